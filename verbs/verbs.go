@@ -19,7 +19,8 @@
 //
 // All methods may be called from several goroutines. Posting to one QP from
 // two goroutines at once is allowed but their order is then undefined. A
-// provider never calls back into its user, except for [Tap].
+// provider never calls back into its user, except for [Tap] and, where it
+// offers it, [CallbackCQ].
 package verbs
 
 import (
@@ -268,6 +269,18 @@ type CQ interface {
 	Wait() error
 	// Destroy ends a Wait. Its QPs must have been destroyed first.
 	Destroy() error
+}
+
+// A CallbackCQ is a CQ whose provider can run its user's handler on the
+// goroutine that took the packets in, so that no hand-off lies between the wire
+// and the user. It is optional: ask with a type assertion.
+type CallbackCQ interface {
+	CQ
+	// OnReady makes the provider call f, from a goroutine of its own, with no
+	// lock held and never twice at once, whenever completions were added; f
+	// polls until the CQ is empty. It replaces Wait and is set before use. After
+	// Destroy has returned f is not called any more and is not running.
+	OnReady(f func())
 }
 
 // SRQInit says how large a shared receive queue is.
