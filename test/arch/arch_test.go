@@ -1,0 +1,204 @@
+// Package arch holds the house plan: which floor each room is on, and whether
+// it is pure. Its tests fail when an import points up or sideways, and when a
+// pure room reads the clock, opens a socket or starts to lock.
+package arch
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+type kind byte
+
+const (
+	pure  kind = 'P' // no goroutine, clock or socket
+	edge  kind = 'E' // touches the system, decides nothing
+	shell kind = 'S'
+)
+
+type room struct {
+	dir   string
+	floor int
+	kind  kind
+}
+
+// rooms is the table of the house. A package belongs to the longest entry that
+// is a prefix of its directory.
+var rooms = []room{
+	{"cmd/ipoibcmd", 7, shell},
+	{"agent", 6, shell},
+	{"ipoib", 5, pure},
+	{"datapath", 4, edge},
+	{"neigh", 4, pure},
+	{"provider/softroce", 4, edge},
+	{"provider/softroce/engine", 3, pure},
+	{"cm", 3, pure},
+	{"mtu", 3, pure},
+	{"group", 3, pure},
+	{"wire/arp", 3, pure},
+	{"wire/nd", 3, pure},
+	{"wire/roce", 2, pure},
+	{"wire/mad", 2, pure},
+	{"wire/encap", 2, pure},
+	{"wire/ip", 2, pure},
+	{"wire", 1, pure},
+	{"wire/pcapng", 1, pure},
+	{"serviceid", 1, pure},
+	{"control", 1, pure},
+	{"verbs", 1, pure},
+	{"ib", 0, pure},
+	{"tun", 0, edge},
+	{"hostnet", 0, edge},
+}
+
+// testOnly are packages that only tests and tools import. They may look at any
+// room; no room may look at them.
+var testOnly = []string{"internal", "test", "verbs/verbstest", "tun/tuntest", "datapath/datapathtest", "ipoib/ipoibtest", "cm/cmtest", "neigh/neightest"}
+
+// banned are the imports that end purity. Packages below them count too.
+var banned = []string{"net", "os", "sync", "syscall", "golang.org/x/sys", "golang.org/x/net", "github.com/vishvananda/netlink", "testing"}
+
+// bannedTime are the names of package time that read or wait for the clock.
+var bannedTime = map[string]bool{"Now": true, "Since": true, "Until": true, "Sleep": true, "After": true, "AfterFunc": true, "NewTimer": true, "NewTicker": true, "Tick": true}
+
+const module = "ipoibcm/"
+
+func under(dir, root string) bool { return dir == root || strings.HasPrefix(dir, root+"/") }
+
+func find(dir string) (room, bool) {
+	best, ok := room{}, false
+	for _, r := range rooms {
+		if under(dir, r.dir) && (!ok || len(r.dir) > len(best.dir)) {
+			best, ok = r, true
+		}
+	}
+	return best, ok
+}
+
+func isTestOnly(dir string) bool {
+	for _, t := range testOnly {
+		if under(dir, t) {
+			return true
+		}
+	}
+	return false
+}
+
+// checkFile returns what is wrong with one file of package directory dir.
+func checkFile(dir string, f *ast.File) []string {
+	var wrong []string
+	r, ok := find(dir)
+	if !ok {
+		return []string{dir + " is in no room of the table"}
+	}
+	for _, spec := range f.Imports {
+		path, _ := strconv.Unquote(spec.Path.Value)
+		if dep, ours := strings.CutPrefix(path, module); ours {
+			to, known := find(dep)
+			switch {
+			case isTestOnly(dep):
+				wrong = append(wrong, dir+" imports "+dep+", which is for tests")
+			case !known:
+				wrong = append(wrong, dir+" imports "+dep+", which is in no room of the table")
+			case to.dir == r.dir:
+			case to.floor >= r.floor:
+				wrong = append(wrong, dir+" imports "+dep+", which is not below it")
+			case r.kind == pure && to.kind != pure:
+				wrong = append(wrong, dir+" is pure and imports "+dep+", which is not")
+			}
+			continue
+		}
+		if r.kind != pure {
+			continue
+		}
+		for _, b := range banned {
+			if under(path, b) && path != "net/netip" {
+				wrong = append(wrong, dir+" is pure and imports "+path)
+			}
+		}
+	}
+	if r.kind == pure {
+		ast.Inspect(f, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.GoStmt:
+				wrong = append(wrong, dir+" is pure and starts a goroutine")
+			case *ast.SelectorExpr:
+				if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" && bannedTime[n.Sel.Name] {
+					wrong = append(wrong, dir+" is pure and calls time."+n.Sel.Name)
+				}
+			}
+			return true
+		})
+	}
+	return wrong
+}
+
+func TestHouse(t *testing.T) {
+	root := filepath.Join("..", "..")
+	fset, files := token.NewFileSet(), 0
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, _ := filepath.Rel(root, path)
+		if d.IsDir() {
+			if rel != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata") {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		dir := filepath.ToSlash(filepath.Dir(rel))
+		if !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || dir == "." || isTestOnly(dir) {
+			return nil
+		}
+		src, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		f, err := parser.ParseFile(fset, path, src, 0)
+		if err != nil {
+			return err
+		}
+		files++
+		for _, w := range checkFile(dir, f) {
+			t.Errorf("%s: %s", rel, w)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if files < 10 {
+		t.Fatalf("only %d files were looked at", files)
+	}
+}
+
+func TestCheckerSeesViolations(t *testing.T) {
+	for _, tt := range []struct{ name, dir, src, want string }{
+		{"upwards", "cm", `package p; import _ "ipoibcm/ipoib"`, "cm imports ipoib, which is not below it"},
+		{"sideways", "cm", `package p; import _ "ipoibcm/mtu"`, "cm imports mtu, which is not below it"},
+		{"pure to edge", "ipoib", `package p; import _ "ipoibcm/tun"`, "ipoib is pure and imports tun, which is not"},
+		{"socket", "cm", `package p; import _ "net"`, "cm is pure and imports net"},
+		{"lock", "wire/roce", `package p; import _ "sync/atomic"`, "wire/roce is pure and imports sync/atomic"},
+		{"clock", "neigh", `package p; import "time"; var _ = time.Now()`, "neigh is pure and calls time.Now"},
+		{"goroutine", "mtu", `package p; func f() { go f() }`, "mtu is pure and starts a goroutine"},
+		{"test package", "agent", `package p; import _ "ipoibcm/verbs/verbstest"`, "agent imports verbs/verbstest, which is for tests"},
+		{"addresses are fine", "neigh", `package p; import _ "net/netip"`, ""},
+		{"down is fine", "agent", `package p; import _ "ipoibcm/ipoib"`, ""},
+	} {
+		f, err := parser.ParseFile(token.NewFileSet(), "x.go", tt.src, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(checkFile(tt.dir, f), "; "); got != tt.want {
+			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
