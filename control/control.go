@@ -1,0 +1,253 @@
+// Package control holds the types of the local control API and their JSON.
+//
+// The agent serves them over HTTP on a UNIX socket; the command line is one of
+// the clients, curl is another. Everything is read-only. The schema has one
+// version number, [Version], which every document carries; fields are added
+// without raising it, and never change meaning.
+//
+// Durations are in milliseconds (fields ending in MS), sizes in octets, times
+// in RFC 3339 with UTC. Addresses, GIDs and numbers with a customary base are
+// strings as the rdma tools print them.
+package control
+
+import (
+	"path"
+	"time"
+)
+
+// Version is the version of the JSON schema.
+const Version = 1
+
+// The paths of the API, all GET.
+const (
+	PathStatus  = "/v1/status"
+	PathConns   = "/v1/conns"
+	PathNeigh   = "/v1/neigh"
+	PathRoutes  = "/v1/routes"
+	PathGroups  = "/v1/groups"
+	PathStats   = "/v1/stats"
+	PathExplain = "/v1/explain" // ?ip=ADDRESS
+	PathEvents  = "/v1/events"  // newline-delimited Event, until the client leaves
+	PathCapture = "/v1/capture" // ?snap=OCTETS: pcapng, until the client leaves
+	PathMetrics = "/metrics"    // Prometheus text
+)
+
+// SocketDir is where the sockets of agents are unless configured otherwise.
+const SocketDir = "/run/ipoibcm"
+
+// SocketPath returns the default control socket of interface name.
+func SocketPath(name string) string { return path.Join(SocketDir, name+".sock") }
+
+// An Error is the body of every answer that is not 200.
+type Error struct {
+	Version int    `json:"version"`
+	Error   string `json:"error"`          // what went wrong, a sentence for people
+	Hint    string `json:"hint,omitempty"` // what to do next
+}
+
+// A Status is one screen about the whole interface.
+type Status struct {
+	Version   int       `json:"version"`
+	Interface Interface `json:"interface"`
+	Underlay  Underlay  `json:"underlay"`
+	Peers     []Peer    `json:"peers"`
+	Warnings  []string  `json:"warnings,omitempty"` // what an operator should look at
+}
+
+// An Interface is the network interface the agent provides.
+type Interface struct {
+	Name           string    `json:"name"`
+	State          string    `json:"state"` // "up", "down" or "underlay down"
+	Mode           string    `json:"mode"`  // policy: rc, uc, auto or ud
+	MTU            int       `json:"mtu"`   // device MTU
+	UDMTU          int       `json:"ud_mtu"`
+	ReceiveMTU     int       `json:"receive_mtu"` // offered, encapsulation header included
+	GID            string    `json:"gid"`
+	UDQPN          string    `json:"ud_qpn"`
+	LinkAddr       string    `json:"link_addr"` // 20 octets: flags, QPN, GID
+	PKey           string    `json:"pkey"`
+	QKey           string    `json:"qkey"`
+	BroadcastGroup string    `json:"broadcast_group"`
+	Addresses      []Address `json:"addresses"`
+	PID            int       `json:"pid"`
+	Since          time.Time `json:"since"`
+	UptimeMS       int64     `json:"uptime_ms"`
+	Build          string    `json:"build"`
+}
+
+// An Address is one of the interface's own.
+type Address struct {
+	Prefix string `json:"prefix"`
+	State  string `json:"state"` // "ok", "probing" or "duplicate"
+}
+
+// An Underlay is what carries the packets.
+type Underlay struct {
+	Provider string   `json:"provider"`
+	Device   string   `json:"device"`
+	MTU      int      `json:"mtu"`
+	PathMTU  int      `json:"path_mtu"` // IB path MTU of RC and UC
+	GIDs     []string `json:"gids"`
+	Active   bool     `json:"active"`
+	Notes    []string `json:"notes,omitempty"` // offloads and limits in force
+}
+
+// A Peer is one neighbour interface: a link-layer address.
+type Peer struct {
+	LinkAddr  string   `json:"link_addr"`
+	GID       string   `json:"gid"`
+	UDQPN     string   `json:"ud_qpn"`
+	Addresses []string `json:"addresses"`
+	Class     string   `json:"class"` // "rfc", "legacy", "ud" or "unknown"
+	Mode      string   `json:"mode"`  // RC, UC or UD: what unicast to it uses now
+	MTU       int      `json:"mtu"`
+	State     string   `json:"state"` // of the connection, or "ud"
+	AgeMS     int64    `json:"age_ms"`
+	TxPackets uint64   `json:"tx_packets"`
+	TxOctets  uint64   `json:"tx_octets"`
+	RxPackets uint64   `json:"rx_packets"`
+	RxOctets  uint64   `json:"rx_octets"`
+}
+
+// A Conn is one IB connection.
+type Conn struct {
+	Peer           string `json:"peer"` // link-layer address
+	Mode           string `json:"mode"`
+	State          string `json:"state"`
+	Role           string `json:"role"` // "active" or "passive"
+	ServiceID      string `json:"service_id"`
+	LocalQPN       string `json:"local_qpn"`
+	RemoteQPN      string `json:"remote_qpn"`
+	LocalCommID    string `json:"local_comm_id"`
+	RemoteCommID   string `json:"remote_comm_id"`
+	MTU            int    `json:"mtu"`
+	PeerReceiveMTU int    `json:"peer_receive_mtu"`
+	PathMTU        int    `json:"path_mtu"`
+	Direction      string `json:"direction"` // "both", "send" or "receive"
+	AgeMS          int64  `json:"age_ms"`
+	IdleMS         int64  `json:"idle_ms"`
+	TxPackets      uint64 `json:"tx_packets"`
+	TxOctets       uint64 `json:"tx_octets"`
+	RxPackets      uint64 `json:"rx_packets"`
+	RxOctets       uint64 `json:"rx_octets"`
+	Crossing       string `json:"crossing,omitempty"` // verdict, if REQs crossed
+}
+
+// Conns answers PathConns.
+type Conns struct {
+	Version int    `json:"version"`
+	Conns   []Conn `json:"conns"`
+}
+
+// A Neighbour is one entry of the ARP and ND cache.
+type Neighbour struct {
+	IP       string `json:"ip"`
+	LinkAddr string `json:"link_addr,omitempty"`
+	State    string `json:"state"` // as RFC 4861: INCOMPLETE, REACHABLE, STALE, DELAY, PROBE; FAILED
+	AgeMS    int64  `json:"age_ms"`
+	Queued   int    `json:"queued"` // packets waiting for the answer
+}
+
+// Neighbours answers PathNeigh.
+type Neighbours struct {
+	Version    int         `json:"version"`
+	Neighbours []Neighbour `json:"neighbours"`
+}
+
+// A Route is one entry of the table packets are sent by.
+type Route struct {
+	Prefix  string `json:"prefix"`
+	Kind    string `json:"kind"` // "connection", "ud", "multicast", "resolve" or "drop"
+	Gateway string `json:"gateway,omitempty"`
+	Peer    string `json:"peer,omitempty"`
+	MTU     int    `json:"mtu"`
+	Kernel  bool   `json:"kernel"` // a host route in the kernel shows this MTU
+}
+
+// Routes answers PathRoutes.
+type Routes struct {
+	Version int     `json:"version"`
+	Routes  []Route `json:"routes"`
+}
+
+// A Group is one MGID the interface has joined.
+type Group struct {
+	MGID    string   `json:"mgid"`
+	Groups  []string `json:"groups"` // the IP groups that map to it
+	Reasons []string `json:"reasons"`
+	AgeMS   int64    `json:"age_ms"`
+}
+
+// Groups answers PathGroups.
+type Groups struct {
+	Version int     `json:"version"`
+	Groups  []Group `json:"groups"`
+}
+
+// A Counter is one counter of one part of the agent.
+type Counter struct {
+	Part  string `json:"part"` // "cm", "neigh", "datapath", "softroce", …
+	Name  string `json:"name"`
+	Value uint64 `json:"value"`
+}
+
+// Stats answers PathStats.
+type Stats struct {
+	Version  int       `json:"version"`
+	Counters []Counter `json:"counters"`
+}
+
+// An Explanation answers PathExplain: the way a packet to IP goes, and why.
+type Explanation struct {
+	Version  int      `json:"version"`
+	IP       string   `json:"ip"`
+	NextHop  string   `json:"next_hop,omitempty"`
+	Peer     string   `json:"peer,omitempty"`
+	Class    string   `json:"class,omitempty"`
+	Mode     string   `json:"mode,omitempty"`
+	MTU      int      `json:"mtu,omitempty"`
+	LastREJ  string   `json:"last_rej,omitempty"`
+	Crossing string   `json:"crossing,omitempty"`
+	Why      []string `json:"why"` // one sentence per decision, in order
+}
+
+// An Event is one line of PathEvents: a CM message, or a decision.
+type Event struct {
+	Version int               `json:"version"`
+	Time    time.Time         `json:"time"`
+	Part    string            `json:"part"`           // "cm", "neigh", "conn", "mtu", "group", "agent"
+	Kind    string            `json:"kind"`           // "REQ", "REJ", "resolved", "crossing", …
+	Peer    string            `json:"peer,omitempty"` // GID or link-layer address
+	Out     *bool             `json:"out,omitempty"`  // direction, for messages
+	Text    string            `json:"text"`
+	Fields  map[string]string `json:"fields,omitempty"`
+}
+
+// Devices is the output of "devices --json"; it needs no agent.
+type Devices struct {
+	Version   int              `json:"version"`
+	Underlays []UnderlayDevice `json:"underlays"`
+	RDMA      []RDMADevice     `json:"rdma"`
+	Notes     []string         `json:"notes,omitempty"`
+}
+
+// An UnderlayDevice is a network device that softroce could run on.
+type UnderlayDevice struct {
+	Name      string          `json:"name"`
+	Driver    string          `json:"driver,omitempty"`
+	Up        bool            `json:"up"`
+	MTU       int             `json:"mtu"`
+	PathMTU   int             `json:"path_mtu"` // IB path MTU that fits
+	SpeedMbps int             `json:"speed_mbps,omitempty"`
+	Addresses []string        `json:"addresses"`
+	Features  map[string]bool `json:"features,omitempty"` // ethtool names
+	RDMA      string          `json:"rdma,omitempty"`     // RDMA device on it
+}
+
+// An RDMADevice is a device of the RDMA subsystem.
+type RDMADevice struct {
+	Name    string   `json:"name"`
+	NetDevs []string `json:"netdevs"`
+	Nodes   []string `json:"nodes"`   // character devices
+	Missing []string `json:"missing"` // nodes that should be there
+}
