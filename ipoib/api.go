@@ -1,0 +1,440 @@
+package ipoib
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
+)
+
+// A Conn is the handle of one connected queue pair, named by the machine in
+// [CreateQP]. Handles count up from 1 and are never used twice, so an event
+// that comes late cannot hit a younger queue pair. Zero means none.
+type Conn uint32
+
+// An Event is something that happened to the interface. The set is closed.
+// Octet slices inside an event belong to the driver again when Step returns.
+type Event interface{ event() }
+
+type (
+	// Start begins the life of the interface: the UD QP is in RTS and the TUN
+	// exists. It comes first and once; the link counts as down until LinkUp.
+	Start struct{}
+
+	// LinkUp says that the device is administratively up.
+	LinkUp struct{}
+
+	// LinkDown says that the device is down: every connection is given up with
+	// DREQ, every path and group is withdrawn. Addresses are kept; if the kernel
+	// dropped them, AddrRemoved says so.
+	LinkDown struct{}
+
+	// AddrAdded says that the kernel put an address on the device, whoever
+	// asked for it. The same address again is harmless.
+	AddrAdded struct{ Prefix netip.Prefix }
+
+	// AddrRemoved says that an address left the device.
+	AddrRemoved struct{ Prefix netip.Prefix }
+
+	// RoutesChanged is the full list of unicast routes through the device,
+	// without the host routes that the machine asked for itself.
+	RoutesChanged struct{ Routes []Route }
+
+	// DeviceMTU is the device's MTU in octets, when it changed.
+	DeviceMTU struct{ MTU int }
+
+	// KernelGroups is the full list of multicast groups of the device as the
+	// kernel holds them.
+	KernelGroups struct{ Groups []netip.Addr }
+
+	// Packet is an IP packet from the TUN that the route table had no ready
+	// path for: a miss, one larger than its path's MTU, or one that only this
+	// machine may forward (IGMP, and ICMPv6 types 130 to 137 and 143).
+	Packet struct{ IP []byte }
+
+	// RecvFrame is a frame from the fabric that is not plain IP data: ARP, or
+	// IPv6 with an ICMPv6 type of 133 to 137. Frame starts with the 4-octet
+	// encapsulation header. On the UD QP SrcGID, SrcQPN and DstGID come from
+	// GRH area and completion; a frame from a connected QP has only Conn.
+	RecvFrame struct {
+		SrcGID, DstGID ib.GID
+		SrcQPN         ib.QPN
+		Conn           Conn
+		Frame          []byte
+	}
+
+	// RecvMAD is a MAD from QP 1 of management class 7.
+	RecvMAD struct{ MAD *verbs.MAD }
+
+	// QPCreated answers CreateQP: the queue pair is in INIT, its receives are
+	// posted.
+	QPCreated struct {
+		Conn Conn
+		QPN  ib.QPN
+	}
+
+	// QPFailed says that CreateQP or ConnectQP could not be done. The driver has
+	// destroyed what there was of the queue pair.
+	QPFailed struct {
+		Conn Conn
+		Text string
+	}
+
+	// QPError says that a working queue pair went to the error state. DestroyQP
+	// follows.
+	QPError struct {
+		Conn   Conn
+		Status verbs.Status
+		Text   string
+	}
+
+	// CommEst says that data arrived on a queue pair still waiting for its RTU.
+	// Calling it for any other is harmless.
+	CommEst struct{ Conn Conn }
+
+	// Usage reports what the data path has counted. The driver sends it every
+	// few seconds and whenever it likes; the numbers are totals, never reset.
+	Usage struct {
+		Conns []ConnUse
+		UD    []UDUse
+	}
+
+	// UnderlayChanged says that the port's GIDs, MTU or state changed. Link is
+	// the interface's link-layer address from now on (flags ignored).
+	UnderlayChanged struct {
+		Link    encap.LinkAddr
+		PathMTU ib.MTU
+		Active  bool
+	}
+
+	// Shutdown ends the interface: DREQ to all, everything withdrawn. The driver
+	// keeps stepping until Deadline is zero or its patience ends.
+	Shutdown struct{}
+
+	// Wake says that Deadline has passed. Spurious ones are harmless.
+	Wake struct{}
+)
+
+func (Start) event()           {}
+func (LinkUp) event()          {}
+func (LinkDown) event()        {}
+func (AddrAdded) event()       {}
+func (AddrRemoved) event()     {}
+func (RoutesChanged) event()   {}
+func (DeviceMTU) event()       {}
+func (KernelGroups) event()    {}
+func (Packet) event()          {}
+func (RecvFrame) event()       {}
+func (RecvMAD) event()         {}
+func (QPCreated) event()       {}
+func (QPFailed) event()        {}
+func (QPError) event()         {}
+func (CommEst) event()         {}
+func (Usage) event()           {}
+func (UnderlayChanged) event() {}
+func (Shutdown) event()        {}
+func (Wake) event()            {}
+
+// A Route is one unicast route through the device. Gateway is the zero Addr for
+// destinations on the link itself.
+type Route struct {
+	Prefix  netip.Prefix
+	Gateway netip.Addr
+}
+
+// A ConnUse is what the data path counted on one connection.
+type ConnUse struct {
+	Conn                 Conn
+	TxPackets, TxOctets  uint64
+	RxPackets, RxOctets  uint64
+	TxDropped, TxUnacked uint64 // queue full; posted and not completed
+}
+
+// A UDUse is what the data path counted towards one UD neighbour.
+type UDUse struct {
+	Link                encap.LinkAddr
+	TxPackets, TxOctets uint64
+}
+
+// An Action is something the driver must do, in the order given. The set is
+// closed. Octet slices and pointers inside an action belong to the driver.
+type Action interface{ action() }
+
+type (
+	// SendUD sends a frame, encapsulation header included, from the UD QP: to
+	// the group MGID if that is not zero, else to Link.
+	SendUD struct {
+		MGID  ib.GID
+		Link  encap.LinkAddr
+		Frame []byte
+	}
+
+	// SendConn sends a frame, encapsulation header included, on a connection.
+	SendConn struct {
+		Conn  Conn
+		Frame []byte
+	}
+
+	// WriteTUN gives an IP packet to the kernel.
+	WriteTUN struct{ IP []byte }
+
+	// SendMAD sends m to QP 1 of the peer.
+	SendMAD struct{ MAD *verbs.MAD }
+
+	// CreateQP asks for a queue pair in INIT with receives posted. The answer is
+	// QPCreated or QPFailed. ReceiveMTU is the largest message, in octets with
+	// the encapsulation header, that a receive buffer of it must hold.
+	CreateQP struct {
+		Conn       Conn
+		Transport  ib.Transport
+		ReceiveMTU int
+		Init       verbs.QPAttr
+	}
+
+	// ConnectQP moves the queue pair to RTR and at once to RTS. Peer is who is at
+	// the other end. A failure comes back as QPFailed. Legacy peers' own
+	// connections are receive-only: no path ever names them.
+	ConnectQP struct {
+		Conn     Conn
+		Peer     encap.LinkAddr
+		RTR, RTS verbs.QPAttr
+	}
+
+	// DestroyQP moves the queue pair to ERR, waits for its completions and
+	// destroys it. The handle is gone with this action.
+	DestroyQP struct{ Conn Conn }
+
+	// JoinGroup joins a group of the underlay with the UD QP.
+	JoinGroup struct{ MGID ib.GID }
+
+	// LeaveGroup undoes JoinGroup.
+	LeaveGroup struct{ MGID ib.GID }
+
+	// SetPath puts or replaces an entry of the data path's table, which is
+	// looked up by longest prefix.
+	SetPath struct {
+		Prefix netip.Prefix
+		Path   Path
+	}
+
+	// DelPath removes an entry.
+	DelPath struct{ Prefix netip.Prefix }
+
+	// HostRoute gives the kernel a host route to Addr with this MTU in octets,
+	// or changes the MTU of the one there.
+	HostRoute struct {
+		Addr netip.Addr
+		MTU  int
+	}
+
+	// DelHostRoute removes the host route.
+	DelHostRoute struct{ Addr netip.Addr }
+
+	// FlushExceptions empties the kernel's cache of path MTU exceptions of one
+	// family, because the MTU of a next hop rose.
+	FlushExceptions struct{ IPv6 bool }
+
+	// AddAddr puts an address on the device (the RFC 4391 link-local one).
+	AddAddr struct{ Prefix netip.Prefix }
+
+	// RemoveAddr takes an address off that AddAddr put there: a duplicate, or
+	// one that a new GID replaces.
+	RemoveAddr struct{ Prefix netip.Prefix }
+
+	// Note tells people what happened. It asks for nothing.
+	Note struct {
+		Kind NoteKind
+		Peer encap.LinkAddr // flags zero; zero if none is concerned
+		Addr netip.Addr     // IP address concerned, if any
+		Conn Conn           // connection concerned, if any
+		Text string
+	}
+)
+
+func (SendUD) action()          {}
+func (SendConn) action()        {}
+func (WriteTUN) action()        {}
+func (SendMAD) action()         {}
+func (CreateQP) action()        {}
+func (ConnectQP) action()       {}
+func (DestroyQP) action()       {}
+func (JoinGroup) action()       {}
+func (LeaveGroup) action()      {}
+func (SetPath) action()         {}
+func (DelPath) action()         {}
+func (HostRoute) action()       {}
+func (DelHostRoute) action()    {}
+func (FlushExceptions) action() {}
+func (AddAddr) action()         {}
+func (RemoveAddr) action()      {}
+func (Note) action()            {}
+
+// A NoteKind groups notes for those who follow only some.
+type NoteKind string
+
+// Kinds of notes.
+const (
+	NoteCMSent   NoteKind = "cm-sent"   // a CM message left; Text describes it
+	NoteCMRecv   NoteKind = "cm-recv"   // a CM message came
+	NoteConn     NoteKind = "conn"      // a connection came, went or failed, and why
+	NoteCrossing NoteKind = "crossing"  // REQs crossed; the verdict
+	NoteNeigh    NoteKind = "neighbour" // resolved, failed, changed its address
+	NoteAddr     NoteKind = "address"   // added, removed, duplicate
+	NoteGroup    NoteKind = "group"     // joined, left
+	NoteRoute    NoteKind = "route"     // a path or MTU changed
+	NoteLink     NoteKind = "link"      // interface up, down, underlay changed
+)
+
+// A PathKind says how a destination is reached.
+type PathKind uint8
+
+// Kinds of paths.
+const (
+	// PathMiss hands packets up to the machine. On-link prefixes have it, so
+	// that a broader gateway route does not catch their hosts.
+	PathMiss PathKind = iota
+	PathConn          // on connection Conn
+	PathUD            // to Link over the UD QP
+	PathGroup         // to MGID over the UD QP
+	PathDrop          // counted and dropped
+)
+
+// String names k.
+func (k PathKind) String() string {
+	names := [...]string{"miss", "conn", "ud", "group", "drop"}
+	if int(k) < len(names) {
+		return names[k]
+	}
+	return fmt.Sprintf("PathKind(%d)", uint8(k))
+}
+
+// A Path is one entry of the data path's table. A packet larger than MTU
+// octets (IP, without the encapsulation header) is handed up.
+type Path struct {
+	Kind PathKind
+	Conn Conn           // PathConn
+	Link encap.LinkAddr // PathUD; PathConn: the peer, for reference
+	MGID ib.GID         // PathGroup
+	MTU  int
+}
+
+// A Class says which conventions a peer follows.
+type Class uint8
+
+// Peer classes (design D5).
+const (
+	ClassUnknown Class = iota
+	ClassRFC           // 0x01 service IDs, two-way connections, crossing rule
+	ClassLegacy        // 0x10 service IDs, one-way connections
+)
+
+// String prints "unknown", "rfc" or "legacy".
+func (c Class) String() string {
+	return [...]string{"unknown", "rfc", "legacy"}[min(c, ClassLegacy)]
+}
+
+// A Status is the interface at one moment.
+type Status struct {
+	Up         bool
+	Link       encap.LinkAddr // flags as announced
+	Mode       Mode
+	PKey       ib.PKey
+	QKey       ib.QKey
+	PathMTU    ib.MTU
+	Broadcast  ib.GID // MGID of the broadcast group
+	UDMTU      int    // octets of IP
+	ReceiveMTU int    // octets with the encapsulation header
+	DeviceMTU  int
+	IPv6       bool // UD MTU allows IPv6
+	Addrs      []AddrInfo
+	Conns      int // established
+	Peers      int // link-layer addresses with a record
+	Neighbours int
+	Crossings  Crossings
+}
+
+// Crossings counts REQs that crossed (RFC 4755 section 3.3).
+type Crossings struct {
+	Seen     uint64 // crossings noticed, each counted once
+	Accepted uint64 // we were smaller: the peer's REQ was accepted
+	Rejected uint64 // we were larger: the peer's REQ got REJ 28
+	Yielded  uint64 // REJ 28 came as a verdict before the winner's REQ did
+	Expired  uint64 // the winner's REQ never completed; we asked again
+}
+
+// An AddrInfo is one address of the device.
+type AddrInfo struct {
+	Prefix    netip.Prefix
+	Ours      bool // we put it there
+	Tentative bool // DAD runs; it is used meanwhile
+	Duplicate bool // somebody else has it; we do not answer for it
+}
+
+// A ConnInfo is one connection in the record (RFC 4755 section 3.2).
+type ConnInfo struct {
+	Conn        Conn
+	Peer        encap.LinkAddr // flags as last seen in address resolution
+	State       string         // as the CM names it
+	Transport   ib.Transport
+	Class       Class
+	Active      bool // we sent the REQ
+	Tx, Rx      bool // directions used
+	LocalQPN    ib.QPN
+	RemoteQPN   ib.QPN
+	ServiceID   uint64
+	LocalComm   uint32
+	RemoteComm  uint32
+	ReceiveMTU  uint32 // the peer's
+	MTU         int    // octets of IP
+	Established time.Time
+	LastUsed    time.Time
+	Use         ConnUse
+	Addrs       []netip.Addr // neighbours that reach it
+}
+
+// A NeighbourInfo is one entry of the neighbour cache.
+type NeighbourInfo struct {
+	Addr    netip.Addr
+	Link    encap.LinkAddr // zero until resolved
+	State   string         // REACHABLE, STALE, …
+	Queued  int            // packets waiting for resolution
+	Updated time.Time
+	Path    Path
+}
+
+// A RouteInfo is one entry of the data path's table, with the next hop.
+type RouteInfo struct {
+	Prefix  netip.Prefix
+	Gateway netip.Addr
+	Path    Path
+	Host    bool // the kernel has a host route with Path.MTU for it
+}
+
+// A GroupInfo is one multicast group.
+type GroupInfo struct {
+	Group   netip.Addr // zero for the IPv4 broadcast group
+	MGID    ib.GID
+	Joined  bool
+	Reasons []string // "always", "solicited-node", "report", "kernel", …
+}
+
+// A Counter is one number with its name.
+type Counter struct {
+	Name  string
+	Value uint64
+}
+
+// An Explanation says in words why a destination is reached as it is.
+type Explanation struct {
+	Addr    netip.Addr
+	NextHop netip.Addr
+	Link    encap.LinkAddr
+	Path    Path
+	Class   Class
+	Mode    string // "rc", "uc", "ud", "none"
+	LastREJ string // "" if there was none
+	Reasons []string
+}
