@@ -295,11 +295,11 @@ type PathKind uint8
 const (
 	// PathMiss hands packets up to the machine. On-link prefixes have it, so
 	// that a broader gateway route does not catch their hosts.
-	PathMiss PathKind = iota
-	PathConn          // on connection Conn
-	PathUD            // to Link over the UD QP
-	PathGroup         // to MGID over the UD QP
-	PathDrop          // counted and dropped
+	PathMiss  PathKind = iota
+	PathConn           // on connection Conn
+	PathUD             // to Link over the UD QP
+	PathGroup          // to MGID over the UD QP
+	PathDrop           // counted and dropped
 )
 
 // String names k.
