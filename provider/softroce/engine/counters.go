@@ -1,0 +1,83 @@
+package engine
+
+// A DropReason says why a received packet had no effect.
+type DropReason uint8
+
+// Reasons. NoDrop means that the packet was taken.
+const (
+	NoDrop       DropReason = iota
+	DropShort               // ends before its headers or padding do
+	DropVersion             // transport version is not 0
+	DropOpcode              // not one of this transport
+	DropState               // QP neither in RTR nor in RTS
+	DropPKey                // other partition
+	DropQKey                // UD: other Q_Key
+	DropSource              // source or destination is not the connection's
+	DropSequence            // RC: ahead of the expected PSN; UC: rest of a message that has a hole
+	DropStale               // acknowledgement or response that answers nothing
+	DropNoRecv              // UC, UD: no receive posted
+	DropTooLong             // UC, UD: larger than the receive posted
+	DropLength              // payload length against the path MTU or the request
+	DropAccess              // UC: no right to that memory
+	DropReadBusy            // repeated READ while MaxDestRDAtomic are being answered
+	NumDropReasons
+)
+
+var dropNames = [NumDropReasons]string{"none", "short", "version", "opcode", "state", "pkey", "qkey", "source",
+	"sequence", "stale", "no_recv", "too_long", "length", "access", "read_busy"}
+
+// String names r in the form used in counter names.
+func (r DropReason) String() string { return dropNames[min(r, NumDropReasons-1)] }
+
+// Counters count what a QP did. They only grow.
+type Counters struct {
+	PacketsOut, OctetsOut uint64 // requests and responses; octets of payload
+	PacketsIn, OctetsIn   uint64 // taken, in order
+	Retransmits           uint64 // packets sent again
+	Timeouts              uint64 // expiries of the ACK timer
+	ACKsOut, ACKsIn       uint64
+	NAKsOut, NAKsIn       uint64 // sequence and fatal ones
+	RNROut, RNRIn         uint64 // RNR NAKs
+	Duplicates            uint64 // packets taken before
+	Drops                 [NumDropReasons]uint64
+}
+
+// Each calls f for every counter in a fixed order.
+func (c *Counters) Each(f func(name string, value uint64)) {
+	f("packets_out", c.PacketsOut)
+	f("octets_out", c.OctetsOut)
+	f("packets_in", c.PacketsIn)
+	f("octets_in", c.OctetsIn)
+	f("retransmits", c.Retransmits)
+	f("timeouts", c.Timeouts)
+	f("acks_out", c.ACKsOut)
+	f("acks_in", c.ACKsIn)
+	f("naks_out", c.NAKsOut)
+	f("naks_in", c.NAKsIn)
+	f("rnr_out", c.RNROut)
+	f("rnr_in", c.RNRIn)
+	f("duplicates", c.Duplicates)
+	for r := DropShort; r < NumDropReasons; r++ {
+		f("drop_"+r.String(), c.Drops[r])
+	}
+}
+
+// Add adds o to c.
+func (c *Counters) Add(o *Counters) {
+	c.PacketsOut += o.PacketsOut
+	c.OctetsOut += o.OctetsOut
+	c.PacketsIn += o.PacketsIn
+	c.OctetsIn += o.OctetsIn
+	c.Retransmits += o.Retransmits
+	c.Timeouts += o.Timeouts
+	c.ACKsOut += o.ACKsOut
+	c.ACKsIn += o.ACKsIn
+	c.NAKsOut += o.NAKsOut
+	c.NAKsIn += o.NAKsIn
+	c.RNROut += o.RNROut
+	c.RNRIn += o.RNRIn
+	c.Duplicates += o.Duplicates
+	for i, n := range o.Drops {
+		c.Drops[i] += n
+	}
+}

@@ -1,0 +1,114 @@
+package engine
+
+import (
+	"encoding/binary"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+// HeaderMax is the longest BTH with extension headers that is ever sent:
+// BTH, RETH and immediate data.
+const HeaderMax = 12 + 16 + 4
+
+// MaxSGE is the largest number of entries in a scatter or gather list, and so
+// of payload slices in one packet.
+const MaxSGE = 8
+
+// A Packet is one packet to be sent, as pieces: header octets in Header, the
+// payload where it lies. The sender puts the IP and UDP headers in front, Pad
+// zero octets behind the payload, and the ICRC behind those.
+//
+// Payload points into buffers that were posted, or, for READ responses, into
+// registered memory. It may be read until the next call of [QP.Output] for the
+// same QP; keep the QP's lock, or another one that serialises Output, until the
+// packet has left.
+type Packet struct {
+	Header     [HeaderMax]byte // BTH and extension headers, HeaderLen octets
+	HeaderLen  uint8
+	Pad        uint8 // zero octets after the payload, 0 to 3
+	NPayload   uint8 // slices of Payload in use
+	PayloadLen int   // octets in all slices, without Pad
+	Payload    [MaxSGE][]byte
+	// AH is where a UD packet goes, as it was posted. Nil on RC and UC: the path
+	// given to Modify.
+	AH verbs.AH
+}
+
+// Len returns the octets from BTH through padding, without ICRC.
+func (p *Packet) Len() int { return int(p.HeaderLen) + p.PayloadLen + int(p.Pad) }
+
+// Append appends BTH through padding to b. It is for tests and simulations; a
+// socket gathers the pieces itself.
+func (p *Packet) Append(b []byte) []byte {
+	b = append(b, p.Header[:p.HeaderLen]...)
+	for _, s := range p.Payload[:p.NPayload] {
+		b = append(b, s...)
+	}
+	return append(b, make([]byte, p.Pad)...)
+}
+
+// A Source says where a received packet came from.
+type Source struct {
+	Src, Dst ib.GID
+	// GRH becomes the first octets of a UD receive; see [PutGRH]. RC and UC do
+	// not read it.
+	GRH [verbs.GRHLen]byte
+}
+
+// PutGRH makes the GRH area of a UD receive: the IPv6 header, or 20 zero octets
+// and the IPv4 header without its checksum (WF 10.5). payloadLen is that of the
+// UDP datagram, header included.
+func PutGRH(grh *[verbs.GRHLen]byte, src, dst ib.GID, payloadLen int, trafficClass, hopLimit uint8) {
+	*grh = [verbs.GRHLen]byte{}
+	if dst.Is4() {
+		grh[20], grh[21] = 0x45, trafficClass
+		binary.BigEndian.PutUint16(grh[22:], uint16(payloadLen+20))
+		grh[26] = 0x40 // DF
+		grh[28], grh[29] = hopLimit, 17
+		copy(grh[32:36], src[12:])
+		copy(grh[36:40], dst[12:])
+		return
+	}
+	grh[0], grh[1] = 0x60|trafficClass>>4, trafficClass<<4
+	binary.BigEndian.PutUint16(grh[4:], uint16(payloadLen))
+	grh[6], grh[7] = 17, hopLimit
+	copy(grh[8:24], src[:])
+	copy(grh[24:40], dst[:])
+}
+
+// A Sink takes what a QP has to tell. It is called from within the methods of
+// the QP, so with the lock held that guards the QP, and must not call back.
+type Sink interface {
+	// SendDone and RecvDone deliver a completion to the send or receive CQ.
+	SendDone(wc *verbs.WC)
+	RecvDone(wc *verbs.WC)
+	// Event delivers CommEst and QPFatal.
+	Event(ev verbs.Event)
+}
+
+// Memory is the table of registered regions that peers may name.
+type Memory interface {
+	// Lookup returns the n octets at va of the region that has rkey, if it grants
+	// all rights of access and they lie inside it entirely. The engine reads or
+	// writes them before it returns to its caller, except for READ responses,
+	// see [Packet].
+	Lookup(rkey uint32, va uint64, n int, access verbs.Access) ([]byte, bool)
+	// Invalidate ends the use of rkey by peers; false if it names no region.
+	Invalidate(rkey uint32) bool
+}
+
+// A RecvWQE is a receive work request taken off a queue. SG is memory of the
+// one who called Pop.
+type RecvWQE struct {
+	ID uint64
+	SG [][]byte
+}
+
+// A RecvQueue is where receive work requests come from. [RecvRing] is one; a
+// shared receive queue is a RecvRing behind a lock.
+type RecvQueue interface {
+	// Pop moves the oldest work request into w, whose SG storage it reuses. It
+	// returns false if there is none.
+	Pop(w *RecvWQE) bool
+}

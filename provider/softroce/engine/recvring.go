@@ -1,0 +1,75 @@
+package engine
+
+import "ipoibcm/verbs"
+
+// ringStart is how many work requests a ring holds before it grows, so that an
+// idle queue pair costs little.
+const ringStart = 4
+
+// A RecvRing is a bounded queue of receive work requests. It has no lock. Its
+// memory grows up to the depth when that is used.
+type RecvRing struct {
+	depth, maxSGE int
+	slots         []recvSlot
+	sg            [][]byte // maxSGE per slot
+	head, tail    uint32   // count up for ever; the slot is the low bits
+}
+
+type recvSlot struct {
+	id  uint64
+	nsg int
+}
+
+// NewRecvRing returns a queue of depth work requests with at most maxSGE
+// entries each.
+func NewRecvRing(depth, maxSGE int) *RecvRing {
+	return &RecvRing{depth: max(1, depth), maxSGE: min(max(1, maxSGE), MaxSGE)}
+}
+
+// Len returns how many work requests are posted.
+func (r *RecvRing) Len() int { return int(r.tail - r.head) }
+
+// Post appends wr. The error is verbs.ErrQueueFull, or verbs.ErrInvalid for a
+// list that is too long.
+func (r *RecvRing) Post(wr *verbs.RecvWR) error {
+	switch {
+	case len(wr.SG) > r.maxSGE:
+		return verbs.ErrInvalid
+	case r.Len() >= r.depth:
+		return verbs.ErrQueueFull
+	case r.Len() == len(r.slots):
+		r.grow()
+	}
+	i := int(r.tail) & (len(r.slots) - 1)
+	r.slots[i] = recvSlot{id: wr.ID, nsg: len(wr.SG)}
+	for k := range wr.SG {
+		r.sg[i*r.maxSGE+k] = wr.SG[k].Buf
+	}
+	r.tail++
+	return nil
+}
+
+func (r *RecvRing) grow() {
+	n := max(ringStart, 2*len(r.slots)) // a power of two, at most twice the depth
+	slots, sg := make([]recvSlot, n), make([][]byte, n*r.maxSGE)
+	for j := r.head; j != r.tail; j++ {
+		from, to := int(j)&(len(r.slots)-1), int(j)&(n-1)
+		slots[to] = r.slots[from]
+		copy(sg[to*r.maxSGE:(to+1)*r.maxSGE], r.sg[from*r.maxSGE:])
+	}
+	r.slots, r.sg = slots, sg
+}
+
+// Pop implements [RecvQueue].
+func (r *RecvRing) Pop(w *RecvWQE) bool {
+	if r.head == r.tail {
+		return false
+	}
+	i := int(r.head) & (len(r.slots) - 1)
+	s := r.slots[i]
+	w.ID = s.id
+	w.SG = append(w.SG[:0], r.sg[i*r.maxSGE:i*r.maxSGE+s.nsg]...)
+	clear(r.sg[i*r.maxSGE : i*r.maxSGE+s.nsg])
+	r.head++
+	return true
+}
