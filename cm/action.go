@@ -1,0 +1,182 @@
+package cm
+
+import (
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/serviceid"
+	"ipoibcm/verbs"
+)
+
+// An Action is something the driver must do or tell: one of the types of this file.
+type Action interface{ isAction() }
+
+// SendMAD asks to send a MAD once. MAD is the driver's to keep.
+type SendMAD struct{ MAD *verbs.MAD }
+
+// Params are what both sides of a connection have told each other, seen from
+// here: everything that QP transitions need.
+type Params struct {
+	Local, Remote ib.GID
+	ServiceID     serviceid.ID
+	Transport     ib.Transport
+	PKey          ib.PKey
+	PathMTU       ib.MTU
+
+	LocalQPN  ib.QPN // 0 until Accept
+	RemoteQPN ib.QPN // 0 until the REP
+	RecvPSN   ib.PSN // RQ PSN: ours
+	SendPSN   ib.PSN // SQ PSN: the peer's starting PSN (trap T6)
+
+	AckTimeout ib.Timeout // for our QP, the peer's target ACK delay allowed for
+	RetryCount uint8      // for our QP
+	RNRRetry   uint8      // for our QP
+	// RDMA reads and atomics that the peer may have outstanding at us, and we at it.
+	ResponderResources, InitiatorDepth uint8
+	RemoteSRQ                          bool
+
+	FlowLabel    uint32
+	TrafficClass uint8
+	HopLimit     uint8
+	SL           uint8
+
+	LocalCommID, RemoteCommID uint32
+	RemoteCAGUID              ib.GUID
+
+	// PrivateData is the peer's, of its REQ (92 octets) or REP (196).
+	PrivateData []byte
+}
+
+// RequestReceived says that a peer asks for a connection to a service ID we
+// listen on. The user answers with Accept, Reject or Defer.
+type RequestReceived struct {
+	Handle Handle
+	Params
+}
+
+// ReplyReceived says that the peer accepted our REQ. The user moves its QP to
+// RTS and sends Ready, or Reject.
+type ReplyReceived struct {
+	Handle Handle
+	Params
+}
+
+// Established says that the connection is up at both ends.
+type Established struct {
+	Handle Handle
+	Params
+	Active bool // the REQ was ours
+	ByData bool // a packet stood for the RTU
+	// RTUPrivateData is the RTU's (224 octets); nil if Active or ByData.
+	RTUPrivateData []byte
+}
+
+// LateRTU says that the RTU of a connection that data had established came after all.
+type LateRTU struct {
+	Handle      Handle
+	PrivateData []byte
+}
+
+// A Cause says why a connection failed.
+type Cause uint8
+
+// Causes of failure.
+const (
+	Rejected  Cause = iota // the peer sent a REJ: see Reason, ARI, PrivateData
+	Refused                // we did: the user's Reject or Disconnect, or the Manager with Reason
+	TimedOut               // the peer did not answer, or (UserTimeout) the user did not
+	Cancelled              // the user's Cancel
+	NoRoom                 // MaxConns; nothing was sent
+)
+
+// String names c.
+func (c Cause) String() string {
+	return [...]string{"rejected", "refused", "timed out", "cancelled", "no room"}[min(c, NoRoom)]
+}
+
+// Failed says that a connection will not come up.
+type Failed struct {
+	Handle      Handle
+	Cause       Cause
+	Reason      Reason // Rejected and Refused
+	ARI         []byte // Rejected: as long as the peer said
+	PrivateData []byte // Rejected: the peer's, 148 octets
+}
+
+// A Side says who ended a connection.
+type Side uint8
+
+// Who ended a connection.
+const (
+	ByUser  Side = iota // the user's Disconnect; the DREP came, or nothing did
+	ByPeer              // the peer's DREQ or REJ
+	ByStale             // the peer uses its QP for another connection now
+)
+
+// String names s.
+func (s Side) String() string { return [...]string{"user", "peer", "stale"}[min(s, ByStale)] }
+
+// Disconnected says that a connection that was up, or had a REP of ours, has
+// ended. The user stops posting to its QP.
+type Disconnected struct {
+	Handle Handle
+	By     Side
+	Reason Reason // the peer's, if it sent a REJ; else 0
+}
+
+// Released says that timewait is over: the QPN may be used again. It is the
+// last that is heard of Handle.
+type Released struct {
+	Handle Handle
+	QPN    ib.QPN
+}
+
+// A Dir is the direction of what a Note tells.
+type Dir uint8
+
+// Directions.
+const (
+	Decided Dir = iota // nothing was sent or received
+	Sent
+	Received
+)
+
+// String prints "-", "tx" or "rx".
+func (d Dir) String() string { return [...]string{"-", "tx", "rx"}[min(d, Received)] }
+
+// A Note tells people about one message or decision. Fields that do not apply
+// are zero.
+type Note struct {
+	Dir       Dir
+	Message   string // "REQ"; "" if Decided
+	Handle    Handle
+	Remote    ib.GID
+	ServiceID serviceid.ID
+	// LocalCommID is ours and RemoteCommID the peer's, in both directions.
+	LocalCommID, RemoteCommID uint32
+	QPN                       ib.QPN // the one that the message names
+	Reason                    Reason // REJ
+	Repeat                    bool   // sent again
+	Drop                      Drop   // why it was dropped; 0 if it was not
+	State                     State  // afterwards
+	Text                      string
+}
+
+func (SendMAD) isAction()         {}
+func (RequestReceived) isAction() {}
+func (ReplyReceived) isAction()   {}
+func (Established) isAction()     {}
+func (LateRTU) isAction()         {}
+func (Failed) isAction()          {}
+func (Disconnected) isAction()    {}
+func (Released) isAction()        {}
+func (Note) isAction()            {}
+
+// A ConnInfo is one connection as it is now.
+type ConnInfo struct {
+	Handle Handle
+	State  State
+	Active bool
+	Since  time.Time // when State was entered
+	Params
+}

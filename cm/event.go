@@ -1,0 +1,180 @@
+package cm
+
+import (
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/serviceid"
+	"ipoibcm/verbs"
+)
+
+// A Handle names one connection of a [Manager]. The user chooses those of its
+// own Connects, from 1 up and never the same twice; the Manager chooses those
+// of incoming REQs, which have the top bit set. Zero names none.
+type Handle uint64
+
+// incoming is the bit of handles that the Manager made.
+const incoming Handle = 1 << 63
+
+// Incoming reports whether h belongs to a REQ that a peer sent.
+func (h Handle) Incoming() bool { return h&incoming != 0 }
+
+// An Event is something that happened: one of the types of this file.
+type Event interface{ isEvent() }
+
+// RecvMAD says that a MAD arrived at QP 1. The Manager does not keep MAD.
+type RecvMAD struct{ MAD *verbs.MAD }
+
+// Wake says that the deadline passed. Early ones are harmless.
+type Wake struct{}
+
+// Listen makes REQs for ServiceID at GID known as [RequestReceived]; those for
+// other service IDs are answered with REJ 8. Repeating it replaces PrivateData.
+type Listen struct {
+	ServiceID serviceid.ID
+	GID       ib.GID // zero: Options.GID
+	// PrivateData goes into the REJs and MRAs that the Manager sends by itself
+	// to this GID, before the user has seen anything (RFC 4755 section 3.2). If
+	// the listeners of a GID differ in it, a REJ 8 carries none.
+	PrivateData []byte
+}
+
+// Unlisten ends a Listen. Connections made through it live on.
+type Unlisten struct {
+	ServiceID serviceid.ID
+	GID       ib.GID // zero: Options.GID
+}
+
+// Connect opens a connection: it sends a REQ until something answers. Using a
+// handle twice is a bug and panics.
+type Connect struct {
+	Handle      Handle
+	Local       ib.GID // primary local port GID; zero: Options.GID
+	Remote      ib.GID
+	ServiceID   serviceid.ID
+	Transport   ib.Transport // RC or UC
+	QPN         ib.QPN       // our QP, in INIT with receives posted
+	StartingPSN ib.PSN       // first PSN that we *receive*; the peer sends with it
+	PathMTU     ib.MTU
+	PKey        ib.PKey // zero: ib.DefaultPKey
+	SRQ         bool
+
+	AckTimeout ib.Timeout // local ACK timeout of the path: 2 x packet life time
+	RetryCount uint8      // 0 to 7, for both QPs
+	RNRRetry   uint8      // 0 to 7, for the peer's QP
+	// RDMA reads and atomics: what the peer may have outstanding at us, and we at it.
+	ResponderResources, InitiatorDepth uint8
+
+	// ResponseTimeout goes into both CM response timeouts. Zero means 17 (0.54 s).
+	ResponseTimeout ib.Timeout
+	// MaxRetries is how often a message is sent again, 1 to 15. Zero means
+	// Options.MaxRetries.
+	MaxRetries uint8
+
+	FlowLabel    uint32 // 20 bits
+	TrafficClass uint8
+	HopLimit     uint8 // zero means 64
+	SL           uint8
+	PacketRate   uint8 // 6-bit rate code; zero means 3 (10 Gbit/s)
+
+	// PrivateData is at most 92 octets and goes into the REQ, and into the MRA
+	// and REJ that the Manager sends by itself on this connection.
+	PrivateData []byte
+}
+
+// Ready follows [ReplyReceived] when the QP is in RTS: it sends the RTU.
+type Ready struct {
+	Handle      Handle
+	PrivateData []byte // at most 224 octets
+}
+
+// Accept answers a REQ with a REP. The QP must be in RTS already, because the
+// peer may send as soon as it has the REP.
+type Accept struct {
+	Handle      Handle
+	QPN         ib.QPN
+	StartingPSN ib.PSN // first PSN that we *receive*
+	SRQ         bool
+	RNRRetry    uint8      // for the peer's QP; 7 is for ever (trap T4)
+	AckDelay    ib.Timeout // target ACK delay; lets the peer lengthen its ACK timeout
+	// As in Connect. The Manager does not lower them to what the REQ offered.
+	ResponderResources, InitiatorDepth uint8
+	PrivateData                        []byte // at most 196 octets
+}
+
+// Reject answers a REQ or a REP with a REJ. Repeats of what it answers get the
+// same REJ again. After ReplyReceived the end of the handle is Failed.
+type Reject struct {
+	Handle      Handle
+	Reason      Reason
+	ARI         []byte // additional reject information, at most 72 octets
+	PrivateData []byte // at most 148 octets
+}
+
+// Defer answers a REQ or a REP with an MRA: the user needs up to Timeout more.
+type Defer struct {
+	Handle      Handle
+	Timeout     ib.Timeout
+	PrivateData []byte // at most 222 octets
+}
+
+// Cancel abandons an outstanding REQ at once and without a word; a REP that
+// still comes is answered with REJ 28. In other states it is Disconnect.
+type Cancel struct{ Handle Handle }
+
+// Disconnect ends a connection in whatever state it is: DREQ when it is up,
+// REJ before. The end of the handle is Disconnected when it was up, else Failed.
+type Disconnect struct {
+	Handle      Handle
+	PrivateData []byte // at most 220 octets; RFC 4755 leaves it zero in a DREQ
+}
+
+// DataOnQP says that a packet arrived on a local QP. It stands for an RTU that
+// was lost (communication established).
+type DataOnQP struct{ QPN ib.QPN }
+
+func (RecvMAD) isEvent()    {}
+func (Wake) isEvent()       {}
+func (Listen) isEvent()     {}
+func (Unlisten) isEvent()   {}
+func (Connect) isEvent()    {}
+func (Ready) isEvent()      {}
+func (Accept) isEvent()     {}
+func (Reject) isEvent()     {}
+func (Defer) isEvent()      {}
+func (Cancel) isEvent()     {}
+func (Disconnect) isEvent() {}
+func (DataOnQP) isEvent()   {}
+
+// Options configures a Manager. GID, CAGUID and Rand are needed; zero of the
+// others is the default.
+type Options struct {
+	GID    ib.GID  // the port's default GID
+	CAGUID ib.GUID // of this agent instance alone (rule I-13)
+	// Rand gives communication IDs and transaction IDs. It must be
+	// unpredictable where peers are not trusted.
+	Rand interface{ Uint64() uint64 }
+
+	// MaxRetries is how often an unanswered message is sent again. Zero means 7,
+	// negative means never, at most 15.
+	MaxRetries int
+	// UserTimeout bounds how long the user may leave a REQ or REP unanswered.
+	// Zero means 10 s.
+	UserTimeout time.Duration
+	// MinTimewait is the least time for which a QPN and communication ID are
+	// held back. Zero means 1 s.
+	MinTimewait time.Duration
+
+	// MaxConns bounds the connections, timewait included. Zero means 4096. A
+	// REQ above it gets REJ 1, a Connect Failed.
+	MaxConns int
+	// MaxHalfOpen bounds the incoming ones that are not yet established. Zero
+	// means 256. A REQ above it gets REJ 3.
+	MaxHalfOpen int
+	// REQsPerSecond is how many REQs one source GID may send; twice that in a
+	// burst. Zero means 64, negative means no limit.
+	REQsPerSecond int
+	// RepliesPerSecond is how many REJs, DREPs and other answers without a
+	// connection one source GID may cause. Zero means 64, negative means no limit.
+	RepliesPerSecond int
+}
