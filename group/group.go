@@ -1,0 +1,154 @@
+// Package group decides which InfiniBand multicast groups the interface is joined
+// to, and why (RFC 4391 sections 4, 5 and 10; RFC 4755 section 2.1).
+//
+// A [Machine] turns events (an address came, a report was seen) into actions
+// (join this MGID, leave that one). It joins nothing itself. Always joined are
+// broadcast, 224.0.0.1 and ff02::1; a solicited-node group per IPv6 address; the
+// rest is what IGMP and MLD reports and the kernel's list say. The data path
+// reads the [Table] it publishes.
+//
+// Missing: source filters (a group is joined for all sources), multicast routing
+// (RFC 4391 section 11), and subnet administration: a join is local.
+package group
+
+import (
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/wire/ip"
+)
+
+// Options configures a Machine. The zero value is ready to use.
+type Options struct {
+	PKey  ib.PKey // zero means 0xffff
+	Scope uint8   // scope nibble of every MGID; zero means 2, link-local
+
+	// Underlay4 is the one group of an IPv4 underlay. Zero means 239.192.p.q
+	// with p.q the P_Key.
+	Underlay4 netip.Addr
+
+	// Peers makes the broadcast group a list of unicast peers, for underlays
+	// without multicast. Empty means that there is multicast.
+	Peers []ib.GID
+
+	// MaxGroups bounds the groups joined for reports and the kernel's list.
+	// Zero means 1024, negative none at all.
+	MaxGroups int
+
+	Log *slog.Logger // failed joins and refusals; nil discards them
+}
+
+// An Event is something the machine is told.
+type Event interface{ event() }
+
+// Events.
+type (
+	// Up says that the UD QP is there, anew if it was up before (nothing is
+	// joined then), and which GID it has. The machine does nothing before.
+	Up struct{ GID ib.GID }
+	// Down says that the QP is about to go: leave everything.
+	Down struct{}
+	// AddAddr says that the device has an address. Broadcast is its subnet
+	// broadcast; the zero Addr means all ones in the host part.
+	AddAddr struct {
+		Prefix    netip.Prefix
+		Broadcast netip.Addr
+	}
+	// DelAddr says that the device lost an address.
+	DelAddr struct{ Prefix netip.Prefix }
+	// Report holds what an IGMP or MLD report on the TUN said.
+	Report struct{ Changes []ip.Change }
+	// Kernel is the kernel's complete list of the device's groups. What is not
+	// in it nobody on the host wants.
+	Kernel struct{ Groups []netip.Addr }
+	// SetPeers replaces Options.Peers.
+	SetPeers struct{ Peers []ib.GID }
+	// JoinFailed says that a [Join] did not work. It is tried again.
+	JoinFailed struct {
+		MGID ib.GID
+		Err  error
+	}
+	// Wake says that the deadline has passed.
+	Wake struct{}
+)
+
+func (Up) event()         {}
+func (Down) event()       {}
+func (AddAddr) event()    {}
+func (DelAddr) event()    {}
+func (Report) event()     {}
+func (Kernel) event()     {}
+func (SetPeers) event()   {}
+func (JoinFailed) event() {}
+func (Wake) event()       {}
+
+// An Action is something the driver must do.
+type Action interface{ action() }
+
+// Actions.
+type (
+	// Join attaches the UD QP to an MGID. If that fails, answer JoinFailed.
+	Join struct{ MGID ib.GID }
+	// Leave detaches the UD QP from an MGID.
+	Leave struct{ MGID ib.GID }
+	// Publish hands the data path a new table. It comes last, at most once.
+	Publish struct{ Table *Table }
+)
+
+func (Join) action()    {}
+func (Leave) action()   {}
+func (Publish) action() {}
+
+// A Reason says why a group is joined; several may hold.
+type Reason uint8
+
+// Reasons.
+const (
+	Always     Reason = 1 << iota // broadcast, 224.0.0.1, ff02::1
+	ForAddress                    // solicited-node group of an address
+	Reported                      // an IGMP or MLD report asked for it
+	InKernel                      // the kernel's list has it
+)
+
+// A Group is one joined IP group, as `show groups` prints it.
+type Group struct {
+	IP      netip.Addr // 255.255.255.255 stands for broadcast
+	MGID    ib.GID     // by RFC 4391, whatever the underlay
+	Reasons Reason
+	Refs    int       // addresses that need it (ForAddress)
+	Since   time.Time // when the first reason came
+	Joined  bool      // its underlay group is attached; false while a join fails, or with peers
+}
+
+// A Machine is one interface's group membership.
+type Machine struct{}
+
+// New returns a machine that waits for [Up].
+func New(o Options) *Machine { panic("todo") }
+
+// Step applies ev at time now and appends to dst what the driver must do, in
+// order. It is the only way the state changes.
+func (m *Machine) Step(dst []Action, now time.Time, ev Event) []Action { panic("todo") }
+
+// Deadline says when the driver must send [Wake]; zero means never.
+func (m *Machine) Deadline() time.Time { panic("todo") }
+
+// Table returns the table published last. It is never nil.
+func (m *Machine) Table() *Table { panic("todo") }
+
+// MGIDFor is [Table.MGIDFor] of the current table.
+func (m *Machine) MGIDFor(dst netip.Addr) (ib.GID, bool) { return m.Table().MGIDFor(dst) }
+
+// Wanted is [Table.Wanted] of the current table.
+func (m *Machine) Wanted(dst netip.Addr) bool { return m.Table().Wanted(dst) }
+
+// Replicate is [Table.Replicate] of the current table.
+func (m *Machine) Replicate() []ib.GID { return m.Table().Replicate() }
+
+// Groups returns the joined groups: IPv4 before IPv6, by address.
+func (m *Machine) Groups() []Group { panic("todo") }
+
+// Counters calls f for every counter, in a fixed order.
+func (m *Machine) Counters(f func(name string, value uint64)) { panic("todo") }

@@ -1,0 +1,71 @@
+package group
+
+import (
+	"net/netip"
+
+	"ipoibcm/ib"
+	"ipoibcm/wire/ip"
+)
+
+// A Table is what the data path needs to know about groups. It never changes,
+// so any goroutine may read it; a change publishes another one.
+type Table struct {
+	pkey      ib.PKey
+	scope     uint8
+	underlay4 ib.GID // carries every group; zero if each has its own MGID
+	peers     []ib.GID
+	wanted    map[netip.Addr]struct{} // IP groups we have joined
+	broadcast map[netip.Addr]struct{} // subnet broadcasts
+}
+
+// MGIDFor returns the GID to which a packet for dst is sent on the UD QP: the
+// MGID of a group, the broadcast-GID for a limited or subnet broadcast, and
+// always the one underlay group on an IPv4 underlay. ok is false if dst is
+// unicast, or a group that never leaves the host. Where [Table.Replicate] gives
+// peers the packet goes to each of those instead.
+func (t *Table) MGIDFor(dst netip.Addr) (g ib.GID, ok bool) {
+	if _, sub := t.broadcast[dst]; sub {
+		dst = ip.LimitedBroadcast
+	}
+	g, ok = MGID(dst, t.pkey, t.scope)
+	if ok && !t.underlay4.IsZero() {
+		g = t.underlay4
+	}
+	return g, ok
+}
+
+// Broadcast returns the GID of the broadcast group: where ARP requests and
+// Neighbor Solicitations for resolution go.
+func (t *Table) Broadcast() ib.GID {
+	if !t.underlay4.IsZero() {
+		return t.underlay4
+	}
+	return BroadcastGID(t.pkey, t.scope)
+}
+
+// IsGroup reports whether dst is multicast, or a limited or subnet broadcast:
+// such packets go by UD whatever connections there are (RFC 4755 section 2.1).
+func (t *Table) IsGroup(dst netip.Addr) bool {
+	if ip.IsGroup(dst) {
+		return true
+	}
+	_, sub := t.broadcast[dst]
+	return sub
+}
+
+// Wanted reports whether an arriving IP packet for dst is for us as far as
+// groups go. Unicast always is. Needed because all groups of an IPv4 underlay
+// come in by one, several IPv6 groups share an MGID, and sockets are handed
+// groups that others on the host have joined.
+func (t *Table) Wanted(dst netip.Addr) bool {
+	if !ip.IsGroup(dst) {
+		return true
+	}
+	_, ok := t.wanted[dst]
+	return ok || dst == ip.LimitedBroadcast
+}
+
+// Replicate returns the GIDs of the peers to each of which the sender sends its
+// own copy of a multicast packet, by unicast UD to QPN 0xffffff, where the
+// underlay has no multicast. Nil means that it has. The caller must not change it.
+func (t *Table) Replicate() []ib.GID { return t.peers }
