@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"time"
 
+	"ipoibcm/group"
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -110,6 +111,12 @@ type (
 		Active  bool
 	}
 
+	// JoinFailed answers a JoinGroup that did not work. It is tried again.
+	JoinFailed struct {
+		MGID ib.GID
+		Err  error
+	}
+
 	// Shutdown ends the interface: DREQ to all, everything withdrawn. The driver
 	// keeps stepping until Deadline is zero or its patience ends.
 	Shutdown struct{}
@@ -135,6 +142,7 @@ func (QPError) event()         {}
 func (CommEst) event()         {}
 func (Usage) event()           {}
 func (UnderlayChanged) event() {}
+func (JoinFailed) event()      {}
 func (Shutdown) event()        {}
 func (Wake) event()            {}
 
@@ -165,7 +173,8 @@ type Action interface{ action() }
 
 type (
 	// SendUD sends a frame, encapsulation header included, from the UD QP: to
-	// the group MGID if that is not zero, else to Link.
+	// the group MGID if that is not zero, else to Link. A Link with QPN 0xffffff
+	// is one of Options.Peers: its copy of a multicast packet.
 	SendUD struct {
 		MGID  ib.GID
 		Link  encap.LinkAddr
@@ -212,6 +221,10 @@ type (
 
 	// LeaveGroup undoes JoinGroup.
 	LeaveGroup struct{ MGID ib.GID }
+
+	// PublishGroups hands the data path a new table of groups: what it may accept
+	// and where multicast goes.
+	PublishGroups struct{ Table *group.Table }
 
 	// SetPath puts or replaces an entry of the data path's table, which is
 	// looked up by longest prefix.
@@ -263,6 +276,7 @@ func (ConnectQP) action()       {}
 func (DestroyQP) action()       {}
 func (JoinGroup) action()       {}
 func (LeaveGroup) action()      {}
+func (PublishGroups) action()   {}
 func (SetPath) action()         {}
 func (DelPath) action()         {}
 func (HostRoute) action()       {}

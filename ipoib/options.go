@@ -5,9 +5,12 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net/netip"
 	"time"
 
+	"ipoibcm/cm"
 	"ipoibcm/ib"
+	"ipoibcm/neigh"
 	"ipoibcm/wire/encap"
 )
 
@@ -50,9 +53,18 @@ type Options struct {
 	QKey    ib.QKey        // of the link; zero means 0x00000b1b; shown only
 	SRQ     bool           // RC receives come from an SRQ: REQ and REP say so
 
-	// UnderlayGroup is the one group that all others ride on where the underlay
-	// is IPv4 (design D2). Zero means that each MGID is a group of its own.
-	UnderlayGroup ib.GID
+	// Underlay4 is the one group that all others ride on where the underlay is
+	// IPv4 (design D2). Zero means 239.192.p.q with p.q the P_Key.
+	Underlay4 netip.Addr
+
+	// Peers makes the broadcast group a list of unicast peers, for underlays
+	// without multicast. Empty means that there is multicast.
+	Peers []ib.GID
+
+	// Neigh and CM tune the parts; what this Interface knows itself (addresses,
+	// GUID, Rand, Log) is filled in and need not be given.
+	Neigh neigh.Options
+	CM    cm.Options
 
 	Mode Mode // zero means RC
 
