@@ -1,0 +1,99 @@
+package neigh
+
+// A Drop says why a packet or a frame went no further.
+type Drop uint8
+
+// Reasons to drop. The first group concerns packets that wanted a next hop, the
+// second frames from the fabric.
+const (
+	DropQueuePackets Drop = iota // the neighbour's queue held MaxQueuedPackets
+	DropQueueOctets              // ... or MaxQueuedOctets
+	DropQueueTotal               // MaxTotalOctets wait for all neighbours
+	DropUnresolved               // nobody answered
+	DropHeldDown                 // nobody answered a moment ago
+	DropTableFull                // MaxNeighbors entries, all in use
+	DropNoSource                 // no own address of that family to ask from
+	DropNotUnicast               // not an address a neighbour can have
+	DropOwnAddress               // it is ours
+	DropForgotten                // Forget, ForgetLink or Flush while waiting
+
+	DropMalformed    // not decodable, wrong checksum, hop limit not 255, ...
+	DropReflected    // our own link-layer address as sender
+	DropSpoofed      // link-layer address and packet source differ
+	DropBadSender    // sender's IP or link-layer address is not a unicast one
+	DropNotForUs     // query for another host
+	DropDuplicate    // query for an address of ours that is duplicate
+	DropUnsolicited  // answer for a neighbour we have no entry for
+	DropNoLinkAddr   // answer without the link-layer address we asked for
+	DropNotOverride  // advertisement that may not change what we know
+	DropLocked       // changed a moment ago; flapping claims are slowed down
+	DropRateSource   // more than SourceRate requests per second
+	DropRateAll      // more than RequestRate requests per second
+	DropLearnFull    // no room to remember the asker; it was answered
+	DropOwnAddrsFull // more than MaxAddrs own addresses
+	numDrops
+)
+
+var dropNames = [numDrops]string{
+	DropQueuePackets: "queue_packets",
+	DropQueueOctets:  "queue_octets",
+	DropQueueTotal:   "queue_total",
+	DropUnresolved:   "unresolved",
+	DropHeldDown:     "held_down",
+	DropTableFull:    "table_full",
+	DropNoSource:     "no_source",
+	DropNotUnicast:   "not_unicast",
+	DropOwnAddress:   "own_address",
+	DropForgotten:    "forgotten",
+	DropMalformed:    "malformed",
+	DropReflected:    "reflected",
+	DropSpoofed:      "spoofed",
+	DropBadSender:    "bad_sender",
+	DropNotForUs:     "not_for_us",
+	DropDuplicate:    "duplicate",
+	DropUnsolicited:  "unsolicited",
+	DropNoLinkAddr:   "no_link_addr",
+	DropNotOverride:  "not_override",
+	DropLocked:       "locked",
+	DropRateSource:   "rate_source",
+	DropRateAll:      "rate_all",
+	DropLearnFull:    "learn_full",
+	DropOwnAddrsFull: "own_addrs_full",
+}
+
+// String prints the reason as metrics and tables name it.
+func (d Drop) String() string {
+	if d < numDrops {
+		return dropNames[d]
+	}
+	return "unknown"
+}
+
+// Drops lists every reason, in order.
+func Drops() []Drop {
+	ds := make([]Drop, numDrops)
+	for i := range ds {
+		ds[i] = Drop(i)
+	}
+	return ds
+}
+
+// Counters count since the Table was made.
+type Counters struct {
+	Queries     uint64 // ARP requests and NS for resolution sent to the broadcast-GID
+	Probes      uint64 // ... and unicast ones to known neighbours
+	DADProbes   uint64 // ... and those that look for duplicates
+	Announces   uint64 // gratuitous ARP and unsolicited NA sent
+	Answers     uint64 // ARP replies and NA sent to those who asked
+	RecvQueries uint64 // ARP requests and NS received, good or bad
+	RecvAnswers uint64 // ARP replies and NA received, good or bad
+	Resolved    uint64 // neighbours that became known
+	Changed     uint64 // that changed their link-layer address
+	Failed      uint64 // that did not answer
+	Expired     uint64 // that were known and went
+	Evicted     uint64 // of these, to make room
+	Conflicts   uint64 // claims of our verified addresses by others
+	Duplicates  uint64 // own addresses found to be duplicate
+
+	Drops [numDrops]uint64 // by reason, indexed by Drop
+}

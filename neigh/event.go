@@ -1,0 +1,96 @@
+package neigh
+
+import (
+	"net/netip"
+
+	"ipoibcm/wire/encap"
+)
+
+// An Event is what a Table is told. The types in this file are all there are.
+type Event interface{ event() }
+
+// Resolve asks for the link-layer address of next hop IP. Packet, if not nil,
+// waits for it; it is opaque here but for its length and, where it is an IP
+// packet, its source address. The Table owns it until it comes back in exactly
+// one Deliver or Discard, possibly of the same Step. Resolve counts as a use.
+type Resolve struct {
+	IP     netip.Addr
+	Packet []byte
+}
+
+// Used says that packets went to neighbour IP without asking the Table. Tell it
+// every second or so for neighbours with traffic: unused entries expire, used
+// ones are probed when their confirmation has aged.
+type Used struct{ IP netip.Addr }
+
+// Confirmed says that neighbour IP demonstrably received something lately: an RC
+// acknowledgement, a REP, forward progress of TCP (RFC 4861 section 7.3.1).
+type Confirmed struct{ IP netip.Addr }
+
+// ConfirmedLink is Confirmed for every neighbour with this link-layer address;
+// the flags do not count.
+type ConfirmedLink struct{ LinkAddr encap.LinkAddr }
+
+// Forget drops the entry of IP, known or failed; packets that wait for it come
+// back in Discard. The next Resolve asks again.
+type Forget struct{ IP netip.Addr }
+
+// ForgetLink drops every entry with this link-layer address, flags not counted:
+// a REJ 8 with another UD QPN said that it is out of date.
+type ForgetLink struct{ LinkAddr encap.LinkAddr }
+
+// Flush drops all entries, as when the interface goes down.
+type Flush struct{}
+
+// RecvARP is an ARP packet, without the encapsulation header. From is the source
+// of the UD packet (flags zero); a zero GID means that it had no GRH and is not
+// known.
+type RecvARP struct {
+	From    encap.LinkAddr
+	Payload []byte
+}
+
+// RecvND is an IPv6 packet that holds a Neighbor Solicitation or Advertisement
+// from the fabric, from its IPv6 header on. From is as in RecvARP; for one that
+// came over a connection it is that neighbour's address.
+type RecvND struct {
+	From    encap.LinkAddr
+	Payload []byte
+}
+
+// AddrAdded says that an address is on the device, whoever put it there. Prefix
+// keeps the host bits. Adding it again changes only the prefix length.
+type AddrAdded struct{ Prefix netip.Prefix }
+
+// AddrRemoved says that it no longer is.
+type AddrRemoved struct{ IP netip.Addr }
+
+// SetLinkAddr changes our own link-layer address (new UD QPN, GID or flags) and
+// announces every address again if it differs.
+type SetLinkAddr struct{ LinkAddr encap.LinkAddr }
+
+// SetRouter says whether this host forwards IPv6: the R flag of advertisements.
+type SetRouter struct{ On bool }
+
+// Reannounce announces every address again and looks again whether those found
+// duplicate still are: the underlay is back.
+type Reannounce struct{}
+
+// Wake says that Deadline has passed. Spurious ones are harmless.
+type Wake struct{}
+
+func (Resolve) event()       {}
+func (Used) event()          {}
+func (Confirmed) event()     {}
+func (ConfirmedLink) event() {}
+func (Forget) event()        {}
+func (ForgetLink) event()    {}
+func (Flush) event()         {}
+func (RecvARP) event()       {}
+func (RecvND) event()        {}
+func (AddrAdded) event()     {}
+func (AddrRemoved) event()   {}
+func (SetLinkAddr) event()   {}
+func (SetRouter) event()     {}
+func (Reannounce) event()    {}
+func (Wake) event()          {}
