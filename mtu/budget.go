@@ -1,0 +1,41 @@
+package mtu
+
+import "cmp"
+
+// A Budget decides the Receive MTU of UC connections. UC has no shared receive
+// queue, so every connection holds a ring of buffers of its own: the full size
+// is offered until their sum reaches a limit, then a smaller one (D10).
+type Budget struct {
+	// Limit is the sum of buffers in octets up to which Full is offered.
+	// Zero means 64 MiB.
+	Limit int
+	// Ring is the number of buffers of a connection. Zero means 16.
+	Ring int
+	// Full and Small are Receive MTUs. Zero means 65524 and 16388.
+	Full, Small uint32
+
+	used int
+}
+
+// SmallReceive is the Receive MTU of UC connections past the limit: 16384 and
+// the header.
+const SmallReceive = 16384 + headerLen
+
+func (b *Budget) limit() int { return cmp.Or(b.Limit, 64<<20) }
+func (b *Budget) ring() int  { return cmp.Or(b.Ring, 16) }
+
+// Take returns the Receive MTU for one more UC connection and books its ring.
+func (b *Budget) Take() uint32 {
+	m := cmp.Or(b.Full, DefaultReceive)
+	if b.used+b.ring()*int(m) > b.limit() {
+		m = min(m, cmp.Or(b.Small, SmallReceive))
+	}
+	b.used += b.ring() * int(m)
+	return m
+}
+
+// Release gives back what Take returned.
+func (b *Budget) Release(receive uint32) { b.used = max(0, b.used-b.ring()*int(receive)) }
+
+// Used returns the octets of the rings booked.
+func (b *Budget) Used() int { return b.used }

@@ -1,0 +1,95 @@
+// Package mtu decides sizes: what Receive MTU we offer and accept, which UD MTU
+// an underlay bears, what to do with a packet too large for its next hop, and
+// which routes of the device should say so. It decides; hostnet and datapath do.
+//
+// Every function is pure. All sizes are octets. An IP MTU counts the IP header
+// onwards; a Receive MTU also counts the 4-octet encapsulation header.
+//
+// Sources: RFC 4755 sections 5, 6 and 7.2, RFC 4391 section 7, decisions D3 and
+// D7 of the design, RoCEv2 header sizes.
+package mtu
+
+import (
+	"fmt"
+
+	"ipoibcm/wire/encap"
+)
+
+// Sizes in octets.
+const (
+	DefaultReceive = 65524           // Receive MTU offered, as Linux does
+	DefaultDevice  = 65520           // IP MTU of the device: DefaultReceive less the header
+	DefaultUD      = 2044            // RFC 4391 section 7: 2048 less the header
+	MaxUD          = 4096 - 4        // the largest IB UD payload less the header
+	MaxReceive     = 1 << 31         // the largest IB message (RFC 4755 section 1)
+	MinIPv6        = 1280            // RFC 8200 section 5
+	MinIPv4        = 576             // what we ask where IPv6 is off; RFC 791 demands 68
+	RetryReceive   = 2048            // offered after a REJ 26 that names no value
+	headerLen      = encap.HeaderLen // octets
+	ipv4HeaderLen  = 20              // without options
+	ipv6HeaderLen  = 40              //
+	tcpHeaderLen   = 20              // without options
+)
+
+// IPMTU returns the IP MTU that a Receive MTU stands for, 0 if none.
+func IPMTU(receive uint32) int {
+	return max(0, int(min(receive, MaxReceive))-headerLen)
+}
+
+// ReceiveMTU returns the Receive MTU that an IP MTU needs.
+func ReceiveMTU(ip int) uint32 { return uint32(min(max(ip, 0)+headerLen, MaxReceive)) }
+
+// A RefusedError says that two Receive MTUs give an IP MTU below the minimum of
+// a protocol on the interface. It is answered with REJ 26 and our own values;
+// the peer is served over UD (AMB-4755-5).
+type RefusedError struct {
+	Own, Peer uint32 // Receive MTUs
+	Got, Need int    // IP MTUs
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("Receive MTU %d against our %d gives an IP MTU of %d, below %d", e.Peer, e.Own, e.Got, e.Need)
+}
+
+// Negotiate returns the IP MTU of a connection from both Receive MTUs: the
+// smaller one less the encapsulation header, for both directions (RFC 4755
+// section 5.1). ipv6 says whether the interface carries IPv6. The error is a
+// *RefusedError.
+func Negotiate(own, peer uint32, ipv6 bool) (int, error) {
+	need := MinIPv4
+	if ipv6 {
+		need = MinIPv6
+	}
+	got := IPMTU(min(own, peer))
+	if got < need {
+		return 0, &RefusedError{Own: own, Peer: peer, Got: got, Need: need}
+	}
+	return got, nil
+}
+
+// AfterReject returns the Receive MTU to offer in the one retry after a REJ 26,
+// or 0 if there is nothing smaller to offer. offered is what the refused REQ
+// said, inREJ what the REJ's private data says (0 if there is none). WinOFED
+// rejects what is larger than its own (I-8).
+func AfterReject(offered, inREJ uint32) uint32 {
+	for _, v := range [...]uint32{inREJ, RetryReceive} {
+		if v > headerLen && v < offered {
+			return v
+		}
+	}
+	return 0
+}
+
+// Effective returns the MTU for a destination: what its connection carries (or
+// UD), but not more than the device, which the user may have lowered.
+func Effective(device, path int) int { return min(device, path) }
+
+// AdvMSS returns the TCP MSS to announce on routes whose own MTU is that of UD:
+// what the largest MTU allows, because TCP fixes it in the SYN, which leaves
+// before a connection is up.
+func AdvMSS(device int, ipv6 bool) int {
+	if ipv6 {
+		return max(0, device-ipv6HeaderLen-tcpHeaderLen)
+	}
+	return max(0, device-ipv4HeaderLen-tcpHeaderLen)
+}

@@ -1,0 +1,132 @@
+package mtu
+
+import (
+	"fmt"
+
+	"ipoibcm/ib"
+)
+
+// Octets that RoCEv2 puts around a UD payload: IP, UDP, BTH, DETH, ICRC.
+const (
+	udOverhead4 = 20 + 8 + 12 + 8 + 4
+	udOverhead6 = 40 + 8 + 12 + 8 + 4
+	// What the kernel keeps free for the largest header of an RC or UC packet.
+	pathReserve = 80
+)
+
+// A Link is what carries the UD queue pair.
+type Link struct {
+	// Underlay is the IP MTU of the underlay device, 0 if unknown (InfiniBand,
+	// a provider that does not say).
+	Underlay int
+	IPv4     bool   // our GID is IPv4-mapped
+	Path     ib.MTU // path MTU of the port; 0 means derive it from Underlay
+	// MaxPayload is the provider's largest UD payload; 0 means the path MTU, or
+	// 4096 if Underlay is known and Path is not.
+	MaxPayload int
+}
+
+// PathMTU returns the IB path MTU of a RoCEv2 underlay, 0 if it bears none.
+func PathMTU(underlay int) ib.MTU { return ib.MTUFromOctets(underlay - pathReserve) }
+
+// LargestUD returns the largest UD IP MTU that a RoCEv2 underlay carries without
+// fragments of the underlay: 1444 for 1500 over IPv4, 1424 over IPv6.
+func LargestUD(underlay int, ipv4 bool) int {
+	over := udOverhead6
+	if ipv4 {
+		over = udOverhead4
+	}
+	return min(max(0, (underlay-over)&^3-headerLen), MaxUD) // payloads are padded to 4
+}
+
+// A UDPlan is what an interface's UD side looks like.
+type UDPlan struct {
+	MTU  int    // IP MTU
+	Path ib.MTU // of RC and UC, and of UD in IB's own terms
+	IPv6 bool   // at least 1280
+	// BeyondPath says that full UD frames exceed the path MTU: only our own
+	// agents take them.
+	BeyondPath bool
+	// Fragmented says that the kernel fragments full UD frames on the underlay.
+	Fragmented bool
+	// Notes are sentences for the log at start.
+	Notes []string
+}
+
+// A UDError says that a UD MTU cannot be used, and what can be done.
+type UDError struct {
+	Want, Limit int // IP MTUs
+	Underlay    int // IP MTU of the underlay device, 0 if it is not the reason
+	Text        string
+}
+
+func (e *UDError) Error() string { return e.Text }
+
+// PlanUD checks UD MTU want (0 means DefaultUD) against the link. The error is a
+// *UDError.
+func PlanUD(want int, l Link) (UDPlan, error) { return planUD(want, l) }
+
+func planUD(want int, l Link) (UDPlan, error) {
+	if want == 0 {
+		want = DefaultUD
+	}
+	path := l.Path
+	if path == 0 {
+		path = PathMTU(l.Underlay)
+	}
+	if want < MinIPv4 || want > MaxUD {
+		return UDPlan{}, &UDError{Want: want, Limit: MaxUD,
+			Text: fmt.Sprintf("UD MTU %d is not in %d to %d", want, MinIPv4, MaxUD)}
+	}
+	most := l.MaxPayload
+	if most == 0 {
+		most = path.Octets()
+		if l.Path == 0 && l.Underlay != 0 {
+			most = 4096
+		}
+	}
+	p := UDPlan{MTU: want, Path: path, IPv6: want >= MinIPv6}
+	if l.Underlay != 0 {
+		limit := LargestUD(l.Underlay, l.IPv4)
+		if want > limit {
+			if l.IPv4 {
+				return UDPlan{}, tooLargeIPv4(want, limit, l.Underlay)
+			}
+			p.Fragmented = true
+		}
+	}
+	if want+headerLen > most {
+		return UDPlan{}, &UDError{Want: want, Limit: most - headerLen,
+			Text: fmt.Sprintf("UD MTU %d needs a UD payload of %d octets, the device takes %d: use --ud-mtu %d",
+				want, want+headerLen, most, most-headerLen)}
+	}
+	p.BeyondPath = want+headerLen > path.Octets()
+	p.Notes = p.notes(l)
+	return p, nil
+}
+
+// tooLargeIPv4 names both remedies. IPv4 UD packets carry DF, because the ICRC
+// covers the identification, so the kernel cannot fragment them.
+func tooLargeIPv4(want, limit, underlay int) error {
+	jumbo := (want+headerLen+3)&^3 + udOverhead4
+	return &UDError{Want: want, Limit: limit, Underlay: underlay, Text: fmt.Sprintf(
+		"UD MTU %d does not fit an IPv4 underlay with MTU %d, which carries at most %d: "+
+			"either use --ud-mtu %d on all hosts of the link, or raise the underlay MTU to at least %d (jumbo frames)",
+		want, underlay, limit, limit, jumbo)}
+}
+
+func (p UDPlan) notes(l Link) []string {
+	var notes []string
+	if p.Fragmented {
+		notes = append(notes, fmt.Sprintf("UD frames above %d octets leave as fragments: the underlay MTU is %d",
+			LargestUD(l.Underlay, l.IPv4), l.Underlay))
+	}
+	if p.BeyondPath {
+		notes = append(notes, fmt.Sprintf("UD frames above %d octets exceed the IB path MTU %d: only ipoibcm takes them",
+			p.Path.Octets()-headerLen, p.Path.Octets()))
+	}
+	if !p.IPv6 {
+		notes = append(notes, fmt.Sprintf("IPv6 stays off: the UD MTU %d is below %d", p.MTU, MinIPv6))
+	}
+	return notes
+}
