@@ -6,8 +6,6 @@ type DropReason uint8
 // Reasons. NoDrop means that the packet was taken.
 const (
 	NoDrop       DropReason = iota
-	DropShort               // ends before its headers or padding do
-	DropVersion             // transport version is not 0
 	DropOpcode              // not one of this transport
 	DropState               // QP neither in RTR nor in RTS
 	DropPKey                // other partition
@@ -23,7 +21,7 @@ const (
 	NumDropReasons
 )
 
-var dropNames = [NumDropReasons]string{"none", "short", "version", "opcode", "state", "pkey", "qkey", "source",
+var dropNames = [NumDropReasons]string{"none", "opcode", "state", "pkey", "qkey", "source",
 	"sequence", "stale", "no_recv", "too_long", "length", "access", "read_busy"}
 
 // String names r in the form used in counter names.
@@ -57,7 +55,7 @@ func (c *Counters) Each(f func(name string, value uint64)) {
 	f("rnr_out", c.RNROut)
 	f("rnr_in", c.RNRIn)
 	f("duplicates", c.Duplicates)
-	for r := DropShort; r < NumDropReasons; r++ {
+	for r := DropOpcode; r < NumDropReasons; r++ {
 		f("drop_"+r.String(), c.Drops[r])
 	}
 }

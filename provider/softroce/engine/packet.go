@@ -1,15 +1,14 @@
 package engine
 
 import (
-	"encoding/binary"
-
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
+	"ipoibcm/wire/roce"
 )
 
 // HeaderMax is the longest BTH with extension headers that is ever sent:
 // BTH, RETH and immediate data.
-const HeaderMax = 12 + 16 + 4
+const HeaderMax = roce.MaxHeaderLen
 
 // MaxSGE is the largest number of entries in a scatter or gather list, and so
 // of payload slices in one packet.
@@ -51,30 +50,9 @@ func (p *Packet) Append(b []byte) []byte {
 // A Source says where a received packet came from.
 type Source struct {
 	Src, Dst ib.GID
-	// GRH becomes the first octets of a UD receive; see [PutGRH]. RC and UC do
-	// not read it.
+	// GRH becomes the first octets of a UD receive; see [roce.IPHeader.PutGRH].
+	// RC and UC do not read it.
 	GRH [verbs.GRHLen]byte
-}
-
-// PutGRH makes the GRH area of a UD receive: the IPv6 header, or 20 zero octets
-// and the IPv4 header without its checksum (WF 10.5). payloadLen is that of the
-// UDP datagram, header included.
-func PutGRH(grh *[verbs.GRHLen]byte, src, dst ib.GID, payloadLen int, trafficClass, hopLimit uint8) {
-	*grh = [verbs.GRHLen]byte{}
-	if dst.Is4() {
-		grh[20], grh[21] = 0x45, trafficClass
-		binary.BigEndian.PutUint16(grh[22:], uint16(payloadLen+20))
-		grh[26] = 0x40 // DF
-		grh[28], grh[29] = hopLimit, 17
-		copy(grh[32:36], src[12:])
-		copy(grh[36:40], dst[12:])
-		return
-	}
-	grh[0], grh[1] = 0x60|trafficClass>>4, trafficClass<<4
-	binary.BigEndian.PutUint16(grh[4:], uint16(payloadLen))
-	grh[6], grh[7] = 17, hopLimit
-	copy(grh[8:24], src[:])
-	copy(grh[24:40], dst[:])
 }
 
 // A Sink takes what a QP has to tell. It is called from within the methods of

@@ -22,6 +22,7 @@ import (
 
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
+	"ipoibcm/wire/roce"
 )
 
 // Bounds that do not depend on configuration.
@@ -106,9 +107,9 @@ func (q *QP) PostSend(wrs []verbs.SendWR, now time.Time) (int, error) {
 // PostRecv posts wrs in order to the QP's own receive queue.
 func (q *QP) PostRecv(wrs []verbs.RecvWR) (int, error) { return 0, verbs.ErrNotSupported }
 
-// Receive takes one packet, from BTH through padding (the ICRC was checked and
-// is cut off). It keeps neither pkt nor from. What it returns is already counted.
-func (q *QP) Receive(pkt []byte, from *Source, now time.Time) DropReason { return DropState }
+// Receive takes one packet, whose ICRC was checked. It keeps neither pkt nor
+// from. What it returns is already counted.
+func (q *QP) Receive(pkt *roce.Packet, from *Source, now time.Time) DropReason { return DropState }
 
 // Output fills pkts with packets to send now and returns how many. Zero means
 // that there is nothing to send until something else happens. Runs of packets of
