@@ -1,6 +1,6 @@
 module ipoibcm
 
-go 1.26
+go 1.26.0
 
 require (
 	github.com/Mellanox/rdmamap v1.1.0 // indirect

@@ -1,0 +1,12 @@
+// Package datapath is the hot loop: packets from the TUN to queue pairs and back.
+//
+// A [Loop] reads batches from the TUN, looks each destination up in a [Table],
+// writes the 4-octet header into head-room and posts; frames that come in are
+// checked and written to the TUN. What needs thought goes up to the control plane
+// on a bounded ring of [Frame]s: misses, packets too big for their path, ARP, ND,
+// IGMP and MLD. It decides nothing about neighbours, connections or MTUs.
+//
+// Nothing is allocated per packet, every queue is bounded, and every drop has a
+// counter with a reason ([Counters]). Sources: RFC 4755 sections 2.1 and 4, RFC
+// 4391 section 6. Missing: virtio headers and several TUN queues.
+package datapath

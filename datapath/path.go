@@ -1,0 +1,99 @@
+package datapath
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+// A Kind says what happens to a packet that takes a path.
+type Kind uint8
+
+// Kinds of targets.
+const (
+	Miss   Kind = iota // on-link and unresolved: goes up
+	ToUD               // the interface's UD QP
+	ToConn             // a connection
+	Drop               // unreachable: counted
+)
+
+// String names k.
+func (k Kind) String() string {
+	return [...]string{"miss", "ud", "conn", "drop"}[min(k, Drop)]
+}
+
+// A UDDest is where a UD message goes.
+type UDDest struct {
+	AH   verbs.AH
+	QPN  ib.QPN  // QPNMulticast for a group
+	QKey ib.QKey // the broadcast group's
+}
+
+// A Target is what a path leads to at the moment.
+type Target struct {
+	Kind Kind
+	MTU  int    // largest IP packet in octets; what is larger goes up. Zero: no limit
+	UD   UDDest // ToUD
+	Conn *Conn  // ToConn; never for multicast or broadcast (RFC 4755 section 2.1)
+}
+
+// A Path is one next hop: a neighbour, a multicast group, or the place where
+// all that is on-link and unresolved goes. Many table entries may share one; a
+// neighbour keeps its Path when its mode changes, so its counters go on and the
+// table stays as it is.
+type Path struct {
+	// Tag is the owner's, carried in Frames. It is set before use and not changed.
+	Tag uint64
+
+	target atomic.Pointer[Target]
+	c      pathCounters
+}
+
+type pathCounters struct {
+	packets, octets, dropped, queueFull atomic.Uint64
+	used                                atomic.Int64 // Unix nanoseconds
+}
+
+// NewPath returns a path that leads to t.
+func NewPath(tag uint64, t Target) *Path {
+	p := &Path{Tag: tag}
+	p.Set(t)
+	return p
+}
+
+// Set makes p lead to t from the next batch on. What t replaces (an AH) may be
+// destroyed after [Loop.Barrier].
+func (p *Path) Set(t Target) {
+	if t.Kind == ToConn && t.Conn == nil || t.Kind == ToUD && t.UD.AH == nil {
+		panic(fmt.Sprintf("datapath: target %v leads nowhere", t.Kind))
+	}
+	p.target.Store(&t)
+}
+
+// Target returns what p leads to.
+func (p *Path) Target() Target { return *p.target.Load() }
+
+// PathCounters are the counts of one path since it was made.
+type PathCounters struct {
+	Packets, Octets uint64 // IP packets handed to the provider, and their octets
+	Dropped         uint64 // by Drop or because the target was gone
+	QueueFull       uint64 // because the connection's send queue was full
+	// Used is when a packet last took the path, sent or not; exact to a batch.
+	// Zero means never.
+	Used time.Time
+}
+
+// Counters returns p's counts.
+func (p *Path) Counters() PathCounters {
+	c := PathCounters{
+		Packets: p.c.packets.Load(), Octets: p.c.octets.Load(),
+		Dropped: p.c.dropped.Load(), QueueFull: p.c.queueFull.Load(),
+	}
+	if ns := p.c.used.Load(); ns != 0 {
+		c.Used = time.Unix(0, ns)
+	}
+	return c
+}

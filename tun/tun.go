@@ -1,0 +1,42 @@
+// Package tun opens a TUN device and moves IP packets through it in batches.
+//
+// A packet is exactly an IPv4 or IPv6 datagram: no packet information, no
+// virtio header. The package looks at no packet and knows no address; netlink
+// is for hostnet. Sources: wire-facts 11.2, Documentation/networking/tuntap.
+//
+// Missing, with the seam left for it: IFF_VNET_HDR (the header would be a
+// second I/O vector in [File], so buffers need no more head-room) and
+// IFF_MULTI_QUEUE (one more [Device] per queue of the same name).
+package tun
+
+// Sizes in octets.
+const (
+	// MaxMTU is the largest MTU [Open] sets: what connected mode can carry.
+	MaxMTU = 65520
+	// DefaultMTU is used when Options.MTU is zero.
+	DefaultMTU = MaxMTU
+	// MinMTU is the smallest that the kernel accepts.
+	MinMTU = 68
+)
+
+// A Device is one queue of a TUN device, or a fake of it (tuntest).
+//
+// One goroutine reads and any number write. A Device never keeps a buffer
+// after the call that named it.
+type Device interface {
+	// Name is the name of the interface.
+	Name() string
+	// Index is its interface index in the namespace where it was opened.
+	Index() int
+	// Read blocks for one packet, then takes as many more as are there and
+	// fit bufs, without blocking. Packet i is bufs[i][:sizes[i]]. A packet
+	// longer than its buffer is cut. len(sizes) must be at least len(bufs).
+	// After Close the error is os.ErrClosed.
+	Read(bufs [][]byte, sizes []int) (n int, err error)
+	// Write hands bufs[i], one packet each, to the kernel. It does not stop at
+	// a packet that the kernel refuses (malformed, or the interface is down);
+	// n counts those it took, and err is that of the last refusal.
+	Write(bufs [][]byte) (n int, err error)
+	// Close removes the interface and ends a Read.
+	Close() error
+}
