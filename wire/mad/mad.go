@@ -1,0 +1,235 @@
+// Package mad reads and writes management datagrams of the communication
+// management class: the common header and every CM message.
+//
+// Messages are plain comparable structs. Each holds its transaction ID, because
+// the MAD header has nothing else that a message could choose; AppendBinary
+// writes a whole MAD of 256 octets and UnmarshalBinary reads one. It keeps no
+// connection and carries private data unread.
+//
+// Sources: wire-facts section 7. Not kept: EE contexts, vendor IDs and ECE
+// option bits, alternate-path SAP bit; they are sent as zero and ignored.
+package mad
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"ipoibcm/wire"
+)
+
+// Lengths in octets.
+const (
+	Len       = 256 // a whole MAD
+	HeaderLen = 24  // the common header, in front of 232 octets of CM data
+)
+
+// Values of the common header in every CM message.
+const (
+	baseVersion       = 1
+	ClassCM     uint8 = 0x07
+	VersionCM   uint8 = 2
+)
+
+// A Method is the method octet. All CM messages use MethodSend.
+type Method uint8
+
+// Methods.
+const (
+	MethodGet     Method = 0x01
+	MethodSend    Method = 0x03
+	MethodGetResp Method = 0x81
+)
+
+// A CommID names a connection at one end.
+type CommID uint32
+
+// String prints id in eight hexadecimal digits.
+func (id CommID) String() string { return fmt.Sprintf("%08x", uint32(id)) }
+
+// An AttrID is the attribute ID of a MAD: which message it is.
+type AttrID uint16
+
+// Attribute IDs of the CM class.
+const (
+	AttrClassPortInfo AttrID = 0x0001
+	AttrREQ           AttrID = 0x0010
+	AttrMRA           AttrID = 0x0011
+	AttrREJ           AttrID = 0x0012
+	AttrREP           AttrID = 0x0013
+	AttrRTU           AttrID = 0x0014
+	AttrDREQ          AttrID = 0x0015
+	AttrDREP          AttrID = 0x0016
+	AttrSIDRREQ       AttrID = 0x0017
+	AttrSIDRREP       AttrID = 0x0018
+	AttrLAP           AttrID = 0x0019
+	AttrAPR           AttrID = 0x001a
+)
+
+// String names the message.
+func (a AttrID) String() string {
+	if a == AttrClassPortInfo {
+		return "ClassPortInfo"
+	}
+	names := [...]string{"REQ", "MRA", "REJ", "REP", "RTU", "DREQ", "DREP", "SIDR_REQ", "SIDR_REP", "LAP", "APR"}
+	if i := int(a) - int(AttrREQ); i >= 0 && i < len(names) {
+		return names[i]
+	}
+	return fmt.Sprintf("AttrID(0x%04x)", uint16(a))
+}
+
+// A Header is the common MAD header. Base version 1 is not kept.
+type Header struct {
+	Class         uint8
+	ClassVersion  uint8
+	Method        Method
+	Status        uint16
+	ClassSpecific uint16
+	TransactionID uint64
+	Attr          AttrID
+	Modifier      uint32 // some stacks put ECE option bits here
+}
+
+// AppendBinary appends the HeaderLen octets of h to b. The error is always nil.
+func (h Header) AppendBinary(b []byte) ([]byte, error) {
+	b = append(b, baseVersion, h.Class, h.ClassVersion, byte(h.Method))
+	b = binary.BigEndian.AppendUint16(b, h.Status)
+	b = binary.BigEndian.AppendUint16(b, h.ClassSpecific)
+	b = binary.BigEndian.AppendUint64(b, h.TransactionID)
+	b = binary.BigEndian.AppendUint16(b, uint16(h.Attr))
+	b = append(b, 0, 0) // reserved
+	return binary.BigEndian.AppendUint32(b, h.Modifier), nil
+}
+
+// UnmarshalBinary sets h from the first HeaderLen octets of b.
+func (h *Header) UnmarshalBinary(b []byte) error {
+	if len(b) < HeaderLen {
+		return &wire.ShortError{What: "MAD header", Need: HeaderLen, Have: len(b)}
+	}
+	if b[0] != baseVersion {
+		return &wire.FieldError{What: "MAD header", Field: "base version", Value: uint64(b[0])}
+	}
+	*h = Header{
+		Class: b[1], ClassVersion: b[2], Method: Method(b[3]),
+		Status:        binary.BigEndian.Uint16(b[4:]),
+		ClassSpecific: binary.BigEndian.Uint16(b[6:]),
+		TransactionID: binary.BigEndian.Uint64(b[8:]),
+		Attr:          AttrID(binary.BigEndian.Uint16(b[16:])),
+		Modifier:      binary.BigEndian.Uint32(b[20:]),
+	}
+	return nil
+}
+
+// A Message is one of the messages of this package, as a value: [REQ], [MRA],
+// [REJ], [REP], [RTU], [DREQ], [DREP], [SIDRREQ], [SIDRREP], [LAP], [APR] or
+// [ClassPortInfo].
+type Message interface {
+	// Attr says which message it is.
+	Attr() AttrID
+	// AppendBinary appends the whole MAD, Len octets. The error is always nil.
+	AppendBinary(b []byte) ([]byte, error)
+	isMessage()
+}
+
+// Parse reads a whole MAD. The Header is valid, as far as the octets go, also
+// when the message is not one that we know.
+func Parse(b []byte) (Header, Message, error) {
+	var h Header
+	if err := h.UnmarshalBinary(b); err != nil {
+		return h, nil, err
+	}
+	switch h.Attr {
+	case AttrREQ:
+		return parse(h, b, REQ.decode)
+	case AttrMRA:
+		return parse(h, b, MRA.decode)
+	case AttrREJ:
+		return parse(h, b, REJ.decode)
+	case AttrREP:
+		return parse(h, b, REP.decode)
+	case AttrRTU:
+		return parse(h, b, RTU.decode)
+	case AttrDREQ:
+		return parse(h, b, DREQ.decode)
+	case AttrDREP:
+		return parse(h, b, DREP.decode)
+	case AttrSIDRREQ:
+		return parse(h, b, SIDRREQ.decode)
+	case AttrSIDRREP:
+		return parse(h, b, SIDRREP.decode)
+	case AttrLAP:
+		return parse(h, b, LAP.decode)
+	case AttrAPR:
+		return parse(h, b, APR.decode)
+	case AttrClassPortInfo:
+		return parse(h, b, ClassPortInfo.decode)
+	}
+	return h, nil, &wire.FieldError{What: "CM MAD", Field: "attribute", Value: uint64(h.Attr)}
+}
+
+func parse[M Message](h Header, b []byte, decode func(M, Header, []byte) M) (Header, Message, error) {
+	var m M
+	if err := check(h, b, m.Attr()); err != nil {
+		return h, nil, err
+	}
+	return h, decode(m, h, b[HeaderLen:Len]), nil
+}
+
+// unmarshal is the common part of every UnmarshalBinary.
+func unmarshal[M Message](m *M, b []byte, decode func(M, Header, []byte) M) error {
+	var h Header
+	if err := h.UnmarshalBinary(b); err != nil {
+		return err
+	}
+	var zero M
+	if err := check(h, b, zero.Attr()); err != nil {
+		return err
+	}
+	*m = decode(zero, h, b[HeaderLen:Len])
+	return nil
+}
+
+// check says whether b is a CM MAD with the given attribute.
+func check(h Header, b []byte, a AttrID) error {
+	what := "CM " + a.String()
+	method := h.Method == MethodSend
+	if a == AttrClassPortInfo {
+		method = h.Method == MethodGet || h.Method == MethodGetResp
+	}
+	switch {
+	case len(b) < Len:
+		return &wire.ShortError{What: what, Need: Len, Have: len(b)}
+	case h.Attr != a:
+		return &wire.FieldError{What: what, Field: "attribute", Value: uint64(h.Attr)}
+	case h.Class != ClassCM:
+		return &wire.FieldError{What: what, Field: "class", Value: uint64(h.Class)}
+	case h.ClassVersion != VersionCM:
+		return &wire.FieldError{What: what, Field: "class version", Value: uint64(h.ClassVersion)}
+	case !method:
+		return &wire.FieldError{What: what, Field: "method", Value: uint64(h.Method)}
+	}
+	return nil
+}
+
+// begin appends a MAD with an all-zero body and returns b and the body.
+func begin(b []byte, a AttrID, method Method, tid uint64) (out, body []byte) {
+	h := Header{Class: ClassCM, ClassVersion: VersionCM, Method: method, TransactionID: tid, Attr: a}
+	b, _ = h.AppendBinary(b)
+	n := len(b)
+	b = append(b, make([]byte, Len-HeaderLen)...)
+	return b, b[n:]
+}
+
+func u24(b []byte) uint32 { _ = b[2]; return uint32(b[0])<<16 | uint32(b[1])<<8 | uint32(b[2]) }
+
+func put24(b []byte, v uint32) {
+	_ = b[2]
+	b[0], b[1], b[2] = byte(v>>16), byte(v>>8), byte(v)
+}
+
+// bit returns v if set, else 0.
+func bit(set bool, v byte) byte {
+	if set {
+		return v
+	}
+	return 0
+}
