@@ -1,9 +1,12 @@
 package ip
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
+
+	"ipoibcm/wire"
 )
 
 // A ChangeKind says what a group record of a report means for its sender.
@@ -63,12 +66,147 @@ func (c Change) Wanted() (want, known bool) {
 // ErrNotReport says that a packet is no membership report at all.
 var ErrNotReport = errors.New("ip: not a membership report")
 
-// IsReport reports whether pkt looks like an IGMP or MLD message, at the cost of
-// a few octets: what it holds goes to [AppendChanges] as well as on its way.
-func IsReport(pkt []byte) bool { panic("todo") }
+// Message types.
+const (
+	igmpV1Report = 0x12
+	igmpV2Report = 0x16
+	igmpV2Leave  = 0x17
+	igmpV3Report = 0x22
+	mldV1Report  = 131
+	mldV1Done    = 132
+	mldV2Report  = 143
+)
+
+// IsReport reports whether pkt looks like a membership report, at the cost of a
+// few octets: what it holds goes to [AppendChanges] as well as on its way.
+func IsReport(pkt []byte) bool {
+	switch Version(pkt) {
+	case 4:
+		n := int(pkt[0]&15) * 4
+		if n < V4HeaderLen || len(pkt) <= n || pkt[9] != ProtoIGMP {
+			return false
+		}
+		return isIGMPReport(pkt[n])
+	case 6:
+		// MLD comes behind a hop-by-hop header with the router alert option.
+		if len(pkt) <= V6HeaderLen+8 || pkt[6] != ProtoHopByHop || pkt[V6HeaderLen] != ProtoICMPv6 {
+			return false
+		}
+		n := V6HeaderLen + 8 + int(pkt[V6HeaderLen+1])*8
+		return len(pkt) > n && isMLDReport(pkt[n])
+	}
+	return false
+}
+
+func isIGMPReport(typ uint8) bool {
+	return typ == igmpV1Report || typ == igmpV2Report || typ == igmpV2Leave || typ == igmpV3Report
+}
+
+func isMLDReport(typ uint8) bool {
+	return typ == mldV1Report || typ == mldV1Done || typ == mldV2Report
+}
 
 // AppendChanges appends to dst the group records of the IGMPv1, v2, v3, MLDv1 or
 // MLDv2 report in the IP packet pkt, in their order. A packet that is no report
 // gives [ErrNotReport] (queries included), a broken one another error and
-// nothing appended.
-func AppendChanges(dst []Change, pkt []byte) ([]Change, error) { panic("todo") }
+// nothing appended. Their number is bounded by the packet's length.
+func AppendChanges(dst []Change, pkt []byte) ([]Change, error) {
+	if Version(pkt) == 6 {
+		return appendMLD(dst, pkt)
+	}
+	return appendIGMP(dst, pkt)
+}
+
+func appendIGMP(dst []Change, pkt []byte) ([]Change, error) {
+	p, err := AsV4(pkt)
+	if err != nil {
+		return dst, err
+	}
+	m := p.Payload()
+	if p.Protocol() != ProtoIGMP || p.MF() || p.FragOffset() != 0 || len(m) == 0 || !isIGMPReport(m[0]) {
+		return dst, ErrNotReport
+	}
+	if len(m) < 8 {
+		return dst, &wire.ShortError{What: "IGMP report", Need: 8, Have: len(m)}
+	}
+	if Checksum(m) != 0 {
+		return dst, &wire.FieldError{What: "IGMP report", Field: "checksum", Value: uint64(binary.BigEndian.Uint16(m[2:]))}
+	}
+	kind := Join
+	switch m[0] {
+	case igmpV3Report:
+		return appendRecords(dst, "IGMPv3 report", m, 4)
+	case igmpV2Leave:
+		kind = Leave
+	}
+	return appendChange(dst, "IGMP report", netip.AddrFrom4([4]byte(m[4:8])), kind, 0)
+}
+
+func appendMLD(dst []Change, pkt []byte) ([]Change, error) {
+	p, err := AsV6(pkt)
+	if err != nil {
+		return dst, err
+	}
+	proto, off, first, ok := p.Upper()
+	if !ok || !first || proto != ProtoICMPv6 || off >= len(p) || !isMLDReport(p[off]) {
+		return dst, ErrNotReport
+	}
+	m, need := p[off:], 8
+	if m[0] != mldV2Report {
+		need = 24
+	}
+	if len(m) < need {
+		return dst, &wire.ShortError{What: "MLD report", Need: need, Have: len(m)}
+	}
+	if Checksum6(p.Src(), p.Dst(), ProtoICMPv6, m) != 0 {
+		return dst, &wire.FieldError{What: "MLD report", Field: "checksum", Value: uint64(binary.BigEndian.Uint16(m[2:]))}
+	}
+	kind := Join
+	switch m[0] {
+	case mldV2Report:
+		return appendRecords(dst, "MLDv2 report", m, 16)
+	case mldV1Done:
+		kind = Leave
+	}
+	return appendChange(dst, "MLD report", netip.AddrFrom16([16]byte(m[8:24])), kind, 0)
+}
+
+// appendRecords reads the group records of RFC 3376 section 4.2.4 and RFC 3810
+// section 5.2.5, which differ only in the length of an address.
+func appendRecords(dst []Change, what string, m []byte, addrLen int) ([]Change, error) {
+	n, b, old := int(binary.BigEndian.Uint16(m[6:])), m[8:], len(dst)
+	for range n {
+		if len(b) < 4+addrLen {
+			return dst[:old], &wire.ShortError{What: what, Need: 4 + addrLen, Have: len(b)}
+		}
+		sources := int(binary.BigEndian.Uint16(b[2:]))
+		size := 4 + addrLen + sources*addrLen + int(b[1])*4
+		if len(b) < size {
+			return dst[:old], &wire.ShortError{What: what, Need: size, Have: len(b)}
+		}
+		group, _ := netip.AddrFromSlice(b[4 : 4+addrLen])
+		var err error
+		switch b[0] { // others are to be ignored (RFC 3376 section 4.2.12)
+		case 1, 3: // MODE_IS, CHANGE_TO_INCLUDE
+			dst, err = appendChange(dst, what, group, Include, sources)
+		case 2, 4:
+			dst, err = appendChange(dst, what, group, Exclude, sources)
+		case 5:
+			dst, err = appendChange(dst, what, group, Allow, sources)
+		case 6:
+			dst, err = appendChange(dst, what, group, Block, sources)
+		}
+		if err != nil {
+			return dst[:old], err
+		}
+		b = b[size:]
+	}
+	return dst, nil
+}
+
+func appendChange(dst []Change, what string, g netip.Addr, k ChangeKind, sources int) ([]Change, error) {
+	if !g.IsMulticast() {
+		return dst, fmt.Errorf("%s: %s is no group", what, g)
+	}
+	return append(dst, Change{Group: g, Kind: k, Sources: sources}), nil
+}

@@ -1,12 +1,42 @@
 package ip
 
 import (
+	"encoding/binary"
 	"errors"
 	"net/netip"
 )
 
 // ErrSilent says that a packet must not be answered with an ICMP error.
 var ErrSilent = errors.New("ip: this packet must not be answered with an ICMP error")
+
+// Sizes and limits of "too big" messages, in octets.
+const (
+	MinMTU4 = 68   // RFC 791: every link carries this much
+	MinMTU6 = 1280 // RFC 8200 section 5; the kernel ignores a smaller one
+
+	maxQuote4 = 576     // of the whole message, RFC 1812 section 4.3.2.3
+	maxQuote6 = MinMTU6 // of the whole message, RFC 4443 section 3.2
+	icmpLen   = 8
+	errorTTL  = 64
+)
+
+// ICMP types and codes.
+const (
+	icmp4EchoReply    = 0
+	icmp4Unreachable  = 3
+	icmp4FragNeeded   = 4 // code
+	icmp4SourceQuench = 4
+	icmp4Redirect     = 5
+	icmp4EchoRequest  = 8
+	icmp4TimeExceeded = 11
+	icmp4Parameter    = 12
+
+	icmp6TooBig      = 2
+	icmp6EchoRequest = 128
+	icmp6EchoReply   = 129
+	icmp6RA          = 134
+	icmp6Redirect    = 137
+)
 
 // AppendTooBig appends to b the ICMP message that tells the sender of orig that
 // it is larger than mtu octets: "fragmentation needed" for IPv4 (RFC 1191),
@@ -16,9 +46,112 @@ var ErrSilent = errors.New("ip: this packet must not be answered with an ICMP er
 // orig's destination: the kernel behind a TUN ignores an own address there. It
 // quotes, for IPv4, as much as fits 576 octets, for IPv6, 1280.
 //
-// orig must be a packet we were asked to send: never answered are ICMP errors,
-// fragments other than the first, packets from or (IPv4) to a group, and those
-// with an mtu no link may have (below 68, 1280); the error is then [ErrSilent].
+// Never answered are ICMP errors, fragments other than the first, packets from
+// an address that is no single host's, and IPv4 packets to a group; nor can an
+// IPv6 group be answered for without a next hop. The error is then [ErrSilent].
+// So it is if mtu is below 68 (IPv4) or 1280 (IPv6), which nobody would believe.
 func AppendTooBig(b, orig []byte, nextHop netip.Addr, mtu int) ([]byte, error) {
-	panic("todo")
+	if Version(orig) == 6 {
+		return appendTooBig6(b, orig, nextHop, mtu)
+	}
+	return appendTooBig4(b, orig, nextHop, mtu)
+}
+
+func appendTooBig4(b, orig []byte, nextHop netip.Addr, mtu int) ([]byte, error) {
+	p, err := AsV4(orig)
+	if err != nil {
+		return b, err
+	}
+	src := p.Dst()
+	if IsGroup(src) || !isHost(p.Src()) || p.FragOffset() != 0 || mtu < MinMTU4 {
+		return b, ErrSilent
+	}
+	if nextHop.Is4() && isHost(nextHop) {
+		src = nextHop
+	}
+	if !isHost(src) {
+		return b, ErrSilent
+	}
+	if p.Protocol() == ProtoICMP {
+		if len(p.Payload()) == 0 {
+			return b, ErrSilent
+		}
+		switch p.Payload()[0] {
+		case icmp4Unreachable, icmp4SourceQuench, icmp4Redirect, icmp4TimeExceeded, icmp4Parameter:
+			return b, ErrSilent
+		}
+	}
+	quote := p[:min(len(p), maxQuote4-V4HeaderLen-icmpLen)]
+	b = appendV4Header(b, src, p.Src(), ProtoICMP, errorTTL, true, icmpLen+len(quote))
+	start := len(b)
+	b = append(b, icmp4Unreachable, icmp4FragNeeded, 0, 0, 0, 0)
+	b = binary.BigEndian.AppendUint16(b, uint16(min(mtu, 0xffff)))
+	b = append(b, quote...)
+	binary.BigEndian.PutUint16(b[start+2:], Checksum(b[start:]))
+	return b, nil
+}
+
+func appendTooBig6(b, orig []byte, nextHop netip.Addr, mtu int) ([]byte, error) {
+	p, err := AsV6(orig)
+	if err != nil {
+		return b, err
+	}
+	src := p.Dst()
+	if nextHop.Is6() && !nextHop.Is4In6() && isHost(nextHop) {
+		src = nextHop.WithZone("")
+	}
+	proto, off, first, ok := p.Upper()
+	if !isHost(p.Src()) || !isHost(src) || !ok || !first || mtu < MinMTU6 {
+		return b, ErrSilent
+	}
+	if proto == ProtoICMPv6 {
+		// RFC 4443 section 2.4 (e): errors are the types below 128.
+		if off >= len(p) || p[off] < icmp6EchoRequest || p[off] == icmp6Redirect {
+			return b, ErrSilent
+		}
+	}
+	quote := p[:min(len(p), maxQuote6-V6HeaderLen-icmpLen)]
+	dst := p.Src()
+	b = AppendV6Header(b, src, dst, ProtoICMPv6, errorTTL, icmpLen+len(quote))
+	start := len(b)
+	b = append(b, icmp6TooBig, 0, 0, 0)
+	b = binary.BigEndian.AppendUint32(b, uint32(mtu))
+	b = append(b, quote...)
+	binary.BigEndian.PutUint16(b[start+2:], Checksum6(src, dst, ProtoICMPv6, b[start:]))
+	return b, nil
+}
+
+// isHost reports whether a can be one host's address as others see it.
+func isHost(a netip.Addr) bool {
+	if a.Is4() && a.As4()[0] >= 240 { // class E and limited broadcast
+		return false
+	}
+	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback()
+}
+
+// appendV4Header appends a header without options, identification 0, in front
+// of n octets of payload.
+func appendV4Header(b []byte, src, dst netip.Addr, proto, ttl uint8, df bool, n int) []byte {
+	start := len(b)
+	var flags byte
+	if df {
+		flags = 0x40
+	}
+	b = append(b, 0x45, 0)
+	b = binary.BigEndian.AppendUint16(b, uint16(V4HeaderLen+n))
+	b = append(b, 0, 0, flags, 0, ttl, proto, 0, 0)
+	s, d := src.As4(), dst.As4()
+	b = append(append(b, s[:]...), d[:]...)
+	binary.BigEndian.PutUint16(b[start+10:], Checksum(b[start:]))
+	return b
+}
+
+// AppendV6Header appends an IPv6 header, traffic class and flow label 0, in
+// front of n octets of payload whose first header is proto.
+func AppendV6Header(b []byte, src, dst netip.Addr, proto, hopLimit uint8, n int) []byte {
+	b = append(b, 0x60, 0, 0, 0)
+	b = binary.BigEndian.AppendUint16(b, uint16(n))
+	b = append(b, proto, hopLimit)
+	s, d := src.As16(), dst.As16()
+	return append(append(b, s[:]...), d[:]...)
 }

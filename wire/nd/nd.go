@@ -106,13 +106,6 @@ func (m NS) Answer(own encap.LinkAddr, router bool) NA {
 	return na
 }
 
-// AppendBinary appends the IPv6 packet of m to b.
-func (m NS) AppendBinary(b []byte) ([]byte, error) { panic("todo") }
-
-// UnmarshalBinary sets m from the IPv6 packet b. It makes the checks of RFC 4861
-// section 7.1.1: hop limit, checksum, lengths, addresses, options.
-func (m *NS) UnmarshalBinary(b []byte) error { panic("todo") }
-
 // An NA is a Neighbor Advertisement with its IPv6 header.
 type NA struct {
 	Src, Dst                    netip.Addr
@@ -126,10 +119,3 @@ type NA struct {
 func NewAnnouncement(a netip.Addr, link encap.LinkAddr, router bool) NA {
 	return NA{Src: a, Dst: ip.AllNodes, Target: a, Router: router, Override: true, Link: link, HasLink: true}
 }
-
-// AppendBinary appends the IPv6 packet of m to b.
-func (m NA) AppendBinary(b []byte) ([]byte, error) { panic("todo") }
-
-// UnmarshalBinary sets m from the IPv6 packet b. It makes the checks of RFC 4861
-// section 7.1.2.
-func (m *NA) UnmarshalBinary(b []byte) error { panic("todo") }
