@@ -12,8 +12,10 @@
 package group
 
 import (
+	"cmp"
 	"log/slog"
 	"net/netip"
+	"strings"
 	"time"
 
 	"ipoibcm/ib"
@@ -39,6 +41,8 @@ type Options struct {
 
 	Log *slog.Logger // failed joins and refusals; nil discards them
 }
+
+func (o *Options) maxGroups() int { return max(0, cmp.Or(o.MaxGroups, 1024)) }
 
 // An Event is something the machine is told.
 type Event interface{ event() }
@@ -122,33 +126,13 @@ type Group struct {
 	Joined  bool      // its underlay group is attached; false while a join fails, or with peers
 }
 
-// A Machine is one interface's group membership.
-type Machine struct{}
-
-// New returns a machine that waits for [Up].
-func New(o Options) *Machine { panic("todo") }
-
-// Step applies ev at time now and appends to dst what the driver must do, in
-// order. It is the only way the state changes.
-func (m *Machine) Step(dst []Action, now time.Time, ev Event) []Action { panic("todo") }
-
-// Deadline says when the driver must send [Wake]; zero means never.
-func (m *Machine) Deadline() time.Time { panic("todo") }
-
-// Table returns the table published last. It is never nil.
-func (m *Machine) Table() *Table { panic("todo") }
-
-// MGIDFor is [Table.MGIDFor] of the current table.
-func (m *Machine) MGIDFor(dst netip.Addr) (ib.GID, bool) { return m.Table().MGIDFor(dst) }
-
-// Wanted is [Table.Wanted] of the current table.
-func (m *Machine) Wanted(dst netip.Addr) bool { return m.Table().Wanted(dst) }
-
-// Replicate is [Table.Replicate] of the current table.
-func (m *Machine) Replicate() []ib.GID { return m.Table().Replicate() }
-
-// Groups returns the joined groups: IPv4 before IPv6, by address.
-func (m *Machine) Groups() []Group { panic("todo") }
-
-// Counters calls f for every counter, in a fixed order.
-func (m *Machine) Counters(f func(name string, value uint64)) { panic("todo") }
+// String prints the reasons in a fixed order: "address+report".
+func (r Reason) String() string {
+	var s []string
+	for i, name := range []string{"always", "address", "report", "kernel"} {
+		if r&(1<<i) != 0 {
+			s = append(s, name)
+		}
+	}
+	return strings.Join(s, "+")
+}

@@ -24,7 +24,7 @@ type Table struct {
 // unicast, or a group that never leaves the host. Where [Table.Replicate] gives
 // peers the packet goes to each of those instead.
 func (t *Table) MGIDFor(dst netip.Addr) (g ib.GID, ok bool) {
-	if _, sub := t.broadcast[dst]; sub {
+	if t.isSubnetBroadcast(dst) {
 		dst = ip.LimitedBroadcast
 	}
 	g, ok = MGID(dst, t.pkey, t.scope)
@@ -46,11 +46,15 @@ func (t *Table) Broadcast() ib.GID {
 // IsGroup reports whether dst is multicast, or a limited or subnet broadcast:
 // such packets go by UD whatever connections there are (RFC 4755 section 2.1).
 func (t *Table) IsGroup(dst netip.Addr) bool {
-	if ip.IsGroup(dst) {
-		return true
+	return ip.IsGroup(dst) || t.isSubnetBroadcast(dst)
+}
+
+func (t *Table) isSubnetBroadcast(dst netip.Addr) bool {
+	if !dst.Is4() || len(t.broadcast) == 0 {
+		return false
 	}
-	_, sub := t.broadcast[dst]
-	return sub
+	_, ok := t.broadcast[dst]
+	return ok
 }
 
 // Wanted reports whether an arriving IP packet for dst is for us as far as

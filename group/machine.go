@@ -1,0 +1,502 @@
+package group
+
+import (
+	"cmp"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/wire/ip"
+)
+
+// Bounds that are no option.
+const (
+	maxAddrs = 4096 // addresses of the device
+	maxPeers = 1024 // of a static list
+)
+
+// A failed join is tried again after retryMin, doubled each time up to retryMax.
+const (
+	retryMin = time.Second
+	retryMax = time.Minute
+)
+
+// always is what every interface has joined, in this order.
+var always = []netip.Addr{ip.LimitedBroadcast, ip.AllSystems, ip.AllNodes}
+
+// member is one joined IP group.
+type member struct {
+	mgid    ib.GID
+	reasons Reason
+	refs    int // addresses behind ForAddress
+	since   time.Time
+}
+
+// underlay is one group of the wire: what Join and Leave are about.
+type underlay struct {
+	refs     int           // members that ride on it
+	joined   bool          // Join was issued and has not failed since
+	retry    time.Time     // when to try again; zero while joined or down
+	interval time.Duration // before the next retry
+}
+
+// A Machine is one interface's group membership.
+type Machine struct {
+	o     Options
+	up    bool
+	gid   ib.GID
+	peers []ib.GID
+
+	addrs   map[netip.Prefix]netip.Addr // to the subnet broadcast, or the zero Addr
+	members map[netip.Addr]*member
+	wire    map[ib.GID]*underlay
+	learned int // members with neither Always nor ForAddress: MaxGroups bounds them
+	dirty   bool
+	table   *Table
+
+	joins, leaves, joinFailures    uint64
+	refusedGroups, refusedAddrs    uint64
+	refusedPeers, ignoredNodeLocal uint64
+	changes                        uint64
+}
+
+// New returns a machine that waits for [Up].
+func New(o Options) *Machine {
+	o.PKey, o.Scope = cmp.Or(o.PKey, ib.DefaultPKey)|ib.PKeyFull, cmp.Or(o.Scope&0xf, DefaultScope)
+	if !o.Underlay4.IsValid() {
+		o.Underlay4 = UnderlayGroup4(o.PKey)
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	m := &Machine{
+		o:       o,
+		addrs:   make(map[netip.Prefix]netip.Addr),
+		members: make(map[netip.Addr]*member),
+		wire:    make(map[ib.GID]*underlay),
+	}
+	m.setPeers(o.Peers)
+	m.table = m.build()
+	return m
+}
+
+// Step applies ev at time now and appends to dst what the driver must do, in
+// order. It is the only way the state changes.
+func (m *Machine) Step(dst []Action, now time.Time, ev Event) []Action {
+	switch ev := ev.(type) {
+	case Up:
+		dst = m.start(dst, now, ev.GID)
+	case Down:
+		dst = m.stop(dst)
+	case AddAddr:
+		dst = m.addAddr(dst, now, ev)
+	case DelAddr:
+		dst = m.delAddr(dst, now, ev.Prefix)
+	case Report:
+		for _, c := range ev.Changes {
+			dst = m.report(dst, now, c)
+		}
+	case Kernel:
+		dst = m.kernel(dst, now, ev.Groups)
+	case SetPeers:
+		dst = m.changeUnderlay(dst, now, func() { m.setPeers(ev.Peers) })
+	case JoinFailed:
+		m.joinFailed(now, ev)
+	case Wake:
+		dst = m.wake(dst, now)
+	default:
+		panic(fmt.Sprintf("group: unknown event %T", ev)) // our bug, not the peer's
+	}
+	if m.dirty {
+		m.dirty, m.table = false, m.build()
+		dst = append(dst, Publish{m.table})
+	}
+	return dst
+}
+
+// start joins everything anew: what the QP had joined went with it.
+func (m *Machine) start(dst []Action, now time.Time, gid ib.GID) []Action {
+	for _, u := range m.wire {
+		u.joined, u.retry, u.interval = false, time.Time{}, 0
+	}
+	m.up = false
+	for _, a := range always {
+		dst = m.want(dst, now, a, Always)
+	}
+	return m.changeUnderlay(dst, now, func() { m.up, m.gid = true, gid })
+}
+
+// stop leaves everything, broadcast last: it was the first.
+func (m *Machine) stop(dst []Action) []Action {
+	m.up = false
+	for _, g := range slices.Backward(m.wireOrder()) {
+		u := m.wire[g]
+		if u.joined {
+			m.leaves++
+			dst = append(dst, Leave{g})
+		}
+		u.joined, u.retry = false, time.Time{}
+	}
+	return dst
+}
+
+// changeUnderlay lets f change what underlay group a member rides on.
+func (m *Machine) changeUnderlay(dst []Action, now time.Time, f func()) []Action {
+	order := m.joinOrder()
+	before := make([]ib.GID, len(order))
+	for i, a := range order {
+		before[i] = m.rideOn(m.members[a])
+	}
+	f()
+	m.dirty = true
+	// Take the new ones first: a group that stays must not be left in between.
+	for _, a := range order {
+		dst = m.hold(dst, now, m.rideOn(m.members[a]))
+	}
+	for _, g := range before {
+		dst = m.release(dst, g)
+	}
+	return dst
+}
+
+// rideOn returns the underlay group that carries e: its own, the one of an IPv4
+// underlay, or none (zero) where copies go to peers.
+func (m *Machine) rideOn(e *member) ib.GID {
+	switch {
+	case len(m.peers) > 0:
+		return ib.GID{}
+	case m.gid.Is4():
+		return ib.GIDFromAddr(m.o.Underlay4)
+	}
+	return e.mgid
+}
+
+// hold takes a reference to the underlay group g and sees to it that it is
+// joined.
+func (m *Machine) hold(dst []Action, now time.Time, g ib.GID) []Action {
+	if g.IsZero() {
+		return dst
+	}
+	u := m.wire[g]
+	if u == nil {
+		u = &underlay{}
+		m.wire[g] = u
+	}
+	u.refs++
+	if !m.up || u.joined || now.Before(u.retry) {
+		return dst
+	}
+	return m.join(dst, g, u)
+}
+
+func (m *Machine) join(dst []Action, g ib.GID, u *underlay) []Action {
+	u.joined, u.retry = true, time.Time{}
+	m.joins++
+	return append(dst, Join{g})
+}
+
+// release gives back one reference to g, and leaves it with the last.
+func (m *Machine) release(dst []Action, g ib.GID) []Action {
+	u := m.wire[g]
+	if u == nil {
+		return dst // the zero GID
+	}
+	if u.refs--; u.refs > 0 {
+		return dst
+	}
+	delete(m.wire, g)
+	if u.joined && m.up {
+		m.leaves++
+		dst = append(dst, Leave{g})
+	}
+	return dst
+}
+
+// want adds reason r for the group a.
+func (m *Machine) want(dst []Action, now time.Time, a netip.Addr, r Reason) []Action {
+	if e := m.members[a]; e != nil {
+		if e.reasons&(Always|ForAddress) == 0 && r&(Always|ForAddress) != 0 {
+			m.learned--
+		}
+		e.reasons |= r
+		return dst
+	}
+	mgid, ok := MGID(a, m.o.PKey, m.o.Scope)
+	if !ok {
+		m.ignoredNodeLocal++
+		return dst
+	}
+	if r&(Always|ForAddress) == 0 {
+		if m.learned >= m.o.maxGroups() {
+			if m.refusedGroups == 0 { // the counter tells of the others
+				m.o.Log.Warn("group refused, too many", "group", a, "max", m.o.maxGroups())
+			}
+			m.refusedGroups++
+			return dst
+		}
+		m.learned++
+	}
+	e := &member{mgid: mgid, reasons: r, since: now}
+	m.members[a] = e
+	m.dirty = true
+	return m.hold(dst, now, m.rideOn(e))
+}
+
+// unwant takes reasons r for the group a away, and the group with the last.
+func (m *Machine) unwant(dst []Action, a netip.Addr, r Reason) []Action {
+	e := m.members[a]
+	if e == nil || e.reasons&r == 0 {
+		return dst
+	}
+	was := e.reasons
+	e.reasons &^= r
+	if e.reasons&(Always|ForAddress) == 0 {
+		switch {
+		case was&(Always|ForAddress) == 0 && e.reasons == 0:
+			m.learned--
+		case was&(Always|ForAddress) != 0 && e.reasons != 0:
+			// Now it counts; there may be one too many for a while, which the
+			// number of addresses bounds.
+			m.learned++
+		}
+	}
+	if e.reasons != 0 {
+		return dst
+	}
+	delete(m.members, a)
+	m.dirty = true
+	return m.release(dst, m.rideOn(e))
+}
+
+func (m *Machine) addAddr(dst []Action, now time.Time, ev AddAddr) []Action {
+	p := ev.Prefix
+	if !p.IsValid() {
+		return dst
+	}
+	bcast := ev.Broadcast
+	if p.Addr().Is4() && !bcast.IsValid() {
+		bcast = subnetBroadcast(p)
+	}
+	old, known := m.addrs[p]
+	if !known && len(m.addrs) >= maxAddrs {
+		if m.refusedAddrs == 0 {
+			m.o.Log.Warn("address refused, too many", "address", p, "max", maxAddrs)
+		}
+		m.refusedAddrs++
+		return dst
+	}
+	m.addrs[p] = bcast
+	m.dirty = m.dirty || old != bcast
+	if known || p.Addr().Is4() {
+		return dst
+	}
+	g := ip.SolicitedNode(p.Addr())
+	dst = m.want(dst, now, g, ForAddress)
+	m.members[g].refs++ // a solicited-node group always has an MGID
+	return dst
+}
+
+func (m *Machine) delAddr(dst []Action, now time.Time, p netip.Prefix) []Action {
+	bcast, known := m.addrs[p]
+	if !known {
+		return dst
+	}
+	delete(m.addrs, p)
+	m.dirty = m.dirty || bcast.IsValid()
+	if p.Addr().Is4() {
+		return dst
+	}
+	g := ip.SolicitedNode(p.Addr())
+	e := m.members[g]
+	if e.refs--; e.refs > 0 {
+		return dst
+	}
+	return m.unwant(dst, g, ForAddress)
+}
+
+// subnetBroadcast returns the address of p with all ones in its host part. A
+// network of one or two addresses has none (RFC 3021).
+func subnetBroadcast(p netip.Prefix) netip.Addr {
+	if p.Bits() > 30 {
+		return netip.Addr{}
+	}
+	a := p.Addr().As4()
+	for i := p.Bits(); i < 32; i++ {
+		a[i/8] |= 0x80 >> (i % 8)
+	}
+	return netip.AddrFrom4(a)
+}
+
+// report applies one group record. The kernel speaks for all its sockets, so its
+// leave ends what an earlier report or list of its own asked for.
+func (m *Machine) report(dst []Action, now time.Time, c ip.Change) []Action {
+	m.changes++
+	switch want, known := c.Wanted(); {
+	case !known: // sources blocked: the group may still be wanted
+		return dst
+	case want:
+		return m.want(dst, now, c.Group, Reported)
+	}
+	return m.unwant(dst, c.Group, Reported|InKernel)
+}
+
+// kernel compares with the kernel's list. What is no more wanted goes first, to
+// make room.
+func (m *Machine) kernel(dst []Action, now time.Time, groups []netip.Addr) []Action {
+	list := make([]netip.Addr, 0, len(groups))
+	for _, a := range groups {
+		if a = a.Unmap().WithZone(""); a.IsMulticast() {
+			list = append(list, a)
+		}
+	}
+	slices.SortFunc(list, netip.Addr.Compare)
+	for _, a := range m.order() {
+		if _, in := slices.BinarySearchFunc(list, a, netip.Addr.Compare); !in {
+			dst = m.unwant(dst, a, Reported|InKernel)
+		}
+	}
+	for _, a := range slices.Compact(list) {
+		dst = m.want(dst, now, a, InKernel)
+	}
+	return dst
+}
+
+func (m *Machine) setPeers(peers []ib.GID) {
+	m.peers = nil
+	for _, g := range peers {
+		switch {
+		case g.IsZero() || g.IsMulticast() || slices.Contains(m.peers, g):
+			// nobody, or somebody already there
+		case len(m.peers) >= maxPeers:
+			m.refusedPeers++
+		default:
+			m.peers = append(m.peers, g)
+		}
+	}
+}
+
+func (m *Machine) joinFailed(now time.Time, ev JoinFailed) {
+	u := m.wire[ev.MGID]
+	if u == nil || !u.joined || !m.up {
+		return // left in the meantime
+	}
+	m.joinFailures++
+	u.joined, u.interval = false, min(retryMax, max(retryMin, 2*u.interval))
+	u.retry = now.Add(u.interval)
+	// RFC 4391 section 12: every failure of a group operation is to be logged.
+	m.o.Log.Warn("join failed", "mgid", ev.MGID, "err", ev.Err, "retry", u.interval)
+}
+
+func (m *Machine) wake(dst []Action, now time.Time) []Action {
+	for _, g := range m.wireOrder() {
+		if u := m.wire[g]; !u.retry.IsZero() && !now.Before(u.retry) {
+			dst = m.join(dst, g, u)
+		}
+	}
+	return dst
+}
+
+// Deadline says when the driver must send [Wake]; zero means never.
+func (m *Machine) Deadline() (t time.Time) {
+	for _, u := range m.wire { // a minimum: order does not matter
+		if !u.retry.IsZero() && (t.IsZero() || u.retry.Before(t)) {
+			t = u.retry
+		}
+	}
+	return t
+}
+
+// build makes the table of the state as it is.
+func (m *Machine) build() *Table {
+	t := &Table{
+		pkey: m.o.PKey, scope: m.o.Scope, peers: slices.Clone(m.peers),
+		wanted:    make(map[netip.Addr]struct{}, len(m.members)),
+		broadcast: make(map[netip.Addr]struct{}),
+	}
+	if m.gid.Is4() {
+		t.underlay4 = ib.GIDFromAddr(m.o.Underlay4)
+	}
+	for a := range m.members {
+		t.wanted[a] = struct{}{}
+	}
+	for _, b := range m.addrs {
+		if b.IsValid() {
+			t.broadcast[b] = struct{}{}
+		}
+	}
+	return t
+}
+
+// order returns the joined IP groups: IPv4 before IPv6, by address.
+func (m *Machine) order() []netip.Addr {
+	return slices.SortedFunc(maps.Keys(m.members), netip.Addr.Compare)
+}
+
+// joinOrder returns the same with what is always joined in front, broadcast
+// first: RFC 4391 section 5 makes it the condition for everything else.
+func (m *Machine) joinOrder() []netip.Addr {
+	rank := func(a netip.Addr) int {
+		if i := slices.Index(always, a); i >= 0 {
+			return i
+		}
+		return len(always)
+	}
+	return slices.SortedFunc(maps.Keys(m.members), func(a, b netip.Addr) int {
+		return cmp.Or(rank(a)-rank(b), a.Compare(b))
+	})
+}
+
+// wireOrder returns the underlay groups in the order in which members join them.
+func (m *Machine) wireOrder() []ib.GID {
+	var out []ib.GID
+	seen := make(map[ib.GID]bool, len(m.wire))
+	for _, a := range m.joinOrder() {
+		if g := m.rideOn(m.members[a]); !g.IsZero() && !seen[g] {
+			seen[g] = true
+			out = append(out, g)
+		}
+	}
+	return out
+}
+
+// Table returns the table published last. It is never nil.
+func (m *Machine) Table() *Table { return m.table }
+
+// MGIDFor is [Table.MGIDFor] of the current table.
+func (m *Machine) MGIDFor(dst netip.Addr) (ib.GID, bool) { return m.table.MGIDFor(dst) }
+
+// Wanted is [Table.Wanted] of the current table.
+func (m *Machine) Wanted(dst netip.Addr) bool { return m.table.Wanted(dst) }
+
+// Replicate is [Table.Replicate] of the current table.
+func (m *Machine) Replicate() []ib.GID { return m.table.Replicate() }
+
+// Groups returns the joined groups: IPv4 before IPv6, by address.
+func (m *Machine) Groups() []Group {
+	var out []Group
+	for _, a := range m.order() {
+		e := m.members[a]
+		u := m.wire[m.rideOn(e)]
+		out = append(out, Group{
+			IP: a, MGID: e.mgid, Reasons: e.reasons, Refs: e.refs, Since: e.since,
+			Joined: u != nil && u.joined,
+		})
+	}
+	return out
+}
+
+// Counters calls f for every counter, in a fixed order.
+func (m *Machine) Counters(f func(name string, value uint64)) {
+	f("joins", m.joins)
+	f("leaves", m.leaves)
+	f("join_failures", m.joinFailures)
+	f("report_changes", m.changes)
+	f("refused_groups", m.refusedGroups)
+	f("refused_addresses", m.refusedAddrs)
+	f("refused_peers", m.refusedPeers)
+	f("ignored_node_local", m.ignoredNodeLocal)
+}
