@@ -47,15 +47,12 @@ func (v Verdict) String() string {
 	return "none"
 }
 
-// A Decision is a verdict and its particulars.
+// A Decision is a verdict and its particulars. Which source address the ICMP
+// message needs is known to wire/ip, which builds it.
 type Decision struct {
 	Verdict Verdict
-	MTU     int // to fragment to, or to say in the ICMP message
-	// Source is the address the ICMP message must come from: one of our own is
-	// ignored by the kernel as a martian, the packet's destination is believed.
-	// It is the zero Addr for multicast destinations (ICMPv6): any will do.
-	Source netip.Addr
-	Reason Reason // for Discard
+	MTU     int    // to fragment to, or to say in the ICMP message
+	Reason  Reason // for Discard
 }
 
 // A Reason says why a packet is discarded.
@@ -102,11 +99,7 @@ func Decide(p Packet, h NextHop) Decision {
 	if m < MinIPv6 {
 		return Decision{Verdict: Discard, Reason: ReasonMinimum}
 	}
-	d := Decision{Verdict: TooBig, MTU: m}
-	if !p.Dst.IsMulticast() { // RFC 4443 section 2.4 (e.3): multicast is answered too
-		d.Source = p.Dst
-	}
-	return d
+	return Decision{Verdict: TooBig, MTU: m} // multicast too: RFC 4443 section 2.4 (e.3)
 }
 
 func decide4(p Packet, m int) Decision {
@@ -120,5 +113,5 @@ func decide4(p Packet, m int) Decision {
 	case group:
 		return Decision{Verdict: Discard, Reason: ReasonGroupDF}
 	}
-	return Decision{Verdict: TooBig, MTU: m, Source: p.Dst}
+	return Decision{Verdict: TooBig, MTU: m}
 }

@@ -89,21 +89,25 @@ type Options struct {
 	Log  *slog.Logger // state changes; nil discards them
 }
 
-func (o *Options) reachableTime() time.Duration { return cmp.Or(o.ReachableTime, 30*time.Second) }
-func (o *Options) delayTime() time.Duration     { return cmp.Or(o.DelayTime, 5*time.Second) }
+func (o *Options) reachableTime() time.Duration {
+	return max(1, cmp.Or(o.ReachableTime, 30*time.Second))
+}
+func (o *Options) delayTime() time.Duration     { return max(1, cmp.Or(o.DelayTime, 5*time.Second)) }
 func (o *Options) probes() int                  { return cmp.Or(o.Probes, 3) }
-func (o *Options) probeInterval() time.Duration { return cmp.Or(o.ProbeInterval, time.Second) }
-func (o *Options) staleTime() time.Duration     { return cmp.Or(o.StaleTime, 60*time.Second) }
+func (o *Options) probeInterval() time.Duration { return max(1, cmp.Or(o.ProbeInterval, time.Second)) }
+func (o *Options) staleTime() time.Duration     { return max(1, cmp.Or(o.StaleTime, 60*time.Second)) }
 func (o *Options) holdDown() time.Duration      { return max(0, cmp.Or(o.HoldDown, 3*time.Second)) }
 func (o *Options) dadProbes() int               { return max(0, cmp.Or(o.DADProbes, 3)) }
-func (o *Options) dadInterval() time.Duration   { return cmp.Or(o.DADInterval, 200*time.Millisecond) }
-func (o *Options) maxNeighbors() int            { return cmp.Or(o.MaxNeighbors, 4096) }
-func (o *Options) maxAddrs() int                { return cmp.Or(o.MaxAddrs, 256) }
-func (o *Options) maxQueuedPackets() int        { return cmp.Or(o.MaxQueuedPackets, 64) }
-func (o *Options) maxQueuedOctets() int         { return cmp.Or(o.MaxQueuedOctets, 256<<10) }
-func (o *Options) maxTotalOctets() int          { return cmp.Or(o.MaxTotalOctets, 16<<20) }
-func (o *Options) requestRate() int             { return cmp.Or(o.RequestRate, 4096) }
-func (o *Options) sourceRate() int              { return cmp.Or(o.SourceRate, 64) }
+func (o *Options) dadInterval() time.Duration {
+	return max(1, cmp.Or(o.DADInterval, 200*time.Millisecond))
+}
+func (o *Options) maxNeighbors() int     { return cmp.Or(o.MaxNeighbors, 4096) }
+func (o *Options) maxAddrs() int         { return cmp.Or(o.MaxAddrs, 256) }
+func (o *Options) maxQueuedPackets() int { return cmp.Or(o.MaxQueuedPackets, 64) }
+func (o *Options) maxQueuedOctets() int  { return cmp.Or(o.MaxQueuedOctets, 256<<10) }
+func (o *Options) maxTotalOctets() int   { return cmp.Or(o.MaxTotalOctets, 16<<20) }
+func (o *Options) requestRate() int      { return cmp.Or(o.RequestRate, 4096) }
+func (o *Options) sourceRate() int       { return cmp.Or(o.SourceRate, 64) }
 
 // retries are short at first: a query is a broadcast that nothing repeats when
 // it is lost, and TCP's first retransmission comes after one second, so a lost

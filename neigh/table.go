@@ -1,38 +1,183 @@
 package neigh
 
 import (
+	"container/list"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"time"
+
+	"ipoibcm/wire/encap"
 )
 
 // A Table is the neighbour cache and the own addresses of one interface. It is
 // not safe for concurrent use.
 type Table struct {
-	o Options
-	n Counters
+	o      Options
+	link   encap.LinkAddr // our own
+	router bool
+
+	entries map[netip.Addr]*entry
+	byLink  map[encap.LinkAddr][]*entry // known entries by Key, in the order they came
+	lru     list.List                   // of *entry, least recently used first
+	queued  int                         // octets waiting in all entries
+
+	own    map[netip.Addr]*ownAddr
+	addrs  []*ownAddr // the same, ordered by address
+	timers timers
+	limit  limiter
+	n      Counters
 }
 
 // New returns a Table without neighbours and addresses.
-func New(o Options) *Table { return &Table{o: o} }
+func New(o Options) *Table {
+	if o.Rand == nil {
+		o.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Table{
+		o:       o,
+		link:    o.LinkAddr,
+		router:  o.Router,
+		entries: make(map[netip.Addr]*entry),
+		byLink:  make(map[encap.LinkAddr][]*entry),
+		own:     make(map[netip.Addr]*ownAddr),
+		limit:   newLimiter(o.requestRate(), o.sourceRate()),
+	}
+}
 
 // Step applies ev at time now and appends to dst what the driver must do, in
 // order. It is the only way the state changes.
-func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action { return dst }
+func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
+	switch ev := ev.(type) {
+	case Resolve:
+		return t.resolve(dst, now, plain(ev.IP), ev.Packet)
+	case Used:
+		if e := t.entries[plain(ev.IP)]; e != nil {
+			t.use(now, e)
+		}
+		return dst
+	case Confirmed:
+		if e := t.entries[plain(ev.IP)]; e != nil && e.state.Known() {
+			t.confirm(now, e)
+		}
+		return dst
+	case ConfirmedLink:
+		for _, e := range t.byLink[ev.LinkAddr.Key()] {
+			t.confirm(now, e)
+		}
+		return dst
+	case Forget:
+		if e := t.entries[plain(ev.IP)]; e != nil {
+			return t.remove(dst, e, ExpireForgotten, DropForgotten)
+		}
+		return dst
+	case ForgetLink:
+		for _, e := range slices.Clone(t.byLink[ev.LinkAddr.Key()]) {
+			dst = t.remove(dst, e, ExpireForgotten, DropForgotten)
+		}
+		return dst
+	case Flush:
+		for _, e := range t.sorted() {
+			dst = t.remove(dst, e, ExpireForgotten, DropForgotten)
+		}
+		return dst
+	case RecvARP:
+		return t.recvARP(dst, now, ev.From, ev.Payload)
+	case RecvND:
+		return t.recvND(dst, now, ev.From, ev.Payload)
+	case AddrAdded:
+		return t.addAddr(dst, now, ev.Prefix)
+	case AddrRemoved:
+		t.removeAddr(plain(ev.IP))
+		return dst
+	case SetLinkAddr:
+		if ev.LinkAddr == t.link {
+			return dst
+		}
+		t.link = ev.LinkAddr
+		return t.reannounce(dst, now)
+	case SetRouter:
+		t.router = ev.On
+		return dst
+	case Reannounce:
+		return t.reannounce(dst, now)
+	case Wake:
+		for tm := t.timers.due(now); tm != nil; tm = t.timers.due(now) {
+			t.timers.stop(tm)
+			if tm.entry != nil {
+				dst = t.entryTimer(dst, now, tm.entry)
+			} else {
+				dst = t.addrTimer(dst, now, tm.own)
+			}
+		}
+		return dst
+	default:
+		panic(fmt.Sprintf("neigh: unknown event %T", ev)) // our bug, not the peer's
+	}
+}
 
 // Deadline says when the driver must send Wake; zero means never.
-func (t *Table) Deadline() time.Time { return time.Time{} }
+func (t *Table) Deadline() time.Time { return t.timers.first() }
 
 // Lookup returns the entry of ip.
-func (t *Table) Lookup(ip netip.Addr) (Neighbor, bool) { return Neighbor{}, false }
+func (t *Table) Lookup(ip netip.Addr) (Neighbor, bool) {
+	e := t.entries[plain(ip)]
+	if e == nil {
+		return Neighbor{}, false
+	}
+	return e.snapshot(), true
+}
 
 // Neighbors returns all entries, ordered by address.
-func (t *Table) Neighbors() []Neighbor { return nil }
+func (t *Table) Neighbors() []Neighbor {
+	ns := make([]Neighbor, 0, len(t.entries))
+	for _, e := range t.sorted() {
+		ns = append(ns, e.snapshot())
+	}
+	return ns
+}
 
 // Addrs returns our own addresses, ordered by address.
-func (t *Table) Addrs() []Addr { return nil }
+func (t *Table) Addrs() []Addr {
+	as := make([]Addr, 0, len(t.addrs))
+	for _, a := range t.addrs {
+		as = append(as, Addr{Prefix: a.prefix, State: a.state, By: a.by, Conflicts: a.conflicts})
+	}
+	return as
+}
+
+// LinkAddr returns our own link-layer address.
+func (t *Table) LinkAddr() encap.LinkAddr { return t.link }
 
 // Counters returns the counters.
 func (t *Table) Counters() Counters { return t.n }
 
 // QueuedOctets returns what waits for all neighbours together.
-func (t *Table) QueuedOctets() int { return 0 }
+func (t *Table) QueuedOctets() int { return t.queued }
+
+func (t *Table) drop(d Drop) { t.n.Drops[d]++ }
+
+// sorted returns the entries ordered by address: maps have no order, and a seed
+// must replay.
+func (t *Table) sorted() []*entry {
+	es := make([]*entry, 0, len(t.entries))
+	for _, e := range t.entries {
+		es = append(es, e)
+	}
+	slices.SortFunc(es, func(a, b *entry) int { return a.ip.Compare(b.ip) })
+	return es
+}
+
+// plain returns a as a key: no zone (there is one interface), IPv4 unmapped.
+func plain(a netip.Addr) netip.Addr { return a.WithZone("").Unmap() }
+
+// unicast reports whether a is an address that a neighbour can have.
+func unicast(a netip.Addr) bool {
+	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback() &&
+		a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+}

@@ -1,0 +1,221 @@
+package neigh
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/wire/arp"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
+	"ipoibcm/wire/nd"
+)
+
+const (
+	announces        = 2                // of an address (RFC 5227 section 1.1: ANNOUNCE_NUM)
+	announceInterval = 2 * time.Second  // ANNOUNCE_INTERVAL
+	defendInterval   = 10 * time.Second // DEFEND_INTERVAL
+)
+
+// An ownAddr is one of our own addresses.
+type ownAddr struct {
+	ip     netip.Addr
+	prefix netip.Prefix
+	state  AddrState
+
+	by        encap.LinkAddr
+	conflicts uint64
+	defended  time.Time
+
+	probes    int // sent in this detection
+	announces int // still to send
+	timer     timer
+}
+
+// addAddr takes an address into use at once and looks for duplicates meanwhile
+// (RFC 4429): the kernel that has it already uses it.
+func (t *Table) addAddr(dst []Action, now time.Time, p netip.Prefix) []Action {
+	a := plain(p.Addr())
+	if !p.IsValid() || !unicast(a) {
+		return dst
+	}
+	p = netip.PrefixFrom(a, min(p.Bits(), a.BitLen()))
+	if o := t.own[a]; o != nil {
+		o.prefix = p
+		return dst
+	}
+	if len(t.addrs) >= t.o.maxAddrs() {
+		t.drop(DropOwnAddrsFull)
+		t.o.Log.Warn("too many addresses, this one is not answered for", "ip", a, "max", t.o.maxAddrs())
+		return dst
+	}
+	if e := t.entries[a]; e != nil {
+		dst = t.remove(dst, e, ExpireOwn, DropOwnAddress)
+	}
+	o := &ownAddr{ip: a, prefix: p}
+	o.timer.own = o
+	t.own[a] = o
+	i, _ := slices.BinarySearchFunc(t.addrs, a, func(o *ownAddr, a netip.Addr) int { return o.ip.Compare(a) })
+	t.addrs = slices.Insert(t.addrs, i, o)
+	return t.detect(dst, now, o)
+}
+
+func (t *Table) removeAddr(a netip.Addr) {
+	o := t.own[a]
+	if o == nil {
+		return
+	}
+	t.timers.stop(&o.timer)
+	delete(t.own, a)
+	t.addrs = slices.DeleteFunc(t.addrs, func(x *ownAddr) bool { return x == o })
+}
+
+// reannounce tells everybody where our addresses are, and gives those found
+// duplicate, which may have been a misunderstanding, another chance.
+func (t *Table) reannounce(dst []Action, now time.Time) []Action {
+	for _, o := range t.addrs {
+		if o.state == AddrReady {
+			o.announces = announces
+			dst = t.announce(dst, now, o)
+		} else {
+			dst = t.detect(dst, now, o)
+		}
+	}
+	return dst
+}
+
+// detect starts duplicate address detection. Without a link-layer address of our
+// own it waits for SetLinkAddr.
+func (t *Table) detect(dst []Action, now time.Time, o *ownAddr) []Action {
+	o.state, o.probes, o.by = AddrOptimistic, 0, encap.LinkAddr{}
+	t.timers.stop(&o.timer)
+	if !validLink(t.link) {
+		return dst
+	}
+	return t.addrTimer(dst, now, o)
+}
+
+func (t *Table) addrTimer(dst []Action, now time.Time, o *ownAddr) []Action {
+	switch {
+	case o.state == AddrReady && o.announces > 0:
+		return t.announce(dst, now, o)
+	case o.state != AddrOptimistic:
+		return dst
+	case o.probes >= t.o.dadProbes():
+		return t.verified(dst, now, o)
+	}
+	// The probes are quick, three instead of one, and without the random wait of
+	// RFC 4862: peers that hold our QPN of before a restart learn the new one
+	// only when the announcement follows. The fabric answers in microseconds; a
+	// lost broadcast is what three probes are for.
+	o.probes++
+	t.n.DADProbes++
+	i := t.o.dadInterval()
+	t.timers.set(&o.timer, now.Add(i*3/4+time.Duration(t.o.Rand.Int64N(int64(i)/2+1))))
+	if o.ip.Is4() {
+		return t.sendARP(dst, arp.NewProbe(t.link, o.ip), Dest{Broadcast: true})
+	}
+	return t.sendNS(dst, nd.NewDAD(o.ip), Dest{Broadcast: true})
+}
+
+func (t *Table) verified(dst []Action, now time.Time, o *ownAddr) []Action {
+	o.state, o.announces = AddrReady, announces
+	dst = append(dst, AddrVerified{IP: o.ip})
+	return t.announce(dst, now, o)
+}
+
+func (t *Table) announce(dst []Action, now time.Time, o *ownAddr) []Action {
+	t.timers.stop(&o.timer)
+	if !validLink(t.link) {
+		return dst
+	}
+	if o.announces > 0 {
+		o.announces--
+	}
+	if o.announces > 0 {
+		t.timers.set(&o.timer, now.Add(announceInterval))
+	}
+	return t.sendAnnouncement(dst, o)
+}
+
+func (t *Table) sendAnnouncement(dst []Action, o *ownAddr) []Action {
+	t.n.Announces++
+	if o.ip.Is4() {
+		return t.sendARP(dst, arp.NewAnnouncement(t.link, o.ip), Dest{Broadcast: true})
+	}
+	return t.sendNA(dst, nd.NewAnnouncement(o.ip, t.link, t.router), Dest{Group: ip.AllNodes})
+}
+
+// claimed handles that somebody else says o is theirs. While detection runs that
+// decides against us. Afterwards the address is kept and defended, but not more
+// often than RFC 5227 section 2.4 allows, lest two hosts shout at each other.
+func (t *Table) claimed(dst []Action, now time.Time, o *ownAddr, by encap.LinkAddr) []Action {
+	o.by = by
+	switch o.state {
+	case AddrOptimistic:
+		o.state = AddrDuplicate
+		t.timers.stop(&o.timer)
+		t.n.Duplicates++
+		t.o.Log.Warn("address is in use elsewhere", "ip", o.ip, "by", by)
+		return append(dst, Duplicate{IP: o.ip, By: by})
+	case AddrReady:
+		o.conflicts++
+		t.n.Conflicts++
+		if !o.defended.IsZero() && now.Sub(o.defended) < defendInterval {
+			return dst
+		}
+		o.defended = now
+		t.o.Log.Warn("another host claims our address", "ip", o.ip, "by", by)
+		dst = append(dst, Conflict{IP: o.ip, By: by})
+		if !validLink(t.link) {
+			return dst
+		}
+		return t.sendAnnouncement(dst, o)
+	}
+	return dst
+}
+
+// source picks the own address to ask for target from: the source of the packet
+// that wants it (RFC 4861 section 7.2.2), else one of target's subnet, else any
+// of the family; duplicates never. pkt may be nil.
+func (t *Table) source(target netip.Addr, pkt []byte) *ownAddr {
+	if !validLink(t.link) {
+		return nil
+	}
+	if src, ok := ip.Src(pkt); ok {
+		if o := t.own[src]; o.usable(target) {
+			return o
+		}
+	}
+	var best *ownAddr
+	rank := func(o *ownAddr) (r int) {
+		if o.prefix.Contains(target) {
+			r += 4
+		}
+		if o.ip.IsLinkLocalUnicast() == target.IsLinkLocalUnicast() {
+			r += 2
+		}
+		if o.state == AddrReady {
+			r++
+		}
+		return r
+	}
+	for _, o := range t.addrs {
+		if o.usable(target) && (best == nil || rank(o) > rank(best)) {
+			best = o
+		}
+	}
+	return best
+}
+
+// usable reports whether o may be the source of a query for target.
+func (o *ownAddr) usable(target netip.Addr) bool {
+	return o != nil && o.state != AddrDuplicate && o.ip.Is4() == target.Is4()
+}
+
+// validLink reports whether somebody can be at a: a port's GID, and a QPN that is
+// neither a management one nor that of multicast.
+func validLink(a encap.LinkAddr) bool {
+	return !a.GID.IsZero() && !a.GID.IsMulticast() && a.QPN > ib.QPNGSI && a.QPN < ib.QPNMulticast
+}

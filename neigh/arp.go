@@ -1,0 +1,84 @@
+package neigh
+
+import (
+	"time"
+
+	"ipoibcm/wire/arp"
+	"ipoibcm/wire/encap"
+)
+
+func (t *Table) sendARP(dst []Action, p arp.Packet, to Dest) []Action {
+	b, err := p.AppendBinary(make([]byte, 0, arp.Len))
+	if err != nil {
+		panic("neigh: " + err.Error()) // only IPv4 comes here
+	}
+	return append(dst, SendUD{To: to, EtherType: encap.ARP, Payload: b})
+}
+
+func (t *Table) recvARP(dst []Action, now time.Time, from encap.LinkAddr, b []byte) []Action {
+	var p arp.Packet
+	if p.UnmarshalBinary(b) != nil {
+		t.drop(DropMalformed)
+		return dst
+	}
+	if p.Op == arp.Request {
+		t.n.RecvQueries++
+	} else {
+		t.n.RecvAnswers++
+	}
+	probe := p.IsProbe()
+	switch {
+	case !validLink(p.Sender) || !probe && !unicast(p.SenderIP):
+		t.drop(DropBadSender)
+		return dst
+	case t.foreign(p.Sender, from):
+		return dst
+	}
+	// RFC 5227 section 2.4: whoever sends from our address claims it.
+	if o := t.own[p.SenderIP]; o != nil {
+		return t.claimed(dst, now, o, p.Sender)
+	}
+	// RFC 826: the sender's pair updates what we know, whatever the packet is.
+	known := false
+	if e := t.entries[p.SenderIP]; e != nil && !probe {
+		known = true
+		dst = t.known(dst, now, e, p.Sender, p.Op == arp.Reply && p.Target.Key() == t.link.Key())
+	}
+	if p.Op == arp.Reply {
+		if !known {
+			t.drop(DropUnsolicited)
+		}
+		return dst
+	}
+	return t.answerARP(dst, now, p, known)
+}
+
+func (t *Table) answerARP(dst []Action, now time.Time, p arp.Packet, known bool) []Action {
+	o := t.own[p.TargetIP]
+	if o == nil {
+		if !known {
+			t.drop(DropNotForUs)
+		}
+		return dst
+	}
+	if why, ok := t.limit.allow(now, p.Sender); !ok {
+		t.drop(why)
+		return dst
+	}
+	probe := p.IsProbe()
+	if probe && o.state == AddrOptimistic {
+		// Both look for duplicates at once: neither may have it (RFC 5227
+		// section 2.1.1).
+		return t.claimed(dst, now, o, p.Sender)
+	}
+	if o.state == AddrDuplicate {
+		t.drop(DropDuplicate)
+		return dst
+	}
+	if !known && !probe {
+		// Who asks for us is about to talk to us (RFC 826).
+		dst = t.learn(dst, now, p.SenderIP, p.Sender)
+	}
+	t.n.Answers++
+	return t.sendARP(dst, p.ReplyFrom(t.link), Dest{LinkAddr: p.Sender})
+}

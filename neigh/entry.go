@@ -1,0 +1,305 @@
+package neigh
+
+import (
+	"container/list"
+	"net/netip"
+	"slices"
+	"time"
+
+	"ipoibcm/wire/encap"
+)
+
+// lockTime is how long a changed link-layer address stays before a claim that no
+// probe asked for may change it again: two hosts with one address, or an impostor, cost at
+// most one change per second (RFC 4755 section 8).
+const lockTime = time.Second
+
+// evictScan bounds how many entries are looked at to make room for one.
+const evictScan = 64
+
+// An entry is one neighbour.
+type entry struct {
+	ip      netip.Addr
+	link    encap.LinkAddr // valid if state.Known()
+	state   State
+	router  bool
+	queries int // in this resolution or probing
+
+	since, confirmed, used time.Time
+	changed                time.Time // when link was last set
+
+	queue       [][]byte
+	queueOctets int
+
+	timer timer
+	elem  *list.Element // in Table.lru
+}
+
+func (e *entry) snapshot() Neighbor {
+	return Neighbor{
+		IP: e.ip, LinkAddr: e.link, State: e.state, Router: e.router,
+		Since: e.since, Confirmed: e.confirmed, Used: e.used,
+		QueuedPackets: len(e.queue), QueuedOctets: e.queueOctets, Queries: e.queries,
+	}
+}
+
+func (t *Table) resolve(dst []Action, now time.Time, ip netip.Addr, pkt []byte) []Action {
+	switch {
+	case !unicast(ip):
+		return t.discard(dst, ip, pkt, DropNotUnicast)
+	case t.own[ip] != nil:
+		return t.discard(dst, ip, pkt, DropOwnAddress)
+	}
+	e := t.entries[ip]
+	if e == nil {
+		if t.source(ip, pkt) == nil {
+			return t.discard(dst, ip, pkt, DropNoSource)
+		}
+		if dst, e = t.add(dst, ip); e == nil {
+			return t.discard(dst, ip, pkt, DropTableFull)
+		}
+		t.setState(now, e, StateIncomplete)
+		t.use(now, e)
+		dst = t.enqueue(dst, e, pkt)
+		return t.query(dst, now, e)
+	}
+	t.use(now, e)
+	switch {
+	case e.state == StateIncomplete:
+		return t.enqueue(dst, e, pkt)
+	case e.state == StateFailed:
+		return t.discard(dst, ip, pkt, DropHeldDown)
+	case pkt == nil:
+		return dst
+	}
+	return append(dst, Deliver{IP: ip, LinkAddr: e.link, Packet: pkt})
+}
+
+func (t *Table) discard(dst []Action, ip netip.Addr, pkt []byte, why Drop) []Action {
+	if pkt == nil {
+		return dst
+	}
+	t.drop(why)
+	return append(dst, Discard{IP: ip, Packet: pkt, Reason: why})
+}
+
+// add makes an entry without state, evicting another if the table is full. It
+// returns nil if there is none to evict.
+func (t *Table) add(dst []Action, ip netip.Addr) ([]Action, *entry) {
+	if len(t.entries) >= t.o.maxNeighbors() {
+		var victim *entry
+		el := t.lru.Front()
+		for range evictScan {
+			if el == nil {
+				break
+			}
+			// Those in use are in another state; those asked for have packets.
+			if e := el.Value.(*entry); e.state == StateStale || e.state == StateFailed {
+				victim = e
+				break
+			}
+			el = el.Next()
+		}
+		if victim == nil {
+			return dst, nil
+		}
+		t.n.Evicted++
+		dst = t.remove(dst, victim, ExpireEvicted, DropUnresolved)
+	}
+	e := &entry{ip: ip}
+	e.timer.entry = e
+	e.elem = t.lru.PushBack(e)
+	t.entries[ip] = e
+	return dst, e
+}
+
+// setState enters s and sets the timer that leaves it.
+func (t *Table) setState(now time.Time, e *entry, s State) {
+	if e.state != s {
+		t.o.Log.Debug("neighbour state", "ip", e.ip, "from", e.state, "to", s)
+		e.state, e.since = s, now
+	}
+	switch s {
+	case StateIncomplete, StateProbe:
+		e.queries = 0 // query and probe set the timer
+	case StateReachable:
+		r := t.o.reachableTime()
+		t.timers.set(&e.timer, now.Add(r/2+time.Duration(t.o.Rand.Int64N(int64(r)+1))))
+	case StateStale:
+		t.timers.set(&e.timer, now.Add(t.o.staleTime()))
+	case StateDelay:
+		t.timers.set(&e.timer, now.Add(t.o.delayTime()))
+	case StateFailed:
+		t.timers.set(&e.timer, now.Add(t.o.holdDown()))
+	}
+}
+
+// use notes traffic. A stale neighbour in use is on its way to being probed.
+func (t *Table) use(now time.Time, e *entry) {
+	e.used = now
+	t.lru.MoveToBack(e.elem)
+	if e.state == StateStale {
+		t.setState(now, e, StateDelay)
+	}
+}
+
+// confirm notes proof that a known neighbour receives what we send.
+func (t *Table) confirm(now time.Time, e *entry) {
+	e.confirmed = now
+	t.setState(now, e, StateReachable)
+}
+
+func (t *Table) entryTimer(dst []Action, now time.Time, e *entry) []Action {
+	switch e.state {
+	case StateIncomplete:
+		if e.queries >= len(t.o.retries()) {
+			return t.fail(dst, now, e)
+		}
+		return t.query(dst, now, e)
+	case StateReachable:
+		t.setState(now, e, StateStale)
+	case StateStale:
+		return t.remove(dst, e, ExpireUnused, DropUnresolved)
+	case StateDelay:
+		t.setState(now, e, StateProbe)
+		return t.probe(dst, now, e)
+	case StateProbe:
+		if e.queries >= t.o.probes() {
+			return t.remove(dst, e, ExpireUnreachable, DropUnresolved)
+		}
+		return t.probe(dst, now, e)
+	case StateFailed:
+		return t.remove(dst, e, 0, DropUnresolved)
+	}
+	return dst
+}
+
+// query asks everybody for an unknown neighbour.
+func (t *Table) query(dst []Action, now time.Time, e *entry) []Action {
+	e.queries++
+	t.timers.set(&e.timer, now.Add(t.o.retries()[e.queries-1]))
+	var hint []byte
+	if len(e.queue) > 0 {
+		hint = e.queue[0]
+	}
+	a := t.source(e.ip, hint)
+	if a == nil {
+		return dst // the address went; another may come before the last retry
+	}
+	t.n.Queries++
+	return t.sendQuery(dst, a, e.ip, Dest{Broadcast: true})
+}
+
+// probe asks a known neighbour whether it is still there. The last probe goes to
+// everybody: after a restart it has another QPN (RFC 4391 section 9.4), and if
+// its announcements were lost, only a broadcast finds it before the entry goes.
+func (t *Table) probe(dst []Action, now time.Time, e *entry) []Action {
+	e.queries++
+	t.timers.set(&e.timer, now.Add(t.o.probeInterval()))
+	a := t.source(e.ip, nil)
+	if a == nil {
+		return dst
+	}
+	t.n.Probes++
+	if e.queries >= t.o.probes() {
+		return t.sendQuery(dst, a, e.ip, Dest{Broadcast: true})
+	}
+	return t.sendQuery(dst, a, e.ip, Dest{LinkAddr: e.link})
+}
+
+// known takes a claim about a neighbour. solicited says that it answers a query
+// of ours, which proves that it received one.
+func (t *Table) known(dst []Action, now time.Time, e *entry, link encap.LinkAddr, solicited bool) []Action {
+	if !e.state.Known() {
+		return t.resolved(dst, now, e, link, solicited)
+	}
+	if link != e.link {
+		// Of two answers to one query the first counts; only a probe, which asks
+		// whether things have changed, may change them at any time.
+		if now.Sub(e.changed) < lockTime && !(solicited && e.state == StateProbe) {
+			t.drop(DropLocked)
+			return dst
+		}
+		old := e.link
+		t.setLink(now, e, link)
+		t.n.Changed++
+		t.o.Log.Info("neighbour changed its link-layer address", "ip", e.ip, "old", old, "new", link)
+		dst = append(dst, Changed{IP: e.ip, Old: old, New: link})
+		if !solicited {
+			e.confirmed = time.Time{}
+			t.setState(now, e, StateStale)
+		}
+	}
+	if solicited {
+		t.confirm(now, e)
+	}
+	return dst
+}
+
+// resolved ends a resolution, or takes up a neighbour that was not known.
+func (t *Table) resolved(dst []Action, now time.Time, e *entry, link encap.LinkAddr, solicited bool) []Action {
+	t.setLink(now, e, link)
+	e.queries = 0
+	t.n.Resolved++
+	dst = append(dst, Resolved{IP: e.ip, LinkAddr: link})
+	switch {
+	case solicited:
+		t.confirm(now, e)
+	case len(e.queue) > 0:
+		t.setState(now, e, StateDelay) // in use from its first moment
+	default:
+		t.setState(now, e, StateStale)
+	}
+	for _, pkt := range e.queue {
+		dst = append(dst, Deliver{IP: e.ip, LinkAddr: link, Packet: pkt})
+	}
+	t.clearQueue(e)
+	return dst
+}
+
+func (t *Table) setLink(now time.Time, e *entry, link encap.LinkAddr) {
+	t.unindex(e)
+	e.link, e.changed = link, now
+	t.byLink[link.Key()] = append(t.byLink[link.Key()], e)
+}
+
+func (t *Table) unindex(e *entry) {
+	key := e.link.Key()
+	es := t.byLink[key]
+	if i := slices.Index(es, e); i >= 0 {
+		if es = slices.Delete(es, i, i+1); len(es) == 0 {
+			delete(t.byLink, key)
+		} else {
+			t.byLink[key] = es
+		}
+	}
+}
+
+// fail ends a resolution without an answer. The entry stays for a while, so that
+// a host that is not there costs no broadcast per packet.
+func (t *Table) fail(dst []Action, now time.Time, e *entry) []Action {
+	t.n.Failed++
+	t.o.Log.Info("neighbour did not answer", "ip", e.ip, "queries", e.queries)
+	dst = append(dst, Failed{IP: e.ip})
+	dst = t.discardQueue(dst, e, DropUnresolved)
+	if t.o.holdDown() == 0 {
+		return t.remove(dst, e, 0, DropUnresolved)
+	}
+	t.setState(now, e, StateFailed)
+	return dst
+}
+
+// remove drops an entry; what waits for it comes back with why.
+func (t *Table) remove(dst []Action, e *entry, reason ExpireReason, why Drop) []Action {
+	if e.state.Known() {
+		t.n.Expired++
+		t.o.Log.Info("neighbour expired", "ip", e.ip, "link", e.link, "reason", reason)
+		dst = append(dst, Expired{IP: e.ip, LinkAddr: e.link, Reason: reason})
+	}
+	dst = t.discardQueue(dst, e, why)
+	t.unindex(e)
+	t.timers.stop(&e.timer)
+	t.lru.Remove(e.elem)
+	delete(t.entries, e.ip)
+	return dst
+}

@@ -1,0 +1,204 @@
+package neigh
+
+import (
+	"net/netip"
+	"time"
+
+	"ipoibcm/wire/arp"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
+	"ipoibcm/wire/nd"
+)
+
+func (t *Table) sendNS(dst []Action, m nd.NS, to Dest) []Action {
+	b, err := m.AppendBinary(nil)
+	if err != nil {
+		panic("neigh: " + err.Error()) // only IPv6 comes here
+	}
+	return append(dst, SendUD{To: to, EtherType: encap.IPv6, Payload: b})
+}
+
+func (t *Table) sendNA(dst []Action, m nd.NA, to Dest) []Action {
+	b, err := m.AppendBinary(nil)
+	if err != nil {
+		panic("neigh: " + err.Error())
+	}
+	return append(dst, SendUD{To: to, EtherType: encap.IPv6, Payload: b})
+}
+
+// sendQuery asks for target from own address a, in either protocol. A
+// solicitation for resolution goes to the broadcast-GID (RFC 4755 section 3)
+// though its IPv6 destination is the solicited-node group.
+func (t *Table) sendQuery(dst []Action, a *ownAddr, target netip.Addr, to Dest) []Action {
+	if target.Is4() {
+		return t.sendARP(dst, arp.NewRequest(t.link, a.ip, target), to)
+	}
+	m := nd.NewNS(a.ip, target, t.link)
+	if !to.Broadcast {
+		m = nd.NewProbe(a.ip, target, t.link)
+	}
+	if a.state == AddrOptimistic {
+		// RFC 4429 section 3.2: do not overwrite the rightful owner's entry at
+		// others. They answer to the packet's source, or ask us in turn.
+		m.Link, m.HasLink = encap.LinkAddr{}, false
+	}
+	return t.sendNS(dst, m, to)
+}
+
+func (t *Table) recvND(dst []Action, now time.Time, from encap.LinkAddr, b []byte) []Action {
+	switch nd.KindOf(b) {
+	case nd.NeighborSolicitation:
+		t.n.RecvQueries++
+		var m nd.NS
+		if m.UnmarshalBinary(b) == nil {
+			return t.recvNS(dst, now, from, m)
+		}
+	case nd.NeighborAdvertisement:
+		t.n.RecvAnswers++
+		var m nd.NA
+		if m.UnmarshalBinary(b) == nil {
+			return t.recvNA(dst, now, from, m)
+		}
+	}
+	t.drop(DropMalformed)
+	return dst
+}
+
+// foreign reports whether a frame is to be dropped, and counts it: its sender is
+// ourselves, or not who it says it is. link is the zero LinkAddr if the message
+// carries none.
+func (t *Table) foreign(link, from encap.LinkAddr) bool {
+	hasLink, hasFrom := !link.IsZero(), !from.GID.IsZero()
+	switch own := t.link.Key(); {
+	case hasLink && link.Key() == own || hasFrom && from.Key() == own:
+		t.drop(DropReflected)
+	case hasLink && hasFrom && link.Key() != from.Key() && !t.o.AllowForeignSender:
+		t.drop(DropSpoofed)
+	default:
+		return false
+	}
+	return true
+}
+
+func (t *Table) recvNS(dst []Action, now time.Time, from encap.LinkAddr, m nd.NS) []Action {
+	switch {
+	case m.HasLink && !validLink(m.Link) || !m.IsDAD() && !unicast(m.Src) || !unicast(m.Target):
+		t.drop(DropBadSender)
+		return dst
+	case t.foreign(m.Link, from):
+		return dst
+	}
+	if o := t.own[m.Src]; o != nil {
+		if m.HasLink {
+			from = m.Link
+		}
+		return t.claimed(dst, now, o, from)
+	}
+	e := t.entries[m.Src]
+	if e != nil && m.HasLink {
+		dst = t.known(dst, now, e, m.Link, false)
+	}
+	o := t.own[m.Target]
+	if o == nil {
+		if e == nil || !m.HasLink {
+			t.drop(DropNotForUs)
+		}
+		return dst
+	}
+	by := from
+	if m.HasLink {
+		by = m.Link
+	}
+	if why, ok := t.limit.allow(now, by); !ok {
+		t.drop(why)
+		return dst
+	}
+	if m.IsDAD() && o.state == AddrOptimistic {
+		return t.claimed(dst, now, o, from) // RFC 4862 section 5.4.3
+	}
+	if o.state == AddrDuplicate {
+		t.drop(DropDuplicate)
+		return dst
+	}
+	return t.answerNS(dst, now, from, m, e, o)
+}
+
+func (t *Table) answerNS(dst []Action, now time.Time, from encap.LinkAddr, m nd.NS, e *entry, o *ownAddr) []Action {
+	na := m.Answer(t.link, t.router)
+	if o.state == AddrOptimistic {
+		na.Override = false // RFC 4429 section 3.3
+	}
+	to := Dest{LinkAddr: m.Link}
+	switch {
+	case m.IsDAD():
+		to = Dest{Group: ip.AllNodes} // it has no address to answer to
+	case m.HasLink:
+		if e == nil {
+			dst = t.learn(dst, now, m.Src, m.Link)
+		}
+	case e != nil && e.state.Known():
+		to.LinkAddr = e.link
+	case validLink(from):
+		to.LinkAddr = from // an optimistic asker does not say
+	default:
+		t.drop(DropNoLinkAddr)
+		return dst
+	}
+	t.n.Answers++
+	return t.sendNA(dst, na, to)
+}
+
+// learn takes up somebody who asks for us and is likely to be talked to soon.
+func (t *Table) learn(dst []Action, now time.Time, a netip.Addr, link encap.LinkAddr) []Action {
+	dst, e := t.add(dst, a)
+	if e == nil {
+		t.drop(DropLearnFull)
+		return dst
+	}
+	return t.known(dst, now, e, link, false)
+}
+
+// recvNA follows RFC 4861 section 7.2.5.
+func (t *Table) recvNA(dst []Action, now time.Time, from encap.LinkAddr, m nd.NA) []Action {
+	switch {
+	case m.HasLink && !validLink(m.Link) || !unicast(m.Src) || !unicast(m.Target):
+		t.drop(DropBadSender)
+		return dst
+	case t.foreign(m.Link, from):
+		return dst
+	}
+	if o := t.own[m.Target]; o != nil {
+		if m.HasLink {
+			from = m.Link
+		}
+		return t.claimed(dst, now, o, from)
+	}
+	e := t.entries[m.Target]
+	if e == nil {
+		t.drop(DropUnsolicited)
+		return dst
+	}
+	if !e.state.Known() {
+		if !m.HasLink {
+			t.drop(DropNoLinkAddr)
+			return dst
+		}
+		e.router = m.Router
+		return t.known(dst, now, e, m.Link, m.Solicited)
+	}
+	// Other flags of the same interface are no other address: override does not
+	// matter for those.
+	if m.HasLink && m.Link.Key() != e.link.Key() && !m.Override {
+		t.drop(DropNotOverride)
+		if e.state == StateReachable {
+			t.setState(now, e, StateStale)
+		}
+		return dst
+	}
+	e.router = m.Router
+	link := e.link
+	if m.HasLink {
+		link = m.Link
+	}
+	return t.known(dst, now, e, link, m.Solicited)
+}
