@@ -69,12 +69,21 @@ type QP struct {
 	cfg   Config
 	state verbs.QPState
 	attr  verbs.QPAttr // merged from all transitions
+	mtu   int          // path MTU in octets, RC and UC
 	count Counters
+
+	sq  sendQueue
+	req requester
+	rsp responder
+	wc  verbs.WC // the completion being delivered
 }
 
 // New returns a QP in RESET.
 func New(cfg Config) *QP {
-	return &QP{cfg: cfg}
+	cfg.MaxSendSGE = min(max(1, cfg.MaxSendSGE), MaxSGE)
+	q := &QP{cfg: cfg, sq: sendQueue{depth: max(1, cfg.SendDepth), maxSGE: cfg.MaxSendSGE, ud: cfg.Transport == ib.UD}}
+	q.rsp.queue = cfg.Shared
+	return q
 }
 
 // QPN returns the QP's number.
@@ -97,30 +106,253 @@ func (q *QP) Counters() *Counters { return &q.count }
 
 // Modify moves the QP to attr.State. Going to ERR completes everything
 // outstanding with WRFlushError. Going to RESET forgets it without completion.
-func (q *QP) Modify(attr *verbs.QPAttr, now time.Time) error { return verbs.ErrNotSupported }
+func (q *QP) Modify(attr *verbs.QPAttr, now time.Time) error {
+	switch attr.State {
+	case verbs.StateReset:
+		q.Close()
+		return nil
+	case verbs.StateError:
+		if q.state != verbs.StateError {
+			q.enterError()
+		}
+		return nil
+	case verbs.StateInit, verbs.StateRTR, verbs.StateRTS:
+		if q.state != attr.State-1 {
+			return verbs.ErrState
+		}
+	default:
+		return verbs.ErrInvalid
+	}
+	switch attr.State {
+	case verbs.StateInit:
+		q.attr.PKey, q.attr.QKey, q.attr.Access = attr.PKey, attr.QKey, attr.Access
+	case verbs.StateRTR:
+		if q.cfg.Transport != ib.UD {
+			if attr.PathMTU.Octets() == 0 || !attr.DestQPN.Valid() || attr.MaxDestRDAtomic > MaxRDAtomic {
+				return verbs.ErrInvalid
+			}
+			q.attr.Path, q.attr.PathMTU, q.attr.DestQPN = attr.Path, attr.PathMTU, attr.DestQPN
+			q.attr.RQPSN = attr.RQPSN & ib.PSNMask
+			q.attr.MaxDestRDAtomic, q.attr.MinRNRTimer = attr.MaxDestRDAtomic, attr.MinRNRTimer
+			q.mtu = attr.PathMTU.Octets()
+			q.rsp.epsn = q.attr.RQPSN
+		}
+	case verbs.StateRTS:
+		if attr.MaxRDAtomic > MaxRDAtomic {
+			return verbs.ErrInvalid
+		}
+		q.attr.SQPSN = attr.SQPSN & ib.PSNMask
+		q.attr.Timeout, q.attr.RetryCount = attr.Timeout&31, min(attr.RetryCount, 7)
+		q.attr.RNRRetry, q.attr.MaxRDAtomic = min(attr.RNRRetry, 7), attr.MaxRDAtomic
+		q.req.start(q)
+	}
+	q.state, q.attr.State = attr.State, attr.State
+	return nil
+}
 
 // PostSend posts wrs in order; see [verbs.QP]. Packets come out of Output.
 func (q *QP) PostSend(wrs []verbs.SendWR, now time.Time) (int, error) {
-	return 0, verbs.ErrNotSupported
+	if q.state != verbs.StateRTS && q.state != verbs.StateError {
+		return 0, verbs.ErrState
+	}
+	for i := range wrs {
+		wr := &wrs[i]
+		n, err := q.checkSend(wr)
+		if err != nil {
+			return i, err
+		}
+		if q.state == verbs.StateError {
+			q.sendDone(wr.ID, wr.Opcode, 0, verbs.WRFlushError)
+			continue
+		}
+		if q.sq.len() >= q.sq.depth {
+			return i, verbs.ErrQueueFull
+		}
+		q.req.postWR(q, wr, n)
+	}
+	return len(wrs), nil
+}
+
+// checkSend returns the length of the message in octets.
+func (q *QP) checkSend(wr *verbs.SendWR) (int, error) {
+	if len(wr.SG) > q.cfg.MaxSendSGE {
+		return 0, verbs.ErrInvalid
+	}
+	n := 0
+	for k := range wr.SG {
+		n += len(wr.SG[k].Buf)
+	}
+	ok := n <= MaxMessage
+	switch q.cfg.Transport {
+	case ib.RC:
+		ok = ok && wr.Opcode <= verbs.Read && (wr.Opcode != verbs.Read || q.attr.MaxRDAtomic > 0 || q.state == verbs.StateError)
+	case ib.UC:
+		ok = ok && wr.Opcode < verbs.Read && wr.Opcode != verbs.SendInv
+	default:
+		ok = n <= q.cfg.maxUDPayload() && wr.Opcode <= verbs.SendImm && wr.AH != nil && wr.RemoteQPN.Valid()
+	}
+	if !ok {
+		return 0, verbs.ErrInvalid
+	}
+	return n, nil
 }
 
 // PostRecv posts wrs in order to the QP's own receive queue.
-func (q *QP) PostRecv(wrs []verbs.RecvWR) (int, error) { return 0, verbs.ErrNotSupported }
+func (q *QP) PostRecv(wrs []verbs.RecvWR) (int, error) {
+	if q.cfg.Shared != nil {
+		return 0, verbs.ErrInvalid
+	}
+	if q.state == verbs.StateReset {
+		return 0, verbs.ErrState
+	}
+	if q.rsp.ring == nil {
+		q.rsp.ring = NewRecvRing(q.cfg.RecvDepth, q.cfg.MaxRecvSGE)
+		q.rsp.queue = q.rsp.ring
+	}
+	for i := range wrs {
+		if q.state == verbs.StateError {
+			q.recvDone(&verbs.WC{ID: wrs[i].ID, Status: verbs.WRFlushError, Opcode: verbs.Recv})
+			continue
+		}
+		if err := q.rsp.ring.Post(&wrs[i]); err != nil {
+			return i, err
+		}
+	}
+	return len(wrs), nil
+}
 
 // Receive takes one packet, whose ICRC was checked. It keeps neither pkt nor
 // from. What it returns is already counted.
-func (q *QP) Receive(pkt *roce.Packet, from *Source, now time.Time) DropReason { return DropState }
+func (q *QP) Receive(pkt *roce.Packet, from *Source, now time.Time) DropReason {
+	r := q.receive(pkt, from, now)
+	if r == NoDrop {
+		q.count.PacketsIn++
+		q.count.OctetsIn += uint64(len(pkt.Payload))
+	} else if r != duplicate {
+		q.count.Drops[r]++
+	} else {
+		q.count.Duplicates++
+		r = NoDrop
+	}
+	return r
+}
+
+// duplicate is what the parts below return for packets taken before.
+const duplicate = NumDropReasons
+
+func (q *QP) receive(pkt *roce.Packet, from *Source, now time.Time) DropReason {
+	switch {
+	case q.state != verbs.StateRTR && q.state != verbs.StateRTS:
+		return DropState
+	case !pkt.BTH.PKey().Match(q.attr.PKey):
+		return DropPKey
+	}
+	if t, ok := pkt.Op.Transport(); !ok || t != q.cfg.Transport {
+		return DropOpcode
+	}
+	if q.cfg.Transport == ib.UD {
+		return q.receiveUD(pkt, from)
+	}
+	// A packet's addresses must be the connection's (D12).
+	if from.Src != q.attr.Path.DGID || (from.Dst != q.attr.Path.SGID && !q.attr.Path.SGID.IsZero()) {
+		return DropSource
+	}
+	if q.state == verbs.StateRTR && !q.rsp.commEst {
+		q.rsp.commEst = true
+		q.cfg.Sink.Event(verbs.Event{Kind: verbs.CommEst, QPN: q.cfg.QPN})
+	}
+	switch {
+	case q.cfg.Transport == ib.UC:
+		return q.receiveUC(pkt)
+	case !pkt.Op.IsResponse():
+		return q.receiveRequest(pkt)
+	case q.state != verbs.StateRTS:
+		return DropStale
+	case pkt.Op.IsAck():
+		return q.receiveAck(pkt, now)
+	case pkt.Op.IsReadResponse():
+		return q.receiveReadResponse(pkt, now)
+	}
+	return DropOpcode // atomics
+}
 
 // Output fills pkts with packets to send now and returns how many. Zero means
 // that there is nothing to send until something else happens. Runs of packets of
 // one message have equal length but for its first and last.
-func (q *QP) Output(pkts []Packet, now time.Time) int { return 0 }
+func (q *QP) Output(pkts []Packet, now time.Time) int {
+	if q.cfg.Transport != ib.RC {
+		return q.outputUnreliable(pkts)
+	}
+	n := 0
+	for n < len(pkts) && q.nextResponse(&pkts[n]) {
+		n++
+	}
+	if q.state != verbs.StateRTS {
+		return n
+	}
+	first := n
+	for n < len(pkts) && q.nextRequest(&pkts[n]) {
+		n++
+	}
+	if n > first && q.req.ackDeadline.IsZero() {
+		q.armTimer(now)
+	}
+	return n
+}
 
 // Deadline says when Wake is due; zero means never.
-func (q *QP) Deadline() time.Time { return time.Time{} }
+func (q *QP) Deadline() time.Time {
+	if !q.req.rnrDeadline.IsZero() {
+		return q.req.rnrDeadline // no ACK is awaited meanwhile
+	}
+	return q.req.ackDeadline
+}
 
-// Wake runs the timers that are due. Early calls do no harm. Call Output after.
-func (q *QP) Wake(now time.Time) {}
+// Close ends the QP without completing anything. It is then in RESET.
+func (q *QP) Close() {
+	q.sq.reset()
+	q.req = requester{}
+	q.rsp = responder{queue: q.cfg.Shared}
+	q.state, q.attr, q.mtu = verbs.StateReset, verbs.QPAttr{}, 0
+}
 
-// Close ends the QP without completing anything. Every later call finds RESET.
-func (q *QP) Close() {}
+// fail moves the QP to ERR by itself.
+func (q *QP) fail(status verbs.Status) {
+	q.enterError()
+	q.cfg.Sink.Event(verbs.Event{Kind: verbs.QPFatal, QPN: q.cfg.QPN, Status: status})
+}
+
+// enterError completes everything outstanding, oldest first. A NAK that tells
+// the peer why still goes out.
+func (q *QP) enterError() {
+	q.state, q.attr.State = verbs.StateError, verbs.StateError
+	if q.cfg.Transport != ib.RC {
+		q.completeSent()
+	}
+	for q.sq.len() > 0 {
+		q.complete(verbs.WRFlushError)
+	}
+	q.req.ackDeadline, q.req.rnrDeadline = time.Time{}, time.Time{}
+
+	r := &q.rsp
+	r.ackPending, r.reads = false, nil
+	if r.have {
+		r.have = false
+		q.recvDone(&verbs.WC{ID: r.wqe.ID, Status: verbs.WRFlushError, Opcode: verbs.Recv})
+	}
+	for r.ring != nil && r.ring.Pop(&r.wqe) {
+		q.recvDone(&verbs.WC{ID: r.wqe.ID, Status: verbs.WRFlushError, Opcode: verbs.Recv})
+	}
+	q.sq.reset()
+}
+
+func (q *QP) sendDone(id uint64, op verbs.Opcode, n int, status verbs.Status) {
+	q.wc = verbs.WC{ID: id, Status: status, Opcode: op, QPN: q.cfg.QPN, ByteLen: n}
+	q.cfg.Sink.SendDone(&q.wc)
+}
+
+func (q *QP) recvDone(wc *verbs.WC) {
+	q.wc = *wc // what goes through an interface would be allocated each time
+	q.wc.QPN = q.cfg.QPN
+	q.cfg.Sink.RecvDone(&q.wc)
+}

@@ -1,0 +1,208 @@
+package engine
+
+import (
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/roce"
+)
+
+// receiveAck takes an ACK or a NAK of any kind (WF 10.3).
+func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
+	r := &q.req
+	psn, s := pkt.BTH.PSN(), pkt.AETH().Syndrome()
+	if psn.Before(r.una) || !psn.Before(r.highest) {
+		return DropStale // old, or never sent
+	}
+	switch {
+	case s.IsACK():
+		q.count.ACKsIn++
+		q.ackTo(psn.Add(1), now)
+	case s.IsRNR():
+		q.count.RNRIn++
+		if !r.rnrDeadline.IsZero() {
+			return NoDrop // the same again
+		}
+		q.ackTo(psn, now)
+		if q.attr.RNRRetry != 7 {
+			if r.rnrLeft == 0 {
+				q.failAt(psn, verbs.RNRExceeded)
+				return NoDrop
+			}
+			r.rnrLeft--
+		}
+		r.retryLeft, r.backoff = q.attr.RetryCount, 0 // the peer is alive
+		r.ackDeadline, r.rnrDeadline = time.Time{}, now.Add(s.RNRTimer().Duration())
+		q.goBack()
+	case s == roce.NAKSequence:
+		q.count.NAKsIn++
+		q.ackTo(psn, now)
+		if !r.rnrDeadline.IsZero() {
+			return NoDrop // it is sent again soon anyway
+		}
+		if r.retryLeft == 0 {
+			q.failAt(r.una, verbs.RetryExceeded)
+			return NoDrop
+		}
+		r.retryLeft--
+		q.goBack()
+	case s == roce.NAKInvalidReq, s == roce.NAKRemoteAccess, s == roce.NAKRemoteOp:
+		q.count.NAKsIn++
+		q.ackTo(psn, now)
+		q.failAt(psn, nakStatus(s))
+	default:
+		return DropOpcode // reserved, or for reliable datagrams
+	}
+	return NoDrop
+}
+
+// nakStatus returns what a fatal NAK means for the work request.
+func nakStatus(s roce.Syndrome) verbs.Status {
+	switch s {
+	case roce.NAKInvalidReq:
+		return verbs.RemoteInvReq
+	case roce.NAKRemoteAccess:
+		return verbs.RemoteAccess
+	}
+	return verbs.RemoteOpError
+}
+
+// ackTo completes what ends before psn. It stops at a READ whose responses are
+// missing: an ACK from behind it means that they were lost.
+func (q *QP) ackTo(psn ib.PSN, now time.Time) {
+	limit, lost := psn, false
+	for i := q.sq.head; i != q.sq.tail; i++ {
+		w := q.sq.at(i)
+		if !w.psn.Before(psn) {
+			break
+		}
+		if w.op == verbs.Read {
+			limit, lost = w.psn, true
+			break
+		}
+	}
+	q.advance(limit, now)
+	if lost {
+		q.gap()
+	}
+}
+
+// advance makes psn the oldest unacknowledged packet, if that is progress.
+func (q *QP) advance(psn ib.PSN, now time.Time) {
+	r := &q.req
+	if !r.una.Before(psn) {
+		return
+	}
+	r.una = psn
+	for q.sq.len() > 0 {
+		if psn.Before(q.sq.at(q.sq.head).end()) {
+			break
+		}
+		q.complete(verbs.Success)
+	}
+	if r.next.Before(psn) { // acknowledged late, while we were resending
+		q.seek(psn)
+	}
+	r.retryLeft, r.rnrLeft, r.backoff = q.attr.RetryCount, q.attr.RNRRetry, 0
+	r.rnrDeadline = time.Time{}
+	r.ackDeadline = time.Time{}
+	if r.una != r.highest {
+		q.armTimer(now)
+	}
+}
+
+// gap asks again for READ responses that were lost, one time per una; the timer
+// does the rest.
+func (q *QP) gap() {
+	r := &q.req
+	if r.gapSeen && r.gapAt == r.una {
+		return
+	}
+	r.gapSeen, r.gapAt = true, r.una
+	q.goBack()
+}
+
+// receiveReadResponse takes one packet of a READ. It acknowledges all requests
+// before that READ.
+func (q *QP) receiveReadResponse(pkt *roce.Packet, now time.Time) DropReason {
+	r := &q.req
+	psn := pkt.BTH.PSN()
+	if psn.Before(r.una) || !psn.Before(r.highest) {
+		return DropStale
+	}
+	i := q.sq.head
+	for psn.Sub(q.sq.at(i).psn) >= int(q.sq.at(i).npkt) {
+		if q.sq.at(i).op == verbs.Read {
+			q.advance(q.sq.at(i).psn, now)
+			q.gap()
+			return DropSequence // an earlier READ has not been answered
+		}
+		i++
+	}
+	w := q.sq.at(i)
+	if w.op != verbs.Read {
+		return DropStale
+	}
+	sg := q.sq.sg(i)
+	q.advance(w.psn, now)
+	if psn != r.una {
+		q.gap()
+		return DropSequence
+	}
+	off := psn.Sub(w.psn) * q.mtu
+	if len(pkt.Payload) != min(q.mtu, int(w.len)-off) {
+		return DropLength
+	}
+	scatter(sg, off, pkt.Payload)
+	q.advance(psn.Add(1), now)
+	return NoDrop
+}
+
+// failAt ends the work request that psn belongs to with status, flushes all
+// others and moves the QP to ERR.
+func (q *QP) failAt(psn ib.PSN, status verbs.Status) {
+	for q.sq.len() > 0 && !psn.Before(q.sq.at(q.sq.head).end()) {
+		q.complete(verbs.WRFlushError) // a READ that has not been answered
+	}
+	if q.sq.len() > 0 {
+		q.complete(status)
+	}
+	q.fail(status)
+}
+
+// Wake runs the timers that are due. Early calls do no harm. Call Output after.
+func (q *QP) Wake(now time.Time) {
+	r := &q.req
+	if !r.rnrDeadline.IsZero() {
+		if now.Before(r.rnrDeadline) {
+			return
+		}
+		r.rnrDeadline = time.Time{}
+		q.goBack()
+		q.armTimer(now)
+		return
+	}
+	if r.ackDeadline.IsZero() || now.Before(r.ackDeadline) {
+		return
+	}
+	q.count.Timeouts++
+	if r.retryLeft == 0 {
+		q.failAt(r.una, verbs.RetryExceeded)
+		return
+	}
+	r.retryLeft--
+	r.backoff++
+	q.goBack()
+	q.armTimer(now)
+}
+
+// armTimer starts the ACK timer. Each timeout in a row doubles it up to
+// MaxBackoff: a peer that is slow for a moment is not lost.
+func (q *QP) armTimer(now time.Time) {
+	if q.attr.Timeout == 0 {
+		return // never
+	}
+	d := q.attr.Timeout.Duration()
+	q.req.ackDeadline = now.Add(min(d<<q.req.backoff, max(d, MaxBackoff)))
+}

@@ -1,0 +1,142 @@
+package engine
+
+import (
+	"math/rand"
+	"testing"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+var sizes = []int{0, 1, 3, 255, 256, 257, 512, 600, 65524, 1 << 20}
+
+// TestRCOperations moves messages of every kind and size with every path MTU.
+// PSNs start at 0xfffffe, so that each of them crosses the wrap.
+func TestRCOperations(t *testing.T) {
+	for mtu := ib.MTU256; mtu <= ib.MTU4096; mtu++ {
+		p := newPair(t, ib.RC, func(_ *Config, attr *verbs.QPAttr) { attr.PathMTU = mtu })
+		for i, n := range sizes {
+			for _, op := range []verbs.Opcode{verbs.Send, verbs.SendImm, verbs.SendInv, verbs.Write, verbs.WriteImm, verbs.Read} {
+				src, dst := fill(n, i), make([]byte, n+8)
+				p.a.send, p.b.recv = nil, nil
+				p.b.mem[7] = &mem{va: 0x1000, buf: dst, access: verbs.RemoteWrite | verbs.RemoteRead}
+				p.b.mem[9] = &mem{}
+				recv := op != verbs.Write && op != verbs.Read
+				if recv {
+					p.b.postRecv(5, dst, min(n, 1), min(n-min(n, 1), 300))
+				}
+				local := src
+				if op == verbs.Read {
+					copy(dst, src)
+					local = make([]byte, n)
+				}
+				p.a.post(verbs.SendWR{ID: 77, Opcode: op, SG: sg(local, n/3, n/3), Imm: 0xdeadbeef, InvKey: 9, RemoteAddr: 0x1000, RKey: 7})
+				p.run()
+				if len(p.a.send) != 1 || p.a.send[0] != (verbs.WC{ID: 77, Opcode: op, QPN: 0xa1, ByteLen: n}) {
+					t.Fatalf("%v of %d: send completions %+v, state %v", op, n, p.a.send, p.a.State())
+				}
+				if op == verbs.Read {
+					same(t, "read", local, src)
+				} else {
+					same(t, op.String(), dst[:n], src)
+				}
+				if !recv {
+					if len(p.b.recv) != 0 {
+						t.Fatalf("%v: receive completions %+v", op, p.b.recv)
+					}
+					continue
+				}
+				want := verbs.WC{ID: 5, Opcode: verbs.Recv, QPN: 0xa2, ByteLen: n}
+				switch op {
+				case verbs.SendImm:
+					want.Flags, want.Imm = verbs.WithImm, 0xdeadbeef
+				case verbs.SendInv:
+					want.Flags, want.Imm = verbs.WithInv, 9
+					if p.b.mem[9] != nil {
+						t.Fatal("rkey still valid after SEND with invalidate")
+					}
+				case verbs.WriteImm:
+					want.Flags, want.Imm, want.Opcode = verbs.WithImm, 0xdeadbeef, verbs.RecvWriteImm
+				}
+				if len(p.b.recv) != 1 || p.b.recv[0] != want {
+					t.Fatalf("%v of %d: got %+v, want %+v", op, n, p.b.recv, want)
+				}
+			}
+		}
+		if p.a.Deadline() != p.b.Deadline() || !p.a.Deadline().IsZero() {
+			t.Error("a timer runs although nothing is outstanding")
+		}
+	}
+}
+
+// TestRCHostileLink loses, repeats and reorders packets: all messages arrive
+// whole, in order and one time.
+func TestRCHostileLink(t *testing.T) {
+	for seed := range int64(60) {
+		rnd := rand.New(rand.NewSource(seed))
+		p := newPair(t, ib.RC, func(c *Config, attr *verbs.QPAttr) { c.Window = []int{1, 8, 128}[seed%3] })
+		rate := []float64{0.01, 0.05, 0.10}[seed/3%3]
+		var held []byte
+		var heldBy *end
+		p.drop = func(fromA bool, b []byte) bool {
+			to := p.a
+			if fromA {
+				to = p.b
+			}
+			if held != nil && rnd.Intn(3) == 0 {
+				p.input(heldBy, held)
+				held = nil
+			}
+			switch x := rnd.Float64() / rate; {
+			case x < 1:
+				return true
+			case x < 2:
+				p.input(to, b)
+			case x < 3 && held == nil:
+				held, heldBy = b, to
+				return true
+			}
+			return false
+		}
+		region := make([]byte, 1<<16)
+		p.b.mem[7] = &mem{va: 0, buf: region, access: verbs.RemoteRead | verbs.RemoteWrite}
+		const msgs = 40
+		want, got, reads := [msgs][]byte{}, [msgs][]byte{}, map[int][]byte{}
+		recvs := 0
+		for i := range msgs {
+			want[i], got[i] = fill(rnd.Intn(5000), i), make([]byte, 5000)
+			p.b.postRecv(uint64(i), got[i])
+			switch rnd.Intn(4) {
+			case 0:
+				copy(region[i*1000:], fill(900, i))
+				reads[i] = make([]byte, 900)
+				p.a.post(verbs.SendWR{ID: uint64(i), Opcode: verbs.Read, SG: sg(reads[i]), RemoteAddr: uint64(i * 1000), RKey: 7})
+			default:
+				want[recvs] = fill(len(want[i]), recvs)
+				p.a.post(verbs.SendWR{ID: uint64(i), Opcode: verbs.SendImm, Imm: uint32(recvs), SG: sg(want[recvs])})
+				recvs++
+			}
+		}
+		p.runUntil(func() bool { return len(p.a.send) == msgs })
+		for i, wc := range p.a.send {
+			if wc.ID != uint64(i) || wc.Status != verbs.Success {
+				t.Fatalf("seed %d: completion %d is %+v", seed, i, wc)
+			}
+		}
+		for i, b := range reads {
+			same(t, "read", b, fill(900, i))
+		}
+		if len(p.b.recv) != recvs {
+			t.Fatalf("seed %d: %d receives, want %d", seed, len(p.b.recv), recvs)
+		}
+		for i, wc := range p.b.recv {
+			if wc.ID != uint64(i) || wc.Imm != uint32(i) || wc.ByteLen != len(want[i]) {
+				t.Fatalf("seed %d: receive %d is %+v", seed, i, wc)
+			}
+			same(t, "message", got[i][:wc.ByteLen], want[i])
+		}
+		if c := p.a.Counters(); seed%3 == 2 && rate >= 0.05 && c.Retransmits == 0 {
+			t.Errorf("seed %d: nothing was sent again", seed)
+		}
+	}
+}

@@ -1,0 +1,216 @@
+package engine
+
+import (
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/roce"
+)
+
+// A requester is the sending half of an RC or UC QP, and of UD.
+//
+// PSNs are given out when a request is posted. una <= next <= highest <= post
+// hold always, as PSNs go; a retransmission moves next back to una.
+type requester struct {
+	cur    uint32 // position of the work request that next belongs to
+	curPkt uint32 // packet within it
+
+	una     ib.PSN // oldest packet not acknowledged
+	next    ib.PSN // next packet to send
+	highest ib.PSN // after the last packet ever sent
+	post    ib.PSN // of the next request to be posted
+
+	sinceAck  int    // packets sent since one asked for an ACK
+	gapAt     ib.PSN // una when a lost READ response was last seen
+	gapSeen   bool   // gapAt is valid
+	retryLeft uint8
+	rnrLeft   uint8
+	backoff   uint8 // timeouts in a row
+
+	ackDeadline time.Time
+	rnrDeadline time.Time // waiting out an RNR NAK
+}
+
+func (r *requester) start(q *QP) {
+	psn := q.attr.SQPSN
+	*r = requester{cur: q.sq.tail, una: psn, next: psn, highest: psn, post: psn,
+		retryLeft: q.attr.RetryCount, rnrLeft: q.attr.RNRRetry}
+}
+
+// postWR queues wr, a message of n octets.
+func (r *requester) postWR(q *QP, wr *verbs.SendWR, n int) {
+	w := sendWQE{id: wr.ID, raddr: wr.RemoteAddr, rkey: wr.RKey, imm: wr.Imm, len: uint32(n), npkt: 1,
+		psn: r.post, op: wr.Opcode, flags: wr.Flags, nsg: uint8(len(wr.SG))}
+	if wr.Opcode == verbs.SendInv {
+		w.imm = wr.InvKey
+	}
+	if q.cfg.Transport != ib.UD {
+		w.npkt = packets(n, q.mtu)
+	}
+	q.sq.push(&w, wr)
+	r.post = w.end()
+}
+
+// packets returns how many packets carry n octets.
+func packets(n, mtu int) uint32 { return uint32(max(1, (n+mtu-1)/mtu)) }
+
+// nextRequest puts the next RC request packet into p, if one may go out now.
+func (q *QP) nextRequest(p *Packet) bool {
+	r := &q.req
+	if r.cur == q.sq.tail || !r.rnrDeadline.IsZero() {
+		return false
+	}
+	flight := r.next.Sub(r.una)
+	if flight >= q.cfg.window() {
+		return false
+	}
+	w := q.sq.at(r.cur)
+	if r.curPkt == 0 && w.flags&verbs.Fence != 0 && q.readsOut() > 0 {
+		return false
+	}
+	n := uint32(1) // PSNs that this packet takes
+	if w.op == verbs.Read {
+		if q.readsOut() >= int(q.attr.MaxRDAtomic) {
+			return false
+		}
+		n = min(ReadChunk-r.curPkt%ReadChunk, w.npkt-r.curPkt)
+		q.putRead(p, w, n)
+	} else {
+		// Ask for an ACK where the peer's silence would make us wait.
+		r.sinceAck++
+		ack := r.curPkt == w.npkt-1 || r.sinceAck >= q.cfg.ackEvery() || flight == q.cfg.window()-1
+		if ack {
+			r.sinceAck = 0
+		}
+		q.putData(p, w, ack)
+	}
+	if r.next.Before(r.highest) {
+		q.count.Retransmits++
+	}
+	q.advanceNext(w, n)
+	return true
+}
+
+// advanceNext steps over n PSNs of w, which is at cur.
+func (q *QP) advanceNext(w *sendWQE, n uint32) {
+	r := &q.req
+	r.next = r.next.Add(int(n))
+	if r.highest.Before(r.next) {
+		r.highest = r.next
+	}
+	r.curPkt += n
+	if r.curPkt == w.npkt {
+		r.cur, r.curPkt = r.cur+1, 0
+	}
+	q.count.PacketsOut++
+}
+
+// putData makes packet curPkt of a SEND or WRITE.
+func (q *QP) putData(p *Packet, w *sendWQE, ack bool) {
+	r := &q.req
+	off := int(r.curPkt) * q.mtu
+	n := min(int(w.len)-off, q.mtu)
+	first, last := r.curPkt == 0, r.curPkt == w.npkt-1
+	op := dataOpcode(w.op, first, last)
+	pad := roce.Pad(n)
+	roce.PutBTH(p.Header[:], roce.BTHFields{
+		Opcode: op.With(q.cfg.Transport), Solicited: last && w.flags&verbs.Solicited != 0, Pad: pad,
+		PKey: q.attr.PKey, DestQPN: q.attr.DestQPN, AckReq: ack, PSN: r.next,
+	})
+	h := roce.BTHLen
+	if op.HasRETH() {
+		roce.PutRETH(p.Header[h:], w.raddr, w.rkey, w.len)
+		h += roce.RETHLen
+	}
+	if op.HasImm() || op.HasInv() { // same place, same length
+		roce.PutImmDt(p.Header[h:], w.imm)
+		h += roce.ImmDtLen
+	}
+	p.HeaderLen, p.Pad, p.PayloadLen, p.AH = uint8(h), uint8(pad), n, nil
+	p.NPayload = slice(&p.Payload, q.sq.sg(r.cur), off, n)
+	q.count.OctetsOut += uint64(n)
+}
+
+// dataOpcode returns the RC opcode of a packet of a SEND or WRITE.
+func dataOpcode(op verbs.Opcode, first, last bool) roce.Opcode {
+	base := roce.RCSendFirst
+	if op == verbs.Write || op == verbs.WriteImm {
+		base = roce.RCWriteFirst
+	}
+	switch {
+	case !last && first:
+		return base
+	case !last:
+		return base + 1
+	}
+	o := base + 2 // last, last with immediate, only, only with immediate
+	if first {
+		o = base + 4
+	}
+	switch {
+	case op == verbs.SendInv && first:
+		return roce.RCSendOnlyInv
+	case op == verbs.SendInv:
+		return roce.RCSendLastInv
+	case op == verbs.SendImm || op == verbs.WriteImm:
+		o++
+	}
+	return o
+}
+
+// putRead makes the request for n packets of a READ from curPkt on.
+func (q *QP) putRead(p *Packet, w *sendWQE, n uint32) {
+	r := &q.req
+	off := r.curPkt * uint32(q.mtu)
+	roce.PutBTH(p.Header[:], roce.BTHFields{
+		Opcode: roce.RCReadRequest, PKey: q.attr.PKey, DestQPN: q.attr.DestQPN, AckReq: true, PSN: r.next,
+	})
+	roce.PutRETH(p.Header[roce.BTHLen:], w.raddr+uint64(off), w.rkey, min(w.len-off, n*uint32(q.mtu)))
+	p.HeaderLen, p.Pad, p.NPayload, p.PayloadLen, p.AH = roce.BTHLen+roce.RETHLen, 0, 0, 0, nil
+	r.sinceAck = 0
+}
+
+// readsOut returns how many READ requests are sent and not wholly answered. It
+// looks at the window only when READs and fences are sent.
+func (q *QP) readsOut() (n int) {
+	r := &q.req
+	for i := q.sq.head; i != q.sq.tail && i-q.sq.head <= r.cur-q.sq.head; i++ {
+		w := q.sq.at(i)
+		if w.op != verbs.Read {
+			continue
+		}
+		lo, hi := max(0, r.una.Sub(w.psn)), min(int(w.npkt), r.next.Sub(w.psn))
+		if hi > lo {
+			n += (hi+ReadChunk-1)/ReadChunk - lo/ReadChunk
+		}
+	}
+	return n
+}
+
+// seek makes psn, which is not before una, the next to be sent.
+func (q *QP) seek(psn ib.PSN) {
+	r := &q.req
+	r.next, r.sinceAck = psn, 0
+	for i := q.sq.head; i != q.sq.tail; i++ {
+		w := q.sq.at(i)
+		if d := psn.Sub(w.psn); d < int(w.npkt) {
+			r.cur, r.curPkt = i, uint32(d)
+			return
+		}
+	}
+	r.cur, r.curPkt = q.sq.tail, 0
+}
+
+// goBack sends again from the oldest unacknowledged packet.
+func (q *QP) goBack() { q.seek(q.req.una) }
+
+// complete ends the oldest work request.
+func (q *QP) complete(status verbs.Status) {
+	w := *q.sq.at(q.sq.head)
+	q.sq.pop()
+	if w.flags&verbs.Signaled == 0 && status == verbs.Success {
+		return
+	}
+	q.sendDone(w.id, w.op, int(w.len), status)
+}

@@ -1,0 +1,260 @@
+package engine
+
+import (
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/roce"
+)
+
+// A message is what an inbound message in progress is.
+type message uint8
+
+const (
+	msgNone message = iota
+	msgSend
+	msgWrite
+)
+
+// A responder is the receiving half of a QP.
+type responder struct {
+	queue RecvQueue // own or shared
+	ring  *RecvRing // own, made when first posted to
+
+	wqe  RecvWQE // the one being filled
+	have bool
+
+	msg  message
+	off  int    // octets of the message so far
+	va   uint64 // WRITE: where the message goes,
+	rkey uint32 // with what right,
+	want int    // and its length in octets
+
+	epsn    ib.PSN // expected
+	msn     uint32 // 24 bits
+	commEst bool   // told
+
+	waiting    bool // a NAK for epsn went out; packets ahead are dropped silently
+	ackPending bool
+	nakPending bool
+	nak        roce.Syndrome
+	nakPSN     ib.PSN
+
+	reads []readJob // being answered, by PSN
+}
+
+// take makes sure that a receive work request is there to be filled.
+func (r *responder) take() bool {
+	if !r.have && r.queue != nil {
+		r.have = r.queue.Pop(&r.wqe)
+	}
+	return r.have
+}
+
+// sendNAK has s go out, once.
+func (r *responder) sendNAK(s roce.Syndrome, psn ib.PSN) {
+	r.nakPending, r.nak, r.nakPSN, r.waiting = true, s, psn, true
+}
+
+// receiveRequest takes one RC request packet (WF 10.2).
+func (q *QP) receiveRequest(pkt *roce.Packet) DropReason {
+	r := &q.rsp
+	psn := pkt.BTH.PSN()
+	switch d := psn.Sub(r.epsn); {
+	case d > 0:
+		if !r.waiting {
+			r.sendNAK(roce.NAKSequence, r.epsn)
+		}
+		return DropSequence
+	case d < 0 && pkt.Op.IsReadRequest():
+		return q.repeatRead(pkt)
+	case d < 0:
+		r.ackPending = true
+		return duplicate
+	}
+	// What was missing is here: a NAK that has not left yet is not needed.
+	r.waiting, r.nakPending = false, false
+
+	switch {
+	case pkt.Op.IsReadRequest():
+		return q.startRead(pkt)
+	case pkt.Op.IsSend():
+		return q.receiveSend(pkt)
+	case pkt.Op.IsWrite():
+		return q.receiveWrite(pkt)
+	}
+	q.refuse(roce.NAKInvalidReq, verbs.RemoteInvReq) // atomics
+	return DropOpcode
+}
+
+// fits reports whether the opcode follows from what came before and the payload
+// has the length that the opcode says (WF 10.2).
+func (q *QP) fits(pkt *roce.Packet, m message) bool {
+	r, n := &q.rsp, len(pkt.Payload)
+	switch {
+	case pkt.Op.Starts() != (r.msg == msgNone), r.msg != msgNone && r.msg != m:
+		return false
+	case !pkt.Op.Ends():
+		return n == q.mtu
+	case pkt.Op.IsLast():
+		return n > 0 && n <= q.mtu
+	}
+	return n <= q.mtu
+}
+
+func (q *QP) receiveSend(pkt *roce.Packet) DropReason {
+	r := &q.rsp
+	if !q.fits(pkt, msgSend) {
+		q.refuse(roce.NAKInvalidReq, verbs.RemoteInvReq)
+		return DropLength
+	}
+	if pkt.Op.Starts() {
+		if !r.take() {
+			r.sendNAK(roce.RNRSyndrome(q.attr.MinRNRTimer), r.epsn)
+			return DropNoRecv
+		}
+		r.off = 0
+	}
+	if r.off+len(pkt.Payload) > size(r.wqe.SG) {
+		q.finishRecv(verbs.WC{Status: verbs.LocalLengthError, Opcode: verbs.Recv})
+		q.refuse(roce.NAKInvalidReq, verbs.LocalLengthError)
+		return DropTooLong
+	}
+	if pkt.Op.HasInv() && (q.cfg.Memory == nil || !q.cfg.Memory.Invalidate(pkt.IETH().RKey())) {
+		q.refuse(roce.NAKRemoteAccess, verbs.RemoteAccess)
+		return DropAccess
+	}
+	scatter(r.wqe.SG, r.off, pkt.Payload)
+	r.off += len(pkt.Payload)
+	r.msg = msgSend
+	q.accept(pkt)
+	if pkt.Op.Ends() {
+		q.deliver(pkt, verbs.Recv)
+	}
+	return NoDrop
+}
+
+// deliver completes the receive work request with the message that pkt ended.
+func (q *QP) deliver(pkt *roce.Packet, op verbs.Opcode) {
+	wc := verbs.WC{Opcode: op, ByteLen: q.rsp.off}
+	if pkt.Op.HasImm() {
+		wc.Flags, wc.Imm = verbs.WithImm, pkt.ImmDt().Value()
+	}
+	if pkt.Op.HasInv() {
+		wc.Flags, wc.Imm = verbs.WithInv, pkt.IETH().RKey()
+	}
+	q.finishRecv(wc)
+}
+
+func (q *QP) finishRecv(wc verbs.WC) {
+	r := &q.rsp
+	wc.ID = r.wqe.ID
+	r.have = false
+	clear(r.wqe.SG)
+	q.recvDone(&wc)
+}
+
+func (q *QP) receiveWrite(pkt *roce.Packet) DropReason {
+	r := &q.rsp
+	if !q.fits(pkt, msgWrite) {
+		q.refuse(roce.NAKInvalidReq, verbs.RemoteInvReq)
+		return DropLength
+	}
+	va, rkey, want, off := r.va, r.rkey, r.want, r.off
+	if h := pkt.RETH(); h != nil {
+		va, rkey, want, off = h.Addr(), h.RKey(), int(h.Length()), 0
+		if want > 0 { // the right to all of it, before any of it is written
+			if _, ok := q.lookup(rkey, va, want, verbs.RemoteWrite); !ok {
+				q.refuse(roce.NAKRemoteAccess, verbs.RemoteAccess)
+				return DropAccess
+			}
+		}
+	}
+	n := len(pkt.Payload)
+	if off+n > want || pkt.Op.Ends() && off+n != want {
+		q.refuse(roce.NAKInvalidReq, verbs.RemoteInvReq)
+		return DropLength
+	}
+	if pkt.Op.HasImm() && !r.take() {
+		// The packet comes again; its payload is written then.
+		r.sendNAK(roce.RNRSyndrome(q.attr.MinRNRTimer), r.epsn)
+		return DropNoRecv
+	}
+	if n > 0 {
+		dst, ok := q.lookup(rkey, va+uint64(off), n, verbs.RemoteWrite)
+		if !ok {
+			q.refuse(roce.NAKRemoteAccess, verbs.RemoteAccess)
+			return DropAccess
+		}
+		copy(dst, pkt.Payload)
+	}
+	r.va, r.rkey, r.want, r.off, r.msg = va, rkey, want, off+n, msgWrite
+	q.accept(pkt)
+	if pkt.Op.HasImm() {
+		q.deliver(pkt, verbs.RecvWriteImm)
+	}
+	return NoDrop
+}
+
+// lookup finds memory that the peer of this QP may use as access says.
+func (q *QP) lookup(rkey uint32, va uint64, n int, access verbs.Access) ([]byte, bool) {
+	if q.cfg.Memory == nil || q.attr.Access&access != access {
+		return nil, false
+	}
+	b, ok := q.cfg.Memory.Lookup(rkey, va, n, access)
+	return b, ok && len(b) == n
+}
+
+// accept steps over one good RC packet.
+func (q *QP) accept(pkt *roce.Packet) {
+	r := &q.rsp
+	r.epsn = r.epsn.Add(1)
+	if pkt.Op.Ends() {
+		r.msn = (r.msn + 1) & 0xffffff
+		r.msg = msgNone
+	}
+	if pkt.BTH.AckReq() {
+		r.ackPending = true
+	}
+}
+
+// refuse answers a request that cannot be: a fatal NAK, and ERR.
+func (q *QP) refuse(s roce.Syndrome, status verbs.Status) {
+	q.rsp.sendNAK(s, q.rsp.epsn)
+	q.fail(status)
+}
+
+// nextResponse puts the next packet of the responder into p. READ responses and
+// the ACK of what came after them keep their order; one ACK answers all packets
+// since the last call.
+func (q *QP) nextResponse(p *Packet) bool {
+	r := &q.rsp
+	if len(r.reads) > 0 && q.state != verbs.StateError {
+		if q.nextReadResponse(p) {
+			return true
+		}
+	}
+	switch {
+	case r.nakPending:
+		r.nakPending, r.ackPending = false, false
+		if r.nak.IsRNR() {
+			q.count.RNROut++
+		} else {
+			q.count.NAKsOut++
+		}
+		q.putAck(p, r.nak, r.nakPSN)
+		return true
+	case r.ackPending:
+		r.ackPending = false
+		q.count.ACKsOut++
+		q.putAck(p, roce.SyndromeACK, r.epsn.Add(-1))
+		return true
+	}
+	return false
+}
+
+func (q *QP) putAck(p *Packet, s roce.Syndrome, psn ib.PSN) {
+	roce.PutBTH(p.Header[:], roce.BTHFields{Opcode: roce.RCAck, PKey: q.attr.PKey, DestQPN: q.attr.DestQPN, PSN: psn})
+	roce.PutAETH(p.Header[roce.BTHLen:], s, q.rsp.msn)
+	p.HeaderLen, p.Pad, p.NPayload, p.PayloadLen, p.AH = roce.BTHLen+roce.AETHLen, 0, 0, 0, nil
+	q.count.PacketsOut++
+}

@@ -1,0 +1,165 @@
+package engine
+
+import (
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/roce"
+)
+
+// outputUnreliable is Output of UC and UD: what was posted goes out once. A
+// work request completes in the call after the one that gave out its last
+// packet, when that packet has left.
+func (q *QP) outputUnreliable(pkts []Packet) int {
+	if q.state != verbs.StateRTS {
+		return 0
+	}
+	q.completeSent()
+	n := 0
+	for r := &q.req; n < len(pkts) && r.cur != q.sq.tail; n++ {
+		w := q.sq.at(r.cur)
+		if q.cfg.Transport == ib.UD {
+			q.putDatagram(&pkts[n], w)
+		} else {
+			q.putData(&pkts[n], w, false)
+		}
+		q.advanceNext(w, 1)
+	}
+	return n
+}
+
+// completeSent completes the requests whose packets have all left.
+func (q *QP) completeSent() {
+	for q.sq.head != q.req.cur {
+		q.complete(verbs.Success)
+	}
+}
+
+// receiveUC takes one UC packet (WF 10.4). Whatever is wrong costs the message.
+func (q *QP) receiveUC(pkt *roce.Packet) DropReason {
+	r := &q.rsp
+	psn := pkt.BTH.PSN()
+	if pkt.Op.Starts() {
+		r.msg = msgNone // an unfinished one before it is lost; its buffer is reused
+	} else if r.msg == msgNone || psn != r.epsn {
+		r.msg = msgNone
+		return DropSequence
+	}
+	r.epsn = psn.Add(1)
+	m := msgSend
+	if pkt.Op.IsWrite() {
+		m = msgWrite
+	}
+	if !q.fits(pkt, m) {
+		r.msg = msgNone
+		return DropLength
+	}
+	reason := NoDrop
+	if m == msgSend {
+		reason = q.takeUCSend(pkt)
+	} else {
+		reason = q.takeUCWrite(pkt)
+	}
+	if r.msg = m; reason != NoDrop || pkt.Op.Ends() {
+		r.msg = msgNone
+	}
+	return reason
+}
+
+func (q *QP) takeUCSend(pkt *roce.Packet) DropReason {
+	r := &q.rsp
+	if pkt.Op.Starts() {
+		if !r.take() {
+			return DropNoRecv
+		}
+		r.off = 0
+	}
+	if r.off+len(pkt.Payload) > size(r.wqe.SG) {
+		return DropTooLong
+	}
+	scatter(r.wqe.SG, r.off, pkt.Payload)
+	r.off += len(pkt.Payload)
+	if pkt.Op.Ends() {
+		q.deliver(pkt, verbs.Recv)
+	}
+	return NoDrop
+}
+
+func (q *QP) takeUCWrite(pkt *roce.Packet) DropReason {
+	r := &q.rsp
+	if h := pkt.RETH(); h != nil {
+		r.va, r.rkey, r.want, r.off = h.Addr(), h.RKey(), int(h.Length()), 0
+		if r.want > 0 {
+			if _, ok := q.lookup(r.rkey, r.va, r.want, verbs.RemoteWrite); !ok {
+				return DropAccess
+			}
+		}
+	}
+	n := len(pkt.Payload)
+	if r.off+n > r.want || pkt.Op.Ends() && r.off+n != r.want {
+		return DropLength
+	}
+	if n > 0 {
+		dst, ok := q.lookup(r.rkey, r.va+uint64(r.off), n, verbs.RemoteWrite)
+		if !ok {
+			return DropAccess
+		}
+		copy(dst, pkt.Payload)
+		r.off += n
+	}
+	if pkt.Op.HasImm() {
+		if !r.take() {
+			return DropNoRecv
+		}
+		q.deliver(pkt, verbs.RecvWriteImm)
+	}
+	return NoDrop
+}
+
+// putDatagram makes the one packet of a UD message.
+func (q *QP) putDatagram(p *Packet, w *sendWQE) {
+	d := q.sq.dest(q.req.cur)
+	op := roce.UDSendOnly
+	if w.op == verbs.SendImm {
+		op = roce.UDSendOnlyImm
+	}
+	qkey := d.qkey
+	if qkey&ib.ControlledQKey != 0 { // WF 10.5
+		qkey = q.attr.QKey
+	}
+	pad := roce.Pad(int(w.len))
+	roce.PutBTH(p.Header[:], roce.BTHFields{Opcode: op, Solicited: w.flags&verbs.Solicited != 0, Pad: pad,
+		PKey: q.attr.PKey, DestQPN: d.qpn, PSN: q.req.next})
+	roce.PutDETH(p.Header[roce.BTHLen:], qkey, q.cfg.QPN)
+	h := roce.BTHLen + roce.DETHLen
+	if op.HasImm() {
+		roce.PutImmDt(p.Header[h:], w.imm)
+		h += roce.ImmDtLen
+	}
+	p.HeaderLen, p.Pad, p.PayloadLen, p.AH = uint8(h), uint8(pad), int(w.len), d.ah
+	p.NPayload = slice(&p.Payload, q.sq.sg(q.req.cur), 0, int(w.len))
+	q.count.OctetsOut += uint64(w.len)
+}
+
+// receiveUD takes one datagram (WF 10.5): the GRH area first, then the payload.
+func (q *QP) receiveUD(pkt *roce.Packet, from *Source) DropReason {
+	r := &q.rsp
+	d := pkt.DETH()
+	if d.QKey() != q.attr.QKey {
+		return DropQKey
+	}
+	if !r.take() {
+		return DropNoRecv
+	}
+	n := verbs.GRHLen + len(pkt.Payload)
+	if n > size(r.wqe.SG) {
+		return DropTooLong // the buffer waits for another
+	}
+	scatter(r.wqe.SG, 0, from.GRH[:])
+	scatter(r.wqe.SG, verbs.GRHLen, pkt.Payload)
+	wc := verbs.WC{Opcode: verbs.Recv, Flags: verbs.WithGRH, SrcQPN: d.SrcQPN(), ByteLen: n, PKey: pkt.BTH.PKey()}
+	if pkt.Op.HasImm() {
+		wc.Flags, wc.Imm = verbs.WithGRH|verbs.WithImm, pkt.ImmDt().Value()
+	}
+	q.finishRecv(wc)
+	return NoDrop
+}
