@@ -43,7 +43,6 @@ const (
 	flagInbound    = 1
 	flagOutbound   = 2
 	maxOptionLen   = 1024 // octets of a name or description that are kept
-	epbFixed       = 32   // octets of an enhanced packet block before the data
 )
 
 // An Interface is one source of packets in a capture.

@@ -1,0 +1,173 @@
+package pcapng
+
+import (
+	"bytes"
+	"encoding/hex"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func unhex(s string) []byte {
+	b, err := hex.DecodeString(s)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// RoCEv2 packets: an ARP request by UD over IPv4 (with its ICRC), and UD over
+// IPv6 to a group with no payload worth the name.
+var (
+	arpOverUD = unhex("45000070000040004011b679c0000201c0000202c12312b7005c00006400ffff00ffffff0000000700000b1b000001230806000000200800140400018000012300000000000000000000ffffc00002010a00000100000000000000000000000000000000000000000a000002b15cd6b8")
+	udOverV6  = unhex("600000000040114020010db800000000000000000000000120010db8000000000000000000000002c12312b7004000006400ffff000004560000000900000b1b00000123080000004500001c00010000400166de0a0000010a0000020800f7ff00000000686d5c1c")
+)
+
+func capture(t *testing.T) ([]byte, time.Time) {
+	t.Helper()
+	var f bytes.Buffer
+	w, err := NewWriter(&f, "ipoibcmd", Interface{Name: "eth0", Description: "host a"}, Interface{Name: "eth0", SnapLen: 60})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := time.Date(2026, 11, 21, 3, 4, 5, 123456789, time.UTC)
+	for _, err := range []error{
+		w.Packet(0, at, true, arpOverUD),
+		w.Packet(0, at.Add(time.Nanosecond), false, udOverV6),
+		w.Packet(1, at.Add(time.Second), false, arpOverUD),
+		w.Stats(0, at.Add(2*time.Second), 7, 3),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Packet(2, at, true, arpOverUD); err == nil {
+		t.Error("a packet of an interface that was never described was written")
+	}
+	return f.Bytes(), at
+}
+
+func TestRoundTrip(t *testing.T) {
+	b, at := capture(t)
+	c, err := Read(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Application != "ipoibcmd" || len(c.Interfaces) != 2 || c.Interfaces[0].Name != "eth0" ||
+		c.Interfaces[0].Description != "host a" || c.Interfaces[0].SnapLen != DefaultSnapLen || c.Seen != 7 || c.Dropped != 3 {
+		t.Errorf("capture %+v", c)
+	}
+	for i, want := range []struct {
+		id, kept, orig int
+		out            bool
+		at             time.Time
+		eth            string
+	}{
+		{0, 14 + 112, 14 + 112, true, at, "0249c00002020249c00002010800"},
+		{0, 14 + 104, 14 + 104, false, at.Add(time.Nanosecond), "02490000000202490000000186dd"},
+		{1, 60, 14 + 112, false, at.Add(time.Second), "0249c00002020249c00002010800"},
+	} {
+		p := c.Packets[i]
+		if p.Interface != want.id || len(p.Data) != want.kept || p.OrigLen != want.orig || p.Out != want.out || !p.Time.Equal(want.at) {
+			t.Errorf("packet %d: %+v, want %+v", i, p, want)
+		}
+		if got := hex.EncodeToString(p.Data[:EthernetLen]); got != want.eth {
+			t.Errorf("packet %d: Ethernet header %s, want %s", i, got, want.eth)
+		}
+	}
+	if !bytes.Equal(c.Packets[0].Data[EthernetLen:], arpOverUD) {
+		t.Error("the IP packet is not the one written")
+	}
+}
+
+func TestEthernet(t *testing.T) {
+	v4 := func(dst ...byte) []byte {
+		b := bytes.Clone(arpOverUD)
+		copy(b[16:], dst)
+		return b
+	}
+	v6 := bytes.Clone(udOverV6)
+	copy(v6[24:], unhex("ff12401bffff000000000000ffffffff"))
+	for _, tt := range []struct {
+		name string
+		ip   []byte
+		want string // destination, source, type
+	}{
+		{"IPv4 group, 23 bits", v4(239, 192, 255, 255), "01005e40ffff0249c00002010800"},
+		{"limited broadcast", v4(255, 255, 255, 255), "ffffffffffff0249c00002010800"},
+		{"IPv6 group, 32 bits", v6, "3333ffffffff02490000000186dd"},
+		{"no IP at all", []byte{1, 2, 3}, "0000000000000000000000000000"},
+		{"cut short", arpOverUD[:19], "0000000000000000000000000000"},
+	} {
+		h := Ethernet(tt.ip)
+		if got := hex.EncodeToString(h[:]); got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestSnapShorterThanEthernet(t *testing.T) {
+	b := AppendInterface(AppendHeader(nil, "x"), Interface{})
+	for snap := 1; snap < 20; snap++ {
+		c, err := Read(AppendPacket(b[:len(b):len(b)], 0, time.Unix(1, 0), true, arpOverUD, snap))
+		if err != nil || len(c.Packets[0].Data) != snap {
+			t.Fatalf("snap length %d: %v, %+v", snap, err, c)
+		}
+	}
+}
+
+func TestPacketsDoNotAllocate(t *testing.T) {
+	buf := make([]byte, 0, 4096)
+	now := time.Unix(1, 0)
+	if n := testing.AllocsPerRun(100, func() { buf = AppendPacket(buf[:0], 0, now, true, arpOverUD, 0) }); n != 0 {
+		t.Errorf("%v allocations per packet, want none", n)
+	}
+}
+
+// Wireshark's own reader is the judge.
+func TestTshark(t *testing.T) {
+	tshark, err := exec.LookPath("tshark")
+	if err != nil {
+		t.Skip("tshark is not installed: captures were not shown to it")
+	}
+	b, _ := capture(t)
+	file := filepath.Join(t.TempDir(), "x.pcapng")
+	if err := os.WriteFile(file, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(tshark, "-n", "-r", file, "-T", "fields", "-E", "separator=|", "-e", "frame.time_epoch", "-e", "frame.interface_name",
+		"-e", "frame.cap_len", "-e", "frame.packet_flags_direction", "-e", "infiniband.deth.q_key").Output()
+	if err != nil {
+		t.Fatalf("tshark: %v", err)
+	}
+	got := strings.Fields(string(out))
+	for i, want := range [][]string{
+		{"123456789", "|eth0|126|", "2", "b1b"}, {"123456790", "|eth0|118|", "1", "b1b"}, {"123456789", "|eth0|60|", "1"},
+	} {
+		for _, s := range want {
+			if i >= len(got) || !strings.Contains(got[i], s) {
+				t.Fatalf("line %d lacks %q:\n%s", i, s, out)
+			}
+		}
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	b := AppendInterface(AppendHeader(nil, "x"), Interface{Name: "eth0"})
+	b = AppendPacket(b, 0, time.Unix(1, 2), true, arpOverUD, 64)
+	f.Add(AppendStats(b, 0, time.Unix(3, 0), 1, 2))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		c, err := Read(in)
+		if err != nil {
+			return
+		}
+		for _, p := range c.Packets {
+			if len(p.Data) > len(in) || p.Interface >= len(c.Interfaces) {
+				t.Fatalf("packet out of nothing: %+v", p)
+			}
+		}
+	})
+}

@@ -1,0 +1,146 @@
+package pcapng
+
+import (
+	"encoding/binary"
+	"time"
+
+	"ipoibcm/wire"
+)
+
+// A Packet is one captured packet, as [Read] returns it.
+type Packet struct {
+	Interface int
+	Time      time.Time // UTC
+	Out       bool
+	OrigLen   int    // octets on the wire, Ethernet header included
+	Data      []byte // what was kept of it, Ethernet header included
+}
+
+// A Capture is a whole file.
+type Capture struct {
+	Application   string
+	Interfaces    []Interface
+	Packets       []Packet
+	Seen, Dropped uint64 // of the last interface statistics
+}
+
+// Read reads a capture that [Writer] wrote: one section, little-endian,
+// Ethernet. Blocks of other types are passed over; a file that ends inside a
+// block is an error.
+func Read(b []byte) (*Capture, error) {
+	c := &Capture{}
+	for first := true; len(b) > 0; first = false {
+		if len(b) < 12 {
+			return nil, &wire.ShortError{What: "pcapng block", Need: 12, Have: len(b)}
+		}
+		typ, n := binary.LittleEndian.Uint32(b), int64(binary.LittleEndian.Uint32(b[4:]))
+		if first != (typ == blockSHB) {
+			return nil, &wire.FieldError{What: "pcapng block", Field: "type", Value: uint64(typ)}
+		}
+		if n < 12 || n%4 != 0 {
+			return nil, &wire.FieldError{What: "pcapng block", Field: "length", Value: uint64(n)}
+		}
+		if int64(len(b)) < n {
+			return nil, &wire.ShortError{What: "pcapng block", Need: int(n), Have: len(b)}
+		}
+		if again := binary.LittleEndian.Uint32(b[n-4:]); int64(again) != n {
+			return nil, &wire.FieldError{What: "pcapng block", Field: "second length", Value: uint64(again)}
+		}
+		if err := c.block(typ, b[8:n-4]); err != nil {
+			return nil, err
+		}
+		b = b[n:]
+	}
+	return c, nil
+}
+
+// block reads the body of one block.
+func (c *Capture) block(typ uint32, b []byte) error {
+	fixed := map[uint32]int{blockSHB: 16, blockIDB: 8, blockEPB: 20, blockISB: 12}[typ]
+	if len(b) < fixed {
+		return &wire.ShortError{What: "pcapng block", Need: fixed, Have: len(b)}
+	}
+	switch typ {
+	case blockSHB:
+		if m := binary.LittleEndian.Uint32(b); m != byteOrderMagic {
+			return &wire.FieldError{What: "pcapng section", Field: "byte order", Value: uint64(m)}
+		}
+		return eachOption(b[fixed:], func(code uint16, v []byte) {
+			if code == optSHBUserAppl {
+				c.Application = string(v)
+			}
+		})
+	case blockIDB:
+		if l := binary.LittleEndian.Uint16(b); l != linkEthernet {
+			return &wire.FieldError{What: "pcapng interface", Field: "link type", Value: uint64(l)}
+		}
+		i, resol := Interface{SnapLen: int(binary.LittleEndian.Uint32(b[4:]))}, byte(6)
+		err := eachOption(b[fixed:], func(code uint16, v []byte) {
+			switch {
+			case code == optIDBName:
+				i.Name = string(v)
+			case code == optIDBDesc:
+				i.Description = string(v)
+			case code == optIDBTSResol && len(v) == 1:
+				resol = v[0]
+			}
+		})
+		if err == nil && resol != tsresolNanos {
+			return &wire.FieldError{What: "pcapng interface", Field: "time resolution", Value: uint64(resol)}
+		}
+		c.Interfaces = append(c.Interfaces, i)
+		return err
+	case blockEPB:
+		id, kept := binary.LittleEndian.Uint32(b), int64(binary.LittleEndian.Uint32(b[12:]))
+		if int64(id) >= int64(len(c.Interfaces)) {
+			return &wire.FieldError{What: "pcapng packet", Field: "interface", Value: uint64(id)}
+		}
+		rest := b[fixed:]
+		padded := (kept + 3) &^ 3
+		if int64(len(rest)) < padded {
+			return &wire.ShortError{What: "pcapng packet", Need: int(padded), Have: len(rest)}
+		}
+		p := Packet{
+			Interface: int(id), Time: readTime(b[4:]),
+			OrigLen: int(binary.LittleEndian.Uint32(b[16:])), Data: rest[:kept],
+		}
+		err := eachOption(rest[padded:], func(code uint16, v []byte) {
+			if code == optEPBFlags && len(v) == 4 {
+				p.Out = v[0]&3 == flagOutbound
+			}
+		})
+		c.Packets = append(c.Packets, p)
+		return err
+	case blockISB:
+		return eachOption(b[fixed:], func(code uint16, v []byte) {
+			switch {
+			case code == optISBIfRecv && len(v) == 8:
+				c.Seen = binary.LittleEndian.Uint64(v)
+			case code == optISBIfDrop && len(v) == 8:
+				c.Dropped = binary.LittleEndian.Uint64(v)
+			}
+		})
+	}
+	return nil
+}
+
+func readTime(b []byte) time.Time {
+	ns := uint64(binary.LittleEndian.Uint32(b))<<32 | uint64(binary.LittleEndian.Uint32(b[4:]))
+	return time.Unix(0, int64(ns)).UTC()
+}
+
+func eachOption(b []byte, f func(code uint16, v []byte)) error {
+	for len(b) >= 4 {
+		code, n := binary.LittleEndian.Uint16(b), int(binary.LittleEndian.Uint16(b[2:]))
+		padded := 4 + (n+3)&^3
+		if len(b) < padded {
+			return &wire.ShortError{What: "pcapng option", Need: padded, Have: len(b)}
+		}
+		if code == optEnd {
+			return nil
+		}
+		f(code, b[4:4+n])
+		b = b[padded:]
+	}
+	return nil
+}
