@@ -1,35 +1,129 @@
 package datapath
 
 import (
+	"fmt"
+	"maps"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
 )
 
 // A Conn is a connected QP with the buffers of its queues.
-type Conn struct{}
+type Conn struct {
+	loop      *Loop
+	transport ib.Transport
+	q         *sendQ
+
+	// Its own receive ring, nil with the shared one.
+	recv *recvPool
+	back reposter // under rxSide.mu of the connected side
+
+	closeOnce sync.Once
+	closeErr  error
+
+	rxPackets, rxOctets, rxErrors atomic.Uint64
+	lastRx                        atomic.Int64
+}
 
 // NewConn creates a connected QP in RESET. recvMTU is the largest message in
 // octets, header included, that its own receive ring must hold; with a shared
 // receive queue it is at most Config.ReceiveMTU. The caller moves the QP through
 // its states; after INIT it calls PostRecvs once.
-func (l *Loop) NewConn(t ib.Transport, recvMTU int) (*Conn, error) { return nil, errTODO }
+func (l *Loop) NewConn(t ib.Transport, recvMTU int) (*Conn, error) {
+	if t != ib.RC && t != ib.UC || recvMTU <= encap.HeaderLen || recvMTU > maxPacket {
+		return nil, fmt.Errorf("new connection: %v with receive MTU %d: %w", t, recvMTU, verbs.ErrInvalid)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, ErrClosed
+	}
+	l.gen++
+	base := l.gen << 32
+	c := &Conn{loop: l, transport: t, q: newSendQ(l.pool, l.cfg.sendDepth(), false, base)}
+	init := verbs.QPInit{
+		Transport: t, SendCQ: l.sendCQ, RecvCQ: l.conn.cq,
+		SendDepth: l.cfg.sendDepth(), MaxSendSGE: 1, MaxRecvSGE: 1,
+	}
+	if l.srq != nil && (t == ib.RC || l.caps.SRQForUC) {
+		if recvMTU > l.cfg.receiveMTU() {
+			return nil, fmt.Errorf("new connection: receive MTU %d above the shared %d: %w", recvMTU, l.cfg.receiveMTU(), verbs.ErrInvalid)
+		}
+		init.SRQ = l.srq
+	} else {
+		init.RecvDepth = l.cfg.ucRecvDepth()
+		var err error
+		if c.recv, err = newRecvPool(l.p, init.RecvDepth, recvMTU, base); err != nil {
+			return nil, err
+		}
+		c.back.wrs = make([]verbs.RecvWR, 0, init.RecvDepth)
+		l.recvMemory.Add(int64(len(c.recv.region.Buf)))
+	}
+	qp, err := l.p.CreateQP(init)
+	if err != nil {
+		c.freeRing()
+		return nil, fmt.Errorf("create %v QP: %w", t, err)
+	}
+	c.q.qp, c.back.to = qp, qp
+	l.setConns(func(m map[ib.QPN]*Conn) { m[qp.QPN()] = c })
+	return c, nil
+}
 
 // QP returns the queue pair, for its QPN and Modify.
-func (c *Conn) QP() verbs.QP { return nil }
+func (c *Conn) QP() verbs.QP { return c.q.qp }
 
 // Transport returns RC or UC.
-func (c *Conn) Transport() ib.Transport { return 0 }
+func (c *Conn) Transport() ib.Transport { return c.transport }
 
 // PostRecvs fills the receive ring; with a shared receive queue it does nothing.
 // Call it in INIT or RTR, before the peer may send.
-func (c *Conn) PostRecvs() error { return errTODO }
+func (c *Conn) PostRecvs() error {
+	if c.recv == nil {
+		return nil
+	}
+	if _, err := c.q.qp.PostRecv(c.recv.wrs); err != nil {
+		return fmt.Errorf("fill receive ring of QP %v: %w", c.q.qp.QPN(), err)
+	}
+	return nil
+}
 
 // Close destroys the QP and takes its buffers back. Paths must lead elsewhere
 // by then; a packet that still finds c is dropped and counted. Closing twice is
 // no error.
-func (c *Conn) Close() error { return errTODO }
+func (c *Conn) Close() error {
+	c.closeOnce.Do(func() {
+		l := c.loop
+		l.mu.Lock()
+		l.setConns(func(m map[ib.QPN]*Conn) { delete(m, c.q.qp.QPN()) })
+		l.mu.Unlock()
+		c.closeErr = c.q.close()
+		l.wakeSender() // it may be waiting for room here
+		l.conn.mu.Lock()
+		// No handler looks into the ring now, and none finds it any more.
+		l.conn.mu.Unlock()
+		c.freeRing()
+	})
+	return c.closeErr
+}
+
+func (c *Conn) freeRing() {
+	if c.recv == nil {
+		return
+	}
+	c.loop.recvMemory.Add(-int64(len(c.recv.region.Buf)))
+	c.loop.p.Deregister(c.recv.region)
+}
+
+// setConns replaces the map that the completion handlers read. l.mu is held.
+func (l *Loop) setConns(change func(map[ib.QPN]*Conn)) {
+	m := maps.Clone(*l.conns.Load())
+	change(m)
+	l.conns.Store(&m)
+}
 
 // ConnCounters are the counts of one connection.
 type ConnCounters struct {
@@ -46,8 +140,25 @@ type ConnCounters struct {
 }
 
 // Counters returns c's counts.
-func (c *Conn) Counters() ConnCounters { return ConnCounters{} }
+func (c *Conn) Counters() ConnCounters {
+	q := c.q
+	return ConnCounters{
+		TxPackets: q.packets.Load(), TxOctets: q.octets.Load(),
+		TxErrors: q.errs.Load(), TxFlushed: q.flushed.Load(),
+		QueueFull: q.full.Load(), Stalls: q.stalls.Load(), Queued: q.inflight(),
+		RxPackets: c.rxPackets.Load(), RxOctets: c.rxOctets.Load(), RxErrors: c.rxErrors.Load(),
+		LastTx: timeOf(q.lastTx.Load()), LastRx: timeOf(c.lastRx.Load()),
+		LastError: verbs.Status(q.lastErr.Load()),
+	}
+}
 
 // RecvMemory returns the octets of all receive rings that connections hold
 // beside the shared receive queue.
-func (l *Loop) RecvMemory() int { return 0 }
+func (l *Loop) RecvMemory() int { return int(l.recvMemory.Load()) }
+
+func timeOf(ns int64) time.Time {
+	if ns == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, ns)
+}

@@ -1,38 +1,94 @@
 package datapath
 
+import "sync/atomic"
+
 // Counters are what a Loop counts. Packets are IP packets or UD frames; octets
 // are those of IP packets.
 type Counters struct {
-	TxPackets, TxOctets uint64 // from the TUN to any QP
-	TxUD, TxConn        uint64 // packets of it
-	RxPackets, RxOctets uint64 // from any QP to the TUN
-	RxUD, RxConn        uint64
-	Up                  uint64 // frames handed up
-	Injected            uint64
+	TxPackets uint64 // IP packets from the TUN or Send, UD frames from SendUD, to any QP
+	TxOctets  uint64 // of those, header not counted
+	TxUD      uint64 // packets of it
+	TxConn    uint64 // and of it
+	RxPackets uint64 // from any QP to the TUN
+	RxOctets  uint64
+	RxUD      uint64 // packets of it
+	RxConn    uint64 // and of it
+	Up        uint64 // frames handed up
+	Injected  uint64 // packets of InjectTUN
 
 	// Drops, by reason.
-	TxUnreachable  uint64 // target Drop
-	TxGone         uint64 // target's connection was closed
-	TxQueueFull    uint64 // a connection's send queue was full
-	TxUDQueueFull  uint64
-	TxNoBuffer     uint64 // send buffers used up (Send and SendUD only)
-	TxPostError    uint64 // the provider refused the request
-	TxError        uint64 // completed with an error
-	TxFlushed      uint64
-	TxMalformed    uint64 // not IP
-	TxMulticastRC  uint64 // a multicast whose path led to a connection
-	UpFull         uint64 // the ring up was full
-	RxError        uint64 // completed with an error, flushes not included
-	RxShort        uint64 // shorter than header and IP header
-	RxUnknownType  uint64 // header type we do not carry
-	RxARPConn      uint64 // ARP on a connected QP
-	RxOwnEcho      uint64 // our own multicast
-	RxNotWanted    uint64 // inner multicast group not joined
-	RxMalformed    uint64 // IP version does not match the type
-	RxUnknownQP    uint64
-	RxTUN          uint64 // the kernel refused it
-	RxUDOversize   uint64 // not dropped: a UD frame larger than our UD MTU
-	TxWaits        uint64 // not dropped: times the reader waited for room
-	TxStalls       uint64 // not dropped: times a queue stayed full without progress
-	RepostFailures uint64 // receive buffers that could not be posted again at once
+	TxUnreachable   uint64 // the target is a Drop
+	TxGone          uint64 // the target's connection was closed
+	TxQueueFull     uint64 // a connection's send queue was full
+	TxUDQueueFull   uint64 // the UD send queue was
+	TxNoBuffer      uint64 // send buffers used up (Send and SendUD)
+	TxPostError     uint64 // the provider refused the request
+	TxError         uint64 // completed with an error
+	TxFlushed       uint64 // of a QP that went to ERR; only requests that the provider reports
+	TxMalformed     uint64 // not IP
+	TxMulticastConn uint64 // a multicast whose path led to a connection
+	UpFull          uint64 // the ring up was full
+	RxError         uint64 // completed with an error, flushes not included
+	RxShort         uint64 // shorter than its headers
+	RxUnknownType   uint64 // header type we do not carry
+	RxARPConn       uint64 // ARP or RARP on a connection
+	RxOwnEcho       uint64 // our own multicast
+	RxNotWanted     uint64 // inner multicast group not in SetGroups
+	RxMalformed     uint64 // IP version differs from the type
+	RxUnknownQP     uint64 // of a QP that is gone
+	RxTUN           uint64 // the kernel refused it
+
+	// Not drops.
+	RxUDOversize   uint64 // UD frames larger than our UD MTU
+	TxWaits        uint64 // times the TUN reader waited for room
+	TxStalls       uint64 // times a send queue stayed full without progress
+	RepostFailures uint64 // times receive buffers could not be posted again at once
+}
+
+// counters are the same, counting.
+type counters struct {
+	TxPackets, TxOctets, TxUD, TxConn, RxPackets, RxOctets, RxUD, RxConn, Up, Injected                                                                                                                                                        atomic.Uint64
+	TxUnreachable, TxGone, TxQueueFull, TxUDQueueFull, TxNoBuffer, TxPostError, TxError, TxFlushed, TxMalformed, TxMulticastConn, UpFull, RxError, RxShort, RxUnknownType, RxARPConn, RxOwnEcho, RxNotWanted, RxMalformed, RxUnknownQP, RxTUN atomic.Uint64
+	RxUDOversize, TxWaits, TxStalls, RepostFailures                                                                                                                                                                                           atomic.Uint64
+}
+
+// Counters returns the counts of the loop.
+func (l *Loop) Counters() Counters {
+	c := &l.c
+	return Counters{
+		TxPackets:       c.TxPackets.Load(),
+		TxOctets:        c.TxOctets.Load(),
+		TxUD:            c.TxUD.Load(),
+		TxConn:          c.TxConn.Load(),
+		RxPackets:       c.RxPackets.Load(),
+		RxOctets:        c.RxOctets.Load(),
+		RxUD:            c.RxUD.Load(),
+		RxConn:          c.RxConn.Load(),
+		Up:              c.Up.Load(),
+		Injected:        c.Injected.Load(),
+		TxUnreachable:   c.TxUnreachable.Load(),
+		TxGone:          c.TxGone.Load(),
+		TxQueueFull:     c.TxQueueFull.Load(),
+		TxUDQueueFull:   c.TxUDQueueFull.Load(),
+		TxNoBuffer:      c.TxNoBuffer.Load(),
+		TxPostError:     c.TxPostError.Load(),
+		TxError:         c.TxError.Load(),
+		TxFlushed:       c.TxFlushed.Load(),
+		TxMalformed:     c.TxMalformed.Load(),
+		TxMulticastConn: c.TxMulticastConn.Load(),
+		UpFull:          c.UpFull.Load(),
+		RxError:         c.RxError.Load(),
+		RxShort:         c.RxShort.Load(),
+		RxUnknownType:   c.RxUnknownType.Load(),
+		RxARPConn:       c.RxARPConn.Load(),
+		RxOwnEcho:       c.RxOwnEcho.Load(),
+		RxNotWanted:     c.RxNotWanted.Load(),
+		RxMalformed:     c.RxMalformed.Load(),
+		RxUnknownQP:     c.RxUnknownQP.Load(),
+		RxTUN:           c.RxTUN.Load(),
+		RxUDOversize:    c.RxUDOversize.Load(),
+		TxWaits:         c.TxWaits.Load(),
+		TxStalls:        c.TxStalls.Load(),
+		RepostFailures:  c.RepostFailures.Load(),
+	}
 }

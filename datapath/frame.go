@@ -11,7 +11,7 @@ import (
 type FrameKind uint8
 
 // Kinds of frames. The first four come from the TUN and hold an IP packet, the
-// others come from the fabric and hold what follows the 4-octet header.
+// others come from the fabric.
 const (
 	TXMiss    FrameKind = iota // its path is a Miss
 	TXNoRoute                  // the table has no entry for it
@@ -26,6 +26,9 @@ func (k FrameKind) String() string {
 	return [...]string{"tx-miss", "tx-no-route", "tx-too-big", "tx-control", "rx-arp", "rx-nd"}[min(k, RXND)]
 }
 
+// data reports whether k is a data packet, which may fill its share of the ring only.
+func (k FrameKind) data() bool { return k <= TXTooBig }
+
 // A Frame is a packet on its way up. Its reader calls Release when done, after
 // which Data is not its own any more.
 type Frame struct {
@@ -39,7 +42,7 @@ type Frame struct {
 	MTU  int
 
 	// RX: who sent it. On a connection only Conn is set.
-	SrcGID ib.GID // from the GRH
+	SrcGID ib.GID // from the GRH; zero without one
 	SrcQPN ib.QPN // of the sender's UD QP
 	DstGID ib.GID // ours, or the MGID
 	Conn   *Conn
@@ -47,7 +50,7 @@ type Frame struct {
 	pool chan *Frame
 }
 
-// Release gives f back. The zero Frame may be released.
+// Release gives f back. A Frame that is not from a Loop may be released too.
 func (f *Frame) Release() {
 	if f.pool == nil {
 		return
@@ -59,4 +62,66 @@ func (f *Frame) Release() {
 // String prints what f is, for people.
 func (f *Frame) String() string {
 	return fmt.Sprintf("%v %v %d octets", f.Kind, f.Type, len(f.Data))
+}
+
+// An upRing carries frames to the control plane. Data and control have frames of
+// their own, so that a flood of misses does not keep ARP out. A frame's buffer
+// grows to what it had to hold and stays, so the ring's memory is bounded by
+// its depth times the largest packet.
+type upRing struct {
+	ch            chan *Frame
+	data, control chan *Frame // free frames
+}
+
+func newUpRing(depth int) upRing {
+	nControl := max(depth/4, 1)
+	nData := max(depth-nControl, 1)
+	r := upRing{ch: make(chan *Frame, nData+nControl), data: make(chan *Frame, nData), control: make(chan *Frame, nControl)}
+	for range nData {
+		r.data <- &Frame{pool: r.data}
+	}
+	for range nControl {
+		r.control <- &Frame{pool: r.control}
+	}
+	return r
+}
+
+// get returns a free frame that holds a copy of pkt, nil if there is none.
+func (r *upRing) get(k FrameKind, t encap.EtherType, pkt []byte) *Frame {
+	pool := r.control
+	if k.data() {
+		pool = r.data
+	}
+	select {
+	case f := <-pool:
+		f.Kind, f.Type = k, t
+		f.Data = append(f.Data[:0], pkt...)
+		return f
+	default:
+		return nil
+	}
+}
+
+func (l *Loop) sendUp(k FrameKind, t encap.EtherType, pkt []byte, p *Path, mtu int) {
+	f := l.up.get(k, t, pkt)
+	if f == nil {
+		l.c.UpFull.Add(1)
+		return
+	}
+	f.Path, f.MTU = p, mtu
+	f.SrcGID, f.SrcQPN, f.DstGID, f.Conn = ib.GID{}, 0, ib.GID{}, nil
+	l.c.Up.Add(1)
+	l.up.ch <- f // never blocks: it has room for all frames
+}
+
+func (l *Loop) recvUp(k FrameKind, t encap.EtherType, pkt []byte, src ib.GID, qpn ib.QPN, dst ib.GID, c *Conn) {
+	f := l.up.get(k, t, pkt)
+	if f == nil {
+		l.c.UpFull.Add(1)
+		return
+	}
+	f.Path, f.MTU = nil, 0
+	f.SrcGID, f.SrcQPN, f.DstGID, f.Conn = src, qpn, dst, c
+	l.c.Up.Add(1)
+	l.up.ch <- f
 }

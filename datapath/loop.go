@@ -1,14 +1,18 @@
 package datapath
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
 
 	"ipoibcm/ib"
 	"ipoibcm/tun"
 	"ipoibcm/verbs"
-	"ipoibcm/wire/encap"
 )
 
 // Errors of the sending functions.
@@ -16,7 +20,6 @@ var (
 	ErrFull   = errors.New("datapath: send queue full")
 	ErrClosed = errors.New("datapath: closed")
 	ErrTooBig = errors.New("datapath: packet larger than a send buffer")
-	errTODO   = errors.New("datapath: coming")
 )
 
 // Config says what a Loop works on. Provider and TUN are required; the rest may
@@ -25,6 +28,7 @@ type Config struct {
 	Provider verbs.Provider
 	TUN      tun.Device
 
+	GID  ib.GID  // ours; zero means the first of Provider.Port
 	PKey ib.PKey // zero means ib.DefaultPKey
 	QKey ib.QKey // of the UD QP; zero means ib.QKeyIPoIB
 
@@ -32,63 +36,321 @@ type Config struct {
 	ReceiveMTU int // of the shared receive buffers, octets, header included; zero means 65524
 
 	// Depths in work requests. Zero means the number in brackets.
-	SendDepth   int // per connection [128]
-	UDSendDepth int // [512]
+	SendDepth   int // per connection, at least 16 [128]
+	UDSendDepth int // at least 16 [256]
 	UDRecvDepth int // [512]
 	SRQDepth    int // buffers of ReceiveMTU shared by all RC connections [256]
 	UCRecvDepth int // per connection without an SRQ [16]
-	SendBuffers int // of 64 KiB, for all QPs together [512]
-	UpDepth     int // frames on their way up [256]
+	SendBuffers int // of 64 KiB, for all QPs together, at least 64 [512]
+	UpDepth     int // frames on their way up; a quarter is kept for ARP, ND, IGMP, MLD [256]
 }
 
+func (c *Config) pkey() ib.PKey    { return cmp.Or(c.PKey, ib.DefaultPKey) }
+func (c *Config) qkey() ib.QKey    { return cmp.Or(c.QKey, ib.QKeyIPoIB) }
+func (c *Config) udMTU() int       { return cmp.Or(c.UDMTU, 2044) }
+func (c *Config) receiveMTU() int  { return cmp.Or(c.ReceiveMTU, 65524) }
+func (c *Config) sendDepth() int   { return max(cmp.Or(c.SendDepth, 128), signalEvery) }
+func (c *Config) udSendDepth() int { return max(cmp.Or(c.UDSendDepth, 256), signalEvery) }
+func (c *Config) udRecvDepth() int { return cmp.Or(c.UDRecvDepth, 512) }
+func (c *Config) srqDepth() int    { return cmp.Or(c.SRQDepth, 256) }
+func (c *Config) ucRecvDepth() int { return cmp.Or(c.UCRecvDepth, 16) }
+func (c *Config) sendBuffers() int { return max(cmp.Or(c.SendBuffers, 512), 2*batchLen) }
+func (c *Config) upDepth() int     { return cmp.Or(c.UpDepth, 256) }
+
+// cqDepth is room for the completions of this many connections' queues; a CQ
+// that overruns is the provider's to grow or refuse.
+const cqDepth = 4096
+
+// maxForeignUD is the UD payload that a peer with a larger UD MTU than ours may
+// send: buffers hold it, so that it can be seen and counted (D3).
+const maxForeignUD = 4096
+
 // A Loop moves the packets of one interface.
-type Loop struct{}
+type Loop struct {
+	cfg  Config
+	p    verbs.Provider
+	caps verbs.Caps
+	tun  tun.Device
+	pool *sendPool
+	up   upRing
+	c    counters
+
+	table  atomic.Pointer[Table]
+	groups atomic.Pointer[map[netip.Addr]struct{}]
+	gid    atomic.Pointer[ib.GID]
+	conns  atomic.Pointer[map[ib.QPN]*Conn]
+
+	sendCQ verbs.CQ
+	udq    *sendQ
+	ud     *rxSide
+	conn   *rxSide
+	srq    verbs.SRQ
+	sendWC *sendDone
+
+	// hand is held for reading while targets are in use.
+	hand    sync.RWMutex
+	wake    chan struct{}
+	waiting atomic.Bool
+
+	stop     chan struct{}
+	stopped  atomic.Bool
+	stopOnce sync.Once
+
+	mu         sync.Mutex // gen, closed, changes of conns
+	gen        uint64
+	closed     bool
+	recvMemory atomic.Int64
+}
 
 // New creates the UD QP (in RTS), the queues and the buffers. [Loop.Run] must
 // be called, and then releases them all; or [Loop.Close] without Run.
-func New(cfg Config) (*Loop, error) { return nil, errTODO }
+func New(cfg Config) (_ *Loop, err error) {
+	l := &Loop{
+		cfg: cfg, p: cfg.Provider, caps: cfg.Provider.Caps(), tun: cfg.TUN,
+		up: newUpRing(cfg.upDepth()), wake: make(chan struct{}, 1), stop: make(chan struct{}), gen: 1,
+	}
+	if cfg.receiveMTU() > maxPacket {
+		return nil, fmt.Errorf("receive MTU %d is above %d", cfg.receiveMTU(), maxPacket)
+	}
+	l.conns.Store(&map[ib.QPN]*Conn{})
+	gid := cfg.GID
+	if gid.IsZero() {
+		if port := l.p.Port(); len(port.GIDs) > 0 {
+			gid = port.GIDs[0]
+		}
+	}
+	l.gid.Store(&gid)
+	defer func() {
+		if err != nil {
+			l.release()
+		}
+	}()
+	if l.pool, err = newSendPool(l.p, cfg.sendBuffers()); err != nil {
+		return nil, err
+	}
+	if err = l.makeQueues(); err != nil {
+		return nil, err
+	}
+	if err = l.makeUD(); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+func (l *Loop) makeQueues() error {
+	udSize := verbs.GRHLen + max(l.cfg.udMTU()+headerLen, maxForeignUD)
+	udPool, err := newRecvPool(l.p, l.cfg.udRecvDepth(), udSize, 0)
+	if err != nil {
+		return err
+	}
+	l.ud = newRXSide(l, nil, udPool)
+	var shared *recvPool
+	if l.caps.SRQ {
+		if shared, err = newRecvPool(l.p, l.cfg.srqDepth(), l.cfg.receiveMTU(), 0); err != nil {
+			return err
+		}
+	}
+	l.conn = newRXSide(l, nil, shared)
+	l.sendWC = &sendDone{l: l, slots: make([]int32, 0, l.cfg.sendBuffers())}
+	for _, q := range []struct {
+		cq    *verbs.CQ
+		drain func()
+	}{{&l.sendCQ, l.sendWC.drain}, {&l.ud.cq, l.ud.drain}, {&l.conn.cq, l.conn.drain}} {
+		cq, err := l.p.CreateCQ(cqDepth)
+		if err != nil {
+			return fmt.Errorf("create CQ: %w", err)
+		}
+		*q.cq = cq
+		if cb, ok := cq.(verbs.CallbackCQ); ok {
+			cb.OnReady(q.drain)
+		}
+	}
+	if shared == nil {
+		return nil
+	}
+	if l.srq, err = l.p.CreateSRQ(verbs.SRQInit{Depth: len(shared.wrs), MaxSGE: 1}); err != nil {
+		return fmt.Errorf("create SRQ: %w", err)
+	}
+	l.conn.shared.to = l.srq
+	if _, err := l.srq.PostRecv(shared.wrs); err != nil {
+		return fmt.Errorf("fill SRQ: %w", err)
+	}
+	return nil
+}
+
+func (l *Loop) makeUD() error {
+	udq := newSendQ(l.pool, l.cfg.udSendDepth(), true, l.gen<<genShift)
+	qp, err := l.p.CreateQP(verbs.QPInit{
+		Transport: ib.UD, SendCQ: l.sendCQ, RecvCQ: l.ud.cq,
+		SendDepth: l.cfg.udSendDepth(), RecvDepth: l.cfg.udRecvDepth(), MaxSendSGE: 1, MaxRecvSGE: 1,
+	})
+	if err != nil {
+		return fmt.Errorf("create UD QP: %w", err)
+	}
+	udq.qp, l.udq, l.ud.shared.to = qp, udq, qp
+	if err := qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: l.cfg.pkey(), QKey: l.cfg.qkey()}); err != nil {
+		return fmt.Errorf("UD QP to INIT: %w", err)
+	}
+	if _, err := qp.PostRecv(l.ud.pool.wrs); err != nil {
+		return fmt.Errorf("fill UD receive queue: %w", err)
+	}
+	for _, st := range []verbs.QPState{verbs.StateRTR, verbs.StateRTS} {
+		if err := qp.Modify(verbs.QPAttr{State: st}); err != nil {
+			return fmt.Errorf("UD QP to %v: %w", st, err)
+		}
+	}
+	return nil
+}
 
 // Run moves packets until ctx ends or the TUN or a CQ fails. It closes the TUN,
 // destroys all QPs and queues it made and has ended all its goroutines when it
 // returns. The result is nil if ctx ended.
-func (l *Loop) Run(ctx context.Context) error { return errTODO }
+func (l *Loop) Run(ctx context.Context) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	var tunReader, pollers sync.WaitGroup
+	tunReader.Go(func() { stop(newSender(l).run()) })
+	for _, q := range []struct {
+		cq    verbs.CQ
+		drain func()
+	}{{l.sendCQ, l.sendWC.drain}, {l.ud.cq, l.ud.drain}, {l.conn.cq, l.conn.drain}} {
+		if _, ok := q.cq.(verbs.CallbackCQ); ok {
+			continue
+		}
+		pollers.Go(func() {
+			for {
+				q.drain()
+				if err := q.cq.Wait(); err != nil {
+					stop(fmt.Errorf("wait for completions: %w", err))
+					return
+				}
+			}
+		})
+	}
+	<-ctx.Done()
+	l.shut()
+	l.tun.Close() // unblocks Read
+	tunReader.Wait()
+	l.destroyQueues() // unblocks Wait
+	pollers.Wait()
+	l.freeMemory()
+	close(l.up.ch)
+	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) && !errors.Is(err, os.ErrClosed) {
+		return err
+	}
+	return nil
+}
 
-// Close releases everything when Run was never called.
-func (l *Loop) Close() error { return errTODO }
+// Close releases everything when Run was never called. It leaves the TUN open.
+func (l *Loop) Close() error {
+	l.release()
+	close(l.up.ch)
+	return nil
+}
+
+func (l *Loop) release() {
+	l.shut()
+	l.destroyQueues()
+	l.freeMemory()
+}
+
+// shut makes every function of the loop refuse from now on.
+func (l *Loop) shut() {
+	l.stopOnce.Do(func() { l.stopped.Store(true); close(l.stop) })
+}
+
+func (l *Loop) done() bool { return l.stopped.Load() }
+
+func (l *Loop) destroyQueues() {
+	l.mu.Lock()
+	l.closed = true
+	conns := *l.conns.Load()
+	l.mu.Unlock()
+	for _, c := range conns {
+		c.Close()
+	}
+	if l.udq != nil {
+		l.udq.close()
+	}
+	for _, cq := range []verbs.CQ{l.sendCQ, l.cqOf(l.ud), l.cqOf(l.conn)} {
+		if cq != nil {
+			cq.Destroy()
+		}
+	}
+	if l.srq != nil {
+		l.srq.Destroy()
+	}
+}
+
+func (l *Loop) cqOf(s *rxSide) verbs.CQ {
+	if s == nil {
+		return nil
+	}
+	return s.cq
+}
+
+func (l *Loop) freeMemory() {
+	l.Barrier() // Send and SendUD copy into send buffers
+	if l.pool != nil {
+		l.p.Deregister(l.pool.region)
+	}
+	for _, s := range []*rxSide{l.ud, l.conn} {
+		if s != nil && s.pool != nil {
+			l.p.Deregister(s.pool.region)
+		}
+	}
+}
 
 // UDQP returns the interface's UD QP, for its QPN and to attach groups.
-func (l *Loop) UDQP() verbs.QP { return nil }
+func (l *Loop) UDQP() verbs.QP { return l.udq.qp }
 
 // SetTable makes the TUN reader use t from the next batch on.
-func (l *Loop) SetTable(t *Table) {}
+func (l *Loop) SetTable(t *Table) { l.table.Store(t) }
 
 // Table returns the table in use.
-func (l *Loop) Table() *Table { return nil }
+func (l *Loop) Table() *Table { return l.table.Load() }
+
+// SetGID tells the loop that our GID has changed: its own multicast packets come
+// back with it.
+func (l *Loop) SetGID(g ib.GID) { l.gid.Store(&g) }
 
 // SetGroups says which inner multicast destinations are wanted. It matters where
 // many groups ride on one (IPv4 underlay): what is not in the list is dropped.
-// IPv4 broadcasts always pass. Nil means that everything is wanted.
-func (l *Loop) SetGroups(groups []netip.Addr) {}
+// ND and IPv4 broadcasts always pass. Nil means that everything is wanted.
+func (l *Loop) SetGroups(groups []netip.Addr) {
+	if groups == nil {
+		l.groups.Store(nil)
+		return
+	}
+	m := make(map[netip.Addr]struct{}, len(groups))
+	for _, g := range groups {
+		m[g] = struct{}{}
+	}
+	l.groups.Store(&m)
+}
 
 // Up is the bounded ring of frames for the control plane. Every frame must be
 // released. It is closed when Run ends.
-func (l *Loop) Up() <-chan *Frame { return nil }
+func (l *Loop) Up() <-chan *Frame { return l.up.ch }
 
 // Barrier returns when nothing in hand uses a target, table or connection that
-// was replaced before the call.
-func (l *Loop) Barrier() {}
-
-// Send sends one IP packet on p as the TUN reader would, from any goroutine:
-// packets that waited for p, or fragments. It does not look at the table or the
-// path's MTU, and never waits: ErrFull if the send queue or the buffers are
-// used up. A Miss or Drop is ErrClosed.
-func (l *Loop) Send(p *Path, packet []byte) error { return errTODO }
-
-// SendUD sends payload behind a header of type t on the UD QP.
-func (l *Loop) SendUD(dst UDDest, t encap.EtherType, payload []byte) error { return errTODO }
+// was replaced before the call. It may take as long as a wait for a full queue.
+func (l *Loop) Barrier() {
+	l.hand.Lock()
+	//lint:ignore SA2001 whoever held it has let go
+	l.hand.Unlock()
+}
 
 // InjectTUN gives the kernel an IP packet: ICMP errors, router advertisements.
-func (l *Loop) InjectTUN(packet []byte) error { return errTODO }
-
-// Counters returns the counts of the loop.
-func (l *Loop) Counters() Counters { return Counters{} }
+func (l *Loop) InjectTUN(packet []byte) error {
+	if l.done() {
+		return ErrClosed
+	}
+	one := [1][]byte{packet}
+	if _, err := l.tun.Write(one[:]); err != nil {
+		l.c.RxTUN.Add(1)
+		return fmt.Errorf("write to %s: %w", l.tun.Name(), err)
+	}
+	l.c.Injected.Add(1)
+	return nil
+}

@@ -1,0 +1,284 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"sync"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
+)
+
+// genShift is where the generation of a connection begins in a work request ID;
+// shared and UD receive buffers have generation 0.
+const genShift = 32
+
+// An rxSide takes what completes on one receive CQ: that of the UD QP or that of
+// all connections. The provider's goroutine or one of ours runs it.
+type rxSide struct {
+	l      *Loop
+	cq     verbs.CQ
+	pool   *recvPool // UD or shared buffers; nil if every connection has its own
+	shared reposter
+
+	mu    sync.Mutex // one run at a time, and Conn.Close against it
+	wcs   [batchLen]verbs.WC
+	pkts  [][]byte
+	conns []*Conn // with buffers to post again
+}
+
+func newRXSide(l *Loop, cq verbs.CQ, pool *recvPool) *rxSide {
+	s := &rxSide{l: l, cq: cq, pool: pool, pkts: make([][]byte, 0, batchLen), conns: make([]*Conn, 0, batchLen)}
+	if pool != nil {
+		s.shared.wrs = make([]verbs.RecvWR, 0, len(pool.wrs))
+	}
+	return s
+}
+
+// drain polls until the CQ is empty.
+func (s *rxSide) drain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for !s.l.done() {
+		n := s.cq.Poll(s.wcs[:])
+		if n == 0 {
+			return
+		}
+		s.batch(s.wcs[:n], time.Now().UnixNano())
+	}
+}
+
+func (s *rxSide) batch(wcs []verbs.WC, now int64) {
+	l := s.l
+	conns := *l.conns.Load()
+	udQPN := l.udq.qp.QPN()
+	for i := range wcs {
+		wc := &wcs[i]
+		var c *Conn
+		pool, back := s.pool, &s.shared
+		ud := wc.QPN == udQPN
+		if !ud {
+			c = conns[wc.QPN]
+		}
+		if gen := wc.ID >> genShift; gen != 0 {
+			if c == nil || c.recv == nil || c.q.base>>genShift != gen {
+				l.c.RxUnknownQP.Add(1) // its ring is gone with it
+				continue
+			}
+			pool, back = c.recv, &c.back
+		}
+		slot := uint32(wc.ID)
+		if pool == nil || int(slot) >= len(pool.wrs) {
+			l.c.RxUnknownQP.Add(1)
+			continue
+		}
+		again := true
+		switch {
+		case wc.Status == verbs.WRFlushError:
+			// The queue of a dead QP would flush it again at once.
+			again = !ud && back == &s.shared
+		case wc.Status != verbs.Success:
+			l.c.RxError.Add(1)
+			if c != nil {
+				c.rxErrors.Add(1)
+				c.q.lastErr.Store(uint32(wc.Status))
+			}
+		case ud:
+			s.takeUD(pool.buf(slot, wc.ByteLen), wc)
+		case c != nil:
+			s.takeConn(pool.buf(slot, wc.ByteLen), c, now)
+		default:
+			l.c.RxUnknownQP.Add(1)
+		}
+		if again {
+			if c != nil && back == &c.back && len(back.wrs) == 0 {
+				s.conns = append(s.conns, c)
+			}
+			back.wrs = append(back.wrs, pool.wrs[slot])
+		}
+	}
+
+	if len(s.pkts) > 0 {
+		n, _ := l.tun.Write(s.pkts)
+		if n < len(s.pkts) {
+			l.c.RxTUN.Add(uint64(len(s.pkts) - n))
+		}
+		s.pkts = s.pkts[:0]
+	}
+	if s.shared.flush() != nil {
+		l.c.RepostFailures.Add(1)
+	}
+	for _, c := range s.conns {
+		if c.back.flush() != nil {
+			l.c.RepostFailures.Add(1)
+		}
+	}
+	s.conns = s.conns[:0]
+}
+
+// takeUD looks at one UD message: GRH area, header, IP or ARP.
+func (s *rxSide) takeUD(msg []byte, wc *verbs.WC) {
+	l := s.l
+	if len(msg) < verbs.GRHLen+headerLen {
+		l.c.RxShort.Add(1)
+		return
+	}
+	var src, dst ib.GID
+	if wc.Flags&verbs.WithGRH != 0 {
+		own := *l.gid.Load()
+		src, dst = verbs.GRHAddrs(msg[:verbs.GRHLen], own.Is4())
+		if wc.SrcQPN == wc.QPN && src == own {
+			l.c.RxOwnEcho.Add(1)
+			return
+		}
+	}
+	frame := msg[verbs.GRHLen:]
+	t := encap.EtherType(binary.BigEndian.Uint16(frame))
+	pkt := frame[headerLen:]
+	if len(pkt) > l.cfg.udMTU() {
+		l.c.RxUDOversize.Add(1) // D3: taken, and shown
+	}
+	switch t {
+	case encap.ARP:
+		l.recvUp(RXARP, t, pkt, src, wc.SrcQPN, dst, nil)
+		return
+	case encap.IPv4, encap.IPv6:
+	default:
+		l.c.RxUnknownType.Add(1)
+		return
+	}
+	if !s.checkIP(t, pkt) {
+		return
+	}
+	if t == encap.IPv6 && isND(pkt) {
+		l.recvUp(RXND, t, pkt, src, wc.SrcQPN, dst, nil)
+		return
+	}
+	if groups := l.groups.Load(); groups != nil {
+		var a netip.Addr
+		if t == encap.IPv4 {
+			a = netip.AddrFrom4([4]byte(pkt[16:20]))
+		} else {
+			a = netip.AddrFrom16([16]byte(pkt[24:40]))
+		}
+		if a.IsMulticast() {
+			if _, ok := (*groups)[a]; !ok {
+				l.c.RxNotWanted.Add(1)
+				return
+			}
+		}
+	}
+	l.c.RxUD.Add(1)
+	s.deliver(pkt)
+}
+
+// takeConn looks at one message of a connection, which carries IP only (RFC 4755
+// section 4). Linux sends unicast ND there too (wire-facts T13): it is taken.
+func (s *rxSide) takeConn(msg []byte, c *Conn, now int64) {
+	l := s.l
+	c.lastRx.Store(now)
+	if len(msg) < headerLen {
+		l.c.RxShort.Add(1)
+		return
+	}
+	t := encap.EtherType(binary.BigEndian.Uint16(msg))
+	pkt := msg[headerLen:]
+	switch t {
+	case encap.IPv4, encap.IPv6:
+	case encap.ARP, encap.RARP:
+		l.c.RxARPConn.Add(1)
+		return
+	default:
+		l.c.RxUnknownType.Add(1)
+		return
+	}
+	if !s.checkIP(t, pkt) {
+		return
+	}
+	c.rxPackets.Add(1)
+	c.rxOctets.Add(uint64(len(pkt)))
+	if t == encap.IPv6 && isND(pkt) {
+		l.recvUp(RXND, t, pkt, ib.GID{}, 0, ib.GID{}, c)
+		return
+	}
+	l.c.RxConn.Add(1)
+	s.deliver(pkt)
+}
+
+// checkIP counts what has no room for an IP header or another version than the
+// header's type says.
+func (s *rxSide) checkIP(t encap.EtherType, pkt []byte) bool {
+	need := minIPv4
+	if t == encap.IPv6 {
+		need = minIP6
+	}
+	if len(pkt) < need {
+		s.l.c.RxShort.Add(1)
+		return false
+	}
+	if ipType(pkt) != t {
+		s.l.c.RxMalformed.Add(1)
+		return false
+	}
+	return true
+}
+
+// deliver puts pkt into the batch for the TUN.
+func (s *rxSide) deliver(pkt []byte) {
+	s.l.c.RxPackets.Add(1)
+	s.l.c.RxOctets.Add(uint64(len(pkt)))
+	s.pkts = append(s.pkts, pkt)
+}
+
+// A sendDone takes what completes on the send CQ.
+type sendDone struct {
+	l     *Loop
+	mu    sync.Mutex
+	wcs   [batchLen]verbs.WC
+	slots []int32
+}
+
+func (s *sendDone) drain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for !s.l.done() {
+		n := s.l.sendCQ.Poll(s.wcs[:])
+		if n == 0 {
+			return
+		}
+		s.batch(s.wcs[:n], time.Now().UnixNano())
+	}
+}
+
+func (s *sendDone) batch(wcs []verbs.WC, now int64) {
+	l := s.l
+	conns := *l.conns.Load()
+	udQPN := l.udq.qp.QPN()
+	for i := range wcs {
+		wc := &wcs[i]
+		q := l.udq
+		if wc.QPN != udQPN {
+			c := conns[wc.QPN]
+			if c == nil {
+				continue // closed: close has taken its buffers back
+			}
+			q = c.q
+		}
+		switch wc.Status {
+		case verbs.Success:
+		case verbs.WRFlushError:
+			q.flushed.Add(1)
+			l.c.TxFlushed.Add(1)
+		default:
+			q.errs.Add(1)
+			q.lastErr.Store(uint32(wc.Status))
+			l.c.TxError.Add(1)
+		}
+		s.slots = q.complete(s.slots, wc.ID, now)
+	}
+	l.pool.give(s.slots)
+	s.slots = s.slots[:0]
+	l.wakeSender()
+}

@@ -1,0 +1,169 @@
+package datapath
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"ipoibcm/verbs"
+)
+
+// signalEvery is how far apart signaled requests are at most. A queue is at
+// least as deep, so it never fills up with requests that do not complete.
+const signalEvery = 16
+
+// minShare is how many buffers a queue may hold however few are free.
+const minShare = 8
+
+// A sendItem is a packet on its way into a sendQ: header written, slot owned by
+// who holds the item.
+type sendItem struct {
+	slot int32
+	n    int32 // octets of the message, header included
+	path *Path // nil for SendUD
+	ud   UDDest
+}
+
+// A sendQ is the send queue of one QP and the buffers posted on it.
+//
+// Requests complete in order, so the posted ones are a ring: posting advances
+// tail under mu, completion advances head under done. The two sides share no
+// lock: the completing goroutine may be the provider's receiving one and must
+// not wait for a PostSend that is busy sending.
+type sendQ struct {
+	qp    verbs.QP
+	pool  *sendPool
+	ud    bool
+	depth int
+	ring  []int32 // slots; a power of two
+	base  uint64  // first work request ID; no two queues share any
+
+	mu     sync.Mutex // tail, closed, scratch
+	closed bool
+	wrs    []verbs.SendWR
+	sges   []verbs.SGE
+	tail   atomic.Uint64
+
+	done     sync.Mutex // head, and the ring between head and tail
+	head     atomic.Uint64
+	progress atomic.Int64 // Unix nanoseconds of the last completion
+	stalled  atomic.Bool  // full without progress; drop at once until a completion
+
+	// The TUN reader's own: what this batch sends here.
+	batch []sendItem
+
+	packets, octets, errs, flushed, full, stalls atomic.Uint64
+	lastTx                                       atomic.Int64
+	lastErr                                      atomic.Uint32
+}
+
+func newSendQ(pool *sendPool, depth int, ud bool, base uint64) *sendQ {
+	size := 1
+	for size < depth {
+		size *= 2
+	}
+	q := &sendQ{
+		pool: pool, ud: ud, depth: depth, ring: make([]int32, size), base: base,
+		wrs: make([]verbs.SendWR, batchLen), sges: make([]verbs.SGE, batchLen),
+		batch: make([]sendItem, 0, batchLen),
+	}
+	q.head.Store(base)
+	q.tail.Store(base)
+	return q
+}
+
+// inflight returns how many requests are posted and not completed.
+func (q *sendQ) inflight() int { return int(q.tail.Load() - q.head.Load()) }
+
+// room returns how many requests may be posted now. A queue may hold no more
+// buffers than are left free, so that dead peers, however many, never take the
+// last one (the dynamic threshold of shared-memory switches).
+func (q *sendQ) room() int {
+	used := q.inflight()
+	return min(q.depth-used, max(q.pool.available(), minShare)-used)
+}
+
+// post posts as many of items as there is room for and returns how many slots
+// are the provider's now. gone says that the queue is closed. err is the
+// provider's refusal of items[taken], other than for lack of room.
+func (q *sendQ) post(items []sendItem, now int64) (taken int, gone bool, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return 0, true, nil
+	}
+	n := min(len(items), q.room(), len(q.wrs))
+	if n <= 0 {
+		return 0, false, nil
+	}
+	tail := q.tail.Load()
+	if tail == q.head.Load() {
+		q.progress.Store(now) // it was empty: the wait for progress begins here
+	}
+	var octets uint64
+	for i := range n {
+		it := &items[i]
+		id := tail + uint64(i)
+		q.ring[id&uint64(len(q.ring)-1)] = it.slot
+		q.sges[i] = verbs.SGE{Region: q.pool.region, Buf: q.pool.message(it.slot, int(it.n)-headerLen)}
+		wr := &q.wrs[i]
+		wr.ID, wr.Opcode, wr.Flags, wr.SG = id, verbs.Send, 0, q.sges[i:i+1:i+1]
+		if i == n-1 || id%signalEvery == signalEvery-1 {
+			wr.Flags = verbs.Signaled
+		}
+		if q.ud {
+			wr.AH, wr.RemoteQPN, wr.RemoteQKey = it.ud.AH, it.ud.QPN, it.ud.QKey
+		}
+	}
+	// A completion may come before PostSend returns, so tail moves first.
+	q.tail.Store(tail + uint64(n))
+	taken, err = q.qp.PostSend(q.wrs[:n])
+	if taken < n {
+		q.tail.Store(tail + uint64(taken))
+		if isFull(err) {
+			err = nil
+		}
+	}
+	for i := range taken {
+		octets += uint64(items[i].n) - headerLen
+	}
+	q.packets.Add(uint64(taken))
+	q.octets.Add(octets)
+	q.lastTx.Store(now)
+	return taken, false, err
+}
+
+// complete takes back the slots up to the request id and appends them to dst.
+func (q *sendQ) complete(dst []int32, id uint64, now int64) []int32 {
+	q.done.Lock()
+	defer q.done.Unlock()
+	head := q.head.Load()
+	if id < head || id-head >= uint64(len(q.ring)) || id < q.base {
+		return dst // of a QP that had this number before, or taken back by close
+	}
+	for ; head <= id; head++ {
+		dst = append(dst, q.ring[head&uint64(len(q.ring)-1)])
+	}
+	q.head.Store(head)
+	q.progress.Store(now)
+	q.stalled.Store(false)
+	return dst
+}
+
+// close destroys the QP and takes every buffer back.
+func (q *sendQ) close() error {
+	q.mu.Lock()
+	if q.closed {
+		q.mu.Unlock()
+		return nil
+	}
+	q.closed = true
+	q.mu.Unlock()
+	err := q.qp.Destroy() // the provider touches the buffers no more
+	q.done.Lock()
+	for head := q.head.Load(); head < q.tail.Load(); head++ {
+		q.pool.giveOne(q.ring[head&uint64(len(q.ring)-1)])
+	}
+	q.head.Store(q.tail.Load())
+	q.done.Unlock()
+	return err
+}

@@ -1,0 +1,402 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
+)
+
+const headerLen = encap.HeaderLen
+
+// batchLen is how many packets are taken from the TUN at once. Full-sized ones
+// make 2 MiB of it.
+const batchLen = 32
+
+// How long the TUN reader waits for a full send queue. Waiting keeps the excess
+// in the kernel's queue, where TCP sees delay instead of loss; but all peers
+// share that queue.
+const (
+	// aloneWait bounds the wait for the only queue in use, per batch.
+	aloneWait = 20 * time.Millisecond
+	// sharedWait is the bound when others send too.
+	sharedWait = time.Millisecond
+	// stallAfter is how long a full queue may go without any completion. Then
+	// it drops at once until it makes progress.
+	stallAfter = 5 * time.Millisecond
+	// activeFor is how long a queue counts as in use after a packet.
+	activeFor = 50 * time.Millisecond
+)
+
+// A sender is the state of the TUN reader.
+type sender struct {
+	l     *Loop
+	slots []int32
+	bufs  [][]byte
+	sizes []int
+	qs    []*sendQ // touched by this batch
+	timer *time.Timer
+
+	// The two queues used last, to know whether one is alone.
+	recent [2]struct {
+		q  *sendQ
+		at int64
+	}
+}
+
+func newSender(l *Loop) *sender {
+	s := &sender{
+		l: l, slots: make([]int32, 0, batchLen), bufs: make([][]byte, batchLen),
+		sizes: make([]int, batchLen), qs: make([]*sendQ, 0, batchLen), timer: time.NewTimer(time.Hour),
+	}
+	s.timer.Stop()
+	return s
+}
+
+// run reads until the TUN fails.
+func (s *sender) run() error {
+	for {
+		if err := s.step(); err != nil {
+			return err
+		}
+	}
+}
+
+// step moves one batch.
+func (s *sender) step() error {
+	l := s.l
+	if have := len(s.slots); have < batchLen {
+		s.slots = l.pool.take(s.slots, batchLen-have)
+		for i := have; i < len(s.slots); i++ {
+			s.bufs[i] = l.pool.packet(s.slots[i])
+		}
+	}
+	if len(s.slots) == 0 {
+		if l.done() {
+			return ErrClosed
+		}
+		l.c.TxWaits.Add(1)
+		s.wait(stallAfter, func() bool { return l.pool.available() > 0 })
+		return nil
+	}
+	n, err := l.tun.Read(s.bufs[:len(s.slots)], s.sizes)
+	if err != nil {
+		return fmt.Errorf("read %s: %w", l.tun.Name(), err)
+	}
+	l.hand.RLock()
+	s.batch(n, time.Now().UnixNano())
+	l.hand.RUnlock()
+	return nil
+}
+
+// batch sends the first n packets read. Slots whose packet went nowhere stay.
+func (s *sender) batch(n int, now int64) {
+	l := s.l
+	table := l.table.Load()
+	kept := 0
+	for i := range n {
+		if s.route(table, i, now) {
+			continue
+		}
+		// Not taken: the slot stays, moved to the front.
+		s.slots[kept], s.slots[i] = s.slots[i], s.slots[kept]
+		s.bufs[kept], s.bufs[i] = s.bufs[i], s.bufs[kept]
+		kept++
+	}
+	// Between kept and n lie the slots given away; close the gap.
+	rest := copy(s.slots[kept:], s.slots[n:])
+	copy(s.bufs[kept:], s.bufs[n:len(s.slots)])
+	s.slots = s.slots[:kept+rest]
+
+	for _, q := range s.qs {
+		s.note(q, now)
+	}
+	for _, q := range s.qs {
+		s.flush(q, now)
+	}
+	s.qs = s.qs[:0]
+}
+
+// route puts packet i into the batch of its queue and reports whether it did;
+// else the packet was dropped or went up.
+func (s *sender) route(table *Table, i int, now int64) bool {
+	l := s.l
+	pkt := s.bufs[i][:s.sizes[i]]
+	t := ipType(pkt)
+	if t == 0 {
+		l.c.TxMalformed.Add(1)
+		return false
+	}
+	if isControl(pkt, t) {
+		l.sendUp(TXControl, t, pkt, nil, 0)
+		return false
+	}
+	var p *Path
+	var multicast bool
+	if t == encap.IPv4 {
+		p, multicast = table.lookup4(pkt[16:20]), isMulticast4(pkt[16:20])
+	} else {
+		p, multicast = table.lookup6(pkt[24:40]), pkt[24] == 0xff
+	}
+	if p == nil {
+		l.sendUp(TXNoRoute, t, pkt, nil, 0)
+		return false
+	}
+	p.c.used.Store(now)
+	target := p.target.Load()
+	var q *sendQ
+	switch target.Kind {
+	case Miss:
+		l.sendUp(TXMiss, t, pkt, p, 0)
+		return false
+	case Drop:
+		l.c.TxUnreachable.Add(1)
+		p.c.dropped.Add(1)
+		return false
+	case ToUD:
+		q = l.udq
+	case ToConn:
+		if multicast { // RFC 4755 section 2.1
+			l.c.TxMulticastConn.Add(1)
+			p.c.dropped.Add(1)
+			return false
+		}
+		q = target.Conn.q
+	}
+	if target.MTU != 0 && len(pkt) > target.MTU {
+		l.sendUp(TXTooBig, t, pkt, p, target.MTU)
+		return false
+	}
+	encap.Put(l.pool.message(s.slots[i], 0), t)
+	if len(q.batch) == 0 {
+		s.qs = append(s.qs, q)
+	}
+	q.batch = append(q.batch, sendItem{slot: s.slots[i], n: int32(len(pkt) + headerLen), path: p, ud: target.UD})
+	return true
+}
+
+// note remembers that q is in use.
+func (s *sender) note(q *sendQ, now int64) {
+	if s.recent[0].q != q {
+		s.recent[1] = s.recent[0]
+		s.recent[0].q = q
+	}
+	s.recent[0].at = now
+}
+
+func (s *sender) alone(q *sendQ, now int64) bool {
+	for _, r := range s.recent {
+		if r.q != nil && r.q != q && now-r.at < int64(activeFor) {
+			return false
+		}
+	}
+	return true
+}
+
+// flush posts q's batch, waits a little for room if there is too little, and
+// drops the rest.
+func (s *sender) flush(q *sendQ, now int64) {
+	l := s.l
+	items := q.batch
+	q.batch = q.batch[:0]
+	items = s.post(q, items, now)
+	if len(items) == 0 {
+		return
+	}
+	limit := sharedWait
+	if s.alone(q, now) {
+		limit = aloneWait
+	}
+	end := now + int64(limit)
+	for len(items) > 0 && !q.stalled.Load() && !l.done() {
+		l.c.TxWaits.Add(1)
+		head := q.head.Load()
+		s.wait(min(limit, stallAfter), func() bool { return q.head.Load() != head })
+		now = time.Now().UnixNano()
+		if q.head.Load() == head && now-q.progress.Load() >= int64(stallAfter) {
+			q.stalled.Store(true)
+			if q.head.Load() != head { // it moved just now; complete cleared the mark before we set it
+				q.stalled.Store(false)
+			} else {
+				q.stalls.Add(1)
+				l.c.TxStalls.Add(1)
+			}
+		}
+		items = s.post(q, items, now)
+		if now >= end {
+			break
+		}
+	}
+	for i := range items {
+		l.dropFull(q, &items[i])
+	}
+}
+
+// post posts what fits and drops what can never be; it returns what is left.
+func (s *sender) post(q *sendQ, items []sendItem, now int64) []sendItem {
+	for len(items) > 0 {
+		taken, gone, err := q.post(items, now)
+		s.l.sent(q, items[:taken])
+		items = items[taken:]
+		switch {
+		case gone:
+			for i := range items {
+				s.l.dropItem(&items[i])
+				s.l.c.TxGone.Add(1)
+			}
+			return nil
+		case err != nil && len(items) > 0:
+			s.l.dropItem(&items[0])
+			s.l.c.TxPostError.Add(1)
+			items = items[1:]
+		case taken == 0:
+			return items
+		}
+	}
+	return nil
+}
+
+// wait sleeps until a completion makes ok true, at most d.
+func (s *sender) wait(d time.Duration, ok func() bool) {
+	l := s.l
+	l.waiting.Store(true)
+	if !ok() && !l.done() {
+		s.timer.Reset(d)
+		select {
+		case <-l.wake:
+		case <-s.timer.C:
+		case <-l.stop:
+		}
+		s.timer.Stop()
+	}
+	l.waiting.Store(false)
+}
+
+// wakeSender ends the TUN reader's wait, if there is one.
+func (l *Loop) wakeSender() {
+	if l.waiting.Load() {
+		select {
+		case l.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (l *Loop) sent(q *sendQ, items []sendItem) {
+	if len(items) == 0 {
+		return
+	}
+	var octets uint64
+	for i := range items {
+		n := uint64(items[i].n) - headerLen
+		octets += n
+		if p := items[i].path; p != nil {
+			p.c.packets.Add(1)
+			p.c.octets.Add(n)
+		}
+	}
+	l.c.TxPackets.Add(uint64(len(items)))
+	l.c.TxOctets.Add(octets)
+	if q.ud {
+		l.c.TxUD.Add(uint64(len(items)))
+	} else {
+		l.c.TxConn.Add(uint64(len(items)))
+	}
+}
+
+func (l *Loop) dropItem(it *sendItem) {
+	if it.path != nil {
+		it.path.c.dropped.Add(1)
+	}
+	l.pool.giveOne(it.slot)
+}
+
+func (l *Loop) dropFull(q *sendQ, it *sendItem) {
+	q.full.Add(1)
+	if q.ud {
+		l.c.TxUDQueueFull.Add(1)
+	} else {
+		l.c.TxQueueFull.Add(1)
+	}
+	if it.path != nil {
+		it.path.c.queueFull.Add(1)
+	}
+	l.pool.giveOne(it.slot)
+}
+
+// Send sends one IP packet on p as the TUN reader would, from any goroutine:
+// packets that waited for p, or fragments. It does not look at the table or the
+// path's MTU, and never waits: ErrFull if the send queue or the buffers are
+// used up. A Miss or Drop is ErrClosed.
+func (l *Loop) Send(p *Path, packet []byte) error {
+	t := ipType(packet)
+	if t == 0 {
+		l.c.TxMalformed.Add(1)
+		return verbs.ErrInvalid
+	}
+	l.hand.RLock()
+	defer l.hand.RUnlock()
+	target := p.target.Load()
+	switch target.Kind {
+	case ToUD:
+		return l.sendOne(l.udq, p, target.UD, t, packet)
+	case ToConn:
+		if dst := packet[16:20]; t == encap.IPv4 && isMulticast4(dst) || t == encap.IPv6 && packet[24] == 0xff {
+			l.c.TxMulticastConn.Add(1)
+			p.c.dropped.Add(1)
+			return verbs.ErrInvalid
+		}
+		return l.sendOne(target.Conn.q, p, UDDest{}, t, packet)
+	}
+	l.c.TxUnreachable.Add(1)
+	p.c.dropped.Add(1)
+	return ErrClosed
+}
+
+// SendUD sends payload behind a header of type t on the UD QP.
+func (l *Loop) SendUD(dst UDDest, t encap.EtherType, payload []byte) error {
+	l.hand.RLock()
+	defer l.hand.RUnlock()
+	return l.sendOne(l.udq, nil, dst, t, payload)
+}
+
+func (l *Loop) sendOne(q *sendQ, p *Path, dst UDDest, t encap.EtherType, payload []byte) error {
+	if len(payload) > maxPacket {
+		return ErrTooBig
+	}
+	if l.done() {
+		return ErrClosed
+	}
+	var one [1]int32
+	if len(l.pool.take(one[:0], 1)) == 0 {
+		l.c.TxNoBuffer.Add(1)
+		return ErrFull
+	}
+	items := [1]sendItem{{slot: one[0], n: int32(len(payload) + headerLen), path: p, ud: dst}}
+	copy(l.pool.packet(one[0]), payload)
+	encap.Put(l.pool.message(one[0], 0), t)
+	now := time.Now().UnixNano()
+	if p != nil {
+		p.c.used.Store(now)
+	}
+	taken, gone, err := q.post(items[:], now)
+	switch {
+	case taken == 1:
+		l.sent(q, items[:])
+		return nil
+	case gone:
+		l.dropItem(&items[0])
+		l.c.TxGone.Add(1)
+		return ErrClosed
+	case err != nil:
+		l.dropItem(&items[0])
+		l.c.TxPostError.Add(1)
+		return fmt.Errorf("post to QP %v: %w", q.qp.QPN(), err)
+	}
+	l.dropFull(q, &items[0])
+	return ErrFull
+}
+
+func isFull(err error) bool { return errors.Is(err, verbs.ErrQueueFull) }
