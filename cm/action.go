@@ -6,6 +6,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
+	"ipoibcm/wire/mad"
 )
 
 // An Action is something the driver must do or tell: one of the types of this file.
@@ -40,7 +41,7 @@ type Params struct {
 	HopLimit     uint8
 	SL           uint8
 
-	LocalCommID, RemoteCommID uint32
+	LocalCommID, RemoteCommID mad.CommID
 	RemoteCAGUID              ib.GUID
 
 	// PrivateData is the peer's, of its REQ (92 octets) or REP (196).
@@ -83,9 +84,9 @@ type Cause uint8
 // Causes of failure.
 const (
 	Rejected  Cause = iota // the peer sent a REJ: see Reason, ARI, PrivateData
-	Refused                // we did: the user's Reject or Disconnect, or the Manager with Reason
+	Refused                // we did: the user's Reject, or the Manager by itself, with Reason
 	TimedOut               // the peer did not answer, or (UserTimeout) the user did not
-	Cancelled              // the user's Cancel
+	Cancelled              // the user's Cancel, or its Disconnect before the connection was up
 	NoRoom                 // MaxConns; nothing was sent
 )
 
@@ -153,12 +154,12 @@ type Note struct {
 	Remote    ib.GID
 	ServiceID serviceid.ID
 	// LocalCommID is ours and RemoteCommID the peer's, in both directions.
-	LocalCommID, RemoteCommID uint32
+	LocalCommID, RemoteCommID mad.CommID
 	QPN                       ib.QPN // the one that the message names
 	Reason                    Reason // REJ
 	Repeat                    bool   // sent again
 	Drop                      Drop   // why it was dropped; 0 if it was not
-	State                     State  // afterwards
+	State                     State  // of the connection when this was written
 	Text                      string
 }
 

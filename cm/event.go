@@ -59,9 +59,10 @@ type Connect struct {
 	PKey        ib.PKey // zero: ib.DefaultPKey
 	SRQ         bool
 
-	AckTimeout ib.Timeout // local ACK timeout of the path: 2 x packet life time
-	RetryCount uint8      // 0 to 7, for both QPs
-	RNRRetry   uint8      // 0 to 7, for the peer's QP
+	// AckTimeout is the local ACK timeout: 2 x packet life time. Zero means 14 (67 ms).
+	AckTimeout ib.Timeout
+	RetryCount uint8 // 0 to 7, for both QPs
+	RNRRetry   uint8 // 0 to 7, for the peer's QP
 	// RDMA reads and atomics: what the peer may have outstanding at us, and we at it.
 	ResponderResources, InitiatorDepth uint8
 

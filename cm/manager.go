@@ -1,25 +1,345 @@
 package cm
 
-import "time"
+import (
+	"cmp"
+	"container/heap"
+	"fmt"
+	"slices"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/serviceid"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/mad"
+)
 
 // A Manager is the communication manager of one port: all its connections.
 // It is not safe for concurrent use.
 type Manager struct {
-	opt Options
+	opt       Options
+	listeners []Listen
+
+	// Every connection is in byHandle, byLocal and timers until it is released,
+	// and in the others as soon and as long as it has what they are keyed by.
+	byHandle   map[Handle]*conn
+	byLocal    map[mad.CommID]*conn // our communication ID
+	byRemote   map[remoteID]*conn
+	byRemoteQP map[remoteQP]*conn
+	byQPN      map[ib.QPN]*conn // our QPN
+	timers     timers
+
+	lastIncoming Handle
+	lastSeq      uint64
+	halfOpen     int     // passive, not yet established
+	rejected     []*conn // passive ones in StateRejected, oldest first
+
+	reqs, replies limiter
+	counts        counts
+
+	// During a Step only.
+	dst []Action
+	now time.Time
+	rx  received // the MAD at hand
+}
+
+// A remoteID is how a peer's connection is told from others. The GID is part of
+// it: a foreign port must not touch it by naming the peer's GUID.
+type remoteID struct {
+	gid    ib.GID
+	guid   ib.GUID
+	commID mad.CommID
+}
+
+// A remoteQP finds stale connections.
+type remoteQP struct {
+	gid  ib.GID
+	guid ib.GUID
+	qpn  ib.QPN
+}
+
+// A conn is one connection.
+type conn struct {
+	handle Handle
+	p      Params
+	active bool
+	state  State
+	since  time.Time
+	ended  bool // Failed or Disconnected was told
+
+	pkey    ib.PKey // of its MADs
+	tid     uint64
+	private []byte // for the MRAs and REJs that we send by ourselves
+	byData  bool
+
+	// What is sent again when the deadline passes, and how often it was.
+	msg        [verbs.MADLen]byte
+	wait       time.Duration // per try
+	tries      int
+	maxRetries int
+	mras       int
+	// What answers repeats of the peer's message.
+	answer [verbs.MADLen]byte
+
+	deadline time.Time
+	index    int    // in timers, -1 if not there
+	seq      uint64 // breaks ties
 }
 
 // New returns a Manager without connections or listeners.
-func New(opt Options) *Manager { return &Manager{opt: opt} }
+func New(opt Options) *Manager {
+	if opt.Rand == nil {
+		panic("cm: Options.Rand is needed")
+	}
+	opt.MaxRetries = min(max(0, cmp.Or(opt.MaxRetries, 7)), 15)
+	opt.UserTimeout = cmp.Or(opt.UserTimeout, 10*time.Second)
+	opt.MinTimewait = cmp.Or(opt.MinTimewait, time.Second)
+	opt.MaxConns = cmp.Or(opt.MaxConns, 4096)
+	opt.MaxHalfOpen = cmp.Or(opt.MaxHalfOpen, 256)
+	return &Manager{
+		opt:        opt,
+		byHandle:   make(map[Handle]*conn),
+		byLocal:    make(map[mad.CommID]*conn),
+		byRemote:   make(map[remoteID]*conn),
+		byRemoteQP: make(map[remoteQP]*conn),
+		byQPN:      make(map[ib.QPN]*conn),
+		reqs:       newLimiter(cmp.Or(opt.REQsPerSecond, 64)),
+		replies:    newLimiter(cmp.Or(opt.RepliesPerSecond, 64)),
+	}
+}
 
 // Step applies ev at time now and appends to dst what the driver must do, in
 // order. It is the only way the state changes.
-func (m *Manager) Step(dst []Action, now time.Time, ev Event) []Action { return dst }
+func (m *Manager) Step(dst []Action, now time.Time, ev Event) []Action {
+	m.dst, m.now = dst, now
+	switch ev := ev.(type) {
+	case RecvMAD:
+		m.recv(ev.MAD)
+	case Wake:
+		m.wake()
+	case Listen:
+		m.listen(ev)
+	case Unlisten:
+		m.unlisten(ev)
+	case Connect:
+		m.connect(ev)
+	case Ready:
+		m.ready(ev)
+	case Accept:
+		m.accept(ev)
+	case Reject:
+		m.reject(ev)
+	case Defer:
+		m.postpone(ev)
+	case Cancel:
+		m.cancel(ev)
+	case Disconnect:
+		m.disconnect(ev)
+	case DataOnQP:
+		m.data(ev)
+	default:
+		panic(fmt.Sprintf("cm: unknown event %T", ev)) // our bug, not the peer's
+	}
+	dst, m.dst = m.dst, nil
+	return dst
+}
 
 // Deadline says when the driver must send Wake; zero means never.
-func (m *Manager) Deadline() time.Time { return time.Time{} }
+func (m *Manager) Deadline() time.Time {
+	if len(m.timers) == 0 {
+		return time.Time{}
+	}
+	return m.timers[0].deadline
+}
 
 // Conns lists the connections, those in TIMEWAIT and REJECTED included, by handle.
-func (m *Manager) Conns() []ConnInfo { return nil }
+func (m *Manager) Conns() []ConnInfo {
+	out := make([]ConnInfo, 0, len(m.byHandle))
+	for _, c := range m.byHandle {
+		out = append(out, ConnInfo{Handle: c.handle, State: c.state, Active: c.active, Since: c.since, Params: c.p})
+	}
+	slices.SortFunc(out, func(a, b ConnInfo) int { return cmp.Compare(a.Handle, b.Handle) })
+	return out
+}
 
-// Counters calls f for every counter, in a fixed order.
-func (m *Manager) Counters(f func(name string, value uint64)) {}
+func (m *Manager) act(a Action) { m.dst = append(m.dst, a) }
+
+func (m *Manager) listen(ev Listen) {
+	ev.GID = m.local(ev.GID)
+	ev.PrivateData = slices.Clone(ev.PrivateData)
+	if l := m.listener(ev.ServiceID, ev.GID); l != nil {
+		*l = ev
+		return
+	}
+	m.listeners = append(m.listeners, ev)
+}
+
+func (m *Manager) unlisten(ev Unlisten) {
+	ev.GID = m.local(ev.GID)
+	m.listeners = slices.DeleteFunc(m.listeners, func(l Listen) bool {
+		return l.ServiceID == ev.ServiceID && l.GID == ev.GID
+	})
+}
+
+// local returns g, or the default GID if g is zero.
+func (m *Manager) local(g ib.GID) ib.GID {
+	if g.IsZero() {
+		return m.opt.GID
+	}
+	return g
+}
+
+// user returns the connection of an event of the user if it is still alive and
+// in one of states (any if there are none); otherwise it counts the event.
+func (m *Manager) user(h Handle, what string, states ...State) *conn {
+	c := m.byHandle[h]
+	if c == nil || c.ended || len(states) > 0 && !slices.Contains(states, c.state) {
+		n := Note{Handle: h, Drop: DropStaleHandle, Text: what + ": the connection cannot take it any more"}
+		if c != nil {
+			n.State = c.state
+		}
+		m.counts.drops[DropStaleHandle]++
+		m.act(n)
+		return nil
+	}
+	return c
+}
+
+// add puts a new connection on record with a communication ID of its own
+// (4755-3.2-7). The caller has checked MaxConns.
+func (m *Manager) add(c *conn) {
+	for c.p.LocalCommID == 0 || m.byLocal[c.p.LocalCommID] != nil {
+		c.p.LocalCommID = mad.CommID(m.opt.Rand.Uint64())
+	}
+	m.lastSeq++
+	c.seq, c.index, c.since = m.lastSeq, -1, m.now
+	m.byHandle[c.handle] = c
+	m.byLocal[c.p.LocalCommID] = c
+	m.indexRemote(c)
+	m.indexQPN(c)
+}
+
+func (c *conn) remoteID() remoteID {
+	return remoteID{c.p.Remote, c.p.RemoteCAGUID, c.p.RemoteCommID}
+}
+
+func (c *conn) remoteQP() remoteQP {
+	return remoteQP{c.p.Remote, c.p.RemoteCAGUID, c.p.RemoteQPN}
+}
+
+// indexRemote makes c known by what the peer told of itself.
+func (m *Manager) indexRemote(c *conn) {
+	if c.p.RemoteQPN != 0 { // it comes together with the communication ID
+		m.byRemote[c.remoteID()] = c
+		m.byRemoteQP[c.remoteQP()] = c
+	}
+}
+
+func (m *Manager) indexQPN(c *conn) {
+	if c.p.LocalQPN != 0 {
+		m.byQPN[c.p.LocalQPN] = c
+	}
+}
+
+// forgetRemoteQP lets the peer use its QP for another connection.
+func (m *Manager) forgetRemoteQP(c *conn) {
+	if m.byRemoteQP[c.remoteQP()] == c {
+		delete(m.byRemoteQP, c.remoteQP())
+	}
+}
+
+// isHalfOpen reports whether c counts against MaxHalfOpen.
+func (c *conn) isHalfOpen() bool {
+	switch c.state {
+	case StateREQRcvd, StateMRAREQSent, StateREPSent, StateMRAREPRcvd:
+		return true
+	}
+	return false
+}
+
+func (m *Manager) setState(c *conn, s State) {
+	if c.isHalfOpen() {
+		m.halfOpen--
+	}
+	c.state, c.since = s, m.now
+	if c.isHalfOpen() {
+		m.halfOpen++
+	}
+}
+
+// setTimer makes c due after d.
+func (m *Manager) setTimer(c *conn, d time.Duration) {
+	c.deadline = m.now.Add(d)
+	if c.index < 0 {
+		heap.Push(&m.timers, c)
+		return
+	}
+	heap.Fix(&m.timers, c.index)
+}
+
+func (m *Manager) stopTimer(c *conn) {
+	if c.index >= 0 {
+		heap.Remove(&m.timers, c.index)
+	}
+}
+
+// end tells the user how c ended, once.
+func (m *Manager) end(c *conn, a Action) {
+	if !c.ended {
+		c.ended = true
+		m.act(a)
+	}
+}
+
+// timewait holds the QPN and both communication IDs of c back until nothing of
+// it can be in the network any more (IBA 12.9.8.4).
+func (m *Manager) timewait(c *conn) {
+	m.setState(c, StateTimewait)
+	m.setTimer(c, max(m.opt.MinTimewait, bounded(c.p.AckTimeout)))
+}
+
+// release forgets c and gives its QPN back.
+func (m *Manager) release(c *conn) {
+	m.setState(c, StateIdle)
+	m.stopTimer(c)
+	delete(m.byHandle, c.handle)
+	delete(m.byLocal, c.p.LocalCommID)
+	if m.byRemote[c.remoteID()] == c {
+		delete(m.byRemote, c.remoteID())
+	}
+	m.forgetRemoteQP(c)
+	if m.byQPN[c.p.LocalQPN] == c {
+		delete(m.byQPN, c.p.LocalQPN)
+	}
+	m.rejected = slices.DeleteFunc(m.rejected, func(x *conn) bool { return x == c })
+	if c.p.LocalQPN != 0 {
+		m.act(Released{Handle: c.handle, QPN: c.p.LocalQPN})
+	}
+}
+
+// listener returns the listener for a service ID at a GID, or nil.
+func (m *Manager) listener(id serviceid.ID, gid ib.GID) *Listen {
+	for i := range m.listeners {
+		if l := &m.listeners[i]; l.ServiceID == id && l.GID == gid {
+			return l
+		}
+	}
+	return nil
+}
+
+// ownerData is what a REJ at gid carries before any listener is known: that of
+// the one interface which owns gid, nothing if they are none or several
+// (AMB-4755-14).
+func (m *Manager) ownerData(gid ib.GID) (data []byte) {
+	found := false
+	for i := range m.listeners {
+		l := &m.listeners[i]
+		if l.GID != gid {
+			continue
+		}
+		if found && !slices.Equal(l.PrivateData, data) {
+			return nil
+		}
+		found, data = true, l.PrivateData
+	}
+	return data
+}

@@ -1,0 +1,271 @@
+package cm
+
+import (
+	"encoding/binary"
+	"slices"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/mad"
+)
+
+const (
+	// maxHold bounds how long a REJ is kept for repeats of what it answers.
+	maxHold = 10 * time.Second
+	// maxRejected bounds how many REJs to REQs are kept; the oldest makes room.
+	maxRejected = 512
+)
+
+// refuse sends the REJ that the state of c asks for. Afterwards repeats of the
+// peer's message get the same; a connection that sent a REP goes to timewait.
+func (m *Manager) refuse(c *conn, reason Reason, ari, private []byte) {
+	rej := c.rej(reason, ari, private)
+	if c.state == StateREPSent || c.state == StateMRAREPRcvd {
+		m.transmitOnce(c, rej)
+		m.timewait(c)
+		return
+	}
+	m.hold(c)
+	m.sendAnswer(c, rej)
+}
+
+// transmitOnce sends msg without keeping it.
+func (m *Manager) transmitOnce(c *conn, msg mad.Message) {
+	var buf [verbs.MADLen]byte
+	put(&buf, msg)
+	m.transmit(c, &buf, msg, false)
+}
+
+// hold keeps c in StateRejected for as long as the peer may repeat itself.
+func (m *Manager) hold(c *conn) {
+	m.setState(c, StateRejected)
+	m.setTimer(c, min(maxHold, max(m.opt.MinTimewait, time.Duration(c.maxRetries+1)*c.wait)))
+	if c.active {
+		return
+	}
+	m.forgetRemoteQP(c) // a new REQ may name it at once
+	if len(m.rejected) >= maxRejected {
+		m.counts.evicted++
+		m.release(m.rejected[0])
+	}
+	m.rejected = append(m.rejected, c)
+}
+
+// reject sends the user's REJ.
+func (m *Manager) reject(ev Reject) {
+	c := m.user(ev.Handle, "Reject", StateREQRcvd, StateMRAREQSent, StateREPRcvd, StateMRAREPSent)
+	if c == nil {
+		return
+	}
+	m.refuse(c, ev.Reason, ev.ARI, ev.PrivateData)
+	if c.active {
+		m.end(c, Failed{Handle: c.handle, Cause: Refused, Reason: ev.Reason})
+	}
+	c.ended = true
+}
+
+// postpone sends the user's MRA.
+func (m *Manager) postpone(ev Defer) {
+	c := m.user(ev.Handle, "Defer", StateREQRcvd, StateMRAREQSent, StateREPRcvd, StateMRAREPSent)
+	if c == nil {
+		return
+	}
+	m.sendMRA(c, ev.Timeout, ev.PrivateData)
+	m.setTimer(c, max(m.opt.UserTimeout, min(ev.Timeout.Duration(), maxMRA)))
+}
+
+// cancel abandons a REQ in silence. The record stays for a late REP.
+func (m *Manager) cancel(ev Cancel) {
+	c := m.user(ev.Handle, "Cancel")
+	if c == nil {
+		return
+	}
+	if c.state != StateREQSent && c.state != StateMRAREQRcvd {
+		m.disconnect(Disconnect{Handle: ev.Handle})
+		return
+	}
+	m.hold(c)
+	m.decide(c, "abandoned")
+	m.end(c, Failed{Handle: c.handle, Cause: Cancelled})
+}
+
+// refuseLateREP answers the REP to a REQ that we have given up.
+func (m *Manager) refuseLateREP(c *conn, rep *mad.REP) {
+	rej := mad.REJ{TransactionID: c.tid, LocalCommID: c.p.LocalCommID, RemoteCommID: rep.LocalCommID,
+		MessageRejected: mad.KindREP, Reason: ReasonConsumer}
+	fill(rej.PrivateData[:], c.private)
+	m.transmitOnce(c, rej)
+}
+
+// disconnect ends a connection as its state allows.
+func (m *Manager) disconnect(ev Disconnect) {
+	c := m.user(ev.Handle, "Disconnect", StateREQSent, StateMRAREQRcvd, StateREPRcvd, StateMRAREPSent,
+		StateREQRcvd, StateMRAREQSent, StateREPSent, StateMRAREPRcvd, StateEstablished)
+	if c == nil {
+		return
+	}
+	switch c.state {
+	case StateEstablished:
+		m.sendDREQ(c, ev.PrivateData)
+		return
+	case StateREQSent, StateMRAREQRcvd:
+		m.refuse(c, ReasonTimeout, m.guidARI(), c.private)
+	default:
+		m.refuse(c, ReasonConsumer, nil, c.private)
+	}
+	m.end(c, Failed{Handle: c.handle, Cause: Cancelled})
+}
+
+// sendDREQ starts the teardown of a connection whose peer knows it.
+func (m *Manager) sendDREQ(c *conn, private []byte) {
+	c.tid = m.opt.Rand.Uint64() // a DREQ is an exchange of its own
+	dreq := mad.DREQ{TransactionID: c.tid, LocalCommID: c.p.LocalCommID, RemoteCommID: c.p.RemoteCommID, RemoteQPN: c.p.RemoteQPN}
+	fill(dreq.PrivateData[:], private)
+	c.maxRetries = m.opt.MaxRetries // the peer has no say in it
+	m.setState(c, StateDREQSent)
+	m.sendUntilAnswered(c, dreq)
+}
+
+// stale ends a connection whose peer QP has turned up in another one: the peer
+// has lost it (wire-facts 7.6).
+func (m *Manager) stale(c *conn) {
+	switch c.state {
+	case StateREQRcvd, StateMRAREQSent: // it was never more than a question
+		m.decide(c, "the peer asks anew with the same QP")
+		m.end(c, Failed{Handle: c.handle, Cause: Refused, Reason: ReasonStale})
+		m.refuse(c, ReasonStale, nil, c.private)
+	case StateREPSent, StateMRAREPRcvd, StateREPRcvd, StateMRAREPSent, StateEstablished:
+		m.decide(c, "the peer uses its QP for another connection")
+		m.end(c, Disconnected{Handle: c.handle, By: ByStale})
+		m.sendDREQ(c, nil)
+	}
+}
+
+// recvREJ ends what the peer will not have.
+func (m *Manager) recvREJ(rej *mad.REJ) {
+	c := m.subject(rej)
+	if c == nil {
+		m.drop(nil, DropUnknownConn, "")
+		return
+	}
+	if !m.fromPeer(c) {
+		return
+	}
+	ari := slices.Clone(rej.ARI[:min(int(rej.ARILength), len(rej.ARI))])
+	failed := Failed{Handle: c.handle, Cause: Rejected, Reason: rej.Reason, ARI: ari, PrivateData: slices.Clone(rej.PrivateData[:])}
+	switch c.state {
+	case StateREQSent, StateMRAREQRcvd:
+		m.took(c, "")
+		m.end(c, failed)
+		if rej.Reason == ReasonStale { // the peer still knows our QPN
+			m.timewait(c)
+			return
+		}
+		m.release(c)
+	case StateREQRcvd, StateMRAREQSent: // the peer has changed its mind
+		m.took(c, "")
+		m.end(c, failed)
+		m.release(c)
+	case StateREPSent, StateMRAREPRcvd, StateREPRcvd, StateMRAREPSent:
+		m.took(c, "")
+		m.end(c, failed)
+		m.timewait(c)
+	case StateEstablished, StateDREQSent:
+		m.took(c, "")
+		by := ByPeer
+		if c.state == StateDREQSent {
+			by = ByUser
+		}
+		m.end(c, Disconnected{Handle: c.handle, By: by, Reason: rej.Reason})
+		m.timewait(c)
+	case StateRejected:
+		if !c.active || c.p.RemoteQPN != 0 {
+			m.drop(c, DropState, "")
+			return
+		}
+		m.took(c, "the REQ was abandoned already") // so no REP can follow
+		m.release(c)
+	default:
+		m.drop(c, DropState, "")
+	}
+}
+
+// subject finds the connection that a REJ is about. A peer that timed out
+// may not know our communication ID: it names its own, and its CA GUID.
+func (m *Manager) subject(rej *mad.REJ) *conn {
+	if rej.Reason == ReasonTimeout && rej.ARILength >= 8 {
+		guid := ib.GUID(binary.BigEndian.Uint64(rej.ARI[:]))
+		if c := m.byRemote[remoteID{m.rx.mad.Remote, guid, rej.LocalCommID}]; c != nil {
+			return c
+		}
+	}
+	c := m.byLocal[rej.RemoteCommID]
+	if c == nil {
+		return nil
+	}
+	if c.p.RemoteQPN != 0 && rej.LocalCommID != c.p.RemoteCommID {
+		return nil
+	}
+	if rej.MessageRejected == mad.KindREQ && !c.active {
+		return nil
+	}
+	return c
+}
+
+// recvDREQ ends a connection, and answers also for one that we do not know.
+func (m *Manager) recvDREQ(in *verbs.MAD, dreq *mad.DREQ) {
+	c := m.conn(dreq.RemoteCommID, dreq.LocalCommID)
+	if c == nil {
+		if !m.mayReply(in) {
+			return
+		}
+		m.took(nil, "the connection is not known")
+		m.reply(in, drep(dreq))
+		return
+	}
+	if !m.fromPeer(c) {
+		return
+	}
+	if dreq.RemoteQPN != c.p.LocalQPN {
+		m.drop(c, DropDREQQPN, "it names another QPN than ours")
+		return
+	}
+	switch c.state {
+	case StateEstablished, StateREPSent, StateMRAREPRcvd, StateREPRcvd, StateMRAREPSent:
+		m.took(c, "")
+		m.transmitOnce(c, drep(dreq))
+		m.end(c, Disconnected{Handle: c.handle, By: ByPeer})
+		m.timewait(c)
+	case StateDREQSent: // they crossed
+		m.took(c, "")
+		m.transmitOnce(c, drep(dreq))
+		m.end(c, Disconnected{Handle: c.handle, By: ByUser})
+		m.timewait(c)
+	case StateTimewait:
+		m.duplicate(c)
+		m.transmitOnce(c, drep(dreq))
+	default:
+		m.drop(c, DropState, "")
+	}
+}
+
+func drep(dreq *mad.DREQ) mad.DREP {
+	return mad.DREP{TransactionID: dreq.TransactionID, LocalCommID: dreq.RemoteCommID, RemoteCommID: dreq.LocalCommID}
+}
+
+// recvDREP completes our teardown.
+func (m *Manager) recvDREP(drep *mad.DREP) {
+	c := m.conn(drep.RemoteCommID, drep.LocalCommID)
+	switch {
+	case c == nil:
+		m.drop(nil, DropUnknownConn, "")
+	case !m.fromPeer(c):
+	case c.state != StateDREQSent:
+		m.drop(c, DropState, "")
+	default:
+		m.took(c, "")
+		m.end(c, Disconnected{Handle: c.handle, By: ByUser})
+		m.timewait(c)
+	}
+}

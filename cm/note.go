@@ -1,0 +1,124 @@
+package cm
+
+import "ipoibcm/wire/mad"
+
+// messages are the ones that are counted one by one.
+var messages = [...]mad.AttrID{mad.AttrREQ, mad.AttrMRA, mad.AttrREJ, mad.AttrREP, mad.AttrRTU, mad.AttrDREQ,
+	mad.AttrDREP, mad.AttrSIDRREQ, mad.AttrSIDRREP, mad.AttrLAP, mad.AttrAPR, mad.AttrClassPortInfo}
+
+var messageNames = [len(messages)]string{"req", "mra", "rej", "rep", "rtu", "dreq", "drep", "sidr_req", "sidr_rep",
+	"lap", "apr", "class_port_info"}
+
+// attrIndex returns the place of a in messages.
+func attrIndex(a mad.AttrID) int {
+	if i := int(a) - int(mad.AttrREQ); i >= 0 && i < len(messages)-1 {
+		return i
+	}
+	return len(messages) - 1
+}
+
+// counts are the counters of a Manager.
+type counts struct {
+	tx, rx, retried, duplicates   [len(messages)]uint64
+	drops                         [numDrops]uint64
+	refusedConns, refusedHalfOpen uint64
+	evicted                       uint64
+}
+
+// Counters calls f for every counter, in a fixed order: tx_req … (sent, repeats
+// included), rx_req … (received), retry_req … (sent again), dup_req … (received
+// again), drop_malformed … (by reason), and what the bounds refused.
+func (m *Manager) Counters(f func(name string, value uint64)) {
+	for _, set := range []struct {
+		name   string
+		values *[len(messages)]uint64
+	}{{"tx_", &m.counts.tx}, {"rx_", &m.counts.rx}, {"retry_", &m.counts.retried}, {"dup_", &m.counts.duplicates}} {
+		for i, v := range set.values {
+			f(set.name+messageNames[i], v)
+		}
+	}
+	for d := DropMalformed; d < numDrops; d++ {
+		f("drop_"+d.String(), m.counts.drops[d])
+	}
+	f("refused_max_conns", m.counts.refusedConns)
+	f("refused_max_half_open", m.counts.refusedHalfOpen)
+	f("evicted_rejected", m.counts.evicted)
+}
+
+// took notes that the MAD at hand was understood.
+func (m *Manager) took(c *conn, text string) {
+	n := m.rx.note
+	n.Text = text
+	m.note(c, n)
+}
+
+// duplicate notes that the MAD at hand came before.
+func (m *Manager) duplicate(c *conn) {
+	n := m.rx.note
+	n.Repeat = true
+	m.counts.duplicates[attrIndex(attrOf(m.rx))]++
+	m.note(c, n)
+}
+
+// drop notes and counts that the MAD at hand changed nothing.
+func (m *Manager) drop(c *conn, why Drop, text string) {
+	m.counts.drops[why]++
+	n := m.rx.note
+	n.Drop, n.Text = why, text
+	m.note(c, n)
+}
+
+// decide notes something that no message shows.
+func (m *Manager) decide(c *conn, text string) {
+	m.note(c, Note{Dir: Decided, Remote: c.p.Remote, ServiceID: c.p.ServiceID, LocalCommID: c.p.LocalCommID,
+		RemoteCommID: c.p.RemoteCommID, QPN: c.p.LocalQPN, Text: text})
+}
+
+func (m *Manager) note(c *conn, n Note) {
+	if c != nil {
+		n.Handle, n.State = c.handle, c.state
+	}
+	m.act(n)
+}
+
+func attrOf(rx received) mad.AttrID {
+	var h mad.Header
+	if h.UnmarshalBinary(rx.mad.Data[:]) != nil {
+		return 0
+	}
+	return h.Attr
+}
+
+// describe makes the Note of a message; ours and theirs depend on dir.
+func describe(msg mad.Message, dir Dir) Note {
+	n := Note{Dir: dir, Message: msg.Attr().String()}
+	from, to := &n.LocalCommID, &n.RemoteCommID
+	if dir == Received {
+		from, to = to, from
+	}
+	switch msg := msg.(type) {
+	case mad.REQ:
+		*from, n.ServiceID, n.QPN = msg.LocalCommID, msg.ServiceID, msg.LocalQPN
+	case mad.MRA:
+		*from, *to = msg.LocalCommID, msg.RemoteCommID
+	case mad.REJ:
+		*from, *to, n.Reason = msg.LocalCommID, msg.RemoteCommID, msg.Reason
+	case mad.REP:
+		*from, *to, n.QPN = msg.LocalCommID, msg.RemoteCommID, msg.LocalQPN
+	case mad.RTU:
+		*from, *to = msg.LocalCommID, msg.RemoteCommID
+	case mad.DREQ:
+		*from, *to, n.QPN = msg.LocalCommID, msg.RemoteCommID, msg.RemoteQPN
+	case mad.DREP:
+		*from, *to = msg.LocalCommID, msg.RemoteCommID
+	case mad.SIDRREQ:
+		*from, n.ServiceID = msg.RequestID, msg.ServiceID
+	case mad.SIDRREP:
+		*from, n.ServiceID, n.QPN = msg.RequestID, msg.ServiceID, msg.QPN
+	case mad.LAP:
+		*from, *to, n.QPN = msg.LocalCommID, msg.RemoteCommID, msg.RemoteQPN
+	case mad.APR:
+		*from, *to = msg.LocalCommID, msg.RemoteCommID
+	}
+	return n
+}

@@ -1,0 +1,193 @@
+package cm
+
+import (
+	"slices"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/mad"
+)
+
+// userPatience is the service timeout of the MRAs that we send by ourselves: 4.3 s.
+const userPatience ib.Timeout = 20
+
+// recvREQ handles a REQ: a new one, a repeat, or one that cannot be.
+func (m *Manager) recvREQ(in *verbs.MAD, req *mad.REQ) {
+	src := in.Remote
+	if src.IsZero() { // a fabric without GRH: the REQ's word is all there is
+		src = req.Primary.LocalGID
+	}
+	if !m.reqs.allow(m.now, src) {
+		m.drop(nil, DropREQRate, "")
+		return
+	}
+	if src != req.Primary.LocalGID {
+		m.rejectREQ(in, req, ReasonInvalidGID, nil, "it names a source GID that is not the sender's")
+		return
+	}
+	if to := m.local(in.Local); req.Primary.RemoteGID != to {
+		m.rejectREQ(in, req, ReasonInvalidGID, m.ownerData(to), "it names a GID that it was not sent to")
+		return
+	}
+	id := remoteID{src, req.LocalCAGUID, req.LocalCommID}
+	if c := m.byRemote[id]; c != nil {
+		m.repeatedREQ(in, c, req)
+		return
+	}
+	m.newREQ(in, src, req)
+}
+
+// repeatedREQ answers a REQ whose communication ID is on record as it was
+// answered before, and never asks the user again.
+func (m *Manager) repeatedREQ(in *verbs.MAD, c *conn, req *mad.REQ) {
+	if c.active || c.p.ServiceID != req.ServiceID || c.p.RemoteQPN != req.LocalQPN {
+		m.rejectREQ(in, req, ReasonDuplicateCommID, m.ownerData(m.local(in.Local)), "its communication ID is that of another connection")
+		return
+	}
+	switch c.state {
+	case StateREQRcvd: // the user is slow: ask the peer for patience
+		m.duplicate(c)
+		m.sendMRA(c, userPatience, c.private)
+	case StateMRAREQSent, StateRejected:
+		m.duplicate(c)
+		m.repeat(c, &c.answer)
+	case StateREPSent, StateMRAREPRcvd:
+		m.duplicate(c)
+		m.repeat(c, &c.msg)
+	case StateTimewait:
+		m.duplicate(c)
+		m.answerREQ(in, req, ReasonStale, c.private)
+	default:
+		m.drop(c, DropState, "")
+	}
+}
+
+// newREQ checks what only a listener or the record can tell, and asks the user.
+func (m *Manager) newREQ(in *verbs.MAD, src ib.GID, req *mad.REQ) {
+	to := m.local(in.Local)
+	l := m.listener(req.ServiceID, to)
+	if l == nil {
+		m.rejectREQ(in, req, ReasonInvalidServiceID, m.ownerData(to), "nobody listens on the service ID")
+		return
+	}
+	if reason, text := m.unfitREQ(req); text != "" {
+		m.rejectREQ(in, req, reason, l.PrivateData, text)
+		return
+	}
+	if old := m.byRemoteQP[remoteQP{src, req.LocalCAGUID, req.LocalQPN}]; old != nil {
+		m.rejectREQ(in, req, ReasonStale, l.PrivateData, "its QP belongs to another connection")
+		m.stale(old)
+		return
+	}
+	switch {
+	case len(m.byHandle) >= m.opt.MaxConns:
+		m.counts.refusedConns++
+		m.rejectREQ(in, req, ReasonNoQP, l.PrivateData, "as many connections as there may be")
+		return
+	case m.halfOpen >= m.opt.MaxHalfOpen:
+		m.counts.refusedHalfOpen++
+		m.rejectREQ(in, req, ReasonNoResources, l.PrivateData, "as many half-open connections as there may be")
+		return
+	}
+	m.lastIncoming++
+	c := &conn{
+		handle:     incoming | m.lastIncoming,
+		pkey:       in.PKey,
+		tid:        req.TransactionID,
+		private:    slices.Clone(l.PrivateData),
+		wait:       tryWait(req.LocalCMResponseTimeout, req.Primary.LocalACKTimeout),
+		maxRetries: int(req.MaxCMRetries),
+		p: Params{
+			Local: to, Remote: src, ServiceID: req.ServiceID, Transport: req.Transport, PKey: req.PKey, PathMTU: req.PathMTU,
+			RemoteQPN: req.LocalQPN, SendPSN: req.StartingPSN,
+			AckTimeout: req.Primary.LocalACKTimeout, RetryCount: req.RetryCount, RNRRetry: req.RNRRetryCount,
+			ResponderResources: req.InitiatorDepth, InitiatorDepth: req.ResponderResources, // they change sides
+			RemoteSRQ: req.SRQ,
+			FlowLabel: req.Primary.FlowLabel, TrafficClass: req.Primary.TrafficClass, HopLimit: req.Primary.HopLimit, SL: req.Primary.SL,
+			RemoteCommID: req.LocalCommID, RemoteCAGUID: req.LocalCAGUID,
+			PrivateData: slices.Clone(req.PrivateData[:]),
+		},
+	}
+	m.add(c)
+	m.setState(c, StateREQRcvd)
+	m.setTimer(c, m.opt.UserTimeout)
+	m.took(c, "")
+	m.act(RequestReceived{Handle: c.handle, Params: c.p})
+}
+
+// unfitREQ says why a REQ cannot lead to a connection; text is empty if it can.
+func (m *Manager) unfitREQ(req *mad.REQ) (reason Reason, text string) {
+	switch {
+	case req.Transport != ib.RC && req.Transport != ib.UC:
+		return ReasonInvalidTransport, "neither RC nor UC"
+	case !isQPN(req.LocalQPN):
+		return ReasonUnsupported, "no QPN that a connection can have"
+	case req.PathMTU.Octets() == 0:
+		return ReasonInvalidMTU, "no path MTU"
+	}
+	return 0, ""
+}
+
+// accept sends the REP (4755-3.2-3).
+func (m *Manager) accept(ev Accept) {
+	c := m.user(ev.Handle, "Accept", StateREQRcvd, StateMRAREQSent)
+	if c == nil {
+		return
+	}
+	p := &c.p
+	p.LocalQPN, p.RecvPSN = ev.QPN&ib.QPNMask, ev.StartingPSN&ib.PSNMask
+	p.ResponderResources, p.InitiatorDepth = ev.ResponderResources, ev.InitiatorDepth
+	m.indexQPN(c)
+	rep := mad.REP{
+		TransactionID: c.tid,
+		LocalCommID:   p.LocalCommID, RemoteCommID: p.RemoteCommID, LocalQPN: p.LocalQPN, StartingPSN: p.RecvPSN,
+		ResponderResources: ev.ResponderResources, InitiatorDepth: ev.InitiatorDepth, TargetACKDelay: ev.AckDelay & 31,
+		RNRRetryCount: ev.RNRRetry & 7, SRQ: ev.SRQ, LocalCAGUID: m.opt.CAGUID,
+	}
+	fill(rep.PrivateData[:], ev.PrivateData)
+	m.setState(c, StateREPSent)
+	m.sendUntilAnswered(c, rep)
+}
+
+// recvRTU completes a connection.
+func (m *Manager) recvRTU(rtu *mad.RTU) {
+	c := m.conn(rtu.RemoteCommID, rtu.LocalCommID)
+	if c == nil || c.active {
+		m.drop(nil, DropUnknownConn, "")
+		return
+	}
+	if !m.fromPeer(c) {
+		return
+	}
+	switch {
+	case c.state == StateREPSent || c.state == StateMRAREPRcvd:
+		m.took(c, "")
+		m.up(c, slices.Clone(rtu.PrivateData[:]))
+	case c.state == StateEstablished && c.byData:
+		m.took(c, "data had stood for it")
+		c.byData = false
+		m.act(LateRTU{Handle: c.handle, PrivateData: slices.Clone(rtu.PrivateData[:])})
+	case c.state == StateEstablished:
+		m.duplicate(c)
+	default:
+		m.drop(c, DropState, "")
+	}
+}
+
+// data takes the first packet on a QP for the RTU that was lost.
+func (m *Manager) data(ev DataOnQP) {
+	c := m.byQPN[ev.QPN]
+	if c == nil || c.state != StateREPSent && c.state != StateMRAREPRcvd {
+		return // as usual: every other packet
+	}
+	c.byData = true
+	m.decide(c, "a packet stands for the RTU")
+	m.up(c, nil)
+}
+
+// up makes a passive connection established.
+func (m *Manager) up(c *conn, rtuData []byte) {
+	m.stopTimer(c)
+	m.setState(c, StateEstablished)
+	m.act(Established{Handle: c.handle, Params: c.p, ByData: c.byData, RTUPrivateData: rtuData})
+}

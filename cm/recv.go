@@ -1,0 +1,172 @@
+package cm
+
+import (
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/mad"
+)
+
+// received is the MAD that a Step is about.
+type received struct {
+	mad  *verbs.MAD
+	note Note // of it, without outcome
+}
+
+// recv handles a MAD. Exactly one Note tells what became of it: took,
+// duplicate, drop and rejectREQ each write it.
+func (m *Manager) recv(in *verbs.MAD) {
+	m.rx = received{mad: in, note: Note{Dir: Received, Remote: in.Remote}}
+	defer func() { m.rx = received{} }()
+	var h mad.Header
+	if h.UnmarshalBinary(in.Data[:]) != nil {
+		m.drop(nil, DropMalformed, "no MAD header")
+		return
+	}
+	m.rx.note.Message = h.Attr.String()
+	switch {
+	case h.Class != mad.ClassCM:
+		m.drop(nil, DropClass, "not the CM class")
+		return
+	case h.ClassVersion != mad.VersionCM:
+		m.wrongVersion(in, h)
+		return
+	case h.Method != mad.MethodSend:
+		m.drop(nil, DropMethod, "")
+		return
+	}
+	_, msg, err := mad.Parse(in.Data[:])
+	if err != nil {
+		m.drop(nil, DropAttribute, "")
+		return
+	}
+	m.rx.note = describe(msg, Received)
+	m.rx.note.Remote = in.Remote
+	m.counts.rx[attrIndex(h.Attr)]++
+	switch msg := msg.(type) {
+	case mad.REQ:
+		m.recvREQ(in, &msg)
+	case mad.REP:
+		m.recvREP(&msg)
+	case mad.RTU:
+		m.recvRTU(&msg)
+	case mad.MRA:
+		m.recvMRA(&msg)
+	case mad.REJ:
+		m.recvREJ(&msg)
+	case mad.DREQ:
+		m.recvDREQ(in, &msg)
+	case mad.DREP:
+		m.recvDREP(&msg)
+	case mad.LAP:
+		m.recvLAP(in, &msg)
+	case mad.SIDRREQ:
+		m.recvSIDRREQ(in, &msg)
+	default: // SIDR_REP, APR: we never ask; ClassPortInfo has other methods
+		m.drop(nil, DropAttribute, "")
+	}
+}
+
+// wrongVersion tells the sender of a REQ of another class version that it is
+// one; the communication ID stands at the same place in all of them.
+func (m *Manager) wrongVersion(in *verbs.MAD, h mad.Header) {
+	if h.Attr != mad.AttrREQ || h.Method != mad.MethodSend {
+		m.drop(nil, DropClass, "another class version")
+		return
+	}
+	data := in.Data
+	data[2] = mad.VersionCM
+	var req mad.REQ
+	if req.UnmarshalBinary(data[:]) != nil {
+		m.drop(nil, DropClass, "another class version")
+		return
+	}
+	only := mad.REQ{TransactionID: req.TransactionID, LocalCommID: req.LocalCommID}
+	m.rejectREQ(in, &only, ReasonInvalidVersion, m.ownerData(m.local(in.Local)), "another class version")
+}
+
+// conn returns the connection with both communication IDs, or nil.
+func (m *Manager) conn(local, remote mad.CommID) *conn {
+	if c := m.byLocal[local]; c != nil && c.p.RemoteQPN != 0 && c.p.RemoteCommID == remote {
+		return c
+	}
+	return nil
+}
+
+// fromPeer reports whether the MAD at hand comes from the peer's GID, and drops
+// it if not (design decision D12).
+func (m *Manager) fromPeer(c *conn) bool {
+	if src := m.rx.mad.Remote; !src.IsZero() && src != c.p.Remote {
+		m.drop(c, DropSource, "it comes from another GID than the connection's")
+		return false
+	}
+	return true
+}
+
+// recvMRA grants the peer's user more time.
+func (m *Manager) recvMRA(mra *mad.MRA) {
+	c := m.byLocal[mra.RemoteCommID]
+	if c == nil || c.p.RemoteQPN != 0 && c.p.RemoteCommID != mra.LocalCommID {
+		m.drop(nil, DropUnknownConn, "")
+		return
+	}
+	if !m.fromPeer(c) {
+		return
+	}
+	state := StateMRAREQRcvd
+	switch {
+	case mra.MessageMRAed == mad.KindREQ && (c.state == StateREQSent || c.state == StateMRAREQRcvd):
+	case mra.MessageMRAed == mad.KindREP && (c.state == StateREPSent || c.state == StateMRAREPRcvd):
+		state = StateMRAREPRcvd
+	default:
+		m.drop(c, DropState, "nothing is waiting for it")
+		return
+	}
+	if c.mras >= maxMRAs {
+		m.drop(c, DropMRALimit, "")
+		return
+	}
+	c.mras++
+	m.took(c, "")
+	m.setState(c, state)
+	m.setTimer(c, c.wait+min(mra.ServiceTimeout.Duration(), maxMRA))
+}
+
+// recvLAP refuses an alternate path; there are none here.
+func (m *Manager) recvLAP(in *verbs.MAD, lap *mad.LAP) {
+	c := m.conn(lap.RemoteCommID, lap.LocalCommID)
+	if c != nil && !m.fromPeer(c) {
+		return
+	}
+	if !m.mayReply(in) {
+		return
+	}
+	m.took(c, "alternate paths are not supported")
+	apr := mad.APR{TransactionID: lap.TransactionID, LocalCommID: lap.RemoteCommID, RemoteCommID: lap.LocalCommID, Status: mad.APRReject}
+	if c == nil || c.state != StateEstablished {
+		apr.Status = mad.APRInvalidCommID
+	}
+	m.reply(in, apr)
+}
+
+// recvSIDRREQ says that no UD service is resolved here.
+func (m *Manager) recvSIDRREQ(in *verbs.MAD, req *mad.SIDRREQ) {
+	if !m.mayReply(in) {
+		return
+	}
+	m.took(nil, "SIDR is not supported")
+	m.reply(in, mad.SIDRREP{TransactionID: req.TransactionID, RequestID: req.RequestID,
+		Status: mad.SIDRUnsupportedServiceID, ServiceID: req.ServiceID})
+}
+
+// mayReply takes from the budget of answers without a connection, and drops the
+// MAD at hand if it is used up.
+func (m *Manager) mayReply(in *verbs.MAD) bool {
+	if m.replies.allow(m.now, in.Remote) {
+		return true
+	}
+	m.drop(nil, DropReplyRate, "")
+	return false
+}
+
+// isQPN reports whether q can be the QP of a connection.
+func isQPN(q ib.QPN) bool { return q > ib.QPNGSI && q < ib.QPNMulticast }

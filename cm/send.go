@@ -1,0 +1,121 @@
+package cm
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/mad"
+)
+
+// put encodes msg into buf.
+func put(buf *[verbs.MADLen]byte, msg mad.Message) {
+	msg.AppendBinary(buf[:0]) // the error is always nil
+}
+
+// fill copies private data into its zeroed field (4755-6-5).
+func fill(dst, src []byte) {
+	if len(src) > len(dst) {
+		panic(fmt.Sprintf("cm: %d octets of private data do not fit %d", len(src), len(dst))) // ours
+	}
+	copy(dst, src)
+}
+
+// sendUntilAnswered sends msg, and again until the state changes.
+func (m *Manager) sendUntilAnswered(c *conn, msg mad.Message) {
+	put(&c.msg, msg)
+	c.tries = 0
+	m.transmit(c, &c.msg, msg, false)
+	m.setTimer(c, c.wait)
+}
+
+// sendAnswer sends msg and keeps it for repeats of what it answers.
+func (m *Manager) sendAnswer(c *conn, msg mad.Message) {
+	put(&c.answer, msg)
+	m.transmit(c, &c.answer, msg, false)
+}
+
+// repeat sends what buf holds once more. An empty buf is our silence, repeated.
+func (m *Manager) repeat(c *conn, buf *[verbs.MADLen]byte) {
+	_, msg, err := mad.Parse(buf[:])
+	if err != nil {
+		return
+	}
+	m.counts.retried[attrIndex(msg.Attr())]++
+	m.transmit(c, buf, msg, true)
+}
+
+// transmit sends a MAD to the peer of c.
+func (m *Manager) transmit(c *conn, buf *[verbs.MADLen]byte, msg mad.Message, again bool) {
+	n := describe(msg, Sent)
+	n.Handle, n.Remote, n.State, n.Repeat = c.handle, c.p.Remote, c.state, again
+	m.emit(&verbs.MAD{Remote: c.p.Remote, Local: c.p.Local, QPN: ib.QPNGSI, PKey: c.pkey, Data: *buf}, msg, n)
+}
+
+// reply answers a MAD without a connection: to its source, but always to QP 1.
+func (m *Manager) reply(in *verbs.MAD, msg mad.Message) {
+	out := &verbs.MAD{Remote: in.Remote, Local: in.Local, QPN: ib.QPNGSI, PKey: in.PKey}
+	put(&out.Data, msg)
+	n := describe(msg, Sent)
+	n.Remote = in.Remote
+	m.emit(out, msg, n)
+}
+
+func (m *Manager) emit(out *verbs.MAD, msg mad.Message, n Note) {
+	m.counts.tx[attrIndex(msg.Attr())]++
+	m.act(SendMAD{MAD: out})
+	m.act(n)
+}
+
+// sendMRA asks the peer for patience and moves to the state that says so.
+func (m *Manager) sendMRA(c *conn, wait ib.Timeout, private []byte) {
+	mra := mad.MRA{TransactionID: c.tid, LocalCommID: c.p.LocalCommID, RemoteCommID: c.p.RemoteCommID, ServiceTimeout: wait & 31}
+	if c.active {
+		mra.MessageMRAed = mad.KindREP
+		m.setState(c, StateMRAREPSent)
+	} else {
+		mra.MessageMRAed = mad.KindREQ
+		m.setState(c, StateMRAREQSent)
+	}
+	fill(mra.PrivateData[:], private)
+	m.sendAnswer(c, mra)
+}
+
+// guidARI is what goes into a REJ 4: the CA GUID by which the peer finds the
+// connection although it may not know our communication ID.
+func (m *Manager) guidARI() []byte { return binary.BigEndian.AppendUint64(nil, uint64(m.opt.CAGUID)) }
+
+// rej makes a REJ for the state that c is in.
+func (c *conn) rej(reason Reason, ari, private []byte) mad.REJ {
+	rej := mad.REJ{TransactionID: c.tid, LocalCommID: c.p.LocalCommID, RemoteCommID: c.p.RemoteCommID,
+		MessageRejected: mad.KindOther, Reason: reason, ARILength: uint8(len(ari))}
+	switch c.state {
+	case StateREQRcvd: // our communication ID was never told
+		rej.LocalCommID = 0
+		rej.MessageRejected = mad.KindREQ
+	case StateMRAREQSent:
+		rej.MessageRejected = mad.KindREQ
+	case StateREPRcvd, StateMRAREPSent:
+		rej.MessageRejected = mad.KindREP
+	}
+	fill(rej.ARI[:], ari)
+	fill(rej.PrivateData[:], private)
+	return rej
+}
+
+// rejectREQ answers a REQ that got no connection, unless too many were.
+func (m *Manager) rejectREQ(in *verbs.MAD, req *mad.REQ, reason Reason, private []byte, why string) {
+	if !m.mayReply(in) {
+		return
+	}
+	m.took(nil, why)
+	m.answerREQ(in, req, reason, private)
+}
+
+// answerREQ sends a REJ that nothing is kept of: a repeat gets it made anew.
+func (m *Manager) answerREQ(in *verbs.MAD, req *mad.REQ, reason Reason, private []byte) {
+	rej := mad.REJ{TransactionID: req.TransactionID, RemoteCommID: req.LocalCommID, MessageRejected: mad.KindREQ, Reason: reason}
+	fill(rej.PrivateData[:], private)
+	m.reply(in, rej)
+}

@@ -1,0 +1,100 @@
+package cm
+
+import (
+	"container/heap"
+	"time"
+
+	"ipoibcm/ib"
+)
+
+// Bounds on the times that peers name; the codes reach to 2.4 hours.
+const (
+	minWait = 50 * time.Millisecond // between two tries
+	maxWait = 10 * time.Second
+	maxMRA  = 60 * time.Second // one MRA's patience
+	maxMRAs = 16               // MRAs that one connection honours
+)
+
+// bounded returns the duration of t, at most maxWait.
+func bounded(t ib.Timeout) time.Duration { return min(t.Duration(), maxWait) }
+
+// tryWait is how long one try waits: the peer may take respond to answer, and the
+// way there and back takes an ACK timeout (2 x packet life time).
+func tryWait(respond, ack ib.Timeout) time.Duration {
+	return max(minWait, bounded(respond)+bounded(ack))
+}
+
+// timers is a heap of connections by deadline, then by age.
+type timers []*conn
+
+func (t timers) Len() int { return len(t) }
+func (t timers) Less(i, j int) bool {
+	if !t[i].deadline.Equal(t[j].deadline) {
+		return t[i].deadline.Before(t[j].deadline)
+	}
+	return t[i].seq < t[j].seq
+}
+func (t timers) Swap(i, j int) {
+	t[i], t[j] = t[j], t[i]
+	t[i].index, t[j].index = i, j
+}
+
+// Push and Pop serve container/heap.
+func (t *timers) Push(x any) {
+	c := x.(*conn)
+	c.index = len(*t)
+	*t = append(*t, c)
+}
+
+func (t *timers) Pop() any {
+	last := len(*t) - 1
+	c := (*t)[last]
+	(*t)[last] = nil
+	*t = (*t)[:last]
+	c.index = -1
+	return c
+}
+
+// wake handles every deadline that has passed.
+func (m *Manager) wake() {
+	for len(m.timers) > 0 && !m.now.Before(m.timers[0].deadline) {
+		c := m.timers[0]
+		heap.Pop(&m.timers)
+		m.expire(c)
+	}
+}
+
+// expire handles the deadline of c.
+func (m *Manager) expire(c *conn) {
+	switch c.state {
+	case StateREQSent, StateMRAREQRcvd, StateREPSent, StateMRAREPRcvd, StateDREQSent:
+		if c.tries < c.maxRetries {
+			c.tries++
+			m.repeat(c, &c.msg)
+			m.setTimer(c, c.wait)
+			return
+		}
+		m.giveUp(c)
+	case StateREQRcvd, StateMRAREQSent, StateREPRcvd, StateMRAREPSent:
+		m.decide(c, "the user did not answer in time")
+		m.end(c, Failed{Handle: c.handle, Cause: TimedOut})
+		m.refuse(c, ReasonTimeout, m.guidARI(), c.private)
+	case StateTimewait, StateRejected:
+		m.release(c)
+	}
+}
+
+// giveUp ends c after the last try.
+func (m *Manager) giveUp(c *conn) {
+	switch c.state {
+	case StateDREQSent:
+		m.decide(c, "no DREP came")
+		m.end(c, Disconnected{Handle: c.handle, By: ByUser})
+		m.timewait(c)
+	default:
+		m.decide(c, "no answer came")
+		m.end(c, Failed{Handle: c.handle, Cause: TimedOut})
+		// The peer may hold half a connection; the REJ lets it go.
+		m.refuse(c, ReasonTimeout, m.guidARI(), c.private)
+	}
+}
