@@ -1,7 +1,9 @@
 package group
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
 
 	"ipoibcm/ib"
 	"ipoibcm/wire/ip"
@@ -73,3 +75,9 @@ func (t *Table) Wanted(dst netip.Addr) bool {
 // own copy of a multicast packet, by unicast UD to QPN 0xffffff, where the
 // underlay has no multicast. Nil means that it has. The caller must not change it.
 func (t *Table) Replicate() []ib.GID { return t.peers }
+
+// Groups lists the IP groups that are wanted, in address order, broadcast not
+// included.
+func (t *Table) Groups() []netip.Addr {
+	return slices.SortedFunc(maps.Keys(t.wanted), netip.Addr.Compare)
+}
