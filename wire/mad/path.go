@@ -20,9 +20,7 @@ type PathInfo struct {
 	LocalACKTimeout     ib.Timeout
 }
 
-const pathInfoLen = 44
-
-// put writes p in the layout of a REQ into b[:pathInfoLen].
+// put writes p in the layout of a REQ into b[:44].
 func (p PathInfo) put(b []byte) {
 	p.putAddrs(b)
 	binary.BigEndian.PutUint32(b[36:], p.FlowLabel<<12|uint32(p.PacketRate&0x3f))
@@ -39,7 +37,7 @@ func readPathInfo(b []byte) (p PathInfo) {
 	return p
 }
 
-// putLAP writes p in the layout of a LAP, whose middle differs, into b[:pathInfoLen].
+// putLAP writes p in the layout of a LAP, whose middle differs, into b[:44].
 func (p PathInfo) putLAP(b []byte) {
 	p.putAddrs(b)
 	put24(b[36:], p.FlowLabel<<4)
