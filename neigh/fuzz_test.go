@@ -1,0 +1,197 @@
+package neigh
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/wire/arp"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/nd"
+)
+
+// FuzzStep feeds a table events made from octets. Nothing panics, the bounds
+// hold, every packet comes back exactly once, and accounts agree with each other.
+func FuzzStep(f *testing.F) {
+	f.Add([]byte{0, 1, 0, 2, 0, 3, 5, 1, 20, 9, 5, 2, 1, 1})
+	f.Add([]byte{8, 1, 8, 2, 0, 9, 0, 9, 9, 200, 6, 1, 10, 2, 4, 9, 13, 0})
+	f.Add([]byte{0, 5, 11, 0, 9, 255, 9, 255, 3, 5, 7, 5, 12, 3, 14, 1})
+	f.Add([]byte("\x08\x01\x00\x04\x00\x04\x00\x04\x00\x04\x00\x05\x00\x06\x00\x07\x00\x08\x00\x09\x05\x04"))
+	f.Fuzz(func(t *testing.T, in []byte) { fuzzStep(t, in) })
+}
+
+func fuzzStep(t *testing.T, in []byte) {
+	o := Options{
+		LinkAddr: hosts["A"], Rand: rand.New(rand.NewPCG(3, 4)),
+		MaxNeighbors: 5, MaxAddrs: 3, MaxQueuedPackets: 3, MaxQueuedOctets: 40, MaxTotalOctets: 60,
+		RequestRate: 20, SourceRate: 5,
+	}
+	tab := New(o)
+	now := time.Unix(1, 0)
+	waiting := map[string]bool{}
+	for i := 0; i+1 < len(in); i += 2 {
+		ev := fuzzEvent(i, in[i], in[i+1], in[i:])
+		if ev == nil {
+			now = now.Add(time.Duration(in[i+1]) * 300 * time.Millisecond)
+			ev = Wake{}
+		}
+		if r, ok := ev.(Resolve); ok && r.Packet != nil {
+			waiting[string(r.Packet)] = true
+		}
+		for _, a := range tab.Step(nil, now, ev) {
+			switch a := a.(type) {
+			case Deliver:
+				back(t, waiting, a.Packet)
+				if !validLink(a.LinkAddr) {
+					t.Fatalf("deliver to %v", a.LinkAddr)
+				}
+			case Discard:
+				back(t, waiting, a.Packet)
+			case SendUD:
+				if !a.To.Broadcast && !a.To.Group.IsValid() && !validLink(a.To.LinkAddr) {
+					t.Fatalf("send to %+v", a.To)
+				}
+			}
+		}
+		octets, packets := 0, 0
+		for _, n := range tab.Neighbors() {
+			octets += n.QueuedOctets
+			packets += n.QueuedPackets
+			if n.QueuedPackets > 3 || n.QueuedOctets > 40 {
+				t.Fatalf("bound passed: %+v", n)
+			}
+			if n.QueuedPackets > 0 && n.State != StateIncomplete {
+				t.Fatalf("packets wait in %v", n.State)
+			}
+			if n.State.Known() != validLink(n.LinkAddr) && n.State != StateFailed {
+				t.Fatalf("state and address disagree: %+v", n)
+			}
+			if tab.entries[n.IP].timer.pos == 0 {
+				t.Fatalf("%v in %v waits for nothing", n.IP, n.State)
+			}
+		}
+		if octets != tab.QueuedOctets() || octets > 60 || packets != len(waiting) {
+			t.Fatalf("%d octets in queues, %d accounted; %d packets, %d not come back", octets, tab.QueuedOctets(), packets, len(waiting))
+		}
+		indexed := 0
+		for key, es := range tab.byLink {
+			indexed += len(es)
+			for _, e := range es {
+				if e.link.Key() != key || tab.entries[e.ip] != e {
+					t.Fatalf("index of %v holds %v", key, e.ip)
+				}
+			}
+		}
+		if len(tab.entries) > 5 || len(tab.addrs) > 3 || tab.lru.Len() != len(tab.entries) || indexed > len(tab.entries) {
+			t.Fatalf("%d entries, %d in the list, %d indexed, %d addresses", len(tab.entries), tab.lru.Len(), indexed, len(tab.addrs))
+		}
+	}
+}
+
+func back(t *testing.T, waiting map[string]bool, pkt []byte) {
+	if !waiting[string(pkt)] {
+		t.Fatalf("packet %q came back twice or never went in", pkt)
+	}
+	delete(waiting, string(pkt))
+}
+
+// fuzzEvent makes an event of kind k about host x; nil means time passes.
+func fuzzEvent(i int, k, x byte, rest []byte) Event {
+	ip4 := netip.AddrFrom4([4]byte{10, 0, 0, x % 12})
+	ip6 := netip.AddrFrom16([16]byte{0: 0xfd, 15: x % 12})
+	ip := ip4
+	if x&0x80 != 0 {
+		ip = ip6
+	}
+	link := encap.LinkAddr{Flags: encap.Flags(x), QPN: ib.QPN(x % 7), GID: ib.GIDFromAddr(ip6)}
+	if x%5 == 0 {
+		link = hosts["A"]
+	}
+	switch k % 17 {
+	case 0:
+		return Resolve{IP: ip, Packet: fmt.Appendf(nil, "%d%*s", i, x%20, "")}
+	case 1:
+		return Used{ip}
+	case 2:
+		return Confirmed{ip}
+	case 3:
+		return Forget{ip}
+	case 4:
+		return ForgetLink{link}
+	case 5, 6:
+		p := arp.Packet{Op: arp.Op(1 + k&1), Sender: link, SenderIP: ip4, TargetIP: netip.AddrFrom4([4]byte{10, 0, 0, x >> 4})}
+		if k&0x40 != 0 {
+			p.Target = hosts["A"]
+		}
+		b, _ := p.AppendBinary(nil)
+		return RecvARP{From: encap.LinkAddr{}, Payload: b}
+	case 7:
+		b, err := nd.NewNS(ip6, netip.AddrFrom16([16]byte{0: 0xfd, 15: x >> 4}), link).AppendBinary(nil)
+		if err != nil {
+			return RecvND{Payload: rest}
+		}
+		return RecvND{From: link.Key(), Payload: b}
+	case 8:
+		return AddrAdded{netip.PrefixFrom(ip, 24)}
+	case 9:
+		return nil
+	case 10:
+		return AddrRemoved{ip}
+	case 11:
+		return SetLinkAddr{encap.LinkAddr{Flags: encap.FlagRC, QPN: 0x123 + ib.QPN(x&1), GID: hosts["A"].GID}}
+	case 12:
+		return Reannounce{}
+	case 13:
+		return Flush{}
+	case 14:
+		m := nd.NA{Src: ip6, Dst: netip.AddrFrom16([16]byte{0: 0xfd, 15: x >> 4}), Target: ip6, Link: link, HasLink: x&1 == 0,
+			Solicited: x&2 != 0, Override: x&4 != 0, Router: x&8 != 0}
+		b, err := m.AppendBinary(nil)
+		if err != nil {
+			return RecvND{Payload: rest}
+		}
+		return RecvND{Payload: b}
+	case 15:
+		return RecvARP{Payload: rest}
+	default:
+		return ConfirmedLink{link}
+	}
+}
+
+// TestRandomEvents is FuzzStep with many random sequences, for every test run.
+func TestRandomEvents(t *testing.T) {
+	for seed := range uint64(2000) {
+		r := rand.New(rand.NewPCG(seed, 9))
+		in := make([]byte, 400)
+		for i := range in {
+			in[i] = byte(r.Uint32())
+		}
+		fuzzStep(t, in)
+	}
+}
+
+// FuzzFrames reads arbitrary octets as ARP and ND.
+func FuzzFrames(f *testing.F) {
+	b, _ := arp.NewRequest(hosts["B"], netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1")).AppendBinary(nil)
+	f.Add(b)
+	b, _ = nd.NewNS(netip.MustParseAddr("fe80::2"), netip.MustParseAddr("fe80::1"), hosts["B"]).AppendBinary(nil)
+	f.Add(b)
+	b, _ = nd.NewAnnouncement(netip.MustParseAddr("fe80::2"), hosts["B"], true).AppendBinary(nil)
+	f.Add(b)
+	f.Fuzz(func(t *testing.T, in []byte) {
+		tab := New(Options{LinkAddr: hosts["A"], Rand: rand.New(rand.NewPCG(1, 1))})
+		now := time.Unix(1, 0)
+		tab.Step(nil, now, AddrAdded{netip.MustParsePrefix("10.0.0.1/24")})
+		tab.Step(nil, now, AddrAdded{netip.MustParsePrefix("fe80::1/64")})
+		tab.Step(nil, now, RecvARP{Payload: in})
+		tab.Step(nil, now, RecvND{Payload: in})
+		for _, n := range tab.Neighbors() {
+			if !unicast(n.IP) || !validLink(n.LinkAddr) {
+				t.Fatalf("learnt %+v from %x", n, in)
+			}
+		}
+	})
+}

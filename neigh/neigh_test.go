@@ -1,0 +1,232 @@
+package neigh
+
+import (
+	"encoding/hex"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/wire/arp"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/nd"
+)
+
+var (
+	ip1, ip2 = netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	ll1, ll2 = netip.MustParseAddr("fe80::1"), netip.MustParseAddr("fe80::2")
+	t0       = time.Unix(1, 0)
+)
+
+// newTable returns a table of host A with 10.0.0.1 and fe80::1, announced.
+func newTable(o Options) *Table {
+	if o.LinkAddr.IsZero() {
+		o.LinkAddr = hosts["A"]
+	}
+	o.Rand, o.DADProbes = rand.New(rand.NewPCG(1, 1)), -1
+	t := New(o)
+	t.Step(nil, t0, AddrAdded{netip.PrefixFrom(ip1, 24)})
+	t.Step(nil, t0, AddrAdded{netip.PrefixFrom(ll1, 64)})
+	return t
+}
+
+// sent returns the SendUD actions of as.
+func sent(as []Action) (out []SendUD) {
+	for _, a := range as {
+		if s, ok := a.(SendUD); ok {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+func TestQueryVector(t *testing.T) {
+	link := encap.LinkAddr{Flags: encap.FlagRC, QPN: 0x123, GID: ib.GIDFromAddr(netip.MustParseAddr("192.0.2.1"))}
+	tab := newTable(Options{LinkAddr: link})
+	got := sent(tab.Step(nil, t0, Resolve{IP: ip2}))
+	// The ARP part of wire facts V8.
+	want := "0020080014040001" + "8000012300000000000000000000ffffc0000201" + "0a000001" +
+		"0000000000000000000000000000000000000000" + "0a000002"
+	// 4755-3-1 (the query goes to the broadcast-GID, in UD), 4755-3.1-4, 4755-9-1
+	if len(got) != 1 || !got[0].To.Broadcast || got[0].EtherType != encap.ARP || hex.EncodeToString(got[0].Payload) != want {
+		t.Fatalf("query is %+v\nwant %s", got, want)
+	}
+	// A solicitation too, though its IPv6 destination is the solicited-node group.
+	got = sent(tab.Step(nil, t0, Resolve{IP: ll2}))
+	var ns nd.NS
+	// 4755-3-1
+	if len(got) != 1 || !got[0].To.Broadcast || got[0].EtherType != encap.IPv6 || ns.UnmarshalBinary(got[0].Payload) != nil ||
+		ns.Dst != netip.MustParseAddr("ff02::1:ff00:2") || ns.Link != link {
+		t.Fatalf("solicitation is %+v, %+v", got, ns)
+	}
+}
+
+// TestAnswers shows that answers are unicast UD to the asker and carry our
+// address, even to one that is known and in use (has a connection).
+func TestAnswers(t *testing.T) {
+	for _, flags := range []encap.Flags{0, encap.FlagRC, encap.FlagRC | encap.FlagUC} {
+		link := hosts["A"]
+		link.Flags = flags
+		tab := newTable(Options{LinkAddr: link})
+		b, _ := arp.NewRequest(hosts["B"], ip2, ip1).AppendBinary(nil)
+		for range 2 { // the second time B is known and confirmed
+			got := sent(tab.Step(nil, t0, RecvARP{From: hosts["B"].Key(), Payload: b}))
+			var p arp.Packet
+			// 4755-7-4, 4755-3.1-13, 4755-3.1-14, 4755-3.1-10, 4755-3.1-9 (flags zero when UD only)
+			if len(got) != 1 || got[0].To.LinkAddr != hosts["B"] || p.UnmarshalBinary(got[0].Payload) != nil ||
+				p.Op != arp.Reply || p.Sender != link || p.SenderIP != ip1 || p.Target != hosts["B"] || p.TargetIP != ip2 {
+				t.Fatalf("flags %v: answer %+v, %v", flags, got, p)
+			}
+			tab.Step(nil, t0, Confirmed{ip2})
+		}
+		b, _ = nd.NewNS(ll2, ll1, hosts["B"]).AppendBinary(nil)
+		got := sent(tab.Step(nil, t0, RecvND{From: hosts["B"].Key(), Payload: b}))
+		var na nd.NA
+		// 4755-7-4, 4755-3.1-13
+		if len(got) != 1 || got[0].To.LinkAddr != hosts["B"] || na.UnmarshalBinary(got[0].Payload) != nil ||
+			na.Link != link || na.Target != ll1 || na.Dst != ll2 || !na.Solicited || !na.Override {
+			t.Fatalf("flags %v: advertisement %+v, %+v", flags, got, na)
+		}
+	}
+}
+
+// TestReservedFlags receives an answer with every reserved bit set.
+func TestReservedFlags(t *testing.T) {
+	tab := newTable(Options{})
+	tab.Step(nil, t0, Resolve{IP: ip2, Packet: []byte("p")})
+	p := arp.Packet{Op: arp.Reply, Sender: hosts["C"], SenderIP: ip2, Target: hosts["A"], TargetIP: ip1}
+	b, _ := p.AppendBinary(nil)
+	b[8] |= 0x3f
+	as := tab.Step(nil, t0, RecvARP{From: hosts["C"].Key(), Payload: b})
+	// 4755-3.1-5, 4755-3.1-7, 4755-3-2
+	if len(as) != 2 || as[0] != (Resolved{ip2, hosts["C"]}) {
+		t.Fatalf("got %v, want C resolved as UD only", as)
+	}
+}
+
+// TestExpiry shows that an entry that expires says so: the connection may go.
+func TestExpiry(t *testing.T) {
+	tab := newTable(Options{})
+	b, _ := arp.NewRequest(hosts["B"], ip2, ip1).AppendBinary(nil)
+	tab.Step(nil, t0, RecvARP{From: hosts["B"].Key(), Payload: b})
+	var got []Action
+	for d := tab.Deadline(); !d.IsZero() && len(tab.Neighbors()) > 0; d = tab.Deadline() {
+		got = tab.Step(nil, d, Wake{})
+	}
+	// 4755-3.4-3
+	if len(got) != 1 || got[0] != (Expired{ip2, hosts["B"], ExpireUnused}) {
+		t.Fatalf("got %v, want an expiry", got)
+	}
+}
+
+// TestFlood sends a million forged claims and queries: memory, answers and
+// changes stay bounded, and a neighbour in use is not lost.
+func TestFlood(t *testing.T) {
+	tab := newTable(Options{})
+	tab.Step(nil, t0, Resolve{IP: ip2})
+	p := arp.Packet{Op: arp.Reply, Sender: hosts["B"], SenderIP: ip2, Target: hosts["A"], TargetIP: ip1}
+	b, _ := p.AppendBinary(nil)
+	tab.Step(nil, t0, RecvARP{Payload: b})
+	r := rand.New(rand.NewPCG(7, 7))
+	answers, changes := 0, 0
+	const seconds, perSecond = 10, 20000
+	for i := range seconds * perSecond {
+		now := t0.Add(time.Duration(i) * time.Second / perSecond)
+		link := encap.LinkAddr{Flags: encap.FlagRC, QPN: 2 + ib.QPN(r.IntN(1<<23)), GID: hosts["C"].GID}
+		q := arp.NewRequest(link, netip.AddrFrom4([4]byte{10, byte(1 + r.IntN(200)), byte(r.Uint32()), byte(r.Uint32())}), ip1)
+		if i%4 == 0 {
+			q = arp.NewRequest(link, ip2, ip2) // an impostor claims B's address
+		}
+		b, _ = q.AppendBinary(b[:0])
+		for _, a := range tab.Step(nil, now, RecvARP{Payload: b}) {
+			switch a.(type) {
+			case SendUD:
+				answers++
+			case Changed:
+				changes++
+			}
+		}
+		tab.Step(nil, now, Confirmed{ip2})
+	}
+	n := tab.Counters()
+	// 4755-8-1
+	if answers > 4096*(seconds+1) || changes > seconds || len(tab.entries) > 4096 || len(tab.limit.sources) > maxSources {
+		t.Errorf("%d answers, %d changes, %d entries, %d sources", answers, changes, len(tab.entries), len(tab.limit.sources))
+	}
+	if _, ok := tab.Lookup(ip2); !ok || n.Drops[DropRateSource]+n.Drops[DropRateAll] == 0 || n.Drops[DropLocked] == 0 {
+		t.Errorf("neighbour kept %v; drops %v", ok, n.Drops)
+	}
+}
+
+// TestScan resolves more absent hosts than the table holds.
+func TestScan(t *testing.T) {
+	tab := newTable(Options{MaxNeighbors: 100})
+	out := 0
+	for i := range 1000 {
+		for _, a := range tab.Step(nil, t0, Resolve{netip.AddrFrom4([4]byte{10, 0, 1 + byte(i>>8), byte(i)}), []byte("x")}) {
+			if _, ok := a.(Discard); ok {
+				out++
+			}
+		}
+	}
+	if out != 900 || len(tab.entries) != 100 || tab.n.Drops[DropTableFull] != 900 {
+		t.Errorf("%d refused, %d entries, %d counted", out, len(tab.entries), tab.n.Drops[DropTableFull])
+	}
+	for d := tab.Deadline(); !d.IsZero(); d = tab.Deadline() {
+		tab.Step(nil, d, Wake{})
+	}
+	if len(tab.entries) != 0 || tab.queued != 0 {
+		t.Errorf("%d entries and %d octets are left when all timers have fired", len(tab.entries), tab.queued)
+	}
+}
+
+// TestSource shows whose address asks.
+func TestSource(t *testing.T) {
+	tab := newTable(Options{})
+	for _, p := range []string{"10.0.0.7/24", "172.16.0.1/16", "fd00::1/64"} {
+		tab.Step(nil, t0, AddrAdded{netip.MustParsePrefix(p)})
+	}
+	pkt := make([]byte, 20)
+	pkt[0] = 0x45
+	copy(pkt[12:], []byte{10, 0, 0, 7})
+	for _, tt := range []struct {
+		name   string
+		target string
+		pkt    []byte
+		want   string
+	}{
+		{"the packet's source", "10.0.0.9", pkt, "10.0.0.7"},
+		{"the subnet's", "172.16.9.9", nil, "172.16.0.1"},
+		{"any, if no subnet fits", "192.0.2.1", nil, "10.0.0.1"},
+		{"link-local to link-local", "fe80::9", nil, "fe80::1"},
+		{"global to global", "fd00::9", nil, "fd00::1"},
+		{"global to global off-link", "fd01::9", nil, "fd00::1"},
+	} {
+		o := tab.source(netip.MustParseAddr(tt.target), tt.pkt)
+		if o == nil || o.ip.String() != tt.want {
+			t.Errorf("%s: for %s got %+v, want %s", tt.name, tt.target, o, tt.want)
+		}
+	}
+}
+
+func TestStrings(t *testing.T) {
+	for _, d := range Drops() {
+		if d.String() == "" {
+			t.Errorf("drop %d has no name", d)
+		}
+	}
+	if len(Drops()) != int(numDrops) || Drop(200).String() != "unknown" {
+		t.Error("drops are not all listed")
+	}
+	for s := StateIncomplete; s <= StateFailed; s++ {
+		if s.String() == "NONE" {
+			t.Errorf("state %d has no name", s)
+		}
+	}
+	for r := ExpireUnused; r <= ExpireOwn; r++ {
+		if r.String() == "none" {
+			t.Errorf("expire reason %d has no name", r)
+		}
+	}
+}
