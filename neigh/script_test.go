@@ -44,13 +44,13 @@ import (
 //
 // Of an own address:
 //
-//	-            AddrAdded                        Optimistic  probe
-//	Optimistic   interval over, probes left       Optimistic  probe
-//	Optimistic   interval over, none left         Ready       AddrVerified, announcement (2)
-//	Optimistic   claim or probe by another        Duplicate   Duplicate
-//	Ready        claim by another                 Ready       Conflict, announcement; one in 10 s
-//	Ready        SetLinkAddr, Reannounce          Ready       announcement (2)
-//	other        SetLinkAddr, Reannounce          Optimistic  probe
+//   - AddrAdded                        Optimistic  probe
+//     Optimistic   interval over, probes left       Optimistic  probe
+//     Optimistic   interval over, none left         Ready       AddrVerified, announcement (2)
+//     Optimistic   claim or probe by another        Duplicate   Duplicate
+//     Ready        claim by another                 Ready       Conflict, announcement; one in 10 s
+//     Ready        SetLinkAddr, Reannounce          Ready       announcement (2)
+//     other        SetLinkAddr, Reannounce          Optimistic  probe
 var update = flag.Bool("update", false, "rewrite the expected lines in testdata")
 
 func TestScripts(t *testing.T) {
