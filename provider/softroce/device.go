@@ -3,68 +3,394 @@
 //
 // It moves octets, sockets and goroutines; what a packet means is decided in
 // provider/softroce/engine, whose machines it drives. Its packets are those
-// that Linux rdma_rxe and hardware speak. Sources: design D1, D2, D3, D10, D12
-// and the wire facts on RoCEv2 and UDP sockets.
+// that Linux rdma_rxe and hardware speak. Every received ICRC is checked.
+//
+// A packet that arrives is handled on the goroutine that reads the socket, as
+// far as the user's handler ([verbs.CallbackCQ]); a packet that is posted leaves
+// on the poster's goroutine, or on the reader's when an acknowledgement makes
+// room. No payload is copied on its way out.
+//
+// Sources: design D1, D2, D3, D10, D12 and the wire facts on RoCEv2 and on UDP
+// sockets. Missing: congestion control (CNPs are counted), the packet socket
+// that would see foreign IPv4 identifications, following an underlay that is
+// removed and made anew.
 package softroce
 
 import (
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/ib"
+	"ipoibcm/provider/softroce/engine"
 	"ipoibcm/verbs"
+)
+
+const (
+	// eventQueue bounds the events that wait for the reader.
+	eventQueue = 256
+	// sendersPerFamily is the size of the pool of sending sockets (D1).
+	sendersPerFamily = 16
+	maxDepth         = 1 << 15
 )
 
 // A Device is one underlay network device, open as an RDMA device.
 // It implements [verbs.Provider].
 type Device struct {
-	opts Options
+	opts     Options
+	log      *slog.Logger
+	caps     verbs.Caps
+	pkeys    []ib.PKey
+	ifindex  int
+	firstGID ib.GID // the default, kept while it lasts
+	under    underlay
+	port     atomic.Pointer[portState]
+
+	mem    memory
+	qps    qpTable
+	groups groups
+	gsi    *gsi
+	timers timers
+	count  counters
+	noGSO  atomic.Bool
+	tap    atomic.Pointer[verbs.Tap]
+	// dropHook lets tests lose packets before they are looked at.
+	dropHook atomic.Pointer[func(udp []byte) bool]
+
+	receivers []*receiver
+	senders4  []*sender
+	senders6  []*sender
+	sender6UD *sender // its packets may be fragmented (D3)
+	monitor   *monitor
+
+	closing atomic.Bool
+	wg      sync.WaitGroup
+
+	mu      sync.Mutex
+	cqs     map[*cq]struct{}
+	retired [3]engine.Counters // of destroyed queue pairs, by transportIndex
+	events  chan verbs.Event
+	closed  bool // events and MADs are closed
+
+	notes struct { // completion queues whose handler is to be run by the notifier
+		mu   sync.Mutex
+		list []*cq
+		wake chan struct{}
+	}
 }
 
 var _ verbs.Provider = (*Device)(nil)
 
-// Open opens the underlay device. It waits up to 5 s for an address that is
-// still tentative.
+// Open opens the underlay device. It waits for an address that is still
+// tentative, and fails if there is none.
 func Open(opts Options) (*Device, error) {
-	return nil, verbs.ErrNotSupported
+	if opts.GUID == 0 {
+		var b [8]byte
+		opts.random(b[:])
+		opts.GUID = ib.GUID(binary.BigEndian.Uint64(b[:])&^(1<<56) | 1<<57) // locally administered, unicast
+	}
+	d := &Device{opts: opts, pkeys: opts.pkeys(), cqs: make(map[*cq]struct{}), events: make(chan verbs.Event, eventQueue)}
+	d.log = opts.log().With("underlay", opts.Underlay)
+	d.mem.init(&d.opts)
+	d.groups.dev = d
+	d.gsi = &gsi{dev: d, in: make(chan *verbs.MAD, madQueue)}
+	d.timers.wake, d.timers.stop = make(chan struct{}, 1), make(chan struct{})
+	d.notes.wake = make(chan struct{}, 1)
+	d.noGSO.Store(opts.NoGSO)
+	if err := d.open(); err != nil {
+		d.release()
+		return nil, err
+	}
+	d.start()
+	p := d.port.Load()
+	d.log.Info("softroce open", "gids", p.GIDs, "mtu", p.MTU, "ud_payload", d.caps.MaxUDPayload)
+	return d, nil
+}
+
+func (d *Device) open() error {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open netlink: %w", err)
+	}
+	d.under = underlay{opts: &d.opts, handle: h}
+	if d.monitor, err = newMonitor(d); err != nil { // before we look: no change is missed
+		return err
+	}
+	p, link, err := d.under.wait()
+	if err != nil {
+		return err
+	}
+	d.port.Store(p)
+	d.ifindex, d.firstGID = link.Attrs().Index, p.GIDs[0]
+	if p.MTU == 0 {
+		return fmt.Errorf("underlay %s: MTU %d is too small for any path MTU", d.opts.Underlay, p.UnderMTU)
+	}
+	if err := d.openSockets(p); err != nil {
+		return err
+	}
+	ud := d.opts.maxUDPayload()
+	if p.GIDs[0].Is4() { // IPv4 sends are never fragmented
+		ud = min(ud, p.UnderMTU-52)
+	}
+	d.caps = verbs.Caps{
+		Name: "softroce", Device: d.opts.Underlay,
+		RC: true, UC: true, UD: true, SRQ: true, SRQForUC: true, RDMA: true, Inv: true, MAD: true, Multicast: true,
+		MaxMessage: engine.MaxMessage, MaxUDPayload: ud, MaxSGE: engine.MaxSGE, MaxQPDepth: maxDepth,
+	}
+	return nil
+}
+
+// start runs the goroutines; Close waits for them.
+func (d *Device) start() {
+	for _, r := range d.receivers {
+		d.wg.Go(r.run)
+	}
+	d.wg.Go(d.timers.run)
+	d.wg.Go(d.notifier)
+	d.wg.Go(d.monitor.run)
+}
+
+// Close implements [verbs.Provider].
+func (d *Device) Close() error {
+	if d.closing.Swap(true) {
+		return verbs.ErrClosed
+	}
+	for _, q := range d.qps.all() {
+		_ = q.Destroy()
+	}
+	d.mu.Lock()
+	var cqs []*cq
+	for c := range d.cqs {
+		cqs = append(cqs, c)
+	}
+	d.mu.Unlock()
+	for _, c := range cqs {
+		_ = c.Destroy()
+	}
+	for _, r := range d.receivers {
+		// Not connected, it says, but wakes the reader.
+		_ = unix.Shutdown(r.fd, unix.SHUT_RD)
+	}
+	close(d.timers.stop)
+	d.poke()
+	d.release()
+	return nil
+}
+
+// release ends the goroutines and gives back what open took.
+func (d *Device) release() {
+	if d.monitor != nil {
+		_ = d.monitor.nl.Close()
+	}
+	d.wg.Wait()
+	if d.monitor != nil {
+		d.monitor.close()
+	}
+	if d.under.handle != nil {
+		d.under.handle.Close()
+	}
+	for _, r := range d.receivers {
+		unix.Close(r.fd)
+	}
+	for _, s := range d.allSenders() {
+		s.mu.Lock()
+		unix.Close(s.fd)
+		s.fd = -1
+		s.mu.Unlock()
+	}
+	d.mu.Lock()
+	d.closed = true
+	close(d.events)
+	close(d.gsi.in)
+	d.mu.Unlock()
 }
 
 // Caps implements [verbs.Provider].
-func (d *Device) Caps() verbs.Caps { return verbs.Caps{} }
+func (d *Device) Caps() verbs.Caps { return d.caps }
 
 // Port implements [verbs.Provider].
-func (d *Device) Port() verbs.Port { return verbs.Port{} }
+func (d *Device) Port() verbs.Port { return d.port.Load().Port }
 
 // Alloc implements [verbs.Provider].
-func (d *Device) Alloc(n int) (*verbs.Region, error) { return nil, verbs.ErrNotSupported }
+func (d *Device) Alloc(n int) (*verbs.Region, error) {
+	if n <= 0 {
+		return nil, verbs.ErrInvalid
+	}
+	return d.mem.register(alignedMake(n), 0)
+}
 
 // Register implements [verbs.Provider].
 func (d *Device) Register(buf []byte, access verbs.Access) (*verbs.Region, error) {
-	return nil, verbs.ErrNotSupported
+	if d.closing.Load() {
+		return nil, verbs.ErrClosed
+	}
+	return d.mem.register(buf, access)
 }
 
 // Deregister implements [verbs.Provider].
-func (d *Device) Deregister(r *verbs.Region) error { return verbs.ErrNotSupported }
+func (d *Device) Deregister(r *verbs.Region) error {
+	if err := d.mem.deregister(r); err != nil {
+		return err
+	}
+	for _, q := range d.qps.all() { // nobody is in the middle of using it after this
+		q.mu.Lock()
+		q.mu.Unlock() //nolint:staticcheck // a barrier
+	}
+	return nil
+}
 
 // CreateCQ implements [verbs.Provider].
-func (d *Device) CreateCQ(depth int) (verbs.CQ, error) { return nil, verbs.ErrNotSupported }
+func (d *Device) CreateCQ(depth int) (verbs.CQ, error) {
+	if d.closing.Load() {
+		return nil, verbs.ErrClosed
+	}
+	c := newCQ(d, min(max(1, depth), maxDepth*4))
+	d.mu.Lock()
+	d.cqs[c] = struct{}{}
+	d.mu.Unlock()
+	return c, nil
+}
+
+func (d *Device) forgetCQ(c *cq) {
+	d.mu.Lock()
+	delete(d.cqs, c)
+	d.mu.Unlock()
+}
 
 // CreateSRQ implements [verbs.Provider].
-func (d *Device) CreateSRQ(init verbs.SRQInit) (verbs.SRQ, error) { return nil, verbs.ErrNotSupported }
+func (d *Device) CreateSRQ(init verbs.SRQInit) (verbs.SRQ, error) {
+	if init.Depth <= 0 || init.Depth > maxDepth || init.MaxSGE > engine.MaxSGE {
+		return nil, verbs.ErrInvalid
+	}
+	return &srq{ring: engine.NewRecvRing(init.Depth, max(1, init.MaxSGE))}, nil
+}
 
 // CreateQP implements [verbs.Provider].
-func (d *Device) CreateQP(init verbs.QPInit) (verbs.QP, error) { return nil, verbs.ErrNotSupported }
+func (d *Device) CreateQP(init verbs.QPInit) (verbs.QP, error) {
+	if d.closing.Load() {
+		return nil, verbs.ErrClosed
+	}
+	send, ok1 := init.SendCQ.(*cq)
+	recv, ok2 := init.RecvCQ.(*cq)
+	switch {
+	case !ok1 || !ok2 || send.dev != d || recv.dev != d:
+		return nil, fmt.Errorf("%w: completion queues are not of this device", verbs.ErrInvalid)
+	case init.Transport != ib.RC && init.Transport != ib.UC && init.Transport != ib.UD:
+		return nil, fmt.Errorf("%w: transport %v", verbs.ErrNotSupported, init.Transport)
+	case init.SendDepth > maxDepth || init.RecvDepth > maxDepth || init.MaxSendSGE > engine.MaxSGE || init.MaxRecvSGE > engine.MaxSGE:
+		return nil, fmt.Errorf("%w: queue pair larger than the capabilities", verbs.ErrInvalid)
+	}
+	q := &qp{dev: d, transport: init.Transport, sendCQ: send, recvCQ: recv}
+	cfg := engine.Config{
+		Transport: init.Transport, SendDepth: init.SendDepth, RecvDepth: init.RecvDepth,
+		MaxSendSGE: init.MaxSendSGE, MaxRecvSGE: init.MaxRecvSGE,
+		Memory: &d.mem, Sink: q, Window: d.opts.window(), MaxUDPayload: d.caps.MaxUDPayload,
+	}
+	if init.SRQ != nil {
+		s, ok := init.SRQ.(*srq)
+		if !ok {
+			return nil, fmt.Errorf("%w: shared receive queue is not of this provider", verbs.ErrInvalid)
+		}
+		cfg.Shared = s
+	}
+	if init.Transport == ib.UD {
+		q.udPkts = make([]engine.Packet, udOutput)
+	}
+	err := d.qps.insert(q, d.opts.random, func(n ib.QPN) {
+		cfg.QPN = n
+		q.eng = engine.New(cfg)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return q, nil
+}
 
 // CreateAH implements [verbs.Provider].
-func (d *Device) CreateAH(attr verbs.AHAttr) (verbs.AH, error) { return nil, verbs.ErrNotSupported }
+func (d *Device) CreateAH(attr verbs.AHAttr) (verbs.AH, error) {
+	if d.closing.Load() {
+		return nil, verbs.ErrClosed
+	}
+	p, err := d.newPath(attr, true, ib.QPNGSI, ib.QPN(binary.BigEndian.Uint32(attr.DGID[12:]))&ib.QPNMask)
+	if err != nil {
+		return nil, err
+	}
+	return &ah{p}, nil
+}
 
 // MADPort implements [verbs.Provider].
-func (d *Device) MADPort() verbs.MADPort { return nil }
+func (d *Device) MADPort() verbs.MADPort { return d.gsi }
 
 // Events implements [verbs.Provider].
-func (d *Device) Events() <-chan verbs.Event { return nil }
+func (d *Device) Events() <-chan verbs.Event { return d.events }
+
+// event tells the user, without waiting.
+func (d *Device) event(ev verbs.Event) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return
+	}
+	select {
+	case d.events <- ev:
+	default:
+		d.count.eventsDropped.Add(1)
+	}
+}
 
 // SetTap implements [verbs.Provider].
-func (d *Device) SetTap(t verbs.Tap) {}
+func (d *Device) SetTap(t verbs.Tap) {
+	if t == nil {
+		d.tap.Store(nil)
+		return
+	}
+	d.tap.Store(&t)
+}
 
-// Counters implements [verbs.Provider].
-func (d *Device) Counters(f func(name string, value uint64)) {}
+// matchPKey reports whether k matches an entry of our table.
+func (d *Device) matchPKey(k ib.PKey) bool {
+	for _, own := range d.pkeys {
+		if k.Match(own) {
+			return true
+		}
+	}
+	return false
+}
 
-// Close implements [verbs.Provider].
-func (d *Device) Close() error { return nil }
+// notify has c's handler run on the notifier's goroutine.
+func (d *Device) notify(c *cq) {
+	d.notes.mu.Lock()
+	d.notes.list = append(d.notes.list, c)
+	d.notes.mu.Unlock()
+	d.poke()
+}
+
+func (d *Device) poke() {
+	select {
+	case d.notes.wake <- struct{}{}:
+	default:
+	}
+}
+
+// notifier runs the handlers of completion queues to which something was added
+// on a goroutine of the user's.
+func (d *Device) notifier() {
+	var list []*cq
+	for range d.notes.wake {
+		d.notes.mu.Lock()
+		list, d.notes.list = d.notes.list, list[:0]
+		d.notes.mu.Unlock()
+		for i, c := range list {
+			c.run()
+			list[i] = nil
+		}
+		if d.closing.Load() {
+			return
+		}
+	}
+}

@@ -1,0 +1,141 @@
+package softroce
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"ipoibcm/verbs"
+)
+
+// A cq is a completion queue. Completions are added under the lock of a QP;
+// whoever holds that lock calls kick after it was released.
+type cq struct {
+	dev *Device
+
+	mu         sync.Mutex
+	ring       []verbs.WC // length is a power of two
+	head, tail uint32     // count up for ever
+
+	pending atomic.Bool   // something was added since the last kick
+	wake    chan struct{} // holds at most one
+	gone    chan struct{} // closed by Destroy
+
+	ready  func()
+	active atomic.Int32 // kicks that the running handler has to serve; 0: none runs
+	closed atomic.Bool
+	idle   chan struct{} // closed by the handler's runner when it ends after closed
+}
+
+var _ verbs.CallbackCQ = (*cq)(nil)
+
+func newCQ(d *Device, depth int) *cq {
+	n := 16
+	for n < depth {
+		n *= 2
+	}
+	return &cq{dev: d, ring: make([]verbs.WC, n), wake: make(chan struct{}, 1), gone: make(chan struct{}), idle: make(chan struct{})}
+}
+
+// add appends wc. The ring grows when the user asked for too small a one: a
+// completion that is lost would leave a buffer lost for ever. What is posted
+// bounds it.
+func (c *cq) add(wc *verbs.WC) {
+	c.mu.Lock()
+	if int(c.tail-c.head) == len(c.ring) {
+		c.grow()
+	}
+	c.ring[c.tail&uint32(len(c.ring)-1)] = *wc
+	c.tail++
+	c.mu.Unlock()
+	c.pending.Store(true)
+}
+
+func (c *cq) grow() {
+	c.dev.count.cqGrown.Add(1)
+	ring := make([]verbs.WC, 2*len(c.ring))
+	for i := c.head; i != c.tail; i++ {
+		ring[i&uint32(len(ring)-1)] = c.ring[i&uint32(len(c.ring)-1)]
+	}
+	c.ring = ring
+}
+
+// Poll implements [verbs.CQ].
+func (c *cq) Poll(wcs []verbs.WC) int {
+	c.mu.Lock()
+	n := 0
+	for n < len(wcs) && c.head != c.tail {
+		wcs[n] = c.ring[c.head&uint32(len(c.ring)-1)]
+		c.head++
+		n++
+	}
+	c.mu.Unlock()
+	return n
+}
+
+// Wait implements [verbs.CQ].
+func (c *cq) Wait() error {
+	select {
+	case <-c.gone:
+		return verbs.ErrClosed
+	default:
+	}
+	select {
+	case <-c.wake:
+		return nil
+	case <-c.gone:
+		return verbs.ErrClosed
+	}
+}
+
+// OnReady implements [verbs.CallbackCQ].
+func (c *cq) OnReady(f func()) { c.ready = f }
+
+// kick tells the user about what was added. The caller holds no lock. direct
+// says that the caller is a goroutine of ours that may run the user's handler.
+func (c *cq) kick(direct bool) {
+	if !c.pending.Load() || !c.pending.Swap(false) {
+		return
+	}
+	switch {
+	case c.ready == nil:
+		select {
+		case c.wake <- struct{}{}:
+		default: // it is awake already
+		}
+	case direct:
+		c.run()
+	default:
+		c.dev.notify(c)
+	}
+}
+
+// run calls the handler until nobody has asked for more.
+func (c *cq) run() {
+	if c.active.Add(1) != 1 {
+		return // the running one sees it
+	}
+	for {
+		n := c.active.Load()
+		if c.closed.Load() {
+			close(c.idle)
+			return // active stays above 0: nobody runs it again
+		}
+		c.ready()
+		if c.active.CompareAndSwap(n, 0) {
+			return
+		}
+	}
+}
+
+// Destroy implements [verbs.CQ]. It must not be called from the handler.
+func (c *cq) Destroy() error {
+	if c.closed.Swap(true) {
+		return verbs.ErrClosed
+	}
+	close(c.gone)
+	if c.active.Add(1) != 1 {
+		<-c.idle
+	}
+	c.dev.forgetCQ(c)
+	return nil
+}

@@ -1,0 +1,81 @@
+package softroce
+
+import (
+	"sync/atomic"
+
+	"ipoibcm/ib"
+	"ipoibcm/provider/softroce/engine"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/roce"
+)
+
+// madQueue bounds the MADs that wait for the reader.
+const madQueue = 256
+
+// A gsi is the port's QP 1. A MAD is one UD packet, so it needs no machine.
+type gsi struct {
+	dev  *Device
+	in   chan *verbs.MAD
+	psn  atomic.Uint32
+	done bool // under dev.mu: in is closed
+}
+
+var _ verbs.MADPort = (*gsi)(nil)
+
+// MADs implements [verbs.MADPort].
+func (g *gsi) MADs() <-chan *verbs.MAD { return g.in }
+
+// SendMAD implements [verbs.MADPort].
+func (g *gsi) SendMAD(m *verbs.MAD) error {
+	d := g.dev
+	if d.closing.Load() {
+		return verbs.ErrClosed
+	}
+	attr := verbs.AHAttr{SGID: m.Local, DGID: m.Remote}
+	p, err := d.newPath(attr, true, ib.QPNGSI, m.QPN)
+	if err != nil {
+		return err
+	}
+	pkey := m.PKey
+	if pkey == 0 {
+		pkey = d.pkeys[0]
+	}
+	var pkt engine.Packet
+	roce.PutBTH(pkt.Header[:], roce.BTHFields{
+		Opcode: roce.UDSendOnly, PKey: pkey, DestQPN: m.QPN, PSN: ib.PSN(g.psn.Add(1)) & ib.PSNMask,
+	})
+	roce.PutDETH(pkt.Header[roce.BTHLen:], ib.QKeyGSI, ib.QPNGSI)
+	pkt.HeaderLen = roce.BTHLen + roce.DETHLen
+	pkt.Payload[0], pkt.NPayload, pkt.PayloadLen = m.Data[:], 1, verbs.MADLen
+	p.sender.mu.Lock()
+	p.sender.send(p, []engine.Packet{pkt})
+	p.sender.mu.Unlock()
+	d.count.madsOut.Add(1)
+	return nil
+}
+
+// receive takes a packet to QP 1 in.
+func (g *gsi) receive(p *roce.Packet, src, dst ib.GID) {
+	d := g.dev
+	c := &d.count
+	deth := p.DETH()
+	switch {
+	case p.Op != roce.UDSendOnly || len(p.Payload) != verbs.MADLen:
+		c.rxMalformed.Add(1)
+		return
+	case deth.QKey() != ib.QKeyGSI:
+		c.rxDrops[engine.DropQKey].Add(1)
+		return
+	case !d.matchPKey(p.BTH.PKey()):
+		c.rxDrops[engine.DropPKey].Add(1)
+		return
+	}
+	m := &verbs.MAD{Remote: src, Local: dst, QPN: deth.SrcQPN(), PKey: p.BTH.PKey()}
+	copy(m.Data[:], p.Payload)
+	select {
+	case g.in <- m:
+		c.madsIn.Add(1)
+	default:
+		c.madsDropped.Add(1)
+	}
+}

@@ -1,0 +1,126 @@
+package softroce
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+// monitorQuiet is how long netlink must be silent before we look: changes come
+// in bursts.
+const monitorQuiet = 20 * time.Millisecond
+
+// A monitor hears of changes of links and addresses.
+type monitor struct {
+	dev *Device
+	nl  *os.File // netlink socket, read through the poller so that Close ends it
+	ns  netns.NsHandle
+}
+
+func newMonitor(d *Device) (*monitor, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	groups := uint32(unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR)
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("subscribe to netlink: %w", err)
+	}
+	ns, err := netns.Get()
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("find network namespace: %w", err)
+	}
+	return &monitor{dev: d, nl: os.NewFile(uintptr(fd), "netlink"), ns: ns}, nil
+}
+
+// run looks at the underlay after every change until the socket is closed.
+func (m *monitor) run() {
+	// Sockets that refresh opens again belong to the namespace Open was called
+	// in. The thread is not given back.
+	runtime.LockOSThread()
+	if here, err := netns.Get(); err == nil {
+		if !here.Equal(m.ns) {
+			_ = netns.Set(m.ns) // without the right to, we are in it anyway
+		}
+		_ = here.Close()
+	}
+	buf := make([]byte, 1<<16)
+	for {
+		_ = m.nl.SetReadDeadline(time.Time{})
+		_, err := m.nl.Read(buf)
+		for err == nil || errors.Is(err, unix.ENOBUFS) { // ENOBUFS: we missed some, so look
+			_ = m.nl.SetReadDeadline(time.Now().Add(monitorQuiet))
+			_, err = m.nl.Read(buf)
+		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) || m.dev.closing.Load() {
+			return
+		}
+		m.dev.refresh()
+	}
+}
+
+func (m *monitor) close() {
+	_ = m.nl.Close()
+	_ = m.ns.Close()
+}
+
+// refresh compares the underlay with what we knew and tells the difference.
+func (d *Device) refresh() {
+	old := d.port.Load()
+	now, link, err := d.under.read(d.firstGID)
+	if err != nil && !errors.Is(err, errTentative) {
+		gone := *old
+		gone.Active, gone.GIDs = false, nil
+		now = &gone
+	}
+	if link != nil && link.Attrs().Index != d.ifindex {
+		// The device was removed and made anew: our sockets are bound to nothing.
+		d.event(verbs.Event{Kind: verbs.DeviceFatal, Text: "underlay " + d.opts.Underlay + " was replaced"})
+		now.Active, now.GIDs = false, nil
+	}
+	d.port.Store(now)
+	if now.Active != old.Active {
+		if now.Active {
+			d.log.Info("port up", "gids", now.GIDs)
+			d.groups.rejoin()
+			d.event(verbs.Event{Kind: verbs.PortActive, Text: "underlay " + d.opts.Underlay + " is usable"})
+		} else {
+			d.log.Warn("port down", "gids", now.GIDs)
+			text := "underlay " + d.opts.Underlay + " is down"
+			if len(now.GIDs) == 0 {
+				text = "underlay " + d.opts.Underlay + " has no usable address"
+			}
+			d.event(verbs.Event{Kind: verbs.PortError, Text: text})
+		}
+	}
+	if !slices.Equal(now.GIDs, old.GIDs) {
+		d.log.Info("GIDs changed", "gids", now.GIDs)
+		if now.Active && old.Active {
+			d.groups.rejoin()
+		}
+		d.event(verbs.Event{Kind: verbs.GIDChange, Text: fmt.Sprint(gidStrings(now.GIDs))})
+	}
+	if now.UnderMTU != old.UnderMTU {
+		d.log.Info("underlay MTU changed", "mtu", now.UnderMTU)
+		d.event(verbs.Event{Kind: verbs.MTUChange, Text: fmt.Sprintf("underlay MTU %d", now.UnderMTU)})
+	}
+}
+
+func gidStrings(gids []ib.GID) []string {
+	var s []string
+	for _, g := range gids {
+		s = append(s, g.String())
+	}
+	return s
+}

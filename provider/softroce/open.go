@@ -1,0 +1,159 @@
+package softroce
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/ib"
+)
+
+// openSockets opens the receiving and sending sockets of the families that are
+// in use: of both without Options.GID, of that GID's with it.
+func (d *Device) openSockets(p *portState) error {
+	fixed := d.opts.GID
+	for _, v6 := range []bool{true, false} {
+		if !fixed.IsZero() && fixed.Is4() == v6 {
+			continue
+		}
+		err := d.openFamily(v6, fixed)
+		if err != nil && p.gidOf(!v6).IsZero() {
+			d.log.Debug("family not usable", "ipv6", v6, "error", err) // IPv6 may be off altogether
+			continue
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *Device) openFamily(v6 bool, fixed ib.GID) error {
+	if !fixed.IsZero() {
+		// Others may be on the same device: take the packets to this GID on one
+		// socket, and groups, which nobody owns, on another.
+		if err := d.openReceiver(v6, fixed.Addr(), false, true); err != nil {
+			return err
+		}
+	}
+	if err := d.openReceiver(v6, netip.Addr{}, true, !fixed.IsZero()); err != nil {
+		return err
+	}
+	for range sendersPerFamily {
+		s, err := d.openSender(v6, false)
+		if err != nil {
+			return err
+		}
+		if v6 {
+			d.senders6 = append(d.senders6, s)
+		} else {
+			d.senders4 = append(d.senders4, s)
+		}
+	}
+	if v6 {
+		s, err := d.openSender(v6, true)
+		if err != nil {
+			return err
+		}
+		d.sender6UD = s
+	}
+	return nil
+}
+
+func (d *Device) openReceiver(v6 bool, addr netip.Addr, mcast, share bool) error {
+	fd, err := newSocket(v6, d.opts.Underlay)
+	if err != nil {
+		return err
+	}
+	r := &receiver{dev: d, fd: fd, v6: v6, mcast: mcast}
+	if err := setAll(fd, recvOptions(v6)); err != nil {
+		unix.Close(fd)
+		return err
+	}
+	if share {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+			unix.Close(fd)
+			return fmt.Errorf("set SO_REUSEADDR: %w", err)
+		}
+	}
+	d.count.recvBufferAsked.Store(uint64(d.opts.recvBuffer()))
+	d.count.recvBuffer.Store(uint64(setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, d.opts.recvBuffer())))
+	if !d.opts.NoGRO {
+		r.gro = unix.SetsockoptInt(fd, unix.IPPROTO_UDP, optUDPGRO, 1) == nil
+	}
+	port := d.opts.udpPort()
+	if err := unix.Bind(fd, sockaddr(v6, addr, port, d.ifindex)); err != nil {
+		unix.Close(fd)
+		if errors.Is(err, unix.EADDRINUSE) {
+			return fmt.Errorf("UDP port %d on %s is taken, by another agent or by a kernel RDMA device (rdma_rxe): %w", port, d.opts.Underlay, err)
+		}
+		return fmt.Errorf("bind UDP port %d on %s: %w", port, d.opts.Underlay, err)
+	}
+	d.receivers = append(d.receivers, r)
+	return nil
+}
+
+// openSender opens a socket on a source port of 0xc000 to 0xffff.
+func (d *Device) openSender(v6, fragment bool) (*sender, error) {
+	fd, err := newSocket(v6, d.opts.Underlay)
+	if err != nil {
+		return nil, err
+	}
+	s := &sender{dev: d, fd: fd, gso: !fragment}
+	if err := setAll(fd, sendOptions(v6, fragment, d.ifindex)); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	d.count.sendBufferAsked.Store(uint64(d.opts.sendBuffer()))
+	d.count.sendBuffer.Store(uint64(setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, d.opts.sendBuffer())))
+	// Nothing is for these sockets; let the kernel throw it away.
+	_ = setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, 0)
+	for range 64 {
+		var b [2]byte
+		d.opts.random(b[:])
+		s.port = binary.BigEndian.Uint16(b[:]) | 0xc000
+		if err = unix.Bind(fd, sockaddr(v6, netip.Addr{}, s.port, 0)); !errors.Is(err, unix.EADDRINUSE) {
+			break
+		}
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("bind a source port: %w", err)
+	}
+	return s, nil
+}
+
+// pickSender returns the socket for a flow whose source port by the generic
+// rule would be port; nil if the family is not open.
+func (d *Device) pickSender(v6, udp bool, port uint16) *sender {
+	switch {
+	case v6 && udp:
+		return d.sender6UD
+	case v6 && len(d.senders6) > 0:
+		return d.senders6[int(port)%len(d.senders6)]
+	case !v6 && len(d.senders4) > 0:
+		return d.senders4[int(port)%len(d.senders4)]
+	}
+	return nil
+}
+
+// groupReceiver returns the receiver that joins groups of a family.
+func (d *Device) groupReceiver(v6 bool) *receiver {
+	for _, r := range d.receivers {
+		if r.v6 == v6 && r.mcast {
+			return r
+		}
+	}
+	return nil
+}
+
+func (d *Device) allSenders() []*sender {
+	all := append(append([]*sender(nil), d.senders4...), d.senders6...)
+	if d.sender6UD != nil {
+		all = append(all, d.sender6UD)
+	}
+	return all
+}

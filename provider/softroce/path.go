@@ -1,0 +1,141 @@
+package softroce
+
+import (
+	"encoding/binary"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/roce"
+)
+
+const (
+	// defaultHopLimit is what an AH with HopLimit 0 gets.
+	defaultHopLimit = 64
+	// UDP payload octets of one UDP_SEGMENT call, which the kernel treats as one
+	// IP packet of at most 65535 octets.
+	maxBatch4 = 65535 - 28
+	maxBatch6 = 65535 - 48
+	// maxSegments is UDP_MAX_SEGMENTS of older kernels.
+	maxSegments = 64
+)
+
+// A path is all that the packets to one destination have in common, ready for
+// the kernel. It belongs to one sender, under whose lock it is used.
+type path struct {
+	attr   verbs.AHAttr // SGID and HopLimit filled in
+	sender *sender
+	flow   roce.Flow
+	head   roce.IPHeader // for the tap
+	v6     bool
+	max    int // UDP payload octets of one call
+
+	name    [unix.SizeofSockaddrInet6]byte
+	nameLen uint32
+	ctl     [128]byte // control messages; UDP_SEGMENT is the last
+	ctlLen  int       // without UDP_SEGMENT
+	segLen  int       // with it
+	segAt   int       // where its value is
+}
+
+// newPath checks attr, fills in what it leaves open, and returns the path that
+// packets between the two QPNs take; the QPNs matter for the source port only.
+func (d *Device) newPath(attr verbs.AHAttr, udp bool, src, dst ib.QPN) (*path, error) {
+	if attr.DGID.IsZero() {
+		return nil, fmt.Errorf("%w: no destination GID", verbs.ErrInvalid)
+	}
+	port := d.port.Load()
+	if attr.SGID.IsZero() {
+		attr.SGID = port.gidOf(attr.DGID.Is4())
+	}
+	switch {
+	case attr.SGID.IsZero():
+		return nil, fmt.Errorf("%w: no source GID for %v on %s", verbs.ErrInvalid, attr.DGID, d.opts.Underlay)
+	case attr.SGID.Is4() != attr.DGID.Is4():
+		return nil, fmt.Errorf("%w: source %v and destination %v of different families", verbs.ErrInvalid, attr.SGID, attr.DGID)
+	}
+	if attr.HopLimit == 0 {
+		attr.HopLimit = defaultHopLimit
+	}
+	p := &path{attr: attr, v6: !attr.DGID.Is4(), max: maxBatch6}
+	fl := roce.SourcePort(attr.FlowLabel, src, dst)
+	if p.sender = d.pickSender(p.v6, udp, fl); p.sender == nil {
+		return nil, fmt.Errorf("%w: no socket for %v", verbs.ErrInvalid, attr.DGID)
+	}
+	if !p.v6 {
+		p.max = maxBatch4
+	}
+	from, to := attr.SGID.Addr(), attr.DGID.Addr()
+	p.flow = roce.NewFlow(from, to)
+	p.head = roce.IPHeader{Src: from, Dst: to, TrafficClass: attr.TrafficClass, HopLimit: attr.HopLimit, SrcPort: p.sender.port}
+	p.address(d.opts.udpPort(), d.ifindex)
+	p.control(d.ifindex)
+	return p, nil
+}
+
+func (p *path) address(port uint16, ifindex int) {
+	if !p.v6 {
+		sa := (*unix.RawSockaddrInet4)(unsafe.Pointer(&p.name[0]))
+		sa.Family = unix.AF_INET
+		copy(sa.Addr[:], p.attr.DGID[12:])
+		binary.BigEndian.PutUint16(p.name[2:], port)
+		p.nameLen = unix.SizeofSockaddrInet4
+		return
+	}
+	sa := (*unix.RawSockaddrInet6)(unsafe.Pointer(&p.name[0]))
+	sa.Family = unix.AF_INET6
+	sa.Addr = p.attr.DGID
+	if a := p.attr.DGID.Addr(); a.IsLinkLocalUnicast() || a.IsMulticast() {
+		sa.Scope_id = uint32(ifindex)
+	}
+	binary.BigEndian.PutUint16(p.name[2:], port)
+	p.nameLen = unix.SizeofSockaddrInet6
+}
+
+func (p *path) control(ifindex int) {
+	at := 0
+	put := func(level, typ int32, n int) []byte {
+		data, space := putCmsg(p.ctl[at:], level, typ, n)
+		at += space
+		return data
+	}
+	if p.v6 {
+		data := put(unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unix.SizeofInet6Pktinfo)
+		copy(data, p.attr.SGID[:])
+		native.PutUint32(data[16:], uint32(ifindex))
+		if p.attr.TrafficClass != 0 {
+			native.PutUint32(put(unix.IPPROTO_IPV6, unix.IPV6_TCLASS, 4), uint32(p.attr.TrafficClass))
+		}
+		if p.attr.HopLimit != defaultHopLimit {
+			native.PutUint32(put(unix.IPPROTO_IPV6, unix.IPV6_HOPLIMIT, 4), uint32(p.attr.HopLimit))
+		}
+	} else {
+		data := put(unix.IPPROTO_IP, unix.IP_PKTINFO, unix.SizeofInet4Pktinfo)
+		native.PutUint32(data, uint32(ifindex))
+		copy(data[4:], p.attr.SGID[12:])
+		if p.attr.TrafficClass != 0 {
+			native.PutUint32(put(unix.IPPROTO_IP, unix.IP_TOS, 4), uint32(p.attr.TrafficClass))
+		}
+		if p.attr.HopLimit != defaultHopLimit {
+			native.PutUint32(put(unix.IPPROTO_IP, unix.IP_TTL, 4), uint32(p.attr.HopLimit))
+		}
+	}
+	p.ctlLen = at
+	p.segAt = at + unix.CmsgLen(0)
+	put(unix.IPPROTO_UDP, optUDPSegment, 2)
+	p.segLen = at
+}
+
+// An ah is an address handle: the paths that UD sends through it take.
+type ah struct {
+	*path
+}
+
+// Attr implements [verbs.AH].
+func (a *ah) Attr() verbs.AHAttr { return a.attr }
+
+// Destroy implements [verbs.AH]. Sends that were posted still use it.
+func (a *ah) Destroy() error { return nil }

@@ -1,0 +1,228 @@
+package softroce
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/provider/softroce/engine"
+	"ipoibcm/verbs"
+)
+
+// udOutput is how many packets of a UD queue pair leave per round.
+const udOutput = 32
+
+// A qp is a queue pair: an engine machine, its lock, and the path its packets
+// take.
+type qp struct {
+	dev            *Device
+	qpn            ib.QPN
+	transport      ib.Transport
+	sendCQ, recvCQ *cq
+	srq            *srq
+
+	mu      sync.Mutex
+	eng     *engine.QP
+	path    *path           // RC and UC, from RTR on
+	udPkts  []engine.Packet // UD: room for Output
+	timerAt time.Time       // when the timer entry comes up; zero: there is none
+	gone    bool
+}
+
+var (
+	_ verbs.QP    = (*qp)(nil)
+	_ engine.Sink = (*qp)(nil)
+)
+
+// SendDone implements [engine.Sink].
+func (q *qp) SendDone(wc *verbs.WC) { q.sendCQ.add(wc) }
+
+// RecvDone implements [engine.Sink].
+func (q *qp) RecvDone(wc *verbs.WC) { q.recvCQ.add(wc) }
+
+// Event implements [engine.Sink].
+func (q *qp) Event(ev verbs.Event) { q.dev.event(ev) }
+
+// QPN implements [verbs.QP].
+func (q *qp) QPN() ib.QPN { return q.qpn }
+
+// Transport implements [verbs.QP].
+func (q *qp) Transport() ib.Transport { return q.transport }
+
+// State implements [verbs.QP].
+func (q *qp) State() verbs.QPState {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.eng.State()
+}
+
+// Modify implements [verbs.QP].
+func (q *qp) Modify(attr verbs.QPAttr) error {
+	q.mu.Lock()
+	err := q.modify(attr)
+	q.mu.Unlock()
+	q.kick()
+	return err
+}
+
+func (q *qp) modify(attr verbs.QPAttr) error {
+	if q.gone {
+		return verbs.ErrClosed
+	}
+	switch {
+	case attr.State == verbs.StateInit && !q.dev.matchPKey(attr.PKey):
+		return fmt.Errorf("%w: P_Key %v is not in the table", verbs.ErrInvalid, attr.PKey)
+	case attr.State == verbs.StateRTR && q.transport != ib.UD:
+		p, err := q.dev.newPath(attr.Path, false, q.qpn, attr.DestQPN)
+		if err != nil {
+			return err
+		}
+		attr.Path = p.attr
+		if err := q.eng.Modify(&attr, time.Now()); err != nil {
+			return err
+		}
+		q.path = p
+		return nil
+	}
+	now := time.Now()
+	err := q.eng.Modify(&attr, now)
+	q.flush(now)
+	return err
+}
+
+// PostSend implements [verbs.QP]. What the window allows leaves on the caller's
+// goroutine.
+func (q *qp) PostSend(wrs []verbs.SendWR) (int, error) {
+	now := time.Now()
+	q.mu.Lock()
+	if q.gone {
+		q.mu.Unlock()
+		return 0, verbs.ErrClosed
+	}
+	n, err := q.eng.PostSend(wrs, now)
+	q.flush(now)
+	q.mu.Unlock()
+	q.kick()
+	return n, err
+}
+
+// PostRecv implements [verbs.QP].
+func (q *qp) PostRecv(wrs []verbs.RecvWR) (int, error) {
+	q.mu.Lock()
+	if q.gone {
+		q.mu.Unlock()
+		return 0, verbs.ErrClosed
+	}
+	n, err := q.eng.PostRecv(wrs)
+	q.mu.Unlock()
+	q.kick() // in ERR they are flushed
+	return n, err
+}
+
+// AttachMulticast implements [verbs.QP].
+func (q *qp) AttachMulticast(mgid ib.GID) error {
+	if q.transport != ib.UD {
+		return verbs.ErrInvalid
+	}
+	return q.dev.groups.attach(mgid, q)
+}
+
+// DetachMulticast implements [verbs.QP].
+func (q *qp) DetachMulticast(mgid ib.GID) error {
+	if q.transport != ib.UD {
+		return verbs.ErrInvalid
+	}
+	return q.dev.groups.detach(mgid, q)
+}
+
+// Destroy implements [verbs.QP]. Once it holds the lock no packet of q is being
+// sent or taken in, and after Close none will be.
+func (q *qp) Destroy() error {
+	q.mu.Lock()
+	if q.gone {
+		q.mu.Unlock()
+		return verbs.ErrClosed
+	}
+	q.gone = true
+	q.dev.retire(q)
+	q.eng.Close()
+	q.mu.Unlock()
+	if q.transport == ib.UD {
+		q.dev.groups.detachAll(q)
+	}
+	q.dev.qps.remove(q)
+	return nil
+}
+
+// flush sends what the machine has to send and sees to its timer. The caller
+// holds q.mu.
+func (q *qp) flush(now time.Time) {
+	switch {
+	case q.transport == ib.UD:
+		q.flushUD(now)
+	case q.path != nil:
+		s := q.path.sender
+		s.mu.Lock()
+		for {
+			n := q.eng.Output(s.pkts[:], now)
+			if n == 0 {
+				break
+			}
+			s.send(q.path, s.pkts[:n])
+		}
+		s.mu.Unlock()
+	}
+	q.dev.timers.arm(q)
+}
+
+// flushUD sends runs of packets that go to the same address.
+func (q *qp) flushUD(now time.Time) {
+	for {
+		n := q.eng.Output(q.udPkts, now)
+		if n == 0 {
+			return
+		}
+		for pkts := q.udPkts[:n]; len(pkts) > 0; {
+			a, ok := pkts[0].AH.(*ah)
+			run := 1
+			for run < len(pkts) && pkts[run].AH == pkts[0].AH {
+				run++
+			}
+			if ok {
+				a.sender.mu.Lock()
+				a.sender.send(a.path, pkts[:run])
+				a.sender.mu.Unlock()
+			} else {
+				q.dev.count.txErrors.Add(uint64(run)) // another provider's handle
+			}
+			pkts = pkts[run:]
+		}
+	}
+}
+
+// expire is called by the timers when the entry for at comes up.
+func (q *qp) expire(at, now time.Time) {
+	q.mu.Lock()
+	if q.gone || !at.Equal(q.timerAt) {
+		q.mu.Unlock()
+		return
+	}
+	q.timerAt = time.Time{}
+	if d := q.eng.Deadline(); !d.IsZero() && !now.Before(d) {
+		q.eng.Wake(now)
+		q.flush(now)
+	} else {
+		q.dev.timers.arm(q)
+	}
+	q.mu.Unlock()
+	q.kick()
+}
+
+// kick tells the users of the completion queues. No lock is held.
+func (q *qp) kick() {
+	q.sendCQ.kick(false)
+	if q.recvCQ != q.sendCQ {
+		q.recvCQ.kick(false)
+	}
+}

@@ -1,0 +1,322 @@
+package softroce
+
+import (
+	"encoding/binary"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/ib"
+	"ipoibcm/provider/softroce/engine"
+	"ipoibcm/wire/roce"
+)
+
+const (
+	// recvBatch is how many datagrams, or chains of them that the kernel put
+	// together, one call takes in. Acknowledgements go out once per batch.
+	recvBatch = 8
+	// recvBufLen holds the longest chain.
+	recvBufLen = 1 << 16
+	recvCtlLen = 256
+	// ownIDs is the range of IPv4 identifications that our own agents send: the
+	// segment's number within a UDP_SEGMENT call. Others come from elsewhere.
+	ownIDs = maxSegments
+)
+
+// mmsghdr is struct mmsghdr.
+type mmsghdr struct {
+	hdr unix.Msghdr
+	n   uint32
+	_   [4]byte
+}
+
+// A receiver is one receiving socket and the goroutine that reads it.
+type receiver struct {
+	dev   *Device
+	fd    int
+	v6    bool
+	mcast bool // takes groups in
+	gro   bool
+
+	msgs  [recvBatch]mmsghdr
+	names [recvBatch]unix.RawSockaddrInet6
+	iovs  [recvBatch]unix.Iovec
+	ctls  [recvBatch][recvCtlLen]byte
+	bufs  []byte
+
+	// The source of the last packet, and what belongs to it.
+	src, dst ib.GID
+	flow     roce.Flow
+	head     roce.IPHeader
+
+	from    engine.Source
+	pkt     roce.Packet
+	held    *qp // locked while packets in a row are for it
+	touched []*cq
+	tap     []byte
+}
+
+// meta is what control messages say about a datagram.
+type meta struct {
+	dst      ib.GID
+	segment  int // octets of each packet of a chain
+	hopLimit uint8
+	class    uint8
+	overflow uint32
+}
+
+func (r *receiver) init() {
+	r.bufs = make([]byte, recvBatch*recvBufLen)
+	for i := range r.msgs {
+		b := r.bufs[i*recvBufLen:]
+		r.iovs[i].Base = &b[0]
+		r.iovs[i].SetLen(recvBufLen)
+		h := &r.msgs[i].hdr
+		h.Name = (*byte)(unsafe.Pointer(&r.names[i]))
+		h.Iov = &r.iovs[i]
+		h.SetIovlen(1)
+		h.Control = &r.ctls[i][0]
+	}
+}
+
+// run reads until the socket is shut down.
+func (r *receiver) run() {
+	r.init()
+	for !r.dev.closing.Load() {
+		n, errno := r.read()
+		if errno != 0 {
+			if errno == unix.EINTR || errno == unix.EAGAIN {
+				continue
+			}
+			if r.dev.closing.Load() {
+				return
+			}
+			r.dev.count.rxErrors.Add(1)
+			time.Sleep(10 * time.Millisecond) // ENETDOWN and the like
+			continue
+		}
+		r.dev.count.rxCalls.Add(1)
+		r.take(n, time.Now())
+	}
+}
+
+// read takes in what is there, or waits for the first datagram.
+func (r *receiver) read() (int, unix.Errno) {
+	for i := range r.msgs {
+		h := &r.msgs[i].hdr
+		h.Namelen = unix.SizeofSockaddrInet6
+		h.SetControllen(recvCtlLen)
+		h.Flags = 0
+	}
+	// The first try does not tell the scheduler: under load it always succeeds.
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(r.fd), uintptr(unsafe.Pointer(&r.msgs[0])), recvBatch, unix.MSG_DONTWAIT, 0, 0)
+	if errno == unix.EAGAIN {
+		n, _, errno = unix.Syscall6(unix.SYS_RECVMMSG, uintptr(r.fd), uintptr(unsafe.Pointer(&r.msgs[0])), recvBatch, unix.MSG_WAITFORONE, 0, 0)
+	}
+	return int(n), errno
+}
+
+// take handles n datagrams, then sends what they asked for, then tells the
+// users of the completion queues.
+func (r *receiver) take(n int, now time.Time) {
+	for i := range n {
+		m := &r.msgs[i]
+		b := r.bufs[i*recvBufLen : i*recvBufLen+int(m.n)]
+		if m.hdr.Flags&unix.MSG_TRUNC != 0 {
+			r.dev.count.rxTruncated.Add(1)
+			continue
+		}
+		r.datagram(i, b, now)
+	}
+	r.release(now)
+	for i, c := range r.touched {
+		c.kick(true)
+		r.touched[i] = nil
+	}
+	r.touched = r.touched[:0]
+}
+
+// datagram takes in one datagram, or a chain of them from one source.
+func (r *receiver) datagram(i int, b []byte, now time.Time) {
+	c := &r.dev.count
+	var md meta
+	r.control(i, &md)
+	if len(b) == 0 { // woken to end
+		return
+	}
+	if md.overflow != 0 {
+		c.rxOverflow.Store(uint64(md.overflow))
+	}
+	var src ib.GID
+	var port uint16
+	name := (*[unix.SizeofSockaddrInet6]byte)(unsafe.Pointer(&r.names[i]))
+	port = binary.BigEndian.Uint16(name[2:])
+	if r.v6 {
+		copy(src[:], name[8:24])
+	} else {
+		src[10], src[11] = 0xff, 0xff
+		copy(src[12:], name[4:8])
+	}
+	multicast := md.dst.IsMulticast()
+	switch p := r.dev.port.Load(); {
+	case multicast && p.has(src):
+		c.rxOwnEcho.Add(1)
+		return
+	case multicast && !r.mcast, !multicast && !p.has(md.dst):
+		c.rxOtherGID.Add(1)
+		return
+	}
+	if src != r.src || md.dst != r.dst {
+		r.src, r.dst = src, md.dst
+		from, to := src.Addr(), md.dst.Addr()
+		r.flow = roce.NewFlow(from, to)
+		r.head = roce.IPHeader{Src: from, Dst: to}
+		r.from.Src, r.from.Dst = src, md.dst
+	}
+	r.head.SrcPort, r.head.HopLimit, r.head.TrafficClass = port, md.hopLimit, md.class
+	size := len(b)
+	if md.segment > 0 && md.segment < size {
+		size = md.segment
+		c.rxChains.Add(1)
+	}
+	for id := uint16(0); len(b) > 0; id++ {
+		n := min(size, len(b))
+		r.packet(b[:n:n], id, port, now)
+		b = b[n:]
+	}
+}
+
+// packet takes in one packet, BTH through ICRC. id is its IPv4 identification if
+// the sender is one of ours and the chain is one of its calls.
+func (r *receiver) packet(b []byte, id, port uint16, now time.Time) {
+	c := &r.dev.count
+	c.rxPackets.Add(1)
+	if drop := r.dev.dropHook.Load(); drop != nil && (*drop)(b) {
+		return
+	}
+	pkt := &r.pkt
+	if pkt.Parse(b) != nil {
+		c.rxMalformed.Add(1)
+		return
+	}
+	if r.flow.Sum(port, pkt.Covered, id) != pkt.ICRC {
+		found, ok := r.flow.Verify(port, pkt)
+		if !ok {
+			c.rxICRC.Add(1)
+			return
+		}
+		if id = found; id >= ownIDs {
+			c.rxForeignID.Add(1)
+		}
+	}
+	if tap := r.dev.tap.Load(); tap != nil {
+		r.head.ID = id
+		r.tap = append(r.head.Append(r.tap[:0], len(b)), b...)
+		(*tap)(false, r.tap)
+	}
+	switch qpn := pkt.BTH.DestQPN(); {
+	case qpn == ib.QPNMulticast:
+		r.multicast(len(b), now)
+	case qpn == ib.QPNGSI:
+		r.dev.gsi.receive(pkt, r.src, r.dst)
+	case pkt.Op == roce.CNP:
+		c.rxCNP.Add(1) // we have no rate to lower
+	default:
+		q := r.dev.qps.lookup(qpn)
+		if q == nil {
+			c.rxUnknownQPN.Add(1)
+			return
+		}
+		r.deliver(q, len(b), now)
+	}
+}
+
+// multicast gives the packet to every queue pair attached to the group.
+func (r *receiver) multicast(n int, now time.Time) {
+	qs := r.dev.groups.members(r.dst)
+	if len(qs) == 0 {
+		r.dev.count.rxNoMember.Add(1)
+		return
+	}
+	for _, q := range qs {
+		r.deliver(q, n, now)
+	}
+}
+
+// deliver gives the packet to q, which stays locked for the next one. n is the
+// length of the UDP payload.
+func (r *receiver) deliver(q *qp, n int, now time.Time) {
+	if q != r.held {
+		r.release(now)
+		q.mu.Lock()
+		r.held = q
+	}
+	if q.transport == ib.UD {
+		r.head.PutGRH(r.from.GRH[:], n)
+	}
+	if reason := q.eng.Receive(&r.pkt, &r.from, now); reason != engine.NoDrop {
+		r.dev.count.rxDrops[reason].Add(1)
+	}
+}
+
+// release sends what the packets asked of the queue pair we hold, and unlocks it.
+func (r *receiver) release(now time.Time) {
+	q := r.held
+	if q == nil {
+		return
+	}
+	r.held = nil
+	q.flush(now)
+	q.mu.Unlock()
+	r.touch(q.recvCQ)
+	r.touch(q.sendCQ)
+}
+
+func (r *receiver) touch(c *cq) {
+	for _, t := range r.touched {
+		if t == c {
+			return
+		}
+	}
+	if c.pending.Load() {
+		r.touched = append(r.touched, c)
+	}
+}
+
+// control reads the control messages of message i.
+func (r *receiver) control(i int, md *meta) {
+	b := r.ctls[i][:min(uint64(r.msgs[i].hdr.Controllen), recvCtlLen)]
+	md.hopLimit = defaultHopLimit
+	for len(b) >= unix.SizeofCmsghdr {
+		h := (*unix.Cmsghdr)(unsafe.Pointer(&b[0]))
+		n := int(h.Len)
+		if n < unix.SizeofCmsghdr || n > len(b) {
+			return
+		}
+		data := b[unix.SizeofCmsghdr:n]
+		switch {
+		case h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_PKTINFO && len(data) >= 16:
+			copy(md.dst[:], data)
+		case h.Level == unix.IPPROTO_IP && h.Type == unix.IP_PKTINFO && len(data) >= 12:
+			md.dst[10], md.dst[11] = 0xff, 0xff
+			copy(md.dst[12:], data[8:12]) // ipi_addr: the destination as sent
+		case h.Level == unix.IPPROTO_UDP && h.Type == optUDPGRO && len(data) >= 2:
+			md.segment = int(native.Uint16(data))
+		case h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_HOPLIMIT && len(data) >= 4,
+			h.Level == unix.IPPROTO_IP && h.Type == unix.IP_TTL && len(data) >= 4:
+			md.hopLimit = uint8(native.Uint32(data))
+		case h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_TCLASS && len(data) >= 4:
+			md.class = uint8(native.Uint32(data))
+		case h.Level == unix.IPPROTO_IP && h.Type == unix.IP_TOS && len(data) >= 1:
+			md.class = data[0]
+		case h.Level == unix.SOL_SOCKET && h.Type == unix.SO_RXQ_OVFL && len(data) >= 4:
+			md.overflow = native.Uint32(data)
+		}
+		n = (n + 7) &^ 7
+		if n >= len(b) {
+			return
+		}
+		b = b[n:]
+	}
+}

@@ -1,0 +1,142 @@
+package softroce
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Socket options that x/sys does not name.
+const (
+	optMulticastAll4 = 49  // IP_MULTICAST_ALL
+	optMulticastAll6 = 29  // IPV6_MULTICAST_ALL
+	optNoCheck6RX    = 102 // UDP_NO_CHECK6_RX
+	optUDPSegment    = 103
+	optUDPGRO        = 104
+)
+
+// A sockopt is one setsockopt call.
+type sockopt struct {
+	level, name, value int
+	what               string
+	optional           bool // older kernels do not have it
+}
+
+func setAll(fd int, opts []sockopt) error {
+	for _, o := range opts {
+		if err := unix.SetsockoptInt(fd, o.level, o.name, o.value); err != nil && !o.optional {
+			return fmt.Errorf("set %s: %w", o.what, err)
+		}
+	}
+	return nil
+}
+
+// newSocket opens a UDP socket that is bound to the underlay device.
+func newSocket(v6 bool, dev string) (int, error) {
+	family := unix.AF_INET
+	if v6 {
+		family = unix.AF_INET6
+	}
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.IPPROTO_UDP)
+	if err != nil {
+		return -1, fmt.Errorf("open UDP socket: %w", err)
+	}
+	if err := unix.BindToDevice(fd, dev); err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("bind UDP socket to %s: %w", dev, err)
+	}
+	if v6 {
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
+			unix.Close(fd)
+			return -1, fmt.Errorf("set IPV6_V6ONLY: %w", err)
+		}
+	}
+	return fd, nil
+}
+
+// setBuffer asks for n octets, beyond the system's limit if we may, and returns
+// what the kernel gave.
+func setBuffer(fd, force, plain, n int) int {
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, force, n) != nil {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, plain, n)
+	}
+	got, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, plain)
+	return got / 2 // the kernel counts its own overhead in
+}
+
+// recvOptions are those of a receiving socket.
+func recvOptions(v6 bool) []sockopt {
+	opts := []sockopt{{unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1, "SO_RXQ_OVFL", true}}
+	if v6 {
+		return append(opts,
+			sockopt{unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1, "IPV6_RECVPKTINFO", false},
+			sockopt{unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1, "IPV6_RECVHOPLIMIT", false},
+			sockopt{unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS, 1, "IPV6_RECVTCLASS", false},
+			sockopt{unix.IPPROTO_IPV6, optMulticastAll6, 0, "IPV6_MULTICAST_ALL", true},
+			// Foreign senders put 0 into the checksum, which IPv6 would drop.
+			sockopt{unix.IPPROTO_UDP, optNoCheck6RX, 1, "UDP_NO_CHECK6_RX", false})
+	}
+	return append(opts,
+		sockopt{unix.IPPROTO_IP, unix.IP_PKTINFO, 1, "IP_PKTINFO", false},
+		sockopt{unix.IPPROTO_IP, unix.IP_RECVTTL, 1, "IP_RECVTTL", false},
+		sockopt{unix.IPPROTO_IP, unix.IP_RECVTOS, 1, "IP_RECVTOS", false},
+		sockopt{unix.IPPROTO_IP, optMulticastAll4, 0, "IP_MULTICAST_ALL", true})
+}
+
+// sendOptions are those of a sending socket. On IPv4, DO on an unconnected
+// socket makes the identification 0, which the ICRC counts on (WF 11.1).
+func sendOptions(v6, fragment bool, ifindex int) []sockopt {
+	if v6 {
+		disc := unix.IPV6_PMTUDISC_DO
+		if fragment {
+			disc = unix.IPV6_PMTUDISC_WANT
+		}
+		return []sockopt{
+			{unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, disc, "IPV6_MTU_DISCOVER", false},
+			{unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_LOOP, 0, "IPV6_MULTICAST_LOOP", false},
+			{unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, ifindex, "IPV6_MULTICAST_IF", false},
+			{unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, defaultHopLimit, "IPV6_MULTICAST_HOPS", false},
+			{unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, defaultHopLimit, "IPV6_UNICAST_HOPS", false},
+		}
+	}
+	return []sockopt{
+		{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO, "IP_MTU_DISCOVER", false},
+		{unix.IPPROTO_IP, unix.IP_MULTICAST_LOOP, 0, "IP_MULTICAST_LOOP", false},
+		{unix.IPPROTO_IP, unix.IP_MULTICAST_TTL, defaultHopLimit, "IP_MULTICAST_TTL", false},
+		{unix.IPPROTO_IP, unix.IP_TTL, defaultHopLimit, "IP_TTL", false},
+	}
+}
+
+// sockaddr returns a socket address; the zero Addr is the wildcard.
+func sockaddr(v6 bool, a netip.Addr, port uint16, ifindex int) unix.Sockaddr {
+	if !v6 {
+		sa := &unix.SockaddrInet4{Port: int(port)}
+		if a.IsValid() {
+			sa.Addr = a.As4()
+		}
+		return sa
+	}
+	sa := &unix.SockaddrInet6{Port: int(port)}
+	if a.IsValid() {
+		sa.Addr = a.As16()
+		if a.IsLinkLocalUnicast() {
+			sa.ZoneId = uint32(ifindex)
+		}
+	}
+	return sa
+}
+
+// putCmsg writes a control message header and returns the data after it and
+// the space it takes.
+func putCmsg(b []byte, level, typ int32, n int) (data []byte, space int) {
+	h := (*unix.Cmsghdr)(unsafe.Pointer(&b[0]))
+	h.Level, h.Type = level, typ
+	h.SetLen(unix.CmsgLen(n))
+	return b[unix.CmsgLen(0):unix.CmsgLen(n)], unix.CmsgSpace(n)
+}
+
+// native is the byte order of control messages.
+var native = binary.NativeEndian

@@ -1,0 +1,156 @@
+package softroce
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+// A portState is what the underlay looks like at one moment. It is immutable.
+type portState struct {
+	verbs.Port
+}
+
+// has reports whether g is one of our GIDs.
+func (p *portState) has(g ib.GID) bool {
+	for i := range p.GIDs {
+		if p.GIDs[i] == g {
+			return true
+		}
+	}
+	return false
+}
+
+// gidOf returns our first GID of a family, zero if there is none.
+func (p *portState) gidOf(v4 bool) ib.GID {
+	for _, g := range p.GIDs {
+		if g.Is4() == v4 {
+			return g
+		}
+	}
+	return ib.GID{}
+}
+
+// An underlay reads the state of the network device by netlink.
+type underlay struct {
+	opts   *Options
+	handle *netlink.Handle // made at Open: stays in that network namespace
+}
+
+// errTentative says that the only usable address is not usable yet.
+var errTentative = errors.New("the address is still tentative")
+
+// read returns the device's state, with prefer as first GID if it is still there.
+func (u *underlay) read(prefer ib.GID) (*portState, netlink.Link, error) {
+	link, err := u.handle.LinkByName(u.opts.Underlay)
+	if err != nil {
+		return nil, nil, fmt.Errorf("underlay %s: %w", u.opts.Underlay, err)
+	}
+	at := link.Attrs()
+	p := &portState{verbs.Port{
+		PKeys: u.opts.pkeys(), GUID: u.opts.GUID, LID: ib.PermissiveLID,
+		UnderlayIf: at.Name, UnderMTU: at.MTU, MTU: ib.MTUFromOctets(at.MTU - 80),
+	}}
+	up := at.Flags&net.FlagUp != 0 && at.RawFlags&unix.IFF_RUNNING != 0
+	addrs, err := u.addresses(link)
+	if err != nil {
+		return nil, nil, fmt.Errorf("addresses of %s: %w", at.Name, err)
+	}
+	var v6, v4 []ib.GID
+	tentative := false
+	for _, a := range addrs {
+		ip, _ := netip.AddrFromSlice(a.IP)
+		ip = ip.Unmap()
+		gid := ib.GIDFromAddr(ip)
+		if !u.opts.GID.IsZero() && gid != u.opts.GID {
+			continue
+		}
+		if a.Flags&unix.IFA_F_DADFAILED != 0 {
+			continue
+		}
+		if a.Flags&unix.IFA_F_TENTATIVE != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0 {
+			tentative = true
+			continue
+		}
+		switch {
+		case ip.Is4():
+			v4 = append(v4, gid)
+		case ip.IsLinkLocalUnicast():
+			v6 = slices.Insert(v6, 0, gid) // the default needs no configuration
+		default:
+			v6 = append(v6, gid)
+		}
+	}
+	if g := u.opts.GID; !g.IsZero() && len(v4)+len(v6) == 0 && onLoopback(link, addrs, g) {
+		v4 = append(v4, g)
+	}
+	p.GIDs = append(v6, v4...)
+	if u.opts.PreferIPv4 {
+		p.GIDs = append(v4, v6...)
+	}
+	if i := slices.Index(p.GIDs, prefer); i > 0 {
+		p.GIDs = slices.Insert(slices.Delete(p.GIDs, i, i+1), 0, prefer)
+	}
+	p.Active = up && len(p.GIDs) > 0
+	if tentative && (len(v6) == 0 || !u.opts.GID.IsZero()) && !(u.opts.PreferIPv4 && len(v4) > 0) {
+		return p, link, errTentative
+	}
+	return p, link, nil
+}
+
+// onLoopback reports whether g lies in a prefix of a loopback device, all of
+// which is local.
+func onLoopback(link netlink.Link, addrs []netlink.Addr, g ib.GID) bool {
+	if link.Attrs().Flags&net.FlagLoopback == 0 || !g.Is4() {
+		return false
+	}
+	for _, a := range addrs {
+		if a.IPNet != nil && a.Contains(net.IP(g[12:])) {
+			return true
+		}
+	}
+	return false
+}
+
+// addresses lists the addresses; a dump that a change interrupts is repeated.
+func (u *underlay) addresses(link netlink.Link) (addrs []netlink.Addr, err error) {
+	for range 10 {
+		if addrs, err = u.handle.AddrList(link, netlink.FAMILY_ALL); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return addrs, err
+		}
+	}
+	return addrs, nil // usable all the same
+}
+
+// wait reads the state until an address is usable, or the time is over.
+func (u *underlay) wait() (*portState, netlink.Link, error) {
+	end := time.Now().Add(u.opts.addressWait())
+	for {
+		p, link, err := u.read(ib.GID{})
+		if err == nil && len(p.GIDs) > 0 {
+			return p, link, nil
+		}
+		if err != nil && !errors.Is(err, errTentative) {
+			return nil, nil, err
+		}
+		if time.Now().After(end) {
+			if len(p.GIDs) > 0 && u.opts.GID.IsZero() {
+				return p, link, nil // IPv4 meanwhile
+			}
+			if g := u.opts.GID; !g.IsZero() {
+				return nil, nil, fmt.Errorf("underlay %s: %v is not a usable address of it", u.opts.Underlay, g)
+			}
+			return nil, nil, fmt.Errorf("underlay %s has no usable address: set it up, or give it an IPv4 address", u.opts.Underlay)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
