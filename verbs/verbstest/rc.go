@@ -1,0 +1,361 @@
+package verbstest
+
+import (
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+var rc = options{transport: ib.RC, psn: 0xffff00} // close to the wrap
+
+// sizes are the message lengths worth trying on a path MTU.
+func (e *env) sizes(limit int) (l []int) {
+	mtu := min(e.A.Port().MTU, e.B.Port().MTU).Octets()
+	for _, n := range []int{0, 1, 3, mtu - 1, mtu, mtu + 1, 2 * mtu, 9000, 65524, 65536, 1 << 20} {
+		if n <= min(limit, e.A.Caps().MaxMessage, e.B.Caps().MaxMessage) {
+			l = append(l, n)
+		}
+	}
+	return l
+}
+
+func signaled(op verbs.Opcode, id uint64, sg []verbs.SGE) verbs.SendWR {
+	return verbs.SendWR{ID: id, Opcode: op, Flags: verbs.Signaled, SG: sg}
+}
+
+func testRCSizes(e *env) {
+	a, b := e.connected(rc)
+	for i, n := range e.sizes(1 << 20) {
+		for _, dir := range [][2]*end{{a, b}, {b, a}} {
+			from, to := dir[0], dir[1]
+			sg := to.buf(n + 10)
+			to.postRecv(5, sg)
+			from.postSend(signaled(verbs.Send, 6, from.filled(n, i)))
+			to.equal("receive", to.received(), verbs.WC{ID: 5, Opcode: verbs.Recv, ByteLen: n})
+			from.equal("send", from.sent(), verbs.WC{ID: 6, Opcode: verbs.Send})
+			e.same("message", sg[0].Buf[:n], pattern(n, i))
+			e.same("octets behind the message", sg[0].Buf[n:], make([]byte, 10))
+		}
+	}
+}
+
+// testRCGather cuts messages at odd places on both sides.
+func testRCGather(e *env) {
+	a, b := e.connected(rc)
+	for i, n := range []int{3, 5000, 65524} {
+		src, dst := a.filled(n, i)[0], b.buf(n)[0]
+		cut := func(s verbs.SGE, x, y int) []verbs.SGE {
+			return []verbs.SGE{{Region: s.Region, Buf: s.Buf[:x]}, {Region: s.Region, Buf: s.Buf[x:y]}, {Region: s.Region, Buf: s.Buf[y:]}}
+		}
+		b.postRecv(1, cut(dst, n/2, n/2+1))
+		a.postSend(signaled(verbs.Send, 1, cut(src, 1, n/3+1)))
+		if wc := b.received(); wc.ByteLen != n {
+			e.Fatalf("got %+v, want %d octets", wc, n)
+		}
+		e.same("message", dst.Buf, pattern(n, i))
+		a.sent()
+	}
+}
+
+// testRCOrder keeps many messages of many sizes in flight, both ways at once.
+func testRCOrder(e *env) {
+	a, b := e.connected(rc)
+	const messages, depth = 400, 32
+	size := func(i int) int { return i * 7919 % 20000 }
+	type side struct {
+		*end
+		bufs             [depth][]verbs.SGE
+		out              [depth][]verbs.SGE
+		sentN, done, got int
+	}
+	sides := [2]*side{{end: a}, {end: b}}
+	for _, s := range sides {
+		for i := range depth {
+			s.bufs[i], s.out[i] = s.buf(20000), s.buf(20000)
+			s.postRecv(uint64(i), s.bufs[i])
+		}
+	}
+	e.until("all messages", func() bool {
+		for _, s := range sides {
+			for s.sentN < messages && s.sentN-s.done < depth {
+				sg := s.out[s.sentN%depth][0]
+				sg.Buf = sg.Buf[:size(s.sentN)]
+				copy(sg.Buf, pattern(len(sg.Buf), s.sentN))
+				s.postSend(signaled(verbs.Send, uint64(s.sentN), []verbs.SGE{sg}))
+				s.sentN++
+			}
+			s.poll()
+			for _, wc := range s.send {
+				s.equal("send", wc, verbs.WC{ID: uint64(s.done), Opcode: verbs.Send})
+				s.done++
+			}
+			for _, wc := range s.recv {
+				k := s.got % depth
+				s.equal("receive", wc, verbs.WC{ID: uint64(k), Opcode: verbs.Recv, ByteLen: size(s.got)})
+				e.same("message", s.bufs[k][0].Buf[:wc.ByteLen], pattern(wc.ByteLen, s.got))
+				s.postRecv(uint64(k), s.bufs[k])
+				s.got++
+			}
+			s.send, s.recv = s.send[:0], s.recv[:0]
+		}
+		return a.opt == b.opt && sides[0].got == messages && sides[1].got == messages && sides[0].done == messages && sides[1].done == messages
+	})
+}
+
+func testRCManyQPs(e *env) {
+	const qps = 24
+	var as, bs [qps]*end
+	for i := range qps {
+		as[i], bs[i] = e.connected(rc)
+		for _, o := range as[:i] {
+			if o.qp.QPN() == as[i].qp.QPN() {
+				e.Fatalf("QPN %v given out twice", o.qp.QPN())
+			}
+		}
+		bs[i].postRecv(uint64(i), bs[i].buf(3000))
+	}
+	for i, a := range as {
+		a.postSend(signaled(verbs.Send, uint64(i), a.filled(3000, i)))
+	}
+	for i, b := range bs {
+		b.equal("receive", b.received(), verbs.WC{ID: uint64(i), Opcode: verbs.Recv, ByteLen: 3000})
+		as[i].sent()
+	}
+}
+
+// testRCShared has two QPs draw from one queue.
+func testRCShared(e *env) {
+	opt := rc
+	opt.shared = true
+	a1, b1 := e.connected(opt)
+	a2 := e.newEnd(e.A, rc)
+	b2 := e.newEnd(e.B, rc)
+	qp, err := e.B.CreateQP(verbs.QPInit{Transport: ib.RC, SendCQ: b2.sendCQ, RecvCQ: b2.recvCQ, SRQ: b1.srq, SendDepth: 8, MaxSendSGE: 1})
+	e.must(err)
+	e.must(b2.qp.Destroy())
+	b2.qp = qp
+	a2.to(b2, verbs.StateInit, verbs.StateRTR, verbs.StateRTS)
+	b2.to(a2, verbs.StateInit, verbs.StateRTR, verbs.StateRTS)
+	bufs := map[uint64][]verbs.SGE{}
+	for i := range uint64(20) {
+		bufs[i] = b1.buf(2000)
+		b1.postRecv(i, bufs[i])
+	}
+	for i := range 10 {
+		for k, pair := range [][2]*end{{a1, b1}, {a2, b2}} {
+			from, to := pair[0], pair[1]
+			from.postSend(signaled(verbs.Send, 1, from.filled(2000-i, 2*i+k)))
+			wc := to.received()
+			if wc.Status != verbs.Success || wc.ByteLen != 2000-i || wc.QPN != to.qp.QPN() || bufs[wc.ID] == nil {
+				e.Fatalf("message %d of QP %d: %+v", i, k, wc)
+			}
+			e.same("message", bufs[wc.ID][0].Buf[:2000-i], pattern(2000-i, 2*i+k))
+			delete(bufs, wc.ID) // none is used twice
+			from.sent()
+		}
+	}
+	// Empty: the sender waits until one is posted.
+	a1.postSend(signaled(verbs.Send, 3, a1.filled(10, 0)))
+	b1.silent("shared queue was empty")
+	b1.postRecv(99, b1.buf(10))
+	b1.equal("receive", b1.received(), verbs.WC{ID: 99, Opcode: verbs.Recv, ByteLen: 10})
+}
+
+func testRCImmediate(e *env) {
+	a, b := e.connected(rc)
+	for i, n := range e.sizes(65536) {
+		b.postRecv(5, b.buf(n))
+		wr := signaled(verbs.SendImm, 6, a.filled(n, i))
+		wr.Imm = 0xa1b2c3d4
+		a.postSend(wr)
+		b.equal("receive", b.received(), verbs.WC{ID: 5, Opcode: verbs.Recv, Flags: verbs.WithImm, Imm: 0xa1b2c3d4, ByteLen: n})
+		a.equal("send", a.sent(), verbs.WC{ID: 6, Opcode: verbs.SendImm})
+	}
+}
+
+func testRCInvalidate(e *env) {
+	opt := rc
+	opt.access = verbs.RemoteWrite
+	a, b := e.connected(opt)
+	target := b.region(make([]byte, 100), verbs.RemoteWrite)
+	write := signaled(verbs.Write, 1, a.filled(100, 1))
+	write.RemoteAddr, write.RKey = target.Addr, target.RKey
+	if e.A.Caps().RDMA {
+		a.postSend(write)
+		a.equal("write", a.sent(), verbs.WC{ID: 1, Opcode: verbs.Write})
+	}
+	b.postRecv(5, b.buf(5000))
+	inv := signaled(verbs.SendInv, 6, a.filled(5000, 2))
+	inv.InvKey = target.RKey
+	a.postSend(inv)
+	b.equal("receive", b.received(), verbs.WC{ID: 5, Opcode: verbs.Recv, Flags: verbs.WithInv, Imm: target.RKey, ByteLen: 5000})
+	a.equal("send", a.sent(), verbs.WC{ID: 6, Opcode: verbs.SendInv})
+	if e.A.Caps().RDMA {
+		a.postSend(write)
+		a.equal("write after the key was invalidated", a.sent(), verbs.WC{ID: 1, Status: verbs.RemoteAccess})
+	}
+}
+
+// testRCUnsignaled: only what asked for it completes.
+func testRCUnsignaled(e *env) {
+	a, b := e.connected(rc)
+	for i := range 30 {
+		b.postRecv(uint64(i), b.buf(100))
+		wr := signaled(verbs.Send, uint64(i), a.filled(100, i))
+		if i%10 != 9 {
+			wr.Flags = 0
+		}
+		a.postSend(wr)
+	}
+	for i := range 30 {
+		b.equal("receive", b.received(), verbs.WC{ID: uint64(i), Opcode: verbs.Recv, ByteLen: 100})
+	}
+	for i := 9; i < 30; i += 10 {
+		a.equal("send", a.sent(), verbs.WC{ID: uint64(i), Opcode: verbs.Send})
+	}
+	a.silent("sends without Signaled")
+}
+
+// testRCNotReady sends before a receive is posted.
+func testRCNotReady(e *env) {
+	a, b := e.connected(rc)
+	for i := range 3 {
+		a.postSend(signaled(verbs.Send, uint64(i), a.filled(9000, i)))
+	}
+	a.silent("no receive was posted")
+	for i := range 3 {
+		sg := b.buf(9000)
+		b.postRecv(uint64(i), sg)
+		b.equal("receive", b.received(), verbs.WC{ID: uint64(i), Opcode: verbs.Recv, ByteLen: 9000})
+		e.same("message", sg[0].Buf, pattern(9000, i))
+		a.equal("send", a.sent(), verbs.WC{ID: uint64(i), Opcode: verbs.Send})
+	}
+}
+
+func testRCNotReadyExceeded(e *env) {
+	opt := rc
+	opt.rnrRetry = 1
+	a, b := e.connected(opt)
+	a.postSend(signaled(verbs.Send, 1, a.filled(10, 1)), signaled(verbs.Send, 2, a.filled(10, 1)))
+	a.equal("send", a.sent(), verbs.WC{ID: 1, Status: verbs.RNRExceeded})
+	a.equal("send behind it", a.sent(), verbs.WC{ID: 2, Status: verbs.WRFlushError})
+	if s := a.qp.State(); s != verbs.StateError {
+		e.Errorf("state is %v, want ERR", s)
+	}
+	if b.qp.State() != verbs.StateRTS {
+		e.Errorf("the peer is in %v", b.qp.State())
+	}
+}
+
+// testRCTooLong sends more than the receive holds.
+func testRCTooLong(e *env) {
+	a, b := e.connected(rc)
+	b.postRecv(1, b.buf(4999))
+	b.postRecv(2, b.buf(5000))
+	a.postSend(signaled(verbs.Send, 1, a.filled(5000, 1)))
+	a.equal("send", a.sent(), verbs.WC{ID: 1, Status: verbs.RemoteInvReq})
+	b.equal("receive", b.received(), verbs.WC{ID: 1, Status: verbs.LocalLengthError})
+	b.equal("receive behind it", b.received(), verbs.WC{ID: 2, Status: verbs.WRFlushError})
+	for _, n := range []*end{a, b} {
+		if n.qp.State() != verbs.StateError {
+			e.Errorf("state is %v, want ERR", n.qp.State())
+		}
+	}
+}
+
+// testRCRetryExceeded sends to a peer that is gone.
+func testRCRetryExceeded(e *env) {
+	opt := rc
+	opt.timeout, opt.retry = 8, 2
+	a, b := e.connected(opt)
+	e.must(b.qp.Destroy())
+	a.postRecv(9, a.buf(10))
+	a.postSend(signaled(verbs.Send, 1, a.filled(5000, 1)), verbs.SendWR{ID: 2, Opcode: verbs.Send, SG: a.filled(10, 1)})
+	a.equal("send", a.sent(), verbs.WC{ID: 1, Status: verbs.RetryExceeded})
+	a.equal("unsignaled send behind it", a.sent(), verbs.WC{ID: 2, Status: verbs.WRFlushError})
+	a.equal("receive", a.received(), verbs.WC{ID: 9, Status: verbs.WRFlushError})
+	if ev := e.event(e.A, verbs.QPFatal, a.qp.QPN()); ev.Status != verbs.RetryExceeded {
+		e.Errorf("event %+v, want status %v", ev, verbs.RetryExceeded)
+	}
+	if s := a.qp.State(); s != verbs.StateError {
+		e.Errorf("state is %v, want ERR", s)
+	}
+}
+
+// testRCFlush moves a QP with work outstanding to ERR by hand.
+func testRCFlush(e *env) {
+	a, b := e.connected(rc)
+	for i := range uint64(5) {
+		a.postRecv(i, a.buf(10))
+		a.postSend(signaled(verbs.Send, i, a.filled(100, 1))) // b posts no receive
+	}
+	a.to(b, verbs.StateError)
+	for i := range uint64(5) {
+		a.equal("send", a.sent(), verbs.WC{ID: i, Status: verbs.WRFlushError})
+		a.equal("receive", a.received(), verbs.WC{ID: i, Status: verbs.WRFlushError})
+	}
+	// What is posted in ERR is taken and flushed.
+	a.postSend(signaled(verbs.Send, 11, a.filled(10, 1)))
+	a.postRecv(12, a.buf(10))
+	a.equal("send", a.sent(), verbs.WC{ID: 11, Status: verbs.WRFlushError})
+	a.equal("receive", a.received(), verbs.WC{ID: 12, Status: verbs.WRFlushError})
+	a.silent("everything was flushed")
+	a.to(b, verbs.StateError) // from anywhere
+}
+
+// testRCDestroy: after Destroy the buffers are the caller's.
+func testRCDestroy(e *env) {
+	a, b := e.connected(rc)
+	sg := b.buf(1000)
+	b.postRecv(1, sg)
+	for i := range uint64(3) {
+		b.postSend(signaled(verbs.Send, i, b.filled(100, 1))) // a posts no receive
+	}
+	e.must(b.qp.Destroy())
+	copy(sg[0].Buf, pattern(1000, 7))
+	a.postSend(signaled(verbs.Send, 1, a.filled(1000, 1)))
+	b.silent("the QP was destroyed")
+	e.same("buffer of a destroyed QP", sg[0].Buf, pattern(1000, 7))
+	if _, err := b.qp.PostSend([]verbs.SendWR{signaled(verbs.Send, 1, b.filled(1, 1))}); err == nil {
+		e.Error("PostSend to a destroyed QP: no error")
+	}
+	if _, err := b.qp.PostRecv([]verbs.RecvWR{{SG: sg}}); err == nil {
+		e.Error("PostRecv to a destroyed QP: no error")
+	}
+	e.must(a.qp.Destroy())
+	a.poll()
+	e.must(b.sendCQ.Destroy())
+	e.must(b.recvCQ.Destroy())
+}
+
+// testRCReset takes a QP back to RESET and uses it again.
+func testRCReset(e *env) {
+	a, b := e.connected(rc)
+	a.postSend(signaled(verbs.Send, 1, a.filled(10, 1)))
+	for _, n := range []*end{a, b} {
+		n.to(nil, verbs.StateReset)
+	}
+	a.silent("RESET forgets what was posted")
+	a.to(b, verbs.StateInit, verbs.StateRTR, verbs.StateRTS)
+	b.to(a, verbs.StateInit, verbs.StateRTR, verbs.StateRTS)
+	b.postRecv(5, b.buf(5000))
+	a.postSend(signaled(verbs.Send, 6, a.filled(5000, 1)))
+	b.equal("receive", b.received(), verbs.WC{ID: 5, Opcode: verbs.Recv, ByteLen: 5000})
+	a.equal("send", a.sent(), verbs.WC{ID: 6, Opcode: verbs.Send})
+}
+
+// testRCCommEst sends to a QP that is still in RTR.
+func testRCCommEst(e *env) {
+	a, b := e.newEnd(e.A, rc), e.newEnd(e.B, rc)
+	a.to(b, verbs.StateInit, verbs.StateRTR, verbs.StateRTS)
+	b.to(a, verbs.StateInit)
+	b.postRecv(5, b.buf(100))
+	b.to(a, verbs.StateRTR)
+	a.postSend(signaled(verbs.Send, 6, a.filled(100, 1)))
+	b.equal("receive in RTR", b.received(), verbs.WC{ID: 5, Opcode: verbs.Recv, ByteLen: 100})
+	a.equal("send", a.sent(), verbs.WC{ID: 6, Opcode: verbs.Send})
+	e.event(e.B, verbs.CommEst, b.qp.QPN())
+	b.to(a, verbs.StateRTS)
+	a.postRecv(7, a.buf(100))
+	b.postSend(signaled(verbs.Send, 8, b.filled(100, 2)))
+	a.equal("receive", a.received(), verbs.WC{ID: 7, Opcode: verbs.Recv, ByteLen: 100})
+}

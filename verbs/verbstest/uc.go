@@ -1,0 +1,109 @@
+package verbstest
+
+import (
+	"errors"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+var uc = options{transport: ib.UC, psn: 0xfffff0}
+
+// arrives sends wr until n has received something: UC may lose.
+func (n *end) arrives(from *end, wr verbs.SendWR) verbs.WC {
+	n.Helper()
+	for range 5 {
+		from.postSend(wr)
+		from.equal("send", from.sent(), verbs.WC{ID: wr.ID, Opcode: wr.Opcode})
+		for range 100 {
+			if n.poll(); len(n.recv) > 0 {
+				wc := n.recv[0]
+				n.recv = n.recv[1:]
+				return wc
+			}
+			n.pass(2 * time.Millisecond)
+		}
+	}
+	n.Fatal("nothing arrived in five attempts")
+	panic("unreachable")
+}
+
+func testUC(e *env) {
+	a, b := e.connected(uc)
+	for i, n := range e.sizes(65536) {
+		for _, imm := range []bool{false, true} {
+			sg := b.buf(n + 10)
+			b.postRecv(5, sg)
+			wr, want := signaled(verbs.Send, 6, a.filled(n, i)), verbs.WC{ID: 5, Opcode: verbs.Recv, ByteLen: n}
+			if imm {
+				wr.Opcode, wr.Imm = verbs.SendImm, 0x10203040
+				want.Flags, want.Imm = verbs.WithImm, 0x10203040
+			}
+			b.equal("receive", b.arrives(a, wr), want)
+			e.same("message", sg[0].Buf[:n], pattern(n, i))
+			e.same("octets behind", sg[0].Buf[n:], make([]byte, 10))
+		}
+	}
+	if _, err := a.qp.PostSend([]verbs.SendWR{signaled(verbs.Read, 1, a.buf(10))}); !errors.Is(err, verbs.ErrInvalid) {
+		e.Errorf("READ on UC: %v, want ErrInvalid", err)
+	}
+}
+
+// testUCDrops: what finds no place is lost, and costs nothing else.
+func testUCDrops(e *env) {
+	a, b := e.connected(uc)
+	a.postSend(signaled(verbs.Send, 1, a.filled(9000, 1)))
+	a.sent()
+	e.pass(e.Quiet)
+	b.postRecv(2, b.buf(9000))
+	b.silent("a message waited for a receive")
+	if wc := b.arrives(a, signaled(verbs.Send, 3, a.filled(9000, 2))); wc.ID != 2 || wc.ByteLen != 9000 {
+		e.Errorf("after a loss: %+v", wc)
+	}
+	for _, n := range []*end{a, b} {
+		if n.qp.State() != verbs.StateRTS {
+			e.Errorf("state is %v, want RTS", n.qp.State())
+		}
+	}
+	// ERR flushes on UC too.
+	b.postRecv(4, b.buf(10))
+	b.to(a, verbs.StateError)
+	b.equal("receive", b.received(), verbs.WC{ID: 4, Status: verbs.WRFlushError})
+}
+
+func testUCShared(e *env) {
+	opt := uc
+	opt.shared = true
+	a, b := e.connected(opt)
+	for i := range uint64(10) {
+		b.postRecv(i, b.buf(5000))
+	}
+	for range 5 {
+		if wc := b.arrives(a, signaled(verbs.Send, 1, a.filled(5000, 1))); wc.Status != verbs.Success || wc.ByteLen != 5000 {
+			e.Fatalf("got %+v", wc)
+		}
+	}
+}
+
+func testUCWrite(e *env) {
+	opt := uc
+	opt.access = verbs.RemoteWrite
+	a, b := e.connected(opt)
+	mem := b.region(make([]byte, 20000), verbs.RemoteWrite)
+	b.postRecv(5, b.buf(0))
+	wr := remote(verbs.WriteImm, 1, a.filled(9000, 1), mem, 100)
+	wr.Imm = 7
+	b.equal("receive", b.arrives(a, wr), verbs.WC{ID: 5, Opcode: verbs.RecvWriteImm, Flags: verbs.WithImm, Imm: 7, ByteLen: 9000})
+	e.same("memory", mem.Buf[100:9100], pattern(9000, 1))
+
+	// What is not allowed is lost, without an answer.
+	before := append([]byte(nil), mem.Buf...)
+	a.postSend(remote(verbs.Write, 2, a.filled(9000, 2), mem, 11001))
+	a.sent()
+	e.pass(e.Quiet)
+	e.same("memory", mem.Buf, before)
+	if b.qp.State() != verbs.StateRTS {
+		e.Errorf("state is %v, want RTS", b.qp.State())
+	}
+}

@@ -1,0 +1,379 @@
+// Package verbstest is the suite that every [verbs.Provider] passes. It knows
+// nothing of what carries the packets: it takes two ports that reach each other
+// and looks only at what the contract promises. What a provider lacks by its
+// Caps is skipped, and the skip says so.
+package verbstest
+
+import (
+	"bytes"
+	"cmp"
+	"testing"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+// A Pair is two ports of one network. The test that made it closes them (with
+// t.Cleanup); the suite may close one itself.
+type Pair struct {
+	A, B verbs.Provider
+	// Pass lets d go by. Nil means that it goes by itself: time.Sleep. A
+	// simulation moves its clock.
+	Pass func(d time.Duration)
+	// Timeout is how long something may take that must happen. Zero means 10 s.
+	Timeout time.Duration
+	// Quiet is how long the suite looks when nothing must happen. Zero means 50 ms.
+	Quiet time.Duration
+	// MGID is a group that both ports can attach to. Zero means
+	// ff12:401b:ffff::ffff:ffff, or ::ffff:239.192.255.255 if the first GID of A is
+	// an IPv4 address.
+	MGID ib.GID
+}
+
+// Run runs the suite. mk makes a fresh pair for each part of it.
+func Run(t *testing.T, mk func(t *testing.T) Pair) {
+	parts := []struct {
+		name string
+		f    func(*env)
+		need func(verbs.Caps) bool // nil: every provider
+	}{
+		{"Port", testPort, nil},
+		{"Memory", testMemory, nil},
+		{"Counters", testCounters, nil},
+		{"Wait", testWait, func(c verbs.Caps) bool { return c.RC }},
+		{"OnReady", testOnReady, func(c verbs.Caps) bool { return c.RC }},
+		{"Tap", testTap, func(c verbs.Caps) bool { return c.RC }},
+		{"MAD", testMAD, func(c verbs.Caps) bool { return c.MAD }},
+		{"Close", testClose, nil},
+
+		{"States", testStates, func(c verbs.Caps) bool { return c.RC }},
+		{"StatesUD", testStatesUD, func(c verbs.Caps) bool { return c.UD }},
+		{"QueueFull", testQueueFull, func(c verbs.Caps) bool { return c.RC }},
+		{"CQOverflow", testCQOverflow, func(c verbs.Caps) bool { return c.RC }},
+
+		{"UD", testUD, func(c verbs.Caps) bool { return c.UD }},
+		{"UDQKey", testUDQKey, func(c verbs.Caps) bool { return c.UD }},
+		{"UDTooLong", testUDTooLong, func(c verbs.Caps) bool { return c.UD }},
+		{"UDNoReceive", testUDNoReceive, func(c verbs.Caps) bool { return c.UD }},
+		{"UDShared", testUDShared, func(c verbs.Caps) bool { return c.UD && c.SRQ }},
+		{"Multicast", testMulticast, func(c verbs.Caps) bool { return c.UD && c.Multicast }},
+
+		{"RCSizes", testRCSizes, func(c verbs.Caps) bool { return c.RC }},
+		{"RCGather", testRCGather, func(c verbs.Caps) bool { return c.RC && c.MaxSGE >= 3 }},
+		{"RCOrder", testRCOrder, func(c verbs.Caps) bool { return c.RC }},
+		{"RCManyQPs", testRCManyQPs, func(c verbs.Caps) bool { return c.RC }},
+		{"RCShared", testRCShared, func(c verbs.Caps) bool { return c.RC && c.SRQ }},
+		{"RCImmediate", testRCImmediate, func(c verbs.Caps) bool { return c.RC }},
+		{"RCInvalidate", testRCInvalidate, func(c verbs.Caps) bool { return c.RC && c.Inv }},
+		{"RCUnsignaled", testRCUnsignaled, func(c verbs.Caps) bool { return c.RC }},
+		{"RCNotReady", testRCNotReady, func(c verbs.Caps) bool { return c.RC }},
+		{"RCNotReadyExceeded", testRCNotReadyExceeded, func(c verbs.Caps) bool { return c.RC }},
+		{"RCTooLong", testRCTooLong, func(c verbs.Caps) bool { return c.RC }},
+		{"RCRetryExceeded", testRCRetryExceeded, func(c verbs.Caps) bool { return c.RC }},
+		{"RCFlush", testRCFlush, func(c verbs.Caps) bool { return c.RC }},
+		{"RCDestroy", testRCDestroy, func(c verbs.Caps) bool { return c.RC }},
+		{"RCReset", testRCReset, func(c verbs.Caps) bool { return c.RC }},
+		{"RCCommEst", testRCCommEst, func(c verbs.Caps) bool { return c.RC }},
+
+		{"RDMAWrite", testWrite, func(c verbs.Caps) bool { return c.RC && c.RDMA }},
+		{"RDMARead", testRead, func(c verbs.Caps) bool { return c.RC && c.RDMA }},
+		{"RDMAReadMany", testReadMany, func(c verbs.Caps) bool { return c.RC && c.RDMA }},
+		{"RDMAFence", testFence, func(c verbs.Caps) bool { return c.RC && c.RDMA }},
+		{"RDMAAccess", testAccess, func(c verbs.Caps) bool { return c.RC && c.RDMA }},
+
+		{"UC", testUC, func(c verbs.Caps) bool { return c.UC }},
+		{"UCDrops", testUCDrops, func(c verbs.Caps) bool { return c.UC }},
+		{"UCShared", testUCShared, func(c verbs.Caps) bool { return c.UC && c.SRQForUC }},
+		{"UCWrite", testUCWrite, func(c verbs.Caps) bool { return c.UC && c.RDMA }},
+	}
+	for _, part := range parts {
+		t.Run(part.name, func(t *testing.T) {
+			e := &env{T: t, Pair: mk(t)}
+			e.Timeout = cmp.Or(e.Timeout, 10*time.Second)
+			e.Quiet = cmp.Or(e.Quiet, 50*time.Millisecond)
+			for _, p := range []verbs.Provider{e.A, e.B} {
+				if part.need != nil && !part.need(p.Caps()) {
+					t.Skipf("provider %s does not offer this: %+v", p.Caps().Name, p.Caps())
+				}
+			}
+			part.f(e)
+		})
+	}
+}
+
+// env is one part of the suite.
+type env struct {
+	*testing.T
+	Pair
+}
+
+func (e *env) pass(d time.Duration) {
+	if e.Pair.Pass != nil {
+		e.Pair.Pass(d)
+		return
+	}
+	time.Sleep(d)
+}
+
+// until lets time go by until cond holds.
+func (e *env) until(what string, cond func() bool) {
+	e.Helper()
+	const step = 500 * time.Microsecond
+	end := time.Now().Add(e.Timeout)
+	for n := time.Duration(0); !cond(); n += step {
+		if e.Pair.Pass == nil && time.Now().After(end) || e.Pair.Pass != nil && n > e.Timeout {
+			e.Fatalf("%s: has not happened after %v", what, e.Timeout)
+		}
+		e.pass(step)
+	}
+}
+
+func (e *env) must(err error) {
+	e.Helper()
+	if err != nil {
+		e.Fatal(err)
+	}
+}
+
+// options of an end; zero values mean the defaults of [env.newEnd].
+type options struct {
+	transport            ib.Transport
+	sendDepth, recvDepth int
+	cqDepth              int
+	shared               bool
+	access               verbs.Access
+	timeout              ib.Timeout
+	retry, rnrRetry      int // negative: 0
+	psn                  ib.PSN
+	qkey                 ib.QKey
+}
+
+// An end is one QP with its queues.
+type end struct {
+	*env
+	p              verbs.Provider
+	qp             verbs.QP
+	sendCQ, recvCQ verbs.CQ
+	srq            verbs.SRQ
+	opt            options
+	send, recv     []verbs.WC // what has been polled
+}
+
+// newEnd makes a QP in RESET.
+func (e *env) newEnd(p verbs.Provider, opt options) *end {
+	e.Helper()
+	opt.sendDepth = cmp.Or(opt.sendDepth, 64)
+	opt.recvDepth = cmp.Or(opt.recvDepth, 64)
+	opt.cqDepth = cmp.Or(opt.cqDepth, 2*max(opt.sendDepth, opt.recvDepth))
+	opt.timeout = cmp.Or(opt.timeout, 16)
+	opt.retry = cmp.Or(opt.retry, 7)
+	opt.rnrRetry = cmp.Or(opt.rnrRetry, 7)
+	opt.qkey = cmp.Or(opt.qkey, ib.QKeyIPoIB)
+	n := &end{env: e, p: p, opt: opt}
+	var err error
+	n.sendCQ, err = p.CreateCQ(opt.cqDepth)
+	e.must(err)
+	n.recvCQ, err = p.CreateCQ(opt.cqDepth)
+	e.must(err)
+	sge := min(4, p.Caps().MaxSGE)
+	if opt.shared {
+		n.srq, err = p.CreateSRQ(verbs.SRQInit{Depth: opt.recvDepth, MaxSGE: sge})
+		e.must(err)
+	}
+	n.qp, err = p.CreateQP(verbs.QPInit{Transport: opt.transport, SendCQ: n.sendCQ, RecvCQ: n.recvCQ, SRQ: n.srq,
+		SendDepth: opt.sendDepth, RecvDepth: opt.recvDepth, MaxSendSGE: sge, MaxRecvSGE: sge})
+	e.must(err)
+	if got := n.qp.Transport(); got != opt.transport {
+		e.Fatalf("transport is %v, want %v", got, opt.transport)
+	}
+	if q := n.qp.QPN(); !q.Valid() || q <= ib.QPNGSI || q == ib.QPNMulticast {
+		e.Fatalf("QPN %v is not for use", q)
+	}
+	if s := n.qp.State(); s != verbs.StateReset {
+		e.Fatalf("a new QP is in %v", s)
+	}
+	return n
+}
+
+// connected returns two ends in RTS.
+func (e *env) connected(opt options) (a, b *end) {
+	e.Helper()
+	a, b = e.newEnd(e.A, opt), e.newEnd(e.B, opt)
+	a.to(b, verbs.StateInit, verbs.StateRTR, verbs.StateRTS)
+	b.to(a, verbs.StateInit, verbs.StateRTR, verbs.StateRTS)
+	return a, b
+}
+
+func (n *end) psn() ib.PSN { return (n.opt.psn | ib.PSN(n.qp.QPN())) & ib.PSNMask }
+
+// attr returns the attributes for a connection to peer, those of UD if nil.
+func (n *end) attr(peer *end, s verbs.QPState) verbs.QPAttr {
+	attr := verbs.QPAttr{State: s, PKey: n.p.Port().PKeys[0], QKey: n.opt.qkey, Access: n.opt.access,
+		MaxDestRDAtomic: 4, MinRNRTimer: 12, SQPSN: n.psn(), Timeout: n.opt.timeout,
+		RetryCount: uint8(max(0, n.opt.retry)), RNRRetry: uint8(max(0, n.opt.rnrRetry)), MaxRDAtomic: 4}
+	if peer != nil {
+		attr.Path = verbs.AHAttr{SGID: n.p.Port().GIDs[0], DGID: peer.p.Port().GIDs[0]}
+		attr.PathMTU = min(n.p.Port().MTU, peer.p.Port().MTU)
+		attr.DestQPN, attr.RQPSN = peer.qp.QPN(), peer.psn()
+	}
+	return attr
+}
+
+// to takes n through states in turn.
+func (n *end) to(peer *end, states ...verbs.QPState) {
+	n.Helper()
+	for _, s := range states {
+		if err := n.qp.Modify(n.attr(peer, s)); err != nil {
+			n.Fatalf("to %v: %v", s, err)
+		}
+		if got := n.qp.State(); got != s {
+			n.Fatalf("state is %v after Modify to %v", got, s)
+		}
+	}
+}
+
+// region registers b with n's provider.
+func (n *end) region(b []byte, access verbs.Access) *verbs.Region {
+	n.Helper()
+	r, err := n.p.Register(b, access)
+	if err != nil {
+		n.Fatalf("register %d octets: %v", len(b), err)
+	}
+	if &r.Buf[0] != &b[0] || len(r.Buf) != len(b) {
+		n.Fatal("the region is not the buffer that was registered")
+	}
+	return r
+}
+
+// buf returns an SG list of fresh registered memory of size octets.
+func (n *end) buf(size int) []verbs.SGE {
+	n.Helper()
+	r := n.region(make([]byte, max(1, size)), 0)
+	return []verbs.SGE{{Region: r, Buf: r.Buf[:size]}}
+}
+
+// filled returns the same, filled with [pattern].
+func (n *end) filled(size, seed int) []verbs.SGE {
+	n.Helper()
+	sg := n.buf(size)
+	copy(sg[0].Buf, pattern(size, seed))
+	return sg
+}
+
+// pattern returns n octets that depend on seed and place.
+func pattern(n, seed int) []byte {
+	b := make([]byte, n)
+	x := uint32(seed)*2654435761 + 12345
+	for i := range b {
+		x = x*1664525 + 1013904223
+		b[i] = byte(x >> 24)
+	}
+	return b
+}
+
+func (n *end) postSend(wrs ...verbs.SendWR) {
+	n.Helper()
+	if k, err := n.qp.PostSend(wrs); err != nil || k != len(wrs) {
+		n.Fatalf("PostSend took %d of %d: %v", k, len(wrs), err)
+	}
+}
+
+// postRecv posts to the QP, or to its shared queue.
+func (n *end) postRecv(id uint64, sg []verbs.SGE) {
+	n.Helper()
+	wrs := []verbs.RecvWR{{ID: id, SG: sg}}
+	post := n.qp.PostRecv
+	if n.srq != nil {
+		post = n.srq.PostRecv
+	}
+	if k, err := post(wrs); err != nil || k != 1 {
+		n.Fatalf("PostRecv took %d: %v", k, err)
+	}
+}
+
+// poll takes what has completed.
+func (n *end) poll() {
+	var wcs [16]verbs.WC
+	for k := n.sendCQ.Poll(wcs[:]); k > 0; k = n.sendCQ.Poll(wcs[:]) {
+		n.send = append(n.send, wcs[:k]...)
+	}
+	for k := n.recvCQ.Poll(wcs[:]); k > 0; k = n.recvCQ.Poll(wcs[:]) {
+		n.recv = append(n.recv, wcs[:k]...)
+	}
+}
+
+// sent waits for the next send completion, received for the next receive.
+func (n *end) sent() verbs.WC {
+	n.Helper()
+	n.until("send completion", func() bool { n.poll(); return len(n.send) > 0 })
+	wc := n.send[0]
+	n.send = n.send[1:]
+	return wc
+}
+
+func (n *end) received() verbs.WC {
+	n.Helper()
+	n.until("receive completion", func() bool { n.poll(); return len(n.recv) > 0 })
+	wc := n.recv[0]
+	n.recv = n.recv[1:]
+	return wc
+}
+
+// silent checks that nothing completes.
+func (n *end) silent(why string) {
+	n.Helper()
+	n.pass(n.Quiet)
+	n.poll()
+	if len(n.send)+len(n.recv) > 0 {
+		n.Fatalf("%s: completed %+v %+v", why, n.send, n.recv)
+	}
+}
+
+// equal compares a completion.
+func (n *end) equal(what string, got, want verbs.WC) {
+	n.Helper()
+	want.QPN = n.qp.QPN()
+	if got.Status != verbs.Success && want.Status != verbs.Success {
+		// Only ID, status and QPN mean something.
+		got = verbs.WC{ID: got.ID, Status: got.Status, QPN: got.QPN}
+		want = verbs.WC{ID: want.ID, Status: want.Status, QPN: want.QPN}
+	}
+	if want.Opcode < verbs.Read {
+		got.ByteLen, want.ByteLen = 0, 0 // of receives and READs only
+	}
+	if got != want {
+		n.Fatalf("%s:\n got %+v\nwant %+v", what, got, want)
+	}
+}
+
+func (e *env) same(what string, got, want []byte) {
+	e.Helper()
+	if bytes.Equal(got, want) {
+		return
+	}
+	for i := range min(len(got), len(want)) {
+		if got[i] != want[i] {
+			e.Fatalf("%s: octet %d of %d is %#x, want %#x", what, i, len(want), got[i], want[i])
+		}
+	}
+	e.Fatalf("%s: %d octets, want %d", what, len(got), len(want))
+}
+
+// event waits for an event of that kind and QPN and ignores others.
+func (e *env) event(p verbs.Provider, kind verbs.EventKind, qpn ib.QPN) (ev verbs.Event) {
+	e.Helper()
+	e.until(kind.String(), func() bool {
+		for {
+			select {
+			case ev = <-p.Events():
+				if ev.Kind == kind && ev.QPN == qpn {
+					return true
+				}
+			default:
+				return false
+			}
+		}
+	})
+	return ev
+}
