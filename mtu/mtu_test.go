@@ -284,3 +284,25 @@ func FuzzDecide(f *testing.F) {
 		}
 	})
 }
+
+func TestNames(t *testing.T) {
+	for k := RouteConnected; k <= RouteHost; k++ {
+		if k.String() == "none" {
+			t.Errorf("route kind %d has no name", k)
+		}
+	}
+	for v := Send; v <= Discard; v++ {
+		if v.String() == "none" {
+			t.Errorf("verdict %d has no name", v)
+		}
+	}
+	for r := ReasonBroadcast; r <= ReasonMinimum; r++ {
+		if r.String() == "none" {
+			t.Errorf("reason %d has no name", r)
+		}
+	}
+	_, err := Negotiate(65524, 1000, true)
+	if got := err.Error(); got != "Receive MTU 1000 against our 65524 gives an IP MTU of 996, below 1280" {
+		t.Errorf("refusal reads %q", got)
+	}
+}

@@ -72,16 +72,11 @@ var (
 
 // Routes returns the routes of the device as they should be, ordered by kind and
 // destination, each destination once.
-func Routes(d Device) []Route { return routes(d) }
-
-func routes(d Device) []Route {
+func Routes(d Device) []Route {
 	ud := Effective(d.MTU, d.UDMTU)
 	conn := make(map[netip.Prefix]int, len(d.Neighbors))
 	for _, n := range d.Neighbors {
-		p := host(n.IP)
-		if m, ok := conn[p]; !ok || n.MTU < m {
-			conn[p] = Effective(d.MTU, n.MTU)
-		}
+		conn[host(n.IP)] = Effective(d.MTU, n.MTU)
 	}
 	var rs []Route
 	for _, p := range d.Prefixes {

@@ -64,9 +64,7 @@ func (e *UDError) Error() string { return e.Text }
 
 // PlanUD checks UD MTU want (0 means DefaultUD) against the link. The error is a
 // *UDError.
-func PlanUD(want int, l Link) (UDPlan, error) { return planUD(want, l) }
-
-func planUD(want int, l Link) (UDPlan, error) {
+func PlanUD(want int, l Link) (UDPlan, error) {
 	if want == 0 {
 		want = DefaultUD
 	}
