@@ -1,0 +1,346 @@
+package group
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/wire/ip"
+)
+
+var update = flag.Bool("update", false, "rewrite the indented lines of testdata/*.txt")
+
+var (
+	addr  = netip.MustParseAddr
+	start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+)
+
+func gid(s string) ib.GID { return ib.GIDFromAddr(addr(s)) }
+
+func TestMGID(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		a     string
+		pkey  ib.PKey
+		scope uint8
+		want  string // empty: no MGID
+	}{
+		// 4755-2.1-2: multicast mapping is RFC 4391's
+		{"broadcast", "255.255.255.255", 0xffff, 2, "ff12:401b:ffff::ffff:ffff"},
+		{"all routers, WF 2.3", "224.0.0.2", 0x8000, 2, "ff12:401b:8000::2"},
+		{"all nodes, WF 2.3", "ff02::1", 0xffff, 2, "ff12:601b:ffff::1"},
+		{"the full member bit is set", "224.0.0.1", 0x7fff, 2, "ff12:401b:ffff::1"},
+		{"28 bits of an IPv4 group", "239.255.1.2", 0xffff, 2, "ff12:401b:ffff::fff:102"},
+		{"80 bits of an IPv6 group", "ff05:1234:5678:9abc:def0:1234:5678:9abc", 0x8001, 2, "ff12:601b:8001:9abc:def0:1234:5678:9abc"},
+		{"the link's scope, not the group's", "ff0e::101", 0xffff, 5, "ff15:601b:ffff::101"},
+		{"IPv4 in IPv6 form", "::ffff:224.0.0.1", 0xffff, 2, "ff12:401b:ffff::1"},
+		{"unicast", "10.0.0.1", 0xffff, 2, ""},
+		{"IPv6 unicast", "fe80::1", 0xffff, 2, ""},
+		{"interface-local", "ff01::1", 0xffff, 2, ""},
+	} {
+		got, ok := MGID(addr(tt.a), tt.pkey, tt.scope)
+		if ok != (tt.want != "") || ok && got != gid(tt.want) {
+			t.Errorf("%s: %s gives %s %v, want %s", tt.name, tt.a, got, ok, tt.want)
+		}
+	}
+	if got := UnderlayGroup4(0x7a0b); got != addr("239.192.250.11") {
+		t.Errorf("underlay group of P_Key 0x7a0b = %s", got)
+	}
+}
+
+// What a machine does, in the words of the scripts. The IP address of a group is
+// lost on the wire, so that scripts show the MGID.
+//
+//	from    event                          to / action
+//	down    up                             up; join all, broadcast first
+//	up      up again                       join all anew, leave nothing
+//	up      down                           leave all, broadcast last
+//	any     addr, report, kernel list      join with the first reason of an MGID,
+//	                                       leave with the last
+//	any     new peers, other family        join the new groups, then leave the old
+//	up      join failed                    wait 1 s, doubled up to 60 s, join again
+func TestScripts(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scripts: %v", err)
+	}
+	for _, file := range files {
+		in, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := play(t, file, string(in))
+		if *update {
+			if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		} else if got != string(in) {
+			t.Errorf("%s: want\n%s\ngot\n%s", file, in, got)
+		}
+	}
+}
+
+// play runs a script and returns it with what the machine did.
+func play(t *testing.T, file, script string) string {
+	var (
+		out strings.Builder
+		o   Options
+		m   *Machine
+		now = start
+	)
+	for _, line := range strings.Split(strings.TrimSuffix(script, "\n"), "\n") {
+		if strings.HasPrefix(line, "\t") {
+			continue
+		}
+		fmt.Fprintln(&out, line)
+		w := strings.Fields(line)
+		if len(w) == 0 || strings.HasPrefix(line, "#") {
+			continue
+		}
+		if w[0] == "options" {
+			for _, s := range w[1:] {
+				k, v, _ := strings.Cut(s, "=")
+				switch k {
+				case "max":
+					fmt.Sscan(v, &o.MaxGroups)
+				case "pkey":
+					fmt.Sscanf(v, "%v", &o.PKey)
+				case "underlay4":
+					o.Underlay4 = addr(v)
+				case "peer":
+					o.Peers = append(o.Peers, gid(v))
+				}
+			}
+			continue
+		}
+		if m == nil {
+			m = New(o)
+		}
+		switch w[0] {
+		case "groups":
+			for _, g := range m.Groups() {
+				fmt.Fprintf(&out, "\t%s %s %s refs=%d since=+%s joined=%v\n", g.IP, g.MGID, g.Reasons, g.Refs, g.Since.Sub(start), g.Joined)
+			}
+			continue
+		case "counters":
+			m.Counters(func(name string, v uint64) {
+				if v != 0 {
+					fmt.Fprintf(&out, "\t%s %d\n", name, v)
+				}
+			})
+			continue
+		case "send":
+			g, ok := m.MGIDFor(addr(w[1]))
+			fmt.Fprintf(&out, "\t%s %v copies=%v\n", g, ok, m.Replicate())
+			continue
+		case "wanted":
+			fmt.Fprintf(&out, "\t%v\n", m.Wanted(addr(w[1])))
+			continue
+		case "deadline":
+			if d := m.Deadline(); !d.IsZero() {
+				fmt.Fprintf(&out, "\tin %s\n", d.Sub(now))
+			}
+			continue
+		}
+		ev := event(t, file, w)
+		if d, err := time.ParseDuration(strings.TrimPrefix(w[0], "+")); err == nil {
+			now = now.Add(d)
+		}
+		for _, a := range m.Step(nil, now, ev) {
+			switch a := a.(type) {
+			case Join:
+				fmt.Fprintf(&out, "\tjoin %s\n", a.MGID)
+			case Leave:
+				fmt.Fprintf(&out, "\tleave %s\n", a.MGID)
+			case Publish:
+				if a.Table != m.Table() {
+					t.Errorf("%s: %s: another table", file, line)
+				}
+				fmt.Fprintln(&out, "\tpublish")
+			}
+		}
+	}
+	return out.String()
+}
+
+func event(t *testing.T, file string, w []string) Event {
+	switch w[0] {
+	case "up":
+		return Up{gid(w[1])}
+	case "down":
+		return Down{}
+	case "addr+":
+		ev := AddAddr{Prefix: netip.MustParsePrefix(w[1])}
+		if len(w) > 2 {
+			ev.Broadcast = addr(w[2])
+		}
+		return ev
+	case "addr-":
+		return DelAddr{netip.MustParsePrefix(w[1])}
+	case "kernel":
+		var ev Kernel
+		for _, s := range w[1:] {
+			ev.Groups = append(ev.Groups, addr(s))
+		}
+		return ev
+	case "peers":
+		var ev SetPeers
+		for _, s := range w[1:] {
+			ev.Peers = append(ev.Peers, gid(s))
+		}
+		return ev
+	case "failed":
+		return JoinFailed{gid(w[1]), errors.New("no such device")}
+	}
+	if w[0][0] == '+' {
+		return Wake{}
+	}
+	for k := ip.Join; k <= ip.Block; k++ {
+		if k.String() == w[0] {
+			c := ip.Change{Group: addr(w[1]), Kind: k}
+			if len(w) > 2 {
+				fmt.Sscan(w[2], &c.Sources)
+			}
+			return Report{[]ip.Change{c}}
+		}
+	}
+	t.Fatalf("%s: what is %q?", file, w)
+	return nil
+}
+
+func TestTableIsASnapshot(t *testing.T) {
+	m := New(Options{})
+	m.Step(nil, start, Up{gid("fe80::1")})
+	old := m.Table()
+	m.Step(nil, start, Report{[]ip.Change{{Group: addr("239.1.1.1"), Kind: ip.Join}}})
+	if old.Wanted(addr("239.1.1.1")) || !m.Wanted(addr("239.1.1.1")) {
+		t.Error("a published table changed, or the new one did not")
+	}
+	if old.Broadcast() != gid("ff12:401b:ffff::ffff:ffff") {
+		t.Errorf("broadcast GID %s", old.Broadcast())
+	}
+	a, b := addr("10.0.0.1"), addr("ff02::1")
+	if n := testing.AllocsPerRun(100, func() { old.MGIDFor(a); old.MGIDFor(b); old.Wanted(b); old.IsGroup(a) }); n != 0 {
+		t.Errorf("%v allocations per packet", n)
+	}
+}
+
+func TestGroupsGoByUD(t *testing.T) {
+	m := New(Options{})
+	m.Step(nil, start, AddAddr{Prefix: netip.MustParsePrefix("10.0.0.1/24")})
+	for a, want := range map[string]bool{
+		"224.0.0.1": true, "ff02::1": true, "ff0e::1": true, "255.255.255.255": true, "10.0.0.255": true,
+		"10.0.0.2": false, "10.0.1.255": false, "fe80::2": false,
+	} {
+		if got := m.Table().IsGroup(addr(a)); got != want {
+			t.Errorf("%s is a group: %v, want %v", a, got, want) // 4755-2.1-1, 4755-2.1-3
+		}
+	}
+}
+
+func TestAddressesAreBounded(t *testing.T) {
+	m := New(Options{})
+	for i := range maxAddrs + 5 {
+		a := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+		m.Step(nil, start, AddAddr{Prefix: netip.PrefixFrom(a, 32)})
+	}
+	if len(m.addrs) != maxAddrs || m.refusedAddrs != 5 {
+		t.Errorf("%d addresses, %d refused", len(m.addrs), m.refusedAddrs)
+	}
+}
+
+// FuzzMachine plays random events and compares what was joined and left with
+// what the machine says it wants.
+func FuzzMachine(f *testing.F) {
+	f.Add([]byte{0, 0, 2, 1, 4, 1, 5, 1, 8, 0, 9, 0, 1, 0})
+	f.Add([]byte{4, 1, 4, 2, 4, 3, 0, 1, 7, 1, 0, 0, 3, 1, 6, 3, 7, 0, 8, 9, 10, 0})
+	groups := []string{"239.1.1.1", "239.1.1.2", "ff05::1", "ff02::1:ff00:1", "ff15::beef", "224.0.0.1", "ff01::5", "ff02::beef"}
+	addrs := []string{"fe80::1/64", "2001:db8::1/64", "2001:db8::2/64", "10.0.0.1/24", "fe80::1/128"}
+	gids := []string{"fe80::1", "192.0.2.1", "fe80::2", "192.0.2.2"}
+	f.Fuzz(func(t *testing.T, in []byte) {
+		m := New(Options{MaxGroups: 4})
+		joined, now, last := map[ib.GID]bool{}, start, (*Table)(nil)
+		for in = in[:min(len(in), 400)]; len(in) >= 2; in = in[2:] {
+			n := int(in[1])
+			g, p := addr(groups[n%len(groups)]), netip.MustParsePrefix(addrs[n%len(addrs)])
+			var ev Event
+			switch in[0] % 11 {
+			case 0:
+				ev = Up{gid(gids[n%len(gids)])}
+				clear(joined) // a new QP
+			case 1:
+				ev = Down{}
+			case 2:
+				ev = AddAddr{Prefix: p}
+			case 3:
+				ev = DelAddr{p}
+			case 4, 5, 6:
+				ev = Report{[]ip.Change{{Group: g, Kind: ip.ChangeKind(n%6) + 1, Sources: n & 1}}}
+			case 7:
+				ev = SetPeers{slices.Repeat([]ib.GID{gid("fe80::9")}, n&1)}
+			case 8:
+				ev = JoinFailed{MGID: gid("ff12:601b:ffff::1")}
+				delete(joined, gid("ff12:601b:ffff::1"))
+			case 9:
+				now = now.Add(time.Duration(n) * time.Second)
+				ev = Wake{}
+			case 10:
+				ev = Kernel{[]netip.Addr{g, addr("224.0.0.1")}}
+			}
+			for _, a := range m.Step(nil, now, ev) {
+				switch a := a.(type) {
+				case Join:
+					if joined[a.MGID] {
+						t.Fatalf("%T: joined %s twice", ev, a.MGID)
+					}
+					joined[a.MGID] = true
+				case Leave:
+					if !joined[a.MGID] {
+						t.Fatalf("%T: left %s, which was not joined", ev, a.MGID)
+					}
+					delete(joined, a.MGID)
+				case Publish:
+					last = a.Table
+				}
+			}
+			if last != nil && last != m.Table() {
+				t.Fatalf("%T: a table was not published", ev)
+			}
+			want := map[ib.GID]bool{}
+			for _, e := range m.Groups() {
+				if e.Joined {
+					want[m.rideOn(m.members[e.IP])] = true
+				}
+				if !m.Wanted(e.IP) {
+					t.Fatalf("%T: member %s is not wanted", ev, e.IP)
+				}
+				if e.Reasons == 0 || (e.Refs > 0) != (e.Reasons&ForAddress != 0) {
+					t.Fatalf("%T: %+v", ev, e)
+				}
+				if m.up && !e.Joined && len(m.peers) == 0 && m.Deadline().IsZero() {
+					t.Fatalf("%T: %s is neither joined nor going to be", ev, e.IP)
+				}
+			}
+			if fmt.Sprint(want) != fmt.Sprint(joined) {
+				t.Fatalf("%T: joined %v, want %v", ev, joined, want)
+			}
+			learned := 0
+			for _, e := range m.members {
+				if e.reasons&(Always|ForAddress) == 0 {
+					learned++
+				}
+			}
+			if learned != m.learned {
+				t.Fatalf("%T: %d learned groups counted as %d", ev, learned, m.learned)
+			}
+		}
+	})
+}

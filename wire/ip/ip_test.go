@@ -1,0 +1,485 @@
+package ip
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+
+	"ipoibcm/ib"
+)
+
+func unhex(s string) []byte {
+	b, err := hex.DecodeString(s)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+var addr = netip.MustParseAddr
+
+// echo4 is the ICMP echo inside vector V9: 28 octets, TTL 64, ID 1.
+var echo4 = unhex("4500001c00010000400166de0a0000010a0000020800f7ff00000000")
+
+func TestView4(t *testing.T) {
+	p, err := AsV4(append(bytes.Clone(echo4), 1, 2, 3)) // trailing octets are none of it
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.TotalLen() != 28 || len(p) != 28 || p.HeaderLen() != 20 || p.ID() != 1 || p.DF() || p.MF() || p.FragOffset() != 0 ||
+		p.TTL() != 64 || p.Protocol() != ProtoICMP || p.Src() != addr("10.0.0.1") || p.Dst() != addr("10.0.0.2") ||
+		len(p.Options()) != 0 || len(p.Payload()) != 8 {
+		t.Errorf("view of %x is wrong", echo4)
+	}
+	if Checksum(p[:20]) != 0 {
+		t.Errorf("checksum of a right header = %#x, want 0", Checksum(p[:20]))
+	}
+	for _, tt := range []struct {
+		name string
+		off  int
+		v    byte
+	}{{"version", 0, 0x65}, {"header length", 0, 0x44}, {"header longer than the packet", 0, 0x4f}, {"total below header", 3, 19}, {"total beyond the end", 3, 29}} {
+		b := bytes.Clone(echo4)
+		b[tt.off] = tt.v
+		if _, err := AsV4(b); err == nil {
+			t.Errorf("%s: no error", tt.name)
+		}
+	}
+}
+
+func TestView6(t *testing.T) {
+	b := AppendV6Header(nil, addr("2001:db8::1"), addr("ff02::1"), ProtoUDP, 7, 3)
+	p, err := AsV6(append(b, 1, 2, 3, 4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.TotalLen() != 43 || len(p) != 43 || p.NextHeader() != ProtoUDP || p.HopLimit() != 7 || p.Src() != addr("2001:db8::1") ||
+		p.Dst() != addr("ff02::1") || !bytes.Equal(p.Payload(), []byte{1, 2, 3}) {
+		t.Errorf("view of %x is wrong", b)
+	}
+	if _, err := AsV6(b); err == nil {
+		t.Error("payload missing: no error")
+	}
+}
+
+func TestAddressesOfAnyPacket(t *testing.T) {
+	v6 := AppendV6Header(nil, addr("fe80::1"), addr("fe80::2"), ProtoNone, 1, 0)
+	for _, tt := range []struct {
+		b        []byte
+		src, dst netip.Addr
+		ok       bool
+	}{
+		{echo4, addr("10.0.0.1"), addr("10.0.0.2"), true},
+		{v6, addr("fe80::1"), addr("fe80::2"), true},
+		{v6[:39], netip.Addr{}, netip.Addr{}, false},
+		{echo4[:19], netip.Addr{}, netip.Addr{}, false},
+		{nil, netip.Addr{}, netip.Addr{}, false},
+		{make([]byte, 60), netip.Addr{}, netip.Addr{}, false},
+	} {
+		src, ok := Src(tt.b)
+		dst, ok2 := Dst(tt.b)
+		if src != tt.src || dst != tt.dst || ok != tt.ok || ok2 != tt.ok {
+			t.Errorf("%x: %v > %v %v %v, want %v > %v %v", tt.b, src, dst, ok, ok2, tt.src, tt.dst, tt.ok)
+		}
+	}
+	if n := testing.AllocsPerRun(100, func() { Dst(v6); Dst(echo4) }); n != 0 {
+		t.Errorf("Dst allocates %v times", n)
+	}
+}
+
+func TestUpper(t *testing.T) {
+	ext := func(first byte, rest string) V6 {
+		b := unhex(rest)
+		return V6(append(AppendV6Header(nil, addr("fe80::1"), addr("fe80::2"), first, 1, len(b)), b...))
+	}
+	for _, tt := range []struct {
+		name  string
+		p     V6
+		proto uint8
+		off   int
+		first bool
+		ok    bool
+	}{
+		{"none", ext(ProtoUDP, ""), ProtoUDP, 40, true, true},
+		{"hop-by-hop", ext(ProtoHopByHop, "3a00050200000100ff"), ProtoICMPv6, 48, true, true},
+		{"first fragment", ext(ProtoFragment, "1100000100000001"), ProtoUDP, 48, true, true},
+		{"later fragment", ext(ProtoFragment, "1100000900000001"), ProtoUDP, 48, false, true},
+		{"authentication, 4-octet units", ext(ProtoAH, "3a01000000000000000000003a"), ProtoICMPv6, 52, true, true},
+		{"cut short", ext(ProtoHopByHop, "3a000502"), ProtoHopByHop, 40, true, false},
+		{"longer than the packet", ext(ProtoHopByHop, "3a01050200000100"), ProtoHopByHop, 40, true, false},
+		{"nine headers", ext(ProtoDestOpts, "3c000000000000003c000000000000003c000000000000003c000000000000003c000000000000003c000000000000003c000000000000003c000000000000003c00000000000000"), ProtoDestOpts, 104, true, false},
+	} {
+		proto, off, first, ok := tt.p.Upper()
+		if proto != tt.proto || off != tt.off || first != tt.first || ok != tt.ok {
+			t.Errorf("%s: %d at %d %v %v, want %d at %d %v %v", tt.name, proto, off, first, ok, tt.proto, tt.off, tt.first, tt.ok)
+		}
+	}
+}
+
+func TestChecksum(t *testing.T) {
+	for _, tt := range []struct {
+		in   string
+		want uint16
+	}{
+		{"0001f203f4f5f6f7", 0x220d}, // RFC 1071 section 3
+		{"", 0xffff},
+		{"ff", 0x00ff},
+		{"ffff", 0},
+		{"ffffffffffffffff01", 0xfeff},
+	} {
+		if got := Checksum(unhex(tt.in)); got != tt.want {
+			t.Errorf("checksum of %s = %#04x, want %#04x", tt.in, got, tt.want)
+		}
+	}
+	// A router solicitation that a Linux kernel sent.
+	rs := unhex("6000000000103afffe80000000000000505400fffe770001ff0200000000000000000000000000028500d995000000000101525400770001")
+	if got := Checksum6(V6(rs).Src(), V6(rs).Dst(), ProtoICMPv6, rs[40:]); got != 0 {
+		t.Errorf("checksum of a kernel's RS = %#04x, want 0", got)
+	}
+}
+
+func TestGIDAddresses(t *testing.T) {
+	g := func(s string) ib.GID { return ib.GIDFromAddr(addr(s)) }
+	for _, tt := range []struct {
+		name string
+		gid  ib.GID
+		want string
+	}{
+		{"u bit clear", g("fe80::2c9:300:0:1111"), "fe80::2c9:300:0:1111"},
+		{"u bit set already: it is not toggled", g("fe80::5054:ff:fe77:1"), "fe80::5254:ff:fe77:1"},
+		{"IPv4-mapped", g("192.0.2.1"), "fe80::200:ffff:c000:201"},
+		{"only the low half counts", g("2001:db8::1"), "fe80::200:0:0:1"},
+	} {
+		if got := LinkLocal(tt.gid); got != addr(tt.want) {
+			t.Errorf("%s: %s gives %s, want %s", tt.name, tt.gid, got, tt.want)
+		}
+	}
+	if got := SolicitedNode(addr("2001:db8::1234:5678")); got != addr("ff02::1:ff34:5678") {
+		t.Errorf("solicited-node group %s", got)
+	}
+}
+
+func TestRAMTU(t *testing.T) {
+	ra := func(opts string) []byte {
+		b := append(unhex("86000000400000000000000000000000"), unhex(opts)...)
+		return append(AppendV6Header(nil, addr("fe80::1"), AllNodes, ProtoICMPv6, 255, len(b)), b...)
+	}
+	for _, tt := range []struct {
+		name string
+		pkt  []byte
+		mtu  uint32
+		ok   bool
+	}{
+		{"after another option", ra("01010000000000010501000000000" + "7fc"), 2044, true},
+		{"none", ra("0101000000000001"), 0, false},
+		{"option of length 0", ra("05000000000007fc"), 0, false},
+		{"wrong length", ra("05020000000007fc0000000000000000"), 0, false},
+		{"not an RA", AppendV6Header(nil, addr("fe80::1"), AllNodes, ProtoICMPv6, 255, 0), 0, false},
+		{"IPv4", echo4, 0, false},
+	} {
+		if mtu, ok := RAMTU(tt.pkt); mtu != tt.mtu || ok != tt.ok {
+			t.Errorf("%s: %d %v, want %d %v", tt.name, mtu, ok, tt.mtu, tt.ok)
+		}
+	}
+}
+
+func TestEcho(t *testing.T) {
+	var e Echo
+	if err := e.UnmarshalBinary(echo4); err != nil || e.TTL != 64 || e.Reply || e.Src != addr("10.0.0.1") {
+		t.Fatalf("vector: %v, %v", e, err)
+	}
+	for _, e := range []Echo{
+		{Src: addr("10.0.0.1"), Dst: addr("10.0.0.2"), ID: 7, Seq: 9, TTL: 3, DF: true, Data: []byte("odd")},
+		{Src: addr("10.0.0.1"), Dst: addr("10.0.0.2"), Reply: true, TTL: 64, Data: []byte{}},
+		{Src: addr("fe80::1"), Dst: addr("ff02::1"), ID: 0xffff, Seq: 1, TTL: 255, Data: bytes.Repeat([]byte{0xa5}, 65440)},
+		{Src: addr("fe80::1"), Dst: addr("fe80::2"), Reply: true, TTL: 64, Data: []byte{}},
+	} {
+		b, err := e.AppendBinary(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got Echo
+		if err := got.UnmarshalBinary(b); err != nil {
+			t.Fatalf("%v: %v", e, err)
+		}
+		if !bytes.Equal(got.Data, e.Data) {
+			t.Errorf("%v: other data", e)
+		}
+		got.Data, e.Data = nil, nil
+		if got.String() != e.String() || got.TTL != e.TTL || got.DF != e.DF {
+			t.Errorf("got %+v, want %+v", got, e)
+		}
+		b[len(b)-1] ^= 1
+		if got.UnmarshalBinary(b) == nil {
+			t.Errorf("%v: a flipped bit was not noticed", e)
+		}
+	}
+	if _, err := (Echo{Src: addr("10.0.0.1"), Dst: addr("fe80::1")}).AppendBinary(nil); err == nil {
+		t.Error("mixed families: no error")
+	}
+}
+
+func TestTooBig4(t *testing.T) {
+	pkt := func(f func(b []byte)) []byte {
+		b := appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, true, 3000)
+		b = append(b, bytes.Repeat([]byte{7}, 3000)...)
+		if f != nil {
+			f(b)
+		}
+		return b
+	}
+	for _, tt := range []struct {
+		name    string
+		orig    []byte
+		nextHop netip.Addr
+		mtu     int
+		src     string // empty means silence
+	}{
+		{"on the link: from the destination", pkt(nil), netip.Addr{}, 2044, "10.0.0.2"},
+		{"behind a gateway: from the gateway", pkt(nil), addr("10.0.0.254"), 2044, "10.0.0.254"},
+		{"next hop of the other family", pkt(nil), addr("fe80::1"), 2044, "10.0.0.2"},
+		{"next hop that is no host", pkt(nil), addr("0.0.0.0"), 2044, "10.0.0.2"},
+		{"to a group", pkt(func(b []byte) { b[16] = 224 }), netip.Addr{}, 2044, ""},
+		{"to everybody", pkt(func(b []byte) { copy(b[16:], "\xff\xff\xff\xff") }), addr("10.0.0.254"), 2044, ""},
+		{"from nobody", pkt(func(b []byte) { copy(b[12:], "\x00\x00\x00\x00") }), netip.Addr{}, 2044, ""},
+		{"from a group", pkt(func(b []byte) { b[12] = 230 }), netip.Addr{}, 2044, ""},
+		{"from loopback", pkt(func(b []byte) { b[12] = 127 }), netip.Addr{}, 2044, ""},
+		{"first fragment", pkt(func(b []byte) { b[6] = 0x20 }), netip.Addr{}, 2044, "10.0.0.2"},
+		{"later fragment", pkt(func(b []byte) { b[7] = 1 }), netip.Addr{}, 2044, ""},
+		{"echo request", pkt(func(b []byte) { b[9], b[20] = ProtoICMP, 8 }), netip.Addr{}, 2044, "10.0.0.2"},
+		{"ICMP error", pkt(func(b []byte) { b[9], b[20] = ProtoICMP, 3 }), netip.Addr{}, 2044, ""},
+		{"absurd MTU", pkt(nil), netip.Addr{}, 67, ""},
+	} {
+		b, err := AppendTooBig([]byte("head"), tt.orig, tt.nextHop, tt.mtu)
+		if tt.src == "" {
+			if !errors.Is(err, ErrSilent) || string(b) != "head" {
+				t.Errorf("%s: %v, want silence", tt.name, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+			continue
+		}
+		p, err := AsV4(b[4:])
+		if err != nil || len(p) != 576 || Checksum(p[:20]) != 0 || Checksum(p.Payload()) != 0 {
+			t.Fatalf("%s: %d octets, %v: %x", tt.name, len(p), err, b)
+		}
+		m := p.Payload()
+		if p.Src() != addr(tt.src) || p.Dst() != addr("10.0.0.1") || p.Protocol() != ProtoICMP || m[0] != 3 || m[1] != 4 ||
+			binary.BigEndian.Uint16(m[6:]) != 2044 || !bytes.Equal(m[8:], tt.orig[:548]) {
+			t.Errorf("%s: %x", tt.name, b)
+		}
+	}
+	if _, err := AppendTooBig(nil, nil, netip.Addr{}, 2044); err == nil {
+		t.Error("no packet at all: no error")
+	}
+}
+
+func TestTooBig6(t *testing.T) {
+	pkt := func(f func(b []byte)) []byte {
+		b := AppendV6Header(nil, addr("2001:db8::1"), addr("2001:db8::2"), ProtoUDP, 64, 3000)
+		b = append(b, bytes.Repeat([]byte{7}, 3000)...)
+		if f != nil {
+			f(b)
+		}
+		return b
+	}
+	for _, tt := range []struct {
+		name    string
+		orig    []byte
+		nextHop netip.Addr
+		mtu     int
+		src     string
+	}{
+		{"on the link", pkt(nil), netip.Addr{}, 2044, "2001:db8::2"},
+		{"link-local gateway", pkt(nil), addr("fe80::9%ibcm0"), 2044, "fe80::9"},
+		{"to a group through nobody", pkt(func(b []byte) { b[24] = 0xff }), netip.Addr{}, 2044, ""},
+		{"from a group", pkt(func(b []byte) { b[8] = 0xff }), netip.Addr{}, 2044, ""},
+		{"from nobody", pkt(func(b []byte) { clear(b[8:24]) }), netip.Addr{}, 2044, ""},
+		{"later fragment", pkt(func(b []byte) { b[6], b[40], b[43] = ProtoFragment, ProtoUDP, 8 }), netip.Addr{}, 2044, ""},
+		{"echo request", pkt(func(b []byte) { b[6], b[40] = ProtoICMPv6, 128 }), netip.Addr{}, 2044, "2001:db8::2"},
+		{"ICMPv6 error", pkt(func(b []byte) { b[6], b[40] = ProtoICMPv6, 1 }), netip.Addr{}, 2044, ""},
+		{"redirect", pkt(func(b []byte) { b[6], b[40] = ProtoICMPv6, 137 }), netip.Addr{}, 2044, ""},
+		{"MTU below 1280, which the kernel ignores", pkt(nil), netip.Addr{}, 1279, ""},
+	} {
+		b, err := AppendTooBig(nil, tt.orig, tt.nextHop, tt.mtu)
+		if tt.src == "" {
+			if !errors.Is(err, ErrSilent) || len(b) != 0 {
+				t.Errorf("%s: %v, want silence", tt.name, err)
+			}
+			continue
+		}
+		p, err2 := AsV6(b)
+		if err != nil || err2 != nil || len(p) != 1280 || Checksum6(p.Src(), p.Dst(), ProtoICMPv6, p.Payload()) != 0 {
+			t.Fatalf("%s: %v %v: %x", tt.name, err, err2, b)
+		}
+		m := p.Payload()
+		if p.Src() != addr(tt.src) || p.Dst() != addr("2001:db8::1") || m[0] != 2 || m[1] != 0 ||
+			binary.BigEndian.Uint32(m[4:]) != 2044 || !bytes.Equal(m[8:], tt.orig[:1232]) {
+			t.Errorf("%s: %x", tt.name, b)
+		}
+	}
+}
+
+// reassemble puts fragments together by their offsets, as a receiver would.
+func reassemble(t *testing.T, frags [][]byte, mtu int) (payload []byte, more bool) {
+	t.Helper()
+	more = true
+	base := V4(frags[0]).FragOffset()
+	for i, b := range frags {
+		p, err := AsV4(b)
+		if err != nil || len(p) != len(b) || Checksum(p[:p.HeaderLen()]) != 0 {
+			t.Fatalf("fragment %d: %v: %x", i, err, b)
+		}
+		if len(b) > mtu {
+			t.Fatalf("fragment %d: %d octets, MTU %d", i, len(b), mtu)
+		}
+		if p.FragOffset() != base+len(payload) {
+			t.Fatalf("fragment %d: offset %d, want %d", i, p.FragOffset(), base+len(payload))
+		}
+		if i < len(frags)-1 && (!p.MF() || len(p.Payload())%8 != 0) {
+			t.Fatalf("fragment %d: MF %v, %d octets", i, p.MF(), len(p.Payload()))
+		}
+		payload, more = append(payload, p.Payload()...), p.MF()
+	}
+	return payload, more
+}
+
+func fragments(pkt []byte, mtu int) (out [][]byte, err error) {
+	f, err := NewFragmenter(pkt, mtu)
+	n := f.Count()
+	for err == nil && f.More() {
+		out = append(out, f.Append(nil))
+	}
+	if len(out) != n {
+		err = errors.New("Count does not agree")
+	}
+	return out, err
+}
+
+func TestFragments(t *testing.T) {
+	pkt := func(n int, opts string, flags byte, off int) []byte {
+		o := unhex(opts)
+		b := appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, false, len(o)+n)
+		b[0] += byte(len(o) / 4)
+		b[4], b[5] = 0xab, 0xcd
+		binary.BigEndian.PutUint16(b[6:], uint16(flags)<<8|uint16(off/8))
+		b = append(b, o...)
+		for i := range n {
+			b = append(b, byte(rand.IntN(256)+i))
+		}
+		b[10], b[11] = 0, 0
+		binary.BigEndian.PutUint16(b[10:], Checksum(b[:20+len(o)]))
+		return b
+	}
+	const (
+		rr       = "0707040000000000" // record route: only in the first
+		alertRR  = "940400000707040000000000"
+		badOpt   = "94050000"
+		oneOctet = "00000094"
+	)
+	for _, tt := range []struct {
+		name  string
+		pkt   []byte
+		mtu   int
+		count int
+		hlens []int
+	}{
+		{"fits exactly", pkt(2024, "", 0, 0), 2044, 1, []int{20}},
+		{"one octet over", pkt(2025, "", 0, 0), 2044, 2, []int{20, 20}},
+		{"largest packet, default MTU", pkt(65500, "", 0, 0), 2044, 33, []int{20, 20}},
+		{"smallest MTU", pkt(200, "", 0, 0), 68, 5, []int{20, 20}},
+		{"payload room not a multiple of 8", pkt(3000, "", 0, 0), 1499, 3, []int{20, 20, 20}},
+		{"option without the copied bit", pkt(3000, rr, 0, 0), 1500, 3, []int{28, 20, 20}},
+		{"option with the copied bit", pkt(3000, alertRR, 0, 0), 1500, 3, []int{32, 24, 24}},
+		{"what follows the end of options is none", pkt(3000, oneOctet, 0, 0), 1500, 3, []int{24, 20, 20}},
+		{"a middle fragment", pkt(1600, "", 0x20, 4000), 1000, 2, []int{20, 20}},
+		{"a last fragment", pkt(1601, "", 0, 4000), 1000, 2, []int{20, 20}},
+	} {
+		in, _ := AsV4(tt.pkt)
+		out, err := fragments(tt.pkt, tt.mtu)
+		if err != nil || len(out) != tt.count {
+			t.Errorf("%s: %d fragments, %v; want %d", tt.name, len(out), err, tt.count)
+			continue
+		}
+		payload, more := reassemble(t, out, tt.mtu)
+		if !bytes.Equal(payload, in.Payload()) || more != in.MF() || V4(out[0]).FragOffset() != in.FragOffset() {
+			t.Errorf("%s: what is put together is not what was cut", tt.name)
+		}
+		for i, hlen := range tt.hlens {
+			p := V4(out[i])
+			if p.HeaderLen() != hlen || p.ID() != 0xabcd && tt.count > 1 || p.TTL() != 64 || p.Protocol() != ProtoUDP {
+				t.Errorf("%s: header of fragment %d: %x", tt.name, i, p[:p.HeaderLen()])
+			}
+		}
+	}
+	for _, tt := range []struct {
+		name string
+		pkt  []byte
+		mtu  int
+		err  error
+	}{
+		{"DF", pkt(3000, "", 0x40, 0), 1500, ErrDontFragment},
+		{"MTU below 68", pkt(3000, "", 0, 0), 67, nil},
+		{"beyond 65535 in all", pkt(3000, "", 0, 64000), 1500, nil},
+		{"a middle fragment of odd length", pkt(3001, "", 0x20, 0), 1500, nil},
+		{"an option longer than the options", pkt(3000, badOpt, 0, 0), 1500, nil},
+	} {
+		_, err := NewFragmenter(tt.pkt, tt.mtu)
+		if err == nil || tt.err != nil && !errors.Is(err, tt.err) || tt.err == nil && errors.Is(err, ErrDontFragment) {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+}
+
+func TestFragmentsDoNotAllocate(t *testing.T) {
+	pkt := appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, false, 60000)
+	pkt, buf := append(pkt, make([]byte, 60000)...), make([]byte, 4, 4+2044)
+	if n := testing.AllocsPerRun(10, func() {
+		f, err := NewFragmenter(pkt, 2044)
+		for err == nil && f.More() {
+			f.Append(buf[:4])
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations, want none", n)
+	}
+}
+
+func FuzzFragments(f *testing.F) {
+	f.Add(echo4, 68)
+	f.Add(append(appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, false, 300), make([]byte, 300)...), 100)
+	f.Fuzz(func(t *testing.T, in []byte, mtu int) {
+		out, err := fragments(in, mtu)
+		if err != nil || len(out) == 1 {
+			return
+		}
+		p, _ := AsV4(in)
+		payload, more := reassemble(t, out, mtu)
+		if !bytes.Equal(payload, p.Payload()) || more != p.MF() {
+			t.Fatalf("cut %x at %d into %x", in, mtu, out)
+		}
+	})
+}
+
+func FuzzTooBig(f *testing.F) {
+	f.Add(echo4, 1500)
+	f.Add(AppendV6Header(nil, addr("fe80::1"), addr("fe80::2"), ProtoNone, 1, 0), 1280)
+	f.Fuzz(func(t *testing.T, in []byte, mtu int) {
+		b, err := AppendTooBig(nil, in, netip.Addr{}, mtu)
+		if err != nil {
+			return
+		}
+		// What we say must itself never be answered.
+		if _, err := AppendTooBig(nil, b, netip.Addr{}, mtu); !errors.Is(err, ErrSilent) {
+			t.Fatalf("answer to an answer: %x", b)
+		}
+		var e Echo
+		_ = e.UnmarshalBinary(in)
+		RAMTU(in)
+	})
+}

@@ -1,0 +1,249 @@
+package nd
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"net/netip"
+	"testing"
+
+	"ipoibcm/ib"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
+)
+
+func unhex(s string) []byte {
+	b, err := hex.DecodeString(s)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+var (
+	addr   = netip.MustParseAddr
+	a1, a2 = addr("fe80::1"), addr("fe80::12:3456")
+	link   = encap.LinkAddr{Flags: encap.FlagRC | encap.FlagUC, QPN: 0x123456, GID: ib.GIDFromAddr(addr("fe80::aa"))}
+)
+
+// option is link as an option of type t, but for the type's octet.
+const option = "030000" + "c0123456" + "fe8000000000000000000000000000aa"
+
+// packet makes an IPv6 packet of an ICMPv6 message and gets the checksum right.
+func packet(src, dst netip.Addr, m string) []byte {
+	b := unhex(m)
+	binary.BigEndian.PutUint16(b[2:], ip.Checksum6(src, dst, ip.ProtoICMPv6, b))
+	return append(ip.AppendV6Header(nil, src, dst, ip.ProtoICMPv6, HopLimit, len(b)), b...)
+}
+
+func TestSolicitations(t *testing.T) {
+	target := "fe800000000000000000000000123456"
+	for _, tt := range []struct {
+		name string
+		m    NS
+		dst  string
+		body string
+	}{
+		// 4755-3.1-1: the option carries flags, QPN, GID behind two zero octets
+		{"resolution", NewNS(a1, a2, link), "ff02::1:ff12:3456", "8700000000000000" + target + "01" + option},
+		{"probe", NewProbe(a1, a2, link), "fe80::12:3456", "8700000000000000" + target + "01" + option},
+		{"duplicate address", NewDAD(a2), "ff02::1:ff12:3456", "8700000000000000" + target},
+	} {
+		want := packet(tt.m.Src, addr(tt.dst), tt.body)
+		b, err := tt.m.AppendBinary(nil)
+		if err != nil || !bytes.Equal(b, want) {
+			t.Errorf("%s: %v\n got %x\nwant %x", tt.name, err, b, want)
+		}
+		var got NS
+		if err := got.UnmarshalBinary(b); err != nil || got != tt.m {
+			t.Errorf("%s: read as %v, %v", tt.name, got, err)
+		}
+		if KindOf(b) != NeighborSolicitation {
+			t.Errorf("%s: kind %s", tt.name, KindOf(b))
+		}
+	}
+}
+
+func TestAdvertisements(t *testing.T) {
+	target := "fe800000000000000000000000123456"
+	for _, tt := range []struct {
+		name string
+		m    NA
+		src  string
+		dst  string
+		body string
+	}{
+		// 4755-3.1-13: flags, UD QPN and GID of the owner
+		{"answer", NewNS(a1, a2, encap.LinkAddr{}).Answer(link, false), "fe80::12:3456", "fe80::1", "8800000060000000" + target + "02" + option},
+		{"answer of a router", NewNS(a1, a2, encap.LinkAddr{}).Answer(link, true), "fe80::12:3456", "fe80::1", "88000000e0000000" + target + "02" + option},
+		{"answer to a duplicate", NewDAD(a2).Answer(link, false), "fe80::12:3456", "ff02::1", "8800000020000000" + target + "02" + option},
+		{"announcement", NewAnnouncement(a2, link, false), "fe80::12:3456", "ff02::1", "8800000020000000" + target + "02" + option},
+		{"without option", NA{Src: a2, Dst: a1, Target: a2, Solicited: true}, "fe80::12:3456", "fe80::1", "8800000040000000" + target},
+	} {
+		want := packet(addr(tt.src), addr(tt.dst), tt.body)
+		b, err := tt.m.AppendBinary(nil)
+		if err != nil || !bytes.Equal(b, want) {
+			t.Errorf("%s: %v\n got %x\nwant %x", tt.name, err, b, want)
+		}
+		var got NA
+		if err := got.UnmarshalBinary(b); err != nil || got != tt.m {
+			t.Errorf("%s: read as %v, %v", tt.name, got, err)
+		}
+	}
+}
+
+func TestReservedBits(t *testing.T) {
+	// Reserved flags, padding of the option and an unknown option are ignored.
+	b := packet(a2, a1, "880000007fffffff"+"fe800000000000000000000000123456"+"c801000000000000"+"0203ffff"+"ff123456"+"fe8000000000000000000000000000aa")
+	var m NA
+	if err := m.UnmarshalBinary(b); err != nil || m.Link != link || !m.Solicited || !m.Override || m.Router {
+		t.Errorf("read as %v, %v", m, err) // 4755-3.1-5
+	}
+}
+
+func TestNotBelieved(t *testing.T) {
+	const target = "fe800000000000000000000000123456"
+	change := func(b []byte, off int, v byte) []byte { b = bytes.Clone(b); b[off] = v; return b }
+	good, _ := NewNS(a1, a2, link).AppendBinary(nil)
+	for _, tt := range []struct {
+		name string
+		pkt  []byte
+	}{
+		{"crossed a router", change(good, 7, 254)},
+		{"checksum", change(good, 42, good[42]^1)},
+		{"code", packet(a1, a2, "8701000000000000"+target)},
+		{"short", packet(a1, a2, "8700000000000000"+target[:30])},
+		{"target is a group", packet(a1, a2, "8700000000000000"+"ff020000000000000000000000123456")},
+		{"source is a group", packet(ip.AllNodes, a2, "8700000000000000"+target)},
+		{"option of length 0", packet(a1, a2, "8700000000000000"+target+"0100000000000000")},
+		{"option beyond the end", packet(a1, a2, "8700000000000000"+target+"0103000000000000")},
+		{"option of Ethernet", packet(a1, a2, "8700000000000000"+target+"0101525400770001")},
+		{"half an option", packet(a1, a2, "8700000000000000"+target+"01030000")},
+		{"multicast QPN", packet(a1, a2, "8700000000000000"+target+"0103000080ffffff"+"fe8000000000000000000000000000aa")},
+		{"multicast GID", packet(a1, a2, "8700000000000000"+target+"0103000080123456"+"ff1200000000000000000000000000aa")},
+		{"unspecified source with option", packet(netip.IPv6Unspecified(), ip.SolicitedNode(a2), "8700000000000000"+target+"01"+option)},
+		{"unspecified source to one host", packet(netip.IPv6Unspecified(), a2, "8700000000000000"+target)},
+		{"an advertisement", packet(a2, a1, "8800000060000000"+target+"02"+option)},
+		{"65 options", packet(a1, a2, "8700000000000000"+target+string(bytes.Repeat([]byte("c801000000000000"), 65)))},
+	} {
+		m := NS{Src: a1}
+		if err := m.UnmarshalBinary(tt.pkt); err == nil || m != (NS{Src: a1}) {
+			t.Errorf("NS, %s: %v, %v", tt.name, m, err)
+		}
+	}
+	for _, tt := range []struct {
+		name string
+		pkt  []byte
+	}{
+		{"solicited, but to all", packet(a2, ip.AllNodes, "8800000060000000"+target+"02"+option)},
+		{"a solicitation", good},
+	} {
+		if err := new(NA).UnmarshalBinary(tt.pkt); err == nil {
+			t.Errorf("NA, %s: no error", tt.name)
+		}
+	}
+	bad := NewDAD(a2)
+	bad.HasLink = true
+	if _, err := bad.AppendBinary(nil); err == nil {
+		t.Error("unspecified source with option: no error when sent")
+	}
+	if _, err := NewNS(a1, addr("10.0.0.1"), link).AppendBinary(nil); err == nil {
+		t.Error("IPv4 target: no error")
+	}
+}
+
+// rs is a router solicitation that Linux sent on Ethernet.
+var rs = unhex("6000000000103afffe80000000000000505400fffe770001ff0200000000000000000000000000028500d995000000000101525400770001")
+
+func TestRewrite(t *testing.T) {
+	var (
+		kernelRS = addr("fe80::5054:ff:fe77:1")
+		routers  = addr("ff02::2")
+		mtuOpt   = "05010000000007fc"
+		ra       = "86000000400000000000000000000000"
+		redirect = "8900000000000000" + "fe800000000000000000000000123456" + "20010db8000000000000000000000001"
+	)
+	for _, tt := range []struct {
+		name string
+		tun  []byte // as the kernel sent it
+		wire []byte // as it goes out
+		back []byte // as it comes in again
+		link bool
+	}{
+		{"RS gains the source's", packet(a1, routers, "8500000000000000"), packet(a1, routers, "8500000000000000"+"01"+option), packet(a1, routers, "8500000000000000"), true},
+		{"RS of nobody gains nothing", packet(netip.IPv6Unspecified(), routers, "8500000000000000"), packet(netip.IPv6Unspecified(), routers, "8500000000000000"),
+			packet(netip.IPv6Unspecified(), routers, "8500000000000000"), false},
+		{"an Ethernet option is replaced", rs, packet(kernelRS, routers, "8500000000000000"+"01"+option), packet(kernelRS, routers, "8500000000000000"), true},
+		{"RA keeps its other options", packet(a1, ip.AllNodes, ra+mtuOpt), packet(a1, ip.AllNodes, ra+mtuOpt+"01"+option), packet(a1, ip.AllNodes, ra+mtuOpt), true},
+		{"redirect gains the target's", packet(a1, a2, redirect), packet(a1, a2, redirect+"02"+option), packet(a1, a2, redirect), true},
+	} {
+		out, err := AddLink([]byte("head"), tt.tun, link)
+		if err != nil || !bytes.Equal(out[4:], tt.wire) {
+			t.Errorf("%s: %v\n got %x\nwant %x", tt.name, err, out, tt.wire)
+			continue
+		}
+		back, got, has, err := StripLink(nil, tt.wire)
+		if err != nil || !bytes.Equal(back, tt.back) || has != tt.link || has && got != link {
+			t.Errorf("%s, back: %v %v %v\n got %x\nwant %x", tt.name, got, has, err, back, tt.back)
+		}
+	}
+	if a, ok := RedirectTarget(packet(a1, a2, redirect)); !ok || a != a2 {
+		t.Errorf("redirect target %v %v", a, ok)
+	}
+	if _, ok := RedirectTarget(rs); ok {
+		t.Error("an RS has a redirect target")
+	}
+	ns, _ := NewNS(a1, a2, link).AppendBinary(nil)
+	broken := bytes.Clone(rs)
+	broken[47] ^= 1
+	for name, pkt := range map[string][]byte{"NS": ns, "a broken RS": broken, "nothing": nil, "an RA cut short": packet(a1, ip.AllNodes, ra[:24])} {
+		if out, err := AddLink([]byte("head"), pkt, link); err == nil || string(out) != "head" {
+			t.Errorf("%s was rewritten: %x", name, out)
+		}
+	}
+	// An option nobody can use is removed, and not passed on.
+	out, _, has, err := StripLink(nil, packet(a1, routers, "8500000000000000"+"0103000080ffffff"+"fe8000000000000000000000000000aa"))
+	if err != nil || has || len(out) != 48 {
+		t.Errorf("RS with a useless option: %v %v %x", has, err, out)
+	}
+}
+
+func FuzzND(f *testing.F) {
+	ns, _ := NewNS(a1, a2, link).AppendBinary(nil)
+	na, _ := NewAnnouncement(a2, link, true).AppendBinary(nil)
+	for _, b := range [][]byte{ns, na, rs, packet(a1, ip.AllNodes, "86000000400000000000000000000000"+"05010000000007fc"+"01"+option)} {
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, in []byte) {
+		// A fuzzer does not find checksums; give it them.
+		if p, err := ip.AsV6(in); err == nil && KindOf(p) != None && len(p) >= 44 {
+			in = bytes.Clone(p)
+			in[42], in[43] = 0, 0
+			binary.BigEndian.PutUint16(in[42:], ip.Checksum6(p.Src(), p.Dst(), ip.ProtoICMPv6, in[40:]))
+		}
+		var s, s2 NS
+		if s.UnmarshalBinary(in) == nil {
+			out, err := s.AppendBinary(nil)
+			if err != nil || s2.UnmarshalBinary(out) != nil || s != s2 {
+				t.Fatalf("NS: %v, then %v (%v)\n in %x\nout %x", s, s2, err, in, out)
+			}
+		}
+		var a, b NA
+		if a.UnmarshalBinary(in) == nil {
+			out, err := a.AppendBinary(nil)
+			if err != nil || b.UnmarshalBinary(out) != nil || a != b {
+				t.Fatalf("NA: %v, then %v (%v)\n in %x\nout %x", a, b, err, in, out)
+			}
+		}
+		if out, err := AddLink(nil, in, link); err == nil {
+			back, got, has, err := StripLink(nil, out)
+			if err != nil || has && got != link {
+				t.Fatalf("back: %v %v %v\n in %x\nout %x", got, has, err, in, out)
+			}
+			stripped, _, _, _ := StripLink(nil, in)
+			if !bytes.Equal(back, stripped) {
+				t.Fatalf("there and back\n got %x\nwant %x", back, stripped)
+			}
+		}
+	})
+}
