@@ -43,7 +43,8 @@ func (e Echo) AppendBinary(b []byte) ([]byte, error) {
 		typ = icmp6EchoRequest
 	}
 	if v4 {
-		b = appendV4Header(b, e.Src, e.Dst, ProtoICMP, ttl, e.DF, n)
+		// The sequence number keeps fragments of several echoes apart.
+		b = appendV4Header(b, e.Src, e.Dst, ProtoICMP, ttl, e.Seq, e.DF, n)
 	} else {
 		b = AppendV6Header(b, e.Src, e.Dst, ProtoICMPv6, ttl, n)
 	}

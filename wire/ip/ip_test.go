@@ -225,7 +225,7 @@ func TestEcho(t *testing.T) {
 
 func TestTooBig4(t *testing.T) {
 	pkt := func(f func(b []byte)) []byte {
-		b := appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, true, 3000)
+		b := appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, 0, true, 3000)
 		b = append(b, bytes.Repeat([]byte{7}, 3000)...)
 		if f != nil {
 			f(b)
@@ -365,7 +365,7 @@ func fragments(pkt []byte, mtu int) (out [][]byte, err error) {
 func TestFragments(t *testing.T) {
 	pkt := func(n int, opts string, flags byte, off int) []byte {
 		o := unhex(opts)
-		b := appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, false, len(o)+n)
+		b := appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, 0, false, len(o)+n)
 		b[0] += byte(len(o) / 4)
 		b[4], b[5] = 0xab, 0xcd
 		binary.BigEndian.PutUint16(b[6:], uint16(flags)<<8|uint16(off/8))
@@ -438,7 +438,7 @@ func TestFragments(t *testing.T) {
 }
 
 func TestFragmentsDoNotAllocate(t *testing.T) {
-	pkt := appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, false, 60000)
+	pkt := appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, 0, false, 60000)
 	pkt, buf := append(pkt, make([]byte, 60000)...), make([]byte, 4, 4+2044)
 	if n := testing.AllocsPerRun(10, func() {
 		f, err := NewFragmenter(pkt, 2044)
@@ -452,7 +452,7 @@ func TestFragmentsDoNotAllocate(t *testing.T) {
 
 func FuzzFragments(f *testing.F) {
 	f.Add(echo4, 68)
-	f.Add(append(appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, false, 300), make([]byte, 300)...), 100)
+	f.Add(append(appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, 0, false, 300), make([]byte, 300)...), 100)
 	f.Fuzz(func(t *testing.T, in []byte, mtu int) {
 		out, err := fragments(in, mtu)
 		if err != nil || len(out) == 1 {

@@ -82,7 +82,7 @@ func appendTooBig4(b, orig []byte, nextHop netip.Addr, mtu int) ([]byte, error) 
 		}
 	}
 	quote := p[:min(len(p), maxQuote4-V4HeaderLen-icmpLen)]
-	b = appendV4Header(b, src, p.Src(), ProtoICMP, errorTTL, true, icmpLen+len(quote))
+	b = appendV4Header(b, src, p.Src(), ProtoICMP, errorTTL, 0, true, icmpLen+len(quote))
 	start := len(b)
 	b = append(b, icmp4Unreachable, icmp4FragNeeded, 0, 0, 0, 0)
 	b = binary.BigEndian.AppendUint16(b, uint16(min(mtu, 0xffff)))
@@ -129,9 +129,9 @@ func isHost(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback()
 }
 
-// appendV4Header appends a header without options, identification 0, in front
-// of n octets of payload.
-func appendV4Header(b []byte, src, dst netip.Addr, proto, ttl uint8, df bool, n int) []byte {
+// appendV4Header appends a header without options in front of n octets of
+// payload.
+func appendV4Header(b []byte, src, dst netip.Addr, proto, ttl uint8, id uint16, df bool, n int) []byte {
 	start := len(b)
 	var flags byte
 	if df {
@@ -139,7 +139,8 @@ func appendV4Header(b []byte, src, dst netip.Addr, proto, ttl uint8, df bool, n 
 	}
 	b = append(b, 0x45, 0)
 	b = binary.BigEndian.AppendUint16(b, uint16(V4HeaderLen+n))
-	b = append(b, 0, 0, flags, 0, ttl, proto, 0, 0)
+	b = binary.BigEndian.AppendUint16(b, id)
+	b = append(b, flags, 0, ttl, proto, 0, 0)
 	s, d := src.As4(), dst.As4()
 	b = append(append(b, s[:]...), d[:]...)
 	binary.BigEndian.PutUint16(b[start+10:], Checksum(b[start:]))

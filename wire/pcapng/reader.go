@@ -2,9 +2,8 @@ package pcapng
 
 import (
 	"encoding/binary"
+	"fmt"
 	"time"
-
-	"ipoibcm/wire"
 )
 
 // A Packet is one captured packet, as [Read] returns it.
@@ -31,20 +30,20 @@ func Read(b []byte) (*Capture, error) {
 	c := &Capture{}
 	for first := true; len(b) > 0; first = false {
 		if len(b) < 12 {
-			return nil, &wire.ShortError{What: "pcapng block", Need: 12, Have: len(b)}
+			return nil, short("block", 12, len(b))
 		}
 		typ, n := binary.LittleEndian.Uint32(b), int64(binary.LittleEndian.Uint32(b[4:]))
 		if first != (typ == blockSHB) {
-			return nil, &wire.FieldError{What: "pcapng block", Field: "type", Value: uint64(typ)}
+			return nil, bad("block", "type", uint64(typ))
 		}
 		if n < 12 || n%4 != 0 {
-			return nil, &wire.FieldError{What: "pcapng block", Field: "length", Value: uint64(n)}
+			return nil, bad("block", "length", uint64(n))
 		}
 		if int64(len(b)) < n {
-			return nil, &wire.ShortError{What: "pcapng block", Need: int(n), Have: len(b)}
+			return nil, short("block", int(n), len(b))
 		}
 		if again := binary.LittleEndian.Uint32(b[n-4:]); int64(again) != n {
-			return nil, &wire.FieldError{What: "pcapng block", Field: "second length", Value: uint64(again)}
+			return nil, bad("block", "second length", uint64(again))
 		}
 		if err := c.block(typ, b[8:n-4]); err != nil {
 			return nil, err
@@ -58,12 +57,12 @@ func Read(b []byte) (*Capture, error) {
 func (c *Capture) block(typ uint32, b []byte) error {
 	fixed := map[uint32]int{blockSHB: 16, blockIDB: 8, blockEPB: 20, blockISB: 12}[typ]
 	if len(b) < fixed {
-		return &wire.ShortError{What: "pcapng block", Need: fixed, Have: len(b)}
+		return short("block", fixed, len(b))
 	}
 	switch typ {
 	case blockSHB:
 		if m := binary.LittleEndian.Uint32(b); m != byteOrderMagic {
-			return &wire.FieldError{What: "pcapng section", Field: "byte order", Value: uint64(m)}
+			return bad("section", "byte order", uint64(m))
 		}
 		return eachOption(b[fixed:], func(code uint16, v []byte) {
 			if code == optSHBUserAppl {
@@ -72,7 +71,7 @@ func (c *Capture) block(typ uint32, b []byte) error {
 		})
 	case blockIDB:
 		if l := binary.LittleEndian.Uint16(b); l != linkEthernet {
-			return &wire.FieldError{What: "pcapng interface", Field: "link type", Value: uint64(l)}
+			return bad("interface", "link type", uint64(l))
 		}
 		i, resol := Interface{SnapLen: int(binary.LittleEndian.Uint32(b[4:]))}, byte(6)
 		err := eachOption(b[fixed:], func(code uint16, v []byte) {
@@ -86,19 +85,19 @@ func (c *Capture) block(typ uint32, b []byte) error {
 			}
 		})
 		if err == nil && resol != tsresolNanos {
-			return &wire.FieldError{What: "pcapng interface", Field: "time resolution", Value: uint64(resol)}
+			return bad("interface", "time resolution", uint64(resol))
 		}
 		c.Interfaces = append(c.Interfaces, i)
 		return err
 	case blockEPB:
 		id, kept := binary.LittleEndian.Uint32(b), int64(binary.LittleEndian.Uint32(b[12:]))
 		if int64(id) >= int64(len(c.Interfaces)) {
-			return &wire.FieldError{What: "pcapng packet", Field: "interface", Value: uint64(id)}
+			return bad("packet", "interface", uint64(id))
 		}
 		rest := b[fixed:]
 		padded := (kept + 3) &^ 3
 		if int64(len(rest)) < padded {
-			return &wire.ShortError{What: "pcapng packet", Need: int(padded), Have: len(rest)}
+			return short("packet", int(padded), len(rest))
 		}
 		p := Packet{
 			Interface: int(id), Time: readTime(b[4:]),
@@ -134,7 +133,7 @@ func eachOption(b []byte, f func(code uint16, v []byte)) error {
 		code, n := binary.LittleEndian.Uint16(b), int(binary.LittleEndian.Uint16(b[2:]))
 		padded := 4 + (n+3)&^3
 		if len(b) < padded {
-			return &wire.ShortError{What: "pcapng option", Need: padded, Have: len(b)}
+			return short("option", padded, len(b))
 		}
 		if code == optEnd {
 			return nil
@@ -143,4 +142,12 @@ func eachOption(b []byte, f func(code uint16, v []byte)) error {
 		b = b[padded:]
 	}
 	return nil
+}
+
+func short(what string, need, have int) error {
+	return fmt.Errorf("pcapng %s: %d octets needed, %d there", what, need, have)
+}
+
+func bad(what, field string, v uint64) error {
+	return fmt.Errorf("pcapng %s: %s cannot be %#x", what, field, v)
 }
