@@ -7,46 +7,387 @@
 // pair, change a route). It reads no clock and starts nothing; packets that
 // have a path never come here.
 //
+// # One peer
+//
+// Addresses that resolve to one link-layer address share a peer, and a peer has
+// one connection to send on. A path to it is
+//
+//	Miss    until the first packet, which opens a connection, and after one went
+//	UD      while a connection is being set up, during the pause after a failure,
+//	        and for good where the two ends have no mode in common
+//	Conn    while it is up
+//
+// Packets too large for UD wait in the peer's queue while a connection is on
+// its way; those that fit go by UD meanwhile (AMB-4755-8).
+//
 // Sources: RFC 4755, RFC 4391, design D2 to D12, wire-facts sections 1.2 and 6.
 package ipoib
 
 import (
+	"cmp"
+	"fmt"
+	"io"
+	"log/slog"
 	"net/netip"
+	"slices"
 	"time"
+
+	"ipoibcm/cm"
+	"ipoibcm/group"
+	"ipoibcm/ib"
+	"ipoibcm/mtu"
+	"ipoibcm/neigh"
+	"ipoibcm/serviceid"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
 )
+
+// maxQueuedOctets bounds what waits for connections, all peers together.
+const maxQueuedOctets = 64 << 20
 
 // An Interface is the machine. It is not safe for concurrent use.
 type Interface struct {
 	opt Options
+	log *slog.Logger
+
+	link             encap.LinkAddr
+	pathMTU          ib.MTU
+	deviceMTU        int
+	ipv6             bool // the UD MTU allows it
+	started, up      bool
+	active, shutdown bool // of the underlay; after Shutdown
+
+	neigh  *neigh.Table
+	cm     *cm.Manager
+	group  *group.Machine
+	budget mtu.Budget // of UC receive rings
+
+	addrs map[netip.Addr]netip.Prefix // on the device
+	ours  netip.Prefix                // the link-local address that we put there
+
+	peers map[encap.LinkAddr]*peer
+	order []*peer // by age
+
+	conns      map[Conn]*conn
+	connOrder  []*conn // by age
+	byHandle   map[cm.Handle]*conn
+	lastConn   Conn
+	lastHandle cm.Handle
+	queued     int // octets waiting for connections
+
+	hops map[netip.Addr]*hop // known neighbours
+
+	routes    map[netip.Prefix]netip.Addr // gateway by prefix, zero if on-link
+	bits4     []int                       // prefix lengths there are, longest first
+	bits6     []int
+	via       map[netip.Addr][]netip.Prefix // prefixes by gateway
+	table     map[netip.Prefix]Path         // what the data path has
+	groups    map[netip.Addr]bool           // groups and broadcasts in table
+	host      map[netip.Addr]int            // host routes the kernel has
+	dirty     map[netip.Addr]bool           // next hops for settle to look at
+	dirtyAll  bool
+	flush     [2]bool // exceptions of IPv4, IPv6
+	gone      []Conn  // QPs to destroy at the end of the Step
+	n         [numCounters]uint64
+	nextTimer time.Time
+
+	now time.Time // of the Step under way
+	out []Action
 }
 
 // New returns the machine of one interface. It panics if opt.Rand is nil.
-func New(opt Options) *Interface { return &Interface{opt: opt} }
+func New(opt Options) *Interface {
+	if opt.Rand == nil {
+		panic("ipoib: Options.Rand is nil")
+	}
+	f := &Interface{
+		opt: opt, log: opt.Log, link: opt.Link, pathMTU: opt.PathMTU, deviceMTU: opt.deviceMTU(), active: true,
+		ipv6:   opt.udMTU() >= mtu.MinIPv6,
+		budget: mtu.Budget{Limit: opt.ucBudget(), Ring: opt.ucRing(), Full: uint32(opt.receiveMTU())},
+		addrs:  map[netip.Addr]netip.Prefix{}, peers: map[encap.LinkAddr]*peer{}, conns: map[Conn]*conn{},
+		byHandle: map[cm.Handle]*conn{}, hops: map[netip.Addr]*hop{}, routes: map[netip.Prefix]netip.Addr{},
+		via: map[netip.Addr][]netip.Prefix{}, table: map[netip.Prefix]Path{}, groups: map[netip.Addr]bool{},
+		host: map[netip.Addr]int{}, dirty: map[netip.Addr]bool{},
+	}
+	if f.log == nil {
+		f.log = slog.New(slog.NewTextHandler(io.Discard, nil))
+	}
+	f.link.Flags = opt.Mode.Flags()
+	f.neigh = neigh.New(f.neighOptions())
+	c := opt.CM
+	c.GID, c.CAGUID, c.Rand = f.link.GID, opt.GUID, opt.Rand
+	f.cm = cm.New(c)
+	f.group = group.New(group.Options{PKey: opt.pkey(), Underlay4: opt.Underlay4, Peers: opt.Peers, Log: opt.Log})
+	return f
+}
+
+func (f *Interface) neighOptions() neigh.Options {
+	o := f.opt.Neigh
+	o.LinkAddr, o.Rand, o.Log = f.link, f.opt.Rand, f.opt.Log
+	if o.StaleTime == 0 {
+		// An unused neighbour must not take its connection away before Idle does.
+		o.StaleTime = max(time.Minute, f.opt.idle())
+	}
+	return o
+}
 
 // Step applies ev at time now and appends to dst what the driver must do, in
 // order. It is the only way the state changes.
-func (f *Interface) Step(dst []Action, now time.Time, ev Event) []Action { return dst }
+func (f *Interface) Step(dst []Action, now time.Time, ev Event) []Action {
+	f.now, f.out = now, dst
+	f.handle(ev)
+	f.settle()
+	f.nextTimer = f.timersDue()
+	dst, f.out = f.out, nil
+	return dst
+}
 
-// Deadline returns when the driver must send Wake; zero means never.
-func (f *Interface) Deadline() time.Time { return time.Time{} }
+func (f *Interface) handle(ev Event) {
+	if f.shutdown { // only what lets the DREQs complete
+		switch ev := ev.(type) {
+		case RecvMAD:
+			f.cmStep(cm.RecvMAD{MAD: ev.MAD})
+		case Wake:
+			f.cmStep(cm.Wake{})
+		}
+		return
+	}
+	switch ev := ev.(type) {
+	case Start:
+		f.start()
+	case LinkUp:
+		f.linkUp()
+	case LinkDown:
+		f.linkDown("the interface went down")
+	case AddrAdded:
+		f.addrAdded(ev.Prefix)
+	case AddrRemoved:
+		f.addrRemoved(ev.Prefix)
+	case RoutesChanged:
+		f.setRoutes(ev.Routes)
+	case DeviceMTU:
+		if f.deviceMTU != ev.MTU {
+			f.deviceMTU, f.dirtyAll = ev.MTU, true
+			f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("device MTU is %d", ev.MTU)})
+		}
+	case KernelGroups:
+		f.groupStep(group.Kernel{Groups: ev.Groups})
+	case Packet:
+		f.fromTUN(ev.IP)
+	case RecvFrame:
+		f.fromFabric(ev)
+	case RecvMAD:
+		f.cmStep(cm.RecvMAD{MAD: ev.MAD})
+	case QPCreated:
+		f.qpCreated(ev)
+	case QPFailed:
+		f.qpFailed(ev)
+	case QPError:
+		f.qpError(ev)
+	case CommEst:
+		if c := f.conns[ev.Conn]; c != nil && c.state == connReplied {
+			f.cmStep(cm.DataOnQP{QPN: c.qpn})
+		}
+	case Usage:
+		f.usage(ev)
+	case UnderlayChanged:
+		f.underlay(ev)
+	case JoinFailed:
+		f.note(Note{Kind: NoteGroup, Text: fmt.Sprintf("joining %v failed: %v", ev.MGID, ev.Err)})
+		f.groupStep(group.JoinFailed{MGID: ev.MGID, Err: ev.Err})
+	case Shutdown:
+		f.stop()
+	case Wake:
+		f.wake()
+	default:
+		panic(fmt.Sprintf("ipoib: unknown event %T", ev)) // our bug
+	}
+}
 
-// Status returns the interface as it is now.
-func (f *Interface) Status() Status { return Status{} }
+// Deadline returns when the driver must send Wake; zero means never. After
+// Shutdown it is zero once every DREQ has been answered or given up.
+func (f *Interface) Deadline() time.Time {
+	if f.shutdown {
+		for _, c := range f.cm.Conns() {
+			if c.State == cm.StateDREQSent {
+				return f.cm.Deadline()
+			}
+		}
+		return time.Time{}
+	}
+	return earliest(earliest(f.cm.Deadline(), f.neigh.Deadline()), earliest(f.group.Deadline(), f.nextTimer))
+}
 
-// Conns lists the connections in the record, oldest first.
-func (f *Interface) Conns() []ConnInfo { return nil }
+// earliest returns the earlier of two deadlines, where zero means never.
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
 
-// Neighbours lists the neighbour cache by address.
-func (f *Interface) Neighbours() []NeighbourInfo { return nil }
+func (f *Interface) do(a Action) { f.out = append(f.out, a) }
 
-// Routes lists the data path's table as the machine last set it, by prefix.
-func (f *Interface) Routes() []RouteInfo { return nil }
+func (f *Interface) note(n Note) {
+	f.log.Debug("note", "kind", n.Kind, "peer", n.Peer, "text", n.Text)
+	f.do(n)
+}
 
-// Groups lists the multicast groups by MGID.
-func (f *Interface) Groups() []GroupInfo { return nil }
+// start listens for connections. Both service IDs always (design D5), also
+// while the link is down: a REJ 8 would tell peers that we are another kind.
+func (f *Interface) start() {
+	if f.started {
+		return
+	}
+	f.started = true
+	f.listen()
+	f.addLinkLocal()
+}
 
-// Counters lists every counter in a fixed order.
-func (f *Interface) Counters() []Counter { return nil }
+func (f *Interface) listen() {
+	for _, form := range [...]serviceid.Form{serviceid.RFC, serviceid.Legacy} {
+		f.cmStep(cm.Listen{ServiceID: serviceid.New(form, f.link.QPN), GID: f.link.GID,
+			PrivateData: f.privateData(uint32(f.opt.receiveMTU()))})
+	}
+}
 
-// Explain says why packets to addr go where they go.
-func (f *Interface) Explain(addr netip.Addr) Explanation { return Explanation{} }
+// addLinkLocal installs the RFC 4391 link-local address (design D9).
+func (f *Interface) addLinkLocal() {
+	if !f.ipv6 || f.opt.NoLinkLocal {
+		return
+	}
+	f.ours = netip.PrefixFrom(ip.LinkLocal(f.link.GID), 64)
+	f.do(AddAddr{Prefix: f.ours})
+}
+
+func (f *Interface) linkUp() {
+	if !f.started || f.up {
+		return
+	}
+	f.up, f.dirtyAll = true, true
+	f.note(Note{Kind: NoteLink, Text: "interface up"})
+	f.groupStep(group.Up{GID: f.link.GID})
+	for _, p := range f.sortedAddrs() {
+		f.announce(p)
+	}
+}
+
+// linkDown gives everything up that needs the link (RFC 4755 section 3.4).
+func (f *Interface) linkDown(why string) {
+	if !f.up {
+		return
+	}
+	f.up = false
+	for _, c := range slices.Clone(f.connOrder) {
+		f.hangUp(c, why)
+	}
+	for _, p := range slices.Clone(f.order) {
+		f.takeQueue(p)
+		f.endAttempt(p)
+		p.holdUntil, p.failures = time.Time{}, 0
+	}
+	f.neighStep(neigh.Flush{})
+	for _, a := range f.sortedAddrs() {
+		f.neighStep(neigh.AddrRemoved{IP: a.Addr()})
+		f.groupStep(group.DelAddr{Prefix: a})
+	}
+	f.groupStep(group.Down{})
+	f.dirtyAll = true
+	f.note(Note{Kind: NoteLink, Text: "interface down: " + why})
+}
+
+func (f *Interface) stop() {
+	f.linkDown("the agent stops")
+	if f.started {
+		for _, form := range [...]serviceid.Form{serviceid.RFC, serviceid.Legacy} {
+			f.cmStep(cm.Unlisten{ServiceID: serviceid.New(form, f.link.QPN), GID: f.link.GID})
+		}
+	}
+	f.shutdown = true
+}
+
+// addrAdded hears of an address, whoever added it.
+func (f *Interface) addrAdded(p netip.Prefix) {
+	p = netip.PrefixFrom(p.Addr().Unmap().WithZone(""), p.Bits())
+	if !p.IsValid() {
+		return
+	}
+	if p.Addr().Is6() && !f.ipv6 {
+		f.note(Note{Kind: NoteAddr, Addr: p.Addr(), Text: "ignored: the UD MTU is below 1280, so there is no IPv6 on this link"})
+		return
+	}
+	if old, ok := f.addrs[p.Addr()]; ok {
+		if old == p {
+			return
+		}
+		f.groupStep(group.DelAddr{Prefix: old})
+	}
+	f.addrs[p.Addr()] = p
+	f.note(Note{Kind: NoteAddr, Addr: p.Addr(), Text: fmt.Sprintf("address %v added", p)})
+	if f.up {
+		f.announce(p)
+	}
+}
+
+func (f *Interface) announce(p netip.Prefix) {
+	f.groupStep(group.AddAddr{Prefix: p})
+	f.neighStep(neigh.AddrAdded{Prefix: p})
+}
+
+func (f *Interface) addrRemoved(p netip.Prefix) {
+	a := p.Addr().Unmap().WithZone("")
+	old, ok := f.addrs[a]
+	if !ok {
+		return
+	}
+	delete(f.addrs, a)
+	f.note(Note{Kind: NoteAddr, Addr: a, Text: fmt.Sprintf("address %v removed", old)})
+	if f.up {
+		f.neighStep(neigh.AddrRemoved{IP: a})
+		f.groupStep(group.DelAddr{Prefix: old})
+	}
+}
+
+func (f *Interface) sortedAddrs() []netip.Prefix {
+	ps := make([]netip.Prefix, 0, len(f.addrs))
+	for _, p := range f.addrs { // sorted below
+		ps = append(ps, p)
+	}
+	slices.SortFunc(ps, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+	return ps
+}
+
+// underlay follows the port. A new GID or QPN makes us another interface in the
+// eyes of every peer, so nothing survives it.
+func (f *Interface) underlay(ev UnderlayChanged) {
+	moved := ev.Link.Key() != f.link.Key()
+	back := ev.Active && !f.active
+	f.active, f.pathMTU = ev.Active, cmp.Or(ev.PathMTU, f.pathMTU)
+	f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("underlay: %v, path MTU %v, active %v", ev.Link.GID, f.pathMTU, ev.Active)})
+	if moved {
+		wasUp := f.up
+		f.linkDown("the underlay address changed")
+		for _, form := range [...]serviceid.Form{serviceid.RFC, serviceid.Legacy} {
+			f.cmStep(cm.Unlisten{ServiceID: serviceid.New(form, f.link.QPN), GID: f.link.GID})
+		}
+		flags := f.link.Flags
+		f.link = ev.Link
+		f.link.Flags = flags
+		f.neighStep(neigh.SetLinkAddr{LinkAddr: f.link})
+		if f.started {
+			f.listen()
+			if f.ours.IsValid() && f.ours.Addr() != ip.LinkLocal(f.link.GID) {
+				f.do(RemoveAddr{Prefix: f.ours})
+				f.addLinkLocal()
+			}
+		}
+		if wasUp && ev.Active {
+			f.linkUp()
+		}
+		return
+	}
+	if back && f.up {
+		f.groupStep(group.Up{GID: f.link.GID})
+		f.neighStep(neigh.Reannounce{})
+	}
+}

@@ -82,6 +82,9 @@ type Options struct {
 	// Zero means 5 minutes, negative never.
 	Idle time.Duration
 
+	// Idle connections of peers that are still in the neighbour cache stay; see
+	// Neigh.StaleTime, whose zero means the larger of 60 s and Idle here.
+
 	// RetryMin and RetryMax bound the back-off after a failed attempt. Zero
 	// means 1 s and 60 s.
 	RetryMin, RetryMax time.Duration

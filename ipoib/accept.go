@@ -1,0 +1,255 @@
+package ipoib
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"ipoibcm/cm"
+	"ipoibcm/ib"
+	"ipoibcm/mtu"
+	"ipoibcm/serviceid"
+	"ipoibcm/wire/encap"
+)
+
+// requested decides on a peer's REQ.
+func (f *Interface) requested(ev cm.RequestReceived) {
+	form, _ := serviceid.Parse(ev.ServiceID)
+	var pd encap.PrivateData
+	_ = pd.UnmarshalBinary(ev.PrivateData) // too short reads as zeros
+	// RFC 4755 section 3.3: the UD QPN of the private data and the GID of the
+	// REQ. The address may be new to us; this is how it is learnt.
+	key := encap.LinkAddr{QPN: pd.QPN, GID: ev.Remote}
+	switch {
+	case !f.up:
+		f.refuse(ev, cm.ReasonNoResources, nil, "the interface is down")
+		return
+	case key == f.link.Key(): // equal is not smaller
+		f.refuse(ev, cm.ReasonConsumer, nil, "the REQ is from ourselves")
+		return
+	case !f.offers(ev.Transport, form):
+		f.refuse(ev, cm.ReasonInvalidTransport, nil, fmt.Sprintf("%v is not offered", ev.Transport))
+		return
+	case ev.PathMTU > f.pathMTU:
+		f.refuse(ev, cm.ReasonInvalidMTU, []byte{byte(f.pathMTU)}, fmt.Sprintf("path MTU %v is more than ours of %v", ev.PathMTU, f.pathMTU))
+		return
+	}
+	p := f.peer(key)
+	if p == nil {
+		f.refuse(ev, cm.ReasonNoResources, nil, "too many peers")
+		return
+	}
+	if form == serviceid.RFC && pd.QPN == 0 {
+		// Without a UD QPN there is nothing to compare (WF I-7).
+		f.note(Note{Kind: NoteConn, Peer: key, Text: "a REQ without private data is taken as a legacy peer's"})
+		form = serviceid.Legacy
+	}
+	if form == serviceid.Legacy {
+		f.takeLegacy(p, ev)
+		return
+	}
+	f.setClass(p, ClassRFC, "it used the 0x01 service ID")
+	if _, err := mtu.Negotiate(uint32(f.opt.receiveMTU()), pd.ReceiveMTU, f.ipv6); err != nil {
+		f.refuse(ev, cm.ReasonInvalidMTU, nil, err.Error())
+		return
+	}
+	if !f.cross(p, ev) {
+		return
+	}
+	crossed := p.waitUntil
+	p.waitUntil = time.Time{}
+	if p.accept != nil { // it has given the former one up, or we lost track of it
+		f.hangUp(p.accept, "the peer asked again")
+	}
+	c := f.newConn(p, ev.Transport, form, false)
+	if c == nil {
+		p.waitUntil = crossed
+		f.refuse(ev, cm.ReasonNoQP, nil, "too many connections")
+		return
+	}
+	if p.tx != nil { // a redial: the peer has lost its state, or wants more
+		f.count(nRedials)
+		f.note(Note{Kind: NoteConn, Peer: key, Conn: c.id, Text: "the peer dials again; the old connection stays until the new one is up"})
+	}
+	p.accept = c
+	f.take(c, ev)
+	_ = f.negotiate(c, pd.ReceiveMTU) // cannot fail: checked above, a UC offer is never below 16388
+	f.touch(p)
+}
+
+// offers reports whether we accept transport t: what our flags announce, and of
+// that only RC from legacy peers.
+func (f *Interface) offers(t ib.Transport, form serviceid.Form) bool {
+	switch t {
+	case ib.RC:
+		return f.link.Flags&encap.FlagRC != 0
+	case ib.UC:
+		return f.link.Flags&encap.FlagUC != 0 && form == serviceid.RFC
+	}
+	return false
+}
+
+// refuse answers a REQ with a REJ, never with silence (WF I-14).
+func (f *Interface) refuse(ev cm.RequestReceived, r cm.Reason, ari []byte, why string) {
+	f.count(nREJSent)
+	f.note(Note{Kind: NoteConn, Peer: encap.LinkAddr{GID: ev.Remote}, Text: fmt.Sprintf("REQ rejected, %v: %s", r, why)})
+	f.cmStep(cm.Reject{Handle: ev.Handle, Reason: r, ARI: ari, PrivateData: f.privateData(uint32(f.opt.receiveMTU()))})
+}
+
+// takeLegacy accepts a 0x10 REQ for receiving. The crossing rule is not for it
+// (WF I-3), and what its private data says does not matter: we never send on it.
+func (f *Interface) takeLegacy(p *peer, ev cm.RequestReceived) {
+	if sid, _ := serviceid.Parse(ev.ServiceID); sid == serviceid.Legacy && p.class == ClassUnknown {
+		f.setClass(p, ClassLegacy, "it used the 0x10 service ID")
+	}
+	if len(p.rx) >= maxLegacyRx {
+		f.count(dropLegacyConns)
+		f.hangUp(p.rx[0], "the peer opened too many")
+	}
+	c := f.newConn(p, ev.Transport, serviceid.Legacy, false)
+	if c == nil {
+		f.refuse(ev, cm.ReasonNoQP, nil, "too many connections")
+		return
+	}
+	p.rx = append(p.rx, c)
+	f.take(c, ev)
+}
+
+// take ties a REQ to the connection made for it.
+func (f *Interface) take(c *conn, ev cm.RequestReceived) {
+	c.handle, c.params = ev.Handle, ev.Params
+	f.byHandle[c.handle] = c
+}
+
+// cross applies RFC 4755 section 3.3 to a 0x01 REQ from p. It reports whether
+// the REQ may be accepted; if not, it has been answered.
+func (f *Interface) cross(p *peer, ev cm.RequestReceived) bool {
+	d := p.dial
+	switch {
+	case d == nil:
+		return true // nothing outstanding: section 3.2
+	case d.state == connCreating:
+		f.withdraw(d) // our REQ has not left, so none crossed
+		return true
+	case d.form != serviceid.RFC:
+		f.note(Note{Kind: NoteConn, Peer: p.key, Conn: d.id, Text: "our 0x10 REQ is abandoned: the peer uses 0x01"})
+		f.withdraw(d)
+		return true
+	}
+	f.count(nCrossSeen)
+	// The flags octet is zero in both: it is zeroed in the comparison.
+	if f.link.Compare(p.key) < 0 {
+		f.count(nCrossAccepted)
+		p.verdict = "REQs crossed: the peer's was accepted because our address is smaller"
+		f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.verdict})
+		f.withdraw(d)
+		return true
+	}
+	f.count(nCrossRejected)
+	p.verdict = "REQs crossed: the peer's was rejected with 28 because our address is larger"
+	f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.verdict})
+	f.refuse(ev, cm.ReasonConsumer, nil, "REQs crossed and ours wins")
+	return false
+}
+
+// withdraw abandons an attempt of ours without a word to the peer.
+func (f *Interface) withdraw(c *conn) {
+	h := c.handle
+	f.drop(c)
+	if h != 0 {
+		f.cmStep(cm.Cancel{Handle: h})
+	}
+}
+
+// reply sends the REP. The QP is in RTS by then, because data may come at once.
+func (f *Interface) reply(c *conn) {
+	c.state = connReplied
+	f.connect(c)
+	f.cmStep(cm.Accept{Handle: c.handle, QPN: c.qpn, StartingPSN: c.psn, SRQ: f.opt.SRQ && c.trans == ib.RC,
+		RNRRetry: rnrRetry, PrivateData: f.privateData(c.receive)})
+}
+
+// acceptFailed ends a REQ of the peer that never became a connection.
+func (f *Interface) acceptFailed(c *conn, why string) {
+	p := c.peer
+	current := p.accept == c
+	f.drop(c)
+	f.count(nAcceptFailed)
+	f.note(Note{Kind: NoteConn, Peer: p.key, Conn: c.id, Text: "the peer's request came to nothing: " + why})
+	if current && p.tx == nil && p.dial == nil {
+		f.fail(p, "the peer's request came to nothing: "+why)
+	}
+}
+
+// qpCreated goes on with the connection whose QP is ready.
+func (f *Interface) qpCreated(ev QPCreated) {
+	c := f.conns[ev.Conn]
+	if c == nil || c.state != connCreating {
+		f.count(dropStaleHandle) // given up meanwhile; DestroyQP is on its way
+		return
+	}
+	c.qpn = ev.QPN
+	if c.active {
+		f.ask(c)
+	} else {
+		f.reply(c)
+	}
+}
+
+// qpFailed gives up a connection whose QP the driver could not make or connect.
+func (f *Interface) qpFailed(ev QPFailed) {
+	c := f.conns[ev.Conn]
+	if c == nil {
+		f.count(dropStaleHandle)
+		return
+	}
+	f.count(nQPFailed)
+	h, p, active, up := c.handle, c.peer, c.active, c.state == connUp
+	creating := c.state == connCreating
+	f.drop(c)
+	f.gone = slices.DeleteFunc(f.gone, func(id Conn) bool { return id == c.id }) // the driver has done it
+	if h != 0 {
+		if creating {
+			f.cmStep(cm.Reject{Handle: h, Reason: cm.ReasonNoQP, PrivateData: f.privateData(c.receive)})
+		} else {
+			f.disconnect(h, up, c.receive)
+		}
+	}
+	if active || p.tx == nil && p.dial == nil {
+		f.fail(p, "queue pair: "+ev.Text)
+	}
+}
+
+// qpError gives up a connection whose QP broke.
+func (f *Interface) qpError(ev QPError) {
+	c := f.conns[ev.Conn]
+	if c == nil {
+		f.count(dropStaleHandle)
+		return
+	}
+	f.count(nQPErrors)
+	why := fmt.Sprintf("queue pair error: %v %s", ev.Status, ev.Text)
+	h, up := c.handle, c.state == connUp
+	switch {
+	case up:
+		f.lost(c, why)
+	case c.active:
+		p := c.peer
+		f.drop(c)
+		f.fail(p, why)
+	default:
+		f.acceptFailed(c, why)
+	}
+	if h != 0 {
+		f.disconnect(h, up, c.receive)
+	}
+}
+
+// disconnect tells the CM to end h, whose record is gone already.
+func (f *Interface) disconnect(h cm.Handle, up bool, receive uint32) {
+	if up {
+		f.cmStep(cm.Disconnect{Handle: h}) // a DREQ's private data stays zero
+		return
+	}
+	f.cmStep(cm.Disconnect{Handle: h, PrivateData: f.privateData(receive)})
+}

@@ -1,0 +1,226 @@
+package ipoib
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"ipoibcm/cm"
+	"ipoibcm/ib"
+	"ipoibcm/mtu"
+	"ipoibcm/serviceid"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
+)
+
+// RC parameters (RFC 4755 section 7.1): a loss must be repaired, or given up,
+// before TCP's first timeout of 1 s. Eight times 67 ms is 0.54 s.
+const (
+	ackTimeout ib.Timeout  = 14 // 67 ms
+	retryCount             = 7
+	rnrRetry               = 7  // for ever (trap T4)
+	rnrTimer   ib.RNRTimer = 12 // 0.64 ms
+	cmTimeout  ib.Timeout  = 16 // 0.27 s
+	cmRetries              = 7
+	// reqLifetime is how long a REQ of such a peer may still be answered.
+	reqLifetime = 8 * 400 * time.Millisecond
+)
+
+// A connState says how far a connection is, beyond what cm knows.
+type connState uint8
+
+const (
+	connCreating connState = iota // CreateQP is out
+	connAsked                     // active: the REQ is out
+	connReplied                   // passive: the REP is out
+	connUp
+)
+
+// A conn is one connected QP and the CM connection that goes with it.
+type conn struct {
+	id     Conn
+	handle cm.Handle
+	peer   *peer
+	active bool
+	form   serviceid.Form
+	trans  ib.Transport
+	state  connState
+
+	qpn     ib.QPN
+	psn     ib.PSN // first PSN we receive
+	receive uint32 // Receive MTU we offer
+	booked  uint32 // what the UC budget holds for it, 0 for RC
+	theirs  uint32 // the peer's Receive MTU
+	mtu     int    // octets of IP
+	params  cm.Params
+
+	since, up, used time.Time
+	use             ConnUse
+}
+
+// oneWay reports whether c carries packets in one direction only.
+func (c *conn) oneWay() bool { return c.form != serviceid.RFC }
+
+// rxOnly reports whether c is a legacy peer's own: nothing is ever sent on it,
+// because Linux does not survive that (WF I-3).
+func (c *conn) rxOnly() bool { return c.oneWay() && !c.active }
+
+// newConn makes the record of a connection and asks for its QP. It returns nil
+// if there is no room.
+func (f *Interface) newConn(p *peer, t ib.Transport, form serviceid.Form, active bool) *conn {
+	if len(f.conns) >= f.opt.maxConns() {
+		f.count(dropConns)
+		return nil
+	}
+	f.lastConn++
+	c := &conn{id: f.lastConn, peer: p, active: active, form: form, trans: t,
+		psn: ib.PSN(f.opt.Rand.Uint32()) & ib.PSNMask, since: f.now, used: f.now}
+	if t == ib.UC {
+		c.booked = f.budget.Take()
+		c.receive = c.booked
+	} else {
+		c.receive = uint32(f.opt.receiveMTU())
+	}
+	if active && p.receive != 0 {
+		c.receive = min(c.receive, p.receive)
+	}
+	f.conns[c.id] = c
+	f.connOrder = append(f.connOrder, c)
+	f.do(CreateQP{Conn: c.id, Transport: t, ReceiveMTU: int(c.receive), Init: verbs.QPAttr{State: verbs.StateInit, PKey: f.opt.pkey()}})
+	return c
+}
+
+// drop removes c from every record and lets its QP go. The CM has been told.
+func (f *Interface) drop(c *conn) {
+	if f.conns[c.id] != c {
+		return
+	}
+	delete(f.conns, c.id)
+	f.connOrder = slices.DeleteFunc(f.connOrder, func(o *conn) bool { return o == c })
+	delete(f.byHandle, c.handle)
+	if c.booked != 0 {
+		f.budget.Release(c.booked)
+	}
+	p := c.peer
+	p.touched = f.now
+	if p.tx == c {
+		p.tx = nil
+	}
+	if p.dial == c {
+		p.dial = nil
+	}
+	if p.accept == c {
+		p.accept = nil
+	}
+	p.rx = slices.DeleteFunc(p.rx, func(o *conn) bool { return o == c })
+	f.touch(p)
+	f.gone = append(f.gone, c.id) // after the paths have moved away
+}
+
+// hangUp ends c: DREQ if it is up, REJ or silence before.
+func (f *Interface) hangUp(c *conn, why string) {
+	if f.conns[c.id] != c {
+		return
+	}
+	f.note(Note{Kind: NoteConn, Peer: c.peer.key, Conn: c.id, Text: "connection closed: " + why})
+	h, up := c.handle, c.state == connUp
+	f.drop(c) // first, so that what the CM answers finds no record
+	if h == 0 {
+		return // its QP was still being made
+	}
+	if up {
+		f.count(nDREQByUs)
+		f.cmStep(cm.Disconnect{Handle: h}) // a DREQ's private data stays zero (AMB-4755-3)
+	} else {
+		f.cmStep(cm.Disconnect{Handle: h, PrivateData: f.privateData(c.receive)})
+	}
+}
+
+// lost handles the end of c that we did not ask for.
+func (f *Interface) lost(c *conn, why string) {
+	p, wasTx := c.peer, c.peer.tx == c
+	young := f.now.Sub(c.up) < settled
+	f.note(Note{Kind: NoteConn, Peer: p.key, Conn: c.id, Text: "connection lost: " + why})
+	f.drop(c)
+	switch {
+	case !wasTx:
+	case young: // a peer that closes at once must not make us dial per packet
+		f.fail(p, why)
+	default:
+		p.failures, p.lastFail = 0, why // dial again at the next packet (WF I-12)
+	}
+}
+
+// attrs returns the attributes that take the QP of c to RTR and to RTS.
+func (f *Interface) attrs(c *conn) (rtr, rts verbs.QPAttr) {
+	k := &c.params
+	rtr = verbs.QPAttr{
+		State: verbs.StateRTR,
+		Path: verbs.AHAttr{SGID: k.Local, DGID: k.Remote, FlowLabel: k.FlowLabel,
+			TrafficClass: k.TrafficClass, HopLimit: k.HopLimit, SL: k.SL},
+		PathMTU: min(k.PathMTU, f.pathMTU), DestQPN: k.RemoteQPN, RQPSN: c.psn, MinRNRTimer: rnrTimer,
+	}
+	rts = verbs.QPAttr{State: verbs.StateRTS, SQPSN: k.SendPSN}
+	if c.trans == ib.RC {
+		rts.Timeout, rts.RetryCount, rts.RNRRetry = ackTimeout, retryCount, rnrRetry
+		if k.AckTimeout != 0 {
+			rts.Timeout = min(k.AckTimeout, ackTimeout)
+		}
+	}
+	return rtr, rts
+}
+
+// connect moves the QP of c to RTS with what the peer has told.
+func (f *Interface) connect(c *conn) {
+	rtr, rts := f.attrs(c)
+	f.do(ConnectQP{Conn: c.id, Peer: c.peer.key, RTR: rtr, RTS: rts})
+}
+
+// privateData returns what every CM message of ours carries (RFC 4755 section
+// 6): our UD QPN and the Receive MTU offered.
+func (f *Interface) privateData(receive uint32) []byte {
+	b, _ := encap.PrivateData{QPN: f.link.QPN, ReceiveMTU: receive}.AppendBinary(nil)
+	return b
+}
+
+// negotiate sets c's MTU from both Receive MTUs.
+func (f *Interface) negotiate(c *conn, theirs uint32) error {
+	c.theirs = theirs
+	m, err := mtu.Negotiate(c.receive, theirs, f.ipv6)
+	c.mtu = m
+	return err
+}
+
+// established makes c the connection to send on, or one more to receive from.
+func (f *Interface) established(c *conn, how string) {
+	p := c.peer
+	c.state, c.up, c.used = connUp, f.now, f.now
+	if c.active {
+		f.count(nEstablishedActive)
+	} else {
+		f.count(nEstablishedPassive)
+	}
+	f.note(Note{Kind: NoteConn, Peer: p.key, Conn: c.id, Text: fmt.Sprintf("%v connection up (%s), service ID %v, QPN %v to %v, MTU %d",
+		c.trans, how, c.params.ServiceID, c.qpn, c.params.RemoteQPN, c.mtu)})
+	if c.rxOnly() {
+		return // it was put into p.rx when it was accepted
+	}
+	if p.dial == c {
+		p.dial = nil
+	}
+	if p.accept == c {
+		p.accept = nil
+	}
+	if old := p.tx; old != nil {
+		p.tx = c
+		f.hangUp(old, "the peer has made a new one")
+	}
+	p.tx = c
+	f.endAttempt(p)
+	f.neighStep(confirmed(p.key)) // a handshake is proof that it hears us
+	for _, pkt := range f.takeQueue(p) {
+		f.count(nQueueSent)
+		f.sendPeer(p, pkt)
+	}
+	f.touch(p)
+}

@@ -1,0 +1,124 @@
+package ipoib
+
+// A counter is one of the machine's own counters.
+type counter uint8
+
+// Counters. Those that begin with drop count packets or requests refused.
+const (
+	nREQSent counter = iota
+	nEstablishedActive
+	nEstablishedPassive
+	nRedials
+	nDialFailed
+	nAcceptFailed
+	nQPErrors
+	nQPFailed
+	nDREQByUs
+	nDREQByPeer
+	nIdle
+	nOrphaned
+	nFallbacks
+	nMoved
+	nCrossSeen
+	nCrossAccepted
+	nCrossRejected
+	nCrossYielded
+	nCrossExpired
+	nREJReceived
+	nREJSent
+	nPackets
+	nQueued
+	nQueueSent
+	nFragmented
+	nTooBig
+	nNDOnConn
+	nRouterOut
+	nRouterIn
+	nFlushes
+	dropQueueFull
+	dropQueueTotal
+	dropDown
+	dropIPv6Off
+	dropMalformed
+	dropFrame
+	dropARPOnConn
+	dropOversize
+	dropSilent
+	dropFromTUN
+	dropReflected
+	dropNotWanted
+	dropGroupPaths
+	dropPeers
+	dropConns
+	dropLegacyConns
+	dropStaleHandle
+	numCounters
+)
+
+var counterNames = [numCounters]string{
+	nREQSent:            "req_sent",
+	nEstablishedActive:  "established_active",
+	nEstablishedPassive: "established_passive",
+	nRedials:            "redials_accepted",
+	nDialFailed:         "dial_failed",
+	nAcceptFailed:       "accept_failed",
+	nQPErrors:           "qp_errors",
+	nQPFailed:           "qp_create_failed",
+	nDREQByUs:           "closed_by_us",
+	nDREQByPeer:         "closed_by_peer",
+	nIdle:               "closed_idle",
+	nOrphaned:           "closed_without_neighbour",
+	nFallbacks:          "service_id_fallbacks",
+	nMoved:              "peer_qpn_changed",
+	nCrossSeen:          "crossings_seen",
+	nCrossAccepted:      "crossings_accepted",
+	nCrossRejected:      "crossings_rejected",
+	nCrossYielded:       "crossings_yielded",
+	nCrossExpired:       "crossings_expired",
+	nREJReceived:        "rej_received",
+	nREJSent:            "rej_sent",
+	nPackets:            "slow_path_packets",
+	nQueued:             "queued_for_connection",
+	nQueueSent:          "queue_sent_on_connection",
+	nFragmented:         "fragmented",
+	nTooBig:             "icmp_too_big",
+	nNDOnConn:           "nd_on_connection",
+	nRouterOut:          "router_messages_out",
+	nRouterIn:           "router_messages_in",
+	nFlushes:            "exception_flushes",
+	dropQueueFull:       "drop_connection_queue",
+	dropQueueTotal:      "drop_connection_queue_total",
+	dropDown:            "drop_interface_down",
+	dropIPv6Off:         "drop_ipv6_off",
+	dropMalformed:       "drop_malformed_packet",
+	dropFrame:           "drop_malformed_frame",
+	dropARPOnConn:       "drop_arp_on_connection",
+	dropOversize:        "drop_oversize",
+	dropSilent:          "drop_oversize_unanswerable",
+	dropFromTUN:         "drop_nd_from_tun",
+	dropReflected:       "drop_reflected",
+	dropNotWanted:       "drop_group_not_wanted",
+	dropGroupPaths:      "group_paths_full",
+	dropPeers:           "peers_full",
+	dropConns:           "connections_full",
+	dropLegacyConns:     "legacy_connections_full",
+	dropStaleHandle:     "late_events",
+}
+
+// count adds one to c.
+func (f *Interface) count(c counter) { f.n[c]++ }
+
+// Counters lists every counter in a fixed order: the machine's own, then those
+// of its parts with their name in front.
+func (f *Interface) Counters() []Counter {
+	var cs []Counter
+	for i, n := range f.n {
+		cs = append(cs, Counter{Name: counterNames[i], Value: n})
+	}
+	add := func(part string) func(string, uint64) {
+		return func(name string, v uint64) { cs = append(cs, Counter{Name: part + name, Value: v}) }
+	}
+	f.cm.Counters(add("cm_"))
+	f.group.Counters(add("group_"))
+	return appendNeigh(cs, f.neigh.Counters())
+}

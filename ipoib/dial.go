@@ -1,0 +1,239 @@
+package ipoib
+
+import (
+	"fmt"
+	"time"
+
+	"ipoibcm/cm"
+	"ipoibcm/ib"
+	"ipoibcm/mtu"
+	"ipoibcm/neigh"
+	"ipoibcm/serviceid"
+	"ipoibcm/wire/encap"
+)
+
+// dial begins an attempt to connect to p, or the next part of one.
+func (f *Interface) dial(p *peer) {
+	t := f.transport(p)
+	if t == ib.UD {
+		f.fail(p, "no mode in common")
+		return
+	}
+	form := f.form(p)
+	p.triedForm[form] = true
+	c := f.newConn(p, t, form, true)
+	if c == nil {
+		f.fail(p, "too many connections")
+		return
+	}
+	p.dial = c
+	f.touch(p)
+}
+
+// again goes on with an attempt after an answer that shows another way.
+func (f *Interface) again(p *peer, why string) {
+	p.quick++
+	if p.quick > maxQuickRetries {
+		f.fail(p, why)
+		return
+	}
+	f.note(Note{Kind: NoteConn, Peer: p.key, Text: "asking again: " + why})
+	f.dial(p)
+}
+
+// ask sends the REQ once the QP is there.
+func (f *Interface) ask(c *conn) {
+	f.lastHandle++
+	c.handle, c.state = f.lastHandle, connAsked
+	f.byHandle[c.handle] = c
+	f.count(nREQSent)
+	path := f.pathMTU
+	if c.peer.pathMTU != 0 {
+		path = min(path, c.peer.pathMTU)
+	}
+	f.cmStep(cm.Connect{
+		Handle: c.handle, Local: f.link.GID, Remote: c.peer.key.GID,
+		// The QPN is the peer's: that of address resolution (RFC 4755 section 3.5).
+		ServiceID: serviceid.New(c.form, c.peer.key.QPN),
+		Transport: c.trans, QPN: c.qpn, StartingPSN: c.psn, PathMTU: path, PKey: f.opt.pkey(),
+		SRQ:        f.opt.SRQ && c.trans == ib.RC,
+		AckTimeout: ackTimeout, RetryCount: retryCount, RNRRetry: rnrRetry,
+		ResponseTimeout: cmTimeout, MaxRetries: cmRetries,
+		PrivateData: f.privateData(c.receive),
+	})
+}
+
+// replied takes the peer's REP to a REQ of ours.
+func (f *Interface) replied(ev cm.ReplyReceived) {
+	c := f.byHandle[ev.Handle]
+	if c == nil {
+		f.count(dropStaleHandle)
+		return
+	}
+	c.params = ev.Params
+	theirs := uint32(0)
+	var pd encap.PrivateData
+	if pd.UnmarshalBinary(ev.PrivateData) == nil {
+		theirs = pd.ReceiveMTU
+	}
+	if err := f.negotiate(c, theirs); err != nil {
+		// AMB-4755-5: refused with our own values, UD to that peer.
+		p := c.peer
+		f.count(nREJSent)
+		f.cmStep(cm.Reject{Handle: ev.Handle, Reason: cm.ReasonInvalidMTU, PrivateData: f.privateData(c.receive)})
+		if f.conns[c.id] == c {
+			f.drop(c)
+			f.fail(p, err.Error())
+		}
+		return
+	}
+	f.connect(c)
+	f.cmStep(cm.Ready{Handle: ev.Handle, PrivateData: f.privateData(c.receive)})
+}
+
+// dialFailed ends our attempt c, or turns to what the answer suggests.
+func (f *Interface) dialFailed(c *conn, ev cm.Failed) {
+	p := c.peer
+	current := p.dial == c
+	f.drop(c)
+	if !current {
+		return
+	}
+	f.count(nDialFailed)
+	if ev.Cause == cm.Rejected {
+		f.rejected(c, ev)
+		return
+	}
+	f.fail(p, fmt.Sprintf("request %v", ev.Cause))
+}
+
+// rejected decides what a REJ to our REQ means (design D5, WF section 6).
+func (f *Interface) rejected(c *conn, ev cm.Failed) {
+	p := c.peer
+	f.count(nREJReceived)
+	p.lastREJ = fmt.Sprintf("%v to our REQ in the %v form", ev.Reason, c.form)
+	var pd encap.PrivateData
+	_ = pd.UnmarshalBinary(ev.PrivateData) // too short reads as zeros
+	switch ev.Reason {
+	case cm.ReasonInvalidServiceID:
+		f.wrongServiceID(c, pd)
+	case cm.ReasonStale:
+		f.again(p, "the peer took our QPN for one it still holds") // a fresh one is drawn
+	case cm.ReasonInvalidMTU:
+		f.wrongMTU(c, ev, pd)
+	case cm.ReasonConsumer:
+		if c.form == serviceid.RFC && f.link.Compare(p.key) < 0 {
+			f.yield(p)
+			return
+		}
+		f.fail(p, "rejected by the peer's user")
+	default:
+		f.fail(p, "rejected: "+ev.Reason.String())
+	}
+}
+
+// wrongServiceID handles REJ 8: the peer listens on the other form, or it is
+// one of ours with a new QPN.
+func (f *Interface) wrongServiceID(c *conn, pd encap.PrivateData) {
+	p := c.peer
+	if pd.QPN != 0 {
+		if pd.QPN != p.key.QPN {
+			f.moved(p, pd.QPN)
+			return
+		}
+		f.fail(p, "rejected: the peer does not listen")
+		return
+	}
+	if c.form == serviceid.RFC {
+		f.setClass(p, ClassLegacy, "it rejected the 0x01 service ID")
+		if p.triedForm[serviceid.Legacy] {
+			f.setClass(p, ClassUnknown, "it knows neither service ID")
+			f.fail(p, "rejected: both service IDs unknown")
+			return
+		}
+	} else {
+		f.setClass(p, ClassUnknown, "it rejected the 0x10 service ID")
+		if p.triedForm[serviceid.RFC] {
+			f.fail(p, "rejected: both service IDs unknown")
+			return
+		}
+	}
+	f.count(nFallbacks)
+	f.again(p, "with the other service ID")
+}
+
+// moved handles a peer whose UD QPN is not the one we hold: what we know of it
+// is out of date, so its addresses are resolved again.
+func (f *Interface) moved(p *peer, qpn ib.QPN) {
+	f.count(nMoved)
+	waiting := f.takeQueue(p)
+	addrs := p.addrs
+	f.fail(p, fmt.Sprintf("its UD QPN is %v now", qpn))
+	f.note(Note{Kind: NoteNeigh, Peer: p.key, Text: fmt.Sprintf("forgotten: REJ 8 says that its UD QPN is %v now", qpn)})
+	f.neighStep(neigh.ForgetLink{LinkAddr: p.key})
+	for _, pkt := range waiting {
+		f.resolve(pkt)
+	}
+	if len(waiting) == 0 {
+		for _, a := range addrs { // small packets went by UD, into the void
+			f.neighStep(neigh.Resolve{IP: a})
+		}
+	}
+}
+
+// wrongMTU handles REJ 26: one retry with what the peer suggests (WF I-8).
+func (f *Interface) wrongMTU(c *conn, ev cm.Failed, pd encap.PrivateData) {
+	p := c.peer
+	if p.tried26 {
+		f.fail(p, "rejected: invalid MTU, twice")
+		return
+	}
+	p.tried26 = true
+	if len(ev.ARI) > 0 {
+		if m := ib.MTU(ev.ARI[0]); m.Octets() > 0 && m < c.reqPath(f.pathMTU) {
+			p.pathMTU = m
+			f.again(p, fmt.Sprintf("with path MTU %v", m))
+			return
+		}
+	}
+	m := mtu.AfterReject(c.receive, pd.ReceiveMTU)
+	if _, err := mtu.Negotiate(c.receive, m, f.ipv6); err != nil {
+		f.fail(p, "rejected: "+err.Error())
+		return
+	}
+	p.receive = m
+	f.again(p, fmt.Sprintf("with Receive MTU %d", m))
+}
+
+// reqPath returns the path MTU that our REQ asked for.
+func (c *conn) reqPath(port ib.MTU) ib.MTU {
+	if c.peer.pathMTU != 0 {
+		return min(port, c.peer.pathMTU)
+	}
+	return port
+}
+
+// yield takes REJ 28 as the verdict of a crossing (RFC 4755 section 3.3): no
+// failure, and no new REQ. What waits goes out on the peer's connection, whose
+// REQ is due within its lifetime.
+func (f *Interface) yield(p *peer) {
+	f.count(nCrossSeen)
+	f.count(nCrossYielded)
+	p.verdict = "REQs crossed: ours was rejected with 28 because our address is smaller; the peer's REQ stands"
+	f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.verdict})
+	p.waitUntil = f.now.Add(reqLifetime + time.Duration(f.opt.Rand.Int64N(int64(reqLifetime/4))))
+	f.touch(p)
+}
+
+// waited gives up on a REQ that a crossing promised.
+func (f *Interface) waited(p *peer) {
+	p.waitUntil = time.Time{}
+	f.count(nCrossExpired)
+	f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: "the REQ that won the crossing never completed"})
+	if p.failures > 0 || p.tx != nil || !f.up { // once at once, then with pauses
+		f.fail(p, "the REQ that won a crossing never completed")
+		return
+	}
+	p.failures++
+	f.dial(p)
+}

@@ -1,0 +1,129 @@
+package ipoib
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/neigh"
+)
+
+// Explain says why packets to addr go where they go. Times are as of the last
+// Step.
+func (f *Interface) Explain(addr netip.Addr) Explanation {
+	addr = addr.Unmap().WithZone("")
+	e := Explanation{Addr: addr, NextHop: addr, Mode: "none", Path: f.miss()}
+	say := func(format string, args ...any) { e.Reasons = append(e.Reasons, fmt.Sprintf(format, args...)) }
+	switch {
+	case !addr.IsValid():
+		say("that is no IP address")
+		return e
+	case !f.up:
+		say("the interface is down, so nothing is sent")
+		e.Path.Kind = PathDrop
+		return e
+	case addr.Is6() && !f.ipv6:
+		say("there is no IPv6 on this link: its UD MTU %d is below 1280", f.opt.udMTU())
+		e.Path.Kind = PathDrop
+		return e
+	case f.addrs[addr].IsValid():
+		say("%v is an address of this interface", addr)
+		return e
+	case f.group.Table().IsGroup(addr):
+		e.Path, e.Mode = f.groupPath(addr), "ud"
+		say("multicast and broadcast always go by UD (RFC 4755 section 2.1), to %v", e.Path.MGID)
+		say("the MTU is that of UD, %d", f.udMTU())
+		return e
+	}
+	f.explainHop(&e, say)
+	return e
+}
+
+func (f *Interface) explainHop(e *Explanation, say func(string, ...any)) {
+	p, gw, ok := f.route(e.Addr)
+	switch {
+	case ok && gw.IsValid():
+		e.NextHop = gw
+		say("the route %v leads by the gateway %v", p, gw)
+	case ok:
+		say("the route %v is on the link itself", p)
+	default:
+		say("no route through the interface is known; it would be looked for on the link")
+	}
+	n, known := f.neigh.Lookup(e.NextHop)
+	h := f.hops[e.NextHop]
+	if h == nil {
+		if known && n.State == neigh.StateFailed {
+			say("nobody answered for %v", e.NextHop)
+		} else {
+			say("the link-layer address of %v is not known; the next packet asks for it", e.NextHop)
+		}
+		return
+	}
+	peer := h.peer
+	e.Path, e.Link, e.Class, e.LastREJ = f.path(h), peer.key, peer.class, peer.lastREJ
+	e.Link.Flags = peer.flags
+	t := ib.UD
+	if c := peer.tx; c != nil {
+		t = c.trans
+	}
+	e.Mode = modeName(e.Path.Kind, t)
+	say("%v is at %v, neighbour state %v", e.NextHop, e.Link, n.State)
+	f.explainClass(peer, say)
+	f.explainMode(peer, say)
+	if peer.verdict != "" {
+		say("%s", peer.verdict)
+	}
+	if peer.lastREJ != "" {
+		say("last REJ: %s", peer.lastREJ)
+	}
+}
+
+func (f *Interface) explainClass(p *peer, say func(string, ...any)) {
+	switch p.class {
+	case ClassRFC:
+		say("the peer follows RFC 4755: one two-way connection")
+	case ClassLegacy:
+		say("the peer uses the 0x10 service ID (Linux and others): one-way connections, remembered for %v", p.classUntil.Sub(f.now).Round(time.Second))
+		for range p.rx {
+			say("a connection of the peer's own is used for receiving only")
+		}
+	default:
+		say("which service ID the peer uses is not known yet")
+	}
+}
+
+func (f *Interface) explainMode(p *peer, say func(string, ...any)) {
+	ours := f.opt.Mode.Flags()
+	say("modes: we offer %v, the peer %v", ours, p.flags)
+	c := p.tx
+	switch {
+	case c != nil:
+		who := "the peer"
+		if c.active {
+			who = "us"
+		}
+		say("%v connection opened by %s at %v", c.trans, who, c.up.Format(time.TimeOnly))
+		say("MTU %d: the smaller Receive MTU of ours, %d, and the peer's, %d, less the 4-octet header", c.mtu, c.receive, c.theirs)
+		if f.deviceMTU < c.mtu {
+			say("limited by the device MTU of %d", f.deviceMTU)
+		}
+	case !p.waitUntil.IsZero():
+		say("REQs crossed and the peer's won: it is due within %v", p.waitUntil.Sub(f.now).Round(time.Millisecond))
+	case p.connecting():
+		say("a connection is being set up; what fits goes by UD, larger packets wait (%d now)", len(p.queue))
+	case f.transport(p) == ib.UD:
+		say("UD, because the two have no connected mode in common")
+	case f.now.Before(p.holdUntil):
+		say("UD, because the last attempt failed (%s); the next may begin in %v", p.lastFail, p.holdUntil.Sub(f.now).Round(time.Millisecond))
+	default:
+		say("no connection now; the next packet opens one")
+		if p.lastFail != "" {
+			say("the last one ended: %s", p.lastFail)
+		}
+	}
+	if c == nil {
+		say("the MTU is that of UD, %d, until there is a connection", f.udMTU())
+	}
+}

@@ -1,0 +1,143 @@
+package ipoib
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"ipoibcm/cm"
+	"ipoibcm/group"
+	"ipoibcm/ib"
+	"ipoibcm/neigh"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
+)
+
+// Status returns the interface as it is now.
+func (f *Interface) Status() Status {
+	s := Status{
+		Up: f.up && f.active, Link: f.link, Mode: f.opt.Mode, PKey: f.opt.pkey(), QKey: f.opt.qkey(), PathMTU: f.pathMTU,
+		Broadcast: f.group.Table().Broadcast(), UDMTU: f.opt.udMTU(), ReceiveMTU: f.opt.receiveMTU(), DeviceMTU: f.deviceMTU,
+		IPv6: f.ipv6, Peers: len(f.order), Neighbours: len(f.hops),
+		Crossings: Crossings{Seen: f.n[nCrossSeen], Accepted: f.n[nCrossAccepted], Rejected: f.n[nCrossRejected],
+			Yielded: f.n[nCrossYielded], Expired: f.n[nCrossExpired]},
+	}
+	for _, c := range f.connOrder {
+		if c.state == connUp {
+			s.Conns++
+		}
+	}
+	known := map[netip.Addr]neigh.AddrState{}
+	for _, a := range f.neigh.Addrs() {
+		known[a.Prefix.Addr()] = a.State
+	}
+	for _, p := range f.sortedAddrs() {
+		st := known[p.Addr()]
+		s.Addrs = append(s.Addrs, AddrInfo{Prefix: p, Ours: f.ours.IsValid() && p.Addr() == f.ours.Addr(),
+			Tentative: st == neigh.AddrOptimistic, Duplicate: st == neigh.AddrDuplicate})
+	}
+	return s
+}
+
+// Conns lists the connections in the record, oldest first (RFC 4755 section 3.2).
+func (f *Interface) Conns() []ConnInfo {
+	states := map[cm.Handle]cm.ConnInfo{}
+	for _, c := range f.cm.Conns() {
+		states[c.Handle] = c
+	}
+	out := make([]ConnInfo, 0, len(f.connOrder))
+	for _, c := range f.connOrder {
+		p := c.peer
+		i := ConnInfo{
+			Conn: c.id, Peer: p.key, State: cm.StateIdle.String(), Transport: c.trans, Class: p.class, Active: c.active,
+			Tx: c.active || !c.oneWay(), Rx: !c.active || !c.oneWay(),
+			LocalQPN: c.qpn, ReceiveMTU: c.theirs, MTU: c.mtu,
+			Established: c.up, LastUsed: c.used, Use: c.use, Addrs: slices.Clone(p.addrs),
+		}
+		i.Peer.Flags = p.flags
+		if k, ok := states[c.handle]; ok && c.handle != 0 {
+			i.State, i.RemoteQPN, i.ServiceID = k.State.String(), k.RemoteQPN, uint64(k.ServiceID)
+			i.LocalComm, i.RemoteComm = uint32(k.LocalCommID), uint32(k.RemoteCommID)
+		}
+		out = append(out, i)
+	}
+	return out
+}
+
+// Neighbours lists the neighbour cache by address.
+func (f *Interface) Neighbours() []NeighbourInfo {
+	var out []NeighbourInfo
+	for _, n := range f.neigh.Neighbors() {
+		i := NeighbourInfo{Addr: n.IP, Link: n.LinkAddr, State: n.State.String(), Queued: n.QueuedPackets, Updated: n.Confirmed}
+		if h := f.hops[n.IP]; h != nil {
+			i.Path = f.path(h)
+			i.Queued += len(h.peer.queue)
+		}
+		out = append(out, i)
+	}
+	return out
+}
+
+// Routes lists the data path's table as the machine last set it, by prefix.
+func (f *Interface) Routes() []RouteInfo {
+	out := make([]RouteInfo, 0, len(f.table))
+	for _, p := range slices.SortedFunc(maps.Keys(f.table), comparePrefix) {
+		_, host := f.host[p.Addr()]
+		out = append(out, RouteInfo{Prefix: p, Gateway: f.routes[p], Path: f.table[p], Host: host && p.IsSingleIP()})
+	}
+	return out
+}
+
+// Groups lists the multicast groups: IPv4 before IPv6, by address.
+func (f *Interface) Groups() []GroupInfo {
+	names := [...]struct {
+		r    group.Reason
+		name string
+	}{{group.Always, "always"}, {group.ForAddress, "address"}, {group.Reported, "report"}, {group.InKernel, "kernel"}}
+	var out []GroupInfo
+	for _, g := range f.group.Groups() {
+		i := GroupInfo{Group: g.IP, MGID: g.MGID, Joined: g.Joined}
+		if g.IP == ip.LimitedBroadcast {
+			i.Group = netip.Addr{}
+		}
+		for _, n := range names {
+			if g.Reasons&n.r != 0 {
+				i.Reasons = append(i.Reasons, n.name)
+			}
+		}
+		out = append(out, i)
+	}
+	return out
+}
+
+// appendNeigh lists what neigh has counted.
+func appendNeigh(cs []Counter, n neigh.Counters) []Counter {
+	for _, c := range [...]Counter{
+		{"queries", n.Queries}, {"probes", n.Probes}, {"dad_probes", n.DADProbes}, {"announces", n.Announces},
+		{"answers", n.Answers}, {"recv_queries", n.RecvQueries}, {"recv_answers", n.RecvAnswers}, {"resolved", n.Resolved},
+		{"changed", n.Changed}, {"failed", n.Failed}, {"expired", n.Expired}, {"evicted", n.Evicted},
+		{"conflicts", n.Conflicts}, {"duplicates", n.Duplicates},
+	} {
+		cs = append(cs, Counter{"neigh_" + c.Name, c.Value})
+	}
+	for _, d := range neigh.Drops() {
+		cs = append(cs, Counter{"neigh_drop_" + d.String(), n.Drops[d]})
+	}
+	return cs
+}
+
+// Link returns the interface's link-layer address with the flags it announces.
+func (f *Interface) Link() encap.LinkAddr { return f.link }
+
+// modeName names what a path is in operators' words.
+func modeName(k PathKind, t ib.Transport) string {
+	switch {
+	case k == PathConn && t == ib.UC:
+		return "uc"
+	case k == PathConn:
+		return "rc"
+	case k == PathUD || k == PathGroup:
+		return "ud"
+	}
+	return "none"
+}

@@ -1,0 +1,299 @@
+package ipoib
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+
+	"ipoibcm/group"
+	"ipoibcm/ib"
+	"ipoibcm/mtu"
+	"ipoibcm/neigh"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
+	"ipoibcm/wire/nd"
+)
+
+// fromTUN forwards a packet that the data path could not.
+func (f *Interface) fromTUN(b []byte) {
+	f.count(nPackets)
+	if !f.up {
+		f.count(dropDown)
+		return
+	}
+	dst, ok := ip.Dst(b)
+	if ok && dst.Is4() {
+		_, err := ip.AsV4(b)
+		ok = err == nil
+	} else if ok {
+		_, err := ip.AsV6(b)
+		ok = err == nil
+	}
+	switch {
+	case !ok:
+		f.count(dropMalformed)
+		return
+	case dst.Is6() && !f.ipv6:
+		f.count(dropIPv6Off)
+		return
+	}
+	pkt := slices.Clone(b) // the driver wants its octets back
+	switch nd.KindOf(pkt) {
+	case nd.None:
+	case nd.NeighborSolicitation, nd.NeighborAdvertisement:
+		f.count(dropFromTUN) // we are the neighbour stack (design D9)
+		return
+	default:
+		if pkt = f.addLink(pkt); pkt == nil {
+			return
+		}
+	}
+	if ip.IsReport(pkt) {
+		if cs, err := ip.AppendChanges(nil, pkt); err == nil {
+			f.groupStep(group.Report{Changes: cs})
+		}
+	}
+	if f.group.Table().IsGroup(dst) {
+		f.toGroup(dst, pkt)
+		return
+	}
+	f.resolve(pkt)
+}
+
+// addLink gives an RS, RA or Redirect from the kernel the link-layer option
+// that a TUN kernel cannot know.
+func (f *Interface) addLink(pkt []byte) []byte {
+	link := f.link
+	if t, ok := nd.RedirectTarget(pkt); ok && f.addrs[t] == (netip.Prefix{}) {
+		h := f.hops[t]
+		if h == nil {
+			return pkt // the option is not required
+		}
+		link = h.peer.key
+		link.Flags = h.peer.flags
+	}
+	out, err := nd.AddLink(nil, pkt, link)
+	if err != nil {
+		f.count(dropMalformed)
+		return nil
+	}
+	f.count(nRouterOut)
+	return out
+}
+
+// resolve asks neigh for the next hop of pkt. The packet comes back in Deliver
+// or Discard.
+func (f *Interface) resolve(pkt []byte) {
+	dst, _ := ip.Dst(pkt)
+	f.neighStep(neigh.Resolve{IP: f.nextHop(dst), Packet: pkt})
+}
+
+// deliver sends a packet whose next hop a is at link.
+func (f *Interface) deliver(a netip.Addr, link encap.LinkAddr, pkt []byte) {
+	h := f.hops[a]
+	if h == nil || h.peer.key != link.Key() || nd.KindOf(pkt) != nd.None {
+		// Neighbour discovery goes by UD always (AMB-4755-11).
+		f.sendUD(link, pkt)
+		return
+	}
+	p := h.peer
+	if f.mayDial(p) {
+		f.endAttempt(p)
+		f.dial(p)
+	}
+	f.sendPeer(p, pkt)
+}
+
+// sendPeer sends pkt to p in whatever mode there is now, or keeps it until its
+// connection is up (RFC 4755 sections 7 and 7.2).
+func (f *Interface) sendPeer(p *peer, pkt []byte) {
+	dst, ok := ip.Dst(pkt)
+	if !ok {
+		return
+	}
+	hop := mtu.NextHop{MTU: f.udMTU()}
+	c := p.tx
+	if c != nil {
+		hop.MTU = mtu.Effective(f.deviceMTU, c.mtu)
+	} else if p.connecting() {
+		hop.Pending = mtu.Effective(f.deviceMTU, mtu.IPMTU(uint32(f.opt.receiveMTU())))
+	}
+	send := func(pkt []byte) {
+		if c != nil {
+			f.do(SendConn{Conn: c.id, Frame: frame(pkt)})
+		} else {
+			f.sendUD(p.key, pkt)
+		}
+	}
+	d := mtu.Decide(mtu.Packet{Len: len(pkt), Dst: dst, DF: df(pkt)}, hop)
+	switch d.Verdict {
+	case mtu.Send:
+		send(pkt)
+	case mtu.Wait:
+		f.enqueue(p, pkt)
+	default:
+		for _, a := range p.addrs {
+			f.hops[a].icmp = true
+		}
+		f.oversize(d, pkt, netip.Addr{}, send)
+	}
+}
+
+// oversize fragments pkt, answers it or drops it, as d says.
+func (f *Interface) oversize(d mtu.Decision, pkt []byte, source netip.Addr, send func([]byte)) {
+	switch d.Verdict {
+	case mtu.Fragment:
+		fr, err := ip.NewFragmenter(pkt, d.MTU)
+		if err != nil {
+			f.count(dropOversize)
+			return
+		}
+		f.count(nFragmented)
+		for fr.More() {
+			send(fr.Append(nil))
+		}
+	case mtu.TooBig:
+		out, err := ip.AppendTooBig(nil, pkt, source, d.MTU)
+		if errors.Is(err, ip.ErrSilent) {
+			f.count(dropSilent)
+			return
+		}
+		if err != nil {
+			f.count(dropOversize)
+			return
+		}
+		f.count(nTooBig)
+		f.do(WriteTUN{IP: out})
+	default:
+		f.count(dropOversize)
+	}
+}
+
+// toGroup sends pkt to a group or broadcast address: over the UD QP, whatever
+// connections there are (RFC 4755 section 2.1).
+func (f *Interface) toGroup(dst netip.Addr, pkt []byte) {
+	if _, ok := f.group.Table().MGIDFor(dst); !ok {
+		f.count(dropNotWanted) // never leaves the host
+		return
+	}
+	if nd.KindOf(pkt) == nd.None && !ip.IsReport(pkt) {
+		f.addGroupPath(dst)
+	}
+	send := func(pkt []byte) { f.sendGroup(dst, frame(pkt)) }
+	d := mtu.Decide(mtu.Packet{Len: len(pkt), Dst: dst, DF: df(pkt), Broadcast: !dst.IsMulticast()}, mtu.NextHop{MTU: f.udMTU()})
+	if d.Verdict == mtu.Send {
+		send(pkt)
+		return
+	}
+	// The message needs a unicast source, and for IPv6 any will do.
+	f.oversize(d, pkt, ip.LinkLocal(f.link.GID), send)
+}
+
+// sendGroup sends a frame to the MGID of dst, or to each peer of the list that
+// stands for it.
+func (f *Interface) sendGroup(dst netip.Addr, fr []byte) {
+	t := f.group.Table()
+	if g, ok := t.MGIDFor(dst); ok {
+		f.sendMGID(g, fr)
+	}
+}
+
+func (f *Interface) sendMGID(g ib.GID, fr []byte) {
+	peers := f.group.Table().Replicate()
+	if len(peers) == 0 {
+		f.do(SendUD{MGID: g, Frame: fr})
+		return
+	}
+	for _, gid := range peers {
+		f.do(SendUD{Link: encap.LinkAddr{QPN: ib.QPNMulticast, GID: gid}, Frame: slices.Clone(fr)})
+	}
+}
+
+// sendUD sends an IP packet by UD. Only what fits comes here, but for packets
+// of the kernel's own making (RA) that cannot be cut.
+func (f *Interface) sendUD(link encap.LinkAddr, pkt []byte) {
+	if len(pkt) > f.opt.udMTU() {
+		f.count(dropOversize)
+		return
+	}
+	f.do(SendUD{Link: link, Frame: frame(pkt)})
+}
+
+// frame puts the encapsulation header before an IP packet.
+func frame(pkt []byte) []byte {
+	t := encap.IPv4
+	if ip.Version(pkt) == 6 {
+		t = encap.IPv6
+	}
+	return frameOf(t, pkt)
+}
+
+func frameOf(t encap.EtherType, payload []byte) []byte {
+	b, _ := encap.Header{Type: t}.AppendBinary(make([]byte, 0, encap.HeaderLen+len(payload)))
+	return append(b, payload...)
+}
+
+// df reports whether an IPv4 packet must not be fragmented.
+func df(pkt []byte) bool { return ip.Version(pkt) == 4 && ip.V4(pkt).DF() }
+
+// fromFabric takes a frame that is not plain IP data.
+func (f *Interface) fromFabric(ev RecvFrame) {
+	var h encap.Header
+	if !f.up {
+		f.count(dropDown)
+		return
+	}
+	if h.UnmarshalBinary(ev.Frame) != nil {
+		f.count(dropFrame)
+		return
+	}
+	body := ev.Frame[encap.HeaderLen:]
+	from := encap.LinkAddr{QPN: ev.SrcQPN, GID: ev.SrcGID}
+	if ev.Conn != 0 {
+		c := f.conns[ev.Conn]
+		if c == nil {
+			f.count(dropStaleHandle)
+			return
+		}
+		from = c.peer.key
+	}
+	switch {
+	case from == f.link.Key():
+		f.count(dropReflected)
+	case h.Type == encap.ARP && ev.Conn != 0:
+		f.count(dropARPOnConn) // no type of a connected QP (RFC 4755 section 4)
+	case h.Type == encap.ARP:
+		f.neighStep(neigh.RecvARP{From: from, Payload: body})
+	case h.Type == encap.IPv6 && f.ipv6:
+		if ev.Conn != 0 {
+			f.count(nNDOnConn) // Linux sends it so: accepted, answered by UD
+		}
+		f.recvND(from, body)
+	default:
+		f.count(dropFrame)
+	}
+}
+
+// recvND sorts neighbour discovery from the fabric: neigh's, or the kernel's.
+func (f *Interface) recvND(from encap.LinkAddr, pkt []byte) {
+	switch nd.KindOf(pkt) {
+	case nd.None:
+		f.count(dropFrame)
+	case nd.NeighborSolicitation, nd.NeighborAdvertisement:
+		f.neighStep(neigh.RecvND{From: from, Payload: pkt})
+	default:
+		dst, _ := ip.Dst(pkt)
+		if !f.group.Table().Wanted(dst) {
+			f.count(dropNotWanted)
+			return
+		}
+		// An MTU option in an RA passes through: accept_ra_mtu is 0 (design D7).
+		out, _, _, err := nd.StripLink(nil, pkt)
+		if err != nil {
+			f.count(dropFrame)
+			return
+		}
+		f.count(nRouterIn)
+		f.do(WriteTUN{IP: out})
+	}
+}

@@ -1,0 +1,264 @@
+package ipoib
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"ipoibcm/cm"
+	"ipoibcm/group"
+	"ipoibcm/ib"
+	"ipoibcm/neigh"
+	"ipoibcm/wire/encap"
+)
+
+// This file feeds the parts and turns their actions into ours. A part's action
+// may lead to another Step of the same part; by then its first Step is over.
+
+func confirmed(key encap.LinkAddr) neigh.Event { return neigh.ConfirmedLink{LinkAddr: key} }
+
+func (f *Interface) cmStep(ev cm.Event) {
+	for _, a := range f.cm.Step(nil, f.now, ev) {
+		f.onCM(a)
+	}
+}
+
+func (f *Interface) onCM(a cm.Action) {
+	switch a := a.(type) {
+	case cm.SendMAD:
+		f.do(SendMAD{MAD: a.MAD})
+	case cm.RequestReceived:
+		f.requested(a)
+	case cm.ReplyReceived:
+		f.replied(a)
+	case cm.Established:
+		c := f.byHandle[a.Handle]
+		if c == nil {
+			f.count(dropStaleHandle)
+			return
+		}
+		c.params = a.Params
+		how := "the peer's request"
+		if a.Active {
+			how = "our request"
+		} else if a.ByData {
+			how = "the peer's request, by data before its RTU"
+		}
+		f.proveByRTU(c, a.RTUPrivateData)
+		f.established(c, how)
+	case cm.LateRTU:
+		if c := f.byHandle[a.Handle]; c != nil {
+			f.proveByRTU(c, a.PrivateData)
+		}
+	case cm.Failed:
+		f.cmFailed(a)
+	case cm.Disconnected:
+		c := f.byHandle[a.Handle]
+		if c == nil {
+			return // we hung up
+		}
+		why := fmt.Sprintf("ended by %v", a.By)
+		if a.Reason != 0 {
+			why += ", " + a.Reason.String()
+			c.peer.lastREJ = a.Reason.String() + " on a connection"
+		}
+		if a.By != cm.ByUser {
+			f.count(nDREQByPeer)
+		}
+		if c.state == connUp {
+			f.lost(c, why)
+		} else {
+			f.acceptFailed(c, why)
+		}
+	case cm.Released:
+	case cm.Note:
+		f.cmNote(a)
+	default:
+		panic(fmt.Sprintf("ipoib: unknown action %T of cm", a))
+	}
+}
+
+// proveByRTU takes private data in an RTU as proof of an RFC peer (design D5):
+// Linux sends none.
+func (f *Interface) proveByRTU(c *conn, b []byte) {
+	var pd encap.PrivateData
+	if pd.UnmarshalBinary(b) == nil && pd.QPN != 0 && pd.QPN == c.peer.key.QPN {
+		f.setClass(c.peer, ClassRFC, "its RTU has private data")
+	}
+}
+
+func (f *Interface) cmFailed(a cm.Failed) {
+	c := f.byHandle[a.Handle]
+	if c == nil {
+		return // we gave it up
+	}
+	if c.active {
+		f.dialFailed(c, a)
+		return
+	}
+	why := a.Cause.String()
+	if a.Cause == cm.Rejected {
+		f.count(nREJReceived)
+		why += ", " + a.Reason.String()
+		c.peer.lastREJ = a.Reason.String() + " to our REP"
+	}
+	f.acceptFailed(c, why)
+}
+
+// cmNote passes on what the CM tells, with the interface's own names.
+func (f *Interface) cmNote(a cm.Note) {
+	n := Note{Kind: NoteConn, Peer: encap.LinkAddr{GID: a.Remote}}
+	switch a.Dir {
+	case cm.Sent:
+		n.Kind = NoteCMSent
+	case cm.Received:
+		n.Kind = NoteCMRecv
+	}
+	if c := f.byHandle[a.Handle]; c != nil {
+		n.Conn, n.Peer = c.id, c.peer.key
+	}
+	n.Text = noteText(a)
+	f.do(n)
+}
+
+// noteText puts a CM note into one line.
+func noteText(a cm.Note) string {
+	var b strings.Builder
+	put := func(format string, args ...any) {
+		if b.Len() > 0 {
+			b.WriteByte(' ')
+		}
+		fmt.Fprintf(&b, format, args...)
+	}
+	if a.Message != "" {
+		put("%s", a.Message)
+	}
+	if a.Repeat {
+		put("(again)")
+	}
+	if a.ServiceID != 0 {
+		put("service_id=%v", a.ServiceID)
+	}
+	if a.LocalCommID != 0 {
+		put("comm=%08x", a.LocalCommID)
+	}
+	if a.RemoteCommID != 0 {
+		put("remote_comm=%08x", a.RemoteCommID)
+	}
+	if a.QPN != 0 {
+		put("qpn=%v", a.QPN)
+	}
+	if a.Reason != 0 {
+		put("reason=%d (%v)", uint16(a.Reason), a.Reason)
+	}
+	if a.Drop != cm.NotDropped {
+		put("dropped=%v", a.Drop)
+	}
+	if a.Handle != 0 {
+		put("state=%v", a.State)
+	}
+	if a.Text != "" {
+		put("%s", a.Text)
+	}
+	return b.String()
+}
+
+func (f *Interface) neighStep(ev neigh.Event) {
+	for _, a := range f.neigh.Step(nil, f.now, ev) {
+		f.onNeigh(a)
+	}
+}
+
+func (f *Interface) onNeigh(a neigh.Action) {
+	switch a := a.(type) {
+	case neigh.SendUD:
+		fr := frameOf(a.EtherType, a.Payload)
+		switch {
+		case a.To.Broadcast:
+			f.sendMGID(f.group.Table().Broadcast(), fr)
+		case a.To.Group.IsValid():
+			f.sendGroup(a.To.Group, fr)
+		default:
+			f.do(SendUD{Link: a.To.LinkAddr, Frame: fr})
+		}
+	case neigh.Resolved:
+		f.learn(a.IP, a.LinkAddr)
+		f.note(Note{Kind: NoteNeigh, Addr: a.IP, Peer: a.LinkAddr.Key(), Text: fmt.Sprintf("%v is at %v", a.IP, a.LinkAddr)})
+	case neigh.Changed:
+		f.learn(a.IP, a.New)
+		f.note(Note{Kind: NoteNeigh, Addr: a.IP, Peer: a.New.Key(), Text: fmt.Sprintf("%v moved from %v to %v", a.IP, a.Old, a.New)})
+	case neigh.Expired:
+		f.unlearn(a.IP, a.Reason)
+		f.note(Note{Kind: NoteNeigh, Addr: a.IP, Peer: a.LinkAddr.Key(), Text: fmt.Sprintf("%v is no longer known: %v", a.IP, a.Reason)})
+	case neigh.Deliver:
+		f.deliver(a.IP, a.LinkAddr, a.Packet)
+	case neigh.Failed:
+		f.note(Note{Kind: NoteNeigh, Addr: a.IP, Text: fmt.Sprintf("nobody answers for %v", a.IP)})
+	case neigh.Discard: // counted by neigh
+	case neigh.AddrVerified:
+		f.note(Note{Kind: NoteAddr, Addr: a.IP, Text: fmt.Sprintf("%v has no duplicate", a.IP)})
+	case neigh.Duplicate:
+		f.note(Note{Kind: NoteAddr, Addr: a.IP, Peer: a.By.Key(), Text: fmt.Sprintf("%v is a duplicate, also used by %v", a.IP, a.By)})
+		if f.ours.IsValid() && a.IP == f.ours.Addr() {
+			f.do(RemoveAddr{Prefix: f.ours})
+			f.ours = netip.Prefix{}
+		}
+	case neigh.Conflict:
+		f.note(Note{Kind: NoteAddr, Addr: a.IP, Peer: a.By.Key(), Text: fmt.Sprintf("%v is claimed by %v as well", a.IP, a.By)})
+	default:
+		panic(fmt.Sprintf("ipoib: unknown action %T of neigh", a))
+	}
+}
+
+func (f *Interface) groupStep(ev group.Event) {
+	for _, a := range f.group.Step(nil, f.now, ev) {
+		switch a := a.(type) {
+		case group.Join:
+			f.note(Note{Kind: NoteGroup, Text: fmt.Sprintf("joining %v", a.MGID)})
+			f.do(JoinGroup{MGID: a.MGID})
+		case group.Leave:
+			f.note(Note{Kind: NoteGroup, Text: fmt.Sprintf("leaving %v", a.MGID)})
+			f.do(LeaveGroup{MGID: a.MGID})
+		case group.Publish:
+			f.do(PublishGroups{Table: a.Table})
+			f.settleGroups()
+		default:
+			panic(fmt.Sprintf("ipoib: unknown action %T of group", a))
+		}
+	}
+}
+
+// usage takes the data path's counts: who is in use, who is idle, and what RC
+// acknowledgements prove (RFC 4861 section 7.3.1).
+func (f *Interface) usage(ev Usage) {
+	for _, u := range ev.Conns {
+		c := f.conns[u.Conn]
+		if c == nil {
+			continue
+		}
+		old := c.use
+		c.use = u
+		if u.TxPackets != old.TxPackets || u.RxPackets != old.RxPackets {
+			c.used = f.now
+		}
+		if u.TxPackets != old.TxPackets {
+			for _, a := range slices.Clone(c.peer.addrs) {
+				f.neighStep(neigh.Used{IP: a})
+			}
+		}
+		if c.trans == ib.RC && u.TxPackets-u.TxUnacked > old.TxPackets-old.TxUnacked {
+			f.neighStep(confirmed(c.peer.key))
+		}
+	}
+	for _, u := range ev.UD {
+		p := f.peers[u.Link.Key()]
+		if p == nil || p.udPackets == u.TxPackets {
+			continue
+		}
+		p.udPackets, p.udOctets = u.TxPackets, u.TxOctets
+		for _, a := range slices.Clone(p.addrs) {
+			f.neighStep(neigh.Used{IP: a})
+		}
+	}
+}

@@ -1,0 +1,351 @@
+package ipoib
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"ipoibcm/ib"
+	"ipoibcm/mtu"
+	"ipoibcm/neigh"
+	"ipoibcm/wire/encap"
+)
+
+// maxGroupPaths bounds the groups that have an entry of their own in the data
+// path's table; packets to others come by here every time.
+const maxGroupPaths = 1024
+
+// A hop is a neighbour whose link-layer address is known.
+type hop struct {
+	peer *peer
+	mtu  int  // of its path, as settle last set it
+	icmp bool // the kernel has heard of a smaller MTU from us since then
+}
+
+// learn notes that the neighbour a is at link.
+func (f *Interface) learn(a netip.Addr, link encap.LinkAddr) {
+	p := f.peer(link)
+	if h := f.hops[a]; h != nil && h.peer != p {
+		f.unlearn(a, neigh.ExpireForgotten)
+	}
+	if p == nil {
+		return
+	}
+	if p.flags != link.Flags.Known() {
+		p.flags = link.Flags.Known()
+		f.touch(p)
+	}
+	if f.hops[a] == nil {
+		f.hops[a] = &hop{peer: p, mtu: f.udMTU()}
+		i, _ := slices.BinarySearchFunc(p.addrs, a, netip.Addr.Compare)
+		p.addrs = slices.Insert(p.addrs, i, a)
+	}
+	f.dirty[a] = true
+}
+
+// unlearn forgets neighbour a. A peer that no address leads to any more loses
+// its connection (RFC 4755 section 3.4); if its entry merely aged while the
+// peer still sends to us, the timer decides.
+func (f *Interface) unlearn(a netip.Addr, why neigh.ExpireReason) {
+	h := f.hops[a]
+	if h == nil {
+		return
+	}
+	p := h.peer
+	delete(f.hops, a)
+	p.addrs = slices.DeleteFunc(p.addrs, func(b netip.Addr) bool { return a == b })
+	f.dirty[a] = true
+	if len(p.addrs) > 0 {
+		return
+	}
+	f.takeQueue(p)
+	if p.dial != nil {
+		f.withdraw(p.dial)
+	}
+	f.endAttempt(p)
+	if why == neigh.ExpireUnused || why == neigh.ExpireEvicted {
+		return
+	}
+	if p.tx != nil {
+		f.hangUp(p.tx, "its neighbour entry is gone: "+why.String())
+	}
+}
+
+// setRoutes takes the routes through the device (design D8).
+func (f *Interface) setRoutes(rs []Route) {
+	clear(f.routes)
+	clear(f.via)
+	has := map[int]bool{} // prefix lengths; those of IPv6 negative
+	for _, r := range rs {
+		p := r.Prefix.Masked()
+		if !p.IsValid() || p.Addr().IsMulticast() || p.Addr().Is6() && !f.ipv6 {
+			continue
+		}
+		if _, dup := f.routes[p]; dup && !r.Gateway.IsValid() {
+			continue // a route by a gateway is the more specific wish
+		}
+		gw := r.Gateway.Unmap().WithZone("")
+		f.routes[p] = gw
+		if p.Addr().Is4() {
+			has[p.Bits()] = true
+		} else {
+			has[-1-p.Bits()] = true
+		}
+	}
+	f.bits4, f.bits6 = f.bits4[:0], f.bits6[:0]
+	for b := 128; b >= 0; b-- {
+		if has[b] {
+			f.bits4 = append(f.bits4, b)
+		}
+		if has[-1-b] {
+			f.bits6 = append(f.bits6, b)
+		}
+	}
+	for _, p := range slices.SortedFunc(maps.Keys(f.routes), comparePrefix) {
+		if gw := f.routes[p]; gw.IsValid() {
+			f.via[gw] = append(f.via[gw], p)
+		}
+	}
+	f.dirtyAll = true
+}
+
+// route returns the longest prefix that holds a, and its gateway.
+func (f *Interface) route(a netip.Addr) (p netip.Prefix, gw netip.Addr, ok bool) {
+	bits := f.bits6
+	if a.Is4() {
+		bits = f.bits4
+	}
+	for _, b := range bits {
+		p, err := a.Prefix(b)
+		if err != nil {
+			continue
+		}
+		if gw, ok := f.routes[p]; ok {
+			return p, gw, true
+		}
+	}
+	return netip.Prefix{}, netip.Addr{}, false
+}
+
+// nextHop returns who a packet to dst goes to. Without a route it is dst
+// itself: the kernel saw a route that we have not heard of yet.
+func (f *Interface) nextHop(dst netip.Addr) netip.Addr {
+	if _, gw, ok := f.route(dst); ok && gw.IsValid() {
+		return gw
+	}
+	return dst
+}
+
+func (f *Interface) udMTU() int { return mtu.Effective(f.deviceMTU, f.opt.udMTU()) }
+
+// path returns how h is reached now.
+func (f *Interface) path(h *hop) Path {
+	p := h.peer
+	link := p.key
+	link.Flags = p.flags
+	if c := p.tx; c != nil {
+		return Path{Kind: PathConn, Conn: c.id, Link: link, MTU: mtu.Effective(f.deviceMTU, c.mtu)}
+	}
+	kind := PathUD
+	if f.mayDial(p) {
+		kind = PathMiss // so that the next packet opens a connection
+	}
+	return Path{Kind: kind, Link: link, MTU: f.udMTU()}
+}
+
+// miss is the path of what is not resolved.
+func (f *Interface) miss() Path { return Path{Kind: PathMiss, MTU: f.udMTU()} }
+
+// settle brings the data path's table and the host routes into line with what
+// changed in this Step, then lets queue pairs go that nothing leads to now.
+func (f *Interface) settle() {
+	if f.dirtyAll {
+		f.settleAll()
+	} else if len(f.dirty) > 0 {
+		for _, a := range slices.SortedFunc(maps.Keys(f.dirty), netip.Addr.Compare) {
+			f.settleHop(a)
+		}
+	}
+	clear(f.dirty)
+	f.dirtyAll = false
+	for i, v6 := range [...]bool{false, true} {
+		if f.flush[i] {
+			f.count(nFlushes)
+			f.do(FlushExceptions{IPv6: v6})
+		}
+	}
+	f.flush = [2]bool{}
+	for _, id := range f.gone {
+		f.do(DestroyQP{Conn: id})
+	}
+	f.gone = f.gone[:0]
+}
+
+// settleHop sets the entries that depend on next hop a.
+func (f *Interface) settleHop(a netip.Addr) {
+	for _, p := range f.via[a] {
+		f.setPath(p, f.wanted(p))
+	}
+	p := hostPrefix(a)
+	f.setPath(p, f.wanted(p))
+	f.setHostRoute(a)
+	f.watchRise(a)
+}
+
+// settleAll sets every entry anew.
+func (f *Interface) settleAll() {
+	want := map[netip.Prefix]bool{}
+	for p := range f.routes {
+		want[p] = true
+	}
+	for a := range f.hops {
+		want[hostPrefix(a)] = true
+	}
+	for p := range f.table {
+		want[p] = true // to be withdrawn, or a group
+	}
+	for _, p := range slices.SortedFunc(maps.Keys(want), comparePrefix) {
+		f.setPath(p, f.wanted(p))
+	}
+	hosts := map[netip.Addr]bool{}
+	for a := range f.hops {
+		hosts[a] = true
+	}
+	for a := range f.host {
+		hosts[a] = true
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(hosts), netip.Addr.Compare) {
+		f.setHostRoute(a)
+		f.watchRise(a)
+	}
+}
+
+// wanted returns the entry that prefix p should have; a zero MTU means none.
+func (f *Interface) wanted(p netip.Prefix) Path {
+	if !f.up {
+		return Path{}
+	}
+	if p.IsSingleIP() {
+		if f.groups[p.Addr()] {
+			return f.groupPath(p.Addr())
+		}
+		if h := f.hops[p.Addr()]; h != nil && f.nextHop(p.Addr()) == p.Addr() {
+			return f.path(h)
+		}
+	}
+	gw, ok := f.routes[p]
+	if !ok {
+		return Path{}
+	}
+	if h := f.hops[gw]; gw.IsValid() && h != nil {
+		return f.path(h)
+	}
+	return f.miss()
+}
+
+func (f *Interface) setPath(p netip.Prefix, want Path) {
+	have, ok := f.table[p]
+	switch {
+	case want.MTU == 0 && ok:
+		delete(f.table, p)
+		delete(f.groups, p.Addr())
+		f.do(DelPath{Prefix: p})
+	case want.MTU != 0 && (!ok || have != want):
+		f.table[p] = want
+		f.do(SetPath{Prefix: p, Path: want})
+	}
+}
+
+// setHostRoute shows the connection's MTU to the kernel (design D7). A
+// neighbour that lies behind a gateway by the kernel's routes gets none, for
+// the route would pull its traffic to us.
+func (f *Interface) setHostRoute(a netip.Addr) {
+	want := 0
+	if h := f.hops[a]; h != nil && f.up && f.nextHop(a) == a {
+		if p := f.path(h); p.Kind == PathConn {
+			want = p.MTU
+		}
+	}
+	have, ok := f.host[a]
+	switch {
+	case want == 0 && ok:
+		delete(f.host, a)
+		f.do(DelHostRoute{Addr: a})
+	case want != 0 && have != want:
+		f.host[a] = want
+		f.do(HostRoute{Addr: a, MTU: want})
+	}
+}
+
+// watchRise asks for the kernel's path MTU exceptions to be flushed when the
+// MTU of a next hop rises: those of destinations behind it would stay small
+// for 600 s.
+func (f *Interface) watchRise(a netip.Addr) {
+	h := f.hops[a]
+	if h == nil {
+		return
+	}
+	m := f.path(h).MTU
+	if m > h.mtu {
+		for _, p := range f.via[a] {
+			f.flush[family(p.Addr())] = true
+		}
+		if h.icmp {
+			f.flush[family(a)] = true
+		}
+		h.icmp = false
+	}
+	h.mtu = m
+}
+
+func family(a netip.Addr) int {
+	if a.Is4() {
+		return 0
+	}
+	return 1
+}
+
+// groupPath returns the entry of group or broadcast address a; zero if a is
+// none any more, or goes to a list of peers, which only we do.
+func (f *Interface) groupPath(a netip.Addr) Path {
+	t := f.group.Table()
+	g, ok := t.MGIDFor(a)
+	if !ok || len(t.Replicate()) > 0 {
+		return Path{}
+	}
+	return Path{Kind: PathGroup, MGID: g, Link: encap.LinkAddr{QPN: ib.QPNMulticast, GID: g}, MTU: f.udMTU()}
+}
+
+// addGroupPath lets the data path send to a by itself from now on.
+func (f *Interface) addGroupPath(a netip.Addr) {
+	if f.groups[a] {
+		return
+	}
+	if len(f.groups) >= maxGroupPaths {
+		f.count(dropGroupPaths)
+		return
+	}
+	f.groups[a] = true
+	p := hostPrefix(a)
+	f.setPath(p, f.wanted(p))
+	if _, ok := f.table[p]; !ok {
+		delete(f.groups, a)
+	}
+}
+
+// settleGroups looks at the groups again after a change of the group table.
+func (f *Interface) settleGroups() {
+	for _, a := range slices.SortedFunc(maps.Keys(f.groups), netip.Addr.Compare) {
+		p := hostPrefix(a)
+		f.setPath(p, f.wanted(p))
+	}
+}
+
+func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+func comparePrefix(a, b netip.Prefix) int {
+	if c := a.Addr().Compare(b.Addr()); c != 0 {
+		return c
+	}
+	return a.Bits() - b.Bits()
+}

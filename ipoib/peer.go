@@ -1,0 +1,215 @@
+package ipoib
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/serviceid"
+	"ipoibcm/wire/encap"
+)
+
+const (
+	// classMemory is how long we remember which service ID a peer answers to.
+	classMemory = 10 * time.Minute
+	// maxLegacyRx bounds the one-way connections that one legacy peer may hold.
+	maxLegacyRx = 4
+	// maxQuickRetries bounds retries without a pause within one attempt.
+	maxQuickRetries = 4
+	// settled is how long a connection must have been up for its loss to count
+	// as a surprise, after which we may dial again at once.
+	settled = 5 * time.Second
+	// orphanGrace is how long a connection without a neighbour must have been
+	// silent before it goes: the peer may be sending to us all the time.
+	orphanGrace = 30 * time.Second
+)
+
+// A peer is one interface at the other end of the link, known by its
+// link-layer address with the flags zeroed. It owns at most one connection to
+// send on, whatever the mode (design D6).
+type peer struct {
+	key   encap.LinkAddr
+	flags encap.Flags  // of address resolution; zero before
+	addrs []netip.Addr // neighbours that resolve to it, sorted
+
+	class      Class
+	classUntil time.Time // of ClassLegacy
+
+	tx     *conn   // up, ours to send on; two-way unless legacy
+	rx     []*conn // legacy connections of the peer, receive only
+	dial   *conn   // our attempt
+	accept *conn   // the peer's 0x01 attempt, not established yet
+
+	queue       [][]byte // packets too large for UD, waiting for the connection
+	queueOctets int
+
+	// One attempt may try several things without a pause.
+	quick     int
+	triedForm [3]bool // by serviceid.Form
+	tried26   bool
+	receive   uint32 // Receive MTU to offer instead of ours, after a REJ 26
+	pathMTU   ib.MTU // path MTU to ask for instead of ours, after a REJ 26
+
+	failures  int
+	holdUntil time.Time // no attempt before
+	waitUntil time.Time // a crossing was decided for the peer: its REQ is due
+
+	udPackets, udOctets uint64 // sent by UD, as the data path counted
+
+	touched  time.Time
+	lastREJ  string
+	lastFail string
+	verdict  string
+}
+
+// connecting reports whether a connection is on its way.
+func (p *peer) connecting() bool {
+	return p.dial != nil || p.accept != nil || !p.waitUntil.IsZero()
+}
+
+// idle reports whether nothing hangs on p.
+func (p *peer) unused() bool {
+	return len(p.addrs) == 0 && p.tx == nil && len(p.rx) == 0 && !p.connecting()
+}
+
+// conns lists the connections of p in no meaningful but a fixed order.
+func (p *peer) conns() []*conn {
+	cs := slices.Clone(p.rx)
+	for _, c := range [...]*conn{p.tx, p.dial, p.accept} {
+		if c != nil {
+			cs = append(cs, c)
+		}
+	}
+	return cs
+}
+
+// peer returns the record of key, made now if need be; nil if there is no room.
+func (f *Interface) peer(key encap.LinkAddr) *peer {
+	key = key.Key()
+	p := f.peers[key]
+	if p == nil {
+		if len(f.peers) >= f.opt.maxPeers() && !f.evictPeer() {
+			f.count(dropPeers)
+			return nil
+		}
+		p = &peer{key: key}
+		f.peers[key] = p
+		f.order = append(f.order, p)
+	}
+	p.touched = f.now
+	return p
+}
+
+// evictPeer forgets the peer that was unused for longest.
+func (f *Interface) evictPeer() bool {
+	var oldest *peer
+	for _, p := range f.order {
+		if p.unused() && (oldest == nil || p.touched.Before(oldest.touched)) {
+			oldest = p
+		}
+	}
+	if oldest != nil {
+		f.forgetPeer(oldest)
+	}
+	return oldest != nil
+}
+
+func (f *Interface) forgetPeer(p *peer) {
+	delete(f.peers, p.key)
+	f.order = slices.DeleteFunc(f.order, func(q *peer) bool { return q == p })
+}
+
+// form returns the service ID form to dial p with (design D5).
+func (f *Interface) form(p *peer) serviceid.Form {
+	switch {
+	case p.class == ClassLegacy && f.now.Before(p.classUntil):
+		return serviceid.Legacy
+	case p.class != ClassRFC && f.opt.LegacyFirst && !p.triedForm[serviceid.Legacy]:
+		return serviceid.Legacy
+	}
+	return serviceid.RFC
+}
+
+func (f *Interface) setClass(p *peer, c Class, why string) {
+	if c == ClassLegacy {
+		p.classUntil = f.now.Add(classMemory)
+	}
+	if p.class != c {
+		p.class = c
+		f.note(Note{Kind: NoteConn, Peer: p.key, Text: fmt.Sprintf("peer class is %v: %s", c, why)})
+	}
+}
+
+// transport returns the mode for p: what both ends announce, RC before UC (RFC
+// 4755 section 3.1), UD if nothing is left or p's answers rule it out.
+func (f *Interface) transport(p *peer) ib.Transport {
+	common := f.opt.Mode.Flags() & p.flags.Known()
+	switch {
+	case common&encap.FlagRC != 0:
+		return ib.RC
+	case common&encap.FlagUC != 0 && f.form(p) != serviceid.Legacy: // Linux rejects UC with 28
+		return ib.UC
+	}
+	return ib.UD
+}
+
+// mayDial reports whether a packet to p should open a connection now.
+func (f *Interface) mayDial(p *peer) bool {
+	return f.up && f.transport(p) != ib.UD && p.tx == nil && !p.connecting() &&
+		!f.now.Before(p.holdUntil) && p.key != f.link.Key()
+}
+
+// enqueue keeps pkt until p's connection is up. It owns pkt from then on.
+func (f *Interface) enqueue(p *peer, pkt []byte) {
+	switch {
+	case len(p.queue) >= f.opt.queuePackets() || p.queueOctets+len(pkt) > f.opt.queueOctets():
+		f.count(dropQueueFull)
+		return
+	case f.queued+len(pkt) > maxQueuedOctets:
+		f.count(dropQueueTotal)
+		return
+	}
+	p.queue = append(p.queue, pkt)
+	p.queueOctets += len(pkt)
+	f.queued += len(pkt)
+	f.count(nQueued)
+}
+
+// takeQueue empties p's queue.
+func (f *Interface) takeQueue(p *peer) [][]byte {
+	q := p.queue
+	f.queued -= p.queueOctets
+	p.queue, p.queueOctets = nil, 0
+	return q
+}
+
+// fail ends an attempt. UD carries on; the next attempt comes after a pause
+// that doubles each time.
+func (f *Interface) fail(p *peer, why string) {
+	pause := min(f.opt.retryMin()<<min(p.failures, 16), f.opt.retryMax())
+	pause = pause/2 + time.Duration(f.opt.Rand.Int64N(int64(pause))) // 0.5 to 1.5 of it
+	p.failures++
+	p.holdUntil = f.now.Add(pause)
+	p.lastFail = why
+	f.endAttempt(p)
+	f.note(Note{Kind: NoteConn, Peer: p.key, Text: fmt.Sprintf("no connection: %s; UD until the next attempt in %v at the earliest", why, pause.Round(time.Millisecond))})
+	for _, pkt := range f.takeQueue(p) {
+		f.sendPeer(p, pkt)
+	}
+	f.touch(p)
+}
+
+// endAttempt forgets what was tried.
+func (f *Interface) endAttempt(p *peer) {
+	p.quick, p.triedForm, p.tried26 = 0, [3]bool{}, false
+	p.waitUntil = time.Time{}
+}
+
+// touch marks every next hop of p for settle.
+func (f *Interface) touch(p *peer) {
+	for _, a := range p.addrs {
+		f.dirty[a] = true
+	}
+}
