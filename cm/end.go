@@ -105,14 +105,18 @@ func (m *Manager) disconnect(ev Disconnect) {
 	if c == nil {
 		return
 	}
+	private := c.private
+	if ev.PrivateData != nil {
+		private = ev.PrivateData
+	}
 	switch c.state {
 	case StateEstablished:
 		m.sendDREQ(c, ev.PrivateData)
 		return
 	case StateREQSent, StateMRAREQRcvd:
-		m.refuse(c, ReasonTimeout, m.guidARI(), c.private)
+		m.refuse(c, ReasonTimeout, m.guidARI(), private)
 	default:
-		m.refuse(c, ReasonConsumer, nil, c.private)
+		m.refuse(c, ReasonConsumer, nil, private)
 	}
 	m.end(c, Failed{Handle: c.handle, Cause: Cancelled})
 }

@@ -126,8 +126,10 @@ type Cancel struct{ Handle Handle }
 // Disconnect ends a connection in whatever state it is: DREQ when it is up,
 // REJ before. The end of the handle is Disconnected when it was up, else Failed.
 type Disconnect struct {
-	Handle      Handle
-	PrivateData []byte // at most 220 octets; RFC 4755 leaves it zero in a DREQ
+	Handle Handle
+	// PrivateData goes into the DREQ (at most 220 octets; AMB-4755-3 leaves it
+	// zero there) or into the REJ (148), where nil means that of Connect or Listen.
+	PrivateData []byte
 }
 
 // DataOnQP says that a packet arrived on a local QP. It stands for an RTU that

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -202,10 +203,43 @@ func TestPrivateData(t *testing.T) {
 		t.Errorf("DREQ: %v %x", dreq, dreq.PrivateData)
 	}
 
+	request = find[RequestReceived](t, m.Step(nil, now, RecvMAD{message("REQ", args{"comm": "b9", "qpn": "ba"})}))
+	rej := findMAD[mad.REJ](t, m.Step(nil, now, Disconnect{Handle: request.Handle, PrivateData: private(0x3a)}))
+	if rej.PrivateData[3] != 0x3a { // 4755-3.2-12
+		t.Errorf("REJ of a Disconnect: %x", rej.PrivateData)
+	}
 	request = find[RequestReceived](t, m.Step(nil, now, RecvMAD{message("REQ", args{"comm": "b5", "qpn": "b6"})}))
-	rej := findMAD[mad.REJ](t, m.Step(nil, now, Reject{Handle: request.Handle, Reason: ReasonConsumer, ARI: []byte{1, 2}, PrivateData: ours}))
+	rej = findMAD[mad.REJ](t, m.Step(nil, now, Reject{Handle: request.Handle, Reason: ReasonConsumer, ARI: []byte{1, 2}, PrivateData: ours}))
 	if !padded(rej.PrivateData[:]) || rej.ARILength != 2 || rej.ARI[1] != 2 { // 4755-3.2-12
 		t.Errorf("REJ: %v %x", rej, rej.PrivateData)
+	}
+}
+
+// TestNoteString shows what people read.
+func TestNoteString(t *testing.T) {
+	m := newManager(Options{})
+	var got []string
+	tell := func(ev Event) {
+		for _, a := range m.Step(nil, time.Time{}, ev) {
+			if n, ok := a.(Note); ok {
+				got = append(got, n.String())
+			}
+		}
+	}
+	tell(Connect{Handle: 1, Remote: gidB, ServiceID: serviceid.New(serviceid.RFC, 0x0b), QPN: 0xa1, PathMTU: ib.MTU1024})
+	tell(RecvMAD{message("REJ", args{"remote": "2", "reason": "8", "src": "C"})})
+	tell(RecvMAD{message("REJ", args{"remote": "2", "reason": "8"})})
+	tell(Connect{Handle: 2, Remote: gidB, QPN: 0xa1})
+	tell(Ready{Handle: 1})
+	want := []string{
+		"sent REQ comm=00000002 qpn=0x0000a1 service=0x010000000000000b in REQ_SENT",
+		"received REJ comm=00000002 reason=8 (invalid service ID) dropped: source in REQ_SENT: it comes from another GID than the connection's",
+		"received REJ comm=00000002 reason=8 (invalid service ID) in REQ_SENT",
+		"no path MTU (qpn=0x0000a1)",
+		"Ready: the connection cannot take it any more (dropped: stale_handle)",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 

@@ -1,6 +1,46 @@
 package cm
 
-import "ipoibcm/wire/mad"
+import (
+	"fmt"
+	"strings"
+
+	"ipoibcm/wire/mad"
+)
+
+// String tells n in one line.
+func (n Note) String() string {
+	var parts []string
+	add := func(show bool, format string, v any) {
+		if show {
+			parts = append(parts, fmt.Sprintf(format, v))
+		}
+	}
+	switch n.Dir {
+	case Sent:
+		add(true, "sent %s", n.Message)
+	case Received:
+		add(true, "received %s", n.Message)
+	}
+	add(n.Repeat, "%s", "again")
+	add(n.LocalCommID != 0, "comm=%v", n.LocalCommID)
+	add(n.RemoteCommID != 0, "remote=%v", n.RemoteCommID)
+	add(n.QPN != 0, "qpn=%v", n.QPN)
+	add(n.ServiceID != 0, "service=%v", n.ServiceID)
+	add(n.Reason != 0, "reason=%d", uint16(n.Reason))
+	add(n.Reason != 0, "(%v)", n.Reason)
+	add(n.Drop != NotDropped, "dropped: %v", n.Drop)
+	add(n.State != StateIdle, "in %v", n.State)
+	line := strings.Join(parts, " ")
+	switch {
+	case n.Text == "":
+		return line
+	case n.Dir == Decided && line != "":
+		return n.Text + " (" + line + ")"
+	case line == "":
+		return n.Text
+	}
+	return line + ": " + n.Text
+}
 
 // messages are the ones that are counted one by one.
 var messages = [...]mad.AttrID{mad.AttrREQ, mad.AttrMRA, mad.AttrREJ, mad.AttrREP, mad.AttrRTU, mad.AttrDREQ,
