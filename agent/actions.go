@@ -1,0 +1,340 @@
+package agent
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"ipoibcm/datapath"
+	"ipoibcm/group"
+	"ipoibcm/hostnet"
+	"ipoibcm/ib"
+	"ipoibcm/ipoib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
+)
+
+// errBusy is what TUNSETIFF says of a name in use.
+var errBusy error = syscall.EBUSY
+
+// counters are the agent's own, kept by the driver and read by anyone.
+type counters struct {
+	sendUD, sendConn, sendMAD, writeTUN            atomic.Uint64
+	sendUDFailed, sendConnFailed, sendMADFailed    atomic.Uint64
+	writeTUNFailed, qpFailed, joinFailed, ahFailed atomic.Uint64
+}
+
+// A conn is a connected QP with the path that packets from queues take.
+type conn struct {
+	dp   *datapath.Conn
+	path *datapath.Path
+	peer encap.LinkAddr
+}
+
+// A path is one entry of the data path's table.
+type path struct {
+	p    ipoib.Path
+	dp   *datapath.Path
+	seen datapath.PathCounters // when last accounted
+}
+
+// A handle is an address handle with the number of paths that use it.
+type handle struct {
+	ah   verbs.AH
+	refs int
+}
+
+// do carries out one action.
+func (a *Agent) do(act ipoib.Action) {
+	switch act := act.(type) {
+	case ipoib.SendUD:
+		a.sendUD(act)
+	case ipoib.SendConn:
+		a.sendConn(act)
+	case ipoib.WriteTUN:
+		count(&a.counters.writeTUN, &a.counters.writeTUNFailed, a.loop.InjectTUN(act.IP))
+	case ipoib.SendMAD:
+		err := verbs.ErrNotSupported
+		if p := a.opt.Provider.MADPort(); p != nil {
+			err = p.SendMAD(act.MAD)
+		}
+		count(&a.counters.sendMAD, &a.counters.sendMADFailed, err)
+	case ipoib.CreateQP:
+		a.createQP(act)
+	case ipoib.ConnectQP:
+		a.connectQP(act)
+	case ipoib.DestroyQP:
+		a.destroyQP(act.Conn)
+	case ipoib.JoinGroup:
+		a.joinGroup(act.MGID)
+	case ipoib.LeaveGroup:
+		delete(a.groups, act.MGID)
+		if err := a.loop.UDQP().DetachMulticast(act.MGID); err != nil {
+			a.log.Warn("cannot leave group", "mgid", act.MGID, "err", err)
+		}
+	case ipoib.PublishGroups:
+		a.publishGroups(act.Table)
+	case ipoib.SetPath:
+		a.setPath(act.Prefix, act.Path)
+	case ipoib.DelPath:
+		a.delPath(act.Prefix)
+	case ipoib.HostRoute:
+		a.routes.setHost(act.Addr, act.MTU)
+	case ipoib.DelHostRoute:
+		a.routes.delHost(act.Addr)
+	case ipoib.FlushExceptions:
+		a.routes.flushExceptions()
+	case ipoib.AddAddr:
+		if err := a.host.AddAddr(act.Prefix); err != nil {
+			a.log.Warn("cannot add address", "prefix", act.Prefix, "err", err)
+		}
+	case ipoib.RemoveAddr:
+		if err := a.host.DelAddr(act.Prefix); err != nil && !errors.Is(err, hostnet.ErrNotFound) {
+			a.log.Warn("cannot remove address", "prefix", act.Prefix, "err", err)
+		}
+	case ipoib.Note:
+		a.note(act)
+	default:
+		panic(fmt.Sprintf("agent: unknown action %T", act)) // our bug
+	}
+}
+
+func count(good, bad *atomic.Uint64, err error) {
+	good.Add(1)
+	if err != nil {
+		bad.Add(1)
+	}
+}
+
+func (a *Agent) sendUD(act ipoib.SendUD) {
+	gid, qpn := act.Link.GID, act.Link.QPN
+	if !act.MGID.IsZero() {
+		gid, qpn = act.MGID, ib.QPNMulticast
+	}
+	err := error(datapath.ErrClosed)
+	var h encap.Header
+	if h.UnmarshalBinary(act.Frame) == nil {
+		var ah verbs.AH
+		if ah, err = a.ah(gid); err == nil {
+			err = a.loop.SendUD(a.dest(ah, qpn), h.Type, act.Frame[encap.HeaderLen:])
+		}
+	}
+	count(&a.counters.sendUD, &a.counters.sendUDFailed, err)
+}
+
+func (a *Agent) dest(ah verbs.AH, qpn ib.QPN) datapath.UDDest {
+	return datapath.UDDest{AH: ah, QPN: qpn, QKey: cmp.Or(a.opt.QKey, ib.QKeyIPoIB)}
+}
+
+func (a *Agent) sendConn(act ipoib.SendConn) {
+	err := error(datapath.ErrClosed)
+	if c := a.conns[act.Conn]; c != nil && c.path != nil && len(act.Frame) > encap.HeaderLen {
+		err = a.loop.Send(c.path, act.Frame[encap.HeaderLen:])
+	}
+	count(&a.counters.sendConn, &a.counters.sendConnFailed, err)
+}
+
+// ah returns the address handle of a GID, making it if need be. Handles that no
+// path uses are dropped when there are too many.
+func (a *Agent) ah(gid ib.GID) (verbs.AH, error) {
+	if h := a.ahs[gid]; h != nil {
+		return h.ah, nil
+	}
+	if len(a.ahs) >= maxAHs {
+		a.loop.Barrier()
+		for g, h := range a.ahs {
+			if h.refs == 0 {
+				h.ah.Destroy()
+				delete(a.ahs, g)
+			}
+		}
+	}
+	attr := verbs.AHAttr{DGID: gid}
+	if a.link.GID.Is4() == gid.Is4() {
+		attr.SGID = a.link.GID
+	}
+	ah, err := a.opt.Provider.CreateAH(attr)
+	if err != nil {
+		a.counters.ahFailed.Add(1)
+		return nil, err
+	}
+	a.ahs[gid] = &handle{ah: ah}
+	return ah, nil
+}
+
+func (a *Agent) createQP(act ipoib.CreateQP) {
+	fail := func(err error) {
+		a.counters.qpFailed.Add(1)
+		a.pending = append(a.pending, ipoib.QPFailed{Conn: act.Conn, Text: err.Error()})
+	}
+	dp, err := a.loop.NewConn(act.Transport, act.ReceiveMTU)
+	if err != nil {
+		fail(fmt.Errorf("create QP: %w", err))
+		return
+	}
+	if err = dp.QP().Modify(act.Init); err == nil {
+		err = dp.PostRecvs()
+	}
+	if err != nil {
+		dp.Close()
+		fail(fmt.Errorf("initialise QP: %w", err))
+		return
+	}
+	a.conns[act.Conn] = &conn{dp: dp}
+	a.byQPN[dp.QP().QPN()] = act.Conn
+	a.pending = append(a.pending, ipoib.QPCreated{Conn: act.Conn, QPN: dp.QP().QPN()})
+}
+
+func (a *Agent) connectQP(act ipoib.ConnectQP) {
+	c := a.conns[act.Conn]
+	if c == nil {
+		return
+	}
+	err := c.dp.QP().Modify(act.RTR)
+	if err == nil {
+		err = c.dp.QP().Modify(act.RTS)
+	}
+	if err != nil {
+		a.destroyQP(act.Conn)
+		a.counters.qpFailed.Add(1)
+		a.pending = append(a.pending, ipoib.QPFailed{Conn: act.Conn, Text: fmt.Sprintf("connect QP: %v", err)})
+		return
+	}
+	c.peer = act.Peer
+	c.path = datapath.NewPath(0, datapath.Target{Kind: datapath.ToConn, Conn: c.dp})
+}
+
+func (a *Agent) destroyQP(handle ipoib.Conn) {
+	c := a.conns[handle]
+	if c == nil {
+		return
+	}
+	delete(a.conns, handle)
+	delete(a.byQPN, c.dp.QP().QPN())
+	// A path that still leads here would drop what it gets; the machine has
+	// moved them all away before.
+	for _, p := range a.paths {
+		if p.p.Kind == ipoib.PathConn && p.p.Conn == handle {
+			p.dp.Set(datapath.Target{Kind: datapath.Miss})
+		}
+	}
+	if err := c.dp.Close(); err != nil {
+		a.log.Warn("cannot destroy QP", "err", err)
+	}
+}
+
+func (a *Agent) joinGroup(mgid ib.GID) {
+	if err := a.loop.UDQP().AttachMulticast(mgid); err != nil {
+		a.counters.joinFailed.Add(1)
+		a.log.Warn("cannot join group", "mgid", mgid, "err", err) // RFC 4391 section 12
+		a.pending = append(a.pending, ipoib.JoinFailed{MGID: mgid, Err: err})
+		return
+	}
+	a.groups[mgid] = time.Now()
+}
+
+// publishGroups tells the data path which inner groups are wanted.
+func (a *Agent) publishGroups(t *group.Table) { a.loop.SetGroups(t.Groups()) }
+
+func (a *Agent) setPath(prefix netip.Prefix, to ipoib.Path) {
+	target, err := a.target(to)
+	if err != nil {
+		a.log.Warn("cannot use path", "prefix", prefix, "err", err)
+		target = datapath.Target{Kind: datapath.Drop}
+	}
+	a.ref(to, 1)
+	p := a.paths[prefix]
+	if p != nil {
+		a.countUD(p)
+		a.ref(p.p, -1)
+		p.p = to
+		p.dp.Set(target)
+		return
+	}
+	p = &path{p: to, dp: datapath.NewPath(0, target)}
+	a.paths[prefix] = p
+	a.loop.SetTable(a.loop.Table().With(prefix, p.dp))
+}
+
+func (a *Agent) delPath(prefix netip.Prefix) {
+	p := a.paths[prefix]
+	if p == nil {
+		return
+	}
+	a.countUD(p)
+	a.ref(p.p, -1)
+	delete(a.paths, prefix)
+	a.loop.SetTable(a.loop.Table().Without(prefix))
+}
+
+// ref counts the paths that use an address handle.
+func (a *Agent) ref(p ipoib.Path, n int) {
+	gid := p.Link.GID
+	switch p.Kind {
+	case ipoib.PathGroup:
+		gid = p.MGID
+	case ipoib.PathUD:
+	default:
+		return
+	}
+	if h := a.ahs[gid]; h != nil {
+		h.refs += n
+	}
+}
+
+func (a *Agent) target(p ipoib.Path) (datapath.Target, error) {
+	t := datapath.Target{MTU: p.MTU}
+	switch p.Kind {
+	case ipoib.PathMiss:
+		t.Kind = datapath.Miss
+	case ipoib.PathConn:
+		c := a.conns[p.Conn]
+		if c == nil {
+			return t, fmt.Errorf("connection %d is gone", p.Conn)
+		}
+		t.Kind, t.Conn = datapath.ToConn, c.dp
+	case ipoib.PathUD, ipoib.PathGroup:
+		gid, qpn := p.Link.GID, p.Link.QPN
+		if p.Kind == ipoib.PathGroup {
+			gid, qpn = p.MGID, ib.QPNMulticast
+		}
+		ah, err := a.ah(gid)
+		if err != nil {
+			return t, fmt.Errorf("address handle for %s: %w", gid, err)
+		}
+		t.Kind, t.UD = datapath.ToUD, a.dest(ah, qpn)
+	case ipoib.PathDrop:
+		t.Kind = datapath.Drop
+	}
+	return t, nil
+}
+
+// countUD books what p has carried since the last time to the UD neighbour it
+// leads to. A path keeps its counters when it moves to a connection.
+func (a *Agent) countUD(p *path) {
+	now := p.dp.Counters()
+	if p.p.Kind == ipoib.PathUD && now.Packets != p.seen.Packets {
+		key := p.p.Link.Key()
+		use := a.udUse[key]
+		if use == nil {
+			if len(a.udUse) >= maxAHs {
+				clear(a.udUse)
+			}
+			use = &ipoib.UDUse{Link: key}
+			a.udUse[key] = use
+		}
+		use.TxPackets += now.Packets - p.seen.Packets
+		use.TxOctets += now.Octets - p.seen.Octets
+	}
+	p.seen = now
+}
+
+func sortUsage(u *ipoib.Usage) {
+	slices.SortFunc(u.Conns, func(x, y ipoib.ConnUse) int { return cmp.Compare(x.Conn, y.Conn) })
+	slices.SortFunc(u.UD, func(x, y ipoib.UDUse) int { return x.Link.Compare(y.Link) })
+}

@@ -1,0 +1,229 @@
+// Package agent runs one interface: it owns every goroutine and the clock,
+// drives the [ipoib.Interface] machine, and carries out what it decides on the
+// verbs provider, the TUN and the kernel's routes. It also serves the control
+// socket.
+//
+// One goroutine, the driver, owns the machine and all that hangs on it. It waits
+// for an event or the machine's deadline, steps, and carries out the actions in
+// order. Packets that have a path never come here: datapath moves them.
+package agent
+
+import (
+	"cmp"
+	"context"
+	crand "crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"ipoibcm/datapath"
+	"ipoibcm/hostnet"
+	"ipoibcm/ib"
+	"ipoibcm/ipoib"
+	"ipoibcm/mtu"
+	"ipoibcm/tun"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
+)
+
+// Options configures an agent. Provider and Name are required.
+type Options struct {
+	Provider verbs.Provider // Run closes it
+	GID      ib.GID         // zero: the provider's first
+	Name     string         // of the interface
+	Prefixes []netip.Prefix // addresses to put on it
+	Control  string         // path of the control socket; empty: none
+
+	Mode       ipoib.Mode
+	UDMTU      int           // octets of IP; zero means 2044
+	ReceiveMTU int           // octets with the header; zero means 65524
+	PKey       ib.PKey       // zero means 0xffff
+	QKey       ib.QKey       // zero means 0x00000b1b
+	Idle       time.Duration // zero means 5 minutes, negative never
+	Peers      []ib.GID      // GIDs of all others, where the underlay has no multicast
+
+	Build string       // version, for status
+	Notes []string     // what is worth knowing about the provider, for status
+	Log   *slog.Logger // nil discards
+}
+
+// Bounds of the driver.
+const (
+	framesPerTurn  = 64               // frames taken from the data path before other events get a turn
+	usageEvery     = time.Second      // how often the data path's counts go to the machine
+	shutdownWithin = 3 * time.Second  // patience for DREP at the end
+	maxAHs         = 4096             // address handles kept for peers without a path
+	queryWithin    = 10 * time.Second // patience of a control request
+)
+
+// An Agent is one interface being served.
+type Agent struct {
+	opt   Options
+	log   *slog.Logger
+	start time.Time
+
+	tun  *tun.File
+	host *hostnet.Device
+	loop *datapath.Loop
+
+	m        *ipoib.Interface
+	link     encap.LinkAddr
+	pending  []ipoib.Event // answers to actions of the step in hand
+	actions  []ipoib.Action
+	conns    map[ipoib.Conn]*conn
+	byQPN    map[ib.QPN]ipoib.Conn
+	paths    map[netip.Prefix]*path
+	udUse    map[encap.LinkAddr]*ipoib.UDUse
+	ahs      map[ib.GID]*handle
+	groups   map[ib.GID]time.Time
+	routes   *routeKeeper
+	counters counters
+
+	queries chan func()
+	hub     hub
+	taps    taps
+}
+
+// Run serves the interface until ctx ends, then says goodbye to every peer and
+// removes what it made. ready is called once the interface is up.
+func Run(ctx context.Context, opt Options, ready func()) error {
+	if opt.Log == nil {
+		opt.Log = slog.New(slog.DiscardHandler)
+	}
+	a := &Agent{
+		opt: opt, log: opt.Log, start: time.Now(),
+		conns: map[ipoib.Conn]*conn{}, byQPN: map[ib.QPN]ipoib.Conn{}, paths: map[netip.Prefix]*path{},
+		udUse: map[encap.LinkAddr]*ipoib.UDUse{}, ahs: map[ib.GID]*handle{}, groups: map[ib.GID]time.Time{},
+		queries: make(chan func()),
+	}
+	return errors.Join(a.run(ctx, ready), opt.Provider.Close())
+}
+
+func (a *Agent) run(ctx context.Context, ready func()) (err error) {
+	port := a.opt.Provider.Port()
+	gid := a.opt.GID
+	if gid.IsZero() {
+		if len(port.GIDs) == 0 {
+			return errors.New("the provider has no GID: is the underlay up and has it an address?")
+		}
+		gid = port.GIDs[0]
+	}
+	var listener net.Listener
+	if a.opt.Control != "" {
+		// Before the TUN, so that a second agent of the same name fails here
+		// and in words.
+		if listener, err = listen(a.opt.Control); err != nil {
+			return err
+		}
+		defer listener.Close()
+	}
+	if a.tun, err = tun.Open(tun.Options{Name: a.opt.Name, MTU: mtu.DefaultDevice}); err != nil {
+		return explainTUN(a.opt.Name, err)
+	}
+	a.loop, err = datapath.New(datapath.Config{Provider: a.opt.Provider, TUN: a.tun, PKey: a.opt.PKey, QKey: a.opt.QKey,
+		UDMTU: a.opt.UDMTU, ReceiveMTU: a.opt.ReceiveMTU})
+	if err != nil {
+		return errors.Join(fmt.Errorf("set up the data path: %w", err), a.tun.Close())
+	}
+	a.link = encap.LinkAddr{Flags: a.opt.Mode.Flags(), QPN: a.loop.UDQP().QPN(), GID: gid}
+	a.m = ipoib.New(a.machineOptions(port))
+	if err := a.openHost(); err != nil {
+		return errors.Join(err, a.loop.Close(), a.tun.Close())
+	}
+	a.taps.provider = a.opt.Provider
+
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	loopCtx, stopLoop := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := a.loop.Run(loopCtx); err != nil {
+			stop(fmt.Errorf("data path: %w", err))
+		}
+	})
+	if listener != nil {
+		wg.Go(func() {
+			if err := a.serve(loopCtx, listener); err != nil {
+				stop(fmt.Errorf("control socket: %w", err))
+			}
+		})
+	}
+	a.drive(ctx, ready)
+	a.hub.close()
+	stopLoop()
+	wg.Wait()
+	_, rmErr := a.host.RemoveOurs()
+	if errors.Is(rmErr, hostnet.ErrNotFound) || rmErr != nil && a.tunGone() {
+		rmErr = nil // the routes went with the TUN
+	}
+	err = errors.Join(a.host.Close(), rmErr)
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		err = errors.Join(cause, err)
+	}
+	return err
+}
+
+func (a *Agent) tunGone() bool {
+	_, err := net.InterfaceByIndex(a.tun.Index())
+	return err != nil
+}
+
+func explainTUN(name string, err error) error {
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return fmt.Errorf("%w (load the tun module, or give the container /dev/net/tun)", err)
+	case errors.Is(err, os.ErrPermission):
+		return fmt.Errorf("%w (CAP_NET_ADMIN is needed: run as root)", err)
+	case errors.Is(err, errBusy):
+		return fmt.Errorf("interface %s is there already: choose another --name, or stop the agent that has it", name)
+	}
+	return err
+}
+
+func (a *Agent) machineOptions(port verbs.Port) ipoib.Options {
+	return ipoib.Options{
+		Link: a.link, GUID: port.GUID, PathMTU: port.MTU, PKey: a.opt.PKey, QKey: a.opt.QKey,
+		SRQ: a.opt.Provider.Caps().SRQ, Mode: a.opt.Mode, UDMTU: a.opt.UDMTU, ReceiveMTU: a.opt.ReceiveMTU,
+		Idle: a.opt.Idle, Peers: a.opt.Peers, Log: a.log, Rand: newRand(),
+	}
+}
+
+// newRand returns a generator that outsiders cannot predict: communication IDs
+// and PSNs come from it (design D12).
+func newRand() *rand.Rand {
+	var seed [32]byte
+	crand.Read(seed[:]) // never fails
+	return rand.New(rand.NewChaCha8(seed))
+}
+
+// openHost makes the device what the design asks for, before it goes up.
+func (a *Agent) openHost() (err error) {
+	if a.host, err = hostnet.Open(a.tun.Index()); err != nil {
+		return fmt.Errorf("watch %s: %w", a.opt.Name, err)
+	}
+	a.routes = newRouteKeeper(a.host, cmp.Or(a.opt.UDMTU, mtu.DefaultUD), a.log)
+	for _, step := range []struct {
+		what string
+		do   func() error
+	}{
+		{"set addr_gen_mode", a.host.DisableAddrGen},
+		{"set accept_ra_mtu", a.host.IgnoreRAMTU},
+		{"set up", func() error { return a.host.SetUp(true) }},
+	} {
+		if err := step.do(); err != nil && !errors.Is(err, os.ErrNotExist) { // no IPv6 in this kernel
+			return errors.Join(fmt.Errorf("%s: %s: %w", a.opt.Name, step.what, err), a.host.Close())
+		}
+	}
+	for _, p := range a.opt.Prefixes {
+		if err := a.host.AddAddr(p); err != nil {
+			return errors.Join(fmt.Errorf("%s: add %s: %w", a.opt.Name, p, err), a.host.Close())
+		}
+	}
+	return nil
+}

@@ -1,0 +1,248 @@
+package agent
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"ipoibcm/datapath"
+	"ipoibcm/hostnet"
+	"ipoibcm/ipoib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
+)
+
+// drive is the control plane: it owns the machine from Start to the end.
+func (a *Agent) drive(ctx context.Context, ready func()) {
+	a.step(ipoib.Start{})
+	if groups, err := a.host.Groups(); err != nil {
+		a.log.Warn("cannot read the kernel's multicast groups", "err", err)
+	} else {
+		a.step(ipoib.KernelGroups{Groups: groups})
+	}
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	usage := time.NewTicker(usageEvery)
+	defer usage.Stop()
+	in := inputs{up: a.loop.Up(), events: a.opt.Provider.Events(), host: a.host.Events()}
+	if p := a.opt.Provider.MADPort(); p != nil {
+		in.mads = p.MADs()
+	}
+	announced := false
+	for ctx.Err() == nil {
+		a.setTimer(timer)
+		a.turn(ctx.Done(), timer, usage.C, &in)
+		if !announced && a.routes.known() {
+			announced = true
+			ready()
+		}
+	}
+	a.hub.publish(a.event("agent", "stopping", "saying goodbye to every peer"))
+	a.step(ipoib.Shutdown{})
+	patience := time.NewTimer(shutdownWithin)
+	defer patience.Stop()
+	for !a.m.Deadline().IsZero() {
+		a.setTimer(timer)
+		if a.turn(nil, timer, patience.C, &in) {
+			return
+		}
+	}
+}
+
+// inputs are the channels the driver listens to; a closed one becomes nil.
+type inputs struct {
+	up     <-chan *datapath.Frame
+	mads   <-chan *verbs.MAD
+	events <-chan verbs.Event
+	host   <-chan hostnet.Event
+}
+
+func (a *Agent) setTimer(t *time.Timer) {
+	d := time.Hour
+	if at := a.m.Deadline(); !at.IsZero() {
+		d = max(0, time.Until(at))
+	}
+	t.Reset(d)
+}
+
+// turn waits for one input and deals with it. It reports whether tick fired.
+func (a *Agent) turn(done <-chan struct{}, timer *time.Timer, tick <-chan time.Time, in *inputs) (ticked bool) {
+	select {
+	case <-done:
+	case <-timer.C:
+		a.step(ipoib.Wake{})
+	case f, ok := <-in.up:
+		if !ok {
+			in.up = nil
+			return false
+		}
+		a.frames(f, in)
+	case m, ok := <-in.mads:
+		if !ok {
+			in.mads = nil
+			return false
+		}
+		a.step(ipoib.RecvMAD{MAD: m})
+	case ev, ok := <-in.events:
+		if !ok {
+			in.events = nil
+			return false
+		}
+		a.verbsEvent(ev)
+	case ev, ok := <-in.host:
+		if !ok {
+			in.host = nil
+			return false
+		}
+		a.hostEvent(ev)
+	case q := <-a.queries:
+		q()
+	case <-tick:
+		a.usage()
+		return true
+	}
+	return false
+}
+
+// frames handles f and what else waits behind it, within bounds.
+func (a *Agent) frames(f *datapath.Frame, in *inputs) {
+	for n := 1; ; n++ {
+		a.frame(f)
+		f.Release()
+		if n == framesPerTurn {
+			return
+		}
+		select {
+		case next, ok := <-in.up:
+			if !ok {
+				in.up = nil
+				return
+			}
+			f = next
+		default:
+			return
+		}
+	}
+}
+
+func (a *Agent) frame(f *datapath.Frame) {
+	switch f.Kind {
+	case datapath.RXARP, datapath.RXND:
+		head, _ := encap.Header{Type: f.Type}.AppendBinary(make([]byte, 0, encap.HeaderLen+len(f.Data)))
+		ev := ipoib.RecvFrame{SrcGID: f.SrcGID, DstGID: f.DstGID, SrcQPN: f.SrcQPN, Frame: append(head, f.Data...)}
+		if f.Conn != nil {
+			ev.Conn = a.byQPN[f.Conn.QP().QPN()]
+		}
+		a.step(ev)
+	default:
+		a.step(ipoib.Packet{IP: f.Data})
+	}
+}
+
+// step feeds the machine one event and everything that carrying out its actions
+// gives rise to.
+func (a *Agent) step(ev ipoib.Event) {
+	a.pending = append(a.pending, ev)
+	for len(a.pending) > 0 {
+		ev := a.pending[0]
+		a.pending = a.pending[1:]
+		a.actions = a.m.Step(a.actions[:0], time.Now(), ev)
+		for i, act := range a.actions {
+			a.do(act)
+			a.actions[i] = nil // let packets go
+		}
+	}
+	a.pending = nil
+	a.routes.flush()
+}
+
+func (a *Agent) verbsEvent(ev verbs.Event) {
+	handle, known := a.byQPN[ev.QPN]
+	switch ev.Kind {
+	case verbs.QPFatal:
+		if known {
+			a.step(ipoib.QPError{Conn: handle, Status: ev.Status, Text: ev.Text})
+		}
+	case verbs.CommEst:
+		if known {
+			a.step(ipoib.CommEst{Conn: handle})
+		}
+	case verbs.PortActive, verbs.PortError, verbs.GIDChange, verbs.MTUChange, verbs.DeviceFatal:
+		a.underlayChanged(ev)
+	}
+}
+
+func (a *Agent) underlayChanged(ev verbs.Event) {
+	port := a.opt.Provider.Port()
+	if a.opt.GID.IsZero() && len(port.GIDs) > 0 {
+		a.link.GID = port.GIDs[0]
+	}
+	a.log.Info("underlay changed", "event", ev.Kind, "active", port.Active, "gid", a.link.GID, "mtu", port.UnderMTU, "text", ev.Text)
+	a.hub.publish(a.event("agent", ev.Kind.String(), "underlay "+port.UnderlayIf+": "+ev.Text))
+	a.step(ipoib.UnderlayChanged{Link: a.link, PathMTU: port.MTU, Active: port.Active})
+}
+
+func (a *Agent) hostEvent(ev hostnet.Event) {
+	before := a.routes.view()
+	a.routes.apply(ev)
+	after := a.routes.view()
+	for p := range before.addrs {
+		if !after.addrs[p] {
+			a.step(ipoib.AddrRemoved{Prefix: p})
+		}
+	}
+	if before.mtu != after.mtu && after.mtu != 0 {
+		a.step(ipoib.DeviceMTU{MTU: after.mtu})
+	}
+	if before.up && !after.up {
+		a.step(ipoib.LinkDown{})
+	}
+	for p := range after.addrs {
+		if !before.addrs[p] {
+			a.step(ipoib.AddrAdded{Prefix: p})
+		}
+	}
+	if !before.up && after.up {
+		a.step(ipoib.LinkUp{})
+	}
+	if !sameRoutes(before.routes, after.routes) {
+		a.step(ipoib.RoutesChanged{Routes: after.routes})
+	}
+	a.routes.flush()
+}
+
+func sameRoutes(a, b []ipoib.Route) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// usage tells the machine what the data path has counted.
+func (a *Agent) usage() {
+	var u ipoib.Usage
+	for handle, c := range a.conns {
+		if c.dp == nil {
+			continue
+		}
+		n := c.dp.Counters()
+		u.Conns = append(u.Conns, ipoib.ConnUse{Conn: handle, TxPackets: n.TxPackets, TxOctets: n.TxOctets,
+			RxPackets: n.RxPackets, RxOctets: n.RxOctets, TxDropped: n.QueueFull, TxUnacked: uint64(n.Queued)})
+	}
+	for _, p := range a.paths {
+		a.countUD(p)
+	}
+	for _, use := range a.udUse {
+		u.UD = append(u.UD, *use)
+	}
+	sortUsage(&u)
+	a.step(u)
+}
+
+// addrHost returns the host prefix of a.
+func addrHost(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

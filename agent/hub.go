@@ -1,0 +1,118 @@
+package agent
+
+import (
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"ipoibcm/control"
+	"ipoibcm/ipoib"
+)
+
+// subscriberDepth is how many events wait for one slow follower.
+const subscriberDepth = 1024
+
+// maxFollowers bounds those who follow events or packets at a time.
+const maxFollowers = 64
+
+// A hub hands events to whoever follows them. A follower that lags loses events
+// and is told how many.
+type hub struct {
+	mu     sync.Mutex
+	subs   map[*subscriber]bool
+	closed bool
+	lost   atomic.Uint64
+}
+
+type subscriber struct {
+	ch   chan control.Event
+	lost uint64 // since the last event that fitted; guarded by hub.mu
+}
+
+// subscribe returns a follower, or nil if there are too many or none any more.
+func (h *hub) subscribe() *subscriber {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed || len(h.subs) >= maxFollowers {
+		return nil
+	}
+	if h.subs == nil {
+		h.subs = map[*subscriber]bool{}
+	}
+	s := &subscriber{ch: make(chan control.Event, subscriberDepth)}
+	h.subs[s] = true
+	return s
+}
+
+func (h *hub) unsubscribe(s *subscriber) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.subs, s)
+}
+
+// close ends every follower's stream.
+func (h *hub) close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.closed = true
+	for s := range h.subs {
+		close(s.ch)
+	}
+	h.subs = nil
+}
+
+func (h *hub) publish(e control.Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for s := range h.subs {
+		if s.lost > 0 {
+			gap := control.Event{Version: control.Version, Time: e.Time, Part: "agent", Kind: "lost", Text: strconv.FormatUint(s.lost, 10) + " events lost: this follower is too slow"}
+			select {
+			case s.ch <- gap:
+				s.lost = 0
+			default:
+			}
+		}
+		select {
+		case s.ch <- e:
+		default:
+			s.lost++
+			h.lost.Add(1)
+		}
+	}
+}
+
+// event makes an event of the agent's own.
+func (a *Agent) event(part, kind, text string) control.Event {
+	return control.Event{Version: control.Version, Time: time.Now(), Part: part, Kind: kind, Text: text}
+}
+
+var noteParts = map[ipoib.NoteKind]string{
+	ipoib.NoteCMSent: "cm", ipoib.NoteCMRecv: "cm", ipoib.NoteConn: "conn", ipoib.NoteCrossing: "conn",
+	ipoib.NoteNeigh: "neigh", ipoib.NoteAddr: "neigh", ipoib.NoteGroup: "group", ipoib.NoteRoute: "mtu", ipoib.NoteLink: "agent",
+}
+
+// note tells followers and the log what the machine did.
+func (a *Agent) note(n ipoib.Note) {
+	e := a.event(noteParts[n.Kind], string(n.Kind), n.Text)
+	if !n.Peer.IsZero() {
+		e.Peer = n.Peer.String()
+	}
+	if n.Kind == ipoib.NoteCMSent || n.Kind == ipoib.NoteCMRecv {
+		out := n.Kind == ipoib.NoteCMSent
+		e.Out = &out
+	}
+	fields := map[string]string{}
+	if n.Addr.IsValid() {
+		fields["ip"] = n.Addr.String()
+	}
+	if n.Conn != 0 {
+		fields["conn"] = strconv.FormatUint(uint64(n.Conn), 10)
+	}
+	if len(fields) > 0 {
+		e.Fields = fields
+	}
+	a.hub.publish(e)
+	a.log.Debug(n.Text, "kind", n.Kind, "peer", e.Peer, "ip", n.Addr)
+}

@@ -1,0 +1,270 @@
+package agent
+
+import (
+	"cmp"
+	"errors"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"ipoibcm/hostnet"
+	"ipoibcm/ipoib"
+	"ipoibcm/mtu"
+)
+
+// A kernel is what the keeper needs of hostnet; tests have another.
+type kernel interface {
+	SetRoute(hostnet.Route) error
+	DelRoute(hostnet.Route) error
+	FlushExceptions() error
+}
+
+// A routeKeeper mirrors the device's routes and keeps them as mtu.Routes says:
+// after every change of addresses, of the device MTU, of connections, and after
+// edits by others (design D7). It belongs to the driver.
+type routeKeeper struct {
+	k     kernel
+	udMTU int
+	log   *slog.Logger
+
+	seen   bool // a first Resync came
+	link   hostnet.Link
+	addrs  map[netip.Addr]hostnet.Addr
+	routes map[hostnet.Key]hostnet.Route
+	hosts  map[netip.Addr]int // wanted host routes and their MTU
+	dirty  bool
+	failed map[hostnet.Key]string // what the kernel refused, said once
+
+	flushDue               bool
+	sets, dels, refused, f uint64
+}
+
+func newRouteKeeper(k kernel, udMTU int, log *slog.Logger) *routeKeeper {
+	return &routeKeeper{k: k, udMTU: udMTU, log: log, addrs: map[netip.Addr]hostnet.Addr{},
+		routes: map[hostnet.Key]hostnet.Route{}, hosts: map[netip.Addr]int{}, failed: map[hostnet.Key]string{}}
+}
+
+// known reports whether the device's state has been read.
+func (r *routeKeeper) known() bool { return r.seen }
+
+// apply takes one change into the mirror.
+func (r *routeKeeper) apply(ev hostnet.Event) {
+	r.dirty = true
+	switch ev.Kind {
+	case hostnet.Resync:
+		r.seen, r.link = true, ev.Snapshot.Link
+		clear(r.addrs)
+		clear(r.routes)
+		for _, a := range ev.Snapshot.Addrs {
+			r.addrs[a.Prefix.Addr()] = a
+		}
+		for _, rt := range ev.Snapshot.Routes {
+			r.routes[rt.Key()] = rt
+		}
+	case hostnet.AddrSet:
+		r.addrs[ev.Addr.Prefix.Addr()] = ev.Addr
+	case hostnet.AddrGone:
+		delete(r.addrs, ev.Addr.Prefix.Addr())
+	case hostnet.RouteSet:
+		r.routes[ev.Route.Key()] = ev.Route
+		delete(r.failed, ev.Route.Key())
+	case hostnet.RouteGone:
+		delete(r.routes, ev.Route.Key())
+	case hostnet.LinkChange:
+		r.link = ev.Link
+	}
+}
+
+// A hostView is what the machine wants to know of the device.
+type hostView struct {
+	up     bool
+	mtu    int
+	addrs  map[netip.Prefix]bool
+	routes []ipoib.Route
+}
+
+// view returns the device as the machine sees it.
+func (r *routeKeeper) view() hostView {
+	v := hostView{up: r.link.Up && !r.link.Gone, mtu: r.link.MTU, addrs: map[netip.Prefix]bool{}}
+	for _, a := range r.addrs {
+		v.addrs[a.Prefix] = true
+	}
+	for _, rt := range r.routes {
+		if rt.Protocol == hostnet.Protocol || rt.Type != hostnet.Unicast || rt.Table == hostnet.TableLocal {
+			continue
+		}
+		v.routes = append(v.routes, ipoib.Route{Prefix: rt.Dst, Gateway: rt.Via})
+	}
+	slices.SortFunc(v.routes, func(a, b ipoib.Route) int {
+		return cmp.Or(a.Prefix.Addr().Compare(b.Prefix.Addr()), cmp.Compare(a.Prefix.Bits(), b.Prefix.Bits()), a.Gateway.Compare(b.Gateway))
+	})
+	v.routes = slices.Compact(v.routes)
+	return v
+}
+
+func (r *routeKeeper) setHost(a netip.Addr, mtu int) {
+	if r.hosts[a] != mtu {
+		r.hosts[a], r.dirty = mtu, true
+	}
+}
+
+func (r *routeKeeper) delHost(a netip.Addr) {
+	if _, ok := r.hosts[a]; ok {
+		delete(r.hosts, a)
+		r.dirty = true
+	}
+}
+
+// flushExceptions makes the next flush also forget the path MTUs the kernel has
+// learned: after the routes, else a packet in between learns the old one again.
+func (r *routeKeeper) flushExceptions() { r.flushDue = true }
+
+// flush makes the kernel's routes what they should be.
+func (r *routeKeeper) flush() {
+	if r.dirty && r.seen {
+		r.dirty = false
+		r.sync()
+	}
+	if r.flushDue {
+		r.flushDue = false
+		r.f++
+		if err := r.k.FlushExceptions(); err != nil {
+			r.log.Warn("cannot flush the kernel's path MTUs", "err", err)
+		}
+	}
+}
+
+func (r *routeKeeper) sync() {
+	if !r.link.Up || r.link.Gone {
+		return // the kernel has dropped the routes, and adds none
+	}
+	wanted := map[hostnet.Key]bool{}
+	for _, want := range mtu.Routes(r.device()) {
+		for _, rt := range r.match(want) {
+			wanted[rt.Key()] = true
+			if have, ok := r.routes[rt.Key()]; ok && have.MTU == rt.MTU && have.AdvMSS == rt.AdvMSS && have.Src == rt.Src {
+				continue
+			}
+			r.set(rt)
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(r.routes), compareKeys) {
+		if rt := r.routes[key]; rt.Protocol == hostnet.Protocol && !wanted[key] {
+			r.del(rt)
+		}
+	}
+}
+
+func compareKeys(a, b hostnet.Key) int {
+	return cmp.Or(a.Dst.Addr().Compare(b.Dst.Addr()), cmp.Compare(a.Dst.Bits(), b.Dst.Bits()), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Metric, b.Metric), a.Via.Compare(b.Via))
+}
+
+// device gathers what mtu.Routes decides from.
+func (r *routeKeeper) device() mtu.Device {
+	d := mtu.Device{MTU: r.link.MTU, UDMTU: r.udMTU}
+	for _, rt := range r.routes {
+		switch {
+		case isConnected(rt):
+			d.Prefixes = append(d.Prefixes, rt.Dst)
+		case rt.Type == hostnet.Broadcast:
+			d.Broadcasts = append(d.Broadcasts, rt.Dst.Addr())
+		case isMulticast6(rt):
+			d.Multicast6 = true
+		}
+	}
+	for a := range r.addrs {
+		d.IPv4 = d.IPv4 || a.Is4()
+	}
+	for a, m := range r.hosts {
+		d.Neighbors = append(d.Neighbors, mtu.Neighbor{IP: a, MTU: m})
+	}
+	return d
+}
+
+func isConnected(rt hostnet.Route) bool {
+	return rt.Protocol == hostnet.ProtoKernel && rt.Type == hostnet.Unicast && rt.Table != hostnet.TableLocal && !rt.Via.IsValid()
+}
+
+func isMulticast6(rt hostnet.Route) bool {
+	return rt.Type == hostnet.Multicast && rt.Dst.Addr().Is6() && rt.Protocol != hostnet.Protocol
+}
+
+// match returns the routes of the kernel that want speaks of, with its metrics
+// in them, or a new one for those that are ours to add.
+func (r *routeKeeper) match(want mtu.Route) []hostnet.Route {
+	var out []hostnet.Route
+	add := func(is func(hostnet.Route) bool) {
+		for _, rt := range r.routes {
+			if rt.Dst == want.Dst && is(rt) {
+				rt.MTU, rt.AdvMSS = want.MTU, want.AdvMSS
+				out = append(out, rt)
+			}
+		}
+	}
+	switch want.Kind {
+	case mtu.RouteConnected:
+		add(isConnected)
+	case mtu.RouteBroadcast:
+		add(func(rt hostnet.Route) bool { return rt.Type == hostnet.Broadcast })
+	case mtu.RouteMulticast:
+		add(isMulticast6)
+	case mtu.RouteGroups:
+		out = append(out, hostnet.Route{Dst: want.Dst, Table: hostnet.TableMain, Type: hostnet.Multicast, Protocol: hostnet.Protocol, Scope: hostnet.ScopeLink, MTU: want.MTU, AdvMSS: want.AdvMSS})
+	case mtu.RouteHost:
+		out = append(out, r.hostRoute(want))
+	}
+	return out
+}
+
+// hostRoute is the route to one neighbour. On IPv4 it names the source address
+// of the subnet it is cut from: the kernel would take the device's first one.
+func (r *routeKeeper) hostRoute(want mtu.Route) hostnet.Route {
+	rt := hostnet.Route{Dst: want.Dst, Table: hostnet.TableMain, Type: hostnet.Unicast, Protocol: hostnet.Protocol, MTU: want.MTU, AdvMSS: want.AdvMSS}
+	if !want.Dst.Addr().Is4() {
+		rt.Metric = 1024
+		return rt
+	}
+	rt.Scope = hostnet.ScopeLink
+	bits := -1
+	for _, c := range r.routes {
+		if isConnected(c) && c.Src.IsValid() && c.Dst.Contains(want.Dst.Addr()) && c.Dst.Bits() > bits {
+			rt.Src, bits = c.Src, c.Dst.Bits()
+		}
+	}
+	return rt
+}
+
+func (r *routeKeeper) set(rt hostnet.Route) {
+	if err := r.k.SetRoute(rt); err != nil {
+		r.refused++
+		if r.failed[rt.Key()] != err.Error() {
+			r.failed[rt.Key()] = err.Error()
+			r.log.Warn("cannot set route", "route", rt, "err", err)
+		}
+		return
+	}
+	r.sets++
+	r.routes[rt.Key()] = rt
+	delete(r.failed, rt.Key())
+}
+
+func (r *routeKeeper) del(rt hostnet.Route) {
+	if err := r.k.DelRoute(rt); err != nil && !errors.Is(err, hostnet.ErrNotFound) {
+		r.refused++
+		r.log.Warn("cannot remove route", "route", rt, "err", err)
+		return
+	}
+	r.dels++
+	delete(r.routes, rt.Key())
+}
+
+// shown reports whether the kernel has our host route to a.
+func (r *routeKeeper) shown(a netip.Addr) bool {
+	for key, rt := range r.routes {
+		if rt.Protocol == hostnet.Protocol && key.Dst == addrHost(a) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,168 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"ipoibcm/control"
+)
+
+// listen opens the control socket. A socket that nobody answers on is left over
+// and replaced.
+func listen(path string) (net.Listener, error) {
+	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		conn.Close()
+		return nil, fmt.Errorf("control socket %s: an agent answers there already; choose another --control or --name", path)
+	}
+	if st, err := os.Lstat(path); err == nil {
+		if st.Mode().Type() != os.ModeSocket {
+			return nil, fmt.Errorf("control socket %s: there is something else; choose another --control", path)
+		}
+		os.Remove(path)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(fmt.Errorf("control socket: %w", err), l.Close())
+	}
+	return l, nil
+}
+
+// serve answers on l until ctx ends.
+func (a *Agent) serve(ctx context.Context, l net.Listener) error {
+	mux := http.NewServeMux()
+	get := func(path string, h http.HandlerFunc) { mux.HandleFunc("GET "+path, h) }
+	document(a, get, control.PathStatus, a.viewStatus)
+	document(a, get, control.PathConns, a.viewConns)
+	document(a, get, control.PathNeigh, a.viewNeigh)
+	document(a, get, control.PathRoutes, a.viewRoutes)
+	document(a, get, control.PathGroups, a.viewGroups)
+	document(a, get, control.PathStats, a.viewStats)
+	get(control.PathExplain, a.explain)
+	get(control.PathEvents, func(w http.ResponseWriter, r *http.Request) { a.events(ctx, w, r) })
+	get(control.PathCapture, func(w http.ResponseWriter, r *http.Request) { a.capture(ctx, w, r) })
+	mux.Handle("GET "+control.PathMetrics, a.metrics())
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		fail(w, http.StatusNotFound, fmt.Sprintf("%s %s: not part of this API", r.Method, r.URL.Path), "see "+control.PathStatus)
+	})
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10, ErrorLog: nil}
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(l) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	srv.Close()
+	<-done
+	return nil
+}
+
+func fail(w http.ResponseWriter, status int, text, hint string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	json.NewEncoder(w).Encode(control.Error{Version: control.Version, Error: text, Hint: hint})
+}
+
+func answer(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	json.NewEncoder(w).Encode(v)
+}
+
+// document serves what view returns on the driver's goroutine.
+func document[T any](a *Agent, get func(string, http.HandlerFunc), path string, view func() T) {
+	get(path, func(w http.ResponseWriter, r *http.Request) {
+		if v, err := ask(r.Context(), a, view); err != nil {
+			fail(w, http.StatusServiceUnavailable, err.Error(), "try again; the agent may be stopping")
+		} else {
+			answer(w, v)
+		}
+	})
+}
+
+// ask runs view on the driver's goroutine, between two events.
+func ask[T any](ctx context.Context, a *Agent, view func() T) (v T, err error) {
+	ctx, cancel := context.WithTimeout(ctx, queryWithin)
+	defer cancel()
+	done := make(chan T, 1)
+	select {
+	case a.queries <- func() { done <- view() }:
+		return <-done, nil // the driver runs it at once
+	case <-ctx.Done():
+		return v, errors.New("the agent did not answer in time")
+	}
+}
+
+func (a *Agent) explain(w http.ResponseWriter, r *http.Request) {
+	ip, err := netip.ParseAddr(r.URL.Query().Get("ip"))
+	if err != nil {
+		fail(w, http.StatusBadRequest, fmt.Sprintf("ip %q is not an address", r.URL.Query().Get("ip")), control.PathExplain+"?ip=10.0.0.2")
+		return
+	}
+	e, err := ask(r.Context(), a, func() control.Explanation { return a.viewExplain(ip.WithZone("").Unmap()) })
+	if err != nil {
+		fail(w, http.StatusServiceUnavailable, err.Error(), "try again; the agent may be stopping")
+		return
+	}
+	answer(w, e)
+}
+
+func (a *Agent) events(ctx context.Context, w http.ResponseWriter, r *http.Request) {
+	s := a.hub.subscribe()
+	if s == nil {
+		fail(w, http.StatusServiceUnavailable, errFollowers.Error(), "stop another monitor first")
+		return
+	}
+	defer a.hub.unsubscribe(s)
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	flush := http.NewResponseController(w).Flush
+	flush()
+	enc := json.NewEncoder(w)
+	for {
+		select {
+		case e, ok := <-s.ch:
+			if !ok || enc.Encode(e) != nil {
+				return
+			}
+			flush()
+		case <-r.Context().Done():
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (a *Agent) capture(ctx context.Context, w http.ResponseWriter, r *http.Request) {
+	snap := 0
+	if s := r.URL.Query().Get("snap"); s != "" {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < 1 || n > 1<<18 {
+			fail(w, http.StatusBadRequest, fmt.Sprintf("snap %q: must be 1 to %d octets", s, 1<<18), "")
+			return
+		}
+		snap = n
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(r.Context(), stop)()
+	w.Header().Set("Content-Type", "application/x-pcapng")
+	rc := http.NewResponseController(w)
+	if err := a.taps.capture(ctx, w, func() { rc.Flush() }, a.opt.Provider.Port().UnderlayIf, snap); err != nil {
+		fail(w, http.StatusServiceUnavailable, err.Error(), "stop another capture first")
+	}
+}

@@ -1,0 +1,112 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"ipoibcm/verbs"
+	"ipoibcm/wire/pcapng"
+)
+
+// captureDepth is how many packets wait for one slow capture client.
+const captureDepth = 4096
+
+// errFollowers says that a bound was reached.
+var errFollowers = errors.New("too many clients follow this agent already")
+
+// taps hands the provider's packets to capture clients. Without clients the
+// provider has no tap and pays nothing.
+type taps struct {
+	provider verbs.Provider
+	mu       sync.Mutex
+	list     atomic.Pointer[[]*tap]
+	dropped  atomic.Uint64
+}
+
+type tap struct {
+	ch   chan tapped
+	snap int
+	lost atomic.Uint64
+}
+
+type tapped struct {
+	at  time.Time
+	out bool
+	ip  []byte
+	n   int // octets before the snap length
+}
+
+func (t *taps) packet(out bool, ip []byte) {
+	now := time.Now()
+	for _, c := range *t.list.Load() {
+		keep := len(ip)
+		if c.snap > 0 {
+			keep = min(keep, c.snap)
+		}
+		select {
+		case c.ch <- tapped{now, out, append([]byte(nil), ip[:keep]...), len(ip)}:
+		default:
+			c.lost.Add(1)
+			t.dropped.Add(1)
+		}
+	}
+}
+
+func (t *taps) add(c *tap) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var list []*tap
+	if old := t.list.Load(); old != nil {
+		list = append(list, *old...)
+	}
+	if len(list) >= maxFollowers {
+		return errFollowers
+	}
+	list = append(list, c)
+	t.list.Store(&list)
+	t.provider.SetTap(t.packet)
+	return nil
+}
+
+func (t *taps) remove(c *tap) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var list []*tap
+	for _, o := range *t.list.Load() {
+		if o != c {
+			list = append(list, o)
+		}
+	}
+	if len(list) == 0 {
+		t.provider.SetTap(nil)
+	}
+	t.list.Store(&list)
+}
+
+// capture writes packets to w as pcapng until ctx ends or w fails, flushing
+// after each.
+func (t *taps) capture(ctx context.Context, w io.Writer, flush func(), name string, snap int) error {
+	c := &tap{ch: make(chan tapped, captureDepth), snap: snap}
+	if err := t.add(c); err != nil {
+		return err
+	}
+	defer t.remove(c)
+	buf := pcapng.AppendHeader(nil, "ipoibcmd")
+	buf = pcapng.AppendInterface(buf, pcapng.Interface{Name: name, Description: "RoCEv2 packets of the agent; Ethernet addresses are synthetic"})
+	for {
+		if _, err := w.Write(buf); err != nil {
+			return nil // the client has left
+		}
+		flush()
+		select {
+		case p := <-c.ch:
+			buf = pcapng.AppendPacket(buf[:0], 0, p.at, p.out, p.ip, 0)
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}

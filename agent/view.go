@@ -1,0 +1,301 @@
+package agent
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"ipoibcm/control"
+	"ipoibcm/ib"
+	"ipoibcm/ipoib"
+)
+
+// The view functions run on the driver's goroutine.
+
+func since(now, t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return max(0, now.Sub(t).Milliseconds())
+}
+
+func (a *Agent) viewStatus() control.Status {
+	s, port, now := a.m.Status(), a.opt.Provider.Port(), time.Now()
+	state := "up"
+	switch {
+	case !s.Up:
+		state = "down"
+	case !port.Active:
+		state = "underlay down"
+	}
+	out := control.Status{
+		Version: control.Version,
+		Interface: control.Interface{
+			Name: a.opt.Name, State: state, Mode: s.Mode.String(), MTU: s.DeviceMTU, UDMTU: s.UDMTU, ReceiveMTU: s.ReceiveMTU,
+			GID: s.Link.GID.String(), UDQPN: s.Link.QPN.String(), LinkAddr: s.Link.String(), PKey: s.PKey.String(), QKey: s.QKey.String(),
+			BroadcastGroup: s.Broadcast.String(), PID: os.Getpid(), Since: a.start, UptimeMS: since(now, a.start), Build: a.opt.Build,
+			Addresses: []control.Address{},
+		},
+		Underlay: control.Underlay{Provider: a.opt.Provider.Caps().Name, Device: a.opt.Provider.Caps().Device, MTU: port.UnderMTU,
+			PathMTU: port.MTU.Octets(), Active: port.Active, Notes: a.opt.Notes, GIDs: []string{}},
+		Peers:    a.viewPeers(now),
+		Warnings: a.warnings(s, port.Active),
+	}
+	for _, g := range port.GIDs {
+		out.Underlay.GIDs = append(out.Underlay.GIDs, g.String())
+	}
+	for _, ad := range s.Addrs {
+		st := "ok"
+		if ad.Duplicate {
+			st = "duplicate"
+		} else if ad.Tentative {
+			st = "probing"
+		}
+		out.Interface.Addresses = append(out.Interface.Addresses, control.Address{Prefix: ad.Prefix.String(), State: st})
+	}
+	return out
+}
+
+func (a *Agent) warnings(s ipoib.Status, active bool) (w []string) {
+	if !active {
+		w = append(w, "the underlay is down or has lost its address")
+	}
+	for _, ad := range s.Addrs {
+		if ad.Duplicate {
+			w = append(w, fmt.Sprintf("%s is used by another host; give one of the two another address", ad.Prefix.Addr()))
+		}
+	}
+	if n := a.loop.Counters().RxUDOversize; n > 0 {
+		w = append(w, fmt.Sprintf("%d datagrams were larger than our UD MTU %d: another host has a larger ud_mtu", n, s.UDMTU))
+	}
+	if a.routes.refused > 0 {
+		w = append(w, fmt.Sprintf("the kernel refused %d route changes; see the log", a.routes.refused))
+	}
+	return w
+}
+
+// viewPeers joins neighbours and connections by link-layer address.
+func (a *Agent) viewPeers(now time.Time) []control.Peer {
+	peers := map[string]*control.Peer{}
+	var order []string
+	at := func(key string) *control.Peer {
+		p := peers[key]
+		if p == nil {
+			p = &control.Peer{LinkAddr: key, Class: "unknown", Mode: "UD", State: "ud", Addresses: []string{}}
+			peers[key] = p
+			order = append(order, key)
+		}
+		return p
+	}
+	for _, n := range a.m.Neighbours() {
+		if n.Link.IsZero() {
+			continue
+		}
+		p := at(n.Link.Key().String())
+		p.GID, p.UDQPN, p.MTU = n.Link.GID.String(), n.Link.QPN.String(), n.Path.MTU
+		p.LinkAddr = n.Link.String()
+		p.Addresses = append(p.Addresses, n.Addr.String())
+		p.AgeMS = since(now, n.Updated)
+		if use := a.udUse[n.Link.Key()]; use != nil && p.TxPackets == 0 {
+			p.TxPackets, p.TxOctets = use.TxPackets, use.TxOctets
+		}
+	}
+	for _, c := range a.m.Conns() {
+		p := at(c.Peer.Key().String())
+		p.GID, p.UDQPN, p.Class, p.State = c.Peer.GID.String(), c.Peer.QPN.String(), c.Class.String(), c.State
+		if use, ok := a.connUse(c.Conn); ok {
+			p.TxPackets += use.TxPackets
+			p.TxOctets += use.TxOctets
+			p.RxPackets += use.RxPackets
+			p.RxOctets += use.RxOctets
+		}
+		if !c.Established.IsZero() {
+			p.Mode, p.MTU, p.AgeMS = c.Transport.String(), c.MTU, since(now, c.Established)
+		}
+	}
+	out := make([]control.Peer, 0, len(order))
+	for _, key := range order {
+		out = append(out, *peers[key])
+	}
+	slices.SortFunc(out, func(x, y control.Peer) int { return cmp.Compare(x.LinkAddr[2:], y.LinkAddr[2:]) })
+	return out
+}
+
+// connUse reads the data path's counts of a connection as they are now.
+func (a *Agent) connUse(h ipoib.Conn) (u ipoib.ConnUse, ok bool) {
+	c := a.conns[h]
+	if c == nil {
+		return u, false
+	}
+	n := c.dp.Counters()
+	return ipoib.ConnUse{Conn: h, TxPackets: n.TxPackets, TxOctets: n.TxOctets, RxPackets: n.RxPackets, RxOctets: n.RxOctets}, true
+}
+
+func (a *Agent) viewConns() control.Conns {
+	now := time.Now()
+	out := control.Conns{Version: control.Version, Conns: []control.Conn{}}
+	for _, c := range a.m.Conns() {
+		role, direction := "passive", "both"
+		if c.Active {
+			role = "active"
+		}
+		if !c.Rx {
+			direction = "send"
+		} else if !c.Tx {
+			direction = "receive"
+		}
+		use, ok := a.connUse(c.Conn)
+		if !ok {
+			use = c.Use
+		}
+		idle := c.LastUsed
+		if idle.IsZero() {
+			idle = c.Established
+		}
+		out.Conns = append(out.Conns, control.Conn{
+			Peer: c.Peer.String(), Mode: c.Transport.String(), State: c.State, Role: role,
+			ServiceID: fmt.Sprintf("0x%016x", c.ServiceID), LocalQPN: c.LocalQPN.String(), RemoteQPN: c.RemoteQPN.String(),
+			LocalCommID: fmt.Sprintf("0x%08x", c.LocalComm), RemoteCommID: fmt.Sprintf("0x%08x", c.RemoteComm),
+			MTU: c.MTU, PeerReceiveMTU: int(c.ReceiveMTU), PathMTU: a.m.Status().PathMTU.Octets(), Direction: direction,
+			AgeMS: since(now, c.Established), IdleMS: since(now, idle),
+			TxPackets: use.TxPackets, TxOctets: use.TxOctets, RxPackets: use.RxPackets, RxOctets: use.RxOctets,
+		})
+	}
+	return out
+}
+
+func (a *Agent) viewNeigh() control.Neighbours {
+	now := time.Now()
+	out := control.Neighbours{Version: control.Version, Neighbours: []control.Neighbour{}}
+	for _, n := range a.m.Neighbours() {
+		e := control.Neighbour{IP: n.Addr.String(), State: n.State, AgeMS: since(now, n.Updated), Queued: n.Queued}
+		if !n.Link.IsZero() {
+			e.LinkAddr = n.Link.String()
+		}
+		out.Neighbours = append(out.Neighbours, e)
+	}
+	return out
+}
+
+var routeKinds = map[ipoib.PathKind]string{ipoib.PathMiss: "resolve", ipoib.PathConn: "connection", ipoib.PathUD: "ud", ipoib.PathGroup: "multicast", ipoib.PathDrop: "drop"}
+
+func (a *Agent) viewRoutes() control.Routes {
+	out := control.Routes{Version: control.Version, Routes: []control.Route{}}
+	for _, r := range a.m.Routes() {
+		e := control.Route{Prefix: r.Prefix.String(), Kind: routeKinds[r.Path.Kind], MTU: r.Path.MTU, Kernel: r.Host && a.routes.shown(r.Prefix.Addr())}
+		if r.Gateway.IsValid() {
+			e.Gateway = r.Gateway.String()
+		}
+		switch r.Path.Kind {
+		case ipoib.PathConn, ipoib.PathUD:
+			e.Peer = r.Path.Link.String()
+		case ipoib.PathGroup:
+			e.Peer = r.Path.MGID.String()
+		}
+		out.Routes = append(out.Routes, e)
+	}
+	return out
+}
+
+func (a *Agent) viewGroups() control.Groups {
+	now := time.Now()
+	out := control.Groups{Version: control.Version, Groups: []control.Group{}}
+	index := map[ib.GID]int{}
+	for _, g := range a.m.Groups() {
+		if !g.Joined {
+			continue
+		}
+		i, ok := index[g.MGID]
+		if !ok {
+			i = len(out.Groups)
+			index[g.MGID] = i
+			out.Groups = append(out.Groups, control.Group{MGID: g.MGID.String(), Groups: []string{}, Reasons: []string{}, AgeMS: since(now, a.groups[g.MGID])})
+		}
+		e := &out.Groups[i]
+		name := "broadcast"
+		if g.Group.IsValid() {
+			name = g.Group.String()
+		}
+		e.Groups = append(e.Groups, name)
+		for _, why := range g.Reasons {
+			if !slices.Contains(e.Reasons, why) {
+				e.Reasons = append(e.Reasons, why)
+			}
+		}
+	}
+	return out
+}
+
+func (a *Agent) viewStats() control.Stats {
+	return control.Stats{Version: control.Version, Counters: a.allCounters()}
+}
+
+// allCounters gathers every counter of every part, in a fixed order.
+func (a *Agent) allCounters() []control.Counter {
+	var out []control.Counter
+	add := func(part, name string, v uint64) {
+		out = append(out, control.Counter{Part: part, Name: name, Value: v})
+	}
+	for _, c := range a.m.Counters() {
+		add("ipoib", c.Name, c.Value)
+	}
+	dp := reflect.ValueOf(a.loop.Counters())
+	for i := range dp.NumField() {
+		add("datapath", snake(dp.Type().Field(i).Name), dp.Field(i).Uint())
+	}
+	a.opt.Provider.Counters(func(name string, v uint64) { add(a.opt.Provider.Caps().Name, name, v) })
+	hc := reflect.ValueOf(a.host.Counters())
+	for i := range hc.NumField() {
+		add("hostnet", snake(hc.Type().Field(i).Name), hc.Field(i).Uint())
+	}
+	c := &a.counters
+	for _, e := range []struct {
+		name string
+		v    uint64
+	}{
+		{"ud_frames_sent", c.sendUD.Load()}, {"ud_frames_failed", c.sendUDFailed.Load()},
+		{"queued_packets_sent", c.sendConn.Load()}, {"queued_packets_failed", c.sendConnFailed.Load()},
+		{"mads_sent", c.sendMAD.Load()}, {"mads_failed", c.sendMADFailed.Load()},
+		{"tun_packets_injected", c.writeTUN.Load()}, {"tun_packets_refused", c.writeTUNFailed.Load()},
+		{"qps_failed", c.qpFailed.Load()}, {"group_joins_failed", c.joinFailed.Load()}, {"address_handles_failed", c.ahFailed.Load()},
+		{"routes_set", a.routes.sets}, {"routes_removed", a.routes.dels}, {"routes_refused", a.routes.refused}, {"exception_flushes", a.routes.f},
+		{"events_lost", a.hub.lost.Load()}, {"capture_packets_lost", a.taps.dropped.Load()},
+	} {
+		add("agent", e.name, e.v)
+	}
+	return out
+}
+
+// snake turns a Go field name into a counter's: TxUDQueueFull, tx_ud_queue_full.
+func snake(s string) string {
+	var b strings.Builder
+	rs := []rune(s)
+	for i, r := range rs {
+		if unicode.IsUpper(r) && i > 0 && (!unicode.IsUpper(rs[i-1]) || i+1 < len(rs) && unicode.IsLower(rs[i+1])) {
+			b.WriteByte('_')
+		}
+		b.WriteRune(unicode.ToLower(r))
+	}
+	return b.String()
+}
+
+func (a *Agent) viewExplain(ip netip.Addr) control.Explanation {
+	e := a.m.Explain(ip)
+	out := control.Explanation{Version: control.Version, IP: ip.String(), Class: e.Class.String(), Mode: e.Mode, MTU: e.Path.MTU, LastREJ: e.LastREJ, Why: e.Reasons}
+	if e.NextHop.IsValid() {
+		out.NextHop = e.NextHop.String()
+	}
+	if !e.Link.IsZero() {
+		out.Peer = e.Link.String()
+	}
+	if out.Why == nil {
+		out.Why = []string{}
+	}
+	return out
+}

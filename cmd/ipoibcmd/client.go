@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"ipoibcm/control"
+)
+
+// maxDocument bounds what is read of one answer, in octets.
+const maxDocument = 64 << 20
+
+// A client asks one agent over its control socket.
+type client struct {
+	path string
+	http http.Client
+}
+
+// clientFlags are what every looking-in command takes.
+type clientFlags struct {
+	control, name string
+	json          bool
+}
+
+func (f *clientFlags) bind(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.control, "control", "", "control socket (default: of --name, else the only one in "+control.SocketDir+")")
+	cmd.Flags().StringVar(&f.name, "name", "", "interface of the agent to ask")
+	cmd.Flags().BoolVar(&f.json, "json", false, "print JSON")
+}
+
+// open finds the agent's socket.
+func (f *clientFlags) open() (*client, error) {
+	path := f.control
+	if path == "" && f.name != "" {
+		path = control.SocketPath(f.name)
+	}
+	if path == "" {
+		found, _ := filepath.Glob(filepath.Join(control.SocketDir, "*.sock"))
+		switch len(found) {
+		case 0:
+			return nil, hintError{errors.New("no agent is running here (no socket in " + control.SocketDir + ")"),
+				"start one: ipoibcmd run --underlay eth0 --address 10.0.0.1/24; or name its socket with --control"}
+		case 1:
+			path = found[0]
+		default:
+			return nil, hintError{fmt.Errorf("%d agents are running here: %s", len(found), strings.Join(found, ", ")), "choose one with --name or --control"}
+		}
+	}
+	return newClient(path), nil
+}
+
+func newClient(path string) *client {
+	c := &client{path: path}
+	c.http.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", path)
+	}}
+	return c
+}
+
+// stream sends a request and returns the body of a good answer.
+func (c *client) stream(ctx context.Context, path string, query url.Values) (io.ReadCloser, error) {
+	u := url.URL{Scheme: "http", Host: "agent", Path: path, RawQuery: query.Encode()}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.http.Do(req)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, hintError{fmt.Errorf("no agent: %s does not exist", c.path), "start one with ipoibcmd run, or name the right socket with --control"}
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return nil, hintError{fmt.Errorf("no agent answers at %s", c.path), "it was probably killed; start it again with ipoibcmd run"}
+	case errors.Is(err, os.ErrPermission):
+		return nil, hintError{fmt.Errorf("not allowed to open %s", c.path), "become the user the agent runs as, usually root"}
+	case err != nil:
+		return nil, fmt.Errorf("ask the agent at %s: %w", c.path, err)
+	}
+	if resp.StatusCode == http.StatusOK {
+		return resp.Body, nil
+	}
+	defer resp.Body.Close()
+	var e control.Error
+	if json.NewDecoder(io.LimitReader(resp.Body, 1<<16)).Decode(&e) != nil || e.Error == "" {
+		e.Error = "the agent answers " + resp.Status
+	}
+	if e.Hint != "" {
+		return nil, hintError{errors.New(e.Error), e.Hint}
+	}
+	return nil, errors.New(e.Error)
+}
+
+// get reads one document.
+func (c *client) get(ctx context.Context, path string, query url.Values, v any) error {
+	body, err := c.stream(ctx, path, query)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	if err := json.NewDecoder(io.LimitReader(body, maxDocument)).Decode(v); err != nil {
+		return fmt.Errorf("read the agent's answer: %w", err)
+	}
+	return nil
+}

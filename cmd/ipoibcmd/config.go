@@ -1,0 +1,222 @@
+package main
+
+import (
+	"bytes"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+
+	"ipoibcm/control"
+	"ipoibcm/ib"
+)
+
+// sample is what init prints. A test loads it and compares it with the defaults.
+//
+//go:embed sample.yaml
+var sample []byte
+
+// A Config is everything run can be told, from the file and from flags. The
+// zero value of a field means its default, except where a comment says more.
+type Config struct {
+	Underlay    string   `yaml:"underlay"`
+	Name        string   `yaml:"name"`
+	Addresses   []string `yaml:"addresses"`
+	Control     string   `yaml:"control"`
+	Mode        string   `yaml:"mode"`
+	UDMTU       int      `yaml:"ud_mtu"`
+	ReceiveMTU  int      `yaml:"receive_mtu"`
+	GID         string   `yaml:"gid"`
+	Provider    string   `yaml:"provider"`
+	LogLevel    string   `yaml:"log_level"`
+	PKey        uint16   `yaml:"pkey"`
+	QKey        uint32   `yaml:"qkey"`
+	IdleTimeout string   `yaml:"idle_timeout"`
+	Peers       []string `yaml:"peers"`
+	Offload     Offload  `yaml:"offload"`
+}
+
+// Offload holds the switches of the kernel's UDP offloads.
+type Offload struct {
+	GSO *bool `yaml:"gso"` // UDP_SEGMENT; nil means on where it works
+	GRO *bool `yaml:"gro"` // UDP_GRO; nil means on where it works
+}
+
+// defaults returns the configuration that holds where nothing is said.
+func defaults() Config {
+	on := true
+	return Config{
+		Name:        "ibcm0",
+		Mode:        "rc",
+		UDMTU:       2044,
+		ReceiveMTU:  65524,
+		Provider:    "softroce",
+		LogLevel:    "info",
+		PKey:        uint16(ib.DefaultPKey),
+		QKey:        uint32(ib.QKeyIPoIB),
+		IdleTimeout: "5m",
+		Offload:     Offload{GSO: &on, GRO: &on},
+	}
+}
+
+// bind makes flags of the settings that have one. Their defaults are those of c.
+func (c *Config) bind(f *pflag.FlagSet) {
+	f.StringVar(&c.Underlay, "underlay", c.Underlay, "network device that carries RoCEv2, such as eth0")
+	f.StringVar(&c.Name, "name", c.Name, "name of the interface to create")
+	f.StringArrayVar(&c.Addresses, "address", c.Addresses, "address of the interface with prefix length; repeatable")
+	f.StringVar(&c.Control, "control", c.Control, "control socket (default "+control.SocketPath("NAME")+")")
+	f.StringVar(&c.Mode, "mode", c.Mode, "connected mode: rc, uc, auto (both) or ud (none)")
+	f.IntVar(&c.UDMTU, "ud-mtu", c.UDMTU, "MTU of datagrams, multicast and broadcast; the same on the whole link")
+	f.IntVar(&c.ReceiveMTU, "receive-mtu", c.ReceiveMTU, "largest connected-mode message accepted, 4-octet header included")
+	f.StringVar(&c.GID, "gid", c.GID, "GID to use: an address of the underlay (default: its IPv6 link-local address)")
+	f.StringVar(&c.Provider, "provider", c.Provider, "verbs provider: softroce")
+	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
+}
+
+// load reads the file at path over c. Unknown keys are errors with line numbers.
+func (c *Config) load(path string) error {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("read configuration: %w", err)
+	}
+	if err := c.decode(b); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+var yamlUnknown = regexp.MustCompile(`line (\d+): field (\S+) not found in type \S+`)
+
+func (c *Config) decode(b []byte) error {
+	d := yaml.NewDecoder(bytes.NewReader(b))
+	d.KnownFields(true)
+	err := d.Decode(c)
+	if errors.Is(err, io.EOF) {
+		return nil // empty, or comments only
+	}
+	var te *yaml.TypeError
+	if errors.As(err, &te) {
+		for i, e := range te.Errors {
+			te.Errors[i] = yamlUnknown.ReplaceAllString(e, `line $1: unknown key "$2" (ipoibcmd init prints all keys)`)
+		}
+		return errors.New(strings.Join(te.Errors, "; "))
+	}
+	if err != nil {
+		return err
+	}
+	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return errors.New("more than one YAML document; the second would be ignored")
+	}
+	return nil
+}
+
+// configure merges defaults, file and flags; a flag that was given wins.
+func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
+	c := defaults()
+	if file != "" {
+		if err := c.load(file); err != nil {
+			return c, err
+		}
+	}
+	set := func(name string, apply func()) {
+		if f := cmd.Flags().Lookup(name); f != nil && f.Changed {
+			apply()
+		}
+	}
+	set("underlay", func() { c.Underlay = flags.Underlay })
+	set("name", func() { c.Name = flags.Name })
+	set("address", func() { c.Addresses = flags.Addresses })
+	set("control", func() { c.Control = flags.Control })
+	set("mode", func() { c.Mode = flags.Mode })
+	set("ud-mtu", func() { c.UDMTU = flags.UDMTU })
+	set("receive-mtu", func() { c.ReceiveMTU = flags.ReceiveMTU })
+	set("gid", func() { c.GID = flags.GID })
+	set("provider", func() { c.Provider = flags.Provider })
+	set("log-level", func() { c.LogLevel = flags.LogLevel })
+	return c, c.check()
+}
+
+// A settings is a checked Config in the types the product uses.
+type settings struct {
+	prefixes []netip.Prefix
+	gid      ib.GID
+	peers    []ib.GID
+	level    slog.Level
+	idle     time.Duration
+}
+
+// check says what is wrong with c, naming key, flag and remedy.
+func (c *Config) check() error {
+	_, err := c.settings()
+	return err
+}
+
+func (c *Config) settings() (s settings, err error) {
+	bad := func(format string, args ...any) (settings, error) { return s, fmt.Errorf(format, args...) }
+	switch {
+	case c.Underlay == "":
+		return bad("no underlay: give --underlay DEVICE (ipoibcmd devices lists them)")
+	case !validIfName(c.Name):
+		return bad("name %q: an interface name has 1 to 15 characters, no slash, colon or blank", c.Name)
+	case !slices.Contains([]string{"rc", "uc", "auto", "ud"}, c.Mode):
+		return bad("mode %q: must be rc, uc, auto or ud", c.Mode)
+	case c.UDMTU < 576 || c.UDMTU > 4092:
+		return bad("ud_mtu %d: must be 576 to 4092 octets", c.UDMTU)
+	case c.ReceiveMTU < 1284 || c.ReceiveMTU > 65524:
+		return bad("receive_mtu %d: must be 1284 to 65524 octets, header included", c.ReceiveMTU)
+	case c.PKey&0x7fff == 0:
+		return bad("pkey 0x%04x: partition 0 does not exist", c.PKey)
+	}
+	for _, a := range c.Addresses {
+		p, err := netip.ParsePrefix(a)
+		if err != nil {
+			return bad("address %q: want an address with prefix length, such as 10.0.0.1/24", a)
+		}
+		if a := p.Addr(); a.IsMulticast() || a.IsUnspecified() || a.IsLoopback() || a.Is4In6() || a.Zone() != "" {
+			return bad("address %q: not an address an interface can have", p)
+		}
+		s.prefixes = append(s.prefixes, p)
+	}
+	if c.GID != "" {
+		if s.gid, err = ib.ParseGID(c.GID); err != nil {
+			return bad("gid: %w", err)
+		}
+	}
+	for _, p := range c.Peers {
+		g, err := ib.ParseGID(p)
+		if err != nil {
+			return bad("peers: %w", err)
+		}
+		s.peers = append(s.peers, g)
+	}
+	if err := s.level.UnmarshalText([]byte(c.LogLevel)); err != nil {
+		return bad("log_level %q: must be debug, info, warn or error", c.LogLevel)
+	}
+	if s.idle, err = time.ParseDuration(c.IdleTimeout); err != nil || s.idle < 0 {
+		return bad("idle_timeout %q: want a duration such as 5m; 0 means connections stay", c.IdleTimeout)
+	}
+	return s, nil
+}
+
+func validIfName(s string) bool {
+	return len(s) >= 1 && len(s) <= 15 && s != "." && s != ".." && !strings.ContainsAny(s, "/: \t\n%")
+}
+
+// controlPath returns where the control socket is.
+func (c *Config) controlPath() string {
+	if c.Control != "" {
+		return c.Control
+	}
+	return control.SocketPath(c.Name)
+}

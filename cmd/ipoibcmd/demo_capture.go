@@ -1,0 +1,72 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+
+	"ipoibcm/control"
+)
+
+// captureSnap keeps CM messages whole (328 octets and Ethernet) and of bulk
+// data the beginning.
+const captureSnap = 400
+
+// A demoCapture follows both agents for a while. Each agent's stream becomes a
+// section of the file: pcapng sections may follow one another.
+type demoCapture struct {
+	stop  context.CancelFunc
+	wg    sync.WaitGroup
+	files [2]string
+}
+
+// startCapture begins to follow both agents, if a file is wanted and nobody does.
+func (d *demoRun) startCapture() {
+	if d.dump == nil || d.capture != nil {
+		return
+	}
+	ctx, stop := context.WithCancel(d.ctx)
+	c := &demoCapture{stop: stop}
+	for i, a := range d.agent {
+		c.files[i] = d.path(i, ".pcapng")
+		body, err := a.Stream(ctx, fmt.Sprintf("%s?snap=%d", control.PathCapture, captureSnap))
+		if err != nil {
+			continue
+		}
+		f, err := os.Create(c.files[i])
+		if err != nil {
+			body.Close()
+			continue
+		}
+		// The section header comes once the agent's tap is in place.
+		first := make([]byte, 4096)
+		n, _ := body.Read(first)
+		f.Write(first[:n])
+		c.wg.Go(func() {
+			defer f.Close()
+			defer body.Close()
+			io.Copy(f, body)
+		})
+	}
+	d.capture = c
+}
+
+// stopCapture ends it and appends what was seen to the file.
+func (d *demoRun) stopCapture() {
+	c := d.capture
+	if c == nil {
+		return
+	}
+	d.capture = nil
+	c.stop()
+	c.wg.Wait()
+	for _, name := range c.files {
+		if f, err := os.Open(name); err == nil {
+			io.Copy(d.dump, f)
+			f.Close()
+			os.Remove(name)
+		}
+	}
+}

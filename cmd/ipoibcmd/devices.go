@@ -1,0 +1,130 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/Mellanox/rdmamap"
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	"ipoibcm/control"
+	"ipoibcm/hostnet"
+	"ipoibcm/mtu"
+)
+
+// shownFeatures are the ethtool features that matter to an underlay.
+var shownFeatures = []string{"tx-udp-segmentation", "rx-gro", "rx-gro-list", "rx-udp-gro-forwarding"}
+
+func newDevices() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "devices",
+		Short: "list network devices that could be the underlay, and RDMA devices",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			d, err := listDevices()
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return printJSON(d)
+			}
+			printDevices(os.Stdout, d)
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func listDevices() (*control.Devices, error) {
+	infos, err := hostnet.Devices()
+	if err != nil {
+		return nil, fmt.Errorf("list network devices: %w", err)
+	}
+	d := &control.Devices{Version: control.Version, Underlays: []control.UnderlayDevice{}, RDMA: []control.RDMADevice{}}
+	netdevs := map[string][]string{}
+	for _, i := range infos {
+		for _, r := range i.RDMA {
+			netdevs[r] = append(netdevs[r], i.Link.Name)
+		}
+		if i.Link.Name == "lo" || i.Link.Type == "tun" || i.Link.Type == "tuntap" {
+			continue
+		}
+		u := control.UnderlayDevice{Name: i.Link.Name, Driver: i.Driver, Up: i.Link.Up, MTU: i.Link.MTU, PathMTU: mtu.PathMTU(i.Link.MTU).Octets(),
+			SpeedMbps: i.Speed, Addresses: []string{}, Features: map[string]bool{}, RDMA: strings.Join(i.RDMA, " ")}
+		for _, a := range i.Addrs {
+			u.Addresses = append(u.Addresses, a.Prefix.String())
+		}
+		for _, f := range shownFeatures {
+			if on, known := i.Features[f]; known {
+				u.Features[f] = on
+			}
+		}
+		d.Underlays = append(d.Underlays, u)
+	}
+	for _, name := range rdmamap.GetRdmaDeviceList() {
+		d.RDMA = append(d.RDMA, rdmaDevice(name, netdevs[name]))
+	}
+	if len(d.RDMA) == 0 {
+		d.Notes = append(d.Notes, "no RDMA devices: softroce needs none")
+	}
+	return d, nil
+}
+
+// rdmaDevice names the character devices that are there and those that are not.
+func rdmaDevice(name string, netdevs []string) control.RDMADevice {
+	r := control.RDMADevice{Name: name, NetDevs: netdevs, Nodes: rdmamap.GetRdmaCharDevices(name), Missing: []string{}}
+	if r.NetDevs == nil {
+		r.NetDevs = []string{}
+	}
+	slices.Sort(r.Nodes)
+	for _, kind := range []string{"uverbs", "umad", "issm", "rdma_cm"} {
+		if !slices.ContainsFunc(r.Nodes, func(n string) bool { return strings.HasPrefix(filepath.Base(n), kind) }) {
+			r.Missing = append(r.Missing, kind)
+		}
+	}
+	return r
+}
+
+func printDevices(w io.Writer, d *control.Devices) {
+	t := newTable(w, "UNDERLAY", "DRIVER", "STATE", "MTU", "PATH MTU", "SPEED", "UDP SEGMENTATION", "GRO", "ADDRESSES")
+	for _, u := range d.Underlays {
+		state, speed := "down", "?"
+		if u.Up {
+			state = "up"
+		}
+		if u.SpeedMbps > 0 {
+			speed = fmt.Sprintf("%d Mb/s", u.SpeedMbps)
+		}
+		t.AppendRow(table.Row{u.Name, u.Driver, state, u.MTU, u.PathMTU, speed, onOff(u.Features, "tx-udp-segmentation"), onOff(u.Features, "rx-gro"), strings.Join(u.Addresses, " ")})
+	}
+	t.Render()
+	if len(d.RDMA) > 0 {
+		fmt.Fprintln(w)
+		t = newTable(w, "RDMA DEVICE", "NETWORK DEVICES", "NODES", "MISSING")
+		for _, r := range d.RDMA {
+			t.AppendRow(table.Row{r.Name, strings.Join(r.NetDevs, " "), strings.Join(r.Nodes, " "), strings.Join(r.Missing, " ")})
+		}
+		t.Render()
+	}
+	for _, n := range d.Notes {
+		fmt.Fprintln(w, n)
+	}
+}
+
+func onOff(features map[string]bool, name string) string {
+	on, known := features[name]
+	switch {
+	case !known:
+		return "?"
+	case on:
+		return "on"
+	}
+	return "off"
+}

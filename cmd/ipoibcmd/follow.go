@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+
+	"ipoibcm/control"
+)
+
+// maxEventLine bounds one line of the event stream, in octets.
+const maxEventLine = 1 << 20
+
+// monitor prints events as they come, until ctx ends or the agent does.
+func monitor(ctx context.Context, flags *clientFlags) error {
+	c, err := flags.open()
+	if err != nil {
+		return err
+	}
+	body, err := c.stream(ctx, control.PathEvents, nil)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	in := bufio.NewScanner(body)
+	in.Buffer(nil, maxEventLine)
+	for in.Scan() {
+		if flags.json {
+			fmt.Printf("%s\n", in.Bytes())
+			continue
+		}
+		var e control.Event
+		if err := json.Unmarshal(in.Bytes(), &e); err != nil {
+			return fmt.Errorf("read the agent's events: %w", err)
+		}
+		fmt.Println(eventLine(&e))
+	}
+	return streamEnd(ctx, in.Err())
+}
+
+// eventLine prints one event for people.
+func eventLine(e *control.Event) string {
+	var b strings.Builder
+	arrow := " "
+	if e.Out != nil {
+		arrow = "<"
+		if *e.Out {
+			arrow = ">"
+		}
+	}
+	fmt.Fprintf(&b, "%s %-10s %s %s", e.Time.Local().Format("15:04:05.000000"), e.Kind, arrow, e.Text)
+	if e.Peer != "" {
+		fmt.Fprintf(&b, "  peer=%s", e.Peer)
+	}
+	for _, k := range fieldOrder(e.Fields) {
+		fmt.Fprintf(&b, " %s=%s", k, e.Fields[k])
+	}
+	return b.String()
+}
+
+// streamEnd turns the end of a stream into the command's result: an interrupt
+// is how it is meant to end, the agent's exit is worth a word.
+func streamEnd(ctx context.Context, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF):
+		return err
+	}
+	return errors.New("the agent has stopped")
+}
+
+// capture copies the agent's pcapng stream to a file, packet by packet.
+func capture(ctx context.Context, flags *clientFlags, path string, snap int) (err error) {
+	if snap < 0 {
+		return usageError{fmt.Errorf("--snap %d: must not be negative", snap)}
+	}
+	c, err := flags.open()
+	if err != nil {
+		return err
+	}
+	query := url.Values{}
+	if snap > 0 {
+		query.Set("snap", strconv.Itoa(snap))
+	}
+	body, err := c.stream(ctx, control.PathCapture, query)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	out := os.Stdout
+	if path != "-" {
+		if out, err = os.Create(path); err != nil {
+			return fmt.Errorf("create capture file: %w", err)
+		}
+		defer func() { err = errors.Join(err, out.Close()) }()
+		fmt.Fprintf(os.Stderr, "capturing to %s; interrupt to stop\n", path)
+	}
+	_, err = io.Copy(out, body) // the agent flushes after each packet, and so does this
+	return streamEnd(ctx, err)
+}

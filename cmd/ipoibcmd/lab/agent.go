@@ -1,0 +1,223 @@
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"ipoibcm/control"
+)
+
+// An Agent is one "ipoibcmd run" process in a host.
+type Agent struct {
+	Host    *Host
+	Control string // its control socket
+
+	cmd   *exec.Cmd
+	stdin io.Closer
+	log   *os.File
+	done  chan struct{}
+	err   error // of the process; valid once done is closed
+	http  http.Client
+}
+
+// An AgentConfig says how to start an agent.
+type AgentConfig struct {
+	Program string   // the ipoibcmd binary
+	Control string   // control socket
+	Log     string   // file that its log is appended to
+	Args    []string // more arguments of run
+	// Detached lets the agent outlive this process, which it otherwise never
+	// does, however this process ends.
+	Detached bool
+}
+
+// StartAgent starts an agent inside the host and returns once its interface is up.
+func StartAgent(ctx context.Context, h *Host, c AgentConfig) (*Agent, error) {
+	logFile, err := os.OpenFile(c.Log, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	a := &Agent{Host: h, Control: c.Control, log: logFile, done: make(chan struct{})}
+	a.http.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", c.Control)
+	}}
+	a.cmd = exec.Command(c.Program, append([]string{"run", "--control", c.Control}, c.Args...)...)
+	a.cmd.Stdout, a.cmd.Stderr = logFile, logFile
+	a.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is ours to hand on
+	if !c.Detached {
+		a.cmd.Args = append(a.cmd.Args, "--exit-on-eof")
+		if a.stdin, err = a.cmd.StdinPipe(); err != nil {
+			return nil, errors.Join(err, logFile.Close())
+		}
+	}
+	if err := h.Start(a.cmd); err != nil {
+		return nil, errors.Join(fmt.Errorf("start agent in %s: %w", h.Name, err), logFile.Close())
+	}
+	go func() {
+		a.err = a.cmd.Wait()
+		close(a.done)
+	}()
+	if err := a.waitUp(ctx); err != nil {
+		a.Kill()
+		return nil, fmt.Errorf("agent in %s: %w\n%s", h.Name, err, a.LogTail(10))
+	}
+	return a, nil
+}
+
+func (a *Agent) waitUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for {
+		var s control.Status
+		err := a.Get(ctx, control.PathStatus, &s)
+		if err == nil && s.Interface.State == "up" {
+			return nil
+		}
+		select {
+		case <-a.done:
+			return fmt.Errorf("it ended by itself: %v", a.err)
+		case <-ctx.Done():
+			return fmt.Errorf("not up in time (%v)", err)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// PID returns the process ID.
+func (a *Agent) PID() int { return a.cmd.Process.Pid }
+
+// Get reads one document of the control API.
+func (a *Agent) Get(ctx context.Context, path string, v any) error {
+	body, err := a.Stream(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	return json.NewDecoder(body).Decode(v)
+}
+
+// Stream opens one of the endless answers of the control API.
+func (a *Agent) Stream(ctx context.Context, path string) (io.ReadCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := a.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		defer resp.Body.Close()
+		var e control.Error
+		json.NewDecoder(resp.Body).Decode(&e)
+		return nil, fmt.Errorf("%s: %s (%s)", path, e.Error, resp.Status)
+	}
+	return resp.Body, nil
+}
+
+// Status returns the agent's status.
+func (a *Agent) Status(ctx context.Context) (s control.Status, err error) {
+	err = a.Get(ctx, control.PathStatus, &s)
+	return s, err
+}
+
+// Conns returns the established connections.
+func (a *Agent) Conns(ctx context.Context) ([]control.Conn, error) {
+	var d control.Conns
+	if err := a.Get(ctx, control.PathConns, &d); err != nil {
+		return nil, err
+	}
+	var up []control.Conn
+	for _, c := range d.Conns {
+		if c.State == Established {
+			up = append(up, c)
+		}
+	}
+	return up, nil
+}
+
+// Established is the state of a connection that carries packets.
+const Established = "ESTABLISHED"
+
+// Counter returns one counter, 0 if there is none of that name.
+func (a *Agent) Counter(ctx context.Context, part, name string) (uint64, error) {
+	var d control.Stats
+	if err := a.Get(ctx, control.PathStats, &d); err != nil {
+		return 0, err
+	}
+	for _, c := range d.Counters {
+		if c.Part == part && c.Name == name {
+			return c.Value, nil
+		}
+	}
+	return 0, nil
+}
+
+// WaitConns waits until ok holds for the established connections.
+func (a *Agent) WaitConns(ctx context.Context, timeout time.Duration, ok func([]control.Conn) bool) (conns []control.Conn, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	for {
+		if conns, err = a.Conns(ctx); err == nil && ok(conns) {
+			return conns, nil
+		}
+		select {
+		case <-ctx.Done():
+			return conns, fmt.Errorf("after %v agent in %s has %d connections (%v)", timeout, a.Host.Name, len(conns), err)
+		case <-a.done:
+			return nil, fmt.Errorf("the agent in %s has ended: %v", a.Host.Name, a.err)
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+}
+
+// Stop asks the agent to end (SIGTERM) and returns how it did.
+func (a *Agent) Stop(timeout time.Duration) error {
+	a.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-a.done:
+	case <-time.After(timeout):
+		a.Kill()
+		return fmt.Errorf("agent in %s did not stop in %v", a.Host.Name, timeout)
+	}
+	a.release()
+	if a.err != nil {
+		return fmt.Errorf("agent in %s: %w\n%s", a.Host.Name, a.err, a.LogTail(10))
+	}
+	return nil
+}
+
+// Kill ends the agent with SIGKILL.
+func (a *Agent) Kill() {
+	a.cmd.Process.Kill()
+	<-a.done
+	a.release()
+}
+
+func (a *Agent) release() {
+	if a.stdin != nil {
+		a.stdin.Close()
+	}
+	a.log.Close()
+	a.http.CloseIdleConnections()
+}
+
+// LogTail returns the last lines of the agent's log.
+func (a *Agent) LogTail(n int) string {
+	b, err := os.ReadFile(a.log.Name())
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimRight(string(b), "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}

@@ -1,0 +1,307 @@
+// Package lab makes small networks out of network namespaces, and sends real
+// traffic through them: ICMP echo, TCP with checksums, multicast. The demo and
+// the tests in test/netns are its users. It needs root and no other program.
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// A Host is one network namespace, visible to ip netns under its name.
+type Host struct {
+	Name string
+	ns   netns.NsHandle
+	nl   *netlink.Handle
+}
+
+// NewHost makes a namespace with its loopback up. The name must be free.
+func NewHost(name string) (*Host, error) {
+	h := &Host{Name: name}
+	err := onThread(func() error {
+		home, err := netns.Get()
+		if err != nil {
+			return err
+		}
+		defer home.Close()
+		if h.ns, err = netns.NewNamed(name); err != nil {
+			return fmt.Errorf("make namespace %s: %w", name, err)
+		}
+		return netns.Set(home)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if h.nl, err = netlink.NewHandleAt(h.ns); err != nil {
+		h.Close()
+		return nil, fmt.Errorf("netlink in %s: %w", name, err)
+	}
+	lo, err := h.nl.LinkByName("lo")
+	if err == nil {
+		err = h.nl.LinkSetUp(lo)
+	}
+	if err != nil {
+		h.Close()
+		return nil, fmt.Errorf("loopback of %s: %w", name, err)
+	}
+	return h, nil
+}
+
+// Close removes the namespace's name; it ends with the last process and socket in it.
+func (h *Host) Close() error {
+	if h.nl != nil {
+		h.nl.Close()
+	}
+	err := h.ns.Close()
+	return errors.Join(err, netns.DeleteNamed(h.Name))
+}
+
+// Netlink returns the handle of the namespace.
+func (h *Host) Netlink() *netlink.Handle { return h.nl }
+
+// onThread runs f on an OS thread of its own, which ends with f: whatever f did
+// to the thread's namespace cannot leak.
+func onThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		done <- f()
+	}()
+	return <-done
+}
+
+// Do runs f inside the namespace. Sockets that f opens stay there.
+func (h *Host) Do(f func() error) error {
+	return onThread(func() error {
+		if err := netns.Set(h.ns); err != nil {
+			return fmt.Errorf("enter %s: %w", h.Name, err)
+		}
+		return f()
+	})
+}
+
+// Start starts a command inside the namespace.
+func (h *Host) Start(c *exec.Cmd) error { return h.Do(c.Start) }
+
+// Sysctl writes a file below /proc/sys of the namespace, named with slashes.
+func (h *Host) Sysctl(name, value string) error {
+	return h.Do(func() error {
+		return os.WriteFile(filepath.Join("/proc/sys", filepath.FromSlash(name)), []byte(value), 0)
+	})
+}
+
+// Link returns a device of the host.
+func (h *Host) Link(dev string) (netlink.Link, error) {
+	l, err := h.nl.LinkByName(dev)
+	if err != nil {
+		return nil, fmt.Errorf("%s in %s: %w", dev, h.Name, err)
+	}
+	return l, nil
+}
+
+// Up sets a device up.
+func (h *Host) Up(dev string) error { return h.withLink(dev, h.nl.LinkSetUp) }
+
+// Down sets a device down.
+func (h *Host) Down(dev string) error { return h.withLink(dev, h.nl.LinkSetDown) }
+
+// SetMTU sets the MTU of a device.
+func (h *Host) SetMTU(dev string, mtu int) error {
+	return h.withLink(dev, func(l netlink.Link) error { return h.nl.LinkSetMTU(l, mtu) })
+}
+
+func (h *Host) withLink(dev string, f func(netlink.Link) error) error {
+	l, err := h.Link(dev)
+	if err != nil {
+		return err
+	}
+	if err := f(l); err != nil {
+		return fmt.Errorf("%s in %s: %w", dev, h.Name, err)
+	}
+	return nil
+}
+
+// AddAddr puts an address on a device.
+func (h *Host) AddAddr(dev, prefix string) error {
+	return h.withLink(dev, func(l netlink.Link) error {
+		a, err := netlink.ParseAddr(prefix)
+		if err != nil {
+			return err
+		}
+		a.Flags |= 0x02 // IFA_F_NODAD: the underlay is usable at once
+		return h.nl.AddrAdd(l, a)
+	})
+}
+
+// DelAddr takes an address off a device.
+func (h *Host) DelAddr(dev, prefix string) error {
+	return h.withLink(dev, func(l netlink.Link) error {
+		a, err := netlink.ParseAddr(prefix)
+		if err != nil {
+			return err
+		}
+		return h.nl.AddrDel(l, a)
+	})
+}
+
+// AddRoute adds a route: to dst by gateway via through dev.
+func (h *Host) AddRoute(dev, dst, via string) error {
+	return h.withLink(dev, func(l netlink.Link) error {
+		_, n, err := net.ParseCIDR(dst)
+		if err != nil {
+			return err
+		}
+		return h.nl.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: n, Gw: net.ParseIP(via)})
+	})
+}
+
+// RouteTo returns the MTU that the kernel would use to dst, 0 if the route has
+// none of its own, and the route in the words of ip route get.
+func (h *Host) RouteTo(dst netip.Addr) (mtu int, text string, err error) {
+	routes, err := h.nl.RouteGet(dst.AsSlice())
+	if err != nil {
+		return 0, "", fmt.Errorf("route to %s in %s: %w", dst, h.Name, err)
+	}
+	if len(routes) == 0 {
+		return 0, "", fmt.Errorf("no route to %s in %s", dst, h.Name)
+	}
+	r := routes[0]
+	text = dst.String()
+	if l, err := h.nl.LinkByIndex(r.LinkIndex); err == nil {
+		text += " dev " + l.Attrs().Name
+	}
+	if r.MTU != 0 {
+		text += fmt.Sprintf(" mtu %d", r.MTU)
+	}
+	return r.MTU, text, nil
+}
+
+// HostRoutes lists the host routes through dev that carry an MTU and that
+// protocol number, as "10.0.0.2 mtu 65520".
+func (h *Host) HostRoutes(dev string, protocol int) ([]string, error) {
+	l, err := h.Link(dev)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		var routes []netlink.Route
+		for range 10 {
+			if routes, err = h.nl.RouteList(l, family); !errors.Is(err, netlink.ErrDumpInterrupted) {
+				break
+			}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("routes of %s in %s: %w", dev, h.Name, err)
+		}
+		for _, r := range routes {
+			if r.Dst == nil || int(r.Protocol) != protocol || r.MTU == 0 {
+				continue
+			}
+			if ones, bits := r.Dst.Mask.Size(); ones == bits {
+				out = append(out, fmt.Sprintf("%s mtu %d", r.Dst.IP, r.MTU))
+			}
+		}
+	}
+	return out, nil
+}
+
+// Connect joins two hosts by a veth pair with this MTU, both ends up, without
+// DAD on them. Names must fit 15 characters.
+func Connect(a *Host, devA string, b *Host, devB string, mtu int) error {
+	for _, h := range []*Host{a, b} {
+		if err := quiet(h); err != nil {
+			return err
+		}
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = devA, mtu
+	err := a.nl.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: devB, PeerMTU: uint32(mtu), PeerNamespace: netlink.NsFd(int(b.ns))})
+	if err != nil {
+		return fmt.Errorf("veth %s-%s: %w", devA, devB, err)
+	}
+	return errors.Join(a.ready(devA), b.ready(devB))
+}
+
+// quiet turns DAD off for devices to come, so that underlay addresses are
+// usable at once.
+func quiet(h *Host) error {
+	return errors.Join(h.Sysctl("net/ipv6/conf/default/accept_dad", "0"), h.Sysctl("net/ipv6/conf/all/accept_dad", "0"))
+}
+
+func (h *Host) ready(dev string) error {
+	if err := h.Sysctl("net/ipv6/conf/"+dev+"/accept_dad", "0"); err != nil {
+		return fmt.Errorf("DAD of %s in %s: %w", dev, h.Name, err)
+	}
+	return h.Up(dev)
+}
+
+// Segment joins several hosts to one bridge that lives in a host of its own.
+// The device of host i is called "eth0". Multicast snooping is off, because no
+// querier is there.
+func Segment(bridge *Host, hosts []*Host, mtu int) error {
+	if err := quiet(bridge); err != nil {
+		return err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = "br0", mtu
+	off := false
+	br := &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &off}
+	if err := bridge.nl.LinkAdd(br); err != nil {
+		return fmt.Errorf("bridge: %w", err)
+	}
+	if err := bridge.Up("br0"); err != nil {
+		return err
+	}
+	for i, h := range hosts {
+		port := fmt.Sprintf("port%d", i)
+		if err := Connect(bridge, port, h, "eth0", mtu); err != nil {
+			return err
+		}
+		l, err := bridge.Link(port)
+		if err == nil {
+			err = bridge.nl.LinkSetMaster(l, br)
+		}
+		if err != nil {
+			return fmt.Errorf("bridge port %s: %w", port, err)
+		}
+	}
+	return nil
+}
+
+// LinkLocal returns the IPv6 link-local address of a device.
+func (h *Host) LinkLocal(dev string) (netip.Addr, error) {
+	l, err := h.Link(dev)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	addrs, err := h.nl.AddrList(l, netlink.FAMILY_V6)
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return netip.Addr{}, err
+	}
+	for _, a := range addrs {
+		if ip, ok := netip.AddrFromSlice(a.IP); ok && ip.IsLinkLocalUnicast() {
+			return ip, nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("%s in %s has no link-local address", dev, h.Name)
+}
+
+// Sweep removes namespaces whose name starts with prefix: what a run that was
+// killed left behind.
+func Sweep(prefix string) {
+	names, _ := filepath.Glob("/run/netns/" + prefix + "*")
+	for _, n := range names {
+		netns.DeleteNamed(strings.TrimPrefix(n, "/run/netns/"))
+	}
+}

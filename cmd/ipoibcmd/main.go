@@ -1,0 +1,120 @@
+// Command ipoibcmd gives a host a network interface whose IP packets travel as
+// IP over InfiniBand, connected mode (RFC 4755), and shows what it does.
+//
+// This package reads flags and configuration, chooses the verbs provider, and
+// is a client of the control socket. It decides nothing about the protocol.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"ipoibcm/control"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(execute(ctx, os.Args[1:]))
+}
+
+// execute runs one command line and returns the exit status: 0 done, 1 failed,
+// 2 used wrongly.
+func execute(ctx context.Context, args []string) int {
+	root := newRoot()
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return 0
+	}
+	var silent silentError
+	if errors.As(err, &silent) {
+		return 1
+	}
+	report(cmd, err)
+	var usage usageError
+	if errors.As(err, &usage) {
+		return 2
+	}
+	return 1
+}
+
+// A silentError has been reported already.
+type silentError struct{ error }
+
+// A usageError is the user's mistake on the command line.
+type usageError struct{ error }
+
+// A hintError says what to do next.
+type hintError struct {
+	error
+	hint string
+}
+
+func (e hintError) Unwrap() error { return e.error }
+
+// report prints err for people, or as a JSON document where --json was given.
+func report(cmd *cobra.Command, err error) {
+	hint := ""
+	if h := (hintError{}); errors.As(err, &h) {
+		hint = h.hint
+	}
+	if f := cmd.Flags().Lookup("json"); f != nil && f.Value.String() == "true" {
+		printJSON(control.Error{Version: control.Version, Error: err.Error(), Hint: hint})
+		return
+	}
+	fmt.Fprintf(os.Stderr, "ipoibcmd %s: %v\n", cmd.Name(), err)
+	if hint != "" {
+		fmt.Fprintln(os.Stderr, "  "+hint)
+	}
+}
+
+func printJSON(v any) error {
+	e := json.NewEncoder(os.Stdout)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "ipoibcmd",
+		Short:         "IP over InfiniBand connected mode (RFC 4755) on any Linux host",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Version:       build(),
+	}
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return usageError{hintError{err, "see: " + c.CommandPath() + " --help"}}
+	})
+	root.AddCommand(newRun(), newInit(), newDemo(), newStatus(), newShow(), newExplain(), newMonitor(), newCapture(), newDevices())
+	return root
+}
+
+// build returns the version the binary was built from.
+func build() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	rev, dirty := "", ""
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			rev = s.Value[:min(12, len(s.Value))]
+		case s.Key == "vcs.modified" && s.Value == "true":
+			dirty = "+"
+		}
+	}
+	if rev == "" {
+		return "devel"
+	}
+	return rev + dirty
+}
