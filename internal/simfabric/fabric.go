@@ -1,0 +1,307 @@
+// Package simfabric is a network of simulated ports on virtual time. Each
+// [Port] is a [verbs.Provider] on the same engine as provider/softroce; packets
+// are whole IP packets with their ICRC, and may be lost, repeated, delayed,
+// reordered, damaged or cut off.
+//
+// Everything runs on the goroutine that calls [Fabric.Step] or [Fabric.Run],
+// and one seed decides everything: the same seed gives the same packets at the
+// same times. Against the letter of the verbs contract, a port may be used from
+// that goroutine only, and CQ.Wait does not block.
+//
+// It is for tests.
+package simfabric
+
+import (
+	"container/heap"
+	"encoding/binary"
+	"flag"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"ipoibcm/ib"
+)
+
+// Options say how good the network is. The zero value is perfect, with 10
+// microseconds from port to port. They may be changed while it runs.
+type Options struct {
+	// Delay is the least time from port to port. Zero means 10 µs.
+	Delay time.Duration
+	// Jitter is the most that is added to it at random, per packet: packets that
+	// are closer together than that change places.
+	Jitter time.Duration
+	// Loss, Dup, Reorder and Flip are the shares of packets, 0 to 1, that are
+	// lost, delivered twice, held back for ReorderBy, and damaged in one bit.
+	Loss, Dup, Reorder, Flip float64
+	// ReorderBy is how long a packet is held back. Zero means 100 µs.
+	ReorderBy time.Duration
+	// Rate is what a port sends at, in bits per second. Zero means without limit.
+	Rate int64
+}
+
+// Stats count what the network did.
+type Stats struct {
+	Sent, Delivered, Lost, Duplicated, Reordered, Flipped, Cut, NoRoute uint64
+}
+
+// A Fabric is the network.
+type Fabric struct {
+	Options
+	Stats Stats
+	// Filter, if not nil, sees each packet for each receiver and drops it by
+	// returning false.
+	Filter func(from, to *Port, ip []byte) bool
+
+	seed   uint64
+	rnd    *rand.Rand
+	now    time.Time
+	seq    uint64
+	events eventHeap
+	ports  []*Port
+	group  map[*Port]int // of a partition; empty: none
+	digest uint64
+}
+
+// New returns an empty network. Time starts at the same moment for every seed.
+func New(seed uint64, opts Options) *Fabric {
+	return &Fabric{Options: opts, seed: seed, rnd: rand.New(rand.NewPCG(seed, 0x5eed)), now: time.Unix(1_700_000_000, 0).UTC()}
+}
+
+var seedFlag = flag.Uint64("sim.seed", 0, "run simulations with this seed only")
+
+// Seeds runs body as a subtest for the seeds 1 to n, or only for the one that
+// -sim.seed names. When one fails it says how to run it again.
+func Seeds(t *testing.T, n int, body func(t *testing.T, seed uint64)) {
+	t.Helper()
+	first, last := uint64(1), uint64(n)
+	if *seedFlag != 0 {
+		first, last = *seedFlag, *seedFlag
+	}
+	for seed := first; seed <= last; seed++ {
+		ok := t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) { body(t, seed) })
+		if !ok {
+			t.Fatalf("replay with: -run '^%s$' -sim.seed=%d", t.Name(), seed)
+		}
+	}
+}
+
+// Seed returns what the network was made with.
+func (f *Fabric) Seed() uint64 { return f.seed }
+
+// Rand is the one source of randomness; whatever runs on the fabric takes its
+// randomness from here too.
+func (f *Fabric) Rand() *rand.Rand { return f.rnd }
+
+// Now returns the virtual time.
+func (f *Fabric) Now() time.Time { return f.now }
+
+// Digest is a hash over all packets delivered so far and their times. Two runs
+// with the same seed have equal digests.
+func (f *Fabric) Digest() uint64 { return f.digest }
+
+// A Timer is something that will happen.
+type Timer struct{ ev *event }
+
+// Stop prevents it. A zero Timer may be stopped.
+func (t Timer) Stop() {
+	if t.ev != nil {
+		t.ev.f = nil
+	}
+}
+
+// At has f called at time t, or as soon as possible if t has passed. What is due
+// at the same time happens in the order in which it was asked for.
+func (f *Fabric) At(t time.Time, fn func()) Timer {
+	if t.Before(f.now) {
+		t = f.now
+	}
+	f.seq++
+	ev := &event{at: t, seq: f.seq, f: fn}
+	heap.Push(&f.events, ev)
+	return Timer{ev}
+}
+
+// After has fn called when d has gone by.
+func (f *Fabric) After(d time.Duration, fn func()) Timer { return f.At(f.now.Add(d), fn) }
+
+// Next returns when something happens next; zero if nothing ever will.
+func (f *Fabric) Next() time.Time {
+	for len(f.events) > 0 && f.events[0].f == nil {
+		heap.Pop(&f.events)
+	}
+	if len(f.events) == 0 {
+		return time.Time{}
+	}
+	return f.events[0].at
+}
+
+// Step makes the next thing happen; false if there is none.
+func (f *Fabric) Step() bool {
+	if f.Next().IsZero() {
+		return false
+	}
+	ev := heap.Pop(&f.events).(*event)
+	f.now = ev.at
+	fn := ev.f
+	ev.f = nil
+	fn()
+	return true
+}
+
+// Run makes everything happen up to until, and leaves the clock there.
+func (f *Fabric) Run(until time.Time) {
+	for next := f.Next(); !next.IsZero() && !next.After(until); next = f.Next() {
+		f.Step()
+	}
+	if f.now.Before(until) {
+		f.now = until
+	}
+}
+
+// RunFor runs for d.
+func (f *Fabric) RunFor(d time.Duration) { f.Run(f.now.Add(d)) }
+
+// RunWhile runs as long as cond holds, at most for d; it returns whether cond
+// became false.
+func (f *Fabric) RunWhile(cond func() bool, d time.Duration) bool {
+	end := f.now.Add(d)
+	for cond() {
+		if next := f.Next(); next.IsZero() || next.After(end) {
+			return false
+		}
+		f.Step()
+	}
+	return true
+}
+
+// Partition cuts the network into parts that do not reach each other; ports
+// that are not named form one more. Without arguments it heals.
+func (f *Fabric) Partition(parts ...[]*Port) {
+	f.group = make(map[*Port]int)
+	for i, part := range parts {
+		for _, p := range part {
+			f.group[p] = i + 1
+		}
+	}
+}
+
+// transmit brings an IP packet to whoever has its destination.
+func (f *Fabric) transmit(from *Port, dst ib.GID, ip []byte) {
+	f.Stats.Sent++
+	leave := f.now
+	if f.Rate > 0 {
+		if leave.Before(from.busyUntil) {
+			leave = from.busyUntil
+		}
+		leave = leave.Add(time.Duration(int64(len(ip)) * 8 * int64(time.Second) / f.Rate))
+		from.busyUntil = leave
+	}
+	found := false
+	for _, to := range f.ports {
+		if to.closed || !to.takes(from, dst) {
+			continue
+		}
+		found = true
+		f.carry(from, to, ip, leave)
+		if !dst.IsMulticast() {
+			break
+		}
+	}
+	if !found {
+		f.Stats.NoRoute++
+	}
+}
+
+// carry decides what becomes of one packet for one receiver.
+func (f *Fabric) carry(from, to *Port, ip []byte, leave time.Time) {
+	switch {
+	case f.group[from] != f.group[to], from.down, to.down, f.Filter != nil && !f.Filter(from, to, ip):
+		f.Stats.Cut++
+		return
+	case f.chance(f.Loss):
+		f.Stats.Lost++
+		return
+	}
+	copies := 1
+	if f.chance(f.Dup) {
+		f.Stats.Duplicated++
+		copies = 2
+	}
+	for range copies {
+		at := leave.Add(f.delay())
+		if f.Jitter > 0 {
+			at = at.Add(time.Duration(f.rnd.Int64N(int64(f.Jitter))))
+		}
+		if f.chance(f.Reorder) {
+			f.Stats.Reordered++
+			at = at.Add(f.reorderBy())
+		}
+		b := ip
+		if f.chance(f.Flip) {
+			f.Stats.Flipped++
+			b = append([]byte(nil), ip...)
+			bit := f.rnd.IntN(len(b) * 8)
+			b[bit/8] ^= 1 << (bit % 8)
+		}
+		f.At(at, func() { f.deliver(to, b) })
+	}
+}
+
+func (f *Fabric) deliver(to *Port, ip []byte) {
+	if to.closed || to.down {
+		f.Stats.Cut++
+		return
+	}
+	f.Stats.Delivered++
+	h := fnv.New64a()
+	var b [16]byte
+	binary.LittleEndian.PutUint64(b[:], f.digest)
+	binary.LittleEndian.PutUint64(b[8:], uint64(f.now.UnixNano()))
+	h.Write(b[:])
+	h.Write(ip)
+	f.digest = h.Sum64()
+	to.input(ip)
+}
+
+func (f *Fabric) chance(p float64) bool { return p > 0 && f.rnd.Float64() < p }
+
+func (f *Fabric) delay() time.Duration {
+	if f.Delay == 0 {
+		return 10 * time.Microsecond
+	}
+	return f.Delay
+}
+
+func (f *Fabric) reorderBy() time.Duration {
+	if f.ReorderBy == 0 {
+		return 100 * time.Microsecond
+	}
+	return f.ReorderBy
+}
+
+type event struct {
+	at  time.Time
+	seq uint64
+	f   func() // nil: stopped
+}
+
+type eventHeap []*event
+
+func (h eventHeap) Len() int { return len(h) }
+func (h eventHeap) Less(i, j int) bool {
+	if !h[i].at.Equal(h[j].at) {
+		return h[i].at.Before(h[j].at)
+	}
+	return h[i].seq < h[j].seq
+}
+func (h eventHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h *eventHeap) Push(x any)   { *h = append(*h, x.(*event)) }
+func (h *eventHeap) Pop() any {
+	old := *h
+	ev := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	return ev
+}
