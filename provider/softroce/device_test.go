@@ -36,7 +36,7 @@ func connect(a, b *end) {
 		must(a, e.self.qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: ib.DefaultPKey, QKey: 0x1b}))
 		must(a, e.self.qp.Modify(verbs.QPAttr{State: verbs.StateRTR, Path: path, PathMTU: min(e.self.d.Port().MTU, e.peer.d.Port().MTU),
 			DestQPN: e.peer.qp.QPN(), RQPSN: 0xfffff0, MaxDestRDAtomic: 4, MinRNRTimer: 1}))
-		must(a, e.self.qp.Modify(verbs.QPAttr{State: verbs.StateRTS, SQPSN: 0xfffff0, Timeout: 11, RetryCount: 7, RNRRetry: 7, MaxRDAtomic: 4}))
+		must(a, e.self.qp.Modify(verbs.QPAttr{State: verbs.StateRTS, SQPSN: 0xfffff0, Timeout: 14, RetryCount: 7, RNRRetry: 7, MaxRDAtomic: 4}))
 	}
 }
 

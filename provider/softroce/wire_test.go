@@ -1,0 +1,365 @@
+package softroce
+
+import (
+	"bytes"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/roce"
+)
+
+// datagram brings e, a UD end, to RTS.
+func (e *end) datagram() *end {
+	for _, s := range []verbs.QPState{verbs.StateInit, verbs.StateRTR, verbs.StateRTS} {
+		must(e, e.qp.Modify(verbs.QPAttr{State: s, PKey: ib.DefaultPKey, QKey: 0x1b}))
+	}
+	return e
+}
+
+// sendTo posts one datagram of n octets to a GID and QPN.
+func (e *end) sendTo(g ib.GID, qpn ib.QPN, n int) []byte {
+	e.Helper()
+	h, err := e.d.CreateAH(verbs.AHAttr{DGID: g, TrafficClass: 0x20, HopLimit: 7})
+	must(e, err)
+	buf := e.region.Buf[:n]
+	for i := range buf {
+		buf[i] = byte(i)
+	}
+	_, err = e.qp.PostSend([]verbs.SendWR{{ID: 1, Flags: verbs.Signaled, SG: []verbs.SGE{{Region: e.region, Buf: buf}},
+		AH: h, RemoteQPN: qpn, RemoteQKey: 0x1b}})
+	must(e, err)
+	if wc := e.next(); wc.Status != verbs.Success {
+		e.Fatalf("send: %+v", wc)
+	}
+	return buf
+}
+
+// On an underlay of 1500 a datagram of 2048 goes out whole and the kernel
+// fragments it (D3); groups are joined on the wire.
+func TestDatagramsOnVeth(t *testing.T) {
+	da, db := vethPair(t, 1500, false, nil)
+	a, b := newEnd(t, da, ib.UD, 16, 4096).datagram(), newEnd(t, db, ib.UD, 16, 4096).datagram()
+	src, dst := da.Port().GIDs[0], db.Port().GIDs[0]
+	if !src.Addr().IsLinkLocalUnicast() {
+		t.Fatalf("default GID %v is not link-local", src)
+	}
+	group := gid("ff12:401b:ffff::ffff:ffff")
+	must(t, a.qp.AttachMulticast(group)) // to see that our own echo is not taken
+	must(t, b.qp.AttachMulticast(group))
+	for i, tt := range []struct {
+		to  ib.GID
+		qpn ib.QPN
+		n   int
+	}{{dst, b.qp.QPN(), 0}, {dst, b.qp.QPN(), 1}, {dst, b.qp.QPN(), 2048}, {group, ib.QPNMulticast, 100}, {group, ib.QPNMulticast, 2048}} {
+		_, err := b.qp.PostRecv([]verbs.RecvWR{{ID: uint64(i), SG: b.sge(0, 4096)}})
+		must(t, err)
+		sent := a.sendTo(tt.to, tt.qpn, tt.n)
+		wc := b.next()
+		if wc.Status != verbs.Success || wc.ByteLen != tt.n+verbs.GRHLen || wc.SrcQPN != a.qp.QPN() || wc.Flags&verbs.WithGRH == 0 {
+			t.Fatalf("datagram %d: %+v", i, wc)
+		}
+		got := b.region.Buf[:wc.ByteLen]
+		if s, d := verbs.GRHAddrs(got, false); s != src || d != tt.to {
+			t.Errorf("datagram %d: GRH says %v to %v", i, s, d)
+		}
+		if got[7] != 7 || got[0] != 0x62 || got[1]&0xf0 != 0 {
+			t.Errorf("datagram %d: hop limit %d, first octets %x", i, got[7], got[:2])
+		}
+		if !bytes.Equal(got[verbs.GRHLen:], sent) {
+			t.Errorf("datagram %d: payload differs", i)
+		}
+	}
+	must(t, b.qp.DetachMulticast(group))
+	a.sendTo(group, ib.QPNMulticast, 10)
+	if n := a.cq.Poll(a.wcs[:]); n != 0 {
+		t.Errorf("%d completions from nowhere: %+v", n, a.wcs[0])
+	}
+	for _, name := range []string{"rx_drop_icrc", "tx_drop_errors", "tx_drop_too_big"} {
+		if counter(da, name)+counter(db, name) != 0 {
+			t.Errorf("%s is not 0", name)
+		}
+	}
+}
+
+func TestMAD(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			da, db := pair(t, f, nil)
+			m := &verbs.MAD{Remote: gid(f.b), QPN: ib.QPNGSI}
+			for i := range m.Data {
+				m.Data[i] = byte(i)
+			}
+			must(t, da.MADPort().SendMAD(m))
+			got := <-db.MADPort().MADs()
+			if want := (verbs.MAD{Remote: gid(f.a), Local: gid(f.b), QPN: ib.QPNGSI, PKey: ib.DefaultPKey, Data: m.Data}); *got != want {
+				t.Errorf("got %+v\nwant %+v", *got, want)
+			}
+			for range 2 * madQueue { // nobody reads
+				must(t, da.MADPort().SendMAD(m))
+			}
+			until(t, "MADs dropped", func() bool { return counter(db, "mads_dropped") >= madQueue })
+		})
+	}
+}
+
+// foreign sends UDP payloads from a socket of its own.
+func foreign(t *testing.T, from string) (send func(b []byte, to string), port uint16) {
+	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.ParseIP(from)})
+	must(t, err)
+	t.Cleanup(func() { c.Close() })
+	return func(b []byte, to string) {
+		_, err := c.WriteTo(b, &net.UDPAddr{IP: net.ParseIP(to), Port: roce.Port})
+		must(t, err)
+	}, c.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+}
+
+// What a foreign or rude sender sends is taken or counted, each under its name.
+func TestReceiveChecks(t *testing.T) {
+	_, d := pair(t, families[0], nil)
+	e := newEnd(t, d, ib.UD, 16, 4096).datagram()
+	send, port := foreign(t, "127.0.0.1")
+	flow := roce.NewFlow(netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2"))
+	build := func(qpn ib.QPN, k ib.PKey, q ib.QKey, id uint16) []byte {
+		b := make([]byte, roce.BTHLen+roce.DETHLen+8, 64)
+		roce.PutBTH(b, roce.BTHFields{Opcode: roce.UDSendOnly, PKey: k, DestQPN: qpn})
+		roce.PutDETH(b[roce.BTHLen:], q, 77)
+		icrc := flow.Sum(port, b, id)
+		b = b[:len(b)+roce.ICRCLen]
+		icrc.Put(b[len(b)-roce.ICRCLen:])
+		return b
+	}
+	flipped := build(e.qp.QPN(), ib.DefaultPKey, 0x1b, 0)
+	flipped[25] ^= 4
+	wrongSum := build(e.qp.QPN(), ib.DefaultPKey, 0x1b, 0)
+	wrongSum[len(wrongSum)-1] ^= 1
+	unknown := e.qp.QPN() ^ 1
+	for _, tt := range []struct {
+		name, counter string
+		packet        []byte
+		taken         bool
+	}{
+		{"as it should be", "rx_packets", build(e.qp.QPN(), ib.DefaultPKey, 0x1b, 0), true},
+		{"identification of another sender", "rx_foreign_id", build(e.qp.QPN(), ib.DefaultPKey, 0x1b, 0xbeef), true},
+		{"payload bit flipped", "rx_drop_icrc", flipped, false},
+		{"ICRC bit flipped", "rx_drop_icrc", wrongSum, false},
+		{"short", "rx_drop_malformed", []byte{0x64, 0, 0, 0}, false},
+		{"opcode unknown", "rx_drop_malformed", bytes.Repeat([]byte{0xff}, 32), false},
+		{"other QPN", "rx_drop_unknown_qpn", build(unknown, ib.DefaultPKey, 0x1b, 0), false},
+		{"other P_Key", "rx_drop_pkey", build(e.qp.QPN(), 0x8001, 0x1b, 0), false},
+		{"other Q_Key", "rx_drop_qkey", build(e.qp.QPN(), ib.DefaultPKey, 0x1c, 0), false},
+		{"MAD with another Q_Key", "rx_drop_malformed", build(ib.QPNGSI, ib.DefaultPKey, 0x1b, 0), false},
+		{"group without member", "rx_drop_no_member", build(ib.QPNMulticast, ib.DefaultPKey, 0x1b, 0), false},
+	} {
+		before := counter(d, tt.counter)
+		_, err := e.qp.PostRecv([]verbs.RecvWR{{SG: e.sge(0, 4096)}})
+		must(t, err)
+		send(tt.packet, "127.0.0.2")
+		until(t, tt.name+": "+tt.counter, func() bool { return counter(d, tt.counter) > before })
+		if !tt.taken {
+			if n := e.cq.Poll(e.wcs[:]); n != 0 {
+				t.Errorf("%s: delivered", tt.name)
+			}
+			continue
+		}
+		if wc := e.next(); wc.Status != verbs.Success || wc.SrcQPN != 77 {
+			t.Errorf("%s: %+v", tt.name, wc)
+		}
+	}
+}
+
+// RC packets must come from the address of the connection (D12).
+func TestForeignSourceOnRC(t *testing.T) {
+	da, db := pair(t, families[0], nil)
+	a, b := newEnd(t, da, ib.RC, 4, 100), newEnd(t, db, ib.RC, 4, 100)
+	connect(a, b)
+	send, port := foreign(t, "127.0.0.3")
+	p := make([]byte, roce.BTHLen, roce.BTHLen+roce.ICRCLen)
+	roce.PutBTH(p, roce.BTHFields{Opcode: roce.RCSendOnly, PKey: ib.DefaultPKey, DestQPN: b.qp.QPN(), PSN: 0xfffff0})
+	sum := roce.NewFlow(netip.MustParseAddr("127.0.0.3"), netip.MustParseAddr("127.0.0.2")).Sum(port, p, 0)
+	p = p[:cap(p)]
+	sum.Put(p[roce.BTHLen:])
+	send(p, "127.0.0.2")
+	until(t, "source refused", func() bool { return counter(db, "rx_drop_source") == 1 })
+}
+
+func TestTapShowsWholePackets(t *testing.T) {
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			da, db := pair(t, f, nil)
+			a, b := newEnd(t, da, ib.RC, 8, 30000), newEnd(t, db, ib.RC, 8, 30000)
+			connect(a, b)
+			var mu sync.Mutex
+			var out, in [][]byte
+			check := func(p []byte) []byte {
+				h, payload, err := roce.ParseIP(p)
+				if err != nil {
+					t.Errorf("tap: %v in %x", err, p[:40])
+					return nil
+				}
+				var pkt roce.Packet
+				must(t, pkt.Parse(payload))
+				if sum := roce.NewFlow(h.Src, h.Dst).Sum(h.SrcPort, pkt.Covered, h.ID); sum != pkt.ICRC {
+					t.Errorf("tap: ICRC %08x, computed %08x, id %d", pkt.ICRC, sum, h.ID)
+				}
+				return append([]byte(nil), payload...)
+			}
+			da.SetTap(func(o bool, p []byte) {
+				mu.Lock()
+				defer mu.Unlock()
+				if o {
+					out = append(out, check(p))
+				}
+			})
+			db.SetTap(func(o bool, p []byte) {
+				mu.Lock()
+				defer mu.Unlock()
+				if !o {
+					in = append(in, check(p))
+				}
+			})
+			_, err := b.qp.PostRecv([]verbs.RecvWR{{SG: b.sge(0, 30000)}})
+			must(t, err)
+			_, err = a.qp.PostSend([]verbs.SendWR{{Flags: verbs.Signaled, SG: a.sge(0, 29999)}})
+			must(t, err)
+			a.next()
+			mu.Lock()
+			defer mu.Unlock()
+			if len(out) != 8 || len(in) != 8 {
+				t.Fatalf("%d packets out, %d in", len(out), len(in))
+			}
+			for i := range out {
+				if !bytes.Equal(out[i], in[i]) {
+					t.Errorf("packet %d differs between the ends", i)
+				}
+			}
+		})
+	}
+}
+
+func TestCloseLeavesNothing(t *testing.T) {
+	count := func() (goroutines, fds int) {
+		list, _ := os.ReadDir("/proc/self/fd")
+		return runtime.NumGoroutine(), len(list)
+	}
+	cycle := func() {
+		d, err := Open(Options{Underlay: "lo", GID: gid("127.0.0.1")})
+		must(t, err)
+		a, b := newEnd(t, d, ib.RC, 8, 100), newEnd(t, d, ib.RC, 8, 100)
+		connect(a, b)
+		_, err = a.qp.PostSend([]verbs.SendWR{{SG: a.sge(0, 100)}}) // nobody will take it
+		must(t, err)
+		must(t, d.Close())
+		if err := a.cq.Wait(); err != verbs.ErrClosed {
+			t.Errorf("Wait after Close: %v", err)
+		}
+		if _, ok := <-d.Events(); ok {
+			t.Error("Events is not closed")
+		}
+		if _, ok := <-d.MADPort().MADs(); ok {
+			t.Error("MADs is not closed")
+		}
+	}
+	cycle()
+	g0, f0 := count()
+	for range 5 {
+		cycle()
+	}
+	until(t, "goroutines and descriptors given back", func() bool {
+		g, f := count()
+		return g <= g0 && f <= f0
+	})
+	if _, err := Open(Options{Underlay: "nowhere0"}); err == nil || !strings.Contains(err.Error(), "nowhere0") {
+		t.Errorf("device that is not there: %v", err)
+	}
+	if _, f := count(); f > f0 {
+		t.Errorf("a failed Open leaves descriptors: %d, were %d", f, f0)
+	}
+}
+
+// The second agent on one device is told why it cannot have it.
+func TestPortTaken(t *testing.T) {
+	own(t)
+	open(t, Options{Underlay: "lo"})
+	if _, err := Open(Options{Underlay: "lo"}); err == nil || !strings.Contains(err.Error(), "taken") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestPortEvents(t *testing.T) {
+	_, d := vethPair(t, 9000, false, nil)
+	_ = d
+	link, err := netlink.LinkByName("va")
+	must(t, err)
+	a := open2(t)
+	wait := func(kind verbs.EventKind) {
+		t.Helper()
+		timeout := time.After(10 * time.Second)
+		for {
+			select {
+			case ev := <-a.Events():
+				if ev.Kind == kind {
+					return
+				}
+			case <-timeout:
+				t.Fatalf("no event %v", kind)
+			}
+		}
+	}
+	must(t, netlink.LinkSetMTU(link, 4000))
+	wait(verbs.MTUChange)
+	if p := a.Port(); p.UnderMTU != 4000 || p.MTU != ib.MTU2048 {
+		t.Errorf("after the MTU changed: %+v", p)
+	}
+	must(t, netlink.LinkSetDown(link))
+	wait(verbs.PortError)
+	if a.Port().Active {
+		t.Error("active while down")
+	}
+	must(t, netlink.LinkSetUp(link))
+	wait(verbs.PortActive)
+	if !a.Port().Active {
+		t.Error("not active after up")
+	}
+}
+
+// open2 opens a third device beside the pair's first, for 10.99.0.1.
+func open2(t *testing.T) *Device {
+	l, err := netlink.LinkByName("va")
+	must(t, err)
+	addr, _ := netlink.ParseAddr("10.99.0.7/24")
+	must(t, netlink.AddrAdd(l, addr))
+	return open(t, Options{Underlay: "va", GID: gid("10.99.0.7"), UDPPort: 4792})
+}
+
+// Messages that are posted and received cost no memory.
+func TestNoAllocation(t *testing.T) {
+	da, db := pair(t, families[0], nil)
+	const size = 65524
+	a, b := newEnd(t, da, ib.RC, 8, size), newEnd(t, db, ib.RC, 8, size)
+	connect(a, b)
+	recv := []verbs.RecvWR{{SG: b.sge(0, size)}}
+	send := []verbs.SendWR{{Flags: verbs.Signaled, SG: a.sge(0, size)}}
+	var wcs [4]verbs.WC
+	if n := testing.AllocsPerRun(200, func() {
+		_, _ = b.qp.PostRecv(recv)
+		_, _ = a.qp.PostSend(send)
+		for a.cq.Poll(wcs[:]) == 0 {
+			_ = a.cq.Wait()
+		}
+		for b.cq.Poll(wcs[:]) == 0 {
+			_ = b.cq.Wait()
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations per message", n)
+	}
+}
