@@ -2,101 +2,334 @@ package hostnet
 
 import (
 	"errors"
+	"fmt"
+	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
-var errTODO = errors.New("hostnet: coming")
+// requestTimeout bounds one netlink request or dump.
+const requestTimeout = 10 * time.Second
+
+// dumpTries is how often a dump is tried when the kernel says that it changed
+// under way. What the last try gave is used: the events that follow mend it.
+const dumpTries = 10
+
+// tempMetric marks the route that stands in while SetRoute replaces another. It
+// is worse than any, has protocol [Protocol], and is never shown.
+const tempMetric = 0xfffffff0
 
 // A Device is one network device, watched.
 type Device struct {
-	index  int
+	index int
+	ns    netns.NsHandle
+	h     *netlink.Handle
+	req   *nl.SocketHandle // for routes and dumps, strict checking on
+	setMu sync.Mutex       // one SetRoute at a time: they share tempMetric
+
+	sub    *nl.NetlinkSocket
 	events chan Event
+	ended  sync.WaitGroup
+	once   sync.Once
+	closed atomic.Bool
+	m      mirror
+
+	resyncs, overflows, lagged, dumpRetries, multipath, malformed atomic.Uint64
 }
 
-// Open starts to watch the device with this interface index. The first event is
-// a Resync.
-func Open(ifindex int) (*Device, error) { return nil, errTODO }
+// Open starts to watch the device with this interface index in the network
+// namespace of the calling thread. The first event is a Resync.
+func Open(ifindex int) (_ *Device, err error) {
+	d := &Device{index: ifindex, ns: netns.None(), events: make(chan Event, EventBound)}
+	defer func() {
+		if err != nil {
+			d.closeSockets()
+		}
+	}()
+	runtime.LockOSThread() // the sockets and the handle must be of one namespace
+	defer runtime.UnlockOSThread()
+	if d.ns, err = netns.Get(); err != nil {
+		return nil, fmt.Errorf("get network namespace: %w", err)
+	}
+	if d.h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	d.req = &nl.SocketHandle{Socket: s}
+	tv := unix.NsecToTimeval(requestTimeout.Nanoseconds())
+	s.SetReceiveTimeout(&tv)
+	s.SetSendTimeout(&tv)
+	// Strict checking lets the kernel filter dumps by device. An old kernel
+	// without it sends everything, which we filter anyway.
+	unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
+	d.sub, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR,
+		unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to netlink: %w", err)
+	}
+	d.sub.SetReceiveBufferSize(1<<20, true) // best effort: overflow is handled
+
+	snap, err := d.Snapshot()
+	if err != nil {
+		return nil, err
+	}
+	d.m.replace(snap)
+	d.resyncs.Add(1)
+	d.events <- Event{Kind: Resync, Snapshot: &snap}
+	d.ended.Go(d.watch)
+	return d, nil
+}
 
 // Close ends the watch and closes Events. It leaves routes and addresses alone.
-func (d *Device) Close() error { return errTODO }
+func (d *Device) Close() error {
+	d.once.Do(func() {
+		d.closed.Store(true)
+		d.sub.Close()
+		d.ended.Wait()
+		close(d.events)
+		d.closeSockets()
+	})
+	return nil
+}
 
-// Events is the one channel of changes: addresses, routes through the device in
-// every table, the link itself. It is bounded; when its reader lags, what was
-// not read yet is replaced by one Resync.
-func (d *Device) Events() <-chan Event { return d.events }
+func (d *Device) closeSockets() {
+	if d.sub != nil && !d.closed.Load() {
+		d.sub.Close()
+	}
+	if d.req != nil {
+		d.req.Socket.Close()
+	}
+	if d.h != nil {
+		d.h.Close()
+	}
+	if d.ns.IsOpen() {
+		d.ns.Close()
+	}
+}
+
+// Index returns the interface index.
+func (d *Device) Index() int { return d.index }
 
 // Snapshot reads everything anew, past the event channel.
-func (d *Device) Snapshot() (Snapshot, error) { return Snapshot{}, errTODO }
+func (d *Device) Snapshot() (Snapshot, error) {
+	var s Snapshot
+	l, err := d.h.LinkByIndex(d.index)
+	if err != nil {
+		return s, fmt.Errorf("read link %d: %w", d.index, err)
+	}
+	s.Link = linkOf(l)
+
+	req := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
+	body := nl.NewIfAddrmsg(unix.AF_UNSPEC)
+	body.Index = uint32(d.index)
+	req.AddData(body)
+	err = d.dump(req, unix.RTM_NEWADDR, func() { s.Addrs = nil }, func(b []byte) {
+		if a, index, err := parseAddr(b); err != nil {
+			d.malformed.Add(1)
+		} else if index == d.index {
+			s.Addrs = append(s.Addrs, a)
+		}
+	})
+	if err != nil {
+		return s, fmt.Errorf("read addresses of %s: %w", s.Link.Name, err)
+	}
+
+	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+		routes, multi, err := d.dumpRoutes(family, 0)
+		if err != nil {
+			return s, fmt.Errorf("read routes of %s: %w", s.Link.Name, err)
+		}
+		s.Routes = append(s.Routes, routes...)
+		s.Multipath += multi
+	}
+	return s, nil
+}
+
+// dumpRoutes reads the routes of one family, or its exceptions with flags
+// RTM_F_CLONED. Of routes with the same Key the first counts, as in the kernel.
+func (d *Device) dumpRoutes(family byte, flags uint32) (routes []Route, multi int, err error) {
+	req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
+	req.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: family, Flags: flags}})
+	req.AddRawData(attr32(unix.RTA_OIF, d.index))
+	var seen map[Key]bool
+	reset := func() { routes, multi, seen = nil, 0, map[Key]bool{} }
+	err = d.dump(req, unix.RTM_NEWROUTE, reset, func(b []byte) {
+		m, err := parseRoute(b)
+		switch {
+		case err != nil:
+			d.malformed.Add(1)
+		case !m.through(d.index) || m.exception != (flags&unix.RTM_F_CLONED != 0) || isTemp(m.Route):
+		case m.hops != nil:
+			multi++
+		case !seen[m.Key()]:
+			seen[m.Key()] = true
+			routes = append(routes, m.Route)
+		}
+	})
+	return routes, multi, err
+}
+
+func isTemp(r Route) bool { return r.Metric == tempMetric && r.Protocol == Protocol }
+
+// dump runs a dump until the kernel did not interrupt it. reset forgets what an
+// earlier try has given.
+func (d *Device) dump(req *nl.NetlinkRequest, typ uint16, reset func(), f func([]byte)) error {
+	for try := 1; ; try++ {
+		reset()
+		err := d.execute(req, typ, f)
+		if !errors.Is(err, nl.ErrDumpInterrupted) || try == dumpTries {
+			if errors.Is(err, nl.ErrDumpInterrupted) {
+				err = nil
+			}
+			return err
+		}
+		d.dumpRetries.Add(1)
+	}
+}
+
+func (d *Device) execute(req *nl.NetlinkRequest, typ uint16, f func([]byte)) error {
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: d.req}
+	return req.ExecuteIter(unix.NETLINK_ROUTE, typ, func(b []byte) bool {
+		f(b)
+		return true
+	})
+}
 
 // SetUp sets the device up or down.
-func (d *Device) SetUp(up bool) error { return errTODO }
+func (d *Device) SetUp(up bool) error {
+	set := d.h.LinkSetDown
+	if up {
+		set = d.h.LinkSetUp
+	}
+	if err := set(d.link()); err != nil {
+		return fmt.Errorf("set device %d up %v: %w", d.index, up, err)
+	}
+	return nil
+}
 
 // SetMTU sets the device MTU in octets.
-func (d *Device) SetMTU(mtu int) error { return errTODO }
+func (d *Device) SetMTU(mtu int) error {
+	if err := d.h.LinkSetMTU(d.link(), mtu); err != nil {
+		return fmt.Errorf("set MTU of device %d to %d: %w", d.index, mtu, err)
+	}
+	return nil
+}
 
 // DisableAddrGen sets addr_gen_mode none: the kernel makes no link-local address.
-func (d *Device) DisableAddrGen() error { return errTODO }
+func (d *Device) DisableAddrGen() error {
+	const none = 1 // IN6_ADDR_GEN_MODE_NONE
+	if err := d.h.LinkSetIP6AddrGenMode(d.link(), none); err != nil {
+		return fmt.Errorf("set addr_gen_mode of device %d: %w", d.index, err)
+	}
+	return nil
+}
+
+// link names the device to the library, which looks at the index only.
+func (d *Device) link() netlink.Link {
+	return &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: d.index}}
+}
 
 // IgnoreRAMTU sets accept_ra_mtu 0: an MTU option in an RA changes nothing.
-func (d *Device) IgnoreRAMTU() error { return errTODO }
+func (d *Device) IgnoreRAMTU() error { return d.SetSysctl("ipv6", "accept_ra_mtu", "0") }
 
 // SetSysctl writes net/<family>/conf/<device>/<key>, family "ipv4" or "ipv6".
-func (d *Device) SetSysctl(family, key, value string) error { return errTODO }
+func (d *Device) SetSysctl(family, key, value string) error {
+	l, err := d.h.LinkByIndex(d.index)
+	if err != nil {
+		return fmt.Errorf("read link %d: %w", d.index, err)
+	}
+	return d.writeSysctl(filepath.Join(family, "conf", l.Attrs().Name, key), value)
+}
+
+// writeSysctl writes a file below /proc/sys/net, which shows the namespace of
+// the thread that opens it.
+func (d *Device) writeSysctl(path, value string) error {
+	path = filepath.Join("/proc/sys/net", path)
+	if err := d.inNamespace(func() error { return os.WriteFile(path, []byte(value), 0) }); err != nil {
+		return fmt.Errorf("set sysctl: %w", err)
+	}
+	return nil
+}
+
+// inNamespace runs f on a thread in the device's network namespace.
+func (d *Device) inNamespace(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		cur, err := netns.Get()
+		if err == nil {
+			same := cur.Equal(d.ns)
+			cur.Close()
+			if same {
+				runtime.UnlockOSThread()
+				done <- f()
+				return
+			}
+			err = netns.Set(d.ns)
+		}
+		if err == nil {
+			err = f()
+		}
+		done <- err // still locked: the thread ends with its strange namespace
+	}()
+	return <-done
+}
 
 // AddAddr puts an address with its prefix length on the device. One that is
 // there already is no error.
-func (d *Device) AddAddr(p netip.Prefix) error { return errTODO }
+func (d *Device) AddAddr(p netip.Prefix) error {
+	err := d.h.AddrAdd(d.link(), addrFor(p))
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add address %v: %w", p, err)
+	}
+	return nil
+}
 
 // DelAddr removes an address. ErrNotFound if it is not there.
-func (d *Device) DelAddr(p netip.Prefix) error { return errTODO }
+func (d *Device) DelAddr(p netip.Prefix) error {
+	err := d.h.AddrDel(d.link(), addrFor(p))
+	switch {
+	case errors.Is(err, unix.EADDRNOTAVAIL):
+		return ErrNotFound
+	case err != nil:
+		return fmt.Errorf("remove address %v: %w", p, err)
+	}
+	return nil
+}
 
-// SetRoute makes r so: it is added, or replaces the route with the same Key. A
-// Route that came from an Event or Snapshot can be given back with other MTU and
-// AdvMSS; everything else of it is kept.
-func (d *Device) SetRoute(r Route) error { return errTODO }
-
-// DelRoute removes the route with r's Key. ErrNotFound if it is not there.
-func (d *Device) DelRoute(r Route) error { return errTODO }
-
-// RemoveOurs removes every route of the device whose protocol is [Protocol] and
-// returns how many: at exit, and at start after a crash.
-func (d *Device) RemoveOurs() (int, error) { return 0, errTODO }
-
-// FlushExceptions makes the kernel forget the path MTUs it has learned, all for
-// IPv4 and those of the device for IPv6.
-func (d *Device) FlushExceptions() error { return errTODO }
-
-// Groups returns the multicast groups that the kernel has joined on the device.
-func (d *Device) Groups() ([]netip.Addr, error) { return nil, errTODO }
+func addrFor(p netip.Prefix) *netlink.Addr {
+	return &netlink.Addr{IPNet: &net.IPNet{
+		IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen()),
+	}}
+}
 
 // Counters are the device's counts of what went wrong and was repaired.
 type Counters struct {
 	Resyncs     uint64 // snapshots delivered, the first included
-	Overflows   uint64 // netlink socket overran (ENOBUFS)
+	Overflows   uint64 // the netlink socket overran (ENOBUFS)
 	Lagged      uint64 // the reader of Events was too slow
 	DumpRetries uint64 // dumps that the kernel called interrupted
-	Multipath   uint64 // multipath routes seen and left out
+	Multipath   uint64 // changes of multipath routes, which are left out
 	Malformed   uint64 // netlink messages that could not be read
 }
 
 // Counters returns the counts so far.
-func (d *Device) Counters() Counters { return Counters{} }
-
-// An Info is what is known about a device that may serve as underlay.
-type Info struct {
-	Link     Link
-	Addrs    []Addr
-	Driver   string          // "mlx5_core", "veth"; "" if unknown
-	Speed    int             // Mbit/s, 0 if unknown
-	Features map[string]bool // ethtool features, among them tx-udp-segmentation, rx-gro
-	RDMA     []string        // RDMA devices on it: "mlx5_0", "rxe0"
+func (d *Device) Counters() Counters {
+	return Counters{
+		Resyncs: d.resyncs.Load(), Overflows: d.overflows.Load(), Lagged: d.lagged.Load(),
+		DumpRetries: d.dumpRetries.Load(), Multipath: d.multipath.Load(), Malformed: d.malformed.Load(),
+	}
 }
-
-// Lookup returns the link with this name.
-func Lookup(name string) (Link, error) { return Link{}, errTODO }
-
-// Underlay returns what is known of the device with this name.
-func Underlay(name string) (Info, error) { return Info{}, errTODO }
-
-// Devices returns all devices of the namespace, in order of their index.
-func Devices() ([]Info, error) { return nil, errTODO }

@@ -1,0 +1,273 @@
+package hostnet
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+var errShort = errors.New("hostnet: short netlink message")
+
+// eachAttr calls f for every attribute in b, without the flag bits of its type.
+func eachAttr(b []byte, f func(typ int, v []byte)) error {
+	for len(b) >= unix.SizeofRtAttr {
+		n := int(binary.NativeEndian.Uint16(b))
+		if n < unix.SizeofRtAttr || n > len(b) {
+			return errShort
+		}
+		f(int(binary.NativeEndian.Uint16(b[2:]))&0x3fff, b[unix.SizeofRtAttr:n])
+		b = b[min((n+3)&^3, len(b)):]
+	}
+	return nil
+}
+
+func u32(v []byte) int {
+	if len(v) < 4 {
+		return 0
+	}
+	return int(binary.NativeEndian.Uint32(v))
+}
+
+func addrOf(v []byte) netip.Addr {
+	a, _ := netip.AddrFromSlice(v)
+	return a
+}
+
+// A routeMsg is a route with what decides whether it concerns a device.
+type routeMsg struct {
+	Route
+	oif       int
+	hops      []int // interface indices of a multipath route
+	exception bool  // a learned path MTU, not a route
+}
+
+// through reports whether the route leads through the device.
+func (m *routeMsg) through(index int) bool {
+	for _, h := range m.hops {
+		if h == index {
+			return true
+		}
+	}
+	return m.oif == index
+}
+
+// parseRoute reads the body of an RTM_NEWROUTE or RTM_DELROUTE.
+func parseRoute(b []byte) (m routeMsg, err error) {
+	if len(b) < unix.SizeofRtMsg {
+		return m, errShort
+	}
+	family, dstLen := b[0], int(b[1])
+	m.TOS, m.Table, m.Protocol, m.Scope, m.Type = b[3], int(b[4]), b[5], b[6], RouteType(b[7])
+	flags := binary.NativeEndian.Uint32(b[8:])
+	m.OnLink = flags&unix.RTNH_F_ONLINK != 0
+	m.exception = flags&unix.RTM_F_CLONED != 0
+	dst := netip.IPv6Unspecified()
+	if family == unix.AF_INET {
+		dst = netip.IPv4Unspecified()
+	} else if family != unix.AF_INET6 {
+		return m, errors.New("hostnet: route of another family")
+	}
+	err = eachAttr(b[unix.SizeofRtMsg:], func(typ int, v []byte) {
+		switch typ {
+		case unix.RTA_DST:
+			dst = addrOf(v)
+		case unix.RTA_OIF:
+			m.oif = u32(v)
+		case unix.RTA_GATEWAY:
+			m.Via = addrOf(v)
+		case unix.RTA_VIA:
+			if len(v) > 2 {
+				m.Via = addrOf(v[2:])
+			}
+		case unix.RTA_PRIORITY:
+			m.Metric = uint32(u32(v))
+		case unix.RTA_PREFSRC:
+			m.Src = addrOf(v)
+		case unix.RTA_TABLE:
+			m.Table = u32(v)
+		case unix.RTA_PREF:
+			if len(v) == 1 {
+				m.pref = v[0]
+			}
+		case unix.RTA_CACHEINFO:
+			if len(v) >= 12 { // rta_expires, in USER_HZ
+				m.Expires = max(int(int32(u32(v[8:])))/100, 0)
+			}
+		case unix.RTA_METRICS:
+			m.parseMetrics(v)
+		case unix.RTA_MULTIPATH:
+			for len(v) >= unix.SizeofRtNexthop {
+				n := int(binary.NativeEndian.Uint16(v))
+				if n < unix.SizeofRtNexthop || n > len(v) {
+					break
+				}
+				m.hops = append(m.hops, u32(v[4:]))
+				v = v[min((n+3)&^3, len(v)):]
+			}
+		}
+	})
+	if err != nil {
+		return m, err
+	}
+	if !dst.IsValid() || dstLen > dst.BitLen() {
+		return m, errShort
+	}
+	m.Dst = netip.PrefixFrom(dst, dstLen)
+	return m, nil
+}
+
+func (m *routeMsg) parseMetrics(b []byte) {
+	var other strings.Builder
+	eachAttr(b, func(typ int, v []byte) {
+		switch typ {
+		case unix.RTAX_LOCK:
+			m.MTULock = u32(v)&(1<<unix.RTAX_MTU) != 0
+		case unix.RTAX_MTU:
+			m.MTU = u32(v)
+		case unix.RTAX_ADVMSS:
+			m.AdvMSS = u32(v)
+		default:
+			other.Write(attr(typ, v))
+		}
+	})
+	m.other = other.String()
+}
+
+// attr returns one attribute, padded.
+func attr(typ int, v []byte) []byte {
+	b := binary.NativeEndian.AppendUint16(nil, uint16(unix.SizeofRtAttr+len(v)))
+	b = binary.NativeEndian.AppendUint16(b, uint16(typ))
+	b = append(b, v...)
+	return append(b, make([]byte, -len(b)&3)...)
+}
+
+func attr32(typ int, v int) []byte {
+	return attr(typ, binary.NativeEndian.AppendUint32(nil, uint32(v)))
+}
+
+// appendRoute appends the body of a request about r on the device. A removal
+// needs only what identifies the route.
+func appendRoute(b []byte, r Route, index int, removal bool) []byte {
+	family := byte(unix.AF_INET6)
+	if r.Dst.Addr().Is4() {
+		family = unix.AF_INET
+	}
+	typ := r.Type
+	if typ == 0 {
+		typ = Unicast
+	}
+	table := r.Table
+	if table == 0 {
+		table = TableMain
+	}
+	var flags uint32
+	if r.OnLink {
+		flags = unix.RTNH_F_ONLINK
+	}
+	b = append(b, family, byte(r.Dst.Bits()), 0, r.TOS, byte(min(table, 252)), r.Protocol, r.Scope, byte(typ))
+	if table <= 255 {
+		b[len(b)-4] = byte(table)
+	}
+	b = binary.NativeEndian.AppendUint32(b, flags)
+	b = append(b, attr32(unix.RTA_TABLE, table)...)
+	if r.Dst.Bits() > 0 {
+		b = append(b, attr(unix.RTA_DST, r.Dst.Addr().AsSlice())...)
+	}
+	b = append(b, attr32(unix.RTA_OIF, index)...)
+	if r.Metric != 0 {
+		b = append(b, attr32(unix.RTA_PRIORITY, int(r.Metric))...)
+	}
+	switch {
+	case !r.Via.IsValid():
+	case r.Via.Is4() == r.Dst.Addr().Is4():
+		b = append(b, attr(unix.RTA_GATEWAY, r.Via.AsSlice())...)
+	default:
+		b = append(b, attr(unix.RTA_VIA, append(binary.NativeEndian.AppendUint16(nil, unix.AF_INET6), r.Via.AsSlice()...))...)
+	}
+	if removal {
+		return b
+	}
+	if r.Src.IsValid() {
+		b = append(b, attr(unix.RTA_PREFSRC, r.Src.AsSlice())...)
+	}
+	if r.pref != 0 {
+		b = append(b, attr(unix.RTA_PREF, []byte{r.pref})...)
+	}
+	if r.Expires != 0 {
+		b = append(b, attr32(unix.RTA_EXPIRES, r.Expires)...)
+	}
+	metrics := []byte(r.other)
+	if r.MTU != 0 {
+		metrics = append(metrics, attr32(unix.RTAX_MTU, r.MTU)...)
+		if r.MTULock {
+			metrics = append(metrics, attr32(unix.RTAX_LOCK, 1<<unix.RTAX_MTU)...)
+		}
+	}
+	if r.AdvMSS != 0 {
+		metrics = append(metrics, attr32(unix.RTAX_ADVMSS, r.AdvMSS)...)
+	}
+	if len(metrics) > 0 {
+		b = append(b, attr(unix.RTA_METRICS|unix.NLA_F_NESTED, metrics)...)
+	}
+	return b
+}
+
+// parseAddr reads the body of an RTM_NEWADDR or RTM_DELADDR.
+func parseAddr(b []byte) (a Addr, index int, err error) {
+	if len(b) < unix.SizeofIfAddrmsg {
+		return a, 0, errShort
+	}
+	bits, flags := int(b[1]), int(b[2])
+	a.Scope = b[3]
+	index = u32(b[4:])
+	var local, address netip.Addr
+	err = eachAttr(b[unix.SizeofIfAddrmsg:], func(typ int, v []byte) {
+		switch typ {
+		case unix.IFA_LOCAL:
+			local = addrOf(v)
+		case unix.IFA_ADDRESS:
+			address = addrOf(v)
+		case unix.IFA_BROADCAST:
+			a.Broadcast = addrOf(v)
+		case unix.IFA_FLAGS:
+			flags = u32(v)
+		}
+	})
+	switch {
+	case err != nil:
+		return a, index, err
+	case !local.IsValid():
+		local = address
+	case address != local:
+		a.Peer = address
+	}
+	if !local.IsValid() || bits > local.BitLen() {
+		return a, index, errShort
+	}
+	a.Prefix = netip.PrefixFrom(local, bits)
+	a.Tentative = flags&unix.IFA_F_TENTATIVE != 0
+	a.DADFailed = flags&unix.IFA_F_DADFAILED != 0
+	a.Permanent = flags&unix.IFA_F_PERMANENT != 0
+	return a, index, nil
+}
+
+// linkOf keeps of a link what we show.
+func linkOf(l netlink.Link) Link {
+	a := l.Attrs()
+	return Link{
+		Index: a.Index, Name: a.Name, MTU: a.MTU, HWAddr: a.HardwareAddr.String(),
+		Up: a.RawFlags&unix.IFF_UP != 0, Running: a.RawFlags&unix.IFF_RUNNING != 0,
+		Type: linkType(l),
+	}
+}
+
+func linkType(l netlink.Link) string {
+	if t := l.Type(); t != "device" {
+		return t
+	}
+	return ""
+}

@@ -1,0 +1,206 @@
+package hostnet
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// SetRoute makes r so: it is added, or replaces the route with the same Key. A
+// Route that came from an Event or Snapshot can be given back with other MTU and
+// AdvMSS; everything else of it is kept.
+//
+// The kernel's own replace is not used: it replaces the first route with this
+// destination and metric, whatever its device, so that mending our fe80::/64,
+// ff00::/8 or 224.0.0.0/4 would take away another interface's. Instead a
+// stand-in with a poor metric covers the moment between removal and addition.
+func (d *Device) SetRoute(r Route) error {
+	d.setMu.Lock()
+	defer d.setMu.Unlock()
+	r = normal(r)
+	err := d.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, r)
+	if err == nil || !errors.Is(err, unix.EEXIST) {
+		return wrapRoute("add", r, err)
+	}
+	temp := r
+	temp.Metric, temp.Protocol = tempMetric, Protocol
+	covered := d.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, temp) == nil
+	if covered {
+		defer d.route(unix.RTM_DELROUTE, 0, temp)
+	}
+	old := r
+	old.Protocol = 0 // any: the one there may not be ours yet
+	if err := d.route(unix.RTM_DELROUTE, 0, old); err != nil && !errors.Is(err, unix.ESRCH) {
+		return wrapRoute("replace", r, err)
+	}
+	err = d.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, r)
+	if errors.Is(err, unix.EEXIST) {
+		err = nil // the kernel was faster with one that differs in nothing but metrics
+	}
+	return wrapRoute("replace", r, err)
+}
+
+// DelRoute removes the route with r's Key. ErrNotFound if it is not there.
+func (d *Device) DelRoute(r Route) error {
+	d.setMu.Lock()
+	defer d.setMu.Unlock()
+	r = normal(r)
+	err := d.route(unix.RTM_DELROUTE, 0, r)
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) {
+		return ErrNotFound
+	}
+	return wrapRoute("remove", r, err)
+}
+
+// RemoveOurs removes every route of the device whose protocol is [Protocol] and
+// returns how many: at exit, and at start after a crash.
+func (d *Device) RemoveOurs() (int, error) {
+	removed := 0
+	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
+		routes, _, err := d.dumpRoutes(family, 0)
+		if err != nil {
+			return removed, fmt.Errorf("read routes: %w", err)
+		}
+		// A stand-in that a crash left behind is not in the dump.
+		for _, r := range routes {
+			if r.Protocol != Protocol {
+				continue
+			}
+			if err := d.DelRoute(r); err == nil {
+				removed++
+			} else if !errors.Is(err, ErrNotFound) {
+				return removed, err
+			}
+		}
+	}
+	return removed, nil
+}
+
+// FlushExceptions makes the kernel forget the path MTUs it has learned, all for
+// IPv4 and those of the device for IPv6.
+func (d *Device) FlushExceptions() error {
+	if err := d.writeSysctl("ipv4/route/flush", "1"); err != nil {
+		return err
+	}
+	routes, _, err := d.dumpRoutes(unix.AF_INET6, unix.RTM_F_CLONED)
+	if err != nil {
+		return fmt.Errorf("read route exceptions: %w", err)
+	}
+	for _, r := range routes {
+		body := appendRoute(nil, r, d.index, true)
+		binary.NativeEndian.PutUint32(body[8:], unix.RTM_F_CLONED)
+		err := d.request(unix.RTM_DELROUTE, 0, body)
+		if err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.ENOENT) {
+			return wrapRoute("remove exception", r, err)
+		}
+	}
+	return nil
+}
+
+// normal fills in what zero stands for.
+func normal(r Route) Route {
+	if r.Protocol == 0 {
+		r.Protocol = Protocol
+	}
+	if r.Type == 0 {
+		r.Type = Unicast
+	}
+	if r.Table == 0 {
+		r.Table = TableMain
+	}
+	if r.Dst.Addr().Is6() {
+		r.Scope = 0
+		if r.Metric == 0 {
+			r.Metric = 1024
+		}
+	} else if r.Scope == 0 && !r.Via.IsValid() {
+		r.Scope = ScopeLink // the kernel refuses an on-link route of wider scope
+	}
+	r.Dst = r.Dst.Masked()
+	return r
+}
+
+func (d *Device) route(typ, flags int, r Route) error {
+	return d.request(typ, flags, appendRoute(nil, r, d.index, typ == unix.RTM_DELROUTE))
+}
+
+// request sends one request and waits for its acknowledgement.
+func (d *Device) request(typ, flags int, body []byte) error {
+	req := nl.NewNetlinkRequest(typ, flags|unix.NLM_F_ACK)
+	req.AddRawData(body)
+	return d.execute(req, 0, func([]byte) {})
+}
+
+func wrapRoute(what string, r Route, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s route %v: %w", what, r, err)
+}
+
+// Groups returns the multicast groups that the kernel has joined on the device.
+func (d *Device) Groups() (groups []netip.Addr, err error) {
+	err = d.inNamespace(func() error {
+		v4, err := os.ReadFile("/proc/thread-self/net/igmp")
+		if err != nil && !os.IsNotExist(err) {
+			return err
+		}
+		v6, err := os.ReadFile("/proc/thread-self/net/igmp6")
+		if err != nil && !os.IsNotExist(err) { // IPv6 may be off
+			return err
+		}
+		groups = append(parseIGMP(string(v4), d.index), parseIGMP6(string(v6), d.index)...)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read multicast groups: %w", err)
+	}
+	return groups, nil
+}
+
+// parseIGMP reads /proc/net/igmp: a line per device, and below it, indented, a
+// line per group that begins with the address as a number of the host's order.
+func parseIGMP(text string, index int) (groups []netip.Addr) {
+	ours := false
+	for sc := bufio.NewScanner(strings.NewReader(text)); sc.Scan(); {
+		fields := strings.Fields(sc.Text())
+		if len(fields) == 0 {
+			continue
+		}
+		if !strings.HasPrefix(sc.Text(), "\t") {
+			n, err := strconv.Atoi(fields[0])
+			ours = err == nil && n == index
+			continue
+		}
+		if v, err := strconv.ParseUint(fields[0], 16, 32); ours && err == nil {
+			var b [4]byte
+			binary.NativeEndian.PutUint32(b[:], uint32(v))
+			groups = append(groups, netip.AddrFrom4(b))
+		}
+	}
+	return groups
+}
+
+// parseIGMP6 reads /proc/net/igmp6: index, device, group in hexadecimal, a line
+// per group.
+func parseIGMP6(text string, index int) (groups []netip.Addr) {
+	for sc := bufio.NewScanner(strings.NewReader(text)); sc.Scan(); {
+		fields := strings.Fields(sc.Text())
+		if len(fields) < 3 || fields[0] != strconv.Itoa(index) {
+			continue
+		}
+		if b, err := hex.DecodeString(fields[2]); err == nil && len(b) == 16 {
+			groups = append(groups, netip.AddrFrom16([16]byte(b)))
+		}
+	}
+	return groups
+}
