@@ -1,0 +1,99 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+func read(t *testing.T, r *run, events ...string) int {
+	t.Helper()
+	bad, err := r.readTests(strings.NewReader(strings.Join(events, "\n")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bad
+}
+
+func newRun(out *bytes.Buffer) *run { return &run{out: out, results: map[string]*result{}} }
+
+func TestSummary(t *testing.T) {
+	var out bytes.Buffer
+	r := newRun(&out)
+	bad := read(t, r,
+		`{"Action":"start","Package":"p"}`,
+		`{"Action":"run","Package":"p","Test":"TestA"}`,
+		`{"Action":"output","Package":"p","Test":"TestA","Output":"    a_test.go:7: got 1, want 2\n"}`,
+		`{"Action":"output","Package":"p","Test":"TestA","Output":"--- FAIL: TestA (0.00s)\n"}`,
+		`{"Action":"fail","Package":"p","Test":"TestA"}`,
+		`{"Action":"output","Package":"p","Test":"TestB","Output":"    b_test.go:9: not root: no namespaces\n"}`,
+		`{"Action":"output","Package":"p","Test":"TestB","Output":"--- SKIP: TestB (0.00s)\n"}`,
+		`{"Action":"skip","Package":"p","Test":"TestB"}`,
+		`{"Action":"pass","Package":"p","Test":"TestC"}`,
+		`{"Action":"fail","Package":"p","Elapsed":1.5}`,
+		`{"Action":"skip","Package":"no/tests"}`,
+	)
+	if bad != 1 {
+		t.Errorf("%d failures, want 1", bad)
+	}
+	for _, want := range []string{"---- p.TestA\n    a_test.go:7: got 1, want 2", "FAIL p ", "3 tests, 1 skipped"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("output lacks %q:\n%s", want, &out)
+		}
+	}
+	var sum bytes.Buffer
+	if r.summary(&sum) {
+		t.Error("a run with a failure counts as good")
+	}
+	want := "==== failed\n  p.TestA: got 1, want 2\n==== skipped\n  p.TestB: not root: no namespaces\n1 passed, 1 failed, 1 skipped ("
+	if !strings.HasPrefix(sum.String(), want) {
+		t.Errorf("got\n%s\nwant\n%s", &sum, want)
+	}
+}
+
+func TestBestOutcomeCounts(t *testing.T) {
+	r := newRun(new(bytes.Buffer))
+	read(t, r, `{"Action":"skip","Package":"p","Test":"TestAllocs"}`, `{"Action":"pass","Package":"p"}`)
+	read(t, r, `{"Action":"pass","Package":"p","Test":"TestAllocs"}`, `{"Action":"pass","Package":"p"}`)
+	var sum bytes.Buffer
+	if !r.summary(&sum) || !strings.HasPrefix(sum.String(), "nothing was skipped\n1 passed, 0 failed, 0 skipped") {
+		t.Errorf("skipped with the race detector, passed without: %s", &sum)
+	}
+}
+
+func TestFailuresWithoutATest(t *testing.T) {
+	for _, tt := range []struct {
+		name, want string
+		events     []string
+	}{
+		{"does not build", "p: does not build", []string{
+			`{"ImportPath":"p [p.test]","Action":"build-output","Output":"p/x.go:3:1: syntax error\n"}`,
+			`{"ImportPath":"p [p.test]","Action":"build-fail"}`,
+			`{"Action":"fail","Package":"p","FailedBuild":"p [p.test]"}`}},
+		{"panics", "p: TestX did not end", []string{
+			`{"Action":"run","Package":"p","Test":"TestX"}`,
+			`{"Action":"output","Package":"p","Test":"TestX","Output":"panic: oops\n"}`,
+			`{"Action":"fail","Package":"p"}`}},
+		{"exits", "p: failed outside its tests", []string{`{"Action":"fail","Package":"p"}`}},
+	} {
+		var out, sum bytes.Buffer
+		r := newRun(&out)
+		if bad := read(t, r, tt.events...); bad != 1 {
+			t.Errorf("%s: %d failures, want 1", tt.name, bad)
+		}
+		if r.summary(&sum); !strings.Contains(sum.String(), tt.want) {
+			t.Errorf("%s: summary lacks %q:\n%s", tt.name, tt.want, &sum)
+		}
+	}
+}
+
+func TestMissingToolFailsInCI(t *testing.T) {
+	for _, ci := range []bool{false, true} {
+		r := newRun(new(bytes.Buffer))
+		r.ci = ci
+		r.missing("tshark", "not installed")
+		if good := r.summary(new(bytes.Buffer)); good == ci {
+			t.Errorf("CI=%v: good is %v", ci, good)
+		}
+	}
+}
