@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -120,6 +121,11 @@ func (d *Device) closeSockets() {
 	}
 }
 
+// Events is the one channel of changes: addresses, routes through the device in
+// every table, the link itself. It is bounded; when its reader lags, what did
+// not fit is made up for by one Resync. Close closes it.
+func (d *Device) Events() <-chan Event { return d.events }
+
 // Index returns the interface index.
 func (d *Device) Index() int { return d.index }
 
@@ -160,7 +166,13 @@ func (d *Device) Snapshot() (Snapshot, error) {
 
 // dumpRoutes reads the routes of one family, or its exceptions with flags
 // RTM_F_CLONED. Of routes with the same Key the first counts, as in the kernel.
+// Stand-ins are left out.
 func (d *Device) dumpRoutes(family byte, flags uint32) (routes []Route, multi int, err error) {
+	all, multi, err := d.dumpAllRoutes(family, flags)
+	return slices.DeleteFunc(all, isTemp), multi, err
+}
+
+func (d *Device) dumpAllRoutes(family byte, flags uint32) (routes []Route, multi int, err error) {
 	req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
 	req.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: family, Flags: flags}})
 	req.AddRawData(attr32(unix.RTA_OIF, d.index))
@@ -171,7 +183,7 @@ func (d *Device) dumpRoutes(family byte, flags uint32) (routes []Route, multi in
 		switch {
 		case err != nil:
 			d.malformed.Add(1)
-		case !m.through(d.index) || m.exception != (flags&unix.RTM_F_CLONED != 0) || isTemp(m.Route):
+		case !m.through(d.index) || m.exception != (flags&unix.RTM_F_CLONED != 0):
 		case m.hops != nil:
 			multi++
 		case !seen[m.Key()]:

@@ -66,11 +66,10 @@ func (d *Device) DelRoute(r Route) error {
 func (d *Device) RemoveOurs() (int, error) {
 	removed := 0
 	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-		routes, _, err := d.dumpRoutes(family, 0)
+		routes, _, err := d.dumpAllRoutes(family, 0) // stand-ins of a crash too
 		if err != nil {
 			return removed, fmt.Errorf("read routes: %w", err)
 		}
-		// A stand-in that a crash left behind is not in the dump.
 		for _, r := range routes {
 			if r.Protocol != Protocol {
 				continue
@@ -148,6 +147,7 @@ func wrapRoute(what string, r Route, err error) error {
 }
 
 // Groups returns the multicast groups that the kernel has joined on the device.
+// Solicited-node groups are not among them: it joins none on a NOARP device.
 func (d *Device) Groups() (groups []netip.Addr, err error) {
 	err = d.inNamespace(func() error {
 		v4, err := os.ReadFile("/proc/thread-self/net/igmp")

@@ -1,0 +1,201 @@
+package hostnet
+
+import (
+	"net/netip"
+	"os"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// inNetns puts the test on a thread in a network namespace of its own. The
+// thread is not given back, so it ends with the test.
+func inNetns(t *testing.T) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root to make a network namespace")
+	}
+	runtime.LockOSThread()
+	ns, err := netns.New()
+	if err != nil {
+		t.Skipf("cannot make a network namespace: %v", err)
+	}
+	t.Cleanup(func() { ns.Close() })
+}
+
+// newTUN makes a persistent TUN, as the agent's is but without anyone behind it.
+func newTUN(t *testing.T, name string) int {
+	t.Helper()
+	l := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: name}, Mode: netlink.TUNTAP_MODE_TUN, Flags: netlink.TUNTAP_NO_PI, Queues: 1}
+	if err := netlink.LinkAdd(l); err != nil {
+		t.Skipf("cannot make a TUN: %v", err)
+	}
+	tunFiles.Store(t.Name(), l.Fds[0])
+	t.Cleanup(func() { l.Fds[0].Close() })
+	got, err := netlink.LinkByName(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got.Attrs().Index
+}
+
+// tunFiles holds, by test, the file behind its TUN.
+var tunFiles sync.Map
+
+// tunSide is the other side of the test's TUN.
+func tunSide(t *testing.T) *os.File {
+	f, _ := tunFiles.Load(t.Name())
+	return f.(*os.File)
+}
+
+func newVeth(t *testing.T, name, peer string) int {
+	t.Helper()
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: peer}); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []string{name, peer} {
+		l, err := netlink.LinkByName(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		netlink.LinkSetUp(l)
+	}
+	l, _ := netlink.LinkByName(name)
+	return l.Attrs().Index
+}
+
+func openUp(t *testing.T, index int) *Device {
+	t.Helper()
+	d, err := Open(index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	for _, err := range []error{d.SetMTU(65520), d.DisableAddrGen(), d.IgnoreRAMTU(), d.SetUp(true)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return d
+}
+
+func add(t *testing.T, d *Device, prefixes ...string) {
+	t.Helper()
+	for _, p := range prefixes {
+		if err := d.AddAddr(netip.MustParsePrefix(p)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func snapshot(t *testing.T, d *Device) Snapshot {
+	t.Helper()
+	s, err := d.Snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// find returns the routes of s that ok likes.
+func find(s Snapshot, ok func(Route) bool) (rs []Route) {
+	for _, r := range s.Routes {
+		if ok(r) {
+			rs = append(rs, r)
+		}
+	}
+	return rs
+}
+
+func to(dst string) func(Route) bool {
+	p := netip.MustParsePrefix(dst)
+	return func(r Route) bool { return r.Dst == p }
+}
+
+// state follows Events as a user of the package does.
+type state struct {
+	link   Link
+	addrs  map[netip.Prefix]Addr
+	routes map[Key]Route
+	resync int
+}
+
+func (s *state) apply(ev Event) {
+	switch ev.Kind {
+	case Resync:
+		s.resync++
+		s.link, s.addrs, s.routes = ev.Snapshot.Link, map[netip.Prefix]Addr{}, map[Key]Route{}
+		for _, a := range ev.Snapshot.Addrs {
+			s.addrs[a.Prefix] = a
+		}
+		for _, r := range ev.Snapshot.Routes {
+			s.routes[r.Key()] = r
+		}
+	case AddrSet:
+		s.addrs[ev.Addr.Prefix] = ev.Addr
+	case AddrGone:
+		delete(s.addrs, ev.Addr.Prefix)
+	case RouteSet:
+		s.routes[ev.Route.Key()] = ev.Route
+	case RouteGone:
+		delete(s.routes, ev.Route.Key())
+	case LinkChange:
+		s.link = ev.Link
+	}
+}
+
+func (s *state) until(t *testing.T, d *Device, what string, ok func() bool) {
+	t.Helper()
+	timeout := time.After(3 * time.Second)
+	for !ok() {
+		select {
+		case ev := <-d.Events():
+			s.apply(ev)
+		case <-timeout:
+			t.Fatalf("never saw: %s\nlink %+v\naddrs %v\nroutes %v", what, s.link, s.addrs, s.routes)
+		}
+	}
+}
+
+// same checks that following the events has led to what a fresh look shows.
+func (s *state) same(t *testing.T, d *Device, what string) {
+	t.Helper()
+	deadline := time.Now().Add(3 * time.Second)
+	for {
+		snap := snapshot(t, d)
+		want := state{}
+		want.apply(Event{Kind: Resync, Snapshot: &snap})
+		diff := ""
+		for k, r := range want.routes {
+			if s.routes[k] != r {
+				diff += "\nmissing " + r.String()
+			}
+		}
+		for k, r := range s.routes {
+			if _, ok := want.routes[k]; !ok {
+				diff += "\nleft over " + r.String()
+			}
+		}
+		if len(s.addrs) != len(want.addrs) {
+			diff += "\naddresses"
+		}
+		if s.link != want.link {
+			diff += "\nlink"
+		}
+		if diff == "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: events and snapshot differ:%s", what, diff)
+		}
+		select {
+		case ev := <-d.Events():
+			s.apply(ev)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
