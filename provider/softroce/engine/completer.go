@@ -15,10 +15,19 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 	if psn.Before(r.una) || !psn.Before(r.highest) {
 		return DropStale // old, or never sent
 	}
+	// What the peer expects only grows: a NAK for less was overtaken.
+	if s.IsACK() {
+		psn = psn.Add(1)
+	} else if psn.Before(r.expected) {
+		return DropStale
+	}
+	if r.expected.Before(psn) {
+		r.expected = psn
+	}
 	switch {
 	case s.IsACK():
 		q.count.ACKsIn++
-		q.ackTo(psn.Add(1), now)
+		q.ackTo(psn, now)
 	case s.IsRNR():
 		q.count.RNRIn++
 		if !r.rnrDeadline.IsZero() {
@@ -41,12 +50,7 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 		if !r.rnrDeadline.IsZero() {
 			return NoDrop // it is sent again soon anyway
 		}
-		if r.retryLeft == 0 {
-			q.failAt(r.una, verbs.RetryExceeded)
-			return NoDrop
-		}
-		r.retryLeft--
-		q.goBack()
+		q.nakSequence(psn)
 	case s == roce.NAKInvalidReq, s == roce.NAKRemoteAccess, s == roce.NAKRemoteOp:
 		q.count.NAKsIn++
 		q.ackTo(psn, now)
@@ -55,6 +59,24 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 		return DropOpcode // reserved, or for reliable datagrams
 	}
 	return NoDrop
+}
+
+// nakSequence sends again from psn, which the peer waits for. A READ before psn
+// whose responses were lost is asked for again too, see [QP.gap]; then the peer
+// may get further while una stands still, and that is no retry.
+func (q *QP) nakSequence(psn ib.PSN) {
+	r := &q.req
+	if psn == r.una || r.nakSeen && psn == r.nakAt {
+		if r.retryLeft == 0 {
+			q.failAt(r.una, verbs.RetryExceeded)
+			return
+		}
+		r.retryLeft--
+	}
+	r.nakSeen, r.nakAt = true, psn
+	if psn.Before(r.next) {
+		q.seek(psn)
+	}
 }
 
 // nakStatus returns what a fatal NAK means for the work request.
@@ -94,7 +116,10 @@ func (q *QP) advance(psn ib.PSN, now time.Time) {
 	if !r.una.Before(psn) {
 		return
 	}
-	r.una = psn
+	r.una, r.nakSeen = psn, false
+	if r.expected.Before(psn) {
+		r.expected = psn
+	}
 	for q.sq.len() > 0 {
 		if psn.Before(q.sq.at(q.sq.head).end()) {
 			break
@@ -105,6 +130,7 @@ func (q *QP) advance(psn ib.PSN, now time.Time) {
 		q.seek(psn)
 	}
 	r.retryLeft, r.rnrLeft, r.backoff = q.attr.RetryCount, q.attr.RNRRetry, 0
+	r.limit = min(2*r.limit, q.cfg.window())
 	r.rnrDeadline = time.Time{}
 	r.ackDeadline = time.Time{}
 	if r.una != r.highest {
@@ -186,23 +212,48 @@ func (q *QP) Wake(now time.Time) {
 	if r.ackDeadline.IsZero() || now.Before(r.ackDeadline) {
 		return
 	}
-	q.count.Timeouts++
-	if r.retryLeft == 0 {
-		q.failAt(r.una, verbs.RetryExceeded)
-		return
+	if !r.probing {
+		q.count.Timeouts++
+		if r.retryLeft == 0 {
+			q.failAt(r.una, verbs.RetryExceeded)
+			return
+		}
+		r.retryLeft--
+		r.backoff++
+	} else {
+		q.count.Probes++
 	}
-	r.retryLeft--
-	r.backoff++
+	// One packet finds out what the peer has got; its ACK opens the window again.
+	r.limit = 1
 	q.goBack()
-	q.armTimer(now)
+	r.probing = !r.probing
+	q.setDeadline(now)
 }
 
-// armTimer starts the ACK timer. Each timeout in a row doubles it up to
-// MaxBackoff: a peer that is slow for a moment is not lost.
+// armTimer starts the ACK timer for the oldest unacknowledged packet.
 func (q *QP) armTimer(now time.Time) {
+	q.req.probing = true
+	q.setDeadline(now)
+}
+
+// setDeadline says how long to wait. Each timeout in a row doubles it up to
+// MaxBackoff: a peer that is slow for a moment is not lost. After the first
+// quarter of that time a packet is sent again without counting as a retry, so
+// that the loss of the last packets, or of an ACK, does not cost all of it.
+func (q *QP) setDeadline(now time.Time) {
 	if q.attr.Timeout == 0 {
 		return // never
 	}
+	r := &q.req
 	d := q.attr.Timeout.Duration()
-	q.req.ackDeadline = now.Add(min(d<<q.req.backoff, max(d, MaxBackoff)))
+	d = min(d<<r.backoff, max(d, MaxBackoff))
+	switch {
+	case d/4 < MinProbe:
+		r.probing = false
+	case r.probing:
+		d /= 4
+	default:
+		d -= d / 4
+	}
+	r.ackDeadline = now.Add(d)
 }

@@ -33,6 +33,7 @@ type Counters struct {
 	PacketsIn, OctetsIn   uint64 // taken, in order
 	Retransmits           uint64 // packets sent again
 	Timeouts              uint64 // expiries of the ACK timer
+	Probes                uint64 // single packets sent again before it expired
 	ACKsOut, ACKsIn       uint64
 	NAKsOut, NAKsIn       uint64 // sequence and fatal ones
 	RNROut, RNRIn         uint64 // RNR NAKs
@@ -48,6 +49,7 @@ func (c *Counters) Each(f func(name string, value uint64)) {
 	f("octets_in", c.OctetsIn)
 	f("retransmits", c.Retransmits)
 	f("timeouts", c.Timeouts)
+	f("probes", c.Probes)
 	f("acks_out", c.ACKsOut)
 	f("acks_in", c.ACKsIn)
 	f("naks_out", c.NAKsOut)
@@ -68,6 +70,7 @@ func (c *Counters) Add(o *Counters) {
 	c.OctetsIn += o.OctetsIn
 	c.Retransmits += o.Retransmits
 	c.Timeouts += o.Timeouts
+	c.Probes += o.Probes
 	c.ACKsOut += o.ACKsOut
 	c.ACKsIn += o.ACKsIn
 	c.NAKsOut += o.NAKsOut

@@ -36,6 +36,9 @@ const (
 	// MaxBackoff is the longest retransmit timeout that backing off leads to,
 	// unless the QP's own timeout is longer.
 	MaxBackoff = 500 * time.Millisecond
+	// MinProbe is the shortest time after which a packet is sent again without an
+	// answer.
+	MinProbe = time.Millisecond
 )
 
 // Config says what a QP is made of. It is fixed for the life of the QP.

@@ -21,12 +21,18 @@ type requester struct {
 	highest ib.PSN // after the last packet ever sent
 	post    ib.PSN // of the next request to be posted
 
+	expected ib.PSN // the least that the peer expects, as far as we know
+
+	limit     int    // packets in flight: the window, less after a timeout
 	sinceAck  int    // packets sent since one asked for an ACK
 	gapAt     ib.PSN // una when a lost READ response was last seen
 	gapSeen   bool   // gapAt is valid
+	nakAt     ib.PSN // of the last sequence NAK since una moved
+	nakSeen   bool
 	retryLeft uint8
 	rnrLeft   uint8
 	backoff   uint8 // timeouts in a row
+	probing   bool  // the next expiry is a probe, not a timeout
 
 	ackDeadline time.Time
 	rnrDeadline time.Time // waiting out an RNR NAK
@@ -34,7 +40,7 @@ type requester struct {
 
 func (r *requester) start(q *QP) {
 	psn := q.attr.SQPSN
-	*r = requester{cur: q.sq.tail, una: psn, next: psn, highest: psn, post: psn,
+	*r = requester{cur: q.sq.tail, una: psn, next: psn, highest: psn, post: psn, expected: psn, limit: q.cfg.window(),
 		retryLeft: q.attr.RetryCount, rnrLeft: q.attr.RNRRetry}
 }
 
@@ -62,7 +68,7 @@ func (q *QP) nextRequest(p *Packet) bool {
 		return false
 	}
 	flight := r.next.Sub(r.una)
-	if flight >= q.cfg.window() {
+	if flight >= r.limit {
 		return false
 	}
 	w := q.sq.at(r.cur)
@@ -79,7 +85,7 @@ func (q *QP) nextRequest(p *Packet) bool {
 	} else {
 		// Ask for an ACK where the peer's silence would make us wait.
 		r.sinceAck++
-		ack := r.curPkt == w.npkt-1 || r.sinceAck >= q.cfg.ackEvery() || flight == q.cfg.window()-1
+		ack := r.curPkt == w.npkt-1 || r.sinceAck >= q.cfg.ackEvery() || flight == r.limit-1
 		if ack {
 			r.sinceAck = 0
 		}
