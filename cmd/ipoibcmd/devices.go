@@ -50,20 +50,20 @@ func listDevices() (*control.Devices, error) {
 	d := &control.Devices{Version: control.Version, Underlays: []control.UnderlayDevice{}, RDMA: []control.RDMADevice{}}
 	netdevs := map[string][]string{}
 	for _, i := range infos {
-		for _, r := range i.RDMA {
-			netdevs[r] = append(netdevs[r], i.Link.Name)
+		if i.RDMA != "" {
+			netdevs[i.RDMA] = append(netdevs[i.RDMA], i.Link.Name)
 		}
 		if i.Link.Name == "lo" || i.Link.Type == "tun" || i.Link.Type == "tuntap" {
 			continue
 		}
 		u := control.UnderlayDevice{Name: i.Link.Name, Driver: i.Driver, Up: i.Link.Up, MTU: i.Link.MTU, PathMTU: mtu.PathMTU(i.Link.MTU).Octets(),
-			SpeedMbps: i.Speed, Addresses: []string{}, Features: map[string]bool{}, RDMA: strings.Join(i.RDMA, " ")}
+			SpeedMbps: i.Speed, Addresses: []string{}, Features: map[string]bool{}, RDMA: i.RDMA}
 		for _, a := range i.Addrs {
 			u.Addresses = append(u.Addresses, a.Prefix.String())
 		}
 		for _, f := range shownFeatures {
-			if on, known := i.Features[f]; known {
-				u.Features[f] = on
+			if i.Features != nil {
+				u.Features[f] = i.HasFeature(f)
 			}
 		}
 		d.Underlays = append(d.Underlays, u)
