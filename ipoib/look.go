@@ -64,6 +64,10 @@ func (f *Interface) Conns() []ConnInfo {
 	return out
 }
 
+// CommIDs returns how many communication IDs the CM holds: those of Conns, and
+// those that are in timewait or remember a rejection.
+func (f *Interface) CommIDs() int { return len(f.cm.Conns()) }
+
 // Neighbours lists the neighbour cache by address.
 func (f *Interface) Neighbours() []NeighbourInfo {
 	var out []NeighbourInfo

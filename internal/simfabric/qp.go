@@ -252,3 +252,12 @@ func (p *Port) Groups() []ib.GID {
 	}
 	return slices.SortedFunc(maps.Keys(set), func(a, b ib.GID) int { return slices.Compare(a[:], b[:]) })
 }
+
+// QPs lists the QPNs of the queue pairs that p has, oldest first.
+func (p *Port) QPs() []ib.QPN {
+	out := make([]ib.QPN, 0, len(p.order))
+	for _, q := range p.order {
+		out = append(out, q.QPN())
+	}
+	return out
+}
