@@ -390,7 +390,7 @@ func (d *demoRun) waitUp(i int) error {
 func (d *demoRun) crossings() (uint64, error) {
 	var sum uint64
 	for _, a := range d.agent {
-		n, err := a.Counter(d.ctx, "ipoib", "crossing_seen")
+		n, err := a.Counter(d.ctx, "ipoib", "crossings_seen")
 		if err != nil {
 			return 0, err
 		}

@@ -149,7 +149,7 @@ func (a *Agent) Conns(ctx context.Context) ([]control.Conn, error) {
 // Established is the state of a connection that carries packets.
 const Established = "ESTABLISHED"
 
-// Counter returns one counter, 0 if there is none of that name.
+// Counter returns one counter. It is an error if there is none of that name.
 func (a *Agent) Counter(ctx context.Context, part, name string) (uint64, error) {
 	var d control.Stats
 	if err := a.Get(ctx, control.PathStats, &d); err != nil {
@@ -160,7 +160,7 @@ func (a *Agent) Counter(ctx context.Context, part, name string) (uint64, error) 
 			return c.Value, nil
 		}
 	}
-	return 0, nil
+	return 0, fmt.Errorf("agent in %s has no counter %s of %s", a.Host.Name, name, part)
 }
 
 // WaitConns waits until ok holds for the established connections.
