@@ -94,6 +94,9 @@ func benchStream(b *testing.B, da, db *Device, size int) {
 	b.ReportMetric(float64(cpu()-before)/float64(b.N), "cpu-ns/op")
 	b.ReportMetric(float64(size)*8*float64(b.N)/b.Elapsed().Seconds()/1e9, "Gb/s")
 	b.ReportMetric(float64(counter(da, "rc_retransmits")), "resent")
+	b.ReportMetric(float64(counter(da, "tx_calls"))/float64(b.N), "tx-calls/op")
+	b.ReportMetric(float64(counter(db, "rx_calls"))/float64(b.N), "rx-calls/op")
+	b.ReportMetric(float64(counter(db, "rc_acks_out"))/float64(b.N), "acks/op")
 }
 
 // cpu returns the processor time of this process, user and system.

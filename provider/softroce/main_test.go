@@ -65,15 +65,10 @@ func prepareLoopback() error {
 			return err
 		}
 	}
-	// Groups need a route; lo has none of its own.
-	for _, s := range []string{"224.0.0.0/4", "ff00::/8"} {
-		n, _ := netlink.ParseIPNet(s)
-		r := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: n, Table: unix.RT_TABLE_MAIN}
-		if err := netlink.RouteReplace(r); err != nil {
-			return fmt.Errorf("route %s: %w", s, err)
-		}
-	}
-	return nil
+	// Groups need a route; lo has none of its own. IPv6 groups cannot have one
+	// there: the kernel makes every IPv6 route through lo a reject route.
+	n, _ := netlink.ParseIPNet("224.0.0.0/4")
+	return netlink.RouteReplace(&netlink.Route{LinkIndex: lo.Attrs().Index, Dst: n, Table: unix.RT_TABLE_MAIN})
 }
 
 // own skips t where the test has no namespace of its own.
@@ -126,6 +121,12 @@ func pair(t testing.TB, f family, change func(*Options)) (a, b *Device) {
 // namespace. They use link-local GIDs, or 10.99.0.1 and 10.99.0.2.
 func vethPair(t testing.TB, mtu int, v4 bool, change func(*Options)) (a, b *Device) {
 	t.Helper()
+	return vethPairDAD(t, mtu, v4, false, change)
+}
+
+// vethPairDAD is vethPair, with link-local addresses tentative at first or not.
+func vethPairDAD(t testing.TB, mtu int, v4, dad bool, change func(*Options)) (a, b *Device) {
+	t.Helper()
 	own(t)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -135,6 +136,13 @@ func vethPair(t testing.TB, mtu int, v4 bool, change func(*Options)) (a, b *Devi
 	there, err := netns.New() // and enters it
 	must(t, err)
 	t.Cleanup(func() { there.Close() })
+	setDAD := func() { // in the namespace of this thread
+		must(t, os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte(map[bool]string{true: "1", false: "0"}[dad]), 0))
+	}
+	setDAD()
+	must(t, netns.Set(here))
+	setDAD()
+	must(t, netns.Set(there))
 	hs, err := netlink.NewHandleAt(here)
 	must(t, err)
 	defer hs.Close()

@@ -45,9 +45,10 @@ func (e *end) sendTo(g ib.GID, qpn ib.QPN, n int) []byte {
 }
 
 // On an underlay of 1500 a datagram of 2048 goes out whole and the kernel
-// fragments it (D3); groups are joined on the wire.
+// fragments it (D3); groups are joined on the wire. The addresses are tentative
+// when the devices are opened.
 func TestDatagramsOnVeth(t *testing.T) {
-	da, db := vethPair(t, 1500, false, nil)
+	da, db := vethPairDAD(t, 1500, false, true, nil)
 	a, b := newEnd(t, da, ib.UD, 16, 4096).datagram(), newEnd(t, db, ib.UD, 16, 4096).datagram()
 	src, dst := da.Port().GIDs[0], db.Port().GIDs[0]
 	if !src.Addr().IsLinkLocalUnicast() {
