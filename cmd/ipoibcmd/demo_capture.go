@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -41,13 +42,12 @@ func (d *demoRun) startCapture() {
 			continue
 		}
 		// The section header comes once the agent's tap is in place.
-		first := make([]byte, 4096)
-		n, _ := body.Read(first)
-		f.Write(first[:n])
+		in := bufio.NewReader(body)
+		in.Peek(1)
 		c.wg.Go(func() {
 			defer f.Close()
 			defer body.Close()
-			io.Copy(f, body)
+			copyBlocks(f, in) // ends when stopped
 		})
 	}
 	d.capture = c

@@ -287,6 +287,7 @@ func (d *demoRun) multicast() (string, error) {
 }
 
 func (d *demoRun) hashed(from, to int, addrs [2]netip.Addr) (string, error) {
+	d.stopCapture()
 	ctx, cancel := context.WithTimeout(d.ctx, 20*time.Second)
 	defer cancel()
 	t, err := d.host[from].Send(ctx, d.host[to], addrs[to], hashedOctets, 0)

@@ -3,12 +3,14 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -103,6 +105,32 @@ func capture(ctx context.Context, flags *clientFlags, path string, snap int) (er
 		defer func() { err = errors.Join(err, out.Close()) }()
 		fmt.Fprintf(os.Stderr, "capturing to %s; interrupt to stop\n", path)
 	}
-	_, err = io.Copy(out, body) // the agent flushes after each packet, and so does this
-	return streamEnd(ctx, err)
+	return streamEnd(ctx, copyBlocks(out, body))
+}
+
+// maxBlock bounds one pcapng block, in octets.
+const maxBlock = 1 << 20
+
+// copyBlocks copies a pcapng stream block by block, each written as soon as it
+// is whole: wherever the stream is cut, the file ends with a whole packet.
+func copyBlocks(w io.Writer, r io.Reader) error {
+	in := bufio.NewReaderSize(r, 1<<16)
+	var block []byte
+	for {
+		head, err := in.Peek(8)
+		if err != nil {
+			return err
+		}
+		n := int(binary.LittleEndian.Uint32(head[4:]))
+		if n < 12 || n > maxBlock {
+			return fmt.Errorf("the agent's capture has a block of %d octets", n)
+		}
+		block = slices.Grow(block[:0], n)[:n]
+		if _, err := io.ReadFull(in, block); err != nil {
+			return err
+		}
+		if _, err := w.Write(block); err != nil {
+			return err
+		}
+	}
 }
