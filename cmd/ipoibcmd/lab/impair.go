@@ -1,0 +1,127 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/mdlayher/genetlink"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// ErrNoNFT says that the nft program, or nftables in the kernel, is missing.
+var ErrNoNFT = errors.New("nft is not installed")
+
+// Attributes of an ethtool request; x/sys names some of them only.
+const (
+	ethtoolHeader     = 1
+	featuresWanted    = 3
+	bitsetBits        = 3
+	bitsetBit         = 1
+	bitsetName        = 2
+	nestedBit         = unix.NLA_F_NESTED
+	ethtoolHeaderName = unix.ETHTOOL_A_HEADER_DEV_NAME
+)
+
+// OffloadsOff turns ethtool features of a device off, such as
+// tx-udp-segmentation. A rule that drops packets sees a segmented batch as one
+// packet unless this is done first.
+func (h *Host) OffloadsOff(dev string, features ...string) error {
+	return h.Do(func() error {
+		c, err := genetlink.Dial(nil)
+		if err != nil {
+			return fmt.Errorf("generic netlink: %w", err)
+		}
+		defer c.Close()
+		family, err := c.GetFamily(unix.ETHTOOL_GENL_NAME)
+		if err != nil {
+			return fmt.Errorf("ethtool: %w", err)
+		}
+		ae := netlink.NewAttributeEncoder()
+		ae.Nested(ethtoolHeader|nestedBit, func(ae *netlink.AttributeEncoder) error {
+			ae.String(ethtoolHeaderName, dev)
+			return nil
+		})
+		ae.Nested(featuresWanted|nestedBit, func(ae *netlink.AttributeEncoder) error {
+			ae.Nested(bitsetBits|nestedBit, func(ae *netlink.AttributeEncoder) error {
+				for _, f := range features {
+					// A bit that is named without a value is cleared.
+					ae.Nested(bitsetBit|nestedBit, func(ae *netlink.AttributeEncoder) error {
+						ae.String(bitsetName, f)
+						return nil
+					})
+				}
+				return nil
+			})
+			return nil
+		})
+		b, err := ae.Encode()
+		if err != nil {
+			return err
+		}
+		_, err = c.Execute(genetlink.Message{
+			Header: genetlink.Header{Command: unix.ETHTOOL_MSG_FEATURES_SET, Version: unix.ETHTOOL_GENL_VERSION}, Data: b,
+		}, family.ID, netlink.Request|netlink.Acknowledge)
+		if err != nil {
+			return fmt.Errorf("turn %s of %s in %s off: %w", strings.Join(features, ", "), dev, h.Name, err)
+		}
+		return nil
+	})
+}
+
+// Lose makes a device drop one in n of the RoCEv2 packets that come in, at
+// random, after turning off what would hide packets in batches on both ends of
+// the link. from is the host at the other end.
+func (h *Host) Lose(dev string, from *Host, devFrom string, n int) error {
+	nft, err := exec.LookPath("nft")
+	if err != nil {
+		return ErrNoNFT
+	}
+	if err := from.OffloadsOff(devFrom, "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation"); err != nil {
+		return err
+	}
+	rules := fmt.Sprintf("table netdev ipoibcm {\n chain loss {\n  type filter hook ingress device %q priority 0; policy accept;\n"+
+		"  udp dport 4791 numgen random mod %d == 0 counter drop\n }\n}\n", dev, n)
+	c := exec.Command(nft, "-f", "-")
+	c.Stdin = strings.NewReader(rules)
+	if out, err := h.Output(c); err != nil {
+		return fmt.Errorf("drop packets on %s in %s: %w: %s", dev, h.Name, err, out)
+	}
+	return nil
+}
+
+var nftPackets = regexp.MustCompile(`counter packets (\d+)`)
+
+// Lost returns how many packets Lose has dropped.
+func (h *Host) Lost() (int, error) {
+	out, err := h.Output(exec.Command("nft", "list", "table", "netdev", "ipoibcm"))
+	if err != nil {
+		return 0, fmt.Errorf("packets dropped in %s: %w: %s", h.Name, err, out)
+	}
+	m := nftPackets.FindSubmatch(out)
+	if m == nil {
+		return 0, fmt.Errorf("packets dropped in %s: no counter in %q", h.Name, out)
+	}
+	return strconv.Atoi(string(m[1]))
+}
+
+// Output runs a command inside the namespace and returns what it printed to
+// standard output and standard error together.
+func (h *Host) Output(c *exec.Cmd) ([]byte, error) {
+	var out strings.Builder
+	if c.Stdout == nil {
+		c.Stdout = &out
+	}
+	if c.Stderr == nil {
+		c.Stderr = &out
+	}
+	if err := h.Start(c); err != nil {
+		return nil, err
+	}
+	err := c.Wait()
+	return []byte(out.String()), err
+}

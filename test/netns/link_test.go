@@ -1,0 +1,241 @@
+package netns
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"ipoibcm/cmd/ipoibcmd/lab"
+)
+
+func TestThreeHostsOnOneSegment(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{hosts: 3})
+	s.start()
+	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
+	qpn := a.status().Interface.UDQPN
+	for _, pair := range [][2]*host{{a, b}, {b, c}, {c, a}} {
+		pair[0].connect(pair[1], "RC")
+		both(pair[1], func(dst netip.Addr) {
+			pair[0].reach(dst)
+			pair[0].ping(dst, maxMTU, true) // 4755-5-4 one message, far above the UD MTU
+		})
+	}
+	for _, pair := range [][2]*host{{a, b}, {b, c}, {c, a}} {
+		pair[0].paired(pair[1], "RC") // 4755-5-1 4755-2.3-5 both families, two addresses, one connection
+	}
+	// 4755-2.2-1 4755-3.1-11 one UD QP, as many connected QPs as peers
+	if st := a.status(); st.Interface.UDQPN != qpn || len(st.Peers) != 2 {
+		t.Errorf("a's UD QPN went from %s to %s, and it has %d peers", qpn, st.Interface.UDQPN, len(st.Peers))
+	}
+	for _, g := range []string{"239.9.9.9", "ff05::99"} {
+		for _, to := range []*host{b, c} {
+			if err := a.Multicast(ifName, to.Host, ifName, netip.MustParseAddr(g), 1200, patience); err != nil {
+				t.Error(err) // 4755-2.1-3 4755-2-2 UD carries multicast beside connections
+			}
+		}
+	}
+	a.send(c, c.v6, 8<<20)
+
+	c.stop()
+	for _, h := range []*host{a, b} {
+		s.eventually(patience, h.Name+" knows that c has gone", func() error { // 4755-3.4-2
+			conns, err := h.agent.Conns(s.ctx)
+			if err == nil && len(conns) != 1 {
+				err = fmt.Errorf("%d connections", len(conns))
+			}
+			return err
+		})
+	}
+	a.paired(b, "RC")
+	for _, r := range a.hostRoutes() {
+		if strings.HasPrefix(r, c.v4.String()+" ") || strings.HasPrefix(r, c.v6.String()+" ") {
+			t.Errorf("a still has %q", r)
+		}
+	}
+}
+
+func TestUnderlays(t *testing.T) {
+	for _, tt := range []struct {
+		name        string
+		top         topology
+		pathMTU, ud int
+	}{
+		{"IPv6 1500", topology{mtu: 1500}, 1024, 2044},
+		{"IPv6 9000", topology{mtu: 9000}, 4096, 2044},
+		{"IPv4 1500", topology{mtu: 1500, ipv4: true, udMTU: 1444}, 1024, 1444},
+		{"IPv4 9000", topology{mtu: 9000, ipv4: true}, 4096, 2044},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			parallel(t)
+			s := newSegment(t, tt.top)
+			a, b := s.hosts[0], s.hosts[1]
+			s.start()
+			st := a.status()
+			if gid := netip.MustParseAddr(st.Interface.GID); gid.Is4In6() != tt.top.ipv4 {
+				t.Errorf("the GID is %s", gid)
+			}
+			if st.Underlay.PathMTU != tt.pathMTU || st.Underlay.MTU != tt.top.mtu {
+				t.Errorf("path MTU %d on %d, want %d on %d", st.Underlay.PathMTU, st.Underlay.MTU, tt.pathMTU, tt.top.mtu)
+			}
+			both(b, func(dst netip.Addr) { a.waitRoute(patience, dst, tt.ud) }) // 4755-5-3 before any connection
+			a.connect(b, "RC")
+			both(b, func(dst netip.Addr) {
+				a.reach(dst)
+				a.waitRoute(patience, dst, maxMTU)
+				a.ping(dst, maxMTU, true)
+				a.send(b, dst, 8<<20)
+			})
+			b.send(a, a.v4, 8<<20)
+			for _, g := range []string{"239.9.9.9", "ff05::99"} {
+				if err := a.Multicast(ifName, b.Host, ifName, netip.MustParseAddr(g), 3000, patience); err != nil {
+					t.Error(err) // 4755-2.1-2
+				}
+			}
+		})
+	}
+}
+
+// An IPv4 underlay of 1500 octets does not carry the default UD MTU: the agent
+// says so and names both remedies.
+func TestIPv4UnderlayTooSmall(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{mtu: 1500, ipv4: true})
+	err := s.hosts[0].tryRun()
+	if err == nil {
+		t.Fatal("the agent started")
+	}
+	if err := containsAll(strings.ToLower(err.Error()), "--ud-mtu 1444", "jumbo"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUDOnlyPeerOfConnectedHost(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{})
+	a, b := s.hosts[0], s.hosts[1]
+	a.run("--mode", "rc")
+	b.run("--mode", "ud")
+	if l := b.status().Interface.LinkAddr; !strings.HasPrefix(l, "00 ") { // 4755-3.1-9
+		t.Errorf("the UD-only host's link-layer address is %q", l)
+	}
+	if l := a.status().Interface.LinkAddr; !strings.HasPrefix(l, "80 ") { // 4755-3.1-2
+		t.Errorf("the RC host's link-layer address is %q", l)
+	}
+	both(b, a.reach)
+	both(a, b.reach)
+	both(b, func(dst netip.Addr) {
+		a.ping(dst, udMTU, true)
+		a.ping(dst, 40000, false) // in fragments
+		a.send(b, dst, 4<<20)     // 4755-2-1 4755-2-2
+		if mtu := a.routeMTU(dst); mtu != udMTU {
+			t.Errorf("the route to %s has MTU %d", dst, mtu)
+		}
+	})
+	for _, h := range s.hosts {
+		// 4755-3.1-7 no REQ to flags 0; 4755-3.1-8 flags mean nothing to a UD-only host
+		if n := h.counter("ipoib", "req_sent"); n != 0 {
+			t.Errorf("%s sent %d REQs", h.Name, n)
+		}
+		h.noConns()
+	}
+	if p := a.status().Peers; len(p) != 1 || p[0].Mode != "UD" || !strings.HasPrefix(p[0].LinkAddr, "00 ") {
+		t.Errorf("a sees its peers as %+v", p)
+	}
+}
+
+// Hosts of every policy live on one segment, twice each: each pair uses what
+// both have.
+func TestModeMatrix(t *testing.T) {
+	parallel(t)
+	modes := []string{"rc", "uc", "auto", "ud", "rc", "uc", "auto", "ud"}
+	s := newSegment(t, topology{hosts: len(modes)})
+	for i, h := range s.hosts {
+		h.run("--mode", modes[i])
+	}
+	common := func(x, y string) string {
+		has := func(m, t string) bool { return m == t || m == "auto" && t != "ud" }
+		switch {
+		case has(x, "rc") && has(y, "rc"):
+			return "RC"
+		case has(x, "uc") && has(y, "uc"):
+			return "UC"
+		}
+		return "UD"
+	}
+	for i, h := range s.hosts {
+		for j, p := range s.hosts[:i] {
+			want := common(modes[i], modes[j]) // 4755-3.1-15 4755-1-1 4755-1-2
+			mtu := maxMTU
+			if want == "UD" {
+				mtu = udMTU
+				h.reach(p.v4)
+				if n := len(h.conns(p)) + len(p.conns(h)); n != 0 {
+					t.Errorf("%s with %s: %d connections", modes[i], modes[j], n)
+				}
+			} else {
+				h.connect(p, want)
+			}
+			both(p, func(dst netip.Addr) { // 4755-7-1
+				h.reach(dst)
+				h.waitRoute(patience, dst, mtu)
+				h.ping(dst, mtu, true)
+			})
+			both(h, func(dst netip.Addr) {
+				p.reach(dst)
+				p.ping(dst, mtu, true)
+			})
+		}
+	}
+	for _, pair := range [][2]int{{0, 6}, {1, 5}, {2, 5}, {3, 4}} {
+		from, to := s.hosts[pair[0]], s.hosts[pair[1]]
+		from.send(to, to.v4, 4<<20)
+	}
+}
+
+// Receive MTU 9000 against 65524 is a connection of 8996, and the kernel knows;
+// the third host is not affected.
+func TestReceiveMTUMismatch(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{hosts: 3})
+	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
+	a.run()
+	b.run("--receive-mtu", "9000")
+	c.run()
+	mine, theirs := a.connect(b, "RC")
+	if mine.MTU != 8996 || mine.PeerReceiveMTU != 9000 || theirs.PeerReceiveMTU != 65524 { // 4755-5.1-1 4755-5.1-5 4755-5.1-6
+		t.Errorf("a: MTU %d, peer's Receive MTU %d; b: peer's %d", mine.MTU, mine.PeerReceiveMTU, theirs.PeerReceiveMTU)
+	}
+	a.connect(c, "RC")
+	for _, pair := range [][2]*host{{a, b}, {b, a}} {
+		from := pair[0]
+		both(pair[1], func(dst netip.Addr) {
+			from.reach(dst)
+			from.waitRoute(patience, dst, 8996)
+			from.ping(dst, 8996, true)
+			from.ping(dst, maxMTU, false) // 4755-7.2-1 fragments
+			for _, size := range []int{8997, maxMTU} {
+				_, err := from.Ping(lab.Ping{Dst: dst, Size: size, DF: true})
+				wantTooBig(t, err)
+			}
+			for size := 60; size <= 8996; size += 893 {
+				from.ping(dst, size, true) // 4755-5.1-3 every size up to the limit
+			}
+		})
+	}
+	both(c, func(dst netip.Addr) {
+		a.reach(dst)
+		a.waitRoute(patience, dst, maxMTU)
+		a.ping(dst, maxMTU, true) // 4755-7.2-1 whole to another peer
+	})
+	if got := a.send(b, b.v4, 8<<20).MSS; got > 8996-40 {
+		t.Errorf("MSS %d to a peer of MTU 8996", got)
+	}
+	routes := a.hostRoutes()
+	for _, want := range []string{"10.0.0.2 mtu 8996", "10.0.0.3 mtu 65520", "fd00::2 mtu 8996", "fd00::3 mtu 65520"} {
+		if err := containsAll(strings.Join(routes, "\n"), want); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,64 @@
+// Package netns shows the whole product at work in a real kernel: agents as
+// processes in network namespaces, joined by veth pairs and bridges, with
+// traffic of the tests' own making. It needs root, /dev/net/tun and nothing
+// else, except for nft where packets are to be lost.
+package netns
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"ipoibcm/cmd/ipoibcmd/lab"
+)
+
+// program is the ipoibcmd binary under test, built by TestMain.
+var program string
+
+// namePrefix begins the name of every namespace these tests make; the process
+// ID follows.
+const namePrefix = "ipnt-"
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(testMain(m))
+}
+
+func testMain(m *testing.M) int {
+	if os.Geteuid() != 0 {
+		return m.Run() // every test skips, and says so
+	}
+	sweep()
+	defer lab.Sweep(fmt.Sprintf("%s%d-", namePrefix, os.Getpid()))
+	dir, err := os.MkdirTemp("", "ipnt")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	program = filepath.Join(dir, "ipoibcmd")
+	build := exec.Command("go", "build", "-o", program, "ipoibcm/cmd/ipoibcmd")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "build ipoibcmd: %v\n%s", err, out)
+		return 1
+	}
+	return m.Run()
+}
+
+// sweep removes the namespaces of runs that were killed.
+func sweep() {
+	left, _ := filepath.Glob("/run/netns/" + namePrefix + "*")
+	for _, path := range left {
+		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), namePrefix), "-")
+		if n, err := strconv.Atoi(pid); err == nil && syscall.Kill(n, 0) == syscall.ESRCH {
+			lab.Sweep(filepath.Base(path))
+		}
+	}
+}
