@@ -15,6 +15,10 @@ import (
 // captureDepth is how many packets wait for one slow capture client.
 const captureDepth = 4096
 
+// headerLen is what is kept of every packet: the Ethernet header of the capture
+// is made from the IP header.
+const headerLen = 40
+
 // errFollowers says that a bound was reached.
 var errFollowers = errors.New("too many clients follow this agent already")
 
@@ -37,7 +41,7 @@ type tapped struct {
 	at  time.Time
 	out bool
 	ip  []byte
-	n   int // octets before the snap length
+	n   int // octets before it was cut
 }
 
 func (t *taps) packet(out bool, ip []byte) {
@@ -45,7 +49,7 @@ func (t *taps) packet(out bool, ip []byte) {
 	for _, c := range *t.list.Load() {
 		keep := len(ip)
 		if c.snap > 0 {
-			keep = min(keep, c.snap)
+			keep = min(keep, max(c.snap, headerLen))
 		}
 		select {
 		case c.ch <- tapped{now, out, append([]byte(nil), ip[:keep]...), len(ip)}:
@@ -96,7 +100,7 @@ func (t *taps) capture(ctx context.Context, w io.Writer, flush func(), name stri
 	}
 	defer t.remove(c)
 	buf := pcapng.AppendHeader(nil, "ipoibcmd")
-	buf = pcapng.AppendInterface(buf, pcapng.Interface{Name: name, Description: "RoCEv2 packets of the agent; Ethernet addresses are synthetic"})
+	buf = pcapng.AppendInterface(buf, pcapng.Interface{Name: name, SnapLen: snap, Description: "RoCEv2 packets of the agent; Ethernet addresses are synthetic"})
 	for {
 		if _, err := w.Write(buf); err != nil {
 			return nil // the client has left
@@ -104,7 +108,7 @@ func (t *taps) capture(ctx context.Context, w io.Writer, flush func(), name stri
 		flush()
 		select {
 		case p := <-c.ch:
-			buf = pcapng.AppendPacket(buf[:0], 0, p.at, p.out, p.ip, 0)
+			buf = pcapng.AppendCut(buf[:0], 0, p.at, p.out, p.ip, p.n, snap)
 		case <-ctx.Done():
 			return nil
 		}

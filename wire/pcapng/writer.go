@@ -90,8 +90,14 @@ func AppendInterface(b []byte, i Interface) []byte {
 // kept, zero meaning DefaultSnapLen. A packet that is neither IPv4 nor IPv6 is
 // kept with EtherType 0.
 func AppendPacket(b []byte, id uint32, t time.Time, out bool, ip []byte, snapLen int) []byte {
-	orig := EthernetLen + len(ip)
-	kept := min(orig, Interface{SnapLen: snapLen}.snapLen())
+	return AppendCut(b, id, t, out, ip, len(ip), snapLen)
+}
+
+// AppendCut does the same for a packet of n octets of which ip is the beginning:
+// at least its IP header, and snapLen octets if it has so many.
+func AppendCut(b []byte, id uint32, t time.Time, out bool, ip []byte, n, snapLen int) []byte {
+	orig := EthernetLen + n
+	kept := min(EthernetLen+len(ip), Interface{SnapLen: snapLen}.snapLen())
 	b, start := beginBlock(b, blockEPB)
 	ns := uint64(t.UnixNano())
 	b = binary.LittleEndian.AppendUint32(b, id)

@@ -1,0 +1,171 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"ipoibcm/control"
+	"ipoibcm/datapath"
+	"ipoibcm/hostnet"
+	"ipoibcm/ib"
+	"ipoibcm/ipoib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
+)
+
+// A stubProvider is a port and a tap; nothing can be sent through it.
+type stubProvider struct {
+	verbs.Provider
+	tap chan verbs.Tap
+}
+
+var gidA = ib.GID(netip.MustParseAddr("fe80::a").As16())
+
+func (p *stubProvider) Caps() verbs.Caps       { return verbs.Caps{Name: "stub", Device: "eth0"} }
+func (p *stubProvider) MADPort() verbs.MADPort { return nil }
+func (p *stubProvider) SetTap(t verbs.Tap)     { p.tap <- t }
+func (p *stubProvider) Port() verbs.Port {
+	return verbs.Port{Active: true, GIDs: []ib.GID{gidA}, MTU: ib.MTU4096, UnderlayIf: "eth0", UnderMTU: 9000}
+}
+
+func (p *stubProvider) Counters(f func(string, uint64)) { f("rx_packets", 7) }
+
+// newAgent returns an agent whose driver is the test: the machine has an
+// address and is up, and no action of it is carried out.
+func newAgent(t *testing.T) (*Agent, *stubProvider) {
+	p := &stubProvider{tap: make(chan verbs.Tap, 16)}
+	a := &Agent{
+		opt: Options{Provider: p, Name: "ibcm0", Build: "test"}, log: slog.New(slog.DiscardHandler), start: time.Now(),
+		loop: new(datapath.Loop), host: new(hostnet.Device), conns: map[ipoib.Conn]*conn{}, byQPN: map[ib.QPN]ipoib.Conn{},
+		udUse: map[encap.LinkAddr]*ipoib.UDUse{}, groups: map[ib.GID]time.Time{}, queries: make(chan func()),
+	}
+	a.link = encap.LinkAddr{QPN: 0x48, GID: gidA}
+	mo := a.machineOptions(p.Port())
+	mo.Rand = rand.New(rand.NewPCG(1, 2))
+	a.m = ipoib.New(mo)
+	a.routes, _ = newKeeper(t, onLink4)
+	a.taps.provider = p
+	for _, ev := range []ipoib.Event{
+		ipoib.Start{},
+		ipoib.AddrAdded{Prefix: netip.MustParsePrefix("10.0.0.1/24")},
+		ipoib.LinkUp{},
+		ipoib.RoutesChanged{Routes: []ipoib.Route{{Prefix: netip.MustParsePrefix("10.0.0.0/24")}}},
+	} {
+		a.m.Step(nil, time.Now(), ev)
+	}
+	return a, p
+}
+
+func TestSnake(t *testing.T) {
+	for in, want := range map[string]string{
+		"TxPackets": "tx_packets", "TxUDQueueFull": "tx_ud_queue_full", "RxARPConn": "rx_arp_conn",
+		"RxTUN": "rx_tun", "Up": "up", "DADFailed": "dad_failed",
+	} {
+		if got := snake(in); got != want {
+			t.Errorf("%s: got %s, want %s", in, got, want)
+		}
+	}
+}
+
+func TestHubTellsALaggardWhatItLost(t *testing.T) {
+	var h hub
+	s := h.subscribe()
+	publish := func(n int) { h.publish(control.Event{Kind: "k", Text: fmt.Sprint(n)}) }
+	const over = 5
+	for n := range subscriberDepth + over {
+		publish(n)
+	}
+	if h.lost.Load() != over {
+		t.Errorf("counted %d lost, want %d", h.lost.Load(), over)
+	}
+	for n := range 3 { // room for the word about the gap, and for two events
+		if e := <-s.ch; e.Text != fmt.Sprint(n) {
+			t.Fatalf("event %d is %q: order lost", n, e.Text)
+		}
+	}
+	publish(-1)
+	publish(-2)
+	publish(-3) // no room again
+	var tail []string
+	for len(s.ch) > 0 {
+		tail = append(tail, (<-s.ch).Text)
+	}
+	got := strings.Join(tail[len(tail)-3:], "|")
+	if want := "5 events lost: this follower is too slow|-1|-2"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	publish(-4)
+	if e := <-s.ch; e.Kind != "lost" || !strings.HasPrefix(e.Text, "1 ") {
+		t.Errorf("after the second gap: %+v", e)
+	}
+}
+
+func TestHubIsBoundedAndEnds(t *testing.T) {
+	var h hub
+	var subs []*subscriber
+	for range maxFollowers {
+		subs = append(subs, h.subscribe())
+	}
+	if h.subscribe() != nil {
+		t.Errorf("a follower beyond %d", maxFollowers)
+	}
+	h.unsubscribe(subs[0])
+	if subs[0] = h.subscribe(); subs[0] == nil {
+		t.Error("no room after one left")
+	}
+	h.close()
+	if _, open := <-subs[0].ch; open {
+		t.Error("a stream outlives the hub")
+	}
+	h.unsubscribe(subs[0]) // as its request does, later
+	h.publish(control.Event{})
+	if h.subscribe() != nil {
+		t.Error("a follower of a closed hub")
+	}
+}
+
+func TestNotesBecomeEvents(t *testing.T) {
+	a, _ := newAgent(t)
+	s := a.hub.subscribe()
+	a.note(ipoib.Note{Kind: ipoib.NoteCMSent, Peer: encap.LinkAddr{QPN: 2, GID: gidA}, Conn: 3, Text: "REQ"})
+	e := <-s.ch
+	if e.Part != "cm" || e.Out == nil || !*e.Out || e.Fields["conn"] != "3" || e.Peer == "" || e.Version != control.Version {
+		t.Errorf("a message sent: %+v", e)
+	}
+	a.note(ipoib.Note{Kind: ipoib.NoteNeigh, Addr: netip.MustParseAddr("10.0.0.2"), Text: "resolved"})
+	if e = <-s.ch; e.Part != "neigh" || e.Out != nil || e.Fields["ip"] != "10.0.0.2" || e.Peer != "" {
+		t.Errorf("a decision: %+v", e)
+	}
+	for k, part := range noteParts {
+		if part == "" {
+			t.Errorf("notes of kind %s belong to no part", k)
+		}
+	}
+}
+
+func TestTUNErrorsSayWhatToDo(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		want string
+	}{
+		{os.ErrNotExist, "/dev/net/tun"},
+		{os.ErrPermission, "CAP_NET_ADMIN"},
+		{fmt.Errorf("TUNSETIFF: %w", syscall.EBUSY), "choose another --name"},
+	} {
+		if got := explainTUN("ibcm0", tt.err).Error(); !strings.Contains(got, tt.want) {
+			t.Errorf("%v: %q does not speak of %q", tt.err, got, tt.want)
+		}
+	}
+	odd := errors.New("odd")
+	if explainTUN("ibcm0", odd) != odd {
+		t.Error("an error nobody knows was changed")
+	}
+}

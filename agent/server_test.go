@@ -1,0 +1,309 @@
+package agent
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"ipoibcm/control"
+	"ipoibcm/wire/pcapng"
+)
+
+// A served agent answers on a UNIX socket until the test ends.
+type served struct {
+	a    *Agent
+	p    *stubProvider
+	http http.Client
+	stop context.CancelFunc
+	done chan error
+}
+
+func serveAgent(t *testing.T) *served {
+	a, p := newAgent(t)
+	path := filepath.Join(t.TempDir(), "run", "ibcm0.sock")
+	l, err := listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	s := &served{a: a, p: p, stop: stop, done: make(chan error, 1)}
+	s.http.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	}}
+	driver := make(chan struct{})
+	go func() {
+		defer close(driver)
+		for {
+			select {
+			case q := <-a.queries:
+				q()
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	go func() { s.done <- a.serve(ctx, l) }()
+	t.Cleanup(func() {
+		stop()
+		<-driver
+	})
+	return s
+}
+
+func (s *served) open(t *testing.T, method, path string) *http.Response {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://agent"+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := s.http.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { resp.Body.Close() })
+	return resp
+}
+
+func get[T any](t *testing.T, s *served, path string) (v T) {
+	t.Helper()
+	resp := s.open(t, "GET", path)
+	if resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "application/json" {
+		t.Fatalf("%s: %s, %s", path, resp.Status, resp.Header.Get("Content-Type"))
+	}
+	d := json.NewDecoder(resp.Body)
+	d.DisallowUnknownFields()
+	if err := d.Decode(&v); err != nil {
+		t.Fatalf("%s: %v", path, err)
+	}
+	return v
+}
+
+func TestDocuments(t *testing.T) {
+	s := serveAgent(t)
+	st := get[control.Status](t, s, control.PathStatus)
+	i, u := st.Interface, st.Underlay
+	if st.Version != control.Version || i.Name != "ibcm0" || i.State != "up" || i.Mode != "rc" || i.UDMTU != 2044 || i.ReceiveMTU != 65524 || i.PID != os.Getpid() || i.Build != "test" {
+		t.Errorf("interface %+v", i)
+	}
+	if u.Provider != "stub" || u.Device != "eth0" || u.MTU != 9000 || u.PathMTU != 4096 || !slices.Equal(u.GIDs, []string{gidA.String()}) {
+		t.Errorf("underlay %+v", u)
+	}
+	if !slices.ContainsFunc(i.Addresses, func(a control.Address) bool { return a.Prefix == "10.0.0.1/24" }) {
+		t.Errorf("addresses %v", i.Addresses)
+	}
+	for path, version := range map[string]int{
+		control.PathConns:  get[control.Conns](t, s, control.PathConns).Version,
+		control.PathNeigh:  get[control.Neighbours](t, s, control.PathNeigh).Version,
+		control.PathGroups: get[control.Groups](t, s, control.PathGroups).Version,
+	} {
+		if version != control.Version {
+			t.Errorf("%s: version %d", path, version)
+		}
+	}
+	r := get[control.Routes](t, s, control.PathRoutes)
+	if !slices.ContainsFunc(r.Routes, func(r control.Route) bool { return r.Prefix == "10.0.0.0/24" && r.Kind == "resolve" }) {
+		t.Errorf("routes %+v", r.Routes)
+	}
+	e := get[control.Explanation](t, s, control.PathExplain+"?ip=10.0.0.2")
+	if e.IP != "10.0.0.2" || len(e.Why) == 0 {
+		t.Errorf("explanation %+v", e)
+	}
+}
+
+func TestStatsNameEveryPart(t *testing.T) {
+	s := serveAgent(t)
+	seen := map[string]bool{}
+	parts := map[string]bool{}
+	for _, c := range get[control.Stats](t, s, control.PathStats).Counters {
+		if key := c.Part + "." + c.Name; seen[key] {
+			t.Errorf("counter %s twice", key)
+		} else {
+			seen[key] = true
+		}
+		parts[c.Part] = true
+	}
+	for _, p := range []string{"ipoib", "datapath", "stub", "hostnet", "agent"} {
+		if !parts[p] {
+			t.Errorf("no counter of %s", p)
+		}
+	}
+	for _, c := range []string{"datapath.tx_ud_queue_full", "agent.events_lost", "hostnet.dump_retries", "stub.rx_packets"} {
+		if !seen[c] {
+			t.Errorf("no counter %s", c)
+		}
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	resp := serveAgent(t).open(t, "GET", control.PathMetrics)
+	b, _ := io.ReadAll(resp.Body)
+	for _, want := range []string{`ipoibcm_up{interface="ibcm0"} 1`, `ipoibcm_peers{interface="ibcm0",mode="RC"} 0`,
+		`ipoibcm_events_total{interface="ibcm0",name="rx_packets",part="stub"} 7`, "go_goroutines"} {
+		if !strings.Contains(string(b), want) {
+			t.Errorf("metrics lack %s", want)
+		}
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	s := serveAgent(t)
+	for _, tt := range []struct {
+		method, path string
+		status       int
+		text, hint   string
+	}{
+		{"GET", control.PathExplain + "?ip=nowhere", 400, `ip "nowhere" is not an address`, "?ip="},
+		{"GET", control.PathExplain, 400, `ip "" is not an address`, "?ip="},
+		{"GET", control.PathCapture + "?snap=0", 400, `snap "0"`, ""},
+		{"GET", control.PathCapture + "?snap=x", 400, `snap "x"`, ""},
+		{"GET", "/v2/status", 404, "not part of this API", control.PathStatus},
+		{"POST", control.PathStatus, 404, "POST /v1/status: not part of this API", control.PathStatus},
+	} {
+		resp := s.open(t, tt.method, tt.path)
+		var e control.Error
+		if err := json.NewDecoder(resp.Body).Decode(&e); err != nil {
+			t.Errorf("%s %s: %v", tt.method, tt.path, err)
+		}
+		if resp.StatusCode != tt.status || e.Version != control.Version || !strings.Contains(e.Error, tt.text) || !strings.Contains(e.Hint, tt.hint) {
+			t.Errorf("%s %s: %d %+v, want %d %q %q", tt.method, tt.path, resp.StatusCode, e, tt.status, tt.text, tt.hint)
+		}
+	}
+}
+
+func TestEventStream(t *testing.T) {
+	s := serveAgent(t)
+	resp := s.open(t, "GET", control.PathEvents)
+	lines := bufio.NewScanner(resp.Body)
+	for _, text := range []string{"one", "two"} {
+		s.a.hub.publish(s.a.event("agent", "test", text))
+		var e control.Event
+		if !lines.Scan() || json.Unmarshal(lines.Bytes(), &e) != nil || e.Text != text {
+			t.Fatalf("line %q, want the event %q at once", lines.Text(), text)
+		}
+	}
+	s.a.hub.close() // the agent stops
+	if lines.Scan() {
+		t.Errorf("after the end: %q", lines.Text())
+	}
+	if resp := s.open(t, "GET", control.PathEvents); resp.StatusCode != 503 {
+		t.Errorf("following a stopped agent: %s", resp.Status)
+	}
+}
+
+func TestCaptureStream(t *testing.T) {
+	s := serveAgent(t)
+	resp := s.open(t, "GET", control.PathCapture+"?snap=24")
+	tap := <-s.p.tap
+	packet := append([]byte{0x45, 0, 0, 60}, make([]byte, 56)...)
+	tap(true, packet)
+	tap(false, packet)
+	resp2 := s.open(t, "GET", control.PathCapture)
+	<-s.p.tap // set again, for two
+
+	// The stream has no end of its own: read until both packets are there.
+	var b []byte
+	buf := make([]byte, 4096)
+	for {
+		n, err := resp.Body.Read(buf)
+		b = append(b, buf[:n]...)
+		if c, perr := pcapng.Read(b); perr == nil && len(c.Packets) == 2 {
+			for i, p := range c.Packets {
+				if p.Out != (i == 0) || len(p.Data) != 24 || p.OrigLen != pcapng.EthernetLen+len(packet) || p.Data[12] != 0x08 {
+					t.Errorf("packet %d: out %v, %d of %d octets", i, p.Out, len(p.Data), p.OrigLen)
+				}
+			}
+			break
+		}
+		if err != nil {
+			t.Fatalf("the stream ended after %d octets: %v", len(b), err)
+		}
+	}
+	if !bytes.Contains(b, []byte("eth0")) {
+		t.Error("the interface has no name")
+	}
+	resp.Body.Close()
+	resp2.Body.Close()
+	for tap := <-s.p.tap; tap != nil; tap = <-s.p.tap {
+		// Once both clients have left, the provider pays nothing.
+	}
+}
+
+func TestTapDropsForASlowClient(t *testing.T) {
+	a, _ := newAgent(t)
+	slow := &tap{ch: make(chan tapped, captureDepth)}
+	if err := a.taps.add(slow); err != nil {
+		t.Fatal(err)
+	}
+	for range captureDepth + 3 {
+		a.taps.packet(true, []byte{0x60})
+	}
+	if a.taps.dropped.Load() != 3 {
+		t.Errorf("%d dropped, want 3", a.taps.dropped.Load())
+	}
+	a.taps.remove(slow)
+	a.taps.packet(true, []byte{0x60}) // one that was under way
+}
+
+func TestServerEndsWithTheAgent(t *testing.T) {
+	s := serveAgent(t)
+	events := s.open(t, "GET", control.PathEvents)
+	capture := s.open(t, "GET", control.PathCapture)
+	s.stop()
+	if err := <-s.done; err != nil {
+		t.Errorf("serve: %v", err)
+	}
+	for _, r := range []*http.Response{events, capture} {
+		if _, err := io.Copy(io.Discard, r.Body); err != nil && !strings.Contains(err.Error(), "EOF") {
+			t.Errorf("stream: %v", err)
+		}
+	}
+}
+
+func TestAskGivesUp(t *testing.T) {
+	a, _ := newAgent(t) // nobody drives it
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if _, err := ask(ctx, a, a.viewConns); err == nil {
+		t.Error("an answer from nobody")
+	}
+}
+
+func TestListen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sub", "ibcm0.sock")
+	l, err := listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v; want 0600", st.Mode(), err)
+	}
+	if _, err := listen(path); err == nil || !strings.Contains(err.Error(), "an agent answers there already") {
+		t.Errorf("a second agent: %v", err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false) // killed: the socket stays
+	l.Close()
+	l, err = listen(path)
+	if err != nil {
+		t.Fatalf("a leftover socket: %v", err)
+	}
+	l.Close()
+	if err := os.WriteFile(path, []byte("mine"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listen(path); err == nil || !strings.Contains(err.Error(), "there is something else") {
+		t.Errorf("a file in the way: %v", err)
+	}
+	if b, _ := os.ReadFile(path); string(b) != "mine" {
+		t.Error("it was removed")
+	}
+}
