@@ -141,10 +141,10 @@ func noteText(a cm.Note) string {
 		put("service_id=%v", a.ServiceID)
 	}
 	if a.LocalCommID != 0 {
-		put("comm=%08x", a.LocalCommID)
+		put("comm=%v", a.LocalCommID)
 	}
 	if a.RemoteCommID != 0 {
-		put("remote_comm=%08x", a.RemoteCommID)
+		put("remote_comm=%v", a.RemoteCommID)
 	}
 	if a.QPN != 0 {
 		put("qpn=%v", a.QPN)

@@ -1,0 +1,614 @@
+package ipoib
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"ipoibcm/cm"
+	"ipoibcm/ib"
+	"ipoibcm/serviceid"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
+	"ipoibcm/wire/mad"
+)
+
+// The life of a peer's connection
+//
+//	from      event                               to         action
+//	none      first packet                        creating   CreateQP; what fits goes by UD
+//	creating  QP there                            asked      REQ
+//	asked     REP                                 up         RTS, RTU; path, host route, queue
+//	asked     REJ 8, no private data              creating   the other service ID
+//	asked     REJ 8, a UD QPN                     none       forget the neighbour, resolve again
+//	asked     REJ 10; REJ 26 once                 creating   a new QP; another size
+//	asked     REJ 28, 0x01, we are smaller        waiting    the peer's REQ is due
+//	asked     other REJ, no answer                none       pause, doubled each time
+//	asked     0x01 REQ, we are smaller            replied    ours withdrawn, REP
+//	asked     0x01 REQ, we are larger             asked      REJ 28
+//	none, up  0x01 REQ                            replied    REP
+//	replied   RTU or data                         up         path moves over; DREQ for an older one
+//	up        DREQ, QP error                      none       the next packet starts again
+//	up        idle, neighbour gone, link down     none       DREQ
+
+func TestFirstPacket(t *testing.T) {
+	for _, dst := range []string{"10.0.0.2", "fd00::2"} {
+		w := newWorld(t, 1)
+		a, b := w.node(1, Options{}), w.node(2, Options{})
+		w.run(2 * time.Second) // DAD
+		small := a.ping(dst, 100, true)
+		large := a.ping(dst, 65520, true)
+		if len(a.up()) != 0 || len(a.qps) != 0 {
+			w.failf("a connection before address resolution") // 4755-2.3-1
+		}
+		w.settle()
+		// 4755-3.3-10, 4755-5-4: small by UD or connection, large by connection, each once
+		if b.got(small) != 1 || b.got(large) != 1 {
+			w.failf("%s: got %d and %d", dst, b.got(small), b.got(large))
+		}
+		x, y := w.agree(a, b)
+		if x.MTU != 65520 || x.Transport != ib.RC || !x.Active || x.Class != ClassUnknown && x.Class != ClassRFC || y.Class != ClassRFC {
+			w.failf("%+v\n%+v", x, y) // 4755-5.1-5, 4755-5.1-6
+		}
+		// 4755-3.2-6, 4755-3.5-4, 4755-3.1-12: 0x01 and the peer's UD QPN
+		if x.ServiceID != 0x0100000000000102 {
+			t.Errorf("service ID %#x", x.ServiceID)
+		}
+		r := a.reqs[0]
+		if r.LocalQPN != x.LocalQPN || r.ServiceID != serviceid.New(serviceid.RFC, 0x102) || r.Primary.LocalGID != gid(1) {
+			t.Errorf("REQ %+v", r) // 4755-2.3-2, 4755-3.2-5
+		}
+		if x.RemoteQPN == 0 || y.LocalQPN != x.RemoteQPN {
+			t.Errorf("REP did not bring the peer's QPN") // 4755-2.3-3, 4755-3.2-3
+		}
+		if a.onConn == 0 {
+			t.Errorf("nothing on the connection")
+		}
+		// 4755-7-2: and by UD while it is up
+		fr := frame(mustEcho("10.0.0.2", "10.0.0.1", 99))
+		before := len(a.tun)
+		b.sendUD(a.link(), fr)
+		w.run(time.Second)
+		if len(a.tun) != before+1 {
+			t.Errorf("a UD packet was not taken beside the connection")
+		}
+		// 4755-7.2-1: the MTU of the destination is in its host route
+		if a.host[ip4(dst)] != 65520 {
+			t.Errorf("host routes %v", a.host)
+		}
+		n := a.onConn
+		back := b.ping(a.addr(dst), 3000, true)
+		again := a.ping(dst, 65520, true)
+		w.run(time.Second)
+		if a.got(back) != 1 || b.got(again) != 1 || a.onConn != n+1 || len(a.reqs)+len(b.reqs) != 1 {
+			w.failf("not both ways on one connection")
+		}
+	}
+}
+
+// 4755-2.3-5, 4755-5-1: a second address behind the same link-layer address,
+// also of the other family, uses the connection that is there.
+func TestOneConnectionForAllAddresses(t *testing.T) {
+	w := newWorld(t, 1)
+	a, b := w.node(1, Options{}), w.node(2, Options{})
+	b.addAddr("10.0.0.22/24")
+	w.run(2 * time.Second)
+	for _, d := range []string{"10.0.0.2", "10.0.0.22", "fd00::2"} {
+		p := a.ping(d, 1000, true)
+		w.run(3 * time.Second)
+		if b.got(p) != 1 {
+			w.failf("%s: got %d", d, b.got(p))
+		}
+	}
+	x, _ := w.agree(a, b)
+	if len(a.reqs)+len(b.reqs) != 1 || len(x.Addrs) != 3 || len(a.host) != 3 {
+		w.failf("%d REQs, addresses %v, host routes %v", len(a.reqs)+len(b.reqs), x.Addrs, a.host)
+	}
+}
+
+// The capability matrix: 4755-1-2, 4755-3.1-6, 4755-3.1-15, 4755-7-1, 4755-1-1.
+func TestModes(t *testing.T) {
+	want := map[[2]Mode]string{}
+	for _, m := range []Mode{ModeRC, ModeUC, ModeAuto, ModeUD} {
+		for _, k := range []Mode{ModeRC, ModeUC, ModeAuto, ModeUD} {
+			want[[2]Mode{m, k}] = "ud"
+		}
+	}
+	want[[2]Mode{ModeRC, ModeRC}], want[[2]Mode{ModeUC, ModeUC}], want[[2]Mode{ModeAuto, ModeAuto}] = "rc", "uc", "rc"
+	want[[2]Mode{ModeRC, ModeAuto}], want[[2]Mode{ModeAuto, ModeRC}] = "rc", "rc"
+	want[[2]Mode{ModeUC, ModeAuto}], want[[2]Mode{ModeAuto, ModeUC}] = "uc", "uc"
+	for k, mode := range want {
+		w := newWorld(t, 3)
+		a, b := w.node(1, Options{Mode: k[0]}), w.node(2, Options{Mode: k[1]})
+		w.run(2 * time.Second)
+		p := a.ping("10.0.0.2", 2044, true)
+		w.settle()
+		q := b.ping("10.0.0.1", 2044, true)
+		large := a.ping("10.0.0.2", 9000, true)
+		cut := a.ping("10.0.0.2", 9000, false)
+		w.settle()
+		e := a.f.Explain(ip4("10.0.0.2"))
+		if b.got(p) != 1 || a.got(q) != 1 || e.Mode != mode || len(e.Reasons) < 3 {
+			w.failf("%v to %v: got %d %d, %+v", k[0], k[1], b.got(p), a.got(q), e)
+		}
+		if mode == "ud" {
+			// 4755-3.1-7, 4755-3.1-8, 4755-3.1-16, 4755-2-1, 4755-2-2: never a REQ to who has no mode in common
+			if len(a.reqs)+len(b.reqs) != 0 || len(a.qps)+len(b.qps) != 0 {
+				w.failf("%v to %v: a REQ", k[0], k[1])
+			}
+			// 4755-7.2-1: answered (DF) or fragmented
+			if b.got(large) != 0 || a.counter("icmp_too_big") != 1 || b.got(cut) != 0 || a.counter("fragmented") != 1 {
+				w.failf("%v to %v: too big", k[0], k[1])
+			}
+			if a.f.Link().Flags != k[0].Flags() || k[0] == ModeUD && a.f.Link().Flags != 0 { // 4755-3.1-9
+				t.Errorf("flags %v", a.f.Link().Flags)
+			}
+			continue
+		}
+		if b.got(large) != 1 || b.got(cut) != 1 {
+			w.failf("%v to %v: large packets %d %d", k[0], k[1], b.got(large), b.got(cut))
+		}
+		x, _ := w.agree(a, b)
+		if x.Transport.String() != map[string]string{"rc": "RC", "uc": "UC"}[mode] {
+			w.failf("%v to %v: %v", k[0], k[1], x.Transport)
+		}
+	}
+}
+
+func TestReceiveMTU(t *testing.T) {
+	for _, tt := range []struct {
+		a, b, want int
+	}{{65524, 9000, 8996}, {9000, 65524, 8996}, {65524, 2048, 2044}, {0, 0, 65520}, {5000, 4000, 3996}} {
+		w := newWorld(t, 4)
+		a, b := w.node(1, Options{ReceiveMTU: tt.a}), w.node(2, Options{ReceiveMTU: tt.b})
+		w.run(2 * time.Second)
+		a.ping("10.0.0.2", 100, true)
+		w.settle()
+		x, _ := w.agree(a, b)
+		if x.MTU != tt.want || a.host[ip4("10.0.0.2")] != tt.want {
+			w.failf("%d and %d: MTU %d, host routes %v", tt.a, tt.b, x.MTU, a.host) // 4755-5.1-5, 4755-5.1-6
+		}
+		for _, size := range []int{64, 1280, tt.want - 1, tt.want} { // 4755-5.1-3
+			if p := a.ping("10.0.0.2", size, true); b.got(p) != 0 {
+				t.Fatal("no time passed")
+			} else if w.run(time.Second); b.got(p) != 1 {
+				w.failf("%d octets: got %d", size, b.got(p))
+			}
+		}
+		if tt.want == 65520 {
+			continue
+		}
+		n := len(a.tun)
+		p := a.ping("10.0.0.2", tt.want+1, true)
+		w.run(time.Second)
+		if b.got(p) != 0 || len(a.tun) != n+1 || a.counter("icmp_too_big") == 0 {
+			w.failf("%d octets with DF: got %d, answers %d", tt.want+1, b.got(p), len(a.tun)-n)
+		}
+		src, _ := ip.Src(a.tun[n])
+		if a.tun[n][20] != 3 || a.tun[n][21] != 4 || int(a.tun[n][26])<<8|int(a.tun[n][27]) != tt.want || src != ip4("10.0.0.2") {
+			w.failf("ICMP % x", a.tun[n][:28])
+		}
+		n = len(b.tun)
+		a.ping("10.0.0.2", tt.want+1, false)
+		w.run(time.Second)
+		if len(b.tun) != n+2 {
+			w.failf("fragments: %d", len(b.tun)-n)
+		}
+	}
+}
+
+// 4755-5-2: a Receive MTU below the protocols' minimum gets REJ 26 and UD.
+func TestUselessReceiveMTU(t *testing.T) {
+	w := newWorld(t, 5)
+	a, b := w.node(1, Options{}), w.node(2, Options{ReceiveMTU: 1000, UDMTU: 576})
+	b.f.ipv6 = false
+	w.run(2 * time.Second)
+	p := a.ping("10.0.0.2", 500, true)
+	w.settle()
+	if b.got(p) != 1 || len(a.up()) != 0 || len(b.up()) != 0 || len(a.qps) != 0 {
+		w.failf("got %d", b.got(p))
+	}
+	rej, ok := lastREJ(a)
+	if !ok || rej.Reason != cm.ReasonInvalidMTU {
+		w.failf("REJ %+v", rej)
+	}
+	q := b.ping("10.0.0.1", 500, true)
+	w.settle()
+	if a.got(q) != 1 || len(a.up()) != 0 {
+		w.failf("got %d", a.got(q))
+	}
+}
+
+func TestDeviceMTULowered(t *testing.T) {
+	w := newWorld(t, 6)
+	a, b := w.node(1, Options{}), w.node(2, Options{})
+	w.run(2 * time.Second)
+	a.ping("10.0.0.2", 100, true)
+	w.settle()
+	w.agree(a, b)
+	for _, m := range []int{9000, 1500, 65520} {
+		a.step(DeviceMTU{m})
+		if a.host[ip4("10.0.0.2")] != m || a.table[hostPrefix(ip4("10.0.0.2"))].MTU != m {
+			t.Errorf("device MTU %d: host routes %v", m, a.host)
+		}
+	}
+}
+
+// 4755-3.2-4: the requester's own REJ, after a REP that cannot be used.
+func TestRefusedREP(t *testing.T) {
+	w := newWorld(t, 7)
+	a, b := w.node(1, Options{}), w.node(2, Options{})
+	b.f.ipv6 = false // so that it accepts what a cannot use
+	b.f.opt.ReceiveMTU = 1000
+	w.run(2 * time.Second)
+	p := a.ping("10.0.0.2", 500, true)
+	w.settle()
+	if rej, ok := lastREJ(a); !ok || rej.Reason != cm.ReasonInvalidMTU || b.got(p) != 1 || len(b.qps) != 0 || len(a.qps) != 0 {
+		w.failf("REJ %+v %v, got %d", rej, ok, b.got(p))
+	}
+}
+
+func TestGateway(t *testing.T) {
+	for _, v6 := range []bool{false, true} {
+		dst, far, gw, net := "10.0.0.2", "192.0.2.9", "10.0.0.2", "192.0.2.0/24"
+		if v6 {
+			dst, far, gw, net = "fd00::2", "2001:db8::9", "fd00::2", "2001:db8::/32"
+		}
+		w := newWorld(t, 8)
+		a, b := w.node(1, Options{}), w.node(2, Options{})
+		a.addRoute("0.0.0.0/0", "10.0.0.3") // nobody there: on-link hosts must not go by it
+		a.addRoute("::/0", "fd00::3")
+		a.addRoute(net, gw)
+		w.run(2 * time.Second)
+		p := a.ping(far, 9000, true)
+		q := a.ping(dst, 9000, true)
+		w.settle()
+		if b.got(p) != 1 || b.got(q) != 1 || len(a.reqs) != 1 {
+			w.failf("%s: got %d, %d, %d REQs", far, b.got(p), b.got(q), len(a.reqs))
+		}
+		// design D7: exceptions are flushed when the next hop's MTU rises
+		if len(a.flush) != 1 || a.flush[0].IPv6 != v6 {
+			w.failf("flushes %v", a.flush)
+		}
+		e := a.f.Explain(ip4(far))
+		if e.NextHop != ip4(gw) || e.Mode != "rc" {
+			w.failf("%+v", e)
+		}
+		if path := a.table[ipPrefix(net)]; path.Kind != PathConn || path.MTU != 65520 {
+			w.failf("path %+v", path)
+		}
+		if _, ok := a.host[ip4(far)]; ok {
+			t.Errorf("a host route for what is behind a gateway")
+		}
+		// a neighbour that the routes put behind a gateway gets no path of its own
+		a.addRoute(ipPrefix(dst+"/"+fmt.Sprint(ip4(dst).BitLen())).String(), "10.0.0.3")
+		if path := a.table[hostPrefix(ip4(dst))]; path.Kind == PathConn || a.host[ip4(dst)] != 0 {
+			w.failf("path %+v, host routes %v", path, a.host)
+		}
+	}
+}
+
+func TestTearDown(t *testing.T) {
+	connected := func(opt Options) (*world, *node, *node) {
+		w := newWorld(t, 9)
+		a, b := w.node(1, opt), w.node(2, Options{})
+		w.run(2 * time.Second)
+		a.ping("10.0.0.2", 100, true)
+		w.settle()
+		w.agree(a, b)
+		return w, a, b
+	}
+	gone := func(w *world, a, b *node) {
+		t.Helper()
+		if len(a.f.Conns())+len(b.f.Conns())+len(a.qps)+len(b.qps)+len(a.host)+len(b.host) != 0 {
+			w.failf("left: %v %v, host routes %v %v", a.f.Conns(), b.f.Conns(), a.host, b.host) // 4755-3.2-7
+		}
+	}
+	t.Run("link down", func(t *testing.T) {
+		w, a, b := connected(Options{})
+		a.step(LinkDown{}) // 4755-3.4-2, 4755-3.4-1
+		w.run(time.Second)
+		gone(w, a, b)
+		if len(a.table) != 0 || len(a.joined) != 0 {
+			t.Errorf("left: %v %v", a.table, a.joined)
+		}
+		a.step(LinkUp{})
+		w.run(2 * time.Second)
+		p := a.ping("10.0.0.2", 9000, true)
+		w.settle()
+		if w.agree(a, b); b.got(p) != 1 {
+			w.failf("not up again")
+		}
+	})
+	t.Run("shutdown", func(t *testing.T) {
+		w, a, b := connected(Options{})
+		a.step(Shutdown{})
+		w.run(time.Second)
+		gone(w, a, b)
+		if !a.f.Deadline().IsZero() {
+			t.Errorf("deadline %v", a.f.Deadline())
+		}
+	})
+	t.Run("idle", func(t *testing.T) { // 4755-3.4-4
+		w, a, b := connected(Options{Idle: 40 * time.Second})
+		for range 6 {
+			a.ping("10.0.0.2", 100, true)
+			w.run(30 * time.Second)
+		}
+		w.agree(a, b)
+		w.run(time.Minute)
+		gone(w, a, b)
+		if a.counter("closed_idle") != 1 {
+			t.Errorf("closed_idle %d", a.counter("closed_idle"))
+		}
+		p := a.ping("10.0.0.2", 9000, true) // and back on demand
+		w.settle()
+		if w.agree(a, b); b.got(p) != 1 {
+			w.failf("not up again")
+		}
+	})
+	t.Run("neighbour gone", func(t *testing.T) { // 4755-3.4-3
+		w, a, b := connected(Options{Mode: ModeAuto})
+		b.dead = true
+		for range 100 {
+			a.ping("10.0.0.2", 100, true)
+			w.run(time.Second)
+		}
+		if len(a.f.Conns())+len(a.qps)+len(a.host) != 0 {
+			w.failf("left: %v", a.f.Conns())
+		}
+	})
+	t.Run("peer's addresses moved away", func(t *testing.T) {
+		w, a, b := connected(Options{})
+		c := w.node(3, Options{})
+		b.delAddr("10.0.0.2/24")
+		c.addAddr("10.0.0.2/24") // announced
+		w.run(3 * time.Second)
+		p := a.ping("10.0.0.2", 9000, true)
+		w.settle()
+		if c.got(p) != 1 || b.got(p) != 0 {
+			w.failf("got %d at c, %d at b", c.got(p), b.got(p))
+		}
+		if cs := a.up(); len(cs) != 1 || cs[0].Peer.Key() != c.link() {
+			w.failf("%+v", cs)
+		}
+	})
+}
+
+func TestRestart(t *testing.T) {
+	for _, newQPN := range []bool{false, true} {
+		w := newWorld(t, 10)
+		a, b := w.node(1, Options{}), w.node(2, Options{})
+		w.run(2 * time.Second)
+		a.ping("10.0.0.2", 100, true)
+		w.settle()
+		w.agree(a, b)
+		b.dead = true
+		w.run(time.Second)
+		if newQPN {
+			b.opt.Link.QPN = 0x777
+		}
+		b.boot()
+		start := w.now
+		var p []byte
+		for {
+			p = b.ping("10.0.0.1", 9000, true)
+			w.run(100 * time.Millisecond)
+			if a.got(p) == 1 || w.now.Sub(start) > 20*time.Second {
+				break
+			}
+		}
+		w.settle()
+		x, _ := w.agree(a, b)
+		if x.Peer.QPN != b.opt.Link.QPN || w.now.Sub(start) > 22*time.Second {
+			w.failf("%v: %v after %v", newQPN, x.Peer, w.now.Sub(start))
+		}
+		q := a.ping("10.0.0.2", 9000, true)
+		w.settle()
+		if w.agree(a, b); b.got(q) != 1 || !newQPN && a.counter("redials_accepted") != 1 {
+			w.failf("%v: got %d, redials %d", newQPN, b.got(q), a.counter("redials_accepted"))
+		}
+	}
+}
+
+// A peer whose UD QPN changed unnoticed answers our REQ with REJ 8 and its new
+// QPN: forget and resolve again (design D5; 4755-3.5-5).
+func TestMoved(t *testing.T) {
+	w := newWorld(t, 11)
+	a, b := w.node(1, Options{}), w.node(2, Options{})
+	w.run(2 * time.Second)
+	a.ping("10.0.0.2", 100, true)
+	w.settle()
+	b.step(LinkDown{}) // DREQ, so that a has no connection but knows b
+	w.run(3 * time.Second)
+	b.dead = true
+	b.opt.Link.QPN = 0x777
+	loss := w.loss
+	w.loss = 1 // its announcements are lost
+	b.boot()
+	w.run(3 * time.Second)
+	w.loss = loss
+	p := a.ping("10.0.0.2", 9000, true)
+	w.settle()
+	if w.agree(a, b); b.got(p) != 1 || a.counter("peer_qpn_changed") != 1 {
+		w.failf("got %d, moved %d", b.got(p), a.counter("peer_qpn_changed"))
+	}
+	if rej, ok := lastREJ(b); !ok || rej.Reason != cm.ReasonInvalidServiceID {
+		w.failf("REJ %+v", rej)
+	}
+}
+
+// 4755-8-1: a peer that never answers, one that always rejects.
+func TestBackOff(t *testing.T) {
+	for _, reject := range []bool{false, true} {
+		w := newWorld(t, 12)
+		a, b := w.node(1, Options{}), w.node(2, Options{})
+		if reject {
+			b.noQP = true
+		} else {
+			w.dropMAD = func(from *node, m mad.Message) bool { return from == b }
+		}
+		w.run(2 * time.Second)
+		lost := 0
+		for range 300 {
+			p := a.ping("10.0.0.2", 100, true)
+			w.run(time.Second)
+			if b.got(p) == 0 {
+				lost++
+			}
+		}
+		// UD carries on, and the attempts grow rare.
+		if n := a.counter("dial_failed"); lost > 0 || n < 4 || n > 20 || len(a.qps) > 1 {
+			w.failf("reject %v: %d lost, %d attempts", reject, lost, n)
+		}
+		for _, r := range b.sent {
+			if rej, ok := r.(mad.REJ); ok && reject && rej.Reason != cm.ReasonNoQP {
+				w.failf("REJ %v", rej.Reason) // 4755-3.2-9
+			}
+		}
+		// the queue is bounded and what is in it goes out or is answered
+		for range 500 {
+			a.ping("10.0.0.2", 60000, true)
+		}
+		if len(a.f.peers[b.link()].queue) > 64 || a.f.queued > 1<<20 {
+			t.Errorf("queue of %d octets", a.f.queued)
+		}
+		w.settle()
+		if a.f.queued != 0 {
+			w.failf("%d octets still wait", a.f.queued)
+		}
+		b.noQP, w.dropMAD = false, nil
+		w.run(2 * time.Minute)
+		p := a.ping("10.0.0.2", 9000, true)
+		w.settle()
+		if w.agree(a, b); b.got(p) != 1 {
+			w.failf("it never came up")
+		}
+	}
+}
+
+func TestRejections(t *testing.T) {
+	reply := func(w *world, b *node, reason cm.Reason, times int) {
+		w.onMAD = nil
+		n := 0
+		w.dropMAD = func(from *node, m mad.Message) bool {
+			req, ok := m.(mad.REQ)
+			if !ok || from == b || n >= times {
+				return false
+			}
+			n++
+			rej := mad.REJ{RemoteCommID: req.LocalCommID, Reason: reason, TransactionID: req.TransactionID}
+			pd, _ := encap.PrivateData{QPN: b.opt.Link.QPN, ReceiveMTU: 4000}.AppendBinary(nil)
+			copy(rej.PrivateData[:], pd)
+			w.inject(b, from, rej)
+			return true
+		}
+	}
+	for _, tt := range []struct {
+		name   string
+		reason cm.Reason
+		soon   bool // without a pause
+		mtu    int
+	}{
+		{"stale: at once with another QPN", cm.ReasonStale, true, 65520},
+		{"MTU: once more with the peer's", cm.ReasonInvalidMTU, true, 3996},
+		{"no QP: later", cm.ReasonNoQP, false, 65520},
+		{"consumer reject to the larger address is a failure", cm.ReasonConsumer, false, 65520},
+	} {
+		w := newWorld(t, 13)
+		a, b := w.node(5, Options{}), w.node(2, Options{}) // a is the larger
+		reply(w, b, tt.reason, 1)
+		w.run(2 * time.Second)
+		a.ping("10.0.0.2", 100, true)
+		w.run(200 * time.Millisecond)
+		if (len(a.up()) == 1) != tt.soon {
+			w.failf("%s: %v", tt.name, a.f.Conns())
+		}
+		w.run(5 * time.Second)
+		a.ping("10.0.0.2", 100, true)
+		w.settle()
+		if x, _ := w.agree(a, b); x.MTU != tt.mtu || a.reqs[0].LocalQPN == a.reqs[1].LocalQPN {
+			w.failf("%s: MTU %d", tt.name, x.MTU)
+		}
+		if e := a.f.Explain(ip4("10.0.0.2")); e.LastREJ == "" {
+			t.Errorf("%s: no last REJ", tt.name)
+		}
+	}
+}
+
+// A REQ for a mode that is not announced gets REJ 9 (design D6).
+func TestModeNotOffered(t *testing.T) {
+	w := newWorld(t, 14)
+	a, b := w.node(1, Options{Mode: ModeAuto}), w.node(2, Options{Mode: ModeAuto})
+	w.run(2 * time.Second)
+	b.f.link.Flags = encap.FlagUC // what a has not heard yet
+	p := a.ping("10.0.0.2", 100, true)
+	w.run(time.Second)
+	rej, ok := lastREJ(b)
+	if !ok || rej.Reason != cm.ReasonInvalidTransport || b.got(p) != 1 {
+		w.failf("REJ %+v", rej)
+	}
+}
+
+func TestQPErrorRedials(t *testing.T) {
+	w := newWorld(t, 15)
+	a, b := w.node(1, Options{}), w.node(2, Options{})
+	w.run(2 * time.Second)
+	a.ping("10.0.0.2", 100, true)
+	w.settle()
+	x, _ := w.agree(a, b)
+	a.step(QPError{Conn: x.Conn, Text: "test"})
+	w.run(time.Second)
+	if len(a.f.Conns())+len(b.f.Conns()) != 0 {
+		w.failf("left %v %v", a.f.Conns(), b.f.Conns())
+	}
+	p := a.ping("10.0.0.2", 9000, true)
+	w.run(time.Second) // at once (WF I-12)
+	if w.agree(a, b); b.got(p) != 1 {
+		w.failf("got %d", b.got(p))
+	}
+}
+
+// The RTU is lost for good: data stands for it.
+func TestDataForRTU(t *testing.T) {
+	w := newWorld(t, 16)
+	a, b := w.node(1, Options{}), w.node(2, Options{})
+	w.dropMAD = func(from *node, m mad.Message) bool { return m.Attr() == mad.AttrRTU }
+	w.run(2 * time.Second)
+	p := a.ping("10.0.0.2", 9000, true)
+	w.settle()
+	if w.agree(a, b); b.got(p) != 1 {
+		w.failf("got %d", b.got(p))
+	}
+}
+
+func TestUCBudget(t *testing.T) {
+	w := newWorld(t, 17)
+	a := w.node(1, Options{Mode: ModeUC, UCBudget: 16 * 65524})
+	b, c := w.node(2, Options{Mode: ModeUC}), w.node(3, Options{Mode: ModeUC})
+	w.run(2 * time.Second)
+	a.ping("10.0.0.2", 100, true)
+	w.settle()
+	a.ping("10.0.0.3", 100, true)
+	w.settle()
+	if x, y := b.up()[0].MTU, c.up()[0].MTU; x != 65520 || y != 16384 {
+		w.failf("MTUs %d and %d", x, y)
+	}
+}
+
+func TestMaxConns(t *testing.T) {
+	w := newWorld(t, 18)
+	a, b, c := w.node(1, Options{MaxConns: 1}), w.node(2, Options{}), w.node(3, Options{})
+	w.run(2 * time.Second)
+	a.ping("10.0.0.2", 100, true)
+	w.settle()
+	p := a.ping("10.0.0.3", 100, true)
+	q := c.ping("10.0.0.1", 100, true)
+	w.settle()
+	if w.agree(a, b); c.got(p) != 1 || a.got(q) != 1 || a.counter("connections_full") == 0 {
+		w.failf("got %d %d", c.got(p), a.got(q))
+	}
+	if rej, ok := lastREJ(a); !ok || rej.Reason != cm.ReasonNoQP {
+		w.failf("REJ %+v", rej) // 4755-3.2-9
+	}
+}

@@ -1,0 +1,348 @@
+package ipoib
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"ipoibcm/cm"
+	"ipoibcm/ib"
+	"ipoibcm/neigh"
+	"ipoibcm/serviceid"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/mad"
+)
+
+// meet gives two hosts that know each other and have no connection.
+func meet(t testing.TB, seed uint64, ma, mb Mode) (*world, *node, *node) {
+	w := newWorld(t, seed)
+	a, b := w.node(1, Options{Mode: ma}), w.node(2, Options{Mode: mb})
+	w.run(2 * time.Second)
+	a.look(b)
+	b.look(a)
+	w.run(time.Second)
+	w.delay = 1 // what leaves together crosses
+	return w, a, b
+}
+
+// look has n resolve m's address without sending it anything.
+func (n *node) look(m *node) {
+	n.f.now, n.f.out = n.w.now, nil
+	n.f.neighStep(neigh.Resolve{IP: m.addrs[0].Addr()})
+	n.f.settle()
+	for _, a := range n.f.out {
+		n.do(a)
+	}
+}
+
+// REQs cross: 4755-3.3-1, 4755-3.3-3, 4755-3.3-5, 4755-3.3-7, 4755-3.3-10,
+// 4755-3.2-1; a is the smaller. In every order of arrival, in every
+// combination of modes, one connection is left: that of the larger address.
+func TestCrossing(t *testing.T) {
+	for i, modes := range [][2]Mode{{ModeRC, ModeRC}, {ModeUC, ModeUC}, {ModeAuto, ModeAuto}, {ModeAuto, ModeUC}} {
+		for _, order := range []string{"together", "smaller first", "larger first", "REJ first", "REJ lost"} {
+			t.Run(fmt.Sprintf("%v %v %s", modes[0], modes[1], order), func(t *testing.T) {
+				w, a, b := meet(t, uint64(i), modes[0], modes[1])
+				delayed := map[*node]bool{}
+				w.dropMAD = func(from *node, m mad.Message) bool {
+					// the first REQ of one side is lost, so that its repeat comes late
+					first := func(n *node) bool {
+						if m.Attr() != mad.AttrREQ || from != n || delayed[n] {
+							return false
+						}
+						delayed[n] = true
+						return true
+					}
+					switch order {
+					case "smaller first", "REJ first":
+						return first(b)
+					case "larger first":
+						return first(a)
+					case "REJ lost":
+						return m.Attr() == mad.AttrREJ
+					}
+					return false
+				}
+				p, q := a.ping("10.0.0.2", 9000, true), b.ping("10.0.0.1", 9000, true)
+				w.settle()
+				x, y := w.agree(a, b)
+				if b.got(p) != 1 || a.got(q) != 1 {
+					w.failf("delivered %d and %d times", b.got(p), a.got(q))
+				}
+				if len(a.reqs) == 0 || len(b.reqs) == 0 {
+					w.failf("REQs: %d and %d", len(a.reqs), len(b.reqs))
+				}
+				if !y.Active || x.Active {
+					w.failf("the REQ of the smaller address won")
+				}
+				sa, sb := a.f.Status().Crossings, b.f.Status().Crossings
+				if sa.Seen != 1 || sa.Accepted+sa.Yielded != 1 || sa.Rejected != 0 || sb.Accepted != 0 || sb.Yielded != 0 {
+					w.failf("crossings %+v, %+v", sa, sb)
+				}
+				if rej, ok := lastREJ(b); order != "larger first" && (!ok || rej.Reason != cm.ReasonConsumer) {
+					w.failf("REJ %+v", rej) // 4755-3.3-6
+				}
+				if a.counter("dial_failed") > 1 || len(distinct(a.reqs)) != 1 || len(distinct(b.reqs)) != 1 {
+					w.failf("a new REQ because of a verdict")
+				}
+				if e := a.f.Explain(ip4("10.0.0.2")); a.f.peers[b.link()].verdict == "" || e.Mode == "ud" {
+					t.Errorf("%+v", e)
+				}
+			})
+		}
+	}
+}
+
+// distinct returns the REQs without repeats.
+func distinct(rs []mad.REQ) map[mad.CommID]bool {
+	m := map[mad.CommID]bool{}
+	for _, r := range rs {
+		m[r.LocalCommID] = true
+	}
+	return m
+}
+
+// The comparison: 4755-3.3-8, 4755-3.3-11, and flags that would invert it, 4755-3.3-7.
+func TestCrossingOrder(t *testing.T) {
+	own := encap.LinkAddr{QPN: 0x200, GID: gid(9)}
+	for _, tt := range []struct {
+		name   string
+		remote encap.LinkAddr
+		accept bool
+	}{
+		{"larger QPN", encap.LinkAddr{QPN: 0x201, GID: gid(1)}, true},
+		{"smaller QPN, larger GID", encap.LinkAddr{QPN: 0x1ff, GID: gid(0xffff)}, false},
+		{"QPN equal, last octet of the GID larger", encap.LinkAddr{QPN: 0x200, GID: gid(10)}, true},
+		{"QPN equal, last octet of the GID smaller", encap.LinkAddr{QPN: 0x200, GID: gid(8)}, false},
+		{"larger in the top bit only", encap.LinkAddr{QPN: 0x800000, GID: gid(1)}, true},
+	} {
+		for _, mode := range []Mode{ModeRC, ModeUC, ModeAuto} {
+			w := newWorld(t, 1)
+			a, b := w.node(1, Options{Mode: mode}), w.node(2, Options{Mode: ModeAuto})
+			f := a.f
+			f.link.QPN, f.link.GID = own.QPN, own.GID
+			p := &peer{key: tt.remote, flags: encap.FlagRC | encap.FlagUC}
+			f.peers[p.key], f.order = p, append(f.order, p)
+			f.now = w.now
+			c := f.newConn(p, ib.RC, serviceid.RFC, true)
+			p.dial = c
+			c.state, c.handle = connAsked, 99
+			f.byHandle[99] = c
+			if got := f.cross(p, cm.RequestReceived{Handle: 1 << 63}); got != tt.accept {
+				t.Errorf("%s: accepted = %v", tt.name, got)
+			}
+			if n := f.n; n[nCrossSeen] != 1 || (n[nCrossAccepted] == 1) != tt.accept || (n[nCrossRejected] == 1) == tt.accept {
+				t.Errorf("%s: counters", tt.name)
+			}
+			_ = b
+		}
+	}
+}
+
+// 4755-3.3-3, 4755-3.3-4: a REQ of ours to somebody else is no crossing.
+func TestNoCrossingWithOthers(t *testing.T) {
+	w := newWorld(t, 2)
+	a, b, c := w.node(5, Options{}), w.node(2, Options{}), w.node(3, Options{})
+	w.run(2 * time.Second)
+	w.dropMAD = func(from *node, m mad.Message) bool { return from == c } // outstanding
+	a.ping("10.0.0.3", 100, true)
+	w.run(time.Second)
+	p := b.ping("10.0.0.5", 9000, true)
+	w.run(time.Second)
+	if a.got(p) != 1 || a.f.Status().Crossings.Seen != 0 {
+		w.failf("got %d, %+v", a.got(p), a.f.Status().Crossings)
+	}
+}
+
+// 4755-3.3-9, 4755-3.2-8, 4755-3.2-10: also beside a connection that is up,
+// crossing REQs leave one.
+func TestCrossingBesideConnection(t *testing.T) {
+	w, a, b := meet(t, 3, ModeRC, ModeRC)
+	a.ping("10.0.0.2", 100, true)
+	w.settle()
+	w.agree(a, b)
+	for _, n := range []*node{a, b} { // both lose sight of it
+		for _, p := range n.f.order {
+			p.tx = nil
+		}
+		n.f.dirtyAll = true
+		n.step(Wake{})
+	}
+	p, q := a.ping("10.0.0.2", 9000, true), b.ping("10.0.0.1", 9000, true)
+	w.settle()
+	ca, cb := a.up(), b.up()
+	if len(ca) != 2 || len(cb) != 2 || b.got(p) != 1 || a.got(q) != 1 || a.f.Status().Crossings.Seen != 1 {
+		w.failf("%d and %d connections, got %d and %d", len(ca), len(cb), b.got(p), a.got(q))
+	}
+}
+
+// The REQ that won never completes: the loser asks again after a while.
+func TestCrossingWinnerLost(t *testing.T) {
+	w, a, b := meet(t, 4, ModeRC, ModeRC)
+	w.dropMAD = func(from *node, m mad.Message) bool { return from == b && m.Attr() == mad.AttrREQ }
+	p, q := a.ping("10.0.0.2", 9000, true), b.ping("10.0.0.1", 100, true)
+	w.run(500 * time.Millisecond)
+	if s := a.f.Status().Crossings; s.Yielded != 1 || a.f.peers[b.link()].waitUntil.IsZero() {
+		w.failf("%+v", s)
+	}
+	w.settle()
+	if w.agree(a, b); b.got(p) != 1 || a.got(q) != 1 || a.f.Status().Crossings.Expired != 1 {
+		w.failf("got %d and %d, %+v", b.got(p), a.got(q), a.f.Status().Crossings)
+	}
+}
+
+// 4755-3.2-13: a REQ from a stranger; its address is known from the REQ alone.
+func TestStranger(t *testing.T) {
+	w := newWorld(t, 5)
+	a, b := w.node(1, Options{}), w.node(2, Options{})
+	w.run(2 * time.Second)
+	req := mad.REQ{LocalCommID: 7, ServiceID: serviceid.New(serviceid.RFC, 0x101), LocalCAGUID: 9, LocalQPN: 0x55, Transport: ib.RC,
+		PathMTU: ib.MTU1024, PKey: ib.DefaultPKey, MaxCMRetries: 3, LocalCMResponseTimeout: 16, RemoteCMResponseTimeout: 16}
+	req.Primary.LocalGID, req.Primary.RemoteGID = gid(2), gid(1)
+	req.Primary.LocalLID, req.Primary.RemoteLID = ib.PermissiveLID, ib.PermissiveLID
+	pd, _ := encap.PrivateData{QPN: 0x102, ReceiveMTU: 9000}.AppendBinary(nil)
+	copy(req.PrivateData[:], pd)
+	req.PrivateData[0] = 0xff // reserved: 4755-6-4
+	a.f.neigh.Neighbors()
+	w.inject(b, a, req)
+	w.run(100 * time.Millisecond)
+	cs := a.f.Conns()
+	if len(cs) != 1 || cs[0].Peer.Key() != b.link() || cs[0].MTU != 8996 || cs[0].State != "REP_SENT" { // 4755-3.3-2, 4755-5.1-2
+		w.failf("%+v", cs)
+	}
+	w.run(time.Minute)
+	if len(a.f.Conns())+len(a.qps) != 0 {
+		w.failf("left %+v", a.f.Conns()) // 4755-3.2-7
+	}
+}
+
+// 4755-3.3-11: a REQ that comes from our own address is rejected.
+func TestOwnREQ(t *testing.T) {
+	w := newWorld(t, 6)
+	a := w.node(1, Options{})
+	req := mad.REQ{LocalCommID: 7, ServiceID: serviceid.New(serviceid.RFC, 0x101), LocalCAGUID: 9, LocalQPN: 0x55, PathMTU: ib.MTU1024, PKey: ib.DefaultPKey}
+	req.Primary.LocalGID, req.Primary.RemoteGID = gid(1), gid(1)
+	req.Primary.LocalLID, req.Primary.RemoteLID = ib.PermissiveLID, ib.PermissiveLID
+	pd, _ := encap.PrivateData{QPN: 0x101, ReceiveMTU: 9000}.AppendBinary(nil)
+	copy(req.PrivateData[:], pd)
+	w.inject(a, a, req)
+	w.run(100 * time.Millisecond)
+	if rej, ok := lastREJ(a); !ok || rej.Reason != cm.ReasonConsumer || len(a.f.Conns()) != 0 {
+		w.failf("REJ %+v", rej)
+	}
+}
+
+// One end knows the peer as legacy, the other dials 0x01: the 0x01 REQ is
+// accepted, whoever is larger, and the other abandoned (design D5).
+func TestFormsCross(t *testing.T) {
+	for _, larger := range []bool{false, true} {
+		w, a, b := meet(t, 7, ModeRC, ModeRC)
+		l, r := a, b // l dials 0x10
+		if larger {
+			l, r = b, a
+		}
+		lp := l.f.peer(r.link())
+		lp.class, lp.classUntil = ClassLegacy, w.now.Add(time.Hour)
+		p := l.ping(l.peerAddr(r), 9000, true)
+		q := r.ping(r.peerAddr(l), 9000, true)
+		w.settle()
+		if r.got(p) != 1 || l.got(q) != 1 {
+			w.failf("got %d and %d", r.got(p), l.got(q))
+		}
+		if lp.class != ClassRFC || lp.tx == nil || lp.tx.form != serviceid.RFC || l.f.Status().Crossings.Seen+r.f.Status().Crossings.Seen != 0 {
+			w.failf("class %v", lp.class)
+		}
+	}
+}
+
+func (n *node) peerAddr(m *node) string { return m.addrs[0].Addr().String() }
+
+func TestLegacyPeer(t *testing.T) {
+	w := newWorld(t, 8)
+	a := w.node(1, Options{Mode: ModeAuto})
+	k := w.linux(2)
+	w.run(2 * time.Second)
+	p := a.ping("10.0.0.2", 9000, true)
+	w.run(time.Second)
+	if len(k.legacy.got) != 1 || len(a.reqs) != 2 || a.counter("service_id_fallbacks") != 1 {
+		w.failf("the kernel got %d, %d REQs", len(k.legacy.got), len(a.reqs)) // WF I-2
+	}
+	if f0, _ := serviceid.Parse(a.reqs[0].ServiceID); f0 != serviceid.RFC {
+		t.Errorf("first REQ in form %v", f0)
+	}
+	_ = p
+	// its own connection: accepted for receiving, nothing is sent on it (WF I-3)
+	k.legacy.connect(a, 0x800001)
+	w.run(time.Second)
+	if len(a.up()) != 2 || len(k.legacy.up) != 2 {
+		w.failf("%d connections", len(a.up()))
+	}
+	in := mustEcho("10.0.0.2", "10.0.0.1", 3000)
+	k.legacy.sendTo(a, in)
+	a.ping("10.0.0.2", 9000, true)
+	w.run(time.Second)
+	if a.got(in) != 1 || len(k.legacy.got) != 2 {
+		w.failf("got %d and %d", a.got(in), len(k.legacy.got))
+	}
+	for _, c := range a.up() {
+		if c.Class != ClassLegacy || c.Tx == c.Rx || c.Tx != c.Active {
+			w.failf("%+v", c)
+		}
+	}
+	e := a.f.Explain(ip4("10.0.0.2"))
+	if e.Class != ClassLegacy || e.Mode != "rc" || e.LastREJ == "" {
+		w.failf("%+v", e)
+	}
+	// remembered: after a teardown one REQ, of the 0x10 form, is enough
+	for _, c := range a.up() {
+		if c.Tx {
+			a.step(QPError{Conn: c.Conn})
+		}
+	}
+	w.run(7 * time.Second)
+	n := len(a.reqs)
+	a.ping("10.0.0.2", 9000, true)
+	w.run(2 * time.Second)
+	if form, _ := serviceid.Parse(a.reqs[len(a.reqs)-1].ServiceID); len(a.reqs) != n+1 || form != serviceid.Legacy || len(k.legacy.got) != 3 {
+		w.failf("%d REQs, form %v, got %d", len(a.reqs)-n, form, len(k.legacy.got))
+	}
+}
+
+// The kernel dials first: accepted, and its class is known from that.
+func TestLegacyFirst(t *testing.T) {
+	w := newWorld(t, 9)
+	a, k := w.node(1, Options{}), w.linux(2)
+	w.run(2 * time.Second)
+	k.legacy.connect(a, 0x800001)
+	w.run(time.Second)
+	in := mustEcho("10.0.0.2", "10.0.0.1", 3000)
+	k.legacy.sendTo(a, in)
+	a.ping("10.0.0.2", 9000, true)
+	w.run(time.Second)
+	if a.got(in) != 1 || len(k.legacy.got) != 1 || len(a.reqs) != 1 {
+		w.failf("got %d and %d with %d REQs", a.got(in), len(k.legacy.got), len(a.reqs))
+	}
+	a.step(Shutdown{})
+	w.run(2 * time.Second)
+	if len(a.qps) != 0 || len(k.legacy.up) != 0 {
+		w.failf("left %d, %d", len(a.qps), len(k.legacy.up))
+	}
+}
+
+// UC is never asked for with the 0x10 form (WF 4.13).
+func TestLegacyNeverUC(t *testing.T) {
+	w := newWorld(t, 10)
+	a, k := w.node(1, Options{Mode: ModeUC}), w.linux(2)
+	k.opt.Link.Flags = encap.FlagRC | encap.FlagUC
+	w.run(2 * time.Second)
+	a.ping("10.0.0.2", 500, true)
+	w.settle()
+	for _, r := range a.reqs {
+		if form, _ := serviceid.Parse(r.ServiceID); form == serviceid.Legacy {
+			w.failf("a UC REQ in the 0x10 form")
+		}
+	}
+	if len(k.legacy.got) != 1 {
+		w.failf("got %d", len(k.legacy.got))
+	}
+}

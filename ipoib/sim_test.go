@@ -1,0 +1,411 @@
+package ipoib
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"ipoibcm/group"
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
+	"ipoibcm/wire/mad"
+)
+
+// Many seeds, with loss, duplication, reordering, restarts, addresses that come
+// and go: when all is quiet again, every pair that talks has exactly one
+// connection and both ends agree on it (4755-3.3-1, 4755-2.3-4).
+func TestManySeeds(t *testing.T) {
+	seeds := 150
+	if testing.Short() {
+		seeds = 20
+	}
+	var crossings, redials uint64
+	for seed := range uint64(seeds) {
+		w := newWorld(t, seed)
+		modes := []Mode{ModeRC, ModeUC, ModeAuto}
+		m := modes[seed%3]
+		a, b := w.node(1, Options{Mode: m}), w.node(2, Options{Mode: m})
+		w.run(time.Duration(w.r.Int64N(int64(2 * time.Second))))
+		w.loss, w.dup, w.delay = 0.3*w.r.Float64(), 0.2, time.Duration(w.r.Int64N(int64(300*time.Millisecond)))+1
+		for range 30 {
+			w.chaos([]*node{a, b})
+			w.run(time.Duration(w.r.Int64N(int64(time.Second))))
+		}
+		w.loss, w.dup, w.delay = 0, 0, 200*time.Microsecond
+		for _, n := range []*node{a, b} {
+			if n.dead {
+				n.boot()
+			}
+		}
+		w.run(3 * time.Minute) // pauses end, what is left of former lives times out
+		var p, q []byte
+		for range 5 {
+			p, q = a.ping("10.0.0.2", 9000, false), b.ping("10.0.0.1", 9000, false)
+			w.run(time.Minute)
+		}
+		w.settle()
+		w.agree(a, b)
+		if b.got(p) != 1 || a.got(q) != 1 {
+			w.failf("got %d and %d", b.got(p), a.got(q))
+		}
+		if a.f.queued+b.f.queued != 0 {
+			w.failf("%d and %d octets wait", a.f.queued, b.f.queued)
+		}
+		crossings += a.f.Status().Crossings.Seen + b.f.Status().Crossings.Seen
+		redials += a.counter("redials_accepted") + b.counter("redials_accepted")
+		for _, n := range []*node{a, b} {
+			n.step(Shutdown{})
+		}
+		w.run(5 * time.Second)
+		if len(a.qps)+len(b.qps)+len(a.table)+len(b.table)+len(a.host)+len(b.host)+len(a.joined)+len(b.joined) != 0 {
+			w.failf("left after shutdown")
+		}
+	}
+	if crossings == 0 || redials == 0 {
+		t.Errorf("%d crossings and %d redials: the seeds are too tame", crossings, redials)
+	}
+}
+
+// chaos lets something happen to the nodes.
+func (w *world) chaos(nodes []*node) {
+	i := w.r.IntN(len(nodes))
+	n, m := nodes[i], nodes[(i+1)%len(nodes)]
+	if n.dead {
+		n.boot()
+		return
+	}
+	switch w.r.IntN(12) {
+	case 0:
+		n.dead = true
+	case 1:
+		n.step(LinkDown{})
+		n.step(LinkUp{})
+	case 2:
+		n.delAddr(n.addrs[0].String())
+		n.addAddr("10.0.0." + string('0'+rune(slices.Index(w.nodes, n)+1)) + "/24")
+		n.addrs[0], n.addrs[len(n.addrs)-1] = n.addrs[len(n.addrs)-1], n.addrs[0]
+	case 3:
+		for _, c := range n.f.Conns() {
+			if n.qps[c.Conn] != nil {
+				n.step(QPError{Conn: c.Conn, Status: verbs.GeneralError})
+				break
+			}
+		}
+	case 4:
+		n.noQP = !n.noQP
+		defer func() { n.noQP = false }()
+		n.ping(m.addr("10.0.0.1"), 100, false)
+	default:
+		dst := "10.0.0." + string('0'+rune(slices.Index(w.nodes, m)+1))
+		n.ping(dst, 100, false)
+		if !m.dead && w.r.IntN(2) == 0 {
+			m.ping("10.0.0."+string('0'+rune(slices.Index(w.nodes, n)+1)), 9000, false)
+		}
+		n.ping(dst, 9000, false)
+	}
+}
+
+// Three on one link: a connection to each, and a dead one holds up nobody.
+func TestThree(t *testing.T) {
+	w := newWorld(t, 1)
+	a, b, c := w.node(1, Options{}), w.node(2, Options{}), w.node(3, Options{})
+	w.run(2 * time.Second)
+	p := a.ping("10.0.0.2", 9000, true)
+	q := a.ping("10.0.0.3", 9000, true)
+	r := b.ping("10.0.0.3", 9000, true)
+	w.settle()
+	if b.got(p) != 1 || c.got(q) != 1 || c.got(r) != 1 || len(a.up()) != 2 || len(b.up()) != 2 || len(c.up()) != 2 {
+		w.failf("got %d %d %d", b.got(p), c.got(q), c.got(r))
+	}
+	c.dead = true
+	for range 200 {
+		a.ping("10.0.0.3", 9000, true)
+	}
+	p = a.ping("10.0.0.2", 9000, true)
+	w.run(10 * time.Millisecond)
+	if b.got(p) != 1 {
+		w.failf("the dead peer holds up the living")
+	}
+	w.run(2 * time.Second)
+	for range 200 {
+		a.ping("10.0.0.3", 9000, true)
+	}
+	if q := a.f.peers[c.link()]; q != nil && len(q.queue) > 64 {
+		w.failf("%d packets wait for the dead", len(q.queue))
+	}
+}
+
+// The default UD MTU is 2044, a UD payload at most 4096: 4755-5-3, 4755-1-3.
+func TestDefaults(t *testing.T) {
+	w := newWorld(t, 1)
+	a := w.node(1, Options{})
+	s := a.f.Status()
+	if s.UDMTU != 2044 || s.ReceiveMTU != 65524 || s.DeviceMTU != 65520 || !s.Up || len(s.Addrs) != 3 || !s.IPv6 {
+		t.Errorf("%+v", s)
+	}
+	if p := a.table[ipPrefix("10.0.0.0/24")]; p.Kind != PathMiss || p.MTU != 2044 {
+		t.Errorf("on-link path %+v", p)
+	}
+	for _, c := range a.f.Counters() {
+		if c.Name == "" {
+			t.Errorf("a counter without a name")
+		}
+	}
+}
+
+// Multicast and broadcast go by UD whatever there is: 4755-2.1-2, 4755-2.1-3, 4755-7-3.
+func TestGroups(t *testing.T) {
+	w := newWorld(t, 2)
+	a, b := w.node(1, Options{}), w.node(2, Options{})
+	w.run(2 * time.Second)
+	a.ping("10.0.0.2", 100, true)
+	w.settle()
+	w.agree(a, b)
+	g := ip4("239.1.2.3")
+	b.step(KernelGroups{Groups: []netip.Addr{g}})
+	mgid, _ := group.MGID(g, ib.DefaultPKey, 2)
+	if !b.joined[mgid] {
+		w.failf("not joined: %v", b.joined)
+	}
+	on := a.onConn
+	for _, dst := range []string{"239.1.2.3", "10.0.0.255", "255.255.255.255", "224.0.0.1"} {
+		for range 2 { // the first by the machine, the second by the path it set
+			p := mustEcho("10.0.0.1", dst, 100)
+			a.output(p)
+			w.run(time.Second)
+			if b.got(p) == 0 {
+				w.failf("%s: got %d", dst, b.got(p))
+			}
+		}
+		if path := a.table[hostPrefix(ip4(dst))]; path.Kind != PathGroup || path.MTU != 2044 {
+			w.failf("%s: %+v", dst, path)
+		}
+		if e := a.f.Explain(ip4(dst)); e.Mode != "ud" || e.Path.MTU != 2044 {
+			w.failf("%+v", e)
+		}
+	}
+	if a.onConn != on {
+		w.failf("multicast on a connection")
+	}
+	n := len(b.tun)
+	a.output(mustEcho("10.0.0.1", "239.1.2.3", 3000)) // oversize: fragments
+	w.run(time.Second)
+	if len(b.tun) != n+2 {
+		w.failf("%d fragments", len(b.tun)-n)
+	}
+	n = len(b.tun)
+	a.ping("239.1.2.3", 3000, true) // with DF: dropped and counted
+	a.output(mustEcho("10.0.0.1", "255.255.255.255", 3000))
+	w.run(time.Second)
+	if len(b.tun) != n || a.counter("drop_oversize") != 2 {
+		w.failf("%d packets, %d drops", len(b.tun)-n, a.counter("drop_oversize"))
+	}
+	a.delAddr("10.0.0.1/24")
+	if path, ok := a.table[ipPrefix("10.0.0.255/32")]; ok {
+		w.failf("subnet broadcast left: %+v", path)
+	}
+}
+
+// A link below 1280 has no IPv6 (design D3), IPv4 works.
+func TestNoIPv6(t *testing.T) {
+	w := newWorld(t, 3)
+	a, b := w.node(1, Options{UDMTU: 1020}), w.node(2, Options{UDMTU: 1020})
+	a.addAddr("fd00::1/64")
+	w.run(2 * time.Second)
+	p := a.ping("10.0.0.2", 9000, true)
+	a.output(echo6())
+	w.settle()
+	if b.got(p) != 1 || a.counter("drop_ipv6_off") != 1 || a.f.Status().IPv6 || len(a.f.Status().Addrs) != 1 {
+		w.failf("got %d, %+v", b.got(p), a.f.Status())
+	}
+}
+
+func echo6() []byte {
+	b, _ := ip.Echo{Src: ip4("fd00::1"), Dst: ip4("fd00::2")}.AppendBinary(nil)
+	return b
+}
+
+// RS, RA and Redirect pass between TUN and fabric; the option comes and goes,
+// and an MTU in an RA changes nothing (design D9).
+func TestRouterMessages(t *testing.T) {
+	w := newWorld(t, 4)
+	a, b := w.node(1, Options{}), w.node(2, Options{})
+	b.step(KernelGroups{Groups: []netip.Addr{ip4("ff02::2")}})
+	w.run(2 * time.Second)
+	a.ping("fd00::2", 3000, true)
+	w.settle()
+	x, _ := w.agree(a, b)
+	rs := icmp6("fe80::200:0:0:1", "ff02::2", []byte{133, 0, 0, 0, 0, 0, 0, 0})
+	n, on := len(b.tun), a.onConn
+	a.output(rs)
+	w.run(time.Second)
+	if len(b.tun) != n+1 || b.got(rs) != 1 || a.counter("router_messages_out") != 1 || b.counter("router_messages_in") != 1 {
+		w.failf("RS: %d", len(b.tun)-n)
+	}
+	ra := icmp6("fe80::200:0:0:2", "fe80::200:0:0:1", append(make([]byte, 16), 5, 1, 0, 0, 0, 0, 7, 0xfc))
+	ra[40] = 134
+	ra = fix6(ra)
+	b.output(ra)
+	w.run(time.Second)
+	if a.got(ra) != 1 {
+		w.failf("RA got %d", a.got(ra))
+	}
+	if y, _ := w.agree(a, b); y.MTU != x.MTU || a.host[ip4("fd00::2")] != 65520 || a.onConn != on || b.onConn != 0 {
+		w.failf("an RA changed MTU or mode: %v, %d on connections", a.host, b.onConn)
+	}
+	na := icmp6("fd00::1", "fd00::2", append([]byte{136, 0, 0, 0, 0, 0, 0, 0}, make([]byte, 16)...))
+	a.output(na)
+	if a.counter("drop_nd_from_tun") != 1 {
+		t.Errorf("NA from the TUN was not dropped")
+	}
+}
+
+// ND on a connection is accepted, ARP there is not: AMB-4755-11, 4755-4-4, 4755-4-5.
+func TestNDOnConnection(t *testing.T) {
+	w := newWorld(t, 5)
+	a, b := w.node(1, Options{}), w.node(2, Options{})
+	w.run(2 * time.Second)
+	a.ping("fd00::2", 3000, true)
+	w.settle()
+	x, _ := w.agree(a, b)
+	answers, on := a.f.neigh.Counters().Answers, a.onConn
+	a.step(RecvFrame{Conn: x.Conn, Frame: frameOf(encap.IPv6, neighborSolicitation("fd00::2", "fd00::1", b.link()))})
+	w.run(time.Second)
+	// 4755-7-4, 4755-3.1-13: answered by UD
+	if a.f.neigh.Counters().Answers != answers+1 || a.onConn != on || a.counter("nd_on_connection") != 1 {
+		w.failf("answers %d", a.f.neigh.Counters().Answers-answers)
+	}
+	a.step(RecvFrame{Conn: x.Conn, Frame: frameOf(encap.ARP, make([]byte, 56))})
+	a.step(RecvFrame{Conn: x.Conn, Frame: frameOf(0x88ca, make([]byte, 56))})
+	a.step(RecvFrame{Conn: x.Conn, Frame: []byte{8}})
+	if a.counter("drop_arp_on_connection") != 1 || a.counter("drop_malformed_frame") != 2 {
+		w.failf("drops %d %d", a.counter("drop_arp_on_connection"), a.counter("drop_malformed_frame"))
+	}
+}
+
+// The underlay's address changes: everything anew under the new one.
+func TestUnderlayChanged(t *testing.T) {
+	w := newWorld(t, 6)
+	a, b := w.node(1, Options{}), w.node(2, Options{})
+	w.run(2 * time.Second)
+	a.ping("10.0.0.2", 3000, true)
+	w.settle()
+	w.agree(a, b)
+	b.opt.Link.GID = gid(0x99)
+	b.step(UnderlayChanged{Link: b.opt.Link, PathMTU: ib.MTU2048, Active: true})
+	w.run(4 * time.Second)
+	p := a.ping("10.0.0.2", 3000, true)
+	w.settle()
+	if x, _ := w.agree(a, b); b.got(p) != 1 || x.Peer.GID != gid(0x99) {
+		w.failf("got %d", b.got(p))
+	}
+	if !slices.ContainsFunc(b.addrs, func(p netip.Prefix) bool { return p.Addr() == ip.LinkLocal(gid(0x99)) }) || len(b.addrs) != 3 {
+		w.failf("addresses %v", b.addrs)
+	}
+	a.step(UnderlayChanged{Link: a.opt.Link, Active: false})
+	a.step(UnderlayChanged{Link: a.opt.Link, Active: true})
+	if !a.f.Status().Up {
+		t.Errorf("not up")
+	}
+}
+
+// A REQ for a larger path MTU than our port's gets REJ 26 with ours, and is
+// repeated with that.
+func TestPathMTU(t *testing.T) {
+	w := newWorld(t, 7)
+	a, b := w.node(1, Options{PathMTU: ib.MTU4096}), w.node(2, Options{PathMTU: ib.MTU1024})
+	w.run(2 * time.Second)
+	p := a.ping("10.0.0.2", 3000, true)
+	w.settle()
+	if w.agree(a, b); b.got(p) != 1 || len(a.reqs) != 2 || a.reqs[1].PathMTU != ib.MTU1024 {
+		w.failf("%d REQs", len(a.reqs))
+	}
+}
+
+// No event, however odd, makes the machine panic or break a promise that the
+// world watches.
+func FuzzInterface(f *testing.F) {
+	f.Add([]byte("0123456789abcdefghijklmnopqrstuvwxyz"))
+	f.Add([]byte{0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15})
+	f.Fuzz(func(t *testing.T, in []byte) {
+		if len(in) > 300 {
+			return
+		}
+		w := newWorld(t, uint64(len(in)))
+		a, b := w.node(1, Options{Mode: ModeAuto, MaxConns: 6, MaxPeers: 4}), w.node(2, Options{Mode: ModeAuto})
+		k := w.linux(3)
+		r := rand.New(rand.NewPCG(1, 2))
+		for i := 0; i+1 < len(in); i += 2 {
+			w.odd(a, b, k, in[i], in[i+1], in[i:], r)
+			w.run(time.Duration(in[i+1]) * 3 * time.Millisecond)
+		}
+		a.f.Conns()
+		a.f.Routes()
+		a.f.Groups()
+		a.f.Neighbours()
+		a.f.Explain(ip4("10.0.0.2"))
+		a.f.Explain(ip4("10.0.0.3"))
+		a.step(Shutdown{})
+		b.step(Shutdown{})
+		w.run(10 * time.Second)
+		if len(a.qps)+len(a.table)+len(a.host)+len(a.joined) != 0 || a.f.queued != 0 {
+			w.failf("left after shutdown: %d %d %d %d", len(a.qps), len(a.table), len(a.host), len(a.joined))
+		}
+	})
+}
+
+func (w *world) odd(a, b, k *node, op, arg byte, rest []byte, r *rand.Rand) {
+	dst := []string{"10.0.0.2", "10.0.0.3", "fd00::2", "10.0.0.9", "239.1.1.1", "192.0.2.1", "ff02::1", "10.0.0.255"}[arg%8]
+	switch op % 20 {
+	case 0, 1, 2:
+		a.ping(dst, 100+int(arg)*200, arg&1 == 0)
+	case 3:
+		b.ping("10.0.0.1", 100+int(arg)*200, false)
+	case 4:
+		a.step(Packet{rest})
+	case 5:
+		a.step(RecvFrame{SrcGID: gid(int(arg % 5)), SrcQPN: ib.QPN(0x100 + int(arg%5)), Frame: rest})
+	case 6:
+		a.step(RecvFrame{Conn: Conn(arg % 16), Frame: rest})
+	case 7:
+		m := &verbs.MAD{Remote: gid(int(arg % 4)), Local: gid(1)}
+		m.Data = [256]byte{1, 7, 2, 3, 17: byte(mad.AttrREQ) + op/20}
+		copy(m.Data[24:], rest)
+		a.step(RecvMAD{m})
+	case 8:
+		if c := Conn(arg % 16); a.qps[c] != nil {
+			a.step(QPError{Conn: c, Status: verbs.RetryExceeded})
+		}
+	case 9:
+		a.step(CommEst{Conn(arg % 16)})
+	case 10:
+		a.step(LinkDown{})
+		a.step(LinkUp{})
+	case 11:
+		a.step(LinkDown{})
+	case 12:
+		a.step(LinkUp{})
+	case 13:
+		a.noQP = arg&1 == 0
+	case 14:
+		a.step(DeviceMTU{int(arg) * 256})
+	case 15:
+		a.addRoute("192.0.2.0/24", []string{"10.0.0.2", "10.0.0.3", "10.0.0.1"}[arg%3])
+	case 16:
+		k.legacy.connect(a, ib.QPN(0x800000+r.Uint32N(0xffff)))
+	case 17:
+		b.dead = !b.dead
+		if !b.dead {
+			b.boot()
+		}
+	case 18:
+		a.step(UnderlayChanged{Link: a.opt.Link, Active: arg&1 == 0})
+	case 19:
+		w.loss = float64(arg%4) / 10
+		w.run(time.Duration(arg) * time.Second)
+	}
+}

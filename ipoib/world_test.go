@@ -1,0 +1,668 @@
+package ipoib
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"ipoibcm/cm"
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
+	"ipoibcm/wire/mad"
+	"ipoibcm/wire/nd"
+)
+
+// A world joins Interfaces in memory and virtual time: a fabric with loss,
+// duplication and delay, queue pairs that pass messages, a kernel and a data
+// path reduced to what the machine can see of them. Everything is drawn from
+// one seed. It also watches that no machine ever does what it must not.
+type world struct {
+	t     testing.TB
+	seed  uint64
+	r     *rand.Rand
+	now   time.Time
+	loss  float64 // of UD frames, UC messages and MADs
+	dup   float64
+	delay time.Duration // 50 µs to this
+	nodes []*node
+	queue []flight
+	// dropMAD, when set, decides about each MAD by itself.
+	dropMAD func(from *node, m mad.Message) bool
+	onMAD   func(from *node, m mad.Message) // sees each MAD that a node sends
+	log     []string
+}
+
+type flight struct {
+	at time.Time
+	to *node
+	f  func()
+}
+
+// A node is one host.
+type node struct {
+	w      *world
+	name   string
+	opt    Options
+	f      *Interface
+	legacy *linux // instead of f
+	dead   bool
+
+	addrs  []netip.Prefix
+	extra  []Route
+	joined map[ib.GID]bool
+	table  map[netip.Prefix]Path
+	host   map[netip.Addr]int
+	qps    map[Conn]*fakeQP
+	nextQP ib.QPN
+	ud     map[encap.LinkAddr]uint64
+	noQP   bool // CreateQP fails
+
+	tun                   [][]byte // what the kernel was given
+	notes                 []Note
+	flush                 []FlushExceptions
+	reqs                  []mad.REQ
+	sent                  []mad.Message
+	onConn, onUD, onGroup int // data packets sent by mode
+	inStep                bool
+	pending               []Event
+}
+
+// A fakeQP is one connected queue pair.
+type fakeQP struct {
+	n            *node
+	conn         Conn
+	qpn          ib.QPN
+	trans        ib.Transport
+	receive      int
+	rts          bool
+	dest         ib.QPN
+	destGID      ib.GID
+	pathMTU      ib.MTU
+	rqPSN, sqPSN ib.PSN
+	tx, rx       uint64
+	broken       bool
+}
+
+func newWorld(t testing.TB, seed uint64) *world {
+	return &world{t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 7)), now: time.Unix(1000, 0), delay: 200 * time.Microsecond}
+}
+
+func gid(i int) ib.GID {
+	g, _ := ib.ParseGID(fmt.Sprintf("fe80::%x", i))
+	return g
+}
+
+// node adds a host that is up, with 10.0.0.i/24 and fd00::i/64.
+func (w *world) node(i int, opt Options) *node {
+	opt.Link = encap.LinkAddr{QPN: ib.QPN(0x100 + i), GID: gid(i)}
+	n := &node{w: w, name: string(rune('a' + i - 1)), opt: opt, joined: map[ib.GID]bool{}}
+	w.nodes = append(w.nodes, n)
+	n.boot()
+	n.addAddr(fmt.Sprintf("10.0.0.%d/24", i))
+	if opt.UDMTU == 0 || opt.UDMTU >= 1280 {
+		n.addAddr(fmt.Sprintf("fd00::%d/64", i))
+	}
+	return n
+}
+
+// boot starts a fresh machine, as after a crash; UD QPN and addresses stay.
+func (n *node) boot() {
+	o := n.opt
+	o.GUID = ib.GUID(n.w.r.Uint64())
+	o.Rand = rand.New(rand.NewPCG(n.w.r.Uint64(), 1))
+	if o.PathMTU == 0 {
+		o.PathMTU = ib.MTU1024
+	}
+	n.f = New(o)
+	n.joined, n.table, n.host = map[ib.GID]bool{}, map[netip.Prefix]Path{}, map[netip.Addr]int{}
+	n.qps, n.ud = map[Conn]*fakeQP{}, map[encap.LinkAddr]uint64{}
+	n.nextQP = ib.QPN(n.w.r.Uint32N(1<<23)) + 0x1000
+	n.dead = false
+	n.step(Start{})
+	n.step(LinkUp{})
+	for _, a := range n.addrs {
+		n.step(AddrAdded{a})
+	}
+	n.routes()
+}
+
+func (n *node) addAddr(s string) {
+	p := netip.MustParsePrefix(s)
+	n.addrs = append(n.addrs, p)
+	n.step(AddrAdded{p})
+	n.routes()
+}
+
+func (n *node) delAddr(s string) {
+	p := netip.MustParsePrefix(s)
+	n.addrs = slices.DeleteFunc(n.addrs, func(q netip.Prefix) bool { return p == q })
+	n.step(AddrRemoved{p})
+	n.routes()
+}
+
+func (n *node) addRoute(prefix, gw string) {
+	r := Route{Prefix: netip.MustParsePrefix(prefix)}
+	if gw != "" {
+		r.Gateway = netip.MustParseAddr(gw)
+	}
+	n.extra = append(n.extra, r)
+	n.routes()
+}
+
+func (n *node) routes() {
+	rs := slices.Clone(n.extra)
+	for _, a := range n.addrs {
+		rs = append(rs, Route{Prefix: a.Masked()})
+	}
+	n.step(RoutesChanged{rs})
+}
+
+// step gives the machine an event and does what it says, then what its own
+// doings led to.
+func (n *node) step(ev Event) {
+	if n.dead || n.f == nil {
+		return
+	}
+	n.pending = append(n.pending, ev)
+	if n.inStep {
+		return
+	}
+	n.inStep = true
+	for len(n.pending) > 0 {
+		ev := n.pending[0]
+		n.pending = n.pending[1:]
+		for _, a := range n.f.Step(nil, n.w.now, ev) {
+			n.do(a)
+		}
+	}
+	n.inStep = false
+}
+
+func (w *world) failf(format string, args ...any) {
+	w.t.Helper()
+	if len(w.log) > 60 {
+		w.log = w.log[len(w.log)-60:]
+	}
+	w.t.Fatalf("seed %d: %s\n%s", w.seed, fmt.Sprintf(format, args...), strings.Join(w.log, "\n"))
+}
+
+func (n *node) do(a Action) {
+	w := n.w
+	switch a := a.(type) {
+	case SendUD:
+		n.checkFrame(a.Frame, false)
+		if !a.MGID.IsZero() {
+			n.onGroup++
+			for _, to := range w.nodes {
+				if to != n {
+					w.send(func(to *node) func() {
+						return func() {
+							if to.joined[a.MGID] || to.legacy != nil {
+								to.recvUD(n.link(), a.MGID, a.Frame)
+							}
+						}
+					}(to), to, true)
+				}
+			}
+			return
+		}
+		n.sendUD(a.Link, a.Frame)
+	case SendConn:
+		n.sendConn(a.Conn, a.Frame)
+	case WriteTUN:
+		n.tun = append(n.tun, slices.Clone(a.IP))
+	case SendMAD:
+		n.sendMAD(a.MAD)
+	case CreateQP:
+		if n.noQP {
+			n.step(QPFailed{a.Conn, "out of memory"})
+			return
+		}
+		n.nextQP++
+		n.qps[a.Conn] = &fakeQP{n: n, conn: a.Conn, qpn: n.nextQP, trans: a.Transport, receive: a.ReceiveMTU}
+		n.step(QPCreated{a.Conn, n.nextQP})
+	case ConnectQP:
+		q := n.qps[a.Conn]
+		if q == nil || q.rts {
+			w.failf("%s: ConnectQP of %d in the wrong state", n.name, a.Conn)
+		}
+		// 4755-7.1-1: retries exhausted within one second, ACK timeout at most 67 ms
+		if q.trans == ib.RC && (a.RTS.Timeout == 0 || a.RTS.Timeout.Duration() > 68*time.Millisecond ||
+			time.Duration(a.RTS.RetryCount+1)*a.RTS.Timeout.Duration() > time.Second) {
+			w.failf("%s: timeout %v retries %d outlast a TCP timeout", n.name, a.RTS.Timeout.Duration(), a.RTS.RetryCount)
+		}
+		q.rts, q.dest, q.destGID, q.pathMTU = true, a.RTR.DestQPN, a.RTR.Path.DGID, a.RTR.PathMTU
+		q.rqPSN, q.sqPSN = a.RTR.RQPSN, a.RTS.SQPSN
+	case DestroyQP:
+		if n.qps[a.Conn] == nil {
+			w.failf("%s: DestroyQP of %d, which is not there", n.name, a.Conn)
+		}
+		for p, path := range n.table {
+			if path.Kind == PathConn && path.Conn == a.Conn {
+				w.failf("%s: DestroyQP %d while %v leads to it", n.name, a.Conn, p)
+			}
+		}
+		delete(n.qps, a.Conn)
+	case JoinGroup:
+		n.joined[a.MGID] = true
+	case LeaveGroup:
+		delete(n.joined, a.MGID)
+	case PublishGroups:
+	case SetPath:
+		// 4755-2.1-1: no connected path for a group
+		if a.Path.Kind == PathConn && a.Prefix.Addr().IsMulticast() {
+			w.failf("%s: group %v on a connection", n.name, a.Prefix)
+		}
+		if a.Path.Kind == PathConn && (n.qps[a.Path.Conn] == nil || !n.qps[a.Path.Conn].rts) {
+			w.failf("%s: path %v to connection %d, which is not up", n.name, a.Prefix, a.Path.Conn)
+		}
+		n.table[a.Prefix] = a.Path
+	case DelPath:
+		if _, ok := n.table[a.Prefix]; !ok {
+			w.failf("%s: DelPath of %v, which is not there", n.name, a.Prefix)
+		}
+		delete(n.table, a.Prefix)
+	case HostRoute:
+		n.host[a.Addr] = a.MTU
+	case DelHostRoute:
+		if _, ok := n.host[a.Addr]; !ok {
+			w.failf("%s: DelHostRoute of %v, which is not there", n.name, a.Addr)
+		}
+		delete(n.host, a.Addr)
+	case FlushExceptions:
+		n.flush = append(n.flush, a)
+	case AddAddr:
+		n.addAddr(a.Prefix.String())
+	case RemoveAddr:
+		n.delAddr(a.Prefix.String())
+	case Note:
+		n.notes = append(n.notes, a)
+		w.log = append(w.log, fmt.Sprintf("%8.3f %s %-9s %v %d %s", float64(w.now.UnixMilli()-1000000)/1000, n.name, a.Kind, a.Peer, a.Conn, a.Text))
+	default:
+		w.failf("unknown action %T", a)
+	}
+}
+
+func (n *node) link() encap.LinkAddr { return n.opt.Link.Key() }
+
+// checkFrame guards what may be in a frame on each kind of queue pair.
+func (n *node) checkFrame(fr []byte, connected bool) {
+	t := encap.EtherType(binary.BigEndian.Uint16(fr))
+	// 4755-4-1, 4755-4-2, 4755-4-3
+	if fr[2] != 0 || fr[3] != 0 || t != encap.IPv4 && t != encap.IPv6 && (connected || t != encap.ARP) {
+		n.w.failf("%s: encapsulation header % x, connected %v", n.name, fr[:4], connected) // 4755-4-5
+	}
+	if !connected && len(fr) > n.f.opt.udMTU()+4 {
+		n.w.failf("%s: UD frame of %d octets", n.name, len(fr))
+	}
+	if connected && nd.KindOf(fr[4:]) != nd.None {
+		n.w.failf("%s: %v on a connection", n.name, nd.KindOf(fr[4:])) // 4755-7-4
+	}
+	if dst, _ := ip.Dst(fr[4:]); connected && dst.IsMulticast() {
+		n.w.failf("%s: multicast on a connection", n.name) // 4755-2.1-1, 4755-7-3
+	}
+}
+
+// send carries something with loss, duplication and delay.
+func (w *world) send(f func(), to *node, lossy bool) {
+	times := 1
+	if lossy && w.loss > 0 && w.r.Float64() < w.loss {
+		times = 0
+	} else if lossy && w.dup > 0 && w.r.Float64() < w.dup {
+		times = 2
+	}
+	for range times {
+		d := 50*time.Microsecond + time.Duration(w.r.Int64N(int64(w.delay)))
+		w.queue = append(w.queue, flight{w.now.Add(d), to, f})
+	}
+}
+
+func (n *node) sendUD(to encap.LinkAddr, fr []byte) {
+	for _, m := range n.w.nodes {
+		if m.link() == to.Key() {
+			n.w.send(func() { m.recvUD(n.link(), m.opt.Link.GID, fr) }, m, true)
+		}
+	}
+}
+
+func (n *node) recvUD(from encap.LinkAddr, dst ib.GID, fr []byte) {
+	if n.dead {
+		return
+	}
+	if n.legacy != nil {
+		n.legacy.recvUD(from, fr)
+		return
+	}
+	n.recv(RecvFrame{SrcGID: from.GID, SrcQPN: from.QPN, DstGID: dst, Frame: fr})
+}
+
+// recv does what the data path does with a frame.
+func (n *node) recv(ev RecvFrame) {
+	if encap.EtherType(binary.BigEndian.Uint16(ev.Frame)) == encap.ARP || nd.KindOf(ev.Frame[4:]) != nd.None {
+		n.step(ev)
+		return
+	}
+	n.tun = append(n.tun, slices.Clone(ev.Frame[4:]))
+}
+
+func (n *node) sendConn(id Conn, fr []byte) {
+	w := n.w
+	q := n.qps[id]
+	if q == nil || !q.rts {
+		w.failf("%s: sending on connection %d, which is not in RTS", n.name, id)
+	}
+	n.checkFrame(fr, true)
+	for _, c := range n.f.Conns() {
+		// 4755-2.3-1: nothing before the connection is established
+		if c.Conn == id && (c.State != "ESTABLISHED" || !c.Tx || len(fr)-4 > c.MTU) {
+			w.failf("%s: %d octets on connection in state %s tx=%v mtu=%d", n.name, len(fr), c.State, c.Tx, c.MTU)
+		}
+	}
+	n.onConn++
+	q.tx++
+	for _, m := range w.nodes {
+		if m.opt.Link.GID != q.destGID {
+			continue
+		}
+		w.send(func() {
+			if m.dead {
+				w.retryExceeded(q)
+				return
+			}
+			if m.legacy != nil {
+				m.legacy.recvConn(q, fr)
+				return
+			}
+			for _, r := range m.qps {
+				if r.qpn == q.dest && r.rts && r.dest == q.qpn && !r.broken {
+					if r.rqPSN != q.sqPSN {
+						w.failf("PSNs do not meet: %v sends with %v, %v expects %v", n.name, q.sqPSN, m.name, r.rqPSN) // trap T6
+					}
+					if len(fr) > r.receive || r.pathMTU != q.pathMTU {
+						w.failf("%d octets into a buffer of %d, path MTU %v and %v", len(fr), r.receive, q.pathMTU, r.pathMTU)
+					}
+					r.rx++
+					m.step(CommEst{r.conn})
+					m.recv(RecvFrame{Conn: r.conn, Frame: fr})
+					return
+				}
+			}
+			w.retryExceeded(q)
+		}, m, q.trans == ib.UC)
+		return
+	}
+}
+
+func (w *world) retryExceeded(q *fakeQP) {
+	if q.trans == ib.RC && !q.broken {
+		q.broken = true
+		w.queue = append(w.queue, flight{w.now.Add(540 * time.Millisecond), q.n, func() {
+			if q.n.qps[q.conn] == q {
+				q.n.step(QPError{Conn: q.conn, Status: verbs.RetryExceeded})
+			}
+		}})
+	}
+}
+
+func (n *node) sendMAD(m *verbs.MAD) {
+	w := n.w
+	_, msg, err := mad.Parse(m.Data[:])
+	if err != nil {
+		w.failf("%s sends a MAD that cannot be read: %v", n.name, err)
+	}
+	n.checkMAD(msg)
+	n.sent = append(n.sent, msg)
+	if w.onMAD != nil {
+		w.onMAD(n, msg)
+	}
+	if w.dropMAD != nil && w.dropMAD(n, msg) {
+		return
+	}
+	in := *m
+	in.Local, in.Remote, in.QPN = m.Remote, n.opt.Link.GID, ib.QPNGSI
+	for _, to := range w.nodes {
+		if to.opt.Link.GID == m.Remote {
+			w.send(func() {
+				c := in
+				if to.legacy != nil {
+					to.legacy.recvMAD(&c)
+				} else {
+					to.step(RecvMAD{&c})
+				}
+			}, to, true)
+		}
+	}
+}
+
+// checkMAD guards the private data of what we send.
+func (n *node) checkMAD(msg mad.Message) {
+	if n.legacy != nil {
+		return
+	}
+	var pd []byte
+	switch msg := msg.(type) {
+	case mad.REQ:
+		pd = msg.PrivateData[:]
+		n.reqs = append(n.reqs, msg)
+	case mad.REP:
+		pd = msg.PrivateData[:]
+		if msg.RNRRetryCount != 7 {
+			n.w.failf("REP with RNR retry %d", msg.RNRRetryCount) // trap T4
+		}
+	case mad.RTU:
+		pd = msg.PrivateData[:]
+	case mad.REJ:
+		pd = msg.PrivateData[:]
+	case mad.MRA:
+		pd = msg.PrivateData[:]
+	default:
+		return
+	}
+	// 4755-3.2-11, 4755-3.2-12, 4755-6-1, 4755-6-3, 4755-6-5, 4755-5.1-1, 4755-9-1
+	var d encap.PrivateData
+	if d.UnmarshalBinary(pd) != nil || d.QPN != n.opt.Link.QPN || d.ReceiveMTU < 1284 && n.f.ipv6 || pd[0] != 0 ||
+		bytes.ContainsFunc(pd[8:], func(r rune) bool { return r != 0 }) {
+		n.w.failf("%s: %v carries private data % x", n.name, msg.Attr(), pd[:12])
+	}
+}
+
+// ping has n's kernel send an IP packet of size octets to dst.
+func (n *node) ping(dst string, size int, df bool) []byte {
+	a := netip.MustParseAddr(dst)
+	src := n.source(a)
+	e := ip.Echo{Src: src, Dst: a, ID: 1, Seq: uint16(n.w.r.Uint32()), DF: df}
+	head := 28
+	if a.Is6() {
+		head = 48
+	}
+	e.Data = make([]byte, size-head)
+	pkt, err := e.AppendBinary(nil)
+	if err != nil || len(pkt) != size {
+		n.w.failf("echo of %d octets: %d, %v", size, len(pkt), err)
+	}
+	n.output(pkt)
+	return pkt
+}
+
+func (n *node) source(dst netip.Addr) netip.Addr {
+	for _, a := range n.addrs {
+		if a.Contains(dst) {
+			return a.Addr()
+		}
+	}
+	for _, a := range n.addrs {
+		if a.Addr().Is4() == dst.Is4() && !a.Addr().IsLinkLocalUnicast() {
+			return a.Addr()
+		}
+	}
+	return netip.Addr{}
+}
+
+// output is the data path of n for one packet from the TUN.
+func (n *node) output(pkt []byte) {
+	dst, _ := ip.Dst(pkt)
+	var best netip.Prefix
+	path, ok := Path{}, false
+	for p, q := range n.table {
+		if p.Contains(dst) && (!ok || p.Bits() > best.Bits()) {
+			best, path, ok = p, q, true
+		}
+	}
+	if !ok || path.Kind == PathMiss || len(pkt) > path.MTU || nd.KindOf(pkt) != nd.None || ip.IsReport(pkt) {
+		n.step(Packet{pkt})
+		return
+	}
+	switch path.Kind {
+	case PathConn:
+		n.sendConn(path.Conn, frame(pkt))
+	case PathUD:
+		n.onUD++
+		n.ud[path.Link.Key()]++
+		n.checkFrame(frame(pkt), false)
+		n.sendUD(path.Link, frame(pkt))
+	case PathGroup:
+		n.do(SendUD{MGID: path.MGID, Frame: frame(pkt)})
+	}
+}
+
+// got counts how often pkt arrived whole.
+func (n *node) got(pkt []byte) (k int) {
+	for _, p := range n.tun {
+		if bytes.Equal(p, pkt) {
+			k++
+		}
+	}
+	return k
+}
+
+// run lets d pass.
+func (w *world) run(d time.Duration) {
+	end := w.now.Add(d)
+	usage := w.now.Add(time.Second)
+	for steps := 0; ; steps++ {
+		if steps > 2_000_000 {
+			w.failf("it never comes to rest")
+		}
+		next := end
+		var who *node
+		what := -1
+		for i, q := range w.queue {
+			if q.at.Before(next) {
+				next, what, who = q.at, i, nil
+			}
+		}
+		for _, n := range w.nodes {
+			t := n.deadline()
+			if !t.IsZero() && t.Before(next) {
+				next, who, what = t, n, -1
+			}
+		}
+		if usage.Before(next) {
+			next, who, what = usage, nil, -2
+			usage = usage.Add(time.Second)
+		}
+		if w.now.Before(next) {
+			w.now = next
+		}
+		switch {
+		case what >= 0:
+			q := w.queue[what]
+			w.queue = slices.Delete(w.queue, what, what+1)
+			q.f()
+		case what == -2:
+			for _, n := range w.nodes {
+				n.usage()
+			}
+		case who != nil:
+			before := w.now
+			who.wake()
+			if d := who.deadline(); !d.IsZero() && !d.After(before) {
+				w.failf("%s: deadline %v does not move on at %v", who.name, d, before)
+			}
+		default:
+			return
+		}
+	}
+}
+
+func (n *node) deadline() time.Time {
+	switch {
+	case n.dead:
+		return time.Time{}
+	case n.legacy != nil:
+		return n.legacy.cm.Deadline()
+	}
+	return n.f.Deadline()
+}
+
+func (n *node) wake() {
+	if n.legacy != nil {
+		n.legacy.step(cm.Wake{})
+		return
+	}
+	n.step(Wake{})
+}
+
+func (n *node) usage() {
+	if n.dead || n.f == nil {
+		return
+	}
+	var u Usage
+	for _, c := range n.f.Conns() {
+		if q := n.qps[c.Conn]; q != nil {
+			u.Conns = append(u.Conns, ConnUse{Conn: c.Conn, TxPackets: q.tx, RxPackets: q.rx})
+		}
+	}
+	for _, m := range n.w.nodes {
+		if k := n.ud[m.link()]; k > 0 {
+			u.UD = append(u.UD, UDUse{Link: m.link(), TxPackets: k})
+		}
+	}
+	n.step(u)
+}
+
+func (n *node) counter(name string) uint64 {
+	for _, c := range n.f.Counters() {
+		if c.Name == name {
+			return c.Value
+		}
+	}
+	n.w.failf("no counter %q", name)
+	return 0
+}
+
+// up lists n's established connections.
+func (n *node) up() (cs []ConnInfo) {
+	for _, c := range n.f.Conns() {
+		if c.State == "ESTABLISHED" {
+			cs = append(cs, c)
+		}
+	}
+	return cs
+}
+
+// agree fails unless a and b share exactly one connection.
+func (w *world) agree(a, b *node) (ConnInfo, ConnInfo) {
+	w.t.Helper()
+	ca, cb := a.up(), b.up()
+	// 4755-2.3-4: one QP at each end, nothing left over
+	if len(ca) != 1 || len(cb) != 1 || len(a.qps) != 1 || len(b.qps) != 1 {
+		w.failf("%s has %d connections and %d QPs, %s %d and %d", a.name, len(ca), len(a.qps), b.name, len(cb), len(b.qps))
+	}
+	x, y := ca[0], cb[0]
+	if x.LocalQPN != y.RemoteQPN || x.RemoteQPN != y.LocalQPN || x.MTU != y.MTU || x.Active == y.Active || x.Transport != y.Transport {
+		w.failf("they disagree:\n%+v\n%+v", x, y)
+	}
+	return x, y
+}
+
+// settle gives everything time to come to rest.
+func (w *world) settle() { w.run(20 * time.Second) }
