@@ -47,9 +47,7 @@ func (g *gsi) SendMAD(m *verbs.MAD) error {
 	roce.PutDETH(pkt.Header[roce.BTHLen:], ib.QKeyGSI, ib.QPNGSI)
 	pkt.HeaderLen = roce.BTHLen + roce.DETHLen
 	pkt.Payload[0], pkt.NPayload, pkt.PayloadLen = m.Data[:], 1, verbs.MADLen
-	p.sender.mu.Lock()
-	p.sender.send(p, []engine.Packet{pkt})
-	p.sender.mu.Unlock()
+	p.sendUD([]engine.Packet{pkt})
 	d.count.madsOut.Add(1)
 	return nil
 }

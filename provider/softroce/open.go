@@ -128,10 +128,8 @@ func (d *Device) openSender(v6, fragment bool) (*sender, error) {
 
 // pickSender returns the socket for a flow whose source port by the generic
 // rule would be port; nil if the family is not open.
-func (d *Device) pickSender(v6, udp bool, port uint16) *sender {
+func (d *Device) pickSender(v6 bool, port uint16) *sender {
 	switch {
-	case v6 && udp:
-		return d.sender6UD
 	case v6 && len(d.senders6) > 0:
 		return d.senders6[int(port)%len(d.senders6)]
 	case !v6 && len(d.senders4) > 0:

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/ib"
+	"ipoibcm/provider/softroce/engine"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/roce"
 )
@@ -32,6 +33,10 @@ type path struct {
 	head   roce.IPHeader // for the tap
 	v6     bool
 	max    int // UDP payload octets of one call
+	// whole is the way of IPv6 UD packets that must be fragmented; nil on all
+	// other paths. limit is the longest packet, BTH through pad, that need not.
+	whole *path
+	limit int
 
 	name    [unix.SizeofSockaddrInet6]byte
 	nameLen uint32
@@ -43,7 +48,7 @@ type path struct {
 
 // newPath checks attr, fills in what it leaves open, and returns the path that
 // packets between the two QPNs take; the QPNs matter for the source port only.
-func (d *Device) newPath(attr verbs.AHAttr, udp bool, src, dst ib.QPN) (*path, error) {
+func (d *Device) newPath(attr verbs.AHAttr, ud bool, src, dst ib.QPN) (*path, error) {
 	if attr.DGID.IsZero() {
 		return nil, fmt.Errorf("%w: no destination GID", verbs.ErrInvalid)
 	}
@@ -60,11 +65,21 @@ func (d *Device) newPath(attr verbs.AHAttr, udp bool, src, dst ib.QPN) (*path, e
 	if attr.HopLimit == 0 {
 		attr.HopLimit = defaultHopLimit
 	}
-	p := &path{attr: attr, v6: !attr.DGID.Is4(), max: maxBatch6}
-	fl := roce.SourcePort(attr.FlowLabel, src, dst)
-	if p.sender = d.pickSender(p.v6, udp, fl); p.sender == nil {
+	s := d.pickSender(!attr.DGID.Is4(), roce.SourcePort(attr.FlowLabel, src, dst))
+	if s == nil {
 		return nil, fmt.Errorf("%w: no socket for %v", verbs.ErrInvalid, attr.DGID)
 	}
+	p := d.pathOver(s, attr)
+	if ud && p.v6 {
+		p.whole = d.pathOver(d.sender6UD, attr)
+		p.limit = port.UnderMTU - 40 - 8 - roce.ICRCLen
+	}
+	return p, nil
+}
+
+// pathOver makes the path for attr, which is complete, on socket s.
+func (d *Device) pathOver(s *sender, attr verbs.AHAttr) *path {
+	p := &path{attr: attr, sender: s, v6: !attr.DGID.Is4(), max: maxBatch6}
 	if !p.v6 {
 		p.max = maxBatch4
 	}
@@ -73,7 +88,7 @@ func (d *Device) newPath(attr verbs.AHAttr, udp bool, src, dst ib.QPN) (*path, e
 	p.head = roce.IPHeader{Src: from, Dst: to, TrafficClass: attr.TrafficClass, HopLimit: attr.HopLimit, SrcPort: p.sender.port}
 	p.address(d.opts.udpPort(), d.ifindex)
 	p.control(d.ifindex)
-	return p, nil
+	return p
 }
 
 func (p *path) address(port uint16, ifindex int) {
@@ -127,6 +142,32 @@ func (p *path) control(ifindex int) {
 	p.segAt = at + unix.CmsgLen(0)
 	put(unix.IPPROTO_UDP, optUDPSegment, 2)
 	p.segLen = at
+}
+
+// sendUD sends datagrams. Those that the underlay does not carry whole go out
+// one by one on the socket that lets the kernel fragment them (D3).
+func (p *path) sendUD(pkts []engine.Packet) {
+	for len(pkts) > 0 {
+		n := 0
+		for n < len(pkts) && (p.whole == nil || pkts[n].Len() <= p.limit) {
+			n++
+		}
+		if n > 0 {
+			p.sender.mu.Lock()
+			left := p.sender.send(p, pkts[:n])
+			p.sender.mu.Unlock()
+			pkts = pkts[n-len(left):]
+			if len(left) == 0 {
+				continue
+			}
+		}
+		w := p.whole.sender // too long for the underlay, or, as we now know, for the route
+		w.mu.Lock()
+		w.send(p.whole, pkts[:1])
+		w.mu.Unlock()
+		w.dev.count.txFragmented.Add(1)
+		pkts = pkts[1:]
+	}
 }
 
 // An ah is an address handle: the paths that UD sends through it take.

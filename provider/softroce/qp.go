@@ -190,9 +190,7 @@ func (q *qp) flushUD(now time.Time) {
 				run++
 			}
 			if ok {
-				a.sender.mu.Lock()
-				a.sender.send(a.path, pkts[:run])
-				a.sender.mu.Unlock()
+				a.path.sendUD(pkts[:run])
 			} else {
 				q.dev.count.txErrors.Add(uint64(run)) // another provider's handle
 			}

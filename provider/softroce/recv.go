@@ -114,6 +114,7 @@ func (r *receiver) read() (int, unix.Errno) {
 	if errno == unix.EAGAIN {
 		n, _, errno = unix.Syscall6(unix.SYS_RECVMMSG, uintptr(r.fd), uintptr(unsafe.Pointer(&r.msgs[0])), recvBatch, unix.MSG_WAITFORONE, 0, 0)
 	}
+	raceReceived()
 	return int(n), errno
 }
 

@@ -29,22 +29,32 @@ type sender struct {
 	mu    sync.Mutex
 	pkts  [maxSegments]engine.Packet // for Output of RC and UC
 	iov   [sendIOVs]unix.Iovec
-	tails [maxSegments][8]byte // pad and ICRC
+	niov  int
+	arena [maxSegments * (engine.HeaderMax + 8)]byte // what is not payload, in order
+	used  int
+	tails [maxSegments]int // where in arena pad and ICRC of each packet are
 	msg   unix.Msghdr
 	tap   []byte
 }
 
 // send puts pkts on the wire, in as few calls as the kernel allows. The caller
-// holds s.mu. What cannot be sent is counted and lost, as on any wire.
-func (s *sender) send(p *path, pkts []engine.Packet) {
+// holds s.mu. What cannot be sent is counted and lost, as on any wire, but for
+// what is too big for the route and may go another way: that is returned.
+func (s *sender) send(p *path, pkts []engine.Packet) (tooBig []engine.Packet) {
 	for len(pkts) > 0 {
 		n := 1
 		if s.gso && !s.dev.noGSO.Load() {
 			n = batchLen(p, pkts)
 		}
-		s.sendBatch(p, pkts[:n])
+		if errno := s.sendBatch(p, pkts[:n]); errno != 0 {
+			if errno == unix.EMSGSIZE && p.whole != nil {
+				return pkts
+			}
+			s.lost(errno, n)
+		}
 		pkts = pkts[n:]
 	}
+	return nil
 }
 
 // batchLen returns how many packets go into one UDP_SEGMENT call: equal lengths
@@ -68,21 +78,21 @@ func batchLen(p *path, pkts []engine.Packet) int {
 	return n
 }
 
-func (s *sender) sendBatch(p *path, pkts []engine.Packet) {
+// sendBatch sends pkts in one call. If that fails the caller sees to them.
+func (s *sender) sendBatch(p *path, pkts []engine.Packet) unix.Errno {
 	c := &s.dev.count
-	niov := 0
+	s.niov, s.used = 0, 0
 	for i := range pkts {
-		niov = s.gather(p, &pkts[i], i, uint16(i), niov)
+		s.gather(p, &pkts[i], i, uint16(i))
 	}
-	errno := s.call(p, niov, len(pkts), pkts[0].Len()+roce.ICRCLen)
+	errno := s.call(p, len(pkts), pkts[0].Len()+roce.ICRCLen)
 	switch {
 	case errno == 0:
 	case len(pkts) > 1 && (errno == unix.EIO || errno == unix.EINVAL):
 		s.sendSingly(p, pkts)
-		return
+		return 0
 	default:
-		s.lost(errno, len(pkts))
-		return
+		return errno
 	}
 	c.txCalls.Add(1)
 	c.txPackets.Add(uint64(len(pkts)))
@@ -92,6 +102,7 @@ func (s *sender) sendBatch(p *path, pkts []engine.Packet) {
 	if s.dev.tap.Load() != nil {
 		s.showTap(p, pkts)
 	}
+	return 0
 }
 
 // sendSingly is what remains when the kernel refused a batch. If single packets
@@ -100,17 +111,11 @@ func (s *sender) sendSingly(p *path, pkts []engine.Packet) {
 	c := &s.dev.count
 	passed := false
 	for i := range pkts {
-		niov := s.gather(p, &pkts[i], 0, 0, 0)
-		if errno := s.call(p, niov, 1, 0); errno != 0 {
+		if errno := s.sendBatch(p, pkts[i:i+1]); errno != 0 {
 			s.lost(errno, 1)
 			continue
 		}
 		passed = true
-		c.txCalls.Add(1)
-		c.txPackets.Add(1)
-		if s.dev.tap.Load() != nil {
-			s.showTap(p, pkts[i:i+1])
-		}
 	}
 	if passed && !s.dev.noGSO.Swap(true) {
 		c.gsoRefused.Add(1)
@@ -119,50 +124,65 @@ func (s *sender) sendSingly(p *path, pkts []engine.Packet) {
 }
 
 // gather appends the pieces of pkt to the iovecs and computes its ICRC. id is
-// the IPv4 identification it will have.
-func (s *sender) gather(p *path, pkt *engine.Packet, slot int, id uint16, niov int) int {
-	hdr := pkt.Header[:pkt.HeaderLen]
+// the IPv4 identification it will have. The end of one packet and the beginning
+// of the next are one piece.
+func (s *sender) gather(p *path, pkt *engine.Packet, slot int, id uint16) {
+	n := int(pkt.HeaderLen)
+	hdr := s.arena[s.used : s.used+n]
+	copy(hdr, pkt.Header[:n])
 	icrc := p.flow.Start(s.port, pkt.Len()+roce.ICRCLen, id).BTH(hdr)
-	if len(hdr) > roce.BTHLen {
+	if n > roce.BTHLen {
 		icrc = icrc.Update(hdr[roce.BTHLen:])
 	}
-	s.iov[niov].Base = &pkt.Header[0]
-	s.iov[niov].SetLen(len(hdr))
-	niov++
+	s.piece(hdr, slot > 0)
+	s.used += n
+	joined := true
 	for _, b := range pkt.Payload[:pkt.NPayload] {
 		if len(b) == 0 {
 			continue
 		}
 		icrc = icrc.Update(b)
-		s.iov[niov].Base = &b[0]
-		s.iov[niov].SetLen(len(b))
-		niov++
+		s.piece(b, false)
+		joined = false
 	}
-	tail := &s.tails[slot]
 	pad := int(pkt.Pad)
+	tail := s.arena[s.used : s.used+pad+roce.ICRCLen]
+	s.tails[slot] = s.used
 	if pad > 0 {
-		tail[0], tail[1], tail[2] = 0, 0, 0
+		clear(tail[:pad])
 		icrc = icrc.Update(tail[:pad])
 	}
 	icrc.Put(tail[pad:])
-	s.iov[niov].Base = &tail[0]
-	s.iov[niov].SetLen(pad + roce.ICRCLen)
-	return niov + 1
+	s.piece(tail, joined)
+	s.used += len(tail)
+}
+
+// piece appends b to the iovecs, or to the last of them if it lies behind it.
+func (s *sender) piece(b []byte, joined bool) {
+	if joined {
+		last := &s.iov[s.niov-1]
+		last.SetLen(int(last.Len) + len(b))
+		return
+	}
+	s.iov[s.niov].Base = &b[0]
+	s.iov[s.niov].SetLen(len(b))
+	s.niov++
 }
 
 // call sends what is gathered as n segments. It does not give up the processor:
 // the kernel copies what it takes and does not block.
-func (s *sender) call(p *path, niov, n, size int) unix.Errno {
+func (s *sender) call(p *path, n, size int) unix.Errno {
 	s.msg.Name = &p.name[0]
 	s.msg.Namelen = p.nameLen
 	s.msg.Iov = &s.iov[0]
-	s.msg.SetIovlen(niov)
+	s.msg.SetIovlen(s.niov)
 	s.msg.Control = &p.ctl[0]
 	s.msg.SetControllen(p.ctlLen)
 	if n > 1 {
 		native.PutUint16(p.ctl[p.segAt:], uint16(size))
 		s.msg.SetControllen(p.segLen)
 	}
+	raceSent()
 	for retried := false; ; retried = true {
 		_, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.msg)), unix.MSG_DONTWAIT)
 		if errno != unix.EAGAIN && errno != unix.EINTR || retried {
@@ -203,7 +223,7 @@ func (s *sender) showTap(p *path, pkts []engine.Packet) {
 		for _, piece := range pkt.Payload[:pkt.NPayload] {
 			b = append(b, piece...)
 		}
-		b = append(b, s.tails[i][:int(pkt.Pad)+roce.ICRCLen]...)
+		b = append(b, s.arena[s.tails[i]:s.tails[i]+int(pkt.Pad)+roce.ICRCLen]...)
 		s.tap = b
 		(*tap)(true, b)
 	}
