@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"ipoibcm/cm"
 	"ipoibcm/group"
@@ -118,50 +117,8 @@ func (f *Interface) cmNote(a cm.Note) {
 	if c := f.byHandle[a.Handle]; c != nil {
 		n.Conn, n.Peer = c.id, c.peer.key
 	}
-	n.Text = noteText(a)
+	n.Text = a.String()
 	f.do(n)
-}
-
-// noteText puts a CM note into one line.
-func noteText(a cm.Note) string {
-	var b strings.Builder
-	put := func(format string, args ...any) {
-		if b.Len() > 0 {
-			b.WriteByte(' ')
-		}
-		fmt.Fprintf(&b, format, args...)
-	}
-	if a.Message != "" {
-		put("%s", a.Message)
-	}
-	if a.Repeat {
-		put("(again)")
-	}
-	if a.ServiceID != 0 {
-		put("service_id=%v", a.ServiceID)
-	}
-	if a.LocalCommID != 0 {
-		put("comm=%v", a.LocalCommID)
-	}
-	if a.RemoteCommID != 0 {
-		put("remote_comm=%v", a.RemoteCommID)
-	}
-	if a.QPN != 0 {
-		put("qpn=%v", a.QPN)
-	}
-	if a.Reason != 0 {
-		put("reason=%d (%v)", uint16(a.Reason), a.Reason)
-	}
-	if a.Drop != cm.NotDropped {
-		put("dropped=%v", a.Drop)
-	}
-	if a.Handle != 0 {
-		put("state=%v", a.State)
-	}
-	if a.Text != "" {
-		put("%s", a.Text)
-	}
-	return b.String()
 }
 
 func (f *Interface) neighStep(ev neigh.Event) {
