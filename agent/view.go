@@ -154,6 +154,10 @@ func (a *Agent) viewConns() control.Conns {
 		if !ok {
 			use = c.Use
 		}
+		queued := 0
+		if qp := a.conns[c.Conn]; qp != nil {
+			queued = qp.dp.Counters().Queued
+		}
 		idle := c.LastUsed
 		if idle.IsZero() {
 			idle = c.Established
@@ -163,7 +167,7 @@ func (a *Agent) viewConns() control.Conns {
 			ServiceID: fmt.Sprintf("0x%016x", c.ServiceID), LocalQPN: c.LocalQPN.String(), RemoteQPN: c.RemoteQPN.String(),
 			LocalCommID: fmt.Sprintf("0x%08x", c.LocalComm), RemoteCommID: fmt.Sprintf("0x%08x", c.RemoteComm),
 			MTU: c.MTU, PeerReceiveMTU: int(c.ReceiveMTU), PathMTU: a.m.Status().PathMTU.Octets(), Direction: direction,
-			AgeMS: since(now, c.Established), IdleMS: since(now, idle),
+			AgeMS: since(now, c.Established), IdleMS: since(now, idle), TxQueued: queued,
 			TxPackets: use.TxPackets, TxOctets: use.TxOctets, RxPackets: use.RxPackets, RxOctets: use.RxOctets,
 		})
 	}

@@ -128,6 +128,7 @@ type Conn struct {
 	IdleMS         int64  `json:"idle_ms"`
 	TxPackets      uint64 `json:"tx_packets"`
 	TxOctets       uint64 `json:"tx_octets"`
+	TxQueued       int    `json:"tx_queued"` // packets posted and not yet completed
 	RxPackets      uint64 `json:"rx_packets"`
 	RxOctets       uint64 `json:"rx_octets"`
 	Crossing       string `json:"crossing,omitempty"` // verdict, if REQs crossed
