@@ -55,7 +55,7 @@ type Offload struct {
 
 // defaults returns the configuration that holds where nothing is said.
 func defaults() Config {
-	on := true
+	gso, gro := true, true // apart: the file writes through the pointers
 	return Config{
 		Name:        "ibcm0",
 		Mode:        "rc",
@@ -66,7 +66,7 @@ func defaults() Config {
 		PKey:        uint16(ib.DefaultPKey),
 		QKey:        uint32(ib.QKeyIPoIB),
 		IdleTimeout: "5m",
-		Offload:     Offload{GSO: &on, GRO: &on},
+		Offload:     Offload{GSO: &gso, GRO: &gro},
 	}
 }
 

@@ -53,6 +53,8 @@ type silentError struct{ error }
 // A usageError is the user's mistake on the command line.
 type usageError struct{ error }
 
+func (e usageError) Unwrap() error { return e.error }
+
 // A hintError says what to do next.
 type hintError struct {
 	error
@@ -95,7 +97,37 @@ func newRoot() *cobra.Command {
 		return usageError{hintError{err, "see: " + c.CommandPath() + " --help"}}
 	})
 	root.AddCommand(newRun(), newInit(), newDemo(), newStatus(), newShow(), newExplain(), newMonitor(), newCapture(), newDevices())
+	strict(root)
 	return root
+}
+
+// strict makes wrong arguments of cmd and of all below it usage errors, where
+// the library reports some as failures and answers others with the help text.
+func strict(cmd *cobra.Command) {
+	hint := "see: " + cmd.CommandPath() + " --help"
+	if cmd.HasSubCommands() {
+		cmd.Args = cobra.ArbitraryArgs // RunE says what is wrong with them
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usageError{hintError{fmt.Errorf("unknown command %q", args[0]), hint}}
+			}
+			if !cmd.HasParent() {
+				return cmd.Help()
+			}
+			return usageError{hintError{errors.New("which?"), hint}}
+		}
+	}
+	if check := cmd.Args; check != nil {
+		cmd.Args = func(cmd *cobra.Command, args []string) error {
+			if err := check(cmd, args); err != nil {
+				return usageError{hintError{err, hint}}
+			}
+			return nil
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		strict(sub)
+	}
 }
 
 // build returns the version the binary was built from.

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/spf13/cobra"
+
+	"ipoibcm/ib"
+)
+
+// good returns the defaults with what has none.
+func good() Config {
+	c := defaults()
+	c.Underlay = "eth0"
+	return c
+}
+
+func TestSampleIsTheDefaults(t *testing.T) {
+	var got Config
+	if err := got.decode(sample); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(good(), got, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("sample.yaml differs from the defaults (-defaults +sample):\n%s", diff)
+	}
+	if err := got.check(); err != nil {
+		t.Errorf("sample.yaml: %v", err)
+	}
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[Config]()) {
+		if key := f.Tag.Get("yaml"); !strings.Contains(string(sample), "\n"+key+":") {
+			t.Errorf("sample.yaml does not show %s", key)
+		}
+	}
+}
+
+func TestStrictYAML(t *testing.T) {
+	for _, tt := range []struct {
+		name, in, want string
+	}{
+		{"unknown key", "underlay: eth0\nmodes: rc\n", `line 2: unknown key "modes" (ipoibcmd init prints all keys)`},
+		{"unknown key below another", "underlay: eth0\noffload:\n  tso: true\n", `line 3: unknown key "tso"`},
+		{"two unknown keys", "a: 1\nb: 2\n", `line 1: unknown key "a" (ipoibcmd init prints all keys); line 2: unknown key "b"`},
+		{"a word for a number", "underlay: eth0\n\nud_mtu: big\n", "line 3: cannot unmarshal"},
+		{"a number too large", "pkey: 0x10000\n", "line 1: cannot unmarshal"},
+		{"a list for a word", "name: [a, b]\n", "line 1: cannot unmarshal"},
+		{"a key twice", "name: a\nname: b\n", "line 2: mapping key \"name\" already defined at line 1"},
+		{"no YAML", "name: \"a\n", "line 2"},
+		{"a second document", "name: a\n---\nname: b\n", "more than one YAML document"},
+	} {
+		c := defaults()
+		if err := c.decode([]byte(tt.in)); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %q gives %v, want %q", tt.name, tt.in, err, tt.want)
+		}
+	}
+	for _, in := range []string{"", "# nothing\n", "{}\n"} {
+		c := defaults()
+		if err := c.decode([]byte(in)); err != nil {
+			t.Errorf("%q: %v", in, err)
+		}
+		if diff := cmp.Diff(defaults(), c, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%q changes the defaults:\n%s", in, diff)
+		}
+	}
+}
+
+func TestEveryBadValueIsNamed(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*Config)
+		want   string // key, value and remedy
+	}{
+		{"no underlay", func(c *Config) { c.Underlay = "" }, "no underlay: give --underlay DEVICE"},
+		{"empty name", func(c *Config) { c.Name = "" }, `name "": an interface name has 1 to 15 characters`},
+		{"long name", func(c *Config) { c.Name = "ibcm0123456789ab" }, `name "ibcm0123456789ab"`},
+		{"slash in name", func(c *Config) { c.Name = "a/b" }, `name "a/b"`},
+		{"dots", func(c *Config) { c.Name = ".." }, `name ".."`},
+		{"pattern", func(c *Config) { c.Name = "ib%d" }, `name "ib%d"`},
+		{"mode", func(c *Config) { c.Mode = "RC" }, `mode "RC": must be rc, uc, auto or ud`},
+		{"UD MTU too small", func(c *Config) { c.UDMTU = 575 }, "ud_mtu 575: must be 576 to 4092"},
+		{"UD MTU too large", func(c *Config) { c.UDMTU = 4093 }, "ud_mtu 4093"},
+		{"Receive MTU too small", func(c *Config) { c.ReceiveMTU = 1283 }, "receive_mtu 1283: must be 1284 to 65524"},
+		{"Receive MTU too large", func(c *Config) { c.ReceiveMTU = 65525 }, "receive_mtu 65525"},
+		{"partition 0", func(c *Config) { c.PKey = 0x8000 }, "pkey 0x8000: partition 0"},
+		{"no prefix length", func(c *Config) { c.Addresses = []string{"10.0.0.1"} }, `address "10.0.0.1": want an address with prefix length`},
+		{"multicast address", func(c *Config) { c.Addresses = []string{"224.0.0.1/24"} }, `address "224.0.0.1/24": not an address an interface can have`},
+		{"loopback", func(c *Config) { c.Addresses = []string{"10.0.0.1/24", "::1/128"} }, `address "::1/128"`},
+		{"nothing", func(c *Config) { c.Addresses = []string{"0.0.0.0/0"} }, `address "0.0.0.0/0"`},
+		{"mapped", func(c *Config) { c.Addresses = []string{"::ffff:10.0.0.1/120"} }, `address "::ffff:10.0.0.1/120"`},
+		{"gid", func(c *Config) { c.GID = "eth0" }, "gid: "},
+		{"peers", func(c *Config) { c.Peers = []string{"fe80::1", "host"} }, "peers: "},
+		{"log level", func(c *Config) { c.LogLevel = "loud" }, `log_level "loud": must be debug, info, warn or error`},
+		{"idle without a unit", func(c *Config) { c.IdleTimeout = "300" }, `idle_timeout "300": want a duration such as 5m`},
+		{"negative idle", func(c *Config) { c.IdleTimeout = "-1s" }, `idle_timeout "-1s"`},
+	} {
+		c := good()
+		tt.change(&c)
+		if err := c.check(); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: got %v, want %q", tt.name, err, tt.want)
+		}
+	}
+}
+
+func TestSettings(t *testing.T) {
+	c := good()
+	c.Addresses = []string{"10.0.0.1/24", "fd00::1/64"}
+	c.GID, c.Peers = "192.0.2.1", []string{"fe80::1", "192.0.2.2"}
+	c.IdleTimeout, c.LogLevel = "90s", "debug"
+	s, err := c.settings()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(s.prefixes) != 2 || !s.gid.Is4() || len(s.peers) != 2 || s.idle != 90*time.Second || s.level >= 0 {
+		t.Errorf("settings %+v", s)
+	}
+	if want, _ := ib.ParseGID("::ffff:192.0.2.1"); s.gid != want {
+		t.Errorf("gid %v, want %v", s.gid, want)
+	}
+	for _, tt := range []struct{ name, control, want string }{
+		{"ibcm0", "", "/run/ipoibcm/ibcm0.sock"}, {"ibcm0", "/tmp/x", "/tmp/x"},
+	} {
+		c.Name, c.Control = tt.name, tt.control
+		if got := c.controlPath(); got != tt.want {
+			t.Errorf("control socket of %q %q: %s, want %s", tt.name, tt.control, got, tt.want)
+		}
+	}
+}
+
+func TestFlagsOverrideTheFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "c.yaml")
+	text := "underlay: eth1\nname: ib7\nmode: uc\nud_mtu: 1444\naddresses: [10.0.0.1/24]\npkey: 0x8123\noffload: {gso: false}\n"
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var got Config
+	merge := func(args ...string) error {
+		flags := defaults()
+		cmd := &cobra.Command{Use: "run", RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			got, err = configure(cmd, &flags, file)
+			return err
+		}}
+		flags.bind(cmd.Flags())
+		cmd.SilenceUsage, cmd.SilenceErrors = true, true
+		cmd.SetArgs(args)
+		return cmd.Execute()
+	}
+
+	if err := merge(); err != nil {
+		t.Fatal(err)
+	}
+	on, off := true, false
+	want := good()
+	want.Underlay, want.Name, want.Mode, want.UDMTU, want.Addresses, want.PKey = "eth1", "ib7", "uc", 1444, []string{"10.0.0.1/24"}, 0x8123
+	want.Offload = Offload{GSO: &off, GRO: &on} // the one not named keeps its default
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("file alone (-want +got):\n%s", diff)
+	}
+
+	err := merge("--underlay=eth2", "--name=ib8", "--mode=rc", "--ud-mtu=2044", "--receive-mtu=9000", "--gid=fe80::1", "--log-level=warn",
+		"--control=/tmp/c", "--provider=other", "--address=10.0.1.1/24", "--address=fd00::1/64")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want.Underlay, want.Name, want.Mode, want.UDMTU, want.ReceiveMTU = "eth2", "ib8", "rc", 2044, 9000
+	want.GID, want.LogLevel, want.Control, want.Provider = "fe80::1", "warn", "/tmp/c", "other"
+	want.Addresses = []string{"10.0.1.1/24", "fd00::1/64"} // instead of the file's
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("every flag (-want +got):\n%s", diff)
+	}
+
+	if err := merge("--mode=fast"); err == nil || !strings.Contains(err.Error(), `mode "fast"`) {
+		t.Errorf("a bad flag over a good file: %v", err)
+	}
+	if err := os.WriteFile(file, []byte("nmae: ib7\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := merge(); err == nil || !strings.Contains(err.Error(), file+": line 1: unknown key \"nmae\"") {
+		t.Errorf("a bad file: %v", err)
+	}
+	file += ".none"
+	if err := merge(); err == nil || !strings.Contains(err.Error(), "read configuration: open "+file) {
+		t.Errorf("no file: %v", err)
+	}
+}
+
+func TestEveryFlagIsAKey(t *testing.T) {
+	keys := map[string]bool{}
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[Config]()) {
+		keys[f.Tag.Get("yaml")] = true
+	}
+	run := newRun()
+	for _, name := range []string{"underlay", "name", "address", "control", "mode", "ud-mtu", "receive-mtu", "gid", "provider", "config", "log-level"} {
+		if run.Flags().Lookup(name) == nil {
+			t.Errorf("run has no --%s", name)
+		}
+		key := strings.ReplaceAll(name, "-", "_")
+		if name == "address" {
+			key = "addresses"
+		}
+		if !keys[key] && name != "config" {
+			t.Errorf("--%s has no key %s", name, key)
+		}
+	}
+}

@@ -1,0 +1,325 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"ipoibcm/control"
+	"ipoibcm/wire/pcapng"
+)
+
+// command runs one command line as the shell would.
+func command(t *testing.T, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	files := [2]*os.File{}
+	for i := range files {
+		f, err := os.CreateTemp(t.TempDir(), "out")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		files[i] = f
+	}
+	old := [2]*os.File{os.Stdout, os.Stderr}
+	os.Stdout, os.Stderr = files[0], files[1]
+	defer func() { os.Stdout, os.Stderr = old[0], old[1] }()
+	status = execute(t.Context(), args)
+	out, _ := os.ReadFile(files[0].Name())
+	errOut, _ := os.ReadFile(files[1].Name())
+	return status, string(out), string(errOut)
+}
+
+func TestExitStatusAndHints(t *testing.T) {
+	dir := t.TempDir()
+	stale := filepath.Join(dir, "stale.sock")
+	l, err := net.Listen("unix", stale)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	l.Close()
+	missing := filepath.Join(dir, "none.sock")
+	for _, tt := range []struct {
+		name   string
+		args   []string
+		status int
+		want   []string // on standard error
+	}{
+		{"unknown command", []string{"bogus"}, 2, []string{`unknown command "bogus"`, "see: ipoibcmd --help"}},
+		{"unknown subcommand", []string{"show", "bogus"}, 2, []string{`unknown command "bogus"`, "see: ipoibcmd show --help"}},
+		{"no subcommand", []string{"show"}, 2, []string{"which?"}},
+		{"unknown flag", []string{"status", "--bogus"}, 2, []string{"unknown flag: --bogus", "see: ipoibcmd status --help"}},
+		{"argument too few", []string{"explain"}, 2, []string{"accepts 1 arg"}},
+		{"argument too many", []string{"run", "eth0"}, 2, []string{"see: ipoibcmd run --help"}},
+		{"not an address", []string{"explain", "here"}, 2, []string{`"here" is not an IP address`}},
+		{"negative snap", []string{"capture", "--snap=-1", "-"}, 2, []string{"--snap -1: must not be negative"}},
+		{"run without underlay", []string{"run"}, 2, []string{"no underlay: give --underlay DEVICE (ipoibcmd devices lists them)"}},
+		{"bad configuration", []string{"run", "--underlay=eth0", "--mode=fast"}, 2, []string{`ipoibcmd run: mode "fast"`}},
+		{"unknown provider", []string{"run", "--underlay=lo", "--provider=ibverbs"}, 1, []string{`provider "ibverbs": this binary has softroce only`}},
+		{"no such underlay", []string{"run", "--underlay=nothere9"}, 1, []string{"underlay nothere9: ", "ipoibcmd devices lists what could serve"}},
+		{"no agent", []string{"status", "--control", missing}, 1, []string{"no agent: " + missing + " does not exist", "start one with ipoibcmd run"}},
+		{"dead agent", []string{"show", "conn", "--control", stale}, 1, []string{"no agent answers at " + stale, "it was probably killed"}},
+		{"demo too short", []string{"demo", "--duration=1ms"}, 2, []string{"--duration 1ms: must be 100ms to 1m"}},
+		{"demo underlay", []string{"demo", "--underlay-mtu=1000"}, 2, []string{"--underlay-mtu 1000: must be 1500 to 65535"}},
+	} {
+		status, stdout, stderr := command(t, tt.args...)
+		if status != tt.status || stdout != "" {
+			t.Errorf("%s: exit status %d and output %q, want %d and none", tt.name, status, stdout, tt.status)
+		}
+		for _, want := range tt.want {
+			if !strings.Contains(stderr, want) {
+				t.Errorf("%s: %q does not say %q", tt.name, stderr, want)
+			}
+		}
+		if strings.Count(stderr, "\n") > 2 {
+			t.Errorf("%s: more than an error and a hint:\n%s", tt.name, stderr)
+		}
+	}
+}
+
+func TestErrorsAreJSONToo(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "none.sock")
+	for _, args := range [][]string{
+		{"status"}, {"show", "conn"}, {"show", "neigh"}, {"show", "routes"}, {"show", "groups"}, {"show", "stats"}, {"explain", "10.0.0.2"}, {"monitor"},
+	} {
+		status, stdout, stderr := command(t, append(args, "--json", "--control", missing)...)
+		var e control.Error
+		if err := json.Unmarshal([]byte(stdout), &e); err != nil || status != 1 || stderr != "" {
+			t.Errorf("%v: status %d, %q, %q: %v", args, status, stdout, stderr, err)
+		}
+		if e.Version != control.Version || !strings.Contains(e.Error, "does not exist") || e.Hint == "" {
+			t.Errorf("%v: %+v", args, e)
+		}
+	}
+	status, stdout, _ := command(t, "status", "--json", "--bogus")
+	var e control.Error
+	if err := json.Unmarshal([]byte(stdout), &e); err != nil || status != 2 || e.Hint == "" {
+		t.Errorf("a wrong flag: status %d, %+v, %v", status, e, err)
+	}
+}
+
+func TestInitPrintsTheSample(t *testing.T) {
+	status, stdout, _ := command(t, "init")
+	if status != 0 || stdout != string(sample) {
+		t.Errorf("status %d, %d octets, want the %d of sample.yaml", status, len(stdout), len(sample))
+	}
+}
+
+// fakeAgent answers as an agent does, with documents of the test's making.
+func fakeAgent(t *testing.T, docs map[string]any) string {
+	path := filepath.Join(t.TempDir(), "a.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	for p, doc := range docs {
+		mux.HandleFunc("GET "+p, func(w http.ResponseWriter, r *http.Request) {
+			switch doc := doc.(type) {
+			case []byte:
+				w.Write(doc)
+			case control.Error:
+				w.WriteHeader(http.StatusServiceUnavailable)
+				json.NewEncoder(w).Encode(doc)
+			default:
+				json.NewEncoder(w).Encode(doc)
+			}
+		})
+	}
+	srv := &http.Server{Handler: mux}
+	done := make(chan struct{})
+	go func() { defer close(done); srv.Serve(l) }()
+	t.Cleanup(func() { srv.Close(); <-done })
+	return path
+}
+
+var (
+	testStatus = control.Status{Version: 1,
+		Interface: control.Interface{Name: "ibcm0", State: "up", Mode: "auto", MTU: 65520, UDMTU: 2044, ReceiveMTU: 65524, GID: "fe80::a", UDQPN: "0x000048",
+			LinkAddr: "c0:00:00:48:fe80::a", PKey: "0xffff", QKey: "0x00000b1b", BroadcastGroup: "ff12:401b:ffff::ffff:ffff", UptimeMS: 90_000,
+			Addresses: []control.Address{{Prefix: "10.0.0.1/24", State: "ok"}, {Prefix: "fd00::1/64", State: "duplicate"}}},
+		Underlay: control.Underlay{Provider: "softroce", Device: "eth0", MTU: 9000, PathMTU: 4096, Active: true, Notes: []string{"a note"}},
+		Peers: []control.Peer{{LinkAddr: "80:00:00:49:fe80::b", GID: "fe80::b", UDQPN: "0x000049", Addresses: []string{"10.0.0.2"}, Class: "rfc", Mode: "RC",
+			MTU: 65520, State: "ESTABLISHED", AgeMS: 1500, TxPackets: 10, TxOctets: 1 << 20}},
+		Warnings: []string{"look at this"},
+	}
+	testConns = control.Conns{Version: 1, Conns: []control.Conn{{Peer: "80:00:00:49:fe80::b", Mode: "UC", State: "ESTABLISHED", Role: "active",
+		ServiceID: "0x0100000000000049", LocalQPN: "0x000050", RemoteQPN: "0x000051", MTU: 8996, Direction: "both", Crossing: "accepted"}}}
+)
+
+func TestTables(t *testing.T) {
+	socket := fakeAgent(t, map[string]any{
+		control.PathStatus:  testStatus,
+		control.PathConns:   testConns,
+		control.PathNeigh:   control.Neighbours{Version: 1, Neighbours: []control.Neighbour{{IP: "10.0.0.3", State: "INCOMPLETE", Queued: 3}}},
+		control.PathRoutes:  control.Routes{Version: 1, Routes: []control.Route{{Prefix: "10.0.0.2/32", Kind: "connection", Gateway: "10.0.0.9", MTU: 65520, Kernel: true}}},
+		control.PathGroups:  control.Groups{Version: 1, Groups: []control.Group{{MGID: "ff12:401b::1", Groups: []string{"224.0.0.1"}, Reasons: []string{"always"}}}},
+		control.PathStats:   control.Stats{Version: 1, Counters: []control.Counter{{Part: "cm", Name: "req_sent", Value: 4}, {Part: "cm", Name: "rej_sent"}}},
+		control.PathExplain: control.Explanation{Version: 1, IP: "10.0.0.2", Mode: "rc", MTU: 65520, LastREJ: "28", Why: []string{"because"}},
+	})
+	for _, tt := range []struct {
+		args      []string
+		want, not []string
+	}{
+		{[]string{"status"}, []string{"ibcm0: up, mode auto, MTU 65520 (UD 2044, Receive MTU 65524), up 90.0s", "fe80::a", "0x000048", "0xffff",
+			"ff12:401b:ffff::ffff:ffff", "10.0.0.1/24", "fd00::1/64 (duplicate)", "softroce on eth0, active, MTU 9000, IB path MTU 4096", "a note", "! look at this",
+			"fe80::b", "RC", "rfc", "ESTABLISHED", "1.5s", "10 (1.0 MiB)", "10.0.0.2"}, []string{"10.0.0.1/24 (ok)"}},
+		{[]string{"show", "conn"}, []string{"SERVICE ID", "0x0100000000000049", "UC", "active", "8996", "accepted"}, nil},
+		{[]string{"show", "neigh"}, []string{"10.0.0.3", "INCOMPLETE", "3"}, nil},
+		{[]string{"show", "routes"}, []string{"10.0.0.2/32", "connection", "10.0.0.9", "yes"}, nil},
+		{[]string{"show", "groups"}, []string{"ff12:401b::1", "224.0.0.1", "always"}, nil},
+		{[]string{"show", "stats"}, []string{"req_sent", "4"}, []string{"rej_sent"}},
+		{[]string{"explain", "10.0.0.2"}, []string{"10.0.0.2", "mode", "rc", "65520", "last REJ", "28", "- because"}, []string{"next hop", "crossing"}},
+	} {
+		status, stdout, stderr := command(t, append(tt.args, "--control", socket)...)
+		if status != 0 || stderr != "" {
+			t.Errorf("%v: status %d, %q", tt.args, status, stderr)
+		}
+		for _, want := range tt.want {
+			if !strings.Contains(stdout, want) {
+				t.Errorf("%v lacks %q:\n%s", tt.args, want, stdout)
+			}
+		}
+		for _, not := range tt.not {
+			if strings.Contains(stdout, not) {
+				t.Errorf("%v shows %q:\n%s", tt.args, not, stdout)
+			}
+		}
+		for _, l := range strings.Split(stdout, "\n") {
+			if strings.ContainsRune(l, '│') {
+				t.Errorf("%v: a border in %q", tt.args, l)
+			}
+		}
+	}
+}
+
+func TestJSONIsTheAgentsDocument(t *testing.T) {
+	socket := fakeAgent(t, map[string]any{control.PathStatus: testStatus, control.PathConns: testConns})
+	for _, tt := range []struct {
+		args []string
+		want any
+	}{{[]string{"status"}, testStatus}, {[]string{"show", "conn"}, testConns}} {
+		status, stdout, _ := command(t, append(tt.args, "--json", "--control", socket)...)
+		want, _ := json.MarshalIndent(tt.want, "", "  ")
+		if status != 0 || stdout != string(want)+"\n" {
+			t.Errorf("%v: status %d, got\n%s\nwant\n%s", tt.args, status, stdout, want)
+		}
+	}
+}
+
+func TestRefusalByTheAgent(t *testing.T) {
+	socket := fakeAgent(t, map[string]any{control.PathStatus: control.Error{Version: 1, Error: "it is busy", Hint: "try again"}, control.PathConns: []byte("no JSON")})
+	status, _, stderr := command(t, "status", "--control", socket)
+	if want := "ipoibcmd status: it is busy\n  try again\n"; status != 1 || stderr != want {
+		t.Errorf("status %d, %q, want 1, %q", status, stderr, want)
+	}
+	if status, _, stderr = command(t, "show", "conn", "--control", socket); status != 1 || !strings.Contains(stderr, "read the agent's answer") {
+		t.Errorf("no JSON: status %d, %q", status, stderr)
+	}
+	if status, _, stderr = command(t, "show", "neigh", "--control", socket); status != 1 || !strings.Contains(stderr, "404") {
+		t.Errorf("an agent of another version: status %d, %q", status, stderr)
+	}
+}
+
+func TestMonitorAndCapture(t *testing.T) {
+	out := true
+	event := control.Event{Version: 1, Time: time.Date(2026, 1, 2, 3, 4, 5, 6000, time.Local), Part: "cm", Kind: "cm-sent", Peer: "fe80::b", Out: &out, Text: "REQ",
+		Fields: map[string]string{"ip": "10.0.0.2", "conn": "3"}}
+	line, _ := json.Marshal(event)
+	packets := pcapng.AppendPacket(pcapng.AppendHeader(nil, "test"), 0, time.Unix(1, 0), true, make([]byte, 60), 0)
+	cut := append(bytes.Clone(packets), packets[:9]...) // the agent was killed inside a block
+	socket := fakeAgent(t, map[string]any{control.PathEvents: append(line, '\n'), control.PathCapture: cut})
+
+	status, stdout, stderr := command(t, "monitor", "--control", socket)
+	if want := "03:04:05.000006 cm-sent    > REQ  peer=fe80::b conn=3 ip=10.0.0.2\n"; stdout != want {
+		t.Errorf("got %q, want %q", stdout, want)
+	}
+	if status != 1 || !strings.Contains(stderr, "the agent has stopped") {
+		t.Errorf("status %d, %q: the agent's end is worth a word", status, stderr)
+	}
+	if _, stdout, _ = command(t, "monitor", "--json", "--control", socket); !strings.HasPrefix(stdout, string(line)+"\n") {
+		t.Errorf("as JSON: %q", stdout)
+	}
+
+	file := filepath.Join(t.TempDir(), "x.pcapng")
+	status, _, stderr = command(t, "capture", "--control", socket, file)
+	if b, _ := os.ReadFile(file); !bytes.Equal(b, packets) || !strings.Contains(stderr, "capturing to "+file) || status != 1 {
+		t.Errorf("file %q, status %d, %q", b, status, stderr)
+	}
+	if _, stdout, _ = command(t, "capture", "--control", socket, "-"); stdout != string(packets) {
+		t.Errorf("to standard output: %q", stdout)
+	}
+}
+
+func TestWordsForSizesAndAges(t *testing.T) {
+	for ms, want := range map[int64]string{0: "0ms", 999: "999ms", 1500: "1.5s", 119_900: "119.9s", 120_000: "2m0s", 3_661_000: "1h1m1s", 48 * 3_600_000: "2d"} {
+		if got := age(ms); got != want {
+			t.Errorf("%d ms: %s, want %s", ms, got, want)
+		}
+	}
+	for n, want := range map[uint64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 3 << 19: "1.5 MiB", 1 << 30: "1.0 GiB", 1 << 41: "2.0 TiB"} {
+		if got := octets(n); got != want {
+			t.Errorf("%d octets: %s, want %s", n, got, want)
+		}
+	}
+}
+
+func TestDemoUDMTU(t *testing.T) {
+	for _, tt := range []struct {
+		mtu  int
+		ipv4 bool
+		want int
+	}{{9000, false, 2044}, {1500, false, 2044}, {9000, true, 2044}, {1500, true, 1444}} {
+		if got := (&demoOptions{mtu: tt.mtu, ipv4: tt.ipv4}).udMTU(); got != tt.want {
+			t.Errorf("underlay MTU %d, IPv4 %v: UD MTU %d, want %d", tt.mtu, tt.ipv4, got, tt.want)
+		}
+	}
+}
+
+func TestDevices(t *testing.T) {
+	status, stdout, stderr := command(t, "devices", "--json")
+	var d control.Devices
+	if err := json.Unmarshal([]byte(stdout), &d); err != nil || status != 0 || stderr != "" {
+		t.Fatalf("status %d, %q, %q: %v", status, stdout, stderr, err)
+	}
+	for _, u := range d.Underlays {
+		if u.Name == "lo" || u.Name == "" {
+			t.Errorf("underlay %+v", u)
+		}
+	}
+	var b bytes.Buffer
+	printDevices(&b, &control.Devices{
+		Underlays: []control.UnderlayDevice{{Name: "eth0", Driver: "veth", Up: true, MTU: 1500, PathMTU: 1024, SpeedMbps: 10000,
+			Features: map[string]bool{"tx-udp-segmentation": true, "rx-gro": false}, Addresses: []string{"fe80::1/64"}}, {Name: "eth1"}},
+		RDMA:  []control.RDMADevice{{Name: "rxe0", NetDevs: []string{"eth0"}, Nodes: []string{"/dev/infiniband/uverbs0"}, Missing: []string{"umad"}}},
+		Notes: []string{"a note"},
+	})
+	for _, want := range []string{"eth0", "veth", "1024", "10000 Mb/s", "fe80::1/64", "on", "off", "down", "?", "rxe0", "uverbs0", "umad", "a note"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("devices lack %q:\n%s", want, &b)
+		}
+	}
+}
+
+func TestHelpNamesEveryCommand(t *testing.T) {
+	root := newRoot()
+	var b bytes.Buffer
+	root.SetOut(&b)
+	root.SetArgs([]string{"--help"})
+	if err := root.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"run", "init", "demo", "status", "show", "explain", "monitor", "capture", "devices"} {
+		if !strings.Contains(b.String(), fmt.Sprintf("\n  %s ", name)) {
+			t.Errorf("help does not name %s:\n%s", name, &b)
+		}
+	}
+}
