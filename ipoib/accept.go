@@ -215,7 +215,7 @@ func (f *Interface) qpFailed(ev QPFailed) {
 			f.disconnect(h, up, c.receive)
 		}
 	}
-	if active || p.tx == nil && p.dial == nil {
+	if active || !c.rxOnly() && p.tx == nil && p.dial == nil {
 		f.fail(p, "queue pair: "+ev.Text)
 	}
 }

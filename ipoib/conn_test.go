@@ -347,8 +347,14 @@ func TestTearDown(t *testing.T) {
 			w.failf("not up again")
 		}
 	})
-	t.Run("neighbour gone", func(t *testing.T) { // 4755-3.4-3
+	for _, uc := range []bool{false, true} { // 4755-3.4-3
 		w, a, b := connected(Options{Mode: ModeAuto})
+		if uc {
+			w, a, b = meet(t, 9, ModeUC, ModeUC)
+			a.ping("10.0.0.2", 100, true)
+			w.settle()
+			w.agree(a, b)
+		}
 		b.dead = true
 		for range 100 {
 			a.ping("10.0.0.2", 100, true)
@@ -357,7 +363,7 @@ func TestTearDown(t *testing.T) {
 		if len(a.f.Conns())+len(a.qps)+len(a.host) != 0 {
 			w.failf("left: %v", a.f.Conns())
 		}
-	})
+	}
 	t.Run("peer's addresses moved away", func(t *testing.T) {
 		w, a, b := connected(Options{})
 		c := w.node(3, Options{})
@@ -610,5 +616,20 @@ func TestMaxConns(t *testing.T) {
 	}
 	if rej, ok := lastREJ(a); !ok || rej.Reason != cm.ReasonNoQP {
 		w.failf("REJ %+v", rej) // 4755-3.2-9
+	}
+}
+
+// An ARP request from outside every prefix must not give the kernel a route.
+func TestNoHostRouteOffLink(t *testing.T) {
+	w := newWorld(t, 19)
+	a, b := w.node(1, Options{}), w.node(2, Options{})
+	b.delAddr("10.0.0.2/24")
+	b.addAddr("10.99.0.2/8")
+	w.run(2 * time.Second)
+	b.ping("10.0.0.1", 3000, true)
+	w.settle()
+	w.agree(a, b)
+	if a.host[ip4("10.99.0.2")] != 0 || b.host[ip4("10.0.0.1")] == 0 {
+		w.failf("host routes %v and %v", a.host, b.host)
 	}
 }

@@ -36,6 +36,9 @@ func (f *Interface) Explain(addr netip.Addr) Explanation {
 		say("the MTU is that of UD, %d", f.udMTU())
 		return e
 	}
+	if !f.active {
+		say("the underlay is down at the moment")
+	}
 	f.explainHop(&e, say)
 	return e
 }

@@ -296,13 +296,10 @@ func (f *Interface) linkDown(why string) {
 	f.note(Note{Kind: NoteLink, Text: "interface down: " + why})
 }
 
+// stop hangs up. The service IDs stay listened on: a late REQ is refused with
+// REJ 3, where a REJ 8 would look like that of another kind of peer.
 func (f *Interface) stop() {
 	f.linkDown("the agent stops")
-	if f.started {
-		for _, form := range [...]serviceid.Form{serviceid.RFC, serviceid.Legacy} {
-			f.cmStep(cm.Unlisten{ServiceID: serviceid.New(form, f.link.QPN), GID: f.link.GID})
-		}
-	}
 	f.shutdown = true
 }
 

@@ -136,6 +136,12 @@ func (f *Interface) nextHop(dst netip.Addr) netip.Addr {
 	return dst
 }
 
+// onLink reports whether a route of the device says that a is on the link.
+func (f *Interface) onLink(a netip.Addr) bool {
+	_, gw, ok := f.route(a)
+	return ok && !gw.IsValid()
+}
+
 func (f *Interface) udMTU() int { return mtu.Effective(f.deviceMTU, f.opt.udMTU()) }
 
 // path returns how h is reached now.
@@ -257,11 +263,11 @@ func (f *Interface) setPath(p netip.Prefix, want Path) {
 }
 
 // setHostRoute shows the connection's MTU to the kernel (design D7). A
-// neighbour that lies behind a gateway by the kernel's routes gets none, for
-// the route would pull its traffic to us.
+// neighbour that no on-link route of the device covers gets none, for the route
+// would pull its traffic to us, and anybody can send us an ARP request.
 func (f *Interface) setHostRoute(a netip.Addr) {
 	want := 0
-	if h := f.hops[a]; h != nil && f.up && f.nextHop(a) == a {
+	if h := f.hops[a]; h != nil && f.up && f.onLink(a) {
 		if p := f.path(h); p.Kind == PathConn {
 			want = p.MTU
 		}
