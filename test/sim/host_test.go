@@ -1,0 +1,403 @@
+package sim
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"ipoibcm/group"
+	"ipoibcm/ib"
+	"ipoibcm/internal/simfabric"
+	"ipoibcm/ipoib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/mad"
+)
+
+// usageEvery is how often the stand-in for the agent reports what was counted.
+const usageEvery = 2 * time.Second
+
+// A config is what hosts may differ in. Zero is the default.
+type config struct {
+	mode    ipoib.Mode
+	receive int           // Receive MTU
+	path    ib.MTU        // of the port
+	srq     bool          // RC receives come from a shared queue
+	lag     time.Duration // the control plane takes up to this for each event
+	tune    func(*ipoib.Options)
+}
+
+// A host is one machine on the network. The kernel's part outlives the agent's.
+type host struct {
+	w   *world
+	i   int
+	cfg config
+	gid ib.GID
+
+	kernel
+
+	// Everything from here is made anew by boot.
+	life  int  // which boot
+	dead  bool // killed and not booted again
+	port  *simfabric.Port
+	m     *ipoib.Interface
+	link  encap.LinkAddr
+	mUp   bool // the machine was told so
+	table *group.Table
+	paths map[netip.Prefix]ipoib.Path
+
+	pending  []ipoib.Event
+	stepping bool
+	busy     time.Time // until then the control plane is at work
+	timer    simfabric.Timer
+	wokeAt   time.Time
+	wakes    int // at wokeAt
+
+	ud       *conn
+	conns    map[ipoib.Conn]*conn
+	byQPN    map[ib.QPN]*conn
+	sendCQ   verbs.CQ
+	recvCQ   verbs.CQ
+	srq      verbs.SRQ
+	srqBufs  recvBufs
+	udUse    map[encap.LinkAddr]ipoib.UDUse
+	mads     map[mad.AttrID]int // sent
+	flushes  int
+	notes    map[ipoib.NoteKind]int
+	onSent   func(c *conn) // a send completed
+	txDrops  int
+	shutdown bool
+}
+
+// host adds a host with 10.0.0.i/24 and 2001:db8::i/64 and boots it.
+func (w *world) host(cfg config) *host {
+	i := len(w.hosts) + 1
+	h := &host{w: w, i: i, cfg: cfg}
+	h.gid, _ = ib.ParseGID(fmt.Sprintf("fe80::%x:%x", w.r.Uint32N(0xffff), i))
+	h.kernel = kernel{h: h, addrs: []netip.Prefix{
+		netip.MustParsePrefix(fmt.Sprintf("10.0.0.%d/24", i)),
+		netip.MustParsePrefix(fmt.Sprintf("2001:db8::%d/64", i)),
+	}}
+	w.hosts = append(w.hosts, h)
+	h.boot()
+	return h
+}
+
+// boot starts the agent: a new provider, a new UD QP, a new machine, a new
+// network device with the addresses of before.
+func (h *host) boot() {
+	h.life++
+	h.dead, h.shutdown = false, false
+	h.port = h.w.f.NewPort(simfabric.PortOptions{GID: h.gid, MTU: h.cfg.path})
+	h.paths, h.table = map[netip.Prefix]ipoib.Path{}, nil
+	h.conns, h.byQPN = map[ipoib.Conn]*conn{}, map[ib.QPN]*conn{}
+	h.udUse, h.mads, h.notes = map[encap.LinkAddr]ipoib.UDUse{}, map[mad.AttrID]int{}, map[ipoib.NoteKind]int{}
+	h.pending, h.stepping, h.busy = nil, false, time.Time{}
+	h.openUD()
+	h.link = encap.LinkAddr{QPN: h.ud.qp.QPN(), GID: h.gid}
+	opt := ipoib.Options{Link: h.link, GUID: h.port.Port().GUID, PathMTU: h.port.Port().MTU, SRQ: h.cfg.srq,
+		Mode: h.cfg.mode, ReceiveMTU: h.cfg.receive, Rand: rand.New(rand.NewPCG(h.w.r.Uint64(), 1))}
+	if h.cfg.tune != nil {
+		h.cfg.tune(&opt)
+	}
+	h.m = ipoib.New(opt)
+	h.tell("boot: %v, mode %v, Receive MTU %d, path MTU %v, lag %v", h.link, h.cfg.mode, h.cfg.receiveMTU(), opt.PathMTU, h.cfg.lag)
+	h.port.Notify(h.poll)
+	h.step(ipoib.Start{})
+	h.kernel.create()
+	life := h.life
+	var tick func()
+	tick = func() {
+		if h.life == life && !h.dead && !h.shutdown {
+			h.usage()
+			h.w.f.After(usageEvery, tick)
+		}
+	}
+	h.w.f.After(usageEvery, tick)
+}
+
+// kill ends the agent as SIGKILL does: no goodbye.
+func (h *host) kill() {
+	if h.dead {
+		return
+	}
+	h.tell("killed")
+	h.dead = true
+	h.life++
+	h.timer.Stop()
+	h.port.Close()
+	h.kernel.destroy()
+}
+
+// stop ends the agent as SIGTERM does, with DREQs, and keeps the provider.
+func (h *host) stop() {
+	h.tell("stops")
+	h.shutdown = true
+	h.step(ipoib.Shutdown{})
+}
+
+// exit closes the provider after stop and takes the device away.
+func (h *host) exit() {
+	h.dead = true
+	h.life++
+	h.timer.Stop()
+	h.port.Close()
+	h.kernel.destroy()
+}
+
+func (h *host) name() string { return string(rune('a' + h.i - 1)) }
+
+func (h *host) tell(format string, args ...any) {
+	h.w.tell("%s: %s", h.name(), fmt.Sprintf(format, args...))
+}
+
+// String prints all that is known of h.
+func (h *host) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "host %s %v mode %v dead %v up %v host routes %v\n", h.name(), h.link, h.cfg.mode, h.dead, h.up, h.routes)
+	if h.dead {
+		return b.String()
+	}
+	for _, c := range h.m.Conns() {
+		fmt.Fprintf(&b, "  conn %d %v %v to %v, %v to %v, comm %08x %08x, mtu %d, addrs %v\n", c.Conn, c.Transport, c.State, c.Peer, c.LocalQPN, c.RemoteQPN, c.LocalComm, c.RemoteComm, c.MTU, c.Addrs)
+	}
+	for _, n := range h.m.Neighbours() {
+		fmt.Fprintf(&b, "  %v\n", n)
+	}
+	for _, c := range h.m.Counters() {
+		if c.Value != 0 {
+			fmt.Fprintf(&b, " %s=%d", c.Name, c.Value)
+		}
+	}
+	return b.String()
+}
+
+// poll takes what the provider has put into its channels.
+func (h *host) poll() {
+	for {
+		select {
+		case m := <-h.port.MADPort().MADs():
+			h.later(func() { h.step(ipoib.RecvMAD{MAD: m}) })
+		case ev := <-h.port.Events():
+			h.later(func() { h.verbsEvent(ev) })
+		default:
+			return
+		}
+	}
+}
+
+func (h *host) verbsEvent(ev verbs.Event) {
+	c := h.byQPN[ev.QPN]
+	switch ev.Kind {
+	case verbs.QPFatal:
+		if c != nil {
+			h.step(ipoib.QPError{Conn: c.id, Status: ev.Status, Text: ev.Text})
+		}
+	case verbs.CommEst:
+		if c != nil {
+			h.step(ipoib.CommEst{Conn: c.id})
+		}
+	default:
+		p := h.port.Port()
+		h.step(ipoib.UnderlayChanged{Link: h.link, PathMTU: p.MTU, Active: p.Active})
+	}
+}
+
+// later has the control plane do f after what it has to do already.
+func (h *host) later(f func()) {
+	if h.cfg.lag == 0 {
+		f()
+		return
+	}
+	at := h.w.f.Now().Add(h.w.upTo(h.cfg.lag))
+	if at.Before(h.busy) {
+		at = h.busy
+	}
+	h.busy = at
+	life := h.life
+	h.w.f.At(at, func() {
+		if h.life == life {
+			f()
+		}
+	})
+}
+
+// event gives the machine an event when the control plane gets to it.
+func (h *host) event(ev ipoib.Event) { h.later(func() { h.step(ev) }) }
+
+// step feeds the machine one event and what its actions lead to.
+func (h *host) step(ev ipoib.Event) {
+	if h.dead {
+		return
+	}
+	h.pending = append(h.pending, ev)
+	if h.stepping {
+		return
+	}
+	h.stepping = true
+	for len(h.pending) > 0 {
+		ev := h.pending[0]
+		h.pending = h.pending[1:]
+		switch ev.(type) {
+		case ipoib.LinkUp:
+			h.mUp = true
+		case ipoib.LinkDown, ipoib.Shutdown:
+			h.mUp = false
+		}
+		for _, a := range h.m.Step(nil, h.w.f.Now(), ev) {
+			h.do(a)
+		}
+	}
+	h.stepping = false
+	h.afterStep()
+	h.setTimer()
+}
+
+func (h *host) setTimer() {
+	h.timer.Stop()
+	if d := h.m.Deadline(); !d.IsZero() {
+		life := h.life
+		h.timer = h.w.f.At(d, func() {
+			if h.life == life {
+				h.wake()
+			}
+		})
+	}
+}
+
+func (h *host) wake() {
+	if now := h.w.f.Now(); now.Equal(h.wokeAt) {
+		if h.wakes++; h.wakes > 100 {
+			h.w.fatalf("%s: the machine wants to be woken again and again", h.name())
+		}
+	} else {
+		h.wokeAt, h.wakes = now, 0
+	}
+	h.step(ipoib.Wake{})
+}
+
+// do carries out one action.
+func (h *host) do(a ipoib.Action) {
+	switch a := a.(type) {
+	case ipoib.SendUD:
+		h.postUD(a.Link, a.MGID, a.Frame)
+	case ipoib.SendConn:
+		if c := h.conns[a.Conn]; c != nil {
+			h.post(c, verbs.SendWR{}, a.Frame)
+		}
+	case ipoib.WriteTUN:
+		h.kernel.receive(a.IP, nil)
+	case ipoib.SendMAD:
+		hd, _, err := mad.Parse(a.MAD.Data[:])
+		if err != nil {
+			h.w.fatalf("%s sends a MAD that cannot be read: %v", h.name(), err)
+		}
+		h.mads[hd.Attr]++
+		h.port.MADPort().SendMAD(a.MAD)
+	case ipoib.CreateQP:
+		h.createQP(a)
+	case ipoib.ConnectQP:
+		h.connectQP(a)
+	case ipoib.DestroyQP:
+		h.destroyQP(a.Conn)
+	case ipoib.JoinGroup:
+		if err := h.ud.qp.AttachMulticast(a.MGID); err != nil {
+			h.w.fatalf("%s: join %v: %v", h.name(), a.MGID, err)
+		}
+	case ipoib.LeaveGroup:
+		if err := h.ud.qp.DetachMulticast(a.MGID); err != nil {
+			h.w.fatalf("%s: leave %v: %v", h.name(), a.MGID, err)
+		}
+	case ipoib.PublishGroups:
+		h.table = a.Table
+	case ipoib.SetPath:
+		if a.Path.Kind == ipoib.PathConn && h.conns[a.Path.Conn] == nil {
+			h.w.fatalf("%s: path of %v leads to connection %d, which is not there", h.name(), a.Prefix, a.Path.Conn)
+		}
+		h.paths[a.Prefix] = a.Path
+	case ipoib.DelPath:
+		if _, ok := h.paths[a.Prefix]; !ok {
+			h.w.fatalf("%s: there is no path of %v to remove", h.name(), a.Prefix)
+		}
+		delete(h.paths, a.Prefix)
+	case ipoib.HostRoute:
+		h.routes[a.Addr] = a.MTU
+	case ipoib.DelHostRoute:
+		if _, ok := h.routes[a.Addr]; !ok {
+			h.w.fatalf("%s: there is no host route to %v to remove", h.name(), a.Addr)
+		}
+		delete(h.routes, a.Addr)
+	case ipoib.FlushExceptions:
+		h.flushes++
+	case ipoib.AddAddr:
+		h.soon(func() { h.kernel.addAddr(a.Prefix) })
+	case ipoib.RemoveAddr:
+		h.soon(func() { h.kernel.delAddr(a.Prefix) })
+	case ipoib.Note:
+		h.notes[a.Kind]++
+		h.tell("%s %v %v %d %s", a.Kind, a.Peer.QPN, a.Addr, a.Conn, a.Text)
+	default:
+		h.w.fatalf("unknown action %T", a)
+	}
+}
+
+// soon is how long netlink takes.
+func (h *host) soon(f func()) {
+	life := h.life
+	h.w.f.After(50*time.Microsecond, func() {
+		if h.life == life {
+			f()
+		}
+	})
+}
+
+// usage reports what the data path has counted.
+func (h *host) usage() {
+	var u ipoib.Usage
+	for _, id := range slices.Sorted(maps.Keys(h.conns)) {
+		u.Conns = append(u.Conns, h.conns[id].use())
+	}
+	for _, l := range slices.SortedFunc(maps.Keys(h.udUse), encap.LinkAddr.Compare) {
+		u.UD = append(u.UD, h.udUse[l])
+	}
+	h.event(u)
+}
+
+// counter returns one of the machine's counters by name.
+func (h *host) counter(name string) uint64 {
+	for _, c := range h.m.Counters() {
+		if c.Name == name {
+			return c.Value
+		}
+	}
+	h.w.fatalf("no counter %q", name)
+	return 0
+}
+
+// with returns h's connections to peer.
+func (h *host) with(peer *host) (cs []ipoib.ConnInfo) {
+	for _, c := range h.m.Conns() {
+		if c.Peer.GID == peer.gid {
+			cs = append(cs, c)
+		}
+	}
+	return cs
+}
+
+// common returns the mode that two hosts should end up with.
+func common(a, b *host) ib.Transport {
+	switch f := a.cfg.mode.Flags() & b.cfg.mode.Flags(); {
+	case f&encap.FlagRC != 0:
+		return ib.RC
+	case f&encap.FlagUC != 0:
+		return ib.UC
+	}
+	return ib.UD
+}
+
+func (c config) receiveMTU() int { return cmp.Or(c.receive, 65524) }

@@ -1,0 +1,284 @@
+package sim
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"slices"
+
+	"ipoibcm/ipoib"
+	"ipoibcm/wire/ip"
+)
+
+// A kernel is what the host's kernel knows of the device.
+type kernel struct {
+	h        *host
+	up       bool
+	mtu      int
+	addrs    []netip.Prefix // configured, the interface's own link-local one too
+	gateways []ipoib.Route
+	local    []netip.Addr // addresses of other devices
+	groups   []netip.Addr
+	routes   map[netip.Addr]int // host routes that the machine asked for
+	ipid     uint16
+	frags    map[fragKey]*frag
+	icmp     int // too-big messages received
+}
+
+type fragKey struct {
+	src, dst netip.Addr
+	id       uint16
+}
+
+type frag struct {
+	buf  []byte
+	have []bool // by 8 octets
+	size int    // of the payload, once known
+}
+
+// create makes the device: addresses, then up, then routes.
+func (k *kernel) create() {
+	k.mtu, k.routes, k.frags = 65520, map[netip.Addr]int{}, map[fragKey]*frag{}
+	for _, p := range slices.Clone(k.addrs) {
+		k.h.step(ipoib.AddrAdded{Prefix: p})
+	}
+	k.linkUp()
+}
+
+// destroy is what happens when the agent's end of the device closes.
+func (k *kernel) destroy() {
+	k.up, k.routes = false, map[netip.Addr]int{}
+	k.addrs = slices.DeleteFunc(k.addrs, func(p netip.Prefix) bool { return p.Addr().IsLinkLocalUnicast() })
+}
+
+func (k *kernel) linkUp() {
+	if k.up || k.h.dead {
+		return
+	}
+	k.up = true
+	k.h.event(ipoib.LinkUp{})
+	k.tellRoutes()
+}
+
+// linkDown drops all IPv6 addresses, as Linux does by default.
+func (k *kernel) linkDown() {
+	if !k.up || k.h.dead {
+		return
+	}
+	k.up = false
+	for _, p := range slices.Clone(k.addrs) {
+		if p.Addr().Is6() {
+			k.delAddr(p)
+		}
+	}
+	k.h.event(ipoib.LinkDown{})
+	k.tellRoutes()
+}
+
+func (k *kernel) addAddr(p netip.Prefix) {
+	if !slices.Contains(k.addrs, p) {
+		k.addrs = append(k.addrs, p)
+		k.h.event(ipoib.AddrAdded{Prefix: p})
+		k.tellRoutes()
+	}
+}
+
+func (k *kernel) delAddr(p netip.Prefix) {
+	if i := slices.Index(k.addrs, p); i >= 0 {
+		k.addrs = slices.Delete(k.addrs, i, i+1)
+		k.h.event(ipoib.AddrRemoved{Prefix: p})
+		k.tellRoutes()
+	}
+}
+
+func (k *kernel) setMTU(n int) {
+	k.mtu = n
+	k.h.event(ipoib.DeviceMTU{MTU: n})
+}
+
+func (k *kernel) join(groups ...netip.Addr) {
+	k.groups = groups
+	k.h.event(ipoib.KernelGroups{Groups: groups})
+}
+
+func (k *kernel) via(dst netip.Prefix, gateway netip.Addr) {
+	k.gateways = append(k.gateways, ipoib.Route{Prefix: dst, Gateway: gateway})
+	k.tellRoutes()
+}
+
+func (k *kernel) tellRoutes() {
+	var rs []ipoib.Route
+	if k.up {
+		for _, p := range k.addrs {
+			if r := (ipoib.Route{Prefix: p.Masked()}); !slices.Contains(rs, r) {
+				rs = append(rs, r)
+			}
+		}
+		rs = append(rs, k.gateways...)
+	}
+	k.h.event(ipoib.RoutesChanged{Routes: rs})
+}
+
+// source returns the address from which h sends to dst, and whether dst can be
+// reached through the device at all.
+func (k *kernel) source(dst netip.Addr) (src netip.Addr, ok bool) {
+	best := netip.Addr{}
+	for _, p := range k.addrs {
+		a := p.Addr()
+		if a.Is4() != dst.Is4() || dst.Is6() && dst.IsLinkLocalUnicast() != a.IsLinkLocalUnicast() {
+			continue
+		}
+		if p.Contains(dst) {
+			return a, k.up
+		}
+		if !best.IsValid() && !a.IsLinkLocalUnicast() {
+			best = a
+		}
+	}
+	if dst.IsMulticast() || dst == ip.LimitedBroadcast {
+		return best, k.up && best.IsValid()
+	}
+	for _, r := range k.gateways {
+		if r.Prefix.Contains(dst) {
+			return best, k.up && best.IsValid()
+		}
+	}
+	return netip.Addr{}, false
+}
+
+func (k *kernel) owns(a netip.Addr) bool {
+	return slices.Contains(k.local, a) || slices.ContainsFunc(k.addrs, func(p netip.Prefix) bool { return p.Addr() == a })
+}
+
+// send makes one packet of size octets, header included, and gives it to the
+// device. It returns nil if the kernel has no route or h is down.
+func (h *host) send(dst netip.Addr, size int, df bool) *packet {
+	src, ok := h.source(dst)
+	if h.dead || !ok {
+		return nil
+	}
+	w := h.w
+	w.lastID++
+	p := &packet{id: w.lastID, from: h, src: src, dst: dst, at: w.f.Now(), df: df, size: min(max(size, headerLen(dst)+8), h.mtu)}
+	if !df {
+		h.ipid++
+		p.ipid = h.ipid
+	}
+	if !h.isGroup(dst) {
+		for _, o := range w.hosts {
+			if o.owns(dst) {
+				p.to = o
+			}
+		}
+	}
+	w.packets[p.id] = p
+	h.transmit(p.octets())
+	return p
+}
+
+// receive is the kernel's input: from the device, by connection c if not nil.
+func (k *kernel) receive(b []byte, c *conn) {
+	w := k.h.w
+	switch ip.Version(b) {
+	case 4:
+		p, err := ip.AsV4(b)
+		if err != nil || len(p) != len(b) {
+			w.fatalf("%s: a packet arrived that is no IPv4: %v", k.h.name(), err)
+		}
+		switch p.Protocol() {
+		case 1:
+			k.tooBig(p.Payload()[8:])
+		case proto:
+			if p.MF() || p.FragOffset() > 0 {
+				k.fragment(p)
+				return
+			}
+			k.h.delivered(p.Payload(), b, c)
+		default:
+			w.fatalf("%s: protocol %d arrived, which nobody sent", k.h.name(), p.Protocol())
+		}
+	case 6:
+		p, err := ip.AsV6(b)
+		if err != nil || len(p) != len(b) {
+			w.fatalf("%s: a packet arrived that is no IPv6: %v", k.h.name(), err)
+		}
+		switch p.NextHeader() {
+		case 58:
+			k.tooBig(p.Payload()[8:])
+		case proto:
+			k.h.delivered(p.Payload(), b, c)
+		default:
+			w.fatalf("%s: next header %d arrived, which nobody sent", k.h.name(), p.NextHeader())
+		}
+	default:
+		w.fatalf("%s: %x arrived", k.h.name(), b[:min(len(b), 40)])
+	}
+}
+
+// tooBig takes what an ICMP message quotes: it must be of a packet of ours.
+func (k *kernel) tooBig(quoted []byte) {
+	k.icmp++
+	head := 20
+	if ip.Version(quoted) == 6 {
+		head = 40
+	}
+	if len(quoted) < head+8 {
+		k.h.w.fatalf("%s: ICMP quotes %d octets", k.h.name(), len(quoted))
+	}
+	p := k.h.w.packets[binary.BigEndian.Uint64(quoted[head:])]
+	if p == nil || p.from != k.h {
+		k.h.w.fatalf("%s: ICMP quotes a packet that was not sent here", k.h.name())
+	}
+	p.refused = true
+}
+
+// fragment puts an IPv4 packet together again.
+func (k *kernel) fragment(p ip.V4) {
+	key := fragKey{p.Src(), p.Dst(), p.ID()}
+	f := k.frags[key]
+	if f == nil {
+		if len(k.frags) > 1000 {
+			clear(k.frags)
+		}
+		f = &frag{buf: make([]byte, 65536), have: make([]bool, 65536/8)}
+		k.frags[key] = f
+	}
+	off, pl := p.FragOffset(), p.Payload()
+	copy(f.buf[off:], pl)
+	for i := off / 8; i < (off+len(pl)+7)/8; i++ {
+		f.have[i] = true
+	}
+	if !p.MF() {
+		f.size = off + len(pl)
+	}
+	if f.size > 0 && !slices.Contains(f.have[:(f.size+7)/8], false) {
+		delete(k.frags, key)
+		k.h.delivered(f.buf[:f.size], nil, nil)
+	}
+}
+
+// delivered checks a packet that reached the kernel of h: it was sent, to h, and
+// is what was sent. whole is nil if it came in fragments.
+func (h *host) delivered(payload, whole []byte, c *conn) {
+	w := h.w
+	if len(payload) < 8 {
+		w.fatalf("%s: %d octets of payload arrived", h.name(), len(payload))
+	}
+	p := w.packets[binary.BigEndian.Uint64(payload)]
+	if p == nil {
+		w.fatalf("%s: a packet arrived that nobody sent: %x", h.name(), payload[:8])
+	}
+	want := p.octets()
+	if whole != nil && !bytes.Equal(whole, want) || !bytes.Equal(payload, want[headerLen(p.dst):]) {
+		w.fatalf("%s: %v arrived changed", h.name(), p)
+	}
+	if p.to != nil && p.to != h || p.from == h {
+		w.fatalf("%s: %v arrived at the wrong host", h.name(), p)
+	}
+	p.delivered++
+	p.gotAt = w.f.Now()
+	// The network may repeat what is unreliable; nobody else may repeat anything.
+	if p.to != nil && p.delivered > 1 && (!w.dups || p.conn != nil && p.conn.trans == rc) {
+		w.fatalf("%s: %v arrived %d times", h.name(), p, p.delivered)
+	}
+}

@@ -1,0 +1,330 @@
+package sim
+
+import (
+	"net/netip"
+	"slices"
+
+	"ipoibcm/ib"
+	"ipoibcm/ipoib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
+	"ipoibcm/wire/nd"
+)
+
+// This file stands in for the data path.
+
+const (
+	rc = ib.RC
+	uc = ib.UC
+
+	udMTU     = 2044
+	udDepth   = 256
+	sendDepth = 128
+	recvDepth = 16
+)
+
+// A conn is a queue pair with its buffers; the UD QP is one too.
+type conn struct {
+	h     *host
+	id    ipoib.Conn // 0: UD
+	qp    verbs.QP
+	qpn   ib.QPN
+	trans ib.Transport
+	bufs  recvBufs
+	rtr   verbs.QPAttr
+	rts   verbs.QPAttr
+
+	inflight map[uint64]*verbs.Region
+	lastID   uint64
+	mtu      int               // octets of IP, learnt from the record at the first post
+	sent     []uint64          // hash of each frame posted
+	sentAs   map[uint64]bool   // the same as a set
+	lastOf   map[string]uint64 // number of the last packet of each flow
+	got      int               // frames received
+
+	txPackets, txOctets, rxPackets, rxOctets, dropped uint64
+}
+
+// recvBufs is a region cut into receive buffers.
+type recvBufs struct {
+	region *verbs.Region
+	size   int
+}
+
+func (b *recvBufs) wr(id uint64) verbs.RecvWR {
+	return verbs.RecvWR{ID: id, SG: []verbs.SGE{{Region: b.region, Buf: b.buf(id)}}}
+}
+
+func (b *recvBufs) buf(id uint64) []byte { return b.region.Buf[int(id)*b.size : (int(id)+1)*b.size] }
+
+type poster interface {
+	PostRecv([]verbs.RecvWR) (int, error)
+}
+
+// newBufs makes n buffers and posts them.
+func (h *host) newBufs(n, size int, to poster) recvBufs {
+	b := recvBufs{size: size}
+	b.region = must(h.port.Alloc(n * size))
+	for i := range n {
+		must(to.PostRecv([]verbs.RecvWR{b.wr(uint64(i))}))
+	}
+	return b
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err) // the provider's limits are far away
+	}
+	return v
+}
+
+func ok(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// cq makes a completion queue that f empties.
+func (h *host) cq(f func(wc *verbs.WC)) verbs.CQ {
+	cq := must(h.port.CreateCQ(1024))
+	cq.(verbs.CallbackCQ).OnReady(func() {
+		var wcs [16]verbs.WC
+		for n := cq.Poll(wcs[:]); n > 0; n = cq.Poll(wcs[:]) {
+			for i := range n {
+				f(&wcs[i])
+			}
+		}
+	})
+	return cq
+}
+
+func (h *host) openUD() {
+	h.sendCQ, h.recvCQ = h.cq(h.sendDone), h.cq(h.recvDone)
+	qp := must(h.port.CreateQP(verbs.QPInit{Transport: ib.UD, SendCQ: h.sendCQ, RecvCQ: h.recvCQ,
+		SendDepth: udDepth, RecvDepth: udDepth, MaxSendSGE: 1, MaxRecvSGE: 1}))
+	h.ud = newConn(h, 0, qp)
+	ok(qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: ib.DefaultPKey, QKey: ib.QKeyIPoIB}))
+	h.ud.bufs = h.newBufs(udDepth, verbs.GRHLen+encap.HeaderLen+udMTU, qp)
+	ok(qp.Modify(verbs.QPAttr{State: verbs.StateRTR}))
+	ok(qp.Modify(verbs.QPAttr{State: verbs.StateRTS}))
+	h.ud.mtu = udMTU
+	h.srq = nil
+	if h.cfg.srq {
+		h.srq = must(h.port.CreateSRQ(verbs.SRQInit{Depth: recvDepth, MaxSGE: 1}))
+		h.srqBufs = h.newBufs(recvDepth, h.cfg.receiveMTU(), h.srq)
+	}
+}
+
+func newConn(h *host, id ipoib.Conn, qp verbs.QP) *conn {
+	return &conn{h: h, id: id, qp: qp, qpn: qp.QPN(), trans: qp.Transport(), inflight: map[uint64]*verbs.Region{},
+		sentAs: map[uint64]bool{}, lastOf: map[string]uint64{}}
+}
+
+func (c *conn) use() ipoib.ConnUse {
+	return ipoib.ConnUse{Conn: c.id, TxPackets: c.txPackets, TxOctets: c.txOctets, RxPackets: c.rxPackets, RxOctets: c.rxOctets,
+		TxDropped: c.dropped, TxUnacked: uint64(len(c.inflight))}
+}
+
+func (h *host) createQP(a ipoib.CreateQP) {
+	init := verbs.QPInit{Transport: a.Transport, SendCQ: h.sendCQ, RecvCQ: h.recvCQ, SendDepth: sendDepth,
+		RecvDepth: recvDepth, MaxSendSGE: 1, MaxRecvSGE: 1}
+	shared := h.srq != nil && a.Transport == rc
+	if shared {
+		init.SRQ = h.srq
+	}
+	qp := must(h.port.CreateQP(init))
+	c := newConn(h, a.Conn, qp)
+	ok(qp.Modify(a.Init))
+	if !shared {
+		c.bufs = h.newBufs(recvDepth, a.ReceiveMTU, qp)
+	}
+	h.conns[a.Conn], h.byQPN[c.qpn], h.w.ends[end{h.gid, c.qpn}] = c, c, c
+	h.pending = append(h.pending, ipoib.QPCreated{Conn: a.Conn, QPN: c.qpn})
+}
+
+func (h *host) connectQP(a ipoib.ConnectQP) {
+	c := h.conns[a.Conn]
+	if c == nil {
+		return
+	}
+	c.rtr, c.rts = a.RTR, a.RTS
+	ok(c.qp.Modify(a.RTR))
+	ok(c.qp.Modify(a.RTS))
+}
+
+func (h *host) destroyQP(id ipoib.Conn) {
+	c := h.conns[id]
+	if c == nil {
+		h.w.fatalf("%s: QP of connection %d destroyed twice", h.name(), id)
+	}
+	for p, path := range h.paths {
+		if path.Kind == ipoib.PathConn && path.Conn == id {
+			h.w.fatalf("%s: path of %v leads to connection %d, whose QP is to be destroyed", h.name(), p, id)
+		}
+	}
+	delete(h.conns, id)
+	delete(h.byQPN, c.qpn)
+	ok(c.qp.Modify(verbs.QPAttr{State: verbs.StateError}))
+	ok(c.qp.Destroy())
+	for _, r := range c.inflight {
+		ok(h.port.Deregister(r))
+	}
+	if c.bufs.region != nil {
+		ok(h.port.Deregister(c.bufs.region))
+	}
+	c.qp, c.inflight, c.bufs = nil, nil, recvBufs{}
+}
+
+// transmit takes a packet from the kernel.
+func (h *host) transmit(pkt []byte) {
+	dst, _ := ip.Dst(pkt)
+	path, found := h.lookup(dst)
+	switch {
+	case nd.KindOf(pkt) != nd.None || ip.IsReport(pkt), !found, path.Kind == ipoib.PathMiss, len(pkt) > path.MTU:
+		h.event(ipoib.Packet{IP: pkt})
+	case path.Kind == ipoib.PathDrop:
+		h.txDrops++
+	case path.Kind == ipoib.PathGroup:
+		h.postUD(encap.LinkAddr{}, path.MGID, frame(pkt))
+	case path.Kind == ipoib.PathUD:
+		h.postUD(path.Link, ib.GID{}, frame(pkt))
+	case path.Kind == ipoib.PathConn:
+		h.post(h.conns[path.Conn], verbs.SendWR{}, frame(pkt))
+	}
+}
+
+func frame(pkt []byte) []byte {
+	t := encap.IPv4
+	if ip.Version(pkt) == 6 {
+		t = encap.IPv6
+	}
+	b, _ := encap.Header{Type: t}.AppendBinary(make([]byte, 0, encap.HeaderLen+len(pkt)))
+	return append(b, pkt...)
+}
+
+// lookup finds the longest prefix.
+func (h *host) lookup(dst netip.Addr) (path ipoib.Path, found bool) {
+	for bits := dst.BitLen(); bits >= 0; bits-- {
+		p, _ := dst.Prefix(bits)
+		if path, found = h.paths[p]; found {
+			return path, true
+		}
+	}
+	return path, false
+}
+
+func (h *host) postUD(to encap.LinkAddr, mgid ib.GID, frame []byte) {
+	gid, qpn := to.GID, to.QPN
+	if !mgid.IsZero() {
+		gid, qpn = mgid, ib.QPNMulticast
+	}
+	wr := verbs.SendWR{AH: must(h.port.CreateAH(verbs.AHAttr{SGID: h.gid, DGID: gid})), RemoteQPN: qpn, RemoteQKey: ib.QKeyIPoIB}
+	if h.post(h.ud, wr, frame) && mgid.IsZero() {
+		u := h.udUse[to.Key()]
+		u.Link = to.Key()
+		u.TxPackets++
+		u.TxOctets += uint64(len(frame) - encap.HeaderLen)
+		h.udUse[to.Key()] = u
+	}
+}
+
+// post sends a frame on c. A full queue drops it.
+func (h *host) post(c *conn, wr verbs.SendWR, frame []byte) bool {
+	h.checkPost(c, frame)
+	r := must(h.port.Register(slices.Clone(frame), 0))
+	c.lastID++
+	wr.ID, wr.Opcode, wr.Flags, wr.SG = c.lastID, verbs.Send, verbs.Signaled, []verbs.SGE{{Region: r, Buf: r.Buf}}
+	if _, err := c.qp.PostSend([]verbs.SendWR{wr}); err != nil {
+		c.dropped++
+		ok(h.port.Deregister(r))
+		return false
+	}
+	c.inflight[c.lastID] = r
+	c.txPackets++
+	c.txOctets += uint64(len(frame) - encap.HeaderLen)
+	h.posted(c, frame)
+	return true
+}
+
+func (h *host) sendDone(wc *verbs.WC) {
+	c := h.byQPN[wc.QPN]
+	if wc.QPN == h.ud.qpn {
+		c = h.ud
+	}
+	if c == nil || c.inflight[wc.ID] == nil {
+		return // gone meanwhile
+	}
+	ok(h.port.Deregister(c.inflight[wc.ID]))
+	delete(c.inflight, wc.ID)
+	if h.onSent != nil && wc.Status == verbs.Success {
+		h.onSent(c)
+	}
+}
+
+func (h *host) recvDone(wc *verbs.WC) {
+	c := h.byQPN[wc.QPN]
+	if wc.QPN == h.ud.qpn {
+		c = h.ud
+	}
+	bufs, to := &h.srqBufs, poster(h.srq)
+	if c != nil && c.bufs.region != nil {
+		bufs, to = &c.bufs, c.qp
+	} else if h.srq == nil || c != nil && c.trans == uc {
+		return // its ring is gone with it
+	} else if c == nil && !h.srqOwns(wc) {
+		return
+	}
+	if wc.Status == verbs.Success && c != nil {
+		msg := slices.Clone(bufs.buf(wc.ID)[:wc.ByteLen])
+		if c == h.ud {
+			h.takeUD(msg, wc)
+		} else {
+			h.takeConn(c, msg)
+		}
+	}
+	if wc.Status != verbs.WRFlushError || to == poster(h.srq) {
+		to.PostRecv([]verbs.RecvWR{bufs.wr(wc.ID)})
+	}
+}
+
+// srqOwns reports whether the buffer of a completion of a QP that is gone was
+// one of the shared queue's. Only RC uses that.
+func (h *host) srqOwns(wc *verbs.WC) bool {
+	c := h.w.ends[end{h.gid, wc.QPN}]
+	return c != nil && c.trans == rc && c.h == h
+}
+
+func (h *host) takeUD(msg []byte, wc *verbs.WC) {
+	src, dst := verbs.GRHAddrs(msg[:verbs.GRHLen], false)
+	fr := msg[verbs.GRHLen:]
+	var hd encap.Header
+	if err := hd.UnmarshalBinary(fr); err != nil {
+		h.w.fatalf("%s: %v", h.name(), err)
+	}
+	pkt := fr[encap.HeaderLen:]
+	if hd.Type == encap.ARP || hd.Type == encap.IPv6 && nd.KindOf(pkt) != nd.None {
+		h.event(ipoib.RecvFrame{SrcGID: src, DstGID: dst, SrcQPN: wc.SrcQPN, Frame: fr})
+		return
+	}
+	if a, _ := ip.Dst(pkt); a.IsMulticast() && (h.table == nil || !h.table.Wanted(a)) {
+		return
+	}
+	if h.up {
+		h.receive(pkt, nil)
+	}
+}
+
+// isGroup reports whether dst is multicast or a broadcast address of the device.
+func (h *host) isGroup(dst netip.Addr) bool {
+	return dst.IsMulticast() || dst == ip.LimitedBroadcast || dst == netip.MustParseAddr("10.0.0.255")
+}
+
+func (h *host) takeConn(c *conn, fr []byte) {
+	h.checkRecv(c, fr)
+	c.rxPackets++
+	c.rxOctets += uint64(len(fr) - encap.HeaderLen)
+	if h.up {
+		h.receive(fr[encap.HeaderLen:], c)
+	}
+}
