@@ -17,7 +17,6 @@ type host struct {
 	p              *Port
 	qp             verbs.QP
 	sendCQ, recvCQ verbs.CQ
-	out            []verbs.SGE // of work requests, by ID
 	in             []*verbs.Region
 	memory         *verbs.Region // what the peer reads
 	reads          [][]byte      // by ID; nil: a SEND

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"math/rand"
 	"testing"
 
@@ -137,6 +138,64 @@ func TestRCHostileLink(t *testing.T) {
 		}
 		if c := p.a.Counters(); seed%3 == 2 && rate >= 0.05 && c.Retransmits == 0 {
 			t.Errorf("seed %d: nothing was sent again", seed)
+		}
+	}
+}
+
+// TestReadWindow: a READ longer than ReadChunk packets goes out in parts, never
+// more of them at a time than MaxRDAtomic; the responder never holds more.
+func TestReadWindow(t *testing.T) {
+	p := newPair(t, ib.RC, nil)
+	const n = 256 * ReadChunk * 10
+	p.b.mem[7] = &mem{buf: fill(n, 1), access: 3}
+	buf := make([]byte, n)
+	p.a.post(verbs.SendWR{Opcode: verbs.Read, SG: sg(buf), RKey: 7})
+	asked, answered := 0, 0
+	p.trace = func(fromA bool, b []byte) {
+		if fromA {
+			asked++
+		} else {
+			answered++
+		}
+		if len(p.b.rsp.reads) > 4 || p.a.readsOut() > 4 {
+			t.Fatalf("%d READs asked, %d waiting", p.a.readsOut(), len(p.b.rsp.reads))
+		}
+	}
+	p.run()
+	same(t, "READ", buf, fill(n, 1))
+	if asked != 10 || answered != 10*ReadChunk {
+		t.Errorf("%d requests and %d responses, want 10 and %d", asked, answered, 10*ReadChunk)
+	}
+}
+
+// TestWQELimits: what is too much is refused when it is posted.
+func TestWQELimits(t *testing.T) {
+	p := newPair(t, ib.UD, func(c *Config, _ *verbs.QPAttr) { c.MaxUDPayload = 100 })
+	wr := verbs.SendWR{Opcode: verbs.Send, SG: sg(make([]byte, 101)), AH: fakeAH{}, RemoteQPN: 5}
+	if n, err := p.a.PostSend([]verbs.SendWR{wr}, start); n != 0 || !errors.Is(err, verbs.ErrInvalid) {
+		t.Errorf("UD payload of 101: %d, %v", n, err)
+	}
+	wr.SG = sg(make([]byte, 100))
+	if n, err := p.a.PostSend([]verbs.SendWR{wr, wr, {Opcode: verbs.Send}}, start); n != 2 || !errors.Is(err, verbs.ErrInvalid) {
+		t.Errorf("third without AH: %d, %v", n, err)
+	}
+	many := make([]verbs.SendWR, 100)
+	for i := range many {
+		many[i] = wr
+	}
+	if n, err := p.a.PostSend(many, start); n != 62 || !errors.Is(err, verbs.ErrQueueFull) {
+		t.Errorf("room for 62: %d, %v", n, err)
+	}
+	for _, attr := range []verbs.QPAttr{
+		{State: verbs.StateRTR, PathMTU: 6}, {State: verbs.StateRTR, PathMTU: 5, DestQPN: 1 << 24},
+		{State: verbs.StateRTR, PathMTU: 5, MaxDestRDAtomic: MaxRDAtomic + 1},
+	} {
+		cfg := p.cfg
+		cfg.Transport = ib.RC
+		q := New(cfg)
+		q.Modify(&verbs.QPAttr{State: verbs.StateInit}, start)
+		if err := q.Modify(&attr, start); !errors.Is(err, verbs.ErrInvalid) || q.State() != verbs.StateInit {
+			t.Errorf("%+v: %v, state %v", attr, err, q.State())
 		}
 	}
 }
