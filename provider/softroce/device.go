@@ -11,9 +11,8 @@
 // room. No payload is copied on its way out.
 //
 // Sources: design D1, D2, D3, D10, D12 and the wire facts on RoCEv2 and on UDP
-// sockets. Missing: congestion control (CNPs are counted), the packet socket
-// that would see foreign IPv4 identifications, following an underlay that is
-// removed and made anew.
+// sockets. Missing: congestion control (CNPs are counted), and the packet socket
+// that would see foreign IPv4 identifications.
 package softroce
 
 import (
@@ -46,7 +45,7 @@ type Device struct {
 	log      *slog.Logger
 	caps     verbs.Caps
 	pkeys    []ib.PKey
-	ifindex  int
+	ifindex  atomic.Int32
 	firstGID ib.GID // the default, kept while it lasts
 	under    underlay
 	port     atomic.Pointer[portState]
@@ -126,7 +125,11 @@ func (d *Device) open() error {
 		return err
 	}
 	d.port.Store(p)
-	d.ifindex, d.firstGID = link.Attrs().Index, p.GIDs[0]
+	d.ifindex.Store(int32(link.Attrs().Index))
+	d.firstGID = p.GIDs[0]
+	if d.firstGID.Is4() && d.opts.GID.IsZero() && !d.opts.PreferIPv4 {
+		d.log.Info("no IPv6 on the underlay, using its IPv4 address", "gid", d.firstGID)
+	}
 	if p.MTU == 0 {
 		return fmt.Errorf("underlay %s: MTU %d is too small for any path MTU", d.opts.Underlay, p.UnderMTU)
 	}

@@ -127,14 +127,14 @@ func (d *Device) membership(mgid ib.GID, join bool) error {
 	}
 	var err error
 	if r.v6 {
-		m := &unix.IPv6Mreq{Multiaddr: mgid, Interface: uint32(d.ifindex)}
+		m := &unix.IPv6Mreq{Multiaddr: mgid, Interface: uint32(d.ifindex.Load())}
 		name := unix.IPV6_JOIN_GROUP
 		if !join {
 			name = unix.IPV6_LEAVE_GROUP
 		}
 		err = unix.SetsockoptIPv6Mreq(r.fd, unix.IPPROTO_IPV6, name, m)
 	} else {
-		m := &unix.IPMreqn{Ifindex: int32(d.ifindex)}
+		m := &unix.IPMreqn{Ifindex: d.ifindex.Load()}
 		copy(m.Multiaddr[:], mgid[12:])
 		name := unix.IP_ADD_MEMBERSHIP
 		if !join {

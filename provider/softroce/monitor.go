@@ -84,10 +84,14 @@ func (d *Device) refresh() {
 		gone.Active, gone.GIDs = false, nil
 		now = &gone
 	}
-	if link != nil && link.Attrs().Index != d.ifindex {
+	if link != nil && int32(link.Attrs().Index) != d.ifindex.Load() && now.Active {
 		// The device was removed and made anew: our sockets are bound to nothing.
-		d.event(verbs.Event{Kind: verbs.DeviceFatal, Text: "underlay " + d.opts.Underlay + " was replaced"})
-		now.Active, now.GIDs = false, nil
+		d.ifindex.Store(int32(link.Attrs().Index))
+		if err := d.reopen(); err != nil {
+			d.log.Error("underlay was replaced, sockets cannot be opened again", "error", err)
+			now.Active = false
+			d.event(verbs.Event{Kind: verbs.DeviceFatal, Text: err.Error()})
+		}
 	}
 	d.port.Store(now)
 	if now.Active != old.Active {

@@ -64,66 +64,133 @@ func (d *Device) openFamily(v6 bool, fixed ib.GID) error {
 }
 
 func (d *Device) openReceiver(v6 bool, addr netip.Addr, mcast, share bool) error {
-	fd, err := newSocket(v6, d.opts.Underlay)
+	r := &receiver{dev: d, fd: -1, v6: v6, mcast: mcast, addr: addr, share: share}
+	fd, err := r.socket()
 	if err != nil {
 		return err
 	}
-	r := &receiver{dev: d, fd: fd, v6: v6, mcast: mcast}
-	if err := setAll(fd, recvOptions(v6)); err != nil {
-		unix.Close(fd)
-		return err
-	}
-	if share {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-			unix.Close(fd)
-			return fmt.Errorf("set SO_REUSEADDR: %w", err)
-		}
-	}
-	d.count.recvBufferAsked.Store(uint64(d.opts.recvBuffer()))
-	d.count.recvBuffer.Store(uint64(setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, d.opts.recvBuffer())))
-	if !d.opts.NoGRO {
-		r.gro = unix.SetsockoptInt(fd, unix.IPPROTO_UDP, optUDPGRO, 1) == nil
-	}
-	port := d.opts.udpPort()
-	if err := unix.Bind(fd, sockaddr(v6, addr, port, d.ifindex)); err != nil {
-		unix.Close(fd)
-		if errors.Is(err, unix.EADDRINUSE) {
-			return fmt.Errorf("UDP port %d on %s is taken, by another agent or by a kernel RDMA device (rdma_rxe): %w", port, d.opts.Underlay, err)
-		}
-		return fmt.Errorf("bind UDP port %d on %s: %w", port, d.opts.Underlay, err)
-	}
+	r.fd = fd
 	d.receivers = append(d.receivers, r)
 	return nil
 }
 
-// openSender opens a socket on a source port of 0xc000 to 0xffff.
+// socket opens the socket of r.
+func (r *receiver) socket() (fd int, err error) {
+	d := r.dev
+	if fd, err = newSocket(r.v6, d.opts.Underlay); err != nil {
+		return -1, err
+	}
+	defer func() {
+		if err != nil {
+			unix.Close(fd)
+		}
+	}()
+	if err := setAll(fd, recvOptions(r.v6)); err != nil {
+		return -1, err
+	}
+	if r.share {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+			return -1, fmt.Errorf("set SO_REUSEADDR: %w", err)
+		}
+	}
+	d.count.recvBufferAsked.Store(uint64(d.opts.recvBuffer()))
+	d.count.recvBuffer.Store(uint64(setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, d.opts.recvBuffer())))
+	if !d.opts.NoGRO && unix.SetsockoptInt(fd, unix.IPPROTO_UDP, optUDPGRO, 1) != nil {
+		d.count.groRefused.Add(1)
+	}
+	port := d.opts.udpPort()
+	if err := unix.Bind(fd, sockaddr(r.v6, r.addr, port, int(d.ifindex.Load()))); err != nil {
+		if errors.Is(err, unix.EADDRINUSE) {
+			return -1, fmt.Errorf("UDP port %d on %s is taken, by another agent or by a kernel RDMA device (rdma_rxe): %w", port, d.opts.Underlay, err)
+		}
+		return -1, fmt.Errorf("bind UDP port %d on %s: %w", port, d.opts.Underlay, err)
+	}
+	return fd, nil
+}
+
 func (d *Device) openSender(v6, fragment bool) (*sender, error) {
-	fd, err := newSocket(v6, d.opts.Underlay)
+	s := &sender{dev: d, v6: v6, gso: !fragment}
+	fd, err := s.socket()
 	if err != nil {
 		return nil, err
 	}
-	s := &sender{dev: d, fd: fd, gso: !fragment}
-	if err := setAll(fd, sendOptions(v6, fragment, d.ifindex)); err != nil {
+	s.fd = fd
+	return s, nil
+}
+
+// socket opens the socket of s on a source port of 0xc000 to 0xffff, the one it
+// had if there was one: connections have it in their ICRC.
+func (s *sender) socket() (int, error) {
+	d := s.dev
+	fd, err := newSocket(s.v6, d.opts.Underlay)
+	if err != nil {
+		return -1, err
+	}
+	if err := setAll(fd, sendOptions(s.v6, !s.gso, int(d.ifindex.Load()))); err != nil {
 		unix.Close(fd)
-		return nil, err
+		return -1, err
 	}
 	d.count.sendBufferAsked.Store(uint64(d.opts.sendBuffer()))
 	d.count.sendBuffer.Store(uint64(setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, d.opts.sendBuffer())))
 	// Nothing is for these sockets; let the kernel throw it away.
 	_ = setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, 0)
+	port := s.port
 	for range 64 {
-		var b [2]byte
-		d.opts.random(b[:])
-		s.port = binary.BigEndian.Uint16(b[:]) | 0xc000
-		if err = unix.Bind(fd, sockaddr(v6, netip.Addr{}, s.port, 0)); !errors.Is(err, unix.EADDRINUSE) {
+		if s.port == 0 {
+			var b [2]byte
+			d.opts.random(b[:])
+			port = binary.BigEndian.Uint16(b[:]) | 0xc000
+		}
+		if err = unix.Bind(fd, sockaddr(s.v6, netip.Addr{}, port, 0)); !errors.Is(err, unix.EADDRINUSE) || s.port != 0 {
 			break
 		}
 	}
 	if err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("bind a source port: %w", err)
+		return -1, fmt.Errorf("bind a source port: %w", err)
 	}
-	return s, nil
+	s.port = port
+	return fd, nil
+}
+
+// reopen puts new sockets in the place of the old ones, which are bound to a
+// network device that is gone. Groups are joined again by the caller.
+func (d *Device) reopen() error {
+	for _, r := range d.receivers {
+		_ = unix.Shutdown(r.fd, unix.SHUT_RD) // wakes the reader, who keeps the number
+		if err := replace(r.fd, r.socket); err != nil {
+			return err
+		}
+	}
+	for _, s := range d.allSenders() {
+		s.mu.Lock()
+		err := replace(s.fd, s.socket)
+		s.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// replace opens a socket under the number old. What was bound to it is let go
+// before: the new one needs its port.
+func replace(old int, open func() (int, error)) error {
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open /dev/null: %w", err)
+	}
+	err = unix.Dup3(null, old, unix.O_CLOEXEC)
+	unix.Close(null)
+	if err != nil {
+		return fmt.Errorf("close old socket: %w", err)
+	}
+	fd, err := open()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.Dup3(fd, old, unix.O_CLOEXEC)
 }
 
 // pickSender returns the socket for a flow whose source port by the generic

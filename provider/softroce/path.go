@@ -38,6 +38,7 @@ type path struct {
 	whole *path
 	limit int
 
+	ifindex int32 // that name and ctl are made for
 	name    [unix.SizeofSockaddrInet6]byte
 	nameLen uint32
 	ctl     [128]byte // control messages; UDP_SEGMENT is the last
@@ -86,12 +87,20 @@ func (d *Device) pathOver(s *sender, attr verbs.AHAttr) *path {
 	from, to := attr.SGID.Addr(), attr.DGID.Addr()
 	p.flow = roce.NewFlow(from, to)
 	p.head = roce.IPHeader{Src: from, Dst: to, TrafficClass: attr.TrafficClass, HopLimit: attr.HopLimit, SrcPort: p.sender.port}
-	p.address(d.opts.udpPort(), d.ifindex)
-	p.control(d.ifindex)
+	p.bind()
 	return p
 }
 
-func (p *path) address(port uint16, ifindex int) {
+// bind writes what names the network device. It is called again when that was
+// removed and made anew.
+func (p *path) bind() {
+	d := p.sender.dev
+	p.ifindex = d.ifindex.Load()
+	p.address(d.opts.udpPort())
+	p.control()
+}
+
+func (p *path) address(port uint16) {
 	if !p.v6 {
 		sa := (*unix.RawSockaddrInet4)(unsafe.Pointer(&p.name[0]))
 		sa.Family = unix.AF_INET
@@ -104,13 +113,13 @@ func (p *path) address(port uint16, ifindex int) {
 	sa.Family = unix.AF_INET6
 	sa.Addr = p.attr.DGID
 	if a := p.attr.DGID.Addr(); a.IsLinkLocalUnicast() || a.IsMulticast() {
-		sa.Scope_id = uint32(ifindex)
+		sa.Scope_id = uint32(p.ifindex)
 	}
 	binary.BigEndian.PutUint16(p.name[2:], port)
 	p.nameLen = unix.SizeofSockaddrInet6
 }
 
-func (p *path) control(ifindex int) {
+func (p *path) control() {
 	at := 0
 	put := func(level, typ int32, n int) []byte {
 		data, space := putCmsg(p.ctl[at:], level, typ, n)
@@ -120,7 +129,7 @@ func (p *path) control(ifindex int) {
 	if p.v6 {
 		data := put(unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unix.SizeofInet6Pktinfo)
 		copy(data, p.attr.SGID[:])
-		native.PutUint32(data[16:], uint32(ifindex))
+		native.PutUint32(data[16:], uint32(p.ifindex))
 		if p.attr.TrafficClass != 0 {
 			native.PutUint32(put(unix.IPPROTO_IPV6, unix.IPV6_TCLASS, 4), uint32(p.attr.TrafficClass))
 		}
@@ -129,7 +138,7 @@ func (p *path) control(ifindex int) {
 		}
 	} else {
 		data := put(unix.IPPROTO_IP, unix.IP_PKTINFO, unix.SizeofInet4Pktinfo)
-		native.PutUint32(data, uint32(ifindex))
+		native.PutUint32(data, uint32(p.ifindex))
 		copy(data[4:], p.attr.SGID[12:])
 		if p.attr.TrafficClass != 0 {
 			native.PutUint32(put(unix.IPPROTO_IP, unix.IP_TOS, 4), uint32(p.attr.TrafficClass))

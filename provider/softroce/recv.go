@@ -2,6 +2,7 @@ package softroce
 
 import (
 	"encoding/binary"
+	"net/netip"
 	"time"
 	"unsafe"
 
@@ -36,8 +37,9 @@ type receiver struct {
 	dev   *Device
 	fd    int
 	v6    bool
-	mcast bool // takes groups in
-	gro   bool
+	addr  netip.Addr // bound to; the zero Addr is the wildcard
+	mcast bool       // takes groups in
+	share bool       // its port may have other sockets
 
 	msgs  [recvBatch]mmsghdr
 	names [recvBatch]unix.RawSockaddrInet6

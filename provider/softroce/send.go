@@ -23,6 +23,7 @@ const (
 type sender struct {
 	dev  *Device
 	fd   int
+	v6   bool
 	port uint16 // UDP source port
 	gso  bool   // false: its packets may be fragmented, so never batched
 
@@ -41,6 +42,9 @@ type sender struct {
 // holds s.mu. What cannot be sent is counted and lost, as on any wire, but for
 // what is too big for the route and may go another way: that is returned.
 func (s *sender) send(p *path, pkts []engine.Packet) (tooBig []engine.Packet) {
+	if p.ifindex != s.dev.ifindex.Load() {
+		p.bind()
+	}
 	for len(pkts) > 0 {
 		n := 1
 		if s.gso && !s.dev.noGSO.Load() {

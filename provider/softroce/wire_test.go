@@ -333,6 +333,53 @@ func TestPortEvents(t *testing.T) {
 	}
 }
 
+// An underlay that is removed and made anew is followed: sockets, groups and
+// connections work again.
+func TestUnderlayReplaced(t *testing.T) {
+	own(t)
+	make := func() {
+		l := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "dum0", MTU: 4000}, PeerName: "dum1"}
+		must(t, netlink.LinkAdd(l))
+		peer, err := netlink.LinkByName("dum1")
+		must(t, err)
+		must(t, netlink.LinkSetUp(peer))
+		addr, _ := netlink.ParseAddr("10.98.0.1/24")
+		must(t, netlink.AddrAdd(l, addr))
+		must(t, netlink.LinkSetUp(l))
+	}
+	make()
+	d := open(t, Options{Underlay: "dum0", PreferIPv4: true})
+	a, b := newEnd(t, d, ib.RC, 8, 10000), newEnd(t, d, ib.RC, 8, 10000)
+	connect(a, b)
+	must(t, newEnd(t, d, ib.UD, 8, 100).datagram().qp.AttachMulticast(gid("239.192.0.1")))
+	transfer := func() {
+		t.Helper()
+		_, err := b.qp.PostRecv([]verbs.RecvWR{{SG: b.sge(0, 10000)}})
+		must(t, err)
+		_, err = a.qp.PostSend([]verbs.SendWR{{Flags: verbs.Signaled, SG: a.sge(0, 10000)}})
+		must(t, err)
+		if wc := a.next(); wc.Status != verbs.Success {
+			t.Fatalf("send: %+v", wc)
+		}
+		b.next()
+	}
+	transfer()
+	l, err := netlink.LinkByName("dum0")
+	must(t, err)
+	must(t, netlink.LinkDel(l))
+	until(t, "port down", func() bool { return !d.Port().Active })
+	make()
+	t.Cleanup(func() {
+		l, _ := netlink.LinkByName("dum0")
+		_ = netlink.LinkDel(l)
+	})
+	until(t, "port up", func() bool { return d.Port().Active })
+	transfer()
+	if n := counter(d, "multicast_join_errors"); n != 0 {
+		t.Errorf("%d groups lost", n)
+	}
+}
+
 // open2 opens a third device beside the pair's first, for 10.99.0.1.
 func open2(t *testing.T) *Device {
 	l, err := netlink.LinkByName("va")
