@@ -346,3 +346,44 @@ func TestLegacyNeverUC(t *testing.T) {
 		w.failf("got %d", len(k.legacy.got))
 	}
 }
+
+// Both dial at once, and each of the first MADs is quick, slow or lost, in
+// every combination: one connection is left, and what waited went out once.
+func TestCrossingExhaustively(t *testing.T) {
+	depth := 7
+	if testing.Short() {
+		depth = 5
+	}
+	fates := 1
+	for range depth {
+		fates *= 3
+	}
+	var seen uint64
+	for fate := range fates {
+		w, a, b := meet(t, uint64(fate), ModeRC, ModeRC)
+		left, n := fate, 0
+		w.dropMAD = func(from *node, m mad.Message) bool {
+			w.madDelay = 0
+			if n++; n > depth {
+				return false
+			}
+			f := left % 3
+			left /= 3
+			w.madDelay = [...]time.Duration{0, 20 * time.Millisecond, 0}[f]
+			return f == 2
+		}
+		p, q := a.ping("10.0.0.2", 9000, true), b.ping("10.0.0.1", 9000, true)
+		w.settle()
+		w.agree(a, b)
+		if b.got(p) != 1 || a.got(q) != 1 {
+			w.failf("fate %d: got %d and %d", fate, b.got(p), a.got(q))
+		}
+		if a.f.Status().Crossings.Rejected != 0 || b.f.Status().Crossings.Accepted != 0 {
+			w.failf("fate %d: the larger address won", fate) // 4755-3.3-5
+		}
+		seen += a.f.Status().Crossings.Seen
+	}
+	if seen < uint64(fates)/2 {
+		t.Errorf("%d crossings in %d runs", seen, fates)
+	}
+}

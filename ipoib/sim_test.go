@@ -275,7 +275,7 @@ func TestNDOnConnection(t *testing.T) {
 	answers, on := a.f.neigh.Counters().Answers, a.onConn
 	a.step(RecvFrame{Conn: x.Conn, Frame: frameOf(encap.IPv6, neighborSolicitation("fd00::2", "fd00::1", b.link()))})
 	w.run(time.Second)
-	// 4755-7-4, 4755-3.1-13: answered by UD
+	// 4755-7-4, 4755-3.1-13, 4755-2.2-2: answered by UD
 	if a.f.neigh.Counters().Answers != answers+1 || a.onConn != on || a.counter("nd_on_connection") != 1 {
 		w.failf("answers %d", a.f.neigh.Counters().Answers-answers)
 	}

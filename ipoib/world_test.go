@@ -35,9 +35,11 @@ type world struct {
 	nodes []*node
 	queue []flight
 	// dropMAD, when set, decides about each MAD by itself.
-	dropMAD func(from *node, m mad.Message) bool
-	onMAD   func(from *node, m mad.Message) // sees each MAD that a node sends
-	log     []string
+	dropMAD  func(from *node, m mad.Message) bool
+	onMAD    func(from *node, m mad.Message) // sees each MAD that a node sends
+	log      []string
+	madDelay time.Duration // set by dropMAD for the MAD at hand
+	report   time.Time     // when the data paths report next what they counted
 }
 
 type flight struct {
@@ -92,7 +94,7 @@ type fakeQP struct {
 }
 
 func newWorld(t testing.TB, seed uint64) *world {
-	return &world{t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 7)), now: time.Unix(1000, 0), delay: 200 * time.Microsecond}
+	return &world{t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 7)), now: time.Unix(1000, 0), report: time.Unix(1000, 500), delay: 200 * time.Microsecond}
 }
 
 func gid(i int) ib.GID {
@@ -430,6 +432,7 @@ func (n *node) sendMAD(m *verbs.MAD) {
 	in.Local, in.Remote, in.QPN = m.Remote, n.opt.Link.GID, ib.QPNGSI
 	for _, to := range w.nodes {
 		if to.opt.Link.GID == m.Remote {
+			from := len(w.queue)
 			w.send(func() {
 				c := in
 				if to.legacy != nil {
@@ -438,6 +441,9 @@ func (n *node) sendMAD(m *verbs.MAD) {
 					to.step(RecvMAD{&c})
 				}
 			}, to, true)
+			for i := range w.queue[from:] {
+				w.queue[from+i].at = w.queue[from+i].at.Add(w.madDelay)
+			}
 		}
 	}
 }
@@ -549,7 +555,6 @@ func (n *node) got(pkt []byte) (k int) {
 // run lets d pass.
 func (w *world) run(d time.Duration) {
 	end := w.now.Add(d)
-	usage := w.now.Add(time.Second)
 	for steps := 0; ; steps++ {
 		if steps > 2_000_000 {
 			w.failf("it never comes to rest")
@@ -568,9 +573,9 @@ func (w *world) run(d time.Duration) {
 				next, who, what = t, n, -1
 			}
 		}
-		if usage.Before(next) {
-			next, who, what = usage, nil, -2
-			usage = usage.Add(time.Second)
+		if w.report.Before(next) {
+			next, who, what = w.report, nil, -2
+			w.report = w.report.Add(time.Second)
 		}
 		if w.now.Before(next) {
 			w.now = next
