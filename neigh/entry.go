@@ -11,7 +11,8 @@ import (
 
 // lockTime is how long a changed link-layer address stays before a claim that no
 // probe asked for may change it again: two hosts with one address, or an impostor, cost at
-// most one change per second (RFC 4755 section 8).
+// most one change per second (RFC 4755 section 8). A first change that keeps the
+// GID is a host that restarted: it need not wait after a resolution.
 const lockTime = time.Second
 
 // evictScan bounds how many entries are looked at to make room for one.
@@ -26,7 +27,7 @@ type entry struct {
 	queries int // in this resolution or probing
 
 	since, confirmed, used time.Time
-	changed                time.Time // when link was last set
+	changed, moved         time.Time // when link was last set, and set anew
 
 	queue       [][]byte
 	queueOctets int
@@ -216,12 +217,17 @@ func (t *Table) known(dst []Action, now time.Time, e *entry, link encap.LinkAddr
 	if link != e.link {
 		// Of two answers to one query the first counts; only a probe, which asks
 		// whether things have changed, may change them at any time.
-		if now.Sub(e.changed) < lockTime && !(solicited && e.state == StateProbe) {
+		last := e.changed
+		if link.GID == e.link.GID {
+			last = e.moved
+		}
+		if now.Sub(last) < lockTime && !(solicited && e.state == StateProbe) {
 			t.drop(DropLocked)
 			return dst
 		}
 		old := e.link
 		t.setLink(now, e, link)
+		e.moved = now
 		t.n.Changed++
 		t.o.Log.Info("neighbour changed its link-layer address", "ip", e.ip, "old", old, "new", link)
 		dst = append(dst, Changed{IP: e.ip, Old: old, New: link})
