@@ -34,8 +34,10 @@ const (
 	// MaxRDAtomic bounds READs outstanding in either direction.
 	MaxRDAtomic = 16
 	// MaxBackoff is the longest retransmit timeout that backing off leads to,
-	// unless the QP's own timeout is longer.
-	MaxBackoff = 500 * time.Millisecond
+	// unless the QP's own timeout is longer. With a timeout of 67 ms and seven
+	// retries a dead peer is known within a second, the first retransmission
+	// timeout of TCP (RFC 4755 section 7.1).
+	MaxBackoff = 128 * time.Millisecond
 	// MinProbe is the shortest time after which a packet is sent again without an
 	// answer.
 	MinProbe = time.Millisecond
