@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"syscall"
 
 	"ipoibcm/hostnet"
 	"ipoibcm/ipoib"
@@ -236,7 +237,9 @@ func (r *routeKeeper) hostRoute(want mtu.Route) hostnet.Route {
 }
 
 func (r *routeKeeper) set(rt hostnet.Route) {
-	if err := r.k.SetRoute(rt); err != nil {
+	if err := r.k.SetRoute(rt); errors.Is(err, syscall.ENETDOWN) {
+		return // the link went down this moment; coming up makes all routes anew
+	} else if err != nil {
 		r.refused++
 		if r.failed[rt.Key()] != err.Error() {
 			r.failed[rt.Key()] = err.Error()

@@ -62,8 +62,9 @@ type Interface struct {
 	group  *group.Machine
 	budget mtu.Budget // of UC receive rings
 
-	addrs map[netip.Addr]netip.Prefix // on the device
-	ours  netip.Prefix                // the link-local address that we put there
+	addrs    map[netip.Addr]netip.Prefix // on the device
+	ours     netip.Prefix                // the link-local address that we put there
+	oursGone bool                        // and that has been removed since
 
 	peers map[encap.LinkAddr]*peer
 	order []*peer // by age
@@ -256,7 +257,7 @@ func (f *Interface) addLinkLocal() {
 	if !f.ipv6 || f.opt.NoLinkLocal {
 		return
 	}
-	f.ours = netip.PrefixFrom(ip.LinkLocal(f.link.GID), 64)
+	f.ours, f.oursGone = netip.PrefixFrom(ip.LinkLocal(f.link.GID), 64), false
 	f.do(AddAddr{Prefix: f.ours})
 }
 
@@ -269,6 +270,9 @@ func (f *Interface) linkUp() {
 	f.groupStep(group.Up{GID: f.link.GID})
 	for _, p := range f.sortedAddrs() {
 		f.announce(p)
+	}
+	if f.oursGone {
+		f.addLinkLocal() // the kernel removes it when a device goes down
 	}
 }
 
@@ -338,6 +342,7 @@ func (f *Interface) addrRemoved(p netip.Prefix) {
 		return
 	}
 	delete(f.addrs, a)
+	f.oursGone = f.oursGone || a == f.ours.Addr()
 	f.note(Note{Kind: NoteAddr, Addr: a, Text: fmt.Sprintf("address %v removed", old)})
 	if f.up {
 		f.neighStep(neigh.AddrRemoved{IP: a})
