@@ -312,7 +312,12 @@ func TestTearDown(t *testing.T) {
 		if len(a.table) != 0 || len(a.joined) != 0 {
 			t.Errorf("left: %v %v", a.table, a.joined)
 		}
+		ours := a.f.ours
+		a.delAddr(ours.String()) // as the kernel does
 		a.step(LinkUp{})
+		if !a.f.addrs[ours.Addr()].IsValid() {
+			t.Errorf("the link-local address did not come back")
+		}
 		w.run(2 * time.Second)
 		p := a.ping("10.0.0.2", 9000, true)
 		w.settle()
@@ -527,7 +532,7 @@ func TestRejections(t *testing.T) {
 		w.run(2 * time.Second)
 		a.ping("10.0.0.2", 100, true)
 		w.run(200 * time.Millisecond)
-		if (len(a.up()) == 1) != tt.soon {
+		if (len(a.up()) == 1) != tt.soon || a.f.peers[b.link()].holdUntil.IsZero() != tt.soon || a.f.Status().Crossings.Seen != 0 {
 			w.failf("%s: %v", tt.name, a.f.Conns())
 		}
 		w.run(5 * time.Second)
@@ -631,5 +636,60 @@ func TestNoHostRouteOffLink(t *testing.T) {
 	w.agree(a, b)
 	if a.host[ip4("10.99.0.2")] != 0 || b.host[ip4("10.0.0.1")] == 0 {
 		w.failf("host routes %v and %v", a.host, b.host)
+	}
+}
+
+// After an ICMP answer the kernel remembers the small MTU; when the connection
+// comes up after all, its exceptions are flushed (design D7).
+func TestFlushAfterTooBig(t *testing.T) {
+	w := newWorld(t, 20)
+	a, b := w.node(1, Options{}), w.node(2, Options{})
+	b.noQP = true
+	w.run(2 * time.Second)
+	a.ping("10.0.0.2", 9000, true)
+	w.run(time.Second)
+	if a.counter("icmp_too_big") != 1 || len(a.flush) != 0 {
+		w.failf("%d answers, flushes %v", a.counter("icmp_too_big"), a.flush)
+	}
+	b.noQP = false
+	w.run(5 * time.Second)
+	a.ping("10.0.0.2", 100, true)
+	w.settle()
+	if w.agree(a, b); len(a.flush) != 1 || a.flush[0].IPv6 {
+		w.failf("flushes %v", a.flush)
+	}
+}
+
+// RC acknowledgements confirm a neighbour, so traffic keeps it reachable
+// without probes; UC has none, so it is probed.
+func TestAcknowledgementsConfirm(t *testing.T) {
+	for _, mode := range []Mode{ModeRC, ModeUC} {
+		w, a, b := meet(t, 21, mode, mode)
+		for range 300 {
+			a.ping("10.0.0.2", 100, true)
+			w.run(time.Second)
+		}
+		w.agree(a, b)
+		if n := a.f.neigh.Counters().Probes; (n == 0) != (mode == ModeRC) {
+			w.failf("%v: %d probes", mode, n)
+		}
+	}
+}
+
+// The class of a peer is remembered for ten minutes (design D5).
+func TestClassIsForgotten(t *testing.T) {
+	w := newWorld(t, 22)
+	a, k := w.node(1, Options{}), w.linux(2)
+	w.run(2 * time.Second)
+	a.ping("10.0.0.2", 100, true)
+	w.run(time.Second)
+	for i, wait := range []time.Duration{7 * time.Minute, 11 * time.Minute} { // idle after five
+		n := len(a.reqs)
+		w.run(wait)
+		a.ping("10.0.0.2", 100, true)
+		w.run(time.Second)
+		if got := len(a.reqs) - n; got != 1+i || len(k.legacy.up) != 1 {
+			w.failf("after %v: %d REQs, %d connections", wait, got, len(k.legacy.up))
+		}
 	}
 }

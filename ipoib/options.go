@@ -62,7 +62,9 @@ type Options struct {
 	Peers []ib.GID
 
 	// Neigh and CM tune the parts; what this Interface knows itself (addresses,
-	// GUID, Rand, Log) is filled in and need not be given.
+	// GUID, Rand, Log) is filled in and need not be given. A zero
+	// Neigh.StaleTime means the larger of 60 s and Idle here, so that an unused
+	// neighbour does not take its connection away before Idle does.
 	Neigh neigh.Options
 	CM    cm.Options
 
@@ -81,9 +83,6 @@ type Options struct {
 	// Idle is how long a connection may carry nothing before it is torn down.
 	// Zero means 5 minutes, negative never.
 	Idle time.Duration
-
-	// Idle connections of peers that are still in the neighbour cache stay; see
-	// Neigh.StaleTime, whose zero means the larger of 60 s and Idle here.
 
 	// RetryMin and RetryMax bound the back-off after a failed attempt. Zero
 	// means 1 s and 60 s.

@@ -69,7 +69,7 @@ func (p *peer) connecting() bool {
 	return p.dial != nil || p.accept != nil || !p.waitUntil.IsZero()
 }
 
-// idle reports whether nothing hangs on p.
+// unused reports whether nothing hangs on p.
 func (p *peer) unused() bool {
 	return len(p.addrs) == 0 && p.tx == nil && len(p.rx) == 0 && !p.connecting()
 }
