@@ -81,6 +81,20 @@ func TestAddressAddedAndRemoved(t *testing.T) {
 	both(b, func(dst netip.Addr) { a.waitRoute(patience, dst, maxMTU) })
 }
 
+// probed waits until the agent has made sure of all its addresses: two that ask
+// at the same time both lose (RFC 5227 section 2.1.1).
+func (h *host) probed() {
+	h.seg.Helper()
+	h.seg.eventually(patience, h.Name+" has probed its addresses", func() error {
+		for _, x := range h.status().Interface.Addresses {
+			if x.State != "ok" {
+				return fmt.Errorf("%s is %s", x.Prefix, x.State)
+			}
+		}
+		return nil
+	})
+}
+
 // neighbour returns another address close to a, of no host.
 func neighbour(a netip.Addr) netip.Addr {
 	b := a.AsSlice()
@@ -111,6 +125,9 @@ func TestDuplicateAddress(t *testing.T) {
 	s.start()
 	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
 	a.connect(b, "RC")
+	for _, h := range s.hosts {
+		h.probed()
+	}
 	for _, dup := range []string{b.v4.String() + "/24", b.v6.String() + "/64"} {
 		s.must(c.AddAddr(ifName, dup))
 		s.eventually(patience, "c finds out that "+dup+" is taken", func() error {
