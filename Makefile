@@ -6,27 +6,29 @@ T  ?= 10s
 
 # Without a usable repository (an archive, a checkout of another user) go build
 # would stop where it stamps the revision.
-VCS := $(shell git status --porcelain >/dev/null 2>&1 || echo -buildvcs=false)
+ifneq ($(shell git status --porcelain >/dev/null 2>&1 && echo good),good)
+export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
+endif
 
 .PHONY: build demo test race fuzz specs clean
 
 build: ## one static binary, bin/ipoibcmd
-	CGO_ENABLED=0 $(GO) build $(VCS) -trimpath -o bin/ipoibcmd ./cmd/ipoibcmd
+	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ipoibcmd ./cmd/ipoibcmd
 
 demo: build ## the whole product at work between two namespaces; as root
 	bin/ipoibcmd demo
 
 test: ## format, vet, staticcheck, requirement rows, every test; as root nothing is left out
-	$(GO) run $(VCS) ./internal/check -summary .cache/summary.txt
+	$(GO) run ./internal/check -summary .cache/summary.txt
 
 race: ## the tests under the race detector only
-	$(GO) run $(VCS) ./internal/check -only race
+	$(GO) run ./internal/check -only race
 
 fuzz: ## every fuzz target for T each: make fuzz T=1m
-	$(GO) run $(VCS) ./internal/check -fuzz $(T)
+	$(GO) run ./internal/check -fuzz $(T)
 
 specs: ## write docs/specs.md anew
-	$(GO) run $(VCS) ./internal/specs
+	$(GO) run ./internal/specs
 
 clean:
 	rm -rf bin .cache
