@@ -13,12 +13,16 @@ import (
 
 // stream sends n messages of size octets from a to b over RC. Both sides run to
 // completion in their handlers, as datapath does.
-func stream(t testing.TB, da, db *Device, size, n int) {
+//
+// With reply, b answers every second message with one of 56 octets from another
+// goroutine, as TCP above us would.
+func stream(t testing.TB, da, db *Device, size, n int, reply bool) {
 	const depth = 64
 	a, b := newEnd(t, da, ib.RC, depth, size), newEnd(t, db, ib.RC, depth, size)
 	room := make(chan struct{}, depth)
 	done := make(chan struct{})
 	received := 0
+	answer := make(chan struct{}, n)
 	wcb, wrs := make([]verbs.WC, depth), make([]verbs.RecvWR, 0, depth)
 	sgb := make([][]verbs.SGE, depth)
 	for i := range sgb {
@@ -31,21 +35,30 @@ func stream(t testing.TB, da, db *Device, size, n int) {
 				return
 			}
 			wrs = wrs[:0]
+			got := 0
 			for _, wc := range wcb[:k] {
+				if wc.Opcode != verbs.Recv {
+					continue // an answer that has arrived
+				}
 				if wc.Status != verbs.Success || wc.ByteLen != size {
 					panic(fmt.Sprintf("receive: %+v", wc))
+				}
+				got++
+				if (received+got)%2 == 0 && reply {
+					answer <- struct{}{}
 				}
 				wrs = append(wrs, verbs.RecvWR{ID: wc.ID, SG: sgb[wc.ID]})
 			}
 			if _, err := b.qp.PostRecv(wrs); err != nil {
 				return // closing
 			}
-			if received += k; received == n {
+			if received += got; got > 0 && received == n {
 				close(done)
 			}
 		}
 	})
 	wca := make([]verbs.WC, depth)
+	small := a.sge(depth, size)
 	a.cq.OnReady(func() {
 		for {
 			k := a.cq.Poll(wca)
@@ -55,6 +68,10 @@ func stream(t testing.TB, da, db *Device, size, n int) {
 			for _, wc := range wca[:k] {
 				if wc.Status != verbs.Success {
 					panic(fmt.Sprintf("send: %+v", wc))
+				}
+				if wc.Opcode == verbs.Recv {
+					_, _ = a.qp.PostRecv([]verbs.RecvWR{{SG: small}})
+					continue
 				}
 				room <- struct{}{}
 			}
@@ -66,6 +83,23 @@ func stream(t testing.TB, da, db *Device, size, n int) {
 		must(t, err)
 		room <- struct{}{}
 	}
+	for range depth {
+		_, err := a.qp.PostRecv([]verbs.RecvWR{{SG: small}})
+		must(t, err)
+	}
+	go func() {
+		ack := []verbs.SendWR{{SG: b.sge(depth, 56)}}
+		for i := 0; ; i++ {
+			if _, ok := <-answer; !ok {
+				return
+			}
+			ack[0].Flags = 0
+			if i%16 == 0 {
+				ack[0].Flags = verbs.Signaled
+			}
+			_, _ = b.qp.PostSend(ack)
+		}
+	}()
 	sga := make([][]verbs.SGE, depth)
 	for i := range sga {
 		sga[i] = a.sge(i, size)
@@ -78,17 +112,18 @@ func stream(t testing.TB, da, db *Device, size, n int) {
 		must(t, err)
 	}
 	<-done
+	close(answer)
 	_ = a.qp.Destroy()
 	_ = b.qp.Destroy()
 }
 
-func benchStream(b *testing.B, da, db *Device, size int) {
-	stream(b, da, db, size, 100) // warm
+func benchStream(b *testing.B, da, db *Device, size int, reply bool) {
+	stream(b, da, db, size, 100, reply) // warm
 	b.SetBytes(int64(size))
 	b.ReportAllocs()
 	b.ResetTimer()
 	before := cpu()
-	stream(b, da, db, size, b.N)
+	stream(b, da, db, size, b.N, reply)
 	b.StopTimer()
 	// On a busy machine this is the number to compare.
 	b.ReportMetric(float64(cpu()-before)/float64(b.N), "cpu-ns/op")
@@ -109,16 +144,20 @@ func cpu() time.Duration {
 func BenchmarkRC(b *testing.B) {
 	b.Run("loopback", func(b *testing.B) {
 		da, db := pair(b, families[0], nil)
-		benchStream(b, da, db, 65524)
+		benchStream(b, da, db, 65524, false)
 	})
 	for _, mtu := range []int{9000, 1500} {
 		b.Run(fmt.Sprintf("veth-%d", mtu), func(b *testing.B) {
 			da, db := vethPair(b, mtu, false, nil)
-			benchStream(b, da, db, 65524)
+			benchStream(b, da, db, 65524, false)
 		})
 	}
+	b.Run("veth-9000-answered", func(b *testing.B) {
+		da, db := vethPair(b, 9000, false, nil)
+		benchStream(b, da, db, 65524, true)
+	})
 	b.Run("veth-9000-IPv4", func(b *testing.B) {
 		da, db := vethPair(b, 9000, true, nil)
-		benchStream(b, da, db, 65524)
+		benchStream(b, da, db, 65524, false)
 	})
 }

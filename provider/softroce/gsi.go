@@ -14,10 +14,9 @@ const madQueue = 256
 
 // A gsi is the port's QP 1. A MAD is one UD packet, so it needs no machine.
 type gsi struct {
-	dev  *Device
-	in   chan *verbs.MAD
-	psn  atomic.Uint32
-	done bool // under dev.mu: in is closed
+	dev *Device
+	in  chan *verbs.MAD
+	psn atomic.Uint32
 }
 
 var _ verbs.MADPort = (*gsi)(nil)

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -23,7 +24,7 @@ const inNamespace = "SOFTROCE_TEST_NETNS"
 func TestMain(m *testing.M) {
 	if os.Getenv(inNamespace) == "" && os.Geteuid() == 0 {
 		cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-		cmd.Env = append(os.Environ(), inNamespace+"=1")
+		cmd.Env = append(os.Environ(), inNamespace+"="+strconv.Itoa(os.Getpid()))
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 		err := cmd.Run()
@@ -36,7 +37,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "no namespace of our own:", err)
 		os.Exit(m.Run())
 	}
-	if os.Getenv(inNamespace) != "" {
+	if os.Getenv(inNamespace) == strconv.Itoa(os.Getppid()) { // not in a fuzzing worker
 		if err := prepareLoopback(); err != nil {
 			fmt.Fprintln(os.Stderr, "loopback:", err)
 			os.Exit(1)

@@ -20,7 +20,6 @@ type qp struct {
 	qpn            ib.QPN
 	transport      ib.Transport
 	sendCQ, recvCQ *cq
-	srq            *srq
 
 	mu      sync.Mutex
 	eng     *engine.QP
