@@ -313,12 +313,14 @@ func TestFlushExceptions(t *testing.T) {
 		}
 	}
 	far4, far6 := netip.MustParseAddr("10.77.0.5"), netip.MustParseAddr("fd77::5")
-	tunSide(t).Write(tooBig4(far4, netip.MustParseAddr("10.9.0.1"), 1400))
-	tunSide(t).Write(tooBig6(far6, netip.MustParseAddr("fd09::1"), 1400))
-	for _, a := range []netip.Addr{far4, far6} {
-		if got := kernelMTU(t, a); got != 1400 {
-			t.Fatalf("the kernel did not learn a path MTU for %v: %d", a, got)
+	ours4, ours6 := netip.MustParseAddr("10.9.0.1"), netip.MustParseAddr("fd09::1")
+	learned := func() bool { return kernelMTU(t, far4) == 1400 && kernelMTU(t, far6) == 1400 }
+	for deadline := time.Now().Add(2 * time.Second); !learned(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the kernel did not learn: %d, %d", kernelMTU(t, far4), kernelMTU(t, far6))
 		}
+		tunSide(t).Write(tooBig4(far4, ours4, 1400))
+		tunSide(t).Write(tooBig6(far6, ours6, 1400)) // not heard while ours is tentative
 	}
 	if got := find(snapshot(t, d), to("fd77::5/128")); got != nil {
 		t.Errorf("an exception shows as a route: %v", got)

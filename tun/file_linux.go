@@ -2,10 +2,10 @@ package tun
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"unsafe"
 
@@ -33,6 +33,7 @@ type File struct {
 	index int
 	f     *os.File
 	rc    syscall.RawConn
+	shut  atomic.Bool // after Close the poller's errors are its own
 
 	// The reader's state. The callback is made once: a closure per Read would
 	// be an allocation per batch.
@@ -125,7 +126,10 @@ func (t *File) Name() string { return t.name }
 func (t *File) Index() int { return t.index }
 
 // Close implements [Device].
-func (t *File) Close() error { return t.f.Close() }
+func (t *File) Close() error {
+	t.shut.Store(true)
+	return t.f.Close()
+}
 
 // Read implements [Device].
 func (t *File) Read(bufs [][]byte, sizes []int) (int, error) {
@@ -141,7 +145,7 @@ func (t *File) Read(bufs [][]byte, sizes []int) (int, error) {
 	if t.n > 0 {
 		return t.n, nil // what ended the batch will be met again
 	}
-	return 0, closedError(cmp.Or(t.err, err))
+	return 0, t.closedError(cmp.Or(t.err, err))
 }
 
 // readReady takes all it can; false means that the poller should wait.
@@ -173,7 +177,7 @@ func (t *File) Write(bufs [][]byte) (int, error) {
 	n, werr := w.n, w.err
 	w.bufs = nil
 	t.writers.Put(w)
-	return n, closedError(cmp.Or(werr, err))
+	return n, t.closedError(cmp.Or(werr, err))
 }
 
 func (w *writer) ready(fd uintptr) bool {
@@ -195,8 +199,8 @@ func (w *writer) ready(fd uintptr) bool {
 }
 
 // closedError makes one error of the several that a closed device gives.
-func closedError(err error) error {
-	if errors.Is(err, os.ErrClosed) || errors.Is(err, unix.EBADFD) {
+func (t *File) closedError(err error) error {
+	if err != nil && t.shut.Load() {
 		return os.ErrClosed
 	}
 	return err

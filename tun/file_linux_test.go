@@ -1,0 +1,315 @@
+package tun
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// open makes a TUN that is up, with an address, in a namespace of its own.
+func open(t testing.TB, o Options) *File {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root to make a network namespace")
+	}
+	runtime.LockOSThread() // not given back: the thread ends with the test
+	ns, err := netns.New()
+	if err != nil {
+		t.Skipf("cannot make a network namespace: %v", err)
+	}
+	t.Cleanup(func() { ns.Close() })
+	f, err := Open(o)
+	if err != nil {
+		t.Skipf("cannot open a TUN: %v", err)
+	}
+	t.Cleanup(func() { f.Close() })
+	l, err := netlink.LinkByIndex(f.Index())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, _ := netlink.ParseAddr("10.9.0.1/24")
+	netlink.LinkSetIP6AddrGenMode(l, 1)
+	if err := netlink.AddrAdd(l, a); err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkSetUp(l); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func dial(t testing.TB) net.Conn {
+	t.Helper()
+	c, err := net.Dial("udp4", "10.9.0.2:9")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func buffers(n int) (bufs [][]byte, sizes []int) {
+	for range n {
+		bufs = append(bufs, make([]byte, 65536))
+	}
+	return bufs, make([]int, n)
+}
+
+// readUDP reads batches until it has n UDP packets; it returns their payloads
+// and the size of the largest batch.
+func readUDP(t *testing.T, f *File, n int) (got [][]byte, most int) {
+	t.Helper()
+	bufs, sizes := buffers(8)
+	for len(got) < n {
+		k, err := f.Read(bufs, sizes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		most = max(most, k)
+		for i := range k {
+			if p := bufs[i][:sizes[i]]; p[0]>>4 == 4 && p[9] == 17 {
+				got = append(got, bytes.Clone(p[28:]))
+			}
+		}
+	}
+	return got, most
+}
+
+func TestOpen(t *testing.T) {
+	f := open(t, Options{})
+	l, err := netlink.LinkByName(f.Name())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.Attrs().MTU != MaxMTU || l.Attrs().Index != f.Index() || !strings.HasPrefix(f.Name(), "tun") {
+		t.Errorf("%s: %+v", f.Name(), l.Attrs())
+	}
+	g, err := Open(Options{Name: "ibcm%d", MTU: 1500})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	if l, err := netlink.LinkByName("ibcm0"); err != nil || l.Attrs().MTU != 1500 || g.Name() != "ibcm0" {
+		t.Errorf("%s: %v %v", g.Name(), l, err)
+	}
+	for _, o := range []Options{{MTU: MaxMTU + 1}, {MTU: -1}, {Name: "a-name-that-is-too-long"}, {Name: "ibcm0"}} {
+		if h, err := Open(o); err == nil {
+			h.Close()
+			t.Errorf("opened %+v", o)
+		}
+	}
+}
+
+func TestReadBatch(t *testing.T) {
+	f := open(t, Options{})
+	c := dial(t)
+	want := []int{1, 100, 65492, 1500, 65492} // 65492 + 28 is the MTU
+	for i, n := range want {
+		if _, err := c.Write(bytes.Repeat([]byte{byte(i)}, n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, most := readUDP(t, f, len(want))
+	if most < len(want) {
+		t.Errorf("largest batch %d, want all %d at once", most, len(want))
+	}
+	for i, n := range want {
+		if len(got[i]) != n || got[i][0] != byte(i) || got[i][n-1] != byte(i) {
+			t.Errorf("packet %d: %d octets of %d, want %d", i, len(got[i]), got[i][0], n)
+		}
+	}
+}
+
+func TestWriteBatch(t *testing.T) {
+	f := open(t, Options{})
+	l, err := net.ListenPacket("udp4", "10.9.0.1:7")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	good, bad := udp(65492), []byte{0x45, 0, 0}
+	n, err := f.Write([][]byte{good, bad, nil, udp(3)})
+	if n != 2 || err == nil {
+		// The kernel takes what is shorter than an IP header as long as its first
+		// octet names a version.
+		t.Logf("took %d, %v", n, err)
+	}
+	if n < 2 || err == nil {
+		t.Errorf("took %d (%v), want the good ones and an error", n, err)
+	}
+	b := make([]byte, 65536)
+	for _, want := range []int{65492, 3} {
+		l.SetReadDeadline(time.Now().Add(2 * time.Second))
+		if n, _, err := l.ReadFrom(b); n != want || err != nil {
+			t.Errorf("received %d (%v), want %d", n, err, want)
+		}
+	}
+}
+
+// udp is a datagram of n octets from 10.9.0.2:9 to 10.9.0.1:7, without a
+// checksum.
+func udp(n int) []byte {
+	b := make([]byte, 28+n)
+	copy(b, []byte{0x45, 0, 0, 0, 0, 1, 0, 0, 64, 17, 0, 0, 10, 9, 0, 2, 10, 9, 0, 1, 0, 9, 0, 7})
+	binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
+	binary.BigEndian.PutUint16(b[24:], uint16(8+n))
+	var sum uint32
+	for i := 0; i < 20; i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	sum = sum>>16 + sum&0xffff
+	binary.BigEndian.PutUint16(b[10:], ^uint16(sum))
+	return b
+}
+
+func TestCloseEndsRead(t *testing.T) {
+	f := open(t, Options{})
+	bufs, sizes := buffers(1)
+	got := make(chan error)
+	go func() {
+		for {
+			if _, err := f.Read(bufs, sizes); err != nil {
+				got <- err
+				return
+			}
+		}
+	}()
+	time.Sleep(50 * time.Millisecond)
+	f.Close()
+	select {
+	case err := <-got:
+		if !errors.Is(err, os.ErrClosed) {
+			t.Errorf("Read ended with %v", err)
+		}
+	case <-time.After(2 * time.Second):
+		t.Fatal("Read still blocks")
+	}
+	if _, err := f.Write([][]byte{udp(1)}); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("Write after Close: %v", err)
+	}
+	if _, err := netlink.LinkByName(f.Name()); err == nil {
+		t.Error("the interface is still there")
+	}
+}
+
+func TestNoAllocs(t *testing.T) {
+	f := open(t, Options{})
+	c := dial(t)
+	bufs, sizes := buffers(4)
+	p, out := make([]byte, 1000), [][]byte{udp(10), udp(1000)}
+	n := testing.AllocsPerRun(200, func() {
+		c.Write(p)
+		f.Read(bufs, sizes)
+		f.Write(out)
+	})
+	if n > 0 {
+		t.Errorf("%v allocations per batch, want 0", n)
+	}
+}
+
+// BenchmarkWake is the time from a packet's transmission to its reader having
+// run, when the reader sleeps: the poller against a thread in poll(2).
+func BenchmarkWake(b *testing.B) {
+	for _, mode := range []string{"netpoll", "thread"} {
+		b.Run(mode, func(b *testing.B) {
+			f := open(b, Options{})
+			c := dial(b)
+			read := f.Read
+			if mode == "thread" {
+				ev, err := unix.Eventfd(0, 0)
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer unix.Close(ev)
+				read = func(bufs [][]byte, sizes []int) (int, error) {
+					var n int
+					f.rc.Control(func(fd uintptr) { n = pollRead(fd, ev, bufs, sizes) })
+					if n == 0 {
+						return 0, os.ErrClosed
+					}
+					return n, nil
+				}
+			}
+			got := make(chan struct{}, 1)
+			go func() {
+				runtime.LockOSThread()
+				bufs, sizes := buffers(8)
+				for {
+					n, err := read(bufs, sizes)
+					if err != nil {
+						return
+					}
+					for i := range n {
+						if bufs[i][9] == 17 {
+							got <- struct{}{}
+						}
+					}
+				}
+			}()
+			time.Sleep(20 * time.Millisecond)
+			p := make([]byte, 100)
+			for b.Loop() {
+				c.Write(p)
+				<-got
+			}
+			f.Close()
+		})
+	}
+}
+
+// pollRead is Read by a thread that sleeps in poll(2).
+func pollRead(fd uintptr, ev int, bufs [][]byte, sizes []int) (n int) {
+	for {
+		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}, {Fd: int32(ev), Events: unix.POLLIN}}
+		if k, err := unix.Poll(fds, 100); k == 0 || err != nil && err != unix.EINTR || fds[0].Revents&unix.POLLERR != 0 {
+			return 0
+		}
+		for n < len(bufs) {
+			k, e := readFD(fd, bufs[n])
+			if e != 0 {
+				break
+			}
+			sizes[n] = k
+			n++
+		}
+		if n > 0 {
+			return n
+		}
+	}
+}
+
+// BenchmarkRead is the cost of a packet when there are always more.
+func BenchmarkRead(b *testing.B) {
+	for _, size := range []int{60, 65520} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			f := open(b, Options{})
+			c := dial(b)
+			bufs, sizes := buffers(32)
+			p := make([]byte, size-28)
+			b.SetBytes(int64(size))
+			for i := 0; i < b.N; {
+				b.StopTimer()
+				for range 32 {
+					c.Write(p)
+				}
+				b.StartTimer()
+				n, err := f.Read(bufs, sizes)
+				if err != nil {
+					b.Fatal(err)
+				}
+				i += n
+			}
+		})
+	}
+}
