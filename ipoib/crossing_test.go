@@ -118,8 +118,7 @@ func TestCrossingOrder(t *testing.T) {
 	} {
 		for _, mode := range []Mode{ModeRC, ModeUC, ModeAuto} {
 			w := newWorld(t, 1)
-			a, b := w.node(1, Options{Mode: mode}), w.node(2, Options{Mode: ModeAuto})
-			f := a.f
+			f := w.node(1, Options{Mode: mode}).f
 			f.link.QPN, f.link.GID = own.QPN, own.GID
 			p := &peer{key: tt.remote, flags: encap.FlagRC | encap.FlagUC}
 			f.peers[p.key], f.order = p, append(f.order, p)
@@ -134,7 +133,6 @@ func TestCrossingOrder(t *testing.T) {
 			if n := f.n; n[nCrossSeen] != 1 || (n[nCrossAccepted] == 1) != tt.accept || (n[nCrossRejected] == 1) == tt.accept {
 				t.Errorf("%s: counters", tt.name)
 			}
-			_ = b
 		}
 	}
 }
@@ -203,7 +201,6 @@ func TestStranger(t *testing.T) {
 	pd, _ := encap.PrivateData{QPN: 0x102, ReceiveMTU: 9000}.AppendBinary(nil)
 	copy(req.PrivateData[:], pd)
 	req.PrivateData[0] = 0xff // reserved: 4755-6-4
-	a.f.neigh.Neighbors()
 	w.inject(b, a, req)
 	w.run(100 * time.Millisecond)
 	cs := a.f.Conns()
@@ -262,7 +259,7 @@ func TestLegacyPeer(t *testing.T) {
 	a := w.node(1, Options{Mode: ModeAuto})
 	k := w.linux(2)
 	w.run(2 * time.Second)
-	p := a.ping("10.0.0.2", 9000, true)
+	a.ping("10.0.0.2", 9000, true)
 	w.run(time.Second)
 	if len(k.legacy.got) != 1 || len(a.reqs) != 2 || a.counter("service_id_fallbacks") != 1 {
 		w.failf("the kernel got %d, %d REQs", len(k.legacy.got), len(a.reqs)) // WF I-2
@@ -270,7 +267,6 @@ func TestLegacyPeer(t *testing.T) {
 	if f0, _ := serviceid.Parse(a.reqs[0].ServiceID); f0 != serviceid.RFC {
 		t.Errorf("first REQ in form %v", f0)
 	}
-	_ = p
 	// its own connection: accepted for receiving, nothing is sent on it (WF I-3)
 	k.legacy.connect(a, 0x800001)
 	w.run(time.Second)
@@ -385,5 +381,53 @@ func TestCrossingExhaustively(t *testing.T) {
 	}
 	if seen < uint64(fates)/2 {
 		t.Errorf("%d crossings in %d runs", seen, fates)
+	}
+}
+
+// A legacy peer that comes again and again, as after crashes, holds a bounded
+// number of connections; one without private data is known by its GID alone.
+func TestLegacyBounds(t *testing.T) {
+	w := newWorld(t, 11)
+	a, k := w.node(1, Options{}), w.linux(2)
+	w.run(2 * time.Second)
+	for i := range 10 {
+		k.legacy.connect(a, ib.QPN(0x800001+i))
+		w.run(time.Second)
+	}
+	if len(a.qps) != maxLegacyRx || a.counter("legacy_connections_full") != 10-maxLegacyRx {
+		w.failf("%d QPs", len(a.qps))
+	}
+	w.run(25 * time.Minute) // silent: reaped
+	if len(a.f.Conns()) != 0 || len(a.f.order) != 0 {
+		w.failf("left %+v", a.f.Conns())
+	}
+}
+
+// WF I-2: the order of the service IDs is the operator's; two agents of ours
+// that both begin with 0x10 have two one-way connections.
+func TestLegacyFirstOption(t *testing.T) {
+	w := newWorld(t, 12)
+	a, b := w.node(1, Options{LegacyFirst: true}), w.node(2, Options{LegacyFirst: true})
+	w.run(2 * time.Second)
+	p, q := a.ping("10.0.0.2", 9000, true), b.ping("10.0.0.1", 9000, true)
+	w.settle()
+	if b.got(p) != 1 || a.got(q) != 1 || len(a.qps) != 2 || len(b.qps) != 2 {
+		w.failf("got %d and %d with %d and %d QPs", b.got(p), a.got(q), len(a.qps), len(b.qps))
+	}
+	if a.f.Status().Crossings.Seen+b.f.Status().Crossings.Seen != 0 {
+		w.failf("the crossing rule is not for the 0x10 form")
+	}
+}
+
+// A peer that listens on neither service ID is served over UD.
+func TestNeitherServiceID(t *testing.T) {
+	w := newWorld(t, 13)
+	a, k := w.node(1, Options{}), w.linux(2)
+	k.legacy.step(cm.Unlisten{ServiceID: serviceid.New(serviceid.Legacy, k.opt.Link.QPN)})
+	w.run(2 * time.Second)
+	a.ping("10.0.0.2", 500, true)
+	w.run(500 * time.Millisecond)
+	if len(a.reqs) != 2 || len(k.legacy.got) != 1 || len(a.qps) != 0 || a.f.peers[k.link()].class != ClassUnknown {
+		w.failf("%d REQs, got %d", len(a.reqs), len(k.legacy.got))
 	}
 }

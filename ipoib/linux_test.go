@@ -24,7 +24,6 @@ type linux struct {
 	got    [][]byte
 	tx     ib.QPN // QP of its own connection
 	txTo   ib.QPN
-	sent   int
 	handle cm.Handle
 	up     map[cm.Handle]cm.Params
 }
@@ -49,7 +48,6 @@ func (l *linux) recvUD(from encap.LinkAddr, fr []byte) {
 	}
 	if p.Op == arp.Request && p.TargetIP == l.ip && !p.IsAnnouncement() {
 		b, _ := p.ReplyFrom(l.n.opt.Link).AppendBinary(nil)
-		l.n.w.nodes[0].opt.Link.Key() // whoever it is, the reply goes by UD
 		for _, m := range l.n.w.nodes {
 			if m.link() == from.Key() {
 				l.n.w.send(func() { m.recvUD(l.n.link(), m.opt.Link.GID, frameOf(encap.ARP, b)) }, m, false)

@@ -74,17 +74,6 @@ func (p *peer) unused() bool {
 	return len(p.addrs) == 0 && p.tx == nil && len(p.rx) == 0 && !p.connecting()
 }
 
-// conns lists the connections of p in no meaningful but a fixed order.
-func (p *peer) conns() []*conn {
-	cs := slices.Clone(p.rx)
-	for _, c := range [...]*conn{p.tx, p.dial, p.accept} {
-		if c != nil {
-			cs = append(cs, c)
-		}
-	}
-	return cs
-}
-
 // peer returns the record of key, made now if need be; nil if there is no room.
 func (f *Interface) peer(key encap.LinkAddr) *peer {
 	key = key.Key()

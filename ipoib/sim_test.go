@@ -326,6 +326,23 @@ func TestPathMTU(t *testing.T) {
 	}
 }
 
+// Where the underlay has no multicast, each peer of the list gets its copy.
+func TestPeerList(t *testing.T) {
+	w := newWorld(t, 8)
+	opt := Options{Peers: []ib.GID{gid(1), gid(2), gid(3)}}
+	a, b, c := w.node(1, opt), w.node(2, opt), w.node(3, opt)
+	w.run(2 * time.Second)
+	p := a.ping("10.0.0.3", 9000, true)
+	g := mustEcho("10.0.0.1", "224.0.0.1", 100)
+	a.output(g)
+	w.settle()
+	a.output(g)
+	w.run(time.Second)
+	if c.got(p) != 1 || b.got(g) != 2 || c.got(g) != 2 || a.got(g) != 0 || a.onGroup != 0 {
+		w.failf("got %d, %d, %d", c.got(p), b.got(g), c.got(g))
+	}
+}
+
 // No event, however odd, makes the machine panic or break a promise that the
 // world watches.
 func FuzzInterface(f *testing.F) {

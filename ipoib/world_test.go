@@ -329,7 +329,7 @@ func (w *world) send(f func(), to *node, lossy bool) {
 
 func (n *node) sendUD(to encap.LinkAddr, fr []byte) {
 	for _, m := range n.w.nodes {
-		if m.link() == to.Key() {
+		if m.link() == to.Key() || to.QPN == ib.QPNMulticast && to.GID == m.opt.Link.GID && m != n {
 			n.w.send(func() { m.recvUD(n.link(), m.opt.Link.GID, fr) }, m, true)
 		}
 	}
