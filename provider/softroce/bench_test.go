@@ -161,3 +161,50 @@ func BenchmarkRC(b *testing.B) {
 		benchStream(b, da, db, 65524, false)
 	})
 }
+
+// BenchmarkUD sends datagrams of 2048 octets, 32 per post, as fast as they go;
+// those that find no receive posted are lost and counted.
+func BenchmarkUD(b *testing.B) {
+	for _, mtu := range []int{9000, 1500} {
+		b.Run(fmt.Sprintf("veth-%d", mtu), func(b *testing.B) {
+			da, db := vethPair(b, mtu, false, nil)
+			const size, depth, run = 2048, 256, 32
+			s, r := newEnd(b, da, ib.UD, depth, size).datagram(), newEnd(b, db, ib.UD, depth, size+verbs.GRHLen).datagram()
+			h, err := da.CreateAH(verbs.AHAttr{DGID: db.Port().GIDs[0]})
+			must(b, err)
+			wcs := make([]verbs.WC, depth)
+			wrs := make([]verbs.RecvWR, 0, depth)
+			received := 0
+			r.cq.OnReady(func() {
+				for n := r.cq.Poll(wcs); n > 0; n = r.cq.Poll(wcs) {
+					wrs = wrs[:0]
+					for _, wc := range wcs[:n] {
+						wrs = append(wrs, verbs.RecvWR{ID: wc.ID, SG: r.sge(int(wc.ID), size+verbs.GRHLen)})
+					}
+					received += n
+					_, _ = r.qp.PostRecv(wrs)
+				}
+			})
+			for i := range depth {
+				_, err := r.qp.PostRecv([]verbs.RecvWR{{ID: uint64(i), SG: r.sge(i, size+verbs.GRHLen)}})
+				must(b, err)
+			}
+			send := make([]verbs.SendWR, run)
+			for i := range send {
+				send[i] = verbs.SendWR{SG: s.sge(i, size), AH: h, RemoteQPN: r.qp.QPN(), RemoteQKey: 0x1b}
+			}
+			b.SetBytes(size)
+			b.ResetTimer()
+			before := cpu()
+			for i := 0; i < b.N; i += run {
+				_, err := s.qp.PostSend(send)
+				must(b, err)
+			}
+			b.StopTimer()
+			b.ReportMetric(float64(cpu()-before)/float64(b.N), "cpu-ns/op")
+			must(b, r.qp.Destroy())
+			b.ReportMetric(float64(size)*8*float64(received)/b.Elapsed().Seconds()/1e9, "Gb/s")
+			b.ReportMetric(100*float64(received)/float64(b.N), "%received")
+		})
+	}
+}

@@ -52,6 +52,8 @@ type receiver struct {
 	flow     roce.Flow
 	head     roce.IPHeader
 
+	overflow uint32 // datagrams the kernel has dropped, as it said last
+
 	from    engine.Source
 	pkt     roce.Packet
 	held    *qp // locked while packets in a row are for it
@@ -148,8 +150,9 @@ func (r *receiver) datagram(i int, b []byte, now time.Time) {
 	if len(b) == 0 { // woken to end
 		return
 	}
-	if md.overflow != 0 {
-		c.rxOverflow.Store(uint64(md.overflow))
+	if md.overflow > r.overflow {
+		c.rxOverflow.Add(uint64(md.overflow - r.overflow)) // the kernel's count is of this socket
+		r.overflow = md.overflow
 	}
 	var src ib.GID
 	var port uint16
