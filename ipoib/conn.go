@@ -102,7 +102,7 @@ func (f *Interface) drop(c *conn) {
 		f.budget.Release(c.booked)
 	}
 	p := c.peer
-	p.touched = f.now
+	f.retire(p)
 	if p.tx == c {
 		p.tx = nil
 	}
@@ -202,6 +202,7 @@ func (f *Interface) established(c *conn, how string) {
 	}
 	f.note(Note{Kind: NoteConn, Peer: p.key, Conn: c.id, Text: fmt.Sprintf("%v connection up (%s), service ID %v, QPN %v to %v, MTU %d",
 		c.trans, how, c.params.ServiceID, c.qpn, c.params.RemoteQPN, c.mtu)})
+	f.arm(f.idleAt(c))
 	if c.rxOnly() {
 		return // it was put into p.rx when it was accepted
 	}

@@ -222,6 +222,7 @@ func (f *Interface) yield(p *peer) {
 	p.verdict = "REQs crossed: ours was rejected with 28 because our address is smaller; the peer's REQ stands"
 	f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.verdict})
 	p.waitUntil = f.now.Add(reqLifetime + time.Duration(f.opt.Rand.Int64N(int64(reqLifetime/4))))
+	f.arm(p.waitUntil)
 	f.touch(p)
 }
 

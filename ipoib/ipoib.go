@@ -138,7 +138,6 @@ func (f *Interface) Step(dst []Action, now time.Time, ev Event) []Action {
 	f.now, f.out = now, dst
 	f.handle(ev)
 	f.settle()
-	f.nextTimer = f.timersDue()
 	dst, f.out = f.out, nil
 	return dst
 }

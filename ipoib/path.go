@@ -63,6 +63,9 @@ func (f *Interface) unlearn(a netip.Addr, why neigh.ExpireReason) {
 		f.withdraw(p.dial)
 	}
 	f.endAttempt(p)
+	if p.tx != nil {
+		f.arm(f.idleAt(p.tx)) // sooner than before
+	}
 	if why == neigh.ExpireUnused || why == neigh.ExpireEvicted {
 		return
 	}

@@ -86,6 +86,7 @@ func (f *Interface) peer(key encap.LinkAddr) *peer {
 		p = &peer{key: key}
 		f.peers[key] = p
 		f.order = append(f.order, p)
+		f.arm(f.now.Add(classMemory))
 	}
 	p.touched = f.now
 	return p
@@ -181,6 +182,7 @@ func (f *Interface) fail(p *peer, why string) {
 	pause = pause/2 + time.Duration(f.opt.Rand.Int64N(int64(pause))) // 0.5 to 1.5 of it
 	p.failures++
 	p.holdUntil = f.now.Add(pause)
+	f.arm(p.holdUntil)
 	p.lastFail = why
 	f.endAttempt(p)
 	f.note(Note{Kind: NoteConn, Peer: p.key, Text: fmt.Sprintf("no connection: %s; UD until the next attempt in %v at the earliest", why, pause.Round(time.Millisecond))})
@@ -194,6 +196,7 @@ func (f *Interface) fail(p *peer, why string) {
 func (f *Interface) endAttempt(p *peer) {
 	p.quick, p.triedForm, p.tried26 = 0, [3]bool{}, false
 	p.waitUntil = time.Time{}
+	f.retire(p)
 }
 
 // touch marks every next hop of p for settle.

@@ -26,6 +26,9 @@ func (f *Interface) wake() {
 	if due(f.group.Deadline()) {
 		f.groupStep(group.Wake{})
 	}
+	if !due(f.nextTimer) {
+		return
+	}
 	for _, p := range slices.Clone(f.order) {
 		if due(p.waitUntil) {
 			f.waited(p)
@@ -53,6 +56,17 @@ func (f *Interface) wake() {
 			f.forgetPeer(p)
 		}
 	}
+	f.nextTimer = f.timersDue()
+}
+
+// arm makes sure that wake looks at the peers at t. Timers that move away leave
+// it early, which is harmless; looking at every peer in every Step is not.
+func (f *Interface) arm(t time.Time) { f.nextTimer = earliest(f.nextTimer, t) }
+
+// retire notes that p may be of no more use.
+func (f *Interface) retire(p *peer) {
+	p.touched = f.now
+	f.arm(f.now.Add(classMemory))
 }
 
 // idleAt returns when c is torn down if nothing uses it; zero means never.
@@ -72,7 +86,7 @@ func (f *Interface) idleAt(c *conn) time.Time {
 	return c.used.Add(idle)
 }
 
-// timersDue returns when wake has something to do for a peer.
+// timersDue looks at every peer for when wake has something to do for a peer.
 func (f *Interface) timersDue() time.Time {
 	var t time.Time
 	for _, p := range f.order {

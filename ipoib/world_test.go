@@ -184,6 +184,9 @@ func (n *node) step(ev Event) {
 		for _, a := range n.f.Step(nil, n.w.now, ev) {
 			n.do(a)
 		}
+		if t := n.f.timersDue(); !n.f.shutdown && !t.IsZero() && (n.f.nextTimer.IsZero() || t.Before(n.f.nextTimer)) {
+			n.w.failf("%s: a timer is due at %v, armed is %v", n.name, t, n.f.nextTimer)
+		}
 	}
 	n.inStep = false
 }
