@@ -1,0 +1,502 @@
+package datapath
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/tun/tuntest"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
+)
+
+// A host is one loop with its fakes.
+type host struct {
+	*Loop
+	tun *tuntest.Fake
+	fab *fabric
+}
+
+func start(t testing.TB, w *world, last byte, tune func(*Config, *fabric)) *host {
+	t.Helper()
+	h := &host{tun: tuntest.New("ibcm0", 1024), fab: &fabric{w: w, srq: true}}
+	h.fab.gid = ib.GID{0: 0xfe, 1: 0x80, 15: last}
+	cfg := Config{Provider: h.fab, TUN: h.tun, SendBuffers: 256, SRQDepth: 64}
+	if tune != nil {
+		tune(&cfg, h.fab)
+	}
+	l, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Loop = l
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- l.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		case <-time.After(3 * time.Second):
+			t.Fatal("Run does not end")
+		}
+		for f := range l.Up() {
+			f.Release()
+		}
+		if h.fab.live != 0 {
+			t.Errorf("%d regions left", h.fab.live)
+		}
+		if free := len(l.pool.free); free < cfg.sendBuffers()-batchLen {
+			t.Errorf("%d of %d send buffers came back", free, cfg.sendBuffers())
+		}
+		if l.RecvMemory() != 0 {
+			t.Errorf("%d octets of receive rings left", l.RecvMemory())
+		}
+	})
+	return h
+}
+
+// connect makes a connection between two hosts.
+func connect(t testing.TB, a, b *host, tr ib.Transport) (ca, cb *Conn) {
+	t.Helper()
+	ca, err := a.NewConn(tr, 65524)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cb, err = b.NewConn(tr, 65524); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct{ c, to *Conn }{{ca, cb}, {cb, ca}} {
+		x.c.QP().Modify(verbs.QPAttr{State: verbs.StateInit})
+		if err := x.c.PostRecvs(); err != nil {
+			t.Fatal(err)
+		}
+		x.c.QP().Modify(verbs.QPAttr{State: verbs.StateRTR, DestQPN: x.to.QP().QPN()})
+		x.c.QP().Modify(verbs.QPAttr{State: verbs.StateRTS})
+	}
+	return ca, cb
+}
+
+func (h *host) udTo(to *host) UDDest {
+	return UDDest{AH: fakeAH{DGID: to.fab.gid}, QPN: to.UDQP().QPN(), QKey: 0xb1b}
+}
+
+func (h *host) route(prefix string, p *Path) {
+	h.SetTable(h.Table().With(netip.MustParsePrefix(prefix), p))
+}
+
+func ip4(dst string, n int, proto byte) []byte {
+	b := make([]byte, n)
+	b[0], b[8], b[9] = 0x45, 64, proto
+	binary.BigEndian.PutUint16(b[2:], uint16(n))
+	copy(b[12:], []byte{10, 9, 0, 1})
+	copy(b[16:], netip.MustParseAddr(dst).AsSlice())
+	for i := 20; i < n; i++ {
+		b[i] = byte(i * 7)
+	}
+	return b
+}
+
+func ip6(dst string, next byte, payload ...byte) []byte {
+	b := make([]byte, 40, 40+len(payload))
+	b[0], b[5], b[6], b[7] = 0x60, byte(len(payload)), next, 255
+	copy(b[24:], netip.MustParseAddr(dst).AsSlice())
+	return append(b, payload...)
+}
+
+func up(t *testing.T, h *host) *Frame {
+	t.Helper()
+	select {
+	case f := <-h.Up():
+		return f
+	case <-time.After(2 * time.Second):
+		t.Fatalf("nothing came up; %+v", h.Counters())
+		return nil
+	}
+}
+
+func TestPacketsOfEverySizeOverEveryMode(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		kind     Kind
+		tr       ib.Transport
+		srq, cb  bool
+		min, max int
+	}{
+		{"RC with SRQ", ToConn, ib.RC, true, false, 20, 65520},
+		{"RC with SRQ and callbacks", ToConn, ib.RC, true, true, 20, 65520},
+		{"RC with a ring", ToConn, ib.RC, false, false, 20, 65520},
+		{"UC", ToConn, ib.UC, true, false, 20, 65520},
+		{"UD", ToUD, ib.UD, true, false, 20, 2044},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld()
+			tune := func(_ *Config, f *fabric) { f.srq, f.callback = tt.srq, tt.cb }
+			a, b := start(t, w, 1, tune), start(t, w, 2, tune)
+			p := NewPath(1, Target{Kind: ToUD, MTU: tt.max, UD: a.udTo(b)})
+			if tt.kind == ToConn {
+				ca, _ := connect(t, a, b, tt.tr)
+				p.Set(Target{Kind: ToConn, MTU: tt.max, Conn: ca})
+			}
+			a.route("10.9.0.0/24", p)
+			sent := 0
+			for n := tt.min; n <= tt.max; n += max(n/9, 1) {
+				want := ip4("10.9.0.2", min(n, tt.max), 6)
+				a.tun.Send(want)
+				sent++
+				// 4755-5.1-3 4755-4-1 4755-7-2
+				if got := b.tun.Receive(2 * time.Second); !bytes.Equal(got, want) {
+					t.Fatalf("%d octets: got %d\nsender %+v\nreceiver %+v", len(want), len(got), a.Counters(), b.Counters())
+				}
+			}
+			if c := p.Counters(); c.Packets != uint64(sent) || c.Dropped != 0 || time.Since(c.Used) > time.Minute {
+				t.Errorf("path %+v, sent %d", c, sent)
+			}
+		})
+	}
+}
+
+func TestWireForm(t *testing.T) {
+	w := newWorld()
+	a := start(t, w, 1, nil)
+	c, err := a.NewConn(ib.RC, 65524)
+	if err != nil {
+		t.Fatal(err)
+	}
+	qp := c.QP().(*fakeQP)
+	qp.hold = true
+	a.route("0.0.0.0/0", NewPath(1, Target{Kind: ToConn, Conn: c}))
+	a.route("::/0", NewPath(2, Target{Kind: ToConn, Conn: c}))
+	for _, tt := range []struct {
+		name string
+		pkt  []byte
+		want string
+	}{
+		{"IPv4", ip4("10.9.0.2", 40, 6), "\x08\x00\x00\x00"},     // 4755-4-2 4755-4-3
+		{"IPv6", ip6("fd00::2", 6, 1, 2, 3), "\x86\xdd\x00\x00"}, // 4755-5-1
+	} {
+		a.tun.Send(tt.pkt)
+		eventually(t, tt.name, func() bool { qp.mu.Lock(); defer qp.mu.Unlock(); return len(qp.held) > 0 })
+		qp.mu.Lock()
+		got := qp.held[0].SG[0].Buf
+		qp.held = nil
+		qp.mu.Unlock()
+		if string(got[:4]) != tt.want || !bytes.Equal(got[4:], tt.pkt) {
+			t.Errorf("%s: % x", tt.name, got[:24])
+		}
+	}
+}
+
+func TestWhatGoesUp(t *testing.T) {
+	w := newWorld()
+	a := start(t, w, 1, nil)
+	onlink := NewPath(7, Target{Kind: Miss})
+	small := NewPath(8, Target{Kind: ToUD, MTU: 2044, UD: a.udTo(a)})
+	a.route("10.9.0.0/24", onlink)
+	a.route("10.9.0.3/32", small)
+	rs := ip6("ff02::2", 58, 133, 0, 0, 0, 0, 0, 0, 0)
+	mld := ip6("ff02::16", 0, 58, 0, 5, 2, 0, 0, 1, 0, 143, 0)
+	for _, tt := range []struct {
+		name string
+		pkt  []byte
+		kind FrameKind
+		path *Path
+		mtu  int
+	}{
+		{"unresolved", ip4("10.9.0.2", 100, 6), TXMiss, onlink, 0},
+		{"no entry", ip4("192.0.2.1", 100, 6), TXNoRoute, nil, 0},
+		{"too big", ip4("10.9.0.3", 2045, 6), TXTooBig, small, 2044},
+		{"IGMP", ip4("224.0.0.22", 40, 2), TXControl, nil, 0},
+		{"router solicitation", rs, TXControl, nil, 0},
+		{"MLD behind hop-by-hop", mld, TXControl, nil, 0},
+	} {
+		a.tun.Send(tt.pkt)
+		f := up(t, a)
+		if f.Kind != tt.kind || f.Path != tt.path || f.MTU != tt.mtu || !bytes.Equal(f.Data, tt.pkt) {
+			t.Errorf("%s: %v path %v mtu %d", tt.name, f, f.Path, f.MTU)
+		}
+		f.Release()
+	}
+	// The ring is bounded, and data leaves room for control.
+	for range 400 {
+		a.tun.Send(ip4("10.9.0.2", 100, 6))
+	}
+	eventually(t, "ring full", func() bool { return a.Counters().UpFull == 400-192 })
+	a.tun.Send(rs)
+	eventually(t, "control still goes up", func() bool { return len(a.Up()) == 193 })
+}
+
+func TestDropsHaveReasons(t *testing.T) {
+	w := newWorld()
+	a, b := start(t, w, 1, nil), start(t, w, 2, nil)
+	ca, cb := connect(t, a, b, ib.RC)
+	gone, _ := connect(t, a, b, ib.RC)
+	gone.Close()
+	a.route("10.1.0.0/16", NewPath(1, Target{Kind: Drop}))
+	a.route("10.2.0.0/16", NewPath(2, Target{Kind: ToConn, Conn: gone}))
+	a.route("224.0.0.0/4", NewPath(3, Target{Kind: ToConn, Conn: ca}))
+	a.tun.Send(ip4("10.1.0.1", 40, 6))
+	a.tun.Send(ip4("10.2.0.1", 40, 6))
+	a.tun.Send(ip4("224.1.1.1", 40, 17)) // 4755-2.1-1 4755-7-3
+	a.tun.Send([]byte{1, 2, 3})
+	eventually(t, "four drops", func() bool {
+		c := a.Counters()
+		return c.TxUnreachable == 1 && c.TxGone == 1 && c.TxMulticastConn == 1 && c.TxMalformed == 1
+	})
+
+	b.SetGroups([]netip.Addr{netip.MustParseAddr("224.0.0.251")})
+	raw := func(q verbs.QP, dst UDDest, frame []byte) {
+		f := q.(*fakeQP)
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.deliver(&verbs.SendWR{AH: dst.AH, RemoteQPN: dst.QPN, SG: []verbs.SGE{{Buf: frame}}})
+	}
+	frame := func(typ uint16, pkt []byte) []byte {
+		return append([]byte{byte(typ >> 8), byte(typ), 0xff, 0xff}, pkt...) // reserved octets are ignored: 4755-4-3
+	}
+	ud := a.udTo(b)
+	for _, tt := range []struct {
+		name  string
+		q     verbs.QP
+		frame []byte
+		count func(Counters) uint64
+	}{
+		{"unknown type on a connection", ca.QP(), frame(0x88ca, ip4("10.9.0.2", 40, 6)), func(c Counters) uint64 { return c.RxUnknownType }}, // 4755-4-4
+		{"ARP on a connection", ca.QP(), frame(0x0806, make([]byte, 56)), func(c Counters) uint64 { return c.RxARPConn }},                    // 4755-4-5
+		{"short on a connection", ca.QP(), []byte{8, 0, 0}, func(c Counters) uint64 { return c.RxShort }},
+		{"header only", ca.QP(), frame(0x0800, nil), func(c Counters) uint64 { return c.RxShort - 1 }},
+		{"IPv6 header typed IPv4", ca.QP(), frame(0x0800, ip6("fd00::1", 6, 1)), func(c Counters) uint64 { return c.RxMalformed }},
+		{"short on UD", a.UDQP(), []byte{8}, func(c Counters) uint64 { return c.RxShort - 2 }},
+		{"group not joined", a.UDQP(), frame(0x0800, ip4("224.9.9.9", 40, 17)), func(c Counters) uint64 { return c.RxNotWanted }},
+		{"larger than our UD MTU", a.UDQP(), frame(0x0800, ip4("10.9.0.2", 3000, 17)), func(c Counters) uint64 { return c.RxUDOversize }},
+		{"group joined", a.UDQP(), frame(0x0800, ip4("224.0.0.251", 40, 17)), func(c Counters) uint64 { return c.RxUD - 1 }},
+		{"reserved octets set", ca.QP(), frame(0x0800, ip4("10.9.0.2", 40, 17)), func(c Counters) uint64 { return c.RxConn }},
+	} {
+		raw(tt.q, ud, tt.frame)
+		eventually(t, tt.name, func() bool { return tt.count(b.Counters()) == 1 })
+	}
+	// Our own multicast comes back.
+	g := ib.GID{0: 0xff, 15: 1}
+	a.UDQP().AttachMulticast(g)
+	b.UDQP().AttachMulticast(g)
+	a.SendUD(UDDest{AH: fakeAH{DGID: g}, QPN: ib.QPNMulticast}, encap.IPv4, ip4("224.0.0.251", 40, 17))
+	eventually(t, "own echo dropped, other delivered", func() bool {
+		return a.Counters().RxOwnEcho == 1 && b.Counters().RxUD == 3
+	})
+	_ = cb
+}
+
+func TestARPAndNDGoUp(t *testing.T) {
+	w := newWorld()
+	a, b := start(t, w, 1, nil), start(t, w, 2, nil)
+	ca, cb := connect(t, a, b, ib.RC)
+	arp := bytes.Repeat([]byte{7}, 56)
+	if err := a.SendUD(a.udTo(b), encap.ARP, arp); err != nil {
+		t.Fatal(err)
+	}
+	// 4755-2.2-2 4755-3-2
+	f := up(t, b)
+	if f.Kind != RXARP || !bytes.Equal(f.Data, arp) || f.SrcGID != a.fab.gid || f.SrcQPN != a.UDQP().QPN() || f.DstGID != b.fab.gid || f.Conn != nil {
+		t.Errorf("ARP: %+v", f)
+	}
+	f.Release()
+	na := ip6("fe80::2", 58, 136, 0, 0, 0)
+	p := NewPath(1, Target{Kind: ToUD, UD: a.udTo(b)})
+	for _, on := range []Target{p.Target(), {Kind: ToConn, Conn: ca}} {
+		p.Set(on)
+		if err := a.Send(p, na); err != nil {
+			t.Fatal(err)
+		}
+		f := up(t, b)
+		if f.Kind != RXND || !bytes.Equal(f.Data, na) || (f.Conn == cb) != (on.Kind == ToConn) {
+			t.Errorf("ND over %v: %+v", on.Kind, f)
+		}
+		f.Release()
+	}
+	if b.tun.Written() != 0 {
+		t.Error("ND reached the TUN")
+	}
+	if err := b.InjectTUN(na); err != nil || !bytes.Equal(b.tun.Receive(time.Second), na) {
+		t.Errorf("inject: %v", err)
+	}
+}
+
+func TestDeadPeerDoesNotHoldOthers(t *testing.T) {
+	w := newWorld()
+	a, b := start(t, w, 1, nil), start(t, w, 2, nil)
+	dead, _ := connect(t, a, b, ib.RC)
+	alive, _ := connect(t, a, b, ib.RC)
+	dead.QP().(*fakeQP).hold = true
+	pd := NewPath(1, Target{Kind: ToConn, Conn: dead})
+	a.route("10.9.0.2/32", pd)
+	a.route("10.9.0.3/32", NewPath(2, Target{Kind: ToConn, Conn: alive}))
+	begin, got := time.Now(), 0
+	for i := range 600 {
+		a.tun.Send(ip4("10.9.0.2", 1000, 6))
+		if i%2 == 0 {
+			a.tun.Send(ip4("10.9.0.3", 1000, 6))
+			if b.tun.Receive(time.Second) == nil {
+				t.Fatalf("packet %d to the live peer is lost: %+v", i, a.Counters())
+			}
+			got++
+		}
+	}
+	took := time.Since(begin)
+	eventually(t, "drops", func() bool { return dead.Counters().QueueFull >= 600-128 })
+	c := dead.Counters()
+	if c.Queued > 128 || c.Stalls != 1 || pd.Counters().QueueFull != c.QueueFull {
+		t.Errorf("dead: %+v", c)
+	}
+	if took > 2*time.Second {
+		t.Errorf("%d packets to the live peer took %v", got, took)
+	}
+	// It comes to life: what was queued arrives, and drops end.
+	dead.QP().(*fakeQP).mu.Lock()
+	dead.QP().(*fakeQP).hold = false
+	dead.QP().(*fakeQP).mu.Unlock()
+	dead.QP().(*fakeQP).release(1000)
+	eventually(t, "queue empty", func() bool { return dead.Counters().Queued == 0 })
+	for range c.Queued {
+		b.tun.Receive(time.Second)
+	}
+	a.tun.Send(ip4("10.9.0.2", 1000, 6))
+	if b.tun.Receive(time.Second) == nil {
+		t.Error("still dropping")
+	}
+}
+
+func TestSlowPeerHoldsTheReaderInsteadOfLosing(t *testing.T) {
+	w := newWorld()
+	a, b := start(t, w, 1, nil), start(t, w, 2, nil)
+	slow, _ := connect(t, a, b, ib.RC)
+	qp := slow.QP().(*fakeQP)
+	qp.hold = true
+	a.route("10.9.0.2/32", NewPath(1, Target{Kind: ToConn, Conn: slow}))
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(200 * time.Microsecond):
+				qp.release(16)
+			}
+		}
+	}()
+	b.tun.Discard()
+	for range 1000 {
+		a.tun.Send(ip4("10.9.0.2", 1000, 6))
+	}
+	eventually(t, "all arrive", func() bool { return b.tun.Written() == 1000 })
+	if c := a.Counters(); c.TxQueueFull != 0 || c.TxWaits == 0 {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestErrorFlushesEveryBuffer(t *testing.T) {
+	w := newWorld()
+	a, b := start(t, w, 1, nil), start(t, w, 2, nil)
+	for _, tr := range []ib.Transport{ib.RC, ib.UC} {
+		c, _ := connect(t, a, b, tr)
+		qp := c.QP().(*fakeQP)
+		qp.hold = true
+		p := NewPath(1, Target{Kind: ToConn, Conn: c})
+		for range 40 {
+			if err := a.Send(p, ip4("10.9.0.2", 100, 6)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		qp.Modify(verbs.QPAttr{State: verbs.StateError})
+		eventually(t, "flushed", func() bool { return c.Counters().TxFlushed == 40 && c.Counters().Queued == 0 })
+		if n := a.RecvMemory(); (n != 0) != (tr == ib.UC) {
+			t.Errorf("%v: %d octets of rings", tr, n)
+		}
+		for range 3 {
+			if err := c.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := a.Send(p, ip4("10.9.0.2", 100, 6)); !errors.Is(err, ErrClosed) {
+			t.Errorf("send on a closed connection: %v", err)
+		}
+	}
+	if n := a.RecvMemory(); n != 0 {
+		t.Errorf("%d octets of rings left", n)
+	}
+}
+
+func TestBarrierAndTables(t *testing.T) {
+	w := newWorld()
+	a := start(t, w, 1, nil)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 200 {
+			a.tun.Send(ip4("10.9.0.2", 100, 6))
+		}
+	}()
+	for i := range 50 {
+		a.route("10.9.0.0/24", NewPath(uint64(i), Target{Kind: Drop}))
+		a.Barrier()
+	}
+	<-done
+	eventually(t, "all counted", func() bool {
+		c := a.Counters()
+		return c.TxUnreachable+c.Up+c.UpFull == 200
+	})
+}
+
+func TestNoAllocsPerPacket(t *testing.T) {
+	w := newWorld()
+	a := &host{tun: tuntest.New("a", 1024), fab: &fabric{w: w, srq: true}}
+	b := &host{tun: tuntest.New("b", 1024), fab: &fabric{w: w, srq: true}}
+	for _, h := range []*host{a, b} {
+		l, err := New(Config{Provider: h.fab, TUN: h.tun, SendBuffers: 128, SRQDepth: 64})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Loop = l
+		defer l.Close()
+	}
+	b.tun.Discard()
+	ca, _ := connect(t, a, b, ib.RC)
+	a.route("10.9.0.0/24", NewPath(1, Target{Kind: ToConn, MTU: 65520, Conn: ca}))
+	a.route("10.8.0.0/24", NewPath(2, Target{Kind: ToUD, MTU: 2044, UD: a.udTo(b)}))
+	big, ack, ud, miss := ip4("10.9.0.2", 65520, 6), ip4("10.9.0.2", 52, 6), ip4("10.8.0.2", 1500, 17), ip4("10.9.1.2", 100, 6)
+	s := newSender(a.Loop)
+	step := func() {
+		for range 4 {
+			a.tun.Send(big)
+			a.tun.Send(ack)
+			a.tun.Send(ud)
+			a.tun.Send(miss)
+		}
+		if err := s.step(); err != nil {
+			t.Fatal(err)
+		}
+		for range 4 {
+			(<-a.Up()).Release()
+		}
+		b.conn.drain()
+		b.ud.drain()
+		a.sendWC.drain()
+	}
+	for range 100 {
+		step()
+	}
+	if n := testing.AllocsPerRun(200, step); n > 0 {
+		t.Errorf("%v allocations for 16 packets, want 0", n)
+	}
+	if c := b.Counters(); c.RxConn == 0 || c.RxUD == 0 {
+		t.Errorf("%+v", c)
+	}
+}
