@@ -127,6 +127,7 @@ func (h *host) kill() {
 		return
 	}
 	h.tell("killed")
+	h.account()
 	h.dead = true
 	h.life++
 	h.timer.Stop()
@@ -143,11 +144,20 @@ func (h *host) stop() {
 
 // exit closes the provider after stop and takes the device away.
 func (h *host) exit() {
+	h.account()
 	h.dead = true
 	h.life++
 	h.timer.Stop()
 	h.port.Close()
 	h.kernel.destroy()
+}
+
+// account adds what the agent counted in its life to the tally.
+func (h *host) account() {
+	for _, c := range h.m.Counters() {
+		h.w.count(c.Name, c.Value)
+	}
+	h.port.Counters(h.w.count)
 }
 
 func (h *host) name() string { return string(rune('a' + h.i - 1)) }

@@ -276,6 +276,10 @@ func (h *host) delivered(payload, whole []byte, c *conn) {
 		w.fatalf("%s: %v arrived at the wrong host", h.name(), p)
 	}
 	p.delivered++
+	w.count("delivered over "+p.mode().String(), 1)
+	if whole == nil {
+		w.count("delivered in fragments", 1)
+	}
 	p.gotAt = w.f.Now()
 	// The network may repeat what is unreliable; nobody else may repeat anything.
 	if p.to != nil && p.delivered > 1 && (!w.dups || p.conn != nil && p.conn.trans == rc) {

@@ -12,7 +12,7 @@ import (
 	"encoding/binary"
 	"flag"
 	"fmt"
-	"hash/fnv"
+	"hash/maphash"
 	"math/rand/v2"
 	"net/netip"
 	"strings"
@@ -48,7 +48,8 @@ type world struct {
 	lastID  uint64
 	ends    map[end]*conn // every connected QP there ever was
 	trace   []string
-	dups    bool // the network has repeated packets
+	dups    bool              // the network has repeated packets
+	tally   map[string]uint64 // what happened, machines' counters included; nil: not asked for
 }
 
 // An end names a queue pair on the fabric.
@@ -86,6 +87,13 @@ func (w *world) fatalf(format string, args ...any) {
 	}
 	w.t.Logf("what came before:\n%s", &b)
 	w.t.Fatalf("seed %d at %v: %s", w.f.Seed(), w.f.Now().Sub(epoch), fmt.Sprintf(format, args...))
+}
+
+// count adds n to a line of the tally.
+func (w *world) count(name string, n uint64) {
+	if w.tally != nil {
+		w.tally[name] += n
+	}
 }
 
 // run lets d go by.
@@ -195,8 +203,6 @@ func checksum(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
-func hash(b []byte) uint64 {
-	h := fnv.New64a()
-	h.Write(b)
-	return h.Sum64()
-}
+var hashSeed = maphash.MakeSeed()
+
+func hash(b []byte) uint64 { return maphash.Bytes(hashSeed, b) }
