@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -210,7 +211,9 @@ func (q *fakeQP) PostSend(wrs []verbs.SendWR) (int, error) {
 			if len(q.held) == q.init.SendDepth {
 				return i, verbs.ErrQueueFull
 			}
-			q.held = append(q.held, wrs[i])
+			wr := wrs[i]
+			wr.SG = slices.Clone(wr.SG)
+			q.held = append(q.held, wr)
 			continue
 		}
 		q.deliver(&wrs[i])

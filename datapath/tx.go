@@ -19,13 +19,15 @@ const batchLen = 32
 // in the kernel's queue, where TCP sees delay instead of loss; but all peers
 // share that queue.
 const (
-	// aloneWait bounds the wait for the only queue in use, per batch.
-	aloneWait = 20 * time.Millisecond
+	// aloneWait bounds the wait for the only queue in use, per batch. It covers
+	// one retransmission of RC after its ACK timeout of 67 ms.
+	aloneWait = 80 * time.Millisecond
 	// sharedWait is the bound when others send too.
 	sharedWait = time.Millisecond
-	// stallAfter is how long a full queue may go without any completion. Then
-	// it drops at once until it makes progress.
-	stallAfter = 5 * time.Millisecond
+	// aloneStall and sharedStall are how long a full queue may go without any
+	// completion. Then it drops at once until it makes progress.
+	aloneStall  = aloneWait
+	sharedStall = 5 * time.Millisecond
 	// activeFor is how long a queue counts as in use after a packet.
 	activeFor = 50 * time.Millisecond
 )
@@ -78,7 +80,7 @@ func (s *sender) step() error {
 			return ErrClosed
 		}
 		l.c.TxWaits.Add(1)
-		s.wait(stallAfter, func() bool { return l.pool.available() > 0 })
+		s.wait(sharedStall, func() bool { return l.pool.available() > 0 })
 		return nil
 	}
 	n, err := l.tun.Read(s.bufs[:len(s.slots)], s.sizes)
@@ -205,17 +207,17 @@ func (s *sender) flush(q *sendQ, now int64) {
 	if len(items) == 0 {
 		return
 	}
-	limit := sharedWait
+	limit, stall := sharedWait, sharedStall
 	if s.alone(q, now) {
-		limit = aloneWait
+		limit, stall = aloneWait, aloneStall
 	}
 	end := now + int64(limit)
 	for len(items) > 0 && !q.stalled.Load() && !l.done() {
 		l.c.TxWaits.Add(1)
 		head := q.head.Load()
-		s.wait(min(limit, stallAfter), func() bool { return q.head.Load() != head })
+		s.wait(min(limit, stall), func() bool { return q.head.Load() != head })
 		now = time.Now().UnixNano()
-		if q.head.Load() == head && now-q.progress.Load() >= int64(stallAfter) {
+		if q.head.Load() == head && now-q.progress.Load() >= int64(stall) {
 			q.stalled.Store(true)
 			if q.head.Load() != head { // it moved just now; complete cleared the mark before we set it
 				q.stalled.Store(false)
