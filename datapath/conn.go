@@ -102,10 +102,10 @@ func (c *Conn) Close() error {
 		l.mu.Unlock()
 		c.closeErr = c.q.close()
 		l.wakeSender() // it may be waiting for room here
+		// Between these no handler looks into the ring, and none finds it later.
 		l.conn.mu.Lock()
-		// No handler looks into the ring now, and none finds it any more.
-		l.conn.mu.Unlock()
 		c.freeRing()
+		l.conn.mu.Unlock()
 	})
 	return c.closeErr
 }

@@ -100,7 +100,6 @@ func (q *fakeSRQ) take() (wr verbs.RecvWR, ok bool) {
 	q.h++
 	return wr, true
 }
-func (q *fakeSRQ) posted() int    { q.mu.Lock(); defer q.mu.Unlock(); return q.t - q.h }
 func (q *fakeSRQ) Destroy() error { return nil }
 
 type fakeCQ struct {
@@ -109,7 +108,6 @@ type fakeCQ struct {
 	wake chan struct{}
 	dead chan struct{}
 	once sync.Once
-	on   func()
 }
 
 func (q *fakeCQ) Poll(wcs []verbs.WC) int {
@@ -139,14 +137,23 @@ func (q *fakeCQ) add(wc verbs.WC) {
 }
 
 // A callbackCQ runs its handler on a goroutine that a real provider would have.
-type callbackCQ struct{ *fakeCQ }
+type callbackCQ struct {
+	*fakeCQ
+	ended sync.WaitGroup
+}
 
 func (q *callbackCQ) OnReady(f func()) {
-	go func() {
+	q.ended.Go(func() {
 		for q.Wait() == nil {
 			f()
 		}
-	}()
+	})
+}
+
+func (q *callbackCQ) Destroy() error {
+	q.fakeCQ.Destroy()
+	q.ended.Wait()
+	return nil
 }
 
 func base(q verbs.CQ) *fakeCQ {

@@ -243,7 +243,9 @@ func BenchmarkWake(b *testing.B) {
 			}
 			got := make(chan struct{}, 1)
 			go func() {
-				runtime.LockOSThread()
+				if mode == "thread" {
+					runtime.LockOSThread()
+				}
 				bufs, sizes := buffers(8)
 				for {
 					n, err := read(bufs, sizes)
