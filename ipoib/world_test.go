@@ -38,6 +38,7 @@ type world struct {
 	dropMAD  func(from *node, m mad.Message) bool
 	onMAD    func(from *node, m mad.Message) // sees each MAD that a node sends
 	log      []string
+	serial   uint32        // of packets: no two are alike
 	madDelay time.Duration // set by dropMAD for the MAD at hand
 	report   time.Time     // when the data paths report next what they counted
 }
@@ -490,7 +491,8 @@ func (n *node) checkMAD(msg mad.Message) {
 func (n *node) ping(dst string, size int, df bool) []byte {
 	a := netip.MustParseAddr(dst)
 	src := n.source(a)
-	e := ip.Echo{Src: src, Dst: a, ID: 1, Seq: uint16(n.w.r.Uint32()), DF: df}
+	n.w.serial++
+	e := ip.Echo{Src: src, Dst: a, ID: uint16(n.w.serial >> 16), Seq: uint16(n.w.serial), DF: df}
 	head := 28
 	if a.Is6() {
 		head = 48
