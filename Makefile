@@ -10,7 +10,7 @@ ifneq ($(shell git status --porcelain >/dev/null 2>&1 && echo good),good)
 export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 endif
 
-.PHONY: build demo test race fuzz specs clean
+.PHONY: build demo test race fuzz bench specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ipoibcmd ./cmd/ipoibcmd
@@ -26,6 +26,9 @@ race: ## the tests under the race detector only
 
 fuzz: ## every fuzz target for T each: make fuzz T=1m
 	$(GO) run ./internal/check -fuzz $(T)
+
+bench: build ## throughput beside a raw veth pair, interleaved in one run; as root
+	$(GO) run ./internal/bench -program bin/ipoibcmd
 
 specs: ## write docs/specs.md anew
 	$(GO) run ./internal/specs
