@@ -97,3 +97,19 @@ func TestMissingToolFailsInCI(t *testing.T) {
 		}
 	}
 }
+
+func TestFuzzTimeIsNoFailure(t *testing.T) {
+	for _, tt := range []struct {
+		name, out string
+		want      bool
+	}{
+		{"time", "fuzz: elapsed: 1s, execs: 740\n--- FAIL: FuzzX (1.20s)\n    context deadline exceeded\nFAIL\nexit status 1\nFAIL\tp\t1.2s\n", true},
+		{"a find", "--- FAIL: FuzzX (0.20s)\n    --- FAIL: FuzzX (0.00s)\n        x_test.go:3: bad\n    Failing input written to testdata/fuzz/FuzzX/1\nFAIL\n", false},
+		{"a find at the end", "--- FAIL: FuzzX (1.20s)\n    context deadline exceeded\nFAIL\n    Failing input written to testdata/fuzz/FuzzX/1\n", false},
+		{"does not build", "FAIL\tp [build failed]\n", false},
+	} {
+		if got := ranOutOfTime(tt.out); got != tt.want {
+			t.Errorf("%s: got %v", tt.name, got)
+		}
+	}
+}
