@@ -197,6 +197,9 @@ func (f *Interface) established(c *conn, how string) {
 	c.state, c.up, c.used = connUp, f.now, f.now
 	if c.active {
 		f.count(nEstablishedActive)
+		if !c.oneWay() {
+			f.setClass(p, ClassRFC, "it accepted the 0x01 service ID")
+		}
 	} else {
 		f.count(nEstablishedPassive)
 	}
