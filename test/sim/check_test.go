@@ -67,8 +67,11 @@ func (h *host) posted(c *conn, fr []byte) {
 		return
 	}
 	p.conn = c
-	if h.cfg.lag > 0 {
+	switch {
+	case h.cfg.lag > 0:
 		return // a packet may overtake one that the control plane still holds
+	case !p.link.IsZero() && p.link.Key() != c.peer:
+		return // it waited for a host that is another now, and was resolved anew
 	}
 	flow := p.dst.String()
 	if p.id < c.lastOf[flow] {

@@ -171,6 +171,11 @@ func (h *host) send(dst netip.Addr, size int, df bool) *packet {
 			}
 		}
 	}
+	for _, n := range h.m.Neighbours() {
+		if n.Addr == dst {
+			p.link = n.Link
+		}
+	}
 	w.packets[p.id] = p
 	h.transmit(p.octets())
 	return p

@@ -34,6 +34,7 @@ type conn struct {
 	bufs  recvBufs
 	rtr   verbs.QPAttr
 	rts   verbs.QPAttr
+	peer  encap.LinkAddr // without flags
 
 	inflight map[uint64]*verbs.Region
 	lastID   uint64
@@ -148,7 +149,7 @@ func (h *host) connectQP(a ipoib.ConnectQP) {
 	if c == nil {
 		return
 	}
-	c.rtr, c.rts = a.RTR, a.RTS
+	c.rtr, c.rts, c.peer = a.RTR, a.RTS, a.Peer.Key()
 	ok(c.qp.Modify(a.RTR))
 	ok(c.qp.Modify(a.RTS))
 }

@@ -21,6 +21,7 @@ import (
 
 	"ipoibcm/ib"
 	"ipoibcm/internal/simfabric"
+	"ipoibcm/wire/encap"
 )
 
 var seedsFlag = flag.Float64("sim.seeds", 1, "run this many times the usual number of seeds")
@@ -124,7 +125,8 @@ func (w *world) heal() {
 // A packet is one IP packet of the workload. Its octets follow from it.
 type packet struct {
 	id       uint64
-	from, to *host // to is nil for groups
+	from, to *host          // to is nil for groups
+	link     encap.LinkAddr // where from believed dst to be
 	src, dst netip.Addr
 	size     int
 	df       bool
