@@ -1,0 +1,129 @@
+package mpa
+
+import "time"
+
+// An Event is what happens to an [Initiator] or a [Responder].
+type Event interface{ event() }
+
+type (
+	// Start begins: the TCP connection is there. An initiator that asked for
+	// [Redial] gets it a second time.
+	Start struct{}
+	// Recv is what TCP delivered, in any portion.
+	Recv struct{ Data []byte }
+	// PeerClosed says that TCP has ended or was lost. Err is for people.
+	PeerClosed struct{ Err error }
+	// Wake says that the deadline may have passed.
+	Wake struct{}
+	// Fail is a fault of this end that has no code of its own.
+	Fail struct{ Detail string }
+	// Accept answers a [Request]. Depths replaces those of the options if not nil.
+	Accept struct {
+		Private []byte
+		Depths  *Depths
+	}
+	// Reject answers a [Request] with no.
+	Reject struct {
+		Private []byte
+		Depths  *Depths
+	}
+	// FPDU is the first segment that came after the reply of a responder. While
+	// [Responder.Fenced] each segment has to be shown to it, in order.
+	FPDU struct{ Segment Segment }
+)
+
+func (Start) event()      {}
+func (Recv) event()       {}
+func (PeerClosed) event() {}
+func (Wake) event()       {}
+func (Fail) event()       {}
+func (Accept) event()     {}
+func (Reject) event()     {}
+func (FPDU) event()       {}
+
+// An Action is what the driver of a machine must do. Octets in it stay valid
+// until the next Step.
+type Action interface{ action() }
+
+type (
+	// Write sends octets over TCP as they are.
+	Write struct{ Data []byte }
+	// Request asks the user of a responder for [Accept] or [Reject].
+	Request struct {
+		Rev      uint8
+		Enhanced bool     // the peer negotiates; Peer is valid
+		Peer     Enhanced // as received
+		Markers  bool     // the peer wants markers
+		CRC      bool     // the peer wants CRCs
+		Private  []byte   // of the peer's ULP
+	}
+	// SendRTR sends the RTR indication as the first FPDU; see [AppendRTR].
+	// Nothing may be sent before it.
+	SendRTR struct{ Type RTRTypes }
+	// SendTerminate sends a Terminate as the last FPDU.
+	SendTerminate struct{ Code Code }
+	// Accepted says that a responder has sent its reply. Octets that come now are
+	// FPDUs, but none may be sent before [Established].
+	Accepted struct{ Result Result }
+	// Established says that FPDUs may be sent. RTR is the kind of indication that
+	// has been sent or received, if any; a received one is no message of the
+	// user's.
+	Established struct{ Result Result }
+	// Stream gives octets that came behind the startup frames: FPDUs.
+	Stream struct{ Data []byte }
+	// Rejected says that the peer rejected. TCP is open; the user may close it.
+	Rejected struct{ Result Result }
+	// Failed says why nothing came of the connection.
+	Failed struct{ Err *Error }
+	// Close ends TCP. What was written before it is still delivered.
+	Close struct{}
+	// Redial asks for a new TCP connection to the same peer, and [Start].
+	Redial struct{}
+)
+
+func (Write) action()         {}
+func (Request) action()       {}
+func (SendRTR) action()       {}
+func (SendTerminate) action() {}
+func (Accepted) action()      {}
+func (Established) action()   {}
+func (Stream) action()        {}
+func (Rejected) action()      {}
+func (Failed) action()        {}
+func (Close) action()         {}
+func (Redial) action()        {}
+
+// A Result is what was settled.
+type Result struct {
+	Rev         uint8 // of the peer's frame
+	Enhanced    bool  // depths and model were negotiated
+	PeerToPeer  bool
+	RTR         RTRTypes // what the indication is; at a responder from Established on
+	Sent, Peer  Enhanced // as sent and received, if Enhanced
+	IRD, ORD    Depth    // of this end from now on
+	SendMarkers bool     // the peer wants them
+	RecvMarkers bool     // we wanted them
+	CRC         bool     // CRCs are checked, both ways
+	Private     []byte   // of the peer's ULP
+	// Fallback says that an enhanced attempt had failed before.
+	Fallback bool
+}
+
+// common is what both machines have.
+type common struct {
+	opts     Options
+	reader   frameReader
+	deadline time.Time
+	count    Counters
+	out      []byte // startup frame that is being sent
+	res      Result
+}
+
+// Deadline returns when the machine wants [Wake]. Zero means never.
+func (c *common) Deadline() time.Time { return c.deadline }
+
+// Counters returns what was refused or ignored.
+func (c *common) Counters() *Counters { return &c.count }
+
+// due says whether ev at time now is a deadline that has passed.
+func (c *common) due(now time.Time) bool { return !c.deadline.IsZero() && !now.Before(c.deadline) }
