@@ -29,10 +29,12 @@ func (a *Agent) viewStatus() control.Status {
 	s, port, now := a.m.Status(), a.opt.Provider.Port(), time.Now()
 	state := "up"
 	switch {
-	case !s.Up:
+	case !a.routes.link.Up:
 		state = "down"
 	case !port.Active:
 		state = "underlay down"
+	case !s.Up:
+		state = "down"
 	}
 	out := control.Status{
 		Version: control.Version,

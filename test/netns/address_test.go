@@ -29,6 +29,8 @@ func TestAddressAddedAndRemoved(t *testing.T) {
 	s.start()
 	a, b := s.hosts[0], s.hosts[1]
 	a.connect(b, "RC")
+	reqs := func() uint64 { return a.counter("ipoib", "req_sent") + b.counter("ipoib", "req_sent") }
+	before := reqs()
 	for _, tt := range []struct{ ours, theirs string }{
 		{"10.9.0.1/24", "10.9.0.9/24"}, // a new subnet
 		{"fd09::1/64", "fd09::9/64"},
@@ -47,8 +49,8 @@ func TestAddressAddedAndRemoved(t *testing.T) {
 			t.Errorf("the connected route of %s has MTU %d", tt.theirs, mtu)
 		}
 	}
-	if n := a.counter("ipoib", "req_sent") + b.counter("ipoib", "req_sent"); n != 1 {
-		t.Errorf("%d REQs for one peer of many addresses", n) // 4755-2.3-5
+	if n := reqs() - before; n != 0 {
+		t.Errorf("%d more REQs for a peer of many addresses", n) // 4755-2.3-5
 	}
 	for _, gone := range []string{"10.9.0.9/24", "fd09::9/64", "10.0.0.99/24", "fd00::99/64"} {
 		dst := netip.MustParsePrefix(gone).Addr()

@@ -88,6 +88,14 @@ func TestLookingIn(t *testing.T) {
 	if out, code := a.command("explain", "not-an-address", "--control", a.path(".sock")); code != 2 {
 		t.Errorf("explain of nonsense: exit status %d\n%s", code, out)
 	}
+	body, err := a.agent.Stream(s.ctx, control.PathMetrics)
+	s.must(err)
+	metrics, err := io.ReadAll(body)
+	body.Close()
+	s.must(err)
+	if err := containsAll(string(metrics), "# TYPE ", "ipoibcm_"); err != nil {
+		t.Error(err)
+	}
 	if conns := a.conns(b); len(conns) != 1 || conns[0].TxOctets < 1<<20 {
 		t.Errorf("the agent was not busy: %+v", conns)
 	}

@@ -5,8 +5,11 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/ib"
+	"ipoibcm/wire/ip"
 )
 
 func TestThreeHostsOnOneSegment(t *testing.T) {
@@ -24,6 +27,20 @@ func TestThreeHostsOnOneSegment(t *testing.T) {
 	}
 	for _, pair := range [][2]*host{{a, b}, {b, c}, {c, a}} {
 		pair[0].paired(pair[1], "RC") // 4755-5-1 4755-2.3-5 both families, two addresses, one connection
+	}
+	for _, h := range s.hosts { // 4755-2-3 the link-local address of RFC 4391
+		ll, err := h.LinkLocal(ifName)
+		s.must(err)
+		gid, err := ib.ParseGID(h.status().Interface.GID)
+		s.must(err)
+		if want := ip.LinkLocal(gid); ll != want {
+			t.Errorf("%s has %s, want %s of its GID %s", h.Name, ll, want, gid)
+		}
+		if h != a {
+			if _, err := a.Ping(lab.Ping{Dst: ll, Zone: ifName, Timeout: 3 * time.Second}); err != nil {
+				t.Error(err)
+			}
+		}
 	}
 	// 4755-2.2-1 4755-3.1-11 one UD QP, as many connected QPs as peers
 	if st := a.status(); st.Interface.UDQPN != qpn || len(st.Peers) != 2 {
@@ -67,33 +84,40 @@ func TestUnderlays(t *testing.T) {
 		{"IPv4 1500", topology{mtu: 1500, ipv4: true, udMTU: 1444}, 1024, 1444},
 		{"IPv4 9000", topology{mtu: 9000, ipv4: true}, 4096, 2044},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			parallel(t)
-			s := newSegment(t, tt.top)
-			a, b := s.hosts[0], s.hosts[1]
-			s.start()
-			st := a.status()
-			if gid := netip.MustParseAddr(st.Interface.GID); gid.Is4In6() != tt.top.ipv4 {
-				t.Errorf("the GID is %s", gid)
-			}
-			if st.Underlay.PathMTU != tt.pathMTU || st.Underlay.MTU != tt.top.mtu {
-				t.Errorf("path MTU %d on %d, want %d on %d", st.Underlay.PathMTU, st.Underlay.MTU, tt.pathMTU, tt.top.mtu)
-			}
-			both(b, func(dst netip.Addr) { a.waitRoute(patience, dst, tt.ud) }) // 4755-5-3 before any connection
-			a.connect(b, "RC")
-			both(b, func(dst netip.Addr) {
-				a.reach(dst)
-				a.waitRoute(patience, dst, maxMTU)
-				a.ping(dst, maxMTU, true)
-				a.send(b, dst, 8<<20)
-			})
-			b.send(a, a.v4, 8<<20)
-			for _, g := range []string{"239.9.9.9", "ff05::99"} {
-				if err := a.Multicast(ifName, b.Host, ifName, netip.MustParseAddr(g), 3000, patience); err != nil {
-					t.Error(err) // 4755-2.1-2
+		for _, mode := range []string{"RC", "UC", "UD"} {
+			t.Run(tt.name+" "+mode, func(t *testing.T) {
+				parallel(t)
+				s := newSegment(t, tt.top)
+				a, b := s.hosts[0], s.hosts[1]
+				s.start("--mode", strings.ToLower(mode))
+				st := a.status()
+				if gid := netip.MustParseAddr(st.Interface.GID); gid.Is4In6() != tt.top.ipv4 {
+					t.Errorf("the GID is %s", gid)
 				}
-			}
-		})
+				if st.Underlay.PathMTU != tt.pathMTU || st.Underlay.MTU != tt.top.mtu {
+					t.Errorf("path MTU %d on %d, want %d on %d", st.Underlay.PathMTU, st.Underlay.MTU, tt.pathMTU, tt.top.mtu)
+				}
+				both(b, func(dst netip.Addr) { a.waitRoute(patience, dst, tt.ud) }) // 4755-5-3 before any connection
+				mtu := tt.ud
+				if mode != "UD" {
+					mtu = maxMTU
+					a.connect(b, mode)
+				}
+				both(b, func(dst netip.Addr) {
+					a.reach(dst)
+					a.waitRoute(patience, dst, mtu)
+					a.ping(dst, mtu, true)
+					a.ping(dst, maxMTU, false)
+					a.send(b, dst, 8<<20)
+				})
+				b.send(a, a.v4, 8<<20)
+				for _, g := range []string{"239.9.9.9", "ff05::99"} {
+					if err := a.Multicast(ifName, b.Host, ifName, netip.MustParseAddr(g), 3000, patience); err != nil {
+						t.Error(err) // 4755-2.1-2
+					}
+				}
+			})
+		}
 	}
 }
 
@@ -237,5 +261,33 @@ func TestReceiveMTUMismatch(t *testing.T) {
 		if err := containsAll(strings.Join(routes, "\n"), want); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// When the underlay goes, status says so; when it comes back, so does traffic.
+func TestUnderlayDownAndUp(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{})
+	s.start()
+	a, b := s.hosts[0], s.hosts[1]
+	a.connect(b, "RC")
+	for range 2 {
+		s.must(a.Down(underlay))
+		a.waitState("underlay down")
+		if st := a.status(); len(st.Warnings) == 0 || st.Underlay.Active {
+			t.Errorf("status without the underlay: %+v", st)
+		}
+		if _, err := a.Ping(lab.Ping{Dst: b.v4, Timeout: 50 * time.Millisecond}); err == nil {
+			t.Error("a ping crossed an underlay that is down")
+		}
+		s.must(a.Up(underlay))
+		a.waitState("up")
+		a.connect(b, "RC")
+		both(b, func(dst netip.Addr) {
+			a.reach(dst)
+			a.waitRoute(patience, dst, maxMTU)
+			a.ping(dst, maxMTU, true)
+		})
+		a.send(b, b.v4, 4<<20)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -44,7 +45,11 @@ func testMain(m *testing.M) int {
 	defer os.RemoveAll(dir)
 	program = filepath.Join(dir, "ipoibcmd")
 	build := exec.Command("go", "build", "-o", program, "ipoibcm/cmd/ipoibcmd")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if raceDetector {
+		build.Args = slices.Insert(build.Args, 2, "-race")
+	} else {
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	}
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build ipoibcmd: %v\n%s", err, out)
 		return 1
