@@ -146,6 +146,9 @@ func (r *run) all() {
 	r.test("tests", unitTimeout, unit)
 	r.test("simulation", simTimeout, sim)
 	r.test("network namespaces", netnsTimeout, netns, "-p=1")
+	if race { // the agents too are built with it
+		r.test("network namespaces with the race detector", netnsTimeout, netns, "-p=1", "-race")
+	}
 }
 
 func (r *run) wanted(name string) bool { return strings.Contains(name, r.only) }
