@@ -36,6 +36,7 @@ type Device struct {
 	ns    netns.NsHandle
 	h     *netlink.Handle
 	req   *nl.SocketHandle // for routes and dumps, strict checking on
+	pid   uint32           // netlink's port of req: what we do ourselves comes back with it
 	setMu sync.Mutex       // one SetRoute at a time: they share tempMetric
 
 	sub    *nl.NetlinkSocket
@@ -70,6 +71,9 @@ func Open(ifindex int) (_ *Device, err error) {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
 	d.req = &nl.SocketHandle{Socket: s}
+	if d.pid, err = s.GetPid(); err != nil {
+		return nil, fmt.Errorf("netlink port: %w", err)
+	}
 	tv := unix.NsecToTimeval(requestTimeout.Nanoseconds())
 	s.SetReceiveTimeout(&tv)
 	s.SetSendTimeout(&tv)

@@ -222,6 +222,55 @@ func (s *state) has(dst string) bool {
 	return false
 }
 
+// A reader that repairs what it hears of must come to rest: what the repair
+// itself removes for a moment is not told.
+func TestRepairComesToRest(t *testing.T) {
+	inNetns(t)
+	d := openUp(t, newTUN(t, "ibcm0"))
+	add(t, d, "10.9.0.1/24", "fd09::1/64")
+	for _, dst := range []string{"10.9.0.2/32", "fd09::2/128"} {
+		want := Route{Dst: netip.MustParsePrefix(dst), MTU: 65520}
+		if err := d.SetRoute(want); err != nil {
+			t.Fatal(err)
+		}
+		foreign := netlink.Route{LinkIndex: d.Index(), Dst: ipnet(dst), Protocol: Protocol, MTU: 1400}
+		if want.Dst.Addr().Is4() {
+			foreign.Scope = netlink.SCOPE_LINK
+		} else {
+			foreign.Priority = 1024
+		}
+		for _, edit := range []struct {
+			what string
+			do   func(*netlink.Route) error
+		}{{"changed", netlink.RouteReplace}, {"deleted", netlink.RouteDel}} {
+			if edit.what == "deleted" {
+				foreign.MTU = 0 // any
+			}
+			if err := edit.do(&foreign); err != nil {
+				t.Fatalf("%s %s: %v", dst, edit.what, err)
+			}
+			repairs := 0
+			for quiet := false; !quiet && repairs < 10; {
+				select {
+				case ev := <-d.Events():
+					if ev.Route.Dst != want.Dst || ev.Kind == RouteSet && ev.Route.MTU == want.MTU {
+						continue
+					}
+					repairs++
+					if err := d.SetRoute(want); err != nil {
+						t.Fatal(err)
+					}
+				case <-time.After(200 * time.Millisecond):
+					quiet = true
+				}
+			}
+			if got := find(snapshot(t, d), to(dst)); repairs != 1 || len(got) != 1 || got[0].MTU != want.MTU {
+				t.Errorf("%s %s: %d repairs, now %v", dst, edit.what, repairs, got)
+			}
+		}
+	}
+}
+
 func TestLaggingReaderGetsResync(t *testing.T) {
 	inNetns(t)
 	d := openUp(t, newTUN(t, "ibcm0"))

@@ -23,6 +23,7 @@ import (
 // destination and metric, whatever its device, so that mending our fe80::/64,
 // ff00::/8 or 224.0.0.0/4 would take away another interface's. Instead a
 // stand-in with a poor metric covers the moment between removal and addition.
+// Neither it nor the removal is reported as an Event.
 func (d *Device) SetRoute(r Route) error {
 	d.setMu.Lock()
 	defer d.setMu.Unlock()

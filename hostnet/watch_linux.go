@@ -136,13 +136,20 @@ func (w *watcher) routeMessage(m *syscall.NetlinkMessage, r *routeMsg) {
 			w.doubt = true
 		}
 	case m.Header.Type == unix.RTM_DELROUTE:
+		if m.Header.Pid == w.pid {
+			// Our own: SetRoute puts another in its place, which follows. To
+			// tell of the removal would make the reader set the route again,
+			// and so on without end. The dump tells if none has come.
+			w.doubt = true
+			return
+		}
 		if known {
 			w.goneRoute(r.Key())
 			// A second one with the same key may be there still.
 			w.doubt = w.doubt || old.Via != r.Via || old.Type != r.Type
 		}
 	default:
-		if known && m.Header.Flags&unix.NLM_F_REPLACE == 0 && old != r.Route {
+		if known && m.Header.Flags&unix.NLM_F_REPLACE == 0 && old != r.Route && m.Header.Pid != w.pid {
 			w.doubt = true // appended: which one counts only a dump tells
 			return
 		}
@@ -222,7 +229,9 @@ func (w *watcher) refresh() {
 	if w.lost && len(w.events) == cap(w.events) {
 		return // no room yet
 	}
+	w.setMu.Lock() // not in the middle of a SetRoute
 	s, err := w.Snapshot()
+	w.setMu.Unlock()
 	if err != nil {
 		return // the device is going, or the next try will do
 	}
