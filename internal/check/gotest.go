@@ -117,7 +117,9 @@ func (r *run) ended(p *testPackage, e *testEvent) (bad int) {
 	case "fail":
 		bad = 1
 		p.failed++
+		slices.Reverse(lines) // the first message is what went wrong, the later ones may be logs
 		r.note(name, failed, reason(lines))
+		slices.Reverse(lines)
 		fmt.Fprintf(r.out, "---- %s\n%s", name, strings.Join(lines[max(0, len(lines)-maxShown):], ""))
 	}
 	delete(p.lines, e.Test)
