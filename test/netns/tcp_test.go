@@ -3,9 +3,12 @@ package netns
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"ipoibcm/cmd/ipoibcmd/lab"
 )
@@ -107,14 +110,22 @@ func TestSurvivorsKeepTheirRate(t *testing.T) {
 			}
 			return nil
 		})
+		dead := c.link()
 		c.kill()
-		watch := make(chan int)
+		watch, sent := make(chan int), make(chan int)
 		done := make(chan struct{})
-		go func() { watch <- deepest(a, done) }()
+		go func() { watch <- deepest(a, dead, done) }()
+		go func() { sent <- pour(a, c.v4, done) }()
 		after += rate()
 		close(done)
-		if q := <-watch; q > bound {
+		if n := <-sent; n < bound {
+			t.Errorf("only %d datagrams were sent to the dead host", n)
+		}
+		switch q := <-watch; {
+		case q > bound:
 			t.Errorf("the send queue of a connection held %d packets, its bound is %d", q, bound)
+		case q < bound/2 && !raceDetector:
+			t.Errorf("the dead host's send queue never held more than %d packets: this shows nothing", q)
 		}
 		stop()
 		t.Logf("round %d: survivors at %.2f of %.0f Mb/s so far", round+1, after/before, before/float64(round+1))
@@ -140,9 +151,9 @@ func transfer(from, to *host) (stop func()) {
 	}
 }
 
-// deepest follows the send queues of h's connections until done, and returns
-// the longest it saw.
-func deepest(h *host, done <-chan struct{}) (most int) {
+// deepest follows the send queue of h's connection to one peer until done, and
+// returns the longest it saw.
+func deepest(h *host, link string, done <-chan struct{}) (most int) {
 	for {
 		select {
 		case <-done:
@@ -154,7 +165,40 @@ func deepest(h *host, done <-chan struct{}) (most int) {
 			continue
 		}
 		for _, c := range conns {
-			most = max(most, c.TxQueued)
+			if c.Peer[2:] == link {
+				most = max(most, c.TxQueued)
+			}
 		}
 	}
+}
+
+// pour sends a datagram too large for UD each millisecond until done, and
+// returns how many the kernel took. DF is set: once the connection has gone the
+// kernel refuses them.
+func pour(h *host, dst netip.Addr, done <-chan struct{}) (n int) {
+	h.Do(func() error {
+		c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, 9)))
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		raw, err := c.SyscallConn()
+		if err != nil {
+			return err
+		}
+		raw.Control(func(fd uintptr) {
+			unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
+		})
+		for data := make([]byte, 2*udMTU); ; {
+			select {
+			case <-done:
+				return nil
+			case <-time.After(time.Millisecond):
+			}
+			if _, err := c.Write(data); err == nil {
+				n++
+			}
+		}
+	})
+	return n
 }
