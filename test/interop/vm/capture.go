@@ -1,0 +1,99 @@
+package vm
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"os"
+	"slices"
+	"time"
+)
+
+// maxCapture bounds the octets of one capture; what comes later is counted only.
+const maxCapture = 512 << 20
+
+// A Packet is one frame of a capture, as its sender sent it.
+type Packet struct {
+	Time    time.Time
+	From    string // the port's name
+	Frame   []byte // Ethernet header and what follows
+	Verdict Verdict
+	Changed bool // a rule changed octets after this was noted
+}
+
+// A Capture is the frames of a segment since it was started, in the order of arrival.
+type Capture struct {
+	seg     *Segment
+	packets []Packet
+	octets  int
+	lost    int
+}
+
+// Capture starts one.
+func (s *Segment) Capture() *Capture {
+	c := &Capture{seg: s}
+	s.mu.Lock()
+	s.captures = append(s.captures, c)
+	s.mu.Unlock()
+	return c
+}
+
+func (c *Capture) add(from string, frame []byte) {
+	if c.octets += len(frame); c.octets > maxCapture {
+		c.lost++
+		return
+	}
+	c.packets = append(c.packets, Packet{Time: time.Now(), From: from, Frame: slices.Clone(frame)})
+}
+
+// verdict notes what the rule did to the last packet.
+func (c *Capture) verdict(v Verdict, after []byte) {
+	if c.octets <= maxCapture {
+		p := &c.packets[len(c.packets)-1]
+		p.Verdict, p.Changed = v, !bytes.Equal(p.Frame, after)
+	}
+}
+
+// Packets returns what there is so far.
+func (c *Capture) Packets() []Packet {
+	c.seg.mu.Lock()
+	defer c.seg.mu.Unlock()
+	return slices.Clone(c.packets)
+}
+
+// Stop ends the capture and returns everything. It is an error if it did not
+// all fit.
+func (c *Capture) Stop() ([]Packet, error) {
+	c.seg.mu.Lock()
+	defer c.seg.mu.Unlock()
+	c.seg.captures = slices.DeleteFunc(c.seg.captures, func(x *Capture) bool { return x == c })
+	if c.lost > 0 {
+		return c.packets, errors.New("the capture is too large")
+	}
+	return c.packets, nil
+}
+
+// WritePcap writes packets in the old format of libpcap.
+func WritePcap(file string, packets []Packet) error {
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	w := bufio.NewWriter(f)
+	le := binary.LittleEndian
+	h := le.AppendUint32(nil, 0xa1b23c4d) // times in nanoseconds
+	h = le.AppendUint16(h, 2)
+	h = le.AppendUint16(h, 4)
+	h = append(h, make([]byte, 8)...)
+	h = le.AppendUint32(h, maxFrame)
+	w.Write(le.AppendUint32(h, 1)) // Ethernet
+	for _, p := range packets {
+		h = le.AppendUint32(h[:0], uint32(p.Time.Unix()))
+		h = le.AppendUint32(h, uint32(p.Time.Nanosecond()))
+		h = le.AppendUint32(h, uint32(len(p.Frame)))
+		w.Write(le.AppendUint32(h, uint32(len(p.Frame))))
+		w.Write(p.Frame)
+	}
+	return errors.Join(w.Flush(), f.Close())
+}

@@ -1,0 +1,258 @@
+package vm
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/cmd/ipoibcmd/lab"
+)
+
+// portQueue bounds the frames that wait for one port; more are dropped, as a
+// switch would, and counted.
+const portQueue = 4096
+
+// maxFrame is the largest Ethernet frame, in octets.
+const maxFrame = 65536 + 14
+
+// maxHeld is how long a frame that a rule put behind others waits for them.
+const maxHeld = 20 * time.Millisecond
+
+// A Segment is an Ethernet in this process: guests and TAP devices of host
+// namespaces are its ports. Rules lose, repeat, reorder and damage frames, and
+// captures see each frame as its sender sent it.
+type Segment struct {
+	mu       sync.Mutex
+	ports    []*port
+	macs     map[[6]byte]*port
+	rule     Rule
+	held     []*held
+	captures []*Capture
+
+	dropped atomic.Uint64 // by full queues
+	wg      sync.WaitGroup
+}
+
+// A Verdict says what becomes of a frame. The zero Verdict lets it pass.
+type Verdict struct {
+	Drop bool
+	// Copies is how many times more it arrives.
+	Copies int
+	// Behind is how many later frames of the same sender overtake it.
+	Behind int
+}
+
+// A Rule decides on each frame; it may change the octets. from is the port's
+// name. Rules run one at a time.
+type Rule func(from string, frame []byte) Verdict
+
+// A port is something that sends and receives frames.
+type port struct {
+	name  string
+	queue chan []byte
+	end   io.Closer
+}
+
+type held struct {
+	from  *port
+	frame []byte
+	left  int
+	timer *time.Timer
+}
+
+// NewSegment returns a segment without ports.
+func NewSegment() *Segment { return &Segment{macs: map[[6]byte]*port{}} }
+
+// SetRule puts every frame from now on before r; nil lets all pass.
+func (s *Segment) SetRule(r Rule) {
+	s.mu.Lock()
+	s.rule = r
+	s.mu.Unlock()
+}
+
+// Dropped returns how many frames found a full queue.
+func (s *Segment) Dropped() uint64 { return s.dropped.Load() }
+
+// AddHost makes a TAP device in h, up, without DAD, as a port of the segment.
+func (s *Segment) AddHost(h *lab.Host, dev string, mac net.HardwareAddr, mtu int) error {
+	var f *os.File
+	err := h.Do(func() error {
+		fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		ifr, err := unix.NewIfreq(dev)
+		if err == nil {
+			ifr.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI)
+			err = unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr)
+		}
+		if err != nil {
+			unix.Close(fd)
+			return err
+		}
+		f = os.NewFile(uintptr(fd), dev)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("make TAP %s in %s: %w", dev, h.Name, err)
+	}
+	l, err := h.Link(dev)
+	if err == nil {
+		err = errors.Join(h.Sysctl("net/ipv6/conf/"+dev+"/accept_dad", "0"), h.Netlink().LinkSetHardwareAddr(l, mac), h.SetMTU(dev, mtu), h.Up(dev))
+	}
+	if err != nil {
+		f.Close()
+		return err
+	}
+	s.add(h.Name, f, f.Read, func(b []byte) error { _, err := f.Write(b); return err })
+	return nil
+}
+
+// addStream makes a connection on which each frame has its length in front
+// (QEMU's socket backend) a port of the segment.
+func (s *Segment) addStream(name string, c net.Conn) {
+	read := func(b []byte) (int, error) {
+		var n [4]byte
+		if _, err := io.ReadFull(c, n[:]); err != nil {
+			return 0, err
+		}
+		l := int(binary.BigEndian.Uint32(n[:]))
+		if l > len(b) {
+			return 0, fmt.Errorf("frame of %d octets", l)
+		}
+		return io.ReadFull(c, b[:l])
+	}
+	var out []byte
+	s.add(name, c, read, func(b []byte) error {
+		out = append(binary.BigEndian.AppendUint32(out[:0], uint32(len(b))), b...)
+		_, err := c.Write(out)
+		return err
+	})
+}
+
+func (s *Segment) add(name string, end io.Closer, read func([]byte) (int, error), write func([]byte) error) {
+	p := &port{name: name, queue: make(chan []byte, portQueue), end: end}
+	s.mu.Lock()
+	s.ports = append(s.ports, p)
+	s.mu.Unlock()
+	s.wg.Go(func() {
+		for f := range p.queue {
+			_ = write(f) // a host that is down loses it
+		}
+	})
+	s.wg.Go(func() {
+		buf := make([]byte, maxFrame)
+		for {
+			n, err := read(buf)
+			if err != nil {
+				s.remove(p)
+				return
+			}
+			if n >= 14 {
+				s.forward(p, slices.Clone(buf[:n]))
+			}
+		}
+	})
+}
+
+// remove ends a port whose other end is gone.
+func (s *Segment) remove(p *port) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i := slices.Index(s.ports, p); i >= 0 {
+		s.ports = slices.Delete(s.ports, i, i+1)
+		for m, q := range s.macs {
+			if q == p {
+				delete(s.macs, m)
+			}
+		}
+		close(p.queue)
+		p.end.Close()
+	}
+}
+
+// forward takes a frame in, which is the segment's from now on.
+func (s *Segment) forward(from *port, frame []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.macs[[6]byte(frame[6:12])] = from
+	for _, c := range s.captures {
+		c.add(from.name, frame)
+	}
+	var v Verdict
+	if s.rule != nil {
+		v = s.rule(from.name, frame)
+	}
+	for _, c := range s.captures {
+		c.verdict(v, frame)
+	}
+	var due []*held
+	for _, h := range s.held {
+		if h.from == from {
+			if h.left--; h.left <= 0 {
+				due = append(due, h)
+			}
+		}
+	}
+	switch {
+	case v.Drop:
+	case v.Behind > 0:
+		h := &held{from: from, frame: frame, left: v.Behind}
+		h.timer = time.AfterFunc(maxHeld, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.letGo(h)
+		})
+		s.held = append(s.held, h)
+	default:
+		for range v.Copies + 1 {
+			s.deliver(from, frame)
+		}
+	}
+	for _, h := range due {
+		s.letGo(h)
+	}
+}
+
+// letGo delivers a held frame, once.
+func (s *Segment) letGo(h *held) {
+	if i := slices.Index(s.held, h); i >= 0 {
+		h.timer.Stop()
+		s.held = slices.Delete(s.held, i, i+1)
+		s.deliver(h.from, h.frame)
+	}
+}
+
+func (s *Segment) deliver(from *port, frame []byte) {
+	to := s.macs[[6]byte(frame[:6])]
+	for _, p := range s.ports {
+		if p == from || to != nil && p != to {
+			continue
+		}
+		select {
+		case p.queue <- frame:
+		default:
+			s.dropped.Add(1)
+		}
+	}
+}
+
+// Close ends all ports.
+func (s *Segment) Close() {
+	s.mu.Lock()
+	ports := slices.Clone(s.ports)
+	s.mu.Unlock()
+	for _, p := range ports {
+		s.remove(p)
+	}
+	s.wg.Wait()
+}
