@@ -21,6 +21,10 @@ import (
 // switch would, and counted.
 const portQueue = 4096
 
+// tapQueue is how many frames a host may have waiting, in place of 1000: a
+// message of 1 MiB is that many packets, and a UC queue pair sends them at once.
+const tapQueue = 8192
+
 // maxFrame is the largest Ethernet frame, in octets.
 const maxFrame = 65536 + 14
 
@@ -107,7 +111,8 @@ func (s *Segment) AddHost(h *lab.Host, dev string, mac net.HardwareAddr, mtu int
 	}
 	l, err := h.Link(dev)
 	if err == nil {
-		err = errors.Join(h.Sysctl("net/ipv6/conf/"+dev+"/accept_dad", "0"), h.Netlink().LinkSetHardwareAddr(l, mac), h.SetMTU(dev, mtu), h.Up(dev))
+		err = errors.Join(h.Sysctl("net/ipv6/conf/"+dev+"/accept_dad", "0"), h.Netlink().LinkSetHardwareAddr(l, mac),
+			h.Netlink().LinkSetTxQLen(l, tapQueue), h.SetMTU(dev, mtu), h.Up(dev))
 	}
 	if err != nil {
 		f.Close()

@@ -1,0 +1,98 @@
+// Package judge looks at captures with other eyes than ours: the ICRC is
+// computed from its definition, with nothing of package roce, and tshark
+// dissects the rest.
+package judge
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"slices"
+)
+
+// RoCE returns the IP packet inside an Ethernet frame if it is RoCEv2, and how
+// many octets IP and UDP headers have.
+func RoCE(frame []byte) (ip []byte, headers int, ok bool) {
+	if len(frame) < 14 {
+		return nil, 0, false
+	}
+	ip = frame[14:]
+	switch binary.BigEndian.Uint16(frame[12:]) {
+	case 0x0800:
+		if len(ip) < 28 || ip[9] != 17 {
+			return nil, 0, false
+		}
+		n := int(binary.BigEndian.Uint16(ip[2:]))
+		if n > len(ip) {
+			return nil, 0, false
+		}
+		ip, headers = ip[:n], int(ip[0]&15)*4
+	case 0x86dd:
+		if len(ip) < 48 || ip[6] != 17 {
+			return nil, 0, false
+		}
+		n := 40 + int(binary.BigEndian.Uint16(ip[4:]))
+		if n > len(ip) {
+			return nil, 0, false
+		}
+		ip, headers = ip[:n], 40
+	default:
+		return nil, 0, false
+	}
+	if len(ip) < headers+8+12+4 || binary.BigEndian.Uint16(ip[headers+2:]) != 4791 {
+		return nil, 0, false
+	}
+	return ip, headers + 8, true
+}
+
+// CheckICRC returns an error if a RoCEv2 packet does not carry the ICRC that
+// wire-facts 9.4 (IBA annex A17.3.3) defines.
+func CheckICRC(frame []byte) error {
+	ip, headers, ok := RoCE(frame)
+	if !ok {
+		return fmt.Errorf("no RoCEv2 packet: %x", frame[:min(len(frame), 64)])
+	}
+	b := append(slices.Repeat([]byte{0xff}, 8), ip[:len(ip)-4]...) // eight octets for the LRH that is not there
+	h := b[8:]
+	if h[0]>>4 == 4 {
+		h[1], h[8], h[10], h[11] = 0xff, 0xff, 0xff, 0xff // TOS, TTL, header checksum
+	} else {
+		h[0] |= 0x0f // traffic class and flow label
+		h[1], h[2], h[3], h[7] = 0xff, 0xff, 0xff, 0xff
+	}
+	h[headers-2], h[headers-1] = 0xff, 0xff // UDP checksum
+	h[headers+4] = 0xff                     // FECN, BECN
+	want, got := crc32.ChecksumIEEE(b), binary.LittleEndian.Uint32(ip[len(ip)-4:])
+	if want != got {
+		return fmt.Errorf("ICRC is %08x, should be %08x: %x", got, want, ip[:min(len(ip), headers+40)])
+	}
+	return nil
+}
+
+// A BTH is what tests look at in a packet.
+type BTH struct {
+	Opcode   byte
+	QPN, PSN uint32
+	AckReq   bool
+	// Syndrome and MSN are those of the AETH, if there is one right behind the BTH.
+	Syndrome byte
+	MSN      uint32
+	Payload  int // octets behind the BTH, extension headers and pad included, without ICRC
+}
+
+// Base reads the BTH of a RoCEv2 packet.
+func Base(frame []byte) (h BTH, ok bool) {
+	ip, n, ok := RoCE(frame)
+	if !ok {
+		return h, false
+	}
+	b := ip[n:]
+	h = BTH{
+		Opcode: b[0], QPN: binary.BigEndian.Uint32(b[4:]) & 0xffffff, PSN: binary.BigEndian.Uint32(b[8:]) & 0xffffff,
+		AckReq: b[8]&0x80 != 0, Payload: len(b) - 12 - 4,
+	}
+	if len(b) >= 20 {
+		h.Syndrome, h.MSN = b[12], binary.BigEndian.Uint32(b[12:])&0xffffff
+	}
+	return h, true
+}
