@@ -229,11 +229,12 @@ type guestWC struct {
 	srcQP          ib.QPN
 }
 
-// Opcodes and flags of libibverbs.
+// Opcodes and flags of completions in the guest.
 const (
 	wcSend, wcWrite, wcRead = 0, 1, 2
 	wcRecv, wcRecvWriteImm  = 128, 129
-	wcGRH, wcImm, wcInv     = 1, 2, 4
+	wcImm                   = 2
+	wcInv                   = 4 | 8 // rxe sets the kernel's bit, libibverbs has the other
 )
 
 // poll waits for the guest's next completion.

@@ -297,9 +297,13 @@ static int poll_cq(void)
 		printf("ok none\n");
 		return 0;
 	}
-	uint32_t imm = w.wc_flags & IBV_WC_WITH_INV ? w.invalidated_rkey : ntohl(w.imm_data);
-	if (!(w.wc_flags & (IBV_WC_WITH_INV | IBV_WC_WITH_IMM)))
-		imm = 0;
+	// rxe of Linux 6.1 hands the kernel's flags through as they are, where
+	// "with invalidate" is the bit that libibverbs calls IP_CSUM_OK.
+	uint32_t imm = 0;
+	if (w.wc_flags & (IBV_WC_WITH_INV | IBV_WC_IP_CSUM_OK))
+		imm = w.invalidated_rkey;
+	else if (w.wc_flags & IBV_WC_WITH_IMM)
+		imm = ntohl(w.imm_data);
 	printf("ok id=%llu status=%d opcode=%d len=%u flags=%u imm=0x%x srcqp=0x%x\n", (unsigned long long)w.wr_id,
 	       w.status, w.opcode, w.byte_len, w.wc_flags, imm, w.src_qp);
 	return 0;
