@@ -1,0 +1,100 @@
+package interop
+
+import (
+	"bytes"
+	"encoding/hex"
+	"testing"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/provider/softroce"
+	"ipoibcm/test/interop/judge"
+	"ipoibcm/verbs"
+)
+
+// eventually waits until cond holds.
+func eventually(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	for limit := time.Now().Add(patience); !cond(); time.Sleep(time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatalf("%s: has not happened after %v", what, patience)
+		}
+	}
+}
+
+// TestMulticast sends UD datagrams to the group that carries IPoIB's broadcasts,
+// and to the IPv4 group that stands for it on IPv4, both ways.
+func TestMulticast(t *testing.T) {
+	for _, tt := range []struct{ name, mgid, mac string }{
+		{"IPv6", "ff12:401b:ffff::ffff:ffff", "3333ffffffff"},
+		{"IPv4", "239.192.255.255", "01005e40ffff"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := open(t, 1500)
+			fam := w.families(t)[0]
+			if tt.name == "IPv4" {
+				fam = w.families(t)[1]
+			}
+			mgid := gid(tt.mgid)
+			d := w.device(t, softroce.Options{MaxUDPayload: 1024})
+			c := w.watch(t)
+			const n = 1000
+			a := newEnd(t, d, endConfig{transport: ib.UD, buf: 8192, qkey: ib.QKeyIPoIB})
+			for _, attr := range []verbs.QPAttr{{State: verbs.StateRTR}, {State: verbs.StateRTS, SQPSN: startPSN}} {
+				if err := a.qp.Modify(attr); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := a.qp.AttachMulticast(mgid); err != nil {
+				t.Fatal(err)
+			}
+			ah, err := d.CreateAH(verbs.AHAttr{SGID: fam.host, DGID: mgid})
+			if err != nil {
+				t.Fatal(err)
+			}
+			b := newPeer(t, w, fam, "ud", false, 8192)
+			b.do("connect")
+			b.do("attach %x", mgid[:])
+
+			for i := range 5 {
+				seed := uint32(i + 1)
+				b.do("recv %d 0 %d", i, n+verbs.GRHLen)
+				copy(a.mem.Buf[4096:], pattern(n, seed))
+				a.postSend(verbs.SendWR{ID: 1, Opcode: verbs.SendImm, Imm: seed, SG: a.sg(4096, n), AH: ah, RemoteQPN: ib.QPNMulticast, RemoteQKey: ib.QKeyIPoIB})
+				a.sent()
+				if wc := b.expect(wcRecv); wc.id != uint64(i) || wc.byteLen != n+verbs.GRHLen || wc.srcQP != a.qp.QPN() || wc.flags&wcImm == 0 || wc.imm != seed {
+					t.Fatalf("datagram in the guest: %+v, want %d octets from %v", wc, n+verbs.GRHLen, a.qp.QPN())
+				}
+				b.do("check %d %d %d", verbs.GRHLen, n, seed)
+			}
+			b.do("ah %x", mgid[:])
+			for i := range 5 {
+				seed := uint32(i + 1)
+				a.postRecv(uint64(i), 0, n+verbs.GRHLen)
+				b.do("fill 4096 %d %d", n, seed)
+				b.do("udsend 9 4096 %d 0xffffff 0x%x", n, uint32(ib.QKeyIPoIB))
+				b.expect(wcSend)
+				wc := a.received()
+				src, dst := verbs.GRHAddrs(a.mem.Buf, mgid.Is4())
+				if wc.ID != uint64(i) || wc.ByteLen != n+verbs.GRHLen || wc.SrcQPN != b.qpn || src != fam.guest || dst != mgid {
+					t.Fatalf("datagram from %v to %v: %+v", src, dst, wc)
+				}
+				same(t, "data", a.mem.Buf[verbs.GRHLen:][:n], pattern(n, seed))
+			}
+			// Each of them was on the wire as Ethernet and RoCE have it.
+			want, _ := hex.DecodeString(tt.mac)
+			seen := map[string]int{}
+			for _, p := range c.Packets() {
+				if h, ok := judge.Base(p.Frame); ok && h.QPN == uint32(ib.QPNMulticast) {
+					seen[p.From]++
+					if !bytes.Equal(p.Frame[:6], want) {
+						t.Errorf("multicast of %s went to %x, want %x", p.From, p.Frame[:6], want)
+					}
+				}
+			}
+			if seen[w.vm.Name] != 5 || seen[w.host.Name] != 5 {
+				t.Errorf("datagrams on the wire: %v, want 5 of each", seen)
+			}
+		})
+	}
+}
