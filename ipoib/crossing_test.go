@@ -431,3 +431,36 @@ func TestNeitherServiceID(t *testing.T) {
 		w.failf("%d REQs, got %d", len(a.reqs), len(k.legacy.got))
 	}
 }
+
+// A host restarts with a new UD QPN while its RTU is on the way: the RTU of
+// its former life makes a connection that no neighbour leads to. It goes soon,
+// also where idle connections stay.
+func TestConnectionOfFormerLife(t *testing.T) {
+	for _, idle := range []time.Duration{0, -1} {
+		w := newWorld(t, 14)
+		a, b := w.node(1, Options{Idle: idle}), w.node(2, Options{})
+		w.run(2 * time.Second)
+		w.dropMAD = func(_ *node, m mad.Message) bool {
+			if m.Attr() == mad.AttrRTU && len(b.reqs) == 1 {
+				w.madDelay = 800 * time.Millisecond // past b's announcements
+			}
+			return false
+		}
+		b.ping("10.0.0.1", 100, true)
+		w.run(10 * time.Millisecond)
+		w.madDelay, w.dropMAD = 0, nil
+		b.opt.Link.QPN = 0x777
+		b.boot()
+		w.run(time.Second)
+		a.ping("10.0.0.2", 9000, true)
+		b.ping("10.0.0.1", 9000, true)
+		w.run(time.Second)
+		if len(a.up()) != 2 {
+			w.failf("%d connections", len(a.up()))
+		}
+		w.run(31 * time.Second)
+		if cs := a.up(); len(cs) != 1 || cs[0].Peer.QPN != 0x777 || len(a.qps) != 1 {
+			w.failf("idle %v: %+v", idle, cs)
+		}
+	}
+}

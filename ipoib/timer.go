@@ -78,10 +78,10 @@ func (f *Interface) idleAt(c *conn) time.Time {
 			return time.Time{}
 		}
 		return c.used.Add(max(legacyReap, 2*idle))
+	case len(c.peer.addrs) == 0 && (idle < 0 || idle > orphanGrace):
+		return c.used.Add(orphanGrace) // also where being idle is no reason to go
 	case idle < 0:
 		return time.Time{}
-	case len(c.peer.addrs) == 0:
-		return c.used.Add(min(idle, orphanGrace))
 	}
 	return c.used.Add(idle)
 }
