@@ -54,7 +54,7 @@ func (m *Initiator) Step(dst []Action, now time.Time, ev Event) []Action {
 		case initiatorWaiting:
 			return m.recv(dst, ev.Data)
 		case initiatorUp:
-			return append(dst, Stream{ev.Data})
+			return append(dst, Stream(ev))
 		}
 	case PeerClosed:
 		if m.state == initiatorWaiting {

@@ -123,14 +123,6 @@ func (e *Enhanced) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// rtr returns the kinds named, none without flag A.
-func (e Enhanced) rtr() RTRTypes {
-	if !e.PeerToPeer {
-		return 0
-	}
-	return e.RTR
-}
-
 // String prints flags and depths.
 func (e Enhanced) String() string {
 	model := "client-server"

@@ -55,7 +55,7 @@ func (m *Responder) Step(dst []Action, now time.Time, ev Event) []Action {
 				return m.fail(dst, fault(ReasonEarlyData, "%d octets before the reply", len(ev.Data)))
 			}
 		case responderFenced, responderUp:
-			return append(dst, Stream{ev.Data})
+			return append(dst, Stream(ev))
 		}
 	case Accept:
 		if m.state == responderAsking {
