@@ -1,0 +1,34 @@
+// Package explore drives real ipoib.Interface machines, each with the cm that
+// it contains, through every interleaving of what can happen while connections
+// are set up.
+//
+// A world is two or three machines and what is in flight between them. From
+// every state it goes on with each of: a host gets its first packet for
+// another; something in flight arrives, in any order; a message is lost, comes
+// twice, or stays in flight past a timer, as often as the bounds say; the next
+// timer expires; a host restarts without a goodbye. States are compared by a
+// canonical print of everything the machines hold (communication IDs, QPNs and
+// PSNs numbered as they are met, times relative to now), so what was seen
+// before is not followed twice, and the search ends by itself when all states
+// within the bounds are known.
+//
+// In every state it holds that
+//
+//   - one pair never has two RFC 4755 connections up once the exchange is quiet;
+//   - both ends agree on connection, QPNs, PSNs, path MTU and MTU;
+//   - no queue pair and no communication ID is left over;
+//   - without a restart no attempt fails while fewer messages are lost than are
+//     sent again, and without any mishap no timer is needed;
+//   - REJ 28 to a REQ is sent only for an outstanding REQ of one's own that stands;
+//   - an RFC peer is never asked with the 0x10 service ID;
+//   - once nothing is lost any more, what hosts send each other arrives, on one
+//     connection per pair, within the longest time that the rules allow.
+//
+// What it leaves out: a message crosses in no time unless it is delayed, and a
+// delayed one arrives within maxDelay; UD frames (ARP) are never lost, but for
+// the announcements of a restarted host; of the random pauses one length is tried per world.
+//
+// The tests run it in minutes. -explore.large takes the bounds further:
+//
+//	go test ./test/explore -run TestExplore -timeout 0 -v -explore.large
+package explore

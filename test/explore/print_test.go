@@ -1,0 +1,363 @@
+package explore
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"net/netip"
+	"reflect"
+	"slices"
+	"time"
+	"unsafe"
+
+	"ipoibcm/cm"
+	"ipoibcm/ib"
+	"ipoibcm/ipoib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/mad"
+)
+
+// Times beyond these make no difference within a search: nothing that is far
+// away becomes due, and the longest that the rules look back is 30 s (a
+// connection that no neighbour leads to).
+const (
+	far     = time.Minute
+	longAgo = 31 * time.Second
+)
+
+// unprinted are fields that do not decide what a machine does next. Whatever is
+// not named here is part of the state, new fields too.
+var unprinted = map[string]string{
+	"ipoib.Interface.opt":        "fixed",
+	"ipoib.Interface.log":        "",
+	"ipoib.Interface.now":        "of the last Step",
+	"ipoib.Interface.out":        "of the last Step",
+	"ipoib.Interface.n":          "statistics",
+	"ipoib.Interface.lastConn":   "numbers only",
+	"ipoib.Interface.lastHandle": "numbers only",
+	"ipoib.Interface.nextTimer":  "found anew from the peers when it is due",
+	"ipoib.Interface.group":      "no part in connections; static here",
+	"ipoib.Interface.conns":      "an index of connOrder",
+	"ipoib.Interface.byHandle":   "an index of connOrder",
+	"ipoib.Interface.peers":      "an index of order",
+	"ipoib.conn.since":           "shown only",
+	"ipoib.peer.lastREJ":         "shown only",
+	"ipoib.peer.lastFail":        "shown only",
+	"ipoib.peer.verdict":         "shown only",
+	"ipoib.peer.touched":         "looked at after ten minutes",
+	"cm.Manager.opt":             "fixed",
+	"cm.Manager.dst":             "of the last Step",
+	"cm.Manager.now":             "of the last Step",
+	"cm.Manager.rx":              "of the last Step",
+	"cm.Manager.counts":          "statistics",
+	"cm.Manager.lastIncoming":    "numbers only",
+	"cm.Manager.lastSeq":         "numbers only",
+	"cm.Manager.byLocal":         "an index of byHandle",
+	"cm.Manager.byQPN":           "an index of byHandle",
+	"cm.Manager.timers":          "an index of the connections",
+	"cm.Manager.reqs":            "limits are off",
+	"cm.Manager.replies":         "limits are off",
+	"cm.conn.since":              "shown only",
+	"cm.conn.tid":                "peers do not look at it",
+	"cm.conn.seq":                "numbers only",
+	"neigh.Table.o":              "fixed",
+	"neigh.Table.lru":            "never full",
+	"neigh.Table.addrs":          "an index of own",
+	"neigh.Table.timers":         "an index of the entries",
+	"neigh.Table.limit":          "limits are off",
+	"neigh.Table.n":              "statistics",
+	"neigh.entry.since":          "shown only",
+	"neigh.entry.confirmed":      "lasts longer than a search",
+	"neigh.entry.used":           "lasts longer than a search",
+	"neigh.entry.elem":           "never full",
+	"neigh.timer.seq":            "numbers only",
+	"mad.REQ.TransactionID":      "peers do not look at it",
+	"mad.REP.TransactionID":      "",
+	"mad.RTU.TransactionID":      "",
+	"mad.REJ.TransactionID":      "",
+	"mad.MRA.TransactionID":      "",
+	"mad.DREQ.TransactionID":     "",
+	"mad.DREP.TransactionID":     "",
+}
+
+// A printer writes a state so that two states print alike if the same can
+// happen in both.
+type printer struct {
+	b    []byte
+	now  time.Time
+	raw  bool // numbers as they are, for sorting
+	seen map[unsafe.Pointer]int
+	// Numbers drawn at random or counted up, by the order in which they are met.
+	comm, qpn, psn, handle, conn names
+	writers                      writers
+}
+
+type names map[uint64]uint64
+
+func (p *printer) name(n *names, v uint64) {
+	switch {
+	case v == 0 || p.raw:
+	default:
+		if *n == nil {
+			*n = names{}
+		}
+		id, ok := (*n)[v]
+		if !ok {
+			id = uint64(len(*n)) + 1
+			(*n)[v] = id
+		}
+		v = id
+	}
+	p.uint(v)
+}
+
+func (p *printer) uint(v uint64) {
+	if p.raw {
+		p.b = binary.BigEndian.AppendUint64(p.b, v) // in order
+		return
+	}
+	p.b = binary.AppendUvarint(p.b, v)
+}
+
+func (p *printer) time(t time.Time) {
+	if t.IsZero() {
+		p.b = append(p.b, 0xff)
+		return
+	}
+	d := max(-longAgo, min(t.Sub(p.now), far))
+	p.b = binary.AppendVarint(p.b, d.Round(time.Millisecond).Milliseconds())
+}
+
+// machine prints one machine. Its handles are its own.
+func (p *printer) machine(f *ipoib.Interface) {
+	p.seen = map[unsafe.Pointer]int{}
+	p.handle, p.conn = nil, nil
+	p.writers.of(reflect.TypeFor[ipoib.Interface]())(p, unsafe.Pointer(f))
+}
+
+// message prints a MAD by its fields.
+func (p *printer) message(data *[verbs.MADLen]byte) {
+	_, msg, err := mad.Parse(data[:])
+	if err != nil {
+		p.b = append(p.b, 0)
+		return
+	}
+	p.uint(uint64(msg.Attr()))
+	v := reflect.New(reflect.TypeOf(msg))
+	v.Elem().Set(reflect.ValueOf(msg))
+	p.writers.of(v.Type().Elem())(p, v.UnsafePointer())
+}
+
+// A writer prints the value of one type at a place.
+type writer func(*printer, unsafe.Pointer)
+
+type writers map[reflect.Type]writer
+
+func at[T any](x unsafe.Pointer) T { return *(*T)(x) }
+
+// special are the types that are not printed by their parts.
+var special map[reflect.Type]writer
+
+func init() { special = specialTypes() } // it prints messages, which are printed by it
+
+func specialTypes() map[reflect.Type]writer {
+	return map[reflect.Type]writer{
+		reflect.TypeFor[time.Time](): func(p *printer, x unsafe.Pointer) { p.time(at[time.Time](x)) },
+		reflect.TypeFor[netip.Addr](): func(p *printer, x unsafe.Pointer) {
+			a := at[netip.Addr](x)
+			p.b = append(append(p.b, byte(a.BitLen())), a.AsSlice()...)
+		},
+		reflect.TypeFor[netip.Prefix](): func(p *printer, x unsafe.Pointer) {
+			a := at[netip.Prefix](x)
+			p.b = append(append(p.b, byte(a.Bits())), a.Addr().AsSlice()...)
+		},
+		reflect.TypeFor[mad.CommID](): func(p *printer, x unsafe.Pointer) { p.name(&p.comm, uint64(at[mad.CommID](x))) },
+		reflect.TypeFor[ib.PSN]():     func(p *printer, x unsafe.Pointer) { p.name(&p.psn, uint64(at[ib.PSN](x))) },
+		reflect.TypeFor[cm.Handle]():  func(p *printer, x unsafe.Pointer) { p.name(&p.handle, uint64(at[cm.Handle](x))) },
+		reflect.TypeFor[ipoib.Conn](): func(p *printer, x unsafe.Pointer) { p.name(&p.conn, uint64(at[ipoib.Conn](x))) },
+		reflect.TypeFor[[256]byte]():  func(p *printer, x unsafe.Pointer) { p.message((*[256]byte)(x)) },
+		reflect.TypeFor[[]byte]():     func(p *printer, x unsafe.Pointer) { p.octets(at[[]byte](x)) },
+		reflect.TypeFor[string]():     func(p *printer, x unsafe.Pointer) { p.octets([]byte(at[string](x))) },
+		reflect.TypeFor[bool]():       func(p *printer, x unsafe.Pointer) { p.b = append(p.b, at[byte](x)) },
+		reflect.TypeFor[ib.QPN]():     func(p *printer, x unsafe.Pointer) { p.printQPN(at[ib.QPN](x)) },
+		reflect.TypeFor[float64]():    func(p *printer, x unsafe.Pointer) { p.uint(math.Float64bits(at[float64](x))) },
+		reflect.TypeFor[[92]byte]():   trimmed[[92]byte],
+		reflect.TypeFor[[196]byte]():  trimmed[[196]byte],
+		reflect.TypeFor[[224]byte]():  trimmed[[224]byte],
+		reflect.TypeFor[[148]byte]():  trimmed[[148]byte],
+		reflect.TypeFor[[222]byte]():  trimmed[[222]byte],
+		reflect.TypeFor[[220]byte]():  trimmed[[220]byte],
+		reflect.TypeFor[[72]byte]():   trimmed[[72]byte],
+	}
+}
+
+// trimmed prints a field of private data without the zeros that fill it.
+func trimmed[T any](p *printer, x unsafe.Pointer) {
+	b := unsafe.Slice((*byte)(x), unsafe.Sizeof(at[T](x)))
+	p.octets(bytes.TrimRight(b, "\x00"))
+}
+
+func (p *printer) octets(b []byte) {
+	p.uint(uint64(len(b)))
+	p.b = append(p.b, b...)
+}
+
+// printQPN names QPNs of connections; those of UD QPs are addresses.
+func (p *printer) printQPN(q ib.QPN) {
+	if q&connQPN != 0 && q < viewQPN {
+		p.b = append(p.b, 1)
+		p.name(&p.qpn, uint64(q))
+		return
+	}
+	p.uint(uint64(q) << 1)
+}
+
+// of returns the writer of t, made when it is first asked for.
+func (ws writers) of(t reflect.Type) writer {
+	if w := ws[t]; w != nil {
+		return w
+	}
+	if w := special[t]; w != nil {
+		ws[t] = w
+		return w
+	}
+	var w writer
+	ws[t] = func(p *printer, x unsafe.Pointer) { w(p, x) } // while t is being made
+	w = ws.make(t)
+	ws[t] = w
+	return w
+}
+
+func (ws writers) make(t reflect.Type) writer {
+	switch t.Kind() {
+	case reflect.Struct:
+		return ws.structure(t)
+	case reflect.Pointer:
+		elem := ws.of(t.Elem())
+		return func(p *printer, x unsafe.Pointer) {
+			x = at[unsafe.Pointer](x)
+			if x == nil {
+				p.uint(0)
+				return
+			}
+			if i, ok := p.seen[x]; ok {
+				p.uint(uint64(i) + 2)
+				return
+			}
+			p.seen[x] = len(p.seen)
+			p.uint(1)
+			elem(p, x)
+		}
+	case reflect.Slice:
+		elem, size := ws.of(t.Elem()), t.Elem().Size()
+		return func(p *printer, x unsafe.Pointer) {
+			s := at[[]struct{}](x) // of the same shape, whatever is in it
+			p.uint(uint64(len(s)))
+			for i := range s {
+				elem(p, unsafe.Add(unsafe.Pointer(unsafe.SliceData(s)), uintptr(i)*size))
+			}
+		}
+	case reflect.Array:
+		if t.Elem().Kind() == reflect.Uint8 {
+			return func(p *printer, x unsafe.Pointer) {
+				p.b = append(p.b, unsafe.Slice((*byte)(x), t.Len())...)
+			}
+		}
+		elem, size := ws.of(t.Elem()), t.Elem().Size()
+		return func(p *printer, x unsafe.Pointer) {
+			for i := range t.Len() {
+				elem(p, unsafe.Add(x, uintptr(i)*size))
+			}
+		}
+	case reflect.Map:
+		return ws.mapping(t)
+	case reflect.Bool, reflect.Int8, reflect.Uint8:
+		return func(p *printer, x unsafe.Pointer) { p.b = append(p.b, at[byte](x)) }
+	case reflect.Int16, reflect.Uint16:
+		return func(p *printer, x unsafe.Pointer) { p.uint(uint64(at[uint16](x))) }
+	case reflect.Int32, reflect.Uint32:
+		return func(p *printer, x unsafe.Pointer) { p.uint(uint64(at[uint32](x))) }
+	case reflect.Int, reflect.Uint, reflect.Int64, reflect.Uint64:
+		return func(p *printer, x unsafe.Pointer) { p.uint(at[uint64](x)) }
+	case reflect.String:
+		return special[reflect.TypeFor[string]()]
+	}
+	return func(*printer, unsafe.Pointer) { panic(fmt.Sprintf("explore: no way to print a %v", t)) }
+}
+
+// armed reports whether a value with a deadline and its place in a heap is
+// waiting: a stopped timer keeps the deadline that it had.
+var armed = map[string]struct {
+	index, deadline string
+	stopped         int
+}{
+	"cm.conn":     {"index", "deadline", -1},
+	"neigh.timer": {"pos", "at", 0},
+}
+
+func (ws writers) structure(t reflect.Type) writer {
+	type part struct {
+		offset uintptr
+		w      writer
+	}
+	var parts []part
+	timer, timed := armed[t.String()]
+	for i := range t.NumField() {
+		f := t.Field(i)
+		if _, skip := unprinted[t.String()+"."+f.Name]; skip || timed && (f.Name == timer.index || f.Name == timer.deadline) {
+			continue
+		}
+		parts = append(parts, part{f.Offset, ws.of(f.Type)})
+	}
+	if timed {
+		index, _ := t.FieldByName(timer.index)
+		deadline, _ := t.FieldByName(timer.deadline)
+		parts = append(parts, part{0, func(p *printer, x unsafe.Pointer) {
+			if at[int](unsafe.Add(x, index.Offset)) == timer.stopped {
+				p.time(time.Time{})
+				return
+			}
+			p.time(at[time.Time](unsafe.Add(x, deadline.Offset)))
+		}})
+	}
+	return func(p *printer, x unsafe.Pointer) {
+		for _, f := range parts {
+			f.w(p, unsafe.Add(x, f.offset))
+		}
+	}
+}
+
+// mapping prints maps by their keys as they are, whose order is that of age.
+func (ws writers) mapping(t reflect.Type) writer {
+	key, elem := ws.of(t.Key()), ws.of(t.Elem())
+	type entry struct {
+		sort []byte
+		k, v unsafe.Pointer
+	}
+	return func(p *printer, x unsafe.Pointer) {
+		m := reflect.NewAt(t, x).Elem()
+		p.uint(uint64(m.Len()))
+		if m.Len() == 0 {
+			return
+		}
+		entries := make([]entry, 0, m.Len())
+		for it := m.MapRange(); it.Next(); {
+			k, v := reflect.New(t.Key()), reflect.New(t.Elem())
+			k.Elem().SetIterKey(it)
+			v.Elem().SetIterValue(it)
+			entries = append(entries, entry{ws.sortKey(key, k.UnsafePointer()), k.UnsafePointer(), v.UnsafePointer()})
+		}
+		slices.SortFunc(entries, func(a, b entry) int { return bytes.Compare(a.sort, b.sort) })
+		for _, e := range entries {
+			key(p, e.k)
+			elem(p, e.v)
+		}
+	}
+}
+
+func (ws writers) sortKey(key writer, x unsafe.Pointer) []byte {
+	p := printer{raw: true, writers: ws}
+	key(&p, x)
+	return p.b
+}
