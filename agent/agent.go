@@ -132,6 +132,9 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 		return errors.Join(fmt.Errorf("set up the data path: %w", err), a.tun.Close())
 	}
 	a.link = encap.LinkAddr{Flags: a.opt.Mode.Flags(), QPN: a.loop.UDQP().QPN(), GID: gid}
+	if err := a.takeCopies(gid); err != nil {
+		return errors.Join(err, a.loop.Close(), a.tun.Close())
+	}
 	a.m = ipoib.New(a.machineOptions(port))
 	if err := a.openHost(); err != nil {
 		return errors.Join(err, a.loop.Close(), a.tun.Close())
@@ -167,6 +170,18 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 		err = errors.Join(cause, err)
 	}
 	return err
+}
+
+// takeCopies makes the UD QP receive the copies of multicast packets that peers
+// send by unicast, where the underlay has no multicast.
+func (a *Agent) takeCopies(gid ib.GID) error {
+	if len(a.opt.Peers) == 0 {
+		return nil
+	}
+	if err := a.loop.UDQP().AttachMulticast(gid); err != nil {
+		return fmt.Errorf("receive the peers' copies of multicast packets: %w", err)
+	}
+	return nil
 }
 
 func (a *Agent) tunGone() bool {

@@ -174,8 +174,15 @@ func (a *Agent) verbsEvent(ev verbs.Event) {
 
 func (a *Agent) underlayChanged(ev verbs.Event) {
 	port := a.opt.Provider.Port()
-	if a.opt.GID.IsZero() && len(port.GIDs) > 0 {
+	if a.opt.GID.IsZero() && len(port.GIDs) > 0 && port.GIDs[0] != a.link.GID {
+		if len(a.opt.Peers) > 0 {
+			_ = a.loop.UDQP().DetachMulticast(a.link.GID) // gone with the address
+		}
 		a.link.GID = port.GIDs[0]
+		a.loop.SetGID(a.link.GID)
+		if err := a.takeCopies(a.link.GID); err != nil {
+			a.log.Warn("underlay changed", "err", err)
+		}
 	}
 	a.log.Info("underlay changed", "event", ev.Kind, "active", port.Active, "gid", a.link.GID, "mtu", port.UnderMTU, "text", ev.Text)
 	a.hub.publish(a.event("agent", ev.Kind.String(), "underlay "+port.UnderlayIf+": "+ev.Text))

@@ -367,7 +367,10 @@ type QP interface {
 	// PostRecv does the same for the receive queue. ErrInvalid with an SRQ.
 	PostRecv(wrs []RecvWR) (int, error)
 	// AttachMulticast joins the group and delivers its packets here. UD only.
-	// Attaching twice is no error; one Detach undoes it.
+	// Attaching twice is no error; one Detach undoes it. A provider whose
+	// underlay is Ethernet also takes a GID of its own: then what peers send to
+	// QPN 0xffffff at that GID comes here, their way to replicate a multicast
+	// packet where the underlay carries none.
 	AttachMulticast(mgid ib.GID) error
 	DetachMulticast(mgid ib.GID) error
 	Destroy() error

@@ -2,6 +2,7 @@ package softroce
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -31,8 +32,8 @@ func (g *groups) members(mgid ib.GID) []*qp {
 }
 
 func (g *groups) attach(mgid ib.GID, q *qp) error {
-	if !mgid.IsMulticast() {
-		return fmt.Errorf("%w: %v is no multicast group", verbs.ErrInvalid, mgid)
+	if !mgid.IsMulticast() && !slices.Contains(g.dev.Port().GIDs, mgid) {
+		return fmt.Errorf("%w: %v is neither a multicast group nor one of our GIDs", verbs.ErrInvalid, mgid)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -119,8 +120,12 @@ func (g *groups) copy() map[ib.GID][]*qp {
 	return next
 }
 
-// membership joins or leaves mgid on the socket that takes groups in.
+// membership joins or leaves mgid on the socket that takes groups in. A GID of
+// our own needs no membership.
 func (d *Device) membership(mgid ib.GID, join bool) error {
+	if !mgid.IsMulticast() {
+		return nil
+	}
 	r := d.groupReceiver(!mgid.Is4())
 	if r == nil {
 		return fmt.Errorf("%w: no socket for group %v on %s", verbs.ErrInvalid, mgid, d.opts.Underlay)
