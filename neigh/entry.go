@@ -15,6 +15,10 @@ import (
 // GID is a host that restarted: it need not wait after a resolution.
 const lockTime = time.Second
 
+// linkProofTimes is how many reachable times the acknowledgements of a
+// connection stand for the address.
+const linkProofTimes = 2
+
 // evictScan bounds how many entries are looked at to make room for one.
 const evictScan = 64
 
@@ -28,6 +32,7 @@ type entry struct {
 
 	since, confirmed, used time.Time
 	changed, moved         time.Time // when link was last set, and set anew
+	answered               time.Time // when it last answered for ip itself
 
 	queue       [][]byte
 	queueOctets int
@@ -150,6 +155,19 @@ func (t *Table) confirm(now time.Time, e *entry) {
 	t.setState(now, e, StateReachable)
 }
 
+// confirmLink notes proof that the interface behind a neighbour receives what we
+// send. It says nothing about the IP address, which the host may have given up:
+// every so often the neighbour has to answer for that itself.
+func (t *Table) confirmLink(now time.Time, e *entry) {
+	last := e.answered
+	if last.Before(e.changed) {
+		last = e.changed
+	}
+	if now.Sub(last) < linkProofTimes*t.o.reachableTime() {
+		t.confirm(now, e)
+	}
+}
+
 func (t *Table) entryTimer(dst []Action, now time.Time, e *entry) []Action {
 	switch e.state {
 	case StateIncomplete:
@@ -237,6 +255,7 @@ func (t *Table) known(dst []Action, now time.Time, e *entry, link encap.LinkAddr
 		}
 	}
 	if solicited {
+		e.answered = now
 		t.confirm(now, e)
 	}
 	return dst

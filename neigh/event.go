@@ -28,7 +28,8 @@ type Used struct{ IP netip.Addr }
 type Confirmed struct{ IP netip.Addr }
 
 // ConfirmedLink is Confirmed for every neighbour with this link-layer address;
-// the flags do not count.
+// the flags do not count. It proves the interface, not the IP address, and so
+// stands for an answer only for two reachable times after the last one.
 type ConfirmedLink struct{ LinkAddr encap.LinkAddr }
 
 // Forget drops the entry of IP, known or failed; packets that wait for it come

@@ -68,7 +68,7 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 		return dst
 	case ConfirmedLink:
 		for _, e := range t.byLink[ev.LinkAddr.Key()] {
-			t.confirm(now, e)
+			t.confirmLink(now, e)
 		}
 		return dst
 	case Forget:
