@@ -169,7 +169,7 @@ func (a *Agent) viewConns() control.Conns {
 			ServiceID: fmt.Sprintf("0x%016x", c.ServiceID), LocalQPN: c.LocalQPN.String(), RemoteQPN: c.RemoteQPN.String(),
 			LocalCommID: fmt.Sprintf("0x%08x", c.LocalComm), RemoteCommID: fmt.Sprintf("0x%08x", c.RemoteComm),
 			MTU: c.MTU, PeerReceiveMTU: int(c.ReceiveMTU), PathMTU: a.m.Status().PathMTU.Octets(), Direction: direction,
-			AgeMS: since(now, c.Established), IdleMS: since(now, idle), TxQueued: queued,
+			AgeMS: since(now, c.Established), IdleMS: since(now, idle), Crossing: c.Crossing, TxQueued: queued,
 			TxPackets: use.TxPackets, TxOctets: use.TxOctets, RxPackets: use.RxPackets, RxOctets: use.RxOctets,
 		})
 	}
@@ -293,7 +293,7 @@ func snake(s string) string {
 
 func (a *Agent) viewExplain(ip netip.Addr) control.Explanation {
 	e := a.m.Explain(ip)
-	out := control.Explanation{Version: control.Version, IP: ip.String(), Class: e.Class.String(), Mode: e.Mode, MTU: e.Path.MTU, LastREJ: e.LastREJ, Why: e.Reasons}
+	out := control.Explanation{Version: control.Version, IP: ip.String(), Class: e.Class.String(), Mode: e.Mode, MTU: e.Path.MTU, LastREJ: e.LastREJ, Crossing: e.Crossing, Why: e.Reasons}
 	if e.NextHop.IsValid() {
 		out.NextHop = e.NextHop.String()
 	}

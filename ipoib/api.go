@@ -407,6 +407,7 @@ type ConnInfo struct {
 	LastUsed    time.Time
 	Use         ConnUse
 	Addrs       []netip.Addr // neighbours that reach it
+	Crossing    string       // verdict when REQs of the two last crossed; "" if they never did
 }
 
 // A NeighbourInfo is one entry of the neighbour cache.
@@ -443,12 +444,13 @@ type Counter struct {
 
 // An Explanation says in words why a destination is reached as it is.
 type Explanation struct {
-	Addr    netip.Addr
-	NextHop netip.Addr
-	Link    encap.LinkAddr
-	Path    Path
-	Class   Class
-	Mode    string // "rc", "uc", "ud", "none"
-	LastREJ string // "" if there was none
-	Reasons []string
+	Addr     netip.Addr
+	NextHop  netip.Addr
+	Link     encap.LinkAddr
+	Path     Path
+	Class    Class
+	Mode     string // "rc", "uc", "ud", "none"
+	LastREJ  string // "" if there was none
+	Crossing string // verdict when REQs last crossed; "" if they never did
+	Reasons  []string
 }

@@ -75,7 +75,7 @@ func (f *Interface) explainHop(e *Explanation, say func(string, ...any)) {
 	say("%v is at %v, neighbour state %v", e.NextHop, e.Link, n.State)
 	f.explainClass(peer, say)
 	f.explainMode(peer, say)
-	if peer.verdict != "" {
+	if e.Crossing = peer.verdict; peer.verdict != "" {
 		say("%s", peer.verdict)
 	}
 	if peer.lastREJ != "" {

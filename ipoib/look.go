@@ -52,7 +52,7 @@ func (f *Interface) Conns() []ConnInfo {
 			Conn: c.id, Peer: p.key, State: cm.StateIdle.String(), Transport: c.trans, Class: p.class, Active: c.active,
 			Tx: c.active || !c.oneWay(), Rx: !c.active || !c.oneWay(),
 			LocalQPN: c.qpn, ReceiveMTU: c.theirs, MTU: c.mtu,
-			Established: c.up, LastUsed: c.used, Use: c.use, Addrs: slices.Clone(p.addrs),
+			Established: c.up, LastUsed: c.used, Use: c.use, Addrs: slices.Clone(p.addrs), Crossing: p.verdict,
 		}
 		i.Peer.Flags = p.flags
 		if k, ok := states[c.handle]; ok && c.handle != 0 {
