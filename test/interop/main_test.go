@@ -105,7 +105,7 @@ func open(t *testing.T, mtu int) *world {
 	if w := worlds.byMTU[mtu]; w != nil {
 		return w
 	}
-	w, err := newWorld(worlds.image, mtu)
+	w, err := newWorld(worlds.image, mtu, fmt.Sprint(mtu))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,14 +116,15 @@ func open(t *testing.T, mtu int) *world {
 	return w
 }
 
-func newWorld(img *vm.Image, mtu int) (w *world, err error) {
+// newWorld makes a world; name ends the name of its namespace.
+func newWorld(img *vm.Image, mtu int, name string) (w *world, err error) {
 	w = &world{mtu: mtu, seg: vm.NewSegment(), img: img}
 	defer func() {
 		if err != nil {
 			w.close()
 		}
 	}()
-	if w.host, err = lab.NewHost(fmt.Sprintf("%s%d-%d", namePrefix, os.Getpid(), mtu)); err != nil {
+	if w.host, err = lab.NewHost(fmt.Sprintf("%s%d-%s", namePrefix, os.Getpid(), name)); err != nil {
 		return w, err
 	}
 	if err := w.seg.AddHost(w.host, "eth0", mac(0xfe), mtu); err != nil {
