@@ -10,7 +10,7 @@ ifneq ($(shell git status --porcelain >/dev/null 2>&1 && echo good),good)
 export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 endif
 
-.PHONY: build demo test race fuzz bench specs clean
+.PHONY: build demo test race fuzz bench explore specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ipoibcmd ./cmd/ipoibcmd
@@ -29,6 +29,9 @@ fuzz: ## every fuzz target for T each: make fuzz T=1m
 
 bench: build ## throughput beside a raw veth pair, interleaved in one run; as root
 	$(GO) run ./internal/bench -program bin/ipoibcmd
+
+explore: ## connection set-up in every interleaving, to larger bounds than make test; an hour
+	$(GO) test ./test/explore -run TestExplore -v -timeout 0 -explore.large
 
 specs: ## write docs/specs.md anew
 	$(GO) run ./internal/specs

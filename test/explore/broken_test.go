@@ -32,7 +32,7 @@ func TestBroken(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.jitter = 0x80
-			r := tt.search(200_000)
+			r := tt.search(200_000, map[print]bool{})
 			if r.failure == "" {
 				t.Fatalf("not noticed in %d states", r.states)
 			}
@@ -44,7 +44,7 @@ func TestBroken(t *testing.T) {
 			for i := range tt.hosts {
 				tt.hosts[i].fault = nil
 			}
-			if r := tt.search(10_000); r.failure != "" {
+			if r := tt.search(10_000, map[print]bool{}); r.failure != "" {
 				t.Errorf("noticed although the rule is right: %s", r.failure)
 			}
 		})
@@ -57,7 +57,7 @@ func TestBrokenOnlyWhereItMatters(t *testing.T) {
 	hosts := two(nil)
 	hosts[0].fault, hosts[1].fault = gidFirst, gidFirst
 	s := setup{name: "GIDs in the order of QPNs", hosts: hosts, pairs: both, jitter: 0x80}
-	if r := s.search(10_000); r.failure != "" || !r.complete {
+	if r := s.search(10_000, map[print]bool{}); r.failure != "" || !r.complete {
 		t.Error(r.failure)
 	}
 }

@@ -18,7 +18,7 @@
 //   - both ends agree on connection, QPNs, PSNs, path MTU and MTU;
 //   - no queue pair and no communication ID is left over;
 //   - without a restart no attempt fails while fewer messages are lost than are
-//     sent again, and without any mishap no timer is needed;
+//     sent again, and unless one is lost or delayed no timer is needed;
 //   - REJ 28 to a REQ is sent only for an outstanding REQ of one's own that stands;
 //   - an RFC peer is never asked with the 0x10 service ID;
 //   - once nothing is lost any more, what hosts send each other arrives, on one
@@ -26,9 +26,12 @@
 //
 // What it leaves out: a message crosses in no time unless it is delayed, and a
 // delayed one arrives within maxDelay; UD frames (ARP) are never lost, but for
-// the announcements of a restarted host; of the random pauses one length is tried per world.
+// the announcements of a restarted host; of the random pauses one length is
+// tried per world; rate limits and idle times are off.
 //
-// The tests run it in minutes. -explore.large takes the bounds further:
+// What is broken on purpose, and how it is noticed, is in TestBroken. A failure
+// prints the shortest way there in words. make test explores to bounds that
+// take a minute or two, make explore to larger ones; one world by itself:
 //
-//	go test ./test/explore -run TestExplore -timeout 0 -v -explore.large
+//	go test ./test/explore -run TestExplore -v -timeout 0 -explore.large -explore.only 'restart of one'
 package explore

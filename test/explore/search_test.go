@@ -201,7 +201,7 @@ func (w *world) mayPass(t time.Time) bool {
 	return delays <= w.left.delays
 }
 
-// pass moves the clock; what is in flight is late from then on.
+// passTo moves the clock; what is in flight is late from then on.
 func (w *world) passTo(t time.Time) {
 	if !t.After(w.now) {
 		return
@@ -327,10 +327,10 @@ func (k *memory) add(ps []print, at []time.Time, up, clean time.Time) {
 
 // A result is what a search found.
 type result struct {
-	states, cores, transitions, depth int
-	complete                          bool // no bound on the number of states cut it short
-	slowest                           time.Duration
-	failure                           string // with its trace
+	states, transitions, depth int
+	complete                   bool          // the bound on the number of states did not cut it short
+	slowest                    time.Duration // until all could send again
+	failure                    string        // with its trace
 }
 
 // A step leads to a state.
@@ -339,13 +339,13 @@ type step struct {
 	choice choice
 }
 
-// known is a state to go on from.
+// An open is a state to go on from.
 type open struct {
 	id int32
 	w  *world
 }
 
-// found is a state that a worker came to.
+// A found is a state that a worker came to.
 type found struct {
 	step
 	w     *world
@@ -353,14 +353,15 @@ type found struct {
 	again bool
 }
 
-// search looks at every state of s, nearest first, up to most of them.
-func (s *setup) search(most int) (r result) {
+// search looks at every state of s, nearest first, up to most of them. It adds
+// what machines and fabric hold in them to cores.
+func (s *setup) search(most int, cores map[print]bool) (r result) {
 	workers := make([]*tools, runtime.GOMAXPROCS(0))
 	for i := range workers {
 		workers[i] = newTools()
 	}
 	first := s.begin(workers[0])
-	seen, cores := map[print]bool{first.print().full: true}, map[print]bool{}
+	seen := map[print]bool{first.print().full: true}
 	known := &memory{m: map[print]rest{}}
 	steps := []step{{-1, choice{}}}
 	frontier := []open{{0, first}}
@@ -395,14 +396,14 @@ func (s *setup) search(most int) (r result) {
 				}
 			}
 			if len(steps) >= most {
-				r.states, r.cores, r.slowest = len(steps), len(cores), time.Duration(slowest.Load())
+				r.states, r.slowest = len(steps), time.Duration(slowest.Load())
 				return r
 			}
 		}
 		frontier = next
 	}
 	r.complete = true
-	r.states, r.cores, r.slowest = len(steps), len(cores), time.Duration(slowest.Load())
+	r.states, r.slowest = len(steps), time.Duration(slowest.Load())
 	return r
 }
 
