@@ -1,0 +1,165 @@
+package mpa
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestBadFrames: every way to be wrong ends in a defined way, with a code and a
+// counter.
+func TestBadFrames(t *testing.T) {
+	req := func(bits, rev int) []byte { return frameBy(false, bits, rev, "", 1, 1, "") }
+	length := func(b []byte, n int) []byte { b[18], b[19] = byte(n>>8), byte(n); return b }
+	for _, tt := range []struct {
+		name   string
+		in     []byte
+		reason Reason // ReasonNone: it is taken
+		code   Code   // 6581-8-5
+	}{
+		{"wrong key in the first octet", []byte("X"), ReasonKey, CodeFrame},
+		{"wrong key in the last octet", []byte("MPA ID Req Fram3"), ReasonKey, CodeFrame},
+		{"another protocol", []byte("GET / HTTP/1.1\r\n\r\n"), ReasonKey, CodeFrame},
+		{"a reply", frameBy(true, 0, 1, "", 0, 0, ""), ReasonBothResponders, CodeFrame},
+		{"revision 0", req(0, 0), ReasonRev, CodeFrame},
+		{"revision 3", req(0x10, 3), ReasonRev, CodeFrame},
+		{"PD_Length 513", length(req(0, 1), 513), ReasonTooLong, CodeFrame},
+		{"PD_Length 65535", length(req(0, 1), 65535), ReasonTooLong, CodeFrame},
+		{"S with PD_Length 0", length(req(0x10, 2), 0)[:20], ReasonNoData, CodeFrame}, // 6581-6-12
+		{"S with PD_Length 1", length(req(0x10, 2), 1)[:21], ReasonNoData, CodeFrame},
+		{"S with PD_Length 2", length(req(0x10, 2), 2)[:22], ReasonNoData, CodeFrame},
+		{"S with PD_Length 3", length(req(0x10, 2), 3)[:23], ReasonNoData, CodeFrame},
+		{"S with PD_Length 4", req(0x10, 2), ReasonNone, 0},
+		{"PD_Length below what comes", append(req(0x10, 2), 0), ReasonEarlyData, CodeFrame},
+		{"reserved bits", req(0x0f, 2), ReasonNone, 0}, // 6581-6-6
+		{"R in a request", req(0x20, 1), ReasonNone, 0},
+		{"512 octets", frameBy(false, 0, 1, "", 0, 0, strings.Repeat("x", 512)), ReasonNone, 0},
+		{"508 octets behind enhanced data", frameBy(false, 0x10, 2, "", 0, 0, strings.Repeat("x", 508)), ReasonNone, 0},
+	} {
+		// The whole at once, and octet by octet: the same end, at the first octet
+		// that shows it.
+		for _, single := range []bool{false, true} {
+			r := responder(t, Options{})
+			var acts []Action
+			if single {
+				for i := range tt.in {
+					acts = append(acts, r.Step(nil, t0, Recv{tt.in[i : i+1]})...)
+				}
+			} else {
+				acts = r.Step(nil, t0, Recv{tt.in})
+			}
+			want := "Request"
+			if tt.reason != ReasonNone {
+				want = "Close Failed-" + tt.reason.String()
+				if tt.reason == ReasonEarlyData && single {
+					want = "Request " + want
+				}
+				if r.Counters()[tt.reason] != 1 || tt.reason.Code() != tt.code || tt.reason.Outcome() != CloseTCP {
+					t.Errorf("%s: counted %d, code %d", tt.name, r.Counters()[tt.reason], tt.reason.Code())
+				}
+			}
+			expect(t, tt.name, acts, want)
+		}
+	}
+	// The initiator's end.
+	for _, tt := range []struct {
+		name   string
+		opts   Options
+		in     []byte
+		reason Reason
+	}{
+		{"a request", p2p, frameBy(false, 0, 1, "", 0, 0, ""), ReasonBothInitiators},
+		{"a short enhanced reply", p2p, length(frameBy(true, 0x10, 2, "", 0, 0, ""), 3)[:23], ReasonNoData},
+		{"an unenhanced reply", p2p, frameBy(true, 0, 2, "", 0, 0, ""), ReasonUnenhancedReply},
+		{"a reply of revision 1", p2p, frameBy(true, 0x10, 1, "", 0, 0, ""), ReasonUnenhancedReply},
+		{"an enhanced reply that was not asked for", Options{}, frameBy(true, 0x10, 2, "", 0, 0, ""), ReasonUnaskedEnhanced},
+		{"revision 2 to revision 1", Options{Revision: 1}, frameBy(true, 0, 2, "", 0, 0, ""), ReasonRev},
+	} {
+		i, _ := asks(tt.opts)
+		expect(t, tt.name, i.Step(nil, t0, Recv{tt.in}), "Close Failed-"+tt.reason.String())
+		if i.Counters()[tt.reason] != 1 {
+			t.Errorf("%s is not counted", tt.name)
+		}
+	}
+}
+
+// TestSlowDrip: one octet per second does not keep a machine waiting, and memory
+// does not grow with it.
+func TestSlowDrip(t *testing.T) {
+	r := responder(t, Options{})
+	_, req := asks(p2p)
+	now, n := t0, 0
+	var acts []Action
+	for _, c := range req {
+		now = now.Add(time.Second)
+		acts = r.Step(acts, now, Wake{})
+		if len(acts) > 0 {
+			break
+		}
+		acts = r.Step(acts, now, Recv{[]byte{c}})
+		n++
+	}
+	expect(t, "drip", acts, "Close Failed-timeout")
+	if n != 4 || r.Counters()[ReasonTimeout] != 1 {
+		t.Errorf("%d octets in %v", n, now.Sub(t0))
+	}
+	// PD_Length that promises more than ever comes.
+	i, _ := asks(p2p)
+	expect(t, "incomplete", i.Step(nil, t0, Recv{frameBy(true, 0x10, 2, "A", 0, 0, "12345678")[:30]}), "")
+	expect(t, "early", i.Step(nil, t0.Add(9999*time.Millisecond), Wake{}), "")
+	expect(t, "late", i.Step(nil, t0.Add(10*time.Second), Wake{}), "Close Failed-timeout")
+	// No RTR.
+	r, _, _ = answerTo(Options{}, req)
+	expect(t, "no RTR", r.Step(nil, r.Deadline(), Wake{}), "Close Failed-rtr_timeout")
+	// TCP ends.
+	i, _ = asks(p2p)
+	acts = i.Step(nil, t0, PeerClosed{errors.New("reset")})
+	expect(t, "reset", acts, "Close Failed-closed")
+	if f := acts[1].(Failed); f.Err.Code() != CodeClosed || !strings.Contains(f.Err.Error(), "reset") {
+		t.Error(f.Err)
+	}
+	r = responder(t, Options{})
+	r.Step(nil, t0, Recv{req})
+	expect(t, "closed while the user thinks", r.Step(nil, t0, PeerClosed{}), "Close Failed-closed")
+	expect(t, "too late", r.Step(nil, t0, Accept{}), "")
+	r = responder(t, Options{})
+	r.Step(nil, t0, Recv{req})
+	expect(t, "octets while the user thinks", r.Step(nil, t0, Recv{[]byte{0}}), "Close Failed-early_data")
+}
+
+func TestReasonsAreComplete(t *testing.T) {
+	seen := map[string]bool{}
+	for r := ReasonNone + 1; r < NumReasons; r++ {
+		if r.String() == "" || seen[r.String()] || r.Clause() == "" || r.Outcome() == Terminate && r.Code() == 0 {
+			t.Errorf("reason %d: %q %v %v %q", r, r, r.Outcome(), r.Code(), r.Clause())
+		}
+		seen[r.String()] = true
+	}
+	var a, b Counters
+	a[ReasonKey], b[ReasonKey] = 1, 2
+	a.Add(&b)
+	sum := uint64(0)
+	a.Each(func(_ string, v uint64) { sum += v })
+	if sum != 3 {
+		t.Errorf("sum %d", sum)
+	}
+}
+
+// TestTerminateCodes: what the codes look like in a Terminate.
+func TestTerminateCodes(t *testing.T) {
+	for c := CodeClosed; c <= CodeNoRTR; c++ {
+		s, err := ParseSegment(AppendTerminate(nil, c.Cause()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, perr := ParseTerminate(s.Payload)
+		// 6581-8-1
+		if perr != nil || got != c.Cause() || got.Layer() != 2 || got.Type() != 0 || got.Code() != uint8(c) {
+			t.Errorf("code %d: %v %v", c, got, perr)
+		}
+	}
+	if _, err := ParseTerminate([]byte{0x20}); err == nil {
+		t.Error("a short Terminate was taken")
+	}
+}

@@ -1,0 +1,390 @@
+package mpa
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Initiator
+//
+//	from     to       cause                           action
+//	idle     waiting  Start                           Write request
+//	waiting  up       accepting reply that settles    SendRTR if peer-to-peer, Established, Stream
+//	waiting  dead     rejecting reply                 Rejected
+//	waiting  dead     reply that does not settle      SendTerminate 6 or 7, Close, Failed
+//	waiting  dead     bad frame, deadline, TCP ends   Close, Failed
+//	waiting  idle     TCP ends or unenhanced reply,   Close, Redial
+//	                  with Fallback
+//	up       dead     Fail                            SendTerminate 5, Close, Failed
+//
+// Responder
+//
+//	from     to       cause                           action
+//	idle     waiting  Start
+//	waiting  asking   request                         Request
+//	waiting  dead     bad frame, deadline, TCP ends   Close, Failed
+//	asking   fenced   Accept                          Write reply, Accepted
+//	asking   dead     Accept that cannot be, Reject,  Write rejecting reply, Failed
+//	                  Fail
+//	asking   dead     octets, TCP ends                Close, Failed
+//	fenced   up       RTR that was negotiated;        Established
+//	                  client-server: any FPDU
+//	fenced   dead     any other FPDU                  SendTerminate 7, Close, Failed
+//	fenced   dead     deadline, TCP ends, Fail        Close, Failed
+//	up       dead     Fail                            SendTerminate 5, Close, Failed
+
+// p2p and cs are initiators of the two models.
+var (
+	p2p = Options{PeerToPeer: true, Negotiate: true, Depths: Depths{IRD: 4, ORD: 4}}
+	cs  = Options{Negotiate: true, Depths: Depths{IRD: 4, ORD: 4}}
+)
+
+// said prints the kinds of actions.
+func said(acts []Action) string {
+	var l []string
+	for _, a := range acts {
+		s := strings.TrimPrefix(fmt.Sprintf("%T", a), "mpa.")
+		switch a := a.(type) {
+		case SendTerminate:
+			s += fmt.Sprint(uint8(a.Code))
+		case SendRTR:
+			s += "-" + a.Type.String()
+		case Failed:
+			s += "-" + a.Err.Reason.String()
+		}
+		l = append(l, s)
+	}
+	return strings.Join(l, " ")
+}
+
+func expect(t *testing.T, what string, acts []Action, want string) {
+	t.Helper()
+	if got := said(acts); got != want {
+		t.Errorf("%s:\n got %s\nwant %s", what, got, want)
+	}
+}
+
+func responder(t *testing.T, o Options) *Responder {
+	t.Helper()
+	r, err := NewResponder(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Step(nil, t0, Start{})
+	return r
+}
+
+func rtrSegment(k RTRTypes) Segment {
+	s, err := ParseSegment(AppendRTR(nil, k))
+	if err != nil {
+		panic(err)
+	}
+	return s
+}
+
+var dataSegment = Segment{Opcode: OpSend, Last: true, MSN: 1, Payload: []byte("data")}
+
+func TestPeerToPeer(t *testing.T) {
+	for _, k := range []RTRTypes{RTRSend, RTRWrite, RTRRead} {
+		o := p2p
+		o.RTR = k
+		i, req := asks(o)
+		r := responder(t, Options{Depths: Depths{IRD: 8, ORD: 8}})
+		// 6581-5-1
+		acts := r.Step(nil, t0, Recv{req})
+		expect(t, "request", acts, "Request")
+		if q := acts[0].(Request); !q.Enhanced || q.Peer.RTR != k || q.Peer.IRD != 4 || q.Rev != 2 {
+			t.Errorf("request %+v", q)
+		}
+		// 6581-5-2
+		acts = r.Step(nil, t0, Accept{Private: []byte("hi")})
+		expect(t, "accept", acts, "Write Accepted")
+		// 6581-3-2: nothing may be sent until the first message is in
+		if !r.Fenced() {
+			t.Error("not fenced after the reply")
+		}
+		// 6581-5-4, 6581-5-6, 6581-9.3-1
+		acts = i.Step(nil, t0, Recv{acts[0].(Write).Data})
+		expect(t, "reply", acts, "SendRTR-"+k.String()+" Established")
+		if res := acts[1].(Established).Result; string(res.Private) != "hi" || !res.PeerToPeer || res.RTR != k {
+			t.Errorf("%+v", res)
+		}
+		acts = r.Step(nil, t0, FPDU{rtrSegment(k)})
+		expect(t, "RTR", acts, "Established")
+		if res := acts[0].(Established).Result; res.RTR != k || r.Fenced() {
+			t.Errorf("%+v", res)
+		}
+		// 6581-9.3-2: later faults are told by a Terminate, on both sides
+		expect(t, "initiator fails", i.Step(nil, t0, Fail{}), "SendTerminate5 Close Failed-local")
+		expect(t, "responder fails", r.Step(nil, t0, Fail{}), "SendTerminate5 Close Failed-local")
+	}
+}
+
+func TestClientServer(t *testing.T) {
+	for _, o := range []Options{{}, cs, {Revision: 2}, {Revision: 1}} {
+		i, req := asks(o)
+		// 6581-10-4, 6581-6-7, 6581-6-8, 6581-6-9
+		if enhanced := o.Negotiate; (req[16]&0x10 != 0) != enhanced || !enhanced && len(req) != 20 {
+			t.Errorf("%+v asks with %x", o, req)
+		}
+		r := responder(t, Options{})
+		acts := append(r.Step(nil, t0, Recv{req}), r.Step(nil, t0, Accept{})...)
+		expect(t, "request", acts, "Request Write Accepted")
+		// No RTR and no bound on the client's silence.
+		if !r.Deadline().IsZero() {
+			t.Error("a server waits only so long for its client")
+		}
+		acts = i.Step(nil, t0, Recv{append(acts[1].(Write).Data, 1, 2, 3)})
+		expect(t, "reply", acts, "Established Stream")
+		if !i.Deadline().IsZero() {
+			t.Error("deadline left")
+		}
+		// 6581-3-2: any first message lifts the fence
+		expect(t, "data", r.Step(nil, t0, FPDU{dataSegment}), "Established")
+	}
+}
+
+// TestFlagsWithoutA: B, C and D mean nothing without A, both ways.
+func TestFlagsWithoutA(t *testing.T) {
+	// 6581-9.2-18
+	r, acts, wrote := answerTo(Options{}, frameBy(false, 0x10, 2, "BCD", 1, 1, ""))
+	expect(t, "request", acts, "Request Write Accepted")
+	if _, _, _, flags, _, _ := frameOf(wrote); flags != "" || r.Counters()[ReasonIdleFlags] != 1 {
+		t.Errorf("reply flags %q", flags)
+	}
+	expect(t, "first data", r.Step(nil, t0, FPDU{dataSegment}), "Established")
+	i, _ := asks(cs)
+	expect(t, "reply", i.Step(nil, t0, Recv{frameBy(true, 0x10, 2, "BCD", 1, 1, "")}), "Established")
+	// 6581-9.2-17: and they are not sent, whoever asks for them
+	if b := (Enhanced{RTR: RTRAll, IRD: 1, ORD: 1}).Append(nil); !bytes.Equal(b, []byte{0, 1, 0, 1}) {
+		t.Errorf("sent %x", b)
+	}
+}
+
+func TestFirstMessage(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		s    Segment
+		want string
+	}{
+		{"a type that the reply named", rtrSegment(RTRWrite), "Established"},
+		{"another", rtrSegment(RTRRead), "SendTerminate7 Close Failed-not_rtr"},
+		{"data before the RTR", dataSegment, "SendTerminate7 Close Failed-not_rtr"},
+		{"a Write with data", Segment{Opcode: OpWrite, Last: true, Payload: []byte{1}}, "SendTerminate7 Close Failed-not_rtr"},
+		{"a Write that is not all", Segment{Opcode: OpWrite}, "SendTerminate7 Close Failed-not_rtr"},
+		{"a Terminate", Segment{Opcode: OpTerminate, Last: true}, "SendTerminate7 Close Failed-not_rtr"},
+	} {
+		r, _, _ := answerTo(Options{RTR: RTRWrite}, frameBy(false, 0x10, 2, "ABCD", 1, 1, ""))
+		expect(t, tt.name, r.Step(nil, t0, FPDU{tt.s}), tt.want)
+	}
+}
+
+// TestFailures: a local fault at each stage.
+func TestFailures(t *testing.T) {
+	// 6581-9.3-2: a Terminate where one may be sent, otherwise a rejection or the end
+	i, _ := asks(p2p)
+	expect(t, "initiator before the reply", i.Step(nil, t0, Fail{}), "Close Failed-local")
+	r := responder(t, Options{})
+	expect(t, "responder before the request", r.Step(nil, t0, Fail{}), "Close Failed-local")
+	r = responder(t, Options{})
+	_, req := asks(p2p)
+	r.Step(nil, t0, Recv{req})
+	acts := r.Step(nil, t0, Fail{})
+	expect(t, "responder before the reply", acts, "Write Failed-local")
+	if reject, s, _, _, _, _ := frameOf(acts[0].(Write).Data); !reject || !s {
+		t.Errorf("reply %x", acts[0].(Write).Data)
+	}
+	r, _, _ = answerTo(Options{}, req)
+	expect(t, "responder before the first FPDU", r.Step(nil, t0, Fail{}), "Close Failed-local")
+	for _, m := range []interface {
+		Step([]Action, time.Time, Event) []Action
+	}{i, r} { // what is dead stays so
+		for _, ev := range []Event{Start{}, Recv{req}, PeerClosed{}, Wake{}, Fail{}, Accept{}, Reject{}, FPDU{dataSegment}} {
+			expect(t, fmt.Sprintf("dead, %T", ev), m.Step(nil, t0.Add(time.Hour), ev), "")
+		}
+	}
+}
+
+func TestReject(t *testing.T) {
+	for _, o := range []Options{{}, p2p} {
+		i, req := asks(o)
+		r := responder(t, Options{Depths: Depths{IRD: 2, ORD: 2}})
+		r.Step(nil, t0, Recv{req})
+		acts := r.Step(nil, t0, Reject{Private: []byte("no"), Depths: &Depths{IRD: 3, MinORD: 16}})
+		expect(t, "reject", acts, "Write Failed-rejected")
+		acts = i.Step(nil, t0, Recv{acts[0].(Write).Data})
+		expect(t, "reply", acts, "Rejected")
+		res := acts[0].(Rejected).Result
+		// 6581-9.1-15
+		if string(res.Private) != "no" || o.Negotiate && (res.Peer.ORD != 16 || res.Peer.IRD != 3 || !res.Enhanced) {
+			t.Errorf("%+v", res)
+		}
+	}
+	// A rejection without enhanced data is one all the same.
+	i, _ := asks(p2p)
+	acts := i.Step(nil, t0, Recv{frameBy(true, 0x20, 1, "", 0, 0, "old")})
+	expect(t, "plain rejection", acts, "Rejected")
+	if res := acts[0].(Rejected).Result; res.Enhanced || string(res.Private) != "old" {
+		t.Errorf("%+v", res)
+	}
+}
+
+// TestAskAgain: the user of an initiator whose IRD was too small tries again with
+// what the rejection named.
+func TestAskAgain(t *testing.T) {
+	// 6581-9.1-16
+	or := Options{Depths: Depths{IRD: 2, ORD: 8, MinORD: 6}}
+	o := cs
+	i, req := asks(o)
+	_, _, reply := answerTo(or, req)
+	acts := i.Step(nil, t0, Recv{reply})
+	expect(t, "first attempt", acts, "Rejected")
+	o.IRD = acts[0].(Rejected).Result.Peer.ORD
+	i, req = asks(o)
+	_, _, reply = answerTo(or, req)
+	acts = i.Step(nil, t0, Recv{reply})
+	expect(t, "second attempt", acts, "Established")
+	if res := acts[0].(Established).Result; res.IRD != 6 || res.ORD != 2 || res.Peer.ORD != 6 || res.Peer.IRD != 2 {
+		t.Errorf("%+v", res)
+	}
+}
+
+func TestFallback(t *testing.T) {
+	o := p2p
+	o.Fallback = true
+	old := Options{Revision: 1}
+	for _, tt := range []struct {
+		name string
+		ev   Event
+	}{
+		{"closed", PeerClosed{errors.New("EOF")}},
+		{"unenhanced reply", Recv{frameBy(true, 0, 2, "", 0, 0, "")}},
+		{"reply of revision 1", Recv{frameBy(true, 0x10, 1, "", 0, 0, "")}},
+	} {
+		i, req := asks(o)
+		// 6581-10-2, 6581-10-8: an old responder closes
+		_, acts, _ := answerTo(old, req)
+		expect(t, "old responder", acts, "Close Failed-enhanced_request")
+		// 6581-10-9
+		expect(t, tt.name, i.Step(nil, t0, tt.ev), "Close Redial")
+		acts = i.Step(nil, t0, Start{})
+		expect(t, tt.name+", again", acts, "Write")
+		_, _, reply := answerTo(old, acts[0].(Write).Data)
+		acts = i.Step(nil, t0, Recv{reply})
+		expect(t, tt.name+", reply", acts, "Established")
+		if res := acts[0].(Established).Result; !res.Fallback || res.Enhanced || res.PeerToPeer || res.ORD != 4 {
+			t.Errorf("%+v", res)
+		}
+		// Without the option: the end. 6581-10-8
+		i, _ = asks(p2p)
+		if got := said(i.Step(nil, t0, tt.ev)); !strings.HasPrefix(got, "Close Failed-") {
+			t.Errorf("%s without Fallback: %s", tt.name, got)
+		}
+	}
+	// Only once.
+	i, _ := asks(o)
+	i.Step(nil, t0, PeerClosed{})
+	i.Step(nil, t0, Start{})
+	expect(t, "closed again", i.Step(nil, t0, PeerClosed{}), "Close Failed-closed")
+}
+
+func TestMarkersAndCRC(t *testing.T) {
+	for i := range 16 {
+		oi := Options{Markers: i&1 != 0, CRC: i&2 != 0}
+		or := Options{Markers: i&4 != 0, CRC: i&8 != 0}
+		m, req := asks(oi)
+		r, _, reply := answerTo(or, req)
+		m.Step(nil, t0, Recv{reply})
+		a, b := m.Result(), r.Result()
+		// Each receiver decides about markers; one wish is enough for CRCs.
+		if a.RecvMarkers != oi.Markers || b.RecvMarkers != or.Markers || a.SendMarkers != or.Markers || b.SendMarkers != oi.Markers ||
+			a.CRC != (oi.CRC || or.CRC) || b.CRC != a.CRC {
+			t.Errorf("%+v with %+v: %+v and %+v", oi, or, a, b)
+		}
+	}
+}
+
+func TestOptionsRefused(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		o         Options
+		initiator bool
+		ok        bool
+	}{
+		{"responder without any RTR", Options{RTR: RTRNone}, false, false}, // 6581-9.2-5
+		{"old responder without any RTR", Options{RTR: RTRNone, Revision: 1}, false, true},
+		{"peer-to-peer without any RTR", Options{RTR: RTRNone, PeerToPeer: true}, true, false},
+		{"client without any RTR", Options{RTR: RTRNone, Negotiate: true}, true, true},
+		{"peer-to-peer in revision 1", Options{PeerToPeer: true, Revision: 1}, true, false},
+		{"revision 3", Options{Revision: 3}, true, false},
+	} {
+		var err error
+		if tt.initiator {
+			_, err = NewInitiator(tt.o, nil)
+		} else {
+			_, err = NewResponder(tt.o)
+		}
+		if (err == nil) != tt.ok {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+	// 6581-9-2: four octets less for the ULP
+	for _, o := range []Options{{}, p2p} {
+		n := MaxULPData(o.PeerToPeer)
+		if want := map[bool]int{false: 512, true: 508}[o.PeerToPeer]; n != want {
+			t.Errorf("%d octets for the ULP, want %d", n, want)
+		}
+		_, err1 := NewInitiator(o, make([]byte, n))
+		_, err2 := NewInitiator(o, make([]byte, n+1))
+		if err1 != nil || err2 == nil {
+			t.Errorf("%v, %v", err1, err2)
+		}
+		_, req := asks(o)
+		r := responder(t, Options{})
+		r.Step(nil, t0, Recv{req})
+		expect(t, "too much in a reply", r.Step(nil, t0, Accept{Private: make([]byte, n+1)}), "Write Failed-local")
+		r = responder(t, Options{})
+		r.Step(nil, t0, Recv{req})
+		expect(t, "too much in a rejection", r.Step(nil, t0, Reject{Private: make([]byte, n+1)}), "Write Failed-local")
+	}
+}
+
+// TestDepthLimits: what a peer asks for is capped by what there is.
+func TestDepthLimits(t *testing.T) {
+	// 6581-12-1, 6581-9.1-22
+	r, _, wrote := answerTo(Options{Depths: Depths{IRD: 4, MaxIRD: 16, ORD: 32}}, frameBy(false, 0x10, 2, "", 0x3ffe, 0x3ffe, ""))
+	if _, _, _, _, ird, ord := frameOf(wrote); ird != 16 || ord != 32 || r.Result().Peer.IRD != MaxDepth {
+		t.Errorf("reply IRD %d ORD %d", ird, ord)
+	}
+	// Options out of range do not become 0x3FFF by accident.
+	_, req := asks(Options{Negotiate: true, Depths: Depths{IRD: 0x7fff, ORD: 0x3fff}})
+	if _, _, _, _, ird, ord := frameOf(req); ird != 0x3ffe || ord != 0x3ffe {
+		t.Errorf("request IRD %#x ORD %#x", ird, ord)
+	}
+}
+
+// TestPortions: any cut of the octets gives the same.
+func TestPortions(t *testing.T) {
+	_, req := asks(p2p)
+	_, whole, reply := answerTo(Options{}, req)
+	for cut := range len(req) {
+		r := responder(t, Options{})
+		acts := r.Step(nil, t0, Recv{req[:cut]})
+		expect(t, "part", acts, "")
+		acts = append(r.Step(nil, t0, Recv{req[cut:]}), r.Step(nil, t0, Accept{})...)
+		if !reflect.DeepEqual(acts, whole) {
+			t.Fatalf("cut at %d: %+v", cut, acts)
+		}
+	}
+	i, _ := asks(p2p)
+	var acts []Action
+	for _, c := range append(reply, 'x', 'y') {
+		acts = append(acts, i.Step(nil, t0, Recv{[]byte{c}})...)
+	}
+	expect(t, "octet by octet", acts, "SendRTR-write Established Stream Stream")
+}

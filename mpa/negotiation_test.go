@@ -1,0 +1,496 @@
+package mpa
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// This file explores the negotiation exhaustively for small values. What is
+// expected stands in tables written from RFC 6581; the frames are put together
+// here octet by octet. Nothing of it is computed by the code under test.
+
+// u is 0x3FFF in the tables: the ULP sees to it.
+const u = 0x3fff
+
+var (
+	wireDepths = []int{0, 1, 2, 3, u}
+	ownIRDs    = [][2]int{{0, 0}, {0, 1}, {0, 2}, {1, 1}, {1, 2}, {2, 2}} // IRD, and what it can be raised to
+	rtrSets    = []string{"B", "C", "BC", "D", "BD", "CD", "BCD"}
+)
+
+// replyORD is the ORD of an accepting reply: at most the initiator's IRD, and
+// 0x3FFF is answered by 0x3FFF. By initiator IRD, then own ORD 0, 1, 2.
+//
+// 6581-9.1-1, 6581-9.1-4, 6581-9.1-7, 6581-9.1-8, 6581-9.1-20
+var replyORD = map[int][3]int{
+	0: {0, 0, 0},
+	1: {0, 1, 1},
+	2: {0, 1, 2},
+	3: {0, 1, 2},
+	u: {u, u, u},
+}
+
+// replyIRD is the IRD of an accepting reply: at least the initiator's ORD as far
+// as it can be provided, and 0x3FFF is answered by 0x3FFF. By initiator ORD,
+// then ownIRDs. With a Read RTR in the reply a 0 becomes 1 (readIRD).
+//
+// 6581-9.1-2, 6581-9.1-3, 6581-9.1-18
+var replyIRD = map[int][6]int{
+	0: {0, 0, 0, 1, 1, 2},
+	1: {0, 1, 1, 1, 1, 2},
+	2: {0, 1, 2, 1, 2, 2},
+	3: {0, 1, 2, 1, 2, 2},
+	u: {u, u, u, u, u, u},
+}
+
+// 6581-9.1-9
+var readIRD = map[int]int{0: 1, 1: 1, 2: 2, u: u}
+
+// strictRejects says which initiator ORDs a strict responder rejects; by ownIRDs.
+var strictRejects = map[int][6]bool{
+	1: {true},
+	2: {true, true, false, true},
+	3: {true, true, true, true, true, true},
+}
+
+// replyRTR is the set of RTR kinds in a reply to flag A: what both know, else what
+// the responder knows. By kinds in the request, then rtrSets.
+//
+// 6581-9.2-7, 6581-9.2-9, 6581-9.2-11
+var replyRTR = map[string][7]string{
+	"":    {"B", "C", "BC", "D", "BD", "CD", "BCD"},
+	"B":   {"B", "C", "B", "D", "B", "CD", "B"},
+	"C":   {"B", "C", "C", "D", "BD", "C", "C"},
+	"BC":  {"B", "C", "BC", "D", "B", "C", "BC"},
+	"D":   {"B", "C", "BC", "D", "D", "D", "D"},
+	"BD":  {"B", "C", "B", "D", "BD", "D", "BD"},
+	"CD":  {"B", "C", "C", "D", "D", "CD", "CD"},
+	"BCD": {"B", "C", "BC", "D", "BD", "CD", "BCD"},
+}
+
+// frameBy writes a startup frame.
+func frameBy(reply bool, bits, rev int, flags string, ird, ord int, private string) []byte {
+	b := []byte("MPA ID Req Frame")
+	if reply {
+		b[9] = 'p'
+	}
+	n := len(private)
+	if bits&0x10 != 0 && rev > 1 {
+		n += 4
+	}
+	b = append(b, byte(bits), byte(rev), byte(n>>8), byte(n))
+	if bits&0x10 != 0 && rev > 1 {
+		for i, c := range "ABCD" {
+			if strings.ContainsRune(flags, c) {
+				if i < 2 {
+					ird |= 0x8000 >> i
+				} else {
+					ord |= 0x8000 >> (i - 2)
+				}
+			}
+		}
+		b = append(b, byte(ird>>8), byte(ird), byte(ord>>8), byte(ord))
+	}
+	return append(b, private...)
+}
+
+// frameOf reads one back.
+func frameOf(b []byte) (reject bool, s bool, rev int, flags string, ird, ord int) {
+	reject, s, rev = b[16]&0x20 != 0, b[16]&0x10 != 0, int(b[17])
+	if !s {
+		return
+	}
+	i, o := int(b[20])<<8|int(b[21]), int(b[22])<<8|int(b[23])
+	for k, c := range "ABCD" {
+		w := i
+		if k >= 2 {
+			w = o
+		}
+		if w&(0x8000>>(k%2)) != 0 {
+			flags += string(c)
+		}
+	}
+	return reject, s, rev, flags, i & 0x3fff, o & 0x3fff
+}
+
+func setOf(kinds string) (t RTRTypes) {
+	for i, c := range "BCD" {
+		if strings.ContainsRune(kinds, c) {
+			t |= 1 << i
+		}
+	}
+	return t
+}
+
+// flagSets are all 16 combinations of the flags.
+func flagSets() (l []string) {
+	for i := range 16 {
+		s := ""
+		for k, c := range "ABCD" {
+			if i&(1<<k) != 0 {
+				s += string(c)
+			}
+		}
+		l = append(l, s)
+	}
+	return l
+}
+
+var t0 = time.Unix(1000, 0)
+
+// answerTo gives req to a responder that accepts and returns what it wrote.
+func answerTo(o Options, req []byte) (r *Responder, acts []Action, wrote []byte) {
+	r, err := NewResponder(o)
+	if err != nil {
+		panic(err)
+	}
+	acts = r.Step(acts, t0, Start{})
+	acts = r.Step(acts, t0, Recv{req})
+	acts = r.Step(acts, t0, Accept{})
+	for _, a := range acts {
+		if w, ok := a.(Write); ok {
+			wrote = append(wrote, w.Data...)
+		}
+	}
+	return r, acts, wrote
+}
+
+func has[T Action](acts []Action) (v T, ok bool) {
+	for _, a := range acts {
+		if v, ok = a.(T); ok {
+			return v, true
+		}
+	}
+	return v, false
+}
+
+func TestEveryRequest(t *testing.T) {
+	n := 0
+	for _, flags := range flagSets() {
+		kinds, p2p := strings.CutPrefix(flags, "A")
+		for set, own := range rtrSets {
+			for _, ird := range wireDepths {
+				for _, ord := range wireDepths {
+					req := frameBy(false, 0x10, 2, flags, ird, ord, "")
+					for i, irds := range ownIRDs {
+						for ownORD := range 3 {
+							for _, strict := range []bool{false, true} {
+								n++
+								o := Options{Depths: Depths{IRD: Depth(irds[0]), MaxIRD: Depth(irds[1]), ORD: Depth(ownORD)}, RTR: setOf(own), StrictIRD: strict}
+								wantFlags := ""
+								if p2p { // 6581-9.2-6
+									wantFlags = "A" + replyRTR[kinds][set]
+								} // else 6581-9.2-16, 6581-9.2-17, 6581-9.2-18
+								wantIRD := replyIRD[ord][i]
+								if strings.Contains(wantFlags, "D") {
+									wantIRD = readIRD[wantIRD]
+								}
+								wantORD := replyORD[ird][ownORD]
+								reject := strict && strictRejects[ord][i]
+								r, acts, wrote := answerTo(o, req)
+								what := fmt.Sprintf("request %q IRD %d ORD %d, we %v %+v strict %v", flags, ird, ord, own, o.Depths, strict)
+								gotR, s, rev, gotFlags, gotIRD, gotORD := frameOf(wrote)
+								// 6581-10-1, 6581-10-7
+								if gotR != reject || !s || rev != 2 || gotFlags != wantFlags || gotIRD != wantIRD || gotORD != wantORD {
+									t.Fatalf("%s\n got R=%v S=%v rev %d %q IRD %d ORD %d\nwant R=%v %q IRD %d ORD %d", what, gotR, s, rev, gotFlags, gotIRD, gotORD, reject, wantFlags, wantIRD, wantORD)
+								}
+								if reject {
+									f, ok := has[Failed](acts)
+									if !ok || f.Err.Code() != CodeInsufficient {
+										t.Fatalf("%s: %+v", what, acts)
+									}
+									continue
+								}
+								res := r.Result()
+								// What this end has: as in the reply, or unchanged where the ULP sees to it.
+								localIRD, localORD := wantIRD, wantORD
+								if ord == u {
+									localIRD = irds[0]
+								}
+								if ird == u {
+									localORD = ownORD
+								}
+								if int(res.IRD) != localIRD || int(res.ORD) != localORD {
+									t.Fatalf("%s: local IRD %v ORD %v, want %d %d", what, res.IRD, res.ORD, localIRD, localORD)
+								}
+								// 6581-9.1-6
+								if int(res.Peer.IRD) != ird || int(res.Peer.ORD) != ord || !res.Enhanced || res.PeerToPeer != p2p {
+									t.Fatalf("%s: result %+v", what, res)
+								}
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+	t.Logf("%d requests", n)
+}
+
+// TestNeededORD: a responder whose ULP cannot do with less rejects and says what
+// it needs. By initiator IRD, then needed ORD 0 to 3: -1 accepts.
+func TestNeededORD(t *testing.T) {
+	for ird, row := range map[int][4]int{0: {-1, 1, 2, 3}, 1: {-1, -1, 2, 3}, 2: {-1, -1, -1, 3}, 3: {-1, -1, -1, -1}, u: {-1, -1, -1, -1}} {
+		for need, want := range row {
+			o := Options{Depths: Depths{IRD: 1, ORD: 1, MinORD: Depth(need)}}
+			_, acts, wrote := answerTo(o, frameBy(false, 0x10, 2, "AC", ird, 1, "hello"))
+			r, s, _, _, _, ord := frameOf(wrote)
+			if r != (want >= 0) || !s || r && ord != want {
+				t.Errorf("initiator IRD %d, needed ORD %d: R=%v S=%v ORD %d", ird, need, r, s, ord)
+			}
+			// 6581-9.1-10, 6581-9.1-11: no Terminate, the code is for the ULP
+			if _, ok := has[SendTerminate](acts); ok {
+				t.Error("a responder that rejects sent a Terminate")
+			}
+			if f, ok := has[Failed](acts); r && (!ok || f.Err.Code() != CodeInsufficient) {
+				t.Errorf("%+v", acts)
+			}
+		}
+	}
+}
+
+// TestEveryRevision: which reply each form of request gets.
+func TestEveryRevision(t *testing.T) {
+	const (
+		closed = iota
+		plain
+		enhanced
+	)
+	for _, tt := range []struct {
+		rev, s, own int
+		want        int
+	}{
+		{0, 0, 0, closed}, {0, 1, 0, closed},
+		{1, 0, 0, plain}, // 6581-6-10, 6581-10-3, 6581-10-5
+		{1, 1, 0, plain}, // S is a reserved bit there
+		{2, 0, 0, plain}, // 6581-10-7
+		{2, 1, 0, enhanced},
+		{3, 0, 0, closed}, {3, 1, 0, closed}, {255, 1, 0, closed},
+		{1, 0, 1, plain}, {1, 1, 1, plain},
+		{2, 0, 1, closed},
+		{2, 1, 1, closed}, // 6581-10-2, 6581-10-8
+		{1, 0, 2, plain}, {2, 0, 2, plain}, {2, 1, 2, enhanced},
+	} {
+		// Four octets of private data, so that S with revision 2 is well-formed.
+		for res := range 16 { // 6581-6-6
+			req := frameBy(false, tt.s<<4|res, tt.rev, "", 1, 1, "ulp!")
+			r, acts, wrote := answerTo(Options{Revision: uint8(tt.own), Depths: Depths{IRD: 1, ORD: 1}}, req)
+			got := closed
+			if len(wrote) > 0 {
+				got = plain
+				_, s, rev, _, _, _ := frameOf(wrote)
+				if s {
+					got = enhanced
+				}
+				if rev != tt.rev || wrote[16]&0x0f != 0 { // 6581-6-5
+					t.Errorf("%+v: reply %x", tt, wrote)
+				}
+				if string(r.Result().Private) != "ulp!" {
+					t.Errorf("%+v: private data %q", tt, r.Result().Private)
+				}
+			}
+			_, closes := has[Close](acts)
+			f, failed := has[Failed](acts)
+			if got != tt.want || closes != (got == closed) || failed != closes || failed && f.Err.Code() != CodeFrame {
+				t.Errorf("%+v: got %d, %+v", tt, got, acts)
+			}
+			if res != 0 && tt.rev == 1 && r.Counters()[ReasonReserved] != 1 {
+				t.Errorf("%+v: reserved bits were not counted", tt)
+			}
+		}
+	}
+}
+
+// rtrAllowed says which kinds of RTR an initiator may send: those that it
+// generates and the reply names. By rtrSets (ours), then reply.
+//
+// 6581-9.2-12, 6581-1.1-3; an empty entry is a Terminate, 6581-9.2-13
+var rtrAllowed = map[string][8]string{
+	//      "", B,   C,   BC,   D,   BD,   CD,   BCD
+	"B":   {"", "B", "", "B", "", "B", "", "B"},
+	"C":   {"", "", "C", "C", "", "", "C", "C"},
+	"BC":  {"", "B", "C", "BC", "", "B", "C", "BC"},
+	"D":   {"", "", "", "", "D", "D", "D", "D"},
+	"BD":  {"", "B", "", "B", "D", "BD", "D", "BD"},
+	"CD":  {"", "", "C", "C", "D", "D", "CD", "CD"},
+	"BCD": {"", "B", "C", "BC", "D", "BD", "CD", "BCD"},
+}
+
+// initiatorIRD is an initiator's IRD after the reply: at least the responder's
+// ORD, -1 where that cannot be provided. By responder ORD, then ownIRDs.
+//
+// 6581-9.1-12, 6581-9.1-14, 6581-9.1-21
+var initiatorIRD = map[int][6]int{
+	0: {0, 0, 0, 1, 1, 2},
+	1: {-1, 1, 1, 1, 1, 2},
+	2: {-1, -1, 2, -1, 2, 2},
+	3: {-1, -1, -1, -1, -1, -1},
+	u: {0, 0, 0, 1, 1, 2},
+}
+
+// initiatorORD is an initiator's ORD after the reply: at most the responder's
+// IRD. By responder IRD, then own ORD 0, 1, 2.
+//
+// 6581-9.1-13, 6581-9.1-19, 6581-3-1
+var initiatorORD = map[int][3]int{
+	0: {0, 0, 0},
+	1: {0, 1, 1},
+	2: {0, 1, 2},
+	3: {0, 1, 2},
+	u: {0, 1, 2},
+}
+
+// asks starts an initiator and returns its request.
+func asks(o Options) (*Initiator, []byte) {
+	m, err := NewInitiator(o, nil)
+	if err != nil {
+		panic(err)
+	}
+	w, _ := has[Write](m.Step(nil, t0, Start{}))
+	return m, w.Data
+}
+
+func TestEveryReply(t *testing.T) {
+	n := 0
+	for _, own := range append([]string{""}, rtrSets...) { // "" is client-server
+		for i, irds := range ownIRDs {
+			for ownORD := range 3 {
+				for ulp := range 4 {
+					o := Options{Depths: Depths{IRD: Depth(irds[0]), MaxIRD: Depth(irds[1]), ORD: Depth(ownORD)}, Negotiate: true,
+						PeerToPeer: own != "", RTR: setOf(own), ULPIRD: ulp&1 != 0, ULPORD: ulp&2 != 0}
+					ord := ownORD
+					if strings.Contains(own, "D") && ord == 0 {
+						ord = 1 // a Read RTR is a Read
+					}
+					_, req := asks(o)
+					wantFlags, wantIRD, wantORD := own, irds[0], ord
+					if own != "" { // 6581-9.2-3, 6581-9.2-4; else 6581-9.2-15
+						wantFlags = "A" + own
+					}
+					if o.ULPIRD { // 6581-9.1-17
+						wantIRD = u
+					}
+					if o.ULPORD {
+						wantORD = u
+					}
+					r, s, rev, flags, gotIRD, gotORD := frameOf(req)
+					if r || !s || rev != 2 || flags != wantFlags || gotIRD != wantIRD || gotORD != wantORD {
+						t.Fatalf("%+v asks S=%v rev %d %q IRD %d ORD %d", o, s, rev, flags, gotIRD, gotORD)
+					}
+					for _, flags := range flagSets() {
+						for _, rIRD := range wireDepths {
+							for _, rORD := range wireDepths {
+								n += 2
+								oneReply(t, o, own, i, ord, flags, rIRD, rORD)
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+	t.Logf("%d replies", n)
+}
+
+// oneReply gives one reply to an initiator, accepting and rejecting.
+func oneReply(t *testing.T, o Options, own string, i, ord int, flags string, rIRD, rORD int) {
+	what := fmt.Sprintf("%+v, reply %q IRD %d ORD %d", o, flags, rIRD, rORD)
+	m, _ := asks(o)
+	acts := m.Step(nil, t0, Recv{frameBy(true, 0x30, 2, flags, rIRD, rORD, "why")})
+	// 6581-9.1-6, 6581-9.1-15: in a rejection too
+	rej, ok := has[Rejected](acts)
+	if !ok || len(acts) != 1 || int(rej.Result.Peer.IRD) != rIRD || int(rej.Result.Peer.ORD) != rORD || string(rej.Result.Private) != "why" {
+		t.Fatalf("%s, rejecting: %+v", what, acts)
+	}
+
+	m, _ = asks(o)
+	acts = m.Step(nil, t0, Recv{frameBy(true, 0x10, 2, flags, rIRD, rORD, "")})
+	res := m.Result()
+	if int(res.Peer.IRD) != rIRD || int(res.Peer.ORD) != rORD || !res.Enhanced {
+		t.Fatalf("%s: result %+v", what, res)
+	}
+	kinds, p2p := strings.CutPrefix(flags, "A")
+	wantIRD, wantORD := initiatorIRD[rORD][i], initiatorORD[rIRD][ord]
+	allowed, code := "", Code(0)
+	switch {
+	case wantIRD < 0:
+		code = CodeInsufficient
+	case p2p != (own != ""): // the reply must match flag A
+		code = CodeNoRTR
+	case p2p:
+		allowed = rtrAllowed[own][setOf(kinds)]
+		if wantORD == 0 { // no Read may be sent, not even this one
+			allowed = strings.ReplaceAll(allowed, "D", "")
+		}
+		if allowed == "" {
+			code = CodeNoRTR
+		}
+	}
+	if code != 0 {
+		// A Terminate with the code, then the end; the ULP gets the code.
+		term, ok1 := has[SendTerminate](acts)
+		_, ok2 := acts[1].(Close)
+		f, ok3 := has[Failed](acts)
+		if len(acts) != 3 || !ok1 || !ok2 || !ok3 || term.Code != code || f.Err.Code() != code {
+			t.Fatalf("%s: %+v, want Terminate %d", what, acts, code)
+		}
+		return
+	}
+	if allowed != "" {
+		// 6581-9.3-1, 6581-5-4, 6581-5-5: the RTR comes before everything else
+		rtr, ok := acts[0].(SendRTR)
+		if !ok || rtr.Type&setOf(allowed) != rtr.Type || rtr.Type == 0 || rtr.Type != res.RTR {
+			t.Fatalf("%s: %+v, want an RTR of %q first", what, acts, allowed)
+		}
+		acts = acts[1:]
+	}
+	up, ok := acts[0].(Established)
+	if !ok || len(acts) != 1 || int(up.Result.IRD) != wantIRD || int(up.Result.ORD) != wantORD || up.Result.PeerToPeer != p2p {
+		t.Fatalf("%s: %+v, want IRD %d ORD %d", what, acts, wantIRD, wantORD)
+	}
+}
+
+// TestBothSides runs every pair of small configurations against each other, both
+// enhanced and not, and checks what must hold whatever was chosen.
+func TestBothSides(t *testing.T) {
+	n, up := 0, 0
+	for _, neg := range []bool{false, true} {
+		for _, p2p := range []bool{false, true} {
+			for _, rev := range []uint8{0, 2} {
+				for a := range 3 * 3 * 3 * 7 {
+					for b := range 3 * 3 * 3 * 7 {
+						n++
+						oi := Options{Negotiate: neg, PeerToPeer: p2p, Revision: rev, RTR: RTRTypes(a/27 + 1),
+							Depths: Depths{IRD: Depth(a % 3), ORD: Depth(a / 3 % 3), MaxIRD: Depth(a / 9 % 3)}}
+						or := Options{RTR: RTRTypes(b/27 + 1), Depths: Depths{IRD: Depth(b % 3), ORD: Depth(b / 3 % 3), MaxIRD: Depth(b / 9 % 3)}}
+						m, req := asks(oi)
+						r, _, reply := answerTo(or, req)
+						acts := m.Step(nil, t0, Recv{reply})
+						got, ok := has[Established](acts)
+						if !ok {
+							if term, _ := has[SendTerminate](acts); term.Code != CodeNoRTR || oi.RTR&or.RTR&^RTRRead != 0 {
+								t.Fatalf("%+v with %+v: %+v", oi, or, acts)
+							}
+							continue
+						}
+						up++
+						i, p := got.Result, r.Result()
+						if i.Enhanced != (neg || p2p) || p.Enhanced != i.Enhanced || i.PeerToPeer != p2p || p.PeerToPeer != p2p {
+							t.Fatalf("%+v with %+v: %+v and %+v", oi, or, i, p)
+						}
+						if !neg {
+							continue
+						}
+						// 6581-9.1-5, 6581-9.1-22
+						if i.ORD > p.IRD || p.ORD > i.IRD || i.RTR == RTRRead && (i.ORD == 0 || p.IRD == 0) {
+							t.Fatalf("%+v with %+v: %+v and %+v", oi, or, i, p)
+						}
+					}
+				}
+			}
+		}
+	}
+	t.Logf("%d pairs, %d established", n, up)
+}
