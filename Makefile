@@ -10,7 +10,7 @@ ifneq ($(shell git status --porcelain >/dev/null 2>&1 && echo good),good)
 export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 endif
 
-.PHONY: build demo test race fuzz bench explore specs clean
+.PHONY: build demo test race fuzz bench explore interop specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ipoibcmd ./cmd/ipoibcmd
@@ -18,7 +18,7 @@ build: ## one static binary, bin/ipoibcmd
 demo: build ## the whole product at work between two namespaces; as root
 	bin/ipoibcmd demo
 
-test: ## format, vet, staticcheck, requirement rows, every test; as root nothing is left out
+test: ## format, vet, staticcheck, requirement rows, every test without a virtual machine; as root nothing is left out
 	$(GO) run ./internal/check -summary .cache/summary.txt
 
 race: ## the tests under the race detector only
@@ -32,6 +32,9 @@ bench: build ## throughput beside a raw veth pair, interleaved in one run; as ro
 
 explore: ## connection set-up in every interleaving, to larger bounds than make test; an hour
 	$(GO) test ./test/explore -run TestExplore -v -timeout 0 -explore.large
+
+interop: ## beside kernel Soft-RoCE, librdmacm and siw in virtual machines; as root, with QEMU
+	$(GO) run ./internal/check -interop -summary .cache/interop.txt
 
 specs: ## write docs/specs.md anew
 	$(GO) run ./internal/specs

@@ -1,11 +1,12 @@
 // Command check is what "make test" runs: format, vet, staticcheck, the rows of
-// the RFC, and every test of the tree, with the race detector where that is
-// possible. It goes on after a failure, and ends with a list of what failed,
+// the RFC, and every test of the tree that needs no virtual machine, with the
+// race detector where that is possible. It goes on after a failure, and ends with a list of what failed,
 // a list of what was skipped and why, and one line of totals.
 //
 //	go run ./internal/check                # everything
 //	go run ./internal/check -only race     # steps whose name contains "race"
 //	go run ./internal/check -fuzz 10s      # every fuzz target, so long each
+//	go run ./internal/check -interop       # the tests with virtual machines, and no others
 //
 // With CI=true in the environment a missing tool is a failure: there it should
 // have been installed.
@@ -34,17 +35,25 @@ const (
 	unitTimeout  = 4 * time.Minute
 	simTimeout   = 6 * time.Minute
 	netnsTimeout = 10 * time.Minute
+
+	interopTimeout = 15 * time.Minute
 )
 
 func main() {
 	only := flag.String("only", "", "run only steps whose name contains this")
 	fuzzTime := flag.Duration("fuzz", 0, "instead run every fuzz target for so long")
+	interop := flag.Bool("interop", false, "instead run the tests that boot virtual machines")
 	summary := flag.String("summary", "", "also write the closing summary to this file")
 	flag.Parse()
 	r := &run{only: *only, out: os.Stdout, ci: os.Getenv("CI") == "true", results: map[string]*result{}}
-	if *fuzzTime > 0 {
+	switch {
+	case *fuzzTime > 0:
 		r.fuzz(*fuzzTime)
-	} else {
+	case *interop:
+		// Without the race detector: memory that a peer's RDMA WRITE fills is
+		// looked at when the peer says so, out of band, which the detector cannot see.
+		r.test("virtual machines", interopTimeout, []string{"./test/interop/..."}, "-p=1")
+	default:
 		r.all()
 	}
 	var b bytes.Buffer
@@ -129,9 +138,10 @@ func (r *run) all() {
 	}
 	for _, p := range packages {
 		switch {
+		case strings.Contains(p, "/test/interop"): // boots virtual machines, see -interop
 		case strings.HasSuffix(p, "/test/netns"):
 			netns = append(netns, p)
-		case strings.Contains(p, "/test/sim"):
+		case strings.Contains(p, "/test/sim"), strings.HasSuffix(p, "/test/explore"):
 			sim = append(sim, p)
 		default:
 			unit = append(unit, p)
@@ -140,11 +150,11 @@ func (r *run) all() {
 	race := r.race()
 	if race {
 		r.test("tests with the race detector", unitTimeout, unit, "-race")
-		r.test("simulation with the race detector", simTimeout, sim, "-race")
+		r.test("exploration and simulation with the race detector", simTimeout, sim, "-race")
 	}
 	// Once more without: allocations are counted and large runs are made only here.
 	r.test("tests", unitTimeout, unit)
-	r.test("simulation", simTimeout, sim)
+	r.test("exploration and simulation", simTimeout, sim)
 	r.test("network namespaces", netnsTimeout, netns, "-p=1")
 	if race { // the agents too are built with it
 		r.test("network namespaces with the race detector", netnsTimeout, netns, "-p=1", "-race")
@@ -251,7 +261,7 @@ func (r *run) needs() {
 
 // race says whether the race detector can be used, by building with it.
 func (r *run) race() bool {
-	if r.only != "" && !strings.Contains("tests with the race detector simulation with the race detector", r.only) {
+	if r.only != "" && !strings.Contains("tests with the race detector exploration and simulation with the race detector network namespaces with the race detector", r.only) {
 		return false
 	}
 	c := exec.Command("go", "build", "-race", "-o", os.DevNull, "./internal/specs")
