@@ -35,6 +35,7 @@ func (m *Manager) connect(ev Connect) {
 		},
 	}
 	c.wait = tryWait(respond, c.p.AckTimeout)
+	c.patience = patience(respond)
 	if cause, reason, text := m.unfit(c); text != "" {
 		m.decide(c, text)
 		m.act(Failed{Handle: c.handle, Cause: cause, Reason: reason})
@@ -97,7 +98,7 @@ func (m *Manager) recvREP(rep *mad.REP) {
 		m.firstREP(c, rep)
 	case StateREPRcvd: // the user is slow: ask the peer for patience
 		m.duplicate(c)
-		m.sendMRA(c, userPatience, c.private)
+		m.askPatience(c)
 	case StateMRAREPSent, StateEstablished:
 		m.duplicate(c)
 		m.repeat(c, &c.answer)
@@ -140,7 +141,7 @@ func (m *Manager) firstREP(c *conn, rep *mad.REP) {
 	p.AckTimeout = ackTimeout(rep.TargetACKDelay, p.AckTimeout)
 	p.PrivateData = slices.Clone(rep.PrivateData[:])
 	m.setState(c, StateREPRcvd)
-	m.setTimer(c, m.opt.UserTimeout)
+	m.setTimer(c, min(c.patience, m.opt.UserTimeout))
 	m.act(ReplyReceived{Handle: c.handle, Params: c.p})
 }
 

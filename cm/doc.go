@@ -14,7 +14,8 @@
 //	RequestReceived                              the user moves a QP to RTS
 //	Accept  -> SendMAD REP … -> Established      on RTU, or on DataOnQP
 //
-// The user may instead Reject, or Defer (an MRA asks the peer for patience).
+// The user may instead Reject, or Defer (an MRA asks the peer for patience). If
+// it does nothing, the MRA goes out when half the peer's patience is used up.
 //
 // # Promises
 //
@@ -22,7 +23,7 @@
 // [Failed] or one [Disconnected]; later, exactly one [Released] gives its QPN back.
 // A passive one ends in the same way once RequestReceived has told of it, except
 // that the user's own Reject of a REQ is its end and that Released comes only if
-// a QPN was given with Accept. After the end the handle is dead: events for it
+// a REP was sent. After the end the handle is dead: events for it
 // are counted and change nothing.
 //
 // # Crossing REQs

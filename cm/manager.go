@@ -70,6 +70,10 @@ type conn struct {
 	tid     uint64
 	private []byte // for the MRAs and REJs that we send by ourselves
 	byData  bool
+	// patience is for how long the peer can be left without a word while we
+	// make up our mind about its REQ or REP; then it gets an MRA.
+	patience   time.Duration
+	noFailover bool // the REQ asked for an alternate path
 
 	// What is sent again when the deadline passes, and how often it was.
 	msg        [verbs.MADLen]byte

@@ -53,55 +53,6 @@ func newManager(opt Options) *Manager {
 	return m
 }
 
-// TestREJReasons shows which cause leads to which reason, and that every REJ
-// but one carries the private data of the interface that was addressed. The
-// one is for a REQ that lies about its source: it learns nothing.
-func TestREJReasons(t *testing.T) {
-	first := args{"comm": "b1", "qpn": "b2"}
-	for _, tt := range []struct {
-		name   string
-		opt    Options
-		before []args // REQs
-		req    args
-		want   Reason
-		secret bool
-	}{
-		{name: "as many connections as there may be", opt: Options{MaxConns: 1}, before: []args{first}, req: args{"comm": "b3", "qpn": "b4"}, want: 1},
-		{name: "as many half-open ones", opt: Options{MaxHalfOpen: 1}, before: []args{first}, req: args{"comm": "b3", "qpn": "b4"}, want: 3},
-		{name: "QP 1", req: args{"qpn": "1"}, want: 5},
-		{name: "the multicast QPN", req: args{"qpn": "ffffff"}, want: 5},
-		{name: "another service ID", req: args{"service": "b"}, want: 8},
-		{name: "the service ID of another QPN", req: args{"service": "010000000000000b"}, want: 8},
-		{name: "reliable datagram", req: args{"transport": "rd"}, want: 9},
-		{name: "a QP that is in use", before: []args{first}, req: args{"comm": "b3", "qpn": "b2"}, want: 10},
-		{name: "another source GID", req: args{"local": "C"}, want: 12, secret: true},
-		{name: "another destination GID", req: args{"to": "C"}, want: 12},
-		{name: "path MTU 0", req: args{"mtu": "0"}, want: 26},
-		{name: "path MTU 6", req: args{"mtu": "6"}, want: 26},
-		{name: "a communication ID in use, other QP", before: []args{first}, req: args{"comm": "b1", "qpn": "b4"}, want: 30},
-		{name: "a communication ID in use, other service", before: []args{first}, req: args{"comm": "b1", "qpn": "b2", "service": "b"}, want: 30},
-		{name: "class version 3", req: args{"version": "3"}, want: 31},
-	} {
-		m := newManager(tt.opt)
-		for _, a := range tt.before {
-			m.Step(nil, time.Time{}, RecvMAD{message("REQ", a)})
-		}
-		in := message("REQ", tt.req)
-		rej := findMAD[mad.REJ](t, m.Step(nil, time.Time{}, RecvMAD{in}))
-		wantID := mad.CommID(tt.req.num("comm", 0xb1))
-		if rej.Reason != tt.want || rej.RemoteCommID != wantID || rej.LocalCommID != 0 || rej.MessageRejected != mad.KindREQ {
-			t.Errorf("%s: got %v, want reason %d for %v", tt.name, rej, tt.want, wantID) // 4755-3.2-9
-		}
-		var want [mad.REJPrivateLen]byte
-		if !tt.secret {
-			copy(want[:], private(0x0a))
-		}
-		if rej.PrivateData != want { // 4755-3.2-12
-			t.Errorf("%s: private data %x, want %x", tt.name, rej.PrivateData, want)
-		}
-	}
-}
-
 // TestREJOwner: a REJ 8 carries the values of the one interface that owns the
 // addressed GID, and none if there are several (AMB-4755-14).
 func TestREJOwner(t *testing.T) {

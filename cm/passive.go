@@ -8,9 +8,6 @@ import (
 	"ipoibcm/wire/mad"
 )
 
-// userPatience is the service timeout of the MRAs that we send by ourselves: 4.3 s.
-const userPatience ib.Timeout = 20
-
 // recvREQ handles a REQ: a new one, a repeat, or one that cannot be.
 func (m *Manager) recvREQ(in *verbs.MAD, req *mad.REQ) {
 	src := in.Remote
@@ -47,7 +44,7 @@ func (m *Manager) repeatedREQ(in *verbs.MAD, c *conn, req *mad.REQ) {
 	switch c.state {
 	case StateREQRcvd: // the user is slow: ask the peer for patience
 		m.duplicate(c)
-		m.sendMRA(c, userPatience, c.private)
+		m.askPatience(c)
 	case StateMRAREQSent, StateRejected:
 		m.duplicate(c)
 		m.repeat(c, &c.answer)
@@ -96,6 +93,8 @@ func (m *Manager) newREQ(in *verbs.MAD, src ib.GID, req *mad.REQ) {
 		tid:        req.TransactionID,
 		private:    slices.Clone(l.PrivateData),
 		wait:       tryWait(req.LocalCMResponseTimeout, req.Primary.LocalACKTimeout),
+		patience:   patience(req.RemoteCMResponseTimeout),
+		noFailover: req.Alternate != mad.PathInfo{},
 		maxRetries: int(req.MaxCMRetries),
 		p: Params{
 			Local: to, Remote: src, ServiceID: req.ServiceID, Transport: req.Transport, PKey: req.PKey, PathMTU: req.PathMTU,
@@ -110,7 +109,7 @@ func (m *Manager) newREQ(in *verbs.MAD, src ib.GID, req *mad.REQ) {
 	}
 	m.add(c)
 	m.setState(c, StateREQRcvd)
-	m.setTimer(c, m.opt.UserTimeout)
+	m.setTimer(c, min(c.patience, m.opt.UserTimeout))
 	m.took(c, "")
 	m.act(RequestReceived{Handle: c.handle, Params: c.p})
 }
@@ -128,10 +127,20 @@ func (m *Manager) unfitREQ(req *mad.REQ) (reason Reason, text string) {
 	return 0, ""
 }
 
+// failoverUnsupported in a REP says that the alternate path of the REQ is not
+// taken on record (IBA 12.7.26).
+const failoverUnsupported = 1
+
 // accept sends the REP (4755-3.2-3).
 func (m *Manager) accept(ev Accept) {
 	c := m.user(ev.Handle, "Accept", StateREQRcvd, StateMRAREQSent)
 	if c == nil {
+		return
+	}
+	if m.byQPN[ev.QPN&ib.QPNMask] != nil {
+		m.decide(c, "the QPN is still held by another connection")
+		m.end(c, Failed{Handle: c.handle, Cause: Refused, Reason: ReasonNoQP})
+		m.refuse(c, ReasonNoQP, nil, c.private)
 		return
 	}
 	p := &c.p
@@ -143,6 +152,9 @@ func (m *Manager) accept(ev Accept) {
 		LocalCommID:   p.LocalCommID, RemoteCommID: p.RemoteCommID, LocalQPN: p.LocalQPN, StartingPSN: p.RecvPSN,
 		ResponderResources: ev.ResponderResources, InitiatorDepth: ev.InitiatorDepth, TargetACKDelay: ev.AckDelay & 31,
 		RNRRetryCount: ev.RNRRetry & 7, SRQ: ev.SRQ, LocalCAGUID: m.opt.CAGUID,
+	}
+	if c.noFailover {
+		rep.FailoverAccepted = failoverUnsupported
 	}
 	fill(rep.PrivateData[:], ev.PrivateData)
 	m.setState(c, StateREPSent)

@@ -47,7 +47,7 @@ func private(qpn byte) []byte { return []byte{0, 0, 0, qpn, 0, 0, 0xff, 0xf4} }
 //	-             Connect                    REQ_SENT      REQ                         active
 //	-             Connect at MaxConns        -             Failed, Released            bounds
 //	-             REQ                        REQ_RCVD      RequestReceived             passive
-//	-             REQ that cannot be         -             REJ                         (TestREJReasons)
+//	-             REQ that cannot be         -             REJ                         (TestReasons)
 //	-             REQ over a rate            -             drop                        bounds
 //	REQ_SENT      deadline                   REQ_SENT      REQ                         active
 //	REQ_SENT      last deadline              REJECTED      REJ 4, Failed               active
@@ -397,6 +397,7 @@ func message(what string, a args) *verbs.MAD {
 			LocalCMResponseTimeout: 17, RemoteCMResponseTimeout: 17, RetryCount: 7, RNRRetryCount: 6, PKey: ib.DefaultPKey,
 			PathMTU: ib.MTU(a.num("mtu", 3)), MaxCMRetries: uint8(a.dec("retries", 2)), SRQ: true,
 			Primary: mad.PathInfo{LocalGID: a.gid("local", src), RemoteGID: a.gid("to", gidA), LocalACKTimeout: 14, HopLimit: 64}}
+		req.Alternate.LocalGID = a.gid("alternate", ib.GID{})
 		copy(req.PrivateData[:], data)
 		msg = req
 	case "REP":

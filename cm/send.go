@@ -68,6 +68,13 @@ func (m *Manager) emit(out *verbs.MAD, msg mad.Message, n Note) {
 	m.act(n)
 }
 
+// askPatience sends an MRA because the user is slow: for as long as it may take.
+func (m *Manager) askPatience(c *conn) {
+	left := m.opt.UserTimeout - m.now.Sub(c.since)
+	m.sendMRA(c, ib.TimeoutFor(left), c.private)
+	m.setTimer(c, left)
+}
+
 // sendMRA asks the peer for patience and moves to the state that says so.
 func (m *Manager) sendMRA(c *conn, wait ib.Timeout, private []byte) {
 	mra := mad.MRA{TransactionID: c.tid, LocalCommID: c.p.LocalCommID, RemoteCommID: c.p.RemoteCommID, ServiceTimeout: wait & 31}

@@ -24,6 +24,10 @@ func tryWait(respond, ack ib.Timeout) time.Duration {
 	return max(minWait, bounded(respond)+bounded(ack))
 }
 
+// patience returns when a peer that grants us respond for an answer must hear
+// from us at the latest: with half of it left for the way.
+func patience(respond ib.Timeout) time.Duration { return max(minWait, bounded(respond)/2) }
+
 // timers is a heap of connections by deadline, then by age.
 type timers []*conn
 
@@ -76,6 +80,11 @@ func (m *Manager) expire(c *conn) {
 		}
 		m.giveUp(c)
 	case StateREQRcvd, StateMRAREQSent, StateREPRcvd, StateMRAREPSent:
+		if (c.state == StateREQRcvd || c.state == StateREPRcvd) && m.now.Before(c.since.Add(m.opt.UserTimeout)) {
+			m.decide(c, "the user is slow")
+			m.askPatience(c)
+			return
+		}
 		m.decide(c, "the user did not answer in time")
 		m.end(c, Failed{Handle: c.handle, Cause: TimedOut})
 		m.refuse(c, ReasonTimeout, m.guidARI(), c.private)

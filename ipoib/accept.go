@@ -30,6 +30,10 @@ func (f *Interface) requested(ev cm.RequestReceived) {
 	case !f.offers(ev.Transport, form):
 		f.refuse(ev, cm.ReasonInvalidTransport, nil, fmt.Sprintf("%v is not offered", ev.Transport))
 		return
+	case !ev.PKey.Match(f.opt.pkey()):
+		// The QP will be in our partition, where the peer's would not reach it.
+		f.refuse(ev, cm.ReasonUnsupported, nil, fmt.Sprintf("P_Key %v is not that of the link, %v", ev.PKey, f.opt.pkey()))
+		return
 	case ev.PathMTU > f.pathMTU:
 		f.refuse(ev, cm.ReasonInvalidMTU, []byte{byte(f.pathMTU)}, fmt.Sprintf("path MTU %v is more than ours of %v", ev.PathMTU, f.pathMTU))
 		return
