@@ -9,8 +9,9 @@ import (
 // Bounds of an [Endpoint].
 const (
 	// sessionWindow is how many chunks of a session may have overtaken the one
-	// that is due. An Association delivers unordered, but not for long.
-	sessionWindow = 64
+	// that is due. One packet that is lost lets all overtake that were under way
+	// with it, which may be many where they are small.
+	sessionWindow = 4096
 	// sessionWindowOctets bounds what they hold.
 	sessionWindowOctets = 1 << 20
 )
@@ -162,9 +163,9 @@ type session struct {
 	asked    Enhanced // of an active session: sent; of a passive one: received
 	depths   Depths
 	private  []byte
-	tx, rx   uint16 // next DDP-SSN of each direction
-	early    []Chunk
-	octets   int // in early
+	tx, rx   uint16           // next DDP-SSN of each direction
+	early    map[uint16]Chunk // by DDP-SSN: what overtook the one that is due
+	octets   int              // in early
 }
 
 // An Endpoint is one end of an SCTP association with the DDP stream sessions on
@@ -332,16 +333,11 @@ func (e *Endpoint) chunk(dst []SessionAction, c Chunk) []SessionAction {
 	}
 	dst = e.due(dst, s, c)
 	for e.sessions[s.stream] == s { // what waited for this one
-		i := 0
-		for i < len(s.early) && binary.BigEndian.Uint16(s.early[i].Data) != s.rx {
-			i++
-		}
-		if i == len(s.early) {
+		next, ok := s.early[s.rx]
+		if !ok {
 			break
 		}
-		next := s.early[i]
-		s.early[i] = s.early[len(s.early)-1]
-		s.early = s.early[:len(s.early)-1]
+		delete(s.early, s.rx)
 		s.octets -= len(next.Data)
 		dst = e.due(dst, s, next)
 	}
@@ -353,14 +349,17 @@ func (e *Endpoint) keep(dst []SessionAction, s *session, c Chunk, ahead uint16) 
 	if ahead > sessionWindow || s.octets+len(c.Data) > sessionWindowOctets {
 		return e.end(dst, s, SessionWindow, "DDP-SSN is %d ahead", ahead)
 	}
-	for _, o := range s.early {
-		if o.Data[0] == c.Data[0] && o.Data[1] == c.Data[1] {
-			e.count[SessionRepeated]++
-			return dst
-		}
+	ssn := s.rx + ahead
+	if _, known := s.early[ssn]; known {
+		e.count[SessionRepeated]++
+		return dst
+	}
+	if s.early == nil {
+		s.early = make(map[uint16]Chunk)
 	}
 	c.Data = append([]byte(nil), c.Data...)
-	s.early, s.octets = append(s.early, c), s.octets+len(c.Data)
+	s.early[ssn] = c
+	s.octets += len(c.Data)
 	return dst
 }
 

@@ -254,7 +254,7 @@ func TestSessionIllegal(t *testing.T) {
 		{"Enhanced Accept without data", p2p, ctl(0, FuncEnhancedAccept, 1, 2, 3), "Terminate/1, SessionDown-malformed"},
 		{"another PPID", p2p, ChunkIn{Chunk{3, 46, []byte{0, 0, 0, 6}}}, "Terminate/1, SessionDown-malformed"},
 		{"one octet", p2p, ChunkIn{Chunk{3, PPIDControl, []byte{0}}}, "Terminate/1, SessionDown-malformed"},
-		{"far ahead", p2p, ctl(65, FuncTerminate), "Terminate/1, SessionDown-window"},
+		{"far ahead", p2p, ChunkIn{Chunk{3, PPIDControl, []byte{0x10, 1, 0, 4}}}, "Terminate/1, SessionDown-window"},
 		{"behind", p2p, ChunkIn{Chunk{3, PPIDControl, []byte{0xff, 0xff, 0, 6}}}, ""},
 		{"a Terminate", p2p, ctl(0, FuncTerminate), "SessionDown"}, // 6581-7-16
 		{"nothing for us", p2p, SessionAnswer{Stream: 3}, ""},
@@ -361,6 +361,37 @@ func TestSessionOrder(t *testing.T) {
 		}
 		e.expect(fmt.Sprint(order), got[:1], "SessionUp")
 		e.expect(fmt.Sprint(order), got[1:], "SegmentIn, SegmentIn, SegmentIn, SessionDown")
+	}
+}
+
+// TestSessionWindow: one chunk is late by as many as the window takes.
+func TestSessionWindow(t *testing.T) {
+	e := newEndpoints(t, EndpointOptions{})
+	move(e.b, e.a.Step(nil, SessionConnect{0, p2p, nil}))
+	accept := e.b.Step(nil, SessionAnswer{})
+	var got []SessionAction
+	for i := range sessionWindow {
+		got = append(got, move(e.a, e.b.Step(nil, SessionSend{0, []byte{byte(i)}}))...)
+	}
+	e.expect("early", got, "")
+	got = move(e.a, accept)
+	if len(got) != 1+sessionWindow || told(got[:2]) != "SessionUp, SegmentIn" {
+		t.Fatalf("%d actions: %s", len(got), told(got[:min(3, len(got))]))
+	}
+	for i, act := range got[1:] {
+		if s := act.(SegmentIn); len(s.Segment) != 1 || s.Segment[0] != byte(i) {
+			t.Fatalf("segment %d: %+v", i, s)
+		}
+	}
+	// And by octets.
+	for i := range 17 {
+		b := make([]byte, 1<<16)
+		b[0], b[1] = byte((sessionWindow+2+i)>>8), byte(sessionWindow+2+i)
+		want := ""
+		if i == 16 {
+			want = "Terminate/1, SessionDown-window"
+		}
+		e.expect("large ones", e.a.Step(nil, ChunkIn{Chunk{0, PPIDSegment, b}}), want)
 	}
 }
 
