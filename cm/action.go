@@ -12,17 +12,21 @@ import (
 // An Action is something the driver must do or tell: one of the types of this file.
 type Action interface{ isAction() }
 
-// SendMAD asks to send a MAD once. MAD is the driver's to keep.
+// SendMAD asks to send a MAD once: to QP 1 if MAD.QPN is ib.QPNGSI, else in-band
+// to the UD QP that it names. MAD is the driver's to keep.
 type SendMAD struct{ MAD *verbs.MAD }
 
 // Params are what both sides of a connection have told each other, seen from
 // here: everything that QP transitions need.
 type Params struct {
 	Local, Remote ib.GID
-	ServiceID     serviceid.ID
-	Transport     ib.Transport
-	PKey          ib.PKey
-	PathMTU       ib.MTU
+	// CMQPN is the QP of the peer that CM messages go to: QP 1, or its UD QP if
+	// they travel in-band. It is where the peer's last message came from.
+	CMQPN     ib.QPN
+	ServiceID serviceid.ID
+	Transport ib.Transport
+	PKey      ib.PKey
+	PathMTU   ib.MTU
 
 	LocalQPN  ib.QPN // 0 until Accept
 	RemoteQPN ib.QPN // 0 until the REP
@@ -158,6 +162,7 @@ type Note struct {
 	QPN                       ib.QPN // the one that the message names
 	Reason                    Reason // REJ
 	Repeat                    bool   // sent again
+	Inband                    bool   // not by QP 1
 	Drop                      Drop   // why it was dropped; 0 if it was not
 	State                     State  // of the connection when this was written
 	Text                      string

@@ -25,6 +25,11 @@ type Event interface{ isEvent() }
 // RecvMAD says that a MAD arrived at QP 1. The Manager does not keep MAD.
 type RecvMAD struct{ MAD *verbs.MAD }
 
+// RecvInband says that a MAD arrived in-band: not at QP 1 but on the UD QP of the
+// interface, from the UD QP MAD.QPN of MAD.Remote. What answers it goes back
+// there. The machine is the same for both. The Manager does not keep MAD.
+type RecvInband struct{ MAD *verbs.MAD }
+
 // Wake says that the deadline passed. Early ones are harmless.
 type Wake struct{}
 
@@ -51,6 +56,7 @@ type Connect struct {
 	Handle      Handle
 	Local       ib.GID // primary local port GID; zero: Options.GID
 	Remote      ib.GID
+	Inband      ib.QPN // the peer's UD QP, for CM messages in-band; zero: QP 1
 	ServiceID   serviceid.ID
 	Transport   ib.Transport // RC or UC
 	QPN         ib.QPN       // our QP, in INIT with receives posted
@@ -137,6 +143,7 @@ type Disconnect struct {
 type DataOnQP struct{ QPN ib.QPN }
 
 func (RecvMAD) isEvent()    {}
+func (RecvInband) isEvent() {}
 func (Wake) isEvent()       {}
 func (Listen) isEvent()     {}
 func (Unlisten) isEvent()   {}

@@ -117,7 +117,9 @@ func (m *Manager) Step(dst []Action, now time.Time, ev Event) []Action {
 	m.dst, m.now = dst, now
 	switch ev := ev.(type) {
 	case RecvMAD:
-		m.recv(ev.MAD)
+		m.recv(ev.MAD, ib.QPNGSI)
+	case RecvInband:
+		m.recv(ev.MAD, ev.MAD.QPN)
 	case Wake:
 		m.wake()
 	case Listen:

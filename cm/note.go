@@ -21,6 +21,7 @@ func (n Note) String() string {
 	case Received:
 		add(true, "received %s", n.Message)
 	}
+	add(n.Inband, "%s", "in-band")
 	add(n.Repeat, "%s", "again")
 	add(n.LocalCommID != 0, "comm=%v", n.LocalCommID)
 	add(n.RemoteCommID != 0, "remote=%v", n.RemoteCommID)

@@ -41,6 +41,7 @@ func (m *Manager) repeatedREQ(in *verbs.MAD, c *conn, req *mad.REQ) {
 		m.rejectREQ(in, req, ReasonDuplicateCommID, m.ownerData(m.local(in.Local)), "its communication ID is that of another connection")
 		return
 	}
+	c.p.CMQPN = m.rx.from
 	switch c.state {
 	case StateREQRcvd: // the user is slow: ask the peer for patience
 		m.duplicate(c)
@@ -97,7 +98,7 @@ func (m *Manager) newREQ(in *verbs.MAD, src ib.GID, req *mad.REQ) {
 		noFailover: req.Alternate != mad.PathInfo{},
 		maxRetries: int(req.MaxCMRetries),
 		p: Params{
-			Local: to, Remote: src, ServiceID: req.ServiceID, Transport: req.Transport, PKey: req.PKey, PathMTU: req.PathMTU,
+			Local: to, Remote: src, CMQPN: m.rx.from, ServiceID: req.ServiceID, Transport: req.Transport, PKey: req.PKey, PathMTU: req.PathMTU,
 			RemoteQPN: req.LocalQPN, SendPSN: req.StartingPSN,
 			AckTimeout: req.Primary.LocalACKTimeout, RetryCount: req.RetryCount, RNRRetry: req.RNRRetryCount,
 			ResponderResources: req.InitiatorDepth, InitiatorDepth: req.ResponderResources, // they change sides

@@ -9,13 +9,15 @@ import (
 // received is the MAD that a Step is about.
 type received struct {
 	mad  *verbs.MAD
-	note Note // of it, without outcome
+	from ib.QPN // what answers it goes to: QP 1, or the peer's UD QP
+	note Note   // of it, without outcome
 }
 
-// recv handles a MAD. Exactly one Note tells what became of it: took,
+// recv handles a MAD from QP from of the peer. Exactly one Note tells what became of it: took,
 // duplicate, drop and rejectREQ each write it.
-func (m *Manager) recv(in *verbs.MAD) {
-	m.rx = received{mad: in, note: Note{Dir: Received, Remote: in.Remote}}
+func (m *Manager) recv(in *verbs.MAD, from ib.QPN) {
+	inband := from != ib.QPNGSI
+	m.rx = received{mad: in, from: from, note: Note{Dir: Received, Remote: in.Remote, Inband: inband}}
 	defer func() { m.rx = received{} }()
 	var h mad.Header
 	if h.UnmarshalBinary(in.Data[:]) != nil {
@@ -40,7 +42,7 @@ func (m *Manager) recv(in *verbs.MAD) {
 		return
 	}
 	m.rx.note = describe(msg, Received)
-	m.rx.note.Remote = in.Remote
+	m.rx.note.Remote, m.rx.note.Inband = in.Remote, inband
 	m.counts.rx[attrIndex(h.Attr)]++
 	switch msg := msg.(type) {
 	case mad.REQ:
@@ -93,12 +95,14 @@ func (m *Manager) conn(local, remote mad.CommID) *conn {
 }
 
 // fromPeer reports whether the MAD at hand comes from the peer's GID, and drops
-// it if not (design decision D12).
+// it if not (design decision D12). If it does, the connection goes on where the
+// MAD came from: at QP 1 or in-band.
 func (m *Manager) fromPeer(c *conn) bool {
 	if src := m.rx.mad.Remote; !src.IsZero() && src != c.p.Remote {
 		m.drop(c, DropSource, "it comes from another GID than the connection's")
 		return false
 	}
+	c.p.CMQPN = m.rx.from
 	return true
 }
 
