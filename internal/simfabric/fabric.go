@@ -56,17 +56,20 @@ type Fabric struct {
 
 	seed   uint64
 	rnd    *rand.Rand
+	luck   *rand.Rand // what becomes of packets
 	now    time.Time
 	seq    uint64
 	events eventHeap
 	ports  []*Port
+	byGID  map[ib.GID]*Port // of ports, the first with that GID
 	group  map[*Port]int // of a partition; empty: none
 	digest uint64
 }
 
 // New returns an empty network. Time starts at the same moment for every seed.
 func New(seed uint64, opts Options) *Fabric {
-	return &Fabric{Options: opts, seed: seed, rnd: rand.New(rand.NewPCG(seed, 0x5eed)), now: time.Unix(1_700_000_000, 0).UTC()}
+	return &Fabric{Options: opts, seed: seed, rnd: rand.New(rand.NewPCG(seed, 0x5eed)), luck: rand.New(rand.NewPCG(seed, 0x10c)),
+		now: time.Unix(1_700_000_000, 0).UTC(), byGID: make(map[ib.GID]*Port)}
 }
 
 var seedFlag = flag.Uint64("sim.seed", 0, "run simulations with this seed only")
@@ -90,8 +93,8 @@ func Seeds(t *testing.T, n int, body func(t *testing.T, seed uint64)) {
 // Seed returns what the network was made with.
 func (f *Fabric) Seed() uint64 { return f.seed }
 
-// Rand is the one source of randomness; whatever runs on the fabric takes its
-// randomness from here too.
+// Rand is the source of randomness for whatever runs on the fabric. What becomes
+// of packets is drawn elsewhere, so that it does not depend on who else draws.
 func (f *Fabric) Rand() *rand.Rand { return f.rnd }
 
 // Now returns the virtual time.
@@ -102,14 +105,20 @@ func (f *Fabric) Now() time.Time { return f.now }
 func (f *Fabric) Digest() uint64 { return f.digest }
 
 // A Timer is something that will happen.
-type Timer struct{ ev *event }
+type Timer struct {
+	f  *Fabric
+	ev *event
+}
 
-// Stop prevents it. A zero Timer may be stopped.
+// Stop prevents it. A zero Timer may be stopped, and one that has fired.
 func (t Timer) Stop() {
-	if t.ev != nil {
-		t.ev.f = nil
+	if t.ev != nil && t.ev.pos >= 0 {
+		heap.Remove(&t.f.events, t.ev.pos)
 	}
 }
+
+// Pending returns how many timers are set and packets are on their way.
+func (f *Fabric) Pending() int { return len(f.events) }
 
 // At has f called at time t, or as soon as possible if t has passed. What is due
 // at the same time happens in the order in which it was asked for.
@@ -120,7 +129,7 @@ func (f *Fabric) At(t time.Time, fn func()) Timer {
 	f.seq++
 	ev := &event{at: t, seq: f.seq, f: fn}
 	heap.Push(&f.events, ev)
-	return Timer{ev}
+	return Timer{f, ev}
 }
 
 // After has fn called when d has gone by.
@@ -128,9 +137,6 @@ func (f *Fabric) After(d time.Duration, fn func()) Timer { return f.At(f.now.Add
 
 // Next returns when something happens next; zero if nothing ever will.
 func (f *Fabric) Next() time.Time {
-	for len(f.events) > 0 && f.events[0].f == nil {
-		heap.Pop(&f.events)
-	}
 	if len(f.events) == 0 {
 		return time.Time{}
 	}
@@ -144,9 +150,7 @@ func (f *Fabric) Step() bool {
 	}
 	ev := heap.Pop(&f.events).(*event)
 	f.now = ev.at
-	fn := ev.f
-	ev.f = nil
-	fn()
+	ev.f()
 	return true
 }
 
@@ -199,19 +203,35 @@ func (f *Fabric) transmit(from *Port, dst ib.GID, ip []byte) {
 		from.busyUntil = leave
 	}
 	found := false
-	for _, to := range f.ports {
-		if to.closed || !to.takes(from, dst) {
-			continue
+	if dst.IsMulticast() {
+		for _, to := range f.ports {
+			if !to.closed && to != from && to.attached(dst) {
+				found = true
+				f.carry(from, to, ip, leave)
+			}
 		}
+	} else if to := f.port(dst); to != nil {
 		found = true
 		f.carry(from, to, ip, leave)
-		if !dst.IsMulticast() {
-			break
-		}
 	}
 	if !found {
 		f.Stats.NoRoute++
 	}
+}
+
+// port returns the port with a GID, nil if there is none.
+func (f *Fabric) port(gid ib.GID) *Port {
+	if p := f.byGID[gid]; p != nil && !p.closed {
+		return p
+	}
+	delete(f.byGID, gid)
+	for _, p := range f.ports {
+		if !p.closed && p.opts.GID == gid {
+			f.byGID[gid] = p
+			return p
+		}
+	}
+	return nil
 }
 
 // carry decides what becomes of one packet for one receiver.
@@ -232,7 +252,7 @@ func (f *Fabric) carry(from, to *Port, ip []byte, leave time.Time) {
 	for range copies {
 		at := leave.Add(f.delay())
 		if f.Jitter > 0 {
-			at = at.Add(time.Duration(f.rnd.Int64N(int64(f.Jitter))))
+			at = at.Add(time.Duration(f.luck.Int64N(int64(f.Jitter))))
 		}
 		if f.chance(f.Reorder) {
 			f.Stats.Reordered++
@@ -242,7 +262,7 @@ func (f *Fabric) carry(from, to *Port, ip []byte, leave time.Time) {
 		if f.chance(f.Flip) {
 			f.Stats.Flipped++
 			b = append([]byte(nil), ip...)
-			bit := f.rnd.IntN(len(b) * 8)
+			bit := f.luck.IntN(len(b) * 8)
 			b[bit/8] ^= 1 << (bit % 8)
 		}
 		f.At(at, func() { f.deliver(to, b) })
@@ -265,7 +285,7 @@ func (f *Fabric) deliver(to *Port, ip []byte) {
 	to.input(ip)
 }
 
-func (f *Fabric) chance(p float64) bool { return p > 0 && f.rnd.Float64() < p }
+func (f *Fabric) chance(p float64) bool { return p > 0 && f.luck.Float64() < p }
 
 func (f *Fabric) delay() time.Duration {
 	if f.Delay == 0 {
@@ -284,7 +304,8 @@ func (f *Fabric) reorderBy() time.Duration {
 type event struct {
 	at  time.Time
 	seq uint64
-	f   func() // nil: stopped
+	pos int // in the heap, -1 if not there
+	f   func()
 }
 
 type eventHeap []*event
@@ -296,11 +317,19 @@ func (h eventHeap) Less(i, j int) bool {
 	}
 	return h[i].seq < h[j].seq
 }
-func (h eventHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
-func (h *eventHeap) Push(x any)   { *h = append(*h, x.(*event)) }
+func (h eventHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].pos, h[j].pos = i, j
+}
+func (h *eventHeap) Push(x any) {
+	ev := x.(*event)
+	ev.pos = len(*h)
+	*h = append(*h, ev)
+}
 func (h *eventHeap) Pop() any {
 	old := *h
 	ev := old[len(old)-1]
+	ev.pos = -1
 	old[len(old)-1] = nil
 	*h = old[:len(old)-1]
 	return ev

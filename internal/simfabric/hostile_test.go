@@ -286,14 +286,22 @@ func TestEvents(t *testing.T) {
 	f.After(2*time.Second, func() { got = append(got, 3) })
 	f.After(time.Second, func() { got = append(got, 1); f.At(start, func() { got = append(got, 2) }) })
 	stopped := f.After(time.Second, func() { got = append(got, 99) })
+	if n := f.Pending(); n != 3 {
+		t.Errorf("%d timers are set, want 3", n)
+	}
+	stopped.Stop()
 	stopped.Stop()
 	Timer{}.Stop()
+	if n := f.Pending(); n != 2 {
+		t.Errorf("%d timers are set, want 2: one was stopped", n)
+	}
 	f.RunFor(1500 * time.Millisecond)
 	if d := f.Now().Sub(start); d != 1500*time.Millisecond || len(got) != 2 {
 		t.Errorf("after %v: %v", d, got)
 	}
 	f.RunFor(time.Hour)
-	if fmt.Sprint(got) != "[1 2 3]" || f.Step() {
+	if fmt.Sprint(got) != "[1 2 3]" || f.Step() || f.Pending() != 0 {
 		t.Errorf("order %v", got)
 	}
+	stopped.Stop() // of one long gone
 }

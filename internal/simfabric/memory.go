@@ -34,6 +34,9 @@ func (p *Port) Deregister(r *verbs.Region) error {
 	return nil
 }
 
+// Regions returns how many regions are registered.
+func (p *Port) Regions() int { return len(p.regions) }
+
 // memory is a Port as [engine.Memory].
 type memory Port
 

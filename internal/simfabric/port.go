@@ -216,13 +216,10 @@ func (p *Port) tell() {
 	})
 }
 
-// takes reports whether packets to dst are for p. Multicast does not come back
-// to the port that sent it.
-func (p *Port) takes(from *Port, dst ib.GID) bool {
-	if !dst.IsMulticast() {
-		return p.opts.GID == dst
-	}
-	return p != from && slices.ContainsFunc(p.order, func(q *qp) bool { return q.groups[dst] })
+// attached reports whether multicast to mgid is for p. It does not come back to
+// the port that sent it.
+func (p *Port) attached(mgid ib.GID) bool {
+	return slices.ContainsFunc(p.order, func(q *qp) bool { return q.groups[mgid] })
 }
 
 // header makes the IP and UDP headers for a path.

@@ -19,7 +19,8 @@ type qp struct {
 	groups         map[ib.GID]bool
 	gone           bool
 	kicked         bool      // run is on its way
-	timer          time.Time // when wake comes; zero: not
+	due            time.Time // when wake comes; zero: not
+	timer          Timer
 	pkts           []engine.Packet
 }
 
@@ -106,6 +107,7 @@ func (q *qp) Destroy() error {
 		return verbs.ErrClosed
 	}
 	q.gone = true
+	q.timer.Stop()
 	q.eng.Close()
 	q.p.count.gone.Add(q.eng.Counters())
 	delete(q.p.qps, q.eng.QPN())
@@ -155,17 +157,15 @@ func (q *qp) run() {
 			q.p.send(header(path, q.eng.QPN(), roce.BTH(b).DestQPN()), b)
 		}
 	}
-	if d := q.eng.Deadline(); !d.IsZero() && (q.timer.IsZero() || d.Before(q.timer)) {
-		q.timer = d
-		q.p.f.At(d, func() { q.wake(d) })
+	if d := q.eng.Deadline(); !d.IsZero() && (q.due.IsZero() || d.Before(q.due)) {
+		q.timer.Stop()
+		q.due = d
+		q.timer = q.p.f.At(d, q.wake)
 	}
 }
 
-func (q *qp) wake(at time.Time) {
-	if q.gone || !q.timer.Equal(at) {
-		return // an earlier one was set meanwhile
-	}
-	q.timer = time.Time{}
+func (q *qp) wake() {
+	q.due = time.Time{}
 	q.eng.Wake(q.p.f.now)
 	q.run()
 }
