@@ -62,7 +62,7 @@ type Fabric struct {
 	events eventHeap
 	ports  []*Port
 	byGID  map[ib.GID]*Port // of ports, the first with that GID
-	group  map[*Port]int // of a partition; empty: none
+	group  map[*Port]int    // of a partition; empty: none
 	digest uint64
 }
 
