@@ -132,6 +132,7 @@ type Conn struct {
 	RxPackets      uint64 `json:"rx_packets"`
 	RxOctets       uint64 `json:"rx_octets"`
 	Crossing       string `json:"crossing,omitempty"` // verdict, if REQs crossed
+	Why            string `json:"why"`                // what it is there for, and what will end it
 }
 
 // Conns answers PathConns.

@@ -408,16 +408,19 @@ type ConnInfo struct {
 	Use         ConnUse
 	Addrs       []netip.Addr // neighbours that reach it
 	Crossing    string       // verdict when REQs of the two last crossed; "" if they never did
+	Why         string       // what it is there for, and what will end it
 }
 
 // A NeighbourInfo is one entry of the neighbour cache.
 type NeighbourInfo struct {
-	Addr    netip.Addr
-	Link    encap.LinkAddr // zero until resolved
-	State   string         // REACHABLE, STALE, …
-	Queued  int            // packets waiting for resolution
-	Updated time.Time
-	Path    Path
+	Addr  netip.Addr
+	Link  encap.LinkAddr // zero until resolved
+	State string         // REACHABLE, STALE, …
+	// Queued packets, and octets, wait for its link-layer address or for the
+	// connection that it shares with other addresses of its peer.
+	Queued, QueuedOctets int
+	Updated              time.Time
+	Path                 Path
 }
 
 // A RouteInfo is one entry of the data path's table, with the next hop.

@@ -37,6 +37,7 @@ const (
 	nFlushes
 	dropQueueFull
 	dropQueueTotal
+	dropQueueGone
 	dropDown
 	dropIPv6Off
 	dropMalformed
@@ -88,6 +89,7 @@ var counterNames = [numCounters]string{
 	nFlushes:            "exception_flushes",
 	dropQueueFull:       "drop_connection_queue",
 	dropQueueTotal:      "drop_connection_queue_total",
+	dropQueueGone:       "drop_connection_queue_given_up",
 	dropDown:            "drop_interface_down",
 	dropIPv6Off:         "drop_ipv6_off",
 	dropMalformed:       "drop_malformed_packet",

@@ -3,6 +3,7 @@ package ipoib
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"ipoibcm/ib"
@@ -57,10 +58,17 @@ func (f *Interface) explainHop(e *Explanation, say func(string, ...any)) {
 	n, known := f.neigh.Lookup(e.NextHop)
 	h := f.hops[e.NextHop]
 	if h == nil {
-		if known && n.State == neigh.StateFailed {
-			say("nobody answered for %v", e.NextHop)
-		} else {
+		switch {
+		case !known:
 			say("the link-layer address of %v is not known; the next packet asks for it", e.NextHop)
+		case n.State == neigh.StateFailed:
+			say("nobody answered for %v; what is sent there is dropped for a moment, then asked for again", e.NextHop)
+		case n.State == neigh.StateIncomplete:
+			say("%v is being asked for, %d times so far; %d packets wait for its answer", e.NextHop, n.Queries, n.QueuedPackets)
+		default: // the record of its interface found no room
+			e.Link, e.Mode = n.LinkAddr, "ud"
+			say("%v is at %v, neighbour state %v", e.NextHop, n.LinkAddr, n.State)
+			say("UD, because %d interfaces are on record and there is no room for one more", len(f.peers))
 		}
 		return
 	}
@@ -112,6 +120,9 @@ func (f *Interface) explainMode(p *peer, say func(string, ...any)) {
 		if f.deviceMTU < c.mtu {
 			say("limited by the device MTU of %d", f.deviceMTU)
 		}
+		if p.accept != nil {
+			say("the peer dials again; this connection stays until the new one is up")
+		}
 	case !p.waitUntil.IsZero():
 		say("REQs crossed and the peer's won: it is due within %v", p.waitUntil.Sub(f.now).Round(time.Millisecond))
 	case p.connecting():
@@ -129,4 +140,34 @@ func (f *Interface) explainMode(p *peer, say func(string, ...any)) {
 	if c == nil {
 		say("the MTU is that of UD, %d, until there is a connection", f.udMTU())
 	}
+}
+
+// why says what c is there for, and what ends it. An empty answer would be a
+// connection that nothing knows a use for.
+func (f *Interface) why(c *conn) string {
+	p := c.peer
+	switch {
+	case c.state == connCreating && (p.dial == c || p.accept == c || slices.Contains(p.rx, c)):
+		return "its queue pair is being made"
+	case c.state == connAsked && p.dial == c:
+		return "our REQ waits for its answer"
+	case c.state == connReplied && (p.accept == c || slices.Contains(p.rx, c)):
+		return "our REP waits for RTU or data"
+	case c.state == connUp && slices.Contains(p.rx, c):
+		return "the peer's own, for receiving only" + f.until(c)
+	case c.state == connUp && p.tx == c && len(p.addrs) == 0:
+		return "no neighbour leads to it" + f.until(c)
+	case c.state == connUp && p.tx == c:
+		return fmt.Sprintf("packets to %v go by it", p.addrs[0]) + f.until(c)
+	}
+	return ""
+}
+
+// until says when silence ends c.
+func (f *Interface) until(c *conn) string {
+	t := f.idleAt(c)
+	if t.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf("; closed after %v more without a packet", max(0, t.Sub(f.now)).Round(time.Second))
 }

@@ -285,7 +285,7 @@ func (f *Interface) linkDown(why string) {
 		f.hangUp(c, why)
 	}
 	for _, p := range slices.Clone(f.order) {
-		f.takeQueue(p)
+		f.dropQueue(p)
 		f.endAttempt(p)
 		p.holdUntil, p.failures = time.Time{}, 0
 	}

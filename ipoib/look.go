@@ -52,7 +52,7 @@ func (f *Interface) Conns() []ConnInfo {
 			Conn: c.id, Peer: p.key, State: cm.StateIdle.String(), Transport: c.trans, Class: p.class, Active: c.active,
 			Tx: c.active || !c.oneWay(), Rx: !c.active || !c.oneWay(),
 			LocalQPN: c.qpn, ReceiveMTU: c.theirs, MTU: c.mtu,
-			Established: c.up, LastUsed: c.used, Use: c.use, Addrs: slices.Clone(p.addrs), Crossing: p.verdict,
+			Established: c.up, LastUsed: c.used, Use: c.use, Addrs: slices.Clone(p.addrs), Crossing: p.verdict, Why: f.why(c),
 		}
 		i.Peer.Flags = p.flags
 		if k, ok := states[c.handle]; ok && c.handle != 0 {
@@ -72,10 +72,11 @@ func (f *Interface) CommIDs() int { return len(f.cm.Conns()) }
 func (f *Interface) Neighbours() []NeighbourInfo {
 	var out []NeighbourInfo
 	for _, n := range f.neigh.Neighbors() {
-		i := NeighbourInfo{Addr: n.IP, Link: n.LinkAddr, State: n.State.String(), Queued: n.QueuedPackets, Updated: n.Confirmed}
+		i := NeighbourInfo{Addr: n.IP, Link: n.LinkAddr, State: n.State.String(), Queued: n.QueuedPackets, QueuedOctets: n.QueuedOctets, Updated: n.Confirmed}
 		if h := f.hops[n.IP]; h != nil {
 			i.Path = f.path(h)
 			i.Queued += len(h.peer.queue)
+			i.QueuedOctets += h.peer.queueOctets
 		}
 		out = append(out, i)
 	}

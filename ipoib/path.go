@@ -58,7 +58,7 @@ func (f *Interface) unlearn(a netip.Addr, why neigh.ExpireReason) {
 	if len(p.addrs) > 0 {
 		return
 	}
-	f.takeQueue(p)
+	f.dropQueue(p)
 	if p.dial != nil {
 		f.withdraw(p.dial)
 	}

@@ -175,6 +175,9 @@ func (f *Interface) takeQueue(p *peer) [][]byte {
 	return q
 }
 
+// dropQueue gives up what waits for p, because p itself is given up.
+func (f *Interface) dropQueue(p *peer) { f.n[dropQueueGone] += uint64(len(f.takeQueue(p))) }
+
 // fail ends an attempt. UD carries on; the next attempt comes after a pause
 // that doubles each time.
 func (f *Interface) fail(p *peer, why string) {

@@ -1,0 +1,89 @@
+package ipoib
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"ipoibcm/neigh"
+	"ipoibcm/wire/mad"
+)
+
+// TestExplainWhileItHappens looks at a neighbour and its connection at every
+// stage: whatever the machine keeps, somebody can ask what for.
+func TestExplainWhileItHappens(t *testing.T) {
+	w := newWorld(t, 5)
+	a, b := w.node(1, Options{Idle: time.Minute}), w.node(2, Options{Idle: time.Minute})
+	w.run(2 * time.Second)
+	says := func(stage, want string) {
+		t.Helper()
+		if e := a.f.Explain(ip4("10.0.0.2")); !strings.Contains(strings.Join(e.Reasons, "\n"), want) {
+			t.Errorf("%s: %q, want it to say %q", stage, e.Reasons, want)
+		}
+	}
+	conn := func(n *node, stage, want string) {
+		t.Helper()
+		if cs := n.f.Conns(); len(cs) != 1 || !strings.Contains(cs[0].Why, want) {
+			t.Errorf("%s: %+v, want one connection that is there because %q", stage, cs, want)
+		}
+	}
+	says("before", "the next packet asks for it")
+	w.loss = 1
+	a.ping("10.0.0.2", 9000, true)
+	says("asked", "1 times so far; 1 packets wait")
+	if n := a.f.Neighbours(); len(n) != 1 || n[0].Queued != 1 || n[0].QueuedOctets != 9000 {
+		t.Errorf("neighbours %+v, want one with a packet of 9000 octets", n)
+	}
+	w.run(5 * time.Second)
+	says("no answer", "nobody answered")
+	w.run(5 * time.Second)
+
+	w.loss = 0
+	w.dropMAD = func(_ *node, m mad.Message) bool { _, is := m.(mad.REQ); return is }
+	a.ping("10.0.0.2", 9000, true)
+	w.run(100 * time.Millisecond)
+	says("dialling", "larger packets wait (1 now)")
+	conn(a, "dialling", "our REQ waits")
+	w.dropMAD = func(_ *node, m mad.Message) bool { _, is := m.(mad.RTU); return is }
+	w.run(300 * time.Millisecond) // and the REQ is repeated; data stands for the RTU
+	conn(a, "up", "packets to 10.0.0.2 go by it; closed after 1m0s more")
+	conn(b, "up", "packets to 10.0.0.1 go by it")
+
+	// b forgets the neighbour, as if it had aged, and a still sends.
+	for _, p := range b.f.order {
+		for len(p.addrs) > 0 {
+			b.f.unlearn(p.addrs[0], neigh.ExpireUnused)
+		}
+	}
+	conn(b, "without a neighbour", "no neighbour leads to it; closed after")
+	// What was queued when a peer is given up is counted.
+	w.dropMAD = func(*node, mad.Message) bool { return true }
+	c := w.node(3, Options{})
+	for i := range 3 {
+		c.ping("10.0.0.2", 9000+i, true)
+	}
+	w.run(50 * time.Millisecond)
+	c.step(LinkDown{})
+	if n := c.counter("drop_connection_queue_given_up"); n != 3 {
+		t.Errorf("%d packets were given up with the link, want 3", n)
+	}
+}
+
+// TestExplainNoRoom: a neighbour whose interface found no room on record is
+// reached by UD, and explained so.
+func TestExplainNoRoom(t *testing.T) {
+	w := newWorld(t, 6)
+	a := w.node(1, Options{MaxPeers: 1})
+	w.node(2, Options{})
+	w.node(3, Options{})
+	w.run(2 * time.Second)
+	for _, to := range []string{"10.0.0.2", "10.0.0.3"} {
+		a.ping(to, 100, true)
+		w.run(time.Second)
+	}
+	e := a.f.Explain(ip4("10.0.0.3"))
+	if e.Mode != "ud" || e.Link.IsZero() || !strings.Contains(fmt.Sprint(e.Reasons), "no room") {
+		t.Errorf("explained as %+v", e)
+	}
+}
