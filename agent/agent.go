@@ -48,6 +48,10 @@ type Options struct {
 	Idle       time.Duration // zero means 5 minutes, negative never
 	Peers      []ib.GID      // GIDs of all others, where the underlay has no multicast
 
+	// OwnTUNThread keeps reading the TUN from the thread that receives packets
+	// ([datapath.Config]).
+	OwnTUNThread bool
+
 	Build string       // version, for status
 	Notes []string     // what is worth knowing about the provider, for status
 	Log   *slog.Logger // nil discards
@@ -127,7 +131,7 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 		return explainTUN(a.opt.Name, err)
 	}
 	a.loop, err = datapath.New(datapath.Config{Provider: a.opt.Provider, TUN: a.tun, PKey: a.opt.PKey, QKey: a.opt.QKey,
-		UDMTU: a.opt.UDMTU, ReceiveMTU: a.opt.ReceiveMTU})
+		UDMTU: a.opt.UDMTU, ReceiveMTU: a.opt.ReceiveMTU, NoAttend: a.opt.OwnTUNThread})
 	if err != nil {
 		return errors.Join(fmt.Errorf("set up the data path: %w", err), a.tun.Close())
 	}

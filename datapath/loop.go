@@ -43,6 +43,10 @@ type Config struct {
 	UCRecvDepth int // per connection without an SRQ [16]
 	SendBuffers int // of 64 KiB, for all QPs together, at least 64 [512]
 	UpDepth     int // frames on their way up; a quarter is kept for ARP, ND, IGMP, MLD [256]
+
+	// NoAttend keeps the TUN reader a goroutine of its own where the provider
+	// could do its work ([verbs.Attender]).
+	NoAttend bool
 }
 
 func (c *Config) pkey() ib.PKey    { return cmp.Or(c.PKey, ib.DefaultPKey) }
@@ -209,7 +213,10 @@ func (l *Loop) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var tunReader, pollers sync.WaitGroup
-	tunReader.Go(func() { stop(newSender(l).run()) })
+	unattend := l.attend(stop)
+	if unattend == nil {
+		tunReader.Go(func() { stop(newSender(l, l.tun.Read).run()) })
+	}
 	for _, q := range []struct {
 		cq    verbs.CQ
 		drain func()
@@ -229,6 +236,9 @@ func (l *Loop) Run(ctx context.Context) error {
 	}
 	<-ctx.Done()
 	l.shut()
+	if unattend != nil {
+		unattend()
+	}
 	l.tun.Close() // unblocks Read
 	tunReader.Wait()
 	l.destroyQueues() // unblocks Wait

@@ -475,7 +475,7 @@ func TestNoAllocsPerPacket(t *testing.T) {
 	a.route("10.9.0.0/24", NewPath(1, Target{Kind: ToConn, MTU: 65520, Conn: ca}))
 	a.route("10.8.0.0/24", NewPath(2, Target{Kind: ToUD, MTU: 2044, UD: a.udTo(b)}))
 	big, ack, ud, miss := ip4("10.9.0.2", 65520, 6), ip4("10.9.0.2", 52, 6), ip4("10.8.0.2", 1500, 17), ip4("10.9.1.2", 100, 6)
-	s := newSender(a.Loop)
+	s := newSender(a.Loop, a.Loop.tun.Read)
 	step := func() {
 		for range 4 {
 			a.tun.Send(big)
@@ -483,7 +483,7 @@ func TestNoAllocsPerPacket(t *testing.T) {
 			a.tun.Send(ud)
 			a.tun.Send(miss)
 		}
-		if err := s.step(); err != nil {
+		if _, _, err := s.step(); err != nil {
 			t.Fatal(err)
 		}
 		for range 4 {

@@ -48,8 +48,12 @@ type sendQ struct {
 	progress atomic.Int64 // Unix nanoseconds of the last completion
 	stalled  atomic.Bool  // full without progress; drop at once until a completion
 
-	// The TUN reader's own: what this batch sends here.
-	batch []sendItem
+	// The TUN reader's own: what this batch sends here, and if it does not fit:
+	// head at the last look, when the rest is dropped (Unix nanoseconds), and how
+	// long there may be no completion (nanoseconds).
+	batch           []sendItem
+	seen            uint64
+	giveUpAt, stall int64
 
 	packets, octets, errs, flushed, full, stalls atomic.Uint64
 	lastTx                                       atomic.Int64

@@ -39,7 +39,9 @@ type sender struct {
 	bufs  [][]byte
 	sizes []int
 	qs    []*sendQ // touched by this batch
+	held  []*sendQ // full, with packets of this batch still to be posted
 	timer *time.Timer
+	read  func(bufs [][]byte, sizes []int) (int, error) // blocks or not
 
 	// The two queues used last, to know whether one is alone.
 	recent [2]struct {
@@ -48,10 +50,10 @@ type sender struct {
 	}
 }
 
-func newSender(l *Loop) *sender {
+func newSender(l *Loop, read func([][]byte, []int) (int, error)) *sender {
 	s := &sender{
-		l: l, slots: make([]int32, 0, batchLen), bufs: make([][]byte, batchLen),
-		sizes: make([]int, batchLen), qs: make([]*sendQ, 0, batchLen), timer: time.NewTimer(time.Hour),
+		l: l, read: read, slots: make([]int32, 0, batchLen), bufs: make([][]byte, batchLen), sizes: make([]int, batchLen),
+		qs: make([]*sendQ, 0, batchLen), held: make([]*sendQ, 0, batchLen), timer: time.NewTimer(time.Hour),
 	}
 	s.timer.Stop()
 	return s
@@ -60,15 +62,28 @@ func newSender(l *Loop) *sender {
 // run reads until the TUN fails.
 func (s *sender) run() error {
 	for {
-		if err := s.step(); err != nil {
+		_, wait, err := s.step()
+		if err != nil {
+			s.giveUp()
 			return err
+		}
+		if wait > 0 {
+			s.wait(wait)
 		}
 	}
 }
 
-// step moves one batch.
-func (s *sender) step() error {
+// step moves one batch that is read, or goes on with what the last one left
+// over. A positive wait says that nothing more can be done for so long, unless
+// requests complete. While packets are left over s holds Loop.hand.
+func (s *sender) step() (n int, wait time.Duration, err error) {
 	l := s.l
+	if len(s.held) > 0 {
+		if wait = s.retry(time.Now().UnixNano()); wait > 0 {
+			return 0, wait, nil
+		}
+		l.hand.RUnlock()
+	}
 	if have := len(s.slots); have < batchLen {
 		s.slots = l.pool.take(s.slots, batchLen-have)
 		for i := have; i < len(s.slots); i++ {
@@ -77,24 +92,27 @@ func (s *sender) step() error {
 	}
 	if len(s.slots) == 0 {
 		if l.done() {
-			return ErrClosed
+			return 0, 0, ErrClosed
 		}
 		l.c.TxWaits.Add(1)
-		s.wait(sharedStall, func() bool { return l.pool.available() > 0 })
-		return nil
+		return 0, sharedStall, nil
 	}
-	n, err := l.tun.Read(s.bufs[:len(s.slots)], s.sizes)
-	if err != nil {
-		return fmt.Errorf("read %s: %w", l.tun.Name(), err)
+	if n, err = s.read(s.bufs[:len(s.slots)], s.sizes); err != nil {
+		return 0, 0, fmt.Errorf("read %s: %w", l.tun.Name(), err)
+	}
+	if n == 0 {
+		return 0, 0, nil
 	}
 	l.hand.RLock()
-	s.batch(n, time.Now().UnixNano())
-	l.hand.RUnlock()
-	return nil
+	if wait = s.batch(n, time.Now().UnixNano()); wait == 0 {
+		l.hand.RUnlock()
+	}
+	return n, wait, nil
 }
 
 // batch sends the first n packets read. Slots whose packet went nowhere stay.
-func (s *sender) batch(n int, now int64) {
+// What it returns is that of retry.
+func (s *sender) batch(n int, now int64) (wait time.Duration) {
 	l := s.l
 	table := l.table.Load()
 	kept := 0
@@ -116,9 +134,16 @@ func (s *sender) batch(n int, now int64) {
 		s.note(q, now)
 	}
 	for _, q := range s.qs {
-		s.flush(q, now)
+		left := s.post(q, q.batch, now)
+		if q.batch = append(q.batch[:0], left...); len(left) > 0 {
+			s.hold(q, now)
+		}
 	}
 	s.qs = s.qs[:0]
+	if len(s.held) == 0 {
+		return 0
+	}
+	return s.retry(now)
 }
 
 // route puts packet i into the batch of its queue and reports whether it did;
@@ -197,43 +222,76 @@ func (s *sender) alone(q *sendQ, now int64) bool {
 	return true
 }
 
-// flush posts q's batch, waits a little for room if there is too little, and
-// drops the rest.
-func (s *sender) flush(q *sendQ, now int64) {
-	l := s.l
-	items := q.batch
-	q.batch = q.batch[:0]
-	items = s.post(q, items, now)
-	if len(items) == 0 {
-		return
-	}
+// hold begins the wait for room in q.
+func (s *sender) hold(q *sendQ, now int64) {
 	limit, stall := sharedWait, sharedStall
 	if s.alone(q, now) {
 		limit, stall = aloneWait, aloneStall
 	}
-	end := now + int64(limit)
-	for len(items) > 0 && !q.stalled.Load() && !l.done() {
+	q.seen, q.giveUpAt, q.stall = q.head.Load(), now+int64(limit), int64(stall)
+	s.held = append(s.held, q)
+}
+
+// retry posts what the full queues have room for now, and drops the rest of
+// those that had their time. It returns how long to wait for the others at most;
+// zero means that no packet is left.
+func (s *sender) retry(now int64) (wait time.Duration) {
+	l := s.l
+	kept := s.held[:0]
+	for _, q := range s.held {
+		q.seen = q.head.Load()
+		left := s.post(q, q.batch, now)
+		if len(left) > 0 && now >= q.giveUpAt && now-q.progress.Load() >= q.stall {
+			s.markStalled(q)
+		}
+		if len(left) == 0 || now >= q.giveUpAt || q.stalled.Load() || l.done() {
+			s.dropLeft(q, left)
+			continue
+		}
+		q.batch = append(q.batch[:0], left...)
+		kept = append(kept, q)
+		if d := time.Duration(q.giveUpAt - now); wait == 0 || d < wait {
+			wait = d
+		}
+	}
+	s.held = kept
+	if wait > 0 {
 		l.c.TxWaits.Add(1)
-		head := q.head.Load()
-		s.wait(min(limit, stall), func() bool { return q.head.Load() != head })
-		now = time.Now().UnixNano()
-		if q.head.Load() == head && now-q.progress.Load() >= int64(stall) {
-			q.stalled.Store(true)
-			if q.head.Load() != head { // it moved just now; complete cleared the mark before we set it
-				q.stalled.Store(false)
-			} else {
-				q.stalls.Add(1)
-				l.c.TxStalls.Add(1)
-			}
-		}
-		items = s.post(q, items, now)
-		if now >= end {
-			break
-		}
 	}
-	for i := range items {
-		l.dropFull(q, &items[i])
+	return wait
+}
+
+// markStalled makes q drop at once until it completes something.
+func (s *sender) markStalled(q *sendQ) {
+	if q.stalled.Swap(true) {
+		return
 	}
+	if q.head.Load() != q.seen { // it moved just now; complete cleared the mark before we set it
+		q.stalled.Store(false)
+		return
+	}
+	q.stalls.Add(1)
+	s.l.c.TxStalls.Add(1)
+}
+
+// dropLeft drops what is left of q's batch.
+func (s *sender) dropLeft(q *sendQ, left []sendItem) {
+	for i := range left {
+		s.l.dropFull(q, &left[i])
+	}
+	q.batch = q.batch[:0]
+}
+
+// giveUp drops what is left when the reader ends.
+func (s *sender) giveUp() {
+	if len(s.held) == 0 {
+		return
+	}
+	for _, q := range s.held {
+		s.dropLeft(q, q.batch)
+	}
+	s.held = s.held[:0]
+	s.l.hand.RUnlock()
 }
 
 // post posts what fits and drops what can never be; it returns what is left.
@@ -260,11 +318,11 @@ func (s *sender) post(q *sendQ, items []sendItem, now int64) []sendItem {
 	return nil
 }
 
-// wait sleeps until a completion makes ok true, at most d.
-func (s *sender) wait(d time.Duration, ok func() bool) {
+// wait sleeps until something completes, at most d.
+func (s *sender) wait(d time.Duration) {
 	l := s.l
 	l.waiting.Store(true)
-	if !ok() && !l.done() {
+	if !s.moved() && !l.done() {
 		s.timer.Reset(d)
 		select {
 		case <-l.wake:
@@ -274,6 +332,16 @@ func (s *sender) wait(d time.Duration, ok func() bool) {
 		s.timer.Stop()
 	}
 	l.waiting.Store(false)
+}
+
+// moved reports whether something has completed that the sender waits for.
+func (s *sender) moved() bool {
+	for _, q := range s.held {
+		if q.head.Load() != q.seen {
+			return true
+		}
+	}
+	return len(s.held) == 0 && s.l.pool.available() > 0
 }
 
 // wakeSender ends the TUN reader's wait, if there is one.

@@ -6,7 +6,6 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -25,38 +24,23 @@ func (o *Options) mtu() int { return cmp.Or(o.MTU, DefaultMTU) }
 
 // A File is a TUN device of the kernel.
 //
-// Reads go through the runtime's poller, so a blocked Read holds no thread and
-// Close ends it. A locked thread in poll(2) on the device and an eventfd wakes
-// sooner (BenchmarkWake, two busy cores: 25 against 45 microseconds); under load
-// neither sleeps. A millisecond of poll(2) before the poller gained nothing.
+// Its descriptor is not with the runtime's poller: whoever waits for packets does
+// so in poll(2), File.Read on a thread of its own or somebody else together with
+// other descriptors (FD, TryRead). That wakes sooner, and nobody else is woken.
 type File struct {
 	name  string
 	index int
-	f     *os.File
-	rc    syscall.RawConn
-	shut  atomic.Bool // after Close the poller's errors are its own
+	fd    int
+	ended int // eventfd that Close signals
 
-	// The reader's state. The callback is made once: a closure per Read would
-	// be an allocation per batch.
+	// use is held for reading while the descriptor is in use.
+	use  sync.RWMutex
+	shut atomic.Bool
+
 	readMu sync.Mutex
-	bufs   [][]byte
-	sizes  []int
-	n      int
-	err    error
-	readFn func(fd uintptr) bool
-
-	writers sync.Pool // *writer
 }
 
-// A writer is one call of Write under way.
-type writer struct {
-	bufs [][]byte
-	n    int
-	err  error
-	fn   func(fd uintptr) bool
-}
-
-var _ Device = (*File)(nil)
+var _ Pollable = (*File)(nil)
 
 // Open creates the TUN interface and sets its MTU. The interface is down; it is
 // gone when the File is closed or the process ends.
@@ -85,7 +69,7 @@ func setup(fd int, o Options) (*File, error) {
 	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr); err != nil {
 		return nil, fmt.Errorf("create TUN %q: %w", o.Name, err)
 	}
-	t := &File{name: ifr.Name()}
+	t := &File{name: ifr.Name(), fd: fd}
 
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -105,17 +89,8 @@ func setup(fd int, o Options) (*File, error) {
 		return nil, fmt.Errorf("set MTU of %s to %d: %w", t.name, o.mtu(), err)
 	}
 
-	// Only now may the poller see the descriptor: before TUNSETIFF it polls as
-	// an error.
-	t.f = os.NewFile(uintptr(fd), "/dev/net/tun")
-	if t.rc, err = t.f.SyscallConn(); err != nil {
-		return nil, fmt.Errorf("poll %s: %w", t.name, err)
-	}
-	t.readFn = t.readReady
-	t.writers.New = func() any {
-		w := new(writer)
-		w.fn = w.ready
-		return w
+	if t.ended, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return nil, fmt.Errorf("create eventfd: %w", err)
 	}
 	return t, nil
 }
@@ -126,102 +101,117 @@ func (t *File) Name() string { return t.name }
 // Index implements [Device].
 func (t *File) Index() int { return t.index }
 
+// FD implements [Pollable].
+func (t *File) FD() int { return t.fd }
+
 // Close implements [Device].
 func (t *File) Close() error {
-	t.shut.Store(true)
-	return t.f.Close()
+	if t.shut.Swap(true) {
+		return os.ErrClosed
+	}
+	one := [8]byte{1}
+	_, _ = unix.Write(t.ended, one[:])
+	t.use.Lock() // nobody uses the descriptors any more
+	defer t.use.Unlock()
+	unix.Close(t.ended)
+	return unix.Close(t.fd)
 }
 
 // Read implements [Device].
 func (t *File) Read(bufs [][]byte, sizes []int) (int, error) {
+	for {
+		n, err := t.TryRead(bufs, sizes)
+		if n > 0 || err != nil || len(bufs) == 0 {
+			return n, err
+		}
+		if err := t.wait(); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// wait returns when there is something to read, or Close was called.
+func (t *File) wait() error {
+	t.use.RLock()
+	defer t.use.RUnlock()
+	if t.shut.Load() {
+		return os.ErrClosed
+	}
+	fds := [2]unix.PollFd{{Fd: int32(t.fd), Events: unix.POLLIN}, {Fd: int32(t.ended), Events: unix.POLLIN}}
+	if _, err := unix.Poll(fds[:], -1); err != nil && err != unix.EINTR {
+		return fmt.Errorf("poll %s: %w", t.name, err)
+	}
+	if fds[0].Revents&(unix.POLLERR|unix.POLLHUP) != 0 && fds[0].Revents&unix.POLLIN == 0 {
+		return fmt.Errorf("poll %s: %w", t.name, unix.ENODEV) // it was deleted
+	}
+	return nil
+}
+
+// TryRead implements [Pollable].
+func (t *File) TryRead(bufs [][]byte, sizes []int) (n int, err error) {
 	if len(bufs) == 0 {
 		return 0, nil
 	}
 	_ = sizes[len(bufs)-1]
 	t.readMu.Lock()
 	defer t.readMu.Unlock()
-	t.bufs, t.sizes, t.n, t.err = bufs, sizes, 0, nil
-	err := t.rc.Read(t.readFn)
-	t.bufs, t.sizes = nil, nil
-	if t.n > 0 {
-		return t.n, nil // what ended the batch will be met again
+	t.use.RLock()
+	defer t.use.RUnlock()
+	if t.shut.Load() {
+		return 0, os.ErrClosed
 	}
-	return 0, t.closedError(cmp.Or(t.err, err))
-}
-
-// readReady takes all it can; false means that the poller should wait.
-func (t *File) readReady(fd uintptr) bool {
-	for t.n < len(t.bufs) {
-		n, err := readFD(fd, t.bufs[t.n])
-		switch err {
-		case 0:
-			if n > 0 {
-				t.sizes[t.n] = n
-				t.n++
-			}
-		case unix.EINTR:
-		case unix.EAGAIN:
-			return t.n > 0
+	for n < len(bufs) {
+		k, e := readFD(t.fd, bufs[n])
+		switch {
+		case e == 0 && k > 0:
+			sizes[n] = k
+			n++
+		case e == 0, e == unix.EINTR:
+		case e == unix.EAGAIN, n > 0: // what ended the batch will be met again
+			return n, nil
 		default:
-			t.err = err
-			return true
+			return 0, e
 		}
 	}
-	return true
+	return n, nil
 }
 
 // Write implements [Device].
-func (t *File) Write(bufs [][]byte) (int, error) {
-	w := t.writers.Get().(*writer)
-	w.bufs, w.n, w.err = bufs, 0, nil
-	err := t.rc.Write(w.fn)
-	n, werr := w.n, w.err
-	w.bufs = nil
-	t.writers.Put(w)
-	return n, t.closedError(cmp.Or(werr, err))
-}
-
-func (w *writer) ready(fd uintptr) bool {
-	for len(w.bufs) > 0 {
-		err := writeFD(fd, w.bufs[0])
-		switch err {
+func (t *File) Write(bufs [][]byte) (n int, err error) {
+	t.use.RLock()
+	defer t.use.RUnlock()
+	if t.shut.Load() {
+		return 0, os.ErrClosed
+	}
+	for i := 0; i < len(bufs); i++ {
+		switch e := writeFD(t.fd, bufs[i]); e {
 		case 0:
-			w.n++
+			n++
 		case unix.EINTR:
-			continue
-		case unix.EAGAIN:
-			return false
+			i--
 		default:
-			w.err = err
+			err = e
 		}
-		w.bufs = w.bufs[1:]
 	}
-	return true
-}
-
-// closedError makes one error of the several that a closed device gives.
-func (t *File) closedError(err error) error {
-	if err != nil && t.shut.Load() {
-		return os.ErrClosed
-	}
-	return err
+	return n, err
 }
 
 // The system calls return an Errno, not an error: making an interface of one
-// allocates for numbers the runtime has not prepared.
+// allocates for numbers the runtime has not prepared. They do not tell the
+// scheduler: the descriptor does not block, and a packet takes microseconds.
 
-func readFD(fd uintptr, b []byte) (int, unix.Errno) {
+func readFD(fd int, b []byte) (int, unix.Errno) {
 	if len(b) == 0 {
 		return 0, unix.EINVAL
 	}
-	n, _, e := unix.Syscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
+	n, _, e := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
 	return int(n), e
 }
 
-func writeFD(fd uintptr, b []byte) unix.Errno {
+func writeFD(fd int, b []byte) unix.Errno {
 	if len(b) == 0 {
 		return unix.EINVAL
 	}
-	_, _, e := unix.Syscall(unix.SYS_WRITE, fd, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
+	_, _, e := unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
 	return e
 }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 )
 
 // open makes a TUN that is up, with an address, in a namespace of its own.
@@ -219,76 +218,32 @@ func TestNoAllocs(t *testing.T) {
 }
 
 // BenchmarkWake is the time from a packet's transmission to its reader having
-// run, when the reader sleeps: the poller against a thread in poll(2).
+// run, when the reader sleeps.
 func BenchmarkWake(b *testing.B) {
-	for _, mode := range []string{"netpoll", "thread"} {
-		b.Run(mode, func(b *testing.B) {
-			f := open(b, Options{})
-			c := dial(b)
-			read := f.Read
-			if mode == "thread" {
-				ev, err := unix.Eventfd(0, 0)
-				if err != nil {
-					b.Fatal(err)
-				}
-				defer unix.Close(ev)
-				read = func(bufs [][]byte, sizes []int) (int, error) {
-					var n int
-					f.rc.Control(func(fd uintptr) { n = pollRead(fd, ev, bufs, sizes) })
-					if n == 0 {
-						return 0, os.ErrClosed
-					}
-					return n, nil
+	f := open(b, Options{})
+	c := dial(b)
+	got := make(chan struct{}, 1)
+	go func() {
+		bufs, sizes := buffers(8)
+		for {
+			n, err := f.Read(bufs, sizes)
+			if err != nil {
+				return
+			}
+			for i := range n {
+				if bufs[i][9] == 17 {
+					got <- struct{}{}
 				}
 			}
-			got := make(chan struct{}, 1)
-			go func() {
-				if mode == "thread" {
-					runtime.LockOSThread()
-				}
-				bufs, sizes := buffers(8)
-				for {
-					n, err := read(bufs, sizes)
-					if err != nil {
-						return
-					}
-					for i := range n {
-						if bufs[i][9] == 17 {
-							got <- struct{}{}
-						}
-					}
-				}
-			}()
-			time.Sleep(20 * time.Millisecond)
-			p := make([]byte, 100)
-			for b.Loop() {
-				c.Write(p)
-				<-got
-			}
-			f.Close()
-		})
+		}
+	}()
+	time.Sleep(20 * time.Millisecond)
+	p := make([]byte, 100)
+	for b.Loop() {
+		c.Write(p)
+		<-got
 	}
-}
-
-// pollRead is Read by a thread that sleeps in poll(2).
-func pollRead(fd uintptr, ev int, bufs [][]byte, sizes []int) (n int) {
-	for {
-		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}, {Fd: int32(ev), Events: unix.POLLIN}}
-		if k, err := unix.Poll(fds, 100); k == 0 || err != nil && err != unix.EINTR || fds[0].Revents&unix.POLLERR != 0 {
-			return 0
-		}
-		for n < len(bufs) {
-			k, e := readFD(fd, bufs[n])
-			if e != 0 {
-				break
-			}
-			sizes[n] = k
-			n++
-		}
-		if n > 0 {
-			return n
-		}
-	}
+	f.Close()
 }
 
 // BenchmarkRead is the cost of a packet when there are always more.

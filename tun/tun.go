@@ -40,3 +40,14 @@ type Device interface {
 	// Close removes the interface and ends a Read.
 	Close() error
 }
+
+// A Pollable is a Device that somebody else can wait for, together with other
+// descriptors. Read and TryRead may not run at once.
+type Pollable interface {
+	Device
+	// FD is what to poll(2) for input. It must not be in use any more when Close
+	// is called.
+	FD() int
+	// TryRead is Read, but returns 0 and no error when there is no packet.
+	TryRead(bufs [][]byte, sizes []int) (n int, err error)
+}

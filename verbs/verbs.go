@@ -26,6 +26,7 @@ package verbs
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"ipoibcm/ib"
 )
@@ -283,13 +284,31 @@ type CallbackCQ interface {
 	OnReady(f func())
 }
 
+// An Attender is a provider one of whose receiving goroutines can look after a
+// descriptor of its user as well, so that what arrives there and what arrives
+// from the wire are handled by one thread and neither has to wake another. It is
+// optional: ask with a type assertion.
+type Attender interface {
+	// Attend makes the provider call step when fd can be read and each time it
+	// has taken packets in, never twice at once and with no lock held. step does
+	// some work and does not block. more asks for another call as soon as packets
+	// that wait have been looked at. A positive wait asks not to look at fd, but
+	// to call step after so long, and before if packets came. Completions that
+	// step causes reach their handlers ([CallbackCQ]) when it has returned.
+	//
+	// stop returns when step is not running, will not run again, and fd is not
+	// used any more; step must not call it. Where a descriptor is attended to
+	// already the error is ErrQueueFull.
+	Attend(fd int, step func() (more bool, wait time.Duration)) (stop func(), err error)
+}
+
 // SRQInit says how large a shared receive queue is.
 type SRQInit struct {
 	Depth  int // receive work requests
 	MaxSGE int
 }
 
-// An SRQ is a shared receive queue.
+// An SRQ is a shared receive queue. Receive work requests are used in any order.
 type SRQ interface {
 	// PostRecv posts wrs in order and returns how many were taken; the error is
 	// nil only if all were.

@@ -47,15 +47,18 @@ type Config struct {
 	Offload     Offload  `yaml:"offload"`
 }
 
-// Offload holds the switches of the kernel's UDP offloads.
+// Offload holds the switches of what makes the data path fast.
 type Offload struct {
 	GSO *bool `yaml:"gso"` // UDP_SEGMENT; nil means on where it works
 	GRO *bool `yaml:"gro"` // UDP_GRO; nil means on where it works
+	// OneThread has the provider's receiving thread read the TUN; nil means on
+	// where the provider can.
+	OneThread *bool `yaml:"one_thread"`
 }
 
 // defaults returns the configuration that holds where nothing is said.
 func defaults() Config {
-	gso, gro := true, true // apart: the file writes through the pointers
+	gso, gro, one := true, true, true // apart: the file writes through the pointers
 	return Config{
 		Name:        "ibcm0",
 		Mode:        "rc",
@@ -66,7 +69,7 @@ func defaults() Config {
 		PKey:        uint16(ib.DefaultPKey),
 		QKey:        uint32(ib.QKeyIPoIB),
 		IdleTimeout: "5m",
-		Offload:     Offload{GSO: &gso, GRO: &gro},
+		Offload:     Offload{GSO: &gso, GRO: &gro, OneThread: &one},
 	}
 }
 

@@ -93,13 +93,16 @@ func run(ctx context.Context, c Config) error {
 	opt := agent.Options{
 		Provider: provider, GID: gid, Name: c.Name, Prefixes: s.prefixes, Control: c.controlPath(),
 		Mode: mode, UDMTU: c.UDMTU, ReceiveMTU: c.ReceiveMTU, PKey: ib.PKey(c.PKey) | ib.PKeyFull, QKey: ib.QKey(c.QKey),
-		Idle: idle, Peers: s.peers, Build: build(), Notes: notes, Log: log,
+		Idle: idle, Peers: s.peers, OwnTUNThread: off(c.Offload.OneThread), Build: build(), Notes: notes, Log: log,
 	}
 	started := time.Now()
 	return agent.Run(ctx, opt, func() {
 		log.Info("interface up", "name", c.Name, "control", opt.Control, "took", time.Since(started).Round(time.Millisecond))
 	})
 }
+
+// off says that a switch was set to false.
+func off(b *bool) bool { return b != nil && !*b }
 
 // openProvider opens what carries RDMA, and checks that the UD MTU fits it. The
 // notes are what an operator should know about the choice.
@@ -114,7 +117,6 @@ func openProvider(c Config, s settings, log *slog.Logger) (verbs.Provider, ib.GI
 	if !link.Up {
 		return nil, ib.GID{}, nil, hintError{fmt.Errorf("underlay %s is down", c.Underlay), "ip link set " + c.Underlay + " up"}
 	}
-	off := func(b *bool) bool { return b != nil && !*b }
 	dev, err := softroce.Open(softroce.Options{
 		Underlay: c.Underlay, GID: s.gid, MaxUDPayload: c.UDMTU + encap.HeaderLen, PKeys: []ib.PKey{ib.PKey(cmp.Or(c.PKey, uint16(ib.DefaultPKey))) | ib.PKeyFull},
 		NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), Log: log,

@@ -93,7 +93,16 @@ func (c *cq) OnReady(f func()) { c.ready = f }
 // kick tells the user about what was added. The caller holds no lock. direct
 // says that the caller is a goroutine of ours that may run the user's handler.
 func (c *cq) kick(direct bool) {
-	if !c.pending.Load() || !c.pending.Swap(false) {
+	if !c.pending.Load() {
+		return
+	}
+	if !direct && c.ready != nil {
+		c.dev.deferred.Store(true) // before the look at stepping: it may end now
+		if c.dev.stepping.Load() {
+			return
+		}
+	}
+	if !c.pending.Swap(false) {
 		return
 	}
 	switch {

@@ -68,7 +68,12 @@ type Device struct {
 	monitor   *monitor
 
 	closing atomic.Bool
-	wg      sync.WaitGroup
+
+	attended atomic.Bool // a receiver looks after a descriptor of the user's
+	stepping atomic.Bool // it is calling the user's step
+	deferred atomic.Bool // completions may wait for the step to end
+
+	wg sync.WaitGroup
 
 	mu      sync.Mutex
 	cqs     map[*cq]struct{}
@@ -176,8 +181,7 @@ func (d *Device) Close() error {
 		_ = c.Destroy()
 	}
 	for _, r := range d.receivers {
-		// Not connected, it says, but wakes the reader.
-		_ = unix.Shutdown(r.fd, unix.SHUT_RD)
+		r.wake()
 	}
 	close(d.timers.stop)
 	d.poke()
@@ -199,6 +203,7 @@ func (d *Device) release() {
 	}
 	for _, r := range d.receivers {
 		unix.Close(r.fd)
+		unix.Close(r.wakeFD)
 	}
 	for _, s := range d.allSenders() {
 		s.mu.Lock()

@@ -70,6 +70,10 @@ func (d *Device) openReceiver(v6 bool, addr netip.Addr, mcast, share bool) error
 		return err
 	}
 	r.fd = fd
+	if err := r.newWake(); err != nil {
+		unix.Close(fd)
+		return err
+	}
 	d.receivers = append(d.receivers, r)
 	return nil
 }

@@ -3,6 +3,8 @@ package softroce
 import (
 	"encoding/binary"
 	"net/netip"
+	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -52,6 +54,13 @@ type receiver struct {
 	flow     roce.Flow
 	head     roce.IPHeader
 
+	wakeFD int // eventfd
+
+	att   atomic.Pointer[attention]
+	kicks []*cq // attend's own
+	attMu sync.Mutex
+	ended bool // under attMu
+
 	overflow uint32 // datagrams the kernel has dropped, as it said last
 
 	from    engine.Source
@@ -84,28 +93,29 @@ func (r *receiver) init() {
 	}
 }
 
-// run reads until the socket is shut down.
+// run reads until the device is closed.
 func (r *receiver) run() {
 	r.init()
+	defer r.end()
 	for !r.dev.closing.Load() {
 		n, errno := r.read()
-		if errno != 0 {
-			if errno == unix.EINTR || errno == unix.EAGAIN {
-				continue
-			}
-			if r.dev.closing.Load() {
-				return
-			}
+		switch errno {
+		case 0:
+			r.dev.count.rxCalls.Add(1)
+			r.take(n, time.Now())
+		case unix.EAGAIN, unix.EINTR:
+		default:
 			r.dev.count.rxErrors.Add(1)
 			time.Sleep(10 * time.Millisecond) // ENETDOWN and the like
-			continue
 		}
-		r.dev.count.rxCalls.Add(1)
-		r.take(n, time.Now())
+		if more, wait := r.attend(); !more && errno == unix.EAGAIN {
+			r.sleep(wait)
+		}
 	}
 }
 
-// read takes in what is there, or waits for the first datagram.
+// read takes in what is there. It does not wait, and so does not tell the
+// scheduler.
 func (r *receiver) read() (int, unix.Errno) {
 	for i := range r.msgs {
 		h := &r.msgs[i].hdr
@@ -113,11 +123,7 @@ func (r *receiver) read() (int, unix.Errno) {
 		h.SetControllen(recvCtlLen)
 		h.Flags = 0
 	}
-	// The first try does not tell the scheduler: under load it always succeeds.
 	n, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(r.fd), uintptr(unsafe.Pointer(&r.msgs[0])), recvBatch, unix.MSG_DONTWAIT, 0, 0)
-	if errno == unix.EAGAIN {
-		n, _, errno = unix.Syscall6(unix.SYS_RECVMMSG, uintptr(r.fd), uintptr(unsafe.Pointer(&r.msgs[0])), recvBatch, unix.MSG_WAITFORONE, 0, 0)
-	}
 	raceReceived()
 	return int(n), errno
 }
@@ -147,7 +153,7 @@ func (r *receiver) datagram(i int, b []byte, now time.Time) {
 	c := &r.dev.count
 	var md meta
 	r.control(i, &md)
-	if len(b) == 0 { // woken to end
+	if len(b) == 0 { // its socket was shut down to be replaced
 		return
 	}
 	if md.overflow > r.overflow {

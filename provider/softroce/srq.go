@@ -37,7 +37,7 @@ func (s *srq) PostRecv(wrs []verbs.RecvWR) (int, error) {
 // Pop implements [engine.RecvQueue].
 func (s *srq) Pop(w *engine.RecvWQE) bool {
 	s.mu.Lock()
-	ok := !s.gone && s.ring.Pop(w)
+	ok := !s.gone && s.ring.PopLast(w)
 	s.mu.Unlock()
 	return ok
 }

@@ -60,16 +60,32 @@ func (r *RecvRing) grow() {
 	r.slots, r.sg = slots, sg
 }
 
-// Pop implements [RecvQueue].
+// Pop implements [RecvQueue]: first in, first out, as a receive queue is.
 func (r *RecvRing) Pop(w *RecvWQE) bool {
 	if r.head == r.tail {
 		return false
 	}
-	i := int(r.head) & (len(r.slots) - 1)
+	r.read(r.head, w)
+	r.head++
+	return true
+}
+
+// PopLast is Pop, but takes what was posted last: nobody can tell the buffers of
+// a shared receive queue apart, and this one may still be in the cache.
+func (r *RecvRing) PopLast(w *RecvWQE) bool {
+	if r.head == r.tail {
+		return false
+	}
+	r.tail--
+	r.read(r.tail, w)
+	return true
+}
+
+// read moves the work request at position at into w.
+func (r *RecvRing) read(at uint32, w *RecvWQE) {
+	i := int(at) & (len(r.slots) - 1)
 	s := r.slots[i]
 	w.ID = s.id
 	w.SG = append(w.SG[:0], r.sg[i*r.maxSGE:i*r.maxSGE+s.nsg]...)
 	clear(r.sg[i*r.maxSGE : i*r.maxSGE+s.nsg])
-	r.head++
-	return true
 }

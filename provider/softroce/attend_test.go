@@ -1,0 +1,178 @@
+package softroce
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+// A counterFD is an eventfd, and a step that reads it.
+type counterFD struct {
+	fd    int
+	sum   atomic.Uint64 // of what was read
+	calls atomic.Int64
+	wait  atomic.Int64 // what step asks for, in nanoseconds
+	then  func()       // called by a step that read something
+}
+
+func newCounterFD(t *testing.T) *counterFD {
+	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
+	must(t, err)
+	t.Cleanup(func() { unix.Close(fd) })
+	return &counterFD{fd: fd, then: func() {}}
+}
+
+func (c *counterFD) add(n uint64) {
+	b := binary.NativeEndian.AppendUint64(nil, n)
+	unix.Write(c.fd, b)
+}
+
+func (c *counterFD) step() (bool, time.Duration) {
+	c.calls.Add(1)
+	var b [8]byte
+	if n, _ := unix.Read(c.fd, b[:]); n == 8 {
+		c.sum.Add(binary.NativeEndian.Uint64(b[:]))
+		c.then()
+		return true, 0
+	}
+	return false, time.Duration(c.wait.Load())
+}
+
+func TestAttend(t *testing.T) {
+	a, b := vethPair(t, 9000, false, nil)
+	x, y := newEnd(t, a, ib.RC, 16, 4096), newEnd(t, b, ib.RC, 16, 4096)
+	connect(x, y)
+	c := newCounterFD(t)
+	stop, err := a.Attend(c.fd, c.step)
+	must(t, err)
+	if _, err := a.Attend(c.fd, c.step); !errors.Is(err, verbs.ErrQueueFull) {
+		t.Errorf("a second descriptor: %v", err)
+	}
+	c.add(5)
+	until(t, "a step for the descriptor", func() bool { return c.sum.Load() == 5 })
+	time.Sleep(20 * time.Millisecond)
+	idle := c.calls.Load()
+	time.Sleep(50 * time.Millisecond)
+	if n := c.calls.Load(); n > idle {
+		t.Errorf("%d steps with nothing to do", n-idle)
+	}
+
+	// Packets are followed by a step.
+	_, err = x.qp.PostRecv([]verbs.RecvWR{{ID: 1, SG: x.sge(0, 4096)}})
+	must(t, err)
+	_, err = y.qp.PostSend([]verbs.SendWR{{ID: 2, Opcode: verbs.Send, Flags: verbs.Signaled, SG: y.sge(0, 100)}})
+	must(t, err)
+	x.next()
+	until(t, "a step after packets", func() bool { return c.calls.Load() > idle })
+
+	stop()
+	c.add(1)
+	time.Sleep(20 * time.Millisecond)
+	if got := c.sum.Load(); got != 5 {
+		t.Errorf("a step after stop: sum %d", got)
+	}
+	stop2, err := a.Attend(c.fd, c.step) // free again
+	must(t, err)
+	until(t, "a step for what was there before", func() bool { return c.sum.Load() == 6 })
+	must(t, a.Close()) // ends it
+	stop2()
+	if _, err := a.Attend(c.fd, c.step); !errors.Is(err, verbs.ErrClosed) {
+		t.Errorf("Attend after Close: %v", err)
+	}
+}
+
+// While a step waits its descriptor is not watched, and the time is kept.
+func TestAttendWaits(t *testing.T) {
+	a, _ := vethPair(t, 9000, false, nil)
+	c := newCounterFD(t)
+	full := atomic.Bool{}
+	full.Store(true)
+	step := func() (bool, time.Duration) {
+		if full.Load() {
+			c.calls.Add(1)
+			return false, 20 * time.Millisecond
+		}
+		return c.step()
+	}
+	stop, err := a.Attend(c.fd, step)
+	must(t, err)
+	defer stop()
+	c.add(7)
+	time.Sleep(200 * time.Millisecond)
+	if n := c.calls.Load(); n < 2 || n > 15 {
+		t.Errorf("%d steps in 200 ms, each of which asks for 20 ms", n)
+	}
+	if c.sum.Load() != 0 {
+		t.Error("read too early")
+	}
+	full.Store(false)
+	until(t, "the step after the wait", func() bool { return c.sum.Load() == 7 })
+}
+
+// A step's own completions reach their handler when it has ended, on no other
+// goroutine.
+func TestAttendCompletions(t *testing.T) {
+	a, b := vethPair(t, 9000, false, nil)
+	y := newEnd(t, b, ib.UD, 16, 4096)
+	got, err := a.CreateCQ(16)
+	must(t, err)
+	var stepping, inside atomic.Bool
+	var done atomic.Int64
+	var wcs [16]verbs.WC
+	got.(*cq).OnReady(func() {
+		for n := got.Poll(wcs[:]); n > 0; n = got.Poll(wcs[:]) {
+			done.Add(int64(n))
+			if stepping.Load() {
+				inside.Store(true)
+			}
+		}
+	})
+	q, err := a.CreateQP(verbs.QPInit{Transport: ib.UD, SendCQ: got, RecvCQ: got, SendDepth: 16, RecvDepth: 1, MaxSendSGE: 1, MaxRecvSGE: 1})
+	must(t, err)
+	for _, s := range []verbs.QPState{verbs.StateInit, verbs.StateRTR, verbs.StateRTS} {
+		must(t, q.Modify(verbs.QPAttr{State: s, PKey: ib.DefaultPKey, QKey: 0x1b}))
+	}
+	to, err := a.CreateAH(verbs.AHAttr{SGID: a.Port().GIDs[0], DGID: b.Port().GIDs[0]})
+	must(t, err)
+	region, err := a.Alloc(100)
+	must(t, err)
+	wr := verbs.SendWR{Opcode: verbs.Send, Flags: verbs.Signaled, SG: []verbs.SGE{{Region: region, Buf: region.Buf}}, AH: to, RemoteQPN: y.qp.QPN(), RemoteQKey: 0x1b}
+	c := newCounterFD(t)
+	c.then = func() {
+		stepping.Store(true)
+		for range 4 {
+			q.PostSend([]verbs.SendWR{wr})
+		}
+		time.Sleep(5 * time.Millisecond)
+		stepping.Store(false)
+	}
+	stop, err := a.Attend(c.fd, c.step)
+	must(t, err)
+	defer stop()
+	const rounds = 20
+	for i := range rounds {
+		c.add(1)
+		until(t, "completions of a step", func() bool { return done.Load() == int64(4*(i+1)) })
+	}
+	if inside.Load() {
+		t.Error("a handler ran while the step did")
+	}
+}
+
+func TestAttendBadInput(t *testing.T) {
+	a, _ := vethPair(t, 9000, false, nil)
+	if _, err := a.Attend(-1, func() (bool, time.Duration) { return false, 0 }); !errors.Is(err, verbs.ErrInvalid) {
+		t.Errorf("no descriptor: %v", err)
+	}
+	if _, err := a.Attend(int(os.Stdin.Fd()), nil); !errors.Is(err, verbs.ErrInvalid) {
+		t.Errorf("no step: %v", err)
+	}
+}
