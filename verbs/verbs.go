@@ -96,6 +96,13 @@ type Caps struct {
 	RDMA     bool // RDMA WRITE and RDMA READ
 	Inv      bool // SEND with invalidate
 	MAD      bool // MADPort is not nil
+	// IWARP says that reliable queue pairs are TCP connections, as libibverbs'
+	// transport type does. There is no immediate data. A send or write completes
+	// when its buffer is the caller's again, not when the peer has it: what the
+	// peer then refuses takes the queue pair to [StateError] with a QPFatal, and
+	// does not show in the completion. Timeouts and retry counts are TCP's own.
+	// The tap sees nothing.
+	IWARP bool
 
 	Multicast bool
 	// MaxMessage is the largest RC or UC message in octets.

@@ -191,7 +191,7 @@ func testRCInvalidate(e *env) {
 	a.equal("send", a.sent(), verbs.WC{ID: 6, Opcode: verbs.SendInv})
 	if e.A.Caps().RDMA {
 		a.postSend(write)
-		a.equal("write after the key was invalidated", a.sent(), verbs.WC{ID: 1, Status: verbs.RemoteAccess})
+		a.refused("write after the key was invalidated", 1, verbs.RemoteAccess)
 	}
 }
 
@@ -221,7 +221,10 @@ func testRCNotReady(e *env) {
 	for i := range 3 {
 		a.postSend(signaled(verbs.Send, uint64(i), a.filled(9000, i)))
 	}
-	a.silent("no receive was posted")
+	if !e.A.Caps().IWARP { // else TCP has them already
+		a.silent("no receive was posted")
+	}
+	b.silent("no receive was posted")
 	for i := range 3 {
 		sg := b.buf(9000)
 		b.postRecv(uint64(i), sg)
@@ -252,7 +255,7 @@ func testRCTooLong(e *env) {
 	b.postRecv(1, b.buf(4999))
 	b.postRecv(2, b.buf(5000))
 	a.postSend(signaled(verbs.Send, 1, a.filled(5000, 1)))
-	a.equal("send", a.sent(), verbs.WC{ID: 1, Status: verbs.RemoteInvReq})
+	a.refused("send", 1, verbs.RemoteInvReq)
 	b.equal("receive", b.received(), verbs.WC{ID: 1, Status: verbs.LocalLengthError})
 	b.equal("receive behind it", b.received(), verbs.WC{ID: 2, Status: verbs.WRFlushError})
 	for _, n := range []*end{a, b} {
@@ -290,7 +293,9 @@ func testRCFlush(e *env) {
 	}
 	a.to(b, verbs.StateError)
 	for i := range uint64(5) {
-		a.equal("send", a.sent(), verbs.WC{ID: i, Status: verbs.WRFlushError})
+		if wc := a.sent(); !e.A.Caps().IWARP || wc.Status != verbs.Success || wc.ID != i {
+			a.equal("send", wc, verbs.WC{ID: i, Status: verbs.WRFlushError})
+		}
 		a.equal("receive", a.received(), verbs.WC{ID: i, Status: verbs.WRFlushError})
 	}
 	// What is posted in ERR is taken and flushed.
@@ -330,7 +335,11 @@ func testRCDestroy(e *env) {
 // testRCReset takes a QP back to RESET and uses it again.
 func testRCReset(e *env) {
 	a, b := e.connected(rc)
-	a.postSend(signaled(verbs.Send, 1, a.filled(10, 1)))
+	if e.A.Caps().IWARP { // a send would complete before it is forgotten
+		a.postRecv(1, a.buf(10))
+	} else {
+		a.postSend(signaled(verbs.Send, 1, a.filled(10, 1)))
+	}
 	for _, n := range []*end{a, b} {
 		n.to(nil, verbs.StateReset)
 	}

@@ -1,0 +1,252 @@
+package softiwarp
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"syscall"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/mpa"
+	"ipoibcm/verbs"
+)
+
+// Two queue pairs that know each other's GID and QPN, as verbs have it, must come
+// to one TCP connection. The one with the smaller GID and QPN dials; its request
+// says in the private data which queue pair it wants. The other's device holds
+// the request until that queue pair has come to RTR. It is an arrangement of ours:
+// foreign peers are met with [Device.Connect] and [Device.Accept].
+
+// rendezvousMagic begins the private data: "iQPr".
+const rendezvousMagic = 0x69515072
+
+const rendezvousLen = 4 + 4 + 4 + 16 + 16
+
+// A meeting names two queue pairs. It is comparable.
+type meeting struct {
+	from, to   ib.QPN
+	fromG, toG ib.GID
+}
+
+func (m meeting) append(b []byte) []byte {
+	b = binary.BigEndian.AppendUint32(b, rendezvousMagic)
+	b = binary.BigEndian.AppendUint32(b, uint32(m.from))
+	b = binary.BigEndian.AppendUint32(b, uint32(m.to))
+	return append(append(b, m.fromG[:]...), m.toG[:]...)
+}
+
+func (m *meeting) unmarshal(b []byte) bool {
+	if len(b) != rendezvousLen || binary.BigEndian.Uint32(b) != rendezvousMagic {
+		return false
+	}
+	m.from, m.to = ib.QPN(binary.BigEndian.Uint32(b[4:])), ib.QPN(binary.BigEndian.Uint32(b[8:]))
+	copy(m.fromG[:], b[12:])
+	copy(m.toG[:], b[28:])
+	return true
+}
+
+// A visitor is a request that waits for its queue pair.
+type visitor struct {
+	enter chan *qp // holds one
+}
+
+// rendezvous begins to connect q as attr says. The lock is held.
+func (q *qp) rendezvous(attr *verbs.QPAttr) error {
+	d := q.dev
+	if attr.Path.DGID.IsZero() || !attr.DestQPN.Valid() {
+		return fmt.Errorf("%w: a connection needs a GID and a QPN", verbs.ErrInvalid)
+	}
+	q.local, q.remote, q.remoteQPN = attr.Path.SGID, attr.Path.DGID, attr.DestQPN
+	q.ird = attr.MaxDestRDAtomic
+	if q.local.IsZero() {
+		q.local = d.gid
+	}
+	if q.local != d.gid {
+		return fmt.Errorf("%w: GID %v is not ours", verbs.ErrInvalid, q.local)
+	}
+	switch c := bytes.Compare(q.local[:], q.remote[:]); {
+	case c == 0 && q.qpn == q.remoteQPN:
+		return fmt.Errorf("%w: a queue pair cannot be connected to itself", verbs.ErrInvalid)
+	case c < 0 || c == 0 && q.qpn < q.remoteQPN:
+		ctx, cancel := context.WithCancelCause(d.ctx)
+		try := &attempt{cancel}
+		q.settle = try
+		m := meeting{q.qpn, q.remoteQPN, q.local, q.remote}
+		ird := q.ird
+		d.wg.Go(func() {
+			st, _, err := d.visit(ctx, m, ird)
+			q.arrived(try, st, err, true)
+		})
+	default:
+		d.mu.Lock()
+		if v := d.visitors[meeting{q.remoteQPN, q.qpn, q.remote, q.local}]; v != nil {
+			v.enter <- q // it holds one, and a visitor is given one
+			delete(d.visitors, meeting{q.remoteQPN, q.qpn, q.remote, q.local})
+		}
+		d.mu.Unlock()
+	}
+	return nil
+}
+
+// startup returns how queue pairs of ours connect.
+func (d *Device) startup(ird, ord uint8) Startup {
+	s := Startup{Options: d.opts.MPA, Count: d.counted(nil)}
+	s.Options.Negotiate, s.Options.PeerToPeer, s.Options.Fallback = true, true, false
+	s.Options.Depths = mpa.Depths{IRD: mpa.Depth(ird), ORD: mpa.Depth(ord), MaxIRD: mpa.Depth(ird)}
+	return s
+}
+
+// visit dials until the peer's device is there and its queue pair has come.
+func (d *Device) visit(ctx context.Context, m meeting, ird uint8) (*Stream, mpa.Result, error) {
+	s := d.startup(ird, maxReads)
+	s.Private = m.append(nil)
+	s.Options.Timeout = d.opts.connectTimeout() + time.Second // the other side gives up first
+	end := time.Now().Add(d.opts.connectTimeout())
+	for {
+		st, res, err := s.Connect(ctx, func(ctx context.Context) (net.Conn, error) { return d.dial(ctx, m.fromG, m.toG) })
+		if err == nil || ctx.Err() != nil || !errors.Is(err, syscall.ECONNREFUSED) || time.Now().After(end) {
+			return st, res, err
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// arrived is the end of an attempt.
+func (q *qp) arrived(try *attempt, st *Stream, err error, initiator bool) {
+	try.cancel(nil)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	mine := q.settle == try
+	if mine {
+		q.settle = nil
+	}
+	switch {
+	case !mine:
+		if st != nil {
+			q.dev.wg.Go(st.Close)
+		}
+	case err != nil:
+		q.dev.count.connectErrors.Add(1)
+		q.fail(verbs.RetryExceeded, err.Error(), nil)
+	default:
+		q.attach(st, initiator)
+	}
+}
+
+// listen takes connections from the peers' devices.
+func (d *Device) listen() {
+	for {
+		conn, err := d.ln.Accept()
+		if err != nil {
+			if d.ctx.Err() != nil {
+				return
+			}
+			d.count.acceptErrors.Add(1)
+			select { // out of files, perhaps
+			case <-d.ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+			continue
+		}
+		if !d.guests.enter(maxGuests) {
+			d.count.guestsRefused.Add(1)
+			_ = conn.Close()
+			continue
+		}
+		d.wg.Go(func() {
+			defer d.guests.leave()
+			d.receive(conn)
+		})
+	}
+}
+
+// receive answers one request.
+func (d *Device) receive(conn net.Conn) {
+	var q *qp
+	var try *attempt
+	s := d.startup(0, 0)
+	st, _, err := s.Accept(d.ctx, conn, func(ctx context.Context, r mpa.Request) mpa.Event {
+		var m meeting
+		if !m.unmarshal(r.Private) || m.toG != d.gid || !from(conn, m.fromG) {
+			d.count.strangers.Add(1)
+			return mpa.Reject{}
+		}
+		var ird uint8
+		if q, try, ird = d.host(ctx, m); q == nil {
+			d.count.nobodyHome.Add(1)
+			return mpa.Reject{}
+		}
+		return mpa.Accept{Depths: &mpa.Depths{IRD: mpa.Depth(ird), MaxIRD: mpa.Depth(ird), ORD: maxReads}}
+	})
+	if q != nil {
+		q.arrived(try, st, err, false)
+	}
+}
+
+// from says whether conn comes from the address that is gid, as far as it has one.
+func from(conn net.Conn, gid ib.GID) bool {
+	a, ok := conn.RemoteAddr().(*net.TCPAddr)
+	return !ok || ib.GIDFromAddr(a.AddrPort().Addr()) == gid
+}
+
+// host finds the queue pair that m wants, or waits for it.
+func (d *Device) host(ctx context.Context, m meeting) (*qp, *attempt, uint8) {
+	v := &visitor{enter: make(chan *qp, 1)}
+	d.mu.Lock()
+	if q := d.qps[m.to]; q != nil {
+		d.mu.Unlock()
+		if try, ird := q.claim(m); try != nil {
+			return q, try, ird
+		}
+		d.mu.Lock()
+	}
+	if d.visitors[m] != nil {
+		d.mu.Unlock()
+		return nil, nil, 0
+	}
+	d.visitors[m] = v
+	d.mu.Unlock()
+	defer func() {
+		d.mu.Lock()
+		if d.visitors[m] == v {
+			delete(d.visitors, m)
+		}
+		d.mu.Unlock()
+	}()
+	timer := time.NewTimer(d.opts.connectTimeout())
+	defer timer.Stop()
+	// It may have come to RTR between our look and our entry.
+	if q := d.lookup(m.to); q != nil {
+		if try, ird := q.claim(m); try != nil {
+			return q, try, ird
+		}
+	}
+	select {
+	case q := <-v.enter:
+		if try, ird := q.claim(m); try != nil {
+			return q, try, ird
+		}
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return nil, nil, 0
+}
+
+// claim takes q for the request m if it waits for that.
+func (q *qp) claim(m meeting) (*attempt, uint8) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.gone || q.sess != nil || q.settle != nil || q.state != verbs.StateRTR && q.state != verbs.StateRTS ||
+		m != (meeting{q.remoteQPN, q.qpn, q.remote, q.local}) {
+		return nil, 0
+	}
+	q.settle = &attempt{func(error) {}}
+	return q.settle, q.ird
+}

@@ -1,0 +1,259 @@
+package softiwarp
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"ipoibcm/mpa"
+	"ipoibcm/verbs"
+)
+
+// batchLen is about how many octets of FPDUs go to TCP at a time.
+const batchLen = 1 << 17
+
+// A session is a queue pair's stream with the two goroutines that serve it. It
+// outlives the queue pair's use of it only to say goodbye.
+type session struct {
+	q  *qp
+	st *Stream
+
+	wake chan struct{} // there may be something to send; holds at most one
+	recv chan struct{} // a receive was posted; holds at most one
+	done chan struct{} // closed under q.mu when the queue pair has let go
+
+	// Under q.mu.
+	fenced  bool
+	over    bool           // done is closed
+	goodbye *mpa.TermError // to be sent last
+}
+
+// attach gives a settled stream to q, whose lock is held.
+func (q *qp) attach(st *Stream, initiator bool) {
+	s := &session{q: q, st: st, wake: make(chan struct{}, 1), recv: make(chan struct{}, 1), done: make(chan struct{}), fenced: st.Fenced()}
+	q.sess = s
+	q.eng.begin(&st.Result, st.MULPDU(), initiator)
+	q.eng.ord = min(q.eng.ord, q.maxORD)
+	q.dev.rememberStream(st)
+	q.dev.wg.Go(s.read)
+	q.dev.wg.Go(s.write)
+}
+
+// posted tells the reader that a receive was posted.
+func (s *session) posted() {
+	select {
+	case s.recv <- struct{}{}:
+	default:
+	}
+}
+
+// kick tells the writer to look.
+func (s *session) kick() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// end lets go of the stream; why is said to the peer if it is not nil and may be
+// sent. The lock is held.
+func (s *session) end(why *mpa.TermError) {
+	if s.over {
+		return
+	}
+	s.over, s.q.sess = true, nil
+	if !s.fenced {
+		s.goodbye = why
+	}
+	close(s.done)
+	_ = s.st.conn.SetReadDeadline(time.Unix(1, 0)) // the reader ends
+}
+
+// write sends what the engine has, and says goodbye at the end.
+func (s *session) write() {
+	q := s.q
+	var buf []byte
+	for {
+		q.mu.Lock()
+		if s.over {
+			break
+		}
+		buf = buf[:0]
+		if !s.fenced {
+			if q.eng.stuck() {
+				q.fail(verbs.LocalQPOpError, "RDMA READ, and no Reads were agreed on", nil)
+				break
+			}
+			buf = q.eng.output(&s.st.out, buf, batchLen)
+			if e := q.eng.term; e != nil { // found while sending
+				q.dev.countTerm(e.Cause)
+				q.fail(verbs.GeneralError, e.Error(), nil)
+			}
+		}
+		q.mu.Unlock()
+		if len(buf) == 0 {
+			select {
+			case <-s.wake:
+			case <-s.done:
+			}
+			continue
+		}
+		err := s.send(buf)
+		q.mu.Lock()
+		if err != nil && !s.over {
+			q.fail(verbs.RetryExceeded, fmt.Sprintf("send: %v", err), nil)
+		}
+		if !s.over {
+			q.eng.written()
+		}
+		q.mu.Unlock()
+	}
+	bye := s.goodbye
+	q.mu.Unlock()
+	if bye != nil {
+		q.dev.count.termsOut.Add(1)
+		_ = s.send(s.st.out.Append(buf[:0], mpa.AppendTerminate(nil, bye.Cause), nil))
+	}
+	s.st.Close()
+	q.dev.forgetStream(s.st)
+}
+
+func (s *session) send(b []byte) error {
+	_ = s.st.conn.SetWriteDeadline(time.Now().Add(s.q.dev.opts.sendTimeout()))
+	_, err := s.st.conn.Write(b)
+	if err == nil {
+		s.q.dev.count.txOctets.Add(uint64(len(b)))
+	}
+	return err
+}
+
+// read gives the engine what comes.
+func (s *session) read() {
+	q := s.q
+	for {
+		seg, rtr, err := s.st.Read()
+		q.mu.Lock()
+		if err == nil && !s.over {
+			err = s.take(&seg, rtr)
+		}
+		if s.over {
+			q.mu.Unlock()
+			return
+		}
+		if err != nil {
+			s.failed(err)
+			q.mu.Unlock()
+			return
+		}
+		q.mu.Unlock()
+	}
+}
+
+// take gives one segment to the engine. A Send that finds no receive is held, and
+// with it all that comes behind it, for a time: the peer's TCP notices. The lock
+// is held; it is given up meanwhile.
+func (s *session) take(seg *mpa.Segment, rtr bool) error {
+	q := s.q
+	q.dev.count.rxSegments.Add(1)
+	if s.fenced {
+		s.fenced = false
+		s.kick()
+	}
+	if q.state == verbs.StateRTR && !q.commEst {
+		q.commEst = true
+		q.dev.event(verbs.Event{Kind: verbs.CommEst, QPN: q.qpn})
+	}
+	if rtr {
+		q.eng.rtr(seg)
+		s.kick()
+		return nil
+	}
+	err := q.eng.receive(seg)
+	if errors.Is(err, errNoReceive) {
+		err = s.wait(seg)
+	}
+	if err == nil && q.eng.busy() {
+		s.kick() // a response to send, or a Read that made room
+	}
+	return err
+}
+
+// wait holds a Send until a receive is posted.
+func (s *session) wait(seg *mpa.Segment) error {
+	q := s.q
+	q.dev.count.recvWaits.Add(1)
+	timer := time.NewTimer(q.dev.opts.recvTimeout())
+	defer timer.Stop()
+	if q.srq != nil {
+		q.srq.watch(s, true)
+		defer q.srq.watch(s, false)
+	}
+	for {
+		err := q.eng.receive(seg) // again: one may have been posted before we watched
+		if !errors.Is(err, errNoReceive) {
+			return err
+		}
+		q.mu.Unlock()
+		late := false
+		select {
+		case <-s.recv:
+		case <-s.done:
+		case <-timer.C:
+			late = true
+		}
+		q.mu.Lock()
+		switch {
+		case s.over:
+			return nil
+		case late:
+			q.dev.count.recvTimeouts.Add(1)
+			return terminate(mpa.DDPNoBuffer, "no receive in %v", q.dev.opts.recvTimeout())
+		}
+	}
+}
+
+// failed ends the use of the stream after a fault. The lock is held.
+func (s *session) failed(err error) {
+	q := s.q
+	var mpaErr *mpa.Error
+	var term *mpa.TermError
+	var peer *errTerminated
+	switch {
+	case errors.As(err, &mpaErr):
+		q.dev.countReason(mpaErr.Reason)
+		var t *mpa.TermError
+		if mpaErr.Reason.Outcome() == mpa.Terminate && mpaErr.Reason != mpa.ReasonNotRTR { // of that the peer knows
+			t = terminate(mpaErr.Code().Cause(), "%s", mpaErr.Detail)
+		}
+		q.fail(verbs.GeneralError, err.Error(), t)
+	case errors.As(err, &term):
+		q.dev.countTerm(term.Cause)
+		q.fail(statusOf(term.Cause, true), err.Error(), term)
+	case errors.As(err, &peer):
+		q.dev.count.termsIn.Add(1)
+		q.fail(statusOf(peer.cause, false), err.Error(), nil)
+	case errors.Is(err, io.EOF):
+		q.dev.count.closes.Add(1)
+		q.fail(verbs.WRFlushError, "the peer closed", nil)
+	default:
+		q.dev.count.lost.Add(1)
+		q.fail(verbs.RetryExceeded, err.Error(), nil)
+	}
+}
+
+// statusOf says what a Terminate means to work requests: ours if the peer sent it;
+// none of ours is to blame if we did.
+func statusOf(c mpa.Cause, local bool) verbs.Status {
+	switch {
+	case local:
+		return verbs.WRFlushError
+	case c.Access() || c == mpa.RDMAPInvalidate:
+		return verbs.RemoteAccess
+	case c == mpa.DDPNoBuffer:
+		return verbs.RNRExceeded
+	case c == mpa.DDPTooLong:
+		return verbs.RemoteInvReq
+	}
+	return verbs.RemoteOpError
+}

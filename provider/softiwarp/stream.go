@@ -1,0 +1,218 @@
+package softiwarp
+
+import (
+	"errors"
+	"io"
+	"net"
+	"time"
+
+	"ipoibcm/mpa"
+)
+
+// Bounds of the end of a stream: how long octets of a peer are read and thrown
+// away, so that TCP delivers what we have sent before it is closed.
+const lingerTimeout = time.Second
+
+// A Stream is a settled MPA connection: it carries DDP segments. One goroutine
+// may read while another writes.
+type Stream struct {
+	// Result is what was settled. At a responder the kind of RTR indication is
+	// known when it is no longer fenced.
+	Result mpa.Result
+
+	conn  net.Conn
+	in    mpa.Deframer
+	out   mpa.Framer
+	mulp  int // largest ULPDU that is sent, octets
+	rtr   mpa.RTRTypes
+	early []byte // came with the last startup frame
+
+	responder *mpa.Responder // while fenced
+	s         *Startup       // the responder's
+
+	rbuf []byte
+	rest []byte // of rbuf: read and not looked at
+	wbuf []byte
+}
+
+func newStream(conn net.Conn, res mpa.Result) *Stream {
+	return &Stream{Result: res, conn: conn, in: mpa.Deframer{Markers: res.RecvMarkers, CRC: res.CRC},
+		out: mpa.Framer{Markers: res.SendMarkers, CRC: res.CRC}, mulp: mpa.MULPDU(emss(conn), res.SendMarkers)}
+}
+
+// Conn returns the connection below.
+func (s *Stream) Conn() net.Conn { return s.conn }
+
+// Fenced says that this is a responder's stream and the initiator's first
+// segment has not been read: nothing may be sent (MPA fencing).
+func (s *Stream) Fenced() bool { return s.responder != nil }
+
+// MULPDU is the largest ULPDU that is sent, in octets.
+func (s *Stream) MULPDU() int { return s.mulp }
+
+func (s *Stream) sendRTR(t mpa.RTRTypes) error { return s.write(mpa.AppendRTR(nil, t), nil) }
+
+// write sends one FPDU.
+func (s *Stream) write(head, body []byte) error {
+	s.wbuf = s.out.Append(s.wbuf[:0], head, body)
+	_ = s.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
+	_, err := s.conn.Write(s.wbuf)
+	_ = s.conn.SetWriteDeadline(time.Time{})
+	return err
+}
+
+// Write sends a segment, alone in its FPDU. The payload is at most MULPDU less
+// the header. While the stream is fenced it fails.
+func (s *Stream) Write(seg *mpa.Segment) error {
+	if s.Fenced() {
+		return ErrFenced
+	}
+	return s.write(seg.AppendHeader(nil), seg.Payload)
+}
+
+// ErrFenced says that a responder may not send yet.
+var ErrFenced = errors.New("softiwarp: the initiator has sent nothing yet")
+
+// Read returns the next segment. It stays valid until the next Read. rtr says
+// that it is the RTR indication, which is no message of the peer's ULP. Errors
+// are [*mpa.Error] and [*mpa.TermError] for faults of the peer, io.EOF if it
+// closed between two FPDUs, or those of the net.Conn.
+func (s *Stream) Read() (seg mpa.Segment, rtr bool, err error) {
+	if s.responder != nil {
+		_ = s.conn.SetReadDeadline(s.responder.Deadline())
+	}
+	u, err := s.next()
+	if err != nil {
+		return seg, false, s.faulty(err)
+	}
+	seg, terr := mpa.ParseSegment(u)
+	if terr != nil {
+		return seg, false, s.faulty(terr)
+	}
+	if s.responder == nil {
+		return seg, false, nil
+	}
+	return s.first(seg)
+}
+
+// first shows the initiator's first segment to the machine.
+func (s *Stream) first(seg mpa.Segment) (mpa.Segment, bool, error) {
+	for _, act := range s.responder.Step(nil, time.Now(), mpa.FPDU{Segment: seg}) {
+		switch act := act.(type) {
+		case mpa.Established:
+			s.Result = act.Result
+			s.unfence()
+			return seg, act.Result.RTR != 0, nil
+		case mpa.SendTerminate:
+			s.terminate(act.Code.Cause())
+		case mpa.Failed:
+			s.unfence()
+			return seg, false, act.Err
+		}
+	}
+	return seg, false, errors.New("softiwarp: the machine does not know what to do") // cannot happen
+}
+
+func (s *Stream) unfence() {
+	s.s.counted(s.responder.Counters())
+	s.responder = nil
+	_ = s.conn.SetReadDeadline(time.Time{})
+}
+
+// faulty gives the machine of a fenced stream its last event.
+func (s *Stream) faulty(err error) error {
+	if s.responder == nil {
+		return err
+	}
+	var ev mpa.Event = mpa.PeerClosed{Err: err}
+	if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
+		ev = mpa.Wake{}
+	}
+	for _, act := range s.responder.Step(nil, time.Now(), ev) {
+		if f, ok := act.(mpa.Failed); ok && (f.Err.Reason == mpa.ReasonRTRTimeout || errors.Is(err, io.EOF)) {
+			err = f.Err
+		}
+	}
+	s.unfence()
+	return err
+}
+
+// readLen is how many octets are asked of TCP at a time.
+const readLen = 1 << 16
+
+// next returns the next ULPDU.
+func (s *Stream) next() ([]byte, error) {
+	for {
+		if len(s.early) > 0 {
+			s.rest, s.early = s.early, nil
+		}
+		u, rest, ok, err := s.in.Next(s.rest)
+		s.rest = rest
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			return u, nil
+		}
+		if s.rbuf == nil {
+			s.rbuf = make([]byte, readLen)
+		}
+		k, rerr := s.conn.Read(s.rbuf)
+		s.rest = s.rbuf[:k]
+		switch {
+		case k > 0:
+		case errors.Is(rerr, io.EOF) && s.in.Partial():
+			return nil, io.ErrUnexpectedEOF
+		case rerr != nil:
+			return nil, rerr
+		}
+	}
+}
+
+// Terminate sends a Terminate and ends the stream. Where none may be sent, it is
+// only closed.
+func (s *Stream) Terminate(c mpa.Cause) {
+	if !s.Fenced() {
+		s.terminate(c)
+	}
+	s.Close()
+}
+
+func (s *Stream) terminate(c mpa.Cause) {
+	_ = s.write(mpa.AppendTerminate(nil, c), nil) // the end is the same if it does not arrive
+}
+
+// Close ends the stream gracefully: what was sent arrives. It takes a second if
+// the peer does not close too.
+func (s *Stream) Close() { linger(s.conn) }
+
+// linger closes conn in such a way that the peer gets what was sent: TCP would
+// throw it away if octets of the peer were unread.
+func linger(conn net.Conn) {
+	defer conn.Close()
+	half, ok := conn.(interface{ CloseWrite() error })
+	if !ok || half.CloseWrite() != nil {
+		return
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(lingerTimeout))
+	var b [4096]byte
+	for {
+		if _, err := conn.Read(b[:]); err != nil {
+			return
+		}
+	}
+}
+
+// emss returns the largest segment of TCP in octets, as far as it is known.
+func emss(conn net.Conn) int {
+	if t, ok := conn.(*net.TCPConn); ok {
+		if raw, err := t.SyscallConn(); err == nil {
+			n := 0
+			_ = raw.Control(func(fd uintptr) { n = maxSegment(int(fd)) })
+			if n > 0 {
+				return n
+			}
+		}
+	}
+	return defaultEMSS
+}
