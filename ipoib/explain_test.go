@@ -87,3 +87,21 @@ func TestExplainNoRoom(t *testing.T) {
 		t.Errorf("explained as %+v", e)
 	}
 }
+
+// TestFirstPacketTooLarge: a first packet that not even the connection it opens
+// will carry whole waits for it, and is cut to what it carries.
+func TestFirstPacketTooLarge(t *testing.T) {
+	w := newWorld(t, 7)
+	a, b := w.node(1, Options{ReceiveMTU: 9000}), w.node(2, Options{ReceiveMTU: 4096})
+	w.run(2 * time.Second)
+	n := len(b.tun)
+	a.ping("10.0.0.2", 20000, false)
+	w.run(time.Second)
+	// 4755-7.2-1: 20000 octets in pieces of at most 4092, header included
+	if got := len(b.tun) - n; got != 5 || a.onUD != 0 {
+		t.Errorf("%d pieces arrived, want 5 by the connection (%d packets went by UD)", got, a.onUD)
+	}
+	if n := a.counter("drop_oversize"); n != 0 {
+		t.Errorf("%d pieces were dropped for their size", n)
+	}
+}

@@ -24,7 +24,7 @@ type Verdict uint8
 // Verdicts.
 const (
 	Send     Verdict = iota + 1 // it fits
-	Wait                        // it fits the connection that is being set up
+	Wait                        // for the connection that is being set up: it fits, or will be cut for it
 	Fragment                    // cut it to Decision.MTU (IPv4 without DF)
 	TooBig                      // answer with ICMP too big, then drop
 	Discard                     // drop and count
@@ -92,7 +92,13 @@ func Decide(p Packet, h NextHop) Decision {
 	}
 	m := max(h.MTU, h.Pending)
 	if p.Dst.Is4() {
-		return decide4(p, m)
+		d := decide4(p, m)
+		if d.Verdict == Fragment && d.MTU > h.MTU {
+			// What there is now would not carry such pieces, and how large they may be
+			// is known for certain only when the connection is up.
+			return Decision{Verdict: Wait}
+		}
+		return d
 	}
 	// Below 1280 a too-big message is ignored by the kernel, and IPv6 does not
 	// belong on such a link.

@@ -211,6 +211,9 @@ func TestDecide(t *testing.T) {
 		{"too big, IPv6", Packet{Len: 9000, Dst: v6}, NextHop{MTU: 8996}, Decision{Verdict: TooBig, MTU: 8996}},
 		{"fits UD while connecting", Packet{Len: 2000, Dst: v4}, NextHop{MTU: 2044, Pending: 65520}, Decision{Verdict: Send}},
 		{"waits for the connection", Packet{Len: 9000, Dst: v4}, NextHop{MTU: 2044, Pending: 65520}, Decision{Verdict: Wait}},
+		{"too big even for that, but can be cut for it", Packet{Len: 65520, Dst: v4}, NextHop{MTU: 2044, Pending: 8996}, Decision{Verdict: Wait}},
+		{"too big even for that, and DF", Packet{Len: 65520, Dst: v4, DF: true}, NextHop{MTU: 2044, Pending: 8996}, Decision{Verdict: TooBig, MTU: 8996}},
+		{"cut for UD, which carries more", Packet{Len: 9000, Dst: v4}, NextHop{MTU: 2044, Pending: 1496}, Decision{Verdict: Fragment, MTU: 2044}},
 		{"too big even for that", Packet{Len: 65520, Dst: v6}, NextHop{MTU: 2044, Pending: 8996}, Decision{Verdict: TooBig, MTU: 8996}},
 		{"limited broadcast", Packet{Len: 3000, Dst: ip("255.255.255.255")}, NextHop{MTU: 2044}, Decision{Verdict: Discard, Reason: ReasonBroadcast}},
 		{"subnet broadcast", Packet{Len: 3000, Dst: ip("10.0.0.255"), Broadcast: true}, NextHop{MTU: 2044}, Decision{Verdict: Fragment, MTU: 2044}},
@@ -273,7 +276,7 @@ func FuzzDecide(f *testing.F) {
 		switch {
 		case (d.Verdict == Send) != (n <= m):
 			t.Fatalf("send: %+v", d)
-		case d.Verdict == Wait && n > pending:
+		case d.Verdict == Wait && n > pending && (df || !a.Is4() || pending <= m):
 			t.Fatalf("waits for what will not do: %+v", d)
 		case d.Verdict == Fragment && (df || !a.Is4() || d.MTU < 68 || d.MTU >= n):
 			t.Fatalf("fragment: %+v", d)
