@@ -619,8 +619,18 @@ func TestMaxConns(t *testing.T) {
 	if w.agree(a, b); c.got(p) != 1 || a.got(q) != 1 || a.counter("connections_full") == 0 {
 		w.failf("got %d %d", c.got(p), a.got(q))
 	}
-	if rej, ok := lastREJ(a); !ok || rej.Reason != cm.ReasonNoQP {
-		w.failf("REJ %+v", rej) // 4755-3.2-9
+	// Nobody is refused, because nobody is invited (WF I-11), until there is room.
+	if rej, ok := lastREJ(a); ok || len(c.reqs) != 0 || a.counter("modes_withdrawn") != 1 {
+		w.failf("REJ %+v, %d REQs", rej, len(c.reqs))
+	}
+	a.step(QPError{Conn: a.up()[0].Conn})
+	w.run(time.Minute)
+	c.ping("10.0.0.1", 100, true) // after so long it asks whether a is still there
+	w.settle()
+	r := c.ping("10.0.0.1", 9000, true)
+	w.settle()
+	if w.agree(a, c); a.got(r) != 1 {
+		w.failf("got %d", a.got(r))
 	}
 }
 

@@ -17,6 +17,7 @@ const (
 	nDREQByPeer
 	nIdle
 	nOrphaned
+	nCrowded
 	nFallbacks
 	nMoved
 	nCrossSeen
@@ -69,6 +70,7 @@ var counterNames = [numCounters]string{
 	nDREQByPeer:         "closed_by_peer",
 	nIdle:               "closed_idle",
 	nOrphaned:           "closed_without_neighbour",
+	nCrowded:            "modes_withdrawn",
 	nFallbacks:          "service_id_fallbacks",
 	nMoved:              "peer_qpn_changed",
 	nCrossSeen:          "crossings_seen",

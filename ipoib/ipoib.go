@@ -56,6 +56,7 @@ type Interface struct {
 	ipv6             bool // the UD MTU allows it
 	started, up      bool
 	active, shutdown bool // of the underlay; after Shutdown
+	crowded          bool // so few connections may still be made that none are offered
 
 	neigh  *neigh.Table
 	cm     *cm.Manager
@@ -137,6 +138,7 @@ func (f *Interface) neighOptions() neigh.Options {
 func (f *Interface) Step(dst []Action, now time.Time, ev Event) []Action {
 	f.now, f.out = now, dst
 	f.handle(ev)
+	f.advertise()
 	f.settle()
 	dst, f.out = f.out, nil
 	return dst
@@ -306,6 +308,35 @@ func (f *Interface) stop() {
 	f.shutdown = true
 }
 
+// advertise takes the modes out of what we announce before connections run out,
+// and back when there is room again (WF I-11). To a REQ that gets REJ 1 Linux
+// sends another with its next packet, and no packet; to flags of zero it sends
+// by UD.
+func (f *Interface) advertise() {
+	limit := f.opt.maxConns()
+	full := limit - limit/16
+	switch n := len(f.conns); {
+	case !f.crowded && n >= full:
+		f.count(nCrowded)
+		f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("%d of %d connections: no mode is announced until there is room", n, limit)})
+	case f.crowded && n < full-limit/16:
+		f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("%d of %d connections: modes are announced again", n, limit)})
+	default:
+		return
+	}
+	f.crowded = !f.crowded
+	f.neighStep(neigh.SetFlags{Flags: f.announced().Flags})
+}
+
+// announced is our link-layer address as peers hear it.
+func (f *Interface) announced() encap.LinkAddr {
+	link := f.link
+	if f.crowded {
+		link.Flags = 0
+	}
+	return link
+}
+
 // addrAdded hears of an address, whoever added it.
 func (f *Interface) addrAdded(p netip.Prefix) {
 	p = netip.PrefixFrom(p.Addr().Unmap().WithZone(""), p.Bits())
@@ -374,7 +405,7 @@ func (f *Interface) underlay(ev UnderlayChanged) {
 		flags := f.link.Flags
 		f.link = ev.Link
 		f.link.Flags = flags
-		f.neighStep(neigh.SetLinkAddr{LinkAddr: f.link})
+		f.neighStep(neigh.SetLinkAddr{LinkAddr: f.announced()})
 		if f.started {
 			f.listen()
 			if f.ours.IsValid() && f.ours.Addr() != ip.LinkLocal(f.link.GID) {

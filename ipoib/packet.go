@@ -63,7 +63,7 @@ func (f *Interface) fromTUN(b []byte) {
 // addLink gives an RS, RA or Redirect from the kernel the link-layer option
 // that a TUN kernel cannot know.
 func (f *Interface) addLink(pkt []byte) []byte {
-	link := f.link
+	link := f.announced()
 	if t, ok := nd.RedirectTarget(pkt); ok && f.addrs[t] == (netip.Prefix{}) {
 		h := f.hops[t]
 		if h == nil {

@@ -70,6 +70,10 @@ type AddrRemoved struct{ IP netip.Addr }
 // announces every address again if it differs.
 type SetLinkAddr struct{ LinkAddr encap.LinkAddr }
 
+// SetFlags changes only the flags of what we say our link-layer address is, from
+// the next message on. Nothing is announced: peers hear of it when they ask.
+type SetFlags struct{ Flags encap.Flags }
+
 // SetRouter says whether this host forwards IPv6: the R flag of advertisements.
 type SetRouter struct{ On bool }
 
@@ -92,6 +96,7 @@ func (RecvND) event()        {}
 func (AddrAdded) event()     {}
 func (AddrRemoved) event()   {}
 func (SetLinkAddr) event()   {}
+func (SetFlags) event()      {}
 func (SetRouter) event()     {}
 func (Reannounce) event()    {}
 func (Wake) event()          {}

@@ -141,6 +141,9 @@ func fuzzEvent(i int, k, x byte, rest []byte) Event {
 	case 10:
 		return AddrRemoved{ip}
 	case 11:
+		if x&2 != 0 {
+			return SetFlags{encap.Flags(x) & encap.FlagRC}
+		}
 		return SetLinkAddr{encap.LinkAddr{Flags: encap.FlagRC, QPN: 0x123 + ib.QPN(x&1), GID: hosts["A"].GID}}
 	case 12:
 		return Reannounce{}

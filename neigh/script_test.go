@@ -212,6 +212,8 @@ func (s *script) do(f []string) (lines []string) {
 		ev = Flush{}
 	case "setlink":
 		ev = SetLinkAddr{hosts[f[1]]}
+	case "setflags":
+		ev = SetFlags{map[string]encap.Flags{"RC": encap.FlagRC, "none": 0}[f[1]]}
 	case "router":
 		ev = SetRouter{f[1] == "on"}
 	case "reannounce":

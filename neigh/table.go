@@ -101,6 +101,9 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 		}
 		t.link = ev.LinkAddr
 		return t.reannounce(dst, now)
+	case SetFlags:
+		t.link.Flags = ev.Flags
+		return dst
 	case SetRouter:
 		t.router = ev.On
 		return dst
