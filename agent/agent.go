@@ -41,12 +41,13 @@ type Options struct {
 	Control  string         // path of the control socket; empty: none
 
 	Mode       ipoib.Mode
-	UDMTU      int           // octets of IP; zero means 2044
-	ReceiveMTU int           // octets with the header; zero means 65524
-	PKey       ib.PKey       // zero means 0xffff
-	QKey       ib.QKey       // zero means 0x00000b1b
-	Idle       time.Duration // zero means 5 minutes, negative never
-	Peers      []ib.GID      // GIDs of all others, where the underlay has no multicast
+	CM         ipoib.CMTransport // of CM messages; zero means auto
+	UDMTU      int               // octets of IP; zero means 2044
+	ReceiveMTU int               // octets with the header; zero means 65524
+	PKey       ib.PKey           // zero means 0xffff
+	QKey       ib.QKey           // zero means 0x00000b1b
+	Idle       time.Duration     // zero means 5 minutes, negative never
+	Peers      []ib.GID          // GIDs of all others, where the underlay has no multicast
 
 	// OwnTUNThread keeps reading the TUN from the thread that receives packets
 	// ([datapath.Config]).
@@ -111,6 +112,9 @@ func Run(ctx context.Context, opt Options, ready func()) error {
 
 func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	port := a.opt.Provider.Port()
+	if err := a.checkCM(); err != nil {
+		return err
+	}
 	gid := a.opt.GID
 	if gid.IsZero() {
 		if len(port.GIDs) == 0 {
@@ -176,6 +180,19 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	return err
 }
 
+// checkCM settles what a provider without QP 1 means.
+func (a *Agent) checkCM() error {
+	if a.opt.Provider.MADPort() != nil || a.opt.CM == ipoib.CMInband {
+		return nil
+	}
+	const why = "QP 1 cannot be had (the kernel's ib_cm owns CM messages)"
+	if a.opt.CM == ipoib.CMGSI {
+		return errors.New(why + ": unload ib_cm and what uses it, or use cm_transport auto")
+	}
+	a.opt.Notes = append(a.opt.Notes, why+": they travel in-band, which only ipoibcmd understands")
+	return nil
+}
+
 // takeCopies makes the UD QP receive the copies of multicast packets that peers
 // send by unicast, where the underlay has no multicast.
 func (a *Agent) takeCopies(gid ib.GID) error {
@@ -208,7 +225,7 @@ func explainTUN(name string, err error) error {
 func (a *Agent) machineOptions(port verbs.Port) ipoib.Options {
 	return ipoib.Options{
 		Link: a.link, GUID: port.GUID, PathMTU: port.MTU, PKey: a.opt.PKey, QKey: a.opt.QKey,
-		SRQ: a.opt.Provider.Caps().SRQ, Mode: a.opt.Mode, UDMTU: a.opt.UDMTU, ReceiveMTU: a.opt.ReceiveMTU,
+		SRQ: a.opt.Provider.Caps().SRQ, Mode: a.opt.Mode, CMTransport: a.opt.CM, NoGSI: a.opt.Provider.MADPort() == nil, UDMTU: a.opt.UDMTU, ReceiveMTU: a.opt.ReceiveMTU,
 		Idle: a.opt.Idle, Peers: a.opt.Peers, Log: a.log, Rand: newRand(),
 	}
 }

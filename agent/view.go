@@ -41,6 +41,7 @@ func (a *Agent) viewStatus() control.Status {
 		Interface: control.Interface{
 			Name: a.opt.Name, State: state, Mode: s.Mode.String(), MTU: s.DeviceMTU, UDMTU: s.UDMTU, ReceiveMTU: s.ReceiveMTU,
 			GID: s.Link.GID.String(), UDQPN: s.Link.QPN.String(), LinkAddr: s.Link.String(), PKey: s.PKey.String(), QKey: s.QKey.String(),
+			CMTransport: s.CMTransport.String(), CMPaths: cmPaths(s),
 			BroadcastGroup: s.Broadcast.String(), PID: os.Getpid(), Since: a.start, UptimeMS: since(now, a.start), Build: a.opt.Build,
 			Addresses: []control.Address{},
 		},
@@ -60,6 +61,18 @@ func (a *Agent) viewStatus() control.Status {
 			st = "probing"
 		}
 		out.Interface.Addresses = append(out.Interface.Addresses, control.Address{Prefix: ad.Prefix.String(), State: st})
+	}
+	return out
+}
+
+// cmPaths names the paths that CM messages can take.
+func cmPaths(s ipoib.Status) []string {
+	var out []string
+	if s.GSI {
+		out = append(out, ipoib.ViaGSI.String())
+	}
+	if s.Inband {
+		out = append(out, ipoib.ViaInband.String())
 	}
 	return out
 }
@@ -111,6 +124,7 @@ func (a *Agent) viewPeers(now time.Time) []control.Peer {
 	for _, c := range a.m.Conns() {
 		p := at(c.Peer.Key().String())
 		p.GID, p.UDQPN, p.Class, p.State = c.Peer.GID.String(), c.Peer.QPN.String(), c.Class.String(), c.State
+		p.CMPath = c.Via.String()
 		if use, ok := a.connUse(c.Conn); ok {
 			p.TxPackets += use.TxPackets
 			p.TxOctets += use.TxOctets
@@ -166,7 +180,7 @@ func (a *Agent) viewConns() control.Conns {
 		}
 		out.Conns = append(out.Conns, control.Conn{
 			Peer: c.Peer.String(), Mode: c.Transport.String(), State: c.State, Role: role,
-			ServiceID: fmt.Sprintf("0x%016x", c.ServiceID), LocalQPN: c.LocalQPN.String(), RemoteQPN: c.RemoteQPN.String(),
+			ServiceID: fmt.Sprintf("0x%016x", c.ServiceID), LocalQPN: c.LocalQPN.String(), RemoteQPN: c.RemoteQPN.String(), CMPath: c.Via.String(),
 			LocalCommID: fmt.Sprintf("0x%08x", c.LocalComm), RemoteCommID: fmt.Sprintf("0x%08x", c.RemoteComm),
 			MTU: c.MTU, PeerReceiveMTU: int(c.ReceiveMTU), PathMTU: a.m.Status().PathMTU.Octets(), Direction: direction,
 			AgeMS: since(now, c.Established), IdleMS: since(now, idle), Crossing: c.Crossing, Why: c.Why, TxQueued: queued,
@@ -298,7 +312,7 @@ func (a *Agent) viewExplain(ip netip.Addr) control.Explanation {
 		out.NextHop = e.NextHop.String()
 	}
 	if !e.Link.IsZero() {
-		out.Peer = e.Link.String()
+		out.Peer, out.CMPath = e.Link.String(), e.Via.String()
 	}
 	if out.Why == nil {
 		out.Why = []string{}

@@ -67,6 +67,8 @@ type Interface struct {
 	LinkAddr       string    `json:"link_addr"` // 20 octets: flags, QPN, GID
 	PKey           string    `json:"pkey"`
 	QKey           string    `json:"qkey"`
+	CMTransport    string    `json:"cm_transport"` // policy: auto, gsi or inband
+	CMPaths        []string  `json:"cm_paths"`     // open to CM messages: gsi (QP 1), inband
 	BroadcastGroup string    `json:"broadcast_group"`
 	Addresses      []Address `json:"addresses"`
 	PID            int       `json:"pid"`
@@ -101,7 +103,8 @@ type Peer struct {
 	Class     string   `json:"class"` // "rfc", "legacy", "ud" or "unknown"
 	Mode      string   `json:"mode"`  // RC, UC or UD: what unicast to it uses now
 	MTU       int      `json:"mtu"`
-	State     string   `json:"state"` // of the connection, or "ud"
+	State     string   `json:"state"`             // of the connection, or "ud"
+	CMPath    string   `json:"cm_path,omitempty"` // of its CM messages: "gsi" or "inband"
 	AgeMS     int64    `json:"age_ms"`
 	TxPackets uint64   `json:"tx_packets"`
 	TxOctets  uint64   `json:"tx_octets"`
@@ -118,6 +121,7 @@ type Conn struct {
 	ServiceID      string `json:"service_id"`
 	LocalQPN       string `json:"local_qpn"`
 	RemoteQPN      string `json:"remote_qpn"`
+	CMPath         string `json:"cm_path"` // of CM messages: "gsi" or "inband"
 	LocalCommID    string `json:"local_comm_id"`
 	RemoteCommID   string `json:"remote_comm_id"`
 	MTU            int    `json:"mtu"`
@@ -207,6 +211,7 @@ type Explanation struct {
 	Peer     string   `json:"peer,omitempty"`
 	Class    string   `json:"class,omitempty"`
 	Mode     string   `json:"mode,omitempty"`
+	CMPath   string   `json:"cm_path,omitempty"` // of CM messages to Peer
 	MTU      int      `json:"mtu,omitempty"`
 	LastREJ  string   `json:"last_rej,omitempty"`
 	Crossing string   `json:"crossing,omitempty"`

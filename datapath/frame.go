@@ -19,11 +19,12 @@ const (
 	TXControl                  // IGMP, MLD, ND: never sent by the loop itself
 	RXARP                      // on the UD QP
 	RXND                       // ICMPv6 133 to 137, on any QP
+	RXCM                       // a CM message in-band, on the UD QP
 )
 
 // String names k.
 func (k FrameKind) String() string {
-	return [...]string{"tx-miss", "tx-no-route", "tx-too-big", "tx-control", "rx-arp", "rx-nd"}[min(k, RXND)]
+	return [...]string{"tx-miss", "tx-no-route", "tx-too-big", "tx-control", "rx-arp", "rx-nd", "rx-cm"}[min(k, RXCM)]
 }
 
 // data reports whether k is a data packet, which may fill its share of the ring only.
@@ -33,8 +34,8 @@ func (k FrameKind) data() bool { return k <= TXTooBig }
 // which Data is not its own any more.
 type Frame struct {
 	Kind FrameKind
-	Type encap.EtherType // IPv4, IPv6 or ARP
-	Data []byte          // the IP packet or ARP packet, without the 4-octet header
+	Type encap.EtherType // IPv4, IPv6, ARP or InbandCM
+	Data []byte          // the IP packet, ARP packet or MAD, without the 4-octet header
 
 	// TX: the path it would have taken (nil: TXNoRoute, TXControl) and the
 	// MTU it did not fit, in octets.

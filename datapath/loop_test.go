@@ -312,6 +312,15 @@ func TestARPAndNDGoUp(t *testing.T) {
 		t.Errorf("ARP: %+v", f)
 	}
 	f.Release()
+	mad := bytes.Repeat([]byte{1}, verbs.MADLen)
+	if err := a.SendUD(a.udTo(b), encap.InbandCM, mad); err != nil {
+		t.Fatal(err)
+	}
+	f = up(t, b)
+	if f.Kind != RXCM || f.Type != encap.InbandCM || !bytes.Equal(f.Data, mad) || f.SrcGID != a.fab.gid || f.SrcQPN != a.UDQP().QPN() || f.DstGID != b.fab.gid || f.Conn != nil {
+		t.Errorf("CM in-band: %+v", f)
+	}
+	f.Release()
 	na := ip6("fe80::2", 58, 136, 0, 0, 0)
 	p := NewPath(1, Target{Kind: ToUD, UD: a.udTo(b)})
 	for _, on := range []Target{p.Target(), {Kind: ToConn, Conn: ca}} {

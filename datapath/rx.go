@@ -118,7 +118,7 @@ func (s *rxSide) batch(wcs []verbs.WC, now int64) {
 	s.conns = s.conns[:0]
 }
 
-// takeUD looks at one UD message: GRH area, header, IP or ARP.
+// takeUD looks at one UD message: GRH area, header, IP, ARP or a CM message.
 func (s *rxSide) takeUD(msg []byte, wc *verbs.WC) {
 	l := s.l
 	if len(msg) < verbs.GRHLen+headerLen {
@@ -143,6 +143,9 @@ func (s *rxSide) takeUD(msg []byte, wc *verbs.WC) {
 	switch t {
 	case encap.ARP:
 		l.recvUp(RXARP, t, pkt, src, wc.SrcQPN, dst, nil)
+		return
+	case encap.InbandCM:
+		l.recvUp(RXCM, t, pkt, src, wc.SrcQPN, dst, nil)
 		return
 	case encap.IPv4, encap.IPv6:
 	default:

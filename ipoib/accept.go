@@ -121,7 +121,10 @@ func (f *Interface) takeLegacy(p *peer, ev cm.RequestReceived) {
 
 // take ties a REQ to the connection made for it.
 func (f *Interface) take(c *conn, ev cm.RequestReceived) {
-	c.handle, c.params = ev.Handle, ev.Params
+	c.handle, c.params, c.via = ev.Handle, ev.Params, viaOf(ev.CMQPN)
+	if c.via == ViaInband {
+		f.heardInband(c.peer)
+	}
 	f.byHandle[c.handle] = c
 }
 

@@ -56,8 +56,8 @@ type (
 	// machine may forward (IGMP, and ICMPv6 types 130 to 137 and 143).
 	Packet struct{ IP []byte }
 
-	// RecvFrame is a frame from the fabric that is not plain IP data: ARP, or
-	// IPv6 with an ICMPv6 type of 133 to 137. Frame starts with the 4-octet
+	// RecvFrame is a frame from the fabric that is not plain IP data: ARP, IPv6
+	// with an ICMPv6 type of 133 to 137, or a CM message in-band. Frame starts with the 4-octet
 	// encapsulation header. On the UD QP SrcGID, SrcQPN and DstGID come from
 	// GRH area and completion; a frame from a connected QP has only Conn.
 	RecvFrame struct {
@@ -368,6 +368,9 @@ type Status struct {
 	Peers      int // link-layer addresses with a record
 	Neighbours int
 	Crossings  Crossings
+
+	CMTransport CMTransport
+	GSI, Inband bool // CM messages by QP 1, and in-band
 }
 
 // Crossings counts REQs that crossed (RFC 4755 section 3.3).
@@ -407,6 +410,7 @@ type ConnInfo struct {
 	LastUsed    time.Time
 	Use         ConnUse
 	Addrs       []netip.Addr // neighbours that reach it
+	Via         CMPath       // of CM messages
 	Crossing    string       // verdict when REQs of the two last crossed; "" if they never did
 	Why         string       // what it is there for, and what will end it
 }
@@ -450,6 +454,7 @@ type Explanation struct {
 	Addr     netip.Addr
 	NextHop  netip.Addr
 	Link     encap.LinkAddr
+	Via      CMPath // of CM messages to the peer
 	Path     Path
 	Class    Class
 	Mode     string // "rc", "uc", "ud", "none"

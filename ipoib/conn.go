@@ -43,6 +43,7 @@ type conn struct {
 	peer   *peer
 	active bool
 	form   serviceid.Form
+	via    CMPath // of the REQ
 	trans  ib.Transport
 	state  connState
 
@@ -195,6 +196,7 @@ func (f *Interface) negotiate(c *conn, theirs uint32) error {
 func (f *Interface) established(c *conn, how string) {
 	p := c.peer
 	c.state, c.up, c.used = connUp, f.now, f.now
+	f.remember(p, viaOf(c.params.CMQPN))
 	if c.active {
 		f.count(nEstablishedActive)
 		if !c.oneWay() {

@@ -19,7 +19,8 @@ import (
 //	none      first packet                        creating   CreateQP; what fits goes by UD
 //	creating  QP there                            asked      REQ
 //	asked     REP                                 up         RTS, RTU; path, host route, queue
-//	asked     REJ 8, no private data              creating   the other service ID
+//	asked     REJ 8, no private data              creating   the other service ID; after both, in-band
+//	asked     no answer by QP 1                   creating   in-band, if it may know that
 //	asked     REJ 8, a UD QPN                     none       forget the neighbour, resolve again
 //	asked     REJ 10; REJ 26 once                 creating   a new QP; another size
 //	asked     REJ 28, 0x01, we are smaller        waiting    the peer's REQ is due

@@ -27,6 +27,12 @@ const (
 	nCrossExpired
 	nREJReceived
 	nREJSent
+	nInbandSent
+	nInbandReceived
+	nInbandTurns
+	nInbandEstablished
+	nInbandGivenUp
+	nInbandSpared
 	nPackets
 	nQueued
 	nQueueSent
@@ -54,6 +60,11 @@ const (
 	dropConns
 	dropLegacyConns
 	dropStaleHandle
+	dropInbandOff
+	dropInbandMalformed
+	dropInbandSource
+	dropInbandGroup
+	dropGSIOff
 	numCounters
 )
 
@@ -80,6 +91,12 @@ var counterNames = [numCounters]string{
 	nCrossExpired:       "crossings_expired",
 	nREJReceived:        "rej_received",
 	nREJSent:            "rej_sent",
+	nInbandSent:         "inband_sent",
+	nInbandReceived:     "inband_received",
+	nInbandTurns:        "inband_turned_to",
+	nInbandEstablished:  "inband_established",
+	nInbandGivenUp:      "inband_given_up",
+	nInbandSpared:       "inband_spared",
 	nPackets:            "slow_path_packets",
 	nQueued:             "queued_for_connection",
 	nQueueSent:          "queue_sent_on_connection",
@@ -107,6 +124,11 @@ var counterNames = [numCounters]string{
 	dropConns:           "connections_full",
 	dropLegacyConns:     "legacy_connections_full",
 	dropStaleHandle:     "late_events",
+	dropInbandOff:       "drop_inband_off",
+	dropInbandMalformed: "drop_inband_malformed",
+	dropInbandSource:    "drop_inband_source",
+	dropInbandGroup:     "drop_inband_to_group",
+	dropGSIOff:          "drop_gsi_off",
 }
 
 // count adds one to c.

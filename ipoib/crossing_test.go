@@ -177,6 +177,7 @@ func TestCrossingBesideConnection(t *testing.T) {
 // The REQ that won never completes: the loser asks again after a while.
 func TestCrossingWinnerLost(t *testing.T) {
 	w, a, b := meet(t, 4, ModeRC, ModeRC)
+	a.f.opt.CMTransport, b.f.opt.CMTransport = CMGSI, CMGSI // no second path for the REQ
 	w.dropMAD = func(from *node, m mad.Message) bool { return from == b && m.Attr() == mad.AttrREQ }
 	p, q := a.ping("10.0.0.2", 9000, true), b.ping("10.0.0.1", 100, true)
 	w.run(500 * time.Millisecond)
@@ -422,7 +423,7 @@ func TestLegacyFirstOption(t *testing.T) {
 // A peer that listens on neither service ID is served over UD.
 func TestNeitherServiceID(t *testing.T) {
 	w := newWorld(t, 13)
-	a, k := w.node(1, Options{}), w.linux(2)
+	a, k := w.node(1, Options{CMTransport: CMGSI}), w.linux(2)
 	k.legacy.step(cm.Unlisten{ServiceID: serviceid.New(serviceid.Legacy, k.opt.Link.QPN)})
 	w.run(2 * time.Second)
 	a.ping("10.0.0.2", 500, true)

@@ -26,6 +26,7 @@ func (f *Interface) dial(p *peer) {
 		f.fail(p, "too many connections")
 		return
 	}
+	c.via = f.cmVia(p)
 	p.dial = c
 	f.touch(p)
 }
@@ -51,8 +52,12 @@ func (f *Interface) ask(c *conn) {
 	if c.peer.pathMTU != 0 {
 		path = min(path, c.peer.pathMTU)
 	}
+	inband := ib.QPN(0)
+	if c.via == ViaInband {
+		inband = c.peer.key.QPN
+	}
 	f.cmStep(cm.Connect{
-		Handle: c.handle, Local: f.link.GID, Remote: c.peer.key.GID,
+		Handle: c.handle, Local: f.link.GID, Remote: c.peer.key.GID, Inband: inband,
 		// The QPN is the peer's: that of address resolution (RFC 4755 section 3.5).
 		ServiceID: serviceid.New(c.form, c.peer.key.QPN),
 		Transport: c.trans, QPN: c.qpn, StartingPSN: c.psn, PathMTU: path, PKey: f.opt.pkey(),
@@ -104,6 +109,14 @@ func (f *Interface) dialFailed(c *conn, ev cm.Failed) {
 		f.rejected(c, ev)
 		return
 	}
+	if ev.Cause == cm.TimedOut {
+		if c.via == ViaInband {
+			f.unanswered(p)
+		}
+		if f.turn(c, "nobody answered "+c.via.where()) {
+			return
+		}
+	}
 	f.fail(p, fmt.Sprintf("request %v", ev.Cause))
 }
 
@@ -144,19 +157,25 @@ func (f *Interface) wrongServiceID(c *conn, pd encap.PrivateData) {
 		f.fail(p, "rejected: the peer does not listen")
 		return
 	}
-	if c.form == serviceid.RFC {
-		f.setClass(p, ClassLegacy, "it rejected the 0x01 service ID")
-		if p.triedForm[serviceid.Legacy] {
-			f.setClass(p, ClassUnknown, "it knows neither service ID")
-			f.fail(p, "rejected: both service IDs unknown")
-			return
-		}
-	} else {
+	neither := p.triedForm[serviceid.RFC] && p.triedForm[serviceid.Legacy]
+	switch {
+	case c.via == ViaInband: // it is our own extension: our own kind names its QPN
+		f.fail(p, "rejected in-band: service ID unknown")
+		return
+	case neither:
+		f.setClass(p, ClassUnknown, "it knows neither service ID")
+	case c.form == serviceid.Legacy:
 		f.setClass(p, ClassUnknown, "it rejected the 0x10 service ID")
-		if p.triedForm[serviceid.RFC] {
+	default:
+		f.setClass(p, ClassLegacy, "it rejected the 0x01 service ID")
+		neither = f.transport(p) == ib.UD // its kind has no UC: there is no other form to try
+	}
+	if neither {
+		// So answers a kernel whose CM owns QP 1 while our agent is next to it.
+		if !f.turn(c, "QP 1 of the peer rejected every service ID") {
 			f.fail(p, "rejected: both service IDs unknown")
-			return
 		}
+		return
 	}
 	f.count(nFallbacks)
 	f.again(p, "with the other service ID")

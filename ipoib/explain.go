@@ -83,6 +83,8 @@ func (f *Interface) explainHop(e *Explanation, say func(string, ...any)) {
 	say("%v is at %v, neighbour state %v", e.NextHop, e.Link, n.State)
 	f.explainClass(peer, say)
 	f.explainMode(peer, say)
+	e.Via = f.cmVia(peer)
+	f.explainVia(peer, say)
 	if e.Crossing = peer.verdict; peer.verdict != "" {
 		say("%s", peer.verdict)
 	}

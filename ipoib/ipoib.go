@@ -148,7 +148,11 @@ func (f *Interface) handle(ev Event) {
 	if f.shutdown { // only what lets the DREQs complete
 		switch ev := ev.(type) {
 		case RecvMAD:
-			f.cmStep(cm.RecvMAD{MAD: ev.MAD})
+			f.recvMAD(ev.MAD)
+		case RecvFrame:
+			if isInband(ev) {
+				f.recvInband(ev)
+			}
 		case Wake:
 			f.cmStep(cm.Wake{})
 		}
@@ -179,7 +183,7 @@ func (f *Interface) handle(ev Event) {
 	case RecvFrame:
 		f.fromFabric(ev)
 	case RecvMAD:
-		f.cmStep(cm.RecvMAD{MAD: ev.MAD})
+		f.recvMAD(ev.MAD)
 	case QPCreated:
 		f.qpCreated(ev)
 	case QPFailed:

@@ -21,6 +21,7 @@ func (f *Interface) Status() Status {
 		IPv6: f.ipv6, Peers: len(f.order), Neighbours: len(f.hops),
 		Crossings: Crossings{Seen: f.n[nCrossSeen], Accepted: f.n[nCrossAccepted], Rejected: f.n[nCrossRejected],
 			Yielded: f.n[nCrossYielded], Expired: f.n[nCrossExpired]},
+		CMTransport: f.opt.CMTransport, GSI: f.gsi(), Inband: f.inband(),
 	}
 	for _, c := range f.connOrder {
 		if c.state == connUp {
@@ -51,13 +52,14 @@ func (f *Interface) Conns() []ConnInfo {
 		i := ConnInfo{
 			Conn: c.id, Peer: p.key, State: cm.StateIdle.String(), Transport: c.trans, Class: p.class, Active: c.active,
 			Tx: c.active || !c.oneWay(), Rx: !c.active || !c.oneWay(),
-			LocalQPN: c.qpn, ReceiveMTU: c.theirs, MTU: c.mtu,
+			LocalQPN: c.qpn, ReceiveMTU: c.theirs, MTU: c.mtu, Via: c.via,
 			Established: c.up, LastUsed: c.used, Use: c.use, Addrs: slices.Clone(p.addrs), Crossing: p.verdict, Why: f.why(c),
 		}
 		i.Peer.Flags = p.flags
 		if k, ok := states[c.handle]; ok && c.handle != 0 {
 			i.State, i.RemoteQPN, i.ServiceID = k.State.String(), k.RemoteQPN, uint64(k.ServiceID)
 			i.LocalComm, i.RemoteComm = uint32(k.LocalCommID), uint32(k.RemoteCommID)
+			i.Via = viaOf(k.CMQPN)
 		}
 		out = append(out, i)
 	}

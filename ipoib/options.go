@@ -70,6 +70,12 @@ type Options struct {
 
 	Mode Mode // zero means RC
 
+	// CMTransport says which paths CM messages may take. Zero means CMAuto.
+	CMTransport CMTransport
+	// NoGSI says that QP 1 cannot be had: there is no RecvMAD, and CMAuto is
+	// CMInband.
+	NoGSI bool
+
 	UDMTU      int // octets of IP over UD; zero means 2044
 	ReceiveMTU int // octets with the 4-octet header; zero means 65524
 	DeviceMTU  int // of the TUN in octets; zero means 65520

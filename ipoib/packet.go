@@ -239,6 +239,10 @@ func df(pkt []byte) bool { return ip.Version(pkt) == 4 && ip.V4(pkt).DF() }
 // fromFabric takes a frame that is not plain IP data.
 func (f *Interface) fromFabric(ev RecvFrame) {
 	var h encap.Header
+	if isInband(ev) {
+		f.recvInband(ev) // also while the interface is down, as by QP 1
+		return
+	}
 	if !f.up {
 		f.count(dropDown)
 		return
@@ -272,6 +276,13 @@ func (f *Interface) fromFabric(ev RecvFrame) {
 	default:
 		f.count(dropFrame)
 	}
+}
+
+// isInband reports whether ev is a CM message in-band. On a connection there is
+// none.
+func isInband(ev RecvFrame) bool {
+	var h encap.Header
+	return ev.Conn == 0 && h.UnmarshalBinary(ev.Frame) == nil && h.Type == encap.InbandCM
 }
 
 // recvND sorts neighbour discovery from the fabric: neigh's, or the kernel's.

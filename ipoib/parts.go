@@ -26,6 +26,10 @@ func (f *Interface) cmStep(ev cm.Event) {
 func (f *Interface) onCM(a cm.Action) {
 	switch a := a.(type) {
 	case cm.SendMAD:
+		if viaOf(a.MAD.QPN) == ViaInband {
+			f.sendInband(a.MAD)
+			return
+		}
 		f.do(SendMAD{MAD: a.MAD})
 	case cm.RequestReceived:
 		f.requested(a)

@@ -52,6 +52,18 @@ type peer struct {
 	receive   uint32 // Receive MTU to offer instead of ours, after a REJ 26
 	pathMTU   ib.MTU // path MTU to ask for instead of ours, after a REJ 26
 
+	// The path of CM messages: where the last connection came up, with the reason
+	// if it was in-band, and whether the attempt under way has turned to another.
+	via      CMPath
+	viaUntil time.Time
+	viaWhy   string
+	turned   bool
+	turnedTo CMPath
+	// What is known of messages in-band to it.
+	inbandHeard   bool // one came from it
+	inbandSilence int  // attempts without any answer; 0 once inbandHeard
+	inbandAfter   time.Time
+
 	failures  int
 	holdUntil time.Time // no attempt before
 	waitUntil time.Time // a crossing was decided for the peer: its REQ is due
@@ -114,6 +126,8 @@ func (f *Interface) forgetPeer(p *peer) {
 // form returns the service ID form to dial p with (design D5).
 func (f *Interface) form(p *peer) serviceid.Form {
 	switch {
+	case f.cmVia(p) == ViaInband:
+		return serviceid.RFC // only our own agents know that
 	case p.class == ClassLegacy && f.now.Before(p.classUntil):
 		return serviceid.Legacy
 	case p.class != ClassRFC && f.opt.LegacyFirst && !p.triedForm[serviceid.Legacy]:
@@ -185,10 +199,13 @@ func (f *Interface) fail(p *peer, why string) {
 	pause = pause/2 + time.Duration(f.opt.Rand.Int64N(int64(pause))) // 0.5 to 1.5 of it
 	p.failures++
 	p.holdUntil = f.now.Add(pause)
+	if !f.gsi() && p.holdUntil.Before(p.inbandAfter) {
+		p.holdUntil = p.inbandAfter // there is no other way to ask
+	}
 	f.arm(p.holdUntil)
 	p.lastFail = why
 	f.endAttempt(p)
-	f.note(Note{Kind: NoteConn, Peer: p.key, Text: fmt.Sprintf("no connection: %s; UD until the next attempt in %v at the earliest", why, pause.Round(time.Millisecond))})
+	f.note(Note{Kind: NoteConn, Peer: p.key, Text: fmt.Sprintf("no connection: %s; UD until the next attempt in %v at the earliest", why, p.holdUntil.Sub(f.now).Round(time.Millisecond))})
 	for _, pkt := range f.takeQueue(p) {
 		f.sendPeer(p, pkt)
 	}
@@ -197,7 +214,7 @@ func (f *Interface) fail(p *peer, why string) {
 
 // endAttempt forgets what was tried.
 func (f *Interface) endAttempt(p *peer) {
-	p.quick, p.triedForm, p.tried26 = 0, [3]bool{}, false
+	p.quick, p.triedForm, p.tried26, p.turned = 0, [3]bool{}, false, false
 	p.waitUntil = time.Time{}
 	f.retire(p)
 }

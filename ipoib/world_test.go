@@ -67,13 +67,16 @@ type node struct {
 	nextQP ib.QPN
 	ud     map[encap.LinkAddr]uint64
 	noQP   bool // CreateQP fails
+	taken  bool // QP 1 is the kernel's, which rejects every REQ
+	silent bool // QP 1 takes nothing and says nothing
 
 	tun                   [][]byte // what the kernel was given
 	notes                 []Note
 	flush                 []FlushExceptions
 	reqs                  []mad.REQ
 	sent                  []mad.Message
-	onConn, onUD, onGroup int // data packets sent by mode
+	inband                []mad.Message // of sent
+	onConn, onUD, onGroup int           // data packets sent by mode
 	inStep                bool
 	pending               []Event
 }
@@ -204,6 +207,10 @@ func (n *node) do(a Action) {
 	w := n.w
 	switch a := a.(type) {
 	case SendUD:
+		if encap.EtherType(binary.BigEndian.Uint16(a.Frame)) == encap.InbandCM {
+			n.sendInband(a)
+			return
+		}
 		n.checkFrame(a.Frame, false)
 		if !a.MGID.IsZero() {
 			n.onGroup++
@@ -352,7 +359,7 @@ func (n *node) recvUD(from encap.LinkAddr, dst ib.GID, fr []byte) {
 
 // recv does what the data path does with a frame.
 func (n *node) recv(ev RecvFrame) {
-	if encap.EtherType(binary.BigEndian.Uint16(ev.Frame)) == encap.ARP || nd.KindOf(ev.Frame[4:]) != nd.None {
+	if t := encap.EtherType(binary.BigEndian.Uint16(ev.Frame)); t == encap.ARP || t == encap.InbandCM || nd.KindOf(ev.Frame[4:]) != nd.None {
 		n.step(ev)
 		return
 	}
@@ -419,36 +426,80 @@ func (w *world) retryExceeded(q *fakeQP) {
 }
 
 func (n *node) sendMAD(m *verbs.MAD) {
-	w := n.w
-	_, msg, err := mad.Parse(m.Data[:])
-	if err != nil {
-		w.failf("%s sends a MAD that cannot be read: %v", n.name, err)
-	}
-	n.checkMAD(msg)
-	n.sent = append(n.sent, msg)
-	if w.onMAD != nil {
-		w.onMAD(n, msg)
-	}
-	if w.dropMAD != nil && w.dropMAD(n, msg) {
-		return
+	msg := n.readMAD(m)
+	if m.QPN != ib.QPNGSI || n.f != nil && !n.f.gsi() {
+		n.w.failf("%s sends %v to QP %v of the peer, QP 1 can be had: %v", n.name, msg, m.QPN, n.f.gsi())
 	}
 	in := *m
 	in.Local, in.Remote, in.QPN = m.Remote, n.opt.Link.GID, ib.QPNGSI
-	for _, to := range w.nodes {
+	for _, to := range n.w.nodes {
 		if to.opt.Link.GID == m.Remote {
-			from := len(w.queue)
-			w.send(func() {
-				c := in
-				if to.legacy != nil {
-					to.legacy.recvMAD(&c)
-				} else {
-					to.step(RecvMAD{&c})
+			n.carryMAD(msg, to, func() { to.recvMAD(in) })
+		}
+	}
+}
+
+// sendInband carries a MAD from UD QP to UD QP.
+func (n *node) sendInband(a SendUD) {
+	w := n.w
+	m := &verbs.MAD{Remote: a.Link.GID, QPN: a.Link.QPN}
+	if len(a.Frame) != encap.HeaderLen+verbs.MADLen || !a.MGID.IsZero() || a.Frame[2] != 0 || a.Frame[3] != 0 {
+		w.failf("%s sends in-band to %v %v: % x", n.name, a.MGID, a.Link, a.Frame[:4])
+	}
+	copy(m.Data[:], a.Frame[encap.HeaderLen:])
+	msg := n.readMAD(m)
+	n.inband = append(n.inband, msg)
+	for _, to := range w.nodes {
+		if to.link() == a.Link.Key() {
+			n.carryMAD(msg, to, func() { to.recvUD(n.link(), to.opt.Link.GID, a.Frame) })
+		}
+	}
+}
+
+// readMAD keeps the books of what n sends.
+func (n *node) readMAD(m *verbs.MAD) mad.Message {
+	_, msg, err := mad.Parse(m.Data[:])
+	if err != nil {
+		n.w.failf("%s sends a MAD that cannot be read: %v", n.name, err)
+	}
+	n.checkMAD(msg)
+	n.sent = append(n.sent, msg)
+	if n.w.onMAD != nil {
+		n.w.onMAD(n, msg)
+	}
+	return msg
+}
+
+func (n *node) carryMAD(msg mad.Message, to *node, arrive func()) {
+	w := n.w
+	if w.dropMAD != nil && w.dropMAD(n, msg) {
+		return
+	}
+	from := len(w.queue)
+	w.send(arrive, to, true)
+	for i := range w.queue[from:] {
+		w.queue[from+i].at = w.queue[from+i].at.Add(w.madDelay)
+	}
+}
+
+// recvMAD takes a MAD at QP 1.
+func (n *node) recvMAD(in verbs.MAD) {
+	switch {
+	case n.silent || n.dead:
+	case n.taken: // as the kernel's CM does, which nobody has told of our services
+		_, msg, _ := mad.Parse(in.Data[:])
+		if req, ok := msg.(mad.REQ); ok {
+			rej := mad.REJ{TransactionID: req.TransactionID, RemoteCommID: req.LocalCommID, MessageRejected: mad.KindREQ, Reason: cm.ReasonInvalidServiceID}
+			for _, to := range n.w.nodes {
+				if to.opt.Link.GID == in.Remote {
+					n.w.inject(n, to, rej)
 				}
-			}, to, true)
-			for i := range w.queue[from:] {
-				w.queue[from+i].at = w.queue[from+i].at.Add(w.madDelay)
 			}
 		}
+	case n.legacy != nil:
+		n.legacy.recvMAD(&in)
+	default:
+		n.step(RecvMAD{&in})
 	}
 }
 

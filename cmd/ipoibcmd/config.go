@@ -35,6 +35,7 @@ type Config struct {
 	Addresses   []string `yaml:"addresses"`
 	Control     string   `yaml:"control"`
 	Mode        string   `yaml:"mode"`
+	CMTransport string   `yaml:"cm_transport"`
 	UDMTU       int      `yaml:"ud_mtu"`
 	ReceiveMTU  int      `yaml:"receive_mtu"`
 	GID         string   `yaml:"gid"`
@@ -62,6 +63,7 @@ func defaults() Config {
 	return Config{
 		Name:        "ibcm0",
 		Mode:        "rc",
+		CMTransport: "auto",
 		UDMTU:       2044,
 		ReceiveMTU:  65524,
 		Provider:    "softroce",
@@ -80,6 +82,7 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringArrayVar(&c.Addresses, "address", c.Addresses, "address of the interface with prefix length; repeatable")
 	f.StringVar(&c.Control, "control", c.Control, "control socket (default "+control.SocketPath("NAME")+")")
 	f.StringVar(&c.Mode, "mode", c.Mode, "connected mode: rc, uc, auto (both) or ud (none)")
+	f.StringVar(&c.CMTransport, "cm-transport", c.CMTransport, "path of CM messages: auto, gsi (QP 1) or inband (the UD QP)")
 	f.IntVar(&c.UDMTU, "ud-mtu", c.UDMTU, "MTU of datagrams, multicast and broadcast; the same on the whole link")
 	f.IntVar(&c.ReceiveMTU, "receive-mtu", c.ReceiveMTU, "largest connected-mode message accepted, 4-octet header included")
 	f.StringVar(&c.GID, "gid", c.GID, "GID to use: an address of the underlay (default: its IPv6 link-local address)")
@@ -142,6 +145,7 @@ func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 	set("address", func() { c.Addresses = flags.Addresses })
 	set("control", func() { c.Control = flags.Control })
 	set("mode", func() { c.Mode = flags.Mode })
+	set("cm-transport", func() { c.CMTransport = flags.CMTransport })
 	set("ud-mtu", func() { c.UDMTU = flags.UDMTU })
 	set("receive-mtu", func() { c.ReceiveMTU = flags.ReceiveMTU })
 	set("gid", func() { c.GID = flags.GID })
@@ -174,6 +178,8 @@ func (c *Config) settings() (s settings, err error) {
 		return bad("name %q: an interface name has 1 to 15 characters, no slash, colon or blank", c.Name)
 	case !slices.Contains([]string{"rc", "uc", "auto", "ud"}, c.Mode):
 		return bad("mode %q: must be rc, uc, auto or ud", c.Mode)
+	case !slices.Contains([]string{"auto", "gsi", "inband"}, c.CMTransport):
+		return bad("cm_transport %q: must be auto, gsi or inband", c.CMTransport)
 	case c.UDMTU < 576 || c.UDMTU > 4092:
 		return bad("ud_mtu %d: must be 576 to 4092 octets", c.UDMTU)
 	case c.ReceiveMTU < 1284 || c.ReceiveMTU > 65524:

@@ -82,6 +82,7 @@ func TestEveryBadValueIsNamed(t *testing.T) {
 		{"slash in name", func(c *Config) { c.Name = "a/b" }, `name "a/b"`},
 		{"dots", func(c *Config) { c.Name = ".." }, `name ".."`},
 		{"pattern", func(c *Config) { c.Name = "ib%d" }, `name "ib%d"`},
+		{"CM transport", func(c *Config) { c.CMTransport = "qp1" }, `cm_transport "qp1": must be auto, gsi or inband`},
 		{"mode", func(c *Config) { c.Mode = "RC" }, `mode "RC": must be rc, uc, auto or ud`},
 		{"UD MTU too small", func(c *Config) { c.UDMTU = 575 }, "ud_mtu 575: must be 576 to 4092"},
 		{"UD MTU too large", func(c *Config) { c.UDMTU = 4093 }, "ud_mtu 4093"},
@@ -163,12 +164,13 @@ func TestFlagsOverrideTheFile(t *testing.T) {
 	}
 
 	err := merge("--underlay=eth2", "--name=ib8", "--mode=rc", "--ud-mtu=2044", "--receive-mtu=9000", "--gid=fe80::1", "--log-level=warn",
-		"--control=/tmp/c", "--provider=other", "--address=10.0.1.1/24", "--address=fd00::1/64")
+		"--control=/tmp/c", "--provider=other", "--cm-transport=inband", "--address=10.0.1.1/24", "--address=fd00::1/64")
 	if err != nil {
 		t.Fatal(err)
 	}
 	want.Underlay, want.Name, want.Mode, want.UDMTU, want.ReceiveMTU = "eth2", "ib8", "rc", 2044, 9000
 	want.GID, want.LogLevel, want.Control, want.Provider = "fe80::1", "warn", "/tmp/c", "other"
+	want.CMTransport = "inband"
 	want.Addresses = []string{"10.0.1.1/24", "fd00::1/64"} // instead of the file's
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("every flag (-want +got):\n%s", diff)
@@ -195,7 +197,7 @@ func TestEveryFlagIsAKey(t *testing.T) {
 		keys[f.Tag.Get("yaml")] = true
 	}
 	run := newRun()
-	for _, name := range []string{"underlay", "name", "address", "control", "mode", "ud-mtu", "receive-mtu", "gid", "provider", "config", "log-level"} {
+	for _, name := range []string{"underlay", "name", "address", "control", "mode", "cm-transport", "ud-mtu", "receive-mtu", "gid", "provider", "config", "log-level"} {
 		if run.Flags().Lookup(name) == nil {
 			t.Errorf("run has no --%s", name)
 		}

@@ -86,13 +86,17 @@ func run(ctx context.Context, c Config) error {
 	if err != nil {
 		return errors.Join(err, provider.Close())
 	}
+	cmTransport, err := ipoib.ParseCMTransport(c.CMTransport)
+	if err != nil {
+		return errors.Join(err, provider.Close())
+	}
 	idle := s.idle
 	if idle == 0 {
 		idle = -1 // the file's 0 is the machine's never
 	}
 	opt := agent.Options{
 		Provider: provider, GID: gid, Name: c.Name, Prefixes: s.prefixes, Control: c.controlPath(),
-		Mode: mode, UDMTU: c.UDMTU, ReceiveMTU: c.ReceiveMTU, PKey: ib.PKey(c.PKey) | ib.PKeyFull, QKey: ib.QKey(c.QKey),
+		Mode: mode, CM: cmTransport, UDMTU: c.UDMTU, ReceiveMTU: c.ReceiveMTU, PKey: ib.PKey(c.PKey) | ib.PKeyFull, QKey: ib.QKey(c.QKey),
 		Idle: idle, Peers: s.peers, OwnTUNThread: off(c.Offload.OneThread), Build: build(), Notes: notes, Log: log,
 	}
 	started := time.Now()

@@ -98,6 +98,7 @@ func printStatus(w io.Writer, s *control.Status) {
 	line("link address", "%s", i.LinkAddr)
 	line("GID", "%s", i.GID)
 	line("UD QPN", "%s   P_Key %s   Q_Key %s", i.UDQPN, i.PKey, i.QKey)
+	line("CM messages", "%s: %s", i.CMTransport, strings.Join(i.CMPaths, ", "))
 	line("broadcast", "%s", i.BroadcastGroup)
 	for n, a := range i.Addresses {
 		key := ""
@@ -125,9 +126,9 @@ func printStatus(w io.Writer, s *control.Status) {
 		fmt.Fprintln(w, "no peers yet: the first packet to an address resolves it")
 		return
 	}
-	t := newTable(w, "PEER", "QPN", "MODE", "CLASS", "MTU", "STATE", "AGE", "TX", "RX", "ADDRESSES")
+	t := newTable(w, "PEER", "QPN", "MODE", "CLASS", "MTU", "STATE", "CM", "AGE", "TX", "RX", "ADDRESSES")
 	for _, p := range s.Peers {
-		t.AppendRow(table.Row{p.GID, p.UDQPN, p.Mode, p.Class, p.MTU, p.State, age(p.AgeMS),
+		t.AppendRow(table.Row{p.GID, p.UDQPN, p.Mode, p.Class, p.MTU, p.State, p.CMPath, age(p.AgeMS),
 			fmt.Sprintf("%d (%s)", p.TxPackets, octets(p.TxOctets)), fmt.Sprintf("%d (%s)", p.RxPackets, octets(p.RxOctets)), strings.Join(p.Addresses, " ")})
 	}
 	t.Render()
@@ -170,9 +171,9 @@ func printConns(w io.Writer, d *control.Conns) {
 		fmt.Fprintln(w, "no connections")
 		return
 	}
-	t := newTable(w, "PEER", "MODE", "STATE", "ROLE", "DIRECTION", "SERVICE ID", "QPN", "REMOTE", "MTU", "AGE", "IDLE", "TX", "RX", "CROSSING")
+	t := newTable(w, "PEER", "MODE", "STATE", "ROLE", "CM", "DIRECTION", "SERVICE ID", "QPN", "REMOTE", "MTU", "AGE", "IDLE", "TX", "RX", "CROSSING")
 	for _, c := range d.Conns {
-		t.AppendRow(table.Row{c.Peer, c.Mode, c.State, c.Role, c.Direction, c.ServiceID, c.LocalQPN, c.RemoteQPN, c.MTU,
+		t.AppendRow(table.Row{c.Peer, c.Mode, c.State, c.Role, c.CMPath, c.Direction, c.ServiceID, c.LocalQPN, c.RemoteQPN, c.MTU,
 			age(c.AgeMS), age(c.IdleMS), octets(c.TxOctets), octets(c.RxOctets), c.Crossing})
 	}
 	t.Render()

@@ -24,6 +24,9 @@
 //   - once nothing is lost any more, what hosts send each other arrives, on one
 //     connection per pair, within the longest time that the rules allow.
 //
+// In some worlds CM messages travel in-band, or those of one host do and those of
+// the other go by QP 1.
+//
 // What it leaves out: a message crosses in no time unless it is delayed, and a
 // delayed one arrives within maxDelay; UD frames (ARP) are never lost, but for
 // the announcements of a restarted host; of the random pauses one length is

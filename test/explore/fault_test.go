@@ -105,7 +105,7 @@ func (w *world) put(n *node, to ib.GID, msg mad.Message) {
 	msg.AppendBinary(m.Data[:0])
 	x := n.fault
 	n.fault = nil
-	w.sendMAD(n, m)
+	w.sendMAD(n, m, false)
 	n.fault = x
 }
 

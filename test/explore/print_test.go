@@ -45,6 +45,7 @@ var unprinted = map[string]string{
 	"ipoib.peer.lastREJ":         "shown only",
 	"ipoib.peer.lastFail":        "shown only",
 	"ipoib.peer.verdict":         "shown only",
+	"ipoib.peer.viaWhy":          "shown only",
 	"ipoib.peer.touched":         "looked at after ten minutes",
 	"cm.Manager.opt":             "fixed",
 	"cm.Manager.dst":             "of the last Step",

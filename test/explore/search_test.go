@@ -86,6 +86,7 @@ func (w *world) printItems(p *printer, conns []names) {
 		switch it.kind {
 		case itemMAD:
 			p.message((*[verbs.MADLen]byte)(&it.mad.Data))
+			p.b = append(p.b, bit(it.mad.QPN != ib.QPNGSI))
 		case itemData:
 			p.printQPN(it.qpn)
 			p.printQPN(it.src)

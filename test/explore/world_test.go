@@ -40,6 +40,7 @@ type setup struct {
 
 	losses, repeats, delays, restarts int
 
+	inband bool // CM messages may go in-band; otherwise only by QP 1
 	slowQP bool // making a queue pair takes its time
 	up     bool // begin with the connections that the pairs lead to
 	// jitter is where in their range random pauses lie: 0 to 0xff.
@@ -53,6 +54,8 @@ type host struct {
 	receive     int         // Receive MTU, zero for the default
 	legacyFirst bool        // dials 0x10 first
 	sees        encap.Flags // what it sees of others' flags, if not zero
+	cm          ipoib.CMTransport
+	diverted    bool // its CM messages arrive in-band, whichever way it sent them
 	fault       *fault
 }
 
@@ -329,12 +332,15 @@ func (w *world) start(i int, heard bool) {
 	id := uint64(i<<4 | n.boot)
 	o := ipoib.Options{
 		Link: encap.LinkAddr{QPN: n.see(w, n.link.QPN), GID: n.link.GID}, GUID: ib.GUID(0xc000 + id), PathMTU: ib.MTU1024,
-		Mode: n.mode, ReceiveMTU: n.receive, LegacyFirst: n.legacyFirst, NoLinkLocal: true, Idle: -1, RetryMax: 4 * time.Second,
+		CMTransport: ipoib.CMGSI, Mode: n.mode, ReceiveMTU: n.receive, LegacyFirst: n.legacyFirst, NoLinkLocal: true, Idle: -1, RetryMax: 4 * time.Second,
 		Rand: rand.New(&source{w.jitter, id << 12}),
 		// Neighbours stay for longer than a search.
 		Neigh: neigh.Options{ReachableTime: 24 * time.Hour, DelayTime: 24 * time.Hour, StaleTime: 24 * time.Hour,
 			DADProbes: -1, RequestRate: -1, SourceRate: -1},
 		CM: cm.Options{REQsPerSecond: -1, RepliesPerSecond: -1},
+	}
+	if w.inband {
+		o.CMTransport = n.cm
 	}
 	n.f = ipoib.New(o)
 	mine := netip.PrefixFrom(addr(i), 24)
@@ -398,7 +404,7 @@ func (w *world) do(i int, ev ipoib.Event, heard bool) {
 		case ipoib.SendConn:
 			w.onConn(n, a.Conn, a.Frame)
 		case ipoib.SendMAD:
-			w.sendMAD(n, a.MAD)
+			w.sendMAD(n, a.MAD, n.diverted)
 		case ipoib.CreateQP:
 			w.createQP(n, a)
 		case ipoib.ConnectQP:
@@ -474,6 +480,15 @@ func (w *world) byGID(g ib.GID) *node {
 }
 
 func (w *world) sendUD(n *node, a ipoib.SendUD) {
+	if encap.EtherType(binary.BigEndian.Uint16(a.Frame)) == encap.InbandCM {
+		m := &verbs.MAD{Remote: a.Link.GID, PKey: ib.DefaultPKey}
+		if to := w.byGID(a.Link.GID); to == nil || to.link.QPN != n.see(w, a.Link.QPN) || copy(m.Data[:], a.Frame[encap.HeaderLen:]) != verbs.MADLen {
+			w.failf("%s sends %d octets in-band to %v", n.name(), len(a.Frame), a.Link)
+			return
+		}
+		w.sendMAD(n, m, true)
+		return
+	}
 	for _, to := range w.nodes {
 		if to.index == n.index || a.MGID.IsZero() && (to.link.GID != a.Link.GID || to.link.QPN != n.see(w, a.Link.QPN)) {
 			continue
@@ -549,13 +564,17 @@ func (w *world) data(it item) {
 	}
 }
 
-func (w *world) sendMAD(n *node, m *verbs.MAD) {
+// sendMAD puts a CM message on the way, to QP 1 or in-band.
+func (w *world) sendMAD(n *node, m *verbs.MAD, inband bool) {
 	to := w.byGID(m.Remote)
 	if to == nil {
 		w.failf("%s sends a MAD to %v, which is nobody", n.name(), m.Remote)
 		return
 	}
 	in := &verbs.MAD{Local: m.Remote, Remote: n.link.GID, QPN: ib.QPNGSI, PKey: m.PKey, Data: m.Data}
+	if inband {
+		in.QPN = n.link.QPN
+	}
 	if n.fault != nil && !n.fault.send(w, n, in) {
 		return
 	}
@@ -583,6 +602,11 @@ func (w *world) arrive(i int, keep bool) {
 			if !n.fault.receive(w, n, m) {
 				return
 			}
+		}
+		if m.QPN != ib.QPNGSI {
+			fr := append([]byte{byte(encap.InbandCM >> 8), byte(encap.InbandCM & 0xff), 0, 0}, m.Data[:]...)
+			w.step(it.to, ipoib.RecvFrame{SrcGID: m.Remote, DstGID: m.Local, SrcQPN: w.nodes[it.to].see(w, m.QPN), Frame: fr})
+			return
 		}
 		w.step(it.to, ipoib.RecvMAD{MAD: m})
 	case itemData:

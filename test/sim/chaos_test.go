@@ -23,6 +23,9 @@ func (w *world) anyConfig() config {
 		// A UC connection to a host that died is found out by its silence only.
 		tune: func(o *ipoib.Options) { o.Idle = time.Minute },
 	}
+	if w.chance(0.3) {
+		c.cm, c.qp1 = oneOf(w.r, ipoib.CMAuto, ipoib.CMAuto, ipoib.CMInband), oneOf(w.r, qp1Ours, qp1Taken, qp1Silent)
+	}
 	if w.chance(0.5) {
 		c.lag = oneOf(w.r, 20*time.Microsecond, time.Millisecond, 20*time.Millisecond)
 	}
@@ -188,6 +191,7 @@ func TestChaos(t *testing.T) {
 	for _, name := range []string{"delivered over RC", "delivered over UC", "delivered over UD", "delivered in fragments",
 		"established_active", "established_passive", "redials_accepted", "crossings_accepted", "crossings_rejected",
 		"qp_errors", "closed_by_us", "closed_by_peer", "peer_qpn_changed", "dial_failed", "accept_failed", "rej_received",
+		"inband_turned_to", "inband_established", "drop_gsi_off",
 		"queue_sent_on_connection", "fragmented", "icmp_too_big", "exception_flushes", "neigh_failed", "neigh_changed",
 		"bad_icrc", "no_qp", "retransmits", "timeouts", "rnr_in", "duplicates"} {
 		if tally[name] == 0 {

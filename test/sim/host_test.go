@@ -2,6 +2,7 @@ package sim
 
 import (
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -22,12 +23,23 @@ import (
 // usageEvery is how often the stand-in for the agent reports what was counted.
 const usageEvery = 2 * time.Second
 
+// What is at a host's QP 1.
+type qp1 uint8
+
+const (
+	qp1Ours   qp1 = iota // our CM
+	qp1Taken             // the kernel's CM: our agent cannot have it, REQs are rejected
+	qp1Silent            // ours, but nothing that is sent there arrives
+)
+
 // A config is what hosts may differ in. Zero is the default.
 type config struct {
 	mode    ipoib.Mode
-	receive int           // Receive MTU
-	path    ib.MTU        // of the port
-	srq     bool          // RC receives come from a shared queue
+	receive int    // Receive MTU
+	path    ib.MTU // of the port
+	srq     bool   // RC receives come from a shared queue
+	cm      ipoib.CMTransport
+	qp1     qp1
 	lag     time.Duration // the control plane takes up to this for each event
 	tune    func(*ipoib.Options)
 }
@@ -67,6 +79,7 @@ type host struct {
 	srqBufs  recvBufs
 	udUse    map[encap.LinkAddr]ipoib.UDUse
 	mads     map[mad.AttrID]int // sent
+	inband   int                // of those, by the UD QP
 	flushes  int
 	notes    map[ipoib.NoteKind]int
 	onSent   func(c *conn) // a send completed
@@ -97,16 +110,16 @@ func (h *host) boot() {
 	h.paths, h.table = map[netip.Prefix]ipoib.Path{}, nil
 	h.conns, h.byQPN = map[ipoib.Conn]*conn{}, map[ib.QPN]*conn{}
 	h.udUse, h.mads, h.notes = map[encap.LinkAddr]ipoib.UDUse{}, map[mad.AttrID]int{}, map[ipoib.NoteKind]int{}
-	h.pending, h.stepping, h.busy = nil, false, time.Time{}
+	h.pending, h.stepping, h.busy, h.inband = nil, false, time.Time{}, 0
 	h.openUD()
 	h.link = encap.LinkAddr{QPN: h.ud.qp.QPN(), GID: h.gid}
 	opt := ipoib.Options{Link: h.link, GUID: h.port.Port().GUID, PathMTU: h.port.Port().MTU, SRQ: h.cfg.srq,
-		Mode: h.cfg.mode, ReceiveMTU: h.cfg.receive, Rand: rand.New(rand.NewPCG(h.w.r.Uint64(), 1))}
+		Mode: h.cfg.mode, CMTransport: h.cfg.cm, NoGSI: h.cfg.qp1 == qp1Taken, ReceiveMTU: h.cfg.receive, Rand: rand.New(rand.NewPCG(h.w.r.Uint64(), 1))}
 	if h.cfg.tune != nil {
 		h.cfg.tune(&opt)
 	}
 	h.m = ipoib.New(opt)
-	h.tell("boot: %v, mode %v, Receive MTU %d, path MTU %v, lag %v", h.link, h.cfg.mode, h.cfg.receiveMTU(), opt.PathMTU, h.cfg.lag)
+	h.tell("boot: %v, mode %v, CM %v with QP 1 %d, Receive MTU %d, path MTU %v, lag %v", h.link, h.cfg.mode, h.cfg.cm, h.cfg.qp1, h.cfg.receiveMTU(), opt.PathMTU, h.cfg.lag)
 	h.port.Notify(h.poll)
 	h.step(ipoib.Start{})
 	h.kernel.create()
@@ -192,11 +205,28 @@ func (h *host) poll() {
 	for {
 		select {
 		case m := <-h.port.MADPort().MADs():
-			h.later(func() { h.step(ipoib.RecvMAD{MAD: m}) })
+			h.recvMAD(m)
 		case ev := <-h.port.Events():
 			h.later(func() { h.verbsEvent(ev) })
 		default:
 			return
+		}
+	}
+}
+
+// recvMAD takes what arrived at QP 1 to whom it belongs.
+func (h *host) recvMAD(m *verbs.MAD) {
+	switch h.cfg.qp1 {
+	case qp1Ours:
+		h.later(func() { h.step(ipoib.RecvMAD{MAD: m}) })
+	case qp1Taken: // the kernel knows nobody who listens
+		if _, msg, err := mad.Parse(m.Data[:]); err == nil {
+			if req, ok := msg.(mad.REQ); ok {
+				out := &verbs.MAD{Remote: m.Remote, Local: m.Local, QPN: ib.QPNGSI}
+				mad.REJ{TransactionID: req.TransactionID, RemoteCommID: req.LocalCommID, MessageRejected: mad.KindREQ,
+					Reason: mad.RejInvalidServiceID}.AppendBinary(out.Data[:0])
+				h.port.MADPort().SendMAD(out)
+			}
 		}
 	}
 }
@@ -295,6 +325,10 @@ func (h *host) wake() {
 func (h *host) do(a ipoib.Action) {
 	switch a := a.(type) {
 	case ipoib.SendUD:
+		if hd, _, err := mad.Parse(a.Frame[encap.HeaderLen:]); err == nil && encap.EtherType(binary.BigEndian.Uint16(a.Frame)) == encap.InbandCM {
+			h.mads[hd.Attr]++
+			h.inband++
+		}
 		h.postUD(a.Link, a.MGID, a.Frame)
 	case ipoib.SendConn:
 		if c := h.conns[a.Conn]; c != nil {
@@ -306,6 +340,9 @@ func (h *host) do(a ipoib.Action) {
 		hd, _, err := mad.Parse(a.MAD.Data[:])
 		if err != nil {
 			h.w.fatalf("%s sends a MAD that cannot be read: %v", h.name(), err)
+		}
+		if h.cfg.qp1 == qp1Taken || h.cfg.cm == ipoib.CMInband {
+			h.w.fatalf("%s sends a %v to QP 1", h.name(), hd.Attr)
 		}
 		h.mads[hd.Attr]++
 		h.port.MADPort().SendMAD(a.MAD)
@@ -401,6 +438,9 @@ func (h *host) with(peer *host) (cs []ipoib.ConnInfo) {
 
 // common returns the mode that two hosts should end up with.
 func common(a, b *host) ib.Transport {
+	if a.cmPath(b) < 0 && b.cmPath(a) < 0 {
+		return ib.UD
+	}
 	switch f := a.cfg.mode.Flags() & b.cfg.mode.Flags(); {
 	case f&encap.FlagRC != 0:
 		return ib.RC
@@ -408,6 +448,22 @@ func common(a, b *host) ib.Transport {
 		return ib.UC
 	}
 	return ib.UD
+}
+
+// cmPath returns the path by which a reaches b first, -1 if there is none.
+func (a *host) cmPath(b *host) int {
+	open := func(h *host) (gsi, inband bool) {
+		return h.cfg.cm != ipoib.CMInband && h.cfg.qp1 == qp1Ours, h.cfg.cm != ipoib.CMGSI
+	}
+	ag, ai := open(a)
+	bg, bi := open(b)
+	switch {
+	case ag && bg:
+		return int(ipoib.ViaGSI)
+	case ai && bi:
+		return int(ipoib.ViaInband)
+	}
+	return -1
 }
 
 func (c config) receiveMTU() int { return cmp.Or(c.receive, 65524) }

@@ -304,7 +304,7 @@ func (h *host) takeUD(msg []byte, wc *verbs.WC) {
 		h.w.fatalf("%s: %v", h.name(), err)
 	}
 	pkt := fr[encap.HeaderLen:]
-	if hd.Type == encap.ARP || hd.Type == encap.IPv6 && nd.KindOf(pkt) != nd.None {
+	if hd.Type == encap.ARP || hd.Type == encap.InbandCM || hd.Type == encap.IPv6 && nd.KindOf(pkt) != nd.None {
 		h.event(ipoib.RecvFrame{SrcGID: src, DstGID: dst, SrcQPN: wc.SrcQPN, Frame: fr})
 		return
 	}

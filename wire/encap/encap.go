@@ -26,6 +26,9 @@ const (
 	ARP  EtherType = 0x0806
 	RARP EtherType = 0x8035
 	IPv6 EtherType = 0x86dd
+	// InbandCM carries a CM MAD of 256 octets on the UD QP: an extension of our own,
+	// under the first EtherType that IEEE 802 leaves to local experiments.
+	InbandCM EtherType = 0x88b5
 )
 
 // String names the types we know and prints the others in hexadecimal.
@@ -39,6 +42,8 @@ func (t EtherType) String() string {
 		return "RARP"
 	case IPv6:
 		return "IPv6"
+	case InbandCM:
+		return "CM in-band"
 	}
 	return fmt.Sprintf("0x%04x", uint16(t))
 }

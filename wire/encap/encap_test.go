@@ -38,7 +38,8 @@ func TestHeader(t *testing.T) {
 		{encap.IPv6, "86dd0000", "IPv6"}, // 4755-4-2
 		{encap.ARP, "08060000", "ARP"},
 		{encap.RARP, "80350000", "RARP"},
-		{0x88b5, "88b50000", "0x88b5"},
+		{encap.InbandCM, "88b50000", "CM in-band"},
+		{0x88b6, "88b60000", "0x88b6"},
 	} {
 		b, _ := encap.Header{Type: tt.typ}.AppendBinary(nil)
 		if got := hex.EncodeToString(b); got != tt.want || tt.typ.String() != tt.name {
