@@ -1,0 +1,203 @@
+package netns
+
+import (
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"ipoibcm/control"
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/mad"
+)
+
+// cmMessages counts the CM messages of a capture, by path and kind, and checks
+// what carries the ones in-band.
+func cmMessages(t *testing.T, frames []frame, links map[netip.Addr]ib.QPN) (gsi, inband map[mad.AttrID]int) {
+	t.Helper()
+	gsi, inband = map[mad.AttrID]int{}, map[mad.AttrID]int{}
+	for _, f := range frames {
+		if f.BTH.DestQPN() == ib.QPNGSI {
+			if h, _, err := mad.Parse(f.Payload); err == nil {
+				gsi[h.Attr]++
+			}
+			continue
+		}
+		typ, inner, ok := f.ipoib()
+		if !ok || typ != encap.InbandCM {
+			continue
+		}
+		h, msg, err := mad.Parse(inner)
+		if err != nil || len(inner) != verbs.MADLen || f.transport != ib.UD || f.DETH().SrcQPN() != links[f.src] || f.BTH.DestQPN() != links[f.dst] {
+			t.Errorf("in-band from %s QPN %s to %s QPN %s by %v: %d octets, %v", f.src, f.DETH().SrcQPN(), f.dst, f.BTH.DestQPN(), f.transport, len(inner), err)
+			continue
+		}
+		if req, ok := msg.(mad.REQ); ok && req.Primary.LocalGID.Addr() != f.src {
+			t.Errorf("REQ of %v in a packet from %s", req.Primary.LocalGID, f.src)
+		}
+		inband[h.Attr]++
+	}
+	return gsi, inband
+}
+
+func (s *segment) links() map[netip.Addr]ib.QPN {
+	s.Helper()
+	links := map[netip.Addr]ib.QPN{}
+	for _, h := range s.hosts {
+		i := h.status().Interface
+		q, err := parseQPN(i.UDQPN)
+		s.must(err)
+		links[netip.MustParseAddr(i.GID)] = q
+	}
+	return links
+}
+
+// Two agents of which one or both leave QP 1 alone are connected all the same,
+// by messages in-band, which every way of looking in shows.
+func TestCMInband(t *testing.T) {
+	for _, tt := range []struct {
+		name, mode string
+		a, b       string // cm_transport
+	}{
+		{"both", "rc", "inband", "inband"},
+		{"both, UC", "uc", "inband", "inband"},
+		{"asked by the one that would", "rc", "auto", "inband"},
+		{"asked by the one that must", "rc", "inband", "auto"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			parallel(t)
+			s := newSegment(t, topology{})
+			a, b := s.hosts[0], s.hosts[1]
+			a.run("--mode", tt.mode, "--cm-transport", tt.a)
+			b.run("--mode", tt.mode, "--cm-transport", tt.b)
+			seen := a.capture()
+			monitor := a.follow("monitor", "--control", a.path(".sock"))
+			want := map[string]string{"rc": "RC", "uc": "UC"}[tt.mode]
+			mine, theirs := a.connect(b, want)
+			if mine.CMPath != "inband" || theirs.CMPath != "inband" || mine.MTU != maxMTU {
+				t.Errorf("connected by %s and %s, MTU %d", mine.CMPath, theirs.CMPath, mine.MTU)
+			}
+			both(b, func(dst netip.Addr) {
+				a.reach(dst)
+				a.ping(dst, maxMTU, true)
+			})
+			if mine.Mode == "RC" {
+				a.send(b, b.v4, 8<<20)
+			}
+			links := s.links()
+			s.eventually(patience, "the capture has the handshake", func() error {
+				gsi, inband := cmMessages(t, seen.frames(), links)
+				for _, m := range []mad.AttrID{mad.AttrREQ, mad.AttrREP, mad.AttrRTU} {
+					if inband[m] == 0 {
+						return fmt.Errorf("no %v in-band: %v", m, inband)
+					}
+				}
+				// A REQ of the one that would use QP 1 may cross the other's.
+				if gsi[mad.AttrREP] > 0 || tt.a == tt.b && len(gsi) > 0 {
+					return fmt.Errorf("at QP 1: %v", gsi)
+				}
+				return nil
+			})
+			if a.counter("ipoib", "inband_sent") == 0 || b.counter("ipoib", "inband_received") == 0 || b.counter("ipoib", "inband_established") == 0 {
+				t.Error("messages in-band are not counted")
+			}
+			for _, look := range []struct{ args, want []string }{
+				{[]string{"status"}, []string{"CM messages", tt.a, "inband"}},
+				{[]string{"explain", b.v4.String()}, []string{"in-band", "extension to RFC 4755"}},
+				{[]string{"show", "conn"}, []string{"inband"}},
+			} {
+				out, code := a.command(append(look.args, "--control", a.path(".sock"))...)
+				if err := containsAll(out, look.want...); err != nil || code != 0 {
+					t.Errorf("%v: %d, %v", look.args, code, err)
+				}
+			}
+			paths := a.status().Interface.CMPaths
+			if wantPaths := map[string]string{"auto": "[gsi inband]", "inband": "[inband]"}[tt.a]; fmt.Sprint(paths) != wantPaths {
+				t.Errorf("paths %v, want %s", paths, wantPaths)
+			}
+			b.stop() // says goodbye in-band
+			a.noConns()
+			s.eventually(patience, "goodbye", func() error {
+				if _, inband := cmMessages(t, seen.frames(), links); inband[mad.AttrDREQ] != 1 || inband[mad.AttrDREP] != 1 {
+					return fmt.Errorf("%v", inband)
+				}
+				return nil
+			})
+			s.eventually(patience, "the monitor tells", func() error {
+				return containsAll(strings.Join(monitor.output(), "\n"), "DREQ in-band", "DREP in-band")
+			})
+		})
+	}
+}
+
+// Both would use QP 1, but nothing that is sent to b's arrives.
+func TestSilentQP1(t *testing.T) {
+	parallel(t)
+	nft, err := exec.LookPath("nft")
+	if err != nil {
+		t.Skip("nft is not installed: QP 1 cannot be silenced")
+	}
+	s := newSegment(t, topology{})
+	a, b := s.hosts[0], s.hosts[1]
+	c := exec.Command(nft, "-f", "-") // the destination QP is 5 octets into the BTH
+	c.Stdin = strings.NewReader(fmt.Sprintf("table netdev qp1 {\n chain in {\n  type filter hook ingress device %q priority 0; policy accept;\n"+
+		"  udp dport 4791 @th,104,24 1 counter drop\n }\n}\n", underlay))
+	if out, err := b.Output(c); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	s.start("--mode", "rc")
+	a.reach(b.v4)
+	var mine control.Conn
+	s.eventually(2*patience, "connected", func() error {
+		cs := a.conns(b)
+		if len(cs) != 1 || cs[0].State != "ESTABLISHED" {
+			return fmt.Errorf("%+v", cs)
+		}
+		mine = cs[0]
+		return nil
+	})
+	if mine.CMPath != "inband" || a.counter("ipoib", "inband_turned_to") == 0 && b.counter("ipoib", "inband_turned_to") == 0 {
+		t.Errorf("connected by %s", mine.CMPath)
+	}
+	a.ping(b.v4, maxMTU, true)
+	// The path is remembered: a new connection needs no waiting.
+	before := a.counter("ipoib", "dial_failed")
+	b.kill()
+	b.run("--mode", "rc", "--cm-transport", "inband")
+	a.reach(b.v4)
+	s.eventually(2*patience, "connected again", func() error {
+		if cs := a.conns(b); len(cs) != 1 || cs[0].State != "ESTABLISHED" || cs[0].CMPath != "inband" {
+			return fmt.Errorf("%+v", cs)
+		}
+		return nil
+	})
+	t.Logf("attempts that failed: %d, then %d", before, a.counter("ipoib", "dial_failed"))
+}
+
+// One uses QP 1 only and the other never: they stay on UD, and both say why.
+func TestNoCMPathInCommon(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{})
+	a, b := s.hosts[0], s.hosts[1]
+	a.run("--cm-transport", "gsi")
+	b.run("--cm-transport", "inband")
+	both(b, a.reach)
+	s.eventually(patience, "attempts fail", func() error {
+		for _, h := range s.hosts {
+			if h.counter("ipoib", "dial_failed") == 0 {
+				return fmt.Errorf("%s still tries", h.Name)
+			}
+		}
+		return nil
+	})
+	if a.counter("ipoib", "drop_inband_off") == 0 || b.counter("ipoib", "drop_gsi_off") == 0 {
+		t.Error("what came on the path that is off was not counted")
+	}
+	both(b, func(dst netip.Addr) { a.ping(dst, udMTU, true) })
+	if out, _ := a.command("explain", b.v4.String(), "--control", a.path(".sock")); !strings.Contains(out, "UD, because the last attempt failed") {
+		t.Errorf("explained as:\n%s", out)
+	}
+}
