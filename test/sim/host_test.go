@@ -84,6 +84,8 @@ type host struct {
 	notes    map[ipoib.NoteKind]int
 	onSent   func(c *conn) // a send completed
 	txDrops  int
+	stalled  bool     // does not post the receive buffers of connections again
+	owed     []func() // until then
 	shutdown bool
 }
 

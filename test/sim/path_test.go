@@ -284,6 +284,11 @@ func (h *host) recvDone(wc *verbs.WC) {
 			h.takeConn(c, msg)
 		}
 	}
+	if h.stalled && c != h.ud {
+		wr := bufs.wr(wc.ID)
+		h.owed = append(h.owed, func() { to.PostRecv([]verbs.RecvWR{wr}) })
+		return
+	}
 	if wc.Status != verbs.WRFlushError || to == poster(h.srq) {
 		to.PostRecv([]verbs.RecvWR{bufs.wr(wc.ID)})
 	}
@@ -325,6 +330,10 @@ func (h *host) takeConn(c *conn, fr []byte) {
 	h.checkRecv(c, fr)
 	c.rxPackets++
 	c.rxOctets += uint64(len(fr) - encap.HeaderLen)
+	if t := encap.EtherType(fr[0])<<8 | encap.EtherType(fr[1]); t == encap.ARP || t == encap.IPv6 && nd.KindOf(fr[encap.HeaderLen:]) != nd.None {
+		h.event(ipoib.RecvFrame{Conn: c.id, Frame: fr}) // Linux sends ND so
+		return
+	}
 	if h.up {
 		h.receive(fr[encap.HeaderLen:], c)
 	}

@@ -478,10 +478,11 @@ func TestNeverAnswers(t *testing.T) {
 	})
 }
 
-// TestAlwaysRejects: a peer that has no room for any connection.
+// TestAlwaysRejects: a peer whose connection manager has no room, and whose flags
+// promise otherwise.
 func TestAlwaysRejects(t *testing.T) {
 	seeds(t, 20, func(w *world) {
-		a, b := w.host(config{}), w.host(config{tune: func(o *ipoib.Options) { o.MaxConns = -1 }})
+		a, b := w.host(config{}), w.host(config{tune: func(o *ipoib.Options) { o.CM.MaxConns = -1 }})
 		for range 60 {
 			p := a.send(b.addr4(), 1500, true)
 			w.run(time.Second)
