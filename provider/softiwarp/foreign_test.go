@@ -1,0 +1,773 @@
+package softiwarp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/mpa"
+	"ipoibcm/verbs"
+)
+
+// This file lets queue pairs meet a peer that the test plays itself, FPDU by FPDU.
+
+// patience bounds every wait for what must happen.
+const patience = 10 * time.Second
+
+// tcpPair returns both ends of a TCP connection on the loopback device.
+func tcpPair(t *testing.T) (a, b net.Conn) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	a, err = net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err = ln.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = a.Close(), b.Close() })
+	return a, b
+}
+
+// A side is a queue pair of ours with its queues.
+type side struct {
+	t  *testing.T
+	d  *Device
+	qp verbs.QP
+	cq verbs.CQ
+}
+
+func newSide(t *testing.T, o Options) *side {
+	t.Helper()
+	o.Addr, o.Port = netip.MustParseAddr("127.0.0.1"), -1
+	d, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() })
+	cq, err := d.CreateCQ(100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	qp, err := d.CreateQP(verbs.QPInit{Transport: ib.RC, SendCQ: cq, RecvCQ: cq, SendDepth: 100, RecvDepth: 100, MaxSendSGE: 2, MaxRecvSGE: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: ib.DefaultPKey, Access: verbs.RemoteRead | verbs.RemoteWrite}); err != nil {
+		t.Fatal(err)
+	}
+	return &side{t, d, qp, cq}
+}
+
+func (s *side) mem(b []byte, access verbs.Access) []verbs.SGE {
+	s.t.Helper()
+	r, err := s.d.Register(b, access)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return []verbs.SGE{{Region: r, Buf: r.Buf}}
+}
+
+func (s *side) send(wr verbs.SendWR) {
+	s.t.Helper()
+	wr.Flags |= verbs.Signaled
+	if _, err := s.qp.PostSend([]verbs.SendWR{wr}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *side) recv(id uint64, n int) []byte {
+	s.t.Helper()
+	sg := s.mem(make([]byte, n), 0)
+	if _, err := s.qp.PostRecv([]verbs.RecvWR{{ID: id, SG: sg}}); err != nil {
+		s.t.Fatal(err)
+	}
+	return sg[0].Buf
+}
+
+func (s *side) done() verbs.WC {
+	s.t.Helper()
+	var wc [1]verbs.WC
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		if s.cq.Poll(wc[:]) == 1 {
+			return wc[0]
+		}
+		if time.Now().After(end) {
+			s.t.Fatal("nothing completed")
+		}
+	}
+}
+
+func (s *side) fatal() verbs.Event {
+	s.t.Helper()
+	end := time.After(patience)
+	for {
+		select {
+		case ev := <-s.d.Events():
+			if ev.Kind == verbs.QPFatal {
+				return ev
+			}
+		case <-end:
+			s.t.Fatal("no QPFatal")
+		}
+	}
+}
+
+func (s *side) counter(name string) (v uint64) {
+	s.t.Helper()
+	found := false
+	s.d.Counters(func(n string, x uint64) {
+		if n == name {
+			v, found = x, true
+		}
+	})
+	if !found {
+		s.t.Fatalf("no counter %s", name)
+	}
+	return v
+}
+
+// A peer is the end that the test plays.
+type peer struct {
+	t    *testing.T
+	conn net.Conn
+	out  mpa.Framer
+	in   mpa.Deframer
+	rest []byte
+}
+
+func (p *peer) write(b []byte) {
+	p.t.Helper()
+	if _, err := p.conn.Write(b); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *peer) fpdu(ulpdu []byte) { p.t.Helper(); p.write(p.out.Append(nil, ulpdu, nil)) }
+
+func (p *peer) segment(s mpa.Segment) {
+	p.t.Helper()
+	p.fpdu(append(s.AppendHeader(nil), s.Payload...))
+}
+
+// frame reads one startup frame.
+func (p *peer) frame() mpa.Frame {
+	p.t.Helper()
+	_ = p.conn.SetReadDeadline(time.Now().Add(patience))
+	b := make([]byte, mpa.MaxFrameLen)
+	if _, err := io.ReadFull(p.conn, b[:mpa.FrameHeaderLen]); err != nil {
+		p.t.Fatal(err)
+	}
+	n := mpa.FrameHeaderLen + int(b[18])<<8 + int(b[19])
+	if _, err := io.ReadFull(p.conn, b[mpa.FrameHeaderLen:n]); err != nil {
+		p.t.Fatal(err)
+	}
+	var f mpa.Frame
+	if err := f.UnmarshalBinary(b[:n]); err != nil {
+		p.t.Fatal(err)
+	}
+	return f
+}
+
+func (p *peer) say(f mpa.Frame) {
+	p.t.Helper()
+	b, err := f.AppendBinary(nil)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.write(b)
+}
+
+// next reads the next segment.
+func (p *peer) next() (mpa.Segment, error) {
+	_ = p.conn.SetReadDeadline(time.Now().Add(patience))
+	for {
+		u, rest, ok, err := p.in.Next(p.rest)
+		p.rest = rest
+		if err != nil {
+			return mpa.Segment{}, err
+		}
+		if ok {
+			s, terr := mpa.ParseSegment(u)
+			s.Payload = bytes.Clone(s.Payload)
+			if terr != nil {
+				return s, terr
+			}
+			return s, nil
+		}
+		b := make([]byte, 1<<16)
+		n, rerr := p.conn.Read(b)
+		if p.rest = b[:n]; rerr != nil && n == 0 {
+			return mpa.Segment{}, rerr
+		}
+	}
+}
+
+func (p *peer) expect(op mpa.Opcode) mpa.Segment {
+	p.t.Helper()
+	s, err := p.next()
+	if err != nil || s.Opcode != op {
+		p.t.Fatalf("got %v, %v; want %v", &s, err, op)
+	}
+	return s
+}
+
+// silent checks that nothing comes for a while.
+func (p *peer) silent() {
+	p.t.Helper()
+	_ = p.conn.SetReadDeadline(time.Now().Add(80 * time.Millisecond))
+	var b [1]byte
+	if n, err := p.conn.Read(b[:]); n > 0 || err == nil || !isTimeout(err) {
+		p.t.Fatalf("%d octets came, %v", n, err)
+	}
+}
+
+func isTimeout(err error) bool {
+	var ne net.Error
+	return errors.As(err, &ne) && ne.Timeout()
+}
+
+// terminated expects a Terminate, and the end.
+func (p *peer) terminated(want mpa.Cause) {
+	p.t.Helper()
+	s := p.expect(mpa.OpTerminate)
+	if c, err := mpa.ParseTerminate(s.Payload); err != nil || c != want {
+		p.t.Fatalf("Terminate %v (%v), want %v", c, err, want)
+	}
+	p.ended()
+}
+
+func (p *peer) ended() {
+	p.t.Helper()
+	if s, err := p.next(); !errors.Is(err, io.EOF) {
+		p.t.Fatalf("got %v, %v; want the end", &s, err)
+	}
+}
+
+// connected has our queue pair initiate; the peer answers with that reply.
+func connected(t *testing.T, o Options, opts mpa.Options, reply mpa.Frame) (*side, *peer) {
+	t.Helper()
+	s := newSide(t, o)
+	a, b := tcpPair(t)
+	p := &peer{t: t, conn: b}
+	settled := make(chan error, 1)
+	go func() {
+		_, err := s.d.Connect(context.Background(), s.qp, Startup{Options: opts}, func(context.Context) (net.Conn, error) { return a, nil })
+		settled <- err
+	}()
+	req := p.frame()
+	reply.Reply, reply.Rev, reply.S = true, req.Rev, req.S
+	p.out = mpa.Framer{Markers: req.Markers, CRC: req.CRC || reply.CRC}
+	p.in = mpa.Deframer{Markers: reply.Markers, CRC: p.out.CRC}
+	p.say(reply)
+	if err := <-settled; err != nil {
+		t.Fatal(err)
+	}
+	return s, p
+}
+
+// accepted has our queue pair respond to that request, up to its reply.
+func accepted(t *testing.T, o Options, opts mpa.Options, request mpa.Frame) (*side, *peer) {
+	t.Helper()
+	s := newSide(t, o)
+	a, b := tcpPair(t)
+	p := &peer{t: t, conn: b}
+	settled := make(chan error, 1)
+	go func() {
+		_, err := s.d.Accept(context.Background(), s.qp, Startup{Options: opts}, a, func(context.Context, mpa.Request) mpa.Event { return mpa.Accept{} })
+		settled <- err
+	}()
+	p.say(request)
+	rep := p.frame()
+	p.out = mpa.Framer{Markers: rep.Markers, CRC: rep.CRC}
+	p.in = mpa.Deframer{Markers: request.Markers, CRC: rep.CRC}
+	if err := <-settled; err != nil {
+		t.Fatal(err)
+	}
+	return s, p
+}
+
+var (
+	p2pOptions = mpa.Options{Negotiate: true, PeerToPeer: true, Depths: mpa.Depths{IRD: 4, ORD: 4}}
+	p2pReply   = mpa.Frame{Enhanced: mpa.Enhanced{PeerToPeer: true, RTR: mpa.RTRAll, IRD: 4, ORD: 4}}
+	p2pRequest = mpa.Frame{Rev: 2, S: true, Enhanced: mpa.Enhanced{PeerToPeer: true, RTR: mpa.RTRAll, IRD: 4, ORD: 4}}
+)
+
+// TestInitiatorSendsRTRFirst: the ULP posts at once, and the RTR indication is
+// the first FPDU all the same. No completion tells of it.
+func TestInitiatorSendsRTRFirst(t *testing.T) {
+	for _, tt := range []struct {
+		kind   mpa.RTRTypes
+		opcode mpa.Opcode
+		msn    uint32 // of the first Send of the user
+		readN  uint32 // MSN of the first Read
+	}{{mpa.RTRSend, mpa.OpSend, 2, 1}, {mpa.RTRWrite, mpa.OpWrite, 1, 1}, {mpa.RTRRead, mpa.OpReadRequest, 1, 2}} {
+		for _, markers := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v markers=%v", tt.kind, markers), func(t *testing.T) {
+				reply := p2pReply
+				reply.Enhanced.RTR, reply.Markers, reply.CRC = tt.kind, markers, markers
+				s, p := connected(t, Options{}, p2pOptions, reply)
+				s.send(verbs.SendWR{ID: 7, Opcode: verbs.Send, SG: s.mem([]byte("hello"), 0)})
+				rtr := p.expect(tt.opcode) // 6581-5-4, 6581-5-5, 6581-9.2-12
+				if rtr.RTR() != tt.kind {
+					t.Fatalf("first FPDU is %v", &rtr)
+				}
+				first := p.expect(mpa.OpSend)
+				if first.MSN != tt.msn || string(first.Payload) != "hello" {
+					t.Errorf("first message: MSN %d %q", first.MSN, first.Payload)
+				}
+				if tt.kind == mpa.RTRRead { // 6581-1.1-1
+					p.segment(mpa.Segment{Opcode: mpa.OpReadResponse, Last: true, STag: 1})
+				}
+				s.send(verbs.SendWR{ID: 8, Opcode: verbs.Read, SG: s.mem(make([]byte, 3), 0), RKey: 99, RemoteAddr: 1000})
+				read := p.expect(mpa.OpReadRequest)
+				var r mpa.ReadRequest
+				if err := r.UnmarshalBinary(read.Payload); err != nil || read.MSN != tt.readN || r.Size != 3 || r.SourceSTag != 99 || r.SourceTO != 1000 {
+					t.Fatalf("%+v: MSN %d, %v", r, read.MSN, err)
+				}
+				p.segment(mpa.Segment{Opcode: mpa.OpReadResponse, STag: r.SinkSTag, TO: r.SinkTO, Payload: []byte("ab")})
+				p.segment(mpa.Segment{Opcode: mpa.OpReadResponse, Last: true, STag: r.SinkSTag, TO: r.SinkTO + 2, Payload: []byte("c")})
+				// 6581-5-6: only what was posted completes
+				for _, want := range []verbs.WC{{ID: 7, Opcode: verbs.Send, QPN: s.qp.QPN()}, {ID: 8, Opcode: verbs.Read, QPN: s.qp.QPN(), ByteLen: 3}} {
+					if got := s.done(); got != want {
+						t.Fatalf("got %+v, want %+v", got, want)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestFencing: a responder's ULP sends early, and nothing is on the wire before
+// the initiator's first message. The RTR indication takes no receive.
+func TestFencing(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		request mpa.Frame
+		first   []byte // ULPDU
+		user    bool   // it is a message of the user's
+	}{
+		{"Send", p2pRequest, mpa.AppendRTR(nil, mpa.RTRSend), false},
+		{"Write", p2pRequest, mpa.AppendRTR(nil, mpa.RTRWrite), false},
+		{"Read", p2pRequest, mpa.AppendRTR(nil, mpa.RTRRead), false},
+		{"client-server", mpa.Frame{Rev: 1}, mpa.AppendRTR(nil, mpa.RTRSend), true}, // 6581-9.2-18: none is awaited
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s, p := accepted(t, Options{}, mpa.Options{Depths: mpa.Depths{IRD: 4, ORD: 4}}, tt.request)
+			s.recv(1, 10)
+			s.send(verbs.SendWR{ID: 2, Opcode: verbs.Send, SG: s.mem([]byte("early"), 0)})
+			p.silent() // 6581-3-2
+			p.fpdu(tt.first)
+			if tt.user {
+				if wc := s.done(); wc.ID != 1 || wc.ByteLen != 0 || wc.Opcode != verbs.Recv {
+					t.Fatalf("%+v", wc)
+				}
+				s.recv(1, 10)
+			}
+			if tt.name == "Read" {
+				if r := p.expect(mpa.OpReadResponse); !r.Last || len(r.Payload) != 0 || r.STag != 1 {
+					t.Errorf("%+v", r)
+				}
+			}
+			if m := p.expect(mpa.OpSend); string(m.Payload) != "early" || m.MSN != 1 {
+				t.Errorf("%+v", m)
+			}
+			if wc := s.done(); wc.ID != 2 || wc.Status != verbs.Success {
+				t.Fatalf("%+v", wc)
+			}
+			msn := uint32(1)
+			if tt.name == "Send" || tt.user {
+				msn = 2
+			}
+			p.segment(mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: msn, Payload: []byte("data")})
+			if wc := s.done(); wc.ID != 1 || wc.ByteLen != 4 {
+				t.Fatalf("%+v", wc)
+			}
+			// The peer's clean end.
+			_ = p.conn.Close()
+			if ev := s.fatal(); ev.Status != verbs.WRFlushError || s.counter("peer_closed") != 1 {
+				t.Errorf("%+v", ev)
+			}
+		})
+	}
+}
+
+// TestNotRTR: data before the RTR indication.
+func TestNotRTR(t *testing.T) {
+	s, p := accepted(t, Options{}, mpa.Options{}, p2pRequest)
+	s.recv(1, 10)
+	p.segment(mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1, Payload: []byte("data")})
+	p.terminated(mpa.CodeNoRTR.Cause())
+	if wc := s.done(); wc.ID != 1 || wc.Status != verbs.WRFlushError {
+		t.Errorf("%+v", wc)
+	}
+	if s.counter("mpa_not_rtr") != 1 {
+		t.Error("not counted")
+	}
+}
+
+// TestNoRTRComes: a responder waits for it no longer than RTRTimeout, and may send
+// no Terminate then.
+func TestNoRTRComes(t *testing.T) {
+	s, p := accepted(t, Options{}, mpa.Options{RTRTimeout: 50 * time.Millisecond}, p2pRequest)
+	p.ended()
+	if ev := s.fatal(); s.qp.State() != verbs.StateError || s.counter("mpa_rtr_timeout") != 1 {
+		t.Errorf("%+v", ev)
+	}
+}
+
+// TestInitiatorTerminates: what an initiator cannot work with ends in a Terminate
+// with the code, as the only FPDU.
+func TestInitiatorTerminates(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		reply mpa.Enhanced
+		code  mpa.Code
+	}{
+		{"responder ORD above our IRD", mpa.Enhanced{PeerToPeer: true, RTR: mpa.RTRAll, IRD: 4, ORD: 5}, mpa.CodeInsufficient}, // 6581-9.1-14
+		{"no RTR in common", mpa.Enhanced{PeerToPeer: true, IRD: 4, ORD: 4}, mpa.CodeNoRTR},                                    // 6581-9.2-13
+	} {
+		s := newSide(t, Options{})
+		a, b := tcpPair(t)
+		p := &peer{t: t, conn: b}
+		type end struct {
+			res mpa.Result
+			err error
+		}
+		settled := make(chan end, 1)
+		go func() {
+			res, err := s.d.Connect(context.Background(), s.qp, Startup{Options: p2pOptions}, func(context.Context) (net.Conn, error) { return a, nil })
+			settled <- end{res, err}
+		}()
+		p.frame()
+		p.say(mpa.Frame{Reply: true, Rev: 2, S: true, Enhanced: tt.reply})
+		p.terminated(tt.code.Cause())
+		_ = p.conn.Close()
+		got := <-settled
+		var e *mpa.Error
+		if !errors.As(got.err, &e) || e.Code() != tt.code || got.res.Peer != tt.reply {
+			t.Errorf("%s: %v, peer %v", tt.name, got.err, got.res.Peer)
+		}
+		if s.qp.State() != verbs.StateInit {
+			t.Errorf("%s: state %v", tt.name, s.qp.State())
+		}
+	}
+}
+
+// TestBadSegments: every fault of the peer above MPA ends in a Terminate that
+// names it, a flush and a counter.
+func TestBadSegments(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		ulpdu func(s *side) []byte
+		cause mpa.Cause
+	}{
+		{"too short", func(*side) []byte { return []byte{0x41, 0x43} }, mpa.DDPCatastrophic},
+		{"DDP version", func(*side) []byte { return append([]byte{0x42, 0x43}, make([]byte, 16)...) }, mpa.DDPUntaggedVersion},
+		{"RDMAP version", func(*side) []byte { return append([]byte{0x41, 0x83}, make([]byte, 16)...) }, mpa.RDMAPVersion},
+		{"opcode", func(*side) []byte { return append([]byte{0x41, 0x4f}, make([]byte, 16)...) }, mpa.RDMAPOpcode},
+		{"queue", func(*side) []byte {
+			return (&mpa.Segment{Opcode: mpa.OpSend, Last: true, QN: 3, MSN: 2}).AppendHeader(nil)
+		}, mpa.DDPQueue},
+		{"MSN", func(*side) []byte { return (&mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 3}).AppendHeader(nil) }, mpa.DDPMSN},
+		{"MO", func(*side) []byte {
+			return (&mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1, MO: 4}).AppendHeader(nil)
+		}, mpa.DDPMO},
+		{"longer than the receive", func(*side) []byte {
+			return append((&mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1}).AppendHeader(nil), make([]byte, 11)...)
+		}, mpa.DDPTooLong},
+		{"Write to nowhere", func(*side) []byte {
+			return append((&mpa.Segment{Opcode: mpa.OpWrite, Last: true, STag: 7}).AppendHeader(nil), 1)
+		}, mpa.DDPInvalidSTag},
+		{"Write that wraps", func(s *side) []byte {
+			r := s.mem(make([]byte, 10), verbs.RemoteWrite)[0].Region
+			return append((&mpa.Segment{Opcode: mpa.OpWrite, Last: true, STag: r.RKey, TO: 1<<64 - 1}).AppendHeader(nil), 1, 2)
+		}, mpa.DDPWrap},
+		{"Write to read-only memory", func(s *side) []byte {
+			r := s.mem(make([]byte, 10), verbs.RemoteRead)[0].Region
+			return append((&mpa.Segment{Opcode: mpa.OpWrite, Last: true, STag: r.RKey, TO: r.Addr}).AppendHeader(nil), 1)
+		}, mpa.RDMAPAccess},
+		{"Read from nowhere", func(*side) []byte { return readRequest(1, mpa.ReadRequest{Size: 1, SourceSTag: 7}) }, mpa.RDMAPInvalidSTag},
+		{"Read beyond the end", func(s *side) []byte {
+			r := s.mem(make([]byte, 10), verbs.RemoteRead)[0].Region
+			return readRequest(1, mpa.ReadRequest{Size: 11, SourceSTag: r.RKey, SourceTO: r.Addr})
+		}, mpa.RDMAPBounds},
+		{"Read with the wrong MSN", func(*side) []byte { return readRequest(2, mpa.ReadRequest{}) }, mpa.DDPMSN},
+		{"Read Request of the wrong length", func(*side) []byte { return readRequest(1, mpa.ReadRequest{})[:40] }, mpa.DDPTooLong},
+		{"Read Response to nothing", func(*side) []byte {
+			return (&mpa.Segment{Opcode: mpa.OpReadResponse, Last: true}).AppendHeader(nil)
+		}, mpa.DDPInvalidSTag},
+		{"invalidation of nothing", func(*side) []byte {
+			return (&mpa.Segment{Opcode: mpa.OpSendInvalidate, Last: true, MSN: 1, STag: 77}).AppendHeader(nil)
+		}, mpa.RDMAPInvalidate},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s, p := accepted(t, Options{}, mpa.Options{Depths: mpa.Depths{IRD: 4, ORD: 4}}, p2pRequest)
+			p.fpdu(mpa.AppendRTR(nil, mpa.RTRWrite))
+			s.recv(1, 10)
+			s.recv(2, 10)
+			p.fpdu(tt.ulpdu(s))
+			p.terminated(tt.cause)
+			s.fatal()
+			if n := s.counter("rx_faults_ddp") + s.counter("rx_faults_rdmap"); n != 1 || s.counter("terminates_sent") != 1 {
+				t.Errorf("%d faults counted", n)
+			}
+			// Both receives come back, none with success.
+			for range 2 {
+				if wc := s.done(); wc.Status == verbs.Success {
+					t.Errorf("%+v", wc)
+				}
+			}
+		})
+	}
+}
+
+func readRequest(msn uint32, r mpa.ReadRequest) []byte {
+	return r.Append((&mpa.Segment{Opcode: mpa.OpReadRequest, Last: true, QN: mpa.QueueRead, MSN: msn}).AppendHeader(nil))
+}
+
+// TestIRD: more Reads at a time than were agreed on.
+func TestIRD(t *testing.T) {
+	s, p := accepted(t, Options{}, mpa.Options{Depths: mpa.Depths{IRD: 2, ORD: 4}}, mpa.Frame{Rev: 2, S: true, Enhanced: mpa.Enhanced{IRD: 4, ORD: 2}})
+	r := s.mem(bytes.Repeat([]byte("x"), 8<<20), verbs.RemoteRead)[0].Region
+	var b []byte
+	for i := range uint32(3) {
+		b = p.out.Append(b, readRequest(i+1, mpa.ReadRequest{Size: uint32(len(r.Buf)), SourceSTag: r.RKey, SourceTO: r.Addr}), nil)
+	}
+	p.write(b) // the first response is far larger than what TCP takes at once
+	for {
+		seg, err := p.next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if seg.Opcode == mpa.OpTerminate {
+			if c, _ := mpa.ParseTerminate(seg.Payload); c != mpa.RDMAPStream {
+				t.Errorf("Terminate %v", c)
+			}
+			break
+		}
+	}
+	if s.counter("reads_over_ird") != 1 {
+		t.Error("not counted")
+	}
+}
+
+// TestORD: no more Reads are outstanding than were agreed on. 6581-9.1-13
+func TestORD(t *testing.T) {
+	reply := p2pReply
+	reply.Enhanced.IRD, reply.Enhanced.RTR = 2, mpa.RTRWrite
+	s, p := connected(t, Options{}, p2pOptions, reply)
+	for i := range uint64(5) {
+		s.send(verbs.SendWR{ID: i, Opcode: verbs.Read, SG: s.mem(make([]byte, 1), 0)})
+	}
+	p.expect(mpa.OpWrite)
+	var due []mpa.ReadRequest
+	take := func() {
+		t.Helper()
+		var r mpa.ReadRequest
+		seg := p.expect(mpa.OpReadRequest)
+		if err := r.UnmarshalBinary(seg.Payload); err != nil {
+			t.Fatal(err)
+		}
+		due = append(due, r)
+	}
+	take()
+	take()
+	p.silent()
+	for i := range uint64(5) {
+		p.segment(mpa.Segment{Opcode: mpa.OpReadResponse, Last: true, STag: due[0].SinkSTag, TO: due[0].SinkTO, Payload: []byte{1}})
+		due = due[1:]
+		if wc := s.done(); wc.ID != i || wc.Status != verbs.Success {
+			t.Fatalf("%+v", wc)
+		}
+		if i < 3 {
+			take()
+		}
+	}
+	// With an ORD of none a Read cannot be sent, ever.
+	s, _ = connected(t, Options{}, mpa.Options{}, mpa.Frame{})
+	s.send(verbs.SendWR{ID: 1, Opcode: verbs.Read, SG: s.mem(make([]byte, 1), 0)})
+	if wc := s.done(); wc.Status != verbs.LocalQPOpError {
+		t.Errorf("%+v", wc)
+	}
+}
+
+// TestBadFPDUs: faults of MPA itself.
+func TestBadFPDUs(t *testing.T) {
+	good := (&mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1}).AppendHeader(nil)
+	for _, tt := range []struct {
+		name    string
+		options mpa.Options
+		octets  func(p *peer) []byte
+		code    mpa.Code
+		counter string
+	}{
+		{"CRC", mpa.Options{CRC: true}, func(p *peer) []byte {
+			b := p.out.Append(nil, good, nil)
+			b[7] ^= 1
+			return b
+		}, mpa.CodeCRC, "mpa_crc"},
+		{"marker", mpa.Options{Markers: true}, func(p *peer) []byte {
+			b := p.out.Append(nil, append(good, make([]byte, 600)...), nil)
+			b[512-24+3] ^= 4 // the RTR took 24 octets of the first 512
+			return b
+		}, mpa.CodeMarker, "mpa_marker"},
+		{"ULPDU_Length", mpa.Options{}, func(*peer) []byte { return []byte{0xff, 0xff} }, mpa.CodeLocal, "mpa_ulpdu_length"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s, p := accepted(t, Options{}, tt.options, p2pRequest)
+			p.fpdu(mpa.AppendRTR(nil, mpa.RTRWrite))
+			s.recv(1, 10)
+			p.write(tt.octets(p))
+			p.terminated(tt.code.Cause())
+			if s.counter(tt.counter) != 1 {
+				t.Error("not counted")
+			}
+			if wc := s.done(); wc.Status != verbs.WRFlushError {
+				t.Errorf("%+v", wc)
+			}
+		})
+	}
+}
+
+// TestPeerTerminates: what the peer says becomes the status of what it is about.
+func TestPeerTerminates(t *testing.T) {
+	for cause, want := range map[mpa.Cause]verbs.Status{
+		mpa.RDMAPAccess: verbs.RemoteAccess, mpa.DDPNoBuffer: verbs.RNRExceeded, mpa.DDPTooLong: verbs.RemoteInvReq, mpa.CodeLocal.Cause(): verbs.RemoteOpError,
+	} {
+		s, p := connected(t, Options{}, p2pOptions, p2pReply)
+		s.send(verbs.SendWR{ID: 1, Opcode: verbs.Read, SG: s.mem(make([]byte, 1), 0)})
+		s.recv(2, 10)
+		p.fpdu(mpa.AppendTerminate(nil, cause))
+		if wc := s.done(); wc.ID != 1 || wc.Status != want {
+			t.Errorf("%v: %+v, want %v", cause, wc, want)
+		}
+		if wc := s.done(); wc.ID != 2 || wc.Status != verbs.WRFlushError {
+			t.Errorf("%v: %+v", cause, wc)
+		}
+		if ev := s.fatal(); ev.Status != want || s.counter("terminates_received") != 1 {
+			t.Errorf("%v: %+v", cause, ev)
+		}
+	}
+}
+
+// TestNoReceive: a Send is held for RecvTimeout, then the connection ends.
+func TestNoReceive(t *testing.T) {
+	s, p := accepted(t, Options{RecvTimeout: 100 * time.Millisecond}, mpa.Options{}, p2pRequest)
+	p.fpdu(mpa.AppendRTR(nil, mpa.RTRWrite))
+	p.segment(mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1})
+	p.terminated(mpa.DDPNoBuffer)
+	if s.counter("receive_waits") != 1 || s.counter("receive_timeouts") != 1 {
+		t.Error("not counted")
+	}
+}
+
+// TestDeafPeer: one that does not read ends the connection after SendTimeout, and
+// memory does not grow meanwhile: what is posted waits.
+func TestDeafPeer(t *testing.T) {
+	s, p := connected(t, Options{SendTimeout: 200 * time.Millisecond}, p2pOptions, p2pReply)
+	sg := s.mem(make([]byte, 64<<20), 0)
+	s.send(verbs.SendWR{ID: 1, Opcode: verbs.Send, SG: sg})
+	s.send(verbs.SendWR{ID: 2, Opcode: verbs.Send, SG: sg})
+	if wc := s.done(); wc.ID != 1 || wc.Status != verbs.RetryExceeded {
+		t.Errorf("%+v", wc)
+	}
+	if wc := s.done(); wc.ID != 2 || wc.Status != verbs.WRFlushError {
+		t.Errorf("%+v", wc)
+	}
+	_ = p.conn.Close()
+}
+
+// TestLost: TCP ends in the middle of an FPDU.
+func TestLost(t *testing.T) {
+	s, p := connected(t, Options{}, p2pOptions, p2pReply)
+	p.write([]byte{0, 18, 0x41})
+	_ = p.conn.(*net.TCPConn).CloseWrite()
+	if ev := s.fatal(); ev.Status != verbs.RetryExceeded || s.counter("connections_lost") != 1 {
+		t.Errorf("%+v", ev)
+	}
+}
+
+// TestDestroyDelivers: what has completed arrives even if the queue pair is
+// destroyed at once.
+func TestDestroyDelivers(t *testing.T) {
+	s, p := connected(t, Options{}, p2pOptions, p2pReply)
+	p.segment(mpa.Segment{Opcode: mpa.OpWrite, Last: true}) // there is something unread, too
+	s.send(verbs.SendWR{ID: 1, Opcode: verbs.Send, SG: s.mem(make([]byte, 100000), 0)})
+	s.done()
+	if err := s.qp.Destroy(); err != nil {
+		t.Fatal(err)
+	}
+	p.expect(mpa.OpWrite)
+	for n := 0; n < 100000; {
+		n += len(p.expect(mpa.OpSend).Payload)
+	}
+	p.ended()
+}
+
+func FuzzEngine(f *testing.F) {
+	seed := func(segs ...[]byte) {
+		var b []byte
+		for _, s := range segs {
+			b = append(append(b, byte(len(s))), s...)
+		}
+		f.Add(b)
+	}
+	seed((&mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1, Payload: []byte("x")}).AppendHeader(nil), readRequest(1, mpa.ReadRequest{Size: 1}))
+	seed(mpa.AppendTerminate(nil, mpa.DDPBounds))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		m := &memory{}
+		m.init(func(b []byte) { b[0]++ })
+		r, _ := m.register(make([]byte, 64), verbs.RemoteRead|verbs.RemoteWrite)
+		posted, came, sent := 5, 0, 0
+		e := engine{mem: m, access: 3, count: &engineCounters{}, sq: make([]sendWQE, 4),
+			sent:  func(verbs.WC) { sent++ },
+			recvd: func(verbs.WC) { came++ },
+			pop: func() (recvWQE, bool) {
+				posted--
+				return recvWQE{sg: [][]byte{make([]byte, 7), make([]byte, 9)}, len: 16}, posted >= 0
+			}}
+		e.begin(&mpa.Result{IRD: 3, ORD: 2}, 128, false)
+		for range 2 {
+			_ = e.post(&verbs.SendWR{Opcode: verbs.Read, SG: []verbs.SGE{{Buf: make([]byte, 5)}}, Flags: verbs.Signaled}, 1)
+		}
+		var fr mpa.Framer
+		for len(in) > 1 {
+			n := min(int(in[0]), len(in)-1)
+			s, err := mpa.ParseSegment(in[1 : 1+n])
+			in = in[1+n:]
+			if err != nil {
+				continue
+			}
+			if s.STag == 0 {
+				s.STag = r.RKey
+			}
+			s.TO = r.Addr + s.TO%128
+			if e.receive(&s) != nil {
+				break
+			}
+			if len(e.output(&fr, nil, 1<<12)) > 1<<13 {
+				t.Fatal("too much at once")
+			}
+			e.written()
+			if len(e.responses) > 3 || len(e.reads) > 2 {
+				t.Fatalf("%d responses, %d reads", len(e.responses), len(e.reads))
+			}
+		}
+		e.flush(verbs.GeneralError)
+		if sent != 2 || came > 5 {
+			t.Fatalf("%d sends and %d receives completed", sent, came)
+		}
+	})
+}

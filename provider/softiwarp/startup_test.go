@@ -1,0 +1,211 @@
+package softiwarp
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"ipoibcm/mpa"
+)
+
+// settle runs both ends over TCP.
+func settle(t *testing.T, i Startup, r mpa.Options, decide func(context.Context, mpa.Request) mpa.Event) (a, b *Stream, ares, bres mpa.Result, aerr, berr error) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for { // a fallback comes again
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			b, bres, berr = (&Startup{Options: r}).Accept(context.Background(), conn, decide)
+		}
+	}()
+	a, ares, aerr = i.Connect(context.Background(), func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", ln.Addr().String())
+	})
+	_ = ln.Close()
+	<-done
+	for _, s := range []*Stream{a, b} {
+		if s != nil {
+			t.Cleanup(func() { _ = s.conn.Close() })
+		}
+	}
+	return a, b, ares, bres, aerr, berr
+}
+
+func yes(context.Context, mpa.Request) mpa.Event { return mpa.Accept{Private: []byte("yes")} }
+
+func TestStartup(t *testing.T) {
+	var trace []string
+	s := Startup{Options: p2pOptions, Private: []byte("hello"), Trace: func(out bool, b []byte) {
+		dir := "<"
+		if out {
+			dir = ">"
+		}
+		trace = append(trace, dir+string(b[7:10]))
+	}}
+	a, b, ares, bres, aerr, berr := settle(t, s, mpa.Options{Depths: mpa.Depths{IRD: 8, ORD: 2}}, yes)
+	if aerr != nil || berr != nil {
+		t.Fatal(aerr, berr)
+	}
+	if string(ares.Private) != "yes" || string(bres.Private) != "hello" || ares.ORD != 4 || bres.IRD != 8 || bres.ORD != 2 || strings.Join(trace, " ") != ">Req <Rep" {
+		t.Errorf("%+v and %+v, %q", ares, bres, trace)
+	}
+	if !b.Fenced() || a.Fenced() {
+		t.Error("wrongly fenced")
+	}
+	if err := b.Write(&mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1}); !errors.Is(err, ErrFenced) {
+		t.Errorf("sent through the fence: %v", err)
+	}
+	if seg, rtr, err := b.Read(); err != nil || !rtr || seg.RTR() == 0 || b.Fenced() || b.Result.RTR != ares.RTR {
+		t.Errorf("%v %v %v", &seg, rtr, err)
+	}
+	if err := b.Write(&mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1, Payload: []byte("x")}); err != nil {
+		t.Error(err)
+	}
+	if seg, rtr, err := a.Read(); err != nil || rtr || string(seg.Payload) != "x" {
+		t.Errorf("%v %v %v", &seg, rtr, err)
+	}
+}
+
+// TestRejectedThenAgain: the initiator learns what is missing and tries again with
+// that. 6581-9.1-10, 6581-9.1-16
+func TestRejectedThenAgain(t *testing.T) {
+	r := mpa.Options{Depths: mpa.Depths{MinORD: 16}}
+	_, _, _, _, err, berr := settle(t, Startup{Options: p2pOptions}, r, yes)
+	var rej *RejectError
+	var fault *mpa.Error
+	if !errors.As(err, &rej) || rej.Result.Peer.ORD != 16 || !errors.As(berr, &fault) || fault.Reason != mpa.ReasonNeedORD {
+		t.Fatalf("%v and %v", err, berr)
+	}
+	again := p2pOptions
+	again.IRD = rej.Result.Peer.ORD
+	if _, _, res, _, err, berr := settle(t, Startup{Options: again}, r, yes); err != nil || berr != nil || res.IRD != 16 {
+		t.Errorf("%+v, %v and %v", res, err, berr)
+	}
+	_, _, _, _, err, berr = settle(t, Startup{Options: p2pOptions}, mpa.Options{}, func(context.Context, mpa.Request) mpa.Event { return mpa.Reject{Private: []byte("no")} })
+	if !errors.As(err, &rej) || string(rej.Result.Private) != "no" || berr == nil {
+		t.Errorf("%v and %v", err, berr)
+	}
+}
+
+// TestFallback: a responder of revision 1 closes; the initiator tries again
+// without, if it may. 6581-10-8, 6581-10-9
+func TestFallback(t *testing.T) {
+	old := mpa.Options{Revision: 1}
+	if _, _, _, _, err, berr := settle(t, Startup{Options: p2pOptions}, old, yes); err == nil || berr == nil {
+		t.Errorf("connected without Fallback: %v, %v", err, berr)
+	}
+	o := p2pOptions
+	o.Fallback = true
+	if _, b, res, _, err, berr := settle(t, Startup{Options: o}, old, yes); err != nil || berr != nil || !res.Fallback || res.Enhanced || b == nil {
+		t.Errorf("%+v: %v, %v", res, err, berr)
+	}
+}
+
+// TestEarlyOctets: what comes before the reply ends the matter, even while the
+// user thinks; so does the peer's end.
+func TestEarlyOctets(t *testing.T) {
+	for _, ends := range []bool{false, true} {
+		a, b := tcpPair(t)
+		asked, left := make(chan struct{}), make(chan struct{})
+		go func() {
+			p := &peer{t: t, conn: b}
+			p.say(p2pRequest)
+			<-asked
+			if ends {
+				_ = b.Close()
+			} else {
+				p.write([]byte{0})
+			}
+		}()
+		_, _, err := (&Startup{}).Accept(context.Background(), a, func(ctx context.Context, _ mpa.Request) mpa.Event {
+			close(asked)
+			<-ctx.Done()
+			close(left)
+			return mpa.Accept{}
+		})
+		<-left
+		want := mpa.ReasonEarlyData
+		if ends {
+			want = mpa.ReasonClosed
+		}
+		var e *mpa.Error
+		if !errors.As(err, &e) || e.Reason != want {
+			t.Errorf("%v, want %v", err, want)
+		}
+	}
+}
+
+// TestSlowPeers: a peer that drips, or says nothing, is waited for no longer than
+// Timeout; a context ends the wait too.
+func TestSlowPeers(t *testing.T) {
+	a, b := tcpPair(t)
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		for _, c := range []byte("MPA ID Req Frame") {
+			select {
+			case <-stop:
+				return
+			case <-time.After(30 * time.Millisecond):
+			}
+			if _, err := b.Write([]byte{c}); err != nil {
+				return
+			}
+		}
+	}()
+	counted := mpa.Counters{}
+	s := Startup{Options: mpa.Options{Timeout: 150 * time.Millisecond}, Count: func(c *mpa.Counters) { counted = *c }}
+	var e *mpa.Error
+	if _, _, err := s.Accept(context.Background(), a, yes); !errors.As(err, &e) || e.Reason != mpa.ReasonTimeout || counted[mpa.ReasonTimeout] != 1 {
+		t.Errorf("%v", err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	a, _ = tcpPair(t)
+	if _, _, err := (&Startup{}).Connect(ctx, func(context.Context) (net.Conn, error) { return a, nil }); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+	// Refused by TCP.
+	broken := errors.New("no way")
+	if _, _, err := (&Startup{}).Connect(context.Background(), func(context.Context) (net.Conn, error) { return nil, broken }); !errors.Is(err, broken) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestOverPipe: any net.Conn will do.
+func TestOverPipe(t *testing.T) {
+	a, b := net.Pipe()
+	type end struct {
+		s   *Stream
+		err error
+	}
+	done := make(chan end, 1)
+	go func() {
+		s, _, err := (&Startup{}).Accept(context.Background(), b, yes)
+		if err == nil {
+			_, _, err = s.Read()
+		}
+		done <- end{s, err}
+	}()
+	s, res, err := (&Startup{Options: p2pOptions}).Connect(context.Background(), func(context.Context) (net.Conn, error) { return a, nil })
+	if err != nil || res.RTR == 0 {
+		t.Fatal(res, err)
+	}
+	got := <-done
+	if got.err != nil {
+		t.Fatal(got.err)
+	}
+	go got.s.Close()
+	s.Close()
+}
