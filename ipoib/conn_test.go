@@ -701,8 +701,8 @@ func TestClassIsForgotten(t *testing.T) {
 		w.run(wait)
 		a.ping("10.0.0.2", 100, true)
 		w.run(time.Second)
-		if got := len(a.reqs) - n; got != 1+i || len(k.legacy.up) != 1 {
-			w.failf("after %v: %d REQs, %d connections", wait, got, len(k.legacy.up))
+		if got := len(a.reqs) - n; got != 1+i || k.legacy.up() != 1 {
+			w.failf("after %v: %d REQs, %d connections", wait, got, k.legacy.up())
 		}
 	}
 }

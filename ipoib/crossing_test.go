@@ -7,6 +7,7 @@ import (
 
 	"ipoibcm/cm"
 	"ipoibcm/ib"
+	"ipoibcm/internal/foreign"
 	"ipoibcm/neigh"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire/encap"
@@ -269,9 +270,9 @@ func TestLegacyPeer(t *testing.T) {
 		t.Errorf("first REQ in form %v", f0)
 	}
 	// its own connection: accepted for receiving, nothing is sent on it (WF I-3)
-	k.legacy.connect(a, 0x800001)
+	k.legacy.connect(a)
 	w.run(time.Second)
-	if len(a.up()) != 2 || len(k.legacy.up) != 2 {
+	if len(a.up()) != 2 || k.legacy.up() != 2 {
 		w.failf("%d connections", len(a.up()))
 	}
 	in := mustEcho("10.0.0.2", "10.0.0.1", 3000)
@@ -310,7 +311,7 @@ func TestLegacyFirst(t *testing.T) {
 	w := newWorld(t, 9)
 	a, k := w.node(1, Options{}), w.linux(2)
 	w.run(2 * time.Second)
-	k.legacy.connect(a, 0x800001)
+	k.legacy.connect(a)
 	w.run(time.Second)
 	in := mustEcho("10.0.0.2", "10.0.0.1", 3000)
 	k.legacy.sendTo(a, in)
@@ -321,8 +322,8 @@ func TestLegacyFirst(t *testing.T) {
 	}
 	a.step(Shutdown{})
 	w.run(2 * time.Second)
-	if len(a.qps) != 0 || len(k.legacy.up) != 0 {
-		w.failf("left %d, %d", len(a.qps), len(k.legacy.up))
+	if len(a.qps) != 0 || k.legacy.up() != 0 {
+		w.failf("left %d, %d", len(a.qps), k.legacy.up())
 	}
 }
 
@@ -330,7 +331,7 @@ func TestLegacyFirst(t *testing.T) {
 func TestLegacyNeverUC(t *testing.T) {
 	w := newWorld(t, 10)
 	a, k := w.node(1, Options{Mode: ModeUC}), w.linux(2)
-	k.opt.Link.Flags = encap.FlagRC | encap.FlagUC
+	k.legacy.p.Announce(encap.FlagRC | encap.FlagUC)
 	w.run(2 * time.Second)
 	a.ping("10.0.0.2", 500, true)
 	w.settle()
@@ -391,8 +392,8 @@ func TestLegacyBounds(t *testing.T) {
 	w := newWorld(t, 11)
 	a, k := w.node(1, Options{}), w.linux(2)
 	w.run(2 * time.Second)
-	for i := range 10 {
-		k.legacy.connect(a, ib.QPN(0x800001+i))
+	for range 10 {
+		k.legacy.connect(a)
 		w.run(time.Second)
 	}
 	if len(a.qps) != maxLegacyRx || a.counter("legacy_connections_full") != 10-maxLegacyRx {
@@ -423,8 +424,7 @@ func TestLegacyFirstOption(t *testing.T) {
 // A peer that listens on neither service ID is served over UD.
 func TestNeitherServiceID(t *testing.T) {
 	w := newWorld(t, 13)
-	a, k := w.node(1, Options{CMTransport: CMGSI}), w.linux(2)
-	k.legacy.step(cm.Unlisten{ServiceID: serviceid.New(serviceid.Legacy, k.opt.Link.QPN)})
+	a, k := w.node(1, Options{CMTransport: CMGSI}), w.foreign(2, foreign.Options{Deaf: true})
 	w.run(2 * time.Second)
 	a.ping("10.0.0.2", 500, true)
 	w.run(500 * time.Millisecond)

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cm"
 	"ipoibcm/ib"
+	"ipoibcm/internal/foreign"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -199,8 +199,7 @@ func TestPathMemory(t *testing.T) {
 func TestInbandSparesStrangers(t *testing.T) {
 	for _, h := range []cmHost{{}, {taken: true}, {policy: CMInband}} {
 		w := newWorld(t, 5)
-		a, k := w.cmNode(1, h, Options{}), w.linux(2)
-		k.legacy.step(cm.Unlisten{ServiceID: serviceid.New(serviceid.Legacy, k.opt.Link.QPN)})
+		a, k := w.cmNode(1, h, Options{}), w.foreign(2, foreign.Options{Deaf: true})
 		w.run(2 * time.Second)
 		perDay := []int{}
 		for range 4 {

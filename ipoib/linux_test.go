@@ -1,115 +1,119 @@
 package ipoib
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"time"
 
-	"ipoibcm/cm"
 	"ipoibcm/ib"
-	"ipoibcm/serviceid"
+	"ipoibcm/internal/foreign"
 	"ipoibcm/verbs"
-	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
 )
 
-// A linux is a peer as wire-facts section 4 describes the kernel: it listens
-// on the 0x10 service ID only, opens a connection of its own to send, carries
-// no private data in RTU and REJ, and dies of IP sent to it on that one.
+// A linux is a node that is not ours: a foreign peer of the kind that gave the
+// type its name.
 type linux struct {
-	n      *node
-	cm     *cm.Manager
-	ip     netip.Addr
-	got    [][]byte
-	tx     ib.QPN // QP of its own connection
-	txTo   ib.QPN
-	handle cm.Handle
-	up     map[cm.Handle]cm.Params
+	n    *node
+	p    *foreign.Peer
+	ip   netip.Addr
+	got  [][]byte
+	qps  map[ib.QPN]verbs.QPAttr // the RTR attributes
+	next ib.QPN
 }
 
 func (w *world) linux(i int) *node {
+	return w.foreign(i, foreign.Options{Kind: foreign.Linux})
+}
+
+func (w *world) foreign(i int, o foreign.Options) *node {
 	n := &node{w: w, name: string(rune('a' + i - 1)), opt: Options{Link: encap.LinkAddr{Flags: encap.FlagRC, QPN: ib.QPN(0x100 + i), GID: gid(i)}}}
-	l := &linux{n: n, ip: netip.MustParseAddr(fmt.Sprintf("10.0.0.%d", i)), up: map[cm.Handle]cm.Params{}}
-	l.cm = cm.New(cm.Options{GID: n.opt.Link.GID, CAGUID: ib.GUID(i), Rand: rand.New(rand.NewPCG(w.r.Uint64(), 3))})
+	l := &linux{n: n, ip: netip.MustParseAddr(fmt.Sprintf("10.0.0.%d", i)), qps: map[ib.QPN]verbs.QPAttr{}, next: 0x900000}
+	o.Link, o.GUID, o.Addrs, o.Rand = n.opt.Link, ib.GUID(i), []netip.Addr{l.ip}, rand.New(rand.NewPCG(w.r.Uint64(), 3))
+	l.p = foreign.New(o, l)
 	n.legacy = l
 	w.nodes = append(w.nodes, n)
-	l.step(cm.Listen{ServiceID: serviceid.New(serviceid.Legacy, n.opt.Link.QPN)})
 	return n
 }
 
-func (l *linux) recvUD(from encap.LinkAddr, fr []byte) {
-	var p arp.Packet
-	if encap.EtherType(binary.BigEndian.Uint16(fr)) != encap.ARP || p.UnmarshalBinary(fr[4:]) != nil {
-		if encap.EtherType(binary.BigEndian.Uint16(fr)) == encap.IPv4 {
-			l.got = append(l.got, fr[4:])
+// What foreign.Port asks for.
+
+func (l *linux) Now() time.Time       { return l.n.w.now }
+func (l *linux) SendMAD(m *verbs.MAD) { l.n.sendMAD(m) }
+func (l *linux) Deliver(pkt []byte)   { l.got = append(l.got, pkt) }
+func (l *linux) Tell(string)          {}
+
+func (l *linux) SendUD(to encap.LinkAddr, fr []byte) {
+	for _, m := range l.n.w.nodes {
+		if m.link() == to.Key() || to.QPN == ib.QPNMulticast && m != l.n && m.joined[to.GID] {
+			l.n.w.send(func() { m.recvUD(l.n.link(), m.opt.Link.GID, fr) }, m, false)
 		}
-		return
 	}
-	if p.Op == arp.Request && p.TargetIP == l.ip && !p.IsAnnouncement() {
-		b, _ := p.ReplyFrom(l.n.opt.Link).AppendBinary(nil)
-		for _, m := range l.n.w.nodes {
-			if m.link() == from.Key() {
-				l.n.w.send(func() { m.recvUD(l.n.link(), m.opt.Link.GID, frameOf(encap.ARP, b)) }, m, false)
+}
+
+func (l *linux) CreateQP() ib.QPN {
+	l.next++
+	l.qps[l.next] = verbs.QPAttr{}
+	return l.next
+}
+
+func (l *linux) ConnectQP(qpn ib.QPN, rtr, _ verbs.QPAttr) { l.qps[qpn] = rtr }
+func (l *linux) DestroyQP(qpn ib.QPN)                      { delete(l.qps, qpn) }
+
+func (l *linux) SendConn(qpn ib.QPN, fr []byte) {
+	rtr := l.qps[qpn]
+	for _, m := range l.n.w.nodes {
+		for _, q := range m.qps {
+			if m.opt.Link.GID == rtr.Path.DGID && q.qpn == rtr.DestQPN && q.dest == qpn {
+				q.rx++
+				m.step(CommEst{q.conn})
+				m.recv(RecvFrame{Conn: q.conn, Frame: fr})
+				return
 			}
 		}
 	}
+	w := l.n.w // nobody has it any more: no acknowledgement, and no retries
+	w.queue = append(w.queue, flight{w.now.Add(540 * time.Millisecond), l.n, func() { l.p.QPError(qpn) }})
 }
 
-func (l *linux) recvMAD(m *verbs.MAD) { l.step(cm.RecvMAD{MAD: m}) }
+// What the world gives it.
 
-func (l *linux) private() []byte {
-	b, _ := encap.PrivateData{QPN: l.n.opt.Link.QPN, ReceiveMTU: 65524}.AppendBinary(nil)
-	return b
-}
-
-// connect opens the kernel's own connection to m.
-func (l *linux) connect(m *node, qpn ib.QPN) {
-	l.handle++
-	l.tx = qpn
-	l.step(cm.Connect{Handle: l.handle, Remote: m.opt.Link.GID, ServiceID: serviceid.New(serviceid.Legacy, m.opt.Link.QPN),
-		Transport: ib.RC, QPN: qpn, PathMTU: ib.MTU1024, ResponseTimeout: 20, MaxRetries: 15, PrivateData: l.private()})
-}
-
-func (l *linux) step(ev cm.Event) {
-	for _, a := range l.cm.Step(nil, l.n.w.now, ev) {
-		switch a := a.(type) {
-		case cm.SendMAD:
-			l.n.sendMAD(a.MAD)
-		case cm.RequestReceived:
-			if a.Transport != ib.RC {
-				l.step(cm.Reject{Handle: a.Handle, Reason: cm.ReasonConsumer})
-				continue
-			}
-			l.step(cm.Accept{Handle: a.Handle, QPN: ib.QPN(0x900000 + l.n.w.r.Uint32N(0xfffff)), StartingPSN: 77, RNRRetry: 7, PrivateData: l.private()})
-		case cm.ReplyReceived:
-			l.txTo = a.RemoteQPN
-			l.step(cm.Ready{Handle: a.Handle})
-		case cm.Established:
-			l.up[a.Handle] = a.Params
-		case cm.Disconnected:
-			delete(l.up, a.Handle)
-		}
+// alive fails if the last thing that happened was more than it survives (WF I-3,
+// trap T2).
+func (l *linux) alive() {
+	if l.p.Died != "" {
+		l.n.w.failf("%s: %s", l.n.name, l.p.Died)
 	}
 }
+
+func (l *linux) recvUD(from encap.LinkAddr, fr []byte) { l.p.RecvUD(from, fr) }
+func (l *linux) recvMAD(m *verbs.MAD)                  { l.p.RecvMAD(m) }
 
 // recvConn takes a message from one of our QPs.
 func (l *linux) recvConn(q *fakeQP, fr []byte) {
-	if q.dest == l.tx {
-		l.n.w.failf("IP was sent to the kernel on the connection that it opened itself") // WF I-3, trap T2
+	if _, ok := l.qps[q.dest]; !ok {
+		l.n.w.retryExceeded(q)
+		return
 	}
-	l.got = append(l.got, fr[4:])
+	l.p.RecvConn(q.dest, fr)
+	l.alive()
+}
+
+// connect opens the kernel's own connection to m, once more if it has one.
+func (l *linux) connect(m *node) {
+	l.p.Dial(encap.LinkAddr{Flags: encap.FlagRC, QPN: m.opt.Link.QPN, GID: m.opt.Link.GID})
 }
 
 // sendTo sends an IP packet on the kernel's own connection.
 func (l *linux) sendTo(m *node, pkt []byte) {
-	for _, q := range m.qps {
-		if q.qpn == l.txTo && q.dest == l.tx {
-			q.rx++
-			m.step(CommEst{q.conn})
-			m.recv(RecvFrame{Conn: q.conn, Frame: frame(pkt)})
-			return
-		}
+	if !l.p.SendOwn(m.opt.Link.GID, pkt) {
+		l.n.w.failf("%s has no connection to %s", l.n.name, m.name)
 	}
-	l.n.w.failf("%s has no QP %v", m.name, l.txTo)
+}
+
+// up counts the connections that are up, its own and its peers'.
+func (l *linux) up() int {
+	own, peers := l.p.Up()
+	return len(own) + len(peers)
 }

@@ -413,7 +413,7 @@ func (w *world) odd(a, b, k *node, op, arg byte, rest []byte, r *rand.Rand) {
 	case 15:
 		a.addRoute("192.0.2.0/24", []string{"10.0.0.2", "10.0.0.3", "10.0.0.1"}[arg%3])
 	case 16:
-		k.legacy.connect(a, ib.QPN(0x800000+r.Uint32N(0xffff)))
+		k.legacy.connect(a)
 	case 17:
 		b.dead = !b.dead
 		if !b.dead {

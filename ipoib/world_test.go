@@ -662,14 +662,14 @@ func (n *node) deadline() time.Time {
 	case n.dead:
 		return time.Time{}
 	case n.legacy != nil:
-		return n.legacy.cm.Deadline()
+		return n.legacy.p.Deadline()
 	}
 	return n.f.Deadline()
 }
 
 func (n *node) wake() {
 	if n.legacy != nil {
-		n.legacy.step(cm.Wake{})
+		n.legacy.p.Wake()
 		return
 	}
 	n.step(Wake{})

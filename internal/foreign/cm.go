@@ -229,7 +229,7 @@ func (p *Peer) recvREQ(from ib.GID, req mad.REQ) {
 			return
 		}
 	}
-	if qpn != p.link.QPN || form != serviceid.Legacy && !(p.prof.listenRFC && form == serviceid.RFC) {
+	if p.opt.Deaf || qpn != p.link.QPN || form != serviceid.Legacy && !(p.prof.listenRFC && form == serviceid.RFC) {
 		p.reject(from, req, mad.RejInvalidServiceID, nil)
 		return
 	}

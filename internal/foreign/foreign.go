@@ -89,7 +89,9 @@ type Options struct {
 	UDMTU   int          // octets of IP; zero means 2044
 	// ReceiveMTU is announced, and what WinOFED compares with. Zero means 65524.
 	ReceiveMTU uint32
-	Rand       *rand.Rand
+	// Deaf takes no REQ, as if it had no connected mode behind its flags.
+	Deaf bool
+	Rand *rand.Rand
 }
 
 // A Port is what a Peer runs on.
@@ -168,6 +170,12 @@ func (p *Peer) die(format string, args ...any) {
 		p.tell("died: %s", p.Died)
 	}
 }
+
+// Announce changes the flags that the peer announces.
+func (p *Peer) Announce(flags encap.Flags) { p.link.Flags = flags }
+
+// Dial opens a connection, one more if there is one, as after a crash.
+func (p *Peer) Dial(link encap.LinkAddr) { p.connect(link) }
 
 // Vanish forgets everything without a word, as a host that loses power and is
 // back at once with the same UD QPN.

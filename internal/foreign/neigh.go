@@ -113,15 +113,22 @@ func (p *Peer) ProbeARP(a netip.Addr) {
 	}
 }
 
-// SendBack sends an IP packet on the connection that a peer has opened. No
+// SendOwn sends an IP packet on the connection that the peer itself has opened
+// to a port; it reports whether there is one.
+func (p *Peer) SendOwn(to ib.GID, pkt []byte) bool { return p.sendOn(true, to, pkt) }
+
+// SendBack sends it on the connection that the port has opened. No
 // implementation known does that, but one may (rule I-5).
-func (p *Peer) SendBack(to ib.GID, pkt []byte) {
+func (p *Peer) SendBack(to ib.GID, pkt []byte) bool { return p.sendOn(false, to, pkt) }
+
+func (p *Peer) sendOn(active bool, to ib.GID, pkt []byte) bool {
 	for _, c := range p.conns {
-		if !c.active && c.state == stateUp && c.link.GID == to {
+		if c.active == active && c.state == stateUp && !c.lingering && c.link.GID == to {
 			p.port.SendConn(c.qpn, frame(pkt))
-			return
+			return true
 		}
 	}
+	return false
 }
 
 // learn takes a neighbour's link-layer address. Only an answer makes WinOFED
