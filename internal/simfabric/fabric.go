@@ -61,6 +61,7 @@ type Fabric struct {
 	seq    uint64
 	events eventHeap
 	ports  []*Port
+	flying int
 	byGID  map[ib.GID]*Port // of ports, the first with that GID
 	group  map[*Port]int    // of a partition; empty: none
 	digest uint64
@@ -73,6 +74,9 @@ func New(seed uint64, opts Options) *Fabric {
 }
 
 var seedFlag = flag.Uint64("sim.seed", 0, "run simulations with this seed only")
+
+// Seed returns what -sim.seed says; zero if it was not given.
+func Seed() uint64 { return *seedFlag }
 
 // Seeds runs body as a subtest for the seeds 1 to n, or only for the one that
 // -sim.seed names. When one fails it says how to run it again.
@@ -117,8 +121,11 @@ func (t Timer) Stop() {
 	}
 }
 
-// Pending returns how many timers are set and packets are on their way.
-func (f *Fabric) Pending() int { return len(f.events) }
+// Timers returns how many timers are set.
+func (f *Fabric) Timers() int { return len(f.events) - f.flying }
+
+// Flying returns how many packets are on their way.
+func (f *Fabric) Flying() int { return f.flying }
 
 // At has f called at time t, or as soon as possible if t has passed. What is due
 // at the same time happens in the order in which it was asked for.
@@ -265,11 +272,13 @@ func (f *Fabric) carry(from, to *Port, ip []byte, leave time.Time) {
 			bit := f.luck.IntN(len(b) * 8)
 			b[bit/8] ^= 1 << (bit % 8)
 		}
+		f.flying++
 		f.At(at, func() { f.deliver(to, b) })
 	}
 }
 
 func (f *Fabric) deliver(to *Port, ip []byte) {
+	f.flying--
 	if to.closed || to.down {
 		f.Stats.Cut++
 		return

@@ -272,6 +272,9 @@ func TestLink(t *testing.T) {
 	if err := other.MADPort().SendMAD(&verbs.MAD{Remote: gid, QPN: ib.QPNGSI}); err != nil {
 		t.Fatal(err)
 	}
+	if f.Flying() != 1 {
+		t.Errorf("%d packets are on their way, want one MAD", f.Flying())
+	}
 	f.RunFor(time.Millisecond)
 	if len(again.MADPort().MADs()) != 1 {
 		t.Error("the new port with an old GID does not get packets")
@@ -286,13 +289,13 @@ func TestEvents(t *testing.T) {
 	f.After(2*time.Second, func() { got = append(got, 3) })
 	f.After(time.Second, func() { got = append(got, 1); f.At(start, func() { got = append(got, 2) }) })
 	stopped := f.After(time.Second, func() { got = append(got, 99) })
-	if n := f.Pending(); n != 3 {
+	if n := f.Timers(); n != 3 {
 		t.Errorf("%d timers are set, want 3", n)
 	}
 	stopped.Stop()
 	stopped.Stop()
 	Timer{}.Stop()
-	if n := f.Pending(); n != 2 {
+	if n := f.Timers(); n != 2 {
 		t.Errorf("%d timers are set, want 2: one was stopped", n)
 	}
 	f.RunFor(1500 * time.Millisecond)
@@ -300,7 +303,7 @@ func TestEvents(t *testing.T) {
 		t.Errorf("after %v: %v", d, got)
 	}
 	f.RunFor(time.Hour)
-	if fmt.Sprint(got) != "[1 2 3]" || f.Step() || f.Pending() != 0 {
+	if fmt.Sprint(got) != "[1 2 3]" || f.Step() || f.Timers() != 0 {
 		t.Errorf("order %v", got)
 	}
 	stopped.Stop() // of one long gone

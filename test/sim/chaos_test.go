@@ -34,17 +34,44 @@ func (w *world) anyConfig() config {
 
 var group4, group6 = netip.MustParseAddr("239.1.2.3"), netip.MustParseAddr("ff05::1:3")
 
+// A storm says how many hosts talk, for how long and how much, and how often
+// something goes wrong meanwhile.
+type storm struct {
+	hosts   int
+	d       time.Duration
+	gap     time.Duration // the most between two bursts of packets
+	trouble float64       // chance of it after a burst
+	ring    int           // see world.ring
+}
+
+// storms returns the usual storm among n hosts. The more there are, the more
+// happens at a time, and in a large world each talks to some only.
+func storms(n int, d time.Duration) storm {
+	s := storm{hosts: n, d: d, gap: 300 * time.Millisecond, trouble: 0.25}
+	if n > 3 {
+		s.gap = time.Second / time.Duration(n)
+		s.trouble = 0.5 / float64(n)
+	}
+	if n > 16 {
+		s.gap, s.trouble, s.ring = 4*s.gap, 0.03, 4
+	}
+	return s
+}
+
 // chaos lets n hosts talk while things go wrong for d.
-func (w *world) chaos(n int, d time.Duration) {
+func (w *world) chaos(n int, d time.Duration) { w.storm(storms(n, d)) }
+
+func (w *world) storm(s storm) {
 	w.f.Delay = oneOf(w.r, 10*time.Microsecond, 200*time.Microsecond, 2*time.Millisecond)
-	for range n {
+	w.ring = s.ring
+	for range s.hosts {
 		w.host(w.anyConfig())
 	}
-	end := w.f.Now().Add(d)
+	end := w.f.Now().Add(s.d)
 	for w.f.Now().Before(end) {
-		w.run(w.upTo(300 * time.Millisecond))
+		w.run(w.upTo(s.gap))
 		w.burst()
-		if w.chance(0.25) {
+		if w.chance(s.trouble) {
 			w.trouble()
 		}
 	}
@@ -55,14 +82,18 @@ func (w *world) burst() {
 	a := oneOf(w.r, w.hosts...)
 	size := oneOf(w.r, 28, 60, 500, 1500, 2044, 2045, 9000, 70000)
 	for range 1 + w.r.IntN(8) {
-		dst := oneOf(w.r, w.hosts...).anyAddr()
+		to := w.hosts
+		if w.ring > 0 && w.chance(0.8) {
+			to = w.partners(a)
+		}
+		dst := oneOf(w.r, to...).anyAddr()
 		switch w.r.IntN(20) {
 		case 0:
 			dst = oneOf(w.r, group4, group6)
 		case 1:
 			dst = netip.MustParseAddr(oneOf(w.r, "10.0.0.255", "255.255.255.255"))
 		case 2:
-			dst = netip.MustParseAddr(oneOf(w.r, "10.0.0.77", "2001:db8::77")) // nobody
+			dst = netip.MustParseAddr(oneOf(w.r, "10.0.0.254", "2001:db8::ffff")) // nobody
 		}
 		if a.owns(dst) {
 			continue
@@ -87,7 +118,7 @@ func (h *host) anyAddr() netip.Addr { return oneOf(h.w.r, h.addrs...).Addr() }
 func (w *world) trouble() {
 	a := oneOf(w.r, w.hosts...)
 	back := w.upTo(4 * time.Second)
-	switch kind := w.r.IntN(11); kind {
+	switch kind := w.r.IntN(16); kind {
 	case 0, 1:
 		w.f.Options = simfabric.Options{Delay: w.f.Delay, Jitter: w.upTo(500*time.Microsecond) + 1,
 			Loss: oneOf(w.r, 0, 0.001, 0.01, 0.05, 0.1), Dup: oneOf(w.r, 0, 0, 0.02), Reorder: oneOf(w.r, 0, 0.02), Flip: oneOf(w.r, 0, 0.01)}
@@ -132,7 +163,10 @@ func (w *world) trouble() {
 		w.run(back / 4)
 		a.port.SetActive(true)
 	case 9:
-		p := netip.MustParsePrefix(fmt.Sprintf("10.0.0.%d/24", 100+a.i))
+		p := netip.MustParsePrefix(fmt.Sprintf("2001:db8::1:%x/64", a.i))
+		if a.i < 100 && len(w.hosts) < 100 {
+			p = netip.MustParsePrefix(fmt.Sprintf("10.0.0.%d/24", 100+a.i))
+		}
 		if a.owns(p.Addr()) {
 			a.delAddr(p)
 		} else {
@@ -144,6 +178,32 @@ func (w *world) trouble() {
 		} else {
 			a.setMTU(oneOf(w.r, 65520, 9000, 2044, 1500))
 		}
+	case 11:
+		var parts [3][]*simfabric.Port
+		for _, h := range w.hosts {
+			i := w.r.IntN(len(parts))
+			parts[i] = append(parts[i], h.port)
+		}
+		w.f.Partition(parts[:]...)
+		w.tell("the network is in parts of %d, %d and %d for %v", len(parts[0]), len(parts[1]), len(parts[2]), back)
+		w.f.After(back, func() { w.f.Partition() })
+	case 12:
+		a.changeQPN()
+	case 13: // a virtual machine that slept, or a clock that was set
+		if a.dead {
+			return
+		}
+		d := oneOf(w.r, -w.upTo(2*time.Second), w.upTo(time.Second), w.upTo(time.Minute), w.upTo(time.Hour))
+		a.tell("clock jumps by %v", d)
+		a.jump(d)
+	case 14: // the agent gets no processor
+		a.tell("stalls for %v", back)
+		a.stall(back)
+	case 15: // nor does anything else of the host
+		a.tell("sleeps for %v", back)
+		a.stall(back)
+		w.f.Partition([]*simfabric.Port{a.port})
+		w.f.After(back, func() { w.f.Partition() })
 	}
 }
 

@@ -169,6 +169,7 @@ func (a *alien) newQP(t ib.Transport, depth, size int) *conn {
 	qp := must(a.port.CreateQP(verbs.QPInit{Transport: t, SendCQ: a.cqs[0], RecvCQ: a.cqs[1], SendDepth: sendDepth,
 		RecvDepth: depth, MaxSendSGE: 1, MaxRecvSGE: 1}))
 	c := newConn(nil, 1, qp)
+	c.receive = size
 	ok(qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: ib.DefaultPKey, QKey: ib.QKeyIPoIB}))
 	c.bufs = recvBufs{size: size, region: must(a.port.Alloc(depth * size))}
 	for i := range depth {

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"cmp"
 	"encoding/binary"
 	"fmt"
 	"maps"
@@ -42,6 +41,7 @@ type config struct {
 	qp1     qp1
 	lag     time.Duration // the control plane takes up to this for each event
 	tune    func(*ipoib.Options)
+	fault   fault // what its agent does wrong on purpose
 }
 
 // A host is one machine on the network. The kernel's part outlives the agent's.
@@ -65,10 +65,17 @@ type host struct {
 
 	pending  []ipoib.Event
 	stepping bool
-	busy     time.Time // until then the control plane is at work
+	skew     time.Duration // of its clock
+	busy     time.Time     // until then the control plane is at work
+	held     int           // what waits for it
+	late     bool          // it has been held up
 	timer    simfabric.Timer
+	waking   bool // Wake waits for the control plane
 	wokeAt   time.Time
 	wakes    int // at wokeAt
+	books    books
+	touched  map[netip.Addr]bool // addresses that the Step under way said something about
+	looked   int                 // by checkExplained
 
 	ud       *conn
 	conns    map[ipoib.Conn]*conn
@@ -112,7 +119,8 @@ func (h *host) boot() {
 	h.paths, h.table = map[netip.Prefix]ipoib.Path{}, nil
 	h.conns, h.byQPN = map[ipoib.Conn]*conn{}, map[ib.QPN]*conn{}
 	h.udUse, h.mads, h.notes = map[encap.LinkAddr]ipoib.UDUse{}, map[mad.AttrID]int{}, map[ipoib.NoteKind]int{}
-	h.pending, h.stepping, h.busy, h.inband = nil, false, time.Time{}, 0
+	h.pending, h.stepping, h.busy, h.held, h.waking, h.inband = nil, false, time.Time{}, 0, false, 0
+	h.books, h.touched = books{}, map[netip.Addr]bool{}
 	h.openUD()
 	h.link = encap.LinkAddr{QPN: h.ud.qp.QPN(), GID: h.gid}
 	opt := ipoib.Options{Link: h.link, GUID: h.port.Port().GUID, PathMTU: h.port.Port().MTU, SRQ: h.cfg.srq,
@@ -123,6 +131,7 @@ func (h *host) boot() {
 	h.m = ipoib.New(opt)
 	h.tell("boot: %v, mode %v, CM %v with QP 1 %d, Receive MTU %d, path MTU %v, lag %v", h.link, h.cfg.mode, h.cfg.cm, h.cfg.qp1, h.cfg.receiveMTU(), opt.PathMTU, h.cfg.lag)
 	h.port.Notify(h.poll)
+	h.port.SetTap(h.onWire)
 	h.step(ipoib.Start{})
 	h.kernel.create()
 	life := h.life
@@ -130,6 +139,8 @@ func (h *host) boot() {
 	tick = func() {
 		if h.life == life && !h.dead && !h.shutdown {
 			h.usage()
+			h.checkBooks()
+			h.checkExplained(h.m.Conns(), h.m.Neighbours(), true)
 			h.w.f.After(usageEvery, tick)
 		}
 	}
@@ -169,13 +180,34 @@ func (h *host) exit() {
 
 // account adds what the agent counted in its life to the tally.
 func (h *host) account() {
+	h.checkBooks()
 	for _, c := range h.m.Counters() {
 		h.w.count(c.Name, c.Value)
 	}
 	h.port.Counters(h.w.count)
 }
 
-func (h *host) name() string { return string(rune('a' + h.i - 1)) }
+func (h *host) name() string {
+	if h.i > 26 {
+		return fmt.Sprintf("h%d", h.i)
+	}
+	return string(rune('a' + h.i - 1))
+}
+
+// now is the time by the clock of h.
+func (h *host) now() time.Time { return h.w.f.Now().Add(h.skew) }
+
+// jump sets the clock of h forward, or back, by d.
+func (h *host) jump(d time.Duration) {
+	h.skew += d
+	h.setTimer()
+}
+
+// stall keeps the control plane of h from running for d: what happens meanwhile
+// waits for it.
+func (h *host) stall(d time.Duration) {
+	h.busy, h.late = h.w.f.Now().Add(d), true
+}
 
 func (h *host) tell(format string, args ...any) {
 	h.w.tell("%s: %s", h.name(), fmt.Sprintf(format, args...))
@@ -252,18 +284,23 @@ func (h *host) verbsEvent(ev verbs.Event) {
 
 // later has the control plane do f after what it has to do already.
 func (h *host) later(f func()) {
-	if h.cfg.lag == 0 {
+	at := h.w.f.Now()
+	if h.cfg.lag == 0 && h.held == 0 && !at.Before(h.busy) {
 		f()
 		return
 	}
-	at := h.w.f.Now().Add(h.w.upTo(h.cfg.lag))
+	if h.cfg.lag > 0 {
+		at = at.Add(h.w.upTo(h.cfg.lag))
+	}
 	if at.Before(h.busy) {
 		at = h.busy
 	}
 	h.busy = at
+	h.held++
 	life := h.life
 	h.w.f.At(at, func() {
 		if h.life == life {
+			h.held--
 			f()
 		}
 	})
@@ -282,6 +319,7 @@ func (h *host) step(ev ipoib.Event) {
 		return
 	}
 	h.stepping = true
+	idle := true
 	for len(h.pending) > 0 {
 		ev := h.pending[0]
 		h.pending = h.pending[1:]
@@ -291,28 +329,44 @@ func (h *host) step(ev ipoib.Event) {
 		case ipoib.LinkDown, ipoib.Shutdown:
 			h.mUp = false
 		}
-		for _, a := range h.m.Step(nil, h.w.f.Now(), ev) {
+		h.w.steps++
+		h.bookEvent(ev)
+		h.traceEvent(ev)
+		if _, frame := ev.(ipoib.RecvFrame); !frame {
+			idle = false
+		}
+		for _, a := range h.m.Step(nil, h.now(), ev) {
+			idle = false
+			if h.swallows(a) {
+				continue
+			}
+			h.bookAction(a)
+			h.traceAction(a)
 			h.do(a)
 		}
 	}
 	h.stepping = false
-	h.afterStep()
+	h.afterStep(idle)
 	h.setTimer()
 }
 
 func (h *host) setTimer() {
-	h.timer.Stop()
-	if d := h.m.Deadline(); !d.IsZero() {
+	if h.cfg.fault != leaksTimers {
+		h.timer.Stop()
+	}
+	if d := h.m.Deadline(); !d.IsZero() && h.cfg.fault != neverWakes {
 		life := h.life
-		h.timer = h.w.f.At(d, func() {
-			if h.life == life {
-				h.wake()
+		h.timer = h.w.f.At(d.Add(-h.skew), func() {
+			if h.life == life && !h.waking {
+				h.waking = true
+				h.later(h.wake)
 			}
 		})
 	}
 }
 
 func (h *host) wake() {
+	h.waking = false
 	if now := h.w.f.Now(); now.Equal(h.wokeAt) {
 		if h.wakes++; h.wakes > 100 {
 			h.w.fatalf("%s: the machine wants to be woken again and again", h.name())
@@ -365,6 +419,10 @@ func (h *host) do(a ipoib.Action) {
 	case ipoib.PublishGroups:
 		h.table = a.Table
 	case ipoib.SetPath:
+		h.touched[a.Prefix.Addr()] = true
+		if h.cfg.fault == forgetsPaths && a.Path.Kind == ipoib.PathConn {
+			return
+		}
 		if a.Path.Kind == ipoib.PathConn && h.conns[a.Path.Conn] == nil {
 			h.w.fatalf("%s: path of %v leads to connection %d, which is not there", h.name(), a.Prefix, a.Path.Conn)
 		}
@@ -389,6 +447,7 @@ func (h *host) do(a ipoib.Action) {
 		h.soon(func() { h.kernel.delAddr(a.Prefix) })
 	case ipoib.Note:
 		h.notes[a.Kind]++
+		h.touched[a.Addr] = true
 		h.tell("%s %v %v %d %s", a.Kind, a.Peer.QPN, a.Addr, a.Conn, a.Text)
 	default:
 		h.w.fatalf("unknown action %T", a)
@@ -437,35 +496,3 @@ func (h *host) with(peer *host) (cs []ipoib.ConnInfo) {
 	}
 	return cs
 }
-
-// common returns the mode that two hosts should end up with.
-func common(a, b *host) ib.Transport {
-	if a.cmPath(b) < 0 && b.cmPath(a) < 0 {
-		return ib.UD
-	}
-	switch f := a.cfg.mode.Flags() & b.cfg.mode.Flags(); {
-	case f&encap.FlagRC != 0:
-		return ib.RC
-	case f&encap.FlagUC != 0:
-		return ib.UC
-	}
-	return ib.UD
-}
-
-// cmPath returns the path by which a reaches b first, -1 if there is none.
-func (a *host) cmPath(b *host) int {
-	open := func(h *host) (gsi, inband bool) {
-		return h.cfg.cm != ipoib.CMInband && h.cfg.qp1 == qp1Ours, h.cfg.cm != ipoib.CMGSI
-	}
-	ag, ai := open(a)
-	bg, bi := open(b)
-	switch {
-	case ag && bg:
-		return int(ipoib.ViaGSI)
-	case ai && bi:
-		return int(ipoib.ViaInband)
-	}
-	return -1
-}
-
-func (c config) receiveMTU() int { return cmp.Or(c.receive, 65524) }

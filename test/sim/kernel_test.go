@@ -178,6 +178,9 @@ func (h *host) send(dst netip.Addr, size int, df bool) *packet {
 	}
 	w.packets[p.id] = p
 	h.transmit(p.octets())
+	if h.cfg.fault == repeats {
+		h.transmit(p.octets())
+	}
 	return p
 }
 

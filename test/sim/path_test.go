@@ -38,7 +38,8 @@ type conn struct {
 
 	inflight map[uint64]*verbs.Region
 	lastID   uint64
-	mtu      int               // octets of IP, learnt from the record at the first post
+	receive  int               // octets that a receive buffer of it holds
+	mtu      int               // octets of IP that the record said at the first post
 	sent     []uint64          // hash of each frame posted
 	sentAs   map[uint64]bool   // the same as a set
 	lastOf   map[string]uint64 // number of the last packet of each flow
@@ -102,6 +103,15 @@ func (h *host) cq(f func(wc *verbs.WC)) verbs.CQ {
 
 func (h *host) openUD() {
 	h.sendCQ, h.recvCQ = h.cq(h.sendDone), h.cq(h.recvDone)
+	h.newUD()
+	h.srq = nil
+	if h.cfg.srq {
+		h.srq = must(h.port.CreateSRQ(verbs.SRQInit{Depth: recvDepth, MaxSGE: 1}))
+		h.srqBufs = h.newBufs(recvDepth, h.cfg.ring(), h.srq)
+	}
+}
+
+func (h *host) newUD() {
 	qp := must(h.port.CreateQP(verbs.QPInit{Transport: ib.UD, SendCQ: h.sendCQ, RecvCQ: h.recvCQ,
 		SendDepth: udDepth, RecvDepth: udDepth, MaxSendSGE: 1, MaxRecvSGE: 1}))
 	h.ud = newConn(h, 0, qp)
@@ -110,17 +120,33 @@ func (h *host) openUD() {
 	ok(qp.Modify(verbs.QPAttr{State: verbs.StateRTR}))
 	ok(qp.Modify(verbs.QPAttr{State: verbs.StateRTS}))
 	h.ud.mtu = udMTU
-	h.srq = nil
-	if h.cfg.srq {
-		h.srq = must(h.port.CreateSRQ(verbs.SRQInit{Depth: recvDepth, MaxSGE: 1}))
-		h.srqBufs = h.newBufs(recvDepth, h.cfg.receiveMTU(), h.srq)
+}
+
+// changeQPN replaces the UD QP: the interface has another link-layer address
+// from now on, and nobody knows it yet.
+func (h *host) changeQPN() {
+	if h.dead || h.shutdown {
+		return
 	}
+	old, groups := h.ud, h.port.Groups()
+	h.newUD()
+	for _, g := range groups { // the machine leaves them by itself
+		ok(h.ud.qp.AttachMulticast(g))
+	}
+	h.release(old)
+	h.link.QPN, h.udUse = h.ud.qpn, map[encap.LinkAddr]ipoib.UDUse{}
+	h.tell("QPN is %v now", h.link.QPN)
+	p := h.port.Port()
+	h.step(ipoib.UnderlayChanged{Link: h.link, PathMTU: p.MTU, Active: p.Active})
 }
 
 func newConn(h *host, id ipoib.Conn, qp verbs.QP) *conn {
 	return &conn{h: h, id: id, qp: qp, qpn: qp.QPN(), trans: qp.Transport(), inflight: map[uint64]*verbs.Region{},
 		sentAs: map[uint64]bool{}, lastOf: map[string]uint64{}}
 }
+
+// up reports whether c can send.
+func (c *conn) up() bool { return c.id == 0 || c.rts.State == verbs.StateRTS }
 
 func (c *conn) use() ipoib.ConnUse {
 	return ipoib.ConnUse{Conn: c.id, TxPackets: c.txPackets, TxOctets: c.txOctets, RxPackets: c.rxPackets, RxOctets: c.rxOctets,
@@ -136,9 +162,14 @@ func (h *host) createQP(a ipoib.CreateQP) {
 	}
 	qp := must(h.port.CreateQP(init))
 	c := newConn(h, a.Conn, qp)
+	c.receive = a.ReceiveMTU
+	h.checkOffer(c)
 	ok(qp.Modify(a.Init))
-	if !shared {
-		c.bufs = h.newBufs(recvDepth, a.ReceiveMTU, qp)
+	if shared {
+		c.receive = h.srqBufs.size
+	} else {
+		c.receive = min(c.receive, h.cfg.ring())
+		c.bufs = h.newBufs(recvDepth, c.receive, qp)
 	}
 	h.conns[a.Conn], h.byQPN[c.qpn], h.w.ends[end{h.gid, c.qpn}] = c, c, c
 	h.pending = append(h.pending, ipoib.QPCreated{Conn: a.Conn, QPN: c.qpn})
@@ -166,6 +197,14 @@ func (h *host) destroyQP(id ipoib.Conn) {
 	}
 	delete(h.conns, id)
 	delete(h.byQPN, c.qpn)
+	if h.cfg.fault == leaksQPs {
+		return
+	}
+	h.release(c)
+}
+
+// release takes a queue pair and its buffers away.
+func (h *host) release(c *conn) {
 	ok(c.qp.Modify(verbs.QPAttr{State: verbs.StateError}))
 	ok(c.qp.Destroy())
 	for _, r := range c.inflight {
@@ -181,6 +220,9 @@ func (h *host) destroyQP(id ipoib.Conn) {
 func (h *host) transmit(pkt []byte) {
 	dst, _ := ip.Dst(pkt)
 	path, found := h.lookup(dst)
+	if h.cfg.fault != none {
+		path = h.wrong(path)
+	}
 	switch {
 	case nd.KindOf(pkt) != nd.None || ip.IsReport(pkt), !found, path.Kind == ipoib.PathMiss, len(pkt) > path.MTU:
 		h.event(ipoib.Packet{IP: pkt})
@@ -235,6 +277,10 @@ func (h *host) post(c *conn, wr verbs.SendWR, frame []byte) bool {
 	h.checkPost(c, frame)
 	r := must(h.port.Register(slices.Clone(frame), 0))
 	c.lastID++
+	if h.cfg.fault == changesOctets {
+		frame = slices.Clone(frame)
+		frame[len(frame)-1] ^= 1
+	}
 	wr.ID, wr.Opcode, wr.Flags, wr.SG = c.lastID, verbs.Send, verbs.Signaled, []verbs.SGE{{Region: r, Buf: r.Buf}}
 	if _, err := c.qp.PostSend([]verbs.SendWR{wr}); err != nil {
 		c.dropped++
@@ -256,7 +302,9 @@ func (h *host) sendDone(wc *verbs.WC) {
 	if c == nil || c.inflight[wc.ID] == nil {
 		return // gone meanwhile
 	}
-	ok(h.port.Deregister(c.inflight[wc.ID]))
+	if h.cfg.fault != leaksBuffers {
+		ok(h.port.Deregister(c.inflight[wc.ID]))
+	}
 	delete(c.inflight, wc.ID)
 	if h.onSent != nil && wc.Status == verbs.Success {
 		h.onSent(c)
@@ -309,7 +357,7 @@ func (h *host) takeUD(msg []byte, wc *verbs.WC) {
 		h.w.fatalf("%s: %v", h.name(), err)
 	}
 	pkt := fr[encap.HeaderLen:]
-	if hd.Type == encap.ARP || hd.Type == encap.InbandCM || hd.Type == encap.IPv6 && nd.KindOf(pkt) != nd.None {
+	if hd.Type != encap.IPv4 && hd.Type != encap.IPv6 || nd.KindOf(pkt) != nd.None {
 		h.event(ipoib.RecvFrame{SrcGID: src, DstGID: dst, SrcQPN: wc.SrcQPN, Frame: fr})
 		return
 	}

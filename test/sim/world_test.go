@@ -15,6 +15,7 @@ import (
 	"hash/maphash"
 	"math/rand/v2"
 	"net/netip"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"time"
@@ -51,6 +52,9 @@ type world struct {
 	trace   []string
 	dups    bool              // the network has repeated packets
 	tally   map[string]uint64 // what happened, machines' counters included; nil: not asked for
+	steps   uint64            // of all machines
+	digest  uint64            // of all events and actions
+	ring    int               // hosts up to so far apart keep talking; 0: all with all
 }
 
 // An end names a queue pair on the fabric.
@@ -78,7 +82,17 @@ var epoch = simfabric.New(0, simfabric.Options{}).Now()
 
 // fatalf ends the simulation with what happened last.
 func (w *world) fatalf(format string, args ...any) {
+	text := fmt.Sprintf("seed %d at %v: %s", w.f.Seed(), w.f.Now().Sub(epoch), fmt.Sprintf(format, args...))
+	if w.t == nil {
+		panic(&violation{text, w.before()})
+	}
 	w.t.Helper()
+	w.t.Logf("what came before:\n%s", w.before())
+	w.t.Fatal(text)
+}
+
+// before says what happened last, and how things are now.
+func (w *world) before() string {
 	var b strings.Builder
 	for _, l := range w.trace[max(0, len(w.trace)-maxTrace):] {
 		fmt.Fprintln(&b, l)
@@ -86,8 +100,28 @@ func (w *world) fatalf(format string, args ...any) {
 	for _, h := range w.hosts {
 		fmt.Fprintf(&b, "%v\n", h)
 	}
-	w.t.Logf("what came before:\n%s", &b)
-	w.t.Fatalf("seed %d at %v: %s", w.f.Seed(), w.f.Now().Sub(epoch), fmt.Sprintf(format, args...))
+	return b.String()
+}
+
+// A violation is the end of a simulation that no test waits for: it runs beside
+// others, or is meant to fail.
+type violation struct{ text, before string }
+
+// try runs body on a world of its own and returns what ended it before its time:
+// nil if nothing did. A panic of the code under test is a violation too.
+func try(seed uint64, body func(w *world)) (v *violation) {
+	w := newWorld(nil, seed, simfabric.Options{})
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case *violation:
+			v = r
+		default:
+			v = &violation{fmt.Sprintf("seed %d at %v: panic: %v", seed, w.f.Now().Sub(epoch), r), w.before() + string(debug.Stack())}
+		}
+	}()
+	body(w)
+	return nil
 }
 
 // count adds n to a line of the tally.
