@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -36,10 +37,11 @@ const (
 // A topology says what a segment is made of. The zero value of a field means
 // what its comment names.
 type topology struct {
-	hosts int  // 2
-	mtu   int  // of the underlay, 9000
-	ipv4  bool // underlay without IPv6
-	udMTU int  // 2044
+	hosts int             // 2
+	mtu   int             // of the underlay, 9000
+	ipv4  bool            // underlay without IPv6
+	udMTU int             // 2044
+	relay *lab.Impairment // a relay between two hosts that does this; none
 }
 
 // A segment is a few hosts on one underlay: two are joined by a veth pair, more
@@ -50,6 +52,7 @@ type segment struct {
 	ctx   context.Context
 	dir   string // sockets and logs
 	hosts []*host
+	relay *lab.Relay // of topology.relay
 }
 
 // A host has at most one agent at a time. Host i has 10.0.0.(i+1) and
@@ -74,6 +77,12 @@ func parallel(t *testing.T) {
 func needRoot(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root: run the tests of test/netns as root")
+	}
+}
+
+func needNFT(t *testing.T) {
+	if _, err := exec.LookPath("nft"); err != nil {
+		t.Skip("nft is not installed: packets are not dropped on purpose")
 	}
 }
 
@@ -115,7 +124,9 @@ func newSegment(t *testing.T, top topology) *segment {
 		s.hosts = append(s.hosts, h)
 	}
 	t.Cleanup(s.end)
-	if top.hosts == 2 {
+	if top.relay != nil {
+		s.throughRelay(make("m"))
+	} else if top.hosts == 2 {
 		s.must(lab.Connect(s.hosts[0].Host, underlay, s.hosts[1].Host, underlay, top.mtu))
 	} else {
 		var plain []*lab.Host

@@ -77,19 +77,32 @@ func (h *Host) OffloadsOff(dev string, features ...string) error {
 // random, after turning off what would hide packets in batches on both ends of
 // the link. from is the host at the other end.
 func (h *Host) Lose(dev string, from *Host, devFrom string, n int) error {
+	if err := from.OffloadsOff(devFrom, "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation"); err != nil {
+		return err
+	}
+	return h.nft(fmt.Sprintf("table netdev ipoibcm {\n chain loss {\n  type filter hook ingress device %q priority 0; policy accept;\n"+
+		"  udp dport 4791 numgen random mod %d == 0 counter drop\n }\n}\n", dev, n))
+}
+
+// Block makes a device drop every RoCEv2 packet that comes in, until Unblock.
+func (h *Host) Block(dev string) error {
+	return h.nft(fmt.Sprintf("table netdev ipoibcm_block {\n chain block {\n  type filter hook ingress device %q priority -1; policy accept;\n"+
+		"  udp dport 4791 counter drop\n }\n}\n", dev))
+}
+
+// Unblock ends Block.
+func (h *Host) Unblock() error { return h.nft("delete table netdev ipoibcm_block\n") }
+
+// nft has the program carry out a script.
+func (h *Host) nft(script string) error {
 	nft, err := exec.LookPath("nft")
 	if err != nil {
 		return ErrNoNFT
 	}
-	if err := from.OffloadsOff(devFrom, "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation"); err != nil {
-		return err
-	}
-	rules := fmt.Sprintf("table netdev ipoibcm {\n chain loss {\n  type filter hook ingress device %q priority 0; policy accept;\n"+
-		"  udp dport 4791 numgen random mod %d == 0 counter drop\n }\n}\n", dev, n)
 	c := exec.Command(nft, "-f", "-")
-	c.Stdin = strings.NewReader(rules)
+	c.Stdin = strings.NewReader(script)
 	if out, err := h.Output(c); err != nil {
-		return fmt.Errorf("drop packets on %s in %s: %w: %s", dev, h.Name, err, out)
+		return fmt.Errorf("nft in %s: %w: %s", h.Name, err, out)
 	}
 	return nil
 }

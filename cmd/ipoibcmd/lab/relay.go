@@ -1,0 +1,180 @@
+package lab
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// An Impairment says what a Relay does to RoCEv2 packets, in parts of 1000 each.
+type Impairment struct {
+	Lose, Duplicate, Reorder int
+}
+
+// A Relay is a pair of wires between two devices of a host, which carries every
+// frame from one to the other and impairs those that are RoCEv2.
+type Relay struct {
+	// Packets are the RoCEv2 packets that came, the others what became of them.
+	Packets, Lost, Duplicated, Reordered atomic.Int64
+
+	imp  Impairment
+	stop atomic.Bool
+	wg   sync.WaitGroup
+}
+
+// heldFor is how many packets may overtake one that is reordered, and heldAtMost
+// how long it is kept when none come.
+const (
+	heldFor    = 3
+	heldAtMost = 2 * time.Millisecond
+)
+
+// ConnectThrough joins a and b by way of mid, whose devices "left" and "right" a
+// relay connects. The offloads that would show it batches of packets, or packets
+// whose checksum is still to be made, are turned off. Close ends the relay.
+func ConnectThrough(a, mid, b *Host, dev string, mtu int, imp Impairment, seed uint64) (*Relay, error) {
+	if err := mid.Sysctl("net/ipv6/conf/default/disable_ipv6", "1"); err != nil {
+		return nil, err
+	}
+	for _, end := range []struct {
+		h    *Host
+		side string
+	}{{a, "left"}, {b, "right"}} {
+		if err := Connect(end.h, dev, mid, end.side, mtu); err != nil {
+			return nil, err
+		}
+		if err := end.h.OffloadsOff(dev, "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-checksum-ip-generic"); err != nil {
+			return nil, err
+		}
+	}
+	r := &Relay{imp: imp}
+	left, err := mid.packetSocket("left")
+	if err != nil {
+		return nil, err
+	}
+	right, err := mid.packetSocket("right")
+	if err != nil {
+		unix.Close(left)
+		return nil, err
+	}
+	var both sync.WaitGroup
+	for i, way := range [][2]int{{left, right}, {right, left}} {
+		both.Add(1)
+		r.wg.Go(func() {
+			defer both.Done()
+			r.carry(way[0], way[1], mtu, rand.New(rand.NewPCG(seed, uint64(i))))
+		})
+	}
+	r.wg.Go(func() {
+		both.Wait()
+		unix.Close(left)
+		unix.Close(right)
+	})
+	return r, nil
+}
+
+// Close ends the relay; nothing passes any more.
+func (r *Relay) Close() {
+	r.stop.Store(true)
+	r.wg.Wait()
+}
+
+// packetSocket opens a socket for whole frames that come in on dev.
+func (h *Host) packetSocket(dev string) (fd int, err error) {
+	l, err := h.Link(dev)
+	if err != nil {
+		return -1, err
+	}
+	const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8 // network order
+	err = h.Do(func() error {
+		var err error
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
+			return fmt.Errorf("open packet socket: %w", err)
+		}
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 32<<20)
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 32<<20)
+		tv := unix.NsecToTimeval(int64(heldAtMost))
+		err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
+		if err == nil {
+			err = unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_IGNORE_OUTGOING, 1)
+		}
+		if err == nil {
+			err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: l.Attrs().Index})
+		}
+		if err != nil {
+			unix.Close(fd)
+			return fmt.Errorf("packet socket on %s in %s: %w", dev, h.Name, err)
+		}
+		return nil
+	})
+	return fd, err
+}
+
+// carry forwards frames until the relay is closed.
+func (r *Relay) carry(from, to, mtu int, rnd *rand.Rand) {
+	buf := make([]byte, mtu+64)
+	var held []byte // the packet that others overtake
+	left := 0
+	release := func() {
+		if held != nil {
+			unix.Write(to, held)
+			held = nil
+		}
+	}
+	defer release()
+	for !r.stop.Load() {
+		n, err := unix.Read(from, buf)
+		if err != nil || n == 0 { // timeout, ENETDOWN
+			release()
+			if err != unix.EAGAIN && err != unix.EINTR {
+				time.Sleep(time.Millisecond)
+			}
+			continue
+		}
+		frame := buf[:n]
+		if !isRoCE(frame) {
+			unix.Write(to, frame)
+			continue
+		}
+		r.Packets.Add(1)
+		switch p := rnd.IntN(1000); {
+		case p < r.imp.Lose:
+			r.Lost.Add(1)
+			continue
+		case p < r.imp.Lose+r.imp.Duplicate:
+			r.Duplicated.Add(1)
+			unix.Write(to, frame)
+		case p < r.imp.Lose+r.imp.Duplicate+r.imp.Reorder && held == nil:
+			r.Reordered.Add(1)
+			held, left = append([]byte(nil), frame...), 1+rnd.IntN(heldFor)
+			continue
+		}
+		unix.Write(to, frame)
+		if held != nil {
+			if left--; left == 0 {
+				release()
+			}
+		}
+	}
+}
+
+// isRoCE reports whether an Ethernet frame carries UDP to port 4791.
+func isRoCE(frame []byte) bool {
+	if len(frame) < 14+20+8 {
+		return false
+	}
+	ip := frame[14:]
+	switch binary.BigEndian.Uint16(frame[12:]) {
+	case unix.ETH_P_IP:
+		head := int(ip[0]&15) * 4
+		return ip[9] == unix.IPPROTO_UDP && len(ip) >= head+8 && binary.BigEndian.Uint16(ip[head+2:]) == 4791
+	case unix.ETH_P_IPV6:
+		return ip[6] == unix.IPPROTO_UDP && len(ip) >= 48 && binary.BigEndian.Uint16(ip[42:]) == 4791
+	}
+	return false
+}
