@@ -167,6 +167,23 @@ func (a *Agent) ah(gid ib.GID) (verbs.AH, error) {
 	return ah, nil
 }
 
+// readdress makes every address handle anew: they name the GID we send from,
+// which has changed.
+func (a *Agent) readdress() {
+	old := a.ahs
+	a.ahs = map[ib.GID]*handle{}
+	for prefix, p := range a.paths {
+		if p.p.Kind == ipoib.PathUD || p.p.Kind == ipoib.PathGroup {
+			p.dp.Set(a.targetOrDrop(prefix, p.p))
+			a.ref(p.p, 1)
+		}
+	}
+	a.loop.Barrier()
+	for _, h := range old {
+		h.ah.Destroy()
+	}
+}
+
 func (a *Agent) createQP(act ipoib.CreateQP) {
 	fail := func(err error) {
 		a.counters.qpFailed.Add(1)
@@ -242,11 +259,7 @@ func (a *Agent) joinGroup(mgid ib.GID) {
 func (a *Agent) publishGroups(t *group.Table) { a.loop.SetGroups(t.Groups()) }
 
 func (a *Agent) setPath(prefix netip.Prefix, to ipoib.Path) {
-	target, err := a.target(to)
-	if err != nil {
-		a.log.Warn("cannot use path", "prefix", prefix, "err", err)
-		target = datapath.Target{Kind: datapath.Drop}
-	}
+	target := a.targetOrDrop(prefix, to)
 	a.ref(to, 1)
 	p := a.paths[prefix]
 	if p != nil {
@@ -285,6 +298,16 @@ func (a *Agent) ref(p ipoib.Path, n int) {
 	if h := a.ahs[gid]; h != nil {
 		h.refs += n
 	}
+}
+
+// targetOrDrop is target; where there is none, packets are dropped and counted.
+func (a *Agent) targetOrDrop(prefix netip.Prefix, p ipoib.Path) datapath.Target {
+	t, err := a.target(p)
+	if err != nil {
+		a.log.Warn("cannot use path", "prefix", prefix, "err", err)
+		t = datapath.Target{Kind: datapath.Drop}
+	}
+	return t
 }
 
 func (a *Agent) target(p ipoib.Path) (datapath.Target, error) {

@@ -53,8 +53,11 @@ type Options struct {
 	// ([datapath.Config]).
 	OwnTUNThread bool
 
-	Build string       // version, for status
-	Notes []string     // what is worth knowing about the provider, for status
+	Build string   // version, for status
+	Notes []string // what is worth knowing about the provider, for status
+	// Check says what is worth knowing about the underlay as it is now; an error
+	// means that it does not carry the UD MTU any more. Nil means nothing to say.
+	Check func(verbs.Port) (notes []string, err error)
 	Log   *slog.Logger // nil discards
 }
 
@@ -250,6 +253,7 @@ func (a *Agent) openHost() (err error) {
 	}{
 		{"set addr_gen_mode", a.host.DisableAddrGen},
 		{"set accept_ra_mtu", a.host.IgnoreRAMTU},
+		{"set disable_ipv6", a.limitIPv6},
 		{"set up", func() error { return a.host.SetUp(true) }},
 	} {
 		if err := step.do(); err != nil && !errors.Is(err, os.ErrNotExist) { // no IPv6 in this kernel
@@ -262,4 +266,13 @@ func (a *Agent) openHost() (err error) {
 		}
 	}
 	return nil
+}
+
+// limitIPv6 keeps the kernel from IPv6 on a link that is too small for it
+// (RFC 4391 section 7; design D3): what it sent would only be dropped.
+func (a *Agent) limitIPv6() error {
+	if cmp.Or(a.opt.UDMTU, mtu.DefaultUD) >= mtu.MinIPv6 {
+		return nil
+	}
+	return a.host.DisableIPv6()
 }

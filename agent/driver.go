@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"time"
 
 	"ipoibcm/datapath"
@@ -174,12 +175,13 @@ func (a *Agent) verbsEvent(ev verbs.Event) {
 
 func (a *Agent) underlayChanged(ev verbs.Event) {
 	port := a.opt.Provider.Port()
-	if a.opt.GID.IsZero() && len(port.GIDs) > 0 && port.GIDs[0] != a.link.GID {
+	if a.opt.GID.IsZero() && len(port.GIDs) > 0 && !slices.Contains(port.GIDs, a.link.GID) {
 		if len(a.opt.Peers) > 0 {
 			_ = a.loop.UDQP().DetachMulticast(a.link.GID) // gone with the address
 		}
 		a.link.GID = port.GIDs[0]
 		a.loop.SetGID(a.link.GID)
+		a.readdress()
 		if err := a.takeCopies(a.link.GID); err != nil {
 			a.log.Warn("underlay changed", "err", err)
 		}

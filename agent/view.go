@@ -14,6 +14,7 @@ import (
 	"ipoibcm/control"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/verbs"
 )
 
 // The view functions run on the driver's goroutine.
@@ -27,6 +28,7 @@ func since(now, t time.Time) int64 {
 
 func (a *Agent) viewStatus() control.Status {
 	s, port, now := a.m.Status(), a.opt.Provider.Port(), time.Now()
+	notes, unfit := a.checkPort(port)
 	state := "up"
 	switch {
 	case !a.routes.link.Up:
@@ -46,9 +48,9 @@ func (a *Agent) viewStatus() control.Status {
 			Addresses: []control.Address{},
 		},
 		Underlay: control.Underlay{Provider: a.opt.Provider.Caps().Name, Device: a.opt.Provider.Caps().Device, MTU: port.UnderMTU,
-			PathMTU: port.MTU.Octets(), Active: port.Active, Notes: a.opt.Notes, GIDs: []string{}},
+			PathMTU: port.MTU.Octets(), Active: port.Active, Notes: notes, GIDs: []string{}},
 		Peers:    a.viewPeers(now),
-		Warnings: a.warnings(s, port.Active),
+		Warnings: a.warnings(s, port.Active, unfit),
 	}
 	for _, g := range port.GIDs {
 		out.Underlay.GIDs = append(out.Underlay.GIDs, g.String())
@@ -77,7 +79,19 @@ func cmPaths(s ipoib.Status) []string {
 	return out
 }
 
-func (a *Agent) warnings(s ipoib.Status, active bool) (w []string) {
+// checkPort returns the notes that hold for the underlay as it is now.
+func (a *Agent) checkPort(port verbs.Port) ([]string, error) {
+	if a.opt.Check == nil {
+		return a.opt.Notes, nil
+	}
+	notes, err := a.opt.Check(port)
+	return slices.Concat(a.opt.Notes, notes), err
+}
+
+func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) {
+	if unfit != nil {
+		w = append(w, unfit.Error())
+	}
 	if !active {
 		w = append(w, "the underlay is down or has lost its address")
 	}

@@ -261,6 +261,9 @@ func (d *Device) link() netlink.Link {
 // IgnoreRAMTU sets accept_ra_mtu 0: an MTU option in an RA changes nothing.
 func (d *Device) IgnoreRAMTU() error { return d.SetSysctl("ipv6", "accept_ra_mtu", "0") }
 
+// DisableIPv6 sets disable_ipv6: the device takes no IPv6 address or packet.
+func (d *Device) DisableIPv6() error { return d.SetSysctl("ipv6", "disable_ipv6", "1") }
+
 // SetSysctl writes net/<family>/conf/<device>/<key>, family "ipv4" or "ipv6".
 func (d *Device) SetSysctl(family, key, value string) error {
 	l, err := d.h.LinkByIndex(d.index)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -79,7 +80,8 @@ func run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	for _, n := range notes {
+	advice, _ := c.checkUD(s.gid)(provider.Port())
+	for _, n := range slices.Concat(notes, advice) {
 		log.Info("underlay", "note", n)
 	}
 	mode, err := ipoib.ParseMode(c.Mode)
@@ -97,7 +99,7 @@ func run(ctx context.Context, c Config) error {
 	opt := agent.Options{
 		Provider: provider, GID: gid, Name: c.Name, Prefixes: s.prefixes, Control: c.controlPath(),
 		Mode: mode, CM: cmTransport, UDMTU: c.UDMTU, ReceiveMTU: c.ReceiveMTU, PKey: ib.PKey(c.PKey) | ib.PKeyFull, QKey: ib.QKey(c.QKey),
-		Idle: idle, Peers: s.peers, OwnTUNThread: off(c.Offload.OneThread), Build: build(), Notes: notes, Log: log,
+		Idle: idle, Peers: s.peers, OwnTUNThread: off(c.Offload.OneThread), Build: build(), Notes: notes, Check: c.checkUD(s.gid), Log: log,
 	}
 	started := time.Now()
 	return agent.Run(ctx, opt, func() {
@@ -133,13 +135,24 @@ func openProvider(c Config, s settings, log *slog.Logger) (verbs.Provider, ib.GI
 	if gid.IsZero() && len(port.GIDs) > 0 {
 		gid = port.GIDs[0]
 	}
-	plan, err := mtu.PlanUD(c.UDMTU, mtu.Link{Underlay: port.UnderMTU, IPv4: gid.Is4()})
-	if err != nil {
+	if _, err := c.checkUD(s.gid)(port); err != nil {
 		return nil, ib.GID{}, nil, errors.Join(err, dev.Close())
 	}
-	notes := plan.Notes
+	var notes []string
 	if s.gid.IsZero() && gid.Is4() {
 		notes = append(notes, "no IPv6 address on the underlay: its IPv4 address "+gid.Addr().String()+" is the GID")
 	}
 	return dev, s.gid, notes, nil
+}
+
+// checkUD returns what says whether a port carries the UD MTU, and how.
+func (c *Config) checkUD(gid ib.GID) func(verbs.Port) ([]string, error) {
+	return func(port verbs.Port) ([]string, error) {
+		g := gid
+		if g.IsZero() && len(port.GIDs) > 0 {
+			g = port.GIDs[0]
+		}
+		plan, err := mtu.PlanUD(c.UDMTU, mtu.Link{Underlay: port.UnderMTU, IPv4: g.Is4()})
+		return plan.Notes, err
+	}
 }

@@ -291,3 +291,96 @@ func TestUnderlayDownAndUp(t *testing.T) {
 		a.send(b, b.v4, 4<<20)
 	}
 }
+
+// When the underlay's address is replaced by another, the host is reached under
+// the new one, without a restart, and sends from it.
+func TestUnderlayAddressChanged(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{hosts: 3})
+	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
+	a.run()
+	b.run()
+	c.run("--mode", "ud")
+	meet := func() {
+		a.connect(b, "RC")
+		both(b, func(dst netip.Addr) {
+			a.reach(dst)
+			c.reach(dst)
+		})
+	}
+	meet()
+	old, err := b.LinkLocal(underlay)
+	s.must(err)
+	for _, now := range []string{"fe80::b1", "fe80::b2", old.String()} {
+		s.must(b.AddAddr(underlay, now+"/64"))
+		s.must(b.DelAddr(underlay, old.String()+"/64"))
+		old = netip.MustParseAddr(now)
+		s.eventually(patience, "b's GID is "+now, func() error {
+			if got := b.status().Interface.GID; got != now {
+				return fmt.Errorf("it is %s", got)
+			}
+			return nil
+		})
+		b.waitState("up")
+		meet()
+	}
+	// Another address beside it changes nothing.
+	before := a.link()
+	s.must(a.AddAddr(underlay, "fe80::1/64"))
+	time.Sleep(300 * time.Millisecond)
+	if now := a.link(); now != before {
+		t.Errorf("link-layer address %s became %s, though its GID is there still", before, now)
+	}
+}
+
+// Status follows the underlay's MTU: what it says of fragments, and that an
+// IPv4 underlay has become too small.
+func TestUnderlayMTUChanged(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{ipv4: true})
+	a, b := s.hosts[0], s.hosts[1]
+	s.start()
+	a.connect(b, "RC")
+	if w := a.status().Warnings; len(w) != 0 {
+		t.Errorf("warnings at the start: %q", w)
+	}
+	s.must(a.SetMTU(underlay, 1500))
+	s.must(b.SetMTU(underlay, 1500))
+	s.eventually(patience, "a warns of the small underlay", func() error {
+		w := strings.Join(a.status().Warnings, "\n")
+		return containsAll(w, "UD MTU 2044", "1444")
+	})
+	a.connect(b, "RC")
+	s.must(a.SetMTU(underlay, 9000))
+	s.must(b.SetMTU(underlay, 9000))
+	s.eventually(patience, "a is content again", func() error {
+		if st := a.status(); len(st.Warnings) != 0 || st.Underlay.PathMTU != 4096 {
+			return fmt.Errorf("%q, path MTU %d", st.Warnings, st.Underlay.PathMTU)
+		}
+		return nil
+	})
+	both(b, func(dst netip.Addr) { a.reach(dst) })
+}
+
+// A link too small for IPv6 has none: the kernel is not left to send what
+// would be dropped.
+func TestNoIPv6OnSmallLink(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{})
+	for _, h := range s.hosts {
+		var err error
+		h.agent, err = lab.StartAgent(s.ctx, h.Host, lab.AgentConfig{Program: program, Control: h.path(".sock"), Log: h.path(".log"),
+			Args: []string{"--underlay", underlay, "--ud-mtu", "1000", "--address", h.v4.String() + "/24"}})
+		s.must(err)
+	}
+	a, b := s.hosts[0], s.hosts[1]
+	a.connect(b, "RC")
+	a.waitRoute(patience, b.v4, maxMTU)
+	a.ping(b.v4, maxMTU, true)
+	if _, err := a.LinkLocal(ifName); err == nil {
+		t.Error("the interface has an IPv6 address")
+	}
+	if err := a.AddAddr(ifName, "fd00::99/64"); err == nil {
+		t.Error("the kernel took an IPv6 address")
+	}
+}
