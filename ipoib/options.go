@@ -94,7 +94,8 @@ type Options struct {
 	// means 1 s and 60 s.
 	RetryMin, RetryMax time.Duration
 
-	// MaxConns bounds connected QPs, dialling ones included. Zero means 1024.
+	// MaxConns bounds connected QPs, dialling ones included. Zero means 1024. With
+	// 15 of 16 in use no mode is announced any more, so that peers use UD (WF I-11).
 	MaxConns int
 
 	// MaxPeers bounds records of link-layer addresses. Zero means 4096.
