@@ -97,6 +97,7 @@ func newRoot() *cobra.Command {
 		return usageError{hintError{err, "see: " + c.CommandPath() + " --help"}}
 	})
 	root.AddCommand(newRun(), newInit(), newDemo(), newStatus(), newShow(), newExplain(), newMonitor(), newCapture(), newDevices())
+	root.AddCommand(newDoctor())
 	strict(root)
 	return root
 }

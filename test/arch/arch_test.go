@@ -37,6 +37,7 @@ var rooms = []room{
 	{"ipoib", 5, pure},
 	{"datapath", 4, edge},
 	{"neigh", 4, pure},
+	{"doctor", 4, pure},
 	{"provider/softroce", 4, edge},
 	{"provider/softiwarp", 4, edge},
 	{"provider/softroce/engine", 3, pure},

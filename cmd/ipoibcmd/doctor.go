@@ -1,0 +1,69 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"ipoibcm/control"
+	"ipoibcm/doctor"
+)
+
+func newDoctor() *cobra.Command {
+	flags := defaults()
+	var file string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "doctor --underlay DEVICE",
+		Short: "say whether run would work here with the same settings, and what to do if not",
+		Long: "doctor takes the configuration and flags of run, looks at everything that run needs, and names a remedy\n" +
+			"for what is missing. It opens the provider as run does and makes the interface for a moment, without\n" +
+			"setting it up. The exit status is 0 only if run would work.",
+		Example: "  ipoibcmd doctor --underlay eth0\n" +
+			"  ipoibcmd doctor --config /etc/ipoibcm/ibcm0.yaml --json",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := configure(cmd, &flags, file)
+			if err != nil {
+				return usageError{err}
+			}
+			s, err := c.settings()
+			if err != nil {
+				return usageError{err}
+			}
+			d := doctor.Examine(gather(c, s))
+			if asJSON {
+				err = printJSON(d)
+			} else {
+				printDoctor(os.Stdout, &d)
+			}
+			if err == nil && !d.OK {
+				err = silentError{errors.New("run would not work")}
+			}
+			return err
+		},
+	}
+	flags.bind(cmd.Flags())
+	cmd.Flags().StringVar(&file, "config", "", "YAML file with the same settings (ipoibcmd init prints one)")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func printDoctor(w io.Writer, d *control.Doctor) {
+	n := map[string]int{}
+	for _, c := range d.Checks {
+		n[c.Status]++
+		fmt.Fprintf(w, "%-8s %-13s %s\n", c.Status, c.Name, c.Detail)
+		if c.Remedy != "" {
+			fmt.Fprintf(w, "%-8s %-13s -> %s\n", "", "", c.Remedy)
+		}
+	}
+	verdict := "run would work"
+	if !d.OK {
+		verdict = "run would not work"
+	}
+	fmt.Fprintf(w, "%s: %d ok, %d to look at, %d failed, %d skipped\n", verdict, n[control.CheckOK], n[control.CheckWarn], n[control.CheckFail], n[control.CheckSkipped])
+}

@@ -1,0 +1,287 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/Mellanox/rdmamap"
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/doctor"
+	"ipoibcm/hostnet"
+	"ipoibcm/mtu"
+	"ipoibcm/provider/softroce"
+	"ipoibcm/tun"
+)
+
+// Bounds on what is read of other processes and of their configuration.
+const (
+	maxManagerFiles = 256
+	maxManagerFile  = 64 << 10 // octets
+	maxProcesses    = 1 << 16
+)
+
+// gather looks at the host. It must leave nothing behind.
+func gather(c Config, s settings) doctor.Facts {
+	f := doctor.Facts{
+		Name: c.Name, Underlay: c.Underlay, Provider: c.Provider, UDMTU: c.UDMTU, GID: s.gid, CMTransport: c.CMTransport,
+		NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), Prefixes: s.prefixes, ControlPath: c.controlPath(),
+	}
+	f.NetAdmin = netAdmin()
+	f.Control, f.ControlErr = controlState(f.ControlPath)
+	openFacts(&f, c, s)
+	netdevs := deviceFacts(&f) // after it: opening waits for addresses that are tentative
+	rehearse(&f)
+	gso, gro := softroce.TestOffloads()
+	f.Loopback = !errors.Is(gso, softroce.ErrLoopback) && !errors.Is(gro, softroce.ErrLoopback)
+	f.GSOErr, f.GROErr = offloadText(gso), offloadText(gro)
+	for _, name := range rdmamap.GetRdmaDeviceList() {
+		r := rdmaDevice(name, netdevs[name])
+		f.RDMA = append(f.RDMA, doctor.RDMA{Name: r.Name, NetDevs: r.NetDevs, Nodes: r.Nodes, Missing: r.Missing})
+	}
+	f.IBCM = doctor.No
+	if _, err := os.Stat("/sys/module/ib_cm"); err == nil {
+		f.IBCM = doctor.Yes
+	}
+	f.Managers, f.Files = managers(), managerFiles()
+	return f
+}
+
+func offloadText(err error) string {
+	if err == nil || errors.Is(err, softroce.ErrLoopback) {
+		return ""
+	}
+	return err.Error()
+}
+
+// deviceFacts reads the underlay, and returns the network devices of each RDMA
+// device.
+func deviceFacts(f *doctor.Facts) map[string][]string {
+	netdevs := map[string][]string{}
+	i, err := hostnet.Underlay(f.Underlay)
+	switch {
+	case errors.Is(err, hostnet.ErrNotFound):
+		f.DeviceErr = "there is no such device"
+	case err != nil:
+		f.DeviceErr = err.Error()
+	default:
+		d := &doctor.Device{Up: i.Link.Up, MTU: i.Link.MTU, Driver: i.Driver, SpeedMbps: i.Speed, Features: i.Features, RDMA: i.RDMA}
+		for _, a := range i.Addrs {
+			d.Addrs = append(d.Addrs, doctor.Addr{IP: a.Prefix.Addr(), Tentative: a.Tentative, DADFailed: a.DADFailed})
+		}
+		f.Device = d
+	}
+	all, err := hostnet.Devices()
+	if err != nil {
+		return netdevs // shown as unknown
+	}
+	for _, i := range all {
+		if i.RDMA != "" {
+			netdevs[i.RDMA] = append(netdevs[i.RDMA], i.Link.Name)
+		}
+	}
+	return netdevs
+}
+
+// openFacts opens the provider as run does, and closes it again.
+func openFacts(f *doctor.Facts, c Config, s settings) {
+	f.Opened = true
+	p, _, _, err := openProvider(c, s, slog.New(slog.DiscardHandler))
+	if err != nil {
+		f.OpenErr = err.Error()
+		if f.PortTaken = errors.Is(err, unix.EADDRINUSE); f.PortTaken {
+			f.PortOwner = portOwner(4791)
+		}
+		return
+	}
+	f.Open = doctor.Open{GIDs: p.Port().GIDs, QP1: p.MADPort() != nil}
+	for name, to := range map[string]*uint64{
+		"socket_recv_buffer_asked": &f.Open.RecvAsked, "socket_recv_buffer": &f.Open.RecvGot,
+		"socket_send_buffer_asked": &f.Open.SendAsked, "socket_send_buffer": &f.Open.SendGot,
+	} {
+		p.Counters(func(n string, v uint64) {
+			if n == name {
+				*to = v
+			}
+		})
+	}
+	if err := p.Close(); err != nil {
+		f.OpenErr = err.Error()
+	}
+}
+
+// rehearse makes the interface and gives it what run gives it. It is never set
+// up, and gone at the end.
+func rehearse(f *doctor.Facts) {
+	t, err := tun.Open(tun.Options{Name: f.Name, MTU: mtu.DefaultDevice})
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		f.TUN = doctor.TUNNoNode
+	case err != nil && interfaceExists(f.Name):
+		f.TUN = doctor.TUNBusy
+	case errors.Is(err, os.ErrPermission):
+		f.TUN = doctor.TUNDenied
+	case err != nil:
+		f.TUN = doctor.TUNFailed
+	}
+	if err != nil {
+		f.TUNErr = err.Error()
+		return
+	}
+	defer t.Close()
+	refuse := func(what string, err error) {
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // no IPv6 in this kernel
+			f.SettingErrs = append(f.SettingErrs, fmt.Sprintf("%s: %v", what, err))
+		}
+	}
+	d, err := hostnet.Open(t.Index())
+	if err != nil {
+		refuse("watch it", err)
+		return
+	}
+	refuse("addr_gen_mode", d.DisableAddrGen())
+	refuse("accept_ra_mtu", d.IgnoreRAMTU())
+	for _, p := range f.Prefixes {
+		refuse("address "+p.String(), d.AddAddr(p))
+	}
+	refuse("end", d.Close())
+}
+
+func interfaceExists(name string) bool {
+	_, err := hostnet.Lookup(name)
+	return err == nil
+}
+
+// netAdmin reads whether CAP_NET_ADMIN is effective.
+func netAdmin() doctor.Answer {
+	b, err := os.ReadFile("/proc/thread-self/status")
+	if err != nil {
+		return doctor.Unknown
+	}
+	for line := range strings.Lines(string(b)) {
+		if hex, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			caps, err := strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
+			switch {
+			case err != nil:
+				return doctor.Unknown
+			case caps&(1<<unix.CAP_NET_ADMIN) != 0:
+				return doctor.Yes
+			}
+			return doctor.No
+		}
+	}
+	return doctor.Unknown
+}
+
+// controlState says whether run could listen at path. Nothing is made there.
+func controlState(path string) (doctor.ControlState, string) {
+	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		c.Close()
+		return doctor.ControlServed, ""
+	}
+	if st, err := os.Lstat(path); err == nil && st.Mode().Type() != os.ModeSocket {
+		return doctor.ControlFailed, "there is something else"
+	}
+	if len(path) >= len(unix.RawSockaddrUnix{}.Path) {
+		return doctor.ControlFailed, "the path is too long for a socket"
+	}
+	dir := filepath.Dir(path)
+	for { // run makes the directories that are missing
+		st, err := os.Stat(dir)
+		switch {
+		case errors.Is(err, os.ErrNotExist) && dir != filepath.Dir(dir):
+			dir = filepath.Dir(dir)
+			continue
+		case err != nil:
+			return doctor.ControlFailed, err.Error()
+		case !st.IsDir():
+			return doctor.ControlFailed, dir + " is no directory"
+		}
+		if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
+			return doctor.ControlFailed, fmt.Sprintf("%s: %v", dir, err)
+		}
+		return doctor.ControlFree, ""
+	}
+}
+
+// portOwner names the process that has a UDP port, "" if it cannot be found:
+// then the kernel has it, or somebody out of sight.
+func portOwner(port uint16) string {
+	sockets := map[string]bool{}
+	for _, file := range []string{"udp", "udp6"} {
+		b, err := os.ReadFile("/proc/thread-self/net/" + file)
+		if err != nil {
+			continue
+		}
+		for line := range strings.Lines(string(b)) {
+			w := strings.Fields(line)
+			if len(w) > 9 && strings.HasSuffix(w[1], fmt.Sprintf(":%04X", port)) {
+				sockets["socket:["+w[9]+"]"] = true
+			}
+		}
+	}
+	owner := ""
+	eachProcess(func(dir, comm string) bool {
+		fds, _ := os.ReadDir(dir + "/fd")
+		for _, fd := range fds {
+			if to, err := os.Readlink(dir + "/fd/" + fd.Name()); err == nil && sockets[to] {
+				owner = fmt.Sprintf("%s, process %s", comm, filepath.Base(dir))
+				return false
+			}
+		}
+		return true
+	})
+	return owner
+}
+
+// managers returns the names of processes that configure interfaces.
+func managers() (names []string) {
+	eachProcess(func(_, comm string) bool {
+		if slices.Contains(doctor.ManagerNames, comm) && !slices.Contains(names, comm) {
+			names = append(names, comm)
+		}
+		return true
+	})
+	slices.Sort(names)
+	return names
+}
+
+// eachProcess calls f for every process until it returns false.
+func eachProcess(f func(dir, comm string) bool) {
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs[:min(len(dirs), maxProcesses)] {
+		comm, err := os.ReadFile(dir + "/comm")
+		if err == nil && !f(dir, strings.TrimSpace(string(comm))) {
+			return
+		}
+	}
+}
+
+// managerFiles reads what NetworkManager and systemd-networkd are told.
+func managerFiles() (files []doctor.File) {
+	for _, pattern := range []string{
+		"/etc/NetworkManager/NetworkManager.conf", "/etc/NetworkManager/conf.d/*.conf", "/run/NetworkManager/conf.d/*.conf",
+		"/usr/lib/NetworkManager/conf.d/*.conf", "/etc/systemd/network/*.network", "/run/systemd/network/*.network",
+		"/usr/lib/systemd/network/*.network",
+	} {
+		paths, _ := filepath.Glob(pattern)
+		for _, p := range paths {
+			st, err := os.Stat(p)
+			if len(files) >= maxManagerFiles || err != nil || st.Size() > maxManagerFile {
+				continue
+			}
+			if b, err := os.ReadFile(p); err == nil {
+				files = append(files, doctor.File{Path: p, Text: string(b)})
+			}
+		}
+	}
+	return files
+}

@@ -1,0 +1,441 @@
+// Package doctor decides from what was found on a host whether "ipoibcmd run"
+// would work there, and what to do where it would not.
+//
+// Facts go in, named checks with remedies come out. It looks at nothing itself:
+// whoever gathers the [Facts] does.
+package doctor
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"ipoibcm/control"
+	"ipoibcm/ib"
+	"ipoibcm/mtu"
+)
+
+// The checks, in the order in which they are reported.
+const (
+	TUN          = "tun"
+	Capabilities = "capabilities"
+	Settings     = "settings"
+	Control      = "control"
+	Underlay     = "underlay"
+	Address      = "address"
+	GID          = "gid"
+	MTU          = "mtu"
+	Port         = "port"
+	Provider     = "provider"
+	Buffers      = "buffers"
+	GSO          = "gso"
+	GRO          = "gro"
+	Link         = "link"
+	RDMADevices  = "rdma"
+	CM           = "cm"
+	Managers     = "managers"
+)
+
+// Examine returns one check for each name.
+func Examine(f Facts) control.Doctor {
+	e := &exam{f: &f, out: control.Doctor{Version: control.Version, OK: true}}
+	for _, look := range []func(){e.tun, e.capabilities, e.settings, e.control, e.underlay, e.address, e.gid, e.mtu, e.port,
+		e.provider, e.buffers, e.gso, e.gro, e.link, e.rdma, e.cm, e.managers} {
+		look()
+	}
+	return e.out
+}
+
+// An exam is one Examine under way.
+type exam struct {
+	f      *Facts
+	out    control.Doctor
+	usable []ib.GID // of the underlay, in order of preference
+}
+
+func (e *exam) add(name, status, remedy, format string, args ...any) {
+	e.out.OK = e.out.OK && status != control.CheckFail
+	e.out.Checks = append(e.out.Checks, control.Check{Name: name, Status: status, Detail: fmt.Sprintf(format, args...), Remedy: remedy})
+}
+
+func (e *exam) ok(name, format string, args ...any) {
+	e.add(name, control.CheckOK, "", format, args...)
+}
+
+func (e *exam) skip(name, format string, args ...any) {
+	e.add(name, control.CheckSkipped, "", format, args...)
+}
+
+func (e *exam) warn(name, remedy, format string, args ...any) {
+	e.add(name, control.CheckWarn, remedy, format, args...)
+}
+
+func (e *exam) fail(name, remedy, format string, args ...any) {
+	e.add(name, control.CheckFail, remedy, format, args...)
+}
+
+// failed reports whether one of these checks fails.
+func (e *exam) failed(names ...string) bool {
+	return slices.ContainsFunc(e.out.Checks, func(c control.Check) bool {
+		return c.Status == control.CheckFail && slices.Contains(names, c.Name)
+	})
+}
+
+func (e *exam) tun() {
+	f := e.f
+	switch f.TUN {
+	case TUNOK:
+		e.ok(TUN, "/dev/net/tun makes interface %s", f.Name)
+	case TUNNoNode:
+		e.fail(TUN, "modprobe tun; in a container, give it the device /dev/net/tun", "there is no /dev/net/tun: %s", f.TUNErr)
+	case TUNDenied:
+		e.fail(TUN, "run as root, or with CAP_NET_ADMIN; in a container, allow the device /dev/net/tun", "the kernel refuses: %s", f.TUNErr)
+	case TUNBusy:
+		e.fail(TUN, "choose another --name, or stop what has it (ip link show "+f.Name+")", "there is an interface %s already", f.Name)
+	default:
+		e.fail(TUN, "look at the kernel's log: dmesg", "%s", f.TUNErr)
+	}
+}
+
+func (e *exam) capabilities() {
+	switch e.f.NetAdmin {
+	case Yes:
+		e.ok(Capabilities, "CAP_NET_ADMIN")
+	case No:
+		e.fail(Capabilities, "run as root, or give the service AmbientCapabilities=CAP_NET_ADMIN", "CAP_NET_ADMIN is missing")
+	default:
+		e.skip(Capabilities, "cannot be read")
+	}
+}
+
+func (e *exam) settings() {
+	var twice netip.Prefix
+	if e.f.Device != nil {
+		twice, _ = overlap(e.f.Prefixes, e.f.Device.Addrs)
+	}
+	switch errs := e.f.SettingErrs; {
+	case e.f.TUN != TUNOK:
+		e.skip(Settings, "there is no interface to try them on")
+	case len(errs) > 0:
+		e.fail(Settings, "mount /proc/sys writable; for IPv6 addresses, net.ipv6.conf.all.disable_ipv6 must be 0",
+			"the kernel refuses settings of the interface: %s", strings.Join(errs, "; "))
+	case twice.IsValid():
+		e.warn(Settings, "another prefix for the interface", "%s has an address in %v too: the kernel will have two routes to it", e.f.Underlay, twice)
+	default:
+		e.ok(Settings, "the interface takes its settings%s", list(" and ", e.f.Prefixes))
+	}
+}
+
+func list[T fmt.Stringer](lead string, vs []T) string {
+	if len(vs) == 0 {
+		return ""
+	}
+	var s []string
+	for _, v := range vs {
+		s = append(s, v.String())
+	}
+	return lead + strings.Join(s, ", ")
+}
+
+func (e *exam) control() {
+	f := e.f
+	switch f.Control {
+	case ControlFree:
+		e.ok(Control, "%s can be made", f.ControlPath)
+	case ControlServed:
+		e.fail(Control, "ipoibcmd status shows it; stop it, or choose another --name or --control", "an agent serves %s already", f.ControlPath)
+	default:
+		e.fail(Control, "choose another --control, or make its directory writable", "%s: %s", f.ControlPath, f.ControlErr)
+	}
+}
+
+func (e *exam) underlay() {
+	f := e.f
+	switch {
+	case f.Device == nil:
+		e.fail(Underlay, "ipoibcmd devices lists what could serve", "%s: %s", f.Underlay, f.DeviceErr)
+	case !f.Device.Up:
+		e.fail(Underlay, "ip link set "+f.Underlay+" up", "%s is down", f.Underlay)
+	default:
+		e.ok(Underlay, "%s is up, driver %s, MTU %d", f.Underlay, orUnknown(f.Device.Driver), f.Device.MTU)
+	}
+}
+
+func orUnknown(s string) string {
+	if s == "" {
+		return "unknown"
+	}
+	return s
+}
+
+// address looks for addresses that can be GIDs: IPv6 before IPv4, link-local
+// before others.
+func (e *exam) address() {
+	f := e.f
+	if f.Device == nil {
+		e.skip(Address, "there is no underlay")
+		return
+	}
+	var v6, v4 []ib.GID
+	var not []string
+	for _, a := range f.Device.Addrs {
+		g := ib.GIDFromAddr(a.IP)
+		switch {
+		case a.DADFailed:
+			not = append(not, a.IP.String()+" is a duplicate")
+		case a.Tentative:
+			not = append(not, a.IP.String()+" is tentative")
+		case a.IP.Is4():
+			v4 = append(v4, g)
+		case a.IP.IsLinkLocalUnicast():
+			v6 = slices.Insert(v6, 0, g)
+		default:
+			v6 = append(v6, g)
+		}
+	}
+	if e.usable = append(v6, v4...); f.opened() {
+		e.usable = f.Open.GIDs // addresses may have become usable meanwhile
+	}
+	why := ""
+	if len(not) > 0 {
+		why = " (" + strings.Join(not, ", ") + ")"
+	}
+	switch {
+	case len(e.usable) == 0 && !f.Device.Up:
+		e.skip(Address, "%s is down", f.Underlay)
+	case len(e.usable) == 0:
+		e.fail(Address, "give "+f.Underlay+" an address: ip addr add 192.0.2.1/24 dev "+f.Underlay+", or let it have its IPv6 link-local one",
+			"%s has no usable address%s", f.Underlay, why)
+	case f.Device.Up && len(v6) == 0 && len(not) > 0 && !f.opened():
+		e.warn(Address, "wait for duplicate address detection, or give one of two hosts another address", "only%s is usable%s", list(" ", e.usable), why)
+	default:
+		e.ok(Address, "%s has%s%s", f.Underlay, list(" ", e.usable), why)
+	}
+}
+
+// opened reports whether the provider says how things are.
+func (f *Facts) opened() bool { return f.Opened && f.OpenErr == "" }
+
+func (e *exam) gid() {
+	f := e.f
+	switch {
+	case len(e.usable) == 0:
+		e.skip(GID, "there is no usable address")
+	case f.GID.IsZero():
+		e.ok(GID, "%v, chosen by address", e.usable[0])
+	case slices.Contains(e.usable, f.GID):
+		e.ok(GID, "%v, as configured", f.GID)
+	case f.opened(): // a loopback device has more than it lists
+		e.ok(GID, "%v, as configured", f.GID)
+	default:
+		e.fail(GID, "leave gid empty, or use one of"+list(" ", e.usable), "%v is not a usable address of %s", f.GID, f.Underlay)
+	}
+}
+
+func (e *exam) mtu() {
+	f := e.f
+	if f.Device == nil || len(e.usable) == 0 && f.GID.IsZero() {
+		e.skip(MTU, "it depends on underlay and GID")
+		return
+	}
+	gid := f.GID
+	if gid.IsZero() {
+		gid = e.usable[0]
+	}
+	plan, err := mtu.PlanUD(f.UDMTU, mtu.Link{Underlay: f.Device.MTU, IPv4: gid.Is4()})
+	path := mtu.PathMTU(f.Device.MTU)
+	switch {
+	case err != nil:
+		remedy := fmt.Sprintf("ip link set %s mtu 9000, or --ud-mtu %d on every host of the link", f.Underlay, mtu.LargestUD(f.Device.MTU, gid.Is4()))
+		e.fail(MTU, remedy, "%v", err)
+	case path == 0:
+		e.fail(MTU, "ip link set "+f.Underlay+" mtu 1500", "an underlay MTU of %d is too small for any IB path MTU", f.Device.MTU)
+	case plan.Fragmented || !plan.IPv6:
+		remedy := "jumbo frames on the underlay (MTU 4200 or more)"
+		if !plan.IPv6 {
+			remedy = "a UD MTU of 1280 or more"
+		}
+		e.warn(MTU, remedy, "UD MTU %d on an underlay of %d: %s", f.UDMTU, f.Device.MTU, strings.Join(plan.Notes, "; "))
+	default:
+		e.ok(MTU, "UD MTU %d and IB path MTU %d fit the underlay's %d", f.UDMTU, path.Octets(), f.Device.MTU)
+	}
+}
+
+func (e *exam) port() {
+	f := e.f
+	rdma := ""
+	if f.Device != nil {
+		rdma = f.Device.RDMA
+	}
+	switch {
+	case f.PortTaken:
+		remedy := "stop it, or give both agents their own --gid"
+		if strings.HasPrefix(rdma, "rxe") || rdma != "" && f.PortOwner == "" {
+			remedy = "rdma link delete " + rdma + ", or another underlay"
+		}
+		e.fail(Port, remedy, "UDP port 4791 is taken by %s", owner(f.PortOwner, rdma))
+	case !f.opened():
+		e.skip(Port, "the provider could not be opened so far")
+	case f.Provider == "softroce" && rdma != "" && !strings.HasPrefix(rdma, "rxe"):
+		e.warn(Port, "--provider ibverbs, or another underlay",
+			"the adapter of %s does RoCE itself (%s): it may take packets to UDP port 4791 before the kernel sees them", f.Underlay, rdma)
+	default:
+		e.ok(Port, "UDP port 4791 is free on %s", f.Underlay)
+	}
+}
+
+func owner(who, rdma string) string {
+	switch {
+	case who != "":
+		return who
+	case rdma != "":
+		return "the kernel, for RDMA device " + rdma
+	}
+	return "the kernel or a process that cannot be seen from here"
+}
+
+// provider catches what the checks before do not explain.
+func (e *exam) provider() {
+	f := e.f
+	switch {
+	case f.opened():
+		e.ok(Provider, "%s opens", f.Provider)
+	case e.failed(Underlay, Address, GID, MTU, Port):
+		e.skip(Provider, "%s cannot be opened for the reason above", f.Provider)
+	case !f.Opened:
+		e.fail(Provider, "", "%s was not opened", f.Provider)
+	default:
+		e.fail(Provider, "", "%s", f.OpenErr)
+	}
+}
+
+func (e *exam) buffers() {
+	o := &e.f.Open
+	var little, sysctl []string
+	for _, b := range []struct {
+		what, sysctl string
+		asked, got   uint64
+	}{{"receive", "net.core.rmem_max", o.RecvAsked, o.RecvGot}, {"send", "net.core.wmem_max", o.SendAsked, o.SendGot}} {
+		if b.got < b.asked {
+			little = append(little, fmt.Sprintf("%s buffer %d of %d octets", b.what, b.got, b.asked))
+			sysctl = append(sysctl, fmt.Sprintf("sysctl -w %s=%d", b.sysctl, b.asked))
+		}
+	}
+	switch {
+	case !e.f.opened() || o.RecvAsked == 0:
+		e.skip(Buffers, "there are no sockets to ask")
+	case len(little) > 0:
+		e.warn(Buffers, strings.Join(sysctl, "; "), "the kernel gives less than asked: %s", strings.Join(little, ", "))
+	default:
+		e.ok(Buffers, "sockets have %d octets to receive and %d to send", o.RecvGot, o.SendGot)
+	}
+}
+
+func (e *exam) gso() {
+	e.offload(GSO, "UDP_SEGMENT", "offload.gso", e.f.NoGSO, e.f.GSOErr)
+}
+
+func (e *exam) gro() { e.offload(GRO, "UDP_GRO", "offload.gro", e.f.NoGRO, e.f.GROErr) }
+
+func (e *exam) offload(name, option, key string, off bool, err string) {
+	switch {
+	case e.f.Provider != "softroce":
+		e.skip(name, "%s does not use it", e.f.Provider)
+	case off:
+		e.ok(name, "switched off by %s", key)
+	case err != "":
+		e.warn(name, key+": false", "%s does not work, packets are handled one by one: %s", option, err)
+	case !e.f.Loopback:
+		e.ok(name, "the kernel has %s (not tried with packets: the loopback device is down)", option)
+	default:
+		e.ok(name, "%s works", option)
+	}
+}
+
+// link looks at what makes an underlay fast. A kernel refuses UDP_SEGMENT on a
+// device without checksum offload.
+func (e *exam) link() {
+	d := e.f.Device
+	if d == nil {
+		e.skip(Link, "there is no underlay")
+		return
+	}
+	speed := "speed unknown"
+	if d.SpeedMbps > 0 {
+		speed = fmt.Sprintf("%d Mb/s", d.SpeedMbps)
+	}
+	if d.Features == nil {
+		e.skip(Link, "%s; its offloads cannot be read", speed)
+		return
+	}
+	on := func(name string) string {
+		if slices.Contains(d.Features, name) {
+			return name + " on"
+		}
+		return name + " off (done in software)"
+	}
+	detail := fmt.Sprintf("%s, %s, %s", speed, on("tx-udp-segmentation"), on("rx-gro"))
+	if !slices.ContainsFunc(d.Features, func(s string) bool { return strings.HasPrefix(s, "tx-checksum-") }) {
+		e.warn(Link, "ethtool -K "+e.f.Underlay+" tx on, or offload.gso: false", "%s, checksum offload off: the kernel refuses UDP_SEGMENT", detail)
+		return
+	}
+	e.ok(Link, "%s", detail)
+}
+
+func (e *exam) rdma() {
+	f := e.f
+	var parts, missing []string
+	for _, r := range f.RDMA {
+		parts = append(parts, fmt.Sprintf("%s on %s (%s)", r.Name, orUnknown(strings.Join(r.NetDevs, ", ")), orUnknown(strings.Join(r.Nodes, ", "))))
+		if slices.Contains(r.Missing, "uverbs") {
+			missing = append(missing, r.Name)
+		}
+	}
+	switch {
+	case len(f.RDMA) == 0 && f.Provider == "softroce":
+		e.ok(RDMADevices, "none, and softroce needs none")
+	case len(f.RDMA) == 0:
+		e.fail(RDMADevices, "rdma link add rxe0 type rxe netdev "+f.Underlay+", or an adapter; or --provider softroce", "there is no RDMA device")
+	case f.Provider == "softroce":
+		e.ok(RDMADevices, "%s; softroce uses none", strings.Join(parts, ", "))
+	case len(missing) > 0:
+		e.fail(RDMADevices, "modprobe ib_uverbs; in a container, give it /dev/infiniband", "no uverbs node for %s", strings.Join(missing, ", "))
+	default:
+		e.ok(RDMADevices, "%s", strings.Join(parts, ", "))
+	}
+}
+
+// cm says how CM messages will travel.
+func (e *exam) cm() {
+	f := e.f
+	const taken = "QP 1 cannot be had: the kernel's ib_cm owns CM messages"
+	loaded := ""
+	if f.IBCM == Yes {
+		loaded = " (ib_cm is loaded, and does not matter here)"
+	}
+	switch {
+	case !f.opened():
+		e.skip(CM, "the provider could not be opened")
+	case f.CMTransport == "inband":
+		e.ok(CM, "in-band, as configured: only ipoibcmd understands that")
+	case f.Open.QP1 && f.CMTransport == "gsi":
+		e.ok(CM, "QP 1 only, as configured%s", loaded)
+	case f.Open.QP1:
+		e.ok(CM, "QP 1 is ours%s", loaded)
+	case f.CMTransport == "gsi":
+		e.fail(CM, "cm_transport auto, or unload ib_cm and what uses it", "%s", taken)
+	default:
+		e.warn(CM, "to meet other implementations, unload ib_cm and what uses it", "%s; messages travel in-band, which only ipoibcmd understands", taken)
+	}
+}
+
+// overlap returns the first prefix of ours that contains addr of the underlay.
+func overlap(ps []netip.Prefix, addrs []Addr) (netip.Prefix, bool) {
+	for _, p := range ps {
+		if slices.ContainsFunc(addrs, func(a Addr) bool { return p.Contains(a.IP) && !a.IP.IsLinkLocalUnicast() }) {
+			return p, true
+		}
+	}
+	return netip.Prefix{}, false
+}

@@ -1,0 +1,186 @@
+package doctor
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"ipoibcm/control"
+	"ipoibcm/ib"
+)
+
+func gid(s string) ib.GID { return ib.GIDFromAddr(netip.MustParseAddr(s)) }
+
+// fine is a host where nothing is wrong.
+func fine() Facts {
+	return Facts{
+		Name: "ibcm0", Underlay: "eth0", Provider: "softroce", UDMTU: 2044, CMTransport: "auto", NetAdmin: Yes,
+		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24")}, ControlPath: "/run/ipoibcm/ibcm0.sock",
+		Device: &Device{Up: true, MTU: 9000, Driver: "veth", SpeedMbps: 10000, Addrs: []Addr{{IP: netip.MustParseAddr("192.0.2.1")}, {IP: netip.MustParseAddr("fe80::1")}},
+			Features: []string{"rx-gro", "tx-checksum-ip-generic", "tx-udp-segmentation"}},
+		Opened: true, Open: Open{GIDs: []ib.GID{gid("fe80::1"), gid("192.0.2.1")}, QP1: true, RecvAsked: 16, RecvGot: 16, SendAsked: 4, SendGot: 4},
+		Loopback: true, IBCM: No,
+	}
+}
+
+// Each finding changes what fine says of one check, or of those named.
+func TestExamine(t *testing.T) {
+	unopened := func(f *Facts, why string) { f.OpenErr, f.Open = why, Open{} }
+	for _, tt := range []struct {
+		name   string
+		change func(f *Facts)
+		check  string
+		status string
+		says   string // in detail or remedy
+	}{
+		{"nothing", func(*Facts) {}, GID, control.CheckOK, "fe80::1, chosen by address"},
+		{"no node", func(f *Facts) { f.TUN, f.TUNErr = TUNNoNode, "x" }, TUN, control.CheckFail, "modprobe tun"},
+		{"denied", func(f *Facts) { f.TUN, f.TUNErr = TUNDenied, "x" }, TUN, control.CheckFail, "CAP_NET_ADMIN"},
+		{"name in use", func(f *Facts) { f.TUN = TUNBusy }, TUN, control.CheckFail, "--name"},
+		{"TUN fails", func(f *Facts) { f.TUN, f.TUNErr = TUNFailed, "out of memory" }, TUN, control.CheckFail, "out of memory"},
+		{"no capability", func(f *Facts) { f.NetAdmin = No }, Capabilities, control.CheckFail, "root"},
+		{"capability unknown", func(f *Facts) { f.NetAdmin = Unknown }, Capabilities, control.CheckSkipped, ""},
+		{"settings refused", func(f *Facts) { f.SettingErrs = []string{"accept_ra_mtu: read-only"} }, Settings, control.CheckFail, "/proc/sys"},
+		{"same prefix", func(f *Facts) { f.Device.Addrs = append(f.Device.Addrs, Addr{IP: netip.MustParseAddr("10.0.0.9")}) }, Settings, control.CheckWarn, "two routes"},
+		{"an agent there", func(f *Facts) { f.Control = ControlServed }, Control, control.CheckFail, "ipoibcmd status"},
+		{"no directory", func(f *Facts) { f.Control, f.ControlErr = ControlFailed, "read-only" }, Control, control.CheckFail, "read-only"},
+		{"no device", func(f *Facts) { f.Device = nil; unopened(f, "x") }, Underlay, control.CheckFail, "ipoibcmd devices"},
+		{"down", func(f *Facts) { f.Device.Up = false; unopened(f, "x") }, Underlay, control.CheckFail, "ip link set eth0 up"},
+		{"no address", func(f *Facts) { f.Device.Addrs = nil; unopened(f, "x") }, Address, control.CheckFail, "ip addr add"},
+		{"tentative only", func(f *Facts) {
+			f.Device.Addrs = []Addr{{IP: netip.MustParseAddr("fe80::1"), Tentative: true}}
+			unopened(f, "x")
+		}, Address, control.CheckFail, "fe80::1 is tentative"},
+		{"a duplicate", func(f *Facts) {
+			f.Device.Addrs = []Addr{{IP: netip.MustParseAddr("fe80::1"), DADFailed: true}}
+			unopened(f, "x")
+		}, Address, control.CheckFail, "duplicate"},
+		{"became usable", func(f *Facts) { f.Device.Addrs[1].Tentative = true }, Address, control.CheckOK, "fe80::1"},
+		{"another GID", func(f *Facts) { f.GID = gid("fe80::2"); unopened(f, "x") }, GID, control.CheckFail, "fe80::1"},
+		{"its second GID", func(f *Facts) { f.GID = gid("192.0.2.1") }, GID, control.CheckOK, "as configured"},
+		{"IPv4, MTU 1500", func(f *Facts) {
+			f.Device.MTU, f.Device.Addrs, f.Open.GIDs = 1500, f.Device.Addrs[:1], f.Open.GIDs[1:]
+		}, MTU, control.CheckFail, "--ud-mtu 1444"},
+		{"IPv6, MTU 1500", func(f *Facts) { f.Device.MTU = 1500 }, MTU, control.CheckWarn, "fragments"},
+		{"UD MTU below IPv6's", func(f *Facts) { f.UDMTU = 1000 }, MTU, control.CheckWarn, "1280 or more"},
+		{"MTU 300", func(f *Facts) { f.Device.MTU, f.UDMTU = 300, 576 }, MTU, control.CheckFail, "too small"},
+		{"taken by rxe", func(f *Facts) { f.Device.RDMA, f.PortTaken = "rxe0", true; unopened(f, "x") }, Port, control.CheckFail, "rdma link delete rxe0"},
+		{"taken by a process", func(f *Facts) { f.PortOwner, f.PortTaken = "ipoibcmd, process 7", true; unopened(f, "x") }, Port, control.CheckFail, "ipoibcmd, process 7"},
+		{"an adapter that does RoCE", func(f *Facts) { f.Device.RDMA = "mlx5_0" }, Port, control.CheckWarn, "ibverbs"},
+		{"something else", func(f *Facts) { unopened(f, "strange") }, Provider, control.CheckFail, "strange"},
+		{"never opened", func(f *Facts) { f.Opened = false }, Provider, control.CheckFail, "not opened"},
+		{"small buffers", func(f *Facts) { f.Open.RecvGot = 2 }, Buffers, control.CheckWarn, "net.core.rmem_max=16"},
+		{"small send buffers", func(f *Facts) { f.Open.SendGot = 2 }, Buffers, control.CheckWarn, "net.core.wmem_max=4"},
+		{"no GSO", func(f *Facts) { f.GSOErr = "EIO" }, GSO, control.CheckWarn, "offload.gso: false"},
+		{"no GRO", func(f *Facts) { f.GROErr = "EIO" }, GRO, control.CheckWarn, "offload.gro: false"},
+		{"GSO off", func(f *Facts) { f.GSOErr, f.NoGSO = "EIO", true }, GSO, control.CheckOK, "switched off"},
+		{"not tried", func(f *Facts) { f.Loopback = false }, GSO, control.CheckOK, "not tried"},
+		{"no checksums", func(f *Facts) { f.Device.Features = []string{"rx-gro"} }, Link, control.CheckWarn, "ethtool -K eth0 tx on"},
+		{"features unknown", func(f *Facts) { f.Device.Features = nil }, Link, control.CheckSkipped, "10000 Mb/s"},
+		{"verbs without devices", func(f *Facts) { f.Provider = "ibverbs" }, RDMADevices, control.CheckFail, "type rxe"},
+		{"verbs without nodes", func(f *Facts) { f.Provider, f.RDMA = "ibverbs", []RDMA{{Name: "rxe0", Missing: []string{"uverbs"}}} }, RDMADevices, control.CheckFail, "ib_uverbs"},
+		{"verbs with nodes", func(f *Facts) {
+			f.Provider, f.RDMA = "ibverbs", []RDMA{{Name: "rxe0", NetDevs: []string{"eth0"}, Nodes: []string{"/dev/infiniband/uverbs0"}, Missing: []string{"issm"}}}
+		}, RDMADevices, control.CheckOK, "rxe0 on eth0 (/dev/infiniband/uverbs0)"},
+		{"verbs and buffers", func(f *Facts) { f.Provider, f.Open.RecvAsked, f.RDMA = "ibverbs", 0, []RDMA{{Name: "rxe0"}} }, Buffers, control.CheckSkipped, ""},
+		{"class 7 taken", func(f *Facts) { f.Open.QP1, f.IBCM = false, Yes }, CM, control.CheckWarn, "in-band"},
+		{"class 7 taken, gsi", func(f *Facts) { f.Open.QP1, f.CMTransport = false, "gsi" }, CM, control.CheckFail, "cm_transport auto"},
+		{"class 7 taken, in-band", func(f *Facts) { f.Open.QP1, f.CMTransport = false, "inband" }, CM, control.CheckOK, "as configured"},
+		{"ib_cm beside softroce", func(f *Facts) { f.IBCM = Yes }, CM, control.CheckOK, "does not matter"},
+		{"NetworkManager", func(f *Facts) { f.Managers = []string{"NetworkManager"} }, Managers, control.CheckWarn, "unmanaged-devices=interface-name:ibcm0"},
+		{"NetworkManager, told", func(f *Facts) {
+			f.Managers = []string{"NetworkManager"}
+			f.Files = []File{{"/etc/NetworkManager/conf.d/x.conf", "[keyfile]\nunmanaged-devices=mac:00:11:22:33:44:55;interface-name:ibcm*\n"}}
+		}, Managers, control.CheckOK, "leave ibcm0 alone"},
+		{"networkd, nothing matches", func(f *Facts) {
+			f.Managers = []string{"systemd-network"}
+			f.Files = []File{{"/etc/systemd/network/10-e.network", "[Match]\nName=eth*\n[Network]\nDHCP=yes\n"}}
+		}, Managers, control.CheckOK, "leave"},
+		{"networkd takes all", func(f *Facts) {
+			f.Managers = []string{"systemd-network"}
+			f.Files = []File{{"/etc/systemd/network/99-all.network", "[Match]\nName=*\n"}}
+		}, Managers, control.CheckWarn, "99-all.network"},
+		{"dhcpcd", func(f *Facts) { f.Managers = []string{"dhcpcd"} }, Managers, control.CheckWarn, "dhcpcd"},
+	} {
+		f := fine()
+		tt.change(&f)
+		d := Examine(f)
+		ok := true
+		for _, c := range d.Checks {
+			ok = ok && c.Status != control.CheckFail
+			if c.Remedy == "" && (c.Status == control.CheckWarn || c.Status == control.CheckFail && c.Name != Provider) {
+				t.Errorf("%s: no remedy: %+v", tt.name, c)
+			}
+			if c.Name == tt.check {
+				if c.Status != tt.status || !strings.Contains(c.Detail+" "+c.Remedy, tt.says) {
+					t.Errorf("%s: %+v, want %s with %q", tt.name, c, tt.status, tt.says)
+				}
+			} else if c.Status == control.CheckFail {
+				t.Errorf("%s: %s fails too: %+v", tt.name, c.Name, c)
+			}
+		}
+		if len(d.Checks) != 17 || d.OK != ok || d.OK == (tt.status == control.CheckFail) || d.Version != control.Version {
+			t.Errorf("%s: %d checks, ok %v", tt.name, len(d.Checks), d.OK)
+		}
+	}
+}
+
+func TestNetworkd(t *testing.T) {
+	file := func(name, text string) File { return File{"/etc/systemd/network/" + name, text} }
+	for _, tt := range []struct {
+		name  string
+		files []File
+		want  string
+	}{
+		{"by name", []File{file("a.network", "[Match]\nName=ibcm0 eth0\n")}, "a.network"},
+		{"unmanaged", []File{file("a.network", "[Match]\nName=ibcm0\n[Link]\nUnmanaged=yes\n")}, ""},
+		{"unmanaged first", []File{file("b.network", "[Match]\nName=*\n"), file("a.network", "[Match]\nName=ibcm*\n[Link]\nUnmanaged=true\n")}, ""},
+		{"unmanaged too late", []File{file("a.network", "[Match]\nName=*\n"), file("b.network", "[Match]\nName=ibcm*\n[Link]\nUnmanaged=true\n")}, "a.network"},
+		{"all but ours", []File{file("a.network", "[Match]\nName=!ibcm*\n")}, ""},
+		{"all but others", []File{file("a.network", "[Match]\nName=!eth*\n")}, "a.network"},
+		{"by driver", []File{file("a.network", "[Match]\nName=*\nDriver=virtio_net\n")}, ""},
+		{"by type", []File{file("a.network", "[Match]\nName=*\nType=ether\n")}, ""},
+		{"comments", []File{file("a.network", "# Name=ibcm0\n[Match]\n;Name=ibcm0\nName = eth0\n")}, ""},
+		{"no match section", []File{file("a.network", "[Network]\nDHCP=yes\n")}, ""},
+		{"another kind of file", []File{{"/etc/NetworkManager/conf.d/a.conf", "[Match]\nName=*\n"}}, ""},
+	} {
+		got := networkdTakes(tt.files, "ibcm0")
+		if got != tt.want && got != "/etc/systemd/network/"+tt.want {
+			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestNetworkManager(t *testing.T) {
+	for _, tt := range []struct {
+		text string
+		want bool
+	}{
+		{"[keyfile]\nunmanaged-devices=interface-name:ibcm0\n", true},
+		{"[keyfile]\nunmanaged-devices = interface-name:tun*; interface-name:ibcm* \n", true},
+		{"[keyfile]\nunmanaged-devices=*\n", true},
+		{"[keyfile]\n#unmanaged-devices=interface-name:ibcm0\n", false},
+		{"[keyfile]\nunmanaged-devices=interface-name:eth0\n", false},
+		{"", false},
+	} {
+		if got := nmLeaves([]File{{"/etc/NetworkManager/conf.d/a.conf", tt.text}}, "ibcm0"); got != tt.want {
+			t.Errorf("%q: %v", tt.text, got)
+		}
+	}
+}
+
+// Facts can be anything: there is one check of each name, and nothing panics.
+func TestExamineAnything(t *testing.T) {
+	for _, f := range []Facts{{}, {Device: &Device{}}, {Opened: true, Device: &Device{Up: true}}, {CMTransport: "gsi", Opened: true}} {
+		d := Examine(f)
+		var names []string
+		for _, c := range d.Checks {
+			names = append(names, c.Name)
+		}
+		slices.Sort(names)
+		if len(slices.Compact(names)) != 17 || d.OK {
+			t.Errorf("%+v: ok %v, %v", f, d.OK, names)
+		}
+	}
+}

@@ -1,0 +1,150 @@
+package doctor
+
+import (
+	"path"
+	"slices"
+	"strings"
+)
+
+// Processes that configure network interfaces, as the kernel names them (it
+// keeps 15 octets).
+const (
+	networkManager = "NetworkManager"
+	networkd       = "systemd-network"
+)
+
+// ManagerNames are the processes to look for.
+var ManagerNames = []string{networkManager, networkd, "connmand", "dhcpcd", "wickedd"}
+
+// managers says whether anybody would configure the interface beside us.
+func (e *exam) managers() {
+	f := e.f
+	var busy, remedies []string
+	for _, m := range f.Managers {
+		switch m {
+		case networkManager:
+			if !nmLeaves(f.Files, f.Name) {
+				busy = append(busy, "NetworkManager")
+				remedies = append(remedies, "in /etc/NetworkManager/conf.d/ipoibcm.conf: [keyfile] unmanaged-devices=interface-name:"+f.Name)
+			}
+		case networkd:
+			if file := networkdTakes(f.Files, f.Name); file != "" {
+				busy = append(busy, "systemd-networkd by "+file)
+				remedies = append(remedies, "in /etc/systemd/network/05-ipoibcm.network: [Match] Name="+f.Name+" [Link] Unmanaged=yes")
+			}
+		default:
+			busy = append(busy, m)
+			remedies = append(remedies, "tell "+m+" to leave "+f.Name+" alone")
+		}
+	}
+	switch {
+	case len(busy) > 0:
+		e.warn(Managers, strings.Join(remedies, "; "), "%s may change addresses and routes of %s", strings.Join(busy, ", "), f.Name)
+	case len(f.Managers) > 0:
+		e.ok(Managers, "%s leave %s alone", strings.Join(f.Managers, ", "), f.Name)
+	default:
+		e.ok(Managers, "none runs")
+	}
+}
+
+// nmLeaves reports whether NetworkManager is told to leave an interface alone.
+func nmLeaves(files []File, name string) bool {
+	for _, file := range files {
+		if !strings.Contains(file.Path, "NetworkManager") {
+			continue
+		}
+		for _, line := range assignments(file.Text) {
+			if line.key != "unmanaged-devices" {
+				continue
+			}
+			for _, d := range strings.FieldsFunc(line.value, func(r rune) bool { return r == ';' || r == ',' }) {
+				if pattern, ok := strings.CutPrefix(strings.TrimSpace(d), "interface-name:"); ok && match(pattern, name) || d == "*" {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// networkdTakes returns the file by which systemd-networkd configures an
+// interface, "" if it leaves it alone. The first file that matches, by the name
+// without its directory, is the one that counts.
+func networkdTakes(files []File, name string) string {
+	var own []File
+	for _, f := range files {
+		if strings.HasSuffix(f.Path, ".network") {
+			own = append(own, f)
+		}
+	}
+	slices.SortStableFunc(own, func(a, b File) int { return strings.Compare(path.Base(a.Path), path.Base(b.Path)) })
+	for _, f := range own {
+		matches, unmanaged, others := false, false, false
+		for _, a := range assignments(f.Text) {
+			switch {
+			case a.section == "Match" && a.key == "Name":
+				matches = matches || matchAny(strings.Fields(a.value), name)
+			case a.section == "Match" && a.key == "Type":
+				others = others || !slices.Contains(strings.Fields(a.value), "none") // what a TUN is to networkd
+			case a.section == "Match":
+				others = true // by MAC, driver and so on: no TUN has these
+			case a.section == "Link" && a.key == "Unmanaged":
+				unmanaged = isYes(a.value)
+			}
+		}
+		switch {
+		case !matches || others:
+		case unmanaged:
+			return ""
+		default:
+			return f.Path
+		}
+	}
+	return ""
+}
+
+func isYes(s string) bool {
+	return slices.Contains([]string{"yes", "true", "on", "1"}, strings.ToLower(s))
+}
+
+// matchAny reports whether name fits one of the patterns; those that begin with
+// an exclamation mark rule it out.
+func matchAny(patterns []string, name string) bool {
+	fits := false
+	for _, p := range patterns {
+		if not, ok := strings.CutPrefix(p, "!"); ok {
+			if match(not, name) {
+				return false
+			}
+			fits = true
+			continue
+		}
+		fits = fits || match(p, name)
+	}
+	return fits
+}
+
+func match(pattern, name string) bool {
+	ok, err := path.Match(pattern, name)
+	return err == nil && ok
+}
+
+// An assignment is one line of an ini file.
+type assignment struct{ section, key, value string }
+
+func assignments(text string) (out []assignment) {
+	section := ""
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		switch {
+		case line == "" || line[0] == '#' || line[0] == ';':
+		case line[0] == '[':
+			section = strings.Trim(line, "[]")
+		default:
+			if k, v, ok := strings.Cut(line, "="); ok {
+				out = append(out, assignment{section, strings.TrimSpace(k), strings.TrimSpace(v)})
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,101 @@
+package softroce
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrLoopback says that the loopback device is down, so that an offload was
+// asked for but not tried with packets.
+var ErrLoopback = errors.New("the loopback device is down")
+
+// TestOffloads tries UDP_SEGMENT and UDP_GRO on the loopback device of the
+// caller's namespace, packets and all: what a kernel takes as a socket option it
+// may still do wrong. A nil error is one that works, ErrLoopback one that the
+// kernel takes and that could not be tried.
+func TestOffloads() (gso, gro error) { return testOffload(true, false), testOffload(false, true) }
+
+// testOffload sends a few datagrams, as one batch or one by one, and takes them
+// in, joined or one by one.
+func testOffload(gso, gro bool) error {
+	const segment, last = 1000, 500
+	data := make([]byte, 2*segment+last)
+	for i := range data {
+		data[i] = byte(i * 7)
+	}
+	in, err := loopSocket()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(in)
+	out, err := loopSocket()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(out)
+	if gro {
+		if err := unix.SetsockoptInt(in, unix.IPPROTO_UDP, optUDPGRO, 1); err != nil {
+			return fmt.Errorf("set UDP_GRO: %w", err)
+		}
+	}
+	if gso {
+		if err := unix.SetsockoptInt(out, unix.IPPROTO_UDP, optUDPSegment, segment); err != nil {
+			return fmt.Errorf("set UDP_SEGMENT: %w", err)
+		}
+	}
+	any := &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}
+	if err := unix.Bind(in, any); err != nil {
+		return ErrLoopback
+	}
+	to, err := unix.Getsockname(in)
+	if err != nil {
+		return fmt.Errorf("read socket name: %w", err)
+	}
+	if gso {
+		err = unix.Sendto(out, data, 0, to)
+	} else {
+		for rest := data; len(rest) > 0 && err == nil; rest = rest[min(segment, len(rest)):] {
+			err = unix.Sendto(out, rest[:min(segment, len(rest))], 0, to)
+		}
+	}
+	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EADDRNOTAVAIL) {
+		return ErrLoopback
+	}
+	if err != nil {
+		return fmt.Errorf("send: %w", err)
+	}
+	var got []byte
+	buf := make([]byte, 1<<16)
+	for len(got) < len(data) {
+		n, _, err := unix.Recvfrom(in, buf, 0)
+		if err != nil {
+			return fmt.Errorf("%d of %d octets came: %w", len(got), len(data), err)
+		}
+		if !gro && n > segment {
+			return fmt.Errorf("a segment of %d octets came, not of %d", n, segment)
+		}
+		got = append(got, buf[:n]...)
+	}
+	if !bytes.Equal(got, data) {
+		return errors.New("what came is not what was sent")
+	}
+	return nil
+}
+
+// loopSocket opens a UDP socket that waits for a second at most.
+func loopSocket() (int, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.IPPROTO_UDP)
+	if err != nil {
+		return -1, fmt.Errorf("open UDP socket: %w", err)
+	}
+	second := unix.NsecToTimeval(int64(time.Second))
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &second); err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("set SO_RCVTIMEO: %w", err)
+	}
+	return fd, nil
+}
