@@ -66,6 +66,7 @@ const (
 	ReasonModel                  // flag A of the reply is not that of the request
 	ReasonNoRTR                  // none of the reply's RTR types can be generated
 	ReasonNotRTR                 // peer-to-peer, and the first message is no RTR that was negotiated
+	ReasonTerminated             // peer-to-peer, and the first message is a Terminate
 	ReasonRTRTimeout             // peer-to-peer, and no first message in time
 	ReasonNeedORD                // the initiator's IRD is below the ORD that our ULP needs
 	ReasonStrictIRD              // the initiator's ORD is above our IRD, and we are strict
@@ -110,6 +111,7 @@ var reasons = [NumReasons]reasonInfo{
 	ReasonModel:           {"model", CodeNoRTR, Terminate, "RFC 6581 section 9.2"},
 	ReasonNoRTR:           {"no_rtr", CodeNoRTR, Terminate, "RFC 6581 section 9.2"},
 	ReasonNotRTR:          {"not_rtr", CodeNoRTR, Terminate, "RFC 6581 section 5"},
+	ReasonTerminated:      {"terminated", 0, CloseTCP, "RFC 6581 section 8"},
 	ReasonRTRTimeout:      {"rtr_timeout", CodeLocal, CloseTCP, "RFC 6581 section 9.3"},
 	ReasonNeedORD:         {"need_ord", CodeInsufficient, Refuse, "RFC 6581 section 9.1"},
 	ReasonStrictIRD:       {"strict_ird", CodeInsufficient, Refuse, "RFC 6581 section 9.1"},
@@ -148,6 +150,7 @@ func (r Reason) Clause() string { return reasons[r].clause }
 type Error struct {
 	Reason Reason
 	Detail string // for people; may be empty
+	Cause  Cause  // ReasonTerminated: what the peer said
 }
 
 func (e *Error) Error() string {
@@ -155,14 +158,19 @@ func (e *Error) Error() string {
 	if e.Detail != "" {
 		s += ": " + e.Detail
 	}
-	if c := e.Reason.Code(); c != 0 {
+	if c := e.Code(); c != 0 {
 		s += fmt.Sprintf(" (2/0/%d %v, %s)", uint8(c), c, e.Reason.Clause())
 	}
 	return s
 }
 
-// Code returns the code of the reason.
-func (e *Error) Code() Code { return e.Reason.Code() }
+// Code returns the code of the reason, or the one in the peer's Terminate.
+func (e *Error) Code() Code {
+	if e.Reason == ReasonTerminated && e.Cause&0xff00 == llp {
+		return Code(e.Cause.Code())
+	}
+	return e.Reason.Code()
+}
 
 func fault(r Reason, format string, args ...any) *Error {
 	return &Error{Reason: r, Detail: fmt.Sprintf(format, args...)}

@@ -56,6 +56,9 @@ func said(acts []Action) string {
 			s += "-" + a.Type.String()
 		case Failed:
 			s += "-" + a.Err.Reason.String()
+			if a.Err.Reason == ReasonTerminated && a.Err.Code() != 0 {
+				s += fmt.Sprint(uint8(a.Err.Code()))
+			}
 		}
 		l = append(l, s)
 	}
@@ -77,6 +80,14 @@ func responder(t *testing.T, o Options) *Responder {
 	}
 	r.Step(nil, t0, Start{})
 	return r
+}
+
+func terminateSegment(c Code) Segment {
+	s, err := ParseSegment(AppendTerminate(nil, c.Cause()))
+	if err != nil {
+		panic(err)
+	}
+	return s
 }
 
 func rtrSegment(k RTRTypes) Segment {
@@ -177,7 +188,8 @@ func TestFirstMessage(t *testing.T) {
 		{"data before the RTR", dataSegment, "SendTerminate7 Close Failed-not_rtr"},
 		{"a Write with data", Segment{Opcode: OpWrite, Last: true, Payload: []byte{1}}, "SendTerminate7 Close Failed-not_rtr"},
 		{"a Write that is not all", Segment{Opcode: OpWrite}, "SendTerminate7 Close Failed-not_rtr"},
-		{"a Terminate", Segment{Opcode: OpTerminate, Last: true}, "SendTerminate7 Close Failed-not_rtr"},
+		{"a Terminate", terminateSegment(CodeNoRTR), "Close Failed-terminated7"}, // 6581-8-4: the initiator tells why
+		{"an empty Terminate", Segment{Opcode: OpTerminate, Last: true}, "Close Failed-terminated"},
 	} {
 		r, _, _ := answerTo(Options{RTR: RTRWrite}, frameBy(false, 0x10, 2, "ABCD", 1, 1, ""))
 		expect(t, tt.name, r.Step(nil, t0, FPDU{tt.s}), tt.want)

@@ -263,10 +263,10 @@ func TestEveryRevision(t *testing.T) {
 		want        int
 	}{
 		{0, 0, 0, closed}, {0, 1, 0, closed},
-		{1, 0, 0, plain}, // 6581-6-10, 6581-10-3, 6581-10-5
-		{1, 1, 0, plain}, // S is a reserved bit there
-		{2, 0, 0, plain}, // 6581-10-7
-		{2, 1, 0, enhanced},
+		{1, 0, 0, plain},    // 6581-6-10, 6581-10-3, 6581-10-5
+		{1, 1, 0, plain},    // S is a reserved bit there
+		{2, 0, 0, plain},    // 6581-10-7
+		{2, 1, 0, enhanced}, // 6581-10-6
 		{3, 0, 0, closed}, {3, 1, 0, closed}, {255, 1, 0, closed},
 		{1, 0, 1, plain}, {1, 1, 1, plain},
 		{2, 0, 1, closed},
@@ -274,7 +274,7 @@ func TestEveryRevision(t *testing.T) {
 		{1, 0, 2, plain}, {2, 0, 2, plain}, {2, 1, 2, enhanced},
 	} {
 		// Four octets of private data, so that S with revision 2 is well-formed.
-		for res := range 16 { // 6581-6-6
+		for res := range 16 { // 6581-6-6, 6581-10-10
 			req := frameBy(false, tt.s<<4|res, tt.rev, "", 1, 1, "ulp!")
 			r, acts, wrote := answerTo(Options{Revision: uint8(tt.own), Depths: Depths{IRD: 1, ORD: 1}}, req)
 			got := closed
@@ -304,9 +304,10 @@ func TestEveryRevision(t *testing.T) {
 }
 
 // rtrAllowed says which kinds of RTR an initiator may send: those that it
-// generates and the reply names. By rtrSets (ours), then reply.
+// generates and the reply names, be they fewer than the responder supports or
+// more than were asked for. By rtrSets (ours), then reply.
 //
-// 6581-9.2-12, 6581-1.1-3; an empty entry is a Terminate, 6581-9.2-13
+// 6581-9.2-12, 6581-1.1-2, 6581-1.1-3, 6581-9.2-8, 6581-9.2-10; an empty entry is a Terminate, 6581-9.2-13
 var rtrAllowed = map[string][8]string{
 	//      "", B,   C,   BC,   D,   BD,   CD,   BCD
 	"B":   {"", "B", "", "B", "", "B", "", "B"},
@@ -366,7 +367,7 @@ func TestEveryReply(t *testing.T) {
 					}
 					_, req := asks(o)
 					wantFlags, wantIRD, wantORD := own, irds[0], ord
-					if own != "" { // 6581-9.2-3, 6581-9.2-4; else 6581-9.2-15
+					if own != "" { // 6581-5-3, 6581-9.2-3, 6581-9.2-4; else 6581-9.2-15
 						wantFlags = "A" + own
 					}
 					if o.ULPIRD { // 6581-9.1-17

@@ -168,9 +168,14 @@ func (m *Responder) reject(dst []Action, rep Enhanced, private []byte, err *Erro
 }
 
 // first looks at the initiator's first message. In the peer-to-peer model it
-// must be an RTR indication that the reply named; otherwise anything will do.
+// must be an RTR indication that the reply named, or tell that none could be
+// sent; otherwise anything will do.
 func (m *Responder) first(dst []Action, s *Segment) []Action {
 	if m.res.PeerToPeer {
+		if s.Opcode == OpTerminate {
+			cause, _ := ParseTerminate(s.Payload) // a short one says nothing
+			return m.fail(dst, &Error{Reason: ReasonTerminated, Detail: cause.String(), Cause: cause})
+		}
 		t := s.RTR()
 		if t&m.res.Sent.RTR == 0 {
 			m.state = responderUp // a Terminate may be sent: an FPDU has come

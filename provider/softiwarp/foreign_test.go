@@ -361,7 +361,7 @@ func TestFencing(t *testing.T) {
 		{"Send", p2pRequest, mpa.AppendRTR(nil, mpa.RTRSend), false},
 		{"Write", p2pRequest, mpa.AppendRTR(nil, mpa.RTRWrite), false},
 		{"Read", p2pRequest, mpa.AppendRTR(nil, mpa.RTRRead), false},
-		{"client-server", mpa.Frame{Rev: 1}, mpa.AppendRTR(nil, mpa.RTRSend), true}, // 6581-9.2-18: none is awaited
+		{"client-server", mpa.Frame{Rev: 1}, mpa.AppendRTR(nil, mpa.RTRSend), true}, // 6581-9.2-14, 6581-9.2-18: the ULP sees to it
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, p := accepted(t, Options{}, mpa.Options{Depths: mpa.Depths{IRD: 4, ORD: 4}}, tt.request)

@@ -1,0 +1,274 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"ipoibcm/control"
+)
+
+// TestMain lets the test binary be the program.
+func TestMain(m *testing.M) {
+	if os.Getenv("IPOIBCMD_TEST_PROGRAM") != "" {
+		os.Exit(execute(context.Background(), os.Args[1:]))
+	}
+	os.Exit(m.Run())
+}
+
+// program runs the program as a process.
+func program(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	c := exec.CommandContext(ctx, os.Args[0], args...)
+	c.Env = append(os.Environ(), "IPOIBCMD_TEST_PROGRAM=1")
+	return c
+}
+
+type probed struct {
+	status int
+	text   string
+	json   control.MPAProbe
+}
+
+func (p *probed) finish(t *testing.T, err error) {
+	t.Helper()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		p.status = exit.ExitCode()
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	if strings.HasPrefix(p.text, "{") {
+		if err := json.Unmarshal([]byte(p.text), &p.json); err != nil {
+			t.Fatalf("%v\n%s", err, p.text)
+		}
+	}
+}
+
+// listening starts "probe mpa --listen" and returns its address, and a function
+// that waits for its end.
+func listening(t *testing.T, args ...string) (addr string, end func() probed) {
+	t.Helper()
+	c := program(t, append([]string{"probe", "mpa", "--listen", "127.0.0.1:0"}, args...)...)
+	var out strings.Builder
+	c.Stdout = &out
+	stderr, err := c.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r := bufio.NewReader(stderr)
+	line, err := r.ReadString('\n')
+	addr, ok := strings.CutPrefix(strings.TrimSpace(line), "listening on ")
+	if err != nil || !ok {
+		t.Fatalf("%q, %v", line, err)
+	}
+	return addr, func() (p probed) {
+		t.Helper()
+		_, _ = io.Copy(io.Discard, r)
+		err := c.Wait()
+		p.text = out.String()
+		p.finish(t, err)
+		return p
+	}
+}
+
+func connecting(t *testing.T, addr string, args ...string) (p probed) {
+	t.Helper()
+	out, err := program(t, append([]string{"probe", "mpa", addr}, args...)...).Output()
+	p.text = string(out)
+	p.finish(t, err)
+	return p
+}
+
+// TestProbeMPA runs the program at both ends.
+func TestProbeMPA(t *testing.T) {
+	for _, tt := range []struct {
+		name            string
+		listen, connect string
+		outcome         [2]string // of the responder and of the initiator
+		check           func(t *testing.T, r, i *control.MPAProbe)
+	}{
+		{"defaults", "", "", [2]string{"established", "established"}, func(t *testing.T, r, i *control.MPAProbe) {
+			if !i.Settled.Enhanced || i.Settled.IRD != 16 || r.Settled.ORD != 16 || i.Settled.PeerToPeer || i.Settled.RTR != "none" || i.Settled.CRC {
+				t.Errorf("%+v", i.Settled)
+			}
+		}},
+		{"peer-to-peer", "--ird 3 --ord 9 --rtr write,read --crc", "--peer-to-peer --ird 8 --ord 4 --rtr read,send --markers", [2]string{"established", "established"},
+			func(t *testing.T, r, i *control.MPAProbe) {
+				if i.Settled.RTR != "read" || r.Settled.RTR != "read" || i.Settled.ORD != 3 || r.Settled.ORD != 8 || !i.Settled.CRC || !r.Settled.SendMarkers || i.Settled.SendMarkers {
+					t.Errorf("%+v and %+v", i.Settled, r.Settled)
+				}
+				if *i.Frames[0].Enhanced.IRD != 8 || *i.Frames[1].Enhanced.ORD != 8 || strings.Join(i.Frames[0].Enhanced.RTR, "+") != "send+read" {
+					t.Errorf("%+v", i.Frames)
+				}
+				if i.FirstMessage != "Read Response of 0 octets" && i.FirstMessage != "" || !strings.HasPrefix(r.FirstMessage, "RTR indication: Read Request") {
+					t.Errorf("%q and %q", i.FirstMessage, r.FirstMessage)
+				}
+			}},
+		{"revision 1", "", "--revision 1 --private-data text:hello", [2]string{"established", "established"}, func(t *testing.T, r, i *control.MPAProbe) {
+			if i.Settled.Revision != 1 || i.Settled.Enhanced || r.Frames[0].Enhanced != nil || r.Frames[0].Private.Hex != "68656c6c6f" {
+				t.Errorf("%+v %+v", i.Settled, r.Frames)
+			}
+		}},
+		{"left to the ULP", "", "--ird ulp --ord ulp", [2]string{"established", "established"}, func(t *testing.T, r, i *control.MPAProbe) {
+			for _, f := range i.Frames {
+				if f.Enhanced.IRD != nil || f.Enhanced.ORD != nil {
+					t.Errorf("%+v", f.Enhanced)
+				}
+			}
+		}},
+		{"RFC 8797", "--private-data f6ab0e1801000303", "--private-data f6ab0e1801010300", [2]string{"established", "established"}, func(t *testing.T, r, i *control.MPAProbe) {
+			if m := r.Frames[0].Private.Meaning; m != "RFC 8797 version 1: remote invalidation yes, send size 4096, receive size 1024" {
+				t.Error(m)
+			}
+			if m := i.Frames[1].Private.Meaning; !strings.Contains(m, "invalidation no") {
+				t.Error(m)
+			}
+		}},
+		{"needs more ORD", "--need-ord 20", "", [2]string{"rejected", "rejected"}, func(t *testing.T, r, i *control.MPAProbe) {
+			if i.Frames[1].Enhanced == nil || *i.Frames[1].Enhanced.ORD != 20 || !i.Frames[1].Reject || *r.Code != 6 || r.Clause != "RFC 6581 section 9.1" {
+				t.Errorf("%+v %+v", i, r)
+			}
+		}},
+		{"rejected", "--reject", "--peer-to-peer", [2]string{"rejected", "rejected"}, func(t *testing.T, r, i *control.MPAProbe) {
+			if i.Clause == "" || i.Reason != "peer_rejected" {
+				t.Errorf("%+v", i)
+			}
+		}},
+		{"no RTR in common", "--rtr send", "--peer-to-peer --rtr write", [2]string{"failed", "failed"}, func(t *testing.T, r, i *control.MPAProbe) {
+			if *i.Code != 7 || i.Clause != "RFC 6581 section 9.2" || i.Reason != "no_rtr" || *r.Code != 7 || r.Terminate != "2/0/7 no matching RTR option" {
+				t.Errorf("%+v and %+v", i, r)
+			}
+		}},
+		{"too little IRD", "--need-ord 5 --ord 5", "--ird 4 --max-ird 4", [2]string{"rejected", "rejected"}, nil},
+		{"old responder", "--revision 1", "--peer-to-peer", [2]string{"failed", "failed"}, func(t *testing.T, r, i *control.MPAProbe) {
+			if *i.Code != 1 || *r.Code != 4 || r.Reason != "enhanced_request" || r.Counters["enhanced_request"] != 1 {
+				t.Errorf("%+v and %+v", i, r)
+			}
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			addr, end := listening(t, append(strings.Fields(tt.listen), "--json")...)
+			i := connecting(t, addr, append(strings.Fields(tt.connect), "--json")...)
+			r := end()
+			for k, p := range []*probed{&r, &i} {
+				want := 1
+				if tt.outcome[k] == "established" {
+					want = 0
+				}
+				if p.json.Outcome != tt.outcome[k] || p.status != want || p.json.Version != control.Version {
+					t.Errorf("%s: status %d\n%s", p.json.Role, p.status, p.text)
+				}
+				if (p.json.Error == "") != (want == 0) {
+					t.Errorf("%s: error %q", p.json.Role, p.json.Error)
+				}
+			}
+			if i.json.Role != "initiator" || r.json.Role != "responder" || i.json.Remote != addr {
+				t.Errorf("%+v and %+v", i.json, r.json)
+			}
+			if tt.check != nil && !t.Failed() {
+				tt.check(t, &r.json, &i.json)
+			}
+		})
+	}
+}
+
+// TestProbeMPAText: what people see.
+func TestProbeMPAText(t *testing.T) {
+	addr, end := listening(t, "--need-ord", "20")
+	i, r := connecting(t, addr, "--private-data", "f6ab0e1801010303"), probed{}
+	r = end()
+	for _, want := range []string{"request  sent     revision 2, flags S", "asked          IRD 16, ORD 16, client-server", "offered        IRD 16, ORD 20", "flags R S",
+		"RFC 8797 version 1", "outcome  rejected", "RFC 5044 section 7.1.2"} {
+		if !strings.Contains(i.text, want) {
+			t.Errorf("no %q in\n%s", want, i.text)
+		}
+	}
+	for _, want := range []string{"code 6 (layer 2, type 0): insufficient IRD resources", "RFC 6581 section 9.1"} {
+		if !strings.Contains(r.text, want) {
+			t.Errorf("no %q in\n%s", want, r.text)
+		}
+	}
+	addr, end = listening(t, "--crc")
+	i = connecting(t, addr, "--peer-to-peer", "--ird", "ulp")
+	end()
+	for _, want := range []string{"IRD 0x3FFF (left to the ULP)", "peer-to-peer (A), RTR send, write, read", "settled  IRD 16, ORD 16, peer-to-peer, RTR write", "CRC yes", "outcome  established"} {
+		if !strings.Contains(i.text, want) {
+			t.Errorf("no %q in\n%s", want, i.text)
+		}
+	}
+}
+
+// TestProbeMPABadPeers: peers that are no iWARP, say nothing, or are not there.
+func TestProbeMPABadPeers(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		peer   func(net.Conn)
+		code   int
+		reason string
+	}{
+		{"another protocol", func(c net.Conn) { fmt.Fprint(c, "HTTP/1.1 400 Bad Request\r\n\r\n") }, 4, "key"},
+		{"closes", func(c net.Conn) { io.CopyN(io.Discard, c, 24) }, 1, "closed"},
+		{"says nothing", func(c net.Conn) { io.Copy(io.Discard, c) }, 4, "timeout"},
+		{"both initiators", func(c net.Conn) { c.Write([]byte("MPA ID Req Frame\x00\x01\x00\x00")) }, 4, "both_initiators"},
+		{"terminates", func(c net.Conn) {
+			io.CopyN(io.Discard, c, 24)
+			c.Write([]byte("MPA ID Rep Frame\x10\x02\x00\x04\x00\x10\x00\x10"))
+			c.Write([]byte("\x00\x16\x41\x47\x00\x00\x00\x00\x00\x00\x00\x02\x00\x00\x00\x01\x00\x00\x00\x00\x20\x05\x00\x00\x00\x00\x00\x00"))
+		}, 5, ""},
+	} {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			tt.peer(c)
+			c.Close()
+		}()
+		p := connecting(t, ln.Addr().String(), "--json", "--timeout", "300ms")
+		ln.Close()
+		<-done
+		if p.status != 1 || p.json.Outcome != "failed" || p.json.Code == nil || *p.json.Code != tt.code || p.json.Reason != tt.reason || p.json.Clause == "" {
+			t.Errorf("%s: status %d\n%s", tt.name, p.status, p.text)
+		}
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln.Close()
+	if p := connecting(t, ln.Addr().String(), "--json"); p.status != 1 || !strings.Contains(p.json.Error, "refused") {
+		t.Errorf("status %d\n%s", p.status, p.text)
+	}
+}
+
+func TestProbeMPAUsage(t *testing.T) {
+	for _, args := range [][]string{{}, {"host"}, {"h:1", "--ird", "16383"}, {"h:1", "--ord", "x"}, {"h:1", "--rtr", "bogus"}, {"h:1", "--private-data", "xyz"},
+		{"h:1", "--revision", "3"}, {"h:1", "--revision", "1", "--peer-to-peer"}, {"h:1", "--rtr", "none", "--peer-to-peer"}, {"h:1", "--timeout", "0s"},
+		{"h:1", "--private-data", "text:" + strings.Repeat("x", 509)}, {":0", "--listen", "--private-data", "text:" + strings.Repeat("x", 509)}} {
+		if status, _, stderr := command(t, append([]string{"probe", "mpa"}, args...)...); status != 2 || !strings.Contains(stderr, "see: ipoibcmd probe mpa --help") {
+			t.Errorf("%q: status %d, %q", args, status, stderr)
+		}
+	}
+}

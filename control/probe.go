@@ -1,0 +1,72 @@
+package control
+
+// An MPAProbe is what "ipoibcmd probe mpa" found out about one connection.
+type MPAProbe struct {
+	Version int    `json:"version"`
+	Role    string `json:"role"` // "initiator" or "responder"
+	Local   string `json:"local,omitempty"`
+	Remote  string `json:"remote,omitempty"`
+	Outcome string `json:"outcome"` // "established", "rejected" or "failed"
+
+	// Frames are the startup frames in the order in which they went; a fallback
+	// has two requests.
+	Frames []MPAFrame `json:"frames"`
+	// Settled is there if the outcome is "established".
+	Settled *MPASettled `json:"settled,omitempty"`
+	// FirstMessage is the first one of the peer behind the startup frames.
+	FirstMessage string `json:"first_message,omitempty"`
+	// Terminate is what the peer's Terminate said: layer/type/code and its name.
+	Terminate string `json:"terminate,omitempty"`
+
+	Error  string   `json:"error,omitempty"`  // why the outcome is not "established"
+	Reason string   `json:"reason,omitempty"` // name of the counter
+	Code   *int     `json:"code,omitempty"`   // MPA error code, layer 2, type 0
+	Clause string   `json:"clause,omitempty"` // the rule
+	Notes  []string `json:"notes,omitempty"`
+	// Counters are those of the machine that are not zero.
+	Counters map[string]uint64 `json:"counters,omitempty"`
+}
+
+// An MPAFrame is one MPA startup frame.
+type MPAFrame struct {
+	Sent     bool         `json:"sent"` // by us
+	Kind     string       `json:"kind"` // "request" or "reply"
+	Revision int          `json:"revision"`
+	Markers  bool         `json:"markers"`            // M: the sender wants markers
+	CRC      bool         `json:"crc"`                // C: the sender wants CRCs
+	Reject   bool         `json:"reject"`             // R
+	Enhanced *MPAEnhanced `json:"enhanced,omitempty"` // there if S
+	Reserved int          `json:"reserved"`           // the four Res bits
+	Private  *MPAPrivate  `json:"private,omitempty"`  // of the ULP
+}
+
+// An MPAEnhanced is the enhanced data of a frame (RFC 6581 section 9). A depth
+// that is null is left to the ULP (0x3FFF).
+type MPAEnhanced struct {
+	PeerToPeer bool     `json:"peer_to_peer"` // flag A
+	RTR        []string `json:"rtr"`          // flags B, C, D: "send", "write", "read"
+	IRD        *int     `json:"ird"`
+	ORD        *int     `json:"ord"`
+}
+
+// An MPAPrivate is the private data of a ULP.
+type MPAPrivate struct {
+	Hex     string `json:"hex"`
+	Octets  int    `json:"octets"`
+	Meaning string `json:"meaning,omitempty"` // empty if it is not known
+}
+
+// An MPASettled is what holds from then on.
+type MPASettled struct {
+	Revision    int    `json:"revision"`
+	Enhanced    bool   `json:"enhanced"`
+	PeerToPeer  bool   `json:"peer_to_peer"`
+	RTR         string `json:"rtr"` // kind of indication sent or received, "none"
+	IRD         int    `json:"ird"` // of this end
+	ORD         int    `json:"ord"`
+	SendMarkers bool   `json:"send_markers"`
+	RecvMarkers bool   `json:"receive_markers"`
+	CRC         bool   `json:"crc"`
+	MULPDU      int    `json:"mulpdu"` // largest ULPDU that would be sent, octets
+	Fallback    bool   `json:"fallback"`
+}
