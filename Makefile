@@ -10,7 +10,7 @@ ifneq ($(shell git status --porcelain >/dev/null 2>&1 && echo good),good)
 export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 endif
 
-.PHONY: build demo test race fuzz bench explore interop specs clean
+.PHONY: build demo test race fuzz bench explore soak interop specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ipoibcmd ./cmd/ipoibcmd
@@ -32,6 +32,9 @@ bench: build ## throughput beside a raw veth pair, interleaved in one run; as ro
 
 explore: ## connection set-up in every interleaving, to larger bounds than make test; an hour
 	$(GO) test ./test/explore -run TestExplore -v -timeout 0 -explore.large
+
+soak: ## ten minutes of load, deaths and restarts, and nothing leaks; as root
+	$(GO) test ./test/netns -run TestSoak -v -timeout 20m -soak 10m
 
 interop: ## beside kernel Soft-RoCE, librdmacm and siw in virtual machines; as root, with QEMU
 	$(GO) run ./internal/check -interop -summary .cache/interop.txt

@@ -53,6 +53,7 @@ func (a *Agent) serve(ctx context.Context, l net.Listener) error {
 	document(a, get, control.PathGroups, a.viewGroups)
 	document(a, get, control.PathStats, a.viewStats)
 	get(control.PathExplain, a.explain)
+	get(control.PathRuntime, func(w http.ResponseWriter, _ *http.Request) { answer(w, a.viewRuntime()) })
 	get(control.PathEvents, func(w http.ResponseWriter, r *http.Request) { a.events(ctx, w, r) })
 	get(control.PathCapture, func(w http.ResponseWriter, r *http.Request) { a.capture(ctx, w, r) })
 	mux.Handle("GET "+control.PathMetrics, a.metrics())

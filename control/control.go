@@ -29,6 +29,7 @@ const (
 	PathExplain = "/v1/explain" // ?ip=ADDRESS
 	PathEvents  = "/v1/events"  // newline-delimited Event, until the client leaves
 	PathCapture = "/v1/capture" // ?snap=OCTETS: pcapng, until the client leaves
+	PathRuntime = "/v1/runtime" // what the process uses, after two garbage collections
 	PathMetrics = "/metrics"    // Prometheus text
 )
 
@@ -43,6 +44,16 @@ type Error struct {
 	Version int    `json:"version"`
 	Error   string `json:"error"`          // what went wrong, a sentence for people
 	Hint    string `json:"hint,omitempty"` // what to do next
+}
+
+// A Runtime is what the agent's process uses. Asking for it costs two garbage
+// collections: it is for finding leaks, not for watching.
+type Runtime struct {
+	Version     int    `json:"version"`
+	Goroutines  int    `json:"goroutines"`
+	Descriptors int    `json:"descriptors"`  // open files, sockets included
+	HeapOctets  uint64 `json:"heap_octets"`  // live on the heap
+	HeapObjects uint64 `json:"heap_objects"` // live on the heap
 }
 
 // A Status is one screen about the whole interface.

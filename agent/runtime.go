@@ -1,0 +1,28 @@
+package agent
+
+import (
+	"os"
+	"runtime"
+	"sync"
+
+	"ipoibcm/control"
+)
+
+// collecting lets one client at a time ask for collections.
+var collecting sync.Mutex
+
+// viewRuntime collects garbage and counts what is left. It does not run on the
+// driver's goroutine, which goes on meanwhile.
+func (a *Agent) viewRuntime() control.Runtime {
+	collecting.Lock()
+	defer collecting.Unlock()
+	runtime.GC() // twice: what finalizers and pools hold goes with the second
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	r := control.Runtime{Version: control.Version, Goroutines: runtime.NumGoroutine(), HeapOctets: m.HeapAlloc, HeapObjects: m.HeapObjects}
+	if fds, err := os.ReadDir("/proc/self/fd"); err == nil {
+		r.Descriptors = len(fds) - 1 // ReadDir's own
+	}
+	return r
+}
