@@ -308,9 +308,15 @@ func (d *Device) inNamespace(f func() error) error {
 }
 
 // AddAddr puts an address with its prefix length on the device. One that is
-// there already is no error.
+// there already is no error. It is usable when AddAddr returns: the kernel, which
+// does no DAD on a TUN, would else call an IPv6 address tentative until a work
+// queue of its own gets round to it, and send from another one meanwhile.
 func (d *Device) AddAddr(p netip.Prefix) error {
-	err := d.h.AddrAdd(d.link(), addrFor(p))
+	a := addrFor(p)
+	if p.Addr().Is6() {
+		a.Flags |= unix.IFA_F_NODAD
+	}
+	err := d.h.AddrAdd(d.link(), a)
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add address %v: %w", p, err)
 	}

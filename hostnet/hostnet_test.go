@@ -3,6 +3,7 @@ package hostnet
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -297,7 +298,9 @@ func TestSocketOverrunGetsResync(t *testing.T) {
 	var s state
 	s.until(t, d, "first", func() bool { return s.resync == 1 })
 	d.sub.SetReceiveBufferSize(2304, true)
+	done := make(chan struct{})
 	go func() { // keep the watch busy
+		defer close(done)
 		for i := range 3000 {
 			d.SetRoute(Route{Dst: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, byte(1 + i>>8), byte(i)}), 32), MTU: 8996})
 		}
@@ -314,6 +317,7 @@ func TestSocketOverrunGetsResync(t *testing.T) {
 		}
 	}
 	s.until(t, d, "resync after ENOBUFS", func() bool { return s.resync > 1 })
+	<-done
 	time.Sleep(200 * time.Millisecond)
 	s.same(t, d, "after overrun")
 }
@@ -449,6 +453,23 @@ func TestSysctls(t *testing.T) {
 	}
 	for _, a := range snapshot(t, d).Addrs {
 		t.Errorf("kernel made address %v", a)
+	}
+}
+
+// An address can be bound as soon as it is there.
+func TestAddedAddressIsUsable(t *testing.T) {
+	inNetns(t)
+	d := openUp(t, newTUN(t, "ibcm0"))
+	for i := range 50 {
+		p := netip.MustParsePrefix(fmt.Sprintf("fd00::%x/64", i+1))
+		if err := d.AddAddr(p); err != nil {
+			t.Fatal(err)
+		}
+		c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.Addr(), 0)))
+		if err != nil {
+			t.Fatalf("bind %s: %v", p.Addr(), err)
+		}
+		c.Close()
 	}
 }
 
