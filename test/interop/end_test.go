@@ -172,7 +172,6 @@ type peer struct {
 	qpn  ib.QPN
 	rkey uint32
 	addr uint64
-	gid  ib.GID
 }
 
 // newPeer starts the program and has it make a queue pair.

@@ -16,7 +16,7 @@ var ErrNoTshark = errors.New("tshark is not installed")
 // malformed or unknown ones, RoCEv2 that it does not take for InfiniBand, and
 // expert notes of severity "error". Known faults of tshark itself are left out.
 func Malformed(ctx context.Context, pcap string) ([]string, error) {
-	rows, err := Fields(ctx, pcap, "", "frame.number", "frame.protocols", "_ws.malformed", "_ws.expert.severity", "_ws.expert.message", "udp.dstport")
+	rows, err := Fields(ctx, pcap, "", "frame.number", "frame.protocols", "_ws.malformed", "_ws.expert.severity", "_ws.expert.message", "udp.dstport", "infiniband.bth.opcode")
 	if err != nil {
 		return nil, err
 	}
@@ -24,6 +24,8 @@ func Malformed(ctx context.Context, pcap string) ([]string, error) {
 	for _, r := range rows {
 		number, protocols, malformed, severity, message, port := r[0], r[1], r[2], r[3], r[4], r[5]
 		switch {
+		case partOf[r[6]] && strings.Contains(protocols, "infiniband:"):
+			// It takes a part of a message for all of it, and complains of that.
 		case malformed != "":
 			bad = append(bad, fmt.Sprintf("packet %s (%s): malformed: %s", number, protocols, malformed))
 		case port == "4791" && !strings.Contains(protocols, "infiniband"):
@@ -34,6 +36,9 @@ func Malformed(ctx context.Context, pcap string) ([]string, error) {
 	}
 	return bad, nil
 }
+
+// partOf are the opcodes of SEND first, middle and last, RC and UC.
+var partOf = map[string]bool{"0": true, "1": true, "2": true, "32": true, "33": true, "34": true}
 
 // known reports whether an expert note is nobody's mistake: RoCEv2 senders,
 // rxe among them, leave the UDP checksum 0 on IPv6 too.
