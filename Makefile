@@ -10,7 +10,7 @@ ifneq ($(shell git status --porcelain >/dev/null 2>&1 && echo good),good)
 export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 endif
 
-.PHONY: build demo test race fuzz bench explore soak interop specs clean
+.PHONY: build demo test race fuzz bench explore sim soak interop specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ipoibcmd ./cmd/ipoibcmd
@@ -35,6 +35,8 @@ explore: ## connection set-up in every interleaving, to larger bounds than make 
 
 soak: ## ten minutes of load, deaths and restarts, and nothing leaks; as root
 	$(GO) test ./test/netns -run TestSoak -v -timeout 20m -soak 10m
+sim: ## whole hosts on a hostile network, seeds that nobody has seen, until stopped or until one fails
+	$(GO) test ./test/sim -run '^TestForever$$' -v -timeout 0 -sim.forever
 
 interop: ## beside kernel Soft-RoCE, librdmacm and siw in virtual machines; as root, with QEMU
 	$(GO) run ./internal/check -interop -summary .cache/interop.txt

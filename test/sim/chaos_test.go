@@ -81,6 +81,13 @@ func (w *world) storm(s storm) {
 func (w *world) burst() {
 	a := oneOf(w.r, w.hosts...)
 	size := oneOf(w.r, 28, 60, 500, 1500, 2044, 2045, 9000, 70000)
+	if w.chance(0.02) { // more than any queue holds
+		dst := oneOf(w.r, oneOf(w.r, w.hosts...).addr4(), netip.MustParseAddr("10.0.0.254"))
+		for range 200 {
+			a.send(dst, 1+w.r.IntN(size), w.chance(0.5))
+		}
+		return
+	}
 	for range 1 + w.r.IntN(8) {
 		to := w.hosts
 		if w.ring > 0 && w.chance(0.8) {

@@ -44,11 +44,11 @@ func (h *host) checkPost(c *conn, fr []byte) {
 			}
 		}
 	}
-	if len(pkt) > c.mtu && c.mtu != 0 {
-		h.w.fatalf("%s: a packet of %d octets on connection %d of MTU %d", h.name(), len(pkt), c.id, c.mtu)
-	}
 	if c.id != 0 {
 		h.checkFits(c, pkt)
+	}
+	if len(pkt) > c.mtu && c.mtu != 0 {
+		h.w.fatalf("%s: a packet of %d octets on connection %d of MTU %d", h.name(), len(pkt), c.id, c.mtu)
 	}
 }
 
@@ -337,7 +337,8 @@ func (h *host) addr6() netip.Addr {
 
 // end shuts every host down, one after the other, and looks for what is left.
 func (w *world) end() {
-	for _, h := range w.hosts {
+	for _, i := range w.r.Perm(len(w.hosts)) {
+		h := w.hosts[i]
 		before := w.f.Now()
 		h.stop()
 		w.f.RunWhile(func() bool { return !h.m.Deadline().IsZero() }, 10*time.Second)

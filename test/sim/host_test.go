@@ -99,6 +99,9 @@ type host struct {
 // host adds a host with 10.0.0.i/24 and 2001:db8::i/64 and boots it.
 func (w *world) host(cfg config) *host {
 	i := len(w.hosts) + 1
+	if i == 1 {
+		cfg.fault = w.fault
+	}
 	h := &host{w: w, i: i, cfg: cfg}
 	h.gid, _ = ib.ParseGID(fmt.Sprintf("fe80::%x:%x", w.r.Uint32N(0xffff), i))
 	h.kernel = kernel{h: h, addrs: []netip.Prefix{
@@ -128,6 +131,7 @@ func (h *host) boot() {
 	if h.cfg.tune != nil {
 		h.cfg.tune(&opt)
 	}
+	h.cfg.spoil(&opt)
 	h.m = ipoib.New(opt)
 	h.tell("boot: %v, mode %v, CM %v with QP 1 %d, Receive MTU %d, path MTU %v, lag %v", h.link, h.cfg.mode, h.cfg.cm, h.cfg.qp1, h.cfg.receiveMTU(), opt.PathMTU, h.cfg.lag)
 	h.port.Notify(h.poll)
@@ -250,6 +254,9 @@ func (h *host) poll() {
 
 // recvMAD takes what arrived at QP 1 to whom it belongs.
 func (h *host) recvMAD(m *verbs.MAD) {
+	if h.deaf(m) {
+		return
+	}
 	switch h.cfg.qp1 {
 	case qp1Ours:
 		h.later(func() { h.step(ipoib.RecvMAD{MAD: m}) })

@@ -77,7 +77,7 @@ func (h *host) checkFits(c *conn, pkt []byte) {
 		h.w.fatalf("%s: a packet on connection %d, which leads nowhere", h.name(), c.id)
 	}
 	if n := encap.HeaderLen + len(pkt); n > far.receive {
-		h.w.fatalf("%s: a message of %d octets to %v, which takes %d at most", h.name(), n, c.peer, far.receive)
+		h.w.fatalf("%s: a message of %d octets to %v, which takes %d octets at most", h.name(), n, c.peer, far.receive)
 	}
 	// Who owns dst is known from its address; a gateway may stand in between.
 	if p := h.w.packetIn(pkt); p != nil && p.to != nil && far.h != nil && p.to != far.h && len(h.gateways) == 0 {
@@ -210,11 +210,11 @@ func (w *world) checkCarried(from, to *conn) {
 
 // # What is there
 
-// Bounds of what waits, each for one neighbour (design D12): one queue waits for
-// its address, one for its connection.
+// Bounds of what waits for one neighbour (design D12): for its address, or for
+// the connection to its peer.
 const (
-	maxWaiting       = 64 + 64
-	maxWaitingOctets = 256<<10 + 1<<20
+	maxWaiting       = 64
+	maxWaitingOctets = 1 << 20
 )
 
 // checkHeld: the provider holds what the connections account for, no more.
@@ -304,7 +304,7 @@ func (h *host) checkExplained(recs []ipoib.ConnInfo, ns []ipoib.NeighbourInfo, a
 // checkNeighbour: explain says how it is reached, as the data path has it, and
 // for what packets wait.
 func (h *host) checkNeighbour(n *ipoib.NeighbourInfo) {
-	w, e := h.w, h.m.Explain(n.Addr)
+	w, e := h.w, h.explain(n.Addr)
 	why := strings.Join(e.Reasons, "; ")
 	bad := func(what string) {
 		w.fatalf("%s: neighbour %+v is explained as %+v: %s", h.name(), *n, e, what)
@@ -356,7 +356,7 @@ func (h *host) checkConn(c *ipoib.ConnInfo) {
 	}
 	// Of several addresses some may be ours by now, or behind a gateway.
 	a := c.Addrs[0]
-	if e := h.m.Explain(a); !h.owns(a) && e.NextHop == a && e.Link.Key() != c.Peer.Key() {
+	if e := h.explain(a); !h.owns(a) && e.NextHop == a && e.Link.Key() != c.Peer.Key() {
 		h.w.fatalf("%s: connection %d to %v is not what %v is explained by: %+v", h.name(), c.Conn, c.Peer, a, e)
 	}
 }

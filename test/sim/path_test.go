@@ -145,6 +145,13 @@ func newConn(h *host, id ipoib.Conn, qp verbs.QP) *conn {
 		sentAs: map[uint64]bool{}, lastOf: map[string]uint64{}}
 }
 
+func (c *conn) depth() int {
+	if c.id == 0 {
+		return udDepth
+	}
+	return sendDepth
+}
+
 // up reports whether c can send.
 func (c *conn) up() bool { return c.id == 0 || c.rts.State == verbs.StateRTS }
 
@@ -275,12 +282,15 @@ func (h *host) postUD(to encap.LinkAddr, mgid ib.GID, frame []byte) {
 // post sends a frame on c. A full queue drops it.
 func (h *host) post(c *conn, wr verbs.SendWR, frame []byte) bool {
 	h.checkPost(c, frame)
-	r := must(h.port.Register(slices.Clone(frame), 0))
-	c.lastID++
+	if len(c.inflight) >= c.depth() { // buffers come back when the CQ has been read
+		c.dropped++
+		return false
+	}
 	if h.cfg.fault == changesOctets {
-		frame = slices.Clone(frame)
 		frame[len(frame)-1] ^= 1
 	}
+	r := must(h.port.Register(slices.Clone(frame), 0))
+	c.lastID++
 	wr.ID, wr.Opcode, wr.Flags, wr.SG = c.lastID, verbs.Send, verbs.Signaled, []verbs.SGE{{Region: r, Buf: r.Buf}}
 	if _, err := c.qp.PostSend([]verbs.SendWR{wr}); err != nil {
 		c.dropped++
@@ -382,7 +392,11 @@ func (h *host) takeConn(c *conn, fr []byte) {
 		h.event(ipoib.RecvFrame{Conn: c.id, Frame: fr}) // Linux sends ND so
 		return
 	}
+	to := h
+	if h.cfg.fault == deliversElsewhere {
+		to = h.w.hosts[1]
+	}
 	if h.up {
-		h.receive(fr[encap.HeaderLen:], c)
+		to.receive(fr[encap.HeaderLen:], c)
 	}
 }

@@ -48,6 +48,7 @@ func tempest(w *world, n int) {
 // A fleet is many simulations, as many at a time as there are processors.
 type fleet struct {
 	hosts int
+	fault fault                           // of the first host of each
 	seeds func() (seed uint64, more bool) // called by one goroutine at a time
 
 	mu     sync.Mutex
@@ -66,6 +67,7 @@ func (f *fleet) run() {
 			for seed, more := f.next(); more; seed, more = f.next() {
 				var tally map[string]uint64
 				v := try(seed, func(w *world) {
+					w.fault = f.fault
 					tempest(w, f.hosts)
 					tally = w.tally
 				})

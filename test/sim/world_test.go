@@ -54,6 +54,7 @@ type world struct {
 	tally   map[string]uint64 // what happened, machines' counters included; nil: not asked for
 	steps   uint64            // of all machines
 	digest  uint64            // of all events and actions
+	fault   fault             // of the first host
 	ring    int               // hosts up to so far apart keep talking; 0: all with all
 }
 
