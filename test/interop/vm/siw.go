@@ -1,0 +1,198 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Debian's kernel comes without siw, the kernel's iWARP. It is built from the
+// kernel's source package with the compiler of the host, below the cache; nothing
+// is installed. What siw does is settled by constants of its source, not by
+// parameters, so there is one module for each choice.
+
+// SIWVariants are the modules: the source as it is, and with constants changed.
+var SIWVariants = map[string][2]string{
+	"siw":      {},
+	"siw-p2p":  {"const bool peer_to_peer;", "const bool peer_to_peer = 1;"},
+	"siw-rev1": {"u_char mpa_version = MPA_REVISION_2;", "u_char mpa_version = MPA_REVISION_1;"},
+	"siw-crc":  {"const bool mpa_crc_required;", "const bool mpa_crc_required = 1;"},
+}
+
+// siwTools are what building takes beyond [tools].
+var siwTools = [][2]string{{"make", "make"}, {"tar", "tar"}, {"strip", "binutils"}, {"gcc-12", "gcc-12"}, {"rdma_server", "rdmacm-utils"}, {"rdma_client", "rdmacm-utils"}}
+
+// siwPrograms are programs of rdma-core that guests with siw have in addition.
+var siwPrograms = []string{"rdma_server", "rdma_client"}
+
+// siwVersion changes when the code of this file makes something else of the same
+// sources.
+const siwVersion = "1"
+
+// WithSIW returns an image that is img with the modules in /lib/siw.
+func WithSIW(ctx context.Context, img *Image) (*Image, error) {
+	for _, t := range siwTools {
+		if _, err := exec.LookPath(t[0]); err != nil {
+			return nil, &MissingError{t[1], t[0] + " is not installed"}
+		}
+	}
+	so, _ := filepath.Glob("/usr/lib/*-linux-gnu/libibverbs/libsiw-rdmav*.so")
+	if len(so) != 1 {
+		return nil, &MissingError{"ibverbs-providers", "the siw driver of libibverbs is not installed"}
+	}
+	cache, err := Cache()
+	if err != nil {
+		return nil, err
+	}
+	lock, err := os.OpenFile(filepath.Join(cache, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	pkg, err := latestKernel(ctx)
+	if err != nil {
+		return nil, err
+	}
+	tmp, err := os.MkdirTemp(cache, "tmp-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(tmp)
+	k, err := cachedKernel(ctx, pkg, cache, tmp)
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(cache, "siw-"+k.version+"-"+siwVersion)
+	if _, err := os.Stat(dir); err != nil {
+		if err := buildSIW(ctx, k, tmp, filepath.Join(tmp, "siw")); err != nil {
+			return nil, err
+		}
+		if err := os.Rename(filepath.Join(tmp, "siw"), dir); err != nil {
+			return nil, err
+		}
+	}
+	root := filepath.Join(tmp, "root")
+	r := &tree{ctx: ctx, root: root}
+	for name := range SIWVariants {
+		r.file(filepath.Join(dir, name+".ko"), "lib/siw/"+name+".ko")
+	}
+	r.file("/etc/libibverbs.d/siw.driver", "/etc/libibverbs.d/siw.driver")
+	r.file(so[0], so[0])
+	r.libraries(so[0])
+	for _, p := range siwPrograms {
+		path, _ := exec.LookPath(p)
+		r.program(path)
+	}
+	if r.err != nil {
+		return nil, r.err
+	}
+	crc, _ := filepath.Glob(filepath.Join(k.dir, "lib/modules", k.version, "kernel/lib/libcrc32c.ko*"))
+	if len(crc) != 1 {
+		return nil, errors.New("the kernel has no libcrc32c")
+	}
+	if err := k.copyModule(ctx, crc[0], filepath.Join(root, "lib/siw", filepath.Base(crc[0]))); err != nil {
+		return nil, err
+	}
+	extra := filepath.Join(tmp, "extra")
+	if err := pack(root, extra); err != nil {
+		return nil, err
+	}
+	// The kernel unpacks one archive after another.
+	whole := filepath.Join(tmp, "initrd")
+	if err := concat(whole, img.Initrd, extra); err != nil {
+		return nil, err
+	}
+	out := filepath.Join(dir, "initrd")
+	return &Image{Kernel: img.Kernel, Initrd: out}, os.Rename(whole, out)
+}
+
+func concat(to string, from ...string) error {
+	w, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	for _, f := range from {
+		r, err := os.Open(f)
+		if err != nil {
+			return errors.Join(err, w.Close())
+		}
+		_, err = io.Copy(w, r)
+		_ = r.Close()
+		if err != nil {
+			return errors.Join(err, w.Close())
+		}
+	}
+	return w.Close()
+}
+
+// buildSIW makes the modules in out, all else in tmp.
+func buildSIW(ctx context.Context, k *kernel, tmp, out string) error {
+	series := strings.Join(strings.SplitN(k.version, ".", 3)[:2], ".") // "6.1"
+	headers := filepath.Join(tmp, "headers")
+	abi := k.version[:strings.LastIndexByte(k.version, '-')] // without "-amd64"
+	for _, pkg := range []string{"linux-headers-" + k.version, "linux-headers-" + abi + "-common", "linux-kbuild-" + series, "linux-source-" + series} {
+		if _, err := output(ctx, tmp, "apt-get", "-q", "download", pkg); err != nil {
+			return err
+		}
+		debs, _ := filepath.Glob(filepath.Join(tmp, pkg+"_*.deb"))
+		if len(debs) != 1 {
+			return fmt.Errorf("apt-get download %s left %d packages", pkg, len(debs))
+		}
+		if _, err := output(ctx, tmp, "dpkg-deb", "-x", debs[0], headers); err != nil {
+			return err
+		}
+	}
+	// The makefile names the place where the package would be installed.
+	build := filepath.Join(headers, "usr/src/linux-headers-"+k.version)
+	makefile, err := os.ReadFile(filepath.Join(build, "Makefile"))
+	if err != nil {
+		return err
+	}
+	text := strings.ReplaceAll(string(makefile), "/usr/src/", filepath.Join(headers, "usr/src")+"/")
+	if err := os.WriteFile(filepath.Join(build, "Makefile"), []byte(text), 0o644); err != nil {
+		return err
+	}
+	source := "linux-source-" + series
+	if _, err := output(ctx, tmp, "tar", "-xJf", filepath.Join(headers, "usr/src", source+".tar.xz"), source+"/drivers/infiniband/sw/siw"); err != nil {
+		return err
+	}
+	siw := filepath.Join(tmp, source, "drivers/infiniband/sw/siw")
+	main := filepath.Join(siw, "siw_main.c")
+	original, err := os.ReadFile(main)
+	if err != nil {
+		return err
+	}
+	if err := os.Mkdir(out, 0o755); err != nil {
+		return err
+	}
+	for name, change := range SIWVariants {
+		changed := original
+		if change[0] != "" {
+			s := strings.Replace(string(original), change[0], change[1], 1)
+			if s == string(original) {
+				return fmt.Errorf("siw_main.c has no %q", change[0])
+			}
+			changed = []byte(s)
+		}
+		if err := os.WriteFile(main, changed, 0o644); err != nil {
+			return err
+		}
+		if _, err := output(ctx, tmp, "make", "-s", "-C", build, "M="+siw, "CONFIG_RDMA_SIW=m", "KCFLAGS=-w", "modules"); err != nil {
+			return err
+		}
+		if _, err := output(ctx, tmp, "strip", "--strip-debug", "-o", filepath.Join(out, name+".ko"), filepath.Join(siw, "siw.ko")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
