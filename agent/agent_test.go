@@ -40,7 +40,7 @@ func (p *stubProvider) Counters(f func(string, uint64)) { f("rx_packets", 7) }
 
 // newAgent returns an agent whose driver is the test: the machine has an
 // address and is up, and no action of it is carried out.
-func newAgent(t *testing.T) (*Agent, *stubProvider) {
+func newAgent(t testing.TB) (*Agent, *stubProvider) {
 	p := &stubProvider{tap: make(chan verbs.Tap, 16)}
 	a := &Agent{
 		opt: Options{Provider: p, Name: "ibcm0", Build: "test"}, log: slog.New(slog.DiscardHandler), start: time.Now(),

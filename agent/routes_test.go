@@ -16,7 +16,7 @@ import (
 // A fakeKernel keeps routes as a kernel would, and tells the keeper of each
 // change as hostnet does.
 type fakeKernel struct {
-	t       *testing.T
+	t       testing.TB
 	keeper  *routeKeeper
 	routes  map[hostnet.Key]hostnet.Route
 	log     []string
@@ -101,7 +101,7 @@ var (
 func addr(s string) hostnet.Addr { return hostnet.Addr{Prefix: netip.MustParsePrefix(s)} }
 
 // newKeeper returns a keeper of a device that is up and has these routes.
-func newKeeper(t *testing.T, routes ...hostnet.Route) (*routeKeeper, *fakeKernel) {
+func newKeeper(t testing.TB, routes ...hostnet.Route) (*routeKeeper, *fakeKernel) {
 	k := &fakeKernel{t: t, routes: map[hostnet.Key]hostnet.Route{}}
 	r := newRouteKeeper(k, 2044, slog.New(slog.DiscardHandler))
 	k.keeper = r

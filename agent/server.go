@@ -42,8 +42,8 @@ func listen(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// serve answers on l until ctx ends.
-func (a *Agent) serve(ctx context.Context, l net.Listener) error {
+// handler answers requests; what streams ends with ctx.
+func (a *Agent) handler(ctx context.Context) http.Handler {
 	mux := http.NewServeMux()
 	get := func(path string, h http.HandlerFunc) { mux.HandleFunc("GET "+path, h) }
 	document(a, get, control.PathStatus, a.viewStatus)
@@ -60,7 +60,12 @@ func (a *Agent) serve(ctx context.Context, l net.Listener) error {
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusNotFound, fmt.Sprintf("%s %s: not part of this API", r.Method, r.URL.Path), "see "+control.PathStatus)
 	})
-	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10, ErrorLog: nil}
+	return mux
+}
+
+// serve answers on l until ctx ends.
+func (a *Agent) serve(ctx context.Context, l net.Listener) error {
+	srv := &http.Server{Handler: a.handler(ctx), ReadHeaderTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10, ErrorLog: nil}
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(l) }()
 	select {

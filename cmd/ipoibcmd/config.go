@@ -102,7 +102,39 @@ func (c *Config) load(path string) error {
 	return nil
 }
 
-var yamlUnknown = regexp.MustCompile(`line (\d+): field (\S+) not found in type \S+`)
+// What the YAML library says of a type error, in terms of Go.
+var (
+	yamlUnknown = regexp.MustCompile(`line (\d+): field ((?s).*) not found in type \S+`)
+	yamlType    = regexp.MustCompile("line (\\d+): cannot unmarshal !+(\\S*)(?: `((?s).*)`)? into (\\S+)")
+)
+
+// typeError says it in terms of the file.
+func typeError(e string) string {
+	e = yamlUnknown.ReplaceAllString(e, `line $1: unknown key "$2" (ipoibcmd init prints all keys)`)
+	m := yamlType.FindStringSubmatch(e)
+	if m == nil {
+		return e
+	}
+	is := map[string]string{"seq": "a list", "map": "keys and values"}[m[2]]
+	if is == "" {
+		is = fmt.Sprintf("%q", m[3])
+	}
+	want := "keys and values, such as name: ibcm0"
+	switch strings.TrimPrefix(m[4], "*") {
+	case "string":
+		want = "a word"
+	case "bool":
+		want = "true or false"
+	case "[]string":
+		want = "a list"
+	case "int", "uint16", "uint32":
+		want = "a number"
+		if m[2] == "int" {
+			want = "a number in range" // it is one, but too large or negative
+		}
+	}
+	return fmt.Sprintf("line %s: %s where %s belongs (ipoibcmd init shows an example)", m[1], is, want)
+}
 
 func (c *Config) decode(b []byte) error {
 	d := yaml.NewDecoder(bytes.NewReader(b))
@@ -114,7 +146,7 @@ func (c *Config) decode(b []byte) error {
 	var te *yaml.TypeError
 	if errors.As(err, &te) {
 		for i, e := range te.Errors {
-			te.Errors[i] = yamlUnknown.ReplaceAllString(e, `line $1: unknown key "$2" (ipoibcmd init prints all keys)`)
+			te.Errors[i] = typeError(e)
 		}
 		return errors.New(strings.Join(te.Errors, "; "))
 	}

@@ -2,34 +2,143 @@ package main
 
 import (
 	"bytes"
+	"cmp"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
 
-// fuzz runs every fuzz target of the tree, one after the other, for d each.
-func (r *run) fuzz(d time.Duration) {
+// fuzz runs every fuzz target of the tree, one after the other, for d each, and
+// ends with a table. keep is how many of the inputs it found worth keeping go
+// into each target's corpus.
+func (r *run) fuzz(d time.Duration, keep int) {
 	targets, err := fuzzTargets()
 	if err != nil {
 		r.note("fuzz targets", failed, err.Error())
 		return
 	}
+	rows := make([]fuzzRow, 0, len(targets))
 	for _, t := range targets {
+		start := time.Now()
 		r.step(t.pkg+"."+t.name, func() error {
 			var out bytes.Buffer
 			c := exec.Command("go", "test", "-run=^$", "-fuzz=^"+t.name+"$", "-fuzztime="+d.String(), t.pkg)
 			c.Stdout, c.Stderr = io.MultiWriter(r.out, &out), r.out
-			if err := c.Run(); err != nil && !ranOutOfTime(out.String()) {
-				return err
+			err := c.Run()
+			if err != nil && ranOutOfTime(out.String()) {
+				err = nil
 			}
-			return nil
+			row := readFuzz(out.String())
+			row.target, row.took, row.found = t, time.Since(start), err != nil
+			rows = append(rows, row)
+			if err == nil && keep > 0 {
+				err = t.keep(keep)
+			}
+			return err
 		})
 	}
+	fuzzTable(r.out, rows)
 }
+
+// A fuzzRow is what came of one target.
+type fuzzRow struct {
+	target              fuzzTarget
+	took                time.Duration
+	execs, fresh, total int // executions, inputs that reached something new, and all such
+	found               bool
+}
+
+var fuzzLine = regexp.MustCompile(`execs: (\d+) .*new interesting: (\d+) \(total: (\d+)\)`)
+
+// readFuzz takes the last line of progress.
+func readFuzz(out string) (row fuzzRow) {
+	all := fuzzLine.FindAllStringSubmatch(out, -1)
+	if len(all) > 0 {
+		for i, n := range []*int{&row.execs, &row.fresh, &row.total} {
+			*n, _ = strconv.Atoi(all[len(all)-1][i+1])
+		}
+	}
+	return row
+}
+
+func fuzzTable(w io.Writer, rows []fuzzRow) {
+	var took time.Duration
+	execs, finds := 0, 0
+	fmt.Fprintf(w, "\n| target | time | executions | new inputs | all inputs | |\n| --- | --- | --- | --- | --- | --- |\n")
+	for _, r := range rows {
+		verdict := ""
+		if r.found {
+			verdict = "FAILED"
+			finds++
+		}
+		fmt.Fprintf(w, "| `%s` %s | %.0f s | %d | %d | %d | %s |\n", strings.TrimPrefix(r.target.pkg, "ipoibcm/"), r.target.name, r.took.Seconds(), r.execs, r.fresh, r.total, verdict)
+		took += r.took
+		execs += r.execs
+	}
+	fmt.Fprintf(w, "\n%d targets, %.1f minutes with %d workers, %d executions, %d finds\n", len(rows), took.Minutes(), runtime.GOMAXPROCS(0), execs, finds)
+}
+
+// keep copies up to n of the inputs that go test has in its cache to the
+// corpus that is committed.
+func (t fuzzTarget) keep(n int) error {
+	out, err := exec.Command("go", "env", "GOCACHE").Output()
+	if err != nil {
+		return err
+	}
+	type input struct {
+		path string
+		size int64
+	}
+	var all []input
+	from := filepath.Join(strings.TrimSpace(string(out)), "fuzz", t.pkg, t.name)
+	files, err := os.ReadDir(from)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, f := range files {
+		if st, err := f.Info(); err == nil && st.Size() <= maxKept {
+			all = append(all, input{filepath.Join(from, f.Name()), st.Size()})
+		}
+	}
+	slices.SortFunc(all, func(a, b input) int {
+		return cmp.Or(cmp.Compare(a.size, b.size), strings.Compare(a.path, b.path))
+	})
+	to := filepath.Join(t.dir, "testdata", "fuzz", t.name)
+	if have, err := os.ReadDir(to); err == nil {
+		n -= len(have)
+	}
+	if n <= 0 || len(all) == 0 {
+		return nil
+	}
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return err
+	}
+	// Evenly over all sizes: the smallest are alike.
+	for i := range min(n, len(all)) {
+		in := all[i*len(all)/min(n, len(all))]
+		b, err := os.ReadFile(in.path)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(to, filepath.Base(in.path)), b, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// maxKept is the largest file that goes into a corpus, in octets.
+const maxKept = 4096
 
 // ranOutOfTime reports whether go test failed only because its time ended while
 // it waited for a worker, which it takes for a failure. What it finds has an
@@ -40,7 +149,7 @@ func ranOutOfTime(out string) bool {
 
 var onlyDeadline = regexp.MustCompile(`(?m)^--- FAIL: Fuzz\w+ \(.*\)\n\s+context deadline exceeded\n(exit status 1\n)?FAIL`)
 
-type fuzzTarget struct{ pkg, name string }
+type fuzzTarget struct{ pkg, dir, name string }
 
 var fuzzFunc = regexp.MustCompile(`(?m)^func (Fuzz\w+)\(\w+ \*testing\.F\)`)
 
@@ -64,7 +173,7 @@ func fuzzTargets() (targets []fuzzTarget, err error) {
 			return nil, err
 		}
 		for _, m := range fuzzFunc.FindAllSubmatch(src, -1) {
-			targets = append(targets, fuzzTarget{pkg, string(m[1])})
+			targets = append(targets, fuzzTarget{pkg, filepath.Dir(file), string(m[1])})
 		}
 	}
 	return targets, nil

@@ -42,13 +42,14 @@ const (
 func main() {
 	only := flag.String("only", "", "run only steps whose name contains this")
 	fuzzTime := flag.Duration("fuzz", 0, "instead run every fuzz target for so long")
+	keep := flag.Int("keep", 0, "with -fuzz: fill each target's committed corpus up to so many inputs")
 	interop := flag.Bool("interop", false, "instead run the tests that boot virtual machines")
 	summary := flag.String("summary", "", "also write the closing summary to this file")
 	flag.Parse()
 	r := &run{only: *only, out: os.Stdout, ci: os.Getenv("CI") == "true", results: map[string]*result{}}
 	switch {
 	case *fuzzTime > 0:
-		r.fuzz(*fuzzTime)
+		r.fuzz(*fuzzTime, *keep)
 	case *interop:
 		// Without the race detector: memory that a peer's RDMA WRITE fills is
 		// looked at when the peer says so, out of band, which the detector cannot see.

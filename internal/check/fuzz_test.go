@@ -1,0 +1,14 @@
+package main
+
+import "testing"
+
+func TestReadFuzz(t *testing.T) {
+	got := readFuzz("fuzz: elapsed: 0s, gathering baseline coverage: 11/11 completed\n" +
+		"fuzz: elapsed: 3s, execs: 25 (73/sec), new interesting: 0 (total: 11)\nfuzz: elapsed: 6s, execs: 706 (436/sec), new interesting: 6 (total: 17)\nPASS\n")
+	if got.execs != 706 || got.fresh != 6 || got.total != 17 {
+		t.Errorf("got %+v", got)
+	}
+	if got := readFuzz("--- FAIL: FuzzX\n"); got != (fuzzRow{}) {
+		t.Errorf("from nothing %+v", got)
+	}
+}
