@@ -35,6 +35,7 @@ explore: ## connection set-up in every interleaving, to larger bounds than make 
 
 soak: ## ten minutes of load, deaths and restarts, and nothing leaks; as root
 	$(GO) test ./test/netns -run TestSoak -v -timeout 20m -soak 10m
+
 sim: ## whole hosts on a hostile network, seeds that nobody has seen, until stopped or until one fails
 	$(GO) test ./test/sim -run '^TestForever$$' -v -timeout 0 -sim.forever
 

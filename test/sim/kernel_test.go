@@ -23,6 +23,7 @@ type kernel struct {
 	ipid     uint16
 	frags    map[fragKey]*frag
 	icmp     int // too-big messages received
+	octets   int // of whole packets of the workload received
 }
 
 type fragKey struct {
@@ -284,6 +285,7 @@ func (h *host) delivered(payload, whole []byte, c *conn) {
 		w.fatalf("%s: %v arrived at the wrong host", h.name(), p)
 	}
 	p.delivered++
+	h.octets += p.size
 	w.count("delivered over "+p.mode().String(), 1)
 	if whole == nil {
 		w.count("delivered in fragments", 1)
