@@ -67,6 +67,7 @@ const (
 	usageEvery     = time.Second      // how often the data path's counts go to the machine
 	shutdownWithin = 3 * time.Second  // patience for DREP at the end
 	maxAHs         = 4096             // address handles kept for peers without a path
+	addrWithin     = time.Second      // patience with the kernel for each address at the start
 	queryWithin    = 10 * time.Second // patience of a control request
 )
 
@@ -241,28 +242,50 @@ func newRand() *rand.Rand {
 	return rand.New(rand.NewChaCha8(seed))
 }
 
-// openHost makes the device what the design asks for, before it goes up.
-func (a *Agent) openHost() (err error) {
+// openHost makes the device what the design asks for, and begins to watch it.
+// The watch comes last: what it sees first is all there, so that nobody who finds
+// the interface up uses an address that we do not know yet, or the kernel has not
+// quite got.
+func (a *Agent) openHost() error {
+	err := a.prepare()
+	if err != nil {
+		return err
+	}
 	if a.host, err = hostnet.Open(a.tun.Index()); err != nil {
 		return fmt.Errorf("watch %s: %w", a.opt.Name, err)
 	}
 	a.routes = newRouteKeeper(a.host, cmp.Or(a.opt.UDMTU, mtu.DefaultUD), a.log)
+	return nil
+}
+
+// prepare sets the device up, with its addresses.
+func (a *Agent) prepare() error {
+	d, err := hostnet.Open(a.tun.Index())
+	if err != nil {
+		return fmt.Errorf("configure %s: %w", a.opt.Name, err)
+	}
+	defer d.Close()
 	for _, step := range []struct {
 		what string
 		do   func() error
 	}{
-		{"set addr_gen_mode", a.host.DisableAddrGen},
-		{"set accept_ra_mtu", a.host.IgnoreRAMTU},
-		{"set disable_ipv6", a.limitIPv6},
-		{"set up", func() error { return a.host.SetUp(true) }},
+		{"set addr_gen_mode", d.DisableAddrGen},
+		{"set accept_ra_mtu", d.IgnoreRAMTU},
+		{"set disable_ipv6", func() error { return a.limitIPv6(d) }},
+		{"set up", func() error { return d.SetUp(true) }},
 	} {
 		if err := step.do(); err != nil && !errors.Is(err, os.ErrNotExist) { // no IPv6 in this kernel
-			return errors.Join(fmt.Errorf("%s: %s: %w", a.opt.Name, step.what, err), a.host.Close())
+			return fmt.Errorf("%s: %s: %w", a.opt.Name, step.what, err)
 		}
 	}
 	for _, p := range a.opt.Prefixes {
-		if err := a.host.AddAddr(p); err != nil {
-			return errors.Join(fmt.Errorf("%s: add %s: %w", a.opt.Name, p, err), a.host.Close())
+		if err := d.AddAddr(p); err != nil {
+			return fmt.Errorf("%s: add %s: %w", a.opt.Name, p, err)
+		}
+	}
+	for _, p := range a.opt.Prefixes {
+		if !d.WaitAddr(p.Addr(), addrWithin) {
+			a.log.Warn("the kernel has not made an address usable, going on", "prefix", p, "after", addrWithin)
 		}
 	}
 	return nil
@@ -270,9 +293,9 @@ func (a *Agent) openHost() (err error) {
 
 // limitIPv6 keeps the kernel from IPv6 on a link that is too small for it
 // (RFC 4391 section 7; design D3): what it sent would only be dropped.
-func (a *Agent) limitIPv6() error {
+func (a *Agent) limitIPv6(d *hostnet.Device) error {
 	if cmp.Or(a.opt.UDMTU, mtu.DefaultUD) >= mtu.MinIPv6 {
 		return nil
 	}
-	return a.host.DisableIPv6()
+	return d.DisableIPv6()
 }

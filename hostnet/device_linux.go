@@ -308,9 +308,9 @@ func (d *Device) inNamespace(f func() error) error {
 }
 
 // AddAddr puts an address with its prefix length on the device. One that is
-// there already is no error. It is usable when AddAddr returns: the kernel, which
-// does no DAD on a TUN, would else call an IPv6 address tentative until a work
-// queue of its own gets round to it, and send from another one meanwhile.
+// there already is no error. The kernel, which does no DAD on a TUN, would call an
+// IPv6 address tentative all the same until a work queue gets round to it, and send
+// from another one meanwhile: it is told not to. See [Device.WaitAddr].
 func (d *Device) AddAddr(p netip.Prefix) error {
 	a := addrFor(p)
 	if p.Addr().Is6() {
@@ -321,6 +321,19 @@ func (d *Device) AddAddr(p netip.Prefix) error {
 		return fmt.Errorf("add address %v: %w", p, err)
 	}
 	return nil
+}
+
+// WaitAddr waits until packets to an address that was added are received, which
+// for IPv6 the same work queue sees to. It reports whether they are.
+func (d *Device) WaitAddr(a netip.Addr, patience time.Duration) bool {
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		if routes, err := d.h.RouteGet(a.AsSlice()); err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
+			return true
+		}
+		if time.Now().After(end) {
+			return false
+		}
+	}
 }
 
 // DelAddr removes an address. ErrNotFound if it is not there.

@@ -456,20 +456,37 @@ func TestSysctls(t *testing.T) {
 	}
 }
 
-// An address can be bound as soon as it is there.
+// An address can be bound as soon as it is there, and receives soon after.
 func TestAddedAddressIsUsable(t *testing.T) {
 	inNetns(t)
 	d := openUp(t, newTUN(t, "ibcm0"))
+	if err := d.h.LinkSetUp(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: 1}}); err != nil {
+		t.Fatal(err) // packets to oneself travel by the loopback device
+	}
 	for i := range 50 {
 		p := netip.MustParsePrefix(fmt.Sprintf("fd00::%x/64", i+1))
 		if err := d.AddAddr(p); err != nil {
 			t.Fatal(err)
 		}
-		c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.Addr(), 0)))
+		self := net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.Addr(), 4000))
+		c, err := net.ListenUDP("udp", self)
 		if err != nil {
 			t.Fatalf("bind %s: %v", p.Addr(), err)
 		}
+		if !d.WaitAddr(p.Addr(), 5*time.Second) {
+			t.Fatalf("%s does not receive", p.Addr())
+		}
+		c.SetDeadline(time.Now().Add(5 * time.Second))
+		if _, err := c.WriteTo([]byte("x"), self); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := c.ReadFrom(make([]byte, 1)); err != nil {
+			t.Fatalf("%s is said to receive: %v", p.Addr(), err)
+		}
 		c.Close()
+	}
+	if d.WaitAddr(netip.MustParseAddr("fd00::99"), 10*time.Millisecond) {
+		t.Error("an address that nobody has is said to receive")
 	}
 }
 

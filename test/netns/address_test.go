@@ -155,3 +155,21 @@ func TestDuplicateAddress(t *testing.T) {
 		t.Error("the agent removed an address that it had not put there")
 	}
 }
+
+// An agent that says it is up knows the addresses it was given: the first packet
+// from any of them is answered.
+func TestUpWithAddresses(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{})
+	b := s.hosts[1]
+	b.run()
+	a := s.hosts[0]
+	for range 6 {
+		a.run()
+		have := fmt.Sprint(a.status().Interface.Addresses)
+		if err := containsAll(have, a.v4.String()+"/24", a.v6.String()+"/64"); err != nil {
+			t.Errorf("as soon as the interface is up: %v", err)
+		}
+		a.stop()
+	}
+}
