@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"regexp"
@@ -20,6 +21,8 @@ import (
 
 	"ipoibcm/control"
 	"ipoibcm/ib"
+	"ipoibcm/mtu"
+	"ipoibcm/wire/encap"
 )
 
 // sample is what init prints. A test loads it and compares it with the defaults.
@@ -90,16 +93,50 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 }
 
-// load reads the file at path over c. Unknown keys are errors with line numbers.
-func (c *Config) load(path string) error {
+// A valueError is a value that a setting cannot have.
+type valueError struct {
+	key  string // as in the file; one item of a list has its index: peers[0]
+	text string
+}
+
+func (e *valueError) Error() string { return e.text }
+
+// load reads the file at path over c and returns the line of every key. Unknown
+// keys are errors with line numbers.
+func (c *Config) load(path string) (lines map[string]int, err error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
-		return fmt.Errorf("read configuration: %w", err)
+		return nil, fmt.Errorf("read configuration: %w", err)
 	}
 	if err := c.decode(b); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	return nil
+	return linesOf(b), nil
+}
+
+// linesOf returns the line of every key of a file that has been decoded, and of
+// every item of its lists.
+func linesOf(b []byte) map[string]int {
+	lines := map[string]int{}
+	eachKey(b, func(key string, value *yaml.Node) {
+		lines[key] = value.Line
+		for i, item := range value.Content {
+			lines[fmt.Sprintf("%s[%d]", key, i)] = item.Line
+		}
+	})
+	return lines
+}
+
+// eachKey visits the keys at the top of the first document in b.
+func eachKey(b []byte, visit func(key string, value *yaml.Node)) {
+	var doc yaml.Node
+	if yaml.Unmarshal(b, &doc) != nil || len(doc.Content) == 0 || doc.Content[0].Kind != yaml.MappingNode {
+		return
+	}
+	pairs := doc.Content[0].Content
+	for i := 0; i+1 < len(pairs); i += 2 {
+		visit(pairs[i].Value, pairs[i+1])
+	}
 }
 
 // What the YAML library says of a type error, in terms of Go.
@@ -156,20 +193,33 @@ func (c *Config) decode(b []byte) error {
 	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
 		return errors.New("more than one YAML document; the second would be ignored")
 	}
-	return nil
+	eachKey(b, func(key string, value *yaml.Node) {
+		// The library would cut the fraction off.
+		if err == nil && value.ShortTag() == "!!float" && slices.Contains([]string{"ud_mtu", "receive_mtu", "pkey", "qkey"}, key) {
+			err = fmt.Errorf("line %d: %q where a whole number belongs", value.Line, value.Value)
+		}
+	})
+	return err
 }
 
 // configure merges defaults, file and flags; a flag that was given wins.
 func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 	c := defaults()
+	var lines map[string]int
 	if file != "" {
-		if err := c.load(file); err != nil {
+		var err error
+		if lines, err = c.load(file); err != nil {
 			return c, err
 		}
 	}
 	set := func(name string, apply func()) {
 		if f := cmd.Flags().Lookup(name); f != nil && f.Changed {
 			apply()
+			key := strings.ReplaceAll(name, "-", "_")
+			delete(lines, key)
+			if name == "address" {
+				maps.DeleteFunc(lines, func(k string, _ int) bool { return strings.HasPrefix(k, "addresses") })
+			}
 		}
 	}
 	set("underlay", func() { c.Underlay = flags.Underlay })
@@ -183,7 +233,12 @@ func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 	set("gid", func() { c.GID = flags.GID })
 	set("provider", func() { c.Provider = flags.Provider })
 	set("log-level", func() { c.LogLevel = flags.LogLevel })
-	return c, c.check()
+	err := c.check()
+	var v *valueError
+	if errors.As(err, &v) && lines[v.key] > 0 {
+		err = fmt.Errorf("%s: line %d: %w", file, lines[v.key], err)
+	}
+	return c, err
 }
 
 // A settings is a checked Config in the types the product uses.
@@ -202,56 +257,84 @@ func (c *Config) check() error {
 }
 
 func (c *Config) settings() (s settings, err error) {
-	bad := func(format string, args ...any) (settings, error) { return s, fmt.Errorf(format, args...) }
+	bad := func(key, format string, args ...any) (settings, error) {
+		return s, &valueError{key, fmt.Sprintf(format, args...)}
+	}
 	switch {
 	case c.Underlay == "":
-		return bad("no underlay: give --underlay DEVICE (ipoibcmd devices lists them)")
+		return bad("underlay", "no underlay: give --underlay DEVICE (ipoibcmd devices lists them)")
 	case !validIfName(c.Name):
-		return bad("name %q: an interface name has 1 to 15 characters, no slash, colon or blank", c.Name)
+		return bad("name", "name %q: an interface name has 1 to 15 characters, no slash, colon or blank, and is not all, default or lo", c.Name)
+	case len(c.controlPath()) > maxSocketPath:
+		return bad("control", "control %q: a socket's path has at most %d characters", c.Control, maxSocketPath)
 	case !slices.Contains([]string{"rc", "uc", "auto", "ud"}, c.Mode):
-		return bad("mode %q: must be rc, uc, auto or ud", c.Mode)
+		return bad("mode", "mode %q: must be rc, uc, auto or ud", c.Mode)
 	case !slices.Contains([]string{"auto", "gsi", "inband"}, c.CMTransport):
-		return bad("cm_transport %q: must be auto, gsi or inband", c.CMTransport)
+		return bad("cm_transport", "cm_transport %q: must be auto, gsi or inband", c.CMTransport)
 	case c.UDMTU < 576 || c.UDMTU > 4092:
-		return bad("ud_mtu %d: must be 576 to 4092 octets", c.UDMTU)
+		return bad("ud_mtu", "ud_mtu %d: must be 576 to 4092 octets", c.UDMTU)
 	case c.ReceiveMTU < 1284 || c.ReceiveMTU > 65524:
-		return bad("receive_mtu %d: must be 1284 to 65524 octets, header included", c.ReceiveMTU)
+		return bad("receive_mtu", "receive_mtu %d: must be 1284 to 65524 octets, header included", c.ReceiveMTU)
+	case c.ReceiveMTU < c.UDMTU+encap.HeaderLen:
+		return bad("receive_mtu", "receive_mtu %d: must be at least ud_mtu and 4 more, %d, or connections would carry less than datagrams", c.ReceiveMTU, c.UDMTU+encap.HeaderLen)
 	case c.PKey&0x7fff == 0:
-		return bad("pkey 0x%04x: partition 0 does not exist", c.PKey)
+		return bad("pkey", "pkey 0x%04x: partition 0 does not exist", c.PKey)
+	case c.QKey == 0:
+		return bad("qkey", "qkey 0: must not be 0")
 	}
-	for _, a := range c.Addresses {
+	for i, a := range c.Addresses {
+		key := fmt.Sprintf("addresses[%d]", i)
 		p, err := netip.ParsePrefix(a)
 		if err != nil {
-			return bad("address %q: want an address with prefix length, such as 10.0.0.1/24", a)
+			return bad(key, "address %q: want an address with prefix length, such as 10.0.0.1/24", a)
 		}
-		if a := p.Addr(); a.IsMulticast() || a.IsUnspecified() || a.IsLoopback() || a.Is4In6() || a.Zone() != "" {
-			return bad("address %q: not an address an interface can have", p)
+		if a := p.Addr(); a.IsMulticast() || a.IsUnspecified() || a.IsLoopback() || a.Is4In6() || a.Zone() != "" || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
+			return bad(key, "address %q: not an address an interface can have", p)
+		}
+		if p.Addr().Is6() && c.UDMTU < mtu.MinIPv6 {
+			return bad(key, "address %q: there is no IPv6 on a link whose ud_mtu, %d here, is below %d", p, c.UDMTU, mtu.MinIPv6)
 		}
 		s.prefixes = append(s.prefixes, p)
 	}
 	if c.GID != "" {
-		if s.gid, err = ib.ParseGID(c.GID); err != nil {
-			return bad("gid: %w", err)
+		if s.gid, err = parseGID(c.GID); err != nil {
+			return bad("gid", "gid: %v", err)
 		}
 	}
-	for _, p := range c.Peers {
-		g, err := ib.ParseGID(p)
+	for i, p := range c.Peers {
+		g, err := parseGID(p)
 		if err != nil {
-			return bad("peers: %w", err)
+			return bad(fmt.Sprintf("peers[%d]", i), "peers: %v", err)
 		}
 		s.peers = append(s.peers, g)
 	}
 	if err := s.level.UnmarshalText([]byte(c.LogLevel)); err != nil {
-		return bad("log_level %q: must be debug, info, warn or error", c.LogLevel)
+		return bad("log_level", "log_level %q: must be debug, info, warn or error", c.LogLevel)
 	}
 	if s.idle, err = time.ParseDuration(c.IdleTimeout); err != nil || s.idle < 0 {
-		return bad("idle_timeout %q: want a duration such as 5m; 0 means connections stay", c.IdleTimeout)
+		return bad("idle_timeout", "idle_timeout %q: want a duration such as 5m; 0 means connections stay", c.IdleTimeout)
 	}
 	return s, nil
 }
 
+// maxSocketPath is the longest path that the kernel takes for a UNIX socket.
+const maxSocketPath = 107
+
 func validIfName(s string) bool {
-	return len(s) >= 1 && len(s) <= 15 && s != "." && s != ".." && !strings.ContainsAny(s, "/: \t\n%")
+	return len(s) >= 1 && len(s) <= 15 && !strings.ContainsAny(s, "/: \t\n%") &&
+		!slices.Contains([]string{".", "..", "all", "default", "lo"}, s) // the kernel's own, here and in sysctls
+}
+
+// parseGID parses a GID that a host can have.
+func parseGID(s string) (ib.GID, error) {
+	g, err := ib.ParseGID(s)
+	if err != nil {
+		return g, err
+	}
+	if a := g.Addr(); a.IsUnspecified() || a.IsMulticast() {
+		return g, fmt.Errorf("%s is no address of a host", s)
+	}
+	return g, nil
 }
 
 // controlPath returns where the control socket is.

@@ -52,6 +52,8 @@ func TestStrictYAML(t *testing.T) {
 		{"a list for a word", "name: [a, b]\n", "line 1: a list where a word belongs"},
 		{"a word for keys", "000\n", `line 1: "000" where keys and values`},
 		{"a word for a switch", "offload: {gso: maybe}\n", `line 1: "maybe" where true or false belongs`},
+		{"a fraction", "underlay: eth0\nud_mtu: 2044.5\n", `line 2: "2044.5" where a whole number belongs`},
+		{"a power", "pkey: 1e3\n", `line 1: "1e3" where a whole number belongs`},
 		{"a key twice", "name: a\nname: b\n", "line 2: mapping key \"name\" already defined at line 1"},
 		{"no YAML", "name: \"a\n", "line 2"},
 		{"a second document", "name: a\n---\nname: b\n", "more than one YAML document"},
@@ -90,6 +92,14 @@ func TestEveryBadValueIsNamed(t *testing.T) {
 		{"UD MTU too large", func(c *Config) { c.UDMTU = 4093 }, "ud_mtu 4093"},
 		{"Receive MTU too small", func(c *Config) { c.ReceiveMTU = 1283 }, "receive_mtu 1283: must be 1284 to 65524"},
 		{"Receive MTU too large", func(c *Config) { c.ReceiveMTU = 65525 }, "receive_mtu 65525"},
+		{"Receive MTU below the UD MTU", func(c *Config) { c.UDMTU, c.ReceiveMTU = 4092, 2048 }, "receive_mtu 2048: must be at least ud_mtu and 4 more, 4096"},
+		{"no Q_Key", func(c *Config) { c.QKey = 0 }, "qkey 0"},
+		{"name of sysctls", func(c *Config) { c.Name = "all" }, `name "all"`},
+		{"long path", func(c *Config) { c.Control = "/" + strings.Repeat("x", 107) }, "at most 107 characters"},
+		{"IPv6 on a small link", func(c *Config) { c.UDMTU, c.Addresses = 1279, []string{"fd00::1/64"} }, `address "fd00::1/64": there is no IPv6 on a link whose ud_mtu, 1279 here, is below 1280`},
+		{"limited broadcast", func(c *Config) { c.Addresses = []string{"255.255.255.255/32"} }, `address "255.255.255.255/32"`},
+		{"no GID", func(c *Config) { c.GID = "::" }, "gid: :: is no address of a host"},
+		{"a group", func(c *Config) { c.Peers = []string{"ff02::1"} }, "peers: ff02::1 is no address of a host"},
 		{"partition 0", func(c *Config) { c.PKey = 0x8000 }, "pkey 0x8000: partition 0"},
 		{"no prefix length", func(c *Config) { c.Addresses = []string{"10.0.0.1"} }, `address "10.0.0.1": want an address with prefix length`},
 		{"multicast address", func(c *Config) { c.Addresses = []string{"224.0.0.1/24"} }, `address "224.0.0.1/24": not an address an interface can have`},
@@ -209,6 +219,29 @@ func TestEveryFlagIsAKey(t *testing.T) {
 		}
 		if !keys[key] && name != "config" {
 			t.Errorf("--%s has no key %s", name, key)
+		}
+	}
+}
+
+// A bad value of the file is named with its line, one of a flag without.
+func TestBadValuesHaveTheirLine(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "c.yaml")
+	os.WriteFile(file, []byte("underlay: eth0\n# above\nud_mtu: 100\naddresses:\n  - 10.0.0.1/24\n  - 10.0.0.2\npeers: [fe80::1,\n  here]\nmode: fast\n"), 0o600)
+	for _, tt := range []struct {
+		name string
+		args []string
+		want string
+	}{
+		{"number", []string{"--mode=rc"}, file + ": line 3: ud_mtu 100"},
+		{"word", nil, file + `: line 9: mode "fast"`},
+		{"item of a list", []string{"--mode=rc", "--ud-mtu=2044"}, file + `: line 6: address "10.0.0.2"`},
+		{"item of a short list", []string{"--mode=rc", "--ud-mtu=2044", "--address=10.0.0.1/24"}, file + ": line 8: peers: "},
+		{"flag over the file", []string{"--mode=faster"}, `ipoibcmd run: mode "faster"`},
+		{"item of a flag", []string{"--mode=rc", "--ud-mtu=2044", "--address=10.0.0.1"}, `ipoibcmd run: address "10.0.0.1"`},
+	} {
+		status, _, stderr := command(t, append([]string{"run", "--config", file}, tt.args...)...)
+		if status != 2 || !strings.Contains(stderr, tt.want) {
+			t.Errorf("%s: status %d, %q, want 2 and %q", tt.name, status, stderr, tt.want)
 		}
 	}
 }
