@@ -405,6 +405,15 @@ func FuzzParseIP(f *testing.F) {
 		if ok1 != ok2 || (err1 == nil) != (err2 == nil) {
 			t.Fatalf("ICRC %v %v, then %v %v", ok1, err1, ok2, err2)
 		}
+		if err1 == nil {
+			sealed := bytes.Clone(in)
+			err := roce.Seal(sealed)
+			if ok, _ := roce.CheckIP(sealed); err != nil || !ok {
+				t.Fatalf("sealed (%v) it is refused: %x", err, sealed)
+			}
+		} else if roce.Seal(in) == nil {
+			t.Fatalf("sealed, though it cannot be checked (%v): %x", err1, in)
+		}
 	})
 }
 
