@@ -73,6 +73,30 @@ func TestRender(t *testing.T) {
 	}
 }
 
+// TestSeveral: each RFC has a part of its own, and its own share to meet.
+func TestSeveral(t *testing.T) {
+	files := small()
+	files["cm/b_test.go"] = "package cm\nfunc TestD(t *testing.T) {\n\tz() // ROW5, 1234-2-1; not a row: 2026-11-21\n}\n\n// 1234-2-2\nvar table = 1\n"
+	files["docs/requirements-1234.tsv"] = columns + "1234-2-1\t2\tMUST\tone\tS\n1234-2-2\t2\tMUST\ttwo\tS\n1234-2-3\t2\tMUST\tthree\tS\n"
+	files[reasonsFile] += "1234-2-3\tno way to see it\n"
+	tree(t, files)
+	if err := run(false); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile("docs/specs.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"## RFC 1234\n\n2 of 3 rows", "## RFC 4755\n\n4 of 4 rows", "| 1234-2-1 | MUST | one | cm.TestD |", "| 1234-2-2 | MUST | two | cm/b_test.go |", "| three | no way to see it |"} {
+		if !strings.Contains(string(b), want) {
+			t.Errorf("docs/specs.md lacks %q:\n%s", want, b)
+		}
+	}
+	if err := run(true); err == nil || err.Error() != "RFC 1234: 2 of 3 rows are named by tests; 95% are asked for" {
+		t.Errorf("check: %v", err)
+	}
+}
+
 func TestCheck(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
@@ -95,7 +119,8 @@ func TestCheck(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, want: "docs/specs.md is out of date"},
-		{name: "no table", change: func(f map[string]string) { delete(f, tableFile) }, want: "no such file"},
+		{name: "no table", change: func(f map[string]string) { delete(f, tableFile) }, want: "no docs/requirements-NNNN.tsv"},
+		{name: "a row of another RFC", change: func(f map[string]string) { f["docs/requirements-1234.tsv"] = columns + "ROW1\t9.9\tMUST\tx\tS\n" }, want: "is of another RFC"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			files := small()
