@@ -20,6 +20,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"ipoibcm/datapath"
@@ -158,7 +159,10 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	loopCtx, stopLoop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := a.loop.Run(loopCtx); err != nil {
+		switch err := a.loop.Run(loopCtx); {
+		case err != nil && a.tunGone():
+			stop(fmt.Errorf("interface %s was removed, and not by us", a.opt.Name))
+		case err != nil:
 			stop(fmt.Errorf("data path: %w", err))
 		}
 	})
@@ -222,6 +226,8 @@ func explainTUN(name string, err error) error {
 		return fmt.Errorf("%w (CAP_NET_ADMIN is needed: run as root)", err)
 	case errors.Is(err, errBusy):
 		return fmt.Errorf("interface %s is there already: choose another --name, or stop the agent that has it", name)
+	case errors.Is(err, syscall.EINVAL): // of TUNSETIFF: a name that it cannot have
+		return fmt.Errorf("interface %s is there already and is no TUN, or its name is impossible: choose another --name", name)
 	}
 	return err
 }

@@ -159,6 +159,7 @@ func TestTUNErrorsSayWhatToDo(t *testing.T) {
 		{os.ErrNotExist, "/dev/net/tun"},
 		{os.ErrPermission, "CAP_NET_ADMIN"},
 		{fmt.Errorf("TUNSETIFF: %w", syscall.EBUSY), "choose another --name"},
+		{fmt.Errorf("create TUN: %w", syscall.EINVAL), "is no TUN"},
 	} {
 		if got := explainTUN("ibcm0", tt.err).Error(); !strings.Contains(got, tt.want) {
 			t.Errorf("%v: %q does not speak of %q", tt.err, got, tt.want)

@@ -29,7 +29,8 @@ type client struct {
 	http http.Client
 }
 
-// clientFlags are what every looking-in command takes.
+// clientFlags are what every looking-in command takes, json where its answer
+// is one document or a stream of them.
 type clientFlags struct {
 	control, name string
 	json          bool
@@ -38,6 +39,10 @@ type clientFlags struct {
 func (f *clientFlags) bind(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.control, "control", "", "control socket (default: of --name, else the only one in "+control.SocketDir+")")
 	cmd.Flags().StringVar(&f.name, "name", "", "interface of the agent to ask")
+}
+
+func (f *clientFlags) bindJSON(cmd *cobra.Command) {
+	f.bind(cmd)
 	cmd.Flags().BoolVar(&f.json, "json", false, "print JSON")
 }
 

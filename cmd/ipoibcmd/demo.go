@@ -34,6 +34,10 @@ func newDemo() *cobra.Command {
 		Long: "demo makes two network namespaces joined by a veth pair, runs an agent in each, and shows every\n" +
 			"part of the product at work: RC, UC and UD, MTU routes, multicast, crossing REQs, a restart.\n" +
 			"It needs root, leaves nothing behind, and exits with 0 only if every step holds.",
+		Example: `  ipoibcmd demo
+  ipoibcmd demo --duration 1s --json
+  ipoibcmd demo --ipv4-underlay --underlay-mtu 1500 --pcap demo.pcapng
+  ipoibcmd demo --keep`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return demo(cmd.Context(), opt) },
 	}
@@ -149,6 +153,9 @@ func demo(ctx context.Context, opt demoOptions) (err error) {
 			return silentError{runErr}
 		}
 		return nil
+	}
+	if ctx.Err() != nil && runErr != nil {
+		return errors.New("interrupted; everything it made is gone")
 	}
 	if runErr != nil {
 		return fmt.Errorf("%w\nThe agents' logs end with:\n%s", runErr, logs)

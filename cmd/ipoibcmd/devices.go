@@ -25,7 +25,9 @@ func newDevices() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "devices",
 		Short: "list network devices that could be the underlay, and RDMA devices",
-		Args:  cobra.NoArgs,
+		Example: `  ipoibcmd devices
+  ipoibcmd devices --json`,
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			d, err := listDevices()
 			if err != nil {

@@ -34,7 +34,7 @@ func newDoctor() *cobra.Command {
 			if err != nil {
 				return usageError{err}
 			}
-			d := doctor.Examine(gather(c, s))
+			d := doctor.Examine(gather(cmd.Context(), c, s))
 			if asJSON {
 				err = printJSON(d)
 			} else {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -30,14 +31,14 @@ const (
 )
 
 // gather looks at the host. It must leave nothing behind.
-func gather(c Config, s settings) doctor.Facts {
+func gather(ctx context.Context, c Config, s settings) doctor.Facts {
 	f := doctor.Facts{
 		Name: c.Name, Underlay: c.Underlay, Provider: c.Provider, UDMTU: c.UDMTU, GID: s.gid, CMTransport: c.CMTransport,
 		NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), Prefixes: s.prefixes, ControlPath: c.controlPath(),
 	}
 	f.NetAdmin = netAdmin()
 	f.Control, f.ControlErr = controlState(f.ControlPath)
-	openFacts(&f, c, s)
+	openFacts(ctx, &f, c, s)
 	netdevs := deviceFacts(&f) // after it: opening waits for addresses that are tentative
 	rehearse(&f)
 	gso, gro := softroce.TestOffloads()
@@ -92,9 +93,9 @@ func deviceFacts(f *doctor.Facts) map[string][]string {
 }
 
 // openFacts opens the provider as run does, and closes it again.
-func openFacts(f *doctor.Facts, c Config, s settings) {
+func openFacts(ctx context.Context, f *doctor.Facts, c Config, s settings) {
 	f.Opened = true
-	p, _, _, err := openProvider(c, s, slog.New(slog.DiscardHandler))
+	p, _, _, err := openProvider(ctx, c, s, slog.New(slog.DiscardHandler))
 	if err != nil {
 		f.OpenErr = err.Error()
 		if f.PortTaken = errors.Is(err, unix.EADDRINUSE); f.PortTaken {

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -21,7 +22,11 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ending := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // nohup ignores it
+		ending = append(ending, syscall.SIGHUP) // the terminal has gone: leave nothing behind
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), ending...)
 	defer stop()
 	os.Exit(execute(ctx, os.Args[1:]))
 }
@@ -73,7 +78,7 @@ func report(cmd *cobra.Command, err error) {
 		printJSON(control.Error{Version: control.Version, Error: err.Error(), Hint: hint})
 		return
 	}
-	fmt.Fprintf(os.Stderr, "ipoibcmd %s: %v\n", cmd.Name(), err)
+	fmt.Fprintf(os.Stderr, "%s: %v\n", cmd.CommandPath(), err)
 	if hint != "" {
 		fmt.Fprintln(os.Stderr, "  "+hint)
 	}
@@ -115,13 +120,17 @@ func strict(cmd *cobra.Command) {
 			if !cmd.HasParent() {
 				return cmd.Help()
 			}
-			return usageError{hintError{errors.New("which?"), hint}}
+			var names []string
+			for _, sub := range cmd.Commands() {
+				names = append(names, sub.Name())
+			}
+			return usageError{hintError{errors.New("say what: " + strings.Join(names, ", ")), hint}}
 		}
 	}
 	if check := cmd.Args; check != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
 			if err := check(cmd, args); err != nil {
-				return usageError{hintError{err, hint}}
+				return usageError{hintError{fmt.Errorf("%d arguments given; usage: %s", len(args), cmd.UseLine()), hint}}
 			}
 			return nil
 		}

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"ipoibcm/control"
 	"ipoibcm/wire/pcapng"
 )
@@ -53,18 +55,19 @@ func TestExitStatusAndHints(t *testing.T) {
 		status int
 		want   []string // on standard error
 	}{
-		{"unknown command", []string{"bogus"}, 2, []string{`unknown command "bogus"`, "see: ipoibcmd --help"}},
+		{"unknown command", []string{"bogus"}, 2, []string{`ipoibcmd: unknown command "bogus"`, "see: ipoibcmd --help"}},
+		{"words after a subcommand", []string{"show", "conn", "x"}, 2, []string{"ipoibcmd show conn: 1 arguments given"}},
 		{"unknown subcommand", []string{"show", "bogus"}, 2, []string{`unknown command "bogus"`, "see: ipoibcmd show --help"}},
-		{"no subcommand", []string{"show"}, 2, []string{"which?"}},
+		{"no subcommand", []string{"show"}, 2, []string{"say what: conn, groups, neigh, routes, stats"}},
 		{"unknown flag", []string{"status", "--bogus"}, 2, []string{"unknown flag: --bogus", "see: ipoibcmd status --help"}},
-		{"argument too few", []string{"explain"}, 2, []string{"accepts 1 arg"}},
+		{"argument too few", []string{"explain"}, 2, []string{"ipoibcmd explain: 0 arguments given; usage: ipoibcmd explain IP"}},
 		{"argument too many", []string{"run", "eth0"}, 2, []string{"see: ipoibcmd run --help"}},
 		{"not an address", []string{"explain", "here"}, 2, []string{`"here" is not an IP address`}},
 		{"negative snap", []string{"capture", "--snap=-1", "-"}, 2, []string{"--snap -1: must not be negative"}},
 		{"run without underlay", []string{"run"}, 2, []string{"no underlay: give --underlay DEVICE (ipoibcmd devices lists them)"}},
 		{"bad configuration", []string{"run", "--underlay=eth0", "--mode=fast"}, 2, []string{`ipoibcmd run: mode "fast"`}},
 		{"unknown provider", []string{"run", "--underlay=lo", "--provider=ibverbs"}, 1, []string{`provider "ibverbs": this binary has softroce only`}},
-		{"no such underlay", []string{"run", "--underlay=nothere9"}, 1, []string{"underlay nothere9: ", "ipoibcmd devices lists what could serve"}},
+		{"no such underlay", []string{"run", "--underlay=nothere9"}, 1, []string{"underlay nothere9: there is no such device", "ipoibcmd devices lists what could serve"}},
 		{"no agent", []string{"status", "--control", missing}, 1, []string{"no agent: " + missing + " does not exist", "start one with ipoibcmd run"}},
 		{"dead agent", []string{"show", "conn", "--control", stale}, 1, []string{"no agent answers at " + stale, "it was probably killed"}},
 		{"demo too short", []string{"demo", "--duration=1ms"}, 2, []string{"--duration 1ms: must be 100ms to 1m"}},
@@ -321,5 +324,37 @@ func TestHelpNamesEveryCommand(t *testing.T) {
 		if !strings.Contains(b.String(), fmt.Sprintf("\n  %s ", name)) {
 			t.Errorf("help does not name %s:\n%s", name, &b)
 		}
+	}
+}
+
+// The help of every command shows how it is used, with flags that it has.
+func TestHelpHasExamples(t *testing.T) {
+	var walk func(*cobra.Command)
+	walk = func(c *cobra.Command) {
+		for _, line := range strings.Split(c.Example, "\n") {
+			line, _, _ = strings.Cut(line, " | ")
+			line, _, _ = strings.Cut(line, " > ")
+			words := strings.Fields(line)
+			if len(words) < len(strings.Fields(c.CommandPath())) || !strings.HasPrefix(strings.Join(words, " "), c.CommandPath()) {
+				t.Errorf("%s: example %q is not of it", c.CommandPath(), line)
+				continue
+			}
+			found, rest, err := c.Root().Find(words[1:])
+			if err == nil {
+				err = found.ParseFlags(rest)
+			}
+			if err == nil {
+				err = found.ValidateArgs(found.Flags().Args())
+			}
+			if err != nil {
+				t.Errorf("%s: example %q: %v", c.CommandPath(), line, err)
+			}
+		}
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+	}
+	for _, c := range newRoot().Commands() {
+		walk(c)
 	}
 }

@@ -21,7 +21,8 @@ import (
 )
 
 func newProbe() *cobra.Command {
-	cmd := &cobra.Command{Use: "probe", Short: "set up one connection with a peer and tell what was agreed"}
+	cmd := &cobra.Command{Use: "probe", Short: "set up one connection with a peer and tell what was agreed",
+		Example: "  ipoibcmd probe mpa 192.0.2.7:7174 --peer-to-peer"}
 	cmd.AddCommand(newProbeMPA())
 	return cmd
 }

@@ -59,9 +59,10 @@ func newRun() *cobra.Command {
 
 func newInit() *cobra.Command {
 	return &cobra.Command{
-		Use:   "init",
-		Short: "print a commented sample configuration",
-		Args:  cobra.NoArgs,
+		Use:     "init",
+		Short:   "print a commented sample configuration",
+		Example: "  ipoibcmd init > /etc/ipoibcm/ibcm0.yaml",
+		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			_, err := os.Stdout.Write(sample)
 			return err
@@ -76,7 +77,10 @@ func run(ctx context.Context, c Config) error {
 		return err
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: s.level}))
-	provider, gid, notes, err := openProvider(c, s, log)
+	provider, gid, notes, err := openProvider(ctx, c, s, log)
+	if errors.Is(err, softroce.ErrStopped) {
+		return nil // interrupted before there was anything to end
+	}
 	if err != nil {
 		return err
 	}
@@ -112,12 +116,15 @@ func off(b *bool) bool { return b != nil && !*b }
 
 // openProvider opens what carries RDMA, and checks that the UD MTU fits it. The
 // notes are what an operator should know about the choice.
-func openProvider(c Config, s settings, log *slog.Logger) (verbs.Provider, ib.GID, []string, error) {
+func openProvider(ctx context.Context, c Config, s settings, log *slog.Logger) (verbs.Provider, ib.GID, []string, error) {
 	if c.Provider != "softroce" {
 		return nil, ib.GID{}, nil, fmt.Errorf("provider %q: this binary has softroce only", c.Provider)
 	}
 	link, err := hostnet.Lookup(c.Underlay)
 	if err != nil {
+		if errors.Is(err, hostnet.ErrNotFound) {
+			err = errors.New("there is no such device")
+		}
 		return nil, ib.GID{}, nil, hintError{fmt.Errorf("underlay %s: %w", c.Underlay, err), "ipoibcmd devices lists what could serve"}
 	}
 	if !link.Up {
@@ -125,7 +132,7 @@ func openProvider(c Config, s settings, log *slog.Logger) (verbs.Provider, ib.GI
 	}
 	dev, err := softroce.Open(softroce.Options{
 		Underlay: c.Underlay, GID: s.gid, MaxUDPayload: c.UDMTU + encap.HeaderLen, PKeys: []ib.PKey{ib.PKey(cmp.Or(c.PKey, uint16(ib.DefaultPKey))) | ib.PKeyFull},
-		NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), Log: log,
+		NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), Stop: ctx.Done(), Log: log,
 	})
 	if err != nil {
 		return nil, ib.GID{}, nil, fmt.Errorf("open softroce on %s: %w", c.Underlay, err)

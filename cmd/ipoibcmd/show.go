@@ -63,12 +63,14 @@ func newStatus() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "show interface, mode, MTU, GID, QPN, groups and peers on one screen",
-		Args:  cobra.NoArgs,
+		Example: `  ipoibcmd status
+  ipoibcmd status --name ibcm1 --json`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return show(cmd.Context(), &flags, control.PathStatus, nil, printStatus)
 		},
 	}
-	flags.bind(cmd)
+	flags.bindJSON(cmd)
 	return cmd
 }
 
@@ -135,7 +137,8 @@ func printStatus(w io.Writer, s *control.Status) {
 }
 
 func newShow() *cobra.Command {
-	cmd := &cobra.Command{Use: "show", Short: "show connections, neighbours, routes, groups or counters"}
+	cmd := &cobra.Command{Use: "show", Short: "show connections, neighbours, routes, groups or counters",
+		Example: "  ipoibcmd show conn\n  ipoibcmd show stats --json"}
 	for _, sub := range []struct {
 		use, short string
 		run        func(context.Context, *clientFlags) error
@@ -157,10 +160,10 @@ func newShow() *cobra.Command {
 		}},
 	} {
 		var flags clientFlags
-		c := &cobra.Command{Use: sub.use, Short: sub.short, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		c := &cobra.Command{Use: sub.use, Short: sub.short, Example: "  ipoibcmd show " + sub.use + "\n  ipoibcmd show " + sub.use + " --json", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 			return sub.run(cmd.Context(), &flags)
 		}}
-		flags.bind(c)
+		flags.bindJSON(c)
 		cmd.AddCommand(c)
 	}
 	return cmd
@@ -223,7 +226,9 @@ func newExplain() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain IP",
 		Short: "say why packets to IP go the way they go: mode, MTU, peer class, last REJ",
-		Args:  cobra.ExactArgs(1),
+		Example: `  ipoibcmd explain 10.0.0.2
+  ipoibcmd explain fd00::2 --json`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ip, err := netip.ParseAddr(args[0])
 			if err != nil {
@@ -232,7 +237,7 @@ func newExplain() *cobra.Command {
 			return show(cmd.Context(), &flags, control.PathExplain, url.Values{"ip": {ip.String()}}, printExplanation)
 		},
 	}
-	flags.bind(cmd)
+	flags.bindJSON(cmd)
 	return cmd
 }
 
@@ -253,10 +258,12 @@ func newMonitor() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "monitor",
 		Short: "follow every CM message and decision until interrupted",
-		Args:  cobra.NoArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return monitor(cmd.Context(), &flags) },
+		Example: `  ipoibcmd monitor
+  ipoibcmd monitor --json | jq -r .text`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return monitor(cmd.Context(), &flags) },
 	}
-	flags.bind(cmd)
+	flags.bindJSON(cmd)
 	return cmd
 }
 
@@ -266,8 +273,10 @@ func newCapture() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "capture FILE",
 		Short: "write the underlay's packets to FILE (- for standard output) as pcapng until interrupted",
-		Args:  cobra.ExactArgs(1),
-		RunE:  func(cmd *cobra.Command, args []string) error { return capture(cmd.Context(), &flags, args[0], snap) },
+		Example: `  ipoibcmd capture handshake.pcapng --snap 400
+  ipoibcmd capture - | tshark -r - -Y infiniband.mad`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return capture(cmd.Context(), &flags, args[0], snap) },
 	}
 	flags.bind(cmd)
 	cmd.Flags().IntVar(&snap, "snap", 0, "keep only the first octets of each packet (0: all)")

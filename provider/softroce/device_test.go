@@ -1,6 +1,9 @@
 package softroce
 
 import (
+	"errors"
+	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -135,5 +138,20 @@ func TestRCTransfer(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Nobody has to wait for an address that does not come.
+func TestOpenIsInterrupted(t *testing.T) {
+	stop := make(chan struct{})
+	close(stop)
+	absent := ib.GIDFromAddr(netip.MustParseAddr("fe80::404"))
+	_, err := Open(Options{Underlay: "lo", GID: absent, AddressWait: time.Hour, Stop: stop})
+	if !errors.Is(err, ErrStopped) {
+		t.Errorf("got %v, want ErrStopped", err)
+	}
+	_, err = Open(Options{Underlay: "lo", GID: absent, AddressWait: -1})
+	if err == nil || !strings.Contains(err.Error(), "fe80::404 is not a usable address of it; it has 127.0.0.1") {
+		t.Errorf("got %v, want the addresses there are", err)
 	}
 }

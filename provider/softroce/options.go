@@ -46,6 +46,8 @@ type Options struct {
 	// AddressWait bounds the wait for an address that is still tentative. Zero
 	// means 5 s, negative means no wait.
 	AddressWait time.Duration
+	// Stop ends that wait when it is closed; Open then returns ErrStopped.
+	Stop <-chan struct{}
 
 	// NoGSO and NoGRO switch UDP_SEGMENT and UDP_GRO off. Without them both are
 	// used until the kernel refuses, which is counted.

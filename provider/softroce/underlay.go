@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -45,6 +46,9 @@ type underlay struct {
 	opts   *Options
 	handle *netlink.Handle // made at Open: stays in that network namespace
 }
+
+// ErrStopped says that Options.Stop was closed while Open waited.
+var ErrStopped = errors.New("asked to stop")
 
 // errTentative says that the only usable address is not usable yet.
 var errTentative = errors.New("the address is still tentative")
@@ -147,10 +151,27 @@ func (u *underlay) wait() (*portState, netlink.Link, error) {
 				return p, link, nil // IPv4 meanwhile
 			}
 			if g := u.opts.GID; !g.IsZero() {
-				return nil, nil, fmt.Errorf("underlay %s: %v is not a usable address of it", u.opts.Underlay, g)
+				return nil, nil, fmt.Errorf("underlay %s: %v is not a usable address of it; it has %s", u.opts.Underlay, g, u.list(link))
 			}
 			return nil, nil, fmt.Errorf("underlay %s has no usable address: set it up, or give it an IPv4 address", u.opts.Underlay)
 		}
-		time.Sleep(20 * time.Millisecond)
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-u.opts.Stop:
+			return nil, nil, ErrStopped
+		}
 	}
+}
+
+// list names the addresses of a device, for people.
+func (u *underlay) list(link netlink.Link) string {
+	addrs, err := u.addresses(link)
+	if err != nil || len(addrs) == 0 {
+		return "none"
+	}
+	var names []string
+	for _, a := range addrs {
+		names = append(names, a.IP.String())
+	}
+	return strings.Join(names, ", ")
 }

@@ -192,8 +192,12 @@ func TestDoctorUsage(t *testing.T) {
 			t.Errorf("%v: exit status %d\n%s", args, code, out)
 		}
 	}
-	// Below what IPv6 needs is worth a warning, no more.
-	d, code := h.examined("", h.args("--ud-mtu", "1000")...)
+	// Below what IPv6 needs is worth a warning, no more, unless the interface has
+	// IPv6 addresses.
+	if out, code := h.command(append([]string{"doctor"}, h.args("--ud-mtu", "1000")...)...); code != 2 || !strings.Contains(out, "ud_mtu, 1000 here") {
+		t.Errorf("UD MTU 1000 and an IPv6 address: exit status %d\n%s", code, out)
+	}
+	d, code := h.examined("", "--underlay", underlay, "--name", ifName, "--ud-mtu", "1000", "--address", h.v4.String()+"/24")
 	if code != 0 || !slices.Contains(withStatus(d, control.CheckWarn), doctor.MTU) {
 		t.Errorf("UD MTU 1000: exit status %d, %+v", code, d.Checks)
 	}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"sync"
 	"syscall"
@@ -12,7 +14,6 @@ import (
 	"time"
 
 	"ipoibcm/cmd/ipoibcmd/lab"
-	"ipoibcm/control"
 )
 
 func contextOf(s *segment) (context.Context, context.CancelFunc) { return context.WithCancel(s.ctx) }
@@ -213,25 +214,58 @@ func (h *host) command(args ...string) (string, int) {
 	return string(out), c.ProcessState.ExitCode()
 }
 
-// Ctrl-C is a clean end too: the peer is told, the device and the socket go.
+// Ctrl-C is a clean end too, and so is the terminal's: the peer is told, the
+// device and the socket go.
 func TestInterrupt(t *testing.T) {
 	parallel(t)
 	s := newSegment(t, topology{})
 	s.start()
 	a, b := s.hosts[0], s.hosts[1]
-	a.connect(b, "RC")
-	s.must(syscall.Kill(b.agent.PID(), syscall.SIGINT))
-	a.noConns() // 4755-3.4-2
-	s.eventually(patience, "b's interface goes", func() error {
-		if _, err := b.Link(ifName); err == nil {
-			return fmt.Errorf("%s is there", ifName)
+	for n, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGHUP} {
+		if signal.Ignored(sig) {
+			t.Logf("%v is ignored here, and then by agents too", sig)
+			continue
 		}
-		return nil
-	})
-	if n := a.counter("ipoib", "closed_by_peer"); n != 1 {
-		t.Errorf("a counted %d connections closed by the peer", n)
+		a.connect(b, "RC")
+		s.must(syscall.Kill(b.agent.PID(), sig))
+		a.noConns() // 4755-3.4-2
+		s.eventually(patience, "b's interface goes", func() error {
+			if _, err := b.Link(ifName); err == nil {
+				return fmt.Errorf("%s is there", ifName)
+			}
+			return nil
+		})
+		if got := a.counter("ipoib", "closed_by_peer"); got != uint64(n+1) {
+			t.Errorf("a counted %d connections closed by the peer, want %d", got, n+1)
+		}
+		b.stop() // ended already, and well
+		if _, err := os.Stat(b.path(".sock")); err == nil {
+			t.Errorf("after %v the socket is there", sig)
+		}
+		b.run()
 	}
-	var d control.Neighbours
-	s.must(a.agent.Get(s.ctx, control.PathNeigh, &d))
-	b.stop() // ended already, and well
+}
+
+// An interface that is taken away ends its agent, with a word.
+func TestInterfaceTakenAway(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{})
+	a, b := s.hosts[0], s.hosts[1]
+	s.start()
+	a.connect(b, "RC")
+	l, err := b.Link(ifName)
+	s.must(err)
+	s.must(b.Netlink().LinkDel(l))
+	a.noConns() // the peer is told all the same
+	err = b.agent.Stop(patience)
+	if err == nil || !strings.Contains(b.agent.LogTail(3), "interface "+ifName+" was removed, and not by us") {
+		t.Errorf("the agent ended with %v:\n%s", err, b.agent.LogTail(3))
+	}
+	b.agent = nil
+	b.run()
+	a.connect(b, "RC")
+	out, code := b.command("run", "--underlay", underlay, "--gid", b.status().Interface.GID, "--name", underlay, "--control", b.path("2.sock"))
+	if code != 1 {
+		t.Errorf("an interface of the underlay's name: exit status %d\n%s", code, out)
+	}
 }
