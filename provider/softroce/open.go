@@ -161,8 +161,9 @@ func (s *sender) socket() (int, error) {
 // network device that is gone. Groups are joined again by the caller.
 func (d *Device) reopen() error {
 	for _, r := range d.receivers {
-		_ = unix.Shutdown(r.fd, unix.SHUT_RD) // wakes the reader, who keeps the number
-		if err := replace(r.fd, r.socket); err != nil {
+		err := replace(r.fd, r.socket)
+		r.wake() // it waits for the old one, which its poll holds
+		if err != nil {
 			return err
 		}
 	}

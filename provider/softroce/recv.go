@@ -153,9 +153,6 @@ func (r *receiver) datagram(i int, b []byte, now time.Time) {
 	c := &r.dev.count
 	var md meta
 	r.control(i, &md)
-	if len(b) == 0 { // its socket was shut down to be replaced
-		return
-	}
 	if md.overflow > r.overflow {
 		c.rxOverflow.Add(uint64(md.overflow - r.overflow)) // the kernel's count is of this socket
 		r.overflow = md.overflow
@@ -192,10 +189,12 @@ func (r *receiver) datagram(i int, b []byte, now time.Time) {
 		size = md.segment
 		c.rxChains.Add(1)
 	}
-	for id := uint16(0); len(b) > 0; id++ {
+	for id := uint16(0); ; id++ {
 		n := min(size, len(b))
 		r.packet(b[:n:n], id, port, now)
-		b = b[n:]
+		if b = b[n:]; len(b) == 0 {
+			return
+		}
 	}
 }
 

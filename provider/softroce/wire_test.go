@@ -235,7 +235,8 @@ func TestTapShowsWholePackets(t *testing.T) {
 			a.next()
 			mu.Lock()
 			defer mu.Unlock()
-			if len(out) != 8 || len(in) != 8 {
+			// More than 8 where a busy machine let the retry timer run out.
+			if len(out) < 8 || len(in) != len(out) {
 				t.Fatalf("%d packets out, %d in", len(out), len(in))
 			}
 			for i := range out {
