@@ -88,6 +88,7 @@ func (m *Manager) Counters(f func(name string, value uint64)) {
 
 // took notes that the MAD at hand was understood.
 func (m *Manager) took(c *conn, text string) {
+	m.follow(c)
 	n := m.rx.note
 	n.Text = text
 	m.note(c, n)
@@ -95,6 +96,7 @@ func (m *Manager) took(c *conn, text string) {
 
 // duplicate notes that the MAD at hand came before.
 func (m *Manager) duplicate(c *conn) {
+	m.follow(c)
 	n := m.rx.note
 	n.Repeat = true
 	m.counts.duplicates[attrIndex(attrOf(m.rx))]++

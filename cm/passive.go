@@ -41,7 +41,9 @@ func (m *Manager) repeatedREQ(in *verbs.MAD, c *conn, req *mad.REQ) {
 		m.rejectREQ(in, req, ReasonDuplicateCommID, m.ownerData(m.local(in.Local)), "its communication ID is that of another connection")
 		return
 	}
-	c.p.CMQPN = m.rx.from
+	if !m.fromPeer(c) {
+		return
+	}
 	switch c.state {
 	case StateREQRcvd: // the user is slow: ask the peer for patience
 		m.duplicate(c)

@@ -94,16 +94,27 @@ func (m *Manager) conn(local, remote mad.CommID) *conn {
 	return nil
 }
 
-// fromPeer reports whether the MAD at hand comes from the peer's GID, and drops
-// it if not (design decision D12). If it does, the connection goes on where the
-// MAD came from: at QP 1 or in-band.
+// fromPeer reports whether the MAD at hand comes from the peer's GID and, if the
+// connection is in-band already, from its UD QP; it drops it if not (design
+// decision D12).
 func (m *Manager) fromPeer(c *conn) bool {
 	if src := m.rx.mad.Remote; !src.IsZero() && src != c.p.Remote {
 		m.drop(c, DropSource, "it comes from another GID than the connection's")
 		return false
 	}
-	c.p.CMQPN = m.rx.from
+	if from := m.rx.from; from != ib.QPNGSI && c.p.CMQPN != ib.QPNGSI && from != c.p.CMQPN {
+		m.drop(c, DropSource, "it comes from another UD QP than the connection's")
+		return false
+	}
 	return true
+}
+
+// follow lets the connection go on where a MAD for it came from: at QP 1 or
+// in-band. What was dropped does not lead it anywhere.
+func (m *Manager) follow(c *conn) {
+	if c != nil {
+		c.p.CMQPN = m.rx.from
+	}
 }
 
 // recvMRA grants the peer's user more time.

@@ -43,6 +43,9 @@ func (f *Interface) requested(ev cm.RequestReceived) {
 		f.refuse(ev, cm.ReasonNoResources, nil, "too many peers")
 		return
 	}
+	if viaOf(ev.CMQPN) == ViaInband {
+		f.heardInband(p)
+	}
 	if form == serviceid.RFC && pd.QPN == 0 {
 		// Without a UD QPN there is nothing to compare (WF I-7).
 		f.note(Note{Kind: NoteConn, Peer: key, Text: "a REQ without private data is taken as a legacy peer's"})
@@ -122,9 +125,6 @@ func (f *Interface) takeLegacy(p *peer, ev cm.RequestReceived) {
 // take ties a REQ to the connection made for it.
 func (f *Interface) take(c *conn, ev cm.RequestReceived) {
 	c.handle, c.params, c.via = ev.Handle, ev.Params, viaOf(ev.CMQPN)
-	if c.via == ViaInband {
-		f.heardInband(c.peer)
-	}
 	f.byHandle[c.handle] = c
 }
 

@@ -42,6 +42,7 @@ const (
 	nRouterOut
 	nRouterIn
 	nFlushes
+	nUntold
 	dropQueueFull
 	dropQueueTotal
 	dropQueueGone
@@ -106,6 +107,7 @@ var counterNames = [numCounters]string{
 	nRouterOut:          "router_messages_out",
 	nRouterIn:           "router_messages_in",
 	nFlushes:            "exception_flushes",
+	nUntold:             "drops_not_told",
 	dropQueueFull:       "drop_connection_queue",
 	dropQueueTotal:      "drop_connection_queue_total",
 	dropQueueGone:       "drop_connection_queue_given_up",

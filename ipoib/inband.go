@@ -188,11 +188,11 @@ func (f *Interface) recvInband(ev RecvFrame) {
 	}
 	if c, why := f.unfitInband(ev, in); why != "" {
 		f.count(c)
+		if !f.mayTell() {
+			return
+		}
 		f.note(Note{Kind: NoteCMRecv, Peer: from, Text: fmt.Sprintf("received %s in-band dropped: %s", what, why)})
 		return
-	}
-	if p := f.peers[from]; p != nil {
-		f.heardInband(p)
 	}
 	f.cmStep(cm.RecvInband{MAD: in})
 }
@@ -230,6 +230,9 @@ func (f *Interface) unfitInband(ev RecvFrame, in *verbs.MAD) (c counter, why str
 func (f *Interface) recvMAD(m *verbs.MAD) {
 	if !f.gsi() {
 		f.count(dropGSIOff)
+		if !f.mayTell() {
+			return
+		}
 		f.note(Note{Kind: NoteCMRecv, Peer: encap.LinkAddr{GID: m.Remote}, Text: "received a MAD at QP 1 dropped: CM messages travel in-band only here"})
 		return
 	}

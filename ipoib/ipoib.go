@@ -91,6 +91,7 @@ type Interface struct {
 	flush     [2]bool // exceptions of IPv4, IPv6
 	gone      []Conn  // QPs to destroy at the end of the Step
 	n         [numCounters]uint64
+	tells     tells
 	nextTimer time.Time
 
 	now time.Time // of the Step under way

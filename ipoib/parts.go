@@ -111,6 +111,9 @@ func (f *Interface) cmFailed(a cm.Failed) {
 
 // cmNote passes on what the CM tells, with the interface's own names.
 func (f *Interface) cmNote(a cm.Note) {
+	if a.Drop != cm.NotDropped && !f.mayTell() {
+		return
+	}
 	n := Note{Kind: NoteConn, Peer: encap.LinkAddr{GID: a.Remote}}
 	switch a.Dir {
 	case cm.Sent:
@@ -120,6 +123,9 @@ func (f *Interface) cmNote(a cm.Note) {
 	}
 	if c := f.byHandle[a.Handle]; c != nil {
 		n.Conn, n.Peer = c.id, c.peer.key
+		if a.Dir == cm.Received && a.Inband && a.Drop == cm.NotDropped {
+			f.heardInband(c.peer) // only what it says of a connection that we have proves that it was it
+		}
 	}
 	n.Text = a.String()
 	f.do(n)
@@ -167,6 +173,10 @@ func (f *Interface) onNeigh(a neigh.Action) {
 		}
 	case neigh.Conflict:
 		f.note(Note{Kind: NoteAddr, Addr: a.IP, Peer: a.By.Key(), Text: fmt.Sprintf("%v is claimed by %v as well", a.IP, a.By)})
+	case neigh.Refused: // counted by neigh
+		if f.mayTell() {
+			f.note(Note{Kind: NoteNeigh, Addr: a.IP, Peer: a.From.Key(), Text: refusal(a)})
+		}
 	default:
 		panic(fmt.Sprintf("ipoib: unknown action %T of neigh", a))
 	}

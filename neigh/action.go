@@ -114,6 +114,16 @@ type Conflict struct {
 	By encap.LinkAddr
 }
 
+// Refused says that a claim was dropped as false, and why: DropMalformed, DropSpoofed,
+// DropBadSender, DropLocked or DropNotOverride. It is counted here. A flood of
+// claims makes a flood of these.
+type Refused struct {
+	IP      netip.Addr     // that the claim is about; zero if it could not be read
+	Claimed encap.LinkAddr // where it is said to be; zero if that was not said
+	From    encap.LinkAddr // source of the packet
+	Reason  Drop
+}
+
 func (SendUD) action()       {}
 func (Resolved) action()     {}
 func (Changed) action()      {}
@@ -124,3 +134,4 @@ func (Discard) action()      {}
 func (AddrVerified) action() {}
 func (Duplicate) action()    {}
 func (Conflict) action()     {}
+func (Refused) action()      {}

@@ -1,6 +1,7 @@
 package neigh
 
 import (
+	"net/netip"
 	"time"
 
 	"ipoibcm/wire/arp"
@@ -18,8 +19,7 @@ func (t *Table) sendARP(dst []Action, p arp.Packet, to Dest) []Action {
 func (t *Table) recvARP(dst []Action, now time.Time, from encap.LinkAddr, b []byte) []Action {
 	var p arp.Packet
 	if p.UnmarshalBinary(b) != nil {
-		t.drop(DropMalformed)
-		return dst
+		return t.refuse(dst, DropMalformed, netip.Addr{}, encap.LinkAddr{}, from)
 	}
 	if p.Op == arp.Request {
 		t.n.RecvQueries++
@@ -27,12 +27,11 @@ func (t *Table) recvARP(dst []Action, now time.Time, from encap.LinkAddr, b []by
 		t.n.RecvAnswers++
 	}
 	probe := p.IsProbe()
-	switch {
-	case !validLink(p.Sender) || !probe && !unicast(p.SenderIP):
-		t.drop(DropBadSender)
-		return dst
-	case t.foreign(p.Sender, from):
-		return dst
+	if !validLink(p.Sender) || !probe && !unicast(p.SenderIP) {
+		return t.refuse(dst, DropBadSender, p.SenderIP, p.Sender, from)
+	}
+	if why, bad := t.foreign(p.Sender, from); bad {
+		return t.refuse(dst, why, p.SenderIP, p.Sender, from)
 	}
 	// RFC 5227 section 2.4: whoever sends from our address claims it.
 	if o := t.own[p.SenderIP]; o != nil {

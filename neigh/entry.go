@@ -240,8 +240,7 @@ func (t *Table) known(dst []Action, now time.Time, e *entry, link encap.LinkAddr
 			last = e.moved
 		}
 		if now.Sub(last) < lockTime && !(solicited && e.state == StateProbe) {
-			t.drop(DropLocked)
-			return dst
+			return t.refuse(dst, DropLocked, e.ip, link, link)
 		}
 		old := e.link
 		t.setLink(now, e, link)

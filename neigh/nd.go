@@ -60,33 +60,38 @@ func (t *Table) recvND(dst []Action, now time.Time, from encap.LinkAddr, b []byt
 			return t.recvNA(dst, now, from, m)
 		}
 	}
-	t.drop(DropMalformed)
-	return dst
+	return t.refuse(dst, DropMalformed, netip.Addr{}, encap.LinkAddr{}, from)
 }
 
-// foreign reports whether a frame is to be dropped, and counts it: its sender is
+// foreign reports whether a frame is to be dropped, and why: its sender is
 // ourselves, or not who it says it is. link is the zero LinkAddr if the message
 // carries none.
-func (t *Table) foreign(link, from encap.LinkAddr) bool {
+func (t *Table) foreign(link, from encap.LinkAddr) (Drop, bool) {
 	hasLink, hasFrom := !link.IsZero(), !from.GID.IsZero()
 	switch own := t.link.Key(); {
 	case hasLink && link.Key() == own || hasFrom && from.Key() == own:
-		t.drop(DropReflected)
+		return DropReflected, true
 	case hasLink && hasFrom && link.Key() != from.Key() && !t.o.AllowForeignSender:
-		t.drop(DropSpoofed)
-	default:
-		return false
+		return DropSpoofed, true
 	}
-	return true
+	return 0, false
+}
+
+// refuse drops the claim that a is at link, which came from from.
+func (t *Table) refuse(dst []Action, why Drop, a netip.Addr, link, from encap.LinkAddr) []Action {
+	t.drop(why)
+	if why == DropReflected {
+		return dst // no lie, and as frequent as our own broadcasts
+	}
+	return append(dst, Refused{IP: a, Claimed: link, From: from, Reason: why})
 }
 
 func (t *Table) recvNS(dst []Action, now time.Time, from encap.LinkAddr, m nd.NS) []Action {
-	switch {
-	case m.HasLink && !validLink(m.Link) || !m.IsDAD() && !unicast(m.Src) || !unicast(m.Target):
-		t.drop(DropBadSender)
-		return dst
-	case t.foreign(m.Link, from):
-		return dst
+	if m.HasLink && !validLink(m.Link) || !m.IsDAD() && !unicast(m.Src) || !unicast(m.Target) {
+		return t.refuse(dst, DropBadSender, m.Src, m.Link, from)
+	}
+	if why, bad := t.foreign(m.Link, from); bad {
+		return t.refuse(dst, why, m.Src, m.Link, from)
 	}
 	if o := t.own[m.Src]; o != nil {
 		if m.HasLink {
@@ -160,12 +165,11 @@ func (t *Table) learn(dst []Action, now time.Time, a netip.Addr, link encap.Link
 
 // recvNA follows RFC 4861 section 7.2.5.
 func (t *Table) recvNA(dst []Action, now time.Time, from encap.LinkAddr, m nd.NA) []Action {
-	switch {
-	case m.HasLink && !validLink(m.Link) || !unicast(m.Src) || !unicast(m.Target):
-		t.drop(DropBadSender)
-		return dst
-	case t.foreign(m.Link, from):
-		return dst
+	if m.HasLink && !validLink(m.Link) || !unicast(m.Src) || !unicast(m.Target) {
+		return t.refuse(dst, DropBadSender, m.Target, m.Link, from)
+	}
+	if why, bad := t.foreign(m.Link, from); bad {
+		return t.refuse(dst, why, m.Target, m.Link, from)
 	}
 	if o := t.own[m.Target]; o != nil {
 		if m.HasLink {
@@ -189,7 +193,7 @@ func (t *Table) recvNA(dst []Action, now time.Time, from encap.LinkAddr, m nd.NA
 	// Other flags of the same interface are no other address: override does not
 	// matter for those.
 	if m.HasLink && m.Link.Key() != e.link.Key() && !m.Override {
-		t.drop(DropNotOverride)
+		dst = t.refuse(dst, DropNotOverride, m.Target, m.Link, from)
 		if e.state == StateReachable {
 			t.setState(now, e, StateStale)
 		}

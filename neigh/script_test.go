@@ -351,6 +351,8 @@ func (s *script) print(as []Action) (lines []string) {
 			l = fmt.Sprintf("duplicate %s %s", a.IP, hostName(a.By))
 		case Conflict:
 			l = fmt.Sprintf("conflict %s %s", a.IP, hostName(a.By))
+		case Refused:
+			l = fmt.Sprintf("refused %s: %s at %s", a.Reason, a.IP, hostName(a.Claimed))
 		default:
 			s.t.Fatalf("unknown action %T", a)
 		}

@@ -32,6 +32,8 @@
 // the announcements of a restarted host; of the random pauses one length is
 // tried per world; rate limits and idle times are off.
 //
+// The same worlds serve to tell a machine lies in every state it can be in (TestLies).
+//
 // What is broken on purpose, and how it is noticed, is in TestBroken. A failure
 // prints the shortest way there in words. make test explores to bounds that
 // take a minute or two, make explore to larger ones; one world by itself:

@@ -34,6 +34,7 @@ var unprinted = map[string]string{
 	"ipoib.Interface.now":        "of the last Step",
 	"ipoib.Interface.out":        "of the last Step",
 	"ipoib.Interface.n":          "statistics",
+	"ipoib.Interface.tells":      "of notes only",
 	"ipoib.Interface.lastConn":   "numbers only",
 	"ipoib.Interface.lastHandle": "numbers only",
 	"ipoib.Interface.nextTimer":  "found anew from the peers when it is due",

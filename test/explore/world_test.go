@@ -43,6 +43,7 @@ type setup struct {
 	inband bool // CM messages may go in-band; otherwise only by QP 1
 	slowQP bool // making a queue pair takes its time
 	up     bool // begin with the connections that the pairs lead to
+	limits bool // rate limits as in the product; otherwise there are none
 	// jitter is where in their range random pauses lie: 0 to 0xff.
 	jitter byte
 }
@@ -341,6 +342,9 @@ func (w *world) start(i int, heard bool) {
 	}
 	if w.inband {
 		o.CMTransport = n.cm
+	}
+	if w.limits {
+		o.CM = cm.Options{}
 	}
 	n.f = ipoib.New(o)
 	mine := netip.PrefixFrom(addr(i), 24)
