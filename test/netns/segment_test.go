@@ -313,14 +313,23 @@ func (h *host) ping(dst netip.Addr, size int, df bool) {
 func (h *host) connect(p *host, mode string) (mine, theirs control.Conn) {
 	h.seg.Helper()
 	h.reach(p.v4)
-	return h.paired(p, mode)
+	return h.pairedBy(p, mode, func() { h.Ping(lab.Ping{Dst: p.v4, Timeout: 100 * time.Millisecond}) })
 }
 
+// paired waits for what connect does, and sends nothing.
 func (h *host) paired(p *host, mode string) (mine, theirs control.Conn) {
+	h.seg.Helper()
+	return h.pairedBy(p, mode, func() {})
+}
+
+// pairedBy has talk make traffic for as long as there is no connection: after
+// a failure the next packet once the delay is over makes the next attempt.
+func (h *host) pairedBy(p *host, mode string, talk func()) (mine, theirs control.Conn) {
 	h.seg.Helper()
 	h.seg.eventually(patience, fmt.Sprintf("%s and %s have one %s connection", h.Name, p.Name, mode), func() error {
 		a, b := h.conns(p), p.conns(h)
 		if len(a) != 1 || len(b) != 1 {
+			talk()
 			return fmt.Errorf("they have %d and %d", len(a), len(b))
 		}
 		mine, theirs = a[0], b[0]
