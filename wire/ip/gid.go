@@ -24,7 +24,7 @@ func LinkLocal(g ib.GID) netip.Addr {
 	return netip.AddrFrom16(a)
 }
 
-// SolicitedNode returns the solicited-node group ff02::1:ffXX:XXXX of the IPv6
+// SolicitedNode returns the solicited-node group ff02::1:ffxx:xxxx of the IPv6
 // address a (RFC 4291 section 2.7.1).
 func SolicitedNode(a netip.Addr) netip.Addr {
 	b := a.As16()
