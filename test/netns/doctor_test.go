@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"net"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -132,7 +133,7 @@ func TestDoctorFindings(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { c.Close() })
-		}, fails: []string{doctor.Port}, says: "netns.test, process"},
+		}, fails: []string{doctor.Port}, says: ownName() + ", process"},
 		{name: "no underlay", args: []string{"--underlay", "nosuch0"}, fails: []string{doctor.Underlay}, says: "ipoibcmd devices"},
 		{name: "underlay down", prepare: func(t *testing.T, h *host) { h.seg.must(h.Down(underlay)) }, fails: []string{doctor.Underlay}, says: "ip link set " + underlay + " up"},
 		{name: "no underlay address", top: topology{ipv4: true}, prepare: func(t *testing.T, h *host) { h.seg.must(h.DelAddr(underlay, "192.168.7.1/24")) },
@@ -180,6 +181,12 @@ func TestDoctorFindings(t *testing.T) {
 			}
 		})
 	}
+}
+
+// ownName is the name of this process as the kernel shows it.
+func ownName() string {
+	b, _ := os.ReadFile("/proc/self/comm")
+	return strings.TrimSpace(string(b))
 }
 
 // What run refuses as wrongly used, doctor does too.
