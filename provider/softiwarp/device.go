@@ -31,6 +31,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/mpa"
 	"ipoibcm/verbs"
+	"ipoibcm/verbs/regions"
 )
 
 const (
@@ -122,7 +123,7 @@ func Open(opts Options) (*Device, error) {
 	if !opts.Addr.IsValid() || opts.Addr.IsUnspecified() || opts.Addr.IsMulticast() {
 		return nil, fmt.Errorf("softiwarp: %v is no address of a host", opts.Addr)
 	}
-	d.mem.init(opts.Rand)
+	d.mem.Init(opts.Rand)
 	if d.ln == nil && opts.Port >= 0 {
 		ln, err := net.Listen("tcp", d.hostPort(opts.Addr))
 		if err != nil {
@@ -172,7 +173,7 @@ func (d *Device) Alloc(n int) (*verbs.Region, error) {
 	if n <= 0 {
 		return nil, verbs.ErrInvalid
 	}
-	return d.Register(alignedMake(n), 0)
+	return d.Register(regions.Alloc(n), 0)
 }
 
 // Register implements [verbs.Provider].
@@ -180,12 +181,12 @@ func (d *Device) Register(buf []byte, access verbs.Access) (*verbs.Region, error
 	if d.ctx.Err() != nil {
 		return nil, verbs.ErrClosed
 	}
-	return d.mem.register(buf, access)
+	return d.mem.Register(buf, access)
 }
 
 // Deregister implements [verbs.Provider].
 func (d *Device) Deregister(r *verbs.Region) error {
-	if err := d.mem.deregister(r); err != nil {
+	if err := d.mem.Deregister(r); err != nil {
 		return err
 	}
 	for _, q := range d.allQPs() { // nobody is in the middle of using it after this

@@ -728,8 +728,8 @@ func FuzzEngine(f *testing.F) {
 	seed(mpa.AppendTerminate(nil, mpa.DDPBounds))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		m := &memory{}
-		m.init(func(b []byte) { b[0]++ })
-		r, _ := m.register(make([]byte, 64), verbs.RemoteRead|verbs.RemoteWrite)
+		m.Init(func(b []byte) { b[0]++ })
+		r, _ := m.Register(make([]byte, 64), verbs.RemoteRead|verbs.RemoteWrite)
 		posted, came, sent := 5, 0, 0
 		e := engine{mem: m, access: 3, count: &engineCounters{}, sq: make([]sendWQE, 4),
 			sent:  func(verbs.WC) { sent++ },

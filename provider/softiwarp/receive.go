@@ -59,7 +59,7 @@ func (e *engine) receiveSend(s *mpa.Segment) error {
 	e.inMSN++
 	e.recvOff, e.recvOpen = 0, false
 	if s.Opcode.Invalidates() {
-		if !e.mem.invalidate(s.STag) {
+		if !e.mem.Invalidate(s.STag) {
 			e.recvd(verbs.WC{ID: wc.ID, Status: verbs.LocalProtError, Opcode: verbs.Recv})
 			return terminate(mpa.RDMAPInvalidate, "STag %#x", s.STag)
 		}

@@ -28,6 +28,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/provider/softroce/engine"
 	"ipoibcm/verbs"
+	"ipoibcm/verbs/regions"
 )
 
 const (
@@ -100,7 +101,7 @@ func Open(opts Options) (*Device, error) {
 	}
 	d := &Device{opts: opts, pkeys: opts.pkeys(), cqs: make(map[*cq]struct{}), events: make(chan verbs.Event, eventQueue)}
 	d.log = opts.log().With("underlay", opts.Underlay)
-	d.mem.init(&d.opts)
+	d.mem.Init(d.opts.random)
 	d.groups.dev = d
 	d.gsi = &gsi{dev: d, in: make(chan *verbs.MAD, madQueue)}
 	d.timers.wake, d.timers.stop = make(chan struct{}, 1), make(chan struct{})
@@ -229,7 +230,7 @@ func (d *Device) Alloc(n int) (*verbs.Region, error) {
 	if n <= 0 {
 		return nil, verbs.ErrInvalid
 	}
-	return d.mem.register(alignedMake(n), 0)
+	return d.mem.Register(regions.Alloc(n), 0)
 }
 
 // Register implements [verbs.Provider].
@@ -237,12 +238,12 @@ func (d *Device) Register(buf []byte, access verbs.Access) (*verbs.Region, error
 	if d.closing.Load() {
 		return nil, verbs.ErrClosed
 	}
-	return d.mem.register(buf, access)
+	return d.mem.Register(buf, access)
 }
 
 // Deregister implements [verbs.Provider].
 func (d *Device) Deregister(r *verbs.Region) error {
-	if err := d.mem.deregister(r); err != nil {
+	if err := d.mem.Deregister(r); err != nil {
 		return err
 	}
 	for _, q := range d.qps.all() { // nobody is in the middle of using it after this

@@ -56,6 +56,7 @@ var rooms = []room{
 	{"serviceid", 1, pure},
 	{"control", 1, pure},
 	{"verbs", 1, pure},
+	{"verbs/regions", 2, edge},
 	{"ib", 0, pure},
 	{"tun", 0, edge},
 	{"hostnet", 0, edge},
