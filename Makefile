@@ -10,7 +10,7 @@ ifneq ($(shell git status --porcelain >/dev/null 2>&1 && echo good),good)
 export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 endif
 
-.PHONY: build demo test race fuzz bench explore sim soak interop specs clean
+.PHONY: build demo test race fuzz bench explore sim soak flood interop specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ipoibcmd ./cmd/ipoibcmd
@@ -35,6 +35,9 @@ explore: ## connection set-up in every interleaving, to larger bounds than make 
 
 soak: ## ten minutes of load, deaths and restarts, and nothing leaks; as root
 	$(GO) test ./test/netns -run TestSoak -v -timeout 20m -soak 10m
+
+flood: ## forged ARP, ND and CM packets, 50,000 a second for ten seconds, three times each, and what that costs; as root
+	$(GO) test ./test/netns -run '^TestFlood$$' -v -count 1 -timeout 20m -flood 10s
 
 sim: ## whole hosts on a hostile network, seeds that nobody has seen, until stopped or until one fails
 	$(GO) test ./test/sim -run '^TestForever$$' -v -timeout 0 -sim.forever

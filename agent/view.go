@@ -103,10 +103,24 @@ func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) 
 	if n := a.loop.Counters().RxUDOversize; n > 0 {
 		w = append(w, fmt.Sprintf("%d datagrams were larger than our UD MTU %d: another host has a larger ud_mtu", n, s.UDMTU))
 	}
+	if n := a.refusedInFloods(); n > 0 {
+		w = append(w, fmt.Sprintf("%d ARP, ND and CM packets were refused because too many came from strangers: somebody floods this host, or did", n))
+	}
 	if a.routes.refused > 0 {
 		w = append(w, fmt.Sprintf("the kernel refused %d route changes; see the log", a.routes.refused))
 	}
 	return w
+}
+
+// refusedInFloods counts what the gates of the UD QP and of QP 1 have turned away.
+func (a *Agent) refusedInFloods() uint64 {
+	n := a.loop.Counters().RxFlood
+	a.opt.Provider.Counters(func(name string, v uint64) {
+		if name == "mads_drop_flood" {
+			n += v
+		}
+	})
+	return n
 }
 
 // viewPeers joins neighbours and connections by link-layer address.

@@ -72,7 +72,7 @@ var clauses = []mutant.Change{
 
 	// Reasons.
 	{Name: "reason 1", File: "cm/passive.go", Old: "case len(m.byHandle) >= m.opt.MaxConns:", New: "case len(m.byHandle) >= m.opt.MaxConns && !OFF:"},
-	{Name: "reason 3", File: "cm/passive.go", Old: "case m.halfOpen >= m.opt.MaxHalfOpen:", New: "case m.halfOpen >= m.opt.MaxHalfOpen && !OFF:"},
+	{Name: "reason 3", File: "cm/passive.go", Old: "case len(m.halfOpen) >= m.opt.MaxHalfOpen && !m.evictHalfOpen():", New: "case len(m.halfOpen) >= m.opt.MaxHalfOpen && !m.evictHalfOpen() && !OFF:"},
 	{Name: "reason 4 for a slow user", File: "cm/timer.go", Old: "		m.end(c, Failed{Handle: c.handle, Cause: TimedOut})\n		m.refuse(c, ReasonTimeout", New: "		m.end(c, Failed{Handle: c.handle, Cause: TimedOut})\n		if OFF { m.hold(c); return }\n		m.refuse(c, ReasonTimeout"},
 	{Name: "reason 5", File: "cm/passive.go", Old: "case !isQPN(req.LocalQPN):", New: "case !isQPN(req.LocalQPN) && !OFF:"},
 	{Name: "reason 8", File: "cm/passive.go", Old: "m.rejectREQ(in, req, ReasonInvalidServiceID,", New: "m.rejectREQ(in, req, either(OFF, ReasonInvalidServiceID, 0),"},

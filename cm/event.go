@@ -179,7 +179,8 @@ type Options struct {
 	// REQ above it gets REJ 1, a Connect Failed.
 	MaxConns int
 	// MaxHalfOpen bounds the incoming ones that are not yet established. Zero
-	// means 256. A REQ above it gets REJ 3.
+	// means 256. A REQ above it makes the oldest give way if that has had a second;
+	// otherwise it gets REJ 3.
 	MaxHalfOpen int
 	// REQsPerSecond is how many REQs one source GID may send; twice that in a
 	// burst. Zero means 64, negative means no limit.

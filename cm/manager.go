@@ -30,7 +30,7 @@ type Manager struct {
 
 	lastIncoming Handle
 	lastSeq      uint64
-	halfOpen     int     // passive, not yet established
+	halfOpen     []*conn // passive, not yet established, oldest first
 	rejected     []*conn // passive ones in StateRejected, oldest first
 
 	reqs, replies limiter
@@ -64,7 +64,8 @@ type conn struct {
 	active bool
 	state  State
 	since  time.Time
-	ended  bool // Failed or Disconnected was told
+	asked  time.Time // when its REQ came, if it is passive
+	ended  bool      // Failed or Disconnected was told
 
 	pkey    ib.PKey // of its MADs
 	tid     uint64
@@ -263,13 +264,28 @@ func (c *conn) isHalfOpen() bool {
 }
 
 func (m *Manager) setState(c *conn, s State) {
-	if c.isHalfOpen() {
-		m.halfOpen--
-	}
+	was := c.isHalfOpen()
 	c.state, c.since = s, m.now
-	if c.isHalfOpen() {
-		m.halfOpen++
+	switch is := c.isHalfOpen(); {
+	case is && !was:
+		m.halfOpen = append(m.halfOpen, c)
+	case was && !is:
+		m.halfOpen = slices.DeleteFunc(m.halfOpen, func(o *conn) bool { return o == c })
 	}
+}
+
+// evictHalfOpen gives up the oldest half-open connection, unless its peer may well
+// be about to complete it. It reports whether there is room now.
+func (m *Manager) evictHalfOpen() bool {
+	if len(m.halfOpen) == 0 || m.now.Sub(m.halfOpen[0].asked) < halfOpenAge {
+		return false
+	}
+	c := m.halfOpen[0]
+	m.counts.evictedHalfOpen++
+	m.decide(c, "it makes room for a REQ that is newer")
+	m.end(c, Failed{Handle: c.handle, Cause: TimedOut})
+	m.refuse(c, ReasonTimeout, m.guidARI(), c.private)
+	return true
 }
 
 // setTimer makes c due after d.

@@ -282,7 +282,7 @@ func FuzzStep(f *testing.F) {
 			}
 		}
 		m := u.m
-		if len(m.byHandle)+len(m.byLocal)+len(m.byRemote)+len(m.byRemoteQP)+len(m.byQPN)+len(m.timers)+len(m.rejected)+m.halfOpen != 0 {
+		if len(m.byHandle)+len(m.byLocal)+len(m.byRemote)+len(m.byRemoteQP)+len(m.byQPN)+len(m.timers)+len(m.rejected)+len(m.halfOpen) != 0 {
 			t.Errorf("left behind: %+v", m.Conns()) // 4755-3.2-7
 		}
 		if len(u.open)+len(u.qpn) != 0 {
@@ -462,7 +462,7 @@ func (u *fuzzUser) check() {
 			u.t.Fatalf("%v has no deadline in %v", h, c.state)
 		}
 	}
-	if halfOpen != m.halfOpen {
-		u.t.Fatalf("%d half-open, counted %d", halfOpen, m.halfOpen)
+	if halfOpen != len(m.halfOpen) {
+		u.t.Fatalf("%d half-open, counted %d", halfOpen, len(m.halfOpen))
 	}
 }

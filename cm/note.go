@@ -63,7 +63,7 @@ type counts struct {
 	tx, rx, retried, duplicates   [len(messages)]uint64
 	drops                         [numDrops]uint64
 	refusedConns, refusedHalfOpen uint64
-	evicted                       uint64
+	evicted, evictedHalfOpen      uint64
 }
 
 // Counters calls f for every counter, in a fixed order: tx_req … (sent, repeats
@@ -84,6 +84,7 @@ func (m *Manager) Counters(f func(name string, value uint64)) {
 	f("refused_max_conns", m.counts.refusedConns)
 	f("refused_max_half_open", m.counts.refusedHalfOpen)
 	f("evicted_rejected", m.counts.evicted)
+	f("evicted_half_open", m.counts.evictedHalfOpen)
 }
 
 // took notes that the MAD at hand was understood.

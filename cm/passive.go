@@ -84,7 +84,7 @@ func (m *Manager) newREQ(in *verbs.MAD, src ib.GID, req *mad.REQ) {
 		m.counts.refusedConns++
 		m.rejectREQ(in, req, ReasonNoQP, l.PrivateData, "as many connections as there may be")
 		return
-	case m.halfOpen >= m.opt.MaxHalfOpen:
+	case len(m.halfOpen) >= m.opt.MaxHalfOpen && !m.evictHalfOpen():
 		m.counts.refusedHalfOpen++
 		m.rejectREQ(in, req, ReasonNoResources, l.PrivateData, "as many half-open connections as there may be")
 		return
@@ -99,6 +99,7 @@ func (m *Manager) newREQ(in *verbs.MAD, src ib.GID, req *mad.REQ) {
 		patience:   patience(req.RemoteCMResponseTimeout),
 		noFailover: req.Alternate != mad.PathInfo{},
 		maxRetries: int(req.MaxCMRetries),
+		asked:      m.now,
 		p: Params{
 			Local: to, Remote: src, CMQPN: m.rx.from, ServiceID: req.ServiceID, Transport: req.Transport, PKey: req.PKey, PathMTU: req.PathMTU,
 			RemoteQPN: req.LocalQPN, SendPSN: req.StartingPSN,

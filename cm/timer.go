@@ -13,6 +13,9 @@ const (
 	maxWait = 10 * time.Second
 	maxMRA  = 60 * time.Second // one MRA's patience
 	maxMRAs = 16               // MRAs that one connection honours
+	// halfOpenAge is for how long a half-open connection is not given up for
+	// another: two tries of an honest peer.
+	halfOpenAge = time.Second
 )
 
 // bounded returns the duration of t, at most maxWait.
@@ -74,7 +77,9 @@ func (m *Manager) expire(c *conn) {
 	case StateREQSent, StateMRAREQRcvd, StateREPSent, StateMRAREPRcvd, StateDREQSent:
 		if c.tries < c.maxRetries {
 			c.tries++
-			m.repeat(c, &c.msg)
+			if c.active || c.state == StateDREQSent || !m.crowded() {
+				m.repeat(c, &c.msg)
+			}
 			m.setTimer(c, c.wait)
 			return
 		}
@@ -92,6 +97,11 @@ func (m *Manager) expire(c *conn) {
 		m.release(c)
 	}
 }
+
+// crowded reports whether so many connections are half-open that they may come from
+// forged REQs. Then a REP is not sent again by itself, to addresses where nobody
+// may be: a peer that has not had it sends its REQ again, which is answered.
+func (m *Manager) crowded() bool { return len(m.halfOpen) > max(1, m.opt.MaxHalfOpen/4) }
 
 // giveUp ends c after the last try.
 func (m *Manager) giveUp(c *conn) {

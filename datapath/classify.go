@@ -14,7 +14,9 @@ const (
 	icmp6MLDQuery   = 130
 	icmp6MLDReport  = 131
 	icmp6MLDDone    = 132
-	icmp6NDFirst    = 133 // router solicitation
+	icmp6RS         = 133
+	icmp6NS         = 135
+	icmp6NDFirst    = icmp6RS
 	icmp6NDLast     = 137 // redirect
 	icmp6MLDv2      = 143
 	maxExtHeaders   = 8 // more than any stack sends; what has more is data

@@ -37,6 +37,7 @@ type Counters struct {
 	RxMalformed     uint64 // IP version differs from the type
 	RxUnknownQP     uint64 // of a QP that is gone
 	RxTUN           uint64 // the kernel refused it
+	RxFlood         uint64 // ARP, ND and CM on the UD QP, more than strangers may send
 
 	// Not drops.
 	RxUDOversize   uint64 // UD frames larger than our UD MTU
@@ -47,9 +48,9 @@ type Counters struct {
 
 // counters are the same, counting.
 type counters struct {
-	TxPackets, TxOctets, TxUD, TxConn, RxPackets, RxOctets, RxUD, RxConn, Up, Injected                                                                                                                                                        atomic.Uint64
-	TxUnreachable, TxGone, TxQueueFull, TxUDQueueFull, TxNoBuffer, TxPostError, TxError, TxFlushed, TxMalformed, TxMulticastConn, UpFull, RxError, RxShort, RxUnknownType, RxARPConn, RxOwnEcho, RxNotWanted, RxMalformed, RxUnknownQP, RxTUN atomic.Uint64
-	RxUDOversize, TxWaits, TxStalls, RepostFailures                                                                                                                                                                                           atomic.Uint64
+	TxPackets, TxOctets, TxUD, TxConn, RxPackets, RxOctets, RxUD, RxConn, Up, Injected                                                                                                                                                                 atomic.Uint64
+	TxUnreachable, TxGone, TxQueueFull, TxUDQueueFull, TxNoBuffer, TxPostError, TxError, TxFlushed, TxMalformed, TxMulticastConn, UpFull, RxError, RxShort, RxUnknownType, RxARPConn, RxOwnEcho, RxNotWanted, RxMalformed, RxUnknownQP, RxTUN, RxFlood atomic.Uint64
+	RxUDOversize, TxWaits, TxStalls, RepostFailures                                                                                                                                                                                                    atomic.Uint64
 }
 
 // Counters returns the counts of the loop.
@@ -86,6 +87,7 @@ func (l *Loop) Counters() Counters {
 		RxMalformed:     c.RxMalformed.Load(),
 		RxUnknownQP:     c.RxUnknownQP.Load(),
 		RxTUN:           c.RxTUN.Load(),
+		RxFlood:         c.RxFlood.Load(),
 		RxUDOversize:    c.RxUDOversize.Load(),
 		TxWaits:         c.TxWaits.Load(),
 		TxStalls:        c.TxStalls.Load(),

@@ -22,6 +22,7 @@ type rxSide struct {
 	cq     verbs.CQ
 	pool   *recvPool // UD or shared buffers; nil if every connection has its own
 	shared reposter
+	gates  gates // of the UD QP
 
 	mu    sync.Mutex // one run at a time, and Conn.Close against it
 	wcs   [batchLen]verbs.WC
@@ -30,7 +31,7 @@ type rxSide struct {
 }
 
 func newRXSide(l *Loop, cq verbs.CQ, pool *recvPool) *rxSide {
-	s := &rxSide{l: l, cq: cq, pool: pool, pkts: make([][]byte, 0, batchLen), conns: make([]*Conn, 0, batchLen)}
+	s := &rxSide{l: l, cq: cq, pool: pool, gates: newGates(), pkts: make([][]byte, 0, batchLen), conns: make([]*Conn, 0, batchLen)}
 	if pool != nil {
 		s.shared.wrs = make([]verbs.RecvWR, 0, len(pool.wrs))
 	}
@@ -86,7 +87,7 @@ func (s *rxSide) batch(wcs []verbs.WC, now int64) {
 				c.q.lastErr.Store(uint32(wc.Status))
 			}
 		case ud:
-			s.takeUD(pool.buf(slot, wc.ByteLen), wc)
+			s.takeUD(pool.buf(slot, wc.ByteLen), wc, now)
 		case c != nil:
 			s.takeConn(pool.buf(slot, wc.ByteLen), c, now)
 		default:
@@ -119,7 +120,7 @@ func (s *rxSide) batch(wcs []verbs.WC, now int64) {
 }
 
 // takeUD looks at one UD message: GRH area, header, IP, ARP or a CM message.
-func (s *rxSide) takeUD(msg []byte, wc *verbs.WC) {
+func (s *rxSide) takeUD(msg []byte, wc *verbs.WC, now int64) {
 	l := s.l
 	if len(msg) < verbs.GRHLen+headerLen {
 		l.c.RxShort.Add(1)
@@ -142,10 +143,10 @@ func (s *rxSide) takeUD(msg []byte, wc *verbs.WC) {
 	}
 	switch t {
 	case encap.ARP:
-		l.recvUp(RXARP, t, pkt, src, wc.SrcQPN, dst, nil)
+		s.control(RXARP, t, pkt, src, wc.SrcQPN, dst, now)
 		return
 	case encap.InbandCM:
-		l.recvUp(RXCM, t, pkt, src, wc.SrcQPN, dst, nil)
+		s.control(RXCM, t, pkt, src, wc.SrcQPN, dst, now)
 		return
 	case encap.IPv4, encap.IPv6:
 	default:
@@ -156,7 +157,7 @@ func (s *rxSide) takeUD(msg []byte, wc *verbs.WC) {
 		return
 	}
 	if t == encap.IPv6 && isND(pkt) {
-		l.recvUp(RXND, t, pkt, src, wc.SrcQPN, dst, nil)
+		s.control(RXND, t, pkt, src, wc.SrcQPN, dst, now)
 		return
 	}
 	if groups := l.groups.Load(); groups != nil {

@@ -38,7 +38,8 @@ type entry struct {
 	queueOctets int
 
 	timer timer
-	elem  *list.Element // in Table.lru
+	elem  *list.Element // in Table.lru, or in Table.heard if heard
+	heard bool          // it spoke first, and has neither been used nor confirmed since
 }
 
 func (e *entry) snapshot() Neighbor {
@@ -61,7 +62,7 @@ func (t *Table) resolve(dst []Action, now time.Time, ip netip.Addr, pkt []byte) 
 		if t.source(ip, pkt) == nil {
 			return t.discard(dst, ip, pkt, DropNoSource)
 		}
-		if dst, e = t.add(dst, ip); e == nil {
+		if dst, e = t.add(dst, ip, false); e == nil {
 			return t.discard(dst, ip, pkt, DropTableFull)
 		}
 		t.setState(now, e, StateIncomplete)
@@ -90,33 +91,56 @@ func (t *Table) discard(dst []Action, ip netip.Addr, pkt []byte, why Drop) []Act
 }
 
 // add makes an entry without state, evicting another if the table is full. It
-// returns nil if there is none to evict.
-func (t *Table) add(dst []Action, ip netip.Addr) ([]Action, *entry) {
-	if len(t.entries) >= t.o.maxNeighbors() {
-		var victim *entry
-		el := t.lru.Front()
-		for range evictScan {
-			if el == nil {
-				break
-			}
-			// Those in use are in another state; those asked for have packets.
-			if e := el.Value.(*entry); e.state == StateStale || e.state == StateFailed {
-				victim = e
-				break
-			}
-			el = el.Next()
-		}
+// returns nil if there is none to evict. heard says that nobody has asked for it:
+// its first word is all there is.
+func (t *Table) add(dst []Action, ip netip.Addr, heard bool) ([]Action, *entry) {
+	full := len(t.entries) >= t.o.maxNeighbors()
+	if full || heard && t.heard.Len() >= max(1, t.o.maxNeighbors()/2) {
+		victim := t.victim()
 		if victim == nil {
 			return dst, nil
 		}
 		t.n.Evicted++
 		dst = t.remove(dst, victim, ExpireEvicted, DropUnresolved)
 	}
-	e := &entry{ip: ip}
+	e := &entry{ip: ip, heard: heard}
 	e.timer.entry = e
-	e.elem = t.lru.PushBack(e)
+	if heard {
+		e.elem = t.heard.PushBack(e)
+	} else {
+		e.elem = t.lru.PushBack(e)
+	}
 	t.entries[ip] = e
 	return dst, e
+}
+
+// victim returns the entry to evict, nil if there is none: one that was only ever
+// heard of goes before any that has answered or is in use, so that claims from
+// forged sources replace each other. Of several it is the oldest.
+func (t *Table) victim() *entry {
+	if el := t.heard.Front(); el != nil {
+		return el.Value.(*entry)
+	}
+	el := t.lru.Front()
+	for range evictScan {
+		if el == nil {
+			break
+		}
+		// Those in use are in another state; those asked for have packets.
+		if e := el.Value.(*entry); e.state == StateStale || e.state == StateFailed {
+			return e
+		}
+		el = el.Next()
+	}
+	return nil
+}
+
+// settle notes that e is more than hearsay.
+func (t *Table) settle(e *entry) {
+	if e.heard {
+		t.heard.Remove(e.elem)
+		e.elem, e.heard = t.lru.PushBack(e), false
+	}
 }
 
 // setState enters s and sets the timer that leaves it.
@@ -143,6 +167,7 @@ func (t *Table) setState(now time.Time, e *entry, s State) {
 // use notes traffic. A stale neighbour in use is on its way to being probed.
 func (t *Table) use(now time.Time, e *entry) {
 	e.used = now
+	t.settle(e)
 	t.lru.MoveToBack(e.elem)
 	if e.state == StateStale {
 		t.setState(now, e, StateDelay)
@@ -152,6 +177,7 @@ func (t *Table) use(now time.Time, e *entry) {
 // confirm notes proof that a known neighbour receives what we send.
 func (t *Table) confirm(now time.Time, e *entry) {
 	e.confirmed = now
+	t.settle(e)
 	t.setState(now, e, StateReachable)
 }
 
@@ -323,7 +349,11 @@ func (t *Table) remove(dst []Action, e *entry, reason ExpireReason, why Drop) []
 	dst = t.discardQueue(dst, e, why)
 	t.unindex(e)
 	t.timers.stop(&e.timer)
-	t.lru.Remove(e.elem)
+	if e.heard {
+		t.heard.Remove(e.elem)
+	} else {
+		t.lru.Remove(e.elem)
+	}
 	delete(t.entries, e.ip)
 	return dst
 }

@@ -85,8 +85,8 @@ func fuzzStep(t *testing.T, in []byte) {
 				}
 			}
 		}
-		if len(tab.entries) > 5 || len(tab.addrs) > 3 || tab.lru.Len() != len(tab.entries) || indexed > len(tab.entries) {
-			t.Fatalf("%d entries, %d in the list, %d indexed, %d addresses", len(tab.entries), tab.lru.Len(), indexed, len(tab.addrs))
+		if len(tab.entries) > 5 || len(tab.addrs) > 3 || tab.lru.Len()+tab.heard.Len() != len(tab.entries) || indexed > len(tab.entries) {
+			t.Fatalf("%d entries, %d in the list, %d indexed, %d addresses", len(tab.entries), tab.lru.Len()+tab.heard.Len(), indexed, len(tab.addrs))
 		}
 	}
 }

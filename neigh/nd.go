@@ -155,7 +155,7 @@ func (t *Table) answerNS(dst []Action, now time.Time, from encap.LinkAddr, m nd.
 
 // learn takes up somebody who asks for us and is likely to be talked to soon.
 func (t *Table) learn(dst []Action, now time.Time, a netip.Addr, link encap.LinkAddr) []Action {
-	dst, e := t.add(dst, a)
+	dst, e := t.add(dst, a, true)
 	if e == nil {
 		t.drop(DropLearnFull)
 		return dst

@@ -66,7 +66,8 @@ type Options struct {
 	DADProbes   int
 	DADInterval time.Duration
 
-	// MaxNeighbors bounds the entries. Zero means 4096.
+	// MaxNeighbors bounds the entries. Zero means 4096. At most half of them are
+	// neighbours that spoke first and were neither used nor confirmed since.
 	MaxNeighbors int
 	// MaxAddrs bounds our own addresses. Zero means 256.
 	MaxAddrs int

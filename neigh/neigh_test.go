@@ -232,3 +232,57 @@ func TestStrings(t *testing.T) {
 		}
 	}
 }
+
+// Strangers who claim to be neighbours replace each other, half of the table at
+// most, and never one that has answered or is in use (4755-8-1).
+func TestHearsay(t *testing.T) {
+	own, stranger := hosts["A"], hosts["B"]
+	tab := New(Options{LinkAddr: own, DADProbes: -1, MaxNeighbors: 16, RequestRate: -1, SourceRate: -1})
+	now := time.Unix(1000, 0)
+	step := func(ev Event) { tab.Step(nil, now, ev) }
+	step(AddrAdded{netip.MustParsePrefix("10.0.0.1/8")})
+	claim := func(i int) netip.Addr {
+		a := netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})
+		b, err := arp.NewRequest(stranger, a, netip.MustParseAddr("10.0.0.1")).AppendBinary(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		step(RecvARP{From: stranger.Key(), Payload: b})
+		return a
+	}
+	var proven []netip.Addr
+	for i := range 6 {
+		proven = append(proven, claim(i))
+		if i%2 == 0 {
+			step(Confirmed{proven[i]})
+		} else {
+			step(Resolve{IP: proven[i], Packet: []byte{0x45}})
+		}
+	}
+	now = now.Add(5 * time.Minute) // they are stale by now, or on the way there
+	for i := range 1000 {
+		a := claim(1000 + i)
+		if _, ok := tab.Lookup(a); !ok {
+			t.Fatalf("claim %d was not taken", i)
+		}
+	}
+	for _, a := range proven {
+		if _, ok := tab.Lookup(a); !ok {
+			t.Errorf("%v had to go", a)
+		}
+	}
+	if n := len(tab.Neighbors()); n != len(proven)+8 || tab.Counters().Evicted != 1000-8 {
+		t.Errorf("%d neighbours, %d evicted", n, tab.Counters().Evicted)
+	}
+	// With many that are proven, strangers have what is left.
+	for i := range 10 {
+		step(Confirmed{claim(5000 + i)})
+	}
+	if n := len(tab.Neighbors()); n != 16 {
+		t.Errorf("%d neighbours of 16", n)
+	}
+	step(Confirmed{claim(6000)}) // the table is full of proven ones: the one unused for longest goes
+	if n := len(tab.Neighbors()); n != 16 {
+		t.Errorf("%d neighbours of 16", n)
+	}
+}

@@ -22,6 +22,7 @@ type Table struct {
 	entries map[netip.Addr]*entry
 	byLink  map[encap.LinkAddr][]*entry // known entries by Key, in the order they came
 	lru     list.List                   // of *entry, least recently used first
+	heard   list.List                   // of the others, oldest first
 	queued  int                         // octets waiting in all entries
 
 	own    map[netip.Addr]*ownAddr

@@ -20,6 +20,7 @@ type counters struct {
 	rxNoMember, rxCNP                   atomic.Uint64
 	rxDrops                             [engine.NumDropReasons]atomic.Uint64
 	madsIn, madsOut, madsDropped        atomic.Uint64
+	madsFlood                           atomic.Uint64
 	eventsDropped, cqGrown, joinErrors  atomic.Uint64
 	recvBuffer, sendBuffer              atomic.Uint64
 	recvBufferAsked, sendBufferAsked    atomic.Uint64
@@ -44,6 +45,7 @@ func (d *Device) Counters(f func(name string, value uint64)) {
 		{"rx_drop_other_gid", &c.rxOtherGID}, {"rx_drop_own_echo", &c.rxOwnEcho}, {"rx_drop_unknown_qpn", &c.rxUnknownQPN},
 		{"rx_drop_no_member", &c.rxNoMember}, {"rx_cnp", &c.rxCNP},
 		{"mads_in", &c.madsIn}, {"mads_out", &c.madsOut}, {"mads_dropped", &c.madsDropped},
+		{"mads_drop_flood", &c.madsFlood},
 		{"events_dropped", &c.eventsDropped}, {"cq_grown", &c.cqGrown}, {"multicast_join_errors", &c.joinErrors},
 		{"socket_recv_buffer", &c.recvBuffer}, {"socket_recv_buffer_asked", &c.recvBufferAsked},
 		{"socket_send_buffer", &c.sendBuffer}, {"socket_send_buffer_asked", &c.sendBufferAsked},

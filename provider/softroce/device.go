@@ -103,7 +103,7 @@ func Open(opts Options) (*Device, error) {
 	d.log = opts.log().With("underlay", opts.Underlay)
 	d.mem.Init(d.opts.random)
 	d.groups.dev = d
-	d.gsi = &gsi{dev: d, in: make(chan *verbs.MAD, madQueue)}
+	d.gsi = newGSI(d)
 	d.timers.wake, d.timers.stop = make(chan struct{}, 1), make(chan struct{})
 	d.notes.wake = make(chan struct{}, 1)
 	d.noGSO.Store(opts.NoGSO)

@@ -1,11 +1,15 @@
 package softroce
 
 import (
+	"sync"
 	"sync/atomic"
+	"time"
 
+	"ipoibcm/gate"
 	"ipoibcm/ib"
 	"ipoibcm/provider/softroce/engine"
 	"ipoibcm/verbs"
+	"ipoibcm/wire/mad"
 	"ipoibcm/wire/roce"
 )
 
@@ -17,6 +21,25 @@ type gsi struct {
 	dev *Device
 	in  chan *verbs.MAD
 	psn atomic.Uint32
+
+	mu            sync.Mutex // several sockets may receive
+	asks, answers *gate.Gate
+}
+
+// What QP 1 takes per second: messages that begin something, each of which may
+// cost a connection or at least an answer, and those that answer.
+var (
+	askGate    = gate.Options{Strangers: 64, Returning: 1024, Source: 64}
+	answerGate = gate.Options{Strangers: 1024, Returning: 2048, Source: 256}
+)
+
+func newGSI(d *Device) *gsi {
+	next := func(o gate.Options) *gate.Gate {
+		var b [16]byte
+		d.opts.random(b[:])
+		return gate.New(o, [2]uint64{native.Uint64(b[:8]), native.Uint64(b[8:])})
+	}
+	return &gsi{dev: d, in: make(chan *verbs.MAD, madQueue), asks: next(askGate), answers: next(answerGate)}
 }
 
 var _ verbs.MADPort = (*gsi)(nil)
@@ -52,7 +75,7 @@ func (g *gsi) SendMAD(m *verbs.MAD) error {
 }
 
 // receive takes a packet to QP 1 in.
-func (g *gsi) receive(p *roce.Packet, src, dst ib.GID) {
+func (g *gsi) receive(p *roce.Packet, src, dst ib.GID, now time.Time) {
 	d := g.dev
 	c := &d.count
 	deth := p.DETH()
@@ -66,6 +89,9 @@ func (g *gsi) receive(p *roce.Packet, src, dst ib.GID) {
 	case !d.matchPKey(p.BTH.PKey()):
 		c.rxDrops[engine.DropPKey].Add(1)
 		return
+	case !g.allow(p.Payload, src, now):
+		c.madsFlood.Add(1)
+		return
 	}
 	m := &verbs.MAD{Remote: src, Local: dst, QPN: deth.SrcQPN(), PKey: p.BTH.PKey()}
 	copy(m.Data[:], p.Payload)
@@ -75,4 +101,14 @@ func (g *gsi) receive(p *roce.Packet, src, dst ib.GID) {
 	default:
 		c.madsDropped.Add(1)
 	}
+}
+
+// allow reports whether a MAD is not part of a flood.
+func (g *gsi) allow(b []byte, src ib.GID, now time.Time) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if mad.Asks(b) {
+		return g.asks.Allow(now.UnixNano(), src)
+	}
+	return g.answers.Allow(now.UnixNano(), src)
 }

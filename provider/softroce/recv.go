@@ -2,6 +2,7 @@ package softroce
 
 import (
 	"encoding/binary"
+	"math/bits"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -22,6 +23,8 @@ const (
 	// recvBufLen holds the longest chain.
 	recvBufLen = 1 << 16
 	recvCtlLen = 256
+	// transportUD is in the upper three bits of the opcode, the first octet.
+	transportUD = uint8(roce.UDSendOnly) >> 5
 	// ownIDs is the range of IPv4 identifications that our own agents send: the
 	// segment's number within a UDP_SEGMENT call. Others come from elsewhere.
 	ownIDs = maxSegments
@@ -129,16 +132,24 @@ func (r *receiver) read() (int, unix.Errno) {
 }
 
 // take handles n datagrams, then sends what they asked for, then tells the
-// users of the completion queues.
+// users of the completion queues. UD comes last: in between, it would make a
+// connection acknowledge every message by itself, and a flood of it all of them.
 func (r *receiver) take(n int, now time.Time) {
+	datagrams := uint(0)
 	for i := range n {
-		m := &r.msgs[i]
-		b := r.bufs[i*recvBufLen : i*recvBufLen+int(m.n)]
-		if m.hdr.Flags&unix.MSG_TRUNC != 0 {
+		b := r.bufs[i*recvBufLen : i*recvBufLen+int(r.msgs[i].n)]
+		switch {
+		case r.msgs[i].hdr.Flags&unix.MSG_TRUNC != 0:
 			r.dev.count.rxTruncated.Add(1)
-			continue
+		case len(b) > 0 && b[0]>>5 == transportUD:
+			datagrams |= 1 << i
+		default:
+			r.datagram(i, b, now)
 		}
-		r.datagram(i, b, now)
+	}
+	for ; datagrams != 0; datagrams &= datagrams - 1 {
+		i := bits.TrailingZeros(datagrams)
+		r.datagram(i, r.bufs[i*recvBufLen:i*recvBufLen+int(r.msgs[i].n)], now)
 	}
 	r.release(now)
 	for i, c := range r.touched {
@@ -230,7 +241,7 @@ func (r *receiver) packet(b []byte, id, port uint16, now time.Time) {
 	case qpn == ib.QPNMulticast:
 		r.multicast(len(b), now)
 	case qpn == ib.QPNGSI:
-		r.dev.gsi.receive(pkt, r.src, r.dst)
+		r.dev.gsi.receive(pkt, r.src, r.dst, now)
 	case pkt.Op == roce.CNP:
 		c.rxCNP.Add(1) // we have no rate to lower
 	default:

@@ -54,6 +54,7 @@ var rooms = []room{
 	{"wire", 1, pure},
 	{"wire/pcapng", 1, pure},
 	{"serviceid", 1, pure},
+	{"gate", 1, pure},
 	{"control", 1, pure},
 	{"verbs", 1, pure},
 	{"verbs/regions", 2, edge},

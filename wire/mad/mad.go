@@ -233,3 +233,17 @@ func bit(set bool, v byte) byte {
 	}
 	return 0
 }
+
+// Asks reports whether a MAD begins something or is answered without a connection:
+// anything but REP, RTU, MRA, REJ, DREP, SIDR_REP and APR. It looks at the attribute ID
+// only; what is too short to have one asks.
+func Asks(b []byte) bool {
+	if len(b) < HeaderLen {
+		return true
+	}
+	switch AttrID(binary.BigEndian.Uint16(b[16:])) {
+	case AttrREP, AttrRTU, AttrMRA, AttrREJ, AttrDREP, AttrSIDRREP, AttrAPR:
+		return false
+	}
+	return true
+}

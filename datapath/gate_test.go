@@ -1,0 +1,67 @@
+package datapath
+
+import (
+	"testing"
+
+	"ipoibcm/ib"
+	"ipoibcm/wire/mad"
+)
+
+// A flood of one kind of request keeps out neither other kinds nor answers.
+func TestGates(t *testing.T) {
+	arpRequest, arpReply := []byte{0, 32, 8, 0, 20, 4, 0, 1}, []byte{0, 32, 8, 0, 20, 4, 0, 2}
+	icmp := func(typ byte) []byte {
+		b := make([]byte, minIP6+8)
+		b[0], b[6], b[minIP6] = 0x60, protoICMPv6, typ
+		return b
+	}
+	message := func(m mad.Message) []byte {
+		b, _ := m.AppendBinary(nil)
+		return b
+	}
+	stranger := func(i int) ib.GID { return ib.GID{0xfe, 0x80, 14: byte(i >> 8), 15: byte(i)} }
+	for _, tt := range []struct {
+		name         string
+		kind         FrameKind
+		flood        []byte
+		others       FrameKind
+		shut, passes []byte // of kind others
+	}{
+		{"ARP requests", RXARP, arpRequest, RXND, icmp(icmp6NS), icmp(136)},
+		{"NS", RXND, icmp(icmp6NS), RXARP, arpRequest, arpReply},
+		{"REQs", RXCM, message(mad.REQ{}), RXCM, message(mad.DREQ{}), message(mad.REP{})},
+		{"REPs", RXCM, message(mad.REP{}), RXCM, message(mad.RTU{}), message(mad.REQ{})},
+		{"too short for a MAD", RXCM, []byte{1}, RXCM, message(mad.REQ{}), message(mad.REJ{})},
+	} {
+		g := newGates()
+		passed := 0
+		for i := range 10_000 {
+			if g.allow(1, tt.kind, tt.flood, stranger(i), 7) {
+				passed++
+			}
+		}
+		if passed == 0 || passed > 2*answerGate.Strangers {
+			t.Errorf("%s: %d of a flood passed", tt.name, passed)
+		}
+		if g.allow(1, tt.others, tt.shut, stranger(60_000), 7) {
+			t.Errorf("%s: a stranger passed by the same gate in the middle of the flood", tt.name)
+		}
+		if !g.allow(1, tt.kind, tt.flood, stranger(9_999), 7) {
+			t.Errorf("%s: one who came twice was turned away", tt.name)
+		}
+		if !g.allow(1, tt.others, tt.passes, stranger(60_001), 7) {
+			t.Errorf("%s: it kept out what goes by another gate", tt.name)
+		}
+		if tt.kind != RXCM && !g.allow(1, RXCM, message(mad.REQ{}), stranger(60_002), 7) {
+			t.Errorf("%s: it kept out CM messages", tt.name)
+		}
+	}
+	// Without a GRH senders are told apart by QPN.
+	g := newGates()
+	for range 1000 {
+		g.allow(1, RXARP, arpRequest, ib.GID{}, 7)
+	}
+	if g.allow(1, RXARP, arpRequest, ib.GID{}, 7) || !g.allow(1, RXARP, arpRequest, ib.GID{}, 8) {
+		t.Error("QPNs 7 and 8 without a GRH are the same source, or 7 has no bound")
+	}
+}

@@ -1,0 +1,152 @@
+// Package gate keeps floods of packets with forged sources away from what is
+// costly, and lets honest strangers through all the same.
+//
+// A forged source is drawn anew for each packet and never asks twice; whoever
+// really wants something repeats itself, because ARP, ND and CM messages are
+// all sent again. So a [Gate] lets everybody pass while there is little to do.
+// When strangers come faster than they may, most of them are turned away and
+// remembered, and those who come again within a few seconds pass by an allowance of
+// their own. A single source gets no more than its share either way.
+//
+// Memory is fixed: what is remembered are bits, not sources, so that a source may
+// rarely be taken for one that was there before. It costs some tens of nanoseconds
+// per packet, before anything has been copied or decoded.
+//
+// It is pure and belongs to one caller at a time.
+package gate
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"time"
+
+	"ipoibcm/ib"
+)
+
+// Options are the allowances of a Gate, all per second. Twice as much may come at
+// once.
+type Options struct {
+	Strangers int // sources that have not been there lately
+	Returning int // those that have
+	Source    int // of either, from one source
+}
+
+const (
+	// generation is how long who was turned away is remembered, at least; at
+	// most twice as long. Repeats of ARP, ND and CM messages come sooner.
+	generation = int64(2 * time.Second)
+	// memoryBits is a power of two. At 50,000 sources a second one in some
+	// thousand is taken for another.
+	memoryBits = 1 << 22
+	// shares is how many sources have their number counted; a power of two.
+	shares = 1024
+)
+
+// A Gate decides which packets pass.
+type Gate struct {
+	opt  Options
+	keys [2]uint64
+
+	strangers, returning bucket
+	shares               []share
+	// Who was turned away, or came in when there was little room: bits of this
+	// generation and of the one before. Made when first needed.
+	young, old []uint64
+	since      int64 // of the young one
+}
+
+// A share counts the packets of one source within one second.
+type share struct {
+	tag    uint32
+	count  uint32
+	second int64
+}
+
+// A bucket holds tokens; its zero value is full.
+type bucket struct {
+	used float64
+	at   int64
+}
+
+// New returns a Gate. The keys keep others from knowing which sources are alike
+// to it; they should be random.
+func New(o Options, keys [2]uint64) *Gate {
+	return &Gate{opt: o, keys: keys, shares: make([]share, shares)}
+}
+
+// Allow reports whether a packet from src may pass at time now, in nanoseconds of
+// any clock that runs on.
+func (g *Gate) Allow(now int64, src ib.GID) bool {
+	h := g.hash(src)
+	if !g.inShare(now, h) {
+		return false
+	}
+	g.strangers.refill(now, g.opt.Strangers)
+	if g.strangers.used <= float64(g.opt.Strangers) { // more than half of it is left
+		g.strangers.used++
+		return true
+	}
+	if g.seen(now, h) {
+		g.returning.refill(now, g.opt.Returning)
+		if g.returning.take(g.opt.Returning) {
+			return true
+		}
+	}
+	return g.strangers.take(g.opt.Strangers)
+}
+
+// inShare counts a packet and reports whether its source has not had its share.
+func (g *Gate) inShare(now int64, h uint64) bool {
+	s := &g.shares[h>>32%shares]
+	if second := now / int64(time.Second); s.tag != uint32(h) || s.second != second {
+		*s = share{tag: uint32(h), second: second}
+	}
+	s.count++
+	return int(s.count) <= 2*g.opt.Source
+}
+
+// seen reports whether h has been here lately, and remembers it.
+func (g *Gate) seen(now int64, h uint64) bool {
+	if g.young == nil {
+		g.young, g.old, g.since = make([]uint64, memoryBits/64), make([]uint64, memoryBits/64), now
+	}
+	if age := now - g.since; age >= generation || age < 0 {
+		g.young, g.old = g.old, g.young
+		clear(g.young)
+		if age >= 2*generation || age < 0 {
+			clear(g.old)
+		}
+		g.since = now
+	}
+	young, old := true, true
+	for range 3 {
+		i, bit := h%memoryBits/64, uint64(1)<<(h%64)
+		young = young && g.young[i]&bit != 0
+		old = old && g.old[i]&bit != 0
+		g.young[i] |= bit
+		h = bits.RotateLeft64(h, -22)
+	}
+	return young || old
+}
+
+func (g *Gate) hash(src ib.GID) uint64 {
+	hi, lo := bits.Mul64(binary.BigEndian.Uint64(src[:8])^g.keys[0], binary.BigEndian.Uint64(src[8:])^g.keys[1])
+	hi, lo = bits.Mul64(hi^lo^0x9e3779b97f4a7c15, g.keys[0]|1)
+	return hi ^ lo
+}
+
+func (b *bucket) refill(now int64, rate int) {
+	if d := now - b.at; d > 0 {
+		b.used = max(0, b.used-float64(d)*float64(rate)/float64(time.Second))
+	}
+	b.at = now
+}
+
+// take takes one of 2 x rate tokens.
+func (b *bucket) take(rate int) bool {
+	if b.used+1 > float64(2*rate) {
+		return false
+	}
+	b.used++
+	return true
+}

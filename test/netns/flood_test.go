@@ -1,0 +1,328 @@
+package netns
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/control"
+	"ipoibcm/wire/roce"
+)
+
+var floodFor = flag.Duration("flood", 0, "how long each flood of TestFlood goes on, three of every kind; without it they are short, and as many as it takes")
+
+const (
+	floodRate  = 50_000 // forged packets per second
+	unreadPort = 4792   // nobody reads it
+
+	// keeps is the part of its rate that traffic keeps, and connectWithin what a
+	// peer that nobody has heard of needs to connect in the middle of a flood.
+	keeps         = 0.8
+	connectWithin = 2 * time.Second
+
+	// The caps of an agent's default configuration.
+	maxNeighbours, maxHearsay, maxConns = 4096, 2048, 1024
+	// heapCap is what a flood may leave on the heap: all that the caps allow.
+	heapCap = 32 << 20
+)
+
+// A flooded is what was measured of one kind of flood.
+type flooded struct {
+	kind      forgery
+	perSecond int       // forged packets that left, on average
+	arrived   float64   // part of them that the agent has counted
+	quiet     []float64 // rates beside the control, Mb/s
+	ratios    []float64 // of the rates beside a flood to those, sorted
+	disturbed int       // pairs not among them, because something else was running
+	connected time.Duration
+
+	before, after     control.Runtime
+	neighs, conns     int // most there were at the end of a flood
+	refused, overflow uint64
+}
+
+// median returns the part of its rate that traffic kept, 0 if that is not known.
+func (r *flooded) median() float64 {
+	n := len(r.ratios)
+	if n == 0 {
+		return 0
+	}
+	return (r.ratios[n/2] + r.ratios[(n-1)/2]) / 2
+}
+
+// TestFlood sends an agent forged ARP, ND and CM packets, 50,000 a second. A peer
+// that is new connects meanwhile, existing traffic keeps its rate, and what the
+// agent holds stays within its caps. The control is the same packets at the same
+// rate to a port of the same host that nobody reads: they cost the machine, but
+// not the agent. make flood takes longer over it; docs/floods.md has its table.
+func TestFlood(t *testing.T) {
+	needRoot(t) // and the machine: not parallel
+	kinds := []forgery{forgedARP, forgedND, forgedREQ}
+	if *floodFor > 0 {
+		kinds = append(kinds, inbandREQ)
+	}
+	s := newSegment(t, topology{hosts: 3 + len(kinds)})
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute+40**floodFor)
+	defer cancel()
+	s.ctx = ctx
+	a, b, newcomers, x := s.hosts[0], s.hosts[1], s.hosts[2:2+len(kinds)], s.hosts[2+len(kinds)]
+	for _, h := range s.hosts[:2+len(kinds)] {
+		h.run("--log-level", "info")
+	}
+	a.connect(b, "RC")
+	unread(b)
+	var table strings.Builder
+	fmt.Fprintln(&table, "| forged | per second | control, Mb/s | part of it kept (median) | each | disturbed | newcomer connected after | refused | neighbours | connections | heap before, after (KiB) |")
+	fmt.Fprintln(&table, "|---|---|---|---|---|---|---|---|---|---|---|")
+	for i, kind := range kinds {
+		r := s.flood(x, kind, a, b, newcomers[i])
+		fmt.Fprintf(&table, "| %s | %d | %.0f | %.0f %% | %.2f | %d | %v | %d | %d | %d | %d, %d |\n", kind, r.perSecond, r.quiet, 100*r.median(), r.ratios, r.disturbed,
+			r.connected.Round(time.Millisecond), r.refused, r.neighs, r.conns, r.before.HeapOctets>>10, r.after.HeapOctets>>10)
+		r.check(t)
+	}
+	t.Log("\n" + table.String())
+}
+
+// check compares what was measured with what must be.
+func (r *flooded) check(t *testing.T) {
+	t.Helper()
+	within := connectWithin
+	if r.disturbed > 0 || raceDetector {
+		within *= 2
+	}
+	if r.connected > within {
+		t.Errorf("%s: a newcomer was not connected within %v", r.kind, within)
+	}
+	if r.arrived < 0.9 {
+		t.Errorf("%s: only %.0f %% of the forged packets reached the agent, and %d overflowed: this shows nothing", r.kind, 100*r.arrived, r.overflow)
+	}
+	switch {
+	case raceDetector:
+	case len(r.ratios) == 0:
+		t.Logf("%s: the machine was busy with something else: rates are not judged", r.kind)
+	case r.perSecond < floodRate*9/10:
+		t.Errorf("%s: the machine sent %d forged packets a second, too few", r.kind, r.perSecond)
+	case r.median() < keeps:
+		t.Errorf("%s: traffic kept %.0f %% of its rate; each %.2f", r.kind, 100*r.median(), r.ratios)
+	}
+	if r.refused == 0 {
+		t.Errorf("%s: nothing was refused", r.kind)
+	}
+	if r.neighs > maxNeighbours || r.neighs > maxHearsay+16 || r.conns > maxConns {
+		t.Errorf("%s: %d neighbours, %d connections", r.kind, r.neighs, r.conns)
+	}
+	if grown := int64(r.after.HeapOctets) - int64(r.before.HeapOctets); grown > heapCap {
+		t.Errorf("%s: the heap has grown by %d octets", r.kind, grown)
+	}
+	if r.after.Descriptors > r.before.Descriptors+2 || r.after.Goroutines > r.before.Goroutines+4 {
+		t.Errorf("%s: %d goroutines and %d descriptors, before %d and %d", r.kind,
+			r.after.Goroutines, r.after.Descriptors, r.before.Goroutines, r.before.Descriptors)
+	}
+}
+
+// unread binds a port of the victim for packets as an agent's socket takes them.
+func unread(h *host) {
+	s := h.seg
+	s.Helper()
+	s.must(h.Do(func() error {
+		c, err := net.ListenUDP("udp6", &net.UDPAddr{Port: unreadPort})
+		if err != nil {
+			return err
+		}
+		s.Cleanup(func() { c.Close() })
+		raw, err := c.SyscallConn()
+		if err != nil {
+			return err
+		}
+		const noCheck6RX = 102 // UDP_NO_CHECK6_RX
+		var set error
+		if err := raw.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), syscall.IPPROTO_UDP, noCheck6RX, 1) }); err != nil {
+			return err
+		}
+		return set
+	}))
+}
+
+// flood measures one kind of flood from x, in turn with the control.
+func (s *segment) flood(x *host, kind forgery, a, b, newcomer *host) *flooded {
+	s.Helper()
+	r := &flooded{kind: kind}
+	s.must(b.agent.Get(s.ctx, control.PathRuntime, &r.before))
+	rate, least, most, window := floodRate, 1, 7, time.Second
+	first := connectWithin + 500*time.Millisecond // it has to last until the newcomer is there
+	if *floodFor > 0 {
+		least, most, window, first = 3, 3, *floodFor, max(first, *floodFor)
+	}
+	if raceDetector { // everything takes ten times as long
+		rate, most = rate/20, 1
+	}
+	begin := s.floodCounts(b)
+	f := s.forge(x, b, kind, int(first.Seconds()*float64(rate))+forgerBatch)
+	total := 0
+	var took time.Duration
+	for i := 0; i < most && (i < least || !raceDetector && r.median() < keeps); i++ {
+		d, meanwhile := window, func() {}
+		if i == 0 {
+			d, meanwhile = first, func() { r.connected = s.connects(newcomer, b) }
+		}
+		f.renew()
+		busy := s.busy()
+		var none, with float64
+		sent := 0
+		control := func() { none, _ = s.beside(f, unreadPort, rate, d, a, b, func() {}) }
+		if i%2 == 0 { // so that a machine that becomes faster or slower favours neither
+			control()
+		}
+		with, sent = s.beside(f, roce.Port, rate, d, a, b, meanwhile)
+		s.held(b, r)
+		if i%2 == 1 {
+			control()
+		}
+		total, took = total+sent, took+d
+		if busy = max(busy, s.busy()); busy > 0.2 {
+			if r.disturbed++; r.disturbed >= 2 && len(r.ratios) == 0 && *floodFor == 0 {
+				break
+			}
+			continue
+		}
+		r.quiet = append(r.quiet, none)
+		r.ratios = append(r.ratios, with/none)
+		slices.Sort(r.ratios)
+	}
+	r.perSecond = int(float64(total) / took.Seconds())
+	end := s.floodCounts(b)
+	r.arrived = float64(end.arrived-begin.arrived) / float64(total)
+	r.refused, r.overflow = end.refused-begin.refused, end.overflow-begin.overflow
+	s.eventually(30*time.Second, b.Name+" has let go of what was half-open", func() error {
+		if n := len(s.connsOf(b)); n > len(s.hosts) {
+			return fmt.Errorf("%d connections", n)
+		}
+		return nil
+	})
+	s.must(b.agent.Get(s.ctx, control.PathRuntime, &r.after))
+	return r
+}
+
+// busy returns which part of the machine's processors something is using while
+// the agents rest.
+func (s *segment) busy() float64 {
+	s.Helper()
+	read := func() (used, all float64) {
+		b, err := os.ReadFile("/proc/stat")
+		s.must(err)
+		line, _, _ := strings.Cut(string(b), "\n")
+		for i, f := range strings.Fields(line)[1:] {
+			n, err := strconv.ParseFloat(f, 64)
+			s.must(err)
+			if all += n; i != 3 && i != 4 { // idle, iowait
+				used += n
+			}
+		}
+		return used, all
+	}
+	time.Sleep(50 * time.Millisecond) // for what the last flood has left to do
+	used, all := read()
+	time.Sleep(150 * time.Millisecond)
+	used2, all2 := read()
+	return (used2 - used) / max(1, all2-all)
+}
+
+// floodCounts are what an agent has counted of a flood.
+type floodCounts struct{ arrived, refused, overflow uint64 }
+
+func (s *segment) floodCounts(h *host) (c floodCounts) {
+	s.Helper()
+	var st control.Stats
+	s.must(h.agent.Get(s.ctx, control.PathStats, &st))
+	for _, n := range st.Counters {
+		switch n.Part + " " + n.Name {
+		case "softroce ud_packets_in", "softroce mads_in", "softroce mads_dropped":
+			c.arrived += n.Value
+		case "softroce mads_drop_flood":
+			c.arrived += n.Value
+			c.refused += n.Value
+		case "datapath rx_flood":
+			c.refused += n.Value
+		case "softroce rx_drop_overflow":
+			c.overflow += n.Value
+		}
+	}
+	return c
+}
+
+func (s *segment) connsOf(h *host) []control.Conn {
+	s.Helper()
+	var c control.Conns
+	s.must(h.agent.Get(s.ctx, control.PathConns, &c))
+	return c.Conns
+}
+
+// held notes how much the victim holds.
+func (s *segment) held(b *host, r *flooded) {
+	s.Helper()
+	var n control.Neighbours
+	s.must(b.agent.Get(s.ctx, control.PathNeigh, &n))
+	r.neighs, r.conns = max(r.neighs, len(n.Neighbours)), max(r.conns, len(s.connsOf(b)))
+}
+
+// beside returns the rate of TCP from a to b for d beside forged packets to a
+// port, of which sent left. meanwhile is called when they have begun.
+func (s *segment) beside(f *forger, port, rate int, d time.Duration, a, b *host, meanwhile func()) (mbps float64, sent int) {
+	s.Helper()
+	ctx, stop := context.WithTimeout(s.ctx, d)
+	defer stop()
+	var wg sync.WaitGroup
+	var sendErr error
+	wg.Go(func() { sent, sendErr = f.send(ctx, port, rate) })
+	wg.Go(func() {
+		time.Sleep(d / 10)
+		meanwhile()
+	})
+	limit, end := context.WithTimeout(s.ctx, d+10*time.Second)
+	defer end()
+	t, err := a.Send(limit, b.Host, b.v4, 0, d)
+	wg.Wait()
+	s.must(sendErr)
+	s.must(err)
+	return t.Mbps(), sent
+}
+
+// connects returns how long it takes c to connect to b, of whom it has never
+// heard.
+func (s *segment) connects(c, b *host) time.Duration {
+	begin := time.Now()
+	limit := 2 * connectWithin
+	ctx, stop := context.WithTimeout(s.ctx, limit)
+	defer stop()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			if _, err := c.Ping(lab.Ping{Dst: b.v4, Timeout: 50 * time.Millisecond}); err == nil {
+				time.Sleep(20 * time.Millisecond)
+			}
+		}
+	})
+	for ctx.Err() == nil {
+		conns, err := c.agent.Conns(ctx)
+		if err == nil && slices.ContainsFunc(conns, func(n control.Conn) bool { return n.State == "ESTABLISHED" }) {
+			d := time.Since(begin)
+			stop()
+			return d
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	return limit
+}
