@@ -51,12 +51,19 @@ type Frame struct {
 	pool chan *Frame
 }
 
+// keepOctets is how large a buffer a free Frame keeps: that of a frame of the
+// usual UD MTU. Large ones go up seldom, but in the end all frames had held one.
+const keepOctets = 4 << 10
+
 // Release gives f back. A Frame that is not from a Loop may be released too.
 func (f *Frame) Release() {
 	if f.pool == nil {
 		return
 	}
 	f.Path, f.Conn = nil, nil
+	if cap(f.Data) > keepOctets {
+		f.Data = nil
+	}
 	f.pool <- f // never blocks: the pool has room for all its frames
 }
 

@@ -90,7 +90,11 @@ func (t *qpTable) remove(q *qp) {
 	if len(list) == len(*old) {
 		return
 	}
-	b.Store(&list)
+	if len(list) > 0 {
+		b.Store(&list)
+	} else {
+		b.Store(nil)
+	}
 	t.n--
 	if t.resting == nil {
 		t.resting = make(map[ib.QPN]struct{})
