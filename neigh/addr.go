@@ -112,7 +112,7 @@ func (t *Table) addrTimer(dst []Action, now time.Time, o *ownAddr) []Action {
 	o.probes++
 	t.n.DADProbes++
 	i := t.o.dadInterval()
-	t.timers.set(&o.timer, now.Add(i*3/4+time.Duration(t.o.Rand.Int64N(int64(i)/2+1))))
+	t.set(&o.timer, now.Add(i*3/4+time.Duration(t.o.Rand.Int64N(int64(i)/2+1))))
 	if o.ip.Is4() {
 		return t.sendARP(dst, arp.NewProbe(t.link, o.ip), Dest{Broadcast: true})
 	}
@@ -134,7 +134,7 @@ func (t *Table) announce(dst []Action, now time.Time, o *ownAddr) []Action {
 		o.announces--
 	}
 	if o.announces > 0 {
-		t.timers.set(&o.timer, now.Add(announceInterval))
+		t.set(&o.timer, now.Add(announceInterval))
 	}
 	return t.sendAnnouncement(dst, o)
 }

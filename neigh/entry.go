@@ -1,9 +1,7 @@
 package neigh
 
 import (
-	"container/list"
 	"net/netip"
-	"slices"
 	"time"
 
 	"ipoibcm/wire/encap"
@@ -22,32 +20,36 @@ const linkProofTimes = 2
 // evictScan bounds how many entries are looked at to make room for one.
 const evictScan = 64
 
-// An entry is one neighbour.
+// An entry is one neighbour. There may be very many: what most of them do not
+// need is behind a pointer, and times are short.
 type entry struct {
 	ip      netip.Addr
 	link    encap.LinkAddr // valid if state.Known()
 	state   State
 	router  bool
-	queries int // in this resolution or probing
+	heard   bool  // it spoke first, and has neither been used nor confirmed since
+	queries int32 // in this resolution or probing
 
-	since, confirmed, used time.Time
-	changed, moved         time.Time // when link was last set, and set anew
-	answered               time.Time // when it last answered for ip itself
+	since, confirmed, used instant
+	changed, moved         instant // when link was last set, and set anew
+	answered               instant // when it last answered for ip itself
 
-	queue       [][]byte
-	queueOctets int
-
+	queue *queue // nil if nothing waits
 	timer timer
-	elem  *list.Element // in Table.lru, or in Table.heard if heard
-	heard bool          // it spoke first, and has neither been used nor confirmed since
+
+	older, newer *entry // in Table.lru, or in Table.heard if heard
+	next, prev   *entry // of the ring in Table.byLink; nil if not there
 }
 
-func (e *entry) snapshot() Neighbor {
-	return Neighbor{
+func (t *Table) snapshot(e *entry) Neighbor {
+	n := Neighbor{
 		IP: e.ip, LinkAddr: e.link, State: e.state, Router: e.router,
-		Since: e.since, Confirmed: e.confirmed, Used: e.used,
-		QueuedPackets: len(e.queue), QueuedOctets: e.queueOctets, Queries: e.queries,
+		Since: t.time(e.since), Confirmed: t.time(e.confirmed), Used: t.time(e.used), Queries: int(e.queries),
 	}
+	if q := e.queue; q != nil {
+		n.QueuedPackets, n.QueuedOctets = len(q.packets), q.octets
+	}
+	return n
 }
 
 func (t *Table) resolve(dst []Action, now time.Time, ip netip.Addr, pkt []byte) []Action {
@@ -95,7 +97,7 @@ func (t *Table) discard(dst []Action, ip netip.Addr, pkt []byte, why Drop) []Act
 // its first word is all there is.
 func (t *Table) add(dst []Action, ip netip.Addr, heard bool) ([]Action, *entry) {
 	full := len(t.entries) >= t.o.maxNeighbors()
-	if full || heard && t.heard.Len() >= max(1, t.o.maxNeighbors()/2) {
+	if full || heard && t.heard.n >= max(1, t.o.maxNeighbors()/2) {
 		victim := t.victim()
 		if victim == nil {
 			return dst, nil
@@ -105,11 +107,7 @@ func (t *Table) add(dst []Action, ip netip.Addr, heard bool) ([]Action, *entry) 
 	}
 	e := &entry{ip: ip, heard: heard}
 	e.timer.entry = e
-	if heard {
-		e.elem = t.heard.PushBack(e)
-	} else {
-		e.elem = t.lru.PushBack(e)
-	}
+	t.listOf(e).push(e)
 	t.entries[ip] = e
 	return dst, e
 }
@@ -118,28 +116,34 @@ func (t *Table) add(dst []Action, ip netip.Addr, heard bool) ([]Action, *entry) 
 // heard of goes before any that has answered or is in use, so that claims from
 // forged sources replace each other. Of several it is the oldest.
 func (t *Table) victim() *entry {
-	if el := t.heard.Front(); el != nil {
-		return el.Value.(*entry)
+	if e := t.heard.oldest; e != nil {
+		return e
 	}
-	el := t.lru.Front()
+	e := t.lru.oldest
 	for range evictScan {
-		if el == nil {
-			break
-		}
 		// Those in use are in another state; those asked for have packets.
-		if e := el.Value.(*entry); e.state == StateStale || e.state == StateFailed {
+		if e == nil || e.state == StateStale || e.state == StateFailed {
 			return e
 		}
-		el = el.Next()
+		e = e.newer
 	}
 	return nil
+}
+
+// listOf returns the list that e belongs to.
+func (t *Table) listOf(e *entry) *lru {
+	if e.heard {
+		return &t.heard
+	}
+	return &t.lru
 }
 
 // settle notes that e is more than hearsay.
 func (t *Table) settle(e *entry) {
 	if e.heard {
-		t.heard.Remove(e.elem)
-		e.elem, e.heard = t.lru.PushBack(e), false
+		t.heard.remove(e)
+		e.heard = false
+		t.lru.push(e)
 	}
 }
 
@@ -147,28 +151,29 @@ func (t *Table) settle(e *entry) {
 func (t *Table) setState(now time.Time, e *entry, s State) {
 	if e.state != s {
 		t.o.Log.Debug("neighbour state", "ip", e.ip, "from", e.state, "to", s)
-		e.state, e.since = s, now
+		e.state, e.since = s, t.instant(now)
 	}
 	switch s {
 	case StateIncomplete, StateProbe:
 		e.queries = 0 // query and probe set the timer
 	case StateReachable:
 		r := t.o.reachableTime()
-		t.timers.set(&e.timer, now.Add(r/2+time.Duration(t.o.Rand.Int64N(int64(r)+1))))
+		t.set(&e.timer, now.Add(r/2+time.Duration(t.o.Rand.Int64N(int64(r)+1))))
 	case StateStale:
-		t.timers.set(&e.timer, now.Add(t.o.staleTime()))
+		t.set(&e.timer, now.Add(t.o.staleTime()))
 	case StateDelay:
-		t.timers.set(&e.timer, now.Add(t.o.delayTime()))
+		t.set(&e.timer, now.Add(t.o.delayTime()))
 	case StateFailed:
-		t.timers.set(&e.timer, now.Add(t.o.holdDown()))
+		t.set(&e.timer, now.Add(t.o.holdDown()))
 	}
 }
 
 // use notes traffic. A stale neighbour in use is on its way to being probed.
 func (t *Table) use(now time.Time, e *entry) {
-	e.used = now
+	e.used = t.instant(now)
 	t.settle(e)
-	t.lru.MoveToBack(e.elem)
+	t.lru.remove(e)
+	t.lru.push(e)
 	if e.state == StateStale {
 		t.setState(now, e, StateDelay)
 	}
@@ -176,7 +181,7 @@ func (t *Table) use(now time.Time, e *entry) {
 
 // confirm notes proof that a known neighbour receives what we send.
 func (t *Table) confirm(now time.Time, e *entry) {
-	e.confirmed = now
+	e.confirmed = t.instant(now)
 	t.settle(e)
 	t.setState(now, e, StateReachable)
 }
@@ -185,19 +190,24 @@ func (t *Table) confirm(now time.Time, e *entry) {
 // send. It says nothing about the IP address, which the host may have given up:
 // every so often the neighbour has to answer for that itself.
 func (t *Table) confirmLink(now time.Time, e *entry) {
-	last := e.answered
-	if last.Before(e.changed) {
-		last = e.changed
-	}
-	if now.Sub(last) < linkProofTimes*t.o.reachableTime() {
+	if t.since(now, max(e.answered, e.changed)) < linkProofTimes*t.o.reachableTime() {
 		t.confirm(now, e)
+	}
+}
+
+func (t *Table) confirmAll(now time.Time, link encap.LinkAddr) {
+	first := t.byLink[link.Key()]
+	for e := first; e != nil; e = e.next {
+		if t.confirmLink(now, e); e.next == first {
+			return
+		}
 	}
 }
 
 func (t *Table) entryTimer(dst []Action, now time.Time, e *entry) []Action {
 	switch e.state {
 	case StateIncomplete:
-		if e.queries >= len(t.o.retries()) {
+		if int(e.queries) >= len(t.o.retries()) {
 			return t.fail(dst, now, e)
 		}
 		return t.query(dst, now, e)
@@ -209,7 +219,7 @@ func (t *Table) entryTimer(dst []Action, now time.Time, e *entry) []Action {
 		t.setState(now, e, StateProbe)
 		return t.probe(dst, now, e)
 	case StateProbe:
-		if e.queries >= t.o.probes() {
+		if int(e.queries) >= t.o.probes() {
 			return t.remove(dst, e, ExpireUnreachable, DropUnresolved)
 		}
 		return t.probe(dst, now, e)
@@ -222,10 +232,10 @@ func (t *Table) entryTimer(dst []Action, now time.Time, e *entry) []Action {
 // query asks everybody for an unknown neighbour.
 func (t *Table) query(dst []Action, now time.Time, e *entry) []Action {
 	e.queries++
-	t.timers.set(&e.timer, now.Add(t.o.retries()[e.queries-1]))
+	t.set(&e.timer, now.Add(t.o.retries()[e.queries-1]))
 	var hint []byte
-	if len(e.queue) > 0 {
-		hint = e.queue[0]
+	if e.queue != nil {
+		hint = e.queue.packets[0]
 	}
 	a := t.source(e.ip, hint)
 	if a == nil {
@@ -240,13 +250,13 @@ func (t *Table) query(dst []Action, now time.Time, e *entry) []Action {
 // its announcements were lost, only a broadcast finds it before the entry goes.
 func (t *Table) probe(dst []Action, now time.Time, e *entry) []Action {
 	e.queries++
-	t.timers.set(&e.timer, now.Add(t.o.probeInterval()))
+	t.set(&e.timer, now.Add(t.o.probeInterval()))
 	a := t.source(e.ip, nil)
 	if a == nil {
 		return dst
 	}
 	t.n.Probes++
-	if e.queries >= t.o.probes() {
+	if int(e.queries) >= t.o.probes() {
 		return t.sendQuery(dst, a, e.ip, Dest{Broadcast: true})
 	}
 	return t.sendQuery(dst, a, e.ip, Dest{LinkAddr: e.link})
@@ -265,22 +275,22 @@ func (t *Table) known(dst []Action, now time.Time, e *entry, link encap.LinkAddr
 		if link.GID == e.link.GID {
 			last = e.moved
 		}
-		if now.Sub(last) < lockTime && !(solicited && e.state == StateProbe) {
+		if t.since(now, last) < lockTime && !(solicited && e.state == StateProbe) {
 			return t.refuse(dst, DropLocked, e.ip, link, link)
 		}
 		old := e.link
 		t.setLink(now, e, link)
-		e.moved = now
+		e.moved = t.instant(now)
 		t.n.Changed++
 		t.o.Log.Info("neighbour changed its link-layer address", "ip", e.ip, "old", old, "new", link)
 		dst = append(dst, Changed{IP: e.ip, Old: old, New: link})
 		if !solicited {
-			e.confirmed = time.Time{}
+			e.confirmed = 0
 			t.setState(now, e, StateStale)
 		}
 	}
 	if solicited {
-		e.answered = now
+		e.answered = t.instant(now)
 		t.confirm(now, e)
 	}
 	return dst
@@ -295,34 +305,21 @@ func (t *Table) resolved(dst []Action, now time.Time, e *entry, link encap.LinkA
 	switch {
 	case solicited:
 		t.confirm(now, e)
-	case len(e.queue) > 0:
+	case e.queue != nil:
 		t.setState(now, e, StateDelay) // in use from its first moment
 	default:
 		t.setState(now, e, StateStale)
 	}
-	for _, pkt := range e.queue {
+	for _, pkt := range t.takeQueue(e) {
 		dst = append(dst, Deliver{IP: e.ip, LinkAddr: link, Packet: pkt})
 	}
-	t.clearQueue(e)
 	return dst
 }
 
 func (t *Table) setLink(now time.Time, e *entry, link encap.LinkAddr) {
 	t.unindex(e)
-	e.link, e.changed = link, now
-	t.byLink[link.Key()] = append(t.byLink[link.Key()], e)
-}
-
-func (t *Table) unindex(e *entry) {
-	key := e.link.Key()
-	es := t.byLink[key]
-	if i := slices.Index(es, e); i >= 0 {
-		if es = slices.Delete(es, i, i+1); len(es) == 0 {
-			delete(t.byLink, key)
-		} else {
-			t.byLink[key] = es
-		}
-	}
+	e.link, e.changed = link, t.instant(now)
+	t.index(e)
 }
 
 // fail ends a resolution without an answer. The entry stays for a while, so that
@@ -349,11 +346,7 @@ func (t *Table) remove(dst []Action, e *entry, reason ExpireReason, why Drop) []
 	dst = t.discardQueue(dst, e, why)
 	t.unindex(e)
 	t.timers.stop(&e.timer)
-	if e.heard {
-		t.heard.Remove(e.elem)
-	} else {
-		t.lru.Remove(e.elem)
-	}
+	t.listOf(e).remove(e)
 	delete(t.entries, e.ip)
 	return dst
 }

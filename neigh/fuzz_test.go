@@ -77,16 +77,22 @@ func fuzzStep(t *testing.T, in []byte) {
 			t.Fatalf("%d octets in queues, %d accounted; %d packets, %d not come back", octets, tab.QueuedOctets(), packets, len(waiting))
 		}
 		indexed := 0
-		for key, es := range tab.byLink {
-			indexed += len(es)
-			for _, e := range es {
-				if e.link.Key() != key || tab.entries[e.ip] != e {
+		for key := range tab.byLink {
+			for _, e := range tab.at(key) {
+				if indexed++; e.link.Key() != key || tab.entries[e.ip] != e {
 					t.Fatalf("index of %v holds %v", key, e.ip)
 				}
 			}
 		}
-		if len(tab.entries) > 5 || len(tab.addrs) > 3 || tab.lru.Len()+tab.heard.Len() != len(tab.entries) || indexed > len(tab.entries) {
-			t.Fatalf("%d entries, %d in the list, %d indexed, %d addresses", len(tab.entries), tab.lru.Len()+tab.heard.Len(), indexed, len(tab.addrs))
+		listed := 0
+		for _, l := range []lru{tab.lru, tab.heard} {
+			listed -= l.n
+			for e := l.oldest; e != nil; e = e.newer {
+				listed++
+			}
+		}
+		if len(tab.entries) > 5 || len(tab.addrs) > 3 || listed != 0 || tab.lru.n+tab.heard.n != len(tab.entries) || indexed > len(tab.entries) {
+			t.Fatalf("%d entries, %d in the lists, %d indexed, %d addresses", len(tab.entries), tab.lru.n+tab.heard.n, indexed, len(tab.addrs))
 		}
 	}
 }

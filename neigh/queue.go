@@ -1,5 +1,11 @@
 package neigh
 
+// A queue is the packets that wait for one neighbour; never empty.
+type queue struct {
+	packets [][]byte
+	octets  int
+}
+
 // enqueue lets pkt wait for e. Where a bound of this neighbour would be passed,
 // its oldest packets go (RFC 4861 section 7.2.2): the latest ones are the ones
 // somebody still waits for. The bound of all neighbours costs only the neighbour
@@ -8,13 +14,13 @@ func (t *Table) enqueue(dst []Action, e *entry, pkt []byte) []Action {
 	if pkt == nil {
 		return dst
 	}
-	for len(e.queue) >= t.o.maxQueuedPackets() && len(e.queue) > 0 {
+	for e.queue != nil && len(e.queue.packets) >= t.o.maxQueuedPackets() {
 		dst = t.discardOldest(dst, e, DropQueuePackets)
 	}
-	for e.queueOctets+len(pkt) > t.o.maxQueuedOctets() && len(e.queue) > 0 {
+	for e.queue != nil && e.queue.octets+len(pkt) > t.o.maxQueuedOctets() {
 		dst = t.discardOldest(dst, e, DropQueueOctets)
 	}
-	for t.queued+len(pkt) > t.o.maxTotalOctets() && len(e.queue) > 0 {
+	for e.queue != nil && t.queued+len(pkt) > t.o.maxTotalOctets() {
 		dst = t.discardOldest(dst, e, DropQueueTotal)
 	}
 	switch {
@@ -25,31 +31,41 @@ func (t *Table) enqueue(dst []Action, e *entry, pkt []byte) []Action {
 	case t.queued+len(pkt) > t.o.maxTotalOctets():
 		return t.discard(dst, e.ip, pkt, DropQueueTotal)
 	}
-	e.queue = append(e.queue, pkt)
-	e.queueOctets += len(pkt)
+	if e.queue == nil {
+		e.queue = new(queue)
+	}
+	e.queue.packets = append(e.queue.packets, pkt)
+	e.queue.octets += len(pkt)
 	t.queued += len(pkt)
 	return dst
 }
 
 func (t *Table) discardOldest(dst []Action, e *entry, why Drop) []Action {
-	pkt := e.queue[0]
-	e.queue[0] = nil
-	e.queue = e.queue[1:]
-	e.queueOctets -= len(pkt)
+	q := e.queue
+	pkt := q.packets[0]
+	q.packets[0] = nil
+	q.packets = q.packets[1:]
+	q.octets -= len(pkt)
 	t.queued -= len(pkt)
+	if len(q.packets) == 0 {
+		e.queue = nil
+	}
 	return t.discard(dst, e.ip, pkt, why)
 }
 
 func (t *Table) discardQueue(dst []Action, e *entry, why Drop) []Action {
-	for len(e.queue) > 0 {
+	for e.queue != nil {
 		dst = t.discardOldest(dst, e, why)
 	}
-	e.queue = nil
 	return dst
 }
 
-// clearQueue forgets packets that have been handed back.
-func (t *Table) clearQueue(e *entry) {
-	t.queued -= e.queueOctets
-	e.queue, e.queueOctets = nil, 0
+// takeQueue returns the packets that waited for e, to be handed back.
+func (t *Table) takeQueue(e *entry) (packets [][]byte) {
+	if q := e.queue; q != nil {
+		packets = q.packets
+		t.queued -= q.octets
+		e.queue = nil
+	}
+	return packets
 }

@@ -1,7 +1,6 @@
 package neigh
 
 import (
-	"container/list"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -20,10 +19,11 @@ type Table struct {
 	router bool
 
 	entries map[netip.Addr]*entry
-	byLink  map[encap.LinkAddr][]*entry // known entries by Key, in the order they came
-	lru     list.List                   // of *entry, least recently used first
-	heard   list.List                   // of the others, oldest first
-	queued  int                         // octets waiting in all entries
+	byLink  map[encap.LinkAddr]*entry // by Key: the first of a ring of known entries, in the order they came
+	lru     lru                       // least recently used first
+	heard   lru                       // the others, oldest first
+	queued  int                       // octets waiting in all entries
+	base    time.Time                 // of instants
 
 	own    map[netip.Addr]*ownAddr
 	addrs  []*ownAddr // the same, ordered by address
@@ -45,7 +45,7 @@ func New(o Options) *Table {
 		link:    o.LinkAddr,
 		router:  o.Router,
 		entries: make(map[netip.Addr]*entry),
-		byLink:  make(map[encap.LinkAddr][]*entry),
+		byLink:  make(map[encap.LinkAddr]*entry),
 		own:     make(map[netip.Addr]*ownAddr),
 		limit:   newLimiter(o.requestRate(), o.sourceRate()),
 	}
@@ -68,9 +68,7 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 		}
 		return dst
 	case ConfirmedLink:
-		for _, e := range t.byLink[ev.LinkAddr.Key()] {
-			t.confirmLink(now, e)
-		}
+		t.confirmAll(now, ev.LinkAddr)
 		return dst
 	case Forget:
 		if e := t.entries[plain(ev.IP)]; e != nil {
@@ -78,7 +76,7 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 		}
 		return dst
 	case ForgetLink:
-		for _, e := range slices.Clone(t.byLink[ev.LinkAddr.Key()]) {
+		for _, e := range t.at(ev.LinkAddr) {
 			dst = t.remove(dst, e, ExpireForgotten, DropForgotten)
 		}
 		return dst
@@ -111,7 +109,8 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 	case Reannounce:
 		return t.reannounce(dst, now)
 	case Wake:
-		for tm := t.timers.due(now); tm != nil; tm = t.timers.due(now) {
+		at := t.instant(now)
+		for tm := t.timers.due(at); tm != nil; tm = t.timers.due(at) {
 			t.timers.stop(tm)
 			if tm.entry != nil {
 				dst = t.entryTimer(dst, now, tm.entry)
@@ -126,7 +125,7 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 }
 
 // Deadline says when the driver must send Wake; zero means never.
-func (t *Table) Deadline() time.Time { return t.timers.first() }
+func (t *Table) Deadline() time.Time { return t.time(t.timers.first()) }
 
 // Lookup returns the entry of ip.
 func (t *Table) Lookup(ip netip.Addr) (Neighbor, bool) {
@@ -134,14 +133,14 @@ func (t *Table) Lookup(ip netip.Addr) (Neighbor, bool) {
 	if e == nil {
 		return Neighbor{}, false
 	}
-	return e.snapshot(), true
+	return t.snapshot(e), true
 }
 
 // Neighbors returns all entries, ordered by address.
 func (t *Table) Neighbors() []Neighbor {
 	ns := make([]Neighbor, 0, len(t.entries))
 	for _, e := range t.sorted() {
-		ns = append(ns, e.snapshot())
+		ns = append(ns, t.snapshot(e))
 	}
 	return ns
 }

@@ -1,13 +1,10 @@
 package neigh
 
-import (
-	"container/heap"
-	"time"
-)
+import "container/heap"
 
 // A timer belongs to one entry or one own address, which has only this one.
 type timer struct {
-	at    time.Time
+	at    instant
 	seq   uint64 // ties fire in the order they were set
 	pos   int    // in the heap, plus 1; 0 means not set
 	entry *entry
@@ -20,7 +17,7 @@ type timers struct {
 	seq uint64
 }
 
-func (ts *timers) set(tm *timer, at time.Time) {
+func (ts *timers) set(tm *timer, at instant) {
 	ts.seq++
 	tm.at, tm.seq = at, ts.seq
 	if tm.pos == 0 {
@@ -37,16 +34,17 @@ func (ts *timers) stop(tm *timer) {
 }
 
 // due returns the first timer if its time has come.
-func (ts *timers) due(now time.Time) *timer {
-	if len(ts.h) == 0 || now.Before(ts.h[0].at) {
+func (ts *timers) due(now instant) *timer {
+	if len(ts.h) == 0 || now < ts.h[0].at {
 		return nil
 	}
 	return ts.h[0]
 }
 
-func (ts *timers) first() time.Time {
+// first returns when the first timer is due; never if none is set.
+func (ts *timers) first() instant {
 	if len(ts.h) == 0 {
-		return time.Time{}
+		return 0
 	}
 	return ts.h[0].at
 }
@@ -56,8 +54,8 @@ type timerHeap []*timer
 func (h timerHeap) Len() int { return len(h) }
 
 func (h timerHeap) Less(i, j int) bool {
-	if c := h[i].at.Compare(h[j].at); c != 0 {
-		return c < 0
+	if h[i].at != h[j].at {
+		return h[i].at < h[j].at
 	}
 	return h[i].seq < h[j].seq
 }

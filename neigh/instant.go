@@ -1,0 +1,34 @@
+package neigh
+
+import "time"
+
+// An instant is a time in a third of the room: nanoseconds since the base of the
+// Table. Zero is never.
+type instant int64
+
+// before is how long the base lies before the first Step, so that clocks may go
+// back; monotonic readings stay what they are.
+const before = 50 * 365 * 24 * time.Hour
+
+func (t *Table) instant(at time.Time) instant {
+	if t.base.IsZero() {
+		t.base = at.Add(-before)
+	}
+	return instant(max(1, at.Sub(t.base)))
+}
+
+// time returns the time of i, which is zero for never.
+func (t *Table) time(i instant) time.Time {
+	if i == 0 {
+		return time.Time{}
+	}
+	return t.base.Add(time.Duration(i))
+}
+
+// since returns how long ago i was.
+func (t *Table) since(now time.Time, i instant) time.Duration {
+	return time.Duration(t.instant(now) - i)
+}
+
+// set makes tm due at at.
+func (t *Table) set(tm *timer, at time.Time) { t.timers.set(tm, t.instant(at)) }
