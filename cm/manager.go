@@ -31,6 +31,7 @@ type Manager struct {
 	lastIncoming Handle
 	lastSeq      uint64
 	halfOpen     []*conn // passive, not yet established, oldest first
+	leaving      int     // in StateDREQSent
 	rejected     []*conn // passive ones in StateRejected, oldest first
 
 	reqs, replies limiter
@@ -168,6 +169,12 @@ func (m *Manager) Conns() []ConnInfo {
 	return out
 }
 
+// Len returns how many connections Conns lists.
+func (m *Manager) Len() int { return len(m.byHandle) }
+
+// Disconnecting returns how many of them wait for a DREP.
+func (m *Manager) Disconnecting() int { return m.leaving }
+
 func (m *Manager) act(a Action) { m.dst = append(m.dst, a) }
 
 func (m *Manager) listen(ev Listen) {
@@ -265,7 +272,13 @@ func (c *conn) isHalfOpen() bool {
 
 func (m *Manager) setState(c *conn, s State) {
 	was := c.isHalfOpen()
+	if c.state == StateDREQSent {
+		m.leaving--
+	}
 	c.state, c.since = s, m.now
+	if c.state == StateDREQSent {
+		m.leaving++
+	}
 	switch is := c.isHalfOpen(); {
 	case is && !was:
 		m.halfOpen = append(m.halfOpen, c)
@@ -321,6 +334,7 @@ func (m *Manager) timewait(c *conn) {
 
 // release forgets c and gives its QPN back.
 func (m *Manager) release(c *conn) {
+	rejected := c.state == StateRejected && !c.active
 	m.setState(c, StateIdle)
 	m.stopTimer(c)
 	delete(m.byHandle, c.handle)
@@ -332,7 +346,9 @@ func (m *Manager) release(c *conn) {
 	if m.byQPN[c.p.LocalQPN] == c {
 		delete(m.byQPN, c.p.LocalQPN)
 	}
-	m.rejected = slices.DeleteFunc(m.rejected, func(x *conn) bool { return x == c })
+	if rejected { // as a rule it is the first: they wait for about as long
+		m.rejected = slices.DeleteFunc(m.rejected, func(x *conn) bool { return x == c })
+	}
 	if c.p.LocalQPN != 0 {
 		m.act(Released{Handle: c.handle, QPN: c.p.LocalQPN})
 	}

@@ -79,6 +79,7 @@ func (f *Interface) requested(ev cm.RequestReceived) {
 		f.note(Note{Kind: NoteConn, Peer: key, Conn: c.id, Text: "the peer dials again; the old connection stays until the new one is up"})
 	}
 	p.accept = c
+	f.spare.file(p)
 	f.take(c, ev)
 	_ = f.negotiate(c, pd.ReceiveMTU) // cannot fail: checked above, a UC offer is never below 16388
 	f.touch(p)
@@ -119,6 +120,7 @@ func (f *Interface) takeLegacy(p *peer, ev cm.RequestReceived) {
 		return
 	}
 	p.rx = append(p.rx, c)
+	f.spare.file(p)
 	f.take(c, ev)
 }
 
@@ -147,14 +149,14 @@ func (f *Interface) cross(p *peer, ev cm.RequestReceived) bool {
 	// The flags octet is zero in both: it is zeroed in the comparison.
 	if f.link.Compare(p.key) < 0 {
 		f.count(nCrossAccepted)
-		p.verdict = "REQs crossed: the peer's was accepted because our address is smaller"
-		f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.verdict})
+		p.keep().verdict = "REQs crossed: the peer's was accepted because our address is smaller"
+		f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.memo().verdict})
 		f.withdraw(d)
 		return true
 	}
 	f.count(nCrossRejected)
-	p.verdict = "REQs crossed: the peer's was rejected with 28 because our address is larger"
-	f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.verdict})
+	p.keep().verdict = "REQs crossed: the peer's was rejected with 28 because our address is larger"
+	f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.memo().verdict})
 	f.refuse(ev, cm.ReasonConsumer, nil, "REQs crossed and ours wins")
 	return false
 }

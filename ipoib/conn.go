@@ -1,7 +1,9 @@
 package ipoib
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -86,9 +88,13 @@ func (f *Interface) newConn(p *peer, t ib.Transport, form serviceid.Form, active
 		c.receive = min(c.receive, p.receive)
 	}
 	f.conns[c.id] = c
-	f.connOrder = append(f.connOrder, c)
 	f.do(CreateQP{Conn: c.id, Transport: t, ReceiveMTU: int(c.receive), Init: verbs.QPAttr{State: verbs.StateInit, PKey: f.opt.pkey()}})
 	return c
+}
+
+// byAge returns the connections, oldest first.
+func (f *Interface) byAge() []*conn {
+	return slices.SortedFunc(maps.Values(f.conns), func(a, b *conn) int { return cmp.Compare(a.id, b.id) })
 }
 
 // drop removes c from every record and lets its QP go. The CM has been told.
@@ -97,13 +103,14 @@ func (f *Interface) drop(c *conn) {
 		return
 	}
 	delete(f.conns, c.id)
-	f.connOrder = slices.DeleteFunc(f.connOrder, func(o *conn) bool { return o == c })
+	if c.state == connUp {
+		f.ups--
+	}
 	delete(f.byHandle, c.handle)
 	if c.booked != 0 {
 		f.budget.Release(c.booked)
 	}
 	p := c.peer
-	f.retire(p)
 	if p.tx == c {
 		p.tx = nil
 	}
@@ -114,6 +121,7 @@ func (f *Interface) drop(c *conn) {
 		p.accept = nil
 	}
 	p.rx = slices.DeleteFunc(p.rx, func(o *conn) bool { return o == c })
+	f.retire(p)
 	f.touch(p)
 	f.gone = append(f.gone, c.id) // after the paths have moved away
 }
@@ -148,7 +156,7 @@ func (f *Interface) lost(c *conn, why string) {
 	case young: // a peer that closes at once must not make us dial per packet
 		f.fail(p, why)
 	default:
-		p.failures, p.lastFail = 0, why // dial again at the next packet (WF I-12)
+		p.failures, p.keep().lastFail = 0, why // dial again at the next packet (WF I-12)
 	}
 }
 
@@ -196,6 +204,7 @@ func (f *Interface) negotiate(c *conn, theirs uint32) error {
 func (f *Interface) established(c *conn, how string) {
 	p := c.peer
 	c.state, c.up, c.used = connUp, f.now, f.now
+	f.ups++
 	f.remember(p, viaOf(c.params.CMQPN))
 	if c.active {
 		f.count(nEstablishedActive)
@@ -207,7 +216,7 @@ func (f *Interface) established(c *conn, how string) {
 	}
 	f.note(Note{Kind: NoteConn, Peer: p.key, Conn: c.id, Text: fmt.Sprintf("%v connection up (%s), service ID %v, QPN %v to %v, MTU %d",
 		c.trans, how, c.params.ServiceID, c.qpn, c.params.RemoteQPN, c.mtu)})
-	f.arm(f.idleAt(c))
+	f.arm(p, f.idleAt(c))
 	if c.rxOnly() {
 		return // it was put into p.rx when it was accepted
 	}

@@ -86,7 +86,7 @@ func TestCrossing(t *testing.T) {
 				if a.counter("dial_failed") > 1 || len(distinct(a.reqs)) != 1 || len(distinct(b.reqs)) != 1 {
 					w.failf("a new REQ because of a verdict")
 				}
-				if e := a.f.Explain(ip4("10.0.0.2")); a.f.peers[b.link()].verdict == "" || e.Mode == "ud" {
+				if e := a.f.Explain(ip4("10.0.0.2")); a.f.peers[b.link()].memo().verdict == "" || e.Mode == "ud" {
 					t.Errorf("%+v", e)
 				}
 			})
@@ -122,7 +122,7 @@ func TestCrossingOrder(t *testing.T) {
 			f := w.node(1, Options{Mode: mode}).f
 			f.link.QPN, f.link.GID = own.QPN, own.GID
 			p := &peer{key: tt.remote, flags: encap.FlagRC | encap.FlagUC}
-			f.peers[p.key], f.order = p, append(f.order, p)
+			f.peers[p.key] = p
 			f.now = w.now
 			c := f.newConn(p, ib.RC, serviceid.RFC, true)
 			p.dial = c
@@ -161,7 +161,7 @@ func TestCrossingBesideConnection(t *testing.T) {
 	w.settle()
 	w.agree(a, b)
 	for _, n := range []*node{a, b} { // both lose sight of it
-		for _, p := range n.f.order {
+		for _, p := range n.f.peers {
 			p.tx = nil
 		}
 		n.f.dirtyAll = true
@@ -400,7 +400,7 @@ func TestLegacyBounds(t *testing.T) {
 		w.failf("%d QPs", len(a.qps))
 	}
 	w.run(25 * time.Minute) // silent: reaped
-	if len(a.f.Conns()) != 0 || len(a.f.order) != 0 {
+	if len(a.f.Conns()) != 0 || len(a.f.peers) != 0 {
 		w.failf("left %+v", a.f.Conns())
 	}
 }

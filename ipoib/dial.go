@@ -28,6 +28,7 @@ func (f *Interface) dial(p *peer) {
 	}
 	c.via = f.cmVia(p)
 	p.dial = c
+	f.spare.file(p)
 	f.touch(p)
 }
 
@@ -124,7 +125,7 @@ func (f *Interface) dialFailed(c *conn, ev cm.Failed) {
 func (f *Interface) rejected(c *conn, ev cm.Failed) {
 	p := c.peer
 	f.count(nREJReceived)
-	p.lastREJ = fmt.Sprintf("%v to our REQ in the %v form", ev.Reason, c.form)
+	p.keep().lastREJ = fmt.Sprintf("%v to our REQ in the %v form", ev.Reason, c.form)
 	var pd encap.PrivateData
 	_ = pd.UnmarshalBinary(ev.PrivateData) // too short reads as zeros
 	switch ev.Reason {
@@ -238,10 +239,10 @@ func (c *conn) reqPath(port ib.MTU) ib.MTU {
 func (f *Interface) yield(p *peer) {
 	f.count(nCrossSeen)
 	f.count(nCrossYielded)
-	p.verdict = "REQs crossed: ours was rejected with 28 because our address is smaller; the peer's REQ stands"
-	f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.verdict})
+	p.keep().verdict = "REQs crossed: ours was rejected with 28 because our address is smaller; the peer's REQ stands"
+	f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.memo().verdict})
 	p.waitUntil = f.now.Add(reqLifetime + time.Duration(f.opt.Rand.Int64N(int64(reqLifetime/4))))
-	f.arm(p.waitUntil)
+	f.arm(p, p.waitUntil)
 	f.touch(p)
 }
 

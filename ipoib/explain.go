@@ -73,7 +73,7 @@ func (f *Interface) explainHop(e *Explanation, say func(string, ...any)) {
 		return
 	}
 	peer := h.peer
-	e.Path, e.Link, e.Class, e.LastREJ = f.path(h), peer.key, peer.class, peer.lastREJ
+	e.Path, e.Link, e.Class, e.LastREJ = f.path(h), peer.key, peer.class, peer.memo().lastREJ
 	e.Link.Flags = peer.flags
 	t := ib.UD
 	if c := peer.tx; c != nil {
@@ -85,11 +85,11 @@ func (f *Interface) explainHop(e *Explanation, say func(string, ...any)) {
 	f.explainMode(peer, say)
 	e.Via = f.cmVia(peer)
 	f.explainVia(peer, say)
-	if e.Crossing = peer.verdict; peer.verdict != "" {
-		say("%s", peer.verdict)
+	if e.Crossing = peer.memo().verdict; peer.memo().verdict != "" {
+		say("%s", peer.memo().verdict)
 	}
-	if peer.lastREJ != "" {
-		say("last REJ: %s", peer.lastREJ)
+	if peer.memo().lastREJ != "" {
+		say("last REJ: %s", peer.memo().lastREJ)
 	}
 }
 
@@ -132,11 +132,11 @@ func (f *Interface) explainMode(p *peer, say func(string, ...any)) {
 	case f.transport(p) == ib.UD:
 		say("UD, because the two have no connected mode in common")
 	case f.now.Before(p.holdUntil):
-		say("UD, because the last attempt failed (%s); the next may begin in %v", p.lastFail, p.holdUntil.Sub(f.now).Round(time.Millisecond))
+		say("UD, because the last attempt failed (%s); the next may begin in %v", p.memo().lastFail, p.holdUntil.Sub(f.now).Round(time.Millisecond))
 	default:
 		say("no connection now; the next packet opens one")
-		if p.lastFail != "" {
-			say("the last one ended: %s", p.lastFail)
+		if p.memo().lastFail != "" {
+			say("the last one ended: %s", p.memo().lastFail)
 		}
 	}
 	if c == nil {

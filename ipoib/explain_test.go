@@ -51,7 +51,7 @@ func TestExplainWhileItHappens(t *testing.T) {
 	conn(b, "up", "packets to 10.0.0.1 go by it")
 
 	// b forgets the neighbour, as if it had aged, and a still sends.
-	for _, p := range b.f.order {
+	for _, p := range b.f.peers {
 		for len(p.addrs) > 0 {
 			b.f.unlearn(p.addrs[0], neigh.ExpireUnused)
 		}

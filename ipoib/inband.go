@@ -111,7 +111,7 @@ func (f *Interface) turn(c *conn, why string) bool {
 		f.count(nInbandSpared)
 		return false
 	}
-	p.turned, p.turnedTo, p.viaWhy = true, to, why
+	p.turned, p.turnedTo, p.keep().viaWhy = true, to, why
 	if to == ViaInband {
 		f.count(nInbandTurns)
 		f.again(p, "in-band, because "+why)
@@ -146,7 +146,7 @@ func (f *Interface) heardInband(p *peer) {
 	}
 	if !p.inbandAfter.IsZero() && p.holdUntil.Equal(p.inbandAfter) {
 		p.holdUntil = f.now
-		f.arm(f.now)
+		f.arm(p, f.now)
 	}
 	p.inbandAfter = time.Time{}
 }
@@ -156,9 +156,11 @@ func (f *Interface) remember(p *peer, via CMPath) {
 	if via == ViaInband {
 		switch {
 		case !f.gsi():
-			p.viaWhy = ""
-		case !p.turned && (p.via != ViaInband || p.viaWhy == ""):
-			p.viaWhy = "the peer asked so"
+			if p.memo().viaWhy != "" {
+				p.keep().viaWhy = ""
+			}
+		case !p.turned && (p.via != ViaInband || p.memo().viaWhy == ""):
+			p.keep().viaWhy = "the peer asked so"
 		}
 		f.count(nInbandEstablished)
 	}
@@ -248,9 +250,9 @@ func (f *Interface) explainVia(p *peer, say func(string, ...any)) {
 	case !f.gsi():
 		say(how + "QP 1 cannot be had here")
 	case f.cmVia(p) == ViaInband && p.turned:
-		say(how+"%s", p.viaWhy)
+		say(how+"%s", p.memo().viaWhy)
 	case f.cmVia(p) == ViaInband:
-		say(how+"%s; remembered for %v", p.viaWhy, p.viaUntil.Sub(f.now).Round(time.Second))
+		say(how+"%s; remembered for %v", p.memo().viaWhy, p.viaUntil.Sub(f.now).Round(time.Second))
 	default:
 		say("CM messages travel by QP 1")
 	}

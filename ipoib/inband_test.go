@@ -153,7 +153,7 @@ func TestPathMemory(t *testing.T) {
 	gsi := 0
 	w.onMAD = func(from *node, m mad.Message) {
 		if from == a && m.Attr() == mad.AttrREQ && a.f.conns != nil {
-			for _, c := range a.f.connOrder {
+			for _, c := range a.f.byAge() {
 				if c.active && c.state == connAsked && c.via == ViaGSI {
 					gsi++
 				}

@@ -67,11 +67,12 @@ type Interface struct {
 	ours     netip.Prefix                // the link-local address that we put there
 	oursGone bool                        // and that has been removed since
 
-	peers map[encap.LinkAddr]*peer
-	order []*peer // by age
+	peers  map[encap.LinkAddr]*peer
+	timers peerTimers
+	spare  spare
 
 	conns      map[Conn]*conn
-	connOrder  []*conn // by age
+	ups        int // of them established
 	byHandle   map[cm.Handle]*conn
 	lastConn   Conn
 	lastHandle cm.Handle
@@ -79,20 +80,19 @@ type Interface struct {
 
 	hops map[netip.Addr]*hop // known neighbours
 
-	routes    map[netip.Prefix]netip.Addr // gateway by prefix, zero if on-link
-	bits4     []int                       // prefix lengths there are, longest first
-	bits6     []int
-	via       map[netip.Addr][]netip.Prefix // prefixes by gateway
-	table     map[netip.Prefix]Path         // what the data path has
-	groups    map[netip.Addr]bool           // groups and broadcasts in table
-	host      map[netip.Addr]int            // host routes the kernel has
-	dirty     map[netip.Addr]bool           // next hops for settle to look at
-	dirtyAll  bool
-	flush     [2]bool // exceptions of IPv4, IPv6
-	gone      []Conn  // QPs to destroy at the end of the Step
-	n         [numCounters]uint64
-	tells     tells
-	nextTimer time.Time
+	routes   map[netip.Prefix]netip.Addr // gateway by prefix, zero if on-link
+	bits4    []int                       // prefix lengths there are, longest first
+	bits6    []int
+	via      map[netip.Addr][]netip.Prefix // prefixes by gateway
+	table    map[netip.Prefix]Path         // what the data path has
+	groups   map[netip.Addr]bool           // groups and broadcasts in table
+	host     map[netip.Addr]int            // host routes the kernel has
+	dirty    []netip.Addr                  // next hops for settle to look at
+	dirtyAll bool
+	flush    [2]bool // exceptions of IPv4, IPv6
+	gone     []Conn  // QPs to destroy at the end of the Step
+	n        [numCounters]uint64
+	tells    tells
 
 	now time.Time // of the Step under way
 	out []Action
@@ -110,7 +110,7 @@ func New(opt Options) *Interface {
 		addrs:  map[netip.Addr]netip.Prefix{}, peers: map[encap.LinkAddr]*peer{}, conns: map[Conn]*conn{},
 		byHandle: map[cm.Handle]*conn{}, hops: map[netip.Addr]*hop{}, routes: map[netip.Prefix]netip.Addr{},
 		via: map[netip.Addr][]netip.Prefix{}, table: map[netip.Prefix]Path{}, groups: map[netip.Addr]bool{},
-		host: map[netip.Addr]int{}, dirty: map[netip.Addr]bool{},
+		host: map[netip.Addr]int{},
 	}
 	if f.log == nil {
 		f.log = slog.New(slog.NewTextHandler(io.Discard, nil))
@@ -215,14 +215,12 @@ func (f *Interface) handle(ev Event) {
 // Shutdown it is zero once every DREQ has been answered or given up.
 func (f *Interface) Deadline() time.Time {
 	if f.shutdown {
-		for _, c := range f.cm.Conns() {
-			if c.State == cm.StateDREQSent {
-				return f.cm.Deadline()
-			}
+		if f.cm.Disconnecting() > 0 {
+			return f.cm.Deadline()
 		}
 		return time.Time{}
 	}
-	return earliest(earliest(f.cm.Deadline(), f.neigh.Deadline()), earliest(f.group.Deadline(), f.nextTimer))
+	return earliest(earliest(f.cm.Deadline(), f.neigh.Deadline()), earliest(f.group.Deadline(), f.timers.first()))
 }
 
 // earliest returns the earlier of two deadlines, where zero means never.
@@ -288,10 +286,10 @@ func (f *Interface) linkDown(why string) {
 		return
 	}
 	f.up = false
-	for _, c := range slices.Clone(f.connOrder) {
+	for _, c := range f.byAge() {
 		f.hangUp(c, why)
 	}
-	for _, p := range slices.Clone(f.order) {
+	for _, p := range f.allPeers() {
 		f.dropQueue(p)
 		f.endAttempt(p)
 		p.holdUntil, p.failures = time.Time{}, 0

@@ -18,15 +18,10 @@ func (f *Interface) Status() Status {
 	s := Status{
 		Up: f.up && f.active, Link: f.link, Mode: f.opt.Mode, PKey: f.opt.pkey(), QKey: f.opt.qkey(), PathMTU: f.pathMTU,
 		Broadcast: f.group.Table().Broadcast(), UDMTU: f.opt.udMTU(), ReceiveMTU: f.opt.receiveMTU(), DeviceMTU: f.deviceMTU,
-		IPv6: f.ipv6, Peers: len(f.order), Neighbours: len(f.hops),
+		IPv6: f.ipv6, Peers: len(f.peers), Neighbours: len(f.hops), Conns: f.ups,
 		Crossings: Crossings{Seen: f.n[nCrossSeen], Accepted: f.n[nCrossAccepted], Rejected: f.n[nCrossRejected],
 			Yielded: f.n[nCrossYielded], Expired: f.n[nCrossExpired]},
 		CMTransport: f.opt.CMTransport, GSI: f.gsi(), Inband: f.inband(),
-	}
-	for _, c := range f.connOrder {
-		if c.state == connUp {
-			s.Conns++
-		}
 	}
 	known := map[netip.Addr]neigh.AddrState{}
 	for _, a := range f.neigh.Addrs() {
@@ -46,14 +41,14 @@ func (f *Interface) Conns() []ConnInfo {
 	for _, c := range f.cm.Conns() {
 		states[c.Handle] = c
 	}
-	out := make([]ConnInfo, 0, len(f.connOrder))
-	for _, c := range f.connOrder {
+	out := make([]ConnInfo, 0, len(f.conns))
+	for _, c := range f.byAge() {
 		p := c.peer
 		i := ConnInfo{
 			Conn: c.id, Peer: p.key, State: cm.StateIdle.String(), Transport: c.trans, Class: p.class, Active: c.active,
 			Tx: c.active || !c.oneWay(), Rx: !c.active || !c.oneWay(),
 			LocalQPN: c.qpn, ReceiveMTU: c.theirs, MTU: c.mtu, Via: c.via,
-			Established: c.up, LastUsed: c.used, Use: c.use, Addrs: slices.Clone(p.addrs), Crossing: p.verdict, Why: f.why(c),
+			Established: c.up, LastUsed: c.used, Use: c.use, Addrs: slices.Clone(p.addrs), Crossing: p.memo().verdict, Why: f.why(c),
 		}
 		i.Peer.Flags = p.flags
 		if k, ok := states[c.handle]; ok && c.handle != 0 {
@@ -68,7 +63,7 @@ func (f *Interface) Conns() []ConnInfo {
 
 // CommIDs returns how many communication IDs the CM holds: those of Conns, and
 // those that are in timewait or remember a rejection.
-func (f *Interface) CommIDs() int { return len(f.cm.Conns()) }
+func (f *Interface) CommIDs() int { return f.cm.Len() }
 
 // Neighbours lists the neighbour cache by address.
 func (f *Interface) Neighbours() []NeighbourInfo {
@@ -87,10 +82,17 @@ func (f *Interface) Neighbours() []NeighbourInfo {
 
 // Routes lists the data path's table as the machine last set it, by prefix.
 func (f *Interface) Routes() []RouteInfo {
-	out := make([]RouteInfo, 0, len(f.table))
-	for _, p := range slices.SortedFunc(maps.Keys(f.table), comparePrefix) {
+	ps := slices.AppendSeq(make([]netip.Prefix, 0, len(f.table)+len(f.hops)), maps.Keys(f.table))
+	for a, h := range f.hops { // sorted below
+		if h.shown.mtu != 0 {
+			ps = append(ps, hostPrefix(a))
+		}
+	}
+	slices.SortFunc(ps, comparePrefix)
+	out := make([]RouteInfo, 0, len(ps))
+	for _, p := range ps {
 		_, host := f.host[p.Addr()]
-		out = append(out, RouteInfo{Prefix: p, Gateway: f.routes[p], Path: f.table[p], Host: host && p.IsSingleIP()})
+		out = append(out, RouteInfo{Prefix: p, Gateway: f.routes[p], Path: f.entry(p), Host: host && p.IsSingleIP()})
 	}
 	return out
 }

@@ -64,7 +64,7 @@ func (f *Interface) onCM(a cm.Action) {
 		why := fmt.Sprintf("ended by %v", a.By)
 		if a.Reason != 0 {
 			why += ", " + a.Reason.String()
-			c.peer.lastREJ = a.Reason.String() + " on a connection"
+			c.peer.keep().lastREJ = a.Reason.String() + " on a connection"
 		}
 		if a.By != cm.ByUser {
 			f.count(nDREQByPeer)
@@ -104,7 +104,7 @@ func (f *Interface) cmFailed(a cm.Failed) {
 	if a.Cause == cm.Rejected {
 		f.count(nREJReceived)
 		why += ", " + a.Reason.String()
-		c.peer.lastREJ = a.Reason.String() + " to our REP"
+		c.peer.keep().lastREJ = a.Reason.String() + " to our REP"
 	}
 	f.acceptFailed(c, why)
 }
@@ -227,7 +227,7 @@ func (f *Interface) usage(ev Usage) {
 		if p == nil || p.udPackets == u.TxPackets {
 			continue
 		}
-		p.udPackets, p.udOctets = u.TxPackets, u.TxOctets
+		p.udPackets = u.TxPackets
 		for _, a := range slices.Clone(p.addrs) {
 			f.neighStep(neigh.Used{IP: a})
 		}

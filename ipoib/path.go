@@ -15,11 +15,23 @@ import (
 // path's table; packets to others come by here every time.
 const maxGroupPaths = 1024
 
+// maxDirty is how many next hops there is room kept for after a Step that
+// concerned more.
+const maxDirty = 1024
+
 // A hop is a neighbour whose link-layer address is known.
 type hop struct {
 	peer *peer
-	mtu  int  // of its path, as settle last set it
-	icmp bool // the kernel has heard of a smaller MTU from us since then
+	mtu  int32 // of its path, as settle last set it
+	// The entry of its host prefix in the data path's table, if that leads to peer;
+	// a zero MTU means that Interface.table knows.
+	shown struct {
+		mtu   int32
+		conn  Conn
+		kind  PathKind
+		flags encap.Flags
+	}
+	icmp bool // the kernel has heard of a smaller MTU from us since mtu was set
 }
 
 // learn notes that the neighbour a is at link.
@@ -36,11 +48,12 @@ func (f *Interface) learn(a netip.Addr, link encap.LinkAddr) {
 		f.touch(p)
 	}
 	if f.hops[a] == nil {
-		f.hops[a] = &hop{peer: p, mtu: f.udMTU()}
+		f.hops[a] = &hop{peer: p, mtu: int32(f.udMTU())}
 		i, _ := slices.BinarySearchFunc(p.addrs, a, netip.Addr.Compare)
 		p.addrs = slices.Insert(p.addrs, i, a)
+		f.spare.file(p)
 	}
-	f.dirty[a] = true
+	f.dirty = append(f.dirty, a)
 }
 
 // unlearn forgets neighbour a. A peer that no address leads to any more loses
@@ -52,9 +65,14 @@ func (f *Interface) unlearn(a netip.Addr, why neigh.ExpireReason) {
 		return
 	}
 	p := h.peer
+	if path := h.path(); path.MTU != 0 {
+		f.table[hostPrefix(a)] = path // until settle
+	}
 	delete(f.hops, a)
-	p.addrs = slices.DeleteFunc(p.addrs, func(b netip.Addr) bool { return a == b })
-	f.dirty[a] = true
+	if i, ok := slices.BinarySearchFunc(p.addrs, a, netip.Addr.Compare); ok {
+		p.addrs = slices.Delete(p.addrs, i, i+1)
+	}
+	f.dirty = append(f.dirty, a)
 	if len(p.addrs) > 0 {
 		return
 	}
@@ -64,7 +82,7 @@ func (f *Interface) unlearn(a netip.Addr, why neigh.ExpireReason) {
 	}
 	f.endAttempt(p)
 	if p.tx != nil {
-		f.arm(f.idleAt(p.tx)) // sooner than before
+		f.arm(p, f.idleAt(p.tx)) // sooner than before
 	}
 	if why == neigh.ExpireUnused || why == neigh.ExpireEvicted {
 		return
@@ -171,12 +189,14 @@ func (f *Interface) settle() {
 	if f.dirtyAll {
 		f.settleAll()
 	} else if len(f.dirty) > 0 {
-		for _, a := range slices.SortedFunc(maps.Keys(f.dirty), netip.Addr.Compare) {
+		slices.SortFunc(f.dirty, netip.Addr.Compare)
+		for _, a := range slices.Compact(f.dirty) {
 			f.settleHop(a)
 		}
 	}
-	clear(f.dirty)
-	f.dirtyAll = false
+	if f.dirty, f.dirtyAll = f.dirty[:0], false; cap(f.dirty) > maxDirty {
+		f.dirty = nil
+	}
 	for i, v6 := range [...]bool{false, true} {
 		if f.flush[i] {
 			f.count(nFlushes)
@@ -253,16 +273,63 @@ func (f *Interface) wanted(p netip.Prefix) Path {
 }
 
 func (f *Interface) setPath(p netip.Prefix, want Path) {
-	have, ok := f.table[p]
+	have := f.entry(p)
 	switch {
-	case want.MTU == 0 && ok:
-		delete(f.table, p)
+	case want.MTU == 0 && have.MTU != 0:
+		f.setEntry(p, want)
 		delete(f.groups, p.Addr())
 		f.do(DelPath{Prefix: p})
-	case want.MTU != 0 && (!ok || have != want):
-		f.table[p] = want
+	case want.MTU != 0 && have != want:
+		f.setEntry(p, want)
 		f.do(SetPath{Prefix: p, Path: want})
 	}
+}
+
+// entry returns what the data path's table has for p; a zero MTU means nothing.
+func (f *Interface) entry(p netip.Prefix) Path {
+	if p.IsSingleIP() {
+		if h := f.hops[p.Addr()]; h != nil && h.shown.mtu != 0 {
+			return h.path()
+		}
+	}
+	return f.table[p]
+}
+
+// setEntry notes what the data path's table has for p from now on: with the
+// neighbour if that is where it leads, for there may be very many of them.
+func (f *Interface) setEntry(p netip.Prefix, path Path) {
+	if p.IsSingleIP() {
+		if h := f.hops[p.Addr()]; h != nil && h.show(path) {
+			delete(f.table, p)
+			return
+		}
+	}
+	if path.MTU == 0 {
+		delete(f.table, p)
+		return
+	}
+	f.table[p] = path
+}
+
+// show takes path as the one of h. It reports whether that is possible.
+func (h *hop) show(path Path) bool {
+	h.shown.mtu = 0
+	if path.Link.Key() != h.peer.key || path.Kind == PathGroup {
+		return false
+	}
+	h.shown.mtu, h.shown.conn, h.shown.kind, h.shown.flags = int32(path.MTU), path.Conn, path.Kind, path.Link.Flags
+	return true
+}
+
+// path returns what show took.
+func (h *hop) path() Path {
+	s := &h.shown
+	if s.mtu == 0 {
+		return Path{}
+	}
+	link := h.peer.key
+	link.Flags = s.flags
+	return Path{Kind: s.kind, Conn: s.conn, Link: link, MTU: int(s.mtu)}
 }
 
 // setHostRoute shows the connection's MTU to the kernel (design D7). A
@@ -295,7 +362,7 @@ func (f *Interface) watchRise(a netip.Addr) {
 		return
 	}
 	m := f.path(h).MTU
-	if m > h.mtu {
+	if m > int(h.mtu) {
 		for _, p := range f.via[a] {
 			f.flush[family(p.Addr())] = true
 		}
@@ -304,7 +371,7 @@ func (f *Interface) watchRise(a netip.Addr) {
 		}
 		h.icmp = false
 	}
-	h.mtu = m
+	h.mtu = int32(m)
 }
 
 func family(a netip.Addr) int {
@@ -337,7 +404,7 @@ func (f *Interface) addGroupPath(a netip.Addr) {
 	f.groups[a] = true
 	p := hostPrefix(a)
 	f.setPath(p, f.wanted(p))
-	if _, ok := f.table[p]; !ok {
+	if f.entry(p).MTU == 0 {
 		delete(f.groups, a)
 	}
 }

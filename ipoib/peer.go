@@ -2,6 +2,7 @@ package ipoib
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -56,7 +57,6 @@ type peer struct {
 	// if it was in-band, and whether the attempt under way has turned to another.
 	via      CMPath
 	viaUntil time.Time
-	viaWhy   string
 	turned   bool
 	turnedTo CMPath
 	// What is known of messages in-band to it.
@@ -68,12 +68,37 @@ type peer struct {
 	holdUntil time.Time // no attempt before
 	waitUntil time.Time // a crossing was decided for the peer: its REQ is due
 
-	udPackets, udOctets uint64 // sent by UD, as the data path counted
+	udPackets uint64 // sent by UD, as the data path counted
 
-	touched  time.Time
-	lastREJ  string
-	lastFail string
-	verdict  string
+	touched time.Time
+	kept    *memo // nil: nothing to tell
+
+	// When the timer looks at it, early at worst, and where it is among those
+	// that wait for that, plus 1.
+	at   time.Time
+	slot int
+
+	isSpare      bool
+	older, newer *peer // in Interface.spare
+}
+
+// A memo is what there is to tell of a peer. Most have none.
+type memo struct{ lastREJ, lastFail, verdict, viaWhy string }
+
+// memo returns what is to be told of p.
+func (p *peer) memo() memo {
+	if p.kept == nil {
+		return memo{}
+	}
+	return *p.kept
+}
+
+// keep returns the memo of p to write in.
+func (p *peer) keep() *memo {
+	if p.kept == nil {
+		p.kept = new(memo)
+	}
+	return p.kept
 }
 
 // connecting reports whether a connection is on its way.
@@ -97,30 +122,71 @@ func (f *Interface) peer(key encap.LinkAddr) *peer {
 		}
 		p = &peer{key: key}
 		f.peers[key] = p
-		f.order = append(f.order, p)
-		f.arm(f.now.Add(classMemory))
+		f.arm(p, f.now.Add(classMemory))
 	}
 	p.touched = f.now
+	f.spare.file(p)
 	return p
 }
 
 // evictPeer forgets the peer that was unused for longest.
 func (f *Interface) evictPeer() bool {
-	var oldest *peer
-	for _, p := range f.order {
-		if p.unused() && (oldest == nil || p.touched.Before(oldest.touched)) {
-			oldest = p
+	for p := f.spare.oldest; p != nil; p = f.spare.oldest {
+		if p.unused() {
+			f.forgetPeer(p)
+			return true
 		}
+		f.spare.remove(p)
 	}
-	if oldest != nil {
-		f.forgetPeer(oldest)
-	}
-	return oldest != nil
+	return false
 }
 
 func (f *Interface) forgetPeer(p *peer) {
 	delete(f.peers, p.key)
-	f.order = slices.DeleteFunc(f.order, func(q *peer) bool { return q == p })
+	f.spare.remove(p)
+	f.disarm(p)
+}
+
+// allPeers returns the peers in the order of their link-layer addresses: what is
+// done to all of them must not depend on the order of a map.
+func (f *Interface) allPeers() []*peer {
+	return slices.SortedFunc(maps.Values(f.peers), func(a, b *peer) int { return a.key.Compare(b.key) })
+}
+
+// A spare is the peers that nothing hangs on, by when they were touched. Links are
+// in the peers.
+type spare struct{ oldest, newest *peer }
+
+// file puts p where it belongs: at the end if nothing hangs on it, else nowhere.
+func (s *spare) file(p *peer) {
+	s.remove(p)
+	if !p.unused() {
+		return
+	}
+	p.isSpare, p.older = true, s.newest
+	if s.newest == nil {
+		s.oldest = p
+	} else {
+		s.newest.newer = p
+	}
+	s.newest = p
+}
+
+func (s *spare) remove(p *peer) {
+	if !p.isSpare {
+		return
+	}
+	if p.older == nil {
+		s.oldest = p.newer
+	} else {
+		p.older.newer = p.newer
+	}
+	if p.newer == nil {
+		s.newest = p.older
+	} else {
+		p.newer.older = p.older
+	}
+	p.isSpare, p.older, p.newer = false, nil, nil
 }
 
 // form returns the service ID form to dial p with (design D5).
@@ -202,8 +268,8 @@ func (f *Interface) fail(p *peer, why string) {
 	if !f.gsi() && p.holdUntil.Before(p.inbandAfter) {
 		p.holdUntil = p.inbandAfter // there is no other way to ask
 	}
-	f.arm(p.holdUntil)
-	p.lastFail = why
+	f.arm(p, p.holdUntil)
+	p.keep().lastFail = why
 	f.endAttempt(p)
 	f.note(Note{Kind: NoteConn, Peer: p.key, Text: fmt.Sprintf("no connection: %s; UD until the next attempt in %v at the earliest", why, p.holdUntil.Sub(f.now).Round(time.Millisecond))})
 	for _, pkt := range f.takeQueue(p) {
@@ -221,7 +287,5 @@ func (f *Interface) endAttempt(p *peer) {
 
 // touch marks every next hop of p for settle.
 func (f *Interface) touch(p *peer) {
-	for _, a := range p.addrs {
-		f.dirty[a] = true
-	}
+	f.dirty = append(f.dirty, p.addrs...)
 }

@@ -1,6 +1,7 @@
 package ipoib
 
 import (
+	"container/heap"
 	"slices"
 	"time"
 
@@ -26,47 +27,53 @@ func (f *Interface) wake() {
 	if due(f.group.Deadline()) {
 		f.groupStep(group.Wake{})
 	}
-	if !due(f.nextTimer) {
-		return
-	}
-	for _, p := range slices.Clone(f.order) {
-		if due(p.waitUntil) {
-			f.waited(p)
-		}
-		if due(p.holdUntil) {
-			p.holdUntil = time.Time{}
-			f.touch(p) // the path may be a Miss again
-		}
-		if c := p.tx; c != nil && due(f.idleAt(c)) {
-			if len(p.addrs) == 0 {
-				f.count(nOrphaned)
-				f.hangUp(c, "no neighbour leads to it")
-			} else {
-				f.count(nIdle)
-				f.hangUp(c, "idle")
+	for due(f.timers.first()) {
+		p := f.timers[0]
+		f.wakePeer(p, due)
+		f.disarm(p)
+		if t := f.peerDue(p); f.peers[p.key] == p && !t.IsZero() {
+			if due(t) {
+				t = f.now.Add(1) // later: others are due as well
 			}
-		}
-		for _, c := range slices.Clone(p.rx) {
-			if due(f.idleAt(c)) {
-				f.count(nIdle)
-				f.hangUp(c, "the peer has long been silent")
-			}
-		}
-		if p.unused() && due(p.touched.Add(classMemory)) {
-			f.forgetPeer(p)
+			f.arm(p, t)
 		}
 	}
-	f.nextTimer = f.timersDue()
 }
 
-// arm makes sure that wake looks at the peers at t. Timers that move away leave
-// it early, which is harmless; looking at every peer in every Step is not.
-func (f *Interface) arm(t time.Time) { f.nextTimer = earliest(f.nextTimer, t) }
+// wakePeer does what is due for p.
+func (f *Interface) wakePeer(p *peer, due func(time.Time) bool) {
+	if due(p.waitUntil) {
+		f.waited(p)
+	}
+	if due(p.holdUntil) {
+		p.holdUntil = time.Time{}
+		f.touch(p) // the path may be a Miss again
+	}
+	if c := p.tx; c != nil && due(f.idleAt(c)) {
+		if len(p.addrs) == 0 {
+			f.count(nOrphaned)
+			f.hangUp(c, "no neighbour leads to it")
+		} else {
+			f.count(nIdle)
+			f.hangUp(c, "idle")
+		}
+	}
+	for _, c := range slices.Clone(p.rx) {
+		if due(f.idleAt(c)) {
+			f.count(nIdle)
+			f.hangUp(c, "the peer has long been silent")
+		}
+	}
+	if p.unused() && due(p.touched.Add(classMemory)) {
+		f.forgetPeer(p)
+	}
+}
 
 // retire notes that p may be of no more use.
 func (f *Interface) retire(p *peer) {
 	p.touched = f.now
-	f.arm(f.now.Add(classMemory))
+	f.arm(p, f.now.Add(classMemory))
+	f.spare.file(p)
 }
 
 // idleAt returns when c is torn down if nothing uses it; zero means never.
@@ -86,20 +93,79 @@ func (f *Interface) idleAt(c *conn) time.Time {
 	return c.used.Add(idle)
 }
 
-// timersDue looks at every peer for when wake has something to do for a peer.
-func (f *Interface) timersDue() time.Time {
-	var t time.Time
-	for _, p := range f.order {
-		t = earliest(t, earliest(p.waitUntil, p.holdUntil))
-		if p.tx != nil {
-			t = earliest(t, f.idleAt(p.tx))
-		}
-		for _, c := range p.rx {
-			t = earliest(t, f.idleAt(c))
-		}
-		if p.unused() {
-			t = earliest(t, p.touched.Add(classMemory))
-		}
+// peerDue returns when wake has something to do for p; zero means never.
+func (f *Interface) peerDue(p *peer) time.Time {
+	t := earliest(p.waitUntil, p.holdUntil)
+	if p.tx != nil {
+		t = earliest(t, f.idleAt(p.tx))
+	}
+	for _, c := range p.rx {
+		t = earliest(t, f.idleAt(c))
+	}
+	if p.unused() {
+		t = earliest(t, p.touched.Add(classMemory))
 	}
 	return t
+}
+
+// arm makes sure that wake looks at p at t; a zero t is never. Timers that move
+// away leave it early, which is harmless; looking at every peer is not.
+func (f *Interface) arm(p *peer, t time.Time) {
+	switch {
+	case t.IsZero() || f.peers[p.key] != p: // it has been forgotten
+	case p.slot == 0:
+		p.at = t
+		heap.Push(&f.timers, p)
+	case t.Before(p.at):
+		p.at = t
+		heap.Fix(&f.timers, p.slot-1)
+	}
+}
+
+func (f *Interface) disarm(p *peer) {
+	if p.slot != 0 {
+		heap.Remove(&f.timers, p.slot-1)
+	}
+}
+
+// peerTimers is a heap of the peers that wake is to look at, by when. Of those due at
+// once the lower link-layer address comes first.
+type peerTimers []*peer
+
+// first returns when the first is due; zero means never.
+func (ts peerTimers) first() time.Time {
+	if len(ts) == 0 {
+		return time.Time{}
+	}
+	return ts[0].at
+}
+
+func (ts peerTimers) Len() int { return len(ts) }
+
+func (ts peerTimers) Less(i, j int) bool {
+	if c := ts[i].at.Compare(ts[j].at); c != 0 {
+		return c < 0
+	}
+	return ts[i].key.Compare(ts[j].key) < 0
+}
+
+func (ts peerTimers) Swap(i, j int) {
+	ts[i], ts[j] = ts[j], ts[i]
+	ts[i].slot, ts[j].slot = i+1, j+1
+}
+
+// Push and Pop serve container/heap.
+func (ts *peerTimers) Push(x any) {
+	p := x.(*peer)
+	*ts = append(*ts, p)
+	p.slot = len(*ts)
+}
+
+func (ts *peerTimers) Pop() any {
+	last := len(*ts) - 1
+	p := (*ts)[last]
+	(*ts)[last] = nil
+	*ts = (*ts)[:last]
+	p.slot = 0
+	return p
 }

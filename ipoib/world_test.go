@@ -188,11 +188,37 @@ func (n *node) step(ev Event) {
 		for _, a := range n.f.Step(nil, n.w.now, ev) {
 			n.do(a)
 		}
-		if t := n.f.timersDue(); !n.f.shutdown && !t.IsZero() && (n.f.nextTimer.IsZero() || t.Before(n.f.nextTimer)) {
-			n.w.failf("%s: a timer is due at %v, armed is %v", n.name, t, n.f.nextTimer)
-		}
+		n.checkPeers()
 	}
 	n.inStep = false
+}
+
+// checkPeers looks at what is kept of peers besides the peers themselves.
+func (n *node) checkPeers() {
+	f, w := n.f, n.w
+	spare := 0
+	for p := f.spare.oldest; p != nil; p = p.newer {
+		if spare++; f.peers[p.key] != p || !p.unused() || p.newer != nil && p.newer.touched.Before(p.touched) {
+			w.failf("%s: %v is out of place among those to spare", n.name, p.key)
+		}
+	}
+	for key, p := range f.peers {
+		if t := f.peerDue(p); !f.shutdown && !t.IsZero() && (p.slot == 0 || t.Before(p.at)) {
+			w.failf("%s: a timer of %v is due at %v, armed is %v", n.name, key, t, p.at)
+		}
+		if p.unused() {
+			spare--
+		}
+	}
+	up := 0
+	for _, c := range f.conns {
+		if c.state == connUp {
+			up++
+		}
+	}
+	if spare != 0 || up != f.ups || len(f.timers) > len(f.peers) {
+		w.failf("%s: %d peers to spare too many, %d connections up of %d, %d timers of %d peers", n.name, spare, f.ups, up, len(f.timers), len(f.peers))
+	}
 }
 
 func (w *world) failf(format string, args ...any) {

@@ -37,17 +37,19 @@ var unprinted = map[string]string{
 	"ipoib.Interface.tells":      "of notes only",
 	"ipoib.Interface.lastConn":   "numbers only",
 	"ipoib.Interface.lastHandle": "numbers only",
-	"ipoib.Interface.nextTimer":  "found anew from the peers when it is due",
+	"ipoib.Interface.timers":     "an index of the peers",
+	"ipoib.Interface.spare":      "an index of the peers",
+	"ipoib.Interface.ups":        "a count of conns",
 	"ipoib.Interface.group":      "no part in connections; static here",
-	"ipoib.Interface.conns":      "an index of connOrder",
-	"ipoib.Interface.byHandle":   "an index of connOrder",
-	"ipoib.Interface.peers":      "an index of order",
+	"ipoib.Interface.byHandle":   "an index of conns",
 	"ipoib.conn.since":           "shown only",
-	"ipoib.peer.lastREJ":         "shown only",
-	"ipoib.peer.lastFail":        "shown only",
-	"ipoib.peer.verdict":         "shown only",
-	"ipoib.peer.viaWhy":          "shown only",
+	"ipoib.peer.kept":            "shown only",
 	"ipoib.peer.touched":         "looked at after ten minutes",
+	"ipoib.peer.at":              "found anew when it is due",
+	"ipoib.peer.slot":            "a place in timers",
+	"ipoib.peer.isSpare":         "what unused says",
+	"ipoib.peer.older":           "a place in spare",
+	"ipoib.peer.newer":           "a place in spare",
 	"cm.Manager.opt":             "fixed",
 	"cm.Manager.dst":             "of the last Step",
 	"cm.Manager.now":             "of the last Step",
@@ -57,6 +59,7 @@ var unprinted = map[string]string{
 	"cm.Manager.counts":          "statistics",
 	"cm.Manager.lastIncoming":    "numbers only",
 	"cm.Manager.lastSeq":         "numbers only",
+	"cm.Manager.leaving":         "a count of byHandle",
 	"cm.Manager.byLocal":         "an index of byHandle",
 	"cm.Manager.byQPN":           "an index of byHandle",
 	"cm.Manager.timers":          "an index of the connections",
@@ -76,7 +79,9 @@ var unprinted = map[string]string{
 	"neigh.entry.since":          "shown only",
 	"neigh.entry.confirmed":      "lasts longer than a search",
 	"neigh.entry.used":           "lasts longer than a search",
-	"neigh.entry.elem":           "never full",
+	"neigh.entry.older":          "a place in lru",
+	"neigh.entry.newer":          "a place in lru",
+	"neigh.Table.base":           "what the instants count from",
 	"neigh.timer.seq":            "numbers only",
 	"mad.REQ.TransactionID":      "peers do not look at it",
 	"mad.REP.TransactionID":      "",
@@ -92,7 +97,8 @@ var unprinted = map[string]string{
 type printer struct {
 	b    []byte
 	now  time.Time
-	raw  bool // numbers as they are, for sorting
+	base time.Time // of the instants in a neigh.Table
+	raw  bool      // numbers as they are, for sorting
 	seen map[unsafe.Pointer]int
 	// Numbers drawn at random or counted up, by the order in which they are met.
 	comm, qpn, psn, handle, conn names
@@ -165,6 +171,17 @@ func at[T any](x unsafe.Pointer) T { return *(*T)(x) }
 // special are the types that are not printed by their parts.
 var special map[reflect.Type]writer
 
+// instants are nanoseconds since the base of the table that they stand in.
+const instants = "neigh.instant"
+
+func (p *printer) instant(v int64) {
+	if v == 0 {
+		p.time(time.Time{})
+		return
+	}
+	p.time(p.base.Add(time.Duration(v)))
+}
+
 func init() { special = specialTypes() } // it prints messages, which are printed by it
 
 func specialTypes() map[reflect.Type]writer {
@@ -227,6 +244,10 @@ func (ws writers) of(t reflect.Type) writer {
 	if w := special[t]; w != nil {
 		ws[t] = w
 		return w
+	}
+	if t.String() == instants {
+		ws[t] = func(p *printer, x unsafe.Pointer) { p.instant(at[int64](x)) }
+		return ws[t]
 	}
 	var w writer
 	ws[t] = func(p *printer, x unsafe.Pointer) { w(p, x) } // while t is being made
@@ -324,10 +345,15 @@ func (ws writers) structure(t reflect.Type) writer {
 				p.time(time.Time{})
 				return
 			}
-			p.time(at[time.Time](unsafe.Add(x, deadline.Offset)))
+			ws.of(deadline.Type)(p, unsafe.Add(x, deadline.Offset))
 		}})
 	}
+	base, based := t.FieldByName("base")
+	based = based && t.String() == "neigh.Table"
 	return func(p *printer, x unsafe.Pointer) {
+		if based {
+			p.base = at[time.Time](unsafe.Add(x, base.Offset))
+		}
 		for _, f := range parts {
 			f.w(p, unsafe.Add(x, f.offset))
 		}
