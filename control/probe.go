@@ -19,11 +19,11 @@ type MPAProbe struct {
 	Terminate string `json:"terminate,omitempty"`
 
 	Error  string   `json:"error,omitempty"`  // why the outcome is not "established"
-	Reason string   `json:"reason,omitempty"` // name of the counter
+	Reason string   `json:"reason,omitempty"` // name of the counter; "segment" for a fault above MPA
 	Code   *int     `json:"code,omitempty"`   // MPA error code, layer 2, type 0
 	Clause string   `json:"clause,omitempty"` // the rule
 	Notes  []string `json:"notes,omitempty"`
-	// Counters are those of the machine that are not zero.
+	// Counters are those of MPA that are not zero.
 	Counters map[string]uint64 `json:"counters,omitempty"`
 }
 

@@ -80,6 +80,7 @@ const (
 	ReasonRequestR               // R set in a request
 	ReasonRev1S                  // S set in a frame of revision 1
 	ReasonIdleFlags              // B, C or D set without A
+	ReasonUnfenced               // octets right behind a reply: the responder waited for no first message
 	NumReasons
 )
 
@@ -125,6 +126,7 @@ var reasons = [NumReasons]reasonInfo{
 	ReasonRequestR:        {"request_r", 0, Ignore, "RFC 5044 section 7.1.1"},
 	ReasonRev1S:           {"revision1_s", 0, Ignore, "RFC 6581 section 6"},
 	ReasonIdleFlags:       {"idle_flags", 0, Ignore, "RFC 6581 section 9.2"},
+	ReasonUnfenced:        {"unfenced", 0, Ignore, "RFC 5044 section 7.1.2"},
 }
 
 // String is the name of r in counters.
@@ -142,6 +144,9 @@ func (r Reason) Code() Code { return reasons[r].code }
 // Outcome returns what r leads to. A responder that has had no FPDU yet may send
 // none (RFC 5044 section 7.1.2), so there [Terminate] becomes [CloseTCP].
 func (r Reason) Outcome() Outcome { return reasons[r].outcome }
+
+// FPDU says that r is a fault of FPDUs, which a [Deframer] finds.
+func (r Reason) FPDU() bool { return r == ReasonCRC || r == ReasonMarker || r == ReasonULPDULength }
 
 // Clause names the rule.
 func (r Reason) Clause() string { return reasons[r].clause }

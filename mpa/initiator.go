@@ -131,6 +131,9 @@ func (m *Initiator) recv(dst []Action, data []byte) []Action {
 	}
 	dst = append(dst, Established{m.res})
 	if len(rest) > 0 {
+		// Sent before our first message can have been there. Or PD_Length was too
+		// small, which shows where FPDUs are expected.
+		m.count[ReasonUnfenced]++
 		dst = append(dst, Stream{rest})
 	}
 	return dst

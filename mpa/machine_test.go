@@ -152,6 +152,10 @@ func TestClientServer(t *testing.T) {
 		}
 		acts = i.Step(nil, t0, Recv{append(acts[1].(Write).Data, 1, 2, 3)})
 		expect(t, "reply", acts, "Established Stream")
+		// What the responder sent cannot have waited for our first message.
+		if i.Counters()[ReasonUnfenced] != 1 {
+			t.Error("not counted")
+		}
 		if !i.Deadline().IsZero() {
 			t.Error("deadline left")
 		}

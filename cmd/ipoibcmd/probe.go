@@ -163,7 +163,7 @@ func (p *mpaProbe) run(ctx context.Context, addr string) error {
 	}
 	if st != nil {
 		err = p.look(st)
-		st.Close()
+		p.end(st, err)
 	}
 	p.judge(err)
 	if p.asJSON {
@@ -252,12 +252,14 @@ func depthOf(d mpa.Depth) *int {
 	return &n
 }
 
-// counted may be called twice: by the machine that settles and by the stream.
+// counted may be called more than once.
 func (p *mpaProbe) counted(c *mpa.Counters) {
-	p.out.Counters = map[string]uint64{}
+	if p.out.Counters == nil {
+		p.out.Counters = map[string]uint64{}
+	}
 	c.Each(func(name string, v uint64) {
 		if v > 0 {
-			p.out.Counters[name] = v
+			p.out.Counters[name] += v
 		}
 	})
 }
@@ -286,7 +288,9 @@ func (p *mpaProbe) look(st *softiwarp.Stream) error {
 		if rtr {
 			p.out.FirstMessage = "RTR indication: " + p.out.FirstMessage
 		}
-	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, io.EOF):
+	case errors.Is(err, os.ErrDeadlineExceeded):
+	case errors.Is(err, io.EOF):
+		p.out.Notes = append(p.out.Notes, "the responder closed without a message")
 	case errors.As(err, &fault) && fault.Reason == mpa.ReasonClosed && fenced && !res.PeerToPeer:
 		p.out.Notes = append(p.out.Notes, "the initiator closed without a message, as a client may")
 	default:
@@ -295,6 +299,21 @@ func (p *mpaProbe) look(st *softiwarp.Stream) error {
 	p.out.Settled = &control.MPASettled{Revision: int(res.Rev), Enhanced: res.Enhanced, PeerToPeer: res.PeerToPeer, RTR: res.RTR.String(),
 		IRD: int(res.IRD), ORD: int(res.ORD), SendMarkers: res.SendMarkers, RecvMarkers: res.RecvMarkers, CRC: res.CRC, MULPDU: st.MULPDU(), Fallback: res.Fallback}
 	return nil
+}
+
+// end closes the stream, with a Terminate if the peer has made a fault and has
+// not been told.
+func (p *mpaProbe) end(st *softiwarp.Stream, err error) {
+	var fault *mpa.Error
+	var term *mpa.TermError
+	switch {
+	case errors.As(err, &term):
+		st.Terminate(term.Cause)
+	case errors.As(err, &fault) && fault.Reason.FPDU() && p.out.Role == "initiator":
+		st.Terminate(fault.Code().Cause())
+	default:
+		st.Close()
+	}
 }
 
 // A terminatedError is what the peer said at the end.
@@ -311,25 +330,52 @@ func (p *mpaProbe) judge(err error) {
 	p.out.Error = err.Error()
 	var fault *mpa.Error
 	var rejected *softiwarp.RejectError
-	var term *terminatedError
+	var term *mpa.TermError
+	var said *terminatedError
+	var op *net.OpError
 	switch {
 	case errors.As(err, &fault):
-		p.out.Reason, p.out.Clause = fault.Reason.String(), fault.Reason.Clause()
-		if fault.Reason == mpa.ReasonTerminated {
-			p.out.Terminate = fault.Cause.String()
-		}
-		if c := int(fault.Code()); c != 0 {
-			p.out.Code = &c
-		}
-		if fault.Reason.Outcome() == mpa.Refuse {
-			p.out.Outcome = "rejected"
-		}
 	case errors.As(err, &rejected):
-		p.out.Outcome, p.out.Reason, p.out.Clause = "rejected", mpa.ReasonPeerRejected.String(), mpa.ReasonPeerRejected.Clause()
-	case errors.As(err, &term) && term.cause.Layer() == 2:
-		c := int(term.cause.Code())
-		p.out.Code, p.out.Clause = &c, "RFC 6581 section 8"
+		p.out.Outcome, fault = "rejected", &mpa.Error{Reason: mpa.ReasonPeerRejected}
+	case errors.As(err, &said):
+		p.out.Clause = causeClause(said.cause)
+		fault = &mpa.Error{Reason: mpa.ReasonTerminated, Cause: said.cause}
+	case errors.As(err, &term):
+		p.out.Reason, p.out.Clause = "segment", causeClause(term.Cause)
+		return
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &op) && (op.Op == "dial" || op.Op == "read"):
+		fault = &mpa.Error{Reason: mpa.ReasonClosed} // or never there
+	default: // we cannot listen, or were stopped
+		fault = &mpa.Error{Reason: mpa.ReasonLocal}
 	}
+	p.out.Reason, p.out.Clause = fault.Reason.String(), cmp.Or(p.out.Clause, fault.Reason.Clause())
+	if fault.Reason == mpa.ReasonTerminated {
+		p.out.Terminate = fault.Cause.String()
+	}
+	if c := int(fault.Code()); c != 0 {
+		p.out.Code = &c
+	}
+	if fault.Reason.Outcome() == mpa.Refuse {
+		p.out.Outcome = "rejected"
+	}
+	if p.out.Counters[p.out.Reason] == 0 { // found behind the startup frames, or before them
+		var c mpa.Counters
+		c[fault.Reason]++
+		p.counted(&c)
+	}
+}
+
+// causeClause says where a cause is defined.
+func causeClause(c mpa.Cause) string {
+	switch {
+	case c.Layer() == 0:
+		return "RFC 5040 section 4.8"
+	case c.Layer() == 1:
+		return "RFC 5041 section 7.2"
+	case c.Code() < uint8(mpa.CodeLocal):
+		return "RFC 5044 section 8"
+	}
+	return "RFC 6581 section 8"
 }
 
 func printMPA(w io.Writer, p *control.MPAProbe) {

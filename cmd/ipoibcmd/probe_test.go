@@ -230,7 +230,27 @@ func TestProbeMPABadPeers(t *testing.T) {
 			io.CopyN(io.Discard, c, 24)
 			c.Write([]byte("MPA ID Rep Frame\x10\x02\x00\x04\x00\x10\x00\x10"))
 			c.Write([]byte("\x00\x16\x41\x47\x00\x00\x00\x00\x00\x00\x00\x02\x00\x00\x00\x01\x00\x00\x00\x00\x20\x05\x00\x00\x00\x00\x00\x00"))
-		}, 5, ""},
+		}, 5, "terminated"},
+		{"closes in the middle", func(c net.Conn) { io.CopyN(io.Discard, c, 24); c.Write([]byte("MPA ID Rep Frame\x10")) }, 1, "closed"},
+		{"promises more than it sends", func(c net.Conn) {
+			c.Write([]byte("MPA ID Rep Frame\x10\x02\x00\x05\x00\x10\x00\x10"))
+			io.Copy(io.Discard, c)
+		}, 4, "timeout"},
+		{"promises more than there may be", func(c net.Conn) { c.Write([]byte("MPA ID Rep Frame\x10\x02\x02\x01")) }, 4, "pd_length"},
+		{"S and no data", func(c net.Conn) { c.Write([]byte("MPA ID Rep Frame\x10\x02\x00\x00")) }, 4, "no_enhanced_data"},
+		{"promises less than it sends", func(c net.Conn) {
+			io.CopyN(io.Discard, c, 24)
+			c.Write([]byte("MPA ID Rep Frame\x10\x02\x00\x04\x00\x10\x00\x10\xff\xff")) // taken for an FPDU
+			io.Copy(io.Discard, c)
+		}, 5, "ulpdu_length"},
+		{"drips", func(c net.Conn) {
+			for _, b := range []byte("MPA ID Rep Frame") {
+				if _, err := c.Write([]byte{b}); err != nil {
+					return
+				}
+				time.Sleep(100 * time.Millisecond)
+			}
+		}, 4, "timeout"},
 	} {
 		ln, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
@@ -249,17 +269,79 @@ func TestProbeMPABadPeers(t *testing.T) {
 		p := connecting(t, ln.Addr().String(), "--json", "--timeout", "300ms")
 		ln.Close()
 		<-done
-		if p.status != 1 || p.json.Outcome != "failed" || p.json.Code == nil || *p.json.Code != tt.code || p.json.Reason != tt.reason || p.json.Clause == "" {
-			t.Errorf("%s: status %d\n%s", tt.name, p.status, p.text)
-		}
+		p.failed(t, tt.name, tt.code, tt.reason)
 	}
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	ln.Close()
-	if p := connecting(t, ln.Addr().String(), "--json"); p.status != 1 || !strings.Contains(p.json.Error, "refused") {
-		t.Errorf("status %d\n%s", p.status, p.text)
+	p := connecting(t, ln.Addr().String(), "--json")
+	p.failed(t, "nobody listens", 1, "closed")
+	if !strings.Contains(p.json.Error, "refused") {
+		t.Error(p.json.Error)
+	}
+	p = connecting(t, "192.0.2.1:7174", "--listen", "--json") // no address of ours
+	p.failed(t, "cannot listen", 5, "local")
+}
+
+// failed checks that a probe failed in one way and says so: code, reason, clause
+// and counter. A code of 0 means none.
+func (p *probed) failed(t *testing.T, what string, code int, reason string) {
+	t.Helper()
+	got := 0
+	if p.json.Code != nil {
+		got = *p.json.Code
+	}
+	if p.status != 1 || p.json.Outcome != "failed" || got != code || p.json.Reason != reason || p.json.Clause == "" || p.json.Error == "" ||
+		reason != "segment" && p.json.Counters[reason] != 1 {
+		t.Errorf("%s: status %d\n%s", what, p.status, p.text)
+	}
+}
+
+// TestProbeMPABadInitiators: what comes to a probe that listens.
+func TestProbeMPABadInitiators(t *testing.T) {
+	const request = "MPA ID Req Frame\x10\x02\x00\x04\xc0\x08\xc0\x04" // peer-to-peer, all kinds of RTR
+	for _, tt := range []struct {
+		name, first, second string // second: after the reply
+		ends                bool   // TCP, then
+		code                int
+		reason              string
+	}{
+		{"another protocol", "GET / HTTP/1.1\r\n\r\n", "", false, 4, "key"},
+		{"closes in the middle", request[:22], "", true, 1, "closed"},
+		{"promises more than it sends", request[:22], "", false, 4, "timeout"},
+		{"promises less than it sends", request + "x", "", false, 4, "early_data"},
+		{"both responders", "MPA ID Rep Frame\x00\x01\x00\x00", "", false, 4, "both_responders"},
+		{"revision 3", "MPA ID Req Frame\x10\x03\x00\x04", "", false, 4, "revision"},
+		{"no RTR", request, "", false, 5, "rtr_timeout"},
+		{"half an RTR", request, "\x00\x0e\xc1", true, 1, "closed"},
+		{"data before the RTR", request, "\x00\x16\x41\x43\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00data\x00\x00\x00\x00", false, 7, "not_rtr"},
+		{"an FPDU longer than any", request, "\xff\xff", false, 5, "ulpdu_length"},
+		{"no segment", request, "\x00\x02zz\x00\x00\x00\x00", false, 0, "segment"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			addr, end := listening(t, "--json", "--timeout", "500ms")
+			c, err := net.Dial("tcp", addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			_, _ = io.WriteString(c, tt.first)
+			if len(tt.first) == len(request) {
+				_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+				if _, err := io.ReadFull(c, make([]byte, 24)); err != nil {
+					t.Error(err)
+				}
+				_, _ = io.WriteString(c, tt.second)
+			}
+			if tt.ends {
+				_ = c.(*net.TCPConn).CloseWrite()
+			}
+			p := end()
+			p.failed(t, tt.name, tt.code, tt.reason)
+		})
 	}
 }
 

@@ -65,7 +65,7 @@ func (d *Device) counted(also func(*mpa.Counters)) func(*mpa.Counters) {
 
 // countReason counts a fault of FPDUs. Those of a machine it counts itself.
 func (d *Device) countReason(r mpa.Reason) {
-	if r != mpa.ReasonCRC && r != mpa.ReasonMarker && r != mpa.ReasonULPDULength {
+	if !r.FPDU() {
 		return
 	}
 	d.count.mu.Lock()

@@ -417,6 +417,45 @@ func TestNotRTR(t *testing.T) {
 	}
 }
 
+// TestBadFirstFPDU: what comes instead of the first message ends the connection,
+// with a Terminate only if it was an FPDU, and is counted once.
+func TestBadFirstFPDU(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		octets  func(p *peer) []byte
+		ends    bool // TCP, then
+		cause   mpa.Cause
+		counter string
+	}{
+		{"CRC", func(p *peer) []byte {
+			b := p.out.Append(nil, mpa.AppendRTR(nil, mpa.RTRWrite), nil)
+			b[len(b)-1] ^= 1
+			return b
+		}, false, 0, "mpa_crc"},
+		{"longer than any", func(*peer) []byte { return []byte{0xff, 0xff} }, false, 0, "mpa_ulpdu_length"},
+		{"truncated", func(p *peer) []byte { return p.out.Append(nil, mpa.AppendRTR(nil, mpa.RTRWrite), nil)[:9] }, true, 0, "mpa_closed"},
+		{"nothing", func(*peer) []byte { return nil }, true, 0, "mpa_closed"},
+		{"no segment", func(p *peer) []byte { return p.out.Append(nil, []byte("what is this?!"), nil) }, false, mpa.DDPUntaggedVersion, "rx_faults_ddp"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s, p := accepted(t, Options{}, mpa.Options{CRC: true}, p2pRequest)
+			p.write(tt.octets(p))
+			if tt.ends {
+				_ = p.conn.(*net.TCPConn).CloseWrite()
+			}
+			if tt.cause != 0 {
+				p.terminated(tt.cause)
+			} else {
+				p.ended()
+			}
+			s.fatal()
+			if n := s.counter(tt.counter); n != 1 {
+				t.Errorf("%s is %d", tt.counter, n)
+			}
+		})
+	}
+}
+
 // TestNoRTRComes: a responder waits for it no longer than RTRTimeout, and may send
 // no Terminate then.
 func TestNoRTRComes(t *testing.T) {

@@ -221,7 +221,9 @@ func (s *session) failed(err error) {
 	var peer *errTerminated
 	switch {
 	case errors.As(err, &mpaErr):
-		q.dev.countReason(mpaErr.Reason)
+		if !s.fenced { // else the stream has
+			q.dev.countReason(mpaErr.Reason)
+		}
 		var t *mpa.TermError
 		if mpaErr.Reason.Outcome() == mpa.Terminate && mpaErr.Reason != mpa.ReasonNotRTR { // of that the peer knows
 			t = terminate(mpaErr.Code().Cause(), "%s", mpaErr.Detail)
@@ -229,6 +231,7 @@ func (s *session) failed(err error) {
 		q.fail(verbs.GeneralError, err.Error(), t)
 	case errors.As(err, &term):
 		q.dev.countTerm(term.Cause)
+		s.fenced = false // it came in an FPDU: a Terminate may be sent
 		q.fail(statusOf(term.Cause, true), err.Error(), term)
 	case errors.As(err, &peer):
 		q.dev.count.termsIn.Add(1)

@@ -27,7 +27,8 @@ type Startup struct {
 	// Trace is shown the octets of the startup frames as they come and go. What
 	// came last may end with FPDUs. Nil means nobody looks.
 	Trace func(out bool, b []byte)
-	// Count gets what the machine has counted, once, when it is done. Nil means
+	// Count gets what the machine has counted when the startup frames are done,
+	// and what it counts after that, when the fence of a responder is. Nil means
 	// nobody counts.
 	Count func(*mpa.Counters)
 }
@@ -97,9 +98,8 @@ func (s *Startup) Accept(ctx context.Context, conn net.Conn, decide func(context
 	n := &settling{s: s, ctx: ctx, step: m.Step, when: m.Deadline, result: m.Result, decide: decide, r: m}
 	n.take(conn)
 	st, res, err := n.run()
-	if st == nil {
-		s.counted(m.Counters())
-	}
+	s.counted(m.Counters())
+	*m.Counters() = mpa.Counters{}
 	return st, res, err
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -180,6 +181,31 @@ func TestSlowPeers(t *testing.T) {
 	broken := errors.New("no way")
 	if _, _, err := (&Startup{}).Connect(context.Background(), func(context.Context) (net.Conn, error) { return nil, broken }); !errors.Is(err, broken) {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestFenceOutlivesDeadline: a deadline that the user sets ends a Read, and not
+// the fence. 6581-3-2
+func TestFenceOutlivesDeadline(t *testing.T) {
+	a, b, _, _, aerr, berr := settle(t, Startup{}, mpa.Options{}, yes)
+	if aerr != nil || berr != nil {
+		t.Fatal(aerr, berr)
+	}
+	defer time.AfterFunc(patience, func() { _ = b.Conn().Close() }).Stop()
+	_ = b.Conn().SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+	if _, _, err := b.Read(); !errors.Is(err, os.ErrDeadlineExceeded) || !b.Fenced() {
+		t.Fatalf("%v, fenced %v", err, b.Fenced())
+	}
+	seg := &mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1}
+	if err := b.Write(seg); !errors.Is(err, ErrFenced) {
+		t.Errorf("sent through the fence: %v", err)
+	}
+	_ = b.Conn().SetReadDeadline(time.Time{})
+	if err := a.Write(seg); err != nil {
+		t.Fatal(err)
+	}
+	if _, rtr, err := b.Read(); err != nil || rtr || b.Fenced() {
+		t.Errorf("%v, RTR %v, fenced %v", err, rtr, b.Fenced())
 	}
 }
 

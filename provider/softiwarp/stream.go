@@ -78,7 +78,7 @@ var ErrFenced = errors.New("softiwarp: the initiator has sent nothing yet")
 // are [*mpa.Error] and [*mpa.TermError] for faults of the peer, io.EOF if it
 // closed between two FPDUs, or those of the net.Conn.
 func (s *Stream) Read() (seg mpa.Segment, rtr bool, err error) {
-	if s.responder != nil {
+	if s.responder != nil && s.Result.PeerToPeer { // else a deadline is the user's
 		_ = s.conn.SetReadDeadline(s.responder.Deadline())
 	}
 	u, err := s.next()
@@ -116,24 +116,40 @@ func (s *Stream) first(seg mpa.Segment) (mpa.Segment, bool, error) {
 func (s *Stream) unfence() {
 	s.s.counted(s.responder.Counters())
 	s.responder = nil
-	_ = s.conn.SetReadDeadline(time.Time{})
+	if s.Result.PeerToPeer {
+		_ = s.conn.SetReadDeadline(time.Time{})
+	}
 }
 
-// faulty gives the machine of a fenced stream its last event.
+// faulty gives the machine of a fenced stream its last event. A deadline that is
+// the user's and not the machine's is none.
 func (s *Stream) faulty(err error) error {
 	if s.responder == nil {
 		return err
 	}
-	var ev mpa.Event = mpa.PeerClosed{Err: err}
-	if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
+	var (
+		ev    mpa.Event = mpa.PeerClosed{Err: err}
+		bad   *mpa.Error
+		term  *mpa.TermError
+		timer net.Error
+	)
+	switch {
+	case errors.As(err, &bad): // the machine has not seen it
+		s.responder.Counters()[bad.Reason]++
+		s.unfence()
+		return err
+	case errors.As(err, &term):
+		s.unfence()
+		return err
+	case errors.As(err, &timer) && timer.Timeout():
 		ev = mpa.Wake{}
 	}
 	for _, act := range s.responder.Step(nil, time.Now(), ev) {
-		if f, ok := act.(mpa.Failed); ok && (f.Err.Reason == mpa.ReasonRTRTimeout || errors.Is(err, io.EOF)) {
-			err = f.Err
+		if f, ok := act.(mpa.Failed); ok {
+			s.unfence()
+			return f.Err
 		}
 	}
-	s.unfence()
 	return err
 }
 
