@@ -142,7 +142,7 @@ func eachKey(b []byte, visit func(key string, value *yaml.Node)) {
 // What the YAML library says of a type error, in terms of Go.
 var (
 	yamlUnknown = regexp.MustCompile(`line (\d+): field ((?s).*) not found in type \S+`)
-	yamlType    = regexp.MustCompile("line (\\d+): cannot unmarshal !+(\\S*)(?: `((?s).*)`)? into (\\S+)")
+	yamlType    = regexp.MustCompile("line (\\d+): cannot unmarshal !+((?s).*?)(?: `((?s).*)`)? into (\\S+)$") // a tag may have any characters
 )
 
 // typeError says it in terms of the file.
