@@ -5,11 +5,11 @@ import (
 	"flag"
 	"fmt"
 	"net"
-	"os"
+	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -215,28 +215,28 @@ func (s *segment) flood(x *host, kind forgery, a, b, newcomer *host) *flooded {
 	return r
 }
 
-// busy returns which part of the machine's processors something is using while
-// the agents rest.
+// busy returns which part of the processors' time we do not get when we want it
+// all, because something else is running that does not make way.
 func (s *segment) busy() float64 {
 	s.Helper()
-	read := func() (used, all float64) {
-		b, err := os.ReadFile("/proc/stat")
-		s.must(err)
-		line, _, _ := strings.Cut(string(b), "\n")
-		for i, f := range strings.Fields(line)[1:] {
-			n, err := strconv.ParseFloat(f, 64)
-			s.must(err)
-			if all += n; i != 3 && i != 4 { // idle, iowait
-				used += n
-			}
-		}
-		return used, all
-	}
+	const spin = 100 * time.Millisecond
 	time.Sleep(50 * time.Millisecond) // for what the last flood has left to do
-	used, all := read()
-	time.Sleep(150 * time.Millisecond)
-	used2, all2 := read()
-	return (used2 - used) / max(1, all2-all)
+	var got atomic.Int64
+	var wg sync.WaitGroup
+	for range runtime.NumCPU() {
+		wg.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			var begin, end unix.Timespec
+			_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &begin) // it never fails
+			for start := time.Now(); time.Since(start) < spin; {
+			}
+			_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &end)
+			got.Add(end.Nano() - begin.Nano())
+		})
+	}
+	wg.Wait()
+	return 1 - float64(got.Load())/float64(spin.Nanoseconds()*int64(runtime.NumCPU()))
 }
 
 // floodCounts are what an agent has counted of a flood.
