@@ -119,6 +119,7 @@ func TestLoss(t *testing.T) {
 				rnd := rand.New(rand.NewPCG(3, 4))
 				one := func(in int) bool { return in > 0 && rnd.IntN(in) == 0 }
 				var flipped atomic.Uint64
+				var sent [2]int // packets by direction; the rule runs for one packet at a time
 				w.rule(t, func(fromGuest bool, _ judge.BTH, frame []byte) (v vm.Verdict) {
 					v.Drop = one(tt.drop)
 					if one(tt.dup) {
@@ -127,7 +128,16 @@ func TestLoss(t *testing.T) {
 					if one(tt.delay) {
 						v.Behind = 1 + rnd.IntN(4)
 					}
-					if one(tt.flip) && !v.Drop {
+					// One in so many of either side's, not by chance: so that the guest's are
+					// among them, however the two sides' packets alternate.
+					from := 0
+					if fromGuest {
+						from = 1
+					}
+					if !v.Drop {
+						sent[from]++
+					}
+					if tt.flip > 0 && !v.Drop && sent[from]%tt.flip == 1 {
 						_, headers, _ := judge.RoCE(frame)
 						at := 14 + headers + rnd.IntN(len(frame)-14-headers)
 						if at == 14+headers+4 {

@@ -106,13 +106,17 @@ func TestSurvivorsKeepTheirRate(t *testing.T) {
 		return r.Mbps()
 	}
 	var before, after float64
+	judged := 0
 	for round := range rounds {
 		if c.agent == nil {
 			c.run()
 		}
 		a.connect(b, "RC")
 		a.connect(c, "RC")
-		before += rate()
+		// The same load as below while c lives: what looking and pouring cost is no
+		// part of what its death costs.
+		busy := s.busy()
+		_, _, alone := beside(a, c, c.link(), rate)
 		stop := transfer(a, c)
 		s.eventually(patience, "the transfer to c runs", func() error {
 			if conns := a.conns(c); len(conns) != 1 || conns[0].TxOctets < 4<<20 {
@@ -122,28 +126,44 @@ func TestSurvivorsKeepTheirRate(t *testing.T) {
 		})
 		dead := c.link()
 		c.kill()
-		watch, sent := make(chan int), make(chan int)
-		done := make(chan struct{})
-		go func() { watch <- deepest(a, dead, done) }()
-		go func() { sent <- pour(a, c.v4, done) }()
-		after += rate()
-		close(done)
-		if n := <-sent; n < bound {
+		q, n, alive := beside(a, c, dead, rate)
+		if n < bound {
 			t.Errorf("only %d datagrams were sent to the dead host", n)
 		}
-		switch q := <-watch; {
+		switch {
 		case q > bound:
 			t.Errorf("the send queue of a connection held %d packets, its bound is %d", q, bound)
 		case q < bound/2 && !raceDetector:
 			t.Errorf("the dead host's send queue never held more than %d packets: this shows nothing", q)
 		}
 		stop()
-		t.Logf("round %d: survivors at %.2f of %.0f Mb/s so far", round+1, after/before, before/float64(round+1))
+		t.Logf("round %d: survivors at %.2f of %.0f Mb/s", round+1, alive/alone, alone)
+		if busy = max(busy, s.busy()); busy > 0.2 {
+			t.Logf("not judged: %.0f%% of the processors' time went elsewhere", 100*busy)
+			continue
+		}
+		judged, before, after = judged+1, before+alone, after+alive
 		if after >= want*before {
 			return
 		}
 	}
+	if judged == 0 {
+		t.Skip("the machine is too busy for rates to be compared")
+	}
 	t.Errorf("after the death of a third host the rate is %.2f of what it was", after/before)
+}
+
+// beside measures the rate while datagrams are poured to a third host, and
+// returns how long the send queue to that host became, how many datagrams the
+// kernel took, and the rate.
+func beside(from, to *host, link string, rate func() float64) (most, sent int, mbps float64) {
+	watch, poured := make(chan int), make(chan int)
+	done := make(chan struct{})
+	go func() { watch <- deepest(from, link, done) }()
+	go func() { poured <- pour(from, to.v4, done) }()
+	mbps = rate()
+	close(done)
+	return <-watch, <-poured, mbps
 }
 
 // transfer sends to c until the returned function is called; what becomes of it
