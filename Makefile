@@ -10,7 +10,7 @@ ifneq ($(shell git status --porcelain >/dev/null 2>&1 && echo good),good)
 export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 endif
 
-.PHONY: build demo test race fuzz bench explore sim soak flood interop specs clean
+.PHONY: build demo test race fuzz bench explore sim scale soak flood interop specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ipoibcmd ./cmd/ipoibcmd
@@ -41,6 +41,9 @@ flood: ## forged ARP, ND and CM packets, 50,000 a second for ten seconds, three 
 
 sim: ## whole hosts on a hostile network, seeds that nobody has seen, until stopped or until one fails
 	$(GO) test ./test/sim -run '^TestForever$$' -v -timeout 0 -sim.forever
+
+scale: ## what one interface costs among 100 to 100,000 neighbours, as a table; JSON=file writes it as JSON too
+	$(GO) test ./test/scale -run '^TestTable$$' -v -timeout 0 -scale.table $(if $(JSON),-scale.json=$(abspath $(JSON)))
 
 interop: ## beside kernel Soft-RoCE, librdmacm and siw in virtual machines; as root, with QEMU
 	$(GO) run ./internal/check -interop -summary .cache/interop.txt

@@ -78,7 +78,8 @@ type Interface struct {
 	lastHandle cm.Handle
 	queued     int // octets waiting for connections
 
-	hops map[netip.Addr]*hop // known neighbours
+	hops   map[netip.Addr]*hop // known neighbours
+	byAddr addrIndex           // of hops
 
 	routes   map[netip.Prefix]netip.Addr // gateway by prefix, zero if on-link
 	bits4    []int                       // prefix lengths there are, longest first
@@ -89,8 +90,9 @@ type Interface struct {
 	host     map[netip.Addr]int            // host routes the kernel has
 	dirty    []netip.Addr                  // next hops for settle to look at
 	dirtyAll bool
-	flush    [2]bool // exceptions of IPv4, IPv6
-	gone     []Conn  // QPs to destroy at the end of the Step
+	rerouted []netip.Prefix // routes that came, went or changed, for settle
+	flush    [2]bool        // exceptions of IPv4, IPv6
+	gone     []Conn         // QPs to destroy at the end of the Step
 	n        [numCounters]uint64
 	tells    tells
 

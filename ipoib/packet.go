@@ -133,7 +133,7 @@ func (f *Interface) sendPeer(p *peer, pkt []byte) {
 		f.enqueue(p, pkt)
 	default:
 		for _, a := range p.addrs {
-			f.hops[a].icmp = true
+			f.hops[a].shown.icmp = true
 		}
 		f.oversize(d, pkt, netip.Addr{}, send)
 	}

@@ -30,8 +30,8 @@ type hop struct {
 		conn  Conn
 		kind  PathKind
 		flags encap.Flags
+		icmp  bool // the kernel has heard of a smaller MTU from us since then
 	}
-	icmp bool // the kernel has heard of a smaller MTU from us since mtu was set
 }
 
 // learn notes that the neighbour a is at link.
@@ -49,6 +49,7 @@ func (f *Interface) learn(a netip.Addr, link encap.LinkAddr) {
 	}
 	if f.hops[a] == nil {
 		f.hops[a] = &hop{peer: p, mtu: int32(f.udMTU())}
+		f.byAddr.add(a)
 		i, _ := slices.BinarySearchFunc(p.addrs, a, netip.Addr.Compare)
 		p.addrs = slices.Insert(p.addrs, i, a)
 		f.spare.file(p)
@@ -69,6 +70,7 @@ func (f *Interface) unlearn(a netip.Addr, why neigh.ExpireReason) {
 		f.table[hostPrefix(a)] = path // until settle
 	}
 	delete(f.hops, a)
+	f.byAddr.remove(a)
 	if i, ok := slices.BinarySearchFunc(p.addrs, a, netip.Addr.Compare); ok {
 		p.addrs = slices.Delete(p.addrs, i, i+1)
 	}
@@ -94,7 +96,8 @@ func (f *Interface) unlearn(a netip.Addr, why neigh.ExpireReason) {
 
 // setRoutes takes the routes through the device (design D8).
 func (f *Interface) setRoutes(rs []Route) {
-	clear(f.routes)
+	old := f.routes
+	f.routes = make(map[netip.Prefix]netip.Addr, len(rs))
 	clear(f.via)
 	has := map[int]bool{} // prefix lengths; those of IPv6 negative
 	for _, r := range rs {
@@ -123,11 +126,19 @@ func (f *Interface) setRoutes(rs []Route) {
 		}
 	}
 	for _, p := range slices.SortedFunc(maps.Keys(f.routes), comparePrefix) {
-		if gw := f.routes[p]; gw.IsValid() {
+		gw := f.routes[p]
+		if gw.IsValid() {
 			f.via[gw] = append(f.via[gw], p)
 		}
+		if was, known := old[p]; !known || was != gw {
+			f.rerouted = append(f.rerouted, p)
+		}
 	}
-	f.dirtyAll = true
+	for _, p := range slices.SortedFunc(maps.Keys(old), comparePrefix) {
+		if _, still := f.routes[p]; !still {
+			f.rerouted = append(f.rerouted, p)
+		}
+	}
 }
 
 // route returns the longest prefix that holds a, and its gateway.
@@ -188,12 +199,18 @@ func (f *Interface) miss() Path { return Path{Kind: PathMiss, MTU: f.udMTU()} }
 func (f *Interface) settle() {
 	if f.dirtyAll {
 		f.settleAll()
-	} else if len(f.dirty) > 0 {
+	} else {
+		for _, p := range f.rerouted {
+			f.setPath(p, f.wanted(p))
+			// What it holds goes, or went, by another route than it did.
+			f.dirty = slices.AppendSeq(f.dirty, f.byAddr.in(p))
+		}
 		slices.SortFunc(f.dirty, netip.Addr.Compare)
 		for _, a := range slices.Compact(f.dirty) {
 			f.settleHop(a)
 		}
 	}
+	f.rerouted = f.rerouted[:0]
 	if f.dirty, f.dirtyAll = f.dirty[:0], false; cap(f.dirty) > maxDirty {
 		f.dirty = nil
 	}
@@ -366,10 +383,10 @@ func (f *Interface) watchRise(a netip.Addr) {
 		for _, p := range f.via[a] {
 			f.flush[family(p.Addr())] = true
 		}
-		if h.icmp {
+		if h.shown.icmp {
 			f.flush[family(a)] = true
 		}
-		h.icmp = false
+		h.shown.icmp = false
 	}
 	h.mtu = int32(m)
 }

@@ -32,10 +32,12 @@ const (
 // send on, whatever the mode (design D6).
 type peer struct {
 	key   encap.LinkAddr
-	flags encap.Flags  // of address resolution; zero before
 	addrs []netip.Addr // neighbours that resolve to it, sorted
+	flags encap.Flags  // of address resolution; zero before
+	// Small things stand together: there may be very many peers.
 
 	class      Class
+	isSpare    bool      // in Interface.spare
 	classUntil time.Time // of ClassLegacy
 
 	tx     *conn   // up, ours to send on; two-way unless legacy
@@ -47,7 +49,7 @@ type peer struct {
 	queueOctets int
 
 	// One attempt may try several things without a pause.
-	quick     int
+	quick     int32
 	triedForm [3]bool // by serviceid.Form
 	tried26   bool
 	receive   uint32 // Receive MTU to offer instead of ours, after a REJ 26
@@ -56,15 +58,15 @@ type peer struct {
 	// The path of CM messages: where the last connection came up, with the reason
 	// if it was in-band, and whether the attempt under way has turned to another.
 	via      CMPath
-	viaUntil time.Time
 	turned   bool
 	turnedTo CMPath
+	viaUntil time.Time
 	// What is known of messages in-band to it.
-	inbandHeard   bool // one came from it
-	inbandSilence int  // attempts without any answer; 0 once inbandHeard
+	inbandHeard   bool  // one came from it
+	inbandSilence int32 // attempts without any answer; 0 once inbandHeard
 	inbandAfter   time.Time
 
-	failures  int
+	failures  int32
 	holdUntil time.Time // no attempt before
 	waitUntil time.Time // a crossing was decided for the peer: its REQ is due
 
@@ -78,7 +80,6 @@ type peer struct {
 	at   time.Time
 	slot int
 
-	isSpare      bool
 	older, newer *peer // in Interface.spare
 }
 

@@ -40,6 +40,7 @@ var unprinted = map[string]string{
 	"ipoib.Interface.timers":     "an index of the peers",
 	"ipoib.Interface.spare":      "an index of the peers",
 	"ipoib.Interface.ups":        "a count of conns",
+	"ipoib.Interface.byAddr":     "an index of hops",
 	"ipoib.Interface.group":      "no part in connections; static here",
 	"ipoib.Interface.byHandle":   "an index of conns",
 	"ipoib.conn.since":           "shown only",

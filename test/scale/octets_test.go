@@ -1,0 +1,72 @@
+package scale
+
+import (
+	"runtime"
+	"testing"
+)
+
+// What one of very many may take in the heap, in octets, all that the machine knows of
+// it in every room together. Buffers of queue pairs are the provider's.
+const (
+	maxPerNeighbour = 1024
+	maxPerConn      = 4096
+)
+
+// heap returns the octets in use after everything unused has been collected.
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var s runtime.MemStats
+	runtime.ReadMemStats(&s)
+	return int64(s.HeapAlloc)
+}
+
+// held returns the octets that the machine of c alone keeps in use: what goes when
+// it goes. c is of no use afterwards.
+func held(c *crowd) int64 {
+	c.out, c.pending = nil, nil
+	with := heap()
+	c.m = nil
+	return with - heap()
+}
+
+// octetsOf returns what a machine with n neighbours holds. With flags of RC the peers take
+// connections, and each has one.
+func octetsOf(tb testing.TB, n int, connected bool) int64 {
+	c := newCrowd(tb, crowdOptions(n))
+	if !connected {
+		c.flags = 0
+	}
+	c.meet(0, n)
+	s := c.m.Status()
+	if s.Neighbours != n || s.Peers != n || connected && s.Conns != n {
+		tb.Fatalf("%d neighbours, %d peers and %d connections, want %d", s.Neighbours, s.Peers, s.Conns, n)
+	}
+	return held(c)
+}
+
+// perNeighbour returns the octets that each of n neighbours takes.
+func perNeighbour(tb testing.TB, n int) int64 {
+	return (octetsOf(tb, n, false) - held(newCrowd(tb, crowdOptions(n)))) / int64(n)
+}
+
+// perConn returns what each of n idle connections takes besides its neighbour.
+func perConn(tb testing.TB, n int) int64 {
+	return (octetsOf(tb, n, true) - octetsOf(tb, n, false)) / int64(n)
+}
+
+func TestOctets(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector takes room of its own")
+	}
+	for _, n := range []int{1000, 10_000, 100_000} {
+		if got := perNeighbour(t, n); got > maxPerNeighbour {
+			t.Errorf("each of %d neighbours takes %d octets, want at most %d", n, got, maxPerNeighbour)
+		}
+	}
+	for _, n := range []int{1000, 10_000} {
+		if got := perConn(t, n); got > maxPerConn {
+			t.Errorf("each of %d idle connections takes %d octets, want at most %d", n, got, maxPerConn)
+		}
+	}
+}

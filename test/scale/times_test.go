@@ -1,0 +1,152 @@
+package scale
+
+import (
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// maxRatio is how many times as long as among 100 neighbours a Step among 100,000 may
+// take. What is there besides caches that do not hold them is the depth of a heap.
+const maxRatio = 4
+
+// rounds is how many times maxRuns each operation is timed for one figure.
+const rounds = 5
+
+// A timing is what one operation costs.
+type timing struct {
+	Name   string
+	Median time.Duration // of its Steps
+	Mean   time.Duration // of all of its Steps together
+}
+
+// stopwatch times each operation at f, and all of them together.
+func stopwatch(f *field) (all time.Duration, each []timing) {
+	f.afar = true // where no cache has been
+	defer func() { f.afar = false }()
+	var total []time.Duration
+	for _, op := range operations {
+		var ds []time.Duration
+		var sum time.Duration
+		for range rounds {
+			f.onStep = nil
+			f.refresh()
+			f.onStep = func(d time.Duration) { ds, sum = append(ds, d), sum+d }
+			for range maxRuns {
+				op.do(f)
+			}
+		}
+		f.onStep = nil
+		total = append(total, ds...)
+		each = append(each, timing{Name: op.name, Median: median(ds), Mean: sum / (rounds * maxRuns)})
+	}
+	return median(total), each
+}
+
+// allocations returns how many each operation takes at f.
+func allocations(f *field) (each []float64) {
+	for _, op := range operations {
+		f.refresh()
+		each = append(each, testing.AllocsPerRun(maxRuns-1, func() { op.do(f) }))
+	}
+	return each
+}
+
+func median(ds []time.Duration) time.Duration {
+	slices.Sort(ds)
+	return ds[len(ds)/2]
+}
+
+// TestSteps compares a machine with few neighbours and one with very many: the same
+// events take about as long, and exactly as many allocations.
+func TestSteps(t *testing.T) {
+	few, many, tries := 100, 100_000, 5
+	if raceDetector {
+		many, tries = 2000, 1
+	}
+	a, b := newField(newCrowd(t, crowdOptions(few)), few), newField(newCrowd(t, crowdOptions(many)), many)
+	x, y := allocations(a), allocations(b)
+	if raceDetector {
+		return // it allocates by itself, and is slow in its own way
+	}
+	for i, op := range operations {
+		if x[i] != y[i] {
+			t.Errorf("%s: %v allocations among %d neighbours, %v among %d", op.name, x[i], few, y[i], many)
+		}
+	}
+	var quick, slow time.Duration
+	for try := 1; ; try++ {
+		quick, _ = stopwatch(a)
+		slow, _ = stopwatch(b)
+		if slow <= maxRatio*quick {
+			break
+		}
+		if try == tries {
+			t.Errorf("a Step among %d neighbours takes %v, among %d %v: more than %d times as long, %d times in a row", few, quick, many, slow, maxRatio, tries)
+			break
+		}
+	}
+	t.Logf("median Step %v among %d neighbours, %v among %d", quick, few, slow, many)
+}
+
+// minSetups is how many connections one machine must be able to set up in a second of
+// processor time.
+const minSetups = 20_000
+
+// cpu returns the processor time that the process has used.
+func cpu() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		panic(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// setups returns the processor time that one machine takes to set up one of n
+// connections with peers it knows, by REQs of its own or of theirs: its half of the
+// exchange, the script of the peers and the collection of garbage included.
+func setups(tb testing.TB, n int, ours bool) time.Duration {
+	c := newCrowd(tb, crowdOptions(n))
+	c.meetOnly(n)
+	before := cpu()
+	for i := range n {
+		if ours {
+			c.step(c.packet(i, 64))
+		} else {
+			c.dials(i, i+1)
+		}
+	}
+	d := cpu() - before
+	if got := c.m.Status().Conns; got != n {
+		tb.Fatalf("%d connections, want %d", got, n)
+	}
+	return d / time.Duration(n)
+}
+
+// perSecond returns the median rate of some runs.
+func perSecond(tb testing.TB, n int, ours bool) float64 {
+	var ds []time.Duration
+	for range 5 {
+		ds = append(ds, setups(tb, n, ours))
+	}
+	return float64(time.Second) / float64(median(ds))
+}
+
+func TestSetups(t *testing.T) {
+	if raceDetector {
+		t.Skip("is about speed")
+	}
+	for _, ours := range []bool{true, false} {
+		var rate float64
+		for range 3 { // somebody else may be using the processor's caches
+			if rate = max(rate, perSecond(t, 1000, ours)); rate >= minSetups {
+				break
+			}
+		}
+		if rate < minSetups {
+			t.Errorf("%.0f connections are set up in a second of processor time (REQs of ours: %v), want %d", rate, ours, minSetups)
+		}
+		t.Logf("%.0f set-ups in a second of processor time (REQs of ours: %v)", rate, ours)
+	}
+}
