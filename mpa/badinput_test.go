@@ -2,6 +2,8 @@ package mpa
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -143,6 +145,32 @@ func TestReasonsAreComplete(t *testing.T) {
 	a.Each(func(_ string, v uint64) { sum += v })
 	if sum != 3 {
 		t.Errorf("sum %d", sum)
+	}
+}
+
+// TestReasonsAreDocumented: docs/mpa.md has a row for each, with outcome, code and
+// clause.
+func TestReasonsAreDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../docs/mpa.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for r := ReasonNone + 1; r < NumReasons; r++ {
+		found := false
+		for row := range strings.Lines(string(doc)) {
+			cells := strings.Split(row, "|")
+			if len(cells) != 7 || !strings.Contains(cells[1], "`"+r.String()+"`") {
+				continue
+			}
+			found = true
+			code := strings.TrimSpace(cells[4])
+			if !strings.Contains(cells[3], r.Outcome().String()) || strings.TrimSpace(cells[5]) != r.Clause() || r.Code() != 0 && code != fmt.Sprint(uint8(r.Code())) {
+				t.Errorf("%v: %v, code %d, %s; the row is\n%s", r, r.Outcome(), r.Code(), r.Clause(), row)
+			}
+		}
+		if !found {
+			t.Errorf("%v is not in docs/mpa.md", r)
+		}
 	}
 }
 

@@ -40,12 +40,14 @@ func FuzzFrame(f *testing.F) {
 
 // FuzzMachines lets octets decide what happens to an initiator and a responder:
 // they never panic, say Failed and Established at most once each, and nothing
-// after Failed.
+// after Failed. Octets that drip, one per second, lead to Failed whatever they are.
 func FuzzMachines(f *testing.F) {
 	f.Add(byte(0), unhex(vecReqR2), unhex(vecRepR2))
 	f.Add(byte(7), unhex(vecReqR1), unhex(vecRejR2))
 	f.Add(byte(0x35), frameBy(false, 0x10, 2, "ABCD", 1, 1, ""), frameBy(true, 0x10, 2, "AD", 0, 9, ""))
+	f.Add(byte(0x13), unhex(vecReqR2), unhex(vecRepR2))
 	f.Fuzz(func(t *testing.T, mode byte, req, rep []byte) {
+		drips := mode&0x10 != 0
 		o := Options{Negotiate: mode&1 != 0, PeerToPeer: mode&2 != 0, Fallback: mode&4 != 0, StrictIRD: mode&8 != 0,
 			Depths: Depths{IRD: Depth(mode >> 6), ORD: Depth(mode >> 5 & 3), MaxIRD: 2}}
 		i, err := NewInitiator(o, nil)
@@ -78,8 +80,16 @@ func FuzzMachines(f *testing.F) {
 			}
 			step(Start{})
 			cut := int(mode) % (len(in) + 1)
-			step(Recv{in[:cut]})
-			step(Recv{in[cut:]})
+			if drips {
+				for _, b := range in {
+					now = now.Add(time.Second)
+					step(Wake{})
+					step(Recv{[]byte{b}})
+				}
+			} else {
+				step(Recv{in[:cut]})
+				step(Recv{in[cut:]})
+			}
 			step(FPDU{dataSegment})
 			now = now.Add(time.Minute)
 			step(Wake{})
@@ -93,6 +103,9 @@ func FuzzMachines(f *testing.F) {
 				case Established:
 					up++
 				}
+			}
+			if drips && (failed != 1 || up != 0) {
+				t.Fatalf("octets dripped: %s", said(acts))
 			}
 			if failed > 1 || up > 1 || !m.Deadline().IsZero() {
 				t.Fatalf("%s, deadline %v", said(acts), m.Deadline())

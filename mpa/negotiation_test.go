@@ -303,6 +303,68 @@ func TestEveryRevision(t *testing.T) {
 	}
 }
 
+// TestEveryReplyForm: what an initiator makes of each form of reply: both
+// revisions and others, enhanced and not, accepting and rejecting, with every
+// combination of the remaining flags.
+func TestEveryReplyForm(t *testing.T) {
+	const (
+		closed = iota
+		up     // unenhanced
+		upS    // enhanced
+		no     // rejected, without depths
+		noS    // rejected, with the responder's depths
+	)
+	asked := map[string]Options{"plain": {}, "plain 2": {Revision: 2}, "only 1": {Revision: 1}, "enhanced": {Negotiate: true, Depths: Depths{IRD: 1, ORD: 1}}}
+	n := 0
+	for _, tt := range []struct {
+		rev, s, r                     int
+		plain, plain2, only1, enhance int
+	}{
+		// RFC 5044 section 7.1.1: close if unable to interoperate
+		{0, 0, 0, closed, closed, closed, closed}, {0, 1, 0, closed, closed, closed, closed}, {0, 0, 1, closed, closed, closed, closed},
+		{3, 0, 0, closed, closed, closed, closed}, {3, 1, 0, closed, closed, closed, closed}, {3, 1, 1, closed, closed, closed, closed},
+		{255, 0, 0, closed, closed, closed, closed}, {255, 1, 1, closed, closed, closed, closed},
+		// S is a reserved bit in revision 1; what accepts an enhanced request must be enhanced
+		{1, 0, 0, up, up, up, closed}, {1, 1, 0, up, up, up, closed},
+		{1, 0, 1, no, no, no, no}, {1, 1, 1, no, no, no, no},
+		{2, 0, 0, up, up, closed, closed}, {2, 0, 1, no, no, closed, no},
+		// An unenhanced request gets an unenhanced reply. 6581-10-3
+		{2, 1, 0, closed, closed, closed, upS}, {2, 1, 1, closed, closed, closed, noS},
+	} {
+		for ask, want := range map[string]int{"plain": tt.plain, "plain 2": tt.plain2, "only 1": tt.only1, "enhanced": tt.enhance} {
+			for more := range 64 { // M, C, Res
+				n++
+				bits := more>>4<<6 | tt.r<<5 | tt.s<<4 | more&0x0f
+				// Four octets of private data, so that S with revision 2 is well-formed.
+				m, _ := asks(asked[ask])
+				acts := m.Step(nil, t0, Recv{frameBy(true, bits, tt.rev, "", 1, 1, "ulp!")})
+				what := fmt.Sprintf("%s is answered by revision %d, bits %#x", ask, tt.rev, bits)
+				var res Result
+				got, ok := closed, false
+				if e, yes := has[Established](acts); yes {
+					got, res, ok = up, e.Result, true
+				} else if e, yes := has[Rejected](acts); yes {
+					got, res, ok = no, e.Result, true
+				}
+				if res.Enhanced {
+					got++
+				}
+				if ok && (string(res.Private) != "ulp!" || res.SendMarkers != (more&0x20 != 0) || res.CRC != (more&0x10 != 0) || int(res.Rev) != tt.rev) {
+					t.Errorf("%s: %+v", what, res)
+				}
+				f, failed := has[Failed](acts)
+				if _, told := has[SendTerminate](acts); got != want || failed == ok || failed && f.Err.Code() != CodeFrame || told {
+					t.Errorf("%s: got %d, want %d, %+v", what, got, want, acts)
+				}
+				if ok && (m.Counters()[ReasonReserved] == 1) != (more&0x0f != 0) { // 6581-6-6
+					t.Errorf("%s: reserved bits counted %d", what, m.Counters()[ReasonReserved])
+				}
+			}
+		}
+	}
+	t.Logf("%d replies", n)
+}
+
 // rtrAllowed says which kinds of RTR an initiator may send: those that it
 // generates and the reply names, be they fewer than the responder supports or
 // more than were asked for. By rtrSets (ours), then reply.

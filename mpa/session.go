@@ -14,12 +14,17 @@ const (
 	sessionWindow = 4096
 	// sessionWindowOctets bounds what they hold.
 	sessionWindowOctets = 1 << 20
+	// endpointWindowOctets bounds what all sessions hold, chunkOverhead for each
+	// chunk included.
+	endpointWindowOctets = 16 << 20
+	chunkOverhead        = 64
 )
 
 // A SessionReason is one kind of fault of a DDP stream session. Each is counted.
 type SessionReason uint8
 
-// Reasons that a session ends for, or that a chunk is dropped for.
+// Reasons that a session ends for, or that a chunk is dropped for. What becomes
+// of each, and the clause that says so, is in the table below.
 const (
 	SessionMalformed   SessionReason = iota // chunk too short, too long, unknown function or PPID
 	SessionIllegal                          // a sequence that RFC 5043 section 6 and RFC 6581 section 7 do not have
@@ -29,13 +34,37 @@ const (
 	SessionPending                          // too many requests wait for the user; answered with Terminate
 	SessionUnsupported                      // enhanced, and we are to speak RFC 5043 only
 	SessionSettle                           // the peer's answer cannot be worked with
+	SessionLost                             // the association ended
 	NumSessionReasons
 )
 
-// String is the name of r in counters.
-func (r SessionReason) String() string {
-	return [...]string{"malformed", "illegal_sequence", "window", "stray", "repeated", "pending_limit", "unsupported", "settle"}[min(r, NumSessionReasons-1)]
+// sessionReasons: [Terminate] is a session Terminate here, in front of which an
+// active side that cannot settle sends the RDMAP one; a passive side then rejects.
+// A chunk for a stream without session is dropped, whatever is wrong with it.
+var sessionReasons = [NumSessionReasons]struct {
+	name    string
+	outcome Outcome
+	clause  string
+}{
+	SessionMalformed:   {"malformed", Terminate, "RFC 5043 section 6.1, RFC 6581 section 7"},
+	SessionIllegal:     {"illegal_sequence", Terminate, "RFC 5043 section 6.1, RFC 6581 section 7"},
+	SessionWindow:      {"window", Terminate, "RFC 5043 section 5.2"},
+	SessionStray:       {"stray", Ignore, "RFC 5043 section 6.1"},
+	SessionRepeated:    {"repeated", Ignore, "RFC 5043 section 5.2"},
+	SessionPending:     {"pending_limit", Terminate, "RFC 5043 section 6.4"},
+	SessionUnsupported: {"unsupported", Terminate, "RFC 6581 section 10"},
+	SessionSettle:      {"settle", Terminate, "RFC 6581 sections 9.1 and 9.2"},
+	SessionLost:        {"lost", CloseTCP, "RFC 5044 section 8"},
 }
+
+// String is the name of r in counters.
+func (r SessionReason) String() string { return sessionReasons[min(r, NumSessionReasons-1)].name }
+
+// Outcome returns what r leads to.
+func (r SessionReason) Outcome() Outcome { return sessionReasons[min(r, NumSessionReasons-1)].outcome }
+
+// Clause names the rule.
+func (r SessionReason) Clause() string { return sessionReasons[min(r, NumSessionReasons-1)].clause }
 
 // A SessionEvent is what happens to an [Endpoint]. Stream is the number of the
 // pair of SCTP streams that the session has to itself.
@@ -129,7 +158,7 @@ type SessionError struct {
 }
 
 func (e *SessionError) Error() string {
-	return fmt.Sprintf("mpa: session: %v: %s", e.Reason, e.Detail)
+	return fmt.Sprintf("mpa: session: %v: %s (%s)", e.Reason, e.Detail, e.Reason.Clause())
 }
 
 // EndpointOptions configures an [Endpoint].
@@ -175,6 +204,7 @@ type Endpoint struct {
 	opts     EndpointOptions
 	sessions map[uint16]*session
 	pending  int
+	octets   int // that sessions hold, with chunkOverhead
 	count    [NumSessionReasons]uint64
 }
 
@@ -245,7 +275,8 @@ func (e *Endpoint) Step(dst []SessionAction, ev SessionEvent) []SessionAction {
 			}
 			if s := e.sessions[uint16(stream)]; s != nil {
 				e.remove(s)
-				dst = append(dst, SessionDown{s.stream, &SessionError{SessionStray, CodeClosed, "association down"}})
+				e.count[SessionLost]++
+				dst = append(dst, SessionDown{s.stream, &SessionError{SessionLost, CodeClosed, "association down"}})
 			}
 		}
 	default:
@@ -301,6 +332,8 @@ func (e *Endpoint) remove(s *session) {
 	if s.state == sessionPending {
 		e.pending--
 	}
+	e.octets -= s.octets + len(s.early)*chunkOverhead
+	s.early, s.octets = nil, 0
 	delete(e.sessions, s.stream)
 }
 
@@ -339,6 +372,7 @@ func (e *Endpoint) chunk(dst []SessionAction, c Chunk) []SessionAction {
 		}
 		delete(s.early, s.rx)
 		s.octets -= len(next.Data)
+		e.octets -= len(next.Data) + chunkOverhead
 		dst = e.due(dst, s, next)
 	}
 	return dst
@@ -346,7 +380,7 @@ func (e *Endpoint) chunk(dst []SessionAction, c Chunk) []SessionAction {
 
 // keep holds a chunk that overtook another.
 func (e *Endpoint) keep(dst []SessionAction, s *session, c Chunk, ahead uint16) []SessionAction {
-	if ahead > sessionWindow || s.octets+len(c.Data) > sessionWindowOctets {
+	if n := len(c.Data); ahead > sessionWindow || s.octets+n > sessionWindowOctets || e.octets+n+chunkOverhead > endpointWindowOctets {
 		return e.end(dst, s, SessionWindow, "DDP-SSN is %d ahead", ahead)
 	}
 	ssn := s.rx + ahead
@@ -360,6 +394,7 @@ func (e *Endpoint) keep(dst []SessionAction, s *session, c Chunk, ahead uint16) 
 	c.Data = append([]byte(nil), c.Data...)
 	s.early[ssn] = c
 	s.octets += len(c.Data)
+	e.octets += len(c.Data) + chunkOverhead
 	return dst
 }
 

@@ -260,7 +260,7 @@ func TestSessionIllegal(t *testing.T) {
 		{"nothing for us", p2p, SessionAnswer{Stream: 3}, ""},
 		{"stream in use", p2p, SessionConnect{Stream: 3}, "SessionDown-illegal_sequence"},
 		{"too early to send", p2p, SessionSend{Stream: 3}, ""},
-		{"association down", p2p, AssociationDown{}, "SessionDown-stray"},
+		{"association down", p2p, AssociationDown{}, "SessionDown-lost"},
 	} {
 		e := newEndpoints(t, EndpointOptions{})
 		e.a.Step(nil, SessionConnect{3, tt.o, nil})
@@ -395,6 +395,48 @@ func TestSessionWindow(t *testing.T) {
 	}
 }
 
+// TestSessionWindowOfAll: what all sessions hold together is bounded, and is given
+// back when they end.
+func TestSessionWindowOfAll(t *testing.T) {
+	e := newEndpoints(t, EndpointOptions{})
+	const n = 60000
+	b := make([]byte, n)
+	held, refused := 0, uint16(0)
+	for stream := uint16(0); refused == 0; stream++ {
+		e.a.Step(nil, SessionConnect{stream, p2p, nil})
+		for k := range 17 {
+			b[0], b[1] = 0, byte(k+1)
+			if acts := e.a.Step(nil, ChunkIn{Chunk{stream, PPIDSegment, b}}); len(acts) > 0 {
+				e.expect("too much", acts, "Terminate/1, SessionDown-window")
+				refused = stream
+				break
+			}
+			held += n
+		}
+		if held > 16<<20 {
+			t.Fatalf("%d octets are held", held)
+		}
+	}
+	if held < 15<<20 || e.a.Sessions() != int(refused) {
+		t.Errorf("%d octets were held, %d sessions are left", held, e.a.Sessions())
+	}
+	e.a.Step(nil, SessionClose{0})
+	e.a.Step(nil, SessionConnect{500, p2p, nil})
+	e.expect("room again", e.a.Step(nil, ChunkIn{Chunk{500, PPIDSegment, b}}), "")
+	e.a.Step(nil, AssociationDown{})
+	if e.a.octets != 0 || e.a.Sessions() != 0 {
+		t.Errorf("%d octets are left in %d sessions", e.a.octets, e.a.Sessions())
+	}
+}
+
+func TestSessionReasonsAreComplete(t *testing.T) {
+	for r := range NumSessionReasons {
+		if r.String() == "" || r.Clause() == "" || r.Outcome() == Refuse {
+			t.Errorf("reason %d: %q %q %v", r, r.String(), r.Clause(), r.Outcome())
+		}
+	}
+}
+
 func FuzzEndpoint(f *testing.F) {
 	f.Add([]byte("\x00\x08\x00\x00\x00\x05\xc0\x08\xc0\x04\x81\x05\x00\x01abc"))
 	f.Add([]byte("\x01\x08\x00\x00\x00\x06\x80\x04\x80\x08\x40\x04\x00\x02\x00\x04"))
@@ -417,14 +459,20 @@ func FuzzEndpoint(f *testing.F) {
 			if kind == 2 {
 				e.Step(nil, SessionAnswer{Stream: stream, Reject: n&1 != 0})
 			}
-			pending := 0
+			pending, octets := 0, 0
 			for _, s := range e.sessions {
+				for _, c := range s.early {
+					octets += len(c.Data) + chunkOverhead
+				}
 				if s.state == sessionPending {
 					pending++
 				}
 				if len(s.early) > sessionWindow {
 					t.Fatalf("%d chunks wait", len(s.early))
 				}
+			}
+			if octets != e.octets {
+				t.Fatalf("%d octets wait, counted %d", octets, e.octets)
 			}
 			if len(e.sessions) > 4 || pending != e.pending || pending > 2 {
 				t.Fatalf("%d sessions, %d pending, counted %d", len(e.sessions), pending, e.pending)

@@ -5,11 +5,34 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/roce"
 )
+
+// TestMappedSource: an IPv6 packet from an IPv4-mapped address, which only old
+// kernels pass on, is dropped.
+func TestMappedSource(t *testing.T) {
+	_, d := pair(t, families[1], nil)
+	r := &receiver{dev: d, v6: true}
+	r.init()
+	dst, src := gid(families[1].b), gid("::ffff:10.0.0.1")
+	copy((*[unix.SizeofSockaddrInet6]byte)(unsafe.Pointer(&r.names[0]))[8:24], src[:])
+	h := (*unix.Cmsghdr)(unsafe.Pointer(&r.ctls[0][0]))
+	h.Level, h.Type = unix.IPPROTO_IPV6, unix.IPV6_PKTINFO
+	h.SetLen(unix.CmsgLen(unix.SizeofInet6Pktinfo))
+	copy(r.ctls[0][unix.SizeofCmsghdr:], dst[:])
+	r.msgs[0].hdr.SetControllen(recvCtlLen)
+	before := counter(d, "rx_drop_other_gid")
+	r.datagram(0, make([]byte, 16), time.Now())
+	if n := counter(d, "rx_drop_other_gid") - before; n != 1 || r.src == src {
+		t.Errorf("counted %d", n)
+	}
+}
 
 // FuzzReceive gives a device packets whose ICRC is right and all else is not.
 func FuzzReceive(f *testing.F) {

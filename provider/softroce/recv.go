@@ -183,7 +183,7 @@ func (r *receiver) datagram(i int, b []byte, now time.Time) {
 	case multicast && p.has(src):
 		c.rxOwnEcho.Add(1)
 		return
-	case multicast && !r.mcast, !multicast && !p.has(md.dst):
+	case multicast && !r.mcast, !multicast && !p.has(md.dst), src.Is4() == r.v6: // kernels before 5.5 let IPv4-mapped sources pass
 		c.rxOtherGID.Add(1)
 		return
 	}

@@ -68,6 +68,8 @@ func open(b []byte) (p ip.V6, m []byte, k Kind, err error) {
 		return nil, nil, k, &wire.FieldError{What: k.String(), Field: "checksum", Value: uint64(binary.BigEndian.Uint16(m[2:]))}
 	case p.Src().IsMulticast():
 		return nil, nil, k, fmt.Errorf("%s: source %s is a group", k, p.Src())
+	case p.Src().Is4In6(), p.Dst().Is4In6(): // never on a wire; it would be taken for an IPv4 neighbour
+		return nil, nil, k, fmt.Errorf("%s: %s to %s are no IPv6 addresses", k, p.Src(), p.Dst())
 	}
 	return p, m, k, nil
 }

@@ -2,6 +2,7 @@ package roce
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 
 	"ipoibcm/ib"
@@ -149,6 +150,10 @@ func (h *IPHeader) parse6(b []byte) ([]byte, error) {
 	v := binary.BigEndian.Uint32(b)
 	h.TrafficClass, h.FlowLabel, h.HopLimit = uint8(v>>20), v&0xfffff, b[7]
 	h.Src, h.Dst = netip.AddrFrom16([16]byte(b[8:24])), netip.AddrFrom16([16]byte(b[24:40]))
+	if h.Src.Is4In6() || h.Dst.Is4In6() {
+		// Never on a wire, where they are IPv4 packets; see IPHeader.
+		return nil, fmt.Errorf("IPv6 header: %v to %v are no IPv6 addresses", h.Src, h.Dst)
+	}
 	return h.parseUDP(b, ipv6Len, ipv6Len+int(binary.BigEndian.Uint16(b[4:])))
 }
 

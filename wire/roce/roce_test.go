@@ -160,6 +160,11 @@ func TestParseRefuses(t *testing.T) {
 
 func TestParseIPRefuses(t *testing.T) {
 	v4, v6 := vectors(t)["V9"], vectors(t)["V15"]
+	mapped := func(i int) []byte {
+		b := bytes.Clone(v6)
+		copy(b[i:], "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff")
+		return b
+	}
 	set := func(b []byte, i int, v byte) []byte { b = bytes.Clone(b); b[i] = v; return b }
 	for _, tt := range []struct {
 		name string
@@ -179,6 +184,8 @@ func TestParseIPRefuses(t *testing.T) {
 		{"IPv6 cut", v6[:len(v6)-1]},
 		{"IPv6 header cut", v6[:47]},
 		{"IPv6 UDP length", set(v6, 45, 1)},
+		{"IPv6 from an IPv4-mapped address", mapped(8)},
+		{"IPv6 to an IPv4-mapped address", mapped(24)},
 	} {
 		if h, p, err := roce.ParseIP(tt.in); err == nil || p != nil || h != (roce.IPHeader{}) {
 			t.Errorf("%s: %+v, %x, %v", tt.name, h, p, err)
