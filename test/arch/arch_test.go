@@ -45,6 +45,7 @@ var rooms = []room{
 	{"mtu", 3, pure},
 	{"group", 3, pure},
 	{"mpa", 3, pure},
+	{"rpcrdma", 3, pure},
 	{"wire/arp", 3, pure},
 	{"wire/nd", 3, pure},
 	{"wire/roce", 2, pure},

@@ -1,0 +1,89 @@
+package rpcrdma
+
+import (
+	"bytes"
+	"reflect"
+	"testing"
+)
+
+// FuzzHeader: what can be read can be written, except what is never sent, and is
+// then the same.
+func FuzzHeader(f *testing.F) {
+	for _, tt := range vecHeaders {
+		f.Add(unhex(tt.hex))
+	}
+	f.Add(words(7, 1, 32, 2, 512, 4096, 0, 0, 0))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		a, payload, err := ParseHeader(in)
+		_ = a.String()
+		if err != nil {
+			if reasonOf(err) == ReasonNone {
+				t.Fatalf("an error without a reason: %v", err)
+			}
+			return
+		}
+		if len(a.Reads) > MaxSegments || len(a.Writes) > MaxSegments || len(a.Reply) > MaxSegments || len(a.OptInfo) > MaxOptInfo {
+			t.Fatalf("beyond the bounds: %v", &a)
+		}
+		if d, ok := a.MessageDirection(payload); ok && d > DirReply {
+			t.Fatalf("%v: direction %v", &a, d)
+		}
+		if !a.HasHandle(a.InvHandle) && a.Direction == DirCall {
+			a.InvHandle = 0 // a fault of the peer's that we do not repeat
+		}
+		out, err := a.AppendBinary(nil)
+		if a.Proc == ProcMSGP || a.Proc == ProcDONE {
+			if err == nil {
+				t.Fatalf("%v was written", &a)
+			}
+			return
+		}
+		if err != nil {
+			t.Fatalf("%v cannot be written: %v", &a, err)
+		}
+		b, rest, err := ParseHeader(append(out, payload...))
+		if err != nil || !bytes.Equal(rest, payload) || !reflect.DeepEqual(a, b) {
+			t.Fatalf("%+v, then %+v (%v)\n in %x\nout %x", a, b, err, in, out)
+		}
+	})
+}
+
+func FuzzPrivateData(f *testing.F) {
+	f.Add(unhex("c008c004f6ab0e1801010303"))
+	f.Add(unhex("f6ab0e18f6ab0e180101ff00ff"))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		p, at := FindPrivateData(in)
+		if at < 0 && p != DefaultPrivateData() || at+PrivateDataLen > len(in) && at >= 0 {
+			t.Fatalf("%v at %d of %d octets", p, at, len(in))
+		}
+		out, err := p.AppendBinary(nil)
+		if q, at := FindPrivateData(out); err != nil || q != p || at != 0 {
+			t.Fatalf("%v, then %v at %d (%v)", p, q, at, err)
+		}
+		if at >= 0 && (!bytes.Equal(out[:5], in[at:at+5]) || out[5] != in[at+5]&1 || !bytes.Equal(out[6:], in[at+6:at+8])) {
+			t.Fatalf("%x was written as %x", in[at:at+8], out)
+		}
+	})
+}
+
+// FuzzRPC reads octets as a call and as a reply.
+func FuzzRPC(f *testing.F) {
+	f.Add(unhex(vecNullCall1[56:]))
+	f.Add(unhex(vecNullReply[72:]))
+	f.Add((&RPCReply{XID: 1, Status: RPCProgMismatch, Low: 1, High: 2}).Append(nil))
+	f.Add((&RPCCall{XID: 1, Prog: 2, Vers: 3, Proc: 4, Cred: Auth{1, []byte("abc")}}).Append(nil))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		if c, args, err := ParseRPCCall(in); err == nil {
+			d, again, err := ParseRPCCall(append(c.Append(nil), args...))
+			if err != nil || !reflect.DeepEqual(c, d) || !bytes.Equal(args, again) {
+				t.Fatalf("%+v, then %+v (%v)", c, d, err)
+			}
+		}
+		if p, results, err := ParseRPCReply(in); err == nil {
+			q, again, err := ParseRPCReply(append(p.Append(nil), results...))
+			if err != nil || !reflect.DeepEqual(p, q) || !bytes.Equal(results, again) {
+				t.Fatalf("%+v, then %+v (%v)", p, q, err)
+			}
+		}
+	})
+}

@@ -1,0 +1,321 @@
+package rpcrdma
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+const (
+	// MinHeaderLen is what every transport header has in octets: XID, version,
+	// credits and procedure keep place and meaning in all versions (RFC 8166
+	// section 4.1.2).
+	MinHeaderLen = 16
+	// minHeader1Len is the least header of version one with chunk lists.
+	minHeader1Len = 28
+
+	// MaxSegments bounds the segments of each of a header's three lists, and the
+	// chunks of its Write list. A header with more is refused.
+	MaxSegments = 64
+	// MaxOptInfo bounds the information of an RDMA2_OPTIONAL, in octets.
+	MaxOptInfo = 1024
+)
+
+// A Proc says what a message is, word 3 of its header.
+type Proc uint32
+
+// Procedures: those of RFC 8166 section 4.2.4 (values 0, 1 and 4 hold in every
+// version), and that of version two.
+const (
+	ProcMSG      Proc = 0 // the payload follows
+	ProcNOMSG    Proc = 1 // the payload is in chunks
+	ProcMSGP     Proc = 2 // version one: padded; never sent
+	ProcDONE     Proc = 3 // version one: never sent
+	ProcERROR    Proc = 4
+	ProcOPTIONAL Proc = 5 // version two
+)
+
+// String prints the procedure as the texts have it, without their prefixes.
+func (p Proc) String() string {
+	if names := [...]string{"MSG", "NOMSG", "MSGP", "DONE", "ERROR", "OPTIONAL"}; int64(p) < int64(len(names)) {
+		return names[p]
+	}
+	return fmt.Sprintf("proc %d", uint32(p))
+}
+
+// An ErrCode is what an ERROR message says.
+type ErrCode uint32
+
+// Error codes. ErrVers holds in every version; 2 is called ERR_CHUNK in version
+// one and RDMA2_ERR_BAD_XDR in version two, where the others are.
+const (
+	ErrVers        ErrCode = 1
+	ErrChunk       ErrCode = 2
+	ErrBadXDR      ErrCode = 2
+	ErrCantReply   ErrCode = 3
+	ErrInvalProc   ErrCode = 4
+	ErrInvalOption ErrCode = 5
+)
+
+// String prints the code as version two has it, without its prefix.
+func (e ErrCode) String() string {
+	if names := [...]string{"", "VERS", "BAD_XDR", "CANT_REPLY", "INVAL_PROC", "INVAL_OPTION"}; e > 0 && int64(e) < int64(len(names)) {
+		return names[e]
+	}
+	return fmt.Sprintf("error %d", uint32(e))
+}
+
+// A Segment is memory that its owner has exposed.
+type Segment struct {
+	Handle uint32 // STag or R_Key, as it goes on the wire
+	Length uint32 // octets
+	Offset uint64 // address, in the owner's terms
+}
+
+// A Chunk is memory that is filled or read as one piece, in the order of its
+// segments. In a [Header] nil is a chunk that is not there, and one without
+// segments is.
+type Chunk []Segment
+
+// Len is the sum of the segments in octets.
+func (c Chunk) Len() (n uint64) {
+	for _, s := range c {
+		n += uint64(s.Length) // at most MaxSegments of them: cannot wrap
+	}
+	return n
+}
+
+// A ReadSegment is an entry of a Read list. Neighbours of one position are one
+// chunk.
+type ReadSegment struct {
+	Position uint32 // where it belongs in the payload, in octets; zero is the payload itself
+	Segment
+}
+
+// A TransportError is the content of an ERROR message. Which fields count
+// depends on Code; the others are zero.
+type TransportError struct {
+	Code      ErrCode
+	Low, High Version // ErrVers: the versions that are supported, inclusive
+
+	// ErrCantReply: whether the program has run; the first segment that is too
+	// short, counted from 1 over the Write list and then the Reply chunk, or 0;
+	// and the octets that are needed in it.
+	Processed    bool
+	SegmentIndex uint32
+	LengthNeeded uint32
+}
+
+// A Header is a transport header of either version. Fields that its version and
+// procedure do not have are zero.
+type Header struct {
+	XID    XID
+	Vers   Version
+	Credit uint32 // asked for in calls, granted in replies; in messages
+	Proc   Proc
+
+	// MSG, NOMSG and MSGP; Direction and InvHandle in version two only.
+	Direction Direction // also of OPTIONAL
+	InvHandle uint32    // the handle that the responder may invalidate, 0 if none
+	Reads     []ReadSegment
+	Writes    []Chunk
+	Reply     Chunk // nil: no Reply chunk
+
+	Align, Thresh uint32 // MSGP
+
+	Error TransportError // ERROR
+
+	OptType uint32 // OPTIONAL
+	OptInfo []byte // OPTIONAL; after ParseHeader a part of the message
+}
+
+// hasLists says whether the procedure has chunk lists.
+func (p Proc) hasLists() bool { return p == ProcMSG || p == ProcNOMSG || p == ProcMSGP }
+
+// Handles calls f for every segment of the header, in the order of the wire.
+// It stops when f returns false.
+func (h *Header) Handles(f func(handle uint32) bool) {
+	for _, s := range h.Reads {
+		if !f(s.Handle) {
+			return
+		}
+	}
+	for _, c := range h.Writes {
+		for _, s := range c {
+			if !f(s.Handle) {
+				return
+			}
+		}
+	}
+	for _, s := range h.Reply {
+		if !f(s.Handle) {
+			return
+		}
+	}
+}
+
+// HasHandle says whether the header names the handle.
+func (h *Header) HasHandle(handle uint32) (has bool) {
+	h.Handles(func(x uint32) bool { has = x == handle; return !has })
+	return has
+}
+
+// HasChunks says whether a list of the header has anything in it.
+func (h *Header) HasChunks() bool { return len(h.Reads) > 0 || len(h.Writes) > 0 || h.Reply != nil }
+
+// MessageDirection returns the direction of a message with that header and
+// payload. Version one does not have it in the header: there the payload's
+// msg_type says, and without a payload the Read list, which only a call has. It
+// is not ok if nothing can be said.
+func (h *Header) MessageDirection(payload []byte) (d Direction, ok bool) {
+	switch {
+	case h.Proc == ProcERROR:
+		return DirReply, true
+	case h.Vers == Version2:
+		return h.Direction, h.Proc != ProcMSGP && h.Proc <= ProcOPTIONAL
+	case h.Proc == ProcNOMSG && len(h.Reads) > 0:
+		return DirCall, true
+	case h.Proc == ProcNOMSG:
+		return DirReply, h.Reply != nil
+	}
+	_, d, ok = payloadHead(payload)
+	return d, ok
+}
+
+// String prints what counts of the header.
+func (h *Header) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "v%d %v xid=%v credit=%d", h.Vers, h.Proc, h.XID, h.Credit)
+	if h.Vers == Version2 && (h.Proc.hasLists() || h.Proc == ProcOPTIONAL) {
+		fmt.Fprintf(&b, " %v", h.Direction)
+	}
+	switch {
+	case h.Proc == ProcERROR:
+		fmt.Fprintf(&b, " %v", h.Error.Code)
+		switch h.Error.Code {
+		case ErrVers:
+			fmt.Fprintf(&b, " %d-%d", h.Error.Low, h.Error.High)
+		case ErrCantReply:
+			fmt.Fprintf(&b, " processed=%v segment=%d needed=%d", h.Error.Processed, h.Error.SegmentIndex, h.Error.LengthNeeded)
+		}
+	case h.Proc == ProcOPTIONAL:
+		fmt.Fprintf(&b, " type=%#x info=%x", h.OptType, h.OptInfo)
+	}
+	if h.InvHandle != 0 {
+		fmt.Fprintf(&b, " inv=%08x", h.InvHandle)
+	}
+	for _, s := range h.Reads {
+		fmt.Fprintf(&b, " read@%d=%v", s.Position, s.Segment)
+	}
+	for _, c := range h.Writes {
+		fmt.Fprintf(&b, " write=%v", c)
+	}
+	if h.Reply != nil {
+		fmt.Fprintf(&b, " reply=%v", h.Reply)
+	}
+	return b.String()
+}
+
+// String prints handle:length@offset.
+func (s Segment) String() string { return fmt.Sprintf("%08x:%d@%#x", s.Handle, s.Length, s.Offset) }
+
+// AppendBinary appends the wire form. It refuses what no peer would understand:
+// an unknown version, a procedure that the version does not have or that is never
+// sent, lists above MaxSegments, positions that are no multiple of four, and in a
+// call of version two an InvHandle that its lists do not name (draft section
+// 5.2.3). In ERROR messages of code ErrVers any version may stand.
+func (h *Header) AppendBinary(b []byte) ([]byte, error) {
+	start := b
+	if err := h.sendable(); err != nil {
+		return start, fmt.Errorf("rpcrdma: %v cannot be sent: %w", h.Proc, err)
+	}
+	b = appendU32(b, uint32(h.XID), uint32(h.Vers), h.Credit, uint32(h.Proc))
+	switch h.Proc {
+	case ProcERROR:
+		b = appendU32(b, uint32(h.Error.Code))
+		switch h.Error.Code {
+		case ErrVers:
+			b = appendU32(b, uint32(h.Error.Low), uint32(h.Error.High))
+		case ErrCantReply:
+			b = appendBool(b, h.Error.Processed)
+			b = appendU32(b, h.Error.SegmentIndex, h.Error.LengthNeeded)
+		}
+	case ProcOPTIONAL:
+		b = appendU32(b, uint32(h.Direction), h.OptType)
+		b = appendOpaque(b, h.OptInfo)
+	default:
+		if h.Vers == Version2 {
+			b = appendU32(b, uint32(h.Direction), h.InvHandle)
+		}
+		b = h.appendLists(b)
+	}
+	return b, nil
+}
+
+func (h *Header) appendLists(b []byte) []byte {
+	for _, s := range h.Reads {
+		b = appendU32(b, 1, s.Position)
+		b = s.Segment.append(b)
+	}
+	b = appendU32(b, 0)
+	for _, c := range h.Writes {
+		b = c.append(appendU32(b, 1))
+	}
+	b = appendU32(b, 0)
+	if h.Reply == nil {
+		return appendU32(b, 0)
+	}
+	return h.Reply.append(appendU32(b, 1))
+}
+
+func (c Chunk) append(b []byte) []byte {
+	b = appendU32(b, uint32(len(c)))
+	for _, s := range c {
+		b = s.append(b)
+	}
+	return b
+}
+
+func (s Segment) append(b []byte) []byte {
+	return appendU32(b, s.Handle, s.Length, uint32(s.Offset>>32), uint32(s.Offset))
+}
+
+// sendable says what is wrong with sending h.
+func (h *Header) sendable() error {
+	if h.Proc == ProcERROR && h.Error.Code == ErrVers {
+		return nil // answers a version that we do not have
+	}
+	switch {
+	case h.Vers != Version1 && h.Vers != Version2:
+		return fmt.Errorf("version %d", h.Vers)
+	case h.Proc == ProcERROR:
+		if h.Error.Code < ErrVers || h.Error.Code > ErrInvalOption || h.Vers == Version1 && h.Error.Code > ErrChunk {
+			return fmt.Errorf("%v in version %d", h.Error.Code, h.Vers)
+		}
+		return nil
+	case h.Direction > DirReply:
+		return fmt.Errorf("direction %d", h.Direction)
+	case h.Proc == ProcOPTIONAL && h.Vers == Version2:
+		if len(h.OptInfo) > MaxOptInfo {
+			return fmt.Errorf("%d octets of information, at most %d", len(h.OptInfo), MaxOptInfo)
+		}
+		return nil
+	case h.Proc != ProcMSG && h.Proc != ProcNOMSG:
+		return fmt.Errorf("not in version %d", h.Vers) // MSGP and DONE: RFC 8166 section 4.6
+	}
+	writes := 0
+	for _, c := range h.Writes {
+		writes += len(c)
+	}
+	if len(h.Reads) > MaxSegments || len(h.Writes) > MaxSegments || writes > MaxSegments || len(h.Reply) > MaxSegments {
+		return fmt.Errorf("more than %d segments in a list", MaxSegments)
+	}
+	if slices.ContainsFunc(h.Reads, func(s ReadSegment) bool { return s.Position%4 != 0 }) {
+		return errors.New("a position that is no multiple of four")
+	}
+	if h.Vers == Version2 && h.Direction == DirCall && h.InvHandle != 0 && !h.HasHandle(h.InvHandle) {
+		return fmt.Errorf("handle %08x may be invalidated, but is not in the lists", h.InvHandle)
+	}
+	return nil
+}

@@ -1,0 +1,68 @@
+// Package rpcrdma is RPC-over-RDMA, versions one and two, and the private data
+// that version one's ends exchange when they connect, as pure codecs and
+// machines.
+//
+// [PrivateData] is what is said at connection time; [Header] is the transport
+// header in front of every RPC message, in either version; [RPCCall] and
+// [RPCReply] are the heads of the RPC messages themselves, as far as a transport
+// and a NULL call need them.
+//
+// It registers no memory and moves no octets, and knows nothing of a program
+// above it beyond what it is told about its messages.
+//
+// Sources: RFC 8797 (private data), RFC 8166 (version one), RFC 8167 (backward
+// direction), draft-cel-nfsv4-rpcrdma-version-two-02 (version two; later drafts
+// use the same version number for other formats and cannot be told apart), RFC
+// 5531 (RPC), RFC 4506 (XDR).
+package rpcrdma
+
+import "fmt"
+
+// A Version is a version of RPC-over-RDMA, word 1 of each transport header.
+type Version uint32
+
+// The versions that are spoken here.
+const (
+	Version1 Version = 1 // RFC 8166
+	Version2 Version = 2 // draft-cel-nfsv4-rpcrdma-version-two-02
+)
+
+// An XID names a transaction in one direction of a connection. The two
+// directions have spaces of their own: the same XID may be in use in both.
+type XID uint32
+
+// String prints the XID in hexadecimal.
+func (x XID) String() string { return fmt.Sprintf("%08x", uint32(x)) }
+
+// A Direction says whether a message belongs to a call or to a reply. Its values
+// are RPC's msg_type (RFC 5531 section 9).
+type Direction uint32
+
+// The directions.
+const (
+	DirCall  Direction = 0 // requester to responder
+	DirReply Direction = 1 // responder to requester
+)
+
+// String prints CALL or REPLY.
+func (d Direction) String() string {
+	switch d {
+	case DirCall:
+		return "CALL"
+	case DirReply:
+		return "REPLY"
+	}
+	return fmt.Sprintf("msg_type %d", uint32(d))
+}
+
+// Inline thresholds in octets: the largest message, transport header and payload
+// together, that one Send carries.
+const (
+	// DefaultInline1 holds in both directions of a version one connection whose
+	// ends have not agreed on more (RFC 8166 section 3.3.3), and for the first
+	// message of a negotiation (draft section 6).
+	DefaultInline1 = 1024
+	// DefaultInline2 holds in both directions of a version two connection (draft
+	// section 2.3). Private data does not change it.
+	DefaultInline2 = 4096
+)
