@@ -40,6 +40,7 @@ var rooms = []room{
 	{"doctor", 4, pure},
 	{"provider/softroce", 4, edge},
 	{"provider/softiwarp", 4, edge},
+	{"rdmacm", 4, edge},
 	{"provider/softroce/engine", 3, pure},
 	{"cm", 3, pure},
 	{"mtu", 3, pure},

@@ -11,6 +11,7 @@ import (
 	"ipoibcm/cm"
 	"ipoibcm/ib"
 	"ipoibcm/provider/softroce"
+	"ipoibcm/rdmacm"
 	"ipoibcm/serviceid"
 	"ipoibcm/test/interop/cmdriver"
 	"ipoibcm/test/interop/judge"
@@ -19,25 +20,9 @@ import (
 	"ipoibcm/wire/mad"
 )
 
-// ipService returns the service ID of a TCP port under the RDMA IP CM service
-// (IBA annex A11): what librdmacm's RDMA_PS_TCP uses.
-func ipService(port uint16) serviceid.ID { return serviceid.ID(0x01060000 | uint64(port)) }
-
-// ipHeaderLen is the length of the header that service puts before the private
-// data of a REQ, in octets.
-const ipHeaderLen = 36
-
-// ipHeader returns it.
+// ipHeader returns what stands before the private data of a REQ.
 func ipHeader(src, dst netip.Addr, srcPort uint16) []byte {
-	b := make([]byte, ipHeaderLen)
-	b[1] = 0x60
-	if src.Is4() {
-		b[1] = 0x40
-	}
-	binary.BigEndian.PutUint16(b[2:], srcPort)
-	copy(b[4+16-src.BitLen()/8:], src.AsSlice())
-	copy(b[20+16-dst.BitLen()/8:], dst.AsSlice())
-	return b
+	return rdmacm.Header{SrcPort: srcPort, Src: src, Dst: dst}.Append(nil)
 }
 
 // A cmHost is our side: provider, driver and the address family in use.
@@ -132,7 +117,7 @@ func (h *cmHost) connect(handle cm.Handle, e *end, port uint16) {
 // request sends the REQ.
 func (h *cmHost) request(handle cm.Handle, e *end, port uint16) {
 	h.cm.Do(cm.Connect{
-		Handle: handle, Remote: h.fam.guest, ServiceID: ipService(port), Transport: ib.RC, QPN: e.qp.QPN(), StartingPSN: startPSN,
+		Handle: handle, Remote: h.fam.guest, ServiceID: serviceid.RDMAIP(port), Transport: ib.RC, QPN: e.qp.QPN(), StartingPSN: startPSN,
 		PathMTU: pathMTU(h.w.mtu), RetryCount: 7, RNRRetry: 7, ResponderResources: 1, InitiatorDepth: 1,
 		PrivateData: ipHeader(h.fam.host.Addr(), h.fam.guest.Addr(), 40000),
 	})
@@ -143,7 +128,7 @@ func (h *cmHost) accept(e *end, posted func()) (cm.Handle, cm.Params) {
 	h.t.Helper()
 	r := next[cm.RequestReceived](h)
 	want := ipHeader(h.fam.guest.Addr(), h.fam.host.Addr(), 0)
-	got := append([]byte(nil), r.PrivateData[:ipHeaderLen]...)
+	got := append([]byte(nil), r.PrivateData[:rdmacm.HeaderLen]...)
 	got[2], got[3] = 0, 0 // its source port is any
 	same(h.t, "IP CM header of the REQ", got, want)
 	if r.Transport != ib.RC || r.Remote != h.fam.guest || r.Local != h.fam.host || r.PathMTU != pathMTU(h.w.mtu) {
@@ -323,7 +308,7 @@ func TestRping(t *testing.T) {
 		})
 		t.Run("TheyConnect", func(t *testing.T) {
 			h := newCMHost(t, w, fam)
-			h.cm.Do(cm.Listen{ServiceID: ipService(rpingPort)})
+			h.cm.Do(cm.Listen{ServiceID: serviceid.RDMAIP(rpingPort)})
 			p := h.start("rping", "-c", "-v", "-V", "-a", addr(fam.host), "-p", fmt.Sprint(rpingPort), "-S", fmt.Sprint(rpingSize), "-C", "3")
 			e := h.end(rpingBuf)
 			handle, _ := h.accept(e, func() { e.postRecv(1, atRecv, rpingInfo) })
@@ -378,7 +363,7 @@ func TestCMEnds(t *testing.T) {
 		})
 		t.Run(fam.name+"/WeRejectTheirREQ", func(t *testing.T) {
 			h := newCMHost(t, w, fam)
-			h.cm.Do(cm.Listen{ServiceID: ipService(rpingPort)})
+			h.cm.Do(cm.Listen{ServiceID: serviceid.RDMAIP(rpingPort)})
 			p := h.start("rping", "-c", "-a", addr(fam.host), "-p", fmt.Sprint(rpingPort), "-C", "1")
 			r := next[cm.RequestReceived](h)
 			h.cm.Do(cm.Reject{Handle: r.Handle, Reason: cm.ReasonConsumer})
@@ -389,7 +374,7 @@ func TestCMEnds(t *testing.T) {
 		})
 		t.Run(fam.name+"/WeDisconnectTheirs", func(t *testing.T) {
 			h := newCMHost(t, w, fam)
-			h.cm.Do(cm.Listen{ServiceID: ipService(rpingPort)})
+			h.cm.Do(cm.Listen{ServiceID: serviceid.RDMAIP(rpingPort)})
 			p := h.start("rping", "-c", "-a", addr(fam.host), "-p", fmt.Sprint(rpingPort), "-S", fmt.Sprint(rpingSize), "-C", "3", "-v")
 			e := h.end(rpingBuf)
 			handle, _ := h.accept(e, func() { e.postRecv(1, atRecv, rpingInfo) })
@@ -452,7 +437,7 @@ func TestCMLoss(t *testing.T) {
 				h.cm.Do(cm.Disconnect{Handle: 1})
 				h.ended(1, cm.ByUser)
 			} else {
-				h.cm.Do(cm.Listen{ServiceID: ipService(rpingPort)})
+				h.cm.Do(cm.Listen{ServiceID: serviceid.RDMAIP(rpingPort)})
 				h.start("rping", "-c", "-a", addr(fam.host), "-p", fmt.Sprint(rpingPort), "-S", fmt.Sprint(rpingSize), "-C", "1")
 				handle, _ := h.accept(e, func() {})
 				next[cm.Established](h)

@@ -6,6 +6,7 @@ import (
 
 	"ipoibcm/cm"
 	"ipoibcm/ib"
+	"ipoibcm/serviceid"
 	"ipoibcm/test/interop/vm"
 	"ipoibcm/verbs"
 )
@@ -87,7 +88,7 @@ func TestManyConnections(t *testing.T) {
 	for _, fam := range w.families(t) {
 		t.Run(fam.name+"/TheyConnect", func(t *testing.T) {
 			h := newCMHost(t, w, fam)
-			h.cm.Do(cm.Listen{ServiceID: ipService(ucmatosePort)})
+			h.cm.Do(cm.Listen{ServiceID: serviceid.RDMAIP(ucmatosePort)})
 			ends := ucmatoseEnds(h)
 			var handles []cm.Handle
 			p := ucmatose(h, "-s", addr(fam.host))

@@ -15,6 +15,7 @@ import (
 	"ipoibcm/cm"
 	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
+	"ipoibcm/serviceid"
 	"ipoibcm/test/interop/judge"
 	"ipoibcm/test/interop/vm"
 	"ipoibcm/wire/mad"
@@ -80,7 +81,7 @@ func TestTsharkReadsOurCM(t *testing.T) {
 			c := h.cm.Conns()[0]
 			h.cm.Do(cm.Disconnect{Handle: 1})
 			h.ended(1, cm.ByUser)
-			h.cm.Do(cm.Listen{ServiceID: ipService(rpingPort)})
+			h.cm.Do(cm.Listen{ServiceID: serviceid.RDMAIP(rpingPort)})
 			p := h.start("rping", "-c", "-a", addr(fam.host), "-p", fmt.Sprint(rpingPort), "-C", "1")
 			r := next[cm.RequestReceived](h)
 			h.cm.Do(cm.Reject{Handle: r.Handle, Reason: cm.ReasonConsumer})

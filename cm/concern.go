@@ -1,0 +1,39 @@
+package cm
+
+import (
+	"ipoibcm/verbs"
+	"ipoibcm/wire/mad"
+)
+
+// Concerns reports whether a MAD is for this Manager: a REQ for a service ID that
+// it listens on, or a message about a connection of its own. Where several
+// Managers share a QP 1 this says whose it is; what concerns none of them goes
+// to one of them nevertheless, which answers it as the rules say.
+func (m *Manager) Concerns(in *verbs.MAD) bool {
+	_, msg, err := mad.Parse(in.Data[:])
+	if err != nil {
+		return false
+	}
+	var id mad.CommID // ours
+	switch msg := msg.(type) {
+	case mad.REQ:
+		return m.listener(msg.ServiceID, m.local(in.Local)) != nil
+	case mad.REJ:
+		m.rx = received{mad: in}
+		defer func() { m.rx = received{} }()
+		return m.subject(&msg) != nil
+	case mad.REP:
+		id = msg.RemoteCommID
+	case mad.RTU:
+		id = msg.RemoteCommID
+	case mad.MRA:
+		id = msg.RemoteCommID
+	case mad.DREQ:
+		id = msg.RemoteCommID
+	case mad.DREP:
+		id = msg.RemoteCommID
+	case mad.LAP:
+		id = msg.RemoteCommID
+	}
+	return m.byLocal[id] != nil
+}

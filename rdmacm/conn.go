@@ -1,0 +1,93 @@
+package rdmacm
+
+import (
+	"net/netip"
+
+	"ipoibcm/cm"
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+// A Conn is one connection.
+type Conn struct {
+	port   *Port
+	handle cm.Handle
+	setup  Setup
+	psn    ib.PSN
+
+	params  cm.Params // since start
+	private []byte
+	why     error // what went wrong here
+	err     error // of the set-up, once settled is closed
+	settled chan struct{}
+
+	end  error
+	done chan struct{}
+}
+
+// QP is the queue pair, in RTS while the connection is up and in ERR after it.
+func (c *Conn) QP() verbs.QP { return c.setup.QP }
+
+// Params are what both sides have told each other.
+func (c *Conn) Params() cm.Params { return c.params }
+
+// Private is the peer's private data: of its REQ, without the header, or of its REP.
+// It has the length of the field, however much the peer filled.
+func (c *Conn) Private() []byte { return c.private }
+
+// Remote is the peer's address.
+func (c *Conn) Remote() netip.Addr { return c.params.Remote.Addr().Unmap() }
+
+// Done is closed when the connection has ended.
+func (c *Conn) Done() <-chan struct{} { return c.done }
+
+// Err says why it ended, once Done is closed: nil if by Close.
+func (c *Conn) Err() error {
+	select {
+	case <-c.done:
+		return c.end
+	default:
+		return nil
+	}
+}
+
+// Received says that something has arrived on the queue pair, which stands for an
+// RTU that was lost. It is for users of providers that have no CommEst.
+func (c *Conn) Received() { c.port.do(cm.DataOnQP{QPN: c.setup.QP.QPN()}) }
+
+// Close ends the connection with a DREQ and moves the queue pair to ERR. It does
+// not wait for the peer's DREP.
+func (c *Conn) Close() {
+	select {
+	case <-c.done:
+		return
+	default:
+	}
+	c.port.do(cm.Disconnect{Handle: c.handle})
+	_ = c.setup.QP.Modify(verbs.QPAttr{State: verbs.StateError}) // gone already is as good
+}
+
+// settle ends the wait for the set-up, with mu held.
+func (c *Conn) settle(err error) {
+	select {
+	case <-c.settled:
+	default:
+		c.err = err
+		close(c.settled)
+	}
+}
+
+// start moves the queue pair to RTS.
+func (c *Conn) start(p cm.Params) error {
+	c.params = p
+	for _, a := range []verbs.QPAttr{
+		{State: verbs.StateRTR, Path: verbs.AHAttr{SGID: p.Local, DGID: p.Remote, FlowLabel: p.FlowLabel, TrafficClass: p.TrafficClass, HopLimit: p.HopLimit, SL: p.SL},
+			PathMTU: p.PathMTU, DestQPN: p.RemoteQPN, RQPSN: c.psn, MaxDestRDAtomic: p.ResponderResources, MinRNRTimer: 12},
+		{State: verbs.StateRTS, SQPSN: p.SendPSN, Timeout: p.AckTimeout, RetryCount: p.RetryCount, RNRRetry: p.RNRRetry, MaxRDAtomic: p.InitiatorDepth},
+	} {
+		if err := c.setup.QP.Modify(a); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,165 @@
+package rdmacm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"ipoibcm/cm"
+	"ipoibcm/ib"
+	"ipoibcm/serviceid"
+)
+
+// A Listener takes the requests for one port.
+type Listener struct {
+	port     *Port
+	id       serviceid.ID
+	requests chan *Request
+}
+
+// Listen makes REQs for a TCP port at every GID of the device known to the
+// Listener. Everything else is answered with REJ 8.
+func (p *Port) Listen(port uint16) (*Listener, error) {
+	l := &Listener{port: p, id: serviceid.RDMAIP(port), requests: make(chan *Request, MaxWaiting)}
+	p.mu.Lock()
+	defer p.unlock()
+	switch {
+	case p.closed:
+		return nil, ErrClosed
+	case p.listeners[l.id] != nil:
+		return nil, ErrInUse
+	}
+	p.listeners[l.id] = l
+	for _, g := range p.opt.Provider.Port().GIDs {
+		p.step(cm.Listen{ServiceID: l.id, GID: g})
+	}
+	return l, nil
+}
+
+// Close ends the listening. Requests that wait are rejected; connections stay.
+func (l *Listener) Close() {
+	p := l.port
+	p.mu.Lock()
+	defer p.unlock()
+	if p.listeners[l.id] != l {
+		return
+	}
+	delete(p.listeners, l.id)
+	for _, g := range p.opt.Provider.Port().GIDs {
+		p.step(cm.Unlisten{ServiceID: l.id, GID: g})
+	}
+	close(l.requests)
+	for r := range l.requests {
+		p.step(cm.Reject{Handle: r.handle, Reason: cm.ReasonConsumer})
+	}
+}
+
+// Next returns the next request.
+func (l *Listener) Next(ctx context.Context) (*Request, error) {
+	select {
+	case r, ok := <-l.requests:
+		if !ok {
+			return nil, ErrClosed
+		}
+		return r, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// A Request is a REQ that somebody sent. It is answered with Accept or Reject
+// before the peer's patience ends (some seconds).
+type Request struct {
+	Header  Header
+	Params  cm.Params
+	Private []byte // behind the header
+
+	port   *Port
+	handle cm.Handle
+}
+
+// requested takes a REQ in, with mu held.
+func (p *Port) requested(a cm.RequestReceived) {
+	l := p.listeners[a.ServiceID]
+	refuse := func(r cm.Reason) { p.step(cm.Reject{Handle: a.Handle, Reason: r}) }
+	if l == nil {
+		refuse(cm.ReasonInvalidServiceID)
+		return
+	}
+	if a.Transport != ib.RC {
+		refuse(cm.ReasonInvalidTransport)
+		return
+	}
+	h, private, err := ParseHeader(a.PrivateData)
+	if err != nil {
+		refuse(cm.ReasonUnsupported)
+		return
+	}
+	select {
+	case l.requests <- &Request{Header: h, Params: a.Params, Private: private, port: p, handle: a.Handle}:
+	default:
+		refuse(cm.ReasonNoResources)
+	}
+}
+
+// Accept answers with a REP and returns when the peer has said that it has it, by
+// an RTU or by data (see [Conn.Received]), or ctx ends. The queue pair can be
+// used as soon as the peer uses it.
+func (r *Request) Accept(ctx context.Context, s Setup) (*Conn, error) {
+	c, err := r.Begin(s)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-c.settled:
+		if c.err != nil {
+			return nil, c.err
+		}
+		return c, nil
+	case <-ctx.Done():
+		c.Close()
+		return nil, context.Cause(ctx)
+	}
+}
+
+// Begin answers with a REP and does not wait for the RTU.
+func (r *Request) Begin(s Setup) (*Conn, error) {
+	if len(s.Private) > MaxReplyData {
+		return nil, fmt.Errorf("rdmacm: %d octets of private data, %d fit into a REP", len(s.Private), MaxReplyData)
+	}
+	p := r.port
+	c := &Conn{port: p, handle: r.handle, setup: s, psn: psn(), private: r.Private, settled: make(chan struct{}), done: make(chan struct{})}
+	params := r.Params
+	params.RecvPSN = c.psn
+	// Neither side may have more READs outstanding than the other answers.
+	params.ResponderResources = min(s.ResponderResources, r.Params.ResponderResources)
+	params.InitiatorDepth = min(s.InitiatorDepth, r.Params.InitiatorDepth)
+	if err := c.start(params); err != nil {
+		r.Reject(nil)
+		return nil, err
+	}
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return nil, ErrClosed
+	}
+	p.conns[c.handle], p.byQPN[s.QP.QPN()] = c, c
+	p.step(cm.Accept{Handle: r.handle, QPN: s.QP.QPN(), StartingPSN: c.psn, RNRRetry: s.RNRRetry,
+		ResponderResources: params.ResponderResources, InitiatorDepth: params.InitiatorDepth, PrivateData: s.Private})
+	gone := true // the request may have died while its user thought
+	for _, i := range p.manager.Conns() {
+		gone = gone && i.Handle != r.handle
+	}
+	if gone {
+		p.ended(c, errors.New("rdmacm: the peer has given up"))
+	}
+	p.unlock()
+	p.rouse()
+	return c, nil
+}
+
+// Reject answers with REJ 28, consumer reject, and private data of at most
+// MaxRejectData octets.
+func (r *Request) Reject(private []byte) {
+	r.port.do(cm.Reject{Handle: r.handle, Reason: cm.ReasonConsumer, PrivateData: private})
+}

@@ -1,0 +1,407 @@
+package rdmacm
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"ipoibcm/cm"
+	"ipoibcm/ib"
+	"ipoibcm/serviceid"
+	"ipoibcm/verbs"
+)
+
+// MaxWaiting is how many requests of one listener may wait for an answer; above it
+// they are rejected.
+const MaxWaiting = 64
+
+// Errors.
+var (
+	ErrClosed    = errors.New("rdmacm: closed")
+	ErrNoQP1     = errors.New("rdmacm: the provider cannot give QP 1")
+	ErrInUse     = errors.New("rdmacm: somebody listens on that port already")
+	ErrNoAddress = errors.New("rdmacm: no GID of the device is of the peer's address family")
+)
+
+// Options configures a Port. Only Provider must be set.
+type Options struct {
+	Provider verbs.Provider
+	// Shared says that somebody else reads the provider's channels of MADs and
+	// events, and calls Port.MAD and Port.Event with those that concern it.
+	Shared bool
+	// CM are options of the manager; GID, CAGUID and Rand are filled in if zero.
+	CM cm.Options
+	// Log gets every CM message and decision; nil discards them.
+	Log func(cm.Note)
+}
+
+// A Port connects and accepts on QP 1 of a provider. Its methods may be called
+// from several goroutines.
+type Port struct {
+	opt    Options
+	mads   verbs.MADPort
+	wake   chan struct{}
+	cancel chan struct{}
+	wg     sync.WaitGroup
+
+	mu        sync.Mutex
+	manager   *cm.Manager
+	last      cm.Handle
+	conns     map[cm.Handle]*Conn
+	byQPN     map[ib.QPN]*Conn
+	listeners map[serviceid.ID]*Listener
+	closed    bool
+	tell      []func() // to be called when mu is free
+}
+
+// Open starts a Port. The provider must outlive it.
+func Open(opt Options) (*Port, error) {
+	mp := opt.Provider.MADPort()
+	if mp == nil {
+		return nil, ErrNoQP1
+	}
+	port := opt.Provider.Port()
+	if len(port.GIDs) == 0 {
+		return nil, ErrNoAddress
+	}
+	if opt.CM.GID.IsZero() {
+		opt.CM.GID = port.GIDs[0]
+	}
+	if opt.CM.CAGUID == 0 {
+		opt.CM.CAGUID = port.GUID
+	}
+	if opt.CM.Rand == nil {
+		opt.CM.Rand = unpredictable{}
+	}
+	if opt.Log == nil {
+		opt.Log = func(cm.Note) {}
+	}
+	p := &Port{
+		opt: opt, mads: mp, wake: make(chan struct{}, 1), cancel: make(chan struct{}), manager: cm.New(opt.CM),
+		conns: map[cm.Handle]*Conn{}, byQPN: map[ib.QPN]*Conn{}, listeners: map[serviceid.ID]*Listener{},
+	}
+	p.wg.Go(p.run)
+	return p, nil
+}
+
+type unpredictable struct{}
+
+func (unpredictable) Uint64() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return binary.LittleEndian.Uint64(b[:])
+}
+
+// Close ends the port. Connections that are up get a DREQ, once; their queue
+// pairs go to ERR.
+func (p *Port) Close() {
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return
+	}
+	for h := range p.conns {
+		p.step(cm.Disconnect{Handle: h})
+	}
+	p.closed = true
+	for _, c := range p.conns {
+		p.ended(c, ErrClosed)
+	}
+	for _, l := range p.listeners {
+		close(l.requests)
+	}
+	clear(p.listeners)
+	p.unlock()
+	close(p.cancel)
+	p.wg.Wait()
+}
+
+func (p *Port) run() {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	var mads <-chan *verbs.MAD
+	var events <-chan verbs.Event
+	if !p.opt.Shared {
+		mads, events = p.mads.MADs(), p.opt.Provider.Events()
+	}
+	for {
+		select {
+		case m, ok := <-mads:
+			if !ok {
+				mads = nil
+				continue
+			}
+			p.MAD(m)
+		case ev, ok := <-events:
+			if !ok {
+				events = nil
+				continue
+			}
+			p.Event(ev)
+		case <-timer.C:
+			p.do(cm.Wake{})
+		case <-p.wake:
+		case <-p.cancel:
+			return
+		}
+		p.mu.Lock()
+		at := p.manager.Deadline()
+		p.mu.Unlock()
+		wait := time.Hour
+		if !at.IsZero() {
+			wait = max(0, time.Until(at))
+		}
+		timer.Reset(wait)
+	}
+}
+
+// Concerns reports whether a MAD is for this port and for no other that shares
+// the QP 1 (see [cm.Manager.Concerns]).
+func (p *Port) Concerns(m *verbs.MAD) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.manager.Concerns(m)
+}
+
+// MAD takes a MAD that came to QP 1.
+func (p *Port) MAD(m *verbs.MAD) { p.do(cm.RecvMAD{MAD: m}) }
+
+// Event takes an asynchronous event of the provider.
+func (p *Port) Event(ev verbs.Event) {
+	switch ev.Kind {
+	case verbs.CommEst:
+		p.do(cm.DataOnQP{QPN: ev.QPN})
+	case verbs.GIDChange:
+		p.mu.Lock()
+		for id := range p.listeners {
+			for _, g := range p.opt.Provider.Port().GIDs {
+				p.step(cm.Listen{ServiceID: id, GID: g})
+			}
+		}
+		p.unlock()
+	case verbs.QPFatal:
+		p.mu.Lock()
+		c := p.byQPN[ev.QPN]
+		p.mu.Unlock()
+		if c != nil {
+			c.Close()
+		}
+	}
+}
+
+// Counters calls f for every counter of the manager, in a fixed order.
+func (p *Port) Counters(f func(name string, value uint64)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.manager.Counters(f)
+}
+
+func (p *Port) do(ev cm.Event) {
+	p.mu.Lock()
+	p.step(ev)
+	p.unlock()
+	p.rouse()
+}
+
+// unlock frees mu and then calls who wants to be told.
+func (p *Port) unlock() {
+	tell := p.tell
+	p.tell = nil
+	p.mu.Unlock()
+	for _, f := range tell {
+		f()
+	}
+}
+
+// step applies ev with mu held.
+func (p *Port) step(ev cm.Event) {
+	if p.closed {
+		return
+	}
+	for _, a := range p.manager.Step(nil, time.Now(), ev) {
+		switch a := a.(type) {
+		case cm.SendMAD:
+			_ = p.mads.SendMAD(a.MAD) // it is sent again, or time runs out
+		case cm.RequestReceived:
+			p.requested(a)
+		case cm.ReplyReceived:
+			p.replied(a)
+		case cm.Established:
+			if c := p.conns[a.Handle]; c != nil {
+				c.settle(nil)
+			}
+		case cm.Failed:
+			if c := p.conns[a.Handle]; c != nil {
+				p.ended(c, &FailedError{Cause: a.Cause, Reason: a.Reason, Private: a.PrivateData})
+			}
+		case cm.Disconnected:
+			if c := p.conns[a.Handle]; c != nil {
+				var err error
+				if a.By != cm.ByUser {
+					err = &DisconnectedError{By: a.By, Reason: a.Reason}
+				}
+				p.ended(c, err)
+			}
+		case cm.Note:
+			note := a
+			p.tell = append(p.tell, func() { p.opt.Log(note) })
+		}
+	}
+}
+
+// A FailedError says that a connection did not come up.
+type FailedError struct {
+	Cause   cm.Cause
+	Reason  cm.Reason // Rejected and Refused
+	Private []byte    // Rejected: the peer's, 148 octets
+}
+
+// Error tells the cause and, of a REJ, the reason.
+func (e *FailedError) Error() string {
+	switch e.Cause {
+	case cm.Rejected:
+		if e.Reason == cm.ReasonInvalidServiceID {
+			return "the peer rejected the REQ: nobody listens there (REJ 8)"
+		}
+		return fmt.Sprintf("the peer rejected the connection: %v", e.Reason)
+	case cm.TimedOut:
+		return "the peer did not answer the REQ: is RDMA offered there, and UDP port 4791 let through?"
+	}
+	return fmt.Sprintf("the connection was not made: %v", e.Cause)
+}
+
+// A DisconnectedError says who ended a connection that was up.
+type DisconnectedError struct {
+	By     cm.Side
+	Reason cm.Reason // of the peer's REJ; else 0
+}
+
+// Error tells who it was.
+func (e *DisconnectedError) Error() string {
+	if e.Reason != 0 {
+		return fmt.Sprintf("ended by the %v: REJ %v", e.By, e.Reason)
+	}
+	return fmt.Sprintf("ended by the %v", e.By)
+}
+
+// A Setup is what the two ends of a connection are made with. QP must be in INIT
+// with receives posted.
+type Setup struct {
+	QP verbs.QP
+	// ResponderResources is how many RDMA READs the peer may have outstanding at
+	// us, InitiatorDepth how many we may at it.
+	ResponderResources, InitiatorDepth uint8
+	// RNRRetry is how often a send is repeated that finds no receive: 0 to 7, which is for ever.
+	RNRRetry uint8
+	// Private is the private data: of a REQ at most MaxPrivateData octets, of a
+	// REP MaxReplyData.
+	Private []byte
+}
+
+// Dial connects to a port of a peer. It returns when the connection is up, has
+// failed, or ctx ends. Whatever the outcome, the queue pair stays the user's.
+func (p *Port) Dial(ctx context.Context, remote netip.Addr, port uint16, s Setup) (*Conn, error) {
+	if len(s.Private) > MaxPrivateData {
+		return nil, fmt.Errorf("rdmacm: %d octets of private data, %d fit into a REQ", len(s.Private), MaxPrivateData)
+	}
+	local, err := p.gid(remote)
+	if err != nil {
+		return nil, err
+	}
+	h := Header{SrcPort: uint16(s.QP.QPN()) | 1<<15, Src: local.Addr().Unmap().WithZone(""), Dst: remote.Unmap().WithZone("")}
+	c := &Conn{port: p, setup: s, settled: make(chan struct{}), done: make(chan struct{})}
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return nil, ErrClosed
+	}
+	p.last++
+	c.handle, c.psn = p.last, psn()
+	p.conns[c.handle], p.byQPN[s.QP.QPN()] = c, c
+	p.step(cm.Connect{
+		Handle: c.handle, Local: local, Remote: gidOf(remote), ServiceID: serviceid.RDMAIP(port), Transport: ib.RC, QPN: s.QP.QPN(), StartingPSN: c.psn,
+		PathMTU: p.opt.Provider.Port().MTU, RetryCount: 7, RNRRetry: s.RNRRetry,
+		ResponderResources: s.ResponderResources, InitiatorDepth: s.InitiatorDepth, PrivateData: append(h.Append(nil), s.Private...),
+	})
+	p.unlock()
+	p.rouse()
+	select {
+	case <-c.settled:
+	case <-ctx.Done():
+		p.do(cm.Cancel{Handle: c.handle})
+		<-c.settled
+		if c.err == nil { // it came up at the last moment
+			c.Close()
+		}
+		return nil, context.Cause(ctx)
+	}
+	if c.err != nil {
+		return nil, c.err
+	}
+	return c, nil
+}
+
+// rouse lets run look at the deadline.
+func (p *Port) rouse() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// gid returns the GID to reach a peer from.
+func (p *Port) gid(remote netip.Addr) (ib.GID, error) {
+	for _, g := range p.opt.Provider.Port().GIDs {
+		a := g.Addr()
+		if a.Unmap().Is4() == remote.Unmap().Is4() && a.IsLinkLocalUnicast() == remote.Unmap().IsLinkLocalUnicast() {
+			return g, nil
+		}
+	}
+	for _, g := range p.opt.Provider.Port().GIDs {
+		if g.Addr().Unmap().Is4() == remote.Unmap().Is4() {
+			return g, nil
+		}
+	}
+	return ib.GID{}, ErrNoAddress
+}
+
+// gidOf returns the GID of an IP address on RoCE: itself, IPv4 mapped.
+func gidOf(a netip.Addr) ib.GID { return ib.GID(a.As16()) }
+
+// psn returns a PSN that nobody can foresee.
+func psn() ib.PSN { return ib.PSN(unpredictable{}.Uint64()) & ib.PSNMask }
+
+// replied moves the queue pair of our REQ to RTS and says so.
+func (p *Port) replied(a cm.ReplyReceived) {
+	c := p.conns[a.Handle]
+	if c == nil {
+		return
+	}
+	c.private = a.PrivateData
+	if err := c.start(a.Params); err != nil {
+		c.why = err
+		p.step(cm.Reject{Handle: a.Handle, Reason: cm.ReasonNoResources})
+		return
+	}
+	p.step(cm.Ready{Handle: a.Handle})
+}
+
+// ended is the end of c.
+func (p *Port) ended(c *Conn, err error) {
+	delete(p.conns, c.handle)
+	if p.byQPN[c.setup.QP.QPN()] == c {
+		delete(p.byQPN, c.setup.QP.QPN())
+	}
+	if c.why != nil {
+		err = c.why
+	}
+	_ = c.setup.QP.Modify(verbs.QPAttr{State: verbs.StateError}) // gone already is as good
+	c.settle(err)
+	c.end = err
+	close(c.done)
+}

@@ -1,0 +1,409 @@
+package rdmacm
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"ipoibcm/cm"
+	"ipoibcm/ib"
+	"ipoibcm/provider/softroce"
+	"ipoibcm/serviceid"
+	"ipoibcm/verbs"
+)
+
+const patience = 10 * time.Second
+
+var addrs = [2]netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2")}
+
+// A side is one end: device, port and what a queue pair is made of.
+type side struct {
+	*Port
+	t   *testing.T
+	dev *softroce.Device
+	cq  verbs.CQ
+	mem *verbs.Region
+
+	mu    sync.Mutex
+	notes []cm.Note
+}
+
+func newSide(t *testing.T, n int) *side {
+	t.Helper()
+	dev, err := softroce.Open(softroce.Options{Underlay: "lo", GID: gidOf(addrs[n])})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dev.Close() })
+	s := &side{t: t, dev: dev}
+	if s.cq, err = dev.CreateCQ(16); err != nil {
+		t.Fatal(err)
+	}
+	if s.mem, err = dev.Alloc(4096); err != nil {
+		t.Fatal(err)
+	}
+	if s.Port, err = Open(Options{Provider: dev, Log: func(n cm.Note) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.notes = append(s.notes, n)
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+func pair(t *testing.T) (a, b *side) { return newSide(t, 0), newSide(t, 1) }
+
+// qp returns a queue pair with one receive posted.
+func (s *side) qp() verbs.QP {
+	s.t.Helper()
+	qp, err := s.dev.CreateQP(verbs.QPInit{Transport: ib.RC, SendCQ: s.cq, RecvCQ: s.cq, SendDepth: 4, RecvDepth: 4, MaxSendSGE: 1, MaxRecvSGE: 1})
+	if err == nil {
+		err = qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: ib.DefaultPKey})
+	}
+	if err == nil {
+		_, err = qp.PostRecv([]verbs.RecvWR{{ID: 7, SG: []verbs.SGE{{Region: s.mem, Buf: s.mem.Buf[2048:]}}}})
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return qp
+}
+
+// wait returns the next completion.
+func (s *side) wait() verbs.WC {
+	s.t.Helper()
+	var wc [1]verbs.WC
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if s.cq.Poll(wc[:]) == 1 {
+			return wc[0]
+		}
+	}
+	s.t.Fatal("nothing completes")
+	return wc[0]
+}
+
+func (s *side) send(qp verbs.QP, text string) {
+	s.t.Helper()
+	n := copy(s.mem.Buf, text)
+	if _, err := qp.PostSend([]verbs.SendWR{{Opcode: verbs.Send, Flags: verbs.Signaled, SG: []verbs.SGE{{Region: s.mem, Buf: s.mem.Buf[:n]}}}}); err != nil {
+		s.t.Fatal(err)
+	}
+	if wc := s.wait(); wc.Status != verbs.Success || wc.Opcode != verbs.Send {
+		s.t.Fatalf("completion %+v", wc)
+	}
+}
+
+func (s *side) expect(text string) {
+	s.t.Helper()
+	if wc := s.wait(); wc.Status != verbs.Success || wc.Opcode != verbs.Recv || string(s.mem.Buf[2048:2048+wc.ByteLen]) != text {
+		s.t.Fatalf("completion %+v, %q", wc, s.mem.Buf[2048:2048+wc.ByteLen])
+	}
+}
+
+func within(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func ends(t *testing.T, c *Conn) error {
+	t.Helper()
+	select {
+	case <-c.Done():
+		return c.Err()
+	case <-time.After(patience):
+		t.Fatal("the connection does not end")
+		return nil
+	}
+}
+
+// connect makes a connection from a to b, and checks what both learn.
+func connect(t *testing.T, a, b *side, port uint16) (ca, cb *Conn) {
+	t.Helper()
+	l, err := b.Listen(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	got := make(chan *Conn, 1)
+	go func() {
+		defer close(got)
+		r, err := l.Next(within(t))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if r.Header.Src != addrs[0] || r.Header.Dst != addrs[1] || r.Header.SrcPort == 0 || !bytes.HasPrefix(r.Private, []byte("of the REQ\x00")) || len(r.Private) != MaxPrivateData {
+			t.Errorf("request %+v", r)
+		}
+		c, err := r.Accept(within(t), Setup{QP: b.qp(), ResponderResources: 3, InitiatorDepth: 9, RNRRetry: 7, Private: []byte("of the REP")})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		got <- c
+	}()
+	ca, err = a.Dial(within(t), addrs[1], port, Setup{QP: a.qp(), ResponderResources: 5, InitiatorDepth: 4, RNRRetry: 7, Private: []byte("of the REQ")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cb = <-got; cb == nil {
+		t.FailNow()
+	}
+	if !bytes.HasPrefix(ca.Private(), []byte("of the REP\x00")) || ca.Remote() != addrs[1] || cb.Remote() != addrs[0] {
+		t.Errorf("%q from %v, %v", ca.Private(), ca.Remote(), cb.Remote())
+	}
+	if p := ca.Params(); p.InitiatorDepth != 3 || p.ResponderResources != 5 {
+		t.Errorf("depths %d and %d", p.InitiatorDepth, p.ResponderResources)
+	}
+	if p := cb.Params(); p.InitiatorDepth != 5 || p.ResponderResources != 3 {
+		t.Errorf("depths at the passive side %d and %d", p.InitiatorDepth, p.ResponderResources)
+	}
+	return ca, cb
+}
+
+func TestConnection(t *testing.T) {
+	for _, closer := range []string{"active", "passive"} {
+		t.Run(closer, func(t *testing.T) {
+			a, b := pair(t)
+			ca, cb := connect(t, a, b, 20049)
+			a.send(ca.QP(), "ping")
+			b.expect("ping")
+			b.send(cb.QP(), "pong")
+			a.expect("pong")
+			first, other := ca, cb
+			if closer == "passive" {
+				first, other = cb, ca
+			}
+			first.Close()
+			if err := ends(t, first); err != nil {
+				t.Error(err)
+			}
+			var d *DisconnectedError
+			if err := ends(t, other); !errors.As(err, &d) || d.By != cm.ByPeer {
+				t.Errorf("the other side: %v", err)
+			}
+			if ca.QP().State() != verbs.StateError || cb.QP().State() != verbs.StateError {
+				t.Errorf("%v, %v", ca.QP().State(), cb.QP().State())
+			}
+			first.Close() // again does nothing
+			if len(a.conns)+len(b.conns)+len(a.byQPN)+len(b.byQPN) != 0 {
+				t.Error("a connection is left")
+			}
+		})
+	}
+}
+
+func TestNobodyListens(t *testing.T) {
+	a, b := pair(t)
+	l, err := b.Listen(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Listen(1); !errors.Is(err, ErrInUse) {
+		t.Errorf("a second listener: %v", err)
+	}
+	l.Close()
+	l.Close()
+	if _, err := l.Next(within(t)); !errors.Is(err, ErrClosed) {
+		t.Error(err)
+	}
+	var f *FailedError
+	_, err = a.Dial(within(t), addrs[1], 1, Setup{QP: a.qp()})
+	if !errors.As(err, &f) || f.Cause != cm.Rejected || f.Reason != cm.ReasonInvalidServiceID || !strings.Contains(err.Error(), "nobody listens") {
+		t.Error(err)
+	}
+}
+
+func TestReject(t *testing.T) {
+	a, b := pair(t)
+	l, err := b.Listen(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		if r, err := l.Next(within(t)); err == nil {
+			r.Reject([]byte("not you"))
+		}
+	}()
+	var f *FailedError
+	_, err = a.Dial(within(t), addrs[1], 1, Setup{QP: a.qp()})
+	if !errors.As(err, &f) || f.Reason != cm.ReasonConsumer || !bytes.HasPrefix(f.Private, []byte("not you\x00")) {
+		t.Errorf("%v %+v", err, f)
+	}
+}
+
+// A REQ without the header is not taken for one of a librdmacm.
+func TestForeignREQ(t *testing.T) {
+	a, b := pair(t)
+	if _, err := b.Listen(1); err != nil {
+		t.Fatal(err)
+	}
+	a.mu.Lock()
+	a.notes = nil
+	a.mu.Unlock()
+	qp := a.qp()
+	a.do(cm.Connect{Handle: 1 << 40, Local: gidOf(addrs[0]), Remote: gidOf(addrs[1]), ServiceID: serviceid.RDMAIP(1), Transport: ib.RC,
+		QPN: qp.QPN(), PathMTU: ib.MTU1024, PrivateData: []byte{0x10}})
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		a.mu.Lock()
+		for _, n := range a.notes {
+			if n.Message == "REJ" && n.Dir == cm.Received && n.Reason == cm.ReasonUnsupported {
+				a.mu.Unlock()
+				return
+			}
+		}
+		a.mu.Unlock()
+	}
+	t.Error("no REJ came")
+}
+
+// Nobody answers: the caller's time decides, and nothing is left.
+func TestSilence(t *testing.T) {
+	a := newSide(t, 0)
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := a.Dial(ctx, addrs[1], 1, Setup{QP: a.qp()}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	if len(a.conns) != 0 {
+		t.Error("a connection is left")
+	}
+	if _, err := a.Dial(ctx, netip.MustParseAddr("fd00::1"), 1, Setup{QP: a.qp()}); !errors.Is(err, ErrNoAddress) {
+		t.Error(err)
+	}
+	if _, err := a.Dial(ctx, addrs[1], 1, Setup{QP: a.qp(), Private: make([]byte, MaxPrivateData+1)}); err == nil {
+		t.Error("too much private data was taken")
+	}
+}
+
+// Those who never answer requests do not hold more than MaxWaiting of them.
+func TestWaitingIsBounded(t *testing.T) {
+	b := newSide(t, 1)
+	l, err := b.Listen(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Port.mu.Lock()
+	for i := range MaxWaiting + 5 {
+		b.requested(cm.RequestReceived{Handle: 1<<63 + cm.Handle(i), Params: cm.Params{ServiceID: serviceid.RDMAIP(1), Transport: ib.RC,
+			PrivateData: Header{Src: addrs[0], Dst: addrs[1]}.Append(nil)}})
+	}
+	b.Port.mu.Unlock()
+	if len(l.requests) != MaxWaiting {
+		t.Errorf("%d requests wait", len(l.requests))
+	}
+}
+
+// A port that closes takes its connections along, and the peer hears of it.
+func TestPortCloses(t *testing.T) {
+	a, b := pair(t)
+	ca, cb := connect(t, a, b, 7)
+	a.Close()
+	if err := ends(t, ca); err != nil && !errors.Is(err, ErrClosed) {
+		t.Error(err)
+	}
+	if err := ends(t, cb); err == nil {
+		t.Error("the peer thinks it did it")
+	}
+	if _, err := a.Dial(within(t), addrs[1], 7, Setup{QP: a.qp()}); !errors.Is(err, ErrClosed) {
+		t.Error(err)
+	}
+	if _, err := a.Listen(7); !errors.Is(err, ErrClosed) {
+		t.Error(err)
+	}
+}
+
+// Concerns tells the MADs of two managers on one QP 1 apart.
+func TestConcerns(t *testing.T) {
+	var mu sync.Mutex
+	var seen []*verbs.MAD
+	a, b := pair(t)
+	b.dev.SetTap(func(out bool, p []byte) {
+		if out || len(p) < 20+8+12+8+verbs.MADLen || p[0]>>4 != 4 || p[20+8+7] != 1 { // QP 1
+			return
+		}
+		m := &verbs.MAD{Remote: gidOf(addrs[0]), Local: gidOf(addrs[1])}
+		copy(m.Data[:], p[20+8+12+8:])
+		mu.Lock()
+		defer mu.Unlock()
+		seen = append(seen, m)
+	})
+	stranger, err := Open(Options{Provider: b.dev, Shared: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stranger.Close()
+	ca, cb := connect(t, a, b, 9)
+	listens, err := b.Listen(9)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listens.Close()
+	mu.Lock()
+	for _, m := range seen {
+		if !b.Concerns(m) || stranger.Concerns(m) {
+			t.Errorf("attribute %#x: %v, stranger %v", m.Data[16:18], b.Concerns(m), stranger.Concerns(m))
+		}
+	}
+	if len(seen) < 2 {
+		t.Errorf("%d MADs were seen", len(seen))
+	}
+	mu.Unlock()
+	ca.Close()
+	ends(t, cb)
+}
+
+// The octets are those that Linux's rdma_cm sends, as captured from rping.
+func TestHeader(t *testing.T) {
+	for _, tt := range []struct {
+		h    Header
+		want string
+	}{
+		{Header{0x9c40, netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")},
+			"00409c40" + "000000000000000000000000" + "0a000001" + "000000000000000000000000" + "0a000002"},
+		{Header{1, netip.MustParseAddr("fe80::1"), netip.MustParseAddr("fe80::2")},
+			"00600001" + "fe800000000000000000000000000001" + "fe800000000000000000000000000002"},
+	} {
+		b := tt.h.Append(nil)
+		if hex.EncodeToString(b) != tt.want {
+			t.Errorf("%v: %x", tt.h, b)
+		}
+		h, rest, err := ParseHeader(append(b, "rest"...))
+		if err != nil || h != tt.h || string(rest) != "rest" {
+			t.Errorf("%v %q %v", h, rest, err)
+		}
+		for i, want := range map[int]error{0: errHeaderVersion, 1: errHeaderFamily} {
+			bad := bytes.Clone(b)
+			bad[i] = 0x50
+			if _, _, err := ParseHeader(bad); !errors.Is(err, want) {
+				t.Errorf("octet %d: %v", i, err)
+			}
+		}
+		if _, _, err := ParseHeader(b[:HeaderLen-1]); !errors.Is(err, errHeaderShort) {
+			t.Error(err)
+		}
+	}
+}
+
+func FuzzHeader(f *testing.F) {
+	f.Add(Header{1, addrs[0], addrs[1]}.Append(nil))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		h, rest, err := ParseHeader(in)
+		if err != nil {
+			return
+		}
+		again, none, err := ParseHeader(h.Append(nil))
+		if err != nil || again != h || len(none) != 0 || len(rest) != len(in)-HeaderLen {
+			t.Fatalf("%v became %v, %v", h, again, err)
+		}
+	})
+}
