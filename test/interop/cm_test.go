@@ -102,24 +102,26 @@ func (h *cmHost) rts(e *end, p cm.Params) {
 // rpingPort is where rping and our stand-in for it listen.
 const rpingPort = 7174
 
-// connect sends a REQ as librdmacm would and sees the connection up.
-func (h *cmHost) connect(handle cm.Handle, e *end, port uint16) {
+// connect sends a REQ as librdmacm would, with private data behind the header,
+// and sees the connection up. It returns the peer's.
+func (h *cmHost) connect(handle cm.Handle, e *end, port uint16, private ...byte) []byte {
 	h.t.Helper()
-	h.request(handle, e, port)
+	h.request(handle, e, port, private...)
 	r := next[cm.ReplyReceived](h)
 	h.rts(e, r.Params)
 	h.cm.Do(cm.Ready{Handle: handle})
 	if up := next[cm.Established](h); up.Handle != handle || !up.Active {
 		h.t.Fatalf("established: %+v", up)
 	}
+	return r.PrivateData
 }
 
 // request sends the REQ.
-func (h *cmHost) request(handle cm.Handle, e *end, port uint16) {
+func (h *cmHost) request(handle cm.Handle, e *end, port uint16, private ...byte) {
 	h.cm.Do(cm.Connect{
 		Handle: handle, Remote: h.fam.guest, ServiceID: serviceid.RDMAIP(port), Transport: ib.RC, QPN: e.qp.QPN(), StartingPSN: startPSN,
 		PathMTU: pathMTU(h.w.mtu), RetryCount: 7, RNRRetry: 7, ResponderResources: 1, InitiatorDepth: 1,
-		PrivateData: ipHeader(h.fam.host.Addr(), h.fam.guest.Addr(), 40000),
+		PrivateData: append(ipHeader(h.fam.host.Addr(), h.fam.guest.Addr(), 40000), private...),
 	})
 }
 

@@ -30,7 +30,7 @@ func Malformed(ctx context.Context, pcap string) ([]string, error) {
 			bad = append(bad, fmt.Sprintf("packet %s (%s): malformed: %s", number, protocols, malformed))
 		case port == "4791" && !strings.Contains(protocols, "infiniband"):
 			bad = append(bad, fmt.Sprintf("packet %s: %s, not InfiniBand", number, protocols))
-		case strings.Contains(severity, "8388608") && !known(message): // PI_ERROR
+		case strings.Contains(severity, "8388608") && !Known(message): // PI_ERROR
 			bad = append(bad, fmt.Sprintf("packet %s (%s): %s", number, protocols, message))
 		}
 	}
@@ -40,20 +40,30 @@ func Malformed(ctx context.Context, pcap string) ([]string, error) {
 // partOf are the opcodes of SEND first, middle and last, RC and UC.
 var partOf = map[string]bool{"0": true, "1": true, "2": true, "32": true, "33": true, "34": true}
 
-// known reports whether an expert note is nobody's mistake: RoCEv2 senders,
+// Known reports whether an expert note is nobody's mistake: RoCEv2 senders,
 // rxe among them, leave the UDP checksum 0 on IPv6 too.
-func known(message string) bool {
+func Known(message string) bool {
 	return strings.Contains(message, "Illegal checksum value (0)") || strings.Contains(message, "Illegal Checksum value (0)")
 }
 
 // Fields returns the values of fields, one row per packet that filter lets
 // through. Several values of one field are joined by commas.
 func Fields(ctx context.Context, pcap, filter string, fields ...string) ([][]string, error) {
+	// It guesses RPC-over-RDMA from a few octets, which our test data can hold.
+	return run(ctx, []string{"--disable-protocol", "rpcordma"}, pcap, filter, fields)
+}
+
+// RPCFields is Fields for a capture of RPC-over-RDMA, over RoCE or iWARP.
+func RPCFields(ctx context.Context, pcap, filter string, fields ...string) ([][]string, error) {
+	// A TCP port that is known for something else must not decide.
+	return run(ctx, []string{"-o", "tcp.try_heuristic_first:TRUE"}, pcap, filter, fields)
+}
+
+func run(ctx context.Context, options []string, pcap, filter string, fields []string) ([][]string, error) {
 	if _, err := exec.LookPath("tshark"); err != nil {
 		return nil, ErrNoTshark
 	}
-	// It guesses RPC-over-RDMA from a few octets, which our test data can hold.
-	args := []string{"-n", "--disable-protocol", "rpcordma", "-r", pcap, "-T", "fields", "-E", "separator=|", "-E", "occurrence=a"}
+	args := append(options, "-n", "-r", pcap, "-T", "fields", "-E", "separator=|", "-E", "occurrence=a")
 	if filter != "" {
 		args = append(args, "-Y", filter)
 	}
