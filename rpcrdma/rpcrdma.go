@@ -2,13 +2,17 @@
 // that version one's ends exchange when they connect, as pure codecs and
 // machines.
 //
+// A [Conn] is one end of one connection, requester and responder: it turns events
+// (a message came in, the user wants a call, memory was registered) into actions
+// (send this, expose that memory, tell the user).
+//
 // [PrivateData] is what is said at connection time; [Header] is the transport
 // header in front of every RPC message, in either version; [RPCCall] and
 // [RPCReply] are the heads of the RPC messages themselves, as far as a transport
 // and a NULL call need them.
 //
-// It registers no memory and moves no octets, and knows nothing of a program
-// above it beyond what it is told about its messages.
+// It registers no memory, moves no octets, reads no clock, and knows nothing of
+// a program above it beyond what it is told about its messages.
 //
 // Sources: RFC 8797 (private data), RFC 8166 (version one), RFC 8167 (backward
 // direction), draft-cel-nfsv4-rpcrdma-version-two-02 (version two; later drafts

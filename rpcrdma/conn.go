@@ -1,0 +1,373 @@
+package rpcrdma
+
+import (
+	"fmt"
+	"time"
+)
+
+// A Conn is one end of one connection: the requester of its own calls and the
+// responder to those of the peer, in both directions and either version.
+//
+// The driver posts the receive buffers of [Conn.RecvBuffers], connects with the
+// private data of [Conn.Private], says [Connected] and then everything that
+// happens, and carries out the actions in their order. It posts a receive buffer
+// again before it carries out what the message in it has caused. After
+// [Disconnected] or [Close] the Conn is of no more use: each connection gets a new
+// one, and nothing but what [Learned] says goes from one to the next.
+type Conn struct {
+	opts  Options
+	count Counters
+	state connState
+
+	own, peer  PrivateData
+	peerAt     int
+	send, recv int // inline thresholds of version one, in octets
+
+	// The version: offered or chosen at a client, that of the first call at a
+	// server, 0 before it.
+	version Version
+	refused Version // by ERR_VERS
+	settled bool
+
+	// Requester.
+	calls      []*call // in the order of Submit
+	abandoned  []XID   // sent, not answered, of no interest any more
+	granted    int     // by the peer; 0 before it has said so
+	nextXID    XID
+	nextReg    RegID
+	peerReady  bool // backward calls are expected
+	negotiated time.Time
+
+	// Responder.
+	served    []*served
+	grant     int
+	replied   bool // something other than an error was sent in version two
+	nextServe uint64
+	nextRead  ReadID
+}
+
+type connState uint8
+
+const (
+	connIdle connState = iota
+	connUp
+	connDead
+)
+
+// NewConn returns the machine of a connection that is about to be made.
+func NewConn(o Options) (*Conn, error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	c := &Conn{opts: o, own: o.private(), peer: DefaultPrivateData(), peerAt: -1, nextXID: o.XID, grant: o.grant()}
+	if o.Client {
+		c.version = o.start()
+	}
+	c.send, c.recv = Inline(c.own, c.peer)
+	return c, nil
+}
+
+// Private returns what is to go into the private data of the connection, at its
+// beginning. It is empty if the options say so.
+func (c *Conn) Private() []byte {
+	if c.opts.Silent {
+		return nil
+	}
+	b, err := c.own.AppendBinary(nil)
+	if err != nil {
+		panic(err) // the options were checked
+	}
+	return b
+}
+
+// RecvBuffers returns how many receive buffers the connection needs, and their
+// size in octets. Whatever is agreed later, no message that a peer may send is
+// larger (draft sections 2.3 and 6.2).
+func (c *Conn) RecvBuffers() (count, size int) {
+	size = c.own.RecvSize
+	if c.opts.maxVersion() >= Version2 {
+		size = max(size, DefaultInline2)
+	}
+	return c.opts.ask() + c.opts.grant(), size
+}
+
+// SendBuffers returns how many messages may be on their way at a time, and how
+// large the largest is, in octets.
+func (c *Conn) SendBuffers() (count, size int) {
+	count, _ = c.RecvBuffers()
+	return count, max(c.own.SendSize, DefaultInline2)
+}
+
+// Counters returns what was refused or went wrong.
+func (c *Conn) Counters() *Counters { return &c.count }
+
+// Info returns what holds now.
+func (c *Conn) Info() Info {
+	i := Info{Version: c.version, Settled: c.settled, Refused: c.refused, Own: c.own, Peer: c.peer, PeerAt: c.peerAt,
+		Asked: c.opts.ask(), Granted: c.granted}
+	i.SendInline, i.RecvInline = c.limits()
+	i.RemoteInv = c.version == Version2 || c.own.RemoteInv && c.peer.RemoteInv
+	return i
+}
+
+// limits returns the inline thresholds of the version in use: of our Sends, and
+// of the peer's.
+func (c *Conn) limits() (send, recv int) {
+	switch {
+	case c.version != Version2:
+		return c.send, c.recv
+	case !c.settled:
+		return DefaultInline1, DefaultInline1 // draft section 6
+	}
+	return DefaultInline2, DefaultInline2
+}
+
+// Deadline returns when the machine wants [Wake]. Zero means never.
+func (c *Conn) Deadline() (t time.Time) {
+	first := func(u time.Time) {
+		if !u.IsZero() && (t.IsZero() || u.Before(t)) {
+			t = u
+		}
+	}
+	if c.state != connUp {
+		return t
+	}
+	first(c.negotiated)
+	for _, k := range c.calls {
+		first(k.deadline)
+	}
+	return t
+}
+
+// Step applies ev at time now and appends to dst what the driver must do, in
+// order.
+func (c *Conn) Step(dst []Action, now time.Time, ev Event) []Action {
+	switch ev := ev.(type) {
+	case Connected:
+		if c.state == connIdle {
+			return c.connected(dst, now, ev.Private)
+		}
+	case Disconnected:
+		if c.state != connDead {
+			return c.disconnected(dst, ev.Err)
+		}
+	case Recv:
+		if c.state == connUp {
+			return c.receive(dst, now, ev)
+		}
+	case Wake:
+		if c.state == connUp {
+			return c.wake(dst, now)
+		}
+	case Submit:
+		return c.submit(dst, now, ev)
+	case Cancel:
+		if k := c.callByID(ev.ID); k != nil && !k.probe {
+			dst = c.end(dst, k, fault(ReasonCancelled, ""))
+			return c.pump(dst, now)
+		}
+	case Registered:
+		return c.registered(dst, now, ev)
+	case ReleaseFailed:
+		if c.state == connUp {
+			return c.close(dst, fault(ReasonRelease, "memory %d", ev.Reg)) // RFC 8166 section 4.5.4
+		}
+	case PeerReady:
+		c.peerReady = true
+	case Answer:
+		return c.answer(dst, ev)
+	case CannotAnswer:
+		return c.cannotAnswer(dst, ev)
+	case ReadDone:
+		return c.readDone(dst, ev)
+	case SetGrant:
+		c.grant = max(1, min(ev.Grant, c.opts.grant()))
+	default:
+		panic(fmt.Sprintf("rpcrdma: unknown event %T", ev))
+	}
+	return dst
+}
+
+func (c *Conn) connected(dst []Action, now time.Time, private []byte) []Action {
+	c.state = connUp
+	c.peer, c.peerAt = FindPrivateData(private)
+	c.send, c.recv = Inline(c.own, c.peer)
+	if c.opts.Client && c.opts.Program != 0 {
+		null := RPCCall{Prog: c.opts.Program, Vers: c.opts.ProgVersion}
+		probe := &call{probe: true, req: Submit{Payload: null.Append(nil)}}
+		c.calls = append([]*call{probe}, c.calls...)
+	}
+	return c.pump(dst, now)
+}
+
+// disconnected: a client whose first message of version two found no answer
+// takes the peer to be of version one, next time (draft section 6.2).
+func (c *Conn) disconnected(dst []Action, why error) []Action {
+	if c.opts.Client && !c.settled && c.version == Version2 && c.opts.speaks(Version1) && c.asking() {
+		dst = append(dst, Learned{Version1, true})
+	}
+	text := "by the peer or the transport"
+	if why != nil {
+		text = why.Error()
+	}
+	err := fault(ReasonDisconnected, "%s", text)
+	c.count[err.Reason]++
+	return c.tidy(dst, err)
+}
+
+// close ends the connection because of err.
+func (c *Conn) close(dst []Action, err *Error) []Action {
+	c.count[err.Reason]++
+	return c.tidy(append(dst, Close{err}), err)
+}
+
+// tidy takes back all memory and ends all calls.
+func (c *Conn) tidy(dst []Action, err *Error) []Action {
+	c.state, c.negotiated, c.served, c.abandoned = connDead, time.Time{}, nil, nil
+	for len(c.calls) > 0 {
+		dst = c.finish(dst, c.calls[0], Done{Err: err})
+	}
+	return dst
+}
+
+// asking says whether a call was sent and not answered.
+func (c *Conn) asking() bool {
+	for _, k := range c.calls {
+		if k.state == callSent {
+			return true
+		}
+	}
+	return false
+}
+
+// drop counts a message that is not taken.
+func (c *Conn) drop(dst []Action, err *Error) []Action {
+	c.count[err.Reason]++
+	return dst
+}
+
+// receive looks at a message as far as both roles have it in common.
+func (c *Conn) receive(dst []Action, now time.Time, ev Recv) []Action {
+	if ev.WithInv {
+		c.invalidated(ev.Invalidated)
+	}
+	h, payload, e := ParseHeader(ev.Data)
+	if e == nil && h.Proc != ProcERROR && !c.opts.speaks(h.Vers) {
+		e = fault(ReasonVersion, "%d", h.Vers)
+	}
+	if e != nil {
+		return c.unreadable(dst, &h, e.(*Error))
+	}
+	if h.Proc == ProcMSGP || h.Proc == ProcDONE {
+		err := fault(ReasonNeverSent, "%v", h.Proc)
+		if h.Proc == ProcMSGP && !c.opts.Client {
+			return c.refuse(dst, &h, err, TransportError{Code: ErrChunk})
+		}
+		return c.drop(dst, err)
+	}
+	dir, ok := h.MessageDirection(payload)
+	if !ok { // version one only, where calls come to the server
+		err := fault(ReasonDirection, "cannot be told")
+		if c.opts.Client {
+			return c.drop(dst, err)
+		}
+		return c.refuse(dst, &h, err, TransportError{Code: ErrChunk})
+	}
+	switch {
+	case h.Proc == ProcERROR:
+		return c.recvError(dst, now, &h)
+	case h.Proc == ProcOPTIONAL && !c.knows(h.OptType):
+		return c.refuse(dst, &h, fault(ReasonOption, "type %#x", h.OptType), TransportError{Code: ErrInvalOption})
+	case dir == DirCall:
+		return c.recvCall(dst, &h, payload)
+	}
+	return c.recvReply(dst, now, &h, payload, ev)
+}
+
+func (c *Conn) knows(opt uint32) bool {
+	for _, t := range c.opts.OptTypes {
+		if t == opt {
+			return true
+		}
+	}
+	return false
+}
+
+// unreadable answers, or does not, what ParseHeader refused. The order of the
+// checks is version, procedure, lists; an ERROR is never answered.
+func (c *Conn) unreadable(dst []Action, h *Header, err *Error) []Action {
+	switch {
+	case err.Reason == ReasonShort, h.Proc == ProcERROR:
+		return c.drop(dst, err)
+	case err.Reason == ReasonVersion:
+		return c.refuse(dst, h, err, TransportError{Code: ErrVers, Low: c.opts.minVersion(), High: c.opts.maxVersion()})
+	case h.Vers == Version1 && c.opts.Client:
+		return c.drop(dst, err) // a reply, as far as can be told
+	case h.Vers == Version2 && err.Reason == ReasonProc:
+		return c.refuse(dst, h, err, TransportError{Code: ErrInvalProc})
+	case h.Vers == Version2 && h.Direction == DirReply:
+		return c.drop(dst, err)
+	}
+	return c.refuse(dst, h, err, TransportError{Code: ErrBadXDR}) // which is ERR_CHUNK
+}
+
+// refuse counts err and answers the message of header h with an ERROR (draft
+// section 5.2.4).
+func (c *Conn) refuse(dst []Action, h *Header, err *Error, te TransportError) []Action {
+	c.count[err.Reason]++
+	return c.sendError(dst, h.XID, h.Vers, te)
+}
+
+func (c *Conn) sendError(dst []Action, xid XID, v Version, te TransportError) []Action {
+	e := Header{XID: xid, Vers: v, Credit: uint32(max(1, c.grant)), Proc: ProcERROR, Error: te}
+	b, err := e.AppendBinary(nil)
+	if err != nil {
+		panic(err) // a version with an error that it does not have
+	}
+	return append(dst, Send{Data: b})
+}
+
+// makesSense says what is wrong with a message of which each part can be read.
+func makesSense(h *Header, payload []byte, dir Direction) *Error {
+	if h.Proc == ProcOPTIONAL {
+		return nil // its type says what the payload is
+	}
+	if dir == DirReply && len(h.Reads) > 0 {
+		return fault(ReasonReadList, "in a reply")
+	}
+	if h.Proc == ProcNOMSG {
+		switch {
+		case len(payload) > 0:
+			return fault(ReasonExtra, "%d octets behind NOMSG", len(payload))
+		case dir == DirReply && h.Reply == nil, dir == DirCall && !hasPositionZero(h.Reads):
+			return fault(ReasonNoChunks, "%v", dir)
+		}
+		return nil
+	}
+	if dir == DirCall && hasPositionZero(h.Reads) {
+		return fault(ReasonReadList, "position zero beside a payload")
+	}
+	return headMakesSense(h.XID, payload, dir)
+}
+
+func hasPositionZero(reads []ReadSegment) bool {
+	for _, s := range reads {
+		if s.Position == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// headMakesSense looks at the RPC message itself.
+func headMakesSense(xid XID, payload []byte, dir Direction) *Error {
+	if len(payload) < 8 {
+		return fault(ReasonNoPayload, "%d octets", len(payload))
+	}
+	if x, d, ok := payloadHead(payload); !ok || d != dir {
+		return fault(ReasonDirection, "header %v, payload %v", dir, d)
+	} else if x != xid {
+		return fault(ReasonXID, "header %v, payload %v", xid, x)
+	}
+	return nil
+}

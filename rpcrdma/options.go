@@ -1,0 +1,126 @@
+package rpcrdma
+
+import (
+	"cmp"
+	"fmt"
+	"time"
+)
+
+// Options configures a [Conn]. The zero value is a server's.
+type Options struct {
+	// Client makes it the end that connects: it settles the version. Its calls are
+	// forward calls; those of a server are backward calls.
+	Client bool
+	// MinVersion and MaxVersion bound the versions that are spoken. Zero means 1
+	// and 2.
+	MinVersion, MaxVersion Version
+	// Start is the version that a client offers first; see [VersionCache]. Zero
+	// means MaxVersion.
+	Start Version
+	// Program and ProgVersion make a client begin with a NULL call of that
+	// program, which settles the version. With Program zero the first call does.
+	Program, ProgVersion uint32
+
+	// SendSize and RecvSize are the largest messages of version one in octets, as
+	// [PrivateData] announces them. Zero means 4096, and less than 1024 is refused.
+	SendSize, RecvSize int
+	// Silent sends no private data: there is no room for it.
+	Silent bool
+	// RecvInv says that this end's stack takes a Send with Invalidate. Handles
+	// whose [Registered] says so may then be invalidated by the peer.
+	RecvInv bool
+	// MixedHandles says that some memory may be registered in a way that forbids
+	// that. In version one nothing is invalidated then.
+	MixedHandles bool
+	// SendInv says that this end's stack can send it.
+	SendInv bool
+
+	// Ask is how many calls this end wants to have unanswered. Zero means 32 for
+	// a client and 2 for a server.
+	Ask int
+	// Grant is how many unanswered calls it takes. Zero means 32 for a server and
+	// 2 for a client; negative means that calls are dropped, which version two
+	// forbids.
+	Grant int
+	// BackwardChunks takes version one calls with chunks in the backward direction
+	// too (RFC 8167 section 5.3 leaves that open).
+	BackwardChunks bool
+	// OptTypes are the types of RDMA2_OPTIONAL that the user knows.
+	OptTypes []uint32
+
+	// MaxLong bounds the octets that one call moves outside of Sends, in each
+	// direction. Zero means 1 MiB.
+	MaxLong int
+	// MaxCalls bounds the calls that wait or are under way. Zero means 128.
+	MaxCalls int
+	// NegotiateTimeout is how long the first message may stay unanswered before
+	// the peer is taken to be of version one. Zero means 5 s.
+	NegotiateTimeout time.Duration
+	// CallTimeout bounds a call from Submit on. Zero means 30 s.
+	CallTimeout time.Duration
+	// MaxRetries bounds how often a call is sent again with more memory for its
+	// reply. Zero means 1, negative means never.
+	MaxRetries int
+
+	// XID is the first one used. It should be unpredictable.
+	XID XID
+}
+
+const maxCredits = 4096
+
+func (o *Options) minVersion() Version { return cmp.Or(o.MinVersion, Version1) }
+func (o *Options) maxVersion() Version { return cmp.Or(o.MaxVersion, Version2) }
+func (o *Options) start() Version      { return cmp.Or(o.Start, o.maxVersion()) }
+func (o *Options) speaks(v Version) bool {
+	return v >= o.minVersion() && v <= o.maxVersion()
+}
+
+func (o *Options) credits(n, forward int, wide bool) int {
+	def := 2
+	if wide {
+		def = forward
+	}
+	return max(0, cmp.Or(n, def))
+}
+
+func (o *Options) ask() int   { return max(1, o.credits(o.Ask, 32, o.Client)) }
+func (o *Options) grant() int { return o.credits(o.Grant, 32, !o.Client) }
+
+func (o *Options) maxLong() int    { return cmp.Or(o.MaxLong, 1<<20) }
+func (o *Options) maxCalls() int   { return cmp.Or(o.MaxCalls, 128) }
+func (o *Options) maxRetries() int { return max(0, cmp.Or(o.MaxRetries, 1)) }
+
+func (o *Options) negotiateTimeout() time.Duration { return cmp.Or(o.NegotiateTimeout, 5*time.Second) }
+func (o *Options) callTimeout() time.Duration      { return cmp.Or(o.CallTimeout, 30*time.Second) }
+
+// private is what this end says at connection time, or is taken to say.
+func (o *Options) private() PrivateData {
+	if o.Silent {
+		return DefaultPrivateData()
+	}
+	p := PrivateData{SendSize: min(MaxInline, cmp.Or(o.SendSize, 4096)) &^ 1023, RecvSize: min(MaxInline, cmp.Or(o.RecvSize, 4096)) &^ 1023}
+	if o.Client {
+		p.RemoteInv = o.RecvInv && !o.MixedHandles // RFC 8797 section 3.2
+	} else {
+		p.RemoteInv = o.SendInv
+	}
+	return p
+}
+
+func (o *Options) check() error {
+	if o.minVersion() > o.maxVersion() || o.maxVersion() > Version2 || !o.speaks(o.start()) {
+		return fmt.Errorf("rpcrdma: versions %d to %d, starting at %d", o.minVersion(), o.maxVersion(), o.start())
+	}
+	for _, n := range []int{o.SendSize, o.RecvSize} {
+		if n != 0 && n < MinInline {
+			return fmt.Errorf("rpcrdma: an inline size of %d octets, the least is %d", n, MinInline)
+		}
+	}
+	if o.ask() > maxCredits || o.grant() > maxCredits {
+		return fmt.Errorf("rpcrdma: %d and %d credits, at most %d", o.ask(), o.grant(), maxCredits)
+	}
+	if o.maxLong() < 0 || o.maxCalls() < 1 {
+		return fmt.Errorf("rpcrdma: at most %d octets and %d calls", o.maxLong(), o.maxCalls())
+	}
+	return nil
+}

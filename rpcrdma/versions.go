@@ -1,0 +1,69 @@
+package rpcrdma
+
+import "time"
+
+const (
+	// VersionCacheSize bounds the peers of a [VersionCache].
+	VersionCacheSize = 1024
+	// VersionCacheTime is how long something is remembered of a peer.
+	VersionCacheTime = 10 * time.Minute
+)
+
+// A VersionCache remembers which version a peer speaks, so that a client does
+// not run into the same refusal on every connection (draft section 6.2). The zero
+// value is empty.
+type VersionCache struct {
+	peers map[string]cachedVersion
+	// Evicted counts peers that were forgotten early because there were too many.
+	Evicted uint64
+}
+
+type cachedVersion struct {
+	version Version
+	until   time.Time
+}
+
+// Learn remembers what an action [Learned] said of peer. A peer that has
+// answered in version two needs no memory.
+func (c *VersionCache) Learn(peer string, now time.Time, l Learned) {
+	if l.Version == Version2 {
+		delete(c.peers, peer)
+		return
+	}
+	if _, known := c.peers[peer]; !known && len(c.peers) >= VersionCacheSize {
+		c.evict(now)
+	}
+	if c.peers == nil {
+		c.peers = map[string]cachedVersion{}
+	}
+	c.peers[peer] = cachedVersion{l.Version, now.Add(VersionCacheTime)}
+}
+
+// evict makes room: the peer that would be forgotten first goes, and of several
+// the one whose name is least.
+func (c *VersionCache) evict(now time.Time) {
+	victim, until := "", time.Time{}
+	for p, v := range c.peers {
+		if until.IsZero() || v.until.Before(until) || v.until.Equal(until) && p < victim {
+			victim, until = p, v.until
+		}
+	}
+	if now.Before(until) {
+		c.Evicted++
+	}
+	delete(c.peers, victim)
+}
+
+// Start returns the version to offer to peer first, zero for the highest there
+// is. It is not ok if the peer lately had no version in common with us.
+func (c *VersionCache) Start(peer string, now time.Time) (start Version, ok bool) {
+	v, known := c.peers[peer]
+	if known && !now.Before(v.until) {
+		delete(c.peers, peer)
+		known = false
+	}
+	if !known {
+		return 0, true
+	}
+	return v.version, v.version != 0
+}
