@@ -10,7 +10,7 @@ ifneq ($(shell git status --porcelain >/dev/null 2>&1 && echo good),good)
 export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 endif
 
-.PHONY: build demo test race fuzz bench explore sim scale soak flood interop specs clean
+.PHONY: build demo test race fuzz bench bench-full explore sim scale soak flood interop specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ipoibcmd ./cmd/ipoibcmd
@@ -27,8 +27,11 @@ race: ## the tests under the race detector only
 fuzz: ## every fuzz target for T each: make fuzz T=1m
 	$(GO) run ./internal/check -fuzz $(T)
 
-bench: build ## throughput beside a raw veth pair, interleaved in one run; as root
-	$(GO) run ./internal/bench -program bin/ipoibcmd
+bench: build ## beside a raw veth pair, VXLAN and wireguard-go, interleaved in one run; writes docs/bench/latest.md; as root, at most 8 minutes
+	$(GO) run ./internal/bench -program bin/ipoibcmd -write docs/bench
+
+bench-full: build ## the same with IPv4, 4 streams, both directions and every rate of loss; about half an hour
+	$(GO) run ./internal/bench -program bin/ipoibcmd -write docs/bench -full
 
 explore: ## connection set-up in every interleaving, to larger bounds than make test; an hour
 	$(GO) test ./test/explore -run TestExplore -v -timeout 0 -explore.large

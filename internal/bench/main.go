@@ -1,174 +1,314 @@
-// Command bench measures TCP throughput of one stream over a raw veth pair and
-// over ipoibcm in RC, UC and UD mode, on this machine, in namespaces of its own.
-// The rounds are interleaved (raw RC UC UD raw RC …), so that what else the
-// machine does hits all alike, and what counts is the ratio within a round.
+// Command bench measures ipoibcm beside a raw veth pair, VXLAN and wireguard-go,
+// on this machine and in one run. Rounds are interleaved (raw, VXLAN,
+// wireguard-go, RC, UC, UD, raw, …), so that what else the machine does hits all
+// alike, and what counts is the ratio within a round.
 //
-//	go run ./internal/bench -program bin/ipoibcmd
+//	go run ./internal/bench -program bin/ipoibcmd          # what takes at most 8 minutes
+//	go run ./internal/bench -program bin/ipoibcmd -full    # the whole matrix
+//	go run ./internal/bench -program bin/ipoibcmd -quick   # everything, too short to mean much
+//
+// It builds wireguard-go into .cache, installs Debian's iperf3 if it is missing,
+// prints tables as it goes and writes docs/bench/latest.md and latest.json.
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
-	"net/netip"
+	"io"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"ipoibcm/cmd/ipoibcmd/lab"
-	"ipoibcm/control"
 )
 
-// A contender is one way for two hosts to reach each other.
-type contender struct {
-	name string
-	mode string // of the agents; empty for the raw veth
-	pair [2]*lab.Host
-	dst  netip.Addr
-}
-
-// A row is the outcome for one contender at one underlay MTU.
-type row struct {
-	Name        string    `json:"name"`
-	UnderlayMTU int       `json:"underlay_mtu"`
-	Mbps        []float64 `json:"mbps"` // each round
-	Median      float64   `json:"median_mbps"`
-	Ratio       float64   `json:"median_ratio_to_raw"`
-	Low         float64   `json:"lowest_ratio"`
-	High        float64   `json:"highest_ratio"`
-}
+// schema is the version of latest.json.
+const schema = 1
 
 func main() {
-	program := flag.String("program", "bin/ipoibcmd", "the ipoibcmd binary to measure")
-	rounds := flag.Int("rounds", 5, "rounds, at least 3")
-	duration := flag.Duration("duration", 2*time.Second, "length of each transfer")
-	mtus := flag.String("mtu", "9000,1500", "underlay MTUs")
-	asJSON := flag.Bool("json", false, "print JSON")
+	b := bench{out: os.Stdout, progress: os.Stderr}
+	_, err := unix.IoctlGetTermios(int(os.Stderr.Fd()), unix.TCGETS)
+	b.terminal = err == nil
+	flag.StringVar(&b.program, "program", "bin/ipoibcmd", "the ipoibcmd binary to measure")
+	full := flag.Bool("full", false, "the whole matrix: IPv4 too, 4 streams, both directions, every rate of loss")
+	quick := flag.Bool("quick", false, "three short rounds of everything that the short matrix has: to see that it works")
+	flag.IntVar(&b.rounds, "rounds", 0, "rounds (default 5, with -quick 3)")
+	flag.IntVar(&b.seconds, "seconds", 0, "length of each transfer (default 2, with -quick 1)")
+	only := flag.String("only", "", "run only steps whose name contains this")
+	dir := flag.String("write", "", "write latest.md and latest.json to this directory")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	var rows []row
-	for _, m := range strings.Split(*mtus, ",") {
-		var mtu int
-		if _, err := fmt.Sscan(m, &mtu); err != nil || mtu < 1500 || *rounds < 3 {
-			fmt.Fprintln(os.Stderr, "bench: -mtu takes numbers from 1500, -rounds at least 3")
-			os.Exit(2)
-		}
-		r, err := measure(ctx, *program, mtu, *rounds, *duration)
-		if err != nil {
-			fmt.Fprintln(os.Stderr, "bench:", err)
-			os.Exit(1)
-		}
-		rows = append(rows, r...)
+	matrix := "short"
+	switch {
+	case *quick:
+		matrix, b.rounds, b.seconds = "quick", cmp.Or(b.rounds, 3), cmp.Or(b.seconds, 1)
+	case *full:
+		matrix = "full"
 	}
-	if *asJSON {
-		json.NewEncoder(os.Stdout).Encode(map[string]any{"version": control.Version, "tcp_one_stream": rows})
+	b.rounds, b.seconds = cmp.Or(b.rounds, 5), cmp.Or(b.seconds, 2)
+	exit(b.run(ctx, matrix, *only, *dir))
+}
+
+func exit(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// A bench is one run.
+type bench struct {
+	program         string
+	rounds, seconds int
+	out, progress   io.Writer
+	terminal        bool // progress is one
+
+	wireguard string // program; empty: not measured
+	iperf     bool   // iperf3 makes the traffic
+	dir       string // for sockets and logs
+	hosts     int    // made so far
+	cpu       cpuUse // of all loads
+	started   time.Time
+	r         Report
+}
+
+func (b *bench) run(ctx context.Context, matrix, only, dir string) (err error) {
+	if os.Geteuid() != 0 {
+		return errors.New("network namespaces need root")
+	}
+	if _, err := os.Stat(b.program); err != nil {
+		return fmt.Errorf("%w (make build)", err)
+	}
+	if b.dir, err = os.MkdirTemp("", "ipoibcm-bench-"); err != nil {
+		return err
+	}
+	defer os.RemoveAll(b.dir)
+	defer lab.Sweep(fmt.Sprintf("%s%d-", namePrefix, os.Getpid()))
+	b.started = time.Now()
+	b.r = Report{Version: schema, Started: b.started.UTC().Truncate(time.Second), Matrix: matrix, Rounds: b.rounds, Transfer: float64(b.seconds),
+		Build: b.build(), Machine: machine(), Tools: map[string]string{}, Skipped: []Skip{}}
+	b.prepare(ctx)
+	for _, s := range b.plan(matrix) {
+		if !strings.Contains(s.name, only) {
+			b.r.skip(s.name, "not asked for")
+			continue
+		}
+		if err := s.do(ctx); err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			b.r.skip(s.name, "%v", err)
+		}
+		b.clear()
+		for _, sec := range sections {
+			if slices.Contains(s.shows, sec.test) && slices.Contains(b.r.places(sec.test), s.at) {
+				sec.print(b.out, &b.r, []place{s.at})
+			}
+		}
+	}
+	b.r.Seconds = time.Since(b.started).Seconds()
+	if b.cpu.wall > 0 {
+		b.r.Machine.OtherCPU = b.cpu.other.Seconds() / b.cpu.wall.Seconds() / float64(runtime.NumCPU())
+	}
+	b.r.judge()
+	b.r.printTargets(b.out)
+	for _, s := range b.r.Skipped {
+		fmt.Fprintf(b.out, "not measured: %s: %s\n", s.What, s.Why)
+	}
+	fmt.Fprintf(b.out, "\n%.0f s; other processes used %.0f%% of the processors meanwhile\n", b.r.Seconds, 100*b.r.Machine.OtherCPU)
+	if dir == "" {
+		return nil
+	}
+	return b.write(dir)
+}
+
+// prepare gets the others ready, or says why they are missing.
+func (b *bench) prepare(ctx context.Context) {
+	if v, err := needIperf(ctx); err == nil {
+		b.iperf, b.r.Tools["iperf3"] = true, v
+	} else {
+		b.r.skip("iperf3", "%v; the traffic is made by the bench itself", err)
+	}
+	var err error
+	if b.wireguard, err = buildWireguard(ctx); err == nil {
+		b.r.Tools["wireguard-go"] = wireguardVersion
 		return
 	}
-	fmt.Printf("\nTCP, one stream, medians of %d interleaved rounds of %v\n\n", *rounds, *duration)
-	fmt.Println("| underlay MTU | what | Gb/s | of raw veth | lowest – highest |")
-	fmt.Println("| --- | --- | --- | --- | --- |")
-	for _, r := range rows {
-		fmt.Printf("| %d | %s | %.2f | %.2f | %.2f – %.2f |\n", r.UnderlayMTU, r.Name, r.Median/1000, r.Ratio, r.Low, r.High)
+	b.r.skip(wireguard, "%v", err)
+}
+
+// A step is a part of the run.
+type step struct {
+	name  string
+	at    place
+	shows []string // tests whose tables are printed after it
+	do    func(context.Context) error
+}
+
+// plan returns the steps of a matrix.
+func (b *bench) plan(matrix string) (steps []step) {
+	places := []place{{9000, family6}, {1500, family6}}
+	loads := []load{{streams: 1}}
+	rates, lossy, losers := []int{0, 1000}, places[:1], []string{raw, oursRC}
+	if matrix == "full" {
+		places = append(places, place{9000, family4}, place{1500, family4})
+		loads = append(loads, load{streams: 4}, load{streams: 1, both: true})
+		rates, lossy, losers = losses, places[:2], contenders
+	}
+	for _, p := range places {
+		steps = append(steps, step{"traffic, " + p.String(), p, []string{testTCP, testCPU, testLatency}, func(ctx context.Context) error {
+			return b.traffic(ctx, p, loads)
+		}})
+	}
+	for _, p := range lossy {
+		steps = append(steps, step{"loss, " + p.String(), p, []string{testLoss}, func(ctx context.Context) error {
+			return b.loss(ctx, p, rates, losers)
+		}})
+	}
+	return steps
+}
+
+// eraseLine is what a terminal needs to begin its line again.
+const eraseLine = "\r\x1b[K"
+
+// say shows what is being done: on one line of a terminal, else on its own.
+func (b *bench) say(format string, args ...any) {
+	text := fmt.Sprintf("%3.0f s  %s", time.Since(b.started).Seconds(), fmt.Sprintf(format, args...))
+	if b.terminal {
+		fmt.Fprint(b.progress, eraseLine, text)
+		return
+	}
+	fmt.Fprintln(b.progress, text)
+}
+
+func (b *bench) clear() {
+	if b.terminal {
+		fmt.Fprint(b.progress, eraseLine)
 	}
 }
 
-func measure(ctx context.Context, program string, mtu, rounds int, d time.Duration) (rows []row, err error) {
-	dir, err := os.MkdirTemp("", "ipoibcm-bench-")
-	if err != nil {
-		return nil, err
+// pairs makes one pair for each contender at a place. Who cannot be made is left
+// out, with the reason.
+func (b *bench) pairs(ctx context.Context, at place, names []string) (list []*pair, stop func()) {
+	for _, name := range names {
+		if name == wireguard && b.wireguard == "" {
+			continue
+		}
+		b.say("%v: setting up %s", at, name)
+		p, err := b.newPair(ctx, name, at)
+		if err != nil {
+			b.r.skip(fmt.Sprintf("%s, %v", name, at), "%v", err)
+			continue
+		}
+		list = append(list, p)
 	}
-	defer os.RemoveAll(dir)
-	list := []*contender{{name: "raw veth"}, {name: "RC", mode: "rc"}, {name: "UC", mode: "uc"}, {name: "UD", mode: "ud"}}
-	for i, c := range list {
-		defer func() {
-			for _, h := range c.pair {
-				if h != nil {
-					h.Close()
+	return list, func() {
+		for _, p := range list {
+			p.close()
+		}
+	}
+}
+
+// drop takes a contender out of what follows, with the reason.
+func (b *bench) drop(list []*pair, p *pair, at place, err error) []*pair {
+	b.r.skip(fmt.Sprintf("%s, %v, from there on", p.contender, at), "%v", err)
+	return slices.DeleteFunc(slices.Clone(list), func(o *pair) bool { return o == p })
+}
+
+// traffic measures goodput, its cost and latency.
+func (b *bench) traffic(ctx context.Context, at place, loads []load) error {
+	list, stop := b.pairs(ctx, at, contenders)
+	defer stop()
+	for round := range b.rounds {
+		for _, l := range loads {
+			for _, p := range list {
+				b.say("%v, round %d of %d: %v, %s", at, round+1, b.rounds, l, p.contender)
+				t, err := b.runLoad(ctx, p, l, b.seconds)
+				if err != nil {
+					list = b.drop(list, p, at, err)
+					continue
+				}
+				b.r.add(at.key(testTCP, l.String(), p.contender), "Mb/s", t.mbps())
+				b.r.add(at.key(testCPU, l.String(), p.contender), "s/GB", t.cpuPerGB())
+			}
+		}
+		for _, m := range []struct {
+			message
+			pace time.Duration
+		}{{small, pacedNot}, {small, paced}, {large, pacedNot}} {
+			for _, p := range list {
+				b.say("%v, round %d of %d: latency of %s", at, round+1, b.rounds, p.contender)
+				us, err := latencies(ctx, p, m.message, m.pace, time.Duration(b.seconds)*time.Second/4)
+				if err != nil {
+					list = b.drop(list, p, at, err)
+					continue
+				}
+				for _, q := range []struct {
+					name string
+					at   float64
+				}{{"p50", 0.50}, {"p99", 0.99}} {
+					if m.pace > 0 && q.name != "p50" {
+						continue // too few requests for that
+					}
+					b.r.add(at.key(testLatency, m.name(m.pace, q.name), p.contender), "µs", quantile(us, q.at))
 				}
 			}
-		}()
-		stop, err := c.setUp(ctx, program, dir, i, mtu)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", c.name, err)
-		}
-		defer stop()
-	}
-	got := make([][]float64, len(list))
-	for round := range rounds {
-		for i, c := range list {
-			fmt.Fprintf(os.Stderr, "\runderlay MTU %d, round %d of %d, %-10s", mtu, round+1, rounds, c.name)
-			t, err := c.pair[0].Send(ctx, c.pair[1], c.dst, 0, d)
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", c.name, err)
-			}
-			got[i] = append(got[i], t.Mbps())
 		}
 	}
-	fmt.Fprint(os.Stderr, "\r\x1b[K")
-	for i, c := range list {
-		ratios := make([]float64, rounds)
-		for n := range ratios {
-			ratios[n] = got[i][n] / got[0][n]
-		}
-		rows = append(rows, row{c.name, mtu, got[i], median(got[i]), median(ratios), slices.Min(ratios), slices.Max(ratios)})
-	}
-	return rows, nil
+	return ctx.Err()
 }
 
-func median(v []float64) float64 {
-	s := slices.Sorted(slices.Values(v))
-	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
+// write writes both forms of the report.
+func (b *bench) write(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	j, err := json.MarshalIndent(b.r, "", " ")
+	if err != nil {
+		return err
+	}
+	var md strings.Builder
+	b.r.print(&md)
+	return errors.Join(os.WriteFile(filepath.Join(dir, "latest.json"), append(j, '\n'), 0o644),
+		os.WriteFile(filepath.Join(dir, "latest.md"), []byte(md.String()), 0o644))
 }
 
-// setUp makes two hosts for c and starts its agents; stop ends them.
-func (c *contender) setUp(ctx context.Context, program, dir string, n, mtu int) (stop func(), err error) {
-	for i := range c.pair {
-		if c.pair[i], err = lab.NewHost(fmt.Sprintf("ipoibcm-bench-%d-%d%c", os.Getpid(), n, 'a'+i)); err != nil {
-			return nil, err
+// build asks the program what it is.
+func (b *bench) build() string {
+	out, err := exec.Command(b.program, "--version").Output()
+	if err != nil {
+		return "unknown"
+	}
+	line, _, _ := strings.Cut(string(out), "\n")
+	return line
+}
+
+func machine() Machine {
+	m := Machine{CPU: "unknown CPU", Processors: runtime.NumCPU(), Go: runtime.Version()}
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		m.Kernel = unix.ByteSliceToString(u.Release[:])
+	}
+	info, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(info)) {
+		if k, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(k) == "model name" {
+			m.CPU = strings.TrimSpace(v)
+			break
 		}
 	}
-	if err := lab.Connect(c.pair[0], "eth0", c.pair[1], "eth0", mtu); err != nil {
-		return nil, err
-	}
-	if c.mode == "" {
-		c.dst = netip.MustParseAddr("192.0.2.2")
-		for i, h := range c.pair {
-			if err := h.AddAddr("eth0", fmt.Sprintf("192.0.2.%d/24", i+1)); err != nil {
-				return nil, err
-			}
-		}
-		return func() {}, nil
-	}
-	c.dst = netip.MustParseAddr("10.99.0.2")
-	var agents []*lab.Agent
-	stop = func() {
-		for _, a := range agents {
-			a.Kill()
-		}
-	}
-	for i, h := range c.pair {
-		name := filepath.Join(dir, fmt.Sprintf("%d%c", n, 'a'+i))
-		a, err := lab.StartAgent(ctx, h, lab.AgentConfig{Program: program, Control: name + ".sock", Log: name + ".log",
-			Args: []string{"--underlay", "eth0", "--mode", c.mode, "--address", fmt.Sprintf("10.99.0.%d/24", i+1)}})
-		if err != nil {
-			stop()
-			return nil, err
-		}
-		agents = append(agents, a)
-	}
-	for end := time.Now().Add(5 * time.Second); ; {
-		if _, err = c.pair[0].Ping(lab.Ping{Dst: c.dst, Timeout: 200 * time.Millisecond}); err == nil {
-			return stop, nil
-		}
-		if time.Now().After(end) || ctx.Err() != nil {
-			stop()
-			return nil, err
-		}
-	}
+	return m
 }

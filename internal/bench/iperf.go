@@ -1,0 +1,214 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"ipoibcm/cmd/ipoibcmd/lab"
+)
+
+// A transfer is the outcome of one load.
+type transfer struct {
+	octets  float64 // that arrived, both ways
+	seconds float64
+	cpu     cpuUse
+}
+
+func (t transfer) mbps() float64 { return t.octets * 8 / 1e6 / t.seconds }
+
+// cpuPerGB returns seconds of all processors for each 10⁹ octets.
+func (t transfer) cpuPerGB() float64 { return t.cpu.ours.Seconds() / (t.octets / 1e9) }
+
+// A load is TCP traffic from the first host of a pair to the second.
+type load struct {
+	streams int
+	both    bool // as many the other way at the same time
+}
+
+func (l load) String() string {
+	switch {
+	case l.both:
+		return "both directions"
+	case l.streams == 1:
+		return oneStream
+	}
+	return fmt.Sprintf("%d streams", l.streams)
+}
+
+const oneStream = "1 stream"
+
+// needIperf returns the version of iperf3, installing Debian's if it is missing.
+func needIperf(ctx context.Context) (string, error) {
+	if _, err := exec.LookPath("iperf3"); err != nil {
+		fmt.Fprintln(os.Stderr, "installing iperf3")
+		c := exec.CommandContext(ctx, "sh", "-c", "apt-get update && apt-get install -y --no-install-recommends iperf3")
+		c.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+		if out, err := c.CombinedOutput(); err != nil {
+			text := strings.TrimSpace(string(out))
+			return "", fmt.Errorf("iperf3 is not installed and cannot be: %s", text[strings.LastIndexByte(text, '\n')+1:])
+		}
+	}
+	out, err := exec.CommandContext(ctx, "iperf3", "--version").Output()
+	if err != nil {
+		return "", fmt.Errorf("iperf3 --version: %w", err)
+	}
+	f := strings.Fields(string(out))
+	if len(f) < 2 {
+		return "", errors.New("iperf3 --version says nothing")
+	}
+	return f[1], nil
+}
+
+// runLoad sends for so many seconds and takes the processors' time meanwhile.
+// With iperf3 that generates the traffic, else the lab's own sender does.
+func (b *bench) runLoad(ctx context.Context, p *pair, l load, seconds int) (t transfer, err error) {
+	for try := 0; ; try++ { // a server may still be busy with the last client
+		if b.iperf {
+			t, err = iperf(ctx, p, l, seconds)
+		} else {
+			t, err = ownLoad(ctx, p, l, seconds)
+		}
+		if err == nil || try == 2 || ctx.Err() != nil {
+			break
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	if err == nil {
+		b.cpu.ours += t.cpu.ours
+		b.cpu.other += t.cpu.other
+		b.cpu.wall += t.cpu.wall
+	}
+	return t, err
+}
+
+// iperf runs one server for one client, so that nothing of a load that failed is
+// left.
+func iperf(ctx context.Context, p *pair, l load, seconds int) (t transfer, err error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds+15)*time.Second)
+	defer cancel()
+	server := exec.CommandContext(ctx, "iperf3", "-s", "-1", "--forceflush")
+	lines, err := server.StdoutPipe()
+	if err != nil {
+		return t, err
+	}
+	if err := p.hosts[1].Start(server); err != nil {
+		return t, fmt.Errorf("start iperf3: %w", err)
+	}
+	defer func() {
+		cancel()
+		server.Wait()
+	}()
+	if err := untilLine(lines, "Server listening"); err != nil {
+		return t, err
+	}
+	args := []string{"-J", "-t", strconv.Itoa(seconds), "-P", strconv.Itoa(l.streams), "-c", p.dst.String()}
+	if l.both {
+		args = append(args, "--bidir")
+	}
+	before, err := readCPU()
+	if err != nil {
+		return t, err
+	}
+	client := exec.CommandContext(ctx, "iperf3", args...)
+	out, runErr := p.hosts[0].Output(client)
+	after, err := readCPU()
+	if err != nil {
+		return t, err
+	}
+	if t, err = decodeIperf(out); err != nil {
+		return t, errors.Join(err, runErr)
+	}
+	t.cpu = before.until(after)
+	return t, nil
+}
+
+// decodeIperf reads what the client prints.
+func decodeIperf(out []byte) (t transfer, err error) {
+	type sum struct {
+		Bytes   float64 `json:"bytes"`
+		Seconds float64 `json:"seconds"`
+	}
+	var doc struct {
+		Error string `json:"error"`
+		End   struct {
+			Received sum `json:"sum_received"`
+			Reverse  sum `json:"sum_received_bidir_reverse"`
+		} `json:"end"`
+	}
+	if err := json.Unmarshal(out, &doc); err != nil {
+		return t, fmt.Errorf("iperf3: %w", err)
+	}
+	if doc.Error != "" {
+		return t, fmt.Errorf("iperf3: %s", doc.Error)
+	}
+	t.octets, t.seconds = doc.End.Received.Bytes+doc.End.Reverse.Bytes, doc.End.Received.Seconds
+	if !(t.octets > 0 && t.seconds > 0) {
+		return t, errors.New("iperf3: nothing was received")
+	}
+	return t, nil
+}
+
+// ownLoad is what remains without iperf3: the lab's sender, several at once.
+func ownLoad(ctx context.Context, p *pair, l load, seconds int) (t transfer, err error) {
+	before, err := readCPU()
+	if err != nil {
+		return t, err
+	}
+	type outcome struct {
+		t   lab.Transfer
+		err error
+	}
+	done := make(chan outcome)
+	n := 0
+	for range l.streams {
+		n++
+		go func() {
+			t, err := p.hosts[0].Send(ctx, p.hosts[1], p.dst, 0, time.Duration(seconds)*time.Second)
+			done <- outcome{t, err}
+		}()
+		if l.both {
+			n++
+			go func() {
+				t, err := p.hosts[1].Send(ctx, p.hosts[0], p.src, 0, time.Duration(seconds)*time.Second)
+				done <- outcome{t, err}
+			}()
+		}
+	}
+	for range n {
+		o := <-done
+		err = errors.Join(err, o.err)
+		t.octets += float64(o.t.Octets)
+		t.seconds = max(t.seconds, o.t.Duration.Seconds())
+	}
+	if err != nil {
+		return t, err
+	}
+	after, err := readCPU()
+	t.cpu = before.until(after)
+	return t, err
+}
+
+// untilLine reads, octet by octet, until a line has that in it: what follows is
+// still there.
+func untilLine(r io.Reader, want string) error {
+	var line []byte
+	for one := make([]byte, 1); ; {
+		if _, err := r.Read(one); err != nil {
+			return fmt.Errorf("waiting for %q: %w (%q)", want, err, line)
+		}
+		if line = append(line, one[0]); one[0] == '\n' {
+			if strings.Contains(string(line), want) {
+				return nil
+			}
+			line = line[:0]
+		}
+	}
+}

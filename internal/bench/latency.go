@@ -1,0 +1,208 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A message is a size of requests and of their responses in octets.
+type message int
+
+const (
+	small message = 64
+	large message = 16 << 10
+)
+
+// name is the variant of a [Key].
+func (m message) name(pace time.Duration, quantile string) string {
+	size := fmt.Sprintf("%d octets", int(m))
+	if m >= 1<<10 {
+		size = fmt.Sprintf("%d KiB", int(m)>>10)
+	}
+	if pace != pacedNot {
+		size += fmt.Sprintf(" every %d ms", pace.Milliseconds())
+	}
+	return size + ", " + quantile
+}
+
+// A request follows the last response at once, or so long after the last request:
+// then everybody has gone to sleep.
+const (
+	pacedNot = time.Duration(0)
+	paced    = 20 * time.Millisecond
+)
+
+// latencies sends requests over one TCP connection for the time d and returns how
+// long each response took, in µs. Threads block in the kernel on both sides:
+// nothing of Go's scheduler lies between them and the network.
+func latencies(ctx context.Context, p *pair, m message, pace, d time.Duration) (out []float64, err error) {
+	var ln int
+	var to unix.Sockaddr
+	err = p.hosts[1].Do(func() (err error) {
+		ln, to, err = listen(p.dst)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	served := make(chan error, 1)
+	go func() {
+		served <- p.hosts[1].Do(func() error {
+			defer unix.Close(ln)
+			return respond(ln, m)
+		})
+	}()
+	err = p.hosts[0].Do(func() error {
+		out, err = request(ctx, to, m, pace, d)
+		return err
+	})
+	if err == nil || errors.Is(err, errConnected) {
+		return out, errors.Join(err, <-served)
+	}
+	return nil, err // the accept times out by itself
+}
+
+// errConnected marks an error after which the other side sees the end.
+var errConnected = errors.New("the connection ended")
+
+// patience is how long one call may block.
+var patience = unix.Timeval{Sec: 5}
+
+func tcpSocket(a netip.Addr) (int, error) {
+	family := unix.AF_INET6
+	if a.Is4() {
+		family = unix.AF_INET
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	err = errors.Join(unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &patience))
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func listen(a netip.Addr) (fd int, at unix.Sockaddr, err error) {
+	if fd, err = tcpSocket(a); err != nil {
+		return -1, nil, err
+	}
+	var sa unix.Sockaddr = &unix.SockaddrInet6{Addr: a.As16()}
+	if a.Is4() {
+		sa = &unix.SockaddrInet4{Addr: a.As4()}
+	}
+	if err = unix.Bind(fd, sa); err == nil {
+		err = unix.Listen(fd, 1)
+	}
+	if err == nil {
+		at, err = unix.Getsockname(fd)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, nil, err
+	}
+	return fd, at, nil
+}
+
+// respond takes one connection and answers each message with one of the same size
+// until it ends.
+func respond(ln int, m message) error {
+	fd, _, err := unix.Accept4(ln, unix.SOCK_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("accept: %w", err)
+	}
+	defer unix.Close(fd)
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	buf := make([]byte, m)
+	for {
+		ended, err := readAll(fd, buf)
+		if ended || err != nil {
+			return err
+		}
+		if err := writeAll(fd, buf); err != nil {
+			return err
+		}
+	}
+}
+
+// request connects and asks until d is over.
+func request(ctx context.Context, to unix.Sockaddr, m message, pace, d time.Duration) (out []float64, err error) {
+	var a netip.Addr
+	switch sa := to.(type) {
+	case *unix.SockaddrInet4:
+		a = netip.AddrFrom4(sa.Addr)
+	case *unix.SockaddrInet6:
+		a = netip.AddrFrom16(sa.Addr)
+	}
+	fd, err := tcpSocket(a)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	if err := unix.Connect(fd, to); err != nil {
+		return nil, fmt.Errorf("connect to %v: %w", a, err)
+	}
+	buf := make([]byte, m)
+	const warm = 5
+	next := time.Now()
+	for end := next.Add(d); time.Now().Before(end) || len(out) < 2*warm; {
+		if err := ctx.Err(); err != nil {
+			return nil, errors.Join(errConnected, err)
+		}
+		if pace > 0 {
+			next = next.Add(pace)
+			time.Sleep(time.Until(next))
+		}
+		start := time.Now()
+		if err := writeAll(fd, buf); err != nil {
+			return nil, errors.Join(errConnected, err)
+		}
+		if ended, err := readAll(fd, buf); ended || err != nil {
+			return nil, errors.Join(errConnected, err)
+		}
+		out = append(out, float64(time.Since(start).Nanoseconds())/1e3)
+	}
+	return out[warm:], nil
+}
+
+// readAll fills buf. ended says that the stream ended before its first octet.
+func readAll(fd int, buf []byte) (ended bool, err error) {
+	for got := 0; got < len(buf); {
+		n, err := unix.Read(fd, buf[got:])
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return false, fmt.Errorf("read: %w", err)
+		case n == 0 && got == 0:
+			return true, nil
+		case n == 0:
+			return false, errors.New("the stream ended within a message")
+		}
+		got += n
+	}
+	return false, nil
+}
+
+func writeAll(fd int, buf []byte) error {
+	for len(buf) > 0 {
+		n, err := unix.Write(fd, buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("write: %w", err)
+		}
+		buf = buf[n:]
+	}
+	return nil
+}

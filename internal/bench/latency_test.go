@@ -1,0 +1,61 @@
+package main
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"time"
+)
+
+// Both sides over loopback: so many answers as fit, each of the whole size, and
+// the end of the one side is the end of the other.
+func TestLatencies(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		addr string
+		m    message
+		pace time.Duration
+		d    time.Duration
+		n    int // at least
+	}{
+		{"small", "127.0.0.1", small, pacedNot, 20 * time.Millisecond, 5},
+		{"large", "127.0.0.1", large, pacedNot, 20 * time.Millisecond, 5},
+		{"IPv6", "::1", small, pacedNot, 20 * time.Millisecond, 5},
+		{"however short", "127.0.0.1", small, time.Millisecond, 0, 5},
+	} {
+		ln, to, err := listen(netip.MustParseAddr(tt.addr))
+		if err != nil {
+			t.Skip(err)
+		}
+		served := make(chan error, 1)
+		go func() { served <- respond(ln, tt.m) }()
+		us, err := request(context.Background(), to, tt.m, tt.pace, tt.d)
+		if err != nil || len(us) < tt.n {
+			t.Errorf("%s: %d answers, want at least %d (%v)", tt.name, len(us), tt.n, err)
+		}
+		for _, v := range us {
+			if v <= 0 {
+				t.Errorf("%s: an answer came after %v µs", tt.name, v)
+			}
+		}
+		if err := <-served; err != nil {
+			t.Errorf("%s: the other side: %v", tt.name, err)
+		}
+	}
+}
+
+func TestMessageName(t *testing.T) {
+	for _, tt := range []struct {
+		m    message
+		pace time.Duration
+		want string
+	}{
+		{small, pacedNot, "64 octets, p50"},
+		{small, paced, "64 octets every 20 ms, p50"},
+		{large, pacedNot, "16 KiB, p50"},
+	} {
+		if got := tt.m.name(tt.pace, "p50"); got != tt.want {
+			t.Errorf("%d, %v: %q, want %q", tt.m, tt.pace, got, tt.want)
+		}
+	}
+}

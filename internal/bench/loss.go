@@ -1,0 +1,162 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"ipoibcm/cmd/ipoibcmd/lab"
+)
+
+// losses are the rates at which the underlay loses packets: one in so many, 0 for
+// none.
+var losses = []int{0, 10000, 1000, 100}
+
+// lossName is the variant of a [Key].
+func lossName(oneIn int) string {
+	if oneIn == 0 {
+		return "no loss"
+	}
+	return strconv.FormatFloat(100/float64(oneIn), 'f', -1, 64) + "%"
+}
+
+// lossTargets are those of the places that lost packets.
+func lossTargets(r *Report) (list []target) {
+	lossy := r.places(testLoss)
+	if len(lossy) == 0 {
+		lossy = []place{{9000, family6}}
+	}
+	for _, p := range lossy {
+		list = append(list, target{name: fmt.Sprintf("RC at 0.1%% loss of RC without, %v", p),
+			num: p.key(testLoss, lossName(1000), oursRC), den: p.key(testLoss, lossName(0), oursRC), bound: 0.5})
+	}
+	return list
+}
+
+// wireFeatures hide packets of the wire in batches.
+var wireFeatures = []string{"tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-tcp-ecn-segmentation",
+	"tx-tcp-mangleid-segmentation", "tx-udp_tnl-segmentation", "tx-udp_tnl-csum-segmentation"}
+
+// singly makes the veth pair carry every packet of the wire by itself, so that a
+// rule at the receiver's ingress counts and drops packets and not batches.
+func (p *pair) singly() error {
+	for _, h := range p.hosts {
+		if err := h.OffloadsOff("eth0", wireFeatures...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// lose makes both ends drop one TCP or UDP packet in so many as it comes in, at
+// random, and counts what came. 0 drops none.
+func (p *pair) lose(oneIn int) error {
+	drop := ""
+	if oneIn > 0 {
+		drop = fmt.Sprintf("  meta l4proto { tcp, udp } numgen random mod %d == 0 counter drop comment \"lost\"\n", oneIn)
+	}
+	for _, h := range p.hosts {
+		script := "table netdev ipoibcm_bench {}\ndelete table netdev ipoibcm_bench\n" +
+			"table netdev ipoibcm_bench {\n chain loss {\n  type filter hook ingress device \"eth0\" priority 0; policy accept;\n" +
+			"  meta l4proto { tcp, udp } counter comment \"came\"\n" + drop + " }\n}\n"
+		if err := nft(h, script); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var nftCounter = regexp.MustCompile(`counter packets (\d+) bytes (\d+) (drop )?comment "(came|lost)"`)
+
+// lost returns how many packets came to either end since lose, how many of them
+// were dropped, and the octets of those that came.
+func (p *pair) lost() (came, lost, octets int, err error) {
+	for _, h := range p.hosts {
+		out, err := h.Output(exec.Command("nft", "list", "table", "netdev", "ipoibcm_bench"))
+		if err != nil {
+			return 0, 0, 0, fmt.Errorf("nft in %s: %w: %s", h.Name, err, out)
+		}
+		c, l, o := countLoss(string(out))
+		came, lost, octets = came+c, lost+l, octets+o
+	}
+	return came, lost, octets, nil
+}
+
+func countLoss(out string) (came, lost, octets int) {
+	for _, m := range nftCounter.FindAllStringSubmatch(out, -1) {
+		n, _ := strconv.Atoi(m[1])
+		size, _ := strconv.Atoi(m[2])
+		if m[4] == "lost" {
+			lost += n
+			continue
+		}
+		came += n
+		octets += size
+	}
+	return came, lost, octets
+}
+
+// checkLoss returns why what the rules counted is not loss of single packets of
+// the wire at that rate.
+func checkLoss(came, lost, octets, mtu, rate int) error {
+	switch {
+	case came == 0:
+		return errors.New("no packet passed the rules")
+	case octets/came > mtu:
+		return fmt.Errorf("packets of %d octets on average passed the rules: they do not see what the wire does", octets/came)
+	case rate > 0 && lost == 0 && came > 10*rate:
+		return fmt.Errorf("of %d packets none was lost: the rules do not work", came)
+	}
+	return nil
+}
+
+func nft(h *lab.Host, script string) error {
+	if _, err := exec.LookPath("nft"); err != nil {
+		return lab.ErrNoNFT
+	}
+	c := exec.Command("nft", "-f", "-")
+	c.Stdin = strings.NewReader(script)
+	if out, err := h.Output(c); err != nil {
+		return fmt.Errorf("nft in %s: %w: %s", h.Name, err, out)
+	}
+	return nil
+}
+
+// loss measures goodput while packets are lost.
+func (b *bench) loss(ctx context.Context, at place, rates []int, names []string) error {
+	list, stop := b.pairs(ctx, at, names)
+	defer stop()
+	for _, p := range list {
+		if err := p.singly(); err != nil {
+			return err
+		}
+	}
+	for round := range b.rounds {
+		for _, rate := range rates {
+			for _, p := range list {
+				b.say("%v, round %d of %d: %s, %s", at, round+1, b.rounds, lossName(rate), p.contender)
+				if err := p.lose(rate); err != nil {
+					return err
+				}
+				t, err := b.runLoad(ctx, p, load{streams: 1}, b.seconds)
+				if err != nil {
+					list = b.drop(list, p, at, err)
+					continue
+				}
+				came, lost, octets, err := p.lost()
+				if err != nil {
+					return err
+				}
+				if err := checkLoss(came, lost, octets, at.mtu, rate); err != nil {
+					return err
+				}
+				b.r.add(at.key(testLoss, lossName(rate), p.contender), "Mb/s", t.mbps())
+			}
+		}
+	}
+	return ctx.Err()
+}

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestTable(t *testing.T) {
+	tab := table{head: []string{"what", "µs"}}
+	tab.row("RC", "1.00")
+	tab.row("wireguard-go")
+	var b strings.Builder
+	tab.print(&b)
+	want := `| what         | µs   |
+| ------------ | ---- |
+| RC           | 1.00 |
+| wireguard-go |      |
+`
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func report() *Report {
+	r := &Report{Version: schema, Matrix: "short", Rounds: 3, Transfer: 2, Started: time.Date(2026, 2, 3, 4, 5, 0, 0, time.UTC),
+		Seconds: 300, Build: "b", Machine: Machine{CPU: "a CPU", Processors: 2, Kernel: "6", Go: "go", OtherCPU: 0.3}, Tools: map[string]string{"iperf3": "3.18"}}
+	at := place{9000, family6}
+	fill(r, at.key(testTCP, oneStream, raw), 10000, 20000, 30000)
+	fill(r, at.key(testTCP, oneStream, oursRC), 5000, 12000, 15000)
+	r.skip(wireguard, "cannot be built")
+	r.skip(wireguard, "cannot be built")
+	r.judge()
+	return r
+}
+
+// Contenders that have nothing at a place are left out of its table; cells have
+// the median, the spread and the median of the ratios.
+func TestPrint(t *testing.T) {
+	var b strings.Builder
+	report().print(&b)
+	got := b.String()
+	for _, want := range []string{`## TCP goodput
+
+| underlay MTU 9000, IPv6, Gb/s | 1 stream                |
+| ----------------------------- | ----------------------- |
+| raw veth                      | 20.0 (10.0–30.0)        |
+| RC                            | 12.0 (5.00–15.0) = 0.50 |
+
+`,
+		"in 5 minutes; build b.", "a CPU, 2 processors, Linux 6, go, iperf3 3.18. Other processes used 30% of the processors meanwhile: **timings are noisy**",
+		"## Not measured\n\n- wireguard-go: cannot be built\n",
+		"| met, not the aim ≥ 0.60 |",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("missing: %q", want)
+		}
+	}
+	if strings.Contains(got, "## Request and response") {
+		t.Error("a test that was not made has a heading")
+	}
+	if t.Failed() {
+		t.Log(got)
+	}
+}
+
+// What is not measured must not keep the report from being written: JSON has no NaN.
+func TestJSON(t *testing.T) {
+	out, err := json.Marshal(report())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back struct {
+		Series []struct {
+			Contender string    `json:"contender"`
+			MTU       int       `json:"underlay_mtu"`
+			Values    []float64 `json:"values"`
+			Median    float64   `json:"median"`
+		} `json:"series"`
+		Targets []struct {
+			Measured *float64 `json:"measured"`
+		} `json:"targets"`
+	}
+	if err := json.Unmarshal(out, &back); err != nil {
+		t.Fatal(err)
+	}
+	if s := back.Series; len(s) != 2 || s[1].Contender != oursRC || s[1].MTU != 9000 || len(s[1].Values) != 3 || s[1].Median != 12000 {
+		t.Errorf("series: %+v", s)
+	}
+	if v := back.Targets; len(v) < 5 || v[0].Measured == nil || *v[0].Measured != 0.5 || v[1].Measured != nil {
+		t.Errorf("targets: %+v", v)
+	}
+}
