@@ -41,6 +41,7 @@ var rooms = []room{
 	{"provider/softroce", 4, edge},
 	{"provider/softiwarp", 4, edge},
 	{"rdmacm", 4, edge},
+	{"rpcrdma/transport", 5, edge},
 	{"provider/softroce/engine", 3, pure},
 	{"cm", 3, pure},
 	{"mtu", 3, pure},

@@ -1,0 +1,93 @@
+package transport
+
+import (
+	"context"
+	"net"
+	"net/netip"
+
+	"ipoibcm/mpa"
+	"ipoibcm/provider/softiwarp"
+	"ipoibcm/rdmacm"
+)
+
+// DialRoCE connects to a TCP port number of the RDMA IP CM service. Opt.Provider
+// is p's.
+func DialRoCE(ctx context.Context, p *rdmacm.Port, remote netip.Addr, port uint16, opt Options) (*End, error) {
+	opt.RPC.Client = true
+	e, err := New(opt)
+	if err != nil {
+		return nil, err
+	}
+	c, err := p.Dial(ctx, remote, port, e.setup())
+	if err != nil {
+		e.Close()
+		return nil, err
+	}
+	e.Start(c.Private(), c.Close, c.Done())
+	return e, nil
+}
+
+// AcceptRoCE accepts a request of the RDMA IP CM service. Opt.Provider is that of
+// the port where it came in. It does not wait for the RTU, which may be lost.
+func AcceptRoCE(r *rdmacm.Request, opt Options) (*End, error) {
+	e, err := New(opt)
+	if err != nil {
+		r.Reject(nil)
+		return nil, err
+	}
+	c, err := r.Begin(e.setup())
+	if err != nil {
+		e.Close()
+		return nil, err
+	}
+	e.Start(r.Private, c.Close, c.Done())
+	return e, nil
+}
+
+func (e *End) setup() rdmacm.Setup {
+	return rdmacm.Setup{QP: e.qp, ResponderResources: reads, InitiatorDepth: reads, RNRRetry: 7, Private: e.Private()}
+}
+
+// startup are the MPA options of both sides: depths are negotiated, and CRCs used
+// where either wants them.
+func (e *End) startup() softiwarp.Startup {
+	return softiwarp.Startup{Options: mpa.Options{Negotiate: true, Depths: mpa.Depths{IRD: reads, ORD: reads}}, Private: e.Private()}
+}
+
+// DialIWARP connects by MPA over the connection that dial makes. Dev is
+// Opt.Provider.
+func DialIWARP(ctx context.Context, dev *softiwarp.Device, dial func(context.Context) (net.Conn, error), opt Options) (*End, error) {
+	opt.RPC.Client, opt.Provider = true, dev
+	e, err := New(opt)
+	if err != nil {
+		return nil, err
+	}
+	res, err := dev.Connect(ctx, e.qp, e.startup(), dial)
+	if err != nil {
+		e.Close()
+		return nil, err
+	}
+	e.Start(res.Private, func() {}, nil)
+	return e, nil
+}
+
+// AcceptIWARP answers the MPA request that comes over conn.
+func AcceptIWARP(ctx context.Context, dev *softiwarp.Device, conn net.Conn, opt Options) (*End, error) {
+	opt.Provider = dev
+	e, err := New(opt)
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	var private []byte
+	_, err = dev.Accept(ctx, e.qp, e.startup(), conn, func(_ context.Context, r mpa.Request) mpa.Event {
+		private = r.Private
+		return mpa.Accept{Private: e.Private()}
+	})
+	if err != nil {
+		e.Close()
+		return nil, err
+	}
+	e.Start(private, func() {}, nil)
+	return e, nil
+}

@@ -1,0 +1,308 @@
+package transport
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"time"
+
+	"ipoibcm/rpcrdma"
+	"ipoibcm/verbs"
+)
+
+// complete handles what the completion queue brings until it is destroyed.
+func (e *End) complete() {
+	var wcs [32]verbs.WC
+	for e.cq.Wait() == nil {
+		for {
+			n := e.cq.Poll(wcs[:])
+			for _, wc := range wcs[:n] {
+				e.completed(wc)
+			}
+			if n < len(wcs) {
+				break
+			}
+		}
+	}
+}
+
+func (e *End) completed(wc verbs.WC) {
+	select {
+	case <-e.started: // a peer may be faster than we are
+	case <-e.ctx.Done():
+	}
+	if wc.Status != verbs.Success {
+		err := fmt.Errorf("%v: %v", wc.Opcode, wc.Status)
+		if wc.Status == verbs.WRFlushError {
+			err = errors.New("the connection was lost")
+		}
+		e.end(err)
+		return
+	}
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return
+	}
+	var ev rpcrdma.Event
+	if wc.ID&recvMark != 0 {
+		slot := wc.ID &^ recvMark
+		in := e.scratch[:copy(e.scratch, e.recv.Buf[int(slot)*e.recvSize:][:wc.ByteLen])]
+		_ = e.postRecv(slot) // if it fails the queue pair does, and says so
+		ev = rpcrdma.Recv{Data: in, WithInv: wc.Flags&verbs.WithInv != 0, Invalidated: wc.Imm}
+		if wc.Flags&verbs.WithInv == 0 {
+			ev = rpcrdma.Recv{Data: in}
+		}
+	} else {
+		ev = e.sent(wc.ID)
+	}
+	if ev != nil {
+		e.apply(ev)
+	}
+	e.mu.Unlock()
+}
+
+// sent is the end of a work request of the send queue.
+func (e *End) sent(id uint64) (ev rpcrdma.Event) {
+	w := e.work[id]
+	delete(e.work, id)
+	e.inFlight--
+	switch {
+	case w.buffer:
+		e.spare = append(e.spare, w.region)
+	case w.read != nil:
+		r := w.read
+		if r.left--; r.left == 0 {
+			delete(e.reads, r.id)
+			ev = rpcrdma.ReadDone{Read: r.id, Data: r.region.Buf}
+			_ = e.opt.Provider.Deregister(r.region) // its octets stay
+		}
+	case w.region != nil:
+		_ = e.opt.Provider.Deregister(w.region)
+	}
+	e.post()
+	return ev
+}
+
+// step applies one event.
+func (e *End) step(ev rpcrdma.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.apply(ev)
+}
+
+// apply applies an event and what follows from it, with mu held.
+func (e *End) apply(ev rpcrdma.Event) {
+	e.events = append(e.events, ev)
+	if e.busy {
+		return
+	}
+	e.busy = true
+	for len(e.events) > 0 {
+		ev := e.events[0]
+		e.events = e.events[1:]
+		for _, a := range e.machine.Step(nil, time.Now(), ev) {
+			e.do(a)
+		}
+	}
+	e.events, e.busy = nil, false
+	e.post()
+	if e.timer != nil {
+		wait := time.Hour
+		if at := e.machine.Deadline(); !at.IsZero() {
+			wait = max(0, time.Until(at))
+		}
+		if !e.closed {
+			e.timer.Reset(wait)
+		}
+	}
+}
+
+// do carries out one action.
+func (e *End) do(a rpcrdma.Action) {
+	switch a := a.(type) {
+	case rpcrdma.Send:
+		e.send(a)
+	case rpcrdma.Register:
+		e.register(a)
+	case rpcrdma.Release:
+		r := e.memory[a.Reg]
+		delete(e.memory, a.Reg)
+		if r == nil {
+			return
+		}
+		if err := e.opt.Provider.Deregister(r); err != nil && a.Invalidated != r.RKey {
+			e.events = append(e.events, rpcrdma.ReleaseFailed{Reg: a.Reg})
+		}
+	case rpcrdma.Read:
+		e.read(a)
+	case rpcrdma.Write:
+		e.write(a)
+	case rpcrdma.Serve:
+		e.serve(a)
+	case rpcrdma.Done:
+		answer := e.calls[a.ID]
+		delete(e.calls, a.ID)
+		if answer == nil {
+			return
+		}
+		a.Payload = bytes.Clone(a.Payload)
+		results := make([][]byte, len(a.Results))
+		for i, r := range a.Results {
+			results[i] = bytes.Clone(r)
+		}
+		a.Results = results
+		if a.Option != nil {
+			a.Option = &rpcrdma.Option{Type: a.Option.Type, Info: bytes.Clone(a.Option.Info)}
+		}
+		answer <- a
+	case rpcrdma.Ready:
+		if !e.told {
+			e.told = true
+			close(e.ready)
+		}
+	case rpcrdma.Learned:
+		if e.opt.Learned != nil {
+			e.opt.Learned(a)
+		}
+	case rpcrdma.Close:
+		go e.end(a.Err) // it wants mu
+	}
+}
+
+func (e *End) send(a rpcrdma.Send) {
+	var r *verbs.Region
+	buffer := len(e.spare) > 0 && len(a.Data) <= len(e.spare[len(e.spare)-1].Buf)
+	if buffer {
+		r = e.spare[len(e.spare)-1]
+		e.spare = e.spare[:len(e.spare)-1]
+	} else { // more than both ends have credits for: errors that answer nonsense
+		var err error
+		if r, err = e.opt.Provider.Alloc(len(a.Data)); err != nil {
+			go e.end(fmt.Errorf("no memory for a message: %w", err))
+			return
+		}
+	}
+	n := copy(r.Buf, a.Data)
+	wr := verbs.SendWR{Opcode: verbs.Send, SG: []verbs.SGE{{Region: r, Buf: r.Buf[:n]}}}
+	if a.WithInv {
+		wr.Opcode, wr.InvKey = verbs.SendInv, a.Invalidate
+	}
+	e.enqueue(wr, work{region: r, buffer: buffer})
+}
+
+// enqueue puts a work request behind all others.
+func (e *End) enqueue(wr verbs.SendWR, w work) {
+	e.lastWR++
+	wr.ID, wr.Flags = e.lastWR, verbs.Signaled
+	e.work[wr.ID] = w
+	e.queue = append(e.queue, wr)
+}
+
+// post posts what there is room for.
+func (e *End) post() {
+	n := min(len(e.queue), e.depth-e.inFlight)
+	if n <= 0 || e.closed {
+		return
+	}
+	took, err := e.qp.PostSend(e.queue[:n])
+	e.inFlight += took
+	e.queue = e.queue[took:]
+	if err != nil && !errors.Is(err, verbs.ErrQueueFull) {
+		go e.end(err) // it wants mu
+	}
+}
+
+func (e *End) register(a rpcrdma.Register) {
+	access, buf := verbs.RemoteWrite, make([]byte, max(1, a.Len))
+	if a.Data != nil {
+		access, buf = verbs.RemoteRead, bytes.Clone(a.Data)
+	}
+	r, err := e.opt.Provider.Register(buf, access)
+	if err != nil {
+		e.events = append(e.events, rpcrdma.Registered{Reg: a.Reg, Err: err})
+		return
+	}
+	e.memory[a.Reg] = r
+	e.events = append(e.events, rpcrdma.Registered{Reg: a.Reg, Buf: r.Buf, Invalidatable: e.opt.Provider.Caps().Inv,
+		Segments: []rpcrdma.Segment{{Handle: r.RKey, Length: uint32(len(r.Buf)), Offset: r.Addr}}})
+}
+
+func (e *End) read(a rpcrdma.Read) {
+	region, err := e.opt.Provider.Alloc(max(1, a.Len))
+	if err != nil {
+		e.events = append(e.events, rpcrdma.ReadDone{Read: a.Read, Err: err})
+		return
+	}
+	r := &read{id: a.Read, region: region}
+	e.reads[a.Read] = r
+	at := 0
+	for _, s := range a.Segments {
+		n := min(int(s.Length), a.Len-at)
+		if n <= 0 {
+			continue
+		}
+		r.left++
+		e.enqueue(verbs.SendWR{Opcode: verbs.Read, SG: []verbs.SGE{{Region: region, Buf: region.Buf[at : at+n]}}, RemoteAddr: s.Offset, RKey: s.Handle}, work{read: r})
+		at += n
+	}
+	if r.left == 0 {
+		delete(e.reads, a.Read)
+		_ = e.opt.Provider.Deregister(region)
+		e.events = append(e.events, rpcrdma.ReadDone{Read: a.Read, Data: region.Buf[:0]})
+	}
+}
+
+func (e *End) write(a rpcrdma.Write) {
+	if len(a.Data) == 0 {
+		return
+	}
+	region, err := e.opt.Provider.Alloc(len(a.Data))
+	if err != nil {
+		go e.end(fmt.Errorf("no memory for a reply: %w", err))
+		return
+	}
+	rest := region.Buf[:copy(region.Buf, a.Data)]
+	for _, s := range a.Segments {
+		n := min(len(rest), int(s.Length))
+		if n == 0 {
+			continue
+		}
+		w := work{}
+		if n == len(rest) {
+			w.region = region // in order: the others are done by then
+		}
+		e.enqueue(verbs.SendWR{Opcode: verbs.Write, SG: []verbs.SGE{{Region: region, Buf: rest[:n]}}, RemoteAddr: s.Offset, RKey: s.Handle}, w)
+		rest = rest[n:]
+	}
+}
+
+// serve lets the program answer a call.
+func (e *End) serve(a rpcrdma.Serve) {
+	if e.closed {
+		return
+	}
+	a.Payload = bytes.Clone(a.Payload)
+	if a.Option != nil {
+		a.Option = &rpcrdma.Option{Type: a.Option.Type, Info: bytes.Clone(a.Option.Info)}
+	}
+	e.wg.Go(func() {
+		ev := rpcrdma.Event(nil)
+		if e.opt.Serve != nil {
+			ev = e.opt.Serve(e.ctx, a)
+		}
+		if e.ctx.Err() != nil {
+			return
+		}
+		switch v := ev.(type) {
+		case rpcrdma.Answer:
+			v.ID = a.ID
+			e.step(v)
+		case rpcrdma.CannotAnswer:
+			v.ID = a.ID
+			e.step(v)
+		default:
+			e.step(rpcrdma.Answer{ID: a.ID, Payload: (&rpcrdma.RPCReply{Status: rpcrdma.RPCProgUnavail}).Append(nil)})
+		}
+	})
+}

@@ -1,0 +1,336 @@
+package transport
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/rpcrdma"
+	"ipoibcm/verbs"
+)
+
+// Options configures an End. Only Provider must be set.
+type Options struct {
+	Provider verbs.Provider
+	// RPC are the options of the machine. XID, RecvInv and SendInv are set by the
+	// End, after what the provider can do.
+	RPC rpcrdma.Options
+	// Serve answers a call of the peer, in a goroutine of its own; as many run at a
+	// time as credits were granted. It returns an Answer or a CannotAnswer, whose
+	// ID is filled in. ctx ends with the connection. Nil answers
+	// RPCProgUnavail to everything.
+	Serve func(ctx context.Context, call rpcrdma.Serve) rpcrdma.Event
+	// Learned is told what is worth remembering of the peer. Nil forgets it.
+	Learned func(rpcrdma.Learned)
+	// Closed is told how the connection ended. Nil does not want to know.
+	Closed func(error)
+}
+
+// reads is how many RDMA READs an End has outstanding at a time, and answers.
+const reads = 16
+
+// ErrClosed says that an End was closed here.
+var ErrClosed = errors.New("closed")
+
+// An End is one end of one connection. Its methods may be called from several
+// goroutines.
+type End struct {
+	opt Options
+	cq  verbs.CQ
+	qp  verbs.QP
+	wg  sync.WaitGroup
+
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	mu      sync.Mutex
+	machine *rpcrdma.Conn
+	timer   *time.Timer
+	events  []rpcrdma.Event // that carrying out actions has caused
+	busy    bool            // Step is running further up
+	scratch []byte          // a received message, while the machine reads it
+
+	recv     *verbs.Region
+	recvSize int
+
+	queue    []verbs.SendWR // what the send queue has no room for yet, in order
+	inFlight int            // in the send queue
+	depth    int            // of the send queue
+	lastWR   uint64
+	work     map[uint64]work // by work request
+	spare    []*verbs.Region // send buffers
+
+	memory map[rpcrdma.RegID]*verbs.Region
+	reads  map[rpcrdma.ReadID]*read
+
+	lastCall uint64
+	calls    map[uint64]chan rpcrdma.Done
+
+	started chan struct{} // Start was called
+	ready   chan struct{}
+	told    bool // ready is closed
+	unbind  func()
+	closing bool          // end was called
+	closed  bool          // the machine has heard of it
+	done    chan struct{} // everything is given back
+}
+
+// work is what a work request of the send queue was for.
+type work struct {
+	region *verbs.Region // to give back
+	buffer bool          // region is a send buffer
+	read   *read
+}
+
+// A read is one RDMA READ of the machine, in as many work requests as there are
+// segments.
+type read struct {
+	id     rpcrdma.ReadID
+	region *verbs.Region
+	left   int
+}
+
+// recvMark distinguishes the work requests of the receive queue.
+const recvMark = 1 << 63
+
+// New makes an End with a queue pair in INIT, its receives posted. Close gives
+// everything back, whether it was connected or not.
+func New(opt Options) (*End, error) {
+	caps := opt.Provider.Caps()
+	opt.RPC.RecvInv, opt.RPC.SendInv = caps.Inv, caps.Inv
+	var xid [4]byte
+	_, _ = rand.Read(xid[:]) // never fails
+	opt.RPC.XID = rpcrdma.XID(binary.BigEndian.Uint32(xid[:]))
+	m, err := rpcrdma.NewConn(opt.RPC)
+	if err != nil {
+		return nil, err
+	}
+	e := &End{opt: opt, machine: m, work: map[uint64]work{}, memory: map[rpcrdma.RegID]*verbs.Region{}, reads: map[rpcrdma.ReadID]*read{},
+		calls: map[uint64]chan rpcrdma.Done{}, started: make(chan struct{}), ready: make(chan struct{}), done: make(chan struct{}), unbind: func() {}}
+	e.ctx, e.cancel = context.WithCancelCause(context.Background())
+	if err := e.make(); err != nil {
+		e.destroy()
+		return nil, fmt.Errorf("rpcrdma: %w", err)
+	}
+	e.timer = time.AfterFunc(time.Hour, func() { e.step(rpcrdma.Wake{}) })
+	e.wg.Go(e.complete)
+	return e, nil
+}
+
+func (e *End) make() (err error) {
+	count, size := e.machine.RecvBuffers()
+	sends, largest := e.machine.SendBuffers()
+	e.depth = min(sends+2*rpcrdma.MaxSegments, e.opt.Provider.Caps().MaxQPDepth)
+	p := e.opt.Provider
+	if e.cq, err = p.CreateCQ(count + e.depth); err != nil {
+		return err
+	}
+	if e.qp, err = p.CreateQP(verbs.QPInit{Transport: ib.RC, SendCQ: e.cq, RecvCQ: e.cq, SendDepth: e.depth, RecvDepth: count, MaxSendSGE: 1, MaxRecvSGE: 1}); err != nil {
+		return err
+	}
+	if err := e.qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: ib.DefaultPKey, Access: verbs.RemoteRead | verbs.RemoteWrite}); err != nil {
+		return err
+	}
+	e.recvSize, e.scratch = size, make([]byte, size)
+	if e.recv, err = p.Alloc(count * size); err != nil {
+		return err
+	}
+	for range sends {
+		r, err := p.Alloc(largest)
+		if err != nil {
+			return err
+		}
+		e.spare = append(e.spare, r)
+	}
+	for i := range count {
+		if err := e.postRecv(uint64(i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *End) postRecv(slot uint64) error {
+	buf := e.recv.Buf[int(slot)*e.recvSize:][:e.recvSize]
+	_, err := e.qp.PostRecv([]verbs.RecvWR{{ID: recvMark | slot, SG: []verbs.SGE{{Region: e.recv, Buf: buf}}}})
+	return err
+}
+
+// QP is the queue pair.
+func (e *End) QP() verbs.QP { return e.qp }
+
+// Private is what goes into the private data of the connection, at its beginning.
+func (e *End) Private() []byte { return e.machine.Private() }
+
+// Start says that the queue pair is in RTS, and what private data the peer sent.
+// unbind ends the connection below; it is called once. lost is closed when the
+// connection below has ended.
+func (e *End) Start(private []byte, unbind func(), lost <-chan struct{}) {
+	e.mu.Lock()
+	e.unbind = unbind
+	e.mu.Unlock()
+	e.step(rpcrdma.Connected{Private: private})
+	close(e.started)
+	e.wg.Go(func() {
+		select {
+		case <-lost:
+			e.end(errors.New("the peer ended the connection"))
+		case <-e.ctx.Done():
+		}
+	})
+}
+
+// Info is what holds now.
+func (e *End) Info() rpcrdma.Info {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.machine.Info()
+}
+
+// Counters calls f for what was refused or went wrong, by reason.
+func (e *End) Counters(f func(name string, value uint64)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.machine.Counters().Each(f)
+}
+
+// Ready is closed when the version is settled.
+func (e *End) Ready() <-chan struct{} { return e.ready }
+
+// Done is closed when the connection has ended and all memory is given back. Err
+// says why.
+func (e *End) Done() <-chan struct{} { return e.done }
+
+// Err is why the connection has ended, nil before that.
+func (e *End) Err() error { return context.Cause(e.ctx) }
+
+// A Reply is what a call brought.
+type Reply struct {
+	// Payload is the RPC reply without the items that were written by themselves,
+	// which are Results.
+	Payload []byte
+	Results [][]byte
+	Option  *rpcrdma.Option
+}
+
+// A CallError says that a call brought no reply.
+type CallError struct {
+	Reason    rpcrdma.Reason
+	Detail    string
+	Transport rpcrdma.TransportError // what the peer said, if Reason is ReasonPeerError
+}
+
+// Error tells the reason.
+func (e *CallError) Error() string {
+	return (&rpcrdma.Error{Reason: e.Reason, Detail: e.Detail}).Error()
+}
+
+// Call makes a call and waits for its reply. The ID is chosen here.
+func (e *End) Call(ctx context.Context, req rpcrdma.Submit) (Reply, error) {
+	answer := make(chan rpcrdma.Done, 1)
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return Reply{}, context.Cause(e.ctx)
+	}
+	e.lastCall++
+	req.ID = e.lastCall
+	e.calls[req.ID] = answer
+	e.apply(req)
+	e.mu.Unlock()
+	var d rpcrdma.Done
+	select {
+	case d = <-answer:
+	case <-ctx.Done():
+		e.step(rpcrdma.Cancel{ID: req.ID})
+		select {
+		case d = <-answer: // that it was cancelled, or the reply at the last moment
+		case <-e.done:
+			return Reply{}, context.Cause(ctx)
+		}
+		if d.Err != nil {
+			return Reply{}, context.Cause(ctx)
+		}
+	case <-e.done:
+		select {
+		case d = <-answer:
+		default:
+			return Reply{}, context.Cause(e.ctx)
+		}
+	}
+	if d.Err != nil {
+		return Reply{}, &CallError{d.Err.Reason, d.Err.Detail, d.Transport}
+	}
+	return Reply{d.Payload, d.Results, d.Option}, nil
+}
+
+// Close ends the connection and gives everything back.
+func (e *End) Close() {
+	e.end(ErrClosed)
+	<-e.done
+}
+
+// end begins the end, once. The queue pair stops before the machine hears of it,
+// so that no peer reaches memory that is given back.
+func (e *End) end(why error) {
+	e.mu.Lock()
+	first, unbind := !e.closing, e.unbind
+	e.closing = true
+	e.mu.Unlock()
+	if !first {
+		return
+	}
+	e.cancel(why)
+	go func() {
+		unbind()
+		_ = e.qp.Modify(verbs.QPAttr{State: verbs.StateError}) // gone already is as good
+		e.mu.Lock()
+		e.apply(rpcrdma.Disconnected{Err: why})
+		e.closed = true
+		e.mu.Unlock()
+		e.destroy()
+		e.wg.Wait()
+		if e.opt.Closed != nil {
+			e.opt.Closed(why)
+		}
+		close(e.done)
+	}()
+}
+
+// destroy gives back what New took.
+func (e *End) destroy() {
+	if e.timer != nil {
+		e.timer.Stop()
+	}
+	if e.qp != nil {
+		_ = e.qp.Destroy()
+	}
+	if e.cq != nil {
+		_ = e.cq.Destroy()
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	all := append(e.spare, e.recv)
+	for _, w := range e.work {
+		if w.read == nil {
+			all = append(all, w.region)
+		}
+	}
+	for _, r := range e.memory {
+		all = append(all, r)
+	}
+	for _, r := range e.reads {
+		all = append(all, r.region)
+	}
+	for _, r := range all {
+		if r != nil {
+			_ = e.opt.Provider.Deregister(r) // gone already is as good
+		}
+	}
+	e.spare, e.recv, e.work, e.memory, e.reads = nil, nil, nil, nil, nil
+}
