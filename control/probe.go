@@ -70,3 +70,52 @@ type MPASettled struct {
 	MULPDU      int    `json:"mulpdu"` // largest ULPDU that would be sent, octets
 	Fallback    bool   `json:"fallback"`
 }
+
+// An RPCProbe is what "ipoibcmd probe rpcrdma" found out about one peer.
+type RPCProbe struct {
+	Version   int    `json:"version"`
+	Peer      string `json:"peer"` // address and port
+	Local     string `json:"local,omitempty"`
+	Transport string `json:"transport"` // "roce" or "iwarp"
+	Outcome   string `json:"outcome"`   // "answered", "refused" (connected, and the program said no) or "failed"
+
+	// Sent and Received are the private data of the two ends; octets and what they mean.
+	Sent     *RPCPrivate `json:"sent,omitempty"`
+	Received *RPCPrivate `json:"received,omitempty"`
+
+	// Offered is the version of RPC-over-RDMA of our first message, Agreed the one
+	// that was settled on, and Refused the one that the peer does not speak. 0: none.
+	Offered int `json:"offered"`
+	Agreed  int `json:"agreed"`
+	Refused int `json:"refused,omitempty"`
+
+	// SendInline and RecvInline are the largest messages that hold now, in octets.
+	SendInline int  `json:"send_inline"`
+	RecvInline int  `json:"recv_inline"`
+	RemoteInv  bool `json:"remote_invalidation"` // replies may invalidate a handle of their call
+	Asked      int  `json:"credits_asked"`
+	Granted    int  `json:"credits_granted"`
+
+	// Program is the RPC program whose procedure 0 was called, Status what it said.
+	Program        uint32 `json:"program"`
+	ProgramVersion uint32 `json:"program_version"`
+	Status         string `json:"status,omitempty"`
+	// SetupMS is the time from the REQ or the TCP SYN to a connection.
+	SetupMS float64   `json:"setup_ms"`
+	NullMS  []float64 `json:"null_ms"` // round-trip times
+
+	Error string `json:"error,omitempty"`
+	// Counters are what was refused or went wrong, by reason, if not zero.
+	Counters map[string]uint64 `json:"counters,omitempty"`
+}
+
+// An RPCPrivate is the private data of one end (RFC 8797).
+type RPCPrivate struct {
+	Hex string `json:"hex"` // the whole field, but for zeros at its end
+	// At is where its RFC 8797 message begins; negative: there is none, and what
+	// follows are the defaults.
+	At        int  `json:"at"`
+	SendSize  int  `json:"send_size"` // octets
+	RecvSize  int  `json:"recv_size"` // octets
+	RemoteInv bool `json:"remote_invalidation"`
+}

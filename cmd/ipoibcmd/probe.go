@@ -22,8 +22,8 @@ import (
 
 func newProbe() *cobra.Command {
 	cmd := &cobra.Command{Use: "probe", Short: "set up one connection with a peer and tell what was agreed",
-		Example: "  ipoibcmd probe mpa 192.0.2.7:7174 --peer-to-peer"}
-	cmd.AddCommand(newProbeMPA())
+		Example: "  ipoibcmd probe mpa 192.0.2.7:7174 --peer-to-peer\n  ipoibcmd probe rpcrdma 192.0.2.7:20049"}
+	cmd.AddCommand(newProbeMPA(), newProbeRPC())
 	return cmd
 }
 

@@ -75,6 +75,7 @@ type End struct {
 	ready   chan struct{}
 	told    bool // ready is closed
 	unbind  func()
+	private []byte        // of the peer
 	closing bool          // end was called
 	closed  bool          // the machine has heard of it
 	done    chan struct{} // everything is given back
@@ -167,12 +168,19 @@ func (e *End) QP() verbs.QP { return e.qp }
 // Private is what goes into the private data of the connection, at its beginning.
 func (e *End) Private() []byte { return e.machine.Private() }
 
+// PeerPrivate is what was given to Start.
+func (e *End) PeerPrivate() []byte {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.private
+}
+
 // Start says that the queue pair is in RTS, and what private data the peer sent.
 // unbind ends the connection below; it is called once. lost is closed when the
 // connection below has ended.
 func (e *End) Start(private []byte, unbind func(), lost <-chan struct{}) {
 	e.mu.Lock()
-	e.unbind = unbind
+	e.unbind, e.private = unbind, private
 	e.mu.Unlock()
 	e.step(rpcrdma.Connected{Private: private})
 	close(e.started)

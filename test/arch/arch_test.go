@@ -59,6 +59,7 @@ var rooms = []room{
 	{"serviceid", 1, pure},
 	{"gate", 1, pure},
 	{"control", 1, pure},
+	{"peerrpc", 1, pure},
 	{"verbs", 1, pure},
 	{"verbs/regions", 2, edge},
 	{"ib", 0, pure},

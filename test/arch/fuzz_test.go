@@ -23,6 +23,7 @@ import (
 // target, with the reason.
 var unfuzzed = map[string]string{
 	"(*ipoibcm/cmd/ipoibcmd.mpaProbe).parse": "reads what the user types",
+	"(*ipoibcm/cmd/ipoibcmd.rpcProbe).parse": "reads what the user types",
 	"ipoibcm/tun.readFD":                     "fills the octets, and looks at none",
 }
 

@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"ipoibcm/control"
+	"ipoibcm/ib"
+	"ipoibcm/provider/softiwarp"
+	"ipoibcm/provider/softroce"
+	"ipoibcm/rdmacm"
+	"ipoibcm/rpcrdma"
+	"ipoibcm/rpcrdma/transport"
+)
+
+// serveRPC accepts connections at 127.0.0.2 until the test ends, and returns
+// the address to probe.
+func serveRPC(t *testing.T, carrier string, opt transport.Options) string {
+	t.Helper()
+	local := netip.MustParseAddr("127.0.0.2")
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	if carrier == "iwarp" {
+		dev, err := softiwarp.Open(softiwarp.Options{Addr: local, Port: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ln, err := net.Listen("tcp", "127.0.0.2:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			defer close(done)
+			for {
+				conn, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				if e, err := transport.AcceptIWARP(ctx, dev, conn, opt); err == nil {
+					defer e.Close()
+				}
+			}
+		}()
+		t.Cleanup(func() {
+			cancel()
+			ln.Close()
+			<-done
+			dev.Close()
+		})
+		return ln.Addr().String()
+	}
+	dev, err := softroce.Open(softroce.Options{Underlay: "lo", GID: ib.GID(local.As16())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	port, err := rdmacm.Open(rdmacm.Options{Provider: dev})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := port.Listen(nfsPort)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opt.Provider = dev
+	go func() {
+		defer close(done)
+		for {
+			r, err := l.Next(ctx)
+			if err != nil {
+				return
+			}
+			if e, err := transport.AcceptRoCE(r, opt); err == nil {
+				defer e.Close()
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+		port.Close()
+		dev.Close()
+	})
+	return "127.0.0.2"
+}
+
+// probeRPC runs the program.
+func probeRPC(t *testing.T, args ...string) (status int, text string, doc control.RPCProbe) {
+	t.Helper()
+	c := program(t, append([]string{"probe", "rpcrdma"}, args...)...)
+	out, err := c.Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		status = exit.ExitCode()
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	if strings.HasPrefix(string(out), "{") {
+		if err := json.Unmarshal(out, &doc); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return status, string(out), doc
+}
+
+func nfs(_ context.Context, s rpcrdma.Serve) rpcrdma.Event {
+	call, _, err := rpcrdma.ParseRPCCall(s.Payload)
+	reply := rpcrdma.RPCReply{}
+	switch {
+	case err != nil || call.Prog != nfsProgram:
+		reply.Status = rpcrdma.RPCProgUnavail
+	case call.Vers != nfsVersion:
+		reply.Status, reply.Low, reply.High = rpcrdma.RPCProgMismatch, 3, 4
+	}
+	return rpcrdma.Answer{Payload: reply.Append(nil)}
+}
+
+func TestProbeRPC(t *testing.T) {
+	for _, carrier := range []string{"roce", "iwarp"} {
+		t.Run(carrier, func(t *testing.T) {
+			addr := serveRPC(t, carrier, transport.Options{Serve: nfs, RPC: rpcrdma.Options{SendSize: 8192, RecvSize: 2048, Grant: 5}})
+			status, text, d := probeRPC(t, addr, "--transport", carrier, "--json", "--count", "4")
+			if status != 0 || d.Outcome != "answered" || d.Agreed != 2 || d.Offered != 2 || d.Refused != 0 || d.Granted != 5 || len(d.NullMS) != 4 || d.Status != "SUCCESS" {
+				t.Errorf("status %d: %s", status, text)
+			}
+			if d.Sent == nil || d.Sent.SendSize != 4096 || d.Received == nil || d.Received.SendSize != 8192 || d.Received.RecvSize != 2048 || d.Received.At != 0 ||
+				!strings.HasPrefix(d.Received.Hex, "f6ab0e1801") || !d.Received.RemoteInv {
+				t.Errorf("private data: %s", text)
+			}
+			status, text, _ = probeRPC(t, addr, "--transport", carrier)
+			for _, want := range []string{"version          2 (offered 2)", "4096 octets to the peer", "100003 version 4: SUCCESS", "NULL             3 calls", "\nanswered\n"} {
+				if status != 0 || !strings.Contains(text, want) {
+					t.Errorf("%q is not in\n%s", want, text)
+				}
+			}
+			status, text, d = probeRPC(t, addr, "--transport", carrier, "--json", "--rpcrdma", "1", "--version", "9")
+			if status != 1 || d.Outcome != "refused" || d.Agreed != 1 || d.RecvInline != 4096 || d.SendInline != 2048 || !strings.Contains(d.Status, "versions 3 to 4") {
+				t.Errorf("status %d: %s", status, text)
+			}
+			status, text, d = probeRPC(t, addr, "--transport", carrier, "--json", "--vers-only", "--program", "0x20000001")
+			if status != 0 || d.Agreed != 2 || len(d.NullMS) != 0 {
+				t.Errorf("status %d: %s", status, text)
+			}
+		})
+	}
+}
+
+// A server that speaks version one only.
+func TestProbeRPCVersionOne(t *testing.T) {
+	addr := serveRPC(t, "roce", transport.Options{Serve: nfs, RPC: rpcrdma.Options{MaxVersion: 1}})
+	if status, text, d := probeRPC(t, addr, "--json"); status != 0 || d.Agreed != 1 || d.Refused != 2 || d.SendInline != 4096 {
+		t.Errorf("status %d: %s", status, text)
+	}
+}
+
+func TestProbeRPCFailures(t *testing.T) {
+	for _, tt := range []struct {
+		args   []string
+		status int
+		want   string
+	}{
+		{[]string{"127.0.0.9", "--timeout", "300ms"}, 1, "no connection within 300ms"},
+		{[]string{"127.0.0.9:1", "--transport", "iwarp", "--timeout", "1s"}, 1, "refused"},
+		{[]string{"127.0.0.9:0"}, 2, ""},
+		{[]string{"127.0.0.9:http"}, 2, ""},
+		{[]string{"127.0.0.9", "--program", "mount"}, 2, ""},
+		{[]string{"127.0.0.9", "--transport", "tcp"}, 2, ""},
+		{[]string{"127.0.0.9", "--count", "0"}, 2, ""},
+		{[]string{"127.0.0.9", "--rpcrdma", "3"}, 2, ""},
+		{[]string{"127.0.0.9", "--send-size", "7"}, 2, ""},
+		{[]string{}, 2, ""},
+	} {
+		start := time.Now()
+		if status, text, _ := probeRPC(t, tt.args...); status != tt.status || !strings.Contains(text, tt.want) {
+			t.Errorf("%q: status %d: %s", tt.args, status, text)
+		}
+		if took := time.Since(start); took > 10*time.Second {
+			t.Errorf("%q took %v", tt.args, took)
+		}
+	}
+}

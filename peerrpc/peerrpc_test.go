@@ -1,0 +1,80 @@
+package peerrpc
+
+import (
+	"bytes"
+	"testing"
+)
+
+func TestRange(t *testing.T) {
+	b := Range{1 << 40, 7}.Append(nil)
+	if !bytes.Equal(b, []byte("\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00\x07")) {
+		t.Errorf("%x", b)
+	}
+	if r, err := ParseRange(b); err != nil || r != (Range{1 << 40, 7}) {
+		t.Error(r, err)
+	}
+	for _, n := range []int{0, 11, 13} {
+		if _, err := ParseRange(make([]byte, n)); err == nil {
+			t.Errorf("%d octets were taken", n)
+		}
+	}
+}
+
+func TestDocument(t *testing.T) {
+	for _, s := range []string{"", "a", "abc", "abcd", "abcde"} {
+		b := AppendDocument(nil, []byte(s))
+		if len(b)%4 != 0 {
+			t.Errorf("%q takes %d octets", s, len(b))
+		}
+		doc, rest, err := ParseDocument(append(bytes.Clone(b), "more"...), nil)
+		if err != nil || string(doc) != s || string(rest) != "more" {
+			t.Errorf("%q: %q, %q, %v", s, doc, rest, err)
+		}
+		if doc, rest, err = ParseDocument(b[:4], []byte(s+"and what was there before")); err != nil || string(doc) != s || len(rest) != 0 {
+			t.Errorf("%q written: %q, %q, %v", s, doc, rest, err)
+		}
+		if len(b) > 4 {
+			if _, _, err := ParseDocument(b[:len(b)-1], nil); err == nil {
+				t.Errorf("%q without its end was taken", s)
+			}
+			if _, _, err := ParseDocument(b[:4], []byte(s[1:])); err == nil {
+				t.Errorf("%q written short was taken", s)
+			}
+		}
+	}
+	if _, _, err := ParseDocument([]byte{0xff, 0xff, 0xff, 0xff}, make([]byte, 8)); err == nil {
+		t.Error("4 GiB were taken")
+	}
+}
+
+func TestBatch(t *testing.T) {
+	b := AppendBatch(nil, 9, []byte("{}\n{}\n"))
+	if last, lines, err := ParseBatch(b, nil); err != nil || last != 9 || string(lines) != "{}\n{}\n" {
+		t.Error(last, lines, err)
+	}
+	if _, _, err := ParseBatch(append(b, 0), nil); err == nil {
+		t.Error("an octet behind it was taken")
+	}
+	if _, _, err := ParseBatch(b[:7], nil); err == nil {
+		t.Error("7 octets were taken")
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(Range{1, 2}.Append(nil), []byte(nil))
+	f.Add(AppendBatch(nil, 3, []byte("x\n")), []byte("written"))
+	f.Fuzz(func(t *testing.T, b, written []byte) {
+		if r, err := ParseRange(b); err == nil && !bytes.Equal(r.Append(nil), b) {
+			t.Fatalf("%x became %+v", b, r)
+		}
+		if last, lines, err := ParseBatch(b, nil); err == nil {
+			again := AppendBatch(nil, last, lines)
+			if len(again) != len(b) || !bytes.Equal(again[:12+len(lines)], b[:12+len(lines)]) {
+				t.Fatalf("%x became %x", b, again)
+			}
+		}
+		if _, doc, err := ParseBatch(b, written); err == nil && len(doc) > MaxDocument {
+			t.Fatal(len(doc))
+		}
+	})
+}
