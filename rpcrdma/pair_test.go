@@ -163,7 +163,9 @@ func (e *end) do(a Action) {
 			}
 		}
 	case Serve:
-		e.serves = append(e.serves, a)
+		kept := a
+		kept.Payload = slices.Clone(a.Payload)
+		e.serves = append(e.serves, kept)
 		if e.program != nil {
 			if ev := e.program(a); ev != nil {
 				e.step(ev)
@@ -173,6 +175,9 @@ func (e *end) do(a Action) {
 		a.Payload = slices.Clone(a.Payload)
 		for i := range a.Results {
 			a.Results[i] = slices.Clone(a.Results[i])
+		}
+		if a.Option != nil {
+			a.Option = &Option{a.Option.Type, slices.Clone(a.Option.Info)}
 		}
 		e.done = append(e.done, a)
 	case Ready:
@@ -203,6 +208,8 @@ func show(a Action) string {
 		return fmt.Sprintf("Write %d octets to %v", len(a.Data), a.Segments)
 	case Done:
 		return fmt.Sprintf("Done %d: %d octets, %v", a.ID, len(a.Payload), a.Err)
+	case Serve:
+		return fmt.Sprintf("Serve %d: %d octets, room for %d and %v", a.ID, len(a.Payload), a.MaxReply, a.Results)
 	case Register:
 		return fmt.Sprintf("Register %d: %d octets", a.Reg, a.Len)
 	}

@@ -143,9 +143,8 @@ func (c *Conn) give(dst []Action, s *served) []Action {
 			c.forget(s)
 			return c.refuse(dst, &s.h, err, TransportError{Code: ErrBadXDR})
 		}
-		s.inline, s.chunks = nil, nil
 	}
-	s.given = true
+	s.inline, s.chunks, s.given = nil, nil, true // the program has it
 	a := Serve{ID: s.id, Payload: payload, MaxReply: c.room(s)}
 	for _, w := range s.h.Writes {
 		a.Results = append(a.Results, int(min(w.Len(), 1<<31-1)))

@@ -1,0 +1,360 @@
+package rpcrdma
+
+import (
+	"testing"
+	"time"
+)
+
+// flight is how many calls an end has unanswered, those given up included.
+func (e *end) flight() (n int) {
+	for _, k := range e.calls {
+		if k.state != callQueued {
+			n++
+		}
+	}
+	return n + len(e.abandoned)
+}
+
+// TestCredits: never more calls than the less of what was asked and granted.
+func TestCredits(t *testing.T) {
+	for _, tt := range []struct {
+		name        string
+		ask, grant  int
+		most        int
+		wantGranted int
+	}{
+		// V2-R1-1, V2-R1-3
+		{"the responder has fewer", 10, 3, 3, 3},
+		{"the requester has fewer", 4, 16, 4, 16},
+		{"one", 8, 1, 1, 1},
+	} {
+		for _, version := range []Version{1, 2} {
+			w := up(t, Options{MaxVersion: version, Ask: tt.ask}, Options{MaxVersion: version, Grant: tt.grant})
+			c, s := w.client(), w.server()
+			s.program = nil
+			most := 0
+			for i := range 20 {
+				c.step(Submit{ID: uint64(i), Payload: rpc(i)})
+			}
+			for {
+				w.run(time.Second)
+				if len(c.done) == 20 {
+					break
+				}
+				most = max(most, c.flight(), len(s.served))
+				if c.flight() == 0 {
+					w.fail("%s: nothing moves", tt.name)
+				}
+				s.step(echo(s.serves[len(c.done)+1]))
+			}
+			if most != tt.most || c.granted != tt.wantGranted || w.violations > 0 || s.Counters()[ReasonOverrun] > 0 {
+				w.fail("%s: %d at a time, %d granted", tt.name, most, c.granted)
+			}
+			for i, d := range c.done { // in their order
+				if d.ID != uint64(i) || d.Err != nil {
+					w.fail("%s: %+v", tt.name, d)
+				}
+			}
+		}
+	}
+}
+
+// TestGrantChanges: what the responder grants counts from the next reply on.
+func TestGrantChanges(t *testing.T) {
+	w := up(t, Options{Ask: 8, CallTimeout: time.Hour}, Options{Grant: 8})
+	c, s := w.client(), w.server()
+	s.program = nil
+	for i := range 60 {
+		c.step(Submit{ID: uint64(i), Payload: rpc(0)})
+	}
+	w.run(time.Second)
+	for _, tt := range []struct{ grant, want int }{{3, 3}, {0, 1}, {99, 8}, {2, 2}} { // V2-R1-2: zero is never granted
+		s.step(SetGrant{tt.grant})
+		for range 8 { // those under way may be more
+			if len(s.served) > 0 {
+				s.step(echo(Serve{ID: s.served[0].id, Payload: rpc(0)}))
+			}
+			w.run(time.Second)
+		}
+		if c.flight() != tt.want || c.granted != tt.want {
+			w.fail("granted %d: %d in flight, want %d", tt.grant, c.flight(), tt.want)
+		}
+		if h, _ := s.header(-1); h.Credit != uint32(tt.want) {
+			w.fail("%v", &h)
+		}
+	}
+}
+
+// TestOverrun: a requester that does not count.
+func TestOverrun(t *testing.T) {
+	w := up(t, Options{}, Options{Grant: 2})
+	s := w.server()
+	for i, want := range []int{1, 1, 0, 0} {
+		h := Header{XID: XID(i), Vers: 2, Credit: 9}
+		b, _ := h.AppendBinary(nil)
+		_, calls, _ := s.hear(append(b, (&RPCCall{XID: XID(i)}).Append(nil)...))
+		if calls != want {
+			w.fail("call %d: served %d", i, calls)
+		}
+	}
+	if n := s.Counters()[ReasonOverrun]; n != 2 {
+		w.fail("counted %d", n)
+	}
+}
+
+// TestTimeouts: a call that is given up keeps its credit until its answer comes,
+// and when all are lost the connection is.
+func TestTimeouts(t *testing.T) {
+	w := up(t, Options{CallTimeout: 10 * time.Second}, Options{Grant: 2})
+	c, s := w.client(), w.server()
+	s.program = nil
+	c.step(Submit{ID: 1, Payload: rpc(0)})
+	c.step(Submit{ID: 2, Payload: rpc(0), Timeout: time.Minute})
+	c.step(Submit{ID: 3, Payload: rpc(0)}) // waits
+	w.run(9 * time.Second)
+	if len(c.done) != 0 {
+		w.fail("early")
+	}
+	w.run(2 * time.Second)
+	for _, id := range []uint64{1, 3} {
+		if d := c.result(id); d.Err == nil || d.Err.Reason != ReasonTimeout {
+			w.fail("%+v", d)
+		}
+	}
+	c.step(Submit{ID: 4, Payload: rpc(0), Timeout: time.Minute})
+	w.run(time.Second)
+	if c.flight() != 2 {
+		w.fail("%d in flight", c.flight())
+	}
+	s.step(echo(s.serves[1])) // the answer to 1, late
+	w.run(time.Second)
+	if c.flight() != 2 || len(c.abandoned) != 0 || len(c.done) != 2 {
+		w.fail("%d in flight, %d of them given up", c.flight(), len(c.abandoned))
+	}
+	c.step(Cancel{2})
+	if d := c.result(2); d.Err == nil || d.Err.Reason != ReasonCancelled || c.closed != nil {
+		w.fail("%+v", d)
+	}
+	c.step(Cancel{4})
+	if c.closed == nil || c.closed.Reason != ReasonStarved || !c.Deadline().IsZero() {
+		w.fail("closed: %v", c.closed)
+	}
+	// Nothing can be done with it any more.
+	c.step(Submit{ID: 5, Payload: rpc(0)})
+	if d := c.result(5); d.Err == nil || d.Err.Reason != ReasonDisconnected {
+		w.fail("%+v", d)
+	}
+}
+
+// TestSubmit: what cannot be asked for.
+func TestSubmit(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		s    Submit
+		want Reason
+	}{
+		{"no call", Submit{Payload: []byte("abc")}, ReasonArgument},
+		{"a reply", Submit{Payload: (&RPCReply{}).Append(nil)}, ReasonArgument},
+		{"items out of order", Submit{Payload: rpc(100), Reduce: []Span{{80, 4}, {60, 4}}}, ReasonArgument},
+		{"an item that is not aligned", Submit{Payload: rpc(100), Reduce: []Span{{42, 4}}}, ReasonArgument},
+		{"an item beyond the end", Submit{Payload: rpc(100), Reduce: []Span{{136, 8}}}, ReasonArgument},
+		{"the XID as an item", Submit{Payload: rpc(100), Reduce: []Span{{0, 8}}}, ReasonArgument},
+		{"too long a call", Submit{Payload: rpc(1 << 20)}, ReasonTooBig},
+		{"too long a reply", Submit{Payload: rpc(0), MaxReply: 1<<20 + 1}, ReasonTooBig},
+		{"a result of nothing", Submit{Payload: rpc(0), Results: []int{0}}, ReasonTooBig},
+		{"too long together", Submit{Payload: rpc(0), MaxReply: 1 << 19, Results: []int{1<<19 + 1}}, ReasonTooBig},
+		{"too many results", Submit{Payload: rpc(0), Results: make([]int, 65)}, ReasonTooBig},
+		{"an option with a result", Submit{Option: &Option{}, Results: []int{1}}, ReasonArgument},
+	} {
+		w := up(t, Options{}, Options{})
+		c := w.client()
+		tt.s.ID = 1
+		c.step(tt.s)
+		if d := c.result(1); d.Err == nil || d.Err.Reason != tt.want || c.Counters()[tt.want] != 1 {
+			w.fail("%s: %+v", tt.name, d)
+		}
+	}
+	// V2-6-4: the first message is small, whatever has to be sent.
+	for _, n := range []int{DefaultInline1 - 36 - 40, DefaultInline1 - 36 - 40 + 4} {
+		w := pair(t, Options{}, Options{}).connect()
+		c := w.client()
+		w.server().program = sizes(8)
+		c.step(Submit{ID: 1, Payload: rpc(n)})
+		w.run(time.Second)
+		if d := c.result(1); d.Err != nil || len(c.sends[0].Data) > DefaultInline1 {
+			w.fail("%v, %d octets", d.Err, len(c.sends[0].Data))
+		}
+		if h, _ := c.header(0); (h.Proc == ProcNOMSG) != (n > 948) {
+			w.fail("%v", &h)
+		}
+	}
+	// The bound on calls.
+	w := up(t, Options{MaxCalls: 3}, Options{})
+	w.server().program = nil
+	for i := range 5 {
+		w.client().step(Submit{ID: uint64(i), Payload: rpc(0)})
+	}
+	if len(w.client().done) != 2 || w.client().done[0].Err.Reason != ReasonTooMany {
+		w.fail("%+v", w.client().done)
+	}
+}
+
+// TestFirstReply: it is no larger than 1024 octets, and those behind it are
+// (AMB-V2-17).
+func TestFirstReply(t *testing.T) {
+	w := pair(t, Options{}, Options{}).connect()
+	c, s := w.client(), w.server()
+	s.program = sizes(1500)
+	c.step(Submit{ID: 1, Payload: rpc(0), MaxReply: 2000})
+	w.run(time.Second)
+	c.step(Submit{ID: 2, Payload: rpc(0), MaxReply: 2000})
+	w.run(time.Second)
+	first, _ := s.header(0)
+	second, _ := s.header(1)
+	if first.Proc != ProcNOMSG || second.Proc != ProcMSG || second.Reply != nil || c.result(1).Err != nil || c.result(2).Err != nil {
+		w.fail("%v, %v", &first, &second)
+	}
+	// V2-6.2-6, V2-2.3-1: the buffers are large enough from the start.
+	for _, o := range []Options{{}, {Client: true}, {Silent: true}, {SendSize: 1024, RecvSize: 1024}} {
+		c, err := NewConn(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, size := c.RecvBuffers(); size < DefaultInline2 || n != 34 {
+			t.Errorf("%+v: %d buffers of %d", o, n, size)
+		}
+	}
+}
+
+// TestBackward: calls of the server to the client.
+func TestBackward(t *testing.T) {
+	for _, version := range []Version{1, 2} {
+		o := Options{MaxVersion: version, RecvInv: true, SendInv: true}
+		w := pair(t, o, o)
+		c, s := w.client(), w.server()
+		// V2-R1-17, V2-R1-19: not before the version is settled and the program of
+		// the client is ready
+		s.step(Submit{ID: 1, Payload: rpc(0)})
+		w.connect()
+		s.step(PeerReady{})
+		s.step(Submit{ID: 2, Payload: rpc(0)})
+		c.step(Submit{ID: 1, Payload: rpc(0)})
+		w.run(time.Second)
+		for _, id := range []uint64{1, 2} {
+			if d := s.result(id); d.Err == nil || d.Err.Reason != ReasonNotReady {
+				w.fail("%+v", d)
+			}
+		}
+		// V2-4.2-1, V2-R1-15: XIDs and credits of their own, the same ones even
+		s.nextXID = c.nextXID
+		s.program, c.program = nil, nil
+		c.step(Submit{ID: 10, Payload: rpc(10)})
+		for i := range 3 {
+			s.step(Submit{ID: uint64(20 + i), Payload: rpc(20 + i)})
+		}
+		w.run(time.Second)
+		if c.flight() != 1 || s.flight() != 1 { // the client has not granted yet
+			w.fail("%d and %d in flight", c.flight(), s.flight())
+		}
+		fh, _ := c.header(-1)
+		bh, _ := s.header(-1)
+		if fh.XID != bh.XID || bh.Vers != version || bh.Credit != 2 || fh.Credit != 32 || version == 2 && bh.Direction != DirCall { // V2-R1-17
+			w.fail("%v, %v", &fh, &bh)
+		}
+		c.program = sizes(8)
+		c.step(sizes(8)(c.serves[0]))
+		w.run(time.Second)
+		s.step(echo(s.serves[len(s.serves)-1]))
+		w.run(time.Second)
+		if s.granted != 2 || c.granted != 32 {
+			w.fail("granted %d and %d", s.granted, c.granted)
+		}
+		for _, id := range []uint64{20, 21, 22} {
+			if d := s.result(id); d.Err != nil { // V2-5.2.2-1
+				w.fail("%+v", d)
+			}
+		}
+		if d := c.result(10); d.Err != nil {
+			w.fail("%+v", d)
+		}
+
+		// Chunks, and what a reply invalidates: V2-3.1-1, V2-3.1-2
+		s.step(Submit{ID: 30, Payload: rpc(20000), MaxReply: 100})
+		w.run(time.Second)
+		switch d := s.result(30); version {
+		case 1: // V2-R1-18: a peer need not take them
+			if d.Err == nil || d.Err.Reason != ReasonTooBig {
+				w.fail("%+v", d)
+			}
+		case 2:
+			if sent := c.sends[len(c.sends)-1]; d.Err != nil || !sent.WithInv || s.exposed() > 0 {
+				w.fail("%+v, %+v", d, sent.WithInv)
+			}
+		}
+		if w.violations > 0 {
+			w.fail("%d violations", w.violations)
+		}
+	}
+}
+
+// TestBackwardChunks: V2-R1-18, a version one client without them, and with.
+func TestBackwardChunks(t *testing.T) {
+	null := (&RPCCall{XID: 7, Prog: 1}).Append(nil)
+	in := message(Header{Vers: 1, Credit: 1, Reply: Chunk{{1, 5000, 0}}}, null...)
+	for _, tt := range []struct {
+		o      Options
+		want   string
+		reason Reason
+		calls  int
+	}{
+		{Options{}, "v1 ERROR xid=00000007 credit=2 BAD_XDR", ReasonBackward, 0},
+		{Options{BackwardChunks: true}, "", ReasonNone, 1},
+		{Options{Grant: -1}, "", ReasonBackward, 0},
+	} {
+		w := up(t, tt.o, one(Options{}))
+		got, calls, reason := w.client().hear(in)
+		if got != tt.want || calls != tt.calls || reason != tt.reason {
+			w.fail("%+v: %q, %d calls, %v", tt.o, got, calls, reason)
+		}
+	}
+	// What a client cannot tell from a reply it does not answer (V2-R1-8).
+	w := up(t, Options{}, one(Options{}))
+	for _, in := range [][]byte{words(7, 1, 1, 0, 1, 0, 0), words(7, 1, 1, 1, 0, 0, 0), words(7, 1, 1, 2, 0, 0, 0, 0, 0), words(7, 1, 1, 9, 0, 0, 0)} {
+		if got, calls, reason := w.client().hear(in); got != "" || calls != 0 || reason == ReasonNone {
+			w.fail("%x: %q, %v", in, got, reason)
+		}
+	}
+}
+
+// TestDisconnect: whatever is under way ends, and all memory is taken back.
+func TestDisconnect(t *testing.T) {
+	w := up(t, Options{}, Options{})
+	c, s := w.client(), w.server()
+	s.program = nil
+	c.step(Submit{ID: 1, Payload: rpc(20000), MaxReply: 9000})
+	c.step(Submit{ID: 2, Payload: rpc(20)})
+	w.run(time.Second)
+	w.cut(s)
+	for _, id := range []uint64{1, 2} {
+		if d := c.result(id); d.Err == nil || d.Err.Reason != ReasonDisconnected {
+			w.fail("%+v", d)
+		}
+	}
+	if len(c.learned) != 1 { // only that version two works: it was settled
+		w.fail("%+v", c.learned)
+	}
+	s.step(echo(Serve{ID: 2, Payload: rpc(0)})) // too late, and no fault
+	c.step(Registered{Reg: 99, Buf: []byte{1}})
+	if len(s.served) > 0 {
+		w.fail("%d served", len(s.served))
+	}
+	n := 0
+	c.Counters().Each(func(name string, value uint64) {
+		if name == "disconnected" {
+			n += int(value)
+		}
+	})
+	if n != 1 {
+		w.fail("counted %d", n)
+	}
+}

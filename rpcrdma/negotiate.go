@@ -1,0 +1,39 @@
+package rpcrdma
+
+import "time"
+
+// refusedVersion: the responder has told its range (draft section 6.2). What it
+// refused was not executed.
+func (c *Conn) refusedVersion(dst []Action, now time.Time, k *call, e TransportError) []Action {
+	before := c.refused
+	c.refused = k.vers
+	v := min(e.High, c.opts.maxVersion())
+	for v > 0 && (v == k.vers || v == before) { // the same question has the same answer
+		v--
+	}
+	if v < e.Low || v < c.opts.minVersion() {
+		dst = append(dst, Learned{Version: 0})
+		return c.close(dst, fault(ReasonNoVersion, "the peer has %d to %d, we have %d to %d", e.Low, e.High, c.opts.minVersion(), c.opts.maxVersion()))
+	}
+	dst = append(dst, Learned{Version: v})
+	return c.again(dst, now, k, v)
+}
+
+// assumeOne: there was no useful answer to the first message, which is what a
+// peer may do that has never heard of version two.
+func (c *Conn) assumeOne(dst []Action, now time.Time, k *call, err *Error) []Action {
+	if k.vers != Version2 || !c.opts.speaks(Version1) {
+		return c.close(dst, err)
+	}
+	c.count[err.Reason]++
+	dst = append(dst, Learned{Version1, true})
+	return c.again(dst, now, k, Version1)
+}
+
+// again sends a call from the beginning, as version v and with another XID.
+func (c *Conn) again(dst []Action, now time.Time, k *call, v Version) []Action {
+	c.version, c.negotiated = v, time.Time{}
+	dst = c.releaseAll(dst, k)
+	k.state, k.wide = callQueued, false
+	return c.pump(dst, now)
+}
