@@ -49,6 +49,7 @@ type rpcProbe struct {
 	count            int
 	interval         time.Duration
 	timeout          time.Duration
+	pause            time.Duration
 
 	host   string
 	port   uint16
@@ -96,6 +97,7 @@ func newProbeRPC() *cobra.Command {
 	f.IntVar(&p.recvSize, "receive-size", 4096, "receive size to announce, in octets")
 	f.IntVarP(&p.count, "count", "c", 3, "NULL calls to make, 1 to 1000")
 	f.DurationVarP(&p.interval, "interval", "i", 0, "pause between them")
+	f.DurationVar(&p.pause, "pause", 100*time.Millisecond, "iwarp: wait before the first message, because Linux's siw may overlook one that comes early")
 	f.DurationVar(&p.timeout, "timeout", 10*time.Second, "bound on the connection's set-up, and on each call")
 	return cmd
 }
@@ -134,15 +136,15 @@ func (p *rpcProbe) parse(addr string, versionGiven bool) error {
 		return fmt.Errorf("--rpcrdma %d: want 1 or 2", p.max)
 	case p.count < 1 || p.count > 1000:
 		return fmt.Errorf("--count %d: want 1 to 1000", p.count)
-	case p.timeout <= 0 || p.interval < 0:
-		return errors.New("--timeout must be above 0, and --interval not below")
+	case p.timeout <= 0 || p.interval < 0 || p.pause < 0:
+		return errors.New("--timeout must be above 0, --interval and --pause not below")
 	}
 	_, err := rpcrdma.NewConn(p.options().RPC)
 	return err
 }
 
 func (p *rpcProbe) options() transport.Options {
-	return transport.Options{RPC: rpcrdma.Options{
+	return transport.Options{Pause: p.pause, RPC: rpcrdma.Options{
 		Client: true, MaxVersion: rpcrdma.Version(p.max), SendSize: p.sendSize, RecvSize: p.recvSize,
 		Program: p.out.Program, ProgVersion: p.progVersion, NegotiateTimeout: p.timeout, CallTimeout: p.timeout,
 	}}
@@ -249,15 +251,15 @@ func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 func (p *rpcProbe) resolve(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
-	all, err := net.DefaultResolver.LookupNetIP(ctx, "ip", p.host)
+	addr, err := netip.ParseAddr(p.host)
 	if err != nil {
-		if a, perr := netip.ParseAddr(p.host); perr == nil {
-			all = []netip.Addr{a}
-		} else {
+		all, err := net.DefaultResolver.LookupNetIP(ctx, "ip", p.host)
+		if err != nil {
 			return err
 		}
+		addr = all[0]
 	}
-	p.remote = all[0].Unmap()
+	p.remote = addr.Unmap()
 	if p.remote.IsLinkLocalUnicast() && p.remote.Zone() == "" && p.underlay != "" {
 		p.remote = p.remote.WithZone(p.underlay)
 	}

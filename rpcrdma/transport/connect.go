@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"time"
 
 	"ipoibcm/mpa"
 	"ipoibcm/provider/softiwarp"
@@ -66,6 +67,16 @@ func DialIWARP(ctx context.Context, dev *softiwarp.Device, dial func(context.Con
 	if err != nil {
 		e.Close()
 		return nil, err
+	}
+	if opt.Pause > 0 {
+		t := time.NewTimer(opt.Pause)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			e.Close()
+			return nil, context.Cause(ctx)
+		}
 	}
 	e.Start(res.Private, func() {}, nil)
 	return e, nil

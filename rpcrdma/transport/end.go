@@ -25,6 +25,10 @@ type Options struct {
 	// ID is filled in. ctx ends with the connection. Nil answers
 	// RPCProgUnavail to everything.
 	Serve func(ctx context.Context, call rpcrdma.Serve) rpcrdma.Event
+	// Pause is how long a client over iWARP waits between the connection and its
+	// first message: Linux's siw overlooks what comes while it is busy with its
+	// accept.
+	Pause time.Duration
 	// Learned is told what is worth remembering of the peer. Nil forgets it.
 	Learned func(rpcrdma.Learned)
 	// Closed is told how the connection ended. Nil does not want to know.

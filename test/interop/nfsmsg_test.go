@@ -39,8 +39,8 @@ func rpcReply(xid uint32, results ...byte) []byte {
 	return append(words(xid, 1, 0, 0, 0, 0), results...)
 }
 
-// transport is the header with its three lists empty.
-func transport(xid, vers, credits, proc uint32) []byte {
+// rdmaHeader is the header with its three lists empty.
+func rdmaHeader(xid, vers, credits, proc uint32) []byte {
 	return words(xid, vers, credits, proc, 0, 0, 0)
 }
 

@@ -180,13 +180,7 @@ func TestTsharkReadsIPoIB(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	program := filepath.Join(dir, "ipoibcmd")
-	build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", program, "ipoibcm/cmd/ipoibcmd")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	out, err := build.CombinedOutput()
-	if err != nil {
-		t.Fatalf("build ipoibcmd: %v\n%s", err, out)
-	}
+	program := builtProgram(t, dir)
 	seg := vm.NewSegment()
 	t.Cleanup(seg.Close)
 	wire := seg.Capture()
@@ -323,4 +317,18 @@ func TestTsharkReadsIPoIB(t *testing.T) {
 		echoes := dissect(t, file, "icmp.type == 8 && infiniband.bth.opcode != 100", "infiniband.bth.destqp", "infiniband.rwh.etype", "ip.src")
 		t.Logf("%s: %d ARP, %d REQ, %d echo requests on the connection", name, len(arps), len(reqs), len(echoes))
 	}
+}
+
+// builtProgram builds ipoibcmd into a folder.
+func builtProgram(t *testing.T, dir string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	program := filepath.Join(dir, "ipoibcmd")
+	build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", program, "ipoibcm/cmd/ipoibcmd")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build ipoibcmd: %v\n%s", err, out)
+	}
+	return program
 }
