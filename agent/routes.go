@@ -24,18 +24,23 @@ type kernel interface {
 // A routeKeeper mirrors the device's routes and keeps them as mtu.Routes says:
 // after every change of addresses, of the device MTU, of connections, and after
 // edits by others (design D7). It belongs to the driver.
+//
+// There is one route for each connection, so what a connection changes, and the
+// kernel's echo of that, must not look at all of them.
 type routeKeeper struct {
 	k     kernel
 	udMTU int
 	log   *slog.Logger
 
-	seen   bool // a first Resync came
-	link   hostnet.Link
-	addrs  map[netip.Addr]hostnet.Addr
-	routes map[hostnet.Key]hostnet.Route
-	hosts  map[netip.Addr]int // wanted host routes and their MTU
-	dirty  bool
-	failed map[hostnet.Key]string // what the kernel refused, said once
+	seen    bool // a first Resync came
+	link    hostnet.Link
+	addrs   map[netip.Addr]hostnet.Addr
+	routes  map[hostnet.Key]hostnet.Route // of others, the kernel first
+	own     map[hostnet.Key]hostnet.Route // with our protocol number
+	hosts   map[netip.Addr]int            // wanted host routes and their MTU
+	dirty   bool                          // all must be looked at
+	touched []netip.Addr                  // hosts that must be
+	failed  map[hostnet.Key]string        // what the kernel refused, said once
 
 	flushDue               bool
 	sets, dels, refused, f uint64
@@ -43,7 +48,7 @@ type routeKeeper struct {
 
 func newRouteKeeper(k kernel, udMTU int, log *slog.Logger) *routeKeeper {
 	return &routeKeeper{k: k, udMTU: udMTU, log: log, addrs: map[netip.Addr]hostnet.Addr{},
-		routes: map[hostnet.Key]hostnet.Route{}, hosts: map[netip.Addr]int{}, failed: map[hostnet.Key]string{}}
+		routes: map[hostnet.Key]hostnet.Route{}, own: map[hostnet.Key]hostnet.Route{}, hosts: map[netip.Addr]int{}, failed: map[hostnet.Key]string{}}
 }
 
 // known reports whether the device's state has been read.
@@ -51,30 +56,70 @@ func (r *routeKeeper) known() bool { return r.seen }
 
 // apply takes one change into the mirror.
 func (r *routeKeeper) apply(ev hostnet.Event) {
+	switch ev.Kind {
+	case hostnet.RouteSet:
+		key := ev.Route.Key()
+		if have, ok := r.route(key); !ok || !same(have, ev.Route) {
+			r.dirty = true // not the echo of what we did
+		}
+		r.put(key, ev.Route)
+		delete(r.failed, key)
+		return
+	case hostnet.RouteGone:
+		key := ev.Route.Key()
+		if _, ok := r.route(key); ok {
+			r.dirty = true
+			r.forget(key)
+		}
+		return
+	}
 	r.dirty = true
 	switch ev.Kind {
 	case hostnet.Resync:
 		r.seen, r.link = true, ev.Snapshot.Link
 		clear(r.addrs)
 		clear(r.routes)
+		clear(r.own)
 		for _, a := range ev.Snapshot.Addrs {
 			r.addrs[a.Prefix.Addr()] = a
 		}
 		for _, rt := range ev.Snapshot.Routes {
-			r.routes[rt.Key()] = rt
+			r.put(rt.Key(), rt)
 		}
 	case hostnet.AddrSet:
 		r.addrs[ev.Addr.Prefix.Addr()] = ev.Addr
 	case hostnet.AddrGone:
 		delete(r.addrs, ev.Addr.Prefix.Addr())
-	case hostnet.RouteSet:
-		r.routes[ev.Route.Key()] = ev.Route
-		delete(r.failed, ev.Route.Key())
-	case hostnet.RouteGone:
-		delete(r.routes, ev.Route.Key())
 	case hostnet.LinkChange:
 		r.link = ev.Link
 	}
+}
+
+// same reports whether two routes of one key differ in nothing that matters here.
+func same(a, b hostnet.Route) bool {
+	return a.MTU == b.MTU && a.AdvMSS == b.AdvMSS && a.Src == b.Src && a.Protocol == b.Protocol && a.Via == b.Via
+}
+
+// route returns what the kernel has under key, as far as we know.
+func (r *routeKeeper) route(key hostnet.Key) (rt hostnet.Route, ok bool) {
+	if rt, ok = r.own[key]; !ok {
+		rt, ok = r.routes[key]
+	}
+	return rt, ok
+}
+
+func (r *routeKeeper) put(key hostnet.Key, rt hostnet.Route) {
+	r.forget(key) // it may have belonged to somebody else
+	if rt.Protocol == hostnet.Protocol {
+		r.own[key] = rt
+	} else {
+		r.routes[key] = rt
+	}
+}
+
+func (r *routeKeeper) forget(key hostnet.Key) {
+	delete(r.own, key)
+	delete(r.routes, key)
 }
 
 // A hostView is what the machine wants to know of the device.
@@ -92,7 +137,7 @@ func (r *routeKeeper) view() hostView {
 		v.addrs[a.Prefix] = true
 	}
 	for _, rt := range r.routes {
-		if rt.Protocol == hostnet.Protocol || rt.Type != hostnet.Unicast || rt.Table == hostnet.TableLocal {
+		if rt.Type != hostnet.Unicast || rt.Table == hostnet.TableLocal {
 			continue
 		}
 		v.routes = append(v.routes, ipoib.Route{Prefix: rt.Dst, Gateway: rt.Via})
@@ -106,14 +151,15 @@ func (r *routeKeeper) view() hostView {
 
 func (r *routeKeeper) setHost(a netip.Addr, mtu int) {
 	if r.hosts[a] != mtu {
-		r.hosts[a], r.dirty = mtu, true
+		r.hosts[a] = mtu
+		r.touched = append(r.touched, a)
 	}
 }
 
 func (r *routeKeeper) delHost(a netip.Addr) {
 	if _, ok := r.hosts[a]; ok {
 		delete(r.hosts, a)
-		r.dirty = true
+		r.touched = append(r.touched, a)
 	}
 }
 
@@ -123,9 +169,19 @@ func (r *routeKeeper) flushExceptions() { r.flushDue = true }
 
 // flush makes the kernel's routes what they should be.
 func (r *routeKeeper) flush() {
-	if r.dirty && r.seen {
-		r.dirty = false
-		r.sync()
+	switch {
+	case !r.seen:
+	case r.dirty:
+		r.dirty, r.touched = false, r.touched[:0]
+		r.sync(slices.Collect(maps.Keys(r.hosts)), slices.SortedFunc(maps.Keys(r.own), compareKeys))
+	case len(r.touched) > 0:
+		hosts := slices.Clone(r.touched)
+		r.touched = r.touched[:0]
+		keys := make([]hostnet.Key, len(hosts))
+		for i, a := range hosts {
+			keys[i] = hostKey(a)
+		}
+		r.sync(hosts, keys)
 	}
 	if r.flushDue {
 		r.flushDue = false
@@ -136,22 +192,25 @@ func (r *routeKeeper) flush() {
 	}
 }
 
-func (r *routeKeeper) sync() {
+// sync makes the device's routes and those to these hosts what they should be, and
+// removes which of the own routes should not be.
+func (r *routeKeeper) sync(hosts []netip.Addr, own []hostnet.Key) {
 	if !r.link.Up || r.link.Gone {
 		return // the kernel has dropped the routes, and adds none
 	}
-	wanted := map[hostnet.Key]bool{}
-	for _, want := range mtu.Routes(r.device()) {
+	wanted := make(map[hostnet.Key]bool, len(hosts))
+	for _, want := range mtu.Routes(r.device(hosts)) {
 		for _, rt := range r.match(want) {
-			wanted[rt.Key()] = true
-			if have, ok := r.routes[rt.Key()]; ok && have.MTU == rt.MTU && have.AdvMSS == rt.AdvMSS && have.Src == rt.Src {
+			key := rt.Key()
+			wanted[key] = true
+			if have, ok := r.route(key); ok && have.MTU == rt.MTU && have.AdvMSS == rt.AdvMSS && have.Src == rt.Src {
 				continue
 			}
 			r.set(rt)
 		}
 	}
-	for _, key := range slices.SortedFunc(maps.Keys(r.routes), compareKeys) {
-		if rt := r.routes[key]; rt.Protocol == hostnet.Protocol && !wanted[key] {
+	for _, key := range own {
+		if rt, ok := r.own[key]; ok && !wanted[key] {
 			r.del(rt)
 		}
 	}
@@ -161,13 +220,16 @@ func compareKeys(a, b hostnet.Key) int {
 	return cmp.Or(a.Dst.Addr().Compare(b.Dst.Addr()), cmp.Compare(a.Dst.Bits(), b.Dst.Bits()), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Metric, b.Metric), a.Via.Compare(b.Via))
 }
 
-// device gathers what mtu.Routes decides from.
-func (r *routeKeeper) device() mtu.Device {
+// device gathers what mtu.Routes decides from, of these hosts.
+func (r *routeKeeper) device(hosts []netip.Addr) mtu.Device {
 	d := mtu.Device{MTU: r.link.MTU, UDMTU: r.udMTU}
 	for _, rt := range r.routes {
 		switch {
 		case isConnected(rt):
 			d.Prefixes = append(d.Prefixes, rt.Dst)
+			if rt.Dst.IsSingleIP() { // a peer address: the connected route is the host route
+				hosts = append(hosts, rt.Dst.Addr())
+			}
 		case rt.Type == hostnet.Broadcast:
 			d.Broadcasts = append(d.Broadcasts, rt.Dst.Addr())
 		case isMulticast6(rt):
@@ -177,8 +239,10 @@ func (r *routeKeeper) device() mtu.Device {
 	for a := range r.addrs {
 		d.IPv4 = d.IPv4 || a.Is4()
 	}
-	for a, m := range r.hosts {
-		d.Neighbors = append(d.Neighbors, mtu.Neighbor{IP: a, MTU: m})
+	for _, a := range hosts {
+		if m, ok := r.hosts[a]; ok {
+			d.Neighbors = append(d.Neighbors, mtu.Neighbor{IP: a, MTU: m})
+		}
 	}
 	return d
 }
@@ -188,7 +252,7 @@ func isConnected(rt hostnet.Route) bool {
 }
 
 func isMulticast6(rt hostnet.Route) bool {
-	return rt.Type == hostnet.Multicast && rt.Dst.Addr().Is6() && rt.Protocol != hostnet.Protocol
+	return rt.Type == hostnet.Multicast && rt.Dst.Addr().Is6()
 }
 
 // match returns the routes of the kernel that want speaks of, with its metrics
@@ -221,9 +285,9 @@ func (r *routeKeeper) match(want mtu.Route) []hostnet.Route {
 // hostRoute is the route to one neighbour. On IPv4 it names the source address
 // of the subnet it is cut from: the kernel would take the device's first one.
 func (r *routeKeeper) hostRoute(want mtu.Route) hostnet.Route {
-	rt := hostnet.Route{Dst: want.Dst, Table: hostnet.TableMain, Type: hostnet.Unicast, Protocol: hostnet.Protocol, MTU: want.MTU, AdvMSS: want.AdvMSS}
+	rt := ownHost(want.Dst)
+	rt.MTU, rt.AdvMSS = want.MTU, want.AdvMSS
 	if !want.Dst.Addr().Is4() {
-		rt.Metric = 1024
 		return rt
 	}
 	rt.Scope = hostnet.ScopeLink
@@ -235,6 +299,17 @@ func (r *routeKeeper) hostRoute(want mtu.Route) hostnet.Route {
 	}
 	return rt
 }
+
+// ownHost is a host route of ours without metrics.
+func ownHost(dst netip.Prefix) hostnet.Route {
+	rt := hostnet.Route{Dst: dst, Table: hostnet.TableMain, Type: hostnet.Unicast, Protocol: hostnet.Protocol}
+	if !dst.Addr().Is4() {
+		rt.Metric = 1024
+	}
+	return rt
+}
+
+func hostKey(a netip.Addr) hostnet.Key { return ownHost(addrHost(a.Unmap())).Key() }
 
 func (r *routeKeeper) set(rt hostnet.Route) {
 	if err := r.k.SetRoute(rt); errors.Is(err, syscall.ENETDOWN) {
@@ -248,7 +323,7 @@ func (r *routeKeeper) set(rt hostnet.Route) {
 		return
 	}
 	r.sets++
-	r.routes[rt.Key()] = rt
+	r.put(rt.Key(), rt)
 	delete(r.failed, rt.Key())
 }
 
@@ -259,15 +334,11 @@ func (r *routeKeeper) del(rt hostnet.Route) {
 		return
 	}
 	r.dels++
-	delete(r.routes, rt.Key())
+	r.forget(rt.Key())
 }
 
 // shown reports whether the kernel has our host route to a.
 func (r *routeKeeper) shown(a netip.Addr) bool {
-	for key, rt := range r.routes {
-		if rt.Protocol == hostnet.Protocol && key.Dst == addrHost(a) {
-			return true
-		}
-	}
-	return false
+	_, ok := r.own[hostKey(a)]
+	return ok
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -339,5 +340,76 @@ func TestView(t *testing.T) {
 	r.apply(hostnet.Event{Kind: hostnet.AddrGone, Addr: addr("10.1.0.1/16")})
 	if v := r.view(); v.addrs[netip.MustParsePrefix("10.1.0.1/16")] || len(v.addrs) != 2 {
 		t.Errorf("addresses %v", v.addrs)
+	}
+}
+
+// Whatever happens to single hosts in whatever order, what is done about those
+// alone leaves nothing for a look at everything.
+func TestSingleHostsAreEnough(t *testing.T) {
+	peer := hostnet.Route{Dst: netip.MustParsePrefix("10.0.0.9/32"), Table: hostnet.TableMain, Type: hostnet.Unicast,
+		Protocol: hostnet.ProtoKernel, Scope: hostnet.ScopeLink, Src: netip.MustParseAddr("10.0.0.1")}
+	r, k := newKeeper(t, onLink4, onLink6, peer)
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for step := range 500 {
+		r.dirty = false // the fake's echo comes before the keeper's note
+		for range 1 + rnd.IntN(3) {
+			a := netip.AddrFrom4([4]byte{10, byte(rnd.IntN(2)), 0, byte(2 + rnd.IntN(8))}) // half of them are not connected
+			if rnd.IntN(3) == 0 {
+				a = netip.MustParseAddr("fd00::2")
+			}
+			if rnd.IntN(3) == 0 {
+				r.delHost(a)
+			} else {
+				r.setHost(a, 2044+rnd.IntN(2)*6000)
+			}
+		}
+		if rnd.IntN(20) == 0 { // somebody removes a route of ours
+			for key, rt := range k.routes {
+				if rt.Protocol == hostnet.Protocol {
+					delete(k.routes, key)
+					r.apply(hostnet.Event{Kind: hostnet.RouteGone, Route: rt})
+					break
+				}
+			}
+		}
+		r.flush()
+		k.log, r.dirty = nil, true
+		if r.flush(); len(k.log) != 0 {
+			t.Fatalf("step %d: all looked at, this was left to do: %q", step, k.log)
+		}
+	}
+	if len(k.routes) < 5 {
+		t.Errorf("only %v at the end", k.routes)
+	}
+}
+
+// What one connection more costs does not depend on how many there are, and the
+// kernel's echo of our own change costs no look at anything.
+func TestHostRouteAmongThousands(t *testing.T) {
+	cost := func(others int) float64 {
+		r, k := newKeeper(t, second4)
+		for i := range others {
+			r.setHost(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 9000)
+		}
+		r.flush()
+		r.dirty = true
+		r.flush()
+		one, mtu := netip.MustParseAddr("10.1.200.1"), 9000
+		return testing.AllocsPerRun(50, func() {
+			mtu ^= 1
+			r.setHost(one, mtu)
+			r.flush()
+			rt := k.route("10.1.200.1/32", hostnet.Unicast)
+			r.dirty = false // of the echo within SetRoute
+			r.apply(hostnet.Event{Kind: hostnet.RouteSet, Route: rt})
+			if r.dirty {
+				t.Fatal("an echo of our own change is taken for somebody else's")
+			}
+			k.log = k.log[:0]
+		})
+	}
+	few, many := cost(10), cost(5000)
+	if many > few+10 {
+		t.Errorf("%v allocations among 10 hosts, %v among 5000", few, many)
 	}
 }
