@@ -34,6 +34,6 @@ func (c *Conn) assumeOne(dst []Action, now time.Time, k *call, err *Error) []Act
 func (c *Conn) again(dst []Action, now time.Time, k *call, v Version) []Action {
 	c.version, c.negotiated = v, time.Time{}
 	dst = c.releaseAll(dst, k)
-	k.state, k.wide = callQueued, false
+	k.state, k.wide, k.room = callQueued, false, false
 	return c.pump(dst, now)
 }

@@ -57,6 +57,9 @@ type end struct {
 	refuse  bool // memory cannot be registered
 	sends   []Send
 	notify  func(a Action)
+	offered []Segment // by the calls that came
+	events  []Event
+	busy    bool // carrying out actions
 }
 
 type memory struct {
@@ -120,11 +123,25 @@ func echo(s Serve) Event {
 	return Answer{ID: s.ID, Payload: append(reply, args...)}
 }
 
-// step gives an end an event and carries out what comes of it.
+// step gives an end an event and carries out what comes of it, and then what
+// came of that.
 func (e *end) step(ev Event) {
-	e.w.trace = append(e.w.trace, fmt.Sprintf("%s< %T", e.name, ev))
-	for _, a := range e.Conn.Step(nil, e.w.now, ev) {
-		e.do(a)
+	e.events = append(e.events, ev)
+	if e.busy {
+		return
+	}
+	e.busy = true
+	for len(e.events) > 0 {
+		ev := e.events[0]
+		e.events = e.events[1:]
+		e.w.trace = append(e.w.trace, fmt.Sprintf("%s< %T", e.name, ev))
+		for _, a := range e.Conn.Step(nil, e.w.now, ev) {
+			e.do(a)
+		}
+	}
+	e.busy = false
+	if n := e.exposed(); n > 0 && e.state == connDead {
+		e.w.fail("%s leaves %d pieces of memory exposed", e.name, n)
 	}
 }
 
@@ -150,6 +167,13 @@ func (e *end) do(a Action) {
 		}
 		w.post(e.peer, packet{action: Send{data, a.WithInv, a.Invalidate}})
 	case Write:
+		for _, s := range a.Segments {
+			if !slices.ContainsFunc(e.offered, func(o Segment) bool {
+				return o.Handle == s.Handle && o.Offset == s.Offset && s.Length <= o.Length
+			}) {
+				w.fail("%s writes to %v, which nobody has offered", e.name, s)
+			}
+		}
 		w.post(e.peer, packet{action: Write{slices.Clone(a.Segments), slices.Clone(a.Data)}})
 	case Read:
 		w.post(e.peer, packet{action: Read{a.Read, slices.Clone(a.Segments), a.Len}})
@@ -260,6 +284,9 @@ func (e *end) reach(s Segment, write bool) ([]byte, bool) {
 }
 
 func (w *fabric) post(to *end, p packet) {
+	if w.down {
+		return
+	}
 	p.at = w.now
 	if w.delay > 0 {
 		p.at = p.at.Add(time.Duration(w.rand.Int64N(int64(w.delay))))
@@ -281,9 +308,6 @@ func (w *fabric) cut(by *end) {
 	}
 	for _, e := range w.ends {
 		e.step(Disconnected{errors.New("cut by " + by.name)})
-		if n := e.exposed(); n > 0 {
-			w.fail("%s leaves %d pieces of memory exposed", e.name, n)
-		}
 	}
 }
 
@@ -306,6 +330,10 @@ func (w *fabric) arrive(to *end, p packet) {
 		// The buffer is posted again before anything else is done, but what is in
 		// it must not be needed later.
 		data := slices.Clone(a.Data)
+		h, _, _ := ParseHeader(data)
+		for _, c := range append(h.Writes, h.Reply) {
+			to.offered = append(to.offered, c...)
+		}
 		to.step(Recv{data, a.WithInv, a.Invalidate})
 		for i := range data {
 			data[i] = 0xee

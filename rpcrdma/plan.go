@@ -35,7 +35,7 @@ func (c *Conn) plan(k *call) *Error {
 		results = append(results, reg{use: regResult, want: n, segs: make(Chunk, 1)})
 	}
 	k.regs = results
-	if n := k.req.MaxReply; n > 0 && c.header(k).len()+n > recv {
+	if n := k.req.MaxReply; n > 0 && (k.room || c.header(k).len()+n > recv) {
 		reply = []reg{{use: regReply, want: n, segs: make(Chunk, 1)}}
 	}
 	tail := append(results, reply...)

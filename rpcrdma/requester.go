@@ -20,6 +20,7 @@ type call struct {
 
 	long bool // the payload goes in a Read chunk of position zero
 	wide bool // it does although it had seemed to fit
+	room bool // a Reply chunk is needed although it had seemed not to be
 	regs []reg
 }
 
@@ -197,7 +198,7 @@ func (c *Conn) newXID() XID {
 
 // transmit sends a call whose memory is there.
 func (c *Conn) transmit(dst []Action, now time.Time, k *call) []Action {
-	send, _ := c.limits()
+	send, recv := c.limits()
 	h := c.header(k)
 	payload := k.req.Payload
 	switch {
@@ -207,11 +208,15 @@ func (c *Conn) transmit(dst []Action, now time.Time, k *call) []Action {
 		payload = without(payload, k.req.Reduce)
 	}
 	out, err := h.AppendBinary(make([]byte, 0, h.len()+len(payload)))
-	if err == nil && len(out)+len(payload) > send && !k.long {
-		// The memory took more segments than one each.
+	// The memory may have taken more segments than one each.
+	reply := Header{Vers: h.Vers, Writes: h.Writes}
+	wide := len(out)+len(payload) > send && !k.long
+	room := k.req.MaxReply > 0 && h.Reply == nil && reply.len()+k.req.MaxReply > recv
+	if err == nil && (wide || room) {
 		dst = c.releaseAll(dst, k)
-		k.wide, k.keepXID = true, true
-		return c.begin(dst, now, k)
+		k.wide, k.room, k.keepXID = k.wide || wide, k.room || room, true
+		k.state = callQueued
+		return c.pump(c.begin(dst, now, k), now)
 	}
 	if err != nil || len(out)+len(payload) > send {
 		return c.pump(c.end(dst, k, fault(ReasonTooBig, "%d octets, the threshold is %d (%v)", len(out)+len(payload), send, err)), now)

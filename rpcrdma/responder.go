@@ -178,14 +178,14 @@ func (c *Conn) forget(s *served) {
 	c.served = slices.DeleteFunc(c.served, func(x *served) bool { return x == s })
 }
 
-// replyLimit is the largest message that may answer a call, in octets. The first
-// answer in version two is for a requester that has not heard yet that it may be
-// larger.
+// replyLimit is the largest message that may answer a call, in octets. A server's
+// first answer in version two is for a requester that has not heard yet that it
+// may be larger.
 func (c *Conn) replyLimit(v Version) int {
 	switch {
 	case v == Version1:
 		return c.send
-	case !c.replied:
+	case !c.replied && !(c.opts.Client && c.settled):
 		return DefaultInline1
 	}
 	return DefaultInline2
