@@ -3,6 +3,7 @@ package agent
 import (
 	"os"
 	"runtime"
+	"runtime/debug"
 	"sync"
 
 	"ipoibcm/control"
@@ -11,13 +12,13 @@ import (
 // collecting lets one client at a time ask for collections.
 var collecting sync.Mutex
 
-// viewRuntime collects garbage and counts what is left. It does not run on the
-// driver's goroutine, which goes on meanwhile.
+// viewRuntime collects garbage, gives what was free back to the kernel and counts
+// what is left. It does not run on the driver's goroutine, which goes on meanwhile.
 func (a *Agent) viewRuntime() control.Runtime {
 	collecting.Lock()
 	defer collecting.Unlock()
 	runtime.GC() // twice: what finalizers and pools hold goes with the second
-	runtime.GC()
+	debug.FreeOSMemory()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	r := control.Runtime{Version: control.Version, Goroutines: runtime.NumGoroutine(), HeapOctets: m.HeapAlloc, HeapObjects: m.HeapObjects}

@@ -29,7 +29,7 @@ const (
 	PathExplain = "/v1/explain" // ?ip=ADDRESS
 	PathEvents  = "/v1/events"  // newline-delimited Event, until the client leaves
 	PathCapture = "/v1/capture" // ?snap=OCTETS: pcapng, until the client leaves
-	PathRuntime = "/v1/runtime" // what the process uses, after two garbage collections
+	PathRuntime = "/v1/runtime" // what the process uses, after two garbage collections, with what was free given back
 	PathMetrics = "/metrics"    // Prometheus text
 )
 

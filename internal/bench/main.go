@@ -38,6 +38,9 @@ import (
 const schema = 1
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == farmCommand {
+		exit(runFarm(os.Args[2:], os.Stdin, os.Stdout))
+	}
 	b := bench{out: os.Stdout, progress: os.Stderr}
 	_, err := unix.IoctlGetTermios(int(os.Stderr.Fd()), unix.TCGETS)
 	b.terminal = err == nil
@@ -179,7 +182,9 @@ func (b *bench) plan(matrix string) (steps []step) {
 			return b.loss(ctx, p, rates, losers)
 		}})
 	}
-	return steps
+	return append(steps,
+		step{"set-up and memory", setupPlace, []string{testSetup, testMemory}, b.setups},
+		step{"many peers", setupPlace, []string{testPeers}, b.many})
 }
 
 // eraseLine is what a terminal needs to begin its line again.

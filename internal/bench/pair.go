@@ -182,11 +182,14 @@ func (b *bench) startAgent(ctx context.Context, h *lab.Host, args ...string) (*l
 		Args: append([]string{"--underlay", "eth0"}, args...)})
 }
 
+// established is how an agent shows a connection that carries packets.
+const established = "ESTABLISHED"
+
 // connected returns whether one of the connections of that mode is up.
 func connected(mode string) func([]control.Conn) bool {
 	return func(conns []control.Conn) bool {
 		for _, c := range conns {
-			if c.Mode == mode {
+			if c.Mode == mode && c.State == established {
 				return true
 			}
 		}

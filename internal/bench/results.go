@@ -12,6 +12,9 @@ const (
 	testCPU     = "cpu"     // CPU seconds per GB of goodput, both hosts
 	testLatency = "latency" // of a request and its response, µs
 	testLoss    = "loss"    // goodput while packets are lost, Mb/s
+	testSetup   = "setup"   // connections being set up
+	testMemory  = "memory"  // resident memory of the agent, KiB
+	testPeers   = "peers"   // goodput to one of many peers, Mb/s
 )
 
 // The contenders.

@@ -72,6 +72,9 @@ var sections = []section{
 	{testCPU, "CPU seconds per GB, both hosts", 1, "s/GB", true},
 	{testLatency, "Request and response over TCP", 1, "µs", false},
 	{testLoss, "TCP goodput while the underlay loses packets", 1000, "Gb/s", false},
+	{testSetup, "Setting connections up", 1, "", false},
+	{testMemory, "Resident memory of the agent", 1, "KiB", false},
+	{testPeers, "TCP goodput to one of many peers", 1000, "Gb/s", false},
 }
 
 // printAll writes the tables of one section, one for each place.

@@ -89,7 +89,7 @@ func (g *gsi) receive(p *roce.Packet, src, dst ib.GID, now time.Time) {
 	case !d.matchPKey(p.BTH.PKey()):
 		c.rxDrops[engine.DropPKey].Add(1)
 		return
-	case !g.allow(p.Payload, src, now):
+	case !d.opts.NoGate && !g.allow(p.Payload, src, now):
 		c.madsFlood.Add(1)
 		return
 	}

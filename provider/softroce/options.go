@@ -53,6 +53,10 @@ type Options struct {
 	// used until the kernel refuses, which is counted.
 	NoGSO, NoGRO bool
 
+	// NoGate takes every MAD in. It is for a process that plays many hosts: what
+	// comes for all of them together would look like a flood.
+	NoGate bool
+
 	// Rand fills b with unpredictable octets, for QPNs and keys. Nil means
 	// crypto/rand.
 	Rand func(b []byte)

@@ -119,6 +119,23 @@ func TestMAD(t *testing.T) {
 	}
 }
 
+// A device that plays many hosts takes more from one source than a host would.
+func TestNoGate(t *testing.T) {
+	da, db := pair(t, families[0], func(o *Options) { o.NoGate = true })
+	m := &verbs.MAD{Remote: gid(families[0].b), QPN: ib.QPNGSI}
+	for i := range m.Data {
+		m.Data[i] = byte(i)
+	}
+	const n = 200 // TestMAD shows that some of so many are refused
+	for range n {
+		must(t, da.MADPort().SendMAD(m))
+	}
+	until(t, "MADs in", func() bool { return counter(db, "mads_in") == n })
+	if refused := counter(db, "mads_drop_flood"); refused != 0 {
+		t.Errorf("%d MADs were refused", refused)
+	}
+}
+
 // foreign sends UDP payloads from a socket of its own.
 func foreign(t *testing.T, from string) (send func(b []byte, to string), port uint16) {
 	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.ParseIP(from)})

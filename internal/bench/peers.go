@@ -1,0 +1,439 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/control"
+)
+
+const (
+	// manyPeers are connected at the same time.
+	manyPeers = 1000
+	// somePeers are connected one after the other; the rest in a burst.
+	somePeers = 100
+	// farmGIDs are the GIDs that they share. An agent takes so many answers per
+	// second from one of them; hosts with a GID each would not come near it.
+	farmGIDs = 64
+	// dialWindow is how many of a burst are on their way at the same time.
+	dialWindow = 64
+
+	firstPacket = "first packet to established, p50"
+	firstTail   = "first packet to established, p99"
+	setupRate   = "connections per second, one core"
+	setupCPU    = "agent's CPU per connection"
+	perConn     = "per idle connection"
+	heapConn    = "of that live on the heap"
+	twoHosts    = "two hosts"
+	amongMany   = "one of 1000 peers"
+)
+
+// memoryName is the variant of a [Key].
+func memoryName(n int) string {
+	if n == 1 {
+		return "1 peer"
+	}
+	return fmt.Sprintf("%d peers", n)
+}
+
+// setupPlace is where peers are connected.
+var setupPlace = place{9000, family6}
+
+func setupTargets() []target {
+	at := setupPlace
+	return []target{
+		{name: "first packet to established, p50", num: at.key(testSetup, firstPacket, oursRC), atMost: true, bound: 2, unit: "ms"},
+		{name: "connections per second, the whole agent on one core", num: at.key(testSetup, setupRate, oursRC), bound: 2000, unit: "per second"},
+		{name: "idle connection beyond shared buffers", num: at.key(testMemory, perConn, oursRC), atMost: true, bound: 8, unit: "KiB"},
+	}
+}
+
+func peerTargets() []target {
+	return []target{{name: fmt.Sprintf("one of %d peers of two hosts", manyPeers),
+		num: setupPlace.key(testPeers, amongMany, oursRC), den: setupPlace.key(testPeers, twoHosts, oursRC), bound: 0.90, rounds: 9}}
+}
+
+// farmPrefix holds the GIDs of a farm.
+var farmPrefix = netip.MustParsePrefix("fd00:0:0:1::/64")
+
+// ownGIDs are those of the agents beside a farm.
+var ownGIDs = [2]string{"fd00:0:0:1::ffff", "fd00:0:0:1::fffe"}
+
+// A crowd is a farm process, and a socket that sends to its peers.
+type crowd struct {
+	up    []int64 // when each was established, monotonic; 0: not yet
+	news  chan news
+	dial  *net.UDPConn
+	stops []func()
+}
+
+type news struct {
+	peer int
+	at   int64
+}
+
+// startCrowd starts a farm of n peers on eth0 of there. What is sent to them goes
+// from here, where an agent has an address of the same network.
+func startCrowd(here, there *lab.Host, n int) (c *crowd, err error) {
+	c = &crowd{up: make([]int64, n), news: make(chan news, n)}
+	defer func() {
+		if err != nil {
+			c.close()
+		}
+	}()
+	for i := range farmGIDs {
+		a := farmPrefix.Addr().As16()
+		a[15] = byte(1 + i)
+		if err := there.AddAddr("eth0", netip.AddrFrom16(a).String()+"/64"); err != nil {
+			return nil, err
+		}
+	}
+	if err := here.AddAddr("eth0", ownGIDs[0]+"/64"); err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(self, farmCommand, "-peers", strconv.Itoa(n), "-gids", farmPrefix.String())
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := there.Start(cmd); err != nil {
+		return nil, fmt.Errorf("start farm: %w", err)
+	}
+	c.stops = append(c.stops, func() {
+		in.Close()
+		cmd.Wait()
+	})
+	if err := untilLine(out, "ready"); err != nil {
+		return nil, fmt.Errorf("farm: %w", err)
+	}
+	go c.listen(out)
+	err = here.Do(func() (err error) {
+		c.dial, err = net.ListenUDP("udp4", nil)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	c.stops = append(c.stops, func() { c.dial.Close() })
+	return c, nil
+}
+
+func (c *crowd) close() {
+	for _, stop := range c.stops {
+		stop()
+	}
+}
+
+func (c *crowd) listen(r io.Reader) {
+	for s := bufio.NewScanner(r); s.Scan(); {
+		var n news
+		if _, err := fmt.Sscanf(s.Text(), "up %d %d", &n.peer, &n.at); err == nil && n.peer >= 0 && n.peer < len(c.up) {
+			c.news <- n
+		}
+	}
+}
+
+// resendAfter is when a packet that had no effect is sent again: the kernel's
+// queue was full, or an RTU was lost and the connection is there.
+const resendAfter = 50 * time.Millisecond
+
+// connect sends one packet to each of the peers from..to-1, at most window of them
+// at a time without a connection, and waits until all have one. It returns when
+// the first packet to each left, and when the last connection was there.
+func (c *crowd) connect(ctx context.Context, from, to, window int) (started []int64, last int64, err error) {
+	started = make([]int64, to-from)
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	packet := make([]byte, 32)
+	next, open := from, 0
+	done := 0
+	again := time.NewTicker(resendAfter)
+	defer again.Stop()
+	for done < to-from {
+		for next < to && open < window {
+			started[next-from] = monotonic()
+			if err := c.send(next, packet); err != nil {
+				return nil, 0, err
+			}
+			next, open = next+1, open+1
+		}
+		select {
+		case n := <-c.news:
+			if c.up[n.peer] == 0 {
+				c.up[n.peer] = n.at
+				last = max(last, n.at)
+				done, open = done+1, open-1
+			}
+		case <-again.C:
+			old := monotonic() - int64(resendAfter)
+			for i := from; i < next; i++ {
+				if c.up[i] == 0 && started[i-from] < old {
+					if err := c.send(i, packet); err != nil {
+						return nil, 0, err
+					}
+				}
+			}
+		case <-ctx.Done():
+			return nil, 0, fmt.Errorf("%d of %d connections: %w", done, to-from, ctx.Err())
+		}
+	}
+	return started, last, nil
+}
+
+func (c *crowd) send(i int, b []byte) error {
+	_, err := c.dial.WriteToUDPAddrPort(b, netip.AddrPortFrom(farmIP(i), 9))
+	return err
+}
+
+// pin keeps a process on the last processor, if there are others for the rest.
+func pin(pid int) error {
+	if runtime.NumCPU() == 1 {
+		return nil
+	}
+	var set unix.CPUSet
+	set.Set(runtime.NumCPU() - 1)
+	for range 2 { // threads that were made meanwhile
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+		if err != nil {
+			return err
+		}
+		for _, t := range tasks {
+			id, _ := strconv.Atoi(filepath.Base(t))
+			if err := unix.SchedSetaffinity(id, &set); err != nil && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("pin to one processor: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// setups measures how connections come about and what each costs.
+func (b *bench) setups(ctx context.Context) error {
+	at := setupPlace
+	for round := range b.rounds {
+		b.say("round %d of %d: connecting %d peers", round+1, b.rounds, manyPeers)
+		if err := b.setupRound(ctx, at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *bench) setupRound(ctx context.Context, at place) error {
+	p := &pair{contender: oursRC}
+	defer p.close()
+	if err := p.makeHosts(b); err != nil {
+		return err
+	}
+	if err := lab.Connect(p.hosts[0], "eth0", p.hosts[1], "eth0", at.mtu); err != nil {
+		return err
+	}
+	c, err := startCrowd(p.hosts[0], p.hosts[1], manyPeers)
+	if err != nil {
+		return err
+	}
+	p.onClose(c.close)
+	a, err := b.startAgent(ctx, p.hosts[0], "--gid", ownGIDs[0], "--address", "10.99.0.1/16")
+	if err != nil {
+		return err
+	}
+	p.onClose(a.Kill)
+	if err := pin(a.PID()); err != nil {
+		return err
+	}
+	key := func(test, variant string) Key { return at.key(test, variant, oursRC) }
+
+	var took []float64
+	var before memory
+	for i := range somePeers {
+		time.Sleep(2 * time.Millisecond) // nothing is left of the one before
+		started, last, err := c.connect(ctx, i, i+1, 1)
+		if err != nil {
+			return err
+		}
+		took = append(took, float64(last-started[0])/1e6)
+		if n := i + 1; n == 1 || n == somePeers {
+			if before, err = readMemory(ctx, a); err != nil {
+				return err
+			}
+			b.r.add(key(testMemory, memoryName(n)), "KiB", before.resident/1024)
+		}
+	}
+	b.r.add(key(testSetup, firstPacket), "ms", quantile(took, 0.50))
+	b.r.add(key(testSetup, firstTail), "ms", quantile(took, 0.99))
+
+	cpu, err := processCPU(a.PID())
+	if err != nil {
+		return err
+	}
+	started, last, err := c.connect(ctx, somePeers, manyPeers, dialWindow)
+	if err != nil {
+		return err
+	}
+	cpuAfter, err := processCPU(a.PID())
+	if err != nil {
+		return err
+	}
+	const burst = manyPeers - somePeers
+	b.r.add(key(testSetup, setupRate), "/s", burst/(float64(last-started[0])/1e9))
+	b.r.add(key(testSetup, setupCPU), "µs", float64((cpuAfter-cpu).Microseconds())/burst)
+	after, err := readMemory(ctx, a)
+	if err != nil {
+		return err
+	}
+	b.r.add(key(testMemory, memoryName(manyPeers)), "KiB", after.resident/1024)
+	b.r.add(key(testMemory, perConn), "KiB", (after.resident-before.resident)/burst/1024)
+	b.r.add(key(testMemory, heapConn), "KiB", (after.heap-before.heap)/burst/1024)
+	return nil
+}
+
+// A memory is what an agent uses, in octets.
+type memory struct{ resident, heap float64 }
+
+// readMemory looks after the agent has given back what it does not need.
+func readMemory(ctx context.Context, a *lab.Agent) (m memory, err error) {
+	var r control.Runtime
+	if err := a.Get(ctx, control.PathRuntime, &r); err != nil {
+		return m, err
+	}
+	n, err := resident(a.PID())
+	return memory{float64(n), float64(r.HeapOctets)}, err
+}
+
+// many measures goodput to one of many connected peers beside that of two hosts
+// alone, both over a bridge.
+func (b *bench) many(ctx context.Context) error {
+	at := setupPlace
+	alone, err := b.bridged(ctx, at, 0)
+	if err != nil {
+		return err
+	}
+	defer alone.close()
+	b.say("connecting %d peers", manyPeers)
+	among, err := b.bridged(ctx, at, manyPeers-1)
+	if err != nil {
+		return err
+	}
+	defer among.close()
+	rounds := max(9, b.rounds)
+	if b.rounds < 5 {
+		rounds = b.rounds // to see that it works
+	}
+	for round := range rounds {
+		for _, m := range []struct {
+			name string
+			p    *pair
+		}{{twoHosts, alone}, {amongMany, among}} {
+			b.say("round %d of %d: goodput, %s", round+1, rounds, m.name)
+			t, err := b.runLoad(ctx, m.p, load{streams: 1}, b.seconds)
+			if err != nil {
+				return err
+			}
+			b.r.add(at.key(testPeers, m.name, oursRC), "Mb/s", t.mbps())
+		}
+	}
+	return nil
+}
+
+// bridged makes two hosts with agents on a bridge, the first of which is connected
+// to others more.
+func (b *bench) bridged(ctx context.Context, at place, others int) (p *pair, err error) {
+	inner := inners(family4) // as the farm has
+	p = &pair{contender: oursRC, src: addr(inner[0]), dst: addr(inner[1])}
+	defer func() {
+		if err != nil {
+			p.close()
+		}
+	}()
+	if err := p.makeHosts(b); err != nil {
+		return nil, err
+	}
+	var more [2]*lab.Host // the bridge, the farm
+	for i := range more {
+		if more[i], err = b.newHost(); err != nil {
+			return nil, err
+		}
+		p.onClose(func() { more[i].Close() })
+	}
+	if err := lab.Segment(more[0], []*lab.Host{p.hosts[0], p.hosts[1], more[1]}, at.mtu); err != nil {
+		return nil, err
+	}
+	var c *crowd
+	if others > 0 {
+		if c, err = startCrowd(p.hosts[0], more[1], others); err != nil {
+			return nil, err
+		}
+		p.onClose(c.close)
+	} else if err := p.hosts[0].AddAddr("eth0", ownGIDs[0]+"/64"); err != nil {
+		return nil, err
+	}
+	if err := p.hosts[1].AddAddr("eth0", ownGIDs[1]+"/64"); err != nil {
+		return nil, err
+	}
+	for i, gid := range ownGIDs {
+		if p.agents[i], err = b.startAgent(ctx, p.hosts[i], "--gid", gid, "--address", inner[i]); err != nil {
+			return nil, err
+		}
+		p.onClose(p.agents[i].Kill)
+	}
+	if err := p.wait(ctx); err != nil {
+		return nil, err
+	}
+	if c == nil {
+		return p, nil
+	}
+	_, _, err = c.connect(ctx, 0, others, dialWindow)
+	return p, err
+}
+
+// processCPU returns what one process has used.
+func processCPU(pid int) (time.Duration, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	p, ok := parseProcStat(string(b))
+	if !ok {
+		return 0, fmt.Errorf("/proc/%d/stat cannot be read", pid)
+	}
+	return p.used, nil
+}
+
+// resident returns the resident memory of a process in octets.
+func resident(pid int) (int, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(v), " kB"))
+			return n << 10, err
+		}
+	}
+	return 0, fmt.Errorf("/proc/%d/status has no VmRSS", pid)
+}
