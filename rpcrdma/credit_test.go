@@ -297,6 +297,53 @@ func TestBackward(t *testing.T) {
 	}
 }
 
+// TestBackwardThreshold: a backward call may be as large as a forward reply, and
+// the other way round (V2-R1-16).
+func TestBackwardThreshold(t *testing.T) {
+	for _, tt := range []struct {
+		server      Options
+		head        int
+		call, reply int
+	}{
+		{one(Options{SendSize: 2048, RecvSize: 3072}), 28, 2048, 3072},
+		{Options{}, 36, 4096, 4096},
+	} {
+		for _, over := range []int{0, 4} {
+			w := up(t, Options{}, tt.server)
+			c, s := w.client(), w.server()
+			s.step(PeerReady{})
+			c.program = sizes(tt.reply - tt.head - 24)
+			s.step(Submit{ID: 1, Payload: rpc(tt.call - tt.head - 40 + over), MaxReply: tt.reply - tt.head})
+			w.run(time.Second)
+			d := s.result(1)
+			if over == 0 && (d.Err != nil || len(d.Payload) != tt.reply-tt.head || len(s.sends[len(s.sends)-1].Data) != tt.call) {
+				w.fail("%+v: %v", tt.server, d.Err)
+			}
+			if h, _ := s.header(-1); over > 0 && (d.Err == nil) != (h.Proc == ProcNOMSG) {
+				w.fail("%+v: %v, %v", tt.server, d.Err, &h)
+			}
+			if over > 0 && tt.head == 28 && d.Err.Reason != ReasonTooBig {
+				w.fail("%+v: %v", tt.server, d.Err)
+			}
+		}
+	}
+}
+
+// TestIdle: nobody ends a connection that is idle, for the peer may call (V2-R1-20).
+func TestIdle(t *testing.T) {
+	w := up(t, Options{}, Options{})
+	w.server().step(PeerReady{})
+	w.run(24 * time.Hour)
+	if !w.client().Deadline().IsZero() || w.down {
+		w.fail("deadline %v", w.client().Deadline())
+	}
+	w.server().step(Submit{ID: 1, Payload: rpc(0)})
+	w.run(time.Second)
+	if d := w.server().result(1); d.Err != nil {
+		w.fail("%v", d.Err)
+	}
+}
+
 // TestBackwardChunks: V2-R1-18, a version one client without them, and with.
 func TestBackwardChunks(t *testing.T) {
 	null := (&RPCCall{XID: 7, Prog: 1}).Append(nil)

@@ -38,7 +38,7 @@ func message(h Header, payload ...byte) []byte {
 }
 
 // TestAnswersOfResponder: every fault of a call, and what answers it. Nothing of
-// it reaches the program.
+// it reaches the program. V2-5.2.4-1: as in version one, with more codes.
 func TestAnswersOfResponder(t *testing.T) {
 	const e2, e1 = "v2 ERROR xid=00000007 credit=32 ", "v1 ERROR xid=00000007 credit=32 "
 	null := (&RPCCall{XID: 7, Prog: 1}).Append(nil)

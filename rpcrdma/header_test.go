@@ -47,7 +47,8 @@ func TestBadHeaders(t *testing.T) {
 		{"version 0", words(7, 0, 32, 0), ReasonVersion},
 		{"version 3, unknown procedure", words(7, 3, 32, 99), ReasonVersion},
 		{"version 0xffffffff", words(7, 0xffffffff, 32, 0), ReasonVersion},
-		// V2-5.2.4-4, V2-5.2-13: 2 and 3 are not version two's
+		// V2-5.2.4-4, V2-5.2-13: 2 and 3 are not version two's; V2-4-1: nor is
+		// anything else that its XDR does not have
 		{"MSGP in version two", words(7, 2, 32, 2), ReasonProc},
 		{"DONE in version two", words(7, 2, 32, 3), ReasonProc},
 		{"procedure 6", words(7, 2, 32, 6), ReasonProc},

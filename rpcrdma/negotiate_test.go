@@ -304,3 +304,31 @@ func TestReconnect(t *testing.T) {
 		}
 	}
 }
+
+// TestPrivate: both ends say the same things in the same format, or nothing if
+// there is no room (8797-4-1, 8797-4-4).
+func TestPrivate(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		o    Options
+		want string
+	}{
+		{"a client", Options{Client: true, RecvInv: true}, "f6ab0e1801010303"},
+		{"a client with memory that must stay", Options{Client: true, RecvInv: true, MixedHandles: true}, "f6ab0e1801000303"},
+		{"a client that can send it only", Options{Client: true, SendInv: true}, "f6ab0e1801000303"},
+		{"a server", Options{SendInv: true}, "f6ab0e1801010303"},
+		{"a server that can receive it only", Options{RecvInv: true}, "f6ab0e1801000303"},
+		{"sizes", Options{SendSize: 8200, RecvSize: 1 << 20}, "f6ab0e18010007ff"},
+		{"no room", Options{SendSize: 8200, Silent: true}, ""},
+		// AMB-8797-6: the version is not known yet
+		{"version two only", Options{MinVersion: 2, Client: true}, "f6ab0e1801000303"},
+	} {
+		c, err := NewConn(tt.o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.Private(); string(got) != string(unhex(tt.want)) {
+			t.Errorf("%s: %x, want %s", tt.name, got, tt.want)
+		}
+	}
+}

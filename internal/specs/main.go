@@ -1,5 +1,6 @@
-// Command specs writes docs/specs.md: for each RFC with a table
-// docs/requirements-NNNN.tsv every row with the tests that name it, and the rows
+// Command specs writes docs/specs.md: for each text with a table
+// docs/requirements-NNNN.tsv (NNNN is the number of an RFC, or V2 for
+// RPC-over-RDMA version two) every row with the tests that name it, and the rows
 // that no test names with the reason in docs/requirements-reasons.tsv.
 //
 //	go run ./internal/specs            # write docs/specs.md
@@ -19,18 +20,26 @@ import (
 	"strings"
 )
 
-// enough is the share of rows of each RFC that must be named by tests.
+// enough is the share of rows of each text that must be named by tests.
 const enough = 0.95
 
 var (
-	rowID    = regexp.MustCompile(`[0-9]{4}-[0-9]+(?:\.[0-9]+)?-[0-9]+`)
+	rowID    = regexp.MustCompile(`\b(?:[0-9]{4}|V2)-R?[0-9]+(?:\.[0-9]+)*-[0-9]+\b`)
+	tableOf  = regexp.MustCompile(`^requirements-([0-9]{4}|V2)\.tsv$`)
 	testFunc = regexp.MustCompile(`^func ((?:Test|Fuzz|Benchmark)\w*)\(`)
 )
 
-// An rfc is one text with its rows.
+// An rfc is one text with its rows. V2 is the draft of RPC-over-RDMA version two.
 type rfc struct {
 	number string
 	rows   []row
+}
+
+func (r rfc) String() string {
+	if r.number == "V2" {
+		return "RPC-over-RDMA version two, revision 02, and what it takes from RFC 8166 and RFC 8167"
+	}
+	return "RFC " + r.number
 }
 
 // counts holds the levels whose rows must be shown by tests.
@@ -69,7 +78,7 @@ func run(check bool) error {
 	}
 	for id, tests := range named {
 		// Other numbers of that form are dates and the like.
-		if numbers[id[:4]] && !known[id] {
+		if number, _, _ := strings.Cut(id, "-"); numbers[number] && !known[id] {
 			return fmt.Errorf("%s names row %s, which does not exist", tests[0], id)
 		}
 	}
@@ -81,9 +90,9 @@ func run(check bool) error {
 		due, met, left := render(&out, r, named, reasons)
 		open = append(open, left...)
 		if float64(met) < enough*float64(due) {
-			thin = append(thin, fmt.Sprintf("RFC %s: %d of %d rows are named by tests; %.0f%% are asked for", r.number, met, due, enough*100))
+			thin = append(thin, fmt.Sprintf("%v: %d of %d rows are named by tests; %.0f%% are asked for", r, met, due, enough*100))
 		}
-		said = append(said, fmt.Sprintf("%d of %d rows of RFC %s", met, due, r.number))
+		said = append(said, fmt.Sprintf("%d of %d rows of %v", met, due, r))
 	}
 	if !check {
 		return os.WriteFile("docs/specs.md", out.Bytes(), 0o644)
@@ -103,19 +112,23 @@ func run(check bool) error {
 
 // readRFCs reads all tables, by number.
 func readRFCs() (rfcs []rfc, err error) {
-	paths, err := filepath.Glob("docs/requirements-[0-9][0-9][0-9][0-9].tsv")
+	paths, err := filepath.Glob("docs/requirements-*.tsv")
 	if err != nil {
 		return nil, err
 	}
 	for _, path := range paths { // in order: Glob sorts
+		table := tableOf.FindStringSubmatch(filepath.Base(path))
+		if table == nil {
+			continue // the reasons
+		}
+		number := table[1]
 		rows, err := readRows(path)
 		if err != nil {
 			return nil, err
 		}
-		number := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), "requirements-"), ".tsv")
 		for _, r := range rows {
 			if !strings.HasPrefix(r.id, number+"-") {
-				return nil, fmt.Errorf("%s: row %s is of another RFC", path, r.id)
+				return nil, fmt.Errorf("%s: row %s is of another text", path, r.id)
 			}
 		}
 		rfcs = append(rfcs, rfc{number, rows})
@@ -268,7 +281,7 @@ func render(b *bytes.Buffer, text rfc, named map[string][]string, reasons map[st
 		}
 		fmt.Fprintf(&untested, "| %s | %s | %s | %s |\n", r.id, r.level, r.text, why)
 	}
-	fmt.Fprintf(b, "\n## RFC %s\n\n%d of %d rows of level MUST, SHOULD, must, should, wire or implied are named by a test.\n", text.number, met, due)
+	fmt.Fprintf(b, "\n## %v\n\n%d of %d rows of level MUST, SHOULD, must, should, wire or implied are named by a test.\n", text, met, due)
 	if tested.Len() > 0 {
 		fmt.Fprintf(b, "\n### Shown by tests\n\n| row | level | requirement | tests |\n| --- | --- | --- | --- |\n%s", &tested)
 	}

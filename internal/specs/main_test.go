@@ -73,6 +73,27 @@ func TestRender(t *testing.T) {
 	}
 }
 
+// TestDraft: the rows of version two have letters and sections of three parts in
+// their names, and AMB- names beside them are no rows.
+func TestDraft(t *testing.T) {
+	files := small()
+	files["cm/b_test.go"] = "package cm\nfunc TestD(t *testing.T) {\n\tz() // ROW5, " + "V2-" + "5.2.4-12, AMB-V2-7\n\ty() // (" + "V2-" + "R1-3)\n}\n"
+	files["docs/requirements-V2.tsv"] = columns + "V2-" + "5.2.4-12\t5.2.4\tMUST\tone\tS\n" + "V2-" + "R1-3\t8166\tMUST NOT\ttwo\tS\n"
+	tree(t, files)
+	if err := run(false); err != nil {
+		t.Fatal(err)
+	}
+	b, _ := os.ReadFile("docs/specs.md")
+	for _, want := range []string{"## RPC-over-RDMA version two", "2 of 2 rows", "| one | cm.TestD |", "| two | cm.TestD |"} {
+		if !strings.Contains(string(b), want) {
+			t.Errorf("docs/specs.md lacks %q:\n%s", want, b)
+		}
+	}
+	if err := run(true); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestSeveral: each RFC has a part of its own, and its own share to meet.
 func TestSeveral(t *testing.T) {
 	files := small()
@@ -120,7 +141,7 @@ func TestCheck(t *testing.T) {
 			}
 		}, want: "docs/specs.md is out of date"},
 		{name: "no table", change: func(f map[string]string) { delete(f, tableFile) }, want: "no docs/requirements-NNNN.tsv"},
-		{name: "a row of another RFC", change: func(f map[string]string) { f["docs/requirements-1234.tsv"] = columns + "ROW1\t9.9\tMUST\tx\tS\n" }, want: "is of another RFC"},
+		{name: "a row of another RFC", change: func(f map[string]string) { f["docs/requirements-1234.tsv"] = columns + "ROW1\t9.9\tMUST\tx\tS\n" }, want: "is of another text"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			files := small()
