@@ -41,7 +41,8 @@ type Conn struct {
 	// Responder.
 	served    []*served
 	grant     int
-	replied   bool // something other than an error was sent in version two
+	answered  bool // a reply was sent that is no error
+	replied   bool // one of version two was
 	nextServe uint64
 	nextRead  ReadID
 }

@@ -238,9 +238,13 @@ func TestBackward(t *testing.T) {
 		w.connect()
 		s.step(PeerReady{})
 		s.step(Submit{ID: 2, Payload: rpc(0)})
+		s.program = nil
 		c.step(Submit{ID: 1, Payload: rpc(0)})
 		w.run(time.Second)
-		for _, id := range []uint64{1, 2} {
+		s.step(Submit{ID: 3, Payload: rpc(0)}) // the client has not heard of the version
+		s.step(echo(s.serves[0]))
+		w.run(time.Second)
+		for _, id := range []uint64{1, 2, 3} {
 			if d := s.result(id); d.Err == nil || d.Err.Reason != ReasonNotReady {
 				w.fail("%+v", d)
 			}

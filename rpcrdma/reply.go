@@ -31,8 +31,8 @@ func (c *Conn) sentCall(xid XID) *call {
 	return nil
 }
 
-// answered notes a late answer: its credit is free again.
-func (c *Conn) answered(dst []Action, now time.Time, h *Header) []Action {
+// lateAnswer notes an answer to a call that was given up: its credit is free again.
+func (c *Conn) lateAnswer(dst []Action, now time.Time, h *Header) []Action {
 	if i := slices.Index(c.abandoned, h.XID); i >= 0 {
 		c.abandoned = slices.Delete(c.abandoned, i, i+1)
 		c.count[ReasonStray]++
@@ -44,7 +44,7 @@ func (c *Conn) answered(dst []Action, now time.Time, h *Header) []Action {
 func (c *Conn) recvReply(dst []Action, now time.Time, h *Header, payload []byte, ev Recv) []Action {
 	k := c.sentCall(h.XID)
 	if k == nil {
-		return c.answered(dst, now, h)
+		return c.lateAnswer(dst, now, h)
 	}
 	if h.Vers != k.vers { // RFC 8166 section 4.2.2; the answer has the call's version
 		return c.drop(dst, fault(ReasonWrongVers, "%d, the call is of %d", h.Vers, k.vers))
@@ -157,7 +157,7 @@ func (r *reg) written(c Chunk) ([]byte, *Error) {
 func (c *Conn) recvError(dst []Action, now time.Time, h *Header) []Action {
 	k := c.sentCall(h.XID)
 	if k == nil {
-		return c.answered(dst, now, h)
+		return c.lateAnswer(dst, now, h)
 	}
 	settling := c.opts.Client && !c.settled
 	if h.Error.Code == ErrVers {

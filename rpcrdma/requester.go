@@ -75,7 +75,7 @@ func (c *Conn) submittable(req *Submit) *Error {
 		return fault(ReasonTooBig, "%d octets to send, %d to receive", len(req.Payload), total)
 	case len(req.Results) > MaxSegments || len(req.Reduce) > MaxSegments:
 		return fault(ReasonTooBig, "%d items to send, %d to receive", len(req.Reduce), len(req.Results))
-	case !c.opts.Client && (!c.settled || !c.peerReady):
+	case !c.opts.Client && (!c.answered || !c.peerReady): // the client must have heard of the version first
 		return fault(ReasonNotReady, "backward")
 	case req.Option != nil:
 		switch {

@@ -302,9 +302,8 @@ func (c *Conn) answer(dst []Action, ev Answer) []Action {
 		panic(err) // made of what was read and checked
 	}
 	c.forget(s)
-	if s.h.Vers == Version2 {
-		c.replied = true
-	}
+	c.answered = true
+	c.replied = c.replied || s.h.Vers == Version2
 	send := Send{Data: append(out, payload...)}
 	send.Invalidate, send.WithInv = c.invalidate(s)
 	return append(append(dst, writes...), send)

@@ -215,7 +215,7 @@ func (s *simulation) round() {
 	for range s.r.IntN(4) {
 		s.call(0)
 	}
-	if s.chance(0.5) && s.w.server().settled {
+	if s.chance(0.5) && s.w.server().answered {
 		s.call(1)
 	}
 	if s.how.starve {
