@@ -513,6 +513,57 @@ func TestNoAllocsPerPacket(t *testing.T) {
 	}
 }
 
+// BenchmarkStages shares the loop's cost per packet between both directions,
+// without goroutines: from the TUN to the QP, and from the CQ to the TUN. The TUN
+// and the fabric are in memory; the fabric copies once, within the post.
+func BenchmarkStages(b *testing.B) {
+	for _, size := range []int{52, 1500, 65520} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			w := newWorld()
+			var hosts [2]*host
+			for i := range hosts {
+				h := &host{tun: tuntest.New("ibcm0", 1024), fab: &fabric{w: w, srq: true}}
+				l, err := New(Config{Provider: h.fab, TUN: h.tun, SendBuffers: 128, SRQDepth: 64})
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer l.Close()
+				h.Loop, hosts[i] = l, h
+			}
+			x, y := hosts[0], hosts[1]
+			y.tun.Discard()
+			c, _ := connect(b, x, y, ib.RC)
+			x.route("10.9.0.0/24", NewPath(1, Target{Kind: ToConn, MTU: 65520, Conn: c}))
+			s := newSender(x.Loop, x.Loop.tun.Read)
+			pkt := ip4("10.9.0.2", size, 6)
+			var out, in time.Duration
+			b.SetBytes(int64(size))
+			b.ReportAllocs()
+			sent := 0
+			for b.Loop() {
+				if x.tun.Send(pkt); x.tun.Waiting() < 16 {
+					continue
+				}
+				start := time.Now()
+				n, _, err := s.step()
+				x.sendWC.drain()
+				mid := time.Now()
+				y.conn.drain()
+				in += time.Since(mid)
+				out += mid.Sub(start)
+				if sent += n; err != nil {
+					b.Fatal(err)
+				}
+			}
+			if got := y.Counters().RxConn; sent == 0 && b.N >= 16 || got != uint64(sent) {
+				b.Fatalf("%d packets sent, %d received", sent, got)
+			}
+			b.ReportMetric(float64(out)/float64(max(sent, 1)), "tun-to-qp-ns/op")
+			b.ReportMetric(float64(in)/float64(max(sent, 1)), "qp-to-tun-ns/op")
+		})
+	}
+}
+
 // BenchmarkLoop is the loop's own cost per packet: TUN and fabric are in memory
 // and copy once each.
 func BenchmarkLoop(b *testing.B) {

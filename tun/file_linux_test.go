@@ -270,3 +270,24 @@ func BenchmarkRead(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkWrite is the cost of a packet that the kernel takes in, without anybody
+// who waits for it.
+func BenchmarkWrite(b *testing.B) {
+	for _, size := range []int{60, 65520} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			f := open(b, Options{})
+			pkts := make([][]byte, 32)
+			for i := range pkts {
+				pkts[i] = udp(size - 28)
+			}
+			b.SetBytes(int64(size))
+			b.ReportAllocs()
+			for i := 0; i < b.N; i += len(pkts) {
+				if n, err := f.Write(pkts); err != nil || n != len(pkts) {
+					b.Fatalf("%d written: %v", n, err)
+				}
+			}
+		})
+	}
+}

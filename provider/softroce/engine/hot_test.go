@@ -3,6 +3,7 @@ package engine
 import (
 	"fmt"
 	"testing"
+	"time"
 	"unsafe"
 
 	"ipoibcm/ib"
@@ -39,13 +40,7 @@ func (p *pump) run() {
 			for n := e.Output(e.pkts[:], p.now); n > 0; n = e.Output(e.pkts[:], p.now) {
 				moved = true
 				for k := range e.pkts[:n] {
-					pkt := &e.pkts[k]
-					b := append(p.buf, pkt.Header[:pkt.HeaderLen]...)
-					for _, s := range pkt.Payload[:pkt.NPayload] {
-						b = append(b, s...)
-					}
-					b = b[:len(b)+int(pkt.Pad)+roce.ICRCLen]
-					if err := p.pkt.Parse(b); err != nil {
+					if err := p.pkt.Parse(p.wire(p.buf, &e.pkts[k])); err != nil {
 						p.t.Fatal(err)
 					}
 					to.Receive(&p.pkt, &p.src[i], p.now)
@@ -53,6 +48,15 @@ func (p *pump) run() {
 			}
 		}
 	}
+}
+
+// wire writes a packet to b, which has room for it, without an ICRC.
+func (p *pump) wire(b []byte, pkt *Packet) []byte {
+	b = append(b, pkt.Header[:pkt.HeaderLen]...)
+	for _, s := range pkt.Payload[:pkt.NPayload] {
+		b = append(b, s...)
+	}
+	return b[:len(b)+int(pkt.Pad)+roce.ICRCLen]
 }
 
 // messageOf returns a function that moves one message of n octets.
@@ -95,7 +99,8 @@ var hot = []struct {
 	{ib.UC, verbs.Send, 65524}, {ib.UD, verbs.Send, 2044},
 }
 
-// TestNoAllocs: nothing is allocated per packet or message.
+// TestNoAllocs: nothing is allocated per packet or message, by requester,
+// responder or completer.
 func TestNoAllocs(t *testing.T) {
 	for _, h := range hot {
 		one := newPump(t, h.tr, ib.MTU1024).messageOf(h.op, h.len)
@@ -119,6 +124,83 @@ func BenchmarkMessage(b *testing.B) {
 			})
 		}
 	}
+}
+
+// BenchmarkStages shares the cost of an RC SEND among requester, responder and
+// completer: all data packets of a message, then what is answered to them. What
+// lies between them, a copy and a parse, is left out.
+func BenchmarkStages(b *testing.B) {
+	for _, n := range []int{64, 65524} {
+		for _, mtu := range []ib.MTU{ib.MTU1024, ib.MTU4096} {
+			b.Run(fmt.Sprintf("%d/mtu=%v", n, mtu), func(b *testing.B) {
+				p := newPump(b, ib.RC, mtu)
+				sends := []verbs.SendWR{{Opcode: verbs.Send, Flags: verbs.Signaled, SG: []verbs.SGE{{Buf: make([]byte, n)}}}}
+				recvs := []verbs.RecvWR{{SG: []verbs.SGE{{Buf: make([]byte, n)}}}}
+				var requester, responder, completer time.Duration
+				var data, answers flight
+				for b.Loop() {
+					if _, err := p.b.PostRecv(recvs); err != nil {
+						b.Fatal(err)
+					}
+					start := time.Now()
+					if _, err := p.a.PostSend(sends, p.now); err != nil {
+						b.Fatal(err)
+					}
+					data.fill(p, p.a, &requester, start)
+					responder += data.land(p, p.b, &p.src[0])
+					answers.fill(p, p.b, &responder, time.Now())
+					completer += answers.land(p, p.a, &p.src[1])
+				}
+				if p.a.nsend != b.N || p.b.nrecv != b.N {
+					b.Fatalf("%d sent, %d received, want %d", p.a.nsend, p.b.nrecv, b.N)
+				}
+				for _, s := range []struct {
+					name string
+					d    time.Duration
+				}{{"requester", requester}, {"responder", responder}, {"completer", completer}} {
+					b.ReportMetric(float64(s.d)/float64(b.N), s.name+"-ns/op")
+				}
+			})
+		}
+	}
+}
+
+// A flight is the packets that one end had to send, as they are on the wire.
+type flight struct {
+	raw  [][]byte
+	pkts []roce.Packet
+	n    int
+}
+
+// fill takes all that e has to send. What e itself took is added to cost, from
+// start on.
+func (f *flight) fill(p *pump, e *end, cost *time.Duration, start time.Time) {
+	for f.n = 0; ; start = time.Now() {
+		n := e.Output(e.pkts[:], p.now)
+		*cost += time.Since(start)
+		if n == 0 {
+			return
+		}
+		for k := range e.pkts[:n] {
+			if f.n == len(f.pkts) {
+				f.raw, f.pkts = append(f.raw, make([]byte, 0, 8192)), append(f.pkts, roce.Packet{})
+			}
+			b := p.wire(f.raw[f.n], &e.pkts[k])
+			if err := f.pkts[f.n].Parse(b); err != nil {
+				p.t.Fatal(err)
+			}
+			f.n++
+		}
+	}
+}
+
+// land gives them to the other end and returns what that took.
+func (f *flight) land(p *pump, to *end, from *Source) time.Duration {
+	start := time.Now()
+	for k := range f.pkts[:f.n] {
+		to.Receive(&f.pkts[k], from, p.now)
+	}
+	return time.Since(start)
 }
 
 // TestIdleMemory: a QP with 64 sends posted and completed, its receives from a
