@@ -49,6 +49,7 @@ type Options struct {
 	QKey       ib.QKey           // zero means 0x00000b1b
 	Idle       time.Duration     // zero means 5 minutes, negative never
 	Peers      []ib.GID          // GIDs of all others, where the underlay has no multicast
+	PeerAllow  []netip.Prefix    // GIDs of those whose agents may ask ours over the fabric; empty: nobody
 
 	// OwnTUNThread keeps reading the TUN from the thread that receives packets
 	// ([datapath.Config]).
@@ -98,6 +99,7 @@ type Agent struct {
 	queries chan func()
 	hub     hub
 	taps    taps
+	peers   peerService
 }
 
 // Run serves the interface until ctx ends, then says goodbye to every peer and
@@ -153,6 +155,9 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 		return errors.Join(err, a.loop.Close(), a.tun.Close())
 	}
 	a.taps.provider = a.opt.Provider
+	if err := a.openPeers(); err != nil {
+		return errors.Join(err, a.host.Close(), a.loop.Close(), a.tun.Close())
+	}
 
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -173,9 +178,19 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 			}
 		})
 	}
+	if a.peers.port != nil {
+		wg.Go(func() {
+			if err := a.peers.serve(ctx); err != nil {
+				stop(fmt.Errorf("answer peers: %w", err))
+			}
+		})
+	}
 	a.drive(ctx, ready)
 	a.hub.close()
 	stopLoop()
+	if a.peers.port != nil {
+		a.peers.port.Close()
+	}
 	wg.Wait()
 	_, rmErr := a.host.RemoveOurs()
 	if errors.Is(rmErr, hostnet.ErrNotFound) || rmErr != nil && a.tunGone() {

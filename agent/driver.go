@@ -83,6 +83,10 @@ func (a *Agent) turn(done <-chan struct{}, timer *time.Timer, tick <-chan time.T
 			in.mads = nil
 			return false
 		}
+		if p := a.peers.port; p != nil && p.Concerns(m) {
+			p.MAD(m)
+			return false
+		}
 		a.step(ipoib.RecvMAD{MAD: m})
 	case ev, ok := <-in.events:
 		if !ok {
@@ -158,6 +162,9 @@ func (a *Agent) step(ev ipoib.Event) {
 }
 
 func (a *Agent) verbsEvent(ev verbs.Event) {
+	if a.peers.port != nil {
+		a.peers.port.Event(ev)
+	}
 	handle, known := a.byQPN[ev.QPN]
 	switch ev.Kind {
 	case verbs.QPFatal:

@@ -114,5 +114,7 @@ func (a *Agent) note(n ipoib.Note) {
 		e.Fields = fields
 	}
 	a.hub.publish(e)
+	a.peers.events.add(e)
+	a.peers.learn(n)
 	a.log.Debug(n.Text, "kind", n.Kind, "peer", e.Peer, "ip", n.Addr)
 }

@@ -298,6 +298,14 @@ func (a *Agent) allCounters() []control.Counter {
 		add("datapath", snake(dp.Type().Field(i).Name), dp.Field(i).Uint())
 	}
 	a.opt.Provider.Counters(func(name string, v uint64) { add(a.opt.Provider.Caps().Name, name, v) })
+	p := &a.peers.n
+	add("peers", "asked", p.asked.Load())
+	add("peers", "served", p.served.Load())
+	add("peers", "drop_not_allowed", p.refused.Load())
+	add("peers", "drop_too_many", p.full.Load())
+	if a.peers.port != nil {
+		a.peers.port.Counters(func(name string, v uint64) { add("peers", "cm_"+name, v) })
+	}
 	hc := reflect.ValueOf(a.host.Counters())
 	for i := range hc.NumField() {
 		add("hostnet", snake(hc.Type().Field(i).Name), hc.Field(i).Uint())

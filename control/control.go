@@ -20,17 +20,20 @@ const Version = 1
 
 // The paths of the API, all GET.
 const (
-	PathStatus  = "/v1/status"
-	PathConns   = "/v1/conns"
-	PathNeigh   = "/v1/neigh"
-	PathRoutes  = "/v1/routes"
-	PathGroups  = "/v1/groups"
-	PathStats   = "/v1/stats"
-	PathExplain = "/v1/explain" // ?ip=ADDRESS
-	PathEvents  = "/v1/events"  // newline-delimited Event, until the client leaves
-	PathCapture = "/v1/capture" // ?snap=OCTETS: pcapng, until the client leaves
-	PathRuntime = "/v1/runtime" // what the process uses, after two garbage collections, with what was free given back
-	PathMetrics = "/metrics"    // Prometheus text
+	PathStatus     = "/v1/status"
+	PathConns      = "/v1/conns"
+	PathNeigh      = "/v1/neigh"
+	PathRoutes     = "/v1/routes"
+	PathGroups     = "/v1/groups"
+	PathStats      = "/v1/stats"
+	PathExplain    = "/v1/explain"     // ?ip=ADDRESS
+	PathEvents     = "/v1/events"      // newline-delimited Event, until the client leaves
+	PathCapture    = "/v1/capture"     // ?snap=OCTETS: pcapng, until the client leaves
+	PathPeerStatus = "/v1/peer/status" // ?ip=ADDRESS: of another host's agent, over the fabric
+	PathPeerPing   = "/v1/peer/ping"   // ?ip=ADDRESS&count=N
+	PathPeerEvents = "/v1/peer/events" // ?ip=ADDRESS&after=NUMBER
+	PathRuntime    = "/v1/runtime"     // what the process uses, after two garbage collections, with what was free given back
+	PathMetrics    = "/metrics"        // Prometheus text
 )
 
 // SocketDir is where the sockets of agents are unless configured otherwise.

@@ -175,7 +175,12 @@ func (p *Port) MAD(m *verbs.MAD) { p.do(cm.RecvMAD{MAD: m}) }
 func (p *Port) Event(ev verbs.Event) {
 	switch ev.Kind {
 	case verbs.CommEst:
-		p.do(cm.DataOnQP{QPN: ev.QPN})
+		p.mu.Lock()
+		mine := p.byQPN[ev.QPN] != nil
+		p.mu.Unlock()
+		if mine {
+			p.do(cm.DataOnQP{QPN: ev.QPN})
+		}
 	case verbs.GIDChange:
 		p.mu.Lock()
 		for id := range p.listeners {

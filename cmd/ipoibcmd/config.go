@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
+	"ipoibcm/agent"
 	"ipoibcm/control"
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
@@ -48,6 +49,7 @@ type Config struct {
 	QKey        uint32   `yaml:"qkey"`
 	IdleTimeout string   `yaml:"idle_timeout"`
 	Peers       []string `yaml:"peers"`
+	PeerAllow   []string `yaml:"peer_allow"`
 	Offload     Offload  `yaml:"offload"`
 }
 
@@ -74,6 +76,7 @@ func defaults() Config {
 		PKey:        uint16(ib.DefaultPKey),
 		QKey:        uint32(ib.QKeyIPoIB),
 		IdleTimeout: "5m",
+		PeerAllow:   []string{agent.DefaultPeerAllow[0].String()},
 		Offload:     Offload{GSO: &gso, GRO: &gro, OneThread: &one},
 	}
 }
@@ -246,6 +249,7 @@ type settings struct {
 	prefixes []netip.Prefix
 	gid      ib.GID
 	peers    []ib.GID
+	allow    []netip.Prefix
 	level    slog.Level
 	idle     time.Duration
 }
@@ -307,6 +311,16 @@ func (c *Config) settings() (s settings, err error) {
 			return bad(fmt.Sprintf("peers[%d]", i), "peers: %v", err)
 		}
 		s.peers = append(s.peers, g)
+	}
+	for i, a := range c.PeerAllow {
+		p, err := netip.ParsePrefix(a)
+		if one, aerr := netip.ParseAddr(a); err != nil && aerr == nil {
+			p, err = one.Prefix(one.BitLen())
+		}
+		if err != nil {
+			return bad(fmt.Sprintf("peer_allow[%d]", i), "peer_allow %q: want GIDs or prefixes of them, such as fe80::/10 or 192.0.2.0/24", a)
+		}
+		s.allow = append(s.allow, p.Masked())
 	}
 	if err := s.level.UnmarshalText([]byte(c.LogLevel)); err != nil {
 		return bad("log_level", "log_level %q: must be debug, info, warn or error", c.LogLevel)

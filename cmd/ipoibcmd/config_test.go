@@ -108,6 +108,7 @@ func TestEveryBadValueIsNamed(t *testing.T) {
 		{"mapped", func(c *Config) { c.Addresses = []string{"::ffff:10.0.0.1/120"} }, `address "::ffff:10.0.0.1/120"`},
 		{"gid", func(c *Config) { c.GID = "eth0" }, "gid: "},
 		{"peers", func(c *Config) { c.Peers = []string{"fe80::1", "host"} }, "peers: "},
+		{"peer_allow", func(c *Config) { c.PeerAllow = []string{"fe80::/10", "all"} }, `peer_allow "all": want GIDs`},
 		{"log level", func(c *Config) { c.LogLevel = "loud" }, `log_level "loud": must be debug, info, warn or error`},
 		{"idle without a unit", func(c *Config) { c.IdleTimeout = "300" }, `idle_timeout "300": want a duration such as 5m`},
 		{"negative idle", func(c *Config) { c.IdleTimeout = "-1s" }, `idle_timeout "-1s"`},

@@ -101,7 +101,7 @@ func newRoot() *cobra.Command {
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usageError{hintError{err, "see: " + c.CommandPath() + " --help"}}
 	})
-	root.AddCommand(newRun(), newInit(), newDemo(), newStatus(), newShow(), newExplain(), newMonitor(), newCapture(), newDevices(), newProbe())
+	root.AddCommand(newRun(), newInit(), newDemo(), newStatus(), newShow(), newExplain(), newMonitor(), newCapture(), newDevices(), newProbe(), newPing())
 	root.AddCommand(newDoctor())
 	strict(root)
 	return root

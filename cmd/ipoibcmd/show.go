@@ -60,16 +60,22 @@ func octets(n uint64) string {
 
 func newStatus() *cobra.Command {
 	var flags clientFlags
+	var peer string
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "show interface, mode, MTU, GID, QPN, groups and peers on one screen",
 		Example: `  ipoibcmd status
-  ipoibcmd status --name ibcm1 --json`,
+  ipoibcmd status --name ibcm1 --json
+  ipoibcmd status --peer 10.0.0.2`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("peer") {
+				return show(cmd.Context(), &flags, control.PathPeerStatus, url.Values{"ip": {peer}}, printPeerStatus)
+			}
 			return show(cmd.Context(), &flags, control.PathStatus, nil, printStatus)
 		},
 	}
+	cmd.Flags().StringVar(&peer, "peer", "", "ask the agent of the host with this address, or this GID, over the fabric")
 	flags.bindJSON(cmd)
 	return cmd
 }
@@ -255,14 +261,22 @@ func printExplanation(w io.Writer, e *control.Explanation) {
 
 func newMonitor() *cobra.Command {
 	var flags clientFlags
+	var peer string
 	cmd := &cobra.Command{
 		Use:   "monitor",
 		Short: "follow every CM message and decision until interrupted",
 		Example: `  ipoibcmd monitor
-  ipoibcmd monitor --json | jq -r .text`,
+  ipoibcmd monitor --json | jq -r .text
+  ipoibcmd monitor --peer 10.0.0.2`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return monitor(cmd.Context(), &flags) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("peer") {
+				return monitorPeer(cmd.Context(), &flags, peer)
+			}
+			return monitor(cmd.Context(), &flags)
+		},
 	}
+	cmd.Flags().StringVar(&peer, "peer", "", "follow the agent of the host with this address, or this GID, over the fabric")
 	flags.bindJSON(cmd)
 	return cmd
 }

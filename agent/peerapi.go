@@ -1,0 +1,140 @@
+package agent
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"ipoibcm/cm"
+	"ipoibcm/control"
+	"ipoibcm/peerrpc"
+	"ipoibcm/rdmacm"
+	"ipoibcm/rpcrdma/transport"
+)
+
+// maxPings bounds the NULL calls of one request.
+const maxPings = 100
+
+func leftOut(n int) string { return fmt.Sprintf("%d peers were left out: too many for one answer", n) }
+
+// peerRequest answers a request that is about a peer: f asks it.
+func (a *Agent) peerRequest(w http.ResponseWriter, r *http.Request, path string, f func(context.Context, *transport.End, control.PeerPath) (any, error)) {
+	ip, err := netip.ParseAddr(r.URL.Query().Get("ip"))
+	if err != nil || ip.IsMulticast() || ip.IsUnspecified() {
+		fail(w, http.StatusBadRequest, fmt.Sprintf("ip %q is not an address of a host", r.URL.Query().Get("ip")), path+"?ip=10.0.0.2, or the GID of its underlay")
+		return
+	}
+	ctx, cancel := context.WithTimeoutCause(r.Context(), peerWithin, fmt.Errorf("no answer within %v", peerWithin))
+	defer cancel()
+	e, about, err := a.peers.dial(ctx, ip.WithZone("").Unmap())
+	if err != nil {
+		status, hint := http.StatusBadGateway, peerHint(err, about)
+		if errors.Is(err, errNoQP1) || errors.Is(err, errSelf) {
+			status = http.StatusBadRequest
+		}
+		fail(w, status, fmt.Sprintf("ask the agent of %v: %v", ip, err), hint)
+		return
+	}
+	defer e.Close()
+	v, err := f(ctx, e, about)
+	if err != nil {
+		fail(w, http.StatusBadGateway, fmt.Sprintf("ask the agent of %v at %s: %v", ip, about.GID, err), "")
+		return
+	}
+	answer(w, v)
+}
+
+// peerHint says what to do when a peer could not be asked.
+func peerHint(err error, about control.PeerPath) string {
+	var failed *rdmacm.FailedError
+	switch {
+	case errors.Is(err, errSelf):
+		return "ask without --peer"
+	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonConsumer && bytes.HasPrefix(failed.Private, []byte("peer_allow\x00")):
+		return "put our GID into peer_allow of the peer's configuration"
+	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonInvalidServiceID:
+		return "its agent answers nobody: peer_allow is empty there, or it is an older one"
+	case about.Via == "as given":
+		return "no neighbour with that address is known: give the GID of its underlay (status there shows it)"
+	}
+	return "is the underlay up, and the agent running there?"
+}
+
+func (a *Agent) peerStatus(w http.ResponseWriter, r *http.Request) {
+	a.peerRequest(w, r, control.PathPeerStatus, func(ctx context.Context, e *transport.End, about control.PeerPath) (any, error) {
+		results, written, err := a.peers.call(ctx, e, peerrpc.ProcStatus, nil)
+		if err != nil {
+			return nil, err
+		}
+		doc, _, err := peerrpc.ParseDocument(results, written)
+		out := control.PeerStatus{Version: control.Version, Path: about}
+		if err == nil {
+			err = json.Unmarshal(doc, &out.Status)
+		}
+		return out, err
+	})
+}
+
+func (a *Agent) peerPing(w http.ResponseWriter, r *http.Request) {
+	count := 1
+	if s := r.URL.Query().Get("count"); s != "" {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < 1 || n > maxPings {
+			fail(w, http.StatusBadRequest, fmt.Sprintf("count %q: must be 1 to %d", s, maxPings), "")
+			return
+		}
+		count = n
+	}
+	a.peerRequest(w, r, control.PathPeerPing, func(ctx context.Context, e *transport.End, about control.PeerPath) (any, error) {
+		out := control.PeerPing{Version: control.Version, Path: about}
+		for range count {
+			start := time.Now()
+			if _, _, err := a.peers.call(ctx, e, peerrpc.ProcNull, nil); err != nil {
+				return nil, err
+			}
+			out.MS = append(out.MS, float64(time.Since(start).Microseconds())/1000)
+		}
+		return out, nil
+	})
+}
+
+func (a *Agent) peerEvents(w http.ResponseWriter, r *http.Request) {
+	var after uint64
+	if s := r.URL.Query().Get("after"); s != "" {
+		n, err := strconv.ParseUint(s, 10, 64)
+		if err != nil {
+			fail(w, http.StatusBadRequest, fmt.Sprintf("after %q: must be the number of an event", s), "")
+			return
+		}
+		after = n
+	}
+	a.peerRequest(w, r, control.PathPeerEvents, func(ctx context.Context, e *transport.End, about control.PeerPath) (any, error) {
+		results, written, err := a.peers.call(ctx, e, peerrpc.ProcEvents, peerrpc.Range{After: after, Max: peerrpc.MaxEvents}.Append(nil))
+		if err != nil {
+			return nil, err
+		}
+		out := control.PeerEvents{Version: control.Version, Path: about, Events: []control.Event{}}
+		last, lines, err := peerrpc.ParseBatch(results, written)
+		if err != nil {
+			return nil, err
+		}
+		out.Last = last
+		in := bufio.NewScanner(bytes.NewReader(lines))
+		in.Buffer(nil, peerrpc.MaxDocument)
+		for in.Scan() {
+			var ev control.Event
+			if err := json.Unmarshal(in.Bytes(), &ev); err != nil {
+				return nil, err
+			}
+			out.Events = append(out.Events, ev)
+		}
+		return out, in.Err()
+	})
+}

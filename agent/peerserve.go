@@ -1,0 +1,341 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"ipoibcm/cm"
+	"ipoibcm/control"
+	"ipoibcm/ib"
+	"ipoibcm/ipoib"
+	"ipoibcm/peerrpc"
+	"ipoibcm/rdmacm"
+	"ipoibcm/rpcrdma"
+	"ipoibcm/rpcrdma/transport"
+)
+
+// Bounds of what agents ask each other over the fabric.
+const (
+	maxPeerEnds  = 16               // connections of peers that ask us
+	peerIdle     = 30 * time.Second // a connection that asks nothing for so long is ended
+	peerGrant    = 4                // credits for each
+	maxKnownGIDs = 4096             // addresses whose GID is remembered
+	peerWithin   = 8 * time.Second  // patience with a peer that we ask
+)
+
+// DefaultPeerAllow is who may ask unless configured otherwise: whoever is on the
+// same Ethernet, because packets from link-local addresses do not come further.
+var DefaultPeerAllow = []netip.Prefix{netip.MustParsePrefix("fe80::/10")}
+
+// A peerService lets agents ask each other over the fabric: it serves the program
+// of package peerrpc, and asks that of others. It has a CM of its own, which
+// shares QP 1 with the interface's.
+type peerService struct {
+	a    *Agent
+	port *rdmacm.Port // nil where QP 1 cannot be had
+
+	n struct{ asked, refused, served, full atomic.Uint64 }
+
+	mu    sync.Mutex
+	ends  int
+	known map[netip.Addr]ib.GID // of neighbours, also of those that are gone
+
+	events eventRing
+}
+
+// openPeers starts the service. Nobody but those of Options.PeerAllow is answered.
+func (a *Agent) openPeers() error {
+	s := &a.peers
+	s.a, s.known = a, map[netip.Addr]ib.GID{}
+	if a.opt.Provider.MADPort() == nil {
+		return nil
+	}
+	var err error
+	s.port, err = rdmacm.Open(rdmacm.Options{Provider: a.opt.Provider, Shared: true, CM: cm.Options{GID: a.link.GID, MaxConns: 4 * maxPeerEnds},
+		Log: func(n cm.Note) {
+			if n.Dir == cm.Decided && n.Text == "" {
+				return
+			}
+			e := a.event("peers", "cm", n.String())
+			if n.Dir != cm.Decided {
+				out := n.Dir == cm.Sent
+				e.Out = &out
+			}
+			a.hub.publish(e)
+		}})
+	return err
+}
+
+// serve answers peers until ctx ends.
+func (s *peerService) serve(ctx context.Context) error {
+	if s.port == nil || len(s.a.opt.PeerAllow) == 0 {
+		<-ctx.Done()
+		return nil
+	}
+	l, err := s.port.Listen(peerrpc.Port)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for {
+		r, err := l.Next(ctx)
+		if err != nil {
+			return nil // stopped
+		}
+		wg.Go(func() { s.accept(ctx, r) })
+	}
+}
+
+// allowed reports whether a peer may ask.
+func (s *peerService) allowed(g ib.GID) bool {
+	return slices.ContainsFunc(s.a.opt.PeerAllow, func(p netip.Prefix) bool { return p.Contains(g.Addr().Unmap()) })
+}
+
+func (s *peerService) accept(ctx context.Context, r *rdmacm.Request) {
+	from := r.Params.Remote
+	if !s.allowed(from) {
+		s.n.refused.Add(1)
+		s.a.hub.publish(s.a.event("peers", "refused", from.String()+" asks, and is not in peer_allow"))
+		r.Reject([]byte("peer_allow"))
+		return
+	}
+	s.mu.Lock()
+	full := s.ends >= maxPeerEnds
+	if !full {
+		s.ends++
+	}
+	s.mu.Unlock()
+	if full {
+		s.n.full.Add(1)
+		r.Reject([]byte("busy"))
+		return
+	}
+	defer func() {
+		s.mu.Lock()
+		s.ends--
+		s.mu.Unlock()
+	}()
+	idle := time.NewTimer(peerIdle)
+	defer idle.Stop()
+	e, err := transport.AcceptRoCE(r, transport.Options{Provider: s.a.opt.Provider, RPC: rpcrdma.Options{Grant: peerGrant, Ask: 1, MaxLong: peerrpc.MaxDocument + 4096},
+		Serve: func(ctx context.Context, c rpcrdma.Serve) rpcrdma.Event {
+			idle.Reset(peerIdle)
+			s.n.served.Add(1)
+			return s.answer(ctx, &c)
+		}})
+	if err != nil {
+		s.a.log.Debug("a peer asks, and was not answered", "peer", from, "err", err)
+		return
+	}
+	select {
+	case <-e.Done():
+	case <-idle.C:
+	case <-ctx.Done():
+	}
+	e.Close()
+}
+
+// answer is the program.
+func (s *peerService) answer(ctx context.Context, in *rpcrdma.Serve) rpcrdma.Event {
+	call, args, err := rpcrdma.ParseRPCCall(in.Payload)
+	var reply rpcrdma.RPCReply
+	var doc []byte
+	at := 0 // where the document's octets begin, behind the head and its length
+	results := []byte(nil)
+	switch {
+	case err != nil:
+		reply.Status = rpcrdma.RPCGarbageArgs
+	case call.Prog != peerrpc.Program:
+		reply.Status = rpcrdma.RPCProgUnavail
+	case call.Vers != peerrpc.Version:
+		reply.Status, reply.Low, reply.High = rpcrdma.RPCProgMismatch, peerrpc.Version, peerrpc.Version
+	case call.Proc == peerrpc.ProcNull && len(args) == 0:
+	case call.Proc == peerrpc.ProcStatus && len(args) == 0:
+		if doc, err = s.status(ctx); err != nil {
+			reply.Status = rpcrdma.RPCSystemErr
+			break
+		}
+		results, at = peerrpc.AppendDocument(nil, doc), 4
+	case call.Proc == peerrpc.ProcEvents:
+		r, err := peerrpc.ParseRange(args)
+		if err != nil {
+			reply.Status = rpcrdma.RPCGarbageArgs
+			break
+		}
+		last, lines := s.events.after(r.After, int(min(r.Max, peerrpc.MaxEvents)))
+		doc = lines
+		results, at = peerrpc.AppendBatch(nil, last, lines), 12
+	case call.Proc <= peerrpc.ProcEvents:
+		reply.Status = rpcrdma.RPCGarbageArgs
+	default:
+		reply.Status = rpcrdma.RPCProcUnavail
+	}
+	out := reply.Append(nil)
+	a := rpcrdma.Answer{Payload: append(out, results...)}
+	if at > 0 && len(doc) > 0 && len(in.Results) == 1 {
+		if in.Results[0] < len(doc) {
+			return rpcrdma.CannotAnswer{Need: len(a.Payload)}
+		}
+		a.Reduce = []rpcrdma.Span{{Offset: len(out) + at, Len: len(doc)}}
+	}
+	return a
+}
+
+// status is the document of STATUS. If it would be too large, peers are left out.
+func (s *peerService) status(ctx context.Context) ([]byte, error) {
+	v, err := ask(ctx, s.a, s.a.viewStatus)
+	if err != nil {
+		return nil, err
+	}
+	all := len(v.Peers)
+	for {
+		b, err := json.Marshal(v)
+		if err != nil || len(b) <= peerrpc.MaxDocument {
+			return b, err
+		}
+		v.Peers = v.Peers[:len(v.Peers)/2]
+		v.Warnings = append(v.Warnings[:max(0, len(v.Warnings)-1):len(v.Warnings)], leftOut(all-len(v.Peers)))
+	}
+}
+
+// learn remembers the GID of a neighbour.
+func (s *peerService) learn(n ipoib.Note) {
+	if !n.Addr.IsValid() || n.Peer.IsZero() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, there := s.known[n.Addr]; !there && len(s.known) >= maxKnownGIDs {
+		for a := range s.known { // any
+			delete(s.known, a)
+			break
+		}
+	}
+	s.known[n.Addr] = n.Peer.GID
+}
+
+// find returns the GID of the host with an address, and how it is known.
+func (s *peerService) find(ctx context.Context, ip netip.Addr) (g ib.GID, via string, err error) {
+	link, err := ask(ctx, s.a, func() ib.GID { return s.a.m.Explain(ip).Link.GID })
+	if err != nil {
+		return g, "", err
+	}
+	if !link.IsZero() {
+		return link, "neighbour", nil
+	}
+	s.mu.Lock()
+	g, known := s.known[ip]
+	s.mu.Unlock()
+	if known {
+		return g, "remembered", nil
+	}
+	return ib.GIDFromAddr(ip), "as given", nil
+}
+
+var errNoQP1 = errors.New("QP 1 cannot be had, which asking peers over the fabric takes")
+
+// errSelf says that a host need not ask itself over the fabric.
+var errSelf = errors.New("that is this host")
+
+// dial connects to the agent of a peer, which is told by an IP address behind the
+// interface, or by its GID.
+func (s *peerService) dial(ctx context.Context, ip netip.Addr) (e *transport.End, about control.PeerPath, err error) {
+	if s.port == nil {
+		return nil, about, errNoQP1
+	}
+	g, via, err := s.find(ctx, ip)
+	if err != nil {
+		return nil, about, err
+	}
+	about = control.PeerPath{IP: ip.String(), GID: g.String(), Via: via}
+	if slices.Contains(s.a.opt.Provider.Port().GIDs, g) {
+		return nil, about, errSelf
+	}
+	s.n.asked.Add(1)
+	start := time.Now()
+	e, err = transport.DialRoCE(ctx, s.port, g.Addr(), peerrpc.Port, transport.Options{Provider: s.a.opt.Provider,
+		RPC: rpcrdma.Options{Ask: 1, Grant: 1, Program: peerrpc.Program, ProgVersion: peerrpc.Version, NegotiateTimeout: peerWithin / 2, CallTimeout: peerWithin, MaxLong: peerrpc.MaxDocument + 4096}})
+	about.SetupMS = float64(time.Since(start).Microseconds()) / 1000
+	if err != nil {
+		return nil, about, err
+	}
+	select {
+	case <-e.Ready():
+		about.RPCRDMA = int(e.Info().Version)
+		return e, about, nil
+	case <-e.Done():
+		err = e.Err()
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	e.Close()
+	return nil, about, err
+}
+
+// call makes one call of the program and returns its results, and the document
+// if it was written by itself.
+func (s *peerService) call(ctx context.Context, e *transport.End, proc uint32, args []byte) (results, written []byte, err error) {
+	req := rpcrdma.Submit{Payload: append((&rpcrdma.RPCCall{Prog: peerrpc.Program, Vers: peerrpc.Version, Proc: proc}).Append(nil), args...), MaxReply: 64}
+	if proc != peerrpc.ProcNull {
+		req.Results = []int{peerrpc.MaxDocument}
+	}
+	r, err := e.Call(ctx, req)
+	if err != nil {
+		return nil, nil, err
+	}
+	head, results, err := rpcrdma.ParseRPCReply(r.Payload)
+	if err == nil && head.Status != rpcrdma.RPCSuccess {
+		err = errors.New("the peer's agent answers " + head.Status.String())
+	}
+	if len(r.Results) == 1 {
+		written = r.Results[0]
+	}
+	return results, written, err
+}
+
+// An eventRing keeps the last events for peers that ask.
+type eventRing struct {
+	mu   sync.Mutex
+	last uint64 // number of the newest, from 1 up
+	ring [peerrpc.MaxEvents]control.Event
+}
+
+func (r *eventRing) add(e control.Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.last++
+	r.ring[r.last%peerrpc.MaxEvents] = e
+}
+
+// after returns at most n events behind number seq, as JSON lines, and the number
+// of the last of them.
+func (r *eventRing) after(seq uint64, n int) (last uint64, lines []byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if seq > r.last { // of an agent before this one
+		seq = 0
+	}
+	if r.last > peerrpc.MaxEvents {
+		seq = max(seq, r.last-peerrpc.MaxEvents)
+	}
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	for ; seq < r.last && n > 0; n-- {
+		size := b.Len()
+		if enc.Encode(r.ring[(seq+1)%peerrpc.MaxEvents]) != nil || b.Len() > peerrpc.MaxDocument {
+			b.Truncate(size)
+			break
+		}
+		seq++
+	}
+	return seq, b.Bytes()
+}

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"ipoibcm/control"
+)
+
+func newPing() *cobra.Command {
+	var flags clientFlags
+	var rdma bool
+	var count int
+	cmd := &cobra.Command{
+		Use:   "ping --rdma IP",
+		Short: "call the agent of another host over the fabric, below IP",
+		Long: `Ask the agent on this host to call procedure 0 of another host's agent by
+RPC-over-RDMA. Nothing of the IP layer between the two is used: where ping fails
+and this does not, queue pairs and CM work and the fault is above them.`,
+		Example: `  ipoibcmd ping --rdma 10.0.0.2
+  ipoibcmd ping --rdma fe80::a831:11ff:fe43:e8e3 --count 10 --json`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if !rdma {
+				return usageError{hintError{errors.New("only --rdma is offered"), "for packets of IP use the system's ping"}}
+			}
+			return show(cmd.Context(), &flags, control.PathPeerPing, url.Values{"ip": {args[0]}, "count": {strconv.Itoa(count)}}, printPing)
+		},
+	}
+	cmd.Flags().BoolVar(&rdma, "rdma", false, "over the fabric (RPC-over-RDMA)")
+	cmd.Flags().IntVarP(&count, "count", "c", 3, "calls to make, 1 to 100")
+	flags.bindJSON(cmd)
+	return cmd
+}
+
+func printPath(w io.Writer, p *control.PeerPath) {
+	fmt.Fprintf(w, "asked %s at GID %s (%s) over RPC-over-RDMA version %d, connected in %.2f ms\n", p.IP, p.GID, p.Via, p.RPCRDMA, p.SetupMS)
+}
+
+func printPing(w io.Writer, p *control.PeerPing) {
+	printPath(w, &p.Path)
+	for i, ms := range p.MS {
+		fmt.Fprintf(w, "  NULL %d: %.3f ms\n", i+1, ms)
+	}
+	sorted := slices.Sorted(slices.Values(p.MS))
+	if len(sorted) > 1 {
+		fmt.Fprintf(w, "%d calls answered, min %.3f, median %.3f, max %.3f ms\n", len(sorted), sorted[0], sorted[len(sorted)/2], sorted[len(sorted)-1])
+	}
+}
+
+func printPeerStatus(w io.Writer, p *control.PeerStatus) {
+	printPath(w, &p.Path)
+	printStatus(w, &p.Status)
+}
+
+// peerEvery is how often a peer is asked for its events.
+const peerEvery = time.Second
+
+// monitorPeer prints the events of another host's agent as they come, until ctx ends.
+func monitorPeer(ctx context.Context, flags *clientFlags, peer string) error {
+	c, err := flags.open()
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(peerEvery)
+	defer tick.Stop()
+	for after := uint64(0); ; {
+		var got control.PeerEvents
+		if err := c.get(ctx, control.PathPeerEvents, url.Values{"ip": {peer}, "after": {strconv.FormatUint(after, 10)}}, &got); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		for _, e := range got.Events {
+			if flags.json {
+				if err := json.NewEncoder(os.Stdout).Encode(e); err != nil {
+					return err
+				}
+				continue
+			}
+			fmt.Println(eventLine(&e))
+		}
+		after = got.Last
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}

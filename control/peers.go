@@ -1,0 +1,35 @@
+package control
+
+// A PeerPath says how another host's agent was asked over the fabric
+// (RPC-over-RDMA; package peerrpc).
+type PeerPath struct {
+	IP  string `json:"ip"`  // as it was asked for
+	GID string `json:"gid"` // where it was asked
+	// Via says how the GID is known: "neighbour" (the cache has it now),
+	// "remembered" (it had it once), or "as given" (the address is taken for a GID).
+	Via     string  `json:"via"`
+	RPCRDMA int     `json:"rpcrdma"`  // version of RPC-over-RDMA
+	SetupMS float64 `json:"setup_ms"` // REQ to RTU
+}
+
+// A PeerStatus is the status of another host's agent.
+type PeerStatus struct {
+	Version int      `json:"version"`
+	Path    PeerPath `json:"path"`
+	Status  Status   `json:"status"`
+}
+
+// A PeerPing is what NULL calls to another host's agent took.
+type PeerPing struct {
+	Version int       `json:"version"`
+	Path    PeerPath  `json:"path"`
+	MS      []float64 `json:"ms"` // round-trip times
+}
+
+// PeerEvents are events of another host's agent.
+type PeerEvents struct {
+	Version int      `json:"version"`
+	Path    PeerPath `json:"path"`
+	Last    uint64   `json:"last"` // number of the last one, for ?after=
+	Events  []Event  `json:"events"`
+}
