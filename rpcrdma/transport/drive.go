@@ -191,8 +191,20 @@ func (e *End) send(a rpcrdma.Send) {
 	e.enqueue(wr, work{region: r, buffer: buffer})
 }
 
-// enqueue puts a work request behind all others.
+// ErrDeaf says that a peer sends and takes nothing.
+var ErrDeaf = errors.New("the peer takes nothing of what it asks for")
+
+// enqueue puts a work request behind all others. More than every message that
+// may be on its way can cause are there only if the peer goes on to send and
+// takes no answer.
 func (e *End) enqueue(wr verbs.SendWR, w work) {
+	if len(e.queue) >= e.most {
+		if w.region != nil {
+			_ = e.opt.Provider.Deregister(w.region)
+		}
+		go e.end(ErrDeaf) // it wants mu
+		return
+	}
 	e.lastWR++
 	wr.ID, wr.Flags = e.lastWR, verbs.Signaled
 	e.work[wr.ID] = w

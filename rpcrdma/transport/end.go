@@ -65,6 +65,7 @@ type End struct {
 	queue    []verbs.SendWR // what the send queue has no room for yet, in order
 	inFlight int            // in the send queue
 	depth    int            // of the send queue
+	most     int            // bounds queue
 	lastWR   uint64
 	work     map[uint64]work // by work request
 	spare    []*verbs.Region // send buffers
@@ -130,6 +131,7 @@ func New(opt Options) (*End, error) {
 func (e *End) make() (err error) {
 	count, size := e.machine.RecvBuffers()
 	sends, largest := e.machine.SendBuffers()
+	e.most = sends * (3*rpcrdma.MaxSegments + 1)
 	e.depth = min(sends+2*rpcrdma.MaxSegments, e.opt.Provider.Caps().MaxQPDepth)
 	p := e.opt.Provider
 	if e.cq, err = p.CreateCQ(count + e.depth); err != nil {

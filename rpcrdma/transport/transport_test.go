@@ -390,3 +390,34 @@ func TestNeverConnected(t *testing.T) {
 		t.Error("a send size of 7 was taken")
 	}
 }
+
+// TestDeafPeer: what a peer asks for and does not take is bounded.
+func TestDeafPeer(t *testing.T) {
+	p, _ := roce(t, 0)
+	e, err := New(Options{Provider: p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.mu.Lock()
+	e.closed = true // nothing leaves the queue
+	for range e.most {
+		e.send(rpcrdma.Send{Data: make([]byte, 20)})
+	}
+	n := len(e.queue)
+	if e.ctx.Err() != nil || n != e.most {
+		t.Errorf("%d of %d queued, %v", n, e.most, context.Cause(e.ctx))
+	}
+	e.send(rpcrdma.Send{Data: make([]byte, 20)})
+	if len(e.queue) != n {
+		t.Errorf("%d queued, at most %d", len(e.queue), n)
+	}
+	e.mu.Unlock()
+	select {
+	case <-e.Done():
+	case <-time.After(patience):
+		t.Fatal("it goes on")
+	}
+	if !errors.Is(e.Err(), ErrDeaf) {
+		t.Errorf("ended with %v", e.Err())
+	}
+}
