@@ -10,10 +10,13 @@ ifneq ($(shell git status --porcelain >/dev/null 2>&1 && echo good),good)
 export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 endif
 
-.PHONY: build demo test race fuzz bench bench-full explore sim scale soak flood interop specs clean
+.PHONY: build ibverbs demo test race fuzz bench bench-full explore sim scale soak flood interop specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ipoibcmd ./cmd/ipoibcmd
+
+ibverbs: ## bin/ipoibcmd-ibverbs, which has provider ibverbs too; needs a C compiler and libibverbs-dev
+	CGO_ENABLED=1 $(GO) build -trimpath -tags ibverbs -o bin/ipoibcmd-ibverbs ./cmd/ipoibcmd
 
 demo: build ## the whole product at work between two namespaces; as root
 	bin/ipoibcmd demo

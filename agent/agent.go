@@ -57,6 +57,7 @@ type Options struct {
 
 	Build string   // version, for status
 	Notes []string // what is worth knowing about the provider, for status
+	NoQP1 error    // why the provider has no QP 1, if it is known
 	// Check says what is worth knowing about the underlay as it is now; an error
 	// means that it does not carry the UD MTU any more. Nil means nothing to say.
 	Check func(verbs.Port) (notes []string, err error)
@@ -208,7 +209,10 @@ func (a *Agent) checkCM() error {
 	if a.opt.Provider.MADPort() != nil || a.opt.CM == ipoib.CMInband {
 		return nil
 	}
-	const why = "QP 1 cannot be had (the kernel's ib_cm owns CM messages)"
+	why := "QP 1 cannot be had (the kernel's ib_cm owns CM messages)"
+	if a.opt.NoQP1 != nil {
+		why = fmt.Sprintf("QP 1 cannot be had (%v)", a.opt.NoQP1)
+	}
 	if a.opt.CM == ipoib.CMGSI {
 		return errors.New(why + ": unload ib_cm and what uses it, or use cm_transport auto")
 	}

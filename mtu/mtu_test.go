@@ -130,6 +130,8 @@ func TestPlanUD(t *testing.T) {
 		{name: "1020 has no IPv6", want: 1020, link: Link{Underlay: 1500}, plan: UDPlan{MTU: 1020, Path: ib.MTU1024}, notes: 1},
 		{name: "an HCA", link: Link{Path: ib.MTU2048}, plan: UDPlan{MTU: 2044, Path: ib.MTU2048, IPv6: true}},
 		{name: "kernel rxe on 1500", link: Link{Underlay: 1500, Path: ib.MTU1024}, err: "use --ud-mtu 1020"},
+		{name: "kernel rxe on 1500, IPv4", link: Link{Underlay: 1500, Path: ib.MTU1024, IPv4: true}, err: "use --ud-mtu 1020 on all hosts of the link, or raise the underlay MTU to at least 2128"},
+		{name: "kernel rxe on 5000", link: Link{Underlay: 5000, Path: ib.MTU4096, IPv4: true}, plan: UDPlan{MTU: 2044, Path: ib.MTU4096, IPv6: true}},
 		{name: "4092", want: 4092, link: Link{Underlay: 9000}, plan: UDPlan{MTU: 4092, Path: ib.MTU4096, IPv6: true}},
 		{name: "above any UD payload", want: 4093, link: Link{Underlay: 9000}, err: "not in 576 to 4092"}, // 4755-1-3
 		{name: "below IPv4", want: 500, link: Link{Underlay: 9000}, err: "not in 576"},                    // 4755-5-2

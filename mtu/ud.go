@@ -83,6 +83,9 @@ func PlanUD(want int, l Link) (UDPlan, error) {
 			most = 4096
 		}
 	}
+	if l.Path != 0 && l.Underlay != 0 && want+headerLen > most {
+		return UDPlan{}, tooLargePath(want, most)
+	}
 	p := UDPlan{MTU: want, Path: path, IPv6: want >= MinIPv6}
 	if l.Underlay != 0 {
 		limit := LargestUD(l.Underlay, l.IPv4)
@@ -111,6 +114,19 @@ func tooLargeIPv4(want, limit, underlay int) error {
 		"UD MTU %d does not fit an IPv4 underlay with MTU %d, which carries at most %d: "+
 			"either use --ud-mtu %d on all hosts of the link, or raise the underlay MTU to at least %d (jumbo frames)",
 		want, underlay, limit, limit, jumbo)}
+}
+
+// tooLargePath names both remedies where the path MTU is the device's, and comes
+// from the underlay.
+func tooLargePath(want, most int) error {
+	need := ib.MTU256
+	for need.Octets() < want+headerLen {
+		need++
+	}
+	return &UDError{Want: want, Limit: most - headerLen, Text: fmt.Sprintf(
+		"UD MTU %d needs an IB path MTU of %d, the device has %d: "+
+			"either use --ud-mtu %d on all hosts of the link, or raise the underlay MTU to at least %d (jumbo frames)",
+		want, need.Octets(), most, most-headerLen, need.Octets()+pathReserve)}
 }
 
 func (p UDPlan) notes(l Link) []string {

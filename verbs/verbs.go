@@ -431,7 +431,9 @@ type MAD struct {
 	Data   [MADLen]byte
 }
 
-// A MADPort is access to QP 1.
+// A MADPort is access to QP 1 for the messages of CM: class 7, version 2, method
+// Send. Others may be neither sent nor delivered. The upper half of the
+// transaction ID may be the provider's on the wire: CM goes by communication IDs.
 type MADPort interface {
 	// SendMAD sends m once, unreliably. It does not block on the peer.
 	SendMAD(m *MAD) error

@@ -23,6 +23,7 @@ import (
 	"ipoibcm/control"
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
+	"ipoibcm/provider/ibverbs"
 	"ipoibcm/wire/encap"
 )
 
@@ -44,6 +45,7 @@ type Config struct {
 	ReceiveMTU  int      `yaml:"receive_mtu"`
 	GID         string   `yaml:"gid"`
 	Provider    string   `yaml:"provider"`
+	Device      string   `yaml:"device"`
 	LogLevel    string   `yaml:"log_level"`
 	PKey        uint16   `yaml:"pkey"`
 	QKey        uint32   `yaml:"qkey"`
@@ -92,7 +94,8 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.IntVar(&c.UDMTU, "ud-mtu", c.UDMTU, "MTU of datagrams, multicast and broadcast; the same on the whole link")
 	f.IntVar(&c.ReceiveMTU, "receive-mtu", c.ReceiveMTU, "largest connected-mode message accepted, 4-octet header included")
 	f.StringVar(&c.GID, "gid", c.GID, "GID to use: an address of the underlay (default: its IPv6 link-local address)")
-	f.StringVar(&c.Provider, "provider", c.Provider, "verbs provider: softroce")
+	f.StringVar(&c.Provider, "provider", c.Provider, "verbs provider: softroce (no kernel module, no hardware) or ibverbs (kernel Soft-RoCE, RoCE adapters)")
+	f.StringVar(&c.Device, "device", c.Device, "with ibverbs: RDMA device (default: that of the underlay)")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 }
 
@@ -235,7 +238,11 @@ func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 	set("receive-mtu", func() { c.ReceiveMTU = flags.ReceiveMTU })
 	set("gid", func() { c.GID = flags.GID })
 	set("provider", func() { c.Provider = flags.Provider })
+	set("device", func() { c.Device = flags.Device })
 	set("log-level", func() { c.LogLevel = flags.LogLevel })
+	if c.Underlay == "" && c.Device != "" && c.Provider == ibVerbs {
+		c.Underlay = ibverbs.NetworkDevice(c.Device)
+	}
 	err := c.check()
 	var v *valueError
 	if errors.As(err, &v) && lines[v.key] > 0 {
@@ -265,6 +272,12 @@ func (c *Config) settings() (s settings, err error) {
 		return s, &valueError{key, fmt.Sprintf(format, args...)}
 	}
 	switch {
+	case c.Provider != softRoCE && c.Provider != ibVerbs:
+		return bad("provider", "provider %q: must be softroce or ibverbs", c.Provider)
+	case c.Device != "" && c.Provider != ibVerbs:
+		return bad("device", "device %q: only provider ibverbs has RDMA devices", c.Device)
+	case c.Underlay == "" && c.Device != "":
+		return bad("device", "device %q: no RDMA device of that name has a network device (ipoibcmd devices lists them)", c.Device)
 	case c.Underlay == "":
 		return bad("underlay", "no underlay: give --underlay DEVICE (ipoibcmd devices lists them)")
 	case !validIfName(c.Name):
@@ -304,6 +317,9 @@ func (c *Config) settings() (s settings, err error) {
 		if s.gid, err = parseGID(c.GID); err != nil {
 			return bad("gid", "gid: %v", err)
 		}
+	}
+	if len(c.Peers) > 0 && c.Provider == ibVerbs {
+		return bad("peers", "peers: provider ibverbs cannot receive the copies that take the place of multicast; leave the list out, and have the underlay carry multicast")
 	}
 	for i, p := range c.Peers {
 		g, err := parseGID(p)

@@ -177,12 +177,13 @@ func TestFlagsOverrideTheFile(t *testing.T) {
 	}
 
 	err := merge("--underlay=eth2", "--name=ib8", "--mode=rc", "--ud-mtu=2044", "--receive-mtu=9000", "--gid=fe80::1", "--log-level=warn",
-		"--control=/tmp/c", "--provider=other", "--cm-transport=inband", "--address=10.0.1.1/24", "--address=fd00::1/64")
+		"--control=/tmp/c", "--provider=ibverbs", "--device=rxe0", "--cm-transport=inband", "--address=10.0.1.1/24", "--address=fd00::1/64")
 	if err != nil {
 		t.Fatal(err)
 	}
 	want.Underlay, want.Name, want.Mode, want.UDMTU, want.ReceiveMTU = "eth2", "ib8", "rc", 2044, 9000
-	want.GID, want.LogLevel, want.Control, want.Provider = "fe80::1", "warn", "/tmp/c", "other"
+	want.GID, want.LogLevel, want.Control, want.Provider = "fe80::1", "warn", "/tmp/c", "ibverbs"
+	want.Device = "rxe0"
 	want.CMTransport = "inband"
 	want.Addresses = []string{"10.0.1.1/24", "fd00::1/64"} // instead of the file's
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -210,7 +211,7 @@ func TestEveryFlagIsAKey(t *testing.T) {
 		keys[f.Tag.Get("yaml")] = true
 	}
 	run := newRun()
-	for _, name := range []string{"underlay", "name", "address", "control", "mode", "cm-transport", "ud-mtu", "receive-mtu", "gid", "provider", "config", "log-level"} {
+	for _, name := range []string{"underlay", "name", "address", "control", "mode", "cm-transport", "ud-mtu", "receive-mtu", "gid", "provider", "device", "config", "log-level"} {
 		if run.Flags().Lookup(name) == nil {
 			t.Errorf("run has no --%s", name)
 		}

@@ -49,6 +49,10 @@ func TestExitStatusAndHints(t *testing.T) {
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	l.Close()
 	missing := filepath.Join(dir, "none.sock")
+	peers := filepath.Join(dir, "peers.yaml")
+	if err := os.WriteFile(peers, []byte("underlay: lo\nprovider: ibverbs\npeers: [10.0.0.1]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct {
 		name   string
 		args   []string
@@ -66,7 +70,11 @@ func TestExitStatusAndHints(t *testing.T) {
 		{"negative snap", []string{"capture", "--snap=-1", "-"}, 2, []string{"--snap -1: must not be negative"}},
 		{"run without underlay", []string{"run"}, 2, []string{"no underlay: give --underlay DEVICE (ipoibcmd devices lists them)"}},
 		{"bad configuration", []string{"run", "--underlay=eth0", "--mode=fast"}, 2, []string{`ipoibcmd run: mode "fast"`}},
-		{"unknown provider", []string{"run", "--underlay=lo", "--provider=ibverbs"}, 1, []string{`provider "ibverbs": this binary has softroce only`}},
+		{"unknown provider", []string{"run", "--underlay=lo", "--provider=other"}, 2, []string{`provider "other": must be softroce or ibverbs`}},
+		{"provider of the other binary", []string{"run", "--underlay=lo", "--provider=ibverbs"}, 1, []string{"provider ibverbs: this program was built without libibverbs: use ipoibcmd-ibverbs, which make ibverbs builds"}},
+		{"no such RDMA device", []string{"run", "--device=nothere9", "--provider=ibverbs"}, 2, []string{`device "nothere9": no RDMA device of that name has a network device`}},
+		{"RDMA device of softroce", []string{"run", "--underlay=lo", "--device=rxe0"}, 2, []string{`device "rxe0": only provider ibverbs has RDMA devices`}},
+		{"peers with ibverbs", []string{"run", "--config", peers}, 2, []string{"peers: provider ibverbs cannot receive the copies"}},
 		{"no such underlay", []string{"run", "--underlay=nothere9"}, 1, []string{"underlay nothere9: there is no such device", "ipoibcmd devices lists what could serve"}},
 		{"no agent", []string{"status", "--control", missing}, 1, []string{"no agent: " + missing + " does not exist", "start one with ipoibcmd run"}},
 		{"dead agent", []string{"show", "conn", "--control", stale}, 1, []string{"no agent answers at " + stale, "it was probably killed"}},

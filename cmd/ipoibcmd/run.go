@@ -1,10 +1,8 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -14,13 +12,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"ipoibcm/agent"
-	"ipoibcm/hostnet"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
-	"ipoibcm/mtu"
+	"ipoibcm/provider/ibverbs"
 	"ipoibcm/provider/softroce"
-	"ipoibcm/verbs"
-	"ipoibcm/wire/encap"
 )
 
 func newRun() *cobra.Command {
@@ -78,7 +73,7 @@ func run(ctx context.Context, c Config) error {
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: s.level}))
 	provider, gid, notes, err := openProvider(ctx, c, s, log)
-	if errors.Is(err, softroce.ErrStopped) {
+	if errors.Is(err, softroce.ErrStopped) || errors.Is(err, ibverbs.ErrStopped) {
 		return nil // interrupted before there was anything to end
 	}
 	if err != nil {
@@ -103,7 +98,7 @@ func run(ctx context.Context, c Config) error {
 	opt := agent.Options{
 		Provider: provider, GID: gid, Name: c.Name, Prefixes: s.prefixes, Control: c.controlPath(),
 		Mode: mode, CM: cmTransport, UDMTU: c.UDMTU, ReceiveMTU: c.ReceiveMTU, PKey: ib.PKey(c.PKey) | ib.PKeyFull, QKey: ib.QKey(c.QKey),
-		Idle: idle, Peers: s.peers, PeerAllow: s.allow, OwnTUNThread: off(c.Offload.OneThread), Build: build(), Notes: notes, Check: c.checkUD(s.gid), Log: log,
+		Idle: idle, Peers: s.peers, PeerAllow: s.allow, OwnTUNThread: off(c.Offload.OneThread), Build: build(), Notes: notes, Check: c.checkUD(s.gid), NoQP1: whyNoQP1(provider), Log: log,
 	}
 	started := time.Now()
 	return agent.Run(ctx, opt, func() {
@@ -113,53 +108,3 @@ func run(ctx context.Context, c Config) error {
 
 // off says that a switch was set to false.
 func off(b *bool) bool { return b != nil && !*b }
-
-// openProvider opens what carries RDMA, and checks that the UD MTU fits it. The
-// notes are what an operator should know about the choice.
-func openProvider(ctx context.Context, c Config, s settings, log *slog.Logger) (verbs.Provider, ib.GID, []string, error) {
-	if c.Provider != "softroce" {
-		return nil, ib.GID{}, nil, fmt.Errorf("provider %q: this binary has softroce only", c.Provider)
-	}
-	link, err := hostnet.Lookup(c.Underlay)
-	if err != nil {
-		if errors.Is(err, hostnet.ErrNotFound) {
-			err = errors.New("there is no such device")
-		}
-		return nil, ib.GID{}, nil, hintError{fmt.Errorf("underlay %s: %w", c.Underlay, err), "ipoibcmd devices lists what could serve"}
-	}
-	if !link.Up {
-		return nil, ib.GID{}, nil, hintError{fmt.Errorf("underlay %s is down", c.Underlay), "ip link set " + c.Underlay + " up"}
-	}
-	dev, err := softroce.Open(softroce.Options{
-		Underlay: c.Underlay, GID: s.gid, MaxUDPayload: c.UDMTU + encap.HeaderLen, PKeys: []ib.PKey{ib.PKey(cmp.Or(c.PKey, uint16(ib.DefaultPKey))) | ib.PKeyFull},
-		NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), Stop: ctx.Done(), Log: log,
-	})
-	if err != nil {
-		return nil, ib.GID{}, nil, fmt.Errorf("open softroce on %s: %w", c.Underlay, err)
-	}
-	port := dev.Port()
-	gid := s.gid
-	if gid.IsZero() && len(port.GIDs) > 0 {
-		gid = port.GIDs[0]
-	}
-	if _, err := c.checkUD(s.gid)(port); err != nil {
-		return nil, ib.GID{}, nil, errors.Join(err, dev.Close())
-	}
-	var notes []string
-	if s.gid.IsZero() && gid.Is4() {
-		notes = append(notes, "no IPv6 address on the underlay: its IPv4 address "+gid.Addr().String()+" is the GID")
-	}
-	return dev, s.gid, notes, nil
-}
-
-// checkUD returns what says whether a port carries the UD MTU, and how.
-func (c *Config) checkUD(gid ib.GID) func(verbs.Port) ([]string, error) {
-	return func(port verbs.Port) ([]string, error) {
-		g := gid
-		if g.IsZero() && len(port.GIDs) > 0 {
-			g = port.GIDs[0]
-		}
-		plan, err := mtu.PlanUD(c.UDMTU, mtu.Link{Underlay: port.UnderMTU, IPv4: g.Is4()})
-		return plan.Notes, err
-	}
-}

@@ -129,6 +129,7 @@ func (r *run) all() {
 	r.step("gofmt", gofmt)
 	r.step("go vet", func() error { return r.stream("go", "vet", "./...") })
 	r.staticcheck()
+	r.libibverbs()
 	r.step("requirement rows", func() error { return r.stream("go", "run", "./internal/specs", "-check") })
 	r.needs()
 	var unit, sim, netns []string
@@ -234,6 +235,24 @@ func (r *run) staticcheck() {
 		}
 	}
 	r.step("staticcheck", func() error { return r.stream(program, "./...") })
+}
+
+// libibverbs looks at what is built with it only. Its tests need RDMA devices:
+// see -interop.
+func (r *run) libibverbs() {
+	const name = "go vet with libibverbs"
+	if !r.wanted(name) {
+		return
+	}
+	if _, err := os.Stat("/usr/include/infiniband/verbs.h"); err != nil {
+		r.missing("libibverbs", "its header files are not installed (libibverbs-dev): provider/ibverbs is not looked at")
+		return
+	}
+	r.step(name, func() error {
+		c := exec.Command("go", "vet", "-tags=ibverbs", "./provider/ibverbs", "./cmd/ipoibcmd")
+		c.Env, c.Stdout, c.Stderr = append(os.Environ(), "CGO_ENABLED=1"), r.out, r.out
+		return c.Run()
+	})
 }
 
 func lastLine(s string) string {

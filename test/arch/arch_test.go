@@ -40,6 +40,7 @@ var rooms = []room{
 	{"doctor", 4, pure},
 	{"provider/softroce", 4, edge},
 	{"provider/softiwarp", 4, edge},
+	{"provider/ibverbs", 4, edge},
 	{"rdmacm", 4, edge},
 	{"rpcrdma/transport", 5, edge},
 	{"provider/softroce/engine", 3, pure},

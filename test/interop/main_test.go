@@ -82,8 +82,8 @@ var worlds struct {
 	image *vm.Image
 }
 
-// open returns the world of that underlay MTU, which tests share.
-func open(t *testing.T, mtu int) *world {
+// image returns what guests boot. It skips the test where none can be made.
+func image(t *testing.T) *vm.Image {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("not root: no namespaces")
@@ -102,10 +102,19 @@ func open(t *testing.T, mtu int) *world {
 	if worlds.err != nil {
 		t.Fatal(worlds.err)
 	}
+	return worlds.image
+}
+
+// open returns the world of that underlay MTU, which tests share.
+func open(t *testing.T, mtu int) *world {
+	t.Helper()
+	img := image(t)
+	worlds.Lock()
+	defer worlds.Unlock()
 	if w := worlds.byMTU[mtu]; w != nil {
 		return w
 	}
-	w, err := newWorld(worlds.image, mtu, fmt.Sprint(mtu))
+	w, err := newWorld(img, mtu, fmt.Sprint(mtu))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"ipoibcm/hostnet"
+	"ipoibcm/ib"
+	"ipoibcm/mtu"
+	"ipoibcm/provider/ibverbs"
+	"ipoibcm/provider/softroce"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
+)
+
+// Names of providers, as settings have them.
+const (
+	softRoCE = "softroce"
+	ibVerbs  = "ibverbs"
+)
+
+// openProvider opens what carries RDMA, and checks that the UD MTU fits it. The
+// notes are what an operator should know about the choice.
+func openProvider(ctx context.Context, c Config, s settings, log *slog.Logger) (verbs.Provider, ib.GID, []string, error) {
+	dev, err := c.openDevice(ctx, s, log)
+	if err != nil {
+		return nil, ib.GID{}, nil, err
+	}
+	port := dev.Port()
+	gid := s.gid
+	if gid.IsZero() && len(port.GIDs) > 0 {
+		gid = port.GIDs[0]
+	}
+	if _, err := c.checkUD(s.gid)(port); err != nil {
+		return nil, ib.GID{}, nil, errors.Join(err, dev.Close())
+	}
+	var notes []string
+	if s.gid.IsZero() && gid.Is4() {
+		notes = append(notes, "no IPv6 address on the underlay: its IPv4 address "+gid.Addr().String()+" is the GID")
+	}
+	return dev, s.gid, notes, nil
+}
+
+func (c *Config) openDevice(ctx context.Context, s settings, log *slog.Logger) (verbs.Provider, error) {
+	if c.Provider == ibVerbs && !ibverbs.Built {
+		return nil, fmt.Errorf("provider ibverbs: %w", ibverbs.ErrNotBuilt)
+	}
+	link, err := hostnet.Lookup(c.Underlay)
+	if err != nil {
+		if errors.Is(err, hostnet.ErrNotFound) {
+			err = errors.New("there is no such device")
+		}
+		return nil, hintError{fmt.Errorf("underlay %s: %w", c.Underlay, err), "ipoibcmd devices lists what could serve"}
+	}
+	if !link.Up {
+		return nil, hintError{fmt.Errorf("underlay %s is down", c.Underlay), "ip link set " + c.Underlay + " up"}
+	}
+	var dev verbs.Provider
+	if c.Provider == ibVerbs {
+		dev, err = ibverbs.Open(ibverbs.Options{Underlay: c.Underlay, Device: c.Device, GID: s.gid, NoCM: c.CMTransport == "inband", Stop: ctx.Done(), Log: log})
+	} else {
+		dev, err = softroce.Open(softroce.Options{
+			Underlay: c.Underlay, GID: s.gid, MaxUDPayload: c.UDMTU + encap.HeaderLen, PKeys: []ib.PKey{ib.PKey(cmp.Or(c.PKey, uint16(ib.DefaultPKey))) | ib.PKeyFull},
+			NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), Stop: ctx.Done(), Log: log,
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open %s on %s: %w", c.Provider, c.Underlay, err)
+	}
+	return dev, nil
+}
+
+// whyNoQP1 returns why a provider has no QP 1, if it says so.
+func whyNoQP1(p verbs.Provider) error {
+	if d, ok := p.(interface{ MADError() error }); ok {
+		return d.MADError()
+	}
+	return nil
+}
+
+// checkUD returns what says whether a port carries the UD MTU, and how.
+func (c *Config) checkUD(gid ib.GID) func(verbs.Port) ([]string, error) {
+	return func(port verbs.Port) ([]string, error) {
+		g := gid
+		if g.IsZero() && len(port.GIDs) > 0 {
+			g = port.GIDs[0]
+		}
+		link := mtu.Link{Underlay: port.UnderMTU, IPv4: g.Is4()}
+		if c.Provider == ibVerbs {
+			link.Path = port.MTU // the kernel sends no datagram above it
+		}
+		plan, err := mtu.PlanUD(c.UDMTU, link)
+		return plan.Notes, err
+	}
+}

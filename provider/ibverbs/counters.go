@@ -1,0 +1,43 @@
+//go:build ibverbs && cgo
+
+package ibverbs
+
+import "sync/atomic"
+
+// counters are those of the device; the kernel's own are in
+// /sys/class/infiniband/NAME/ports/N/hw_counters.
+type counters struct {
+	eventsDropped, asyncEvents, stale, sqErrors, cqErrors, joinErrors atomic.Uint64
+}
+
+// Counters implements [verbs.Provider].
+func (d *Device) Counters(f func(name string, value uint64)) {
+	c := &d.count
+	for _, e := range [...]struct {
+		name  string
+		value *atomic.Uint64
+	}{
+		{"events_dropped", &c.eventsDropped}, {"async_events", &c.asyncEvents}, {"stale_completions", &c.stale},
+		{"send_queue_errors", &c.sqErrors}, {"completion_queue_errors", &c.cqErrors}, {"multicast_join_errors", &c.joinErrors},
+	} {
+		f(e.name, e.value.Load())
+	}
+	d.mu.RLock()
+	qps, srqs, cqs, ahs, regions := len(d.qps), len(d.srqs), len(d.cqs), len(d.ahs), len(d.regions)
+	d.mu.RUnlock()
+	f("queue_pairs", uint64(qps))
+	f("shared_receive_queues", uint64(srqs))
+	f("completion_queues", uint64(cqs))
+	f("address_handles", uint64(ahs))
+	f("memory_regions", uint64(regions))
+	m := d.mads
+	if m == nil {
+		m = &madPort{}
+	}
+	f("mads_in", m.received.Load())
+	f("mads_out", m.sent.Load())
+	f("mads_dropped", m.dropped.Load())
+	f("mads_drop_flood", m.flood.Load())
+	f("mads_refused", m.refused.Load())
+	f("mads_slow", m.slow.Load())
+}

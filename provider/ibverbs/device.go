@@ -1,0 +1,464 @@
+//go:build ibverbs && cgo
+
+package ibverbs
+
+// #cgo LDFLAGS: -libverbs
+// #cgo noescape shim_post_send
+// #cgo nocallback shim_post_send
+// #cgo noescape shim_post_recv
+// #cgo nocallback shim_post_recv
+// #cgo noescape shim_poll
+// #cgo nocallback shim_poll
+// #include <stdlib.h>
+// #include "shim.h"
+import "C"
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+// Built says that this program has libibverbs.
+const Built = true
+
+const (
+	// eventQueue bounds the events that wait for the reader.
+	eventQueue = 256
+	// maxDepth and maxSGE bound queues, whatever the device would take.
+	maxDepth = 1 << 15
+	maxSGE   = 16
+	// maxGIDs is how many entries of the GID table we look at.
+	maxGIDs = 256
+)
+
+// A Device is one port of an RDMA device. It implements [verbs.Provider].
+type Device struct {
+	opts    Options
+	log     *slog.Logger
+	caps    verbs.Caps
+	name    string
+	verbsFS string // the device's directory of class infiniband_verbs
+	port    int
+	ifindex int
+	guid    ib.GUID
+	groups  memberships
+	mads    *madPort // nil: somebody else has the CM messages
+	madErr  error
+	monitor *monitor
+	async   *os.File
+	fatal   chan string // the watcher is told that the device is gone
+
+	state atomic.Pointer[portState]
+	tap   atomic.Pointer[verbs.Tap]
+	count counters
+
+	// life is held for reading by whatever uses ctx and pd.
+	life sync.RWMutex
+	ctx  *C.struct_ibv_context // nil: the device is gone, or closed
+	pd   *C.struct_ibv_pd
+
+	closing atomic.Bool
+	gen     atomic.Uint32 // of QPs, and numbers of SRQs
+	wg      sync.WaitGroup
+
+	mu      sync.RWMutex
+	qps     map[ib.QPN]*qp
+	cqs     map[*cq]struct{}
+	srqs    map[uint32]*srq
+	ahs     map[*ah]struct{}
+	regions map[*verbs.Region]*region
+
+	evMu     sync.Mutex
+	events   chan verbs.Event
+	evClosed bool
+}
+
+var _ verbs.Provider = (*Device)(nil)
+
+// Open opens the port of an RDMA device that belongs to the underlay.
+func Open(opts Options) (verbs.Provider, error) {
+	d := &Device{opts: opts, qps: map[ib.QPN]*qp{}, cqs: map[*cq]struct{}{}, srqs: map[uint32]*srq{}, ahs: map[*ah]struct{}{},
+		regions: map[*verbs.Region]*region{}, events: make(chan verbs.Event, eventQueue), fatal: make(chan string, 1)}
+	d.log = opts.log().With("underlay", opts.Underlay)
+	var b [8]byte
+	rand.Read(b[:])                                                  // never fails
+	d.guid = ib.GUID(binary.BigEndian.Uint64(b[:])&^(1<<56) | 1<<57) // of this agent, not of the adapter: two agents may share one
+	if err := d.open(); err != nil {
+		return nil, errors.Join(err, d.release())
+	}
+	p := d.state.Load()
+	d.log.Info("ibverbs open", "device", d.name, "port", d.port, "gids", p.GIDs, "mtu", p.MTU.Octets(), "cm", d.mads != nil)
+	return d, nil
+}
+
+func (d *Device) open() (err error) {
+	if d.monitor, err = newMonitor(); err != nil { // before we look: no change is missed
+		return err
+	}
+	link, err := netlink.LinkByName(d.opts.Underlay)
+	if err != nil {
+		return fmt.Errorf("underlay %s: %w", d.opts.Underlay, err)
+	}
+	d.ifindex = link.Attrs().Index
+	d.groups.ifindex = d.ifindex
+	if d.name = d.opts.Device; d.name == "" {
+		if d.name, err = findDevice(d.opts.Underlay); err != nil {
+			return err
+		}
+	}
+	if err := d.openContext(); err != nil {
+		return err
+	}
+	if err := d.waitGID(); err != nil {
+		return err
+	}
+	if err := d.queryCaps(); err != nil {
+		return err
+	}
+	if d.async, err = pollable(int(d.ctx.async_fd), "async events"); err != nil {
+		return err
+	}
+	if !d.opts.NoCM {
+		d.openCM()
+	}
+	d.caps.MAD = d.mads != nil
+	d.wg.Go(d.readAsync)
+	d.wg.Go(d.watch)
+	return nil
+}
+
+// openContext opens the device by its name.
+func (d *Device) openContext() error {
+	var n C.int
+	list, err := C.ibv_get_device_list(&n)
+	if list == nil {
+		return fmt.Errorf("list RDMA devices (is ib_uverbs loaded?): %w", err)
+	}
+	defer C.ibv_free_device_list(list)
+	for _, dev := range unsafe.Slice(list, int(n)) {
+		if C.GoString(C.ibv_get_device_name(dev)) != d.name {
+			continue
+		}
+		if dev.transport_type == C.IBV_TRANSPORT_IWARP {
+			return fmt.Errorf("RDMA device %s is iWARP, which has no datagrams", d.name)
+		}
+		d.verbsFS = C.GoString(&dev.dev_path[0])
+		if d.ctx, err = C.ibv_open_device(dev); d.ctx == nil {
+			return fmt.Errorf("open RDMA device %s (are its nodes in /dev/infiniband, and may we use them?): %w", d.name, err)
+		}
+		if d.pd, err = C.ibv_alloc_pd(d.ctx); d.pd == nil {
+			return fmt.Errorf("%s: protection domain: %w", d.name, err)
+		}
+		return nil
+	}
+	return fmt.Errorf("libibverbs does not know RDMA device %s: is its driver (package ibverbs-providers) installed, and ib_uverbs loaded?", d.name)
+}
+
+// waitGID reads the port's state until there is a GID to use.
+func (d *Device) waitGID() error {
+	end := time.Now().Add(d.opts.addressWait())
+	for {
+		all, err := d.readGIDs()
+		if err != nil {
+			return err
+		}
+		if t := chooseGIDs(all, d.ifindex, d.opts.GID, ib.GID{}); len(t) > 0 {
+			d.port = t[0].port
+			break
+		}
+		if time.Now().After(end) {
+			if g := d.opts.GID; !g.IsZero() {
+				return fmt.Errorf("%s has no RoCE v2 GID %v on %s; it has %v", d.name, g, d.opts.Underlay, chooseGIDs(all, d.ifindex, ib.GID{}, ib.GID{}).gids())
+			}
+			return fmt.Errorf("%s has no RoCE v2 GID on %s: give that an address", d.name, d.opts.Underlay)
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-d.opts.Stop:
+			return ErrStopped
+		}
+	}
+	now, err := d.read(ib.GID{})
+	if err != nil {
+		return err
+	}
+	if now.MTU == 0 {
+		return fmt.Errorf("%s port %d has no path MTU", d.name, d.port)
+	}
+	d.state.Store(now)
+	return nil
+}
+
+func (d *Device) queryCaps() error {
+	var dev C.struct_ibv_device_attr
+	if rc := C.ibv_query_device(d.ctx, &dev); rc != 0 {
+		return fmt.Errorf("query %s: %w", d.name, syscall.Errno(rc))
+	}
+	var port C.struct_ibv_port_attr
+	if rc := C.shim_port(d.ctx, C.int(d.port), &port); rc != 0 {
+		return fmt.Errorf("query port %d of %s: %w", d.port, d.name, syscall.Errno(rc))
+	}
+	d.caps = verbs.Caps{
+		Name: "ibverbs", Device: d.name, RC: true, UC: true, UD: true, RDMA: true,
+		SRQ: dev.max_srq > 0, Multicast: dev.max_mcast_grp > 0,
+		MaxMessage: int(port.max_msg_sz), MaxUDPayload: d.state.Load().MTU.Octets(),
+		MaxSGE: min(int(dev.max_sge), maxSGE), MaxQPDepth: min(int(dev.max_qp_wr), maxDepth),
+	}
+	return nil
+}
+
+// openCM takes the port's CM messages, if nobody else has them.
+func (d *Device) openCM() {
+	var keys [4]uint64
+	for i := range keys {
+		var b [8]byte
+		rand.Read(b[:])
+		keys[i] = binary.NativeEndian.Uint64(b[:])
+	}
+	node, err := findUMAD("/sys/class/infiniband_mad", d.name, d.port)
+	if err == nil {
+		d.mads, err = openMADs(node, func() gidTable { return d.state.Load().table }, func() []ib.PKey { return d.state.Load().PKeys }, keys, d.log)
+	}
+	if err != nil {
+		d.madErr = err
+		d.log.Info("no CM messages through QP 1", "why", err)
+	}
+}
+
+// MADError says why MADPort is nil; nil if it is not.
+func (d *Device) MADError() error { return d.madErr }
+
+// pollable returns a file for a copy of fd that Go's poller waits for. libibverbs
+// closes its own.
+func pollable(fd int, name string) (*os.File, error) {
+	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err == nil {
+		if err = unix.SetNonblock(dup, true); err == nil {
+			return os.NewFile(uintptr(dup), name), nil
+		}
+		unix.Close(dup)
+	}
+	return nil, fmt.Errorf("poll %s: %w", name, err)
+}
+
+// readGIDs reads the whole GID table.
+func (d *Device) readGIDs() ([]gidEntry, error) {
+	buf := make([]C.struct_shim_gid, maxGIDs)
+	n := int(C.shim_gids(d.ctx, &buf[0], maxGIDs))
+	if n < 0 {
+		return nil, fmt.Errorf("read the GIDs of %s: %w", d.name, syscall.Errno(-n))
+	}
+	var all []gidEntry
+	for _, g := range buf[:n] {
+		all = append(all, gidEntry{gid: *(*ib.GID)(unsafe.Pointer(&g.gid)), index: int(g.index), port: int(g.port), kind: int(g._type), ifindex: int(g.ifindex)})
+	}
+	return all, nil
+}
+
+// A portState is the port at one moment. It is immutable.
+type portState struct {
+	verbs.Port
+	table gidTable
+}
+
+// read returns the port's state, with prefer as the first GID if it is still there.
+func (d *Device) read(prefer ib.GID) (*portState, error) {
+	all, err := d.readGIDs()
+	if err != nil {
+		return nil, err
+	}
+	var port C.struct_ibv_port_attr
+	if rc := C.shim_port(d.ctx, C.int(d.port), &port); rc != 0 {
+		return nil, fmt.Errorf("query port %d of %s: %w", d.port, d.name, syscall.Errno(rc))
+	}
+	if port.link_layer == C.IBV_LINK_LAYER_INFINIBAND {
+		return nil, fmt.Errorf("port %d of %s is InfiniBand, which needs subnet administration: only RoCE is supported", d.port, d.name)
+	}
+	link, err := d.monitor.handle.LinkByIndex(d.ifindex)
+	if err != nil {
+		return nil, fmt.Errorf("underlay %s: %w", d.opts.Underlay, err)
+	}
+	at := link.Attrs()
+	p := &portState{table: chooseGIDs(all, d.ifindex, d.opts.GID, prefer)}
+	p.Port = verbs.Port{GIDs: p.table.gids(), GUID: d.guid, LID: ib.PermissiveLID, MTU: ib.MTU(port.active_mtu), UnderlayIf: at.Name, UnderMTU: at.MTU}
+	p.Active = port.state == C.IBV_PORT_ACTIVE && at.Flags&net.FlagUp != 0 && at.RawFlags&unix.IFF_RUNNING != 0 && len(p.GIDs) > 0
+	for i := range C.int(port.pkey_tbl_len) {
+		var k C.__be16
+		if C.ibv_query_pkey(d.ctx, C.uint8_t(d.port), i, &k) != 0 {
+			break
+		}
+		p.PKeys = append(p.PKeys, ib.PKey(binary.BigEndian.Uint16((*[2]byte)(unsafe.Pointer(&k))[:])))
+	}
+	return p, nil
+}
+
+// Caps implements [verbs.Provider].
+func (d *Device) Caps() verbs.Caps { return d.caps }
+
+// Port implements [verbs.Provider].
+func (d *Device) Port() verbs.Port { return d.state.Load().Port }
+
+// MADPort implements [verbs.Provider].
+func (d *Device) MADPort() verbs.MADPort {
+	if d.mads == nil {
+		return nil
+	}
+	return d.mads
+}
+
+// Events implements [verbs.Provider].
+func (d *Device) Events() <-chan verbs.Event { return d.events }
+
+// event tells the user, without waiting.
+func (d *Device) event(ev verbs.Event) {
+	d.evMu.Lock()
+	defer d.evMu.Unlock()
+	if d.evClosed {
+		return
+	}
+	select {
+	case d.events <- ev:
+	default:
+		d.count.eventsDropped.Add(1)
+	}
+}
+
+// SetTap implements [verbs.Provider]. The packets are made from work requests.
+func (d *Device) SetTap(t verbs.Tap) {
+	if t == nil {
+		d.tap.Store(nil)
+		return
+	}
+	d.tap.Store(&t)
+}
+
+// use holds the device open; call d.life.RUnlock if there is no error.
+func (d *Device) use() error {
+	d.life.RLock()
+	if d.ctx == nil || d.closing.Load() {
+		d.life.RUnlock()
+		return verbs.ErrClosed
+	}
+	return nil
+}
+
+// Close implements [verbs.Provider].
+func (d *Device) Close() error {
+	if d.closing.Swap(true) {
+		return verbs.ErrClosed
+	}
+	return d.release()
+}
+
+// release ends the goroutines and gives back what open took.
+func (d *Device) release() error {
+	if d.mads != nil {
+		d.mads.close()
+	}
+	if d.monitor != nil {
+		d.monitor.stop()
+	}
+	if d.async != nil {
+		d.async.Close()
+	}
+	d.wg.Wait()
+	err := d.teardown()
+	if d.monitor != nil {
+		d.monitor.close()
+	}
+	d.groups.close()
+	d.mu.Lock()
+	cqs := d.cqs
+	d.cqs = nil
+	d.mu.Unlock()
+	for c := range cqs {
+		c.end()
+	}
+	d.evMu.Lock()
+	d.evClosed = true
+	close(d.events)
+	d.evMu.Unlock()
+	return err
+}
+
+// teardown destroys everything in the device, and closes it: the kernel may be
+// waiting for that to remove it. What we have handed out stays, and refuses.
+func (d *Device) teardown() error {
+	d.life.Lock()
+	defer d.life.Unlock()
+	d.mu.Lock()
+	qps, srqs, ahs, regions := d.qps, d.srqs, d.ahs, d.regions
+	d.qps, d.srqs, d.ahs, d.regions = map[ib.QPN]*qp{}, map[uint32]*srq{}, map[*ah]struct{}{}, map[*verbs.Region]*region{}
+	var cqs []*cq
+	for c := range d.cqs {
+		cqs = append(cqs, c)
+	}
+	d.mu.Unlock()
+	for _, q := range qps {
+		_ = q.destroy() // the device may be gone
+	}
+	for _, s := range srqs {
+		_ = s.destroy()
+	}
+	for _, c := range cqs {
+		c.free()
+	}
+	for a := range ahs {
+		a.free()
+	}
+	for _, r := range regions {
+		r.free()
+	}
+	if d.pd != nil {
+		C.ibv_dealloc_pd(d.pd)
+		d.pd = nil
+	}
+	if d.ctx != nil {
+		C.ibv_close_device(d.ctx)
+		d.ctx = nil
+	}
+	return nil
+}
+
+// present reports whether the kernel still has the device.
+func (d *Device) present() bool {
+	_, err := os.Stat(filepath.Join(d.verbsFS, "ibdev"))
+	return err == nil
+}
+
+// errno makes an error of what a call to libibverbs returned.
+func errno(what string, rc C.int) error {
+	if rc == 0 {
+		return nil
+	}
+	return wrapErrno(what, syscall.Errno(rc))
+}
+
+func wrapErrno(what string, err error) error {
+	switch {
+	case errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EAGAIN):
+		return fmt.Errorf("%w: %s: %w", verbs.ErrNoResources, what, err)
+	case errors.Is(err, syscall.EINVAL):
+		return fmt.Errorf("%w: %s: %w", verbs.ErrInvalid, what, err)
+	case errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.ENOSYS):
+		return fmt.Errorf("%w: %s: %w", verbs.ErrNotSupported, what, err)
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}

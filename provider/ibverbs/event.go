@@ -1,0 +1,89 @@
+package ibverbs
+
+import (
+	"fmt"
+
+	"ipoibcm/verbs"
+)
+
+// Asynchronous events (enum ibv_event_type).
+const (
+	evCQError     = 0
+	evQPFatal     = 1
+	evQPRequest   = 2
+	evQPAccess    = 3
+	evCommEst     = 4
+	evSQDrained   = 5
+	evDeviceFatal = 8
+	evPortActive  = 9
+	evPortError   = 10
+	evLIDChange   = 11
+	evPKeyChange  = 12
+	evSMChange    = 13
+	evLastWQE     = 16
+	evReregister  = 17
+	evGIDChange   = 18
+)
+
+// An asyncAction is what we do about an asynchronous event.
+type asyncAction uint8
+
+const (
+	asyncNothing asyncAction = iota
+	asyncQPDied              // the QP went to ERR; asyncStatus says why
+	asyncCQDied              // every QP of the CQ goes to ERR
+	asyncComm                // first packet on a QP in RTR
+	asyncPort                // look at the port again
+	asyncFatal               // the device is gone
+)
+
+// asyncOf maps an event.
+func asyncOf(event int) asyncAction {
+	switch event {
+	case evQPFatal, evQPRequest, evQPAccess:
+		return asyncQPDied
+	case evCQError:
+		return asyncCQDied
+	case evCommEst:
+		return asyncComm
+	case evPortActive, evPortError, evLIDChange, evPKeyChange, evSMChange, evReregister, evGIDChange:
+		return asyncPort
+	case evDeviceFatal:
+		return asyncFatal
+	}
+	return asyncNothing // SQ drained, last WQE reached, SRQ limits, path migration
+}
+
+// asyncStatus is why a QP died.
+func asyncStatus(event int) verbs.Status {
+	switch event {
+	case evQPRequest:
+		return verbs.LocalQPOpError
+	case evQPAccess:
+		return verbs.LocalProtError
+	}
+	return verbs.GeneralError
+}
+
+// portEvents compares two states of the port, as softroce does: first whether it
+// is usable, then GIDs, then MTUs.
+func portEvents(old, now *verbs.Port) (events []verbs.Event) {
+	if now.Active != old.Active {
+		ev := verbs.Event{Kind: verbs.PortActive, Text: "underlay " + now.UnderlayIf + " is usable"}
+		if !now.Active {
+			ev = verbs.Event{Kind: verbs.PortError, Text: "underlay " + now.UnderlayIf + " is down"}
+			if len(now.GIDs) == 0 {
+				ev.Text = "underlay " + now.UnderlayIf + " has no RoCE v2 GID"
+			}
+		}
+		events = append(events, ev)
+	}
+	if fmt.Sprint(now.GIDs) != fmt.Sprint(old.GIDs) {
+		events = append(events, verbs.Event{Kind: verbs.GIDChange, Text: fmt.Sprint(now.GIDs)})
+	}
+	if now.UnderMTU != old.UnderMTU || now.MTU != old.MTU {
+		events = append(events, verbs.Event{Kind: verbs.MTUChange,
+			Text: fmt.Sprintf("underlay MTU %d, path MTU %d", now.UnderMTU, now.MTU.Octets())})
+	}
+	return events
+}

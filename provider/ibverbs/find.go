@@ -1,0 +1,72 @@
+package ibverbs
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/Mellanox/rdmamap"
+)
+
+// findDevice names the RDMA device of a network device. rdmamap knows most; for a
+// VLAN, whose GIDs are in the table of the device below, the table says it.
+func findDevice(netdev string) (string, error) {
+	if name, err := rdmamap.GetRdmaDeviceForNetdevice(netdev); err == nil && name != "" {
+		return name, nil
+	}
+	if name := deviceByGIDs("/sys/class/infiniband", netdev); name != "" {
+		return name, nil
+	}
+	have := rdmamap.GetRdmaDeviceList()
+	if len(have) == 0 {
+		return "", fmt.Errorf("%w %s: this host has none (rdma link add rxe0 type rxe netdev %s makes one)", ErrNoDevice, netdev, netdev)
+	}
+	return "", fmt.Errorf("%w %s: there are %s (rdma link add rxe1 type rxe netdev %s makes one)", ErrNoDevice, netdev, strings.Join(have, ", "), netdev)
+}
+
+// NetworkDevice returns the network device of an RDMA device, "" if it has none.
+func NetworkDevice(device string) string { return netdevOf("/sys/class/infiniband", device) }
+
+func netdevOf(class, device string) string {
+	files, _ := filepath.Glob(filepath.Join(class, device, "ports/*/gid_attrs/ndevs/*"))
+	slices.Sort(files)
+	for _, f := range files {
+		if name := lineOf(f); name != "" {
+			return name
+		}
+	}
+	return ""
+}
+
+// deviceByGIDs looks for the device one of whose GIDs belongs to a network device.
+func deviceByGIDs(class, netdev string) string {
+	files, _ := filepath.Glob(filepath.Join(class, "*/ports/*/gid_attrs/ndevs/*"))
+	slices.Sort(files)
+	for _, f := range files {
+		if lineOf(f) == netdev {
+			rel, _ := filepath.Rel(class, f)
+			name, _, _ := strings.Cut(rel, "/")
+			return name
+		}
+	}
+	return ""
+}
+
+// findUMAD returns the node of a device's port through which MADs go.
+func findUMAD(class, device string, port int) (string, error) {
+	dirs, _ := filepath.Glob(filepath.Join(class, "umad*"))
+	slices.Sort(dirs)
+	for _, d := range dirs {
+		if lineOf(filepath.Join(d, "ibdev")) == device && lineOf(filepath.Join(d, "port")) == fmt.Sprint(port) {
+			return filepath.Join("/dev/infiniband", filepath.Base(d)), nil
+		}
+	}
+	return "", fmt.Errorf("no umad node for %s port %d: modprobe ib_umad", device, port)
+}
+
+func lineOf(path string) string {
+	b, _ := os.ReadFile(path)
+	return strings.TrimSpace(string(b))
+}

@@ -1,0 +1,87 @@
+package ibverbs
+
+import (
+	"slices"
+
+	"ipoibcm/ib"
+)
+
+// GID types of the kernel's table (enum ibv_gid_type).
+const (
+	gidIB = iota
+	gidRoCE1
+	gidRoCE2
+)
+
+// A gidEntry is one entry of a device's GID table.
+type gidEntry struct {
+	gid     ib.GID
+	index   int
+	port    int
+	kind    int // gidRoCE2 and the like
+	ifindex int // of the network device whose address it is
+}
+
+// A gidTable is what a port has for one network device, the default first. Index
+// numbers change whenever an address does, so nobody keeps one.
+type gidTable []gidEntry
+
+// chooseGIDs returns the RoCE v2 entries of the network device ifindex in the
+// order of preference: prefer if it is there, IPv6 link-local (it needs no
+// configuration and every host has one), other IPv6, IPv4. If only is not zero
+// nothing else counts.
+func chooseGIDs(all []gidEntry, ifindex int, only, prefer ib.GID) gidTable {
+	var t gidTable
+	for _, e := range all {
+		switch {
+		case e.kind != gidRoCE2 || e.ifindex != ifindex || e.gid.IsZero() || e.gid.IsMulticast():
+		case !only.IsZero() && e.gid != only:
+		case slices.ContainsFunc(t, func(o gidEntry) bool { return o.gid == e.gid }):
+		default:
+			t = append(t, e)
+		}
+	}
+	rank := func(e gidEntry) int {
+		switch {
+		case e.gid == prefer:
+			return 0
+		case e.gid.Is4():
+			return 3
+		case e.gid.Addr().IsLinkLocalUnicast():
+			return 1
+		}
+		return 2
+	}
+	slices.SortStableFunc(t, func(a, b gidEntry) int { return rank(a) - rank(b) })
+	return t
+}
+
+// gids returns the addresses alone.
+func (t gidTable) gids() []ib.GID {
+	var l []ib.GID
+	for _, e := range t {
+		l = append(l, e.gid)
+	}
+	return l
+}
+
+// source returns the entry to send from: gid itself, or the first of dst's family
+// if gid is zero.
+func (t gidTable) source(gid, dst ib.GID) (gidEntry, bool) {
+	for _, e := range t {
+		if e.gid == gid || gid.IsZero() && e.gid.Is4() == dst.Is4() {
+			return e, true
+		}
+	}
+	return gidEntry{}, false
+}
+
+// at returns the GID with that index.
+func (t gidTable) at(index int) (ib.GID, bool) {
+	for _, e := range t {
+		if e.index == index {
+			return e.gid, true
+		}
+	}
+	return ib.GID{}, false
+}

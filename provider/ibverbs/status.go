@@ -1,0 +1,124 @@
+package ibverbs
+
+import (
+	"ipoibcm/verbs"
+)
+
+// Opcodes of completions (enum ibv_wc_opcode) that we look at.
+const (
+	wcRecv        = 128
+	wcRecvRDMAImm = 129
+)
+
+// Flags of completions (enum ibv_wc_flags).
+const (
+	wcGRH     = 1
+	wcWithImm = 2
+	wcWithInv = 8
+)
+
+// Statuses of completions (enum ibv_wc_status) that the contract does not have,
+// or has another name for.
+const (
+	wcLocalEEC        = 3
+	wcMWBind          = 6
+	wcBadResponse     = 7
+	wcLocalAccess     = 8
+	wcLocalRDDViolate = 14
+)
+
+// sendStatus is the contract's status of a send that ended with s.
+func sendStatus(s uint32) verbs.Status {
+	switch s {
+	case wcLocalEEC, wcMWBind, wcLocalRDDViolate:
+		return verbs.LocalQPOpError
+	case wcBadResponse:
+		return verbs.GeneralError
+	case wcLocalAccess:
+		return verbs.LocalProtError
+	}
+	return known(verbs.Status(s))
+}
+
+// recvStatus is the contract's status of a receive that ended with s. rdma_rxe
+// completes a receive with what it tells the requester: a message that is too long
+// with "remote invalid request", and a receive that an RDMA WRITE with immediate
+// took before its key was found wrong with "remote access error". Neither is a
+// status of a responder.
+func recvStatus(s uint32) verbs.Status {
+	switch verbs.Status(s) {
+	case verbs.RemoteInvReq:
+		return verbs.LocalLengthError
+	case verbs.RemoteAccess, verbs.RemoteOpError:
+		return verbs.WRFlushError
+	}
+	return sendStatus(s)
+}
+
+// known turns what the contract has no name for into GeneralError.
+func known(s verbs.Status) verbs.Status {
+	switch s {
+	case verbs.Success, verbs.LocalLengthError, verbs.LocalQPOpError, verbs.LocalProtError, verbs.WRFlushError,
+		verbs.RemoteInvReq, verbs.RemoteAccess, verbs.RemoteOpError, verbs.RetryExceeded, verbs.RNRExceeded:
+		return s
+	}
+	return verbs.GeneralError
+}
+
+// recvFlags are the contract's flags of a receive. The GRH is there only on UD.
+func recvFlags(f uint32, ud bool) (flags verbs.WCFlags) {
+	if f&wcGRH != 0 && ud {
+		flags |= verbs.WithGRH
+	}
+	switch {
+	case f&wcWithInv != 0:
+		flags |= verbs.WithInv
+	case f&wcWithImm != 0:
+		flags |= verbs.WithImm
+	}
+	return flags
+}
+
+// recvOpcode is the contract's opcode of a receive.
+func recvOpcode(op uint32) verbs.Opcode {
+	if op == wcRecvRDMAImm {
+		return verbs.RecvWriteImm
+	}
+	return verbs.Recv
+}
+
+// A wrKind is what libibverbs calls an operation (enum ibv_wr_opcode).
+type wrKind struct {
+	opcode uint32
+	rc, uc bool // allowed there; Send and SendImm are on UD too
+	remote bool // has a remote address
+	imm    bool
+}
+
+var wrKinds = [...]wrKind{
+	verbs.Send:     {opcode: 2, rc: true, uc: true},
+	verbs.SendImm:  {opcode: 3, rc: true, uc: true, imm: true},
+	verbs.Write:    {opcode: 0, rc: true, uc: true, remote: true},
+	verbs.WriteImm: {opcode: 1, rc: true, uc: true, remote: true, imm: true},
+	verbs.Read:     {opcode: 4, rc: true, remote: true},
+}
+
+// Flags of send work requests (enum ibv_send_flags).
+const (
+	sendFence     = 1
+	sendSignaled  = 2
+	sendSolicited = 4
+)
+
+func sendFlags(f verbs.SendFlags) (flags uint32) {
+	if f&verbs.Signaled != 0 {
+		flags |= sendSignaled
+	}
+	if f&verbs.Solicited != 0 {
+		flags |= sendSolicited
+	}
+	if f&verbs.Fence != 0 {
+		flags |= sendFence
+	}
+	return flags
+}

@@ -1,0 +1,132 @@
+package ibverbs
+
+import (
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/roce"
+)
+
+// A flow is one direction of a QP as a tap is shown it. The kernel or the adapter
+// makes the packets; these are what they must look like, made from the work
+// requests: a retransmission is not seen, and neither are the acknowledgements but
+// for one per message.
+type flow struct {
+	src, dst  ib.GID
+	transport ib.Transport
+	qpn, peer ib.QPN // sender's and receiver's
+	pkey      ib.PKey
+	qkey      ib.QKey // UD
+	mtu       int     // octets of payload per packet
+	label     uint32
+	hops      uint8
+	class     uint8
+}
+
+// A message is what a tap is shown of one work request or completion.
+type message struct {
+	op         verbs.Opcode
+	psn        ib.PSN
+	imm        uint32
+	remoteAddr uint64
+	rkey       uint32
+	solicited  bool
+	payload    []byte
+}
+
+// packets returns how many packets n octets make.
+func packets(n, mtu int) int {
+	if n == 0 || mtu <= 0 {
+		return 1
+	}
+	return (n + mtu - 1) / mtu
+}
+
+// opcodes of the first, middle, last, and only packet without and with immediate,
+// less the transport's bits.
+var (
+	sendOps  = [...]roce.Opcode{roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLast, roce.RCSendLastImm, roce.RCSendOnly, roce.RCSendOnlyImm}
+	writeOps = [...]roce.Opcode{roce.RCWriteFirst, roce.RCWriteMiddle, roce.RCWriteLast, roce.RCWriteLastImm, roce.RCWriteOnly, roce.RCWriteOnlyImm}
+)
+
+// show hands the packets of m to tap. READ requests are not shown.
+func (f *flow) show(tap verbs.Tap, out bool, m message) {
+	if m.op == verbs.Read {
+		return
+	}
+	if f.transport == ib.UD {
+		f.mtu = max(f.mtu, len(m.payload))
+	}
+	ops, imm := sendOps, m.op == verbs.SendImm || m.op == verbs.WriteImm || m.op == verbs.RecvWriteImm
+	if m.op == verbs.Write || m.op == verbs.WriteImm {
+		ops = writeOps
+	}
+	n := packets(len(m.payload), f.mtu)
+	for i := range n {
+		part := m.payload[min(i*f.mtu, len(m.payload)):min((i+1)*f.mtu, len(m.payload))]
+		kind := 1
+		switch {
+		case n == 1:
+			kind = 4
+		case i == 0:
+			kind = 0
+		case i == n-1:
+			kind = 2
+		}
+		if imm && (kind == 2 || kind == 4) {
+			kind++
+		}
+		op := ops[kind].With(f.transport)
+		b := f.begin(op, len(part), roce.BTHFields{
+			Opcode: op, PKey: f.pkey, DestQPN: f.peer, PSN: m.psn.Add(i), AckReq: f.transport == ib.RC && i == n-1,
+			Solicited: m.solicited && i == n-1, Pad: roce.Pad(len(part)),
+		})
+		var ext [16]byte
+		if op.HasDETH() {
+			roce.PutDETH(ext[:], f.qkey, f.qpn)
+			b = append(b, ext[:roce.DETHLen]...)
+		}
+		if op.HasRETH() {
+			roce.PutRETH(ext[:], m.remoteAddr, m.rkey, uint32(len(m.payload)))
+			b = append(b, ext[:roce.RETHLen]...)
+		}
+		if op.HasImm() {
+			roce.PutImmDt(ext[:], m.imm)
+			b = append(b, ext[:roce.ImmDtLen]...)
+		}
+		f.end(tap, out, append(append(b, part...), make([]byte, roce.Pad(len(part)))...))
+	}
+}
+
+// ack shows the acknowledgement of a message whose last packet has psn.
+func (f *flow) ack(tap verbs.Tap, out bool, psn ib.PSN, msn uint32) {
+	b := f.begin(roce.RCAck, 0, roce.BTHFields{Opcode: roce.RCAck, PKey: f.pkey, DestQPN: f.peer, PSN: psn})
+	var aeth [roce.AETHLen]byte
+	roce.PutAETH(aeth[:], 0x1f, msn)
+	f.end(tap, out, append(b, aeth[:]...))
+}
+
+// begin returns IP, UDP and BTH of a packet with n octets of payload.
+func (f *flow) begin(op roce.Opcode, n int, bth roce.BTHFields) []byte {
+	h := roce.IPHeader{Src: f.src.Addr(), Dst: f.dst.Addr(), TrafficClass: f.class, HopLimit: f.hops, FlowLabel: f.label, SrcPort: roce.SourcePort(f.label, f.qpn, f.peer)}
+	total := op.HeaderLen() + n + roce.Pad(n) + roce.ICRCLen
+	b := h.Append(make([]byte, 0, h.Len()+total), total)
+	b = append(b, make([]byte, roce.BTHLen)...)
+	roce.PutBTH(b[len(b)-roce.BTHLen:], bth)
+	return b
+}
+
+func (f *flow) end(tap verbs.Tap, out bool, b []byte) {
+	b = append(b, make([]byte, roce.ICRCLen)...)
+	if roce.Seal(b) == nil {
+		tap(out, b)
+	}
+}
+
+// gather joins the octets that an SG list names, n of them at most.
+func gather(sg []verbs.SGE, n int) []byte {
+	b := make([]byte, 0, n)
+	for _, s := range sg {
+		b = append(b, s.Buf[:min(len(s.Buf), n-len(b))]...)
+	}
+	return b
+}

@@ -1,0 +1,299 @@
+package ibverbs
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/gate"
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire"
+	"ipoibcm/wire/mad"
+)
+
+// umadHeaderLen is the length of what precedes a MAD in ib_umad's reads and
+// writes, with ENABLE_PKEY, in octets.
+const umadHeaderLen = 64
+
+// A umadHeader is that header (struct ib_user_mad_hdr). Numbers of the wire are in
+// network order there, the others in the host's.
+type umadHeader struct {
+	agent   uint32
+	status  uint32
+	length  uint32 // of header and MAD, on receipt
+	qpn     ib.QPN
+	qkey    ib.QKey
+	grh     bool
+	gidIdx  uint8
+	hops    uint8
+	gid     ib.GID // the other end's
+	pkeyIdx uint16
+}
+
+func (h *umadHeader) put(b []byte) {
+	_ = b[umadHeaderLen-1]
+	clear(b[:umadHeaderLen])
+	binary.NativeEndian.PutUint32(b[0:], h.agent)
+	binary.NativeEndian.PutUint32(b[4:], h.status)
+	binary.NativeEndian.PutUint32(b[16:], h.length)
+	binary.BigEndian.PutUint32(b[20:], uint32(h.qpn))
+	binary.BigEndian.PutUint32(b[24:], uint32(h.qkey))
+	if h.grh {
+		b[32] = 1
+	}
+	b[33], b[34] = h.gidIdx, h.hops
+	copy(b[36:52], h.gid[:])
+	binary.NativeEndian.PutUint16(b[56:], h.pkeyIdx)
+}
+
+// UnmarshalBinary sets h from the first octets of b.
+func (h *umadHeader) UnmarshalBinary(b []byte) error {
+	if len(b) < umadHeaderLen {
+		return &wire.ShortError{What: "umad header", Need: umadHeaderLen, Have: len(b)}
+	}
+	*h = umadHeader{
+		agent: binary.NativeEndian.Uint32(b), status: binary.NativeEndian.Uint32(b[4:]), length: binary.NativeEndian.Uint32(b[16:]),
+		qpn: ib.QPN(binary.BigEndian.Uint32(b[20:])) & ib.QPNMask, qkey: ib.QKey(binary.BigEndian.Uint32(b[24:])),
+		grh: b[32] != 0, gidIdx: b[33], hops: b[34], gid: ib.GID(b[36:52]), pkeyIdx: binary.NativeEndian.Uint16(b[56:]),
+	}
+	return nil
+}
+
+// What ib_umad's ioctls are called (magic 0x1b).
+const (
+	umadRegister   = 3<<30 | 28<<16 | 0x1b<<8 | 1
+	umadEnablePKey = 0x1b<<8 | 3
+)
+
+const (
+	cmClass   = 7
+	cmVersion = 2
+	cmMethod  = 3 // Send: the only one CM has
+)
+
+// umadRequest is what registers QP 1, class 7, version 2, method Send (struct
+// ib_user_mad_reg_req). The kernel puts the agent's number into the first 4 octets.
+func umadRequest() (req [28]byte) {
+	// The mask is an array of long, bit 0 of the first being method 0.
+	word := make([]byte, 8)
+	if longLen == 8 {
+		binary.NativeEndian.PutUint64(word, 1<<cmMethod)
+	} else {
+		binary.NativeEndian.PutUint32(word, 1<<cmMethod)
+	}
+	copy(req[4:], word)
+	req[20], req[21], req[22] = byte(ib.QPNGSI), cmClass, cmVersion
+	return req
+}
+
+const longLen = unsafe.Sizeof(uintptr(0)) // of C's long, in octets
+
+// ErrCMTaken says that the kernel's ib_cm, or another agent, has the CM messages
+// of the port: two cannot own the same class and method.
+var ErrCMTaken = errors.New("CM messages of this port have an owner already (the kernel's ib_cm, or another agent)")
+
+// Bounds of a madPort.
+const (
+	madQueue   = 256             // MADs that wait for the reader, and as many for the sender
+	madTimeout = 2 * time.Second // a write to the kernel that takes longer is counted
+)
+
+// What QP 1 takes per second, as softroce: messages that begin something, and
+// those that answer.
+var (
+	askGate    = gate.Options{Strangers: 64, Returning: 1024, Source: 64}
+	answerGate = gate.Options{Strangers: 1024, Returning: 2048, Source: 256}
+)
+
+// A madPort is QP 1 by way of ib_umad. It implements [verbs.MADPort].
+//
+// The kernel writes its own number into the upper half of the transaction ID of
+// what we send, so that of an answer does not match: CM goes by communication IDs.
+type madPort struct {
+	file  *os.File
+	agent uint32
+	gids  func() gidTable
+	pkeys func() []ib.PKey
+	log   *slog.Logger
+
+	in  chan *verbs.MAD
+	out chan verbs.MAD
+	wg  sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+
+	asks, answers *gate.Gate
+
+	received, sent, dropped, flood, refused, slow atomic.Uint64
+}
+
+var _ verbs.MADPort = (*madPort)(nil)
+
+// openMADs registers for the CM messages of the port behind node. The error is
+// [ErrCMTaken] where somebody else has.
+func openMADs(node string, gids func() gidTable, pkeys func() []ib.PKey, keys [4]uint64, log *slog.Logger) (*madPort, error) {
+	fd, err := unix.Open(node, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", node, err)
+	}
+	if err := ioctl(fd, umadEnablePKey, 0); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("%s: P_Keys in the header: %w", node, err)
+	}
+	req := umadRequest()
+	if err := ioctl(fd, umadRegister, uintptr(unsafe.Pointer(&req[0]))); err != nil {
+		unix.Close(fd)
+		if errors.Is(err, unix.EINVAL) {
+			return nil, ErrCMTaken
+		}
+		return nil, fmt.Errorf("%s: register for CM messages: %w", node, err)
+	}
+	return newMADPort(os.NewFile(uintptr(fd), node), binary.NativeEndian.Uint32(req[:]), gids, pkeys, keys, log), nil
+}
+
+// newMADPort starts what serves a registered file.
+func newMADPort(file *os.File, agent uint32, gids func() gidTable, pkeys func() []ib.PKey, keys [4]uint64, log *slog.Logger) *madPort {
+	m := &madPort{
+		file: file, agent: agent, gids: gids, pkeys: pkeys, log: log,
+		in: make(chan *verbs.MAD, madQueue), out: make(chan verbs.MAD, madQueue),
+		asks: gate.New(askGate, [2]uint64(keys[:2])), answers: gate.New(answerGate, [2]uint64(keys[2:])),
+	}
+	m.wg.Go(m.receive)
+	m.wg.Go(m.send)
+	return m
+}
+
+func ioctl(fd int, cmd, arg uintptr) error {
+	if _, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), cmd, arg); e != 0 {
+		return e
+	}
+	return nil
+}
+
+// MADs implements [verbs.MADPort].
+func (m *madPort) MADs() <-chan *verbs.MAD { return m.in }
+
+// SendMAD implements [verbs.MADPort]. The kernel may have to resolve the
+// destination first, so a goroutine hands the MAD over.
+func (m *madPort) SendMAD(d *verbs.MAD) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return verbs.ErrClosed
+	}
+	select {
+	case m.out <- *d:
+	default:
+		m.dropped.Add(1)
+	}
+	return nil
+}
+
+func (m *madPort) send() {
+	buf := make([]byte, umadHeaderLen+verbs.MADLen)
+	for d := range m.out {
+		from, ok := m.gids().source(d.Local, d.Remote)
+		h := umadHeader{agent: m.agent, qpn: d.QPN, qkey: ib.QKeyGSI, grh: true, gidIdx: uint8(from.index), hops: 64, gid: d.Remote, length: uint32(len(buf))}
+		if !ok || from.index > 255 {
+			m.refused.Add(1)
+			continue
+		}
+		for i, k := range m.pkeys() {
+			if d.PKey != 0 && k.Match(d.PKey) {
+				h.pkeyIdx = uint16(i)
+				break
+			}
+		}
+		h.put(buf)
+		copy(buf[umadHeaderLen:], d.Data[:])
+		start := time.Now()
+		if _, err := m.file.Write(buf); err != nil {
+			m.refused.Add(1)
+			m.log.Debug("CM message not sent", "to", d.Remote, "err", err)
+		} else {
+			m.sent.Add(1)
+		}
+		if time.Since(start) > madTimeout {
+			m.slow.Add(1)
+		}
+	}
+}
+
+func (m *madPort) receive() {
+	defer close(m.in)
+	buf := make([]byte, umadHeaderLen+verbs.MADLen)
+	for {
+		n, err := m.file.Read(buf)
+		if errors.Is(err, unix.ENOSPC) { // longer than a MAD: none of CM's
+			m.dropped.Add(1)
+			continue
+		}
+		if err != nil {
+			return
+		}
+		d, ok := m.take(buf[:n], time.Now())
+		if !ok {
+			continue
+		}
+		select {
+		case m.in <- d:
+			m.received.Add(1)
+		default:
+			m.dropped.Add(1)
+		}
+	}
+}
+
+// take makes a MAD of what was read. Sends that failed come back here with a
+// status; they are dropped, because CM has timeouts of its own.
+func (m *madPort) take(b []byte, now time.Time) (*verbs.MAD, bool) {
+	var h umadHeader
+	if h.UnmarshalBinary(b) != nil || h.status != 0 || len(b) != umadHeaderLen+verbs.MADLen || !h.grh {
+		m.dropped.Add(1)
+		return nil, false
+	}
+	body := b[umadHeaderLen:]
+	g := m.answers
+	if mad.Asks(body) {
+		g = m.asks
+	}
+	if !g.Allow(now.UnixNano(), h.gid) {
+		m.flood.Add(1)
+		return nil, false
+	}
+	d := &verbs.MAD{Remote: h.gid, QPN: h.qpn, PKey: ib.DefaultPKey, Data: [verbs.MADLen]byte(body)}
+	t := m.gids()
+	if gid, ok := t.at(int(h.gidIdx)); ok {
+		d.Local = gid
+	} else if e, ok := t.source(ib.GID{}, h.gid); ok {
+		d.Local = e.gid
+	}
+	if keys := m.pkeys(); int(h.pkeyIdx) < len(keys) {
+		d.PKey = keys[h.pkeyIdx]
+	}
+	return d, true
+}
+
+// close ends both goroutines.
+func (m *madPort) close() {
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return
+	}
+	m.closed = true
+	close(m.out)
+	m.mu.Unlock()
+	m.file.Close()
+	m.wg.Wait()
+}

@@ -1,0 +1,247 @@
+//go:build ibverbs && cgo
+
+package ibverbs
+
+// #include "shim.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+const (
+	// watchQuiet is how long netlink must be silent before we look: changes come in
+	// bursts, and the kernel changes the GID table a little after the address.
+	watchQuiet = 20 * time.Millisecond
+	// watchAgain is how often we look without being told: the removal of a device
+	// is told to those only who have it open and whose driver can let go.
+	watchAgain = time.Second
+)
+
+// A monitor hears of changes of links and addresses, in the network namespace that
+// Open was called in.
+type monitor struct {
+	nl     *os.File
+	ns     netns.NsHandle
+	handle *netlink.Handle
+	wake   chan struct{} // something has changed
+	done   chan struct{}
+}
+
+func newMonitor() (*monitor, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	groups := uint32(unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR)
+	m := &monitor{nl: os.NewFile(uintptr(fd), "netlink"), ns: netns.None(), wake: make(chan struct{}, 1), done: make(chan struct{})}
+	if err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err == nil {
+		if m.ns, err = netns.Get(); err == nil {
+			m.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE)
+		}
+	}
+	if err != nil {
+		m.nl.Close()
+		m.close()
+		return nil, fmt.Errorf("watch links and addresses: %w", err)
+	}
+	return m, nil
+}
+
+// poke has the watcher look.
+func (m *monitor) poke() {
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+// listen pokes after every change, until the socket is closed.
+func (m *monitor) listen() {
+	buf := make([]byte, 1<<16)
+	for {
+		_, err := m.nl.Read(buf)
+		if err != nil && !errors.Is(err, unix.ENOBUFS) {
+			return
+		}
+		m.poke()
+	}
+}
+
+func (m *monitor) stop() {
+	close(m.done)
+	m.nl.Close()
+}
+
+func (m *monitor) close() {
+	if m.handle != nil {
+		m.handle.Close()
+	}
+	if m.ns.IsOpen() {
+		m.ns.Close()
+	}
+}
+
+// watch looks at the port after every change, and now and then.
+func (d *Device) watch() {
+	m := d.monitor
+	d.wg.Go(m.listen)
+	// Sockets that join groups again belong to the namespace of Open. The thread is
+	// not given back.
+	runtime.LockOSThread()
+	if here, err := netns.Get(); err == nil {
+		if !here.Equal(m.ns) {
+			_ = netns.Set(m.ns)
+		}
+		_ = here.Close()
+	}
+	again := time.NewTicker(watchAgain)
+	defer again.Stop()
+	for {
+		select {
+		case <-m.done:
+			return
+		case why := <-d.fatal:
+			d.gone(why)
+			return
+		case <-m.wake:
+			select {
+			case <-m.done:
+				return
+			case <-time.After(watchQuiet):
+			}
+		case <-again.C:
+		}
+		if !d.present() {
+			d.gone("RDMA device " + d.name + " was removed")
+			return
+		}
+		d.refresh()
+	}
+}
+
+// refresh compares the port with what we knew and tells the difference.
+func (d *Device) refresh() {
+	if d.use() != nil {
+		return
+	}
+	defer d.life.RUnlock()
+	old := d.state.Load()
+	prefer := ib.GID{}
+	if len(old.GIDs) > 0 {
+		prefer = old.GIDs[0]
+	}
+	now, err := d.read(prefer)
+	if err != nil {
+		gone := *old
+		gone.Active, gone.GIDs, gone.table = false, nil, nil
+		now = &gone
+	}
+	d.state.Store(now)
+	events := portEvents(&old.Port, &now.Port)
+	if len(events) == 0 {
+		return
+	}
+	d.log.Info("port changed", "active", now.Active, "gids", now.GIDs, "mtu", now.MTU.Octets(), "err", err)
+	if now.Active {
+		d.count.joinErrors.Add(uint64(d.groups.renew()))
+	}
+	for _, ev := range events {
+		d.event(ev)
+	}
+}
+
+// gone lets go of a device that is no more. Providers stay what they were, and
+// refuse; only Close is left.
+func (d *Device) gone(why string) {
+	d.log.Error("the device is gone", "why", why)
+	gone := *d.state.Load()
+	gone.Active, gone.GIDs, gone.table = false, nil, nil
+	d.state.Store(&gone)
+	if d.mads != nil {
+		d.mads.close()
+	}
+	d.async.Close()
+	_ = d.teardown()
+	d.event(verbs.Event{Kind: verbs.DeviceFatal, Text: why})
+}
+
+// readAsync takes the device's asynchronous events in.
+func (d *Device) readAsync() {
+	conn, err := d.async.SyscallConn()
+	if err != nil {
+		return
+	}
+	for {
+		var ev C.struct_shim_event
+		var rc C.int
+		err := conn.Read(func(uintptr) bool {
+			rc = C.shim_async_event(d.ctx, &ev)
+			return rc != C.int(syscall.EAGAIN)
+		})
+		if err != nil {
+			return
+		}
+		if rc != 0 {
+			d.lost("no events from RDMA device " + d.name + ": " + syscall.Errno(rc).Error())
+			return
+		}
+		d.count.asyncEvents.Add(1)
+		d.asyncEvent(int(ev._type), ib.QPN(ev.qpn), ev.cq)
+	}
+}
+
+func (d *Device) asyncEvent(event int, qpn ib.QPN, h *C.struct_ibv_cq) {
+	d.mu.RLock()
+	q := d.qps[qpn]
+	d.mu.RUnlock()
+	switch asyncOf(event) {
+	case asyncQPDied:
+		if q != nil {
+			q.died(asyncStatus(event), "")
+			q.flush()
+		}
+	case asyncComm:
+		if q != nil {
+			q.commEst()
+		}
+	case asyncCQDied:
+		d.count.cqErrors.Add(1)
+		d.mu.RLock()
+		var users []*qp
+		for _, q := range d.qps {
+			if q.sendCQ.h == h || q.recvCQ.h == h {
+				users = append(users, q)
+			}
+		}
+		d.mu.RUnlock()
+		for _, q := range users {
+			q.died(verbs.GeneralError, "a completion queue overflowed")
+			q.flush()
+		}
+	case asyncPort:
+		d.monitor.poke()
+	case asyncFatal:
+		d.lost("RDMA device " + d.name + " was removed")
+	}
+}
+
+// lost tells the watcher, which does the rest.
+func (d *Device) lost(why string) {
+	select {
+	case d.fatal <- why:
+	default:
+	}
+}
