@@ -52,6 +52,11 @@ func (a *Agent) viewStatus() control.Status {
 		Peers:    a.viewPeers(now),
 		Warnings: a.warnings(s, port.Active, unfit),
 	}
+	if p, ok := a.opt.Provider.(verbs.Offloader); ok {
+		for _, o := range append(p.Offloads(), a.loop.Offload()) {
+			out.Underlay.Offloads = append(out.Underlay.Offloads, control.Offload(o))
+		}
+	}
 	for _, g := range port.GIDs {
 		out.Underlay.GIDs = append(out.Underlay.GIDs, g.String())
 	}

@@ -36,6 +36,15 @@ const (
 	PathMetrics    = "/metrics"        // Prometheus text
 )
 
+// An Offload is one way to let the kernel, or one thread, do more at a time.
+type Offload struct {
+	Name string `json:"name"` // "gso", "gro", "one_thread"
+	What string `json:"what"`
+	On   bool   `json:"on"`
+	Why  string `json:"why,omitempty"` // why it is off, or what is doubtful
+	Uses uint64 `json:"uses"`          // batches sent, chains received, turns of the thread
+}
+
 // SocketDir is where the sockets of agents are unless configured otherwise.
 const SocketDir = "/run/ipoibcm"
 
@@ -106,6 +115,8 @@ type Underlay struct {
 	GIDs     []string `json:"gids"`
 	Active   bool     `json:"active"`
 	Notes    []string `json:"notes,omitempty"` // offloads and limits in force
+	// Offloads are the switches of offload in the configuration, as they are now.
+	Offloads []Offload `json:"offloads,omitempty"`
 }
 
 // A Peer is one neighbour interface: a link-layer address.

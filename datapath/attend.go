@@ -14,7 +14,12 @@ import (
 func (l *Loop) attend(fail func(error)) (stop func()) {
 	p, ok1 := l.p.(verbs.Attender)
 	dev, ok2 := l.tun.(tun.Pollable)
-	if !ok1 || !ok2 || l.cfg.NoAttend {
+	if l.cfg.NoAttend {
+		l.offload("switched off")
+		return nil
+	}
+	if !ok1 || !ok2 {
+		l.offload("the provider cannot do it")
 		return nil
 	}
 	s := newSender(l, dev.TryRead)
@@ -24,6 +29,9 @@ func (l *Loop) attend(fail func(error)) (stop func()) {
 			return false, time.Hour
 		}
 		n, wait, err := s.step()
+		if n > 0 {
+			l.turns.Add(1)
+		}
 		if err != nil {
 			failed = true
 			fail(err)
@@ -32,10 +40,26 @@ func (l *Loop) attend(fail func(error)) (stop func()) {
 		return n > 0, wait
 	})
 	if err != nil {
+		l.offload(err.Error())
 		return nil
 	}
+	l.attending.Store(&verbs.Offload{On: true})
 	return func() {
 		end()
 		s.giveUp()
 	}
+}
+
+// offload notes why the TUN has a reader of its own.
+func (l *Loop) offload(why string) { l.attending.Store(&verbs.Offload{Why: why}) }
+
+// Offload says whether the provider's receiving thread reads the TUN. Uses counts
+// the turns in which it read packets.
+func (l *Loop) Offload() verbs.Offload {
+	var o verbs.Offload
+	if p := l.attending.Load(); p != nil {
+		o = *p
+	}
+	o.Name, o.What, o.Uses = "one_thread", "one thread for TUN and underlay", l.turns.Load()
+	return o
 }

@@ -71,6 +71,9 @@ const maxForeignUD = 4096
 
 // A Loop moves the packets of one interface.
 type Loop struct {
+	attending atomic.Pointer[verbs.Offload] // whether the provider's thread reads the TUN
+	turns     atomic.Uint64                 // in which it read packets
+
 	cfg  Config
 	p    verbs.Provider
 	caps verbs.Caps

@@ -309,6 +309,23 @@ type Attender interface {
 	Attend(fd int, step func() (more bool, wait time.Duration)) (stop func(), err error)
 }
 
+// An Offload is work that a provider gets done below it where it can, with a
+// fallback where it cannot.
+type Offload struct {
+	Name string // as the configuration has it, such as "gso"
+	What string // as the system has it, such as "UDP_SEGMENT"
+	On   bool
+	Why  string // why it is off, or what is doubtful; may be empty
+	Uses uint64 // how often it was used: calls, chains of packets
+}
+
+// An Offloader is a provider that can say which offloads it uses. It is
+// optional: ask with a type assertion.
+type Offloader interface {
+	// Offloads lists all that the provider knows, used or not, in a fixed order.
+	Offloads() []Offload
+}
+
 // SRQInit says how large a shared receive queue is.
 type SRQInit struct {
 	Depth  int // receive work requests

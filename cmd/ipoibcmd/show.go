@@ -124,6 +124,19 @@ func printStatus(w io.Writer, s *control.Status) {
 		state = "DOWN"
 	}
 	line("underlay", "%s on %s, %s, MTU %d, IB path MTU %d", u.Provider, u.Device, state, u.MTU, u.PathMTU)
+	for n, o := range u.Offloads {
+		key, state := "", "on"
+		if n == 0 {
+			key = "offloads"
+		}
+		if !o.On {
+			state = "off"
+		}
+		if o.Why != "" {
+			state += " (" + o.Why + ")"
+		}
+		line(key, "%s: %s %s, used %d times", o.Name, o.What, state, o.Uses)
+	}
 	for _, n := range u.Notes {
 		line("", "%s", n)
 	}

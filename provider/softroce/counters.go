@@ -12,6 +12,7 @@ type counters struct {
 	txPackets, txCalls, txBatches       atomic.Uint64
 	txWaits, txNoRoom, txTooBig         atomic.Uint64
 	txErrors, lastErrno, gsoRefused     atomic.Uint64
+	selfTestFailed                      [2]atomic.Uint64 // of GSO and GRO
 	txFragmented, groRefused            atomic.Uint64
 	rxPackets, rxCalls, rxChains        atomic.Uint64
 	rxErrors, rxTruncated, rxOverflow   atomic.Uint64
@@ -39,6 +40,7 @@ func (d *Device) Counters(f func(name string, value uint64)) {
 		{"tx_waits", &c.txWaits}, {"tx_drop_no_room", &c.txNoRoom}, {"tx_drop_too_big", &c.txTooBig},
 		{"tx_drop_errors", &c.txErrors}, {"tx_last_errno", &c.lastErrno}, {"tx_gso_refused", &c.gsoRefused},
 		{"tx_fragmented", &c.txFragmented}, {"rx_gro_refused", &c.groRefused},
+		{"tx_gso_selftest_failed", &c.selfTestFailed[gso]}, {"rx_gro_selftest_failed", &c.selfTestFailed[gro]},
 		{"rx_packets", &c.rxPackets}, {"rx_calls", &c.rxCalls}, {"rx_chains", &c.rxChains},
 		{"rx_errors", &c.rxErrors}, {"rx_drop_truncated", &c.rxTruncated}, {"rx_drop_overflow", &c.rxOverflow},
 		{"rx_drop_malformed", &c.rxMalformed}, {"rx_drop_icrc", &c.rxICRC}, {"rx_foreign_id", &c.rxForeignID},

@@ -58,6 +58,8 @@ type Device struct {
 	timers timers
 	count  counters
 	noGSO  atomic.Bool
+	noGRO  atomic.Bool
+	whyOff [2]atomic.Pointer[string] // of GSO and GRO: why they are off, or not tried
 	tap    atomic.Pointer[verbs.Tap]
 	// dropHook lets tests lose packets before they are looked at.
 	dropHook atomic.Pointer[func(udp []byte) bool]
@@ -106,7 +108,7 @@ func Open(opts Options) (*Device, error) {
 	d.gsi = newGSI(d)
 	d.timers.wake, d.timers.stop = make(chan struct{}, 1), make(chan struct{})
 	d.notes.wake = make(chan struct{}, 1)
-	d.noGSO.Store(opts.NoGSO)
+	d.tryOffloads()
 	if err := d.open(); err != nil {
 		d.release()
 		return nil, err

@@ -99,8 +99,9 @@ func (r *receiver) socket() (fd int, err error) {
 	}
 	d.count.recvBufferAsked.Store(uint64(d.opts.recvBuffer()))
 	d.count.recvBuffer.Store(uint64(setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, d.opts.recvBuffer())))
-	if !d.opts.NoGRO && unix.SetsockoptInt(fd, unix.IPPROTO_UDP, optUDPGRO, 1) != nil {
+	if !d.noGRO.Load() && unix.SetsockoptInt(fd, unix.IPPROTO_UDP, optUDPGRO, 1) != nil {
 		d.count.groRefused.Add(1)
+		d.offloadOff(gro, "the kernel refuses it on this socket")
 	}
 	port := d.opts.udpPort()
 	if err := unix.Bind(fd, sockaddr(r.v6, r.addr, port, int(d.ifindex.Load()))); err != nil {

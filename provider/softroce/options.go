@@ -49,9 +49,12 @@ type Options struct {
 	// Stop ends that wait when it is closed; Open then returns ErrStopped.
 	Stop <-chan struct{}
 
-	// NoGSO and NoGRO switch UDP_SEGMENT and UDP_GRO off. Without them both are
-	// used until the kernel refuses, which is counted.
+	// NoGSO and NoGRO switch UDP_SEGMENT and UDP_GRO off. Without them Open tries
+	// both on the loopback device, and they are used unless that fails, until the
+	// kernel refuses; both are counted, and Offloads tells.
 	NoGSO, NoGRO bool
+	// testOffload replaces that trial in tests.
+	testOffload func(gso, gro bool) error
 
 	// NoGate takes every MAD in. It is for a process that plays many hosts: what
 	// comes for all of them together would look like a flood.

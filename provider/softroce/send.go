@@ -123,6 +123,8 @@ func (s *sender) sendSingly(p *path, pkts []engine.Packet) {
 	}
 	if passed && !s.dev.noGSO.Swap(true) {
 		c.gsoRefused.Add(1)
+		d := s.dev
+		d.offloadOff(gso, "the kernel refused a batch that it took one by one")
 		s.dev.log.Warn("UDP_SEGMENT refused, sending packets one by one")
 	}
 }

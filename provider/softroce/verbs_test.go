@@ -1,8 +1,12 @@
 package softroce
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
 	"ipoibcm/verbs/verbstest"
 )
 
@@ -21,8 +25,60 @@ func TestVerbsOnVeth(t *testing.T) {
 }
 
 func TestVerbsWithoutOffload(t *testing.T) {
-	verbstest.Run(t, func(t *testing.T) verbstest.Pair {
-		a, b := pair(t, families[0], func(o *Options) { o.NoGSO, o.NoGRO = true, true })
-		return verbstest.Pair{A: a, B: b}
-	})
+	for name, off := range map[string]func(*Options){
+		"GSO":  func(o *Options) { o.NoGSO = true },
+		"GRO":  func(o *Options) { o.NoGRO = true },
+		"both": func(o *Options) { o.NoGSO, o.NoGRO = true, true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			verbstest.Run(t, func(t *testing.T) verbstest.Pair {
+				a, b := pair(t, families[0], off)
+				return verbstest.Pair{A: a, B: b}
+			})
+		})
+	}
+}
+
+// An offload that fails its test at the start is not used, and what there was to
+// send and receive comes nevertheless; one that is switched off is not tested.
+func TestOffloadsAreTried(t *testing.T) {
+	broken := errors.New("three octets of five came")
+	for name, tt := range map[string]struct {
+		opts     Options
+		on       [2]bool
+		why      [2]string
+		failures [2]uint64
+	}{
+		"all well":    {Options{}, [2]bool{true, true}, [2]string{}, [2]uint64{}},
+		"GSO broken":  {Options{testOffload: func(gso, _ bool) error { return map[bool]error{true: broken}[gso] }}, [2]bool{false, true}, [2]string{"its test failed: three octets"}, [2]uint64{1, 0}},
+		"GRO broken":  {Options{testOffload: func(_, gro bool) error { return map[bool]error{true: broken}[gro] }}, [2]bool{true, false}, [2]string{1: "its test failed: three octets"}, [2]uint64{0, 1}},
+		"no loopback": {Options{testOffload: func(_, _ bool) error { return ErrLoopback }}, [2]bool{true, true}, [2]string{"not tried", "not tried"}, [2]uint64{}},
+		"off":         {Options{NoGSO: true, NoGRO: true, testOffload: func(_, _ bool) error { t.Error("tested"); return nil }}, [2]bool{}, [2]string{"switched off", "switched off"}, [2]uint64{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := pair(t, families[0], func(o *Options) {
+				o.NoGSO, o.NoGRO, o.testOffload = tt.opts.NoGSO, tt.opts.NoGRO, tt.opts.testOffload
+			})
+			ea, eb := newEnd(t, a, ib.RC, 4, 20000), newEnd(t, b, ib.RC, 4, 20000)
+			connect(ea, eb)
+			_, err := eb.qp.PostRecv([]verbs.RecvWR{{SG: eb.sge(0, 20000)}})
+			must(t, err)
+			_, err = ea.qp.PostSend([]verbs.SendWR{{Flags: verbs.Signaled, SG: ea.sge(0, 20000)}})
+			must(t, err)
+			if wc := eb.next(); wc.Status != verbs.Success || wc.ByteLen != 20000 {
+				t.Errorf("%+v", wc)
+			}
+			for i, o := range a.Offloads() {
+				if o.On != tt.on[i] || !strings.HasPrefix(o.Why, tt.why[i]) || (tt.why[i] == "") != (o.Why == "") {
+					t.Errorf("%+v", o)
+				}
+				if o.Name == "gso" && (o.Uses > 0) != o.On {
+					t.Errorf("used %d times: %+v", o.Uses, o)
+				}
+				if n := counter(a, []string{"tx_gso", "rx_gro"}[i]+"_selftest_failed"); n != tt.failures[i] {
+					t.Errorf("%s: %d failures counted", o.Name, n)
+				}
+			}
+		})
+	}
 }

@@ -1,0 +1,61 @@
+package netns
+
+import (
+	"fmt"
+	"testing"
+
+	"ipoibcm/control"
+)
+
+// With each offload off, and all of them, everything arrives as it does with
+// them; status says which are used, and how often.
+func TestEachOffloadOff(t *testing.T) {
+	for _, tt := range []struct {
+		name, yaml string
+		off        []string
+	}{
+		{"none", "", nil},
+		{"gso", "offload: {gso: false}\n", []string{"gso"}},
+		{"gro", "offload: {gro: false}\n", []string{"gro"}},
+		{"one_thread", "offload: {one_thread: false}\n", []string{"one_thread"}},
+		{"all", "offload: {gso: false, gro: false, one_thread: false}\n", []string{"gso", "gro", "one_thread"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			parallel(t)
+			s := newSegment(t, topology{})
+			a, b := s.hosts[0], s.hosts[1]
+			for _, h := range s.hosts {
+				h.run(h.config(tt.yaml)...)
+			}
+			a.connect(b, "RC")
+			both(b, a.reach)
+			for _, dst := range []*host{a, b} {
+				other := s.hosts[1-dst.i]
+				other.send(dst, dst.v4, 16<<20)
+				other.send(dst, dst.v6, 16<<20)
+			}
+			a.ping(b.v4, 65000, false)
+			for _, h := range s.hosts {
+				// Over a veth pair what is joined is what was sent as a batch.
+				got := map[string]control.Offload{}
+				for _, o := range h.status().Underlay.Offloads {
+					got[o.Name] = o
+				}
+				for _, name := range []string{"gso", "gro", "one_thread"} {
+					off := false
+					for _, n := range tt.off {
+						off = off || n == name
+					}
+					o, there := got[name]
+					if !there || o.On == off || off && (o.Why != "switched off" || o.Uses != 0) || !off && o.Uses == 0 && (name != "gro" || got["gso"].On) {
+						t.Errorf("%s: %+v", name, o)
+					}
+				}
+				out, _, _ := h.output("status", "--control", h.path(".sock"))
+				if err := containsAll(out, fmt.Sprintf("gso: UDP_SEGMENT %s", map[bool]string{true: "on", false: "off"}[got["gso"].On])); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
