@@ -90,6 +90,10 @@ func fill(v reflect.Value, n *int) {
 		v.SetInt(int64(*n))
 	case reflect.Uint64:
 		v.SetUint(1<<53 + uint64(*n)) // more than a float64 holds
+	case reflect.Uint32:
+		v.SetUint(1<<31 + uint64(*n))
+	case reflect.Float64:
+		v.SetFloat(float64(*n) + 0.125)
 	case reflect.Bool:
 		v.SetBool(true)
 	case reflect.Pointer:
