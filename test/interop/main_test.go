@@ -52,6 +52,7 @@ func TestMain(m *testing.M) {
 func testMain(m *testing.M) int {
 	sweep()
 	defer closeWorlds()
+	defer closeProducts()
 	return m.Run()
 }
 

@@ -33,13 +33,14 @@ type Ping struct {
 // round-trip time once an equal payload has come back.
 func (h *Host) Ping(p Ping) (rtt time.Duration, err error) {
 	err = h.Do(func() error {
-		rtt, err = ping(p)
+		rtt, err = Echo(p)
 		return err
 	})
 	return rtt, err
 }
 
-func ping(p Ping) (time.Duration, error) {
+// Echo does the same from the namespace that the caller is in.
+func Echo(p Ping) (time.Duration, error) {
 	v6 := p.Dst.Is6()
 	family, proto, header := unix.AF_INET, unix.IPPROTO_ICMP, 28
 	if v6 {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/sha256"
+	"debug/elf"
 	"errors"
 	"fmt"
 	"os"
@@ -333,6 +334,9 @@ func (t *tree) libraries(path string) {
 		return
 	}
 	out, err := output(t.ctx, "", "ldd", path)
+	if err != nil && static(path) {
+		return
+	}
 	if err != nil {
 		t.err = err
 		return
@@ -342,4 +346,14 @@ func (t *tree) libraries(path string) {
 			t.file(m[1], m[1])
 		}
 	}
+}
+
+// static reports whether a program needs no dynamic linker, which ldd calls an error.
+func static(path string) bool {
+	f, err := elf.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return f.Section(".interp") == nil
 }

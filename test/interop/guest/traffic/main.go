@@ -1,0 +1,149 @@
+// Command traffic makes IP traffic from where it runs, a guest or a namespace,
+// and checks what comes back: it is what both ends of a product test use.
+//
+//	traffic ping ADDR SIZE            one echo of an IP packet of SIZE octets
+//	traffic listen ADDR:PORT          print "ready", then octets and SHA-256 of one TCP connection
+//	traffic send ADDR:PORT OCTETS     print octets and SHA-256 of what was sent
+//	traffic exchange ADDR:PORT SIZE   one UDP datagram of SIZE octets there and back
+//	traffic echo ADDR:PORT            print "ready", then send UDP datagrams back for ever
+package main
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"time"
+
+	"ipoibcm/cmd/ipoibcmd/lab"
+)
+
+// patience bounds each step: a guest is slow, and a connection may have to come up.
+const patience = 20 * time.Second
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "traffic:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	if len(args) < 2 {
+		return errors.New("not enough arguments")
+	}
+	n := 0
+	if len(args) > 2 {
+		var err error
+		if n, err = strconv.Atoi(args[2]); err != nil {
+			return err
+		}
+	}
+	switch args[0] {
+	case "ping":
+		dst, err := netip.ParseAddr(args[1])
+		if err != nil {
+			return err
+		}
+		rtt, err := lab.Echo(lab.Ping{Dst: dst, Size: n, Timeout: patience / 10})
+		if err == nil {
+			fmt.Println(rtt)
+		}
+		return err
+	case "listen":
+		return listen(args[1])
+	case "send":
+		return send(args[1], n)
+	case "echo":
+		return echo(args[1])
+	case "exchange":
+		return exchange(args[1], n)
+	}
+	return fmt.Errorf("no such command: %s", args[0])
+}
+
+func listen(addr string) error {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	c, err := l.Accept()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	h := sha256.New()
+	n, err := io.Copy(h, c)
+	fmt.Printf("%d %x\n", n, h.Sum(nil))
+	return err
+}
+
+func send(addr string, n int) error {
+	c, err := net.DialTimeout("tcp", addr, patience)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	b := make([]byte, n)
+	rand.NewChaCha8([32]byte{byte(n)}).Read(b)
+	if _, err := c.Write(b); err != nil {
+		return err
+	}
+	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+		return err
+	}
+	// The other end closes when it has all.
+	c.SetReadDeadline(time.Now().Add(3 * patience))
+	if _, err := io.Copy(io.Discard, c); err != nil {
+		return err
+	}
+	fmt.Printf("%d %x\n", n, sha256.Sum256(b))
+	return nil
+}
+
+func echo(addr string) error {
+	c, err := net.ListenPacket("udp", addr)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	buf := make([]byte, 1<<16)
+	for {
+		n, from, err := c.ReadFrom(buf)
+		if err != nil {
+			return err
+		}
+		c.WriteTo(buf[:n], from)
+	}
+}
+
+func exchange(addr string, n int) error {
+	c, err := net.Dial("udp", addr)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	b, back := make([]byte, n), make([]byte, 1<<16)
+	rand.NewChaCha8([32]byte{byte(n)}).Read(b)
+	for end := time.Now().Add(patience); time.Now().Before(end); { // datagrams may be lost
+		if _, err := c.Write(b); err != nil {
+			return err
+		}
+		c.SetReadDeadline(time.Now().Add(patience / 10))
+		k, err := c.Read(back)
+		switch {
+		case err != nil:
+		case string(back[:k]) != string(b):
+			return fmt.Errorf("a datagram of %d octets came back as another of %d", n, k)
+		default:
+			return nil
+		}
+	}
+	return fmt.Errorf("no datagram of %d octets came back", n)
+}
