@@ -385,3 +385,17 @@ func TestWrongInvalidation(t *testing.T) {
 		w.fail("counted %d", n)
 	}
 }
+
+// TestBogusInvalidationHandle: a handle that the call does not have is copied,
+// counted and not used (AMB-V2-13, V2-5.2.3-4, V2-5.2.3-7).
+func TestBogusInvalidationHandle(t *testing.T) {
+	w := up(t, Options{}, Options{SendInv: true})
+	s := w.server()
+	in := message(Header{Vers: 2, InvHandle: 5, Reply: Chunk{{5, 5000, 64}}}, (&RPCCall{XID: 7}).Append(nil)...)
+	copy(in[20:], words(6))
+	s.step(Recv{Data: in})
+	h, _ := s.header(-1)
+	if last := s.sends[len(s.sends)-1]; last.WithInv || h.InvHandle != 6 || h.XID != 7 || s.Counters()[ReasonInvHandle] != 1 {
+		w.fail("%v, invalidating %v %08x", &h, last.WithInv, last.Invalidate)
+	}
+}

@@ -128,7 +128,7 @@ func TestTimeouts(t *testing.T) {
 	}
 	s.step(echo(s.serves[1])) // the answer to 1, late
 	w.run(time.Second)
-	if c.flight() != 2 || len(c.abandoned) != 0 || len(c.done) != 2 {
+	if c.flight() != 2 || len(c.abandoned) != 0 || len(c.done) != 2 || c.Counters()[ReasonStray] != 1 {
 		w.fail("%d in flight, %d of them given up", c.flight(), len(c.abandoned))
 	}
 	c.step(Cancel{2})
@@ -140,9 +140,26 @@ func TestTimeouts(t *testing.T) {
 		w.fail("closed: %v", c.closed)
 	}
 	// Nothing can be done with it any more.
+	if answer, calls, reason := c.hear(unhex(vecNullCall2)); answer != "" || calls != 0 || reason != ReasonNone {
+		w.fail("%q, %d calls, %v", answer, calls, reason)
+	}
 	c.step(Submit{ID: 5, Payload: rpc(0)})
 	if d := c.result(5); d.Err == nil || d.Err.Reason != ReasonDisconnected {
 		w.fail("%+v", d)
+	}
+}
+
+// TestSlowFirstCall: a user's first call in version one may take its time; there
+// is nothing to fall back to.
+func TestSlowFirstCall(t *testing.T) {
+	w := pair(t, one(Options{}), Options{}).connect()
+	w.server().program = nil
+	w.client().step(Submit{ID: 1, Payload: rpc(0)})
+	w.run(20 * time.Second)
+	w.server().step(echo(w.server().serves[0]))
+	w.run(time.Second)
+	if d := w.client().result(1); d.Err != nil {
+		w.fail("%v", d.Err)
 	}
 }
 

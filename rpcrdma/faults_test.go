@@ -210,6 +210,9 @@ func TestBadReplies(t *testing.T) {
 			if c.exposed() > 0 {
 				t.Errorf("%s: memory stays exposed", tt.name)
 			}
+			if want := max(1, int(h.Credit)); c.granted != want {
+				t.Errorf("%s: %d credits, want %d", tt.name, c.granted, want)
+			}
 			continue
 		}
 		w.run(2 * time.Second) // the good answer comes
@@ -393,5 +396,62 @@ func TestOptions(t *testing.T) {
 	w.client().step(Submit{ID: 1, Option: &Option{Type: 7}})
 	if d := w.client().result(1); d.Err == nil || d.Err.Reason != ReasonNotReady {
 		w.fail("%+v", d)
+	}
+}
+
+// TestBadLongCalls: what is wrong with a call can be in its chunks. Its XID, its
+// direction, or that there is hardly anything.
+func TestBadLongCalls(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		payload []byte
+		reason  Reason
+	}{
+		{"good", (&RPCCall{XID: 7}).Append(nil), ReasonNone},
+		{"another XID", (&RPCCall{XID: 8}).Append(nil), ReasonXID},
+		{"a reply", (&RPCReply{XID: 7}).Append(nil), ReasonDirection},
+		{"7 octets", make([]byte, 7), ReasonNoPayload},
+		{"nothing", nil, ReasonNoPayload},
+	} {
+		for _, version := range []Version{1, 2} {
+			w := up(t, Options{}, Options{})
+			s := w.server()
+			s.program = nil
+			before := len(s.serves)
+			var read []Read
+			s.notify = func(a Action) {
+				if r, ok := a.(Read); ok {
+					read = append(read, r)
+				}
+			}
+			s.step(Recv{Data: message(Header{Vers: version, Proc: ProcNOMSG, Reads: []ReadSegment{{0, Segment{1, uint32(len(tt.payload)), 64}}}})})
+			if len(tt.payload) > 0 {
+				if len(read) != 1 {
+					w.fail("%s: %d READs", tt.name, len(read))
+				}
+				s.step(ReadDone{Read: read[0].Read, Data: tt.payload})
+			}
+			calls := len(s.serves) - before
+			if (tt.reason == ReasonNone) != (calls == 1) || tt.reason != ReasonNone && s.Counters()[tt.reason] != 1 {
+				w.fail("%s: %d calls", tt.name, calls)
+			}
+			if h, _ := s.header(-1); calls == 0 && (h.Error.Code != ErrBadXDR || h.Vers != version) {
+				w.fail("%s: answered by %v", tt.name, &h)
+			}
+		}
+	}
+	// A READ that fails, or brings something else, is the end of the connection.
+	for _, ev := range []ReadDone{{Read: 1}, {Read: 1, Data: make([]byte, 99)}} {
+		w := up(t, Options{}, Options{})
+		s := w.server()
+		s.notify = func(a Action) {
+			if _, ok := a.(Read); ok {
+				s.step(ev)
+			}
+		}
+		s.step(Recv{Data: message(Header{Vers: 2, Proc: ProcNOMSG, Reads: []ReadSegment{{0, Segment{1, 100, 64}}}})})
+		if s.closed == nil || s.closed.Reason != ReasonRead {
+			w.fail("%v", s.closed)
+		}
 	}
 }

@@ -332,3 +332,43 @@ func TestPrivate(t *testing.T) {
 		}
 	}
 }
+
+// TestNothingLearned: an end that came before anything was asked says nothing of
+// the peer, and credits in an error count only once the version is settled.
+func TestNothingLearned(t *testing.T) {
+	w := pair(t, Options{}, Options{}).connect()
+	w.cut(w.server())
+	if len(w.client().learned) > 0 {
+		w.fail("learned %+v", w.client().learned)
+	}
+
+	w = pair(t, Options{}, Options{}).connect()
+	c := w.client()
+	for i := range 2 {
+		c.step(Submit{ID: uint64(i), Payload: rpc(0)})
+		h, _ := c.header(-1)
+		e := Header{XID: h.XID, Vers: 2, Credit: 7, Proc: ProcERROR, Error: TransportError{Code: ErrBadXDR}}
+		b, _ := e.AppendBinary(nil)
+		c.peer.queue = nil
+		c.step(Recv{Data: b})
+		if d := c.result(uint64(i)); d.Err == nil || c.granted != 0 || c.settled || !c.Deadline().IsZero() { // V2-6-2, AMB-V2-16
+			w.fail("%+v, %d credits, deadline %v", d, c.granted, c.Deadline())
+		}
+	}
+	// Two versions that refuse each other are no loop.
+	w = pair(t, nfs4, Options{}).connect()
+	c = w.client()
+	for range 5 {
+		if c.closed != nil {
+			break
+		}
+		h, _ := c.header(-1)
+		other := 3 - h.Vers
+		e := Header{XID: h.XID, Vers: h.Vers, Credit: 7, Proc: ProcERROR, Error: TransportError{Code: ErrVers, Low: other, High: other}}
+		b, _ := e.AppendBinary(nil)
+		c.step(Recv{Data: b})
+	}
+	if c.closed == nil || c.closed.Reason != ReasonNoVersion || len(c.sends) != 2 {
+		w.fail("%d messages, closed %v", len(c.sends), c.closed)
+	}
+}

@@ -215,7 +215,6 @@ func (c *Conn) transmit(dst []Action, now time.Time, k *call) []Action {
 	if err == nil && (wide || room) {
 		dst = c.releaseAll(dst, k)
 		k.wide, k.room, k.keepXID = k.wide || wide, k.room || room, true
-		k.state = callQueued
 		return c.pump(c.begin(dst, now, k), now)
 	}
 	if err != nil || len(out)+len(payload) > send {
