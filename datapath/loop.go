@@ -99,6 +99,9 @@ type Loop struct {
 	wake    chan struct{}
 	waiting atomic.Bool
 
+	one     sync.Mutex // oneWork: of what the control plane sends, one at a time
+	oneWork work
+
 	stop     chan struct{}
 	stopped  atomic.Bool
 	stopOnce sync.Once

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"testing"
 	"time"
+	"unsafe"
 
 	"ipoibcm/ib"
 	"ipoibcm/tun/tuntest"
@@ -510,6 +511,22 @@ func TestNoAllocsPerPacket(t *testing.T) {
 	}
 	if c := b.Counters(); c.RxConn == 0 || c.RxUD == 0 {
 		t.Errorf("%+v", c)
+	}
+}
+
+// What an idle connection keeps for sending is its ring, and room for as many
+// packets as it once sent together.
+func TestIdleSendQueue(t *testing.T) {
+	w := newWorld()
+	a, b := start(t, w, 1, nil), start(t, w, 2, nil)
+	c, _ := connect(t, a, b, ib.RC)
+	a.route("10.9.0.0/24", NewPath(1, Target{Kind: ToConn, Conn: c}))
+	a.tun.Send(ip4("10.9.0.2", 100, 6))
+	eventually(t, "sent and completed", func() bool { return c.q.packets.Load() == 1 && c.q.inflight() == 0 })
+	a.Barrier() // the TUN reader has left the batch alone
+	n := int(unsafe.Sizeof(*c.q)) + cap(c.q.ring)*4 + cap(c.q.batch)*int(unsafe.Sizeof(sendItem{}))
+	if n > 1<<10 {
+		t.Errorf("%d octets, want at most 1024", n)
 	}
 }
 

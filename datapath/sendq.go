@@ -37,10 +37,8 @@ type sendQ struct {
 	ring  []int32 // slots; a power of two
 	base  uint64  // first work request ID; no two queues share any
 
-	mu     sync.Mutex // tail, closed, scratch
+	mu     sync.Mutex // tail, closed
 	closed bool
-	wrs    []verbs.SendWR
-	sges   []verbs.SGE
 	tail   atomic.Uint64
 
 	done     sync.Mutex // head, and the ring between head and tail
@@ -50,7 +48,8 @@ type sendQ struct {
 
 	// The TUN reader's own: what this batch sends here, and if it does not fit:
 	// head at the last look, when the rest is dropped (Unix nanoseconds), and how
-	// long there may be no completion (nanoseconds).
+	// long there may be no completion (nanoseconds). The batch is made when it is
+	// first needed, and grows to what is sent at once.
 	batch           []sendItem
 	seen            uint64
 	giveUpAt, stall int64
@@ -67,12 +66,17 @@ func newSendQ(pool *sendPool, depth int, ud bool, base uint64) *sendQ {
 	}
 	q := &sendQ{
 		pool: pool, ud: ud, depth: depth, ring: make([]int32, size), base: base,
-		wrs: make([]verbs.SendWR, batchLen), sges: make([]verbs.SGE, batchLen),
-		batch: make([]sendItem, 0, batchLen),
 	}
 	q.head.Store(base)
 	q.tail.Store(base)
 	return q
+}
+
+// work is room for the work requests of one post. Whoever posts brings it: there
+// are as many as may post at the same time, and not as many as connections.
+type work struct {
+	wrs  [batchLen]verbs.SendWR
+	sges [batchLen]verbs.SGE
 }
 
 // inflight returns how many requests are posted and not completed.
@@ -89,13 +93,13 @@ func (q *sendQ) room() int {
 // post posts as many of items as there is room for and returns how many slots
 // are the provider's now. gone says that the queue is closed. err is the
 // provider's refusal of items[taken], other than for lack of room.
-func (q *sendQ) post(items []sendItem, now int64) (taken int, gone bool, err error) {
+func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
 		return 0, true, nil
 	}
-	n := min(len(items), q.room(), len(q.wrs))
+	n := min(len(items), q.room(), len(w.wrs))
 	if n <= 0 {
 		return 0, false, nil
 	}
@@ -108,9 +112,9 @@ func (q *sendQ) post(items []sendItem, now int64) (taken int, gone bool, err err
 		it := &items[i]
 		id := tail + uint64(i)
 		q.ring[id&uint64(len(q.ring)-1)] = it.slot
-		q.sges[i] = verbs.SGE{Region: q.pool.region, Buf: q.pool.message(it.slot, int(it.n)-headerLen)}
-		wr := &q.wrs[i]
-		wr.ID, wr.Opcode, wr.Flags, wr.SG = id, verbs.Send, 0, q.sges[i:i+1:i+1]
+		w.sges[i] = verbs.SGE{Region: q.pool.region, Buf: q.pool.message(it.slot, int(it.n)-headerLen)}
+		wr := &w.wrs[i]
+		wr.ID, wr.Opcode, wr.Flags, wr.SG = id, verbs.Send, 0, w.sges[i:i+1:i+1]
 		if i == n-1 || id%signalEvery == signalEvery-1 {
 			wr.Flags = verbs.Signaled
 		}
@@ -120,7 +124,7 @@ func (q *sendQ) post(items []sendItem, now int64) (taken int, gone bool, err err
 	}
 	// A completion may come before PostSend returns, so tail moves first.
 	q.tail.Store(tail + uint64(n))
-	taken, err = q.qp.PostSend(q.wrs[:n])
+	taken, err = q.qp.PostSend(w.wrs[:n])
 	if taken < n {
 		q.tail.Store(tail + uint64(taken))
 		if isFull(err) {

@@ -40,6 +40,7 @@ type sender struct {
 	sizes []int
 	qs    []*sendQ // touched by this batch
 	held  []*sendQ // full, with packets of this batch still to be posted
+	work  work
 	timer *time.Timer
 	read  func(bufs [][]byte, sizes []int) (int, error) // blocks or not
 
@@ -297,7 +298,7 @@ func (s *sender) giveUp() {
 // post posts what fits and drops what can never be; it returns what is left.
 func (s *sender) post(q *sendQ, items []sendItem, now int64) []sendItem {
 	for len(items) > 0 {
-		taken, gone, err := q.post(items, now)
+		taken, gone, err := q.post(items, &s.work, now)
 		s.l.sent(q, items[:taken])
 		items = items[taken:]
 		switch {
@@ -451,7 +452,9 @@ func (l *Loop) sendOne(q *sendQ, p *Path, dst UDDest, t encap.EtherType, payload
 	if p != nil {
 		p.c.used.Store(now)
 	}
-	taken, gone, err := q.post(items[:], now)
+	l.one.Lock()
+	taken, gone, err := q.post(items[:], &l.oneWork, now)
+	l.one.Unlock()
 	switch {
 	case taken == 1:
 		l.sent(q, items[:])
