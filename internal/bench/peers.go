@@ -25,8 +25,11 @@ import (
 const (
 	// manyPeers are connected at the same time.
 	manyPeers = 1000
-	// somePeers are connected one after the other; the rest in a burst.
+	// somePeers are connected one after the other; the rest in two bursts.
 	somePeers = 100
+	// morePeers are connected after the first burst: more than an agent has receive
+	// buffers for UD (512), so each of them has been written to by then.
+	morePeers = 700
 	// farmGIDs are the GIDs that they share. An agent takes so many answers per
 	// second from one of them; hosts with a GID each would not come near it.
 	farmGIDs = 64
@@ -38,7 +41,7 @@ const (
 	setupRate   = "connections per second, one core"
 	setupCPU    = "agent's CPU per connection"
 	perConn     = "per idle connection"
-	heapConn    = "of that live on the heap"
+	heapConn    = "live heap per idle connection"
 	twoHosts    = "two hosts"
 	amongMany   = "one of 1000 peers"
 )
@@ -267,48 +270,68 @@ func (b *bench) setupRound(ctx context.Context, at place) error {
 	}
 	key := func(test, variant string) Key { return at.key(test, variant, oursRC) }
 
-	var took []float64
-	var before memory
+	var each []float64
 	for i := range somePeers {
 		time.Sleep(2 * time.Millisecond) // nothing is left of the one before
 		started, last, err := c.connect(ctx, i, i+1, 1)
 		if err != nil {
 			return err
 		}
-		took = append(took, float64(last-started[0])/1e6)
+		each = append(each, float64(last-started[0])/1e6)
 		if n := i + 1; n == 1 || n == somePeers {
+			m, err := readMemory(ctx, a)
+			if err != nil {
+				return err
+			}
+			b.r.add(key(testMemory, memoryName(n)), "KiB", m.resident/1024)
+		}
+	}
+	b.r.add(key(testSetup, firstPacket), "ms", quantile(each, 0.50))
+	b.r.add(key(testSetup, firstTail), "ms", quantile(each, 0.99))
+
+	var took time.Duration
+	var cpu time.Duration
+	var before memory
+	for i, to := range []int{morePeers, manyPeers} {
+		from := somePeers
+		if i > 0 {
+			from = morePeers
 			if before, err = readMemory(ctx, a); err != nil {
 				return err
 			}
-			b.r.add(key(testMemory, memoryName(n)), "KiB", before.resident/1024)
 		}
-	}
-	b.r.add(key(testSetup, firstPacket), "ms", quantile(took, 0.50))
-	b.r.add(key(testSetup, firstTail), "ms", quantile(took, 0.99))
-
-	cpu, err := processCPU(a.PID())
-	if err != nil {
-		return err
-	}
-	started, last, err := c.connect(ctx, somePeers, manyPeers, dialWindow)
-	if err != nil {
-		return err
-	}
-	cpuAfter, err := processCPU(a.PID())
-	if err != nil {
-		return err
+		d, used, err := c.burst(ctx, from, to, a.PID())
+		if err != nil {
+			return err
+		}
+		took, cpu = took+d, cpu+used
 	}
 	const burst = manyPeers - somePeers
-	b.r.add(key(testSetup, setupRate), "/s", burst/(float64(last-started[0])/1e9))
-	b.r.add(key(testSetup, setupCPU), "µs", float64((cpuAfter-cpu).Microseconds())/burst)
+	b.r.add(key(testSetup, setupRate), "/s", burst/took.Seconds())
+	b.r.add(key(testSetup, setupCPU), "µs", float64(cpu.Microseconds())/burst)
 	after, err := readMemory(ctx, a)
 	if err != nil {
 		return err
 	}
 	b.r.add(key(testMemory, memoryName(manyPeers)), "KiB", after.resident/1024)
-	b.r.add(key(testMemory, perConn), "KiB", (after.resident-before.resident)/burst/1024)
-	b.r.add(key(testMemory, heapConn), "KiB", (after.heap-before.heap)/burst/1024)
+	b.r.add(key(testMemory, perConn), "KiB", (after.resident-before.resident)/(manyPeers-morePeers)/1024)
+	b.r.add(key(testMemory, heapConn), "KiB", (after.heap-before.heap)/(manyPeers-morePeers)/1024)
 	return nil
+}
+
+// burst connects the peers from..to-1 and returns how long that took, and how much
+// processor time of the agent with this process ID.
+func (c *crowd) burst(ctx context.Context, from, to, agent int) (took, cpu time.Duration, err error) {
+	before, err := processCPU(agent)
+	if err != nil {
+		return 0, 0, err
+	}
+	started, last, err := c.connect(ctx, from, to, dialWindow)
+	if err != nil {
+		return 0, 0, err
+	}
+	after, err := processCPU(agent)
+	return time.Duration(last - started[0]), after - before, err
 }
 
 // A memory is what an agent uses, in octets.
