@@ -100,6 +100,7 @@ func (b *bench) run(ctx context.Context, matrix, only, dir string) (err error) {
 		return err
 	}
 	defer os.RemoveAll(b.dir)
+	sweepDead()
 	defer lab.Sweep(fmt.Sprintf("%s%d-", namePrefix, os.Getpid()))
 	b.started = time.Now()
 	b.r = Report{Version: schema, Started: b.started.UTC().Truncate(time.Second), Matrix: matrix, Rounds: b.rounds, Transfer: float64(b.seconds),
@@ -137,6 +138,17 @@ func (b *bench) run(ctx context.Context, matrix, only, dir string) (err error) {
 		return nil
 	}
 	return b.write(dir)
+}
+
+// sweepDead removes what runs that were killed left behind.
+func sweepDead() {
+	left, _ := filepath.Glob("/run/netns/" + namePrefix + "*")
+	for _, path := range left {
+		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), namePrefix), "-")
+		if _, err := os.Stat("/proc/" + pid); os.IsNotExist(err) {
+			lab.Sweep(filepath.Base(path))
+		}
+	}
 }
 
 // prepare gets the others ready, or says why they are missing.
@@ -292,13 +304,16 @@ func (b *bench) write(dir string) error {
 		os.WriteFile(filepath.Join(dir, "latest.md"), []byte(md.String()), 0o644))
 }
 
-// build asks the program what it is.
+// build asks the program what it is, and git where the tree stands that make has
+// just built it from.
 func (b *bench) build() string {
-	out, err := exec.Command(b.program, "--version").Output()
-	if err != nil {
-		return "unknown"
+	line := "unknown"
+	if out, err := exec.Command(b.program, "--version").Output(); err == nil {
+		line, _, _ = strings.Cut(string(out), "\n")
 	}
-	line, _, _ := strings.Cut(string(out), "\n")
+	if out, err := exec.Command("git", "describe", "--always", "--dirty").Output(); err == nil {
+		line += ", tree " + strings.TrimSpace(string(out))
+	}
 	return line
 }
 
