@@ -347,7 +347,7 @@ func testRCReset(e *env) {
 	// What was sent may come yet, and must not be taken for what is sent now: who
 	// uses a QPN again so soon takes other PSNs.
 	for _, n := range []*end{a, b} {
-		n.opt.psn ^= 0x400000
+		n.opt.again = 0x400000
 	}
 	a.to(b, verbs.StateInit, verbs.StateRTR, verbs.StateRTS)
 	b.to(a, verbs.StateInit, verbs.StateRTR, verbs.StateRTS)

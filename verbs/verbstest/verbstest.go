@@ -151,6 +151,7 @@ type options struct {
 	timeout              ib.Timeout
 	retry, rnrRetry      int // negative: 0
 	psn                  ib.PSN
+	again                ib.PSN // added when the QP is used again
 	qkey                 ib.QKey
 }
 
@@ -210,7 +211,7 @@ func (e *env) connected(opt options) (a, b *end) {
 	return a, b
 }
 
-func (n *end) psn() ib.PSN { return (n.opt.psn | ib.PSN(n.qp.QPN())) & ib.PSNMask }
+func (n *end) psn() ib.PSN { return ((n.opt.psn | ib.PSN(n.qp.QPN())) + n.opt.again) & ib.PSNMask }
 
 // attr returns the attributes for a connection to peer, those of UD if nil.
 func (n *end) attr(peer *end, s verbs.QPState) verbs.QPAttr {
