@@ -96,6 +96,7 @@ type Agent struct {
 	groups   map[ib.GID]time.Time
 	routes   *routeKeeper
 	counters counters
+	gone     string // what the provider said when its device went away for good
 
 	queries chan func()
 	hub     hub

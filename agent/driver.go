@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"slices"
@@ -8,6 +9,7 @@ import (
 
 	"ipoibcm/datapath"
 	"ipoibcm/hostnet"
+	"ipoibcm/ib"
 	"ipoibcm/ipoib"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -181,21 +183,46 @@ func (a *Agent) verbsEvent(ev verbs.Event) {
 }
 
 func (a *Agent) underlayChanged(ev verbs.Event) {
-	port := a.opt.Provider.Port()
-	if a.opt.GID.IsZero() && len(port.GIDs) > 0 && !slices.Contains(port.GIDs, a.link.GID) {
+	port := a.port()
+	if gid, ok := a.anotherGID(port); ok {
 		if len(a.opt.Peers) > 0 {
 			_ = a.loop.UDQP().DetachMulticast(a.link.GID) // gone with the address
 		}
-		a.link.GID = port.GIDs[0]
+		a.link.GID = gid
 		a.loop.SetGID(a.link.GID)
 		a.readdress()
 		if err := a.takeCopies(a.link.GID); err != nil {
 			a.log.Warn("underlay changed", "err", err)
 		}
+		port = a.port()
+	}
+	if ev.Kind == verbs.DeviceFatal {
+		a.gone = cmp.Or(ev.Text, "its device is gone")
 	}
 	a.log.Info("underlay changed", "event", ev.Kind, "active", port.Active, "gid", a.link.GID, "mtu", port.UnderMTU, "text", ev.Text)
 	a.hub.publish(a.event("agent", ev.Kind.String(), "underlay "+port.UnderlayIf+": "+ev.Text))
 	a.step(ipoib.UnderlayChanged{Link: a.link, PathMTU: port.MTU, Active: port.Active})
+}
+
+// anotherGID returns the GID to go on with where ours has gone. It is of the same
+// family: the groups of a link are, and an IPv4 address that outlives a link going
+// down is not what its hosts have agreed on.
+func (a *Agent) anotherGID(port verbs.Port) (ib.GID, bool) {
+	if !a.opt.GID.IsZero() || slices.Contains(port.GIDs, a.link.GID) {
+		return ib.GID{}, false
+	}
+	i := slices.IndexFunc(port.GIDs, func(g ib.GID) bool { return g.Is4() == a.link.GID.Is4() })
+	if i < 0 {
+		return ib.GID{}, false
+	}
+	return port.GIDs[i], true
+}
+
+// port returns the provider's port, which is of no use without our GID.
+func (a *Agent) port() verbs.Port {
+	p := a.opt.Provider.Port()
+	p.Active = p.Active && slices.Contains(p.GIDs, a.link.GID)
+	return p
 }
 
 func (a *Agent) hostEvent(ev hostnet.Event) {

@@ -27,12 +27,14 @@ func since(now, t time.Time) int64 {
 }
 
 func (a *Agent) viewStatus() control.Status {
-	s, port, now := a.m.Status(), a.opt.Provider.Port(), time.Now()
+	s, port, now := a.m.Status(), a.port(), time.Now()
 	notes, unfit := a.checkPort(port)
 	state := "up"
 	switch {
 	case !a.routes.link.Up:
 		state = "down"
+	case a.gone != "":
+		state = "device gone"
 	case !port.Active:
 		state = "underlay down"
 	case !s.Up:
@@ -97,7 +99,9 @@ func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) 
 	if unfit != nil {
 		w = append(w, unfit.Error())
 	}
-	if !active {
+	if a.gone != "" {
+		w = append(w, a.gone+": nothing is sent or received; once it is back, restart ipoibcmd")
+	} else if !active {
 		w = append(w, "the underlay is down or has lost its address")
 	}
 	for _, ad := range s.Addrs {

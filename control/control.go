@@ -80,7 +80,7 @@ type Status struct {
 // An Interface is the network interface the agent provides.
 type Interface struct {
 	Name           string    `json:"name"`
-	State          string    `json:"state"` // "up", "down" or "underlay down"
+	State          string    `json:"state"` // "up", "down", "underlay down" or "device gone"
 	Mode           string    `json:"mode"`  // policy: rc, uc, auto or ud
 	MTU            int       `json:"mtu"`   // device MTU
 	UDMTU          int       `json:"ud_mtu"`

@@ -22,6 +22,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -175,11 +176,13 @@ func (d *Device) openContext() error {
 func (d *Device) waitGID() error {
 	end := time.Now().Add(d.opts.addressWait())
 	for {
-		all, err := d.readGIDs()
+		all, soon, err := d.readGIDs()
 		if err != nil {
 			return err
 		}
-		if t := chooseGIDs(all, d.ifindex, d.opts.GID, ib.GID{}); len(t) > 0 {
+		// An IPv4 address is taken once there is nothing better to wait for.
+		t := chooseGIDs(all, d.ifindex, d.opts.GID, ib.GID{})
+		if len(t) > 0 && (!t[0].gid.Is4() || !d.opts.GID.IsZero() || !soon || time.Now().After(end)) {
 			d.port = t[0].port
 			break
 		}
@@ -258,18 +261,25 @@ func pollable(fd int, name string) (*os.File, error) {
 	return nil, fmt.Errorf("poll %s: %w", name, err)
 }
 
-// readGIDs reads the whole GID table.
-func (d *Device) readGIDs() ([]gidEntry, error) {
+// readGIDs reads the GID table, less what is no address of the underlay that can
+// be used by now. soon says that there will be more.
+func (d *Device) readGIDs() (all []gidEntry, soon bool, err error) {
+	addrs, tentative, err := d.monitor.addresses(d.ifindex)
+	if err != nil {
+		return nil, false, fmt.Errorf("addresses of %s: %w", d.opts.Underlay, err)
+	}
 	buf := make([]C.struct_shim_gid, maxGIDs)
 	n := int(C.shim_gids(d.ctx, &buf[0], maxGIDs))
 	if n < 0 {
-		return nil, fmt.Errorf("read the GIDs of %s: %w", d.name, syscall.Errno(-n))
+		return nil, false, fmt.Errorf("read the GIDs of %s: %w", d.name, syscall.Errno(-n))
 	}
-	var all []gidEntry
 	for _, g := range buf[:n] {
 		all = append(all, gidEntry{gid: *(*ib.GID)(unsafe.Pointer(&g.gid)), index: int(g.index), port: int(g.port), kind: int(g._type), ifindex: int(g.ifindex)})
 	}
-	return all, nil
+	all = withAddress(all, addrs)
+	have := chooseGIDs(all, d.ifindex, ib.GID{}, ib.GID{}).gids()
+	lacks := func(g ib.GID) bool { return !g.Is4() && !slices.Contains(have, g) }
+	return all, tentative || slices.ContainsFunc(addrs, lacks), nil
 }
 
 // A portState is the port at one moment. It is immutable.
@@ -280,7 +290,7 @@ type portState struct {
 
 // read returns the port's state, with prefer as the first GID if it is still there.
 func (d *Device) read(prefer ib.GID) (*portState, error) {
-	all, err := d.readGIDs()
+	all, _, err := d.readGIDs()
 	if err != nil {
 		return nil, err
 	}

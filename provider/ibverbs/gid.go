@@ -26,6 +26,13 @@ type gidEntry struct {
 // numbers change whenever an address does, so nobody keeps one.
 type gidTable []gidEntry
 
+// withAddress returns the entries whose address a network device has: the kernel
+// keeps a link-local GID made of the MAC in the table, whether or not anybody
+// would answer for it.
+func withAddress(all []gidEntry, has []ib.GID) []gidEntry {
+	return slices.DeleteFunc(slices.Clone(all), func(e gidEntry) bool { return !slices.Contains(has, e.gid) })
+}
+
 // chooseGIDs returns the RoCE v2 entries of the network device ifindex in the
 // order of preference: prefer if it is there, IPv6 link-local (it needs no
 // configuration and every host has one), other IPv6, IPv4. If only is not zero

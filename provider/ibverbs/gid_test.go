@@ -47,6 +47,16 @@ func TestChooseGIDs(t *testing.T) {
 	}
 }
 
+func TestWithAddress(t *testing.T) {
+	got := withAddress(table, []ib.GID{gid("10.0.0.1"), gid("fe80::2")})
+	if len(got) != 2 || got[0].index != 1 || got[1].index != 3 {
+		t.Errorf("%+v", got)
+	}
+	if len(table) != 9 {
+		t.Error("the table itself has changed")
+	}
+}
+
 func TestSourceGID(t *testing.T) {
 	own := chooseGIDs(table, 3, ib.GID{}, ib.GID{})
 	for _, tt := range []struct {

@@ -8,6 +8,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"runtime"
 	"syscall"
@@ -28,6 +29,9 @@ const (
 	// watchAgain is how often we look without being told: the removal of a device
 	// is told to those only who have it open and whose driver can let go.
 	watchAgain = time.Second
+	// dumpRetries bounds how often a list of addresses that changed while it was
+	// read is read again.
+	dumpRetries = 10
 )
 
 // A monitor hears of changes of links and addresses, in the network namespace that
@@ -58,6 +62,30 @@ func newMonitor() (*monitor, error) {
 		return nil, fmt.Errorf("watch links and addresses: %w", err)
 	}
 	return m, nil
+}
+
+// addresses returns those of a network device that packets are received for, and
+// whether there is an IPv6 one that will be.
+func (m *monitor) addresses(ifindex int) (gids []ib.GID, tentative bool, err error) {
+	link := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}
+	for range dumpRetries {
+		var list []netlink.Addr
+		if list, err = m.handle.AddrList(link, netlink.FAMILY_ALL); errors.Is(err, netlink.ErrDumpInterrupted) {
+			continue
+		}
+		for _, a := range list {
+			addr, ok := netip.AddrFromSlice(a.IP)
+			switch {
+			case !ok || a.Flags&unix.IFA_F_DADFAILED != 0:
+			case a.Flags&unix.IFA_F_TENTATIVE != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0:
+				tentative = true
+			default:
+				gids = append(gids, ib.GIDFromAddr(addr.Unmap()))
+			}
+		}
+		break
+	}
+	return gids, tentative, err
 }
 
 // poke has the watcher look.

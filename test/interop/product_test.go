@@ -228,10 +228,11 @@ func (n *node) up(args ...string) {
 	if n.agent, err = n.start(append(argv, args...)...); err != nil {
 		n.t.Fatal(err)
 	}
-	n.t.Cleanup(func() {
-		n.agent.Kill()
-		if n.t.Failed() {
-			n.t.Logf("agent on %s:\n%s", n.name, n.agent.Output())
+	t, agent := n.t, n.agent
+	t.Cleanup(func() {
+		agent.Kill()
+		if t.Failed() {
+			t.Logf("agent on %s:\n%s", n.name, agent.Output())
 		}
 	})
 	n.until("the interface is up", func() error {

@@ -268,8 +268,9 @@ func TestReceiveMTUMismatch(t *testing.T) {
 func TestUnderlayDownAndUp(t *testing.T) {
 	parallel(t)
 	s := newSegment(t, topology{})
-	s.start()
 	a, b := s.hosts[0], s.hosts[1]
+	s.must(a.AddAddr(underlay, "192.168.7.1/24")) // stays when the link goes down, and is no GID of this link
+	s.start()
 	a.connect(b, "RC")
 	for range 2 {
 		s.must(a.Down(underlay))

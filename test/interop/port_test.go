@@ -1,0 +1,128 @@
+package interop
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/test/interop/vm"
+)
+
+// TestPortChanges takes from an agent on rxe0 what it stands on, and gives it back:
+// the address, the MTU, the link, and at last the device.
+func TestPortChanges(t *testing.T) {
+	img, dir := productImage(t)
+	seg := vm.NewSegment()
+	t.Cleanup(seg.Close)
+	host, err := lab.NewHost(fmt.Sprintf("%s%d-port", namePrefix, os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { host.Close() })
+	if err := seg.AddHost(host, "eth0", mac(0xfe), 5000); err != nil {
+		t.Fatal(err)
+	}
+	g := guestWith(t, seg, img, 1, 5000, "ib_umad")
+	a, b := hostNode(t, host, dir, 2), guestNode(t, g, 1)
+	p := &pairing{a: a, b: b, ipv6: true, path: "gsi", ud: 2044}
+	a.up(p.args(a, "rc")...)
+	b.up(p.args(b, "rc")...)
+	p.meet()
+
+	t.Run("another GID", func(t *testing.T) {
+		a.t, b.t = t, t
+		old := b.status().Interface.GID
+		sh(t, g, "/usr/bin/ip addr add fe80::77/64 dev eth0 nodad; /usr/bin/ip addr del "+guestIPv6+"/64 dev eth0")
+		b.until("the GID is the new address", func() error {
+			s := b.status()
+			if s.Interface.GID == old || !slices.Contains(s.Underlay.GIDs, s.Interface.GID) || !strings.Contains(s.Interface.GID, "77") {
+				return fmt.Errorf("it is %s of %v", s.Interface.GID, s.Underlay.GIDs)
+			}
+			return nil
+		})
+		p.meet()
+	})
+	t.Run("another MTU", func(t *testing.T) {
+		a.t, b.t = t, t
+		warned := func(want bool) func() error {
+			return func() error {
+				s := b.status()
+				got := strings.Contains(strings.Join(s.Warnings, "\n"), "UD MTU 2044 needs an IB path MTU of 2048, the device has 1024")
+				if got != want {
+					return fmt.Errorf("path MTU %d, warnings %q", s.Underlay.PathMTU, s.Warnings)
+				}
+				return nil
+			}
+		}
+		sh(t, g, "/usr/bin/ip link set eth0 mtu 1500")
+		b.until("a warning", warned(true))
+		sh(t, g, "/usr/bin/ip link set eth0 mtu 5000")
+		b.until("no warning", warned(false))
+		p.meet()
+	})
+	t.Run("link down and up", func(t *testing.T) {
+		a.t, b.t = t, t
+		sh(t, g, "/usr/bin/ip link set eth0 down")
+		b.state("underlay down")
+		sh(t, g, "/usr/bin/ip link set eth0 up")
+		b.state("up")
+		p.meet()
+	})
+	t.Run("the device is removed", func(t *testing.T) {
+		a.t, b.t = t, t
+		// It takes until the agent has let go.
+		sh(t, g, "rdma link delete rxe0")
+		b.state("device gone")
+		if w := strings.Join(b.status().Warnings, "\n"); !strings.Contains(w, "RDMA device rxe0 was removed: nothing is sent or received; once it is back, restart ipoibcmd") {
+			t.Errorf("warnings: %q", w)
+		}
+		if _, err := b.run(trafficProgram, "ping", a.v4(), "100"); err == nil {
+			t.Error("a ping goes through a device that is not there")
+		}
+		a.until("the peer notices", func() error {
+			if _, err := a.run(trafficProgram, "ping", b.v4(), "100"); err == nil {
+				return errors.New("it still answers")
+			}
+			return nil
+		})
+		sh(t, g, "rdma link add rxe0 type rxe netdev eth0")
+		b.state("device gone")
+		b.end("TERM")
+		b.up(b.args...)
+		p.meet()
+	})
+}
+
+// meet shows that the two ends are connected and a full packet goes both ways.
+func (p *pairing) meet() {
+	p.a.t.Helper()
+	for i, dst := range p.addrs(p.b) {
+		p.a.reach(dst, 100)
+		p.a.connected("RC", p.path)
+		p.a.reach(dst, maxMTU)
+		p.b.reach(p.addrs(p.a)[i], maxMTU)
+	}
+}
+
+// state waits until the interface has that state.
+func (n *node) state(want string) {
+	n.t.Helper()
+	n.until("the state is "+want, func() error {
+		if s := n.status().Interface.State; s != want {
+			return fmt.Errorf("it is %s", s)
+		}
+		return nil
+	})
+}
+
+// sh runs a line of shell in the guest.
+func sh(t *testing.T, g *vm.VM, line string) {
+	t.Helper()
+	if _, err := g.Sh(patience, line); err != nil {
+		t.Fatal(err)
+	}
+}
