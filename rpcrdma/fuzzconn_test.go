@@ -11,11 +11,12 @@ import (
 // every call once, says nothing after Close but what tidies up, sends no more
 // than it may, and writes only to memory that a call has offered.
 func FuzzConn(f *testing.F) {
-	f.Add(byte(1), unhex("00"+"06"+"0a"+"0b00"+"0c01"+"01"+"0d"))
-	f.Add(byte(0), append(append([]byte{0, 14, 76}, unhex(vecNullCall2)...), 8, 9, 3))
-	f.Add(byte(2), append(append([]byte{0, 14, byte(len(vecChunks)/2 + 8)}, unhex(vecChunks+"1122334400000000")...), 7, 8))
-	f.Add(byte(1), append(append([]byte{0, 6, 15, 28}, unhex(vecVers11)...), 1, 10, 11))
-	f.Add(byte(5), append(append([]byte{0, 4, 11, 15, 32}, unhex(vecCantReply)...), 5, 2))
+	f.Add(byte(1), unhex("00"+"0600"+"0f0000"+"0400"+"0b00"+"0b01"+"0f0001"))
+	f.Add(byte(0), unhex("00"+"100001"+"0805"+"0a"+"0300"+"0f0000"))
+	f.Add(byte(12), unhex("00"+"10ff00"+"07000700"+"0800"+"10f301"+"0700"+"0801"))
+	f.Add(byte(3), unhex("00"+"110109"+"0f0000"+"0500"+"0b00"+"110305"))
+	f.Add(byte(1), unhex("00"+"0304"+"0f0000"+"0400"+"0b100b110b12"+"0f1200"+"0304"+"01ff"+"0f0000"))
+	f.Add(byte(4), append([]byte{0, 14, 76}, unhex(vecNullCall2)...))
 	f.Fuzz(func(t *testing.T, mode byte, in []byte) {
 		o := Options{Client: mode&1 != 0, Program: uint32(mode >> 1 & 1), RecvInv: mode&4 != 0, SendInv: mode&8 != 0,
 			Silent: mode&16 != 0, BackwardChunks: mode&32 != 0, Ask: 3, Grant: 2, MaxLong: 8192, MaxCalls: 6, OptTypes: []uint32{7}}
@@ -26,7 +27,7 @@ func FuzzConn(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := fuzzDriver{t: t, c: c, now: t0, open: map[uint64]bool{}}
+		d := fuzzDriver{t: t, c: c, now: t0, open: map[uint64]bool{}, bufs: map[RegID][]byte{}}
 		for len(in) > 0 && d.steps < 400 {
 			in = d.next(in)
 		}
@@ -50,8 +51,10 @@ type fuzzDriver struct {
 	regs    []Register
 	reads   []Read
 	serves  []Serve
-	offered Chunk // by every call so far
-	last    XID   // that we have sent
+	offered Chunk  // by every call so far
+	last    Header // of the last message that was sent and is no error
+	option  bool   // it is an OPTIONAL
+	bufs    map[RegID][]byte
 	closed  bool
 }
 
@@ -65,12 +68,15 @@ func (d *fuzzDriver) next(in []byte) []byte {
 		in = in[1:]
 		return int(v)
 	}
-	switch op := arg() % 17; op {
+	switch op := arg() % 19; op {
 	case 0:
 		d.step(Connected{unhex("f6ab0e1801010307")})
 	case 1:
 		d.now = d.now.Add(time.Duration(arg()) * 100 * time.Millisecond)
 		d.step(Wake{})
+		if dl := d.c.Deadline(); !dl.IsZero() && !dl.After(d.now) {
+			d.t.Fatalf("deadline %v stays at %v", dl, d.now)
+		}
 	case 2:
 		d.step(Disconnected{errors.New("x")})
 	case 3, 4, 5, 6:
@@ -92,8 +98,8 @@ func (d *fuzzDriver) next(in []byte) []byte {
 		if i := arg(); len(d.reads) > 0 {
 			r := d.reads[i%len(d.reads)]
 			data := rpc(max(0, r.Len-40))[:r.Len]
-			if len(data) >= 4 {
-				binary.BigEndian.PutUint32(data, 0x11223344)
+			if len(d.c.served) > 0 && len(data) >= 4 && i&1 == 0 {
+				binary.BigEndian.PutUint32(data, uint32(d.c.served[0].h.XID))
 			}
 			ev := ReadDone{Read: r.Read, Data: data}
 			if i > 250 {
@@ -126,28 +132,114 @@ func (d *fuzzDriver) next(in []byte) []byte {
 			if i > 250 {
 				ev = Registered{Reg: r.Reg, Err: errors.New("x")}
 			}
+			d.bufs[r.Reg] = ev.Buf
 			d.step(ev)
 		}
 	case 12:
 		d.step(Cancel{uint64(arg())})
 	case 13:
 		d.step(SetGrant{arg()})
-	default: // a message, as it is or with our last XID
+	case 14: // octets
 		n := min(arg(), len(in))
-		data := append([]byte(nil), in[:n]...)
+		d.hear(append([]byte(nil), in[:n]...), 0)
 		in = in[n:]
-		if op >= 15 && n >= 4 {
-			binary.BigEndian.PutUint32(data, uint32(d.last))
+	case 15: // an answer to what was sent last, with a word changed
+		d.hear(d.reply(arg()), arg())
+	case 16: // a call
+		d.hear(d.call(arg()), arg())
+	case 17: // an error
+		code, n := arg(), arg()
+		e := Header{XID: d.last.XID, Vers: d.last.Vers, Credit: uint32(n & 7), Proc: ProcERROR,
+			Error: TransportError{Code: ErrCode(code & 7), Low: Version(code >> 3 & 3), High: Version(code >> 5), Processed: n&64 != 0, SegmentIndex: uint32(n & 3), LengthNeeded: uint32(n) * 64}}
+		if e.Error.Code == ErrBadXDR || e.Vers == 1 && e.Error.Code > ErrBadXDR {
+			e.Error = TransportError{Code: ErrBadXDR}
 		}
-		if h, _, err := ParseHeader(data); err == nil {
-			for _, w := range h.Writes {
-				d.offered = append(d.offered, w...)
-			}
-			d.offered = append(d.offered, h.Reply...)
+		if b, err := e.AppendBinary(nil); err == nil {
+			d.hear(b, 0)
 		}
-		d.step(Recv{Data: data, WithInv: op == 16, Invalidated: uint32(n)})
+	case 18:
+		if i := arg(); len(d.regs) > 0 {
+			d.step(ReleaseFailed{d.regs[i%len(d.regs)].Reg})
+		}
 	}
 	return in
+}
+
+// reply answers the last call that was sent; how says what is written.
+func (d *fuzzDriver) reply(how int) []byte {
+	h := d.last
+	h.Direction, h.Reads, h.Proc = DirReply, nil, ProcMSG
+	if h.Vers == 1 {
+		h.Direction = DirCall
+	}
+	for i, w := range h.Writes {
+		h.Writes[i], _ = w.fill(how * 8)
+	}
+	payload := (&RPCReply{XID: h.XID}).Append(nil)
+	if h.Reply != nil && how&1 != 0 {
+		h.Proc = ProcNOMSG
+		h.Reply, _ = h.Reply.fill(len(payload))
+		for _, r := range d.regs {
+			if b := d.bufs[r.Reg]; r.Data == nil && len(b) >= len(payload) {
+				copy(b, payload)
+			}
+		}
+		payload = nil
+	} else if h.Reply != nil {
+		h.Reply, _ = h.Reply.fill(0)
+	}
+	if d.option {
+		h.Proc, h.OptType = ProcOPTIONAL, 7
+	}
+	b, _ := h.AppendBinary(nil)
+	return append(b, payload...)
+}
+
+// call is one of the peer's; how has a bit for each of its parts.
+func (d *fuzzDriver) call(how int) []byte {
+	h := Header{XID: XID(d.steps), Vers: Version(1 + how&1), Credit: uint32(how)}
+	payload := (&RPCCall{XID: h.XID, Prog: 1}).Append(nil)
+	if how&2 != 0 {
+		h.Proc = ProcNOMSG
+		h.Reads = append(h.Reads, ReadSegment{0, Segment{1, uint32(len(payload)), 64}})
+	}
+	if how&4 != 0 {
+		h.Reads = append(h.Reads, ReadSegment{40, Segment{2, 33, 640}}, ReadSegment{40, Segment{3, 33, 640}})
+	}
+	if how&8 != 0 {
+		h.Writes = []Chunk{{{4, 100, 64}, {5, 200, 64}}, {}, {{6, 3, 0}}}
+	}
+	if how&16 != 0 {
+		h.Reply = Chunk{{7, uint32(how) * 20, 0}, {8, 1000, 0}}
+	}
+	if how&32 != 0 && h.Vers == 2 && h.HasChunks() {
+		h.Handles(func(x uint32) bool { h.InvHandle = x; return how&64 != 0 })
+	}
+	if how&2 != 0 {
+		payload = nil
+	}
+	b, err := h.AppendBinary(nil)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return append(b, payload...)
+}
+
+// hear receives a message of which a word is changed unless how is zero.
+func (d *fuzzDriver) hear(data []byte, how int) {
+	if n := len(data) / 4; how != 0 && n > 0 {
+		copy(data[how%n*4:], words([]uint32{0, 1, 2, 3, 4, 5, 65, 0xffffffff}[how/n&7]))
+	}
+	if h, _, err := ParseHeader(data); err == nil {
+		for _, w := range append(h.Writes, h.Reply) {
+			d.offered = append(d.offered, w...)
+		}
+	}
+	ev := Recv{Data: data}
+	if d.last.InvHandle != 0 && how&1 == 0 {
+		ev.WithInv, ev.Invalidated = true, d.last.InvHandle
+	}
+	d.step(ev)
 }
 
 func (d *fuzzDriver) step(ev Event) {
@@ -165,7 +257,10 @@ func (d *fuzzDriver) step(ev Event) {
 			if h.Credit == 0 {
 				d.t.Fatal("no credits") // V2-R1-2
 			}
-			d.last = h.XID
+			if h.Proc != ProcERROR {
+				d.last, d.option = h, h.Proc == ProcOPTIONAL
+				d.last.OptInfo = nil
+			}
 		case Register:
 			d.regs = append(d.regs, a)
 		case Read:

@@ -232,10 +232,16 @@ func (c *Conn) wake(dst []Action, now time.Time) []Action {
 	if !c.negotiated.IsZero() && !now.Before(c.negotiated) {
 		for _, k := range c.calls {
 			if k.state == callSent {
-				return c.assumeOne(dst, now, k, fault(ReasonTimeout, "of the first message"))
+				dst = c.assumeOne(dst, now, k, fault(ReasonTimeout, "of the first message"))
+				break
 			}
 		}
-		c.negotiated = time.Time{}
+		if c.state != connUp {
+			return dst
+		}
+		if !c.negotiated.After(now) {
+			c.negotiated = time.Time{}
+		}
 	}
 	for i := 0; i < len(c.calls); {
 		k := c.calls[i]
