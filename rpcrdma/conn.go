@@ -82,14 +82,15 @@ func (c *Conn) Private() []byte {
 }
 
 // RecvBuffers returns how many receive buffers the connection needs, and their
-// size in octets. Whatever is agreed later, no message that a peer may send is
-// larger (draft sections 2.3 and 6.2).
+// size in octets: one for each message that a peer may send by its credits and
+// ours, and one for the answer to a first message that was given up. Whatever is
+// agreed later, none is larger (draft sections 2.3 and 6.2).
 func (c *Conn) RecvBuffers() (count, size int) {
 	size = c.own.RecvSize
 	if c.opts.maxVersion() >= Version2 {
 		size = max(size, DefaultInline2)
 	}
-	return c.opts.ask() + c.opts.grant(), size
+	return c.opts.ask() + c.opts.grant() + 1, size
 }
 
 // SendBuffers returns how many messages may be on their way at a time, and how

@@ -237,7 +237,7 @@ func TestFirstReply(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n, size := c.RecvBuffers(); size < DefaultInline2 || n != 34 {
+		if n, size := c.RecvBuffers(); size < DefaultInline2 || n != 35 {
 			t.Errorf("%+v: %d buffers of %d", o, n, size)
 		}
 	}
