@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -12,6 +13,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"ipoibcm/control"
 	"ipoibcm/doctor"
@@ -140,7 +144,7 @@ func TestDoctorFindings(t *testing.T) {
 			fails: []string{doctor.Address}, says: "ip addr add"},
 		{name: "GID of another", args: []string{"--gid", "fe80::1:2:3"}, fails: []string{doctor.GID}, says: "leave gid empty"},
 		{name: "MTU too small", top: topology{ipv4: true, mtu: 1500}, fails: []string{doctor.MTU}, says: "--ud-mtu 1444"},
-		{name: "no such provider", args: []string{"--provider", "nosuch"}, fails: []string{doctor.Provider, doctor.RDMADevices}, says: "nosuch"},
+		{name: "provider of the other binary", prepare: func(t *testing.T, h *host) { h.usable() }, args: []string{"--provider", "ibverbs"}, fails: []string{doctor.Provider, doctor.RDMADevices}, says: "ipoibcmd-ibverbs"},
 		{name: "name taken", args: []string{"--name", underlay}, fails: []string{doctor.TUN}, says: "choose another --name"},
 		{name: "no directory for the socket", args: []string{"--control", "/dev/null/ibcm0.sock"}, fails: []string{doctor.Control}, says: "choose another --control"},
 		{name: "IPv6 address without IPv6", prepare: func(t *testing.T, h *host) {
@@ -213,4 +217,22 @@ func TestDoctorUsage(t *testing.T) {
 	if d, code = h.examined("", h.args()...); code != 0 || !slices.Contains(withStatus(d, control.CheckWarn), doctor.Settings) {
 		t.Errorf("overlapping prefixes: exit status %d, %+v", code, d.Checks)
 	}
+}
+
+// usable waits until the underlay's link-local address is not tentative any more.
+func (h *host) usable() {
+	h.seg.Helper()
+	h.seg.eventually(patience, "the underlay has a usable address", func() error {
+		l, err := h.Link(underlay)
+		if err != nil {
+			return err
+		}
+		addrs, err := h.Netlink().AddrList(l, netlink.FAMILY_V6)
+		for _, a := range addrs {
+			if a.IP.IsLinkLocalUnicast() && a.Flags&unix.IFA_F_TENTATIVE == 0 {
+				return nil
+			}
+		}
+		return fmt.Errorf("%v, %v", addrs, err)
+	})
 }
