@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"ipoibcm/cm"
 	"ipoibcm/ib"
@@ -30,9 +31,7 @@ func (p *Port) Listen(port uint16) (*Listener, error) {
 		return nil, ErrInUse
 	}
 	p.listeners[l.id] = l
-	for _, g := range p.opt.Provider.Port().GIDs {
-		p.step(cm.Listen{ServiceID: l.id, GID: g})
-	}
+	p.follow()
 	return l, nil
 }
 
@@ -45,7 +44,7 @@ func (l *Listener) Close() {
 		return
 	}
 	delete(p.listeners, l.id)
-	for _, g := range p.opt.Provider.Port().GIDs {
+	for _, g := range p.gids {
 		p.step(cm.Unlisten{ServiceID: l.id, GID: g})
 	}
 	close(l.requests)
@@ -146,12 +145,11 @@ func (r *Request) Begin(s Setup) (*Conn, error) {
 	p.conns[c.handle], p.byQPN[s.QP.QPN()] = c, c
 	p.step(cm.Accept{Handle: r.handle, QPN: s.QP.QPN(), StartingPSN: c.psn, RNRRetry: s.RNRRetry,
 		ResponderResources: params.ResponderResources, InitiatorDepth: params.InitiatorDepth, PrivateData: s.Private})
-	gone := true // the request may have died while its user thought
-	for _, i := range p.manager.Conns() {
-		gone = gone && i.Handle != r.handle
-	}
-	if gone {
-		p.ended(c, errors.New("rdmacm: the peer has given up"))
+	// The request may have died while its user thought. Its record may still be
+	// there, for repeats of the REQ, but tells of no end any more.
+	taken := slices.ContainsFunc(p.manager.Conns(), func(i cm.ConnInfo) bool { return i.Handle == r.handle && i.State == cm.StateREPSent })
+	if !taken && p.conns[c.handle] == c {
+		p.ended(c, errors.New("rdmacm: the peer has given up, or the answer came too late"))
 	}
 	p.unlock()
 	p.rouse()

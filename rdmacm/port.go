@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -55,6 +56,7 @@ type Port struct {
 	conns     map[cm.Handle]*Conn
 	byQPN     map[ib.QPN]*Conn
 	listeners map[serviceid.ID]*Listener
+	gids      []ib.GID // where the listeners listen
 	closed    bool
 	tell      []func() // to be called when mu is free
 }
@@ -183,11 +185,7 @@ func (p *Port) Event(ev verbs.Event) {
 		}
 	case verbs.GIDChange:
 		p.mu.Lock()
-		for id := range p.listeners {
-			for _, g := range p.opt.Provider.Port().GIDs {
-				p.step(cm.Listen{ServiceID: id, GID: g})
-			}
-		}
+		p.follow()
 		p.unlock()
 	case verbs.QPFatal:
 		p.mu.Lock()
@@ -195,6 +193,23 @@ func (p *Port) Event(ev verbs.Event) {
 		p.mu.Unlock()
 		if c != nil {
 			c.Close()
+		}
+	}
+}
+
+// follow has the listeners listen at the GIDs that the device has now, and at no
+// others, with mu held.
+func (p *Port) follow() {
+	old := p.gids
+	p.gids = p.opt.Provider.Port().GIDs
+	for id := range p.listeners {
+		for _, g := range old {
+			if !slices.Contains(p.gids, g) {
+				p.step(cm.Unlisten{ServiceID: id, GID: g})
+			}
+		}
+		for _, g := range p.gids {
+			p.step(cm.Listen{ServiceID: id, GID: g})
 		}
 	}
 }

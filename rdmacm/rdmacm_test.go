@@ -16,6 +16,7 @@ import (
 	"ipoibcm/provider/softroce"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
+	"ipoibcm/wire/mad"
 )
 
 const patience = 10 * time.Second
@@ -300,6 +301,91 @@ func TestWaitingIsBounded(t *testing.T) {
 	b.Port.mu.Unlock()
 	if len(l.requests) != MaxWaiting {
 		t.Errorf("%d requests wait", len(l.requests))
+	}
+}
+
+// fickle is a provider whose GIDs change.
+type fickle struct {
+	verbs.Provider
+	gids []ib.GID
+}
+
+func (f *fickle) Port() verbs.Port {
+	p := f.Provider.Port()
+	p.GIDs = f.gids
+	return p
+}
+
+// A listener listens at the GIDs that there are, and forgets those that there
+// were: as many as come and go in the life of a device would be without bound.
+func TestGIDsChange(t *testing.T) {
+	b := newSide(t, 1)
+	f := &fickle{b.dev, []ib.GID{gidOf(addrs[0]), gidOf(addrs[1])}}
+	p, err := Open(Options{Provider: f, Shared: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	l, err := p.Listen(9)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(g ib.GID) bool {
+		req := mad.REQ{ServiceID: serviceid.RDMAIP(9)}
+		m := &verbs.MAD{Remote: gidOf(addrs[0]), Local: g}
+		if _, err := req.AppendBinary(m.Data[:0]); err != nil {
+			t.Fatal(err)
+		}
+		return p.Concerns(m)
+	}
+	first, second, third := gidOf(addrs[0]), gidOf(addrs[1]), gidOf(netip.MustParseAddr("127.0.0.3"))
+	if !at(first) || !at(second) || at(third) {
+		t.Error("it does not listen where it should")
+	}
+	f.gids = []ib.GID{second, third}
+	p.Event(verbs.Event{Kind: verbs.GIDChange})
+	if at(first) || !at(second) || !at(third) {
+		t.Error("it does not follow the GIDs")
+	}
+	f.gids = []ib.GID{first} // which nobody has told yet
+	l.Close()
+	if at(first) || at(second) || at(third) {
+		t.Error("it listens after Close")
+	}
+}
+
+// A request that the CM has given up, and keeps for repeats of the REQ, makes no
+// connection that nobody ever ends.
+func TestAnswerTooLate(t *testing.T) {
+	a, b := pair(t)
+	l, err := b.Listen(9)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dialed := make(chan error, 1)
+	go func() {
+		_, err := a.Dial(within(t), addrs[1], 9, Setup{QP: a.qp()})
+		dialed <- err
+	}()
+	r, err := l.Next(within(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.do(cm.Disconnect{Handle: r.handle}) // as when time runs out
+	c, err := r.Begin(Setup{QP: b.qp()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ends(t, c) == nil {
+		t.Error("no error")
+	}
+	b.Port.mu.Lock()
+	defer b.Port.mu.Unlock()
+	if n, m := len(b.conns), len(b.byQPN); n+m != 0 {
+		t.Errorf("%d connections and %d queue pairs are still known", n, m)
+	}
+	if <-dialed == nil {
+		t.Error("a connection")
 	}
 }
 
