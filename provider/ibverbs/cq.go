@@ -103,6 +103,13 @@ func (c *cq) arm() bool {
 	return c.h != nil && C.shim_arm(c.h) == 0
 }
 
+// is reports whether h is the device's name for the queue.
+func (c *cq) is(h *C.struct_ibv_cq) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.h == h
+}
+
 // Wait implements [verbs.CQ]. What completes before arm is found by the second
 // look, what completes after it makes an event.
 func (c *cq) Wait() error {

@@ -79,6 +79,7 @@ type Device struct {
 	gen     atomic.Uint32 // of QPs, and numbers of SRQs
 	wg      sync.WaitGroup
 
+	create  sync.Mutex // held by CreateQP: two would lock each other's completion queues
 	mu      sync.RWMutex
 	qps     map[ib.QPN]*qp
 	cqs     map[*cq]struct{}

@@ -78,6 +78,18 @@ func (d *Device) CreateQP(init verbs.QPInit) (verbs.QP, error) {
 	q := &qp{dev: d, transport: init.Transport, sendCQ: send, recvCQ: recv, gen: d.gen.Add(1) & 0x3fffffff}
 	sendDepth, recvDepth := max(1, init.SendDepth), max(1, init.RecvDepth)
 	sendSGE, recvSGE := max(1, init.MaxSendSGE), max(1, init.MaxRecvSGE)
+	// Those that poll take a completion queue's lock, then the SRQ's.
+	d.create.Lock()
+	defer d.create.Unlock()
+	send.mu.Lock()
+	defer send.mu.Unlock()
+	if recv != send {
+		recv.mu.Lock()
+		defer recv.mu.Unlock()
+	}
+	if send.h == nil || recv.h == nil {
+		return nil, verbs.ErrClosed
+	}
 	var shared *C.struct_ibv_srq
 	if init.SRQ != nil {
 		s, ok := init.SRQ.(*srq)
@@ -100,15 +112,6 @@ func (d *Device) CreateQP(init verbs.QPInit) (verbs.QP, error) {
 	q.send = newRing(sendDepth, 0)
 	q.sendWRs = make([]C.struct_shim_send, 0, batchLen)
 	q.sendSGEs = make([]C.struct_ibv_sge, 0, batchLen*sendSGE+1)
-	send.mu.Lock()
-	defer send.mu.Unlock()
-	if recv != send {
-		recv.mu.Lock()
-		defer recv.mu.Unlock()
-	}
-	if send.h == nil || recv.h == nil {
-		return nil, verbs.ErrClosed
-	}
 	sendWR, recvWR := C.uint32_t(sendDepth), C.uint32_t(recvDepth)
 	h, err := C.shim_create_qp(d.pd, kind, send.h, recv.h, shared, &sendWR, &recvWR, C.uint32_t(sendSGE), C.uint32_t(recvSGE))
 	if h == nil {

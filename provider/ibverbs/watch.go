@@ -250,14 +250,14 @@ func (d *Device) asyncEvent(event int, qpn ib.QPN, h *C.struct_ibv_cq) {
 		d.mu.RLock()
 		var users []*qp
 		for _, q := range d.qps {
-			if q.sendCQ.h == h || q.recvCQ.h == h {
-				users = append(users, q)
-			}
+			users = append(users, q)
 		}
 		d.mu.RUnlock()
 		for _, q := range users {
-			q.died(verbs.GeneralError, "a completion queue overflowed")
-			q.flush()
+			if q.sendCQ.is(h) || q.recvCQ.is(h) {
+				q.died(verbs.GeneralError, "a completion queue overflowed")
+				q.flush()
+			}
 		}
 	case asyncPort:
 		d.monitor.poke()

@@ -25,6 +25,7 @@ func build(t *testing.T, args ...string) {
 // TestVerbsOnRXE runs the suite of every provider over libibverbs, between two
 // Soft-RoCE devices of one guest, on both ends of a veth pair.
 func TestVerbsOnRXE(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	base := image(t)
 	dir := t.TempDir()
 	program := filepath.Join(dir, "ibverbs.test")

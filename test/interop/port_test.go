@@ -15,6 +15,7 @@ import (
 // TestPortChanges takes from an agent on rxe0 what it stands on, and gives it back:
 // the address, the MTU, the link, and at last the device.
 func TestPortChanges(t *testing.T) {
+	t.Parallel()
 	img, dir := productImage(t)
 	seg := vm.NewSegment()
 	t.Cleanup(seg.Close)
@@ -28,10 +29,13 @@ func TestPortChanges(t *testing.T) {
 	}
 	g := guestWith(t, seg, img, 1, 5000, "ib_umad")
 	a, b := hostNode(t, host, dir, 2), guestNode(t, g, 1)
+	if out, err := b.run(append([]string{productProgram, "doctor"}, b.provider...)...); err != nil {
+		t.Errorf("doctor: %v\n%s", err, out)
+	}
 	p := &pairing{a: a, b: b, ipv6: true, path: "gsi", ud: 2044}
 	a.up(p.args(a, "rc")...)
 	b.up(p.args(b, "rc")...)
-	p.meet()
+	p.meet("rc")
 
 	t.Run("another GID", func(t *testing.T) {
 		a.t, b.t = t, t
@@ -44,7 +48,7 @@ func TestPortChanges(t *testing.T) {
 			}
 			return nil
 		})
-		p.meet()
+		p.meet("rc")
 	})
 	t.Run("another MTU", func(t *testing.T) {
 		a.t, b.t = t, t
@@ -62,7 +66,7 @@ func TestPortChanges(t *testing.T) {
 		b.until("a warning", warned(true))
 		sh(t, g, "/usr/bin/ip link set eth0 mtu 5000")
 		b.until("no warning", warned(false))
-		p.meet()
+		p.meet("rc")
 	})
 	t.Run("link down and up", func(t *testing.T) {
 		a.t, b.t = t, t
@@ -70,7 +74,7 @@ func TestPortChanges(t *testing.T) {
 		b.state("underlay down")
 		sh(t, g, "/usr/bin/ip link set eth0 up")
 		b.state("up")
-		p.meet()
+		p.meet("rc")
 	})
 	t.Run("the device is removed", func(t *testing.T) {
 		a.t, b.t = t, t
@@ -93,19 +97,8 @@ func TestPortChanges(t *testing.T) {
 		b.state("device gone")
 		b.end("TERM")
 		b.up(b.args...)
-		p.meet()
+		p.meet("rc")
 	})
-}
-
-// meet shows that the two ends are connected and a full packet goes both ways.
-func (p *pairing) meet() {
-	p.a.t.Helper()
-	for i, dst := range p.addrs(p.b) {
-		p.a.reach(dst, 100)
-		p.a.connected("RC", p.path)
-		p.a.reach(dst, maxMTU)
-		p.b.reach(p.addrs(p.a)[i], maxMTU)
-	}
 }
 
 // state waits until the interface has that state.

@@ -94,6 +94,7 @@ type node struct {
 	name     string
 	provider []string // arguments of run
 	number   int      // of its addresses
+	socket   string   // control socket
 	start    func(argv ...string) (proc, error)
 
 	agent proc
@@ -102,13 +103,13 @@ type node struct {
 
 // guestNode runs agents on rxe0 of a guest, which does not load ib_cm by itself.
 func guestNode(t *testing.T, g *vm.VM, number int) *node {
-	return &node{t: t, name: g.Name, number: number, provider: []string{"--provider=ibverbs", "--device=rxe0"},
+	return &node{t: t, name: g.Name, number: number, socket: "/run/agent.sock", provider: []string{"--provider=ibverbs", "--device=rxe0"},
 		start: func(argv ...string) (proc, error) { return g.Start(argv...) }}
 }
 
 // hostNode runs agents on eth0 of a namespace of the host.
 func hostNode(t *testing.T, h *lab.Host, dir string, number int) *node {
-	return &node{t: t, name: "host", number: number, provider: []string{"--provider=softroce", "--underlay=eth0"},
+	return &node{t: t, name: "host", number: number, socket: "/tmp/" + h.Name + ".sock", provider: []string{"--provider=softroce", "--underlay=eth0"},
 		start: func(argv ...string) (proc, error) { return startHere(h, dir, argv) }}
 }
 
@@ -217,13 +218,11 @@ const productIf = "ibcm0"
 func (n *node) v4() string { return fmt.Sprintf("10.9.0.%d", n.number) }
 func (n *node) v6() string { return fmt.Sprintf("fd09::%d", n.number) }
 
-func socketOf(n *node) string { return fmt.Sprintf("/tmp/ipio-%d-%s.sock", os.Getpid(), n.name) }
-
 // up starts the agent and waits until its interface is up.
 func (n *node) up(args ...string) {
 	n.t.Helper()
 	n.args = args
-	argv := append([]string{productProgram, "run", "--name=" + productIf, "--control=" + socketOf(n), "--address=" + n.v4() + "/24"}, n.provider...)
+	argv := append([]string{productProgram, "run", "--name=" + productIf, "--control=" + n.socket, "--address=" + n.v4() + "/24"}, n.provider...)
 	var err error
 	if n.agent, err = n.start(append(argv, args...)...); err != nil {
 		n.t.Fatal(err)
@@ -258,7 +257,7 @@ func (n *node) end(signal string) {
 
 // ask reads one document of the agent.
 func (n *node) ask(v any, what ...string) error {
-	out, err := n.run(append(append([]string{productProgram}, what...), "--json", "--control="+socketOf(n))...)
+	out, err := n.run(append(append([]string{productProgram}, what...), "--json", "--control="+n.socket)...)
 	if err != nil {
 		return err
 	}
@@ -404,7 +403,8 @@ func (p *pairing) accept(mode string, restart bool) {
 		start := time.Now()
 		a.reach(b.v4(), 100)
 		a.t.Logf("SIG%s: traffic back after %v", signal, time.Since(start).Round(time.Millisecond))
-		p.work(mode)
+		p.meet(mode)
+		a.transfer(b, b.v4(), 1<<20)
 	}
 }
 
@@ -433,6 +433,17 @@ func (p *pairing) work(mode string) {
 	}
 }
 
+// meet shows that the two ends are connected and a full packet goes both ways.
+func (p *pairing) meet(mode string) {
+	p.a.t.Helper()
+	for i, dst := range p.addrs(p.b) {
+		p.a.reach(dst, 100)
+		p.a.connected(strings.ToUpper(mode), p.path)
+		p.a.reach(dst, maxMTU)
+		p.b.reach(p.addrs(p.a)[i], maxMTU)
+	}
+}
+
 // guestWith starts a guest for the product.
 func guestWith(t *testing.T, seg *vm.Segment, img *vm.Image, number byte, mtu int, modules ...string) *vm.VM {
 	t.Helper()
@@ -447,6 +458,7 @@ func guestWith(t *testing.T, seg *vm.Segment, img *vm.Image, number byte, mtu in
 
 // TestGuestMeetsHost has an agent on libibverbs in a guest meet one on softroce.
 func TestGuestMeetsHost(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		mtu, ud int
 		ipv6    bool
@@ -471,7 +483,7 @@ func TestGuestMeetsHost(t *testing.T) {
 			for i, mode := range tt.modes {
 				t.Run(mode, func(t *testing.T) {
 					p := &pairing{a: hostNode(t, host, dir, 2), b: guestNode(t, g, 1), ipv6: tt.ipv6, path: "gsi", ud: tt.ud}
-					p.accept(mode, i == 0)
+					p.accept(mode, i == 0 && tt.ipv6)
 				})
 			}
 		})
@@ -481,6 +493,7 @@ func TestGuestMeetsHost(t *testing.T) {
 // TestGuestMeetsGuest has two agents on libibverbs meet, with CM on QP 1, and
 // in-band where ib_cm owns that.
 func TestGuestMeetsGuest(t *testing.T) {
+	t.Parallel()
 	for _, cm := range []struct {
 		name, path string
 		modules    []string

@@ -50,7 +50,7 @@ func run(args []string) error {
 		if err != nil {
 			return err
 		}
-		rtt, err := lab.Echo(lab.Ping{Dst: dst, Size: n, Timeout: patience / 10})
+		rtt, err := lab.Echo(lab.Ping{Dst: dst, Size: n, Timeout: time.Second})
 		if err == nil {
 			fmt.Println(rtt)
 		}
