@@ -100,6 +100,10 @@ func (c *Conn) SendBuffers() (count, size int) {
 	return count, max(c.own.SendSize, DefaultInline2)
 }
 
+// MaxLong returns the most octets that one call moves outside of Sends, in each
+// direction.
+func (c *Conn) MaxLong() int { return c.opts.maxLong() }
+
 // Counters returns what was refused or went wrong.
 func (c *Conn) Counters() *Counters { return &c.count }
 

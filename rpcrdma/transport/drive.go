@@ -78,6 +78,7 @@ func (e *End) sent(id uint64) (ev rpcrdma.Event) {
 			_ = e.opt.Provider.Deregister(r.region) // its octets stay
 		}
 	case w.region != nil:
+		e.held -= w.held
 		_ = e.opt.Provider.Deregister(w.region)
 	}
 	e.post()
@@ -179,7 +180,7 @@ func (e *End) send(a rpcrdma.Send) {
 	} else { // more than both ends have credits for: errors that answer nonsense
 		var err error
 		if r, err = e.opt.Provider.Alloc(len(a.Data)); err != nil {
-			go e.end(fmt.Errorf("no memory for a message: %w", err))
+			e.fail(fmt.Errorf("no memory for a message: %w", err))
 			return
 		}
 	}
@@ -202,7 +203,7 @@ func (e *End) enqueue(wr verbs.SendWR, w work) {
 		if w.region != nil {
 			_ = e.opt.Provider.Deregister(w.region)
 		}
-		go e.end(ErrDeaf) // it wants mu
+		e.fail(ErrDeaf)
 		return
 	}
 	e.lastWR++
@@ -214,15 +215,22 @@ func (e *End) enqueue(wr verbs.SendWR, w work) {
 // post posts what there is room for.
 func (e *End) post() {
 	n := min(len(e.queue), e.depth-e.inFlight)
-	if n <= 0 || e.closed {
+	if n <= 0 || e.closed || e.failed {
 		return
 	}
 	took, err := e.qp.PostSend(e.queue[:n])
 	e.inFlight += took
 	e.queue = e.queue[took:]
 	if err != nil && !errors.Is(err, verbs.ErrQueueFull) {
-		go e.end(err) // it wants mu
+		e.fail(err)
 	}
+}
+
+// fail ends the connection because an action could not be carried out. Nothing
+// is posted any more: the reply behind a lost Write would say that it was done.
+func (e *End) fail(err error) {
+	e.failed = true
+	go e.end(err) // it wants mu
 }
 
 func (e *End) register(a rpcrdma.Register) {
@@ -269,9 +277,13 @@ func (e *End) write(a rpcrdma.Write) {
 	if len(a.Data) == 0 {
 		return
 	}
+	if e.held+len(a.Data) > e.mostHeld {
+		e.fail(ErrDeaf)
+		return
+	}
 	region, err := e.opt.Provider.Alloc(len(a.Data))
 	if err != nil {
-		go e.end(fmt.Errorf("no memory for a reply: %w", err))
+		e.fail(fmt.Errorf("no memory for a reply: %w", err))
 		return
 	}
 	rest := region.Buf[:copy(region.Buf, a.Data)]
@@ -282,7 +294,8 @@ func (e *End) write(a rpcrdma.Write) {
 		}
 		w := work{}
 		if n == len(rest) {
-			w.region = region // in order: the others are done by then
+			w.region, w.held = region, len(a.Data) // in order: the others are done by then
+			e.held += w.held
 		}
 		e.enqueue(verbs.SendWR{Opcode: verbs.Write, SG: []verbs.SGE{{Region: region, Buf: rest[:n]}}, RemoteAddr: s.Offset, RKey: s.Handle}, w)
 		rest = rest[n:]

@@ -66,6 +66,9 @@ type End struct {
 	inFlight int            // in the send queue
 	depth    int            // of the send queue
 	most     int            // bounds queue
+	held     int            // octets of replies that are not written yet
+	mostHeld int            // bounds held
+	failed   bool           // an action could not be carried out: what comes behind it must not be
 	lastWR   uint64
 	work     map[uint64]work // by work request
 	spare    []*verbs.Region // send buffers
@@ -90,6 +93,7 @@ type End struct {
 type work struct {
 	region *verbs.Region // to give back
 	buffer bool          // region is a send buffer
+	held   int           // octets of a reply in it
 	read   *read
 }
 
@@ -132,6 +136,7 @@ func (e *End) make() (err error) {
 	count, size := e.machine.RecvBuffers()
 	sends, largest := e.machine.SendBuffers()
 	e.most = sends * (3*rpcrdma.MaxSegments + 1)
+	e.mostHeld = 2 * sends * e.machine.MaxLong() // those of all calls, and as much that was taken and not yet acknowledged
 	e.depth = min(sends+2*rpcrdma.MaxSegments, e.opt.Provider.Caps().MaxQPDepth)
 	p := e.opt.Provider
 	if e.cq, err = p.CreateCQ(count + e.depth); err != nil {

@@ -421,3 +421,55 @@ func TestDeafPeer(t *testing.T) {
 		t.Errorf("ended with %v", e.Err())
 	}
 }
+
+// TestDeafPeerMemory: so are the octets of replies that it does not acknowledge.
+func TestDeafPeerMemory(t *testing.T) {
+	p, _ := roce(t, 0)
+	e, err := New(Options{Provider: p, RPC: rpcrdma.Options{Ask: 1, Grant: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	long := rpcrdma.Write{Segments: []rpcrdma.Segment{{Handle: 1, Length: 1 << 20}}, Data: make([]byte, 1<<20)}
+	e.mu.Lock()
+	e.closed = true // nothing leaves the queue
+	sends, _ := e.machine.SendBuffers()
+	for range 2*sends + 1 {
+		e.write(long)
+	}
+	if n := len(e.queue); n != 2*sends {
+		t.Errorf("%d of 1 MiB are queued", n)
+	}
+	e.mu.Unlock()
+	select {
+	case <-e.Done():
+	case <-time.After(patience):
+		t.Fatal("it goes on")
+	}
+	if !errors.Is(e.Err(), ErrDeaf) {
+		t.Errorf("ended with %v", e.Err())
+	}
+}
+
+// poor is a provider that has no memory left.
+type poor struct{ verbs.Provider }
+
+func (poor) Alloc(int) (*verbs.Region, error) { return nil, verbs.ErrNoResources }
+
+// A reply whose results could not be written is not sent: its header would say
+// that they were.
+func TestNoMemoryForReply(t *testing.T) {
+	each(t, func(t *testing.T, join func(*testing.T, Options, Options) (*End, *End)) {
+		c, s := join(t, Options{}, Options{Serve: serve})
+		result2(t)(c.Call(within(t), rpcrdma.Submit{Payload: call(procNULL)}))
+		s.mu.Lock()
+		s.opt.Provider = poor{s.opt.Provider}
+		s.mu.Unlock()
+		r, err := c.Call(within(t), rpcrdma.Submit{Payload: call(procMake, word(9000)...), Results: []int{9000}, MaxReply: replyHead + 4})
+		if err == nil {
+			t.Errorf("%d results, of which nothing was written", len(r.Results))
+		}
+		if ends := s.Err(); ends != nil && !errors.Is(ends, verbs.ErrNoResources) {
+			t.Error(ends)
+		}
+	})
+}
