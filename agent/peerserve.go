@@ -151,7 +151,10 @@ func (s *peerService) answer(ctx context.Context, in *rpcrdma.Serve) rpcrdma.Eve
 	var doc []byte
 	at := 0 // where the document's octets begin, behind the head and its length
 	results := []byte(nil)
+	var fault *rpcrdma.Error
 	switch {
+	case errors.As(err, &fault) && fault.Reason == rpcrdma.ReasonRPCVersion:
+		reply.Status, reply.Low, reply.High = rpcrdma.RPCMismatch, 2, 2
 	case err != nil:
 		reply.Status = rpcrdma.RPCGarbageArgs
 	case call.Prog != peerrpc.Program:
@@ -181,7 +184,8 @@ func (s *peerService) answer(ctx context.Context, in *rpcrdma.Serve) rpcrdma.Eve
 	}
 	out := reply.Append(nil)
 	a := rpcrdma.Answer{Payload: append(out, results...)}
-	if at > 0 && len(doc) > 0 && len(in.Results) == 1 {
+	// Without segments a Write chunk asks for the item among the others.
+	if at > 0 && len(doc) > 0 && len(in.Results) == 1 && in.Results[0] > 0 {
 		if in.Results[0] < len(doc) {
 			return rpcrdma.CannotAnswer{Need: len(a.Payload)}
 		}
@@ -190,20 +194,33 @@ func (s *peerService) answer(ctx context.Context, in *rpcrdma.Serve) rpcrdma.Eve
 	return a
 }
 
-// status is the document of STATUS. If it would be too large, peers are left out.
+// status is the document of STATUS.
 func (s *peerService) status(ctx context.Context) ([]byte, error) {
 	v, err := ask(ctx, s.a, s.a.viewStatus)
 	if err != nil {
 		return nil, err
 	}
-	all := len(v.Peers)
-	for {
-		b, err := json.Marshal(v)
-		if err != nil || len(b) <= peerrpc.MaxDocument {
-			return b, err
+	return statusDocument(v)
+}
+
+var errDocument = errors.New("the status is too large for a document")
+
+// statusDocument leaves peers out if the document would be too large, and says so.
+func statusDocument(v control.Status) ([]byte, error) {
+	peers, warnings := v.Peers, v.Warnings
+	for n := len(peers); ; n /= 2 {
+		if v.Peers = peers[:n]; n < len(peers) {
+			v.Warnings = append(warnings[:len(warnings):len(warnings)], leftOut(len(peers)-n))
 		}
-		v.Peers = v.Peers[:len(v.Peers)/2]
-		v.Warnings = append(v.Warnings[:max(0, len(v.Warnings)-1):len(v.Warnings)], leftOut(all-len(v.Peers)))
+		b, err := json.Marshal(v)
+		switch {
+		case err != nil:
+			return nil, err
+		case len(b) <= peerrpc.MaxDocument:
+			return b, nil
+		case n == 0:
+			return nil, errDocument
+		}
 	}
 }
 

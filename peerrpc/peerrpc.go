@@ -80,7 +80,7 @@ func AppendDocument(b, doc []byte) []byte {
 }
 
 // ParseDocument reads a document, whose octets come with the others or, where
-// written is not nil, were written by themselves. rest is what follows it.
+// written is not empty, were written by themselves. rest is what follows it.
 func ParseDocument(b, written []byte) (doc, rest []byte, err error) {
 	if len(b) < 4 {
 		return nil, nil, errLength
@@ -89,7 +89,7 @@ func ParseDocument(b, written []byte) (doc, rest []byte, err error) {
 	switch {
 	case n > MaxDocument:
 		return nil, nil, errBound
-	case written != nil:
+	case len(written) > 0:
 		if uint64(len(written)) < n {
 			return nil, nil, errLength
 		}

@@ -33,6 +33,10 @@ func TestDocument(t *testing.T) {
 		if doc, rest, err = ParseDocument(b[:4], []byte(s+"and what was there before")); err != nil || string(doc) != s || len(rest) != 0 {
 			t.Errorf("%q written: %q, %q, %v", s, doc, rest, err)
 		}
+		// A peer that offered a Write chunk into which nothing was written.
+		if doc, rest, err = ParseDocument(b, []byte{}); err != nil || string(doc) != s || len(rest) != 0 {
+			t.Errorf("%q inline: %q, %q, %v", s, doc, rest, err)
+		}
 		if len(b) > 4 {
 			if _, _, err := ParseDocument(b[:len(b)-1], nil); err == nil {
 				t.Errorf("%q without its end was taken", s)

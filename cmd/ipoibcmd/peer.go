@@ -10,7 +10,9 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -60,7 +62,20 @@ func printPing(w io.Writer, p *control.PeerPing) {
 
 func printPeerStatus(w io.Writer, p *control.PeerStatus) {
 	printPath(w, &p.Path)
-	printStatus(w, &p.Status)
+	var b strings.Builder
+	printStatus(&b, &p.Status)
+	_, _ = io.WriteString(w, plain(b.String(), "\n"))
+}
+
+// plain takes out of another host's text what a terminal would obey, all control
+// characters but those of keep.
+func plain(s, keep string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) && !strings.ContainsRune(keep, r) {
+			return '\ufffd'
+		}
+		return r
+	}, s)
 }
 
 // peerEvery is how often a peer is asked for its events.
@@ -89,7 +104,7 @@ func monitorPeer(ctx context.Context, flags *clientFlags, peer string) error {
 				}
 				continue
 			}
-			fmt.Println(eventLine(&e))
+			fmt.Println(plain(eventLine(&e), ""))
 		}
 		after = got.Last
 		select {

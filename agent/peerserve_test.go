@@ -1,0 +1,71 @@
+package agent
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"ipoibcm/control"
+	"ipoibcm/peerrpc"
+	"ipoibcm/rpcrdma"
+)
+
+// A status that is too large leaves peers out and keeps its warnings; one that is
+// too large without peers is an error.
+func TestStatusDocument(t *testing.T) {
+	v := control.Status{Peers: make([]control.Peer, 4000), Warnings: []string{"mind the gap"}}
+	b, err := statusDocument(v)
+	var got control.Status
+	if err == nil {
+		err = json.Unmarshal(b, &got)
+	}
+	if err != nil || len(b) > peerrpc.MaxDocument || len(got.Peers) == 0 || len(got.Peers) == len(v.Peers) {
+		t.Errorf("%d octets, %d peers, %v", len(b), len(got.Peers), err)
+	}
+	if len(got.Warnings) != 2 || got.Warnings[0] != v.Warnings[0] || got.Warnings[1] != leftOut(len(v.Peers)-len(got.Peers)) {
+		t.Errorf("warnings %q", got.Warnings)
+	}
+	v.Warnings = []string{strings.Repeat("x", peerrpc.MaxDocument)}
+	if b, err := statusDocument(v); err == nil {
+		t.Errorf("%d octets", len(b))
+	}
+}
+
+// What a peer asks is answered as RFC 5531 and RFC 8166 say.
+func TestPeerAnswers(t *testing.T) {
+	var s peerService
+	s.events.add(control.Event{Text: "first"})
+	ask := func(args []byte, results ...int) (rpcrdma.RPCReply, []byte, rpcrdma.Answer) {
+		t.Helper()
+		a, ok := s.answer(t.Context(), &rpcrdma.Serve{Payload: args, Results: results}).(rpcrdma.Answer)
+		if !ok {
+			t.Fatal("no answer")
+		}
+		head, rest, err := rpcrdma.ParseRPCReply(a.Payload)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return head, rest, a
+	}
+	null := (&rpcrdma.RPCCall{Prog: peerrpc.Program, Vers: peerrpc.Version}).Append(nil)
+	if head, _, _ := ask(null); head.Status != rpcrdma.RPCSuccess {
+		t.Errorf("NULL: %v", head.Status)
+	}
+	null[11] = 3 // of RPC
+	if head, _, _ := ask(null); head.Status != rpcrdma.RPCMismatch || head.Low != 2 || head.High != 2 {
+		t.Errorf("RPC version 3: %+v", head)
+	}
+	events := (&rpcrdma.RPCCall{Prog: peerrpc.Program, Vers: peerrpc.Version, Proc: peerrpc.ProcEvents}).Append(nil)
+	events = peerrpc.Range{Max: 9}.Append(events)
+	// A Write chunk without segments is not used; the item stays where it was.
+	for _, results := range [][]int{nil, {0}, {4096}} {
+		head, rest, a := ask(events, results...)
+		last, lines, err := peerrpc.ParseBatch(rest, nil)
+		if head.Status != rpcrdma.RPCSuccess || err != nil || last != 1 || !strings.Contains(string(lines), "first") {
+			t.Errorf("%v: %v, %d, %q, %v", results, head.Status, last, lines, err)
+		}
+		if reduced := len(results) == 1 && results[0] > 0; reduced != (len(a.Reduce) == 1) {
+			t.Errorf("%v: moves %v", results, a.Reduce)
+		}
+	}
+}
