@@ -456,16 +456,18 @@ func guestWith(t *testing.T, seg *vm.Segment, img *vm.Image, number byte, mtu in
 	return g
 }
 
-// TestGuestMeetsHost has an agent on libibverbs in a guest meet one on softroce.
+// TestGuestMeetsHost has an agent on libibverbs in a guest meet one on softroce,
+// over an IPv6 underlay and an IPv4 one.
 func TestGuestMeetsHost(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		mtu, ud int
 		ipv6    bool
+		gids    []string // of host and guest; nil: the link-local addresses
 		modes   []string
 	}{
-		{5000, 2044, true, []string{"rc", "uc", "ud"}},
-		{1500, 1020, false, []string{"rc", "ud"}},
+		{5000, 2044, true, nil, []string{"rc", "uc", "ud"}},
+		{1500, 1020, false, []string{hostIPv4, guestIPv4}, []string{"rc", "ud"}},
 	} {
 		t.Run(mtuName(tt.mtu), func(t *testing.T) {
 			img, dir := productImage(t)
@@ -479,10 +481,17 @@ func TestGuestMeetsHost(t *testing.T) {
 			if err := seg.AddHost(host, "eth0", mac(0xfe), tt.mtu); err != nil {
 				t.Fatal(err)
 			}
+			if err := host.AddAddr("eth0", hostIPv4+"/24"); err != nil {
+				t.Fatal(err)
+			}
 			g := guestWith(t, seg, img, 1, tt.mtu, "ib_umad")
 			for i, mode := range tt.modes {
 				t.Run(mode, func(t *testing.T) {
 					p := &pairing{a: hostNode(t, host, dir, 2), b: guestNode(t, g, 1), ipv6: tt.ipv6, path: "gsi", ud: tt.ud}
+					for i, gid := range tt.gids {
+						n := []*node{p.a, p.b}[i]
+						n.provider = append(n.provider, "--gid="+gid)
+					}
 					p.accept(mode, i == 0 && tt.ipv6)
 				})
 			}
