@@ -42,7 +42,7 @@ func (a *Agent) peerRequest(w http.ResponseWriter, r *http.Request, path string,
 		fail(w, status, fmt.Sprintf("ask the agent of %v: %v", ip, err), hint)
 		return
 	}
-	defer e.Close()
+	defer a.peers.end(e)
 	v, err := f(ctx, e, about)
 	if err != nil {
 		fail(w, http.StatusBadGateway, fmt.Sprintf("ask the agent of %v at %s: %v", ip, about.GID, err), "")

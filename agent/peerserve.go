@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -46,6 +47,8 @@ type peerService struct {
 	mu    sync.Mutex
 	ends  int
 	known map[netip.Addr]ib.GID // of neighbours, also of those that are gone
+	live  map[*transport.End]struct{}
+	past  map[string]uint64 // counters of connections that have ended
 
 	events eventRing
 }
@@ -53,7 +56,7 @@ type peerService struct {
 // openPeers starts the service. Nobody but those of Options.PeerAllow is answered.
 func (a *Agent) openPeers() error {
 	s := &a.peers
-	s.a, s.known = a, map[netip.Addr]ib.GID{}
+	s.a, s.known, s.live, s.past = a, map[netip.Addr]ib.GID{}, map[*transport.End]struct{}{}, map[string]uint64{}
 	if a.opt.Provider.MADPort() == nil {
 		return nil
 	}
@@ -136,12 +139,39 @@ func (s *peerService) accept(ctx context.Context, r *rdmacm.Request) {
 		s.a.log.Debug("a peer asks, and was not answered", "peer", from, "err", err)
 		return
 	}
+	s.begin(e)
+	defer s.end(e)
 	select {
 	case <-e.Done():
 	case <-idle.C:
 	case <-ctx.Done():
 	}
+}
+
+// begin has the counters of a connection counted, end closes it.
+func (s *peerService) begin(e *transport.End) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.live[e] = struct{}{}
+}
+
+func (s *peerService) end(e *transport.End) {
 	e.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.live, e)
+	e.Counters(func(name string, v uint64) { s.past[name] += v })
+}
+
+// counters calls f for what all connections have refused, by reason, in a fixed order.
+func (s *peerService) counters(f func(name string, v uint64)) {
+	s.mu.Lock()
+	sum := maps.Clone(s.past)
+	for e := range s.live {
+		e.Counters(func(name string, v uint64) { sum[name] += v })
+	}
+	s.mu.Unlock()
+	(&rpcrdma.Counters{}).Each(func(name string, _ uint64) { f(name, sum[name]) })
 }
 
 // answer is the program.
@@ -264,7 +294,7 @@ var errNoQP1 = errors.New("QP 1 cannot be had, which asking peers over the fabri
 var errSelf = errors.New("that is this host")
 
 // dial connects to the agent of a peer, which is told by an IP address behind the
-// interface, or by its GID.
+// interface, or by its GID. The connection is to be given to s.end.
 func (s *peerService) dial(ctx context.Context, ip netip.Addr) (e *transport.End, about control.PeerPath, err error) {
 	if s.port == nil {
 		return nil, about, errNoQP1
@@ -285,6 +315,7 @@ func (s *peerService) dial(ctx context.Context, ip netip.Addr) (e *transport.End
 	if err != nil {
 		return nil, about, err
 	}
+	s.begin(e)
 	select {
 	case <-e.Ready():
 		about.RPCRDMA = int(e.Info().Version)
@@ -294,7 +325,7 @@ func (s *peerService) dial(ctx context.Context, ip netip.Addr) (e *transport.End
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
-	e.Close()
+	s.end(e)
 	return nil, about, err
 }
 

@@ -2,12 +2,16 @@ package agent
 
 import (
 	"encoding/json"
+	"net/netip"
 	"strings"
 	"testing"
 
 	"ipoibcm/control"
+	"ipoibcm/ib"
 	"ipoibcm/peerrpc"
+	"ipoibcm/provider/softroce"
 	"ipoibcm/rpcrdma"
+	"ipoibcm/rpcrdma/transport"
 )
 
 // A status that is too large leaves peers out and keeps its warnings; one that is
@@ -67,5 +71,46 @@ func TestPeerAnswers(t *testing.T) {
 		if reduced := len(results) == 1 && results[0] > 0; reduced != (len(a.Reduce) == 1) {
 			t.Errorf("%v: moves %v", results, a.Reduce)
 		}
+	}
+}
+
+// What connections count is told while they last and after.
+func TestPeerCounters(t *testing.T) {
+	dev, err := softroce.Open(softroce.Options{Underlay: "lo", GID: ib.GID(netip.MustParseAddr("127.0.0.1").As16())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	s := peerService{live: map[*transport.End]struct{}{}, past: map[string]uint64{}}
+	count := func() (disconnected uint64, all int) {
+		s.counters(func(name string, v uint64) {
+			if all++; name == rpcrdma.ReasonDisconnected.String() {
+				disconnected = v
+			}
+		})
+		return disconnected, all
+	}
+	for want := range uint64(2) {
+		e, err := transport.New(transport.Options{Provider: dev})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.begin(e)
+		if n, all := count(); n != want || all == 0 {
+			t.Errorf("%d of %d counters", n, all)
+		}
+		if want == 1 {
+			e.Close()
+			if n, _ := count(); n != 2 {
+				t.Errorf("%d while it is known", n)
+			}
+		}
+		s.end(e)
+		if n, _ := count(); n != want+1 {
+			t.Errorf("%d after it has ended, want %d", n, want+1)
+		}
+	}
+	if len(s.live) != 0 {
+		t.Error("ended ones are kept")
 	}
 }

@@ -314,6 +314,7 @@ func (a *Agent) allCounters() []control.Counter {
 	add("peers", "drop_too_many", p.full.Load())
 	if a.peers.port != nil {
 		a.peers.port.Counters(func(name string, v uint64) { add("peers", "cm_"+name, v) })
+		a.peers.counters(func(name string, v uint64) { add("peers", "rpc_"+name, v) })
 	}
 	hc := reflect.ValueOf(a.host.Counters())
 	for i := range hc.NumField() {
