@@ -144,9 +144,11 @@ func (p *rpcProbe) parse(addr string, versionGiven bool) error {
 }
 
 func (p *rpcProbe) options() transport.Options {
+	// A peer that does not answer a version it has never heard of gets the other
+	// half of the time to answer version one.
 	return transport.Options{Pause: p.pause, RPC: rpcrdma.Options{
 		Client: true, MaxVersion: rpcrdma.Version(p.max), SendSize: p.sendSize, RecvSize: p.recvSize,
-		Program: p.out.Program, ProgVersion: p.progVersion, NegotiateTimeout: p.timeout, CallTimeout: p.timeout,
+		Program: p.out.Program, ProgVersion: p.progVersion, NegotiateTimeout: p.timeout / 2, CallTimeout: p.timeout,
 	}}
 }
 

@@ -18,6 +18,7 @@ import (
 	"ipoibcm/rdmacm"
 	"ipoibcm/rpcrdma"
 	"ipoibcm/rpcrdma/transport"
+	"ipoibcm/verbs"
 )
 
 // serveRPC accepts connections at 127.0.0.2 until the test ends, and returns
@@ -155,6 +156,73 @@ func TestProbeRPC(t *testing.T) {
 func TestProbeRPCVersionOne(t *testing.T) {
 	addr := serveRPC(t, "roce", transport.Options{Serve: nfs, RPC: rpcrdma.Options{MaxVersion: 1}})
 	if status, text, d := probeRPC(t, addr, "--json"); status != 0 || d.Agreed != 1 || d.Refused != 2 || d.SendInline != 4096 {
+		t.Errorf("status %d: %s", status, text)
+	}
+}
+
+// serveOld is a server at 127.0.0.2 that has never heard of version two and says
+// nothing to it.
+func serveOld(t *testing.T) {
+	t.Helper()
+	dev, err := softroce.Open(softroce.Options{Underlay: "lo", GID: ib.GID(netip.MustParseAddr("127.0.0.2").As16())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dev.Close() })
+	port, err := rdmacm.Open(rdmacm.Options{Provider: dev})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(port.Close)
+	l, err := port.Listen(nfsPort)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cq, err := dev.CreateCQ(64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem, err := dev.Alloc(5000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	qp, err := dev.CreateQP(verbs.QPInit{Transport: ib.RC, SendCQ: cq, RecvCQ: cq, SendDepth: 16, RecvDepth: 16, MaxSendSGE: 1, MaxRecvSGE: 1})
+	if err == nil {
+		err = qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: ib.DefaultPKey})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, out := mem.Buf[:4096], mem.Buf[4096:]
+	wait := []verbs.RecvWR{{SG: []verbs.SGE{{Region: mem, Buf: in}}}}
+	if _, err := qp.PostRecv(wait); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		if r, err := l.Next(context.Background()); err == nil {
+			_, _ = r.Begin(rdmacm.Setup{QP: qp, RNRRetry: 7})
+		}
+		var wcs [4]verbs.WC
+		for cq.Wait() == nil {
+			for _, wc := range wcs[:cq.Poll(wcs[:])] {
+				if wc.Status != verbs.Success || wc.Opcode != verbs.Recv {
+					continue
+				}
+				if h, _, err := rpcrdma.ParseHeader(in[:wc.ByteLen]); err == nil && h.Vers == rpcrdma.Version1 {
+					answer, _ := (&rpcrdma.Header{XID: h.XID, Vers: 1, Credit: 1}).AppendBinary(out[:0])
+					answer = (&rpcrdma.RPCReply{XID: h.XID}).Append(answer)
+					_, _ = qp.PostSend([]verbs.SendWR{{Opcode: verbs.Send, SG: []verbs.SGE{{Region: mem, Buf: answer}}}})
+				}
+				_, _ = qp.PostRecv(wait)
+			}
+		}
+	}()
+}
+
+// A server that does not answer version two is asked in version one in time.
+func TestProbeRPCOldServer(t *testing.T) {
+	serveOld(t)
+	if status, text, d := probeRPC(t, "127.0.0.2", "--timeout", "2s", "--count", "1", "--json"); status != 0 || d.Agreed != 1 || d.Refused != 0 || d.Outcome != "answered" {
 		t.Errorf("status %d: %s", status, text)
 	}
 }
