@@ -65,6 +65,7 @@ func (m *Manager) connect(ev Connect) {
 
 // unfit says why c cannot even be tried; text is empty if it can.
 func (m *Manager) unfit(c *conn) (cause Cause, reason Reason, text string) {
+	m.makeRoom()
 	switch {
 	case len(m.byHandle) >= m.opt.MaxConns:
 		m.counts.refusedConns++

@@ -175,8 +175,9 @@ type Options struct {
 	// held back. Zero means 1 s.
 	MinTimewait time.Duration
 
-	// MaxConns bounds the connections, timewait included. Zero means 4096. A
-	// REQ above it gets REJ 1, a Connect Failed.
+	// MaxConns bounds the connections, timewait included. Zero means 4096. Above
+	// it the REJs kept for repeats make room; if there is none a REQ gets REJ 1, a
+	// Connect Failed.
 	MaxConns int
 	// MaxHalfOpen bounds the incoming ones that are not yet established. Zero
 	// means 256. A REQ above it makes the oldest give way if that has had a second;

@@ -301,6 +301,16 @@ func (m *Manager) evictHalfOpen() bool {
 	return true
 }
 
+// makeRoom forgets the REJ that is kept longest, if there are as many connections
+// as there may be: a REJ costs its sender one REQ, and must not keep others out.
+// A repeat of its REQ is then new.
+func (m *Manager) makeRoom() {
+	if len(m.byHandle) >= m.opt.MaxConns && len(m.rejected) > 0 {
+		m.counts.evicted++
+		m.release(m.rejected[0])
+	}
+}
+
 // setTimer makes c due after d.
 func (m *Manager) setTimer(c *conn, d time.Duration) {
 	c.deadline = m.now.Add(d)

@@ -254,6 +254,31 @@ func TestBoundedTables(t *testing.T) {
 	}
 }
 
+// Whoever is rejected keeps nobody out, neither peers nor us.
+func TestRejectedMakeRoom(t *testing.T) {
+	m := newManager(Options{REQsPerSecond: -1, MaxConns: 4})
+	for i := range 40 {
+		in := message("REQ", args{})
+		in.Data[mad.HeaderLen+2], in.Data[mad.HeaderLen+3] = byte(i>>8), byte(i)
+		r := find[RequestReceived](t, m.Step(nil, time.Time{}, RecvMAD{in}))
+		m.Step(nil, time.Time{}, Reject{Handle: r.Handle, Reason: ReasonConsumer})
+		if n := m.Len(); n > 4 {
+			t.Fatalf("%d connections", n)
+		}
+	}
+	for i := range 5 {
+		failed := false
+		for _, a := range m.Step(nil, time.Time{}, Connect{Handle: Handle(i + 1), Remote: ib.GID{1}, Transport: ib.RC, QPN: ib.QPN(100 + i), PathMTU: ib.MTU1024}) {
+			if f, ok := a.(Failed); ok {
+				failed = f.Cause == NoRoom
+			}
+		}
+		if want := i == 4; failed != want {
+			t.Errorf("Connect %d of 4: no room is %v", i+1, failed)
+		}
+	}
+}
+
 // FuzzStep drives a Manager with any events and MADs. Whatever comes, the
 // tables stay bounded and agree with each other, every handle ends once, and
 // all is forgotten in time.

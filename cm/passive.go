@@ -79,6 +79,7 @@ func (m *Manager) newREQ(in *verbs.MAD, src ib.GID, req *mad.REQ) {
 		m.stale(old)
 		return
 	}
+	m.makeRoom()
 	switch {
 	case len(m.byHandle) >= m.opt.MaxConns:
 		m.counts.refusedConns++
