@@ -25,6 +25,7 @@ import (
 // Bounds of what agents ask each other over the fabric.
 const (
 	maxPeerEnds  = 16               // connections of peers that ask us
+	maxEndsEach  = 4                // of them of one GID, so that no peer keeps the others out
 	peerIdle     = 30 * time.Second // a connection that asks nothing for so long is ended
 	peerGrant    = 4                // credits for each
 	maxKnownGIDs = 4096             // addresses whose GID is remembered
@@ -46,6 +47,7 @@ type peerService struct {
 
 	mu    sync.Mutex
 	ends  int
+	from  map[ib.GID]int        // of them, by the peer's GID
 	known map[netip.Addr]ib.GID // of neighbours, also of those that are gone
 	live  map[*transport.End]struct{}
 	past  map[string]uint64 // counters of connections that have ended
@@ -56,6 +58,7 @@ type peerService struct {
 // openPeers starts the service. Nobody but those of Options.PeerAllow is answered.
 func (a *Agent) openPeers() error {
 	s := &a.peers
+	s.from = map[ib.GID]int{}
 	s.a, s.known, s.live, s.past = a, map[netip.Addr]ib.GID{}, map[*transport.End]struct{}{}, map[string]uint64{}
 	if a.opt.Provider.MADPort() == nil {
 		return nil
@@ -103,6 +106,27 @@ func (s *peerService) allowed(g ib.GID) bool {
 	return slices.ContainsFunc(s.a.opt.PeerAllow, func(p netip.Prefix) bool { return p.Contains(g.Addr().Unmap()) })
 }
 
+// enter takes a place among those who may ask at a time, if there is one for g.
+func (s *peerService) enter(g ib.GID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ends >= maxPeerEnds || s.from[g] >= maxEndsEach {
+		return false
+	}
+	s.ends++
+	s.from[g]++
+	return true
+}
+
+func (s *peerService) leave(g ib.GID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ends--
+	if s.from[g]--; s.from[g] == 0 {
+		delete(s.from, g)
+	}
+}
+
 func (s *peerService) accept(ctx context.Context, r *rdmacm.Request) {
 	from := r.Params.Remote
 	if !s.allowed(from) {
@@ -111,22 +135,12 @@ func (s *peerService) accept(ctx context.Context, r *rdmacm.Request) {
 		r.Reject([]byte("peer_allow"))
 		return
 	}
-	s.mu.Lock()
-	full := s.ends >= maxPeerEnds
-	if !full {
-		s.ends++
-	}
-	s.mu.Unlock()
-	if full {
+	if !s.enter(from) {
 		s.n.full.Add(1)
 		r.Reject([]byte("busy"))
 		return
 	}
-	defer func() {
-		s.mu.Lock()
-		s.ends--
-		s.mu.Unlock()
-	}()
+	defer s.leave(from)
 	idle := time.NewTimer(peerIdle)
 	defer idle.Stop()
 	e, err := transport.AcceptRoCE(r, transport.Options{Provider: s.a.opt.Provider, RPC: rpcrdma.Options{Grant: peerGrant, Ask: 1, MaxLong: peerrpc.MaxDocument + 4096},

@@ -114,3 +114,27 @@ func TestPeerCounters(t *testing.T) {
 		t.Error("ended ones are kept")
 	}
 }
+
+// Those who ask at a time are bounded, and no peer keeps the others out.
+func TestPeerPlaces(t *testing.T) {
+	s := peerService{from: map[ib.GID]int{}}
+	taken := 0
+	for g := range byte(8) {
+		for n := range maxEndsEach + 1 {
+			if s.enter(ib.GID{g}) {
+				taken++
+			} else if n < maxEndsEach && taken < maxPeerEnds {
+				t.Errorf("GID %d is refused its place %d", g, n)
+			}
+		}
+	}
+	if taken != maxPeerEnds || s.from[ib.GID{0}] != maxEndsEach {
+		t.Errorf("%d ask, %d of one GID", taken, s.from[ib.GID{0}])
+	}
+	for range maxEndsEach {
+		s.leave(ib.GID{0})
+	}
+	if !s.enter(ib.GID{9}) || len(s.from) != maxPeerEnds/maxEndsEach {
+		t.Errorf("after leaving: %v", s.from)
+	}
+}
