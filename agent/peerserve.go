@@ -24,12 +24,13 @@ import (
 
 // Bounds of what agents ask each other over the fabric.
 const (
-	maxPeerEnds  = 16               // connections of peers that ask us
-	maxEndsEach  = 4                // of them of one GID, so that no peer keeps the others out
-	peerIdle     = 30 * time.Second // a connection that asks nothing for so long is ended
-	peerGrant    = 4                // credits for each
-	maxKnownGIDs = 4096             // addresses whose GID is remembered
-	peerWithin   = 8 * time.Second  // patience with a peer that we ask
+	maxPeerEnds  = 16                     // connections of peers that ask us
+	maxEndsEach  = 4                      // of them of one GID, so that no peer keeps the others out
+	peerIdle     = 30 * time.Second       // a connection that asks nothing for so long is ended
+	peerGrant    = 4                      // credits for each
+	peerStatusOf = 100 * time.Millisecond // for so long one status answers all that ask for it
+	maxKnownGIDs = 4096                   // addresses whose GID is remembered
+	peerWithin   = 8 * time.Second        // patience with a peer that we ask
 )
 
 // DefaultPeerAllow is who may ask unless configured otherwise: whoever is on the
@@ -53,6 +54,7 @@ type peerService struct {
 	past  map[string]uint64 // counters of connections that have ended
 
 	events eventRing
+	doc    recent[[]byte] // of STATUS
 }
 
 // openPeers starts the service. Nobody but those of Options.PeerAllow is answered.
@@ -240,11 +242,36 @@ func (s *peerService) answer(ctx context.Context, in *rpcrdma.Serve) rpcrdma.Eve
 
 // status is the document of STATUS.
 func (s *peerService) status(ctx context.Context) ([]byte, error) {
-	v, err := ask(ctx, s.a, s.a.viewStatus)
-	if err != nil {
-		return nil, err
+	return s.doc.get(ctx, func() ([]byte, error) {
+		v, err := ask(ctx, s.a, s.a.viewStatus)
+		if err != nil {
+			return nil, err
+		}
+		return statusDocument(v)
+	})
+}
+
+// A recent keeps something for a short time: however often peers ask, the driver
+// has packets to move.
+type recent[T any] struct {
+	mu  sync.Mutex
+	at  time.Time
+	v   T
+	err error
+}
+
+// get returns what was made in the last peerStatusOf, or makes it anew.
+func (r *recent[T]) get(ctx context.Context, anew func() (T, error)) (T, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.at.IsZero() || time.Since(r.at) >= peerStatusOf {
+		v, err := anew()
+		if ctx.Err() != nil { // of no one else's concern
+			return v, err
+		}
+		r.at, r.v, r.err = time.Now(), v, err
 	}
-	return statusDocument(v)
+	return r.v, r.err
 }
 
 var errDocument = errors.New("the status is too large for a document")

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"encoding/json"
 	"net/netip"
 	"strings"
@@ -136,5 +137,34 @@ func TestPeerPlaces(t *testing.T) {
 	}
 	if !s.enter(ib.GID{9}) || len(s.from) != maxPeerEnds/maxEndsEach {
 		t.Errorf("after leaving: %v", s.from)
+	}
+}
+
+// Peers that ask often do not make the driver answer as often, and one that has
+// gone spoils nothing for the others.
+func TestRecent(t *testing.T) {
+	var r recent[int]
+	made := 0
+	anew := func() (int, error) {
+		made++
+		return made, nil
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if v, _ := r.get(gone, anew); v != 1 {
+		t.Errorf("got %d", v)
+	}
+	for range 100 {
+		if v, err := r.get(t.Context(), anew); v < 2 || err != nil {
+			t.Fatalf("got %d, %v", v, err)
+		}
+	}
+	if made > 50 {
+		t.Errorf("made %d times", made)
+	}
+	n := made
+	r.at = r.at.Add(-peerStatusOf)
+	if v, _ := r.get(t.Context(), anew); v != n+1 {
+		t.Errorf("got %d after its time, %d were made", v, n)
 	}
 }
