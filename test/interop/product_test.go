@@ -109,7 +109,7 @@ func guestNode(t *testing.T, g *vm.VM, number int) *node {
 
 // hostNode runs agents on eth0 of a namespace of the host.
 func hostNode(t *testing.T, h *lab.Host, dir string, number int) *node {
-	return &node{t: t, name: "host", number: number, socket: "/tmp/" + h.Name + ".sock", provider: []string{"--provider=softroce", "--underlay=eth0"},
+	return &node{t: t, name: "host", number: number, socket: filepath.Join(dir, h.Name+".sock"), provider: []string{"--provider=softroce", "--underlay=eth0"},
 		start: func(argv ...string) (proc, error) { return startHere(h, dir, argv) }}
 }
 
