@@ -89,6 +89,10 @@ func (p *Port) requested(a cm.RequestReceived) {
 		refuse(cm.ReasonInvalidTransport)
 		return
 	}
+	if mtu := p.opt.Provider.Port().MTU; a.PathMTU > mtu { // both sides would send packets of that size
+		p.step(cm.Reject{Handle: a.Handle, Reason: cm.ReasonInvalidMTU, ARI: []byte{byte(mtu)}})
+		return
+	}
 	h, private, err := ParseHeader(a.PrivateData)
 	if err != nil {
 		refuse(cm.ReasonUnsupported)

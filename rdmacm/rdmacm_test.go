@@ -304,15 +304,19 @@ func TestWaitingIsBounded(t *testing.T) {
 	}
 }
 
-// fickle is a provider whose GIDs change.
+// fickle is a provider whose GIDs and MTU change.
 type fickle struct {
 	verbs.Provider
 	gids []ib.GID
+	mtu  ib.MTU
 }
 
 func (f *fickle) Port() verbs.Port {
 	p := f.Provider.Port()
 	p.GIDs = f.gids
+	if f.mtu != 0 {
+		p.MTU = f.mtu
+	}
 	return p
 }
 
@@ -320,7 +324,7 @@ func (f *fickle) Port() verbs.Port {
 // were: as many as come and go in the life of a device would be without bound.
 func TestGIDsChange(t *testing.T) {
 	b := newSide(t, 1)
-	f := &fickle{b.dev, []ib.GID{gidOf(addrs[0]), gidOf(addrs[1])}}
+	f := &fickle{Provider: b.dev, gids: []ib.GID{gidOf(addrs[0]), gidOf(addrs[1])}}
 	p, err := Open(Options{Provider: f, Shared: true})
 	if err != nil {
 		t.Fatal(err)
@@ -351,6 +355,34 @@ func TestGIDsChange(t *testing.T) {
 	l.Close()
 	if at(first) || at(second) || at(third) {
 		t.Error("it listens after Close")
+	}
+}
+
+// A path MTU that our underlay does not carry is refused: large messages would
+// be lost, and nobody could tell why.
+func TestPathMTU(t *testing.T) {
+	a := newSide(t, 0)
+	dev, err := softroce.Open(softroce.Options{Underlay: "lo", GID: gidOf(addrs[1])})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	p, err := Open(Options{Provider: &fickle{Provider: dev, gids: dev.Port().GIDs, mtu: ib.MTU1024}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	l, err := p.Listen(9)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	_, err = a.Dial(ctx, addrs[1], 9, Setup{QP: a.qp()})
+	var failed *FailedError
+	if !errors.As(err, &failed) || failed.Cause != cm.Rejected || failed.Reason != cm.ReasonInvalidMTU {
+		t.Errorf("a path MTU of 4096 where 1024 is carried: %v", err)
 	}
 }
 
