@@ -59,6 +59,10 @@ func peerHint(err error, about control.PeerPath) string {
 		return "ask without --peer"
 	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonConsumer && bytes.HasPrefix(failed.Private, []byte("peer_allow\x00")):
 		return "put our GID into peer_allow of the peer's configuration"
+	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonConsumer && bytes.HasPrefix(failed.Private, []byte("busy\x00")):
+		return "as many ask it as may at a time: try again in half a minute"
+	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonInvalidMTU:
+		return "the MTU of the peer's underlay is smaller than ours"
 	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonInvalidServiceID:
 		return "its agent answers nobody: peer_allow is empty there, or it is an older one"
 	case about.Via == "as given":

@@ -7,10 +7,12 @@ import (
 	"strings"
 	"testing"
 
+	"ipoibcm/cm"
 	"ipoibcm/control"
 	"ipoibcm/ib"
 	"ipoibcm/peerrpc"
 	"ipoibcm/provider/softroce"
+	"ipoibcm/rdmacm"
 	"ipoibcm/rpcrdma"
 	"ipoibcm/rpcrdma/transport"
 )
@@ -166,5 +168,26 @@ func TestRecent(t *testing.T) {
 	r.at = r.at.Add(-peerStatusOf)
 	if v, _ := r.get(t.Context(), anew); v != n+1 {
 		t.Errorf("got %d after its time, %d were made", v, n)
+	}
+}
+
+// Who was refused is told why, and does not look for a fault of the underlay.
+func TestPeerHints(t *testing.T) {
+	for _, c := range []struct {
+		reason cm.Reason
+		text   string
+		want   string
+	}{
+		{cm.ReasonConsumer, "peer_allow", "peer_allow"},
+		{cm.ReasonConsumer, "busy", "try again"},
+		{cm.ReasonInvalidServiceID, "", "answers nobody"},
+		{cm.ReasonInvalidMTU, "", "MTU"},
+		{cm.ReasonNoQP, "", "is the underlay up"},
+	} {
+		private := make([]byte, rdmacm.MaxRejectData)
+		copy(private, c.text)
+		if got := peerHint(&rdmacm.FailedError{Cause: cm.Rejected, Reason: c.reason, Private: private}, control.PeerPath{}); !strings.Contains(got, c.want) {
+			t.Errorf("%v %q: %q", c.reason, c.text, got)
+		}
 	}
 }
