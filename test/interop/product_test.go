@@ -487,6 +487,7 @@ func TestGuestMeetsHost(t *testing.T) {
 			g := guestWith(t, seg, img, 1, tt.mtu, "ib_umad")
 			for i, mode := range tt.modes {
 				t.Run(mode, func(t *testing.T) {
+					(&world{seg: seg}).watch(t)
 					p := &pairing{a: hostNode(t, host, dir, 2), b: guestNode(t, g, 1), ipv6: tt.ipv6, path: "gsi", ud: tt.ud}
 					for i, gid := range tt.gids {
 						n := []*node{p.a, p.b}[i]
@@ -525,6 +526,7 @@ func TestGuestMeetsGuest(t *testing.T) {
 				a, b := guestWith(t, seg, img, 1, tt.mtu, cm.modules...), guestWith(t, seg, img, 2, tt.mtu, cm.modules...)
 				for i, mode := range tt.modes {
 					t.Run(mode, func(t *testing.T) {
+						(&world{seg: seg}).watch(t)
 						p := &pairing{a: guestNode(t, a, 1), b: guestNode(t, b, 2), ipv6: tt.ipv6, path: cm.path, ud: tt.ud}
 						p.accept(mode, i == 0 && tt.ipv6)
 					})
