@@ -24,6 +24,7 @@ import (
 
 // Bounds of what agents ask each other over the fabric.
 const (
+	maxPeerConns = 1024                   // of the CM, those in TIMEWAIT included
 	maxPeerEnds  = 16                     // connections of peers that ask us
 	maxEndsEach  = 4                      // of them of one GID, so that no peer keeps the others out
 	peerIdle     = 30 * time.Second       // a connection that asks nothing for so long is ended
@@ -66,7 +67,7 @@ func (a *Agent) openPeers() error {
 		return nil
 	}
 	var err error
-	s.port, err = rdmacm.Open(rdmacm.Options{Provider: a.opt.Provider, Shared: true, CM: cm.Options{GID: a.link.GID, MaxConns: 4 * maxPeerEnds},
+	s.port, err = rdmacm.Open(rdmacm.Options{Provider: a.opt.Provider, Shared: true, CM: cm.Options{GID: a.link.GID, MaxConns: maxPeerConns},
 		Log: func(n cm.Note) {
 			if n.Dir == cm.Decided && n.Text == "" {
 				return

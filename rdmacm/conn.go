@@ -83,11 +83,20 @@ func (c *Conn) start(p cm.Params) error {
 	for _, a := range []verbs.QPAttr{
 		{State: verbs.StateRTR, Path: verbs.AHAttr{SGID: p.Local, DGID: p.Remote, FlowLabel: p.FlowLabel, TrafficClass: p.TrafficClass, HopLimit: p.HopLimit, SL: p.SL},
 			PathMTU: p.PathMTU, DestQPN: p.RemoteQPN, RQPSN: c.psn, MaxDestRDAtomic: p.ResponderResources, MinRNRTimer: 12},
-		{State: verbs.StateRTS, SQPSN: p.SendPSN, Timeout: p.AckTimeout, RetryCount: p.RetryCount, RNRRetry: p.RNRRetry, MaxRDAtomic: p.InitiatorDepth},
+		{State: verbs.StateRTS, SQPSN: p.SendPSN, Timeout: ackTimeout(p.AckTimeout), RetryCount: p.RetryCount, RNRRetry: p.RNRRetry, MaxRDAtomic: p.InitiatorDepth},
 	} {
 		if err := c.setup.QP.Modify(a); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// ackTimeout bounds what the peer asks for: never, or hours, would keep a queue
+// pair whose peer is gone. 18 is 1.07 s, and seven retries of it.
+func ackTimeout(asked ib.Timeout) ib.Timeout {
+	if asked == 0 || asked > 18 {
+		return 18
+	}
+	return asked
 }

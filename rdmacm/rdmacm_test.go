@@ -525,3 +525,12 @@ func FuzzHeader(f *testing.F) {
 		}
 	})
 }
+
+// Whatever the peer asks for, a queue pair whose peer is gone ends.
+func TestAckTimeoutIsBounded(t *testing.T) {
+	for asked, want := range map[ib.Timeout]ib.Timeout{0: 18, 1: 1, 14: 14, 18: 18, 19: 18, 31: 18} {
+		if got := ackTimeout(asked); got != want {
+			t.Errorf("%d became %d, want %d", asked, got, want)
+		}
+	}
+}
