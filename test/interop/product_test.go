@@ -467,7 +467,7 @@ func TestGuestMeetsHost(t *testing.T) {
 		modes   []string
 	}{
 		{5000, 2044, true, nil, []string{"rc", "uc", "ud"}},
-		{1500, 1020, false, []string{hostIPv4, guestIPv4}, []string{"rc", "ud"}},
+		{1500, 1020, false, []string{hostIPv4, guestIPv4}, []string{"rc", "uc", "ud"}},
 	} {
 		t.Run(mtuName(tt.mtu), func(t *testing.T) {
 			img, dir := productImage(t)
@@ -493,7 +493,7 @@ func TestGuestMeetsHost(t *testing.T) {
 						n := []*node{p.a, p.b}[i]
 						n.provider = append(n.provider, "--gid="+gid)
 					}
-					p.accept(mode, i == 0 && tt.ipv6)
+					p.accept(mode, i == 0)
 				})
 			}
 		})
@@ -517,7 +517,7 @@ func TestGuestMeetsGuest(t *testing.T) {
 			modes   []string
 		}{
 			{5000, 2044, true, []string{"rc", "uc", "ud"}},
-			{1500, 1020, false, []string{"rc"}},
+			{1500, 1020, false, []string{"rc", "uc", "ud"}},
 		} {
 			t.Run(cm.name+"/"+mtuName(tt.mtu), func(t *testing.T) {
 				img, _ := productImage(t)
@@ -528,7 +528,7 @@ func TestGuestMeetsGuest(t *testing.T) {
 					t.Run(mode, func(t *testing.T) {
 						(&world{seg: seg}).watch(t)
 						p := &pairing{a: guestNode(t, a, 1), b: guestNode(t, b, 2), ipv6: tt.ipv6, path: cm.path, ud: tt.ud}
-						p.accept(mode, i == 0 && tt.ipv6)
+						p.accept(mode, i == 0)
 					})
 				}
 			})
