@@ -12,6 +12,7 @@ import (
 
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
+	"ipoibcm/wire/roce"
 )
 
 // A counterFD is an eventfd, and a step that reads it.
@@ -175,4 +176,49 @@ func TestAttendBadInput(t *testing.T) {
 	if _, err := a.Attend(int(os.Stdin.Fd()), nil); !errors.Is(err, verbs.ErrInvalid) {
 		t.Errorf("no step: %v", err)
 	}
+}
+
+// What the user answers to a message while it is handled takes the ACK along, in
+// one call; without an answer the ACK goes by itself.
+func TestAckRides(t *testing.T) {
+	a, b := vethPair(t, 9000, false, nil)
+	x, y := newEnd(t, a, ib.RC, 16, 4096), newEnd(t, b, ib.RC, 16, 4096)
+	connect(x, y)
+	c := newCounterFD(t)
+	answer := make(chan error, 8)
+	c.then = func() {
+		_, err := y.qp.PostSend([]verbs.SendWR{{ID: 3, Opcode: verbs.Send, SG: y.sge(0, 100), Flags: verbs.Signaled}})
+		answer <- err
+	}
+	stop, err := b.Attend(c.fd, c.step)
+	must(t, err)
+	defer stop()
+	send := func() {
+		t.Helper()
+		_, err := y.qp.PostRecv([]verbs.RecvWR{{ID: 1, SG: y.sge(1, 200)}})
+		must(t, err)
+		_, err = x.qp.PostRecv([]verbs.RecvWR{{ID: 1, SG: x.sge(1, 200)}})
+		must(t, err)
+		_, err = x.qp.PostSend([]verbs.SendWR{{ID: 2, Opcode: verbs.Send, Flags: verbs.Signaled, SG: x.sge(0, 100)}})
+		must(t, err)
+	}
+	send()
+	until(t, "the ACK of a message without an answer", func() bool { return counter(a, "rc_acks_in") == 1 })
+	calls, packets := counter(b, "tx_calls"), counter(b, "tx_packets")
+
+	// The message and what the step is to read are there in one turn.
+	arrives := func(b []byte) bool {
+		if roce.Opcode(b[0]) != roce.RCAck {
+			c.add(1)
+		}
+		return false
+	}
+	b.dropHook.Store(&arrives)
+	send()
+	must(t, <-answer)
+	until(t, "both packets", func() bool { return counter(b, "tx_packets") == packets+2 })
+	if n := counter(b, "tx_calls") - calls; n != 1 {
+		t.Errorf("answer and ACK left in %d calls", n)
+	}
+	until(t, "both packets at the peer", func() bool { return counter(a, "rc_acks_in") == 2 && counter(a, "rc_packets_in") >= 3 })
 }

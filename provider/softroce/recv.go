@@ -64,12 +64,16 @@ type receiver struct {
 	attMu sync.Mutex
 	ended bool // under attMu
 
+	active   bool      // something came or went since the last wait
+	activeAt time.Time // or at the last wait before which it did
+
 	overflow uint32 // datagrams the kernel has dropped, as it said last
 
 	from    engine.Source
 	pkt     roce.Packet
 	held    *qp // locked while packets in a row are for it
 	touched []*cq
+	owed    []*qp // an ACK of theirs waits
 	tap     []byte
 }
 
@@ -105,13 +109,17 @@ func (r *receiver) run() {
 		switch errno {
 		case 0:
 			r.dev.count.rxCalls.Add(1)
+			r.active = true
 			r.take(n, time.Now())
 		case unix.EAGAIN, unix.EINTR:
 		default:
 			r.dev.count.rxErrors.Add(1)
 			time.Sleep(10 * time.Millisecond) // ENETDOWN and the like
 		}
-		if more, wait := r.attend(); !more && errno == unix.EAGAIN {
+		more, wait := r.attend()
+		r.settle()
+		r.active = r.active || more
+		if !more && errno == unix.EAGAIN {
 			r.sleep(wait)
 		}
 	}
@@ -131,9 +139,8 @@ func (r *receiver) read() (int, unix.Errno) {
 	return int(n), errno
 }
 
-// take handles n datagrams, then sends what they asked for, then tells the
-// users of the completion queues. UD comes last: in between, it would make a
-// connection acknowledge every message by itself, and a flood of it all of them.
+// take handles n datagrams, then tells the users of the completion queues. UD
+// comes last, so that a connection's lock is taken once.
 func (r *receiver) take(n int, now time.Time) {
 	datagrams := uint(0)
 	for i := range n {
@@ -290,6 +297,9 @@ func (r *receiver) release(now time.Time) {
 	}
 	r.held = nil
 	q.flush(now)
+	if q.eng.AckWaits() {
+		r.owe(q, now)
+	}
 	q.mu.Unlock()
 	r.touch(q.recvCQ)
 	r.touch(q.sendCQ)

@@ -61,6 +61,10 @@ type Config struct {
 	// AckEvery is how many packets go out at most without asking for an
 	// acknowledgement. Zero means 16.
 	AckEvery int
+	// AckWithin is how many RC request packets may be without an ACK while it waits:
+	// for a message that takes it along, or for [QP.UrgeAck]. Zero means that it
+	// does not wait.
+	AckWithin int
 	// MaxUDPayload is the largest UD payload in octets. Zero means 4096.
 	MaxUDPayload int
 }
@@ -292,15 +296,15 @@ func (q *QP) Output(pkts []Packet, now time.Time) int {
 	for n < len(pkts) && q.nextResponse(&pkts[n]) {
 		n++
 	}
-	if q.state != verbs.StateRTS {
-		return n
-	}
 	first := n
-	for n < len(pkts) && q.nextRequest(&pkts[n]) {
+	for q.state == verbs.StateRTS && n < len(pkts) && q.nextRequest(&pkts[n]) {
 		n++
 	}
 	if n > first && q.req.ackDeadline.IsZero() {
 		q.armTimer(now)
+	}
+	if n < len(pkts) && q.nextAck(&pkts[n], pkts[first:n]) {
+		n++
 	}
 	return n
 }

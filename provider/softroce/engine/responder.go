@@ -35,6 +35,8 @@ type responder struct {
 
 	waiting    bool // a NAK for epsn went out; packets ahead are dropped silently
 	ackPending bool
+	unacked    int  // packets accepted since the last ACK or NAK
+	urged      bool // the ACK must not wait
 	nakPending bool
 	nak        roce.Syndrome
 	nakPSN     ib.PSN
@@ -68,7 +70,7 @@ func (q *QP) receiveRequest(pkt *roce.Packet) DropReason {
 	case d < 0 && pkt.Op.IsReadRequest():
 		return q.repeatRead(pkt)
 	case d < 0:
-		r.ackPending = true
+		r.ackPending, r.urged = true, true // the peer has waited already
 		return duplicate
 	}
 	// What was missing is here: a NAK that has not left yet is not needed.
@@ -208,6 +210,7 @@ func (q *QP) lookup(rkey uint32, va uint64, n int, access verbs.Access) ([]byte,
 func (q *QP) accept(pkt *roce.Packet) {
 	r := &q.rsp
 	r.epsn = r.epsn.Add(1)
+	r.unacked++
 	if pkt.Op.Ends() {
 		r.msn = (r.msn + 1) & 0xffffff
 		r.msg = msgNone
@@ -223,9 +226,7 @@ func (q *QP) refuse(s roce.Syndrome, status verbs.Status) {
 	q.fail(status)
 }
 
-// nextResponse puts the next packet of the responder into p. READ responses and
-// the ACK of what came after them keep their order; one ACK answers all packets
-// since the last call.
+// nextResponse puts the next READ response or NAK into p.
 func (q *QP) nextResponse(p *Packet) bool {
 	r := &q.rsp
 	if len(r.reads) > 0 && q.state != verbs.StateError {
@@ -233,28 +234,53 @@ func (q *QP) nextResponse(p *Packet) bool {
 			return true
 		}
 	}
-	switch {
-	case r.nakPending:
-		r.nakPending, r.ackPending = false, false
-		if r.nak.IsRNR() {
-			q.count.RNROut++
-		} else {
-			q.count.NAKsOut++
-		}
-		q.putAck(p, r.nak, r.nakPSN)
-		return true
-	case r.ackPending:
-		r.ackPending = false
-		q.count.ACKsOut++
-		q.putAck(p, roce.SyndromeACK, r.epsn.Add(-1))
-		return true
+	if !r.nakPending {
+		return false
 	}
-	return false
+	r.nakPending, r.ackPending = false, false
+	if r.nak.IsRNR() {
+		q.count.RNROut++
+	} else {
+		q.count.NAKsOut++
+	}
+	q.putAck(p, r.nak, r.nakPSN)
+	return true
 }
+
+// nextAck puts an ACK into p, if one is pending and may not wait any longer. It
+// comes after READ responses, whose order it must keep, and after requests: one
+// ACK answers all packets since the last one.
+func (q *QP) nextAck(p *Packet, before []Packet) bool {
+	r := &q.rsp
+	if !r.ackPending || q.AckWaits() && !takesAlong(before) {
+		return false
+	}
+	r.ackPending = false
+	q.count.ACKsOut++
+	q.putAck(p, roce.SyndromeACK, r.epsn.Add(-1))
+	return true
+}
+
+// takesAlong reports whether a shorter packet can follow pkts in one UDP_SEGMENT
+// call, where all but the last have one length. It costs next to nothing then.
+func takesAlong(pkts []Packet) bool {
+	n := len(pkts)
+	return n == 1 || n > 1 && pkts[n-1].Len() == pkts[n-2].Len()
+}
+
+// AckWaits reports whether an ACK is pending that [QP.Output] holds back.
+func (q *QP) AckWaits() bool {
+	r := &q.rsp
+	return r.ackPending && !r.urged && r.unacked < q.cfg.AckWithin
+}
+
+// UrgeAck ends the wait of an ACK: the next [QP.Output] has it.
+func (q *QP) UrgeAck() { q.rsp.urged = q.rsp.ackPending }
 
 func (q *QP) putAck(p *Packet, s roce.Syndrome, psn ib.PSN) {
 	roce.PutBTH(p.Header[:], roce.BTHFields{Opcode: roce.RCAck, PKey: q.attr.PKey, DestQPN: q.attr.DestQPN, PSN: psn})
 	roce.PutAETH(p.Header[roce.BTHLen:], s, q.rsp.msn)
 	p.HeaderLen, p.Pad, p.NPayload, p.PayloadLen, p.AH = roce.BTHLen+roce.AETHLen, 0, 0, 0, nil
+	q.rsp.unacked, q.rsp.urged = 0, false
 	q.count.PacketsOut++
 }

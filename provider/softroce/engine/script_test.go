@@ -21,7 +21,8 @@ var update = flag.Bool("update", false, "rewrite the indented lines of the packe
 // comes out.
 //
 //	qp rc mtu=256 psn=0      the QP under test, in RTS; state=RTR stops there;
-//	                         also retry= rnr= timeout= rd= window= srq
+//	                         also retry= rnr= timeout= rd= window= within= srq
+//	urge                     an ACK must not wait
 //	recv ID LEN              post a receive
 //	send ID LEN              post a SEND; imm= inv= unsignaled fence
 //	write|read ID LEN        post a WRITE (imm=) or READ of va=0 rkey=7
@@ -144,6 +145,8 @@ func (s *script) do(words []string) []string {
 	switch {
 	case words[0] == "qp":
 		s.newQP(words[1], m)
+	case words[0] == "urge":
+		s.q.UrgeAck()
 	case words[0] == "mem":
 		key, n := id()
 		r := &mem{buf: fill(n, 0)}
@@ -195,7 +198,7 @@ func (s *script) newQP(tr string, m map[string]string) {
 	if tr == "uc" {
 		s.tr = ib.UC
 	}
-	cfg := Config{QPN: 0xa1, Transport: s.tr, SendDepth: 16, RecvDepth: 16, Memory: s.mem, Sink: s, Window: int(s.num(m, "window", 10, 0))}
+	cfg := Config{QPN: 0xa1, Transport: s.tr, SendDepth: 16, RecvDepth: 16, Memory: s.mem, Sink: s, Window: int(s.num(m, "window", 10, 0)), AckWithin: int(s.num(m, "within", 10, 0))}
 	if _, ok := m["srq"]; ok {
 		cfg.Shared = NewRecvRing(4, 1)
 	}

@@ -1,0 +1,48 @@
+package softroce
+
+import "time"
+
+const (
+	// ackWithin is how many packets of a queue pair wait for one ACK at most: a
+	// quarter of the window of our own requesters, and less than the smallest
+	// window that is known of others (rdma_rxe: 128).
+	ackWithin = 64
+	// maxOwed bounds the queue pairs whose ACKs wait in one receiver.
+	maxOwed = 64
+)
+
+// owe notes that an ACK of q waits until what came with it was handled. What the
+// user, or the kernel behind the TUN, answers to a message then leaves before the
+// ACK, and takes it along in one call if it is short. The caller holds q.mu.
+func (r *receiver) owe(q *qp, now time.Time) {
+	for _, o := range r.owed {
+		if o == q {
+			return
+		}
+	}
+	if len(r.owed) == maxOwed {
+		q.eng.UrgeAck()
+		q.flush(now)
+		return
+	}
+	r.owed = append(r.owed, q)
+}
+
+// settle sends the ACKs that still wait. It is called once per turn, so none
+// waits longer than the handling of one batch.
+func (r *receiver) settle() {
+	if len(r.owed) == 0 {
+		return
+	}
+	now := time.Now()
+	for i, q := range r.owed {
+		q.mu.Lock()
+		if !q.gone && q.eng.AckWaits() {
+			q.eng.UrgeAck()
+			q.flush(now)
+		}
+		q.mu.Unlock()
+		r.owed[i] = nil
+	}
+	r.owed = r.owed[:0]
+}
