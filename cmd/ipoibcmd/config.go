@@ -62,11 +62,13 @@ type Offload struct {
 	// OneThread has the provider's receiving thread read the TUN; nil means on
 	// where the provider can.
 	OneThread *bool `yaml:"one_thread"`
+	// HoldP lets that thread hold its P while it waits; nil means on where it can.
+	HoldP *bool `yaml:"hold_p"`
 }
 
 // defaults returns the configuration that holds where nothing is said.
 func defaults() Config {
-	gso, gro, one := true, true, true // apart: the file writes through the pointers
+	gso, gro, one, hold := true, true, true, true // apart: the file writes through the pointers
 	return Config{
 		Name:        "ibcm0",
 		Mode:        "rc",
@@ -79,7 +81,7 @@ func defaults() Config {
 		QKey:        uint32(ib.QKeyIPoIB),
 		IdleTimeout: "5m",
 		PeerAllow:   []string{agent.DefaultPeerAllow[0].String()},
-		Offload:     Offload{GSO: &gso, GRO: &gro, OneThread: &one},
+		Offload:     Offload{GSO: &gso, GRO: &gro, OneThread: &one, HoldP: &hold},
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"runtime"
 	"slices"
 	"time"
 
@@ -72,6 +73,9 @@ func run(ctx context.Context, c Config) error {
 		return err
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: s.level}))
+	if !off(c.Offload.HoldP) && os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1) // one for the thread that holds it while it waits
+	}
 	provider, gid, notes, err := openProvider(ctx, c, s, log)
 	if errors.Is(err, softroce.ErrStopped) || errors.Is(err, ibverbs.ErrStopped) {
 		return nil // interrupted before there was anything to end

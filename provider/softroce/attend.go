@@ -114,15 +114,11 @@ func (r *receiver) end() {
 func (r *receiver) sleep(wait time.Duration) {
 	fds := [3]unix.PollFd{{Fd: int32(r.fd), Events: unix.POLLIN}, {Fd: int32(r.wakeFD), Events: unix.POLLIN}}
 	n := 2
-	var timeout *unix.Timespec
-	if wait > 0 {
-		ts := unix.NsecToTimespec(int64(wait))
-		timeout = &ts
-	} else if a := r.att.Load(); a != nil {
+	if a := r.att.Load(); a != nil && wait <= 0 {
 		fds[2] = unix.PollFd{Fd: int32(a.fd), Events: unix.POLLIN}
 		n = 3
 	}
-	if _, err := unix.Ppoll(fds[:n], timeout, nil); err != nil {
+	if r.poll(fds[:n], wait) != nil {
 		return // EINTR
 	}
 	if fds[1].Revents != 0 {

@@ -9,22 +9,22 @@ import (
 
 // counters are those of the device; queue pairs count for themselves.
 type counters struct {
-	txPackets, txCalls, txBatches       atomic.Uint64
-	txWaits, txNoRoom, txTooBig         atomic.Uint64
-	txErrors, lastErrno, gsoRefused     atomic.Uint64
-	selfTestFailed                      [2]atomic.Uint64 // of GSO and GRO
-	txFragmented, groRefused            atomic.Uint64
-	rxPackets, rxCalls, rxChains        atomic.Uint64
-	rxErrors, rxTruncated, rxOverflow   atomic.Uint64
-	rxMalformed, rxICRC, rxForeignID    atomic.Uint64
-	rxOtherGID, rxOwnEcho, rxUnknownQPN atomic.Uint64
-	rxNoMember, rxCNP                   atomic.Uint64
-	rxDrops                             [engine.NumDropReasons]atomic.Uint64
-	madsIn, madsOut, madsDropped        atomic.Uint64
-	madsFlood                           atomic.Uint64
-	eventsDropped, cqGrown, joinErrors  atomic.Uint64
-	recvBuffer, sendBuffer              atomic.Uint64
-	recvBufferAsked, sendBufferAsked    atomic.Uint64
+	txPackets, txCalls, txBatches        atomic.Uint64
+	txWaits, txNoRoom, txTooBig          atomic.Uint64
+	txErrors, lastErrno, gsoRefused      atomic.Uint64
+	selfTestFailed                       [2]atomic.Uint64 // of GSO and GRO
+	txFragmented, groRefused             atomic.Uint64
+	rxPackets, rxCalls, rxChains, rxHeld atomic.Uint64
+	rxErrors, rxTruncated, rxOverflow    atomic.Uint64
+	rxMalformed, rxICRC, rxForeignID     atomic.Uint64
+	rxOtherGID, rxOwnEcho, rxUnknownQPN  atomic.Uint64
+	rxNoMember, rxCNP                    atomic.Uint64
+	rxDrops                              [engine.NumDropReasons]atomic.Uint64
+	madsIn, madsOut, madsDropped         atomic.Uint64
+	madsFlood                            atomic.Uint64
+	eventsDropped, cqGrown, joinErrors   atomic.Uint64
+	recvBuffer, sendBuffer               atomic.Uint64
+	recvBufferAsked, sendBufferAsked     atomic.Uint64
 }
 
 // Counters implements [verbs.Provider]: what the sockets did and dropped, what
@@ -41,7 +41,7 @@ func (d *Device) Counters(f func(name string, value uint64)) {
 		{"tx_drop_errors", &c.txErrors}, {"tx_last_errno", &c.lastErrno}, {"tx_gso_refused", &c.gsoRefused},
 		{"tx_fragmented", &c.txFragmented}, {"rx_gro_refused", &c.groRefused},
 		{"tx_gso_selftest_failed", &c.selfTestFailed[gso]}, {"rx_gro_selftest_failed", &c.selfTestFailed[gro]},
-		{"rx_packets", &c.rxPackets}, {"rx_calls", &c.rxCalls}, {"rx_chains", &c.rxChains},
+		{"rx_packets", &c.rxPackets}, {"rx_calls", &c.rxCalls}, {"rx_chains", &c.rxChains}, {"rx_held_waits", &c.rxHeld},
 		{"rx_errors", &c.rxErrors}, {"rx_drop_truncated", &c.rxTruncated}, {"rx_drop_overflow", &c.rxOverflow},
 		{"rx_drop_malformed", &c.rxMalformed}, {"rx_drop_icrc", &c.rxICRC}, {"rx_foreign_id", &c.rxForeignID},
 		{"rx_drop_other_gid", &c.rxOtherGID}, {"rx_drop_own_echo", &c.rxOwnEcho}, {"rx_drop_unknown_qpn", &c.rxUnknownQPN},

@@ -59,8 +59,11 @@ type Device struct {
 	count  counters
 	noGSO  atomic.Bool
 	noGRO  atomic.Bool
-	whyOff [2]atomic.Pointer[string] // of GSO and GRO: why they are off, or not tried
-	tap    atomic.Pointer[verbs.Tap]
+	whyOff [offloads]atomic.Pointer[string] // why they are off, or not tried
+
+	noHold     atomic.Bool
+	maxHolding int // threads of the process that hold a P, less one
+	tap        atomic.Pointer[verbs.Tap]
 	// dropHook lets tests lose packets before they are looked at.
 	dropHook atomic.Pointer[func(udp []byte) bool]
 

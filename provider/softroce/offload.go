@@ -2,14 +2,17 @@ package softroce
 
 import (
 	"errors"
+	"sync/atomic"
 
 	"ipoibcm/verbs"
 )
 
 // The offloads, as indices.
 const (
-	gso = iota // UDP_SEGMENT
-	gro        // UDP_GRO
+	gso  = iota // UDP_SEGMENT
+	gro         // UDP_GRO
+	hold        // of the P while waiting
+	offloads
 )
 
 // tryOffloads tests what is not switched off, and switches off what fails.
@@ -35,19 +38,18 @@ func (d *Device) tryOffloads() {
 			d.offloadOff(i, "its test failed: "+err.Error())
 		}
 	}
+	d.tryHold()
 }
 
 // offloadOff switches one off and notes why.
 func (d *Device) offloadOff(i int, why string) {
-	if i == gso {
-		d.noGSO.Store(true)
-	} else {
-		d.noGRO.Store(true)
-	}
+	[...]*atomic.Bool{gso: &d.noGSO, gro: &d.noGRO, hold: &d.noHold}[i].Store(true)
 	d.whyOff[i].Store(&why)
 }
 
-var offloadNames = [...]struct{ name, what string }{gso: {"gso", "UDP_SEGMENT"}, gro: {"gro", "UDP_GRO"}}
+var offloadNames = [...]struct{ name, what string }{
+	gso: {"gso", "UDP_SEGMENT"}, gro: {"gro", "UDP_GRO"}, hold: {"hold_p", "waits that hold Go's P"},
+}
 
 // Offloads implements [verbs.Offloader].
 func (d *Device) Offloads() []verbs.Offload {
@@ -60,5 +62,6 @@ func (d *Device) Offloads() []verbs.Offload {
 	}
 	out[gso].On, out[gso].Uses = !d.noGSO.Load(), d.count.txBatches.Load()
 	out[gro].On, out[gro].Uses = !d.noGRO.Load(), d.count.rxChains.Load()
+	out[hold].On, out[hold].Uses = !d.noHold.Load(), d.count.rxHeld.Load()
 	return out
 }

@@ -18,7 +18,8 @@ func TestEachOffloadOff(t *testing.T) {
 		{"gso", "offload: {gso: false}\n", []string{"gso"}},
 		{"gro", "offload: {gro: false}\n", []string{"gro"}},
 		{"one_thread", "offload: {one_thread: false}\n", []string{"one_thread"}},
-		{"all", "offload: {gso: false, gro: false, one_thread: false}\n", []string{"gso", "gro", "one_thread"}},
+		{"hold_p", "offload: {hold_p: false}\n", []string{"hold_p"}},
+		{"all", "offload: {gso: false, gro: false, one_thread: false, hold_p: false}\n", []string{"gso", "gro", "one_thread", "hold_p"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			parallel(t)
@@ -41,13 +42,15 @@ func TestEachOffloadOff(t *testing.T) {
 				for _, o := range h.status().Underlay.Offloads {
 					got[o.Name] = o
 				}
-				for _, name := range []string{"gso", "gro", "one_thread"} {
+				for _, name := range []string{"gso", "gro", "one_thread", "hold_p"} {
 					off := false
 					for _, n := range tt.off {
 						off = off || n == name
 					}
 					o, there := got[name]
-					if !there || o.On == off || off && (o.Why != "switched off" || o.Uses != 0) || !off && o.Uses == 0 && (name != "gro" || got["gso"].On) {
+					// Only the one thread holds its P.
+					unused := name == "gro" && !got["gso"].On || name == "hold_p" && !got["one_thread"].On
+					if !there || o.On == off || off && (o.Why != "switched off" || o.Uses != 0) || !off && !unused && o.Uses == 0 {
 						t.Errorf("%s: %+v", name, o)
 					}
 				}

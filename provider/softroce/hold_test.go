@@ -1,0 +1,76 @@
+package softroce
+
+import (
+	"runtime"
+	"testing"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+// A wait that holds its P ends when a packet, the descriptor or the runtime calls,
+// and is not begun where nothing came for long, where nothing is attended, or where
+// no P would be left.
+func TestHoldP(t *testing.T) {
+	procs := runtime.GOMAXPROCS(0)
+	defer runtime.GOMAXPROCS(procs)
+	runtime.GOMAXPROCS(2)
+	a, b := vethPair(t, 9000, false, func(o *Options) { o.HoldP = true })
+	x, y := newEnd(t, a, ib.RC, 16, 4096), newEnd(t, b, ib.RC, 16, 4096)
+	connect(x, y)
+	send := func() {
+		t.Helper()
+		_, err := x.qp.PostRecv([]verbs.RecvWR{{ID: 1, SG: x.sge(0, 4096)}})
+		must(t, err)
+		_, err = y.qp.PostSend([]verbs.SendWR{{ID: 2, Opcode: verbs.Send, Flags: verbs.Signaled, SG: y.sge(0, 100)}})
+		must(t, err)
+		x.next()
+	}
+	send()
+	if n := counter(a, "rx_held_waits"); n != 0 {
+		t.Errorf("%d waits held the P though nothing is attended", n)
+	}
+	c, d := newCounterFD(t), newCounterFD(t)
+	stop, err := a.Attend(c.fd, c.step)
+	must(t, err)
+	defer stop()
+	stopB, err := b.Attend(d.fd, d.step)
+	must(t, err)
+	defer stopB()
+	send()
+	until(t, "a wait that holds its P", func() bool { return counter(a, "rx_held_waits")+counter(b, "rx_held_waits") > 0 })
+	for range 50 { // with GOMAXPROCS at 2 one of the two is left for all of this
+		if n := holding.Load(); n > 2 {
+			t.Fatalf("%d threads hold a P", n)
+		}
+		send()
+		c.add(1)
+		runtime.GC() // stops the world
+	}
+	until(t, "steps for the descriptor", func() bool { return c.sum.Load() == 50 })
+
+	// After a while of silence the waits are the runtime's again.
+	time.Sleep(holdFor + 100*time.Millisecond)
+	held := counter(a, "rx_held_waits") + counter(b, "rx_held_waits")
+	time.Sleep(200 * time.Millisecond)
+	if n := counter(a, "rx_held_waits") + counter(b, "rx_held_waits"); n != held {
+		t.Errorf("%d waits held the P in a time of silence", n-held)
+	}
+}
+
+func TestHoldPOff(t *testing.T) {
+	procs := runtime.GOMAXPROCS(0)
+	defer runtime.GOMAXPROCS(procs)
+	for _, tt := range []struct {
+		procs int
+		on    bool
+		why   string
+	}{{1, true, "GOMAXPROCS is 1: nothing else could run meanwhile"}, {2, false, "switched off"}, {2, true, ""}} {
+		runtime.GOMAXPROCS(tt.procs)
+		a, _ := pair(t, families[0], func(o *Options) { o.HoldP = tt.on })
+		if o := a.Offloads()[hold]; o.On != (tt.why == "") || o.Why != tt.why || o.Name != "hold_p" {
+			t.Errorf("%d, %v: %+v", tt.procs, tt.on, o)
+		}
+	}
+}
