@@ -117,6 +117,10 @@ func TestMADPort(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("nothing comes in")
 	}
+	// What counts a MAD that was sent does so when the write is over, on its goroutine.
+	for end := time.Now().Add(10 * time.Second); m.sent.Load()+m.refused.Load() < 4 && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
 	if m.dropped.Load() != 4 || m.refused.Load() != 1 || m.sent.Load() != 3 {
 		t.Errorf("dropped %d, refused %d, sent %d; want 4, 1, 3", m.dropped.Load(), m.refused.Load(), m.sent.Load())
 	}
