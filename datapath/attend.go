@@ -37,7 +37,7 @@ func (l *Loop) attend(fail func(error)) (stop func()) {
 			fail(err)
 			return false, time.Hour
 		}
-		return n > 0, wait
+		return n > 0 && !s.drained, wait
 	})
 	if err != nil {
 		l.offload(err.Error())

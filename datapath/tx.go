@@ -34,15 +34,16 @@ const (
 
 // A sender is the state of the TUN reader.
 type sender struct {
-	l     *Loop
-	slots []int32
-	bufs  [][]byte
-	sizes []int
-	qs    []*sendQ // touched by this batch
-	held  []*sendQ // full, with packets of this batch still to be posted
-	work  work
-	timer *time.Timer
-	read  func(bufs [][]byte, sizes []int) (int, error) // blocks or not
+	l       *Loop
+	slots   []int32
+	bufs    [][]byte
+	sizes   []int
+	qs      []*sendQ // touched by this batch
+	held    []*sendQ // full, with packets of this batch still to be posted
+	work    work
+	timer   *time.Timer
+	drained bool                                          // the last batch was not full: nothing more was there
+	read    func(bufs [][]byte, sizes []int) (int, error) // blocks or not
 
 	// The two queues used last, to know whether one is alone.
 	recent [2]struct {
@@ -101,7 +102,7 @@ func (s *sender) step() (n int, wait time.Duration, err error) {
 	if n, err = s.read(s.bufs[:len(s.slots)], s.sizes); err != nil {
 		return 0, 0, fmt.Errorf("read %s: %w", l.tun.Name(), err)
 	}
-	if n == 0 {
+	if s.drained = n < len(s.slots); n == 0 {
 		return 0, 0, nil
 	}
 	l.hand.RLock()

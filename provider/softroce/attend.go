@@ -121,6 +121,9 @@ func (r *receiver) sleep(wait time.Duration) {
 	if r.poll(fds[:n], wait) != nil {
 		return // EINTR
 	}
+	if fds[2].Revents != 0 {
+		r.active, r.readable = true, fds[0].Revents != 0
+	}
 	if fds[1].Revents != 0 {
 		var b [8]byte
 		_, _ = unix.Read(r.wakeFD, b[:])

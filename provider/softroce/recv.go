@@ -64,6 +64,7 @@ type receiver struct {
 	attMu sync.Mutex
 	ended bool // under attMu
 
+	readable bool      // as far as we know
 	active   bool      // something came or went since the last wait
 	activeAt time.Time // or at the last wait before which it did
 
@@ -103,9 +104,14 @@ func (r *receiver) init() {
 // run reads until the device is closed.
 func (r *receiver) run() {
 	r.init()
+	r.readable = true
 	defer r.end()
 	for !r.dev.closing.Load() {
-		n, errno := r.read()
+		n, errno := 0, unix.EAGAIN
+		if r.readable {
+			n, errno = r.read()
+		}
+		r.readable = true
 		switch errno {
 		case 0:
 			r.dev.count.rxCalls.Add(1)
@@ -118,8 +124,8 @@ func (r *receiver) run() {
 		}
 		more, wait := r.attend()
 		r.settle()
-		r.active = r.active || more
-		if !more && errno == unix.EAGAIN {
+		// After a single datagram there is hardly another: poll tells.
+		if !more && (errno == unix.EAGAIN || n == 1) {
 			r.sleep(wait)
 		}
 	}
