@@ -9,6 +9,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
 	"ipoibcm/serviceid"
+	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 )
 
@@ -237,6 +238,9 @@ func (f *Interface) qpError(ev QPError) {
 		return
 	}
 	f.count(nQPErrors)
+	if ev.Status == verbs.RetryExceeded {
+		f.neighStep(doubted(c.peer.key))
+	}
 	why := fmt.Sprintf("queue pair error: %v %s", ev.Status, ev.Text)
 	h, up := c.handle, c.state == connUp
 	switch {

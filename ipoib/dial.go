@@ -111,6 +111,7 @@ func (f *Interface) dialFailed(c *conn, ev cm.Failed) {
 		return
 	}
 	if ev.Cause == cm.TimedOut {
+		f.neighStep(doubted(p.key))
 		if c.via == ViaInband {
 			f.unanswered(p)
 		}

@@ -17,6 +17,9 @@ import (
 
 func confirmed(key encap.LinkAddr) neigh.Event { return neigh.ConfirmedLink{LinkAddr: key} }
 
+// doubted is its opposite: what went to a peer had no answer.
+func doubted(key encap.LinkAddr) neigh.Event { return neigh.DoubtedLink{LinkAddr: key} }
+
 func (f *Interface) cmStep(ev cm.Event) {
 	for _, a := range f.cm.Step(nil, f.now, ev) {
 		f.onCM(a)

@@ -204,6 +204,20 @@ func (t *Table) confirmAll(now time.Time, link encap.LinkAddr) {
 	}
 }
 
+// doubt probes a neighbour that was used of late, and has others probed when they
+// are used.
+func (t *Table) doubt(dst []Action, now time.Time, e *entry) []Action {
+	switch {
+	case e.state != StateReachable && e.state != StateStale && e.state != StateDelay:
+		return dst // being probed, or not known
+	case e.used == 0 || t.since(now, e.used) > t.o.reachableTime():
+		t.setState(now, e, StateStale)
+		return dst
+	}
+	t.setState(now, e, StateProbe)
+	return t.probe(dst, now, e)
+}
+
 func (t *Table) entryTimer(dst []Action, now time.Time, e *entry) []Action {
 	switch e.state {
 	case StateIncomplete:

@@ -32,6 +32,12 @@ type Confirmed struct{ IP netip.Addr }
 // stands for an answer only for two reachable times after the last one.
 type ConfirmedLink struct{ LinkAddr encap.LinkAddr }
 
+// DoubtedLink says that something which went to this link-layer address, its flags
+// not counted, had no answer at all: an RC connection whose retries are exceeded, a
+// REQ. Neighbours there that are in use are probed at once, as if they had been
+// stale: their announcement of another GID may have been lost.
+type DoubtedLink struct{ LinkAddr encap.LinkAddr }
+
 // Forget drops the entry of IP, known or failed; packets that wait for it come
 // back in Discard. The next Resolve asks again.
 type Forget struct{ IP netip.Addr }
@@ -88,6 +94,7 @@ func (Resolve) event()       {}
 func (Used) event()          {}
 func (Confirmed) event()     {}
 func (ConfirmedLink) event() {}
+func (DoubtedLink) event()   {}
 func (Forget) event()        {}
 func (ForgetLink) event()    {}
 func (Flush) event()         {}

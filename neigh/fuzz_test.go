@@ -166,6 +166,9 @@ func fuzzEvent(i int, k, x byte, rest []byte) Event {
 	case 15:
 		return RecvARP{Payload: rest}
 	default:
+		if x&8 != 0 {
+			return DoubtedLink{link}
+		}
 		return ConfirmedLink{link}
 	}
 }

@@ -204,6 +204,8 @@ func (s *script) do(f []string) (lines []string) {
 		ev = Confirmed{addr(1)}
 	case "confirmlink":
 		ev = ConfirmedLink{hosts[f[1]]}
+	case "doubtlink":
+		ev = DoubtedLink{hosts[f[1]]}
 	case "forget":
 		ev = Forget{addr(1)}
 	case "forgetlink":

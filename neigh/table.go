@@ -70,6 +70,11 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 	case ConfirmedLink:
 		t.confirmAll(now, ev.LinkAddr)
 		return dst
+	case DoubtedLink:
+		for _, e := range t.at(ev.LinkAddr) {
+			dst = t.doubt(dst, now, e)
+		}
+		return dst
 	case Forget:
 		if e := t.entries[plain(ev.IP)]; e != nil {
 			return t.remove(dst, e, ExpireForgotten, DropForgotten)
