@@ -26,6 +26,7 @@ var errBusy error = syscall.EBUSY
 type counters struct {
 	sendUD, sendConn, sendMAD, writeTUN            atomic.Uint64
 	sendUDFailed, sendConnFailed, sendMADFailed    atomic.Uint64
+	udRevived                                      atomic.Uint64
 	writeTUNFailed, qpFailed, joinFailed, ahFailed atomic.Uint64
 }
 

@@ -96,6 +96,7 @@ type Agent struct {
 	groups   map[ib.GID]time.Time
 	routes   *routeKeeper
 	counters counters
+	udDied   string // why the UD QP went to ERR, until it is back
 	gone     string // what the provider said when its device went away for good
 
 	queries chan func()

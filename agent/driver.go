@@ -105,6 +105,7 @@ func (a *Agent) turn(done <-chan struct{}, timer *time.Timer, tick <-chan time.T
 	case q := <-a.queries:
 		q()
 	case <-tick:
+		a.reviveUD()
 		a.usage()
 		return true
 	}
@@ -170,8 +171,12 @@ func (a *Agent) verbsEvent(ev verbs.Event) {
 	handle, known := a.byQPN[ev.QPN]
 	switch ev.Kind {
 	case verbs.QPFatal:
-		if known {
+		switch {
+		case known:
 			a.step(ipoib.QPError{Conn: handle, Status: ev.Status, Text: ev.Text})
+		case ev.QPN == a.loop.UDQP().QPN():
+			a.udDied = cmp.Or(ev.Text, ev.Status.String())
+			a.log.Warn("the UD QP went to ERR", "status", ev.Status, "text", ev.Text)
 		}
 	case verbs.CommEst:
 		if known {
@@ -180,6 +185,24 @@ func (a *Agent) verbsEvent(ev verbs.Event) {
 	case verbs.PortActive, verbs.PortError, verbs.GIDChange, verbs.MTUChange, verbs.DeviceFatal:
 		a.underlayChanged(ev)
 	}
+}
+
+// reviveUD brings a UD QP back that went to ERR, and tells everybody again what they
+// may have missed. It is called once a second: what broke it may still be so.
+func (a *Agent) reviveUD() {
+	if a.udDied == "" || a.gone != "" {
+		return
+	}
+	if err := a.loop.ReviveUD(); err != nil {
+		a.log.Warn("the UD QP cannot be brought back", "err", err)
+		return
+	}
+	a.counters.udRevived.Add(1)
+	a.log.Info("the UD QP is back", "was", a.udDied)
+	a.udDied = ""
+	port := a.port()
+	a.step(ipoib.UnderlayChanged{Link: a.link, PathMTU: port.MTU})
+	a.step(ipoib.UnderlayChanged{Link: a.link, PathMTU: port.MTU, Active: port.Active})
 }
 
 func (a *Agent) underlayChanged(ev verbs.Event) {

@@ -104,6 +104,9 @@ func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) 
 	} else if !active {
 		w = append(w, "the underlay is down or has lost its address")
 	}
+	if a.udDied != "" {
+		w = append(w, "the UD QP went to ERR ("+a.udDied+") and is being brought back")
+	}
 	for _, ad := range s.Addrs {
 		if ad.Duplicate {
 			w = append(w, fmt.Sprintf("%s is used by another host; give one of the two another address", ad.Prefix.Addr()))
@@ -325,7 +328,7 @@ func (a *Agent) allCounters() []control.Counter {
 		name string
 		v    uint64
 	}{
-		{"ud_frames_sent", c.sendUD.Load()}, {"ud_frames_failed", c.sendUDFailed.Load()},
+		{"ud_frames_sent", c.sendUD.Load()}, {"ud_frames_failed", c.sendUDFailed.Load()}, {"ud_qp_revived", c.udRevived.Load()},
 		{"queued_packets_sent", c.sendConn.Load()}, {"queued_packets_failed", c.sendConnFailed.Load()},
 		{"mads_sent", c.sendMAD.Load()}, {"mads_failed", c.sendMADFailed.Load()},
 		{"tun_packets_injected", c.writeTUN.Load()}, {"tun_packets_refused", c.writeTUNFailed.Load()},

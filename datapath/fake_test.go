@@ -186,6 +186,11 @@ func (q *fakeQP) Modify(a verbs.QPAttr) error {
 	defer q.mu.Unlock()
 	q.state = a.State
 	switch a.State {
+	case verbs.StateReset:
+		q.held = nil
+		for ok := q.init.SRQ == nil; ok; {
+			_, ok = q.rq.take()
+		}
 	case verbs.StateRTR:
 		q.dest = a.DestQPN
 	case verbs.StateError:

@@ -198,18 +198,7 @@ func (l *Loop) makeUD() error {
 		return fmt.Errorf("create UD QP: %w", err)
 	}
 	udq.qp, l.udq, l.ud.shared.to = qp, udq, qp
-	if err := qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: l.cfg.pkey(), QKey: l.cfg.qkey()}); err != nil {
-		return fmt.Errorf("UD QP to INIT: %w", err)
-	}
-	if _, err := qp.PostRecv(l.ud.pool.wrs); err != nil {
-		return fmt.Errorf("fill UD receive queue: %w", err)
-	}
-	for _, st := range []verbs.QPState{verbs.StateRTR, verbs.StateRTS} {
-		if err := qp.Modify(verbs.QPAttr{State: st}); err != nil {
-			return fmt.Errorf("UD QP to %v: %w", st, err)
-		}
-	}
-	return nil
+	return l.startUD()
 }
 
 // Run moves packets until ctx ends or the TUN or a CQ fails. It closes the TUN,

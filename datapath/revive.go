@@ -1,0 +1,58 @@
+package datapath
+
+import (
+	"fmt"
+
+	"ipoibcm/verbs"
+)
+
+// ReviveUD brings the UD QP back after it went to ERR: a datagram that had no route,
+// in the moment when a link comes up, is enough for that with rdma_rxe. QPN, groups
+// and address handles stay; what was on its way is lost. The error is
+// [ErrClosed], or the provider's, and then it may be called again.
+func (l *Loop) ReviveUD() error {
+	q, rx := l.udq, l.ud
+	rx.mu.Lock()
+	defer rx.mu.Unlock()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed || l.done() {
+		return ErrClosed
+	}
+	// In RESET the provider forgets what is posted. What had completed before that
+	// would be posted twice, so it goes as well.
+	if err := q.qp.Modify(verbs.QPAttr{State: verbs.StateReset}); err != nil {
+		return fmt.Errorf("UD QP to RESET: %w", err)
+	}
+	for n := rx.cq.Poll(rx.wcs[:]); n > 0; n = rx.cq.Poll(rx.wcs[:]) {
+		l.c.RxError.Add(uint64(n))
+	}
+	rx.shared.wrs = rx.shared.wrs[:0]
+	q.done.Lock()
+	for head := q.head.Load(); head < q.tail.Load(); head++ {
+		q.pool.giveOne(q.ring[head&uint64(len(q.ring)-1)])
+	}
+	q.head.Store(q.tail.Load())
+	q.stalled.Store(false)
+	q.done.Unlock()
+	err := l.startUD()
+	l.wakeSender()
+	return err
+}
+
+// startUD takes the UD QP from RESET to RTS with its receives posted.
+func (l *Loop) startUD() error {
+	qp := l.udq.qp
+	if err := qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: l.cfg.pkey(), QKey: l.cfg.qkey()}); err != nil {
+		return fmt.Errorf("UD QP to INIT: %w", err)
+	}
+	if _, err := qp.PostRecv(l.ud.pool.wrs); err != nil {
+		return fmt.Errorf("fill UD receive queue: %w", err)
+	}
+	for _, st := range []verbs.QPState{verbs.StateRTR, verbs.StateRTS} {
+		if err := qp.Modify(verbs.QPAttr{State: st}); err != nil {
+			return fmt.Errorf("UD QP to %v: %w", st, err)
+		}
+	}
+	return nil
+}
