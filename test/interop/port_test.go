@@ -39,6 +39,7 @@ func TestPortChanges(t *testing.T) {
 
 	t.Run("another GID", func(t *testing.T) {
 		a.t, b.t = t, t
+		defer p.tell(t)
 		old := b.status().Interface.GID
 		sh(t, g, "/usr/bin/ip addr add fe80::77/64 dev eth0 nodad; /usr/bin/ip addr del "+guestIPv6+"/64 dev eth0")
 		b.until("the GID is the new address", func() error {
@@ -52,6 +53,7 @@ func TestPortChanges(t *testing.T) {
 	})
 	t.Run("another MTU", func(t *testing.T) {
 		a.t, b.t = t, t
+		defer p.tell(t)
 		warned := func(want bool) func() error {
 			return func() error {
 				s := b.status()
@@ -70,14 +72,22 @@ func TestPortChanges(t *testing.T) {
 	})
 	t.Run("link down and up", func(t *testing.T) {
 		a.t, b.t = t, t
+		defer p.tell(t)
 		sh(t, g, "/usr/bin/ip link set eth0 down")
 		b.state("underlay down")
 		sh(t, g, "/usr/bin/ip link set eth0 up")
 		b.state("up")
 		p.meet("rc")
+		// What is sent while the link comes up may take the UD QP to ERR.
+		for line := range strings.Lines(b.must(productProgram, "show", "stats", "--control="+b.socket)) {
+			if strings.Contains(line, "ud_qp_revived") {
+				t.Log(strings.TrimSpace(line))
+			}
+		}
 	})
 	t.Run("the device is removed", func(t *testing.T) {
 		a.t, b.t = t, t
+		defer p.tell(t)
 		// It takes until the agent has let go.
 		sh(t, g, "rdma link delete rxe0")
 		b.state("device gone")
@@ -99,6 +109,25 @@ func TestPortChanges(t *testing.T) {
 		b.up(b.args...)
 		p.meet("rc")
 	})
+}
+
+// tell logs what both agents know if the test has failed.
+func (p *pairing) tell(t *testing.T) {
+	if !t.Failed() {
+		return
+	}
+	for _, n := range []*node{p.a, p.b} {
+		for _, what := range [][]string{{"status"}, {"show", "neigh"}, {"show", "conn"}, {"show", "stats"}} {
+			out, err := n.run(append(append([]string{productProgram}, what...), "--control="+n.socket)...)
+			var some []string
+			for _, line := range strings.Split(out, "\n") {
+				if !strings.HasSuffix(line, " 0") { // counters that count nothing
+					some = append(some, line)
+				}
+			}
+			t.Logf("%s: %s: %v\n%s", n.name, strings.Join(what, " "), err, strings.Join(some, "\n"))
+		}
+	}
 }
 
 // state waits until the interface has that state.
