@@ -37,7 +37,8 @@ type Options struct {
 	// GUID of this CA instance. Zero means a random one, locally administered.
 	GUID ib.GUID
 
-	// Window bounds the unacknowledged packets of one RC queue pair. Zero means 256.
+	// Window bounds the unacknowledged packets of one RC queue pair. Zero means 256,
+	// or as many as make 512 KiB where the path MTU is below 2048.
 	Window int
 	// RecvBuffer and SendBuffer are asked from the kernel for each receiving and
 	// sending socket, in octets. Zero means 16 MiB and 4 MiB; the counters show
@@ -72,9 +73,16 @@ type Options struct {
 	Log *slog.Logger
 }
 
-func (o *Options) udpPort() uint16            { return cmp.Or(o.UDPPort, roce.Port) }
-func (o *Options) maxUDPayload() int          { return cmp.Or(o.MaxUDPayload, 2048) }
-func (o *Options) window() int                { return cmp.Or(o.Window, 256) }
+func (o *Options) udpPort() uint16   { return cmp.Or(o.UDPPort, roce.Port) }
+func (o *Options) maxUDPayload() int { return cmp.Or(o.MaxUDPayload, 2048) }
+func (o *Options) window() int       { return cmp.Or(o.Window, 256) }
+func (o *Options) windowOctets() int {
+	if o.Window != 0 {
+		return 0
+	}
+	return 512 << 10
+}
+
 func (o *Options) recvBuffer() int            { return cmp.Or(o.RecvBuffer, 16<<20) }
 func (o *Options) sendBuffer() int            { return cmp.Or(o.SendBuffer, 4<<20) }
 func (o *Options) addressWait() time.Duration { return max(0, cmp.Or(o.AddressWait, 5*time.Second)) }

@@ -130,7 +130,7 @@ func (q *QP) advance(psn ib.PSN, now time.Time) {
 		q.seek(psn)
 	}
 	r.retryLeft, r.rnrLeft, r.backoff = q.attr.RetryCount, q.attr.RNRRetry, 0
-	r.limit = min(2*r.limit, q.cfg.window())
+	r.limit = min(2*r.limit, q.window())
 	r.rnrDeadline = time.Time{}
 	r.ackDeadline = time.Time{}
 	if r.una != r.highest {

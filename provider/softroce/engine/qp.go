@@ -57,7 +57,8 @@ type Config struct {
 	Sink   Sink
 
 	// Window bounds the unacknowledged packets of an RC requester. Zero means 128.
-	Window int
+	// With a small path MTU it is as many as make WindowOctets, if that is more.
+	Window, WindowOctets int
 	// AckEvery is how many packets go out at most without asking for an
 	// acknowledgement. Zero means 16.
 	AckEvery int
@@ -316,6 +317,9 @@ func (q *QP) Deadline() time.Time {
 	}
 	return q.req.ackDeadline
 }
+
+// window is how many packets may be unacknowledged.
+func (q *QP) window() int { return max(q.cfg.window(), q.cfg.WindowOctets/max(q.mtu, 1)) }
 
 // Close ends the QP without completing anything. It is then in RESET.
 func (q *QP) Close() {

@@ -199,3 +199,25 @@ func TestWQELimits(t *testing.T) {
 		}
 	}
 }
+
+// With a small path MTU more packets make the window.
+func TestWindowOctets(t *testing.T) {
+	for mtu, want := range map[ib.MTU]int{ib.MTU256: 32, ib.MTU1024: 8, ib.MTU4096: 4} {
+		p := newPair(t, ib.RC, func(c *Config, attr *verbs.QPAttr) {
+			attr.PathMTU, c.Window, c.WindowOctets = mtu, 4, 8<<10
+		})
+		sent := 0
+		p.drop = func(fromA bool, _ []byte) bool {
+			if fromA {
+				sent++
+			}
+			return true
+		}
+		p.b.postRecv(1, make([]byte, 1<<20))
+		p.a.post(verbs.SendWR{Opcode: verbs.Send, SG: sg(make([]byte, 1<<20))})
+		p.run()
+		if sent != want {
+			t.Errorf("%v: %d packets without an ACK, want %d", mtu, sent, want)
+		}
+	}
+}

@@ -40,7 +40,7 @@ type requester struct {
 
 func (r *requester) start(q *QP) {
 	psn := q.attr.SQPSN
-	*r = requester{cur: q.sq.tail, una: psn, next: psn, highest: psn, post: psn, expected: psn, limit: q.cfg.window(),
+	*r = requester{cur: q.sq.tail, una: psn, next: psn, highest: psn, post: psn, expected: psn, limit: q.window(),
 		retryLeft: q.attr.RetryCount, rnrLeft: q.attr.RNRRetry}
 }
 
