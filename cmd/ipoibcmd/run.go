@@ -73,7 +73,7 @@ func run(ctx context.Context, c Config) error {
 		return err
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: s.level}))
-	if !off(c.Offload.HoldP) && os.Getenv("GOMAXPROCS") == "" {
+	if c.Provider != ibVerbs && !off(c.Offload.HoldP) && os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1) // one for the thread that holds it while it waits
 	}
 	provider, gid, notes, err := openProvider(ctx, c, s, log)

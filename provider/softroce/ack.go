@@ -4,8 +4,7 @@ import "time"
 
 const (
 	// ackWithin is how many packets of a queue pair wait for one ACK at most: a
-	// quarter of the window of our own requesters, and less than the smallest
-	// window that is known of others (rdma_rxe: 128).
+	// quarter of the smallest window that our own requesters have.
 	ackWithin = 64
 	// maxOwed bounds the queue pairs whose ACKs wait in one receiver.
 	maxOwed = 64

@@ -62,7 +62,7 @@ type Device struct {
 	whyOff [offloads]atomic.Pointer[string] // why they are off, or not tried
 
 	noHold     atomic.Bool
-	maxHolding int // threads of the process that hold a P, less one
+	maxHolding int // fewer threads of the process than this may hold a P
 	tap        atomic.Pointer[verbs.Tap]
 	// dropHook lets tests lose packets before they are looked at.
 	dropHook atomic.Pointer[func(udp []byte) bool]
