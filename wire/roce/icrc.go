@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"net/netip"
+
+	"ipoibcm/wire/sums"
 )
 
 // An ICRC is the invariant CRC over the octets seen so far, in the form that
@@ -16,7 +18,7 @@ import (
 type ICRC uint32
 
 // Update continues c over p, which must not be the BTH (see [ICRC.BTH]).
-func (c ICRC) Update(p []byte) ICRC { return ICRC(crc32.Update(uint32(c), crc32.IEEETable, p)) }
+func (c ICRC) Update(p []byte) ICRC { return ICRC(sums.CRC32(uint32(c), p)) }
 
 // Put writes c, the ICRC of a whole packet, into b[:ICRCLen].
 func (c ICRC) Put(b []byte) { binary.LittleEndian.PutUint32(b, uint32(c)) }
