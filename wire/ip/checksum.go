@@ -1,30 +1,14 @@
 package ip
 
 import (
-	"encoding/binary"
 	"net/netip"
+
+	"ipoibcm/wire/sums"
 )
 
 // Sum adds the 16-bit words of b, an odd last octet padded with zero, to the
 // running one's complement sum. Every piece but the last must have even length.
-func Sum(sum uint32, b []byte) uint32 {
-	s := uint64(sum)
-	for len(b) >= 4 {
-		s += uint64(binary.BigEndian.Uint32(b))
-		b = b[4:]
-	}
-	if len(b) >= 2 {
-		s += uint64(binary.BigEndian.Uint16(b))
-		b = b[2:]
-	}
-	if len(b) == 1 {
-		s += uint64(b[0]) << 8
-	}
-	for s>>16 != 0 {
-		s = s&0xffff + s>>16
-	}
-	return uint32(s)
-}
+func Sum(sum uint32, b []byte) uint32 { return sums.Internet(sum, b) }
 
 // Checksum returns the internet checksum of b (RFC 1071): over octets that hold
 // their own correct checksum it is 0.
