@@ -64,11 +64,13 @@ type Offload struct {
 	OneThread *bool `yaml:"one_thread"`
 	// HoldP lets that thread hold its P while it waits; nil means on where it can.
 	HoldP *bool `yaml:"hold_p"`
+	// Connected gives a busy IPv6 destination a connected socket; nil means on.
+	Connected *bool `yaml:"connected"`
 }
 
 // defaults returns the configuration that holds where nothing is said.
 func defaults() Config {
-	gso, gro, one, hold := true, true, true, true // apart: the file writes through the pointers
+	gso, gro, one, hold, connected := true, true, true, true, true // apart: the file writes through the pointers
 	return Config{
 		Name:        "ibcm0",
 		Mode:        "rc",
@@ -81,7 +83,7 @@ func defaults() Config {
 		QKey:        uint32(ib.QKeyIPoIB),
 		IdleTimeout: "5m",
 		PeerAllow:   []string{agent.DefaultPeerAllow[0].String()},
-		Offload:     Offload{GSO: &gso, GRO: &gro, OneThread: &one, HoldP: &hold},
+		Offload:     Offload{GSO: &gso, GRO: &gro, OneThread: &one, HoldP: &hold, Connected: &connected},
 	}
 }
 

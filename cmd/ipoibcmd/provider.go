@@ -64,7 +64,7 @@ func (c *Config) openDevice(ctx context.Context, s settings, log *slog.Logger) (
 	} else {
 		dev, err = softroce.Open(softroce.Options{
 			Underlay: c.Underlay, GID: s.gid, MaxUDPayload: c.UDMTU + encap.HeaderLen, PKeys: []ib.PKey{ib.PKey(cmp.Or(c.PKey, uint16(ib.DefaultPKey))) | ib.PKeyFull},
-			NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), HoldP: !off(c.Offload.HoldP), Stop: ctx.Done(), Log: log,
+			NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), HoldP: !off(c.Offload.HoldP), NoConnect: off(c.Offload.Connected), Stop: ctx.Done(), Log: log,
 		})
 	}
 	if err != nil {

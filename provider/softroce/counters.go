@@ -14,6 +14,8 @@ type counters struct {
 	txErrors, lastErrno, gsoRefused      atomic.Uint64
 	selfTestFailed                       [2]atomic.Uint64 // of GSO and GRO
 	txFragmented, groRefused             atomic.Uint64
+	txConnected                          atomic.Uint64
+	connectFailed, connectLost           atomic.Uint64
 	rxPackets, rxCalls, rxChains, rxHeld atomic.Uint64
 	rxErrors, rxTruncated, rxOverflow    atomic.Uint64
 	rxMalformed, rxICRC, rxForeignID     atomic.Uint64
@@ -40,6 +42,7 @@ func (d *Device) Counters(f func(name string, value uint64)) {
 		{"tx_waits", &c.txWaits}, {"tx_drop_no_room", &c.txNoRoom}, {"tx_drop_too_big", &c.txTooBig},
 		{"tx_drop_errors", &c.txErrors}, {"tx_last_errno", &c.lastErrno}, {"tx_gso_refused", &c.gsoRefused},
 		{"tx_fragmented", &c.txFragmented}, {"rx_gro_refused", &c.groRefused},
+		{"tx_connected", &c.txConnected}, {"tx_connect_failed", &c.connectFailed}, {"tx_connect_lost", &c.connectLost},
 		{"tx_gso_selftest_failed", &c.selfTestFailed[gso]}, {"rx_gro_selftest_failed", &c.selfTestFailed[gro]},
 		{"rx_packets", &c.rxPackets}, {"rx_calls", &c.rxCalls}, {"rx_chains", &c.rxChains}, {"rx_held_waits", &c.rxHeld},
 		{"rx_errors", &c.rxErrors}, {"rx_drop_truncated", &c.rxTruncated}, {"rx_drop_overflow", &c.rxOverflow},

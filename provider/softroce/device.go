@@ -62,7 +62,9 @@ type Device struct {
 	whyOff [offloads]atomic.Pointer[string] // why they are off, or not tried
 
 	noHold     atomic.Bool
-	maxHolding int // fewer threads of the process than this may hold a P
+	noConnect  atomic.Bool
+	cutting    sync.WaitGroup // those who open connected sockets
+	maxHolding int            // fewer threads of the process than this may hold a P
 	tap        atomic.Pointer[verbs.Tap]
 	// dropHook lets tests lose packets before they are looked at.
 	dropHook atomic.Pointer[func(udp []byte) bool]
@@ -116,6 +118,7 @@ func Open(opts Options) (*Device, error) {
 		d.release()
 		return nil, err
 	}
+	d.tryConnect()
 	d.start()
 	p := d.port.Load()
 	d.log.Info("softroce open", "gids", p.GIDs, "mtu", p.MTU, "ud_payload", d.caps.MaxUDPayload)
@@ -201,6 +204,14 @@ func (d *Device) release() {
 		_ = d.monitor.nl.Close()
 	}
 	d.wg.Wait()
+	for _, s := range d.allSenders() {
+		s.mu.Lock()
+		s.uncut()
+		unix.Close(s.fd)
+		s.fd = -1
+		s.mu.Unlock()
+	}
+	d.cutting.Wait()
 	if d.monitor != nil {
 		d.monitor.close()
 	}
@@ -210,12 +221,6 @@ func (d *Device) release() {
 	for _, r := range d.receivers {
 		unix.Close(r.fd)
 		unix.Close(r.wakeFD)
-	}
-	for _, s := range d.allSenders() {
-		s.mu.Lock()
-		unix.Close(s.fd)
-		s.fd = -1
-		s.mu.Unlock()
 	}
 	d.mu.Lock()
 	d.closed = true

@@ -94,6 +94,9 @@ func (d *Device) refresh() {
 		}
 	}
 	d.port.Store(now)
+	if now.Active != old.Active || !slices.Equal(now.GIDs, old.GIDs) {
+		d.uncutAll()
+	}
 	if now.Active != old.Active {
 		if now.Active {
 			d.log.Info("port up", "gids", now.GIDs)

@@ -9,9 +9,10 @@ import (
 
 // The offloads, as indices.
 const (
-	gso  = iota // UDP_SEGMENT
-	gro         // UDP_GRO
-	hold        // of the P while waiting
+	gso       = iota // UDP_SEGMENT
+	gro              // UDP_GRO
+	hold             // of the P while waiting
+	connected        // sockets connected to one destination
 	offloads
 )
 
@@ -43,12 +44,13 @@ func (d *Device) tryOffloads() {
 
 // offloadOff switches one off and notes why.
 func (d *Device) offloadOff(i int, why string) {
-	[...]*atomic.Bool{gso: &d.noGSO, gro: &d.noGRO, hold: &d.noHold}[i].Store(true)
+	[...]*atomic.Bool{gso: &d.noGSO, gro: &d.noGRO, hold: &d.noHold, connected: &d.noConnect}[i].Store(true)
 	d.whyOff[i].Store(&why)
 }
 
 var offloadNames = [...]struct{ name, what string }{
 	gso: {"gso", "UDP_SEGMENT"}, gro: {"gro", "UDP_GRO"}, hold: {"hold_p", "waits that hold Go's P"},
+	connected: {"connected", "connected sockets (IPv6)"},
 }
 
 // Offloads implements [verbs.Offloader].
@@ -63,5 +65,6 @@ func (d *Device) Offloads() []verbs.Offload {
 	out[gso].On, out[gso].Uses = !d.noGSO.Load(), d.count.txBatches.Load()
 	out[gro].On, out[gro].Uses = !d.noGRO.Load(), d.count.rxChains.Load()
 	out[hold].On, out[hold].Uses = !d.noHold.Load(), d.count.rxHeld.Load()
+	out[connected].On, out[connected].Uses = !d.noConnect.Load(), d.count.txConnected.Load()
 	return out
 }

@@ -137,6 +137,11 @@ func (s *sender) socket() (int, error) {
 	}
 	d.count.sendBufferAsked.Store(uint64(d.opts.sendBuffer()))
 	d.count.sendBuffer.Store(uint64(setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, d.opts.sendBuffer())))
+	// A connected socket will share the port.
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("set SO_REUSEADDR: %w", err)
+	}
 	// Nothing is for these sockets; let the kernel throw it away.
 	_ = setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, 0)
 	port := s.port
@@ -170,6 +175,7 @@ func (d *Device) reopen() error {
 	}
 	for _, s := range d.allSenders() {
 		s.mu.Lock()
+		s.uncut()
 		err := replace(s.fd, s.socket)
 		s.mu.Unlock()
 		if err != nil {

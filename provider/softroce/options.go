@@ -59,6 +59,10 @@ type Options struct {
 	// scheduler has one P less for the rest. It needs a GOMAXPROCS of 2 and is best
 	// with one more than there are processors.
 	HoldP bool
+	// NoConnect sends all packets from unconnected sockets, for each of which the
+	// kernel looks its route up. Without it an IPv6 destination that gets many in a
+	// row has a connected one.
+	NoConnect bool
 	// testOffload replaces that trial in tests.
 	testOffload func(gso, gro bool) error
 

@@ -28,6 +28,7 @@ type sender struct {
 	gso  bool   // false: its packets may be fragmented, so never batched
 
 	mu    sync.Mutex
+	cut   shortcut
 	pkts  [maxSegments]engine.Packet // for Output of RC and UC
 	iov   [sendIOVs]unix.Iovec
 	niov  int
@@ -175,27 +176,51 @@ func (s *sender) piece(b []byte, joined bool) {
 	s.niov++
 }
 
-// call sends what is gathered as n segments. It does not give up the processor:
-// the kernel copies what it takes and does not block.
+// call sends what is gathered as n segments.
 func (s *sender) call(p *path, n, size int) unix.Errno {
-	s.msg.Name = &p.name[0]
-	s.msg.Namelen = p.nameLen
 	s.msg.Iov = &s.iov[0]
 	s.msg.SetIovlen(s.niov)
+	if n > 1 {
+		native.PutUint16(p.ctl[p.segAt:], uint16(size))
+	}
+	raceSent()
+	if fd := s.shortcut(p); fd != 0 {
+		s.msg.Name, s.msg.Namelen, s.msg.Control = nil, 0, nil
+		s.msg.SetControllen(0)
+		if n > 1 {
+			s.msg.Control = &p.ctl[p.ctlLen]
+			s.msg.SetControllen(p.segLen - p.ctlLen)
+		}
+		switch errno := s.push(fd); errno {
+		case 0:
+			s.dev.count.txConnected.Add(1)
+			return 0
+		case unix.EMSGSIZE, unix.EAGAIN, unix.ENOBUFS:
+			return errno
+		}
+		// An ICMP message about an earlier packet, or the address is gone.
+		s.dev.count.connectLost.Add(1)
+		s.uncut()
+	}
+	s.msg.Name, s.msg.Namelen = &p.name[0], p.nameLen
 	s.msg.Control = &p.ctl[0]
 	s.msg.SetControllen(p.ctlLen)
 	if n > 1 {
-		native.PutUint16(p.ctl[p.segAt:], uint16(size))
 		s.msg.SetControllen(p.segLen)
 	}
-	raceSent()
+	return s.push(s.fd)
+}
+
+// push sends s.msg on fd. It does not give up the processor: the kernel copies
+// what it takes and does not block.
+func (s *sender) push(fd int) unix.Errno {
 	for retried := false; ; retried = true {
-		_, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&s.msg)), unix.MSG_DONTWAIT)
+		_, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&s.msg)), unix.MSG_DONTWAIT)
 		if errno != unix.EAGAIN && errno != unix.EINTR || retried {
 			return errno
 		}
 		s.dev.count.txWaits.Add(1)
-		fds := [1]unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLOUT}}
+		fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
 		_, _ = unix.Poll(fds[:], sendWait)
 	}
 }

@@ -19,7 +19,8 @@ func TestEachOffloadOff(t *testing.T) {
 		{"gro", "offload: {gro: false}\n", []string{"gro"}},
 		{"one_thread", "offload: {one_thread: false}\n", []string{"one_thread"}},
 		{"hold_p", "offload: {hold_p: false}\n", []string{"hold_p"}},
-		{"all", "offload: {gso: false, gro: false, one_thread: false, hold_p: false}\n", []string{"gso", "gro", "one_thread", "hold_p"}},
+		{"connected", "offload: {connected: false}\n", []string{"connected"}},
+		{"all", "offload: {gso: false, gro: false, one_thread: false, hold_p: false, connected: false}\n", []string{"gso", "gro", "one_thread", "hold_p", "connected"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			parallel(t)
@@ -42,7 +43,7 @@ func TestEachOffloadOff(t *testing.T) {
 				for _, o := range h.status().Underlay.Offloads {
 					got[o.Name] = o
 				}
-				for _, name := range []string{"gso", "gro", "one_thread", "hold_p"} {
+				for _, name := range []string{"gso", "gro", "one_thread", "hold_p", "connected"} {
 					off := false
 					for _, n := range tt.off {
 						off = off || n == name

@@ -1,0 +1,169 @@
+package softroce
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/verbs"
+)
+
+const (
+	// connectAfter is how many calls in a row for one path show that its packets
+	// are worth a socket of their own.
+	connectAfter = 64
+	// connectAgain is how many calls of a sender lie between two such sockets at
+	// least: opening one takes as long as some ten calls.
+	connectAgain = 1024
+)
+
+// A shortcut is a second socket of a sender, on the same source port, that is
+// connected to the destination of one path. The kernel looks the route up for
+// each packet of an unconnected socket, but keeps it for a connected one.
+//
+// IPv6 only: on IPv4 the kernel numbers what a connected socket sends in the
+// identification, which the ICRC covers.
+type shortcut struct {
+	fd     int // 0: there is none
+	path   *path
+	next   *path // whose calls are counted
+	streak int   // of them, in a row
+	calls  int   // since the last attempt, of all paths
+	busy   bool  // somebody is opening one
+}
+
+// shortcut returns the connected socket for p, 0 if there is none (yet). The
+// caller holds s.mu.
+func (s *sender) shortcut(p *path) (fd int) {
+	c := &s.cut
+	if c.path == p {
+		return c.fd
+	}
+	if !p.v6 || !s.gso || s.dev.noConnect.Load() {
+		return 0
+	}
+	c.calls++
+	if c.next != p {
+		c.next, c.streak = p, 0
+	}
+	if c.streak++; c.streak < connectAfter || c.calls < connectAgain && c.path != nil || p.attr.DGID.IsMulticast() {
+		return 0
+	}
+	c.calls = 0
+	if s.fd >= 0 && !c.busy {
+		c.busy = true
+		s.dev.cutting.Go(func() { s.cutTo(p) })
+	}
+	return 0
+}
+
+// cutTo gives s a connected socket for p. It is not done by who sends, because it
+// takes long, and must be done in the network namespace of the device.
+func (s *sender) cutTo(p *path) {
+	fd, err := s.connectIn(s.dev.monitor.ns, p)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cut.busy = false
+	switch {
+	case err != nil:
+		s.dev.count.connectFailed.Add(1)
+		s.dev.log.Debug("no connected socket", "dgid", p.attr.DGID, "err", err)
+	case s.fd < 0 || p.ifindex != s.dev.ifindex.Load() || !s.dev.port.Load().has(p.attr.SGID):
+		unix.Close(fd) // too late
+	default:
+		s.uncut()
+		s.cut.fd, s.cut.path = fd, p
+	}
+}
+
+// uncut closes the connected socket, if there is one. The caller holds s.mu.
+func (s *sender) uncut() {
+	if s.cut.fd != 0 {
+		unix.Close(s.cut.fd)
+	}
+	s.cut = shortcut{busy: s.cut.busy}
+}
+
+// uncutAll closes all connected sockets: the addresses or the network device that
+// they are bound to may be gone.
+func (d *Device) uncutAll() {
+	for _, s := range d.allSenders() {
+		s.mu.Lock()
+		s.uncut()
+		s.mu.Unlock()
+	}
+}
+
+// connectIn is connect in a network namespace.
+func (s *sender) connectIn(ns netns.NsHandle, p *path) (int, error) {
+	here, err := netns.Get()
+	if err != nil {
+		return 0, fmt.Errorf("find network namespace: %w", err)
+	}
+	defer here.Close()
+	if here.Equal(ns) {
+		return s.connect(p)
+	}
+	runtime.LockOSThread() // not given back: the thread ends with the goroutine
+	if err := netns.Set(ns); err != nil {
+		return 0, fmt.Errorf("enter network namespace: %w", err)
+	}
+	return s.connect(p)
+}
+
+// connect opens a socket for p on the source port of s.
+func (s *sender) connect(p *path) (fd int, err error) {
+	d := s.dev
+	if fd, err = newSocket(s.v6, d.opts.Underlay); err != nil {
+		return 0, err
+	}
+	defer func() {
+		if err != nil {
+			unix.Close(fd)
+			fd = 0
+		}
+	}()
+	opts := append(sendOptions(s.v6, false, int(d.ifindex.Load())),
+		sockopt{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1, "SO_REUSEADDR", false},
+		sockopt{unix.IPPROTO_IPV6, unix.IPV6_TCLASS, int(p.attr.TrafficClass), "IPV6_TCLASS", false},
+		sockopt{unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, int(p.attr.HopLimit), "IPV6_UNICAST_HOPS", false})
+	if err := setAll(fd, opts); err != nil {
+		return 0, err
+	}
+	setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, d.opts.sendBuffer())
+	_ = setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, 0)
+	if err := unix.Bind(fd, sockaddr(s.v6, p.attr.SGID.Addr(), s.port, int(p.ifindex))); err != nil {
+		return 0, fmt.Errorf("bind a connected socket to %v port %d: %w", p.attr.SGID, s.port, err)
+	}
+	if err := unix.Connect(fd, sockaddr(s.v6, p.attr.DGID.Addr(), d.opts.udpPort(), int(p.ifindex))); err != nil {
+		return 0, fmt.Errorf("connect a socket to %v: %w", p.attr.DGID, err)
+	}
+	return fd, nil
+}
+
+// tryConnect sees whether a socket can be connected as it will be: to one of our
+// own addresses, which sends nothing.
+func (d *Device) tryConnect() {
+	if d.opts.NoConnect {
+		d.offloadOff(connected, "switched off")
+		return
+	}
+	if len(d.senders6) == 0 {
+		d.offloadOff(connected, "for IPv6 only")
+		return
+	}
+	own := d.port.Load().gidOf(false)
+	p, err := d.newPath(verbs.AHAttr{DGID: own, SGID: own}, false, 0, 0)
+	if err == nil {
+		var fd int
+		if fd, err = p.sender.connect(p); err == nil {
+			unix.Close(fd)
+			return
+		}
+	}
+	d.count.connectFailed.Add(1)
+	d.log.Warn("an offload does not work and is not used", "offload", offloadNames[connected].what, "err", err)
+	d.offloadOff(connected, "its test failed: "+err.Error())
+}

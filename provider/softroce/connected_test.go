@@ -1,0 +1,133 @@
+package softroce
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+// A destination that gets many packets in a row has a connected socket, in the
+// device's network namespace, which says the same to the wire; what that socket
+// refuses goes the old way, and a change of the port does away with it.
+func TestConnected(t *testing.T) {
+	a, b := vethPair(t, 9000, false, nil) // b is in a namespace of its own
+	x, y := newEnd(t, a, ib.RC, 16, 4096), newEnd(t, b, ib.RC, 16, 4096)
+	connect(x, y)
+	send := func(n int) {
+		t.Helper()
+		for range n {
+			_, err := x.qp.PostRecv([]verbs.RecvWR{{ID: 1, SG: x.sge(0, 4096)}})
+			must(t, err)
+			_, err = y.qp.PostSend([]verbs.SendWR{{ID: 2, Opcode: verbs.Send, Flags: verbs.Signaled, SG: y.sge(0, 100)}})
+			must(t, err)
+			x.next()
+			y.next()
+		}
+	}
+	s := y.qp.path.sender
+	fd := func() int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.cut.fd
+	}
+	send(connectAfter / 4)
+	if fd() != 0 {
+		t.Error("a connected socket for a few packets")
+	}
+	until(t, "a connected socket", func() bool { send(connectAfter); return fd() != 0 })
+	calls, cut := counter(b, "tx_calls"), counter(b, "tx_connected")
+	send(10)
+	if calls, cut := counter(b, "tx_calls")-calls, counter(b, "tx_connected")-cut; cut != calls || cut < 10 {
+		t.Errorf("%d of %d calls by the connected socket", cut, calls)
+	}
+	sa, err := unix.Getsockname(fd())
+	must(t, err)
+	if sa := sa.(*unix.SockaddrInet6); uint16(sa.Port) != s.port || ib.GID(sa.Addr) != b.Port().GIDs[0] {
+		t.Errorf("bound to %v port %d, want %v port %d", sa.Addr, sa.Port, b.Port().GIDs[0], s.port)
+	}
+
+	// Whatever keeps it from sending: nothing is lost.
+	null, err := unix.Open("/dev/null", unix.O_RDWR, 0)
+	must(t, err)
+	defer unix.Close(null)
+	s.mu.Lock()
+	must(t, unix.Dup2(null, s.cut.fd))
+	s.mu.Unlock()
+	send(1)
+	if lost, drops := counter(b, "tx_connect_lost"), counter(b, "tx_drop_errors"); lost != 1 || drops != 0 || fd() != 0 {
+		t.Errorf("a socket that fails: %d counted, %d packets lost, socket %d", lost, drops, fd())
+	}
+	until(t, "another connected socket", func() bool { send(connectAfter); return fd() != 0 })
+	b.refresh()
+	if fd() == 0 {
+		t.Error("a look at the port without a change closed the connected socket")
+	}
+	more := *b.port.Load()
+	more.GIDs = append(more.GIDs[:len(more.GIDs):len(more.GIDs)], gid("fd00::1"))
+	b.port.Store(&more)
+	b.refresh()
+	if fd() != 0 {
+		t.Error("a connected socket outlived a change of the port")
+	}
+
+	// Class and hop limit are those of the path.
+	p, err := b.newPath(verbs.AHAttr{DGID: a.Port().GIDs[0], TrafficClass: 0x48, HopLimit: 7}, false, 1, 2)
+	must(t, err)
+	own, err := p.sender.connectIn(b.monitor.ns, p)
+	must(t, err)
+	defer unix.Close(own)
+	class, _ := unix.GetsockoptInt(own, unix.IPPROTO_IPV6, unix.IPV6_TCLASS)
+	hops, _ := unix.GetsockoptInt(own, unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS)
+	if class != 0x48 || hops != 7 {
+		t.Errorf("traffic class %#x, hop limit %d", class, hops)
+	}
+}
+
+func TestConnectedOff(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		f      family
+		change func(*Options)
+		why    string
+	}{
+		{"switched off", families[1], func(o *Options) { o.NoConnect = true }, "switched off"},
+		{"IPv4", families[0], nil, "for IPv6 only"},
+		{"IPv6", families[1], nil, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			a, b := pair(t, tt.f, tt.change)
+			if o := a.Offloads()[connected]; o.On != (tt.why == "") || o.Why != tt.why || o.Name != "connected" {
+				t.Errorf("%+v, want why %q", o, tt.why)
+			}
+			x, y := newEnd(t, a, ib.UD, 16, 4096), newEnd(t, b, ib.UD, 16, 4096)
+			must(t, x.qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: ib.DefaultPKey, QKey: 0x1b}))
+			must(t, x.qp.Modify(verbs.QPAttr{State: verbs.StateRTR}))
+			must(t, x.qp.Modify(verbs.QPAttr{State: verbs.StateRTS}))
+			ah, err := a.CreateAH(verbs.AHAttr{DGID: b.Port().GIDs[0]})
+			must(t, err)
+			count := func() (n int) {
+				for range 2 * connectAfter {
+					_, err := x.qp.PostSend([]verbs.SendWR{{ID: 2, Opcode: verbs.Send, Flags: verbs.Signaled, AH: ah, RemoteQPN: y.qp.QPN(), SG: x.sge(0, 100)}})
+					must(t, err)
+					x.next()
+				}
+				for _, s := range a.allSenders() {
+					s.mu.Lock()
+					if s.cut.fd != 0 {
+						n++
+					}
+					s.mu.Unlock()
+				}
+				return n
+			}
+			if tt.why == "" {
+				until(t, "a connected socket", func() bool { return count() == 1 })
+			} else if n := count(); n != 0 {
+				t.Errorf("%d connected sockets all the same", n)
+			}
+		})
+	}
+}
