@@ -59,6 +59,9 @@ func (a *Agent) viewStatus() control.Status {
 			out.Underlay.Offloads = append(out.Underlay.Offloads, control.Offload(o))
 		}
 	}
+	sums := a.tun.Checksums()
+	out.Underlay.Offloads = append(out.Underlay.Offloads, control.Offload{Name: "checksum", What: "checksums at the TUN by us",
+		On: sums.On, Why: sums.Why, Uses: sums.Completed + sums.Verified})
 	for _, g := range port.GIDs {
 		out.Underlay.GIDs = append(out.Underlay.GIDs, g.String())
 	}
@@ -310,6 +313,11 @@ func (a *Agent) allCounters() []control.Counter {
 		add("datapath", snake(dp.Type().Field(i).Name), dp.Field(i).Uint())
 	}
 	a.opt.Provider.Counters(func(name string, v uint64) { add(a.opt.Provider.Caps().Name, name, v) })
+	sums := a.tun.Checksums()
+	add("tun", "checksums_completed", sums.Completed)
+	add("tun", "checksums_verified", sums.Verified)
+	add("tun", "checksums_wrong", sums.Wrong)
+	add("tun", "drop_checksum_range", sums.Odd)
 	p := &a.peers.n
 	add("peers", "asked", p.asked.Load())
 	add("peers", "served", p.served.Load())

@@ -18,6 +18,9 @@ type Options struct {
 	Name string
 	// MTU in octets, MinMTU to MaxMTU. Zero means DefaultMTU.
 	MTU int
+	// NoChecksum leaves the checksums of TCP and UDP to the kernel, as it is where
+	// the kernel does not give them away. See [Checksums].
+	NoChecksum bool
 }
 
 func (o *Options) mtu() int { return cmp.Or(o.MTU, DefaultMTU) }
@@ -37,7 +40,10 @@ type File struct {
 	use  sync.RWMutex
 	shut atomic.Bool
 
-	readMu sync.Mutex
+	readMu  sync.Mutex
+	readHdr [vnetLen]byte // under readMu
+
+	csum csums
 }
 
 var _ Pollable = (*File)(nil)
@@ -52,47 +58,89 @@ func Open(o Options) (*File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open /dev/net/tun: %w", err)
 	}
-	t, err := setup(fd, o)
-	if err != nil {
+	t := &File{fd: fd}
+	if err := t.setup(o); err != nil {
 		unix.Close(fd)
 		return nil, err
 	}
 	return t, nil
 }
 
-func setup(fd int, o Options) (*File, error) {
+func (t *File) setup(o Options) error {
 	ifr, err := unix.NewIfreq(o.Name)
 	if err != nil {
-		return nil, fmt.Errorf("open TUN %q: name too long", o.Name)
+		return fmt.Errorf("open TUN %q: name too long", o.Name)
 	}
-	ifr.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
-	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr); err != nil {
-		return nil, fmt.Errorf("create TUN %q: %w", o.Name, err)
+	flags := uint16(unix.IFF_TUN | unix.IFF_NO_PI)
+	if t.csum.why = "switched off"; !o.NoChecksum {
+		t.csum.why = t.mayVnet()
 	}
-	t := &File{name: ifr.Name(), fd: fd}
+	if t.csum.on = t.csum.why == ""; t.csum.on {
+		flags |= unix.IFF_VNET_HDR
+	}
+	ifr.SetUint16(flags)
+	if err := unix.IoctlIfreq(t.fd, unix.TUNSETIFF, ifr); err != nil {
+		return fmt.Errorf("create TUN %q: %w", o.Name, err)
+	}
+	t.name = ifr.Name()
+	if t.csum.on {
+		if err := t.vnet(); err != nil {
+			return fmt.Errorf("%s: %w", t.name, err)
+		}
+	}
 
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("open socket: %w", err)
+		return fmt.Errorf("open socket: %w", err)
 	}
 	defer unix.Close(s)
 	req, err := unix.NewIfreq(t.name)
 	if err != nil {
-		return nil, fmt.Errorf("name %q: %w", t.name, err)
+		return fmt.Errorf("name %q: %w", t.name, err)
 	}
 	if err := unix.IoctlIfreq(s, unix.SIOCGIFINDEX, req); err != nil {
-		return nil, fmt.Errorf("index of %s: %w", t.name, err)
+		return fmt.Errorf("index of %s: %w", t.name, err)
 	}
 	t.index = int(req.Uint32())
 	req.SetUint32(uint32(o.mtu()))
 	if err := unix.IoctlIfreq(s, unix.SIOCSIFMTU, req); err != nil {
-		return nil, fmt.Errorf("set MTU of %s to %d: %w", t.name, o.mtu(), err)
+		return fmt.Errorf("set MTU of %s to %d: %w", t.name, o.mtu(), err)
 	}
 
 	if t.ended, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
-		return nil, fmt.Errorf("create eventfd: %w", err)
+		return fmt.Errorf("create eventfd: %w", err)
 	}
-	return t, nil
+	return nil
+}
+
+// mayVnet says what keeps the kernel from putting a header before packets;
+// empty means nothing.
+func (t *File) mayVnet() string {
+	features, err := unix.IoctlGetInt(t.fd, unix.TUNGETFEATURES)
+	switch {
+	case err != nil:
+		return "the kernel does not say what it can: " + err.Error()
+	case features&unix.IFF_VNET_HDR == 0:
+		return "the kernel has no IFF_VNET_HDR"
+	}
+	return ""
+}
+
+// vnet sees that the header before packets is as long as we think, and lets the
+// kernel leave checksums to us. If it does not want to, it computes them itself
+// as before.
+func (t *File) vnet() error {
+	n, err := unix.IoctlGetInt(t.fd, unix.TUNGETVNETHDRSZ)
+	if err == nil && n != vnetLen {
+		err = unix.IoctlSetPointerInt(t.fd, unix.TUNSETVNETHDRSZ, vnetLen)
+	}
+	if err != nil {
+		return fmt.Errorf("length of the header before packets: %w", err)
+	}
+	if _, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(t.fd), unix.TUNSETOFFLOAD, tunFCsum); e != 0 {
+		t.csum.why = "the kernel keeps checksums to itself: " + e.Error()
+	}
+	return nil
 }
 
 // Name implements [Device].
@@ -161,9 +209,12 @@ func (t *File) TryRead(bufs [][]byte, sizes []int) (n int, err error) {
 		return 0, os.ErrClosed
 	}
 	for n < len(bufs) {
-		k, e := readFD(t.fd, bufs[n])
+		k, e := t.read(bufs[n])
 		switch {
 		case e == 0 && k > 0:
+			if t.csum.on && !t.csum.complete(&t.readHdr, bufs[n][:k]) {
+				continue
+			}
 			sizes[n] = k
 			n++
 		case e == 0, e == unix.EINTR:
@@ -184,7 +235,7 @@ func (t *File) Write(bufs [][]byte) (n int, err error) {
 		return 0, os.ErrClosed
 	}
 	for i := 0; i < len(bufs); i++ {
-		switch e := writeFD(t.fd, bufs[i]); e {
+		switch e := t.write(bufs[i]); e {
 		case 0:
 			n++
 		case unix.EINTR:
@@ -200,18 +251,36 @@ func (t *File) Write(bufs [][]byte) (n int, err error) {
 // allocates for numbers the runtime has not prepared. They do not tell the
 // scheduler: the descriptor does not block, and a packet takes microseconds.
 
-func readFD(fd int, b []byte) (int, unix.Errno) {
+func (t *File) read(b []byte) (int, unix.Errno) {
 	if len(b) == 0 {
 		return 0, unix.EINVAL
 	}
-	n, _, e := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
-	return int(n), e
+	if !t.csum.on {
+		n, _, e := unix.RawSyscall(unix.SYS_READ, uintptr(t.fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
+		return int(n), e
+	}
+	iov := pair(&t.readHdr, b)
+	n, _, e := unix.RawSyscall(unix.SYS_READV, uintptr(t.fd), uintptr(unsafe.Pointer(&iov)), uintptr(len(iov)))
+	return int(n) - vnetLen, e
 }
 
-func writeFD(fd int, b []byte) unix.Errno {
+func (t *File) write(b []byte) unix.Errno {
 	if len(b) == 0 {
 		return unix.EINVAL
 	}
-	_, _, e := unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
+	if !t.csum.on {
+		_, _, e := unix.RawSyscall(unix.SYS_WRITE, uintptr(t.fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
+		return e
+	}
+	iov := pair(t.csum.header(b), b)
+	_, _, e := unix.RawSyscall(unix.SYS_WRITEV, uintptr(t.fd), uintptr(unsafe.Pointer(&iov)), uintptr(len(iov)))
 	return e
+}
+
+// pair is the iovec of a header and its packet.
+func pair(h *[vnetLen]byte, b []byte) (iov [2]unix.Iovec) {
+	iov[0].Base, iov[1].Base = &h[0], &b[0]
+	iov[0].SetLen(vnetLen)
+	iov[1].SetLen(len(b))
+	return iov
 }

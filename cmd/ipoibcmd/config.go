@@ -64,13 +64,16 @@ type Offload struct {
 	OneThread *bool `yaml:"one_thread"`
 	// HoldP lets that thread hold its P while it waits; nil means on where it can.
 	HoldP *bool `yaml:"hold_p"`
+	// Checksum has us, not the kernel, do the checksums of TCP and UDP at the TUN;
+	// nil means on where the kernel lets us.
+	Checksum *bool `yaml:"checksum"`
 	// Connected gives a busy IPv6 destination a connected socket; nil means on.
 	Connected *bool `yaml:"connected"`
 }
 
 // defaults returns the configuration that holds where nothing is said.
 func defaults() Config {
-	gso, gro, one, hold, connected := true, true, true, true, true // apart: the file writes through the pointers
+	gso, gro, one, hold, connected, sum := true, true, true, true, true, true // apart: the file writes through the pointers
 	return Config{
 		Name:        "ibcm0",
 		Mode:        "rc",
@@ -83,7 +86,7 @@ func defaults() Config {
 		QKey:        uint32(ib.QKeyIPoIB),
 		IdleTimeout: "5m",
 		PeerAllow:   []string{agent.DefaultPeerAllow[0].String()},
-		Offload:     Offload{GSO: &gso, GRO: &gro, OneThread: &one, HoldP: &hold, Connected: &connected},
+		Offload:     Offload{GSO: &gso, GRO: &gro, OneThread: &one, HoldP: &hold, Connected: &connected, Checksum: &sum},
 	}
 }
 

@@ -45,6 +45,7 @@ var rooms = []room{
 	{"rdmacm", 4, edge},
 	{"rpcrdma/transport", 5, edge},
 	{"provider/softroce/engine", 3, pure},
+	{"tun", 3, edge},
 	{"cm", 3, pure},
 	{"mtu", 3, pure},
 	{"group", 3, pure},
@@ -66,7 +67,6 @@ var rooms = []room{
 	{"verbs", 1, pure},
 	{"verbs/regions", 2, edge},
 	{"ib", 0, pure},
-	{"tun", 0, edge},
 	{"hostnet", 0, edge},
 }
 

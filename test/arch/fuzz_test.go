@@ -24,7 +24,7 @@ import (
 var unfuzzed = map[string]string{
 	"(*ipoibcm/cmd/ipoibcmd.mpaProbe).parse": "reads what the user types",
 	"(*ipoibcm/cmd/ipoibcmd.rpcProbe).parse": "reads what the user types",
-	"ipoibcm/tun.readFD":                     "fills the octets, and looks at none",
+	"(*ipoibcm/tun.File).read":               "fills the octets, and looks at none",
 }
 
 var decoderName = regexp.MustCompile(`^([Uu]nmarshal|[Pp]arse|[Dd]ecode|[Rr]ead)([A-Z0-9]|$)`)

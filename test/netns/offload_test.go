@@ -20,7 +20,8 @@ func TestEachOffloadOff(t *testing.T) {
 		{"one_thread", "offload: {one_thread: false}\n", []string{"one_thread"}},
 		{"hold_p", "offload: {hold_p: false}\n", []string{"hold_p"}},
 		{"connected", "offload: {connected: false}\n", []string{"connected"}},
-		{"all", "offload: {gso: false, gro: false, one_thread: false, hold_p: false, connected: false}\n", []string{"gso", "gro", "one_thread", "hold_p", "connected"}},
+		{"checksum", "offload: {checksum: false}\n", []string{"checksum"}},
+		{"all", "offload: {gso: false, gro: false, one_thread: false, hold_p: false, connected: false, checksum: false}\n", []string{"gso", "gro", "one_thread", "hold_p", "connected", "checksum"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			parallel(t)
@@ -43,7 +44,7 @@ func TestEachOffloadOff(t *testing.T) {
 				for _, o := range h.status().Underlay.Offloads {
 					got[o.Name] = o
 				}
-				for _, name := range []string{"gso", "gro", "one_thread", "hold_p", "connected"} {
+				for _, name := range []string{"gso", "gro", "one_thread", "hold_p", "connected", "checksum"} {
 					off := false
 					for _, n := range tt.off {
 						off = off || n == name

@@ -1,0 +1,216 @@
+package tun
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"ipoibcm/wire/ip"
+)
+
+// packet makes a TCP or UDP packet of n octets of payload whose checksum is right.
+func packet(v6 bool, proto byte, n int) []byte {
+	head := map[byte]int{6: 20, 17: 8}[proto]
+	seg := make([]byte, head+n)
+	r := rand.New(rand.NewPCG(1, uint64(n)))
+	for i := range seg {
+		seg[i] = byte(r.Uint32())
+	}
+	binary.BigEndian.PutUint16(seg, 9)
+	binary.BigEndian.PutUint16(seg[2:], 7)
+	at := 16
+	if proto == 17 {
+		at = 6
+		binary.BigEndian.PutUint16(seg[4:], uint16(len(seg)))
+	} else {
+		seg[12] = 5 << 4
+	}
+	clear(seg[at : at+2])
+	var b []byte
+	if v6 {
+		b = append(b, 0x60, 0, 0, 0, byte(len(seg)>>8), byte(len(seg)), proto, 64)
+		src, dst := netip.MustParseAddr("fd09::2").As16(), netip.MustParseAddr("fd09::1").As16()
+		b = append(append(b, src[:]...), dst[:]...)
+		binary.BigEndian.PutUint16(seg[at:], ip.Checksum6(netip.AddrFrom16(src), netip.AddrFrom16(dst), proto, seg))
+		b = append(b, seg...)
+	} else {
+		b = append(udp(0)[:20:20], seg...)
+		binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
+		b[9], b[10], b[11] = proto, 0, 0
+		binary.BigEndian.PutUint16(b[10:], ip.Checksum(b[:20]))
+		pseudo := append(bytes.Clone(b[12:20]), 0, proto, byte(len(seg)>>8), byte(len(seg)))
+		binary.BigEndian.PutUint16(b[20+at:], ^uint16(ip.Sum(ip.Sum(0, pseudo), seg)))
+	}
+	return b
+}
+
+// What verify calls right is right, what it calls wrong is wrong, and what it does
+// not understand it leaves alone.
+func TestVerify(t *testing.T) {
+	for _, v6 := range []bool{false, true} {
+		for _, proto := range []byte{6, 17} {
+			for _, n := range []int{0, 1, 2, 999, 1000, 1448, 65400, 65443} {
+				p := packet(v6, proto, n)
+				if valid, ok := verify(p); !valid || !ok {
+					t.Errorf("v6 %v, protocol %d, %d octets: valid %v, looked at %v", v6, proto, n, valid, ok)
+				}
+				for _, at := range []int{len(p) - 1, len(p) - n/2 - 1, len(p) - n - 1} {
+					p[at] ^= 0x10
+					if valid, ok := verify(p); valid || !ok && at >= len(p)-n {
+						t.Errorf("v6 %v, protocol %d, %d octets, octet %d changed: valid %v, looked at %v", v6, proto, n, at, valid, ok)
+					}
+					p[at] ^= 0x10
+				}
+			}
+		}
+	}
+	for name, change := range map[string]func(p []byte) []byte{
+		"more fragments":     func(p []byte) []byte { p[6] = 0x20; return p },
+		"a later fragment":   func(p []byte) []byte { p[7] = 1; return p },
+		"octets behind it":   func(p []byte) []byte { return append(p, 0) },
+		"cut off":            func(p []byte) []byte { return p[:len(p)-1] },
+		"no checksum":        func(p []byte) []byte { p[26], p[27] = 0, 0; return p },
+		"another protocol":   func(p []byte) []byte { p[9] = 132; return p },
+		"a UDP length apart": func(p []byte) []byte { p[25]--; return p },
+		"IHL behind the end": func(p []byte) []byte { p = p[:30]; p[0] = 0x4f; p[3] = 30; p[2] = 0; return p },
+		"IHL of 4":           func(p []byte) []byte { p[0] = 0x44; return p },
+		"version 5":          func(p []byte) []byte { p[0] = 0x55; return p },
+	} {
+		if valid, ok := verify(change(packet(false, 17, 600))); valid || ok {
+			t.Errorf("%s: valid %v, looked at %v", name, valid, ok)
+		}
+	}
+}
+
+func TestComplete(t *testing.T) {
+	header := func(start, at uint16) (h [vnetLen]byte) {
+		h[0] = vnetNeedsCsum
+		binary.NativeEndian.PutUint16(h[6:], start)
+		binary.NativeEndian.PutUint16(h[8:], at)
+		return h
+	}
+	var c csums
+	for _, n := range []int{0, 1, 500, 65400} {
+		want := packet(true, 17, n)
+		p := bytes.Clone(want)
+		// As the kernel leaves it: the sum of the pseudo-header.
+		var pseudo [40]byte
+		copy(pseudo[:], p[8:40])
+		binary.BigEndian.PutUint16(pseudo[34:], uint16(len(p)-40))
+		pseudo[39] = 17
+		binary.BigEndian.PutUint16(p[46:], uint16(ip.Sum(0, pseudo[:])))
+		h := header(40, 6)
+		if !c.complete(&h, p) || !bytes.Equal(p, want) {
+			t.Errorf("%d octets: checksum %x, want %x", n, p[46:48], want[46:48])
+		}
+	}
+	// All ones in the sum: no zero in the field, which would mean that there is none.
+	h, p := header(0, 2), []byte{0xff, 0xfe, 0, 1}
+	if !c.complete(&h, p) || p[2] != 0xff || p[3] != 0xff {
+		t.Errorf("%x", p)
+	}
+	for _, at := range [][2]uint16{{0, 3}, {3, 0}, {4, 0}, {65535, 65535}, {0, 65535}} {
+		h := header(at[0], at[1])
+		before := bytes.Clone(p)
+		if c.complete(&h, p) || !bytes.Equal(p, before) {
+			t.Errorf("cover from %d, field at %d in a packet of 4 octets", at[0], at[1])
+		}
+	}
+	if c.completed.Load() != 5 || c.odd.Load() != 5 {
+		t.Errorf("completed %d, odd %d, want 5 each", c.completed.Load(), c.odd.Load())
+	}
+}
+
+// The kernel's packets come with the checksums it would have given them, and it
+// takes ours, unless they are wrong.
+func TestChecksums(t *testing.T) {
+	for _, off := range []bool{false, true} {
+		f := open(t, Options{NoChecksum: off})
+		c := dial(t)
+		sizes := []int{1, 2, 3, 100, 1501, 65492}
+		for i, n := range sizes {
+			c.Write(bytes.Repeat([]byte{byte(i + 1)}, n))
+		}
+		for i, p := range readIP(t, f, len(sizes)) {
+			if valid, ok := verify(p); !valid || !ok {
+				t.Errorf("off %v, %d octets: valid %v, looked at %v", off, sizes[i], valid, ok)
+			}
+		}
+		l, err := net.ListenPacket("udp4", "10.9.0.1:7")
+		if err != nil {
+			t.Fatal(err)
+		}
+		good, small := packet(false, 17, 65000), packet(false, 17, 40)
+		wrong, wrongSmall := bytes.Clone(good), bytes.Clone(small)
+		wrong[30000]++
+		wrongSmall[40]++
+		if n, err := f.Write([][]byte{wrong, wrongSmall, good, small, udp(700)}); n != 5 || err != nil {
+			t.Errorf("took %d (%v)", n, err)
+		}
+		b := make([]byte, 65536)
+		for _, want := range []int{65000, 40, 700} {
+			l.SetReadDeadline(time.Now().Add(2 * time.Second))
+			if n, _, err := l.ReadFrom(b); n != want || err != nil {
+				t.Errorf("off %v: received %d (%v), want %d", off, n, err, want)
+			}
+		}
+		l.Close()
+		s := f.Checksums()
+		want := Checksums{On: true, Completed: s.Completed, Verified: 1, Wrong: 1}
+		if off {
+			want = Checksums{Why: "switched off"}
+		} else if s.Completed < uint64(len(sizes)) {
+			t.Errorf("%d completed, want %d at least", s.Completed, len(sizes))
+		}
+		if s != want {
+			t.Errorf("%+v, want %+v", s, want)
+		}
+	}
+}
+
+// readIP reads until it has n UDP packets over IPv4.
+func readIP(t *testing.T, f *File, n int) (got [][]byte) {
+	t.Helper()
+	bufs, sizes := buffers(8)
+	for len(got) < n {
+		k, err := f.Read(bufs, sizes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range k {
+			if p := bufs[i][:sizes[i]]; p[0]>>4 == 4 && p[9] == 17 {
+				got = append(got, bytes.Clone(p))
+			}
+		}
+	}
+	return got
+}
+
+func FuzzVerify(f *testing.F) {
+	for _, v6 := range []bool{false, true} {
+		for _, proto := range []byte{6, 17} {
+			p := packet(v6, proto, 33)
+			f.Add(p, uint16(20), uint16(6))
+			f.Add(p[:25], uint16(len(p)), uint16(0))
+		}
+	}
+	f.Fuzz(func(t *testing.T, p []byte, start, at uint16) {
+		if len(p) == 0 {
+			return // the kernel gives no such packet, and takes none
+		}
+		if valid, ok := verify(p); valid && !ok {
+			t.Error("valid, but not looked at")
+		}
+		var c csums
+		h := [vnetLen]byte{vnetNeedsCsum}
+		binary.NativeEndian.PutUint16(h[6:], start)
+		binary.NativeEndian.PutUint16(h[8:], at)
+		if done := c.complete(&h, p); done != (int(start)+int(at)+2 <= len(p)) {
+			t.Errorf("complete: %v", done)
+		}
+	})
+}
