@@ -62,9 +62,13 @@ func (c *Config) openDevice(ctx context.Context, s settings, log *slog.Logger) (
 	if c.Provider == ibVerbs {
 		dev, err = ibverbs.Open(ibverbs.Options{Underlay: c.Underlay, Device: c.Device, GID: s.gid, NoCM: c.CMTransport == "inband", Stop: ctx.Done(), Log: log})
 	} else {
+		poll := softroce.DefaultBusyPoll
+		if off(c.Offload.BusyPoll) {
+			poll = 0
+		}
 		dev, err = softroce.Open(softroce.Options{
 			Underlay: c.Underlay, GID: s.gid, MaxUDPayload: c.UDMTU + encap.HeaderLen, PKeys: []ib.PKey{ib.PKey(cmp.Or(c.PKey, uint16(ib.DefaultPKey))) | ib.PKeyFull},
-			NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), HoldP: !off(c.Offload.HoldP), NoConnect: off(c.Offload.Connected), Stop: ctx.Done(), Log: log,
+			NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), HoldP: !off(c.Offload.HoldP), BusyPoll: poll, NoConnect: off(c.Offload.Connected), Stop: ctx.Done(), Log: log,
 		})
 	}
 	if err != nil {

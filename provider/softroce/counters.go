@@ -14,6 +14,7 @@ type counters struct {
 	txErrors, lastErrno, gsoRefused      atomic.Uint64
 	selfTestFailed                       [2]atomic.Uint64 // of GSO and GRO
 	txFragmented, groRefused             atomic.Uint64
+	rxSpinHits, rxSpinMisses, rxSpinLate atomic.Uint64
 	txConnected                          atomic.Uint64
 	connectFailed, connectLost           atomic.Uint64
 	rxPackets, rxCalls, rxChains, rxHeld atomic.Uint64
@@ -45,6 +46,7 @@ func (d *Device) Counters(f func(name string, value uint64)) {
 		{"tx_connected", &c.txConnected}, {"tx_connect_failed", &c.connectFailed}, {"tx_connect_lost", &c.connectLost},
 		{"tx_gso_selftest_failed", &c.selfTestFailed[gso]}, {"rx_gro_selftest_failed", &c.selfTestFailed[gro]},
 		{"rx_packets", &c.rxPackets}, {"rx_calls", &c.rxCalls}, {"rx_chains", &c.rxChains}, {"rx_held_waits", &c.rxHeld},
+		{"rx_poll_hits", &c.rxSpinHits}, {"rx_poll_misses", &c.rxSpinMisses}, {"rx_poll_late", &c.rxSpinLate},
 		{"rx_errors", &c.rxErrors}, {"rx_drop_truncated", &c.rxTruncated}, {"rx_drop_overflow", &c.rxOverflow},
 		{"rx_drop_malformed", &c.rxMalformed}, {"rx_drop_icrc", &c.rxICRC}, {"rx_foreign_id", &c.rxForeignID},
 		{"rx_drop_other_gid", &c.rxOtherGID}, {"rx_drop_own_echo", &c.rxOwnEcho}, {"rx_drop_unknown_qpn", &c.rxUnknownQPN},

@@ -62,6 +62,7 @@ type Device struct {
 	whyOff [offloads]atomic.Pointer[string] // why they are off, or not tried
 
 	noHold     atomic.Bool
+	noSpin     atomic.Bool
 	noConnect  atomic.Bool
 	cutting    sync.WaitGroup // those who open connected sockets
 	maxHolding int            // fewer threads of the process than this may hold a P

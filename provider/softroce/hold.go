@@ -28,7 +28,7 @@ var holding atomic.Int32
 // the runtime's monitor is woken first. So the thread that attends a descriptor
 // holds its P for a time after each packet. It leaves at least one to the others.
 func (r *receiver) poll(fds []unix.PollFd, limit time.Duration) error {
-	hold := r.mayHold()
+	hold, spins := r.mayHold(), limit <= 0
 	if hold {
 		if int(holding.Add(1)) < r.dev.maxHolding {
 			r.dev.count.rxHeld.Add(1)
@@ -40,6 +40,14 @@ func (r *receiver) poll(fds []unix.PollFd, limit time.Duration) error {
 		}
 		defer holding.Add(-1)
 	}
+	if spins = spins && hold && !r.dev.noSpin.Load(); spins && r.spin(fds) {
+		return nil
+	}
+	if r.keeps {
+		if next := r.dev.timers.rest(hold); next > 0 && (limit <= 0 || next < limit) {
+			limit = next
+		}
+	}
 	var timeout *unix.Timespec
 	if limit > 0 {
 		ts := unix.NsecToTimespec(int64(limit))
@@ -49,9 +57,13 @@ func (r *receiver) poll(fds []unix.PollFd, limit time.Duration) error {
 		_, err := unix.Ppoll(fds, timeout, nil)
 		return err
 	}
-	_, _, errno := unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(unsafe.SliceData(fds))), uintptr(len(fds)), uintptr(unsafe.Pointer(timeout)), 0, 0, 0)
+	begun := time.Now()
+	n, _, errno := unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(unsafe.SliceData(fds))), uintptr(len(fds)), uintptr(unsafe.Pointer(timeout)), 0, 0, 0)
 	if errno != 0 {
 		return errno
+	}
+	if took := time.Since(begun); spins && (n > 0 || took > r.most) {
+		r.waited(took)
 	}
 	return nil
 }

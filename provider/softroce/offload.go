@@ -12,6 +12,7 @@ const (
 	gso       = iota // UDP_SEGMENT
 	gro              // UDP_GRO
 	hold             // of the P while waiting
+	busyPoll         // before waiting
 	connected        // sockets connected to one destination
 	offloads
 )
@@ -40,17 +41,18 @@ func (d *Device) tryOffloads() {
 		}
 	}
 	d.tryHold()
+	d.trySpin()
 }
 
 // offloadOff switches one off and notes why.
 func (d *Device) offloadOff(i int, why string) {
-	[...]*atomic.Bool{gso: &d.noGSO, gro: &d.noGRO, hold: &d.noHold, connected: &d.noConnect}[i].Store(true)
+	[...]*atomic.Bool{gso: &d.noGSO, gro: &d.noGRO, hold: &d.noHold, busyPoll: &d.noSpin, connected: &d.noConnect}[i].Store(true)
 	d.whyOff[i].Store(&why)
 }
 
 var offloadNames = [...]struct{ name, what string }{
 	gso: {"gso", "UDP_SEGMENT"}, gro: {"gro", "UDP_GRO"}, hold: {"hold_p", "waits that hold Go's P"},
-	connected: {"connected", "connected sockets (IPv6)"},
+	busyPoll: {"busy_poll", "polling before waits"}, connected: {"connected", "connected sockets (IPv6)"},
 }
 
 // Offloads implements [verbs.Offloader].
@@ -65,6 +67,7 @@ func (d *Device) Offloads() []verbs.Offload {
 	out[gso].On, out[gso].Uses = !d.noGSO.Load(), d.count.txBatches.Load()
 	out[gro].On, out[gro].Uses = !d.noGRO.Load(), d.count.rxChains.Load()
 	out[hold].On, out[hold].Uses = !d.noHold.Load(), d.count.rxHeld.Load()
+	out[busyPoll].On, out[busyPoll].Uses = !d.noSpin.Load(), d.count.rxSpinHits.Load()
 	out[connected].On, out[connected].Uses = !d.noConnect.Load(), d.count.txConnected.Load()
 	return out
 }

@@ -59,6 +59,11 @@ type Options struct {
 	// scheduler has one P less for the rest. It needs a GOMAXPROCS of 2 and is best
 	// with one more than there are processors.
 	HoldP bool
+	// BusyPoll bounds how long that thread looks for more before it waits, where the
+	// waits before were not longer: it wakes nobody and is not woken. It yields the
+	// processor between two looks, and stops for a while when somebody took it. Zero
+	// means never. It needs HoldP.
+	BusyPoll time.Duration
 	// NoConnect sends all packets from unconnected sockets, for each of which the
 	// kernel looks its route up. Without it an IPv6 destination that gets many in a
 	// row has a connected one.

@@ -61,9 +61,11 @@ type receiver struct {
 
 	att   atomic.Pointer[attention]
 	kicks []*cq // attend's own
+	spinner
 	attMu sync.Mutex
 	ended bool // under attMu
 
+	keeps    bool      // the timers, while it is awake
 	readable bool      // as far as we know
 	active   bool      // something came or went since the last wait
 	activeAt time.Time // or at the last wait before which it did
@@ -88,6 +90,7 @@ type meta struct {
 }
 
 func (r *receiver) init() {
+	r.most = r.dev.opts.BusyPoll
 	r.bufs = make([]byte, recvBatch*recvBufLen)
 	for i := range r.msgs {
 		b := r.bufs[i*recvBufLen:]
@@ -106,8 +109,13 @@ func (r *receiver) run() {
 	r.init()
 	r.readable = true
 	defer r.end()
+	defer r.dev.timers.rest(false)
 	for !r.dev.closing.Load() {
+		if r.keeps = r.att.Load() != nil; r.keeps {
+			r.dev.timers.keep()
+		}
 		n, errno := 0, unix.EAGAIN
+		tx := r.dev.count.txPackets.Load() // all of the device's, which is near enough
 		if r.readable {
 			n, errno = r.read()
 		}
@@ -124,8 +132,12 @@ func (r *receiver) run() {
 		}
 		more, wait := r.attend()
 		r.settle()
+		if r.keeps {
+			r.dev.timers.service(time.Now())
+		}
 		// After a single datagram there is hardly another: poll tells.
 		if !more && (errno == unix.EAGAIN || n == 1) {
+			r.spinner.turn(errno == 0, r.dev.count.txPackets.Load() != tx)
 			r.sleep(wait)
 		}
 	}

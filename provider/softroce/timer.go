@@ -10,10 +10,12 @@ import (
 // entry, which may be earlier than its deadline: on the hot path a deadline that
 // moves away costs nothing, and the entry is put back when it comes up.
 type timers struct {
-	mu   sync.Mutex
-	heap timerHeap
-	wake chan struct{} // holds at most one: the first entry changed
-	stop chan struct{}
+	mu     sync.Mutex
+	heap   timerHeap
+	kept   bool          // a receiver will look at the heap before it sleeps
+	missed bool          // the first entry changed, and run was not told
+	wake   chan struct{} // holds at most one: the first entry changed
+	stop   chan struct{}
 }
 
 type timerEntry struct {
@@ -45,13 +47,68 @@ func (t *timers) arm(q *qp) {
 	t.mu.Lock()
 	heap.Push(&t.heap, timerEntry{d, q}) // a later entry of q is ignored when it comes up
 	first := t.heap[0].q == q
+	if first && t.kept {
+		first, t.missed = false, true
+	}
 	t.mu.Unlock()
 	if first {
-		select {
-		case t.wake <- struct{}{}:
-		default:
-		}
+		t.poke()
 	}
+}
+
+// poke has run look at the heap again.
+func (t *timers) poke() {
+	select {
+	case t.wake <- struct{}{}:
+	default:
+	}
+}
+
+// keep says that the caller will call rest before it sleeps, and service from time
+// to time: until then nobody needs to be woken for a new first entry. One receiver
+// does so.
+func (t *timers) keep() {
+	t.mu.Lock()
+	t.kept = true
+	t.mu.Unlock()
+}
+
+// rest ends keep, and returns how long to sleep at most, zero for as long as one
+// likes. If the caller will not wake for the entries, run is told of those it does
+// not know.
+func (t *timers) rest(wakes bool) (limit time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.kept = false
+	if !wakes {
+		if t.missed {
+			t.missed = false
+			t.poke()
+		}
+		return 0
+	}
+	if !t.missed || len(t.heap) == 0 {
+		return 0 // run knows
+	}
+	return max(time.Until(t.heap[0].at), time.Microsecond)
+}
+
+// service wakes queue pairs whose time has come, and returns how long it is until
+// the next one's, an hour if there is none.
+func (t *timers) service(now time.Time) (wait time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for len(t.heap) > 0 {
+		e := t.heap[0]
+		if wait := e.at.Sub(now); wait > 0 {
+			return wait
+		}
+		heap.Pop(&t.heap)
+		t.mu.Unlock()
+		e.q.expire(e.at, now)
+		t.mu.Lock()
+	}
+	return time.Hour
 }
 
 // run wakes queue pairs until stop is closed.
@@ -59,21 +116,7 @@ func (t *timers) run() {
 	clock := time.NewTimer(time.Hour)
 	defer clock.Stop()
 	for {
-		now := time.Now()
-		wait := time.Hour
-		t.mu.Lock()
-		for len(t.heap) > 0 {
-			e := t.heap[0]
-			if wait = e.at.Sub(now); wait > 0 {
-				break
-			}
-			heap.Pop(&t.heap)
-			t.mu.Unlock()
-			e.q.expire(e.at, now)
-			t.mu.Lock()
-			wait = time.Hour
-		}
-		t.mu.Unlock()
+		wait := t.service(time.Now())
 		clock.Reset(wait)
 		select {
 		case <-clock.C:

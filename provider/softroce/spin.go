@@ -1,0 +1,119 @@
+package softroce
+
+import (
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// DefaultBusyPoll is what Options.BusyPoll is best set to.
+	DefaultBusyPoll = 100 * time.Microsecond
+	// spinFirst is how long a receiver polls first where a wait was short.
+	spinFirst = 10 * time.Microsecond
+	// spinLate is how long a look may take, the yield before it included. Longer
+	// ones mean that others have work for this processor.
+	spinLate = 200 * time.Microsecond
+	// After one of those polling pauses, twice as long each time.
+	spinPause, spinPauseMax = 10 * time.Millisecond, time.Second
+)
+
+// A spinner decides how long a receiver looks for more before it waits. It goes by
+// how long the waits lasted that came before, apart for what the turn before the
+// wait did: after a packet for the host the answer may come at once, and after the
+// answer nothing for long.
+type spinner struct {
+	most  time.Duration // zero: never
+	after [4]time.Duration
+	kind  int // of the last turn: what is known in after
+
+	pauseEnds time.Time
+	pause     time.Duration
+}
+
+// turn notes what a turn did that is over.
+func (s *spinner) turn(received, sent bool) {
+	switch {
+	case received && sent:
+		s.kind = 3
+	case received:
+		s.kind = 2
+	case sent:
+		s.kind = 1
+	}
+}
+
+// bound is how long to poll before a wait that begins now.
+func (s *spinner) bound(now time.Time) time.Duration {
+	if now.Before(s.pauseEnds) {
+		return 0
+	}
+	return s.after[s.kind]
+}
+
+// waited takes in how long a wait took that something ended.
+func (s *spinner) waited(d time.Duration) {
+	b := &s.after[s.kind]
+	switch {
+	case d <= s.most:
+		*b = min(max(2**b, spinFirst), s.most)
+	case *b >= 4*spinFirst:
+		*b /= 4
+	default:
+		*b = 0
+	}
+}
+
+// late notes that others want the processor.
+func (s *spinner) late(now time.Time) {
+	s.pause = min(max(2*s.pause, spinPause), spinPauseMax)
+	s.pauseEnds = now.Add(s.pause)
+}
+
+// hit notes that polling was right.
+func (s *spinner) hit() { s.pause -= s.pause / 8 }
+
+// spin looks at fds again and again for as long as the spinner says, and reports
+// whether there is something. Between two looks whoever else wants the processor
+// has it.
+func (r *receiver) spin(fds []unix.PollFd) bool {
+	s, c := &r.spinner, &r.dev.count
+	start := time.Now()
+	bound := s.bound(start)
+	if bound == 0 {
+		return false
+	}
+	var none unix.Timespec
+	for last := start; last.Sub(start) < bound; {
+		yield()
+		n, _, _ := unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(unsafe.SliceData(fds))), uintptr(len(fds)), uintptr(unsafe.Pointer(&none)), 0, 0, 0)
+		now := time.Now()
+		switch {
+		case now.Sub(last) > spinLate:
+			c.rxSpinLate.Add(1)
+			s.late(now)
+			return int(n) > 0
+		case int(n) > 0:
+			c.rxSpinHits.Add(1)
+			s.hit()
+			return true
+		}
+		last = now
+	}
+	c.rxSpinMisses.Add(1)
+	return false
+}
+
+// yield is replaced in tests.
+var yield = func() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
+
+// trySpin sees whether receivers can poll.
+func (d *Device) trySpin() {
+	switch {
+	case d.opts.BusyPoll <= 0:
+		d.offloadOff(busyPoll, "switched off")
+	case d.noHold.Load():
+		d.offloadOff(busyPoll, "waits give their P back")
+	}
+}
