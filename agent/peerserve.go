@@ -28,6 +28,7 @@ const (
 	maxPeerEnds  = 16                     // connections of peers that ask us
 	maxEndsEach  = 4                      // of them of one GID, so that no peer keeps the others out
 	peerIdle     = 30 * time.Second       // a connection that asks nothing for so long is ended
+	peerFirst    = 3 * time.Second        // so long if it has asked nothing yet: anybody can send a REQ in another's name
 	peerGrant    = 4                      // credits for each
 	peerStatusOf = 100 * time.Millisecond // for so long one status answers all that ask for it
 	maxKnownGIDs = 4096                   // addresses whose GID is remembered
@@ -144,7 +145,7 @@ func (s *peerService) accept(ctx context.Context, r *rdmacm.Request) {
 		return
 	}
 	defer s.leave(from)
-	idle := time.NewTimer(peerIdle)
+	idle := time.NewTimer(peerFirst)
 	defer idle.Stop()
 	e, err := transport.AcceptRoCE(r, transport.Options{Provider: s.a.opt.Provider, RPC: rpcrdma.Options{Grant: peerGrant, Ask: 1, MaxLong: peerrpc.MaxDocument + 4096},
 		Serve: func(ctx context.Context, c rpcrdma.Serve) rpcrdma.Event {

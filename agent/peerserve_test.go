@@ -3,9 +3,11 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"ipoibcm/cm"
 	"ipoibcm/control"
@@ -15,6 +17,7 @@ import (
 	"ipoibcm/rdmacm"
 	"ipoibcm/rpcrdma"
 	"ipoibcm/rpcrdma/transport"
+	"ipoibcm/verbs"
 )
 
 // A status that is too large leaves peers out and keeps its warnings; one that is
@@ -115,6 +118,66 @@ func TestPeerCounters(t *testing.T) {
 	}
 	if len(s.live) != 0 {
 		t.Error("ended ones are kept")
+	}
+}
+
+// Who connects and asks nothing, as a REQ from a forged address does, keeps its
+// place for a short while only; who has asked keeps it.
+func TestSilentPeer(t *testing.T) {
+	open := func(addr string) (verbs.Provider, *rdmacm.Port) {
+		dev, err := softroce.Open(softroce.Options{Underlay: "lo", GID: ib.GIDFromAddr(netip.MustParseAddr(addr))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { dev.Close() })
+		p, err := rdmacm.Open(rdmacm.Options{Provider: dev, CM: cm.Options{GID: dev.Port().GIDs[0], MaxConns: 8}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.Close() })
+		return dev, p
+	}
+	server, sp := open("127.0.0.1")
+	client, cp := open("127.0.0.2")
+	a := &Agent{log: slog.New(slog.DiscardHandler)}
+	a.opt.Provider, a.opt.PeerAllow = server, []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
+	s := &peerService{a: a, port: sp, from: map[ib.GID]int{}, live: map[*transport.End]struct{}{}, past: map[string]uint64{}}
+	ctx, stop := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- s.serve(ctx) }()
+	defer func() { stop(); <-served }()
+	places := func() int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.ends
+	}
+	dial := func() *transport.End {
+		for range 100 { // until it listens
+			e, err := transport.DialRoCE(ctx, cp, netip.MustParseAddr("127.0.0.1"), peerrpc.Port, transport.Options{Provider: client})
+			if err == nil {
+				t.Cleanup(func() { e.Close() })
+				return e
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		t.Fatal("no connection")
+		return nil
+	}
+	asks := dial()
+	call := (&rpcrdma.RPCCall{XID: 1, Prog: peerrpc.Program, Vers: peerrpc.Version}).Append(nil)
+	if _, err := asks.Call(ctx, rpcrdma.Submit{Payload: call}); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	dial()
+	if n := places(); n != 2 {
+		t.Fatalf("%d places taken, want 2", n)
+	}
+	for places() == 2 && time.Since(start) < peerFirst+5*time.Second {
+		time.Sleep(20 * time.Millisecond)
+	}
+	if d := time.Since(start); places() != 1 || d < peerFirst-100*time.Millisecond {
+		t.Errorf("%d places taken after %v", places(), d)
 	}
 }
 
