@@ -14,6 +14,7 @@ import (
 	"ipoibcm/control"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/tun"
 	"ipoibcm/verbs"
 )
 
@@ -59,7 +60,7 @@ func (a *Agent) viewStatus() control.Status {
 			out.Underlay.Offloads = append(out.Underlay.Offloads, control.Offload(o))
 		}
 	}
-	sums := a.tun.Checksums()
+	sums := a.checksums()
 	out.Underlay.Offloads = append(out.Underlay.Offloads, control.Offload{Name: "checksum", What: "checksums at the TUN by us",
 		On: sums.On, Why: sums.Why, Uses: sums.Completed + sums.Verified})
 	for _, g := range port.GIDs {
@@ -300,6 +301,14 @@ func (a *Agent) viewStats() control.Stats {
 }
 
 // allCounters gathers every counter of every part, in a fixed order.
+// checksums is what the TUN says of them, before there is one too.
+func (a *Agent) checksums() (c tun.Checksums) {
+	if a.tun != nil {
+		c = a.tun.Checksums()
+	}
+	return c
+}
+
 func (a *Agent) allCounters() []control.Counter {
 	var out []control.Counter
 	add := func(part, name string, v uint64) {
@@ -313,7 +322,7 @@ func (a *Agent) allCounters() []control.Counter {
 		add("datapath", snake(dp.Type().Field(i).Name), dp.Field(i).Uint())
 	}
 	a.opt.Provider.Counters(func(name string, v uint64) { add(a.opt.Provider.Caps().Name, name, v) })
-	sums := a.tun.Checksums()
+	sums := a.checksums()
 	add("tun", "checksums_completed", sums.Completed)
 	add("tun", "checksums_verified", sums.Verified)
 	add("tun", "checksums_wrong", sums.Wrong)

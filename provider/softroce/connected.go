@@ -3,6 +3,7 @@ package softroce
 import (
 	"fmt"
 	"runtime"
+	"time"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -17,6 +18,8 @@ const (
 	// connectAgain is how many calls of a sender lie between two such sockets at
 	// least: opening one takes as long as some ten calls.
 	connectAgain = 1024
+	// connectIdle is how long such a socket stays unused.
+	connectIdle = 500 * time.Millisecond
 )
 
 // A shortcut is a second socket of a sender, on the same source port, that is
@@ -26,37 +29,43 @@ const (
 // IPv6 only: on IPv4 the kernel numbers what a connected socket sends in the
 // identification, which the ICRC covers.
 type shortcut struct {
-	fd     int // 0: there is none
-	path   *path
-	next   *path // whose calls are counted
-	streak int   // of them, in a row
-	calls  int   // since the last attempt, of all paths
-	busy   bool  // somebody is opening one
+	fd   int
+	path *path
+	used bool // since the last look
 }
 
-// shortcut returns the connected socket for p, 0 if there is none (yet). The
+// A cutter decides when a sender gets a shortcut.
+type cutter struct {
+	cut    *shortcut // nil: there is none
+	next   *path     // whose calls are counted
+	streak int       // of them, in a row
+	calls  int       // since the last attempt, of all paths
+	busy   bool      // somebody is opening one
+}
+
+// shortcut returns the connected socket for p, -1 if there is none (yet). The
 // caller holds s.mu.
 func (s *sender) shortcut(p *path) (fd int) {
-	c := &s.cut
-	if c.path == p {
-		return c.fd
+	if s.cut != nil && s.cut.path == p {
+		s.cut.used = true
+		return s.cut.fd
 	}
 	if !p.v6 || !s.gso || s.dev.noConnect.Load() {
-		return 0
+		return -1
 	}
-	c.calls++
-	if c.next != p {
-		c.next, c.streak = p, 0
+	s.calls++
+	if s.next != p {
+		s.next, s.streak = p, 0
 	}
-	if c.streak++; c.streak < connectAfter || c.calls < connectAgain && c.path != nil || p.attr.DGID.IsMulticast() {
-		return 0
+	if s.streak++; s.streak < connectAfter || s.calls < connectAgain && s.cut != nil || p.attr.DGID.IsMulticast() {
+		return -1
 	}
-	c.calls = 0
-	if s.fd >= 0 && !c.busy {
-		c.busy = true
+	s.calls, s.streak = 0, 0
+	if s.fd >= 0 && !s.busy {
+		s.busy = true
 		s.dev.cutting.Go(func() { s.cutTo(p) })
 	}
-	return 0
+	return -1
 }
 
 // cutTo gives s a connected socket for p. It is not done by who sends, because it
@@ -65,7 +74,7 @@ func (s *sender) cutTo(p *path) {
 	fd, err := s.connectIn(s.dev.monitor.ns, p)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.cut.busy = false
+	s.busy = false
 	switch {
 	case err != nil:
 		s.dev.count.connectFailed.Add(1)
@@ -74,16 +83,32 @@ func (s *sender) cutTo(p *path) {
 		unix.Close(fd) // too late
 	default:
 		s.uncut()
-		s.cut.fd, s.cut.path = fd, p
+		c := &shortcut{fd: fd, path: p, used: true}
+		s.cut = c
+		time.AfterFunc(connectIdle, func() { s.look(c) })
+	}
+}
+
+// look closes c if it was not used since the last look.
+func (s *sender) look(c *shortcut) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.cut != c:
+	case c.used:
+		c.used = false
+		time.AfterFunc(connectIdle, func() { s.look(c) })
+	default:
+		s.uncut()
 	}
 }
 
 // uncut closes the connected socket, if there is one. The caller holds s.mu.
 func (s *sender) uncut() {
-	if s.cut.fd != 0 {
+	if s.cut != nil {
 		unix.Close(s.cut.fd)
+		s.cut = nil
 	}
-	s.cut = shortcut{busy: s.cut.busy}
 }
 
 // uncutAll closes all connected sockets: the addresses or the network device that
@@ -100,7 +125,7 @@ func (d *Device) uncutAll() {
 func (s *sender) connectIn(ns netns.NsHandle, p *path) (int, error) {
 	here, err := netns.Get()
 	if err != nil {
-		return 0, fmt.Errorf("find network namespace: %w", err)
+		return -1, fmt.Errorf("find network namespace: %w", err)
 	}
 	defer here.Close()
 	if here.Equal(ns) {
@@ -108,39 +133,42 @@ func (s *sender) connectIn(ns netns.NsHandle, p *path) (int, error) {
 	}
 	runtime.LockOSThread() // not given back: the thread ends with the goroutine
 	if err := netns.Set(ns); err != nil {
-		return 0, fmt.Errorf("enter network namespace: %w", err)
+		return -1, fmt.Errorf("enter network namespace: %w", err)
 	}
 	return s.connect(p)
 }
 
 // connect opens a socket for p on the source port of s.
-func (s *sender) connect(p *path) (fd int, err error) {
-	d := s.dev
-	if fd, err = newSocket(s.v6, d.opts.Underlay); err != nil {
-		return 0, err
+func (s *sender) connect(p *path) (int, error) {
+	fd, err := newSocket(s.v6, s.dev.opts.Underlay)
+	if err != nil {
+		return -1, err
 	}
-	defer func() {
-		if err != nil {
-			unix.Close(fd)
-			fd = 0
-		}
-	}()
+	if err := s.connectTo(fd, p); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func (s *sender) connectTo(fd int, p *path) error {
+	d := s.dev
 	opts := append(sendOptions(s.v6, false, int(d.ifindex.Load())),
 		sockopt{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1, "SO_REUSEADDR", false},
 		sockopt{unix.IPPROTO_IPV6, unix.IPV6_TCLASS, int(p.attr.TrafficClass), "IPV6_TCLASS", false},
 		sockopt{unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, int(p.attr.HopLimit), "IPV6_UNICAST_HOPS", false})
 	if err := setAll(fd, opts); err != nil {
-		return 0, err
+		return err
 	}
 	setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, d.opts.sendBuffer())
 	_ = setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, 0)
 	if err := unix.Bind(fd, sockaddr(s.v6, p.attr.SGID.Addr(), s.port, int(p.ifindex))); err != nil {
-		return 0, fmt.Errorf("bind a connected socket to %v port %d: %w", p.attr.SGID, s.port, err)
+		return fmt.Errorf("bind a connected socket to %v port %d: %w", p.attr.SGID, s.port, err)
 	}
 	if err := unix.Connect(fd, sockaddr(s.v6, p.attr.DGID.Addr(), d.opts.udpPort(), int(p.ifindex))); err != nil {
-		return 0, fmt.Errorf("connect a socket to %v: %w", p.attr.DGID, err)
+		return fmt.Errorf("connect a socket to %v: %w", p.attr.DGID, err)
 	}
-	return fd, nil
+	return nil
 }
 
 // tryConnect sees whether a socket can be connected as it will be: to one of our

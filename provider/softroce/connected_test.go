@@ -1,7 +1,10 @@
 package softroce
 
 import (
+	"os"
+	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,13 +34,16 @@ func TestConnected(t *testing.T) {
 	fd := func() int {
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		if s.cut == nil {
+			return -1
+		}
 		return s.cut.fd
 	}
 	send(connectAfter / 4)
-	if fd() != 0 {
+	if fd() >= 0 {
 		t.Error("a connected socket for a few packets")
 	}
-	until(t, "a connected socket", func() bool { send(connectAfter); return fd() != 0 })
+	until(t, "a connected socket", func() bool { send(connectAfter); return fd() >= 0 })
 	calls, cut := counter(b, "tx_calls"), counter(b, "tx_connected")
 	send(10)
 	if calls, cut := counter(b, "tx_calls")-calls, counter(b, "tx_connected")-cut; cut != calls || cut < 10 {
@@ -57,21 +63,33 @@ func TestConnected(t *testing.T) {
 	must(t, unix.Dup2(null, s.cut.fd))
 	s.mu.Unlock()
 	send(1)
-	if lost, drops := counter(b, "tx_connect_lost"), counter(b, "tx_drop_errors"); lost != 1 || drops != 0 || fd() != 0 {
+	if lost, drops := counter(b, "tx_connect_lost"), counter(b, "tx_drop_errors"); lost != 1 || drops != 0 || fd() >= 0 {
 		t.Errorf("a socket that fails: %d counted, %d packets lost, socket %d", lost, drops, fd())
 	}
-	until(t, "another connected socket", func() bool { send(connectAfter); return fd() != 0 })
+	until(t, "another connected socket", func() bool { send(connectAfter); return fd() >= 0 })
 	b.refresh()
-	if fd() == 0 {
+	if fd() < 0 {
 		t.Error("a look at the port without a change closed the connected socket")
 	}
 	more := *b.port.Load()
 	more.GIDs = append(more.GIDs[:len(more.GIDs):len(more.GIDs)], gid("fd00::1"))
 	b.port.Store(&more)
 	b.refresh()
-	if fd() != 0 {
+	if fd() >= 0 {
 		t.Error("a connected socket outlived a change of the port")
 	}
+
+	// One that is not used is closed, one that is used stays.
+	until(t, "a connected socket again", func() bool { send(connectAfter); return fd() >= 0 })
+	for end := time.Now().Add(3 * connectIdle); time.Now().Before(end); {
+		send(1)
+		time.Sleep(connectIdle / 10)
+		if fd() < 0 {
+			t.Error("a connected socket in use was closed")
+			break
+		}
+	}
+	until(t, "the end of an idle connected socket", func() bool { return fd() < 0 })
 
 	// Class and hop limit are those of the path.
 	p, err := b.newPath(verbs.AHAttr{DGID: a.Port().GIDs[0], TrafficClass: 0x48, HopLimit: 7}, false, 1, 2)
@@ -84,6 +102,28 @@ func TestConnected(t *testing.T) {
 	if class != 0x48 || hops != 7 {
 		t.Errorf("traffic class %#x, hop limit %d", class, hops)
 	}
+
+	// An address that is not ours: an error, and nothing stays open or is closed
+	// that is somebody else's.
+	before := descriptors(t)
+	p.attr.SGID = gid("fd00::77")
+	if _, err := p.sender.connectIn(b.monitor.ns, p); err == nil {
+		t.Error("a socket bound to an address that is not there")
+	}
+	if now := descriptors(t); !slices.Equal(now, before) {
+		t.Errorf("descriptors %v, before the failure %v", now, before)
+	}
+}
+
+// descriptors lists what this process has open.
+func descriptors(t *testing.T) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
 }
 
 func TestConnectedOff(t *testing.T) {
@@ -116,7 +156,7 @@ func TestConnectedOff(t *testing.T) {
 				}
 				for _, s := range a.allSenders() {
 					s.mu.Lock()
-					if s.cut.fd != 0 {
+					if s.cut != nil {
 						n++
 					}
 					s.mu.Unlock()

@@ -27,8 +27,8 @@ type sender struct {
 	port uint16 // UDP source port
 	gso  bool   // false: its packets may be fragmented, so never batched
 
-	mu    sync.Mutex
-	cut   shortcut
+	mu sync.Mutex
+	cutter
 	pkts  [maxSegments]engine.Packet // for Output of RC and UC
 	iov   [sendIOVs]unix.Iovec
 	niov  int
@@ -184,7 +184,7 @@ func (s *sender) call(p *path, n, size int) unix.Errno {
 		native.PutUint16(p.ctl[p.segAt:], uint16(size))
 	}
 	raceSent()
-	if fd := s.shortcut(p); fd != 0 {
+	if fd := s.shortcut(p); fd >= 0 {
 		s.msg.Name, s.msg.Namelen, s.msg.Control = nil, 0, nil
 		s.msg.SetControllen(0)
 		if n > 1 {
