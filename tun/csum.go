@@ -32,7 +32,7 @@ var (
 // a packet out and when it takes one in.
 type Checksums struct {
 	On        bool
-	Why       string // not, if so
+	Why       string // why not, or what is doubtful
 	Completed uint64 // packets from the kernel that got theirs here
 	Verified  uint64 // packets for the kernel whose own was seen to be right
 	Wrong     uint64 // those whose was not: the kernel drops and counts them

@@ -3,11 +3,15 @@ package tun
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/netip"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"ipoibcm/wire/ip"
 )
@@ -188,6 +192,38 @@ func readIP(t *testing.T, f *File, n int) (got [][]byte) {
 		}
 	}
 	return got
+}
+
+// The trial works here, leaves nothing behind, and what it says is obeyed.
+func TestTrial(t *testing.T) {
+	f := open(t, Options{}) // skips where there are no rights
+	if s := f.Checksums(); !s.On || s.Why != "" {
+		t.Errorf("after the trial: %+v", s)
+	}
+	start := time.Now()
+	if err := tryChecksums(); err != nil {
+		t.Error(err)
+	}
+	t.Logf("the trial took %v", time.Since(start))
+	if links, err := net.Interfaces(); err != nil || len(links) != 2 { // lo and f
+		t.Errorf("interfaces after the trial: %v (%v)", links, err)
+	}
+	for _, tt := range []struct {
+		err  error
+		want Checksums
+	}{
+		{errors.New("no good"), Checksums{Why: "its test failed: no good"}},
+		{fmt.Errorf("%w: %w", errNotTried, unix.EPERM), Checksums{On: true, Why: "not tried, because a network namespace for the test cannot be made: operation not permitted"}},
+	} {
+		g, err := Open(Options{trial: func() error { return tt.err }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s := g.Checksums(); s != tt.want {
+			t.Errorf("after %v: %+v, want %+v", tt.err, s, tt.want)
+		}
+		g.Close()
+	}
 }
 
 func FuzzVerify(f *testing.F) {

@@ -2,6 +2,7 @@ package tun
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -21,6 +22,8 @@ type Options struct {
 	// NoChecksum leaves the checksums of TCP and UDP to the kernel, as it is where
 	// the kernel does not give them away. See [Checksums].
 	NoChecksum bool
+	// trial replaces tryChecksums in tests, and in the trial itself.
+	trial func() error
 }
 
 func (o *Options) mtu() int { return cmp.Or(o.MTU, DefaultMTU) }
@@ -73,9 +76,13 @@ func (t *File) setup(o Options) error {
 	}
 	flags := uint16(unix.IFF_TUN | unix.IFF_NO_PI)
 	if t.csum.why = "switched off"; !o.NoChecksum {
-		t.csum.why = t.mayVnet()
+		trial := o.trial
+		if trial == nil {
+			trial = tryChecksums
+		}
+		t.csum.on, t.csum.why = t.mayVnet(trial)
 	}
-	if t.csum.on = t.csum.why == ""; t.csum.on {
+	if t.csum.on {
 		flags |= unix.IFF_VNET_HDR
 	}
 	ifr.SetUint16(flags)
@@ -113,17 +120,23 @@ func (t *File) setup(o Options) error {
 	return nil
 }
 
-// mayVnet says what keeps the kernel from putting a header before packets;
-// empty means nothing.
-func (t *File) mayVnet() string {
+// mayVnet reports whether the kernel can put a header before packets, and does
+// with it what we think. If not, or if that cannot be tried, why says so.
+func (t *File) mayVnet(trial func() error) (ok bool, why string) {
 	features, err := unix.IoctlGetInt(t.fd, unix.TUNGETFEATURES)
 	switch {
 	case err != nil:
-		return "the kernel does not say what it can: " + err.Error()
+		return false, "the kernel does not say what it can: " + err.Error()
 	case features&unix.IFF_VNET_HDR == 0:
-		return "the kernel has no IFF_VNET_HDR"
+		return false, "the kernel has no IFF_VNET_HDR"
 	}
-	return ""
+	switch err := trial(); {
+	case errors.Is(err, errNotTried):
+		return true, "not tried, because " + err.Error()
+	case err != nil:
+		return false, "its test failed: " + err.Error()
+	}
+	return true, ""
 }
 
 // vnet sees that the header before packets is as long as we think, and lets the
