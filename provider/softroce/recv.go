@@ -111,8 +111,13 @@ func (r *receiver) run() {
 	defer r.end()
 	defer r.dev.timers.rest(false)
 	for !r.dev.closing.Load() {
-		if r.keeps = r.att.Load() != nil; r.keeps {
+		switch attends := r.att.Load() != nil; {
+		case attends:
 			r.dev.timers.keep()
+			r.keeps = true
+		case r.keeps: // it has let go
+			r.dev.timers.rest(false)
+			r.keeps = false
 		}
 		n, errno := 0, unix.EAGAIN
 		tx := r.dev.count.txPackets.Load() // all of the device's, which is near enough

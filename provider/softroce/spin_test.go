@@ -151,18 +151,24 @@ func TestKeptTimers(t *testing.T) {
 			}
 			stop, err := a.Attend(c.fd, c.step)
 			must(t, err)
-			defer stop()
-			const requests = 8
+			const requests = 9
 			for i := range requests {
-				if i == requests/2 {
+				switch i {
+				case requests / 2:
 					time.Sleep(holdFor + 50*time.Millisecond) // the timers' own goroutine takes over
+				case requests - 1:
+					stop() // nobody attends any more
 				}
 				n := 0
 				drop := func([]byte) bool { n++; return n == 1 }
 				b.dropHook.Store(&drop)
 				_, err := y.qp.PostRecv([]verbs.RecvWR{{ID: 1, SG: y.sge(0, 4096)}})
 				must(t, err)
-				c.add(1)
+				if i == requests-1 {
+					c.then()
+				} else {
+					c.add(1)
+				}
 				if wc := x.next(); wc.Status != verbs.Success {
 					t.Fatalf("request %d: %v", i, wc.Status)
 				}
