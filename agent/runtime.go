@@ -7,16 +7,20 @@ import (
 	"sync"
 
 	"ipoibcm/control"
+	"ipoibcm/verbs"
 )
 
 // collecting lets one client at a time ask for collections.
 var collecting sync.Mutex
 
-// viewRuntime collects garbage, gives what was free back to the kernel and counts
+// viewRuntime has the provider trim, collects garbage, gives what was free back to the kernel and counts
 // what is left. It does not run on the driver's goroutine, which goes on meanwhile.
 func (a *Agent) viewRuntime() control.Runtime {
 	collecting.Lock()
 	defer collecting.Unlock()
+	if p, ok := a.opt.Provider.(verbs.Trimmer); ok {
+		p.Trim()
+	}
 	runtime.GC() // twice: what finalizers and pools hold goes with the second
 	debug.FreeOSMemory()
 	var m runtime.MemStats

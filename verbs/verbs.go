@@ -326,6 +326,13 @@ type Offloader interface {
 	Offloads() []Offload
 }
 
+// A Trimmer is a provider that keeps things at hand which it could do without. It
+// is optional: ask with a type assertion.
+type Trimmer interface {
+	// Trim gives them back. Work goes on meanwhile, and may need them again.
+	Trim()
+}
+
 // SRQInit says how large a shared receive queue is.
 type SRQInit struct {
 	Depth  int // receive work requests

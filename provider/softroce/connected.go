@@ -121,6 +121,11 @@ func (d *Device) uncutAll() {
 	}
 }
 
+var _ verbs.Trimmer = (*Device)(nil)
+
+// Trim implements [verbs.Trimmer]: it closes the connected sockets.
+func (d *Device) Trim() { d.uncutAll() }
+
 // connectIn is connect in a network namespace.
 func (s *sender) connectIn(ns netns.NsHandle, p *path) (int, error) {
 	here, err := netns.Get()

@@ -91,6 +91,12 @@ func TestConnected(t *testing.T) {
 	}
 	until(t, "the end of an idle connected socket", func() bool { return fd() < 0 })
 
+	until(t, "a connected socket once more", func() bool { send(connectAfter); return fd() >= 0 })
+	if b.Trim(); fd() >= 0 {
+		t.Error("a connected socket after Trim")
+	}
+	send(1)
+
 	// Class and hop limit are those of the path.
 	p, err := b.newPath(verbs.AHAttr{DGID: a.Port().GIDs[0], TrafficClass: 0x48, HopLimit: 7}, false, 1, 2)
 	must(t, err)
