@@ -188,6 +188,9 @@ func (d *Device) tryConnect() {
 		return
 	}
 	own := d.port.Load().gidOf(false)
+	if own.IsZero() {
+		return // IPv6 may come; without an address of it there is nothing to try
+	}
 	p, err := d.newPath(verbs.AHAttr{DGID: own, SGID: own}, false, 0, 0)
 	if err == nil {
 		var fd int
