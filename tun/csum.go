@@ -13,19 +13,12 @@ import (
 const (
 	vnetLen       = 10
 	vnetNeedsCsum = 1 // VIRTIO_NET_HDR_F_NEEDS_CSUM
-	vnetDataValid = 2 // VIRTIO_NET_HDR_F_DATA_VALID
 	tunFCsum      = 1 // TUN_F_CSUM
 )
 
 // checkFrom is the length in octets from which a packet for the kernel is worth
 // having its checksum looked at here.
 const checkFrom = 512
-
-// The headers of the packets we write.
-var (
-	vnetPlain [vnetLen]byte
-	vnetValid = [vnetLen]byte{vnetDataValid}
-)
 
 // Checksums says who computes the checksums of TCP and UDP at the TUN. The kernel
 // would do it one packet after the other with words of 8 octets, before it gives
@@ -74,48 +67,82 @@ func (c *csums) complete(h *[vnetLen]byte, p []byte) bool {
 	return true
 }
 
-// header returns what goes before p on its way to the kernel.
-func (c *csums) header(p []byte) *[vnetLen]byte {
+// header fills in what goes before p on its way to the kernel. If p's checksum is
+// right the kernel is told to complete it, should it ever leave the host again:
+// until then it believes it, as it does what another program sent. (A TUN does not
+// know VIRTIO_NET_HDR_F_DATA_VALID.) The field is changed to what that needs.
+func (c *csums) header(h *[vnetLen]byte, p []byte) {
+	*h = [vnetLen]byte{}
 	if len(p) < checkFrom {
-		return &vnetPlain
+		return
 	}
-	switch valid, ok := verify(p); {
+	switch s, ok := find(p); {
 	case !ok:
-		return &vnetPlain
-	case !valid:
+	case !s.valid(p):
 		c.wrong.Add(1)
-		return &vnetPlain
+	default:
+		c.verified.Add(1)
+		s.mark(h, p)
 	}
-	c.verified.Add(1)
-	return &vnetValid
 }
 
-// verify checks the checksum of a whole TCP or UDP packet. It does not look into
-// anything else (ok is false).
-func verify(p []byte) (valid, ok bool) {
+// A segment is the TCP segment or UDP datagram in a packet.
+type segment struct {
+	start int    // where it begins
+	at    int    // where in the packet its checksum is
+	head  int    // octets of all headers
+	sum   uint32 // of the pseudo-header
+}
+
+// find finds the segment of a whole TCP or UDP packet that has a checksum. It
+// does not look into anything else (ok is false).
+func find(p []byte) (s segment, ok bool) {
 	var proto byte
-	var sum uint32
-	var seg []byte
 	switch p[0] >> 4 {
 	case 4:
 		n := int(p[0]&15) * 4
 		if n < 20 || len(p) < n || int(binary.BigEndian.Uint16(p[2:])) != len(p) || binary.BigEndian.Uint16(p[6:])&0x3fff != 0 {
-			return false, false
+			return s, false
 		}
-		proto, seg, sum = p[9], p[n:], ip.Sum(0, p[12:20])
+		proto, s.start, s.sum = p[9], n, ip.Sum(0, p[12:20])
 	case 6:
 		if len(p) < 40 || int(binary.BigEndian.Uint16(p[4:])) != len(p)-40 {
-			return false, false
+			return s, false
 		}
-		proto, seg, sum = p[6], p[40:], ip.Sum(0, p[8:40])
+		proto, s.start, s.sum = p[6], 40, ip.Sum(0, p[8:40])
 	default:
-		return false, false
+		return s, false
 	}
+	seg := p[s.start:]
 	switch {
 	case proto == 6 && len(seg) >= 20:
+		s.at, s.head = s.start+16, s.start+int(seg[12]>>4)*4
+		if s.head < s.start+20 || s.head > len(p) {
+			return s, false
+		}
 	case proto == 17 && len(seg) >= 8 && seg[6]|seg[7] != 0 && int(binary.BigEndian.Uint16(seg[4:])) == len(seg):
+		s.at, s.head = s.start+6, s.start+8
 	default:
-		return false, false
+		return s, false
 	}
-	return ip.Sum(sum+uint32(proto)+uint32(len(seg)), seg) == 0xffff, true
+	s.sum += uint32(proto) + uint32(len(seg))
+	return s, true
+}
+
+// valid reports whether the checksum is right.
+func (s *segment) valid(p []byte) bool { return ip.Sum(s.sum, p[s.start:]) == 0xffff }
+
+// mark has the kernel complete the checksum.
+func (s *segment) mark(h *[vnetLen]byte, p []byte) {
+	binary.BigEndian.PutUint16(p[s.at:], uint16(ip.Sum(s.sum, nil)))
+	h[0] = vnetNeedsCsum
+	binary.NativeEndian.PutUint16(h[2:], uint16(s.head))
+	binary.NativeEndian.PutUint16(h[6:], uint16(s.start))
+	binary.NativeEndian.PutUint16(h[8:], uint16(s.at-s.start))
+}
+
+// verify checks the checksum of a packet; ok is false if find does not look at it.
+func verify(p []byte) (valid, ok bool) {
+	s, ok := find(p)
+	return ok && s.valid(p), ok
 }

@@ -8,9 +8,11 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/wire/ip"
@@ -226,6 +228,48 @@ func TestTrial(t *testing.T) {
 	}
 }
 
+// A packet that is routed on has its checksum when it leaves again.
+func TestForwarded(t *testing.T) {
+	for _, off := range []bool{false, true} {
+		f := open(t, Options{})
+		g, err := Open(Options{NoChecksum: off})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer g.Close()
+		l, err := netlink.LinkByIndex(g.Index())
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, _ := netlink.ParseAddr("10.10.0.1/24")
+		if err := errors.Join(netlink.AddrAdd(l, a), netlink.LinkSetUp(l), os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0)); err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range []int{600, 20001, 65400} {
+			p := packet(false, 17, n)
+			copy(p[16:], []byte{10, 10, 0, 2})
+			clear(p[10:12])
+			binary.BigEndian.PutUint16(p[10:], ip.Checksum(p[:20]))
+			clear(p[26:28])
+			s, _ := find(append(bytes.Clone(p[:26]), append([]byte{1, 1}, p[28:]...)...))
+			binary.BigEndian.PutUint16(p[26:], ^uint16(ip.Sum(s.sum, p[20:])))
+			if valid, ok := verify(p); !valid || !ok {
+				t.Fatalf("the test's packet of %d octets: valid %v, looked at %v", n, valid, ok)
+			}
+			if _, err := f.Write([][]byte{p}); err != nil {
+				t.Fatal(err)
+			}
+			got := readIP(t, g, 1)[0]
+			if valid, ok := verify(got); !valid || !ok || !bytes.Equal(got[28:], p[28:]) {
+				t.Errorf("off %v, %d octets: valid %v, looked at %v", off, n, valid, ok)
+			}
+		}
+		if v := f.Checksums().Verified; v != 3 {
+			t.Errorf("%d verified, want 3", v)
+		}
+	}
+}
+
 func FuzzVerify(f *testing.F) {
 	for _, v6 := range []bool{false, true} {
 		for _, proto := range []byte{6, 17} {
@@ -242,7 +286,15 @@ func FuzzVerify(f *testing.F) {
 			t.Error("valid, but not looked at")
 		}
 		var c csums
-		h := [vnetLen]byte{vnetNeedsCsum}
+		var h [vnetLen]byte
+		before := bytes.Clone(p)
+		if c.header(&h, p); h[0] != 0 && !c.complete(&h, p) {
+			t.Error("marked, and cannot be completed")
+		}
+		if len(p) >= checkFrom && h[0] != 0 && !bytes.Equal(before, p) && !(before[0]>>4 == 6 || before[0]>>4 == 4) {
+			t.Errorf("completed to something else")
+		}
+		h = [vnetLen]byte{vnetNeedsCsum}
 		binary.NativeEndian.PutUint16(h[6:], start)
 		binary.NativeEndian.PutUint16(h[8:], at)
 		if done := c.complete(&h, p); done != (int(start)+int(at)+2 <= len(p)) {

@@ -285,7 +285,13 @@ func (t *File) write(b []byte) unix.Errno {
 		_, _, e := unix.RawSyscall(unix.SYS_WRITE, uintptr(t.fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
 		return e
 	}
-	iov := pair(t.csum.header(b), b)
+	var h [vnetLen]byte
+	t.csum.header(&h, b)
+	return t.writeHeaded(&h, b)
+}
+
+func (t *File) writeHeaded(h *[vnetLen]byte, b []byte) unix.Errno {
+	iov := pair(h, b)
 	_, _, e := unix.RawSyscall(unix.SYS_WRITEV, uintptr(t.fd), uintptr(unsafe.Pointer(&iov)), uintptr(len(iov)))
 	return e
 }

@@ -33,7 +33,8 @@ type Device interface {
 	// longer than its buffer is cut. len(sizes) must be at least len(bufs).
 	// After Close the error is os.ErrClosed.
 	Read(bufs [][]byte, sizes []int) (n int, err error)
-	// Write hands bufs[i], one packet each, to the kernel. It does not stop at
+	// Write hands bufs[i], one packet each, to the kernel, and may change the
+	// checksum in it. It does not stop at
 	// a packet that the kernel refuses (malformed, or the interface is down);
 	// n counts those it took, and err is that of the last refusal.
 	Write(bufs [][]byte) (n int, err error)
