@@ -65,9 +65,9 @@ func buffers(n int) (bufs [][]byte, sizes []int) {
 	return bufs, make([]int, n)
 }
 
-// readUDP reads batches until it has n UDP packets; it returns their payloads
-// and the size of the largest batch.
-func readUDP(t *testing.T, f *File, n int) (got [][]byte, most int) {
+// readIP reads batches until it has n UDP packets over IPv4; it returns them and
+// the size of the largest batch.
+func readIP(t *testing.T, f *File, n int) (got [][]byte, most int) {
 	t.Helper()
 	bufs, sizes := buffers(8)
 	for len(got) < n {
@@ -78,9 +78,19 @@ func readUDP(t *testing.T, f *File, n int) (got [][]byte, most int) {
 		most = max(most, k)
 		for i := range k {
 			if p := bufs[i][:sizes[i]]; p[0]>>4 == 4 && p[9] == 17 {
-				got = append(got, bytes.Clone(p[28:]))
+				got = append(got, bytes.Clone(p))
 			}
 		}
+	}
+	return got, most
+}
+
+// readUDP is readIP, with the payloads only.
+func readUDP(t *testing.T, f *File, n int) (got [][]byte, most int) {
+	t.Helper()
+	got, most = readIP(t, f, n)
+	for i := range got {
+		got[i] = got[i][28:]
 	}
 	return got, most
 }
