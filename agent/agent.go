@@ -56,6 +56,8 @@ type Options struct {
 	OwnTUNThread bool
 	// NoChecksum leaves the checksums of TCP and UDP to the kernel ([tun.Options]).
 	NoChecksum bool
+	// NoSegments has the kernel give and take single packets only ([tun.Options]).
+	NoSegments bool
 
 	Build string   // version, for status
 	Notes []string // what is worth knowing about the provider, for status
@@ -143,7 +145,7 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 		}
 		defer listener.Close()
 	}
-	if a.tun, err = tun.Open(tun.Options{Name: a.opt.Name, MTU: mtu.DefaultDevice, NoChecksum: a.opt.NoChecksum}); err != nil {
+	if a.tun, err = tun.Open(tun.Options{Name: a.opt.Name, MTU: mtu.DefaultDevice, NoChecksum: a.opt.NoChecksum, NoSegments: a.opt.NoSegments}); err != nil {
 		return explainTUN(a.opt.Name, err)
 	}
 	a.loop, err = datapath.New(datapath.Config{Provider: a.opt.Provider, TUN: a.tun, PKey: a.opt.PKey, QKey: a.opt.QKey,

@@ -60,9 +60,10 @@ func (a *Agent) viewStatus() control.Status {
 			out.Underlay.Offloads = append(out.Underlay.Offloads, control.Offload(o))
 		}
 	}
-	sums := a.checksums()
-	out.Underlay.Offloads = append(out.Underlay.Offloads, control.Offload{Name: "checksum", What: "checksums at the TUN by us",
-		On: sums.On, Why: sums.Why, Uses: sums.Completed + sums.Verified})
+	sums, tcp := a.tunOffloads()
+	out.Underlay.Offloads = append(out.Underlay.Offloads,
+		control.Offload{Name: "checksum", What: "checksums at the TUN by us", On: sums.On, Why: sums.Why, Uses: sums.Completed + sums.Verified},
+		control.Offload{Name: "tso", What: "TCP in long pieces at the TUN", On: tcp.On, Why: tcp.Why, Uses: tcp.Split + tcp.Written})
 	for _, g := range port.GIDs {
 		out.Underlay.GIDs = append(out.Underlay.GIDs, g.String())
 	}
@@ -300,15 +301,15 @@ func (a *Agent) viewStats() control.Stats {
 	return control.Stats{Version: control.Version, Counters: a.allCounters()}
 }
 
-// allCounters gathers every counter of every part, in a fixed order.
-// checksums is what the TUN says of them, before there is one too.
-func (a *Agent) checksums() (c tun.Checksums) {
+// tunOffloads is what the TUN says of its two, before there is one too.
+func (a *Agent) tunOffloads() (sums tun.Checksums, tcp tun.Segments) {
 	if a.tun != nil {
-		c = a.tun.Checksums()
+		sums, tcp = a.tun.Checksums(), a.tun.Segments()
 	}
-	return c
+	return sums, tcp
 }
 
+// allCounters gathers every counter of every part, in a fixed order.
 func (a *Agent) allCounters() []control.Counter {
 	var out []control.Counter
 	add := func(part, name string, v uint64) {
@@ -322,11 +323,16 @@ func (a *Agent) allCounters() []control.Counter {
 		add("datapath", snake(dp.Type().Field(i).Name), dp.Field(i).Uint())
 	}
 	a.opt.Provider.Counters(func(name string, v uint64) { add(a.opt.Provider.Caps().Name, name, v) })
-	sums := a.checksums()
+	sums, tcp := a.tunOffloads()
 	add("tun", "checksums_completed", sums.Completed)
 	add("tun", "checksums_verified", sums.Verified)
 	add("tun", "checksums_wrong", sums.Wrong)
 	add("tun", "drop_checksum_range", sums.Odd)
+	add("tun", "pieces_split", tcp.Split)
+	add("tun", "packets_split", tcp.Made)
+	add("tun", "pieces_merged", tcp.Written)
+	add("tun", "packets_merged", tcp.Merged)
+	add("tun", "drop_piece_malformed", tcp.Odd)
 	p := &a.peers.n
 	add("peers", "asked", p.asked.Load())
 	add("peers", "served", p.served.Load())

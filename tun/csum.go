@@ -67,23 +67,24 @@ func (c *csums) complete(h *[vnetLen]byte, p []byte) bool {
 	return true
 }
 
-// header fills in what goes before p on its way to the kernel. If p's checksum is
-// right the kernel is told to complete it, should it ever leave the host again:
-// until then it believes it, as it does what another program sent. (A TUN does not
-// know VIRTIO_NET_HDR_F_DATA_VALID.) The field is changed to what that needs.
-func (c *csums) header(h *[vnetLen]byte, p []byte) {
-	*h = [vnetLen]byte{}
+// look looks at the checksum of p, which is for the kernel. If it is right the
+// kernel is told to complete it, should p ever leave the host again: until then it
+// believes it, as it does what another program sent. (A TUN does not know
+// VIRTIO_NET_HDR_F_DATA_VALID.)
+func (c *csums) look(p []byte) (s segment, right bool) {
 	if len(p) < checkFrom {
-		return
+		return s, false
 	}
-	switch s, ok := find(p); {
+	s, ok := find(p)
+	switch {
 	case !ok:
 	case !s.valid(p):
 		c.wrong.Add(1)
 	default:
 		c.verified.Add(1)
-		s.mark(h, p)
+		return s, true
 	}
+	return s, false
 }
 
 // A segment is the TCP segment or UDP datagram in a packet.
@@ -132,7 +133,7 @@ func find(p []byte) (s segment, ok bool) {
 // valid reports whether the checksum is right.
 func (s *segment) valid(p []byte) bool { return ip.Sum(s.sum, p[s.start:]) == 0xffff }
 
-// mark has the kernel complete the checksum.
+// mark has the kernel complete the checksum, and puts what that needs into h and p.
 func (s *segment) mark(h *[vnetLen]byte, p []byte) {
 	binary.BigEndian.PutUint16(p[s.at:], uint16(ip.Sum(s.sum, nil)))
 	h[0] = vnetNeedsCsum

@@ -191,30 +191,45 @@ func TestTrial(t *testing.T) {
 	if s := f.Checksums(); !s.On || s.Why != "" {
 		t.Errorf("after the trial: %+v", s)
 	}
+	if s := f.Segments(); !s.On || s.Why != "" {
+		t.Errorf("after the trial: %+v", s)
+	}
 	start := time.Now()
-	if err := tryChecksums(); err != nil {
-		t.Error(err)
+	if sums, segments := tryHeaders(); sums != nil || segments != nil {
+		t.Error(sums, segments)
 	}
 	t.Logf("the trial took %v", time.Since(start))
 	if links, err := net.Interfaces(); err != nil || len(links) != 2 { // lo and f
 		t.Errorf("interfaces after the trial: %v (%v)", links, err)
 	}
-	for _, tt := range []struct {
-		err  error
-		want Checksums
+	const eperm = "not tried, because a network namespace for the test cannot be made: operation not permitted"
+	notTried := fmt.Errorf("%w: %w", errNotTried, unix.EPERM)
+	for name, tt := range map[string]struct {
+		o        Options
+		sums     Checksums
+		segments Segments
 	}{
-		{errors.New("no good"), Checksums{Why: "its test failed: no good"}},
-		{fmt.Errorf("%w: %w", errNotTried, unix.EPERM), Checksums{On: true, Why: "not tried, because a network namespace for the test cannot be made: operation not permitted"}},
+		"neither works":          {Options{trial: says(errors.New("no good"), errors.New("too bad"))}, Checksums{Why: "its test failed: no good"}, Segments{Why: "needs checksums by us: its test failed: no good"}},
+		"segments do not":        {Options{trial: says(nil, errors.New("too bad"))}, Checksums{On: true}, Segments{Why: "its test failed: too bad"}},
+		"not tried":              {Options{trial: says(notTried, notTried)}, Checksums{On: true, Why: eperm}, Segments{On: true, Why: eperm}},
+		"checksums switched off": {Options{NoChecksum: true}, Checksums{Why: "switched off"}, Segments{Why: "needs checksums by us: switched off"}},
+		"segments switched off":  {Options{NoSegments: true, trial: says(nil, nil)}, Checksums{On: true}, Segments{Why: "switched off"}},
+		"both switched off":      {Options{NoSegments: true, NoChecksum: true}, Checksums{Why: "switched off"}, Segments{Why: "switched off"}},
 	} {
-		g, err := Open(Options{trial: func() error { return tt.err }})
+		g, err := Open(tt.o)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s := g.Checksums(); s != tt.want {
-			t.Errorf("after %v: %+v, want %+v", tt.err, s, tt.want)
+		if sums, segments := g.Checksums(), g.Segments(); sums != tt.sums || segments != tt.segments {
+			t.Errorf("%s: %+v, %+v", name, sums, segments)
 		}
 		g.Close()
 	}
+}
+
+// says is a trial that ends so.
+func says(sums, segments error) func() (error, error) {
+	return func() (error, error) { return sums, segments }
 }
 
 // A packet that is routed on has its checksum when it leaves again.
@@ -278,8 +293,10 @@ func FuzzVerify(f *testing.F) {
 		var c csums
 		var h [vnetLen]byte
 		before := bytes.Clone(p)
-		if c.header(&h, p); h[0] != 0 && !c.complete(&h, p) {
-			t.Error("marked, and cannot be completed")
+		if s, right := c.look(p); right {
+			if s.mark(&h, p); !c.complete(&h, p) {
+				t.Error("marked, and cannot be completed")
+			}
 		}
 		if valid, ok := verify(p); h[0] != 0 && (!valid || !ok) {
 			t.Error("marked and completed, and not right")

@@ -22,8 +22,11 @@ type Options struct {
 	// NoChecksum leaves the checksums of TCP and UDP to the kernel, as it is where
 	// the kernel does not give them away. See [Checksums].
 	NoChecksum bool
-	// trial replaces tryChecksums in tests, and in the trial itself.
-	trial func() error
+	// NoSegments has the kernel split TCP into packets before it gives it out, and
+	// put none together. It does so too with NoChecksum. See [Segments].
+	NoSegments bool
+	// trial replaces tryHeaders in tests, and in the trial itself.
+	trial func() (checksums, segments error)
 }
 
 func (o *Options) mtu() int { return cmp.Or(o.MTU, DefaultMTU) }
@@ -47,6 +50,7 @@ type File struct {
 	readHdr [vnetLen]byte // under readMu
 
 	csum csums
+	tso  tso
 }
 
 var _ Pollable = (*File)(nil)
@@ -75,15 +79,15 @@ func (t *File) setup(o Options) error {
 		return fmt.Errorf("open TUN %q: name too long", o.Name)
 	}
 	flags := uint16(unix.IFF_TUN | unix.IFF_NO_PI)
-	if t.csum.why = "switched off"; !o.NoChecksum {
-		trial := o.trial
-		if trial == nil {
-			trial = tryChecksums
-		}
-		t.csum.on, t.csum.why = t.mayVnet(trial)
+	t.csum.why, t.tso.why = "switched off", "switched off"
+	if !o.NoChecksum {
+		t.mayVnet(o)
 	}
 	if t.csum.on {
 		flags |= unix.IFF_VNET_HDR
+	}
+	if !t.csum.on && !o.NoSegments {
+		t.tso.why = "needs checksums by us: " + t.csum.why
 	}
 	ifr.SetUint16(flags)
 	if err := unix.IoctlIfreq(t.fd, unix.TUNSETIFF, ifr); err != nil {
@@ -120,17 +124,32 @@ func (t *File) setup(o Options) error {
 	return nil
 }
 
-// mayVnet reports whether the kernel can put a header before packets, and does
-// with it what we think. If not, or if that cannot be tried, why says so.
-func (t *File) mayVnet(trial func() error) (ok bool, why string) {
+// mayVnet finds out whether the kernel can put a header before packets, and does
+// with it what we think.
+func (t *File) mayVnet(o Options) {
 	features, err := unix.IoctlGetInt(t.fd, unix.TUNGETFEATURES)
 	switch {
 	case err != nil:
-		return false, "the kernel does not say what it can: " + err.Error()
+		t.csum.why = "the kernel does not say what it can: " + err.Error()
+		return
 	case features&unix.IFF_VNET_HDR == 0:
-		return false, "the kernel has no IFF_VNET_HDR"
+		t.csum.why = "the kernel has no IFF_VNET_HDR"
+		return
 	}
-	switch err := trial(); {
+	trial := o.trial
+	if trial == nil {
+		trial = tryHeaders
+	}
+	sums, segments := trial()
+	if t.csum.on, t.csum.why = judge(sums); t.csum.on && !o.NoSegments {
+		t.tso.on, t.tso.why = judge(segments)
+	}
+}
+
+// judge says what a trial's error means. Where nothing could be tried we trust
+// the kernel.
+func judge(err error) (on bool, why string) {
+	switch {
 	case errors.Is(err, errNotTried):
 		return true, "not tried, because " + err.Error()
 	case err != nil:
@@ -150,10 +169,23 @@ func (t *File) vnet() error {
 	if err != nil {
 		return fmt.Errorf("length of the header before packets: %w", err)
 	}
-	if _, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(t.fd), unix.TUNSETOFFLOAD, tunFCsum); e != 0 {
+	if t.tso.on {
+		e := t.offload(tunFCsum | tunFTSO4 | tunFTSO6)
+		if e == 0 {
+			return nil
+		}
+		t.tso.on, t.tso.why = false, "the kernel does not give TCP in larger pieces: "+e.Error()
+	}
+	if e := t.offload(tunFCsum); e != 0 {
 		t.csum.why = "the kernel keeps checksums to itself: " + e.Error()
 	}
 	return nil
+}
+
+// offload says what the kernel may leave to us.
+func (t *File) offload(what uintptr) unix.Errno {
+	_, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(t.fd), unix.TUNSETOFFLOAD, what)
+	return e
 }
 
 // Name implements [Device].
@@ -222,8 +254,14 @@ func (t *File) TryRead(bufs [][]byte, sizes []int) (n int, err error) {
 		return 0, os.ErrClosed
 	}
 	for n < len(bufs) {
+		if t.tso.rest.more() {
+			n += t.tso.resume(bufs[n:], sizes[n:])
+			continue
+		}
 		k, e := t.read(bufs[n])
 		switch {
+		case e == 0 && k > 0 && t.csum.on && t.readHdr[1] != 0:
+			n += t.tso.take(&t.readHdr, k, bufs[n:], sizes[n:])
 		case e == 0 && k > 0:
 			if t.csum.on && !t.csum.complete(&t.readHdr, bufs[n][:k]) {
 				continue
@@ -247,15 +285,14 @@ func (t *File) Write(bufs [][]byte) (n int, err error) {
 	if t.shut.Load() {
 		return 0, os.ErrClosed
 	}
-	for i := 0; i < len(bufs); i++ {
-		switch e := t.write(bufs[i]); e {
-		case 0:
-			n++
-		case unix.EINTR:
-			i--
-		default:
+	for len(bufs) > 0 {
+		tried, e := t.write(bufs)
+		if e == 0 {
+			n += tried
+		} else {
 			err = e
 		}
+		bufs = bufs[tried:]
 	}
 	return n, err
 }
@@ -272,34 +309,86 @@ func (t *File) read(b []byte) (int, unix.Errno) {
 		n, _, e := unix.RawSyscall(unix.SYS_READ, uintptr(t.fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
 		return int(n), e
 	}
-	iov := pair(&t.readHdr, b)
+	var iov [2]unix.Iovec
+	iov[0] = vec(t.readHdr[:])
+	iov[1] = vec(b)
 	n, _, e := unix.RawSyscall(unix.SYS_READV, uintptr(t.fd), uintptr(unsafe.Pointer(&iov)), uintptr(len(iov)))
 	return int(n) - vnetLen, e
 }
 
-func (t *File) write(b []byte) unix.Errno {
+// write writes one packet, or several in a row if they are one piece of TCP, and
+// returns how many it tried.
+func (t *File) write(bufs [][]byte) (tried int, e unix.Errno) {
+	b := bufs[0]
 	if len(b) == 0 {
-		return unix.EINVAL
+		return 1, unix.EINVAL
 	}
+	var iov [2]unix.Iovec
 	if !t.csum.on {
-		_, _, e := unix.RawSyscall(unix.SYS_WRITE, uintptr(t.fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
-		return e
+		iov[0] = vec(b)
+		return 1, t.writev(iov[:1])
 	}
 	var h [vnetLen]byte
-	t.csum.header(&h, b)
-	return t.writeHeaded(&h, b)
+	s, right := t.csum.look(b)
+	if right && t.tso.on && len(bufs) > 1 && !t.tso.noMerge.Load() {
+		var m merger
+		if m.begin(b, s) {
+			for m.n < len(bufs) && m.add(bufs[m.n]) {
+			}
+			if m.n > 1 {
+				return t.writeMerged(bufs[:m.n], &m)
+			}
+		}
+	}
+	if right {
+		s.mark(&h, b)
+	}
+	iov[0] = vec(h[:])
+	iov[1] = vec(b)
+	return 1, t.writev(iov[:])
 }
 
-func (t *File) writeHeaded(h *[vnetLen]byte, b []byte) unix.Errno {
-	iov := pair(h, b)
-	_, _, e := unix.RawSyscall(unix.SYS_WRITEV, uintptr(t.fd), uintptr(unsafe.Pointer(&iov)), uintptr(len(iov)))
-	return e
+// writeMerged writes what m is. If the kernel does not take it the first packet is
+// made again what it was, and that alone is written.
+func (t *File) writeMerged(bufs [][]byte, m *merger) (tried int, e unix.Errno) {
+	var head [maxHead]byte
+	copy(head[:], m.first[:m.seg.head])
+	var h [vnetLen]byte
+	m.finish(&h)
+	var iov [1 + maxPieces]unix.Iovec
+	iov[0] = vec(h[:])
+	iov[1] = vec(m.first)
+	for i, b := range bufs[1:] {
+		iov[2+i] = vec(b[m.seg.head:])
+	}
+	if e = t.writev(iov[:1+len(bufs)]); e == 0 {
+		t.csum.verified.Add(uint64(m.n - 1)) // the first is counted
+		t.tso.merged.Add(uint64(m.n))
+		t.tso.written.Add(1)
+		return m.n, 0
+	}
+	copy(m.first, head[:m.seg.head])
+	h = [vnetLen]byte{}
+	iov[0] = vec(h[:])
+	iov[1] = vec(m.first)
+	if e = t.writev(iov[:2]); e == 0 {
+		t.tso.noMerge.Store(true)
+	}
+	return 1, e
 }
 
-// pair is the iovec of a header and its packet.
-func pair(h *[vnetLen]byte, b []byte) (iov [2]unix.Iovec) {
-	iov[0].Base, iov[1].Base = &h[0], &b[0]
-	iov[0].SetLen(vnetLen)
-	iov[1].SetLen(len(b))
-	return iov
+// vec is the octets of b, of which there are some.
+func vec(b []byte) (v unix.Iovec) {
+	v.Base = &b[0]
+	v.SetLen(len(b))
+	return v
+}
+
+func (t *File) writev(iov []unix.Iovec) unix.Errno {
+	for {
+		_, _, e := unix.RawSyscall(unix.SYS_WRITEV, uintptr(t.fd), uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov)))
+		if e != unix.EINTR {
+			return e
+		}
+	}
 }

@@ -23,31 +23,48 @@ const trialWait = time.Second
 // Addresses of the trial (RFC 5737), port 9 on both.
 var trialOurs, trialTheirs = [4]byte{192, 0, 2, 1}, [4]byte{192, 0, 2, 2}
 
-// tryChecksums sees whether checksums at a TUN can be ours, in a network namespace
-// that nobody else sees: a packet from the kernel must get the right one, the
-// kernel must believe us when we call a packet right, and drop one that is wrong.
-func tryChecksums() error {
-	done := make(chan error, 1)
+// tryHeaders sees whether checksums at a TUN can be ours, and TCP come and go in
+// pieces longer than packets, in a network namespace that nobody else sees.
+func tryHeaders() (checksums, segments error) {
+	type verdict struct{ checksums, segments error }
+	done := make(chan verdict, 1)
 	go func() {
 		runtime.LockOSThread() // not given back: the thread ends, and the namespace with it
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("%w: %w", errNotTried, err)
+			err = fmt.Errorf("%w: %w", errNotTried, err)
+			done <- verdict{err, err}
 			return
 		}
-		done <- trial()
+		var v verdict
+		v.checksums, v.segments = trial()
+		done <- v
 	}()
-	return <-done
+	v := <-done
+	return v.checksums, v.segments
 }
 
-func trial() error {
-	t, err := Open(Options{Name: "trial", trial: func() error { return nil }})
+func trial() (checksums, segments error) {
+	t, err := Open(Options{Name: "trial", trial: func() (error, error) { return nil, nil }})
 	if err != nil {
-		return err
+		return err, err
 	}
 	defer t.Close()
 	if !t.csum.on || t.csum.why != "" {
-		return errors.New(t.csum.why)
+		return errors.New(t.csum.why), nil
 	}
+	if err := t.tryChecksums(); err != nil {
+		return err, nil
+	}
+	if !t.tso.on {
+		return nil, errors.New(t.tso.why)
+	}
+	return nil, t.trySegments()
+}
+
+// tryChecksums sees whether a packet from the kernel gets the right checksum, and
+// whether the kernel believes us when we call a packet right, and drops one that
+// is wrong.
+func (t *File) tryChecksums() error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("open socket: %w", err)
@@ -114,7 +131,10 @@ func (t *File) tryWrite(s int) error {
 	var h [vnetLen]byte
 	seg, _ := find(bad)
 	seg.mark(&h, bad)
-	if e := t.writeHeaded(&h, bad); e != 0 {
+	var iov [2]unix.Iovec
+	iov[0] = vec(h[:])
+	iov[1] = vec(bad)
+	if e := t.writev(iov[:]); e != 0 {
 		return fmt.Errorf("write: %w", e)
 	}
 	n, _, err = unix.Recvfrom(s, got, 0)
@@ -133,37 +153,174 @@ func (t *File) tryRead(s int) error {
 	if err := unix.Sendto(s, payload, 0, &unix.SockaddrInet4{Port: 9, Addr: trialTheirs}); err != nil {
 		return fmt.Errorf("send: %w", err)
 	}
-	bufs, sizes := [][]byte{make([]byte, 2048)}, make([]int, 1)
+	return t.each(func(p []byte) (bool, error) {
+		if len(p) != 28+len(payload) || !bytes.Equal(p[28:], payload) {
+			return false, nil
+		}
+		if valid, ok := verify(p); !valid || !ok {
+			return false, errors.New("a packet came with a wrong checksum")
+		}
+		return true, nil
+	})
+}
+
+// each gives f the packets over IPv4 that the kernel sends, until f says that it
+// has seen all. What else comes is the kernel's own, such as MLD reports.
+func (t *File) each(f func(p []byte) (done bool, err error)) error {
+	bufs, sizes := make([][]byte, 16), make([]int, 16)
+	for i := range bufs {
+		bufs[i] = make([]byte, maxTotal+1)
+	}
 	for end := time.Now().Add(trialWait); time.Now().Before(end); {
 		n, err := t.TryRead(bufs, sizes)
 		if err != nil {
 			return fmt.Errorf("read: %w", err)
 		}
+		for i := range n {
+			if p := bufs[i][:sizes[i]]; p[0] == 0x45 {
+				if done, err := f(p); done || err != nil {
+					return err
+				}
+			}
+		}
 		if n == 0 {
 			fds := [1]unix.PollFd{{Fd: int32(t.fd), Events: unix.POLLIN}}
 			_, _ = unix.Poll(fds[:], 10)
-			continue
 		}
-		p := bufs[0][:sizes[0]]
-		if len(p) != 28+len(payload) || p[0] != 0x45 || !bytes.Equal(p[28:], payload) {
-			continue // the kernel's own, such as MLD reports
-		}
-		if valid, ok := verify(p); !valid || !ok {
-			return errors.New("a packet came with a wrong checksum")
-		}
-		return nil
 	}
 	return errors.New("no packet came")
+}
+
+// A trialPeer is the other end of a TCP connection, played well enough for one
+// that loses nothing and is over after 4 KB.
+type trialPeer struct{ seq, ack uint32 }
+
+// packet is what it sends next.
+func (e *trialPeer) packet(flags byte, payload []byte) []byte {
+	b := make([]byte, 40+len(payload))
+	ipHeader(b, protoTCP)
+	t := b[20:]
+	binary.BigEndian.PutUint16(t, 9)
+	binary.BigEndian.PutUint16(t[2:], 9)
+	binary.BigEndian.PutUint32(t[tcpSeq:], e.seq)
+	binary.BigEndian.PutUint32(t[8:], e.ack)
+	t[tcpOffset], t[tcpFlags], t[14] = 5<<4, flags, 0xff
+	copy(t[20:], payload)
+	sum := ip.Sum(protoTCP+uint32(len(t)), b[12:20])
+	binary.BigEndian.PutUint16(t[tcpSum:], ^uint16(ip.Sum(sum, t)))
+	e.seq += uint32(len(payload))
+	return b
+}
+
+// trySegments has a TCP connection carry 4 packets of a thousand octets to the
+// kernel, which get there as one, and as much from it, which must come as packets.
+func (t *File) trySegments() error {
+	l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open socket: %w", err)
+	}
+	defer unix.Close(l)
+	wait := unix.NsecToTimeval(int64(trialWait))
+	if err := errors.Join(unix.Bind(l, &unix.SockaddrInet4{Port: 9, Addr: trialOurs}), unix.Listen(l, 1), unix.SetsockoptTimeval(l, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	peer := trialPeer{seq: 1<<32 - 1} // SYN has one, and the first octet is number 0
+	if _, err := t.Write([][]byte{peer.packet(tcpSYN, nil)}); err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	peer.seq++
+	if err := t.each(func(p []byte) (bool, error) {
+		peer.ack = binary.BigEndian.Uint32(p[20+tcpSeq:]) + 1
+		return p[9] == protoTCP && p[20+tcpFlags] == tcpSYN|tcpACK, nil
+	}); err != nil {
+		return fmt.Errorf("wait for a connection: %w", err)
+	}
+	data := make([]byte, 4000)
+	for i := range data {
+		data[i] = byte(i >> 4)
+	}
+	s, err := t.tryMerged(l, &peer, data)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(s)
+	return t.trySplit(s, &peer, data)
+}
+
+// tryMerged sends data, and returns the socket at which it arrived.
+func (t *File) tryMerged(l int, peer *trialPeer, data []byte) (s int, err error) {
+	packets := [][]byte{peer.packet(tcpACK, nil)}
+	for i := 0; i < len(data); i += 1000 {
+		packets = append(packets, peer.packet(tcpACK, data[i:i+1000]))
+	}
+	if n, err := t.Write(packets); n != len(packets) {
+		return -1, fmt.Errorf("write: %w", err)
+	}
+	if s, _, err = unix.Accept4(l, unix.SOCK_CLOEXEC); err != nil {
+		return -1, fmt.Errorf("no connection: %w", err)
+	}
+	got := make([]byte, len(data))
+	wait := unix.NsecToTimeval(int64(trialWait))
+	_ = unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)
+	n, _, err := unix.Recvfrom(s, got, unix.MSG_WAITALL)
+	switch {
+	case err != nil:
+		err = fmt.Errorf("what was put together did not arrive: %w", err)
+	case !bytes.Equal(got[:n], data):
+		err = errors.New("what was put together did not arrive as it was")
+	case t.tso.merged.Load() != 4 || t.tso.written.Load() != 1:
+		err = errors.New("nothing was put together")
+	default:
+		return s, nil
+	}
+	unix.Close(s)
+	return -1, err
+}
+
+// trySplit has the kernel send data.
+func (t *File) trySplit(s int, peer *trialPeer, data []byte) error {
+	if n, err := unix.Write(s, data); n != len(data) {
+		return fmt.Errorf("send: %w", err)
+	}
+	got := make([]byte, len(data))
+	first, have := peer.ack, 0
+	err := t.each(func(p []byte) (bool, error) {
+		seg, ok := find(p)
+		if !ok || p[9] != protoTCP || !seg.valid(p) {
+			return false, errors.New("a packet came with a wrong checksum")
+		}
+		at := binary.BigEndian.Uint32(p[seg.start+tcpSeq:]) - first
+		if n := len(p) - seg.head; at < uint32(len(got)) && n > 0 {
+			have += copy(got[at:], p[seg.head:])
+			peer.ack += uint32(n)
+			_, _ = t.Write([][]byte{peer.packet(tcpACK, nil)})
+		}
+		return have == len(got), nil
+	})
+	switch {
+	case err != nil:
+		return err
+	case !bytes.Equal(got, data):
+		return errors.New("what was split did not come as it was")
+	case t.tso.split.Load() == 0:
+		return errors.New("nothing came in larger pieces")
+	}
+	return nil
+}
+
+// ipHeader writes the IPv4 header of a packet to us into b, which is all of it.
+func ipHeader(b []byte, proto byte) {
+	copy(b, []byte{0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, proto, 0, 0})
+	copy(b[12:], trialTheirs[:])
+	copy(b[16:], trialOurs[:])
+	binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
+	binary.BigEndian.PutUint16(b[10:], ip.Checksum(b[:20]))
 }
 
 // trialPacket is a UDP packet to us with n octets of payload and a checksum.
 func trialPacket(n int) []byte {
 	b := make([]byte, 28+n)
-	copy(b, []byte{0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 17, 0, 0})
-	copy(b[12:], trialTheirs[:])
-	copy(b[16:], trialOurs[:])
-	binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
-	binary.BigEndian.PutUint16(b[10:], ip.Checksum(b[:20]))
+	ipHeader(b, 17)
 	udp := b[20:]
 	binary.BigEndian.PutUint16(udp, 9)
 	binary.BigEndian.PutUint16(udp[2:], 9)

@@ -1,12 +1,12 @@
 // Package tun opens a TUN device and moves IP packets through it in batches.
 //
-// A packet is exactly an IPv4 or IPv6 datagram: no packet information, no
-// virtio header. The package looks at no packet and knows no address; netlink
-// is for hostnet. Sources: wire-facts 11.2, Documentation/networking/tuntap.
+// A packet is exactly an IPv4 or IPv6 datagram, with the checksum that it has on
+// the wire. Between [File] and the kernel a header (IFF_VNET_HDR) says more: whose
+// business checksums are ([Checksums]), and that a piece of TCP is several packets
+// ([Segments]). The package knows no address; netlink is for hostnet. Sources:
+// wire-facts 11.2, Documentation/networking/tuntap, struct virtio_net_hdr.
 //
-// Missing, with the seam left for it: IFF_VNET_HDR (the header would be a
-// second I/O vector in [File], so buffers need no more head-room) and
-// IFF_MULTI_QUEUE (one more [Device] per queue of the same name).
+// Missing: IFF_MULTI_QUEUE, one more [Device] per queue of the same name.
 package tun
 
 // Sizes in octets.
@@ -30,13 +30,14 @@ type Device interface {
 	Index() int
 	// Read blocks for one packet, then takes as many more as are there and
 	// fit bufs, without blocking. Packet i is bufs[i][:sizes[i]]. A packet
-	// longer than its buffer is cut. len(sizes) must be at least len(bufs).
-	// After Close the error is os.ErrClosed.
+	// longer than its buffer is cut, or lost if it was part of a piece.
+	// len(sizes) must be at least len(bufs). After Close the error is
+	// os.ErrClosed.
 	Read(bufs [][]byte, sizes []int) (n int, err error)
 	// Write hands bufs[i], one packet each, to the kernel, and may change the
-	// checksum in it. It does not stop at
-	// a packet that the kernel refuses (malformed, or the interface is down);
-	// n counts those it took, and err is that of the last refusal.
+	// headers in it. It does not stop at a packet that the kernel refuses
+	// (malformed, or the interface is down); n counts those it took, and err is
+	// that of the last refusal.
 	Write(bufs [][]byte) (n int, err error)
 	// Close removes the interface and ends a Read.
 	Close() error

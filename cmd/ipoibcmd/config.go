@@ -67,6 +67,9 @@ type Offload struct {
 	// Checksum has us, not the kernel, do the checksums of TCP and UDP at the TUN;
 	// nil means on where the kernel lets us.
 	Checksum *bool `yaml:"checksum"`
+	// TSO moves TCP in pieces longer than packets between us and the kernel; nil means
+	// on where the kernel does it and Checksum is on.
+	TSO *bool `yaml:"tso"`
 	// BusyPoll lets it look for more for a while before it waits; nil means on where
 	// it holds its P.
 	BusyPoll *bool `yaml:"busy_poll"`
@@ -76,7 +79,7 @@ type Offload struct {
 
 // defaults returns the configuration that holds where nothing is said.
 func defaults() Config {
-	gso, gro, one, hold, poll, connected, sum := true, true, true, true, true, true, true // apart: the file writes through the pointers
+	gso, gro, one, hold, poll, connected, sum, tso := true, true, true, true, true, true, true, true // apart: the file writes through the pointers
 	return Config{
 		Name:        "ibcm0",
 		Mode:        "rc",
@@ -89,7 +92,7 @@ func defaults() Config {
 		QKey:        uint32(ib.QKeyIPoIB),
 		IdleTimeout: "5m",
 		PeerAllow:   []string{agent.DefaultPeerAllow[0].String()},
-		Offload:     Offload{GSO: &gso, GRO: &gro, OneThread: &one, HoldP: &hold, BusyPoll: &poll, Connected: &connected, Checksum: &sum},
+		Offload:     Offload{GSO: &gso, GRO: &gro, OneThread: &one, HoldP: &hold, BusyPoll: &poll, Connected: &connected, Checksum: &sum, TSO: &tso},
 	}
 }
 

@@ -45,7 +45,7 @@ func TestStrictYAML(t *testing.T) {
 		name, in, want string
 	}{
 		{"unknown key", "underlay: eth0\nmodes: rc\n", `line 2: unknown key "modes" (ipoibcmd init prints all keys)`},
-		{"unknown key below another", "underlay: eth0\noffload:\n  tso: true\n", `line 3: unknown key "tso"`},
+		{"unknown key below another", "underlay: eth0\noffload:\n  lro: true\n", `line 3: unknown key "lro"`},
 		{"two unknown keys", "a: 1\nb: 2\n", `line 1: unknown key "a" (ipoibcmd init prints all keys); line 2: unknown key "b"`},
 		{"a word for a number", "underlay: eth0\n\nud_mtu: big\n", `line 3: "big" where a number belongs`},
 		{"a number too large", "pkey: 0x10000\n", `line 1: "0x10000" where a number in range belongs`},
@@ -171,7 +171,7 @@ func TestFlagsOverrideTheFile(t *testing.T) {
 	on, off := true, false
 	want := good()
 	want.Underlay, want.Name, want.Mode, want.UDMTU, want.Addresses, want.PKey = "eth1", "ib7", "uc", 1444, []string{"10.0.0.1/24"}, 0x8123
-	want.Offload = Offload{GSO: &off, GRO: &on, OneThread: &on, HoldP: &on, BusyPoll: &on, Connected: &on, Checksum: &on} // the one not named keeps its default
+	want.Offload = Offload{GSO: &off, GRO: &on, OneThread: &on, HoldP: &on, BusyPoll: &on, Connected: &on, Checksum: &on, TSO: &on} // the one not named keeps its default
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("file alone (-want +got):\n%s", diff)
 	}

@@ -2,6 +2,7 @@ package netns
 
 import (
 	"fmt"
+	"net/netip"
 	"testing"
 
 	"ipoibcm/control"
@@ -22,7 +23,8 @@ func TestEachOffloadOff(t *testing.T) {
 		{"busy_poll", "offload: {busy_poll: false}\n", []string{"busy_poll"}},
 		{"connected", "offload: {connected: false}\n", []string{"connected"}},
 		{"checksum", "offload: {checksum: false}\n", []string{"checksum"}},
-		{"all", "offload: {gso: false, gro: false, one_thread: false, hold_p: false, busy_poll: false, connected: false, checksum: false}\n", []string{"gso", "gro", "one_thread", "hold_p", "busy_poll", "connected", "checksum"}},
+		{"tso", "offload: {tso: false}\n", []string{"tso"}},
+		{"all", "offload: {gso: false, gro: false, one_thread: false, hold_p: false, busy_poll: false, connected: false, checksum: false, tso: false}\n", []string{"gso", "gro", "one_thread", "hold_p", "busy_poll", "connected", "checksum", "tso"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			parallel(t)
@@ -45,7 +47,7 @@ func TestEachOffloadOff(t *testing.T) {
 				for _, o := range h.status().Underlay.Offloads {
 					got[o.Name] = o
 				}
-				for _, name := range []string{"gso", "gro", "one_thread", "hold_p", "busy_poll", "connected", "checksum"} {
+				for _, name := range []string{"gso", "gro", "one_thread", "hold_p", "busy_poll", "connected", "checksum", "tso"} {
 					off := false
 					for _, n := range tt.off {
 						off = off || n == name
@@ -59,7 +61,13 @@ func TestEachOffloadOff(t *testing.T) {
 						}
 						continue
 					}
-					unused := name == "gro" && !got["gso"].On || name == "hold_p" && !got["one_thread"].On || name == "busy_poll"
+					if name == "tso" && !off && !got["checksum"].On {
+						if o.On || o.Why != "needs checksums by us: switched off" || o.Uses != 0 {
+							t.Errorf("%s without checksum: %+v", name, o)
+						}
+						continue
+					}
+					unused := name == "gro" && !got["gso"].On || name == "hold_p" && !got["one_thread"].On || name == "busy_poll" || name == "tso" // packets as long as pieces
 					if !there || o.On == off || off && (o.Why != "switched off" || o.Uses != 0) || !off && !unused && o.Uses == 0 {
 						t.Errorf("%s: %+v", name, o)
 					}
@@ -70,5 +78,38 @@ func TestEachOffloadOff(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Where packets are short, TCP leaves the kernel and gets there in pieces of many;
+// between the hosts they are packets, and nothing else changes.
+func TestLongPieces(t *testing.T) {
+	for _, off := range []bool{false, true} {
+		for _, mode := range []string{"ud", "rc"} {
+			t.Run(fmt.Sprintf("%s, off %v", mode, off), func(t *testing.T) {
+				parallel(t)
+				s := newSegment(t, topology{mtu: 1500})
+				a, b := s.hosts[0], s.hosts[1]
+				for _, h := range s.hosts {
+					h.run(h.config(fmt.Sprintf("mode: %s\nreceive_mtu: 4000\noffload: {tso: %v}\n", mode, !off))...)
+				}
+				if mode == "rc" {
+					a.connect(b, "RC")
+				}
+				both(b, a.reach)
+				both(b, func(dst netip.Addr) { a.send(b, dst, 16<<20) })
+				if split, packets := a.counter("tun", "pieces_split"), a.counter("tun", "packets_split"); off != (split == 0) || packets < 4*split {
+					t.Errorf("%d pieces split into %d packets", split, packets)
+				}
+				if merged, packets := b.counter("tun", "pieces_merged"), b.counter("tun", "packets_merged"); off != (merged == 0) || packets < 2*merged {
+					t.Errorf("%d packets merged into %d pieces", packets, merged)
+				}
+				for _, h := range s.hosts {
+					if n := h.counter("tun", "drop_piece_malformed") + h.counter("tun", "drop_checksum_range") + h.counter("tun", "checksums_wrong"); n != 0 {
+						t.Errorf("%s: %d packets dropped or wrong", h.Name, n)
+					}
+				}
+			})
+		}
 	}
 }

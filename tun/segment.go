@@ -1,0 +1,285 @@
+package tun
+
+import (
+	"bytes"
+	"encoding/binary"
+	"sync/atomic"
+
+	"ipoibcm/wire/ip"
+)
+
+// Of struct virtio_net_hdr and TUNSETOFFLOAD.
+const (
+	vnetTCP4 = 1 // VIRTIO_NET_HDR_GSO_TCPV4
+	vnetTCP6 = 4 // VIRTIO_NET_HDR_GSO_TCPV6
+	tunFTSO4 = 2 // TUN_F_TSO4
+	tunFTSO6 = 4 // TUN_F_TSO6
+)
+
+// TCP: where in the header what lies, and its flags (RFC 9293 section 3.1).
+const (
+	tcpSeq, tcpOffset, tcpFlags, tcpSum = 4, 12, 13, 16
+	tcpLen                              = 20
+	tcpFIN, tcpSYN, tcpPSH              = 0x01, 0x02, 0x08
+	tcpACK, tcpCWR                      = 0x10, 0x80
+	protoTCP                            = 6
+)
+
+const (
+	maxTotal = 65535 // octets of an IPv4 packet
+	// maxPieces is how many packets one that the kernel gets is made of at most.
+	maxPieces = 64
+	// maxHead is octets of IPv6 and TCP headers, with all of its options.
+	maxHead = 40 + 60
+	// mergeBelow is the length in octets from which on no two packets fit into one.
+	mergeBelow = maxTotal / 2
+)
+
+// Segments says whether the kernel gives and takes TCP in pieces longer than a
+// packet may be on the wire. Where packets are short, one call moves dozens then.
+type Segments struct {
+	On      bool
+	Why     string // why not, or what is doubtful
+	Split   uint64 // pieces from the kernel that were split
+	Made    uint64 // packets that they became
+	Merged  uint64 // packets for the kernel that were put together
+	Written uint64 // pieces that they became
+	Odd     uint64 // from the kernel, that made no sense: dropped
+}
+
+// tso is the state behind it.
+type tso struct {
+	on                                bool
+	why                               string
+	noMerge                           atomic.Bool // the kernel refused one that was merged
+	split, made, merged, written, odd atomic.Uint64
+
+	rest large  // what is being split; under File.readMu
+	keep []byte // where it lies
+}
+
+// Segments says what became of [Options.NoSegments], and counts.
+func (t *File) Segments() Segments {
+	s := &t.tso
+	why := s.why
+	if s.noMerge.Load() {
+		why = "the kernel did not take one of ours: no more are put together"
+	}
+	return Segments{On: s.on, Why: why, Split: s.split.Load(), Made: s.made.Load(), Merged: s.merged.Load(), Written: s.written.Load(), Odd: s.odd.Load()}
+}
+
+// A large is a piece of TCP from the kernel, to be split. RFC 791, RFC 8200 and RFC
+// 9293 say what differs in the headers of one packet and the next.
+type large struct {
+	p     []byte // all headers, and payload
+	at    int    // where in p the payload of the next packet is
+	v4    bool
+	tcp   int    // where the TCP header begins
+	head  int    // octets of all headers
+	size  int    // payload octets of each packet but the last
+	sum   uint32 // of the pseudo-header, without the length
+	seq   uint32 // of the next packet
+	id    uint16 // its IPv4 identification
+	flags byte   // as the kernel gave them
+}
+
+// asLarge takes what the kernel gave with header h. It reports whether that makes
+// sense.
+func asLarge(h *[vnetLen]byte, p []byte) (l large, ok bool) {
+	l = large{p: p, v4: h[1] == vnetTCP4, size: int(binary.NativeEndian.Uint16(h[4:])), tcp: int(binary.NativeEndian.Uint16(h[6:]))}
+	if h[0]&vnetNeedsCsum == 0 || h[1] != vnetTCP4 && h[1] != vnetTCP6 || l.size == 0 ||
+		binary.NativeEndian.Uint16(h[8:]) != tcpSum || len(p) < l.tcp+tcpLen {
+		return l, false
+	}
+	if l.v4 {
+		if p[0]>>4 != 4 || l.tcp < 20 || int(p[0]&15)*4 != l.tcp || p[9] != protoTCP || int(binary.BigEndian.Uint16(p[2:])) != len(p) {
+			return l, false
+		}
+		l.id = binary.BigEndian.Uint16(p[4:])
+	} else if p[0]>>4 != 6 || l.tcp < 40 || int(binary.BigEndian.Uint16(p[4:])) != len(p)-40 {
+		return l, false
+	}
+	t := p[l.tcp:]
+	if l.head = l.tcp + int(t[tcpOffset]>>4)*4; l.head < l.tcp+tcpLen || l.head >= len(p) {
+		return l, false
+	}
+	l.at, l.seq, l.flags = l.head, binary.BigEndian.Uint32(t[tcpSeq:]), t[tcpFlags]
+	// The field holds the sum of the pseudo-header, which has the length in it.
+	l.sum = uint32(binary.BigEndian.Uint16(t[tcpSum:])) + uint32(^uint16(len(t)))
+	return l, true
+}
+
+// more reports whether a packet is left.
+func (l *large) more() bool { return l.at < len(l.p) }
+
+// next puts the next packet into buf, and returns its length; 0 if it does not fit.
+// For the first packet buf may be the piece itself.
+func (l *large) next(buf []byte) int {
+	from := l.at
+	l.at = min(l.at+l.size, len(l.p))
+	total := l.head + l.at - from
+	if len(buf) < total {
+		l.seq, l.id = l.seq+uint32(l.at-from), l.id+1
+		return 0
+	}
+	b := buf[:total]
+	if &b[0] != &l.p[0] {
+		copy(b, l.p[:l.head])
+		copy(b[l.head:], l.p[from:l.at])
+	}
+	if l.v4 {
+		binary.BigEndian.PutUint16(b[2:], uint16(total))
+		binary.BigEndian.PutUint16(b[4:], l.id)
+		b[10], b[11] = 0, 0
+		binary.BigEndian.PutUint16(b[10:], ip.Checksum(b[:l.tcp]))
+	} else {
+		binary.BigEndian.PutUint16(b[4:], uint16(total-40))
+	}
+	t := b[l.tcp:]
+	binary.BigEndian.PutUint32(t[tcpSeq:], l.seq)
+	t[tcpFlags] = l.flags
+	if l.more() {
+		t[tcpFlags] &^= tcpFIN | tcpPSH
+	}
+	if from > l.head {
+		t[tcpFlags] &^= tcpCWR
+	}
+	t[tcpSum], t[tcpSum+1] = 0, 0
+	binary.BigEndian.PutUint16(t[tcpSum:], ^uint16(ip.Sum(l.sum+uint32(len(t)), t)))
+	l.seq, l.id = l.seq+uint32(l.at-from), l.id+1
+	return total
+}
+
+// keep moves what is left into buf, because the one it lies in is given away.
+func (l *large) keep(buf []byte) {
+	n := copy(buf, l.p[:l.head])
+	n += copy(buf[n:], l.p[l.at:])
+	l.p, l.at = buf[:n], l.head
+	// The next packet is not the first.
+	l.flags &^= tcpCWR
+}
+
+// take splits the piece in bufs[0][:n] over bufs, and keeps what they have no room
+// for. It returns how many it filled.
+func (s *tso) take(h *[vnetLen]byte, n int, bufs [][]byte, sizes []int) int {
+	l, ok := asLarge(h, bufs[0][:n])
+	if !ok {
+		s.odd.Add(1)
+		return 0
+	}
+	s.split.Add(1)
+	s.rest = l
+	done := s.resume(bufs, sizes)
+	if s.rest.more() {
+		if s.keep == nil {
+			s.keep = make([]byte, maxTotal+1)
+		}
+		s.rest.keep(s.keep)
+	}
+	return done
+}
+
+// resume fills bufs with packets of the piece that is being split.
+func (s *tso) resume(bufs [][]byte, sizes []int) (n int) {
+	for n < len(bufs) && s.rest.more() {
+		if sizes[n] = s.rest.next(bufs[n]); sizes[n] == 0 {
+			s.odd.Add(1)
+			continue
+		}
+		n++
+	}
+	s.made.Add(uint64(n))
+	return n
+}
+
+// A merger is a piece of TCP for the kernel that grows by packets in a row.
+type merger struct {
+	seg   segment // of the first packet
+	first []byte  // the first packet
+	n     int     // packets
+	size  int     // payload octets of each but the last
+	total int     // octets
+	seq   uint32  // of the packet that may follow
+	push  bool    // the last one has PSH
+	ended bool    // nothing may follow
+}
+
+// begin makes p, whose checksum is right, the first packet. It reports whether
+// others may follow.
+func (m *merger) begin(p []byte, s segment) bool {
+	n := len(p) - s.head
+	if !mergeable(p, s) || n == 0 || len(p) > mergeBelow {
+		return false
+	}
+	t := p[s.start:]
+	if t[tcpFlags] != tcpACK {
+		return false
+	}
+	*m = merger{seg: s, first: p, n: 1, size: n, total: len(p), seq: binary.BigEndian.Uint32(t[tcpSeq:]) + uint32(n)}
+	return true
+}
+
+// mergeable reports whether p is TCP right behind an IP header without options.
+func mergeable(p []byte, s segment) bool {
+	if s.at != s.start+tcpSum {
+		return false
+	}
+	if p[0]>>4 == 4 {
+		return s.start == 20 && p[6]&^0x40 == 0 // DF may be set
+	}
+	return s.start == 40
+}
+
+// add appends p if it goes on where the last packet ended, has nothing else in its
+// headers, and its checksum is right.
+func (m *merger) add(p []byte) bool {
+	if m.ended || m.n == maxPieces {
+		return false
+	}
+	s, ok := find(p)
+	n := len(p) - s.head
+	if !ok || s.head != m.seg.head || s.start != m.seg.start || !mergeable(p, s) || n == 0 || n > m.size || m.total+n > maxTotal {
+		return false
+	}
+	f := m.first
+	if p[0]>>4 == 4 {
+		// Identifications count up, or mean nothing (RFC 6864).
+		if f[0] != p[0] || f[1] != p[1] || f[6] != p[6] || f[8] != p[8] || !bytes.Equal(f[12:20], p[12:20]) ||
+			p[6] == 0 && binary.BigEndian.Uint16(p[4:]) != binary.BigEndian.Uint16(f[4:])+uint16(m.n) {
+			return false
+		}
+	} else if !bytes.Equal(f[:4], p[:4]) || f[7] != p[7] || !bytes.Equal(f[8:40], p[8:40]) {
+		return false
+	}
+	a, b := f[s.start:s.head], p[s.start:s.head]
+	if !bytes.Equal(a[:tcpSeq], b[:tcpSeq]) || binary.BigEndian.Uint32(b[tcpSeq:]) != m.seq || !bytes.Equal(a[tcpSeq+4:tcpFlags], b[tcpSeq+4:tcpFlags]) ||
+		b[tcpFlags]&^tcpPSH != tcpACK || !bytes.Equal(a[tcpFlags+1:tcpSum], b[tcpFlags+1:tcpSum]) || !bytes.Equal(a[tcpSum+2:], b[tcpSum+2:]) || !s.valid(p) {
+		return false
+	}
+	m.n, m.total, m.seq = m.n+1, m.total+n, m.seq+uint32(n)
+	m.push = b[tcpFlags]&tcpPSH != 0
+	m.ended = m.push || n < m.size
+	return true
+}
+
+// finish makes the headers of the first packet those of the piece, and h what goes
+// before it.
+func (m *merger) finish(h *[vnetLen]byte) {
+	p, s := m.first, m.seg
+	grown := m.total - len(p)
+	s.sum += uint32(grown)
+	h[1] = vnetTCP6
+	if p[0]>>4 == 4 {
+		h[1] = vnetTCP4
+		binary.BigEndian.PutUint16(p[2:], uint16(m.total))
+		p[10], p[11] = 0, 0
+		binary.BigEndian.PutUint16(p[10:], ip.Checksum(p[:s.start]))
+	} else {
+		binary.BigEndian.PutUint16(p[4:], uint16(m.total-s.start))
+	}
+	if m.push {
+		p[s.start+tcpFlags] |= tcpPSH
+	}
+	s.mark(h, p)
+	binary.NativeEndian.PutUint16(h[4:], uint16(m.size))
+}

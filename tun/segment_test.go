@@ -1,0 +1,554 @@
+package tun
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/wire/ip"
+)
+
+// tcp makes a TCP packet with options of so many octets, whose checksum is right.
+func tcp(v6 bool, options int, seq uint32, id uint16, flags byte, payload []byte) []byte {
+	var b []byte
+	var src, dst netip.Addr
+	n := tcpLen + options + len(payload)
+	if v6 {
+		src, dst = netip.MustParseAddr("fd09::2"), netip.MustParseAddr("fd09::1")
+		s, d := src.As16(), dst.As16()
+		b = append(append([]byte{0x60, 0x12, 0x34, 0x56, byte(n >> 8), byte(n), protoTCP, 63}, s[:]...), d[:]...)
+	} else {
+		src, dst = netip.MustParseAddr("10.9.0.2"), netip.MustParseAddr("10.9.0.1")
+		s, d := src.As4(), dst.As4()
+		b = append(append([]byte{0x45, 0x02, byte((20 + n) >> 8), byte(20 + n), byte(id >> 8), byte(id), 0x40, 0, 63, protoTCP, 0, 0}, s[:]...), d[:]...)
+		binary.BigEndian.PutUint16(b[10:], ip.Checksum(b))
+	}
+	seg := make([]byte, tcpLen+options, n)
+	copy(seg, []byte{0, 9, 0, 7, 0, 0, 0, 0, 0xaa, 0xbb, 0xcc, 0xdd, byte(tcpLen+options) << 2, flags, 1, 2})
+	binary.BigEndian.PutUint32(seg[tcpSeq:], seq)
+	for i := range options {
+		seg[tcpLen+i] = 1 // no operation
+	}
+	seg = append(seg, payload...)
+	binary.BigEndian.PutUint16(seg[tcpSum:], pseudo(src, dst, seg))
+	return append(b, seg...)
+}
+
+// pseudo is the checksum of a TCP segment.
+func pseudo(src, dst netip.Addr, seg []byte) uint16 {
+	if src.Is6() {
+		return ip.Checksum6(src, dst, protoTCP, seg)
+	}
+	s, d := src.As4(), dst.As4()
+	return ^uint16(ip.Sum(ip.Sum(ip.Sum(protoTCP+uint32(len(seg)), s[:]), d[:]), seg))
+}
+
+// given is how the kernel gives p out in one piece, to be split into packets of
+// size octets of payload.
+func given(p []byte, size int) (h [vnetLen]byte, piece []byte) {
+	piece = bytes.Clone(p)
+	s, ok := find(piece)
+	if !ok {
+		panic("find")
+	}
+	s.mark(&h, piece)
+	if h[1] = vnetTCP6; p[0]>>4 == 4 {
+		h[1] = vnetTCP4
+	}
+	binary.NativeEndian.PutUint16(h[4:], uint16(size))
+	return h, piece
+}
+
+// random is octets that repeat from run to run.
+func random(n int) []byte {
+	b := make([]byte, n)
+	r := rand.NewChaCha8([32]byte{byte(n)})
+	r.Read(b)
+	return b
+}
+
+// split takes what the kernel gave through calls that have room for batch packets.
+func split(t *testing.T, s *tso, h [vnetLen]byte, piece []byte, batch int) (out [][]byte) {
+	t.Helper()
+	bufs, sizes := buffers(batch)
+	n := s.take(&h, copy(bufs[0], piece), bufs, sizes)
+	for {
+		for i := range n {
+			out = append(out, bytes.Clone(bufs[i][:sizes[i]]))
+			clear(bufs[i]) // they belong to somebody else now
+		}
+		if !s.rest.more() {
+			return out
+		}
+		n = s.resume(bufs, sizes)
+	}
+}
+
+// A piece becomes the packets that its sender would have sent one by one, however
+// many are asked for at once; and these become the piece again.
+func TestSplitMerge(t *testing.T) {
+	const seq, id = 1<<32 - 3000, 0xfff0
+	for _, v6 := range []bool{false, true} {
+		for _, options := range []int{0, 12, 40} {
+			for _, c := range []struct{ size, total int }{{1000, 1001}, {1000, 2000}, {968, 65000}, {1, 60}, {536, 5000}, {30000, 60000}, {1448, 64 * 1448 >> 1}} {
+				for _, flags := range []byte{tcpACK, tcpACK | tcpPSH, tcpACK | tcpFIN | tcpPSH, tcpACK | tcpCWR} {
+					for _, batch := range []int{1, 2, 32, 100} {
+						name := fmt.Sprintf("v6 %v, options %d, %d of %d, flags %#x, %d at once", v6, options, c.size, c.total, flags, batch)
+						payload := random(c.total)
+						var want [][]byte
+						for at := 0; at < c.total; at += c.size {
+							end, f := min(at+c.size, c.total), flags
+							if end < c.total {
+								f &^= tcpFIN | tcpPSH
+							}
+							if at > 0 {
+								f &^= tcpCWR
+							}
+							want = append(want, tcp(v6, options, uint32(uint64(seq)+uint64(at)), uint16(id+len(want)), f, payload[at:end]))
+						}
+						whole := tcp(v6, options, seq, id, flags, payload)
+						h, piece := given(whole, c.size)
+						var s tso
+						got := split(t, &s, h, piece, batch)
+						if !slices.EqualFunc(got, want, bytes.Equal) {
+							t.Fatalf("%s: %d packets, want %d", name, len(got), len(want))
+						}
+						if s.split.Load() != 1 || s.made.Load() != uint64(len(want)) || s.odd.Load() != 0 {
+							t.Errorf("%s: split %d, made %d, odd %d", name, s.split.Load(), s.made.Load(), s.odd.Load())
+						}
+						if flags&^tcpPSH == tcpACK && len(want) <= maxPieces {
+							remerge(t, name, got, h, piece)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// remerge puts packets together, which must give piece with header h.
+func remerge(t *testing.T, name string, packets [][]byte, h [vnetLen]byte, piece []byte) {
+	t.Helper()
+	var m merger
+	s, ok := find(packets[0])
+	if !ok || !m.begin(packets[0], s) {
+		t.Fatalf("%s: the first packet is not taken", name)
+	}
+	out := bytes.Clone(packets[0])
+	for _, p := range packets[1:] {
+		if !m.add(p) {
+			t.Fatalf("%s: packet %d is not taken", name, m.n)
+		}
+		out = append(out, p[s.head:]...)
+	}
+	m.first = out[:len(packets[0])]
+	var got [vnetLen]byte
+	m.finish(&got)
+	if got != h || !bytes.Equal(out, piece) {
+		t.Errorf("%s: put together again it is another piece, header %x, want %x", name, got, h)
+	}
+}
+
+// What is not the continuation of the packet before is not put together with it.
+func TestNotMerged(t *testing.T) {
+	const seq = 77
+	payload := random(1000)
+	for _, v6 := range []bool{false, true} {
+		start, name := 20, "v4"
+		if v6 {
+			start, name = 40, "v6"
+		}
+		first := tcp(v6, 12, seq, 5, tcpACK, payload)
+		next := func() []byte { return tcp(v6, 12, seq+1000, 6, tcpACK, payload) }
+		tests := map[string]func(p []byte) []byte{
+			"another source":       func(p []byte) []byte { p[start-5]++; return p },
+			"another destination":  func(p []byte) []byte { p[start-1]++; return p },
+			"another port":         func(p []byte) []byte { p[start+1]++; return p },
+			"another ACK":          func(p []byte) []byte { p[start+8]++; return p },
+			"another window":       func(p []byte) []byte { p[start+14]++; return p },
+			"urgent":               func(p []byte) []byte { p[start+19]++; return p },
+			"another option":       func(p []byte) []byte { p[start+25]++; return p },
+			"a reserved bit":       func(p []byte) []byte { p[start+12]++; return p },
+			"a gap":                func([]byte) []byte { return tcp(v6, 12, seq+1001, 6, tcpACK, payload) },
+			"once more":            func([]byte) []byte { return tcp(v6, 12, seq, 6, tcpACK, payload) },
+			"longer":               func([]byte) []byte { return tcp(v6, 12, seq+1000, 6, tcpACK, random(1001)) },
+			"empty":                func([]byte) []byte { return tcp(v6, 12, seq+1000, 6, tcpACK, nil) },
+			"FIN":                  func([]byte) []byte { return tcp(v6, 12, seq+1000, 6, tcpACK|tcpFIN, payload) },
+			"RST":                  func([]byte) []byte { return tcp(v6, 12, seq+1000, 6, tcpACK|4, payload) },
+			"ECE":                  func([]byte) []byte { return tcp(v6, 12, seq+1000, 6, tcpACK|0x40, payload) },
+			"no ACK":               func([]byte) []byte { return tcp(v6, 12, seq+1000, 6, 0, payload) },
+			"more options":         func([]byte) []byte { return tcp(v6, 16, seq+1000, 6, tcpACK, payload) },
+			"another hop limit":    func(p []byte) []byte { p[map[bool]int{false: 8, true: 7}[v6]]++; return p },
+			"another class or ECN": func(p []byte) []byte { p[1]++; return p },
+			"the other family":     func([]byte) []byte { return tcp(!v6, 12, seq+1000, 6, tcpACK, payload) },
+			"UDP":                  func([]byte) []byte { return packet(v6, 17, 1000) },
+			"nothing":              func([]byte) []byte { return []byte{} },
+		}
+		if !v6 {
+			tests["a fragment"] = func(p []byte) []byte { p[6] = 0x20; return p }
+			tests["without DF"] = func(p []byte) []byte { p[6] = 0; return p }
+		} else {
+			tests["another flow label"] = func(p []byte) []byte { p[3]++; return p }
+		}
+		for what, change := range tests {
+			p := change(next())
+			fix(p, start)
+			var m merger
+			s, _ := find(first)
+			if !m.begin(first, s) {
+				t.Fatal("the first packet is not taken")
+			}
+			if len(p) > 0 && m.add(p) {
+				t.Errorf("%s, %s: put together", name, what)
+			}
+			if m.n != 1 || m.total != len(first) || !m.add(next()) {
+				t.Errorf("%s, %s: the right one is not taken any more", name, what)
+			}
+		}
+		p := next()
+		p[len(p)-1]++
+		var m merger
+		s, _ := find(first)
+		if m.begin(first, s); m.add(p) {
+			t.Errorf("%s: a packet with a wrong checksum is taken", name)
+		}
+		short := tcp(v6, 12, seq+1000, 6, tcpACK, payload[:999])
+		if !m.add(short) || m.add(tcp(v6, 12, seq+1999, 7, tcpACK, payload)) {
+			t.Errorf("%s: a shorter packet must be the last", name)
+		}
+		if m.begin(first, s); !m.add(tcp(v6, 12, seq+1000, 6, tcpACK|tcpPSH, payload)) || m.add(tcp(v6, 12, seq+2000, 7, tcpACK, payload)) {
+			t.Errorf("%s: one with PSH must be the last", name)
+		}
+		for what, p := range map[string][]byte{
+			"SYN": tcp(v6, 12, seq, 5, tcpSYN, payload), "PSH": tcp(v6, 12, seq, 5, tcpACK|tcpPSH, payload),
+			"empty": tcp(v6, 12, seq, 5, tcpACK, nil), "UDP": packet(v6, 17, 1000), "long": tcp(v6, 0, seq, 5, tcpACK, random(mergeBelow)),
+		} {
+			if s, ok := find(p); !ok || m.begin(p, s) {
+				t.Errorf("%s, %s: taken as the first", name, what)
+			}
+		}
+	}
+	if p := tcp(false, 0, seq, 5, tcpACK, payload); true { // identifications count where DF is not set
+		p[6] = 0
+		fix(p, 20)
+		var m merger
+		s, _ := find(p)
+		same, up := tcp(false, 0, seq+1000, 5, tcpACK, payload), tcp(false, 0, seq+1000, 6, tcpACK, payload)
+		same[6], up[6] = 0, 0
+		fix(same, 20)
+		fix(up, 20)
+		if !m.begin(p, s) || m.add(same) || !m.add(up) {
+			t.Error("identifications without DF")
+		}
+	}
+}
+
+// fix makes the checksums of p right again, which is TCP behind start octets.
+func fix(p []byte, start int) {
+	if start == 0 || len(p) < start+tcpLen || p[0]>>4 == 4 && p[9] != protoTCP || p[0]>>4 == 6 && p[6] != protoTCP || p[0]>>4 == 4 != (start == 20) {
+		return
+	}
+	a, b := netip.Addr{}, netip.Addr{}
+	if start == 20 {
+		p[10], p[11] = 0, 0
+		binary.BigEndian.PutUint16(p[10:], ip.Checksum(p[:20]))
+		a, b = netip.AddrFrom4([4]byte(p[12:])), netip.AddrFrom4([4]byte(p[16:]))
+	} else {
+		a, b = netip.AddrFrom16([16]byte(p[8:])), netip.AddrFrom16([16]byte(p[24:]))
+	}
+	p[start+tcpSum], p[start+tcpSum+1] = 0, 0
+	binary.BigEndian.PutUint16(p[start+tcpSum:], pseudo(a, b, p[start:]))
+}
+
+// What makes no sense is dropped and counted.
+func TestOddSegments(t *testing.T) {
+	whole := tcp(false, 0, 1, 1, tcpACK, random(3000))
+	whole6 := tcp(true, 0, 1, 1, tcpACK, random(3000))
+	set := func(h [vnetLen]byte, at int, v uint16) [vnetLen]byte {
+		binary.NativeEndian.PutUint16(h[at:], v)
+		return h
+	}
+	h, piece := given(whole, 1000)
+	h6, piece6 := given(whole6, 1000)
+	with := func(p []byte, at int, v byte) []byte { p = bytes.Clone(p); p[at] = v; return p }
+	noSum, udp, unknown := h, h, h
+	noSum[0], udp[1], unknown[1] = 0, 3, 0x81
+	for what, c := range map[string]struct {
+		h [vnetLen]byte
+		p []byte
+	}{
+		"no checksum to complete": {noSum, piece}, "UDP": {udp, piece}, "ECN": {unknown, piece},
+		"size 0": {set(h, 4, 0), piece}, "another checksum": {set(h, 8, 6), piece},
+		"TCP elsewhere": {set(h, 6, 24), piece}, "TCP at 0": {set(h, 6, 0), piece}, "TCP behind the end": {set(h, 6, 65535), piece},
+		"cut off": {h, piece[:2000]}, "cut off in the header": {h, piece[:30]}, "no payload": {h, with(piece[:40], 3, 40)},
+		"header behind the end": {h, with(with(piece[:50], 3, 50), 32, 0xf0)}, "header of 16": {h, with(piece, 32, 0x40)},
+		"version 6": {h, with(piece, 0, 0x65)}, "not TCP": {h, with(piece, 9, 17)}, "version 4": {h6, with(piece6, 0, 0x45)},
+		"TCP in the IPv6 header": {set(h6, 6, 30), piece6}, "cut off, IPv6": {h6, piece6[:3000]},
+	} {
+		var s tso
+		bufs, sizes := buffers(4)
+		if n := s.take(&c.h, copy(bufs[0], c.p), bufs, sizes); n != 0 || s.odd.Load() != 1 || s.split.Load() != 0 || s.rest.more() {
+			t.Errorf("%s: %d packets, %+v", what, n, s.odd.Load())
+		}
+	}
+	// What a buffer is too short for is lost, and counted.
+	var s tso
+	bufs, sizes := buffers(3)
+	bufs[1] = bufs[1][:500]
+	if n := s.take(&h, copy(bufs[0], piece), bufs, sizes); n != 1 || s.odd.Load() != 2 || sizes[0] != 1040 {
+		t.Errorf("%d packets of %v, odd %d", n, sizes, s.odd.Load())
+	}
+}
+
+// A joint is two hosts, each with an end of a TUN in a network namespace of its
+// own, and packets that go from one to the other as they come out.
+type joint struct {
+	a, b *File
+	ns   netns.NsHandle // of a; the caller is in b's
+}
+
+func newJoint(t *testing.T, mtu int, o Options) joint {
+	t.Helper()
+	var j joint
+	for i, f := range []**File{&j.a, &j.b} {
+		*f = open(t, o)
+		if i == 0 {
+			var err error
+			if j.ns, err = netns.Get(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { j.ns.Close() })
+		}
+		l, err := netlink.LinkByIndex((*f).Index())
+		if err != nil {
+			t.Fatal(err)
+		}
+		own, _ := netlink.ParseAddr("10.9.0.1/24")
+		addr, _ := netlink.ParseAddr(fmt.Sprintf("10.7.0.%d/24", i+1))
+		addr6, _ := netlink.ParseAddr(fmt.Sprintf("fd07::%d/64", i+1))
+		addr6.Flags = unix.IFA_F_NODAD
+		if err := errors.Join(netlink.AddrDel(l, own), netlink.LinkSetMTU(l, mtu), netlink.AddrAdd(l, addr), netlink.AddrAdd(l, addr6)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, way := range [][2]*File{{j.a, j.b}, {j.b, j.a}} {
+		go func() {
+			bufs, sizes := buffers(32)
+			for {
+				n, err := way[0].Read(bufs, sizes)
+				if err != nil {
+					return
+				}
+				out := make([][]byte, 0, 32)
+				for i := range n {
+					if sizes[i] > mtu {
+						t.Errorf("a packet of %d octets", sizes[i])
+					}
+					out = append(out, bufs[i][:sizes[i]])
+				}
+				way[1].Write(out)
+			}
+		}()
+	}
+	return j
+}
+
+// A TCP stream arrives as it was sent, with and without pieces; with them most of
+// it goes in a few.
+func TestSegments(t *testing.T) {
+	for _, off := range []bool{false, true} {
+		for _, mtu := range []int{1280, 1500, 9000, 40000} {
+			for _, dst := range []string{"10.7.0.2", "fd07::2"} {
+				j := newJoint(t, mtu, Options{NoSegments: off, trial: says(nil, nil)})
+				l, err := net.Listen("tcp", net.JoinHostPort(dst, "7"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				sent := sha256.Sum256(random(8 << 20))
+				done := make(chan error, 1)
+				go func() { done <- serve(l, sent) }()
+				if err := j.send(l.Addr().String(), random(8<<20)); err != nil {
+					t.Error(err)
+				}
+				if err := <-done; err != nil {
+					t.Errorf("off %v, MTU %d, %s: %v", off, mtu, dst, err)
+				}
+				l.Close()
+				for name, f := range map[string]*File{"a": j.a, "b": j.b} {
+					s, sums := f.Segments(), f.Checksums()
+					if off != (s.Split+s.Made+s.Merged+s.Written == 0) || s.Odd != 0 || sums.Wrong != 0 || sums.Odd != 0 {
+						t.Errorf("off %v, MTU %d, %s, %s: %+v, %+v", off, mtu, dst, name, s, sums)
+					}
+				}
+				if a, b := j.a.Segments(), j.b.Segments(); !off && mtu <= 1500 && (a.Made < 8*a.Split || b.Merged < 4*b.Written) {
+					t.Errorf("MTU %d, %s: sent %+v, received %+v", mtu, dst, a, b)
+				}
+				j.a.Close()
+				j.b.Close()
+			}
+		}
+	}
+}
+
+// send sends b over TCP from a.
+func (j joint) send(to string, b []byte) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // not given back: the thread ends with the goroutine
+		if err := netns.Set(j.ns); err != nil {
+			done <- err
+			return
+		}
+		c, err := net.DialTimeout("tcp", to, 5*time.Second)
+		if err != nil {
+			done <- err
+			return
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(20 * time.Second))
+		_, err = c.Write(b)
+		done <- err
+	}()
+	return <-done
+}
+
+// serve takes one connection, over which octets with this hash must come.
+func serve(l net.Listener, want [sha256.Size]byte) error {
+	c, err := l.Accept()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(20 * time.Second))
+	h := sha256.New()
+	n, err := io.Copy(h, c)
+	if err == nil && [sha256.Size]byte(h.Sum(nil)) != want {
+		err = fmt.Errorf("other octets, %d of them", n)
+	}
+	return err
+}
+
+// Where the kernel does not take a piece, its packets go one by one, as they were,
+// and no more are put together.
+func TestMergeRefused(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A datagram longer than the buffer does not pass.
+	if err := unix.SetsockoptInt(fds[0], unix.SOL_SOCKET, unix.SO_SNDBUF, 4096); err != nil {
+		t.Fatal(err)
+	}
+	f := &File{fd: fds[0], ended: -1}
+	f.csum.on, f.tso.on = true, true
+	for _, v6 := range []bool{false, true} {
+		var bufs, want, got [][]byte
+		for i := range 20 {
+			flags := byte(tcpACK)
+			if i == 19 {
+				flags |= tcpPSH
+			}
+			p := tcp(v6, 12, uint32(1000*i), uint16(i), flags, random(1000))
+			bufs, want = append(bufs, p), append(want, bytes.Clone(p))
+		}
+		f.tso.noMerge.Store(false)
+		done := make(chan error, 1)
+		go func() {
+			for range want {
+				b := make([]byte, 32768)
+				n, _, err := unix.Recvfrom(fds[1], b, 0)
+				if err != nil || n < vnetLen {
+					done <- fmt.Errorf("%d octets, %w", n, err)
+					return
+				}
+				h, p := [vnetLen]byte(b), b[vnetLen:n]
+				var c csums
+				if h[1] != 0 || !c.complete(&h, p) {
+					done <- fmt.Errorf("header %x", h)
+					return
+				}
+				got = append(got, p)
+			}
+			done <- nil
+		}()
+		n, err := f.Write(bufs)
+		if e := <-done; n != len(want) || err != nil || e != nil {
+			t.Errorf("v6 %v: %d written (%v), %v", v6, n, err, e)
+		}
+		if !slices.EqualFunc(got, want, bytes.Equal) {
+			t.Errorf("v6 %v: other packets arrived", v6)
+		}
+		if s := f.Segments(); s.Why == "" || s.Merged+s.Written != 0 {
+			t.Errorf("v6 %v: %+v", v6, s)
+		}
+	}
+	unix.Close(fds[1])
+	if n, err := f.Write([][]byte{tcp(false, 0, 0, 0, tcpACK, random(1000)), tcp(false, 0, 1000, 1, tcpACK, random(1000))}); n != 0 || err == nil {
+		t.Errorf("nobody there: %d written (%v)", n, err)
+	}
+	unix.Close(fds[0])
+}
+
+// Whatever the kernel, or a peer, gives: nothing is read or written outside of it,
+// and what comes out can be put together again.
+func FuzzSegments(f *testing.F) {
+	for _, v6 := range []bool{false, true} {
+		p := tcp(v6, 12, 7, 9, tcpACK, random(600))
+		h, piece := given(p, 40)
+		f.Add(h[:], piece, p)
+		f.Add(h[:], p, tcp(v6, 12, 607, 10, tcpACK, random(600)))
+		f.Add(h[:], piece[:70], tcp(v6, 12, 607, 10, tcpACK|tcpPSH, random(50)))
+	}
+	f.Fuzz(func(t *testing.T, header, p, q []byte) {
+		if len(header) < vnetLen || len(p) == 0 || len(q) == 0 || len(p) > maxTotal || len(q) > maxTotal {
+			return
+		}
+		h := [vnetLen]byte(header)
+		var s tso
+		total, n := 0, 0
+		for _, b := range split(t, &s, h, p, 3) {
+			l, ok := find(b)
+			if !ok { // of IPv6 with extension headers
+				if b[0]>>4 != 6 || b[6] == protoTCP {
+					t.Fatalf("no packet: %x", b)
+				}
+				continue
+			}
+			total += len(b) - l.head
+			n++
+		}
+		if s.odd.Load() == 0 && n > 0 && (total == 0 || total > len(p) || n != int(s.made.Load())) {
+			t.Errorf("%d packets with %d octets from %d", n, total, len(p))
+		}
+		for _, b := range [][]byte{p, q} { // else hardly any gets past its checksum
+			fix(b, map[byte]int{4: 20, 6: 40}[b[0]>>4])
+		}
+		var m merger
+		if first, right := (&csums{}).look(p); right && m.begin(p, first) && m.add(q) {
+			whole := append(bytes.Clone(p), q[first.head:]...)
+			m.first = whole[:len(p)]
+			m.finish(&h)
+			var c csums
+			if !c.complete(&h, whole) {
+				t.Error("cannot be completed")
+			}
+			if valid, ok := verify(whole); !valid || !ok {
+				t.Error("put together and not right")
+			}
+		}
+	})
+}
