@@ -73,10 +73,38 @@ func (q *QP) nakSequence(psn ib.PSN) {
 		}
 		r.retryLeft--
 	}
+	if !r.nakSeen || psn != r.nakAt {
+		q.lost()
+	}
 	r.nakSeen, r.nakAt = true, psn
 	if psn.Before(r.next) {
 		q.seek(psn)
 	}
+}
+
+// lost notes the loss of a packet. All that is in flight behind it is sent again,
+// so the more often one is lost the less is worth having in flight.
+func (q *QP) lost() {
+	r := &q.req
+	if r.lossEvery == 0 {
+		r.lossEvery = max(1, r.sinceLoss)
+	} else {
+		r.lossEvery = max(1, (3*r.lossEvery+r.sinceLoss)/4)
+	}
+	r.sinceLoss = 0
+	r.limit = min(r.limit, q.flight())
+}
+
+// flight is how many packets may be in flight: the window, or where packets are
+// lost an eighth of those between two losses, so that a ninth of what is sent is
+// sent again for nothing at most. What has got through since the last loss counts
+// if it is more than usual.
+func (q *QP) flight() int {
+	r := &q.req
+	if r.lossEvery == 0 {
+		return q.window()
+	}
+	return min(max(max(r.lossEvery, r.sinceLoss)/8, minFlight), q.window())
 }
 
 // nakStatus returns what a fatal NAK means for the work request.
@@ -116,7 +144,9 @@ func (q *QP) advance(psn ib.PSN, now time.Time) {
 	if !r.una.Before(psn) {
 		return
 	}
+	r.sinceLoss = min(r.sinceLoss+psn.Sub(r.una), lossMemory*q.window())
 	r.una, r.nakSeen = psn, false
+	r.rtt.end(psn, now)
 	if r.expected.Before(psn) {
 		r.expected = psn
 	}
@@ -126,11 +156,13 @@ func (q *QP) advance(psn ib.PSN, now time.Time) {
 		}
 		q.complete(verbs.Success)
 	}
-	if r.next.Before(psn) { // acknowledged late, while we were resending
+	r.limit *= 2
+	if r.next.Before(psn) { // acknowledged late, while we were resending: nothing was lost
 		q.seek(psn)
+		r.limit = q.window()
 	}
+	r.limit = min(r.limit, q.flight())
 	r.retryLeft, r.rnrLeft, r.backoff = q.attr.RetryCount, q.attr.RNRRetry, 0
-	r.limit = min(2*r.limit, q.window())
 	r.rnrDeadline = time.Time{}
 	r.ackDeadline = time.Time{}
 	if r.una != r.highest {
@@ -220,40 +252,90 @@ func (q *QP) Wake(now time.Time) {
 		}
 		r.retryLeft--
 		r.backoff++
+		r.waited, r.probeAfter = 0, q.probeAfter()
 	} else {
 		q.count.Probes++
+		r.waited += r.probeAfter
+		r.probeAfter *= 4
 	}
 	// One packet finds out what the peer has got; its ACK opens the window again.
 	r.limit = 1
 	q.goBack()
-	r.probing = !r.probing
 	q.setDeadline(now)
 }
 
 // armTimer starts the ACK timer for the oldest unacknowledged packet.
 func (q *QP) armTimer(now time.Time) {
-	q.req.probing = true
+	q.req.waited, q.req.probeAfter = 0, q.probeAfter()
 	q.setDeadline(now)
 }
 
-// setDeadline says how long to wait. Each timeout in a row doubles it up to
-// MaxBackoff: a peer that is slow for a moment is not lost. After the first
-// quarter of that time a packet is sent again without counting as a retry, so
-// that the loss of the last packets, or of an ACK, does not cost all of it.
+// timeout is how long to wait for an ACK. Each timeout in a row doubles it up to
+// MaxBackoff: a peer that is slow for a moment is not lost.
+func (q *QP) timeout() time.Duration {
+	d := q.attr.Timeout.Duration()
+	return min(d<<q.req.backoff, max(d, MaxBackoff))
+}
+
+// probeAfter is the time after which a packet is sent again without counting as a
+// retry, so that the loss of the last packets, of one sent again, or of an ACK, does
+// not cost all of the timeout: well above the round trip, if that is known, and a
+// quarter of the timeout at most.
+func (q *QP) probeAfter() time.Duration {
+	d := q.timeout() / 4
+	if r := &q.req.rtt; r.known && d > MinProbe {
+		d = min(d, max(2*(r.mean+4*r.spread), MinProbe))
+	}
+	return d
+}
+
+// setDeadline says how long to wait: for the next probe, each four times as long
+// as the one before, or until the timeout.
 func (q *QP) setDeadline(now time.Time) {
 	if q.attr.Timeout == 0 {
 		return // never
 	}
 	r := &q.req
-	d := q.attr.Timeout.Duration()
-	d = min(d<<r.backoff, max(d, MaxBackoff))
-	switch {
-	case d/4 < MinProbe:
-		r.probing = false
-	case r.probing:
-		d /= 4
-	default:
-		d -= d / 4
+	d := q.timeout() - r.waited
+	if r.probing = r.probeAfter >= MinProbe && r.probeAfter < d; r.probing {
+		d = r.probeAfter
 	}
 	r.ackDeadline = now.Add(d)
+}
+
+// A roundTrip measures the time between a packet that asks for an ACK and the ACK,
+// as TCP does (RFC 6298 section 2). A packet that was sent again tells nothing.
+type roundTrip struct {
+	known        bool
+	mean, spread time.Duration
+
+	pending bool
+	psn     ib.PSN
+	at      time.Time
+}
+
+// begin notes that the packet psn asks for an ACK, if it is sent for the first
+// time and no other is being watched.
+func (t *roundTrip) begin(psn ib.PSN, first bool, now time.Time) {
+	if first && !t.pending {
+		t.pending, t.psn, t.at = true, psn, now
+	}
+}
+
+// forget ends a measurement that means nothing any more.
+func (t *roundTrip) forget() { t.pending = false }
+
+// end takes note of an ACK of all before una.
+func (t *roundTrip) end(una ib.PSN, now time.Time) {
+	if !t.pending || !t.psn.Before(una) {
+		return
+	}
+	d := now.Sub(t.at)
+	t.pending = false
+	if !t.known {
+		t.known, t.mean, t.spread = true, d, d/2
+		return
+	}
+	t.spread += ((t.mean - d).Abs() - t.spread) / 4
+	t.mean += (d - t.mean) / 8
 }

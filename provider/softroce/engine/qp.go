@@ -40,7 +40,10 @@ const (
 	MaxBackoff = 128 * time.Millisecond
 	// MinProbe is the shortest time after which a packet is sent again without an
 	// answer.
-	MinProbe = time.Millisecond
+	MinProbe = 2 * time.Millisecond
+	// minFlight is how many packets may be in flight however many are lost, and
+	// lossMemory how many windows without loss make up for any that was.
+	minFlight, lossMemory = 16, 8
 )
 
 // Config says what a QP is made of. It is fixed for the life of the QP.
@@ -298,7 +301,7 @@ func (q *QP) Output(pkts []Packet, now time.Time) int {
 		n++
 	}
 	first := n
-	for q.state == verbs.StateRTS && n < len(pkts) && q.nextRequest(&pkts[n]) {
+	for q.state == verbs.StateRTS && n < len(pkts) && q.nextRequest(&pkts[n], now) {
 		n++
 	}
 	if n > first && q.req.ackDeadline.IsZero() {

@@ -23,7 +23,9 @@ type requester struct {
 
 	expected ib.PSN // the least that the peer expects, as far as we know
 
-	limit     int    // packets in flight: the window, less after a timeout
+	limit     int    // packets in flight: the window, less after a loss or a timeout
+	sinceLoss int    // packets acknowledged since the last loss, at most lossMemory windows
+	lossEvery int    // packets between two losses, on average; 0 means that none was lost
 	sinceAck  int    // packets sent since one asked for an ACK
 	gapAt     ib.PSN // una when a lost READ response was last seen
 	gapSeen   bool   // gapAt is valid
@@ -33,6 +35,10 @@ type requester struct {
 	rnrLeft   uint8
 	backoff   uint8 // timeouts in a row
 	probing   bool  // the next expiry is a probe, not a timeout
+
+	probeAfter time.Duration // of silence since the last probe
+	waited     time.Duration // before that, since the timer was armed
+	rtt        roundTrip
 
 	ackDeadline time.Time
 	rnrDeadline time.Time // waiting out an RNR NAK
@@ -62,7 +68,7 @@ func (r *requester) postWR(q *QP, wr *verbs.SendWR, n int) {
 func packets(n, mtu int) uint32 { return uint32(max(1, (n+mtu-1)/mtu)) }
 
 // nextRequest puts the next RC request packet into p, if one may go out now.
-func (q *QP) nextRequest(p *Packet) bool {
+func (q *QP) nextRequest(p *Packet, now time.Time) bool {
 	r := &q.req
 	if r.cur == q.sq.tail || !r.rnrDeadline.IsZero() {
 		return false
@@ -85,9 +91,10 @@ func (q *QP) nextRequest(p *Packet) bool {
 	} else {
 		// Ask for an ACK where the peer's silence would make us wait.
 		r.sinceAck++
-		ack := r.curPkt == w.npkt-1 || r.sinceAck >= q.cfg.ackEvery() || flight == r.limit-1
+		ack := r.curPkt == w.npkt-1 || r.sinceAck >= min(q.cfg.ackEvery(), max(r.limit/4, minFlight/4)) || flight == r.limit-1
 		if ack {
 			r.sinceAck = 0
+			r.rtt.begin(r.next, r.next == r.highest, now)
 		}
 		q.putData(p, w, ack)
 	}
@@ -198,6 +205,7 @@ func (q *QP) readsOut() (n int) {
 func (q *QP) seek(psn ib.PSN) {
 	r := &q.req
 	r.next, r.sinceAck = psn, 0
+	r.rtt.forget()
 	for i := q.sq.head; i != q.sq.tail; i++ {
 		w := q.sq.at(i)
 		if d := psn.Sub(w.psn); d < int(w.npkt) {

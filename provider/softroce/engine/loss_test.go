@@ -1,0 +1,58 @@
+package engine
+
+import (
+	"math/rand"
+	"testing"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+// Where packets are lost fewer are in flight, so that not much is sent again for
+// one of them; when none is lost any more the window soon is what it was.
+func TestFlightUnderLoss(t *testing.T) {
+	const window = 256
+	for _, oneIn := range []int{0, 1000, 300, 100, 30} {
+		rnd := rand.New(rand.NewSource(int64(oneIn)))
+		lossy := oneIn > 0
+		p := newPair(t, ib.RC, func(c *Config, attr *verbs.QPAttr) { c.Window, attr.PathMTU = window, ib.MTU1024 })
+		lost := 0
+		p.drop = func(fromA bool, b []byte) bool {
+			if !lossy || !fromA || rnd.Intn(oneIn) > 0 {
+				return false
+			}
+			lost++
+			return true
+		}
+		src, dst := fill(65524, 1), make([]byte, 65524)
+		sent := 0
+		send := func(messages int) {
+			for range messages {
+				for i := range 8 {
+					p.b.postRecv(uint64(i), dst)
+					p.a.post(verbs.SendWR{ID: uint64(i), Opcode: verbs.Send, SG: sg(src)})
+				}
+				sent += 8
+				p.runUntil(func() bool { return len(p.a.send) == sent })
+				same(t, "message", dst, src)
+			}
+		}
+		send(100)
+		again, out := p.a.Counters().Retransmits, p.a.Counters().PacketsOut
+		switch share := float64(again) / float64(out); {
+		case oneIn == 0 && (again != 0 || p.a.req.limit != window):
+			t.Errorf("nothing lost, %d sent again, %d may be in flight", again, p.a.req.limit)
+		case oneIn >= 300 && share > 0.15, share > 0.4:
+			t.Errorf("one in %d lost: %d of %d packets were sent again (%.2f)", oneIn, again, out, share)
+		case oneIn > 0 && lost < 51200/oneIn/2:
+			t.Errorf("one in %d lost: only %d were", oneIn, lost)
+		}
+		if lossy = false; oneIn > 0 {
+			send(lossMemory)
+			if p.a.req.limit != window {
+				t.Errorf("one in %d lost, then none for %d messages: %d may be in flight, want %d", oneIn, 8*8, p.a.req.limit, window)
+			}
+		}
+		t.Logf("one in %d lost: %d of %d sent again, probes %d, timeouts %d", oneIn, again, out, p.a.Counters().Probes, p.a.Counters().Timeouts)
+	}
+}
