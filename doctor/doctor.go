@@ -253,6 +253,9 @@ func (e *exam) mtu() {
 		e.fail(MTU, "ip link set "+f.Underlay+" mtu 1500", "an underlay MTU of %d is too small for any IB path MTU", f.Device.MTU)
 	case plan.Fragmented || !plan.IPv6:
 		remedy := "jumbo frames on the underlay (MTU 4200 or more)"
+		if n := mtu.LargestUD(f.Device.MTU, gid.Is4()); plan.Fragmented && n >= mtu.MinIPv6 {
+			remedy += fmt.Sprintf(", or --ud-mtu %d on every host of the link: UD is several times as fast without fragments", n)
+		}
 		if !plan.IPv6 {
 			remedy = "a UD MTU of 1280 or more"
 		}

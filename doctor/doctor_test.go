@@ -63,6 +63,7 @@ func TestExamine(t *testing.T) {
 			f.Device.MTU, f.Device.Addrs, f.Open.GIDs = 1500, f.Device.Addrs[:1], f.Open.GIDs[1:]
 		}, MTU, control.CheckFail, "--ud-mtu 1444"},
 		{"IPv6, MTU 1500", func(f *Facts) { f.Device.MTU = 1500 }, MTU, control.CheckWarn, "fragments"},
+		{"IPv6, MTU 1500, remedy", func(f *Facts) { f.Device.MTU = 1500 }, MTU, control.CheckWarn, "--ud-mtu 1424"},
 		{"UD MTU below IPv6's", func(f *Facts) { f.UDMTU = 1000 }, MTU, control.CheckWarn, "1280 or more"},
 		{"MTU 300", func(f *Facts) { f.Device.MTU, f.UDMTU = 300, 576 }, MTU, control.CheckFail, "too small"},
 		{"taken by rxe", func(f *Facts) { f.Device.RDMA, f.PortTaken = "rxe0", true; unopened(f, "x") }, Port, control.CheckFail, "rdma link delete rxe0"},
