@@ -273,5 +273,5 @@ func (d *Device) received(q *qp, raw *C.struct_shim_wc, wc *verbs.WC, sg []verbs
 		wc.SrcQPN, wc.PKey = ib.QPN(raw.src_qpn), q.pkey
 	}
 	q.commEst()
-	q.tapReceived(d.tap.Load(), wc, sg)
+	q.tapReceived(d.tap.Get(), wc, sg)
 }

@@ -34,14 +34,13 @@ import (
 
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
+	"ipoibcm/verbs/events"
 )
 
 // Built says that this program has libibverbs.
 const Built = true
 
 const (
-	// eventQueue bounds the events that wait for the reader.
-	eventQueue = 256
 	// maxDepth and maxSGE bound queues, whatever the device would take.
 	maxDepth = 1 << 15
 	maxSGE   = 16
@@ -67,7 +66,7 @@ type Device struct {
 	fatal   chan string // the watcher is told that the device is gone
 
 	state atomic.Pointer[portState]
-	tap   atomic.Pointer[verbs.Tap]
+	tap   events.Tap
 	count counters
 
 	// life is held for reading by whatever uses ctx and pd.
@@ -87,9 +86,7 @@ type Device struct {
 	ahs     map[*ah]struct{}
 	regions map[*verbs.Region]*region
 
-	evMu     sync.Mutex
-	events   chan verbs.Event
-	evClosed bool
+	events *events.Queue
 }
 
 var _ verbs.Provider = (*Device)(nil)
@@ -97,7 +94,8 @@ var _ verbs.Provider = (*Device)(nil)
 // Open opens the port of an RDMA device that belongs to the underlay.
 func Open(opts Options) (verbs.Provider, error) {
 	d := &Device{opts: opts, qps: map[ib.QPN]*qp{}, cqs: map[*cq]struct{}{}, srqs: map[uint32]*srq{}, ahs: map[*ah]struct{}{},
-		regions: map[*verbs.Region]*region{}, events: make(chan verbs.Event, eventQueue), fatal: make(chan string, 1)}
+		regions: map[*verbs.Region]*region{}, fatal: make(chan string, 1)}
+	d.events = events.NewQueue(&d.count.eventsDropped)
 	d.log = opts.log().With("underlay", opts.Underlay)
 	var b [8]byte
 	rand.Read(b[:])                                                  // never fails
@@ -335,30 +333,10 @@ func (d *Device) MADPort() verbs.MADPort {
 }
 
 // Events implements [verbs.Provider].
-func (d *Device) Events() <-chan verbs.Event { return d.events }
-
-// event tells the user, without waiting.
-func (d *Device) event(ev verbs.Event) {
-	d.evMu.Lock()
-	defer d.evMu.Unlock()
-	if d.evClosed {
-		return
-	}
-	select {
-	case d.events <- ev:
-	default:
-		d.count.eventsDropped.Add(1)
-	}
-}
+func (d *Device) Events() <-chan verbs.Event { return d.events.Events() }
 
 // SetTap implements [verbs.Provider]. The packets are made from work requests.
-func (d *Device) SetTap(t verbs.Tap) {
-	if t == nil {
-		d.tap.Store(nil)
-		return
-	}
-	d.tap.Store(&t)
-}
+func (d *Device) SetTap(t verbs.Tap) { d.tap.Set(t) }
 
 // use holds the device open; call d.life.RUnlock if there is no error.
 func (d *Device) use() error {
@@ -402,10 +380,7 @@ func (d *Device) release() error {
 	for c := range cqs {
 		c.end()
 	}
-	d.evMu.Lock()
-	d.evClosed = true
-	close(d.events)
-	d.evMu.Unlock()
+	d.events.Close()
 	return err
 }
 

@@ -264,7 +264,7 @@ func (q *qp) PostSend(wrs []verbs.SendWR) (taken int, err error) {
 		if n > 0 {
 			k, err = posted(C.shim_post_send(q.h, &q.sendWRs[0], C.int(n), &q.sendSGEs[:1][0]))
 			q.send.unpush(n - k)
-			q.tapSent(q.dev.tap.Load(), wrs[taken:taken+k])
+			q.tapSent(q.dev.tap.Get(), wrs[taken:taken+k])
 		}
 		taken += k
 		switch {
@@ -452,7 +452,7 @@ func (q *qp) died(status verbs.Status, text string) bool {
 			return false
 		}
 		if q.state.CompareAndSwap(s, uint32(verbs.StateError)) {
-			q.dev.event(verbs.Event{Kind: verbs.QPFatal, QPN: q.qpn, Status: status, Text: text})
+			q.dev.events.Tell(verbs.Event{Kind: verbs.QPFatal, QPN: q.qpn, Status: status, Text: text})
 			return true
 		}
 	}
@@ -461,7 +461,7 @@ func (q *qp) died(status verbs.Status, text string) bool {
 // commEst tells the user of the first packet in RTR, which rdma_rxe does not.
 func (q *qp) commEst() {
 	if q.transport != ib.UD && q.known() == verbs.StateRTR && !q.comm.Swap(true) {
-		q.dev.event(verbs.Event{Kind: verbs.CommEst, QPN: q.qpn})
+		q.dev.events.Tell(verbs.Event{Kind: verbs.CommEst, QPN: q.qpn})
 	}
 }
 
@@ -553,7 +553,7 @@ func (q *qp) destroy() error {
 }
 
 // tapSent counts PSNs, and shows a tap what was posted; sendMu is held.
-func (q *qp) tapSent(tap *verbs.Tap, wrs []verbs.SendWR) {
+func (q *qp) tapSent(tap verbs.Tap, wrs []verbs.SendWR) {
 	if q.known() != verbs.StateRTS {
 		return
 	}
@@ -571,7 +571,7 @@ func (q *qp) tapSent(tap *verbs.Tap, wrs []verbs.SendWR) {
 					f.qkey = q.qkey
 				}
 			}
-			f.show(*tap, true, message{op: wr.Opcode, psn: q.sendPSN, imm: wr.Imm, remoteAddr: wr.RemoteAddr, rkey: wr.RKey,
+			f.show(tap, true, message{op: wr.Opcode, psn: q.sendPSN, imm: wr.Imm, remoteAddr: wr.RemoteAddr, rkey: wr.RKey,
 				solicited: wr.Flags&verbs.Solicited != 0, payload: gather(wr.SG, length)})
 		}
 		n := 1
@@ -584,7 +584,7 @@ func (q *qp) tapSent(tap *verbs.Tap, wrs []verbs.SendWR) {
 
 // tapReceived does the same for what has arrived. The PSN is right as long as
 // nothing is lost on UC, and as nobody writes to our memory.
-func (q *qp) tapReceived(tap *verbs.Tap, wc *verbs.WC, sg []verbs.SGE) {
+func (q *qp) tapReceived(tap verbs.Tap, wc *verbs.WC, sg []verbs.SGE) {
 	length := wc.ByteLen
 	if q.transport == ib.UD {
 		if tap == nil || length < verbs.GRHLen {
@@ -600,7 +600,7 @@ func (q *qp) tapReceived(tap *verbs.Tap, wc *verbs.WC, sg []verbs.SGE) {
 		} else if !slices.Contains(own, f.dst) {
 			return
 		}
-		f.show(*tap, false, message{op: wc.Opcode, imm: wc.Imm, payload: b[verbs.GRHLen:]})
+		f.show(tap, false, message{op: wc.Opcode, imm: wc.Imm, payload: b[verbs.GRHLen:]})
 		return
 	}
 	q.sendMu.Lock()
@@ -620,8 +620,8 @@ func (q *qp) tapReceived(tap *verbs.Tap, wc *verbs.WC, sg []verbs.SGE) {
 	if wc.Flags&verbs.WithImm != 0 {
 		op = verbs.SendImm
 	}
-	in.show(*tap, false, message{op: op, psn: psn, imm: wc.Imm, payload: gather(sg, length)})
+	in.show(tap, false, message{op: op, psn: psn, imm: wc.Imm, payload: gather(sg, length)})
 	if q.transport == ib.RC {
-		f.ack(*tap, true, psn.Add(n-1), msn)
+		f.ack(tap, true, psn.Add(n-1), msn)
 	}
 }

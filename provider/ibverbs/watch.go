@@ -187,7 +187,7 @@ func (d *Device) refresh() {
 		d.count.joinErrors.Add(uint64(d.groups.renew()))
 	}
 	for _, ev := range events {
-		d.event(ev)
+		d.events.Tell(ev)
 	}
 }
 
@@ -203,7 +203,7 @@ func (d *Device) gone(why string) {
 	}
 	d.async.Close()
 	_ = d.teardown()
-	d.event(verbs.Event{Kind: verbs.DeviceFatal, Text: why})
+	d.events.Tell(verbs.Event{Kind: verbs.DeviceFatal, Text: why})
 }
 
 // readAsync takes the device's asynchronous events in.

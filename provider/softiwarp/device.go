@@ -31,14 +31,13 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/mpa"
 	"ipoibcm/verbs"
+	"ipoibcm/verbs/events"
 	"ipoibcm/verbs/regions"
 )
 
 const (
 	// DefaultPort is where Devices listen for each other.
 	DefaultPort = 4792
-	// eventQueue bounds the events that wait for the reader.
-	eventQueue = 256
 	// maxGuests bounds the connections that came in and are not settled.
 	maxGuests = 256
 	maxQPs    = 1 << 16
@@ -98,7 +97,7 @@ type Device struct {
 
 	mu       sync.Mutex
 	closed   bool
-	events   chan verbs.Event
+	events   *events.Queue
 	qps      map[ib.QPN]*qp
 	cqs      map[*cq]struct{}
 	streams  map[*Stream]struct{}
@@ -118,8 +117,9 @@ func Open(opts Options) (*Device, error) {
 		opts.GUID = ib.GUID(binary.BigEndian.Uint64(b[:])&^(1<<56) | 1<<57)
 	}
 	d := &Device{opts: opts, log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)), gid: ib.GIDFromAddr(opts.Addr), ln: opts.Listener,
-		events: make(chan verbs.Event, eventQueue), qps: map[ib.QPN]*qp{}, cqs: map[*cq]struct{}{}, streams: map[*Stream]struct{}{},
+		qps: map[ib.QPN]*qp{}, cqs: map[*cq]struct{}{}, streams: map[*Stream]struct{}{},
 		visitors: map[meeting]*visitor{}}
+	d.events = events.NewQueue(&d.count.eventsDropped)
 	if !opts.Addr.IsValid() || opts.Addr.IsUnspecified() || opts.Addr.IsMulticast() {
 		return nil, fmt.Errorf("softiwarp: %v is no address of a host", opts.Addr)
 	}
@@ -297,20 +297,7 @@ func (d *Device) CreateAH(verbs.AHAttr) (verbs.AH, error) { return nil, verbs.Er
 func (d *Device) MADPort() verbs.MADPort { return nil }
 
 // Events implements [verbs.Provider].
-func (d *Device) Events() <-chan verbs.Event { return d.events }
-
-func (d *Device) event(ev verbs.Event) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return
-	}
-	select {
-	case d.events <- ev:
-	default:
-		d.count.eventsDropped.Add(1)
-	}
-}
+func (d *Device) Events() <-chan verbs.Event { return d.events.Events() }
 
 // SetTap implements [verbs.Provider]. TCP makes the packets, so there are none to
 // show.
@@ -342,8 +329,8 @@ func (d *Device) Close() error {
 	cqs := d.cqs
 	d.cqs = nil
 	d.closed = true
-	close(d.events)
 	d.mu.Unlock()
+	d.events.Close()
 	for c := range cqs {
 		_ = c.Destroy()
 	}

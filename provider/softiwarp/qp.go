@@ -115,7 +115,7 @@ func (q *qp) fail(status verbs.Status, text string, why *mpa.TermError) {
 	q.disconnect(why)
 	q.flush(status)
 	q.dev.log.Debug("queue pair failed", "qpn", q.qpn, "status", status, "why", text)
-	q.dev.event(verbs.Event{Kind: verbs.QPFatal, QPN: q.qpn, Status: status, Text: text})
+	q.dev.events.Tell(verbs.Event{Kind: verbs.QPFatal, QPN: q.qpn, Status: status, Text: text})
 }
 
 // flush completes everything that is outstanding. The lock is held.

@@ -162,7 +162,7 @@ func (s *session) take(seg *mpa.Segment, rtr bool) error {
 	}
 	if q.state == verbs.StateRTR && !q.commEst {
 		q.commEst = true
-		q.dev.event(verbs.Event{Kind: verbs.CommEst, QPN: q.qpn})
+		q.dev.events.Tell(verbs.Event{Kind: verbs.CommEst, QPN: q.qpn})
 	}
 	if rtr {
 		q.eng.rtr(seg)

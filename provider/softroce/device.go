@@ -28,12 +28,11 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/provider/softroce/engine"
 	"ipoibcm/verbs"
+	"ipoibcm/verbs/events"
 	"ipoibcm/verbs/regions"
 )
 
 const (
-	// eventQueue bounds the events that wait for the reader.
-	eventQueue = 256
 	// sendersPerFamily is the size of the pool of sending sockets (D1).
 	sendersPerFamily = 16
 	maxDepth         = 1 << 15
@@ -66,7 +65,7 @@ type Device struct {
 	noConnect  atomic.Bool
 	cutting    sync.WaitGroup // those who open connected sockets
 	maxHolding int            // fewer threads of the process than this may hold a P
-	tap        atomic.Pointer[verbs.Tap]
+	tap        events.Tap
 	// dropHook lets tests lose packets before they are looked at.
 	dropHook atomic.Pointer[func(udp []byte) bool]
 
@@ -87,8 +86,7 @@ type Device struct {
 	mu      sync.Mutex
 	cqs     map[*cq]struct{}
 	retired [3]engine.Counters // of destroyed queue pairs, by transportIndex
-	events  chan verbs.Event
-	closed  bool // events and MADs are closed
+	events  *events.Queue
 
 	notes struct { // completion queues whose handler is to be run by the notifier
 		mu   sync.Mutex
@@ -107,7 +105,8 @@ func Open(opts Options) (*Device, error) {
 		opts.random(b[:])
 		opts.GUID = ib.GUID(binary.BigEndian.Uint64(b[:])&^(1<<56) | 1<<57) // locally administered, unicast
 	}
-	d := &Device{opts: opts, pkeys: opts.pkeys(), cqs: make(map[*cq]struct{}), events: make(chan verbs.Event, eventQueue)}
+	d := &Device{opts: opts, pkeys: opts.pkeys(), cqs: make(map[*cq]struct{})}
+	d.events = events.NewQueue(&d.count.eventsDropped)
 	d.log = opts.log().With("underlay", opts.Underlay)
 	d.mem.Init(d.opts.random)
 	d.groups.dev = d
@@ -223,9 +222,8 @@ func (d *Device) release() {
 		unix.Close(r.fd)
 		unix.Close(r.wakeFD)
 	}
+	d.events.Close()
 	d.mu.Lock()
-	d.closed = true
-	close(d.events)
 	close(d.gsi.in)
 	d.mu.Unlock()
 }
@@ -346,30 +344,10 @@ func (d *Device) CreateAH(attr verbs.AHAttr) (verbs.AH, error) {
 func (d *Device) MADPort() verbs.MADPort { return d.gsi }
 
 // Events implements [verbs.Provider].
-func (d *Device) Events() <-chan verbs.Event { return d.events }
-
-// event tells the user, without waiting.
-func (d *Device) event(ev verbs.Event) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return
-	}
-	select {
-	case d.events <- ev:
-	default:
-		d.count.eventsDropped.Add(1)
-	}
-}
+func (d *Device) Events() <-chan verbs.Event { return d.events.Events() }
 
 // SetTap implements [verbs.Provider].
-func (d *Device) SetTap(t verbs.Tap) {
-	if t == nil {
-		d.tap.Store(nil)
-		return
-	}
-	d.tap.Store(&t)
-}
+func (d *Device) SetTap(t verbs.Tap) { d.tap.Set(t) }
 
 // matchPKey reports whether k matches an entry of our table.
 func (d *Device) matchPKey(k ib.PKey) bool {

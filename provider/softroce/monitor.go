@@ -90,7 +90,7 @@ func (d *Device) refresh() {
 		if err := d.reopen(); err != nil {
 			d.log.Error("underlay was replaced, sockets cannot be opened again", "error", err)
 			now.Active = false
-			d.event(verbs.Event{Kind: verbs.DeviceFatal, Text: err.Error()})
+			d.events.Tell(verbs.Event{Kind: verbs.DeviceFatal, Text: err.Error()})
 		}
 	}
 	d.port.Store(now)
@@ -101,14 +101,14 @@ func (d *Device) refresh() {
 		if now.Active {
 			d.log.Info("port up", "gids", now.GIDs)
 			d.groups.rejoin()
-			d.event(verbs.Event{Kind: verbs.PortActive, Text: "underlay " + d.opts.Underlay + " is usable"})
+			d.events.Tell(verbs.Event{Kind: verbs.PortActive, Text: "underlay " + d.opts.Underlay + " is usable"})
 		} else {
 			d.log.Warn("port down", "gids", now.GIDs)
 			text := "underlay " + d.opts.Underlay + " is down"
 			if len(now.GIDs) == 0 {
 				text = "underlay " + d.opts.Underlay + " has no usable address"
 			}
-			d.event(verbs.Event{Kind: verbs.PortError, Text: text})
+			d.events.Tell(verbs.Event{Kind: verbs.PortError, Text: text})
 		}
 	}
 	if !slices.Equal(now.GIDs, old.GIDs) {
@@ -116,11 +116,11 @@ func (d *Device) refresh() {
 		if now.Active && old.Active {
 			d.groups.rejoin()
 		}
-		d.event(verbs.Event{Kind: verbs.GIDChange, Text: fmt.Sprint(gidStrings(now.GIDs))})
+		d.events.Tell(verbs.Event{Kind: verbs.GIDChange, Text: fmt.Sprint(gidStrings(now.GIDs))})
 	}
 	if now.UnderMTU != old.UnderMTU {
 		d.log.Info("underlay MTU changed", "mtu", now.UnderMTU)
-		d.event(verbs.Event{Kind: verbs.MTUChange, Text: fmt.Sprintf("underlay MTU %d", now.UnderMTU)})
+		d.events.Tell(verbs.Event{Kind: verbs.MTUChange, Text: fmt.Sprintf("underlay MTU %d", now.UnderMTU)})
 	}
 }
 

@@ -41,7 +41,7 @@ func (q *qp) SendDone(wc *verbs.WC) { q.sendCQ.add(wc) }
 func (q *qp) RecvDone(wc *verbs.WC) { q.recvCQ.add(wc) }
 
 // Event implements [engine.Sink].
-func (q *qp) Event(ev verbs.Event) { q.dev.event(ev) }
+func (q *qp) Event(ev verbs.Event) { q.dev.events.Tell(ev) }
 
 // QPN implements [verbs.QP].
 func (q *qp) QPN() ib.QPN { return q.qpn }

@@ -262,10 +262,10 @@ func (r *receiver) packet(b []byte, id, port uint16, now time.Time) {
 			c.rxForeignID.Add(1)
 		}
 	}
-	if tap := r.dev.tap.Load(); tap != nil {
+	if tap := r.dev.tap.Get(); tap != nil {
 		r.head.ID = id
 		r.tap = append(r.head.Append(r.tap[:0], len(b)), b...)
-		(*tap)(false, r.tap)
+		tap(false, r.tap)
 	}
 	switch qpn := pkt.BTH.DestQPN(); {
 	case qpn == ib.QPNMulticast:

@@ -104,7 +104,7 @@ func (s *sender) sendBatch(p *path, pkts []engine.Packet) unix.Errno {
 	if len(pkts) > 1 {
 		c.txBatches.Add(1)
 	}
-	if s.dev.tap.Load() != nil {
+	if s.dev.tap.Get() != nil {
 		s.showTap(p, pkts)
 	}
 	return 0
@@ -240,7 +240,7 @@ func (s *sender) lost(errno unix.Errno, n int) {
 
 // showTap shows pkts as they lie on the wire.
 func (s *sender) showTap(p *path, pkts []engine.Packet) {
-	tap := s.dev.tap.Load()
+	tap := s.dev.tap.Get()
 	if tap == nil {
 		return
 	}
@@ -256,6 +256,6 @@ func (s *sender) showTap(p *path, pkts []engine.Packet) {
 		}
 		b = append(b, s.arena[s.tails[i]:s.tails[i]+int(pkt.Pad)+roce.ICRCLen]...)
 		s.tap = b
-		(*tap)(true, b)
+		tap(true, b)
 	}
 }

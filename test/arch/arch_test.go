@@ -66,6 +66,7 @@ var rooms = []room{
 	{"peerrpc", 1, pure},
 	{"verbs", 1, pure},
 	{"verbs/regions", 2, edge},
+	{"verbs/events", 2, edge},
 	{"ib", 0, pure},
 	{"hostnet", 0, edge},
 }
