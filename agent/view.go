@@ -216,8 +216,12 @@ func (a *Agent) viewConns() control.Conns {
 			use = c.Use
 		}
 		queued := 0
+		var health *control.Health
 		if qp := a.conns[c.Conn]; qp != nil {
 			queued = qp.dp.Counters().Queued
+			if h, ok := qp.dp.Health(); ok {
+				health = viewHealth(h)
+			}
 		}
 		idle := c.LastUsed
 		if idle.IsZero() {
@@ -228,11 +232,17 @@ func (a *Agent) viewConns() control.Conns {
 			ServiceID: fmt.Sprintf("0x%016x", c.ServiceID), LocalQPN: c.LocalQPN.String(), RemoteQPN: c.RemoteQPN.String(), CMPath: c.Via.String(),
 			LocalCommID: fmt.Sprintf("0x%08x", c.LocalComm), RemoteCommID: fmt.Sprintf("0x%08x", c.RemoteComm),
 			MTU: c.MTU, PeerReceiveMTU: int(c.ReceiveMTU), PathMTU: a.m.Status().PathMTU.Octets(), Direction: direction,
-			AgeMS: since(now, c.Established), IdleMS: since(now, idle), Crossing: c.Crossing, Why: c.Why, TxQueued: queued,
+			AgeMS: since(now, c.Established), IdleMS: since(now, idle), Crossing: c.Crossing, Why: c.Why, TxQueued: queued, Health: health,
 			TxPackets: use.TxPackets, TxOctets: use.TxOctets, RxPackets: use.RxPackets, RxOctets: use.RxOctets,
 		})
 	}
 	return out
+}
+
+func viewHealth(h verbs.Health) *control.Health {
+	us := func(d time.Duration) float64 { return float64(d.Round(100*time.Nanosecond)) / 1e3 }
+	return &control.Health{RTTUS: us(h.RTT), RTTSpreadUS: us(h.RTTSpread), InFlight: h.InFlight, Limit: h.Limit, Window: h.Window,
+		Packets: h.Packets, Retransmits: h.Retransmits, Timeouts: h.Timeouts, Probes: h.Probes, NotReady: h.NotReady}
 }
 
 func (a *Agent) viewNeigh() control.Neighbours {

@@ -162,6 +162,23 @@ type Conn struct {
 	RxOctets       uint64 `json:"rx_octets"`
 	Crossing       string `json:"crossing,omitempty"` // verdict, if REQs crossed
 	Why            string `json:"why"`                // what it is there for, and what will end it
+	// Health is how an RC connection fares as a sender; absent for UC, and where the
+	// provider does not say.
+	Health *Health `json:"health,omitempty"`
+}
+
+// Health is what a sender over RC sees of its path.
+type Health struct {
+	RTTUS       float64 `json:"rtt_us"` // from a packet to its ACK, smoothed; 0: not known yet
+	RTTSpreadUS float64 `json:"rtt_spread_us"`
+	InFlight    int     `json:"in_flight"` // packets not acknowledged
+	Limit       int     `json:"limit"`     // how many there may be now: fewer than window where packets are lost
+	Window      int     `json:"window"`
+	Packets     uint64  `json:"packets"` // sent, ACKs included
+	Retransmits uint64  `json:"retransmits"`
+	Timeouts    uint64  `json:"timeouts"`  // of the ACK timer
+	Probes      uint64  `json:"probes"`    // packets sent again before it expired, to find out
+	NotReady    uint64  `json:"not_ready"` // RNR NAKs that came
 }
 
 // Conns answers PathConns.

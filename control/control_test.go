@@ -48,6 +48,9 @@ func describe(b *strings.Builder, typ reflect.Type, indent string) {
 		if inner.Kind() == reflect.Slice {
 			inner, list = inner.Elem(), "[]"
 		}
+		if inner.Kind() == reflect.Pointer && inner.Elem().Kind() == reflect.Struct {
+			inner, list = inner.Elem(), list+"*"
+		}
 		if inner.Kind() != reflect.Struct || inner == reflect.TypeFor[time.Time]() {
 			fmt.Fprintf(b, "%s%s %s%s\n", indent, tag, list, inner)
 			continue

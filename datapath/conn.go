@@ -29,6 +29,14 @@ type Conn struct {
 	lastRx                        atomic.Int64
 }
 
+// Health says how the connection fares, if the provider does.
+func (c *Conn) Health() (h verbs.Health, ok bool) {
+	if m, monitored := c.q.qp.(verbs.Monitored); monitored {
+		return m.Health()
+	}
+	return h, false
+}
+
 // NewConn creates a connected QP in RESET. recvMTU is the largest message in
 // octets, header included, that its own receive ring must hold; with a shared
 // receive queue it is at most Config.ReceiveMTU. The caller moves the QP through

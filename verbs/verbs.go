@@ -426,6 +426,29 @@ type QP interface {
 	Destroy() error
 }
 
+// A Monitored QP says how it fares. The QPs of providers that are programs may be;
+// ask with a type assertion.
+type Monitored interface {
+	// Health is that of an RC QP as a requester; ok is false for other transports
+	// and before RTS.
+	Health() (h Health, ok bool)
+}
+
+// Health is how an RC QP fares as a requester: what is to be seen of its path.
+type Health struct {
+	RTT       time.Duration // from a packet to its ACK, smoothed as by TCP; zero: not known yet
+	RTTSpread time.Duration // mean deviation of it
+	InFlight  int           // packets not acknowledged
+	Limit     int           // how many there may be now: fewer than Window where packets are lost
+	Window    int           // how many there may be at most
+
+	Packets     uint64 // sent, ACKs included
+	Retransmits uint64 // of them, sent again
+	Timeouts    uint64 // of the ACK timer
+	Probes      uint64 // packets sent again to find out, before it expired
+	NotReady    uint64 // RNR NAKs that came
+}
+
 // An AHAttr is the address of a peer's port, with what the path needs.
 type AHAttr struct {
 	SGID         ib.GID // one of Port.GIDs; zero: the first of the same family as DGID

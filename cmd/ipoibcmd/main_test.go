@@ -366,3 +366,20 @@ func TestHelpHasExamples(t *testing.T) {
 		walk(c)
 	}
 }
+
+func TestHealthColumns(t *testing.T) {
+	for _, tt := range []struct {
+		h    *control.Health
+		want [3]string
+	}{
+		{nil, [3]string{}},
+		{&control.Health{Limit: 256, Window: 256}, [3]string{"", "0 of 256", ""}},
+		{&control.Health{RTTUS: 71.4, InFlight: 3, Limit: 40, Window: 256, Packets: 2000, Retransmits: 15}, [3]string{"71 µs", "3 of 40 (256)", "0.75 %"}},
+		{&control.Health{RTTUS: 1234.5, InFlight: 512, Limit: 512, Window: 512, Packets: 10}, [3]string{"1234 µs", "512 of 512", "0 %"}},
+	} {
+		rtt, flight, again := health(tt.h)
+		if got := [3]string{rtt, flight, again}; got != tt.want {
+			t.Errorf("%+v: %q, want %q", tt.h, got, tt.want)
+		}
+	}
+}

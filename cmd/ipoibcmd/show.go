@@ -193,12 +193,32 @@ func printConns(w io.Writer, d *control.Conns) {
 		fmt.Fprintln(w, "no connections")
 		return
 	}
-	t := newTable(w, "PEER", "MODE", "STATE", "ROLE", "CM", "DIRECTION", "SERVICE ID", "QPN", "REMOTE", "MTU", "AGE", "IDLE", "TX", "RX", "CROSSING")
+	t := newTable(w, "PEER", "MODE", "STATE", "ROLE", "CM", "DIRECTION", "SERVICE ID", "QPN", "REMOTE", "MTU", "AGE", "IDLE", "TX", "RX", "RTT", "IN FLIGHT", "SENT AGAIN", "CROSSING")
 	for _, c := range d.Conns {
+		rtt, flight, again := health(c.Health)
 		t.AppendRow(table.Row{c.Peer, c.Mode, c.State, c.Role, c.CMPath, c.Direction, c.ServiceID, c.LocalQPN, c.RemoteQPN, c.MTU,
-			age(c.AgeMS), age(c.IdleMS), octets(c.TxOctets), octets(c.RxOctets), c.Crossing})
+			age(c.AgeMS), age(c.IdleMS), octets(c.TxOctets), octets(c.RxOctets), rtt, flight, again, c.Crossing})
 	}
 	t.Render()
+}
+
+// health is what the table says of a connection's path: the round trip, packets in
+// flight of how many there may be now (and at most, if that is more), and how many
+// were sent again.
+func health(h *control.Health) (rtt, flight, again string) {
+	if h == nil {
+		return "", "", ""
+	}
+	if h.RTTUS > 0 {
+		rtt = fmt.Sprintf("%.0f µs", h.RTTUS)
+	}
+	if flight = fmt.Sprintf("%d of %d", h.InFlight, h.Limit); h.Limit < h.Window {
+		flight += fmt.Sprintf(" (%d)", h.Window)
+	}
+	if h.Packets > 0 {
+		again = fmt.Sprintf("%.2g %%", 100*float64(h.Retransmits)/float64(h.Packets))
+	}
+	return rtt, flight, again
 }
 
 func printNeigh(w io.Writer, d *control.Neighbours) {

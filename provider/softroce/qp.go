@@ -56,6 +56,15 @@ func (q *qp) State() verbs.QPState {
 	return q.eng.State()
 }
 
+// Health implements [verbs.Monitored].
+func (q *qp) Health() (verbs.Health, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.eng.Health()
+}
+
+var _ verbs.Monitored = (*qp)(nil)
+
 // Modify implements [verbs.QP].
 func (q *qp) Modify(attr verbs.QPAttr) error {
 	q.mu.Lock()

@@ -111,6 +111,11 @@ func TestUnderlays(t *testing.T) {
 					a.send(b, dst, 8<<20)
 				})
 				b.send(a, a.v4, 8<<20)
+				for _, c := range a.conns(b) {
+					if h := c.Health; (mode == "RC") != (h != nil) || h != nil && (h.RTTUS <= 0 || h.Packets == 0 || h.Window < h.Limit || h.Limit == 0) {
+						t.Errorf("health of a connection over %s: %+v", mode, h)
+					}
+				}
 				for _, g := range []string{"239.9.9.9", "ff05::99"} {
 					if err := a.Multicast(ifName, b.Host, ifName, netip.MustParseAddr(g), 3000, patience); err != nil {
 						t.Error(err) // 4755-2.1-2

@@ -3,6 +3,7 @@ package engine
 import (
 	"math/rand"
 	"testing"
+	"time"
 
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
@@ -54,5 +55,42 @@ func TestFlightUnderLoss(t *testing.T) {
 			}
 		}
 		t.Logf("one in %d lost: %d of %d sent again, probes %d, timeouts %d", oneIn, again, out, p.a.Counters().Probes, p.a.Counters().Timeouts)
+	}
+}
+
+// Health is what happened: a round trip of 300 us, five packets out, one that was
+// lost and sent again with the one behind it.
+func TestHealth(t *testing.T) {
+	p := newPair(t, ib.RC, nil)
+	if h, ok := p.a.Health(); !ok || h != (verbs.Health{Limit: 128, Window: 128}) {
+		t.Errorf("at first: %+v, %v", h, ok)
+	}
+	send := func(id uint64, lose int) {
+		p.b.postRecv(id, make([]byte, 600))
+		p.a.post(verbs.SendWR{ID: id, Opcode: verbs.Send, SG: sg(make([]byte, 600))})
+		for i, b := range p.output(p.a) {
+			if i != lose {
+				p.input(p.b, b)
+			}
+		}
+	}
+	send(1, -1)
+	p.now = p.now.Add(300 * time.Microsecond)
+	if h, _ := p.a.Health(); h.InFlight != 3 {
+		t.Errorf("%d in flight, want 3", h.InFlight)
+	}
+	p.run()
+	send(2, 1)
+	p.run()
+	want := verbs.Health{RTT: 300 * time.Microsecond, RTTSpread: 150 * time.Microsecond, Limit: minFlight, Window: 128, Packets: 8, Retransmits: 2}
+	if h, ok := p.a.Health(); !ok || h != want {
+		t.Errorf("%+v, want %+v", h, want)
+	}
+	p.a.Close()
+	if _, ok := p.a.Health(); ok {
+		t.Error("health in RESET")
+	}
+	if _, ok := newPair(t, ib.UC, nil).a.Health(); ok {
+		t.Error("health of UC")
 	}
 }

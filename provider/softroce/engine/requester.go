@@ -50,6 +50,16 @@ func (r *requester) start(q *QP) {
 		retryLeft: q.attr.RetryCount, rnrLeft: q.attr.RNRRetry}
 }
 
+// Health says how the requester of an RC QP in RTS fares.
+func (q *QP) Health() (h verbs.Health, ok bool) {
+	if q.cfg.Transport != ib.RC || q.state != verbs.StateRTS {
+		return h, false
+	}
+	r, c := &q.req, &q.count
+	return verbs.Health{RTT: r.rtt.mean, RTTSpread: r.rtt.spread, InFlight: r.next.Sub(r.una), Limit: r.limit, Window: q.window(),
+		Packets: c.PacketsOut, Retransmits: c.Retransmits, Timeouts: c.Timeouts, Probes: c.Probes, NotReady: c.RNRIn}, true
+}
+
 // postWR queues wr, a message of n octets.
 func (r *requester) postWR(q *QP, wr *verbs.SendWR, n int) {
 	w := sendWQE{id: wr.ID, raddr: wr.RemoteAddr, rkey: wr.RKey, imm: wr.Imm, len: uint32(n), npkt: 1,
