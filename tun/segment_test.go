@@ -552,3 +552,88 @@ func FuzzSegments(f *testing.F) {
 		}
 	})
 }
+
+// Nothing is allocated for a piece, in either direction.
+func TestSegmentsNoAllocs(t *testing.T) {
+	f := open(t, Options{trial: says(nil, nil)})
+	h, piece := given(tcp(false, 12, 1, 1, tcpACK, random(60000)), 968)
+	bufs, sizes := buffers(32)
+	n := testing.AllocsPerRun(100, func() {
+		n := f.tso.take(&h, copy(bufs[0], piece), bufs, sizes)
+		for f.tso.rest.more() {
+			n += f.tso.resume(bufs, sizes)
+		}
+		if n != 62 {
+			t.Fatalf("%d packets", n)
+		}
+	})
+	if n > 0 {
+		t.Errorf("%v allocations per piece from the kernel, want 0", n)
+	}
+	in := row(32, 968)
+	out := make([][]byte, len(in))
+	for i := range out {
+		out[i] = make([]byte, len(in[i]))
+	}
+	n = testing.AllocsPerRun(100, func() {
+		for i := range out {
+			copy(out[i], in[i])
+		}
+		if n, err := f.Write(out); n != len(out) || err != nil {
+			t.Fatal(n, err)
+		}
+	})
+	if s := f.Segments(); n > 0 || s.Merged != 32*s.Written || s.Written == 0 {
+		t.Errorf("%v allocations per piece for the kernel, want 0: %+v", n, s)
+	}
+}
+
+// row is n packets in a row of one stream.
+func row(n, size int) (packets [][]byte) {
+	payload := random(size)
+	for i := range n {
+		packets = append(packets, tcp(false, 12, uint32(1+i*size), uint16(i), tcpACK, payload))
+	}
+	return packets
+}
+
+// BenchmarkSplit is the cost of a piece of 62 packets from the kernel, without the
+// system call.
+func BenchmarkSplit(b *testing.B) {
+	h, piece := given(tcp(false, 12, 1, 1, tcpACK, random(60000)), 968)
+	var s tso
+	bufs, sizes := buffers(32)
+	b.SetBytes(int64(len(piece)))
+	b.ReportAllocs()
+	for b.Loop() {
+		s.take(&h, copy(bufs[0], piece), bufs, sizes)
+		for s.rest.more() {
+			s.resume(bufs, sizes)
+		}
+	}
+}
+
+// BenchmarkMerge is the cost of 32 packets that become a piece for the kernel, with
+// the system call, and of the same one by one.
+func BenchmarkMerge(b *testing.B) {
+	for _, off := range []bool{false, true} {
+		b.Run(map[bool]string{false: "merged", true: "single"}[off], func(b *testing.B) {
+			f := open(b, Options{NoSegments: off, trial: says(nil, nil)})
+			in := row(32, 968)
+			out := make([][]byte, len(in))
+			for i := range out {
+				out[i] = make([]byte, len(in[i]))
+			}
+			b.SetBytes(32 * 968)
+			b.ReportAllocs()
+			for b.Loop() {
+				for i := range out {
+					copy(out[i], in[i])
+				}
+				if n, err := f.Write(out); n != len(out) {
+					b.Fatal(n, err)
+				}
+			}
+		})
+	}
+}
