@@ -92,7 +92,7 @@ func asLarge(h *[vnetLen]byte, p []byte) (l large, ok bool) {
 		return l, false
 	}
 	if l.v4 {
-		if p[0]>>4 != 4 || l.tcp < 20 || int(p[0]&15)*4 != l.tcp || p[9] != protoTCP || int(binary.BigEndian.Uint16(p[2:])) != len(p) {
+		if p[0]>>4 != 4 || l.tcp < 20 || int(p[0]&15)*4 != l.tcp || p[9] != protoTCP || int(binary.BigEndian.Uint16(p[2:])) != len(p) || binary.BigEndian.Uint16(p[6:])&0x3fff != 0 {
 			return l, false
 		}
 		l.id = binary.BigEndian.Uint16(p[4:])

@@ -296,7 +296,7 @@ func TestOddSegments(t *testing.T) {
 		"TCP elsewhere": {set(h, 6, 24), piece}, "TCP at 0": {set(h, 6, 0), piece}, "TCP behind the end": {set(h, 6, 65535), piece},
 		"cut off": {h, piece[:2000]}, "cut off in the header": {h, piece[:30]}, "no payload": {h, with(piece[:40], 3, 40)},
 		"header behind the end": {h, with(with(piece[:50], 3, 50), 32, 0xf0)}, "header of 16": {h, with(piece, 32, 0x40)},
-		"version 6": {h, with(piece, 0, 0x65)}, "not TCP": {h, with(piece, 9, 17)}, "version 4": {h6, with(piece6, 0, 0x45)},
+		"version 6": {h, with(piece, 0, 0x65)}, "a fragment": {h, with(piece, 7, 1)}, "more fragments": {h, with(piece, 6, 0x20)}, "not TCP": {h, with(piece, 9, 17)}, "version 4": {h6, with(piece6, 0, 0x45)},
 		"TCP in the IPv6 header": {set(h6, 6, 30), piece6}, "cut off, IPv6": {h6, piece6[:3000]},
 	} {
 		var s tso
@@ -390,7 +390,8 @@ func TestSegments(t *testing.T) {
 				l.Close()
 				for name, f := range map[string]*File{"a": j.a, "b": j.b} {
 					s, sums := f.Segments(), f.Checksums()
-					if off != (s.Split+s.Made+s.Merged+s.Written == 0) || s.Odd != 0 || sums.Wrong != 0 || sums.Odd != 0 {
+					// Of packets of 40000 octets no two fit into a piece.
+					if none := s.Split+s.Made+s.Merged+s.Written == 0; off && !none || !off && none && mtu < mergeBelow || s.Odd != 0 || sums.Wrong != 0 || sums.Odd != 0 {
 						t.Errorf("off %v, MTU %d, %s, %s: %+v, %+v", off, mtu, dst, name, s, sums)
 					}
 				}
