@@ -158,7 +158,7 @@ func (q *QP) advance(psn ib.PSN, now time.Time) {
 	}
 	r.limit *= 2
 	if r.next.Before(psn) { // acknowledged late, while we were resending: nothing was lost
-		q.seek(psn)
+		q.seek(r.highest)
 		r.limit = q.window()
 	}
 	r.limit = min(r.limit, q.flight())

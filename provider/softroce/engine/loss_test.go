@@ -94,3 +94,43 @@ func TestHealth(t *testing.T) {
 		t.Error("health of UC")
 	}
 }
+
+// A peer that was slow for longer than a probe waits has lost nothing: its ACKs do
+// not make us send again what it has.
+func TestProbeInVain(t *testing.T) {
+	p := newPair(t, ib.RC, func(c *Config, attr *verbs.QPAttr) { c.Window, attr.PathMTU = 256, ib.MTU1024 })
+	src, dst := fill(65524, 1), make([]byte, 65524)
+	for i := range 20 { // round trips of 200 us
+		p.b.postRecv(uint64(i), dst)
+		p.a.post(verbs.SendWR{ID: uint64(i), Opcode: verbs.Send, SG: sg(src[:100])})
+		for _, b := range p.output(p.a) {
+			p.input(p.b, b)
+		}
+		p.now = p.now.Add(200 * time.Microsecond)
+		p.run()
+	}
+	for i := range 4 {
+		p.b.postRecv(uint64(i), dst)
+		p.a.post(verbs.SendWR{ID: uint64(i), Opcode: verbs.Send, SG: sg(src)})
+	}
+	flight := p.output(p.a)
+	p.now = p.now.Add(MinProbe)
+	p.a.Wake(p.now)
+	flight = append(flight, p.output(p.a)...)
+	p.now = p.now.Add(time.Millisecond)
+	for _, b := range flight {
+		p.input(p.b, b)
+		for _, ack := range p.output(p.b) {
+			p.input(p.a, ack)
+			for _, b := range p.output(p.a) {
+				p.input(p.b, b)
+			}
+		}
+	}
+	if c := p.a.Counters(); len(flight) != 257 || c.Probes != 1 || c.Retransmits != 1 || len(p.a.send) != 24 {
+		t.Errorf("%d packets, %d probes, %d sent again, %d requests completed", len(flight), c.Probes, c.Retransmits, len(p.a.send))
+	}
+	if h, _ := p.a.Health(); h.Limit != h.Window {
+		t.Errorf("%d may be in flight, want %d", h.Limit, h.Window)
+	}
+}
