@@ -283,29 +283,8 @@ func (d *Device) writeSysctl(path, value string) error {
 	return nil
 }
 
-// inNamespace runs f on a thread in the device's network namespace.
-func (d *Device) inNamespace(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		cur, err := netns.Get()
-		if err == nil {
-			same := cur.Equal(d.ns)
-			cur.Close()
-			if same {
-				runtime.UnlockOSThread()
-				done <- f()
-				return
-			}
-			err = netns.Set(d.ns)
-		}
-		if err == nil {
-			err = f()
-		}
-		done <- err // still locked: the thread ends with its strange namespace
-	}()
-	return <-done
-}
+// inNamespace runs f in the device's network namespace.
+func (d *Device) inNamespace(f func() error) error { return InNamespace(d.ns, f) }
 
 // AddAddr puts an address with its prefix length on the device. One that is
 // there already is no error. The kernel, which does no DAD on a TUN, would call an

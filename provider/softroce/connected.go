@@ -2,12 +2,12 @@ package softroce
 
 import (
 	"fmt"
-	"runtime"
 	"time"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"ipoibcm/hostnet"
 	"ipoibcm/verbs"
 )
 
@@ -127,20 +127,15 @@ var _ verbs.Trimmer = (*Device)(nil)
 func (d *Device) Trim() { d.uncutAll() }
 
 // connectIn is connect in a network namespace.
-func (s *sender) connectIn(ns netns.NsHandle, p *path) (int, error) {
-	here, err := netns.Get()
+func (s *sender) connectIn(ns netns.NsHandle, p *path) (fd int, err error) {
+	err = hostnet.InNamespace(ns, func() (err error) {
+		fd, err = s.connect(p)
+		return err
+	})
 	if err != nil {
-		return -1, fmt.Errorf("find network namespace: %w", err)
+		return -1, err
 	}
-	defer here.Close()
-	if here.Equal(ns) {
-		return s.connect(p)
-	}
-	runtime.LockOSThread() // not given back: the thread ends with the goroutine
-	if err := netns.Set(ns); err != nil {
-		return -1, fmt.Errorf("enter network namespace: %w", err)
-	}
-	return s.connect(p)
+	return fd, nil
 }
 
 // connect opens a socket for p on the source port of s.

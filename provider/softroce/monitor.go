@@ -4,13 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"time"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"ipoibcm/hostnet"
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
 )
@@ -44,17 +44,22 @@ func newMonitor(d *Device) (*monitor, error) {
 	return &monitor{dev: d, nl: os.NewFile(uintptr(fd), "netlink"), ns: ns}, nil
 }
 
-// run looks at the underlay after every change until the socket is closed.
+// run looks at the underlay after every change until the socket is closed. Sockets
+// that refresh opens again belong to the namespace Open was called in.
 func (m *monitor) run() {
-	// Sockets that refresh opens again belong to the namespace Open was called
-	// in. The thread is not given back.
-	runtime.LockOSThread()
-	if here, err := netns.Get(); err == nil {
-		if !here.Equal(m.ns) {
-			_ = netns.Set(m.ns) // without the right to, we are in it anyway
+	_ = hostnet.OwnThread(func() error {
+		if here, err := netns.Get(); err == nil {
+			if !here.Equal(m.ns) {
+				_ = netns.Set(m.ns) // without the right to, we are in it anyway
+			}
+			_ = here.Close()
 		}
-		_ = here.Close()
-	}
+		m.watch()
+		return nil
+	})
+}
+
+func (m *monitor) watch() {
 	buf := make([]byte, 1<<16)
 	for {
 		_ = m.nl.SetReadDeadline(time.Time{})

@@ -11,11 +11,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+
+	"ipoibcm/hostnet"
 )
 
 // A Host is one network namespace, visible to ip netns under its name.
@@ -28,7 +29,7 @@ type Host struct {
 // NewHost makes a namespace with its loopback up. The name must be free.
 func NewHost(name string) (*Host, error) {
 	h := &Host{Name: name}
-	err := onThread(func() error {
+	err := hostnet.OwnThread(func() error {
 		home, err := netns.Get()
 		if err != nil {
 			return err
@@ -69,20 +70,9 @@ func (h *Host) Close() error {
 // Netlink returns the handle of the namespace.
 func (h *Host) Netlink() *netlink.Handle { return h.nl }
 
-// onThread runs f on an OS thread of its own, which ends with f: whatever f did
-// to the thread's namespace cannot leak.
-func onThread(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		done <- f()
-	}()
-	return <-done
-}
-
 // Do runs f inside the namespace. Sockets that f opens stay there.
 func (h *Host) Do(f func() error) error {
-	return onThread(func() error {
+	return hostnet.OwnThread(func() error {
 		if err := netns.Set(h.ns); err != nil {
 			return fmt.Errorf("enter %s: %w", h.Name, err)
 		}
