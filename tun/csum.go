@@ -98,6 +98,9 @@ type segment struct {
 // find finds the segment of a whole TCP or UDP packet that has a checksum. It
 // does not look into anything else (ok is false).
 func find(p []byte) (s segment, ok bool) {
+	if len(p) == 0 {
+		return s, false
+	}
 	var proto byte
 	switch p[0] >> 4 {
 	case 4:

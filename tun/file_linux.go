@@ -349,7 +349,8 @@ func (t *File) write(bufs [][]byte) (tried int, e unix.Errno) {
 }
 
 // writeMerged writes what m is. If the kernel does not take it the first packet is
-// made again what it was, and that alone is written.
+// made again what it was, and that alone is written, unless the interface is down.
+// If that is taken, and the piece was refused for what it was, no more are made.
 func (t *File) writeMerged(bufs [][]byte, m *merger) (tried int, e unix.Errno) {
 	var head [maxHead]byte
 	copy(head[:], m.first[:m.seg.head])
@@ -367,11 +368,15 @@ func (t *File) writeMerged(bufs [][]byte, m *merger) (tried int, e unix.Errno) {
 		t.tso.written.Add(1)
 		return m.n, 0
 	}
+	if e == unix.EIO || e == unix.EBADFD {
+		return m.n, e
+	}
+	refused := e == unix.EINVAL || e == unix.EMSGSIZE
 	copy(m.first, head[:m.seg.head])
 	h = [vnetLen]byte{}
 	iov[0] = vec(h[:])
 	iov[1] = vec(m.first)
-	if e = t.writev(iov[:2]); e == 0 {
+	if e = t.writev(iov[:2]); e == 0 && refused {
 		t.tso.noMerge.Store(true)
 	}
 	return 1, e

@@ -96,7 +96,7 @@ func asLarge(h *[vnetLen]byte, p []byte) (l large, ok bool) {
 			return l, false
 		}
 		l.id = binary.BigEndian.Uint16(p[4:])
-	} else if p[0]>>4 != 6 || l.tcp < 40 || int(binary.BigEndian.Uint16(p[4:])) != len(p)-40 {
+	} else if p[0]>>4 != 6 || l.tcp < 40 || (l.tcp == 40) != (p[6] == protoTCP) || int(binary.BigEndian.Uint16(p[4:])) != len(p)-40 {
 		return l, false
 	}
 	t := p[l.tcp:]
@@ -212,7 +212,7 @@ func (m *merger) begin(p []byte, s segment) bool {
 		return false
 	}
 	t := p[s.start:]
-	if t[tcpFlags] != tcpACK {
+	if t[tcpFlags] != tcpACK || congested(p) {
 		return false
 	}
 	*m = merger{seg: s, first: p, n: 1, size: n, total: len(p), seq: binary.BigEndian.Uint32(t[tcpSeq:]) + uint32(n)}
@@ -228,6 +228,15 @@ func mergeable(p []byte, s segment) bool {
 		return s.start == 20 && p[6]&^0x40 == 0 // DF may be set
 	}
 	return s.start == 40
+}
+
+// congested reports whether a packet says that a router had too much to do. Those
+// are counted one by one (RFC 9768) by who gets them.
+func congested(p []byte) bool {
+	if p[0]>>4 == 4 {
+		return p[1]&3 == 3
+	}
+	return p[1]>>4&3 == 3
 }
 
 // add appends p if it goes on where the last packet ended, has nothing else in its

@@ -212,7 +212,7 @@ func TestNotMerged(t *testing.T) {
 			if !m.begin(first, s) {
 				t.Fatal("the first packet is not taken")
 			}
-			if len(p) > 0 && m.add(p) {
+			if m.add(p) {
 				t.Errorf("%s, %s: put together", name, what)
 			}
 			if m.n != 1 || m.total != len(first) || !m.add(next()) {
@@ -232,6 +232,17 @@ func TestNotMerged(t *testing.T) {
 		}
 		if m.begin(first, s); !m.add(tcp(v6, 12, seq+1000, 6, tcpACK|tcpPSH, payload)) || m.add(tcp(v6, 12, seq+2000, 7, tcpACK, payload)) {
 			t.Errorf("%s: one with PSH must be the last", name)
+		}
+		for _, marked := range [][]byte{first, next()} { // packets that say congestion are counted one by one
+			if v6 {
+				marked[1] |= 0x30
+			} else {
+				marked[1] |= 3
+			}
+			fix(marked, start)
+		}
+		if s, ok := find(first); !ok || m.begin(first, s) {
+			t.Errorf("%s: taken as the first, although marked", name)
 		}
 		for what, p := range map[string][]byte{
 			"SYN": tcp(v6, 12, seq, 5, tcpSYN, payload), "PSH": tcp(v6, 12, seq, 5, tcpACK|tcpPSH, payload),
@@ -497,6 +508,18 @@ func TestMergeRefused(t *testing.T) {
 			t.Errorf("v6 %v: %+v", v6, s)
 		}
 	}
+	// An empty one is refused, wherever it stands.
+	done := make(chan int, 1)
+	go func() {
+		n, _, _ := unix.Recvfrom(fds[1], make([]byte, 4096), 0)
+		done <- n
+	}()
+	if n, err := f.Write([][]byte{row(1, 1000)[0], {}}); n != 1 || err != unix.EINVAL {
+		t.Errorf("with an empty packet: %d written (%v)", n, err)
+	}
+	if n := <-done; n != vnetLen+1052 {
+		t.Errorf("%d octets arrived", n)
+	}
 	unix.Close(fds[1])
 	if n, err := f.Write([][]byte{tcp(false, 0, 0, 0, tcpACK, random(1000)), tcp(false, 0, 1000, 1, tcpACK, random(1000))}); n != 0 || err == nil {
 		t.Errorf("nobody there: %d written (%v)", n, err)
@@ -515,7 +538,7 @@ func FuzzSegments(f *testing.F) {
 		f.Add(h[:], piece[:70], tcp(v6, 12, 607, 10, tcpACK|tcpPSH, random(50)))
 	}
 	f.Fuzz(func(t *testing.T, header, p, q []byte) {
-		if len(header) < vnetLen || len(p) == 0 || len(q) == 0 || len(p) > maxTotal || len(q) > maxTotal {
+		if len(header) < vnetLen || len(p) == 0 || len(p) > maxTotal || len(q) > maxTotal {
 			return
 		}
 		h := [vnetLen]byte(header)
@@ -536,7 +559,9 @@ func FuzzSegments(f *testing.F) {
 			t.Errorf("%d packets with %d octets from %d", n, total, len(p))
 		}
 		for _, b := range [][]byte{p, q} { // else hardly any gets past its checksum
-			fix(b, map[byte]int{4: 20, 6: 40}[b[0]>>4])
+			if len(b) > 0 {
+				fix(b, map[byte]int{4: 20, 6: 40}[b[0]>>4])
+			}
 		}
 		var m merger
 		if first, right := (&csums{}).look(p); right && m.begin(p, first) && m.add(q) {
@@ -636,5 +661,30 @@ func BenchmarkMerge(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// While the interface is down nothing is taken, and nothing else is concluded.
+func TestMergeWhileDown(t *testing.T) {
+	f := open(t, Options{trial: says(nil, nil)})
+	l, err := netlink.LinkByIndex(f.Index())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, up := range []bool{false, true} {
+		set := netlink.LinkSetDown
+		if up {
+			set = netlink.LinkSetUp
+		}
+		if err := set(l); err != nil {
+			t.Fatal(err)
+		}
+		n, err := f.Write(row(5, 1000))
+		if want := map[bool]int{true: 5}[up]; n != want || (err == nil) != up {
+			t.Errorf("up %v: %d written (%v)", up, n, err)
+		}
+		if s := f.Segments(); s.Why != "" || (s.Merged == 5) != up {
+			t.Errorf("up %v: %+v", up, s)
+		}
 	}
 }
