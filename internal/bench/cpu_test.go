@@ -64,3 +64,9 @@ func TestCPUUse(t *testing.T) {
 		t.Errorf("%+v, want %+v", u, want)
 	}
 }
+
+func TestCopySpeed(t *testing.T) {
+	if v := copySpeed(); v < 0.1 || v > 1000 {
+		t.Errorf("%.2f GB/s", v)
+	}
+}

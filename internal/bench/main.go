@@ -251,6 +251,7 @@ func (b *bench) traffic(ctx context.Context, at place, loads []load) error {
 	list, stop := b.pairs(ctx, at, contenders)
 	defer stop()
 	for round := range b.rounds {
+		b.r.Machine.Copies = append(b.r.Machine.Copies, copySpeed())
 		for _, l := range loads {
 			for _, p := range list {
 				b.say("%v, round %d of %d: %v, %s", at, round+1, b.rounds, l, p.contender)

@@ -70,6 +70,10 @@ type Machine struct {
 	// OtherCPU is the share of all processors that processes which have nothing
 	// to do with the run used meanwhile. Above a few percent timings are noisy.
 	OtherCPU float64 `json:"other_cpu"`
+	// Copies is how fast 16 MiB were copied in memory before each round of traffic, in
+	// GB/s. Memory is shared with what else runs on the hardware, and goodput follows
+	// it: that of who copies often more.
+	Copies []float64 `json:"copies_gb_per_s,omitempty"`
 }
 
 // A Report is a whole run: docs/bench/latest.json.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -161,6 +162,9 @@ func (r *Report) print(w io.Writer) {
 	fmt.Fprintf(w, ". Other processes used %.0f%% of the processors meanwhile", 100*m.OtherCPU)
 	if m.OtherCPU > 0.05 {
 		fmt.Fprint(w, ": **timings are noisy**, ratios less so")
+	}
+	if len(m.Copies) > 0 {
+		fmt.Fprintf(w, ". Copies of 16 MiB in memory, before each round: %.1f GB/s (%.1f–%.1f)", median(m.Copies), slices.Min(m.Copies), slices.Max(m.Copies))
 	}
 	fmt.Fprintf(w, ".\n\n")
 	fmt.Fprintf(w, `Both hosts are network namespaces of this machine, joined by a veth pair; each
