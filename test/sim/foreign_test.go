@@ -386,7 +386,7 @@ func TestMixedFabricRecovers(t *testing.T) {
 	broken := 0
 	seeds(t, 6, func(w *world) {
 		all := w.mixed()
-		w.f.Options = simfabric.Options{Loss: 0.03, Dup: 0.01, Reorder: 0.02, Flip: 0.005, Jitter: 50 * time.Microsecond}
+		w.f.Options = simfabric.Options{Loss: 0.09, Dup: 0.01, Reorder: 0.02, Flip: 0.005, Jitter: 50 * time.Microsecond}
 		w.dups = true
 		for range 10 {
 			w.each(all, func(from, to party) {
