@@ -250,33 +250,41 @@ func (m *merger) add(p []byte) bool {
 	if !ok || s.head != m.seg.head || s.start != m.seg.start || !mergeable(p, s) || n == 0 || n > m.size || m.total+n > maxTotal {
 		return false
 	}
-	f := m.first
-	if p[0]>>4 == 4 {
-		// Identifications count up, or mean nothing (RFC 6864).
-		if f[0] != p[0] || f[1] != p[1] || f[6] != p[6] || f[8] != p[8] || !bytes.Equal(f[12:20], p[12:20]) ||
-			p[6] == 0 && binary.BigEndian.Uint16(p[4:]) != binary.BigEndian.Uint16(f[4:])+uint16(m.n) {
-			return false
-		}
-	} else if !bytes.Equal(f[:4], p[:4]) || f[7] != p[7] || !bytes.Equal(f[8:40], p[8:40]) {
-		return false
-	}
-	a, b := f[s.start:s.head], p[s.start:s.head]
-	if !bytes.Equal(a[:tcpSeq], b[:tcpSeq]) || binary.BigEndian.Uint32(b[tcpSeq:]) != m.seq || !bytes.Equal(a[tcpSeq+4:tcpFlags], b[tcpSeq+4:tcpFlags]) ||
-		b[tcpFlags]&^tcpPSH != tcpACK || !bytes.Equal(a[tcpFlags+1:tcpSum], b[tcpFlags+1:tcpSum]) || !bytes.Equal(a[tcpSum+2:], b[tcpSum+2:]) || !s.valid(p) {
+	t := p[s.start:s.head]
+	if !m.sameIP(p) || !m.sameTCP(t) || binary.BigEndian.Uint32(t[tcpSeq:]) != m.seq || t[tcpFlags]&^tcpPSH != tcpACK || !s.valid(p) {
 		return false
 	}
 	m.n, m.total, m.seq = m.n+1, m.total+n, m.seq+uint32(n)
-	m.push = b[tcpFlags]&tcpPSH != 0
+	m.push = t[tcpFlags]&tcpPSH != 0
 	m.ended = m.push || n < m.size
 	return true
+}
+
+// sameIP reports whether p's IP header is that of the first packet, but for what
+// must differ.
+func (m *merger) sameIP(p []byte) bool {
+	f := m.first
+	if p[0]>>4 != 4 {
+		return bytes.Equal(f[:4], p[:4]) && bytes.Equal(f[7:40], p[7:40])
+	}
+	// Identifications count up, or with DF mean nothing (RFC 6864).
+	counts := p[6] != 0 || binary.BigEndian.Uint16(p[4:]) == binary.BigEndian.Uint16(f[4:])+uint16(m.n)
+	return counts && f[0] == p[0] && f[1] == p[1] && f[6] == p[6] && f[8] == p[8] && bytes.Equal(f[12:20], p[12:20])
+}
+
+// sameTCP reports whether t is the first packet's TCP header, but for sequence
+// number, flags and checksum.
+func (m *merger) sameTCP(t []byte) bool {
+	f := m.first[m.seg.start:m.seg.head]
+	return bytes.Equal(f[:tcpSeq], t[:tcpSeq]) && bytes.Equal(f[tcpSeq+4:tcpFlags], t[tcpSeq+4:tcpFlags]) &&
+		bytes.Equal(f[tcpFlags+1:tcpSum], t[tcpFlags+1:tcpSum]) && bytes.Equal(f[tcpSum+2:], t[tcpSum+2:])
 }
 
 // finish makes the headers of the first packet those of the piece, and h what goes
 // before it.
 func (m *merger) finish(h *[vnetLen]byte) {
 	p, s := m.first, m.seg
-	grown := m.total - len(p)
-	s.sum += uint32(grown)
+	s.sum += uint32(m.total - len(p)) // the pseudo-header has the length
 	h[1] = vnetTCP6
 	if p[0]>>4 == 4 {
 		h[1] = vnetTCP4

@@ -141,10 +141,7 @@ func (t *File) tryWrite(s int) error {
 	var h [vnetLen]byte
 	seg, _ := find(bad)
 	seg.mark(&h, bad)
-	var iov [2]unix.Iovec
-	iov[0] = vec(h[:])
-	iov[1] = vec(bad)
-	if e := t.writev(iov[:]); e != 0 {
+	if e := t.writev([]unix.Iovec{vec(h[:]), vec(bad)}); e != 0 {
 		return fmt.Errorf("write: %w", e)
 	}
 	n, _, err = unix.Recvfrom(s, got, 0)
@@ -296,8 +293,7 @@ func (t *File) trySplit(s int, peer *trialPeer, data []byte) error {
 	if n, err := unix.Write(s, data); n != len(data) {
 		return fmt.Errorf("send: %w", err)
 	}
-	got := make([]byte, len(data))
-	have := 0
+	got, have := make([]byte, len(data)), 0
 	err := t.each(func(p []byte) (bool, error) {
 		seg, ok := find(p)
 		if !ok || p[9] != protoTCP || !seg.valid(p) {
