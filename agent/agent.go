@@ -285,7 +285,7 @@ func (a *Agent) openHost() error {
 	if a.host, err = hostnet.Open(a.tun.Index()); err != nil {
 		return fmt.Errorf("watch %s: %w", a.opt.Name, err)
 	}
-	a.routes = newRouteKeeper(a.host, cmp.Or(a.opt.UDMTU, mtu.DefaultUD), a.log)
+	a.routes = newRouteKeeper(a.host, cmp.Or(a.opt.UDMTU, mtu.DefaultUD), a.opt.Provider.Caps().BestMessage, a.log)
 	return nil
 }
 

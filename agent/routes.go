@@ -30,6 +30,7 @@ type kernel interface {
 type routeKeeper struct {
 	k     kernel
 	udMTU int
+	best  int // verbs.Caps.BestMessage
 	log   *slog.Logger
 
 	seen    bool // a first Resync came
@@ -46,8 +47,8 @@ type routeKeeper struct {
 	sets, dels, refused, f uint64
 }
 
-func newRouteKeeper(k kernel, udMTU int, log *slog.Logger) *routeKeeper {
-	return &routeKeeper{k: k, udMTU: udMTU, log: log, addrs: map[netip.Addr]hostnet.Addr{},
+func newRouteKeeper(k kernel, udMTU, best int, log *slog.Logger) *routeKeeper {
+	return &routeKeeper{k: k, udMTU: udMTU, best: best, log: log, addrs: map[netip.Addr]hostnet.Addr{},
 		routes: map[hostnet.Key]hostnet.Route{}, own: map[hostnet.Key]hostnet.Route{}, hosts: map[netip.Addr]int{}, failed: map[hostnet.Key]string{}}
 }
 
@@ -222,7 +223,7 @@ func compareKeys(a, b hostnet.Key) int {
 
 // device gathers what mtu.Routes decides from, of these hosts.
 func (r *routeKeeper) device(hosts []netip.Addr) mtu.Device {
-	d := mtu.Device{MTU: r.link.MTU, UDMTU: r.udMTU}
+	d := mtu.Device{MTU: r.link.MTU, UDMTU: r.udMTU, BestMessage: r.best}
 	for _, rt := range r.routes {
 		switch {
 		case isConnected(rt):

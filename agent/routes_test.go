@@ -104,7 +104,7 @@ func addr(s string) hostnet.Addr { return hostnet.Addr{Prefix: netip.MustParsePr
 // newKeeper returns a keeper of a device that is up and has these routes.
 func newKeeper(t testing.TB, routes ...hostnet.Route) (*routeKeeper, *fakeKernel) {
 	k := &fakeKernel{t: t, routes: map[hostnet.Key]hostnet.Route{}}
-	r := newRouteKeeper(k, 2044, slog.New(slog.DiscardHandler))
+	r := newRouteKeeper(k, 2044, 0, slog.New(slog.DiscardHandler))
 	k.keeper = r
 	for _, rt := range routes {
 		k.routes[rt.Key()] = rt

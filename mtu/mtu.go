@@ -84,12 +84,10 @@ func AfterReject(offered, inREJ uint32) uint32 {
 // UD), but not more than the device, which the user may have lowered.
 func Effective(device, path int) int { return min(device, path) }
 
-// AdvMSS returns the TCP MSS to announce on routes whose own MTU is that of UD:
-// what the largest MTU allows, because TCP fixes it in the SYN, which leaves
-// before a connection is up.
-func AdvMSS(device int, ipv6 bool) int {
+// AdvMSS returns the TCP MSS to announce for IP packets of so many octets.
+func AdvMSS(packet int, ipv6 bool) int {
 	if ipv6 {
-		return max(0, device-ipv6HeaderLen-tcpHeaderLen)
+		return max(0, packet-ipv6HeaderLen-tcpHeaderLen)
 	}
-	return max(0, device-ipv4HeaderLen-tcpHeaderLen)
+	return max(0, packet-ipv4HeaderLen-tcpHeaderLen)
 }

@@ -185,6 +185,20 @@ func TestRoutes(t *testing.T) {
 	if got := Routes(d); !slices.Equal(got, want) {
 		t.Errorf("got\n%v\nwant\n%v", got, want)
 	}
+	// A provider that sends some messages at less cost: no longer ones from TCP.
+	d.BestMessage = 61440
+	for i, r := range Routes(d) {
+		mss := want[i].AdvMSS
+		if r.Kind == RouteConnected || r.Kind == RouteHost && r.MTU > 61436 {
+			mss = 61436 - 20 - 20
+			if r.Dst.Addr().Is6() {
+				mss -= 20
+			}
+		}
+		if r.MTU != want[i].MTU || r.AdvMSS != mss {
+			t.Errorf("best message 61440: got %+v, want advmss %d", r, mss)
+		}
+	}
 	// The user lowers the device MTU: nothing is above it.
 	d.MTU = 1500
 	for _, r := range Routes(d) {

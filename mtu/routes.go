@@ -10,6 +10,9 @@ import (
 type Device struct {
 	MTU   int // of the device as it is now, at most what we accept
 	UDMTU int
+	// BestMessage is the message that the provider sends at the least cost, with
+	// the encapsulation header: TCP is asked for no larger ones. Zero: no matter.
+	BestMessage int
 	// Prefixes are the connected (proto kernel) unicast routes of the device.
 	Prefixes []netip.Prefix
 	// Broadcasts are its broadcast routes in table local.
@@ -65,6 +68,14 @@ type Route struct {
 	AdvMSS int          // the advmss metric; 0 means none
 }
 
+// largestTCP is the longest IP packet that peers' TCP should send us.
+func (d Device) largestTCP() int {
+	if d.BestMessage == 0 {
+		return d.MTU
+	}
+	return min(d.MTU, IPMTU(uint32(d.BestMessage)))
+}
+
 var (
 	multicast6 = netip.MustParsePrefix("ff00::/8")
 	multicast4 = netip.MustParsePrefix("224.0.0.0/4")
@@ -80,7 +91,9 @@ func Routes(d Device) []Route {
 	}
 	var rs []Route
 	for _, p := range d.Prefixes {
-		r := Route{Kind: RouteConnected, Dst: p.Masked(), MTU: ud, AdvMSS: AdvMSS(d.MTU, !p.Addr().Is4())}
+		// The MTU of UD, but the MSS of connections: TCP fixes it in the SYN, which
+		// leaves before one is up.
+		r := Route{Kind: RouteConnected, Dst: p.Masked(), MTU: ud, AdvMSS: AdvMSS(d.largestTCP(), !p.Addr().Is4())}
 		if m, ok := conn[r.Dst]; ok {
 			// A peer address (`ip address add A peer B`): its connected route
 			// already is the host route.
@@ -102,7 +115,11 @@ func Routes(d Device) []Route {
 		// A next hop outside every connected prefix (onlink) gets no route: it
 		// would send traffic for that address our way.
 		if slices.ContainsFunc(d.Prefixes, func(c netip.Prefix) bool { return c.Masked().Contains(p.Addr()) }) {
-			rs = append(rs, Route{Kind: RouteHost, Dst: p, MTU: m})
+			r := Route{Kind: RouteHost, Dst: p, MTU: m}
+			if tcp := d.largestTCP(); tcp < m {
+				r.AdvMSS = AdvMSS(tcp, !p.Addr().Is4())
+			}
+			rs = append(rs, r)
 		}
 	}
 	slices.SortFunc(rs, func(a, b Route) int {

@@ -107,6 +107,9 @@ type Caps struct {
 	Multicast bool
 	// MaxMessage is the largest RC or UC message in octets.
 	MaxMessage int
+	// BestMessage is the RC or UC message in octets that costs the least for what
+	// it carries. Zero: the larger the better.
+	BestMessage int
 	// MaxUDPayload is the largest UD payload in octets, which a software
 	// provider may have above the path MTU.
 	MaxUDPayload int

@@ -157,7 +157,7 @@ func (d *Device) open() error {
 	d.caps = verbs.Caps{
 		Name: "softroce", Device: d.opts.Underlay,
 		RC: true, UC: true, UD: true, SRQ: true, SRQForUC: true, RDMA: true, Inv: true, MAD: true, Multicast: true,
-		MaxMessage: engine.MaxMessage, MaxUDPayload: ud, MaxSGE: engine.MaxSGE, MaxQPDepth: maxDepth,
+		MaxMessage: engine.MaxMessage, BestMessage: bestMessage, MaxUDPayload: ud, MaxSGE: engine.MaxSGE, MaxQPDepth: maxDepth,
 	}
 	return nil
 }

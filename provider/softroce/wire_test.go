@@ -2,6 +2,7 @@ package softroce
 
 import (
 	"bytes"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -90,6 +91,42 @@ func TestDatagramsOnVeth(t *testing.T) {
 		if counter(da, name)+counter(db, name) != 0 {
 			t.Errorf("%s is not 0", name)
 		}
+	}
+}
+
+// A message of the best size is one call, and one packet more is another.
+func TestBestMessage(t *testing.T) {
+	for _, tt := range []struct {
+		underlay int
+		v4       bool
+		mtu      ib.MTU
+	}{{9000, false, ib.MTU4096}, {9000, true, ib.MTU4096}, {2200, false, ib.MTU2048}, {1500, false, ib.MTU1024}, {1500, true, ib.MTU1024}} {
+		t.Run(fmt.Sprintf("path MTU %v, IPv4 %v", tt.mtu, tt.v4), func(t *testing.T) {
+			a, b := vethPair(t, tt.underlay, tt.v4, nil)
+			best := a.Caps().BestMessage
+			const size = 1 << 17
+			x, y := newEnd(t, a, ib.UC, 4, size), newEnd(t, b, ib.UC, 4, size)
+			connect(x, y)
+			if got := a.Port().MTU; got != tt.mtu {
+				t.Fatalf("path MTU %v", got)
+			}
+			for i, n := range []int{best, best + 4096} {
+				_, err := y.qp.PostRecv([]verbs.RecvWR{{SG: y.sge(0, size)}})
+				must(t, err)
+				calls := counter(a, "tx_calls")
+				_, err = x.qp.PostSend([]verbs.SendWR{{Flags: verbs.Signaled, SG: x.sge(0, n)}})
+				must(t, err)
+				if wc := x.next(); wc.Status != verbs.Success {
+					t.Fatalf("%+v", wc)
+				}
+				if wc := y.next(); wc.Status != verbs.Success || int(wc.ByteLen) != n {
+					t.Fatalf("%+v", wc)
+				}
+				if got := counter(a, "tx_calls") - calls; got != uint64(1+i) {
+					t.Errorf("%d octets: %d calls", n, got)
+				}
+			}
+		})
 	}
 }
 

@@ -148,8 +148,15 @@ func TestForeignEditRepaired(t *testing.T) {
 			if got := a.hostRoutes(); !slices.Equal(got, want) {
 				return fmt.Errorf("host routes are %q, want %q", got, want)
 			}
-			for _, p := range []string{"10.0.0.0/24", "fd00::/64"} {
-				if r := find(p); r.MTU != udMTU || r.AdvMSS < maxMTU-60 { // D7
+			// TCP is asked for less than the MTU (ADR 0018), by connected
+			// routes and by those to neighbours.
+			for p, mss := range map[string]int{"10.0.0.0/24": tcpMTU - 40, "fd00::/64": tcpMTU - 60} {
+				if r := find(p); r.MTU != udMTU || r.AdvMSS != mss { // D7
+					return fmt.Errorf("%s has MTU %d, advmss %d", p, r.MTU, r.AdvMSS)
+				}
+			}
+			for p, mss := range map[string]int{"10.0.0.2/32": tcpMTU - 40, "fd00::2/128": tcpMTU - 60} {
+				if r := find(p); r.MTU != maxMTU || r.AdvMSS != mss {
 					return fmt.Errorf("%s has MTU %d, advmss %d", p, r.MTU, r.AdvMSS)
 				}
 			}

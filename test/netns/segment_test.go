@@ -30,6 +30,7 @@ const (
 
 	maxMTU       = 65520
 	udMTU        = 2044
+	tcpMTU       = 61436        // IP packets of a TCP stream (ADR 0018)
 	ipv4Overhead = 20 + 20 + 12 // IP, TCP, timestamps
 	ipv6Overhead = 40 + 20 + 12
 )

@@ -21,8 +21,8 @@ func TestFirstPacketIsSYN(t *testing.T) {
 		dst  func(*host) netip.Addr
 		mss  int
 	}{
-		{"IPv4", func(h *host) netip.Addr { return h.v4 }, maxMTU - ipv4Overhead},
-		{"IPv6", func(h *host) netip.Addr { return h.v6 }, maxMTU - ipv6Overhead},
+		{"IPv4", func(h *host) netip.Addr { return h.v4 }, tcpMTU - ipv4Overhead},
+		{"IPv6", func(h *host) netip.Addr { return h.v6 }, tcpMTU - ipv6Overhead},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			parallel(t)
