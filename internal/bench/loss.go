@@ -142,7 +142,7 @@ func (b *bench) loss(ctx context.Context, at place, rates []int, names []string)
 				if err := p.lose(rate); err != nil {
 					return err
 				}
-				t, err := b.runLoad(ctx, p, load{streams: 1}, b.seconds)
+				t, err := twice(ctx, b, p, at, func() (transfer, error) { return b.runLoad(ctx, p, load{streams: 1}, b.seconds) })
 				if err != nil {
 					list = b.drop(list, p, at, err)
 					continue

@@ -246,6 +246,17 @@ func (b *bench) drop(list []*pair, p *pair, at place, err error) []*pair {
 	return slices.DeleteFunc(slices.Clone(list), func(o *pair) bool { return o == p })
 }
 
+// twice makes one measurement, and again if that failed: a contender that is there
+// may lose a handshake. The report tells of it.
+func twice[T any](ctx context.Context, b *bench, p *pair, at place, measure func() (T, error)) (T, error) {
+	v, err := measure()
+	if err == nil || ctx.Err() != nil {
+		return v, err
+	}
+	b.r.skip(fmt.Sprintf("%s, %v, one measurement, made again", p.contender, at), "%v", err)
+	return measure()
+}
+
 // traffic measures goodput, its cost and latency.
 func (b *bench) traffic(ctx context.Context, at place, loads []load) error {
 	list, stop := b.pairs(ctx, at, contenders)
@@ -255,7 +266,7 @@ func (b *bench) traffic(ctx context.Context, at place, loads []load) error {
 		for _, l := range loads {
 			for _, p := range list {
 				b.say("%v, round %d of %d: %v, %s", at, round+1, b.rounds, l, p.contender)
-				t, err := b.runLoad(ctx, p, l, b.seconds)
+				t, err := twice(ctx, b, p, at, func() (transfer, error) { return b.runLoad(ctx, p, l, b.seconds) })
 				if err != nil {
 					list = b.drop(list, p, at, err)
 					continue
@@ -270,7 +281,9 @@ func (b *bench) traffic(ctx context.Context, at place, loads []load) error {
 		}{{small, pacedNot}, {small, paced}, {large, pacedNot}} {
 			for _, p := range list {
 				b.say("%v, round %d of %d: latency of %s", at, round+1, b.rounds, p.contender)
-				us, err := latencies(ctx, p, m.message, m.pace, time.Duration(b.seconds)*time.Second/4)
+				us, err := twice(ctx, b, p, at, func() ([]float64, error) {
+					return latencies(ctx, p, m.message, m.pace, time.Duration(b.seconds)*time.Second/4)
+				})
 				if err != nil {
 					list = b.drop(list, p, at, err)
 					continue
