@@ -24,7 +24,8 @@ import (
 // A stubProvider is a port and a tap; nothing can be sent through it.
 type stubProvider struct {
 	verbs.Provider
-	tap chan verbs.Tap
+	tap      chan verbs.Tap
+	counters map[string]uint64
 }
 
 var gidA = ib.GID(netip.MustParseAddr("fe80::a").As16())
@@ -36,7 +37,12 @@ func (p *stubProvider) Port() verbs.Port {
 	return verbs.Port{Active: true, GIDs: []ib.GID{gidA}, MTU: ib.MTU4096, UnderlayIf: "eth0", UnderMTU: 9000}
 }
 
-func (p *stubProvider) Counters(f func(string, uint64)) { f("rx_packets", 7) }
+func (p *stubProvider) Counters(f func(string, uint64)) {
+	f("rx_packets", 7)
+	for n, v := range p.counters {
+		f(n, v)
+	}
+}
 
 // newAgent returns an agent whose driver is the test: the machine has an
 // address and is up, and no action of it is carried out.
@@ -129,6 +135,30 @@ func TestHubIsBoundedAndEnds(t *testing.T) {
 	h.publish(control.Event{})
 	if h.subscribe() != nil {
 		t.Error("a follower of a closed hub")
+	}
+}
+
+func TestWarnsOfTrouble(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		counters map[string]uint64
+		receive  int
+		want     string
+	}{
+		{"nothing", nil, 65524, ""},
+		{"UC on a good path", map[string]uint64{"uc_packets_in": 99000, "uc_drop_sequence": 1000}, 65524, ""},
+		{"UC on a bad one", map[string]uint64{"uc_packets_in": 900, "uc_drop_sequence": 300}, 65524, "of 1200 packets that came over UC 300 were useless"},
+		{"too few to say", map[string]uint64{"uc_packets_in": 90, "uc_drop_sequence": 30}, 65524, ""},
+		{"short messages already", map[string]uint64{"uc_packets_in": 900, "uc_drop_sequence": 300}, 8196, ""},
+		{"RC is no matter", map[string]uint64{"rc_packets_in": 900, "rc_drop_sequence": 300}, 65524, ""},
+		{"a flood", map[string]uint64{"mads_drop_flood": 5}, 65524, "5 ARP, ND and CM packets were refused"},
+	} {
+		a, p := newAgent(t)
+		p.counters = tt.counters
+		got := strings.Join(a.warnings(ipoib.Status{ReceiveMTU: tt.receive}, true, nil), "\n")
+		if tt.want == "" && got != "" || !strings.HasPrefix(got, tt.want) {
+			t.Errorf("%s: %q", tt.name, got)
+		}
 	}
 }
 

@@ -120,7 +120,11 @@ func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) 
 	if n := a.loop.Counters().RxUDOversize; n > 0 {
 		w = append(w, fmt.Sprintf("%d datagrams were larger than our UD MTU %d: another host has a larger ud_mtu", n, s.UDMTU))
 	}
-	if n := a.refusedInFloods(); n > 0 {
+	flood, ucIn, ucUseless := a.trouble()
+	if ucUseless > ucIn/20 && ucIn >= 1000 && s.ReceiveMTU > shortReceive {
+		w = append(w, fmt.Sprintf("of %d packets that came over UC %d were useless, because another of their message was lost: receive_mtu %d makes messages shorter, mode rc sends again what is lost", ucIn, ucUseless, shortReceive))
+	}
+	if n := flood; n > 0 {
 		w = append(w, fmt.Sprintf("%d ARP, ND and CM packets were refused because too many came from strangers: somebody floods this host, or did", n))
 	}
 	if a.routes.refused > 0 {
@@ -129,15 +133,26 @@ func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) 
 	return w
 }
 
-// refusedInFloods counts what the gates of the UD QP and of QP 1 have turned away.
-func (a *Agent) refusedInFloods() uint64 {
-	n := a.loop.Counters().RxFlood
+// shortReceive is a Receive MTU with which few packets are a message, for UC on a
+// path that loses some.
+const shortReceive = 8196
+
+// trouble counts what the gates of the UD QP and of QP 1 have turned away, and of
+// the packets over UC those that came in vain.
+func (a *Agent) trouble() (flood, ucIn, ucUseless uint64) {
+	flood = a.loop.Counters().RxFlood
 	a.opt.Provider.Counters(func(name string, v uint64) {
-		if name == "mads_drop_flood" {
-			n += v
+		switch name {
+		case "mads_drop_flood":
+			flood += v
+		case "uc_packets_in":
+			ucIn += v
+		case "uc_drop_sequence":
+			ucUseless += v
+			ucIn += v
 		}
 	})
-	return n
+	return flood, ucIn, ucUseless
 }
 
 // viewPeers joins neighbours and connections by link-layer address.
