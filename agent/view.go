@@ -124,8 +124,8 @@ func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) 
 	if ucUseless > ucIn/20 && ucIn >= 1000 && s.ReceiveMTU > shortReceive {
 		w = append(w, fmt.Sprintf("of %d packets that came over UC %d were useless, because another of their message was lost: receive_mtu %d makes messages shorter, mode rc sends again what is lost", ucIn, ucUseless, shortReceive))
 	}
-	if n := flood; n > 0 {
-		w = append(w, fmt.Sprintf("%d ARP, ND and CM packets were refused because too many came from strangers: somebody floods this host, or did", n))
+	if flood > 0 {
+		w = append(w, fmt.Sprintf("%d ARP, ND and CM packets were refused because too many came from strangers: somebody floods this host, or did", flood))
 	}
 	if a.routes.refused > 0 {
 		w = append(w, fmt.Sprintf("the kernel refused %d route changes; see the log", a.routes.refused))
