@@ -14,7 +14,8 @@ import (
 var collecting sync.Mutex
 
 // viewRuntime has the provider trim, collects garbage, gives what was free back to
-// the kernel and counts what is left. It does not run on the driver's goroutine, which goes on meanwhile.
+// the kernel and counts what is left. It does not run on the driver's goroutine,
+// which goes on meanwhile.
 func (a *Agent) viewRuntime() control.Runtime {
 	collecting.Lock()
 	defer collecting.Unlock()
