@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"ipoibcm/datapath"
-	"ipoibcm/hostnet"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 )
@@ -57,7 +57,7 @@ type inputs struct {
 	up     <-chan *datapath.Frame
 	mads   <-chan *verbs.MAD
 	events <-chan verbs.Event
-	host   <-chan hostnet.Event
+	host   <-chan rtnl.Event
 }
 
 func (a *Agent) setTimer(t *time.Timer) {
@@ -248,7 +248,7 @@ func (a *Agent) port() verbs.Port {
 	return p
 }
 
-func (a *Agent) hostEvent(ev hostnet.Event) {
+func (a *Agent) hostEvent(ev rtnl.Event) {
 	before := a.routes.view()
 	a.routes.apply(ev)
 	after := a.routes.view()

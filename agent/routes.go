@@ -12,12 +12,13 @@ import (
 	"ipoibcm/hostnet"
 	"ipoibcm/ipoib"
 	"ipoibcm/mtu"
+	"ipoibcm/rtnl"
 )
 
 // A kernel is what the keeper needs of hostnet; tests have another.
 type kernel interface {
-	SetRoute(hostnet.Route) error
-	DelRoute(hostnet.Route) error
+	SetRoute(rtnl.Route) error
+	DelRoute(rtnl.Route) error
 	FlushExceptions() error
 }
 
@@ -34,31 +35,31 @@ type routeKeeper struct {
 	log   *slog.Logger
 
 	seen    bool // a first Resync came
-	link    hostnet.Link
-	addrs   map[netip.Addr]hostnet.Addr
-	routes  map[hostnet.Key]hostnet.Route // of others, the kernel first
-	own     map[hostnet.Key]hostnet.Route // with our protocol number
-	hosts   map[netip.Addr]int            // wanted host routes and their MTU
-	dirty   bool                          // all must be looked at
-	touched []netip.Addr                  // hosts that must be
-	failed  map[hostnet.Key]string        // what the kernel refused, said once
+	link    rtnl.Link
+	addrs   map[netip.Addr]rtnl.Addr
+	routes  map[rtnl.Key]rtnl.Route // of others, the kernel first
+	own     map[rtnl.Key]rtnl.Route // with our protocol number
+	hosts   map[netip.Addr]int      // wanted host routes and their MTU
+	dirty   bool                    // all must be looked at
+	touched []netip.Addr            // hosts that must be
+	failed  map[rtnl.Key]string     // what the kernel refused, said once
 
 	flushDue               bool
 	sets, dels, refused, f uint64
 }
 
 func newRouteKeeper(k kernel, udMTU, best int, log *slog.Logger) *routeKeeper {
-	return &routeKeeper{k: k, udMTU: udMTU, best: best, log: log, addrs: map[netip.Addr]hostnet.Addr{},
-		routes: map[hostnet.Key]hostnet.Route{}, own: map[hostnet.Key]hostnet.Route{}, hosts: map[netip.Addr]int{}, failed: map[hostnet.Key]string{}}
+	return &routeKeeper{k: k, udMTU: udMTU, best: best, log: log, addrs: map[netip.Addr]rtnl.Addr{},
+		routes: map[rtnl.Key]rtnl.Route{}, own: map[rtnl.Key]rtnl.Route{}, hosts: map[netip.Addr]int{}, failed: map[rtnl.Key]string{}}
 }
 
 // known reports whether the device's state has been read.
 func (r *routeKeeper) known() bool { return r.seen }
 
 // apply takes one change into the mirror.
-func (r *routeKeeper) apply(ev hostnet.Event) {
+func (r *routeKeeper) apply(ev rtnl.Event) {
 	switch ev.Kind {
-	case hostnet.RouteSet:
+	case rtnl.RouteSet:
 		key := ev.Route.Key()
 		if have, ok := r.route(key); !ok || !same(have, ev.Route) {
 			r.dirty = true // not the echo of what we did
@@ -66,7 +67,7 @@ func (r *routeKeeper) apply(ev hostnet.Event) {
 		r.put(key, ev.Route)
 		delete(r.failed, key)
 		return
-	case hostnet.RouteGone:
+	case rtnl.RouteGone:
 		key := ev.Route.Key()
 		if _, ok := r.route(key); ok {
 			r.dirty = true
@@ -76,7 +77,7 @@ func (r *routeKeeper) apply(ev hostnet.Event) {
 	}
 	r.dirty = true
 	switch ev.Kind {
-	case hostnet.Resync:
+	case rtnl.Resync:
 		r.seen, r.link = true, ev.Snapshot.Link
 		clear(r.addrs)
 		clear(r.routes)
@@ -87,38 +88,38 @@ func (r *routeKeeper) apply(ev hostnet.Event) {
 		for _, rt := range ev.Snapshot.Routes {
 			r.put(rt.Key(), rt)
 		}
-	case hostnet.AddrSet:
+	case rtnl.AddrSet:
 		r.addrs[ev.Addr.Prefix.Addr()] = ev.Addr
-	case hostnet.AddrGone:
+	case rtnl.AddrGone:
 		delete(r.addrs, ev.Addr.Prefix.Addr())
-	case hostnet.LinkChange:
+	case rtnl.LinkChange:
 		r.link = ev.Link
 	}
 }
 
 // same reports whether two routes of one key differ in nothing that matters here.
-func same(a, b hostnet.Route) bool {
+func same(a, b rtnl.Route) bool {
 	return a.MTU == b.MTU && a.AdvMSS == b.AdvMSS && a.Src == b.Src && a.Protocol == b.Protocol && a.Via == b.Via
 }
 
 // route returns what the kernel has under key, as far as we know.
-func (r *routeKeeper) route(key hostnet.Key) (rt hostnet.Route, ok bool) {
+func (r *routeKeeper) route(key rtnl.Key) (rt rtnl.Route, ok bool) {
 	if rt, ok = r.own[key]; !ok {
 		rt, ok = r.routes[key]
 	}
 	return rt, ok
 }
 
-func (r *routeKeeper) put(key hostnet.Key, rt hostnet.Route) {
+func (r *routeKeeper) put(key rtnl.Key, rt rtnl.Route) {
 	r.forget(key) // it may have belonged to somebody else
-	if rt.Protocol == hostnet.Protocol {
+	if rt.Protocol == rtnl.Protocol {
 		r.own[key] = rt
 	} else {
 		r.routes[key] = rt
 	}
 }
 
-func (r *routeKeeper) forget(key hostnet.Key) {
+func (r *routeKeeper) forget(key rtnl.Key) {
 	delete(r.own, key)
 	delete(r.routes, key)
 }
@@ -138,7 +139,7 @@ func (r *routeKeeper) view() hostView {
 		v.addrs[a.Prefix] = true
 	}
 	for _, rt := range r.routes {
-		if rt.Type != hostnet.Unicast || rt.Table == hostnet.TableLocal {
+		if rt.Type != rtnl.Unicast || rt.Table == rtnl.TableLocal {
 			continue
 		}
 		v.routes = append(v.routes, ipoib.Route{Prefix: rt.Dst, Gateway: rt.Via})
@@ -178,7 +179,7 @@ func (r *routeKeeper) flush() {
 	case len(r.touched) > 0:
 		hosts := slices.Clone(r.touched)
 		r.touched = r.touched[:0]
-		keys := make([]hostnet.Key, len(hosts))
+		keys := make([]rtnl.Key, len(hosts))
 		for i, a := range hosts {
 			keys[i] = hostKey(a)
 		}
@@ -195,11 +196,11 @@ func (r *routeKeeper) flush() {
 
 // sync makes the device's routes and those to these hosts what they should be, and
 // removes which of the own routes should not be.
-func (r *routeKeeper) sync(hosts []netip.Addr, own []hostnet.Key) {
+func (r *routeKeeper) sync(hosts []netip.Addr, own []rtnl.Key) {
 	if !r.link.Up || r.link.Gone {
 		return // the kernel has dropped the routes, and adds none
 	}
-	wanted := make(map[hostnet.Key]bool, len(hosts))
+	wanted := make(map[rtnl.Key]bool, len(hosts))
 	for _, want := range mtu.Routes(r.device(hosts)) {
 		for _, rt := range r.match(want) {
 			key := rt.Key()
@@ -217,7 +218,7 @@ func (r *routeKeeper) sync(hosts []netip.Addr, own []hostnet.Key) {
 	}
 }
 
-func compareKeys(a, b hostnet.Key) int {
+func compareKeys(a, b rtnl.Key) int {
 	return cmp.Or(a.Dst.Addr().Compare(b.Dst.Addr()), cmp.Compare(a.Dst.Bits(), b.Dst.Bits()), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Metric, b.Metric), a.Via.Compare(b.Via))
 }
 
@@ -231,7 +232,7 @@ func (r *routeKeeper) device(hosts []netip.Addr) mtu.Device {
 			if rt.Dst.IsSingleIP() { // a peer address: the connected route is the host route
 				hosts = append(hosts, rt.Dst.Addr())
 			}
-		case rt.Type == hostnet.Broadcast:
+		case rt.Type == rtnl.Broadcast:
 			d.Broadcasts = append(d.Broadcasts, rt.Dst.Addr())
 		case isMulticast6(rt):
 			d.Multicast6 = true
@@ -248,19 +249,19 @@ func (r *routeKeeper) device(hosts []netip.Addr) mtu.Device {
 	return d
 }
 
-func isConnected(rt hostnet.Route) bool {
-	return rt.Protocol == hostnet.ProtoKernel && rt.Type == hostnet.Unicast && rt.Table != hostnet.TableLocal && !rt.Via.IsValid()
+func isConnected(rt rtnl.Route) bool {
+	return rt.Protocol == rtnl.ProtoKernel && rt.Type == rtnl.Unicast && rt.Table != rtnl.TableLocal && !rt.Via.IsValid()
 }
 
-func isMulticast6(rt hostnet.Route) bool {
-	return rt.Type == hostnet.Multicast && rt.Dst.Addr().Is6()
+func isMulticast6(rt rtnl.Route) bool {
+	return rt.Type == rtnl.Multicast && rt.Dst.Addr().Is6()
 }
 
 // match returns the routes of the kernel that want speaks of, with its metrics
 // in them, or a new one for those that are ours to add.
-func (r *routeKeeper) match(want mtu.Route) []hostnet.Route {
-	var out []hostnet.Route
-	add := func(is func(hostnet.Route) bool) {
+func (r *routeKeeper) match(want mtu.Route) []rtnl.Route {
+	var out []rtnl.Route
+	add := func(is func(rtnl.Route) bool) {
 		for _, rt := range r.routes {
 			if rt.Dst == want.Dst && is(rt) {
 				rt.MTU, rt.AdvMSS = want.MTU, want.AdvMSS
@@ -272,11 +273,11 @@ func (r *routeKeeper) match(want mtu.Route) []hostnet.Route {
 	case mtu.RouteConnected:
 		add(isConnected)
 	case mtu.RouteBroadcast:
-		add(func(rt hostnet.Route) bool { return rt.Type == hostnet.Broadcast })
+		add(func(rt rtnl.Route) bool { return rt.Type == rtnl.Broadcast })
 	case mtu.RouteMulticast:
 		add(isMulticast6)
 	case mtu.RouteGroups:
-		out = append(out, hostnet.Route{Dst: want.Dst, Table: hostnet.TableMain, Type: hostnet.Multicast, Protocol: hostnet.Protocol, Scope: hostnet.ScopeLink, MTU: want.MTU, AdvMSS: want.AdvMSS})
+		out = append(out, rtnl.Route{Dst: want.Dst, Table: rtnl.TableMain, Type: rtnl.Multicast, Protocol: rtnl.Protocol, Scope: rtnl.ScopeLink, MTU: want.MTU, AdvMSS: want.AdvMSS})
 	case mtu.RouteHost:
 		out = append(out, r.hostRoute(want))
 	}
@@ -285,13 +286,13 @@ func (r *routeKeeper) match(want mtu.Route) []hostnet.Route {
 
 // hostRoute is the route to one neighbour. On IPv4 it names the source address
 // of the subnet it is cut from: the kernel would take the device's first one.
-func (r *routeKeeper) hostRoute(want mtu.Route) hostnet.Route {
+func (r *routeKeeper) hostRoute(want mtu.Route) rtnl.Route {
 	rt := ownHost(want.Dst)
 	rt.MTU, rt.AdvMSS = want.MTU, want.AdvMSS
 	if !want.Dst.Addr().Is4() {
 		return rt
 	}
-	rt.Scope = hostnet.ScopeLink
+	rt.Scope = rtnl.ScopeLink
 	bits := -1
 	for _, c := range r.routes {
 		if isConnected(c) && c.Src.IsValid() && c.Dst.Contains(want.Dst.Addr()) && c.Dst.Bits() > bits {
@@ -302,17 +303,17 @@ func (r *routeKeeper) hostRoute(want mtu.Route) hostnet.Route {
 }
 
 // ownHost is a host route of ours without metrics.
-func ownHost(dst netip.Prefix) hostnet.Route {
-	rt := hostnet.Route{Dst: dst, Table: hostnet.TableMain, Type: hostnet.Unicast, Protocol: hostnet.Protocol}
+func ownHost(dst netip.Prefix) rtnl.Route {
+	rt := rtnl.Route{Dst: dst, Table: rtnl.TableMain, Type: rtnl.Unicast, Protocol: rtnl.Protocol}
 	if !dst.Addr().Is4() {
 		rt.Metric = 1024
 	}
 	return rt
 }
 
-func hostKey(a netip.Addr) hostnet.Key { return ownHost(addrHost(a.Unmap())).Key() }
+func hostKey(a netip.Addr) rtnl.Key { return ownHost(addrHost(a.Unmap())).Key() }
 
-func (r *routeKeeper) set(rt hostnet.Route) {
+func (r *routeKeeper) set(rt rtnl.Route) {
 	if err := r.k.SetRoute(rt); errors.Is(err, syscall.ENETDOWN) {
 		return // the link went down this moment; coming up makes all routes anew
 	} else if err != nil {
@@ -328,7 +329,7 @@ func (r *routeKeeper) set(rt hostnet.Route) {
 	delete(r.failed, rt.Key())
 }
 
-func (r *routeKeeper) del(rt hostnet.Route) {
+func (r *routeKeeper) del(rt rtnl.Route) {
 	if err := r.k.DelRoute(rt); err != nil && !errors.Is(err, hostnet.ErrNotFound) {
 		r.refused++
 		r.log.Warn("cannot remove route", "route", rt, "err", err)

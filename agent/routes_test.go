@@ -12,6 +12,7 @@ import (
 
 	"ipoibcm/hostnet"
 	"ipoibcm/ipoib"
+	"ipoibcm/rtnl"
 )
 
 // A fakeKernel keeps routes as a kernel would, and tells the keeper of each
@@ -19,29 +20,29 @@ import (
 type fakeKernel struct {
 	t       testing.TB
 	keeper  *routeKeeper
-	routes  map[hostnet.Key]hostnet.Route
+	routes  map[rtnl.Key]rtnl.Route
 	log     []string
 	refuse  error
 	flushes int
 }
 
-func (k *fakeKernel) SetRoute(r hostnet.Route) error {
+func (k *fakeKernel) SetRoute(r rtnl.Route) error {
 	k.log = append(k.log, "set "+r.String())
 	if k.refuse != nil {
 		return k.refuse
 	}
 	k.routes[r.Key()] = r
-	k.keeper.apply(hostnet.Event{Kind: hostnet.RouteSet, Route: r})
+	k.keeper.apply(rtnl.Event{Kind: rtnl.RouteSet, Route: r})
 	return nil
 }
 
-func (k *fakeKernel) DelRoute(r hostnet.Route) error {
+func (k *fakeKernel) DelRoute(r rtnl.Route) error {
 	k.log = append(k.log, "del "+r.String())
 	if _, ok := k.routes[r.Key()]; !ok {
 		return hostnet.ErrNotFound
 	}
 	delete(k.routes, r.Key())
-	k.keeper.apply(hostnet.Event{Kind: hostnet.RouteGone, Route: r})
+	k.keeper.apply(rtnl.Event{Kind: rtnl.RouteGone, Route: r})
 	return nil
 }
 
@@ -52,16 +53,16 @@ func (k *fakeKernel) FlushExceptions() error {
 }
 
 // edit is somebody else changing a route.
-func (k *fakeKernel) edit(r hostnet.Route) {
+func (k *fakeKernel) edit(r rtnl.Route) {
 	k.routes[r.Key()] = r
-	k.keeper.apply(hostnet.Event{Kind: hostnet.RouteSet, Route: r})
+	k.keeper.apply(rtnl.Event{Kind: rtnl.RouteSet, Route: r})
 	k.keeper.flush()
 }
 
 // route returns the route to dst of this type, and fails if there is not one.
-func (k *fakeKernel) route(dst string, typ hostnet.RouteType) hostnet.Route {
+func (k *fakeKernel) route(dst string, typ rtnl.RouteType) rtnl.Route {
 	k.t.Helper()
-	var found []hostnet.Route
+	var found []rtnl.Route
 	for _, r := range k.routes {
 		if r.Dst == netip.MustParsePrefix(dst) && r.Type == typ {
 			found = append(found, r)
@@ -83,35 +84,35 @@ func (k *fakeKernel) has(dst string) bool {
 }
 
 var (
-	onLink4 = hostnet.Route{Dst: netip.MustParsePrefix("10.0.0.0/24"), Table: hostnet.TableMain, Type: hostnet.Unicast,
-		Protocol: hostnet.ProtoKernel, Scope: hostnet.ScopeLink, Src: netip.MustParseAddr("10.0.0.1")}
-	second4 = hostnet.Route{Dst: netip.MustParsePrefix("10.1.0.0/16"), Table: hostnet.TableMain, Type: hostnet.Unicast,
-		Protocol: hostnet.ProtoKernel, Scope: hostnet.ScopeLink, Src: netip.MustParseAddr("10.1.0.1")}
-	broadcast = hostnet.Route{Dst: netip.MustParsePrefix("10.0.0.255/32"), Table: hostnet.TableLocal, Type: hostnet.Broadcast,
-		Protocol: hostnet.ProtoKernel, Scope: hostnet.ScopeLink}
-	local4 = hostnet.Route{Dst: netip.MustParsePrefix("10.0.0.1/32"), Table: hostnet.TableLocal, Type: hostnet.Local,
-		Protocol: hostnet.ProtoKernel, Scope: hostnet.ScopeHost}
-	onLink6 = hostnet.Route{Dst: netip.MustParsePrefix("fd00::/64"), Table: hostnet.TableMain, Type: hostnet.Unicast,
-		Protocol: hostnet.ProtoKernel, Metric: 256}
-	multi6 = hostnet.Route{Dst: netip.MustParsePrefix("ff00::/8"), Table: hostnet.TableLocal, Type: hostnet.Multicast,
-		Protocol: hostnet.ProtoKernel, Metric: 256}
-	gateway = hostnet.Route{Dst: netip.MustParsePrefix("192.0.2.0/24"), Table: hostnet.TableMain, Type: hostnet.Unicast,
-		Protocol: hostnet.ProtoBoot, Via: netip.MustParseAddr("10.0.0.2")}
+	onLink4 = rtnl.Route{Dst: netip.MustParsePrefix("10.0.0.0/24"), Table: rtnl.TableMain, Type: rtnl.Unicast,
+		Protocol: rtnl.ProtoKernel, Scope: rtnl.ScopeLink, Src: netip.MustParseAddr("10.0.0.1")}
+	second4 = rtnl.Route{Dst: netip.MustParsePrefix("10.1.0.0/16"), Table: rtnl.TableMain, Type: rtnl.Unicast,
+		Protocol: rtnl.ProtoKernel, Scope: rtnl.ScopeLink, Src: netip.MustParseAddr("10.1.0.1")}
+	broadcast = rtnl.Route{Dst: netip.MustParsePrefix("10.0.0.255/32"), Table: rtnl.TableLocal, Type: rtnl.Broadcast,
+		Protocol: rtnl.ProtoKernel, Scope: rtnl.ScopeLink}
+	local4 = rtnl.Route{Dst: netip.MustParsePrefix("10.0.0.1/32"), Table: rtnl.TableLocal, Type: rtnl.Local,
+		Protocol: rtnl.ProtoKernel, Scope: rtnl.ScopeHost}
+	onLink6 = rtnl.Route{Dst: netip.MustParsePrefix("fd00::/64"), Table: rtnl.TableMain, Type: rtnl.Unicast,
+		Protocol: rtnl.ProtoKernel, Metric: 256}
+	multi6 = rtnl.Route{Dst: netip.MustParsePrefix("ff00::/8"), Table: rtnl.TableLocal, Type: rtnl.Multicast,
+		Protocol: rtnl.ProtoKernel, Metric: 256}
+	gateway = rtnl.Route{Dst: netip.MustParsePrefix("192.0.2.0/24"), Table: rtnl.TableMain, Type: rtnl.Unicast,
+		Protocol: rtnl.ProtoBoot, Via: netip.MustParseAddr("10.0.0.2")}
 )
 
-func addr(s string) hostnet.Addr { return hostnet.Addr{Prefix: netip.MustParsePrefix(s)} }
+func addr(s string) rtnl.Addr { return rtnl.Addr{Prefix: netip.MustParsePrefix(s)} }
 
 // newKeeper returns a keeper of a device that is up and has these routes.
-func newKeeper(t testing.TB, routes ...hostnet.Route) (*routeKeeper, *fakeKernel) {
-	k := &fakeKernel{t: t, routes: map[hostnet.Key]hostnet.Route{}}
+func newKeeper(t testing.TB, routes ...rtnl.Route) (*routeKeeper, *fakeKernel) {
+	k := &fakeKernel{t: t, routes: map[rtnl.Key]rtnl.Route{}}
 	r := newRouteKeeper(k, 2044, 0, slog.New(slog.DiscardHandler))
 	k.keeper = r
 	for _, rt := range routes {
 		k.routes[rt.Key()] = rt
 	}
-	r.apply(hostnet.Event{Kind: hostnet.Resync, Snapshot: &hostnet.Snapshot{
-		Link:   hostnet.Link{Index: 7, Name: "ibcm0", MTU: 65520, Up: true},
-		Addrs:  []hostnet.Addr{addr("10.0.0.1/24"), addr("10.1.0.1/16"), addr("fd00::1/64")},
+	r.apply(rtnl.Event{Kind: rtnl.Resync, Snapshot: &rtnl.Snapshot{
+		Link:   rtnl.Link{Index: 7, Name: "ibcm0", MTU: 65520, Up: true},
+		Addrs:  []rtnl.Addr{addr("10.0.0.1/24"), addr("10.1.0.1/16"), addr("fd00::1/64")},
 		Routes: routes,
 	}})
 	r.flush()
@@ -122,24 +123,24 @@ func TestKernelRoutesGetTheUDMTU(t *testing.T) {
 	_, k := newKeeper(t, onLink4, broadcast, local4, onLink6, multi6, gateway)
 	for _, tt := range []struct {
 		dst         string
-		typ         hostnet.RouteType
+		typ         rtnl.RouteType
 		mtu, advmss int
 		protocol    uint8
 	}{
-		{"10.0.0.0/24", hostnet.Unicast, 2044, 65480, hostnet.ProtoKernel},
-		{"fd00::/64", hostnet.Unicast, 2044, 65460, hostnet.ProtoKernel},
-		{"10.0.0.255/32", hostnet.Broadcast, 2044, 0, hostnet.ProtoKernel},
-		{"ff00::/8", hostnet.Multicast, 2044, 0, hostnet.ProtoKernel},
-		{"224.0.0.0/4", hostnet.Multicast, 2044, 0, hostnet.Protocol},
-		{"10.0.0.1/32", hostnet.Local, 0, 0, hostnet.ProtoKernel},
-		{"192.0.2.0/24", hostnet.Unicast, 0, 0, hostnet.ProtoBoot}, // a user's: not edited
+		{"10.0.0.0/24", rtnl.Unicast, 2044, 65480, rtnl.ProtoKernel},
+		{"fd00::/64", rtnl.Unicast, 2044, 65460, rtnl.ProtoKernel},
+		{"10.0.0.255/32", rtnl.Broadcast, 2044, 0, rtnl.ProtoKernel},
+		{"ff00::/8", rtnl.Multicast, 2044, 0, rtnl.ProtoKernel},
+		{"224.0.0.0/4", rtnl.Multicast, 2044, 0, rtnl.Protocol},
+		{"10.0.0.1/32", rtnl.Local, 0, 0, rtnl.ProtoKernel},
+		{"192.0.2.0/24", rtnl.Unicast, 0, 0, rtnl.ProtoBoot}, // a user's: not edited
 	} {
 		r := k.route(tt.dst, tt.typ)
 		if r.MTU != tt.mtu || r.AdvMSS != tt.advmss || r.Protocol != tt.protocol {
 			t.Errorf("%s: got %v, want mtu %d advmss %d proto %d", tt.dst, r, tt.mtu, tt.advmss, tt.protocol)
 		}
 	}
-	if src := k.route("10.0.0.0/24", hostnet.Unicast).Src; src != onLink4.Src {
+	if src := k.route("10.0.0.0/24", rtnl.Unicast).Src; src != onLink4.Src {
 		t.Errorf("the connected route's source became %v", src)
 	}
 }
@@ -148,7 +149,7 @@ func TestForeignEditIsRepaired(t *testing.T) {
 	r, k := newKeeper(t, onLink4)
 	k.log = nil
 	k.edit(onLink4) // ip route replace without metrics
-	if got := k.route("10.0.0.0/24", hostnet.Unicast); got.MTU != 2044 || got.AdvMSS != 65480 {
+	if got := k.route("10.0.0.0/24", rtnl.Unicast); got.MTU != 2044 || got.AdvMSS != 65480 {
 		t.Errorf("after an edit: %v", got)
 	}
 	if len(k.log) != 1 {
@@ -175,12 +176,12 @@ func TestHostRoute(t *testing.T) {
 		{"10.1.0.2/32", "10.1.0.1", 8996},
 		{"fd00::2/128", "", 65520}, // the kernel chooses well for IPv6
 	} {
-		got := k.route(tt.dst, hostnet.Unicast)
+		got := k.route(tt.dst, rtnl.Unicast)
 		src := ""
 		if got.Src.IsValid() {
 			src = got.Src.String()
 		}
-		if got.MTU != tt.mtu || src != tt.src || got.Protocol != hostnet.Protocol {
+		if got.MTU != tt.mtu || src != tt.src || got.Protocol != rtnl.Protocol {
 			t.Errorf("%s: got %v src %q, want mtu %d src %q", tt.dst, got, src, tt.mtu, tt.src)
 		}
 		if !r.shown(got.Dst.Addr()) {
@@ -190,7 +191,7 @@ func TestHostRoute(t *testing.T) {
 
 	r.setHost(netip.MustParseAddr("10.0.0.2"), 2044) // lowered at once
 	r.flush()
-	if got := k.route("10.0.0.2/32", hostnet.Unicast).MTU; got != 2044 {
+	if got := k.route("10.0.0.2/32", rtnl.Unicast).MTU; got != 2044 {
 		t.Errorf("lowered to 2044, route has %d", got)
 	}
 	r.delHost(netip.MustParseAddr("10.0.0.2"))
@@ -207,11 +208,11 @@ func TestHostRouteRemovedByOthersComesBack(t *testing.T) {
 	r, k := newKeeper(t, onLink4)
 	r.setHost(netip.MustParseAddr("10.0.0.2"), 65520)
 	r.flush()
-	gone := k.route("10.0.0.2/32", hostnet.Unicast)
+	gone := k.route("10.0.0.2/32", rtnl.Unicast)
 	delete(k.routes, gone.Key())
-	r.apply(hostnet.Event{Kind: hostnet.RouteGone, Route: gone})
+	r.apply(rtnl.Event{Kind: rtnl.RouteGone, Route: gone})
 	r.flush()
-	if got := k.route("10.0.0.2/32", hostnet.Unicast); got.MTU != 65520 {
+	if got := k.route("10.0.0.2/32", rtnl.Unicast); got.MTU != 65520 {
 		t.Errorf("came back as %v", got)
 	}
 }
@@ -221,20 +222,20 @@ func TestDeviceMTULimitsHostRoutes(t *testing.T) {
 	r.setHost(netip.MustParseAddr("10.0.0.2"), 65520)
 	r.flush()
 	for _, mtu := range []int{9000, 65520} {
-		r.apply(hostnet.Event{Kind: hostnet.LinkChange, Link: hostnet.Link{Index: 7, MTU: mtu, Up: true}})
+		r.apply(rtnl.Event{Kind: rtnl.LinkChange, Link: rtnl.Link{Index: 7, MTU: mtu, Up: true}})
 		r.flush()
-		if got := k.route("10.0.0.2/32", hostnet.Unicast).MTU; got != mtu {
+		if got := k.route("10.0.0.2/32", rtnl.Unicast).MTU; got != mtu {
 			t.Errorf("device MTU %d: host route has %d", mtu, got)
 		}
-		if got := k.route("10.0.0.0/24", hostnet.Unicast); got.AdvMSS != mtu-40 {
+		if got := k.route("10.0.0.0/24", rtnl.Unicast); got.AdvMSS != mtu-40 {
 			t.Errorf("device MTU %d: connected route %v", mtu, got)
 		}
 	}
 }
 
 func TestLeftoversAreRemoved(t *testing.T) {
-	left := hostnet.Route{Dst: netip.MustParsePrefix("10.0.0.9/32"), Table: hostnet.TableMain, Type: hostnet.Unicast,
-		Protocol: hostnet.Protocol, Scope: hostnet.ScopeLink, MTU: 65520}
+	left := rtnl.Route{Dst: netip.MustParsePrefix("10.0.0.9/32"), Table: rtnl.TableMain, Type: rtnl.Unicast,
+		Protocol: rtnl.Protocol, Scope: rtnl.ScopeLink, MTU: 65520}
 	_, k := newKeeper(t, onLink4, left, gateway)
 	if k.has("10.0.0.9/32") {
 		t.Error("a host route of a run before stayed")
@@ -250,10 +251,10 @@ func TestDownAndUp(t *testing.T) {
 	r.flush()
 
 	// The kernel drops the routes of a device that goes down, and says so.
-	r.apply(hostnet.Event{Kind: hostnet.LinkChange, Link: hostnet.Link{Index: 7, MTU: 65520}})
+	r.apply(rtnl.Event{Kind: rtnl.LinkChange, Link: rtnl.Link{Index: 7, MTU: 65520}})
 	for key, rt := range k.routes {
 		delete(k.routes, key)
-		r.apply(hostnet.Event{Kind: hostnet.RouteGone, Route: rt})
+		r.apply(rtnl.Event{Kind: rtnl.RouteGone, Route: rt})
 	}
 	k.log = nil
 	r.flush()
@@ -264,9 +265,9 @@ func TestDownAndUp(t *testing.T) {
 		t.Error("down: the machine would see it up")
 	}
 
-	r.apply(hostnet.Event{Kind: hostnet.LinkChange, Link: hostnet.Link{Index: 7, MTU: 65520, Up: true}})
+	r.apply(rtnl.Event{Kind: rtnl.LinkChange, Link: rtnl.Link{Index: 7, MTU: 65520, Up: true}})
 	k.edit(onLink4)
-	if got := k.route("10.0.0.0/24", hostnet.Unicast); got.MTU != 2044 || got.AdvMSS != 65480 {
+	if got := k.route("10.0.0.0/24", rtnl.Unicast); got.MTU != 2044 || got.AdvMSS != 65480 {
 		t.Errorf("up again: %v", got)
 	}
 	if !k.has("10.0.0.2/32") || !k.has("224.0.0.0/4") {
@@ -277,7 +278,7 @@ func TestDownAndUp(t *testing.T) {
 func TestDeviceGone(t *testing.T) {
 	r, k := newKeeper(t, onLink4)
 	k.log = nil
-	r.apply(hostnet.Event{Kind: hostnet.LinkChange, Link: hostnet.Link{Index: 7, MTU: 65520, Up: true, Gone: true}})
+	r.apply(rtnl.Event{Kind: rtnl.LinkChange, Link: rtnl.Link{Index: 7, MTU: 65520, Up: true, Gone: true}})
 	r.flush()
 	if len(k.log) != 0 || r.view().up {
 		t.Errorf("device gone: %q, up %v", k.log, r.view().up)
@@ -337,7 +338,7 @@ func TestView(t *testing.T) {
 	if !v.up || v.mtu != 65520 || len(v.addrs) != 3 {
 		t.Errorf("view %+v", v)
 	}
-	r.apply(hostnet.Event{Kind: hostnet.AddrGone, Addr: addr("10.1.0.1/16")})
+	r.apply(rtnl.Event{Kind: rtnl.AddrGone, Addr: addr("10.1.0.1/16")})
 	if v := r.view(); v.addrs[netip.MustParsePrefix("10.1.0.1/16")] || len(v.addrs) != 2 {
 		t.Errorf("addresses %v", v.addrs)
 	}
@@ -346,8 +347,8 @@ func TestView(t *testing.T) {
 // Whatever happens to single hosts in whatever order, what is done about those
 // alone leaves nothing for a look at everything.
 func TestSingleHostsAreEnough(t *testing.T) {
-	peer := hostnet.Route{Dst: netip.MustParsePrefix("10.0.0.9/32"), Table: hostnet.TableMain, Type: hostnet.Unicast,
-		Protocol: hostnet.ProtoKernel, Scope: hostnet.ScopeLink, Src: netip.MustParseAddr("10.0.0.1")}
+	peer := rtnl.Route{Dst: netip.MustParsePrefix("10.0.0.9/32"), Table: rtnl.TableMain, Type: rtnl.Unicast,
+		Protocol: rtnl.ProtoKernel, Scope: rtnl.ScopeLink, Src: netip.MustParseAddr("10.0.0.1")}
 	r, k := newKeeper(t, onLink4, onLink6, peer)
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for step := range 500 {
@@ -365,9 +366,9 @@ func TestSingleHostsAreEnough(t *testing.T) {
 		}
 		if rnd.IntN(20) == 0 { // somebody removes a route of ours
 			for key, rt := range k.routes {
-				if rt.Protocol == hostnet.Protocol {
+				if rt.Protocol == rtnl.Protocol {
 					delete(k.routes, key)
-					r.apply(hostnet.Event{Kind: hostnet.RouteGone, Route: rt})
+					r.apply(rtnl.Event{Kind: rtnl.RouteGone, Route: rt})
 					break
 				}
 			}
@@ -399,9 +400,9 @@ func TestHostRouteAmongThousands(t *testing.T) {
 			mtu ^= 1
 			r.setHost(one, mtu)
 			r.flush()
-			rt := k.route("10.1.200.1/32", hostnet.Unicast)
+			rt := k.route("10.1.200.1/32", rtnl.Unicast)
 			r.dirty = false // of the echo within SetRoute
-			r.apply(hostnet.Event{Kind: hostnet.RouteSet, Route: rt})
+			r.apply(rtnl.Event{Kind: rtnl.RouteSet, Route: rt})
 			if r.dirty {
 				t.Fatal("an echo of our own change is taken for somebody else's")
 			}

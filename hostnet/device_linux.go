@@ -3,6 +3,7 @@ package hostnet
 import (
 	"errors"
 	"fmt"
+	"ipoibcm/rtnl"
 	"net"
 	"net/netip"
 	"os"
@@ -40,7 +41,7 @@ type Device struct {
 	setMu sync.Mutex       // one SetRoute at a time: they share tempMetric
 
 	sub    *nl.NetlinkSocket
-	events chan Event
+	events chan rtnl.Event
 	ended  sync.WaitGroup
 	once   sync.Once
 	closed atomic.Bool
@@ -52,7 +53,7 @@ type Device struct {
 // Open starts to watch the device with this interface index in the network
 // namespace of the calling thread. The first event is a Resync.
 func Open(ifindex int) (_ *Device, err error) {
-	d := &Device{index: ifindex, ns: netns.None(), events: make(chan Event, EventBound)}
+	d := &Device{index: ifindex, ns: netns.None(), events: make(chan rtnl.Event, EventBound)}
 	defer func() {
 		if err != nil {
 			d.closeSockets()
@@ -93,7 +94,7 @@ func Open(ifindex int) (_ *Device, err error) {
 	}
 	d.m.replace(snap)
 	d.resyncs.Add(1)
-	d.events <- Event{Kind: Resync, Snapshot: &snap}
+	d.events <- rtnl.Event{Kind: rtnl.Resync, Snapshot: &snap}
 	d.ended.Go(d.watch)
 	return d, nil
 }
@@ -128,14 +129,14 @@ func (d *Device) closeSockets() {
 // Events is the one channel of changes: addresses, routes through the device in
 // every table, the link itself. It is bounded; when its reader lags, what did
 // not fit is made up for by one Resync. Close closes it.
-func (d *Device) Events() <-chan Event { return d.events }
+func (d *Device) Events() <-chan rtnl.Event { return d.events }
 
 // Index returns the interface index.
 func (d *Device) Index() int { return d.index }
 
 // Snapshot reads everything anew, past the event channel.
-func (d *Device) Snapshot() (Snapshot, error) {
-	var s Snapshot
+func (d *Device) Snapshot() (rtnl.Snapshot, error) {
+	var s rtnl.Snapshot
 	l, err := d.h.LinkByIndex(d.index)
 	if err != nil {
 		return s, fmt.Errorf("read link %d: %w", d.index, err)
@@ -171,17 +172,17 @@ func (d *Device) Snapshot() (Snapshot, error) {
 // dumpRoutes reads the routes of one family, or its exceptions with flags
 // RTM_F_CLONED. Of routes with the same Key the first counts, as in the kernel.
 // Stand-ins are left out.
-func (d *Device) dumpRoutes(family byte, flags uint32) (routes []Route, multi int, err error) {
+func (d *Device) dumpRoutes(family byte, flags uint32) (routes []rtnl.Route, multi int, err error) {
 	all, multi, err := d.dumpAllRoutes(family, flags)
 	return slices.DeleteFunc(all, isTemp), multi, err
 }
 
-func (d *Device) dumpAllRoutes(family byte, flags uint32) (routes []Route, multi int, err error) {
+func (d *Device) dumpAllRoutes(family byte, flags uint32) (routes []rtnl.Route, multi int, err error) {
 	req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
 	req.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: family, Flags: flags}})
 	req.AddRawData(attr32(unix.RTA_OIF, d.index))
-	var seen map[Key]bool
-	reset := func() { routes, multi, seen = nil, 0, map[Key]bool{} }
+	var seen map[rtnl.Key]bool
+	reset := func() { routes, multi, seen = nil, 0, map[rtnl.Key]bool{} }
 	err = d.dump(req, unix.RTM_NEWROUTE, reset, func(b []byte) {
 		m, err := parseRoute(b)
 		switch {
@@ -198,7 +199,7 @@ func (d *Device) dumpAllRoutes(family byte, flags uint32) (routes []Route, multi
 	return routes, multi, err
 }
 
-func isTemp(r Route) bool { return r.Metric == tempMetric && r.Protocol == Protocol }
+func isTemp(r rtnl.Route) bool { return r.Metric == tempMetric && r.Protocol == rtnl.Protocol }
 
 // dump runs a dump until the kernel did not interrupt it. reset forgets what an
 // earlier try has given.

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"ipoibcm/rtnl"
 	"net"
 	"net/netip"
 	"os"
@@ -20,23 +21,23 @@ func TestHostRouteShowsMTU(t *testing.T) {
 	add(t, d, "10.9.0.1/24", "fd09::1/64")
 	for _, dst := range []string{"10.9.0.2/32", "fd09::2/128"} {
 		for _, mtu := range []int{8996, 65520, 2044} { // raising works as lowering does
-			r := Route{Dst: netip.MustParsePrefix(dst), MTU: mtu}
+			r := rtnl.Route{Dst: netip.MustParsePrefix(dst), MTU: mtu}
 			if err := d.SetRoute(r); err != nil {
 				t.Fatal(err)
 			}
 			got := find(snapshot(t, d), to(dst))
 			// 4755-7.2-1
-			if len(got) != 1 || got[0].MTU != mtu || got[0].Protocol != Protocol || got[0].Type != Unicast {
+			if len(got) != 1 || got[0].MTU != mtu || got[0].Protocol != rtnl.Protocol || got[0].Type != rtnl.Unicast {
 				t.Fatalf("%s mtu %d: have %v", dst, mtu, got)
 			}
 			if k := kernelMTU(t, netip.MustParsePrefix(dst).Addr()); k != mtu {
 				t.Errorf("kernel uses MTU %d for %s, want %d", k, dst, mtu)
 			}
 		}
-		if err := d.DelRoute(Route{Dst: netip.MustParsePrefix(dst)}); err != nil {
+		if err := d.DelRoute(rtnl.Route{Dst: netip.MustParsePrefix(dst)}); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.DelRoute(Route{Dst: netip.MustParsePrefix(dst)}); !errors.Is(err, ErrNotFound) {
+		if err := d.DelRoute(rtnl.Route{Dst: netip.MustParsePrefix(dst)}); !errors.Is(err, ErrNotFound) {
 			t.Errorf("second removal of %s: %v, want ErrNotFound", dst, err)
 		}
 	}
@@ -68,12 +69,12 @@ func TestRepairOfKernelRoutes(t *testing.T) {
 	time.Sleep(100 * time.Millisecond)
 	before := snapshot(t, other).Routes
 
-	want := map[Key]Route{}
+	want := map[rtnl.Key]rtnl.Route{}
 	for _, r := range snapshot(t, d).Routes {
 		switch {
-		case r.Type == Unicast && r.Protocol == ProtoKernel:
+		case r.Type == rtnl.Unicast && r.Protocol == rtnl.ProtoKernel:
 			r.MTU, r.AdvMSS = 2044, 65480
-		case r.Type == Broadcast || r.Type == Multicast:
+		case r.Type == rtnl.Broadcast || r.Type == rtnl.Multicast:
 			r.MTU = 2044
 		default:
 			continue
@@ -83,7 +84,7 @@ func TestRepairOfKernelRoutes(t *testing.T) {
 		}
 		want[r.Key()] = r
 	}
-	g := Route{Dst: netip.MustParsePrefix("224.0.0.0/4"), Type: Multicast, MTU: 2044}
+	g := rtnl.Route{Dst: netip.MustParsePrefix("224.0.0.0/4"), Type: rtnl.Multicast, MTU: 2044}
 	if err := d.SetRoute(g); err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +102,7 @@ func TestRepairOfKernelRoutes(t *testing.T) {
 		t.Errorf("lost: %v", want)
 	}
 	// 4755-5-3
-	if got := find(snap, to("224.0.0.0/4")); len(got) != 1 || got[0].MTU != 2044 || got[0].Protocol != Protocol {
+	if got := find(snap, to("224.0.0.0/4")); len(got) != 1 || got[0].MTU != 2044 || got[0].Protocol != rtnl.Protocol {
 		t.Errorf("224.0.0.0/4: %v", got)
 	}
 	if after := snapshot(t, other).Routes; !slices.Equal(before, after) {
@@ -120,12 +121,12 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	inNetns(t)
 	d := openUp(t, newTUN(t, "ibcm0"))
 	add(t, d, "10.9.0.1/24", "fd09::1/64")
-	for _, r := range []Route{
+	for _, r := range []rtnl.Route{
 		{Dst: netip.MustParsePrefix("10.9.0.2/32"), MTU: 8996},
 		{Dst: netip.MustParsePrefix("fd09::2/128"), MTU: 8996},
-		{Dst: netip.MustParsePrefix("224.0.0.0/4"), Type: Multicast, MTU: 2044},
+		{Dst: netip.MustParsePrefix("224.0.0.0/4"), Type: rtnl.Multicast, MTU: 2044},
 		{Dst: netip.MustParsePrefix("10.9.0.3/32"), MTU: 8996, Metric: tempMetric}, // of a crash within SetRoute
-		{Dst: netip.MustParsePrefix("10.77.0.0/16"), Via: netip.MustParseAddr("10.9.0.254"), Protocol: ProtoStatic},
+		{Dst: netip.MustParsePrefix("10.77.0.0/16"), Via: netip.MustParseAddr("10.9.0.254"), Protocol: rtnl.ProtoStatic},
 	} {
 		if err := d.SetRoute(r); err != nil {
 			t.Fatal(err)
@@ -134,7 +135,7 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	if n, err := d.RemoveOurs(); n != 4 || err != nil {
 		t.Errorf("removed %d (%v), want 4", n, err)
 	}
-	if got := find(snapshot(t, d), func(r Route) bool { return r.Protocol == Protocol }); got != nil {
+	if got := find(snapshot(t, d), func(r rtnl.Route) bool { return r.Protocol == rtnl.Protocol }); got != nil {
 		t.Errorf("left: %v", got)
 	}
 	if got := find(snapshot(t, d), to("10.77.0.0/16")); len(got) != 1 {
@@ -157,10 +158,10 @@ func TestEventsFollowTheKernel(t *testing.T) {
 	})
 	s.same(t, d, "addresses added")
 
-	via := Route{Dst: netip.MustParsePrefix("10.77.0.0/16"), Via: netip.MustParseAddr("10.9.0.254"), Protocol: ProtoStatic}
-	via6 := Route{Dst: netip.MustParsePrefix("fd77::/32"), Via: netip.MustParseAddr("fd09::fe"), Protocol: ProtoStatic}
-	mixed := Route{Dst: netip.MustParsePrefix("10.78.0.0/16"), Via: netip.MustParseAddr("fd09::fe"), Protocol: ProtoStatic}
-	for _, r := range []Route{via, via6, mixed} {
+	via := rtnl.Route{Dst: netip.MustParsePrefix("10.77.0.0/16"), Via: netip.MustParseAddr("10.9.0.254"), Protocol: rtnl.ProtoStatic}
+	via6 := rtnl.Route{Dst: netip.MustParsePrefix("fd77::/32"), Via: netip.MustParseAddr("fd09::fe"), Protocol: rtnl.ProtoStatic}
+	mixed := rtnl.Route{Dst: netip.MustParsePrefix("10.78.0.0/16"), Via: netip.MustParseAddr("fd09::fe"), Protocol: rtnl.ProtoStatic}
+	for _, r := range []rtnl.Route{via, via6, mixed} {
 		if err := d.SetRoute(r); err != nil {
 			t.Fatal(err)
 		}
@@ -216,7 +217,7 @@ func TestEventsFollowTheKernel(t *testing.T) {
 
 func (s *state) has(dst string) bool {
 	for k := range s.routes {
-		if k.Dst == netip.MustParsePrefix(dst) && k.Table == TableMain {
+		if k.Dst == netip.MustParsePrefix(dst) && k.Table == rtnl.TableMain {
 			return true
 		}
 	}
@@ -230,11 +231,11 @@ func TestRepairComesToRest(t *testing.T) {
 	d := openUp(t, newTUN(t, "ibcm0"))
 	add(t, d, "10.9.0.1/24", "fd09::1/64")
 	for _, dst := range []string{"10.9.0.2/32", "fd09::2/128"} {
-		want := Route{Dst: netip.MustParsePrefix(dst), MTU: 65520}
+		want := rtnl.Route{Dst: netip.MustParsePrefix(dst), MTU: 65520}
 		if err := d.SetRoute(want); err != nil {
 			t.Fatal(err)
 		}
-		foreign := netlink.Route{LinkIndex: d.Index(), Dst: ipnet(dst), Protocol: Protocol, MTU: 1400}
+		foreign := netlink.Route{LinkIndex: d.Index(), Dst: ipnet(dst), Protocol: rtnl.Protocol, MTU: 1400}
 		if want.Dst.Addr().Is4() {
 			foreign.Scope = netlink.SCOPE_LINK
 		} else {
@@ -254,7 +255,7 @@ func TestRepairComesToRest(t *testing.T) {
 			for quiet := false; !quiet && repairs < 10; {
 				select {
 				case ev := <-d.Events():
-					if ev.Route.Dst != want.Dst || ev.Kind == RouteSet && ev.Route.MTU == want.MTU {
+					if ev.Route.Dst != want.Dst || ev.Kind == rtnl.RouteSet && ev.Route.MTU == want.MTU {
 						continue
 					}
 					repairs++
@@ -277,7 +278,7 @@ func TestLaggingReaderGetsResync(t *testing.T) {
 	d := openUp(t, newTUN(t, "ibcm0"))
 	add(t, d, "10.9.0.1/16")
 	for i := range 2 * EventBound {
-		r := Route{Dst: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, byte(1 + i>>8), byte(i)}), 32), MTU: 8996}
+		r := rtnl.Route{Dst: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, byte(1 + i>>8), byte(i)}), 32), MTU: 8996}
 		if err := d.SetRoute(r); err != nil {
 			t.Fatal(err)
 		}
@@ -302,7 +303,7 @@ func TestSocketOverrunGetsResync(t *testing.T) {
 	go func() { // keep the watch busy
 		defer close(done)
 		for i := range 3000 {
-			d.SetRoute(Route{Dst: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, byte(1 + i>>8), byte(i)}), 32), MTU: 8996})
+			d.SetRoute(rtnl.Route{Dst: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, byte(1 + i>>8), byte(i)}), 32), MTU: 8996})
 		}
 	}()
 	deadline := time.Now().Add(5 * time.Second)
@@ -357,9 +358,9 @@ func TestFlushExceptions(t *testing.T) {
 	inNetns(t)
 	d := openUp(t, newTUN(t, "ibcm0"))
 	add(t, d, "10.9.0.1/24", "fd09::1/64")
-	for _, r := range []Route{
-		{Dst: netip.MustParsePrefix("10.77.0.0/16"), Via: netip.MustParseAddr("10.9.0.254"), Protocol: ProtoStatic},
-		{Dst: netip.MustParsePrefix("fd77::/32"), Via: netip.MustParseAddr("fd09::fe"), Protocol: ProtoStatic},
+	for _, r := range []rtnl.Route{
+		{Dst: netip.MustParsePrefix("10.77.0.0/16"), Via: netip.MustParseAddr("10.9.0.254"), Protocol: rtnl.ProtoStatic},
+		{Dst: netip.MustParsePrefix("fd77::/32"), Via: netip.MustParseAddr("fd09::fe"), Protocol: rtnl.ProtoStatic},
 	} {
 		if err := d.SetRoute(r); err != nil {
 			t.Fatal(err)
@@ -555,8 +556,8 @@ func TestDeviceRemoved(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	f.Add(appendRoute(nil, Route{Dst: netip.MustParsePrefix("10.9.0.2/32"), MTU: 8996, AdvMSS: 8956, Table: 254, Protocol: 75}, 7, false))
-	f.Add(appendRoute(nil, Route{Dst: netip.MustParsePrefix("10.9.0.0/24"), Via: netip.MustParseAddr("fe80::1"), OnLink: true}, 7, false))
+	f.Add(appendRoute(nil, rtnl.Route{Dst: netip.MustParsePrefix("10.9.0.2/32"), MTU: 8996, AdvMSS: 8956, Table: 254, Protocol: 75}, 7, false))
+	f.Add(appendRoute(nil, rtnl.Route{Dst: netip.MustParsePrefix("10.9.0.0/24"), Via: netip.MustParseAddr("fe80::1"), OnLink: true}, 7, false))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		parseAddr(b)
 		m, err := parseRoute(b)
@@ -568,7 +569,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%+v: %v", r, err)
 		}
-		m2.Expires, m2.other = r.Expires, r.other
+		m2.Expires, m2.Other = r.Expires, r.Other
 		if r.Table != 0 && r.Type != 0 && r.Dst == r.Dst.Masked() && r.MTU == 0 && m2.Key() != r.Key() {
 			t.Fatalf("%+v, then %+v", r, m2.Route)
 		}

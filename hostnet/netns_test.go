@@ -1,6 +1,7 @@
 package hostnet
 
 import (
+	"ipoibcm/rtnl"
 	"net/netip"
 	"os"
 	"runtime"
@@ -92,7 +93,7 @@ func add(t *testing.T, d *Device, prefixes ...string) {
 	}
 }
 
-func snapshot(t *testing.T, d *Device) Snapshot {
+func snapshot(t *testing.T, d *Device) rtnl.Snapshot {
 	t.Helper()
 	s, err := d.Snapshot()
 	if err != nil {
@@ -102,7 +103,7 @@ func snapshot(t *testing.T, d *Device) Snapshot {
 }
 
 // find returns the routes of s that ok likes.
-func find(s Snapshot, ok func(Route) bool) (rs []Route) {
+func find(s rtnl.Snapshot, ok func(rtnl.Route) bool) (rs []rtnl.Route) {
 	for _, r := range s.Routes {
 		if ok(r) {
 			rs = append(rs, r)
@@ -111,39 +112,39 @@ func find(s Snapshot, ok func(Route) bool) (rs []Route) {
 	return rs
 }
 
-func to(dst string) func(Route) bool {
+func to(dst string) func(rtnl.Route) bool {
 	p := netip.MustParsePrefix(dst)
-	return func(r Route) bool { return r.Dst == p }
+	return func(r rtnl.Route) bool { return r.Dst == p }
 }
 
 // state follows Events as a user of the package does.
 type state struct {
-	link   Link
-	addrs  map[netip.Prefix]Addr
-	routes map[Key]Route
+	link   rtnl.Link
+	addrs  map[netip.Prefix]rtnl.Addr
+	routes map[rtnl.Key]rtnl.Route
 	resync int
 }
 
-func (s *state) apply(ev Event) {
+func (s *state) apply(ev rtnl.Event) {
 	switch ev.Kind {
-	case Resync:
+	case rtnl.Resync:
 		s.resync++
-		s.link, s.addrs, s.routes = ev.Snapshot.Link, map[netip.Prefix]Addr{}, map[Key]Route{}
+		s.link, s.addrs, s.routes = ev.Snapshot.Link, map[netip.Prefix]rtnl.Addr{}, map[rtnl.Key]rtnl.Route{}
 		for _, a := range ev.Snapshot.Addrs {
 			s.addrs[a.Prefix] = a
 		}
 		for _, r := range ev.Snapshot.Routes {
 			s.routes[r.Key()] = r
 		}
-	case AddrSet:
+	case rtnl.AddrSet:
 		s.addrs[ev.Addr.Prefix] = ev.Addr
-	case AddrGone:
+	case rtnl.AddrGone:
 		delete(s.addrs, ev.Addr.Prefix)
-	case RouteSet:
+	case rtnl.RouteSet:
 		s.routes[ev.Route.Key()] = ev.Route
-	case RouteGone:
+	case rtnl.RouteGone:
 		delete(s.routes, ev.Route.Key())
-	case LinkChange:
+	case rtnl.LinkChange:
 		s.link = ev.Link
 	}
 }
@@ -168,7 +169,7 @@ func (s *state) same(t *testing.T, d *Device, what string) {
 	for {
 		snap := snapshot(t, d)
 		want := state{}
-		want.apply(Event{Kind: Resync, Snapshot: &snap})
+		want.apply(rtnl.Event{Kind: rtnl.Resync, Snapshot: &snap})
 		diff := ""
 		for k, r := range want.routes {
 			if s.routes[k] != r {

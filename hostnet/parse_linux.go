@@ -3,6 +3,7 @@ package hostnet
 import (
 	"encoding/binary"
 	"errors"
+	"ipoibcm/rtnl"
 	"net/netip"
 	"strings"
 
@@ -39,7 +40,7 @@ func addrOf(v []byte) netip.Addr {
 
 // A routeMsg is a route with what decides whether it concerns a device.
 type routeMsg struct {
-	Route
+	rtnl.Route
 	oif       int
 	hops      []int // interface indices of a multipath route
 	exception bool  // a learned path MTU, not a route
@@ -61,7 +62,7 @@ func parseRoute(b []byte) (m routeMsg, err error) {
 		return m, errShort
 	}
 	family, dstLen := b[0], int(b[1])
-	m.TOS, m.Table, m.Protocol, m.Scope, m.Type = b[3], int(b[4]), b[5], b[6], RouteType(b[7])
+	m.TOS, m.Table, m.Protocol, m.Scope, m.Type = b[3], int(b[4]), b[5], b[6], rtnl.RouteType(b[7])
 	flags := binary.NativeEndian.Uint32(b[8:])
 	m.OnLink = flags&unix.RTNH_F_ONLINK != 0
 	m.exception = flags&unix.RTM_F_CLONED != 0
@@ -91,7 +92,7 @@ func parseRoute(b []byte) (m routeMsg, err error) {
 			m.Table = u32(v)
 		case unix.RTA_PREF:
 			if len(v) == 1 {
-				m.pref = v[0]
+				m.Pref = v[0]
 			}
 		case unix.RTA_CACHEINFO:
 			if len(v) >= 12 { // rta_expires, in USER_HZ
@@ -134,7 +135,7 @@ func (m *routeMsg) parseMetrics(b []byte) {
 			other.Write(attr(typ, v))
 		}
 	})
-	m.other = other.String()
+	m.Other = other.String()
 }
 
 // attr returns one attribute, padded.
@@ -151,18 +152,18 @@ func attr32(typ int, v int) []byte {
 
 // appendRoute appends the body of a request about r on the device. A removal
 // needs only what identifies the route.
-func appendRoute(b []byte, r Route, index int, removal bool) []byte {
+func appendRoute(b []byte, r rtnl.Route, index int, removal bool) []byte {
 	family := byte(unix.AF_INET6)
 	if r.Dst.Addr().Is4() {
 		family = unix.AF_INET
 	}
 	typ := r.Type
 	if typ == 0 {
-		typ = Unicast
+		typ = rtnl.Unicast
 	}
 	table := r.Table
 	if table == 0 {
-		table = TableMain
+		table = rtnl.TableMain
 	}
 	var flags uint32
 	if r.OnLink {
@@ -194,13 +195,13 @@ func appendRoute(b []byte, r Route, index int, removal bool) []byte {
 	if r.Src.IsValid() {
 		b = append(b, attr(unix.RTA_PREFSRC, r.Src.AsSlice())...)
 	}
-	if r.pref != 0 {
-		b = append(b, attr(unix.RTA_PREF, []byte{r.pref})...)
+	if r.Pref != 0 {
+		b = append(b, attr(unix.RTA_PREF, []byte{r.Pref})...)
 	}
 	if r.Expires != 0 {
 		b = append(b, attr32(unix.RTA_EXPIRES, r.Expires)...)
 	}
-	metrics := []byte(r.other)
+	metrics := []byte(r.Other)
 	if r.MTU != 0 {
 		metrics = append(metrics, attr32(unix.RTAX_MTU, r.MTU)...)
 		if r.MTULock {
@@ -217,7 +218,7 @@ func appendRoute(b []byte, r Route, index int, removal bool) []byte {
 }
 
 // parseAddr reads the body of an RTM_NEWADDR or RTM_DELADDR.
-func parseAddr(b []byte) (a Addr, index int, err error) {
+func parseAddr(b []byte) (a rtnl.Addr, index int, err error) {
 	if len(b) < unix.SizeofIfAddrmsg {
 		return a, 0, errShort
 	}
@@ -256,9 +257,9 @@ func parseAddr(b []byte) (a Addr, index int, err error) {
 }
 
 // linkOf keeps of a link what we show.
-func linkOf(l netlink.Link) Link {
+func linkOf(l netlink.Link) rtnl.Link {
 	a := l.Attrs()
-	return Link{
+	return rtnl.Link{
 		Index: a.Index, Name: a.Name, MTU: a.MTU, HWAddr: a.HardwareAddr.String(),
 		Up: a.RawFlags&unix.IFF_UP != 0, Running: a.RawFlags&unix.IFF_RUNNING != 0,
 		Type: linkType(l),

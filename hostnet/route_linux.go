@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"ipoibcm/rtnl"
 	"net/netip"
 	"os"
 	"strconv"
@@ -24,7 +25,7 @@ import (
 // ff00::/8 or 224.0.0.0/4 would take away another interface's. Instead a
 // stand-in with a poor metric covers the moment between removal and addition.
 // Neither it nor the removal is reported as an Event.
-func (d *Device) SetRoute(r Route) error {
+func (d *Device) SetRoute(r rtnl.Route) error {
 	d.setMu.Lock()
 	defer d.setMu.Unlock()
 	r = normal(r)
@@ -33,7 +34,7 @@ func (d *Device) SetRoute(r Route) error {
 		return wrapRoute("add", r, err)
 	}
 	temp := r
-	temp.Metric, temp.Protocol = tempMetric, Protocol
+	temp.Metric, temp.Protocol = tempMetric, rtnl.Protocol
 	covered := d.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, temp) == nil
 	if covered {
 		defer d.route(unix.RTM_DELROUTE, 0, temp)
@@ -51,7 +52,7 @@ func (d *Device) SetRoute(r Route) error {
 }
 
 // DelRoute removes the route with r's Key. ErrNotFound if it is not there.
-func (d *Device) DelRoute(r Route) error {
+func (d *Device) DelRoute(r rtnl.Route) error {
 	d.setMu.Lock()
 	defer d.setMu.Unlock()
 	r = normal(r)
@@ -72,7 +73,7 @@ func (d *Device) RemoveOurs() (int, error) {
 			return removed, fmt.Errorf("read routes: %w", err)
 		}
 		for _, r := range routes {
-			if r.Protocol != Protocol {
+			if r.Protocol != rtnl.Protocol {
 				continue
 			}
 			if err := d.DelRoute(r); err == nil {
@@ -107,15 +108,15 @@ func (d *Device) FlushExceptions() error {
 }
 
 // normal fills in what zero stands for.
-func normal(r Route) Route {
+func normal(r rtnl.Route) rtnl.Route {
 	if r.Protocol == 0 {
-		r.Protocol = Protocol
+		r.Protocol = rtnl.Protocol
 	}
 	if r.Type == 0 {
-		r.Type = Unicast
+		r.Type = rtnl.Unicast
 	}
 	if r.Table == 0 {
-		r.Table = TableMain
+		r.Table = rtnl.TableMain
 	}
 	if r.Dst.Addr().Is6() {
 		r.Scope = 0
@@ -123,13 +124,13 @@ func normal(r Route) Route {
 			r.Metric = 1024
 		}
 	} else if r.Scope == 0 && !r.Via.IsValid() {
-		r.Scope = ScopeLink // the kernel refuses an on-link route of wider scope
+		r.Scope = rtnl.ScopeLink // the kernel refuses an on-link route of wider scope
 	}
 	r.Dst = r.Dst.Masked()
 	return r
 }
 
-func (d *Device) route(typ, flags int, r Route) error {
+func (d *Device) route(typ, flags int, r rtnl.Route) error {
 	return d.request(typ, flags, appendRoute(nil, r, d.index, typ == unix.RTM_DELROUTE))
 }
 
@@ -140,7 +141,7 @@ func (d *Device) request(typ, flags int, body []byte) error {
 	return d.execute(req, 0, func([]byte) {})
 }
 
-func wrapRoute(what string, r Route, err error) error {
+func wrapRoute(what string, r rtnl.Route, err error) error {
 	if err == nil {
 		return nil
 	}

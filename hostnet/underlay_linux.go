@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"ipoibcm/rtnl"
 	"net/netip"
 	"slices"
 
@@ -16,8 +17,8 @@ import (
 
 // An Info is what is known about a device that may serve as underlay.
 type Info struct {
-	Link   Link
-	Addrs  []Addr
+	Link   rtnl.Link
+	Addrs  []rtnl.Addr
 	Driver string // "mlx5_core", "veth"; "" if unknown
 	Speed  int    // Mbit/s, 0 if unknown
 
@@ -33,13 +34,13 @@ type Info struct {
 func (i *Info) HasFeature(name string) bool { return slices.Contains(i.Features, name) }
 
 // Lookup returns the link with this name. ErrNotFound if there is none.
-func Lookup(name string) (Link, error) {
+func Lookup(name string) (rtnl.Link, error) {
 	l, err := netlink.LinkByName(name)
 	if _, ok := errors.AsType[netlink.LinkNotFoundError](err); ok {
-		return Link{}, fmt.Errorf("%w: device %s", ErrNotFound, name)
+		return rtnl.Link{}, fmt.Errorf("%w: device %s", ErrNotFound, name)
 	}
 	if err != nil {
-		return Link{}, fmt.Errorf("read link %s: %w", name, err)
+		return rtnl.Link{}, fmt.Errorf("read link %s: %w", name, err)
 	}
 	return linkOf(l), nil
 }
@@ -86,7 +87,7 @@ func retryDump[T any](list func() ([]T, error)) (v []T, err error) {
 	return v, nil
 }
 
-func info(l Link, e *ethtool) (Info, error) {
+func info(l rtnl.Link, e *ethtool) (Info, error) {
 	i := Info{Link: l}
 	addrs, err := retryDump(func() ([]netlink.Addr, error) {
 		return netlink.AddrList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: l.Index}}, netlink.FAMILY_ALL)
@@ -106,9 +107,9 @@ func info(l Link, e *ethtool) (Info, error) {
 	return i, nil
 }
 
-func addrFrom(a netlink.Addr) Addr {
+func addrFrom(a netlink.Addr) rtnl.Addr {
 	ones, _ := a.Mask.Size()
-	out := Addr{
+	out := rtnl.Addr{
 		Prefix:    netip.PrefixFrom(addrOf(a.IP).Unmap(), ones),
 		Scope:     uint8(a.Scope),
 		Tentative: a.Flags&unix.IFA_F_TENTATIVE != 0,

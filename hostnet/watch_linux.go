@@ -2,6 +2,7 @@ package hostnet
 
 import (
 	"errors"
+	"ipoibcm/rtnl"
 	"net/netip"
 	"syscall"
 	"time"
@@ -15,13 +16,13 @@ const settle = 20 * time.Millisecond
 
 // A mirror is what the reader of Events has been told. Only watch touches it.
 type mirror struct {
-	link   Link
-	addrs  map[netip.Prefix]Addr
-	routes map[Key]Route
+	link   rtnl.Link
+	addrs  map[netip.Prefix]rtnl.Addr
+	routes map[rtnl.Key]rtnl.Route
 }
 
-func (m *mirror) replace(s Snapshot) {
-	m.link, m.addrs, m.routes = s.Link, map[netip.Prefix]Addr{}, map[Key]Route{}
+func (m *mirror) replace(s rtnl.Snapshot) {
+	m.link, m.addrs, m.routes = s.Link, map[netip.Prefix]rtnl.Addr{}, map[rtnl.Key]rtnl.Route{}
 	for _, a := range s.Addrs {
 		m.addrs[a.Prefix] = a
 	}
@@ -167,48 +168,48 @@ func (w *watcher) shadows(r *routeMsg) bool {
 	return false
 }
 
-func (w *watcher) setLink(l Link) {
+func (w *watcher) setLink(l rtnl.Link) {
 	if l == w.m.link {
 		return
 	}
 	// A device that goes down loses its IPv4 routes without a message each.
 	w.doubt = w.doubt || w.m.link.Up != l.Up && !l.Gone
 	w.m.link = l
-	w.emit(Event{Kind: LinkChange, Link: l})
+	w.emit(rtnl.Event{Kind: rtnl.LinkChange, Link: l})
 }
 
-func (w *watcher) setAddr(a Addr) {
+func (w *watcher) setAddr(a rtnl.Addr) {
 	if old, ok := w.m.addrs[a.Prefix]; ok && old == a {
 		return
 	}
 	w.m.addrs[a.Prefix] = a
-	w.emit(Event{Kind: AddrSet, Addr: a})
+	w.emit(rtnl.Event{Kind: rtnl.AddrSet, Addr: a})
 }
 
 func (w *watcher) goneAddr(p netip.Prefix) {
 	if a, ok := w.m.addrs[p]; ok {
 		delete(w.m.addrs, p)
-		w.emit(Event{Kind: AddrGone, Addr: a})
+		w.emit(rtnl.Event{Kind: rtnl.AddrGone, Addr: a})
 	}
 }
 
-func (w *watcher) setRoute(r Route) {
+func (w *watcher) setRoute(r rtnl.Route) {
 	if old, ok := w.m.routes[r.Key()]; ok && old == r {
 		return
 	}
 	w.m.routes[r.Key()] = r
-	w.emit(Event{Kind: RouteSet, Route: r})
+	w.emit(rtnl.Event{Kind: rtnl.RouteSet, Route: r})
 }
 
-func (w *watcher) goneRoute(k Key) {
+func (w *watcher) goneRoute(k rtnl.Key) {
 	if r, ok := w.m.routes[k]; ok {
 		delete(w.m.routes, k)
-		w.emit(Event{Kind: RouteGone, Route: r})
+		w.emit(rtnl.Event{Kind: rtnl.RouteGone, Route: r})
 	}
 }
 
 // emit tells one change, if the reader keeps up.
-func (w *watcher) emit(ev Event) {
+func (w *watcher) emit(ev rtnl.Event) {
 	if w.lost {
 		return // the Resync will say it
 	}
@@ -239,12 +240,12 @@ func (w *watcher) refresh() {
 		w.m.replace(s)
 		w.doubt, w.lost = false, false
 		w.resyncs.Add(1)
-		w.events <- Event{Kind: Resync, Snapshot: &s} // there is room, and we are the only writer
+		w.events <- rtnl.Event{Kind: rtnl.Resync, Snapshot: &s} // there is room, and we are the only writer
 		return
 	}
 	w.doubt = false
 	w.setLink(s.Link)
-	addrs, routes := map[netip.Prefix]bool{}, map[Key]bool{}
+	addrs, routes := map[netip.Prefix]bool{}, map[rtnl.Key]bool{}
 	for _, a := range s.Addrs {
 		addrs[a.Prefix] = true
 		w.setAddr(a)

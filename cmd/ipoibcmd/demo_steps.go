@@ -11,7 +11,7 @@ import (
 
 	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
-	"ipoibcm/hostnet"
+	"ipoibcm/rtnl"
 )
 
 // Addresses of the demo's two hosts on the IPoIB link and below it.
@@ -445,7 +445,7 @@ func (d *demoRun) teardown() (string, error) {
 	if _, err := d.agent[0].WaitConns(d.ctx, patience, func(c []control.Conn) bool { return len(c) == 0 }); err != nil {
 		return "", fmt.Errorf("after b's DREQ: %w", err)
 	}
-	if routes, err := d.host[0].HostRoutes(demoIf, hostnet.Protocol); err != nil || len(routes) != 0 {
+	if routes, err := d.host[0].HostRoutes(demoIf, rtnl.Protocol); err != nil || len(routes) != 0 {
 		return "", fmt.Errorf("host routes are left: %v (%v)", routes, err)
 	}
 	if err := d.stopAgents(); err != nil {

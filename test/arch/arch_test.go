@@ -67,8 +67,9 @@ var rooms = []room{
 	{"verbs", 1, pure},
 	{"verbs/regions", 2, edge},
 	{"verbs/events", 2, edge},
+	{"hostnet", 1, edge},
 	{"ib", 0, pure},
-	{"hostnet", 0, edge},
+	{"rtnl", 0, pure},
 }
 
 // testOnly are packages that only tests and tools import. They may look at any

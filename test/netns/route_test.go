@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/cmd/ipoibcmd/lab"
-	"ipoibcm/hostnet"
+	"ipoibcm/rtnl"
 )
 
 // A network behind a gateway uses the gateway's connection; its MTU is the
@@ -197,7 +197,7 @@ func TestLeftoverRoutesRemoved(t *testing.T) {
 	s.must(err)
 	for _, dst := range []string{"10.0.0.77/32", "fd00::77/128"} {
 		_, n, _ := net.ParseCIDR(dst)
-		s.must(a.Netlink().RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: n, Protocol: hostnet.Protocol, MTU: 65520, Scope: scopeOf(n)}))
+		s.must(a.Netlink().RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: n, Protocol: rtnl.Protocol, MTU: 65520, Scope: scopeOf(n)}))
 	}
 	if n := len(a.hostRoutes()); n != 2 {
 		t.Fatalf("%d routes made", n)

@@ -17,7 +17,7 @@ import (
 
 	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
-	"ipoibcm/hostnet"
+	"ipoibcm/rtnl"
 )
 
 const (
@@ -365,7 +365,7 @@ func (h *host) waitRoute(timeout time.Duration, dst netip.Addr, want int) {
 // hostRoutes returns our per-destination routes, as "10.0.0.2 mtu 65520".
 func (h *host) hostRoutes() []string {
 	h.seg.Helper()
-	r, err := h.HostRoutes(ifName, hostnet.Protocol)
+	r, err := h.HostRoutes(ifName, rtnl.Protocol)
 	h.seg.must(err)
 	slices.Sort(r)
 	return r
