@@ -54,6 +54,7 @@ func main() {
 		// Without the race detector: memory that a peer's RDMA WRITE fills is
 		// looked at when the peer says so, out of band, which the detector cannot see.
 		r.test("virtual machines", interopTimeout, []string{"./test/interop/..."}, "-p=1")
+		r.showRows()
 	default:
 		r.all()
 	}
@@ -161,6 +162,7 @@ func (r *run) all() {
 	if race { // the agents too are built with it
 		r.test("network namespaces with the race detector", netnsTimeout, netns, "-p=1", "-race")
 	}
+	r.showRows()
 }
 
 func (r *run) wanted(name string) bool { return strings.Contains(name, r.only) }

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"os/exec"
+	"strings"
+)
+
+// showRows fails the tests that docs/specs.md says show a requirement and that
+// did not: with CI=true, where every tool is installed, none of them may be
+// skipped. Elsewhere the list of what was skipped says enough.
+func (r *run) showRows() {
+	if !r.ci || r.only != "" {
+		return
+	}
+	out, err := exec.Command("go", "run", "./internal/specs", "-tests").Output()
+	if err != nil {
+		r.note("tests that show rows", failed, fmt.Sprintf("go run ./internal/specs -tests: %v", err))
+		return
+	}
+	r.mustPass(strings.Fields(string(out)))
+}
+
+// mustPass fails each of the tests, by package and name, that was skipped,
+// wholly or in a part, or that did not run although its package did.
+func (r *run) mustPass(tests []string) {
+	ran := map[string]bool{} // packages
+	skips := map[string]string{}
+	for _, name := range r.order {
+		pkg, test := splitTest(name)
+		ran[pkg] = ran[pkg] || test != ""
+		if res := r.results[name]; res.outcome == skipped {
+			top, _, _ := strings.Cut(test, "/")
+			skips[pkg+"."+top] = cmp.Or(res.why, "no reason given")
+		}
+	}
+	for _, name := range tests {
+		pkg, _ := splitTest(name)
+		switch why, skip := skips[name]; {
+		case skip:
+			r.fail(name, "shows rows of docs/specs.md and was skipped: "+why)
+		case ran[pkg] && r.results[name] == nil:
+			r.fail(name, "shows rows of docs/specs.md and did not run")
+		}
+	}
+}
+
+func (r *run) fail(name, why string) {
+	fmt.Fprintf(r.out, "FAIL %s: %s\n", name, why)
+	r.note(name, failed, why)
+}
+
+// splitTest takes apart "path/of/package.TestName/sub/test". The test is empty
+// if name is that of something else.
+func splitTest(name string) (pkg, test string) {
+	for _, kind := range []string{".Test", ".Fuzz", ".Example"} {
+		if i := strings.Index(name, kind); i >= 0 {
+			return name[:i], name[i+1:]
+		}
+	}
+	return name, ""
+}
