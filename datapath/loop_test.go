@@ -155,7 +155,7 @@ func TestPacketsOfEverySizeOverEveryMode(t *testing.T) {
 				want := ip4("10.9.0.2", min(n, tt.max), 6)
 				a.tun.Send(want)
 				sent++
-				// 4755-5.1-3 4755-4-1 4755-7-2
+				// 4755-5.1-3 4755-4-1
 				if got := b.tun.Receive(2 * time.Second); !bytes.Equal(got, want) {
 					t.Fatalf("%d octets: got %d\nsender %+v\nreceiver %+v", len(want), len(got), a.Counters(), b.Counters())
 				}
@@ -166,6 +166,42 @@ func TestPacketsOfEverySizeOverEveryMode(t *testing.T) {
 				t.Errorf("path %+v, sent %d", c, sent)
 			}
 		})
+	}
+}
+
+// TestEveryModeIsTaken: whatever we send to a peer by, what it sends by another
+// mode arrives (4755-7-2).
+func TestEveryModeIsTaken(t *testing.T) {
+	w := newWorld()
+	a, b := start(t, w, 1, nil), start(t, w, 2, nil)
+	rc, rcOfB := connect(t, a, b, ib.RC)
+	uc, ucOfB := connect(t, a, b, ib.UC)
+	modes := []struct {
+		name     string
+		ofA, ofB Target
+	}{
+		{"RC", Target{Kind: ToConn, MTU: 2044, Conn: rc}, Target{Kind: ToConn, MTU: 2044, Conn: rcOfB}},
+		{"UC", Target{Kind: ToConn, MTU: 2044, Conn: uc}, Target{Kind: ToConn, MTU: 2044, Conn: ucOfB}},
+		{"UD", Target{Kind: ToUD, MTU: 2044, UD: a.udTo(b)}, Target{Kind: ToUD, MTU: 2044, UD: b.udTo(a)}},
+	}
+	there, back := NewPath(1, modes[0].ofA), NewPath(1, modes[0].ofB)
+	a.route("10.9.0.0/24", there)
+	b.route("10.9.0.0/24", back)
+	n := 100
+	for _, ours := range modes {
+		for _, theirs := range modes {
+			there.Set(ours.ofA)
+			back.Set(theirs.ofB)
+			n++ // tells the packets apart
+			a.tun.Send(ip4("10.9.0.2", n, 6))
+			if got, want := b.tun.Receive(2*time.Second), ip4("10.9.0.2", n, 6); !bytes.Equal(got, want) {
+				t.Fatalf("by %s: got %d octets, want %d", ours.name, len(got), len(want))
+			}
+			b.tun.Send(ip4("10.9.0.1", n, 6))
+			if got, want := a.tun.Receive(2*time.Second), ip4("10.9.0.1", n, 6); !bytes.Equal(got, want) {
+				t.Fatalf("by %s while we send by %s: got %d octets, want %d", theirs.name, ours.name, len(got), len(want))
+			}
+		}
 	}
 }
 

@@ -18,7 +18,7 @@ func TestBadFrames(t *testing.T) {
 		name   string
 		in     []byte
 		reason Reason // ReasonNone: it is taken
-		code   Code   // 6581-8-5
+		code   Code
 	}{
 		{"wrong key in the first octet", []byte("X"), ReasonKey, CodeFrame},
 		{"wrong key in the last octet", []byte("MPA ID Req Fram3"), ReasonKey, CodeFrame},
@@ -185,6 +185,20 @@ func TestTerminateCodes(t *testing.T) {
 		// 6581-8-1
 		if perr != nil || got != c.Cause() || got.Layer() != 2 || got.Type() != 0 || got.Code() != uint8(c) {
 			t.Errorf("code %d: %v %v", c, got, perr)
+		}
+	}
+	// 6581-8-5, 6581-8-1: layer 2, type 0, and the codes of RFC 5044 section 8
+	// beside those of RFC 6581 section 8.
+	for octets, code := range map[[2]byte]Code{
+		{0x20, 1}: CodeClosed, {0x20, 2}: CodeCRC, {0x20, 3}: CodeMarker, {0x20, 4}: CodeFrame,
+		{0x20, 5}: CodeLocal, {0x20, 6}: CodeInsufficient, {0x20, 7}: CodeNoRTR,
+	} {
+		s, err := ParseSegment(AppendTerminate(nil, code.Cause()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := [2]byte(s.Payload); got != octets {
+			t.Errorf("a Terminate of code %d begins with % x, want % x", code, got, octets)
 		}
 	}
 	if _, err := ParseTerminate([]byte{0x20}); err == nil {

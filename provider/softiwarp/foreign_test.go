@@ -656,12 +656,12 @@ func TestBadFPDUs(t *testing.T) {
 			b := p.out.Append(nil, good, nil)
 			b[7] ^= 1
 			return b
-		}, mpa.CodeCRC, "mpa_crc"},
+		}, mpa.CodeCRC, "mpa_crc"}, // 6581-8-5
 		{"marker", mpa.Options{Markers: true}, func(p *peer) []byte {
 			b := p.out.Append(nil, append(good, make([]byte, 600)...), nil)
 			b[512-24+3] ^= 4 // the RTR took 24 octets of the first 512
 			return b
-		}, mpa.CodeMarker, "mpa_marker"},
+		}, mpa.CodeMarker, "mpa_marker"}, // 6581-8-5
 		{"ULPDU_Length", mpa.Options{}, func(*peer) []byte { return []byte{0xff, 0xff} }, mpa.CodeLocal, "mpa_ulpdu_length"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
