@@ -28,7 +28,8 @@ func TestRowsAreNotSkipped(t *testing.T) {
 		{"another was skipped", []string{
 			`{"Action":"skip","Package":"m/p","Test":"TestAB"}`,
 			`{"Action":"pass","Package":"m/p","Test":"TestA"}`}, ""},
-		{"did not run", []string{`{"Action":"pass","Package":"m/p","Test":"TestB"}`}, "shows rows of docs/specs.md and did not run"},
+		{"did not run", []string{`{"Action":"pass","Package":"m/p","Test":"TestB"}`},
+			"shows rows of docs/specs.md and did not run"},
 		{"package did not run", []string{`{"Action":"pass","Package":"m/q","Test":"TestB"}`}, ""},
 	} {
 		r := newRun(new(bytes.Buffer))
