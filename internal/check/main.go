@@ -9,7 +9,7 @@
 //	go run ./internal/check -interop       # the tests with virtual machines, and no others
 //
 // With CI=true in the environment a missing tool is a failure: there it should
-// have been installed.
+// have been installed. So is a test that docs/specs.md names and that was skipped.
 package main
 
 import (

@@ -8,5 +8,6 @@
 // and [AcceptIWARP].
 //
 // Missing: memory windows, so that a call's memory is registered anew for each
-// call; FRMR pools; more than one completion queue.
+// call; FRMR pools; more than one completion queue; calls that a server makes to
+// its client.
 package transport
