@@ -54,9 +54,11 @@ func main() {
 		// Without the race detector: memory that a peer's RDMA WRITE fills is
 		// looked at when the peer says so, out of band, which the detector cannot see.
 		r.test("virtual machines", interopTimeout, []string{"./test/interop/..."}, "-p=1")
-		r.showRows()
 	default:
 		r.all()
+	}
+	if *fuzzTime == 0 {
+		r.showRows()
 	}
 	var b bytes.Buffer
 	ok := r.summary(&b)
@@ -162,7 +164,6 @@ func (r *run) all() {
 	if race { // the agents too are built with it
 		r.test("network namespaces with the race detector", netnsTimeout, netns, "-p=1", "-race")
 	}
-	r.showRows()
 }
 
 func (r *run) wanted(name string) bool { return strings.Contains(name, r.only) }
