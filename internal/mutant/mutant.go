@@ -37,7 +37,7 @@ const support = `package %s
 
 import "os"
 
-var without = os.Getenv(%q)
+var mutantName = os.Getenv(%q)
 
 func either[T any](gone bool, with, without T) T {
 	if gone {
@@ -127,7 +127,7 @@ func apply(changes []Change, read func(string) ([]byte, error)) (map[string]stri
 			return nil, fmt.Errorf("%s: %d times in %s, want once: %q; the code has moved on, and so must the change",
 				c.Name, n, c.File, c.Old)
 		}
-		files[c.File] = strings.Replace(text, c.Old, strings.ReplaceAll(c.New, "OFF", fmt.Sprintf("(without == %q)", c.Name)), 1)
+		files[c.File] = strings.Replace(text, c.Old, strings.ReplaceAll(c.New, "OFF", fmt.Sprintf("(mutantName == %q)", c.Name)), 1)
 	}
 	return files, nil
 }

@@ -11,10 +11,10 @@ func TestApply(t *testing.T) {
 	if err != nil || len(files) != 2 {
 		t.Fatal(files, err)
 	}
-	if got := files["p/p.go"]; !strings.Contains(got, `return a && !(without == "I-1") }`) {
+	if got := files["p/p.go"]; !strings.Contains(got, `return a && !(mutantName == "I-1") }`) {
 		t.Error(got)
 	}
-	if got := files["p/zz_without.go"]; !strings.HasPrefix(got, "package p\n") || !strings.Contains(got, "var without") {
+	if got := files["p/zz_without.go"]; !strings.HasPrefix(got, "package p\n") || !strings.Contains(got, "var mutantName") {
 		t.Error(got)
 	}
 	for _, old := range []string{"return b", "a"} { // none, several
