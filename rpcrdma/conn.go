@@ -2,6 +2,7 @@ package rpcrdma
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -258,11 +259,12 @@ func (c *Conn) receive(dst []Action, now time.Time, ev Recv) []Action {
 		c.invalidated(ev.Invalidated)
 	}
 	h, payload, e := ParseHeader(ev.Data)
-	if e == nil && h.Proc != ProcERROR && !c.opts.speaks(h.Vers) {
-		e = fault(ReasonVersion, "%d", h.Vers)
+	err, _ := e.(*Error)
+	if h.Proc != ProcERROR && !c.opts.speaks(h.Vers) && (err == nil || err.Reason != ReasonShort) {
+		err = fault(ReasonVersion, "%d", h.Vers) // whatever else is wrong
 	}
-	if e != nil {
-		return c.unreadable(dst, &h, e.(*Error))
+	if err != nil {
+		return c.unreadable(dst, &h, err)
 	}
 	if h.Proc == ProcMSGP || h.Proc == ProcDONE {
 		err := fault(ReasonNeverSent, "%v", h.Proc)
@@ -290,20 +292,19 @@ func (c *Conn) receive(dst []Action, now time.Time, ev Recv) []Action {
 	return c.recvReply(dst, now, &h, payload, ev)
 }
 
-func (c *Conn) knows(opt uint32) bool {
-	for _, t := range c.opts.OptTypes {
-		if t == opt {
-			return true
-		}
-	}
-	return false
-}
+func (c *Conn) knows(opt uint32) bool { return slices.Contains(c.opts.OptTypes, opt) }
 
 // unreadable answers, or does not, what ParseHeader refused. The order of the
-// checks is version, procedure, lists; an ERROR is never answered.
+// checks is version, procedure, lists; an ERROR is never answered. Where the
+// direction of a version is not known a server answers as to a call: the two
+// directions have XIDs of their own, so an XID tells nothing.
 func (c *Conn) unreadable(dst []Action, h *Header, err *Error) []Action {
 	switch {
 	case err.Reason == ReasonShort, h.Proc == ProcERROR:
+		return c.drop(dst, err)
+	case err.Reason == ReasonVersion && c.opts.Client:
+		// A requester drops a reply that it cannot read (RFC 8166 section 4.5), and a
+		// backward call has the version of our own calls (RFC 8167 section 5.1).
 		return c.drop(dst, err)
 	case err.Reason == ReasonVersion:
 		return c.refuse(dst, h, err, TransportError{Code: ErrVers, Low: c.opts.minVersion(), High: c.opts.maxVersion()})
