@@ -335,9 +335,12 @@ func (c *Conn) sendError(dst []Action, xid XID, v Version, te TransportError) []
 }
 
 // makesSense says what is wrong with a message of which each part can be read.
-func makesSense(h *Header, payload []byte, dir Direction) *Error {
+func (c *Conn) makesSense(h *Header, payload []byte, dir Direction) *Error {
 	if h.Proc == ProcOPTIONAL {
-		return nil // its type says what the payload is
+		if !c.opts.beginsRPC(h.OptType, payload) {
+			return nil
+		}
+		return headMakesSense(h.XID, payload, dir) // draft section 5.2.2
 	}
 	if dir == DirReply && len(h.Reads) > 0 {
 		return fault(ReasonReadList, "in a reply")

@@ -42,7 +42,8 @@ type (
 		// Timeout replaces that of the options if it is not zero.
 		Timeout time.Duration
 		// Option makes it an RDMA2_OPTIONAL of version two. Payload may then be
-		// empty, and Reduce, MaxReply and Results must be.
+		// empty, a part of the RPC call (see [Options.TailTypes]) or the whole; and
+		// Reduce, MaxReply and Results must be empty.
 		Option *Option
 	}
 	// Cancel ends a call; [Done] follows.
@@ -71,7 +72,7 @@ type (
 		ID      uint64
 		Payload []byte
 		Reduce  []Span
-		OptInfo []byte // of an Option
+		OptInfo []byte // of an Option, whose Payload is as in [Submit]
 	}
 	// CannotAnswer says before the program has done anything that the reply to a
 	// [Serve] would have Need octets, and that this is too much for the memory

@@ -3,6 +3,7 @@ package rpcrdma
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -47,6 +48,10 @@ type Options struct {
 	BackwardChunks bool
 	// OptTypes are the types of RDMA2_OPTIONAL that the user knows.
 	OptTypes []uint32
+	// TailTypes are those whose payload is a later part of an RPC message. The
+	// payload of any other type is empty or begins one: then its XID and msg_type
+	// are those of the header.
+	TailTypes []uint32
 
 	// MaxLong bounds the octets that one call moves outside of Sends, in each
 	// direction. Zero means 1 MiB.
@@ -92,6 +97,12 @@ func (o *Options) maxRetries() int { return max(0, cmp.Or(o.MaxRetries, 1)) }
 
 func (o *Options) negotiateTimeout() time.Duration { return cmp.Or(o.NegotiateTimeout, 5*time.Second) }
 func (o *Options) callTimeout() time.Duration      { return cmp.Or(o.CallTimeout, 30*time.Second) }
+
+// beginsRPC says whether the payload of an RDMA2_OPTIONAL is a whole RPC message
+// or its beginning.
+func (o *Options) beginsRPC(opt uint32, payload []byte) bool {
+	return len(payload) > 0 && !slices.Contains(o.TailTypes, opt)
+}
 
 // private is what this end says at connection time, or is taken to say.
 func (o *Options) private() PrivateData {

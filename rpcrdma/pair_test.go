@@ -113,7 +113,11 @@ func (w *fabric) connect() *fabric {
 // echo answers a NULL call, and any other one with what it has.
 func echo(s Serve) Event {
 	if s.Option != nil {
-		return Answer{ID: s.ID, Payload: s.Payload, OptInfo: s.Option.Info}
+		reply := slices.Clone(s.Payload)
+		if len(reply) > 0 {
+			reply[7] = 1 // msg_type REPLY
+		}
+		return Answer{ID: s.ID, Payload: reply, OptInfo: s.Option.Info}
 	}
 	c, args, err := ParseRPCCall(s.Payload)
 	if err != nil {

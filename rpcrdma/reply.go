@@ -52,7 +52,7 @@ func (c *Conn) recvReply(dst []Action, now time.Time, h *Header, payload []byte,
 	if (h.Proc == ProcOPTIONAL) != (k.req.Option != nil) || k.req.Option != nil && h.OptType != k.req.Option.Type {
 		return c.drop(dst, fault(ReasonOption, "%v", h))
 	}
-	if err := makesSense(h, payload, DirReply); err != nil {
+	if err := c.makesSense(h, payload, DirReply); err != nil {
 		return c.drop(dst, err)
 	}
 	if ev.WithInv && !k.owns(ev.Invalidated) {

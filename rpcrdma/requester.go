@@ -83,14 +83,22 @@ func (c *Conn) submittable(req *Submit) *Error {
 			return fault(ReasonNotReady, "version two is not settled")
 		case len(req.Reduce) > 0 || req.MaxReply > 0 || len(req.Results) > 0 || len(req.Option.Info) > MaxOptInfo:
 			return fault(ReasonArgument, "an option with chunks, or with %d octets of information", len(req.Option.Info))
+		case c.opts.beginsRPC(req.Option.Type, req.Payload) && !isRPC(req.Payload, DirCall):
+			return fault(ReasonArgument, "an option with %d octets that are no call", len(req.Payload))
 		}
 		return nil
-	case len(req.Payload) < 8 || binary.BigEndian.Uint32(req.Payload[4:]) != uint32(DirCall):
+	case !isRPC(req.Payload, DirCall):
 		return fault(ReasonArgument, "%d octets that are no call", len(req.Payload))
 	case !spansFit(req.Reduce, len(req.Payload)):
 		return fault(ReasonArgument, "items that are not in the payload")
 	}
 	return nil
+}
+
+// isRPC says whether the payload begins an RPC message of that msg_type.
+func isRPC(payload []byte, dir Direction) bool {
+	_, d, ok := payloadHead(payload)
+	return ok && d == dir
 }
 
 // spansFit says whether the spans lie in n octets, in order and apart.
@@ -160,7 +168,7 @@ func (c *Conn) begin(dst []Action, now time.Time, k *call) []Action {
 	if !k.keepXID {
 		k.xid = c.newXID()
 	}
-	if k.req.Option == nil {
+	if k.req.Option == nil || c.opts.beginsRPC(k.req.Option.Type, k.req.Payload) {
 		binary.BigEndian.PutUint32(k.req.Payload, uint32(k.xid))
 	}
 	if err := c.plan(k); err != nil {

@@ -35,7 +35,7 @@ func (c *Conn) recvCall(dst []Action, h *Header, payload []byte) []Action {
 	case len(c.served) >= c.opts.grant():
 		return c.drop(dst, fault(ReasonOverrun, "%d calls", len(c.served)))
 	}
-	if err := makesSense(h, payload, DirCall); err != nil {
+	if err := c.makesSense(h, payload, DirCall); err != nil {
 		return c.refuse(dst, h, err, bad)
 	}
 	c.nextServe++
@@ -252,14 +252,14 @@ func (c *Conn) answer(dst []Action, ev Answer) []Action {
 		return dst
 	}
 	option := s.h.Proc == ProcOPTIONAL
-	if !option && (len(ev.Payload) < 8 || binary.BigEndian.Uint32(ev.Payload[4:]) != uint32(DirReply) || !spansFit(ev.Reduce, len(ev.Payload))) ||
-		len(ev.OptInfo) > MaxOptInfo {
+	rpc := !option || c.opts.beginsRPC(s.h.OptType, ev.Payload)
+	if rpc && !isRPC(ev.Payload, DirReply) || !option && !spansFit(ev.Reduce, len(ev.Payload)) || len(ev.OptInfo) > MaxOptInfo {
 		panic("rpcrdma: an answer that is no reply")
 	}
 	h := c.replyHeader(s)
 	h.OptInfo = ev.OptInfo
 	payload := ev.Payload
-	if !option {
+	if rpc {
 		payload = slices.Clone(payload)
 		binary.BigEndian.PutUint32(payload, uint32(s.h.XID))
 	}
