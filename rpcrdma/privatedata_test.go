@@ -104,3 +104,36 @@ func TestInline(t *testing.T) {
 		}
 	}
 }
+
+// TestAnnouncedSizeHolds: 8797-4.2-2, 8797-4.2-4, 8797-4.2-5. A size that is no
+// multiple of 1024 is announced rounded down, and the end that has it keeps to
+// what it has announced: both ends find the same thresholds.
+func TestAnnouncedSizeHolds(t *testing.T) {
+	sizes := []int{0, 1024, 1025, 2047, 2048, 4095, 4096, 5000, 5120, 262143, 262144, 300000}
+	decode := func(b byte) int { return 1024 * (1 + int(b)) }
+	for _, send := range sizes {
+		for _, recv := range sizes {
+			for _, client := range []bool{false, true} {
+				c, err := NewConn(Options{MaxVersion: 1, SendSize: send, RecvSize: recv, Client: client})
+				if err != nil {
+					t.Fatal(err)
+				}
+				own := c.Private()
+				c.Step(nil, t0, Connected{octets("f6ab0e18 01 00 ffff")}) // 256 KiB both ways
+				i := c.Info()
+				if want := decode(own[6]); i.SendInline != want {
+					t.Errorf("send size %d is announced as %d octets, and %d are sent", send, want, i.SendInline)
+				}
+				if want := decode(own[7]); i.RecvInline != want {
+					t.Errorf("receive size %d is announced as %d octets, and %d are expected", recv, want, i.RecvInline)
+				}
+				if n, want := send, decode(own[6]); n != 0 && n <= 262144 && n-n%1024 != want {
+					t.Errorf("send size %d is announced as %d", n, want)
+				}
+				if n, want := recv, decode(own[7]); n != 0 && n <= 262144 && n-n%1024 != want {
+					t.Errorf("receive size %d is announced as %d", n, want)
+				}
+			}
+		}
+	}
+}

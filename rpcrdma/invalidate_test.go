@@ -1,0 +1,108 @@
+package rpcrdma
+
+import (
+	"bytes"
+	"testing"
+	"time"
+)
+
+// TestBackwardInvalidation: V2-3.1-2. The server is the requester there: its call
+// names a handle in word 5 only if its stack takes an invalidating Send and the
+// memory was registered for that.
+func TestBackwardInvalidation(t *testing.T) {
+	for _, tt := range []struct {
+		recvInv, fixed, sendInv bool
+		named, used             bool
+	}{
+		{true, false, true, true, true},
+		{true, false, false, true, false}, // the client cannot send it
+		{true, true, true, false, false},
+		{false, false, true, false, false},
+		{false, true, true, false, false},
+	} {
+		w := up(t, Options{SendInv: tt.sendInv}, Options{RecvInv: tt.recvInv, SendInv: true})
+		c, s := w.client(), w.server()
+		s.fixed = tt.fixed
+		c.program = sizes(8)
+		s.step(PeerReady{})
+		s.step(Submit{ID: 1, Payload: rpc(20000)})
+		call := bytes.Clone(s.lastSent())
+		w.run(time.Second)
+		if d := s.result(1); d.Err != nil || w.violations > 0 {
+			w.fail("%+v: %v, %d violations", tt, d.Err, w.violations)
+		}
+		// xid, version, credits, NOMSG, direction CALL, the handle, one segment to
+		// read at position zero.
+		handle := wordAt(call, 8)
+		want := uint32(0)
+		if tt.named {
+			want = handle
+		}
+		if wordAt(call, 3) != 1 || wordAt(call, 4) != 0 || wordAt(call, 6) != 1 || wordAt(call, 7) != 0 || handle == 0 {
+			t.Fatalf("%+v: the call is %x", tt, call)
+		}
+		if got := wordAt(call, 5); got != want {
+			t.Errorf("%+v: rdma_inv_handle %#x, want %#x", tt, got, want)
+		}
+		if got := wordAt(c.lastSent(), 5); got != want {
+			t.Errorf("%+v: the reply copies %#x, want %#x", tt, got, want)
+		}
+		reply := c.sends[len(c.sends)-1]
+		if reply.WithInv != tt.used || reply.WithInv && reply.Invalidate != handle {
+			t.Errorf("%+v: the reply invalidates %v %#x, want %v %#x",
+				tt, reply.WithInv, reply.Invalidate, tt.used, handle)
+		}
+	}
+}
+
+// TestPlainSendWithoutR: 8797-4.1-3, 8797-3.2-1. In version one a reply
+// invalidates only if R, 0x01 of octet 5, is set in the private data of both
+// ends as it went over the wire, and an end that sends none has cleared it.
+func TestPlainSendWithoutR(t *testing.T) {
+	inv := 0
+	for how := range 128 {
+		bit := func(n int) bool { return how>>n&1 != 0 }
+		o := Options{MaxVersion: 1, Silent: bit(1), SendInv: bit(2), RecvInv: bit(3), MixedHandles: bit(4), Client: bit(6), BackwardChunks: true}
+		peer := octets("f6ab0e18 01 00 0303")
+		if bit(0) {
+			peer[5] = 1
+		}
+		if bit(5) {
+			peer = nil
+		}
+		c, err := NewConn(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := func(private []byte) bool { return len(private) == 8 && private[5]&1 != 0 }
+		both := r(c.Private()) && r(peer)
+
+		// A Long Call of one segment, 40 octets.
+		c.Step(nil, t0, Connected{peer})
+		acts := c.Step(nil, t0, Recv{Data: words(7, 1, 1, 1, 1, 0, 0x0a0b0c0d, 40, 0, 0x1000, 0, 0, 0)})
+		read, ok := has[Read](acts)
+		if !ok {
+			t.Fatalf("%+v: no READ in %+v", o, acts)
+		}
+		acts = c.Step(nil, t0, ReadDone{Read: read.Read, Data: rpcOf(7)})
+		serve, ok := has[Serve](acts)
+		if !ok {
+			t.Fatalf("%+v: no call in %+v", o, acts)
+		}
+		send, ok := has[Send](c.Step(nil, t0, Answer{ID: serve.ID, Payload: octets(rpcReply7)}))
+		if !ok {
+			t.Fatalf("%+v: no reply", o)
+		}
+		want := both && o.SendInv
+		if send.WithInv != want || want && send.Invalidate != 0x0a0b0c0d {
+			t.Errorf("%+v, own private data %x, the peer's %x: invalidates %v %#x, want %v",
+				o, c.Private(), peer, send.WithInv, send.Invalidate, want)
+		}
+		if send.WithInv {
+			inv++
+		}
+	}
+	if inv == 0 {
+		t.Error("nothing is ever invalidated")
+	}
+}
