@@ -143,8 +143,9 @@ type (
 		Data []byte
 		Len  int
 	}
-	// Release ends the reach of the peer before anything else is done; its octets
-	// stay until [Done]. Invalidated is the handle that the peer has invalidated
+	// Release ends the reach of the peer before anything else is done: a driver that
+	// cannot takes the queue pair down and says [ReleaseFailed]. Its octets stay
+	// until [Done]. Invalidated is the handle that the peer has invalidated
 	// already, 0 if none. Memory that is not there is no fault.
 	Release struct {
 		Reg         RegID

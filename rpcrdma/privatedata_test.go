@@ -137,3 +137,35 @@ func TestAnnouncedSizeHolds(t *testing.T) {
 		}
 	}
 }
+
+// TestSilent: 8797-4-4, 8797-5.1-1. Where the private data has no room an end says
+// nothing, and holds itself to what its peer must take it to have said: 1024 octets
+// in both directions and no R, whatever it could do and whatever the peer says.
+func TestSilent(t *testing.T) {
+	for how := range 16 {
+		bit := func(n int) bool { return how>>n&1 != 0 }
+		o := Options{MaxVersion: 1, Silent: true, SendSize: 65536, RecvSize: 65536, Client: bit(0), RecvInv: bit(1), SendInv: bit(2)}
+		c, err := NewConn(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.Private(); len(got) != 0 {
+			t.Errorf("%+v: private data %x", o, got)
+		}
+		peer := octets("f6ab0e18 01 01 ffff")
+		if bit(3) {
+			peer = nil
+		}
+		c.Step(nil, t0, Connected{peer})
+		i := c.Info()
+		if i.SendInline != 1024 {
+			t.Errorf("%+v, peer %x: sends %d octets inline, want 1024", o, peer, i.SendInline)
+		}
+		if i.RecvInline != 1024 {
+			t.Errorf("%+v, peer %x: expects %d octets inline, want 1024", o, peer, i.RecvInline)
+		}
+		if i.RemoteInv {
+			t.Errorf("%+v, peer %x: replies may invalidate", o, peer)
+		}
+	}
+}

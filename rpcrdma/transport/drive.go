@@ -133,7 +133,7 @@ func (e *End) do(a rpcrdma.Action) {
 			return
 		}
 		if err := e.opt.Provider.Deregister(r); err != nil && a.Invalidated != r.RKey {
-			e.events = append(e.events, rpcrdma.ReleaseFailed{Reg: a.Reg})
+			e.exposed(a.Reg, err)
 		}
 	case rpcrdma.Read:
 		e.read(a)
@@ -169,6 +169,15 @@ func (e *End) do(a rpcrdma.Action) {
 	case rpcrdma.Close:
 		go e.end(a.Err) // it wants mu
 	}
+}
+
+// exposed stops the queue pair because memory could not be taken back. What comes
+// behind the Release ends the call, and no peer may reach the memory of a call that
+// has ended (RFC 8166 section 4.5.4).
+func (e *End) exposed(reg rpcrdma.RegID, err error) {
+	e.cancel(fmt.Errorf("memory could not be taken back: %w", err))
+	_ = e.qp.Modify(verbs.QPAttr{State: verbs.StateError}) // gone already is as good
+	e.events = append(e.events, rpcrdma.ReleaseFailed{Reg: reg})
 }
 
 func (e *End) send(a rpcrdma.Send) {

@@ -305,6 +305,7 @@ func (e *End) end(why error) {
 		return
 	}
 	e.cancel(why)
+	why = context.Cause(e.ctx) // the first cause is the one that counts
 	go func() {
 		unbind()
 		_ = e.qp.Modify(verbs.QPAttr{State: verbs.StateError}) // gone already is as good

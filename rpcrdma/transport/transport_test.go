@@ -473,3 +473,82 @@ func TestNoMemoryForReply(t *testing.T) {
 		}
 	})
 }
+
+// mute is a queue pair that takes no work request.
+type mute struct{ verbs.QP }
+
+var errMute = errors.New("nothing can be posted")
+
+func (mute) PostSend([]verbs.SendWR) (int, error) { return 0, errMute }
+
+// TestNoReply: V2-R1-14. A responder that can send neither a reply nor an error
+// closes the connection, so that the requester knows that the reply was lost.
+func TestNoReply(t *testing.T) {
+	each(t, func(t *testing.T, join func(*testing.T, Options, Options) (*End, *End)) {
+		for name, req := range map[string]rpcrdma.Submit{
+			"a reply":  {Payload: call(procNULL)},
+			"an error": {Payload: call(procMake, word(9000)...), MaxReply: replyHead},
+		} {
+			c, s := join(t, Options{}, Options{Serve: serve})
+			result2(t)(c.Call(within(t), rpcrdma.Submit{Payload: call(procNULL)}))
+			s.mu.Lock()
+			s.qp = mute{s.qp}
+			s.mu.Unlock()
+			req.Timeout = time.Hour
+			ctx := within(t)
+			_, err := c.Call(ctx, req)
+			var ce *CallError
+			if !errors.As(err, &ce) || ce.Reason != rpcrdma.ReasonDisconnected {
+				t.Errorf("%s: the call ended with %v, want that the connection has ended", name, err)
+			}
+			select {
+			case <-s.Done():
+			case <-ctx.Done():
+				t.Fatalf("%s: the responder keeps the connection", name)
+			}
+			if !errors.Is(s.Err(), errMute) {
+				t.Errorf("%s: ended with %v, want %v", name, s.Err(), errMute)
+			}
+		}
+	})
+}
+
+// sticky is a provider that takes no memory back that a peer can reach.
+type sticky struct{ verbs.Provider }
+
+var errSticky = errors.New("the memory stays")
+
+func (sticky) Deregister(*verbs.Region) error { return errSticky }
+
+// TestMemoryStaysExposed: V2-R1-14. A requester that cannot take the memory of a
+// call back has stopped the queue pair before the call ends.
+func TestMemoryStaysExposed(t *testing.T) {
+	each(t, func(t *testing.T, join func(*testing.T, Options, Options) (*End, *End)) {
+		c, _ := join(t, Options{}, Options{Serve: serve})
+		result2(t)(c.Call(within(t), rpcrdma.Submit{Payload: call(procNULL)}))
+		goOn := make(chan struct{})
+		c.mu.Lock()
+		c.opt.Provider = sticky{c.opt.Provider}
+		unbind := c.unbind
+		c.unbind = func() { // the end of the connection takes its time
+			<-goOn
+			unbind()
+		}
+		c.mu.Unlock()
+		// Two pieces of memory, of which the reply invalidates one at most.
+		arg := opaque(9000)
+		_, err := c.Call(within(t), rpcrdma.Submit{Payload: call(procEcho, arg...), MaxReply: replyHead + len(arg)})
+		if got := c.qp.State(); got != verbs.StateError {
+			t.Errorf("the call ended (%v) while the queue pair was in %v", err, got)
+		}
+		close(goOn)
+		select {
+		case <-c.Done():
+		case <-within(t).Done():
+			t.Fatal("the requester keeps the connection")
+		}
+		if !errors.Is(c.Err(), errSticky) {
+			t.Errorf("ended with %v, want %v", c.Err(), errSticky)
+		}
+	})
+}
