@@ -51,6 +51,19 @@ func TestDocument(t *testing.T) {
 	}
 }
 
+// A document of 256 KiB is taken, and an octet more is not, inline or written.
+func TestDocumentIsBounded(t *testing.T) {
+	for n, want := range map[int]bool{256 << 10: true, 256<<10 + 1: false} {
+		length := []byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}
+		if doc, _, err := ParseDocument(append(bytes.Clone(length), make([]byte, n+3)...), nil); (err == nil) != want {
+			t.Errorf("%d octets inline: %d octets, %v", n, len(doc), err)
+		}
+		if doc, _, err := ParseDocument(length, make([]byte, n)); (err == nil) != want {
+			t.Errorf("%d octets written: %d octets, %v", n, len(doc), err)
+		}
+	}
+}
+
 func TestBatch(t *testing.T) {
 	b := AppendBatch(nil, 9, []byte("{}\n{}\n"))
 	if last, lines, err := ParseBatch(b, nil); err != nil || last != 9 || string(lines) != "{}\n{}\n" {

@@ -27,7 +27,10 @@ func TestBadHeaders(t *testing.T) {
 		return words(head...)
 	}
 	v1, v2 := []uint32{7, 1, 32, 0}, []uint32{7, 2, 32, 0, 0, 0}
-	var reads65, writes65, empty65 []uint32
+	var reads65, writes65, empty65, many33 []uint32
+	for range 33 {
+		many33 = append(many33, seg...)
+	}
 	for range MaxSegments + 1 {
 		reads65 = append(append(reads65, 1, 0), seg...)
 		writes65 = append(append(writes65, 1, 1), seg...)
@@ -71,6 +74,7 @@ func TestBadHeaders(t *testing.T) {
 		{"65 segments to read", lists(v1, reads65, []uint32{0, 0, 0}), ReasonBound},
 		{"65 chunks to write", lists(v2, []uint32{0}, empty65, []uint32{0, 0}), ReasonBound},
 		{"65 segments to write", lists(v2, []uint32{0}, writes65, []uint32{0, 0}), ReasonBound},
+		{"two chunks of 33 segments to write", lists(v2, []uint32{0, 1, 33}, many33, []uint32{1, 33}, many33, []uint32{0, 0}), ReasonBound},
 		{"a Reply chunk of 65 segments", lists(v2, []uint32{0, 0, 1, 65}), ReasonBound},
 		{"position 2", lists(v2, []uint32{1, 2}, seg, []uint32{0, 0, 0}), ReasonPosition},
 		{"an option of 0xffffffff octets", words(7, 2, 32, 5, 0, 1, 0xffffffff), ReasonBound},

@@ -179,3 +179,27 @@ func TestRetryWithAnySegment(t *testing.T) {
 		}
 	}
 }
+
+// TestRetryIsBounded: V2-5.2.4-10. A responder that asks for more each time is asked
+// again as often as the options say.
+func TestRetryIsBounded(t *testing.T) {
+	for retries, want := range map[int]int{-1: 1, 0: 2, 1: 2, 3: 4} {
+		w := up(t, Options{MaxRetries: retries}, Options{})
+		c := w.client()
+		w.server().program = nil
+		before := len(c.sends)
+		c.step(Submit{ID: 1, Payload: rpc(0), MaxReply: 5000})
+		for i := range uint32(10) {
+			if len(c.done) > 0 {
+				break
+			}
+			c.step(Recv{Data: words(wordAt(c.lastSent(), 0), 2, 32, 4, 3, 0, 1, 6000+i*1000)})
+		}
+		if got := len(c.sends) - before; got != want {
+			t.Errorf("%d retries: sent %d times, want %d", retries, got, want)
+		}
+		if len(c.done) != 1 {
+			t.Errorf("%d retries: the call ended %d times", retries, len(c.done))
+		}
+	}
+}

@@ -145,3 +145,24 @@ func TestResponderDiscardsErrors(t *testing.T) {
 		}
 	}
 }
+
+// TestSecondVersion: V2-6.3-1. A server whose first call was of one version answers
+// each later call in the version of that call.
+func TestSecondVersion(t *testing.T) {
+	for _, first := range []Version{1, 2} {
+		w := up(t, Options{MaxVersion: first}, Options{})
+		s := w.server()
+		s.program = func(a Serve) Event { return Answer{ID: a.ID, Payload: octets(rpcReply7)} }
+		for range 2 {
+			s.step(Recv{Data: append(words(7, 1, 1, 0, 0, 0, 0), rpcOf(7)...)})
+			if got, want := s.lastSent(), append(words(7, 1, 32, 0, 0, 0, 0), octets(rpcReply7)...); !bytes.Equal(got, want) {
+				t.Errorf("after version %d, a call of version one:\n got %x\nwant %x", first, got, want)
+			}
+			s.step(Recv{Data: append(words(7, 2, 1, 0, 0, 0, 0, 0, 0), rpcOf(7)...)})
+			want := append(words(7, 2, 32, 0, 1, 0, 0, 0, 0), octets(rpcReply7)...)
+			if got := s.lastSent(); !bytes.Equal(got, want) {
+				t.Errorf("after version %d, a call of version two:\n got %x\nwant %x", first, got, want)
+			}
+		}
+	}
+}
