@@ -201,6 +201,39 @@ func TestFirstMessage(t *testing.T) {
 }
 
 // TestFailures: a local fault at each stage.
+// TestEnhancedToOldResponder: 6581-10-8. One that speaks revision 1 only says why it
+// closes: the request was enhanced, or of another revision.
+func TestEnhancedToOldResponder(t *testing.T) {
+	for want, o := range map[Reason]Options{ReasonEnhanced: p2p, ReasonRev: {Revision: 2}} {
+		_, req := asks(o)
+		r := responder(t, Options{Revision: 1})
+		failed, ok := has[Failed](r.Step(nil, t0, Recv{req}))
+		if !ok || failed.Err.Reason != want {
+			t.Errorf("%+v, want %v", failed.Err, want)
+		}
+	}
+}
+
+// TestRTRTimeout: RFC 6581 section 9.3. A responder waits 10 s for the RTR
+// indication, or what its options say, and without one closes.
+func TestRTRTimeout(t *testing.T) {
+	_, req := asks(p2p)
+	for o, want := range map[time.Duration]time.Duration{0: 10 * time.Second, time.Minute: time.Minute} {
+		r, _, _ := answerTo(Options{RTRTimeout: o}, req)
+		if got := r.Deadline().Sub(t0); got != want {
+			t.Errorf("the deadline is after %v, want %v", got, want)
+		}
+		expect(t, "just before", r.Step(nil, t0.Add(want-1), Wake{}), "")
+		expect(t, "then", r.Step(nil, t0.Add(want), Wake{}), "Close Failed-rtr_timeout")
+	}
+	// In the client-server model the client may be silent for ever.
+	_, req = asks(Options{Negotiate: true})
+	r, _, _ := answerTo(Options{}, req)
+	if got := r.Deadline(); !got.IsZero() {
+		t.Errorf("the deadline is %v", got)
+	}
+}
+
 func TestFailures(t *testing.T) {
 	// 6581-9.3-2: a Terminate where one may be sent, otherwise a rejection or the end
 	i, _ := asks(p2p)

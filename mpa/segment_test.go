@@ -37,6 +37,16 @@ func TestSegments(t *testing.T) {
 	}
 }
 
+// Octets 2 to 5 of a Send that invalidates nothing are zero (RFC 5040 section 5.3).
+func TestSendNamesNoSTag(t *testing.T) {
+	for _, op := range []Opcode{OpSend, OpSendSolicited, OpReadRequest, OpTerminate} {
+		b := (&Segment{Opcode: op, STag: 0x01020304}).AppendHeader(nil)
+		if got := string(b[2:6]); got != "\x00\x00\x00\x00" {
+			t.Errorf("%v: %x", op, got)
+		}
+	}
+}
+
 func TestBadSegments(t *testing.T) {
 	u := func(b ...byte) []byte { return append(b, make([]byte, UntaggedLen-len(b))...) }
 	queue := func(n byte, op byte) []byte { b := u(0x41, 0x40|op); b[9] = n; return b }

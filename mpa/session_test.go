@@ -293,6 +293,23 @@ func TestSessionIllegal(t *testing.T) {
 	}
 }
 
+// TestSecondAccept: 6581-7-17. A session is accepted once.
+func TestSecondAccept(t *testing.T) {
+	for _, o := range []Options{{}, p2p} {
+		e := newEndpoints(t, EndpointOptions{})
+		move(e.b, e.a.Step(nil, SessionConnect{3, o, nil}))
+		accept := e.b.Step(nil, SessionAnswer{Stream: 3})
+		e.expect("the Accept", move(e.a, accept), "SessionUp")
+		for _, act := range accept {
+			if c, ok := act.(SendChunk); ok {
+				again := append([]byte{0, 1}, c.Chunk.Data[2:]...)
+				got := e.a.Step(nil, ChunkIn{Chunk{3, PPIDControl, again}})
+				e.expect("and once more", got, "Terminate/1, SessionDown-illegal_sequence")
+			}
+		}
+	}
+}
+
 // TestSessionPending: the number of requests that wait for the user is bounded; one
 // more is refused by the provider itself.
 func TestSessionPending(t *testing.T) {

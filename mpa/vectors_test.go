@@ -64,6 +64,23 @@ func TestFrameVectors(t *testing.T) {
 	}
 }
 
+// TestFrameRefusals: what a frame must not say. 6581-6-8: revision 1 has no S. RFC
+// 5044 section 7.1.1: R is a reply's.
+func TestFrameRefusals(t *testing.T) {
+	if b, err := (&Frame{Rev: 1, S: true}).AppendBinary(nil); err == nil {
+		t.Errorf("S in revision 1 was sent: %x", b)
+	}
+	for reply, want := range map[bool]byte{false: 0, true: 0x20} {
+		b, err := (&Frame{Rev: 2, Reply: reply, Reject: true}).AppendBinary(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b[16] != want {
+			t.Errorf("reply %v: flags %#x, want %#x", reply, b[16], want)
+		}
+	}
+}
+
 func TestFPDUVectors(t *testing.T) {
 	term := func(c Code) []byte { return AppendTerminate(nil, c.Cause()) }
 	for _, tt := range []struct {

@@ -251,7 +251,7 @@ func TestEveryFieldHasItsPlace(t *testing.T) {
 		{"LAP ACK timeout", mad.LAP{Alternate: with(func(p *mad.PathInfo) { p.LocalACKTimeout = 31 })}, 63, "f8"},
 		{"LAP private data", mad.LAP{PrivateData: [168]byte{0: 1, 167: 2}}, 64, "01" + strings.Repeat("00", 166) + "02"},
 
-		{"APR", mad.APR{InfoLength: 3, Status: mad.APRReject}, 8, "0303"},
+		{"APR", mad.APR{InfoLength: 5, Status: mad.APRReject}, 8, "0503"},
 		{"APR info", mad.APR{Info: [72]byte{0: 1, 71: 2}}, 12, "01" + strings.Repeat("00", 70) + "02"},
 		{"APR private data", mad.APR{PrivateData: [148]byte{0: 1, 147: 2}}, 84, "01" + strings.Repeat("00", 146) + "02"},
 
@@ -278,6 +278,34 @@ func TestEveryFieldHasItsPlace(t *testing.T) {
 }
 
 // TestReservedBitsAreIgnored sets everything that no field owns.
+// A value that its field has no room for changes no other field.
+func TestNarrowFieldsAreMasked(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		msg  mad.Message
+		off  int // in CM data
+		want string
+	}{
+		{"REQ retry count", mad.REQ{RetryCount: 0xff}, 47, "07"},
+		{"REQ RNR retry count", mad.REQ{RNRRetryCount: 0xff}, 50, "07"},
+		{"REQ extended transport", mad.REQ{ExtendedTransport: 0xff}, 51, "07"},
+		{"REQ packet rate", mad.REQ{Primary: mad.PathInfo{PacketRate: 0xff}}, 88, "0000003f"},
+		{"REP failover", mad.REP{FailoverAccepted: 0xff}, 26, "06"},
+		{"LAP packet rate", mad.LAP{Alternate: mad.PathInfo{PacketRate: 0xff}}, 61, "3f"},
+	} {
+		b, err := tt.msg.AppendBinary(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := make([]byte, mad.Len-mad.HeaderLen)
+		octets, _ := hex.DecodeString(tt.want)
+		copy(want[tt.off:], octets)
+		if got := b[mad.HeaderLen:]; !bytes.Equal(got, want) {
+			t.Errorf("%s:\n got %x\nwant %x", tt.name, got, want)
+		}
+	}
+}
+
 func TestReservedBitsAreIgnored(t *testing.T) {
 	for name, offs := range map[string]map[int]byte{
 		"V1": {4: 0xff, 5: 0xff, 24: 0xff, 36: 0xff, 40: 0xff, 90: 0x0f, 91: 0xc0, 94: 0x07, 95: 0x07, 138: 0x07, 139: 0x07},
