@@ -256,8 +256,12 @@ func (a *Agent) joinGroup(mgid ib.GID) {
 	a.groups[mgid] = time.Now()
 }
 
-// publishGroups tells the data path which inner groups are wanted.
-func (a *Agent) publishGroups(t *group.Table) { a.loop.SetGroups(t.Groups()) }
+// publishGroups tells the data path which inner groups are wanted, and which
+// addresses are broadcasts.
+func (a *Agent) publishGroups(t *group.Table) {
+	a.loop.SetGroups(t.Groups())
+	a.loop.SetBroadcasts(t.SubnetBroadcasts())
+}
 
 func (a *Agent) setPath(prefix netip.Prefix, to ipoib.Path) {
 	target := a.targetOrDrop(prefix, to)

@@ -1,6 +1,11 @@
 package datapath
 
-import "ipoibcm/wire/encap"
+import (
+	"encoding/binary"
+	"slices"
+
+	"ipoibcm/wire/encap"
+)
 
 // IP protocol numbers and ICMPv6 types that the loop must know.
 const (
@@ -43,6 +48,24 @@ func ipType(pkt []byte) encap.EtherType {
 // lead to a connection. Subnet broadcasts cannot be told by the address.
 func isMulticast4(dst []byte) bool {
 	return dst[0]>>4 == 0xe || dst[0]&dst[1]&dst[2]&dst[3] == 0xff
+}
+
+// isGroup reports whether an IP packet from the fabric is multicast or broadcast;
+// of subnet broadcasts it knows those of SetBroadcasts.
+func (l *Loop) isGroup(t encap.EtherType, pkt []byte) bool {
+	if t == encap.IPv6 {
+		return pkt[24] == 0xff
+	}
+	dst := pkt[16:20]
+	if isMulticast4(dst) {
+		return true
+	}
+	subnets := l.broadcasts.Load()
+	if subnets == nil {
+		return false
+	}
+	_, found := slices.BinarySearch(*subnets, binary.BigEndian.Uint32(dst))
+	return found
 }
 
 // isControl reports whether a packet from the TUN is for the control plane to

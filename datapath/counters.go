@@ -32,6 +32,7 @@ type Counters struct {
 	RxShort         uint64 // shorter than its headers
 	RxUnknownType   uint64 // header type we do not carry
 	RxARPConn       uint64 // ARP or RARP on a connection
+	RxMulticastConn uint64 // multicast or broadcast on a connection
 	RxOwnEcho       uint64 // our own multicast
 	RxNotWanted     uint64 // inner multicast group not in SetGroups
 	RxMalformed     uint64 // IP version differs from the type
@@ -48,9 +49,9 @@ type Counters struct {
 
 // counters are the same, counting.
 type counters struct {
-	TxPackets, TxOctets, TxUD, TxConn, RxPackets, RxOctets, RxUD, RxConn, Up, Injected                                                                                                                                                                 atomic.Uint64
-	TxUnreachable, TxGone, TxQueueFull, TxUDQueueFull, TxNoBuffer, TxPostError, TxError, TxFlushed, TxMalformed, TxMulticastConn, UpFull, RxError, RxShort, RxUnknownType, RxARPConn, RxOwnEcho, RxNotWanted, RxMalformed, RxUnknownQP, RxTUN, RxFlood atomic.Uint64
-	RxUDOversize, TxWaits, TxStalls, RepostFailures                                                                                                                                                                                                    atomic.Uint64
+	TxPackets, TxOctets, TxUD, TxConn, RxPackets, RxOctets, RxUD, RxConn, Up, Injected                                                                                                                                                                                  atomic.Uint64
+	TxUnreachable, TxGone, TxQueueFull, TxUDQueueFull, TxNoBuffer, TxPostError, TxError, TxFlushed, TxMalformed, TxMulticastConn, UpFull, RxError, RxShort, RxUnknownType, RxARPConn, RxMulticastConn, RxOwnEcho, RxNotWanted, RxMalformed, RxUnknownQP, RxTUN, RxFlood atomic.Uint64
+	RxUDOversize, TxWaits, TxStalls, RepostFailures                                                                                                                                                                                                                     atomic.Uint64
 }
 
 // Counters returns the counts of the loop.
@@ -82,6 +83,7 @@ func (l *Loop) Counters() Counters {
 		RxShort:         c.RxShort.Load(),
 		RxUnknownType:   c.RxUnknownType.Load(),
 		RxARPConn:       c.RxARPConn.Load(),
+		RxMulticastConn: c.RxMulticastConn.Load(),
 		RxOwnEcho:       c.RxOwnEcho.Load(),
 		RxNotWanted:     c.RxNotWanted.Load(),
 		RxMalformed:     c.RxMalformed.Load(),

@@ -217,7 +217,7 @@ func (u *loopUser) end() {
 	u.c.Close()
 	u.drain()
 	c := u.l.Counters()
-	in := c.RxUD + c.RxConn + c.RxError + c.RxShort + c.RxUnknownType + c.RxARPConn + c.RxOwnEcho + c.RxNotWanted + c.RxMalformed + c.RxUnknownQP
+	in := c.RxUD + c.RxConn + c.RxError + c.RxShort + c.RxUnknownType + c.RxARPConn + c.RxMulticastConn + c.RxOwnEcho + c.RxNotWanted + c.RxMalformed + c.RxUnknownQP
 	out := c.TxPackets + c.TxUnreachable + c.TxGone + c.TxQueueFull + c.TxUDQueueFull + c.TxPostError + c.TxMalformed + c.TxMulticastConn
 	if up := c.Up + c.UpFull; in+out+up != uint64(u.arrived+u.read) || in > uint64(u.arrived) || out > uint64(u.read) {
 		u.t.Errorf("%d messages and %d packets came; counted are %d, %d and %d that went up: %+v", u.arrived, u.read, in, out, up, c)

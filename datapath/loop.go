@@ -3,10 +3,12 @@ package datapath
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -86,6 +88,8 @@ type Loop struct {
 	groups atomic.Pointer[map[netip.Addr]struct{}]
 	gid    atomic.Pointer[ib.GID]
 	conns  atomic.Pointer[map[ib.QPN]*Conn]
+	// broadcasts are IPv4 addresses in order.
+	broadcasts atomic.Pointer[[]uint32]
 
 	sendCQ verbs.CQ
 	udq    *sendQ
@@ -332,6 +336,20 @@ func (l *Loop) SetGroups(groups []netip.Addr) {
 		m[g] = struct{}{}
 	}
 	l.groups.Store(&m)
+}
+
+// SetBroadcasts says which IPv4 addresses are subnet broadcasts of the interface:
+// connections must not bring packets for them (RFC 4755 section 2.1).
+func (l *Loop) SetBroadcasts(addrs []netip.Addr) {
+	subnets := make([]uint32, 0, len(addrs))
+	for _, a := range addrs {
+		if a.Is4() {
+			b := a.As4()
+			subnets = append(subnets, binary.BigEndian.Uint32(b[:]))
+		}
+	}
+	slices.Sort(subnets)
+	l.broadcasts.Store(&subnets)
 }
 
 // Up is the bounded ring of frames for the control plane. Every frame must be

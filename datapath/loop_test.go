@@ -279,6 +279,7 @@ func TestDropsHaveReasons(t *testing.T) {
 	w := newWorld()
 	a, b := start(t, w, 1, nil), start(t, w, 2, nil)
 	ca, cb := connect(t, a, b, ib.RC)
+	uc, _ := connect(t, a, b, ib.UC)
 	gone, _ := connect(t, a, b, ib.RC)
 	gone.Close()
 	a.route("10.1.0.0/16", NewPath(1, Target{Kind: Drop}))
@@ -320,6 +321,13 @@ func TestDropsHaveReasons(t *testing.T) {
 		{"larger than our UD MTU", a.UDQP(), frame(0x0800, ip4("10.9.0.2", 3000, 17)), func(c Counters) uint64 { return c.RxUDOversize }},
 		{"group joined", a.UDQP(), frame(0x0800, ip4("224.0.0.251", 40, 17)), func(c Counters) uint64 { return c.RxUD - 1 }},
 		{"reserved octets set", ca.QP(), frame(0x0800, ip4("10.9.0.2", 40, 17)), func(c Counters) uint64 { return c.RxConn }},
+		// Multicast and broadcast are received on the UD QP alone: 4755-2.1-2 4755-7-3
+		{"multicast over RC", ca.QP(), frame(0x0800, ip4("224.9.9.9", 40, 17)), func(c Counters) uint64 { return c.RxMulticastConn }},
+		{"broadcast over RC", ca.QP(), frame(0x0800, ip4("255.255.255.255", 40, 17)), func(c Counters) uint64 { return c.RxMulticastConn - 1 }},
+		{"all nodes over RC", ca.QP(), frame(0x86dd, ip6("ff02::1", 17, 1)), func(c Counters) uint64 { return c.RxMulticastConn - 2 }},
+		{"multicast over UC", uc.QP(), frame(0x0800, ip4("224.9.9.9", 40, 17)), func(c Counters) uint64 { return c.RxMulticastConn - 3 }},
+		{"broadcast over UC", uc.QP(), frame(0x0800, ip4("255.255.255.255", 40, 17)), func(c Counters) uint64 { return c.RxMulticastConn - 4 }},
+		{"all nodes over UC", uc.QP(), frame(0x86dd, ip6("ff02::1", 17, 1)), func(c Counters) uint64 { return c.RxMulticastConn - 5 }},
 	} {
 		raw(tt.q, ud, tt.frame)
 		eventually(t, tt.name, func() bool { return tt.count(b.Counters()) == 1 })

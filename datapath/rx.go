@@ -178,8 +178,9 @@ func (s *rxSide) takeUD(msg []byte, wc *verbs.WC, now int64) {
 	s.deliver(pkt)
 }
 
-// takeConn looks at one message of a connection, which carries IP only (RFC 4755
-// section 4). Linux sends unicast ND there too (wire-facts T13): it is taken.
+// takeConn looks at one message of a connection, which carries unicast IP only
+// (RFC 4755 sections 2.1 and 4). Unicast ND is IP unicast (section 7), and Linux
+// sends it there (ipoib_start_xmit): it is taken.
 func (s *rxSide) takeConn(msg []byte, c *Conn, now int64) {
 	l := s.l
 	c.lastRx.Store(now)
@@ -199,6 +200,10 @@ func (s *rxSide) takeConn(msg []byte, c *Conn, now int64) {
 		return
 	}
 	if !s.checkIP(t, pkt) {
+		return
+	}
+	if l.isGroup(t, pkt) { // joined or not
+		l.c.RxMulticastConn.Add(1)
 		return
 	}
 	c.rxPackets.Add(1)

@@ -59,6 +59,12 @@ func (t *Table) isSubnetBroadcast(dst netip.Addr) bool {
 	return ok
 }
 
+// SubnetBroadcasts lists the broadcast addresses of the subnets that the device
+// is in, in address order.
+func (t *Table) SubnetBroadcasts() []netip.Addr {
+	return slices.SortedFunc(maps.Keys(t.broadcast), netip.Addr.Compare)
+}
+
 // Wanted reports whether an arriving IP packet for dst is for us as far as
 // groups go. Unicast always is. Needed because all groups of an IPv4 underlay
 // come in by one, several IPv6 groups share an MGID, and sockets are handed
