@@ -79,7 +79,7 @@ var clauses = []mutant.Change{
 	{Name: "reason 9", File: "cm/passive.go", Old: "case req.Transport != ib.RC && req.Transport != ib.UC:", New: "case !OFF && req.Transport != ib.RC && req.Transport != ib.UC:"},
 	{Name: "reason 12 for a source", File: "cm/passive.go", Old: "if src != req.Primary.LocalGID {", New: "if src != req.Primary.LocalGID && !OFF {"},
 	{Name: "reason 12 for a destination", File: "cm/passive.go", Old: "req.Primary.RemoteGID != to {", New: "req.Primary.RemoteGID != to && !OFF {"},
-	{Name: "reason 12 tells a liar nothing", File: "cm/passive.go", Old: "ReasonInvalidGID, nil,", New: "ReasonInvalidGID, either(OFF, nil, m.ownerData(m.local(in.Local))),"},
+	{Name: "reason 12 for a source has our values", File: "cm/passive.go", Old: "m.ownerData(to), \"it names a source", New: "either(OFF, m.ownerData(to), nil), \"it names a source"},
 	{Name: "reason 26", File: "cm/passive.go", Old: "case req.PathMTU.Octets() == 0:", New: "case req.PathMTU.Octets() == 0 && !OFF:"},
 	{Name: "reason 28 for a REQ", File: "cm/end.go", Old: "m.refuse(c, ReasonConsumer, nil, private)", New: "m.refuse(c, either(OFF, ReasonConsumer, 0), nil, private)"},
 	{Name: "reason 28 for a late REP", File: "cm/end.go", Old: "MessageRejected: mad.KindREP, Reason: ReasonConsumer}", New: "MessageRejected: mad.KindREP, Reason: either(OFF, ReasonConsumer, 0)}"},

@@ -40,7 +40,8 @@ type Listen struct {
 	GID       ib.GID // zero: Options.GID
 	// PrivateData goes into the REJs and MRAs that the Manager sends by itself
 	// to this GID, before the user has seen anything (RFC 4755 section 3.2). If
-	// the listeners of a GID differ in it, a REJ 8 carries none.
+	// the listeners of a GID differ in it, a REJ that is no listener's (reasons 8,
+	// 12, 30 and 31) carries none.
 	PrivateData []byte
 }
 

@@ -374,9 +374,9 @@ func (m *Manager) listener(id serviceid.ID, gid ib.GID) *Listen {
 	return nil
 }
 
-// ownerData is what a REJ at gid carries before any listener is known: that of
-// the one interface which owns gid, nothing if they are none or several
-// (AMB-4755-14).
+// ownerData is what a REJ at gid carries before any listener is known. RFC 4755
+// section 3.2 wants the UD QPN in every REJ: it is that of the one interface which
+// owns gid; nothing is known if they are none or several.
 func (m *Manager) ownerData(gid ib.GID) (data []byte) {
 	found := false
 	for i := range m.listeners {

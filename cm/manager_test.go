@@ -54,7 +54,7 @@ func newManager(opt Options) *Manager {
 }
 
 // TestREJOwner: a REJ 8 carries the values of the one interface that owns the
-// addressed GID, and none if there are several (AMB-4755-14).
+// addressed GID, and none if there are several (RFC 4755 section 3.2).
 func TestREJOwner(t *testing.T) {
 	m := newManager(Options{})
 	reject := func() mad.REJ {

@@ -18,11 +18,12 @@ func (m *Manager) recvREQ(in *verbs.MAD, req *mad.REQ) {
 		m.drop(nil, DropREQRate, "")
 		return
 	}
+	to := m.local(in.Local)
 	if src != req.Primary.LocalGID {
-		m.rejectREQ(in, req, ReasonInvalidGID, nil, "it names a source GID that is not the sender's")
+		m.rejectREQ(in, req, ReasonInvalidGID, m.ownerData(to), "it names a source GID that is not the sender's")
 		return
 	}
-	if to := m.local(in.Local); req.Primary.RemoteGID != to {
+	if req.Primary.RemoteGID != to {
 		m.rejectREQ(in, req, ReasonInvalidGID, m.ownerData(to), "it names a GID that it was not sent to")
 		return
 	}

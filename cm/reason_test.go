@@ -18,9 +18,7 @@ type cause struct {
 	last   any
 	kind   mad.MessageKind
 	want   Reason
-	// What the REJ is silent about or adds: a REQ that lies about its source
-	// learns nothing (WF I-14); a REJ 4 names our CA GUID.
-	secret, ari bool
+	ari    bool // the REJ names our CA GUID
 }
 
 // The same peer as message makes: B with comm b1 and QPN b2.
@@ -49,7 +47,7 @@ var causes = []cause{
 	{name: "the QP of a connection in TIMEWAIT", before: []any{first, granted, dreq{}}, last: args{"comm": "b3", "qpn": "b2"}, want: ReasonStale},
 	{name: "the communication ID of a connection in TIMEWAIT", before: []any{first, granted, dreq{}}, last: first, want: ReasonStale},
 	{name: "a REP with a QP that is in use", before: []any{first, granted, dialled}, last: reply("b2"), kind: mad.KindREP, want: ReasonStale},
-	{name: "another source GID", last: args{"local": "C"}, want: ReasonInvalidGID, secret: true},
+	{name: "another source GID", last: args{"local": "C"}, want: ReasonInvalidGID},
 	{name: "another destination GID", last: args{"to": "C"}, want: ReasonInvalidGID},
 	{name: "path MTU 0", last: args{"mtu": "0"}, want: ReasonInvalidMTU},
 	{name: "path MTU 6", last: args{"mtu": "6"}, want: ReasonInvalidMTU},
@@ -118,8 +116,7 @@ func (c *cause) do(m *Manager, now *time.Time, what any) (out []Action) {
 }
 
 // TestReasons shows which cause leads to which reason, of which message, and
-// that every REJ but one carries the private data of the interface that was
-// addressed.
+// that every REJ carries the private data of the interface that was addressed.
 func TestReasons(t *testing.T) {
 	seen := map[Reason]bool{}
 	for _, c := range causes {
@@ -133,9 +130,7 @@ func TestReasons(t *testing.T) {
 			t.Errorf("%s: got %v, want reason %d of %v", c.name, rej, c.want, c.kind)
 		}
 		var want [mad.REJPrivateLen]byte
-		if !c.secret {
-			copy(want[:], private(0x0a))
-		}
+		copy(want[:], private(0x0a))
 		if rej.PrivateData != want { // 4755-3.2-12
 			t.Errorf("%s: private data %x, want %x", c.name, rej.PrivateData, want)
 		}

@@ -70,6 +70,11 @@ func TestReasons(t *testing.T) {
 			req.ServiceID = serviceid.New(serviceid.RFC, 0x999)
 			w.inject(b, a, req)
 		}},
+		{name: "a source GID that is not the sender's", want: mad.RejInvalidPrimaryGID, do: func(w *world, a, b *node) {
+			req := honest(a, b)
+			req.Primary.LocalGID = gid(9)
+			w.inject(b, a, req)
+		}},
 		{name: "a mode that is not announced", want: cm.ReasonInvalidTransport, do: func(w *world, a, b *node) {
 			req := honest(a, b)
 			req.Transport = ib.UC

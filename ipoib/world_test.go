@@ -547,9 +547,6 @@ func (n *node) checkMAD(msg mad.Message) {
 	case mad.RTU:
 		pd = msg.PrivateData[:]
 	case mad.REJ:
-		if msg.Reason == cm.ReasonInvalidGID {
-			return // the CM tells somebody who forges a GID nothing
-		}
 		pd = msg.PrivateData[:]
 	case mad.MRA:
 		pd = msg.PrivateData[:]
