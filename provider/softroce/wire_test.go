@@ -218,7 +218,7 @@ func TestReceiveChecks(t *testing.T) {
 		{"other QPN", "rx_drop_unknown_qpn", build(unknown, ib.DefaultPKey, 0x1b, 0), false},
 		{"other P_Key", "rx_drop_pkey", build(e.qp.QPN(), 0x8001, 0x1b, 0), false},
 		{"other Q_Key", "rx_drop_qkey", build(e.qp.QPN(), ib.DefaultPKey, 0x1c, 0), false},
-		{"MAD with another Q_Key", "rx_drop_malformed", build(ib.QPNGSI, ib.DefaultPKey, 0x1b, 0), false},
+		{"a MAD too short", "rx_drop_malformed", build(ib.QPNGSI, ib.DefaultPKey, ib.QKeyGSI, 0), false},
 		{"group without member", "rx_drop_no_member", build(ib.QPNMulticast, ib.DefaultPKey, 0x1b, 0), false},
 	} {
 		before := counter(d, tt.counter)
