@@ -2,6 +2,7 @@ package ipoib
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"ipoibcm/cm"
@@ -188,7 +189,7 @@ func (f *Interface) wrongServiceID(c *conn, pd encap.PrivateData) {
 func (f *Interface) moved(p *peer, qpn ib.QPN) {
 	f.count(nMoved)
 	waiting := f.takeQueue(p)
-	addrs := p.addrs
+	addrs := slices.Clone(p.addrs) // ForgetLink takes them away
 	f.fail(p, fmt.Sprintf("its UD QPN is %v now", qpn))
 	f.note(Note{Kind: NoteNeigh, Peer: p.key, Text: fmt.Sprintf("forgotten: REJ 8 says that its UD QPN is %v now", qpn)})
 	f.neighStep(neigh.ForgetLink{LinkAddr: p.key})
@@ -252,7 +253,7 @@ func (f *Interface) waited(p *peer) {
 	p.waitUntil = time.Time{}
 	f.count(nCrossExpired)
 	f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: "the REQ that won the crossing never completed"})
-	if p.failures > 0 || p.tx != nil || !f.up { // once at once, then with pauses
+	if p.failures > 0 { // once at once, then with pauses
 		f.fail(p, "the REQ that won a crossing never completed")
 		return
 	}
