@@ -1,6 +1,7 @@
 package ipoib
 
 import (
+	"encoding/binary"
 	"fmt"
 	"testing"
 	"time"
@@ -703,6 +704,40 @@ func TestClassIsForgotten(t *testing.T) {
 		w.run(time.Second)
 		if got := len(a.reqs) - n; got != 1+i || k.legacy.up() != 1 {
 			w.failf("after %v: %d REQs, %d connections", wait, got, k.legacy.up())
+		}
+	}
+}
+
+// A UC connection that we accept past the budget of receive rings has smaller
+// buffers, and the REP says so: Receive MTU is what its sender can accept.
+// 4755-5.1-2, 4755-5.1-6
+func TestUCBudgetInREP(t *testing.T) {
+	w := newWorld(t, 24)
+	a := w.node(1, Options{Mode: ModeUC, UCBudget: 16 * 65524}) // of one ring
+	b, c := w.node(2, Options{Mode: ModeUC}), w.node(3, Options{Mode: ModeUC})
+	w.run(2 * time.Second)
+	for _, tt := range []struct {
+		from *node
+		want uint32
+	}{{b, 65524}, {c, 16388}} {
+		p := tt.from.ping("10.0.0.1", 100, true)
+		w.settle()
+		if got := a.got(p); got != 1 {
+			w.failf("%s: a got %d packets, want 1", tt.from.name, got)
+		}
+		rep, ok := last[mad.REP](a)
+		if !ok {
+			w.failf("%s: no REP", tt.from.name)
+		}
+		if got := binary.BigEndian.Uint32(rep.PrivateData[4:8]); got != tt.want {
+			w.failf("%s: the REP says Receive MTU %d, want %d", tt.from.name, got, tt.want)
+		}
+		conns := tt.from.up()
+		if len(conns) != 1 {
+			w.failf("%s: %d connections, want 1", tt.from.name, len(conns))
+		}
+		if got := conns[0].MTU; got != int(tt.want)-4 {
+			w.failf("%s: MTU %d, want %d", tt.from.name, got, tt.want-4)
 		}
 	}
 }

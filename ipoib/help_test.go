@@ -28,13 +28,16 @@ func mustEcho(src, dst string, size int) []byte {
 func (n *node) addr(dst string) string { return n.source(ip4(dst)).String() }
 
 // lastREJ returns the last REJ that n sent.
-func lastREJ(n *node) (rej mad.REJ, ok bool) {
+func lastREJ(n *node) (rej mad.REJ, ok bool) { return last[mad.REJ](n) }
+
+// last returns the last message of type M that n sent.
+func last[M mad.Message](n *node) (msg M, ok bool) {
 	for _, m := range n.sent {
-		if r, is := m.(mad.REJ); is {
-			rej, ok = r, true
+		if x, is := m.(M); is {
+			msg, ok = x, true
 		}
 	}
-	return rej, ok
+	return msg, ok
 }
 
 // inject sends a MAD to `to` as if `from` had.

@@ -209,6 +209,10 @@ func (n *node) checkPeers() {
 		if p.unused() {
 			spare--
 		}
+		// Only a peer without a connection waits for one, and on a link that is up.
+		if !p.waitUntil.IsZero() && (p.tx != nil || p.dial != nil || p.accept != nil || !f.up) {
+			w.failf("%s: %v is waited for beside a connection, or while the link is down", n.name, key)
+		}
 	}
 	up := 0
 	for _, c := range f.conns {
