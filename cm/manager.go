@@ -353,9 +353,8 @@ func (m *Manager) release(c *conn) {
 		delete(m.byRemote, c.remoteID())
 	}
 	m.forgetRemoteQP(c)
-	if m.byQPN[c.p.LocalQPN] == c {
-		delete(m.byQPN, c.p.LocalQPN)
-	}
+	// It is nobody else's: Connect and Accept refuse a QPN that is held.
+	delete(m.byQPN, c.p.LocalQPN)
 	if rejected { // as a rule it is the first: they wait for about as long
 		m.rejected = slices.DeleteFunc(m.rejected, func(x *conn) bool { return x == c })
 	}
