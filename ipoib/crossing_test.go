@@ -153,8 +153,8 @@ func TestNoCrossingWithOthers(t *testing.T) {
 	}
 }
 
-// 4755-3.3-9, 4755-3.2-8, 4755-3.2-10: also beside a connection that is up,
-// crossing REQs leave one.
+// Crossing REQs leave one connection also beside one that both ends have lost
+// sight of.
 func TestCrossingBesideConnection(t *testing.T) {
 	w, a, b := meet(t, 3, ModeRC, ModeRC)
 	a.ping("10.0.0.2", 100, true)

@@ -37,6 +37,7 @@ type world struct {
 	// dropMAD, when set, decides about each MAD by itself.
 	dropMAD  func(from *node, m mad.Message) bool
 	onMAD    func(from *node, m mad.Message) // sees each MAD that a node sends
+	onOctets func(from *node, mad []byte)    // the same, as it is on the wire
 	log      []string
 	serial   uint32        // of packets: no two are alike
 	madDelay time.Duration // set by dropMAD for the MAD at hand
@@ -67,6 +68,7 @@ type node struct {
 	nextQP ib.QPN
 	ud     map[encap.LinkAddr]uint64
 	noQP   bool // CreateQP fails
+	slow   bool // CreateQP is not answered
 	taken  bool // QP 1 is the kernel's, which rejects every REQ
 	silent bool // QP 1 takes nothing and says nothing
 
@@ -108,7 +110,12 @@ func gid(i int) ib.GID {
 
 // node adds a host that is up, with 10.0.0.i/24 and fd00::i/64.
 func (w *world) node(i int, opt Options) *node {
-	opt.Link = encap.LinkAddr{QPN: ib.QPN(0x100 + i), GID: gid(i)}
+	return w.nodeAt(i, encap.LinkAddr{QPN: ib.QPN(0x100 + i), GID: gid(i)}, opt)
+}
+
+// nodeAt is node with another link-layer address.
+func (w *world) nodeAt(i int, link encap.LinkAddr, opt Options) *node {
+	opt.Link = link
 	n := &node{w: w, name: string(rune('a' + i - 1)), opt: opt, joined: map[ib.GID]bool{}}
 	w.nodes = append(w.nodes, n)
 	n.boot()
@@ -271,7 +278,9 @@ func (n *node) do(a Action) {
 		}
 		n.nextQP++
 		n.qps[a.Conn] = &fakeQP{n: n, conn: a.Conn, qpn: n.nextQP, trans: a.Transport, receive: a.ReceiveMTU}
-		n.step(QPCreated{a.Conn, n.nextQP})
+		if !n.slow {
+			n.step(QPCreated{a.Conn, n.nextQP})
+		}
 	case ConnectQP:
 		q := n.qps[a.Conn]
 		if q == nil || q.rts {
@@ -496,6 +505,9 @@ func (n *node) readMAD(m *verbs.MAD) mad.Message {
 	n.sent = append(n.sent, msg)
 	if n.w.onMAD != nil {
 		n.w.onMAD(n, msg)
+	}
+	if n.w.onOctets != nil {
+		n.w.onOctets(n, m.Data[:])
 	}
 	return msg
 }

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"ipoibcm/cmd/ipoibcmd/lab"
-	"ipoibcm/ib"
-	"ipoibcm/wire/ip"
 )
 
 func TestThreeHostsOnOneSegment(t *testing.T) {
@@ -31,9 +29,12 @@ func TestThreeHostsOnOneSegment(t *testing.T) {
 	for _, h := range s.hosts { // 4755-2-3 the link-local address of RFC 4391
 		ll, err := h.LinkLocal(ifName)
 		s.must(err)
-		gid, err := ib.ParseGID(h.status().Interface.GID)
-		s.must(err)
-		if want := ip.LinkLocal(gid); ll != want {
+		gid := h.status().Interface.GID
+		// RFC 4391 section 8: fe80::/64, and the low half of the GID with the u bit.
+		octets := netip.MustParseAddr(gid).As16()
+		copy(octets[:8], []byte{0xfe, 0x80, 0, 0, 0, 0, 0, 0})
+		octets[8] |= 0x02
+		if want := netip.AddrFrom16(octets); ll != want {
 			t.Errorf("%s has %s, want %s of its GID %s", h.Name, ll, want, gid)
 		}
 		if h != a {

@@ -149,8 +149,8 @@ func TestGIDAddresses(t *testing.T) {
 		gid  ib.GID
 		want string
 	}{
-		{"u bit clear", g("fe80::2c9:300:0:1111"), "fe80::2c9:300:0:1111"},
-		{"u bit set already: it is not toggled", g("fe80::5054:ff:fe77:1"), "fe80::5254:ff:fe77:1"},
+		{"u bit set already: it is not toggled", g("fe80::2c9:300:0:1111"), "fe80::2c9:300:0:1111"},
+		{"u bit clear", g("fe80::5054:ff:fe77:1"), "fe80::5254:ff:fe77:1"},
 		{"IPv4-mapped", g("192.0.2.1"), "fe80::200:ffff:c000:201"},
 		{"only the low half counts", g("2001:db8::1"), "fe80::200:0:0:1"},
 	} {
