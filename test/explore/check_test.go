@@ -50,7 +50,7 @@ func counters(names ...string) (at []int) {
 // outstanding returns n's REQ to another host that nothing has answered.
 func (n *node) outstanding(to *node) (ipoib.ConnInfo, bool) {
 	for _, c := range n.f.Conns() {
-		if c.Peer.GID == to.link.GID && c.Active && (c.State == cm.StateREQSent.String() || c.State == cm.StateMRAREQRcvd.String()) {
+		if c.Peer.Key() == to.link.Key() && c.Active && (c.State == cm.StateREQSent.String() || c.State == cm.StateMRAREQRcvd.String()) {
 			return c, true
 		}
 	}
