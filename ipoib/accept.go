@@ -48,7 +48,8 @@ func (f *Interface) requested(ev cm.RequestReceived) {
 		f.heardInband(p)
 	}
 	if form == serviceid.RFC && pd.QPN == 0 {
-		// Without a UD QPN there is nothing to compare (WF I-7).
+		// Without a UD QPN there is nothing to compare (RFC 4755 section 3.3):
+		// see docs/rfc4755.md.
 		f.note(Note{Kind: NoteConn, Peer: key, Text: "a REQ without private data is taken as a legacy peer's"})
 		form = serviceid.Legacy
 	}
