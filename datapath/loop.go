@@ -352,6 +352,18 @@ func (l *Loop) SetBroadcasts(addrs []netip.Addr) {
 	l.broadcasts.Store(&subnets)
 }
 
+// Broadcasts returns what SetBroadcasts was told, in order.
+func (l *Loop) Broadcasts() (addrs []netip.Addr) {
+	subnets := l.broadcasts.Load()
+	if subnets == nil {
+		return nil
+	}
+	for _, s := range *subnets {
+		addrs = append(addrs, netip.AddrFrom4([4]byte{byte(s >> 24), byte(s >> 16), byte(s >> 8), byte(s)}))
+	}
+	return addrs
+}
+
 // Up is the bounded ring of frames for the control plane. Every frame must be
 // released. It is closed when Run ends.
 func (l *Loop) Up() <-chan *Frame { return l.up.ch }
