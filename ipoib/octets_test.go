@@ -349,7 +349,7 @@ func TestReceiveMTUOctets(t *testing.T) {
 }
 
 // The default MTU of the link is 2044: 2048 less the 4 octets of the header. What
-// is larger is answered with that number, by UD and before any connection. 4755-5-3
+// is larger is answered with that number, by UD and before any connection. 4755-2-3, 4755-5-3
 func TestDefaultLinkMTUOctets(t *testing.T) {
 	for _, tt := range []struct {
 		dst        string

@@ -12,7 +12,7 @@ import (
 // A request of which every octet was written by hand from RFC 4391 section 9.1.1
 // gets an answer of which every octet was: to the address that the request gives for
 // its sender, on its UD QP, and with our own UD QPN, GID and flags.
-// 4755-3-2, 4755-3.1-1, 4755-3.1-2, 4755-3.1-10, 4755-3.1-13, 4755-3.1-14
+// 4755-2-3, 4755-3-2, 4755-3.1-1, 4755-3.1-2, 4755-3.1-10, 4755-3.1-13, 4755-3.1-14
 func TestAnswerVector(t *testing.T) {
 	const (
 		head   = "0020" + "0800" + "14" + "04" // InfiniBand, IPv4, 20 and 4 octets
