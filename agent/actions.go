@@ -205,7 +205,8 @@ func (a *Agent) createQP(act ipoib.CreateQP) {
 	}
 	a.conns[act.Conn] = &conn{dp: dp}
 	a.byQPN[dp.QP().QPN()] = act.Conn
-	a.pending = append(a.pending, ipoib.QPCreated{Conn: act.Conn, QPN: dp.QP().QPN()})
+	a.pending = append(a.pending, ipoib.QPCreated{Conn: act.Conn, QPN: dp.QP().QPN(),
+		PathMTU: verbs.PathMTU(a.opt.Provider, act.Peer)})
 }
 
 func (a *Agent) connectQP(act ipoib.ConnectQP) {

@@ -199,10 +199,16 @@ func (f *Interface) qpCreated(ev QPCreated) {
 		f.count(dropStaleHandle) // given up meanwhile; DestroyQP is on its way
 		return
 	}
-	c.qpn = ev.QPN
-	if c.active {
+	c.qpn, c.pathMTU = ev.QPN, ev.PathMTU
+	switch most := c.mostPath(f.pathMTU); {
+	case c.active:
 		f.ask(c)
-	} else {
+	case c.params.PathMTU > most: // both sides would send packets of that size
+		f.count(nREJSent)
+		h, receive := c.handle, c.receive
+		f.acceptFailed(c, fmt.Sprintf("path MTU %v is more than the path's of %v", c.params.PathMTU, most))
+		f.cmStep(cm.Reject{Handle: h, Reason: cm.ReasonInvalidMTU, ARI: []byte{byte(most)}, PrivateData: f.privateData(receive)})
+	default:
 		f.reply(c)
 	}
 }

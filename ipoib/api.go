@@ -71,10 +71,12 @@ type (
 	RecvMAD struct{ MAD *verbs.MAD }
 
 	// QPCreated answers CreateQP: the queue pair is in INIT, its receives are
-	// posted.
+	// posted. PathMTU is what the path to the peer carries; zero means what the
+	// port does.
 	QPCreated struct {
-		Conn Conn
-		QPN  ib.QPN
+		Conn    Conn
+		QPN     ib.QPN
+		PathMTU ib.MTU
 	}
 
 	// QPFailed says that CreateQP or ConnectQP could not be done. The driver has
@@ -198,6 +200,7 @@ type (
 	// the encapsulation header, that a receive buffer of it must hold.
 	CreateQP struct {
 		Conn       Conn
+		Peer       ib.GID
 		Transport  ib.Transport
 		ReceiveMTU int
 		Init       verbs.QPAttr
@@ -406,6 +409,7 @@ type ConnInfo struct {
 	RemoteComm  uint32
 	ReceiveMTU  uint32 // the peer's
 	MTU         int    // octets of IP
+	PathMTU     ib.MTU // that both ends use; before they do, what ours will ask for
 	Established time.Time
 	LastUsed    time.Time
 	Use         ConnUse

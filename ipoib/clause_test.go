@@ -18,6 +18,8 @@ var clauses = []mutant.Change{
 	{Name: "reason 9 for UC with 0x10", File: "ipoib/accept.go", Old: "f.link.Flags&encap.FlagUC != 0 && form == serviceid.RFC", New: "f.link.Flags&encap.FlagUC != 0 && (OFF || form == serviceid.RFC)"},
 	{Name: "reason 26 for the path MTU", File: "ipoib/accept.go", Old: "case ev.PathMTU > f.pathMTU:", New: "case ev.PathMTU > f.pathMTU && !OFF:"},
 	{Name: "reason 26 names our path MTU", File: "ipoib/accept.go", Old: "[]byte{byte(f.pathMTU)}", New: "either(OFF, []byte{byte(f.pathMTU)}, nil)"},
+	{Name: "reason 26 for the path", File: "ipoib/accept.go", Old: "case c.params.PathMTU > most:", New: "case c.params.PathMTU > most && !OFF:"},
+	{Name: "the path MTU to the peer in a REQ", File: "ipoib/dial.go", Old: "	path := c.mostPath(port)\n", New: "	path := either(OFF, c.mostPath(port), port)\n"},
 	{Name: "reason 26 for a REQ's Receive MTU", File: "ipoib/accept.go", Old: "pd.ReceiveMTU, f.ipv6); err != nil {", New: "pd.ReceiveMTU, f.ipv6); err != nil && !OFF {"},
 	{Name: "reason 26 for a REP's Receive MTU", File: "ipoib/dial.go", Old: "	if err := f.negotiate(c, theirs); err != nil {", New: "	if err := f.negotiate(c, theirs); err != nil && !OFF {"},
 	{Name: "reason 28 for our own address", File: "ipoib/accept.go", Old: "case key == f.link.Key():", New: "case key == f.link.Key() && !OFF:"},
@@ -42,7 +44,7 @@ var clauses = []mutant.Change{
 // TestClauses takes every clause away in turn: a test of this room must fail
 // then.
 func TestClauses(t *testing.T) {
-	const tests = "^Test(Reasons|RejectedMTU|Rejections|RefusedREP|UselessReceiveMTU|DataForRTU|Moved|Crossing|Stranger|OwnREQ)$"
+	const tests = "^Test(Reasons|RejectedMTU|PathMTUToPeer|Rejections|RefusedREP|UselessReceiveMTU|DataForRTU|Moved|Crossing|Stranger|OwnREQ)$"
 	b := mutant.Build(t, "ipoib", clauses)
 	if ok, out := b.Run("", tests); !ok {
 		t.Fatalf("with every clause in place:\n%s", out)

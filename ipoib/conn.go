@@ -55,6 +55,7 @@ type conn struct {
 	booked  uint32 // what the UC budget holds for it, 0 for RC
 	theirs  uint32 // the peer's Receive MTU
 	mtu     int    // octets of IP
+	pathMTU ib.MTU // that the path to the peer carries; 0: what the port does
 	params  cm.Params
 
 	since, up, used time.Time
@@ -88,7 +89,8 @@ func (f *Interface) newConn(p *peer, t ib.Transport, form serviceid.Form, active
 		c.receive = min(c.receive, p.receive)
 	}
 	f.conns[c.id] = c
-	f.do(CreateQP{Conn: c.id, Transport: t, ReceiveMTU: int(c.receive), Init: verbs.QPAttr{State: verbs.StateInit, PKey: f.opt.pkey()}})
+	f.do(CreateQP{Conn: c.id, Peer: p.key.GID, Transport: t,
+		ReceiveMTU: int(c.receive), Init: verbs.QPAttr{State: verbs.StateInit, PKey: f.opt.pkey()}})
 	return c
 }
 
@@ -167,7 +169,7 @@ func (f *Interface) attrs(c *conn) (rtr, rts verbs.QPAttr) {
 		State: verbs.StateRTR,
 		Path: verbs.AHAttr{SGID: k.Local, DGID: k.Remote, FlowLabel: k.FlowLabel,
 			TrafficClass: k.TrafficClass, HopLimit: k.HopLimit, SL: k.SL},
-		PathMTU: min(k.PathMTU, f.pathMTU), DestQPN: k.RemoteQPN, RQPSN: c.psn, MinRNRTimer: rnrTimer,
+		PathMTU: c.usedPath(f.pathMTU), DestQPN: k.RemoteQPN, RQPSN: c.psn, MinRNRTimer: rnrTimer,
 	}
 	rts = verbs.QPAttr{State: verbs.StateRTS, SQPSN: k.SendPSN}
 	if c.trans == ib.RC {

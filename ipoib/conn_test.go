@@ -221,6 +221,48 @@ func TestUselessReceiveMTU(t *testing.T) {
 	}
 }
 
+// A path that carries less than the port is asked for with less, and a REQ that asks
+// for more gets REJ 26 with what it carries.
+func TestPathMTUToPeer(t *testing.T) {
+	for _, tt := range []struct {
+		name         string
+		dials, takes ib.MTU
+		rejs         int
+	}{
+		{"known to who dials", ib.MTU512, 0, 0},
+		{"known to who accepts", 0, ib.MTU512, 1},
+		{"less to who dials", ib.MTU256, ib.MTU512, 0},
+		{"less to who accepts", ib.MTU512, ib.MTU256, 1},
+	} {
+		w := newWorld(t, 21)
+		a, b := w.node(1, Options{}), w.node(2, Options{})
+		a.pathTo, b.pathTo = tt.dials, tt.takes
+		w.run(2 * time.Second)
+		a.ping("10.0.0.2", 100, true)
+		w.settle()
+		w.agree(a, b)
+		want := ib.MTU256
+		if tt.dials == 0 || tt.takes == 0 {
+			want = ib.MTU512
+		}
+		for _, n := range []*node{a, b} {
+			for _, q := range n.qps {
+				if q.pathMTU != want {
+					t.Errorf("%s: %s uses path MTU %v, want %v", tt.name, n.name, q.pathMTU, want)
+				}
+			}
+		}
+		if got := len(a.reqs); got != 1+tt.rejs {
+			t.Errorf("%s: %d REQs, want %d", tt.name, got, 1+tt.rejs)
+		}
+		if rej, ok := lastREJ(b); ok != (tt.rejs > 0) {
+			t.Errorf("%s: b sent a REJ: %v (%+v)", tt.name, ok, rej)
+		} else if ok && rej.Reason != cm.ReasonInvalidMTU {
+			t.Errorf("%s: REJ %v, want %v", tt.name, rej.Reason, cm.ReasonInvalidMTU)
+		}
+	}
+}
+
 func TestDeviceMTULowered(t *testing.T) {
 	w := newWorld(t, 6)
 	a, b := w.node(1, Options{}), w.node(2, Options{})

@@ -50,10 +50,6 @@ func (f *Interface) ask(c *conn) {
 	c.handle, c.state = f.lastHandle, connAsked
 	f.byHandle[c.handle] = c
 	f.count(nREQSent)
-	path := f.pathMTU
-	if c.peer.pathMTU != 0 {
-		path = min(path, c.peer.pathMTU)
-	}
 	inband := ib.QPN(0)
 	if c.via == ViaInband {
 		inband = c.peer.key.QPN
@@ -62,7 +58,7 @@ func (f *Interface) ask(c *conn) {
 		Handle: c.handle, Local: f.link.GID, Remote: c.peer.key.GID, Inband: inband,
 		// The QPN is the peer's: that of address resolution (RFC 4755 section 3.5).
 		ServiceID: serviceid.New(c.form, c.peer.key.QPN),
-		Transport: c.trans, QPN: c.qpn, StartingPSN: c.psn, PathMTU: path, PKey: f.opt.pkey(),
+		Transport: c.trans, QPN: c.qpn, StartingPSN: c.psn, PathMTU: c.reqPath(f.pathMTU), PKey: f.opt.pkey(),
 		SRQ:        f.opt.SRQ && c.trans == ib.RC,
 		AckTimeout: ackTimeout, RetryCount: retryCount, RNRRetry: rnrRetry,
 		ResponseTimeout: cmTimeout, MaxRetries: cmRetries,
@@ -227,10 +223,22 @@ func (f *Interface) wrongMTU(c *conn, ev cm.Failed, pd encap.PrivateData) {
 	f.again(p, fmt.Sprintf("with Receive MTU %d", m))
 }
 
-// reqPath returns the path MTU that our REQ asked for.
+// reqPath returns the path MTU that our REQ asks for.
 func (c *conn) reqPath(port ib.MTU) ib.MTU {
+	path := c.mostPath(port)
 	if c.peer.pathMTU != 0 {
-		return min(port, c.peer.pathMTU)
+		return min(path, c.peer.pathMTU)
+	}
+	return path
+}
+
+// usedPath returns the path MTU of c once REQ and REP have settled it.
+func (c *conn) usedPath(port ib.MTU) ib.MTU { return min(c.params.PathMTU, c.mostPath(port)) }
+
+// mostPath returns the largest path MTU that we can use to the peer of c.
+func (c *conn) mostPath(port ib.MTU) ib.MTU {
+	if c.pathMTU != 0 {
+		return min(port, c.pathMTU)
 	}
 	return port
 }

@@ -47,10 +47,13 @@ func (f *Interface) Conns() []ConnInfo {
 		i := ConnInfo{
 			Conn: c.id, Peer: p.key, State: cm.StateIdle.String(), Transport: c.trans, Class: p.class, Active: c.active,
 			Tx: c.active || !c.oneWay(), Rx: !c.active || !c.oneWay(),
-			LocalQPN: c.qpn, ReceiveMTU: c.theirs, MTU: c.mtu, Via: c.via,
+			LocalQPN: c.qpn, ReceiveMTU: c.theirs, MTU: c.mtu, PathMTU: c.reqPath(f.pathMTU), Via: c.via,
 			Established: c.up, LastUsed: c.used, Use: c.use, Addrs: slices.Clone(p.addrs), Crossing: p.memo().verdict, Why: f.why(c),
 		}
 		i.Peer.Flags = p.flags
+		if c.params.PathMTU != 0 { // settled
+			i.PathMTU = c.usedPath(f.pathMTU)
+		}
 		if k, ok := states[c.handle]; ok && c.handle != 0 {
 			i.State, i.RemoteQPN, i.ServiceID = k.State.String(), k.RemoteQPN, uint64(k.ServiceID)
 			i.LocalComm, i.RemoteComm = uint32(k.LocalCommID), uint32(k.RemoteCommID)

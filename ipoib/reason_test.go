@@ -88,6 +88,17 @@ func TestReasons(t *testing.T) {
 		{name: "a path MTU above ours", want: cm.ReasonInvalidMTU, ari: string([]byte{byte(ib.MTU1024)}), do: func(w *world, a, b *node) {
 			req := honest(a, b)
 			req.PathMTU = ib.MTU4096
+			last := a.nextQP
+			w.inject(b, a, req)
+			w.run(5 * time.Millisecond)
+			if a.nextQP != last {
+				w.failf("a queue pair was made for a REQ whose path MTU is above the port's")
+			}
+		}},
+		{name: "a path MTU above the path's", want: cm.ReasonInvalidMTU, ari: string([]byte{byte(ib.MTU512)}), do: func(w *world, a, b *node) {
+			a.pathTo = ib.MTU512
+			req := honest(a, b)
+			req.PathMTU = ib.MTU1024
 			w.inject(b, a, req)
 		}},
 		{name: "a Receive MTU below IPv6's minimum", want: cm.ReasonInvalidMTU, do: func(w *world, a, b *node) {

@@ -67,10 +67,11 @@ type node struct {
 	qps    map[Conn]*fakeQP
 	nextQP ib.QPN
 	ud     map[encap.LinkAddr]uint64
-	noQP   bool // CreateQP fails
-	slow   bool // CreateQP is not answered
-	taken  bool // QP 1 is the kernel's, which rejects every REQ
-	silent bool // QP 1 takes nothing and says nothing
+	noQP   bool   // CreateQP fails
+	slow   bool   // CreateQP is not answered
+	pathTo ib.MTU // that the driver knows of every peer
+	taken  bool   // QP 1 is the kernel's, which rejects every REQ
+	silent bool   // QP 1 takes nothing and says nothing
 
 	tun                   [][]byte // what the kernel was given
 	notes                 []Note
@@ -279,7 +280,7 @@ func (n *node) do(a Action) {
 		n.nextQP++
 		n.qps[a.Conn] = &fakeQP{n: n, conn: a.Conn, qpn: n.nextQP, trans: a.Transport, receive: a.ReceiveMTU}
 		if !n.slow {
-			n.step(QPCreated{a.Conn, n.nextQP})
+			n.step(QPCreated{Conn: a.Conn, QPN: n.nextQP, PathMTU: n.pathTo})
 		}
 	case ConnectQP:
 		q := n.qps[a.Conn]

@@ -9,6 +9,7 @@ import (
 	"ipoibcm/cm"
 	"ipoibcm/ib"
 	"ipoibcm/serviceid"
+	"ipoibcm/verbs"
 )
 
 // A Listener takes the requests for one port.
@@ -89,7 +90,7 @@ func (p *Port) requested(a cm.RequestReceived) {
 		refuse(cm.ReasonInvalidTransport)
 		return
 	}
-	if mtu := p.opt.Provider.Port().MTU; a.PathMTU > mtu { // both sides would send packets of that size
+	if mtu := verbs.PathMTU(p.opt.Provider, a.Remote); a.PathMTU > mtu { // both sides would send packets of that size
 		p.step(cm.Reject{Handle: a.Handle, Reason: cm.ReasonInvalidMTU, ARI: []byte{byte(mtu)}})
 		return
 	}

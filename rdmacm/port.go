@@ -345,7 +345,7 @@ func (p *Port) Dial(ctx context.Context, remote netip.Addr, port uint16, s Setup
 	p.conns[c.handle], p.byQPN[s.QP.QPN()] = c, c
 	p.step(cm.Connect{
 		Handle: c.handle, Local: local, Remote: gidOf(remote), ServiceID: serviceid.RDMAIP(port), Transport: ib.RC, QPN: s.QP.QPN(), StartingPSN: c.psn,
-		PathMTU: p.opt.Provider.Port().MTU, RetryCount: 7, RNRRetry: s.RNRRetry,
+		PathMTU: verbs.PathMTU(p.opt.Provider, gidOf(remote)), RetryCount: 7, RNRRetry: s.RNRRetry,
 		ResponderResources: s.ResponderResources, InitiatorDepth: s.InitiatorDepth, PrivateData: append(h.Append(nil), s.Private...),
 	})
 	p.unlock()

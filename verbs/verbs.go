@@ -336,6 +336,21 @@ type Trimmer interface {
 	Trim()
 }
 
+// A PathMTUer is a provider that knows when the path to one destination carries
+// less than its port does. It is optional: see [PathMTU].
+type PathMTUer interface {
+	// PathMTU returns the largest path MTU of packets to dgid, that of the port or less.
+	PathMTU(dgid ib.GID) ib.MTU
+}
+
+// PathMTU returns the path MTU to dgid as far as p knows: that of the port, or less.
+func PathMTU(p Provider, dgid ib.GID) ib.MTU {
+	if q, ok := p.(PathMTUer); ok {
+		return q.PathMTU(dgid)
+	}
+	return p.Port().MTU
+}
+
 // SRQInit says how large a shared receive queue is.
 type SRQInit struct {
 	Depth  int // receive work requests
