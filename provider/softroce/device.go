@@ -74,6 +74,7 @@ type Device struct {
 	senders6  []*sender
 	sender6UD *sender // its packets may be fragmented (D3)
 	monitor   *monitor
+	routes    routeMTUs
 
 	closing atomic.Bool
 
@@ -109,7 +110,7 @@ func Open(opts Options) (*Device, error) {
 	d.events = events.NewQueue(&d.count.eventsDropped)
 	d.log = opts.log().With("underlay", opts.Underlay)
 	d.mem.Init(d.opts.random)
-	d.groups.dev = d
+	d.groups.dev, d.routes.dev = d, d
 	d.gsi = newGSI(d)
 	d.timers.wake, d.timers.stop = make(chan struct{}, 1), make(chan struct{})
 	d.notes.wake = make(chan struct{}, 1)
@@ -170,6 +171,7 @@ func (d *Device) start() {
 	d.wg.Go(d.timers.run)
 	d.wg.Go(d.notifier)
 	d.wg.Go(d.monitor.run)
+	d.wg.Go(d.monitor.watchRoutes)
 }
 
 // Close implements [verbs.Provider].
@@ -202,6 +204,7 @@ func (d *Device) Close() error {
 func (d *Device) release() {
 	if d.monitor != nil {
 		_ = d.monitor.nl.Close()
+		_ = d.monitor.routes.Close()
 	}
 	d.wg.Wait()
 	for _, s := range d.allSenders() {
@@ -209,6 +212,7 @@ func (d *Device) release() {
 		s.uncut()
 		unix.Close(s.fd)
 		s.fd = -1
+		s.closeGuard()
 		s.mu.Unlock()
 	}
 	d.cutting.Wait()
@@ -337,6 +341,7 @@ func (d *Device) CreateAH(attr verbs.AHAttr) (verbs.AH, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.overRoute()
 	return &ah{p}, nil
 }
 

@@ -24,6 +24,8 @@ type monitor struct {
 	dev *Device
 	nl  *os.File // netlink socket, read through the poller so that Close ends it
 	ns  netns.NsHandle
+
+	routes *os.File // the same for routes, which may change much oftener
 }
 
 func newMonitor(d *Device) (*monitor, error) {
@@ -41,7 +43,13 @@ func newMonitor(d *Device) (*monitor, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("find network namespace: %w", err)
 	}
-	return &monitor{dev: d, nl: os.NewFile(uintptr(fd), "netlink"), ns: ns}, nil
+	routes, err := newRouteSocket()
+	if err != nil {
+		unix.Close(fd)
+		_ = ns.Close()
+		return nil, err
+	}
+	return &monitor{dev: d, nl: os.NewFile(uintptr(fd), "netlink"), ns: ns, routes: routes}, nil
 }
 
 // run looks at the underlay after every change until the socket is closed. Sockets
@@ -77,6 +85,7 @@ func (m *monitor) watch() {
 
 func (m *monitor) close() {
 	_ = m.nl.Close()
+	_ = m.routes.Close()
 	_ = m.ns.Close()
 }
 
@@ -127,6 +136,7 @@ func (d *Device) refresh() {
 		d.log.Info("underlay MTU changed", "mtu", now.UnderMTU)
 		d.events.Tell(verbs.Event{Kind: verbs.MTUChange, Text: fmt.Sprintf("underlay MTU %d", now.UnderMTU)})
 	}
+	d.routes.reread() // a device that goes down takes its routes with it, without a word
 }
 
 func gidStrings(gids []ib.GID) []string {

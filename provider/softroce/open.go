@@ -114,7 +114,7 @@ func (r *receiver) socket() (fd int, err error) {
 }
 
 func (d *Device) openSender(v6, fragment bool) (*sender, error) {
-	s := &sender{dev: d, v6: v6, gso: !fragment}
+	s := &sender{dev: d, v6: v6, gso: !fragment, guard: -1}
 	fd, err := s.socket()
 	if err != nil {
 		return nil, err
@@ -160,7 +160,45 @@ func (s *sender) socket() (int, error) {
 		return -1, fmt.Errorf("bind a source port: %w", err)
 	}
 	s.port = port
+	if err := s.openGuard(); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
 	return fd, nil
+}
+
+// openGuard opens the socket that has the ICMP messages about what an IPv4 sender
+// sends, so that the kernel learns no path MTU from them. Of two sockets alike on
+// one port the kernel finds the one that was bound last (net/ipv4/udp.c,
+// udp4_lib_lookup2), so the guard comes after the sender.
+func (s *sender) openGuard() error {
+	if s.v6 {
+		return nil
+	}
+	s.closeGuard()
+	fd, err := newSocket(false, s.dev.opts.Underlay)
+	if err != nil {
+		return err
+	}
+	err = setAll(fd, []sockopt{discover4(unix.IP_PMTUDISC_INTERFACE),
+		{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1, "SO_REUSEADDR", false}})
+	if err == nil {
+		_ = setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, 0)
+		err = unix.Bind(fd, sockaddr(false, netip.Addr{}, s.port, 0))
+	}
+	if err != nil {
+		unix.Close(fd)
+		return fmt.Errorf("guard source port %d: %w", s.port, err)
+	}
+	s.guard = fd
+	return nil
+}
+
+func (s *sender) closeGuard() {
+	if s.guard >= 0 {
+		unix.Close(s.guard)
+		s.guard = -1
+	}
 }
 
 // reopen puts new sockets in the place of the old ones, which are bound to a

@@ -3,6 +3,7 @@ package softroce
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -38,9 +39,9 @@ type path struct {
 	v6     bool
 	max    int // UDP payload octets of one call
 	// whole is the way of IPv6 UD packets that must be fragmented; nil on all
-	// other paths. limit is the longest packet, BTH through pad, that need not.
+	// other paths.
 	whole *path
-	limit int
+	route *routeMTU // nil: not asked for
 
 	ifindex int32 // that name and ctl are made for
 	name    [unix.SizeofSockaddrInet6]byte
@@ -77,9 +78,32 @@ func (d *Device) newPath(attr verbs.AHAttr, ud bool, src, dst ib.QPN) (*path, er
 	p := d.pathOver(s, attr)
 	if ud && p.v6 {
 		p.whole = d.pathOver(d.sender6UD, attr)
-		p.limit = port.UnderMTU - 40 - 8 - roce.ICRCLen
 	}
 	return p, nil
+}
+
+// overRoute has p obey the MTU of the route to its destination.
+func (p *path) overRoute() {
+	p.route = p.sender.dev.routes.to(p.attr.SGID, p.attr.DGID)
+	if p.whole != nil {
+		p.whole.route = p.route
+	}
+}
+
+// most returns the longest packet, BTH through pad, that leaves in one piece; the
+// kernel refuses what is longer than the link takes by itself.
+func (p *path) most() int {
+	octets := math.MaxInt32
+	if p.whole != nil {
+		octets = p.sender.dev.port.Load().UnderMTU
+	}
+	if p.route != nil && p.sender.gso {
+		octets = min(octets, p.route.octets())
+	}
+	if p.v6 {
+		return octets - 40 - 8 - roce.ICRCLen
+	}
+	return octets - 20 - 8 - roce.ICRCLen
 }
 
 // pathOver makes the path for attr, which is complete, on socket s.
@@ -160,9 +184,13 @@ func (p *path) control() {
 // sendUD sends datagrams. Those that the underlay does not carry whole go out
 // one by one on the socket that lets the kernel fragment them (D3).
 func (p *path) sendUD(pkts []engine.Packet) {
+	most := math.MaxInt
+	if p.whole != nil {
+		most = p.most()
+	}
 	for len(pkts) > 0 {
 		n := 0
-		for n < len(pkts) && (p.whole == nil || pkts[n].Len() <= p.limit) {
+		for n < len(pkts) && pkts[n].Len() <= most {
 			n++
 		}
 		if n > 0 {
@@ -176,6 +204,7 @@ func (p *path) sendUD(pkts []engine.Packet) {
 		}
 		w := p.whole.sender // too long for the underlay, or, as we now know, for the route
 		w.mu.Lock()
+		w.fragmentFor(p.whole)
 		w.send(p.whole, pkts[:1])
 		w.mu.Unlock()
 		w.dev.count.txFragmented.Add(1)

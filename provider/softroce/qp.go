@@ -86,6 +86,7 @@ func (q *qp) modify(attr verbs.QPAttr) error {
 		if err != nil {
 			return err
 		}
+		p.overRoute()
 		attr.Path = p.attr
 		if err := q.eng.Modify(&attr, time.Now()); err != nil {
 			return err

@@ -27,6 +27,9 @@ type sender struct {
 	port uint16 // UDP source port
 	gso  bool   // false: its packets may be fragmented, so never batched
 
+	guard   int // takes the ICMP messages to port that must not reach fd; -1: none
+	fragMTU int // the MTU that the kernel fragments for; 0: that of the link
+
 	mu sync.Mutex
 	cutter
 	pkts  [maxSegments]engine.Packet // for Output of RC and UC
@@ -46,8 +49,17 @@ func (s *sender) send(p *path, pkts []engine.Packet) (tooBig []engine.Packet) {
 	if p.ifindex != s.dev.ifindex.Load() {
 		p.bind()
 	}
+	most := p.most()
 	for len(pkts) > 0 {
 		n := 1
+		if pkts[0].Len() > most {
+			if p.whole != nil {
+				return pkts
+			}
+			s.lost(unix.EMSGSIZE, 1)
+			pkts = pkts[1:]
+			continue
+		}
 		if s.gso && !s.dev.noGSO.Load() {
 			n = batchLen(p, pkts)
 		}
@@ -60,6 +72,18 @@ func (s *sender) send(p *path, pkts []engine.Packet) (tooBig []engine.Packet) {
 		pkts = pkts[n:]
 	}
 	return nil
+}
+
+// fragmentFor has the kernel cut what s sends into fragments that fit the route of
+// p. The caller holds s.mu.
+func (s *sender) fragmentFor(p *path) {
+	mtu := 0 // that of the link
+	if p.route != nil {
+		mtu = int(p.route.mtu.Load())
+	}
+	if mtu != s.fragMTU && unix.SetsockoptInt(s.fd, unix.IPPROTO_IPV6, unix.IPV6_MTU, mtu) == nil {
+		s.fragMTU = mtu
+	}
 }
 
 // batchLen returns how many packets go into one UDP_SEGMENT call: equal lengths

@@ -67,11 +67,14 @@ func setBuffer(fd, force, plain, n int) int {
 	return got / 2 // the kernel counts its own overhead in
 }
 
-// recvOptions are those of a receiving socket.
+// recvOptions are those of a receiving socket. An ICMP message that quotes one of
+// our packets reaches the socket bound to the packet's source port, and need not
+// be true: with INTERFACE the kernel learns no path MTU from it
+// (net/ipv4/udp.c, ip_sk_accept_pmtu; net/ipv6/udp.c, ip6_sk_accept_pmtu).
 func recvOptions(v6 bool) []sockopt {
 	opts := []sockopt{{unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1, "SO_RXQ_OVFL", true}}
 	if v6 {
-		return append(opts,
+		return append(opts, discover6(unix.IPV6_PMTUDISC_INTERFACE),
 			sockopt{unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1, "IPV6_RECVPKTINFO", false},
 			sockopt{unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1, "IPV6_RECVHOPLIMIT", false},
 			sockopt{unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS, 1, "IPV6_RECVTCLASS", false},
@@ -79,23 +82,39 @@ func recvOptions(v6 bool) []sockopt {
 			// Foreign senders put 0 into the checksum, which IPv6 would drop.
 			sockopt{unix.IPPROTO_UDP, optNoCheck6RX, 1, "UDP_NO_CHECK6_RX", false})
 	}
-	return append(opts,
+	return append(opts, discover4(unix.IP_PMTUDISC_INTERFACE),
 		sockopt{unix.IPPROTO_IP, unix.IP_PKTINFO, 1, "IP_PKTINFO", false},
 		sockopt{unix.IPPROTO_IP, unix.IP_RECVTTL, 1, "IP_RECVTTL", false},
 		sockopt{unix.IPPROTO_IP, unix.IP_RECVTOS, 1, "IP_RECVTOS", false},
 		sockopt{unix.IPPROTO_IP, optMulticastAll4, 0, "IP_MULTICAST_ALL", true})
 }
 
-// sendOptions are those of a sending socket. On IPv4, DO on an unconnected
-// socket makes the identification 0, which the ICRC counts on (WF 11.1).
+// discover4 and discover6 say which path MTUs a socket uses, and learns.
+func discover4(how int) sockopt {
+	return sockopt{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, how, "IP_MTU_DISCOVER", false}
+}
+
+func discover6(how int) sockopt {
+	return sockopt{unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, how, "IPV6_MTU_DISCOVER", false}
+}
+
+// sendOptions are those of a sending socket. None uses a path MTU that the kernel
+// has learned from ICMP, whoever had it learn that: what counts is the MTU of the
+// link, and that of the route, which we read (routemtu.go).
+//
+// On IPv6, INTERFACE refuses what is larger than the link, and OMIT fragments it.
+// On IPv4, PROBE refuses it too. It sets DF, and so makes the identification of
+// what an unconnected socket sends 0, which the ICRC counts on (include/net/ip.h,
+// ip_select_ident_segs); INTERFACE does not. But with PROBE the kernel learns from
+// ICMP, for which every sender of IPv4 has a guard.
 func sendOptions(v6, fragment bool, ifindex int) []sockopt {
 	if v6 {
-		disc := unix.IPV6_PMTUDISC_DO
+		disc := unix.IPV6_PMTUDISC_INTERFACE
 		if fragment {
-			disc = unix.IPV6_PMTUDISC_WANT
+			disc = unix.IPV6_PMTUDISC_OMIT
 		}
 		return []sockopt{
-			{unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, disc, "IPV6_MTU_DISCOVER", false},
+			discover6(disc),
 			{unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_LOOP, 0, "IPV6_MULTICAST_LOOP", false},
 			{unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, ifindex, "IPV6_MULTICAST_IF", false},
 			{unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, defaultHopLimit, "IPV6_MULTICAST_HOPS", false},
@@ -103,7 +122,7 @@ func sendOptions(v6, fragment bool, ifindex int) []sockopt {
 		}
 	}
 	return []sockopt{
-		{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO, "IP_MTU_DISCOVER", false},
+		discover4(unix.IP_PMTUDISC_PROBE),
 		{unix.IPPROTO_IP, unix.IP_MULTICAST_LOOP, 0, "IP_MULTICAST_LOOP", false},
 		{unix.IPPROTO_IP, unix.IP_MULTICAST_TTL, defaultHopLimit, "IP_MULTICAST_TTL", false},
 		{unix.IPPROTO_IP, unix.IP_TTL, defaultHopLimit, "IP_TTL", false},

@@ -16,6 +16,9 @@ import (
 	"ipoibcm/verbs"
 )
 
+// pathReserve is what the headers of RoCEv2 take of a packet at most.
+const pathReserve = 80
+
 // A portState is what the underlay looks like at one moment. It is immutable.
 type portState struct {
 	verbs.Port
@@ -62,7 +65,7 @@ func (u *underlay) read(prefer ib.GID) (*portState, netlink.Link, error) {
 	at := link.Attrs()
 	p := &portState{verbs.Port{
 		PKeys: u.opts.pkeys(), GUID: u.opts.GUID, LID: ib.PermissiveLID,
-		UnderlayIf: at.Name, UnderMTU: at.MTU, MTU: ib.MTUFromOctets(at.MTU - 80),
+		UnderlayIf: at.Name, UnderMTU: at.MTU, MTU: ib.MTUFromOctets(at.MTU - pathReserve),
 	}}
 	up := at.Flags&net.FlagUp != 0 && at.RawFlags&unix.IFF_RUNNING != 0
 	addrs, err := u.addresses(link)
