@@ -101,7 +101,10 @@ type Agent struct {
 	routes   *routeKeeper
 	counters counters
 	udDied   string // why the UD QP went to ERR, until it is back
-	gone     string // what the provider said when its device went away for good
+	// tooBigBefore is what tooBig counted when the MTU of the underlay or of a route
+	// changed last.
+	tooBigBefore uint64
+	gone         string // what the provider said when its device went away for good
 
 	queries chan func()
 	hub     hub

@@ -219,6 +219,9 @@ func (a *Agent) underlayChanged(ev verbs.Event) {
 		}
 		port = a.port()
 	}
+	if ev.Kind == verbs.MTUChange {
+		a.tooBigBefore = a.tooBig() // what was too big before says nothing of now
+	}
 	if ev.Kind == verbs.DeviceFatal {
 		a.gone = cmp.Or(ev.Text, "its device is gone")
 	}

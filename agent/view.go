@@ -121,6 +121,12 @@ func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) 
 		w = append(w, fmt.Sprintf("%d datagrams were larger than our UD MTU %d: another host has a larger ud_mtu", n, s.UDMTU))
 	}
 	flood, ucIn, ucUseless := a.trouble()
+	if n := a.tooBig() - a.tooBigBefore; n > 0 {
+		port := a.port()
+		w = append(w, fmt.Sprintf("%d packets were not sent, because they are larger than the way to their destination: "+
+			"%s has MTU %d, and \"ip route get GID\" shows whether a route has a smaller one; raise it, or use a smaller ud_mtu "+
+			"on all hosts; a connection takes the smaller path MTU when it is set up again", n, port.UnderlayIf, port.UnderMTU))
+	}
 	if ucUseless > ucIn/20 && ucIn >= 1000 && s.ReceiveMTU > shortReceive {
 		w = append(w, fmt.Sprintf("of %d packets that came over UC %d were useless, because another of their message was lost: receive_mtu %d makes messages shorter, mode rc sends again what is lost", ucIn, ucUseless, shortReceive))
 	}
@@ -153,6 +159,16 @@ func (a *Agent) trouble() (flood, ucIn, ucUseless uint64) {
 		}
 	})
 	return flood, ucIn, ucUseless
+}
+
+// tooBig counts the packets that the underlay did not take because of their size.
+func (a *Agent) tooBig() (n uint64) {
+	a.opt.Provider.Counters(func(name string, v uint64) {
+		if name == "tx_drop_too_big" {
+			n = v
+		}
+	})
+	return n
 }
 
 // viewPeers joins neighbours and connections by link-layer address.
@@ -246,7 +262,7 @@ func (a *Agent) viewConns() control.Conns {
 			Peer: c.Peer.String(), Mode: c.Transport.String(), State: c.State, Role: role,
 			ServiceID: fmt.Sprintf("0x%016x", c.ServiceID), LocalQPN: c.LocalQPN.String(), RemoteQPN: c.RemoteQPN.String(), CMPath: c.Via.String(),
 			LocalCommID: fmt.Sprintf("0x%08x", c.LocalComm), RemoteCommID: fmt.Sprintf("0x%08x", c.RemoteComm),
-			MTU: c.MTU, PeerReceiveMTU: int(c.ReceiveMTU), PathMTU: a.m.Status().PathMTU.Octets(), Direction: direction,
+			MTU: c.MTU, PeerReceiveMTU: int(c.ReceiveMTU), PathMTU: c.PathMTU.Octets(), Direction: direction,
 			AgeMS: since(now, c.Established), IdleMS: since(now, idle), Crossing: c.Crossing, Why: c.Why, TxQueued: queued, Health: health,
 			TxPackets: use.TxPackets, TxOctets: use.TxOctets, RxPackets: use.RxPackets, RxOctets: use.RxOctets,
 		})
