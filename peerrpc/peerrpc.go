@@ -8,13 +8,19 @@
 //	    void     NULL(void)         = 0
 //	    document STATUS(void)       = 1    JSON: control.Status
 //	    batch    EVENTS(after, max) = 2    JSON lines: control.Event
+//	    payload  ECHO(payload)      = 3    what it was given
 //
 //	struct range    { unsigned hyper after; unsigned int max; };
 //	typedef opaque document<MaxDocument>;
 //	struct batch    { unsigned hyper last; document events; };
+//	typedef opaque payload<MaxEcho>;
 //
-// A document may be written into a Write chunk (RFC 8166 section 3.4.4: it is
-// the only item that is). Nothing here changes an agent's state.
+// A document, and the payload that comes back, may be written into a Write chunk
+// (RFC 8166 section 3.4.4: nothing else is). Nothing here changes an agent's state.
+//
+// Who is not trusted has a STATUS that says little, and instead of EVENTS an
+// AUTH_ERROR with [AuthTooWeak] (RFC 5531 section 9). Nobody is told identifiers
+// that protect connections.
 package peerrpc
 
 import (
@@ -36,7 +42,14 @@ const (
 	ProcNull   uint32 = 0
 	ProcStatus uint32 = 1
 	ProcEvents uint32 = 2
+	ProcEcho   uint32 = 3
+	// ProcLast is the highest there is.
+	ProcLast = ProcEcho
 )
+
+// AuthTooWeak is the auth_stat of a call that is refused for who makes it
+// (RFC 5531 section 9).
+const AuthTooWeak uint32 = 5
 
 const (
 	// MaxDocument is the most octets of a document: what does not fit is left out,
@@ -44,11 +57,14 @@ const (
 	MaxDocument = 256 << 10
 	// MaxEvents is how many events an agent remembers and one reply brings.
 	MaxEvents = 256
+	// MaxEcho is the most octets of an echo: some packets of every path MTU.
+	MaxEcho = 16 << 10
 )
 
 var (
 	errLength = errors.New("peerrpc: wrong length")
 	errBound  = fmt.Errorf("peerrpc: a document above %d octets", MaxDocument)
+	errEcho   = fmt.Errorf("peerrpc: an echo above %d octets", MaxEcho)
 )
 
 // A Range says which events are wanted: at most Max of those behind After.
@@ -117,4 +133,28 @@ func ParseBatch(b, written []byte) (last uint64, lines []byte, err error) {
 		err = errLength
 	}
 	return last, lines, err
+}
+
+// AppendEcho appends the wire form of the arguments and of the results of ECHO. It
+// panics above MaxEcho.
+func AppendEcho(b, payload []byte) []byte {
+	if len(payload) > MaxEcho {
+		panic(errEcho)
+	}
+	return AppendDocument(b, payload)
+}
+
+// ParseEcho reads the arguments or the results of ECHO, which are all of b; written
+// is as in ParseDocument.
+func ParseEcho(b, written []byte) (payload []byte, err error) {
+	payload, rest, err := ParseDocument(b, written)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(payload) > MaxEcho:
+		return nil, errEcho
+	case len(rest) != 0:
+		return nil, errLength
+	}
+	return payload, nil
 }

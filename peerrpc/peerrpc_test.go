@@ -77,7 +77,35 @@ func TestBatch(t *testing.T) {
 	}
 }
 
+func TestEcho(t *testing.T) {
+	payload := bytes.Repeat([]byte{7}, 5)
+	b := AppendEcho(nil, payload)
+	for _, tt := range []struct {
+		name       string
+		b, written []byte
+		want       []byte
+	}{
+		{"among the others", b, nil, payload},
+		{"written by itself", b[:4], payload, payload},
+		{"empty", AppendEcho(nil, nil), nil, []byte{}},
+		{"as much as there may be", AppendEcho(nil, make([]byte, MaxEcho)), nil, make([]byte, MaxEcho)},
+		{"more than that", AppendDocument(nil, make([]byte, MaxEcho+1)), nil, nil},
+		{"something behind it", append(bytes.Clone(b), 0, 0, 0, 0), nil, nil},
+		{"without its end", b[:len(b)-1], nil, nil},
+		{"nothing", nil, nil, nil},
+	} {
+		got, err := ParseEcho(tt.b, tt.written)
+		if (err == nil) != (tt.want != nil) {
+			t.Errorf("%s: error %v, want one: %v", tt.name, err, tt.want == nil)
+		}
+		if !bytes.Equal(got, tt.want) {
+			t.Errorf("%s: %x, want %x", tt.name, got, tt.want)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
+	f.Add(AppendEcho(nil, []byte("echo")), []byte(nil))
 	f.Add(Range{1, 2}.Append(nil), []byte(nil))
 	f.Add(AppendBatch(nil, 3, []byte("x\n")), []byte("written"))
 	f.Fuzz(func(t *testing.T, b, written []byte) {
@@ -89,6 +117,15 @@ func FuzzParse(f *testing.F) {
 			if len(again) != len(b) || !bytes.Equal(again[:12+len(lines)], b[:12+len(lines)]) {
 				t.Fatalf("%x became %x", b, again)
 			}
+		}
+		if payload, err := ParseEcho(b, nil); err == nil {
+			again := AppendEcho(nil, payload)
+			if len(again) != len(b) || !bytes.Equal(again[:4+len(payload)], b[:4+len(payload)]) {
+				t.Fatalf("%x became %x", b, again)
+			}
+		}
+		if payload, err := ParseEcho(b, written); err == nil && len(payload) > MaxEcho {
+			t.Fatal(len(payload))
 		}
 		if _, doc, err := ParseBatch(b, written); err == nil && len(doc) > MaxDocument {
 			t.Fatal(len(doc))
