@@ -49,7 +49,9 @@ type Options struct {
 	QKey       ib.QKey           // zero means 0x00000b1b
 	Idle       time.Duration     // zero means 5 minutes, negative never
 	Peers      []ib.GID          // GIDs of all others, where the underlay has no multicast
-	PeerAllow  []netip.Prefix    // GIDs of those whose agents may ask ours over the fabric; empty: nobody
+	// PeerAllow has the GIDs of those whose agents may ask ours over the fabric
+	// whether it lives, PeerTrust of those that may ask the rest. Empty: nobody.
+	PeerAllow, PeerTrust []netip.Prefix
 
 	// OwnTUNThread keeps reading the TUN from the thread that receives packets
 	// ([datapath.Config]).

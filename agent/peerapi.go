@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -45,10 +46,33 @@ func (a *Agent) peerRequest(w http.ResponseWriter, r *http.Request, path string,
 	defer a.peers.end(e)
 	v, err := f(ctx, e, about)
 	if err != nil {
-		fail(w, http.StatusBadGateway, fmt.Sprintf("ask the agent of %v at %s: %v", ip, about.GID, err), "")
+		text := fmt.Sprintf("ask the agent of %v at %s: %v", ip, about.GID, err)
+		fail(w, http.StatusBadGateway, text, a.answerHint(err, about))
 		return
 	}
 	answer(w, v)
+}
+
+// answerHint says what to do when a peer's answer was none.
+func (a *Agent) answerHint(err error, about control.PeerPath) string {
+	if !errors.Is(err, errNotTrusted) {
+		return ""
+	}
+	return "put our GID, " + a.ourGID(about) + ", into peer_trust of its configuration and restart it there"
+}
+
+// ourGID is the one that the peer sees, as well as we know it.
+func (a *Agent) ourGID(about control.PeerPath) string {
+	g, err := netip.ParseAddr(about.GID)
+	if err != nil {
+		return "which status shows"
+	}
+	for _, own := range a.opt.Provider.Port().GIDs {
+		if own.Addr().Unmap().Is4() == g.Unmap().Is4() && own.Addr().IsLinkLocalUnicast() == g.IsLinkLocalUnicast() {
+			return own.String()
+		}
+	}
+	return "which status shows"
 }
 
 // peerHint says what to do when a peer could not be asked.
@@ -58,13 +82,13 @@ func peerHint(err error, about control.PeerPath) string {
 	case errors.Is(err, errSelf):
 		return "ask without --peer"
 	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonConsumer && bytes.HasPrefix(failed.Private, []byte("peer_allow\x00")):
-		return "put our GID into peer_allow of the peer's configuration"
+		return "put our GID into peer_allow (or peer_trust) of the peer's configuration and restart it there"
 	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonConsumer && bytes.HasPrefix(failed.Private, []byte("busy\x00")):
 		return "as many ask it as may at a time: try again in half a minute"
 	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonInvalidMTU:
 		return "the MTU of the peer's underlay is smaller than ours"
 	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonInvalidServiceID:
-		return "its agent answers nobody: peer_allow is empty there, or it is an older one"
+		return "its agent answers nobody: peer_allow and peer_trust are empty there, or it is an older one"
 	case about.Via == "as given":
 		return "no neighbour with that address is known: give the GID of its underlay (status there shows it)"
 	}
@@ -96,11 +120,22 @@ func (a *Agent) peerPing(w http.ResponseWriter, r *http.Request) {
 		}
 		count = n
 	}
+	size := 0
+	if s := r.URL.Query().Get("size"); s != "" {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < 0 || n > peerrpc.MaxEcho {
+			fail(w, http.StatusBadRequest, fmt.Sprintf("size %q: must be 0 to %d", s, peerrpc.MaxEcho), "")
+			return
+		}
+		size = n
+	}
 	a.peerRequest(w, r, control.PathPeerPing, func(ctx context.Context, e *transport.End, about control.PeerPath) (any, error) {
-		out := control.PeerPing{Version: control.Version, Path: about}
+		out := control.PeerPing{Version: control.Version, Path: about, Size: size}
+		payload := make([]byte, size)
+		_, _ = rand.Read(payload)
 		for range count {
 			start := time.Now()
-			if _, _, err := a.peers.call(ctx, e, peerrpc.ProcNull, nil); err != nil {
+			if err := a.peers.ping(ctx, e, payload); err != nil {
 				return nil, err
 			}
 			out.MS = append(out.MS, float64(time.Since(start).Microseconds())/1000)
@@ -108,6 +143,26 @@ func (a *Agent) peerPing(w http.ResponseWriter, r *http.Request) {
 		return out, nil
 	})
 }
+
+// ping calls NULL, or ECHO if there is a payload, which must come back the same.
+func (s *peerService) ping(ctx context.Context, e *transport.End, payload []byte) error {
+	if len(payload) == 0 {
+		_, _, err := s.call(ctx, e, peerrpc.ProcNull, nil)
+		return err
+	}
+	results, written, err := s.call(ctx, e, peerrpc.ProcEcho, peerrpc.AppendEcho(nil, payload))
+	if err != nil {
+		return err
+	}
+	got, err := peerrpc.ParseEcho(results, written)
+	if err == nil && !bytes.Equal(got, payload) {
+		err = errEcho
+	}
+	return err
+}
+
+// errEcho says that what came back is not what was sent.
+var errEcho = errors.New("the echo differs from what was sent")
 
 func (a *Agent) peerEvents(w http.ResponseWriter, r *http.Request) {
 	var after uint64

@@ -46,7 +46,7 @@ type peerService struct {
 	a    *Agent
 	port *rdmacm.Port // nil where QP 1 cannot be had
 
-	n struct{ asked, refused, served, full atomic.Uint64 }
+	n struct{ asked, refused, served, full, distrusted atomic.Uint64 }
 
 	mu    sync.Mutex
 	ends  int
@@ -56,14 +56,17 @@ type peerService struct {
 	past  map[string]uint64 // counters of connections that have ended
 
 	events eventRing
-	doc    recent[[]byte] // of STATUS
+	view   func(context.Context) (control.Status, error) // of our own
+	seen   recent[control.Status]                        // by view
 }
 
-// openPeers starts the service. Nobody but those of Options.PeerAllow is answered.
+// openPeers starts the service. Nobody but those of Options.PeerAllow and PeerTrust
+// is answered.
 func (a *Agent) openPeers() error {
 	s := &a.peers
 	s.from = map[ib.GID]int{}
 	s.a, s.known, s.live, s.past = a, map[netip.Addr]ib.GID{}, map[*transport.End]struct{}{}, map[string]uint64{}
+	s.view = func(ctx context.Context) (control.Status, error) { return ask(ctx, a, a.viewStatus) }
 	if a.opt.Provider.MADPort() == nil {
 		return nil
 	}
@@ -85,7 +88,7 @@ func (a *Agent) openPeers() error {
 
 // serve answers peers until ctx ends.
 func (s *peerService) serve(ctx context.Context) error {
-	if s.port == nil || len(s.a.opt.PeerAllow) == 0 {
+	if s.port == nil || len(s.a.opt.PeerAllow)+len(s.a.opt.PeerTrust) == 0 {
 		<-ctx.Done()
 		return nil
 	}
@@ -103,11 +106,6 @@ func (s *peerService) serve(ctx context.Context) error {
 		}
 		wg.Go(func() { s.accept(ctx, r) })
 	}
-}
-
-// allowed reports whether a peer may ask.
-func (s *peerService) allowed(g ib.GID) bool {
-	return slices.ContainsFunc(s.a.opt.PeerAllow, func(p netip.Prefix) bool { return p.Contains(g.Addr().Unmap()) })
 }
 
 // enter takes a place among those who may ask at a time, if there is one for g.
@@ -133,7 +131,8 @@ func (s *peerService) leave(g ib.GID) {
 
 func (s *peerService) accept(ctx context.Context, r *rdmacm.Request) {
 	from := r.Params.Remote
-	if !s.allowed(from) {
+	who := s.asker(from)
+	if who == askerRefused {
 		s.n.refused.Add(1)
 		s.a.hub.publish(s.a.event("peers", "refused", from.String()+" asks, and is not in peer_allow"))
 		r.Reject([]byte("peer_allow"))
@@ -151,7 +150,7 @@ func (s *peerService) accept(ctx context.Context, r *rdmacm.Request) {
 		Serve: func(ctx context.Context, c rpcrdma.Serve) rpcrdma.Event {
 			idle.Reset(peerIdle)
 			s.n.served.Add(1)
-			return s.answer(ctx, &c)
+			return s.answer(ctx, who, &c)
 		}})
 	if err != nil {
 		s.a.log.Debug("a peer asks, and was not answered", "peer", from, "err", err)
@@ -192,8 +191,8 @@ func (s *peerService) counters(f func(name string, v uint64)) {
 	(&rpcrdma.Counters{}).Each(func(name string, _ uint64) { f(name, sum[name]) })
 }
 
-// answer is the program.
-func (s *peerService) answer(ctx context.Context, in *rpcrdma.Serve) rpcrdma.Event {
+// answer is the program, for who asks.
+func (s *peerService) answer(ctx context.Context, who asker, in *rpcrdma.Serve) rpcrdma.Event {
 	call, args, err := rpcrdma.ParseRPCCall(in.Payload)
 	var reply rpcrdma.RPCReply
 	var doc []byte
@@ -211,11 +210,14 @@ func (s *peerService) answer(ctx context.Context, in *rpcrdma.Serve) rpcrdma.Eve
 		reply.Status, reply.Low, reply.High = rpcrdma.RPCProgMismatch, peerrpc.Version, peerrpc.Version
 	case call.Proc == peerrpc.ProcNull && len(args) == 0:
 	case call.Proc == peerrpc.ProcStatus && len(args) == 0:
-		if doc, err = s.status(ctx); err != nil {
+		if doc, err = s.status(ctx, who); err != nil {
 			reply.Status = rpcrdma.RPCSystemErr
 			break
 		}
 		results, at = peerrpc.AppendDocument(nil, doc), 4
+	case call.Proc == peerrpc.ProcEvents && who != askerTrusted:
+		s.n.distrusted.Add(1)
+		reply.Status, reply.AuthStat = rpcrdma.RPCAuthError, peerrpc.AuthTooWeak
 	case call.Proc == peerrpc.ProcEvents:
 		r, err := peerrpc.ParseRange(args)
 		if err != nil {
@@ -225,7 +227,13 @@ func (s *peerService) answer(ctx context.Context, in *rpcrdma.Serve) rpcrdma.Eve
 		last, lines := s.events.after(r.After, int(min(r.Max, peerrpc.MaxEvents)))
 		doc = lines
 		results, at = peerrpc.AppendBatch(nil, last, lines), 12
-	case call.Proc <= peerrpc.ProcEvents:
+	case call.Proc == peerrpc.ProcEcho:
+		if doc, err = peerrpc.ParseEcho(args, nil); err != nil {
+			reply.Status = rpcrdma.RPCGarbageArgs
+			break
+		}
+		results, at = peerrpc.AppendEcho(nil, doc), 4
+	case call.Proc <= peerrpc.ProcLast:
 		reply.Status = rpcrdma.RPCGarbageArgs
 	default:
 		reply.Status = rpcrdma.RPCProcUnavail
@@ -243,14 +251,15 @@ func (s *peerService) answer(ctx context.Context, in *rpcrdma.Serve) rpcrdma.Eve
 }
 
 // status is the document of STATUS.
-func (s *peerService) status(ctx context.Context) ([]byte, error) {
-	return s.doc.get(ctx, func() ([]byte, error) {
-		v, err := ask(ctx, s.a, s.a.viewStatus)
-		if err != nil {
-			return nil, err
-		}
-		return statusDocument(v)
-	})
+func (s *peerService) status(ctx context.Context, who asker) ([]byte, error) {
+	v, err := s.seen.get(ctx, func() (control.Status, error) { return s.view(ctx) })
+	if err != nil {
+		return nil, err
+	}
+	if who != askerTrusted {
+		return statusDocument(briefStatus(v))
+	}
+	return statusDocument(wholeStatus(v))
 }
 
 // A recent keeps something for a short time: however often peers ask, the driver
@@ -379,11 +388,17 @@ func (s *peerService) call(ctx context.Context, e *transport.End, proc uint32, a
 	if proc != peerrpc.ProcNull {
 		req.Results = []int{peerrpc.MaxDocument}
 	}
+	if proc == peerrpc.ProcEcho {
+		req.Results = []int{peerrpc.MaxEcho}
+	}
 	r, err := e.Call(ctx, req)
 	if err != nil {
 		return nil, nil, err
 	}
 	head, results, err := rpcrdma.ParseRPCReply(r.Payload)
+	if err == nil && head.Status == rpcrdma.RPCAuthError {
+		return nil, nil, errNotTrusted
+	}
 	if err == nil && head.Status != rpcrdma.RPCSuccess {
 		err = errors.New("the peer's agent answers " + head.Status.String())
 	}
@@ -392,6 +407,9 @@ func (s *peerService) call(ctx context.Context, e *transport.End, proc uint32, a
 	}
 	return results, written, err
 }
+
+// errNotTrusted says that the peer refuses us one thing, not all.
+var errNotTrusted = errors.New("that is told only to those whom the agent there trusts")
 
 // An eventRing keeps the last events for peers that ask.
 type eventRing struct {
@@ -422,7 +440,7 @@ func (r *eventRing) after(seq uint64, n int) (last uint64, lines []byte) {
 	enc := json.NewEncoder(&b)
 	for ; seq < r.last && n > 0; n-- {
 		size := b.Len()
-		if enc.Encode(r.ring[(seq+1)%peerrpc.MaxEvents]) != nil || b.Len() > peerrpc.MaxDocument {
+		if enc.Encode(forPeers(r.ring[(seq+1)%peerrpc.MaxEvents])) != nil || b.Len() > peerrpc.MaxDocument {
 			b.Truncate(size)
 			break
 		}

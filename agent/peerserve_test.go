@@ -47,7 +47,7 @@ func TestPeerAnswers(t *testing.T) {
 	s.events.add(control.Event{Text: "first"})
 	ask := func(args []byte, results ...int) (rpcrdma.RPCReply, []byte, rpcrdma.Answer) {
 		t.Helper()
-		a, ok := s.answer(t.Context(), &rpcrdma.Serve{Payload: args, Results: results}).(rpcrdma.Answer)
+		a, ok := s.answer(t.Context(), askerTrusted, &rpcrdma.Serve{Payload: args, Results: results}).(rpcrdma.Answer)
 		if !ok {
 			t.Fatal("no answer")
 		}

@@ -378,6 +378,7 @@ func (a *Agent) allCounters() []control.Counter {
 	add("peers", "asked", p.asked.Load())
 	add("peers", "served", p.served.Load())
 	add("peers", "drop_not_allowed", p.refused.Load())
+	add("peers", "drop_not_trusted", p.distrusted.Load())
 	add("peers", "drop_too_many", p.full.Load())
 	if a.peers.port != nil {
 		a.peers.port.Counters(func(name string, v uint64) { add("peers", "cm_"+name, v) })

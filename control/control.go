@@ -30,7 +30,7 @@ const (
 	PathEvents     = "/v1/events"      // newline-delimited Event, until the client leaves
 	PathCapture    = "/v1/capture"     // ?snap=OCTETS: pcapng, until the client leaves
 	PathPeerStatus = "/v1/peer/status" // ?ip=ADDRESS: of another host's agent, over the fabric
-	PathPeerPing   = "/v1/peer/ping"   // ?ip=ADDRESS&count=N
+	PathPeerPing   = "/v1/peer/ping"   // ?ip=ADDRESS&count=N&size=OCTETS
 	PathPeerEvents = "/v1/peer/events" // ?ip=ADDRESS&after=NUMBER
 	PathRuntime    = "/v1/runtime"     // what the process uses, after two garbage collections, with what was free given back
 	PathMetrics    = "/metrics"        // Prometheus text
@@ -75,6 +75,8 @@ type Status struct {
 	Underlay  Underlay  `json:"underlay"`
 	Peers     []Peer    `json:"peers"`
 	Warnings  []string  `json:"warnings,omitempty"` // what an operator should look at
+	// Limited says what is left out and why, in the status of another host's agent.
+	Limited string `json:"limited,omitempty"`
 }
 
 // An Interface is the network interface the agent provides.

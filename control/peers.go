@@ -19,10 +19,12 @@ type PeerStatus struct {
 	Status  Status   `json:"status"`
 }
 
-// A PeerPing is what NULL calls to another host's agent took.
+// A PeerPing is what calls to another host's agent took: of NULL, or of ECHO with
+// so many octets that came back the same.
 type PeerPing struct {
 	Version int       `json:"version"`
 	Path    PeerPath  `json:"path"`
+	Size    int       `json:"size,omitempty"`
 	MS      []float64 `json:"ms"` // round-trip times
 }
 

@@ -52,6 +52,7 @@ type Config struct {
 	IdleTimeout string   `yaml:"idle_timeout"`
 	Peers       []string `yaml:"peers"`
 	PeerAllow   []string `yaml:"peer_allow"`
+	PeerTrust   []string `yaml:"peer_trust"`
 	Offload     Offload  `yaml:"offload"`
 }
 
@@ -270,6 +271,7 @@ type settings struct {
 	gid      ib.GID
 	peers    []ib.GID
 	allow    []netip.Prefix
+	trust    []netip.Prefix
 	level    slog.Level
 	idle     time.Duration
 }
@@ -342,14 +344,18 @@ func (c *Config) settings() (s settings, err error) {
 		s.peers = append(s.peers, g)
 	}
 	for i, a := range c.PeerAllow {
-		p, err := netip.ParsePrefix(a)
-		if one, aerr := netip.ParseAddr(a); err != nil && aerr == nil {
-			p, err = one.Prefix(one.BitLen())
-		}
-		if err != nil {
+		p, ok := gidPrefix(a)
+		if !ok {
 			return bad(fmt.Sprintf("peer_allow[%d]", i), "peer_allow %q: want GIDs or prefixes of them, such as fe80::/10 or 192.0.2.0/24", a)
 		}
-		s.allow = append(s.allow, p.Masked())
+		s.allow = append(s.allow, p)
+	}
+	for i, a := range c.PeerTrust {
+		p, ok := gidPrefix(a)
+		if !ok {
+			return bad(fmt.Sprintf("peer_trust[%d]", i), "peer_trust %q: want GIDs, such as fe80::1, or prefixes of them", a)
+		}
+		s.trust = append(s.trust, p)
 	}
 	if err := s.level.UnmarshalText([]byte(c.LogLevel)); err != nil {
 		return bad("log_level", "log_level %q: must be debug, info, warn or error", c.LogLevel)
@@ -378,6 +384,19 @@ func parseGID(s string) (ib.GID, error) {
 		return g, fmt.Errorf("%s is no address of a host", s)
 	}
 	return g, nil
+}
+
+// gidPrefix parses a GID, or a prefix of GIDs.
+func gidPrefix(s string) (netip.Prefix, bool) {
+	if a, err := netip.ParseAddr(s); err == nil {
+		a = a.Unmap() // status shows the GID 192.0.2.1 as ::ffff:192.0.2.1
+		return netip.PrefixFrom(a, a.BitLen()), a.Zone() == ""
+	}
+	p, err := netip.ParsePrefix(s)
+	if a := p.Addr(); a.Is4In6() && p.Bits() >= 96 {
+		p = netip.PrefixFrom(a.Unmap(), p.Bits()-96)
+	}
+	return p.Masked(), err == nil
 }
 
 // controlPath returns where the control socket is.

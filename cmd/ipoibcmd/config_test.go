@@ -109,6 +109,8 @@ func TestEveryBadValueIsNamed(t *testing.T) {
 		{"gid", func(c *Config) { c.GID = "eth0" }, "gid: "},
 		{"peers", func(c *Config) { c.Peers = []string{"fe80::1", "host"} }, "peers: "},
 		{"peer_allow", func(c *Config) { c.PeerAllow = []string{"fe80::/10", "all"} }, `peer_allow "all": want GIDs`},
+		{"peer_trust", func(c *Config) { c.PeerTrust = []string{"fe80::1", "host"} }, `peer_trust "host": want GIDs`},
+		{"peer_trust with a zone", func(c *Config) { c.PeerTrust = []string{"fe80::1%eth0"} }, `peer_trust "fe80::1%eth0": want GIDs`},
 		{"log level", func(c *Config) { c.LogLevel = "loud" }, `log_level "loud": must be debug, info, warn or error`},
 		{"idle without a unit", func(c *Config) { c.IdleTimeout = "300" }, `idle_timeout "300": want a duration such as 5m`},
 		{"negative idle", func(c *Config) { c.IdleTimeout = "-1s" }, `idle_timeout "-1s"`},
@@ -117,6 +119,27 @@ func TestEveryBadValueIsNamed(t *testing.T) {
 		tt.change(&c)
 		if err := c.check(); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: got %v, want %q", tt.name, err, tt.want)
+		}
+	}
+}
+
+func TestGIDPrefix(t *testing.T) {
+	for _, tt := range []struct{ in, want string }{
+		{"fe80::1", "fe80::1/128"},
+		{"fe80::1/10", "fe80::/10"},
+		{"192.0.2.1", "192.0.2.1/32"},
+		{"::ffff:192.0.2.1", "192.0.2.1/32"},
+		{"::ffff:192.0.2.1/120", "192.0.2.0/24"},
+		{"192.0.2.1/24", "192.0.2.0/24"},
+		{"fe80::1%eth0", ""},
+		{"host", ""},
+		{"", ""},
+	} {
+		got, ok := gidPrefix(tt.in)
+		if ok != (tt.want != "") {
+			t.Errorf("%q: taken %v, want %v", tt.in, ok, tt.want != "")
+		} else if ok && got.String() != tt.want {
+			t.Errorf("%q: %v, want %v", tt.in, got, tt.want)
 		}
 	}
 }

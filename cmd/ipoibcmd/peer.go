@@ -22,13 +22,14 @@ import (
 func newPing() *cobra.Command {
 	var flags clientFlags
 	var rdma bool
-	var count int
+	var count, size int
 	cmd := &cobra.Command{
 		Use:   "ping --rdma IP",
 		Short: "call the agent of another host over the fabric, below IP",
 		Long: `Ask the agent on this host to call procedure 0 of another host's agent by
-RPC-over-RDMA. Nothing of the IP layer between the two is used: where ping fails
-and this does not, queue pairs and CM work and the fault is above them.`,
+RPC-over-RDMA, or with --size the procedure that returns what it is given. Nothing
+of the IP layer between the two is used: where ping fails and this does not, queue
+pairs and CM work and the fault is above them.`,
 		Example: `  ipoibcmd ping --rdma 10.0.0.2
   ipoibcmd ping --rdma fe80::a831:11ff:fe43:e8e3 --count 10 --json`,
 		Args: cobra.ExactArgs(1),
@@ -36,11 +37,13 @@ and this does not, queue pairs and CM work and the fault is above them.`,
 			if !rdma {
 				return usageError{hintError{errors.New("only --rdma is offered"), "for packets of IP use the system's ping"}}
 			}
-			return show(cmd.Context(), &flags, control.PathPeerPing, url.Values{"ip": {args[0]}, "count": {strconv.Itoa(count)}}, printPing)
+			query := url.Values{"ip": {args[0]}, "count": {strconv.Itoa(count)}, "size": {strconv.Itoa(size)}}
+			return show(cmd.Context(), &flags, control.PathPeerPing, query, printPing)
 		},
 	}
 	cmd.Flags().BoolVar(&rdma, "rdma", false, "over the fabric (RPC-over-RDMA)")
 	cmd.Flags().IntVarP(&count, "count", "c", 3, "calls to make, 1 to 100")
+	cmd.Flags().IntVarP(&size, "size", "s", 0, "octets that the other agent is to return, 0 to 16384")
 	flags.bindJSON(cmd)
 	return cmd
 }
@@ -51,8 +54,12 @@ func printPath(w io.Writer, p *control.PeerPath) {
 
 func printPing(w io.Writer, p *control.PeerPing) {
 	printPath(w, &p.Path)
+	what := "NULL"
+	if p.Size > 0 {
+		what = fmt.Sprintf("ECHO of %d octets", p.Size)
+	}
 	for i, ms := range p.MS {
-		fmt.Fprintf(w, "  NULL %d: %.3f ms\n", i+1, ms)
+		fmt.Fprintf(w, "  %s %d: %.3f ms\n", what, i+1, ms)
 	}
 	sorted := slices.Sorted(slices.Values(p.MS))
 	if len(sorted) > 1 {
@@ -63,8 +70,25 @@ func printPing(w io.Writer, p *control.PeerPing) {
 func printPeerStatus(w io.Writer, p *control.PeerStatus) {
 	printPath(w, &p.Path)
 	var b strings.Builder
-	printStatus(&b, &p.Status)
+	if p.Status.Interface.GID == "" && p.Status.Limited != "" {
+		printBrief(&b, &p.Status)
+	} else {
+		printStatus(&b, &p.Status)
+	}
+	if p.Status.Limited != "" {
+		fmt.Fprintln(&b, "  not shown:", p.Status.Limited)
+	}
 	_, _ = io.WriteString(w, plain(b.String(), "\n"))
+}
+
+// printBrief prints what the agent of another host tells those it does not trust.
+func printBrief(w io.Writer, s *control.Status) {
+	i, underlay := s.Interface, "active"
+	if !s.Underlay.Active {
+		underlay = "DOWN"
+	}
+	fmt.Fprintf(w, "%s, mode %s, UD MTU %d, Receive MTU %d, underlay %s, IB path MTU %d, build %s\n",
+		i.State, i.Mode, i.UDMTU, i.ReceiveMTU, underlay, s.Underlay.PathMTU, i.Build)
 }
 
 // plain takes out of another host's text what a terminal would obey, all control

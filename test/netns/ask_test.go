@@ -3,6 +3,7 @@ package netns
 import (
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -28,6 +29,32 @@ func (h *host) refused(want string, args ...string) {
 	}
 }
 
+// echoes has the agent at a GID return as much as it may.
+func (h *host) echoes(gid string) {
+	h.seg.Helper()
+	var echo control.PeerPing
+	h.asks(&echo, "ping", "--rdma", gid, "--size", "16384")
+	if len(echo.MS) != 3 {
+		h.seg.Errorf("%d echoes, want 3", len(echo.MS))
+	}
+	if echo.Size != 16384 {
+		h.seg.Errorf("echoes of %d octets, want 16384", echo.Size)
+	}
+	h.refused("size", "ping", "--rdma", gid, "--size", "16385")
+}
+
+// trusts returns the arguments with which h trusts the others.
+func (h *host) trusts(others ...*host) []string {
+	h.seg.Helper()
+	var gids []string
+	for _, o := range others {
+		gid, err := o.LinkLocal(underlay)
+		h.seg.must(err)
+		gids = append(gids, gid.String())
+	}
+	return h.config("peer_trust: [\"" + strings.Join(gids, "\", \"") + "\"]\n")
+}
+
 // Agents ask each other over the fabric, also when nothing of IP works between
 // their interfaces; and only those who may.
 func TestAskPeers(t *testing.T) {
@@ -35,7 +62,7 @@ func TestAskPeers(t *testing.T) {
 	s := newSegment(t, topology{hosts: 3})
 	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
 	a.run()
-	b.run()
+	b.run(b.trusts(a)...)
 	c.run(c.config("peer_allow: []\n")...)
 	gid := b.status().Interface.GID
 	// Before anything has been resolved there is only the GID.
@@ -45,6 +72,7 @@ func TestAskPeers(t *testing.T) {
 		t.Errorf("%+v", ping)
 	}
 	a.connect(b, "RC")
+	a.echoes(gid)
 	a.asks(&ping, "ping", "--rdma", "10.0.0.2")
 	if p := ping.Path; len(ping.MS) != 3 || p.GID != gid || p.Via != "neighbour" {
 		t.Errorf("%+v", ping)
@@ -95,4 +123,94 @@ func TestAskPeers(t *testing.T) {
 	if n := b.counter("peers", "drop_not_allowed"); n != 1 {
 		t.Errorf("%d were counted as not allowed", n)
 	}
+}
+
+// What an agent tells others over the fabric has no identifier of a connection that
+// is up, whoever asks; and who is not trusted learns of no neighbour.
+func TestPeersLearnNoIdentifiers(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{hosts: 3})
+	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
+	a.run()
+	b.run(b.trusts(a)...)
+	c.run()
+	a.connect(b, "RC")
+	b.connect(c, "RC")
+	gid := b.status().Interface.GID
+	ask := func(h *host, args ...string) string {
+		t.Helper()
+		out, errs, code := h.output(append(args, "--control", h.path(".sock"), "--json")...)
+		if code != 0 {
+			t.Fatalf("%s: exit status %d\n%s", strings.Join(args, " "), code, errs)
+		}
+		return out
+	}
+	f := a.follow("monitor", "--peer", gid, "--control", a.path(".sock"), "--json")
+	s.eventually(patience, "the peer's events come", func() error {
+		return containsAll(strings.Join(f.output(), "\n"), "REQ", "connection up", c.v4.String())
+	})
+	f.interrupt()
+	status := ask(a, "status", "--peer", gid)
+	told := map[string]string{"STATUS, trusted": status, "EVENTS": strings.Join(f.output(), "\n"),
+		"STATUS": ask(c, "status", "--peer", gid)}
+	for what, text := range told {
+		for name, id := range b.identifiers() {
+			for _, form := range []string{id, fmt.Sprint(number(t, id))} {
+				if strings.Contains(strings.ToLower(text), form) {
+					t.Errorf("%s has the %s %s:\n%s", what, name, id, text)
+				}
+			}
+		}
+	}
+	if err := containsAll(status, a.v4.String(), c.v4.String(), ifName); err != nil {
+		t.Errorf("who is trusted does not learn: %v", err)
+	}
+	for _, secret := range []string{gid[len("fe80::"):], a.v4.String(), b.v4.String(), ifName} {
+		if _, st, _ := strings.Cut(told["STATUS"], `"status"`); strings.Contains(st, secret) {
+			t.Errorf("who is not trusted learns %q:\n%s", secret, st)
+		}
+	}
+	c.refused("is told only", "monitor", "--peer", gid)
+	c.refused("peer_trust", "monitor", "--peer", gid)
+	c.refused(c.status().Interface.GID, "monitor", "--peer", gid)
+	if n := b.counter("peers", "drop_not_trusted"); n != 3 {
+		t.Errorf("%d were counted as not trusted, want 3", n)
+	}
+	out, errs, code := c.output("status", "--peer", gid, "--control", c.path(".sock"))
+	if code != 0 {
+		t.Errorf("status --peer of one that does not trust us: exit status %d, want 0\n%s", code, errs)
+	}
+	if err := containsAll(out, "up, mode rc", "peer_trust"); err != nil {
+		t.Error(err)
+	}
+}
+
+// identifiers returns what protects the connections of the host, in hexadecimal.
+func (h *host) identifiers() map[string]string {
+	h.seg.Helper()
+	all, err := h.agent.Conns(h.seg.ctx)
+	h.seg.must(err)
+	if len(all) < 2 {
+		h.seg.Fatalf("%d connections, want at least 2", len(all))
+	}
+	ids := map[string]string{"UD QPN": h.status().Interface.UDQPN, "Q_Key": h.status().Interface.QKey}
+	for i, c := range all {
+		ids[fmt.Sprint("local QPN ", i)], ids[fmt.Sprint("remote QPN ", i)] = c.LocalQPN, c.RemoteQPN
+		ids[fmt.Sprint("local communication ID ", i)] = c.LocalCommID
+		ids[fmt.Sprint("remote communication ID ", i)] = c.RemoteCommID
+	}
+	for name, id := range ids {
+		ids[name] = strings.ToLower(strings.TrimPrefix(id, "0x"))
+	}
+	return ids
+}
+
+// number reads a hexadecimal number.
+func number(t *testing.T, hex string) uint64 {
+	t.Helper()
+	n, err := strconv.ParseUint(hex, 16, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }

@@ -1,0 +1,120 @@
+package agent
+
+import (
+	"net/netip"
+	"reflect"
+	"regexp"
+	"slices"
+	"time"
+
+	"ipoibcm/control"
+	"ipoibcm/ib"
+)
+
+// redacted stands where an identifier was.
+const redacted = "redacted"
+
+// identifiers matches what may be a communication ID, QPN, PSN, Q_Key, P_Key,
+// service ID or GUID, and the P_Key in an MGID (RFC 4391 section 4), in any text of
+// ours: hexadecimal numbers, six digits in a row, and what follows their names. A
+// number that is none may match too; a part of an IP address does not.
+var identifiers = regexp.MustCompile(`0[xX][0-9a-fA-F]+|[0-9a-fA-F]{6,}|` +
+	`\b(?:comm|remote|qpn|psn|service)=[^\s,;)]+|\b[fF][fF][0-9a-fA-F]{2}:[46]01[bB]:[0-9a-fA-F]*`)
+
+// redact takes the identifiers out of a text.
+func redact(s string) string { return identifiers.ReplaceAllLiteralString(s, redacted) }
+
+// redactAll returns a copy of v, a document of package control, without identifiers
+// in any of its texts, however deep. That holds for fields that are yet to come.
+func redactAll[T any](v T) T {
+	return redactValue(reflect.ValueOf(&v).Elem()).Interface().(T)
+}
+
+func redactValue(v reflect.Value) reflect.Value {
+	out := reflect.New(v.Type()).Elem()
+	switch v.Kind() {
+	case reflect.String:
+		out.SetString(redact(v.String()))
+	case reflect.Struct:
+		if v.Type() == reflect.TypeFor[time.Time]() {
+			return v
+		}
+		for i := range v.NumField() {
+			out.Field(i).Set(redactValue(v.Field(i)))
+		}
+	case reflect.Slice:
+		if v.IsNil() {
+			return v
+		}
+		out.Set(reflect.MakeSlice(v.Type(), v.Len(), v.Len()))
+		for i := range v.Len() {
+			out.Index(i).Set(redactValue(v.Index(i)))
+		}
+	case reflect.Map:
+		if v.IsNil() {
+			return v
+		}
+		out.Set(reflect.MakeMapWithSize(v.Type(), v.Len()))
+		for it := v.MapRange(); it.Next(); {
+			out.SetMapIndex(redactValue(it.Key()), redactValue(it.Value()))
+		}
+	case reflect.Pointer:
+		if v.IsNil() {
+			return v
+		}
+		out.Set(reflect.New(v.Type().Elem()))
+		out.Elem().Set(redactValue(v.Elem()))
+	default:
+		return v
+	}
+	return out
+}
+
+// wholeStatus is what a trusted peer sees of our status: all but the identifiers
+// that protect connections.
+func wholeStatus(s control.Status) control.Status {
+	out := redactAll(s)
+	out.Interface.Build = s.Interface.Build // has the number of a commit
+	out.Limited = "identifiers of queue pairs and connections are shown on that host only"
+	return out
+}
+
+// briefStatus is what any other peer that may ask sees: that the agent lives, and
+// what both ends must have alike. It names nobody.
+func briefStatus(s control.Status) control.Status {
+	i, u := s.Interface, s.Underlay
+	return control.Status{
+		Version: s.Version,
+		Interface: control.Interface{State: i.State, Mode: i.Mode, UDMTU: i.UDMTU, ReceiveMTU: i.ReceiveMTU, Build: i.Build,
+			CMPaths: []string{}, Addresses: []control.Address{}},
+		Underlay: control.Underlay{PathMTU: u.PathMTU, Active: u.Active, GIDs: []string{}},
+		Peers:    []control.Peer{},
+		Limited:  "the rest is for the GIDs in peer_trust of that host's configuration",
+	}
+}
+
+// forPeers returns the event as a trusted peer sees it.
+func forPeers(e control.Event) control.Event { return redactAll(e) }
+
+// An asker says what another host's agent may ask of ours.
+type asker uint8
+
+const (
+	askerRefused asker = iota // nothing
+	askerAllowed              // NULL, ECHO, and a STATUS that says little
+	askerTrusted              // everything there is, without identifiers
+)
+
+// asker returns what the agent at g may ask.
+func (s *peerService) asker(g ib.GID) asker {
+	in := func(list []netip.Prefix) bool {
+		return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(g.Addr().Unmap()) })
+	}
+	switch {
+	case in(s.a.opt.PeerTrust):
+		return askerTrusted
+	case in(s.a.opt.PeerAllow):
+		return askerAllowed
+	}
+	return askerRefused
+}
