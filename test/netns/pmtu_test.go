@@ -131,7 +131,8 @@ type victim struct {
 	octetsPerSend int64
 }
 
-// newVictim knows of both hosts what the liar needs: their GIDs.
+// newVictim knows of both hosts what the liar needs: their GIDs. They are IPv4
+// addresses or link-local ones.
 func newVictim(s *segment, ipv4 bool) *victim {
 	s.Helper()
 	v := &victim{host: s.hosts[0], peer: s.hosts[1], liar: s.hosts[2], octetsPerSend: 8 << 20}
@@ -151,6 +152,14 @@ func newVictim(s *segment, ipv4 bool) *victim {
 		v.targets = append(v.targets, global)
 	}
 	return v
+}
+
+// useGlobal gives both hosts global GIDs, and returns the arguments that say so.
+func (v *victim) useGlobal() (mine, theirs []string) {
+	v.seg.Helper()
+	v.gid, v.peerGID = v.targets[1], netip.MustParseAddr("2001:db8::2")
+	v.seg.must(v.peer.AddAddr(underlay, v.peerGID.String()+"/64"))
+	return []string{"--gid", v.gid.String()}, []string{"--gid", v.peerGID.String()}
 }
 
 // everyPort has the liar quote packets of every UDP source port that softroce
@@ -188,13 +197,20 @@ func (v *victim) unharmed(when string) {
 // MTU to a peer by quoting RoCE packets that it never saw, whatever source port it
 // guesses and whichever address of the host it writes to.
 func TestForgedPathMTU(t *testing.T) {
-	for _, ipv4 := range []bool{false, true} {
-		t.Run(fmt.Sprintf("IPv4 %v", ipv4), func(t *testing.T) {
+	for _, tt := range []struct {
+		name         string
+		ipv4, global bool
+	}{{name: "IPv6, link-local GIDs"}, {name: "IPv6, global GIDs", global: true}, {name: "IPv4", ipv4: true}} {
+		t.Run(tt.name, func(t *testing.T) {
 			parallel(t)
-			s := newSegment(t, topology{hosts: 3, ipv4: ipv4})
-			v := newVictim(s, ipv4)
-			v.run()
-			v.peer.run()
+			s := newSegment(t, topology{hosts: 3, ipv4: tt.ipv4})
+			v := newVictim(s, tt.ipv4)
+			var mine, theirs []string
+			if tt.global {
+				mine, theirs = v.useGlobal()
+			}
+			v.run(mine...)
+			v.peer.run(theirs...)
 			v.connect(v.peer, "RC")
 			v.unharmed("before")
 			v.everyPort()
