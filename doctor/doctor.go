@@ -35,13 +35,14 @@ const (
 	RDMADevices  = "rdma"
 	CM           = "cm"
 	Managers     = "managers"
+	Demo         = "demo"
 )
 
 // Examine returns one check for each name.
 func Examine(f Facts) control.Doctor {
 	e := &exam{f: &f, out: control.Doctor{Version: control.Version, OK: true}}
 	for _, look := range []func(){e.tun, e.capabilities, e.settings, e.control, e.underlay, e.address, e.gid, e.mtu, e.port,
-		e.provider, e.buffers, e.gso, e.gro, e.link, e.rdma, e.cm, e.managers} {
+		e.provider, e.buffers, e.gso, e.gro, e.link, e.rdma, e.cm, e.managers, e.demo} {
 		look()
 	}
 	return e.out
@@ -430,6 +431,22 @@ func (e *exam) cm() {
 		e.fail(CM, "cm_transport auto, or unload ib_cm and what uses it", "%s", taken)
 	default:
 		e.warn(CM, "to meet other implementations, unload ib_cm and what uses it", "%s; messages travel in-band, which only ipoibcmd understands", taken)
+	}
+}
+
+// demo says whether "ipoibcmd demo" would work too. run does not depend on it.
+func (e *exam) demo() {
+	f := e.f
+	switch {
+	case f.TUN == TUNNoNode || f.TUN == TUNDenied:
+		e.skip(Demo, "demo needs /dev/net/tun too")
+	case f.Demo == Unknown:
+		e.skip(Demo, "demo needs root: it makes network namespaces")
+	case f.Demo == No:
+		e.warn(Demo, "only demo needs it: root with CAP_SYS_ADMIN, a writable /run/netns and /proc/sys, and the kernel's veth (modprobe veth)",
+			"demo cannot make its network namespaces or the veth pair between them: %s", f.DemoErr)
+	default:
+		e.ok(Demo, "network namespaces and a veth pair between them can be made")
 	}
 }
 

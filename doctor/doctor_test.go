@@ -20,7 +20,7 @@ func fine() Facts {
 		Device: &Device{Up: true, MTU: 9000, Driver: "veth", SpeedMbps: 10000, Addrs: []Addr{{IP: netip.MustParseAddr("192.0.2.1")}, {IP: netip.MustParseAddr("fe80::1")}},
 			Features: []string{"rx-gro", "tx-checksum-ip-generic", "tx-udp-segmentation"}},
 		Opened: true, Open: Open{GIDs: []ib.GID{gid("fe80::1"), gid("192.0.2.1")}, QP1: true, RecvAsked: 16, RecvGot: 16, SendAsked: 4, SendGot: 4},
-		Loopback: true, IBCM: No,
+		Loopback: true, IBCM: No, Demo: Yes,
 	}
 }
 
@@ -103,6 +103,10 @@ func TestExamine(t *testing.T) {
 			f.Files = []File{{"/etc/systemd/network/99-all.network", "[Match]\nName=*\n"}}
 		}, Managers, control.CheckWarn, "99-all.network"},
 		{"dhcpcd", func(f *Facts) { f.Managers = []string{"dhcpcd"} }, Managers, control.CheckWarn, "dhcpcd"},
+		{"demo works", func(*Facts) {}, Demo, control.CheckOK, "veth pair"},
+		{"demo without veth", func(f *Facts) { f.Demo, f.DemoErr = No, "veth: operation not supported" }, Demo, control.CheckWarn, "modprobe veth"},
+		{"demo, why", func(f *Facts) { f.Demo, f.DemoErr = No, "veth: operation not supported" }, Demo, control.CheckWarn, "pair between them: veth: operation not supported"},
+		{"demo, not root", func(f *Facts) { f.Demo = Unknown }, Demo, control.CheckSkipped, "needs root"},
 	} {
 		f := fine()
 		tt.change(&f)
@@ -121,7 +125,7 @@ func TestExamine(t *testing.T) {
 				t.Errorf("%s: %s fails too: %+v", tt.name, c.Name, c)
 			}
 		}
-		if len(d.Checks) != 17 || d.OK != ok || d.OK == (tt.status == control.CheckFail) || d.Version != control.Version {
+		if len(d.Checks) != 18 || d.OK != ok || d.OK == (tt.status == control.CheckFail) || d.Version != control.Version {
 			t.Errorf("%s: %d checks, ok %v", tt.name, len(d.Checks), d.OK)
 		}
 	}
@@ -180,7 +184,7 @@ func TestExamineAnything(t *testing.T) {
 			names = append(names, c.Name)
 		}
 		slices.Sort(names)
-		if len(slices.Compact(names)) != 17 || d.OK {
+		if len(slices.Compact(names)) != 18 || d.OK {
 			t.Errorf("%+v: ok %v, %v", f, d.OK, names)
 		}
 	}

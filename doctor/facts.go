@@ -45,6 +45,10 @@ type Facts struct {
 	RDMA []RDMA
 	IBCM Answer // the module ib_cm is loaded
 
+	// A rehearsal of the network that demo makes: namespaces joined by a veth pair.
+	Demo    Answer // Unknown: not root, so it was not tried
+	DemoErr string
+
 	// What would touch the interface.
 	Managers []string // names of processes
 	Files    []File   // configuration of the managers

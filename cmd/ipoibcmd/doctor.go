@@ -21,7 +21,8 @@ func newDoctor() *cobra.Command {
 		Short: "say whether run would work here with the same settings, and what to do if not",
 		Long: "doctor takes the configuration and flags of run, looks at everything that run needs, and names a remedy\n" +
 			"for what is missing. It opens the provider as run does and makes the interface for a moment, without\n" +
-			"setting it up. The exit status is 0 only if run would work.",
+			"setting it up; and, as root, two network namespaces as demo does. The exit status is 0 only if run\n" +
+			"would work.",
 		Example: "  ipoibcmd doctor --underlay eth0\n" +
 			"  ipoibcmd doctor --config /etc/ipoibcm/ibcm0.yaml --json",
 		Args: cobra.NoArgs,

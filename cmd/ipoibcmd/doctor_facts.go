@@ -16,6 +16,7 @@ import (
 	"github.com/Mellanox/rdmamap"
 	"golang.org/x/sys/unix"
 
+	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/doctor"
 	"ipoibcm/hostnet"
 	"ipoibcm/mtu"
@@ -53,7 +54,19 @@ func gather(ctx context.Context, c Config, s settings) doctor.Facts {
 		f.IBCM = doctor.Yes
 	}
 	f.Managers, f.Files = managers(), managerFiles()
+	rehearseDemo(&f)
 	return f
+}
+
+// rehearseDemo makes the network of the demo, and removes it.
+func rehearseDemo(f *doctor.Facts) {
+	if os.Geteuid() != 0 {
+		return
+	}
+	f.Demo = doctor.Yes
+	if err := lab.Rehearse(fmt.Sprintf("ipoibcm-%d-doctor-", os.Getpid())); err != nil {
+		f.Demo, f.DemoErr = doctor.No, err.Error()
+	}
 }
 
 func offloadText(err error) string {

@@ -144,7 +144,7 @@ func vethPairDAD(t testing.TB, mtu int, v4, dad bool, change func(*Options)) (a,
 	must(t, netns.Set(here))
 	setDAD()
 	must(t, netns.Set(there))
-	hs, err := netlink.NewHandleAt(here)
+	hs, err := netlink.NewHandleAt(here, unix.NETLINK_ROUTE)
 	must(t, err)
 	defer hs.Close()
 	must(t, hs.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "va", MTU: mtu}, PeerName: "vb", PeerMTU: uint32(mtu), PeerNamespace: netlink.NsFd(int(there))}))
@@ -155,7 +155,7 @@ func vethPairDAD(t testing.TB, mtu int, v4, dad bool, change func(*Options)) (a,
 		must(t, h.AddrAdd(link, ip))
 		must(t, h.LinkSetUp(link))
 	}
-	ht, err := netlink.NewHandleAt(there)
+	ht, err := netlink.NewHandleAt(there, unix.NETLINK_ROUTE)
 	must(t, err)
 	defer ht.Close()
 	up(hs, "va", "10.99.0.1/24")

@@ -83,7 +83,7 @@ func TestDoctorFine(t *testing.T) {
 		t.Fatalf("exit status %d: %+v", code, d)
 	}
 	for _, must := range []string{doctor.TUN, doctor.Capabilities, doctor.Settings, doctor.Control, doctor.Underlay, doctor.Address,
-		doctor.GID, doctor.MTU, doctor.Port, doctor.Provider, doctor.Buffers, doctor.GSO, doctor.GRO, doctor.CM} {
+		doctor.GID, doctor.MTU, doctor.Port, doctor.Provider, doctor.Buffers, doctor.GSO, doctor.GRO, doctor.CM, doctor.Demo} {
 		if ok := withStatus(d, control.CheckOK); !slices.Contains(ok, must) {
 			t.Errorf("%s is not ok: %+v", must, d.Checks)
 		}

@@ -27,6 +27,9 @@ var program string
 const namePrefix = "ipnt-"
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == routeOnly {
+		execRouteOnly(os.Args[2:]) // does not return
+	}
 	flag.Parse()
 	os.Exit(testMain(m))
 }

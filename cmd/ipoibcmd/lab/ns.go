@@ -15,6 +15,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"ipoibcm/hostnet"
 )
@@ -43,7 +44,8 @@ func NewHost(name string) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	if h.nl, err = netlink.NewHandleAt(h.ns); err != nil {
+	// Without families it would open all it knows, of which a kernel need not have xfrm and netfilter.
+	if h.nl, err = netlink.NewHandleAt(h.ns, unix.NETLINK_ROUTE); err != nil {
 		h.Close()
 		return nil, fmt.Errorf("netlink in %s: %w", name, err)
 	}
@@ -221,6 +223,19 @@ func Connect(a *Host, devA string, b *Host, devB string, mtu int) error {
 		return fmt.Errorf("veth %s-%s: %w", devA, devB, err)
 	}
 	return errors.Join(a.ready(devA), b.ready(devB))
+}
+
+// Rehearse makes two hosts whose names begin with prefix, joins them by a veth
+// pair and removes them again. It says why a network cannot be made here.
+func Rehearse(prefix string) (err error) {
+	var hosts [2]*Host
+	for i := range hosts {
+		if hosts[i], err = NewHost(prefix + string(rune('a'+i))); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, hosts[i].Close()) }()
+	}
+	return Connect(hosts[0], "eth0", hosts[1], "eth0", 1500)
 }
 
 // quiet turns DAD off for devices to come, so that underlay addresses are
