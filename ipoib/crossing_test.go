@@ -8,6 +8,7 @@ import (
 	"ipoibcm/cm"
 	"ipoibcm/ib"
 	"ipoibcm/internal/foreign"
+	"ipoibcm/internal/long"
 	"ipoibcm/neigh"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire/encap"
@@ -348,10 +349,7 @@ func TestLegacyNeverUC(t *testing.T) {
 // Both dial at once, and each of the first MADs is quick, slow or lost, in
 // every combination: one connection is left, and what waited went out once.
 func TestCrossingExhaustively(t *testing.T) {
-	depth := 7
-	if testing.Short() {
-		depth = 5
-	}
+	depth := long.Of(6, 7)
 	fates := 1
 	for range depth {
 		fates *= 3

@@ -9,6 +9,7 @@ import (
 
 	"ipoibcm/group"
 	"ipoibcm/ib"
+	"ipoibcm/internal/long"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
@@ -19,10 +20,7 @@ import (
 // and go: when all is quiet again, every pair that talks has exactly one
 // connection and both ends agree on it (4755-3.3-1, 4755-2.3-4).
 func TestManySeeds(t *testing.T) {
-	seeds := 150
-	if testing.Short() {
-		seeds = 20
-	}
+	seeds := long.Of(50, 150)
 	var crossings, redials uint64
 	for seed := range uint64(seeds) {
 		w := newWorld(t, seed)

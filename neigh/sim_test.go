@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/long"
 	"ipoibcm/wire/encap"
 )
 
@@ -153,11 +154,7 @@ func (l *lan) want(n *lanNode, ip netip.Addr) string {
 // TestLAN joins three tables with 30% loss, many seeds. Everybody finds everybody
 // in both families, and again after one of them has restarted with another QPN.
 func TestLAN(t *testing.T) {
-	seeds := uint64(300)
-	if testing.Short() {
-		seeds = 30
-	}
-	for seed := range seeds {
+	for seed := range long.Of[uint64](100, 300) {
 		l := newLAN(t, seed, 3, 0.3)
 		l.converge(seed, "start")
 		n := l.nodes[seed%3]

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/long"
 	"ipoibcm/verbs"
 )
 
@@ -169,11 +170,7 @@ func hostile(seed uint64) Options {
 // TestHostileRC: every message arrives whole, once and in order, whatever the
 // network does.
 func TestHostileRC(t *testing.T) {
-	n := 80
-	if testing.Short() {
-		n = 8
-	}
-	Seeds(t, n, func(t *testing.T, seed uint64) {
+	Seeds(t, long.Of(16, 80), func(t *testing.T, seed uint64) {
 		f := New(seed, hostile(seed))
 		a, b := newHosts(t, f, []ib.MTU{ib.MTU256, ib.MTU1024, ib.MTU4096}[seed%3])
 		transfer(t, f, a, b, 60)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/long"
 	"ipoibcm/internal/simfabric"
 	"ipoibcm/ipoib"
 	"ipoibcm/wire/encap"
@@ -109,7 +110,7 @@ func goodput(w *world, f flow) (mbps float64, lives int) {
 func TestGoodput(t *testing.T) {
 	fs := flows()
 	lines := make([]string, len(fs))
-	few := (raceDetector || testing.Short()) && !*update
+	few := (raceDetector || !long.Form()) && !*update
 	var wg sync.WaitGroup
 	for half := range 2 {
 		wg.Go(func() {

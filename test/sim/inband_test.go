@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/long"
 	"ipoibcm/ipoib"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
@@ -97,7 +98,7 @@ func TestCrossingPaths(t *testing.T) {
 		w.end()
 	})
 	t.Logf("%d crossed", crossed)
-	if !raceDetector && !testing.Short() && crossed < 30 {
+	if !raceDetector && long.Form() && crossed < 30 {
 		t.Errorf("only %d crossed", crossed)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/long"
 	"ipoibcm/internal/simfabric"
 	"ipoibcm/ipoib"
 	"ipoibcm/wire/encap"
@@ -190,7 +191,7 @@ func TestCrossing(t *testing.T) {
 		w.end()
 	})
 	t.Logf("%d crossed, in %d of them the flags would have decided otherwise", crossed, flagsWouldInvert)
-	if !raceDetector && !testing.Short() && (crossed < 50 || flagsWouldInvert < 5) {
+	if !raceDetector && long.Form() && (crossed < 50 || flagsWouldInvert < 5) {
 		t.Errorf("%d crossed, in %d of them the flags would have decided otherwise: too few", crossed, flagsWouldInvert)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"ipoibcm/internal/long"
 	"ipoibcm/internal/simfabric"
 )
 
@@ -140,7 +141,7 @@ func TestSize(t *testing.T) {
 	switch {
 	case raceDetector:
 		sizes = []struct{ hosts, runs int }{{8, 50}, {40, 1}}
-	case testing.Short():
+	case !long.Form():
 		sizes = []struct{ hosts, runs int }{{8, 100}, {40, 1}}
 	}
 	if n := *hostsFlag; n > 0 {
