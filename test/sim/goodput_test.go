@@ -129,6 +129,7 @@ func TestGoodput(t *testing.T) {
 				if v != nil {
 					t.Errorf("%s: %s\n%s", f.row(), v.text, v.before)
 				}
+				t.Log(lines[i])
 			}
 		})
 	}

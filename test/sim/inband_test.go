@@ -98,7 +98,7 @@ func TestCrossingPaths(t *testing.T) {
 		w.end()
 	})
 	t.Logf("%d crossed", crossed)
-	if !raceDetector && long.Form() && crossed < 30 {
+	if !raceDetector && crossed < long.Of(3, 30) {
 		t.Errorf("only %d crossed", crossed)
 	}
 }

@@ -191,7 +191,7 @@ func TestCrossing(t *testing.T) {
 		w.end()
 	})
 	t.Logf("%d crossed, in %d of them the flags would have decided otherwise", crossed, flagsWouldInvert)
-	if !raceDetector && long.Form() && (crossed < 50 || flagsWouldInvert < 5) {
+	if !raceDetector && (crossed < long.Of(5, 50) || flagsWouldInvert < long.Of(1, 5)) {
 		t.Errorf("%d crossed, in %d of them the flags would have decided otherwise: too few", crossed, flagsWouldInvert)
 	}
 }

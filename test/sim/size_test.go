@@ -142,7 +142,7 @@ func TestSize(t *testing.T) {
 	case raceDetector:
 		sizes = []struct{ hosts, runs int }{{8, 50}, {40, 1}}
 	case !long.Form():
-		sizes = []struct{ hosts, runs int }{{8, 100}, {40, 1}}
+		sizes = []struct{ hosts, runs int }{{8, 30}, {40, 1}}
 	}
 	if n := *hostsFlag; n > 0 {
 		sizes = []struct{ hosts, runs int }{{min(n, maxHosts), 1}}
