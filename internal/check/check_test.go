@@ -2,20 +2,30 @@ package main
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 func read(t *testing.T, r *run, events ...string) int {
 	t.Helper()
-	bad, err := r.readTests(strings.NewReader(strings.Join(events, "\n")))
+	bad, err := r.readTests(strings.NewReader(strings.Join(events, "\n")), 1, func() {})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return bad
 }
 
-func newRun(out *bytes.Buffer) *run { return &run{out: out, results: map[string]*result{}} }
+func newRun(out *bytes.Buffer) *run {
+	p := &progress{w: out, now: time.Now}
+	p.begin()
+	return &run{out: p, results: map[string]*result{}}
+}
 
 func TestSummary(t *testing.T) {
 	var out bytes.Buffer
@@ -36,7 +46,7 @@ func TestSummary(t *testing.T) {
 	if bad != 1 {
 		t.Errorf("%d failures, want 1", bad)
 	}
-	for _, want := range []string{"---- p.TestA\n    a_test.go:7: got 1, want 2", "FAIL p ", "3 tests, 1 skipped"} {
+	for _, want := range []string{"---- p.TestA\n    a_test.go:7: got 1, want 2", "FAIL   1/1  p ", "3 tests, 1 skipped"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("output lacks %q:\n%s", want, &out)
 		}
@@ -45,7 +55,7 @@ func TestSummary(t *testing.T) {
 	if r.summary(&sum) {
 		t.Error("a run with a failure counts as good")
 	}
-	want := "==== failed\n  p.TestA: got 1, want 2\n==== skipped\n  p.TestB: not root: no namespaces\n1 passed, 1 failed, 1 skipped ("
+	want := "==== failed\n  p.TestA: got 1, want 2\n==== skipped\n  p.TestB: not root: no namespaces\n1 passed, 1 failed, 1 skipped in "
 	if !strings.HasPrefix(sum.String(), want) {
 		t.Errorf("got\n%s\nwant\n%s", &sum, want)
 	}
@@ -56,7 +66,7 @@ func TestBestOutcomeCounts(t *testing.T) {
 	read(t, r, `{"Action":"skip","Package":"p","Test":"TestAllocs"}`, `{"Action":"pass","Package":"p"}`)
 	read(t, r, `{"Action":"pass","Package":"p","Test":"TestAllocs"}`, `{"Action":"pass","Package":"p"}`)
 	var sum bytes.Buffer
-	if !r.summary(&sum) || !strings.HasPrefix(sum.String(), "nothing was skipped\n1 passed, 0 failed, 0 skipped") {
+	if !r.summary(&sum) || !strings.HasPrefix(sum.String(), "nothing was skipped\n1 passed, 0 failed, 0 skipped in ") {
 		t.Errorf("skipped with the race detector, passed without: %s", &sum)
 	}
 }
@@ -110,6 +120,65 @@ func TestFuzzTimeIsNoFailure(t *testing.T) {
 	} {
 		if got := ranOutOfTime(tt.out); got != tt.want {
 			t.Errorf("%s: got %v", tt.name, got)
+		}
+	}
+}
+
+// What was under way when go test was killed has failed.
+func TestKilledMeanwhile(t *testing.T) {
+	var sum bytes.Buffer
+	r := newRun(new(bytes.Buffer))
+	bad := read(t, r, `{"Action":"start","Package":"p"}`, `{"Action":"run","Package":"p","Test":"TestX"}`,
+		`{"Action":"output","Package":"p","Test":"TestX","Output":"=== RUN   TestX\n"}`)
+	if bad != 1 {
+		t.Errorf("%d failures, want 1", bad)
+	}
+	if r.summary(&sum); !strings.Contains(sum.String(), "p: TestX did not end") {
+		t.Errorf("summary:\n%s", &sum)
+	}
+}
+
+// The dog barks when nothing happens, and only then.
+func TestWatchdog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var barks []string
+		begin := time.Now()
+		d := watchdog(10*time.Minute, func(syscall.Signal) { t.Error("it barked though there was progress") })
+		for range 100 {
+			time.Sleep(9 * time.Minute)
+			d.reset()
+		}
+		d.stop()
+		synctest.Wait()
+		begin = time.Now()
+		d = watchdog(10*time.Minute, func(s syscall.Signal) { barks = append(barks, time.Since(begin).String()+" "+s.String()) })
+		time.Sleep(11 * time.Minute)
+		synctest.Wait()
+		if want := []string{"10m0s quit", "10m15s killed"}; !slices.Equal(barks, want) {
+			t.Errorf("barks %v, want %v", barks, want)
+		}
+		d.stop()
+		d = watchdog(time.Minute, func(syscall.Signal) { t.Error("it barked after the end") })
+		d.stop()
+		time.Sleep(time.Hour)
+	})
+}
+
+func TestGroup(t *testing.T) {
+	g := group([]string{"ipoibcm/agent", "ipoibcm/cm", "ipoibcm/test/interop", "ipoibcm/test/interop/guest", "ipoibcm/test/netns", "ipoibcm/test/sim"})
+	if want := []string{"ipoibcm/test/sim", "ipoibcm/agent", "ipoibcm/cm"}; !slices.Equal(g.unit, want) {
+		t.Errorf("unit %v, want %v", g.unit, want)
+	}
+	if want := []string{"ipoibcm/agent"}; !slices.Equal(g.concurrent, want) {
+		t.Errorf("concurrent %v, want %v", g.concurrent, want)
+	}
+	if want := []string{"ipoibcm/test/netns"}; !slices.Equal(g.netns, want) {
+		t.Errorf("netns %v, want %v", g.netns, want)
+	}
+	// The names are those of packages that there are.
+	for _, dir := range slices.Concat(slowest, concurrentPackages) {
+		if _, err := os.Stat(filepath.Join("..", "..", dir)); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -35,8 +35,10 @@ func (r *run) fuzz(d time.Duration, keep int) {
 	defer os.RemoveAll(tmp)
 	program := filepath.Join(tmp, "fuzz.test")
 	rows := make([]fuzzRow, 0, len(targets))
+	steps := make([]step, 0, len(targets))
 	for _, t := range targets {
-		r.step(t.pkg+"."+t.name, func() error {
+		name := t.pkg + "." + t.name
+		steps = append(steps, step{name, r.check(name, func() error {
 			// Built first and by itself, so that what is measured is the fuzzing.
 			if err := r.stream("go", "test", "-c", "-fuzz=^"+t.name+"$", "-o", program, t.pkg); err != nil {
 				return err
@@ -66,8 +68,9 @@ func (r *run) fuzz(d time.Duration, keep int) {
 				err = t.keep(keep)
 			}
 			return err
-		})
+		})})
 	}
+	r.do(steps)
 	fuzzTable(r.out, rows)
 }
 

@@ -10,7 +10,11 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"time"
+
+	"ipoibcm/internal/long"
 )
 
 // maxTestLine bounds one line of go test -json, in octets.
@@ -19,16 +23,19 @@ const maxTestLine = 16 << 20
 // maxShown is how many lines of one failing test are printed: its end.
 const maxShown = 200
 
+// quiet is how long nothing may happen in a step of tests before it is ended: no
+// test begins, ends or says anything, and nothing is built. It is no bound on how
+// long anything takes: the longest test says something a hundred times as often.
+const quiet = 10 * time.Minute
+
 // test runs go test on packages and records every test. None is taken from Go's
 // cache, which does not know that tests build and run the program.
-func (r *run) test(name string, timeout time.Duration, packages []string, flags ...string) {
-	if !r.wanted(name) || len(packages) == 0 {
-		return
-	}
-	args := append([]string{"test", "-json", "-vet=off", "-count=1", "-timeout=" + timeout.String()}, flags...)
-	fmt.Fprintf(r.out, "==== %s: go %s (%d packages)\n", name, strings.Join(args, " "), len(packages))
+func (r *run) test(packages []string, flags ...string) {
+	args := append([]string{"test", "-json", "-vet=off", "-count=1", "-timeout=0"}, flags...)
+	fmt.Fprintf(r.out, "go %s (%d packages)\n", strings.Join(args, " "), len(packages))
 	c := exec.Command("go", append(args, packages...)...)
-	c.Env = os.Environ()
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // its tests and what they start are ended together
+	c.Env = append(os.Environ(), "CGO_ENABLED=0", long.Variable+"="+map[bool]string{true: "1"}[r.long])
 	if slices.Contains(flags, "-race") {
 		c.Env = append(c.Env, "CGO_ENABLED=1")
 	}
@@ -38,17 +45,65 @@ func (r *run) test(name string, timeout time.Duration, packages []string, flags 
 		err = c.Start()
 	}
 	if err != nil {
-		r.note(name, failed, err.Error())
+		r.note("go test", failed, err.Error())
 		return
 	}
-	bad, err := r.readTests(out)
+	r.out.under(c.Process.Pid)
+	defer r.out.under(0)
+	watch := watchdog(quiet, func(sig syscall.Signal) {
+		fmt.Fprintf(r.out, "nothing has happened for %v: %v\n", quiet, sig)
+		_ = syscall.Kill(-c.Process.Pid, sig) // it may have ended meanwhile
+	})
+	defer watch.stop()
+	bad, err := r.readTests(out, len(packages), watch.reset)
 	if err != nil {
-		r.note(name, failed, err.Error())
+		r.note("go test", failed, err.Error())
 		io.Copy(io.Discard, out)
 	}
-	if err := c.Wait(); err != nil && bad == 0 {
-		r.note(name, failed, err.Error())
+	if err := c.Wait(); err != nil && bad == 0 && !r.out.interrupted() {
+		r.note("go test", failed, err.Error())
 	}
+}
+
+// A dog barks when it was not reset for a while.
+type dog struct {
+	mu     sync.Mutex
+	timer  *time.Timer
+	after  time.Duration
+	barked bool
+}
+
+// watchdog calls bark with SIGQUIT, for the stacks of all goroutines, when reset was
+// not called for so long, and soon after with SIGKILL.
+func watchdog(after time.Duration, bark func(syscall.Signal)) *dog {
+	d := &dog{after: after}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.timer = time.AfterFunc(after, func() {
+		d.mu.Lock()
+		d.barked = true
+		d.mu.Unlock()
+		bark(syscall.SIGQUIT)
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.timer = time.AfterFunc(min(after, 15*time.Second), func() { bark(syscall.SIGKILL) })
+	})
+	return d
+}
+
+func (d *dog) reset() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.barked {
+		d.timer.Reset(d.after)
+	}
+}
+
+func (d *dog) stop() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.barked = true
+	d.timer.Stop()
 }
 
 // A testEvent is one line of go test -json (go doc test2json).
@@ -67,41 +122,100 @@ type testPackage struct {
 	tests, skips int
 	failed       int
 	lines        map[string][]string // by test; "" is the package's own
+	test         string              // under way
+	began        time.Time           // of the package
 }
 
-// readTests takes in the events of one go test, shows a line per package and
-// the output of what failed, and returns how many failures there were.
-func (r *run) readTests(in io.Reader) (bad int, err error) {
-	packages := map[string]*testPackage{}
-	builds := map[string][]string{}
+// A testStep is what has been seen of one go test.
+type testStep struct {
+	r        *run
+	mu       sync.Mutex // the line of progress is drawn by another goroutine
+	packages map[string]*testPackage
+	builds   map[string][]string
+	want     int // packages in all
+	done     int
+	tests    int
+}
+
+// about says what remains and what is under way.
+func (s *testStep) about() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var under []string
+	for name, p := range s.packages {
+		if name != "" && !p.began.IsZero() {
+			under = append(under, strings.TrimSpace(fmt.Sprintf("%s %s", strings.TrimPrefix(name, "ipoibcm/"), p.test)))
+		}
+	}
+	slices.Sort(under)
+	text := fmt.Sprintf("%d of %d packages left, %d tests done", max(0, s.want-s.done), s.want, s.tests)
+	if len(under) > 0 {
+		return text + "; now " + strings.Join(under, ", ")
+	}
+	return text + "; building"
+}
+
+// readTests takes in the events of one go test of so many packages, shows a line
+// per package and the output of what failed, and returns how many failures there
+// were. It calls alive for every event.
+func (r *run) readTests(in io.Reader, want int, alive func()) (bad int, err error) {
+	st := &testStep{r: r, packages: map[string]*testPackage{}, builds: map[string][]string{}, want: want}
+	r.out.about(st.about)
+	defer r.out.about(nil)
 	s := bufio.NewScanner(in)
 	s.Buffer(nil, maxTestLine)
 	for s.Scan() {
+		alive()
 		var e testEvent
 		if json.Unmarshal(s.Bytes(), &e) != nil {
 			fmt.Fprintln(r.out, s.Text()) // go test itself has something to say
 			continue
 		}
-		p := packages[e.Package]
-		if p == nil {
-			p = &testPackage{lines: map[string][]string{}}
-			packages[e.Package] = p
-		}
-		switch e.Action {
-		case "build-output":
-			builds[e.ImportPath] = append(builds[e.ImportPath], e.Output)
-		case "output":
-			p.lines[e.Test] = append(p.lines[e.Test], e.Output)
-		case "pass", "fail", "skip":
-			if e.Test != "" {
-				bad += r.ended(p, &e)
-			} else {
-				bad += r.packageEnded(p, &e, builds)
-				delete(packages, e.Package)
-			}
+		bad += st.event(&e)
+	}
+	for name := range st.packages { // go test was killed
+		if name != "" {
+			bad += st.event(&testEvent{Action: "fail", Package: name})
 		}
 	}
 	return bad, s.Err()
+}
+
+// event takes in one event.
+func (s *testStep) event(e *testEvent) (bad int) {
+	s.mu.Lock()
+	p := s.packages[e.Package]
+	if p == nil {
+		p = &testPackage{lines: map[string][]string{}}
+		s.packages[e.Package] = p
+	}
+	switch e.Action {
+	case "start", "run", "cont":
+		p.test = e.Test
+		if p.began.IsZero() {
+			p.began = time.Now()
+		}
+	case "build-output":
+		s.builds[e.ImportPath] = append(s.builds[e.ImportPath], e.Output)
+	case "output":
+		p.lines[e.Test] = append(p.lines[e.Test], e.Output)
+	}
+	ends := e.Action == "pass" || e.Action == "fail" || e.Action == "skip"
+	switch {
+	case ends && e.Test != "":
+		s.tests++
+	case ends:
+		s.done++
+		delete(s.packages, e.Package)
+	}
+	s.mu.Unlock()
+	switch { // without the lock: this writes, and the line is drawn under the writer's
+	case ends && e.Test != "":
+		return s.r.ended(p, e)
+	case ends:
+		return s.r.packageEnded(p, e, s.builds, s.done, s.want)
+	}
+	return 0
 }
 
 // ended records the end of one test.
@@ -129,7 +243,7 @@ func (r *run) ended(p *testPackage, e *testEvent) (bad int) {
 
 // packageEnded shows the end of one package. A package can fail without a test
 // that does: it does not build, it panics, its time is over.
-func (r *run) packageEnded(p *testPackage, e *testEvent, builds map[string][]string) (bad int) {
+func (r *run) packageEnded(p *testPackage, e *testEvent, builds map[string][]string, done, want int) (bad int) {
 	switch {
 	case e.Action == "skip":
 		return 0 // no test files
@@ -153,7 +267,7 @@ func (r *run) packageEnded(p *testPackage, e *testEvent, builds map[string][]str
 	if e.Action == "fail" {
 		word = "FAIL"
 	}
-	fmt.Fprintf(r.out, "%s %-40s %7.1f s  %d tests", word, e.Package, e.Elapsed, p.tests)
+	fmt.Fprintf(r.out, "%s %3d/%d  %-32s %7.1f s  %d tests", word, done, want, strings.TrimPrefix(e.Package, "ipoibcm/"), e.Elapsed, p.tests)
 	if p.skips > 0 {
 		fmt.Fprintf(r.out, ", %d skipped", p.skips)
 	}

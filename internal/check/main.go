@@ -1,12 +1,18 @@
-// Command check is what "make test" runs: format, vet, staticcheck, the rows of
-// the RFC, and every test of the tree that needs no virtual machine, with the
-// race detector where that is possible. It goes on after a failure, and ends with a list of what failed,
-// a list of what was skipped and why, and one line of totals.
+// Command check is what "make test" and "make test-long" run: format, vet,
+// staticcheck, the rows of the RFCs, and every test of the tree that needs no
+// virtual machine. It goes on after a failure, says all the time what is under way
+// and what remains, and ends with a list of what failed, a list of what was skipped
+// and why, and one line of totals.
 //
-//	go run ./internal/check                # everything
+//	go run ./internal/check                # the short form, for people: minutes
+//	go run ./internal/check -long          # the long form of every test, and all under the race detector
 //	go run ./internal/check -only race     # steps whose name contains "race"
 //	go run ./internal/check -fuzz 10s      # every fuzz target, so long each
 //	go run ./internal/check -interop       # the tests with virtual machines, and no others
+//
+// No test is ended for the time that it takes, which is the machine's affair: a step
+// is ended, with the stacks of its goroutines, when nothing at all has happened in
+// it for ten minutes.
 //
 // With CI=true in the environment a missing tool is a failure: there it should
 // have been installed. So is a test that docs/specs.md names and that was skipped.
@@ -23,40 +29,35 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
 // staticcheckVersion is the release that is fetched if it is not there yet.
 const staticcheckVersion = "v0.8.2"
 
-// Timeouts of go test for one package.
-const (
-	unitTimeout  = 4 * time.Minute
-	simTimeout   = 6 * time.Minute
-	netnsTimeout = 10 * time.Minute
-
-	interopTimeout = 15 * time.Minute
-)
-
 func main() {
 	only := flag.String("only", "", "run only steps whose name contains this")
+	long := flag.Bool("long", false, "run the long form of the tests")
 	fuzzTime := flag.Duration("fuzz", 0, "instead run every fuzz target for so long")
 	keep := flag.Int("keep", 0, "with -fuzz: fill each target's committed corpus up to so many inputs")
 	interop := flag.Bool("interop", false, "instead run the tests that boot virtual machines")
 	summary := flag.String("summary", "", "also write the closing summary to this file")
 	flag.Parse()
-	r := &run{only: *only, out: os.Stdout, ci: os.Getenv("CI") == "true", results: map[string]*result{}}
+	r := &run{only: *only, long: *long, out: newProgress(os.Stdout), ci: os.Getenv("CI") == "true", results: map[string]*result{}}
 	switch {
 	case *fuzzTime > 0:
 		r.fuzz(*fuzzTime, *keep)
 	case *interop:
 		// Without the race detector: memory that a peer's RDMA WRITE fills is
 		// looked at when the peer says so, out of band, which the detector cannot see.
-		r.test("virtual machines", interopTimeout, []string{"./test/interop/..."}, "-p=1")
+		r.do([]step{{"virtual machines", func() { r.test([]string{"./test/interop/..."}, "-p=1") }}})
 	default:
 		r.all()
 	}
+	r.out.end()
 	if *fuzzTime == 0 {
 		r.showRows()
 	}
@@ -81,7 +82,8 @@ func main() {
 // A run is one run of the checks and what has come of it.
 type run struct {
 	only string
-	out  io.Writer
+	long bool // the long form
+	out  *progress
 	ci   bool
 
 	results map[string]*result // by name
@@ -127,59 +129,111 @@ func (r *run) missing(name, why string) {
 	r.note(name, skipped, why)
 }
 
-// all runs every step in order, the quick ones first.
+// A step is a part of a run. What it finds is in the run's results.
+type step struct {
+	name string
+	do   func()
+}
+
+// do carries out those steps that are wanted, in order.
+func (r *run) do(steps []step) {
+	steps = slices.DeleteFunc(steps, func(s step) bool { return !strings.Contains(s.name, r.only) })
+	for i, s := range steps {
+		r.out.step(i+1, len(steps), s.name)
+		s.do()
+		if r.out.interrupted() {
+			r.note(s.name, failed, "interrupted")
+			return
+		}
+	}
+}
+
+// all runs every step, the quick ones first.
 func (r *run) all() {
-	r.step("gofmt", gofmt)
-	r.step("go vet", func() error { return r.stream("go", "vet", "./...") })
-	r.staticcheck()
-	r.libibverbs()
-	r.step("requirement rows", func() error { return r.stream("go", "run", "./internal/specs", "-check") })
 	r.needs()
-	var unit, sim, netns []string
 	packages, err := packages()
 	if err != nil {
 		r.note("go list", failed, err.Error())
 		return
 	}
-	for _, p := range packages {
-		switch {
-		case strings.Contains(p, "/test/interop"): // boots virtual machines, see -interop
-		case strings.HasSuffix(p, "/test/netns"):
-			netns = append(netns, p)
-		case strings.Contains(p, "/test/sim"), strings.HasSuffix(p, "/test/explore"):
-			sim = append(sim, p)
-		default:
-			unit = append(unit, p)
-		}
+	g := group(packages)
+	steps := []step{
+		{"gofmt", r.check("gofmt", gofmt)},
+		{"go vet", r.check("go vet", func() error { return r.stream("go", "vet", "./...") })},
+		{"staticcheck", r.staticcheck},
+		{"go vet with libibverbs", r.libibverbs},
+		{"requirement rows", r.check("requirement rows", func() error { return r.stream("go", "run", "./internal/specs", "-check") })},
 	}
-	race := r.race()
-	if race {
-		r.test("tests with the race detector", unitTimeout, unit, "-race")
-		r.test("exploration and simulation with the race detector", simTimeout, sim, "-race")
+	if !r.long {
+		r.do(append(steps,
+			step{"tests", func() { r.test(g.unit) }},
+			step{"network namespaces", func() { r.test(g.netns, netnsFlags...) }},
+			step{"concurrent packages with the race detector", r.race(g.concurrent)}))
+		return
 	}
-	// Once more without: allocations are counted and large runs are made only here.
-	r.test("tests", unitTimeout, unit)
-	r.test("exploration and simulation", simTimeout, sim)
-	r.test("network namespaces", netnsTimeout, netns, "-p=1")
-	if race { // the agents too are built with it
-		r.test("network namespaces with the race detector", netnsTimeout, netns, "-p=1", "-race")
-	}
+	// Without the race detector too: allocations are counted and large runs are made only there.
+	r.do(append(steps,
+		step{"tests, long form", func() { r.test(g.unit) }},
+		step{"network namespaces, long form", func() { r.test(g.netns, netnsFlags...) }},
+		step{"mutants, a tenth", r.mutants},
+		step{"tests with the race detector, long form", r.race(g.unit)},
+		step{"network namespaces with the race detector, long form", r.race(g.netns, netnsFlags...)})) // the agents too are built with it
 }
 
-func (r *run) wanted(name string) bool { return strings.Contains(name, r.only) }
+// netnsFlags let the tests in network namespaces, which mostly wait, overlap.
+var netnsFlags = []string{"-p=1", "-parallel=6"}
 
-// step runs one check that is not a test.
-func (r *run) step(name string, f func() error) {
-	if !r.wanted(name) {
-		return
+// A grouping is which packages are tested together.
+type grouping struct {
+	unit, netns []string
+	// concurrent are those whose code runs on several goroutines or threads: the
+	// edges and the shell of test/arch. The race detector looks at them in every
+	// run, at the others in the long form only.
+	concurrent []string
+}
+
+// slowest are the packages that take longest, which therefore begin first.
+var slowest = []string{"test/sim", "provider/softroce", "test/explore", "test/scale", "test/arch", "ipoib", "mpa"}
+
+var concurrentPackages = []string{"agent", "datapath", "hostnet", "provider/softiwarp", "provider/softroce",
+	"rdmacm", "rpcrdma/transport", "tun", "verbs/events", "verbs/regions"}
+
+// group sorts the packages of the tree.
+func group(packages []string) (g grouping) {
+	for _, p := range packages {
+		dir := strings.TrimPrefix(p, "ipoibcm/")
+		switch {
+		case strings.HasPrefix(dir, "test/interop"): // boots virtual machines, see -interop
+			continue
+		case dir == "test/netns":
+			g.netns = append(g.netns, p)
+			continue
+		case slices.Contains(concurrentPackages, dir):
+			g.concurrent = append(g.concurrent, p)
+		}
+		g.unit = append(g.unit, p)
 	}
-	fmt.Fprintf(r.out, "==== %s\n", name)
-	if err := f(); err != nil {
-		fmt.Fprintf(r.out, "FAIL %s: %v\n", name, err)
-		r.note(name, failed, err.Error())
-		return
+	place := func(p string) int {
+		if i := slices.Index(slowest, strings.TrimPrefix(p, "ipoibcm/")); i >= 0 {
+			return i
+		}
+		return len(slowest)
 	}
-	r.note(name, passed, "")
+	slices.SortStableFunc(g.unit, func(a, b string) int { return place(a) - place(b) })
+	slices.SortStableFunc(g.concurrent, func(a, b string) int { return place(a) - place(b) })
+	return g
+}
+
+// check returns a step that is not a test.
+func (r *run) check(name string, f func() error) func() {
+	return func() {
+		if err := f(); err != nil {
+			fmt.Fprintf(r.out, "FAIL %s: %v\n", name, err)
+			r.note(name, failed, err.Error())
+			return
+		}
+		r.note(name, passed, "")
+	}
 }
 
 // stream runs a command and shows what it prints.
@@ -219,9 +273,6 @@ func goFiles(root string) (files []string, err error) {
 
 // staticcheck runs the release named above, which it keeps in .cache.
 func (r *run) staticcheck() {
-	if !r.wanted("staticcheck") {
-		return
-	}
 	dir, err := filepath.Abs(filepath.Join(".cache", "staticcheck-"+staticcheckVersion))
 	if err != nil {
 		r.note("staticcheck", failed, err.Error())
@@ -229,7 +280,7 @@ func (r *run) staticcheck() {
 	}
 	program := filepath.Join(dir, "staticcheck")
 	if _, err := os.Stat(program); err != nil {
-		fmt.Fprintf(r.out, "==== fetching staticcheck %s\n", staticcheckVersion)
+		fmt.Fprintf(r.out, "fetching staticcheck %s\n", staticcheckVersion)
 		c := exec.Command("go", "install", "honnef.co/go/tools/cmd/staticcheck@"+staticcheckVersion)
 		c.Env = append(os.Environ(), "GOBIN="+dir, "CGO_ENABLED=0")
 		if out, err := c.CombinedOutput(); err != nil {
@@ -237,25 +288,29 @@ func (r *run) staticcheck() {
 			return
 		}
 	}
-	r.step("staticcheck", func() error { return r.stream(program, "./...") })
+	r.check("staticcheck", func() error { return r.stream(program, "./...") })()
 }
 
 // libibverbs looks at what is built with it only. Its tests need RDMA devices:
 // see -interop.
 func (r *run) libibverbs() {
-	const name = "go vet with libibverbs"
-	if !r.wanted(name) {
-		return
-	}
 	if _, err := os.Stat("/usr/include/infiniband/verbs.h"); err != nil {
 		r.missing("libibverbs", "its header files are not installed (libibverbs-dev): provider/ibverbs is not looked at")
 		return
 	}
-	r.step(name, func() error {
+	r.check("go vet with libibverbs", func() error {
 		c := exec.Command("go", "vet", "-tags=ibverbs", "./provider/ibverbs", "./cmd/ipoibcmd")
 		c.Env, c.Stdout, c.Stderr = append(os.Environ(), "CGO_ENABLED=1"), r.out, r.out
 		return c.Run()
-	})
+	})()
+}
+
+// mutants breaks a tenth of what the list of semantic mutants names, chosen by
+// the day, and expects tests to fail.
+func (r *run) mutants() {
+	r.check("mutants", func() error {
+		return r.stream("make", "-s", "mutants", "SHARE=10", "SEED="+time.Now().Format("20060102"))
+	})()
 }
 
 func lastLine(s string) string {
@@ -283,18 +338,17 @@ func (r *run) needs() {
 	}
 }
 
-// race says whether the race detector can be used, by building with it.
-func (r *run) race() bool {
-	if r.only != "" && !strings.Contains("tests with the race detector exploration and simulation with the race detector network namespaces with the race detector", r.only) {
-		return false
+// race returns a step that tests with the race detector, if building with it works.
+func (r *run) race(packages []string, flags ...string) func() {
+	return func() {
+		c := exec.Command("go", "build", "-race", "-o", os.DevNull, "./internal/specs")
+		c.Env = append(os.Environ(), "CGO_ENABLED=1")
+		if out, err := c.CombinedOutput(); err != nil {
+			r.missing("race detector", "needs cgo and a C compiler: "+cmp.Or(lastLine(string(out)), err.Error()))
+			return
+		}
+		r.test(packages, append([]string{"-race"}, flags...)...)
 	}
-	c := exec.Command("go", "build", "-race", "-o", os.DevNull, "./internal/specs")
-	c.Env = append(os.Environ(), "CGO_ENABLED=1")
-	if out, err := c.CombinedOutput(); err != nil {
-		r.missing("race detector", "needs cgo and a C compiler: "+cmp.Or(lastLine(string(out)), err.Error()))
-		return false
-	}
-	return true
 }
 
 func packages() ([]string, error) {
@@ -332,6 +386,10 @@ func (r *run) summary(w io.Writer) bool {
 	if n[skipped] == 0 {
 		fmt.Fprintln(w, "nothing was skipped")
 	}
-	fmt.Fprintf(w, "%d passed, %d failed, %d skipped (%s, %s/%s)\n", n[passed], n[failed], n[skipped], runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	var used syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_CHILDREN, &used) // it cannot fail
+	cpu := time.Duration(used.Utime.Nano() + used.Stime.Nano())
+	fmt.Fprintf(w, "%d passed, %d failed, %d skipped in %v, %v of processor time (%s, %s/%s)\n", n[passed], n[failed], n[skipped],
+		r.out.elapsed(), cpu.Round(time.Second), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	return n[failed] == 0
 }

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	tick = 250 * time.Millisecond // how often the line on a terminal is drawn
+	// silence is how long a log that is no terminal may go without a line.
+	silence = 20 * time.Second
+	// timesFile keeps how long each step took, for an estimate of what remains.
+	timesFile = ".cache/times.json"
+)
+
+// A progress is the output of a run: what is written to it, and below that, on a
+// terminal, one line that says what is under way and what remains. In a log that is
+// no terminal the line appears now and then, where there is nothing else to see.
+type progress struct {
+	mu       sync.Mutex
+	w        io.Writer
+	terminal bool
+	began    time.Time
+	now      func() time.Time
+
+	line   string    // on the terminal now
+	last   time.Time // something was written
+	atLine bool      // what was written ends with a newline
+
+	name        string // of the step
+	nth, steps  int
+	stepBegan   time.Time
+	detail      func() string // what the step says of itself
+	times, took map[string]float64
+	rest        []string // names of steps to come, known from the run before
+	stop        chan os.Signal
+	ended       chan struct{}
+	signal      os.Signal
+	group       int // process group under way, 0 for none
+}
+
+// newProgress writes to f until end.
+func newProgress(f *os.File) *progress {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	p := &progress{w: f, terminal: err == nil, now: time.Now, stop: make(chan os.Signal, 1), ended: make(chan struct{})}
+	p.begin()
+	if b, err := os.ReadFile(timesFile); err == nil {
+		_ = json.Unmarshal(b, &p.times) // without it there is no estimate
+	}
+	signal.Notify(p.stop, os.Interrupt, syscall.SIGTERM)
+	go p.run()
+	return p
+}
+
+func (p *progress) begin() {
+	p.began, p.atLine = p.now(), true
+	p.last, p.took = p.began, map[string]float64{}
+}
+
+// run draws the line until the end, and passes signals on to what is under way.
+func (p *progress) run() {
+	t := time.NewTicker(tick)
+	defer t.Stop()
+	for {
+		select {
+		case <-p.ended:
+			return
+		case s := <-p.stop:
+			p.mu.Lock()
+			p.signal = s
+			if p.group != 0 {
+				_ = syscall.Kill(-p.group, s.(syscall.Signal)) // it may have ended
+			}
+			p.mu.Unlock()
+		case <-t.C:
+			p.draw()
+		}
+	}
+}
+
+// interrupted reports whether the run was asked to end.
+func (p *progress) interrupted() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.signal != nil
+}
+
+// under says which process group a signal is passed on to, 0 for none.
+func (p *progress) under(group int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.group = group
+}
+
+func (p *progress) elapsed() time.Duration { return p.now().Sub(p.began).Round(time.Second) }
+
+// step begins the nth of so many steps.
+func (p *progress) step(nth, steps int, name string) {
+	p.stepEnds()
+	p.mu.Lock()
+	p.nth, p.steps, p.name, p.stepBegan, p.detail = nth, steps, name, p.now(), nil
+	p.mu.Unlock()
+	fmt.Fprintf(p, "==== %d of %d: %s%s\n", nth, steps, name, p.left())
+}
+
+// stepEnds notes how long the step took.
+func (p *progress) stepEnds() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.name != "" {
+		p.took[p.name] = p.now().Sub(p.stepBegan).Seconds()
+	}
+}
+
+// left estimates what remains of the whole run from the one before, "" if that
+// is not known.
+func (p *progress) left() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.leftLocked()
+}
+
+func (p *progress) leftLocked() string {
+	var before, now float64
+	for name, t := range p.times {
+		before += t
+		if _, done := p.took[name]; done && name != p.name {
+			now += t
+		}
+	}
+	if before == 0 || p.times[p.name] == 0 {
+		return ""
+	}
+	rest := before - now - min(p.now().Sub(p.stepBegan).Seconds(), p.times[p.name])
+	return fmt.Sprintf(", about %v left", max(0, time.Duration(rest*float64(time.Second))).Round(time.Second))
+}
+
+// end removes the line, and keeps the times of a run that had every step.
+func (p *progress) end() {
+	p.stepEnds()
+	p.mu.Lock()
+	p.clear()
+	whole := p.signal == nil && p.nth == p.steps && p.steps > 2
+	p.name = ""
+	p.mu.Unlock()
+	signal.Stop(p.stop)
+	close(p.ended)
+	if !whole {
+		return
+	}
+	if b, err := json.Marshal(p.took); err == nil && os.MkdirAll(filepath.Dir(timesFile), 0o755) == nil {
+		_ = os.WriteFile(timesFile, b, 0o644) // only the estimate is lost
+	}
+}
+
+// Write shows b above the line.
+func (p *progress) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.clear()
+	p.last, p.atLine = p.now(), bytes.HasSuffix(b, []byte("\n"))
+	return p.w.Write(b)
+}
+
+// clear takes the line off the terminal.
+func (p *progress) clear() {
+	if p.line != "" {
+		fmt.Fprint(p.w, "\r\x1b[K")
+		p.line = ""
+	}
+}
+
+// about sets what the step says of itself.
+func (p *progress) about(detail func() string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.detail = detail
+}
+
+// draw brings the line up to date; where there is no terminal it prints one after
+// a silence.
+func (p *progress) draw() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.name == "" || !p.atLine || !p.terminal && p.now().Sub(p.last) < silence {
+		return
+	}
+	detail := ""
+	if p.detail != nil {
+		detail = ": " + p.detail()
+	}
+	text := fmt.Sprintf("     %d of %d, %s%s; %v so far%s", p.nth, p.steps, p.name, detail, p.elapsed(), p.leftLocked())
+	if !p.terminal {
+		fmt.Fprintln(p.w, text)
+		p.last = p.now()
+		return
+	}
+	if text = clip(strings.TrimSpace(text), p.width()); text != p.line {
+		p.clear()
+		p.line = text
+		fmt.Fprint(p.w, text)
+	}
+}
+
+// width is how many characters fit on one line of the terminal.
+func (p *progress) width() int {
+	f, ok := p.w.(*os.File)
+	if !ok {
+		return 79
+	}
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 79
+	}
+	return cmp.Or(int(size.Col), 80) - 1
+}
+
+func clip(s string, n int) string {
+	if r := []rune(s); len(r) > n {
+		return string(r[:max(0, n-1)]) + "…"
+	}
+	return s
+}
