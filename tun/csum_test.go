@@ -185,6 +185,17 @@ func packets(t *testing.T, f *File, n int) [][]byte {
 	return got
 }
 
+// Where the trial has to wait for the processor TCP comes in long pieces as well:
+// whatever the host's congestion control makes of a long round trip.
+func TestTrialIsSlow(t *testing.T) {
+	open(t, Options{}) // skips where there are no rights
+	defer func(was func()) { trialPause = was }(trialPause)
+	trialPause = func() { time.Sleep(200 * time.Millisecond) }
+	if sums, segments := tryHeaders(); sums != nil || segments != nil {
+		t.Errorf("checksums %v, segments %v", sums, segments)
+	}
+}
+
 // The trial works here, leaves nothing behind, and what it says is obeyed.
 func TestTrial(t *testing.T) {
 	f := open(t, Options{}) // skips where there are no rights

@@ -50,6 +50,9 @@ func tryHeaders() (checksums, segments error) {
 	return checksums, segments
 }
 
+// trialPause is called before the trial answers the kernel's SYN. Tests make it slow.
+var trialPause = func() {}
+
 // slow reports whether something did not come in time.
 func slow(err error) bool { return errors.Is(err, errSilence) || errors.Is(err, unix.EAGAIN) }
 
@@ -232,6 +235,11 @@ func (t *File) trySegments() error {
 	if err := errors.Join(unix.Bind(l, &unix.SockaddrInet4{Port: 9, Addr: trialOurs}), unix.Listen(l, 1), unix.SetsockoptTimeval(l, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
+	// BBR sends single packets to a peer that was slow to answer, which we are where
+	// much else runs. Every kernel has reno.
+	if err := unix.SetsockoptString(l, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno"); err != nil {
+		return fmt.Errorf("choose reno: %w", err)
+	}
 	peer := trialPeer{seq: 1<<32 - 1} // SYN has one, and the first octet is number 0
 	if _, err := t.Write([][]byte{peer.packet(tcpSYN, nil)}); err != nil {
 		return fmt.Errorf("write: %w", err)
@@ -246,6 +254,7 @@ func (t *File) trySegments() error {
 	}); err != nil {
 		return fmt.Errorf("wait for a connection: %w", err)
 	}
+	trialPause()
 	data := make([]byte, 4000)
 	for i := range data {
 		data[i] = byte(i >> 4)
