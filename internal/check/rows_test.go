@@ -22,6 +22,9 @@ func TestRowsAreNotSkipped(t *testing.T) {
 		{"skipped in part", []string{
 			`{"Action":"skip","Package":"m/p","Test":"TestA/uc/deep"}`,
 			`{"Action":"pass","Package":"m/p","Test":"TestA"}`}, "shows rows of docs/specs.md and was skipped: no reason"},
+		{"left to the long form", []string{
+			`{"Action":"output","Package":"m/p","Test":"TestA","Output":"    a_test.go:9: is part of make test-long\n"}`,
+			`{"Action":"skip","Package":"m/p","Test":"TestA"}`}, ""},
 		{"skipped once and passed once", []string{
 			`{"Action":"skip","Package":"m/p","Test":"TestA"}`,
 			`{"Action":"pass","Package":"m/p","Test":"TestA"}`}, ""},
@@ -33,7 +36,7 @@ func TestRowsAreNotSkipped(t *testing.T) {
 		{"package did not run", []string{`{"Action":"pass","Package":"m/q","Test":"TestB"}`}, ""},
 	} {
 		r := newRun(new(bytes.Buffer))
-		read(t, r, tt.events...)
+		read(t, r, append(tt.events, `{"Action":"pass","Package":"m/p"}`, `{"Action":"pass","Package":"m/q"}`)...)
 		r.mustPass([]string{"m/p.TestA"})
 		var sum bytes.Buffer
 		good := r.summary(&sum)
@@ -43,5 +46,12 @@ func TestRowsAreNotSkipped(t *testing.T) {
 		if !strings.Contains(sum.String(), tt.want) {
 			t.Errorf("%s: the summary lacks %q:\n%s", tt.name, tt.want, &sum)
 		}
+	}
+	r := newRun(new(bytes.Buffer))
+	r.long = true
+	read(t, r, `{"Action":"output","Package":"m/p","Test":"TestA","Output":"    a_test.go:9: is part of make test-long\n"}`,
+		`{"Action":"skip","Package":"m/p","Test":"TestA"}`, `{"Action":"pass","Package":"m/p"}`)
+	if r.mustPass([]string{"m/p.TestA"}); r.summary(new(bytes.Buffer)) {
+		t.Error("the long form left a test to the long form, and that is good")
 	}
 }
