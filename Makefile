@@ -10,7 +10,7 @@ ifneq ($(shell git status --porcelain >/dev/null 2>&1 && echo good),good)
 export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 endif
 
-.PHONY: build ibverbs demo test race fuzz bench bench-full explore sim scale soak flood interop specs clean
+.PHONY: build ibverbs demo test test-long race fuzz bench bench-full explore sim scale soak flood nightly interop specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ipoibcmd ./cmd/ipoibcmd
@@ -21,14 +21,17 @@ ibverbs: ## bin/ipoibcmd-ibverbs, which has provider ibverbs too; needs a C comp
 demo: build ## the whole product at work between two namespaces; as root
 	bin/ipoibcmd demo
 
-test: ## format, vet, staticcheck, requirement rows, every test without a virtual machine; as root nothing is left out
+test: ## for everybody, minutes: format, vet, staticcheck, requirement rows, the short form of every test; as root nothing is left out
 	$(GO) run ./internal/check -summary .cache/summary.txt
 
-race: ## the tests under the race detector only
-	$(GO) run ./internal/check -only race
+test-long: ## the long form: more seeds, larger bounds, everything under the race detector, a tenth of the mutants; half an hour
+	$(GO) run ./internal/check -long -summary .cache/summary-long.txt
 
-fuzz: ## every fuzz target for T each: make fuzz T=1m
-	$(GO) run ./internal/check -fuzz $(T)
+race: ## the tests under the race detector only
+	$(GO) run ./internal/check -long -only race
+
+fuzz: ## every fuzz target for T each: make fuzz T=1m; or for ALL together: make fuzz ALL=1h
+	$(GO) run ./internal/check $(if $(ALL),-fuzz-all $(ALL),-fuzz $(T))
 
 bench: build ## beside a raw veth pair, VXLAN and wireguard-go, interleaved in one run; writes docs/bench/latest.md; as root, at most 8 minutes
 	$(GO) run ./internal/bench -program bin/ipoibcmd -write docs/bench
@@ -36,20 +39,23 @@ bench: build ## beside a raw veth pair, VXLAN and wireguard-go, interleaved in o
 bench-full: build ## the same with IPv4, 4 streams, both directions and every rate of loss; about half an hour
 	$(GO) run ./internal/bench -program bin/ipoibcmd -write docs/bench -full
 
-explore: ## connection set-up in every interleaving, to larger bounds than make test; an hour
+explore: ## connection set-up in every interleaving, to larger bounds than make test-long; an hour
 	$(GO) test ./test/explore -run TestExplore -v -timeout 0 -explore.large
 
-soak: ## ten minutes of load, deaths and restarts, and nothing leaks; as root
-	$(GO) test ./test/netns -run TestSoak -v -timeout 20m -soak 10m
+soak: ## load, deaths and restarts for D, ten minutes, and nothing leaks; as root
+	$(GO) test ./test/netns -run '^TestSoak$$' -v -count 1 -timeout 0 -soak $(or $(D),10m)
 
 flood: ## forged ARP, ND and CM packets, 50,000 a second for ten seconds, three times each, and what that costs; as root
 	$(GO) test ./test/netns -run '^TestFlood$$' -v -count 1 -timeout 20m -flood 10s
 
-sim: ## whole hosts on a hostile network, seeds that nobody has seen, until stopped or until one fails
-	$(GO) test ./test/sim -run '^TestForever$$' -v -timeout 0 -sim.forever
+sim: ## whole hosts on a hostile network, seeds that nobody has seen, until stopped, for D, or until one fails
+	$(GO) test ./test/sim -run '^TestForever$$' -v -count 1 -timeout 0 $(if $(D),-sim.for $(D),-sim.forever)
 
 scale: ## what one interface costs among 100 to 100,000 neighbours, as a table; JSON=file writes it as JSON too
 	$(GO) test ./test/scale -run '^TestTable$$' -v -timeout 0 -scale.table $(if $(JSON),-scale.json=$(abspath $(JSON)))
+
+nightly: ## all that takes long, one after the other; goes on where it was stopped; HOUR=1m shortens what has no end of its own, ONLY=sim,soak picks steps
+	$(GO) run ./internal/nightly $(if $(HOUR),-hour $(HOUR)) $(if $(ONLY),-only $(ONLY))
 
 interop: ## beside kernel Soft-RoCE, librdmacm and siw in virtual machines; as root, with QEMU
 	$(GO) run ./internal/check -interop -summary .cache/interop.txt

@@ -18,14 +18,17 @@ import (
 	"time"
 )
 
-// fuzz runs every fuzz target of the tree, one after the other, for d each, and
-// ends with a table. keep is how many of the inputs it found worth keeping go
+// fuzz runs every fuzz target of the tree, one after the other, for d each or for
+// all of them together, and ends with a table. keep is how many of the inputs it found worth keeping go
 // into each target's corpus.
-func (r *run) fuzz(d time.Duration, keep int) {
+func (r *run) fuzz(d, all time.Duration, keep int) {
 	targets, err := fuzzTargets()
 	if err != nil {
 		r.note("fuzz targets", failed, err.Error())
 		return
+	}
+	if all > 0 {
+		d = max(all/time.Duration(max(len(targets), 1)), time.Second).Round(time.Second)
 	}
 	tmp, err := os.MkdirTemp("", "fuzz")
 	if err != nil {

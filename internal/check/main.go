@@ -42,14 +42,15 @@ func main() {
 	only := flag.String("only", "", "run only steps whose name contains this")
 	long := flag.Bool("long", false, "run the long form of the tests")
 	fuzzTime := flag.Duration("fuzz", 0, "instead run every fuzz target for so long")
-	keep := flag.Int("keep", 0, "with -fuzz: fill each target's committed corpus up to so many inputs")
+	fuzzAll := flag.Duration("fuzz-all", 0, "instead run every fuzz target, for so long altogether")
+	keep := flag.Int("keep", 0, "with -fuzz and -fuzz-all: fill each target's committed corpus up to so many inputs")
 	interop := flag.Bool("interop", false, "instead run the tests that boot virtual machines")
 	summary := flag.String("summary", "", "also write the closing summary to this file")
 	flag.Parse()
 	r := &run{only: *only, long: *long, out: newProgress(os.Stdout), ci: os.Getenv("CI") == "true", results: map[string]*result{}}
 	switch {
-	case *fuzzTime > 0:
-		r.fuzz(*fuzzTime, *keep)
+	case *fuzzTime > 0 || *fuzzAll > 0:
+		r.fuzz(*fuzzTime, *fuzzAll, *keep)
 	case *interop:
 		// Without the race detector: memory that a peer's RDMA WRITE fills is
 		// looked at when the peer says so, out of band, which the detector cannot see.
@@ -58,7 +59,7 @@ func main() {
 		r.all()
 	}
 	r.out.end()
-	if *fuzzTime == 0 {
+	if *fuzzTime == 0 && *fuzzAll == 0 {
 		r.showRows()
 	}
 	var b bytes.Buffer
@@ -309,7 +310,7 @@ func (r *run) libibverbs() {
 // the day, and expects tests to fail.
 func (r *run) mutants() {
 	r.check("mutants", func() error {
-		return r.stream("make", "-s", "mutants", "SHARE=10", "SEED="+time.Now().Format("20060102"))
+		return r.stream("go", "run", "./internal/mutants", "-fraction", "10", "-seed", time.Now().Format("20060102"))
 	})()
 }
 

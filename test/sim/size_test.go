@@ -19,6 +19,7 @@ import (
 var (
 	hostsFlag   = flag.Int("sim.hosts", 0, "simulate this many hosts in TestSize and TestForever")
 	foreverFlag = flag.Bool("sim.forever", false, "let TestForever run seeds until it is stopped")
+	forFlag     = flag.Duration("sim.for", 0, "or for so long")
 )
 
 // maxHosts is how many have an address each.
@@ -166,9 +167,9 @@ func TestSize(t *testing.T) {
 }
 
 // TestForever runs seeds nobody has seen until one fails or it is stopped:
-// make sim. It begins with -sim.seed if that is given.
+// make sim. With -sim.for it ends by itself. It begins with -sim.seed if that is given.
 func TestForever(t *testing.T) {
-	if !*foreverFlag {
+	if !*foreverFlag && *forFlag == 0 {
 		t.Skip("runs until it is stopped: make sim")
 	}
 	first := simfabric.Seed()
@@ -188,9 +189,13 @@ func TestForever(t *testing.T) {
 				f.tally["established_active"])
 		}
 		seed++
-		return seed - 1, true
+		return seed - 1, *forFlag == 0 || time.Since(start) < *forFlag
 	}
 	f.run()
+	if f.failed == nil {
+		t.Logf("%v for %s, from seed %d on", time.Since(start).Round(time.Second), f.figures(), first)
+		return
+	}
 	t.Logf("what came before:\n%s", f.failed.before)
 	t.Fatalf("%s\nreplay with: %s", f.failed.text, f.replay())
 }
