@@ -1,12 +1,8 @@
 package softroce
 
 import (
-	"fmt"
 	"os"
-	"os/exec"
 	"runtime"
-	"strconv"
-	"syscall"
 	"testing"
 	"time"
 
@@ -15,48 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/ownnet"
 )
 
-// The tests run in a network namespace of their own, made by starting the test
-// program again: then every thread is in it.
-const inNamespace = "SOFTROCE_TEST_NETNS"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(inNamespace) == "" && os.Geteuid() == 0 {
-		cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-		cmd.Env = append(os.Environ(), inNamespace+"="+strconv.Itoa(os.Getpid()))
-		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
-		err := cmd.Run()
-		if exit, ok := err.(*exec.ExitError); ok {
-			os.Exit(exit.ExitCode())
-		}
-		if err == nil {
-			os.Exit(0)
-		}
-		fmt.Fprintln(os.Stderr, "no namespace of our own:", err)
-		os.Exit(m.Run())
-	}
-	if os.Getenv(inNamespace) == strconv.Itoa(os.Getppid()) { // not in a fuzzing worker
-		if err := prepareLoopback(); err != nil {
-			fmt.Fprintln(os.Stderr, "loopback:", err)
-			os.Exit(1)
-		}
-	}
-	os.Exit(m.Run())
-}
+// The tests run in a network namespace of their own.
+func TestMain(m *testing.M) { ownnet.Main(m, prepareLoopback) }
 
 const lo6a, lo6b = "fd00:1b::1", "fd00:1b::2"
 
-func prepareLoopback() error {
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		return err
-	}
+func prepareLoopback(lo netlink.Link) error {
 	if err := netlink.LinkSetMulticastOn(lo); err != nil {
-		return err
-	}
-	if err := netlink.LinkSetUp(lo); err != nil {
 		return err
 	}
 	for _, s := range []string{lo6a, lo6b} {
@@ -75,7 +39,7 @@ func prepareLoopback() error {
 // own skips t where the test has no namespace of its own.
 func own(t testing.TB) {
 	t.Helper()
-	if os.Getenv(inNamespace) == "" {
+	if !ownnet.Have() {
 		t.Skip("needs root for a network namespace of its own")
 	}
 }
@@ -193,12 +157,15 @@ func must(t testing.TB, err error) {
 	}
 }
 
+// patience bounds waits for what takes milliseconds on an idle machine.
+const patience = time.Minute
+
 // until waits for cond.
 func until(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !cond(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience); !cond(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: has not happened after 10 s", what)
+			t.Fatalf("%s: has not happened after %v", what, patience)
 		}
 	}
 }
