@@ -59,12 +59,12 @@ func TestAttend(t *testing.T) {
 	}
 	c.add(5)
 	until(t, "a step for the descriptor", func() bool { return c.sum.Load() == 5 })
-	time.Sleep(20 * time.Millisecond)
-	idle := c.calls.Load()
-	time.Sleep(50 * time.Millisecond)
-	if n := c.calls.Load(); n > idle {
-		t.Errorf("%d steps with nothing to do", n-idle)
-	}
+	var idle int64
+	until(t, "no step while there is nothing to do", func() bool { // the last one may be late
+		idle = c.calls.Load()
+		time.Sleep(50 * time.Millisecond)
+		return c.calls.Load() == idle
+	})
 
 	// Packets are followed by a step.
 	_, err = x.qp.PostRecv([]verbs.RecvWR{{ID: 1, SG: x.sge(0, 4096)}})
@@ -103,13 +103,15 @@ func TestAttendWaits(t *testing.T) {
 		}
 		return c.step()
 	}
+	begin := time.Now()
 	stop, err := a.Attend(c.fd, step)
 	must(t, err)
 	defer stop()
 	c.add(7)
-	time.Sleep(200 * time.Millisecond)
-	if n := c.calls.Load(); n < 2 || n > 15 {
-		t.Errorf("%d steps in 200 ms, each of which asks for 20 ms", n)
+	until(t, "steps that come again", func() bool { return c.calls.Load() >= 8 })
+	n, took := c.calls.Load(), time.Since(begin)
+	if most := int64(took/(20*time.Millisecond)) + 2; n > most { // one at once, one for the descriptor
+		t.Errorf("%d steps in %v, each of which asks for 20 ms: want at most %d", n, took, most)
 	}
 	if c.sum.Load() != 0 {
 		t.Error("read too early")
@@ -204,21 +206,36 @@ func TestAckRides(t *testing.T) {
 	}
 	send()
 	until(t, "the ACK of a message without an answer", func() bool { return counter(a, "rc_acks_in") == 1 })
-	calls, packets := counter(b, "tx_calls"), counter(b, "tx_packets")
 
 	// The message and what the step is to read are there in one turn.
-	arrives := func(b []byte) bool {
-		if roce.Opcode(b[0]) != roce.RCAck {
+	var first atomic.Bool
+	arrives := func(pkt []byte) bool {
+		if roce.Opcode(pkt[0]) != roce.RCAck && first.CompareAndSwap(true, false) { // it may come again
 			c.add(1)
 		}
 		return false
 	}
 	b.dropHook.Store(&arrives)
-	send()
-	must(t, <-answer)
-	until(t, "both packets", func() bool { return counter(b, "tx_packets") == packets+2 })
-	if n := counter(b, "tx_calls") - calls; n != 1 {
-		t.Errorf("answer and ACK left in %d calls", n)
-	}
-	until(t, "both packets at the peer", func() bool { return counter(a, "rc_acks_in") == 2 && counter(a, "rc_packets_in") >= 3 })
+	// Where an end had to wait for the processor for longer than the ACK timeout, its
+	// peer has sent a packet again, which is acknowledged in a call of its own: nothing
+	// can be told from such a round, nor from the next.
+	again := func() uint64 { return counter(a, "rc_retransmits") + counter(b, "rc_retransmits") }
+	earlier := uint64(0)
+	until(t, "a round in which nothing is sent again", func() bool {
+		begin := again()
+		calls, packets, acks := counter(b, "tx_calls"), counter(b, "tx_packets"), counter(a, "rc_acks_in")
+		first.Store(true)
+		send()
+		must(t, <-answer)
+		until(t, "both packets", func() bool { return counter(b, "tx_packets") >= packets+2 })
+		until(t, "the ACK at the peer", func() bool { return counter(a, "rc_acks_in") > acks })
+		n := counter(b, "tx_calls") - calls
+		undisturbed := again() == earlier
+		earlier = begin
+		if undisturbed && n != 1 {
+			t.Errorf("answer and ACK left in %d calls, want 1", n)
+		}
+		return undisturbed
+	})
+	until(t, "the answer at the peer", func() bool { return counter(a, "rc_packets_in") >= 3 })
 }

@@ -50,13 +50,13 @@ func (e *end) sge(slot, size int) []verbs.SGE {
 // next waits for one completion.
 func (e *end) next() verbs.WC {
 	e.Helper()
-	deadline := time.AfterFunc(10*time.Second, func() {
+	deadline := time.AfterFunc(patience, func() {
 		e.d.Counters(func(n string, v uint64) {
 			if v != 0 {
 				println(n, v)
 			}
 		})
-		panic("no completion in 10 s")
+		panic("no completion")
 	})
 	defer deadline.Stop()
 	for e.cq.Poll(e.wcs[:1]) == 0 {

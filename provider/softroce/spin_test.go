@@ -105,9 +105,13 @@ func TestSpin(t *testing.T) {
 	late := c.rxSpinLate.Load()
 	r.pauseEnds = time.Time{}
 	yield = func() { time.Sleep(2 * spinLate) }
-	if !r.spin(fds) || c.rxSpinLate.Load() != late+1 || !r.pauseEnds.After(time.Now()) {
-		t.Error("somebody takes the processor: not noticed, or what is there not found")
+	if !r.spin(fds) {
+		t.Error("somebody takes the processor: what is there was not found")
 	}
+	if n := c.rxSpinLate.Load() - late; n != 1 || r.pauseEnds.IsZero() {
+		t.Errorf("somebody takes the processor: noticed %d times, want 1, pause until %v", n, r.pauseEnds)
+	}
+	r.pauseEnds = time.Now().Add(time.Hour) // it may be over
 	if r.spin(fds) || c.rxSpinLate.Load() != late+1 {
 		t.Error("polls in the pause")
 	}

@@ -293,6 +293,11 @@ func TestTapShowsWholePackets(t *testing.T) {
 			_, err = a.qp.PostSend([]verbs.SendWR{{Flags: verbs.Signaled, SG: a.sge(0, 29999)}})
 			must(t, err)
 			a.next()
+			until(t, "as many packets in as out", func() bool { // one may come again, and be on its way
+				mu.Lock()
+				defer mu.Unlock()
+				return len(in) == len(out)
+			})
 			mu.Lock()
 			defer mu.Unlock()
 			// More than 8 where a busy machine let the retry timer run out.
@@ -365,7 +370,7 @@ func TestPortEvents(t *testing.T) {
 	a := open2(t)
 	wait := func(kind verbs.EventKind) {
 		t.Helper()
-		timeout := time.After(10 * time.Second)
+		timeout := time.After(patience)
 		for {
 			select {
 			case ev := <-a.Events():
