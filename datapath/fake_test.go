@@ -294,10 +294,13 @@ func (q *fakeQP) Destroy() error {
 	return nil
 }
 
+// patience bounds waits for what takes milliseconds on an idle machine.
+const patience = time.Minute
+
 // eventually waits for something that another goroutine does.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(3 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("never: %s", what)
 		}

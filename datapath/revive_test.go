@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"testing"
-	"time"
 
 	"ipoibcm/verbs"
 )
@@ -23,7 +22,7 @@ func TestReviveUD(t *testing.T) {
 				for i := range 40 { // more than the receive queue has
 					want := ip4("10.9.0.2", 100+i, 6)
 					a.tun.Send(want)
-					if got := b.tun.Receive(2 * time.Second); !bytes.Equal(got, want) {
+					if got := b.tun.Receive(patience); !bytes.Equal(got, want) {
 						t.Fatalf("packet %d: got %d octets, %+v", i, len(got), b.Counters())
 					}
 				}
@@ -45,9 +44,7 @@ func TestReviveUD(t *testing.T) {
 					defer qp.mu.Unlock()
 					return len(qp.held)
 				}
-				for end := time.Now().Add(2 * time.Second); held() < 8 && time.Now().Before(end); {
-					time.Sleep(time.Millisecond)
-				}
+				eventually(t, "eight packets are held", func() bool { return held() >= 8 })
 				for _, h := range []*host{b, a} {
 					qp := h.UDQP().(*fakeQP)
 					if err := qp.Modify(verbs.QPAttr{State: verbs.StateError}); err != nil {

@@ -149,9 +149,12 @@ func (s *state) apply(ev rtnl.Event) {
 	}
 }
 
+// patience bounds waits for what takes milliseconds on an idle machine.
+const patience = time.Minute
+
 func (s *state) until(t *testing.T, d *Device, what string, ok func() bool) {
 	t.Helper()
-	timeout := time.After(3 * time.Second)
+	timeout := time.After(patience)
 	for !ok() {
 		select {
 		case ev := <-d.Events():
@@ -165,7 +168,7 @@ func (s *state) until(t *testing.T, d *Device, what string, ok func() bool) {
 // same checks that following the events has led to what a fresh look shows.
 func (s *state) same(t *testing.T, d *Device, what string) {
 	t.Helper()
-	deadline := time.Now().Add(3 * time.Second)
+	deadline := time.Now().Add(patience)
 	for {
 		snap := snapshot(t, d)
 		want := state{}
