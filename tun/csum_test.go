@@ -159,7 +159,7 @@ func TestChecksums(t *testing.T) {
 		}
 		b := make([]byte, 65536)
 		for _, want := range []int{65000, 40, 700} {
-			l.SetReadDeadline(time.Now().Add(2 * time.Second))
+			l.SetReadDeadline(time.Now().Add(patience))
 			if n, _, err := l.ReadFrom(b); n != want || err != nil {
 				t.Errorf("off %v: received %d (%v), want %d", off, n, err, want)
 			}

@@ -425,13 +425,13 @@ func (j joint) send(to string, b []byte) error {
 			done <- err
 			return
 		}
-		c, err := net.DialTimeout("tcp", to, 5*time.Second)
+		c, err := net.DialTimeout("tcp", to, patience)
 		if err != nil {
 			done <- err
 			return
 		}
 		defer c.Close()
-		c.SetDeadline(time.Now().Add(20 * time.Second))
+		c.SetDeadline(time.Now().Add(patience))
 		_, err = c.Write(b)
 		done <- err
 	}()
@@ -445,7 +445,7 @@ func serve(l net.Listener, want [sha256.Size]byte) error {
 		return err
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(20 * time.Second))
+	c.SetDeadline(time.Now().Add(patience))
 	h := sha256.New()
 	n, err := io.Copy(h, c)
 	if err == nil && [sha256.Size]byte(h.Sum(nil)) != want {

@@ -19,7 +19,7 @@ import (
 // This file lets queue pairs meet a peer that the test plays itself, FPDU by FPDU.
 
 // patience bounds every wait for what must happen.
-const patience = 10 * time.Second
+const patience = time.Minute
 
 // tcpPair returns both ends of a TCP connection on the loopback device.
 func tcpPair(t *testing.T) (a, b net.Conn) {

@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	patience = 15 * time.Second
+	patience = time.Minute
 	program  = 0x20000077
 	port     = 20049
 )
