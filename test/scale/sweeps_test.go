@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"ipoibcm/internal/long"
 	"ipoibcm/ipoib"
 )
 
@@ -45,6 +46,7 @@ func TestProbe(t *testing.T) {
 // because there are ten times as many neighbours. Time could hide a look at each of
 // them behind what else a Step does; this does not, and says where it is.
 func TestSweeps(t *testing.T) {
+	long.Only(t)
 	if raceDetector {
 		t.Skip("is run without the race detector")
 	}
