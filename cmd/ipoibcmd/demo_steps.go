@@ -28,8 +28,9 @@ const (
 	maxCrossings = 50
 	// hashedOctets is how much the compared transfers carry.
 	hashedOctets = 64 << 20
-	// patience is how long the demo waits for what takes milliseconds.
-	patience = 5 * time.Second
+	// patience is how long the demo waits for what takes milliseconds on an idle
+	// machine.
+	patience = 30 * time.Second
 )
 
 // run goes through the steps in order.
@@ -288,7 +289,7 @@ func (d *demoRun) multicast() (string, error) {
 
 func (d *demoRun) hashed(from, to int, addrs [2]netip.Addr) (string, error) {
 	d.stopCapture()
-	ctx, cancel := context.WithTimeout(d.ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(d.ctx, 4*patience)
 	defer cancel()
 	t, err := d.host[from].Send(ctx, d.host[to], addrs[to], hashedOctets, 0)
 	if err != nil {
@@ -300,7 +301,7 @@ func (d *demoRun) hashed(from, to int, addrs [2]netip.Addr) (string, error) {
 // rate measures one TCP stream.
 func (d *demoRun) rate(r *demoRate) (string, error) {
 	d.stopCapture()
-	ctx, cancel := context.WithTimeout(d.ctx, d.opt.duration+15*time.Second)
+	ctx, cancel := context.WithTimeout(d.ctx, d.opt.duration+patience)
 	defer cancel()
 	t, err := d.host[0].Send(ctx, d.host[1], demoIPv4[1], 0, d.opt.duration)
 	if err != nil {

@@ -45,7 +45,7 @@ func (h *host) wrapped(shell string, within time.Duration, args ...string) (out,
 // examined runs doctor with --json and returns what it says.
 func (h *host) examined(shell string, args ...string) (d control.Doctor, code int) {
 	h.seg.Helper()
-	out, errs, code := h.wrapped(shell, 20*time.Second, append([]string{"doctor", "--json", "--control", h.path(".sock")}, args...)...)
+	out, errs, code := h.wrapped(shell, patience, append([]string{"doctor", "--json", "--control", h.path(".sock")}, args...)...)
 	if err := json.Unmarshal([]byte(out), &d); err != nil || d.Version != control.Version || errs != "" {
 		h.seg.Fatalf("doctor: exit status %d, %v\n%s%s", code, err, out, errs)
 	}
@@ -91,7 +91,7 @@ func TestDoctorFine(t *testing.T) {
 	if _, err := a.Link(ifName); err == nil {
 		t.Errorf("doctor has left %s", ifName)
 	}
-	out, errs, code := a.wrapped("", 20*time.Second, append([]string{"doctor", "--control", a.path(".sock")}, a.args()...)...)
+	out, errs, code := a.wrapped("", patience, append([]string{"doctor", "--control", a.path(".sock")}, a.args()...)...)
 	if err := containsAll(out, "ok       tun", "run would work"); err != nil || code != 0 || errs != "" {
 		t.Errorf("for people: %d, %v %s", code, err, errs)
 	}
@@ -179,7 +179,7 @@ func TestDoctorFindings(t *testing.T) {
 			if !said {
 				t.Errorf("%q is not said: %+v", tt.says, d.Checks)
 			}
-			out, errs, code := h.wrapped(shell, 20*time.Second, append([]string{"run", "--control", h.path(".sock")}, args...)...)
+			out, errs, code := h.wrapped(shell, patience, append([]string{"run", "--control", h.path(".sock")}, args...)...)
 			if code == 0 || code == -1 {
 				t.Errorf("run did not refuse: exit status %d\n%s%s", code, out, errs)
 			}

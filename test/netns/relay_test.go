@@ -3,6 +3,8 @@ package netns
 import (
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -123,10 +125,18 @@ func TestOneWayBlocked(t *testing.T) {
 	}
 }
 
-// backWithin waits until pings pass both ways.
+// backWithin waits until pings pass both ways. That must not take longer than d, not
+// counting for how long the agents waited for a processor that others had.
 func (h *host) backWithin(d time.Duration, p *host) {
 	h.seg.Helper()
-	h.seg.eventually(d, "traffic both ways", func() error {
+	begin, waited := time.Now(), -h.queued()-p.queued()
+	defer func() {
+		took := time.Since(begin)
+		if waited += h.queued() + p.queued(); took-waited > d {
+			h.seg.Errorf("traffic was back after %v, of which the agents waited %v for a processor; want %v", took, waited, d)
+		}
+	}()
+	h.seg.eventually(patience, "traffic both ways", func() error {
 		if _, err := h.Ping(lab.Ping{Dst: p.v4, Timeout: 100 * time.Millisecond}); err != nil {
 			return fmt.Errorf("%s to %s: %w", h.Name, p.Name, err)
 		}
@@ -135,4 +145,19 @@ func (h *host) backWithin(d time.Duration, p *host) {
 		}
 		return nil
 	})
+}
+
+// queued returns how long the threads of the host's agent have been ready to run
+// and did not (Documentation/scheduler/sched-stats.rst of the kernel).
+func (h *host) queued() (d time.Duration) {
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", h.agent.PID()))
+	for _, f := range files {
+		var onCPU, waiting int64
+		if b, err := os.ReadFile(f); err == nil {
+			if n, _ := fmt.Sscan(string(b), &onCPU, &waiting); n == 2 {
+				d += time.Duration(waiting)
+			}
+		}
+	}
+	return d
 }

@@ -204,7 +204,7 @@ func TestSecondDaemon(t *testing.T) {
 // status, -1 if it did not end in time.
 func (h *host) command(args ...string) (string, int) {
 	h.seg.Helper()
-	ctx, cancel := context.WithTimeout(h.seg.ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(h.seg.ctx, patience)
 	defer cancel()
 	c := exec.CommandContext(ctx, program, args...)
 	out, _ := h.Output(c)

@@ -24,7 +24,7 @@ const (
 	ifName   = "ibcm0" // of every agent
 	underlay = "eth0"  // of every host
 
-	patience   = 10 * time.Second       // for what takes milliseconds on an idle machine
+	patience   = time.Minute            // for what takes milliseconds on an idle machine, and longer on one that has much to do
 	pollEvery  = 5 * time.Millisecond   // how often a condition is looked at
 	pingWithin = 500 * time.Millisecond // of one ping that is repeated
 
@@ -99,7 +99,7 @@ func newSegment(t *testing.T, top topology) *segment {
 	if top.udMTU == 0 {
 		top.udMTU = udMTU
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
 	t.Cleanup(cancel)
 	dir, err := os.MkdirTemp("", "ipnt") // not t.TempDir: a socket's path has 107 octets
 	if err != nil {
@@ -304,7 +304,7 @@ func (h *host) reach(dst netip.Addr) {
 // ping sends one echo request of that many octets, which must be answered.
 func (h *host) ping(dst netip.Addr, size int, df bool) {
 	h.seg.Helper()
-	if _, err := h.Ping(lab.Ping{Dst: dst, Size: size, DF: df, Timeout: 3 * time.Second}); err != nil {
+	if _, err := h.Ping(lab.Ping{Dst: dst, Size: size, DF: df, Timeout: patience}); err != nil {
 		h.seg.Error(err)
 	}
 }
@@ -375,7 +375,7 @@ func (h *host) hostRoutes() []string {
 // SHA-256 and returns what was measured.
 func (h *host) send(to *host, dst netip.Addr, octets int64) lab.Transfer {
 	h.seg.Helper()
-	ctx, cancel := context.WithTimeout(h.seg.ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(h.seg.ctx, 5*patience)
 	defer cancel()
 	if raceDetector {
 		octets /= 10

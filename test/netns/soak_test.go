@@ -8,9 +8,10 @@ import (
 	"time"
 
 	"ipoibcm/control"
+	"ipoibcm/internal/long"
 )
 
-var soakFor = flag.Duration("soak", time.Minute, "how long TestSoak goes on")
+var soakFor = flag.Duration("soak", 0, "how long TestSoak goes on, of load, deaths and restarts; without it for seconds, or a minute in the long form")
 
 // One agent lives through load, deaths and restarts of its peer, links that go
 // and come, and addresses that are added and removed. In the end it uses what it
@@ -21,11 +22,11 @@ func TestSoak(t *testing.T) {
 	}
 	parallel(t)
 	d := *soakFor
-	if testing.Short() {
-		d = min(d, 10*time.Second)
+	if d == 0 {
+		d = long.Of(5*time.Second, time.Minute)
 	}
 	s := newSegment(t, topology{})
-	ctx, cancel := context.WithTimeout(context.Background(), d+2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), d+10*patience)
 	defer cancel()
 	s.ctx = ctx
 	s.start()
@@ -89,7 +90,7 @@ func (s *segment) atRest() (r control.Runtime) {
 	a := s.hosts[0]
 	var last control.Runtime
 	same := 0
-	s.eventually(30*time.Second, "a comes to rest", func() error {
+	s.eventually(patience, "a comes to rest", func() error {
 		time.Sleep(200 * time.Millisecond)
 		last = r
 		r = control.Runtime{}

@@ -74,8 +74,11 @@ func StartAgent(ctx context.Context, h *Host, c AgentConfig) (*Agent, error) {
 	return a, nil
 }
 
+// patience bounds waits for what takes milliseconds on an idle machine.
+const patience = time.Minute
+
 func (a *Agent) waitUp(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {
 		var s control.Status

@@ -193,7 +193,7 @@ func (h *Host) Send(ctx context.Context, to *Host, addr netip.Addr, octets int64
 	var conn *net.TCPConn
 	dst := ln.Addr().(*net.TCPAddr)
 	err = h.Do(func() error {
-		dialer := net.Dialer{Timeout: 10 * time.Second}
+		dialer := net.Dialer{Timeout: patience}
 		c, err := dialer.DialContext(ctx, "tcp", dst.String())
 		if err == nil {
 			conn = c.(*net.TCPConn)
