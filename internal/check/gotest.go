@@ -35,7 +35,7 @@ func (r *run) test(packages []string, flags ...string) {
 	fmt.Fprintf(r.out, "go %s (%d packages)\n", strings.Join(args, " "), len(packages))
 	c := exec.Command("go", append(args, packages...)...)
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // its tests and what they start are ended together
-	c.Env = append(os.Environ(), "CGO_ENABLED=0", long.Variable+"="+map[bool]string{true: "1"}[r.long])
+	c.Env = append(os.Environ(), long.Variable+"="+map[bool]string{true: "1"}[r.long])
 	if slices.Contains(flags, "-race") {
 		c.Env = append(c.Env, "CGO_ENABLED=1")
 	}

@@ -47,6 +47,7 @@ func main() {
 	interop := flag.Bool("interop", false, "instead run the tests that boot virtual machines")
 	summary := flag.String("summary", "", "also write the closing summary to this file")
 	flag.Parse()
+	shareBuilds()
 	r := &run{only: *only, long: *long, out: newProgress(os.Stdout), ci: os.Getenv("CI") == "true", results: map[string]*result{}}
 	switch {
 	case *fuzzTime > 0 || *fuzzAll > 0:
@@ -78,6 +79,14 @@ func main() {
 	if !ok {
 		os.Exit(1)
 	}
+}
+
+// shareBuilds lets all that is built here, by tests too, come from one set of packages,
+// which is the same for every clone: without cgo where it is not asked for, and without
+// the names of directories.
+func shareBuilds() {
+	os.Setenv("CGO_ENABLED", "0")
+	os.Setenv("GOFLAGS", strings.TrimSpace(os.Getenv("GOFLAGS")+" -trimpath"))
 }
 
 // A run is one run of the checks and what has come of it.
