@@ -54,8 +54,8 @@ sim: ## whole hosts on a hostile network, seeds that nobody has seen, until stop
 scale: ## what one interface costs among 100 to 100,000 neighbours, as a table; JSON=file writes it as JSON too
 	$(GO) test ./test/scale -run '^TestTable$$' -v -timeout 0 -scale.table $(if $(JSON),-scale.json=$(abspath $(JSON)))
 
-nightly: ## all that takes long, one after the other; goes on where it was stopped; HOUR=1m shortens what has no end of its own, ONLY=sim,soak picks steps
-	$(GO) run ./internal/nightly $(if $(HOUR),-hour $(HOUR)) $(if $(ONLY),-only $(ONLY))
+nightly: ## all that takes long, one after the other; goes on where it was stopped; HOUR=1m shortens what has no end of its own, STEPS=sim,soak picks some
+	$(GO) run ./internal/nightly $(if $(HOUR),-hour $(HOUR)) $(if $(STEPS),-only $(STEPS))
 
 interop: ## beside kernel Soft-RoCE, librdmacm and siw in virtual machines; as root, with QEMU
 	$(GO) run ./internal/check -interop -summary .cache/interop.txt
