@@ -32,12 +32,12 @@ type step struct {
 func steps(hour time.Duration) []step {
 	d := hour.String()
 	return []step{
-		{"fuzz", "every fuzz target", []string{"make", "fuzz", "ALL=" + d}},
-		{"sim", "simulations with new seeds", []string{"make", "sim", "D=" + d}},
-		{"explore", "connection set-up in every interleaving", []string{"make", "explore"}},
-		{"mutants", "every mutant", []string{"make", "mutants"}},
-		{"soak", "load, deaths and restarts", []string{"make", "soak", "D=" + d}},
-		{"bench-full", "the whole benchmark", []string{"make", "bench-full"}},
+		{"fuzz", "every fuzz target", []string{"make", "--no-print-directory", "fuzz", "ALL=" + d}},
+		{"sim", "simulations with new seeds", []string{"make", "--no-print-directory", "sim", "D=" + d}},
+		{"explore", "connection set-up in every interleaving", []string{"make", "--no-print-directory", "explore"}},
+		{"mutants", "every mutant", []string{"make", "--no-print-directory", "mutants"}},
+		{"soak", "load, deaths and restarts", []string{"make", "--no-print-directory", "soak", "D=" + d}},
+		{"bench-full", "the whole benchmark", []string{"make", "--no-print-directory", "bench-full"}},
 	}
 }
 

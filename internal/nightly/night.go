@@ -101,7 +101,7 @@ func (n *night) carryOut(i int, s step) (r result, err error) {
 	c := exec.Command(s.command[0], s.command[1:]...)
 	c.Stdout, c.Stderr = log, log
 	c.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { // of the make that runs us
-		return strings.HasPrefix(v, "MAKEFLAGS=") || strings.HasPrefix(v, "MFLAGS=") || strings.HasPrefix(v, "MAKEOVERRIDES=")
+		return strings.HasPrefix(v, "MAKEFLAGS=") || strings.HasPrefix(v, "MFLAGS=") || strings.HasPrefix(v, "MAKELEVEL=")
 	})
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what it starts is ended with it
 	begin := time.Now()

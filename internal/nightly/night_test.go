@@ -101,7 +101,7 @@ func TestChoose(t *testing.T) {
 	if err != nil || len(got) != 2 || got[0].name != "soak" || got[1].name != "sim" {
 		t.Errorf("%v, %v", got, err)
 	}
-	if cmd := strings.Join(got[0].command, " "); cmd != "make soak D=1m0s" {
+	if cmd := strings.Join(got[0].command, " "); cmd != "make --no-print-directory soak D=1m0s" {
 		t.Errorf("soak is %q", cmd)
 	}
 	if _, err := choose(all, "soak,none"); err == nil {
@@ -113,8 +113,8 @@ func TestChoose(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range all {
-		if s.name != "mutants" && !strings.Contains(string(makefile), "\n"+s.command[1]+":") {
-			t.Errorf("%s: the Makefile has no target %s", s.name, s.command[1])
+		if s.name != "mutants" && !strings.Contains(string(makefile), "\n"+s.command[2]+":") {
+			t.Errorf("%s: the Makefile has no target %s", s.name, s.command[2])
 		}
 	}
 }
