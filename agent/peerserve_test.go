@@ -170,14 +170,19 @@ func TestSilentPeer(t *testing.T) {
 	}
 	start := time.Now()
 	dial()
-	if n := places(); n != 2 && time.Since(start) < peerFirst {
+	// More than two where a connection was not made in time, and another attempt made.
+	if n := places(); n < 2 && time.Since(start) < peerFirst {
 		t.Fatalf("%d places taken, want 2", n)
 	}
-	for places() == 2 && time.Since(start) < peerFirst+time.Minute {
+	for places() > 1 && time.Since(start) < peerFirst+time.Minute {
 		time.Sleep(20 * time.Millisecond)
 	}
-	if d := time.Since(start); places() != 1 || d < peerFirst-100*time.Millisecond {
-		t.Errorf("%d places taken after %v", places(), d)
+	d := time.Since(start)
+	if n := places(); n != 1 {
+		t.Errorf("%d places taken after %v, want 1", n, d)
+	}
+	if d < peerFirst-100*time.Millisecond {
+		t.Errorf("the place was given back after %v, want %v", d, peerFirst)
 	}
 }
 
