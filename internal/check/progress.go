@@ -44,7 +44,6 @@ type progress struct {
 	stepBegan   time.Time
 	detail      func() string // what the step says of itself
 	times, took map[string]float64
-	rest        []string // names of steps to come, known from the run before
 	stop        chan os.Signal
 	ended       chan struct{}
 	signal      os.Signal
