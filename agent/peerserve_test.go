@@ -65,6 +65,10 @@ func TestPeerAnswers(t *testing.T) {
 	if head, _, _ := ask(null); head.Status != rpcrdma.RPCMismatch || head.Low != 2 || head.High != 2 {
 		t.Errorf("RPC version 3: %+v", head)
 	}
+	other := (&rpcrdma.RPCCall{Prog: peerrpc.Program + 1, Vers: peerrpc.Version}).Append(nil)
+	if head, _, _ := ask(other); head.Status != rpcrdma.RPCProgUnavail {
+		t.Errorf("another program: %v", head.Status)
+	}
 	events := (&rpcrdma.RPCCall{Prog: peerrpc.Program, Vers: peerrpc.Version, Proc: peerrpc.ProcEvents}).Append(nil)
 	events = peerrpc.Range{Max: 9}.Append(events)
 	// A Write chunk without segments is not used; the item stays where it was.
@@ -121,9 +125,16 @@ func TestPeerCounters(t *testing.T) {
 	}
 }
 
-// Who connects and asks nothing, as a REQ from a forged address does, keeps its
-// place for a short while only; who has asked keeps it.
-func TestSilentPeer(t *testing.T) {
+// A peerPair is a service on 127.0.0.1, and a host that may ask it.
+type peerPair struct {
+	t      *testing.T
+	s      *peerService
+	client verbs.Provider
+	port   *rdmacm.Port
+}
+
+// servePeers starts a service that answers those in allow.
+func servePeers(t *testing.T, allow string) *peerPair {
 	open := func(addr string) (verbs.Provider, *rdmacm.Port) {
 		dev, err := softroce.Open(softroce.Options{Underlay: "lo", GID: ib.GIDFromAddr(netip.MustParseAddr(addr))})
 		if err != nil {
@@ -140,36 +151,72 @@ func TestSilentPeer(t *testing.T) {
 	server, sp := open("127.0.0.1")
 	client, cp := open("127.0.0.2")
 	a := &Agent{log: slog.New(slog.DiscardHandler)}
-	a.opt.Provider, a.opt.PeerAllow = server, []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
+	a.opt.Provider, a.opt.PeerAllow = server, []netip.Prefix{netip.MustParsePrefix(allow)}
 	s := &peerService{a: a, port: sp, from: map[ib.GID]int{}, live: map[*transport.End]struct{}{}, past: map[string]uint64{}}
-	ctx, stop := context.WithCancel(t.Context())
+	ctx, stop := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() { served <- s.serve(ctx) }()
-	defer func() { stop(); <-served }()
+	t.Cleanup(func() { stop(); <-served })
+	return &peerPair{t, s, client, cp}
+}
+
+// dial asks for a connection once.
+func (p *peerPair) dial() (*transport.End, error) {
+	return transport.DialRoCE(p.t.Context(), p.port, netip.MustParseAddr("127.0.0.1"), peerrpc.Port, transport.Options{Provider: p.client})
+}
+
+// connect asks for a connection until the service listens.
+func (p *peerPair) connect() *transport.End {
+	for range 100 {
+		if e, err := p.dial(); err == nil {
+			p.t.Cleanup(func() { e.Close() })
+			return e
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	p.t.Fatal("no connection")
+	return nil
+}
+
+// Who is not in peer_allow is refused, and has no place.
+func TestPeerNotAllowed(t *testing.T) {
+	p := servePeers(t, "10.0.0.0/8")
+	for range 100 { // until it listens
+		e, err := p.dial()
+		if err == nil {
+			e.Close()
+			t.Fatal("connected")
+		}
+		if p.s.n.refused.Load() > 0 {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if n := p.s.n.refused.Load(); n == 0 {
+		t.Error("none was counted as refused")
+	}
+	if n := p.s.ends; n != 0 {
+		t.Errorf("%d places taken, want none", n)
+	}
+}
+
+// Who connects and asks nothing, as a REQ from a forged address does, keeps its
+// place for a short while only; who has asked keeps it.
+func TestSilentPeer(t *testing.T) {
+	p := servePeers(t, "127.0.0.0/8")
+	s := p.s
 	places := func() int {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.ends
 	}
-	dial := func() *transport.End {
-		for range 100 { // until it listens
-			e, err := transport.DialRoCE(ctx, cp, netip.MustParseAddr("127.0.0.1"), peerrpc.Port, transport.Options{Provider: client})
-			if err == nil {
-				t.Cleanup(func() { e.Close() })
-				return e
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
-		t.Fatal("no connection")
-		return nil
-	}
-	asks := dial()
+	asks := p.connect()
 	call := (&rpcrdma.RPCCall{XID: 1, Prog: peerrpc.Program, Vers: peerrpc.Version}).Append(nil)
-	if _, err := asks.Call(ctx, rpcrdma.Submit{Payload: call}); err != nil {
+	if _, err := asks.Call(t.Context(), rpcrdma.Submit{Payload: call}); err != nil {
 		t.Fatal(err)
 	}
 	start := time.Now()
-	dial()
+	p.connect()
 	// More than two where a connection was not made in time, and another attempt made.
 	if n := places(); n < 2 && time.Since(start) < peerFirst {
 		t.Fatalf("%d places taken, want 2", n)

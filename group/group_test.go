@@ -344,3 +344,36 @@ func FuzzMachine(f *testing.F) {
 		}
 	})
 }
+
+// A list of peers that is the same again leaves no group, not even for a moment.
+func TestSamePeersAgain(t *testing.T) {
+	m := New(Options{})
+	m.Step(nil, start, Up{GID: gid("fe80::1")})
+	for _, a := range m.Step(nil, start, SetPeers{}) {
+		switch a := a.(type) {
+		case Join:
+			t.Errorf("joined %v again", a.MGID)
+		case Leave:
+			t.Errorf("left %v", a.MGID)
+		}
+	}
+}
+
+// The broadcast address of a subnet, also where its length is no multiple of 8.
+func TestSubnetBroadcast(t *testing.T) {
+	for _, tt := range []struct{ prefix, want string }{
+		{"10.0.0.1/24", "10.0.0.255"},
+		{"10.0.17.1/20", "10.0.31.255"},
+		{"10.0.0.5/30", "10.0.0.7"},
+		{"10.0.0.1/9", "10.127.255.255"},
+	} {
+		if got := subnetBroadcast(netip.MustParsePrefix(tt.prefix)); got.String() != tt.want {
+			t.Errorf("%s: %v, want %s", tt.prefix, got, tt.want)
+		}
+	}
+	for _, none := range []string{"10.0.0.0/31", "10.0.0.1/32"} {
+		if got := subnetBroadcast(netip.MustParsePrefix(none)); got.IsValid() {
+			t.Errorf("%s: %v, want none", none, got)
+		}
+	}
+}

@@ -43,7 +43,7 @@ func last[M mad.Message](n *node) (msg M, ok bool) {
 // inject sends a MAD to `to` as if `from` had.
 func (w *world) inject(from, to *node, m mad.Message) {
 	b, _ := m.AppendBinary(nil)
-	in := &verbs.MAD{Remote: from.opt.Link.GID, Local: to.opt.Link.GID, QPN: ib.QPNGSI, Data: [256]byte(b)}
+	in := mad256(from.opt.Link.GID, to.opt.Link.GID, b)
 	w.send(func() { to.step(RecvMAD{in}) }, to, false)
 }
 
@@ -72,4 +72,9 @@ func neighborSolicitation(src, target string, link encap.LinkAddr) []byte {
 		panic(err)
 	}
 	return b
+}
+
+// mad256 is a MAD on its way.
+func mad256(from, to ib.GID, b []byte) *verbs.MAD {
+	return &verbs.MAD{Remote: from, Local: to, QPN: ib.QPNGSI, Data: [256]byte(b)}
 }

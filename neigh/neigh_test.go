@@ -286,3 +286,87 @@ func TestHearsay(t *testing.T) {
 		t.Errorf("%d neighbours of 16", n)
 	}
 }
+
+// answer returns an ARP reply to host A that says that 10.0.0.2 is at link.
+func answer(t *testing.T, link encap.LinkAddr) RecvARP {
+	t.Helper()
+	p := arp.Packet{Op: arp.Reply, Sender: link, SenderIP: ip2, Target: hosts["A"], TargetIP: ip1}
+	b, err := p.AppendBinary(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return RecvARP{From: link.Key(), Payload: b}
+}
+
+// at returns where the table has 10.0.0.2.
+func at(tab *Table) encap.LinkAddr {
+	n, _ := tab.Lookup(ip2)
+	return n.LinkAddr
+}
+
+// For a second an address cannot change again, except by what a probe brings;
+// a new QPN of the same GID, which a restart leads to, may come at once, and once.
+func TestLock(t *testing.T) {
+	b, c := hosts["B"], hosts["C"]
+	restarted, again := b, b
+	restarted.QPN, again.QPN = b.QPN+1, b.QPN+2
+
+	tab := newTable(Options{})
+	tab.Step(nil, t0, Resolve{IP: ip2, Packet: []byte("p")})
+	tab.Step(nil, t0, answer(t, b))
+	tab.Step(nil, t0.Add(100*time.Millisecond), answer(t, c))
+	if got := at(tab); got != b {
+		t.Errorf("another GID within a second: %v, want %v", got, b)
+	}
+	tab.Step(nil, t0.Add(200*time.Millisecond), answer(t, restarted))
+	if got := at(tab); got != restarted {
+		t.Errorf("a new QPN within a second of the first answer: %v, want %v", got, restarted)
+	}
+	tab.Step(nil, t0.Add(300*time.Millisecond), answer(t, again))
+	if got := at(tab); got != restarted {
+		t.Errorf("another QPN within a second of that: %v, want %v", got, restarted)
+	}
+	tab.Step(nil, t0.Add(400*time.Millisecond), DoubtedLink{restarted.Key()})
+	if n, _ := tab.Lookup(ip2); n.State != StateProbe {
+		t.Fatalf("state %v, want PROBE", n.State)
+	}
+	tab.Step(nil, t0.Add(500*time.Millisecond), answer(t, c))
+	if got := at(tab); got != c {
+		t.Errorf("the answer to a probe: %v, want %v", got, c)
+	}
+}
+
+// One asker has one share, whatever flags it gives itself (4755-8-1).
+func TestFlagsMakeNoOtherAsker(t *testing.T) {
+	l := newLimiter(0, 1)
+	link := hosts["B"]
+	if _, ok := l.allow(t0, link); !ok {
+		t.Error("the first was refused")
+	}
+	link.Flags ^= encap.FlagUC
+	if why, ok := l.allow(t0, link); ok {
+		t.Error("the second passed with other flags")
+	} else if why != DropRateSource {
+		t.Errorf("refused as %v, want %v", why, DropRateSource)
+	}
+}
+
+// Where all that waits is too much, the neighbour that wants more gives up its oldest.
+func TestTotalQueue(t *testing.T) {
+	tab := newTable(Options{MaxQueuedOctets: 10, MaxTotalOctets: 16})
+	ip3 := netip.MustParseAddr("10.0.0.3")
+	tab.Step(nil, t0, Resolve{IP: ip2, Packet: make([]byte, 9)})
+	tab.Step(nil, t0, Resolve{IP: ip3, Packet: []byte("oldest")})
+	var gone []string
+	for _, a := range tab.Step(nil, t0, Resolve{IP: ip3, Packet: []byte("new")}) {
+		if d, ok := a.(Discard); ok {
+			gone = append(gone, string(d.Packet))
+		}
+	}
+	if len(gone) != 1 || gone[0] != "oldest" {
+		t.Errorf("discarded %q, want the oldest", gone)
+	}
+	if got := tab.QueuedOctets(); got != 12 {
+		t.Errorf("%d octets wait, want 12", got)
+	}
+}

@@ -244,6 +244,11 @@ func TestNotMerged(t *testing.T) {
 		if s, ok := find(first); !ok || m.begin(first, s) {
 			t.Errorf("%s: taken as the first, although marked", name)
 		}
+		half := random(30000) // two of them fit into what IPv4 can say, three do not
+		first = tcp(v6, 12, seq, 5, tcpACK, half)
+		if s, _ := find(first); !m.begin(first, s) || !m.add(tcp(v6, 12, seq+30000, 6, tcpACK, half)) || m.add(tcp(v6, 12, seq+60000, 7, tcpACK, half)) {
+			t.Errorf("%s: not two packets of 30000 octets, or three", name)
+		}
 		for what, p := range map[string][]byte{
 			"SYN": tcp(v6, 12, seq, 5, tcpSYN, payload), "PSH": tcp(v6, 12, seq, 5, tcpACK|tcpPSH, payload),
 			"empty": tcp(v6, 12, seq, 5, tcpACK, nil), "UDP": packet(v6, 17, 1000), "long": tcp(v6, 0, seq, 5, tcpACK, random(mergeBelow)),

@@ -155,3 +155,18 @@ func TestOpenIsInterrupted(t *testing.T) {
 		t.Errorf("got %v, want the addresses there are", err)
 	}
 }
+
+// A queue pair can have no P_Key that the port does not have.
+func TestPKeyOfAQP(t *testing.T) {
+	_, d := pair(t, families[0], nil)
+	for _, tt := range []struct {
+		pkey ib.PKey
+		ok   bool
+	}{{ib.DefaultPKey, true}, {0x8001, false}} {
+		e := newEnd(t, d, ib.UD, 4, 100)
+		err := e.qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: tt.pkey, QKey: 0x1b})
+		if ok := err == nil; ok != tt.ok {
+			t.Errorf("P_Key %v: %v, want it taken: %v", tt.pkey, err, tt.ok)
+		}
+	}
+}

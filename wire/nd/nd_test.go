@@ -118,6 +118,7 @@ func TestNotBelieved(t *testing.T) {
 		{"option of length 0", packet(a1, a2, "8700000000000000"+target+"0100000000000000")},
 		{"option beyond the end", packet(a1, a2, "8700000000000000"+target+"0103000000000000")},
 		{"option of Ethernet", packet(a1, a2, "8700000000000000"+target+"0101525400770001")},
+		{"link-layer option of 32 octets", packet(a1, a2, "8700000000000000"+target+"0104000080123456"+"fe8000000000000000000000000000aa"+"0000000000000000")},
 		{"half an option", packet(a1, a2, "8700000000000000"+target+"01030000")},
 		{"multicast QPN", packet(a1, a2, "8700000000000000"+target+"0103000080ffffff"+"fe8000000000000000000000000000aa")},
 		{"multicast GID", packet(a1, a2, "8700000000000000"+target+"0103000080123456"+"ff1200000000000000000000000000aa")},

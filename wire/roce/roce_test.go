@@ -73,6 +73,7 @@ func TestSyndrome(t *testing.T) {
 		{roce.SyndromeACK, true, false, false, "ACK"},
 		{roce.RNRSyndrome(0), false, true, false, "RNR NAK (655.36ms)"},
 		{roce.RNRSyndrome(12), false, true, false, "RNR NAK (640µs)"},
+		{roce.RNRSyndrome(31), false, true, false, "RNR NAK (491.52ms)"},
 		{roce.NAKSequence, false, false, true, "NAK PSN sequence error"},
 		{roce.NAKInvalidReq, false, false, true, "NAK invalid request"},
 		{roce.NAKRemoteAccess, false, false, true, "NAK remote access error"},
@@ -286,6 +287,12 @@ func TestVerifyFindsID(t *testing.T) {
 	}
 	if _, ok := flow6.Verify(2, &p); ok {
 		t.Error("IPv6: wrong port accepted")
+	}
+	// IPv6 has no identification: what would be the trace of one on IPv4 is an error.
+	trace := flow.Sum(1, b[:12], 5) ^ flow.Sum(1, b[:12], 0)
+	p.ICRC ^= trace
+	if id, ok := flow6.Verify(1, &p); ok {
+		t.Errorf("IPv6: identification %d accepted", id)
 	}
 }
 
