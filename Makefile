@@ -10,7 +10,7 @@ ifneq ($(shell git status --porcelain >/dev/null 2>&1 && echo good),good)
 export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 endif
 
-.PHONY: build ibverbs demo test test-long race fuzz bench bench-full explore sim scale soak flood nightly interop specs clean
+.PHONY: build ibverbs demo test test-long mutants race fuzz bench bench-full explore sim scale soak flood nightly interop specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ipoibcmd ./cmd/ipoibcmd
@@ -26,6 +26,9 @@ test: ## for everybody, minutes: format, vet, staticcheck, requirement rows, the
 
 test-long: ## the long form: more seeds, larger bounds, everything under the race detector, a tenth of the mutants; half an hour
 	$(GO) run ./internal/check -long -summary .cache/summary-long.txt
+
+mutants: ## break the source in some hundred ways, one at a time; a test must notice each: make mutants ONLY='cm/|P_Key'
+	$(GO) run ./internal/mutants $(if $(ONLY),-only '$(ONLY)')
 
 race: ## the tests under the race detector only
 	$(GO) run ./internal/check -long -only race

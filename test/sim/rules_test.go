@@ -3,13 +3,11 @@ package sim
 import (
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"ipoibcm/ib"
 	"ipoibcm/internal/foreign"
-	"ipoibcm/internal/mutant"
 	"ipoibcm/internal/simfabric"
 	"ipoibcm/ipoib"
 	"ipoibcm/neigh"
@@ -369,89 +367,5 @@ func (h *host) with2(a *alien) (cs []ipoib.ConnInfo) {
 func TestRules(t *testing.T) {
 	for _, r := range rules {
 		t.Run(r.name, func(t *testing.T) { seeds(t, 4, r.do) })
-	}
-}
-
-// withoutRule takes the rules away, each in every part that it has.
-var withoutRule = []mutant.Change{
-	{Name: "I-1: listen on 0x10", File: "ipoib/ipoib.go", Old: "func (f *Interface) listen() {\n	for _, form := range [...]serviceid.Form{serviceid.RFC, serviceid.Legacy} {", New: "func (f *Interface) listen() {\n	for _, form := range [...]serviceid.Form{serviceid.RFC, either(OFF, serviceid.Legacy, serviceid.RFC)} {"},
-	{Name: "I-1: remember the class", File: "ipoib/accept.go", Old: "sid == serviceid.Legacy && p.class == ClassUnknown {", New: "sid == serviceid.Legacy && p.class == ClassUnknown && !OFF {"},
-
-	{Name: "I-2: fall back at once", File: "ipoib/dial.go", Old: "	f.count(nFallbacks)\n", New: "	if OFF { f.fail(p, \"without I-2\"); return }\n	f.count(nFallbacks)\n"},
-	{Name: "I-2: remember it", File: "ipoib/peer.go", Old: "case p.class == ClassLegacy && f.now.Before(p.classUntil):", New: "case p.class == ClassLegacy && f.now.Before(p.classUntil) && !(OFF && p.quick == 0):"},
-	{Name: "I-2: in the order configured", File: "ipoib/peer.go", Old: "f.opt.LegacyFirst &&", New: "f.opt.LegacyFirst && !OFF &&"},
-
-	{Name: "I-3: receive only", File: "ipoib/conn.go", Old: "return c.oneWay() && !c.active }", New: "return c.oneWay() && !c.active && !OFF }"},
-	{Name: "I-3: no crossing", File: "ipoib/accept.go", Old: "	if form == serviceid.Legacy {\n		f.takeLegacy(p, ev)", New: "	if form == serviceid.Legacy && OFF && !f.cross(p, ev) { return }\n	if form == serviceid.Legacy {\n		f.takeLegacy(p, ev)"},
-
-	{Name: "I-4: crossing", File: "ipoib/accept.go", Old: "	f.count(nCrossSeen)\n	// The flags", New: "	if OFF { return true }\n	f.count(nCrossSeen)\n	// The flags"},
-	{Name: "I-4: both directions", File: "ipoib/conn.go", Old: "func (c *conn) oneWay() bool { return c.form != serviceid.RFC }", New: "func (c *conn) oneWay() bool { return c.form != serviceid.RFC || OFF }"},
-
-	{Name: "I-5: receives posted", File: "ipoib/conn.go", Old: "ReceiveMTU: int(c.receive), Init", New: "ReceiveMTU: either(OFF && active && form == serviceid.Legacy, int(c.receive), 4), Init"},
-
-	{Name: "I-6: 0x80 alone", File: "ipoib/options.go", Old: "[...]encap.Flags{encap.FlagRC,", New: "[...]encap.Flags{either(OFF, encap.FlagRC, encap.FlagRC | encap.FlagUC),"},
-	{Name: "I-6: no flags that are not honoured", File: "ipoib/options.go", Old: "encap.FlagRC | encap.FlagUC, 0}", New: "encap.FlagRC | encap.FlagUC, either(OFF, 0, encap.FlagRC)}"},
-	{Name: "I-6: by a mask", File: "ipoib/peer.go", Old: "case common&encap.FlagRC != 0:", New: "case either(OFF, common&encap.FlagRC != 0, p.flags == encap.FlagRC && common != 0):"},
-	{Name: "I-6: reserved bits mean nothing", File: "wire/encap/encap.go", Old: "Flags: Flags(b[0]).Known(),", New: "Flags: either(OFF, Flags(b[0]).Known(), Flags(b[0])),"},
-	{Name: "I-6: reserved bits mean nothing", File: "ipoib/path.go", Old: "		p.flags = link.Flags.Known()\n", New: "		p.flags = either(OFF && link.Flags != link.Flags.Known(), link.Flags.Known(), 0)\n"},
-
-	{Name: "I-7: in a REQ", File: "ipoib/dial.go", Old: "ResponseTimeout: cmTimeout, MaxRetries: cmRetries,\n		PrivateData: f.privateData(c.receive),", New: "ResponseTimeout: cmTimeout, MaxRetries: cmRetries,\n		PrivateData: either(OFF, f.privateData(c.receive), nil),"},
-	{Name: "I-7: in a REP", File: "ipoib/accept.go", Old: "RNRRetry: rnrRetry, PrivateData: f.privateData(c.receive)})", New: "RNRRetry: rnrRetry, PrivateData: either(OFF, f.privateData(c.receive), nil)})"},
-	{Name: "I-7: in an RTU", File: "ipoib/dial.go", Old: "cm.Ready{Handle: ev.Handle, PrivateData: f.privateData(c.receive)}", New: "cm.Ready{Handle: ev.Handle, PrivateData: either(OFF, f.privateData(c.receive), nil)}"},
-	{Name: "I-7: in a REJ", File: "ipoib/accept.go", Old: "ARI: ari, PrivateData: f.privateData(uint32(f.opt.receiveMTU()))}", New: "ARI: ari, PrivateData: either(OFF, f.privateData(uint32(f.opt.receiveMTU())), nil)}"},
-	{Name: "I-7: a REQ without", File: "ipoib/accept.go", Old: "if form == serviceid.RFC && pd.QPN == 0 {", New: "if form == serviceid.RFC && pd.QPN == 0 && OFF { f.refuse(ev, cm.ReasonConsumer, nil, \"\"); return }\n	if form == serviceid.RFC && pd.QPN == 0 {"},
-
-	{Name: "I-8: the smaller", File: "mtu/mtu.go", Old: "got := IPMTU(min(own, peer))", New: "got := IPMTU(either(OFF, min(own, peer), own))"},
-	{Name: "I-8: not too small", File: "mtu/mtu.go", Old: "if got < need {", New: "if got < need && !OFF {"},
-	{Name: "I-8: one retry", File: "ipoib/dial.go", Old: "	if p.tried26 {\n", New: "	if p.tried26 || OFF {\n"},
-	{Name: "I-8: with what the REJ says", File: "mtu/mtu.go", Old: "[...]uint32{inREJ, RetryReceive}", New: "[...]uint32{either(OFF, inREJ, 0), RetryReceive}"},
-
-	{Name: "I-9: ND is taken", File: "ipoib/packet.go", Old: "case h.Type == encap.IPv6 && f.ipv6:", New: "case h.Type == encap.IPv6 && f.ipv6 && !(OFF && ev.Conn != 0):"},
-	{Name: "I-9: and answered by UD", File: "ipoib/parts.go", Old: "			f.do(SendUD{Link: a.To.LinkAddr, Frame: fr})", New: "			if p := f.peers[a.To.LinkAddr.Key()]; OFF && p != nil && p.tx != nil && fr[0] == 0x86 {\n				f.do(SendConn{Conn: p.tx.id, Frame: fr})\n				return\n			}\n			f.do(SendUD{Link: a.To.LinkAddr, Frame: fr})"},
-	{Name: "I-9: ARP is nothing", File: "ipoib/packet.go", Old: "case h.Type == encap.ARP && ev.Conn != 0:", New: "case h.Type == encap.ARP && ev.Conn != 0 && !OFF:"},
-
-	{Name: "I-10: a DREQ of unknown IDs", File: "cm/end.go", Old: "m.reply(in, drep(dreq))", New: "if !OFF { m.reply(in, drep(dreq)) }"},
-	{Name: "I-10: a DREQ of another QPN", File: "cm/end.go", Old: "if dreq.RemoteQPN != c.p.LocalQPN {", New: "if dreq.RemoteQPN != c.p.LocalQPN && !OFF {"},
-	{Name: "I-10: our DREQ", File: "cm/end.go", Old: "RemoteQPN: c.p.RemoteQPN}", New: "RemoteQPN: either(OFF, c.p.RemoteQPN, c.p.LocalQPN)}"},
-
-	{Name: "I-11: RNR retry 7", File: "ipoib/accept.go", Old: "		RNRRetry: rnrRetry,", New: "		RNRRetry: either(OFF, uint8(rnrRetry), 0),"},
-	{Name: "I-11: no invitation without room", File: "ipoib/ipoib.go", Old: "case !f.crowded && n >= full:", New: "case !f.crowded && n >= full && !OFF:"},
-
-	{Name: "I-12: dial again", File: "ipoib/conn.go", Old: "	case young:", New: "	case young || OFF:"},
-
-	{Name: "I-13: a CA GUID of one's own", File: "ipoib/ipoib.go", Old: "c.GID, c.CAGUID, c.Rand = f.link.GID, opt.GUID, opt.Rand", New: "c.GID, c.CAGUID, c.Rand = f.link.GID, either(OFF, opt.GUID, 1), opt.Rand"},
-
-	{Name: "I-14: a REJ of the interface", File: "ipoib/accept.go", Old: "	f.count(nREJSent)\n	f.note(Note{Kind: NoteConn, Peer: encap.LinkAddr{GID: ev.Remote}", New: "	if OFF { return }\n	f.count(nREJSent)\n	f.note(Note{Kind: NoteConn, Peer: encap.LinkAddr{GID: ev.Remote}"},
-	{Name: "I-14: a REJ of the CM", File: "cm/send.go", Old: "	m.took(nil, why)\n", New: "	m.took(nil, why)\n	if OFF { return }\n"},
-	{Name: "I-14: a lie about the source", File: "cm/passive.go", Old: "if src != req.Primary.LocalGID {", New: "if src != req.Primary.LocalGID && !OFF {"},
-	{Name: "I-14: not for ever", File: "cm/passive.go", Old: "if !m.reqs.allow(m.now, src) {", New: "if !m.reqs.allow(m.now, src) && !OFF {"},
-	{Name: "I-14: not for ever", File: "cm/recv.go", Old: "if m.replies.allow(m.now, in.Remote) {", New: "if m.replies.allow(m.now, in.Remote) || OFF {"},
-}
-
-// TestWithoutRules takes each rule away, part by part: the scenario that shows
-// it must fail then.
-func TestWithoutRules(t *testing.T) {
-	b := mutant.Build(t, "test/sim", withoutRule)
-	if ok, out := b.Run("", "^TestRules$"); !ok {
-		t.Fatalf("with every rule in place:\n%s", out)
-	}
-	missed, last := map[string]bool{}, ""
-	for _, c := range withoutRule {
-		if c.Name == last {
-			continue
-		}
-		last = c.Name
-		rule, _, _ := strings.Cut(c.Name, ":")
-		missed[rule] = true
-		ok, out := b.Run(c.Name, "^TestRules$/^"+rule+"$")
-		if ok {
-			t.Errorf("nothing fails without %q", c.Name)
-		}
-		t.Logf("without %s: %s", c.Name, mutant.Said(out, 9))
-	}
-	for _, r := range rules {
-		if !missed[r.name] {
-			t.Errorf("%s is never taken away", r.name)
-		}
 	}
 }

@@ -1,0 +1,277 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// variable names the mutant that is awake, by its number.
+const variable = "IPOIBCM_MUTANT"
+
+// support is the file that each changed package gets besides.
+const support = `package %s
+
+import (
+	"os"
+	"strconv"
+)
+
+var zzMutant, _ = strconv.Atoi(os.Getenv(%q))
+`
+
+// A source is the text of one file, and where its functions are.
+type source struct {
+	text  []byte
+	pkg   string
+	funcs []*ast.FuncDecl
+	base  int // position of the first octet, less one
+}
+
+func parseSource(name string, text []byte) (*source, error) {
+	fset := token.NewFileSet()
+	f, err := parser.ParseFile(fset, name, text, parser.SkipObjectResolution)
+	if err != nil {
+		return nil, err
+	}
+	s := &source{text: text, pkg: f.Name.Name, base: fset.File(f.FileStart).Base()}
+	for _, d := range f.Decls {
+		if fn, ok := d.(*ast.FuncDecl); ok && fn.Body != nil {
+			s.funcs = append(s.funcs, fn)
+		}
+	}
+	return s, nil
+}
+
+func (s *source) offset(p token.Pos) int { return int(p) - s.base }
+
+func (s *source) slice(n ast.Node) string { return string(s.text[s.offset(n.Pos()):s.offset(n.End())]) }
+
+// find returns where an edit applies.
+func (s *source) find(e edit) (int, error) {
+	if n := bytes.Count(s.text, []byte(e.old)); n != 1 {
+		return 0, fmt.Errorf("%d times in %s, want once: %q; the code has moved on, and so must the mutant", n, e.file, e.old)
+	}
+	return bytes.Index(s.text, []byte(e.old)), nil
+}
+
+// function returns the function whose body holds octets from to to.
+func (s *source) function(from, to int) *ast.FuncDecl {
+	for _, fn := range s.funcs {
+		if s.offset(fn.Body.Lbrace) < from && to <= s.offset(fn.Body.Rbrace) && fn.Name.Name != "init" && fn.Name.Name != "main" {
+			return fn
+		}
+	}
+	return nil
+}
+
+// A tree reads the files of the module, each once.
+type tree struct {
+	read  func(file string) ([]byte, error)
+	files map[string]*source
+}
+
+func (t *tree) source(file string) (*source, error) {
+	if s := t.files[file]; s != nil {
+		return s, nil
+	}
+	text, err := t.read(file)
+	if err != nil {
+		return nil, err
+	}
+	s, err := parseSource(file, text)
+	if err != nil {
+		return nil, err
+	}
+	if t.files == nil {
+		t.files = map[string]*source{}
+	}
+	t.files[file] = s
+	return s, nil
+}
+
+// asleep reports whether all edits of a mutant are inside function bodies, so
+// that they can be in the program and do nothing.
+func (t *tree) asleep(m *mutant) (bool, error) {
+	for _, e := range m.edits {
+		s, err := t.source(e.file)
+		if err != nil {
+			return false, err
+		}
+		at, err := s.find(e)
+		if err != nil {
+			return false, err
+		}
+		if s.function(at, at+len(e.old)) == nil {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// awake returns the files of a mutant as it is written.
+func (t *tree) awake(m *mutant) (map[string]string, error) {
+	files := map[string]string{}
+	for _, e := range m.edits {
+		s, err := t.source(e.file)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := s.find(e); err != nil {
+			return nil, err
+		}
+		text, ok := files[e.file]
+		if !ok {
+			text = string(s.text)
+		}
+		files[e.file] = strings.Replace(text, e.old, e.new, 1)
+	}
+	return files, nil
+}
+
+// dormant returns the files of mutants that sleep: each changed function begins
+// with the question whether a changed copy should run instead. The copies stand
+// at the end, so that no line moves.
+func (t *tree) dormant(ms []*mutant) (map[string]string, error) {
+	type change struct {
+		fn     *ast.FuncDecl
+		number int
+		edits  []edit
+	}
+	changes := map[string][]change{}
+	for _, m := range ms {
+		for _, e := range m.edits {
+			s, err := t.source(e.file)
+			if err != nil {
+				return nil, err
+			}
+			at, err := s.find(e)
+			if err != nil {
+				return nil, err
+			}
+			fn := s.function(at, at+len(e.old))
+			of := changes[e.file]
+			if i := slices.IndexFunc(of, func(c change) bool { return c.fn == fn && c.number == m.number }); i >= 0 {
+				of[i].edits = append(of[i].edits, e)
+				continue
+			}
+			changes[e.file] = append(of, change{fn, m.number, []edit{e}})
+		}
+	}
+	files := map[string]string{}
+	for file, of := range changes {
+		s := t.files[file]
+		begin := map[*ast.FuncDecl]string{} // what a function begins with
+		var copies strings.Builder
+		for _, c := range of {
+			begin[c.fn] += s.dispatch(c.fn, c.number)
+			copies.WriteString(s.copy(c.fn, c.number, c.edits))
+		}
+		files[file] = s.rewrite(begin) + copies.String()
+		files[filepath.Join(filepath.Dir(file), "zz_mutants.go")] = fmt.Sprintf(support, s.pkg, variable)
+	}
+	return files, nil
+}
+
+func copyName(fn *ast.FuncDecl, number int) string {
+	return fmt.Sprintf("%s_mutant%d", fn.Name.Name, number)
+}
+
+// dispatch is the question at the begin of a function.
+func (s *source) dispatch(fn *ast.FuncDecl, number int) string {
+	call := copyName(fn, number)
+	if fn.Recv != nil {
+		call = fieldNames(fn.Recv, "zzRecv")[0] + "." + call
+	}
+	if tp := fn.Type.TypeParams; tp != nil {
+		call += "[" + strings.Join(fieldNames(tp, ""), ", ") + "]"
+	}
+	args := strings.Join(fieldNames(fn.Type.Params, "zzArg"), ", ")
+	if n := len(fn.Type.Params.List); n > 0 {
+		if _, ok := fn.Type.Params.List[n-1].Type.(*ast.Ellipsis); ok {
+			args += "..."
+		}
+	}
+	if fn.Type.Results == nil {
+		return fmt.Sprintf(" if zzMutant == %d { %s(%s); return };", number, call, args)
+	}
+	return fmt.Sprintf(" if zzMutant == %d { return %s(%s) };", number, call, args)
+}
+
+// fieldNames are the names of parameters; those without one are called spare and
+// their index, which rewrite gives them.
+func fieldNames(fields *ast.FieldList, spare string) (names []string) {
+	for _, f := range fields.List {
+		if len(f.Names) == 0 {
+			names = append(names, fmt.Sprint(spare, len(names)))
+		}
+		for _, n := range f.Names {
+			if n.Name == "_" {
+				names = append(names, fmt.Sprint(spare, len(names)))
+				continue
+			}
+			names = append(names, n.Name)
+		}
+	}
+	return names
+}
+
+// rewrite returns the text with a begin for some functions, whose parameters all
+// get names.
+func (s *source) rewrite(begin map[*ast.FuncDecl]string) string {
+	type insert struct {
+		at, skip int
+		text     string
+	}
+	var inserts []insert
+	name := func(fields *ast.FieldList, spare string) {
+		n := 0
+		for _, f := range fields.List {
+			if len(f.Names) == 0 {
+				inserts = append(inserts, insert{s.offset(f.Type.Pos()), 0, fmt.Sprint(spare, n, " ")})
+				n++
+			}
+			for _, id := range f.Names {
+				if id.Name == "_" {
+					inserts = append(inserts, insert{s.offset(id.Pos()), 1, fmt.Sprint(spare, n)})
+				}
+				n++
+			}
+		}
+	}
+	for fn, text := range begin {
+		if fn.Recv != nil {
+			name(fn.Recv, "zzRecv")
+		}
+		name(fn.Type.Params, "zzArg")
+		inserts = append(inserts, insert{s.offset(fn.Body.Lbrace) + 1, 0, text})
+	}
+	slices.SortFunc(inserts, func(a, b insert) int { return a.at - b.at })
+	var out strings.Builder
+	done := 0
+	for _, in := range inserts {
+		out.Write(s.text[done:in.at])
+		out.WriteString(in.text)
+		done = in.at + in.skip
+	}
+	out.Write(s.text[done:])
+	return out.String()
+}
+
+// copy is a function under another name, changed. A complaint of the compiler
+// about it names the mutant's number.
+func (s *source) copy(fn *ast.FuncDecl, number int, edits []edit) string {
+	from, to := s.offset(fn.Type.Func), s.offset(fn.End())
+	text := string(s.text[from:to])
+	for _, e := range edits {
+		text = strings.Replace(text, e.old, e.new, 1)
+	}
+	at := s.offset(fn.Name.Pos()) - from
+	text = text[:at] + copyName(fn, number) + text[at+len(fn.Name.Name):]
+	return fmt.Sprintf("\n//line mutant-%d.go:1\n%s\n", number, text)
+}
