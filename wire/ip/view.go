@@ -1,7 +1,8 @@
 // Package ip holds what the interface must know about the packets it carries:
 // views of IPv4 and IPv6 headers for the hot path, checksums, ICMP "too big"
 // messages, IPv4 fragments, IGMP and MLD reports, the MTU option of router
-// advertisements, echo messages, and the addresses RFC 4391 derives from a GID.
+// advertisements, echo messages, the addresses RFC 4391 derives from a GID, and
+// which fields of a packet may decide its next hop ([FlowOf]).
 //
 // It is no IP stack: the kernel behind the TUN is. Reassembly, routing and
 // every other ICMP message are left to it.
@@ -27,12 +28,14 @@ const (
 	ProtoIGMP     = 2
 	ProtoTCP      = 6
 	ProtoUDP      = 17
+	ProtoDCCP     = 33
 	ProtoRouting  = 43
 	ProtoFragment = 44
 	ProtoAH       = 51
 	ProtoICMPv6   = 58
 	ProtoNone     = 59
 	ProtoDestOpts = 60
+	ProtoSCTP     = 132
 )
 
 // Version returns the IP version of b: 4, 6, or 0 if b is empty.
