@@ -8,6 +8,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/mad"
+	"ipoibcm/wire/nd"
 )
 
 // What the control plane takes from the UD QP, per second. Requests are what
@@ -45,8 +46,8 @@ func (g *gates) allow(now int64, k FrameKind, pkt []byte, src ib.GID, qpn ib.QPN
 	case RXARP:
 		asks = len(pkt) < 8 || pkt[7] == 1
 	case RXND:
-		typ := icmp6Type(pkt)
-		asks = typ == icmp6RS || typ == icmp6NS
+		kind := nd.KindOf(pkt)
+		asks = kind == nd.RouterSolicitation || kind == nd.NeighborSolicitation
 	case RXCM:
 		asks = mad.Asks(pkt)
 		to, from = g.cm, g.cmAnswers

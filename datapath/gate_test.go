@@ -4,7 +4,9 @@ import (
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/wire/ip"
 	"ipoibcm/wire/mad"
+	"ipoibcm/wire/nd"
 )
 
 // A flood of one kind of request keeps out neither other kinds nor answers.
@@ -12,7 +14,7 @@ func TestGates(t *testing.T) {
 	arpRequest, arpReply := []byte{0, 32, 8, 0, 20, 4, 0, 1}, []byte{0, 32, 8, 0, 20, 4, 0, 2}
 	icmp := func(typ byte) []byte {
 		b := make([]byte, minIP6+8)
-		b[0], b[6], b[minIP6] = 0x60, protoICMPv6, typ
+		b[0], b[6], b[minIP6] = 0x60, ip.ProtoICMPv6, typ
 		return b
 	}
 	message := func(m mad.Message) []byte {
@@ -27,8 +29,8 @@ func TestGates(t *testing.T) {
 		others       FrameKind
 		shut, passes []byte // of kind others
 	}{
-		{"ARP requests", RXARP, arpRequest, RXND, icmp(icmp6NS), icmp(136)},
-		{"NS", RXND, icmp(icmp6NS), RXARP, arpRequest, arpReply},
+		{"ARP requests", RXARP, arpRequest, RXND, icmp(byte(nd.NeighborSolicitation)), icmp(136)},
+		{"NS", RXND, icmp(byte(nd.NeighborSolicitation)), RXARP, arpRequest, arpReply},
 		{"REQs", RXCM, message(mad.REQ{}), RXCM, message(mad.DREQ{}), message(mad.REP{})},
 		{"REPs", RXCM, message(mad.REP{}), RXCM, message(mad.RTU{}), message(mad.REQ{})},
 		{"too short for a MAD", RXCM, []byte{1}, RXCM, message(mad.REQ{}), message(mad.REJ{})},

@@ -9,6 +9,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
+	"ipoibcm/wire/nd"
 )
 
 // genShift is where the generation of a connection begins in a work request ID;
@@ -156,7 +157,7 @@ func (s *rxSide) takeUD(msg []byte, wc *verbs.WC, now int64) {
 	if !s.checkIP(t, pkt) {
 		return
 	}
-	if t == encap.IPv6 && isND(pkt) {
+	if t == encap.IPv6 && nd.KindOf(pkt) != nd.None {
 		s.control(RXND, t, pkt, src, wc.SrcQPN, dst, now)
 		return
 	}
@@ -208,7 +209,7 @@ func (s *rxSide) takeConn(msg []byte, c *Conn, now int64) {
 	}
 	c.rxPackets.Add(1)
 	c.rxOctets.Add(uint64(len(pkt)))
-	if t == encap.IPv6 && isND(pkt) {
+	if t == encap.IPv6 && nd.KindOf(pkt) != nd.None {
 		l.recvUp(RXND, t, pkt, ib.GID{}, 0, ib.GID{}, c)
 		return
 	}

@@ -96,19 +96,6 @@ func TestEmptyTable(t *testing.T) {
 	}
 }
 
-func FuzzICMP6Type(f *testing.F) {
-	f.Add(ip6("ff02::16", 0, 58, 0, 5, 2, 0, 0, 1, 0, 143, 0))
-	f.Add(ip6("fe80::1", 44, 58, 0, 0, 0, 0, 0, 0, 1, 136))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if ty := ipType(b); ty != 0 {
-			isControl(b, ty)
-		}
-		if len(b) >= 40 {
-			isND(b)
-		}
-	})
-}
-
 func BenchmarkLookup(b *testing.B) {
 	for _, n := range []int{10, 1000, 100000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

@@ -45,17 +45,17 @@ func fixedLen(k Kind) int {
 }
 
 // open makes the checks all five messages share (RFC 4861 sections 6.1, 7.1,
-// 8.1) and returns the packet and its ICMPv6 part.
+// 8.1) and returns the packet and its ICMPv6 part, which is the end of it.
 func open(b []byte) (p ip.V6, m []byte, k Kind, err error) {
 	p, err = ip.AsV6(b)
 	if err != nil {
 		return nil, nil, None, err
 	}
-	k = KindOf(p)
+	k, off := find(p)
 	if k == None {
 		return nil, nil, None, &wire.FieldError{What: "ND message", Field: "next header", Value: uint64(p.NextHeader())}
 	}
-	m = p.Payload()
+	m = p[off:]
 	if len(m) < fixedLen(k) {
 		return nil, nil, k, &wire.ShortError{What: k.String(), Need: fixedLen(k), Have: len(m)}
 	}

@@ -56,16 +56,25 @@ func (k Kind) String() string {
 }
 
 // KindOf returns which neighbour discovery message the IPv6 packet pkt looks
-// like, at the cost of a few octets. It checks nothing else. Messages behind
-// extension headers are none: nobody sends such.
+// like, at the cost of a few octets. It checks nothing else. A message may stand
+// behind extension headers, as [ip.ICMPv6Offset] says; one in a fragment is none
+// and left to the kernel, which ignores it (RFC 6980 section 5;
+// suppress_frag_ndisc).
 func KindOf(pkt []byte) Kind {
-	if len(pkt) <= ip.V6HeaderLen || pkt[0]>>4 != 6 || pkt[6] != ip.ProtoICMPv6 {
-		return None
+	k, _ := find(pkt)
+	return k
+}
+
+// find returns the kind of the message in pkt and where it starts.
+func find(pkt []byte) (Kind, int) {
+	off := ip.ICMPv6Offset(pkt)
+	if off < 0 {
+		return None, 0
 	}
-	if k := Kind(pkt[ip.V6HeaderLen]); k >= RouterSolicitation && k <= Redirect {
-		return k
+	if k := Kind(pkt[off]); k >= RouterSolicitation && k <= Redirect {
+		return k, off
 	}
-	return None
+	return None, 0
 }
 
 // An NS is a Neighbor Solicitation with its IPv6 header.

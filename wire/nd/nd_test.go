@@ -209,18 +209,69 @@ func TestRewrite(t *testing.T) {
 	}
 }
 
+// optionHeaders are hop-by-hop options and destination options, of padding only.
+const optionHeaders = "3c00010400000000" + "3a01010c0000000000000000" + "00000000"
+
+// behind puts extension headers before the ICMPv6 message of pkt.
+func behind(headers string, pkt []byte) []byte {
+	ext := unhex(headers)
+	out := append(bytes.Clone(pkt[:ip.V6HeaderLen]), ext...)
+	out = append(out, pkt[ip.V6HeaderLen:]...)
+	out[6] = ip.ProtoHopByHop
+	binary.BigEndian.PutUint16(out[4:], uint16(len(out)-ip.V6HeaderLen))
+	return out
+}
+
+// RFC 4861 has no word against options before a message, and Linux takes such.
+func TestBehindExtensionHeaders(t *testing.T) {
+	ns, _ := NewNS(a1, a2, link).AppendBinary(nil)
+	var got NS
+	if err := got.UnmarshalBinary(behind(optionHeaders, ns)); err != nil || got != NewNS(a1, a2, link) {
+		t.Errorf("NS: got %v, %v, want %v", got, err, NewNS(a1, a2, link))
+	}
+	adv, _ := NewAnnouncement(a2, link, true).AppendBinary(nil)
+	var na NA
+	if err := na.UnmarshalBinary(behind(optionHeaders, adv)); err != nil || na != NewAnnouncement(a2, link, true) {
+		t.Errorf("NA: got %v, %v, want %v", na, err, NewAnnouncement(a2, link, true))
+	}
+	routers := addr("ff02::2")
+	plain, linked := packet(a1, routers, "8500000000000000"), packet(a1, routers, "8500000000000000"+"01"+option)
+	if out, err := AddLink(nil, behind(optionHeaders, plain), link); err != nil || !bytes.Equal(out, behind(optionHeaders, linked)) {
+		t.Errorf("RS out: got %x, %v, want %x", out, err, behind(optionHeaders, linked))
+	}
+	out, l, _, err := StripLink(nil, behind(optionHeaders, linked))
+	if err != nil || !bytes.Equal(out, behind(optionHeaders, plain)) {
+		t.Errorf("RS in: got %x, %v, want %x", out, err, behind(optionHeaders, plain))
+	}
+	if l != link {
+		t.Errorf("RS in: got link %v, want %v", l, link)
+	}
+	redirect := packet(a1, a2, "8900000000000000"+"fe800000000000000000000000123456"+"20010db8000000000000000000000001")
+	if a, ok := RedirectTarget(behind(optionHeaders, redirect)); !ok || a != a2 {
+		t.Errorf("redirect target: got %v, %v, want %v", a, ok, a2)
+	}
+	atomic := behind("3a00000000000000", ns)
+	atomic[6] = ip.ProtoFragment
+	if k := KindOf(atomic); k != None { // RFC 6980 section 5
+		t.Errorf("in a fragment: got %v, want none", k)
+	}
+}
+
 func FuzzND(f *testing.F) {
 	ns, _ := NewNS(a1, a2, link).AppendBinary(nil)
 	na, _ := NewAnnouncement(a2, link, true).AppendBinary(nil)
-	for _, b := range [][]byte{ns, na, rs, packet(a1, ip.AllNodes, "86000000400000000000000000000000"+"05010000000007fc"+"01"+option)} {
+	for _, b := range [][]byte{ns, na, rs, behind(optionHeaders, ns), behind(optionHeaders, rs), packet(a1, ip.AllNodes, "86000000400000000000000000000000"+"05010000000007fc"+"01"+option)} {
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, in []byte) {
 		// A fuzzer does not find checksums; give it them.
-		if p, err := ip.AsV6(in); err == nil && KindOf(p) != None && len(p) >= 44 {
-			in = bytes.Clone(p)
-			in[42], in[43] = 0, 0
-			binary.BigEndian.PutUint16(in[42:], ip.Checksum6(p.Src(), p.Dst(), ip.ProtoICMPv6, in[40:]))
+		if p, err := ip.AsV6(in); err == nil {
+			if k, off := find(p); k != None && len(p) >= off+4 {
+				in = bytes.Clone(p)
+				m := in[off:]
+				m[2], m[3] = 0, 0
+				binary.BigEndian.PutUint16(m[2:], ip.Checksum6(p.Src(), p.Dst(), ip.ProtoICMPv6, m))
+			}
 		}
 		var s, s2 NS
 		if s.UnmarshalBinary(in) == nil {

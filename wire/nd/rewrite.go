@@ -31,10 +31,11 @@ func StripLink(b, pkt []byte) (out []byte, link encap.LinkAddr, has bool, err er
 // RedirectTarget returns the target of the Redirect in pkt, whose link-layer
 // address [AddLink] wants.
 func RedirectTarget(pkt []byte) (netip.Addr, bool) {
-	if KindOf(pkt) != Redirect || len(pkt) < ip.V6HeaderLen+fixedRedirect {
+	k, off := find(pkt)
+	if k != Redirect || len(pkt) < off+fixedRedirect {
 		return netip.Addr{}, false
 	}
-	return netip.AddrFrom16([16]byte(pkt[ip.V6HeaderLen+8 : ip.V6HeaderLen+24])), true
+	return netip.AddrFrom16([16]byte(pkt[off+8 : off+24])), true
 }
 
 // rewrite copies the message of pkt without link-layer options, and with one
@@ -54,7 +55,8 @@ func rewrite(b, pkt []byte, add *encap.LinkAddr) (out []byte, link encap.LinkAdd
 		return b, link, false, &wire.FieldError{What: "ND message to rewrite", Field: "type", Value: uint64(k)}
 	}
 	start, fixed := len(b), fixedLen(k)
-	out = append(b, p[:ip.V6HeaderLen+fixed]...)
+	head := len(p) - len(m) // octets of the IPv6 header and extension headers
+	out = append(b, p[:head+fixed]...)
 	err = eachOption(k, m[fixed:], func(opt []byte) error {
 		if opt[0] != optSourceLink && opt[0] != optTargetLink {
 			out = append(out, opt...)
@@ -79,7 +81,7 @@ func rewrite(b, pkt []byte, add *encap.LinkAddr) (out []byte, link encap.LinkAdd
 	}
 	q := out[start:]
 	binary.BigEndian.PutUint16(q[4:], uint16(n))
-	body := q[ip.V6HeaderLen:]
+	body := q[head:]
 	body[2], body[3] = 0, 0
 	binary.BigEndian.PutUint16(body[2:], ip.Checksum6(p.Src(), p.Dst(), ip.ProtoICMPv6, body))
 	return out, link, has, nil
