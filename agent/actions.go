@@ -15,6 +15,7 @@ import (
 	"ipoibcm/hostnet"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 )
@@ -277,7 +278,9 @@ func (a *Agent) setPath(prefix netip.Prefix, to ipoib.Path) {
 	}
 	p = &path{p: to, dp: datapath.NewPath(0, target)}
 	a.paths[prefix] = p
-	a.loop.SetTable(a.loop.Table().With(prefix, p.dp))
+	if prefix.IsSingleIP() {
+		a.loop.PinDest(rtnl.Flow{Dst: prefix.Addr()}, p.dp)
+	}
 }
 
 func (a *Agent) delPath(prefix netip.Prefix) {
@@ -288,7 +291,7 @@ func (a *Agent) delPath(prefix netip.Prefix) {
 	a.countUD(p)
 	a.ref(p.p, -1)
 	delete(a.paths, prefix)
-	a.loop.SetTable(a.loop.Table().Without(prefix))
+	a.loop.DelDest(rtnl.Flow{Dst: prefix.Addr()})
 }
 
 // ref counts the paths that use an address handle.

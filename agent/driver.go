@@ -142,6 +142,7 @@ func (a *Agent) frame(f *datapath.Frame) {
 			ev.Conn = a.byQPN[f.Conn.QP().QPN()]
 		}
 		a.step(ev)
+	case datapath.TXStale: // the start of a packet that was sent
 	default:
 		a.step(ipoib.Packet{IP: f.Data})
 	}

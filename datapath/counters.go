@@ -13,7 +13,7 @@ type Counters struct {
 	RxOctets  uint64
 	RxUD      uint64 // packets of it
 	RxConn    uint64 // and of it
-	Up        uint64 // frames handed up
+	Up        uint64 // packets and frames handed up, TXStale not included
 	Injected  uint64 // packets of InjectTUN
 
 	// Drops, by reason.
@@ -42,6 +42,8 @@ type Counters struct {
 
 	// Not drops.
 	RxUDOversize   uint64 // UD frames larger than our UD MTU
+	TxStale        uint64 // TXStale frames handed up
+	TxStaleFull    uint64 // TXStale frames put off because the ring up was full
 	TxWaits        uint64 // times the TUN reader waited for room
 	TxStalls       uint64 // times a send queue stayed full without progress
 	RepostFailures uint64 // times receive buffers could not be posted again at once
@@ -51,7 +53,7 @@ type Counters struct {
 type counters struct {
 	TxPackets, TxOctets, TxUD, TxConn, RxPackets, RxOctets, RxUD, RxConn, Up, Injected                                                                                                                                                                                  atomic.Uint64
 	TxUnreachable, TxGone, TxQueueFull, TxUDQueueFull, TxNoBuffer, TxPostError, TxError, TxFlushed, TxMalformed, TxMulticastConn, UpFull, RxError, RxShort, RxUnknownType, RxARPConn, RxMulticastConn, RxOwnEcho, RxNotWanted, RxMalformed, RxUnknownQP, RxTUN, RxFlood atomic.Uint64
-	RxUDOversize, TxWaits, TxStalls, RepostFailures                                                                                                                                                                                                                     atomic.Uint64
+	RxUDOversize, TxStale, TxStaleFull, TxWaits, TxStalls, RepostFailures                                                                                                                                                                                               atomic.Uint64
 }
 
 // Counters returns the counts of the loop.
@@ -91,6 +93,8 @@ func (l *Loop) Counters() Counters {
 		RxTUN:           c.RxTUN.Load(),
 		RxFlood:         c.RxFlood.Load(),
 		RxUDOversize:    c.RxUDOversize.Load(),
+		TxStale:         c.TxStale.Load(),
+		TxStaleFull:     c.TxStaleFull.Load(),
 		TxWaits:         c.TxWaits.Load(),
 		TxStalls:        c.TxStalls.Load(),
 		RepostFailures:  c.RepostFailures.Load(),

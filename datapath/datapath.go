@@ -1,10 +1,16 @@
 // Package datapath is the hot loop: packets from the TUN to queue pairs and back.
 //
-// A [Loop] reads batches from the TUN, looks each destination up in a [Table],
-// writes the 4-octet header into head-room and posts; frames that come in are
-// checked and written to the TUN. What needs thought goes up to the control plane
-// on a bounded ring of [Frame]s: misses, packets too big for their path, ARP, ND,
-// IGMP and MLD. It decides nothing about neighbours, connections or MTUs.
+// A [Loop] reads batches from the TUN, looks each packet up in a cache of
+// destinations, writes the 4-octet header into head-room and posts; frames that
+// come in are checked and written to the TUN. What needs thought goes up to the
+// control plane on a bounded ring of [Frame]s: misses, packets too big for their
+// path, ARP, ND, IGMP and MLD. It decides nothing about next hops, neighbours,
+// connections or MTUs.
+//
+// The cache ([Loop.SetDest]) knows exact matches only: it holds answers of the
+// kernel, whose routes are not copied here. An answer serves until another takes
+// its place; when it is old, the next packet that takes it makes the loop send a
+// TXStale frame up. The owner of the cache bounds it.
 //
 // Nothing is allocated per packet, every queue is bounded, and every drop has a
 // counter with a reason ([Counters]). Sources: RFC 4755 sections 2.1 and 4, RFC

@@ -10,12 +10,13 @@ import (
 // A FrameKind says why a frame went up.
 type FrameKind uint8
 
-// Kinds of frames. The first four come from the TUN and hold an IP packet, the
+// Kinds of frames. Those named TX come from the TUN and hold an IP packet, the
 // others come from the fabric.
 const (
 	TXMiss    FrameKind = iota // its path is a Miss
-	TXNoRoute                  // the table has no entry for it
+	TXNoRoute                  // the destination cache has no entry for it
 	TXTooBig                   // larger than the target's MTU
+	TXStale                    // the start of a packet that took a stale entry, enough for [ip.FlowOf]
 	TXControl                  // IGMP, MLD, ND: never sent by the loop itself
 	RXARP                      // on the UD QP
 	RXND                       // ICMPv6 133 to 137, on any QP
@@ -24,11 +25,11 @@ const (
 
 // String names k.
 func (k FrameKind) String() string {
-	return [...]string{"tx-miss", "tx-no-route", "tx-too-big", "tx-control", "rx-arp", "rx-nd", "rx-cm"}[min(k, RXCM)]
+	return [...]string{"tx-miss", "tx-no-route", "tx-too-big", "tx-stale", "tx-control", "rx-arp", "rx-nd", "rx-cm"}[min(k, RXCM)]
 }
 
-// data reports whether k is a data packet, which may fill its share of the ring only.
-func (k FrameKind) data() bool { return k <= TXTooBig }
+// data reports whether k comes of a data packet, which may fill its share of the ring only.
+func (k FrameKind) data() bool { return k <= TXStale }
 
 // A Frame is a packet on its way up. Its reader calls Release when done, after
 // which Data is not its own any more.
@@ -102,7 +103,7 @@ func (r *upRing) get(k FrameKind, t encap.EtherType, pkt []byte) *Frame {
 	}
 	select {
 	case f := <-pool:
-		f.Kind, f.Type = k, t
+		f.Kind, f.Type, f.MTU = k, t, 0
 		f.Data = append(f.Data[:0], pkt...)
 		return f
 	default:
@@ -116,10 +117,16 @@ func (l *Loop) sendUp(k FrameKind, t encap.EtherType, pkt []byte, p *Path, mtu i
 		l.c.UpFull.Add(1)
 		return
 	}
-	f.Path, f.MTU = p, mtu
-	f.SrcGID, f.SrcQPN, f.DstGID, f.Conn = ib.GID{}, 0, ib.GID{}, nil
+	f.MTU = mtu
 	l.c.Up.Add(1)
-	l.up.ch <- f // never blocks: it has room for all frames
+	l.up.push(f, p)
+}
+
+// push sends f, which holds a packet from the TUN.
+func (r *upRing) push(f *Frame, p *Path) {
+	f.Path = p
+	f.SrcGID, f.SrcQPN, f.DstGID, f.Conn = ib.GID{}, 0, ib.GID{}, nil
+	r.ch <- f // never blocks: it has room for all frames
 }
 
 func (l *Loop) recvUp(k FrameKind, t encap.EtherType, pkt []byte, src ib.GID, qpn ib.QPN, dst ib.GID, c *Conn) {
@@ -128,7 +135,7 @@ func (l *Loop) recvUp(k FrameKind, t encap.EtherType, pkt []byte, src ib.GID, qp
 		l.c.UpFull.Add(1)
 		return
 	}
-	f.Path, f.MTU = nil, 0
+	f.Path = nil
 	f.SrcGID, f.SrcQPN, f.DstGID, f.Conn = src, qpn, dst, c
 	l.c.Up.Add(1)
 	l.up.ch <- f

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/rtnl"
 	"ipoibcm/tun/tuntest"
 	"ipoibcm/verbs"
 )
@@ -120,14 +121,14 @@ func newLoopUser(t *testing.T, srq bool) *loopUser {
 		return n, nil
 	})
 	ud := UDDest{AH: fakeAH{DGID: other.gid}, QPN: u.peer.qpn, QKey: 0xb1b}
-	tab := l.Table()
-	for prefix, target := range map[string]Target{
-		"10.9.0.0/24": {Kind: Miss}, "10.9.1.0/24": {Kind: ToUD, MTU: 200, UD: ud}, "10.9.2.0/23": {Kind: ToConn, MTU: 220, Conn: u.c},
-		"10.9.4.0/24": {Kind: Drop}, "fe80::/64": {Kind: ToUD, MTU: 100, UD: ud}, "fd00::/16": {Kind: ToConn, Conn: u.c}, "ff00::/8": {Kind: ToConn, Conn: u.c},
+	onConn := Target{Kind: ToConn, MTU: 220, Conn: u.c}
+	for dst, target := range map[string]Target{
+		"10.9.0.2": {Kind: Miss}, "10.9.1.2": {Kind: ToUD, MTU: 200, UD: ud}, "10.9.2.2": onConn, "10.9.3.2": onConn, "224.1.1.1": onConn,
+		"10.9.4.2": {Kind: Drop}, "fe80::1": {Kind: ToUD, MTU: 100, UD: ud}, "fd00::2": {Kind: ToConn, Conn: u.c}, "ff02::1": {Kind: ToConn, Conn: u.c},
 	} {
-		tab = tab.With(netip.MustParsePrefix(prefix), NewPath(1, target))
+		l.SetDest(rtnl.Flow{Dst: netip.MustParseAddr(dst)}, NewPath(1, target))
 	}
-	l.SetTable(tab)
+	l.StaleAll() // the first packet that takes an entry sends a frame up
 	return u
 }
 

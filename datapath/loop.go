@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 
 	"ipoibcm/ib"
+	"ipoibcm/rtnl"
 	"ipoibcm/tun"
 	"ipoibcm/verbs"
 )
@@ -84,7 +85,7 @@ type Loop struct {
 	up   upRing
 	c    counters
 
-	table  atomic.Pointer[Table]
+	dests  atomic.Pointer[dests]
 	groups atomic.Pointer[map[netip.Addr]struct{}]
 	gid    atomic.Pointer[ib.GID]
 	conns  atomic.Pointer[map[ib.QPN]*Conn]
@@ -127,6 +128,7 @@ func New(cfg Config) (_ *Loop, err error) {
 		return nil, fmt.Errorf("receive MTU %d is above %d", cfg.receiveMTU(), maxPacket)
 	}
 	l.conns.Store(&map[ib.QPN]*Conn{})
+	l.ResetDests(rtnl.DstOnly)
 	gid := cfg.GID
 	if gid.IsZero() {
 		if port := l.p.Port(); len(port.GIDs) > 0 {
@@ -313,12 +315,6 @@ func (l *Loop) freeMemory() {
 // UDQP returns the interface's UD QP, for its QPN and to attach groups.
 func (l *Loop) UDQP() verbs.QP { return l.udq.qp }
 
-// SetTable makes the TUN reader use t from the next batch on.
-func (l *Loop) SetTable(t *Table) { l.table.Store(t) }
-
-// Table returns the table in use.
-func (l *Loop) Table() *Table { return l.table.Load() }
-
 // SetGID tells the loop that our GID has changed: its own multicast packets come
 // back with it.
 func (l *Loop) SetGID(g ib.GID) { l.gid.Store(&g) }
@@ -368,7 +364,7 @@ func (l *Loop) Broadcasts() (addrs []netip.Addr) {
 // released. It is closed when Run ends.
 func (l *Loop) Up() <-chan *Frame { return l.up.ch }
 
-// Barrier returns when nothing in hand uses a target, table or connection that
+// Barrier returns when nothing in hand uses a target, path or connection that
 // was replaced before the call. It may take as long as a wait for a full queue.
 func (l *Loop) Barrier() {
 	l.hand.Lock()

@@ -14,6 +14,7 @@ import (
 	"unsafe"
 
 	"ipoibcm/ib"
+	"ipoibcm/rtnl"
 	"ipoibcm/tun/tuntest"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -93,8 +94,11 @@ func (h *host) udTo(to *host) UDDest {
 	return UDDest{AH: fakeAH{DGID: to.fab.gid}, QPN: to.UDQP().QPN(), QKey: 0xb1b}
 }
 
-func (h *host) route(prefix string, p *Path) {
-	h.SetTable(h.Table().With(netip.MustParsePrefix(prefix), p))
+// route makes packets to dst take p.
+func (h *host) route(dst string, p *Path) {
+	if !h.SetDest(rtnl.Flow{Dst: netip.MustParseAddr(dst)}, p) {
+		panic(dst + " is refused")
+	}
 }
 
 func ip4(dst string, n int, proto byte) []byte {
@@ -150,7 +154,7 @@ func TestPacketsOfEverySizeOverEveryMode(t *testing.T) {
 				ca, _ := connect(t, a, b, tt.tr)
 				p.Set(Target{Kind: ToConn, MTU: tt.max, Conn: ca})
 			}
-			a.route("10.9.0.0/24", p)
+			a.route("10.9.0.2", p)
 			sent := 0
 			for n := tt.min; n <= tt.max; n += max(n/9, 1) {
 				want := ip4("10.9.0.2", min(n, tt.max), 6)
@@ -186,8 +190,8 @@ func TestEveryModeIsTaken(t *testing.T) {
 		{"UD", Target{Kind: ToUD, MTU: 2044, UD: a.udTo(b)}, Target{Kind: ToUD, MTU: 2044, UD: b.udTo(a)}},
 	}
 	there, back := NewPath(1, modes[0].ofA), NewPath(1, modes[0].ofB)
-	a.route("10.9.0.0/24", there)
-	b.route("10.9.0.0/24", back)
+	a.route("10.9.0.2", there)
+	b.route("10.9.0.1", back)
 	n := 100
 	for _, ours := range modes {
 		for _, theirs := range modes {
@@ -215,8 +219,8 @@ func TestWireForm(t *testing.T) {
 	}
 	qp := c.QP().(*fakeQP)
 	qp.hold = true
-	a.route("0.0.0.0/0", NewPath(1, Target{Kind: ToConn, Conn: c}))
-	a.route("::/0", NewPath(2, Target{Kind: ToConn, Conn: c}))
+	a.route("10.9.0.2", NewPath(1, Target{Kind: ToConn, Conn: c}))
+	a.route("fd00::2", NewPath(2, Target{Kind: ToConn, Conn: c}))
 	for _, tt := range []struct {
 		name string
 		pkt  []byte
@@ -242,8 +246,8 @@ func TestWhatGoesUp(t *testing.T) {
 	a := start(t, w, 1, nil)
 	onlink := NewPath(7, Target{Kind: Miss})
 	small := NewPath(8, Target{Kind: ToUD, MTU: 2044, UD: a.udTo(a)})
-	a.route("10.9.0.0/24", onlink)
-	a.route("10.9.0.3/32", small)
+	a.route("10.9.0.2", onlink)
+	a.route("10.9.0.3", small)
 	rs := ip6("ff02::2", 58, 133, 0, 0, 0, 0, 0, 0, 0)
 	mld := ip6("ff02::16", 0, 58, 0, 5, 2, 0, 0, 1, 0, 143, 0)
 	for _, tt := range []struct {
@@ -283,9 +287,9 @@ func TestDropsHaveReasons(t *testing.T) {
 	uc, _ := connect(t, a, b, ib.UC)
 	gone, _ := connect(t, a, b, ib.RC)
 	gone.Close()
-	a.route("10.1.0.0/16", NewPath(1, Target{Kind: Drop}))
-	a.route("10.2.0.0/16", NewPath(2, Target{Kind: ToConn, Conn: gone}))
-	a.route("224.0.0.0/4", NewPath(3, Target{Kind: ToConn, Conn: ca}))
+	a.route("10.1.0.1", NewPath(1, Target{Kind: Drop}))
+	a.route("10.2.0.1", NewPath(2, Target{Kind: ToConn, Conn: gone}))
+	a.route("224.1.1.1", NewPath(3, Target{Kind: ToConn, Conn: ca}))
 	a.tun.Send(ip4("10.1.0.1", 40, 6))
 	a.tun.Send(ip4("10.2.0.1", 40, 6))
 	a.tun.Send(ip4("224.1.1.1", 40, 17)) // 4755-2.1-1 4755-7-3
@@ -394,7 +398,7 @@ func TestDeadPeerDoesNotHoldOthers(t *testing.T) {
 	dead, _ := connect(t, a, b, ib.RC)
 	alive, _ := connect(t, a, b, ib.RC)
 	alone := time.Now()
-	a.route("10.9.0.3/32", NewPath(2, Target{Kind: ToConn, Conn: alive}))
+	a.route("10.9.0.3", NewPath(2, Target{Kind: ToConn, Conn: alive}))
 	for range 300 {
 		a.tun.Send(ip4("10.9.0.3", 1000, 6))
 		if b.tun.Receive(patience) == nil {
@@ -404,7 +408,7 @@ func TestDeadPeerDoesNotHoldOthers(t *testing.T) {
 	without := time.Since(alone)
 	dead.QP().(*fakeQP).hold = true
 	pd := NewPath(1, Target{Kind: ToConn, Conn: dead})
-	a.route("10.9.0.2/32", pd)
+	a.route("10.9.0.2", pd)
 	begin, got := time.Now(), 0
 	for i := range 600 {
 		a.tun.Send(ip4("10.9.0.2", 1000, 6))
@@ -445,7 +449,7 @@ func TestSlowPeerHoldsTheReaderInsteadOfLosing(t *testing.T) {
 	slow, _ := connect(t, a, b, ib.RC)
 	qp := slow.QP().(*fakeQP)
 	qp.hold = true
-	a.route("10.9.0.2/32", NewPath(1, Target{Kind: ToConn, Conn: slow}))
+	a.route("10.9.0.2", NewPath(1, Target{Kind: ToConn, Conn: slow}))
 	stop := make(chan struct{})
 	defer close(stop)
 	var longest atomic.Int64 // pause between two releases
@@ -519,7 +523,7 @@ func TestErrorFlushesEveryBuffer(t *testing.T) {
 	}
 }
 
-func TestBarrierAndTables(t *testing.T) {
+func TestBarrierAndDests(t *testing.T) {
 	w := newWorld()
 	a := start(t, w, 1, nil)
 	done := make(chan struct{})
@@ -530,7 +534,7 @@ func TestBarrierAndTables(t *testing.T) {
 		}
 	}()
 	for i := range 50 {
-		a.route("10.9.0.0/24", NewPath(uint64(i), Target{Kind: Drop}))
+		a.route("10.9.0.2", NewPath(uint64(i), Target{Kind: Drop}))
 		a.Barrier()
 	}
 	<-done
@@ -554,8 +558,8 @@ func TestNoAllocsPerPacket(t *testing.T) {
 	}
 	b.tun.Discard()
 	ca, _ := connect(t, a, b, ib.RC)
-	a.route("10.9.0.0/24", NewPath(1, Target{Kind: ToConn, MTU: 65520, Conn: ca}))
-	a.route("10.8.0.0/24", NewPath(2, Target{Kind: ToUD, MTU: 2044, UD: a.udTo(b)}))
+	a.route("10.9.0.2", NewPath(1, Target{Kind: ToConn, MTU: 65520, Conn: ca}))
+	a.route("10.8.0.2", NewPath(2, Target{Kind: ToUD, MTU: 2044, UD: a.udTo(b)}))
 	big, ack, ud, miss := ip4("10.9.0.2", 65520, 6), ip4("10.9.0.2", 52, 6), ip4("10.8.0.2", 1500, 17), ip4("10.9.1.2", 100, 6)
 	s := newSender(a.Loop, a.Loop.tun.Read)
 	step := func() {
@@ -592,7 +596,7 @@ func TestIdleSendQueue(t *testing.T) {
 	w := newWorld()
 	a, b := start(t, w, 1, nil), start(t, w, 2, nil)
 	c, _ := connect(t, a, b, ib.RC)
-	a.route("10.9.0.0/24", NewPath(1, Target{Kind: ToConn, Conn: c}))
+	a.route("10.9.0.2", NewPath(1, Target{Kind: ToConn, Conn: c}))
 	a.tun.Send(ip4("10.9.0.2", 100, 6))
 	eventually(t, "sent and completed", func() bool { return c.q.packets.Load() == 1 && c.q.inflight() == 0 })
 	a.Barrier() // the TUN reader has left the batch alone
@@ -622,7 +626,7 @@ func BenchmarkStages(b *testing.B) {
 			x, y := hosts[0], hosts[1]
 			y.tun.Discard()
 			c, _ := connect(b, x, y, ib.RC)
-			x.route("10.9.0.0/24", NewPath(1, Target{Kind: ToConn, MTU: 65520, Conn: c}))
+			x.route("10.9.0.2", NewPath(1, Target{Kind: ToConn, MTU: 65520, Conn: c}))
 			s := newSender(x.Loop, x.Loop.tun.Read)
 			pkt := ip4("10.9.0.2", size, 6)
 			var out, in time.Duration
@@ -662,7 +666,7 @@ func BenchmarkLoop(b *testing.B) {
 			x, y := start(b, w, 1, nil), start(b, w, 2, func(c *Config, _ *fabric) { c.SRQDepth = 1024 })
 			y.tun.Discard()
 			c, _ := connect(b, x, y, ib.RC)
-			x.route("10.9.0.0/24", NewPath(1, Target{Kind: ToConn, Conn: c}))
+			x.route("10.9.0.2", NewPath(1, Target{Kind: ToConn, Conn: c}))
 			pkt := ip4("10.9.0.2", size, 6)
 			b.SetBytes(int64(size))
 			b.ReportAllocs()

@@ -41,9 +41,9 @@ type Target struct {
 }
 
 // A Path is one next hop: a neighbour, a multicast group, or the place where
-// all that is on-link and unresolved goes. Many table entries may share one; a
+// all that is on-link and unresolved goes. Many destinations may share one; a
 // neighbour keeps its Path when its mode changes, so its counters go on and the
-// table stays as it is.
+// destination cache stays as it is.
 type Path struct {
 	// Tag is the owner's, carried in Frames. It is set before use and not changed.
 	Tag uint64

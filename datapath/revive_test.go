@@ -16,7 +16,7 @@ func TestReviveUD(t *testing.T) {
 			w := newWorld()
 			tune := func(cfg *Config, f *fabric) { cfg.UDRecvDepth, f.callback = 16, callback }
 			a, b := start(t, w, 1, tune), start(t, w, 2, tune)
-			a.route("10.9.0.0/24", NewPath(1, Target{Kind: ToUD, MTU: 2044, UD: a.udTo(b)}))
+			a.route("10.9.0.2", NewPath(1, Target{Kind: ToUD, MTU: 2044, UD: a.udTo(b)}))
 			passes := func() {
 				t.Helper()
 				for i := range 40 { // more than the receive queue has

@@ -116,10 +116,10 @@ func (s *sender) step() (n int, wait time.Duration, err error) {
 // What it returns is that of retry.
 func (s *sender) batch(n int, now int64) (wait time.Duration) {
 	l := s.l
-	table := l.table.Load()
+	cache := l.dests.Load()
 	kept := 0
 	for i := range n {
-		if s.route(table, i, now) {
+		if s.route(cache, i, now) {
 			continue
 		}
 		// Not taken: the slot stays, moved to the front.
@@ -150,7 +150,7 @@ func (s *sender) batch(n int, now int64) (wait time.Duration) {
 
 // route puts packet i into the batch of its queue and reports whether it did;
 // else the packet was dropped or went up.
-func (s *sender) route(table *Table, i int, now int64) bool {
+func (s *sender) route(cache *dests, i int, now int64) bool {
 	l := s.l
 	pkt := s.bufs[i][:s.sizes[i]]
 	t := ipType(pkt)
@@ -162,16 +162,13 @@ func (s *sender) route(table *Table, i int, now int64) bool {
 		l.sendUp(TXControl, t, pkt, nil, 0)
 		return false
 	}
-	var p *Path
-	var multicast bool
-	if t == encap.IPv4 {
-		p, multicast = table.lookup4(pkt[16:20]), isMulticast4(pkt[16:20])
-	} else {
-		p, multicast = table.lookup6(pkt[24:40]), pkt[24] == 0xff
-	}
+	p, at := cache.lookup(t, pkt)
 	if p == nil {
 		l.sendUp(TXNoRoute, t, pkt, nil, 0)
 		return false
+	}
+	if m, gen := mark(at.Load()), cache.gen.Load(); m.stale(now, gen) {
+		l.askAgain(at, m, t, pkt, p, now, gen)
 	}
 	p.c.used.Store(now)
 	target := p.target.Load()
@@ -187,7 +184,7 @@ func (s *sender) route(table *Table, i int, now int64) bool {
 	case ToUD:
 		q = l.udq
 	case ToConn:
-		if multicast { // RFC 4755 section 2.1
+		if toMulticast(t, pkt) { // RFC 4755 section 2.1
 			l.c.TxMulticastConn.Add(1)
 			p.c.dropped.Add(1)
 			return false
@@ -399,8 +396,8 @@ func (l *Loop) dropFull(q *sendQ, it *sendItem) {
 }
 
 // Send sends one IP packet on p as the TUN reader would, from any goroutine:
-// packets that waited for p, or fragments. It does not look at the table or the
-// path's MTU, and never waits: ErrFull if the send queue or the buffers are
+// packets that waited for p, or fragments. It does not look at the
+// destination cache or the path's MTU, and never waits: ErrFull if the send queue or the buffers are
 // used up. A Miss or Drop is ErrClosed.
 func (l *Loop) Send(p *Path, packet []byte) error {
 	t := ipType(packet)
@@ -415,7 +412,7 @@ func (l *Loop) Send(p *Path, packet []byte) error {
 	case ToUD:
 		return l.sendOne(l.udq, p, target.UD, t, packet)
 	case ToConn:
-		if dst := packet[16:20]; t == encap.IPv4 && isMulticast4(dst) || t == encap.IPv6 && packet[24] == 0xff {
+		if toMulticast(t, packet) {
 			l.c.TxMulticastConn.Add(1)
 			p.c.dropped.Add(1)
 			return verbs.ErrInvalid

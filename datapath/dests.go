@@ -1,0 +1,305 @@
+package datapath
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"ipoibcm/rtnl"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
+)
+
+// destMaxAge is how long an answer of the kernel counts as fresh. Some changes
+// of routes cause no event, so that nothing else would end it.
+const destMaxAge = 30 * time.Second
+
+// A mark says when an entry was made fresh: a time in ticks of 16.8 ms, the
+// generation of the cache at that time, and whether the entry can be too old.
+type mark uint64
+
+const (
+	markNoAge    mark = 1
+	markGen           = 1 // first bit
+	genBits           = 25
+	markTick          = markGen + genBits
+	genMask           = 1<<genBits - 1
+	tickShift         = 24
+	maxAgeTicks       = int64(destMaxAge >> tickShift)
+	maxSkewTicks      = int64(time.Second >> tickShift) // the clock may have been set back
+)
+
+// newMark returns the mark of an entry that is fresh at now, in nanoseconds.
+func newMark(now int64, gen uint32, noAge mark) mark {
+	return mark(now>>tickShift)<<markTick | mark(gen&genMask)<<markGen | noAge
+}
+
+// stale reports whether the entry is to be asked about.
+func (m mark) stale(now int64, gen uint32) bool {
+	if uint32(m>>markGen)&genMask != gen&genMask {
+		return true
+	}
+	age := now>>tickShift - int64(m>>markTick)
+	return m&markNoAge == 0 && (age > maxAgeTicks || age < -maxSkewTicks)
+}
+
+// Keys of the cache. Most packets are looked up by destination alone, so that
+// costs no more than it must.
+type (
+	key4  uint32                  // an IPv4 destination
+	key6  struct{ hi, lo uint64 } // an IPv6 destination
+	flow4 struct {                // an IPv4 flow
+		dst, src key4
+		rest     uint64
+	}
+	flow6 struct { // an IPv6 flow
+		dst, src key6
+		rest     uint64
+	}
+)
+
+// restOf packs the fields that are no address.
+func restOf(f rtnl.Flow) uint64 {
+	return uint64(f.TOS)<<40 | uint64(f.Proto)<<32 | uint64(f.SrcPort)<<16 | uint64(f.DstPort)
+}
+
+func key4Of(b []byte) key4 { return key4(binary.BigEndian.Uint32(b)) }
+func key6Of(b []byte) key6 { return key6{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])} }
+
+func addr4(a netip.Addr) key4 { b := a.As4(); return key4Of(b[:]) }
+func addr6(a netip.Addr) key6 { b := a.As16(); return key6Of(b[:]) }
+
+// A seed makes hashes that nobody else can foresee: whose packets we forward
+// chooses destinations, and must not be able to choose their chain.
+//
+// Words of 32 bits are multiplied in pairs and added, so that two keys have the
+// same sum with a chance of 2^-32 at most, whichever keys they are (Thorup, "High
+// speed hashing for integers and strings", arXiv:1504.06804, section 3). Sums of
+// addresses in a row are still in a row, and might crowd into few slots; mix
+// spreads them.
+type seed [12]uint64
+
+func newSeed() (s seed) {
+	var b [8 * len(s)]byte
+	rand.Read(b[:]) // it never fails
+	for i := range s {
+		s[i] = binary.LittleEndian.Uint64(b[8*i:])
+	}
+	return s
+}
+
+// pair adds one pair of words to a hash.
+func (s *seed) pair(i int, x uint64) uint64 { return (s[i] + x>>32) * (s[i+1] + x&0xffffffff) }
+
+// mix makes a hash of a sum.
+func (s *seed) mix(h uint64) uint32 {
+	h += s[10]
+	h = (h ^ h>>32) * (s[11] | 1)
+	h = (h ^ h>>29) * 0x9e3779b97f4a7c15 // 2^64 divided by the golden ratio
+	return uint32(h >> 32)
+}
+
+func (s *seed) key4(k key4) uint32 { return s.mix((s[0] | 1) * uint64(k)) }
+func (s *seed) key6(k key6) uint32 { return s.mix(s.pair(0, k.hi) + s.pair(2, k.lo)) }
+func (s *seed) flow4(k flow4) uint32 {
+	return s.mix(s.pair(0, uint64(k.dst)<<32|uint64(k.src)) + s.pair(2, k.rest))
+}
+func (s *seed) flow6(k flow6) uint32 {
+	h := s.pair(0, k.dst.hi) + s.pair(2, k.dst.lo) + s.pair(4, k.src.hi) + s.pair(6, k.src.lo)
+	return s.mix(h + s.pair(8, k.rest))
+}
+
+// dests is the destination cache: which path a packet takes, by exactly those of
+// its fields that decide the next hop. What packets to multicast groups and the
+// limited broadcast are looked up by is always their destination.
+type dests struct {
+	fields rtnl.Fields
+	seed   seed
+	gen    atomic.Uint32
+
+	key4  *hashTable[key4]
+	key6  *hashTable[key6]
+	flow4 *hashTable[flow4]
+	flow6 *hashTable[flow6]
+}
+
+func newDests(f rtnl.Fields) *dests {
+	c := &dests{fields: f, seed: newSeed()}
+	c.key4 = newHashTable(c.seed.key4)
+	c.key6 = newHashTable(c.seed.key6)
+	c.flow4 = newHashTable(c.seed.flow4)
+	c.flow6 = newHashTable(c.seed.flow6)
+	return c
+}
+
+// lookup returns the path of pkt, whose header of type t is whole, and the mark
+// of its entry; nil if there is none.
+func (c *dests) lookup(t encap.EtherType, pkt []byte) (*Path, *atomic.Uint64) {
+	switch {
+	case t == encap.IPv4 && (c.fields == rtnl.DstOnly || isMulticast4(pkt[16:20])):
+		k := key4Of(pkt[16:20])
+		if d := c.key4.find(c.seed.key4(k), k); d != nil {
+			return d.path.Load(), &d.mark
+		}
+	case t == encap.IPv6 && (c.fields == rtnl.DstOnly || pkt[24] == 0xff):
+		k := key6Of(pkt[24:40])
+		if d := c.key6.find(c.seed.key6(k), k); d != nil {
+			return d.path.Load(), &d.mark
+		}
+	default:
+		return c.lookupFlow(t, pkt)
+	}
+	return nil, nil
+}
+
+// lookupFlow is lookup by more than the destination.
+func (c *dests) lookupFlow(t encap.EtherType, pkt []byte) (*Path, *atomic.Uint64) {
+	f, _ := ip.FlowOf(pkt, c.fields)
+	if t == encap.IPv4 {
+		k := flow4{key4Of(pkt[16:20]), key4Of(pkt[12:16]), restOf(f)}
+		if d := c.flow4.find(c.seed.flow4(k), k); d != nil {
+			return d.path.Load(), &d.mark
+		}
+		return nil, nil
+	}
+	k := flow6{key6Of(pkt[24:40]), key6Of(pkt[8:24]), restOf(f)}
+	if d := c.flow6.find(c.seed.flow6(k), k); d != nil {
+		return d.path.Load(), &d.mark
+	}
+	return nil, nil
+}
+
+// isGroup is what lookup sees in a packet to a. An IPv4-mapped IPv6 address is no
+// group.
+func isGroup(a netip.Addr) bool {
+	if a.Is4() {
+		b := a.As4()
+		return isMulticast4(b[:])
+	}
+	return a.As16()[0] == 0xff
+}
+
+// A change is what the writer does with one entry.
+type change uint8
+
+const (
+	destSet change = iota
+	destDel
+	destStale
+)
+
+// change applies to the entry of f, whose form must be what packets are looked
+// up by. It reports whether it did anything.
+func (c *dests) change(op change, f rtnl.Flow, p *Path, m mark) bool {
+	if !f.Dst.IsValid() {
+		return false
+	}
+	slim := c.fields == rtnl.DstOnly || isGroup(f.Dst)
+	switch is4 := f.Dst.Is4(); {
+	case slim && f != rtnl.DstOnly.Of(f), !slim && f != c.fields.Of(f), !slim && f.Src.BitLen() != f.Dst.BitLen():
+		return false
+	case slim && is4:
+		return apply(c.key4, op, addr4(f.Dst), p, m)
+	case slim:
+		return apply(c.key6, op, addr6(f.Dst), p, m)
+	case is4:
+		return apply(c.flow4, op, flow4{addr4(f.Dst), addr4(f.Src), restOf(f)}, p, m)
+	default:
+		return apply(c.flow6, op, flow6{addr6(f.Dst), addr6(f.Src), restOf(f)}, p, m)
+	}
+}
+
+func apply[K comparable](t *hashTable[K], op change, k K, p *Path, m mark) bool {
+	switch op {
+	case destSet:
+		t.set(k, p, m)
+		return true
+	case destDel:
+		return t.del(k)
+	}
+	d := t.get(k)
+	if d == nil {
+		return false
+	}
+	m |= mark(d.mark.Load()) & markNoAge
+	d.mark.Store(uint64(m))
+	return true
+}
+
+// The functions below are for one goroutine at a time, whereas the TUN reader
+// looks up meanwhile. A flow that is not as [Loop.ResetDests] says packets are
+// looked up by is refused: nothing would find it.
+
+// SetDest makes packets of flow take p from now on and counts the entry as
+// fresh. After 30 s, or when StaleDest or StaleAll says so, packets still take p,
+// but a TXStale frame goes up with the next of them, and again each 30 s until
+// SetDest is called again.
+func (l *Loop) SetDest(flow rtnl.Flow, p *Path) bool { return l.setDest(flow, p, 0) }
+
+// PinDest is SetDest for an entry that does not get old, such as a group's.
+// StaleDest and StaleAll do concern it.
+func (l *Loop) PinDest(flow rtnl.Flow, p *Path) bool { return l.setDest(flow, p, markNoAge) }
+
+func (l *Loop) setDest(flow rtnl.Flow, p *Path, noAge mark) bool {
+	if p == nil {
+		panic("datapath: destination without path")
+	}
+	c := l.dests.Load()
+	return c.change(destSet, flow, p, newMark(time.Now().UnixNano(), c.gen.Load(), noAge))
+}
+
+// DelDest removes the entry of flow. Its packets go up as TXNoRoute.
+func (l *Loop) DelDest(flow rtnl.Flow) bool {
+	return l.dests.Load().change(destDel, flow, nil, 0)
+}
+
+// StaleDest makes the entry of flow stale.
+func (l *Loop) StaleDest(flow rtnl.Flow) bool {
+	c := l.dests.Load()
+	return c.change(destStale, flow, nil, newMark(time.Now().UnixNano(), c.gen.Load()-1, 0))
+}
+
+// StaleAll makes all entries stale, at the cost of one.
+func (l *Loop) StaleAll() { l.dests.Load().gen.Add(1) }
+
+// ResetDests removes all entries and has packets looked up by f from now on. It
+// is [rtnl.DstOnly] at first.
+func (l *Loop) ResetDests(f rtnl.Fields) { l.dests.Store(newDests(f)) }
+
+// DestStats says how full the destination cache is.
+type DestStats struct {
+	Fields     rtnl.Fields // what packets are looked up by
+	IPv4, IPv6 int         // entries
+	Slots      int         // of the hash tables
+}
+
+// Dests returns how full the destination cache is, from any goroutine.
+func (l *Loop) Dests() DestStats {
+	c := l.dests.Load()
+	return DestStats{
+		Fields: c.fields,
+		IPv4:   int(c.key4.n.Load() + c.flow4.n.Load()),
+		IPv6:   int(c.key6.n.Load() + c.flow6.n.Load()),
+		Slots: len(c.key4.slots.Load().slot) + len(c.key6.slots.Load().slot) +
+			len(c.flow4.slots.Load().slot) + len(c.flow6.slots.Load().slot),
+	}
+}
+
+// askAgain sends a TXStale frame up for the entry with mark at, which was m when
+// pkt found it stale. One of all that find it so does.
+func (l *Loop) askAgain(at *atomic.Uint64, m mark, t encap.EtherType, pkt []byte, p *Path, now int64, gen uint32) {
+	asked := newMark(now, gen, m&markNoAge)
+	if !at.CompareAndSwap(uint64(m), uint64(asked)) {
+		return
+	}
+	f := l.up.get(TXStale, t, pkt[:ip.FlowLen(pkt)])
+	if f == nil {
+		at.CompareAndSwap(uint64(asked), uint64(m)) // the next packet asks
+		l.c.TxStaleFull.Add(1)
+		return
+	}
+	l.c.TxStale.Add(1)
+	l.up.push(f, p)
+}
