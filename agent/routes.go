@@ -74,6 +74,8 @@ func (r *routeKeeper) apply(ev rtnl.Event) {
 			r.forget(key)
 		}
 		return
+	case rtnl.Rerouted, rtnl.Rules:
+		return // the mirror has what it needs
 	}
 	r.dirty = true
 	switch ev.Kind {

@@ -38,20 +38,20 @@ type Device struct {
 	h     *netlink.Handle
 	req   *nl.SocketHandle // for routes and dumps, strict checking on
 	pid   uint32           // netlink's port of req: what we do ourselves comes back with it
-	setMu sync.Mutex       // one SetRoute at a time: they share tempMetric
+	setMu sync.Mutex       // one change of routes at a time: they share tempMetric
+	look  *lookup
 
-	sub    *nl.NetlinkSocket
+	sub    *subscription
 	events chan rtnl.Event
 	ended  sync.WaitGroup
 	once   sync.Once
 	closed atomic.Bool
-	m      mirror
 
-	resyncs, overflows, lagged, dumpRetries, multipath, malformed atomic.Uint64
+	resyncs, overflows, lagged, merged, dumpRetries, malformed atomic.Uint64
 }
 
 // Open starts to watch the device with this interface index in the network
-// namespace of the calling thread. The first event is a Resync.
+// namespace of the calling thread. The first event is a Resync, the second Rules.
 func Open(ifindex int) (_ *Device, err error) {
 	d := &Device{index: ifindex, ns: netns.None(), events: make(chan rtnl.Event, EventBound)}
 	defer func() {
@@ -81,21 +81,25 @@ func Open(ifindex int) (_ *Device, err error) {
 	// Strict checking lets the kernel filter dumps by device. An old kernel
 	// without it sends everything, which we filter anyway.
 	unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
-	d.sub, err = nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR,
-		unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("subscribe to netlink: %w", err)
+	if d.look, err = openLookup(); err != nil {
+		return nil, err
 	}
-	d.sub.SetReceiveBufferSize(1<<20, true) // best effort: overflow is handled
-
+	if d.sub, err = subscribe(groups...); err != nil {
+		return nil, err
+	}
 	snap, err := d.Snapshot()
 	if err != nil {
 		return nil, err
 	}
-	d.m.replace(snap)
+	w := watcher{Device: d, batch: make([]netip.Prefix, 0, eventBatch)}
+	if err := w.readFields(); err != nil {
+		return nil, err
+	}
+	w.m.replace(snap)
 	d.resyncs.Add(1)
 	d.events <- rtnl.Event{Kind: rtnl.Resync, Snapshot: &snap}
-	d.ended.Go(d.watch)
+	d.events <- rtnl.Event{Kind: rtnl.Rules, Fields: w.told}
+	d.ended.Go(w.watch)
 	return d, nil
 }
 
@@ -103,7 +107,7 @@ func Open(ifindex int) (_ *Device, err error) {
 func (d *Device) Close() error {
 	d.once.Do(func() {
 		d.closed.Store(true)
-		d.sub.Close()
+		d.sub.close()
 		d.ended.Wait()
 		close(d.events)
 		d.closeSockets()
@@ -113,11 +117,12 @@ func (d *Device) Close() error {
 
 func (d *Device) closeSockets() {
 	if d.sub != nil && !d.closed.Load() {
-		d.sub.Close()
+		d.sub.close()
 	}
 	if d.req != nil {
 		d.req.Socket.Close()
 	}
+	d.look.close()
 	if d.h != nil {
 		d.h.Close()
 	}
@@ -126,9 +131,10 @@ func (d *Device) closeSockets() {
 	}
 }
 
-// Events is the one channel of changes: addresses, routes through the device in
-// every table, the link itself. It is bounded; when its reader lags, what did
-// not fit is made up for by one Resync. Close closes it.
+// Events is the one channel of changes: addresses, routes that the kernel or we made
+// through the device in every table, the link itself; and of all that may give packets
+// another next hop. It is bounded. When its reader lags, what did not fit is made up
+// for by one Resync, and several Rerouted by one of all destinations. Close closes it.
 func (d *Device) Events() <-chan rtnl.Event { return d.events }
 
 // Index returns the interface index.
@@ -158,45 +164,47 @@ func (d *Device) Snapshot() (rtnl.Snapshot, error) {
 		return s, fmt.Errorf("read addresses of %s: %w", s.Link.Name, err)
 	}
 
-	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-		routes, multi, err := d.dumpRoutes(family, 0)
-		if err != nil {
-			return s, fmt.Errorf("read routes of %s: %w", s.Link.Name, err)
+	for _, family := range families {
+		for _, proto := range mirrored {
+			routes, err := d.dumpRoutes(family, proto, 0)
+			if err != nil {
+				return s, fmt.Errorf("read routes of %s: %w", s.Link.Name, err)
+			}
+			s.Routes = append(s.Routes, slices.DeleteFunc(routes, isTemp)...)
 		}
-		s.Routes = append(s.Routes, routes...)
-		s.Multipath += multi
 	}
 	return s, nil
 }
 
-// dumpRoutes reads the routes of one family, or its exceptions with flags
-// RTM_F_CLONED. Of routes with the same Key the first counts, as in the kernel.
-// Stand-ins are left out.
-func (d *Device) dumpRoutes(family byte, flags uint32) (routes []rtnl.Route, multi int, err error) {
-	all, multi, err := d.dumpAllRoutes(family, flags)
-	return slices.DeleteFunc(all, isTemp), multi, err
-}
+var families = []byte{unix.AF_INET, unix.AF_INET6}
 
-func (d *Device) dumpAllRoutes(family byte, flags uint32) (routes []rtnl.Route, multi int, err error) {
+// mirrored are the protocols of the routes that are shown. A router's routes through
+// the device may be a million: which of them a packet takes, Lookup tells.
+var mirrored = []uint8{rtnl.ProtoKernel, rtnl.Protocol}
+
+// dumpRoutes reads the device's routes of one family and protocol (zero: any), or
+// its exceptions with flags RTM_F_CLONED. The kernel leaves others out, since Linux
+// 5.0; an older one sends all. Of routes with the same Key the first counts, as in
+// the kernel. Stand-ins are among them.
+func (d *Device) dumpRoutes(family, proto uint8, flags uint32) (routes []rtnl.Route, err error) {
 	req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
-	req.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: family, Flags: flags}})
+	req.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: family, Protocol: proto, Flags: flags}})
 	req.AddRawData(attr32(unix.RTA_OIF, d.index))
 	var seen map[rtnl.Key]bool
-	reset := func() { routes, multi, seen = nil, 0, map[rtnl.Key]bool{} }
+	reset := func() { routes, seen = nil, map[rtnl.Key]bool{} }
 	err = d.dump(req, unix.RTM_NEWROUTE, reset, func(b []byte) {
 		m, err := parseRoute(b)
 		switch {
 		case err != nil:
 			d.malformed.Add(1)
-		case !m.through(d.index) || m.exception != (flags&unix.RTM_F_CLONED != 0):
-		case m.hops != nil:
-			multi++
+		case m.oif != d.index || m.exception != (flags&unix.RTM_F_CLONED != 0):
+		case proto != 0 && m.Protocol != proto:
 		case !seen[m.Key()]:
 			seen[m.Key()] = true
 			routes = append(routes, m.Route)
 		}
 	})
-	return routes, multi, err
+	return routes, err
 }
 
 func isTemp(r rtnl.Route) bool { return r.Metric == tempMetric && r.Protocol == rtnl.Protocol }
@@ -339,8 +347,8 @@ type Counters struct {
 	Resyncs     uint64 // snapshots delivered, the first included
 	Overflows   uint64 // the netlink socket overran (ENOBUFS)
 	Lagged      uint64 // the reader of Events was too slow
+	Merged      uint64 // Rerouted events that became one of all destinations
 	DumpRetries uint64 // dumps that the kernel called interrupted
-	Multipath   uint64 // changes of multipath routes, which are left out
 	Malformed   uint64 // netlink messages that could not be read
 }
 
@@ -348,6 +356,6 @@ type Counters struct {
 func (d *Device) Counters() Counters {
 	return Counters{
 		Resyncs: d.resyncs.Load(), Overflows: d.overflows.Load(), Lagged: d.lagged.Load(),
-		DumpRetries: d.dumpRetries.Load(), Multipath: d.multipath.Load(), Malformed: d.malformed.Load(),
+		Merged: d.merged.Load(), DumpRetries: d.dumpRetries.Load(), Malformed: d.malformed.Load(),
 	}
 }

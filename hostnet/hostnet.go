@@ -17,6 +17,11 @@ import "errors"
 // ErrNotFound is returned when what is to be removed is not there.
 var ErrNotFound = errors.New("hostnet: not found")
 
+// ErrExists is returned when another's route stands where ours should.
+var ErrExists = errors.New("hostnet: another's route is there")
+
+var errClosed = errors.New("hostnet: closed")
+
 // EventBound is how many events [Device.Events] holds. When the reader lags
 // behind further, those held give way to one Resync.
 const EventBound = 256

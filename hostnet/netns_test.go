@@ -112,6 +112,16 @@ func find(s rtnl.Snapshot, ok func(rtnl.Route) bool) (rs []rtnl.Route) {
 	return rs
 }
 
+// every returns the routes to dst through the device, whoever made them.
+func every(t *testing.T, d *Device, family byte, dst string) []rtnl.Route {
+	t.Helper()
+	routes, err := d.dumpRoutes(family, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return find(rtnl.Snapshot{Routes: routes}, to(dst))
+}
+
 func to(dst string) func(rtnl.Route) bool {
 	p := netip.MustParsePrefix(dst)
 	return func(r rtnl.Route) bool { return r.Dst == p }
@@ -165,11 +175,24 @@ func (s *state) until(t *testing.T, d *Device, what string, ok func() bool) {
 	}
 }
 
+// drain applies the events that wait.
+func (s *state) drain(d *Device) {
+	for {
+		select {
+		case ev := <-d.Events():
+			s.apply(ev)
+		default:
+			return
+		}
+	}
+}
+
 // same checks that following the events has led to what a fresh look shows.
 func (s *state) same(t *testing.T, d *Device, what string) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
 	for {
+		s.drain(d)
 		snap := snapshot(t, d)
 		want := state{}
 		want.apply(rtnl.Event{Kind: rtnl.Resync, Snapshot: &snap})

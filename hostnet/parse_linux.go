@@ -259,10 +259,14 @@ func parseAddr(b []byte) (a rtnl.Addr, index int, err error) {
 // linkOf keeps of a link what we show.
 func linkOf(l netlink.Link) rtnl.Link {
 	a := l.Attrs()
+	table := 0
+	if v, ok := a.Slave.(*netlink.VrfSlave); ok {
+		table = int(v.Table)
+	}
 	return rtnl.Link{
 		Index: a.Index, Name: a.Name, MTU: a.MTU, HWAddr: a.HardwareAddr.String(),
 		Up: a.RawFlags&unix.IFF_UP != 0, Running: a.RawFlags&unix.IFF_RUNNING != 0,
-		Type: linkType(l),
+		Type: linkType(l), Master: a.MasterIndex, VRFTable: table,
 	}
 }
 

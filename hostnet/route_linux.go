@@ -16,15 +16,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SetRoute makes r so: it is added, or replaces the route with the same Key. A
-// Route that came from an Event or Snapshot can be given back with other MTU and
-// AdvMSS; everything else of it is kept.
+// SetRoute gives one of the kernel's own routes of the device other metrics. A
+// Route that came from an Event or Snapshot is given back with other MTU and
+// AdvMSS; everything else of it is kept. If it is not there, it is added.
 //
 // The kernel's own replace is not used: it replaces the first route with this
-// destination and metric, whatever its device, so that mending our fe80::/64,
-// ff00::/8 or 224.0.0.0/4 would take away another interface's. Instead a
-// stand-in with a poor metric covers the moment between removal and addition.
-// Neither it nor the removal is reported as an Event.
+// destination and metric, whatever its device, so that mending our fe80::/64 or
+// ff00::/8 would take away another interface's. Instead a stand-in with a poor
+// metric covers the moment between removal and addition. Neither it nor the
+// removal is reported as an Event.
 func (d *Device) SetRoute(r rtnl.Route) error {
 	d.setMu.Lock()
 	defer d.setMu.Unlock()
@@ -33,15 +33,10 @@ func (d *Device) SetRoute(r rtnl.Route) error {
 	if err == nil || !errors.Is(err, unix.EEXIST) {
 		return wrapRoute("add", r, err)
 	}
-	temp := r
-	temp.Metric, temp.Protocol = tempMetric, rtnl.Protocol
-	covered := d.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, temp) == nil
-	if covered {
-		defer d.route(unix.RTM_DELROUTE, 0, temp)
-	}
+	defer d.standIn(r)()
 	old := r
 	old.Protocol = 0 // any: the one there may not be ours yet
-	if err := d.route(unix.RTM_DELROUTE, 0, old); err != nil && !errors.Is(err, unix.ESRCH) {
+	if err := d.route(unix.RTM_DELROUTE, 0, old); err != nil && !isAbsent(err) {
 		return wrapRoute("replace", r, err)
 	}
 	err = d.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, r)
@@ -51,31 +46,101 @@ func (d *Device) SetRoute(r rtnl.Route) error {
 	return wrapRoute("replace", r, err)
 }
 
-// DelRoute removes the route with r's Key. ErrNotFound if it is not there.
+// standIn adds a route like r that is worse than any, and returns what removes it.
+func (d *Device) standIn(r rtnl.Route) (remove func()) {
+	r.Metric, r.Protocol = tempMetric, rtnl.Protocol
+	if d.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, r) != nil {
+		return func() {}
+	}
+	return func() { d.route(unix.RTM_DELROUTE, 0, r) }
+}
+
+// AddRoute adds a route of ours: its protocol is [rtnl.Protocol]. If one of ours with
+// the same Key is there, it gets r's metrics, and no moment passes without a route.
+// ErrExists if the place is another's: a route to the same destination in the same
+// table with this metric, or with any metric if the kernel uses it. Another's route
+// is left as it is.
+func (d *Device) AddRoute(r rtnl.Route) error {
+	d.setMu.Lock()
+	defer d.setMu.Unlock()
+	r.Protocol = rtnl.Protocol
+	r = normal(r)
+	if d.taken(r) {
+		return ErrExists
+	}
+	err := d.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, r)
+	if !errors.Is(err, unix.EEXIST) {
+		return wrapRoute("add", r, err)
+	}
+	defer d.standIn(r)()
+	if err := d.route(unix.RTM_DELROUTE, 0, r); isAbsent(err) {
+		return ErrExists // the kernel removes by protocol too, so it is not ours
+	} else if err != nil {
+		return wrapRoute("replace", r, err)
+	}
+	err = d.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, r)
+	if errors.Is(err, unix.EEXIST) {
+		return ErrExists // it stood below ours
+	}
+	return wrapRoute("replace", r, err)
+}
+
+// taken reports whether the kernel sends what r is for by another's route to the
+// same destination. It may have another metric, which NLM_F_EXCL does not look at.
+func (d *Device) taken(r rtnl.Route) bool {
+	q := rtnl.Query{Flow: rtnl.Flow{Dst: r.Dst.Addr()}}
+	if r.Table != rtnl.TableMain {
+		q.OIF = d.index // the table of a VRF is looked at for its devices only
+	}
+	m, ok := d.match(q)
+	return ok && m.Dst == r.Dst && m.Table == r.Table && m.Protocol != rtnl.Protocol
+}
+
+// match returns the route that the kernel takes as it stands in its table.
+func (d *Device) match(q rtnl.Query) (m routeMsg, ok bool) {
+	l := d.look
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, err := l.ask(q, unix.RTM_F_FIB_MATCH); err != nil {
+		return m, false
+	}
+	msg, _, ok := nextMessage(l.in[:]) // ask has left it there
+	if !ok {
+		return m, false
+	}
+	m, err := parseRoute(msg.data)
+	return m, err == nil
+}
+
+// DelRoute removes the route with r's Key and protocol, another's never.
+// ErrNotFound if it is not there.
 func (d *Device) DelRoute(r rtnl.Route) error {
 	d.setMu.Lock()
 	defer d.setMu.Unlock()
 	r = normal(r)
 	err := d.route(unix.RTM_DELROUTE, 0, r)
-	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) {
+	if isAbsent(err) {
 		return ErrNotFound
 	}
 	return wrapRoute("remove", r, err)
 }
 
-// RemoveOurs removes every route of the device whose protocol is [Protocol] and
-// returns how many: at exit, and at start after a crash.
+func isAbsent(err error) bool { return errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) }
+
+// RemoveOurs removes every route of the device whose protocol is [rtnl.Protocol], in
+// every table, and every such rule that names the device. It returns how many: at
+// exit, and at start after a crash.
 func (d *Device) RemoveOurs() (int, error) {
-	removed := 0
-	for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
-		routes, _, err := d.dumpAllRoutes(family, 0) // stand-ins of a crash too
+	removed, err := d.removeRules()
+	if err != nil {
+		return removed, err
+	}
+	for _, family := range families {
+		routes, err := d.dumpRoutes(family, rtnl.Protocol, 0)
 		if err != nil {
 			return removed, fmt.Errorf("read routes: %w", err)
 		}
-		for _, r := range routes {
-			if r.Protocol != rtnl.Protocol {
-				continue
-			}
+		for _, r := range routes { // stand-ins of a crash too
 			if err := d.DelRoute(r); err == nil {
 				removed++
 			} else if !errors.Is(err, ErrNotFound) {
@@ -86,25 +151,31 @@ func (d *Device) RemoveOurs() (int, error) {
 	return removed, nil
 }
 
-// FlushExceptions makes the kernel forget the path MTUs it has learned, all for
-// IPv4 and those of the device for IPv6.
+// FlushExceptions makes the kernel forget the path MTUs that it has learned of
+// destinations through the device. For IPv6 each is removed. For IPv4 the kernel has
+// only one way, which is for the whole namespace: net.ipv4.route.flush. It is used
+// only if there is such a path MTU.
 func (d *Device) FlushExceptions() error {
-	if err := d.writeSysctl("ipv4/route/flush", "1"); err != nil {
-		return err
-	}
-	routes, _, err := d.dumpRoutes(unix.AF_INET6, unix.RTM_F_CLONED)
+	routes, err := d.dumpRoutes(unix.AF_INET, 0, unix.RTM_F_CLONED)
 	if err != nil {
 		return fmt.Errorf("read route exceptions: %w", err)
+	}
+	var flush error
+	if len(routes) > 0 {
+		flush = d.writeSysctl("ipv4/route/flush", "1")
+	}
+	routes, err = d.dumpRoutes(unix.AF_INET6, 0, unix.RTM_F_CLONED)
+	if err != nil {
+		return errors.Join(flush, fmt.Errorf("read route exceptions: %w", err))
 	}
 	for _, r := range routes {
 		body := appendRoute(nil, r, d.index, true)
 		binary.NativeEndian.PutUint32(body[8:], unix.RTM_F_CLONED)
-		err := d.request(unix.RTM_DELROUTE, 0, body)
-		if err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.ENOENT) {
-			return wrapRoute("remove exception", r, err)
+		if err := d.request(unix.RTM_DELROUTE, 0, body); err != nil && !isAbsent(err) {
+			return errors.Join(flush, wrapRoute("remove exception", r, err))
 		}
 	}
-	return nil
+	return flush
 }
 
 // normal fills in what zero stands for.

@@ -4,30 +4,71 @@ import (
 	"errors"
 	"ipoibcm/rtnl"
 	"net/netip"
-	"syscall"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// settle is how long the watch waits for quiet before it reads everything anew.
-const settle = 20 * time.Millisecond
+const (
+	// settle is how long the watch waits for quiet before it reads everything anew.
+	settle = 20 * time.Millisecond
+	// settleMax bounds that wait: a host that runs BGP may never be quiet.
+	settleMax = 250 * time.Millisecond
+	// scanEvery is how long at least is between two readings of every device's routes.
+	scanEvery = 5 * time.Second
+	// reroutedBound is how many events may wait before Rerouted ones merge, so that
+	// they leave room for others.
+	reroutedBound = EventBound / 2
+)
 
-// A mirror is what the reader of Events has been told. Only watch touches it.
+// groups are the notifications that the watch looks at.
+var groups = []uint{
+	unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+	unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
+	unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF, unix.RTNLGRP_NEXTHOP,
+}
+
+// An addrKey is what tells one address of a device from another: the kernel has
+// 10.0.0.2/16 beside 10.0.0.2/24, and one address with several peers.
+type addrKey struct {
+	prefix netip.Prefix
+	peer   netip.Addr
+}
+
+func keyOf(a rtnl.Addr) addrKey { return addrKey{a.Prefix, a.Peer} }
+
+// A mirror is what the reader of Events has been told.
 type mirror struct {
 	link   rtnl.Link
-	addrs  map[netip.Prefix]rtnl.Addr
+	addrs  map[addrKey]rtnl.Addr
 	routes map[rtnl.Key]rtnl.Route
+	dsts   map[netip.Prefix]int // how many of routes have this destination
 }
 
 func (m *mirror) replace(s rtnl.Snapshot) {
-	m.link, m.addrs, m.routes = s.Link, map[netip.Prefix]rtnl.Addr{}, map[rtnl.Key]rtnl.Route{}
+	m.link, m.addrs = s.Link, map[addrKey]rtnl.Addr{}
+	m.routes, m.dsts = map[rtnl.Key]rtnl.Route{}, map[netip.Prefix]int{}
 	for _, a := range s.Addrs {
-		m.addrs[a.Prefix] = a
+		m.addrs[keyOf(a)] = a
 	}
 	for _, r := range s.Routes {
-		m.routes[r.Key()] = r
+		m.put(r)
+	}
+}
+
+func (m *mirror) put(r rtnl.Route) {
+	if _, ok := m.routes[r.Key()]; !ok {
+		m.dsts[r.Dst]++
+	}
+	m.routes[r.Key()] = r
+}
+
+func (m *mirror) remove(k rtnl.Key) {
+	delete(m.routes, k)
+	if m.dsts[k.Dst]--; m.dsts[k.Dst] == 0 {
+		delete(m.dsts, k.Dst)
 	}
 }
 
@@ -35,80 +76,142 @@ func (m *mirror) replace(s rtnl.Snapshot) {
 // single events do not tell the whole truth: then everything is read anew.
 type watcher struct {
 	*Device
+	m     mirror
 	doubt bool // read anew and tell the differences
 	lost  bool // read anew and tell everything
+	rules bool // read the rules anew
+	scan  bool // read anew whether a route is sourced
+	since time.Time
+
+	batch []netip.Prefix // rerouted, not yet told; at most eventBatch
+	all   bool           // all destinations are, not yet told
+
+	ruleFields rtnl.Fields
+	hasSourced bool // there is a route that isSourced, or there was
+	scanned    time.Time
+	told       rtnl.Fields
 }
 
 // watch turns netlink messages into events until the socket is closed.
-func (d *Device) watch() {
-	w := watcher{Device: d}
+func (w *watcher) watch() {
 	for {
-		var wait unix.Timeval
-		if w.doubt || w.lost {
-			wait = unix.NsecToTimeval(settle.Nanoseconds())
-		}
-		d.sub.SetReceiveTimeout(&wait)
-		msgs, _, err := d.sub.Receive()
+		err := w.sub.receive(w.patience(), w.message)
 		switch {
-		case d.closed.Load():
+		case w.closed.Load():
 			return
 		case errors.Is(err, unix.EAGAIN):
 			w.refresh()
 		case errors.Is(err, unix.ENOBUFS):
-			d.overflows.Add(1)
-			w.lost = true
-		case errors.Is(err, unix.EINTR):
+			w.overflows.Add(1)
+			w.miss()
 		case err != nil:
-			d.malformed.Add(1)
-			w.lost = true
+			w.malformed.Add(1)
+			w.miss()
 			time.Sleep(settle) // an error that stays must not spin
+		case w.due() && time.Since(w.since) > settleMax:
+			w.refresh()
 		}
-		for i := range msgs {
-			w.message(&msgs[i])
+		if w.due() && w.since.IsZero() {
+			w.since = time.Now()
 		}
+		w.tellRerouted()
+		w.tellFields()
 	}
 }
 
-func (w *watcher) message(m *syscall.NetlinkMessage) {
-	switch m.Header.Type {
+// due reports whether something is to be read anew.
+func (w *watcher) due() bool {
+	return w.doubt || w.lost || w.rules || w.scanDue()
+}
+
+func (w *watcher) scanDue() bool { return w.scan && time.Since(w.scanned) > scanEvery }
+
+// patience is how long to wait for the next notification; zero is for ever.
+func (w *watcher) patience() time.Duration {
+	if w.due() || w.scan || w.all || w.told != w.fields() {
+		return settle
+	}
+	return 0
+}
+
+// miss notes that notifications were lost.
+func (w *watcher) miss() { w.lost, w.rules, w.scan, w.all = true, true, true, true }
+
+// fields is what must be known of a packet to find its next hop.
+func (w *watcher) fields() rtnl.Fields {
+	if w.hasSourced {
+		return max(w.ruleFields, rtnl.WithSource)
+	}
+	return w.ruleFields
+}
+
+func (w *watcher) message(m *message) {
+	switch m.typ {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		w.linkMessage(m)
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		a, index, err := parseAddr(m.Data)
-		if err != nil {
-			w.malformed.Add(1)
-			w.doubt = true
-			return
-		}
-		if index != w.index {
-			return
-		}
-		if m.Header.Type == unix.RTM_NEWADDR {
-			w.setAddr(a)
-			return
-		}
-		w.goneAddr(a.Prefix)
-		w.doubt = true // routes with this source go, on some kernels silently
+		w.all = true
+		w.addrMessage(m)
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		r, err := parseRoute(m.Data)
+		r, err := parseRoute(m.data)
 		if err != nil {
 			w.malformed.Add(1)
-			w.doubt = true
+			w.doubt, w.all = true, true
 			return
 		}
+		if r.exception {
+			return
+		}
+		w.reroute(m, &r)
 		w.routeMessage(m, &r)
+	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
+		r, err := parseRule(m.data)
+		if err != nil {
+			w.malformed.Add(1)
+		} else if r.protocol == rtnl.Protocol {
+			return
+		}
+		w.rules, w.all = true, true
+	case unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP, rtmNewNexthopBucket, rtmDelNexthopBucket,
+		unix.RTM_NEWNETCONF, unix.RTM_DELNETCONF:
+		w.all = true
 	}
 }
 
-func (w *watcher) linkMessage(m *syscall.NetlinkMessage) {
-	if len(m.Data) < unix.SizeofIfInfomsg || u32(m.Data[4:]) != w.index || m.Data[0] != unix.AF_UNSPEC {
+// Of include/uapi/linux/rtnetlink.h: a resilient group moved a bucket to another hop.
+const rtmNewNexthopBucket, rtmDelNexthopBucket = 116, 117
+
+func (w *watcher) addrMessage(m *message) {
+	a, index, err := parseAddr(m.data)
+	if err != nil {
+		w.malformed.Add(1)
+		w.doubt = true
+		return
+	}
+	if index != w.index {
+		return
+	}
+	if m.typ == unix.RTM_NEWADDR {
+		w.setAddr(a)
+		return
+	}
+	w.goneAddr(keyOf(a))
+	w.doubt = true // routes with this source go, on some kernels silently
+}
+
+func (w *watcher) linkMessage(m *message) {
+	if len(m.data) < unix.SizeofIfInfomsg || m.data[0] != unix.AF_UNSPEC {
+		return
+	}
+	w.all = true
+	if u32(m.data[4:]) != w.index {
 		return
 	}
 	l := w.m.link
-	if m.Header.Type == unix.RTM_DELLINK {
+	if m.typ == unix.RTM_DELLINK {
 		l.Gone, l.Up, l.Running = true, false, false
 	} else {
-		nl, err := netlink.LinkDeserialize(nil, m.Data)
+		nl, err := netlink.LinkDeserialize(nil, slices.Clone(m.data))
 		if err != nil {
 			w.malformed.Add(1)
 			return
@@ -118,26 +221,85 @@ func (w *watcher) linkMessage(m *syscall.NetlinkMessage) {
 	w.setLink(l)
 }
 
-func (w *watcher) routeMessage(m *syscall.NetlinkMessage, r *routeMsg) {
-	if r.exception || isTemp(r.Route) {
+// reroute notes that packets to a route's destinations may have another next hop.
+//
+// Routes of ours lead where packets went before, and so does a route of the kernel's
+// that we gave other metrics: its removal and addition come back with our port. If
+// they were told, the reader would ask anew, set metrics, be told, and so on without
+// end. What others do is told each time, and the answer to it is ours.
+func (w *watcher) reroute(m *message, r *routeMsg) {
+	if r.Protocol == rtnl.Protocol || m.pid == w.pid {
+		return
+	}
+	if isSourced(m.data) {
+		if m.typ == unix.RTM_NEWROUTE {
+			w.hasSourced = true
+		} else {
+			w.scan = true // was it the last?
+		}
+	}
+	switch {
+	case w.all || slices.Contains(w.batch, r.Dst):
+	case len(w.batch) == cap(w.batch):
+		w.merged.Add(1)
+		w.all = true
+	default:
+		w.batch = append(w.batch, r.Dst)
+	}
+}
+
+// tellRerouted tells what reroute noted, if the reader keeps up: else it is noted
+// on, as all destinations.
+func (w *watcher) tellRerouted() {
+	for _, p := range w.batch {
+		if w.all || len(w.events) >= reroutedBound {
+			w.merged.Add(1)
+			w.all = true
+			break
+		}
+		w.events <- rtnl.Event{Kind: rtnl.Rerouted, Prefix: p} // there is room, and we are the only writer
+	}
+	w.batch = w.batch[:0]
+	if w.all && len(w.events) < reroutedBound {
+		w.all = false
+		w.events <- rtnl.Event{Kind: rtnl.Rerouted}
+	}
+}
+
+// tellFields tells which fields count, if that changed and the reader keeps up.
+func (w *watcher) tellFields() {
+	if f := w.fields(); f != w.told && len(w.events) < cap(w.events) {
+		w.told = f
+		w.events <- rtnl.Event{Kind: rtnl.Rules, Fields: f}
+	}
+}
+
+// readFields reads what fields depends on, before the first event.
+func (w *watcher) readFields() (err error) {
+	if w.ruleFields, err = w.Device.ruleFields(); err != nil {
+		return err
+	}
+	if w.hasSourced, err = w.sourced(); err != nil {
+		return err
+	}
+	w.scanned, w.told = time.Now(), w.fields()
+	return nil
+}
+
+func (w *watcher) routeMessage(m *message, r *routeMsg) {
+	if isTemp(r.Route) {
+		return
+	}
+	if r.oif != w.index || !slices.Contains(mirrored, r.Protocol) {
+		// It may have taken the place of one that is mirrored.
+		if m.flags&unix.NLM_F_REPLACE != 0 && w.shadows(r) {
+			w.doubt = true
+		}
 		return
 	}
 	old, known := w.m.routes[r.Key()]
-	switch {
-	case r.hops != nil:
-		if r.through(w.index) {
-			w.multipath.Add(1)
-			w.doubt = true
-		} else if m.Header.Flags&unix.NLM_F_REPLACE != 0 && w.shadows(r) {
-			w.doubt = true
-		}
-	case r.oif != w.index:
-		// A route of another device may have taken the place of ours.
-		if m.Header.Flags&unix.NLM_F_REPLACE != 0 && w.shadows(r) {
-			w.doubt = true
-		}
-	case m.Header.Type == unix.RTM_DELROUTE:
-		if m.Header.Pid == w.pid {
+	if m.typ == unix.RTM_DELROUTE {
+		if m.pid == w.pid {
 			// Our own: SetRoute puts another in its place, which follows. To
 			// tell of the removal would make the reader set the route again,
 			// and so on without end. The dump tells if none has come.
@@ -149,17 +311,20 @@ func (w *watcher) routeMessage(m *syscall.NetlinkMessage, r *routeMsg) {
 			// A second one with the same key may be there still.
 			w.doubt = w.doubt || old.Via != r.Via || old.Type != r.Type
 		}
-	default:
-		if known && m.Header.Flags&unix.NLM_F_REPLACE == 0 && old != r.Route && m.Header.Pid != w.pid {
-			w.doubt = true // appended: which one counts only a dump tells
-			return
-		}
-		w.setRoute(r.Route)
+		return
 	}
+	if known && m.flags&unix.NLM_F_REPLACE == 0 && old != r.Route && m.pid != w.pid {
+		w.doubt = true // appended: which one counts only a dump tells
+		return
+	}
+	w.setRoute(r.Route)
 }
 
-// shadows reports whether a route of ours has r's destination, table and metric.
+// shadows reports whether a mirrored route has r's destination, table and metric.
 func (w *watcher) shadows(r *routeMsg) bool {
+	if w.m.dsts[r.Dst] == 0 {
+		return false // nearly always, and a router replaces many
+	}
 	for k := range w.m.routes {
 		if k.Dst == r.Dst && k.Table == r.Table && k.Metric == r.Metric {
 			return true
@@ -172,23 +337,24 @@ func (w *watcher) setLink(l rtnl.Link) {
 	if l == w.m.link {
 		return
 	}
-	// A device that goes down loses its IPv4 routes without a message each.
-	w.doubt = w.doubt || w.m.link.Up != l.Up && !l.Gone
+	// A device that goes down loses its IPv4 routes without a message each, and one
+	// that joins a VRF has them moved.
+	w.doubt = w.doubt || (w.m.link.Up != l.Up || w.m.link.Master != l.Master) && !l.Gone
 	w.m.link = l
 	w.emit(rtnl.Event{Kind: rtnl.LinkChange, Link: l})
 }
 
 func (w *watcher) setAddr(a rtnl.Addr) {
-	if old, ok := w.m.addrs[a.Prefix]; ok && old == a {
+	if old, ok := w.m.addrs[keyOf(a)]; ok && old == a {
 		return
 	}
-	w.m.addrs[a.Prefix] = a
+	w.m.addrs[keyOf(a)] = a
 	w.emit(rtnl.Event{Kind: rtnl.AddrSet, Addr: a})
 }
 
-func (w *watcher) goneAddr(p netip.Prefix) {
-	if a, ok := w.m.addrs[p]; ok {
-		delete(w.m.addrs, p)
+func (w *watcher) goneAddr(k addrKey) {
+	if a, ok := w.m.addrs[k]; ok {
+		delete(w.m.addrs, k)
 		w.emit(rtnl.Event{Kind: rtnl.AddrGone, Addr: a})
 	}
 }
@@ -197,13 +363,13 @@ func (w *watcher) setRoute(r rtnl.Route) {
 	if old, ok := w.m.routes[r.Key()]; ok && old == r {
 		return
 	}
-	w.m.routes[r.Key()] = r
+	w.m.put(r)
 	w.emit(rtnl.Event{Kind: rtnl.RouteSet, Route: r})
 }
 
 func (w *watcher) goneRoute(k rtnl.Key) {
 	if r, ok := w.m.routes[k]; ok {
-		delete(w.m.routes, k)
+		w.m.remove(k)
 		w.emit(rtnl.Event{Kind: rtnl.RouteGone, Route: r})
 	}
 }
@@ -221,20 +387,25 @@ func (w *watcher) emit(ev rtnl.Event) {
 	}
 }
 
-// refresh reads everything and tells what differs, or all of it.
+// refresh reads anew what is due.
 func (w *watcher) refresh() {
-	if w.m.link.Gone {
-		w.doubt = false
-		return
+	w.since = time.Time{}
+	if w.rules {
+		if f, err := w.Device.ruleFields(); err == nil {
+			w.ruleFields, w.rules = f, false
+		}
 	}
-	if w.lost && len(w.events) == cap(w.events) {
-		return // no room yet
+	if w.scanDue() {
+		if found, err := w.sourced(); err == nil {
+			w.hasSourced, w.scan, w.scanned = found, false, time.Now()
+		}
 	}
-	w.setMu.Lock() // not in the middle of a SetRoute
-	s, err := w.Snapshot()
-	w.setMu.Unlock()
+	if !w.doubt && !w.lost || w.lost && len(w.events) == cap(w.events) {
+		return // nothing to do, or no room yet
+	}
+	s, err := w.read()
 	if err != nil {
-		return // the device is going, or the next try will do
+		return // the next try will do
 	}
 	if w.lost {
 		w.m.replace(s)
@@ -244,19 +415,39 @@ func (w *watcher) refresh() {
 		return
 	}
 	w.doubt = false
+	w.tellDifferences(s)
+}
+
+// read takes a snapshot: of a device that was removed, its link.
+func (w *watcher) read() (rtnl.Snapshot, error) {
+	w.setMu.Lock() // not in the middle of a SetRoute
+	defer w.setMu.Unlock()
+	gone := w.m.link
+	gone.Gone, gone.Up, gone.Running = true, false, false
+	if w.m.link.Gone {
+		return rtnl.Snapshot{Link: gone}, nil
+	}
+	s, err := w.Snapshot()
+	if _, ok := errors.AsType[netlink.LinkNotFoundError](err); ok {
+		return rtnl.Snapshot{Link: gone}, nil
+	}
+	return s, err
+}
+
+func (w *watcher) tellDifferences(s rtnl.Snapshot) {
 	w.setLink(s.Link)
-	addrs, routes := map[netip.Prefix]bool{}, map[rtnl.Key]bool{}
+	addrs, routes := map[addrKey]bool{}, map[rtnl.Key]bool{}
 	for _, a := range s.Addrs {
-		addrs[a.Prefix] = true
+		addrs[keyOf(a)] = true
 		w.setAddr(a)
 	}
 	for _, r := range s.Routes {
 		routes[r.Key()] = true
 		w.setRoute(r)
 	}
-	for p := range w.m.addrs {
-		if !addrs[p] {
-			w.goneAddr(p)
+	for k := range w.m.addrs {
+		if !addrs[k] {
+			w.goneAddr(k)
 		}
 	}
 	for k := range w.m.routes {

@@ -1,6 +1,9 @@
 package rtnl
 
-import "net/netip"
+import (
+	"errors"
+	"net/netip"
+)
 
 // A Flow is what the kernel may look at in an IP packet to find its next hop.
 // What [Fields] leaves out is zero.
@@ -52,7 +55,7 @@ type Answer struct {
 	Via      netip.Addr // gateway; zero: the destination is on the link
 	Src      netip.Addr // preferred source
 	Table    int        // that the route stands in; zero: not told
-	Protocol uint8      // who made the route
+	Protocol uint8      // who made the route; zero: not told, as always for IPv4
 	MTU      int        // octets, of the route or an exception to it; zero: the device's
 }
 
@@ -60,6 +63,11 @@ type Answer struct {
 func (a Answer) OK() bool {
 	return a.Type == Unicast || a.Type == Local || a.Type == Broadcast || a.Type == Multicast
 }
+
+// ErrForeignSource says that a route was asked for with a source that is not an
+// address of this host, and without the device that the packet came in by. The
+// kernel refuses that for IPv4.
+var ErrForeignSource = errors.New("rtnl: the source is not an address of this host")
 
 // A Rule is one policy rule of ours: packets to To that leave by device OIF are
 // looked up in Table. It is comparable.

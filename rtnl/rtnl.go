@@ -156,14 +156,16 @@ type Link struct {
 	HWAddr  string
 	Type    string // "veth", "tun", "" for plain hardware
 	Gone    bool   // the device was removed
+
+	Master   int // index of the bridge, bond or VRF that it belongs to, zero: none
+	VRFTable int // routing table of Master if that is a VRF
 }
 
 // A Snapshot is all that is known of a device at one moment.
 type Snapshot struct {
-	Link      Link
-	Addrs     []Addr
-	Routes    []Route // through the device, all tables, no multipath
-	Multipath int     // routes left out because they have several next hops
+	Link   Link
+	Addrs  []Addr
+	Routes []Route // through the device, all tables: those that the kernel made, and ours
 }
 
 // An EventKind says what an [Event] is about.

@@ -1,0 +1,290 @@
+package hostnet
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"ipoibcm/rtnl"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// lookupTimeout bounds the wait for one answer. The kernel answers within the
+// system call that asks, so it passes only if the answer was lost.
+const lookupTimeout = 2 * time.Second
+
+// lookupStale is how many answers to earlier requests are skipped in one Lookup.
+const lookupStale = 16
+
+// A lookup asks the kernel for routes, on a socket of its own: a dump or a change
+// on another socket does not delay it.
+type lookup struct {
+	mu     sync.Mutex
+	fd     int // -1 when closed
+	seq    uint32
+	out    [256]byte
+	in     [4096]byte
+	strays uint64 // answers that were not to the request in hand
+}
+
+// openLookup opens the socket in the network namespace of the calling thread.
+func openLookup() (*lookup, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	tv := unix.NsecToTimeval(lookupTimeout.Nanoseconds())
+	err = errors.Join(
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv),
+		unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1), // an error does not repeat the request
+		unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}),
+	)
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("set up netlink: %w", err)
+	}
+	return &lookup{fd: fd}, nil
+}
+
+func (l *lookup) close() {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fd >= 0 {
+		unix.Close(l.fd)
+		l.fd = -1
+	}
+}
+
+// Lookup asks the kernel which route a packet would take. That there is none is
+// an answer too; an error means that the question was not answered. It may be
+// called beside all other methods. One call waits for another.
+//
+// The kernel says in the same words that an IPv4 destination has no route and that
+// the source is not an address of this host. Lookup tells them apart:
+// [rtnl.ErrForeignSource] is the latter.
+//
+// IP protocols other than TCP, UDP and ICMP are not asked with: the kernel refuses
+// them (rtm_getroute_parse_ip_proto in net/ipv4/fib_frontend.c).
+func (d *Device) Lookup(q rtnl.Query) (rtnl.Answer, error) {
+	l := d.look
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a, err := l.ask(q, 0)
+	var no unix.Errno
+	switch {
+	case err == nil:
+		return a, nil
+	case !errors.As(err, &no):
+		return a, err
+	}
+	typ, ok := whyNot[no]
+	if !ok {
+		return a, fmt.Errorf("look up %v: %w", q.Dst, no)
+	}
+	if q.IIF == 0 && q.Src.Is4() && (no == unix.EINVAL || no == unix.ENETUNREACH) {
+		own, err := l.ask(rtnl.Query{Flow: rtnl.Flow{Dst: q.Src}}, 0)
+		if err != nil || own.Type != rtnl.Local {
+			return a, rtnl.ErrForeignSource
+		}
+	}
+	return rtnl.Answer{Type: typ}, nil
+}
+
+// whyNot has the errors that are answers: what a route of this type, or none,
+// gives (fib_props in net/ipv4/fib_semantics.c, ip6_rt_type_to_error in
+// net/ipv6/route.c).
+var whyNot = map[unix.Errno]rtnl.RouteType{
+	unix.ENETUNREACH:  rtnl.Unreachable,
+	unix.EHOSTUNREACH: rtnl.Unreachable,
+	unix.EACCES:       rtnl.Prohibit,
+	unix.EINVAL:       rtnl.Blackhole,
+	unix.EAGAIN:       rtnl.Unreachable, // a throw route that no later rule mends
+}
+
+// ask sends one request and reads its answer. An error of the kernel is a bare
+// unix.Errno. The caller has l.mu.
+func (l *lookup) ask(q rtnl.Query, flags uint32) (rtnl.Answer, error) {
+	if l.fd < 0 {
+		return rtnl.Answer{}, errClosed
+	}
+	l.seq++
+	if _, err := retry(func() (int, error) { return unix.Write(l.fd, appendQuery(l.out[:0], q, flags, l.seq)) }); err != nil {
+		return rtnl.Answer{}, fmt.Errorf("ask for route: %w", brokenSocket{err})
+	}
+	for range lookupStale {
+		n, err := retry(func() (int, error) { return unix.Read(l.fd, l.in[:]) })
+		if err != nil {
+			return rtnl.Answer{}, fmt.Errorf("read route: %w", brokenSocket{err})
+		}
+		a, mine, err := parseAnswer(l.in[:n], l.seq)
+		if mine {
+			return a, err
+		}
+		l.strays++ // a late answer to a request that was given up
+	}
+	return rtnl.Answer{}, errors.New("hostnet: no answer among those to earlier requests")
+}
+
+// A brokenSocket is an error of the socket. It hides the number, so that it is not
+// taken for the kernel's answer.
+type brokenSocket struct{ err error }
+
+func (e brokenSocket) Error() string { return e.err.Error() }
+
+func retry(call func() (int, error)) (n int, err error) {
+	for {
+		if n, err = call(); err != unix.EINTR {
+			return n, err
+		}
+	}
+}
+
+// appendQuery appends a request for the route of q (RTM_GETROUTE).
+func appendQuery(b []byte, q rtnl.Query, flags, seq uint32) []byte {
+	b = append(b, 0, 0, 0, 0) // length, below
+	b = binary.NativeEndian.AppendUint16(b, unix.RTM_GETROUTE)
+	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST)
+	b = binary.NativeEndian.AppendUint32(b, seq)
+	b = append(b, 0, 0, 0, 0)
+	family, bits, srcBits := byte(unix.AF_INET6), byte(128), byte(0)
+	if q.Dst.Is4() {
+		family, bits = unix.AF_INET, 32
+		flags |= unix.RTM_F_LOOKUP_TABLE // else the answer says main, wherever the route stands
+	}
+	if q.Src.IsValid() {
+		srcBits = bits
+	}
+	b = append(b, family, bits, srcBits, q.TOS, 0, 0, 0, 0)
+	b = binary.NativeEndian.AppendUint32(b, flags)
+	b = appendAddrAttr(b, unix.RTA_DST, q.Dst)
+	if q.Src.IsValid() {
+		b = appendAddrAttr(b, unix.RTA_SRC, q.Src)
+	}
+	if q.OIF != 0 {
+		b = appendAttr32(b, unix.RTA_OIF, uint32(q.OIF))
+	}
+	if q.IIF != 0 {
+		b = appendAttr32(b, unix.RTA_IIF, uint32(q.IIF))
+	}
+	if knownProto(family, q.Proto) {
+		b = append(b, 5, 0, 0, 0, q.Proto, 0, 0, 0)
+		binary.NativeEndian.PutUint16(b[len(b)-8:], 5)
+		binary.NativeEndian.PutUint16(b[len(b)-6:], unix.RTA_IP_PROTO)
+		b = appendPort(b, unix.RTA_SPORT, q.SrcPort)
+		b = appendPort(b, unix.RTA_DPORT, q.DstPort)
+	}
+	binary.NativeEndian.PutUint32(b, uint32(len(b)))
+	return b
+}
+
+func knownProto(family, proto byte) bool {
+	switch proto {
+	case unix.IPPROTO_TCP, unix.IPPROTO_UDP:
+		return true
+	case unix.IPPROTO_ICMP:
+		return family == unix.AF_INET
+	case unix.IPPROTO_ICMPV6:
+		return family == unix.AF_INET6
+	}
+	return false
+}
+
+func appendAddrAttr(b []byte, typ uint16, a netip.Addr) []byte {
+	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofRtAttr+a.BitLen()/8))
+	b = binary.NativeEndian.AppendUint16(b, typ)
+	if a.Is4() {
+		v := a.As4()
+		return append(b, v[:]...)
+	}
+	v := a.As16()
+	return append(b, v[:]...)
+}
+
+func appendAttr32(b []byte, typ uint16, v uint32) []byte {
+	b = binary.NativeEndian.AppendUint16(b, unix.SizeofRtAttr+4)
+	b = binary.NativeEndian.AppendUint16(b, typ)
+	return binary.NativeEndian.AppendUint32(b, v)
+}
+
+func appendPort(b []byte, typ uint16, port uint16) []byte {
+	if port == 0 {
+		return b
+	}
+	b = binary.NativeEndian.AppendUint16(b, unix.SizeofRtAttr+2)
+	b = binary.NativeEndian.AppendUint16(b, typ)
+	b = binary.BigEndian.AppendUint16(b, port)
+	return append(b, 0, 0)
+}
+
+// parseAnswer reads what the kernel sent. mine is false if it belongs to another
+// request than seq.
+func parseAnswer(b []byte, seq uint32) (a rtnl.Answer, mine bool, err error) {
+	m, _, ok := nextMessage(b)
+	if !ok || m.seq != seq {
+		return a, false, nil
+	}
+	switch {
+	case m.typ == unix.NLMSG_ERROR && len(m.data) >= 4:
+		no := -int32(binary.NativeEndian.Uint32(m.data))
+		if no == 0 {
+			return a, true, errShort // we ask for no acknowledgement
+		}
+		return a, true, unix.Errno(no)
+	case m.typ != unix.RTM_NEWROUTE || len(m.data) < unix.SizeofRtMsg:
+		return a, true, errShort
+	}
+	a.Table, a.Protocol, a.Type = int(m.data[4]), m.data[5], rtnl.RouteType(m.data[7])
+	err = eachAttr(m.data[unix.SizeofRtMsg:], func(typ int, v []byte) {
+		switch typ {
+		case unix.RTA_OIF:
+			a.OIF = u32(v)
+		case unix.RTA_GATEWAY:
+			a.Via = addrOf(v)
+		case unix.RTA_VIA:
+			if len(v) > 2 {
+				a.Via = addrOf(v[2:])
+			}
+		case unix.RTA_PREFSRC:
+			a.Src = addrOf(v)
+		case unix.RTA_TABLE:
+			a.Table = u32(v)
+		case unix.RTA_METRICS:
+			eachAttr(v, func(typ int, v []byte) {
+				if typ == unix.RTAX_MTU {
+					a.MTU = u32(v)
+				}
+			})
+		}
+	})
+	return a, true, err
+}
+
+// A message is one netlink message in a buffer.
+type message struct {
+	typ, flags uint16
+	seq, pid   uint32
+	data       []byte
+}
+
+// nextMessage cuts the first message off b.
+func nextMessage(b []byte) (m message, rest []byte, ok bool) {
+	if len(b) < unix.NLMSG_HDRLEN {
+		return m, nil, false
+	}
+	n := int(binary.NativeEndian.Uint32(b))
+	if n < unix.NLMSG_HDRLEN || n > len(b) {
+		return m, nil, false
+	}
+	return message{
+		typ: binary.NativeEndian.Uint16(b[4:]), flags: binary.NativeEndian.Uint16(b[6:]),
+		seq: binary.NativeEndian.Uint32(b[8:]), pid: binary.NativeEndian.Uint32(b[12:]),
+		data: b[unix.NLMSG_HDRLEN:n],
+	}, b[min((n+3)&^3, len(b)):], true
+}

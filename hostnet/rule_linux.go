@@ -1,0 +1,201 @@
+package hostnet
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"ipoibcm/rtnl"
+	"net/netip"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+const sizeofRuleHdr = 12 // struct fib_rule_hdr
+
+// A ruleMsg is a policy rule with what tells ours from others'.
+type ruleMsg struct {
+	rtnl.Rule
+	family   byte
+	protocol uint8
+	fields   rtnl.Fields // what must be known of a packet to see whether it matches
+}
+
+// parseRule reads the body of an RTM_NEWRULE or RTM_DELRULE.
+func parseRule(b []byte) (m ruleMsg, err error) {
+	if len(b) < sizeofRuleHdr {
+		return m, errShort
+	}
+	m.family, m.Table = b[0], int(b[4])
+	dstLen, srcLen, tos := int(b[1]), b[2], b[3]
+	if srcLen != 0 || tos != 0 {
+		m.fields = rtnl.WithSource
+	}
+	dst := netip.IPv6Unspecified()
+	if m.family == unix.AF_INET {
+		dst = netip.IPv4Unspecified()
+	}
+	err = eachAttr(b[sizeofRuleHdr:], func(typ int, v []byte) {
+		m.fields = max(m.fields, attrFields(typ))
+		switch typ {
+		case unix.FRA_DST:
+			dst = addrOf(v)
+		case unix.FRA_PRIORITY:
+			m.Priority = u32(v)
+		case unix.FRA_OIFNAME:
+			m.OIF = unix.ByteSliceToString(v)
+		case unix.FRA_TABLE:
+			m.Table = u32(v)
+		case unix.FRA_PROTOCOL:
+			if len(v) == 1 {
+				m.protocol = v[0]
+			}
+		}
+	})
+	if err != nil {
+		return m, err
+	}
+	if !dst.IsValid() || dstLen > dst.BitLen() {
+		return m, errShort
+	}
+	m.To = netip.PrefixFrom(dst, dstLen)
+	return m, nil
+}
+
+// attrFields returns what a packet must be asked for because its rule has this
+// attribute. An attribute that is not known may be a selector of a newer kernel.
+func attrFields(typ int) rtnl.Fields {
+	const (
+		ipProto, sports, dports    = 22, 23, 24
+		sportMask, dportMask       = 28, 29
+		l3mdev, protocol, fraPad   = 19, 21, 18
+		suppressGroup, suppressLen = 13, 14
+	)
+	switch typ {
+	case ipProto, sports, dports, sportMask, dportMask:
+		return rtnl.WithPorts
+	case unix.FRA_DST, unix.FRA_GOTO, unix.FRA_PRIORITY, unix.FRA_FLOW, suppressGroup, suppressLen,
+		unix.FRA_TABLE, unix.FRA_OIFNAME, fraPad, l3mdev, protocol:
+		return rtnl.DstOnly
+	}
+	return rtnl.WithSource
+}
+
+// appendRule appends the body of a request about a rule of ours.
+func appendRule(b []byte, r rtnl.Rule) []byte {
+	family := byte(unix.AF_INET6)
+	if r.To.Addr().Is4() {
+		family = unix.AF_INET
+	}
+	table := byte(0)
+	if r.Table <= 255 {
+		table = byte(r.Table)
+	}
+	b = append(b, family, byte(r.To.Bits()), 0, 0, table, 0, 0, unix.FR_ACT_TO_TBL, 0, 0, 0, 0)
+	if r.To.Bits() > 0 {
+		b = append(b, attr(unix.FRA_DST, r.To.Addr().AsSlice())...)
+	}
+	if r.OIF != "" {
+		b = append(b, attr(unix.FRA_OIFNAME, append([]byte(r.OIF), 0))...)
+	}
+	b = append(b, attr32(unix.FRA_PRIORITY, r.Priority)...)
+	b = append(b, attr32(unix.FRA_TABLE, r.Table)...)
+	return append(b, attr(unix.FRA_PROTOCOL, []byte{rtnl.Protocol})...)
+}
+
+// AddRule adds a policy rule of ours. It is no error if it, or another's that says
+// the same, is there: the kernel does not tell rules apart by their protocol.
+func (d *Device) AddRule(r rtnl.Rule) error {
+	r.To = r.To.Masked()
+	err := d.request(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, appendRule(nil, r))
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add rule %+v: %w", r, err)
+	}
+	return nil
+}
+
+// DelRule removes a policy rule of ours. ErrNotFound if it is not there.
+func (d *Device) DelRule(r rtnl.Rule) error {
+	r.To = r.To.Masked()
+	err := d.request(unix.RTM_DELRULE, 0, appendRule(nil, r))
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESRCH):
+		return ErrNotFound
+	case err != nil:
+		return fmt.Errorf("remove rule %+v: %w", r, err)
+	}
+	return nil
+}
+
+// dumpRules reads the policy rules of IPv4 and IPv6.
+func (d *Device) dumpRules() (rules []ruleMsg, err error) {
+	req := nl.NewNetlinkRequest(unix.RTM_GETRULE, unix.NLM_F_DUMP)
+	req.AddRawData(make([]byte, sizeofRuleHdr))
+	err = d.dump(req, unix.RTM_NEWRULE, func() { rules = nil }, func(b []byte) {
+		switch m, err := parseRule(b); {
+		case err != nil:
+			d.malformed.Add(1)
+		case m.family == unix.AF_INET, m.family == unix.AF_INET6: // else multicast forwarding's
+			rules = append(rules, m)
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read rules: %w", err)
+	}
+	return rules, nil
+}
+
+// ruleFields returns what the policy rules look at. Ours do not count: whoever
+// looks a destination up does so with oif where our rule has it.
+func (d *Device) ruleFields() (f rtnl.Fields, err error) {
+	rules, err := d.dumpRules()
+	for _, m := range rules {
+		if m.protocol != rtnl.Protocol {
+			f = max(f, m.fields)
+		}
+	}
+	return f, err
+}
+
+// removeRules removes the rules of ours that name the device.
+func (d *Device) removeRules() (removed int, err error) {
+	l, err := d.h.LinkByIndex(d.index)
+	if err != nil {
+		return 0, fmt.Errorf("read link %d: %w", d.index, err)
+	}
+	rules, err := d.dumpRules()
+	if err != nil {
+		return 0, err
+	}
+	for _, m := range rules {
+		if m.protocol != rtnl.Protocol || m.OIF != l.Attrs().Name {
+			continue
+		}
+		if err := d.DelRule(m.Rule); err == nil {
+			removed++
+		} else if !errors.Is(err, ErrNotFound) {
+			return removed, err
+		}
+	}
+	return removed, nil
+}
+
+// sourced reports whether there is a route, of any device, that only packets of
+// one source or DSCP take.
+func (d *Device) sourced() (found bool, err error) {
+	for _, family := range families {
+		req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
+		req.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: family}})
+		err := d.dump(req, unix.RTM_NEWROUTE, func() {}, func(b []byte) { found = found || isSourced(b) })
+		if err != nil {
+			return false, fmt.Errorf("read routes: %w", err)
+		}
+	}
+	return found, nil
+}
+
+// isSourced reports that of the body of a route message.
+func isSourced(b []byte) bool {
+	return len(b) >= unix.SizeofRtMsg && (b[2] != 0 || b[3] != 0) &&
+		binary.NativeEndian.Uint32(b[8:])&unix.RTM_F_CLONED == 0
+}
