@@ -3,13 +3,16 @@
 //
 // It decides nothing. It applies the [rtnl.Route] values it is given and reports what
 // is there: first everything, as a [rtnl.Resync] event, then each change. Which route
-// gets which MTU is for mtu and ipoib to say.
+// gets which MTU is for others to say.
 //
-// Multipath routes are not mirrored, only counted. A device belongs to the
-// network namespace of the thread that called [Open]; so do all later calls on
-// it, from any goroutine, except those on files under /proc/sys, which are
-// opened by [Open] and by the setters through /proc/thread-self and so must be
-// called in that namespace too.
+// Only routes that the kernel or we made are shown. Which route a packet takes is the
+// kernel's to say: [Device.Lookup] asks it, and [rtnl.Rerouted] events tell when to ask
+// again. No notification comes for net.ipv4.fib_multipath_hash_policy and its like, nor
+// for proxy neighbors ([Device.Proxies]).
+//
+// A device belongs to the network namespace of the thread that called [Open]; so do all
+// later calls on it, from any goroutine. Those that write below /proc/sys enter that
+// namespace; where /proc/sys is read-only, only they fail, with EROFS.
 package hostnet
 
 import "errors"

@@ -366,14 +366,7 @@ func TestFlushExceptions(t *testing.T) {
 	}
 	far4, far6 := netip.MustParseAddr("10.77.0.5"), netip.MustParseAddr("fd77::5")
 	ours4, ours6 := netip.MustParseAddr("10.9.0.1"), netip.MustParseAddr("fd09::1")
-	learned := func() bool { return kernelMTU(t, far4) == 1400 && kernelMTU(t, far6) == 1400 }
-	for deadline := time.Now().Add(patience); !learned(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("the kernel did not learn: %d, %d", kernelMTU(t, far4), kernelMTU(t, far6))
-		}
-		tunSide(t).Write(tooBig4(far4, ours4, 1400))
-		tunSide(t).Write(tooBig6(far6, ours6, 1400)) // not heard while ours is tentative
-	}
+	learn(t, tunSide(t), far4, ours4, far6, ours6)
 	if got := find(snapshot(t, d), to("fd77::5/128")); got != nil {
 		t.Errorf("an exception shows as a route: %v", got)
 	}
@@ -384,6 +377,20 @@ func TestFlushExceptions(t *testing.T) {
 		if got := kernelMTU(t, a); got != 0 && got != 65520 {
 			t.Errorf("path MTU for %v after the flush: %d", a, got)
 		}
+	}
+}
+
+// learn makes the kernel learn path MTU 1400 to far4 and far6 from what comes out of
+// tun.
+func learn(t *testing.T, tun *os.File, far4, ours4, far6, ours6 netip.Addr) {
+	t.Helper()
+	learned := func() bool { return kernelMTU(t, far4) == 1400 && kernelMTU(t, far6) == 1400 }
+	for deadline := time.Now().Add(2 * time.Second); !learned(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the kernel did not learn: %d, %d", kernelMTU(t, far4), kernelMTU(t, far6))
+		}
+		tun.Write(tooBig4(far4, ours4, 1400))
+		tun.Write(tooBig6(far6, ours6, 1400)) // not heard while ours is tentative
 	}
 }
 

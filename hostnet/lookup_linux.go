@@ -77,24 +77,28 @@ func (d *Device) Lookup(q rtnl.Query) (rtnl.Answer, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a, err := l.ask(q, 0)
-	var no unix.Errno
-	switch {
-	case err == nil:
+	if err == nil {
 		return a, nil
-	case !errors.As(err, &no):
+	}
+	return l.whyNot(q, err)
+}
+
+// whyNot tells the answers among the errors.
+func (l *lookup) whyNot(q rtnl.Query, err error) (a rtnl.Answer, _ error) {
+	no, ok := errors.AsType[unix.Errno](err)
+	if !ok {
 		return a, err
 	}
-	typ, ok := whyNot[no]
-	if !ok {
+	if a.Type, ok = whyNot[no]; !ok {
 		return a, fmt.Errorf("look up %v: %w", q.Dst, no)
 	}
 	if q.IIF == 0 && q.Src.Is4() && (no == unix.EINVAL || no == unix.ENETUNREACH) {
 		own, err := l.ask(rtnl.Query{Flow: rtnl.Flow{Dst: q.Src}}, 0)
 		if err != nil || own.Type != rtnl.Local {
-			return a, rtnl.ErrForeignSource
+			return rtnl.Answer{}, rtnl.ErrForeignSource
 		}
 	}
-	return rtnl.Answer{Type: typ}, nil
+	return a, nil
 }
 
 // whyNot has the errors that are answers: what a route of this type, or none,

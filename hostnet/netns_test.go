@@ -13,9 +13,16 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// inNetns puts the test on a thread in a network namespace of its own. The
-// thread is not given back, so it ends with the test.
+// inNetns puts the test, beside others, on a thread in a network namespace of its own.
 func inNetns(t *testing.T) {
+	t.Helper()
+	t.Parallel()
+	newNetns(t)
+}
+
+// newNetns puts the test into a network namespace of its own. The thread is not given
+// back, so it ends with the test.
+func newNetns(t *testing.T) {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("needs root to make a network namespace")

@@ -16,8 +16,10 @@ const (
 	settle = 20 * time.Millisecond
 	// settleMax bounds that wait: a host that runs BGP may never be quiet.
 	settleMax = 250 * time.Millisecond
-	// scanEvery is how long at least is between two readings of every device's routes.
-	scanEvery = 5 * time.Second
+	// scanEvery is how long at least is between two readings of every device's routes,
+	// and scanRest how many times as long as the first took.
+	scanEvery = time.Second
+	scanRest  = 10
 	// reroutedBound is how many events may wait before Rerouted ones merge, so that
 	// they leave room for others.
 	reroutedBound = EventBound / 2
@@ -88,7 +90,7 @@ type watcher struct {
 
 	ruleFields rtnl.Fields
 	hasSourced bool // there is a route that isSourced, or there was
-	scanned    time.Time
+	scanAfter  time.Time
 	told       rtnl.Fields
 }
 
@@ -124,7 +126,7 @@ func (w *watcher) due() bool {
 	return w.doubt || w.lost || w.rules || w.scanDue()
 }
 
-func (w *watcher) scanDue() bool { return w.scan && time.Since(w.scanned) > scanEvery }
+func (w *watcher) scanDue() bool { return w.scan && time.Now().After(w.scanAfter) }
 
 // patience is how long to wait for the next notification; zero is for ever.
 func (w *watcher) patience() time.Duration {
@@ -279,11 +281,23 @@ func (w *watcher) readFields() (err error) {
 	if w.ruleFields, err = w.Device.ruleFields(); err != nil {
 		return err
 	}
-	if w.hasSourced, err = w.sourced(); err != nil {
+	if err := w.readSourced(); err != nil {
 		return err
 	}
-	w.scanned, w.told = time.Now(), w.fields()
+	w.told = w.fields()
 	return nil
+}
+
+// readSourced reads the routes of every device. A router has a million: so not often.
+func (w *watcher) readSourced() error {
+	start := time.Now()
+	found, err := w.sourced()
+	if err == nil {
+		w.hasSourced, w.scan = found, false
+	}
+	now := time.Now()
+	w.scanAfter = now.Add(max(scanEvery, scanRest*now.Sub(start)))
+	return err
 }
 
 func (w *watcher) routeMessage(m *message, r *routeMsg) {
@@ -396,9 +410,7 @@ func (w *watcher) refresh() {
 		}
 	}
 	if w.scanDue() {
-		if found, err := w.sourced(); err == nil {
-			w.hasSourced, w.scan, w.scanned = found, false, time.Now()
-		}
+		w.readSourced()
 	}
 	if !w.doubt && !w.lost || w.lost && len(w.events) == cap(w.events) {
 		return // nothing to do, or no room yet

@@ -1,0 +1,275 @@
+package hostnet
+
+import (
+	"errors"
+	"ipoibcm/rtnl"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// host is a host route of ours.
+func host(dst string, mtu int) rtnl.Route {
+	a := netip.MustParseAddr(dst)
+	return rtnl.Route{Dst: netip.PrefixFrom(a, a.BitLen()), MTU: mtu}
+}
+
+func family(r rtnl.Route) byte {
+	if r.Dst.Addr().Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+func TestAddRouteGivesOursOtherMetrics(t *testing.T) {
+	inNetns(t)
+	d := openUp(t, newTUN(t, "ibcm0"))
+	add(t, d, "10.9.0.1/24", "fd09::1/64")
+	for _, dst := range []string{"10.9.0.2", "fd09::2"} {
+		for _, mtu := range []int{8996, 65520, 2044} {
+			r := host(dst, mtu)
+			if err := d.AddRoute(r); err != nil {
+				t.Fatal(err)
+			}
+			got := every(t, d, family(r), r.Dst.String())
+			if len(got) != 1 {
+				t.Fatalf("%s mtu %d: have %v, want one", dst, mtu, got)
+			}
+			if got[0].MTU != mtu {
+				t.Errorf("%s: MTU %d, want %d", dst, got[0].MTU, mtu)
+			}
+			if got[0].Protocol != rtnl.Protocol {
+				t.Errorf("%s: protocol %d, want %d", dst, got[0].Protocol, rtnl.Protocol)
+			}
+		}
+	}
+}
+
+// A route that is given other metrics is there at every moment.
+func TestAddRouteLeavesNoGap(t *testing.T) {
+	inNetns(t)
+	d := openUp(t, newTUN(t, "ibcm0"))
+	r := host("10.9.0.2", 8996) // without a connected route, so that a gap is seen
+	if err := d.AddRoute(r); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		for i := range 300 {
+			r.MTU = 2000 + i
+			if err := d.AddRoute(r); err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	}()
+	for asked := 0; ; asked++ {
+		a, err := d.Lookup(rtnl.Query{Flow: rtnl.Flow{Dst: r.Dst.Addr()}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a.OIF != d.Index() {
+			t.Fatalf("asked %d times, then %+v", asked, a)
+		}
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("asked %d times", asked)
+			return
+		default:
+		}
+	}
+}
+
+// Another's route stays, whatever differs in it: metric, protocol, device.
+func TestAnothersRouteIsLeftAlone(t *testing.T) {
+	inNetns(t)
+	tun := newTUN(t, "ibcm0")
+	newVeth(t, "v0", "v1")
+	d := openUp(t, tun)
+	add(t, d, "10.9.0.1/24", "fd09::1/64")
+	for _, theirs := range []string{
+		"10.9.0.2/32 dev ibcm0 mtu lock 1400 initcwnd 50",
+		"10.9.0.2/32 dev ibcm0 metric 100",
+		"10.9.0.2/32 dev ibcm0 proto kernel",
+		"10.9.0.2/32 dev v0",
+		"blackhole 10.9.0.2/32 metric 0",
+		"fd09::2/128 dev ibcm0 mtu 1400",
+		"fd09::2/128 dev ibcm0 metric 100",
+		"fd09::2/128 dev ibcm0 metric 3000",
+		"fd09::2/128 dev v0",
+		"fd09::2/128 dev v0 metric 7",
+	} {
+		r := host("10.9.0.2", 8996)
+		if theirs[0] == 'f' {
+			r = host("fd09::2", 8996)
+		}
+		ip(t, "route add "+theirs)
+		before := allTo(t, d, r)
+		if err := d.AddRoute(r); !errors.Is(err, ErrExists) {
+			t.Errorf("add beside %s: %v, want ErrExists", theirs, err)
+		}
+		if err := d.DelRoute(r); !errors.Is(err, ErrNotFound) {
+			t.Errorf("remove beside %s: %v, want ErrNotFound", theirs, err)
+		}
+		if after := allTo(t, d, r); after != before {
+			t.Errorf("%s: now %s, was %s", theirs, after, before)
+		}
+		ip(t, "route del "+theirs)
+
+		// Theirs comes when ours is there, if the kernel lets it.
+		if err := d.AddRoute(r); err != nil {
+			t.Fatalf("add ours where %s was: %v", theirs, err)
+		}
+		lets := exec.Command("ip", append([]string{"route", "append"}, strings.Fields(theirs)...)...).Run() == nil
+		if err := d.DelRoute(r); err != nil {
+			t.Errorf("remove ours beside %s: %v", theirs, err)
+		}
+		if !lets { // IPv6: it differs from ours in nothing but metrics
+			continue
+		}
+		if after := allTo(t, d, r); after != before {
+			t.Errorf("%s: now %s, was %s", theirs, after, before)
+		}
+		ip(t, "route del "+theirs)
+	}
+}
+
+// allTo tells what routes lead to r's destination by any device.
+func allTo(t *testing.T, d *Device, r rtnl.Route) string {
+	t.Helper()
+	return ipOut(t, "route", "show", "table", "all", r.Dst.Addr().String())
+}
+
+func TestRules(t *testing.T) {
+	inNetns(t)
+	d := openUp(t, newTUN(t, "ibcm0"))
+	rule := rtnl.Rule{Priority: 1000, To: netip.MustParsePrefix("224.0.0.0/4"), OIF: "ibcm0", Table: 7575}
+	groups := rtnl.Route{Dst: rule.To, Table: rule.Table, Type: rtnl.Multicast, MTU: 2044}
+	for range 2 { // there already: no error
+		if err := d.AddRule(rule); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.AddRoute(groups); err != nil {
+		t.Fatal(err)
+	}
+	q := rtnl.Query{Flow: rtnl.Flow{Dst: netip.MustParseAddr("224.1.1.1")}}
+	got, err := d.Lookup(q)
+	answer{typ: rtnl.Unreachable}.check(t, "multicast of a program that names no interface", got, err)
+	q.OIF = d.Index()
+	got, err = d.Lookup(q)
+	answer{typ: rtnl.Multicast, oif: d.Index(), mtu: 2044, table: rule.Table}.check(t, "multicast by us", got, err)
+
+	six := rtnl.Rule{Priority: 1000, To: netip.MustParsePrefix("fd77::/16"), Table: 7}
+	if err := d.AddRule(six); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.DelRule(six); err != nil {
+		t.Error(err)
+	}
+	for _, r := range []rtnl.Rule{six, {Priority: 999, To: rule.To, OIF: rule.OIF, Table: rule.Table}} {
+		if err := d.DelRule(r); !errors.Is(err, ErrNotFound) {
+			t.Errorf("remove %+v: %v, want ErrNotFound", r, err)
+		}
+	}
+	// The user's, and that of another interface of ours.
+	ip(t, `
+rule add to 224.0.0.0/4 oif ibcm0 lookup 7575 pref 1001
+rule add to 224.0.0.0/4 oif ibcm1 lookup 7576 pref 1002 protocol 75
+`)
+	theirs := rule
+	theirs.Priority = 1001
+	if err := d.DelRule(theirs); !errors.Is(err, ErrNotFound) {
+		t.Errorf("remove the user's rule: %v, want ErrNotFound", err)
+	}
+	if n, err := d.RemoveOurs(); n != 2 || err != nil {
+		t.Errorf("removed %d (%v), want the rule and the route", n, err)
+	}
+	rules, err := d.dumpRules()
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := map[int]bool{}
+	for _, m := range rules {
+		left[m.Priority] = true
+	}
+	for priority, want := range map[int]bool{1000: false, 1001: true, 1002: true, 32766: true} {
+		if left[priority] != want {
+			t.Errorf("rule %d there: %v, want %v", priority, left[priority], want)
+		}
+	}
+}
+
+func TestFlushLeavesOthersPathMTU(t *testing.T) {
+	inNetns(t)
+	tun := newTUN(t, "ibcm0")
+	d := openUp(t, tun)
+	other := openUp(t, newTUN(t, "tun1"))
+	add(t, d, "10.9.0.1/24", "fd09::1/64")
+	add(t, other, "10.8.0.1/24", "fd08::1/64")
+	ip(t, "route add 10.77.0.0/16 via 10.8.0.254\nroute add fd77::/32 via fd08::fe\n")
+	far4, far6 := netip.MustParseAddr("10.77.0.5"), netip.MustParseAddr("fd77::5")
+	learn(t, tunSide(t), far4, netip.MustParseAddr("10.8.0.1"), far6, netip.MustParseAddr("fd08::1"))
+	if err := d.FlushExceptions(); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range []netip.Addr{far4, far6} {
+		if got := kernelMTU(t, a); got != 1400 {
+			t.Errorf("path MTU for %v by another device: %d, want 1400", a, got)
+		}
+	}
+}
+
+// Where /proc/sys is read-only, as in a container, only what needs it fails.
+func TestReadOnlySysctls(t *testing.T) {
+	inNetns(t)
+	tun := newTUN(t, "ibcm0")
+	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+		t.Skip(err)
+	}
+	for _, err := range []error{
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		unix.Mount("/proc/sys", "/proc/sys", "", unix.MS_BIND, ""),
+		unix.Mount("", "/proc/sys", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""),
+	} {
+		if err != nil {
+			t.Skip(err)
+		}
+	}
+	if f, err := os.OpenFile("/proc/sys/net/ipv4/ip_forward", os.O_WRONLY, 0); err == nil {
+		f.Close()
+		t.Fatal("/proc/sys is not read-only")
+	}
+	d, err := Open(tun)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	for name, do := range map[string]func() error{
+		"DisableAddrGen":  d.DisableAddrGen,
+		"SetMTU":          func() error { return d.SetMTU(65520) },
+		"SetUp":           func() error { return d.SetUp(true) },
+		"AddAddr":         func() error { return d.AddAddr(netip.MustParsePrefix("10.9.0.1/24")) },
+		"FlushExceptions": d.FlushExceptions, // there are none
+		"Groups":          func() error { _, err := d.Groups(); return err },
+		"RemoveOurs":      func() error { _, err := d.RemoveOurs(); return err },
+	} {
+		if err := do(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for name, do := range map[string]func() error{"IgnoreRAMTU": d.IgnoreRAMTU, "DisableIPv6": d.DisableIPv6} {
+		if err := do(); !errors.Is(err, syscall.EROFS) {
+			t.Errorf("%s: %v, want EROFS", name, err)
+		}
+	}
+}
