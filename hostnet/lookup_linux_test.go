@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -135,6 +136,9 @@ func lookupDevicesAlone(t *testing.T) (d *Device, v0 int) {
 	v0 = newVeth(t, "v0", "v1")
 	d = openUp(t, tun)
 	ip(t, lookupRoutes)
+	if !d.WaitAddr(netip.MustParseAddr("fd00::1"), 3*time.Second) {
+		t.Fatal("the kernel has not made fd00::1 usable")
+	}
 	return d, v0
 }
 
@@ -208,8 +212,10 @@ func TestLookup(t *testing.T) {
 		}
 	}
 	for _, dst := range []string{"10.5.0.1", "10.1.0.1", "10.99.0.1"} {
-		if a, err := d.Lookup(rtnl.Query{Flow: flow(dst, "192.0.2.1")}); !errors.Is(err, rtnl.ErrForeignSource) {
-			t.Errorf("%s from a foreign source: %+v, %v, want ErrForeignSource", dst, a, err)
+		for _, src := range []string{"192.0.2.1", "10.0.0.200"} {
+			if a, err := d.Lookup(rtnl.Query{Flow: flow(dst, src)}); !errors.Is(err, rtnl.ErrForeignSource) {
+				t.Errorf("%s from %s: %+v, %v, want ErrForeignSource", dst, src, a, err)
+			}
 		}
 	}
 	if a, err := d.Lookup(rtnl.Query{Flow: flow("10.5.0.1", ""), OIF: 9999}); !errors.Is(err, unix.ENODEV) {

@@ -98,26 +98,32 @@ type watcher struct {
 func (w *watcher) watch() {
 	for {
 		err := w.sub.receive(w.patience(), w.message)
-		switch {
-		case w.closed.Load():
+		if w.closed.Load() {
 			return
-		case errors.Is(err, unix.EAGAIN):
-			w.refresh()
-		case errors.Is(err, unix.ENOBUFS):
-			w.overflows.Add(1)
-			w.miss()
-		case err != nil:
-			w.malformed.Add(1)
-			w.miss()
-			time.Sleep(settle) // an error that stays must not spin
-		case w.due() && time.Since(w.since) > settleMax:
-			w.refresh()
 		}
-		if w.due() && w.since.IsZero() {
-			w.since = time.Now()
-		}
+		w.after(err)
 		w.tellRerouted()
 		w.tellFields()
+	}
+}
+
+// after does what is due after one receive, which gave err.
+func (w *watcher) after(err error) {
+	switch {
+	case errors.Is(err, unix.EAGAIN):
+		w.refresh()
+	case errors.Is(err, unix.ENOBUFS):
+		w.overflows.Add(1)
+		w.miss()
+	case err != nil:
+		w.malformed.Add(1)
+		w.miss()
+		time.Sleep(settle) // an error that stays must not spin
+	case w.due() && !w.since.IsZero() && time.Since(w.since) > settleMax:
+		w.refresh()
+	}
+	if w.due() && w.since.IsZero() {
+		w.since = time.Now()
 	}
 }
 
