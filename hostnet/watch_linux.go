@@ -82,6 +82,7 @@ type watcher struct {
 	doubt bool // read anew and tell the differences
 	lost  bool // read anew and tell everything
 	rules bool // read the rules anew
+	ruled bool // tell that they changed
 	scan  bool // read anew whether a route is sourced
 	since time.Time
 
@@ -136,7 +137,7 @@ func (w *watcher) scanDue() bool { return w.scan && time.Now().After(w.scanAfter
 
 // patience is how long to wait for the next notification; zero is for ever.
 func (w *watcher) patience() time.Duration {
-	if w.due() || w.scan || w.all || w.told != w.fields() {
+	if w.due() || w.scan || w.all || w.ruled || w.told != w.fields() {
 		return settle
 	}
 	return 0
@@ -179,7 +180,7 @@ func (w *watcher) message(m *message) {
 		} else if r.protocol == rtnl.Protocol {
 			return
 		}
-		w.rules, w.all = true, true
+		w.rules, w.ruled, w.all = true, true, true
 	case unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP, rtmNewNexthopBucket, rtmDelNexthopBucket,
 		unix.RTM_NEWNETCONF, unix.RTM_DELNETCONF:
 		w.all = true
@@ -274,10 +275,11 @@ func (w *watcher) tellRerouted() {
 	}
 }
 
-// tellFields tells which fields count, if that changed and the reader keeps up.
+// tellFields tells that rules changed, or which fields count, once the rules have
+// been read anew and if the reader keeps up.
 func (w *watcher) tellFields() {
-	if f := w.fields(); f != w.told && len(w.events) < cap(w.events) {
-		w.told = f
+	if f := w.fields(); (f != w.told || w.ruled && !w.rules) && len(w.events) < cap(w.events) {
+		w.told, w.ruled = f, false
 		w.events <- rtnl.Event{Kind: rtnl.Rules, Fields: f}
 	}
 }

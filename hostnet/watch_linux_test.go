@@ -3,6 +3,7 @@ package hostnet
 import (
 	"ipoibcm/rtnl"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -108,8 +109,12 @@ func TestRerouted(t *testing.T) {
 		if rerouted[want] == 0 {
 			t.Errorf("%s: rerouted %v, want %v", tt.do, rerouted, want)
 		}
-		if fields != nil {
-			t.Errorf("%s: rules look at %v, want no event", tt.do, fields)
+		wantRules := 0
+		if strings.HasPrefix(tt.do, "rule") {
+			wantRules = 1
+		}
+		if len(fields) != wantRules {
+			t.Errorf("%s: %d events of rules %v, want %d", tt.do, len(fields), fields, wantRules)
 		}
 	}
 	if err := d.writeSysctl("ipv4/conf/v1/forwarding", "1"); err != nil {
