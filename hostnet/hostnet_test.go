@@ -385,7 +385,7 @@ func TestFlushExceptions(t *testing.T) {
 func learn(t *testing.T, tun *os.File, far4, ours4, far6, ours6 netip.Addr) {
 	t.Helper()
 	learned := func() bool { return kernelMTU(t, far4) == 1400 && kernelMTU(t, far6) == 1400 }
-	for deadline := time.Now().Add(2 * time.Second); !learned(); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !learned(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("the kernel did not learn: %d, %d", kernelMTU(t, far4), kernelMTU(t, far6))
 		}

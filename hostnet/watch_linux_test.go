@@ -3,6 +3,7 @@ package hostnet
 import (
 	"ipoibcm/rtnl"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +20,12 @@ func watched(t *testing.T) *Device {
 	t.Helper()
 	inNetns(t)
 	tun := newTUN(t, "ibcm0")
+	// The end of duplicate address detection would be a change that nobody made.
+	for _, which := range []string{"all", "default"} {
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+which+"/accept_dad", []byte("0"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
 	newVeth(t, "v0", "v1")
 	d := openUp(t, tun)
 	add(t, d, "10.9.0.1/24", "fd09::1/64")
