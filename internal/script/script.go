@@ -1,0 +1,127 @@
+// Package script runs tests of state machines that read like a trace of the
+// protocol. A script is a text file:
+//
+//	# A line that begins with # says what the next lines show.
+//	connect 10.0.0.2
+//		> REQ comm=01
+//	+4.2s
+//	< REP comm=a1 remote=01
+//		> RTU comm=01 remote=a1
+//
+// Flush left goes in; "+4.2s" lets time pass; what is indented is all that comes
+// out, and nothing indented means silence. With -update the indented lines are
+// written anew, and the difference is reviewed.
+//
+// It is for tests.
+package script
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+var update = flag.Bool("update", false, "rewrite the indented lines of testdata/*.txt")
+
+// A Machine is what a script drives.
+type Machine interface {
+	// Do carries out one line of input and returns what came of it, each action a
+	// line. An error is one of the script's.
+	Do(line string) (out []string, err error)
+	// Pass lets time pass, and returns what came of that.
+	Pass(d time.Duration) (out []string)
+}
+
+// Run runs every script that pattern matches, each with a machine of its own.
+func Run(t *testing.T, pattern string, machine func(t *testing.T) Machine) {
+	t.Helper()
+	files, err := filepath.Glob(pattern)
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no script matches %s (%v)", pattern, err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)), func(t *testing.T) {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := Play(string(text), machine(t))
+			if err != nil {
+				t.Fatalf("%s:%v", file, err)
+			}
+			if got == string(text) {
+				return
+			}
+			if *update {
+				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			t.Errorf("%s: %s\n(-update writes what comes out, to be reviewed)", file, difference(string(text), got))
+		})
+	}
+}
+
+// Play runs one script and returns it with the indented lines that m gave.
+func Play(text string, m Machine) (string, error) {
+	var b bytes.Buffer
+	for i, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
+		if strings.HasPrefix(line, "\t") {
+			continue
+		}
+		fmt.Fprintln(&b, line)
+		var out []string
+		var err error
+		switch {
+		case line == "" || strings.HasPrefix(line, "#"):
+		case strings.HasPrefix(line, "+"):
+			var d time.Duration
+			if d, err = time.ParseDuration(line[1:]); err == nil {
+				out = m.Pass(d)
+			}
+		default:
+			out, err = m.Do(line)
+		}
+		if err != nil {
+			return "", fmt.Errorf("%d: %q: %w", i+1, line, err)
+		}
+		for _, o := range out {
+			fmt.Fprintf(&b, "\t%s\n", o)
+		}
+	}
+	return b.String(), nil
+}
+
+// difference says where two texts differ first.
+func difference(want, got string) string {
+	w, g := strings.Split(want, "\n"), strings.Split(got, "\n")
+	for i := range max(len(w), len(g)) {
+		if a, b := at(w, i), at(g, i); a != b {
+			return fmt.Sprintf("line %d after %q:\n got %q\nwant %q", i+1, input(g, i), b, a)
+		}
+	}
+	return "no difference"
+}
+
+func at(lines []string, i int) string {
+	if i < len(lines) {
+		return lines[i]
+	}
+	return "(the end)"
+}
+
+// input returns the last line of input before line i.
+func input(lines []string, i int) string {
+	for i = min(i, len(lines)-1); i > 0; i-- {
+		if l := lines[i]; l != "" && !strings.HasPrefix(l, "\t") {
+			return l
+		}
+	}
+	return lines[0]
+}
