@@ -11,11 +11,11 @@ import (
 	"time"
 
 	"ipoibcm/datapath"
+	"ipoibcm/fib"
 	"ipoibcm/group"
 	"ipoibcm/hostnet"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
-	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 )
@@ -38,9 +38,9 @@ type conn struct {
 	peer encap.LinkAddr
 }
 
-// A path is one entry of the data path's table.
+// A path is a next hop of the data path.
 type path struct {
-	p    ipoib.Path
+	p    fib.Path
 	dp   *datapath.Path
 	seen datapath.PathCounters // when last accounted
 }
@@ -81,16 +81,8 @@ func (a *Agent) do(act ipoib.Action) {
 		}
 	case ipoib.PublishGroups:
 		a.publishGroups(act.Table)
-	case ipoib.SetPath:
-		a.setPath(act.Prefix, act.Path)
-	case ipoib.DelPath:
-		a.delPath(act.Prefix)
-	case ipoib.HostRoute:
-		a.routes.setHost(act.Addr, act.MTU)
-	case ipoib.DelHostRoute:
-		a.routes.delHost(act.Addr)
-	case ipoib.FlushExceptions:
-		a.routes.flushExceptions()
+	case ipoib.FIBAction:
+		a.doFIB(act.Action)
 	case ipoib.AddAddr:
 		if err := a.host.AddAddr(act.Prefix); err != nil {
 			a.log.Warn("cannot add address", "prefix", act.Prefix, "err", err)
@@ -174,9 +166,9 @@ func (a *Agent) ah(gid ib.GID) (verbs.AH, error) {
 func (a *Agent) readdress() {
 	old := a.ahs
 	a.ahs = map[ib.GID]*handle{}
-	for prefix, p := range a.paths {
-		if p.p.Kind == ipoib.PathUD || p.p.Kind == ipoib.PathGroup {
-			p.dp.Set(a.targetOrDrop(prefix, p.p))
+	for hop, p := range a.paths {
+		if p.p.Kind == fib.PathUD || p.p.Kind == fib.PathGroup {
+			p.dp.Set(a.targetOrDrop(hop, p.p))
 			a.ref(p.p, 1)
 		}
 	}
@@ -229,7 +221,7 @@ func (a *Agent) connectQP(act ipoib.ConnectQP) {
 	c.path = datapath.NewPath(0, datapath.Target{Kind: datapath.ToConn, Conn: c.dp})
 }
 
-func (a *Agent) destroyQP(handle ipoib.Conn) {
+func (a *Agent) destroyQP(handle fib.Conn) {
 	c := a.conns[handle]
 	if c == nil {
 		return
@@ -239,7 +231,7 @@ func (a *Agent) destroyQP(handle ipoib.Conn) {
 	// A path that still leads here would drop what it gets; the machine has
 	// moved them all away before.
 	for _, p := range a.paths {
-		if p.p.Kind == ipoib.PathConn && p.p.Conn == handle {
+		if p.p.Kind == fib.PathConn && p.p.Conn == handle {
 			p.dp.Set(datapath.Target{Kind: datapath.Miss})
 		}
 	}
@@ -265,42 +257,37 @@ func (a *Agent) publishGroups(t *group.Table) {
 	a.loop.SetBroadcasts(t.SubnetBroadcasts())
 }
 
-func (a *Agent) setPath(prefix netip.Prefix, to ipoib.Path) {
-	target := a.targetOrDrop(prefix, to)
+func (a *Agent) setPath(hop netip.Addr, to fib.Path) {
+	target := a.targetOrDrop(hop, to)
 	a.ref(to, 1)
-	p := a.paths[prefix]
-	if p != nil {
-		a.countUD(p)
-		a.ref(p.p, -1)
-		p.p = to
-		p.dp.Set(target)
+	p := a.paths[hop]
+	if p == nil {
+		a.paths[hop] = &path{p: to, dp: datapath.NewPath(0, target)}
 		return
 	}
-	p = &path{p: to, dp: datapath.NewPath(0, target)}
-	a.paths[prefix] = p
-	if prefix.IsSingleIP() {
-		a.loop.PinDest(rtnl.Flow{Dst: prefix.Addr()}, p.dp)
-	}
+	a.countUD(p)
+	a.ref(p.p, -1)
+	p.p = to
+	p.dp.Set(target)
 }
 
-func (a *Agent) delPath(prefix netip.Prefix) {
-	p := a.paths[prefix]
+func (a *Agent) delPath(hop netip.Addr) {
+	p := a.paths[hop]
 	if p == nil {
 		return
 	}
 	a.countUD(p)
 	a.ref(p.p, -1)
-	delete(a.paths, prefix)
-	a.loop.DelDest(rtnl.Flow{Dst: prefix.Addr()})
+	delete(a.paths, hop)
 }
 
 // ref counts the paths that use an address handle.
-func (a *Agent) ref(p ipoib.Path, n int) {
+func (a *Agent) ref(p fib.Path, n int) {
 	gid := p.Link.GID
 	switch p.Kind {
-	case ipoib.PathGroup:
-		gid = p.MGID
-	case ipoib.PathUD:
+	case fib.PathGroup:
+		gid = p.Link.GID
+	case fib.PathUD:
 	default:
 		return
 	}
@@ -310,37 +297,37 @@ func (a *Agent) ref(p ipoib.Path, n int) {
 }
 
 // targetOrDrop is target; where there is none, packets are dropped and counted.
-func (a *Agent) targetOrDrop(prefix netip.Prefix, p ipoib.Path) datapath.Target {
+func (a *Agent) targetOrDrop(hop netip.Addr, p fib.Path) datapath.Target {
 	t, err := a.target(p)
 	if err != nil {
-		a.log.Warn("cannot use path", "prefix", prefix, "err", err)
+		a.log.Warn("cannot use path", "hop", hop, "err", err)
 		t = datapath.Target{Kind: datapath.Drop}
 	}
 	return t
 }
 
-func (a *Agent) target(p ipoib.Path) (datapath.Target, error) {
+func (a *Agent) target(p fib.Path) (datapath.Target, error) {
 	t := datapath.Target{MTU: p.MTU}
 	switch p.Kind {
-	case ipoib.PathMiss:
+	case fib.PathMiss:
 		t.Kind = datapath.Miss
-	case ipoib.PathConn:
+	case fib.PathConn:
 		c := a.conns[p.Conn]
 		if c == nil {
 			return t, fmt.Errorf("connection %d is gone", p.Conn)
 		}
 		t.Kind, t.Conn = datapath.ToConn, c.dp
-	case ipoib.PathUD, ipoib.PathGroup:
+	case fib.PathUD, fib.PathGroup:
 		gid, qpn := p.Link.GID, p.Link.QPN
-		if p.Kind == ipoib.PathGroup {
-			gid, qpn = p.MGID, ib.QPNMulticast
+		if p.Kind == fib.PathGroup {
+			gid, qpn = p.Link.GID, ib.QPNMulticast
 		}
 		ah, err := a.ah(gid)
 		if err != nil {
 			return t, fmt.Errorf("address handle for %s: %w", gid, err)
 		}
 		t.Kind, t.UD = datapath.ToUD, a.dest(ah, qpn)
-	case ipoib.PathDrop:
+	case fib.PathDrop:
 		t.Kind = datapath.Drop
 	}
 	return t, nil
@@ -350,7 +337,7 @@ func (a *Agent) target(p ipoib.Path) (datapath.Target, error) {
 // leads to. A path keeps its counters when it moves to a connection.
 func (a *Agent) countUD(p *path) {
 	now := p.dp.Counters()
-	if p.p.Kind == ipoib.PathUD && now.Packets != p.seen.Packets {
+	if p.p.Kind == fib.PathUD && now.Packets != p.seen.Packets {
 		key := p.p.Link.Key()
 		use := a.udUse[key]
 		if use == nil {

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"ipoibcm/datapath"
+	"ipoibcm/fib"
 	"ipoibcm/hostnet"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
@@ -94,13 +95,13 @@ type Agent struct {
 	link     encap.LinkAddr
 	pending  []ipoib.Event // answers to actions of the step in hand
 	actions  []ipoib.Action
-	conns    map[ipoib.Conn]*conn
-	byQPN    map[ib.QPN]ipoib.Conn
-	paths    map[netip.Prefix]*path
+	conns    map[fib.Conn]*conn
+	byQPN    map[ib.QPN]fib.Conn
+	paths    map[netip.Addr]*path // by next hop
 	udUse    map[encap.LinkAddr]*ipoib.UDUse
 	ahs      map[ib.GID]*handle
 	groups   map[ib.GID]time.Time
-	routes   *routeKeeper
+	kernel   *kernelWorker
 	counters counters
 	udDied   string // why the UD QP went to ERR, until it is back
 	// tooBigBefore is what tooBig counted when the MTU of the underlay or of a route
@@ -122,7 +123,7 @@ func Run(ctx context.Context, opt Options, ready func()) error {
 	}
 	a := &Agent{
 		opt: opt, log: opt.Log, start: time.Now(),
-		conns: map[ipoib.Conn]*conn{}, byQPN: map[ib.QPN]ipoib.Conn{}, paths: map[netip.Prefix]*path{},
+		conns: map[fib.Conn]*conn{}, byQPN: map[ib.QPN]fib.Conn{}, paths: map[netip.Addr]*path{},
 		udUse: map[encap.LinkAddr]*ipoib.UDUse{}, ahs: map[ib.GID]*handle{}, groups: map[ib.GID]time.Time{},
 		queries: make(chan func()),
 	}
@@ -183,6 +184,7 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 			stop(fmt.Errorf("data path: %w", err))
 		}
 	})
+	wg.Go(func() { a.kernel.run(loopCtx) })
 	if listener != nil {
 		wg.Go(func() {
 			if err := a.serve(loopCtx, listener); err != nil {
@@ -266,7 +268,7 @@ func (a *Agent) machineOptions(port verbs.Port) ipoib.Options {
 	return ipoib.Options{
 		Link: a.link, GUID: port.GUID, PathMTU: port.MTU, PKey: a.opt.PKey, QKey: a.opt.QKey,
 		SRQ: a.opt.Provider.Caps().SRQ, Mode: a.opt.Mode, CMTransport: a.opt.CM, NoGSI: a.opt.Provider.MADPort() == nil, UDMTU: a.opt.UDMTU, ReceiveMTU: a.opt.ReceiveMTU,
-		Idle: a.opt.Idle, Peers: a.opt.Peers, Log: a.log, Rand: newRand(),
+		BestMessage: a.opt.Provider.Caps().BestMessage, Idle: a.opt.Idle, Peers: a.opt.Peers, Log: a.log, Rand: newRand(),
 	}
 }
 
@@ -290,7 +292,7 @@ func (a *Agent) openHost() error {
 	if a.host, err = hostnet.Open(a.tun.Index()); err != nil {
 		return fmt.Errorf("watch %s: %w", a.opt.Name, err)
 	}
-	a.routes = newRouteKeeper(a.host, cmp.Or(a.opt.UDMTU, mtu.DefaultUD), a.opt.Provider.Caps().BestMessage, a.log)
+	a.kernel = newKernelWorker(a.host)
 	return nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,11 +15,15 @@ import (
 
 	"ipoibcm/control"
 	"ipoibcm/datapath"
+	"ipoibcm/fib"
+	"ipoibcm/fib/fibtest"
 	"ipoibcm/hostnet"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
 )
 
 // A stubProvider is a port and a tap; nothing can be sent through it.
@@ -44,28 +49,52 @@ func (p *stubProvider) Counters(f func(string, uint64)) {
 	}
 }
 
+// A modelKernel answers the agent; it is never told to change anything.
+type modelKernel struct {
+	kernel
+	k *fibtest.Kernel
+}
+
+func (m modelKernel) Lookup(q rtnl.Query) (rtnl.Answer, error) { return m.k.Lookup(q) }
+func (m modelKernel) Index() int                               { return fibtest.Index }
+
 // newAgent returns an agent whose driver is the test: the machine has an
 // address and is up, and no action of it is carried out.
 func newAgent(t testing.TB) (*Agent, *stubProvider) {
 	p := &stubProvider{tap: make(chan verbs.Tap, 16)}
 	a := &Agent{
 		opt: Options{Provider: p, Name: "ibcm0", Build: "test"}, log: slog.New(slog.DiscardHandler), start: time.Now(),
-		loop: new(datapath.Loop), host: new(hostnet.Device), conns: map[ipoib.Conn]*conn{}, byQPN: map[ib.QPN]ipoib.Conn{},
+		loop: new(datapath.Loop), host: new(hostnet.Device), conns: map[fib.Conn]*conn{}, byQPN: map[ib.QPN]fib.Conn{},
 		udUse: map[encap.LinkAddr]*ipoib.UDUse{}, groups: map[ib.GID]time.Time{}, queries: make(chan func()),
 	}
 	a.link = encap.LinkAddr{QPN: 0x48, GID: gidA}
 	mo := a.machineOptions(p.Port())
 	mo.Rand = rand.New(rand.NewPCG(1, 2))
 	a.m = ipoib.New(mo)
-	a.routes, _ = newKeeper(t, onLink4)
 	a.taps.provider = p
-	for _, ev := range []ipoib.Event{
-		ipoib.Start{},
-		ipoib.AddrAdded{Prefix: netip.MustParsePrefix("10.0.0.1/24")},
-		ipoib.LinkUp{},
-		ipoib.RoutesChanged{Routes: []ipoib.Route{{Prefix: netip.MustParsePrefix("10.0.0.0/24")}}},
-	} {
-		a.m.Step(nil, time.Now(), ev)
+	k := fibtest.New()
+	a.kernel = newKernelWorker(modelKernel{k: k})
+	a.m.Step(nil, time.Now(), ipoib.Start{})
+	var evs []ipoib.Event
+	for _, ev := range slices.Concat(k.Start(), k.AddAddr(netip.MustParsePrefix("10.0.0.1/24")), k.Up(true)) {
+		evs = append(evs, ipoib.FIBEvent{Event: ev})
+	}
+	echo, err := ip.Echo{Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("10.0.0.7")}.AppendBinary(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	evs = append(evs, ipoib.Packet{IP: echo}) // to a neighbour that never answers
+	for len(evs) > 0 {
+		ev := evs[0]
+		evs = evs[1:]
+		for _, act := range a.m.Step(nil, time.Now(), ev) {
+			if f, ok := act.(ipoib.FIBAction); ok {
+				done, _ := k.Do(f.Action)
+				for _, d := range done {
+					evs = append(evs, ipoib.FIBEvent{Event: d})
+				}
+			}
+		}
 	}
 	return a, p
 }

@@ -3,16 +3,17 @@ package agent
 import (
 	"cmp"
 	"context"
-	"net/netip"
 	"slices"
 	"time"
 
 	"ipoibcm/datapath"
+	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
 	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
 )
 
 // drive is the control plane: it owns the machine from Start to the end.
@@ -27,7 +28,7 @@ func (a *Agent) drive(ctx context.Context, ready func()) {
 	defer timer.Stop()
 	usage := time.NewTicker(usageEvery)
 	defer usage.Stop()
-	in := inputs{up: a.loop.Up(), events: a.opt.Provider.Events(), host: a.host.Events()}
+	in := inputs{up: a.loop.Up(), events: a.opt.Provider.Events(), host: a.host.Events(), kernel: a.kernel.done}
 	if p := a.opt.Provider.MADPort(); p != nil {
 		in.mads = p.MADs()
 	}
@@ -35,7 +36,7 @@ func (a *Agent) drive(ctx context.Context, ready func()) {
 	for ctx.Err() == nil {
 		a.setTimer(timer)
 		a.turn(ctx.Done(), timer, usage.C, &in)
-		if !announced && a.routes.known() {
+		if !announced && a.m.Device().Index != 0 {
 			announced = true
 			ready()
 		}
@@ -58,6 +59,7 @@ type inputs struct {
 	mads   <-chan *verbs.MAD
 	events <-chan verbs.Event
 	host   <-chan rtnl.Event
+	kernel <-chan []fib.Event
 }
 
 func (a *Agent) setTimer(t *time.Timer) {
@@ -101,7 +103,9 @@ func (a *Agent) turn(done <-chan struct{}, timer *time.Timer, tick <-chan time.T
 			in.host = nil
 			return false
 		}
-		a.hostEvent(ev)
+		a.step(ipoib.FIBEvent{Event: fib.Host{Event: ev}})
+	case done := <-in.kernel:
+		a.kernelDone(done)
 	case q := <-a.queries:
 		q()
 	case <-tick:
@@ -142,7 +146,10 @@ func (a *Agent) frame(f *datapath.Frame) {
 			ev.Conn = a.byQPN[f.Conn.QP().QPN()]
 		}
 		a.step(ev)
-	case datapath.TXStale: // the start of a packet that was sent
+	case datapath.TXStale:
+		if flow, ok := ip.FlowOf(f.Data, a.loop.Dests().Fields); ok {
+			a.step(ipoib.FIBEvent{Event: fib.Stale{Flow: flow}})
+		}
 	default:
 		a.step(ipoib.Packet{IP: f.Data})
 	}
@@ -162,7 +169,6 @@ func (a *Agent) step(ev ipoib.Event) {
 		}
 	}
 	a.pending = nil
-	a.routes.flush()
 }
 
 func (a *Agent) verbsEvent(ev verbs.Event) {
@@ -252,47 +258,6 @@ func (a *Agent) port() verbs.Port {
 	return p
 }
 
-func (a *Agent) hostEvent(ev rtnl.Event) {
-	before := a.routes.view()
-	a.routes.apply(ev)
-	after := a.routes.view()
-	for p := range before.addrs {
-		if !after.addrs[p] {
-			a.step(ipoib.AddrRemoved{Prefix: p})
-		}
-	}
-	if before.mtu != after.mtu && after.mtu != 0 {
-		a.step(ipoib.DeviceMTU{MTU: after.mtu})
-	}
-	if before.up && !after.up {
-		a.step(ipoib.LinkDown{})
-	}
-	for p := range after.addrs {
-		if !before.addrs[p] {
-			a.step(ipoib.AddrAdded{Prefix: p})
-		}
-	}
-	if !before.up && after.up {
-		a.step(ipoib.LinkUp{})
-	}
-	if !sameRoutes(before.routes, after.routes) {
-		a.step(ipoib.RoutesChanged{Routes: after.routes})
-	}
-	a.routes.flush()
-}
-
-func sameRoutes(a, b []ipoib.Route) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return true
-}
-
 // usage tells the machine what the data path has counted.
 func (a *Agent) usage() {
 	var u ipoib.Usage
@@ -313,6 +278,3 @@ func (a *Agent) usage() {
 	sortUsage(&u)
 	a.step(u)
 }
-
-// addrHost returns the host prefix of a.
-func addrHost(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

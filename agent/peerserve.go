@@ -324,7 +324,11 @@ func (s *peerService) learn(n ipoib.Note) {
 
 // find returns the GID of the host with an address, and how it is known.
 func (s *peerService) find(ctx context.Context, ip netip.Addr) (g ib.GID, via string, err error) {
-	link, err := ask(ctx, s.a, func() ib.GID { return s.a.m.Explain(ip).Link.GID })
+	hop, err := s.a.kernel.nextHop(ip)
+	if err != nil {
+		return g, "", err
+	}
+	link, err := ask(ctx, s.a, func() ib.GID { return s.a.m.Explain(ip, hop).Link.GID })
 	if err != nil {
 		return g, "", err
 	}

@@ -122,7 +122,13 @@ func (a *Agent) explain(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusBadRequest, fmt.Sprintf("ip %q is not an address", r.URL.Query().Get("ip")), control.PathExplain+"?ip=10.0.0.2")
 		return
 	}
-	e, err := ask(r.Context(), a, func() control.Explanation { return a.viewExplain(ip.WithZone("").Unmap()) })
+	ip = ip.WithZone("").Unmap()
+	hop, err := a.kernel.nextHop(ip)
+	if err != nil {
+		fail(w, http.StatusServiceUnavailable, err.Error(), "try again; the interface may be going")
+		return
+	}
+	e, err := ask(r.Context(), a, func() control.Explanation { return a.viewExplain(ip, hop) })
 	if err != nil {
 		fail(w, http.StatusServiceUnavailable, err.Error(), "try again; the agent may be stopping")
 		return

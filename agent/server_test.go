@@ -110,9 +110,9 @@ func TestDocuments(t *testing.T) {
 			t.Errorf("%s: version %d", path, version)
 		}
 	}
-	r := get[control.Routes](t, s, control.PathRoutes)
-	if !slices.ContainsFunc(r.Routes, func(r control.Route) bool { return r.Prefix == "10.0.0.0/24" && r.Kind == "resolve" }) {
-		t.Errorf("routes %+v", r.Routes)
+	want := []control.Route{{NextHop: "10.0.0.7", Kind: "resolve", Destinations: 1, MTU: 2044}}
+	if r := get[control.Routes](t, s, control.PathRoutes); !slices.Equal(r.Routes, want) {
+		t.Errorf("routes %+v, want %+v", r.Routes, want)
 	}
 	e := get[control.Explanation](t, s, control.PathExplain+"?ip=10.0.0.2")
 	if e.IP != "10.0.0.2" || len(e.Why) == 0 {

@@ -12,6 +12,7 @@ import (
 	"unicode"
 
 	"ipoibcm/control"
+	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
 	"ipoibcm/tun"
@@ -32,7 +33,7 @@ func (a *Agent) viewStatus() control.Status {
 	notes, unfit := a.checkPort(port)
 	state := "up"
 	switch {
-	case !a.routes.link.Up:
+	case !a.m.Device().Up:
 		state = "down"
 	case a.gone != "":
 		state = "device gone"
@@ -133,8 +134,8 @@ func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) 
 	if flood > 0 {
 		w = append(w, fmt.Sprintf("%d ARP, ND and CM packets were refused because too many came from strangers: somebody floods this host, or did", flood))
 	}
-	if a.routes.refused > 0 {
-		w = append(w, fmt.Sprintf("the kernel refused %d route changes; see the log", a.routes.refused))
+	if n := a.m.FIBCounters().RoutesRefused; n > 0 {
+		w = append(w, fmt.Sprintf("the kernel refused %d route changes; see the log", n))
 	}
 	return w
 }
@@ -220,7 +221,7 @@ func (a *Agent) viewPeers(now time.Time) []control.Peer {
 }
 
 // connUse reads the data path's counts of a connection as they are now.
-func (a *Agent) connUse(h ipoib.Conn) (u ipoib.ConnUse, ok bool) {
+func (a *Agent) connUse(h fib.Conn) (u ipoib.ConnUse, ok bool) {
 	c := a.conns[h]
 	if c == nil {
 		return u, false
@@ -289,20 +290,17 @@ func (a *Agent) viewNeigh() control.Neighbours {
 	return out
 }
 
-var routeKinds = map[ipoib.PathKind]string{ipoib.PathMiss: "resolve", ipoib.PathConn: "connection", ipoib.PathUD: "ud", ipoib.PathGroup: "multicast", ipoib.PathDrop: "drop"}
+var routeKinds = map[fib.PathKind]string{fib.PathMiss: "resolve", fib.PathConn: "connection", fib.PathUD: "ud", fib.PathGroup: "multicast", fib.PathDrop: "drop"}
 
 func (a *Agent) viewRoutes() control.Routes {
-	out := control.Routes{Version: control.Version, Routes: []control.Route{}}
-	for _, r := range a.m.Routes() {
-		e := control.Route{Prefix: r.Prefix.String(), Kind: routeKinds[r.Path.Kind], MTU: r.Path.MTU, Kernel: r.Host && a.routes.shown(r.Prefix.Addr())}
-		if r.Gateway.IsValid() {
-			e.Gateway = r.Gateway.String()
-		}
-		switch r.Path.Kind {
-		case ipoib.PathConn, ipoib.PathUD:
-			e.Peer = r.Path.Link.String()
-		case ipoib.PathGroup:
-			e.Peer = r.Path.MGID.String()
+	out := control.Routes{Version: control.Version, Destinations: a.m.Dests(), Routes: []control.Route{}}
+	for _, h := range a.m.Hops() {
+		e := control.Route{NextHop: h.Addr.String(), Kind: routeKinds[h.Path.Kind], MTU: h.Path.MTU, Destinations: h.Dests, Kernel: h.Host.MTU != 0, Why: h.Host.Why}
+		switch h.Path.Kind {
+		case fib.PathConn, fib.PathUD:
+			e.Peer = h.Path.Link.String()
+		case fib.PathGroup:
+			e.Peer = h.Path.Link.GID.String()
 		}
 		out.Routes = append(out.Routes, e)
 	}
@@ -398,7 +396,6 @@ func (a *Agent) allCounters() []control.Counter {
 		{"mads_sent", c.sendMAD.Load()}, {"mads_failed", c.sendMADFailed.Load()},
 		{"tun_packets_injected", c.writeTUN.Load()}, {"tun_packets_refused", c.writeTUNFailed.Load()},
 		{"qps_failed", c.qpFailed.Load()}, {"group_joins_failed", c.joinFailed.Load()}, {"address_handles_failed", c.ahFailed.Load()},
-		{"routes_set", a.routes.sets}, {"routes_removed", a.routes.dels}, {"routes_refused", a.routes.refused}, {"exception_flushes", a.routes.f},
 		{"events_lost", a.hub.lost.Load()}, {"capture_packets_lost", a.taps.dropped.Load()},
 	} {
 		add("agent", e.name, e.v)
@@ -419,8 +416,8 @@ func snake(s string) string {
 	return b.String()
 }
 
-func (a *Agent) viewExplain(ip netip.Addr) control.Explanation {
-	e := a.m.Explain(ip)
+func (a *Agent) viewExplain(ip netip.Addr, hop fib.NextHop) control.Explanation {
+	e := a.m.Explain(ip, hop)
 	out := control.Explanation{Version: control.Version, IP: ip.String(), Class: e.Class.String(), Mode: e.Mode, MTU: e.Path.MTU, LastREJ: e.LastREJ, Crossing: e.Crossing, Why: e.Reasons}
 	if e.NextHop.IsValid() {
 		out.NextHop = e.NextHop.String()

@@ -206,18 +206,20 @@ type Neighbours struct {
 
 // A Route is one entry of the table packets are sent by.
 type Route struct {
-	Prefix  string `json:"prefix"`
-	Kind    string `json:"kind"` // "connection", "ud", "multicast", "resolve" or "drop"
-	Gateway string `json:"gateway,omitempty"`
-	Peer    string `json:"peer,omitempty"`
-	MTU     int    `json:"mtu"`
-	Kernel  bool   `json:"kernel"` // a host route in the kernel shows this MTU
+	NextHop      string `json:"next_hop"`
+	Kind         string `json:"kind"`         // "connection", "ud", "multicast", "resolve" or "drop"
+	Destinations int    `json:"destinations"` // in use that lead there
+	Peer         string `json:"peer,omitempty"`
+	MTU          int    `json:"mtu"`
+	Kernel       bool   `json:"kernel"`        // a host route of ours in the kernel shows this MTU
+	Why          string `json:"why,omitempty"` // why there is none, if one is wanted
 }
 
 // Routes answers PathRoutes.
 type Routes struct {
-	Version int     `json:"version"`
-	Routes  []Route `json:"routes"`
+	Version      int     `json:"version"`
+	Destinations int     `json:"destinations"` // in use, of all next hops
+	Routes       []Route `json:"routes"`
 }
 
 // A Group is one MGID the interface has joined.

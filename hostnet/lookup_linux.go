@@ -76,11 +76,18 @@ func (d *Device) Lookup(q rtnl.Query) (rtnl.Answer, error) {
 	l := d.look
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	a, err := l.ask(q, 0)
-	if err == nil {
-		return a, nil
+	flags := uint32(0)
+	if q.Match {
+		flags = unix.RTM_F_FIB_MATCH
 	}
-	return l.whyNot(q, err)
+	a, err := l.ask(q, flags)
+	if err != nil {
+		return l.whyNot(q, err)
+	}
+	if !q.Match {
+		a.Prefix = netip.Prefix{} // of the destination, not of the route
+	}
+	return a, nil
 }
 
 // whyNot tells the answers among the errors.
@@ -245,8 +252,14 @@ func parseAnswer(b []byte, seq uint32) (a rtnl.Answer, mine bool, err error) {
 		return a, true, errShort
 	}
 	a.Table, a.Protocol, a.Type = int(m.data[4]), m.data[5], rtnl.RouteType(m.data[7])
+	dst := netip.IPv6Unspecified() // of a default route there is no word
+	if m.data[0] == unix.AF_INET {
+		dst = netip.IPv4Unspecified()
+	}
 	err = eachAttr(m.data[unix.SizeofRtMsg:], func(typ int, v []byte) {
 		switch typ {
+		case unix.RTA_DST:
+			dst = addrOf(v)
 		case unix.RTA_OIF:
 			a.OIF = u32(v)
 		case unix.RTA_GATEWAY:
@@ -267,6 +280,7 @@ func parseAnswer(b []byte, seq uint32) (a rtnl.Answer, mine bool, err error) {
 			})
 		}
 	})
+	a.Prefix = netip.PrefixFrom(dst, int(m.data[1]))
 	return a, true, err
 }
 

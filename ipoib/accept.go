@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"ipoibcm/cm"
+	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
 	"ipoibcm/serviceid"
@@ -224,7 +225,7 @@ func (f *Interface) qpFailed(ev QPFailed) {
 	h, p, active, up := c.handle, c.peer, c.active, c.state == connUp
 	creating := c.state == connCreating
 	f.drop(c)
-	f.gone = slices.DeleteFunc(f.gone, func(id Conn) bool { return id == c.id }) // the driver has done it
+	f.gone = slices.DeleteFunc(f.gone, func(id fib.Conn) bool { return id == c.id }) // the driver has done it
 	if h != 0 {
 		if creating {
 			f.cmStep(cm.Reject{Handle: h, Reason: cm.ReasonNoQP, PrivateData: f.privateData(c.receive)})

@@ -1,20 +1,15 @@
 package ipoib
 
 import (
-	"fmt"
 	"net/netip"
 	"time"
 
+	"ipoibcm/fib"
 	"ipoibcm/group"
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 )
-
-// A Conn is the handle of one connected queue pair, named by the machine in
-// [CreateQP]. Handles count up from 1 and are never used twice, so an event
-// that comes late cannot hit a younger queue pair. Zero means none.
-type Conn uint32
 
 // An Event is something that happened to the interface. The set is closed.
 // Octet slices inside an event belong to the driver again when Step returns.
@@ -25,27 +20,10 @@ type (
 	// exists. It comes first and once; the link counts as down until LinkUp.
 	Start struct{}
 
-	// LinkUp says that the device is administratively up.
-	LinkUp struct{}
-
-	// LinkDown says that the device is down: every connection is given up with
-	// DREQ, every path and group is withdrawn. Addresses are kept; if the kernel
-	// dropped them, AddrRemoved says so.
-	LinkDown struct{}
-
-	// AddrAdded says that the kernel put an address on the device, whoever
-	// asked for it. The same address again is harmless.
-	AddrAdded struct{ Prefix netip.Prefix }
-
-	// AddrRemoved says that an address left the device.
-	AddrRemoved struct{ Prefix netip.Prefix }
-
-	// RoutesChanged is the full list of unicast routes through the device,
-	// without the host routes that the machine asked for itself.
-	RoutesChanged struct{ Routes []Route }
-
-	// DeviceMTU is the device's MTU in octets, when it changed.
-	DeviceMTU struct{ MTU int }
+	// FIBEvent is for [fib.Table]: a change of the kernel's, or the outcome of a
+	// FIBAction. A [fib.Host] says when the device is up, and which addresses and
+	// MTU it has, whoever gave it those.
+	FIBEvent struct{ fib.Event }
 
 	// KernelGroups is the full list of multicast groups of the device as the
 	// kernel holds them.
@@ -63,7 +41,7 @@ type (
 	RecvFrame struct {
 		SrcGID, DstGID ib.GID
 		SrcQPN         ib.QPN
-		Conn           Conn
+		Conn           fib.Conn
 		Frame          []byte
 	}
 
@@ -74,7 +52,7 @@ type (
 	// posted. PathMTU is what the path to the peer carries; zero means what the
 	// port does.
 	QPCreated struct {
-		Conn    Conn
+		Conn    fib.Conn
 		QPN     ib.QPN
 		PathMTU ib.MTU
 	}
@@ -82,21 +60,21 @@ type (
 	// QPFailed says that CreateQP or ConnectQP could not be done. The driver has
 	// destroyed what there was of the queue pair.
 	QPFailed struct {
-		Conn Conn
+		Conn fib.Conn
 		Text string
 	}
 
 	// QPError says that a working queue pair went to the error state. DestroyQP
 	// follows.
 	QPError struct {
-		Conn   Conn
+		Conn   fib.Conn
 		Status verbs.Status
 		Text   string
 	}
 
 	// CommEst says that data arrived on a queue pair still waiting for its RTU.
 	// Calling it for any other is harmless.
-	CommEst struct{ Conn Conn }
+	CommEst struct{ Conn fib.Conn }
 
 	// Usage reports what the data path has counted. The driver sends it every
 	// few seconds and whenever it likes; the numbers are totals, never reset.
@@ -128,12 +106,7 @@ type (
 )
 
 func (Start) event()           {}
-func (LinkUp) event()          {}
-func (LinkDown) event()        {}
-func (AddrAdded) event()       {}
-func (AddrRemoved) event()     {}
-func (RoutesChanged) event()   {}
-func (DeviceMTU) event()       {}
+func (FIBEvent) event()        {}
 func (KernelGroups) event()    {}
 func (Packet) event()          {}
 func (RecvFrame) event()       {}
@@ -148,16 +121,9 @@ func (JoinFailed) event()      {}
 func (Shutdown) event()        {}
 func (Wake) event()            {}
 
-// A Route is one unicast route through the device. Gateway is the zero Addr for
-// destinations on the link itself.
-type Route struct {
-	Prefix  netip.Prefix
-	Gateway netip.Addr
-}
-
 // A ConnUse is what the data path counted on one connection.
 type ConnUse struct {
-	Conn                 Conn
+	Conn                 fib.Conn
 	TxPackets, TxOctets  uint64
 	RxPackets, RxOctets  uint64
 	TxDropped, TxUnacked uint64 // queue full; posted and not completed
@@ -185,7 +151,7 @@ type (
 
 	// SendConn sends a frame, encapsulation header included, on a connection.
 	SendConn struct {
-		Conn  Conn
+		Conn  fib.Conn
 		Frame []byte
 	}
 
@@ -199,7 +165,7 @@ type (
 	// QPCreated or QPFailed. ReceiveMTU is the largest message, in octets with
 	// the encapsulation header, that a receive buffer of it must hold.
 	CreateQP struct {
-		Conn       Conn
+		Conn       fib.Conn
 		Peer       ib.GID
 		Transport  ib.Transport
 		ReceiveMTU int
@@ -210,14 +176,14 @@ type (
 	// the other end. A failure comes back as QPFailed. Legacy peers' own
 	// connections are receive-only: no path ever names them.
 	ConnectQP struct {
-		Conn     Conn
+		Conn     fib.Conn
 		Peer     encap.LinkAddr
 		RTR, RTS verbs.QPAttr
 	}
 
 	// DestroyQP moves the queue pair to ERR, waits for its completions and
 	// destroys it. The handle is gone with this action.
-	DestroyQP struct{ Conn Conn }
+	DestroyQP struct{ Conn fib.Conn }
 
 	// JoinGroup joins a group of the underlay with the UD QP.
 	JoinGroup struct{ MGID ib.GID }
@@ -229,29 +195,10 @@ type (
 	// and where multicast goes.
 	PublishGroups struct{ Table *group.Table }
 
-	// SetPath puts or replaces an entry of the data path's table, which is
-	// looked up by longest prefix.
-	SetPath struct {
-		Prefix netip.Prefix
-		Path   Path
-	}
-
-	// DelPath removes an entry.
-	DelPath struct{ Prefix netip.Prefix }
-
-	// HostRoute gives the kernel a host route to Addr with this MTU in octets,
-	// or changes the MTU of the one there.
-	HostRoute struct {
-		Addr netip.Addr
-		MTU  int
-	}
-
-	// DelHostRoute removes the host route.
-	DelHostRoute struct{ Addr netip.Addr }
-
-	// FlushExceptions empties the kernel's cache of path MTU exceptions of one
-	// family, because the MTU of a next hop rose.
-	FlushExceptions struct{ IPv6 bool }
+	// FIBAction is what [fib.Table] wants done: paths and destinations of the data
+	// path, questions to the kernel, routes. Its actions about packets and the
+	// state of the device do not come here.
+	FIBAction struct{ fib.Action }
 
 	// AddAddr puts an address on the device (the RFC 4391 link-local one).
 	AddAddr struct{ Prefix netip.Prefix }
@@ -265,29 +212,25 @@ type (
 		Kind NoteKind
 		Peer encap.LinkAddr // flags zero; zero if none is concerned
 		Addr netip.Addr     // IP address concerned, if any
-		Conn Conn           // connection concerned, if any
+		Conn fib.Conn       // connection concerned, if any
 		Text string
 	}
 )
 
-func (SendUD) action()          {}
-func (SendConn) action()        {}
-func (WriteTUN) action()        {}
-func (SendMAD) action()         {}
-func (CreateQP) action()        {}
-func (ConnectQP) action()       {}
-func (DestroyQP) action()       {}
-func (JoinGroup) action()       {}
-func (LeaveGroup) action()      {}
-func (PublishGroups) action()   {}
-func (SetPath) action()         {}
-func (DelPath) action()         {}
-func (HostRoute) action()       {}
-func (DelHostRoute) action()    {}
-func (FlushExceptions) action() {}
-func (AddAddr) action()         {}
-func (RemoveAddr) action()      {}
-func (Note) action()            {}
+func (SendUD) action()        {}
+func (SendConn) action()      {}
+func (WriteTUN) action()      {}
+func (SendMAD) action()       {}
+func (CreateQP) action()      {}
+func (ConnectQP) action()     {}
+func (DestroyQP) action()     {}
+func (JoinGroup) action()     {}
+func (LeaveGroup) action()    {}
+func (PublishGroups) action() {}
+func (FIBAction) action()     {}
+func (AddAddr) action()       {}
+func (RemoveAddr) action()    {}
+func (Note) action()          {}
 
 // A NoteKind groups notes for those who follow only some.
 type NoteKind string
@@ -304,39 +247,6 @@ const (
 	NoteRoute    NoteKind = "route"     // a path or MTU changed
 	NoteLink     NoteKind = "link"      // interface up, down, underlay changed
 )
-
-// A PathKind says how a destination is reached.
-type PathKind uint8
-
-// Kinds of paths.
-const (
-	// PathMiss hands packets up to the machine. On-link prefixes have it, so
-	// that a broader gateway route does not catch their hosts.
-	PathMiss  PathKind = iota
-	PathConn           // on connection Conn
-	PathUD             // to Link over the UD QP
-	PathGroup          // to MGID over the UD QP
-	PathDrop           // counted and dropped
-)
-
-// String names k.
-func (k PathKind) String() string {
-	names := [...]string{"miss", "conn", "ud", "group", "drop"}
-	if int(k) < len(names) {
-		return names[k]
-	}
-	return fmt.Sprintf("PathKind(%d)", uint8(k))
-}
-
-// A Path is one entry of the data path's table. A packet larger than MTU
-// octets (IP, without the encapsulation header) is handed up.
-type Path struct {
-	Kind PathKind
-	Conn Conn           // PathConn
-	Link encap.LinkAddr // PathUD; PathConn: the peer, for reference
-	MGID ib.GID         // PathGroup
-	MTU  int
-}
 
 // A Class says which conventions a peer follows.
 type Class uint8
@@ -395,7 +305,7 @@ type AddrInfo struct {
 
 // A ConnInfo is one connection in the record (RFC 4755 section 3.2).
 type ConnInfo struct {
-	Conn        Conn
+	Conn        fib.Conn
 	Peer        encap.LinkAddr // flags as last seen in address resolution
 	State       string         // as the CM names it
 	Transport   ib.Transport
@@ -428,15 +338,7 @@ type NeighbourInfo struct {
 	// connection that it shares with other addresses of its peer.
 	Queued, QueuedOctets int
 	Updated              time.Time
-	Path                 Path
-}
-
-// A RouteInfo is one entry of the data path's table, with the next hop.
-type RouteInfo struct {
-	Prefix  netip.Prefix
-	Gateway netip.Addr
-	Path    Path
-	Host    bool // the kernel has a host route with Path.MTU for it
+	Path                 fib.Path
 }
 
 // A GroupInfo is one multicast group.
@@ -459,7 +361,7 @@ type Explanation struct {
 	NextHop  netip.Addr
 	Link     encap.LinkAddr
 	Via      CMPath // of CM messages to the peer
-	Path     Path
+	Path     fib.Path
 	Class    Class
 	Mode     string // "rc", "uc", "ud", "none"
 	LastREJ  string // "" if there was none

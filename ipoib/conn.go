@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"ipoibcm/cm"
+	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
 	"ipoibcm/serviceid"
@@ -40,7 +41,7 @@ const (
 
 // A conn is one connected QP and the CM connection that goes with it.
 type conn struct {
-	id     Conn
+	id     fib.Conn
 	handle cm.Handle
 	peer   *peer
 	active bool

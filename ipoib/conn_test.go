@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ipoibcm/cm"
+	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire/encap"
@@ -75,8 +76,8 @@ func TestFirstPacket(t *testing.T) {
 			t.Errorf("a UD packet was not taken beside the connection")
 		}
 		// 4755-7.2-1: the MTU of the destination is in its host route
-		if a.host[ip4(dst)] != 65520 {
-			t.Errorf("host routes %v", a.host)
+		if a.k.HostMTU(ip4(dst)) != 65520 {
+			t.Errorf("host routes %v", a.hostRoutes())
 		}
 		n := a.onConn
 		back := b.ping(a.addr(dst), 3000, true)
@@ -103,8 +104,8 @@ func TestOneConnectionForAllAddresses(t *testing.T) {
 		}
 	}
 	x, _ := w.agree(a, b)
-	if len(a.reqs)+len(b.reqs) != 1 || len(x.Addrs) != 3 || len(a.host) != 3 {
-		w.failf("%d REQs, addresses %v, host routes %v", len(a.reqs)+len(b.reqs), x.Addrs, a.host)
+	if len(a.reqs)+len(b.reqs) != 1 || len(x.Addrs) != 3 || len(a.hostRoutes()) != 3 {
+		w.failf("%d REQs, addresses %v, host routes %v", len(a.reqs)+len(b.reqs), x.Addrs, a.hostRoutes())
 	}
 }
 
@@ -129,7 +130,7 @@ func TestModes(t *testing.T) {
 		large := a.ping("10.0.0.2", 9000, true)
 		cut := a.ping("10.0.0.2", 9000, false)
 		w.settle()
-		e := a.f.Explain(ip4("10.0.0.2"))
+		e := a.explain(ip4("10.0.0.2"))
 		if b.got(p) != 1 || a.got(q) != 1 || e.Mode != mode || len(e.Reasons) < 3 {
 			w.failf("%v to %v: got %d %d, %+v", k[0], k[1], b.got(p), a.got(q), e)
 		}
@@ -167,8 +168,8 @@ func TestReceiveMTU(t *testing.T) {
 		a.ping("10.0.0.2", 100, true)
 		w.settle()
 		x, _ := w.agree(a, b)
-		if x.MTU != tt.want || a.host[ip4("10.0.0.2")] != tt.want {
-			w.failf("%d and %d: MTU %d, host routes %v", tt.a, tt.b, x.MTU, a.host) // 4755-5.1-5, 4755-5.1-6
+		if x.MTU != tt.want || a.k.HostMTU(ip4("10.0.0.2")) != tt.want {
+			w.failf("%d and %d: MTU %d, host routes %v", tt.a, tt.b, x.MTU, a.hostRoutes()) // 4755-5.1-5, 4755-5.1-6
 		}
 		for _, size := range []int{64, 1280, tt.want - 1, tt.want} { // 4755-5.1-3
 			if p := a.ping("10.0.0.2", size, true); b.got(p) != 0 {
@@ -271,9 +272,9 @@ func TestDeviceMTULowered(t *testing.T) {
 	w.settle()
 	w.agree(a, b)
 	for _, m := range []int{9000, 1500, 65520} {
-		a.step(DeviceMTU{m})
-		if a.host[ip4("10.0.0.2")] != m || a.table[hostPrefix(ip4("10.0.0.2"))].MTU != m {
-			t.Errorf("device MTU %d: host routes %v", m, a.host)
+		a.kernel(a.k.MTU(m))
+		if a.k.HostMTU(ip4("10.0.0.2")) != m || a.paths[ip4("10.0.0.2")].MTU != m {
+			t.Errorf("device MTU %d: host routes %v", m, a.hostRoutes())
 		}
 	}
 }
@@ -310,24 +311,24 @@ func TestGateway(t *testing.T) {
 		if b.got(p) != 1 || b.got(q) != 1 || len(a.reqs) != 1 {
 			w.failf("%s: got %d, %d, %d REQs", far, b.got(p), b.got(q), len(a.reqs))
 		}
-		// design D7: exceptions are flushed when the next hop's MTU rises
-		if len(a.flush) != 1 || a.flush[0].IPv6 != v6 {
-			w.failf("flushes %v", a.flush)
+		// What was too large for UD waited, so the kernel never heard of a smaller MTU.
+		if a.k.Flushed != 0 {
+			w.failf("%d flushes", a.k.Flushed)
 		}
-		e := a.f.Explain(ip4(far))
+		e := a.explain(ip4(far))
 		if e.NextHop != ip4(gw) || e.Mode != "rc" {
 			w.failf("%+v", e)
 		}
-		if path := a.table[ipPrefix(net)]; path.Kind != PathConn || path.MTU != 65520 {
+		if path, _ := a.path(ip4(far)); path.Kind != fib.PathConn || path.MTU != 65520 {
 			w.failf("path %+v", path)
 		}
-		if _, ok := a.host[ip4(far)]; ok {
+		if a.k.HostMTU(ip4(far)) != 0 {
 			t.Errorf("a host route for what is behind a gateway")
 		}
 		// a neighbour that the routes put behind a gateway gets no path of its own
 		a.addRoute(ipPrefix(dst+"/"+fmt.Sprint(ip4(dst).BitLen())).String(), "10.0.0.3")
-		if path := a.table[hostPrefix(ip4(dst))]; path.Kind == PathConn || a.host[ip4(dst)] != 0 {
-			w.failf("path %+v, host routes %v", path, a.host)
+		if path, _ := a.path(ip4(dst)); path.Kind == fib.PathConn || a.k.HostMTU(ip4(dst)) != 0 {
+			w.failf("path %+v, host routes %v", path, a.hostRoutes())
 		}
 	}
 }
@@ -344,22 +345,22 @@ func TestTearDown(t *testing.T) {
 	}
 	gone := func(w *world, a, b *node) {
 		t.Helper()
-		if len(a.f.Conns())+len(b.f.Conns())+len(a.qps)+len(b.qps)+len(a.host)+len(b.host) != 0 {
-			w.failf("left: %v %v, host routes %v %v", a.f.Conns(), b.f.Conns(), a.host, b.host) // 4755-3.2-7
+		if len(a.f.Conns())+len(b.f.Conns())+len(a.qps)+len(b.qps)+len(a.hostRoutes())+len(b.hostRoutes()) != 0 {
+			w.failf("left: %v %v, host routes %v %v", a.f.Conns(), b.f.Conns(), a.hostRoutes(), b.hostRoutes()) // 4755-3.2-7
 		}
 	}
 	t.Run("link down", func(t *testing.T) {
 		w, a, b := connected(Options{})
-		a.step(LinkDown{}) // 4755-3.4-2, 4755-3.4-1
+		a.kernel(a.k.Up(false)) // 4755-3.4-2, 4755-3.4-1
 		w.run(time.Second)
 		gone(w, a, b)
-		if len(a.table) != 0 || len(a.joined) != 0 {
-			t.Errorf("left: %v %v", a.table, a.joined)
+		if len(a.dests)+len(a.paths) != 0 || len(a.joined) != 0 {
+			t.Errorf("left: %v %v", a.dests, a.joined)
 		}
 		ours := a.f.ours
 		a.delAddr(ours.String()) // as the kernel does
-		a.step(LinkUp{})
-		if !a.f.addrs[ours.Addr()].IsValid() {
+		a.kernel(a.k.Up(true))
+		if !a.f.addrs.has(ours.Addr()) {
 			t.Errorf("the link-local address did not come back")
 		}
 		w.run(2 * time.Second)
@@ -409,7 +410,7 @@ func TestTearDown(t *testing.T) {
 			a.ping("10.0.0.2", 100, true)
 			w.run(time.Second)
 		}
-		if len(a.f.Conns())+len(a.qps)+len(a.host) != 0 {
+		if len(a.f.Conns())+len(a.qps)+len(a.hostRoutes()) != 0 {
 			w.failf("left: %v", a.f.Conns())
 		}
 	}
@@ -474,7 +475,7 @@ func TestMoved(t *testing.T) {
 	w.run(2 * time.Second)
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
-	b.step(LinkDown{}) // DREQ, so that a has no connection but knows b
+	b.kernel(b.k.Up(false)) // DREQ, so that a has no connection but knows b
 	w.run(3 * time.Second)
 	b.dead = true
 	b.opt.Link.QPN = 0x777
@@ -585,7 +586,7 @@ func TestRejections(t *testing.T) {
 		if x, _ := w.agree(a, b); x.MTU != tt.mtu || a.reqs[0].LocalQPN == a.reqs[1].LocalQPN {
 			w.failf("%s: MTU %d", tt.name, x.MTU)
 		}
-		if e := a.f.Explain(ip4("10.0.0.2")); e.LastREJ == "" {
+		if e := a.explain(ip4("10.0.0.2")); e.LastREJ == "" {
 			t.Errorf("%s: no last REJ", tt.name)
 		}
 	}
@@ -688,8 +689,8 @@ func TestNoHostRouteOffLink(t *testing.T) {
 	b.ping("10.0.0.1", 3000, true)
 	w.settle()
 	w.agree(a, b)
-	if a.host[ip4("10.99.0.2")] != 0 || b.host[ip4("10.0.0.1")] == 0 {
-		w.failf("host routes %v and %v", a.host, b.host)
+	if a.k.HostMTU(ip4("10.99.0.2")) != 0 || b.k.HostMTU(ip4("10.0.0.1")) == 0 {
+		w.failf("host routes %v and %v", a.hostRoutes(), b.hostRoutes())
 	}
 }
 
@@ -702,15 +703,15 @@ func TestFlushAfterTooBig(t *testing.T) {
 	w.run(2 * time.Second)
 	a.ping("10.0.0.2", 9000, true)
 	w.run(time.Second)
-	if a.counter("icmp_too_big") != 1 || len(a.flush) != 0 {
-		w.failf("%d answers, flushes %v", a.counter("icmp_too_big"), a.flush)
+	if a.counter("icmp_too_big") != 1 || a.k.Flushed != 0 {
+		w.failf("%d answers, %d flushes", a.counter("icmp_too_big"), a.k.Flushed)
 	}
 	b.noQP = false
 	w.run(5 * time.Second)
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
-	if w.agree(a, b); len(a.flush) != 1 || a.flush[0].IPv6 {
-		w.failf("flushes %v", a.flush)
+	if w.agree(a, b); a.k.Flushed != 1 {
+		w.failf("%d flushes", a.k.Flushed)
 	}
 }
 

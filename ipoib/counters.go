@@ -148,5 +148,6 @@ func (f *Interface) Counters() []Counter {
 	}
 	f.cm.Counters(add("cm_"))
 	f.group.Counters(add("group_"))
+	f.fib.Counters().Each(add("fib_"))
 	return appendNeigh(cs, f.neigh.Counters())
 }

@@ -87,7 +87,7 @@ func TestCrossing(t *testing.T) {
 				if a.counter("dial_failed") > 1 || len(distinct(a.reqs)) != 1 || len(distinct(b.reqs)) != 1 {
 					w.failf("a new REQ because of a verdict")
 				}
-				if e := a.f.Explain(ip4("10.0.0.2")); a.f.peers[b.link()].memo().verdict == "" || e.Mode == "ud" {
+				if e := a.explain(ip4("10.0.0.2")); a.f.peers[b.link()].memo().verdict == "" || e.Mode == "ud" {
 					t.Errorf("%+v", e)
 				}
 			})
@@ -288,7 +288,7 @@ func TestLegacyPeer(t *testing.T) {
 			w.failf("%+v", c)
 		}
 	}
-	e := a.f.Explain(ip4("10.0.0.2"))
+	e := a.explain(ip4("10.0.0.2"))
 	if e.Class != ClassLegacy || e.Mode != "rc" || e.LastREJ == "" {
 		w.failf("%+v", e)
 	}

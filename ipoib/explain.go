@@ -6,15 +6,17 @@ import (
 	"slices"
 	"time"
 
+	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/neigh"
+	"ipoibcm/rtnl"
 )
 
-// Explain says why packets to addr go where they go. Times are as of the last
-// Step.
-func (f *Interface) Explain(addr netip.Addr) Explanation {
+// Explain says why packets to addr go where they go, when the kernel sends them
+// to hop ([fib.Ask]). Times are as of the last Step.
+func (f *Interface) Explain(addr netip.Addr, hop fib.NextHop) Explanation {
 	addr = addr.Unmap().WithZone("")
-	e := Explanation{Addr: addr, NextHop: addr, Mode: "none", Path: f.miss()}
+	e := Explanation{Addr: addr, NextHop: hop.Addr, Mode: "none", Path: fib.Path{MTU: f.udMTU()}}
 	say := func(format string, args ...any) { e.Reasons = append(e.Reasons, fmt.Sprintf(format, args...)) }
 	switch {
 	case !addr.IsValid():
@@ -22,42 +24,54 @@ func (f *Interface) Explain(addr netip.Addr) Explanation {
 		return e
 	case !f.up:
 		say("the interface is down, so nothing is sent")
-		e.Path.Kind = PathDrop
+		e.Path.Kind = fib.PathDrop
 		return e
 	case addr.Is6() && !f.ipv6:
 		say("there is no IPv6 on this link: its UD MTU %d is below 1280", f.opt.udMTU())
-		e.Path.Kind = PathDrop
+		e.Path.Kind = fib.PathDrop
 		return e
-	case f.addrs[addr].IsValid():
+	case f.addrs.has(addr):
 		say("%v is an address of this interface", addr)
 		return e
 	case f.group.Table().IsGroup(addr):
 		e.Path, e.Mode = f.groupPath(addr), "ud"
-		say("multicast and broadcast always go by UD (RFC 4755 section 2.1), to %v", e.Path.MGID)
+		say("multicast and broadcast always go by UD (RFC 4755 section 2.1), to %v", e.Path.Link.GID)
 		say("the MTU is that of UD, %d", f.udMTU())
 		return e
 	}
 	if !f.active {
 		say("the underlay is down at the moment")
 	}
+	f.explainRoute(&e, hop.Answer, say)
 	f.explainHop(&e, say)
+	if host := f.fib.Host(e.NextHop); host.MTU != 0 {
+		say("ip route shows that MTU for %v", e.NextHop)
+	} else if host.Why != "" {
+		say("no route of ours shows the MTU for %v: %s", e.NextHop, host.Why)
+	}
 	return e
 }
 
-func (f *Interface) explainHop(e *Explanation, say func(string, ...any)) {
-	p, gw, ok := f.route(e.Addr)
+// explainRoute says what the kernel answers. Without naming the device it may be
+// another, for senders that are not bound to ours.
+func (f *Interface) explainRoute(e *Explanation, a rtnl.Answer, say func(string, ...any)) {
+	link := f.fib.Link()
 	switch {
-	case ok && gw.IsValid():
-		e.NextHop = gw
-		say("the route %v leads by the gateway %v", p, gw)
-	case ok:
-		say("the route %v is on the link itself", p)
+	case !a.OK():
+		say("the kernel has no route to it (%v): only what names %s as its device is sent there, as if on the link", a.Type, link.Name)
+	case a.OIF != link.Index:
+		say("the kernel sends there by another device (index %d): only what names %s as its device goes by it", a.OIF, link.Name)
+	case a.Via.IsValid():
+		say("the kernel sends there by the gateway %v", a.Via)
 	default:
-		say("no route through the interface is known; it would be looked for on the link")
+		say("the kernel sends there on the link itself")
 	}
+}
+
+func (f *Interface) explainHop(e *Explanation, say func(string, ...any)) {
 	n, known := f.neigh.Lookup(e.NextHop)
-	h := f.hops[e.NextHop]
-	if h == nil {
+	peer := f.hops[e.NextHop]
+	if peer == nil {
 		switch {
 		case !known:
 			say("the link-layer address of %v is not known; the next packet asks for it", e.NextHop)
@@ -72,8 +86,7 @@ func (f *Interface) explainHop(e *Explanation, say func(string, ...any)) {
 		}
 		return
 	}
-	peer := h.peer
-	e.Path, e.Link, e.Class, e.LastREJ = f.path(h), peer.key, peer.class, peer.memo().lastREJ
+	e.Path, e.Link, e.Class, e.LastREJ = f.path(peer), peer.key, peer.class, peer.memo().lastREJ
 	e.Link.Flags = peer.flags
 	t := ib.UD
 	if c := peer.tx; c != nil {

@@ -18,7 +18,7 @@ func TestExplainWhileItHappens(t *testing.T) {
 	w.run(2 * time.Second)
 	says := func(stage, want string) {
 		t.Helper()
-		if e := a.f.Explain(ip4("10.0.0.2")); !strings.Contains(strings.Join(e.Reasons, "\n"), want) {
+		if e := a.explain(ip4("10.0.0.2")); !strings.Contains(strings.Join(e.Reasons, "\n"), want) {
 			t.Errorf("%s: %q, want it to say %q", stage, e.Reasons, want)
 		}
 	}
@@ -64,7 +64,7 @@ func TestExplainWhileItHappens(t *testing.T) {
 		c.ping("10.0.0.2", 9000+i, true)
 	}
 	w.run(50 * time.Millisecond)
-	c.step(LinkDown{})
+	c.kernel(c.k.Up(false))
 	if n := c.counter("drop_connection_queue_given_up"); n != 3 {
 		t.Errorf("%d packets were given up with the link, want 3", n)
 	}
@@ -82,7 +82,7 @@ func TestExplainNoRoom(t *testing.T) {
 		a.ping(to, 100, true)
 		w.run(time.Second)
 	}
-	e := a.f.Explain(ip4("10.0.0.3"))
+	e := a.explain(ip4("10.0.0.3"))
 	if e.Mode != "ud" || e.Link.IsZero() || !strings.Contains(fmt.Sprint(e.Reasons), "no room") {
 		t.Errorf("explained as %+v", e)
 	}

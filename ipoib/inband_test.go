@@ -99,7 +99,7 @@ func TestCMPaths(t *testing.T) {
 				a.counter("inband_established") != uint64(tt.want) || b.counter("inband_received") == 0 != (tt.want == ViaGSI) {
 				w.failf("%s: %d messages in-band", name, len(a.inband))
 			}
-			e := a.f.Explain(ip4("10.0.0.2"))
+			e := a.explain(ip4("10.0.0.2"))
 			if why := strings.Join(e.Reasons, "\n"); e.Via != tt.want || strings.Contains(why, "in-band") != (tt.want == ViaInband) ||
 				strings.Contains(why, "by QP 1") != (tt.want == ViaGSI) {
 				w.failf("%s: explained as %v:\n%s", name, e.Via, why)
@@ -222,7 +222,7 @@ func TestInbandSparesStrangers(t *testing.T) {
 		if a.counter("inband_given_up") < 5 {
 			w.failf("%v: given up %d times", h, a.counter("inband_given_up"))
 		}
-		why := strings.Join(a.f.Explain(ip4("10.0.0.2")).Reasons, "\n")
+		why := strings.Join(a.explain(ip4("10.0.0.2")).Reasons, "\n")
 		if !strings.Contains(why, "never answered in-band") {
 			w.failf("not explained:\n%s", why)
 		}

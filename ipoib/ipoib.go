@@ -29,10 +29,10 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"time"
 
 	"ipoibcm/cm"
+	"ipoibcm/fib"
 	"ipoibcm/group"
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
@@ -63,36 +63,26 @@ type Interface struct {
 	group  *group.Machine
 	budget mtu.Budget // of UC receive rings
 
-	addrs    map[netip.Addr]netip.Prefix // on the device
-	ours     netip.Prefix                // the link-local address that we put there
-	oursGone bool                        // and that has been removed since
+	addrs    addrs        // on the device
+	ours     netip.Prefix // the link-local address that we put there
+	oursGone bool         // and that has been removed since
 
 	peers  map[encap.LinkAddr]*peer
 	timers peerTimers
 	spare  spare
 
-	conns      map[Conn]*conn
+	conns      map[fib.Conn]*conn
 	ups        int // of them established
 	byHandle   map[cm.Handle]*conn
-	lastConn   Conn
+	lastConn   fib.Conn
 	lastHandle cm.Handle
 	queued     int // octets waiting for connections
 
-	hops   map[netip.Addr]*hop // known neighbours
-	byAddr addrIndex           // of hops
-
-	routes   map[netip.Prefix]netip.Addr // gateway by prefix, zero if on-link
-	bits4    []int                       // prefix lengths there are, longest first
-	bits6    []int
-	via      map[netip.Addr][]netip.Prefix // prefixes by gateway
-	table    map[netip.Prefix]Path         // what the data path has
-	groups   map[netip.Addr]bool           // groups and broadcasts in table
-	host     map[netip.Addr]int            // host routes the kernel has
-	dirty    []netip.Addr                  // next hops for settle to look at
+	fib      *fib.Table
+	hops     map[netip.Addr]*peer // known neighbours
+	dirty    []netip.Addr         // next hops for settle to look at
 	dirtyAll bool
-	rerouted []netip.Prefix // routes that came, went or changed, for settle
-	flush    [2]bool        // exceptions of IPv4, IPv6
-	gone     []Conn         // QPs to destroy at the end of the Step
+	gone     []fib.Conn // QPs to destroy at the end of the Step
 	n        [numCounters]uint64
 	tells    tells
 
@@ -109,15 +99,14 @@ func New(opt Options) *Interface {
 		opt: opt, log: opt.Log, link: opt.Link, pathMTU: opt.PathMTU, deviceMTU: opt.deviceMTU(), active: true,
 		ipv6:   opt.udMTU() >= mtu.MinIPv6,
 		budget: mtu.Budget{Limit: opt.ucBudget(), Ring: opt.ucRing(), Full: uint32(opt.receiveMTU())},
-		addrs:  map[netip.Addr]netip.Prefix{}, peers: map[encap.LinkAddr]*peer{}, conns: map[Conn]*conn{},
-		byHandle: map[cm.Handle]*conn{}, hops: map[netip.Addr]*hop{}, routes: map[netip.Prefix]netip.Addr{},
-		via: map[netip.Addr][]netip.Prefix{}, table: map[netip.Prefix]Path{}, groups: map[netip.Addr]bool{},
-		host: map[netip.Addr]int{},
+		addrs:  addrs{}, peers: map[encap.LinkAddr]*peer{}, conns: map[fib.Conn]*conn{},
+		byHandle: map[cm.Handle]*conn{}, hops: map[netip.Addr]*peer{},
 	}
 	if f.log == nil {
 		f.log = slog.New(slog.NewTextHandler(io.Discard, nil))
 	}
 	f.link.Flags = opt.Mode.Flags()
+	f.fib = fib.New(fib.Options{UDMTU: opt.udMTU(), BestMessage: opt.BestMessage})
 	f.neigh = neigh.New(f.neighOptions())
 	c := opt.CM
 	c.GID, c.CAGUID, c.Rand = f.link.GID, opt.GUID, opt.Rand
@@ -156,6 +145,8 @@ func (f *Interface) handle(ev Event) {
 			if isInband(ev) {
 				f.recvInband(ev)
 			}
+		case FIBEvent:
+			f.fibStep(ev.Event)
 		case Wake:
 			f.cmStep(cm.Wake{})
 		}
@@ -164,21 +155,8 @@ func (f *Interface) handle(ev Event) {
 	switch ev := ev.(type) {
 	case Start:
 		f.start()
-	case LinkUp:
-		f.linkUp()
-	case LinkDown:
-		f.linkDown("the interface went down")
-	case AddrAdded:
-		f.addrAdded(ev.Prefix)
-	case AddrRemoved:
-		f.addrRemoved(ev.Prefix)
-	case RoutesChanged:
-		f.setRoutes(ev.Routes)
-	case DeviceMTU:
-		if f.deviceMTU != ev.MTU {
-			f.deviceMTU, f.dirtyAll = ev.MTU, true
-			f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("device MTU is %d", ev.MTU)})
-		}
+	case FIBEvent:
+		f.fibStep(ev.Event)
 	case KernelGroups:
 		f.groupStep(group.Kernel{Groups: ev.Groups})
 	case Packet:
@@ -222,7 +200,7 @@ func (f *Interface) Deadline() time.Time {
 		}
 		return time.Time{}
 	}
-	return earliest(earliest(f.cm.Deadline(), f.neigh.Deadline()), earliest(f.group.Deadline(), f.timers.first()))
+	return earliest(earliest(earliest(f.cm.Deadline(), f.neigh.Deadline()), earliest(f.group.Deadline(), f.timers.first())), f.fib.Deadline())
 }
 
 // earliest returns the earlier of two deadlines, where zero means never.
@@ -274,7 +252,7 @@ func (f *Interface) linkUp() {
 	f.up, f.dirtyAll = true, true
 	f.note(Note{Kind: NoteLink, Text: "interface up"})
 	f.groupStep(group.Up{GID: f.link.GID})
-	for _, p := range f.sortedAddrs() {
+	for _, p := range f.addrs.sorted() {
 		f.announce(p)
 	}
 	if f.oursGone {
@@ -297,7 +275,7 @@ func (f *Interface) linkDown(why string) {
 		p.holdUntil, p.failures = time.Time{}, 0
 	}
 	f.neighStep(neigh.Flush{})
-	for _, a := range f.sortedAddrs() {
+	for _, a := range f.addrs.sorted() {
 		f.neighStep(neigh.AddrRemoved{IP: a.Addr()})
 		f.groupStep(group.DelAddr{Prefix: a})
 	}
@@ -310,6 +288,7 @@ func (f *Interface) linkDown(why string) {
 // REJ 3, where a REJ 8 would look like that of another kind of peer.
 func (f *Interface) stop() {
 	f.linkDown("the agent stops")
+	f.fibStep(fib.Stop{})
 	f.shutdown = true
 }
 
@@ -352,13 +331,9 @@ func (f *Interface) addrAdded(p netip.Prefix) {
 		f.note(Note{Kind: NoteAddr, Addr: p.Addr(), Text: "ignored: the UD MTU is below 1280, so there is no IPv6 on this link"})
 		return
 	}
-	if old, ok := f.addrs[p.Addr()]; ok {
-		if old == p {
-			return
-		}
-		f.groupStep(group.DelAddr{Prefix: old})
+	if !f.addrs.add(p) {
+		return
 	}
-	f.addrs[p.Addr()] = p
 	f.note(Note{Kind: NoteAddr, Addr: p.Addr(), Text: fmt.Sprintf("address %v added", p)})
 	if f.up {
 		f.announce(p)
@@ -372,26 +347,19 @@ func (f *Interface) announce(p netip.Prefix) {
 
 func (f *Interface) addrRemoved(p netip.Prefix) {
 	a := p.Addr().Unmap().WithZone("")
-	old, ok := f.addrs[a]
-	if !ok {
+	p = netip.PrefixFrom(a, p.Bits())
+	if !f.addrs.remove(p) {
 		return
 	}
-	delete(f.addrs, a)
-	f.oursGone = f.oursGone || a == f.ours.Addr()
-	f.note(Note{Kind: NoteAddr, Addr: a, Text: fmt.Sprintf("address %v removed", old)})
+	last := !f.addrs.has(a)
+	f.oursGone = f.oursGone || p == f.ours
+	f.note(Note{Kind: NoteAddr, Addr: a, Text: fmt.Sprintf("address %v removed", p)})
 	if f.up {
-		f.neighStep(neigh.AddrRemoved{IP: a})
-		f.groupStep(group.DelAddr{Prefix: old})
+		f.groupStep(group.DelAddr{Prefix: p})
+		if last { // it may be there with another length
+			f.neighStep(neigh.AddrRemoved{IP: a})
+		}
 	}
-}
-
-func (f *Interface) sortedAddrs() []netip.Prefix {
-	ps := make([]netip.Prefix, 0, len(f.addrs))
-	for _, p := range f.addrs { // sorted below
-		ps = append(ps, p)
-	}
-	slices.SortFunc(ps, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
-	return ps
 }
 
 // underlay follows the port. A new GID or QPN makes us another interface in the

@@ -1,14 +1,15 @@
 package ipoib
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
 
 	"ipoibcm/cm"
+	"ipoibcm/fib"
 	"ipoibcm/group"
 	"ipoibcm/ib"
 	"ipoibcm/neigh"
+	"ipoibcm/rtnl"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
 )
@@ -27,7 +28,7 @@ func (f *Interface) Status() Status {
 	for _, a := range f.neigh.Addrs() {
 		known[a.Prefix.Addr()] = a.State
 	}
-	for _, p := range f.sortedAddrs() {
+	for _, p := range f.addrs.sorted() {
 		st := known[p.Addr()]
 		s.Addrs = append(s.Addrs, AddrInfo{Prefix: p, Ours: f.ours.IsValid() && p.Addr() == f.ours.Addr(),
 			Tentative: st == neigh.AddrOptimistic, Duplicate: st == neigh.AddrDuplicate})
@@ -73,32 +74,31 @@ func (f *Interface) Neighbours() []NeighbourInfo {
 	var out []NeighbourInfo
 	for _, n := range f.neigh.Neighbors() {
 		i := NeighbourInfo{Addr: n.IP, Link: n.LinkAddr, State: n.State.String(), Queued: n.QueuedPackets, QueuedOctets: n.QueuedOctets, Updated: n.Confirmed}
-		if h := f.hops[n.IP]; h != nil {
-			i.Path = f.path(h)
-			i.Queued += len(h.peer.queue)
-			i.QueuedOctets += h.peer.queueOctets
+		if p := f.hops[n.IP]; p != nil {
+			i.Path = f.path(p)
+			i.Queued += len(p.queue)
+			i.QueuedOctets += p.queueOctets
 		}
 		out = append(out, i)
 	}
 	return out
 }
 
-// Routes lists the data path's table as the machine last set it, by prefix.
-func (f *Interface) Routes() []RouteInfo {
-	ps := slices.AppendSeq(make([]netip.Prefix, 0, len(f.table)+len(f.hops)), maps.Keys(f.table))
-	for a, h := range f.hops { // sorted below
-		if h.shown.mtu != 0 {
-			ps = append(ps, hostPrefix(a))
-		}
-	}
-	slices.SortFunc(ps, comparePrefix)
-	out := make([]RouteInfo, 0, len(ps))
-	for _, p := range ps {
-		_, host := f.host[p.Addr()]
-		out = append(out, RouteInfo{Prefix: p, Gateway: f.routes[p], Path: f.entry(p), Host: host && p.IsSingleIP()})
-	}
-	return out
-}
+// Device returns the device as the kernel last told of it; its index is zero
+// before it first did.
+func (f *Interface) Device() rtnl.Link { return f.fib.Link() }
+
+// Hops lists the next hops and groups that packets go to, by address.
+func (f *Interface) Hops() []fib.HopInfo { return f.fib.Hops() }
+
+// FIBCounters returns what fib has counted.
+func (f *Interface) FIBCounters() fib.Counters { return f.fib.Counters() }
+
+// Waiting returns how many packets wait for the kernel to say where they go.
+func (f *Interface) Waiting() int { return f.fib.Waiting() }
+
+// Dests returns how many destinations the data path knows.
+func (f *Interface) Dests() int { return f.fib.Dests() }
 
 // Groups lists the multicast groups: IPv4 before IPv6, by address.
 func (f *Interface) Groups() []GroupInfo {
@@ -142,13 +142,13 @@ func appendNeigh(cs []Counter, n neigh.Counters) []Counter {
 func (f *Interface) Link() encap.LinkAddr { return f.link }
 
 // modeName names what a path is in operators' words.
-func modeName(k PathKind, t ib.Transport) string {
+func modeName(k fib.PathKind, t ib.Transport) string {
 	switch {
-	case k == PathConn && t == ib.UC:
+	case k == fib.PathConn && t == ib.UC:
 		return "uc"
-	case k == PathConn:
+	case k == fib.PathConn:
 		return "rc"
-	case k == PathUD || k == PathGroup:
+	case k == fib.PathUD || k == fib.PathGroup:
 		return "ud"
 	}
 	return "none"

@@ -60,7 +60,7 @@ func TestPrivateDataOctets(t *testing.T) {
 	wrong := honest(a, b)
 	wrong.ServiceID++
 	w.inject(b, a, wrong) // a REJ of the CM
-	c.step(LinkDown{})
+	c.kernel(c.k.Up(false))
 	w.inject(b, c, honest(c, b)) // a REJ of the interface
 	a.slow = true
 	again := honest(a, c)
@@ -206,7 +206,7 @@ func TestCrossingBesideLegacyConnection(t *testing.T) {
 		a.ping("10.0.0.2", 100, true) // so a knows that b follows RFC 4755
 		w.settle()
 		w.agree(a, b)
-		b.step(LinkDown{})
+		b.kernel(b.k.Up(false))
 		w.run(3 * time.Second)
 		b.silent = true // from here on what b says is written here
 		legacy := honest(a, b)

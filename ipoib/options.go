@@ -80,6 +80,10 @@ type Options struct {
 	ReceiveMTU int // octets with the 4-octet header; zero means 65524
 	DeviceMTU  int // of the TUN in octets; zero means 65520
 
+	// BestMessage is the message that the provider sends at the least cost
+	// (verbs.Caps). Zero: no matter.
+	BestMessage int
+
 	// LegacyFirst dials with the 0x10 service ID first (WF I-2).
 	LegacyFirst bool
 

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"ipoibcm/fib"
 	"ipoibcm/group"
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
@@ -64,13 +65,13 @@ func (f *Interface) fromTUN(b []byte) {
 // that a TUN kernel cannot know.
 func (f *Interface) addLink(pkt []byte) []byte {
 	link := f.announced()
-	if t, ok := nd.RedirectTarget(pkt); ok && f.addrs[t] == (netip.Prefix{}) {
-		h := f.hops[t]
-		if h == nil {
+	if t, ok := nd.RedirectTarget(pkt); ok && !f.addrs.has(t) {
+		p := f.hops[t]
+		if p == nil {
 			return pkt // the option is not required
 		}
-		link = h.peer.key
-		link.Flags = h.peer.flags
+		link = p.key
+		link.Flags = p.flags
 	}
 	out, err := nd.AddLink(nil, pkt, link)
 	if err != nil {
@@ -81,22 +82,24 @@ func (f *Interface) addLink(pkt []byte) []byte {
 	return out
 }
 
-// resolve asks neigh for the next hop of pkt. The packet comes back in Deliver
-// or Discard.
+// resolve asks fib for the next hop of pkt, and neigh for where that is. The
+// packet comes back in Deliver or Discard.
 func (f *Interface) resolve(pkt []byte) {
-	dst, _ := ip.Dst(pkt)
-	f.neighStep(neigh.Resolve{IP: f.nextHop(dst), Packet: pkt})
+	if flow, ok := ip.FlowOf(pkt, f.fib.Fields()); ok {
+		f.fibStep(fib.Resolve{Flow: flow, Packet: pkt})
+		return
+	}
+	f.count(dropMalformed)
 }
 
 // deliver sends a packet whose next hop a is at link.
 func (f *Interface) deliver(a netip.Addr, link encap.LinkAddr, pkt []byte) {
-	h := f.hops[a]
-	if h == nil || h.peer.key != link.Key() || nd.KindOf(pkt) != nd.None {
+	p := f.hops[a]
+	if p == nil || p.key != link.Key() || nd.KindOf(pkt) != nd.None {
 		// Neighbour discovery goes by UD always (AMB-4755-11).
 		f.sendUD(link, pkt)
 		return
 	}
-	p := h.peer
 	if f.mayDial(p) {
 		f.endAttempt(p)
 		f.dial(p)
@@ -132,9 +135,6 @@ func (f *Interface) sendPeer(p *peer, pkt []byte) {
 	case mtu.Wait:
 		f.enqueue(p, pkt)
 	default:
-		for _, a := range p.addrs {
-			f.hops[a].shown.icmp = true
-		}
 		f.oversize(d, pkt, netip.Addr{}, send)
 	}
 }
@@ -163,6 +163,7 @@ func (f *Interface) oversize(d mtu.Decision, pkt []byte, source netip.Addr, send
 			return
 		}
 		f.count(nTooBig)
+		f.fibStep(fib.TooBig{IPv6: ip.Version(pkt) == 6})
 		f.do(WriteTUN{IP: out})
 	default:
 		f.count(dropOversize)
@@ -177,7 +178,9 @@ func (f *Interface) toGroup(dst netip.Addr, pkt []byte) {
 		return
 	}
 	if nd.KindOf(pkt) == nd.None && !ip.IsReport(pkt) {
-		f.addGroupPath(dst)
+		if flow, ok := ip.FlowOf(pkt, f.fib.Fields()); ok {
+			f.fibStep(fib.SetGroup{Flow: flow, Path: f.groupPath(dst)})
+		}
 	}
 	send := func(pkt []byte) { f.sendGroup(dst, frame(pkt)) }
 	d := mtu.Decide(mtu.Packet{Len: len(pkt), Dst: dst, DF: df(pkt), Broadcast: !dst.IsMulticast()}, mtu.NextHop{MTU: f.udMTU()})

@@ -50,7 +50,7 @@ func TestReasons(t *testing.T) {
 			w.inject(b, a, honest(a, b))
 		}},
 		{name: "the interface is down", want: cm.ReasonNoResources, do: func(w *world, a, b *node) {
-			a.step(LinkDown{})
+			a.kernel(a.k.Up(false))
 			w.inject(b, a, honest(a, b))
 		}},
 		{name: "no room for the peer", opt: Options{MaxPeers: 1}, want: cm.ReasonNoResources, do: func(w *world, a, b *node) {
@@ -129,13 +129,13 @@ func TestReasons(t *testing.T) {
 		{name: "the interface goes down before the RTU", want: cm.ReasonConsumer, kind: mad.KindOther, do: func(w *world, a, b *node) {
 			w.inject(b, a, honest(a, b))
 			w.run(10 * time.Millisecond)
-			a.step(LinkDown{})
+			a.kernel(a.k.Up(false))
 		}},
 		{name: "the interface goes down before the REP", want: cm.ReasonTimeout, kind: mad.KindOther, ari: "guid", do: func(w *world, a, b *node) {
 			w.dropMAD = func(from *node, m mad.Message) bool { return from == b }
 			a.ping("10.0.0.2", 100, true)
 			w.run(10 * time.Millisecond)
-			a.step(LinkDown{})
+			a.kernel(a.k.Up(false))
 		}},
 	} {
 		w := newWorld(t, 21)

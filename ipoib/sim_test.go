@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"ipoibcm/fib"
 	"ipoibcm/group"
 	"ipoibcm/ib"
 	"ipoibcm/internal/long"
@@ -59,7 +60,7 @@ func TestManySeeds(t *testing.T) {
 			n.step(Shutdown{})
 		}
 		w.run(5 * time.Second)
-		if len(a.qps)+len(b.qps)+len(a.table)+len(b.table)+len(a.host)+len(b.host)+len(a.joined)+len(b.joined) != 0 {
+		if len(a.qps)+len(b.qps)+len(a.dests)+len(b.dests)+len(a.hostRoutes())+len(b.hostRoutes())+len(a.joined)+len(b.joined) != 0 {
 			w.failf("left after shutdown")
 		}
 	}
@@ -80,8 +81,8 @@ func (w *world) chaos(nodes []*node) {
 	case 0:
 		n.dead = true
 	case 1:
-		n.step(LinkDown{})
-		n.step(LinkUp{})
+		n.kernel(n.k.Up(false))
+		n.kernel(n.k.Up(true))
 	case 2:
 		n.delAddr(n.addrs[0].String())
 		n.addAddr("10.0.0." + string('0'+rune(slices.Index(w.nodes, n)+1)) + "/24")
@@ -145,9 +146,6 @@ func TestDefaults(t *testing.T) {
 	if s.UDMTU != 2044 || s.ReceiveMTU != 65524 || s.DeviceMTU != 65520 || !s.Up || len(s.Addrs) != 3 || !s.IPv6 {
 		t.Errorf("%+v", s)
 	}
-	if p := a.table[ipPrefix("10.0.0.0/24")]; p.Kind != PathMiss || p.MTU != 2044 {
-		t.Errorf("on-link path %+v", p)
-	}
 	for _, c := range a.f.Counters() {
 		if c.Name == "" {
 			t.Errorf("a counter without a name")
@@ -179,10 +177,10 @@ func TestGroups(t *testing.T) {
 				w.failf("%s: got %d", dst, b.got(p))
 			}
 		}
-		if path := a.table[hostPrefix(ip4(dst))]; path.Kind != PathGroup || path.MTU != 2044 {
+		if path, _ := a.path(ip4(dst)); path.Kind != fib.PathGroup || path.MTU != 2044 {
 			w.failf("%s: %+v", dst, path)
 		}
-		if e := a.f.Explain(ip4(dst)); e.Mode != "ud" || e.Path.MTU != 2044 {
+		if e := a.explain(ip4(dst)); e.Mode != "ud" || e.Path.MTU != 2044 {
 			w.failf("%+v", e)
 		}
 	}
@@ -203,7 +201,7 @@ func TestGroups(t *testing.T) {
 		w.failf("%d packets, %d drops", len(b.tun)-n, a.counter("drop_oversize"))
 	}
 	a.delAddr("10.0.0.1/24")
-	if path, ok := a.table[ipPrefix("10.0.0.255/32")]; ok {
+	if path, ok := a.path(ip4("10.0.0.255")); ok {
 		w.failf("subnet broadcast left: %+v", path)
 	}
 }
@@ -252,8 +250,8 @@ func TestRouterMessages(t *testing.T) {
 	if a.got(ra) != 1 {
 		w.failf("RA got %d", a.got(ra))
 	}
-	if y, _ := w.agree(a, b); y.MTU != x.MTU || a.host[ip4("fd00::2")] != 65520 || a.onConn != on || b.onConn != 0 {
-		w.failf("an RA changed MTU or mode: %v, %d on connections", a.host, b.onConn)
+	if y, _ := w.agree(a, b); y.MTU != x.MTU || a.k.HostMTU(ip4("fd00::2")) != 65520 || a.onConn != on || b.onConn != 0 {
+		w.failf("an RA changed MTU or mode: %v, %d on connections", a.hostRoutes(), b.onConn)
 	}
 	na := icmp6("fd00::1", "fd00::2", append([]byte{136, 0, 0, 0, 0, 0, 0, 0}, make([]byte, 16)...))
 	a.output(na)
@@ -359,16 +357,16 @@ func FuzzInterface(f *testing.F) {
 			w.run(time.Duration(in[i+1]) * 3 * time.Millisecond)
 		}
 		a.f.Conns()
-		a.f.Routes()
+		a.f.Hops()
 		a.f.Groups()
 		a.f.Neighbours()
-		a.f.Explain(ip4("10.0.0.2"))
-		a.f.Explain(ip4("10.0.0.3"))
+		a.explain(ip4("10.0.0.2"))
+		a.explain(ip4("10.0.0.3"))
 		a.step(Shutdown{})
 		b.step(Shutdown{})
 		w.run(10 * time.Second)
-		if len(a.qps)+len(a.table)+len(a.host)+len(a.joined) != 0 || a.f.queued != 0 {
-			w.failf("left after shutdown: %d %d %d %d", len(a.qps), len(a.table), len(a.host), len(a.joined))
+		if len(a.qps)+len(a.dests)+len(a.hostRoutes())+len(a.joined) != 0 || a.f.queued != 0 {
+			w.failf("left after shutdown: %d %d %d %d", len(a.qps), len(a.dests), len(a.hostRoutes()), len(a.joined))
 		}
 	})
 }
@@ -385,29 +383,29 @@ func (w *world) odd(a, b, k *node, op, arg byte, rest []byte, r *rand.Rand) {
 	case 5:
 		a.step(RecvFrame{SrcGID: gid(int(arg % 5)), SrcQPN: ib.QPN(0x100 + int(arg%5)), Frame: rest})
 	case 6:
-		a.step(RecvFrame{Conn: Conn(arg % 16), Frame: rest})
+		a.step(RecvFrame{Conn: fib.Conn(arg % 16), Frame: rest})
 	case 7:
 		m := &verbs.MAD{Remote: gid(int(arg % 4)), Local: gid(1)}
 		m.Data = [256]byte{1, 7, 2, 3, 17: byte(mad.AttrREQ) + op/20}
 		copy(m.Data[24:], rest)
 		a.step(RecvMAD{m})
 	case 8:
-		if c := Conn(arg % 16); a.qps[c] != nil {
+		if c := fib.Conn(arg % 16); a.qps[c] != nil {
 			a.step(QPError{Conn: c, Status: verbs.RetryExceeded})
 		}
 	case 9:
-		a.step(CommEst{Conn(arg % 16)})
+		a.step(CommEst{fib.Conn(arg % 16)})
 	case 10:
-		a.step(LinkDown{})
-		a.step(LinkUp{})
+		a.kernel(a.k.Up(false))
+		a.kernel(a.k.Up(true))
 	case 11:
-		a.step(LinkDown{})
+		a.kernel(a.k.Up(false))
 	case 12:
-		a.step(LinkUp{})
+		a.kernel(a.k.Up(true))
 	case 13:
 		a.noQP = arg&1 == 0
 	case 14:
-		a.step(DeviceMTU{int(arg) * 256})
+		a.kernel(a.k.MTU(int(arg) * 256))
 	case 15:
 		a.addRoute("192.0.2.0/24", []string{"10.0.0.2", "10.0.0.3", "10.0.0.1"}[arg%3])
 	case 16:

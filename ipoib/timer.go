@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"ipoibcm/cm"
+	"ipoibcm/fib"
 	"ipoibcm/group"
 	"ipoibcm/neigh"
 )
@@ -26,6 +27,9 @@ func (f *Interface) wake() {
 	}
 	if due(f.group.Deadline()) {
 		f.groupStep(group.Wake{})
+	}
+	if due(f.fib.Deadline()) {
+		f.fibStep(fib.Wake{})
 	}
 	for due(f.timers.first()) {
 		p := f.timers[0]

@@ -128,7 +128,7 @@ func TestMovedResolvesUnasked(t *testing.T) {
 	w.run(2 * time.Second)
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
-	b.step(LinkDown{}) // a knows b and has no connection
+	b.kernel(b.k.Up(false)) // a knows b and has no connection
 	w.run(3 * time.Second)
 	b.dead, b.opt.Link.QPN = true, 0x777
 	w.loss = 1 // the announcements of its new life are lost
@@ -144,7 +144,7 @@ func TestMovedResolvesUnasked(t *testing.T) {
 	if h == nil {
 		w.failf("10.0.0.2 is not resolved")
 	}
-	if got := h.peer.key.QPN; got != 0x777 {
+	if got := h.key.QPN; got != 0x777 {
 		w.failf("10.0.0.2 is at QPN %v, want 0x000777", got)
 	}
 }

@@ -12,7 +12,10 @@ import (
 	"time"
 
 	"ipoibcm/cm"
+	"ipoibcm/fib"
+	"ipoibcm/fib/fibtest"
 	"ipoibcm/ib"
+	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
@@ -60,11 +63,11 @@ type node struct {
 	dead   bool
 
 	addrs  []netip.Prefix
-	extra  []Route
+	k      *fibtest.Kernel
 	joined map[ib.GID]bool
-	table  map[netip.Prefix]Path
-	host   map[netip.Addr]int
-	qps    map[Conn]*fakeQP
+	dests  map[rtnl.Flow]netip.Addr
+	paths  map[netip.Addr]fib.Path
+	qps    map[fib.Conn]*fakeQP
 	nextQP ib.QPN
 	ud     map[encap.LinkAddr]uint64
 	noQP   bool   // CreateQP fails
@@ -75,7 +78,6 @@ type node struct {
 
 	tun                   [][]byte // what the kernel was given
 	notes                 []Note
-	flush                 []FlushExceptions
 	reqs                  []mad.REQ
 	sent                  []mad.Message
 	inband                []mad.Message // of sent
@@ -87,7 +89,7 @@ type node struct {
 // A fakeQP is one connected queue pair.
 type fakeQP struct {
 	n            *node
-	conn         Conn
+	conn         fib.Conn
 	qpn          ib.QPN
 	trans        ib.Transport
 	receive      int
@@ -136,47 +138,69 @@ func (n *node) boot() {
 		o.PathMTU = ib.MTU1024
 	}
 	n.f = New(o)
-	n.joined, n.table, n.host = map[ib.GID]bool{}, map[netip.Prefix]Path{}, map[netip.Addr]int{}
-	n.qps, n.ud = map[Conn]*fakeQP{}, map[encap.LinkAddr]uint64{}
+	n.joined, n.dests, n.paths = map[ib.GID]bool{}, map[rtnl.Flow]netip.Addr{}, map[netip.Addr]fib.Path{}
+	n.qps, n.ud = map[fib.Conn]*fakeQP{}, map[encap.LinkAddr]uint64{}
 	n.nextQP = ib.QPN(n.w.r.Uint32N(1<<23)) + 0x1000
 	n.dead = false
+	n.k = fibtest.New()
 	n.step(Start{})
-	n.step(LinkUp{})
+	n.kernel(n.k.Start())
+	n.kernel(n.k.Up(true))
 	for _, a := range n.addrs {
-		n.step(AddrAdded{a})
+		n.kernel(n.k.AddAddr(a))
 	}
-	n.routes()
+}
+
+// kernel tells the machine what the kernel has done.
+func (n *node) kernel(evs []fib.Event) {
+	for _, ev := range evs {
+		n.step(FIBEvent{ev})
+	}
+}
+
+// explain asks the machine as the agent does.
+func (n *node) explain(dst netip.Addr) Explanation {
+	hop, _ := fib.Ask(n.k, fibtest.Index, rtnl.Flow{Dst: dst})
+	return n.f.Explain(dst, hop)
+}
+
+// hostRoutes returns the kernel's routes of ours to neighbours.
+func (n *node) hostRoutes() map[netip.Addr]int {
+	out := map[netip.Addr]int{}
+	for _, r := range n.k.Own {
+		if r.Type == rtnl.Unicast {
+			out[r.Dst.Addr()] = r.MTU
+		}
+	}
+	return out
+}
+
+// path returns how packets to dst go; ok is false if they come up.
+func (n *node) path(dst netip.Addr) (p fib.Path, ok bool) {
+	if hop, known := n.dests[rtnl.Flow{Dst: dst}]; known {
+		p, ok = n.paths[hop]
+	}
+	return p, ok
 }
 
 func (n *node) addAddr(s string) {
 	p := netip.MustParsePrefix(s)
 	n.addrs = append(n.addrs, p)
-	n.step(AddrAdded{p})
-	n.routes()
+	n.kernel(n.k.AddAddr(p))
 }
 
 func (n *node) delAddr(s string) {
 	p := netip.MustParsePrefix(s)
 	n.addrs = slices.DeleteFunc(n.addrs, func(q netip.Prefix) bool { return p == q })
-	n.step(AddrRemoved{p})
-	n.routes()
+	n.kernel(n.k.DelAddr(p))
 }
 
 func (n *node) addRoute(prefix, gw string) {
-	r := Route{Prefix: netip.MustParsePrefix(prefix)}
+	r := fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix(prefix), Type: rtnl.Unicast, Protocol: rtnl.ProtoStatic}, OIF: fibtest.Index}
 	if gw != "" {
-		r.Gateway = netip.MustParseAddr(gw)
+		r.Via = netip.MustParseAddr(gw)
 	}
-	n.extra = append(n.extra, r)
-	n.routes()
-}
-
-func (n *node) routes() {
-	rs := slices.Clone(n.extra)
-	for _, a := range n.addrs {
-		rs = append(rs, Route{Prefix: a.Masked()})
-	}
-	n.step(RoutesChanged{rs})
+	n.kernel(n.k.AddRoute(r))
 }
 
 // step gives the machine an event and does what it says, then what its own
@@ -298,9 +322,9 @@ func (n *node) do(a Action) {
 		if n.qps[a.Conn] == nil {
 			w.failf("%s: DestroyQP of %d, which is not there", n.name, a.Conn)
 		}
-		for p, path := range n.table {
-			if path.Kind == PathConn && path.Conn == a.Conn {
-				w.failf("%s: DestroyQP %d while %v leads to it", n.name, a.Conn, p)
+		for hop, path := range n.paths {
+			if path.Kind == fib.PathConn && path.Conn == a.Conn {
+				w.failf("%s: DestroyQP %d while %v leads to it", n.name, a.Conn, hop)
 			}
 		}
 		delete(n.qps, a.Conn)
@@ -309,29 +333,8 @@ func (n *node) do(a Action) {
 	case LeaveGroup:
 		delete(n.joined, a.MGID)
 	case PublishGroups:
-	case SetPath:
-		// 4755-2.1-1: no connected path for a group
-		if a.Path.Kind == PathConn && a.Prefix.Addr().IsMulticast() {
-			w.failf("%s: group %v on a connection", n.name, a.Prefix)
-		}
-		if a.Path.Kind == PathConn && (n.qps[a.Path.Conn] == nil || !n.qps[a.Path.Conn].rts) {
-			w.failf("%s: path %v to connection %d, which is not up", n.name, a.Prefix, a.Path.Conn)
-		}
-		n.table[a.Prefix] = a.Path
-	case DelPath:
-		if _, ok := n.table[a.Prefix]; !ok {
-			w.failf("%s: DelPath of %v, which is not there", n.name, a.Prefix)
-		}
-		delete(n.table, a.Prefix)
-	case HostRoute:
-		n.host[a.Addr] = a.MTU
-	case DelHostRoute:
-		if _, ok := n.host[a.Addr]; !ok {
-			w.failf("%s: DelHostRoute of %v, which is not there", n.name, a.Addr)
-		}
-		delete(n.host, a.Addr)
-	case FlushExceptions:
-		n.flush = append(n.flush, a)
+	case FIBAction:
+		n.doFIB(a.Action)
 	case AddAddr:
 		n.addAddr(a.Prefix.String())
 	case RemoveAddr:
@@ -341,6 +344,57 @@ func (n *node) do(a Action) {
 		w.log = append(w.log, fmt.Sprintf("%8.3f %s %-9s %v %d %s", float64(w.now.UnixMilli()-1000000)/1000, n.name, a.Kind, a.Peer, a.Conn, a.Text))
 	default:
 		w.failf("unknown action %T", a)
+	}
+}
+
+// doFIB is the data path's table, and the kernel's routes.
+func (n *node) doFIB(a fib.Action) {
+	w := n.w
+	switch a := a.(type) {
+	case fib.SetPath:
+		// 4755-2.1-1: no connected path for a group
+		if a.Path.Kind == fib.PathConn && a.Hop.IsMulticast() {
+			w.failf("%s: group %v on a connection", n.name, a.Hop)
+		}
+		if a.Path.Kind == fib.PathConn && (n.qps[a.Path.Conn] == nil || !n.qps[a.Path.Conn].rts) {
+			w.failf("%s: path %v to connection %d, which is not up", n.name, a.Hop, a.Path.Conn)
+		}
+		n.paths[a.Hop] = a.Path
+	case fib.DelPath:
+		if _, ok := n.paths[a.Hop]; !ok {
+			w.failf("%s: DelPath of %v, which is not there", n.name, a.Hop)
+		}
+		for flow, hop := range n.dests {
+			if hop == a.Hop {
+				w.failf("%s: DelPath of %v, where %v goes", n.name, a.Hop, flow.Dst)
+			}
+		}
+		delete(n.paths, a.Hop)
+	case fib.SetDest:
+		if _, ok := n.paths[a.Hop]; !ok {
+			w.failf("%s: SetDest of %v to %v, which has no path", n.name, a.Flow.Dst, a.Hop)
+		}
+		n.dests[a.Flow] = a.Hop
+	case fib.DelDest:
+		if _, ok := n.dests[a.Flow]; !ok {
+			w.failf("%s: DelDest of %v, which is not there", n.name, a.Flow.Dst)
+		}
+		delete(n.dests, a.Flow)
+	case fib.StaleDest:
+		// The next packet would tell; here it is asked for at once.
+		for flow := range n.dests {
+			if a.Flow.Dst == flow.Dst || !a.Flow.Dst.IsValid() {
+				n.step(FIBEvent{fib.Stale{Flow: flow}})
+			}
+		}
+	case fib.ResetDests:
+		clear(n.dests)
+	default:
+		evs, ok := n.k.Do(a)
+		if !ok {
+			w.failf("%s: unknown action %T of fib", n.name, a)
+		}
+		n.kernel(evs)
 	}
 }
 
@@ -406,7 +460,7 @@ func (n *node) recv(ev RecvFrame) {
 	n.tun = append(n.tun, slices.Clone(ev.Frame[4:]))
 }
 
-func (n *node) sendConn(id Conn, fr []byte) {
+func (n *node) sendConn(id fib.Conn, fr []byte) {
 	w := n.w
 	q := n.qps[id]
 	if q == nil || !q.rts {
@@ -614,27 +668,21 @@ func (n *node) source(dst netip.Addr) netip.Addr {
 // output is the data path of n for one packet from the TUN.
 func (n *node) output(pkt []byte) {
 	dst, _ := ip.Dst(pkt)
-	var best netip.Prefix
-	path, ok := Path{}, false
-	for p, q := range n.table {
-		if p.Contains(dst) && (!ok || p.Bits() > best.Bits()) {
-			best, path, ok = p, q, true
-		}
-	}
-	if !ok || path.Kind == PathMiss || len(pkt) > path.MTU || nd.KindOf(pkt) != nd.None || ip.IsReport(pkt) {
+	path, ok := n.path(dst)
+	if !ok || path.Kind == fib.PathMiss || len(pkt) > path.MTU || nd.KindOf(pkt) != nd.None || ip.IsReport(pkt) {
 		n.step(Packet{pkt})
 		return
 	}
 	switch path.Kind {
-	case PathConn:
+	case fib.PathConn:
 		n.sendConn(path.Conn, frame(pkt))
-	case PathUD:
+	case fib.PathUD:
 		n.onUD++
 		n.ud[path.Link.Key()]++
 		n.checkFrame(frame(pkt), false)
 		n.sendUD(path.Link, frame(pkt))
-	case PathGroup:
-		n.do(SendUD{MGID: path.MGID, Frame: frame(pkt)})
+	case fib.PathGroup:
+		n.do(SendUD{MGID: path.Link.GID, Frame: frame(pkt)})
 	}
 }
 

@@ -1,12 +1,11 @@
 // Package mtu decides sizes: what Receive MTU we offer and accept, which UD MTU
-// an underlay bears, what to do with a packet too large for its next hop, and
-// which routes of the device should say so. It decides; hostnet and datapath do.
+// an underlay bears, and what to do with a packet too large for its next hop. It
+// decides; datapath does. Which routes of the device say so is for fib.
 //
 // Every function is pure. All sizes are octets. An IP MTU counts the IP header
 // onwards; a Receive MTU also counts the 4-octet encapsulation header.
 //
-// Sources: RFC 4755 sections 5, 6 and 7.2, RFC 4391 section 7, decisions D3 and
-// D7 of the design, RoCEv2 header sizes.
+// Sources: RFC 4755 sections 5, 6 and 7.2, RFC 4391 section 7, RoCEv2 header sizes.
 package mtu
 
 import (

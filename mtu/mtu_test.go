@@ -3,7 +3,6 @@ package mtu
 import (
 	"errors"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
@@ -158,59 +157,6 @@ func pfx(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
 func ip(s string) netip.Addr { return netip.MustParseAddr(s) }
 
-func TestRoutes(t *testing.T) {
-	d := Device{
-		MTU: 65520, UDMTU: 2044, Multicast6: true, IPv4: true,
-		Prefixes:   []netip.Prefix{pfx("fe80::1/64"), pfx("10.0.0.0/24"), pfx("172.16.0.2/32")},
-		Broadcasts: []netip.Addr{ip("10.0.0.255")},
-		Neighbors: []Neighbor{
-			{ip("fe80::2%ibcm0"), 65520}, {ip("10.0.0.3"), 8996}, {ip("10.0.0.2"), 65520},
-			{ip("172.16.0.2"), 65520}, // a peer address
-			{ip("192.0.2.1"), 65520},  // onlink, no connected route
-		},
-	}
-	want := []Route{
-		// 4755-5-3, 4755-7.2-1, 4755-7.2-2
-		{RouteConnected, pfx("10.0.0.0/24"), 2044, 65480},
-		{RouteConnected, pfx("172.16.0.2/32"), 65520, 65480},
-		{RouteConnected, pfx("fe80::/64"), 2044, 65460},
-		{RouteBroadcast, pfx("10.0.0.255/32"), 2044, 0},
-		{RouteMulticast, pfx("ff00::/8"), 2044, 0},
-		{RouteGroups, pfx("224.0.0.0/4"), 2044, 0},
-		// 4755-7.2-1, 4755-5-4
-		{RouteHost, pfx("10.0.0.2/32"), 65520, 0},
-		{RouteHost, pfx("10.0.0.3/32"), 8996, 0},
-		{RouteHost, pfx("fe80::2/128"), 65520, 0},
-	}
-	if got := Routes(d); !slices.Equal(got, want) {
-		t.Errorf("got\n%v\nwant\n%v", got, want)
-	}
-	// A provider that sends some messages at less cost: no longer ones from TCP.
-	d.BestMessage = 61440
-	for i, r := range Routes(d) {
-		mss := want[i].AdvMSS
-		if r.Kind == RouteConnected || r.Kind == RouteHost && r.MTU > 61436 {
-			mss = 61436 - 20 - 20
-			if r.Dst.Addr().Is6() {
-				mss -= 20
-			}
-		}
-		if r.MTU != want[i].MTU || r.AdvMSS != mss {
-			t.Errorf("best message 61440: got %+v, want advmss %d", r, mss)
-		}
-	}
-	// The user lowers the device MTU: nothing is above it.
-	d.MTU = 1500
-	for _, r := range Routes(d) {
-		if r.MTU > 1500 || r.AdvMSS > 1460 {
-			t.Errorf("device MTU 1500, but %+v", r)
-		}
-	}
-	if got := Routes(Device{}); len(got) != 0 {
-		t.Errorf("an empty device wants %v", got)
-	}
-}
-
 func TestDecide(t *testing.T) {
 	v4, v6, g4, g6 := ip("10.0.0.2"), ip("fd00::2"), ip("239.1.1.1"), ip("ff02::1:3")
 	for _, tt := range []struct {
@@ -305,11 +251,6 @@ func FuzzDecide(f *testing.F) {
 }
 
 func TestNames(t *testing.T) {
-	for k := RouteConnected; k <= RouteHost; k++ {
-		if k.String() == "none" {
-			t.Errorf("route kind %d has no name", k)
-		}
-	}
 	for v := Send; v <= Discard; v++ {
 		if v.String() == "none" {
 			t.Errorf("verdict %d has no name", v)

@@ -43,20 +43,22 @@ func (f Fields) Of(flow Flow) Flow {
 
 // A Query asks the kernel for the route that it would take (RTM_GETROUTE).
 type Query struct {
-	Flow     // a zero Src lets the kernel choose, zero Proto and ports are not asked with
-	OIF  int // index of the device that it must leave by; zero: any
-	IIF  int // index of the device that it came in by; zero: it is made here
+	Flow       // a zero Src lets the kernel choose, zero Proto and ports are not asked with
+	OIF   int  // index of the device that it must leave by; zero: any
+	IIF   int  // index of the device that it came in by; zero: it is made here
+	Match bool // answer with the route as it stands in its table (RTM_F_FIB_MATCH): Prefix, and its own MTU
 }
 
 // An Answer is the route that the kernel would take.
 type Answer struct {
-	Type     RouteType  // Unicast, Local, Broadcast, Multicast; or why there is none: Unreachable, Prohibit, Blackhole
-	OIF      int        // index of the device
-	Via      netip.Addr // gateway; zero: the destination is on the link
-	Src      netip.Addr // preferred source
-	Table    int        // that the route stands in; zero: not told
-	Protocol uint8      // who made the route; zero: not told, as always for IPv4
-	MTU      int        // octets, of the route or an exception to it; zero: the device's
+	Type     RouteType    // Unicast, Local, Broadcast, Multicast; or why there is none: Unreachable, Prohibit, Blackhole
+	OIF      int          // index of the device
+	Via      netip.Addr   // gateway; zero: the destination is on the link
+	Src      netip.Addr   // preferred source
+	Table    int          // that the route stands in; zero: not told
+	Protocol uint8        // who made the route; zero: not told, as for IPv4 without Match
+	MTU      int          // octets, of the route or an exception to it; zero: the device's
+	Prefix   netip.Prefix // of the route; only with Match
 }
 
 // OK reports whether packets can be sent by a.

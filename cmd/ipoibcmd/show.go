@@ -230,13 +230,13 @@ func printNeigh(w io.Writer, d *control.Neighbours) {
 }
 
 func printRoutes(w io.Writer, d *control.Routes) {
-	t := newTable(w, "PREFIX", "KIND", "VIA", "PEER", "MTU", "IN ip route")
+	t := newTable(w, "NEXT HOP", "KIND", "PEER", "MTU", "DESTINATIONS", "IN ip route")
 	for _, r := range d.Routes {
 		kernel := ""
 		if r.Kernel {
 			kernel = "yes"
 		}
-		t.AppendRow(table.Row{r.Prefix, r.Kind, r.Gateway, r.Peer, r.MTU, kernel})
+		t.AppendRow(table.Row{r.NextHop, r.Kind, r.Peer, r.MTU, r.Destinations, kernel})
 	}
 	t.Render()
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ipoibcm/cm"
+	"ipoibcm/fib"
 	"ipoibcm/ipoib"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire/mad"
@@ -125,7 +126,7 @@ func (w *world) check() {
 			if !w.sent[i] {
 				continue
 			}
-			if w.nodes[p[0]].paths[p[1]].Kind != ipoib.PathConn {
+			if w.nodes[p[0]].paths[p[1]].Kind != fib.PathConn {
 				w.failf("nothing was lost or delayed, but %s has no connection to send to %s on", w.nodes[p[0]].name(), w.nodes[p[1]].name())
 			}
 			// What is under way when a 0x01 connection takes over from a 0x10 one may be lost.

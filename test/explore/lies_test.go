@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"ipoibcm/cm"
+	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
 	"ipoibcm/serviceid"
@@ -55,7 +56,7 @@ func stage(t *testing.T, moment string, inband bool) *scene {
 			sc.notes = append(sc.notes, line)
 		}
 	}
-	w.step(0, ipoib.AddrAdded{Prefix: netip.MustParsePrefix("fd00::1/64")})
+	w.told(0, w.nodes[0].kernel.AddAddr(netip.MustParsePrefix("fd00::1/64")))
 	w.pass(10 * time.Second)
 	switch moment {
 	case atRest:
@@ -71,7 +72,7 @@ func stage(t *testing.T, moment string, inband bool) *scene {
 	}
 	switch moment {
 	case closed, forgotten:
-		w.step(1, ipoib.LinkDown{})
+		w.told(1, w.nodes[1].kernel.Up(false))
 		sc.deliver()
 		if moment == forgotten {
 			w.pass(5 * time.Second)
@@ -478,7 +479,7 @@ func TestForgedRedial(t *testing.T) {
 			for range 60 {
 				sc.deliver()
 				sc.pass(time.Second)
-				if now := sc.a.paths[1]; now != path && (path.Kind == ipoib.PathConn || now.Kind != ipoib.PathUD) {
+				if now := sc.a.paths[1]; now != path && (path.Kind == fib.PathConn || now.Kind != fib.PathUD) {
 					t.Fatalf("%s, in-band %v: the path to b was %+v, now %+v", moment, inband, path, sc.a.paths[1])
 				}
 			}

@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"ipoibcm/cm"
+	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
 	"ipoibcm/verbs"
@@ -199,7 +200,7 @@ func specialTypes() map[reflect.Type]writer {
 		reflect.TypeFor[mad.CommID](): func(p *printer, x unsafe.Pointer) { p.name(&p.comm, uint64(at[mad.CommID](x))) },
 		reflect.TypeFor[ib.PSN]():     func(p *printer, x unsafe.Pointer) { p.name(&p.psn, uint64(at[ib.PSN](x))) },
 		reflect.TypeFor[cm.Handle]():  func(p *printer, x unsafe.Pointer) { p.name(&p.handle, uint64(at[cm.Handle](x))) },
-		reflect.TypeFor[ipoib.Conn](): func(p *printer, x unsafe.Pointer) { p.name(&p.conn, uint64(at[ipoib.Conn](x))) },
+		reflect.TypeFor[fib.Conn]():   func(p *printer, x unsafe.Pointer) { p.name(&p.conn, uint64(at[fib.Conn](x))) },
 		reflect.TypeFor[[256]byte]():  func(p *printer, x unsafe.Pointer) { p.message((*[256]byte)(x)) },
 		reflect.TypeFor[[]byte]():     func(p *printer, x unsafe.Pointer) { p.octets(at[[]byte](x)) },
 		reflect.TypeFor[string]():     func(p *printer, x unsafe.Pointer) { p.octets([]byte(at[string](x))) },

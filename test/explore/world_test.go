@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"ipoibcm/cm"
+	"ipoibcm/fib"
+	"ipoibcm/fib/fibtest"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
 	"ipoibcm/neigh"
@@ -81,8 +83,10 @@ type node struct {
 	boot   int            // how often it was started
 	former ib.QPN         // the UD QPN of its former life, if it was another
 	qps    []qp
-	made   int            // QPs, since it was started
-	paths  [3]ipoib.Path  // to the other hosts
+	made   int         // QPs, since it was started
+	paths  [3]fib.Path // to the other hosts, as packets find them
+	shown  [3]fib.Path // as the data path has them
+	kernel *fibtest.Kernel
 	got    [3][2]uint8    // packets from each, by tag: of the search, of recover
 	memo   map[uint64]int // of the fault
 	ended  tally          // when the search began, and what is no failure since
@@ -90,7 +94,7 @@ type node struct {
 
 // A qp is one connected queue pair, as the driver sees it.
 type qp struct {
-	conn         ipoib.Conn
+	conn         fib.Conn
 	qpn          ib.QPN
 	trans        ib.Transport
 	receive      int
@@ -122,10 +126,10 @@ type item struct {
 	mad *verbs.MAD // nobody changes it
 	msg mad.Message
 
-	conn ipoib.Conn // itemQP, itemDead: of to
-	qpn  ib.QPN     // itemQP; itemData: where it goes
-	src  ib.QPN     // itemData: where it comes from
-	psn  ib.PSN     // itemData: what the sender sends with
+	conn fib.Conn // itemQP, itemDead: of to
+	qpn  ib.QPN   // itemQP; itemData: where it goes
+	src  ib.QPN   // itemData: where it comes from
+	psn  ib.PSN   // itemData: what the sender sends with
 	mtu  ib.MTU
 	size int
 	tag  byte
@@ -193,6 +197,7 @@ func (w *world) node(i int) *node {
 	if !w.own[i] {
 		n := *w.nodes[i]
 		n.f = clone(w.t.plans, n.f)
+		n.kernel = clone(w.t.plans, n.kernel)
 		n.qps = slices.Clone(n.qps)
 		if n.memo != nil {
 			m := make(map[uint64]int, len(n.memo))
@@ -326,7 +331,7 @@ func (w *world) nextTimer() (time.Time, int) {
 func (w *world) start(i int, heard bool) {
 	n := w.node(i)
 	n.boot++
-	n.qps, n.made, n.paths = nil, 0, [3]ipoib.Path{}
+	n.qps, n.made, n.paths, n.shown = nil, 0, [3]fib.Path{}, [3]fib.Path{}
 	if n.fault != nil {
 		n.memo = map[uint64]int{}
 	}
@@ -347,10 +352,10 @@ func (w *world) start(i int, heard bool) {
 		o.CM = cm.Options{}
 	}
 	n.f = ipoib.New(o)
-	mine := netip.PrefixFrom(addr(i), 24)
-	for _, ev := range []ipoib.Event{ipoib.Start{}, ipoib.LinkUp{}, ipoib.AddrAdded{Prefix: mine},
-		ipoib.RoutesChanged{Routes: []ipoib.Route{{Prefix: mine.Masked()}}}} {
-		w.stepUD(i, ev, heard)
+	n.kernel = fibtest.New()
+	w.stepUD(i, ipoib.Start{}, heard)
+	for _, ev := range slices.Concat(n.kernel.Start(), n.kernel.Up(true), n.kernel.AddAddr(netip.PrefixFrom(addr(i), 24))) {
+		w.stepUD(i, ipoib.FIBEvent{Event: ev}, heard)
 	}
 }
 
@@ -371,12 +376,19 @@ const tagAt = encap.HeaderLen + 20 + 8
 // send has i send a packet to j, as a data path would.
 func (w *world) send(i, j int, tag byte) {
 	ev := w.packet(i, j, tag, payload).(ipoib.Packet)
-	if p := w.nodes[i].paths[j]; p.Kind == ipoib.PathConn && len(ev.IP) <= p.MTU {
+	if p := w.nodes[i].paths[j]; p.Kind == fib.PathConn && len(ev.IP) <= p.MTU {
 		fr := append([]byte{byte(encap.IPv4 >> 8), byte(encap.IPv4 & 0xff), 0, 0}, ev.IP...)
 		w.onConn(w.node(i), p.Conn, fr)
 		return
 	}
 	w.step(i, ev)
+}
+
+// told tells machine i what its kernel has done.
+func (w *world) told(i int, evs []fib.Event) {
+	for _, ev := range evs {
+		w.step(i, ipoib.FIBEvent{Event: ev})
+	}
 }
 
 func (w *world) step(i int, ev ipoib.Event) { w.stepUD(i, ev, true) }
@@ -399,7 +411,9 @@ func (w *world) stepUD(i int, ev ipoib.Event, heard bool) {
 
 func (w *world) do(i int, ev ipoib.Event, heard bool) {
 	n := w.node(i)
-	for _, a := range n.f.Step(nil, w.now, ev) {
+	actions := n.f.Step(nil, w.now, ev)
+	w.lookUp(n)
+	for _, a := range actions {
 		switch a := a.(type) {
 		case ipoib.SendUD:
 			if heard {
@@ -427,33 +441,59 @@ func (w *world) do(i int, ev ipoib.Event, heard bool) {
 			w.items = slices.DeleteFunc(w.items, func(it item) bool {
 				return it.to == i && (it.kind == itemQP || it.kind == itemDead) && it.conn == a.Conn
 			})
-			for j, p := range n.paths {
-				if p.Kind == ipoib.PathConn && p.Conn == a.Conn {
+			for j, p := range n.shown {
+				if p.Kind == fib.PathConn && p.Conn == a.Conn {
 					w.failf("%s destroys queue pair %d, which its path to %s needs", n.name(), a.Conn, w.nodes[j].name())
 				}
 			}
-		case ipoib.SetPath:
-			if q := n.qp(a.Path.Conn); a.Path.Kind == ipoib.PathConn && (q == nil || !q.rts) {
-				w.failf("%s: a path leads to connection %d, which is not up", n.name(), a.Path.Conn)
-			}
-			w.setPath(n, a.Prefix, a.Path)
-		case ipoib.DelPath:
-			w.setPath(n, a.Prefix, ipoib.Path{})
+		case ipoib.FIBAction:
+			w.doFIB(n, a.Action, heard)
 		case ipoib.Note:
 			w.sayf("      %s: %s", n.name(), a.Text)
 		}
 	}
 }
 
-func (w *world) setPath(n *node, p netip.Prefix, path ipoib.Path) {
-	for j := range w.nodes {
-		if p.IsSingleIP() && p.Addr() == addr(j) {
-			n.paths[j] = path
+func (w *world) doFIB(n *node, a fib.Action, heard bool) {
+	switch a := a.(type) {
+	case fib.SetPath:
+		if q := n.qp(a.Path.Conn); a.Path.Kind == fib.PathConn && (q == nil || !q.rts) {
+			w.failf("%s: a path leads to connection %d, which is not up", n.name(), a.Path.Conn)
+		}
+		w.show(n, a.Hop, a.Path)
+	case fib.DelPath:
+		w.show(n, a.Hop, fib.Path{})
+	default:
+		evs, _ := n.kernel.Do(a)
+		for _, ev := range evs {
+			w.stepUD(n.index, ipoib.FIBEvent{Event: ev}, heard)
 		}
 	}
 }
 
-func (n *node) qp(c ipoib.Conn) *qp {
+// show takes the path of a hop as the data path has it.
+func (w *world) show(n *node, hop netip.Addr, path fib.Path) {
+	for j := range w.nodes {
+		if hop == addr(j) {
+			n.shown[j] = path
+		}
+	}
+}
+
+// lookUp takes the paths to the other hosts as packets would find them: those of
+// a destination that the data path has forgotten come up, and go the same way.
+func (w *world) lookUp(n *node) {
+	n.paths = [3]fib.Path{}
+	for _, nb := range n.f.Neighbours() {
+		for j := range w.nodes {
+			if nb.Addr == addr(j) {
+				n.paths[j] = nb.Path
+			}
+		}
+	}
+}
+
+func (n *node) qp(c fib.Conn) *qp {
 	for i := range n.qps {
 		if n.qps[i].conn == c {
 			return &n.qps[i]
@@ -518,7 +558,7 @@ func (w *world) sendUD(n *node, a ipoib.SendUD) {
 }
 
 // onConn puts a data packet on the way.
-func (w *world) onConn(n *node, id ipoib.Conn, fr []byte) {
+func (w *world) onConn(n *node, id fib.Conn, fr []byte) {
 	q := n.qp(id)
 	if q == nil || !q.rts {
 		w.failf("%s sends on connection %d, which is not up", n.name(), id)

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"ipoibcm/fib"
+	"ipoibcm/fib/fibtest"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
 	"ipoibcm/serviceid"
@@ -29,13 +31,15 @@ type crowd struct {
 	flags encap.Flags // that peers announce
 	quiet bool        // peers do not answer queries
 
+	kernel *fibtest.Kernel
+
 	steps   int
 	onStep  func(time.Duration) // told how long each Step took, unless nil
 	pending []ipoib.Event       // what the last Step led to
 	out     []ipoib.Action
 	qpn     ib.QPN      // last made
 	up      int         // connections of ours and the peers' that came up
-	last    ipoib.Conn  // made last
+	last    fib.Conn    // made last
 	commID  mad.CommID  // that the machine drew last
 	sent    map[int]int // UD data packets by peer; nil: not counted
 }
@@ -68,9 +72,10 @@ func newCrowd(tb testing.TB, o ipoib.Options) *crowd {
 	c := &crowd{tb: tb, link: o.Link, now: time.Unix(1_700_000_000, 0), qpn: 0x200000, flags: encap.FlagRC}
 	c.m = ipoib.New(o)
 	c.step(ipoib.Start{})
-	c.step(ipoib.LinkUp{})
-	c.step(ipoib.AddrAdded{Prefix: hubAddr})
-	c.step(ipoib.RoutesChanged{Routes: []ipoib.Route{{Prefix: hubAddr.Masked()}}})
+	c.kernel = fibtest.New()
+	c.told(c.kernel.Start())
+	c.told(c.kernel.Up(true))
+	c.told(c.kernel.AddAddr(hubAddr))
 	c.run(5 * time.Second) // detection and announcements are over
 	return c
 }
@@ -102,6 +107,13 @@ func (c *crowd) peerLink(i int) encap.LinkAddr {
 func (c *crowd) step(ev ipoib.Event) {
 	c.later(ev)
 	c.flush()
+}
+
+// told tells the machine what the kernel has done.
+func (c *crowd) told(evs []fib.Event) {
+	for _, ev := range evs {
+		c.step(ipoib.FIBEvent{Event: ev})
+	}
 }
 
 // one is a single Step.
@@ -151,6 +163,11 @@ func (c *crowd) do(a ipoib.Action) {
 		c.later(ipoib.QPCreated{Conn: a.Conn, QPN: c.qpn})
 	case ipoib.SendMAD:
 		c.recvMAD(a.MAD)
+	case ipoib.FIBAction:
+		evs, _ := c.kernel.Do(a.Action)
+		for _, ev := range evs {
+			c.later(ipoib.FIBEvent{Event: ev})
+		}
 	}
 }
 
@@ -180,7 +197,11 @@ func (c *crowd) asks(i int) {
 
 // packet is one of the kernel's to peer i, of n octets of payload.
 func (c *crowd) packet(i, n int) ipoib.Event {
-	b, err := ip.Echo{Src: hubAddr.Addr(), Dst: peerIP(i), Data: make([]byte, n)}.AppendBinary(nil)
+	return c.packetTo(peerIP(i), n)
+}
+
+func (c *crowd) packetTo(dst netip.Addr, n int) ipoib.Event {
+	b, err := ip.Echo{Src: hubAddr.Addr(), Dst: dst, Data: make([]byte, n)}.AppendBinary(nil)
 	if err != nil {
 		c.tb.Fatal(err)
 	}

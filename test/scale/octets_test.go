@@ -1,14 +1,20 @@
 package scale
 
 import (
+	"encoding/binary"
+	"ipoibcm/fib/fibtest"
+	"ipoibcm/rtnl"
+	"net/netip"
 	"runtime"
 	"testing"
+	"time"
 )
 
 // What one of very many may take in the heap, in octets, all that the machine knows of
 // it in every room together. Buffers of queue pairs are the provider's.
 const (
 	maxPerNeighbour = 1024
+	maxPerDest      = 384
 	maxPerConn      = 4096
 )
 
@@ -38,6 +44,10 @@ func octetsOf(tb testing.TB, n int, connected bool) int64 {
 		c.flags = 0
 	}
 	c.meet(0, n)
+	c.run(2 * time.Minute) // what leads to them is forgotten, because nothing is sent
+	if got := c.m.Dests(); got != 0 {
+		tb.Fatalf("%d destinations after two minutes without a packet, want 0", got)
+	}
 	s := c.m.Status()
 	if s.Neighbours != n || s.Peers != n || connected && s.Conns != n {
 		tb.Fatalf("%d neighbours, %d peers and %d connections, want %d", s.Neighbours, s.Peers, s.Conns, n)
@@ -48,6 +58,26 @@ func octetsOf(tb testing.TB, n int, connected bool) int64 {
 // perNeighbour returns the octets that each of n neighbours takes.
 func perNeighbour(tb testing.TB, n int) int64 {
 	return (octetsOf(tb, n, false) - held(newCrowd(tb, crowdOptions(n)))) / int64(n)
+}
+
+// perDest returns the octets that each of n destinations behind one neighbour takes.
+func perDest(tb testing.TB, n int) int64 {
+	c := newCrowd(tb, crowdOptions(10))
+	c.told(c.kernel.AddRoute(fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix("64.0.0.0/2"), Type: rtnl.Unicast, Via: peerIP(1)}, OIF: fibtest.Index}))
+	c.meet(0, 10)
+	before := heap()
+	for i := range n {
+		var a [4]byte
+		binary.BigEndian.PutUint32(a[:], 64<<24+uint32(i))
+		c.step(c.packetTo(netip.AddrFrom4(a), 64))
+	}
+	c.out, c.pending = nil, nil
+	if got := c.m.Dests(); got < n {
+		tb.Fatalf("%d destinations, want %d", got, n)
+	}
+	octets := heap() - before
+	runtime.KeepAlive(c)
+	return octets / int64(n)
 }
 
 // perConn returns what each of n idle connections takes besides its neighbour.
@@ -62,6 +92,13 @@ func TestOctets(t *testing.T) {
 	for _, n := range []int{1000, 10_000, 100_000} {
 		if got := perNeighbour(t, n); got > maxPerNeighbour {
 			t.Errorf("each of %d neighbours takes %d octets, want at most %d", n, got, maxPerNeighbour)
+		}
+	}
+	for _, n := range []int{1000, 200_000} {
+		got := perDest(t, n)
+		t.Logf("each of %d destinations takes %d octets", n, got)
+		if got > maxPerDest {
+			t.Errorf("each of %d destinations takes %d octets, want at most %d", n, got, maxPerDest)
 		}
 	}
 	for _, n := range []int{1000, 10_000} {

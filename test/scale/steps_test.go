@@ -4,8 +4,11 @@ import (
 	"net/netip"
 	"time"
 
+	"ipoibcm/fib"
+	"ipoibcm/fib/fibtest"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
@@ -19,10 +22,9 @@ type field struct {
 	turn   int  // of known
 	afar   bool // every turn takes known to others
 	serial int  // of what must not come twice
-	lively []ipoib.Conn
+	lively []fib.Conn
 	use    []ipoib.ConnUse
 	ud     []ipoib.UDUse
-	routes []ipoib.Route
 }
 
 // heldConns is how many connections a field has all the time.
@@ -40,7 +42,6 @@ func newField(c *crowd, n int) *field {
 		f.use = append(f.use, ipoib.ConnUse{Conn: c.last})
 		f.ud = append(f.ud, ipoib.UDUse{Link: c.peerLink(heldConns + i)})
 	}
-	f.routes = []ipoib.Route{{Prefix: hubAddr.Masked()}, {}}
 	return f
 }
 
@@ -134,15 +135,15 @@ var operations = []operation{
 		f.run(time.Minute)
 	}},
 	{"route by a gateway comes, goes", func(f *field) {
-		f.routes[1] = ipoib.Route{Prefix: netip.MustParsePrefix("192.0.2.0/24"), Gateway: peerIP(f.known())}
-		f.step(ipoib.RoutesChanged{Routes: f.routes})
-		f.step(ipoib.RoutesChanged{Routes: f.routes[:1]})
+		r := fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix("192.0.2.0/24"), Type: rtnl.Unicast, Via: peerIP(f.known())}, OIF: fibtest.Index}
+		f.told(f.kernel.AddRoute(r))
+		f.told(f.kernel.DelRoute(r))
 	}},
 	{"address comes, goes", func(f *field) {
 		p := netip.MustParsePrefix("198.51.100.1/24")
-		f.step(ipoib.AddrAdded{Prefix: p})
+		f.told(f.kernel.AddAddr(p))
 		f.run(5 * time.Second)
-		f.step(ipoib.AddrRemoved{Prefix: p})
+		f.told(f.kernel.DelAddr(p))
 	}},
 	{"underlay changes its path MTU", func(f *field) {
 		f.step(ipoib.UnderlayChanged{Link: f.link, PathMTU: ib.MTU4096, Active: true})

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"ipoibcm/internal/long"
-	"ipoibcm/ipoib"
 )
 
 var (
@@ -36,8 +35,8 @@ func TestProbe(t *testing.T) {
 			op.do(f)
 		}
 		if *controlFlag { // the MTU of every entry may have to change
-			f.step(ipoib.DeviceMTU{MTU: 65000})
-			f.step(ipoib.DeviceMTU{MTU: 65520})
+			f.told(f.kernel.MTU(65000))
+			f.told(f.kernel.MTU(65520))
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
 	"ipoibcm/wire/encap"
@@ -130,7 +131,7 @@ func (h *host) afterStep(idle bool) {
 	recs, ns := h.m.Conns(), h.m.Neighbours()
 	h.checkRecords(recs, ns)
 	h.checkExplained(recs, ns, false)
-	for a, mtu := range h.routes {
+	for a, mtu := range h.hostRoutes() {
 		if mtu > 65520 || mtu < 68 {
 			h.w.fatalf("%s: host route to %v with MTU %d", h.name(), a, mtu)
 		}
@@ -202,17 +203,17 @@ func (w *world) checkRoutes(h *host) {
 			}
 		}
 	}
-	if !maps.Equal(want, h.routes) {
-		w.fatalf("%s: host routes %v, want %v", h.name(), h.routes, want)
+	if have := h.hostRoutes(); !maps.Equal(want, have) {
+		w.fatalf("%s: host routes %v, want %v", h.name(), have, want)
 	}
-	rs := h.m.Routes()
-	if len(rs) != len(h.paths) {
-		w.fatalf("%s: %d paths, the machine knows %d", h.name(), len(h.paths), len(rs))
-	}
-	for _, r := range rs {
-		if h.paths[r.Prefix] != r.Path {
-			w.fatalf("%s: path of %v is %+v, the machine says %+v", h.name(), r.Prefix, h.paths[r.Prefix], r.Path)
+	paths := map[netip.Addr]fib.Path{}
+	for _, hop := range h.m.Hops() {
+		if hop.Dests > 0 {
+			paths[hop.Addr] = hop.Path
 		}
+	}
+	if !maps.Equal(paths, h.paths) {
+		w.fatalf("%s: paths %+v, the machine says %+v", h.name(), h.paths, paths)
 	}
 }
 
@@ -353,7 +354,7 @@ func (w *world) end() {
 			w.checkRoutes(o)
 		}
 		switch {
-		case len(h.m.Conns()) > 0 || len(h.routes) > 0 || len(h.paths) > 0 || len(h.port.QPs()) != 1:
+		case len(h.m.Conns()) > 0 || len(h.hostRoutes()) > 0 || len(h.paths) > 0 || len(h.port.QPs()) != 1:
 			w.fatalf("%s has stopped and left something behind", h.name())
 		case len(h.port.Groups()) > 0:
 			w.fatalf("%s has stopped and is still in %v", h.name(), h.port.Groups())

@@ -5,7 +5,10 @@ import (
 	"strings"
 	"testing"
 
+	"ipoibcm/fib"
+	"ipoibcm/fib/fibtest"
 	"ipoibcm/ipoib"
+	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/mad"
 )
@@ -106,18 +109,18 @@ const (
 )
 
 // wrong is the path that a broken agent takes.
-func (h *host) wrong(path ipoib.Path) ipoib.Path {
+func (h *host) wrong(path fib.Path) fib.Path {
 	other := func() {
 		for id, c := range h.conns { // the smallest: maps have no order
-			if id != path.Conn && c.up() && (path.Kind != ipoib.PathConn || id < path.Conn) {
-				path.Kind, path.Conn = ipoib.PathConn, id
+			if id != path.Conn && c.up() && (path.Kind != fib.PathConn || id < path.Conn) {
+				path.Kind, path.Conn = fib.PathConn, id
 			}
 		}
 	}
 	switch {
 	case h.cfg.fault == ignoresMTU:
 		path.MTU = 1 << 16
-	case h.cfg.fault == sendsElsewhere && path.Kind == ipoib.PathConn, h.cfg.fault == groupsOnConn && path.Kind == ipoib.PathGroup:
+	case h.cfg.fault == sendsElsewhere && path.Kind == fib.PathConn, h.cfg.fault == groupsOnConn && path.Kind == fib.PathGroup:
 		other()
 	}
 	return path
@@ -137,7 +140,8 @@ func (h *host) deaf(m *verbs.MAD) bool {
 
 // explain is what h says about a, which a broken agent does not.
 func (h *host) explain(a netip.Addr) ipoib.Explanation {
-	e := h.m.Explain(a)
+	hop := must(fib.Ask(h.tables, fibtest.Index, rtnl.Flow{Dst: a}))
+	e := h.m.Explain(a, hop)
 	if h.cfg.fault == forgetsWhy {
 		e.Reasons = nil
 	}

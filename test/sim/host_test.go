@@ -10,10 +10,12 @@ import (
 	"strings"
 	"time"
 
+	"ipoibcm/fib"
 	"ipoibcm/group"
 	"ipoibcm/ib"
 	"ipoibcm/internal/simfabric"
 	"ipoibcm/ipoib"
+	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/mad"
@@ -61,7 +63,8 @@ type host struct {
 	link  encap.LinkAddr
 	mUp   bool // the machine was told so
 	table *group.Table
-	paths map[netip.Prefix]ipoib.Path
+	paths map[netip.Addr]fib.Path // by next hop
+	dests map[rtnl.Flow]netip.Addr
 
 	pending  []ipoib.Event
 	stepping bool
@@ -78,7 +81,7 @@ type host struct {
 	looked   int                 // by checkExplained
 
 	ud       *conn
-	conns    map[ipoib.Conn]*conn
+	conns    map[fib.Conn]*conn
 	byQPN    map[ib.QPN]*conn
 	sendCQ   verbs.CQ
 	recvCQ   verbs.CQ
@@ -119,8 +122,8 @@ func (h *host) boot() {
 	h.life++
 	h.dead, h.shutdown = false, false
 	h.port = h.w.f.NewPort(simfabric.PortOptions{GID: h.gid, MTU: h.cfg.path})
-	h.paths, h.table = map[netip.Prefix]ipoib.Path{}, nil
-	h.conns, h.byQPN = map[ipoib.Conn]*conn{}, map[ib.QPN]*conn{}
+	h.paths, h.dests, h.table = map[netip.Addr]fib.Path{}, map[rtnl.Flow]netip.Addr{}, nil
+	h.conns, h.byQPN = map[fib.Conn]*conn{}, map[ib.QPN]*conn{}
 	h.udUse, h.mads, h.notes = map[encap.LinkAddr]ipoib.UDUse{}, map[mad.AttrID]int{}, map[ipoib.NoteKind]int{}
 	h.pending, h.stepping, h.busy, h.held, h.waking, h.inband = nil, false, time.Time{}, 0, false, 0
 	h.books, h.touched = books{}, map[netip.Addr]bool{}
@@ -220,7 +223,7 @@ func (h *host) tell(format string, args ...any) {
 // String prints all that is known of h.
 func (h *host) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "host %s %v mode %v dead %v up %v host routes %v\n", h.name(), h.link, h.cfg.mode, h.dead, h.up, h.routes)
+	fmt.Fprintf(&b, "host %s %v mode %v dead %v up %v host routes %v\n", h.name(), h.link, h.cfg.mode, h.dead, h.up, h.hostRoutes())
 	if h.dead {
 		return b.String()
 	}
@@ -330,11 +333,13 @@ func (h *host) step(ev ipoib.Event) {
 	for len(h.pending) > 0 {
 		ev := h.pending[0]
 		h.pending = h.pending[1:]
-		switch ev.(type) {
-		case ipoib.LinkUp:
-			h.mUp = true
-		case ipoib.LinkDown, ipoib.Shutdown:
+		switch ev := ev.(type) {
+		case ipoib.Shutdown:
 			h.mUp = false
+		case ipoib.FIBEvent:
+			if k, ok := ev.Event.(fib.Host); ok && k.Kind == rtnl.LinkChange {
+				h.mUp = k.Link.Up
+			}
 		}
 		h.w.steps++
 		h.bookEvent(ev)
@@ -425,28 +430,8 @@ func (h *host) do(a ipoib.Action) {
 		}
 	case ipoib.PublishGroups:
 		h.table = a.Table
-	case ipoib.SetPath:
-		h.touched[a.Prefix.Addr()] = true
-		if h.cfg.fault == forgetsPaths && a.Path.Kind == ipoib.PathConn {
-			return
-		}
-		if a.Path.Kind == ipoib.PathConn && h.conns[a.Path.Conn] == nil {
-			h.w.fatalf("%s: path of %v leads to connection %d, which is not there", h.name(), a.Prefix, a.Path.Conn)
-		}
-		h.paths[a.Prefix] = a.Path
-	case ipoib.DelPath:
-		if _, ok := h.paths[a.Prefix]; !ok {
-			h.w.fatalf("%s: there is no path of %v to remove", h.name(), a.Prefix)
-		}
-		delete(h.paths, a.Prefix)
-	case ipoib.HostRoute:
-		h.routes[a.Addr] = a.MTU
-	case ipoib.DelHostRoute:
-		if _, ok := h.routes[a.Addr]; !ok {
-			h.w.fatalf("%s: there is no host route to %v to remove", h.name(), a.Addr)
-		}
-		delete(h.routes, a.Addr)
-	case ipoib.FlushExceptions:
+	case ipoib.FIBAction:
+		h.doFIB(a.Action)
 		h.flushes++
 	case ipoib.AddAddr:
 		h.soon(func() { h.kernel.addAddr(a.Prefix) })
@@ -502,4 +487,48 @@ func (h *host) with(peer *host) (cs []ipoib.ConnInfo) {
 		}
 	}
 	return cs
+}
+
+// doFIB is the data path's table and the kernel's.
+func (h *host) doFIB(a fib.Action) {
+	switch a := a.(type) {
+	case fib.SetPath:
+		h.touched[a.Hop] = true
+		if h.cfg.fault == forgetsPaths && a.Path.Kind == fib.PathConn {
+			return
+		}
+		if a.Path.Kind == fib.PathConn && h.conns[a.Path.Conn] == nil {
+			h.w.fatalf("%s: path of %v leads to connection %d, which is not there", h.name(), a.Hop, a.Path.Conn)
+		}
+		h.paths[a.Hop] = a.Path
+	case fib.DelPath:
+		if _, ok := h.paths[a.Hop]; !ok && h.cfg.fault != forgetsPaths {
+			h.w.fatalf("%s: there is no path of %v to remove", h.name(), a.Hop)
+		}
+		delete(h.paths, a.Hop)
+	case fib.SetDest:
+		h.dests[a.Flow] = a.Hop
+	case fib.DelDest:
+		if _, ok := h.dests[a.Flow]; !ok {
+			h.w.fatalf("%s: there is no destination %v to remove", h.name(), a.Flow.Dst)
+		}
+		delete(h.dests, a.Flow)
+	case fib.StaleDest: // told at once, where a data path waits for a packet
+		for _, flow := range slices.SortedFunc(maps.Keys(h.dests), func(x, y rtnl.Flow) int { return x.Dst.Compare(y.Dst) }) {
+			if a.Flow.Dst == flow.Dst || !a.Flow.Dst.IsValid() {
+				h.event(ipoib.FIBEvent{Event: fib.Stale{Flow: flow}})
+			}
+		}
+	case fib.ResetDests:
+		clear(h.dests)
+	default:
+		if h.tables == nil {
+			return // the device is gone
+		}
+		evs, ok := h.tables.Do(a)
+		if !ok {
+			h.w.fatalf("%s: unknown action %T of fib", h.name(), a)
+		}
+		h.kernel.tell(evs)
+	}
 }

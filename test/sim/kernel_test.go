@@ -6,7 +6,10 @@ import (
 	"net/netip"
 	"slices"
 
+	"ipoibcm/fib"
+	"ipoibcm/fib/fibtest"
 	"ipoibcm/ipoib"
+	"ipoibcm/rtnl"
 	"ipoibcm/wire/ip"
 )
 
@@ -16,10 +19,10 @@ type kernel struct {
 	up       bool
 	mtu      int
 	addrs    []netip.Prefix // configured, the interface's own link-local one too
-	gateways []ipoib.Route
+	tables   *fibtest.Kernel
+	gateways []fibtest.Route
 	local    []netip.Addr // addresses of other devices
 	groups   []netip.Addr
-	routes   map[netip.Addr]int // host routes that the machine asked for
 	ipid     uint16
 	frags    map[fragKey]*frag
 	icmp     int // too-big messages received
@@ -39,16 +42,40 @@ type frag struct {
 
 // create makes the device: addresses, then up, then routes.
 func (k *kernel) create() {
-	k.mtu, k.routes, k.frags = 65520, map[netip.Addr]int{}, map[fragKey]*frag{}
-	for _, p := range slices.Clone(k.addrs) {
-		k.h.step(ipoib.AddrAdded{Prefix: p})
+	k.mtu, k.frags = 65520, map[fragKey]*frag{}
+	k.tables = fibtest.New()
+	k.tables.Others = k.local
+	k.tables.Routes = slices.Clone(k.gateways)
+	for _, p := range k.addrs {
+		k.tables.AddAddr(p)
 	}
+	k.tell(k.tables.Start())
 	k.linkUp()
+}
+
+// tell tells the machine what has happened.
+func (k *kernel) tell(evs []fib.Event) {
+	for _, ev := range evs {
+		k.h.event(ipoib.FIBEvent{Event: ev})
+	}
+}
+
+// hostRoutes are the routes of the machine's to neighbours.
+func (k *kernel) hostRoutes() map[netip.Addr]int {
+	out := map[netip.Addr]int{}
+	if k.tables != nil {
+		for _, r := range k.tables.Own {
+			if r.Type == rtnl.Unicast {
+				out[r.Dst.Addr()] = r.MTU
+			}
+		}
+	}
+	return out
 }
 
 // destroy is what happens when the agent's end of the device closes.
 func (k *kernel) destroy() {
-	k.up, k.routes = false, map[netip.Addr]int{}
+	k.up, k.tables = false, nil
 	k.addrs = slices.DeleteFunc(k.addrs, func(p netip.Prefix) bool { return p.Addr().IsLinkLocalUnicast() })
 }
 
@@ -57,8 +84,12 @@ func (k *kernel) linkUp() {
 		return
 	}
 	k.up = true
-	k.h.event(ipoib.LinkUp{})
-	k.tellRoutes()
+	k.tell(k.tables.Up(true))
+	for _, r := range k.gateways {
+		if !slices.Contains(k.tables.Routes, r) { // of before the device went down
+			k.tell(k.tables.AddRoute(r))
+		}
+	}
 }
 
 // linkDown drops all IPv6 addresses, as Linux does by default.
@@ -72,29 +103,30 @@ func (k *kernel) linkDown() {
 			k.delAddr(p)
 		}
 	}
-	k.h.event(ipoib.LinkDown{})
-	k.tellRoutes()
+	k.tell(k.tables.Up(false))
 }
 
 func (k *kernel) addAddr(p netip.Prefix) {
 	if !slices.Contains(k.addrs, p) {
 		k.addrs = append(k.addrs, p)
-		k.h.event(ipoib.AddrAdded{Prefix: p})
-		k.tellRoutes()
+		if k.tables != nil {
+			k.tell(k.tables.AddAddr(p))
+		}
 	}
 }
 
 func (k *kernel) delAddr(p netip.Prefix) {
 	if i := slices.Index(k.addrs, p); i >= 0 {
 		k.addrs = slices.Delete(k.addrs, i, i+1)
-		k.h.event(ipoib.AddrRemoved{Prefix: p})
-		k.tellRoutes()
+		if k.tables != nil {
+			k.tell(k.tables.DelAddr(p))
+		}
 	}
 }
 
 func (k *kernel) setMTU(n int) {
 	k.mtu = n
-	k.h.event(ipoib.DeviceMTU{MTU: n})
+	k.tell(k.tables.MTU(n))
 }
 
 func (k *kernel) join(groups ...netip.Addr) {
@@ -103,21 +135,11 @@ func (k *kernel) join(groups ...netip.Addr) {
 }
 
 func (k *kernel) via(dst netip.Prefix, gateway netip.Addr) {
-	k.gateways = append(k.gateways, ipoib.Route{Prefix: dst, Gateway: gateway})
-	k.tellRoutes()
-}
-
-func (k *kernel) tellRoutes() {
-	var rs []ipoib.Route
-	if k.up {
-		for _, p := range k.addrs {
-			if r := (ipoib.Route{Prefix: p.Masked()}); !slices.Contains(rs, r) {
-				rs = append(rs, r)
-			}
-		}
-		rs = append(rs, k.gateways...)
+	r := fibtest.Route{Route: rtnl.Route{Dst: dst, Type: rtnl.Unicast, Via: gateway, Protocol: rtnl.ProtoStatic}, OIF: fibtest.Index}
+	k.gateways = append(k.gateways, r)
+	if k.tables != nil {
+		k.tell(k.tables.AddRoute(r))
 	}
-	k.h.event(ipoib.RoutesChanged{Routes: rs})
 }
 
 // source returns the address from which h sends to dst, and whether dst can be
@@ -140,7 +162,7 @@ func (k *kernel) source(dst netip.Addr) (src netip.Addr, ok bool) {
 		return best, k.up && best.IsValid()
 	}
 	for _, r := range k.gateways {
-		if r.Prefix.Contains(dst) {
+		if r.Dst.Contains(dst) {
 			return best, k.up && best.IsValid()
 		}
 	}

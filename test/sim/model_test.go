@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
 	"ipoibcm/neigh"
@@ -150,6 +151,9 @@ var dropNames = func() map[string]bool {
 		"ipv6_off", "malformed_packet", "oversize", "oversize_unanswerable", "nd_from_tun", "group_not_wanted"} {
 		names["drop_"+n] = true
 	}
+	for _, n := range []string{"lookups_busy", "lookup_queue", "no_answer", "device_down"} {
+		names["fib_drop_"+n] = true
+	}
 	for d := neigh.DropQueuePackets; d <= neigh.DropForgotten; d++ {
 		names["neigh_drop_"+d.String()] = true
 	}
@@ -194,7 +198,7 @@ func (h *host) queued() (largest, sum int) {
 	for _, n := range peers {
 		sum += n
 	}
-	return largest, sum
+	return largest, sum + h.m.Waiting()
 }
 
 // # What a connection has carried
@@ -313,7 +317,7 @@ func (h *host) checkNeighbour(n *ipoib.NeighbourInfo) {
 	case len(e.Reasons) == 0:
 		bad("no reason")
 	case !h.mUp:
-		if e.Path.Kind != ipoib.PathDrop {
+		if e.Path.Kind != fib.PathDrop {
 			bad("the interface is down")
 		}
 		return
@@ -336,11 +340,14 @@ func (h *host) checkNeighbour(n *ipoib.NeighbourInfo) {
 	case n.Queued > 0 && !strings.Contains(why, "wait") && !strings.Contains(why, "due within"):
 		bad("packets wait")
 	}
-	have, _ := h.lookup(n.Addr)
+	have, found := h.lookup(n.Addr)
+	if !found {
+		return // no packet went there yet, or not for a minute
+	}
 	if have.Kind == e.Path.Kind && have.Conn == e.Path.Conn && have.MTU == e.Path.MTU {
 		return
 	}
-	if e.Path.Kind == ipoib.PathMiss && have.Kind == ipoib.PathUD && !h.m.Deadline().After(h.now()) {
+	if e.Path.Kind == fib.PathMiss && have.Kind == fib.PathUD && !h.m.Deadline().After(h.now()) {
 		return // a pause is over and Wake is on its way
 	}
 	bad("the data path has " + have.Kind.String())

@@ -4,8 +4,10 @@ import (
 	"net/netip"
 	"slices"
 
+	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
@@ -27,7 +29,7 @@ const (
 // A conn is a queue pair with its buffers; the UD QP is one too.
 type conn struct {
 	h     *host
-	id    ipoib.Conn // 0: UD
+	id    fib.Conn // 0: UD
 	qp    verbs.QP
 	qpn   ib.QPN
 	trans ib.Transport
@@ -140,7 +142,7 @@ func (h *host) changeQPN() {
 	h.step(ipoib.UnderlayChanged{Link: h.link, PathMTU: p.MTU, Active: p.Active})
 }
 
-func newConn(h *host, id ipoib.Conn, qp verbs.QP) *conn {
+func newConn(h *host, id fib.Conn, qp verbs.QP) *conn {
 	return &conn{h: h, id: id, qp: qp, qpn: qp.QPN(), trans: qp.Transport(), inflight: map[uint64]*verbs.Region{},
 		sentAs: map[uint64]bool{}, lastOf: map[string]uint64{}}
 }
@@ -192,13 +194,13 @@ func (h *host) connectQP(a ipoib.ConnectQP) {
 	ok(c.qp.Modify(a.RTS))
 }
 
-func (h *host) destroyQP(id ipoib.Conn) {
+func (h *host) destroyQP(id fib.Conn) {
 	c := h.conns[id]
 	if c == nil {
 		h.w.fatalf("%s: QP of connection %d destroyed twice", h.name(), id)
 	}
 	for p, path := range h.paths {
-		if path.Kind == ipoib.PathConn && path.Conn == id {
+		if path.Kind == fib.PathConn && path.Conn == id {
 			h.w.fatalf("%s: path of %v leads to connection %d, whose QP is to be destroyed", h.name(), p, id)
 		}
 	}
@@ -231,15 +233,15 @@ func (h *host) transmit(pkt []byte) {
 		path = h.wrong(path)
 	}
 	switch {
-	case nd.KindOf(pkt) != nd.None || ip.IsReport(pkt), !found, path.Kind == ipoib.PathMiss, len(pkt) > path.MTU:
+	case nd.KindOf(pkt) != nd.None || ip.IsReport(pkt), !found, path.Kind == fib.PathMiss, len(pkt) > path.MTU:
 		h.event(ipoib.Packet{IP: pkt})
-	case path.Kind == ipoib.PathDrop:
+	case path.Kind == fib.PathDrop:
 		h.txDrops++
-	case path.Kind == ipoib.PathGroup:
-		h.postUD(encap.LinkAddr{}, path.MGID, frame(pkt))
-	case path.Kind == ipoib.PathUD:
+	case path.Kind == fib.PathGroup:
+		h.postUD(encap.LinkAddr{}, path.Link.GID, frame(pkt))
+	case path.Kind == fib.PathUD:
 		h.postUD(path.Link, ib.GID{}, frame(pkt))
-	case path.Kind == ipoib.PathConn:
+	case path.Kind == fib.PathConn:
 		h.post(h.conns[path.Conn], verbs.SendWR{}, frame(pkt))
 	}
 }
@@ -253,15 +255,13 @@ func frame(pkt []byte) []byte {
 	return append(b, pkt...)
 }
 
-// lookup finds the longest prefix.
-func (h *host) lookup(dst netip.Addr) (path ipoib.Path, found bool) {
-	for bits := dst.BitLen(); bits >= 0; bits-- {
-		p, _ := dst.Prefix(bits)
-		if path, found = h.paths[p]; found {
-			return path, true
-		}
+// lookup finds the path of the destination's next hop.
+func (h *host) lookup(dst netip.Addr) (path fib.Path, found bool) {
+	hop, found := h.dests[rtnl.Flow{Dst: dst}]
+	if found {
+		path, found = h.paths[hop]
 	}
-	return path, false
+	return path, found
 }
 
 func (h *host) postUD(to encap.LinkAddr, mgid ib.GID, frame []byte) {

@@ -245,7 +245,7 @@ func TestMTU(t *testing.T) {
 		for _, o := range []*host{b, c} {
 			// 4755-5.1-2, 4755-5.1-5, 4755-5.1-6: the smaller one less 4 octets, both ways.
 			mtu := min(a.cfg.receiveMTU(), o.cfg.receiveMTU()) - encap.HeaderLen
-			w.want(a.routes[o.addr4()] == mtu && o.routes[a.addr4()] == mtu, "host routes %d and %d, want %d", a.routes[o.addr4()], o.routes[a.addr4()], mtu)
+			w.want(a.hostRoutes()[o.addr4()] == mtu && o.hostRoutes()[a.addr4()] == mtu, "host routes %d and %d, want %d", a.hostRoutes()[o.addr4()], o.hostRoutes()[a.addr4()], mtu)
 			w.arrives(a, o.addr4(), mtu, rc, 100*time.Millisecond)
 			w.arrives(o, a.addr4(), mtu, rc, 100*time.Millisecond)
 			if mtu == 65520 {
@@ -261,7 +261,7 @@ func TestMTU(t *testing.T) {
 		}
 		a.setMTU(1400)
 		w.checkRoutes(a)
-		w.arrives(a, b.addr4(), min(1400, a.routes[b.addr4()]), rc, 100*time.Millisecond)
+		w.arrives(a, b.addr4(), min(1400, a.hostRoutes()[b.addr4()]), rc, 100*time.Millisecond)
 		a.setMTU(65520)
 		w.checkRoutes(a)
 		w.end() // and the routes go with the connections
@@ -290,7 +290,7 @@ func TestOneConnection(t *testing.T) {
 		}
 		// 4755-2.3-5: one REQ for all of them. 4755-5-1: both families on it.
 		w.want(a.mads[mad.AttrREQ]+b.mads[mad.AttrREQ] == 1, "%d REQs", a.mads[mad.AttrREQ]+b.mads[mad.AttrREQ])
-		w.want(len(a.routes) == len(dsts), "%d host routes for %d addresses", len(a.routes), len(dsts))
+		w.want(len(a.hostRoutes()) == len(dsts), "%d host routes for %d addresses", len(a.hostRoutes()), len(dsts))
 		w.checkQuiet()
 		// An address that goes takes its route along, once its entry has aged. RC
 		// acknowledgements prove the host and stand for the address for two
@@ -300,7 +300,7 @@ func TestOneConnection(t *testing.T) {
 			a.send(dsts[0], 100, true)
 			w.run(time.Second)
 		}
-		_, there := a.routes[dsts[0]]
+		_, there := a.hostRoutes()[dsts[0]]
 		w.want(!there, "a route to an address that is gone")
 		w.checkQuiet()
 		w.end()
@@ -320,7 +320,7 @@ func TestGateway(t *testing.T) {
 		w.want(p.delivered == 1 && p.mode() == rc, "%v: delivered %d, by %v", p, p.delivered, p.mode())
 		w.arrives(a, far, 8996, rc, 10*time.Millisecond)
 		w.want(a.mads[mad.AttrREQ] == 1, "%d REQs", a.mads[mad.AttrREQ])
-		if _, ok := a.routes[far]; ok {
+		if _, ok := a.hostRoutes()[far]; ok {
 			w.fatalf("a host route to what lies behind the gateway")
 		}
 		p = a.send(far, 8997, true)
@@ -397,7 +397,7 @@ func TestLinkDownUp(t *testing.T) {
 		w.run(10 * time.Millisecond)
 		// 4755-3.4-1, 4755-3.4-2: connections go with the interface, at both ends.
 		w.want(len(a.m.Conns()) == 0 && len(b.m.Conns()) == 0, "%d and %d connections after link down", len(a.m.Conns()), len(b.m.Conns()))
-		w.want(len(a.routes) == 0 && len(b.routes) == 0 && len(a.paths) == 0, "routes are left over: %v %v", a.routes, b.routes)
+		w.want(len(a.hostRoutes()) == 0 && len(b.hostRoutes()) == 0 && len(a.paths) == 0, "routes are left over: %v %v", a.hostRoutes(), b.hostRoutes())
 		b.send(a.addr4(), 100, true)
 		w.run(time.Second)
 		a.linkUp()
@@ -425,7 +425,7 @@ func TestIdle(t *testing.T) {
 		w.want(len(a.with(b)) == 1, "no connection")
 		w.run(30 * time.Second)
 		// 4755-3.4-4
-		w.want(len(a.m.Conns()) == 0 && len(b.m.Conns()) == 0 && len(a.routes) == 0, "an idle connection")
+		w.want(len(a.m.Conns()) == 0 && len(b.m.Conns()) == 0 && len(a.hostRoutes()) == 0, "an idle connection")
 		a.send(b.addr4(), 9000, true)
 		w.run(time.Second)
 		w.arrives(a, b.addr4(), 9000, rc, 10*time.Millisecond)
@@ -446,7 +446,7 @@ func TestExpiry(t *testing.T) {
 			w.run(time.Second)
 		}
 		// 4755-3.4-3: UC itself would never notice.
-		w.want(len(a.m.Conns()) == 0 && len(a.routes) == 0, "the connection outlived its neighbour")
+		w.want(len(a.m.Conns()) == 0 && len(a.hostRoutes()) == 0, "the connection outlived its neighbour")
 		w.settle()
 		w.end()
 	})

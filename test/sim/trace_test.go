@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"ipoibcm/fib"
 	"ipoibcm/internal/simfabric"
 	"ipoibcm/ipoib"
 )
@@ -64,15 +65,18 @@ func (h *host) traceAction(a ipoib.Action) {
 		w.mix(2, uint64(a.Conn), uint64(len(a.Frame)))
 	case ipoib.SendMAD:
 		w.mix(3, uint64(a.MAD.QPN), uint64(a.MAD.Data[17]))
-	case ipoib.SetPath:
-		w.mix(4, uint64(a.Path.Kind), uint64(a.Path.Conn), uint64(a.Path.MTU))
-		w.mixString(a.Prefix.String())
-	case ipoib.DelPath:
-		w.mix(5)
-		w.mixString(a.Prefix.String())
-	case ipoib.HostRoute:
-		w.mix(6, uint64(a.MTU))
-		w.mixString(a.Addr.String())
+	case ipoib.FIBAction:
+		switch a := a.Action.(type) {
+		case fib.SetPath:
+			w.mix(4, uint64(a.Path.Kind), uint64(a.Path.Conn), uint64(a.Path.MTU))
+			w.mixString(a.Hop.String())
+		case fib.DelPath:
+			w.mix(5)
+			w.mixString(a.Hop.String())
+		case fib.AddRoute:
+			w.mix(6, uint64(a.Route.MTU))
+			w.mixString(a.Route.Dst.String())
+		}
 	case ipoib.DestroyQP:
 		w.mix(7, uint64(a.Conn))
 	case ipoib.Note:

@@ -1,0 +1,352 @@
+// Package fibtest has a kernel for tests: routes of several devices and tables,
+// what it answers when asked for one, and the events that its changes cause. It
+// is written from ip-route(8) and ip-rule(8), and shares no code with fib.
+package fibtest
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"ipoibcm/fib"
+	"ipoibcm/rtnl"
+)
+
+// Index is the index of the device under test.
+const Index = 7
+
+// A Route is one route of the kernel's, with its device.
+type Route struct {
+	rtnl.Route
+	OIF int
+}
+
+// A Rule sends flows to a table. Zero fields match everything.
+type Rule struct {
+	Priority  int
+	From, To  netip.Prefix
+	TOS       uint8
+	Table     int
+	Blackhole bool
+}
+
+// A Kernel is the tables of one host. Its methods return the events that the
+// interface must see.
+type Kernel struct {
+	Link   rtnl.Link
+	Others []netip.Addr            // addresses of other devices of the host
+	Routes []Route                 // of others; the kernel's own of the device come from its addresses
+	Rules  []Rule                  // besides the default ones
+	Own    map[rtnl.Key]rtnl.Route // of protocol 75
+
+	Refuse  error     // of every change
+	Peer    bool      // addresses are those of the other end, not our own
+	SetRule rtnl.Rule // the last one that was set
+	Flushed int
+
+	addrs   []netip.Prefix
+	metrics map[rtnl.Key]rtnl.Route // of the kernel's own routes
+}
+
+// New returns a kernel whose device is down and has no address.
+func New() *Kernel {
+	return &Kernel{Link: rtnl.Link{Index: Index, Name: "ibcm0", MTU: 65520, Type: "tun"}, Own: map[rtnl.Key]rtnl.Route{}, metrics: map[rtnl.Key]rtnl.Route{}}
+}
+
+// Start returns the first events.
+func (k *Kernel) Start() []fib.Event {
+	s := &rtnl.Snapshot{Link: k.Link, Routes: slices.Concat(k.kernel(), k.own())}
+	for _, p := range k.addrs {
+		s.Addrs = append(s.Addrs, rtnl.Addr{Prefix: p, Permanent: true})
+	}
+	return []fib.Event{k.rules(), fib.Host{Event: rtnl.Event{Kind: rtnl.Resync, Snapshot: s}}}
+}
+
+func (k *Kernel) rules() fib.Event {
+	f := rtnl.DstOnly
+	if len(k.Rules) > 0 {
+		f = rtnl.WithSource
+	}
+	return fib.Host{Event: rtnl.Event{Kind: rtnl.Rules, Fields: f}}
+}
+
+// Up sets the device up or down. Down, it loses its routes.
+func (k *Kernel) Up(up bool) []fib.Event {
+	before := k.kernel()
+	k.Link.Up, k.Link.Running = up, up
+	evs := []fib.Event{fib.Host{Event: rtnl.Event{Kind: rtnl.LinkChange, Link: k.Link}}}
+	if !up {
+		for _, r := range k.own() {
+			evs = append(evs, gone(r))
+		}
+		clear(k.Own)
+		clear(k.metrics)
+		k.Routes = slices.DeleteFunc(k.Routes, func(r Route) bool { return r.OIF == Index })
+	}
+	return append(evs, k.changes(before)...)
+}
+
+// MTU sets the device's.
+func (k *Kernel) MTU(n int) []fib.Event {
+	k.Link.MTU = n
+	return []fib.Event{fib.Host{Event: rtnl.Event{Kind: rtnl.LinkChange, Link: k.Link}}}
+}
+
+// AddAddr puts an address on the device.
+func (k *Kernel) AddAddr(p netip.Prefix) []fib.Event {
+	if slices.Contains(k.addrs, p) {
+		return nil
+	}
+	before := k.kernel()
+	k.addrs = append(k.addrs, p)
+	evs := []fib.Event{fib.Host{Event: rtnl.Event{Kind: rtnl.AddrSet, Addr: rtnl.Addr{Prefix: p, Permanent: true}}}}
+	return append(evs, k.changes(before)...)
+}
+
+// DelAddr takes it off.
+func (k *Kernel) DelAddr(p netip.Prefix) []fib.Event {
+	i := slices.Index(k.addrs, p)
+	if i < 0 {
+		return nil
+	}
+	before := k.kernel()
+	k.addrs = slices.Delete(k.addrs, i, i+1)
+	evs := []fib.Event{fib.Host{Event: rtnl.Event{Kind: rtnl.AddrGone, Addr: rtnl.Addr{Prefix: p, Permanent: true}}}}
+	return append(evs, k.changes(before)...)
+}
+
+// Addrs returns the addresses of the device.
+func (k *Kernel) Addrs() []netip.Prefix { return k.addrs }
+
+// AddRoute adds a route of somebody else's.
+func (k *Kernel) AddRoute(r Route) []fib.Event {
+	k.Routes = append(k.Routes, r)
+	return []fib.Event{rerouted(r.Dst)}
+}
+
+// DelRoute removes it.
+func (k *Kernel) DelRoute(r Route) []fib.Event {
+	k.Routes = slices.DeleteFunc(k.Routes, func(o Route) bool { return o == r })
+	return []fib.Event{rerouted(r.Dst)}
+}
+
+// SetRules replaces the rules.
+func (k *Kernel) SetRules(rs ...Rule) []fib.Event {
+	k.Rules = rs
+	slices.SortStableFunc(k.Rules, func(a, b Rule) int { return cmp.Compare(a.Priority, b.Priority) })
+	return []fib.Event{k.rules()}
+}
+
+func rerouted(p netip.Prefix) fib.Event {
+	return fib.Host{Event: rtnl.Event{Kind: rtnl.Rerouted, Prefix: p}}
+}
+
+func gone(r rtnl.Route) fib.Event {
+	return fib.Host{Event: rtnl.Event{Kind: rtnl.RouteGone, Route: r}}
+}
+
+// kernel returns the kernel's own routes of the device, as its addresses make them.
+func (k *Kernel) kernel() []rtnl.Route {
+	if !k.Link.Up {
+		return nil
+	}
+	table := rtnl.TableMain
+	if k.Link.VRFTable != 0 {
+		table = k.Link.VRFTable
+	}
+	var out []rtnl.Route
+	add := func(r rtnl.Route) {
+		if slices.ContainsFunc(out, func(o rtnl.Route) bool { return o.Key() == r.Key() }) {
+			return
+		}
+		if m, ok := k.metrics[r.Key()]; ok {
+			r.MTU, r.AdvMSS = m.MTU, m.AdvMSS
+		}
+		out = append(out, r)
+	}
+	for _, p := range k.addrs {
+		r := rtnl.Route{Dst: p.Masked(), Table: table, Type: rtnl.Unicast, Protocol: rtnl.ProtoKernel}
+		if p.Addr().Is4() {
+			r.Src, r.Scope = p.Addr(), rtnl.ScopeLink
+			add(r)
+			if p.Bits() < 31 {
+				add(rtnl.Route{Dst: single(last(p)), Table: rtnl.TableLocal, Type: rtnl.Broadcast, Protocol: rtnl.ProtoKernel, Scope: rtnl.ScopeLink, Src: p.Addr()})
+			}
+			continue
+		}
+		r.Metric = 256
+		add(r)
+		add(rtnl.Route{Dst: netip.MustParsePrefix("ff00::/8"), Table: rtnl.TableLocal, Type: rtnl.Multicast, Protocol: rtnl.ProtoKernel, Metric: 256})
+	}
+	return out
+}
+
+func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// last returns the last address of an IPv4 prefix.
+func last(p netip.Prefix) netip.Addr {
+	b := p.Masked().Addr().As4()
+	for i := p.Bits(); i < 32; i++ {
+		b[i/8] |= 0x80 >> (i % 8)
+	}
+	return netip.AddrFrom4(b)
+}
+
+// changes tells how the kernel's own routes differ from before.
+func (k *Kernel) changes(before []rtnl.Route) (evs []fib.Event) {
+	now := k.kernel()
+	for _, r := range before {
+		if !slices.ContainsFunc(now, func(n rtnl.Route) bool { return n.Key() == r.Key() }) {
+			evs = append(evs, gone(r), rerouted(r.Dst))
+		}
+	}
+	for _, r := range now {
+		if !slices.Contains(before, r) {
+			evs = append(evs, fib.Host{Event: rtnl.Event{Kind: rtnl.RouteSet, Route: r}}, rerouted(r.Dst))
+		}
+	}
+	return evs
+}
+
+// Kernel returns the kernel's own routes of the device.
+func (k *Kernel) Kernel() []rtnl.Route { return k.kernel() }
+
+// Edit is somebody changing the metrics of one of them.
+func (k *Kernel) Edit(r rtnl.Route) []fib.Event {
+	k.metrics[r.Key()] = r
+	return []fib.Event{fib.Host{Event: rtnl.Event{Kind: rtnl.RouteSet, Route: r}}, rerouted(r.Dst)}
+}
+
+// Do carries out an action of fib's that is the kernel's business, and returns
+// what comes of it; ok is false for all others.
+func (k *Kernel) Do(a fib.Action) (evs []fib.Event, ok bool) {
+	switch a := a.(type) {
+	case fib.Lookup:
+		hop, err := fib.Ask(k, a.Device, a.Flow)
+		return []fib.Event{fib.Answered{Flow: a.Flow, NextHop: hop, Err: err}}, true
+	case fib.LookupHost:
+		hop, err := fib.AskHost(k, a.Link, a.Addr)
+		return []fib.Event{fib.HostAnswered{Addr: a.Addr, NextHop: hop, Err: err}}, true
+	case fib.AddRoute:
+		if k.Refuse != nil {
+			return []fib.Event{fib.RouteDone{Route: a.Route, Err: k.Refuse}}, true
+		}
+		taken := slices.ContainsFunc(k.others(), func(r Route) bool { return r.Key() == a.Route.Key() })
+		if !taken {
+			k.Own[a.Route.Key()] = a.Route
+		}
+		return []fib.Event{fib.RouteDone{Route: a.Route, Taken: taken}}, true
+	case fib.SetRoute:
+		if k.Refuse != nil {
+			return []fib.Event{fib.RouteDone{Route: a.Route, Err: k.Refuse}}, true
+		}
+		k.metrics[a.Route.Key()] = a.Route
+		return []fib.Event{fib.RouteDone{Route: a.Route}}, true
+	case fib.DelRoute:
+		delete(k.Own, a.Route.Key())
+		return []fib.Event{fib.RouteDone{Route: a.Route, Removed: true}}, true
+	case fib.SetRule:
+		if k.SetRule = (rtnl.Rule{}); a.On {
+			k.SetRule = a.Rule
+		}
+		return nil, true
+	case fib.FlushExceptions:
+		k.Flushed++
+		return nil, true
+	}
+	return nil, false
+}
+
+// HostMTU returns the MTU of the host route of ours to a; zero if there is none.
+func (k *Kernel) HostMTU(a netip.Addr) int {
+	for _, r := range k.Own {
+		if r.Dst == single(a) {
+			return r.MTU
+		}
+	}
+	return 0
+}
+
+// own returns the routes of protocol 75 in order.
+func (k *Kernel) own() []rtnl.Route {
+	return slices.SortedFunc(maps.Values(k.Own), func(a, b rtnl.Route) int { return a.Dst.Compare(b.Dst) })
+}
+
+// others returns all routes but those of protocol 75.
+func (k *Kernel) others() []Route {
+	out := slices.Clone(k.Routes)
+	for _, r := range k.kernel() {
+		out = append(out, Route{r, Index})
+	}
+	return out
+}
+
+// Lookup answers as RTM_GETROUTE does.
+func (k *Kernel) Lookup(q rtnl.Query) (rtnl.Answer, error) {
+	if slices.Contains(k.Others, q.Dst) || !k.Peer && slices.ContainsFunc(k.addrs, func(p netip.Prefix) bool { return p.Addr() == q.Dst }) {
+		return rtnl.Answer{Type: rtnl.Local, OIF: 1, Table: rtnl.TableLocal}, nil
+	}
+	for _, table := range k.tables(q) {
+		if table < 0 {
+			return rtnl.Answer{Type: rtnl.Blackhole}, nil
+		}
+		if r, ok := k.best(table, q); ok {
+			if r.Type >= rtnl.Blackhole {
+				return rtnl.Answer{Type: r.Type}, nil
+			}
+			a := rtnl.Answer{Type: r.Type, OIF: r.OIF, Via: r.Via, Src: r.Src, Table: table}
+			if q.Match {
+				a.Prefix, a.Protocol, a.MTU = r.Dst, r.Protocol, r.MTU
+			}
+			return a, nil
+		}
+	}
+	if q.OIF != 0 && q.Dst.Is4() { // taken for on-link
+		return rtnl.Answer{Type: rtnl.Unicast, OIF: q.OIF}, nil
+	}
+	return rtnl.Answer{Type: rtnl.Unreachable}, nil
+}
+
+// tables lists the tables for q by its rules; a negative one is a blackhole.
+func (k *Kernel) tables(q rtnl.Query) (out []int) {
+	out = append(out, rtnl.TableLocal)
+	if k.Link.VRFTable != 0 && q.OIF == Index {
+		out = append(out, k.Link.VRFTable) // the rule of l3mdev
+	}
+	for _, r := range k.Rules {
+		switch {
+		case r.From.IsValid() && (!q.Src.IsValid() || !r.From.Contains(q.Src)):
+		case r.To.IsValid() && !r.To.Contains(q.Dst):
+		case r.TOS != 0 && r.TOS != q.TOS:
+		case r.Blackhole:
+			out = append(out, -1)
+		default:
+			out = append(out, r.Table)
+		}
+	}
+	return append(out, rtnl.TableMain)
+}
+
+// best returns the route of the longest prefix, of those the one with the least
+// metric, of those the first.
+func (k *Kernel) best(table int, q rtnl.Query) (best Route, ok bool) {
+	all := k.others()
+	host := rtnl.Route{Dst: single(q.Dst), Table: table, Type: rtnl.Unicast}
+	if q.Dst.Is6() {
+		host.Metric = 1024
+	}
+	if r, there := k.Own[host.Key()]; there {
+		all = append(all, Route{r, Index})
+	}
+	for _, r := range all {
+		t := cmp.Or(r.Table, rtnl.TableMain)
+		switch {
+		case t != table || !r.Dst.Contains(q.Dst):
+		case q.OIF != 0 && r.OIF != q.OIF && r.Type < rtnl.Blackhole:
+		case !ok || r.Dst.Bits() > best.Dst.Bits() || r.Dst.Bits() == best.Dst.Bits() && r.Metric < best.Metric:
+			best, ok = r, true
+		}
+	}
+	return best, ok
+}

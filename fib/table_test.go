@@ -1,0 +1,438 @@
+package fib_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"ipoibcm/fib"
+	"ipoibcm/fib/fibtest"
+	"ipoibcm/rtnl"
+	"ipoibcm/wire/ip"
+)
+
+// TestMetrics: a route on the link has the MTU of UD, for what is sent before a
+// connection is up, and the MSS of connections, which TCP fixes in the SYN. The
+// host route has the MTU of its connection, both ways of the same device.
+func TestMetrics(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		opt     fib.Options
+		addr    string
+		hop     string
+		conn    int
+		dst     string
+		mtu     int
+		advmss  int
+		ourself bool // of protocol 75
+	}{
+		// 4755-5-3, 4755-7.2-1, 4755-7.2-2
+		{name: "on the link, IPv4", addr: "10.0.0.1/24", dst: "10.0.0.0/24", mtu: 2044, advmss: 65480},
+		{name: "on the link, IPv6", addr: "fd00::1/64", dst: "fd00::/64", mtu: 2044, advmss: 65460},
+		{name: "broadcast", addr: "10.0.0.1/24", dst: "10.0.0.255/32", mtu: 2044},
+		{name: "multicast, IPv6", addr: "fd00::1/64", dst: "ff00::/8", mtu: 2044},
+		{name: "multicast, IPv4", addr: "10.0.0.1/24", dst: "224.0.0.0/4", mtu: 2044, ourself: true},
+		// 4755-7.2-1, 4755-5-4
+		{name: "a connection, IPv4", addr: "10.0.0.1/24", hop: "10.0.0.2", conn: 65520, dst: "10.0.0.2/32", mtu: 65520, ourself: true},
+		{name: "a connection, IPv6", addr: "fd00::1/64", hop: "fd00::2", conn: 65520, dst: "fd00::2/128", mtu: 65520, ourself: true},
+		{name: "a small connection", addr: "10.0.0.1/24", hop: "10.0.0.2", conn: 2044, dst: "10.0.0.2/32", mtu: 2044, ourself: true},
+		{name: "messages that are cheap", opt: fib.Options{BestMessage: 61440}, addr: "10.0.0.1/24", hop: "10.0.0.2", conn: 65520,
+			dst: "10.0.0.2/32", mtu: 65520, advmss: 61396, ourself: true},
+		{name: "the same, on the link", opt: fib.Options{BestMessage: 61440}, addr: "fd00::1/64", dst: "fd00::/64", mtu: 2044, advmss: 61376},
+		{name: "another UD MTU", opt: fib.Options{UDMTU: 1444}, addr: "10.0.0.1/24", dst: "10.0.0.0/24", mtu: 1444, advmss: 65480},
+		{name: "a peer address", addr: "10.0.0.1/32", hop: "10.0.0.1", conn: 9000, dst: "10.0.0.1/32", mtu: 9000, advmss: 65480},
+	} {
+		b := newBench()
+		b.t = fib.New(tt.opt)
+		b.feed(b.k.Start())
+		b.feed(b.k.Up(true))
+		b.feed(b.k.AddAddr(netip.MustParsePrefix(tt.addr)))
+		if tt.hop != "" {
+			if !tt.ourself { // a peer address is nobody's own
+				b.k.Peer = true
+			}
+			b.feed([]fib.Event{fib.SetHop{Addr: netip.MustParseAddr(tt.hop), Path: fib.Path{Kind: fib.PathConn, Conn: 1, MTU: tt.conn}}})
+		}
+		r, ok := b.route(tt.dst, tt.ourself)
+		if !ok {
+			t.Errorf("%s: no route to %s", tt.name, tt.dst)
+			continue
+		}
+		if r.MTU != tt.mtu {
+			t.Errorf("%s: mtu %d, want %d", tt.name, r.MTU, tt.mtu)
+		}
+		if r.AdvMSS != tt.advmss {
+			t.Errorf("%s: advmss %d, want %d", tt.name, r.AdvMSS, tt.advmss)
+		}
+	}
+}
+
+// route finds the kernel's route to dst, ours or its own.
+func (b *bench) route(dst string, ours bool) (rtnl.Route, bool) {
+	rs := b.k.Kernel()
+	if ours {
+		rs = slices.Collect(maps.Values(b.k.Own))
+	}
+	for _, r := range rs {
+		if r.Dst == netip.MustParsePrefix(dst) {
+			return r, true
+		}
+	}
+	return rtnl.Route{}, false
+}
+
+// TestLeftovers: what an agent before us left is removed.
+func TestLeftovers(t *testing.T) {
+	b := newBench()
+	b.t = fib.New(fib.Options{})
+	b.k.Up(true)
+	b.k.AddAddr(netip.MustParsePrefix("10.0.0.1/24"))
+	for _, dst := range []string{"10.0.0.7/32", "224.0.0.0/4"} {
+		r := rtnl.Route{Dst: netip.MustParsePrefix(dst), Table: rtnl.TableMain, Type: rtnl.Unicast, Protocol: rtnl.Protocol}
+		b.k.Own[r.Key()] = r
+	}
+	b.feed(b.k.Start())
+	if _, ok := b.route("10.0.0.7/32", true); ok {
+		t.Error("the host route of before is still there")
+	}
+	for key := range b.k.Own {
+		if key.Table == rtnl.TableMain {
+			t.Errorf("%v is still in table main", key.Dst)
+		}
+	}
+}
+
+// TestForeignEdit: metrics that somebody changes are put right, once for each edit.
+func TestForeignEdit(t *testing.T) {
+	b := newBench()
+	b.feed(b.k.Up(true))
+	b.feed(b.k.AddAddr(netip.MustParsePrefix("10.0.0.1/24")))
+	r, _ := b.route("10.0.0.0/24", false)
+	r.MTU = 1500
+	b.out = nil
+	b.feed(b.k.Edit(r))
+	if got, want := b.out, []string{"set 10.0.0.0/24 proto 2 mtu 2044 advmss 65480"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestRefusals: what the kernel refuses is counted each time and told once, and is
+// not tried again until something changes.
+func TestRefusals(t *testing.T) {
+	b := newBench()
+	refuse := errors.New("no buffer space")
+	notes := func() int {
+		n := 0
+		for _, o := range b.out {
+			if strings.Contains(o, "no buffer space") {
+				n++
+			}
+		}
+		return n
+	}
+	b.feed(b.k.Up(true))
+	b.k.Refuse = refuse
+	b.out = nil
+	b.feed(b.k.AddAddr(netip.MustParsePrefix("10.0.0.1/24")))
+	if n := notes(); n != 3 {
+		t.Errorf("%d notes, want one for each of 3 routes: %q", n, b.out)
+	}
+	b.feed(b.k.MTU(65000))
+	if n := notes(); n != 3 {
+		t.Errorf("%d notes after the same again, want 3: %q", n, b.out)
+	}
+	if n := b.t.Counters().RoutesRefused; n != 6 {
+		t.Errorf("%d refusals counted, want 6", n)
+	}
+	b.k.Refuse = nil
+	b.feed(b.k.MTU(65520))
+	if r, _ := b.route("10.0.0.0/24", false); r.MTU != 2044 {
+		t.Errorf("mtu %d once the kernel takes it, want 2044", r.MTU)
+	}
+}
+
+// TestNoAnswer: a kernel that cannot be asked costs packets their destination, but
+// not the one that is known already.
+func TestNoAnswer(t *testing.T) {
+	b := newBench()
+	b.feed(b.k.Up(true))
+	b.feed(b.k.AddAddr(netip.MustParsePrefix("10.0.0.1/24")))
+	b.slow = true
+	if _, err := b.Do("packet 10.0.0.2"); err != nil {
+		t.Fatal(err)
+	}
+	flow := rtnl.Flow{Dst: netip.MustParseAddr("10.0.0.2")}
+	b.feed([]fib.Event{fib.Answered{Flow: flow, Err: errors.New("timed out")}})
+	if n := b.t.Counters().DropNoAnswer; n != 1 {
+		t.Errorf("%d packets dropped, want 1", n)
+	}
+	if n := b.t.Dests(); n != 0 {
+		t.Errorf("%d destinations, want 0", n)
+	}
+	b.slow = false
+	b.Do("packet 10.0.0.2")
+	b.slow = true
+	b.Do("stale 10.0.0.2")
+	b.feed([]fib.Event{fib.Answered{Flow: flow, Err: errors.New("timed out")}})
+	if hop, ok := b.t.NextHop(flow); !ok || hop != flow.Dst {
+		t.Errorf("next hop %v, %v; want the one that was known", hop, ok)
+	}
+}
+
+// TestBounds: destinations, questions and what waits are bounded, and what the
+// bounds refuse is counted.
+func TestBounds(t *testing.T) {
+	b := newBench()
+	b.t = fib.New(fib.Options{MaxDests: 8, MaxLookups: 4, MaxWaiting: 1000})
+	b.feed(b.k.Start())
+	b.feed(b.k.Up(true))
+	b.feed(b.k.AddAddr(netip.MustParsePrefix("10.0.0.1/16")))
+	packet := func(i int) { b.Do(fmt.Sprintf("packet 10.0.%d.%d", i>>8, i&255)) }
+	for i := range 20 {
+		packet(i + 2)
+	}
+	if n := b.t.Dests(); n != 8 {
+		t.Errorf("%d destinations, want 8", n)
+	}
+	if n := b.t.Counters().Evicted; n != 12 {
+		t.Errorf("%d gave way, want 12", n)
+	}
+	if _, ok := b.t.NextHop(rtnl.Flow{Dst: netip.MustParseAddr("10.0.0.21")}); !ok {
+		t.Error("the newest destination is not there")
+	}
+	b.slow = true
+	for i := range 6 {
+		packet(i + 100)
+	}
+	if n := b.t.Counters().DropBusy; n != 2 {
+		t.Errorf("%d packets dropped for too many questions, want 2", n)
+	}
+	for range 70 {
+		packet(100)
+	}
+	waiting := 0
+	b.slow = false
+	for _, ev := range b.held {
+		b.out = nil
+		b.feed([]fib.Event{ev})
+		for _, o := range b.out {
+			if strings.HasPrefix(o, "packet to") {
+				waiting++
+			}
+		}
+	}
+	if waiting+int(b.t.Counters().DropWaiting) != 74 || waiting == 0 || waiting > 1000/28 {
+		t.Errorf("%d packets waited and %d were dropped, of 74 with 28 octets each", waiting, b.t.Counters().DropWaiting)
+	}
+}
+
+// TestLearnsWhatIsUsed: the destination that is used stays, however many others come.
+func TestLearnsWhatIsUsed(t *testing.T) {
+	b := newBench()
+	b.t = fib.New(fib.Options{MaxDests: 16})
+	b.feed(b.k.Start())
+	b.feed(b.k.Up(true))
+	b.feed(b.k.AddAddr(netip.MustParsePrefix("10.0.0.1/16")))
+	b.Do("packet 10.0.0.2")
+	for i := range 100 {
+		b.now = b.now.Add(time.Second)
+		b.Do(fmt.Sprintf("packet 10.0.1.%d", i))
+		if i%8 == 0 {
+			b.Do("stale 10.0.0.2") // as the data path says of what is used
+		}
+	}
+	if _, ok := b.t.NextHop(rtnl.Flow{Dst: netip.MustParseAddr("10.0.0.2")}); !ok {
+		t.Error("the destination in use was forgotten")
+	}
+}
+
+// TestMachine drives the machine with random events, beside a kernel that answers
+// at once or late, and checks after each what must hold.
+func TestMachine(t *testing.T) {
+	for seed := range uint64(200) {
+		machine(t, seed, rand.New(rand.NewPCG(seed, 1)), 300)
+	}
+}
+
+func FuzzTable(f *testing.F) {
+	f.Add(uint64(1), uint64(2))
+	f.Fuzz(func(t *testing.T, a, b uint64) { machine(t, a, rand.New(rand.NewPCG(a, b)), 100) })
+}
+
+func machine(t *testing.T, seed uint64, r *rand.Rand, steps int) {
+	t.Helper()
+	b := newBench()
+	b.t = fib.New(fib.Options{MaxDests: 24, MaxLookups: 8})
+	v := &view{t: t, seed: seed, paths: map[netip.Addr]fib.Path{}, dests: map[rtnl.Flow]netip.Addr{}}
+	pick := func(s ...string) string { return s[r.IntN(len(s))] }
+	host := func() string {
+		if r.IntN(4) == 0 {
+			return fmt.Sprintf("fd00::%x", 2+r.IntN(6))
+		}
+		return fmt.Sprintf("10.0.%d.%d", r.IntN(3), 2+r.IntN(12))
+	}
+	prefix := func() string {
+		return pick("10.0.0.0/16", "10.0.0.0/24", "10.0.0.0/28", "10.0.1.0/30", "0.0.0.0/0", "10.0.0.4/32", "fd00::/120")
+	}
+	line := func() string {
+		switch r.IntN(22) {
+		case 0:
+			return pick("up", "up", "down")
+		case 1:
+			return fmt.Sprintf("mtu %d", 1500+r.IntN(64000))
+		case 2:
+			return pick("addr", "unaddr") + " " + pick("10.0.0.1/24", "10.0.0.1/16", "10.0.1.1/24", "fd00::1/64")
+		case 3, 4:
+			return pick("route", "unroute") + " " + prefix() + pick("", " via "+host(), " dev other", " table 100")
+		case 5:
+			return pick("rule from 10.0.0.1/32 table 100", "rule to 10.0.0.0/28 table 100", "norules")
+		case 6, 7:
+			return fmt.Sprintf("hop %s conn %d %d", host(), 1+r.IntN(9), 2044+r.IntN(60000))
+		case 8:
+			return "hop " + host() + " ud 2044"
+		case 9:
+			return "gone " + host()
+		case 10:
+			return pick("group", "nogroup") + " " + pick("239.1.1.1", "239.1.1.2", "ff05::1")
+		case 11:
+			return pick("wait", "answer", "answer", "toobig")
+		case 12, 13:
+			return "stale " + host()
+		case 14:
+			return "theirs " + host4(host()) + pick("", " mtu 1400")
+		case 15:
+			return "lose " + host()
+		}
+		return "packet " + host() + pick("", " from 10.0.1.1")
+	}
+	b.seen = v.action
+	b.feed(b.k.Start())
+	for range steps {
+		l := line()
+		if r.IntN(6) == 0 {
+			b.Pass(time.Duration(r.IntN(40)) * time.Second)
+		}
+		v.lines = append(v.lines, l)
+		if _, err := b.Do(l); err != nil && !strings.HasPrefix(l, "lose") {
+			v.failf("%v", err)
+		}
+		v.check(b)
+	}
+	b.Do("answer")
+	for range 20 {
+		b.Do("answer")
+	}
+	v.settled(b)
+}
+
+// host4 is a host prefix, of IPv4 only.
+func host4(a string) string {
+	if strings.Contains(a, ":") {
+		return "10.0.2.2/32"
+	}
+	return a + "/32"
+}
+
+// A view is the data path, and what must hold for it.
+type view struct {
+	t     *testing.T
+	seed  uint64
+	paths map[netip.Addr]fib.Path
+	dests map[rtnl.Flow]netip.Addr
+	lines []string
+}
+
+func (v *view) failf(format string, args ...any) {
+	v.t.Helper()
+	v.t.Fatalf("seed %d: %s\nafter\n%s", v.seed, fmt.Sprintf(format, args...), strings.Join(v.lines[max(0, len(v.lines)-30):], "\n"))
+}
+
+func (v *view) action(a fib.Action) {
+	switch a := a.(type) {
+	case fib.SetPath:
+		v.paths[a.Hop] = a.Path
+	case fib.DelPath:
+		for flow, hop := range v.dests {
+			if hop == a.Hop {
+				v.failf("the path of %v goes, which %v leads to", a.Hop, flow.Dst)
+			}
+		}
+		if _, ok := v.paths[a.Hop]; !ok {
+			v.failf("the path of %v goes, which was not there", a.Hop)
+		}
+		delete(v.paths, a.Hop)
+	case fib.SetDest:
+		if _, ok := v.paths[a.Hop]; !ok {
+			v.failf("%v leads to %v, which has no path", a.Flow.Dst, a.Hop)
+		}
+		v.dests[a.Flow] = a.Hop
+	case fib.DelDest:
+		if _, ok := v.dests[a.Flow]; !ok {
+			v.failf("%v goes, which was not there", a.Flow.Dst)
+		}
+		delete(v.dests, a.Flow)
+	case fib.ResetDests:
+		clear(v.dests)
+	case fib.Forward:
+		if _, ok := ip.Dst(a.Packet); !ok || !a.Hop.IsValid() {
+			v.failf("a packet goes to %v", a.Hop)
+		}
+	}
+}
+
+func (v *view) check(b *bench) {
+	hops := map[netip.Addr]int{}
+	for _, hop := range v.dests {
+		hops[hop]++
+	}
+	for _, h := range b.t.Hops() {
+		if h.Dests != hops[h.Addr] {
+			v.failf("%d destinations lead to %v, the machine says %d", hops[h.Addr], h.Addr, h.Dests)
+		}
+		if p, ok := v.paths[h.Addr]; ok != (h.Dests > 0) || ok && p != h.Path {
+			v.failf("the path of %v is %+v (%v), the machine says %+v", h.Addr, p, ok, h.Path)
+		}
+	}
+	if n := b.t.Dests(); n > 24+3 {
+		v.failf("%d destinations", n)
+	}
+	if d := b.t.Deadline(); !d.IsZero() && d.Before(b.now.Add(-time.Minute)) {
+		v.failf("the deadline %v is long over at %v", d, b.now)
+	}
+}
+
+// settled checks, when the kernel has answered everything, that each destination
+// that would be asked for again has the kernel's answer, and that host routes of
+// ours are guests.
+func (v *view) settled(b *bench) {
+	for _, flow := range slices.Collect(maps.Keys(v.dests)) {
+		if !flow.Dst.IsMulticast() {
+			b.feed([]fib.Event{fib.Stale{Flow: flow}})
+		}
+	}
+	for flow, hop := range v.dests {
+		if flow.Dst.IsMulticast() {
+			continue
+		}
+		if want, err := fib.Ask(b.k, fibtest.Index, flow); err != nil || want.Addr != hop {
+			v.failf("%v leads to %v, the kernel says %v", flow, hop, want.Addr)
+		}
+	}
+	for key, r := range b.k.Own {
+		if r.Type != rtnl.Unicast {
+			continue
+		}
+		delete(b.k.Own, key)
+		h, err := fib.AskHost(b.k, b.k.Link, r.Dst.Addr())
+		b.k.Own[key] = r
+		if ok, why := h.Guest(b.k.Link); err != nil || !ok {
+			v.failf("the host route %v is there although %s (%v)", r, why, err)
+		}
+	}
+}

@@ -1,0 +1,176 @@
+package ipoib
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"ipoibcm/fib"
+	"ipoibcm/ib"
+	"ipoibcm/mtu"
+	"ipoibcm/neigh"
+	"ipoibcm/wire/encap"
+)
+
+// This file ties neighbours to peers, and tells fib how each is reached.
+
+// learn notes that the neighbour a is at link.
+func (f *Interface) learn(a netip.Addr, link encap.LinkAddr) {
+	p := f.peer(link)
+	if old := f.hops[a]; old != nil && old != p {
+		f.unlearn(a, neigh.ExpireForgotten)
+	}
+	if p == nil {
+		return
+	}
+	if p.flags != link.Flags.Known() {
+		p.flags = link.Flags.Known()
+		f.touch(p)
+	}
+	if f.hops[a] == nil {
+		f.hops[a] = p
+		i, _ := slices.BinarySearchFunc(p.addrs, a, netip.Addr.Compare)
+		p.addrs = slices.Insert(p.addrs, i, a)
+		f.spare.file(p)
+	}
+	f.dirty = append(f.dirty, a)
+}
+
+// unlearn forgets neighbour a. A peer that no address leads to any more loses
+// its connection (RFC 4755 section 3.4); if its entry merely aged while the
+// peer still sends to us, the timer decides.
+func (f *Interface) unlearn(a netip.Addr, why neigh.ExpireReason) {
+	p := f.hops[a]
+	if p == nil {
+		return
+	}
+	delete(f.hops, a)
+	if i, ok := slices.BinarySearchFunc(p.addrs, a, netip.Addr.Compare); ok {
+		p.addrs = slices.Delete(p.addrs, i, i+1)
+	}
+	f.dirty = append(f.dirty, a)
+	if len(p.addrs) > 0 {
+		return
+	}
+	f.dropQueue(p)
+	if p.dial != nil {
+		f.withdraw(p.dial)
+	}
+	f.endAttempt(p)
+	if p.tx != nil {
+		f.arm(p, f.idleAt(p.tx)) // sooner than before
+	}
+	if why == neigh.ExpireUnused || why == neigh.ExpireEvicted {
+		return
+	}
+	if p.tx != nil {
+		f.hangUp(p.tx, "its neighbour entry is gone: "+why.String())
+	}
+}
+
+func (f *Interface) udMTU() int { return mtu.Effective(f.deviceMTU, f.opt.udMTU()) }
+
+// path returns how p is reached now.
+func (f *Interface) path(p *peer) fib.Path {
+	link := p.key
+	link.Flags = p.flags
+	if c := p.tx; c != nil {
+		return fib.Path{Kind: fib.PathConn, Conn: c.id, Link: link, MTU: mtu.Effective(f.deviceMTU, c.mtu)}
+	}
+	kind := fib.PathUD
+	if f.mayDial(p) {
+		kind = fib.PathMiss // so that the next packet opens a connection
+	}
+	return fib.Path{Kind: kind, Link: link, MTU: f.udMTU()}
+}
+
+// pathOf returns how neighbour a is reached now; false if it is not known.
+func (f *Interface) pathOf(a netip.Addr) (fib.Path, bool) {
+	p := f.hops[a]
+	if p == nil || !f.up {
+		return fib.Path{}, false
+	}
+	return f.path(p), true
+}
+
+// settle tells fib how the next hops that this Step concerned are reached, then
+// lets queue pairs go that nothing leads to now.
+func (f *Interface) settle() {
+	if f.dirtyAll {
+		for a := range f.hops {
+			f.dirty = append(f.dirty, a)
+		}
+	}
+	slices.SortFunc(f.dirty, netip.Addr.Compare)
+	for _, a := range slices.Compact(f.dirty) {
+		if path, ok := f.pathOf(a); ok {
+			f.fibStep(fib.SetHop{Addr: a, Path: path})
+		} else {
+			f.fibStep(fib.DelHop{Addr: a})
+		}
+	}
+	if f.dirty, f.dirtyAll = f.dirty[:0], false; cap(f.dirty) > maxDirty {
+		f.dirty = nil
+	}
+	for _, id := range f.gone {
+		f.do(DestroyQP{Conn: id})
+	}
+	f.gone = f.gone[:0]
+}
+
+// maxDirty is how many next hops there is room kept for after a Step that
+// concerned more.
+const maxDirty = 1024
+
+// groupPath returns how group or broadcast address a is reached; zero if a is none
+// any more, or goes to a list of peers, which only we do.
+func (f *Interface) groupPath(a netip.Addr) fib.Path {
+	t := f.group.Table()
+	g, ok := t.MGIDFor(a)
+	if !ok || len(t.Replicate()) > 0 || !f.up {
+		return fib.Path{}
+	}
+	return fib.Path{Kind: fib.PathGroup, Link: encap.LinkAddr{QPN: ib.QPNMulticast, GID: g}, MTU: f.udMTU()}
+}
+
+// settleGroups looks at the groups again that the data path sends to by itself.
+func (f *Interface) settleGroups() {
+	for _, flow := range f.fib.Groups() {
+		f.fibStep(fib.SetGroup{Flow: flow, Path: f.groupPath(flow.Dst)})
+	}
+}
+
+func (f *Interface) fibStep(ev fib.Event) {
+	for _, a := range f.fib.Step(nil, f.now, ev) {
+		f.onFIB(a)
+	}
+}
+
+// onFIB takes what fib decides: of packets and of the device it is ours, all else
+// is the driver's.
+func (f *Interface) onFIB(a fib.Action) {
+	switch a := a.(type) {
+	case fib.Forward:
+		f.neighStep(neigh.Resolve{IP: a.Hop, Packet: a.Packet})
+	case fib.AskPath:
+		if path, ok := f.pathOf(a.Hop); ok {
+			f.fibStep(fib.SetHop{Addr: a.Hop, Path: path})
+		}
+	case fib.LinkUp:
+		f.linkUp()
+	case fib.LinkDown:
+		f.linkDown("the interface went down")
+	case fib.DeviceMTU:
+		f.deviceMTU, f.dirtyAll = a.MTU, true
+		f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("device MTU is %d", a.MTU)})
+		f.settleGroups()
+	case fib.AddrAdded:
+		f.addrAdded(a.Prefix)
+	case fib.AddrRemoved:
+		f.addrRemoved(a.Prefix)
+	case fib.Note:
+		f.note(Note{Kind: NoteRoute, Addr: a.Addr, Text: a.Text})
+	default:
+		f.do(FIBAction{a})
+	}
+}
