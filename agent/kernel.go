@@ -90,7 +90,7 @@ func (k *kernelWorker) carryOut(a fib.Action) fib.Event {
 		hop, err := fib.Ask(k.host, a.Device, a.Flow)
 		return fib.Answered{Flow: a.Flow, NextHop: hop, Err: err}
 	case fib.LookupHost:
-		hop, err := fib.AskHost(k.host, a.Link, a.Addr)
+		hop, err := fib.AskHost(k.host, a.Link, a.Addr, a.ByDSCP)
 		return fib.HostAnswered{Addr: a.Addr, NextHop: hop, Err: err}
 	case fib.AddRoute:
 		err := k.host.AddRoute(a.Route)

@@ -19,6 +19,7 @@ type NextHop struct {
 	Addr   netip.Addr  // the gateway; the destination itself if it is on the link
 	Answer rtnl.Answer // the kernel's own choice
 	Bound  bool        // the kernel was asked for this device, because it would take another
+	ByDSCP bool        // of AskHost: packets of some DSCP go elsewhere
 }
 
 // loopback is the index of lo in every network namespace.
@@ -29,7 +30,8 @@ const loopback = 1
 // The kernel is asked without naming the device, as for the packet itself: with
 // it, IPv4 would always take the first hop of a multipath route, take what has
 // no route for on-link, and apply rules that the packet has not met. Only where
-// the answer is another device, because the sender is bound to ours, it is named.
+// the answer is another device, and not one hop among others by ours, it is named:
+// the sender is bound to ours.
 func Ask(k Kernel, device int, flow rtnl.Flow) (NextHop, error) {
 	q, err := query(k, flow)
 	if err != nil {
@@ -43,23 +45,43 @@ func Ask(k Kernel, device int, flow rtnl.Flow) (NextHop, error) {
 	if err != nil {
 		return NextHop{}, fmt.Errorf("ask for the route to %v: %w", flow.Dst, err)
 	}
+	own := a
+	if a.OK() && a.OIF != device { // perhaps only one of several hops
+		q.Match, q.Through = true, device
+		if a, err = k.Lookup(q); err != nil {
+			return NextHop{}, fmt.Errorf("ask for the hops to %v: %w", flow.Dst, err)
+		}
+	}
 	bound := !a.OK() || a.OIF != device
 	if bound {
-		if q.IIF != 0 { // what is forwarded cannot be asked so
-			q.Src, q.IIF = netip.Addr{}, 0
-		}
-		q.OIF = device
-		if a, err = k.Lookup(q); err != nil {
+		if a, err = askBound(k, device, q); err != nil {
 			return NextHop{}, fmt.Errorf("ask for the route to %v by the device: %w", flow.Dst, err)
 		}
 	}
-	hop := NextHop{Addr: flow.Dst, Answer: a, Bound: bound}
+	hop := NextHop{Addr: flow.Dst, Answer: own, Bound: bound}
 	if a.OK() && a.OIF == device && a.Via.IsValid() {
 		hop.Addr = a.Via.WithZone("")
 	}
 	// Without any route it is the destination itself: rules that look at what a
 	// TUN does not show brought the packet here.
 	return hop, nil
+}
+
+// askBound asks as a sender does that is bound to the device.
+func askBound(k Kernel, device int, q rtnl.Query) (rtnl.Answer, error) {
+	q.Match, q.Through = false, 0
+	if q.IIF != 0 { // what is forwarded cannot be asked so
+		q.Src, q.IIF = netip.Addr{}, 0
+	}
+	q.OIF = device
+	a, err := k.Lookup(q)
+	if err == nil && a.OK() && a.OIF != device && q.Src.IsValid() {
+		// With a source IPv6 takes the device for a wish only
+		// (ip6_route_output_flags in net/ipv6/route.c).
+		q.Src = netip.Addr{}
+		a, err = k.Lookup(q)
+	}
+	return a, err
 }
 
 // query returns the question to ask for flow first. A source that is not the
@@ -84,8 +106,9 @@ func query(k Kernel, flow rtnl.Flow) (rtnl.Query, error) {
 	return q, nil
 }
 
-// AskHost asks how the kernel sends packets to a neighbour, for [NextHop.Guest].
-func AskHost(k Kernel, link rtnl.Link, a netip.Addr) (NextHop, error) {
+// AskHost asks how the kernel sends packets to a neighbour, for [NextHop.Guest];
+// with byDSCP for every DSCP, because there may be routes for some.
+func AskHost(k Kernel, link rtnl.Link, a netip.Addr, byDSCP bool) (NextHop, error) {
 	q := rtnl.Query{Flow: rtnl.Flow{Dst: a}, Match: true}
 	if link.VRFTable != 0 || a.IsLinkLocalUnicast() {
 		q.OIF = link.Index // in its own table; of its own fe80::/64
@@ -94,7 +117,20 @@ func AskHost(k Kernel, link rtnl.Link, a netip.Addr) (NextHop, error) {
 	if err != nil {
 		return NextHop{}, fmt.Errorf("ask for the route to neighbour %v: %w", a, err)
 	}
-	return NextHop{Addr: a, Answer: answer, Bound: q.OIF != 0}, nil
+	hop := NextHop{Addr: a, Answer: answer, Bound: q.OIF != 0}
+	if !byDSCP || a.Is6() { // IPv6 has no such routes
+		return hop, nil
+	}
+	for q.TOS = 4; q.TOS != 0; q.TOS += 4 {
+		other, err := k.Lookup(q)
+		if err != nil {
+			return NextHop{}, fmt.Errorf("ask for the route to neighbour %v with TOS %#x: %w", a, q.TOS, err)
+		}
+		if other.Prefix != answer.Prefix || other.Via != answer.Via || other.OIF != answer.OIF {
+			hop.ByDSCP = true
+		}
+	}
+	return hop, nil
 }
 
 // Guest reports whether a host route of ours may show the MTU of neighbour h.Addr:
@@ -113,6 +149,10 @@ func (h NextHop) Guest(link rtnl.Link) (ok bool, why string) {
 		return false, fmt.Sprintf("the kernel sends to it by gateway %v", a.Via)
 	case link.VRFTable != 0 && a.Table != link.VRFTable:
 		return false, fmt.Sprintf("its route is in table %d, not in that of the VRF", a.Table)
+	case a.Prefix.IsValid() && a.Prefix.Bits() == 0:
+		return false, "only a default route leads to it, which rules may leave out (suppress_prefixlength)"
+	case h.ByDSCP:
+		return false, "the kernel sends to it by another route where a packet's DSCP says so"
 	case a.Protocol == rtnl.Protocol:
 		return true, ""
 	case a.Prefix.IsSingleIP() && a.Protocol == rtnl.ProtoKernel:

@@ -55,7 +55,7 @@ func (t *Table) host(ev rtnl.Event) {
 		t.routeGone(ev.Route)
 	case rtnl.Rerouted:
 		t.reroute(ev.Prefix)
-		t.doubtHosts(ev.Prefix, false)
+		t.doubtHosts(ev.Prefix, ev.Unnamed)
 	case rtnl.Rules:
 		t.setFields(ev.Fields)
 		t.reroute(netip.Prefix{})

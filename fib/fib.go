@@ -191,8 +191,9 @@ type (
 
 	// LookupHost asks with [AskHost]; the answer is HostAnswered.
 	LookupHost struct {
-		Addr netip.Addr
-		Link rtnl.Link
+		Addr   netip.Addr
+		Link   rtnl.Link
+		ByDSCP bool // routes or rules look at that
 	}
 
 	// SetPath makes hop be reached by path in the data path, from now on.

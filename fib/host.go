@@ -35,13 +35,14 @@ type hostRoute struct {
 // hosts are the host routes that are wanted or there.
 type hosts struct {
 	byAddr  map[netip.Addr]*hostRoute
-	covers  map[netip.Prefix]int // how many have match
+	covers  map[netip.Prefix]int      // how many have match
+	asked   map[netip.Addr]*hostRoute // the kernel's answer is due: it may be of before a change
 	busy    int
 	waiting []*hostRoute
 }
 
 func newHosts() hosts {
-	return hosts{byAddr: map[netip.Addr]*hostRoute{}, covers: map[netip.Prefix]int{}}
+	return hosts{byAddr: map[netip.Addr]*hostRoute{}, covers: map[netip.Prefix]int{}, asked: map[netip.Addr]*hostRoute{}}
 }
 
 // A HostInfo is what there is to know of a host route.
@@ -121,7 +122,8 @@ func (t *Table) advance(h *hostRoute) {
 	case ask:
 		h.doubt, h.refused = false, false
 		t.n.HostLookups++
-		t.do(LookupHost{Addr: h.addr, Link: t.device.link})
+		t.hosts.asked[h.addr] = h
+		t.do(LookupHost{Addr: h.addr, Link: t.device.link, ByDSCP: t.dests.fields >= rtnl.WithSource})
 	default:
 		t.do(AddRoute{Route: t.hostRoute(h)})
 	}
@@ -160,6 +162,7 @@ func (t *Table) hostAnswered(ev HostAnswered) {
 	if h == nil || !h.busy {
 		return
 	}
+	delete(t.hosts.asked, h.addr)
 	if ev.Err != nil {
 		t.n.LookupsFailed++
 		t.refuse(h, ev.Err.Error())
@@ -211,6 +214,9 @@ func (t *Table) hostDone(h *hostRoute, ev RouteDone) {
 // doubtHosts looks again at the host routes inside p, all with a zero p. Unless
 // sure, only those that a foreign change of p can concern.
 func (t *Table) doubtHosts(p netip.Prefix, sure bool) {
+	for _, h := range t.hosts.asked { // they are busy: nothing comes of it yet, whatever their order
+		h.doubt = h.doubt || !p.IsValid() || p.Contains(h.addr)
+	}
 	if p.IsValid() {
 		near := false
 		for c := range t.hosts.covers {

@@ -429,7 +429,7 @@ func (v *view) settled(b *bench) {
 			continue
 		}
 		delete(b.k.Own, key)
-		h, err := fib.AskHost(b.k, b.k.Link, r.Dst.Addr())
+		h, err := fib.AskHost(b.k, b.k.Link, r.Dst.Addr(), false)
 		b.k.Own[key] = r
 		if ok, why := h.Guest(b.k.Link); err != nil || !ok {
 			v.failf("the host route %v is there although %s (%v)", r, why, err)

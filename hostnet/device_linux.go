@@ -41,6 +41,9 @@ type Device struct {
 	setMu sync.Mutex       // one change of routes at a time: they share tempMetric
 	look  *lookup
 
+	rulesMu sync.Mutex
+	rules   map[rtnl.Rule]bool // that AddRule made
+
 	sub    *subscription
 	events chan rtnl.Event
 	ended  sync.WaitGroup
@@ -53,7 +56,7 @@ type Device struct {
 // Open starts to watch the device with this interface index in the network
 // namespace of the calling thread. The first event is a Resync, the second Rules.
 func Open(ifindex int) (_ *Device, err error) {
-	d := &Device{index: ifindex, ns: netns.None(), events: make(chan rtnl.Event, EventBound)}
+	d := &Device{index: ifindex, ns: netns.None(), rules: map[rtnl.Rule]bool{}, events: make(chan rtnl.Event, EventBound)}
 	defer func() {
 		if err != nil {
 			d.closeSockets()

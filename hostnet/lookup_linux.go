@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"ipoibcm/rtnl"
 	"net/netip"
 	"sync"
@@ -134,7 +135,7 @@ func (l *lookup) ask(q rtnl.Query, flags uint32) (rtnl.Answer, error) {
 		if err != nil {
 			return rtnl.Answer{}, fmt.Errorf("read route: %w", brokenSocket{err})
 		}
-		a, mine, err := parseAnswer(l.in[:n], l.seq)
+		a, mine, err := parseAnswer(l.in[:n], l.seq, q)
 		if mine {
 			return a, err
 		}
@@ -235,8 +236,8 @@ func appendPort(b []byte, typ uint16, port uint16) []byte {
 }
 
 // parseAnswer reads what the kernel sent. mine is false if it belongs to another
-// request than seq.
-func parseAnswer(b []byte, seq uint32) (a rtnl.Answer, mine bool, err error) {
+// request than seq, which asked q.
+func parseAnswer(b []byte, seq uint32, q rtnl.Query) (a rtnl.Answer, mine bool, err error) {
 	m, _, ok := nextMessage(b)
 	if !ok || m.seq != seq {
 		return a, false, nil
@@ -272,6 +273,10 @@ func parseAnswer(b []byte, seq uint32) (a rtnl.Answer, mine bool, err error) {
 			a.Src = addrOf(v)
 		case unix.RTA_TABLE:
 			a.Table = u32(v)
+		case unix.RTA_MULTIPATH:
+			if h, ok := hopThrough(v, q); ok {
+				a.OIF, a.Via = h.device, h.via
+			}
 		case unix.RTA_METRICS:
 			eachAttr(v, func(typ int, v []byte) {
 				if typ == unix.RTAX_MTU {
@@ -282,6 +287,53 @@ func parseAnswer(b []byte, seq uint32) (a rtnl.Answer, mine bool, err error) {
 	})
 	a.Prefix = netip.PrefixFrom(dst, int(m.data[1]))
 	return a, true, err
+}
+
+// A routeHop is one hop of a multipath route.
+type routeHop struct {
+	device, weight int
+	via            netip.Addr
+}
+
+// hopThrough chooses one of the hops in b, an RTA_MULTIPATH, by the device that q
+// names. Flows spread as the weights say, and one keeps its hop.
+func hopThrough(b []byte, q rtnl.Query) (h routeHop, ok bool) {
+	var hops []routeHop
+	sum := 0
+	for len(b) >= unix.SizeofRtNexthop {
+		n := int(binary.NativeEndian.Uint16(b))
+		if n < unix.SizeofRtNexthop || n > len(b) {
+			break
+		}
+		h := routeHop{device: u32(b[4:8]), weight: int(b[3]) + 1}
+		eachAttr(b[unix.SizeofRtNexthop:n], func(typ int, v []byte) {
+			switch {
+			case typ == unix.RTA_GATEWAY:
+				h.via = addrOf(v)
+			case typ == unix.RTA_VIA && len(v) > 2:
+				h.via = addrOf(v[2:])
+			}
+		})
+		if h.device == q.Through && b[2]&(unix.RTNH_F_DEAD|unix.RTNH_F_LINKDOWN) == 0 {
+			hops = append(hops, h)
+			sum += h.weight
+		}
+		b = b[min((n+3)&^3, len(b)):]
+	}
+	if sum == 0 {
+		return h, false
+	}
+	spread := fnv.New32a()
+	dst, src := q.Dst.As16(), q.Src.As16() // a zero Src is ::
+	spread.Write(dst[:])
+	spread.Write(src[:])
+	at := int(spread.Sum32()>>8) % sum
+	for _, h := range hops {
+		if at -= h.weight; at < 0 {
+			return h, true
+		}
+	}
+	panic("unreachable")
 }
 
 // A message is one netlink message in a buffer.

@@ -284,7 +284,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Add(appendQuery(nil, rtnl.Query{Flow: flow("10.5.0.1", "10.0.0.1"), OIF: 3}, 0, 7), uint32(7))
 	f.Add(appendQuery(nil, rtnl.Query{Flow: flow("fd05::1", ""), IIF: 3}, 0, 7), uint32(8))
 	f.Fuzz(func(t *testing.T, b []byte, seq uint32) {
-		a, mine, err := parseAnswer(b, seq)
+		a, mine, err := parseAnswer(b, seq, rtnl.Query{Through: 1})
 		if !mine && (err != nil || a != rtnl.Answer{}) {
 			t.Fatalf("another's answer gave %+v, %v", a, err)
 		}

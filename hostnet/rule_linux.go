@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"ipoibcm/rtnl"
+	"maps"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -111,6 +113,9 @@ func (d *Device) AddRule(r rtnl.Rule) error {
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add rule %+v: %w", r, err)
 	}
+	d.rulesMu.Lock()
+	defer d.rulesMu.Unlock()
+	d.rules[r] = true
 	return nil
 }
 
@@ -118,6 +123,9 @@ func (d *Device) AddRule(r rtnl.Rule) error {
 func (d *Device) DelRule(r rtnl.Rule) error {
 	r.To = r.To.Masked()
 	err := d.request(unix.RTM_DELRULE, 0, appendRule(nil, r))
+	d.rulesMu.Lock()
+	delete(d.rules, r)
+	d.rulesMu.Unlock()
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESRCH):
 		return ErrNotFound
@@ -157,15 +165,26 @@ func (d *Device) ruleFields() (f rtnl.Fields, err error) {
 	return f, err
 }
 
-// removeRules removes the rules of ours that name the device.
+// removeRules removes the rules of ours that name the device, and those that we
+// have made: unlike routes they outlive it.
 func (d *Device) removeRules() (removed int, err error) {
+	d.rulesMu.Lock()
+	made := slices.Collect(maps.Keys(d.rules))
+	d.rulesMu.Unlock()
+	for _, r := range made {
+		if err := d.DelRule(r); err == nil {
+			removed++
+		} else if !errors.Is(err, ErrNotFound) {
+			return removed, err
+		}
+	}
 	l, err := d.h.LinkByIndex(d.index)
 	if err != nil {
-		return 0, fmt.Errorf("read link %d: %w", d.index, err)
+		return removed, fmt.Errorf("read link %d: %w", d.index, err)
 	}
 	rules, err := d.dumpRules()
 	if err != nil {
-		return 0, err
+		return removed, err
 	}
 	for _, m := range rules {
 		if m.protocol != rtnl.Protocol || m.OIF != l.Attrs().Name {

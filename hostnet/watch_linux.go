@@ -86,8 +86,9 @@ type watcher struct {
 	scan  bool // read anew whether a route is sourced
 	since time.Time
 
-	batch []netip.Prefix // rerouted, not yet told; at most eventBatch
-	all   bool           // all destinations are, not yet told
+	batch   []netip.Prefix // rerouted, not yet told; at most eventBatch
+	all     bool           // all destinations are, not yet told
+	unnamed bool           // with all: routes are among the causes
 
 	ruleFields rtnl.Fields
 	hasSourced bool // there is a route that isSourced, or there was
@@ -144,7 +145,10 @@ func (w *watcher) patience() time.Duration {
 }
 
 // miss notes that notifications were lost.
-func (w *watcher) miss() { w.lost, w.rules, w.scan, w.all = true, true, true, true }
+func (w *watcher) miss() {
+	w.lost, w.rules, w.scan = true, true, true
+	w.all, w.unnamed = true, true
+}
 
 // fields is what must be known of a packet to find its next hop.
 func (w *watcher) fields() rtnl.Fields {
@@ -248,30 +252,31 @@ func (w *watcher) reroute(m *message, r *routeMsg) {
 		}
 	}
 	switch {
-	case w.all || slices.Contains(w.batch, r.Dst):
+	case slices.Contains(w.batch, r.Dst):
 	case len(w.batch) == cap(w.batch):
 		w.merged.Add(1)
-		w.all = true
+		w.all, w.unnamed = true, true
 	default:
 		w.batch = append(w.batch, r.Dst)
 	}
 }
 
 // tellRerouted tells what reroute noted, if the reader keeps up: else it is noted
-// on, as all destinations.
+// on, as all destinations. Beside another cause that concerns them all the prefixes
+// are told too: a route concerns more.
 func (w *watcher) tellRerouted() {
 	for _, p := range w.batch {
-		if w.all || len(w.events) >= reroutedBound {
+		if w.unnamed || len(w.events) >= reroutedBound {
 			w.merged.Add(1)
-			w.all = true
+			w.all, w.unnamed = true, true
 			break
 		}
 		w.events <- rtnl.Event{Kind: rtnl.Rerouted, Prefix: p} // there is room, and we are the only writer
 	}
 	w.batch = w.batch[:0]
 	if w.all && len(w.events) < reroutedBound {
-		w.all = false
-		w.events <- rtnl.Event{Kind: rtnl.Rerouted}
+		w.events <- rtnl.Event{Kind: rtnl.Rerouted, Unnamed: w.unnamed}
+		w.all, w.unnamed = false, false
 	}
 }
 

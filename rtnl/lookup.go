@@ -47,6 +47,9 @@ type Query struct {
 	OIF   int  // index of the device that it must leave by; zero: any
 	IIF   int  // index of the device that it came in by; zero: it is made here
 	Match bool // answer with the route as it stands in its table (RTM_F_FIB_MATCH): Prefix, and its own MTU
+	// Through is the index of a device, only with Match: of a multipath route that
+	// has hops by it, the answer is one of these, as often as their weights say.
+	Through int
 }
 
 // An Answer is the route that the kernel would take.

@@ -205,5 +205,6 @@ type Event struct {
 	Route    Route
 	Link     Link
 	Prefix   netip.Prefix // of Rerouted
+	Unnamed  bool         // of Rerouted without Prefix: routes changed and are not told one by one
 	Fields   Fields       // of Rules
 }

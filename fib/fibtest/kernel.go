@@ -226,7 +226,7 @@ func (k *Kernel) Do(a fib.Action) (evs []fib.Event, ok bool) {
 		hop, err := fib.Ask(k, a.Device, a.Flow)
 		return []fib.Event{fib.Answered{Flow: a.Flow, NextHop: hop, Err: err}}, true
 	case fib.LookupHost:
-		hop, err := fib.AskHost(k, a.Link, a.Addr)
+		hop, err := fib.AskHost(k, a.Link, a.Addr, a.ByDSCP)
 		return []fib.Event{fib.HostAnswered{Addr: a.Addr, NextHop: hop, Err: err}}, true
 	case fib.AddRoute:
 		if k.Refuse != nil {

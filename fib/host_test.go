@@ -1,0 +1,68 @@
+package fib
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"ipoibcm/rtnl"
+)
+
+// A route that comes between the question about a neighbour and its answer, which
+// does not know of it, is not missed: the kernel is asked again first.
+func TestRerouteWhileHostIsAsked(t *testing.T) {
+	peer, now := netip.MustParseAddr("10.0.0.2"), time.Now()
+	link := rtnl.Link{Index: 7, Name: "ibcm0", MTU: 65520, Up: true, Running: true}
+	m := New(Options{})
+	m.Step(nil, now, Host{rtnl.Event{Kind: rtnl.Resync, Snapshot: &rtnl.Snapshot{Link: link}}})
+	count := func(actions []Action) (asked, added int) {
+		for _, a := range actions {
+			switch a.(type) {
+			case LookupHost:
+				asked++
+			case AddRoute:
+				added++
+			}
+		}
+		return asked, added
+	}
+	if asked, _ := count(m.Step(nil, now, SetHop{peer, Path{Kind: PathConn, MTU: 65520}})); asked != 1 {
+		t.Fatalf("a new neighbour is asked for %d times, want 1", asked)
+	}
+	m.Step(nil, now, Host{rtnl.Event{Kind: rtnl.Rerouted, Prefix: netip.MustParsePrefix("10.0.0.0/28")}})
+	old := rtnl.Answer{Type: rtnl.Unicast, OIF: link.Index, Protocol: rtnl.ProtoKernel, Prefix: netip.MustParsePrefix("10.0.0.0/24")}
+	asked, added := count(m.Step(nil, now, HostAnswered{Addr: peer, NextHop: NextHop{Addr: peer, Answer: old}}))
+	if added != 0 {
+		t.Errorf("%d routes are added by an answer of before the change, want none", added)
+	}
+	if asked != 1 {
+		t.Errorf("the neighbour is asked for %d times more, want 1", asked)
+	}
+}
+
+// Where the kernel's changes are not told one by one, any of them may concern a
+// neighbour.
+func TestUnnamedRerouteDoubtsHosts(t *testing.T) {
+	peer, now := netip.MustParseAddr("10.0.0.2"), time.Now()
+	link := rtnl.Link{Index: 7, Name: "ibcm0", MTU: 65520, Up: true, Running: true}
+	for _, unnamed := range []bool{false, true} {
+		m := New(Options{})
+		m.Step(nil, now, Host{rtnl.Event{Kind: rtnl.Resync, Snapshot: &rtnl.Snapshot{Link: link}}})
+		m.Step(nil, now, SetHop{peer, Path{Kind: PathConn, MTU: 65520}})
+		answer := rtnl.Answer{Type: rtnl.Unicast, OIF: link.Index, Protocol: rtnl.ProtoKernel, Prefix: netip.MustParsePrefix("10.0.0.0/24")}
+		for _, a := range m.Step(nil, now, HostAnswered{Addr: peer, NextHop: NextHop{Addr: peer, Answer: answer}}) {
+			if add, ok := a.(AddRoute); ok {
+				m.Step(nil, now, RouteDone{Route: add.Route})
+			}
+		}
+		removed := 0
+		for _, a := range m.Step(nil, now, Host{rtnl.Event{Kind: rtnl.Rerouted, Unnamed: unnamed}}) {
+			if _, ok := a.(DelRoute); ok {
+				removed++
+			}
+		}
+		if want := map[bool]int{true: 1}[unnamed]; removed != want {
+			t.Errorf("with unnamed routes %v: %d routes are taken out of the way, want %d", unnamed, removed, want)
+		}
+	}
+}
