@@ -173,3 +173,33 @@ func TestUpWithAddresses(t *testing.T) {
 		a.stop()
 	}
 }
+
+// An address that is there with two prefix lengths is still there when one of
+// them goes: it is answered for, and status shows the other length.
+func TestAddressWithTwoLengths(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{})
+	s.start()
+	a, b := s.hosts[0], s.hosts[1]
+	// IPv6 has an address on a device once only.
+	s.must(b.AddAddr(ifName, b.v4.String()+"/16"))
+	s.must(b.DelAddr(ifName, b.v4.String()+"/24"))
+	s.eventually(patience, "b has the larger subnet alone", func() error {
+		var got []string
+		for _, x := range b.status().Interface.Addresses {
+			if strings.HasPrefix(x.Prefix, b.v4.String()+"/") {
+				got = append(got, x.Prefix)
+			}
+		}
+		if want := []string{b.v4.String() + "/16"}; !slices.Equal(got, want) {
+			return fmt.Errorf("status shows %q, want %q", got, want)
+		}
+		return nil
+	})
+	a.stop()
+	a.run() // it knows nobody
+	both(b, a.reach)
+	if got := neighOf(a, b.v4.String()); got == "" || got == "INCOMPLETE" || got == "FAILED" {
+		t.Errorf("a's entry for %s is %q", b.v4, got)
+	}
+}

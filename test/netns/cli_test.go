@@ -56,7 +56,7 @@ func TestLookingIn(t *testing.T) {
 		{[]string{"status"}, []string{ifName, in.GID, in.UDQPN, in.BroadcastGroup, "mode rc", "MTU 65520", in.PKey, "rfc", "10.0.0.2"}, []string{"interface", "underlay", "peers"}},
 		{[]string{"show", "conn"}, []string{"RC", "ESTABLISHED", mine.LocalQPN, mine.RemoteQPN, mine.ServiceID, "65520"}, []string{"conns"}},
 		{[]string{"show", "neigh"}, []string{"10.0.0.2", "fd00::2", "REACHABLE"}, []string{"neighbours"}},
-		{[]string{"show", "routes"}, []string{"10.0.0.2/32", "connection", "65520"}, []string{"routes"}},
+		{[]string{"show", "routes"}, []string{"10.0.0.2 ", "connection", "65520"}, []string{"routes"}},
 		{[]string{"show", "groups"}, []string{in.BroadcastGroup, "224.0.0.1", "ff02::1"}, []string{"groups"}},
 		{[]string{"show", "stats"}, []string{"established_", "tx_packets"}, []string{"counters"}},
 		{[]string{"explain", "10.0.0.2"}, []string{"RC", "65520", "Receive MTU", "rfc"}, []string{"ip", "peer", "class", "mode", "mtu", "why"}},

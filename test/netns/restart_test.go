@@ -150,6 +150,7 @@ func TestBothDialAtOnce(t *testing.T) {
 				}
 				both(b, func(dst netip.Addr) {
 					a.reach(dst)
+					a.waitRoute(patience, dst, maxMTU) // the kernel's routes follow the connection
 					a.ping(dst, maxMTU, true)
 				})
 				t.Logf("REQs crossed at try %d", try)
