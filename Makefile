@@ -10,7 +10,7 @@ ifneq ($(shell git status --porcelain >/dev/null 2>&1 && echo good),good)
 export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 endif
 
-.PHONY: build ibverbs demo test test-long mutants race fuzz bench bench-full explore sim scale soak flood nightly interop specs clean
+.PHONY: build ibverbs demo test test-long mutants race fuzz bench bench-full explore sim scale soak flood oracle nightly interop specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ipoibcmd ./cmd/ipoibcmd
@@ -50,6 +50,9 @@ soak: ## load, deaths and restarts for D, ten minutes, and nothing leaks; as roo
 
 flood: ## forged ARP, ND and CM packets, 50,000 a second for ten seconds, three times each, and what that costs; as root
 	$(GO) test ./test/netns -run '^TestFlood$$' -v -count 1 -timeout 20m -flood 10s
+
+oracle: ## 300 random configurations of addresses, routes and rules: packets go where the kernel itself sends them; as root
+	$(GO) test ./test/netns -run '^TestOracle$$' -v -count 1 -timeout 30m -oracle 300
 
 sim: ## whole hosts on a hostile network, seeds that nobody has seen, until stopped, for D, or until one fails
 	$(GO) test ./test/sim -run '^TestForever$$' -v -count 1 -timeout 0 $(if $(D),-sim.for $(D),-sim.forever)
