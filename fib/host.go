@@ -170,7 +170,14 @@ func (t *Table) hostAnswered(ev HostAnswered) {
 		return
 	}
 	a := ev.NextHop.Answer
-	t.hosts.cover(h, a.Prefix)
+	match := a.Prefix
+	if !match.IsValid() { // there is no route: any that comes may concern it
+		match = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		if h.addr.Is4() {
+			match = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+		}
+	}
+	t.hosts.cover(h, match)
 	h.other, h.table, h.src = a.Protocol != rtnl.ProtoKernel, a.Table, a.Src
 	ok, why := ev.NextHop.Guest(t.device.link)
 	if !ok {
