@@ -62,8 +62,17 @@ func appendTooBig4(b, orig []byte, nextHop netip.Addr, mtu int) ([]byte, error) 
 	if err != nil {
 		return b, err
 	}
+	if mtu < MinMTU4 {
+		return b, ErrSilent
+	}
+	return appendError4(b, p, nextHop, icmp4FragNeeded, uint32(min(mtu, 0xffff)))
+}
+
+// appendError4 appends a "destination unreachable" about p, with the octets of
+// word after the checksum, unless RFC 1122 section 3.2.2 wants silence.
+func appendError4(b []byte, p V4, nextHop netip.Addr, code uint8, word uint32) ([]byte, error) {
 	src := p.Dst()
-	if IsGroup(src) || !isHost(p.Src()) || p.FragOffset() != 0 || mtu < MinMTU4 {
+	if IsGroup(src) || !isHost(p.Src()) || p.FragOffset() != 0 {
 		return b, ErrSilent
 	}
 	if nextHop.Is4() && isHost(nextHop) {
@@ -84,8 +93,8 @@ func appendTooBig4(b, orig []byte, nextHop netip.Addr, mtu int) ([]byte, error) 
 	quote := p[:min(len(p), maxQuote4-V4HeaderLen-icmpLen)]
 	b = appendV4Header(b, src, p.Src(), ProtoICMP, errorTTL, 0, true, icmpLen+len(quote))
 	start := len(b)
-	b = append(b, icmp4Unreachable, icmp4FragNeeded, 0, 0, 0, 0)
-	b = binary.BigEndian.AppendUint16(b, uint16(min(mtu, 0xffff)))
+	b = append(b, icmp4Unreachable, code, 0, 0)
+	b = binary.BigEndian.AppendUint32(b, word)
 	b = append(b, quote...)
 	binary.BigEndian.PutUint16(b[start+2:], Checksum(b[start:]))
 	return b, nil
@@ -96,12 +105,21 @@ func appendTooBig6(b, orig []byte, nextHop netip.Addr, mtu int) ([]byte, error) 
 	if err != nil {
 		return b, err
 	}
+	if mtu < MinMTU6 {
+		return b, ErrSilent
+	}
+	return appendError6(b, p, nextHop, icmp6TooBig, 0, uint32(mtu))
+}
+
+// appendError6 appends an error about p, with the octets of word after the
+// checksum, unless RFC 4443 section 2.4 (e) wants silence.
+func appendError6(b []byte, p V6, nextHop netip.Addr, typ, code uint8, word uint32) ([]byte, error) {
 	src := p.Dst()
 	if nextHop.Is6() && !nextHop.Is4In6() && isHost(nextHop) {
 		src = nextHop.WithZone("")
 	}
 	proto, off, first, ok := p.Upper()
-	if !isHost(p.Src()) || !isHost(src) || !ok || !first || mtu < MinMTU6 {
+	if !isHost(p.Src()) || !isHost(src) || !ok || !first {
 		return b, ErrSilent
 	}
 	if proto == ProtoICMPv6 {
@@ -114,8 +132,8 @@ func appendTooBig6(b, orig []byte, nextHop netip.Addr, mtu int) ([]byte, error) 
 	dst := p.Src()
 	b = AppendV6Header(b, src, dst, ProtoICMPv6, errorTTL, icmpLen+len(quote))
 	start := len(b)
-	b = append(b, icmp6TooBig, 0, 0, 0)
-	b = binary.BigEndian.AppendUint32(b, uint32(mtu))
+	b = append(b, typ, code, 0, 0)
+	b = binary.BigEndian.AppendUint32(b, word)
 	b = append(b, quote...)
 	binary.BigEndian.PutUint16(b[start+2:], Checksum6(src, dst, ProtoICMPv6, b[start:]))
 	return b, nil

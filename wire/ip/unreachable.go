@@ -1,0 +1,35 @@
+package ip
+
+import "net/netip"
+
+const (
+	icmp4HostUnreachable = 1 // code (RFC 792)
+
+	icmp6Unreachable     = 1
+	icmp6AddrUnreachable = 3 // code (RFC 4443 section 3.1)
+)
+
+// AppendUnreachable appends to b the ICMP message that tells the sender of orig
+// that nobody answers for its next hop: "host unreachable" for IPv4 (RFC 1812
+// section 5.2.7.1), "address unreachable" for IPv6 (RFC 4443 section 3.1).
+//
+// Its source, what it quotes and what is never answered are as with
+// [AppendTooBig]; nor is an IPv6 packet to a group answered, whatever its next
+// hop is. The error is then [ErrSilent].
+func AppendUnreachable(b, orig []byte, nextHop netip.Addr) ([]byte, error) {
+	if Version(orig) == 6 {
+		p, err := AsV6(orig)
+		if err != nil {
+			return b, err
+		}
+		if p.Dst().IsMulticast() { // RFC 4443 section 2.4 (e.3)
+			return b, ErrSilent
+		}
+		return appendError6(b, p, nextHop, icmp6Unreachable, icmp6AddrUnreachable, 0)
+	}
+	p, err := AsV4(orig)
+	if err != nil {
+		return b, err
+	}
+	return appendError4(b, p, nextHop, icmp4HostUnreachable, 0)
+}
