@@ -17,6 +17,10 @@ const lockTime = time.Second
 // connection stand for the address.
 const linkProofTimes = 2
 
+// maxFailedShare is which part of the table may be neighbours that did not
+// answer: a scan of absent hosts must not take the room of the others.
+const maxFailedShare = 4
+
 // evictScan bounds how many entries are looked at to make room for one.
 const evictScan = 64
 
@@ -28,23 +32,26 @@ type entry struct {
 	state   State
 	router  bool
 	heard   bool  // it spoke first, and has neither been used nor confirmed since
+	held    bool  // StateFailed: nothing is asked until the hold-down is over
 	queries int32 // in this resolution or probing
 
 	since, confirmed, used instant
 	changed, moved         instant // when link was last set, and set anew
 	answered               instant // when it last answered for ip itself
+	lost                   instant // when it first failed to answer; zero once it is known
 
 	queue *queue // nil if nothing waits
 	timer timer
 
-	older, newer *entry // in Table.lru, or in Table.heard if heard
+	older, newer *entry // in the list that listOf names
 	next, prev   *entry // of the ring in Table.byLink; nil if not there
 }
 
 func (t *Table) snapshot(e *entry) Neighbor {
 	n := Neighbor{
 		IP: e.ip, LinkAddr: e.link, State: e.state, Router: e.router,
-		Since: t.time(e.since), Confirmed: t.time(e.confirmed), Used: t.time(e.used), Queries: int(e.queries),
+		Since: t.time(e.since), Confirmed: t.time(e.confirmed), Used: t.time(e.used), Lost: t.time(e.lost),
+		Queries: int(e.queries),
 	}
 	if q := e.queue; q != nil {
 		n.QueuedPackets, n.QueuedOctets = len(q.packets), q.octets
@@ -76,8 +83,14 @@ func (t *Table) resolve(dst []Action, now time.Time, ip netip.Addr, pkt []byte) 
 	switch {
 	case e.state == StateIncomplete:
 		return t.enqueue(dst, e, pkt)
-	case e.state == StateFailed:
+	case e.state == StateFailed && e.held && t.since(now, e.since) < t.o.holdDown():
 		return t.discard(dst, ip, pkt, DropHeldDown)
+	case e.state == StateFailed && t.source(ip, pkt) == nil:
+		return t.discard(dst, ip, pkt, DropNoSource)
+	case e.state == StateFailed:
+		t.setState(now, e, StateIncomplete)
+		dst = t.enqueue(dst, e, pkt)
+		return t.query(dst, now, e)
 	case pkt == nil:
 		return dst
 	}
@@ -112,17 +125,21 @@ func (t *Table) add(dst []Action, ip netip.Addr, heard bool) ([]Action, *entry) 
 	return dst, e
 }
 
-// victim returns the entry to evict, nil if there is none: one that was only ever
-// heard of goes before any that has answered or is in use, so that claims from
-// forged sources replace each other. Of several it is the oldest.
+// victim returns the entry to evict, nil if there is none. One that did not answer
+// goes first. One that was only ever heard of goes before any that has answered or
+// is in use, so that claims from forged sources replace each other. Of several it
+// is the oldest.
 func (t *Table) victim() *entry {
+	if e := t.failed.oldest; e != nil {
+		return e
+	}
 	if e := t.heard.oldest; e != nil {
 		return e
 	}
 	e := t.lru.oldest
 	for range evictScan {
 		// Those in use are in another state; those asked for have packets.
-		if e == nil || e.state == StateStale || e.state == StateFailed {
+		if e == nil || e.state == StateStale {
 			return e
 		}
 		e = e.newer
@@ -132,8 +149,11 @@ func (t *Table) victim() *entry {
 
 // listOf returns the list that e belongs to.
 func (t *Table) listOf(e *entry) *lru {
-	if e.heard {
+	switch {
+	case e.heard:
 		return &t.heard
+	case e.state == StateFailed:
+		return &t.failed
 	}
 	return &t.lru
 }
@@ -151,7 +171,9 @@ func (t *Table) settle(e *entry) {
 func (t *Table) setState(now time.Time, e *entry, s State) {
 	if e.state != s {
 		t.o.Log.Debug("neighbour state", "ip", e.ip, "from", e.state, "to", s)
+		t.listOf(e).remove(e)
 		e.state, e.since = s, t.instant(now)
+		t.listOf(e).push(e)
 	}
 	switch s {
 	case StateIncomplete, StateProbe:
@@ -164,7 +186,7 @@ func (t *Table) setState(now time.Time, e *entry, s State) {
 	case StateDelay:
 		t.set(&e.timer, now.Add(t.o.delayTime()))
 	case StateFailed:
-		t.set(&e.timer, now.Add(t.o.holdDown()))
+		t.set(&e.timer, now.Add(t.o.failedTime()))
 	}
 }
 
@@ -172,8 +194,8 @@ func (t *Table) setState(now time.Time, e *entry, s State) {
 func (t *Table) use(now time.Time, e *entry) {
 	e.used = t.instant(now)
 	t.settle(e)
-	t.lru.remove(e)
-	t.lru.push(e)
+	t.listOf(e).remove(e)
+	t.listOf(e).push(e)
 	if e.state == StateStale {
 		t.setState(now, e, StateDelay)
 	}
@@ -234,7 +256,7 @@ func (t *Table) entryTimer(dst []Action, now time.Time, e *entry) []Action {
 		return t.probe(dst, now, e)
 	case StateProbe:
 		if int(e.queries) >= t.o.probes() {
-			return t.remove(dst, e, ExpireUnreachable, DropUnresolved)
+			return t.unreachable(dst, now, e)
 		}
 		return t.probe(dst, now, e)
 	case StateFailed:
@@ -332,30 +354,45 @@ func (t *Table) resolved(dst []Action, now time.Time, e *entry, link encap.LinkA
 
 func (t *Table) setLink(now time.Time, e *entry, link encap.LinkAddr) {
 	t.unindex(e)
-	e.link, e.changed = link, t.instant(now)
+	e.link, e.changed, e.lost = link, t.instant(now), 0
 	t.index(e)
 }
 
-// fail ends a resolution without an answer. The entry stays for a while, so that
-// a host that is not there costs no broadcast per packet.
+// fail ends a resolution without an answer. The entry stays for a while: at first
+// so that a host that is not there costs no broadcast per packet, then to be seen.
 func (t *Table) fail(dst []Action, now time.Time, e *entry) []Action {
 	t.n.Failed++
 	t.o.Log.Info("neighbour did not answer", "ip", e.ip, "queries", e.queries)
 	dst = append(dst, Failed{IP: e.ip})
 	dst = t.discardQueue(dst, e, DropUnresolved)
-	if t.o.holdDown() == 0 {
-		return t.remove(dst, e, 0, DropUnresolved)
+	return t.setFailed(dst, now, e, true)
+}
+
+// unreachable ends the probing of a known neighbour without an answer. The next
+// packet asks everybody at once.
+func (t *Table) unreachable(dst []Action, now time.Time, e *entry) []Action {
+	dst = t.expired(dst, e, ExpireUnreachable)
+	t.unindex(e)
+	e.link = encap.LinkAddr{}
+	return t.setFailed(dst, now, e, false)
+}
+
+func (t *Table) setFailed(dst []Action, now time.Time, e *entry, held bool) []Action {
+	if e.lost == 0 {
+		e.lost = t.instant(now)
 	}
+	e.held = held
 	t.setState(now, e, StateFailed)
+	if t.failed.n > max(1, t.o.maxNeighbors()/maxFailedShare) {
+		return t.remove(dst, t.failed.oldest, 0, DropUnresolved)
+	}
 	return dst
 }
 
 // remove drops an entry; what waits for it comes back with why.
 func (t *Table) remove(dst []Action, e *entry, reason ExpireReason, why Drop) []Action {
 	if e.state.Known() {
-		t.n.Expired++
-		t.o.Log.Info("neighbour expired", "ip", e.ip, "link", e.link, "reason", reason)
-		dst = append(dst, Expired{IP: e.ip, LinkAddr: e.link, Reason: reason})
+		dst = t.expired(dst, e, reason)
 	}
 	dst = t.discardQueue(dst, e, why)
 	t.unindex(e)
@@ -363,4 +400,11 @@ func (t *Table) remove(dst []Action, e *entry, reason ExpireReason, why Drop) []
 	t.listOf(e).remove(e)
 	delete(t.entries, e.ip)
 	return dst
+}
+
+// expired tells that a known neighbour is no longer.
+func (t *Table) expired(dst []Action, e *entry, reason ExpireReason) []Action {
+	t.n.Expired++
+	t.o.Log.Info("neighbour expired", "ip", e.ip, "link", e.link, "reason", reason)
+	return append(dst, Expired{IP: e.ip, LinkAddr: e.link, Reason: reason})
 }

@@ -85,14 +85,15 @@ func fuzzStep(t *testing.T, in []byte) {
 			}
 		}
 		listed := 0
-		for _, l := range []lru{tab.lru, tab.heard} {
+		for _, l := range []lru{tab.lru, tab.heard, tab.failed} {
 			listed -= l.n
 			for e := l.oldest; e != nil; e = e.newer {
 				listed++
 			}
 		}
-		if len(tab.entries) > 5 || len(tab.addrs) > 3 || listed != 0 || tab.lru.n+tab.heard.n != len(tab.entries) || indexed > len(tab.entries) {
-			t.Fatalf("%d entries, %d in the lists, %d indexed, %d addresses", len(tab.entries), tab.lru.n+tab.heard.n, indexed, len(tab.addrs))
+		inLists := tab.lru.n + tab.heard.n + tab.failed.n
+		if len(tab.entries) > 5 || len(tab.addrs) > 3 || listed != 0 || inLists != len(tab.entries) || indexed > len(tab.entries) {
+			t.Fatalf("%d entries, %d in the lists, %d indexed, %d addresses", len(tab.entries), inLists, indexed, len(tab.addrs))
 		}
 	}
 }

@@ -61,6 +61,11 @@ type Options struct {
 	// are refused and nothing is asked. Zero means 3 s, negative none.
 	HoldDown time.Duration
 
+	// FailedTime is how long a neighbour that did not answer is shown as FAILED
+	// when nothing is sent to it. Zero means 60 s. They take at most a quarter of
+	// MaxNeighbors.
+	FailedTime time.Duration
+
 	// DADProbes probes DADInterval apart precede the announcement of an address.
 	// Zero means 3 and 200 ms; negative DADProbes means no detection.
 	DADProbes   int
@@ -98,6 +103,7 @@ func (o *Options) probes() int                  { return cmp.Or(o.Probes, 3) }
 func (o *Options) probeInterval() time.Duration { return max(1, cmp.Or(o.ProbeInterval, time.Second)) }
 func (o *Options) staleTime() time.Duration     { return max(1, cmp.Or(o.StaleTime, 60*time.Second)) }
 func (o *Options) holdDown() time.Duration      { return max(0, cmp.Or(o.HoldDown, 3*time.Second)) }
+func (o *Options) failedTime() time.Duration    { return max(1, cmp.Or(o.FailedTime, 60*time.Second)) }
 func (o *Options) dadProbes() int               { return max(0, cmp.Or(o.DADProbes, 3)) }
 func (o *Options) dadInterval() time.Duration {
 	return max(1, cmp.Or(o.DADInterval, 200*time.Millisecond))
@@ -133,7 +139,7 @@ const (
 	StateStale                       // known, not confirmed lately, not in use
 	StateDelay                       // in use, waiting for a confirmation from above
 	StateProbe                       // in use, unicast queries under way
-	StateFailed                      // did not answer; held down
+	StateFailed                      // did not answer
 )
 
 // String names the state as `ip neigh` does.
@@ -168,6 +174,7 @@ type Neighbor struct {
 	Since     time.Time // when it entered State
 	Confirmed time.Time // last proof that it receives what we send; zero if never
 	Used      time.Time // last Resolve or Used; zero if never
+	Lost      time.Time // when it first failed to answer; zero if it has answered since
 
 	QueuedPackets, QueuedOctets int // waiting for its address
 	Queries                     int // sent in this resolution or probing

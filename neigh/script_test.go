@@ -36,10 +36,11 @@ import (
 //	Stale        unused for the stale time        -           Expired
 //	Delay        delay over                       Probe       unicast query
 //	Probe        interval over, probes left       Probe       unicast query, the last to all
-//	Probe        interval over, none left         -           Expired
-//	Failed       Resolve                          Failed      Discard
+//	Probe        interval over, none left         Failed      Expired
+//	Failed       Resolve within the hold-down     Failed      Discard
+//	Failed       Resolve later, or after Probe    Incomplete  query
 //	Failed       any claim                        as from Incomplete
-//	Failed       hold-down over                   -
+//	Failed       failed time over                 -
 //	any          Forget, ForgetLink, Flush        -           Expired if known, Discard...
 //
 // Of an own address:
@@ -159,6 +160,8 @@ func option(t *testing.T, o *Options, kv string) {
 		o.MaxQueuedPackets = n
 	case "octets":
 		o.MaxQueuedOctets = n
+	case "failed":
+		o.FailedTime = time.Duration(n) * time.Second
 	case "total":
 		o.MaxTotalOctets = n
 	case "neighbors":
@@ -419,6 +422,9 @@ func (s *script) show() (lines []string) {
 		}
 		if n.QueuedPackets > 0 {
 			l += fmt.Sprintf(" waiting %d/%d", n.QueuedPackets, n.QueuedOctets)
+		}
+		if !n.Lost.IsZero() {
+			l += fmt.Sprintf(" lost for %v", s.now.Sub(n.Lost).Round(time.Millisecond))
 		}
 		lines = append(lines, l)
 	}

@@ -21,7 +21,8 @@ type Table struct {
 	entries map[netip.Addr]*entry
 	byLink  map[encap.LinkAddr]*entry // by Key: the first of a ring of known entries, in the order they came
 	lru     lru                       // least recently used first
-	heard   lru                       // the others, oldest first
+	heard   lru                       // those only heard of, oldest first
+	failed  lru                       // those that did not answer, likewise
 	queued  int                       // octets waiting in all entries
 	base    time.Time                 // of instants
 
