@@ -337,7 +337,7 @@ type NeighbourInfo struct {
 	// Queued packets, and octets, wait for its link-layer address or for the
 	// connection that it shares with other addresses of its peer.
 	Queued, QueuedOctets int
-	Updated              time.Time
+	Updated              time.Time // last proof that it hears us; where it does not answer, since when
 	Path                 fib.Path
 }
 

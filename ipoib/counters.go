@@ -38,6 +38,7 @@ const (
 	nQueueSent
 	nFragmented
 	nTooBig
+	nUnreachable
 	nNDOnConn
 	nRouterOut
 	nRouterIn
@@ -53,6 +54,8 @@ const (
 	dropARPOnConn
 	dropOversize
 	dropSilent
+	dropUnreachSilent
+	dropUnreachRate
 	dropFromTUN
 	dropReflected
 	dropNotWanted
@@ -103,6 +106,7 @@ var counterNames = [numCounters]string{
 	nQueueSent:          "queue_sent_on_connection",
 	nFragmented:         "fragmented",
 	nTooBig:             "icmp_too_big",
+	nUnreachable:        "icmp_unreachable",
 	nNDOnConn:           "nd_on_connection",
 	nRouterOut:          "router_messages_out",
 	nRouterIn:           "router_messages_in",
@@ -118,6 +122,8 @@ var counterNames = [numCounters]string{
 	dropARPOnConn:       "drop_arp_on_connection",
 	dropOversize:        "drop_oversize",
 	dropSilent:          "drop_oversize_unanswerable",
+	dropUnreachSilent:   "unreachable_unanswerable",
+	dropUnreachRate:     "unreachable_not_told",
 	dropFromTUN:         "drop_nd_from_tun",
 	dropReflected:       "drop_reflected",
 	dropNotWanted:       "drop_group_not_wanted",

@@ -76,9 +76,13 @@ func (f *Interface) explainHop(e *Explanation, say func(string, ...any)) {
 		case !known:
 			say("the link-layer address of %v is not known; the next packet asks for it", e.NextHop)
 		case n.State == neigh.StateFailed:
-			say("nobody answered for %v; what is sent there is dropped for a moment, then asked for again", e.NextHop)
+			say("nobody answered for %v since %v, %v ago; senders are told so, and a later packet asks again", e.NextHop,
+				n.Lost.Format(time.TimeOnly), f.now.Sub(n.Lost).Round(time.Second))
 		case n.State == neigh.StateIncomplete:
 			say("%v is being asked for, %d times so far; %d packets wait for its answer", e.NextHop, n.Queries, n.QueuedPackets)
+			if !n.Lost.IsZero() {
+				say("nobody answered for it since %v", n.Lost.Format(time.TimeOnly))
+			}
 		default: // the record of its interface found no room
 			e.Link, e.Mode = n.LinkAddr, "ud"
 			say("%v is at %v, neighbour state %v", e.NextHop, n.LinkAddr, n.State)

@@ -86,6 +86,8 @@ type Interface struct {
 	n        [numCounters]uint64
 	tells    tells
 
+	unreachable unreachable
+
 	now time.Time // of the Step under way
 	out []Action
 }

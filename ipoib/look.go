@@ -74,6 +74,9 @@ func (f *Interface) Neighbours() []NeighbourInfo {
 	var out []NeighbourInfo
 	for _, n := range f.neigh.Neighbors() {
 		i := NeighbourInfo{Addr: n.IP, Link: n.LinkAddr, State: n.State.String(), Queued: n.QueuedPackets, QueuedOctets: n.QueuedOctets, Updated: n.Confirmed}
+		if !n.Lost.IsZero() {
+			i.Updated = n.Lost
+		}
 		if p := f.hops[n.IP]; p != nil {
 			i.Path = f.path(p)
 			i.Queued += len(p.queue)

@@ -166,6 +166,7 @@ func (f *Interface) onNeigh(a neigh.Action) {
 	case neigh.Failed:
 		f.note(Note{Kind: NoteNeigh, Addr: a.IP, Text: fmt.Sprintf("nobody answers for %v", a.IP)})
 	case neigh.Discard: // counted by neigh
+		f.unreached(a)
 	case neigh.AddrVerified:
 		f.note(Note{Kind: NoteAddr, Addr: a.IP, Text: fmt.Sprintf("%v has no duplicate", a.IP)})
 	case neigh.Duplicate:

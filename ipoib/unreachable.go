@@ -1,0 +1,109 @@
+package ipoib
+
+import (
+	"net/netip"
+	"time"
+
+	"ipoibcm/neigh"
+	"ipoibcm/wire/ip"
+)
+
+const (
+	// unreachableRate is how many messages a second tell of one neighbour that does
+	// not answer, beside one for each packet that waited for it. The kernel sends
+	// one for each of up to 101 packets that waited three seconds
+	// (arp_error_report, ndisc_error_report; unres_qlen_bytes of 212992 octets), and
+	// does not limit those to its own sockets (icmpv4_xrlim_allow: loopback).
+	// Here 64 packets wait, and 32 a second are refused in the hold-down after that.
+	unreachableRate = 32
+	// Towards other hosts the kernel sends one a second, six at once
+	// (icmp_ratelimit, XRLIM_BURST_FACTOR).
+	forwardedRate, forwardedBurst = 1, 6
+	// maxUnreachable bounds the neighbours and senders whose rate is known. Others
+	// are not told.
+	maxUnreachable = 1024
+)
+
+// unreachable tells senders, by ICMP, that a neighbour does not answer, but no
+// more often than the kernel would.
+type unreachable struct {
+	neighbours, senders map[netip.Addr]*allowance
+	swept               time.Time
+}
+
+// An allowance is how many messages have been sent of late: one goes off the
+// count in each of its intervals.
+type allowance struct {
+	spent float64
+	at    time.Time
+}
+
+// unreached answers a packet that neigh gives up because nobody answers for its
+// next hop.
+func (f *Interface) unreached(a neigh.Discard) {
+	if a.Reason != neigh.DropUnresolved && a.Reason != neigh.DropHeldDown {
+		return
+	}
+	out, err := ip.AppendUnreachable(nil, a.Packet, netip.Addr{})
+	if err != nil {
+		f.count(dropUnreachSilent)
+		return
+	}
+	src, _ := ip.Src(a.Packet)
+	if !f.unreachable.allow(f.now, a, src, f.addrs.has(src)) {
+		f.count(dropUnreachRate)
+		return
+	}
+	f.count(nUnreachable)
+	f.do(WriteTUN{IP: out})
+}
+
+// allow reports whether sender src may be told of a. local says that it is this
+// host.
+func (u *unreachable) allow(now time.Time, a neigh.Discard, src netip.Addr, local bool) bool {
+	if u.neighbours == nil {
+		u.neighbours, u.senders = map[netip.Addr]*allowance{}, map[netip.Addr]*allowance{}
+	}
+	if !local {
+		return u.take(u.senders, now, src, forwardedRate, forwardedBurst)
+	}
+	if a.Reason == neigh.DropUnresolved {
+		return true // as many as have waited, no more often than queries fail
+	}
+	return u.take(u.neighbours, now, a.IP, unreachableRate, unreachableRate)
+}
+
+func (u *unreachable) take(m map[netip.Addr]*allowance, now time.Time, key netip.Addr, rate, burst float64) bool {
+	b := m[key]
+	if b == nil {
+		if len(m) >= maxUnreachable && (!u.sweep(now) || len(m) >= maxUnreachable) {
+			return false
+		}
+		b = &allowance{at: now}
+		m[key] = b
+	}
+	b.spent = max(0, b.spent-now.Sub(b.at).Seconds()*rate)
+	b.at = now
+	if b.spent+1 > burst {
+		return false
+	}
+	b.spent++
+	return true
+}
+
+// sweep forgets who has not been told anything for so long that there is nothing
+// to remember. It looks once a second at most.
+func (u *unreachable) sweep(now time.Time) bool {
+	if now.Sub(u.swept) < time.Second {
+		return false
+	}
+	u.swept = now
+	for _, m := range []map[netip.Addr]*allowance{u.neighbours, u.senders} {
+		for key, b := range m { // what is deleted does not depend on the order
+			if now.Sub(b.at) > forwardedBurst/forwardedRate*time.Second {
+				delete(m, key)
+			}
+		}
+	}
+	return true
+}
