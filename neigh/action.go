@@ -101,10 +101,13 @@ type Discard struct {
 type AddrVerified struct{ IP netip.Addr }
 
 // Duplicate says that somebody else has this own address. Answers for it have
-// stopped. By is zero if the other one did not say who it is.
+// stopped; AddrVerified follows when a later detection finds it free. By is zero if
+// the other one did not say who it is. Yielded says that it had been verified, and
+// that another host claimed it twice in 10 s.
 type Duplicate struct {
-	IP netip.Addr
-	By encap.LinkAddr
+	IP      netip.Addr
+	By      encap.LinkAddr
+	Yielded bool
 }
 
 // Conflict says that somebody else claims an own address that had been verified.

@@ -16,6 +16,17 @@ const (
 	announces        = 2                // of an address (RFC 5227 section 1.1: ANNOUNCE_NUM)
 	announceInterval = 2 * time.Second  // ANNOUNCE_INTERVAL
 	defendInterval   = 10 * time.Second // DEFEND_INTERVAL
+	// claimRepeat is how long copies of one claim may follow it.
+	claimRepeat = 100 * time.Millisecond
+
+	// The pauses between detections of an address found duplicate: the first is
+	// short, because of an address that moves both hosts have it for a moment; the
+	// longest is RFC 5227's RATE_LIMIT_INTERVAL.
+	firstPause   = time.Second
+	longestPause = time.Minute
+	// contestedTime is how long a host that wants an address of ours is remembered:
+	// longer than it pauses between detections.
+	contestedTime = 2 * longestPause
 )
 
 // An ownAddr is one of our own addresses.
@@ -27,6 +38,9 @@ type ownAddr struct {
 	by        encap.LinkAddr
 	conflicts uint64
 	defended  time.Time
+	insisted  time.Time // when insist took it
+	contested time.Time // when another host last looked for it, or claimed it
+	pauses    int       // after detections in a row that found it duplicate
 
 	probes    int // sent in this detection
 	announces int // still to send
@@ -61,14 +75,25 @@ func (t *Table) addAddr(dst []Action, now time.Time, p netip.Prefix) []Action {
 	return t.detect(dst, now, o)
 }
 
-func (t *Table) removeAddr(a netip.Addr) {
+func (t *Table) removeAddr(dst []Action, now time.Time, a netip.Addr) []Action {
 	o := t.own[a]
 	if o == nil {
-		return
+		return dst
 	}
 	t.timers.stop(&o.timer)
 	delete(t.own, a)
 	t.addrs = slices.DeleteFunc(t.addrs, func(x *ownAddr) bool { return x == o })
+	if o.state != AddrReady || o.contested.IsZero() || now.Sub(o.contested) > contestedTime {
+		return dst
+	}
+	// Another host waits for it. A question from us says that we have it no more,
+	// and it need not wait until its pause is over.
+	src := t.source(a, nil)
+	if src == nil {
+		return dst
+	}
+	t.n.Queries++
+	return t.sendQuery(dst, src, a, Dest{Broadcast: true})
 }
 
 // reannounce tells everybody where our addresses are, and gives those found
@@ -88,7 +113,7 @@ func (t *Table) reannounce(dst []Action, now time.Time) []Action {
 // detect starts duplicate address detection. Without a link-layer address of our
 // own it waits for SetLinkAddr.
 func (t *Table) detect(dst []Action, now time.Time, o *ownAddr) []Action {
-	o.state, o.probes, o.by = AddrOptimistic, 0, encap.LinkAddr{}
+	o.state, o.probes, o.pauses, o.by = AddrOptimistic, 0, 0, encap.LinkAddr{}
 	t.timers.stop(&o.timer)
 	if !validLink(t.link) {
 		return dst
@@ -100,7 +125,7 @@ func (t *Table) addrTimer(dst []Action, now time.Time, o *ownAddr) []Action {
 	switch {
 	case o.state == AddrReady && o.announces > 0:
 		return t.announce(dst, now, o)
-	case o.state != AddrOptimistic:
+	case o.state == AddrReady:
 		return dst
 	case o.probes >= t.o.dadProbes():
 		return t.verified(dst, now, o)
@@ -120,7 +145,8 @@ func (t *Table) addrTimer(dst []Action, now time.Time, o *ownAddr) []Action {
 }
 
 func (t *Table) verified(dst []Action, now time.Time, o *ownAddr) []Action {
-	o.state, o.announces = AddrReady, announces
+	o.state, o.announces, o.probes, o.pauses = AddrReady, announces, 0, 0
+	o.defended = time.Time{}
 	dst = append(dst, AddrVerified{IP: o.ip})
 	return t.announce(dst, now, o)
 }
@@ -148,22 +174,31 @@ func (t *Table) sendAnnouncement(dst []Action, o *ownAddr) []Action {
 }
 
 // claimed handles that somebody else says o is theirs. While detection runs that
-// decides against us. Afterwards the address is kept and defended, but not more
-// often than RFC 5227 section 2.4 allows, lest two hosts shout at each other.
+// decides against us. Afterwards the address is defended once. A second claim
+// within ten seconds is that of a host which insists: it has the address until a
+// detection finds it free again (RFC 5227 section 2.4 (b)), lest two hosts shout
+// at each other for ever. So the last to announce an address has it.
 func (t *Table) claimed(dst []Action, now time.Time, o *ownAddr, by encap.LinkAddr) []Action {
 	o.by = by
 	switch o.state {
+	case AddrDuplicate:
+		if o.detecting() { // not merely between two detections
+			t.pause(now, o)
+		}
 	case AddrOptimistic:
-		o.state = AddrDuplicate
-		t.timers.stop(&o.timer)
-		t.n.Duplicates++
-		t.o.Log.Warn("address is in use elsewhere", "ip", o.ip, "by", by)
-		return append(dst, Duplicate{IP: o.ip, By: by})
+		return t.duplicate(dst, now, o, false)
 	case AddrReady:
 		o.conflicts++
+		o.contested = now
 		t.n.Conflicts++
-		if !o.defended.IsZero() && now.Sub(o.defended) < defendInterval {
-			return dst
+		switch last := now.Sub(o.defended); {
+		case o.defended.IsZero() || last >= defendInterval:
+		case last < claimRepeat || now.Sub(o.insisted) < defendInterval:
+			return dst // a copy; or it is the other host that has to yield
+		case t.o.dadProbes() == 0:
+			return dst // nothing would ever find it free
+		default:
+			return t.duplicate(dst, now, o, true)
 		}
 		o.defended = now
 		t.o.Log.Warn("another host claims our address", "ip", o.ip, "by", by)
@@ -174,6 +209,55 @@ func (t *Table) claimed(dst []Action, now time.Time, o *ownAddr, by encap.LinkAd
 		return t.sendAnnouncement(dst, o)
 	}
 	return dst
+}
+
+// duplicate gives o up until a detection finds that nobody has it.
+func (t *Table) duplicate(dst []Action, now time.Time, o *ownAddr, yielded bool) []Action {
+	o.state, o.announces, o.pauses = AddrDuplicate, 0, 0
+	t.n.Duplicates++
+	t.o.Log.Warn("address is in use elsewhere", "ip", o.ip, "by", o.by, "yielded", yielded)
+	t.pause(now, o)
+	return append(dst, Duplicate{IP: o.ip, By: o.by, Yielded: yielded})
+}
+
+// pause waits before the next detection of a duplicate, longer each time. Half of
+// the pause is drawn, because two hosts that look at once both lose.
+func (t *Table) pause(now time.Time, o *ownAddr) {
+	p := min(firstPause<<min(o.pauses, 16), longestPause)
+	o.probes = 0
+	o.pauses++
+	t.set(&o.timer, now.Add(p/2+time.Duration(t.o.Rand.Int64N(int64(p/2)+1))))
+}
+
+// released looks again at once for a duplicate whose other host has shown that it
+// does not have it, or that it is gone.
+func (t *Table) released(dst []Action, now time.Time, o *ownAddr) []Action {
+	if o.state != AddrDuplicate || o.detecting() {
+		return dst
+	}
+	return t.addrTimer(dst, now, o)
+}
+
+// releasedBy is released for all addresses that link has taken.
+func (t *Table) releasedBy(dst []Action, now time.Time, link encap.LinkAddr) []Action {
+	for _, o := range t.addrs {
+		if o.by.Key() == link.Key() {
+			dst = t.released(dst, now, o)
+		}
+	}
+	return dst
+}
+
+// insist takes o into use although another host may have it: this host says that
+// it is the one to have it. It is heard once in ten seconds, as a defence is.
+func (t *Table) insist(dst []Action, now time.Time, o *ownAddr) []Action {
+	if o == nil || o.state == AddrReady || !validLink(t.link) ||
+		!o.insisted.IsZero() && now.Sub(o.insisted) < defendInterval {
+		return dst
+	}
+	o.insisted = now
+	t.o.Log.Info("address is ours although it is in use elsewhere", "ip", o.ip, "by", o.by)
+	return t.verified(dst, now, o)
 }
 
 // source picks the own address to ask for target from: the source of the packet
@@ -207,6 +291,11 @@ func (t *Table) source(target netip.Addr, pkt []byte) *ownAddr {
 		}
 	}
 	return best
+}
+
+// detecting reports whether detection of duplicates is under way.
+func (o *ownAddr) detecting() bool {
+	return o.state == AddrOptimistic || o.state == AddrDuplicate && o.probes > 0
 }
 
 // usable reports whether o may be the source of a query for target.

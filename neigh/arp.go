@@ -65,14 +65,20 @@ func (t *Table) answerARP(dst []Action, now time.Time, p arp.Packet, known bool)
 		return dst
 	}
 	probe := p.IsProbe()
-	if probe && o.state == AddrOptimistic {
+	if probe && o.detecting() {
 		// Both look for duplicates at once: neither may have it (RFC 5227
 		// section 2.1.1).
 		return t.claimed(dst, now, o, p.Sender)
 	}
 	if o.state == AddrDuplicate {
+		if !probe && p.Sender.Key() == o.by.Key() {
+			return t.released(dst, now, o) // who has it does not ask for it
+		}
 		t.drop(DropDuplicate)
 		return dst
+	}
+	if probe {
+		o.contested = now
 	}
 	if !known && !probe {
 		// Who asks for us is about to talk to us (RFC 826).

@@ -69,6 +69,10 @@ type RecvND struct {
 // keeps the host bits. Adding it again changes only the prefix length.
 type AddrAdded struct{ Prefix netip.Prefix }
 
+// Insist says that this host claims an own address by other means, such as VRRP,
+// so that it is taken into use and announced though another host has it.
+type Insist struct{ IP netip.Addr }
+
 // AddrRemoved says that it no longer is.
 type AddrRemoved struct{ IP netip.Addr }
 
@@ -102,6 +106,7 @@ func (RecvARP) event()       {}
 func (RecvND) event()        {}
 func (AddrAdded) event()     {}
 func (AddrRemoved) event()   {}
+func (Insist) event()        {}
 func (SetLinkAddr) event()   {}
 func (SetFlags) event()      {}
 func (SetRouter) event()     {}

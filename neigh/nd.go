@@ -118,12 +118,18 @@ func (t *Table) recvNS(dst []Action, now time.Time, from encap.LinkAddr, m nd.NS
 		t.drop(why)
 		return dst
 	}
-	if m.IsDAD() && o.state == AddrOptimistic {
+	if m.IsDAD() && o.detecting() {
 		return t.claimed(dst, now, o, from) // RFC 4862 section 5.4.3
 	}
 	if o.state == AddrDuplicate {
+		if !m.IsDAD() && by.Key() == o.by.Key() {
+			return t.released(dst, now, o) // who has it does not ask for it
+		}
 		t.drop(DropDuplicate)
 		return dst
+	}
+	if m.IsDAD() {
+		o.contested = now
 	}
 	return t.answerNS(dst, now, from, m, e, o)
 }

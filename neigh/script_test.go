@@ -49,7 +49,14 @@ import (
 //     Optimistic   interval over, probes left       Optimistic  probe
 //     Optimistic   interval over, none left         Ready       AddrVerified, announcement (2)
 //     Optimistic   claim or probe by another        Duplicate   Duplicate
-//     Ready        claim by another                 Ready       Conflict, announcement; one in 10 s
+//     Ready        claim by another                 Ready       Conflict, announcement
+//     Ready        another claim within 10 s        Duplicate   Duplicate
+//     Ready        AddrRemoved, contested of late   -           query
+//     Duplicate    pause over, or its owner asks    Duplicate   probe
+//     Duplicate    interval over, probes left       Duplicate   probe
+//     Duplicate    interval over, none left         Ready       AddrVerified, announcement (2)
+//     Duplicate    claim or probe while we probe    Duplicate   the next pause, twice as long
+//     not Ready    Insist, once in 10 s             Ready       AddrVerified, announcement (2)
 //     Ready        SetLinkAddr, Reannounce          Ready       announcement (2)
 //     other        SetLinkAddr, Reannounce          Optimistic  probe
 var update = flag.Bool("update", false, "rewrite the expected lines in testdata")
@@ -201,6 +208,8 @@ func (s *script) do(f []string) (lines []string) {
 			r.Packet = []byte(f[2])
 		}
 		ev = r
+	case "insist":
+		ev = Insist{addr(1)}
 	case "used":
 		ev = Used{addr(1)}
 	case "confirmed":
@@ -354,6 +363,9 @@ func (s *script) print(as []Action) (lines []string) {
 			l = fmt.Sprintf("verified %s", a.IP)
 		case Duplicate:
 			l = fmt.Sprintf("duplicate %s %s", a.IP, hostName(a.By))
+			if a.Yielded {
+				l += " yielded"
+			}
 		case Conflict:
 			l = fmt.Sprintf("conflict %s %s", a.IP, hostName(a.By))
 		case Refused:

@@ -75,7 +75,7 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 		for _, e := range t.at(ev.LinkAddr) {
 			dst = t.doubt(dst, now, e)
 		}
-		return dst
+		return t.releasedBy(dst, now, ev.LinkAddr)
 	case Forget:
 		if e := t.entries[plain(ev.IP)]; e != nil {
 			return t.remove(dst, e, ExpireForgotten, DropForgotten)
@@ -85,7 +85,7 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 		for _, e := range t.at(ev.LinkAddr) {
 			dst = t.remove(dst, e, ExpireForgotten, DropForgotten)
 		}
-		return dst
+		return t.releasedBy(dst, now, ev.LinkAddr)
 	case Flush:
 		for _, e := range t.sorted() {
 			dst = t.remove(dst, e, ExpireForgotten, DropForgotten)
@@ -98,8 +98,9 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 	case AddrAdded:
 		return t.addAddr(dst, now, ev.Prefix)
 	case AddrRemoved:
-		t.removeAddr(plain(ev.IP))
-		return dst
+		return t.removeAddr(dst, now, plain(ev.IP))
+	case Insist:
+		return t.insist(dst, now, t.own[plain(ev.IP)])
 	case SetLinkAddr:
 		if ev.LinkAddr == t.link {
 			return dst
