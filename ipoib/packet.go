@@ -54,11 +54,25 @@ func (f *Interface) fromTUN(b []byte) {
 			f.groupStep(group.Report{Changes: cs})
 		}
 	}
+	if ip.IsVRRP(pkt) {
+		f.insist(pkt)
+	}
 	if f.group.Table().IsGroup(dst) {
 		f.toGroup(dst, pkt)
 		return
 	}
 	f.resolve(pkt)
+}
+
+// insist takes a VRRP advertisement for the gratuitous ARP and unsolicited
+// advertisements that its sender owes (RFC 9568 section 6.4.1) and that no program
+// can send by a TUN: another host may still have the addresses.
+func (f *Interface) insist(pkt []byte) {
+	for _, a := range ip.AppendVirtual(nil, pkt) {
+		if f.addrs.has(a) {
+			f.neighStep(neigh.Insist{IP: a})
+		}
+	}
 }
 
 // addLink gives an RS, RA or Redirect from the kernel the link-layer option
@@ -177,7 +191,7 @@ func (f *Interface) toGroup(dst netip.Addr, pkt []byte) {
 		f.count(dropNotWanted) // never leaves the host
 		return
 	}
-	if nd.KindOf(pkt) == nd.None && !ip.IsReport(pkt) {
+	if nd.KindOf(pkt) == nd.None && !ip.IsReport(pkt) && !ip.IsVRRP(pkt) { // those come up each time
 		if flow, ok := ip.FlowOf(pkt, f.fib.Fields()); ok {
 			f.fibStep(fib.SetGroup{Flow: flow, Path: f.groupPath(dst)})
 		}

@@ -171,7 +171,7 @@ func (f *Interface) onNeigh(a neigh.Action) {
 		f.note(Note{Kind: NoteAddr, Addr: a.IP, Text: fmt.Sprintf("%v has no duplicate", a.IP)})
 	case neigh.Duplicate:
 		f.note(Note{Kind: NoteAddr, Addr: a.IP, Peer: a.By.Key(), Text: fmt.Sprintf("%v is a duplicate, also used by %v", a.IP, a.By)})
-		if f.ours.IsValid() && a.IP == f.ours.Addr() {
+		if f.ours.IsValid() && a.IP == f.ours.Addr() && !a.Yielded {
 			f.do(RemoveAddr{Prefix: f.ours})
 			f.ours = netip.Prefix{}
 		}
