@@ -124,6 +124,9 @@ func (f *Interface) drop(c *conn) {
 		p.accept = nil
 	}
 	p.rx = slices.DeleteFunc(p.rx, func(o *conn) bool { return o == c })
+	if f.served(c) {
+		p.failures, p.holdUntil = 0, time.Time{}
+	}
 	f.retire(p)
 	f.touch(p)
 	f.gone = append(f.gone, c.id) // after the paths have moved away
@@ -151,7 +154,7 @@ func (f *Interface) hangUp(c *conn, why string) {
 // lost handles the end of c that we did not ask for.
 func (f *Interface) lost(c *conn, why string) {
 	p, wasTx := c.peer, c.peer.tx == c
-	young := f.now.Sub(c.up) < settled
+	young := !f.served(c)
 	f.note(Note{Kind: NoteConn, Peer: p.key, Conn: c.id, Text: "connection lost: " + why})
 	f.drop(c)
 	switch {
@@ -159,8 +162,14 @@ func (f *Interface) lost(c *conn, why string) {
 	case young: // a peer that closes at once must not make us dial per packet
 		f.fail(p, why)
 	default:
-		p.failures, p.keep().lastFail = 0, why // dial again at the next packet (WF I-12)
+		p.keep().lastFail = why // dial again at the next packet
 	}
+}
+
+// served reports whether c has been up for so long that the failures before it do
+// not count any more. One that the peer closes at once is none.
+func (f *Interface) served(c *conn) bool {
+	return c.state == connUp && !c.rxOnly() && f.now.Sub(c.up) >= settled
 }
 
 // attrs returns the attributes that take the QP of c to RTR and to RTS.

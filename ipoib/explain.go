@@ -184,7 +184,7 @@ func (f *Interface) why(c *conn) string {
 
 // until says when silence ends c.
 func (f *Interface) until(c *conn) string {
-	t := f.idleAt(c)
+	t := f.idleEnd(c)
 	if t.IsZero() {
 		return ""
 	}

@@ -72,7 +72,8 @@ type Interface struct {
 	spare  spare
 
 	conns      map[fib.Conn]*conn
-	ups        int // of them established
+	ups        int       // of them established
+	counted    time.Time // when the data path last told what it counted; zero if it never did
 	byHandle   map[cm.Handle]*conn
 	lastConn   fib.Conn
 	lastHandle cm.Handle

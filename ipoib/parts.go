@@ -236,4 +236,8 @@ func (f *Interface) usage(ev Usage) {
 			f.neighStep(neigh.Used{IP: a})
 		}
 	}
+	f.counted = f.now
+	for _, c := range f.conns { // in any order: it is wake that closes them
+		f.arm(c.peer, f.idleEnd(c))
+	}
 }

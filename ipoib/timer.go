@@ -80,8 +80,20 @@ func (f *Interface) retire(p *peer) {
 	f.spare.file(p)
 }
 
-// idleAt returns when c is torn down if nothing uses it; zero means never.
+// idleAt returns when c is torn down if nothing uses it; zero means never, or when
+// the data path has next told what it counted: between two reports a connection in
+// use looks idle.
 func (f *Interface) idleAt(c *conn) time.Time {
+	t := f.idleEnd(c)
+	if !f.now.Before(t) && f.counted.Before(t) && !f.counted.IsZero() {
+		return time.Time{}
+	}
+	return t
+}
+
+// idleEnd returns when c has carried nothing for so long that it may go; zero means
+// never.
+func (f *Interface) idleEnd(c *conn) time.Time {
 	idle := f.opt.idle()
 	switch {
 	case c.rxOnly():
