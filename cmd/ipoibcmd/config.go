@@ -311,6 +311,11 @@ func (c *Config) settings() (s settings, err error) {
 		return bad("receive_mtu", "receive_mtu %d: must be at least ud_mtu and 4 more, %d, or connections would carry less than datagrams", c.ReceiveMTU, c.UDMTU+encap.HeaderLen)
 	case c.PKey&0x7fff == 0:
 		return bad("pkey", "pkey 0x%04x: partition 0 does not exist", c.PKey)
+	case c.PKey&uint16(ib.PKeyFull) == 0:
+		// IBTA volume 1 section 10.9.1.1: two limited members cannot talk to each
+		// other, and the broadcast group of RFC 4391 is that of full members.
+		return bad("pkey", "pkey 0x%04x: a limited member, which not all could talk to: must be 0x8001 to 0xffff, such as 0x%04x",
+			c.PKey, c.PKey|uint16(ib.PKeyFull))
 	case c.QKey == 0:
 		return bad("qkey", "qkey 0: must not be 0")
 	}

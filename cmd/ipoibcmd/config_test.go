@@ -101,6 +101,7 @@ func TestEveryBadValueIsNamed(t *testing.T) {
 		{"no GID", func(c *Config) { c.GID = "::" }, "gid: :: is no address of a host"},
 		{"a group", func(c *Config) { c.Peers = []string{"ff02::1"} }, "peers: ff02::1 is no address of a host"},
 		{"partition 0", func(c *Config) { c.PKey = 0x8000 }, "pkey 0x8000: partition 0"},
+		{"limited member", func(c *Config) { c.PKey = 0x7fff }, "pkey 0x7fff: a limited member, which not all could talk to: must be 0x8001 to 0xffff, such as 0xffff"},
 		{"no prefix length", func(c *Config) { c.Addresses = []string{"10.0.0.1"} }, `address "10.0.0.1": want an address with prefix length`},
 		{"multicast address", func(c *Config) { c.Addresses = []string{"224.0.0.1/24"} }, `address "224.0.0.1/24": not an address an interface can have`},
 		{"loopback", func(c *Config) { c.Addresses = []string{"10.0.0.1/24", "::1/128"} }, `address "::1/128"`},

@@ -101,7 +101,7 @@ func run(ctx context.Context, c Config) error {
 	}
 	opt := agent.Options{
 		Provider: provider, GID: gid, Name: c.Name, Prefixes: s.prefixes, Control: c.controlPath(),
-		Mode: mode, CM: cmTransport, UDMTU: c.UDMTU, ReceiveMTU: c.ReceiveMTU, PKey: ib.PKey(c.PKey) | ib.PKeyFull, QKey: ib.QKey(c.QKey),
+		Mode: mode, CM: cmTransport, UDMTU: c.UDMTU, ReceiveMTU: c.ReceiveMTU, PKey: ib.PKey(c.PKey), QKey: ib.QKey(c.QKey),
 		Idle: idle, Peers: s.peers, PeerAllow: s.allow, PeerTrust: s.trust,
 		OwnTUNThread: off(c.Offload.OneThread), NoChecksum: off(c.Offload.Checksum), NoSegments: off(c.Offload.TSO), Build: build(), Notes: notes, Check: c.checkUD(s.gid), NoQP1: whyNoQP1(provider), Log: log,
 	}
