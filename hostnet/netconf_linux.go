@@ -1,0 +1,225 @@
+package hostnet
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"ipoibcm/rtnl"
+
+	"golang.org/x/sys/unix"
+)
+
+// groupPoll is how often the groups are read on kernels that do not tell of them
+// (before 6.14).
+const groupPoll = time.Second
+
+// noticeSettle is how long Next waits for more of the same: a change of "all" tells
+// of every device.
+const noticeSettle = 5 * time.Millisecond
+
+// Conf reads the sysctls of the device that say whether it forwards and answers for
+// others.
+func (d *Device) Conf() (c rtnl.Conf, err error) {
+	l, err := d.h.LinkByIndex(d.index)
+	if err != nil {
+		return c, fmt.Errorf("read link %d: %w", d.index, err)
+	}
+	name := l.Attrs().Name
+	read := func(family, device, key string) int {
+		b, e := os.ReadFile(filepath.Join("/proc/sys/net", family, "conf", device, key))
+		if errors.Is(e, os.ErrNotExist) {
+			return 0 // IPv6 is off, or the kernel is built without it
+		}
+		n, e2 := strconv.Atoi(strings.TrimSpace(string(b)))
+		err = errors.Join(err, e, e2)
+		return n
+	}
+	inner := d.inNamespace(func() error {
+		both := func(family, key string) int { return max(read(family, "all", key), read(family, name, key)) }
+		c = rtnl.Conf{
+			ARPIgnore: both("ipv4", "arp_ignore"),
+			Forward4:  read("ipv4", name, "forwarding") != 0,
+			Forward6:  read("ipv6", name, "forwarding") != 0,
+			ProxyARP:  both("ipv4", "proxy_arp") != 0,
+			ProxyND:   both("ipv6", "proxy_ndp") != 0,
+		}
+		return err
+	})
+	if inner != nil {
+		return c, fmt.Errorf("read sysctls of %s: %w", name, inner)
+	}
+	return c, nil
+}
+
+// A Notice says what may have changed.
+type Notice struct {
+	Conf   bool // what [Device.Conf] reads, but for arp_ignore: the kernel does not tell of that
+	Groups bool // what [Device.Groups] reads
+}
+
+// Notices waits for changes that [Device.Events] does not tell of: of sysctls
+// (RTM_NEWNETCONF), and of multicast groups, which programs join without a word on
+// the link where net.ipv4.igmp_link_local_mcast_reports is 0. Where the kernel does
+// not tell of groups they are read once a second.
+type Notices struct {
+	d      *Device
+	closed atomic.Bool
+	file   *os.File
+	raw    syscall.RawConn
+	begun  bool
+	poll   bool
+	groups []netip.Addr // as last read, where they are polled
+	buf    [1 << 14]byte
+}
+
+// Notices begins to wait. The first Next returns at once, with both.
+func (d *Device) Notices() (*Notices, error) {
+	n := &Notices{d: d}
+	err := d.inNamespace(func() error {
+		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		join := func(groups ...int) (err error) {
+			for _, g := range groups {
+				err = errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, g))
+			}
+			return err
+		}
+		// Without an address of its own the kernel takes the socket for itself.
+		err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+		if err := errors.Join(err, join(unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)); err != nil {
+			unix.Close(fd)
+			return err
+		}
+		n.poll = join(unix.RTNLGRP_IPV4_MCADDR, unix.RTNLGRP_IPV6_MCADDR) != nil
+		n.file = os.NewFile(uintptr(fd), "netlink")
+		n.raw, err = n.file.SyscallConn()
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("wait for changes of sysctls and groups: %w", err)
+	}
+	return n, nil
+}
+
+// Close ends Next.
+func (n *Notices) Close() error {
+	n.closed.Store(true)
+	return n.file.Close()
+}
+
+// Next waits for a change of this device. After Close the error is os.ErrClosed.
+func (n *Notices) Next() (got Notice, err error) {
+	if !n.begun {
+		n.begun = true
+		return Notice{Conf: true, Groups: true}, nil
+	}
+	wait := time.Duration(0)
+	for {
+		if n.poll {
+			wait = groupPoll
+		}
+		if got != (Notice{}) {
+			wait = noticeSettle
+		}
+		err := n.receive(&got, wait)
+		switch {
+		case n.closed.Load():
+			return got, os.ErrClosed
+		case err == nil:
+		case errors.Is(err, os.ErrDeadlineExceeded) && got != (Notice{}):
+			return got, nil
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			groups, err := n.d.Groups()
+			if err == nil && !slices.Equal(groups, n.groups) {
+				n.groups, got.Groups = groups, true
+				return got, nil
+			}
+		case errors.Is(err, unix.ENOBUFS):
+			got = Notice{Conf: true, Groups: true}
+		default:
+			return got, err
+		}
+	}
+}
+
+// receive reads what there is, waiting for it at most wait if that is not zero.
+func (n *Notices) receive(got *Notice, wait time.Duration) error {
+	deadline := time.Time{}
+	if wait != 0 {
+		deadline = time.Now().Add(wait)
+	}
+	if err := n.file.SetReadDeadline(deadline); err != nil {
+		return err
+	}
+	var failed error
+	err := n.raw.Read(func(fd uintptr) bool {
+		size, err := unix.Read(int(fd), n.buf[:])
+		for err == unix.EINTR {
+			size, err = unix.Read(int(fd), n.buf[:])
+		}
+		switch {
+		case err == unix.EAGAIN:
+			return false
+		case err != nil:
+			failed = err
+		default:
+			n.parse(got, n.buf[:size])
+		}
+		return true
+	})
+	if failed != nil {
+		return failed
+	}
+	return err
+}
+
+// parse adds what the messages in b say of the device.
+func (n *Notices) parse(got *Notice, b []byte) {
+	msgs, err := syscall.ParseNetlinkMessage(b)
+	if err != nil {
+		n.d.malformed.Add(1)
+		*got = Notice{Conf: true, Groups: true} // better once too often
+		return
+	}
+	for i := range msgs {
+		conf, groups := readNotice(&msgs[i], n.d.index)
+		got.Conf = got.Conf || conf
+		got.Groups = got.Groups || groups
+	}
+}
+
+// readNotice says what a message tells of the device with this index.
+func readNotice(m *syscall.NetlinkMessage, index int) (conf, groups bool) {
+	const netconfHeader = 4  // struct netconfmsg, padded
+	const netconfIfindex = 1 // NETCONFA_IFINDEX
+	const allDevices = -1    // NETCONFA_IFINDEX_ALL
+	switch m.Header.Type {
+	case unix.RTM_NEWMULTICAST, unix.RTM_DELMULTICAST:
+		return false, len(m.Data) >= unix.SizeofIfAddrmsg && u32(m.Data[4:]) == index
+	case unix.RTM_NEWNETCONF:
+		for b := m.Data[min(netconfHeader, len(m.Data)):]; len(b) >= 8; {
+			size := int(binary.NativeEndian.Uint16(b))
+			if size < 4 || size > len(b) {
+				return true, false
+			}
+			if binary.NativeEndian.Uint16(b[2:]) == netconfIfindex && size == 8 {
+				i := int(int32(u32(b[4:])))
+				return i == index || i == allDevices, false
+			}
+			b = b[min((size+3)&^3, len(b)):]
+		}
+	}
+	return false, false
+}
