@@ -7,6 +7,7 @@ import (
 	"ipoibcm/fib"
 	"ipoibcm/group"
 	"ipoibcm/ib"
+	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 )
@@ -28,6 +29,15 @@ type (
 	// KernelGroups is the full list of multicast groups of the device as the
 	// kernel holds them.
 	KernelGroups struct{ Groups []netip.Addr }
+
+	// KernelConf is what the device's sysctls say: whether we are a router.
+	KernelConf struct{ rtnl.Conf }
+
+	// OtherIs answers AskOther.
+	OtherIs struct {
+		Addr   netip.Addr
+		Answer rtnl.Answering
+	}
 
 	// Packet is an IP packet from the TUN that the route table had no ready
 	// path for: a miss, one larger than its path's MTU, or one that only this
@@ -108,6 +118,8 @@ type (
 func (Start) event()           {}
 func (FIBEvent) event()        {}
 func (KernelGroups) event()    {}
+func (KernelConf) event()      {}
+func (OtherIs) event()         {}
 func (Packet) event()          {}
 func (RecvFrame) event()       {}
 func (RecvMAD) event()         {}
@@ -207,6 +219,11 @@ type (
 	// one that a new GID replaces.
 	RemoveAddr struct{ Prefix netip.Prefix }
 
+	// AskOther asks whether the host answers for Addr, which is not on the device
+	// but was asked for by others: what [rtnl.Conf.Answer] says, not on the
+	// goroutine that steps the machine.
+	AskOther struct{ Addr netip.Addr }
+
 	// Note tells people what happened. It asks for nothing.
 	Note struct {
 		Kind NoteKind
@@ -230,6 +247,7 @@ func (PublishGroups) action() {}
 func (FIBAction) action()     {}
 func (AddAddr) action()       {}
 func (RemoveAddr) action()    {}
+func (AskOther) action()      {}
 func (Note) action()          {}
 
 // A NoteKind groups notes for those who follow only some.

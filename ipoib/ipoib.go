@@ -120,7 +120,7 @@ func New(opt Options) *Interface {
 
 func (f *Interface) neighOptions() neigh.Options {
 	o := f.opt.Neigh
-	o.LinkAddr, o.Rand, o.Log = f.link, f.opt.Rand, f.opt.Log
+	o.LinkAddr, o.Rand, o.Log, o.AskOthers = f.link, f.opt.Rand, f.opt.Log, true
 	if o.StaleTime == 0 {
 		// An unused neighbour must not take its connection away before Idle does.
 		o.StaleTime = max(time.Minute, f.opt.idle())
@@ -162,6 +162,10 @@ func (f *Interface) handle(ev Event) {
 		f.fibStep(ev.Event)
 	case KernelGroups:
 		f.groupStep(group.Kernel{Groups: ev.Groups})
+	case KernelConf:
+		f.neighStep(neigh.SetRouter{On: ev.Forward6})
+	case OtherIs:
+		f.neighStep(neigh.OtherIs{IP: ev.Addr, Answer: ev.Answer})
 	case Packet:
 		f.fromTUN(ev.IP)
 	case RecvFrame:

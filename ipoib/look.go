@@ -129,7 +129,7 @@ func (f *Interface) Groups() []GroupInfo {
 func appendNeigh(cs []Counter, n neigh.Counters) []Counter {
 	for _, c := range [...]Counter{
 		{"queries", n.Queries}, {"probes", n.Probes}, {"dad_probes", n.DADProbes}, {"announces", n.Announces},
-		{"answers", n.Answers}, {"recv_queries", n.RecvQueries}, {"recv_answers", n.RecvAnswers}, {"resolved", n.Resolved},
+		{"answers", n.Answers}, {"other_answers", n.OtherAnswers}, {"recv_queries", n.RecvQueries}, {"recv_answers", n.RecvAnswers}, {"resolved", n.Resolved},
 		{"changed", n.Changed}, {"failed", n.Failed}, {"expired", n.Expired}, {"evicted", n.Evicted},
 		{"conflicts", n.Conflicts}, {"duplicates", n.Duplicates},
 	} {

@@ -177,6 +177,8 @@ func (f *Interface) onNeigh(a neigh.Action) {
 		}
 	case neigh.Conflict:
 		f.note(Note{Kind: NoteAddr, Addr: a.IP, Peer: a.By.Key(), Text: fmt.Sprintf("%v is claimed by %v as well", a.IP, a.By)})
+	case neigh.AskOther:
+		f.do(AskOther{Addr: a.IP})
 	case neigh.Refused: // counted by neigh
 		if f.mayTell() {
 			f.note(Note{Kind: NoteNeigh, Addr: a.IP, Peer: a.From.Key(), Text: refusal(a)})

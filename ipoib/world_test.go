@@ -80,8 +80,9 @@ type node struct {
 	notes                 []Note
 	reqs                  []mad.REQ
 	sent                  []mad.Message
-	inband                []mad.Message // of sent
-	onConn, onUD, onGroup int           // data packets sent by mode
+	inband                []mad.Message                 // of sent
+	onConn, onUD, onGroup int                           // data packets sent by mode
+	others                map[netip.Addr]rtnl.Answering // addresses that it answers for beside its own
 	inStep                bool
 	pending               []Event
 }
@@ -339,6 +340,8 @@ func (n *node) do(a Action) {
 		n.addAddr(a.Prefix.String())
 	case RemoveAddr:
 		n.delAddr(a.Prefix.String())
+	case AskOther:
+		n.step(OtherIs{a.Addr, n.others[a.Addr]})
 	case Note:
 		n.notes = append(n.notes, a)
 		w.log = append(w.log, fmt.Sprintf("%8.3f %s %-9s %v %d %s", float64(w.now.UnixMilli()-1000000)/1000, n.name, a.Kind, a.Peer, a.Conn, a.Text))

@@ -117,6 +117,11 @@ type Conflict struct {
 	By encap.LinkAddr
 }
 
+// AskOther wants to know whether the host answers for IP, which is not on the
+// device ([rtnl.Conf.Answer]). The answer is OtherIs; without one nobody is told
+// anything about IP.
+type AskOther struct{ IP netip.Addr }
+
 // Refused says that a claim was dropped as false, and why: DropMalformed, DropSpoofed,
 // DropBadSender, DropLocked or DropNotOverride. It is counted here. A flood of
 // claims makes a flood of these.
@@ -137,4 +142,5 @@ func (Discard) action()      {}
 func (AddrVerified) action() {}
 func (Duplicate) action()    {}
 func (Conflict) action()     {}
+func (AskOther) action()     {}
 func (Refused) action()      {}

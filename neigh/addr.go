@@ -110,6 +110,22 @@ func (t *Table) reannounce(dst []Action, now time.Time) []Action {
 	return dst
 }
 
+// setRouter changes the R flag. Neighbours that have us as a default router must
+// hear when we are none any more (RFC 4861 section 7.2.5).
+func (t *Table) setRouter(dst []Action, now time.Time, on bool) []Action {
+	if t.router == on {
+		return dst
+	}
+	t.router = on
+	for _, o := range t.addrs {
+		if o.state == AddrReady && o.ip.Is6() {
+			o.announces = announces
+			dst = t.announce(dst, now, o)
+		}
+	}
+	return dst
+}
+
 // detect starts duplicate address detection. Without a link-layer address of our
 // own it waits for SetLinkAddr.
 func (t *Table) detect(dst []Action, now time.Time, o *ownAddr) []Action {

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"time"
 
+	"ipoibcm/rtnl"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
 )
@@ -55,6 +56,10 @@ func (t *Table) recvARP(dst []Action, now time.Time, from encap.LinkAddr, b []by
 func (t *Table) answerARP(dst []Action, now time.Time, p arp.Packet, known bool) []Action {
 	o := t.own[p.TargetIP]
 	if o == nil {
+		dst, as := t.others(dst, now, p.TargetIP, question{arp: p})
+		if as != rtnl.AnswerNot {
+			return t.answerOtherARP(dst, now, p, as)
+		}
 		if !known {
 			t.drop(DropNotForUs)
 		}

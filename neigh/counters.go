@@ -31,6 +31,7 @@ const (
 	DropRateAll      // more than RequestRate requests per second
 	DropLearnFull    // no room to remember the asker; it was answered
 	DropOwnAddrsFull // more than MaxAddrs own addresses
+	DropAskFull      // too many questions for addresses that are not on the device
 	numDrops
 )
 
@@ -59,6 +60,7 @@ var dropNames = [numDrops]string{
 	DropRateAll:      "rate_all",
 	DropLearnFull:    "learn_full",
 	DropOwnAddrsFull: "own_addrs_full",
+	DropAskFull:      "ask_full",
 }
 
 // String prints the reason as metrics and tables name it.
@@ -80,20 +82,21 @@ func Drops() []Drop {
 
 // Counters count since the Table was made.
 type Counters struct {
-	Queries     uint64 // ARP requests and NS for resolution sent to the broadcast-GID
-	Probes      uint64 // ... and unicast ones to known neighbours
-	DADProbes   uint64 // ... and those that look for duplicates
-	Announces   uint64 // gratuitous ARP and unsolicited NA sent
-	Answers     uint64 // ARP replies and NA sent to those who asked
-	RecvQueries uint64 // ARP requests and NS received, good or bad
-	RecvAnswers uint64 // ARP replies and NA received, good or bad
-	Resolved    uint64 // neighbours that became known
-	Changed     uint64 // that changed their link-layer address
-	Failed      uint64 // that did not answer
-	Expired     uint64 // that were known and went
-	Evicted     uint64 // of these, to make room
-	Conflicts   uint64 // claims of our verified addresses by others
-	Duplicates  uint64 // own addresses found to be duplicate
+	Queries      uint64 // ARP requests and NS for resolution sent to the broadcast-GID
+	Probes       uint64 // ... and unicast ones to known neighbours
+	DADProbes    uint64 // ... and those that look for duplicates
+	Announces    uint64 // gratuitous ARP and unsolicited NA sent
+	Answers      uint64 // ARP replies and NA sent to those who asked
+	OtherAnswers uint64 // of these, for addresses that are not on the device
+	RecvQueries  uint64 // ARP requests and NS received, good or bad
+	RecvAnswers  uint64 // ARP replies and NA received, good or bad
+	Resolved     uint64 // neighbours that became known
+	Changed      uint64 // that changed their link-layer address
+	Failed       uint64 // that did not answer
+	Expired      uint64 // that were known and went
+	Evicted      uint64 // of these, to make room
+	Conflicts    uint64 // claims of our verified addresses by others
+	Duplicates   uint64 // own addresses found to be duplicate
 
 	Drops [numDrops]uint64 // by reason, indexed by Drop
 }

@@ -3,6 +3,7 @@ package neigh
 import (
 	"net/netip"
 
+	"ipoibcm/rtnl"
 	"ipoibcm/wire/encap"
 )
 
@@ -84,7 +85,14 @@ type SetLinkAddr struct{ LinkAddr encap.LinkAddr }
 // the next message on. Nothing is announced: peers hear of it when they ask.
 type SetFlags struct{ Flags encap.Flags }
 
-// SetRouter says whether this host forwards IPv6: the R flag of advertisements.
+// OtherIs answers AskOther. It holds for five seconds.
+type OtherIs struct {
+	IP     netip.Addr
+	Answer rtnl.Answering
+}
+
+// SetRouter says whether this host forwards IPv6: the R flag of advertisements. A
+// change is announced (RFC 4861 section 7.2.6).
 type SetRouter struct{ On bool }
 
 // Reannounce announces every address again and looks again whether those found
@@ -110,5 +118,6 @@ func (Insist) event()        {}
 func (SetLinkAddr) event()   {}
 func (SetFlags) event()      {}
 func (SetRouter) event()     {}
+func (OtherIs) event()       {}
 func (Reannounce) event()    {}
 func (Wake) event()          {}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/rtnl"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/nd"
@@ -146,6 +147,9 @@ func fuzzEvent(i int, k, x byte, rest []byte) Event {
 	case 9:
 		return nil
 	case 10:
+		if x&0x40 != 0 {
+			return Insist{ip}
+		}
 		return AddrRemoved{ip}
 	case 11:
 		if x&2 != 0 {
@@ -153,6 +157,12 @@ func fuzzEvent(i int, k, x byte, rest []byte) Event {
 		}
 		return SetLinkAddr{encap.LinkAddr{Flags: encap.FlagRC, QPN: 0x123 + ib.QPN(x&1), GID: hosts["A"].GID}}
 	case 12:
+		switch {
+		case x&4 != 0:
+			return OtherIs{ip, rtnl.Answering(x & 3 % 3)}
+		case x&8 != 0:
+			return SetRouter{x&1 != 0}
+		}
 		return Reannounce{}
 	case 13:
 		return Flush{}

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"time"
 
+	"ipoibcm/rtnl"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
@@ -105,6 +106,11 @@ func (t *Table) recvNS(dst []Action, now time.Time, from encap.LinkAddr, m nd.NS
 	}
 	o := t.own[m.Target]
 	if o == nil {
+		q := question{ns: m, from: from}
+		dst, as := t.others(dst, now, m.Target, q)
+		if as != rtnl.AnswerNot {
+			return t.answerOtherNS(dst, now, q)
+		}
 		if e == nil || !m.HasLink {
 			t.drop(DropNotForUs)
 		}

@@ -7,7 +7,8 @@
 // reads no clock, starts nothing, knows no MGID and no connection: it names the
 // broadcast group, an IP group or a link-layer address, and ipoib does the rest.
 //
-// It proxies nothing: it answers only for addresses put on the device. Router
+// It answers for addresses put on the device, and with AskOthers for those that the
+// driver says the host answers for. Router
 // discovery and Redirect do not come here.
 //
 // Sources: RFC 826 and RFC 5227 (ARP), RFC 4861 section 7 (ND; the reachability
@@ -90,6 +91,10 @@ type Options struct {
 	// AllowForeignSender accepts ARP and ND whose link-layer address differs from
 	// the packet's own source GID and QPN. Off, they are dropped as spoofed.
 	AllowForeignSender bool
+
+	// AskOthers asks the driver about addresses that others ask for and that are
+	// not on the device: those of other devices, and proxied ones.
+	AskOthers bool
 
 	Rand *rand.Rand   // spreads timers; nil means a random seed
 	Log  *slog.Logger // state changes; nil discards them

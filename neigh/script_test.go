@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/rtnl"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
@@ -179,6 +180,8 @@ func option(t *testing.T, o *Options, kv string) {
 		o.RequestRate = n
 	case "sourcerate":
 		o.SourceRate = n
+	case "ask":
+		o.AskOthers = n != 0
 	case "link":
 		o.LinkAddr = hosts[v]
 	default:
@@ -208,6 +211,8 @@ func (s *script) do(f []string) (lines []string) {
 			r.Packet = []byte(f[2])
 		}
 		ev = r
+	case "otheris":
+		ev = OtherIs{addr(1), map[string]rtnl.Answering{"local": rtnl.AnswerLocal, "proxy": rtnl.AnswerProxy}[f[2]]}
 	case "insist":
 		ev = Insist{addr(1)}
 	case "used":
@@ -368,6 +373,8 @@ func (s *script) print(as []Action) (lines []string) {
 			}
 		case Conflict:
 			l = fmt.Sprintf("conflict %s %s", a.IP, hostName(a.By))
+		case AskOther:
+			l = fmt.Sprintf("ask %s", a.IP)
 		case Refused:
 			l = fmt.Sprintf("refused %s: %s at %s", a.Reason, a.IP, hostName(a.Claimed))
 		default:

@@ -30,7 +30,12 @@ type Table struct {
 	addrs  []*ownAddr // the same, ordered by address
 	timers timers
 	limit  limiter
-	n      Counters
+
+	asked    map[netip.Addr]*other
+	askRate  bucket
+	askSwept time.Time
+
+	n Counters
 }
 
 // New returns a Table without neighbours and addresses.
@@ -48,6 +53,7 @@ func New(o Options) *Table {
 		entries: make(map[netip.Addr]*entry),
 		byLink:  make(map[encap.LinkAddr]*entry),
 		own:     make(map[netip.Addr]*ownAddr),
+		asked:   make(map[netip.Addr]*other),
 		limit:   newLimiter(o.requestRate(), o.sourceRate()),
 	}
 }
@@ -111,8 +117,9 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 		t.link.Flags = ev.Flags
 		return dst
 	case SetRouter:
-		t.router = ev.On
-		return dst
+		return t.setRouter(dst, now, ev.On)
+	case OtherIs:
+		return t.otherIs(dst, now, ev)
 	case Reannounce:
 		return t.reannounce(dst, now)
 	case Wake:
