@@ -84,13 +84,21 @@ func (a *Agent) do(act ipoib.Action) {
 	case ipoib.FIBAction:
 		a.doFIB(act.Action)
 	case ipoib.AddAddr:
-		if err := a.host.AddAddr(act.Prefix); err != nil {
-			a.log.Warn("cannot add address", "prefix", act.Prefix, "err", err)
-		}
+		a.kernel.changes.push(func() ipoib.Event {
+			if err := a.host.AddAddr(act.Prefix); err != nil {
+				a.log.Warn("cannot add address", "prefix", act.Prefix, "err", err)
+			}
+			return nil
+		})
 	case ipoib.RemoveAddr:
-		if err := a.host.DelAddr(act.Prefix); err != nil && !errors.Is(err, hostnet.ErrNotFound) {
-			a.log.Warn("cannot remove address", "prefix", act.Prefix, "err", err)
-		}
+		a.kernel.changes.push(func() ipoib.Event {
+			if err := a.host.DelAddr(act.Prefix); err != nil && !errors.Is(err, hostnet.ErrNotFound) {
+				a.log.Warn("cannot remove address", "prefix", act.Prefix, "err", err)
+			}
+			return nil
+		})
+	case ipoib.AskOther:
+		a.kernel.asks.push(func() ipoib.Event { return a.kernel.other(act.Addr) })
 	case ipoib.Note:
 		a.note(act)
 	default:

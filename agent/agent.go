@@ -87,9 +87,10 @@ type Agent struct {
 	log   *slog.Logger
 	start time.Time
 
-	tun  *tun.File
-	host *hostnet.Device
-	loop *datapath.Loop
+	tun     *tun.File
+	host    *hostnet.Device
+	notices *hostnet.Notices
+	loop    *datapath.Loop
 
 	m        *ipoib.Interface
 	link     encap.LinkAddr
@@ -169,8 +170,9 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	}
 	a.taps.provider = a.opt.Provider
 	if err := a.openPeers(); err != nil {
-		return errors.Join(err, a.host.Close(), a.loop.Close(), a.tun.Close())
+		return errors.Join(err, a.notices.Close(), a.host.Close(), a.loop.Close(), a.tun.Close())
 	}
+	a.carry(a.port().Active)
 
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -185,6 +187,11 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 		}
 	})
 	wg.Go(func() { a.kernel.run(loopCtx) })
+	wg.Go(func() {
+		if err := a.kernel.notices(loopCtx, a.notices); err != nil && !errors.Is(err, os.ErrClosed) {
+			stop(fmt.Errorf("watch sysctls and groups: %w", err))
+		}
+	})
 	if listener != nil {
 		wg.Go(func() {
 			if err := a.serve(loopCtx, listener); err != nil {
@@ -202,6 +209,7 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	a.drive(ctx, ready)
 	a.hub.close()
 	stopLoop()
+	a.notices.Close()
 	if a.peers.port != nil {
 		a.peers.port.Close()
 	}
@@ -291,6 +299,9 @@ func (a *Agent) openHost() error {
 	}
 	if a.host, err = hostnet.Open(a.tun.Index()); err != nil {
 		return fmt.Errorf("watch %s: %w", a.opt.Name, err)
+	}
+	if a.notices, err = a.host.Notices(); err != nil {
+		return errors.Join(fmt.Errorf("watch %s: %w", a.opt.Name, err), a.host.Close())
 	}
 	a.kernel = newKernelWorker(a.host)
 	return nil

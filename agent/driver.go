@@ -3,7 +3,9 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
+	"syscall"
 	"time"
 
 	"ipoibcm/datapath"
@@ -19,11 +21,6 @@ import (
 // drive is the control plane: it owns the machine from Start to the end.
 func (a *Agent) drive(ctx context.Context, ready func()) {
 	a.step(ipoib.Start{})
-	if groups, err := a.host.Groups(); err != nil {
-		a.log.Warn("cannot read the kernel's multicast groups", "err", err)
-	} else {
-		a.step(ipoib.KernelGroups{Groups: groups})
-	}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	usage := time.NewTicker(usageEvery)
@@ -59,7 +56,7 @@ type inputs struct {
 	mads   <-chan *verbs.MAD
 	events <-chan verbs.Event
 	host   <-chan rtnl.Event
-	kernel <-chan []fib.Event
+	kernel <-chan []ipoib.Event
 }
 
 func (a *Agent) setTimer(t *time.Timer) {
@@ -212,6 +209,13 @@ func (a *Agent) reviveUD() {
 	a.step(ipoib.UnderlayChanged{Link: a.link, PathMTU: port.MTU, Active: port.Active})
 }
 
+// carry gives the interface a carrier while the underlay has one.
+func (a *Agent) carry(on bool) {
+	if err := a.tun.SetCarrier(on); err != nil && !errors.Is(err, syscall.EINVAL) { // before Linux 5.0
+		a.log.Warn("cannot set the carrier", "on", on, "err", err)
+	}
+}
+
 func (a *Agent) underlayChanged(ev verbs.Event) {
 	port := a.port()
 	if gid, ok := a.anotherGID(port); ok {
@@ -232,6 +236,7 @@ func (a *Agent) underlayChanged(ev verbs.Event) {
 	if ev.Kind == verbs.DeviceFatal {
 		a.gone = cmp.Or(ev.Text, "its device is gone")
 	}
+	a.carry(port.Active)
 	a.log.Info("underlay changed", "event", ev.Kind, "active", port.Active, "gid", a.link.GID, "mtu", port.UnderMTU, "text", ev.Text)
 	a.hub.publish(a.event("agent", ev.Kind.String(), "underlay "+port.UnderlayIf+": "+ev.Text))
 	a.step(ipoib.UnderlayChanged{Link: a.link, PathMTU: port.MTU, Active: port.Active})

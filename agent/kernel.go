@@ -17,17 +17,20 @@ import (
 // kernelBatch is how many answers of the kernel reach the driver at once.
 const kernelBatch = 64
 
-// A kernelWorker carries out what fib wants of the kernel, beside the driver: a
-// kernel that is slow delays only what waits for it. Questions and changes have a
-// goroutine each. Neither queue needs a bound of its own, for fib asks once for
-// each destination or host, of a bounded number, and changes each route once,
-// before it has heard of the outcome.
+// A kernelWorker carries out what the machine wants of the kernel, beside the
+// driver: a kernel that is slow delays only what waits for it. Questions and changes
+// have a goroutine each. Neither queue needs a bound of its own, for the machine asks
+// once for each destination, host or address, of bounded numbers, and changes each
+// route and address once, before it has heard of the outcome.
 type kernelWorker struct {
 	host    kernel
 	asks    *queue
 	changes *queue
-	done    chan []fib.Event
+	done    chan []ipoib.Event
 }
+
+// A job is one question or change; it returns what came of it, nil if nobody waits.
+type job func() ipoib.Event
 
 // A kernel is what the worker needs of a hostnet.Device.
 type kernel interface {
@@ -38,24 +41,70 @@ type kernel interface {
 	AddRule(rtnl.Rule) error
 	DelRule(rtnl.Rule) error
 	FlushExceptions() error
+	Proxies() ([]netip.Addr, error)
+	Conf() (rtnl.Conf, error)
+	Groups() ([]netip.Addr, error)
 	Index() int
 }
 
 func newKernelWorker(host kernel) *kernelWorker {
-	return &kernelWorker{host: host, asks: newQueue(), changes: newQueue(), done: make(chan []fib.Event)}
+	return &kernelWorker{host: host, asks: newQueue(), changes: newQueue(), done: make(chan []ipoib.Event)}
 }
 
 // do queues a; it reports false if a is not the kernel's business.
 func (k *kernelWorker) do(a fib.Action) bool {
+	do := func() ipoib.Event { return ipoib.FIBEvent{Event: k.carryOut(a)} }
 	switch a.(type) {
 	case fib.Lookup, fib.LookupHost:
-		k.asks.push(a)
+		k.asks.push(do)
 	case fib.AddRoute, fib.SetRoute, fib.DelRoute, fib.SetRule, fib.FlushExceptions:
-		k.changes.push(a)
+		k.changes.push(do)
 	default:
 		return false
 	}
 	return true
+}
+
+// other finds out whether the host answers for an address that is not the device's.
+// Where the kernel cannot be asked it does not.
+func (k *kernelWorker) other(a netip.Addr) ipoib.Event {
+	is := ipoib.OtherIs{Addr: a}
+	route, err := k.host.Lookup(rtnl.Query{Flow: rtnl.Flow{Dst: a}})
+	if err != nil {
+		return is
+	}
+	conf, err := k.host.Conf()
+	if err != nil {
+		return is
+	}
+	proxies, err := k.host.Proxies()
+	if err != nil {
+		return is
+	}
+	is.Answer = conf.Answer(k.host.Index(), a, route, proxies)
+	return is
+}
+
+// notices tells the machine of sysctls and groups as they change, until ctx ends.
+func (k *kernelWorker) notices(ctx context.Context, n *hostnet.Notices) error {
+	for {
+		got, err := n.Next()
+		if err != nil {
+			return err
+		}
+		var events []ipoib.Event
+		if conf, err := k.host.Conf(); got.Conf && err == nil {
+			events = append(events, ipoib.KernelConf{Conf: conf})
+		}
+		if groups, err := k.host.Groups(); got.Groups && err == nil {
+			events = append(events, ipoib.KernelGroups{Groups: groups})
+		}
+		select {
+		case k.done <- events:
+		case <-ctx.Done():
+			return nil
+		}
+	}
 }
 
 // run works until ctx ends.
@@ -68,9 +117,11 @@ func (k *kernelWorker) run(ctx context.Context) {
 				if batch == nil {
 					return
 				}
-				events := make([]fib.Event, 0, len(batch))
-				for _, a := range batch {
-					events = append(events, k.carryOut(a))
+				events := make([]ipoib.Event, 0, len(batch))
+				for _, do := range batch {
+					if ev := do(); ev != nil {
+						events = append(events, ev)
+					}
 				}
 				select {
 				case k.done <- events:
@@ -126,16 +177,16 @@ func (k *kernelWorker) nextHop(a netip.Addr) (fib.NextHop, error) {
 	return fib.Ask(k.host, k.host.Index(), rtnl.Flow{Dst: a})
 }
 
-// A queue holds actions in order for one taker.
+// A queue holds jobs in order for one taker.
 type queue struct {
 	mu   sync.Mutex
-	held []fib.Action
+	held []job
 	more chan struct{} // holds one token while there may be some
 }
 
 func newQueue() *queue { return &queue{more: make(chan struct{}, 1)} }
 
-func (q *queue) push(a fib.Action) {
+func (q *queue) push(a job) {
 	q.mu.Lock()
 	q.held = append(q.held, a)
 	q.mu.Unlock()
@@ -145,8 +196,8 @@ func (q *queue) push(a fib.Action) {
 	}
 }
 
-// take waits for actions and returns up to n; nil when ctx ends.
-func (q *queue) take(ctx context.Context, n int) (batch []fib.Action) {
+// take waits for jobs and returns up to n; nil when ctx ends.
+func (q *queue) take(ctx context.Context, n int) (batch []job) {
 	for {
 		q.mu.Lock()
 		n := min(n, len(q.held))
@@ -200,8 +251,8 @@ func (a *Agent) doFIB(act fib.Action) {
 }
 
 // kernelDone tells the machine what came of its questions and changes.
-func (a *Agent) kernelDone(events []fib.Event) {
+func (a *Agent) kernelDone(events []ipoib.Event) {
 	for _, ev := range events {
-		a.step(ipoib.FIBEvent{Event: ev})
+		a.step(ev)
 	}
 }
