@@ -39,6 +39,7 @@ type ownAddr struct {
 	conflicts uint64
 	defended  time.Time
 	insisted  time.Time // when insist took it
+	announced time.Time // last
 	contested time.Time // when another host last looked for it, or claimed it
 	pauses    int       // after detections in a row that found it duplicate
 
@@ -178,11 +179,12 @@ func (t *Table) announce(dst []Action, now time.Time, o *ownAddr) []Action {
 	if o.announces > 0 {
 		t.set(&o.timer, now.Add(announceInterval))
 	}
-	return t.sendAnnouncement(dst, o)
+	return t.sendAnnouncement(dst, now, o)
 }
 
-func (t *Table) sendAnnouncement(dst []Action, o *ownAddr) []Action {
+func (t *Table) sendAnnouncement(dst []Action, now time.Time, o *ownAddr) []Action {
 	t.n.Announces++
+	o.announced = now
 	if o.ip.Is4() {
 		return t.sendARP(dst, arp.NewAnnouncement(t.link, o.ip), Dest{Broadcast: true})
 	}
@@ -222,7 +224,7 @@ func (t *Table) claimed(dst []Action, now time.Time, o *ownAddr, by encap.LinkAd
 		if !validLink(t.link) {
 			return dst
 		}
-		return t.sendAnnouncement(dst, o)
+		return t.sendAnnouncement(dst, now, o)
 	}
 	return dst
 }
@@ -265,10 +267,18 @@ func (t *Table) releasedBy(dst []Action, now time.Time, link encap.LinkAddr) []A
 }
 
 // insist takes o into use although another host may have it: this host says that
-// it is the one to have it. It is heard once in ten seconds, as a defence is.
+// it is the one to have it. It is heard once in ten seconds, as a defence is. While
+// these last it announces the address again whenever it is told so: neighbours that
+// have just heard another claim do not listen to the first announcement.
 func (t *Table) insist(dst []Action, now time.Time, o *ownAddr) []Action {
-	if o == nil || o.state == AddrReady || !validLink(t.link) ||
-		!o.insisted.IsZero() && now.Sub(o.insisted) < defendInterval {
+	if o == nil || !validLink(t.link) {
+		return dst
+	}
+	recent := !o.insisted.IsZero() && now.Sub(o.insisted) < defendInterval
+	switch {
+	case o.state == AddrReady && recent && now.Sub(o.announced) >= lockTime*3/4:
+		return t.sendAnnouncement(dst, now, o)
+	case o.state == AddrReady, recent:
 		return dst
 	}
 	o.insisted = now
