@@ -1,6 +1,7 @@
 package hostnet
 
 import (
+	"encoding/binary"
 	"errors"
 	"net"
 	"net/netip"
@@ -157,8 +158,18 @@ func FuzzNotice(f *testing.F) {
 	f.Add(uint16(unix.RTM_NEWMULTICAST), []byte{2, 32, 0, 0, 3, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, typ uint16, body []byte) {
 		m := syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: typ}, Data: body}
-		if conf, groups := readNotice(&m, 3); conf && groups {
+		conf, groups := readNotice(&m, 3)
+		if conf && groups {
 			t.Fatal("both in one message")
 		}
+		b := binary.NativeEndian.AppendUint32(nil, uint32(unix.SizeofNlMsghdr+len(body)))
+		b = binary.NativeEndian.AppendUint16(b, typ)
+		b = append(append(b, make([]byte, unix.SizeofNlMsghdr-len(b))...), body...)
+		n, got := Notices{d: &Device{index: 3}}, Notice{}
+		n.parse(&got, append(b, make([]byte, -len(b)&3)...))
+		if want := (Notice{Conf: conf, Groups: groups}); got != want {
+			t.Fatalf("a datagram of one message says %+v, the message %+v", got, want)
+		}
+		n.parse(&got, body)
 	})
 }
