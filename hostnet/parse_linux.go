@@ -46,16 +46,6 @@ type routeMsg struct {
 	exception bool  // a learned path MTU, not a route
 }
 
-// through reports whether the route leads through the device.
-func (m *routeMsg) through(index int) bool {
-	for _, h := range m.hops {
-		if h == index {
-			return true
-		}
-	}
-	return m.oif == index
-}
-
 // parseRoute reads the body of an RTM_NEWROUTE or RTM_DELROUTE.
 func parseRoute(b []byte) (m routeMsg, err error) {
 	if len(b) < unix.SizeofRtMsg {

@@ -153,8 +153,6 @@ func TestPlanUD(t *testing.T) {
 	}
 }
 
-func pfx(s string) netip.Prefix { return netip.MustParsePrefix(s) }
-
 func ip(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 func TestDecide(t *testing.T) {

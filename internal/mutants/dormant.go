@@ -50,8 +50,6 @@ func parseSource(name string, text []byte) (*source, error) {
 
 func (s *source) offset(p token.Pos) int { return int(p) - s.base }
 
-func (s *source) slice(n ast.Node) string { return string(s.text[s.offset(n.Pos()):s.offset(n.End())]) }
-
 // find returns where an edit applies.
 func (s *source) find(e edit) (int, error) {
 	if n := bytes.Count(s.text, []byte(e.old)); n != 1 {

@@ -104,7 +104,6 @@ type oracleConfig struct {
 	objects map[int]hopAt    // next-hop objects with a gateway
 	members map[string][]int // of the groups that are next-hop objects
 	sources [2][]netip.Addr  // addresses of the host
-	ports   bool
 
 	subnets map[netip.Prefix]string // and the devices that have them
 	used    map[string]int          // gateways taken, by family and device
