@@ -83,6 +83,11 @@ func (a *Agent) do(act ipoib.Action) {
 		a.publishGroups(act.Table)
 	case ipoib.FIBAction:
 		a.doFIB(act.Action)
+	case ipoib.SetUpIPv6:
+		a.kernel.changes.push(func() ipoib.Event {
+			a.setUpIPv6()
+			return nil
+		})
 	case ipoib.AddAddr:
 		a.kernel.changes.push(func() ipoib.Event {
 			if err := a.host.AddAddr(act.Prefix); err != nil {

@@ -340,6 +340,22 @@ func (a *Agent) prepare() error {
 	return nil
 }
 
+// setUpIPv6 makes the settings of IPv6 again, which the kernel has forgotten, and puts
+// the configured addresses back. One that it drew by itself meanwhile goes.
+func (a *Agent) setUpIPv6() {
+	do := []func() error{a.host.DisableAddrGen, a.host.IgnoreRAMTU, a.host.RemoveGenerated}
+	for _, p := range a.opt.Prefixes {
+		if p.Addr().Is6() {
+			do = append(do, func() error { return a.host.AddAddr(p) })
+		}
+	}
+	for _, f := range do {
+		if err := f(); err != nil {
+			a.log.Warn("cannot set IPv6 up again", "name", a.opt.Name, "err", err)
+		}
+	}
+}
+
 // limitIPv6 keeps the kernel from IPv6 on a link that is too small for it
 // (RFC 4391 section 7; design D3): what it sent would only be dropped.
 func (a *Agent) limitIPv6(d *hostnet.Device) error {

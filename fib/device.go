@@ -32,8 +32,8 @@ func (t *Table) host(ev rtnl.Event) {
 	d := &t.device
 	switch ev.Kind {
 	case rtnl.Resync:
-		d.seen = true
 		t.resync(ev.Snapshot)
+		d.seen = true
 	case rtnl.AddrSet:
 		old, known := d.addrs[ev.Addr.Prefix]
 		d.addrs[ev.Addr.Prefix] = ev.Addr
@@ -147,6 +147,9 @@ func (t *Table) routeSet(r rtnl.Route) {
 		return
 	}
 	d.kernel[key] = r
+	if r.Dst == multicast6 && r.Type == rtnl.Multicast && !known && d.seen {
+		t.do(IPv6Up{}) // the route comes and goes with IPv6 on the device
+	}
 	if isConnected(r) && (!known || old.Src != r.Src) { // not merely its metrics
 		t.doubtHosts(r.Dst, true)
 	}

@@ -243,8 +243,11 @@ type (
 	// a next hop rose.
 	FlushExceptions struct{}
 
-	// LinkUp, LinkDown, DeviceMTU, AddrAdded and AddrRemoved tell of the device.
+	// LinkUp, LinkDown, IPv6Up, DeviceMTU, AddrAdded and AddrRemoved tell of the
+	// device. IPv6Up says that the kernel does IPv6 there again, and has forgotten
+	// what was set for it before.
 	LinkUp      struct{}
+	IPv6Up      struct{}
 	LinkDown    struct{}
 	DeviceMTU   struct{ MTU int }
 	AddrAdded   struct{ Prefix netip.Prefix }
@@ -273,6 +276,7 @@ func (DelRoute) action()        {}
 func (SetRule) action()         {}
 func (FlushExceptions) action() {}
 func (LinkUp) action()          {}
+func (IPv6Up) action()          {}
 func (LinkDown) action()        {}
 func (DeviceMTU) action()       {}
 func (AddrAdded) action()       {}

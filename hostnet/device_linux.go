@@ -314,6 +314,22 @@ func (d *Device) AddAddr(p netip.Prefix) error {
 	return nil
 }
 
+// RemoveGenerated removes the link-local address that the kernel drew for the device.
+func (d *Device) RemoveGenerated() error {
+	s, err := d.Snapshot()
+	if err != nil {
+		return err
+	}
+	for _, a := range s.Addrs {
+		if a.Generated && a.Prefix.Addr().IsLinkLocalUnicast() {
+			if err := d.DelAddr(a.Prefix); err != nil && !errors.Is(err, ErrNotFound) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // WaitAddr waits until packets to an address that was added are received, which
 // for IPv6 the same work queue sees to. It reports whether they are.
 func (d *Device) WaitAddr(a netip.Addr, patience time.Duration) bool {

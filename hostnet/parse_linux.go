@@ -243,6 +243,7 @@ func parseAddr(b []byte) (a rtnl.Addr, index int, err error) {
 	a.Tentative = flags&unix.IFA_F_TENTATIVE != 0
 	a.DADFailed = flags&unix.IFA_F_DADFAILED != 0
 	a.Permanent = flags&unix.IFA_F_PERMANENT != 0
+	a.Generated = flags&unix.IFA_F_STABLE_PRIVACY != 0
 	return a, index, nil
 }
 

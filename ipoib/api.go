@@ -212,6 +212,10 @@ type (
 	// state of the device do not come here.
 	FIBAction struct{ fib.Action }
 
+	// SetUpIPv6 makes the device's IPv6 settings, and puts back the IPv6 addresses
+	// that it was configured with: the kernel has dropped them and does IPv6 again.
+	SetUpIPv6 struct{}
+
 	// AddAddr puts an address on the device (the RFC 4391 link-local one).
 	AddAddr struct{ Prefix netip.Prefix }
 
@@ -245,6 +249,7 @@ func (JoinGroup) action()     {}
 func (LeaveGroup) action()    {}
 func (PublishGroups) action() {}
 func (FIBAction) action()     {}
+func (SetUpIPv6) action()     {}
 func (AddAddr) action()       {}
 func (RemoveAddr) action()    {}
 func (AskOther) action()      {}

@@ -158,6 +158,13 @@ func (f *Interface) onFIB(a fib.Action) {
 		}
 	case fib.LinkUp:
 		f.linkUp()
+	case fib.IPv6Up:
+		if f.ipv6 {
+			f.do(SetUpIPv6{})
+			if f.oursGone {
+				f.addLinkLocal()
+			}
+		}
 	case fib.LinkDown:
 		f.linkDown("the interface went down")
 	case fib.DeviceMTU:

@@ -340,6 +340,7 @@ func (n *node) do(a Action) {
 		n.addAddr(a.Prefix.String())
 	case RemoveAddr:
 		n.delAddr(a.Prefix.String())
+	case SetUpIPv6:
 	case AskOther:
 		n.step(OtherIs{a.Addr, n.others[a.Addr]})
 	case Note:

@@ -143,6 +143,7 @@ type Addr struct {
 	Tentative bool         // IPv6: the kernel's DAD runs; it cannot be bound yet
 	DADFailed bool         // IPv6
 	Permanent bool         // not from SLAAC
+	Generated bool         // IPv6: the kernel drew it from a secret (RFC 7217)
 	Scope     uint8
 }
 
