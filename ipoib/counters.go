@@ -42,7 +42,6 @@ const (
 	nNDOnConn
 	nRouterOut
 	nRouterIn
-	nFlushes
 	nUntold
 	dropQueueFull
 	dropQueueTotal
@@ -110,7 +109,6 @@ var counterNames = [numCounters]string{
 	nNDOnConn:           "nd_on_connection",
 	nRouterOut:          "router_messages_out",
 	nRouterIn:           "router_messages_in",
-	nFlushes:            "exception_flushes",
 	nUntold:             "drops_not_told",
 	dropQueueFull:       "drop_connection_queue",
 	dropQueueTotal:      "drop_connection_queue_total",

@@ -259,7 +259,7 @@ func TestChaos(t *testing.T) {
 		"established_active", "established_passive", "redials_accepted", "crossings_accepted", "crossings_rejected",
 		"qp_errors", "closed_by_us", "closed_by_peer", "peer_qpn_changed", "dial_failed", "accept_failed", "rej_received",
 		"inband_turned_to", "inband_established", "drop_gsi_off",
-		"queue_sent_on_connection", "fragmented", "icmp_too_big", "exception_flushes", "neigh_failed", "neigh_changed",
+		"queue_sent_on_connection", "fragmented", "icmp_too_big", "fib_exception_flushes", "neigh_failed", "neigh_changed",
 		"bad_icrc", "no_qp", "retransmits", "timeouts", "rnr_in", "duplicates"} {
 		if tally[name] == 0 {
 			t.Errorf("%d runs, and never %s", runs, name)

@@ -432,7 +432,9 @@ func (h *host) do(a ipoib.Action) {
 		h.table = a.Table
 	case ipoib.FIBAction:
 		h.doFIB(a.Action)
-		h.flushes++
+	case ipoib.AskOther:
+		h.event(ipoib.OtherIs{Addr: a.Addr})
+	case ipoib.SetUpIPv6: // this kernel forgets no settings
 	case ipoib.AddAddr:
 		h.soon(func() { h.kernel.addAddr(a.Prefix) })
 	case ipoib.RemoveAddr:
@@ -524,6 +526,9 @@ func (h *host) doFIB(a fib.Action) {
 	default:
 		if h.tables == nil {
 			return // the device is gone
+		}
+		if _, ok := a.(fib.FlushExceptions); ok {
+			h.flushes++
 		}
 		evs, ok := h.tables.Do(a)
 		if !ok {

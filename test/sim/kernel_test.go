@@ -218,7 +218,7 @@ func (k *kernel) receive(b []byte, c *conn) {
 		}
 		switch p.Protocol() {
 		case 1:
-			k.tooBig(p.Payload()[8:])
+			k.answered(b, p.Payload()[8:])
 		case proto:
 			if p.MF() || p.FragOffset() > 0 {
 				k.fragment(p)
@@ -235,7 +235,7 @@ func (k *kernel) receive(b []byte, c *conn) {
 		}
 		switch p.NextHeader() {
 		case 58:
-			k.tooBig(p.Payload()[8:])
+			k.answered(b, p.Payload()[8:])
 		case proto:
 			k.h.delivered(p.Payload(), b, c)
 		default:
@@ -246,8 +246,17 @@ func (k *kernel) receive(b []byte, c *conn) {
 	}
 }
 
-// tooBig takes what an ICMP message quotes: it must be of a packet of ours.
-func (k *kernel) tooBig(quoted []byte) {
+// isTooBig reports whether b is ICMP that says so: type 3 code 4 of IPv4, 2 of IPv6.
+func isTooBig(b []byte) bool {
+	if ip.Version(b) == 4 {
+		return b[20] == 3 && b[21] == 4
+	}
+	return b[40] == 2
+}
+
+// answered takes an ICMP message and what it quotes, which must be of a packet of
+// ours.
+func (k *kernel) answered(b, quoted []byte) {
 	k.icmp++
 	head := 20
 	if ip.Version(quoted) == 6 {
@@ -260,7 +269,7 @@ func (k *kernel) tooBig(quoted []byte) {
 	if p == nil || p.from != k.h {
 		k.h.w.fatalf("%s: ICMP quotes a packet that was not sent here", k.h.name())
 	}
-	p.refused = true
+	p.refused = p.refused || isTooBig(b)
 }
 
 // fragment puts an IPv4 packet together again.

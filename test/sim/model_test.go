@@ -136,7 +136,9 @@ func (h *host) bookAction(a ipoib.Action) {
 	case ipoib.SendConn:
 		fr = a.Frame
 	case ipoib.WriteTUN:
-		h.books.refused++
+		if isTooBig(a.IP) { // the others answer what is counted as dropped
+			h.books.refused++
+		}
 	}
 	if fr != nil && h.w.packetIn(fr[encap.HeaderLen:]) != nil {
 		h.books.out++
