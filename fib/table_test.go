@@ -233,6 +233,30 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// TestFlushInTime: a rising MTU empties the kernel's cache of path MTUs only while
+// there can be one in it that the kernel heard of from us.
+func TestFlushInTime(t *testing.T) {
+	for _, tt := range []struct {
+		later time.Duration
+		want  int
+	}{{9 * time.Minute, 1}, {11 * time.Minute, 0}} {
+		b := newBench()
+		b.feed(b.k.Up(true))
+		b.feed(b.k.AddAddr(netip.MustParsePrefix("10.0.0.1/24")))
+		b.Do("packet 10.0.0.2")
+		b.Do("hop 10.0.0.2 ud 2044")
+		b.Do("toobig")
+		for range tt.later / (30 * time.Second) {
+			b.Pass(30 * time.Second)
+			b.Do("stale 10.0.0.2") // in use
+		}
+		b.Do("hop 10.0.0.2 conn 1 65520")
+		if b.k.Flushed != tt.want {
+			t.Errorf("after %v: %d flushes, want %d", tt.later, b.k.Flushed, tt.want)
+		}
+	}
+}
+
 // TestLearnsWhatIsUsed: the destination that is used stays, however many others come.
 func TestLearnsWhatIsUsed(t *testing.T) {
 	b := newBench()

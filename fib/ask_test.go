@@ -1,0 +1,184 @@
+package fib_test
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"ipoibcm/fib"
+	"ipoibcm/fib/fibtest"
+	"ipoibcm/rtnl"
+)
+
+// A recorder is a kernel that notes what it is asked.
+type recorder struct {
+	*fibtest.Kernel
+	asked []rtnl.Query
+}
+
+func (r *recorder) Lookup(q rtnl.Query) (rtnl.Answer, error) {
+	r.asked = append(r.asked, q)
+	return r.Kernel.Lookup(q)
+}
+
+// askedKernel has 10.0.0.1/24 and fd00::1/64 on the device, and what a host with
+// another device, 3, has.
+func askedKernel() *recorder {
+	k := fibtest.New()
+	k.Up(true)
+	k.AddAddr(netip.MustParsePrefix("10.0.0.1/24"))
+	k.AddAddr(netip.MustParsePrefix("fd00::1/64"))
+	add := func(dst, via string, oif, table int, metric uint32) {
+		r := fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix(dst), Type: rtnl.Unicast, Protocol: rtnl.ProtoBoot,
+			Table: table, Metric: metric}, OIF: oif}
+		if via != "" {
+			r.Via = netip.MustParseAddr(via)
+		}
+		k.AddRoute(r)
+	}
+	add("0.0.0.0/0", "172.16.0.1", 3, 0, 10)
+	add("0.0.0.0/0", "10.0.0.254", fibtest.Index, 0, 100)
+	add("172.16.0.0/24", "", 3, 0, 0)
+	add("192.0.2.0/24", "10.0.0.2", fibtest.Index, 0, 0)
+	add("192.0.2.0/24", "10.0.0.3", fibtest.Index, 100, 0)
+	add("fe80::/64", "", 3, 0, 0)
+	add("fe80::/64", "", fibtest.Index, 0, 256)
+	return &recorder{Kernel: k}
+}
+
+// TestAsk: the next hop is the gateway of the kernel's route; of another device's,
+// what a sender gets that is bound to ours.
+func TestAsk(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		dst, src string
+		rule     string // packets from there use table 100
+		hop      string
+		bound    bool
+		iif      int // of the first question about dst
+	}{
+		{name: "on the link", dst: "10.0.0.2", hop: "10.0.0.2"},
+		{name: "by a gateway", dst: "192.0.2.9", hop: "10.0.0.2"},
+		{name: "another device has the better route", dst: "198.51.100.1", hop: "10.0.0.254", bound: true},
+		{name: "an own source", dst: "192.0.2.9", src: "10.0.0.1", hop: "10.0.0.2"},
+		{name: "a rule for an own source", dst: "192.0.2.9", src: "10.0.0.1", rule: "10.0.0.1/32", hop: "10.0.0.3"},
+		{name: "forwarded", dst: "192.0.2.9", src: "172.16.0.7", hop: "10.0.0.2", iif: 3},
+		{name: "forwarded, with a rule", dst: "192.0.2.9", src: "172.16.0.7", rule: "172.16.0.0/24", hop: "10.0.0.3", iif: 3},
+		{name: "forwarded from nowhere", dst: "fd00::9", src: "2001:db8::1", hop: "fd00::9", iif: 1},
+	} {
+		k := askedKernel()
+		if tt.rule != "" {
+			k.SetRules(fibtest.Rule{From: netip.MustParsePrefix(tt.rule), Table: 100})
+		}
+		flow := rtnl.Flow{Dst: netip.MustParseAddr(tt.dst)}
+		if tt.src != "" {
+			flow.Src = netip.MustParseAddr(tt.src)
+		}
+		got, err := fib.Ask(k, fibtest.Index, flow)
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+			continue
+		}
+		if want := netip.MustParseAddr(tt.hop); got.Addr != want {
+			t.Errorf("%s: next hop %v, want %v", tt.name, got.Addr, want)
+		}
+		if got.Bound != tt.bound {
+			t.Errorf("%s: bound %v, want %v", tt.name, got.Bound, tt.bound)
+		}
+		for _, q := range k.asked {
+			if q.Dst != flow.Dst {
+				continue
+			}
+			if q.IIF != tt.iif {
+				t.Errorf("%s: first asked with incoming device %d, want %d", tt.name, q.IIF, tt.iif)
+			}
+			break
+		}
+	}
+}
+
+// TestAskHost: every device has an fe80::/64; a route for packets of some DSCP is
+// found if there can be any.
+func TestAskHost(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		addr   string
+		tos    uint8 // packets with it use table 200, whose routes lead elsewhere
+		look   bool
+		oif    int
+		byDSCP bool
+	}{
+		{name: "IPv4", addr: "10.0.0.2", oif: fibtest.Index},
+		{name: "IPv6", addr: "fd00::2", oif: fibtest.Index},
+		{name: "link-local", addr: "fe80::2", oif: fibtest.Index},
+		{name: "the same for each DSCP", addr: "10.0.0.2", look: true, oif: fibtest.Index},
+		{name: "another for one DSCP", addr: "10.0.0.2", tos: 0xb8, look: true, oif: fibtest.Index, byDSCP: true},
+		{name: "nobody looks at DSCP", addr: "10.0.0.2", tos: 0xb8, oif: fibtest.Index},
+	} {
+		k := askedKernel()
+		if tt.tos != 0 {
+			k.SetRules(fibtest.Rule{TOS: tt.tos, Table: 200})
+			k.AddRoute(fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix("10.0.0.0/24"), Type: rtnl.Unicast,
+				Protocol: rtnl.ProtoBoot, Table: 200}, OIF: 3})
+		}
+		got, err := fib.AskHost(k, k.Link, netip.MustParseAddr(tt.addr), tt.look)
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+			continue
+		}
+		if got.Answer.OIF != tt.oif {
+			t.Errorf("%s: by device %d, want %d", tt.name, got.Answer.OIF, tt.oif)
+		}
+		if got.ByDSCP != tt.byDSCP {
+			t.Errorf("%s: by DSCP %v, want %v", tt.name, got.ByDSCP, tt.byDSCP)
+		}
+	}
+}
+
+// A guestCase is what Guest looks at.
+type guestCase struct {
+	rtnl.Answer
+	hop  fib.NextHop
+	link rtnl.Link
+}
+
+// TestGuest: a host route of ours is made only where the kernel sends to the
+// neighbour on the link by the device, and nobody else has said with which MTU.
+func TestGuest(t *testing.T) {
+	subnet, host := netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("10.0.0.2/32")
+	everything, gateway := netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("10.0.0.3")
+	for _, tt := range []struct {
+		name   string
+		change func(g *guestCase)
+		why    string // empty: it may be made
+	}{
+		{"the kernel's own", func(*guestCase) {}, ""},
+		{"the kernel's own, with an MTU", func(g *guestCase) { g.MTU = 2044 }, ""},
+		{"the user's, without an MTU", func(g *guestCase) { g.Protocol = rtnl.ProtoBoot }, ""},
+		{"the user's, with an MTU", func(g *guestCase) { g.Protocol, g.MTU = rtnl.ProtoBoot, 1400 }, "has an MTU"},
+		{"no route", func(g *guestCase) { g.Answer = rtnl.Answer{Type: rtnl.Unreachable} }, "no route"},
+		{"another device", func(g *guestCase) { g.OIF = 3 }, "another device"},
+		{"an own address", func(g *guestCase) { g.Type = rtnl.Local }, "takes it for"},
+		{"a gateway", func(g *guestCase) { g.Via = gateway }, "by gateway 10.0.0.3"},
+		{"in the VRF", func(g *guestCase) { g.link.VRFTable, g.Table = 10, 10 }, ""},
+		{"out of the VRF", func(g *guestCase) { g.link.VRFTable = 10 }, "not in that of the VRF"},
+		{"a default route", func(g *guestCase) { g.Prefix = everything }, "only a default route"},
+		{"by DSCP", func(g *guestCase) { g.hop.ByDSCP = true }, "DSCP"},
+		{"ours is there", func(g *guestCase) { g.Prefix, g.Protocol = host, rtnl.Protocol }, ""},
+		{"a peer address", func(g *guestCase) { g.Prefix = host }, "connected route"},
+		{"the user's host route", func(g *guestCase) { g.Prefix, g.Protocol = host, rtnl.ProtoBoot }, "somebody else's"},
+	} {
+		g := guestCase{link: rtnl.Link{Index: fibtest.Index, Name: "ibcm0"}, hop: fib.NextHop{Addr: host.Addr()}}
+		g.Answer = rtnl.Answer{Type: rtnl.Unicast, OIF: fibtest.Index, Table: rtnl.TableMain, Prefix: subnet}
+		g.Protocol = rtnl.ProtoKernel
+		tt.change(&g)
+		g.hop.Answer = g.Answer
+		ok, why := g.hop.Guest(g.link)
+		if want := tt.why == ""; ok != want {
+			t.Errorf("%s: %v, want %v", tt.name, ok, want)
+		}
+		if !strings.Contains(why, tt.why) {
+			t.Errorf("%s: because %q, want %q in it", tt.name, why, tt.why)
+		}
+	}
+}
