@@ -51,7 +51,7 @@ func main() {
 	flag.IntVar(&o.fraction, "fraction", 1, "only one of so many, chosen by -seed")
 	flag.Uint64Var(&o.seed, "seed", 0, "chooses, with -fraction; zero means a new one")
 	flag.IntVar(&o.parallel, "p", runtime.NumCPU(), "so many at a time")
-	flag.DurationVar(&o.bound, "bound", time.Minute, "how long the tests of one mutant may take")
+	flag.DurationVar(&o.bound, "bound", 2*time.Minute, "how long the tests of one mutant may take")
 	flag.BoolVar(&o.resume, "resume", false, "take the verdicts that "+journal+" has of this very tree")
 	flag.BoolVar(&o.who, "who", false, "run all tests of each mutant's package, and say which of them notice")
 	flag.BoolVar(&o.verbose, "v", false, "show for each mutant what its tests said")
