@@ -206,7 +206,7 @@ func (f *Interface) wrongMTU(c *conn, ev cm.Failed, pd encap.PrivateData) {
 		f.fail(p, "rejected: invalid MTU, twice")
 		return
 	}
-	p.tried26 = true
+	p.tried26, p.keep().lowered = true, f.now
 	if len(ev.ARI) > 0 {
 		if m := ib.MTU(ev.ARI[0]); m.Octets() > 0 && m < c.reqPath(f.pathMTU) {
 			p.pathMTU = m

@@ -84,7 +84,11 @@ type peer struct {
 }
 
 // A memo is what there is to tell of a peer. Most have none.
-type memo struct{ lastREJ, lastFail, verdict, viaWhy string }
+type memo struct {
+	lastREJ, lastFail, verdict, viaWhy string
+
+	lowered time.Time // when a REJ 26 last set receive or pathMTU of the peer
+}
 
 // memo returns what is to be told of p.
 func (p *peer) memo() memo {
@@ -283,6 +287,9 @@ func (f *Interface) fail(p *peer, why string) {
 func (f *Interface) endAttempt(p *peer) {
 	p.quick, p.triedForm, p.tried26, p.turned = 0, [3]bool{}, false, false
 	p.waitUntil = time.Time{}
+	if (p.receive != 0 || p.pathMTU != 0) && f.now.Sub(p.memo().lowered) >= classMemory {
+		p.receive, p.pathMTU = 0, 0 // the peer may take more by now
+	}
 	f.retire(p)
 }
 
