@@ -48,10 +48,12 @@ func counters(names ...string) (at []int) {
 	return at
 }
 
-// outstanding returns n's REQ to another host that nothing has answered.
+// outstanding returns n's REQ to another host that nothing has answered. It may be to
+// the QPN that the host had before it restarted, as may be the one that crosses it.
 func (n *node) outstanding(to *node) (ipoib.ConnInfo, bool) {
 	for _, c := range n.f.Conns() {
-		if c.Peer.Key() == to.link.Key() && c.Active && (c.State == cm.StateREQSent.String() || c.State == cm.StateMRAREQRcvd.String()) {
+		same := c.Peer.GID == to.link.GID && (c.Peer.QPN == to.link.QPN || to.former != 0 && c.Peer.QPN == to.former)
+		if same && c.Active && (c.State == cm.StateREQSent.String() || c.State == cm.StateMRAREQRcvd.String()) {
 			return c, true
 		}
 	}
