@@ -83,6 +83,11 @@ func (t *Table) removeAddr(dst []Action, now time.Time, a netip.Addr) []Action {
 	}
 	t.timers.stop(&o.timer)
 	delete(t.own, a)
+	if t.o.AskOthers {
+		// The kernel tells that an address goes before it has taken its local route away,
+		// and would say for a moment that the address is the host's.
+		t.asked[a] = &other{until: now.Add(goneTime)}
+	}
 	t.addrs = slices.DeleteFunc(t.addrs, func(x *ownAddr) bool { return x == o })
 	if o.state != AddrReady || o.contested.IsZero() || now.Sub(o.contested) > contestedTime {
 		return dst

@@ -19,6 +19,8 @@ const (
 	maxOthers = 1024
 	// maxAsking bounds those who wait for one of them.
 	maxAsking = 4
+	// goneTime is how long an address that has just left the device is nobody's here.
+	goneTime = time.Second
 	// othersRate is how many addresses a second the driver is asked for.
 	othersRate = 128
 )

@@ -37,6 +37,12 @@ type side struct {
 
 func newSide(t *testing.T, n int) *side {
 	t.Helper()
+	return newSideOn(t, n, func(p verbs.Provider) verbs.Provider { return p })
+}
+
+// newSideOn opens the port on what as makes of the device.
+func newSideOn(t *testing.T, n int, as func(verbs.Provider) verbs.Provider) *side {
+	t.Helper()
 	dev, err := softroce.Open(softroce.Options{Underlay: "lo", GID: gidOf(addrs[n])})
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +55,7 @@ func newSide(t *testing.T, n int) *side {
 	if s.mem, err = dev.Alloc(4096); err != nil {
 		t.Fatal(err)
 	}
-	if s.Port, err = Open(Options{Provider: dev, Log: func(n cm.Note) {
+	if s.Port, err = Open(Options{Provider: as(dev), Log: func(n cm.Note) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.notes = append(s.notes, n)

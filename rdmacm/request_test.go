@@ -68,8 +68,10 @@ func TestUnreliableREQ(t *testing.T) {
 
 // REJ 26 says which path MTU would be taken: code 3 is 1024 octets.
 func TestPathMTUIsTold(t *testing.T) {
-	a, b := pair(t)
-	b.Port.opt.Provider = &fickle{Provider: b.dev, gids: b.dev.Port().GIDs, mtu: ib.MTU1024}
+	a := newSide(t, 0)
+	b := newSideOn(t, 1, func(p verbs.Provider) verbs.Provider {
+		return &fickle{Provider: p, gids: p.Port().GIDs, mtu: ib.MTU1024}
+	})
 	if _, err := b.Listen(1); err != nil {
 		t.Fatal(err)
 	}

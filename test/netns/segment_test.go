@@ -18,6 +18,8 @@ import (
 	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
 	"ipoibcm/rtnl"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -301,10 +303,16 @@ func (h *host) reach(dst netip.Addr) {
 	})
 }
 
-// ping sends one echo request of that many octets, which must be answered.
+// ping sends one echo request of that many octets, which must be answered. The route
+// that lets so many through comes a moment after the connection.
 func (h *host) ping(dst netip.Addr, size int, df bool) {
 	h.seg.Helper()
-	if _, err := h.Ping(lab.Ping{Dst: dst, Size: size, DF: df, Timeout: patience}); err != nil {
+	_, err := h.Ping(lab.Ping{Dst: dst, Size: size, DF: df, Timeout: patience})
+	for end := time.Now().Add(time.Second); errors.Is(err, unix.EMSGSIZE) && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+		_, err = h.Ping(lab.Ping{Dst: dst, Size: size, DF: df, Timeout: patience})
+	}
+	if err != nil {
 		h.seg.Error(err)
 	}
 }
