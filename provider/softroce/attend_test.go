@@ -110,7 +110,9 @@ func TestAttendWaits(t *testing.T) {
 	c.add(7)
 	until(t, "steps that come again", func() bool { return c.calls.Load() >= 8 })
 	n, took := c.calls.Load(), time.Since(begin)
-	if most := int64(took/(20*time.Millisecond)) + 2; n > most { // one at once, one for the descriptor
+	// One at once, one for the descriptor, and one for each packet that the kernel sends
+	// by itself on a new link; without the wait there would be thousands.
+	if most := 2*int64(took/(20*time.Millisecond)) + 8; n > most {
 		t.Errorf("%d steps in %v, each of which asks for 20 ms: want at most %d", n, took, most)
 	}
 	if c.sum.Load() != 0 {
