@@ -487,8 +487,9 @@ func TestMergeRefused(t *testing.T) {
 			bufs, want = append(bufs, p), append(want, bytes.Clone(p))
 		}
 		f.tso.noMerge.Store(false)
-		done := make(chan error, 1)
+		done, started := make(chan error, 1), make(chan struct{})
 		go func() {
+			close(started)
 			for range want {
 				b := make([]byte, 32768)
 				n, _, err := unix.Recvfrom(fds[1], b, 0)
@@ -506,6 +507,7 @@ func TestMergeRefused(t *testing.T) {
 			}
 			done <- nil
 		}()
+		<-started // on a P of its own
 		n, err := f.Write(bufs)
 		if e := <-done; n != len(want) || err != nil || e != nil {
 			t.Errorf("v6 %v: %d written (%v), %v", v6, n, err, e)
