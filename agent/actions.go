@@ -298,9 +298,7 @@ func (a *Agent) delPath(hop netip.Addr) {
 func (a *Agent) ref(p fib.Path, n int) {
 	gid := p.Link.GID
 	switch p.Kind {
-	case fib.PathGroup:
-		gid = p.Link.GID
-	case fib.PathUD:
+	case fib.PathUD, fib.PathGroup:
 	default:
 		return
 	}
@@ -333,7 +331,7 @@ func (a *Agent) target(p fib.Path) (datapath.Target, error) {
 	case fib.PathUD, fib.PathGroup:
 		gid, qpn := p.Link.GID, p.Link.QPN
 		if p.Kind == fib.PathGroup {
-			gid, qpn = p.Link.GID, ib.QPNMulticast
+			qpn = ib.QPNMulticast
 		}
 		ah, err := a.ah(gid)
 		if err != nil {
