@@ -227,7 +227,22 @@ func (d *demoRun) pingFull(dst netip.Addr) (string, error) {
 	if len(conns) != 1 {
 		return "", fmt.Errorf("%d connections, not one", len(conns))
 	}
+	if _, err := d.routeShows(0, dst, conns[0].MTU); err != nil {
+		return "", err
+	}
 	return d.ping(dst, conns[0].MTU)
+}
+
+// routeShows waits until the kernel of host i has the route to dst with this MTU:
+// an agent asks for it once a connection is up, beside its other work.
+func (d *demoRun) routeShows(i int, dst netip.Addr, mtu int) (text string, err error) {
+	got := 0
+	for end := time.Now().Add(patience); time.Now().Before(end) && d.ctx.Err() == nil; time.Sleep(time.Millisecond) {
+		if got, text, err = d.host[i].RouteTo(dst); err != nil || got == mtu {
+			return text, err
+		}
+	}
+	return "", fmt.Errorf("route %q in %s does not have the connection's MTU %d", text, d.host[i].Name, mtu)
 }
 
 // pingUD shows that without connections nothing else changes.
@@ -250,7 +265,7 @@ func (d *demoRun) pingUD() (string, error) {
 // routes asks the kernels' routing tables.
 func (d *demoRun) routes() (string, error) {
 	var said []string
-	for i, h := range d.host {
+	for i := range d.host {
 		conns, err := d.agent[i].Conns(d.ctx)
 		if err != nil {
 			return "", err
@@ -259,12 +274,9 @@ func (d *demoRun) routes() (string, error) {
 			return "", fmt.Errorf("%d connections, not one", len(conns))
 		}
 		for _, dst := range []netip.Addr{demoIPv4[1-i], demoIPv6[1-i]} {
-			mtu, text, err := h.RouteTo(dst)
+			text, err := d.routeShows(i, dst, conns[0].MTU)
 			if err != nil {
 				return "", err
-			}
-			if mtu != conns[0].MTU {
-				return "", fmt.Errorf("route %q in %s does not have the connection's MTU %d", text, h.Name, conns[0].MTU)
 			}
 			if i == 0 {
 				said = append(said, text)
