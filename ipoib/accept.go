@@ -130,7 +130,7 @@ func (f *Interface) takeLegacy(p *peer, ev cm.RequestReceived) {
 // take ties a REQ to the connection made for it.
 func (f *Interface) take(c *conn, ev cm.RequestReceived) {
 	c.handle, c.params, c.via = ev.Handle, ev.Params, viaOf(ev.CMQPN)
-	f.byHandle[c.handle] = c
+	f.conns.byHandle[c.handle] = c
 }
 
 // cross applies RFC 4755 section 3.3 to a 0x01 REQ from p. It reports whether
@@ -195,7 +195,7 @@ func (f *Interface) acceptFailed(c *conn, why string) {
 
 // qpCreated goes on with the connection whose QP is ready.
 func (f *Interface) qpCreated(ev QPCreated) {
-	c := f.conns[ev.Conn]
+	c := f.conns.byID[ev.Conn]
 	if c == nil || c.state != connCreating {
 		f.count(dropStaleHandle) // given up meanwhile; DestroyQP is on its way
 		return
@@ -216,7 +216,7 @@ func (f *Interface) qpCreated(ev QPCreated) {
 
 // qpFailed gives up a connection whose QP the driver could not make or connect.
 func (f *Interface) qpFailed(ev QPFailed) {
-	c := f.conns[ev.Conn]
+	c := f.conns.byID[ev.Conn]
 	if c == nil {
 		f.count(dropStaleHandle)
 		return
@@ -225,7 +225,7 @@ func (f *Interface) qpFailed(ev QPFailed) {
 	h, p, active, up := c.handle, c.peer, c.active, c.state == connUp
 	creating := c.state == connCreating
 	f.drop(c)
-	f.gone = slices.DeleteFunc(f.gone, func(id fib.Conn) bool { return id == c.id }) // the driver has done it
+	f.conns.gone = slices.DeleteFunc(f.conns.gone, func(id fib.Conn) bool { return id == c.id }) // the driver has done it
 	if h != 0 {
 		if creating {
 			f.cmStep(cm.Reject{Handle: h, Reason: cm.ReasonNoQP, PrivateData: f.privateData(c.receive)})
@@ -240,7 +240,7 @@ func (f *Interface) qpFailed(ev QPFailed) {
 
 // qpError gives up a connection whose QP broke.
 func (f *Interface) qpError(ev QPError) {
-	c := f.conns[ev.Conn]
+	c := f.conns.byID[ev.Conn]
 	if c == nil {
 		f.count(dropStaleHandle)
 		return

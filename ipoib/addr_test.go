@@ -9,7 +9,7 @@ import (
 // An address that the device has with two lengths is there until both are gone.
 func TestAddrs(t *testing.T) {
 	long, short := netip.MustParsePrefix("10.0.0.1/24"), netip.MustParsePrefix("10.0.0.1/16")
-	s := addrs{}
+	s := addrs{prefixes: map[netip.Addr][]netip.Prefix{}}
 	if !s.add(long) || !s.add(short) {
 		t.Error("a prefix is not new, want both new")
 	}

@@ -52,7 +52,7 @@ func TestBackOffOfShortConnections(t *testing.T) {
 	for range 120 {
 		a.ping("10.0.0.2", 100, false)
 		w.run(time.Second)
-		for _, c := range b.f.byAge() {
+		for _, c := range b.f.conns.byAge() {
 			if c.state == connUp {
 				b.f.now = w.now
 				b.f.hangUp(c, "test")

@@ -70,15 +70,30 @@ func (c *conn) oneWay() bool { return c.form != serviceid.RFC }
 // because Linux does not survive that (WF I-3).
 func (c *conn) rxOnly() bool { return c.oneWay() && !c.active }
 
+// conns are the connections in the record (RFC 4755 section 3.2).
+type conns struct {
+	byID       map[fib.Conn]*conn
+	byHandle   map[cm.Handle]*conn
+	up         int // of them established
+	lastID     fib.Conn
+	lastHandle cm.Handle
+	gone       []fib.Conn // QPs to destroy at the end of the Step
+}
+
+// byAge returns the connections, oldest first.
+func (s *conns) byAge() []*conn {
+	return slices.SortedFunc(maps.Values(s.byID), func(a, b *conn) int { return cmp.Compare(a.id, b.id) })
+}
+
 // newConn makes the record of a connection and asks for its QP. It returns nil
 // if there is no room.
 func (f *Interface) newConn(p *peer, t ib.Transport, form serviceid.Form, active bool) *conn {
-	if len(f.conns) >= f.opt.maxConns() {
+	if len(f.conns.byID) >= f.opt.maxConns() {
 		f.count(dropConns)
 		return nil
 	}
-	f.lastConn++
-	c := &conn{id: f.lastConn, peer: p, active: active, form: form, trans: t,
+	f.conns.lastID++
+	c := &conn{id: f.conns.lastID, peer: p, active: active, form: form, trans: t,
 		psn: ib.PSN(f.opt.Rand.Uint32()) & ib.PSNMask, since: f.now, used: f.now}
 	if t == ib.UC {
 		c.booked = f.budget.Take()
@@ -89,27 +104,22 @@ func (f *Interface) newConn(p *peer, t ib.Transport, form serviceid.Form, active
 	if active && p.receive != 0 {
 		c.receive = min(c.receive, p.receive)
 	}
-	f.conns[c.id] = c
+	f.conns.byID[c.id] = c
 	f.do(CreateQP{Conn: c.id, Peer: p.key.GID, Transport: t,
 		ReceiveMTU: int(c.receive), Init: verbs.QPAttr{State: verbs.StateInit, PKey: f.opt.pkey()}})
 	return c
 }
 
-// byAge returns the connections, oldest first.
-func (f *Interface) byAge() []*conn {
-	return slices.SortedFunc(maps.Values(f.conns), func(a, b *conn) int { return cmp.Compare(a.id, b.id) })
-}
-
 // drop removes c from every record and lets its QP go. The CM has been told.
 func (f *Interface) drop(c *conn) {
-	if f.conns[c.id] != c {
+	if f.conns.byID[c.id] != c {
 		return
 	}
-	delete(f.conns, c.id)
+	delete(f.conns.byID, c.id)
 	if c.state == connUp {
-		f.ups--
+		f.conns.up--
 	}
-	delete(f.byHandle, c.handle)
+	delete(f.conns.byHandle, c.handle)
 	if c.booked != 0 {
 		f.budget.Release(c.booked)
 	}
@@ -129,12 +139,12 @@ func (f *Interface) drop(c *conn) {
 	}
 	f.retire(p)
 	f.touch(p)
-	f.gone = append(f.gone, c.id) // after the paths have moved away
+	f.conns.gone = append(f.conns.gone, c.id) // after the paths have moved away
 }
 
 // hangUp ends c: DREQ if it is up, REJ or silence before.
 func (f *Interface) hangUp(c *conn, why string) {
-	if f.conns[c.id] != c {
+	if f.conns.byID[c.id] != c {
 		return
 	}
 	f.note(Note{Kind: NoteConn, Peer: c.peer.key, Conn: c.id, Text: "connection closed: " + why})
@@ -216,7 +226,7 @@ func (f *Interface) negotiate(c *conn, theirs uint32) error {
 func (f *Interface) established(c *conn, how string) {
 	p := c.peer
 	c.state, c.up, c.used = connUp, f.now, f.now
-	f.ups++
+	f.conns.up++
 	f.remember(p, viaOf(c.params.CMQPN))
 	if c.active {
 		f.count(nEstablishedActive)

@@ -357,7 +357,7 @@ func TestTearDown(t *testing.T) {
 		if len(a.dests)+len(a.paths) != 0 || len(a.joined) != 0 {
 			t.Errorf("left: %v %v", a.dests, a.joined)
 		}
-		ours := a.f.ours
+		ours := a.f.addrs.own
 		a.delAddr(ours.String()) // as the kernel does
 		a.kernel(a.k.Up(true))
 		if !a.f.addrs.has(ours.Addr()) {

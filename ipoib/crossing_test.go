@@ -128,7 +128,7 @@ func TestCrossingOrder(t *testing.T) {
 			c := f.newConn(p, ib.RC, serviceid.RFC, true)
 			p.dial = c
 			c.state, c.handle = connAsked, 99
-			f.byHandle[99] = c
+			f.conns.byHandle[99] = c
 			if got := f.cross(p, cm.RequestReceived{Handle: 1 << 63}); got != tt.accept {
 				t.Errorf("%s: accepted = %v", tt.name, got)
 			}
@@ -165,7 +165,7 @@ func TestCrossingBesideConnection(t *testing.T) {
 		for _, p := range n.f.peers {
 			p.tx = nil
 		}
-		n.f.dirtyAll = true
+		n.f.hops.allDirty = true
 		n.step(Wake{})
 	}
 	p, q := a.ping("10.0.0.2", 9000, true), b.ping("10.0.0.1", 9000, true)

@@ -46,9 +46,9 @@ func (f *Interface) again(p *peer, why string) {
 
 // ask sends the REQ once the QP is there.
 func (f *Interface) ask(c *conn) {
-	f.lastHandle++
-	c.handle, c.state = f.lastHandle, connAsked
-	f.byHandle[c.handle] = c
+	f.conns.lastHandle++
+	c.handle, c.state = f.conns.lastHandle, connAsked
+	f.conns.byHandle[c.handle] = c
 	f.count(nREQSent)
 	inband := ib.QPN(0)
 	if c.via == ViaInband {
@@ -68,7 +68,7 @@ func (f *Interface) ask(c *conn) {
 
 // replied takes the peer's REP to a REQ of ours.
 func (f *Interface) replied(ev cm.ReplyReceived) {
-	c := f.byHandle[ev.Handle]
+	c := f.conns.byHandle[ev.Handle]
 	if c == nil {
 		f.count(dropStaleHandle)
 		return
@@ -84,7 +84,7 @@ func (f *Interface) replied(ev cm.ReplyReceived) {
 		p := c.peer
 		f.count(nREJSent)
 		f.cmStep(cm.Reject{Handle: ev.Handle, Reason: cm.ReasonInvalidMTU, PrivateData: f.privateData(c.receive)})
-		if f.conns[c.id] == c {
+		if f.conns.byID[c.id] == c {
 			f.drop(c)
 			f.fail(p, err.Error())
 		}

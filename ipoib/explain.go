@@ -70,7 +70,7 @@ func (f *Interface) explainRoute(e *Explanation, a rtnl.Answer, say func(string,
 
 func (f *Interface) explainHop(e *Explanation, say func(string, ...any)) {
 	n, known := f.neigh.Lookup(e.NextHop)
-	peer := f.hops[e.NextHop]
+	peer := f.hops.peers[e.NextHop]
 	if peer == nil {
 		switch {
 		case !known:

@@ -14,10 +14,17 @@ import (
 
 // This file ties neighbours to peers, and tells fib how each is reached.
 
+// hops are the known neighbours.
+type hops struct {
+	peers    map[netip.Addr]*peer
+	dirty    []netip.Addr // those whose paths settle is to look at
+	allDirty bool
+}
+
 // learn notes that the neighbour a is at link.
 func (f *Interface) learn(a netip.Addr, link encap.LinkAddr) {
 	p := f.peer(link)
-	if old := f.hops[a]; old != nil && old != p {
+	if old := f.hops.peers[a]; old != nil && old != p {
 		f.unlearn(a, neigh.ExpireForgotten)
 	}
 	if p == nil {
@@ -27,28 +34,28 @@ func (f *Interface) learn(a netip.Addr, link encap.LinkAddr) {
 		p.flags = link.Flags.Known()
 		f.touch(p)
 	}
-	if f.hops[a] == nil {
-		f.hops[a] = p
+	if f.hops.peers[a] == nil {
+		f.hops.peers[a] = p
 		i, _ := slices.BinarySearchFunc(p.addrs, a, netip.Addr.Compare)
 		p.addrs = slices.Insert(p.addrs, i, a)
 		f.spare.file(p)
 	}
-	f.dirty = append(f.dirty, a)
+	f.hops.dirty = append(f.hops.dirty, a)
 }
 
 // unlearn forgets neighbour a. A peer that no address leads to any more loses
 // its connection (RFC 4755 section 3.4); if its entry merely aged while the
 // peer still sends to us, the timer decides.
 func (f *Interface) unlearn(a netip.Addr, why neigh.ExpireReason) {
-	p := f.hops[a]
+	p := f.hops.peers[a]
 	if p == nil {
 		return
 	}
-	delete(f.hops, a)
+	delete(f.hops.peers, a)
 	if i, ok := slices.BinarySearchFunc(p.addrs, a, netip.Addr.Compare); ok {
 		p.addrs = slices.Delete(p.addrs, i, i+1)
 	}
-	f.dirty = append(f.dirty, a)
+	f.hops.dirty = append(f.hops.dirty, a)
 	if len(p.addrs) > 0 {
 		return
 	}
@@ -86,7 +93,7 @@ func (f *Interface) path(p *peer) fib.Path {
 
 // pathOf returns how neighbour a is reached now; false if it is not known.
 func (f *Interface) pathOf(a netip.Addr) (fib.Path, bool) {
-	p := f.hops[a]
+	p := f.hops.peers[a]
 	if p == nil || !f.up {
 		return fib.Path{}, false
 	}
@@ -96,26 +103,26 @@ func (f *Interface) pathOf(a netip.Addr) (fib.Path, bool) {
 // settle tells fib how the next hops that this Step concerned are reached, then
 // lets queue pairs go that nothing leads to now.
 func (f *Interface) settle() {
-	if f.dirtyAll {
-		for a := range f.hops {
-			f.dirty = append(f.dirty, a)
+	if f.hops.allDirty {
+		for a := range f.hops.peers {
+			f.hops.dirty = append(f.hops.dirty, a)
 		}
 	}
-	slices.SortFunc(f.dirty, netip.Addr.Compare)
-	for _, a := range slices.Compact(f.dirty) {
+	slices.SortFunc(f.hops.dirty, netip.Addr.Compare)
+	for _, a := range slices.Compact(f.hops.dirty) {
 		if path, ok := f.pathOf(a); ok {
 			f.fibStep(fib.SetHop{Addr: a, Path: path})
 		} else {
 			f.fibStep(fib.DelHop{Addr: a})
 		}
 	}
-	if f.dirty, f.dirtyAll = f.dirty[:0], false; cap(f.dirty) > maxDirty {
-		f.dirty = nil
+	if f.hops.dirty, f.hops.allDirty = f.hops.dirty[:0], false; cap(f.hops.dirty) > maxDirty {
+		f.hops.dirty = nil
 	}
-	for _, id := range f.gone {
+	for _, id := range f.conns.gone {
 		f.do(DestroyQP{Conn: id})
 	}
-	f.gone = f.gone[:0]
+	f.conns.gone = f.conns.gone[:0]
 }
 
 // maxDirty is how many next hops there is room kept for after a Step that
@@ -161,14 +168,14 @@ func (f *Interface) onFIB(a fib.Action) {
 	case fib.IPv6Up:
 		if f.ipv6 {
 			f.do(SetUpIPv6{})
-			if f.oursGone {
+			if f.addrs.ownGone {
 				f.addLinkLocal()
 			}
 		}
 	case fib.LinkDown:
 		f.linkDown("the interface went down")
 	case fib.DeviceMTU:
-		f.deviceMTU, f.dirtyAll = a.MTU, true
+		f.deviceMTU, f.hops.allDirty = a.MTU, true
 		f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("device MTU is %d", a.MTU)})
 		f.settleGroups()
 	case fib.AddrAdded:

@@ -152,8 +152,8 @@ func TestPathMemory(t *testing.T) {
 	w.run(2 * time.Second)
 	gsi := 0
 	w.onMAD = func(from *node, m mad.Message) {
-		if from == a && m.Attr() == mad.AttrREQ && a.f.conns != nil {
-			for _, c := range a.f.byAge() {
+		if from == a && m.Attr() == mad.AttrREQ && a.f.conns.byID != nil {
+			for _, c := range a.f.conns.byAge() {
 				if c.active && c.state == connAsked && c.via == ViaGSI {
 					gsi++
 				}

@@ -63,29 +63,20 @@ type Interface struct {
 	group  *group.Machine
 	budget mtu.Budget // of UC receive rings
 
-	addrs    addrs        // on the device
-	ours     netip.Prefix // the link-local address that we put there
-	oursGone bool         // and that has been removed since
+	addrs addrs // on the device
 
 	peers  map[encap.LinkAddr]*peer
 	timers peerTimers
 	spare  spare
+	queued int // octets waiting for connections
 
-	conns      map[fib.Conn]*conn
-	ups        int       // of them established
-	counted    time.Time // when the data path last told what it counted; zero if it never did
-	byHandle   map[cm.Handle]*conn
-	lastConn   fib.Conn
-	lastHandle cm.Handle
-	queued     int // octets waiting for connections
+	conns   conns
+	counted time.Time // when the data path last told what it counted; zero if it never did
 
-	fib      *fib.Table
-	hops     map[netip.Addr]*peer // known neighbours
-	dirty    []netip.Addr         // next hops for settle to look at
-	dirtyAll bool
-	gone     []fib.Conn // QPs to destroy at the end of the Step
-	n        [numCounters]uint64
-	tells    tells
+	fib   *fib.Table
+	hops  hops
+	n     [numCounters]uint64
+	tells tells
 
 	unreachable unreachable
 
@@ -102,8 +93,8 @@ func New(opt Options) *Interface {
 		opt: opt, log: opt.Log, link: opt.Link, pathMTU: opt.PathMTU, deviceMTU: opt.deviceMTU(), active: true,
 		ipv6:   opt.udMTU() >= mtu.MinIPv6,
 		budget: mtu.Budget{Limit: opt.ucBudget(), Ring: opt.ucRing(), Full: uint32(opt.receiveMTU())},
-		addrs:  addrs{}, peers: map[encap.LinkAddr]*peer{}, conns: map[fib.Conn]*conn{},
-		byHandle: map[cm.Handle]*conn{}, hops: map[netip.Addr]*peer{},
+		addrs:  addrs{prefixes: map[netip.Addr][]netip.Prefix{}}, peers: map[encap.LinkAddr]*peer{},
+		conns: conns{byID: map[fib.Conn]*conn{}, byHandle: map[cm.Handle]*conn{}}, hops: hops{peers: map[netip.Addr]*peer{}},
 	}
 	if f.log == nil {
 		f.log = slog.New(slog.NewTextHandler(io.Discard, nil))
@@ -179,7 +170,7 @@ func (f *Interface) handle(ev Event) {
 	case QPError:
 		f.qpError(ev)
 	case CommEst:
-		if c := f.conns[ev.Conn]; c != nil && c.state == connReplied {
+		if c := f.conns.byID[ev.Conn]; c != nil && c.state == connReplied {
 			f.cmStep(cm.DataOnQP{QPN: c.qpn})
 		}
 	case Usage:
@@ -248,21 +239,21 @@ func (f *Interface) addLinkLocal() {
 	if !f.ipv6 || f.opt.NoLinkLocal {
 		return
 	}
-	f.ours, f.oursGone = netip.PrefixFrom(ip.LinkLocal(f.link.GID), 64), false
-	f.do(AddAddr{Prefix: f.ours})
+	f.addrs.own, f.addrs.ownGone = netip.PrefixFrom(ip.LinkLocal(f.link.GID), 64), false
+	f.do(AddAddr{Prefix: f.addrs.own})
 }
 
 func (f *Interface) linkUp() {
 	if !f.started || f.up {
 		return
 	}
-	f.up, f.dirtyAll = true, true
+	f.up, f.hops.allDirty = true, true
 	f.note(Note{Kind: NoteLink, Text: "interface up"})
 	f.groupStep(group.Up{GID: f.link.GID})
 	for _, p := range f.addrs.sorted() {
 		f.announce(p)
 	}
-	if f.oursGone {
+	if f.addrs.ownGone {
 		f.addLinkLocal() // the kernel removes it when a device goes down
 	}
 }
@@ -273,7 +264,7 @@ func (f *Interface) linkDown(why string) {
 		return
 	}
 	f.up = false
-	for _, c := range f.byAge() {
+	for _, c := range f.conns.byAge() {
 		f.hangUp(c, why)
 	}
 	for _, p := range f.allPeers() {
@@ -287,7 +278,7 @@ func (f *Interface) linkDown(why string) {
 		f.groupStep(group.DelAddr{Prefix: a})
 	}
 	f.groupStep(group.Down{})
-	f.dirtyAll = true
+	f.hops.allDirty = true
 	f.note(Note{Kind: NoteLink, Text: "interface down: " + why})
 }
 
@@ -306,7 +297,7 @@ func (f *Interface) stop() {
 func (f *Interface) advertise() {
 	limit := f.opt.maxConns()
 	full := limit - limit/16
-	switch n := len(f.conns); {
+	switch n := len(f.conns.byID); {
 	case !f.crowded && n >= full:
 		f.count(nCrowded)
 		f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("%d of %d connections: no mode is announced until there is room", n, limit)})
@@ -359,7 +350,7 @@ func (f *Interface) addrRemoved(p netip.Prefix) {
 		return
 	}
 	last := !f.addrs.has(a)
-	f.oursGone = f.oursGone || p == f.ours
+	f.addrs.ownGone = f.addrs.ownGone || p == f.addrs.own
 	f.note(Note{Kind: NoteAddr, Addr: a, Text: fmt.Sprintf("address %v removed", p)})
 	if f.up {
 		f.groupStep(group.DelAddr{Prefix: p})
@@ -388,8 +379,8 @@ func (f *Interface) underlay(ev UnderlayChanged) {
 		f.neighStep(neigh.SetLinkAddr{LinkAddr: f.announced()})
 		if f.started {
 			f.listen()
-			if f.ours.IsValid() && f.ours.Addr() != ip.LinkLocal(f.link.GID) {
-				f.do(RemoveAddr{Prefix: f.ours})
+			if f.addrs.own.IsValid() && f.addrs.own.Addr() != ip.LinkLocal(f.link.GID) {
+				f.do(RemoveAddr{Prefix: f.addrs.own})
 				f.addLinkLocal()
 			}
 		}

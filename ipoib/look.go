@@ -19,7 +19,7 @@ func (f *Interface) Status() Status {
 	s := Status{
 		Up: f.up && f.active, Link: f.link, Mode: f.opt.Mode, PKey: f.opt.pkey(), QKey: f.opt.qkey(), PathMTU: f.pathMTU,
 		Broadcast: f.group.Table().Broadcast(), UDMTU: f.opt.udMTU(), ReceiveMTU: f.opt.receiveMTU(), DeviceMTU: f.deviceMTU,
-		IPv6: f.ipv6, Peers: len(f.peers), Neighbours: len(f.hops), Conns: f.ups,
+		IPv6: f.ipv6, Peers: len(f.peers), Neighbours: len(f.hops.peers), Conns: f.conns.up,
 		Crossings: Crossings{Seen: f.n[nCrossSeen], Accepted: f.n[nCrossAccepted], Rejected: f.n[nCrossRejected],
 			Yielded: f.n[nCrossYielded], Expired: f.n[nCrossExpired]},
 		CMTransport: f.opt.CMTransport, GSI: f.gsi(), Inband: f.inband(),
@@ -30,7 +30,7 @@ func (f *Interface) Status() Status {
 	}
 	for _, p := range f.addrs.sorted() {
 		st := known[p.Addr()]
-		s.Addrs = append(s.Addrs, AddrInfo{Prefix: p, Ours: f.ours.IsValid() && p.Addr() == f.ours.Addr(),
+		s.Addrs = append(s.Addrs, AddrInfo{Prefix: p, Ours: f.addrs.own.IsValid() && p.Addr() == f.addrs.own.Addr(),
 			Tentative: st == neigh.AddrOptimistic, Duplicate: st == neigh.AddrDuplicate})
 	}
 	return s
@@ -42,8 +42,8 @@ func (f *Interface) Conns() []ConnInfo {
 	for _, c := range f.cm.Conns() {
 		states[c.Handle] = c
 	}
-	out := make([]ConnInfo, 0, len(f.conns))
-	for _, c := range f.byAge() {
+	out := make([]ConnInfo, 0, len(f.conns.byID))
+	for _, c := range f.conns.byAge() {
 		p := c.peer
 		i := ConnInfo{
 			Conn: c.id, Peer: p.key, State: cm.StateIdle.String(), Transport: c.trans, Class: p.class, Active: c.active,
@@ -77,7 +77,7 @@ func (f *Interface) Neighbours() []NeighbourInfo {
 		if !n.Lost.IsZero() {
 			i.Updated = n.Lost
 		}
-		if p := f.hops[n.IP]; p != nil {
+		if p := f.hops.peers[n.IP]; p != nil {
 			i.Path = f.path(p)
 			i.Queued += len(p.queue)
 			i.QueuedOctets += p.queueOctets

@@ -80,7 +80,7 @@ func (f *Interface) insist(pkt []byte) {
 func (f *Interface) addLink(pkt []byte) []byte {
 	link := f.announced()
 	if t, ok := nd.RedirectTarget(pkt); ok && !f.addrs.has(t) {
-		p := f.hops[t]
+		p := f.hops.peers[t]
 		if p == nil {
 			return pkt // the option is not required
 		}
@@ -108,7 +108,7 @@ func (f *Interface) resolve(pkt []byte) {
 
 // deliver sends a packet whose next hop a is at link.
 func (f *Interface) deliver(a netip.Addr, link encap.LinkAddr, pkt []byte) {
-	p := f.hops[a]
+	p := f.hops.peers[a]
 	if p == nil || p.key != link.Key() || nd.KindOf(pkt) != nd.None {
 		// Neighbour discovery goes by UD always (AMB-4755-11).
 		f.sendUD(link, pkt)
@@ -271,7 +271,7 @@ func (f *Interface) fromFabric(ev RecvFrame) {
 	body := ev.Frame[encap.HeaderLen:]
 	from := encap.LinkAddr{QPN: ev.SrcQPN, GID: ev.SrcGID}
 	if ev.Conn != 0 {
-		c := f.conns[ev.Conn]
+		c := f.conns.byID[ev.Conn]
 		if c == nil {
 			f.count(dropStaleHandle)
 			return

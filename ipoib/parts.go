@@ -39,7 +39,7 @@ func (f *Interface) onCM(a cm.Action) {
 	case cm.ReplyReceived:
 		f.replied(a)
 	case cm.Established:
-		c := f.byHandle[a.Handle]
+		c := f.conns.byHandle[a.Handle]
 		if c == nil {
 			f.count(dropStaleHandle)
 			return
@@ -54,13 +54,13 @@ func (f *Interface) onCM(a cm.Action) {
 		f.proveByRTU(c, a.RTUPrivateData)
 		f.established(c, how)
 	case cm.LateRTU:
-		if c := f.byHandle[a.Handle]; c != nil {
+		if c := f.conns.byHandle[a.Handle]; c != nil {
 			f.proveByRTU(c, a.PrivateData)
 		}
 	case cm.Failed:
 		f.cmFailed(a)
 	case cm.Disconnected:
-		c := f.byHandle[a.Handle]
+		c := f.conns.byHandle[a.Handle]
 		if c == nil {
 			return // we hung up
 		}
@@ -95,7 +95,7 @@ func (f *Interface) proveByRTU(c *conn, b []byte) {
 }
 
 func (f *Interface) cmFailed(a cm.Failed) {
-	c := f.byHandle[a.Handle]
+	c := f.conns.byHandle[a.Handle]
 	if c == nil {
 		return // we gave it up
 	}
@@ -124,7 +124,7 @@ func (f *Interface) cmNote(a cm.Note) {
 	case cm.Received:
 		n.Kind = NoteCMRecv
 	}
-	if c := f.byHandle[a.Handle]; c != nil {
+	if c := f.conns.byHandle[a.Handle]; c != nil {
 		n.Conn, n.Peer = c.id, c.peer.key
 		if a.Dir == cm.Received && a.Inband && a.Drop == cm.NotDropped {
 			f.heardInband(c.peer) // only what it says of a connection that we have proves that it was it
@@ -171,9 +171,9 @@ func (f *Interface) onNeigh(a neigh.Action) {
 		f.note(Note{Kind: NoteAddr, Addr: a.IP, Text: fmt.Sprintf("%v has no duplicate", a.IP)})
 	case neigh.Duplicate:
 		f.note(Note{Kind: NoteAddr, Addr: a.IP, Peer: a.By.Key(), Text: fmt.Sprintf("%v is a duplicate, also used by %v", a.IP, a.By)})
-		if f.ours.IsValid() && a.IP == f.ours.Addr() && !a.Yielded {
-			f.do(RemoveAddr{Prefix: f.ours})
-			f.ours = netip.Prefix{}
+		if f.addrs.own.IsValid() && a.IP == f.addrs.own.Addr() && !a.Yielded {
+			f.do(RemoveAddr{Prefix: f.addrs.own})
+			f.addrs.own = netip.Prefix{}
 		}
 	case neigh.Conflict:
 		f.note(Note{Kind: NoteAddr, Addr: a.IP, Peer: a.By.Key(), Text: fmt.Sprintf("%v is claimed by %v as well", a.IP, a.By)})
@@ -210,7 +210,7 @@ func (f *Interface) groupStep(ev group.Event) {
 // acknowledgements prove (RFC 4861 section 7.3.1).
 func (f *Interface) usage(ev Usage) {
 	for _, u := range ev.Conns {
-		c := f.conns[u.Conn]
+		c := f.conns.byID[u.Conn]
 		if c == nil {
 			continue
 		}
@@ -239,7 +239,7 @@ func (f *Interface) usage(ev Usage) {
 		}
 	}
 	f.counted = f.now
-	for _, c := range f.conns { // in any order: it is wake that closes them
+	for _, c := range f.conns.byID { // in any order: it is wake that closes them
 		f.arm(c.peer, f.idleEnd(c))
 	}
 }

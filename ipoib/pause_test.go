@@ -17,7 +17,7 @@ func resolved(t *testing.T, seed uint64, oa, ob Options) (w *world, a, b *node) 
 	a.f.opt.Mode = ModeUD
 	a.ping("10.0.0.2", 100, true)
 	w.run(time.Second)
-	a.f.opt.Mode, a.f.dirtyAll = oa.Mode, true
+	a.f.opt.Mode, a.f.hops.allDirty = oa.Mode, true
 	a.step(Wake{})
 	if p := a.f.peers[b.link()]; p == nil || len(p.addrs) != 1 || p.tx != nil {
 		w.failf("a does not know b, or is connected already")

@@ -295,5 +295,5 @@ func (f *Interface) endAttempt(p *peer) {
 
 // touch marks every next hop of p for settle.
 func (f *Interface) touch(p *peer) {
-	f.dirty = append(f.dirty, p.addrs...)
+	f.hops.dirty = append(f.hops.dirty, p.addrs...)
 }

@@ -140,7 +140,7 @@ func TestMovedResolvesUnasked(t *testing.T) {
 	if got := a.counter("peer_qpn_changed"); got != 1 {
 		w.failf("%d peers moved, want 1", got)
 	}
-	h := a.f.hops[ip4("10.0.0.2")]
+	h := a.f.hops.peers[ip4("10.0.0.2")]
 	if h == nil {
 		w.failf("10.0.0.2 is not resolved")
 	}
@@ -230,7 +230,7 @@ func TestEvictedNeighborKeepsConnection(t *testing.T) {
 	if a.f.neigh.Counters().Evicted == before {
 		w.failf("nothing was evicted")
 	}
-	if a.f.hops[ip4("10.0.0.2")] != nil {
+	if a.f.hops.peers[ip4("10.0.0.2")] != nil {
 		w.failf("the entry of b was not evicted")
 	}
 	if got := len(b.up()); got != 1 {

@@ -248,13 +248,13 @@ func (n *node) checkPeers() {
 		}
 	}
 	up := 0
-	for _, c := range f.conns {
+	for _, c := range f.conns.byID {
 		if c.state == connUp {
 			up++
 		}
 	}
-	if spare != 0 || up != f.ups || len(f.timers) > len(f.peers) {
-		w.failf("%s: %d peers to spare too many, %d connections up of %d, %d timers of %d peers", n.name, spare, f.ups, up, len(f.timers), len(f.peers))
+	if spare != 0 || up != f.conns.up || len(f.timers) > len(f.peers) {
+		w.failf("%s: %d peers to spare too many, %d connections up of %d, %d timers of %d peers", n.name, spare, f.conns.up, up, len(f.timers), len(f.peers))
 	}
 }
 
