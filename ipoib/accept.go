@@ -201,7 +201,7 @@ func (f *Interface) qpCreated(ev QPCreated) {
 		return
 	}
 	c.qpn, c.pathMTU = ev.QPN, ev.PathMTU
-	switch most := c.mostPath(f.pathMTU); {
+	switch most := c.acceptPath(f.pathMTU); {
 	case c.active:
 		f.ask(c)
 	case c.params.PathMTU > most: // both sides would send packets of that size
@@ -252,6 +252,10 @@ func (f *Interface) qpError(ev QPError) {
 	why := fmt.Sprintf("queue pair error: %v %s", ev.Status, ev.Text)
 	h, up := c.handle, c.state == connUp
 	switch {
+	case up && f.swallowed(c, ev.Status):
+		f.drop(c)
+		c.peer.keep().lastFail = why
+		f.dial(c.peer)
 	case up:
 		f.lost(c, why)
 	case c.active:

@@ -25,6 +25,7 @@ const (
 	nCrossRejected
 	nCrossYielded
 	nCrossExpired
+	nBlackHoles
 	nREJReceived
 	nREJSent
 	nInbandSent
@@ -92,6 +93,7 @@ var counterNames = [numCounters]string{
 	nCrossRejected:      "crossings_rejected",
 	nCrossYielded:       "crossings_yielded",
 	nCrossExpired:       "crossings_expired",
+	nBlackHoles:         "path_mtu_lowered",
 	nREJReceived:        "rej_received",
 	nREJSent:            "rej_sent",
 	nInbandSent:         "inband_sent",

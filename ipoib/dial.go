@@ -109,6 +109,7 @@ func (f *Interface) dialFailed(c *conn, ev cm.Failed) {
 	}
 	if ev.Cause == cm.TimedOut {
 		f.neighStep(doubted(p.key))
+		f.forgetBlackHole(p) // small packets are lost as well
 		if c.via == ViaInband {
 			f.unanswered(p)
 		}

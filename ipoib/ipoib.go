@@ -271,6 +271,7 @@ func (f *Interface) linkDown(why string) {
 		f.dropQueue(p)
 		f.endAttempt(p)
 		p.holdUntil, p.failures = time.Time{}, 0
+		f.forgetBlackHole(p)
 	}
 	f.neighStep(neigh.Flush{})
 	for _, a := range f.addrs.sorted() {

@@ -53,7 +53,7 @@ type peer struct {
 	triedForm [3]bool // by serviceid.Form
 	tried26   bool
 	receive   uint32 // Receive MTU to offer instead of ours, after a REJ 26
-	pathMTU   ib.MTU // path MTU to ask for instead of ours, after a REJ 26
+	pathMTU   ib.MTU // path MTU to ask for instead of ours, after a REJ 26 or a black hole
 
 	// The path of CM messages: where the last connection came up, with the reason
 	// if it was in-band, and whether the attempt under way has turned to another.
@@ -87,7 +87,8 @@ type peer struct {
 type memo struct {
 	lastREJ, lastFail, verdict, viaWhy string
 
-	lowered time.Time // when a REJ 26 last set receive or pathMTU of the peer
+	lowered   time.Time // when receive or pathMTU of the peer was last set
+	blackHole ib.MTU    // path MTU whose packets were lost, for which pathMTU was set; zero: none
 }
 
 // memo returns what is to be told of p.
@@ -288,6 +289,7 @@ func (f *Interface) endAttempt(p *peer) {
 	p.quick, p.triedForm, p.tried26, p.turned = 0, [3]bool{}, false, false
 	p.waitUntil = time.Time{}
 	if (p.receive != 0 || p.pathMTU != 0) && f.now.Sub(p.memo().lowered) >= classMemory {
+		f.forgetBlackHole(p)
 		p.receive, p.pathMTU = 0, 0 // the peer may take more by now
 	}
 	f.retire(p)

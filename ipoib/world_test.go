@@ -73,6 +73,7 @@ type node struct {
 	noQP   bool   // CreateQP fails
 	slow   bool   // CreateQP is not answered
 	pathTo ib.MTU // that the driver knows of every peer
+	hole   ib.MTU // connections with a larger path MTU lose what does not fit into this; zero: none
 	taken  bool   // QP 1 is the kernel's, which rejects every REQ
 	silent bool   // QP 1 takes nothing and says nothing
 
@@ -484,7 +485,7 @@ func (n *node) sendConn(id fib.Conn, fr []byte) {
 			continue
 		}
 		w.send(func() {
-			if m.dead {
+			if m.dead || n.hole != 0 && q.pathMTU > n.hole && len(fr) > n.hole.Octets() {
 				w.retryExceeded(q)
 				return
 			}

@@ -1,0 +1,53 @@
+package ipoib
+
+import (
+	"fmt"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+// This file finds paths that carry less than their ends do, such as one through a
+// router with a smaller MTU, by what becomes of the connections on them (the black
+// holes of RFC 8899 section 4.3). An ICMP message would tell sooner, and anybody
+// can forge one.
+
+// basePathMTU is what a path is taken to carry when larger packets seem to be
+// lost: it fits into the packets that every path of IPv6 carries.
+const basePathMTU = ib.MTU1024
+
+// swallowed takes the end of c by status. It reports whether the path to the peer
+// seems to lose large packets only: the handshake came through, what followed did
+// not. The next attempt then asks for a path MTU that every path carries.
+func (f *Interface) swallowed(c *conn, status verbs.Status) bool {
+	p := c.peer
+	if status != verbs.RetryExceeded || c.trans != ib.RC || p.tx != c || f.served(c) {
+		return false
+	}
+	if used := c.usedPath(f.pathMTU); used > basePathMTU {
+		p.pathMTU, p.keep().blackHole, p.keep().lowered = basePathMTU, used, f.now
+		f.count(nBlackHoles)
+		f.note(Note{Kind: NoteConn, Peer: p.key, Conn: c.id,
+			Text: fmt.Sprintf("packets of path MTU %v seem to be lost on the way: asking for %v", used, basePathMTU)})
+		return true
+	}
+	f.forgetBlackHole(p)
+	return false
+}
+
+// forgetBlackHole takes back what swallowed has said of p: the size of packets was not
+// the reason, or the path may have changed.
+func (f *Interface) forgetBlackHole(p *peer) {
+	if p.memo().blackHole != 0 {
+		p.keep().blackHole, p.pathMTU = 0, 0
+	}
+}
+
+// acceptPath returns the largest path MTU that we accept in a REQ of the peer of c:
+// a peer that only receives may not know yet that larger packets are lost.
+func (c *conn) acceptPath(port ib.MTU) ib.MTU {
+	if c.peer.memo().blackHole != 0 && !c.oneWay() {
+		return c.reqPath(port)
+	}
+	return c.mostPath(port)
+}
