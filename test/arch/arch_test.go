@@ -54,6 +54,7 @@ var rooms = []room{
 	{"rpcrdma", 3, pure},
 	{"wire/arp", 3, pure},
 	{"wire/nd", 3, pure},
+	{"wire/sa", 3, pure},
 	{"wire/roce", 2, pure},
 	{"wire/mad", 2, pure},
 	{"wire/encap", 2, pure},

@@ -1,0 +1,151 @@
+package sa
+
+import (
+	"fmt"
+	"strings"
+)
+
+// A Method is the method octet of a MAD.
+type Method uint8
+
+// Methods. A response has the top bit set.
+const (
+	MethodGet        Method = 0x01
+	MethodSet        Method = 0x02
+	MethodReport     Method = 0x06
+	MethodGetTable   Method = 0x12
+	MethodDelete     Method = 0x15
+	MethodGetResp    Method = 0x81 // answers Get and Set
+	MethodReportResp Method = 0x86
+	MethodDeleteResp Method = 0x95
+)
+
+// IsResponse reports whether m answers something.
+func (m Method) IsResponse() bool { return m&0x80 != 0 }
+
+// String names m.
+func (m Method) String() string {
+	switch m {
+	case MethodGet:
+		return "Get"
+	case MethodSet:
+		return "Set"
+	case MethodReport:
+		return "Report"
+	case MethodGetTable:
+		return "GetTable"
+	case MethodDelete:
+		return "Delete"
+	case MethodGetResp:
+		return "GetResp"
+	case MethodReportResp:
+		return "ReportResp"
+	case MethodDeleteResp:
+		return "DeleteResp"
+	}
+	return fmt.Sprintf("Method(0x%02x)", uint8(m))
+}
+
+// An Attr is an attribute ID: which record a MAD carries.
+type Attr uint16
+
+// Attributes.
+const (
+	AttrClassPortInfo  Attr = 0x0001
+	AttrNotice         Attr = 0x0002
+	AttrInformInfo     Attr = 0x0003
+	AttrPathRecord     Attr = 0x0035
+	AttrMCMemberRecord Attr = 0x0038
+)
+
+// String names a.
+func (a Attr) String() string {
+	switch a {
+	case AttrClassPortInfo:
+		return "ClassPortInfo"
+	case AttrNotice:
+		return "Notice"
+	case AttrInformInfo:
+		return "InformInfo"
+	case AttrPathRecord:
+		return "PathRecord"
+	case AttrMCMemberRecord:
+		return "MCMemberRecord"
+	}
+	return fmt.Sprintf("Attr(0x%04x)", uint16(a))
+}
+
+// A Status is the status of an answer: common bits in the low octet (IBA
+// 13.4.7), those of subnet administration in the high one (IBA 15.2.5.1).
+type Status uint16
+
+// Statuses. The first two are bits.
+const (
+	StatusBusy     Status = 0x0001 // ask again later
+	StatusRedirect Status = 0x0002 // ask another port; the record is its ClassPortInfo
+
+	StatusBadVersion   Status = 0x0004
+	StatusBadMethod    Status = 0x0008
+	StatusBadAttribute Status = 0x000c // method and attribute do not go together
+	StatusBadField     Status = 0x001c
+
+	StatusNoResources            Status = 0x0100
+	StatusInvalid                Status = 0x0200
+	StatusNoRecords              Status = 0x0300
+	StatusTooManyRecords         Status = 0x0400
+	StatusInvalidGID             Status = 0x0500
+	StatusInsufficientComponents Status = 0x0600
+	StatusDenied                 Status = 0x0700
+)
+
+// statusNames are those that are one value.
+var statusNames = map[Status]string{
+	StatusBadVersion: "class or version not supported", StatusBadMethod: "method not supported",
+	StatusBadAttribute: "attribute not supported", StatusBadField: "invalid field",
+	StatusNoResources: "no resources", StatusInvalid: "request invalid", StatusNoRecords: "no records",
+	StatusTooManyRecords: "too many records", StatusInvalidGID: "invalid GID",
+	StatusInsufficientComponents: "insufficient components", StatusDenied: "request denied",
+}
+
+// String names every part of s that says something, and gives the number.
+func (s Status) String() string {
+	if s == 0 {
+		return "success"
+	}
+	var parts []string
+	if s&StatusBusy != 0 {
+		parts = append(parts, "busy")
+	}
+	if s&StatusRedirect != 0 {
+		parts = append(parts, "redirect")
+	}
+	for _, part := range []Status{s & 0x001c, s & 0xff00} {
+		if name := statusNames[part]; part != 0 && name != "" {
+			parts = append(parts, name)
+		}
+	}
+	if len(parts) == 0 {
+		return fmt.Sprintf("status 0x%04x", uint16(s))
+	}
+	return fmt.Sprintf("%s (0x%04x)", strings.Join(parts, ", "), uint16(s))
+}
+
+// A Mask says which components of a record count in a request. Each attribute
+// has bits of its own.
+type Mask uint64
+
+// A Selector says how the MTU, rate or packet life time behind it is meant.
+type Selector uint8
+
+// Selectors.
+const (
+	Greater Selector = iota
+	Less
+	Exactly
+	Best // the largest MTU or rate, the shortest life time
+)
+
+// String names s.
+func (s Selector) String() string {
+	return [...]string{"greater than", "less than", "exactly", "best"}[s&3]
+}
