@@ -10,7 +10,7 @@ ifneq ($(shell git status --porcelain >/dev/null 2>&1 && echo good),good)
 export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 endif
 
-.PHONY: build ibverbs demo test test-long mutants race fuzz bench bench-full explore sim scale soak flood oracle nightly interop specs clean
+.PHONY: build ibverbs demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak flood oracle nightly interop specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ipoibcmd ./cmd/ipoibcmd
@@ -41,6 +41,9 @@ bench: build ## beside a raw veth pair, VXLAN and wireguard-go, interleaved in o
 
 bench-full: build ## the same with IPv4, 4 streams, both directions and every rate of loss; about half an hour
 	$(GO) run ./internal/bench -program bin/ipoibcmd -write docs/bench -full
+
+stress: build ## slow, shared and narrow paths beside raw veth, VXLAN and wireguard-go; writes docs/bench/stress.md; as root, at most 10 minutes; ONLY=bystander picks rows
+	$(GO) run ./internal/bench -program bin/ipoibcmd -stress -write docs/bench $(if $(ONLY),-only '$(ONLY)')
 
 explore: ## connection set-up in every interleaving, to larger bounds than make test-long; an hour
 	$(GO) test ./test/explore -run TestExplore -v -timeout 0 -explore.large

@@ -6,6 +6,7 @@
 //	go run ./internal/bench -program bin/ipoibcmd          # what takes at most 8 minutes
 //	go run ./internal/bench -program bin/ipoibcmd -full    # the whole matrix
 //	go run ./internal/bench -program bin/ipoibcmd -quick   # everything, too short to mean much
+//	go run ./internal/bench -program bin/ipoibcmd -stress  # slow, shared and narrow paths
 //
 // It builds wireguard-go into .cache, installs Debian's iperf3 if it is missing,
 // prints tables as it goes and writes docs/bench/latest.md and latest.json.
@@ -49,6 +50,8 @@ func main() {
 	quick := flag.Bool("quick", false, "three short rounds of everything that the short matrix has: to see that it works")
 	flag.IntVar(&b.rounds, "rounds", 0, "rounds (default 5, with -quick 3)")
 	flag.IntVar(&b.seconds, "seconds", 0, "length of each transfer (default 2, with -quick 1)")
+	stress := flag.Bool("stress", false, "what others feel of an overloaded peer, narrow paths, datagrams: written as stress.md and stress.json")
+	flag.StringVar(&b.contender, "contender", "", "with -stress: measure only raw veth and this")
 	only := flag.String("only", "", "run only steps whose name contains this")
 	dir := flag.String("write", "", "write latest.md and latest.json to this directory")
 	flag.Parse()
@@ -60,6 +63,9 @@ func main() {
 		matrix, b.rounds, b.seconds = "quick", cmp.Or(b.rounds, 3), cmp.Or(b.seconds, 1)
 	case *full:
 		matrix = "full"
+	}
+	if *stress {
+		matrix, b.rounds = "stress", cmp.Or(b.rounds, 3)
 	}
 	b.rounds, b.seconds = cmp.Or(b.rounds, 5), cmp.Or(b.seconds, 2)
 	exit(b.run(ctx, matrix, *only, *dir))
@@ -81,6 +87,7 @@ type bench struct {
 	terminal        bool // progress is one
 
 	wireguard string // program; empty: not measured
+	contender string // beside raw veth; empty: all
 	iperf     bool   // iperf3 makes the traffic
 	dir       string // for sockets and logs
 	hosts     int    // made so far
@@ -106,7 +113,11 @@ func (b *bench) run(ctx context.Context, matrix, only, dir string) (err error) {
 	b.r = Report{Version: schema, Started: b.started.UTC().Truncate(time.Second), Matrix: matrix, Rounds: b.rounds, Transfer: float64(b.seconds),
 		Build: b.build(), Machine: machine(), Tools: map[string]string{}, Skipped: []Skip{}}
 	b.prepare(ctx)
-	for _, s := range b.plan(matrix) {
+	plan := b.plan(matrix)
+	if matrix == "stress" {
+		plan = b.stressPlan()
+	}
+	for _, s := range plan {
 		if !strings.Contains(s.name, only) {
 			b.r.skip(s.name, "not asked for")
 			continue
@@ -314,8 +325,12 @@ func (b *bench) write(dir string) error {
 	}
 	var md strings.Builder
 	b.r.print(&md)
-	return errors.Join(os.WriteFile(filepath.Join(dir, "latest.json"), append(j, '\n'), 0o644),
-		os.WriteFile(filepath.Join(dir, "latest.md"), []byte(md.String()), 0o644))
+	name := "latest"
+	if b.r.Matrix == "stress" {
+		name = "stress"
+	}
+	return errors.Join(os.WriteFile(filepath.Join(dir, name+".json"), append(j, '\n'), 0o644),
+		os.WriteFile(filepath.Join(dir, name+".md"), []byte(md.String()), 0o644))
 }
 
 // build asks the program what it is, and git where the tree stands that make has

@@ -76,6 +76,11 @@ var sections = []section{
 	{testSetup, "Setting connections up", 1, "", false},
 	{testMemory, "Resident memory of the agent", 1, "KiB", false},
 	{testPeers, "TCP goodput to one of many peers", 1000, "Gb/s", false},
+	{testPing, "Ping under load, median", 1, "ms", false},
+	{testPinged, "Share of these pings that were answered", 1, "", false},
+	{testOverTCP, "Goodput of that load", 1, "Mb/s", true},
+	{testAgain, "TCP segments of that load sent again", 1, "", false},
+	{testPPS, "Datagrams received per second", 1000, "thousand", true},
 }
 
 // printAll writes the tables of one section, one for each place.
@@ -152,7 +157,12 @@ func (r *Report) printTargets(w io.Writer) {
 func (r *Report) print(w io.Writer) {
 	m := r.Machine
 	fmt.Fprintf(w, "# Measured side by side\n\n")
-	fmt.Fprintf(w, "Written by `make bench` (%s matrix) on %s, in %.0f minutes; build %s.\n\n", r.Matrix, r.Started.UTC().Format("2006-01-02 15:04 UTC"), r.Seconds/60, r.Build)
+	if r.Matrix == "stress" {
+		fmt.Fprintf(w, "Written by `make stress`")
+	} else {
+		fmt.Fprintf(w, "Written by `make bench` (%s matrix)", r.Matrix)
+	}
+	fmt.Fprintf(w, " on %s, in %.0f minutes; build %s.\n\n", r.Started.UTC().Format("2006-01-02 15:04 UTC"), r.Seconds/60, r.Build)
 	fmt.Fprintf(w, "%s, %d processors, Linux %s, %s", m.CPU, m.Processors, m.Kernel, m.Go)
 	for _, tool := range []string{"iperf3", "wireguard-go"} {
 		if v := r.Tools[tool]; v != "" {
@@ -167,13 +177,16 @@ func (r *Report) print(w io.Writer) {
 		fmt.Fprintf(w, ". Copies of 16 MiB in memory, before each round: %.1f GB/s (%.1f–%.1f)", median(m.Copies), slices.Min(m.Copies), slices.Max(m.Copies))
 	}
 	fmt.Fprintf(w, ".\n\n")
-	fmt.Fprintf(w, `Both hosts are network namespaces of this machine, joined by a veth pair; each
-contender has a pair of its own. Rounds are interleaved (raw, VXLAN, … UD, raw,
+	hosts := "Both hosts are network namespaces of this machine, joined by a veth pair; each\ncontender has a pair of its own."
+	if r.Matrix == "stress" {
+		hosts = "Three hosts are network namespaces of this machine, joined by a bridge; each\ncontender has its own."
+	}
+	fmt.Fprintf(w, `%s Rounds are interleaved (raw, VXLAN, … UD, raw,
 …): %d of them, transfers of %s s. Cells are the median (lowest–highest) of the
 rounds; "= x" is the median of the ratios to the raw veth pair within a round.
 Underlay and traffic are of the same family. How each number is made:
 [README.md](README.md).
-`, r.Rounds, number(r.Transfer))
+`, hosts, r.Rounds, number(r.Transfer))
 	r.printTargets(w)
 	for _, s := range sections {
 		s.printAll(w, r)

@@ -109,7 +109,11 @@ func (t target) judge(r *Report) Verdict {
 // judge fills in r.Targets.
 func (r *Report) judge() {
 	r.Targets = nil
-	for _, t := range targets(r) {
+	list := targets(r)
+	if r.Matrix == "stress" {
+		list = stressTargets(r)
+	}
+	for _, t := range list {
 		r.Targets = append(r.Targets, t.judge(r))
 	}
 }

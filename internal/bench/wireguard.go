@@ -62,8 +62,8 @@ func (p *pair) wireguard(ctx context.Context, b *bench, at place) error {
 		if err := p.startWireguard(b, h, name); err != nil {
 			return err
 		}
-		err := configureWireguard(ctx, filepath.Join("/var/run/wireguard", name+".sock"), keys[i], keys[1-i].PublicKey(),
-			netip.AddrPortFrom(addr(under[1-i]), wireguardPort), netip.PrefixFrom(addr(inner[1-i]), addr(inner[1-i]).BitLen()))
+		err := configureWireguard(ctx, filepath.Join("/var/run/wireguard", name+".sock"), keys[i], wireguardPeer{keys[1-i].PublicKey(),
+			netip.AddrPortFrom(addr(under[1-i]), wireguardPort), netip.PrefixFrom(addr(inner[1-i]), addr(inner[1-i]).BitLen())})
 		if err != nil {
 			return err
 		}
@@ -93,8 +93,15 @@ func (p *pair) startWireguard(b *bench, h *lab.Host, name string) error {
 	return nil
 }
 
-// configureWireguard tells one end about the other, as wg(8) would.
-func configureWireguard(ctx context.Context, socket string, own *ecdh.PrivateKey, peer *ecdh.PublicKey, endpoint netip.AddrPort, allowed netip.Prefix) error {
+// A wireguardPeer is what one end is told about another.
+type wireguardPeer struct {
+	key      *ecdh.PublicKey
+	endpoint netip.AddrPort
+	allowed  netip.Prefix
+}
+
+// configureWireguard tells one end about the others, as wg(8) would.
+func configureWireguard(ctx context.Context, socket string, own *ecdh.PrivateKey, peers ...wireguardPeer) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	var conn net.Conn
@@ -110,9 +117,11 @@ func configureWireguard(ctx context.Context, socket string, own *ecdh.PrivateKey
 		}
 	}
 	defer conn.Close()
-	_, err := fmt.Fprintf(conn, "set=1\nprivate_key=%s\nlisten_port=%d\nreplace_peers=true\npublic_key=%s\nendpoint=%s\nallowed_ip=%s\n\n",
-		hex.EncodeToString(own.Bytes()), wireguardPort, hex.EncodeToString(peer.Bytes()), endpoint, allowed)
-	if err != nil {
+	set := fmt.Sprintf("set=1\nprivate_key=%s\nlisten_port=%d\nreplace_peers=true\n", hex.EncodeToString(own.Bytes()), wireguardPort)
+	for _, p := range peers {
+		set += fmt.Sprintf("public_key=%s\nendpoint=%s\nallowed_ip=%s\n", hex.EncodeToString(p.key.Bytes()), p.endpoint, p.allowed)
+	}
+	if _, err := fmt.Fprint(conn, set+"\n"); err != nil {
 		return err
 	}
 	answer, err := bufio.NewReader(conn).ReadString('\n')

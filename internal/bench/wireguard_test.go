@@ -44,7 +44,8 @@ func TestConfigureWireguard(t *testing.T) {
 			c.Write([]byte(answer))
 			got <- text.String()
 		}()
-		err = configureWireguard(context.Background(), name, keys[0], keys[1].PublicKey(), netip.MustParseAddrPort("[fd00::2]:51820"), netip.MustParsePrefix("fd99::2/128"))
+		err = configureWireguard(context.Background(), name, keys[0],
+			wireguardPeer{keys[1].PublicKey(), netip.MustParseAddrPort("[fd00::2]:51820"), netip.MustParsePrefix("fd99::2/128")})
 		if (err == nil) != (answer == "errno=0\n\n") {
 			t.Errorf("after %q: %v", answer, err)
 		}

@@ -1,0 +1,313 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/cmd/ipoibcmd/lab"
+)
+
+// pings are the outcome of many echo requests.
+type pings struct {
+	sent int
+	ms   []float64 // round-trip times of those that were answered
+}
+
+// lost is the share of requests without an answer.
+func (p pings) lost() float64 { return 1 - float64(len(p.ms))/float64(max(p.sent, 1)) }
+
+// p50 is the median round trip, infinity if nothing was answered.
+func (p pings) p50() float64 {
+	if len(p.ms) == 0 {
+		return math.Inf(1)
+	}
+	return median(p.ms)
+}
+
+const (
+	pingEvery = 10 * time.Millisecond
+	// pingPatience is how long after the last request an answer counts.
+	pingPatience = 500 * time.Millisecond
+	pingSize     = 64
+)
+
+// runPings sends an echo request each [pingEvery] for the time d. Requests do not
+// wait for answers.
+func runPings(h *lab.Host, dst netip.Addr, d time.Duration) (p pings, err error) {
+	fd := -1
+	domain, proto := unix.AF_INET6, unix.IPPROTO_ICMPV6
+	if dst.Is4() {
+		domain, proto = unix.AF_INET, unix.IPPROTO_ICMP
+	}
+	err = h.Do(func() (err error) {
+		fd, err = unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, proto)
+		return err
+	})
+	if err != nil {
+		return p, fmt.Errorf("ICMP socket: %w", err)
+	}
+	defer unix.Close(fd)
+	n := int(d / pingEvery)
+	sent := make([]atomic.Int64, n)
+	got := make(chan []float64, 1)
+	id := uint16(time.Now().UnixNano())
+	end := time.Now().Add(d + pingPatience)
+	go func() { got <- takeEchoes(fd, id, dst.Is6(), sent, end) }()
+	to := sockaddrOf(netip.AddrPortFrom(dst, 0))
+	start := time.Now()
+	for i := range n {
+		time.Sleep(time.Until(start.Add(time.Duration(i) * pingEvery)))
+		sent[i].Store(time.Now().UnixNano())
+		if e := unix.Sendto(fd, echoRequest(dst.Is6(), id, uint16(i)), 0, to); e != nil && !errors.Is(e, unix.ENOBUFS) {
+			err = e
+		}
+	}
+	return pings{n, <-got}, err
+}
+
+// echoRequest is an echo request; the kernel makes the checksum of ICMPv6.
+func echoRequest(v6 bool, id, seq uint16) []byte {
+	b := make([]byte, pingSize)
+	b[0] = 128
+	if !v6 {
+		b[0] = 8
+	}
+	binary.BigEndian.PutUint16(b[4:], id)
+	binary.BigEndian.PutUint16(b[6:], seq)
+	if !v6 {
+		sum := uint32(b[0])<<8 + uint32(id) + uint32(seq)
+		sum = sum&0xffff + sum>>16
+		binary.BigEndian.PutUint16(b[2:], ^uint16(sum&0xffff+sum>>16))
+	}
+	return b
+}
+
+// takeEchoes returns the round-trip times of the answers that come until end, in ms.
+func takeEchoes(fd int, id uint16, v6 bool, sent []atomic.Int64, end time.Time) (ms []float64) {
+	tv := unix.Timeval{Usec: 20000}
+	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
+	buf := make([]byte, 2048)
+	for len(ms) < len(sent) && time.Now().Before(end) {
+		n, _, err := unix.Recvfrom(fd, buf, 0)
+		now := time.Now().UnixNano()
+		if err != nil {
+			continue
+		}
+		b, reply := buf[:n], byte(129)
+		if !v6 {
+			reply = 0
+			if n < 20 {
+				continue
+			}
+			b = b[int(b[0]&15)*4:]
+		}
+		if len(b) < 8 || b[0] != reply || binary.BigEndian.Uint16(b[4:]) != id {
+			continue
+		}
+		if seq := int(binary.BigEndian.Uint16(b[6:])); seq < len(sent) {
+			if at := sent[seq].Swap(0); at != 0 {
+				ms = append(ms, float64(now-at)/1e6)
+			}
+		}
+	}
+	return ms
+}
+
+func sockaddrOf(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
+	}
+	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
+}
+
+// A background is a load that goes on until it is stopped, and counts what arrives.
+type background struct {
+	octets, packets atomic.Uint64 // received
+	end             chan struct{}
+	running         sync.WaitGroup
+	closers         []func() error
+	retrans         func() int // segments that TCP sent again
+}
+
+// stop ends the load.
+func (l *background) stop() {
+	close(l.end)
+	for _, f := range l.closers {
+		_ = f()
+	}
+	l.running.Wait()
+}
+
+// during runs f and returns Mb/s and packets per second that arrived meanwhile.
+func (l *background) during(f func() error) (mbps, pps float64, err error) {
+	o, p, start := l.octets.Load(), l.packets.Load(), time.Now()
+	err = f()
+	d := time.Since(start).Seconds()
+	return float64(l.octets.Load()-o) * 8 / 1e6 / d, float64(l.packets.Load()-p) / d, err
+}
+
+// datagrams sends UDP datagrams of that size from one host to an address of the
+// other, so many per second, or as fast as it goes if that is zero. A multicast
+// address is sent to without a join.
+func datagrams(from, to *lab.Host, dst netip.Addr, size, perSecond int) (l *background, err error) {
+	l = &background{end: make(chan struct{})}
+	var in, out *net.UDPConn
+	err = to.Do(func() (err error) {
+		in, err = net.ListenUDP("udp", &net.UDPAddr{})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	l.closers = append(l.closers, in.Close)
+	_ = in.SetReadBuffer(4 << 20)
+	port := in.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+	err = from.Do(func() (err error) {
+		out, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, port)))
+		return err
+	})
+	if err != nil {
+		in.Close()
+		return nil, err
+	}
+	l.closers = append(l.closers, out.Close)
+	l.running.Go(func() { l.sinkDatagrams(in) })
+	l.running.Go(func() { l.sendDatagrams(out, size, perSecond) })
+	return l, nil
+}
+
+// sinkDatagrams counts what comes. It reads in blocking system calls of its own.
+func (l *background) sinkDatagrams(in *net.UDPConn) {
+	buf := make([]byte, 1<<16)
+	for {
+		n, _, err := in.ReadFromUDPAddrPort(buf)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err == nil {
+			l.octets.Add(uint64(n))
+			l.packets.Add(1)
+		}
+	}
+}
+
+func (l *background) sendDatagrams(out *net.UDPConn, size, perSecond int) {
+	msg := make([]byte, size)
+	start, n := time.Now(), 0
+	for {
+		select {
+		case <-l.end:
+			return
+		default:
+		}
+		if perSecond == 0 {
+			for range 64 {
+				_, _ = out.Write(msg) // a full queue is what is asked for
+			}
+			continue
+		}
+		for due := int(time.Since(start).Seconds() * float64(perSecond)); n < due; n++ {
+			_, _ = out.Write(msg)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// streams sends by TCP, so many connections at once.
+func streams(ctx context.Context, from, to *lab.Host, dst netip.Addr, n int) (l *background, err error) {
+	l = &background{end: make(chan struct{})}
+	var ln net.Listener
+	err = to.Do(func() (err error) {
+		ln, err = net.Listen("tcp", netip.AddrPortFrom(dst, 0).String())
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	l.closers = append(l.closers, ln.Close)
+	var conns []*net.TCPConn
+	l.retrans = func() (total int) {
+		for _, c := range conns {
+			total += retransmitted(c)
+		}
+		return total
+	}
+	l.running.Go(func() { l.accept(ln) })
+	for range n {
+		var c net.Conn
+		err = from.Do(func() (err error) {
+			c, err = (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "tcp", ln.Addr().String())
+			return err
+		})
+		if err != nil {
+			l.stop()
+			return nil, fmt.Errorf("connect: %w", err)
+		}
+		tcp := c.(*net.TCPConn)
+		_ = tcp.SetLinger(0) // nothing is left of it when it ends
+		conns = append(conns, tcp)
+		l.closers = append(l.closers, tcp.Close)
+		l.running.Go(func() {
+			block := make([]byte, 256<<10)
+			for {
+				if _, err := tcp.Write(block); err != nil {
+					return
+				}
+			}
+		})
+	}
+	return l, nil
+}
+
+// accept reads connections until the listener is closed.
+func (l *background) accept(ln net.Listener) {
+	for {
+		c, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		l.running.Go(func() {
+			defer c.Close()
+			buf := make([]byte, 256<<10)
+			for {
+				_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
+				n, err := c.Read(buf)
+				l.octets.Add(uint64(n))
+				select {
+				case <-l.end:
+					return
+				default:
+				}
+				if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+					return
+				}
+			}
+		})
+	}
+}
+
+// retransmitted returns how many segments a connection has sent again.
+func retransmitted(c syscall.Conn) (n int) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	_ = raw.Control(func(fd uintptr) {
+		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+			n = int(info.Total_retrans)
+		}
+	})
+	return n
+}

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"crypto/ecdh"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/cmd/ipoibcmd/lab"
+)
+
+// Who is who in a mesh.
+const (
+	meshSender    = iota
+	meshPeer      // what the sender loads; the way to it may be narrow
+	meshBystander // what others of the sender's packets go to
+	meshHosts
+)
+
+// A mesh is three hosts on one bridge that reach each other by one contender. Stress
+// is measured there: a bottleneck is one port of the bridge, or one class of the
+// sender's own device.
+type mesh struct {
+	pair   // what ends with it; its hosts are not used
+	at     place
+	bridge *lab.Host
+	hosts  [meshHosts]*lab.Host
+	agents [meshHosts]*lab.Agent
+	addrs  [meshHosts]netip.Addr // through the contender
+}
+
+// meshAddr is the address of host i, behind the tunnel or of the underlay.
+func meshAddr(at place, i int, inner bool) string {
+	switch {
+	case at.family == family4 && inner:
+		return fmt.Sprintf("10.99.0.%d/16", i+1)
+	case at.family == family4:
+		return fmt.Sprintf("192.0.2.%d/24", i+1)
+	case inner:
+		return fmt.Sprintf("fd99::%d/64", i+1)
+	}
+	return fmt.Sprintf("fd00::%d/64", i+1)
+}
+
+// newMesh makes the hosts, the bridge and the contender. It returns once the sender
+// reaches the others.
+func (b *bench) newMesh(ctx context.Context, contender string, at place) (m *mesh, err error) {
+	m = &mesh{pair: pair{contender: contender}, at: at}
+	defer func() {
+		if err != nil {
+			m.close()
+			err = fmt.Errorf("%s, %v: %w", contender, at, err)
+		}
+	}()
+	for _, h := range []**lab.Host{&m.bridge, &m.hosts[0], &m.hosts[1], &m.hosts[2]} {
+		if *h, err = b.newHost(); err != nil {
+			return nil, err
+		}
+		m.onClose(func() { (*h).Close() })
+	}
+	if err := lab.Segment(m.bridge, m.hosts[:], at.mtu); err != nil {
+		return nil, err
+	}
+	for i, h := range m.hosts {
+		m.addrs[i] = addr(meshAddr(at, i, contender != raw))
+		if err := h.AddAddr("eth0", meshAddr(at, i, false)); err != nil {
+			return nil, err
+		}
+	}
+	switch contender {
+	case raw:
+	case vxlan:
+		err = m.vxlan()
+	case wireguard:
+		err = m.wireguard(ctx, b)
+	default:
+		err = m.ours(ctx, b)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return m, m.wait(ctx)
+}
+
+// wait returns once the others answer and connections are up, where there are some.
+func (m *mesh) wait(ctx context.Context) error {
+	for _, to := range m.addrs[meshPeer:] {
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			_, err := m.hosts[meshSender].Ping(lab.Ping{Dst: to, Timeout: 200 * time.Millisecond})
+			if err == nil {
+				break
+			}
+			if time.Now().After(end) || ctx.Err() != nil {
+				return errors.Join(err, ctx.Err())
+			}
+		}
+	}
+	if m.contender != oursRC && m.contender != oursUC {
+		return nil
+	}
+	_, err := m.agents[meshSender].WaitConns(ctx, 5*time.Second, connected(m.contender))
+	return err
+}
+
+// others are the hosts but i.
+func (m *mesh) others(i int) (list []int) {
+	for k := range m.hosts {
+		if k != i {
+			list = append(list, k)
+		}
+	}
+	return list
+}
+
+// vxlan makes a VXLAN device on each host that sends what it does not know to all
+// others.
+func (m *mesh) vxlan() error {
+	overhead := 50 // Ethernet, VXLAN, UDP, IPv4
+	if m.at.family == family6 {
+		overhead = 70
+	}
+	for i, h := range m.hosts {
+		eth, err := h.Link("eth0")
+		if err != nil {
+			return err
+		}
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.MTU = "tunnel", m.at.mtu-overhead
+		v := &netlink.Vxlan{LinkAttrs: attrs, VxlanId: 42, VtepDevIndex: eth.Attrs().Index, Port: 4789, Learning: true,
+			SrcAddr: net.IP(addr(meshAddr(m.at, i, false)).AsSlice())}
+		if err := h.Netlink().LinkAdd(v); err != nil {
+			return fmt.Errorf("make VXLAN device: %w", err)
+		}
+		l, err := h.Link("tunnel")
+		if err != nil {
+			return err
+		}
+		for _, k := range m.others(i) {
+			err := h.Netlink().NeighAppend(&netlink.Neigh{LinkIndex: l.Attrs().Index, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT,
+				Flags: netlink.NTF_SELF, IP: net.IP(addr(meshAddr(m.at, k, false)).AsSlice()), HardwareAddr: make(net.HardwareAddr, 6)})
+			if err != nil {
+				return fmt.Errorf("default entry of VXLAN: %w", err)
+			}
+		}
+		if err := errors.Join(h.AddAddr("tunnel", meshAddr(m.at, i, true)), h.Up("tunnel")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wireguard starts a wireguard-go on each host, with all others as peers.
+func (m *mesh) wireguard(ctx context.Context, b *bench) error {
+	var keys [meshHosts]*ecdh.PrivateKey
+	for i := range keys {
+		var err error
+		if keys[i], err = ecdh.X25519().GenerateKey(rand.Reader); err != nil {
+			return err
+		}
+	}
+	for i, h := range m.hosts {
+		name := fmt.Sprintf("wgb%d", b.hosts-meshHosts+1+i) // its control socket is visible to all namespaces
+		if err := m.startWireguard(b, h, name); err != nil {
+			return err
+		}
+		var peers []wireguardPeer
+		for _, k := range m.others(i) {
+			inner := addr(meshAddr(m.at, k, true))
+			peers = append(peers, wireguardPeer{keys[k].PublicKey(), netip.AddrPortFrom(addr(meshAddr(m.at, k, false)), wireguardPort),
+				netip.PrefixFrom(inner, inner.BitLen())})
+		}
+		err := configureWireguard(ctx, filepath.Join("/var/run/wireguard", name+".sock"), keys[i], peers...)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(h.SetMTU(name, m.at.mtu-80), h.AddAddr(name, meshAddr(m.at, i, true)), h.Up(name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ours starts an agent on each host.
+func (m *mesh) ours(ctx context.Context, b *bench) error {
+	for i, h := range m.hosts {
+		args := []string{"--mode", strings.ToLower(m.contender), "--gid", addr(meshAddr(m.at, i, false)).String(), "--address", meshAddr(m.at, i, true)}
+		a, err := b.startAgent(ctx, h, args...)
+		if err != nil {
+			return err
+		}
+		m.agents[i] = a
+		m.onClose(a.Kill)
+	}
+	return nil
+}
