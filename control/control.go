@@ -16,7 +16,7 @@ import (
 )
 
 // Version is the version of the JSON schema.
-const Version = 1
+const Version = 2 // 2: a Route has next_hop where it had prefix and gateway
 
 // The paths of the API, all GET.
 const (
