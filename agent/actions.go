@@ -84,31 +84,34 @@ func (a *Agent) do(act ipoib.Action) {
 	case ipoib.FIBAction:
 		a.doFIB(act.Action)
 	case ipoib.SetUpIPv6:
-		a.kernel.changes.push(func() ipoib.Event {
-			a.setUpIPv6()
-			return nil
-		})
+		a.change(a.setUpIPv6)
 	case ipoib.AddAddr:
-		a.kernel.changes.push(func() ipoib.Event {
-			if err := a.host.AddAddr(act.Prefix); err != nil {
+		a.change(func() {
+			if err := a.kernel.host.AddAddr(act.Prefix); err != nil {
 				a.log.Warn("cannot add address", "prefix", act.Prefix, "err", err)
 			}
-			return nil
 		})
 	case ipoib.RemoveAddr:
-		a.kernel.changes.push(func() ipoib.Event {
-			if err := a.host.DelAddr(act.Prefix); err != nil && !errors.Is(err, hostnet.ErrNotFound) {
+		a.change(func() {
+			if err := a.kernel.host.DelAddr(act.Prefix); err != nil && !errors.Is(err, hostnet.ErrNotFound) {
 				a.log.Warn("cannot remove address", "prefix", act.Prefix, "err", err)
 			}
-			return nil
 		})
 	case ipoib.AskOther:
-		a.kernel.asks.push(func() ipoib.Event { return a.kernel.other(act.Addr) })
+		a.kernel.asks.push(job{do: func() ipoib.Event { return a.kernel.other(act.Addr) }})
 	case ipoib.Note:
 		a.note(act)
 	default:
 		panic(fmt.Sprintf("agent: unknown action %T", act)) // our bug
 	}
+}
+
+// change has the kernel changed by f, of which the machine waits for no outcome.
+func (a *Agent) change(f func()) {
+	a.kernel.changes.push(job{do: func() ipoib.Event {
+		f()
+		return nil
+	}})
 }
 
 func count(good, bad *atomic.Uint64, err error) {

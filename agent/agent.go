@@ -9,7 +9,6 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	crand "crypto/rand"
 	"errors"
@@ -28,7 +27,6 @@ import (
 	"ipoibcm/hostnet"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
-	"ipoibcm/mtu"
 	"ipoibcm/tun"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -39,6 +37,7 @@ type Options struct {
 	Provider verbs.Provider // Run closes it
 	GID      ib.GID         // zero: the provider's first
 	Name     string         // of the interface
+	Netns    string         // namespace to make it in, by name or path; empty: ours
 	Prefixes []netip.Prefix // addresses to put on it
 	Control  string         // path of the control socket; empty: none
 
@@ -87,10 +86,11 @@ type Agent struct {
 	log   *slog.Logger
 	start time.Time
 
-	tun     *tun.File
-	host    *hostnet.Device
-	notices *hostnet.Notices
-	loop    *datapath.Loop
+	tun  *tun.File
+	host *hostnet.Device // where the interface is
+	loop *datapath.Loop
+	seat seat
+	lost string // why it was not followed into another namespace, until it is
 
 	m        *ipoib.Interface
 	link     encap.LinkAddr
@@ -152,8 +152,8 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 		}
 		defer listener.Close()
 	}
-	if a.tun, err = tun.Open(tun.Options{Name: a.opt.Name, MTU: mtu.DefaultDevice, NoChecksum: a.opt.NoChecksum, NoSegments: a.opt.NoSegments}); err != nil {
-		return explainTUN(a.opt.Name, err)
+	if err := a.openTUN(); err != nil {
+		return err
 	}
 	a.loop, err = datapath.New(datapath.Config{Provider: a.opt.Provider, TUN: a.tun, PKey: a.opt.PKey, QKey: a.opt.QKey,
 		UDMTU: a.opt.UDMTU, ReceiveMTU: a.opt.ReceiveMTU, NoAttend: a.opt.OwnTUNThread})
@@ -170,7 +170,7 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	}
 	a.taps.provider = a.opt.Provider
 	if err := a.openPeers(); err != nil {
-		return errors.Join(err, a.notices.Close(), a.host.Close(), a.loop.Close(), a.tun.Close())
+		return errors.Join(err, a.kernel.endNotices(), a.host.Close(), a.loop.Close(), a.tun.Close())
 	}
 	a.carry(a.port().Active)
 
@@ -180,7 +180,7 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		switch err := a.loop.Run(loopCtx); {
-		case err != nil && a.tunGone():
+		case errors.Is(err, syscall.EBADFD), errors.Is(err, syscall.ENODEV): // of a TUN
 			stop(fmt.Errorf("interface %s was removed, and not by us", a.opt.Name))
 		case err != nil:
 			stop(fmt.Errorf("data path: %w", err))
@@ -188,7 +188,7 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	})
 	wg.Go(func() { a.kernel.run(loopCtx) })
 	wg.Go(func() {
-		if err := a.kernel.notices(loopCtx, a.notices); err != nil && !errors.Is(err, os.ErrClosed) {
+		if err := a.kernel.watch(loopCtx); err != nil {
 			stop(fmt.Errorf("watch sysctls and groups: %w", err))
 		}
 	})
@@ -209,16 +209,16 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	a.drive(ctx, ready)
 	a.hub.close()
 	stopLoop()
-	a.notices.Close()
+	a.kernel.endNotices()
 	if a.peers.port != nil {
 		a.peers.port.Close()
 	}
 	wg.Wait()
-	_, rmErr := a.host.RemoveOurs()
-	if errors.Is(rmErr, hostnet.ErrNotFound) || rmErr != nil && a.tunGone() {
+	_, rmErr := a.kernel.host.RemoveOurs()
+	if errors.Is(rmErr, hostnet.ErrNotFound) {
 		rmErr = nil // the routes went with the TUN
 	}
-	err = errors.Join(a.host.Close(), rmErr)
+	err = errors.Join(a.kernel.host.Close(), rmErr)
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
 		err = errors.Join(cause, err)
 	}
@@ -253,11 +253,6 @@ func (a *Agent) takeCopies(gid ib.GID) error {
 	return nil
 }
 
-func (a *Agent) tunGone() bool {
-	_, err := net.InterfaceByIndex(a.tun.Index())
-	return err != nil
-}
-
 func explainTUN(name string, err error) error {
 	switch {
 	case errors.Is(err, os.ErrNotExist):
@@ -286,81 +281,4 @@ func newRand() *rand.Rand {
 	var seed [32]byte
 	crand.Read(seed[:]) // never fails
 	return rand.New(rand.NewChaCha8(seed))
-}
-
-// openHost makes the device what the design asks for, and begins to watch it.
-// The watch comes last: what it sees first is all there, so that nobody who finds
-// the interface up uses an address that we do not know yet, or the kernel has not
-// quite got.
-func (a *Agent) openHost() error {
-	err := a.prepare()
-	if err != nil {
-		return err
-	}
-	if a.host, err = hostnet.Open(a.tun.Index()); err != nil {
-		return fmt.Errorf("watch %s: %w", a.opt.Name, err)
-	}
-	if a.notices, err = a.host.Notices(); err != nil {
-		return errors.Join(fmt.Errorf("watch %s: %w", a.opt.Name, err), a.host.Close())
-	}
-	a.kernel = newKernelWorker(a.host)
-	return nil
-}
-
-// prepare sets the device up, with its addresses.
-func (a *Agent) prepare() error {
-	d, err := hostnet.Open(a.tun.Index())
-	if err != nil {
-		return fmt.Errorf("configure %s: %w", a.opt.Name, err)
-	}
-	defer d.Close()
-	for _, step := range []struct {
-		what string
-		do   func() error
-	}{
-		{"set addr_gen_mode", d.DisableAddrGen},
-		{"set accept_ra_mtu", d.IgnoreRAMTU},
-		{"set disable_ipv6", func() error { return a.limitIPv6(d) }},
-		{"set up", func() error { return d.SetUp(true) }},
-	} {
-		if err := step.do(); err != nil && !errors.Is(err, os.ErrNotExist) { // no IPv6 in this kernel
-			return fmt.Errorf("%s: %s: %w", a.opt.Name, step.what, err)
-		}
-	}
-	for _, p := range a.opt.Prefixes {
-		if err := d.AddAddr(p); err != nil {
-			return fmt.Errorf("%s: add %s: %w", a.opt.Name, p, err)
-		}
-	}
-	for _, p := range a.opt.Prefixes {
-		if !d.WaitAddr(p.Addr(), addrWithin) {
-			a.log.Warn("the kernel has not made an address usable, going on", "prefix", p, "after", addrWithin)
-		}
-	}
-	return nil
-}
-
-// setUpIPv6 makes the settings of IPv6 again, which the kernel has forgotten, and puts
-// the configured addresses back. One that it drew by itself meanwhile goes.
-func (a *Agent) setUpIPv6() {
-	do := []func() error{a.host.DisableAddrGen, a.host.IgnoreRAMTU, a.host.RemoveGenerated}
-	for _, p := range a.opt.Prefixes {
-		if p.Addr().Is6() {
-			do = append(do, func() error { return a.host.AddAddr(p) })
-		}
-	}
-	for _, f := range do {
-		if err := f(); err != nil {
-			a.log.Warn("cannot set IPv6 up again", "name", a.opt.Name, "err", err)
-		}
-	}
-}
-
-// limitIPv6 keeps the kernel from IPv6 on a link that is too small for it
-// (RFC 4391 section 7; design D3): what it sent would only be dropped.
-func (a *Agent) limitIPv6(d *hostnet.Device) error {
-	if cmp.Or(a.opt.UDMTU, mtu.DefaultUD) >= mtu.MinIPv6 {
-		return nil
-	}
-	return d.DisableIPv6()
 }

@@ -73,7 +73,7 @@ func newAgent(t testing.TB) (*Agent, *stubProvider) {
 	a.m = ipoib.New(mo)
 	a.taps.provider = p
 	k := fibtest.New()
-	a.kernel = newKernelWorker(modelKernel{k: k})
+	a.kernel = newKernelWorker(modelKernel{k: k}, nil)
 	a.m.Step(nil, time.Now(), ipoib.Start{})
 	var evs []ipoib.Event
 	for _, ev := range slices.Concat(k.Start(), k.AddAddr(netip.MustParsePrefix("10.0.0.1/24")), k.Up(true)) {

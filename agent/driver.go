@@ -56,7 +56,7 @@ type inputs struct {
 	mads   <-chan *verbs.MAD
 	events <-chan verbs.Event
 	host   <-chan rtnl.Event
-	kernel <-chan []ipoib.Event
+	kernel <-chan outcome
 }
 
 func (a *Agent) setTimer(t *time.Timer) {
@@ -101,12 +101,21 @@ func (a *Agent) turn(done <-chan struct{}, timer *time.Timer, tick <-chan time.T
 			return false
 		}
 		a.step(ipoib.FIBEvent{Event: fib.Host{Event: ev}})
+		if ev.Kind == rtnl.LinkChange && ev.Link.Gone || ev.Kind == rtnl.Resync && ev.Snapshot.Link.Gone {
+			a.follow()
+		}
 	case done := <-in.kernel:
-		a.kernelDone(done)
+		host := a.host
+		if a.kernelDone(done); a.host != host { // the interface was followed
+			in.host = a.host.Events()
+		}
 	case q := <-a.queries:
 		q()
 	case <-tick:
 		a.reviveUD()
+		if a.lost != "" {
+			a.follow()
+		}
 		a.usage()
 		return true
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 
@@ -23,14 +24,31 @@ const kernelBatch = 64
 // once for each destination, host or address, of bounded numbers, and changes each
 // route and address once, before it has heard of the outcome.
 type kernelWorker struct {
+	// mu guards host and notices, which the goroutine of changes puts others into when
+	// the interface is moved into another namespace. Itself it needs no lock to read.
+	mu      sync.RWMutex
 	host    kernel
+	notices *hostnet.Notices
+	ended   bool
+
 	asks    *queue
 	changes *queue
-	done    chan []ipoib.Event
+	done    chan outcome
 }
 
-// A job is one question or change; it returns what came of it, nil if nobody waits.
-type job func() ipoib.Event
+// A job is one question or change. do returns what came of it, nil if nobody waits.
+// The driver calls then, if that is not nil, when the machine knows of all that was
+// done before.
+type job struct {
+	do   func() ipoib.Event
+	then func()
+}
+
+// An outcome is what some jobs came to.
+type outcome struct {
+	events []ipoib.Event
+	then   []func()
+}
 
 // A kernel is what the worker needs of a hostnet.Device.
 type kernel interface {
@@ -45,15 +63,44 @@ type kernel interface {
 	Conf() (rtnl.Conf, error)
 	Groups() ([]netip.Addr, error)
 	Index() int
+
+	AddAddr(netip.Prefix) error
+	DelAddr(netip.Prefix) error
+	DisableAddrGen() error
+	IgnoreRAMTU() error
+	RemoveGenerated() error
+	RemoveOurs() (int, error)
+	Close() error
 }
 
-func newKernelWorker(host kernel) *kernelWorker {
-	return &kernelWorker{host: host, asks: newQueue(), changes: newQueue(), done: make(chan []ipoib.Event)}
+func newKernelWorker(host kernel, n *hostnet.Notices) *kernelWorker {
+	return &kernelWorker{host: host, notices: n, asks: newQueue(), changes: newQueue(), done: make(chan outcome)}
+}
+
+// replace goes on with another device, and closes the one there was. Only the
+// goroutine of changes may call it.
+func (k *kernelWorker) replace(host kernel, n *hostnet.Notices) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	old := k.host
+	err := k.notices.Close()
+	if k.host, k.notices = host, n; k.ended {
+		err = errors.Join(err, n.Close())
+	}
+	return errors.Join(err, old.Close())
+}
+
+// endNotices ends watch, whatever device comes.
+func (k *kernelWorker) endNotices() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.ended = true
+	return k.notices.Close()
 }
 
 // do queues a; it reports false if a is not the kernel's business.
 func (k *kernelWorker) do(a fib.Action) bool {
-	do := func() ipoib.Event { return ipoib.FIBEvent{Event: k.carryOut(a)} }
+	do := job{do: func() ipoib.Event { return ipoib.FIBEvent{Event: k.carryOut(a)} }}
 	switch a.(type) {
 	case fib.Lookup, fib.LookupHost:
 		k.asks.push(do)
@@ -85,53 +132,80 @@ func (k *kernelWorker) other(a netip.Addr) ipoib.Event {
 	return is
 }
 
-// notices tells the machine of sysctls and groups as they change, until ctx ends.
-func (k *kernelWorker) notices(ctx context.Context, n *hostnet.Notices) error {
+// watch tells the machine of sysctls and groups as they change, until endNotices or
+// ctx ends.
+func (k *kernelWorker) watch(ctx context.Context) error {
 	for {
+		k.mu.RLock()
+		n, ended := k.notices, k.ended
+		k.mu.RUnlock()
+		if ended {
+			return nil
+		}
 		got, err := n.Next()
-		if err != nil {
+		switch {
+		case errors.Is(err, os.ErrClosed):
+			continue // there is another, or that was the end
+		case err != nil:
 			return err
 		}
-		var events []ipoib.Event
-		if conf, err := k.host.Conf(); got.Conf && err == nil {
-			events = append(events, ipoib.KernelConf{Conf: conf})
-		}
-		if groups, err := k.host.Groups(); got.Groups && err == nil {
-			events = append(events, ipoib.KernelGroups{Groups: groups})
-		}
 		select {
-		case k.done <- events:
+		case k.done <- outcome{events: k.noticed(got)}:
 		case <-ctx.Done():
 			return nil
 		}
 	}
 }
 
+// noticed reads what got says has changed.
+func (k *kernelWorker) noticed(got hostnet.Notice) (events []ipoib.Event) {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	if conf, err := k.host.Conf(); got.Conf && err == nil {
+		events = append(events, ipoib.KernelConf{Conf: conf})
+	}
+	if groups, err := k.host.Groups(); got.Groups && err == nil {
+		events = append(events, ipoib.KernelGroups{Groups: groups})
+	}
+	return events
+}
+
 // run works until ctx ends.
 func (k *kernelWorker) run(ctx context.Context) {
 	var wg sync.WaitGroup
-	for _, q := range []*queue{k.asks, k.changes} {
-		wg.Go(func() {
-			for {
-				batch := q.take(ctx, kernelBatch)
-				if batch == nil {
-					return
-				}
-				events := make([]ipoib.Event, 0, len(batch))
-				for _, do := range batch {
-					if ev := do(); ev != nil {
-						events = append(events, ev)
-					}
-				}
-				select {
-				case k.done <- events:
-				case <-ctx.Done():
-					return
-				}
-			}
+	wg.Go(func() { k.work(ctx, k.changes, func(do func() ipoib.Event) ipoib.Event { return do() }) })
+	wg.Go(func() {
+		k.work(ctx, k.asks, func(do func() ipoib.Event) ipoib.Event {
+			k.mu.RLock()
+			defer k.mu.RUnlock()
+			return do()
 		})
-	}
+	})
 	wg.Wait()
+}
+
+// work carries out the jobs of one queue, each by do, until ctx ends.
+func (k *kernelWorker) work(ctx context.Context, q *queue, do func(func() ipoib.Event) ipoib.Event) {
+	for {
+		batch := q.take(ctx, kernelBatch)
+		if batch == nil {
+			return
+		}
+		out := outcome{events: make([]ipoib.Event, 0, len(batch))}
+		for _, j := range batch {
+			if ev := do(j.do); ev != nil {
+				out.events = append(out.events, ev)
+			}
+			if j.then != nil {
+				out.then = append(out.then, j.then)
+			}
+		}
+		select {
+		case k.done <- out:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // carryOut does one action and returns what came of it.
@@ -174,6 +248,8 @@ func (k *kernelWorker) carryOut(a fib.Action) fib.Event {
 
 // nextHop asks the kernel as fib does, on the goroutine of a control request.
 func (k *kernelWorker) nextHop(a netip.Addr) (fib.NextHop, error) {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
 	return fib.Ask(k.host, k.host.Index(), rtnl.Flow{Dst: a})
 }
 
@@ -251,8 +327,11 @@ func (a *Agent) doFIB(act fib.Action) {
 }
 
 // kernelDone tells the machine what came of its questions and changes.
-func (a *Agent) kernelDone(events []ipoib.Event) {
-	for _, ev := range events {
+func (a *Agent) kernelDone(out outcome) {
+	for _, ev := range out.events {
 		a.step(ev)
+	}
+	for _, then := range out.then {
+		then()
 	}
 }

@@ -45,7 +45,7 @@ func (a *Agent) viewStatus() control.Status {
 	out := control.Status{
 		Version: control.Version,
 		Interface: control.Interface{
-			Name: a.opt.Name, State: state, Mode: s.Mode.String(), MTU: s.DeviceMTU, UDMTU: s.UDMTU, ReceiveMTU: s.ReceiveMTU,
+			Name: cmp.Or(a.seat.name, a.opt.Name), Netns: a.seat.netns, State: state, Mode: s.Mode.String(), MTU: s.DeviceMTU, UDMTU: s.UDMTU, ReceiveMTU: s.ReceiveMTU,
 			GID: s.Link.GID.String(), UDQPN: s.Link.QPN.String(), LinkAddr: s.Link.String(), PKey: s.PKey.String(), QKey: s.QKey.String(),
 			CMTransport: s.CMTransport.String(), CMPaths: cmPaths(s),
 			BroadcastGroup: s.Broadcast.String(), PID: os.Getpid(), Since: a.start, UptimeMS: since(now, a.start), Build: a.opt.Build,
@@ -110,6 +110,10 @@ func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) 
 	} else if !active {
 		w = append(w, "the underlay is down or has lost its address")
 	}
+	if a.lost != "" {
+		w = append(w, "the interface is in another network namespace, and cannot be followed: "+a.lost)
+	}
+	w = append(w, a.seat.notes...)
 	if a.udDied != "" {
 		w = append(w, "the UD QP went to ERR ("+a.udDied+") and is being brought back")
 	}

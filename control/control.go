@@ -82,9 +82,10 @@ type Status struct {
 // An Interface is the network interface the agent provides.
 type Interface struct {
 	Name           string    `json:"name"`
-	State          string    `json:"state"` // "up", "down", "underlay down" or "device gone"
-	Mode           string    `json:"mode"`  // policy: rc, uc, auto or ud
-	MTU            int       `json:"mtu"`   // device MTU
+	Netns          string    `json:"netns,omitempty"` // network namespace it is in, where that is not the agent's: its name, or net:[INODE]
+	State          string    `json:"state"`           // "up", "down", "underlay down" or "device gone"
+	Mode           string    `json:"mode"`            // policy: rc, uc, auto or ud
+	MTU            int       `json:"mtu"`             // device MTU
 	UDMTU          int       `json:"ud_mtu"`
 	ReceiveMTU     int       `json:"receive_mtu"` // offered, encapsulation header included
 	GID            string    `json:"gid"`

@@ -94,6 +94,8 @@ func (e *exam) tun() {
 		e.fail(TUN, "run as root, or with CAP_NET_ADMIN; in a container, allow the device /dev/net/tun", "the kernel refuses: %s", f.TUNErr)
 	case TUNBusy:
 		e.fail(TUN, "choose another --name, or stop what has it (ip link show "+f.Name+")", "there is an interface %s already", f.Name)
+	case TUNNoNamespace:
+		e.fail(TUN, "ip netns list shows those that have a name; entering one needs CAP_SYS_ADMIN", "%s", f.TUNErr)
 	default:
 		e.fail(TUN, "look at the kernel's log: dmesg", "%s", f.TUNErr)
 	}
@@ -119,8 +121,12 @@ func (e *exam) settings() {
 	case e.f.TUN != TUNOK:
 		e.skip(Settings, "there is no interface to try them on")
 	case len(errs) > 0:
-		e.fail(Settings, "mount /proc/sys writable; for IPv6 addresses, net.ipv6.conf.all.disable_ipv6 must be 0",
+		e.fail(Settings, "for IPv6 addresses, net.ipv6.conf.all.disable_ipv6 must be 0",
 			"the kernel refuses settings of the interface: %s", strings.Join(errs, "; "))
+	case len(e.f.ReadOnly) > 0:
+		e.warn(Settings, "mount /proc/sys writable (systemd: ProtectKernelTunables=no), or have the interface inherit it: set net.ipv6.conf.default."+
+			strings.Join(e.f.ReadOnly, " and net.ipv6.conf.default.")+" in its network namespace before",
+			"/proc/sys is read-only: the interface would go without %s", strings.Join(e.f.ReadOnly, " and "))
 	case twice.IsValid():
 		e.warn(Settings, "another prefix for the interface", "%s has an address in %v too: the kernel will have two routes to it", e.f.Underlay, twice)
 	default:

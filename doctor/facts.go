@@ -23,6 +23,7 @@ type Facts struct {
 	TUN         TUNState
 	TUNErr      string
 	SettingErrs []string // its settings and addresses that the kernel refused
+	ReadOnly    []string // sysctls of it, such as accept_ra_mtu=0, that a read-only /proc/sys keeps from being set
 
 	ControlPath string
 	Control     ControlState
@@ -69,11 +70,12 @@ type TUNState uint8
 
 // States of the rehearsal.
 const (
-	TUNOK     TUNState = iota
-	TUNNoNode          // /dev/net/tun is not there
-	TUNDenied          // the kernel does not let us
-	TUNBusy            // there is an interface of that name
-	TUNFailed          // another error
+	TUNOK          TUNState = iota
+	TUNNoNode               // /dev/net/tun is not there
+	TUNDenied               // the kernel does not let us
+	TUNBusy                 // there is an interface of that name
+	TUNNoNamespace          // the network namespace cannot be entered
+	TUNFailed               // another error
 )
 
 // A ControlState says whether the control socket can be made.

@@ -126,6 +126,12 @@ func (t *Table) setLink(l rtnl.Link) {
 		t.restartHosts()
 		t.do(LinkUp{})
 	}
+	if l.Gone && t.routes.rule != (rtnl.Rule{}) {
+		// The routes went with the device, or stayed behind in the namespace that it has
+		// left. A rule only names it.
+		t.do(SetRule{Rule: t.routes.rule})
+		t.routes.rule = rtnl.Rule{}
+	}
 	if l.Index != old.Index || l.Name != old.Name || l.Master != old.Master || l.VRFTable != old.VRFTable {
 		t.reroute(netip.Prefix{})
 		t.doubtHosts(netip.Prefix{}, true)

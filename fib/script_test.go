@@ -19,6 +19,7 @@ import (
 // once unless it is told to wait. Input is, with X an address and P a prefix:
 //
 //	up, down, mtu N, addr P, unaddr P       the device
+//	moved                                   it went into another namespace, where nothing is
 //	route P [via X] [dev other] [metric N] [table N] [mtu N], unroute …, rule from|to P table N, norules
 //	packet X [from X]                       a packet that the data path could not send
 //	stale X                                 the data path used an old answer
@@ -173,6 +174,13 @@ func (b *bench) events(w []string) (evs []fib.Event, err error) {
 	switch w[0] {
 	case "up", "down":
 		return b.k.Up(w[0] == "up"), nil
+	case "moved":
+		evs = b.k.Up(false)
+		gone := b.k.Link
+		gone.Gone = true
+		evs = append(evs, fib.Host{Event: rtnl.Event{Kind: rtnl.LinkChange, Link: gone}})
+		b.k = fibtest.New()
+		return append(evs, b.k.Start()...), nil
 	case "mtu":
 		return b.k.MTU(num(w[1])), nil
 	case "addr":

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -276,7 +277,8 @@ func (d *Device) IgnoreRAMTU() error { return d.SetSysctl("ipv6", "accept_ra_mtu
 // DisableIPv6 sets disable_ipv6: the device takes no IPv6 address or packet.
 func (d *Device) DisableIPv6() error { return d.SetSysctl("ipv6", "disable_ipv6", "1") }
 
-// SetSysctl writes net/<family>/conf/<device>/<key>, family "ipv4" or "ipv6".
+// SetSysctl writes net/<family>/conf/<device>/<key>, family "ipv4" or "ipv6", unless it
+// has the value.
 func (d *Device) SetSysctl(family, key, value string) error {
 	l, err := d.h.LinkByIndex(d.index)
 	if err != nil {
@@ -289,7 +291,13 @@ func (d *Device) SetSysctl(family, key, value string) error {
 // the thread that opens it.
 func (d *Device) writeSysctl(path, value string) error {
 	path = filepath.Join("/proc/sys/net", path)
-	if err := d.inNamespace(func() error { return os.WriteFile(path, []byte(value), 0) }); err != nil {
+	err := d.inNamespace(func() error {
+		if b, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(b)) == value {
+			return nil // which is no error where /proc/sys is read-only
+		}
+		return os.WriteFile(path, []byte(value), 0)
+	})
+	if err != nil {
 		return fmt.Errorf("set sysctl: %w", err)
 	}
 	return nil

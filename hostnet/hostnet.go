@@ -20,6 +20,9 @@ import "errors"
 // ErrNotFound is returned when what is to be removed is not there.
 var ErrNotFound = errors.New("hostnet: not found")
 
+// ErrEnter is returned when the thread may not enter a network namespace.
+var ErrEnter = errors.New("hostnet: cannot enter the network namespace")
+
 // ErrExists is returned when another's route stands where ours should.
 var ErrExists = errors.New("hostnet: another's route is there")
 

@@ -129,7 +129,7 @@ func isAbsent(err error) bool { return errors.Is(err, unix.ESRCH) || errors.Is(e
 
 // RemoveOurs removes every route of the device whose protocol is [rtnl.Protocol], in
 // every table, and every such rule that names the device. It returns how many: at
-// exit, and at start after a crash.
+// exit, and at start after a crash. ErrNotFound if the device has gone, with its routes.
 func (d *Device) RemoveOurs() (int, error) {
 	removed, err := d.removeRules()
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
@@ -179,7 +180,9 @@ func (d *Device) removeRules() (removed int, err error) {
 		}
 	}
 	l, err := d.h.LinkByIndex(d.index)
-	if err != nil {
+	if _, gone := errors.AsType[netlink.LinkNotFoundError](err); gone {
+		return removed, ErrNotFound
+	} else if err != nil {
 		return removed, fmt.Errorf("read link %d: %w", d.index, err)
 	}
 	rules, err := d.dumpRules()

@@ -40,7 +40,7 @@ func InNamespace(ns netns.NsHandle, f func() error) error {
 	}
 	return OwnThread(func() error {
 		if err := netns.Set(ns); err != nil {
-			return fmt.Errorf("enter network namespace: %w", err)
+			return fmt.Errorf("%w: %w", ErrEnter, err)
 		}
 		return f()
 	})

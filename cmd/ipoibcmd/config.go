@@ -37,6 +37,7 @@ var sample []byte
 type Config struct {
 	Underlay    string   `yaml:"underlay"`
 	Name        string   `yaml:"name"`
+	Netns       string   `yaml:"netns"`
 	Addresses   []string `yaml:"addresses"`
 	Control     string   `yaml:"control"`
 	Mode        string   `yaml:"mode"`
@@ -101,6 +102,7 @@ func defaults() Config {
 func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.Underlay, "underlay", c.Underlay, "network device that carries RoCEv2, such as eth0")
 	f.StringVar(&c.Name, "name", c.Name, "name of the interface to create")
+	f.StringVar(&c.Netns, "netns", c.Netns, "network namespace to create it in, by name (ip netns) or path; the underlay stays here")
 	f.StringArrayVar(&c.Addresses, "address", c.Addresses, "address of the interface with prefix length; repeatable")
 	f.StringVar(&c.Control, "control", c.Control, "control socket (default "+control.SocketPath("NAME")+")")
 	f.StringVar(&c.Mode, "mode", c.Mode, "connected mode: rc, uc, auto (both) or ud (none)")
@@ -244,6 +246,7 @@ func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 	}
 	set("underlay", func() { c.Underlay = flags.Underlay })
 	set("name", func() { c.Name = flags.Name })
+	set("netns", func() { c.Netns = flags.Netns })
 	set("address", func() { c.Addresses = flags.Addresses })
 	set("control", func() { c.Control = flags.Control })
 	set("mode", func() { c.Mode = flags.Mode })

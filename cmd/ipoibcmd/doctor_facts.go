@@ -41,7 +41,7 @@ func gather(ctx context.Context, c Config, s settings) doctor.Facts {
 	f.Control, f.ControlErr = controlState(f.ControlPath)
 	openFacts(ctx, &f, c, s)
 	netdevs := deviceFacts(&f) // after it: opening waits for addresses that are tentative
-	rehearse(&f)
+	rehearse(&f, c.Netns)
 	gso, gro := softroce.TestOffloads()
 	f.Loopback = !errors.Is(gso, softroce.ErrLoopback) && !errors.Is(gro, softroce.ErrLoopback)
 	f.GSOErr, f.GROErr = offloadText(gso), offloadText(gro)
@@ -132,9 +132,27 @@ func openFacts(ctx context.Context, f *doctor.Facts, c Config, s settings) {
 	}
 }
 
-// rehearse makes the interface and gives it what run gives it. It is never set
-// up, and gone at the end.
-func rehearse(f *doctor.Facts) {
+// rehearse makes the interface and gives it what run gives it, in the namespace that is
+// configured. It is never set up, and gone at the end.
+func rehearse(f *doctor.Facts, netns string) {
+	if netns == "" {
+		rehearseHere(f)
+		return
+	}
+	ns, err := hostnet.OpenNamespace(netns)
+	if err == nil {
+		defer ns.Close()
+		err = hostnet.InNamespace(ns, func() error {
+			rehearseHere(f)
+			return nil
+		})
+	}
+	if err != nil {
+		f.TUN, f.TUNErr = doctor.TUNNoNamespace, err.Error()
+	}
+}
+
+func rehearseHere(f *doctor.Facts) {
 	t, err := tun.Open(tun.Options{Name: f.Name, MTU: mtu.DefaultDevice})
 	switch {
 	case errors.Is(err, os.ErrNotExist):
@@ -152,7 +170,11 @@ func rehearse(f *doctor.Facts) {
 	}
 	defer t.Close()
 	refuse := func(what string, err error) {
-		if err != nil && !errors.Is(err, os.ErrNotExist) { // no IPv6 in this kernel
+		switch {
+		case err == nil, errors.Is(err, os.ErrNotExist): // no IPv6 in this kernel
+		case errors.Is(err, unix.EROFS):
+			f.ReadOnly = append(f.ReadOnly, what)
+		default:
 			f.SettingErrs = append(f.SettingErrs, fmt.Sprintf("%s: %v", what, err))
 		}
 	}
@@ -162,7 +184,10 @@ func rehearse(f *doctor.Facts) {
 		return
 	}
 	refuse("addr_gen_mode", d.DisableAddrGen())
-	refuse("accept_ra_mtu", d.IgnoreRAMTU())
+	refuse("accept_ra_mtu=0", d.IgnoreRAMTU())
+	if f.UDMTU < mtu.MinIPv6 {
+		refuse("disable_ipv6=1", d.DisableIPv6())
+	}
 	for _, p := range f.Prefixes {
 		refuse("address "+p.String(), d.AddAddr(p))
 	}

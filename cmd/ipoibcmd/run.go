@@ -100,7 +100,7 @@ func run(ctx context.Context, c Config) error {
 		idle = -1 // the file's 0 is the machine's never
 	}
 	opt := agent.Options{
-		Provider: provider, GID: gid, Name: c.Name, Prefixes: s.prefixes, Control: c.controlPath(),
+		Provider: provider, GID: gid, Name: c.Name, Netns: c.Netns, Prefixes: s.prefixes, Control: c.controlPath(),
 		Mode: mode, CM: cmTransport, UDMTU: c.UDMTU, ReceiveMTU: c.ReceiveMTU, PKey: ib.PKey(c.PKey), QKey: ib.QKey(c.QKey),
 		Idle: idle, Peers: s.peers, PeerAllow: s.allow, PeerTrust: s.trust,
 		OwnTUNThread: off(c.Offload.OneThread), NoChecksum: off(c.Offload.Checksum), NoSegments: off(c.Offload.TSO), Build: build(), Notes: notes, Check: c.checkUD(s.gid), NoQP1: whyNoQP1(provider), Log: log,

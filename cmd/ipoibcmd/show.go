@@ -103,6 +103,9 @@ func printStatus(w io.Writer, s *control.Status) {
 		fmt.Fprintf(w, "  %-16s %s\n", key, fmt.Sprintf(format, args...))
 	}
 	fmt.Fprintf(w, "%s: %s, mode %s, MTU %d (UD %d, Receive MTU %d), up %s\n", i.Name, i.State, i.Mode, i.MTU, i.UDMTU, i.ReceiveMTU, age(i.UptimeMS))
+	if i.Netns != "" {
+		line("namespace", "%s", i.Netns)
+	}
 	line("link address", "%s", i.LinkAddr)
 	line("GID", "%s", i.GID)
 	line("UD QPN", "%s   P_Key %s   Q_Key %s", i.UDQPN, i.PKey, i.QKey)

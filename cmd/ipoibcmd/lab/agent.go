@@ -200,6 +200,19 @@ func (a *Agent) Stop(timeout time.Duration) error {
 	return nil
 }
 
+// Wait waits for the agent to end by itself, and returns how it did. It is killed if it
+// has not in time.
+func (a *Agent) Wait(timeout time.Duration) error {
+	select {
+	case <-a.done:
+		a.release()
+		return a.err
+	case <-time.After(timeout):
+		a.Kill()
+		return fmt.Errorf("agent in %s did not end in %v", a.Host.Name, timeout)
+	}
+}
+
 // Kill ends the agent with SIGKILL.
 func (a *Agent) Kill() {
 	a.cmd.Process.Kill()

@@ -1,0 +1,218 @@
+package agent
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"github.com/vishvananda/netns"
+
+	"ipoibcm/hostnet"
+	"ipoibcm/ipoib"
+	"ipoibcm/mtu"
+	"ipoibcm/tun"
+)
+
+// A seat is the network namespace that the interface is in, with what watches it there.
+// The provider's sockets are in ours, wherever the interface goes.
+type seat struct {
+	host    *hostnet.Device
+	notices *hostnet.Notices
+	netns   string   // what people call it; empty: it is the agent's own
+	name    string   // of the interface there
+	notes   []string // settings that the kernel refused
+}
+
+// openTUN makes the interface, in the namespace that is configured.
+func (a *Agent) openTUN() error {
+	open := func() (err error) {
+		a.tun, err = tun.Open(tun.Options{Name: a.opt.Name, MTU: mtu.DefaultDevice, NoChecksum: a.opt.NoChecksum, NoSegments: a.opt.NoSegments})
+		return err
+	}
+	if a.opt.Netns == "" {
+		return explainTUN(a.opt.Name, open())
+	}
+	ns, err := hostnet.OpenNamespace(a.opt.Netns)
+	if err != nil {
+		return fmt.Errorf("%w (ip netns list shows those that have a name)", err)
+	}
+	defer ns.Close()
+	if err := hostnet.InNamespace(ns, open); errors.Is(err, hostnet.ErrEnter) {
+		return explainNamespace(err)
+	} else {
+		return explainTUN(a.opt.Name, err)
+	}
+}
+
+func explainNamespace(err error) error {
+	if errors.Is(err, hostnet.ErrEnter) && errors.Is(err, syscall.EPERM) {
+		return fmt.Errorf("%w (CAP_SYS_ADMIN is needed: run as root)", err)
+	}
+	return err
+}
+
+// openHost makes the device what the design asks for, and begins to watch it.
+func (a *Agent) openHost() error {
+	s, err := a.sit(true)
+	if err != nil {
+		return err
+	}
+	a.seat, a.host = s, s.host
+	a.kernel = newKernelWorker(s.host, s.notices)
+	a.logRefused()
+	return nil
+}
+
+// logRefused says which settings cannot be made. status says so too.
+func (a *Agent) logRefused() {
+	for _, n := range a.seat.notes {
+		a.log.Warn("a setting of the interface cannot be made", "name", a.seat.name, "note", n)
+	}
+}
+
+// sit finds the interface, gives it settings and addresses, and begins to watch it. The
+// watch comes last: what it sees first is all there, so that nobody who finds the
+// interface up uses an address that we do not know yet, or the kernel has not quite
+// got.
+func (a *Agent) sit(up bool) (s seat, err error) {
+	ns, name, err := a.place()
+	if err != nil {
+		return s, err
+	}
+	defer ns.Close()
+	s.name, s.netns = name, hostnet.NamespaceName(ns)
+	if s.notes, err = a.prepare(ns, name, up); err != nil {
+		return s, explainNamespace(err)
+	}
+	if s.host, err = hostnet.OpenIn(ns, name); err != nil {
+		return s, fmt.Errorf("watch %s: %w", name, err)
+	}
+	if s.notices, err = s.host.Notices(); err != nil {
+		return s, errors.Join(fmt.Errorf("watch %s: %w", name, err), s.host.Close())
+	}
+	return s, nil
+}
+
+// place returns where the interface is, and its name there.
+func (a *Agent) place() (ns netns.NsHandle, name string, err error) {
+	fd, name, err := a.tun.Namespace()
+	if !errors.Is(err, errors.ErrUnsupported) {
+		return netns.NsHandle(fd), name, err
+	}
+	// An old kernel: it is where it was made.
+	ns, err = hostnet.OpenNamespace(cmp.Or(a.opt.Netns, "/proc/thread-self/ns/net"))
+	return ns, a.tun.Name(), err
+}
+
+// prepare sets the device up, with its addresses. It returns what cannot be set, where
+// the interface serves all the same.
+func (a *Agent) prepare(ns netns.NsHandle, name string, up bool) (notes []string, err error) {
+	d, err := hostnet.OpenIn(ns, name)
+	if err != nil {
+		return nil, fmt.Errorf("configure %s: %w", name, err)
+	}
+	defer d.Close()
+	for _, step := range []struct {
+		what string
+		do   func() error
+		lack string // what lacks where /proc/sys is read-only
+		set  string // what the device inherits
+	}{
+		{"set addr_gen_mode", d.DisableAddrGen, "", ""},
+		{"set accept_ra_mtu", d.IgnoreRAMTU, "an MTU in router advertisements lowers that of IPv6", "net.ipv6.conf.default.accept_ra_mtu=0"},
+		{"set disable_ipv6", func() error { return a.limitIPv6(d) }, "IPv6 packets are sent in vain, because the link is too small for them",
+			"net.ipv6.conf.default.disable_ipv6=1"},
+	} {
+		err := step.do()
+		switch {
+		case err == nil, errors.Is(err, os.ErrNotExist): // no IPv6 in this kernel
+		case errors.Is(err, syscall.EROFS) && step.lack != "":
+			notes = append(notes, fmt.Sprintf("/proc/sys is read-only, so %s: mount it writable (systemd: ProtectKernelTunables=no), "+
+				"or set %s in this network namespace and restart", step.lack, step.set))
+		default:
+			return nil, fmt.Errorf("%s: %s: %w", name, step.what, err)
+		}
+	}
+	if up {
+		if err := d.SetUp(true); err != nil {
+			return nil, fmt.Errorf("%s: set up: %w", name, err)
+		}
+	}
+	for _, p := range a.opt.Prefixes {
+		if err := d.AddAddr(p); err != nil {
+			return nil, fmt.Errorf("%s: add %s: %w", name, p, err)
+		}
+	}
+	for _, p := range a.opt.Prefixes {
+		if up && !d.WaitAddr(p.Addr(), addrWithin) {
+			a.log.Warn("the kernel has not made an address usable, going on", "prefix", p, "after", addrWithin)
+		}
+	}
+	return notes, nil
+}
+
+// setUpIPv6 makes the settings of IPv6 again, which the kernel has forgotten, and puts
+// the configured addresses back. One that it drew by itself meanwhile goes.
+func (a *Agent) setUpIPv6() {
+	host := a.kernel.host
+	do := []func() error{host.DisableAddrGen, host.IgnoreRAMTU, host.RemoveGenerated}
+	for _, p := range a.opt.Prefixes {
+		if p.Addr().Is6() {
+			do = append(do, func() error { return host.AddAddr(p) })
+		}
+	}
+	for _, f := range do {
+		if err := f(); err != nil && !errors.Is(err, syscall.EROFS) { // status says that
+			a.log.Warn("cannot set IPv6 up again", "name", a.opt.Name, "err", err)
+		}
+	}
+}
+
+// limitIPv6 keeps the kernel from IPv6 on a link that is too small for it
+// (RFC 4391 section 7): what it sent would only be dropped.
+func (a *Agent) limitIPv6(d *hostnet.Device) error {
+	if cmp.Or(a.opt.UDMTU, mtu.DefaultUD) >= mtu.MinIPv6 {
+		return nil
+	}
+	return d.DisableIPv6()
+}
+
+// follow goes on in the namespace that the interface was moved into. As any device it
+// arrives there down and without addresses; those that are configured come back, and
+// whoever moved it sets it up.
+func (a *Agent) follow() {
+	var s seat
+	var err error
+	a.kernel.changes.push(job{
+		do: func() ipoib.Event {
+			if s, err = a.sit(false); err == nil {
+				err = a.kernel.replace(s.host, s.notices)
+			}
+			return nil
+		},
+		then: func() { a.followed(s, err) },
+	})
+}
+
+// followed takes the outcome of follow. What failed is tried again.
+func (a *Agent) followed(s seat, err error) {
+	if s.notices != nil {
+		a.seat, a.host = s, s.host
+	}
+	switch {
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, os.ErrClosed):
+		return // it was removed, and the data path ends with it
+	case err != nil && a.lost == err.Error():
+	case err != nil:
+		a.lost = err.Error()
+		a.log.Error("the interface is in another network namespace, and cannot be followed", "name", a.opt.Name, "err", err)
+	default:
+		a.lost = ""
+		where := cmp.Or(s.netns, "the agent's own")
+		a.log.Warn("the interface was moved to another network namespace", "name", s.name, "netns", where)
+		a.hub.publish(a.event("agent", "moved", s.name+" is in network namespace "+where))
+		a.logRefused()
+	}
+}

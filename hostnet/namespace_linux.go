@@ -1,0 +1,78 @@
+package hostnet
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// namespaceDir is where iproute2 keeps network namespaces that have a name.
+const namespaceDir = "/run/netns"
+
+// nsGetType is NS_GET_NSTYPE of include/uapi/linux/nsfs.h.
+const nsGetType = 0xb703
+
+// maxNamespaces bounds the names that are looked at to find one.
+const maxNamespaces = 4096
+
+// OpenNamespace opens a network namespace by its name ("ip netns list") or by a path,
+// such as /proc/PID/ns/net.
+func OpenNamespace(nameOrPath string) (netns.NsHandle, error) {
+	path := nameOrPath
+	if !strings.Contains(path, "/") {
+		path = filepath.Join(namespaceDir, path)
+	}
+	ns, err := netns.GetFromPath(path)
+	if err != nil {
+		return ns, fmt.Errorf("open network namespace %s: %w", nameOrPath, err)
+	}
+	// Any other file would be found out by entering it, in words that explain nothing.
+	kind, err := unix.IoctlRetInt(int(ns), nsGetType)
+	if err != nil || kind != unix.CLONE_NEWNET {
+		ns.Close()
+		return netns.None(), fmt.Errorf("open network namespace %s: it is no network namespace", nameOrPath)
+	}
+	return ns, nil
+}
+
+// NamespaceName says what people call ns: its name in /run/netns, else "net:[INODE]"
+// as lsns and /proc/PID/ns/net have it. It is empty if ns is that of the calling thread.
+func NamespaceName(ns netns.NsHandle) string {
+	var s, is unix.Stat_t
+	if unix.Fstat(int(ns), &s) != nil {
+		return "unknown"
+	}
+	same := func(path string) bool {
+		return unix.Stat(path, &is) == nil && is.Dev == s.Dev && is.Ino == s.Ino
+	}
+	if same("/proc/thread-self/ns/net") {
+		return ""
+	}
+	names, _ := os.ReadDir(namespaceDir)
+	for _, e := range names[:min(len(names), maxNamespaces)] {
+		if same(filepath.Join(namespaceDir, e.Name())) {
+			return e.Name()
+		}
+	}
+	return fmt.Sprintf("net:[%d]", s.Ino)
+}
+
+// OpenIn is [Open] of the device with this name in network namespace ns. The error is
+// [ErrNotFound] if there is none.
+func OpenIn(ns netns.NsHandle, name string) (d *Device, err error) {
+	err = InNamespace(ns, func() error {
+		i, err := net.InterfaceByName(name)
+		if err != nil {
+			return fmt.Errorf("device %s: %w", name, errors.Join(ErrNotFound, err))
+		}
+		d, err = Open(i.Index)
+		return err
+	})
+	return d, err
+}
