@@ -10,13 +10,19 @@ ifneq ($(shell git status --porcelain >/dev/null 2>&1 && echo good),good)
 export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
 endif
 
+# What version prints, beside what go build finds out. An archive has no repository:
+# make build VERSION=1.2 COMMIT=...
+VERSION ?= $(shell git describe --tags --dirty 2>/dev/null)
+COMMIT  ?= $(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null)
+LDFLAGS = -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+
 .PHONY: build ibverbs demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak flood oracle nightly interop specs clean
 
 build: ## one static binary, bin/ipoibcmd
-	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ipoibcmd ./cmd/ipoibcmd
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o bin/ipoibcmd ./cmd/ipoibcmd
 
 ibverbs: ## bin/ipoibcmd-ibverbs, which has provider ibverbs too; needs a C compiler and libibverbs-dev
-	CGO_ENABLED=1 $(GO) build -trimpath -tags ibverbs -o bin/ipoibcmd-ibverbs ./cmd/ipoibcmd
+	CGO_ENABLED=1 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -tags ibverbs -o bin/ipoibcmd-ibverbs ./cmd/ipoibcmd
 
 demo: build ## the whole product at work between two namespaces; as root
 	bin/ipoibcmd demo

@@ -8,6 +8,7 @@ import (
 
 	"ipoibcm/control"
 	"ipoibcm/ipoib"
+	"ipoibcm/wire/encap"
 )
 
 // subscriberDepth is how many events wait for one slow follower.
@@ -93,11 +94,19 @@ var noteParts = map[ipoib.NoteKind]string{
 	ipoib.NoteNeigh: "neigh", ipoib.NoteAddr: "neigh", ipoib.NoteGroup: "group", ipoib.NoteRoute: "mtu", ipoib.NoteLink: "agent",
 }
 
+// peerName prints a link-layer address, or as much of one as is known.
+func peerName(l encap.LinkAddr) string {
+	if l.QPN == 0 {
+		return l.GID.String()
+	}
+	return l.String()
+}
+
 // note tells followers and the log what the machine did.
 func (a *Agent) note(n ipoib.Note) {
 	e := a.event(noteParts[n.Kind], string(n.Kind), n.Text)
 	if !n.Peer.IsZero() {
-		e.Peer = n.Peer.String()
+		e.Peer = peerName(n.Peer)
 	}
 	if n.Kind == ipoib.NoteCMSent || n.Kind == ipoib.NoteCMRecv {
 		out := n.Kind == ipoib.NoteCMSent

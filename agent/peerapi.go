@@ -20,9 +20,6 @@ import (
 	"ipoibcm/rpcrdma/transport"
 )
 
-// maxPings bounds the NULL calls of one request.
-const maxPings = 100
-
 func leftOut(n int) string { return fmt.Sprintf("%d peers were left out: too many for one answer", n) }
 
 // peerRequest answers a request that is about a peer: f asks it.
@@ -36,8 +33,8 @@ func (a *Agent) peerRequest(w http.ResponseWriter, r *http.Request, path string,
 	defer cancel()
 	e, about, err := a.peers.dial(ctx, ip.WithZone("").Unmap())
 	if err != nil {
-		status, hint := http.StatusBadGateway, peerHint(err, about)
-		if errors.Is(err, errNoQP1) || errors.Is(err, errSelf) {
+		status, hint := http.StatusBadGateway, a.peerHint(err, about)
+		if errors.Is(err, errNoQP1) || errors.Is(err, errSelf) || errors.Is(err, errNoNeighbour) {
 			status = http.StatusBadRequest
 		}
 		fail(w, status, fmt.Sprintf("ask the agent of %v: %v", ip, err), hint)
@@ -58,7 +55,7 @@ func (a *Agent) answerHint(err error, about control.PeerPath) string {
 	if !errors.Is(err, errNotTrusted) {
 		return ""
 	}
-	return "put our GID, " + a.ourGID(about) + ", into peer_trust of its configuration and restart it there"
+	return "put our GID, " + a.ourGID(about) + ", into peer_trust of the configuration there"
 }
 
 // ourGID is the one that the peer sees, as well as we know it.
@@ -76,20 +73,22 @@ func (a *Agent) ourGID(about control.PeerPath) string {
 }
 
 // peerHint says what to do when a peer could not be asked.
-func peerHint(err error, about control.PeerPath) string {
+func (a *Agent) peerHint(err error, about control.PeerPath) string {
 	var failed *rdmacm.FailedError
 	switch {
 	case errors.Is(err, errSelf):
 		return "ask without --peer"
 	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonConsumer && bytes.HasPrefix(failed.Private, []byte("peer_allow\x00")):
-		return "put our GID into peer_allow (or peer_trust) of the peer's configuration and restart it there"
+		return "put our GID, " + a.ourGID(about) + ", into peer_allow (or peer_trust) of the configuration there"
 	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonConsumer && bytes.HasPrefix(failed.Private, []byte("busy\x00")):
 		return "as many ask it as may at a time: try again in half a minute"
 	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonInvalidMTU:
 		return "the MTU of the peer's underlay is smaller than ours"
 	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonInvalidServiceID:
 		return "its agent answers nobody: peer_allow and peer_trust are empty there, or it is an older one"
-	case about.Via == "as given":
+	case errors.Is(err, errNoNeighbour):
+		return "ping it once, so that its link-layer address is asked for, or give the GID of its underlay, which status shows there"
+	case about.Via == viaGiven:
 		return "no neighbour with that address is known: give the GID of its underlay (status there shows it)"
 	}
 	return "is the underlay up, and the agent running there?"
@@ -114,8 +113,8 @@ func (a *Agent) peerPing(w http.ResponseWriter, r *http.Request) {
 	count := 1
 	if s := r.URL.Query().Get("count"); s != "" {
 		n, err := strconv.Atoi(s)
-		if err != nil || n < 1 || n > maxPings {
-			fail(w, http.StatusBadRequest, fmt.Sprintf("count %q: must be 1 to %d", s, maxPings), "")
+		if err != nil || n < 1 || n > control.MaxPings {
+			fail(w, http.StatusBadRequest, fmt.Sprintf("count %q: must be 1 to %d", s, control.MaxPings), "")
 			return
 		}
 		count = n
@@ -123,8 +122,8 @@ func (a *Agent) peerPing(w http.ResponseWriter, r *http.Request) {
 	size := 0
 	if s := r.URL.Query().Get("size"); s != "" {
 		n, err := strconv.Atoi(s)
-		if err != nil || n < 0 || n > peerrpc.MaxEcho {
-			fail(w, http.StatusBadRequest, fmt.Sprintf("size %q: must be 0 to %d", s, peerrpc.MaxEcho), "")
+		if err != nil || n < 0 || n > control.MaxPingSize {
+			fail(w, http.StatusBadRequest, fmt.Sprintf("size %q: must be 0 to %d", s, control.MaxPingSize), "")
 			return
 		}
 		size = n

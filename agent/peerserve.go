@@ -341,10 +341,22 @@ func (s *peerService) find(ctx context.Context, ip netip.Addr) (g ib.GID, via st
 	if known {
 		return g, "remembered", nil
 	}
-	return ib.GIDFromAddr(ip), "as given", nil
+	return ib.GIDFromAddr(ip), viaGiven, nil
 }
 
 var errNoQP1 = errors.New("QP 1 cannot be had, which asking peers over the fabric takes")
+
+// viaGiven says that an address is taken for a GID.
+const viaGiven = "as given"
+
+// errNoNeighbour says that an address is of no neighbour, and cannot be a GID of the
+// fabric: these are of the other IP version.
+var errNoNeighbour = errors.New("it is not a neighbour that this host knows")
+
+// hasFamily reports whether we have a GID of the IP version of g.
+func (a *Agent) hasFamily(g ib.GID) bool {
+	return slices.ContainsFunc(a.opt.Provider.Port().GIDs, func(own ib.GID) bool { return own.Is4() == g.Is4() })
+}
 
 // errSelf says that a host need not ask itself over the fabric.
 var errSelf = errors.New("that is this host")
@@ -362,6 +374,9 @@ func (s *peerService) dial(ctx context.Context, ip netip.Addr) (e *transport.End
 	about = control.PeerPath{IP: ip.String(), GID: g.String(), Via: via}
 	if slices.Contains(s.a.opt.Provider.Port().GIDs, g) {
 		return nil, about, errSelf
+	}
+	if via == viaGiven && !s.a.hasFamily(g) {
+		return nil, about, errNoNeighbour
 	}
 	s.n.asked.Add(1)
 	start := time.Now()

@@ -288,6 +288,7 @@ func TestRecent(t *testing.T) {
 
 // Who was refused is told why, and does not look for a fault of the underlay.
 func TestPeerHints(t *testing.T) {
+	a, _ := newAgent(t)
 	for _, c := range []struct {
 		reason cm.Reason
 		text   string
@@ -301,7 +302,7 @@ func TestPeerHints(t *testing.T) {
 	} {
 		private := make([]byte, rdmacm.MaxRejectData)
 		copy(private, c.text)
-		if got := peerHint(&rdmacm.FailedError{Cause: cm.Rejected, Reason: c.reason, Private: private}, control.PeerPath{}); !strings.Contains(got, c.want) {
+		if got := a.peerHint(&rdmacm.FailedError{Cause: cm.Rejected, Reason: c.reason, Private: private}, control.PeerPath{}); !strings.Contains(got, c.want) {
 			t.Errorf("%v %q: %q", c.reason, c.text, got)
 		}
 	}

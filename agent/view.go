@@ -117,6 +117,9 @@ func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) 
 	if a.udDied != "" {
 		w = append(w, "the UD QP went to ERR ("+a.udDied+") and is being brought back")
 	}
+	if q := s.Silence; active && q.Asked.IsValid() {
+		w = append(w, silence(q, time.Now()))
+	}
 	for _, ad := range s.Addrs {
 		if ad.Duplicate {
 			w = append(w, fmt.Sprintf("%s is used by another host; give one of the two another address", ad.Prefix.Addr()))
@@ -136,12 +139,23 @@ func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) 
 		w = append(w, fmt.Sprintf("of %d packets that came over UC %d were useless, because another of their message was lost: receive_mtu %d makes messages shorter, mode rc sends again what is lost", ucIn, ucUseless, shortReceive))
 	}
 	if flood > 0 {
-		w = append(w, fmt.Sprintf("%d ARP, ND and CM packets were refused because too many came from strangers: somebody floods this host, or did", flood))
+		w = append(w, fmt.Sprintf("%d ARP, ND and CM packets were refused because too many came from unknown sources: somebody floods this host, or did", flood))
 	}
 	if n := a.m.FIBCounters().RoutesRefused; n > 0 {
 		w = append(w, fmt.Sprintf("the kernel refused %d route changes; see the log", n))
 	}
 	return w
+}
+
+// silence says that nobody answers, and what to look at.
+func silence(q ipoib.Silence, now time.Time) string {
+	ago := func(t time.Time) string { return now.Sub(t).Round(time.Second).String() + " ago" }
+	heard := "no other host has been heard"
+	if !q.Heard.IsZero() {
+		heard = "another host was last heard " + ago(q.Heard)
+	}
+	return fmt.Sprintf("no answer from anybody: nobody answered for %v %s, and %s; do the firewalls of all hosts accept UDP port 4791, "+
+		"and do agents run there with the same pkey and qkey?", q.Asked, ago(q.At), heard)
 }
 
 // shortReceive is a Receive MTU with which few packets are a message, for UC on a
@@ -422,12 +436,15 @@ func snake(s string) string {
 
 func (a *Agent) viewExplain(ip netip.Addr, hop fib.NextHop) control.Explanation {
 	e := a.m.Explain(ip, hop)
-	out := control.Explanation{Version: control.Version, IP: ip.String(), Class: e.Class.String(), Mode: e.Mode, MTU: e.Path.MTU, LastREJ: e.LastREJ, Crossing: e.Crossing, Why: e.Reasons}
+	out := control.Explanation{Version: control.Version, IP: ip.String(), Mode: e.Mode, MTU: e.Path.MTU, LastREJ: e.LastREJ, Crossing: e.Crossing, Why: e.Reasons}
 	if e.NextHop.IsValid() {
 		out.NextHop = e.NextHop.String()
 	}
 	if !e.Link.IsZero() {
-		out.Peer, out.CMPath = e.Link.String(), e.Via.String()
+		out.Peer, out.Class = e.Link.String(), e.Class.String()
+		if e.ByCM {
+			out.CMPath = e.Via.String()
+		}
 	}
 	if out.Why == nil {
 		out.Why = []string{}

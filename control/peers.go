@@ -1,5 +1,11 @@
 package control
 
+// Bounds of PathPeerPing.
+const (
+	MaxPings    = 100   // calls of one request
+	MaxPingSize = 16384 // octets to return
+)
+
 // A PeerPath says how another host's agent was asked over the fabric
 // (RPC-over-RDMA; package peerrpc).
 type PeerPath struct {

@@ -16,7 +16,8 @@ import (
 // Bounds that are no option.
 const (
 	maxAddrs = 4096 // addresses of the device
-	maxPeers = 1024 // of a static list
+	// MaxPeers bounds a static list.
+	MaxPeers = 1024
 )
 
 // A failed join is tried again after retryMin, doubled each time up to retryMax.
@@ -371,7 +372,7 @@ func (m *Machine) setPeers(peers []ib.GID) {
 		switch {
 		case g.IsZero() || g.IsMulticast() || slices.Contains(m.peers, g):
 			// nobody, or somebody already there
-		case len(m.peers) >= maxPeers:
+		case len(m.peers) >= MaxPeers:
 			m.refusedPeers++
 		default:
 			m.peers = append(m.peers, g)

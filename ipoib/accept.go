@@ -3,6 +3,7 @@ package ipoib
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"ipoibcm/cm"
@@ -249,7 +250,7 @@ func (f *Interface) qpError(ev QPError) {
 	if ev.Status == verbs.RetryExceeded {
 		f.neighStep(doubted(c.peer.key))
 	}
-	why := fmt.Sprintf("queue pair error: %v %s", ev.Status, ev.Text)
+	why := strings.TrimSpace(fmt.Sprintf("queue pair error: %v %s", ev.Status, ev.Text))
 	h, up := c.handle, c.state == connUp
 	switch {
 	case up && f.swallowed(c, ev.Status):

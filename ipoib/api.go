@@ -304,9 +304,18 @@ type Status struct {
 	Peers      int // link-layer addresses with a record
 	Neighbours int
 	Crossings  Crossings
+	Silence    Silence
 
 	CMTransport CMTransport
 	GSI, Inband bool // CM messages by QP 1, and in-band
+}
+
+// A Silence is a link on which nobody answers. It is zero where somebody does, and
+// where nobody was asked.
+type Silence struct {
+	Asked netip.Addr // the last address that nobody answered for
+	At    time.Time  // when that was given up
+	Heard time.Time  // when another host was heard last; zero: never
 }
 
 // Crossings counts REQs that crossed (RFC 4755 section 3.3).
@@ -383,10 +392,11 @@ type Explanation struct {
 	Addr     netip.Addr
 	NextHop  netip.Addr
 	Link     encap.LinkAddr
-	Via      CMPath // of CM messages to the peer
+	ByCM     bool   // a connection to the peer is possible, or there is one
+	Via      CMPath // of CM messages to the peer, if so
 	Path     fib.Path
 	Class    Class
-	Mode     string // "rc", "uc", "ud", "none"
+	Mode     string // "RC", "UC", "UD", "none"
 	LastREJ  string // "" if there was none
 	Crossing string // verdict when REQs last crossed; "" if they never did
 	Reasons  []string

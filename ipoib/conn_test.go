@@ -114,12 +114,12 @@ func TestModes(t *testing.T) {
 	want := map[[2]Mode]string{}
 	for _, m := range []Mode{ModeRC, ModeUC, ModeAuto, ModeUD} {
 		for _, k := range []Mode{ModeRC, ModeUC, ModeAuto, ModeUD} {
-			want[[2]Mode{m, k}] = "ud"
+			want[[2]Mode{m, k}] = "UD"
 		}
 	}
-	want[[2]Mode{ModeRC, ModeRC}], want[[2]Mode{ModeUC, ModeUC}], want[[2]Mode{ModeAuto, ModeAuto}] = "rc", "uc", "rc"
-	want[[2]Mode{ModeRC, ModeAuto}], want[[2]Mode{ModeAuto, ModeRC}] = "rc", "rc"
-	want[[2]Mode{ModeUC, ModeAuto}], want[[2]Mode{ModeAuto, ModeUC}] = "uc", "uc"
+	want[[2]Mode{ModeRC, ModeRC}], want[[2]Mode{ModeUC, ModeUC}], want[[2]Mode{ModeAuto, ModeAuto}] = "RC", "UC", "RC"
+	want[[2]Mode{ModeRC, ModeAuto}], want[[2]Mode{ModeAuto, ModeRC}] = "RC", "RC"
+	want[[2]Mode{ModeUC, ModeAuto}], want[[2]Mode{ModeAuto, ModeUC}] = "UC", "UC"
 	for k, mode := range want {
 		w := newWorld(t, 3)
 		a, b := w.node(1, Options{Mode: k[0]}), w.node(2, Options{Mode: k[1]})
@@ -134,7 +134,7 @@ func TestModes(t *testing.T) {
 		if b.got(p) != 1 || a.got(q) != 1 || e.Mode != mode || len(e.Reasons) < 3 {
 			w.failf("%v to %v: got %d %d, %+v", k[0], k[1], b.got(p), a.got(q), e)
 		}
-		if mode == "ud" {
+		if mode == "UD" {
 			// 4755-3.1-7, 4755-3.1-8, 4755-3.1-16, 4755-2-1, 4755-2-2: never a REQ to who has no mode in common
 			if len(a.reqs)+len(b.reqs) != 0 || len(a.qps)+len(b.qps) != 0 {
 				w.failf("%v to %v: a REQ", k[0], k[1])
@@ -152,7 +152,7 @@ func TestModes(t *testing.T) {
 			w.failf("%v to %v: large packets %d %d", k[0], k[1], b.got(large), b.got(cut))
 		}
 		x, _ := w.agree(a, b)
-		if x.Transport.String() != map[string]string{"rc": "RC", "uc": "UC"}[mode] {
+		if x.Transport.String() != mode {
 			w.failf("%v to %v: %v", k[0], k[1], x.Transport)
 		}
 	}
@@ -316,7 +316,7 @@ func TestGateway(t *testing.T) {
 			w.failf("%d flushes", a.k.Flushed)
 		}
 		e := a.explain(ip4(far))
-		if e.NextHop != ip4(gw) || e.Mode != "rc" {
+		if e.NextHop != ip4(gw) || e.Mode != "RC" {
 			w.failf("%+v", e)
 		}
 		if path, _ := a.path(ip4(far)); path.Kind != fib.PathConn || path.MTU != 65520 {

@@ -87,7 +87,7 @@ func TestCrossing(t *testing.T) {
 				if a.counter("dial_failed") > 1 || len(distinct(a.reqs)) != 1 || len(distinct(b.reqs)) != 1 {
 					w.failf("a new REQ because of a verdict")
 				}
-				if e := a.explain(ip4("10.0.0.2")); a.f.peers[b.link()].memo().verdict == "" || e.Mode == "ud" {
+				if e := a.explain(ip4("10.0.0.2")); a.f.peers[b.link()].memo().verdict == "" || e.Mode == "UD" {
 					t.Errorf("%+v", e)
 				}
 			})
@@ -289,7 +289,7 @@ func TestLegacyPeer(t *testing.T) {
 		}
 	}
 	e := a.explain(ip4("10.0.0.2"))
-	if e.Class != ClassLegacy || e.Mode != "rc" || e.LastREJ == "" {
+	if e.Class != ClassLegacy || e.Mode != "RC" || e.LastREJ == "" {
 		w.failf("%+v", e)
 	}
 	// remembered: after a teardown one REQ, of the 0x10 form, is enough

@@ -16,7 +16,7 @@ import (
 // to hop ([fib.Ask]). Times are as of the last Step.
 func (f *Interface) Explain(addr netip.Addr, hop fib.NextHop) Explanation {
 	addr = addr.Unmap().WithZone("")
-	e := Explanation{Addr: addr, NextHop: hop.Addr, Mode: "none", Path: fib.Path{MTU: f.udMTU()}}
+	e := Explanation{Addr: addr, NextHop: hop.Addr, Mode: "none"}
 	say := func(format string, args ...any) { e.Reasons = append(e.Reasons, fmt.Sprintf(format, args...)) }
 	switch {
 	case !addr.IsValid():
@@ -34,7 +34,7 @@ func (f *Interface) Explain(addr netip.Addr, hop fib.NextHop) Explanation {
 		say("%v is an address of this interface", addr)
 		return e
 	case f.group.Table().IsGroup(addr):
-		e.Path, e.Mode = f.groupPath(addr), "ud"
+		e.Path, e.Mode = f.groupPath(addr), ib.UD.String()
 		say("multicast and broadcast always go by UD (RFC 4755 section 2.1), to %v", e.Path.Link.GID)
 		say("the MTU is that of UD, %d", f.udMTU())
 		return e
@@ -84,7 +84,7 @@ func (f *Interface) explainHop(e *Explanation, say func(string, ...any)) {
 				say("nobody answered for it since %v", n.Lost.Format(time.TimeOnly))
 			}
 		default: // the record of its interface found no room
-			e.Link, e.Mode = n.LinkAddr, "ud"
+			e.Link, e.Mode, e.Path.MTU = n.LinkAddr, ib.UD.String(), f.udMTU()
 			say("%v is at %v, neighbour state %v", e.NextHop, n.LinkAddr, n.State)
 			say("UD, because %d interfaces are on record and there is no room for one more", len(f.peers))
 		}
@@ -100,8 +100,10 @@ func (f *Interface) explainHop(e *Explanation, say func(string, ...any)) {
 	say("%v is at %v, neighbour state %v", e.NextHop, e.Link, n.State)
 	f.explainClass(peer, say)
 	f.explainMode(peer, say)
-	e.Via = f.cmVia(peer)
-	f.explainVia(peer, say)
+	if e.ByCM = f.transport(peer) != ib.UD || peer.tx != nil; e.ByCM {
+		e.Via = f.cmVia(peer)
+		f.explainVia(peer, say)
+	}
 	if e.Crossing = peer.memo().verdict; peer.memo().verdict != "" {
 		say("%s", peer.memo().verdict)
 	}

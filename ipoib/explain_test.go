@@ -83,7 +83,7 @@ func TestExplainNoRoom(t *testing.T) {
 		w.run(time.Second)
 	}
 	e := a.explain(ip4("10.0.0.3"))
-	if e.Mode != "ud" || e.Link.IsZero() || !strings.Contains(fmt.Sprint(e.Reasons), "no room") {
+	if e.Mode != "UD" || e.Link.IsZero() || !strings.Contains(fmt.Sprint(e.Reasons), "no room") {
 		t.Errorf("explained as %+v", e)
 	}
 }
@@ -104,4 +104,40 @@ func TestFirstPacketTooLarge(t *testing.T) {
 	if n := a.counter("drop_oversize"); n != 0 {
 		t.Errorf("%d pieces were dropped for their size", n)
 	}
+}
+
+// What is said of an address agrees with itself: nothing of a peer where there is
+// none, no MTU without a path, no CM without a connection in sight.
+func TestExplainAgreesWithItself(t *testing.T) {
+	w := newWorld(t, 5)
+	a, b := w.node(1, Options{}), w.node(2, Options{Mode: ModeUD})
+	w.run(2 * time.Second)
+	for _, tt := range []struct{ name, addr string }{{"our own", "10.0.0.1"}, {"unknown", "10.0.0.77"}} {
+		e := a.explain(ip4(tt.addr))
+		if e.Mode != "none" {
+			t.Errorf("%s: mode %s, want none", tt.name, e.Mode)
+		}
+		if e.Path.MTU != 0 {
+			t.Errorf("%s: MTU %d beside mode none", tt.name, e.Path.MTU)
+		}
+		if !e.Link.IsZero() {
+			t.Errorf("%s: peer %v", tt.name, e.Link)
+		}
+	}
+	a.ping("10.0.0.2", 100, true)
+	w.run(2 * time.Second)
+	e := a.explain(ip4("10.0.0.2"))
+	if e.Mode != "UD" {
+		t.Errorf("a UD peer: mode %s, want UD", e.Mode)
+	}
+	if e.ByCM {
+		t.Error("a UD peer: CM messages have a path, and none can be sent")
+	}
+	if text := strings.Join(e.Reasons, "\n"); strings.Contains(text, "QP 1") {
+		t.Errorf("a UD peer: it speaks of QP 1:\n%s", text)
+	}
+	if e.Path.MTU != 2044 {
+		t.Errorf("a UD peer: MTU %d, want 2044", e.Path.MTU)
+	}
+	_ = b
 }

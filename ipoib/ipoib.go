@@ -79,6 +79,7 @@ type Interface struct {
 	tells tells
 
 	unreachable unreachable
+	answers     answers
 
 	now time.Time // of the Step under way
 	out []Action
@@ -160,8 +161,10 @@ func (f *Interface) handle(ev Event) {
 	case Packet:
 		f.fromTUN(ev.IP)
 	case RecvFrame:
+		f.heardFrom(ev.SrcGID)
 		f.fromFabric(ev)
 	case RecvMAD:
+		f.heardFrom(ev.MAD.Remote)
 		f.recvMAD(ev.MAD)
 	case QPCreated:
 		f.qpCreated(ev)

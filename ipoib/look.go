@@ -22,7 +22,7 @@ func (f *Interface) Status() Status {
 		IPv6: f.ipv6, Peers: len(f.peers), Neighbours: len(f.hops.peers), Conns: f.conns.up,
 		Crossings: Crossings{Seen: f.n[nCrossSeen], Accepted: f.n[nCrossAccepted], Rejected: f.n[nCrossRejected],
 			Yielded: f.n[nCrossYielded], Expired: f.n[nCrossExpired]},
-		CMTransport: f.opt.CMTransport, GSI: f.gsi(), Inband: f.inband(),
+		Silence: f.silence(), CMTransport: f.opt.CMTransport, GSI: f.gsi(), Inband: f.inband(),
 	}
 	known := map[netip.Addr]neigh.AddrState{}
 	for _, a := range f.neigh.Addrs() {
@@ -144,15 +144,15 @@ func appendNeigh(cs []Counter, n neigh.Counters) []Counter {
 // Link returns the interface's link-layer address with the flags it announces.
 func (f *Interface) Link() encap.LinkAddr { return f.link }
 
-// modeName names what a path is in operators' words.
+// modeName names what a path is, as the lists of peers and connections do.
 func modeName(k fib.PathKind, t ib.Transport) string {
 	switch {
 	case k == fib.PathConn && t == ib.UC:
-		return "uc"
+		return ib.UC.String()
 	case k == fib.PathConn:
-		return "rc"
+		return ib.RC.String()
 	case k == fib.PathUD || k == fib.PathGroup:
-		return "ud"
+		return ib.UD.String()
 	}
 	return "none"
 }

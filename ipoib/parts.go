@@ -164,6 +164,7 @@ func (f *Interface) onNeigh(a neigh.Action) {
 	case neigh.Deliver:
 		f.deliver(a.IP, a.LinkAddr, a.Packet)
 	case neigh.Failed:
+		f.noAnswerFor(a.IP)
 		f.note(Note{Kind: NoteNeigh, Addr: a.IP, Text: fmt.Sprintf("nobody answers for %v", a.IP)})
 	case neigh.Discard: // counted by neigh
 		f.unreached(a)
@@ -218,6 +219,9 @@ func (f *Interface) usage(ev Usage) {
 		c.use = u
 		if u.TxPackets != old.TxPackets || u.RxPackets != old.RxPackets {
 			c.used = f.now
+		}
+		if u.RxPackets != old.RxPackets {
+			f.heardFrom(c.peer.key.GID)
 		}
 		if u.TxPackets != old.TxPackets {
 			for _, a := range slices.Clone(c.peer.addrs) {

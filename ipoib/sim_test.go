@@ -180,7 +180,7 @@ func TestGroups(t *testing.T) {
 		if path, _ := a.path(ip4(dst)); path.Kind != fib.PathGroup || path.MTU != 2044 {
 			w.failf("%s: %+v", dst, path)
 		}
-		if e := a.explain(ip4(dst)); e.Mode != "ud" || e.Path.MTU != 2044 {
+		if e := a.explain(ip4(dst)); e.Mode != "UD" || e.Path.MTU != 2044 {
 			w.failf("%+v", e)
 		}
 	}

@@ -21,6 +21,7 @@ import (
 
 	"ipoibcm/agent"
 	"ipoibcm/control"
+	"ipoibcm/group"
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
 	"ipoibcm/provider/ibverbs"
@@ -343,6 +344,10 @@ func (c *Config) settings() (s settings, err error) {
 	}
 	if len(c.Peers) > 0 && c.Provider == ibVerbs {
 		return bad("peers", "peers: provider ibverbs cannot receive the copies that take the place of multicast; leave the list out, and have the underlay carry multicast")
+	}
+	if len(c.Peers) > group.MaxPeers {
+		return bad("peers", "peers: %d are given, at most %d can be: each packet to a group is copied to all of them; use an underlay that carries multicast",
+			len(c.Peers), group.MaxPeers)
 	}
 	for i, p := range c.Peers {
 		g, err := parseGID(p)

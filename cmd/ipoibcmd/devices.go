@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/Mellanox/rdmamap"
-	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
 	"ipoibcm/control"
@@ -95,7 +94,7 @@ func rdmaDevice(name string, netdevs []string) control.RDMADevice {
 }
 
 func printDevices(w io.Writer, d *control.Devices) {
-	t := newTable(w, "UNDERLAY", "DRIVER", "STATE", "MTU", "PATH MTU", "SPEED", "UDP SEGMENTATION", "GRO", "ADDRESSES")
+	t := newTable("UNDERLAY", "STATE", "MTU", "PATH MTU", "ADDRESSES", "DRIVER", "SPEED", "UDP SEGMENTATION", "GRO")
 	for _, u := range d.Underlays {
 		state, speed := "down", "?"
 		if u.Up {
@@ -104,16 +103,17 @@ func printDevices(w io.Writer, d *control.Devices) {
 		if u.SpeedMbps > 0 {
 			speed = fmt.Sprintf("%d Mb/s", u.SpeedMbps)
 		}
-		t.AppendRow(table.Row{u.Name, u.Driver, state, u.MTU, u.PathMTU, speed, onOff(u.Features, "tx-udp-segmentation"), onOff(u.Features, "rx-gro"), strings.Join(u.Addresses, " ")})
+		t.add(u.Name, state, u.MTU, u.PathMTU, strings.Join(u.Addresses, " "), u.Driver, speed,
+			onOff(u.Features, "tx-udp-segmentation"), onOff(u.Features, "rx-gro"))
 	}
-	t.Render()
+	t.render(w)
 	if len(d.RDMA) > 0 {
 		fmt.Fprintln(w)
-		t = newTable(w, "RDMA DEVICE", "NETWORK DEVICES", "NODES", "MISSING")
+		t = newTable("RDMA DEVICE", "NETWORK DEVICES", "NODES", "MISSING")
 		for _, r := range d.RDMA {
-			t.AppendRow(table.Row{r.Name, strings.Join(r.NetDevs, " "), strings.Join(r.Nodes, " "), strings.Join(r.Missing, " ")})
+			t.add(r.Name, strings.Join(r.NetDevs, " "), strings.Join(r.Nodes, " "), strings.Join(r.Missing, " "))
 		}
-		t.Render()
+		t.render(w)
 	}
 	for _, n := range d.Notes {
 		fmt.Fprintln(w, n)

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"strings"
 	"syscall"
 
@@ -32,13 +31,16 @@ func main() {
 }
 
 // execute runs one command line and returns the exit status: 0 done, 1 failed,
-// 2 used wrongly.
+// 2 used wrongly; status has more.
 func execute(ctx context.Context, args []string) int {
 	root := newRoot()
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return 0
+	}
+	if exit := exitError(0); errors.As(err, &exit) {
+		return int(exit)
 	}
 	var silent silentError
 	if errors.As(err, &silent) {
@@ -54,6 +56,11 @@ func execute(ctx context.Context, args []string) int {
 
 // A silentError has been reported already.
 type silentError struct{ error }
+
+// An exitError is an exit status of its own; all has been said.
+type exitError int
+
+func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
 // A usageError is the user's mistake on the command line.
 type usageError struct{ error }
@@ -96,14 +103,19 @@ func newRoot() *cobra.Command {
 		Short:         "IP over InfiniBand connected mode (RFC 4755) on any Linux host",
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Version:       build(),
+		Version:       stamp().String(),
 	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usageError{hintError{err, "see: " + c.CommandPath() + " --help"}}
 	})
 	root.AddCommand(newRun(), newInit(), newDemo(), newStatus(), newShow(), newExplain(), newMonitor(), newCapture(), newDevices(), newProbe(), newPing())
-	root.AddCommand(newDoctor())
+	root.AddCommand(newDoctor(), newVersion())
+	root.SetHelpCommand(newHelp())
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	exampleCompletion(root)
 	strict(root)
+	complete(root)
 	return root
 }
 
@@ -140,23 +152,31 @@ func strict(cmd *cobra.Command) {
 	}
 }
 
-// build returns the version the binary was built from.
-func build() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
+// newHelp is the library's, except that it fails for what is no command.
+func newHelp() *cobra.Command {
+	return &cobra.Command{
+		Use:     "help [COMMAND]",
+		Short:   "help about a command",
+		Example: "  ipoibcmd help run\n  ipoibcmd help show conn",
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			found, _, err := cmd.Root().Find(args)
+			if err != nil {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			var names []string
+			for _, sub := range found.Commands() {
+				if sub.IsAvailableCommand() {
+					names = append(names, sub.Name()+"\t"+sub.Short)
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			found, rest, err := cmd.Root().Find(args)
+			if err != nil || len(rest) > 0 {
+				return usageError{hintError{fmt.Errorf("unknown command %q", strings.Join(args, " ")), "see: " + cmd.Root().CommandPath() + " --help"}}
+			}
+			return found.Help()
+		},
 	}
-	rev, dirty := "", ""
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			rev = s.Value[:min(12, len(s.Value))]
-		case s.Key == "vcs.modified" && s.Value == "true":
-			dirty = "+"
-		}
-	}
-	if rev == "" {
-		return "devel"
-	}
-	return rev + dirty
 }

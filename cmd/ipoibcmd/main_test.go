@@ -53,6 +53,15 @@ func TestExitStatusAndHints(t *testing.T) {
 	if err := os.WriteFile(peers, []byte("underlay: lo\nprovider: ibverbs\npeers: [10.0.0.1]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	many := filepath.Join(dir, "many.yaml")
+	var list strings.Builder
+	list.WriteString("underlay: lo\npeers:\n")
+	for i := range 1025 {
+		fmt.Fprintf(&list, "- fe80::%x\n", i+1)
+	}
+	if err := os.WriteFile(many, []byte(list.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, tt := range []struct {
 		name   string
 		args   []string
@@ -68,6 +77,16 @@ func TestExitStatusAndHints(t *testing.T) {
 		{"argument too many", []string{"run", "eth0"}, 2, []string{"see: ipoibcmd run --help"}},
 		{"not an address", []string{"explain", "here"}, 2, []string{`"here" is not an IP address`}},
 		{"negative snap", []string{"capture", "--snap=-1", "-"}, 2, []string{"--snap -1: must not be negative"}},
+		{"help about nothing", []string{"help", "nosuch"}, 2, []string{`ipoibcmd help: unknown command "nosuch"`, "see: ipoibcmd --help"}},
+		{"help about nothing below", []string{"help", "show", "nosuch"}, 2, []string{`unknown command "show nosuch"`}},
+		{"unknown shell", []string{"completion", "nosuch"}, 2, []string{`unknown command "nosuch"`}},
+		{"no calls", []string{"ping", "--rdma", "-c", "0", "10.0.0.2"}, 2, []string{"--count 0: must be 1 to 100"}},
+		{"too many calls", []string{"ping", "--rdma", "-c", "101", "10.0.0.2"}, 2, []string{"--count 101: must be 1 to 100"}},
+		{"too large a call", []string{"ping", "--rdma", "-s", "16385", "10.0.0.2"}, 2, []string{"--size 16385: must be 0 to 16384"}},
+		{"ping of no address", []string{"ping", "--rdma", "here"}, 2, []string{`"here" is not an IP address or GID of a host`, "such as 10.0.0.2"}},
+		{"status of no address", []string{"status", "--peer", "224.0.0.1"}, 2, []string{`"224.0.0.1" is not an IP address or GID of a host`}},
+		{"events of no address", []string{"monitor", "--peer", "::"}, 2, []string{`"::" is not an IP address or GID of a host`}},
+		{"too many peers", []string{"run", "--config", many}, 2, []string{many + ": line 3: peers: 1025 are given, at most 1024 can be"}},
 		{"run without underlay", []string{"run"}, 2, []string{"no underlay: give --underlay DEVICE (ipoibcmd devices lists them)"}},
 		{"bad configuration", []string{"run", "--underlay=eth0", "--mode=fast"}, 2, []string{`ipoibcmd run: mode "fast"`}},
 		{"unknown provider", []string{"run", "--underlay=lo", "--provider=other"}, 2, []string{`provider "other": must be softroce or ibverbs`}},
@@ -155,9 +174,10 @@ func fakeAgent(t *testing.T, docs map[string]any) string {
 var (
 	testStatus = control.Status{Version: 1,
 		Interface: control.Interface{Name: "ibcm0", State: "up", Mode: "auto", MTU: 65520, UDMTU: 2044, ReceiveMTU: 65524, GID: "fe80::a", UDQPN: "0x000048",
-			LinkAddr: "c0:00:00:48:fe80::a", PKey: "0xffff", QKey: "0x00000b1b", BroadcastGroup: "ff12:401b:ffff::ffff:ffff", UptimeMS: 90_000,
+			LinkAddr: "c0:00:00:48:fe80::a", PKey: "0xffff", QKey: "0x00000b1b", BroadcastGroup: "ff12:401b:ffff::ffff:ffff", UptimeMS: 90_000, Build: "test",
 			Addresses: []control.Address{{Prefix: "10.0.0.1/24", State: "ok"}, {Prefix: "fd00::1/64", State: "duplicate"}}},
-		Underlay: control.Underlay{Provider: "softroce", Device: "eth0", MTU: 9000, PathMTU: 4096, Active: true, Notes: []string{"a note"}},
+		Underlay: control.Underlay{Provider: "softroce", Device: "eth0", MTU: 9000, PathMTU: 4096, Active: true, Notes: []string{"a note"},
+			Offloads: []control.Offload{{Name: "gso", What: "batches", Why: "refused", Uses: 3}}},
 		Peers: []control.Peer{{LinkAddr: "80:00:00:49:fe80::b", GID: "fe80::b", UDQPN: "0x000049", Addresses: []string{"10.0.0.2"}, Class: "rfc", Mode: "RC",
 			MTU: 65520, State: "ESTABLISHED", AgeMS: 1500, TxPackets: 10, TxOctets: 1 << 20}},
 		Warnings: []string{"look at this"},
@@ -180,9 +200,10 @@ func TestTables(t *testing.T) {
 		args      []string
 		want, not []string
 	}{
-		{[]string{"status"}, []string{"ibcm0: up, mode auto, MTU 65520 (UD 2044, Receive MTU 65524), up 90.0s", "fe80::a", "0x000048", "0xffff",
+		{[]string{"status"}, []string{"ibcm0: up, mode auto, MTU 65520 (UD 2044, Receive MTU 65524), up 90.0s\n  ! look at this\n\nPEER ", "fe80::a", "0x000048", "0xffff",
 			"ff12:401b:ffff::ffff:ffff", "10.0.0.1/24", "fd00::1/64 (duplicate)", "softroce on eth0, active, MTU 9000, IB path MTU 4096", "a note", "! look at this",
-			"fe80::b", "RC", "rfc", "ESTABLISHED", "1.5s", "10 (1.0 MiB)", "10.0.0.2"}, []string{"10.0.0.1/24 (ok)"}},
+			"fe80::b", "RC", "rfc", "ESTABLISHED", "1.5s", "10 (1.0 MiB)", "10.0.0.2"}, []string{"10.0.0.1/24 (ok)", "gso"}},
+		{[]string{"status", "--verbose"}, []string{"gso: batches off (refused), used 3 times", "build           test, process 0"}, nil},
 		{[]string{"show", "conn"}, []string{"SERVICE ID", "0x0100000000000049", "UC", "active", "8996", "accepted"}, nil},
 		{[]string{"show", "neigh"}, []string{"10.0.0.3", "INCOMPLETE", "3"}, nil},
 		{[]string{"show", "routes"}, []string{"10.0.0.2", "connection", "65520", "3", "yes"}, nil},
@@ -191,8 +212,12 @@ func TestTables(t *testing.T) {
 		{[]string{"explain", "10.0.0.2"}, []string{"10.0.0.2", "mode", "rc", "65520", "last REJ", "28", "- because"}, []string{"next hop", "crossing"}},
 	} {
 		status, stdout, stderr := command(t, append(tt.args, "--control", socket)...)
-		if status != 0 || stderr != "" {
-			t.Errorf("%v: status %d, %q", tt.args, status, stderr)
+		wantStatus := 0
+		if tt.args[0] == "status" {
+			wantStatus = exitDegraded // there is a warning
+		}
+		if status != wantStatus || stderr != "" {
+			t.Errorf("%v: status %d, %q, want status %d", tt.args, status, stderr, wantStatus)
 		}
 		for _, want := range tt.want {
 			if !strings.Contains(stdout, want) {
@@ -220,7 +245,11 @@ func TestJSONIsTheAgentsDocument(t *testing.T) {
 	}{{[]string{"status"}, testStatus}, {[]string{"show", "conn"}, testConns}} {
 		status, stdout, _ := command(t, append(tt.args, "--json", "--control", socket)...)
 		want, _ := json.MarshalIndent(tt.want, "", "  ")
-		if status != 0 || stdout != string(want)+"\n" {
+		wantStatus := 0
+		if tt.args[0] == "status" {
+			wantStatus = exitDegraded
+		}
+		if status != wantStatus || stdout != string(want)+"\n" {
 			t.Errorf("%v: status %d, got\n%s\nwant\n%s", tt.args, status, stdout, want)
 		}
 	}
@@ -381,5 +410,64 @@ func TestHealthColumns(t *testing.T) {
 		if got := [3]string{rtt, flight, again}; got != tt.want {
 			t.Errorf("%+v: %q, want %q", tt.h, got, tt.want)
 		}
+	}
+}
+
+// The exit status says whether the interface carries packets.
+func TestStatusExit(t *testing.T) {
+	for _, tt := range []struct {
+		name, state string
+		warnings    []string
+		want        int
+	}{
+		{"up", "up", nil, 0},
+		{"up with warnings", "up", []string{"mind the gap"}, 4},
+		{"down", "down", nil, 3},
+		{"underlay down", "underlay down", []string{"the underlay is down"}, 3},
+	} {
+		doc := control.Status{Version: 1, Interface: control.Interface{Name: "ibcm0", State: tt.state}, Warnings: tt.warnings}
+		socket := fakeAgent(t, map[string]any{control.PathStatus: doc})
+		for _, args := range [][]string{{"status"}, {"status", "--json"}} {
+			if got, _, stderr := command(t, append(args, "--control", socket)...); got != tt.want || stderr != "" {
+				t.Errorf("%s: %v: exit status %d and %q, want %d and silence", tt.name, args, got, stderr, tt.want)
+			}
+		}
+	}
+}
+
+// Every flag whose values are few or known to the host completes them.
+func TestCompletion(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"run", "--mode", ""}, "auto\t"},
+		{[]string{"run", "--provider", ""}, "softroce\t"},
+		{[]string{"doctor", "--log-level", ""}, "warn\n"},
+		{[]string{"run", "--cm-transport", "in"}, "inband\t"},
+		{[]string{"help", "show", ""}, "conn\t"},
+		{[]string{"help", ""}, "doctor\t"},
+	} {
+		status, stdout, _ := command(t, append([]string{"__complete"}, tt.args...)...)
+		if status != 0 || !strings.Contains(stdout, tt.want) {
+			t.Errorf("%q: status %d, got %q, want %q in it", tt.args, status, stdout, tt.want)
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	version, commit = "v9.8", "0123456789abcdef-dirty"
+	defer func() { version, commit = "", "" }()
+	status, stdout, _ := command(t, "version")
+	if want := "ipoibcmd v9.8, commit 0123456789ab with changes, go1."; status != 0 || !strings.HasPrefix(stdout, want) {
+		t.Errorf("status %d, %q, want %q", status, stdout, want)
+	}
+	_, stdout, _ = command(t, "version", "--json")
+	var b control.Build
+	if err := json.Unmarshal([]byte(stdout), &b); err != nil || b.Release != "v9.8" || b.Commit != "0123456789abcdef" || !b.Modified {
+		t.Errorf("%+v, %v", b, err)
+	}
+	if _, stdout, _ = command(t, "--version"); !strings.Contains(stdout, "v9.8") {
+		t.Errorf("--version: %q", stdout)
 	}
 }

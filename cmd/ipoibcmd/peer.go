@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"net/url"
 	"os"
 	"slices"
@@ -37,19 +38,38 @@ pairs and CM work and the fault is above them.`,
 			if !rdma {
 				return usageError{hintError{errors.New("only --rdma is offered"), "for packets of IP use the system's ping"}}
 			}
+			switch {
+			case count < 1 || count > control.MaxPings:
+				return usageError{fmt.Errorf("--count %d: must be 1 to %d", count, control.MaxPings)}
+			case size < 0 || size > control.MaxPingSize:
+				return usageError{fmt.Errorf("--size %d: must be 0 to %d", size, control.MaxPingSize)}
+			}
+			if err := checkHost(args[0]); err != nil {
+				return err
+			}
 			query := url.Values{"ip": {args[0]}, "count": {strconv.Itoa(count)}, "size": {strconv.Itoa(size)}}
 			return show(cmd.Context(), &flags, control.PathPeerPing, query, printPing)
 		},
 	}
 	cmd.Flags().BoolVar(&rdma, "rdma", false, "over the fabric (RPC-over-RDMA)")
-	cmd.Flags().IntVarP(&count, "count", "c", 3, "calls to make, 1 to 100")
-	cmd.Flags().IntVarP(&size, "size", "s", 0, "octets that the other agent is to return, 0 to 16384")
+	cmd.Flags().IntVarP(&count, "count", "c", 3, fmt.Sprintf("calls to make, 1 to %d", control.MaxPings))
+	cmd.Flags().IntVarP(&size, "size", "s", 0, fmt.Sprintf("octets that the other agent is to return, 0 to %d", control.MaxPingSize))
 	flags.bindJSON(cmd)
 	return cmd
 }
 
+// checkHost says whether s is an address that a host can have.
+func checkHost(s string) error {
+	ip, err := netip.ParseAddr(s)
+	if err != nil || ip.IsMulticast() || ip.IsUnspecified() {
+		return usageError{hintError{fmt.Errorf("%q is not an IP address or GID of a host", s), "such as 10.0.0.2, or the GID that status shows there"}}
+	}
+	return nil
+}
+
 func printPath(w io.Writer, p *control.PeerPath) {
-	fmt.Fprintf(w, "asked %s at GID %s (%s) over RPC-over-RDMA version %d, connected in %.2f ms\n", p.IP, p.GID, p.Via, p.RPCRDMA, p.SetupMS)
+	printWrapped(w, "", columnGap, fmt.Sprintf("asked %s at GID %s (%s) over RPC-over-RDMA version %d, connected in %.2f ms",
+		p.IP, p.GID, p.Via, p.RPCRDMA, p.SetupMS), widthOf(w))
 }
 
 func printPing(w io.Writer, p *control.PeerPing) {
@@ -67,13 +87,13 @@ func printPing(w io.Writer, p *control.PeerPing) {
 	}
 }
 
-func printPeerStatus(w io.Writer, p *control.PeerStatus) {
+func printPeerStatus(w io.Writer, p *control.PeerStatus, verbose bool) {
 	printPath(w, &p.Path)
 	var b strings.Builder
 	if p.Status.Interface.GID == "" && p.Status.Limited != "" {
 		printBrief(&b, &p.Status)
 	} else {
-		printStatus(&b, &p.Status)
+		printStatus(&b, &p.Status, verbose)
 	}
 	if p.Status.Limited != "" {
 		fmt.Fprintln(&b, "  not shown:", p.Status.Limited)
@@ -87,8 +107,8 @@ func printBrief(w io.Writer, s *control.Status) {
 	if !s.Underlay.Active {
 		underlay = "DOWN"
 	}
-	fmt.Fprintf(w, "%s, mode %s, UD MTU %d, Receive MTU %d, underlay %s, IB path MTU %d, build %s\n",
-		i.State, i.Mode, i.UDMTU, i.ReceiveMTU, underlay, s.Underlay.PathMTU, i.Build)
+	printWrapped(w, "", columnGap, fmt.Sprintf("%s, mode %s, UD MTU %d, Receive MTU %d, underlay %s, IB path MTU %d, build %s",
+		i.State, i.Mode, i.UDMTU, i.ReceiveMTU, underlay, s.Underlay.PathMTU, i.Build), widthOf(w))
 }
 
 // plain takes out of another host's text what a terminal would obey, all control
@@ -107,6 +127,9 @@ const peerEvery = time.Second
 
 // monitorPeer prints the events of another host's agent as they come, until ctx ends.
 func monitorPeer(ctx context.Context, flags *clientFlags, peer string) error {
+	if err := checkHost(peer); err != nil {
+		return err
+	}
 	c, err := flags.open()
 	if err != nil {
 		return err

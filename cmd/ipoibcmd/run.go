@@ -103,7 +103,7 @@ func run(ctx context.Context, c Config) error {
 		Provider: provider, GID: gid, Name: c.Name, Netns: c.Netns, Prefixes: s.prefixes, Control: c.controlPath(),
 		Mode: mode, CM: cmTransport, UDMTU: c.UDMTU, ReceiveMTU: c.ReceiveMTU, PKey: ib.PKey(c.PKey), QKey: ib.QKey(c.QKey),
 		Idle: idle, Peers: s.peers, PeerAllow: s.allow, PeerTrust: s.trust,
-		OwnTUNThread: off(c.Offload.OneThread), NoChecksum: off(c.Offload.Checksum), NoSegments: off(c.Offload.TSO), Build: build(), Notes: notes, Check: c.checkUD(s.gid), NoQP1: whyNoQP1(provider), Log: log,
+		OwnTUNThread: off(c.Offload.OneThread), NoChecksum: off(c.Offload.Checksum), NoSegments: off(c.Offload.TSO), Build: stamp().String(), Notes: notes, Check: c.checkUD(s.gid), NoQP1: whyNoQP1(provider), Log: log,
 	}
 	started := time.Now()
 	return agent.Run(ctx, opt, func() {

@@ -8,28 +8,14 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/spf13/cobra"
 
 	"ipoibcm/control"
 )
-
-// newTable returns an empty table in the one style all commands use.
-func newTable(w io.Writer, columns ...any) table.Writer {
-	t := table.NewWriter()
-	t.SetOutputMirror(w)
-	t.SetStyle(table.StyleLight)
-	t.Style().Options.DrawBorder = false
-	t.Style().Options.SeparateColumns = false
-	t.Style().Options.SeparateHeader = false
-	t.Style().Format.Header = text.FormatDefault
-	t.AppendHeader(columns)
-	return t
-}
 
 // age prints milliseconds as people say them.
 func age(ms int64) string {
@@ -58,104 +44,27 @@ func octets(n uint64) string {
 	return fmt.Sprintf("%d B", n)
 }
 
-func newStatus() *cobra.Command {
-	var flags clientFlags
-	var peer string
-	cmd := &cobra.Command{
-		Use:   "status",
-		Short: "show interface, mode, MTU, GID, QPN, groups and peers on one screen",
-		Example: `  ipoibcmd status
-  ipoibcmd status --name ibcm1 --json
-  ipoibcmd status --peer 10.0.0.2`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if cmd.Flags().Changed("peer") {
-				return show(cmd.Context(), &flags, control.PathPeerStatus, url.Values{"ip": {peer}}, printPeerStatus)
-			}
-			return show(cmd.Context(), &flags, control.PathStatus, nil, printStatus)
-		},
+// fetch asks for one document.
+func fetch[T any](ctx context.Context, flags *clientFlags, path string, query url.Values) (*T, error) {
+	c, err := flags.open()
+	if err != nil {
+		return nil, err
 	}
-	cmd.Flags().StringVar(&peer, "peer", "", "ask the agent of the host with this address, or this GID, over the fabric")
-	flags.bindJSON(cmd)
-	return cmd
+	doc := new(T)
+	return doc, c.get(ctx, path, query, doc)
 }
 
 // show asks for one document and prints it, as JSON or by print.
 func show[T any](ctx context.Context, flags *clientFlags, path string, query url.Values, print func(io.Writer, *T)) error {
-	c, err := flags.open()
+	doc, err := fetch[T](ctx, flags, path, query)
 	if err != nil {
-		return err
-	}
-	var doc T
-	if err := c.get(ctx, path, query, &doc); err != nil {
 		return err
 	}
 	if flags.json {
 		return printJSON(doc)
 	}
-	print(os.Stdout, &doc)
+	print(os.Stdout, doc)
 	return nil
-}
-
-func printStatus(w io.Writer, s *control.Status) {
-	i, u := s.Interface, s.Underlay
-	line := func(key, format string, args ...any) {
-		fmt.Fprintf(w, "  %-16s %s\n", key, fmt.Sprintf(format, args...))
-	}
-	fmt.Fprintf(w, "%s: %s, mode %s, MTU %d (UD %d, Receive MTU %d), up %s\n", i.Name, i.State, i.Mode, i.MTU, i.UDMTU, i.ReceiveMTU, age(i.UptimeMS))
-	if i.Netns != "" {
-		line("namespace", "%s", i.Netns)
-	}
-	line("link address", "%s", i.LinkAddr)
-	line("GID", "%s", i.GID)
-	line("UD QPN", "%s   P_Key %s   Q_Key %s", i.UDQPN, i.PKey, i.QKey)
-	line("CM messages", "%s: %s", i.CMTransport, strings.Join(i.CMPaths, ", "))
-	line("broadcast", "%s", i.BroadcastGroup)
-	for n, a := range i.Addresses {
-		key := ""
-		if n == 0 {
-			key = "addresses"
-		}
-		state := ""
-		if a.State != "ok" {
-			state = " (" + a.State + ")"
-		}
-		line(key, "%s%s", a.Prefix, state)
-	}
-	state := "active"
-	if !u.Active {
-		state = "DOWN"
-	}
-	line("underlay", "%s on %s, %s, MTU %d, IB path MTU %d", u.Provider, u.Device, state, u.MTU, u.PathMTU)
-	for n, o := range u.Offloads {
-		key, state := "", "on"
-		if n == 0 {
-			key = "offloads"
-		}
-		if !o.On {
-			state = "off"
-		}
-		if o.Why != "" {
-			state += " (" + o.Why + ")"
-		}
-		line(key, "%s: %s %s, used %d times", o.Name, o.What, state, o.Uses)
-	}
-	for _, n := range u.Notes {
-		line("", "%s", n)
-	}
-	for _, warning := range s.Warnings {
-		fmt.Fprintln(w, "  !", warning)
-	}
-	if len(s.Peers) == 0 {
-		fmt.Fprintln(w, "no peers yet: the first packet to an address resolves it")
-		return
-	}
-	t := newTable(w, "PEER", "QPN", "MODE", "CLASS", "MTU", "STATE", "CM", "AGE", "TX", "RX", "ADDRESSES")
-	for _, p := range s.Peers {
-		t.AppendRow(table.Row{p.GID, p.UDQPN, p.Mode, p.Class, p.MTU, p.State, p.CMPath, age(p.AgeMS),
-			fmt.Sprintf("%d (%s)", p.TxPackets, octets(p.TxOctets)), fmt.Sprintf("%d (%s)", p.RxPackets, octets(p.RxOctets)), strings.Join(p.Addresses, " ")})
-	}
-	t.Render()
 }
 
 func newShow() *cobra.Command {
@@ -196,13 +105,14 @@ func printConns(w io.Writer, d *control.Conns) {
 		fmt.Fprintln(w, "no connections")
 		return
 	}
-	t := newTable(w, "PEER", "MODE", "STATE", "ROLE", "CM", "DIRECTION", "SERVICE ID", "QPN", "REMOTE", "MTU", "AGE", "IDLE", "TX", "RX", "RTT", "IN FLIGHT", "SENT AGAIN", "CROSSING")
+	t := newTable("PEER", "MODE", "STATE", "MTU", "AGE", "IDLE", "TX", "RX", "RTT", "IN FLIGHT", "SENT AGAIN", "ROLE", "DIRECTION",
+		"SERVICE ID", "QPN", "REMOTE QPN", "CM", "CROSSING")
 	for _, c := range d.Conns {
 		rtt, flight, again := health(c.Health)
-		t.AppendRow(table.Row{c.Peer, c.Mode, c.State, c.Role, c.CMPath, c.Direction, c.ServiceID, c.LocalQPN, c.RemoteQPN, c.MTU,
-			age(c.AgeMS), age(c.IdleMS), octets(c.TxOctets), octets(c.RxOctets), rtt, flight, again, c.Crossing})
+		t.add(c.Peer, c.Mode, c.State, c.MTU, age(c.AgeMS), age(c.IdleMS), octets(c.TxOctets), octets(c.RxOctets), rtt, flight, again,
+			c.Role, c.Direction, c.ServiceID, c.LocalQPN, c.RemoteQPN, c.CMPath, c.Crossing)
 	}
-	t.Render()
+	t.render(w)
 }
 
 // health is what the table says of a connection's path: the round trip, packets in
@@ -225,41 +135,41 @@ func health(h *control.Health) (rtt, flight, again string) {
 }
 
 func printNeigh(w io.Writer, d *control.Neighbours) {
-	t := newTable(w, "IP", "STATE", "LINK-LAYER ADDRESS", "AGE", "QUEUED")
+	t := newTable("IP", "STATE", "AGE", "QUEUED", "LINK-LAYER ADDRESS")
 	for _, n := range d.Neighbours {
-		t.AppendRow(table.Row{n.IP, n.State, n.LinkAddr, age(n.AgeMS), n.Queued})
+		t.add(n.IP, n.State, age(n.AgeMS), n.Queued, n.LinkAddr)
 	}
-	t.Render()
+	t.render(w)
 }
 
 func printRoutes(w io.Writer, d *control.Routes) {
-	t := newTable(w, "NEXT HOP", "KIND", "PEER", "MTU", "DESTINATIONS", "IN ip route")
+	t := newTable("NEXT HOP", "KIND", "MTU", "DESTINATIONS", "IN ip route", "PEER")
 	for _, r := range d.Routes {
 		kernel := ""
 		if r.Kernel {
 			kernel = "yes"
 		}
-		t.AppendRow(table.Row{r.NextHop, r.Kind, r.Peer, r.MTU, r.Destinations, kernel})
+		t.add(r.NextHop, r.Kind, r.MTU, r.Destinations, kernel, r.Peer)
 	}
-	t.Render()
+	t.render(w)
 }
 
 func printGroups(w io.Writer, d *control.Groups) {
-	t := newTable(w, "MGID", "IP GROUPS", "WHY", "AGE")
+	t := newTable("MGID", "AGE", "WHY", "IP GROUPS")
 	for _, g := range d.Groups {
-		t.AppendRow(table.Row{g.MGID, strings.Join(g.Groups, " "), strings.Join(g.Reasons, ", "), age(g.AgeMS)})
+		t.add(g.MGID, age(g.AgeMS), strings.Join(g.Reasons, ", "), strings.Join(g.Groups, " "))
 	}
-	t.Render()
+	t.render(w)
 }
 
 func printStats(w io.Writer, d *control.Stats) {
-	t := newTable(w, "PART", "COUNTER", "VALUE")
+	t := newTable("PART", "COUNTER", "VALUE")
 	for _, c := range d.Counters {
 		if c.Value != 0 {
-			t.AppendRow(table.Row{c.Part, c.Name, c.Value})
+			t.add(c.Part, c.Name, c.Value)
 		}
 	}
-	t.Render()
+	t.render(w)
 	fmt.Fprintln(w, "counters at zero are left out; --json has them all")
 }
 
@@ -284,15 +194,24 @@ func newExplain() *cobra.Command {
 }
 
 func printExplanation(w io.Writer, e *control.Explanation) {
+	width := widthOf(w)
 	fmt.Fprintf(w, "%s\n", e.IP)
-	for _, kv := range [][2]string{{"next hop", e.NextHop}, {"peer", e.Peer}, {"class", e.Class}, {"mode", e.Mode}, {"MTU", fmt.Sprint(e.MTU)}, {"last REJ", e.LastREJ}, {"crossing", e.Crossing}} {
-		if kv[1] != "" && kv[1] != "0" {
-			fmt.Fprintf(w, "  %-9s %s\n", kv[0], kv[1])
+	for _, kv := range [][2]string{{"next hop", e.NextHop}, {"peer", e.Peer}, {"class", e.Class}, {"mode", e.Mode}, {"MTU", mtuText(e.MTU)}, {"last REJ", e.LastREJ}, {"crossing", e.Crossing}} {
+		if kv[1] != "" {
+			printWrapped(w, fmt.Sprintf("  %-10s", kv[0]), 12, kv[1], width)
 		}
 	}
 	for _, why := range e.Why {
-		fmt.Fprintln(w, "  -", why)
+		printWrapped(w, "  - ", 4, why, width)
 	}
+}
+
+// mtuText prints an MTU, and nothing for none.
+func mtuText(mtu int) string {
+	if mtu == 0 {
+		return ""
+	}
+	return strconv.Itoa(mtu)
 }
 
 func newMonitor() *cobra.Command {

@@ -29,6 +29,15 @@ func (h *host) refused(want string, args ...string) {
 	}
 }
 
+// misused runs a command that is not to be used so, and is to say so.
+func (h *host) misused(want string, args ...string) {
+	h.seg.Helper()
+	out, errs, code := h.output(append(args, "--control", h.path(".sock"))...)
+	if code != 2 || !strings.Contains(errs, want) {
+		h.seg.Errorf("%s: exit status %d, want 2 and %q\n%s%s", strings.Join(args, " "), code, want, out, errs)
+	}
+}
+
 // echoes has the agent at a GID return as much as it may.
 func (h *host) echoes(gid string) {
 	h.seg.Helper()
@@ -40,7 +49,7 @@ func (h *host) echoes(gid string) {
 	if echo.Size != 16384 {
 		h.seg.Errorf("echoes of %d octets, want 16384", echo.Size)
 	}
-	h.refused("size", "ping", "--rdma", gid, "--size", "16385")
+	h.misused("--size 16385", "ping", "--rdma", gid, "--size", "16385")
 }
 
 // trusts returns the arguments with which h trusts the others.
@@ -65,6 +74,7 @@ func TestAskPeers(t *testing.T) {
 	b.run(b.trusts(a)...)
 	c.run(c.config("peer_allow: []\n")...)
 	gid := b.status().Interface.GID
+	a.refused("10.0.0.77: it is not a neighbour that this host knows", "ping", "--rdma", "10.0.0.77")
 	// Before anything has been resolved there is only the GID.
 	var ping control.PeerPing
 	a.asks(&ping, "ping", "--rdma", gid, "--count", "4")
@@ -97,7 +107,7 @@ func TestAskPeers(t *testing.T) {
 	s.must(b.DelAddr(ifName, "fd00::2/64"))
 	s.must(b.Down(ifName))
 	s.eventually(patience, "the interface is down", func() error {
-		if out, _, code := a.output("status", "--peer", gid, "--control", a.path(".sock"), "--json"); code != 0 || !strings.Contains(out, `"state": "down"`) {
+		if out, _, code := a.output("status", "--peer", gid, "--control", a.path(".sock"), "--json"); code != 3 || !strings.Contains(out, `"state": "down"`) {
 			return fmt.Errorf("exit status %d: %s", code, out)
 		}
 		return nil
@@ -111,8 +121,8 @@ func TestAskPeers(t *testing.T) {
 	a.refused("nobody listens", "ping", "--rdma", c.status().Interface.GID)
 	a.refused("that is this host", "ping", "--rdma", a.status().Interface.GID)
 	a.refused("the GID of its underlay", "ping", "--rdma", "10.0.0.99")
-	a.refused("count", "ping", "--rdma", gid, "--count", "101")
-	a.refused("is not an address", "status", "--peer", "host")
+	a.misused("--count 101", "ping", "--rdma", gid, "--count", "101")
+	a.misused("is not an IP address", "status", "--peer", "host")
 	if _, _, code := a.output("ping", "10.0.0.2"); code != 2 {
 		t.Errorf("ping without --rdma: exit status %d", code)
 	}

@@ -81,7 +81,7 @@ func TestEachOffloadOff(t *testing.T) {
 						t.Errorf("%s: %+v", name, o)
 					}
 				}
-				out, _, _ := h.output("status", "--control", h.path(".sock"))
+				out, _, _ := h.output("status", "--verbose", "--control", h.path(".sock"))
 				if err := containsAll(out, fmt.Sprintf("gso: UDP_SEGMENT %s", map[bool]string{true: "on", false: "off"}[got["gso"].On])); err != nil {
 					t.Error(err)
 				}

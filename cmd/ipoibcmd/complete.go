@@ -1,0 +1,101 @@
+package main
+
+import (
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/Mellanox/rdmamap"
+	"github.com/spf13/cobra"
+
+	"ipoibcm/control"
+	"ipoibcm/hostnet"
+)
+
+// values are what the flags can be set to, by name; nil means that only the host
+// knows.
+var values = map[string][]string{
+	"mode":         {"rc\treliable connections", "uc\tunreliable connections", "auto\tboth, RC preferred", "ud\tno connections"},
+	"provider":     {softRoCE + "\tRoCEv2 over UDP sockets", ibVerbs + "\tkernel Soft-RoCE, RoCE adapters"},
+	"log-level":    {"debug", "info", "warn", "error"},
+	"cm-transport": {"auto\tQP 1 where it leads to the peer", "gsi\tQP 1", "inband\tthe UD QPs"},
+	"ud-mtu":       {"2044\tthe default", "1444\tthe most of an IPv4 underlay of 1500", "1424\tno fragments on an IPv6 underlay of 1500"},
+}
+
+// lookups complete what depends on the host.
+var lookups = map[string]func() []string{
+	"underlay": underlays,
+	"device":   rdmamap.GetRdmaDeviceList,
+	"name":     agents,
+}
+
+// complete gives the flags of cmd, and of all commands below it, the completion of
+// their values. No argument of ours is a file, except of capture.
+func complete(cmd *cobra.Command) {
+	for name, list := range values {
+		if cmd.Flags().Lookup(name) != nil {
+			register(cmd, name, func() []string { return list })
+		}
+	}
+	for name, look := range lookups {
+		if cmd.Flags().Lookup(name) != nil && (name != "name" || cmd.Flags().Lookup("underlay") == nil) {
+			register(cmd, name, look)
+		}
+	}
+	if cmd.Flags().Lookup("config") != nil {
+		_ = cmd.MarkFlagFilename("config", "yaml", "yml")
+	}
+	if cmd.ValidArgsFunction == nil && !cmd.HasSubCommands() && cmd.Name() != "capture" {
+		cmd.ValidArgsFunction = cobra.NoFileCompletions
+	}
+	for _, sub := range cmd.Commands() {
+		complete(sub)
+	}
+}
+
+func register(cmd *cobra.Command, name string, list func() []string) {
+	err := cmd.RegisterFlagCompletionFunc(name, func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return list(), cobra.ShellCompDirectiveNoFileComp
+	})
+	if err != nil {
+		panic(err) // our bug: the flag is not there, or has one
+	}
+}
+
+// underlays names the devices that could be one.
+func underlays() (names []string) {
+	all, err := hostnet.Devices()
+	if err != nil {
+		return nil
+	}
+	for _, d := range all {
+		if i, err := net.InterfaceByName(d.Link.Name); err != nil || i.Flags&net.FlagLoopback == 0 {
+			names = append(names, d.Link.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// agents names the interfaces whose agents have a socket in the usual place.
+func agents() (names []string) {
+	found, _ := filepath.Glob(filepath.Join(control.SocketDir, "*.sock"))
+	for _, path := range found {
+		names = append(names, strings.TrimSuffix(filepath.Base(path), ".sock"))
+	}
+	return names
+}
+
+// exampleCompletion shows how the library's own command is used.
+func exampleCompletion(root *cobra.Command) {
+	for _, c := range root.Commands() {
+		if c.Name() != "completion" {
+			continue
+		}
+		c.Example = "  ipoibcmd completion bash > /etc/bash_completion.d/ipoibcmd"
+		for _, shell := range c.Commands() {
+			shell.Example = "  ipoibcmd completion " + shell.Name()
+		}
+	}
+}

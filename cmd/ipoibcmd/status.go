@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"ipoibcm/control"
+)
+
+// Exit statuses of status, beside those of every command.
+const (
+	exitDown     = 3 // the interface carries nothing
+	exitDegraded = 4 // it is up, and there are warnings
+)
+
+func newStatus() *cobra.Command {
+	var flags clientFlags
+	var peer string
+	var verbose bool
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "show whether the interface is up, its peers, and how it is set up",
+		Long: "status shows the interface, its peers and what an operator should look at, marked with an exclamation\n" +
+			"mark. The exit status is 0 if the interface is up, 3 if it is down, and 4 if it is up and there are warnings.",
+		Example: `  ipoibcmd status
+  ipoibcmd status --name ibcm1 --json
+  ipoibcmd status --peer 10.0.0.2`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("peer") {
+				return statusOfPeer(cmd.Context(), &flags, peer, verbose)
+			}
+			return statusOf(cmd.Context(), &flags, verbose)
+		},
+	}
+	cmd.Flags().StringVar(&peer, "peer", "", "ask the agent of the host with this address, or this GID, over the fabric")
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "show the offloads of the underlay too, and what limits them")
+	flags.bindJSON(cmd)
+	return cmd
+}
+
+// statusOf shows the status of this host's agent.
+func statusOf(ctx context.Context, flags *clientFlags, verbose bool) error {
+	s, err := fetch[control.Status](ctx, flags, control.PathStatus, nil)
+	if err != nil {
+		return err
+	}
+	if flags.json {
+		err = printJSON(s)
+	} else {
+		printStatus(os.Stdout, s, verbose)
+	}
+	return errors.Join(err, verdict(s))
+}
+
+// statusOfPeer shows that of another host's.
+func statusOfPeer(ctx context.Context, flags *clientFlags, peer string, verbose bool) error {
+	if err := checkHost(peer); err != nil {
+		return err
+	}
+	s, err := fetch[control.PeerStatus](ctx, flags, control.PathPeerStatus, url.Values{"ip": {peer}})
+	if err != nil {
+		return err
+	}
+	if flags.json {
+		err = printJSON(s)
+	} else {
+		printPeerStatus(os.Stdout, s, verbose)
+	}
+	return errors.Join(err, verdict(&s.Status))
+}
+
+// verdict is what the exit status says of s.
+func verdict(s *control.Status) error {
+	switch {
+	case s.Interface.State != "up":
+		return exitError(exitDown)
+	case len(s.Warnings) > 0:
+		return exitError(exitDegraded)
+	}
+	return nil
+}
+
+// printStatus shows the state, what to look at and the peers before the rest.
+func printStatus(w io.Writer, s *control.Status, verbose bool) {
+	i, width := s.Interface, widthOf(w)
+	printWrapped(w, "", columnGap, fmt.Sprintf("%s: %s, mode %s, MTU %d (UD %d, Receive MTU %d), up %s",
+		i.Name, i.State, i.Mode, i.MTU, i.UDMTU, i.ReceiveMTU, age(i.UptimeMS)), width)
+	for _, warning := range s.Warnings {
+		printWrapped(w, "  ! ", 4, warning, width)
+	}
+	fmt.Fprintln(w)
+	printPeers(w, s.Peers)
+	fmt.Fprintln(w)
+	printInterface(w, s, verbose)
+}
+
+func printPeers(w io.Writer, peers []control.Peer) {
+	if len(peers) == 0 {
+		fmt.Fprintln(w, "no peers yet: the first packet to an address resolves it")
+		return
+	}
+	t := newTable("PEER", "MODE", "MTU", "STATE", "AGE", "ADDRESSES", "QPN", "TX", "RX", "CLASS", "CM")
+	for _, p := range peers {
+		t.add(p.GID, p.Mode, p.MTU, p.State, age(p.AgeMS), strings.Join(p.Addresses, " "), p.UDQPN,
+			fmt.Sprintf("%d (%s)", p.TxPackets, octets(p.TxOctets)), fmt.Sprintf("%d (%s)", p.RxPackets, octets(p.RxOctets)), p.Class, p.CMPath)
+	}
+	t.render(w)
+}
+
+// printInterface shows how the interface and its underlay are set up.
+func printInterface(w io.Writer, s *control.Status, verbose bool) {
+	i, u, width := s.Interface, s.Underlay, widthOf(w)
+	const keys = 16
+	line := func(key, format string, args ...any) {
+		printWrapped(w, fmt.Sprintf("  %-*s", keys, key), keys+4, fmt.Sprintf(format, args...), width)
+	}
+	if i.Netns != "" {
+		line("namespace", "%s", i.Netns)
+	}
+	line("GID", "%s", i.GID)
+	line("link address", "%s", i.LinkAddr)
+	line("UD QPN", "%s, P_Key %s, Q_Key %s", i.UDQPN, i.PKey, i.QKey)
+	line("CM messages", "%s: %s", i.CMTransport, strings.Join(i.CMPaths, ", "))
+	line("broadcast", "%s", i.BroadcastGroup)
+	for n, a := range i.Addresses {
+		key, state := "", ""
+		if n == 0 {
+			key = "addresses"
+		}
+		if a.State != "ok" {
+			state = " (" + a.State + ")"
+		}
+		line(key, "%s%s", a.Prefix, state)
+	}
+	state := "active"
+	if !u.Active {
+		state = "DOWN"
+	}
+	line("underlay", "%s on %s, %s, MTU %d, IB path MTU %d", u.Provider, u.Device, state, u.MTU, u.PathMTU)
+	for _, n := range u.Notes {
+		line("", "%s", n)
+	}
+	if !verbose {
+		return
+	}
+	for n, o := range u.Offloads {
+		key, state := "", "on"
+		if n == 0 {
+			key = "offloads"
+		}
+		if !o.On {
+			state = "off"
+		}
+		if o.Why != "" {
+			state += " (" + o.Why + ")"
+		}
+		line(key, "%s: %s %s, used %d times", o.Name, o.What, state, o.Uses)
+	}
+	line("build", "%s, process %d", i.Build, i.PID)
+}
