@@ -14,7 +14,7 @@ type Budget struct {
 	// Full and Small are Receive MTUs. Zero means 65524 and 16388.
 	Full, Small uint32
 
-	used int
+	used int64
 }
 
 // SmallReceive is the Receive MTU of UC connections past the limit: 16384 and
@@ -27,15 +27,18 @@ func (b *Budget) ring() int  { return cmp.Or(b.Ring, 16) }
 // Take returns the Receive MTU for one more UC connection and books its ring.
 func (b *Budget) Take() uint32 {
 	m := cmp.Or(b.Full, DefaultReceive)
-	if b.used+b.ring()*int(m) > b.limit() {
+	if b.used+b.octets(m) > int64(b.limit()) {
 		m = min(m, cmp.Or(b.Small, SmallReceive))
 	}
-	b.used += b.ring() * int(m)
+	b.used += b.octets(m)
 	return m
 }
 
 // Release gives back what Take returned.
-func (b *Budget) Release(receive uint32) { b.used = max(0, b.used-b.ring()*int(receive)) }
+func (b *Budget) Release(receive uint32) { b.used = max(0, b.used-b.octets(receive)) }
 
 // Used returns the octets of the rings booked.
-func (b *Budget) Used() int { return b.used }
+func (b *Budget) Used() int64 { return b.used }
+
+// octets returns the octets of one ring.
+func (b *Budget) octets(receive uint32) int64 { return int64(b.ring()) * int64(receive) }

@@ -10,6 +10,7 @@ package mtu
 
 import (
 	"fmt"
+	"math"
 
 	"ipoibcm/wire/encap"
 )
@@ -20,7 +21,7 @@ const (
 	DefaultDevice  = 65520           // IP MTU of the device: DefaultReceive less the header
 	DefaultUD      = 2044            // RFC 4391 section 7: 2048 less the header
 	MaxUD          = 4096 - 4        // the largest IB UD payload less the header
-	MaxReceive     = 1 << 31         // the largest IB message (RFC 4755 section 1)
+	MaxReceive     = uint32(1 << 31) // the largest IB message (RFC 4755 section 1)
 	MinIPv6        = 1280            // RFC 8200 section 5
 	MinIPv4        = 576             // what we ask where IPv6 is off; RFC 791 demands 68
 	RetryReceive   = 2048            // offered after a REJ 26 that names no value
@@ -32,11 +33,13 @@ const (
 
 // IPMTU returns the IP MTU that a Receive MTU stands for, 0 if none.
 func IPMTU(receive uint32) int {
-	return max(0, int(min(receive, MaxReceive))-headerLen)
+	return int(max(headerLen, min(receive, MaxReceive)) - headerLen)
 }
 
 // ReceiveMTU returns the Receive MTU that an IP MTU needs.
-func ReceiveMTU(ip int) uint32 { return uint32(min(max(ip, 0)+headerLen, MaxReceive)) }
+func ReceiveMTU(ip int) uint32 {
+	return min(uint32(min(uint64(max(ip, 0)), math.MaxInt32))+headerLen, MaxReceive)
+}
 
 // A RefusedError says that two Receive MTUs give an IP MTU below the minimum of
 // a protocol on the interface. It is answered with REJ 26 and our own values;

@@ -2,6 +2,7 @@ package mtu
 
 import (
 	"errors"
+	"math"
 	"net/netip"
 	"strings"
 	"testing"
@@ -70,6 +71,15 @@ func TestSizes(t *testing.T) {
 	}
 	if IPMTU(3) != 0 || ReceiveMTU(-1) != 4 {
 		t.Errorf("IPMTU(3) = %d, ReceiveMTU(-1) = %d", IPMTU(3), ReceiveMTU(-1))
+	}
+	// An int has 32 bits on some architectures.
+	if got := IPMTU(math.MaxUint32); got != 1<<31-4 {
+		t.Errorf("IPMTU(%d) = %d, want %d", uint32(math.MaxUint32), got, 1<<31-4)
+	}
+	for _, ip := range []int{1<<31 - 4, math.MaxInt32, math.MaxInt} {
+		if got := ReceiveMTU(ip); got != MaxReceive {
+			t.Errorf("ReceiveMTU(%d) = %d, want %d", ip, got, MaxReceive)
+		}
 	}
 	if AdvMSS(65520, false) != 65480 || AdvMSS(65520, true) != 65460 || AdvMSS(10, true) != 0 {
 		t.Error("advmss")
