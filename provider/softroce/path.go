@@ -46,6 +46,7 @@ type path struct {
 	ifindex int32 // that name and ctl are made for
 	name    [unix.SizeofSockaddrInet6]byte
 	nameLen uint32
+	_       cmsgAligned
 	ctl     [128]byte // control messages; UDP_SEGMENT is the last
 	ctlLen  int       // without UDP_SEGMENT
 	segLen  int       // with it

@@ -34,7 +34,6 @@ const (
 type mmsghdr struct {
 	hdr unix.Msghdr
 	n   uint32
-	_   [4]byte
 }
 
 // A receiver is one receiving socket and the goroutine that reads it.
@@ -49,6 +48,7 @@ type receiver struct {
 	msgs  [recvBatch]mmsghdr
 	names [recvBatch]unix.RawSockaddrInet6
 	iovs  [recvBatch]unix.Iovec
+	_     cmsgAligned
 	ctls  [recvBatch][recvCtlLen]byte
 	bufs  []byte
 
@@ -368,7 +368,7 @@ func (r *receiver) control(i int, md *meta) {
 		case h.Level == unix.SOL_SOCKET && h.Type == unix.SO_RXQ_OVFL && len(data) >= 4:
 			md.overflow = native.Uint32(data)
 		}
-		n = (n + 7) &^ 7
+		n = unix.CmsgSpace(n - unix.SizeofCmsghdr)
 		if n >= len(b) {
 			return
 		}

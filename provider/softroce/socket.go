@@ -148,6 +148,10 @@ func sockaddr(v6 bool, a netip.Addr, port uint16, ifindex int) unix.Sockaddr {
 	return sa
 }
 
+// cmsgAligned takes no room, but has what follows it in a struct begin where a
+// control message may: its header has a size_t.
+type cmsgAligned = [0]uintptr
+
 // putCmsg writes a control message header and returns the data after it and
 // the space it takes.
 func putCmsg(b []byte, level, typ int32, n int) (data []byte, space int) {
