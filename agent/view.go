@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"net/netip"
 	"os"
 	"reflect"
@@ -281,7 +282,7 @@ func (a *Agent) viewConns() control.Conns {
 			Peer: c.Peer.String(), Mode: c.Transport.String(), State: c.State, Role: role,
 			ServiceID: fmt.Sprintf("0x%016x", c.ServiceID), LocalQPN: c.LocalQPN.String(), RemoteQPN: c.RemoteQPN.String(), CMPath: c.Via.String(),
 			LocalCommID: fmt.Sprintf("0x%08x", c.LocalComm), RemoteCommID: fmt.Sprintf("0x%08x", c.RemoteComm),
-			MTU: c.MTU, PeerReceiveMTU: int(c.ReceiveMTU), PathMTU: c.PathMTU.Octets(), Direction: direction,
+			MTU: c.MTU, PeerReceiveMTU: int(min(c.ReceiveMTU, math.MaxInt32)), PathMTU: c.PathMTU.Octets(), Direction: direction,
 			AgeMS: since(now, c.Established), IdleMS: since(now, idle), Crossing: c.Crossing, Why: c.Why, TxQueued: queued, Health: health,
 			TxPackets: use.TxPackets, TxOctets: use.TxOctets, RxPackets: use.RxPackets, RxOctets: use.RxOctets,
 		})

@@ -542,6 +542,10 @@ func TestBadSegments(t *testing.T) {
 			r := s.mem(make([]byte, 10), verbs.RemoteRead)[0].Region
 			return readRequest(1, mpa.ReadRequest{Size: 11, SourceSTag: r.RKey, SourceTO: r.Addr})
 		}, mpa.RDMAPBounds},
+		{"Read of more octets than an int of 32 bits can count", func(s *side) []byte {
+			r := s.mem(make([]byte, 10), verbs.RemoteRead)[0].Region
+			return readRequest(1, mpa.ReadRequest{Size: 1 << 31, SourceSTag: r.RKey, SourceTO: r.Addr})
+		}, mpa.RDMAPBounds},
 		{"Read with the wrong MSN", func(*side) []byte { return readRequest(2, mpa.ReadRequest{}) }, mpa.DDPMSN},
 		{"Read Request of the wrong length", func(*side) []byte { return readRequest(1, mpa.ReadRequest{})[:40] }, mpa.DDPTooLong},
 		{"Read Response to nothing", func(*side) []byte {

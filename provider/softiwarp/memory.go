@@ -15,7 +15,7 @@ type memory struct{ regions.Table }
 // look returns n octets at offset to of the region stag, or what is wrong with
 // that: the causes are those of DDP for Writes (RFC 5041 section 7.2), of RDMAP
 // for the source of a Read (RFC 5040 section 4.8).
-func (m *memory) look(stag uint32, to uint64, n int, access verbs.Access) ([]byte, *mpa.TermError) {
+func (m *memory) look(stag uint32, to, n uint64, access verbs.Access) ([]byte, *mpa.TermError) {
 	cause := [...]mpa.Cause{mpa.DDPInvalidSTag, mpa.DDPBounds, mpa.DDPWrap}
 	if access == verbs.RemoteRead {
 		cause = [...]mpa.Cause{mpa.RDMAPInvalidSTag, mpa.RDMAPBounds, mpa.RDMAPWrap}

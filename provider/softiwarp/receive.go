@@ -77,7 +77,7 @@ func (e *engine) receiveWrite(s *mpa.Segment) *mpa.TermError {
 	if e.access&verbs.RemoteWrite == 0 {
 		return terminate(mpa.RDMAPAccess, "Writes are not allowed here")
 	}
-	mem, err := e.mem.look(s.STag, s.TO, len(s.Payload), verbs.RemoteWrite)
+	mem, err := e.mem.look(s.STag, s.TO, uint64(len(s.Payload)), verbs.RemoteWrite)
 	if err != nil {
 		return err
 	}
@@ -103,7 +103,7 @@ func (e *engine) receiveRead(s *mpa.Segment) *mpa.TermError {
 		if e.access&verbs.RemoteRead == 0 {
 			return terminate(mpa.RDMAPAccess, "Reads are not allowed here")
 		}
-		if _, err := e.mem.look(r.SourceSTag, r.SourceTO, int(r.Size), verbs.RemoteRead); err != nil {
+		if _, err := e.mem.look(r.SourceSTag, r.SourceTO, uint64(r.Size), verbs.RemoteRead); err != nil {
 			return err
 		}
 	}

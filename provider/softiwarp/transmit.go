@@ -128,7 +128,7 @@ func (e *engine) response(f *mpa.Framer, dst []byte) []byte {
 	n := min(e.maxULPDU-mpa.TaggedLen, int(r.Size)-e.cur.off)
 	var body []byte
 	if n > 0 {
-		b, err := e.mem.look(r.SourceSTag, r.SourceTO+uint64(e.cur.off), n, verbs.RemoteRead)
+		b, err := e.mem.look(r.SourceSTag, r.SourceTO+uint64(e.cur.off), uint64(n), verbs.RemoteRead)
 		if err != nil {
 			e.term = err
 			return dst

@@ -14,6 +14,6 @@ var _ engine.Memory = (*memory)(nil)
 
 // Lookup implements [engine.Memory].
 func (m *memory) Lookup(rkey uint32, va uint64, n int, access verbs.Access) ([]byte, bool) {
-	b, why := m.Find(rkey, va, n, access)
+	b, why := m.Find(rkey, va, uint64(n), access)
 	return b, why == regions.Found
 }

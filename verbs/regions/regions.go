@@ -98,7 +98,7 @@ const (
 
 // Find returns the n octets at addr of the region that key names, if peers may
 // do all of access there.
-func (t *Table) Find(key uint32, addr uint64, n int, access verbs.Access) ([]byte, Refusal) {
+func (t *Table) Find(key uint32, addr, n uint64, access verbs.Access) ([]byte, Refusal) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	r := t.regions[key]
@@ -107,13 +107,13 @@ func (t *Table) Find(key uint32, addr uint64, n int, access verbs.Access) ([]byt
 		return nil, NoRegion
 	case r.access&access != access:
 		return nil, NoAccess
-	case n < 0 || addr+uint64(n) < addr:
+	case addr+n < addr:
 		return nil, Wraps
-	case addr < r.Addr || addr-r.Addr > uint64(len(r.Buf)) || uint64(n) > uint64(len(r.Buf))-(addr-r.Addr):
+	case addr < r.Addr || addr-r.Addr > uint64(len(r.Buf)) || n > uint64(len(r.Buf))-(addr-r.Addr):
 		return nil, Outside
 	}
 	off := addr - r.Addr
-	return r.Buf[off : off+uint64(n) : off+uint64(n)], Found
+	return r.Buf[off : off+n : off+n], Found
 }
 
 // Invalidate ends the use of a region by peers. It reports false where there was

@@ -29,7 +29,7 @@ func TestFind(t *testing.T) {
 		name   string
 		key    uint32
 		addr   uint64
-		n      int
+		n      uint64
 		access verbs.Access
 		want   Refusal
 	}{
@@ -44,10 +44,11 @@ func TestFind(t *testing.T) {
 		{"past the end", r.RKey, r.Addr + 101, 0, verbs.RemoteWrite, Outside},
 		{"the neighbour's address", r.RKey, other.Addr, 1, verbs.RemoteWrite, Outside},
 		{"wraps", r.RKey, ^uint64(0), 2, verbs.RemoteWrite, Wraps},
-		{"negative", r.RKey, r.Addr, -1, verbs.RemoteWrite, Wraps},
+		{"more than there are addresses", r.RKey, r.Addr, ^uint64(0), verbs.RemoteWrite, Wraps},
+		{"more than an int of 32 bits can count", r.RKey, r.Addr, 1 << 31, verbs.RemoteWrite, Outside},
 	} {
 		got, why := tab.Find(tt.key, tt.addr, tt.n, tt.access)
-		if why != tt.want || why == Found && (len(got) != tt.n || cap(got) != tt.n) || why != Found && got != nil {
+		if why != tt.want || why == Found && (uint64(len(got)) != tt.n || uint64(cap(got)) != tt.n) || why != Found && got != nil {
 			t.Errorf("%s: %d octets, %v; want %v", tt.name, len(got), why, tt.want)
 		}
 		if why == Found && tt.n > 0 && &got[0] != &buf[tt.addr-r.Addr] {

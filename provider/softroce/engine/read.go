@@ -41,14 +41,12 @@ func (q *QP) startRead(pkt *roce.Packet) DropReason {
 // readJob makes a job of a request, if the peer may read what it names.
 func (q *QP) readJob(pkt *roce.Packet) (readJob, bool) {
 	h := pkt.RETH()
-	j := readJob{psn: pkt.BTH.PSN(), va: h.Addr(), rkey: h.RKey(), len: h.Length(), npkt: packets(int(h.Length()), q.mtu)}
-	if j.len == 0 {
-		return j, true
-	}
+	j := readJob{psn: pkt.BTH.PSN(), va: h.Addr(), rkey: h.RKey(), len: h.Length()}
 	if j.len > MaxMessage {
 		return j, false
 	}
-	_, ok := q.lookup(j.rkey, j.va, int(j.len), verbs.RemoteRead)
+	n, ok := q.reach(h, verbs.RemoteRead)
+	j.npkt = packets(n, q.mtu)
 	return j, ok
 }
 

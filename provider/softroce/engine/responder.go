@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"math"
+
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/roce"
@@ -163,13 +165,12 @@ func (q *QP) receiveWrite(pkt *roce.Packet) DropReason {
 	}
 	va, rkey, want, off := r.va, r.rkey, r.want, r.off
 	if h := pkt.RETH(); h != nil {
-		va, rkey, want, off = h.Addr(), h.RKey(), int(h.Length()), 0
-		if want > 0 { // the right to all of it, before any of it is written
-			if _, ok := q.lookup(rkey, va, want, verbs.RemoteWrite); !ok {
-				q.refuse(roce.NAKRemoteAccess, verbs.RemoteAccess)
-				return DropAccess
-			}
+		var ok bool
+		if want, ok = q.reach(h, verbs.RemoteWrite); !ok { // all of it, before any of it is written
+			q.refuse(roce.NAKRemoteAccess, verbs.RemoteAccess)
+			return DropAccess
 		}
+		va, rkey, off = h.Addr(), h.RKey(), 0
 	}
 	n := len(pkt.Payload)
 	if off+n > want || pkt.Op.Ends() && off+n != want {
@@ -204,6 +205,18 @@ func (q *QP) lookup(rkey uint32, va uint64, n int, access verbs.Access) ([]byte,
 	}
 	b, ok := q.cfg.Memory.Lookup(rkey, va, n, access)
 	return b, ok && len(b) == n
+}
+
+// reach returns how many octets h names, if the peer may do all of access to them.
+func (q *QP) reach(h roce.RETH, access verbs.Access) (n int, ok bool) {
+	switch {
+	case h.Length() == 0:
+		return 0, true
+	case h.Length() > math.MaxInt32: // more than any message has, and perhaps than an int
+		return 0, false
+	}
+	_, ok = q.lookup(h.RKey(), h.Addr(), int(h.Length()), access)
+	return int(h.Length()), ok
 }
 
 // accept steps over one good RC packet.

@@ -87,12 +87,11 @@ func (q *QP) takeUCSend(pkt *roce.Packet) DropReason {
 func (q *QP) takeUCWrite(pkt *roce.Packet) DropReason {
 	r := &q.rsp
 	if h := pkt.RETH(); h != nil {
-		r.va, r.rkey, r.want, r.off = h.Addr(), h.RKey(), int(h.Length()), 0
-		if r.want > 0 {
-			if _, ok := q.lookup(r.rkey, r.va, r.want, verbs.RemoteWrite); !ok {
-				return DropAccess
-			}
+		var ok bool
+		if r.want, ok = q.reach(h, verbs.RemoteWrite); !ok {
+			return DropAccess
 		}
+		r.va, r.rkey, r.off = h.Addr(), h.RKey(), 0
 	}
 	n := len(pkt.Payload)
 	if r.off+n > r.want || pkt.Op.Ends() && r.off+n != r.want {
