@@ -457,7 +457,7 @@ func heap() int64 {
 }
 
 func benchAddr(v4 bool, i int) netip.Addr {
-	i = i * 0x9e3779b1 & 0xffffff // all different, in no order
+	i = int(uint32(i) * 0x9e3779b1 & 0xffffff) // all different, in no order
 	if v4 {
 		return netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
 	}

@@ -74,7 +74,7 @@ var nftCounter = regexp.MustCompile(`counter packets (\d+) bytes (\d+) (drop )?c
 
 // lost returns how many packets came to either end since lose, how many of them
 // were dropped, and the octets of those that came.
-func (p *pair) lost() (came, lost, octets int, err error) {
+func (p *pair) lost() (came, lost int, octets int64, err error) {
 	for _, h := range p.hosts {
 		out, err := h.Output(exec.Command("nft", "list", "table", "netdev", "ipoibcm_bench"))
 		if err != nil {
@@ -86,10 +86,10 @@ func (p *pair) lost() (came, lost, octets int, err error) {
 	return came, lost, octets, nil
 }
 
-func countLoss(out string) (came, lost, octets int) {
+func countLoss(out string) (came, lost int, octets int64) {
 	for _, m := range nftCounter.FindAllStringSubmatch(out, -1) {
 		n, _ := strconv.Atoi(m[1])
-		size, _ := strconv.Atoi(m[2])
+		size, _ := strconv.ParseInt(m[2], 10, 64)
 		if m[4] == "lost" {
 			lost += n
 			continue
@@ -102,12 +102,12 @@ func countLoss(out string) (came, lost, octets int) {
 
 // checkLoss returns why what the rules counted is not loss of single packets of
 // the wire at that rate.
-func checkLoss(came, lost, octets, mtu, rate int) error {
+func checkLoss(came, lost int, octets int64, mtu, rate int) error {
 	switch {
 	case came == 0:
 		return errors.New("no packet passed the rules")
-	case octets/came > mtu:
-		return fmt.Errorf("packets of %d octets on average passed the rules: they do not see what the wire does", octets/came)
+	case octets/int64(came) > int64(mtu):
+		return fmt.Errorf("packets of %d octets on average passed the rules: they do not see what the wire does", octets/int64(came))
 	case rate > 0 && lost == 0 && came > 10*rate:
 		return fmt.Errorf("of %d packets none was lost: the rules do not work", came)
 	}

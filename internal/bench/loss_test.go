@@ -14,16 +14,18 @@ func TestCountLoss(t *testing.T) {
 	if came, lost, octets := countLoss(out); came != 1000 || lost != 3 || octets != 4096000 {
 		t.Errorf("came %d, lost %d, octets %d", came, lost, octets)
 	}
-	if came, lost, octets := countLoss("table netdev other {}"); came+lost+octets != 0 {
+	if came, lost, octets := countLoss("table netdev other {}"); came != 0 || lost != 0 || octets != 0 {
 		t.Errorf("of another table: %d, %d, %d", came, lost, octets)
 	}
 }
 
 func TestCheckLoss(t *testing.T) {
 	for _, tt := range []struct {
-		name                     string
-		came, lost, octets, rate int
-		ok                       bool
+		name       string
+		came, lost int
+		octets     int64
+		rate       int
+		ok         bool
 	}{
 		{"as asked", 100_000, 98, 400_000_000, 1000, true},
 		{"none asked", 100_000, 0, 400_000_000, 0, true},

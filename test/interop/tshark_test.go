@@ -93,7 +93,7 @@ func TestTsharkReadsOurCM(t *testing.T) {
 				t.Fatal(err)
 			}
 			gsi := map[string]string{"infiniband.bth.opcode": "100", "infiniband.bth.destqp": "0x000001", "infiniband.bth.p_key": "65535",
-				"infiniband.deth.q_key": num(16, 0x80010000), "infiniband.deth.srcqp": "0x00000001",
+				"infiniband.deth.q_key": num(16, uint32(0x80010000)), "infiniband.deth.srcqp": "0x00000001",
 				"infiniband.mad.mgmtclass": "0x07", "infiniband.mad.classversion": "0x02", "infiniband.mad.method": "0x03", "infiniband.mad.status": "0x0000"}
 			with := func(more map[string]string) map[string]string {
 				for k, v := range gsi {

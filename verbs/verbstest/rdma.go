@@ -9,7 +9,7 @@ import (
 
 var rdma = options{transport: ib.RC, psn: 0xfffff0, access: verbs.RemoteWrite | verbs.RemoteRead}
 
-func remote(op verbs.Opcode, id uint64, sg []verbs.SGE, r *verbs.Region, off int) verbs.SendWR {
+func remote(op verbs.Opcode, id uint64, sg []verbs.SGE, r *verbs.Region, off int64) verbs.SendWR {
 	wr := signaled(op, id, sg)
 	wr.RemoteAddr, wr.RKey = r.Addr+uint64(off), r.RKey
 	return wr
@@ -78,7 +78,7 @@ func testReadMany(e *env) {
 			continue
 		}
 		bufs[i] = a.buf(10000)
-		a.postSend(remote(verbs.Read, uint64(i), bufs[i], mem, i*1000))
+		a.postSend(remote(verbs.Read, uint64(i), bufs[i], mem, int64(i)*1000))
 	}
 	for i := range bufs {
 		if wc := a.sent(); wc.ID != uint64(i) || wc.Status != verbs.Success {
@@ -114,7 +114,8 @@ func testAccess(e *env) {
 		op     verbs.Opcode
 		access verbs.Access // of the region
 		qp     verbs.Access // of the QP
-		off, n int
+		off    int64
+		n      int
 		key    uint32 // added to the right one
 		gone   bool   // deregistered before
 	}{
