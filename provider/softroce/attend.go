@@ -112,17 +112,21 @@ func (r *receiver) end() {
 // sleep returns when there is something to read, or after wait if that is
 // positive; then the descriptor looked after is not watched.
 func (r *receiver) sleep(wait time.Duration) {
-	fds := [3]unix.PollFd{{Fd: int32(r.fd), Events: unix.POLLIN}, {Fd: int32(r.wakeFD), Events: unix.POLLIN}}
-	n := 2
+	fds := [4]unix.PollFd{{Fd: int32(r.fd), Events: unix.POLLIN}, {Fd: int32(r.wakeFD), Events: unix.POLLIN},
+		{Fd: int32(r.room), Events: unix.POLLIN}}
+	n := 3
 	if a := r.att.Load(); a != nil && wait <= 0 {
-		fds[2] = unix.PollFd{Fd: int32(a.fd), Events: unix.POLLIN}
-		n = 3
+		fds[3] = unix.PollFd{Fd: int32(a.fd), Events: unix.POLLIN}
+		n = 4
 	}
 	if r.poll(fds[:n], wait) != nil {
 		return // EINTR
 	}
-	if fds[2].Revents != 0 {
+	if fds[3].Revents != 0 {
 		r.active, r.readable = true, fds[0].Revents != 0
+	}
+	if fds[2].Revents != 0 {
+		r.goOn(time.Now())
 	}
 	if fds[1].Revents != 0 {
 		var b [8]byte

@@ -29,9 +29,10 @@ const (
 // IPv6 only: on IPv4 the kernel numbers what a connected socket sends in the
 // identification, which the ICRC covers.
 type shortcut struct {
-	fd   int
-	path *path
-	used bool // since the last look
+	fd      int
+	path    *path
+	used    bool // since the last look
+	backlog backlog
 }
 
 // A cutter decides when a sender gets a shortcut.
@@ -50,22 +51,32 @@ func (s *sender) shortcut(p *path) (fd int) {
 		s.cut.used = true
 		return s.cut.fd
 	}
-	if !p.v6 || !s.gso || s.dev.noConnect.Load() {
+	if !s.canCut(p) {
 		return -1
 	}
 	s.calls++
 	if s.next != p {
 		s.next, s.streak = p, 0
 	}
-	if s.streak++; s.streak < connectAfter || s.calls < connectAgain && s.cut != nil || p.attr.DGID.IsMulticast() {
+	if s.streak++; s.streak < connectAfter || s.calls < connectAgain && s.cut != nil {
 		return -1
 	}
 	s.calls, s.streak = 0, 0
+	s.startCut(p)
+	return -1
+}
+
+// canCut reports whether p may have a connected socket.
+func (s *sender) canCut(p *path) bool {
+	return p.v6 && s.gso && !s.dev.noConnect.Load() && !p.attr.DGID.IsMulticast()
+}
+
+// startCut begins to open a connected socket for p. The caller holds s.mu.
+func (s *sender) startCut(p *path) {
 	if s.fd >= 0 && !s.busy {
 		s.busy = true
 		s.dev.cutting.Go(func() { s.cutTo(p) })
 	}
-	return -1
 }
 
 // cutTo gives s a connected socket for p. It is not done by who sends, because it
@@ -85,6 +96,7 @@ func (s *sender) cutTo(p *path) {
 		s.uncut()
 		c := &shortcut{fd: fd, path: p, used: true}
 		s.cut = c
+		s.handOver(c)
 		time.AfterFunc(connectIdle, func() { s.look(c) })
 	}
 }
@@ -95,7 +107,7 @@ func (s *sender) look(c *shortcut) {
 	defer s.mu.Unlock()
 	switch {
 	case s.cut != c:
-	case c.used:
+	case c.used || c.backlog.full:
 		c.used = false
 		time.AfterFunc(connectIdle, func() { s.look(c) })
 	default:
@@ -103,18 +115,20 @@ func (s *sender) look(c *shortcut) {
 	}
 }
 
-// uncut closes the connected socket, if there is one. The caller holds s.mu.
+// uncut closes the connected socket, if there is one. What waited for it waits
+// for the other then. The caller holds s.mu.
 func (s *sender) uncut() {
-	if s.cut != nil {
-		unix.Close(s.cut.fd)
+	if c := s.cut; c != nil {
+		unix.Close(c.fd)
 		s.cut = nil
+		s.adopt(&c.backlog)
 	}
 }
 
 // uncutAll closes all connected sockets: the addresses or the network device that
 // they are bound to may be gone.
 func (d *Device) uncutAll() {
-	for _, s := range d.allSenders() {
+	for _, s := range d.senders {
 		s.mu.Lock()
 		s.uncut()
 		s.mu.Unlock()

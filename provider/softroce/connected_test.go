@@ -170,7 +170,7 @@ func TestConnectedOff(t *testing.T) {
 					must(t, err)
 					x.next()
 				}
-				for _, s := range a.allSenders() {
+				for _, s := range a.senders {
 					s.mu.Lock()
 					if s.cut != nil {
 						n++

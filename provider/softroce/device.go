@@ -54,11 +54,14 @@ type Device struct {
 	qps    qpTable
 	groups groups
 	gsi    *gsi
-	timers timers
-	count  counters
-	noGSO  atomic.Bool
-	noGRO  atomic.Bool
-	whyOff [offloads]atomic.Pointer[string] // why they are off, or not tried
+	// room is an epoll descriptor that tells which full sockets have room again.
+	room    int
+	scratch scratches
+	timers  timers
+	count   counters
+	noGSO   atomic.Bool
+	noGRO   atomic.Bool
+	whyOff  [offloads]atomic.Pointer[string] // why they are off, or not tried
 
 	noHold     atomic.Bool
 	noSpin     atomic.Bool
@@ -70,6 +73,7 @@ type Device struct {
 	dropHook atomic.Pointer[func(udp []byte) bool]
 
 	receivers []*receiver
+	senders   []*sender // all, each at its index
 	senders4  []*sender
 	senders6  []*sender
 	sender6UD *sender // its packets may be fragmented (D3)
@@ -106,7 +110,7 @@ func Open(opts Options) (*Device, error) {
 		opts.random(b[:])
 		opts.GUID = ib.GUID(binary.BigEndian.Uint64(b[:])&^(1<<56) | 1<<57) // locally administered, unicast
 	}
-	d := &Device{opts: opts, pkeys: opts.pkeys(), cqs: make(map[*cq]struct{})}
+	d := &Device{opts: opts, pkeys: opts.pkeys(), cqs: make(map[*cq]struct{}), room: -1}
 	d.events = events.NewQueue(&d.count.eventsDropped)
 	d.log = opts.log().With("underlay", opts.Underlay)
 	d.mem.Init(d.opts.random)
@@ -148,6 +152,9 @@ func (d *Device) open() error {
 	if p.MTU == 0 {
 		return fmt.Errorf("underlay %s: MTU %d is too small for any path MTU", d.opts.Underlay, p.UnderMTU)
 	}
+	if d.room, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return fmt.Errorf("create epoll: %w", err)
+	}
 	if err := d.openSockets(p); err != nil {
 		return err
 	}
@@ -165,6 +172,9 @@ func (d *Device) open() error {
 
 // start runs the goroutines; Close waits for them.
 func (d *Device) start() {
+	if r := d.attendant(); r != nil {
+		r.room = d.room
+	}
 	for _, r := range d.receivers {
 		d.wg.Go(r.run)
 	}
@@ -207,15 +217,19 @@ func (d *Device) release() {
 		_ = d.monitor.routes.Close()
 	}
 	d.wg.Wait()
-	for _, s := range d.allSenders() {
+	for _, s := range d.senders {
 		s.mu.Lock()
 		s.uncut()
 		unix.Close(s.fd)
 		s.fd = -1
+		s.backlog = backlog{}
 		s.closeGuard()
 		s.mu.Unlock()
 	}
 	d.cutting.Wait()
+	if d.room >= 0 {
+		unix.Close(d.room)
+	}
 	if d.monitor != nil {
 		d.monitor.close()
 	}

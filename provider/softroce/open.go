@@ -64,7 +64,7 @@ func (d *Device) openFamily(v6 bool, fixed ib.GID) error {
 }
 
 func (d *Device) openReceiver(v6 bool, addr netip.Addr, mcast, share bool) error {
-	r := &receiver{dev: d, fd: -1, v6: v6, mcast: mcast, addr: addr, share: share}
+	r := &receiver{dev: d, fd: -1, room: -1, v6: v6, mcast: mcast, addr: addr, share: share}
 	fd, err := r.socket()
 	if err != nil {
 		return err
@@ -119,7 +119,8 @@ func (d *Device) openSender(v6, fragment bool) (*sender, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.fd = fd
+	s.fd, s.index = fd, int32(len(d.senders))
+	d.senders = append(d.senders, s)
 	return s, nil
 }
 
@@ -211,10 +212,13 @@ func (d *Device) reopen() error {
 			return err
 		}
 	}
-	for _, s := range d.allSenders() {
+	for _, s := range d.senders {
 		s.mu.Lock()
 		s.uncut()
 		err := replace(s.fd, s.socket)
+		if s.backlog.full {
+			s.full(&s.backlog)
+		}
 		s.mu.Unlock()
 		if err != nil {
 			return err
@@ -263,12 +267,4 @@ func (d *Device) groupReceiver(v6 bool) *receiver {
 		}
 	}
 	return nil
-}
-
-func (d *Device) allSenders() []*sender {
-	all := append(append([]*sender(nil), d.senders4...), d.senders6...)
-	if d.sender6UD != nil {
-		all = append(all, d.sender6UD)
-	}
-	return all
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -51,6 +52,10 @@ type path struct {
 	ctlLen  int       // without UDP_SEGMENT
 	segLen  int       // with it
 	segAt   int       // where its value is
+
+	// How UDP_SEGMENT fares on this path.
+	refused    int       // batches the kernel has refused since one passed
+	batchAgain time.Time // when the next is tried, after a refusal
 }
 
 // newPath checks attr, fills in what it leaves open, and returns the path that
@@ -118,6 +123,28 @@ func (d *Device) pathOver(s *sender, attr verbs.AHAttr) *path {
 	p.head = roce.IPHeader{Src: from, Dst: to, TrafficClass: attr.TrafficClass, HopLimit: attr.HopLimit, SrcPort: p.sender.port}
 	p.bind()
 	return p
+}
+
+// mayBatch reports whether p may use UDP_SEGMENT.
+func (p *path) mayBatch() bool { return p.refused == 0 || !time.Now().Before(p.batchAgain) }
+
+// batchRefused notes that the kernel refused a batch whose first packet passed by
+// itself. What one route or device does not take others may, and this one later.
+func (p *path) batchRefused() {
+	d := p.sender.dev
+	wait := min(segmentAgain<<min(p.refused, 8), segmentAgainMax)
+	p.refused++
+	p.batchAgain = time.Now().Add(wait)
+	d.count.gsoRefused.Add(1)
+	d.log.Debug("UDP_SEGMENT refused, sending packets one by one", "dgid", p.attr.DGID, "again_in", wait)
+}
+
+// batchPassed notes that the kernel took a batch.
+func (p *path) batchPassed() {
+	if p.refused > 0 {
+		p.refused = 0
+		p.sender.dev.log.Debug("UDP_SEGMENT works again", "dgid", p.attr.DGID)
+	}
 }
 
 // bind writes what names the network device. It is called again when that was
@@ -189,6 +216,8 @@ func (p *path) sendUD(pkts []engine.Packet) {
 	if p.whole != nil {
 		most = p.most()
 	}
+	sc := p.sender.dev.scratch.get()
+	defer p.sender.dev.scratch.put(sc)
 	for len(pkts) > 0 {
 		n := 0
 		for n < len(pkts) && pkts[n].Len() <= most {
@@ -196,7 +225,7 @@ func (p *path) sendUD(pkts []engine.Packet) {
 		}
 		if n > 0 {
 			p.sender.mu.Lock()
-			left := p.sender.send(p, pkts[:n])
+			left := p.sender.send(sc, p, pkts[:n])
 			p.sender.mu.Unlock()
 			pkts = pkts[n-len(left):]
 			if len(left) == 0 {
@@ -206,7 +235,7 @@ func (p *path) sendUD(pkts []engine.Packet) {
 		w := p.whole.sender // too long for the underlay, or, as we now know, for the route
 		w.mu.Lock()
 		w.fragmentFor(p.whole)
-		w.send(p.whole, pkts[:1])
+		w.send(sc, p.whole, pkts[:1])
 		w.mu.Unlock()
 		w.dev.count.txFragmented.Add(1)
 		pkts = pkts[1:]

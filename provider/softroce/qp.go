@@ -10,8 +10,13 @@ import (
 	"ipoibcm/verbs"
 )
 
-// udOutput is how many packets of a UD queue pair leave per round.
-const udOutput = 32
+const (
+	// udOutput is how many packets of a UD queue pair leave per round.
+	udOutput = 32
+	// waitsLook is how long the timers of a queue pair rest that waits for room in
+	// a socket.
+	waitsLook = 10 * time.Millisecond
+)
 
 // A qp is a queue pair: an engine machine, its lock, and the path its packets
 // take.
@@ -26,6 +31,7 @@ type qp struct {
 	path    *path           // RC and UC, from RTR on
 	udPkts  []engine.Packet // UD: room for Output
 	timerAt time.Time       // when the timer entry comes up; zero: there is none
+	waits   bool            // for room in a socket
 	gone    bool
 }
 
@@ -171,18 +177,29 @@ func (q *qp) flush(now time.Time) {
 	case q.transport == ib.UD:
 		q.flushUD(now)
 	case q.path != nil:
-		s := q.path.sender
-		s.mu.Lock()
-		for {
-			n := q.eng.Output(s.pkts[:], now)
-			if n == 0 {
-				break
-			}
-			s.send(q.path, s.pkts[:n])
-		}
-		s.mu.Unlock()
+		q.flushPath(now)
 	}
 	q.dev.timers.arm(q)
+}
+
+// flushPath sends until the machine has nothing more, or the socket has no room:
+// then q waits for that, and the machine keeps the rest.
+func (q *qp) flushPath(now time.Time) {
+	s, sc := q.path.sender, q.dev.scratch.get()
+	s.mu.Lock()
+	for {
+		if b := s.backlogOf(q.path); b.full {
+			b.wait(q)
+			break
+		}
+		n := q.eng.Output(sc.pkts[:], now)
+		if n == 0 {
+			break
+		}
+		s.send(sc, q.path, sc.pkts[:n])
+	}
+	s.mu.Unlock()
+	q.dev.scratch.put(sc)
 }
 
 // flushUD sends runs of packets that go to the same address.
@@ -216,7 +233,9 @@ func (q *qp) expire(at, now time.Time) {
 		return
 	}
 	q.timerAt = time.Time{}
-	if d := q.eng.Deadline(); !d.IsZero() && !now.Before(d) {
+	if d := q.eng.Deadline(); q.waits && !d.IsZero() {
+		q.dev.timers.add(q, now.Add(waitsLook)) // what cannot leave cannot be answered
+	} else if !d.IsZero() && !now.Before(d) {
 		q.eng.Wake(now)
 		q.flush(now)
 	} else {

@@ -58,6 +58,7 @@ type receiver struct {
 	head     roce.IPHeader
 
 	wakeFD int // eventfd
+	room   int // Device.room, for the one that looks after it; else -1
 
 	att   atomic.Pointer[attention]
 	kicks []*cq // attend's own
@@ -182,6 +183,11 @@ func (r *receiver) take(n int, now time.Time) {
 		r.datagram(i, r.bufs[i*recvBufLen:i*recvBufLen+int(r.msgs[i].n)], now)
 	}
 	r.release(now)
+	r.tell()
+}
+
+// tell runs the handlers of the completion queues to which something was added.
+func (r *receiver) tell() {
 	for i, c := range r.touched {
 		c.kick(true)
 		r.touched[i] = nil

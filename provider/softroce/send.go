@@ -2,6 +2,7 @@ package softroce
 
 import (
 	"sync"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -13,25 +14,33 @@ import (
 const (
 	// sendIOVs bounds the pieces of one sendmsg call; UIO_MAXIOV is 1024.
 	sendIOVs = 1000
-	// sendWait bounds the wait for room in a full socket buffer, after which the
-	// packets are lost, in milliseconds.
-	sendWait = 10
+	// segmentAgain is how long a path goes without UDP_SEGMENT after the kernel has
+	// refused a batch of it, twice as long each time in a row, up to segmentAgainMax.
+	segmentAgain, segmentAgainMax = 2 * time.Second, 32 * time.Second
 )
 
-// A sender is one sending socket and what a call on it needs. Sixteen of them
-// spread queue pairs over source ports (WF 9.3).
+// A sender is one UDP source port: a socket, at times a second one that is
+// connected (connected.go), and what they had no room for (backlog.go).
 type sender struct {
-	dev  *Device
-	fd   int
-	v6   bool
-	port uint16 // UDP source port
-	gso  bool   // false: its packets may be fragmented, so never batched
+	dev   *Device
+	fd    int
+	index int32 // in Device.senders
+	v6    bool
+	port  uint16 // UDP source port
+	gso   bool   // false: its packets may be fragmented, so never batched
 
 	guard   int // takes the ICMP messages to port that must not reach fd; -1: none
 	fragMTU int // the MTU that the kernel fragments for; 0: that of the link
 
 	mu sync.Mutex
 	cutter
+	backlog backlog // of fd
+	// fail lets tests refuse a call of n packets.
+	fail func(p *path, n int) unix.Errno
+}
+
+// A scratch is the memory of one sendmsg call.
+type scratch struct {
 	pkts  [maxSegments]engine.Packet // for Output of RC and UC
 	iov   [sendIOVs]unix.Iovec
 	niov  int
@@ -42,14 +51,39 @@ type sender struct {
 	tap   []byte
 }
 
-// send puts pkts on the wire, in as few calls as the kernel allows. The caller
-// holds s.mu. What cannot be sent is counted and lost, as on any wire, but for
-// what is too big for the route and may go another way: that is returned.
-func (s *sender) send(p *path, pkts []engine.Packet) (tooBig []engine.Packet) {
+// A scratches keeps those that nobody uses: there are as many as goroutines have
+// sent at the same time.
+type scratches struct {
+	mu   sync.Mutex
+	free []*scratch
+}
+
+func (f *scratches) get() *scratch {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n := len(f.free); n > 0 {
+		sc := f.free[n-1]
+		f.free = f.free[:n-1]
+		return sc
+	}
+	return new(scratch)
+}
+
+func (f *scratches) put(sc *scratch) {
+	f.mu.Lock()
+	f.free = append(f.free, sc)
+	f.mu.Unlock()
+}
+
+// send puts pkts on the wire, in as few calls as the kernel allows. What the
+// socket has no room for waits in its backlog. The caller holds s.mu. What cannot
+// be sent is counted and lost, as on any wire, but for what is too big for the
+// route and may go another way: that is returned.
+func (s *sender) send(sc *scratch, p *path, pkts []engine.Packet) (tooBig []engine.Packet) {
 	if p.ifindex != s.dev.ifindex.Load() {
 		p.bind()
 	}
-	most := p.most()
+	most, single := p.most(), false
 	for len(pkts) > 0 {
 		n := 1
 		if pkts[0].Len() > most {
@@ -60,18 +94,33 @@ func (s *sender) send(p *path, pkts []engine.Packet) (tooBig []engine.Packet) {
 			pkts = pkts[1:]
 			continue
 		}
-		if s.gso && !s.dev.noGSO.Load() {
+		if s.gso && !single && !s.dev.noGSO.Load() && p.mayBatch() {
 			n = batchLen(p, pkts)
 		}
-		if errno := s.sendBatch(p, pkts[:n]); errno != 0 {
-			if errno == unix.EMSGSIZE && p.whole != nil {
-				return pkts
-			}
+		errno := s.sendBatch(sc, p, pkts[:n])
+		if n > 1 && refusesBatch(errno) {
+			single = true // to see whether the batch is to blame
+			continue
+		}
+		switch {
+		case errno == 0 && single:
+			p.batchRefused()
+			single = false
+		case errno == unix.EMSGSIZE && p.whole != nil:
+			return pkts
+		case errno != 0:
+			single = false
 			s.lost(errno, n)
 		}
 		pkts = pkts[n:]
 	}
 	return nil
+}
+
+// refusesBatch reports whether a batch that fails like this may pass packet by
+// packet.
+func refusesBatch(errno unix.Errno) bool {
+	return errno == unix.EIO || errno == unix.EINVAL || errno == unix.EMSGSIZE
 }
 
 // fragmentFor has the kernel cut what s sends into fragments that fit the route of
@@ -107,115 +156,116 @@ func batchLen(p *path, pkts []engine.Packet) int {
 	return n
 }
 
-// sendBatch sends pkts in one call. If that fails the caller sees to them.
-func (s *sender) sendBatch(p *path, pkts []engine.Packet) unix.Errno {
+// sendBatch sends pkts in one call, or puts them into the backlog. If that fails
+// the caller sees to them.
+func (s *sender) sendBatch(sc *scratch, p *path, pkts []engine.Packet) unix.Errno {
 	c := &s.dev.count
-	s.niov, s.used = 0, 0
+	sc.niov, sc.used = 0, 0
 	for i := range pkts {
-		s.gather(p, &pkts[i], i, uint16(i))
+		sc.gather(p, &pkts[i], i, uint16(i))
 	}
-	errno := s.call(p, len(pkts), pkts[0].Len()+roce.ICRCLen)
-	switch {
-	case errno == 0:
-	case len(pkts) > 1 && (errno == unix.EIO || errno == unix.EINVAL):
-		s.sendSingly(p, pkts)
-		return 0
+	size := pkts[0].Len() + roce.ICRCLen
+	errno := unix.EAGAIN
+	b := s.backlogOf(p)
+	if !b.full {
+		errno = s.call(&sc.msg, &sc.iov[0], sc.niov, p, len(pkts), size)
+		b = s.backlogOf(p) // it may have lost its connected socket
+	}
+	switch errno {
+	case 0:
+		s.sent(p, len(pkts))
+	case unix.EAGAIN:
+		if !s.park(b, sc, p, len(pkts), size) {
+			return unix.EAGAIN
+		}
+		c.txWaits.Add(1)
 	default:
 		return errno
 	}
-	c.txCalls.Add(1)
-	c.txPackets.Add(uint64(len(pkts)))
-	if len(pkts) > 1 {
-		c.txBatches.Add(1)
-	}
 	if s.dev.tap.Get() != nil {
-		s.showTap(p, pkts)
+		s.showTap(sc, p, pkts)
 	}
 	return 0
 }
 
-// sendSingly is what remains when the kernel refused a batch. If single packets
-// pass, UDP_SEGMENT is to blame and not used again.
-func (s *sender) sendSingly(p *path, pkts []engine.Packet) {
+// sent counts a call that passed.
+func (s *sender) sent(p *path, n int) {
 	c := &s.dev.count
-	passed := false
-	for i := range pkts {
-		if errno := s.sendBatch(p, pkts[i:i+1]); errno != 0 {
-			s.lost(errno, 1)
-			continue
-		}
-		passed = true
-	}
-	if passed && !s.dev.noGSO.Swap(true) {
-		c.gsoRefused.Add(1)
-		d := s.dev
-		d.offloadOff(gso, "the kernel refused a batch that it took one by one")
-		s.dev.log.Warn("UDP_SEGMENT refused, sending packets one by one")
+	c.txCalls.Add(1)
+	c.txPackets.Add(uint64(n))
+	if n > 1 {
+		c.txBatches.Add(1)
+		p.batchPassed()
 	}
 }
 
 // gather appends the pieces of pkt to the iovecs and computes its ICRC. id is
 // the IPv4 identification it will have. The end of one packet and the beginning
 // of the next are one piece.
-func (s *sender) gather(p *path, pkt *engine.Packet, slot int, id uint16) {
+func (sc *scratch) gather(p *path, pkt *engine.Packet, slot int, id uint16) {
 	n := int(pkt.HeaderLen)
-	hdr := s.arena[s.used : s.used+n]
+	hdr := sc.arena[sc.used : sc.used+n]
 	copy(hdr, pkt.Header[:n])
-	icrc := p.flow.Start(s.port, pkt.Len()+roce.ICRCLen, id).BTH(hdr)
+	icrc := p.flow.Start(p.sender.port, pkt.Len()+roce.ICRCLen, id).BTH(hdr)
 	if n > roce.BTHLen {
 		icrc = icrc.Update(hdr[roce.BTHLen:])
 	}
-	s.piece(hdr, slot > 0)
-	s.used += n
+	sc.piece(hdr, slot > 0)
+	sc.used += n
 	joined := true
 	for _, b := range pkt.Payload[:pkt.NPayload] {
 		if len(b) == 0 {
 			continue
 		}
 		icrc = icrc.Update(b)
-		s.piece(b, false)
+		sc.piece(b, false)
 		joined = false
 	}
 	pad := int(pkt.Pad)
-	tail := s.arena[s.used : s.used+pad+roce.ICRCLen]
-	s.tails[slot] = s.used
+	tail := sc.arena[sc.used : sc.used+pad+roce.ICRCLen]
+	sc.tails[slot] = sc.used
 	if pad > 0 {
 		clear(tail[:pad])
 		icrc = icrc.Update(tail[:pad])
 	}
 	icrc.Put(tail[pad:])
-	s.piece(tail, joined)
-	s.used += len(tail)
+	sc.piece(tail, joined)
+	sc.used += len(tail)
 }
 
 // piece appends b to the iovecs, or to the last of them if it lies behind it.
-func (s *sender) piece(b []byte, joined bool) {
+func (sc *scratch) piece(b []byte, joined bool) {
 	if joined {
-		last := &s.iov[s.niov-1]
+		last := &sc.iov[sc.niov-1]
 		last.SetLen(int(last.Len) + len(b))
 		return
 	}
-	s.iov[s.niov].Base = &b[0]
-	s.iov[s.niov].SetLen(len(b))
-	s.niov++
+	sc.iov[sc.niov].Base = &b[0]
+	sc.iov[sc.niov].SetLen(len(b))
+	sc.niov++
 }
 
-// call sends what is gathered as n segments.
-func (s *sender) call(p *path, n, size int) unix.Errno {
-	s.msg.Iov = &s.iov[0]
-	s.msg.SetIovlen(s.niov)
+// call sends the n packets of size octets that iov has. The caller holds s.mu.
+func (s *sender) call(msg *unix.Msghdr, iov *unix.Iovec, niov int, p *path, n, size int) unix.Errno {
+	if s.fail != nil {
+		if errno := s.fail(p, n); errno != 0 {
+			return errno
+		}
+	}
+	msg.Iov = iov
+	msg.SetIovlen(niov)
 	if n > 1 {
 		native.PutUint16(p.ctl[p.segAt:], uint16(size))
 	}
 	raceSent()
 	if fd := s.shortcut(p); fd >= 0 {
-		s.msg.Name, s.msg.Namelen, s.msg.Control = nil, 0, nil
-		s.msg.SetControllen(0)
+		msg.Name, msg.Namelen, msg.Control = nil, 0, nil
+		msg.SetControllen(0)
 		if n > 1 {
-			s.msg.Control = &p.ctl[p.ctlLen]
-			s.msg.SetControllen(p.segLen - p.ctlLen)
+			msg.Control = &p.ctl[p.ctlLen]
+			msg.SetControllen(p.segLen - p.ctlLen)
 		}
-		switch errno := s.push(fd); errno {
+		switch errno := push(fd, msg); errno {
 		case 0:
 			s.dev.count.txConnected.Add(1)
 			return 0
@@ -225,27 +275,27 @@ func (s *sender) call(p *path, n, size int) unix.Errno {
 		// An ICMP message about an earlier packet, or the address is gone.
 		s.dev.count.connectLost.Add(1)
 		s.uncut()
+		if s.backlog.full {
+			return unix.EAGAIN
+		}
 	}
-	s.msg.Name, s.msg.Namelen = &p.name[0], p.nameLen
-	s.msg.Control = &p.ctl[0]
-	s.msg.SetControllen(p.ctlLen)
+	msg.Name, msg.Namelen = &p.name[0], p.nameLen
+	msg.Control = &p.ctl[0]
+	msg.SetControllen(p.ctlLen)
 	if n > 1 {
-		s.msg.SetControllen(p.segLen)
+		msg.SetControllen(p.segLen)
 	}
-	return s.push(s.fd)
+	return push(s.fd, msg)
 }
 
-// push sends s.msg on fd. It does not give up the processor: the kernel copies
+// push sends msg on fd. It does not give up the processor: the kernel copies
 // what it takes and does not block.
-func (s *sender) push(fd int) unix.Errno {
+func push(fd int, msg *unix.Msghdr) unix.Errno {
 	for retried := false; ; retried = true {
-		_, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&s.msg)), unix.MSG_DONTWAIT)
-		if errno != unix.EAGAIN && errno != unix.EINTR || retried {
+		_, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(msg)), unix.MSG_DONTWAIT)
+		if errno != unix.EINTR || retried {
 			return errno
 		}
-		s.dev.count.txWaits.Add(1)
-		fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
-		_, _ = unix.Poll(fds[:], sendWait)
 	}
 }
 
@@ -263,7 +313,7 @@ func (s *sender) lost(errno unix.Errno, n int) {
 }
 
 // showTap shows pkts as they lie on the wire.
-func (s *sender) showTap(p *path, pkts []engine.Packet) {
+func (s *sender) showTap(sc *scratch, p *path, pkts []engine.Packet) {
 	tap := s.dev.tap.Get()
 	if tap == nil {
 		return
@@ -273,13 +323,13 @@ func (s *sender) showTap(p *path, pkts []engine.Packet) {
 		pkt := &pkts[i]
 		head.ID = uint16(i)
 		n := pkt.Len() + roce.ICRCLen
-		b := head.Append(s.tap[:0], n)
+		b := head.Append(sc.tap[:0], n)
 		b = append(b, pkt.Header[:pkt.HeaderLen]...)
 		for _, piece := range pkt.Payload[:pkt.NPayload] {
 			b = append(b, piece...)
 		}
-		b = append(b, s.arena[s.tails[i]:s.tails[i]+int(pkt.Pad)+roce.ICRCLen]...)
-		s.tap = b
+		b = append(b, sc.arena[sc.tails[i]:sc.tails[i]+int(pkt.Pad)+roce.ICRCLen]...)
+		sc.tap = b
 		tap(true, b)
 	}
 }

@@ -43,6 +43,11 @@ func (t *timers) arm(q *qp) {
 	if d.IsZero() || (!q.timerAt.IsZero() && !d.Before(q.timerAt)) {
 		return
 	}
+	t.add(q, d)
+}
+
+// add makes an entry for q, which has none that is earlier. The caller holds q.mu.
+func (t *timers) add(q *qp, d time.Time) {
 	q.timerAt = d
 	t.mu.Lock()
 	heap.Push(&t.heap, timerEntry{d, q}) // a later entry of q is ignored when it comes up

@@ -1,0 +1,217 @@
+package softroce
+
+import (
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// backlogOctets bounds what a full socket keeps of datagrams, which nobody
+	// would send again; what is beyond is lost and counted.
+	backlogOctets = 256 << 10
+	// backlogTries is how often the first call of a backlog may find no room
+	// although the kernel said that there is some.
+	backlogTries = 16
+	// roomEvents is how many sockets with room are looked at in one go.
+	roomEvents = 16
+)
+
+// A backlog is what waits for room in the send buffer of one socket: calls whose
+// packets are already made, and queue pairs whose machines keep what they have.
+// Nobody sends on the socket before them, and nobody else waits.
+//
+// It is guarded by the lock of the sender.
+type backlog struct {
+	full   bool // the kernel had no room, and tells when it has
+	tries  int  // in vain since it told
+	octets int  // of calls
+	calls  []pendingCall
+	qps    []*qp
+}
+
+// A pendingCall is one sendmsg call that found no room, with a copy of its
+// packets: their buffers may be the user's again before there is some.
+type pendingCall struct {
+	path    *path
+	n, size int // packets, and octets of each but the last
+	buf     []byte
+}
+
+// backlogOf returns the backlog that packets on p would wait in.
+func (s *sender) backlogOf(p *path) *backlog {
+	if s.cut != nil && s.cut.path == p {
+		return &s.cut.backlog
+	}
+	return &s.backlog
+}
+
+// wait notes that q has more to send. The caller holds q.mu too.
+func (b *backlog) wait(q *qp) {
+	if !q.waits {
+		q.waits = true
+		b.qps = append(b.qps, q)
+	}
+}
+
+// park puts the call that sc holds into b. It reports whether there was room in b.
+func (s *sender) park(b *backlog, sc *scratch, p *path, n, size int) bool {
+	if b.octets >= backlogOctets {
+		return false
+	}
+	c := pendingCall{path: p, n: n, size: size}
+	for i := range sc.iov[:sc.niov] {
+		c.buf = append(c.buf, octetsOf(&sc.iov[i])...)
+	}
+	b.calls = append(b.calls, c)
+	b.octets += len(c.buf)
+	if !b.full {
+		s.full(b)
+	}
+	if b == &s.backlog && s.cut == nil && s.canCut(p) {
+		s.startCut(p) // whatever holds it up then holds up nobody else on this port
+	}
+	return true
+}
+
+// full has the kernel tell when the socket of b has room.
+func (s *sender) full(b *backlog) {
+	fd, which := s.fd, int32(0)
+	if b != &s.backlog {
+		fd, which = s.cut.fd, 1
+	}
+	b.full = true
+	ev := unix.EpollEvent{Events: unix.EPOLLOUT | unix.EPOLLONESHOT, Fd: s.index, Pad: which}
+	err := unix.EpollCtl(s.dev.room, unix.EPOLL_CTL_MOD, fd, &ev)
+	if err != nil { // not known yet, or another socket under that number
+		err = unix.EpollCtl(s.dev.room, unix.EPOLL_CTL_ADD, fd, &ev)
+	}
+	if err != nil { // nobody would ever tell
+		s.dev.log.Warn("cannot wait for room in a socket", "err", err)
+		s.drop(b)
+		b.full = false
+	}
+}
+
+// handOver lets the calls on the path of c wait for its socket, so that nothing
+// overtakes them there.
+func (s *sender) handOver(c *shortcut) {
+	from, to := &s.backlog, &c.backlog
+	rest := from.calls[:0]
+	for _, call := range from.calls {
+		if call.path != c.path {
+			rest = append(rest, call)
+			continue
+		}
+		to.calls = append(to.calls, call)
+		from.octets, to.octets = from.octets-len(call.buf), to.octets+len(call.buf)
+	}
+	clear(from.calls[len(rest):])
+	from.calls = rest
+	if len(to.calls) > 0 {
+		s.full(to) // it may have room at once
+	}
+}
+
+// adopt takes over what waited for the connected socket, which is closed.
+func (s *sender) adopt(b *backlog) {
+	if s.fd < 0 || len(b.calls) == 0 && len(b.qps) == 0 {
+		return
+	}
+	own := &s.backlog
+	own.calls, own.octets = append(own.calls, b.calls...), own.octets+b.octets
+	own.qps = append(own.qps, b.qps...)
+	*b = backlog{}
+	if !own.full {
+		s.full(own)
+	}
+}
+
+// drop loses the calls of b.
+func (s *sender) drop(b *backlog) {
+	for i := range b.calls {
+		s.lost(unix.EAGAIN, b.calls[i].n)
+	}
+	b.calls, b.octets = nil, 0
+}
+
+// drain sends the calls of b, and returns the queue pairs that may go on. If there
+// is no room for all, none may.
+func (s *sender) drain(b *backlog) []*qp {
+	b.full = false
+	for len(b.calls) > 0 && !b.full {
+		c := b.calls[0]
+		b.calls[0] = pendingCall{}
+		b.calls, b.octets = b.calls[1:], b.octets-len(c.buf)
+		errno := s.callAgain(&c)
+		switch to := s.backlogOf(c.path); {
+		case errno == unix.EAGAIN && to != b: // that call closed the connected socket: the rest waits here now
+			to.calls, to.octets = append([]pendingCall{c}, to.calls...), to.octets+len(c.buf)
+			s.full(to)
+		case errno == unix.EAGAIN && b.tries < backlogTries:
+			b.tries++
+			b.calls, b.octets = append([]pendingCall{c}, b.calls...), b.octets+len(c.buf)
+			s.full(b)
+		case errno == 0:
+			s.sent(c.path, c.n)
+			b.tries = 0
+		default:
+			s.lost(errno, c.n)
+			b.tries = 0
+		}
+	}
+	if b.full {
+		return nil
+	}
+	b.calls = nil
+	qps := b.qps
+	b.qps = nil
+	return qps
+}
+
+// callAgain makes the call that found no room.
+func (s *sender) callAgain(c *pendingCall) unix.Errno {
+	var msg unix.Msghdr
+	iov := unix.Iovec{Base: &c.buf[0]}
+	iov.SetLen(len(c.buf))
+	if c.path.ifindex != s.dev.ifindex.Load() {
+		c.path.bind()
+	}
+	return s.call(&msg, &iov, 1, c.path, c.n, c.size)
+}
+
+// goOn sends what waited for the sockets that have room now.
+func (r *receiver) goOn(now time.Time) {
+	d := r.dev
+	var events [roomEvents]unix.EpollEvent
+	n, err := unix.EpollWait(r.room, events[:], 0)
+	if err != nil {
+		return // EINTR: it is still readable
+	}
+	for _, ev := range events[:n] {
+		s := d.senders[ev.Fd]
+		s.mu.Lock()
+		var qps []*qp
+		switch {
+		case ev.Pad == 0:
+			qps = s.drain(&s.backlog)
+		case s.cut != nil:
+			qps = s.drain(&s.cut.backlog)
+		}
+		s.mu.Unlock()
+		for _, q := range qps {
+			q.mu.Lock()
+			q.waits = false
+			if !q.gone {
+				q.flush(now)
+			}
+			q.mu.Unlock()
+			r.touch(q.sendCQ)
+		}
+	}
+	r.tell()
+}
+
+// octetsOf returns what an iovec names.
+func octetsOf(v *unix.Iovec) []byte { return unsafe.Slice(v.Base, int(v.Len)) }

@@ -1,0 +1,158 @@
+package softroce
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+// limit gives the underlay of d a rate in octets per second, with a long queue.
+func limit(t *testing.T, d *Device, rate uint64) {
+	t.Helper()
+	q := &netlink.Tbf{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: int(d.ifindex.Load()), Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+		Rate: rate, Buffer: 20000, Limit: 64 << 20}
+	if err := netlink.QdiscAdd(q); err != nil {
+		t.Skipf("no tbf here: %v", err)
+	}
+}
+
+// Who posts more than a slow device takes does not wait for it, and nothing of it
+// is lost or overtaken: what has no room in the socket leaves later.
+func TestFullSocketHoldsUpNobody(t *testing.T) {
+	for _, v4 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("IPv4 %v", v4), func(t *testing.T) { testFullSocket(t, v4) })
+	}
+}
+
+func testFullSocket(t *testing.T, v4 bool) {
+	a, b := vethPair(t, 9000, v4, func(o *Options) { o.SendBuffer = 64 << 10 })
+	limit(t, a, 4<<20)
+	const n, size = 24, 60000
+	x, y := newEnd(t, a, ib.UC, n, size), newEnd(t, b, ib.UC, n, size)
+	connect(x, y)
+	for i := range n {
+		_, err := y.qp.PostRecv([]verbs.RecvWR{{ID: uint64(i), SG: y.sge(i, size)}})
+		must(t, err)
+	}
+	begun := time.Now()
+	for i := range n {
+		s := x.sge(i, size)
+		s[0].Buf[0], s[0].Buf[size-1] = byte(i), byte(i)
+		_, err := x.qp.PostSend([]verbs.SendWR{{ID: uint64(i), Flags: verbs.Signaled, SG: s}})
+		must(t, err)
+	}
+	if took := time.Since(begun); took > 100*time.Millisecond {
+		t.Errorf("posting took %v", took)
+	}
+	if counter(a, "tx_waits") == 0 {
+		t.Error("the socket was never full")
+	}
+	for i := range n {
+		if wc := y.next(); wc.ID != uint64(i) || wc.ByteLen != size {
+			t.Fatalf("receive %d: %+v", i, wc)
+		}
+		got := y.sge(i, size)[0].Buf
+		if got[0] != byte(i) || got[size-1] != byte(i) {
+			t.Errorf("message %d begins with %d and ends with %d", i, got[0], got[size-1])
+		}
+	}
+	for i := range n {
+		if wc := x.next(); wc.ID != uint64(i) || wc.Status != verbs.Success {
+			t.Fatalf("send %d: %+v", i, wc)
+		}
+	}
+}
+
+// Of datagrams a full socket keeps some and loses the rest, and says how many.
+func TestFullSocketKeepsFewDatagrams(t *testing.T) {
+	a, b := vethPair(t, 9000, false, func(o *Options) { o.SendBuffer = 64 << 10 })
+	limit(t, a, 4<<20)
+	const n, size = 512, 2000
+	x, y := newEnd(t, a, ib.UD, n, size+verbs.GRHLen).datagram(), newEnd(t, b, ib.UD, n, size+verbs.GRHLen).datagram()
+	for range n {
+		_, err := y.qp.PostRecv([]verbs.RecvWR{{SG: y.sge(0, size+verbs.GRHLen)}})
+		must(t, err)
+	}
+	h, err := a.CreateAH(verbs.AHAttr{DGID: b.Port().GIDs[0]})
+	must(t, err)
+	begun := time.Now()
+	for range n {
+		_, err = x.qp.PostSend([]verbs.SendWR{{SG: x.sge(0, size), AH: h, RemoteQPN: y.qp.QPN(), RemoteQKey: 0x1b}})
+		must(t, err)
+	}
+	if took := time.Since(begun); took > 100*time.Millisecond {
+		t.Errorf("posting took %v", took)
+	}
+	lost := counter(a, "tx_drop_no_room")
+	if lost == 0 || lost > n-backlogOctets/(size+100) {
+		t.Errorf("%d of %d were lost", lost, n)
+	}
+	for range n - int(lost) {
+		y.next()
+	}
+	if got := counter(b, "ud_packets_in"); got != n-lost {
+		t.Errorf("%d came, %d were lost of %d", got, lost, n)
+	}
+}
+
+// A batch that the kernel refuses to one peer leaves packet by packet, and takes
+// UDP_SEGMENT from nobody else; a while later it is tried again.
+func TestRefusedBatch(t *testing.T) {
+	for _, errno := range []unix.Errno{unix.EINVAL, unix.EMSGSIZE, unix.EIO} {
+		a, b := vethPair(t, 9000, false, nil)
+		const size = 60000
+		one, two := newEnd(t, a, ib.UC, 4, size), newEnd(t, a, ib.UC, 4, size)
+		at1, at2 := newEnd(t, b, ib.UC, 4, size), newEnd(t, b, ib.UC, 4, size)
+		connect(one, at1)
+		connect(two, at2)
+		for _, s := range a.senders {
+			s.fail = func(p *path, n int) unix.Errno {
+				if p == one.qp.path && n > 1 {
+					return errno
+				}
+				return 0
+			}
+		}
+		send := func(from, to *end) (batches uint64) {
+			before := counter(a, "tx_batches")
+			_, err := to.qp.PostRecv([]verbs.RecvWR{{SG: to.sge(0, size)}})
+			must(t, err)
+			_, err = from.qp.PostSend([]verbs.SendWR{{SG: from.sge(0, size)}})
+			must(t, err)
+			if wc := to.next(); wc.ByteLen != size {
+				t.Fatalf("%v: %+v", errno, wc)
+			}
+			return counter(a, "tx_batches") - before
+		}
+		if n := send(one, at1); n != 0 {
+			t.Errorf("%v: %d batches passed", errno, n)
+		}
+		if n := send(two, at2); n == 0 {
+			t.Errorf("%v: another peer got no batch", errno)
+		}
+		if n := counter(a, "tx_gso_refused"); n != 1 {
+			t.Errorf("%v: %d batches were refused, want 1: the next are not tried for a while", errno, n)
+		}
+		for _, s := range a.senders {
+			s.fail = nil
+		}
+		if left := time.Until(one.qp.path.batchAgain); left <= 0 || left > time.Minute {
+			t.Errorf("%v: tried again in %v", errno, left)
+		}
+		one.qp.path.batchAgain = time.Now()
+		if n := send(one, at1); n == 0 {
+			t.Errorf("%v: no batch passed although the kernel takes them again", errno)
+		}
+		must(t, a.Close())
+		must(t, b.Close())
+		l, err := netlink.LinkByName("va")
+		must(t, err)
+		must(t, netlink.LinkDel(l))
+	}
+}
