@@ -108,7 +108,7 @@ type Agent struct {
 	// tooBigBefore is what tooBig counted when the MTU of the underlay or of a route
 	// changed last.
 	tooBigBefore uint64
-	gone         string // what the provider said when its device went away for good
+	end          context.CancelCauseFunc // ends Run, with what is wrong
 
 	queries chan func()
 	hub     hub
@@ -176,6 +176,7 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
+	a.end = stop
 	loopCtx, stopLoop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -227,5 +228,17 @@ func TestTUNErrorsSayWhatToDo(t *testing.T) {
 	odd := errors.New("odd")
 	if explainTUN("ibcm0", odd) != odd {
 		t.Error("an error nobody knows was changed")
+	}
+}
+
+// A device that is lost for good ends the agent, and says why.
+func TestLostDeviceEndsTheAgent(t *testing.T) {
+	a, _ := newAgent(t)
+	ctx, end := context.WithCancelCause(t.Context())
+	a.end = end
+	a.verbsEvent(verbs.Event{Kind: verbs.DeviceFatal, Text: "RDMA device rxe0 was removed"})
+	want := "the device is lost: RDMA device rxe0 was removed"
+	if err := context.Cause(ctx); err == nil || err.Error() != want {
+		t.Errorf("ended with %v, want %q", err, want)
 	}
 }

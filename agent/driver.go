@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"syscall"
 	"time"
@@ -195,7 +196,11 @@ func (a *Agent) verbsEvent(ev verbs.Event) {
 		if known {
 			a.step(ipoib.CommEst{Conn: handle})
 		}
-	case verbs.PortActive, verbs.PortError, verbs.GIDChange, verbs.MTUChange, verbs.DeviceFatal:
+	case verbs.DeviceFatal:
+		// Every QPN would be another: a supervisor that starts us anew does the same.
+		a.hub.publish(a.event("agent", ev.Kind.String(), ev.Text))
+		a.end(fmt.Errorf("the device is lost: %s", cmp.Or(ev.Text, "it is gone")))
+	case verbs.PortActive, verbs.PortError, verbs.GIDChange, verbs.MTUChange:
 		a.underlayChanged(ev)
 	}
 }
@@ -203,7 +208,7 @@ func (a *Agent) verbsEvent(ev verbs.Event) {
 // reviveUD brings a UD QP back that went to ERR, and tells everybody again what they
 // may have missed. It is called once a second: what broke it may still be so.
 func (a *Agent) reviveUD() {
-	if a.udDied == "" || a.gone != "" {
+	if a.udDied == "" {
 		return
 	}
 	if err := a.loop.ReviveUD(); err != nil {
@@ -241,9 +246,6 @@ func (a *Agent) underlayChanged(ev verbs.Event) {
 	}
 	if ev.Kind == verbs.MTUChange {
 		a.tooBigBefore = a.tooBig() // what was too big before says nothing of now
-	}
-	if ev.Kind == verbs.DeviceFatal {
-		a.gone = cmp.Or(ev.Text, "its device is gone")
 	}
 	a.carry(port.Active)
 	a.log.Info("underlay changed", "event", ev.Kind, "active", port.Active, "gid", a.link.GID, "mtu", port.UnderMTU, "text", ev.Text)

@@ -36,8 +36,6 @@ func (a *Agent) viewStatus() control.Status {
 	switch {
 	case !a.m.Device().Up:
 		state = "down"
-	case a.gone != "":
-		state = "device gone"
 	case !port.Active:
 		state = "underlay down"
 	case !s.Up:
@@ -106,9 +104,7 @@ func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) 
 	if unfit != nil {
 		w = append(w, unfit.Error())
 	}
-	if a.gone != "" {
-		w = append(w, a.gone+": nothing is sent or received; once it is back, restart ipoibcmd")
-	} else if !active {
+	if !active {
 		w = append(w, "the underlay is down or has lost its address")
 	}
 	if a.lost != "" {

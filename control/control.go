@@ -83,7 +83,7 @@ type Status struct {
 type Interface struct {
 	Name           string    `json:"name"`
 	Netns          string    `json:"netns,omitempty"` // network namespace it is in, where that is not the agent's: its name, or net:[INODE]
-	State          string    `json:"state"`           // "up", "down", "underlay down" or "device gone"
+	State          string    `json:"state"`           // "up", "down" or "underlay down"
 	Mode           string    `json:"mode"`            // policy: rc, uc, auto or ud
 	MTU            int       `json:"mtu"`             // device MTU
 	UDMTU          int       `json:"ud_mtu"`

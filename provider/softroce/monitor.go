@@ -1,6 +1,7 @@
 package softroce
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -15,9 +16,14 @@ import (
 	"ipoibcm/verbs"
 )
 
-// monitorQuiet is how long netlink must be silent before we look: changes come
-// in bursts.
-const monitorQuiet = 20 * time.Millisecond
+const (
+	// monitorQuiet is how long netlink must be silent before we look: changes come
+	// in bursts.
+	monitorQuiet = 20 * time.Millisecond
+	// Sockets that cannot be opened again are tried anew after reopenFirst, twice as
+	// long each time, and at most reopenMax.
+	reopenFirst, reopenMax = 50 * time.Millisecond, 5 * time.Second
+)
 
 // A monitor hears of changes of links and addresses.
 type monitor struct {
@@ -26,6 +32,8 @@ type monitor struct {
 	ns  netns.NsHandle
 
 	routes *os.File // the same for routes, which may change much oftener
+
+	broken bool // the sockets are of a network device that is gone
 }
 
 func newMonitor(d *Device) (*monitor, error) {
@@ -68,9 +76,16 @@ func (m *monitor) run() {
 }
 
 func (m *monitor) watch() {
-	buf := make([]byte, 1<<16)
+	buf, wait := make([]byte, 1<<16), reopenFirst
 	for {
-		_ = m.nl.SetReadDeadline(time.Time{})
+		again := time.Time{}
+		if m.broken {
+			again = time.Now().Add(wait)
+			wait = min(2*wait, reopenMax)
+		} else {
+			wait = reopenFirst
+		}
+		_ = m.nl.SetReadDeadline(again)
 		_, err := m.nl.Read(buf)
 		for err == nil || errors.Is(err, unix.ENOBUFS) { // ENOBUFS: we missed some, so look
 			_ = m.nl.SetReadDeadline(time.Now().Add(monitorQuiet))
@@ -98,13 +113,15 @@ func (d *Device) refresh() {
 		gone.Active, gone.GIDs = false, nil
 		now = &gone
 	}
-	if link != nil && int32(link.Attrs().Index) != d.ifindex.Load() && now.Active {
+	why := ""
+	if link != nil && (int32(link.Attrs().Index) != d.ifindex.Load() || d.monitor.broken) && now.Active {
 		// The device was removed and made anew: our sockets are bound to nothing.
 		d.ifindex.Store(int32(link.Attrs().Index))
-		if err := d.reopen(); err != nil {
-			d.log.Error("underlay was replaced, sockets cannot be opened again", "error", err)
-			now.Active = false
-			d.events.Tell(verbs.Event{Kind: verbs.DeviceFatal, Text: err.Error()})
+		err := d.reopen()
+		if d.monitor.broken = err != nil; err != nil {
+			d.count.reopenFailed.Add(1)
+			d.log.Warn("underlay was replaced, sockets cannot be opened again yet", "error", err)
+			now.Active, why = false, fmt.Sprintf("underlay %s was replaced, and its sockets cannot be opened again yet: %v", d.opts.Underlay, err)
 		}
 	}
 	d.port.Store(now)
@@ -118,7 +135,7 @@ func (d *Device) refresh() {
 			d.events.Tell(verbs.Event{Kind: verbs.PortActive, Text: "underlay " + d.opts.Underlay + " is usable"})
 		} else {
 			d.log.Warn("port down", "gids", now.GIDs)
-			text := "underlay " + d.opts.Underlay + " is down"
+			text := cmp.Or(why, "underlay "+d.opts.Underlay+" is down")
 			if len(now.GIDs) == 0 {
 				text = "underlay " + d.opts.Underlay + " has no usable address"
 			}

@@ -205,6 +205,11 @@ func (s *sender) closeGuard() {
 // reopen puts new sockets in the place of the old ones, which are bound to a
 // network device that is gone. Groups are joined again by the caller.
 func (d *Device) reopen() error {
+	if d.opts.testReopen != nil {
+		if err := d.opts.testReopen(); err != nil {
+			return err
+		}
+	}
 	for _, r := range d.receivers {
 		err := replace(r.fd, r.socket)
 		r.wake() // it waits for the old one, which its poll holds

@@ -70,6 +70,8 @@ type Options struct {
 	NoConnect bool
 	// testOffload replaces that trial in tests.
 	testOffload func(gso, gro bool) error
+	// testReopen lets tests have sockets not opened again.
+	testReopen func() error
 
 	// NoGate takes every MAD in. It is for a process that plays many hosts: what
 	// comes for all of them together would look like a flood.

@@ -9,10 +9,12 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
@@ -414,7 +416,13 @@ func TestUnderlayReplaced(t *testing.T) {
 		must(t, netlink.LinkSetUp(l))
 	}
 	make()
-	d := open(t, Options{Underlay: "dum0", PreferIPv4: true})
+	var refuse atomic.Bool // whatever it is that keeps sockets from being opened again
+	d := open(t, Options{Underlay: "dum0", PreferIPv4: true, testReopen: func() error {
+		if refuse.Load() {
+			return unix.EADDRINUSE
+		}
+		return nil
+	}})
 	a, b := newEnd(t, d, ib.RC, 8, 10000), newEnd(t, d, ib.RC, 8, 10000)
 	connect(a, b)
 	must(t, newEnd(t, d, ib.UD, 8, 100).datagram().qp.AttachMulticast(gid("239.192.0.1")))
@@ -434,7 +442,13 @@ func TestUnderlayReplaced(t *testing.T) {
 	must(t, err)
 	must(t, netlink.LinkDel(l))
 	until(t, "port down", func() bool { return !d.Port().Active })
+	refuse.Store(true)
 	make()
+	until(t, "attempts to open the sockets", func() bool { return counter(d, "reopen_failed") >= 2 })
+	if d.Port().Active {
+		t.Error("the port is active without sockets")
+	}
+	refuse.Store(false)
 	t.Cleanup(func() {
 		l, _ := netlink.LinkByName("dum0")
 		_ = netlink.LinkDel(l)
