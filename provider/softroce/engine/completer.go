@@ -15,6 +15,9 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 	if psn.Before(r.una) || !psn.Before(r.highest) {
 		return DropStale // old, or never sent
 	}
+	if isFatal(s) {
+		return q.receiveFatal(psn, s, now)
+	}
 	// What the peer expects only grows: a NAK for less was overtaken.
 	if s.IsACK() {
 		psn = psn.Add(1)
@@ -24,6 +27,7 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 	if r.expected.Before(psn) {
 		r.expected = psn
 	}
+	q.answered(r.una)
 	switch {
 	case s.IsACK():
 		q.count.ACKsIn++
@@ -51,10 +55,6 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 			return NoDrop // it is sent again soon anyway
 		}
 		q.nakSequence(psn)
-	case s == roce.NAKInvalidReq, s == roce.NAKRemoteAccess, s == roce.NAKRemoteOp:
-		q.count.NAKsIn++
-		q.ackTo(psn, now)
-		q.failAt(psn, nakStatus(s))
 	default:
 		return DropOpcode // reserved, or for reliable datagrams
 	}
@@ -146,6 +146,7 @@ func (q *QP) advance(psn ib.PSN, now time.Time) {
 	}
 	r.sinceLoss = min(r.sinceLoss+psn.Sub(r.una), lossMemory*q.window())
 	r.una, r.nakSeen = psn, false
+	q.answered(psn)
 	r.rtt.end(psn, now)
 	if r.expected.Before(psn) {
 		r.expected = psn
@@ -232,6 +233,10 @@ func (q *QP) failAt(psn ib.PSN, status verbs.Status) {
 // Wake runs the timers that are due. Early calls do no harm. Call Output after.
 func (q *QP) Wake(now time.Time) {
 	r := &q.req
+	if r.challenge.on {
+		q.challengeDue(now)
+		return
+	}
 	if !r.rnrDeadline.IsZero() {
 		if now.Before(r.rnrDeadline) {
 			return

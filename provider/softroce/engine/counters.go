@@ -36,6 +36,8 @@ type Counters struct {
 	Probes                uint64 // single packets sent again before it expired
 	ACKsOut, ACKsIn       uint64
 	NAKsOut, NAKsIn       uint64 // sequence and fatal ones
+	Challenges            uint64 // fatal NAKs about which the peer was asked again
+	FalseNAKs             uint64 // of these, what the peer proved false
 	RNROut, RNRIn         uint64 // RNR NAKs
 	Duplicates            uint64 // packets taken before
 	Drops                 [NumDropReasons]uint64
@@ -54,6 +56,8 @@ func (c *Counters) Each(f func(name string, value uint64)) {
 	f("acks_in", c.ACKsIn)
 	f("naks_out", c.NAKsOut)
 	f("naks_in", c.NAKsIn)
+	f("naks_challenged", c.Challenges)
+	f("naks_false", c.FalseNAKs)
 	f("rnr_out", c.RNROut)
 	f("rnr_in", c.RNRIn)
 	f("duplicates", c.Duplicates)
@@ -75,6 +79,8 @@ func (c *Counters) Add(o *Counters) {
 	c.ACKsIn += o.ACKsIn
 	c.NAKsOut += o.NAKsOut
 	c.NAKsIn += o.NAKsIn
+	c.Challenges += o.Challenges
+	c.FalseNAKs += o.FalseNAKs
 	c.RNROut += o.RNROut
 	c.RNRIn += o.RNRIn
 	c.Duplicates += o.Duplicates

@@ -270,7 +270,9 @@ func (q *QP) receive(pkt *roce.Packet, from *Source, now time.Time) DropReason {
 	if from.Src != q.attr.Path.DGID || (from.Dst != q.attr.Path.SGID && !q.attr.Path.SGID.IsZero()) {
 		return DropSource
 	}
-	if q.state == verbs.StateRTR && !q.rsp.commEst {
+	// Only the peer knows the PSN that an RC queue pair begins with.
+	begins := q.cfg.Transport == ib.UC || pkt.BTH.PSN() == q.rsp.epsn
+	if q.state == verbs.StateRTR && !q.rsp.commEst && begins {
 		q.rsp.commEst = true
 		q.cfg.Sink.Event(verbs.Event{Kind: verbs.CommEst, QPN: q.cfg.QPN})
 	}
@@ -315,6 +317,9 @@ func (q *QP) Output(pkts []Packet, now time.Time) int {
 
 // Deadline says when Wake is due; zero means never.
 func (q *QP) Deadline() time.Time {
+	if q.req.challenge.on {
+		return q.req.challenge.deadline
+	}
 	if !q.req.rnrDeadline.IsZero() {
 		return q.req.rnrDeadline // no ACK is awaited meanwhile
 	}
@@ -348,7 +353,7 @@ func (q *QP) enterError() {
 	for q.sq.len() > 0 {
 		q.complete(verbs.WRFlushError)
 	}
-	q.req.ackDeadline, q.req.rnrDeadline = time.Time{}, time.Time{}
+	q.req.ackDeadline, q.req.rnrDeadline, q.req.challenge = time.Time{}, time.Time{}, challenge{}
 
 	r := &q.rsp
 	r.ackPending, r.reads = false, nil

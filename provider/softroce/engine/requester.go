@@ -40,6 +40,7 @@ type requester struct {
 	waited     time.Duration // before that, since the timer was armed
 	rtt        roundTrip
 
+	challenge   challenge
 	ackDeadline time.Time
 	rnrDeadline time.Time // waiting out an RNR NAK
 }

@@ -1,0 +1,99 @@
+package engine
+
+import (
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/wire/roce"
+)
+
+const (
+	// challengeWait is how long the peer has at least to acknowledge a request that
+	// a fatal NAK named; each wait in a row is twice as long. challengeTries is how
+	// many there are: a peer that is silent for all of them is in ERR.
+	challengeWait  = 16 * time.Millisecond
+	challengeTries = 3
+)
+
+// A challenge is a fatal NAK in doubt. Whoever knows both GIDs and guesses QPN and
+// PSN can forge one, so it alone ends nothing: as with a RST of TCP (RFC 5961 section
+// 3.2) the peer is asked again. A peer that sent the NAK is in ERR: it answers with
+// the NAK, or with silence (IBA volume 1 section 10.3.1.7). One that did not
+// acknowledges the request. What an ACK says counts more than any number of NAKs
+// before it, since a forger does not see the request and cannot hold the ACK back.
+type challenge struct {
+	on       bool
+	psn      ib.PSN
+	syndrome roce.Syndrome
+	again    bool // the NAK came once more
+	left     uint8
+	wait     time.Duration
+	deadline time.Time
+}
+
+// isFatal reports whether s ends a queue pair.
+func isFatal(s roce.Syndrome) bool {
+	return s == roce.NAKInvalidReq || s == roce.NAKRemoteAccess || s == roce.NAKRemoteOp
+}
+
+// receiveFatal takes a fatal NAK for a packet that is outstanding.
+func (q *QP) receiveFatal(psn ib.PSN, s roce.Syndrome, now time.Time) DropReason {
+	q.count.NAKsIn++
+	c := &q.req.challenge
+	if c.on {
+		c.again = c.again || c.psn == psn && c.syndrome == s
+		return NoDrop
+	}
+	q.count.Challenges++
+	*c = challenge{on: true, psn: psn, syndrome: s}
+	c.restart(&q.req.rtt)
+	q.ask(now)
+	return NoDrop
+}
+
+// restart gives the peer all of its time again.
+func (c *challenge) restart(t *roundTrip) {
+	c.again, c.left, c.wait = false, challengeTries, challengeWait
+	if t.known {
+		c.wait = max(c.wait, 2*(t.mean+4*t.spread))
+	}
+}
+
+// ask sends the oldest packet again; its ACK says how far the peer has got.
+func (q *QP) ask(now time.Time) {
+	r := &q.req
+	r.challenge.deadline = now.Add(r.challenge.wait)
+	r.rnrDeadline, r.limit = time.Time{}, 1
+	q.goBack()
+}
+
+// challengeDue asks again, or believes the NAK.
+func (q *QP) challengeDue(now time.Time) {
+	c := &q.req.challenge
+	if now.Before(c.deadline) {
+		return
+	}
+	if c.left--; c.left > 0 && !c.again {
+		c.wait *= 2
+		q.ask(now)
+		return
+	}
+	psn, status := c.psn, nakStatus(c.syndrome)
+	*c = challenge{}
+	q.ackTo(psn, now)
+	q.failAt(psn, status)
+}
+
+// answered notes that the peer lives: una is the oldest packet that it has not
+// acknowledged. Past the PSN of the NAK that proves the NAK false.
+func (q *QP) answered(una ib.PSN) {
+	c := &q.req.challenge
+	switch {
+	case !c.on:
+	case c.psn.Before(una):
+		q.count.FalseNAKs++
+		*c = challenge{}
+	default:
+		c.restart(&q.req.rtt)
+	}
+}
