@@ -131,8 +131,8 @@ func (m *Manager) sendDREQ(c *conn, private []byte) {
 	m.sendUntilAnswered(c, dreq)
 }
 
-// stale ends a connection whose peer QP has turned up in another one: the peer
-// has lost it (wire-facts 7.6).
+// stale handles a connection whose peer QP has turned up in another one: the peer
+// may have lost it.
 func (m *Manager) stale(c *conn) {
 	switch c.state {
 	case StateREQRcvd, StateMRAREQSent: // it was never more than a question
@@ -140,9 +140,7 @@ func (m *Manager) stale(c *conn) {
 		m.end(c, Failed{Handle: c.handle, Cause: Refused, Reason: ReasonStale})
 		m.refuse(c, ReasonStale, nil, c.private)
 	case StateREPSent, StateMRAREPRcvd, StateREPRcvd, StateMRAREPSent, StateEstablished:
-		m.decide(c, "the peer uses its QP for another connection")
-		m.end(c, Disconnected{Handle: c.handle, By: ByStale})
-		m.sendDREQ(c, nil)
+		m.challenge(c)
 	}
 }
 
@@ -195,12 +193,14 @@ func (m *Manager) recvREJ(rej *mad.REJ) {
 	}
 }
 
-// subject finds the connection that a REJ is about. A peer that timed out
-// may not know our communication ID: it names its own, and its CA GUID.
+// subject finds the connection that a REJ is about. A peer that timed out while it
+// waited for our REP may not know our communication ID: it names its own, and its CA
+// GUID. The CA GUID is no secret, so this goes for a REQ of the peer only that is not
+// yet a connection.
 func (m *Manager) subject(rej *mad.REJ) *conn {
 	if rej.Reason == ReasonTimeout && rej.ARILength >= 8 {
 		guid := ib.GUID(binary.BigEndian.Uint64(rej.ARI[:]))
-		if c := m.byRemote[remoteID{m.rx.mad.Remote, guid, rej.LocalCommID}]; c != nil {
+		if c := m.byRemote[remoteID{m.rx.mad.Remote, guid, rej.LocalCommID}]; c != nil && c.isHalfOpen() {
 			return c
 		}
 	}
@@ -265,11 +265,13 @@ func (m *Manager) recvDREP(drep *mad.DREP) {
 	case c == nil:
 		m.drop(nil, DropUnknownConn, "")
 	case !m.fromPeer(c):
-	case c.state != StateDREQSent:
-		m.drop(c, DropState, "")
-	default:
+	case c.state == StateDREQSent:
 		m.took(c, "")
 		m.end(c, Disconnected{Handle: c.handle, By: ByUser})
 		m.timewait(c)
+	case m.challenged(c) && (c.state == StateEstablished || c.isHalfOpen() || c.state == StateREPRcvd || c.state == StateMRAREPSent):
+		m.lostByPeer(c)
+	default:
+		m.drop(c, DropState, "")
 	}
 }

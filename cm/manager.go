@@ -75,7 +75,8 @@ type conn struct {
 	// patience is for how long the peer can be left without a word while we
 	// make up our mind about its REQ or REP; then it gets an MRA.
 	patience   time.Duration
-	noFailover bool // the REQ asked for an alternate path
+	noFailover bool      // the REQ asked for an alternate path
+	doubted    time.Time // when the peer was asked whether it has lost it
 
 	// What is sent again when the deadline passes, and how often it was.
 	msg        [verbs.MADLen]byte

@@ -64,6 +64,7 @@ type counts struct {
 	drops                         [numDrops]uint64
 	refusedConns, refusedHalfOpen uint64
 	evicted, evictedHalfOpen      uint64
+	challenges                    uint64 // DREQs that ask whether a connection is lost
 }
 
 // Counters calls f for every counter, in a fixed order: tx_req … (sent, repeats
@@ -85,6 +86,7 @@ func (m *Manager) Counters(f func(name string, value uint64)) {
 	f("refused_max_half_open", m.counts.refusedHalfOpen)
 	f("evicted_rejected", m.counts.evicted)
 	f("evicted_half_open", m.counts.evictedHalfOpen)
+	f("challenges", m.counts.challenges)
 }
 
 // took notes that the MAD at hand was understood.

@@ -53,7 +53,7 @@ func private(qpn byte) []byte { return []byte{0, 0, 0, qpn, 0, 0, 0xff, 0xf4} }
 //	REQ_SENT      last deadline              REJECTED      REJ 4, Failed               active
 //	REQ_SENT      MRA                        MRA_REQ_RCVD  wait longer                 mra
 //	REQ_SENT *    REP                        REP_RCVD      ReplyReceived               active
-//	REQ_SENT *    REP with a QP of another   REJECTED      REJ 10, DREQ for the other  stale
+//	REQ_SENT *    REP with a QP of another   REJECTED      REJ 10, DREQ without a QPN  stale
 //	REQ_SENT *    REJ                        -             Failed, Released            active
 //	REQ_SENT *    REJ 10                     TIMEWAIT      Failed                      stale
 //	REQ_SENT *    Cancel                     REJECTED      Failed, silence             cancel
@@ -81,7 +81,8 @@ func private(qpn byte) []byte { return []byte{0, 0, 0, qpn, 0, 0, 0xff, 0xf4} }
 //	ESTABLISHED   Disconnect                 DREQ_SENT     DREQ                        teardown
 //	ESTABLISHED   DREQ                       TIMEWAIT      DREP, Disconnected          teardown
 //	ESTABLISHED   REJ                        TIMEWAIT      Disconnected                teardown
-//	ESTABLISHED   REQ with its QP            DREQ_SENT     REJ 10, DREQ, Disconnected  stale
+//	ESTABLISHED   REQ with its QP            same          REJ 10, DREQ without a QPN  stale
+//	ESTABLISHED   DREP to that               TIMEWAIT      Disconnected                stale
 //	DREQ_SENT     deadline                   DREQ_SENT     DREQ                        teardown
 //	DREQ_SENT     last deadline              TIMEWAIT      Disconnected                teardown
 //	DREQ_SENT     DREP, DREQ                 TIMEWAIT      Disconnected                teardown

@@ -1,6 +1,7 @@
 package explore
 
 import (
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -393,6 +394,12 @@ func TestLies(t *testing.T) {
 				rej.ARI[i] = byte(rep.LocalCAGUID >> (56 - 8*i))
 			}
 			return sc.cm(asM(sc), rej)
+		}, "cm_drop_unknown_conn cm_rx_rej", "", "unknown_conn"},
+		{"a REJ 4 as b with its GUID and one communication ID", connected, func(sc *scene) ipoib.Event {
+			rep := said[mad.REP](sc)
+			rej := mad.REJ{LocalCommID: rep.LocalCommID, MessageRejected: mad.KindOther, Reason: cm.ReasonTimeout, ARILength: 8}
+			binary.BigEndian.PutUint64(rej.ARI[:], uint64(rep.LocalCAGUID))
+			return sc.cm(asB(sc), rej)
 		}, "cm_drop_unknown_conn cm_rx_rej", "", "unknown_conn"},
 		{"a REJ after the end", closed, func(sc *scene) ipoib.Event {
 			rep := said[mad.REP](sc)
