@@ -1,0 +1,317 @@
+package sim
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"ipoibcm/cm"
+	"ipoibcm/ib"
+	"ipoibcm/ipoib"
+	"ipoibcm/serviceid"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/mad"
+	"ipoibcm/wire/roce"
+)
+
+// A blind attacker sends victim what peer might have sent. It knows both GIDs and sees
+// nothing. What else a test tells it stands there.
+type blind struct {
+	w            *world
+	r            *rand.Rand
+	victim, peer *host
+}
+
+func (w *world) blind(victim, peer *host) *blind {
+	return &blind{w: w, r: rand.New(rand.NewPCG(w.f.Seed(), 4791)), victim: victim, peer: peer}
+}
+
+// send seals one packet from the peer's GID and sends it. covered is BTH and what
+// follows it.
+func (x *blind) send(covered []byte) {
+	h := roce.IPHeader{Src: x.peer.gid.Addr(), Dst: x.victim.gid.Addr(), HopLimit: 64, SrcPort: 0xc000 | uint16(x.r.Uint32N(1<<14))}
+	ip := h.Append(nil, len(covered)+roce.ICRCLen)
+	ip = append(append(ip, covered...), 0, 0, 0, 0)
+	if err := roce.Seal(ip); err != nil {
+		x.w.fatalf("seal: %v", err)
+	}
+	if err := x.w.f.Inject(ip); err != nil {
+		x.w.fatalf("inject: %v", err)
+	}
+}
+
+// ack sends an ACK or NAK.
+func (x *blind) ack(qpn ib.QPN, psn ib.PSN, s roce.Syndrome) {
+	b := make([]byte, roce.BTHLen+roce.AETHLen)
+	roce.PutBTH(b, roce.BTHFields{Opcode: roce.RCAck, PKey: ib.DefaultPKey, DestQPN: qpn, PSN: psn})
+	roce.PutAETH(b[roce.BTHLen:], s, x.r.Uint32N(1<<24))
+	x.send(b)
+}
+
+// data sends a whole IP packet as an RC SEND.
+func (x *blind) data(qpn ib.QPN, psn ib.PSN) {
+	pkt := (&packet{id: 1 << 60, src: x.peer.addr4(), dst: x.victim.addr4(), size: 100}).octets()
+	b := make([]byte, roce.BTHLen)
+	roce.PutBTH(b, roce.BTHFields{Opcode: roce.RCSendOnly, PKey: ib.DefaultPKey, DestQPN: qpn, PSN: psn, AckReq: true})
+	x.send(append(b, frame(pkt)...))
+}
+
+// mad sends a CM message to QP 1.
+func (x *blind) mad(m mad.Message) {
+	b := make([]byte, roce.BTHLen+roce.DETHLen)
+	roce.PutBTH(b, roce.BTHFields{Opcode: roce.UDSendOnly, PKey: ib.DefaultPKey, DestQPN: ib.QPNGSI, PSN: ib.PSN(x.r.Uint32N(1 << 24))})
+	roce.PutDETH(b[roce.BTHLen:], ib.QKeyGSI, ib.QPNGSI)
+	b, _ = m.AppendBinary(b) // the error is always nil
+	x.send(b)
+}
+
+// lives fails unless the one connection of before is there and carries packets.
+func (x *blind) lives(was ipoib.ConnInfo, what string) {
+	x.w.run(100 * time.Millisecond)
+	for _, c := range x.victim.with(x.peer) {
+		if c.Conn == was.Conn && c.State == was.State {
+			x.w.arrives(x.victim, x.peer.addr4(), 100, ib.RC, time.Second)
+			x.w.arrives(x.peer, x.victim.addr4(), 100, ib.RC, time.Second)
+			return
+		}
+	}
+	x.w.fatalf("%s: the connection has ended", what)
+}
+
+// connected returns a world of two hosts with one RC connection, an attacker at the
+// first, and that connection as the first has it.
+func connected(w *world) (*blind, ipoib.ConnInfo) {
+	a, b := w.host(config{}), w.host(config{})
+	a.send(b.addr4(), 100, true)
+	w.run(500 * time.Millisecond)
+	cs := a.with(b)
+	w.want(len(cs) == 1, "%d connections, want 1", len(cs))
+	return w.blind(a, b), cs[0]
+}
+
+// counted returns a counter of the queue pairs of h.
+func (h *host) counted(name string) (n int) {
+	h.port.Counters(func(k string, v uint64) {
+		if k == name {
+			n = int(v)
+		}
+	})
+	return n
+}
+
+// TestBlindNAK: the attacker is told the QPN (24 bits) and 12 bits of the PSN, while
+// the victim has packets under way all the time. So a guess is right as often as one
+// with neither of them would be after 2^36 times as many. What is right makes the
+// victim ask again, and nothing else.
+func TestBlindNAK(t *testing.T) {
+	const knownPSN, packets = 12, 400
+	for _, tt := range []struct {
+		name     string
+		syndrome roce.Syndrome
+		counter  string // of right guesses; none for what comes from the peer too
+	}{
+		{"invalid request", roce.NAKInvalidReq, "naks_challenged"},
+		{"remote access", roce.NAKRemoteAccess, "naks_challenged"},
+		{"remote operation", roce.NAKRemoteOp, "naks_challenged"},
+		{"sequence", roce.NAKSequence, "naks_in"},
+		{"RNR", roce.RNRSyndrome(1), "rnr_in"},
+		{"ACK", roce.SyndromeACK, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			guesses, right, n := 0, 0, 0
+			seeds(t, 20, func(w *world) {
+				x, was := connected(w)
+				w.f.Delay = 2 * time.Millisecond
+				before := x.victim.counted(tt.counter)
+				var sent []*packet
+				var last ib.PSN
+				x.victim.port.SetTap(func(out bool, ip []byte) {
+					x.victim.onWire(out, ip)
+					var p roce.Packet
+					if _, b, err := roce.ParseIP(ip); out && err == nil && p.Parse(b) == nil && p.BTH.DestQPN() == was.RemoteQPN {
+						last = p.BTH.PSN()
+					}
+				})
+				for range packets {
+					if p := x.victim.send(x.peer.addr4(), 20000, true); p != nil {
+						sent = append(sent, p)
+					}
+					for range 8 {
+						x.ack(was.LocalQPN, last&^(1<<(24-knownPSN)-1)|ib.PSN(x.r.Uint32N(1<<(24-knownPSN))), tt.syndrome)
+						guesses++
+					}
+					w.run(time.Millisecond)
+				}
+				w.run(100 * time.Millisecond)
+				right += x.victim.counted(tt.counter) - before
+				asked, lies := x.victim.counted("naks_challenged"), x.victim.counted("naks_false")
+				w.want(asked == lies, "%d fatal NAKs were challenged, %d found to be false", asked, lies)
+				w.want(asked == 0 || tt.counter == "naks_challenged", "%d NAKs that are not fatal were challenged", asked)
+				x.lives(was, tt.name)
+				for _, p := range sent {
+					w.want(p.delivered == 1, "%v was delivered %d times", p, p.delivered)
+				}
+				n++
+				w.settle()
+				w.end()
+			})
+			if right == 0 && tt.counter != "" {
+				t.Fatalf("no guess of %d was right: this shows nothing", guesses)
+			}
+			if tt.counter != "" {
+				t.Logf("%d guesses in %d runs, of which %d found the window", guesses, n, right)
+			}
+		})
+	}
+}
+
+// TestBlindData: packets of data with the right QPN and one of all PSNs but the one
+// that is expected: none is delivered, and the connection goes on.
+func TestBlindData(t *testing.T) {
+	seeds(t, 10, func(w *world) {
+		x, was := connected(w)
+		right := x.victim.conns[was.Conn].rtr.RQPSN
+		for range 3000 {
+			if psn := ib.PSN(x.r.Uint32N(1 << 24)); psn.Sub(right) < 0 || psn.Sub(right) > 100 {
+				x.data(was.LocalQPN, psn)
+			}
+			w.run(10 * time.Microsecond)
+		}
+		x.lives(was, "data")
+		w.settle()
+		w.end()
+	})
+}
+
+// secrets are what a CM message about a connection names.
+type secrets struct {
+	local, remote uint32 // communication IDs, of victim and peer
+	qpn           ib.QPN // the victim's
+	peerQPN       ib.QPN
+	guid          ib.GUID // the peer's CA GUID, which each of its REPs tells
+}
+
+// TestBlindCM: the attacker knows all about a connection but one item, which it draws
+// anew each time. Whatever the message, the connection goes on.
+func TestBlindCM(t *testing.T) {
+	items := map[string]func(*secrets, *rand.Rand){
+		"the victim's communication ID": func(s *secrets, r *rand.Rand) { s.local = r.Uint32() },
+		"the peer's communication ID":   func(s *secrets, r *rand.Rand) { s.remote = r.Uint32() },
+		"the victim's QPN":              func(s *secrets, r *rand.Rand) { s.qpn = ib.QPN(2 + r.Uint32N(1<<24-3)) },
+		"nothing":                       func(*secrets, *rand.Rand) {},
+	}
+	ids := func(s *secrets) (mad.CommID, mad.CommID) { return mad.CommID(s.remote), mad.CommID(s.local) }
+	for _, tt := range []struct {
+		name  string
+		make  func(x *blind, s *secrets) mad.Message
+		lacks []string // any of these is enough to protect the connection
+	}{
+		{"DREQ", func(_ *blind, s *secrets) mad.Message {
+			l, r := ids(s)
+			return mad.DREQ{LocalCommID: l, RemoteCommID: r, RemoteQPN: s.qpn}
+		}, []string{"the victim's communication ID", "the peer's communication ID", "the victim's QPN"}},
+		{"DREP", func(_ *blind, s *secrets) mad.Message {
+			l, r := ids(s)
+			return mad.DREP{LocalCommID: l, RemoteCommID: r}
+		}, []string{"nothing"}},
+		{"REJ", func(_ *blind, s *secrets) mad.Message {
+			l, r := ids(s)
+			return mad.REJ{LocalCommID: l, RemoteCommID: r, MessageRejected: mad.KindOther, Reason: cm.ReasonConsumer}
+		}, []string{"the victim's communication ID", "the peer's communication ID"}},
+		{"REJ 4 with the CA GUID", func(_ *blind, s *secrets) mad.Message {
+			l, r := ids(s)
+			rej := mad.REJ{LocalCommID: l, RemoteCommID: r, MessageRejected: mad.KindOther, Reason: cm.ReasonTimeout, ARILength: 8}
+			binary.BigEndian.PutUint64(rej.ARI[:], uint64(s.guid))
+			return rej
+		}, []string{"the victim's communication ID", "the peer's communication ID"}},
+		{"RTU", func(_ *blind, s *secrets) mad.Message {
+			l, r := ids(s)
+			return mad.RTU{LocalCommID: l, RemoteCommID: r}
+		}, []string{"nothing"}},
+		{"MRA", func(_ *blind, s *secrets) mad.Message {
+			l, r := ids(s)
+			return mad.MRA{LocalCommID: l, RemoteCommID: r, ServiceTimeout: 31}
+		}, []string{"nothing"}},
+		{"LAP", func(_ *blind, s *secrets) mad.Message {
+			l, r := ids(s)
+			return mad.LAP{LocalCommID: l, RemoteCommID: r}
+		}, []string{"nothing"}},
+		{"REP", func(x *blind, s *secrets) mad.Message {
+			l, r := ids(s)
+			return mad.REP{LocalCommID: l, RemoteCommID: r, LocalQPN: s.peerQPN, StartingPSN: 7, LocalCAGUID: s.guid}
+		}, []string{"nothing"}},
+		{"REQ that names the peer's QP", func(x *blind, s *secrets) mad.Message { return x.req(s.peerQPN, s.guid) }, []string{"nothing"}},
+		{"REQ in the peer's name", func(x *blind, s *secrets) mad.Message {
+			return x.req(ib.QPN(2+x.r.Uint32N(1<<24-3)), s.guid)
+		}, []string{"nothing"}},
+	} {
+		for _, lacks := range tt.lacks {
+			t.Run(tt.name+" without "+lacks, func(t *testing.T) {
+				seeds(t, 5, func(w *world) {
+					x, was := connected(w)
+					for i := range 300 {
+						s := secrets{was.LocalComm, was.RemoteComm, was.LocalQPN, was.RemoteQPN, x.peer.port.Port().GUID}
+						items[lacks](&s, x.r)
+						x.mad(tt.make(x, &s))
+						w.run(17 * time.Millisecond) // 64 a second pass
+						if i%100 == 0 {
+							x.lives(was, tt.name)
+						}
+					}
+					x.lives(was, tt.name)
+					w.settle()
+					w.end()
+				})
+			})
+		}
+	}
+}
+
+// req makes a REQ that the peer might send.
+func (x *blind) req(qpn ib.QPN, guid ib.GUID) mad.REQ {
+	req := mad.REQ{TransactionID: x.r.Uint64(), LocalCommID: mad.CommID(x.r.Uint32()), ServiceID: serviceid.New(serviceid.RFC, x.victim.link.QPN),
+		LocalCAGUID: guid, LocalQPN: qpn, RemoteCMResponseTimeout: 16, LocalCMResponseTimeout: 16,
+		Transport: ib.RC, StartingPSN: ib.PSN(x.r.Uint32N(1 << 24)), RetryCount: 7, RNRRetryCount: 7, PKey: ib.DefaultPKey, PathMTU: ib.MTU1024, MaxCMRetries: 15, SRQ: true}
+	req.Primary = mad.PathInfo{LocalLID: ib.PermissiveLID, RemoteLID: ib.PermissiveLID, LocalGID: x.peer.gid, RemoteGID: x.victim.gid, HopLimit: 64, LocalACKTimeout: 14}
+	pd, _ := encap.PrivateData{QPN: x.peer.link.QPN, ReceiveMTU: 65524}.AppendBinary(nil)
+	copy(req.PrivateData[:], pd)
+	return req
+}
+
+// TestBlindGuesses: the attacker lacks the last eight bits of one item, and tries all
+// of them in a drawn order. A DREQ ends the connection with the right one, not before,
+// and takes half of them on average: every bit counts.
+func TestBlindGuesses(t *testing.T) {
+	const bits = 8
+	for _, item := range []string{"the victim's communication ID", "the peer's communication ID", "the victim's QPN"} {
+		t.Run(item, func(t *testing.T) {
+			sum, n := 0, 0
+			seeds(t, 20, func(w *world) {
+				x, was := connected(w)
+				order := x.r.Perm(1 << bits)
+				took := 0
+				for i, low := range order {
+					local, remote, qpn := was.LocalComm, was.RemoteComm, uint32(was.LocalQPN)
+					field := map[string]*uint32{"the victim's communication ID": &local, "the peer's communication ID": &remote, "the victim's QPN": &qpn}[item]
+					right := *field&(1<<bits-1) == uint32(low)
+					*field = *field&^(1<<bits-1) | uint32(low)
+					x.mad(mad.DREQ{LocalCommID: mad.CommID(remote), RemoteCommID: mad.CommID(local), RemoteQPN: ib.QPN(qpn)})
+					w.run(time.Millisecond)
+					ended := true
+					for _, c := range x.victim.with(x.peer) {
+						ended = ended && c.Conn != was.Conn
+					}
+					w.want(ended == right, "guess %d: the connection has ended %v, the guess is right %v", i+1, ended, right)
+					if took = i + 1; ended {
+						break
+					}
+				}
+				sum, n = sum+took, n+1
+				w.settle()
+				w.end()
+			})
+			t.Logf("%d guesses on average of %d runs; %d are to be expected", sum/n, n, (1<<bits+1)/2)
+		})
+	}
+}
