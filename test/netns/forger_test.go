@@ -67,6 +67,15 @@ type mmsghdr struct {
 // forge makes n frames that go from a host on the segment to the agent of victim.
 func (s *segment) forge(from, victim *host, kind forgery, n int) *forger {
 	s.Helper()
+	f := s.forger(from, victim)
+	f.kind, f.r, f.frames = kind, rand.New(rand.NewPCG(uint64(len(kind)), uint64(n))), make([][]byte, n)
+	f.renew()
+	return f
+}
+
+// forger returns one without frames.
+func (s *segment) forger(from, victim *host) *forger {
+	s.Helper()
 	here, err := from.Link(underlay)
 	s.must(err)
 	fd := -1
@@ -83,25 +92,39 @@ func (s *segment) forge(from, victim *host, kind forgery, n int) *forger {
 	gid := netip.MustParseAddr(victim.status().Interface.GID)
 	qpn, err := parseQPN(victim.status().Interface.UDQPN)
 	s.must(err)
-	f := &forger{fd: fd, kind: kind, victim: victim, gid: gid, qpn: qpn, r: rand.New(rand.NewPCG(uint64(len(kind)), uint64(n))),
-		frames: make([][]byte, n), iovs: make([]unix.Iovec, n), msgs: make([]mmsghdr, n)}
+	f := &forger{fd: fd, victim: victim, gid: gid, qpn: qpn}
 	f.ether = append(f.ether, there.Attrs().HardwareAddr...)
 	f.ether = append(f.ether, here.Attrs().HardwareAddr...)
 	f.ether = binary.BigEndian.AppendUint16(f.ether, unix.ETH_P_IPV6)
-	f.renew()
 	return f
 }
 
-// renew makes all frames anew.
-func (f *forger) renew() {
-	for i := range f.frames {
-		fr := append(append(f.frames[i][:0], f.ether...), forged(f.r, f.kind, f.victim, f.gid, f.qpn)...)
-		f.frames[i] = fr
+// load takes IPv6 packets for its frames.
+func (f *forger) load(packets [][]byte) {
+	f.frames = f.frames[:0]
+	for _, p := range packets {
+		f.frames = append(f.frames, append(append([]byte(nil), f.ether...), p...))
+	}
+	f.point()
+}
+
+// point has the system call find the frames.
+func (f *forger) point() {
+	f.iovs, f.msgs = make([]unix.Iovec, len(f.frames)), make([]mmsghdr, len(f.frames))
+	for i, fr := range f.frames {
 		f.iovs[i].Base = &fr[0]
 		f.iovs[i].SetLen(len(fr))
 		f.msgs[i].hdr.Iov = &f.iovs[i]
 		f.msgs[i].hdr.SetIovlen(1)
 	}
+}
+
+// renew makes all frames anew.
+func (f *forger) renew() {
+	for i := range f.frames {
+		f.frames[i] = append(append(f.frames[i][:0], f.ether...), forged(f.r, f.kind, f.victim, f.gid, f.qpn)...)
+	}
+	f.point()
 }
 
 // forged makes one IP packet.
@@ -140,14 +163,24 @@ func forged(r *rand.Rand, kind forgery, victim *host, gid netip.Addr, qpn ib.QPN
 	if err != nil {
 		panic(err)
 	}
+	return forgedUD(r, src, gid, from, to, key, body)
+}
+
+// forgedUD makes one UD packet.
+func forgedUD(r *rand.Rand, src, dst netip.Addr, from, to ib.QPN, key ib.QKey, body []byte) []byte {
 	pad := roce.Pad(len(body))
-	n := roce.BTHLen + roce.DETHLen + len(body) + pad + roce.ICRCLen
-	pkt := roce.IPHeader{Src: src, Dst: gid, HopLimit: 64, SrcPort: 0xc000 | uint16(r.Uint32N(1<<14))}.Append(nil, n)
-	at := len(pkt)
-	pkt = append(pkt, make([]byte, n)...)
-	roce.PutBTH(pkt[at:], roce.BTHFields{Opcode: roce.UDSendOnly, Pad: pad, PKey: ib.DefaultPKey, DestQPN: to, PSN: ib.PSN(r.Uint32N(1 << 24))})
-	roce.PutDETH(pkt[at+roce.BTHLen:], key, from)
-	copy(pkt[at+roce.BTHLen+roce.DETHLen:], body)
+	b := make([]byte, roce.BTHLen+roce.DETHLen, roce.BTHLen+roce.DETHLen+len(body)+pad)
+	roce.PutBTH(b, roce.BTHFields{Opcode: roce.UDSendOnly, Pad: pad, PKey: ib.DefaultPKey, DestQPN: to, PSN: ib.PSN(r.Uint32N(1 << 24))})
+	roce.PutDETH(b[roce.BTHLen:], key, from)
+	return sealed(r, src, dst, append(append(b, body...), make([]byte, pad)...))
+}
+
+// sealed puts IP and UDP headers in front of covered, which begins with the BTH,
+// and the ICRC behind it.
+func sealed(r *rand.Rand, src, dst netip.Addr, covered []byte) []byte {
+	n := len(covered) + roce.ICRCLen
+	pkt := roce.IPHeader{Src: src, Dst: dst, HopLimit: 64, SrcPort: 0xc000 | uint16(r.Uint32N(1<<14))}.Append(nil, n)
+	pkt = append(append(pkt, covered...), make([]byte, roce.ICRCLen)...)
 	if err := roce.Seal(pkt); err != nil {
 		panic(err)
 	}

@@ -1,0 +1,240 @@
+package netns
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/cm"
+	"ipoibcm/control"
+	"ipoibcm/ib"
+	"ipoibcm/serviceid"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/mad"
+	"ipoibcm/wire/roce"
+)
+
+// A blindLiar is a host that sends a victim what its peer might have sent. It sees
+// nothing of theirs; what else it knows the test has told it.
+type blindLiar struct {
+	*forger
+	victim, peer *host
+	peerGID      netip.Addr
+	was          control.Conn // the connection, as the victim has it
+	local, remote,
+	qpn, peerQPN uint32
+	guid ib.GUID // the peer's
+}
+
+// newBlindLiar connects the first two hosts; the third is the liar.
+func newBlindLiar(s *segment) *blindLiar {
+	s.Helper()
+	victim, peer, x := s.hosts[0], s.hosts[1], s.hosts[2]
+	victim.run()
+	peer.run()
+	heard := peer.hearMADs()
+	l := &blindLiar{victim: victim, peer: peer}
+	l.was, _ = victim.connect(peer, "RC")
+	for name, of := range map[string]*uint32{l.was.LocalCommID: &l.local, l.was.RemoteCommID: &l.remote, l.was.LocalQPN: &l.qpn, l.was.RemoteQPN: &l.peerQPN} {
+		_, err := fmt.Sscanf(name, "0x%x", of)
+		s.must(err)
+	}
+	l.peerGID = netip.MustParseAddr(peer.status().Interface.GID)
+	l.guid = heard(mad.CommID(l.remote))
+	l.forger = s.forger(x, victim)
+	l.r = rand.New(rand.NewPCG(4791, uint64(l.local)))
+	return l
+}
+
+// hearMADs listens to what h sends to QP 1. What it returns tells the CA GUID in the
+// REQ or REP with a communication ID.
+func (h *host) hearMADs() func(mad.CommID) ib.GUID {
+	s := h.seg
+	s.Helper()
+	link, err := h.Link(underlay)
+	s.must(err)
+	fd := -1
+	s.must(h.Do(func() (err error) {
+		proto := uint16(unix.ETH_P_ALL<<8 | unix.ETH_P_ALL>>8)
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, int(proto)); err == nil {
+			err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: proto, Ifindex: link.Attrs().Index})
+		}
+		return err
+	}))
+	s.Cleanup(func() { unix.Close(fd) })
+	return func(id mad.CommID) ib.GUID {
+		s.Helper()
+		b := make([]byte, 1<<16)
+		for {
+			n, err := unix.Read(fd, b)
+			if errors.Is(err, unix.EAGAIN) {
+				s.Fatalf("%s sent no REQ or REP with communication ID %v", h.Name, id)
+			}
+			s.must(err)
+			if n < etherLen {
+				continue
+			}
+			_, payload, err := roce.ParseIP(b[etherLen:n])
+			var p roce.Packet
+			if err != nil || p.Parse(payload) != nil || p.BTH.DestQPN() != ib.QPNGSI {
+				continue
+			}
+			switch _, m, _ := mad.Parse(p.Payload); m := m.(type) {
+			case mad.REQ:
+				if m.LocalCommID == id {
+					return m.LocalCAGUID
+				}
+			case mad.REP:
+				if m.LocalCommID == id {
+					return m.LocalCAGUID
+				}
+			}
+		}
+	}
+}
+
+// lives fails unless the connection is the one of before and carries TCP both ways.
+func (l *blindLiar) lives(what string) {
+	s := l.victim.seg
+	s.Helper()
+	l.victim.send(l.peer, l.peer.v4, 1<<20)
+	l.peer.send(l.victim, l.victim.v4, 1<<20)
+	now := l.victim.conns(l.peer)
+	if len(now) != 1 {
+		s.Fatalf("%s: %d connections, want 1", what, len(now))
+	}
+	if now[0].LocalCommID != l.was.LocalCommID {
+		s.Errorf("%s: the connection has communication ID %s, before %s", what, now[0].LocalCommID, l.was.LocalCommID)
+	}
+	if now[0].AgeMS < l.was.AgeMS {
+		s.Errorf("%s: the connection is %d ms old, before %d ms", what, now[0].AgeMS, l.was.AgeMS)
+	}
+}
+
+// tell sends the messages to QP 1 of the victim, perSecond of them.
+func (l *blindLiar) tell(perSecond int, messages ...mad.Message) {
+	s := l.victim.seg
+	s.Helper()
+	var packets [][]byte
+	for _, m := range messages {
+		b, _ := m.AppendBinary(nil) // the error is always nil
+		packets = append(packets, forgedUD(l.r, l.peerGID, l.gid, ib.QPNGSI, ib.QPNGSI, ib.QKeyGSI, b))
+	}
+	l.load(packets)
+	ctx, stop := context.WithTimeout(s.ctx, patience)
+	defer stop()
+	sent, err := l.send(ctx, roce.Port, perSecond)
+	s.must(err)
+	if sent != len(packets) {
+		s.Fatalf("%d of %d packets left", sent, len(packets))
+	}
+}
+
+// TestBlindCM: CM messages in the peer's name of which all is right but one item, which
+// is drawn, in a real kernel. The connection goes on.
+func TestBlindCM(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{hosts: 3})
+	l := newBlindLiar(s)
+	local, remote := mad.CommID(l.local), mad.CommID(l.remote)
+	any32 := func() mad.CommID { return mad.CommID(l.r.Uint32()) }
+	anyQPN := func() ib.QPN { return ib.QPN(2 + l.r.Uint32N(1<<24-3)) }
+	rej4 := func(theirs, ours mad.CommID) mad.REJ {
+		rej := mad.REJ{LocalCommID: theirs, RemoteCommID: ours, MessageRejected: mad.KindOther, Reason: cm.ReasonTimeout, ARILength: 8}
+		binary.BigEndian.PutUint64(rej.ARI[:], uint64(l.guid))
+		return rej
+	}
+	for _, tt := range []struct {
+		name string
+		make func() mad.Message
+	}{
+		{"DREQ without the victim's ID", func() mad.Message {
+			return mad.DREQ{LocalCommID: remote, RemoteCommID: any32(), RemoteQPN: ib.QPN(l.qpn)}
+		}},
+		{"DREQ without the peer's ID", func() mad.Message {
+			return mad.DREQ{LocalCommID: any32(), RemoteCommID: local, RemoteQPN: ib.QPN(l.qpn)}
+		}},
+		{"DREQ without the QPN", func() mad.Message { return mad.DREQ{LocalCommID: remote, RemoteCommID: local, RemoteQPN: anyQPN()} }},
+		{"DREP", func() mad.Message { return mad.DREP{LocalCommID: remote, RemoteCommID: local} }},
+		{"REJ without the victim's ID", func() mad.Message { return rej4(remote, any32()) }},
+		{"REJ without the peer's ID", func() mad.Message { return rej4(any32(), local) }},
+		{"RTU", func() mad.Message { return mad.RTU{LocalCommID: remote, RemoteCommID: local} }},
+		{"MRA", func() mad.Message { return mad.MRA{LocalCommID: remote, RemoteCommID: local, ServiceTimeout: 31} }},
+		{"LAP", func() mad.Message { return mad.LAP{LocalCommID: remote, RemoteCommID: local} }},
+		{"REP", func() mad.Message {
+			return mad.REP{LocalCommID: remote, RemoteCommID: local, LocalQPN: ib.QPN(l.peerQPN), LocalCAGUID: l.guid}
+		}},
+		{"REQ that names the peer's QP", func() mad.Message { return l.req(ib.QPN(l.peerQPN)) }},
+		{"REQ in the peer's name", func() mad.Message { return l.req(anyQPN()) }},
+	} {
+		perSecond := 250 // what QP 1 takes of one source
+		if tt.name[:3] == "REQ" {
+			perSecond = 60
+		}
+		var all []mad.Message
+		for range perSecond {
+			all = append(all, tt.make())
+		}
+		l.tell(perSecond, all...)
+		l.lives(tt.name)
+	}
+	if n := l.victim.counter("ipoib", "cm_challenges"); n == 0 {
+		t.Error("the peer was never asked whether it has lost the connection: the REQs did not arrive")
+	}
+}
+
+// req makes a REQ that the peer might send.
+func (l *blindLiar) req(qpn ib.QPN) mad.REQ {
+	req := mad.REQ{TransactionID: l.r.Uint64(), LocalCommID: mad.CommID(l.r.Uint32()), ServiceID: serviceid.New(serviceid.RFC, l.forger.qpn),
+		LocalCAGUID: l.guid, LocalQPN: qpn, RemoteCMResponseTimeout: 16, LocalCMResponseTimeout: 16,
+		Transport: ib.RC, StartingPSN: ib.PSN(l.r.Uint32N(1 << 24)), RetryCount: 7, RNRRetryCount: 7, PKey: ib.DefaultPKey, PathMTU: ib.MTU1024, MaxCMRetries: 15, SRQ: true}
+	req.Primary = mad.PathInfo{LocalLID: ib.PermissiveLID, RemoteLID: ib.PermissiveLID, LocalGID: ib.GIDFromAddr(l.peerGID), RemoteGID: ib.GIDFromAddr(l.gid),
+		HopLimit: 64, LocalACKTimeout: 14}
+	udQPN, err := parseQPN(l.peer.status().Interface.UDQPN)
+	l.victim.seg.must(err)
+	pd, _ := encap.PrivateData{QPN: udQPN, ReceiveMTU: 65524}.AppendBinary(nil)
+	copy(req.PrivateData[:], pd)
+	return req
+}
+
+// blindNAKs are the NAKs of TestBlindNAK.
+var blindNAKs = []roce.Syndrome{roce.NAKInvalidReq, roce.NAKRemoteAccess, roce.NAKRemoteOp, roce.NAKSequence, roce.RNRSyndrome(1)}
+
+// TestBlindNAK: NAKs of all kinds for the right QPN and a row of PSNs, so that some
+// meet what is under way, beside TCP. Without the QPN there would be 2^24 as many to
+// send. The connection goes on, and each fatal NAK that was right is found out.
+func TestBlindNAK(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{hosts: 3})
+	l := newBlindLiar(s)
+	rate, d := 20_000, time.Second
+	if rates() {
+		rate, d = 100_000, 10*time.Second
+	}
+	if raceDetector {
+		rate /= 20
+	}
+	packets := make([][]byte, 0, int(d.Seconds()*float64(rate)))
+	for i := range cap(packets) {
+		b := make([]byte, roce.BTHLen+roce.AETHLen)
+		psn := ib.PSN(i*16) & ib.PSNMask // a window has more than 16 packets
+		roce.PutBTH(b, roce.BTHFields{Opcode: roce.RCAck, PKey: ib.DefaultPKey, DestQPN: ib.QPN(l.qpn), PSN: psn})
+		roce.PutAETH(b[roce.BTHLen:], blindNAKs[l.r.IntN(len(blindNAKs))], 0)
+		packets = append(packets, sealed(l.r, l.peerGID, l.gid, b))
+	}
+	l.load(packets)
+	mbps, sent := s.beside(l.forger, roce.Port, rate, d, l.victim, l.peer, func() {})
+	l.lives("NAKs")
+	asked, lies := l.victim.counter("softroce", "rc_naks_challenged"), l.victim.counter("softroce", "rc_naks_false")
+	if asked != lies {
+		t.Errorf("%d NAKs were challenged, %d found to be false", asked, lies)
+	}
+	t.Logf("%d NAKs in %v beside %.0f Mb/s of TCP: %d fatal ones found a packet under way", sent, d, mbps, asked)
+}
