@@ -212,7 +212,7 @@ func (k *kernelWorker) work(ctx context.Context, q *queue, do func(func() ipoib.
 func (k *kernelWorker) carryOut(a fib.Action) fib.Event {
 	switch a := a.(type) {
 	case fib.Lookup:
-		hop, err := fib.Ask(k.host, a.Device, a.Flow)
+		hop, err := fib.Ask(k.host, a.Link, a.Flow)
 		return fib.Answered{Flow: a.Flow, NextHop: hop, Err: err}
 	case fib.LookupHost:
 		hop, err := fib.AskHost(k.host, a.Link, a.Addr, a.ByDSCP)
@@ -247,10 +247,15 @@ func (k *kernelWorker) carryOut(a fib.Action) fib.Event {
 }
 
 // nextHop asks the kernel as fib does, on the goroutine of a control request.
-func (k *kernelWorker) nextHop(a netip.Addr) (fib.NextHop, error) {
+func (a *Agent) nextHop(ctx context.Context, ip netip.Addr) (fib.NextHop, error) {
+	link, err := ask(ctx, a, a.m.Device)
+	if err != nil {
+		return fib.NextHop{}, err
+	}
+	k := a.kernel
 	k.mu.RLock()
 	defer k.mu.RUnlock()
-	return fib.Ask(k.host, k.host.Index(), rtnl.Flow{Dst: a})
+	return fib.Ask(k.host, link, rtnl.Flow{Dst: ip})
 }
 
 // A queue holds jobs in order for one taker.

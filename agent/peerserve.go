@@ -324,7 +324,7 @@ func (s *peerService) learn(n ipoib.Note) {
 
 // find returns the GID of the host with an address, and how it is known.
 func (s *peerService) find(ctx context.Context, ip netip.Addr) (g ib.GID, via string, err error) {
-	hop, err := s.a.kernel.nextHop(ip)
+	hop, err := s.a.nextHop(ctx, ip)
 	if err != nil {
 		return g, "", err
 	}

@@ -123,7 +123,7 @@ func (a *Agent) explain(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	ip = ip.WithZone("").Unmap()
-	hop, err := a.kernel.nextHop(ip)
+	hop, err := a.nextHop(r.Context(), ip)
 	if err != nil {
 		fail(w, http.StatusServiceUnavailable, err.Error(), "try again; the interface may be going")
 		return

@@ -25,21 +25,25 @@ type NextHop struct {
 // loopback is the index of lo in every network namespace.
 const loopback = 1
 
-// Ask finds the next hop of packets of flow that came out of the TUN of device.
+// Ask finds the next hop of packets of flow that came out of the TUN link.
 //
 // The kernel is asked without naming the device, as for the packet itself: with
 // it, IPv4 would always take the first hop of a multipath route, take what has
 // no route for on-link, and apply rules that the packet has not met. Only where
 // the answer is another device, and not one hop among others by ours, it is named:
 // the sender is bound to ours.
-func Ask(k Kernel, device int, flow rtnl.Flow) (NextHop, error) {
-	q, err := query(k, flow)
+//
+// In a VRF the VRF is named, whose senders are bound to it: the kernel then looks in its
+// table, for routes by any device (l3mdev_update_flow in net/l3mdev/l3mdev.c).
+func Ask(k Kernel, link rtnl.Link, flow rtnl.Flow) (NextHop, error) {
+	device := link.Index
+	q, err := query(k, vrf(link), flow)
 	if err != nil {
 		return NextHop{}, err
 	}
 	a, err := k.Lookup(q)
 	if err == nil && !a.OK() && q.Src.IsValid() { // a source that the kernel does not accept
-		q.Src, q.IIF = netip.Addr{}, 0
+		q.Src, q.IIF, q.OIF = netip.Addr{}, 0, vrf(link)
 		a, err = k.Lookup(q)
 	}
 	if err != nil {
@@ -84,24 +88,32 @@ func askBound(k Kernel, device int, q rtnl.Query) (rtnl.Answer, error) {
 	return a, err
 }
 
+// vrf returns the index of the VRF that the link is in; zero: of none.
+func vrf(link rtnl.Link) int {
+	if link.VRFTable == 0 {
+		return 0
+	}
+	return link.Master
+}
+
 // query returns the question to ask for flow first. A source that is not the
 // host's own is that of a forwarded packet, which came in by the device towards it.
-func query(k Kernel, flow rtnl.Flow) (rtnl.Query, error) {
-	q := rtnl.Query{Flow: flow}
+func query(k Kernel, vrf int, flow rtnl.Flow) (rtnl.Query, error) {
+	q := rtnl.Query{Flow: flow, OIF: vrf}
 	if !flow.Src.IsValid() || flow.Src.IsUnspecified() {
 		q.Src = netip.Addr{}
 		return q, nil
 	}
-	a, err := k.Lookup(rtnl.Query{Flow: rtnl.Flow{Dst: flow.Src}})
+	a, err := k.Lookup(rtnl.Query{Flow: rtnl.Flow{Dst: flow.Src}, OIF: vrf})
 	if err != nil {
 		return q, fmt.Errorf("ask for the way to source %v: %w", flow.Src, err)
 	}
 	switch {
 	case a.Type == rtnl.Local:
 	case a.OK():
-		q.IIF = a.OIF
+		q.IIF, q.OIF = a.OIF, 0
 	default:
-		q.IIF = loopback
+		q.IIF, q.OIF = loopback, 0
 	}
 	return q, nil
 }
@@ -110,8 +122,8 @@ func query(k Kernel, flow rtnl.Flow) (rtnl.Query, error) {
 // with byDSCP for every DSCP, because there may be routes for some.
 func AskHost(k Kernel, link rtnl.Link, a netip.Addr, byDSCP bool) (NextHop, error) {
 	q := rtnl.Query{Flow: rtnl.Flow{Dst: a}, Match: true}
-	if link.VRFTable != 0 || a.IsLinkLocalUnicast() {
-		q.OIF = link.Index // in its own table; of its own fe80::/64
+	if q.OIF = vrf(link); a.IsLinkLocalUnicast() {
+		q.OIF = link.Index // every device has its own fe80::/64
 	}
 	answer, err := k.Lookup(q)
 	if err != nil {

@@ -74,7 +74,7 @@ func TestAsk(t *testing.T) {
 		if tt.src != "" {
 			flow.Src = netip.MustParseAddr(tt.src)
 		}
-		got, err := fib.Ask(k, fibtest.Index, flow)
+		got, err := fib.Ask(k, k.Link, flow)
 		if err != nil {
 			t.Errorf("%s: %v", tt.name, err)
 			continue
@@ -93,6 +93,61 @@ func TestAsk(t *testing.T) {
 				t.Errorf("%s: first asked with incoming device %d, want %d", tt.name, q.IIF, tt.iif)
 			}
 			break
+		}
+	}
+}
+
+// TestAskVRF: in a VRF its table counts and no other, with routes by all its devices.
+func TestAskVRF(t *testing.T) {
+	const vrf, member = 9, 4
+	for _, tt := range []struct {
+		name     string
+		dst, src string
+		hop      string
+		bound    bool
+	}{
+		{name: "on the link", dst: "10.0.0.2", hop: "10.0.0.2"},
+		{name: "by a gateway of the VRF", dst: "192.0.2.9", hop: "10.0.0.5"},
+		{name: "an own source", dst: "192.0.2.9", src: "10.0.0.1", hop: "10.0.0.5"},
+		{name: "forwarded from another device of the VRF", dst: "192.0.2.9", src: "172.17.0.7", hop: "10.0.0.5"},
+		{name: "by another device of the VRF", dst: "10.0.0.130", hop: "10.0.0.130", bound: true},
+	} {
+		k := askedKernel()
+		k.VRF(vrf, 10)
+		k.Members = []int{member}
+		add := func(dst, via string, oif int) {
+			r := fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix(dst), Type: rtnl.Unicast, Protocol: rtnl.ProtoBoot, Table: 10}, OIF: oif}
+			if via != "" {
+				r.Via = netip.MustParseAddr(via)
+			}
+			k.AddRoute(r)
+		}
+		add("192.0.2.0/24", "10.0.0.5", fibtest.Index)
+		add("10.0.0.128/25", "", member)
+		add("172.17.0.0/24", "", member)
+		flow := rtnl.Flow{Dst: netip.MustParseAddr(tt.dst)}
+		if tt.src != "" {
+			flow.Src = netip.MustParseAddr(tt.src)
+		}
+		got, err := fib.Ask(k, k.Link, flow)
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+			continue
+		}
+		if want := netip.MustParseAddr(tt.hop); got.Addr != want {
+			t.Errorf("%s: next hop %v, want %v", tt.name, got.Addr, want)
+		}
+		if got.Bound != tt.bound {
+			t.Errorf("%s: bound %v, want %v", tt.name, got.Bound, tt.bound)
+		}
+		host, err := fib.AskHost(k, k.Link, flow.Dst, false)
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+			continue
+		}
+		wantGuest := tt.dst == "10.0.0.2"
+		if ok, why := host.Guest(k.Link); ok != wantGuest {
+			t.Errorf("%s: a host route of ours may be there: %v (%s), want %v", tt.name, ok, why, wantGuest)
 		}
 	}
 }

@@ -151,7 +151,7 @@ func (t *Table) ask(d *dest) {
 	d.asking, d.again, d.asked = true, false, t.dests.generation
 	t.dests.lookups++
 	t.n.Lookups++
-	t.do(Lookup{Flow: d.flow, Device: t.device.link.Index})
+	t.do(Lookup{Flow: d.flow, Link: t.device.link})
 }
 
 // answered takes what the kernel says into the data path.

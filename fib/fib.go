@@ -185,8 +185,8 @@ type (
 	// Lookup asks the kernel with [Ask], not on the goroutine that steps the
 	// machine. The answer is Answered.
 	Lookup struct {
-		Flow   rtnl.Flow
-		Device int // index
+		Flow rtnl.Flow
+		Link rtnl.Link
 	}
 
 	// LookupHost asks with [AskHost]; the answer is HostAnswered.

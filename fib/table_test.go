@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"ipoibcm/fib"
-	"ipoibcm/fib/fibtest"
 	"ipoibcm/internal/long"
 	"ipoibcm/rtnl"
 	"ipoibcm/wire/ip"
@@ -448,7 +447,7 @@ func (v *view) settled(b *bench) {
 		if flow.Dst.IsMulticast() {
 			continue
 		}
-		if want, err := fib.Ask(b.k, fibtest.Index, flow); err != nil || want.Addr != hop {
+		if want, err := fib.Ask(b.k, b.k.Link, flow); err != nil || want.Addr != hop {
 			v.failf("%v leads to %v, the kernel says %v", flow, hop, want.Addr)
 		}
 	}

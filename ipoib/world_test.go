@@ -162,7 +162,7 @@ func (n *node) kernel(evs []fib.Event) {
 
 // explain asks the machine as the agent does.
 func (n *node) explain(dst netip.Addr) Explanation {
-	hop, _ := fib.Ask(n.k, fibtest.Index, rtnl.Flow{Dst: dst})
+	hop, _ := fib.Ask(n.k, n.k.Link, rtnl.Flow{Dst: dst})
 	return n.f.Explain(dst, hop)
 }
 

@@ -35,10 +35,12 @@ type Rule struct {
 // interface must see.
 type Kernel struct {
 	Link   rtnl.Link
-	Others []netip.Addr            // addresses of other devices of the host
-	Routes []Route                 // of others; the kernel's own of the device come from its addresses
-	Rules  []Rule                  // besides the default ones
-	Own    map[rtnl.Key]rtnl.Route // of protocol 75
+	Others []netip.Addr // addresses of other devices of the host
+	// Members are other devices in the VRF that VRF puts the device into.
+	Members []int
+	Routes  []Route                 // of others; the kernel's own of the device come from its addresses
+	Rules   []Rule                  // besides the default ones
+	Own     map[rtnl.Key]rtnl.Route // of protocol 75
 
 	Refuse  error     // of every change
 	Peer    bool      // addresses are those of the other end, not our own
@@ -84,6 +86,19 @@ func (k *Kernel) Up(up bool) []fib.Event {
 		clear(k.metrics)
 		k.Routes = slices.DeleteFunc(k.Routes, func(r Route) bool { return r.OIF == Index })
 	}
+	return append(evs, k.changes(before)...)
+}
+
+// VRF puts the device, with its addresses and routes, into a VRF of index master.
+func (k *Kernel) VRF(master, table int) []fib.Event {
+	before := k.kernel()
+	k.Link.Master, k.Link.VRFTable = master, table
+	evs := []fib.Event{fib.Host{Event: rtnl.Event{Kind: rtnl.LinkChange, Link: k.Link}}}
+	for _, r := range k.own() { // the kernel flushes the device's routes
+		evs = append(evs, gone(r))
+	}
+	clear(k.Own)
+	clear(k.metrics)
 	return append(evs, k.changes(before)...)
 }
 
@@ -223,7 +238,7 @@ func (k *Kernel) Edit(r rtnl.Route) []fib.Event {
 func (k *Kernel) Do(a fib.Action) (evs []fib.Event, ok bool) {
 	switch a := a.(type) {
 	case fib.Lookup:
-		hop, err := fib.Ask(k, a.Device, a.Flow)
+		hop, err := fib.Ask(k, a.Link, a.Flow)
 		return []fib.Event{fib.Answered{Flow: a.Flow, NextHop: hop, Err: err}}, true
 	case fib.LookupHost:
 		hop, err := fib.AskHost(k, a.Link, a.Addr, a.ByDSCP)
@@ -284,10 +299,18 @@ func (k *Kernel) others() []Route {
 
 // Lookup answers as RTM_GETROUTE does.
 func (k *Kernel) Lookup(q rtnl.Query) (rtnl.Answer, error) {
-	if slices.Contains(k.Others, q.Dst) || !k.Peer && slices.ContainsFunc(k.addrs, func(p netip.Prefix) bool { return p.Addr() == q.Dst }) {
+	inVRF := k.inVRF(q)
+	if inVRF && q.OIF == k.Link.Master {
+		q.OIF = 0 // it names the table, not a device
+	}
+	if !inVRF && slices.Contains(k.Others, q.Dst) {
 		return rtnl.Answer{Type: rtnl.Local, OIF: 1, Table: rtnl.TableLocal}, nil
 	}
-	for _, table := range k.tables(q) {
+	own := slices.ContainsFunc(k.addrs, func(p netip.Prefix) bool { return p.Addr() == q.Dst })
+	if own && !k.Peer && inVRF == (k.Link.VRFTable != 0) {
+		return rtnl.Answer{Type: rtnl.Local, OIF: 1, Table: cmp.Or(k.Link.VRFTable, rtnl.TableLocal)}, nil
+	}
+	for _, table := range k.tables(q, inVRF) {
 		if table < 0 {
 			return rtnl.Answer{Type: rtnl.Blackhole}, nil
 		}
@@ -308,11 +331,20 @@ func (k *Kernel) Lookup(q rtnl.Query) (rtnl.Answer, error) {
 	return rtnl.Answer{Type: rtnl.Unreachable}, nil
 }
 
+// inVRF reports whether q names the device's VRF, or a device in it: then the rule of
+// l3mdev leads to the VRF's table.
+func (k *Kernel) inVRF(q rtnl.Query) bool {
+	member := func(device int) bool {
+		return device != 0 && (device == Index || device == k.Link.Master || slices.Contains(k.Members, device))
+	}
+	return k.Link.VRFTable != 0 && (member(q.OIF) || q.OIF == 0 && member(q.IIF))
+}
+
 // tables lists the tables for q by its rules; a negative one is a blackhole.
-func (k *Kernel) tables(q rtnl.Query) (out []int) {
+func (k *Kernel) tables(q rtnl.Query, inVRF bool) (out []int) {
 	out = append(out, rtnl.TableLocal)
-	if k.Link.VRFTable != 0 && q.OIF == Index {
-		out = append(out, k.Link.VRFTable) // the rule of l3mdev
+	if inVRF {
+		out = append(out, k.Link.VRFTable)
 	}
 	for _, r := range k.Rules {
 		switch {

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"ipoibcm/fib"
-	"ipoibcm/fib/fibtest"
 	"ipoibcm/ipoib"
 	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
@@ -140,7 +139,7 @@ func (h *host) deaf(m *verbs.MAD) bool {
 
 // explain is what h says about a, which a broken agent does not.
 func (h *host) explain(a netip.Addr) ipoib.Explanation {
-	hop := must(fib.Ask(h.tables, fibtest.Index, rtnl.Flow{Dst: a}))
+	hop := must(fib.Ask(h.tables, h.tables.Link, rtnl.Flow{Dst: a}))
 	e := h.m.Explain(a, hop)
 	if h.cfg.fault == forgetsWhy {
 		e.Reasons = nil
