@@ -17,7 +17,7 @@ var modules = []string{
 	"virtio_net", "virtio_pci", "virtio_console", "virtio_rng",
 	"ib_core", "ib_uverbs", "ib_umad", "ib_cm", "rdma_cm", "rdma_ucm", "rdma_rxe",
 	"crc32_generic", "crc32_pclmul", "crc32c_generic", "tun", "veth", "nf_tables",
-	"rpcrdma", "nfsd",
+	"rpcrdma", "nfsd", "vrf",
 }
 
 // A kernel is Debian's kernel package, unpacked.
