@@ -29,6 +29,7 @@ type counters struct {
 	sendUDFailed, sendConnFailed, sendMADFailed    atomic.Uint64
 	udRevived                                      atomic.Uint64
 	writeTUNFailed, qpFailed, joinFailed, ahFailed atomic.Uint64
+	clientsRefused                                 atomic.Uint64
 }
 
 // A conn is a connected QP with the path that packets from queues take.

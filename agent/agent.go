@@ -68,6 +68,9 @@ type Options struct {
 	// means that it does not carry the UD MTU any more. Nil means nothing to say.
 	Check func(verbs.Port) (notes []string, err error)
 	Log   *slog.Logger // nil discards
+	// LogCounts says how many lines of the log were lost, and how many were left out
+	// because there were too many of their kind. Nil means none.
+	LogCounts func() (lost, leftOut uint64)
 }
 
 // Bounds of the driver.
@@ -110,10 +113,11 @@ type Agent struct {
 	tooBigBefore uint64
 	end          context.CancelCauseFunc // ends Run, with what is wrong
 
-	queries chan func()
-	hub     hub
-	taps    taps
-	peers   peerService
+	queries    chan func()
+	hub        hub
+	taps       taps
+	peers      peerService
+	clientIdle time.Duration // of the control socket; zero means [clientIdle]
 }
 
 // Run serves the interface until ctx ends, then says goodbye to every peer and

@@ -59,7 +59,11 @@ func (a *Agent) handler(ctx context.Context) http.Handler {
 	get(control.PathRuntime, func(w http.ResponseWriter, _ *http.Request) { answer(w, a.viewRuntime()) })
 	get(control.PathEvents, func(w http.ResponseWriter, r *http.Request) { a.events(ctx, w, r) })
 	get(control.PathCapture, func(w http.ResponseWriter, r *http.Request) { a.capture(ctx, w, r) })
-	mux.Handle("GET "+control.PathMetrics, a.metrics())
+	metrics := a.metrics()
+	get(control.PathMetrics, func(w http.ResponseWriter, r *http.Request) {
+		deadline(w, writeWithin)
+		metrics.ServeHTTP(w, r)
+	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusNotFound, fmt.Sprintf("%s %s: not part of this API", r.Method, r.URL.Path), "see "+control.PathStatus)
 	})
@@ -68,9 +72,9 @@ func (a *Agent) handler(ctx context.Context) http.Handler {
 
 // serve answers on l until ctx ends.
 func (a *Agent) serve(ctx context.Context, l net.Listener) error {
-	srv := &http.Server{Handler: a.handler(ctx), ReadHeaderTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10, ErrorLog: nil}
+	srv := a.newServer(ctx)
 	done := make(chan error, 1)
-	go func() { done <- srv.Serve(l) }()
+	go func() { done <- srv.Serve(newClients(l, &a.counters.clientsRefused)) }()
 	select {
 	case err := <-done:
 		return err
@@ -79,17 +83,6 @@ func (a *Agent) serve(ctx context.Context, l net.Listener) error {
 	srv.Close()
 	<-done
 	return nil
-}
-
-func fail(w http.ResponseWriter, status int, text, hint string) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	json.NewEncoder(w).Encode(control.Error{Version: control.Version, Error: text, Hint: hint})
-}
-
-func answer(w http.ResponseWriter, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	json.NewEncoder(w).Encode(v)
 }
 
 // document serves what view returns on the driver's goroutine.
@@ -137,12 +130,16 @@ func (a *Agent) explain(w http.ResponseWriter, r *http.Request) {
 }
 
 func (a *Agent) events(ctx context.Context, w http.ResponseWriter, r *http.Request) {
+	if !follows(w) {
+		return
+	}
 	s := a.hub.subscribe()
 	if s == nil {
 		fail(w, http.StatusServiceUnavailable, errFollowers.Error(), "stop another monitor first")
 		return
 	}
 	defer a.hub.unsubscribe(s)
+	deadline(w, 0)
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	flush := http.NewResponseController(w).Flush
 	flush()
@@ -172,9 +169,13 @@ func (a *Agent) capture(ctx context.Context, w http.ResponseWriter, r *http.Requ
 		}
 		snap = n
 	}
+	if !follows(w) {
+		return
+	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(r.Context(), stop)()
+	deadline(w, 0)
 	w.Header().Set("Content-Type", "application/x-pcapng")
 	rc := http.NewResponseController(w)
 	if err := a.taps.capture(ctx, w, func() { rc.Flush() }, a.opt.Provider.Port().UnderlayIf, snap); err != nil {

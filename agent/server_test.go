@@ -23,6 +23,7 @@ import (
 type served struct {
 	a    *Agent
 	p    *stubProvider
+	path string // of its socket
 	http http.Client
 	stop context.CancelFunc
 	done chan error
@@ -36,7 +37,7 @@ func serveAgent(t *testing.T) *served {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
-	s := &served{a: a, p: p, stop: stop, done: make(chan error, 1)}
+	s := &served{a: a, p: p, path: path, stop: stop, done: make(chan error, 1)}
 	s.http.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", path)
 	}}

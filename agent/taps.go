@@ -12,8 +12,14 @@ import (
 	"ipoibcm/wire/pcapng"
 )
 
-// captureDepth is how many packets wait for one slow capture client.
-const captureDepth = 4096
+const (
+	// captureDepth is how many packets wait for one slow capture client, and
+	// captureOctets what they may hold, of all clients together.
+	captureDepth  = 4096
+	captureOctets = 32 << 20
+	// tapOverhead is what a packet costs beside its octets.
+	tapOverhead = 64
+)
 
 // headerLen is what is kept of every packet: the Ethernet header of the capture
 // is made from the IP header.
@@ -32,10 +38,32 @@ type taps struct {
 }
 
 type tap struct {
-	ch   chan tapped
-	snap int
-	lost atomic.Uint64
+	ch     chan tapped
+	snap   int
+	lost   atomic.Uint64
+	octets atomic.Int64 // what waits in ch, overhead included
 }
+
+// take has p wait for the client, if that leaves it within its share.
+func (c *tap) take(at time.Time, out bool, ip []byte, share int64) bool {
+	keep := len(ip)
+	if c.snap > 0 {
+		keep = min(keep, max(c.snap, headerLen))
+	}
+	size := int64(keep + tapOverhead)
+	if c.octets.Add(size) <= share {
+		select {
+		case c.ch <- tapped{at, out, append([]byte(nil), ip[:keep]...), len(ip)}:
+			return true
+		default:
+		}
+	}
+	c.octets.Add(-size)
+	return false
+}
+
+// taken makes room for others, after p was received from ch.
+func (c *tap) taken(p *tapped) { c.octets.Add(-int64(len(p.ip) + tapOverhead)) }
 
 type tapped struct {
 	at  time.Time
@@ -46,14 +74,10 @@ type tapped struct {
 
 func (t *taps) packet(out bool, ip []byte) {
 	now := time.Now()
-	for _, c := range *t.list.Load() {
-		keep := len(ip)
-		if c.snap > 0 {
-			keep = min(keep, max(c.snap, headerLen))
-		}
-		select {
-		case c.ch <- tapped{now, out, append([]byte(nil), ip[:keep]...), len(ip)}:
-		default:
+	list := *t.list.Load()
+	share := captureOctets / int64(max(1, len(list))) // those that read lose nothing to those that do not
+	for _, c := range list {
+		if !c.take(now, out, ip, share) {
 			c.lost.Add(1)
 			t.dropped.Add(1)
 		}
@@ -108,6 +132,7 @@ func (t *taps) capture(ctx context.Context, w io.Writer, flush func(), name stri
 		flush()
 		select {
 		case p := <-c.ch:
+			c.taken(&p)
 			buf = pcapng.AppendCut(buf[:0], 0, p.at, p.out, p.ip, p.n, snap)
 		case <-ctx.Done():
 			return nil

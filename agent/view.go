@@ -138,6 +138,9 @@ func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) 
 	if flood > 0 {
 		w = append(w, fmt.Sprintf("%d ARP, ND and CM packets were refused because too many came from unknown sources: somebody floods this host, or did", flood))
 	}
+	if lost, _ := a.logCounts(); lost > 0 {
+		w = append(w, fmt.Sprintf("%d lines of the log were lost: its reader is too slow or has gone, or its disk is full", lost))
+	}
 	if n := a.m.FIBCounters().RoutesRefused; n > 0 {
 		w = append(w, fmt.Sprintf("the kernel refused %d route changes; see the log", n))
 	}
@@ -175,6 +178,14 @@ func (a *Agent) trouble() (flood, ucIn, ucUseless uint64) {
 		}
 	})
 	return flood, ucIn, ucUseless
+}
+
+// logCounts says what of the log was not written.
+func (a *Agent) logCounts() (lost, leftOut uint64) {
+	if a.opt.LogCounts == nil {
+		return 0, 0
+	}
+	return a.opt.LogCounts()
 }
 
 // tooBig counts the packets that the underlay did not take because of their size.
@@ -387,6 +398,9 @@ func (a *Agent) allCounters() []control.Counter {
 	add("tun", "pieces_merged", tcp.Written)
 	add("tun", "packets_merged", tcp.Merged)
 	add("tun", "drop_piece_malformed", tcp.Odd)
+	lost, leftOut := a.logCounts()
+	add("log", "lines_lost", lost)
+	add("log", "lines_left_out", leftOut)
 	p := &a.peers.n
 	add("peers", "asked", p.asked.Load())
 	add("peers", "served", p.served.Load())
@@ -412,6 +426,7 @@ func (a *Agent) allCounters() []control.Counter {
 		{"tun_packets_injected", c.writeTUN.Load()}, {"tun_packets_refused", c.writeTUNFailed.Load()},
 		{"qps_failed", c.qpFailed.Load()}, {"group_joins_failed", c.joinFailed.Load()}, {"address_handles_failed", c.ahFailed.Load()},
 		{"events_lost", a.hub.lost.Load()}, {"capture_packets_lost", a.taps.dropped.Load()},
+		{"clients_refused", c.clientsRefused.Load()},
 	} {
 		add("agent", e.name, e.v)
 	}

@@ -135,7 +135,7 @@ func demo(ctx context.Context, opt demoOptions) (err error) {
 		if opt.ipv4 {
 			underlay = "IPv4"
 		}
-		fmt.Printf("two hosts on this machine, joined by %s and MTU %d\n", underlay, opt.mtu)
+		fmt.Fprintf(stdout, "two hosts on this machine, joined by %s and MTU %d\n", underlay, opt.mtu)
 	}
 	runErr := d.run()
 	logs := ""
@@ -160,7 +160,7 @@ func demo(ctx context.Context, opt demoOptions) (err error) {
 	if runErr != nil {
 		return fmt.Errorf("%w\nThe agents' logs end with:\n%s", runErr, logs)
 	}
-	fmt.Printf("all %d steps hold, in %.1f s\n", len(d.res.Steps), time.Since(d.started).Seconds())
+	fmt.Fprintf(stdout, "all %d steps hold, in %.1f s\n", len(d.res.Steps), time.Since(d.started).Seconds())
 	if kept {
 		d.sayKept()
 	}
@@ -173,7 +173,7 @@ func (d *demoRun) step(name string, f func() (detail string, err error)) error {
 		return errors.New("interrupted")
 	}
 	if d.opt.terminal && !d.opt.json {
-		fmt.Printf("  …  %-38s", name)
+		fmt.Fprintf(stdout, "  …  %-38s", name)
 	}
 	start := time.Now()
 	detail, err := f()
@@ -193,7 +193,7 @@ func (d *demoRun) step(name string, f func() (detail string, err error)) error {
 		if d.opt.terminal {
 			back = "\r\x1b[K"
 		}
-		fmt.Printf("%s%s %-38s %6d ms  %s\n", back, mark, name, s.MS, s.Detail)
+		fmt.Fprintf(stdout, "%s%s %-38s %6d ms  %s\n", back, mark, name, s.MS, s.Detail)
 	}
 	if err != nil {
 		return fmt.Errorf("step %q: %s", name, s.Detail)

@@ -482,10 +482,10 @@ func (d *demoRun) teardown() (string, error) {
 }
 
 func (d *demoRun) sayKept() {
-	fmt.Printf("\nKept. Try:\n")
+	fmt.Fprintf(stdout, "\nKept. Try:\n")
 	for i, h := range d.host {
-		fmt.Printf("  ip netns exec %s %s status --control %s\n", h.Name, d.opt.executable, d.path(i, ".sock"))
+		fmt.Fprintf(stdout, "  ip netns exec %s %s status --control %s\n", h.Name, d.opt.executable, d.path(i, ".sock"))
 	}
-	fmt.Printf("  ip netns exec %s ping %s\nTo end it:\n  kill %d %d; ip netns delete %s; ip netns delete %s; rm -r %s\n",
+	fmt.Fprintf(stdout, "  ip netns exec %s ping %s\nTo end it:\n  kill %d %d; ip netns delete %s; ip netns delete %s; rm -r %s\n",
 		d.host[0].Name, demoIPv4[1], d.agent[0].PID(), d.agent[1].PID(), d.host[0].Name, d.host[1].Name, d.dir)
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -35,7 +34,7 @@ func newDevices() *cobra.Command {
 			if asJSON {
 				return printJSON(d)
 			}
-			printDevices(os.Stdout, d)
+			printDevices(stdout, d)
 			return nil
 		},
 	}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -39,7 +38,7 @@ func newDoctor() *cobra.Command {
 			if asJSON {
 				err = printJSON(d)
 			} else {
-				printDoctor(os.Stdout, &d)
+				printDoctor(stdout, &d)
 			}
 			if err == nil && !d.OK {
 				err = silentError{errors.New("run would not work")}

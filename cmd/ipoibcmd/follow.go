@@ -35,14 +35,14 @@ func monitor(ctx context.Context, flags *clientFlags) error {
 	in.Buffer(nil, maxEventLine)
 	for in.Scan() {
 		if flags.json {
-			fmt.Printf("%s\n", in.Bytes())
+			fmt.Fprintf(stdout, "%s\n", in.Bytes())
 			continue
 		}
 		var e control.Event
 		if err := json.Unmarshal(in.Bytes(), &e); err != nil {
 			return fmt.Errorf("read the agent's events: %w", err)
 		}
-		fmt.Println(eventLine(&e))
+		fmt.Fprintln(stdout, eventLine(&e))
 	}
 	return streamEnd(ctx, in.Err())
 }

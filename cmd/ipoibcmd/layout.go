@@ -21,8 +21,8 @@ const (
 // widthOf returns how long the lines on w may be: what its terminal has, else
 // COLUMNS if that is set, else 80.
 func widthOf(w io.Writer) int {
-	if f, ok := w.(*os.File); ok {
-		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
+	if w == stdout {
+		if size, err := unix.IoctlGetWinsize(int(os.Stdout.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
 			return max(minWidth, int(size.Col))
 		}
 	}

@@ -10,10 +10,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -35,7 +37,12 @@ func main() {
 func execute(ctx context.Context, args []string) int {
 	root := newRoot()
 	root.SetArgs(args)
+	stdout.err = nil
+	root.SetOut(stdout)
 	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		err = stdout.err
+	}
 	if err == nil {
 		return 0
 	}
@@ -81,18 +88,33 @@ func report(cmd *cobra.Command, err error) {
 	if h := (hintError{}); errors.As(err, &h) {
 		hint = h.hint
 	}
-	if f := cmd.Flags().Lookup("json"); f != nil && f.Value.String() == "true" {
+	if f := cmd.Flags().Lookup("json"); f != nil && f.Value.String() == "true" && stdout.err == nil {
 		printJSON(control.Error{Version: control.Version, Error: err.Error(), Hint: hint})
 		return
 	}
-	fmt.Fprintf(os.Stderr, "%s: %v\n", cmd.CommandPath(), err)
+	text := fmt.Sprintf("%s: %v\n", cmd.CommandPath(), err)
 	if hint != "" {
-		fmt.Fprintln(os.Stderr, "  "+hint)
+		text += "  " + hint + "\n"
+	}
+	sayWithin(os.Stderr, text, logPatience)
+}
+
+// sayWithin writes text, but does not wait for a reader that has stalled: it must not
+// keep a daemon from ending.
+func sayWithin(w io.Writer, text string, patience time.Duration) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		io.WriteString(w, text)
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
 	}
 }
 
 func printJSON(v any) error {
-	e := json.NewEncoder(os.Stdout)
+	e := json.NewEncoder(stdout)
 	e.SetIndent("", "  ")
 	return e.Encode(v)
 }

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/netip"
 	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -146,12 +145,12 @@ func monitorPeer(ctx context.Context, flags *clientFlags, peer string) error {
 		}
 		for _, e := range got.Events {
 			if flags.json {
-				if err := json.NewEncoder(os.Stdout).Encode(e); err != nil {
+				if err := json.NewEncoder(stdout).Encode(e); err != nil {
 					return err
 				}
 				continue
 			}
-			fmt.Println(plain(eventLine(&e), ""))
+			fmt.Fprintln(stdout, plain(eventLine(&e), ""))
 		}
 		after = got.Last
 		select {

@@ -171,7 +171,7 @@ func (p *mpaProbe) run(ctx context.Context, addr string) error {
 			return err
 		}
 	} else {
-		printMPA(os.Stdout, &p.out)
+		printMPA(stdout, &p.out)
 	}
 	if err != nil {
 		return silentError{err}

@@ -11,7 +11,6 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strconv"
 	"time"
@@ -169,7 +168,7 @@ func (p *rpcProbe) run(ctx context.Context) error {
 			return err
 		}
 	} else {
-		printRPC(os.Stdout, &p.out)
+		printRPC(stdout, &p.out)
 	}
 	if err != nil {
 		return silentError{err}

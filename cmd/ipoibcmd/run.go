@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"os"
+	"os/signal"
 	"runtime"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,6 +16,7 @@ import (
 	"ipoibcm/agent"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/logqueue"
 	"ipoibcm/provider/ibverbs"
 	"ipoibcm/provider/softroce"
 )
@@ -43,7 +45,11 @@ func newRun() *cobra.Command {
 					stop()
 				}()
 			}
-			return run(ctx, c)
+			err = run(ctx, c)
+			if errors.Is(err, syscall.EMFILE) {
+				err = hintError{err, "raise the limit of descriptors: ulimit -n 256, or LimitNOFILE=256 of the service"}
+			}
+			return err
 		},
 	}
 	flags.bind(cmd.Flags())
@@ -60,11 +66,14 @@ func newInit() *cobra.Command {
 		Example: "  ipoibcmd init > /etc/ipoibcm/ibcm0.yaml",
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := os.Stdout.Write(sample)
+			_, err := stdout.Write(sample)
 			return err
 		},
 	}
 }
+
+// logPatience is how long the end of run waits for the reader of its log.
+const logPatience = 500 * time.Millisecond
 
 // run serves one interface as c says.
 func run(ctx context.Context, c Config) error {
@@ -72,7 +81,15 @@ func run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: s.level}))
+	signal.Ignore(syscall.SIGPIPE) // the reader of the log may leave: a line is lost, and nothing else
+	queue := logqueue.New(os.Stderr, logqueue.Options{Level: s.level})
+	defer queue.Close(logPatience)
+	return serve(ctx, c, s, queue)
+}
+
+// serve serves one interface as c says, and logs to queue.
+func serve(ctx context.Context, c Config, s settings, queue *logqueue.Queue) error {
+	log := queue.Logger()
 	if c.Provider != ibVerbs && !off(c.Offload.HoldP) && os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1) // one for the thread that holds it while it waits
 	}
@@ -103,7 +120,8 @@ func run(ctx context.Context, c Config) error {
 		Provider: provider, GID: gid, Name: c.Name, Netns: c.Netns, Prefixes: s.prefixes, Control: c.controlPath(),
 		Mode: mode, CM: cmTransport, UDMTU: c.UDMTU, ReceiveMTU: c.ReceiveMTU, PKey: ib.PKey(c.PKey), QKey: ib.QKey(c.QKey),
 		Idle: idle, Peers: s.peers, PeerAllow: s.allow, PeerTrust: s.trust,
-		OwnTUNThread: off(c.Offload.OneThread), NoChecksum: off(c.Offload.Checksum), NoSegments: off(c.Offload.TSO), Build: stamp().String(), Notes: notes, Check: c.checkUD(s.gid), NoQP1: whyNoQP1(provider), Log: log,
+		OwnTUNThread: off(c.Offload.OneThread), NoChecksum: off(c.Offload.Checksum), NoSegments: off(c.Offload.TSO), Build: stamp().String(), Notes: notes, Check: c.checkUD(s.gid), NoQP1: whyNoQP1(provider),
+		Log: log, LogCounts: func() (lost, leftOut uint64) { n := queue.Counts(); return n.Lost, n.LeftOut },
 	}
 	started := time.Now()
 	return agent.Run(ctx, opt, func() {

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/netip"
 	"net/url"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -63,7 +62,7 @@ func show[T any](ctx context.Context, flags *clientFlags, path string, query url
 	if flags.json {
 		return printJSON(doc)
 	}
-	print(os.Stdout, doc)
+	print(stdout, doc)
 	return nil
 }
 

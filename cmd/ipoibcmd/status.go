@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/url"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -55,7 +54,7 @@ func statusOf(ctx context.Context, flags *clientFlags, verbose bool) error {
 	if flags.json {
 		err = printJSON(s)
 	} else {
-		printStatus(os.Stdout, s, verbose)
+		printStatus(stdout, s, verbose)
 	}
 	return errors.Join(err, verdict(s))
 }
@@ -72,7 +71,7 @@ func statusOfPeer(ctx context.Context, flags *clientFlags, peer string, verbose 
 	if flags.json {
 		err = printJSON(s)
 	} else {
-		printPeerStatus(os.Stdout, s, verbose)
+		printPeerStatus(stdout, s, verbose)
 	}
 	return errors.Join(err, verdict(&s.Status))
 }

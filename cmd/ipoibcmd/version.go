@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -59,7 +58,7 @@ func newVersion() *cobra.Command {
 			if asJSON {
 				return printJSON(b)
 			}
-			_, err := fmt.Fprintf(os.Stdout, "ipoibcmd %s\nproviders %s\n", b, strings.Join(b.Providers, ", "))
+			_, err := fmt.Fprintf(stdout, "ipoibcmd %s\nproviders %s\n", b, strings.Join(b.Providers, ", "))
 			return err
 		},
 	}

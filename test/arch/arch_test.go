@@ -70,6 +70,7 @@ var rooms = []room{
 	{"verbs/regions", 2, edge},
 	{"verbs/events", 2, edge},
 	{"hostnet", 1, edge},
+	{"logqueue", 1, edge},
 	{"ib", 0, pure},
 	{"rtnl", 0, pure},
 }

@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
@@ -213,6 +214,23 @@ func (h *host) command(args ...string) (string, int) {
 		h.seg.Fatalf("ipoibcmd %s did not start", strings.Join(args, " "))
 	}
 	return string(out), c.ProcessState.ExitCode()
+}
+
+// commandInto runs ipoibcmd in the host with its output going to a file, and returns
+// what it said on standard error and its exit status.
+func (h *host) commandInto(path string, args ...string) (string, int) {
+	h.seg.Helper()
+	ctx, cancel := context.WithTimeout(h.seg.ctx, patience)
+	defer cancel()
+	out, err := os.OpenFile(path, os.O_WRONLY, 0)
+	h.seg.must(err)
+	defer out.Close()
+	var said bytes.Buffer
+	c := exec.CommandContext(ctx, program, args...)
+	c.Stdout, c.Stderr = out, &said
+	h.seg.must(h.Start(c))
+	_ = c.Wait()
+	return said.String(), c.ProcessState.ExitCode()
 }
 
 // Ctrl-C is a clean end too, and so is the terminal's: the peer is told, the

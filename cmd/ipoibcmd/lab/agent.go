@@ -36,6 +36,7 @@ type AgentConfig struct {
 	Control string   // control socket
 	Log     string   // file that its log is appended to
 	Args    []string // more arguments of run
+	Stderr  *os.File // takes its log instead; nil means Log
 	// Detached lets the agent outlive this process, which it otherwise never
 	// does, however this process ends.
 	Detached bool
@@ -53,6 +54,9 @@ func StartAgent(ctx context.Context, h *Host, c AgentConfig) (*Agent, error) {
 	}}
 	a.cmd = exec.Command(c.Program, append([]string{"run", "--control", c.Control}, c.Args...)...)
 	a.cmd.Stdout, a.cmd.Stderr = logFile, logFile
+	if c.Stderr != nil {
+		a.cmd.Stderr = c.Stderr
+	}
 	a.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is ours to hand on
 	if !c.Detached {
 		a.cmd.Args = append(a.cmd.Args, "--exit-on-eof")
@@ -95,6 +99,9 @@ func (a *Agent) waitUp(ctx context.Context) error {
 		}
 	}
 }
+
+// Done is closed when the process has ended.
+func (a *Agent) Done() <-chan struct{} { return a.done }
 
 // PID returns the process ID.
 func (a *Agent) PID() int { return a.cmd.Process.Pid }

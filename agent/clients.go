@@ -1,0 +1,214 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/control"
+)
+
+// Bounds of the control socket's clients.
+const (
+	// maxClients is how many connections there are at a time: all who may follow events
+	// and packets, and as many others as one follows.
+	maxClients = 3 * maxFollowers
+	// maxTurnedAway is how many more are told that there are too many.
+	maxTurnedAway = 8
+	// spareDescriptors are kept for requests that are short, and followDescriptors must
+	// be left beside each follower.
+	spareDescriptors  = 4
+	followDescriptors = 16
+	// clientIdle is how long a connection stays without a request, and writeWithin how
+	// long the client of one document has to read it.
+	clientIdle  = 30 * time.Second
+	writeWithin = 10 * time.Second
+)
+
+// clients is a listener that accepts no more connections than there is room for. A few
+// beyond that are accepted too, and their requests refused in words. Where the process
+// has no descriptor left it takes one of those that it keeps for this.
+type clients struct {
+	net.Listener
+	n       atomic.Int64
+	refused *atomic.Uint64
+	mu      sync.Mutex
+	spare   []int // eventfds
+	closed  bool
+}
+
+// A client is one connection.
+type client struct {
+	net.Conn
+	of      *clients
+	turned  string // why it is turned away, if it is
+	closing sync.Once
+}
+
+// newClients takes over l.
+func newClients(l net.Listener, refused *atomic.Uint64) *clients {
+	c := &clients{Listener: l, refused: refused}
+	c.keepSpare()
+	return c
+}
+
+func (l *clients) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.Listener.Accept()
+		if (errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE)) && l.giveSpare() {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		c := &client{Conn: conn, of: l}
+		n := l.n.Add(1)
+		if n <= maxClients {
+			return c, nil
+		}
+		l.refused.Add(1)
+		if n <= maxClients+maxTurnedAway {
+			c.turned = fmt.Sprintf("%d clients are connected already", maxClients)
+			return c, nil
+		}
+		c.Close()
+	}
+}
+
+// Close ends the listener, and gives up what it keeps.
+func (l *clients) Close() error {
+	l.mu.Lock()
+	l.closed = true
+	l.mu.Unlock()
+	for l.giveSpare() {
+	}
+	return l.Listener.Close()
+}
+
+// giveSpare makes room for one descriptor.
+func (l *clients) giveSpare() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := len(l.spare)
+	if n == 0 {
+		return false
+	}
+	unix.Close(l.spare[n-1])
+	l.spare = l.spare[:n-1]
+	return true
+}
+
+// keepSpare sets descriptors aside, as far as there are any.
+func (l *clients) keepSpare() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for !l.closed && len(l.spare) < spareDescriptors {
+		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+		if err != nil {
+			return
+		}
+		l.spare = append(l.spare, fd)
+	}
+}
+
+func (c *client) Close() error {
+	err := c.Conn.Close()
+	c.closing.Do(func() {
+		c.of.n.Add(-1)
+		c.of.keepSpare()
+	})
+	return err
+}
+
+// clientKey is the key of the connection in a request's context.
+type clientKey struct{}
+
+// withClient makes the connection known to its requests.
+func withClient(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, clientKey{}, c)
+}
+
+// turnAway refuses the requests of connections that are too many.
+func turnAway(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if c, ok := r.Context().Value(clientKey{}).(*client); ok && c.turned != "" {
+			w.Header().Set("Connection", "close")
+			fail(w, http.StatusServiceUnavailable, c.turned, "stop a monitor or a capture first")
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// follows says whether one more may follow events or packets: it needs a descriptor for
+// as long as it likes.
+func follows(w http.ResponseWriter) bool {
+	free := freeDescriptors()
+	if free >= followDescriptors {
+		return true
+	}
+	w.Header().Set("Connection", "close")
+	fail(w, http.StatusServiceUnavailable, fmt.Sprintf("the process has only %d descriptors left", free),
+		"stop another monitor or capture first, or raise the limit (LimitNOFILE=)")
+	return false
+}
+
+// freeDescriptors returns how many descriptors the process can still open.
+func freeDescriptors() int {
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
+		return maxClients
+	}
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return 0 // not even one for that
+	}
+	return int(min(limit.Cur, 1<<20)) - (len(fds) - 1) // ReadDir's own is free again
+}
+
+// newServer returns what serves the control socket. Its own messages go to the log:
+// nothing else may write where a reader can stall.
+func (a *Agent) newServer(ctx context.Context) *http.Server {
+	idle := a.clientIdle
+	if idle == 0 {
+		idle = clientIdle
+	}
+	return &http.Server{
+		Handler: turnAway(a.handler(ctx)), ConnContext: withClient,
+		ReadHeaderTimeout: 5 * time.Second, IdleTimeout: idle, MaxHeaderBytes: 16 << 10,
+		ErrorLog: slog.NewLogLogger(a.log.Handler(), slog.LevelWarn),
+	}
+}
+
+// deadline bounds what writing an answer takes; zero means that it may go on for ever.
+// Without a deadline of its own an answer would have that of the one before it.
+func deadline(w http.ResponseWriter, d time.Duration) {
+	var at time.Time
+	if d > 0 {
+		at = time.Now().Add(d)
+	}
+	_ = http.NewResponseController(w).SetWriteDeadline(at) // a recorder of a test has none
+}
+
+func fail(w http.ResponseWriter, status int, text, hint string) {
+	deadline(w, writeWithin)
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	json.NewEncoder(w).Encode(control.Error{Version: control.Version, Error: text, Hint: hint})
+}
+
+func answer(w http.ResponseWriter, v any) {
+	deadline(w, writeWithin)
+	w.Header().Set("Content-Type", "application/json")
+	json.NewEncoder(w).Encode(v)
+}

@@ -1,0 +1,21 @@
+package main
+
+import (
+	"fmt"
+	"os"
+)
+
+// stdout is where all commands print. A disk that is full, or a terminal that has
+// gone, makes the command fail: what it printed is not all of it.
+var stdout = new(output)
+
+// An output writes to os.Stdout and remembers the first error.
+type output struct{ err error }
+
+func (o *output) Write(b []byte) (int, error) {
+	n, err := os.Stdout.Write(b)
+	if err != nil && o.err == nil {
+		o.err = fmt.Errorf("write standard output: %w", err)
+	}
+	return n, err
+}

@@ -1,0 +1,193 @@
+// Package logqueue is a log that never makes its caller wait.
+//
+// Lines go into a bounded queue that one goroutine writes. What does not fit, and what
+// cannot be written, is counted and told with the next line that can be. Lines of one
+// kind, which is a message and its level, are limited: after the first few there is one
+// now and then that says how many were left out. Debug lines are not limited.
+//
+// It does not rotate files, and it does not know who reads them.
+package logqueue
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync/atomic"
+	"time"
+)
+
+// Options configures a Queue. The zero value is ready to use.
+type Options struct {
+	Level slog.Leveler // nil means Info
+
+	// Lines is how many wait for a slow reader. Zero means 1024.
+	Lines int
+	// Burst is how many lines of one kind are written at once, and Every is the
+	// time from one to the next after these. Zero means 20, and 5 seconds.
+	Burst int
+	Every time.Duration
+}
+
+// Bounds.
+const (
+	maxLine    = 8 << 10     // octets; longer lines are cut
+	tellEvery  = time.Minute // what was left out is told, if no line of the kind does
+	defLines   = 1024
+	defBurst   = 20
+	defEvery   = 5 * time.Second
+	cutMessage = "…\n"
+)
+
+func (o *Options) lines() int {
+	if o.Lines <= 0 {
+		return defLines
+	}
+	return o.Lines
+}
+
+// Counts are what a Queue has counted.
+type Counts struct {
+	Written uint64 // lines
+	Lost    uint64 // lines that did not fit, or could not be written
+	LeftOut uint64 // lines that were too many of their kind
+}
+
+// A Queue is a log.
+type Queue struct {
+	w     io.Writer
+	ch    chan []byte
+	stop  chan struct{} // closed by Close
+	done  chan struct{} // closed when everything is written
+	limit limiter
+
+	closed, written, lost, leftOut atomic.Uint64
+	inner                          slog.Handler // formats into ch
+}
+
+// New starts a log that is written to w. Close ends it.
+func New(w io.Writer, opt Options) *Queue {
+	q := &Queue{w: w, ch: make(chan []byte, opt.lines()), stop: make(chan struct{}), done: make(chan struct{})}
+	q.limit.init(opt.Burst, opt.Every)
+	q.inner = slog.NewTextHandler(queueWriter{q}, &slog.HandlerOptions{Level: opt.Level})
+	go q.run()
+	return q
+}
+
+// Logger returns the logger that writes to q.
+func (q *Queue) Logger() *slog.Logger { return slog.New(handler{q, q.inner}) }
+
+// Counts returns what was written so far, and what was not.
+func (q *Queue) Counts() Counts {
+	return Counts{Written: q.written.Load(), Lost: q.lost.Load(), LeftOut: q.leftOut.Load()}
+}
+
+// Close waits until what was logged is written, or until patience is over: a reader
+// that has stalled holds the writing goroutine for as long as it likes.
+func (q *Queue) Close(patience time.Duration) {
+	if q.closed.Swap(1) == 0 {
+		close(q.stop)
+	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-q.done:
+	case <-timer.C:
+	}
+}
+
+// A queueWriter takes whole lines from the formatting handler.
+type queueWriter struct{ q *Queue }
+
+func (w queueWriter) Write(line []byte) (int, error) {
+	b := bytes.Clone(line[:min(len(line), maxLine)])
+	if len(line) > maxLine {
+		b = append(b[:maxLine-len(cutMessage)], cutMessage...)
+	}
+	select {
+	case w.q.ch <- b:
+	default:
+		w.q.lost.Add(1)
+	}
+	return len(line), nil
+}
+
+// run writes until Close, and then what is left.
+func (q *Queue) run() {
+	defer close(q.done)
+	tick := time.NewTicker(tellEvery)
+	defer tick.Stop()
+	var told uint64
+	for {
+		select {
+		case line := <-q.ch:
+			told = q.write(line, told)
+		case <-tick.C:
+			q.tell(time.Now(), false)
+		case <-q.stop:
+			q.tell(time.Now(), true)
+			for {
+				select {
+				case line := <-q.ch:
+					told = q.write(line, told)
+				default:
+					return
+				}
+			}
+		}
+	}
+}
+
+// write writes one line, and then how many were lost since told.
+func (q *Queue) write(line []byte, told uint64) uint64 {
+	if _, err := q.w.Write(line); err != nil {
+		q.lost.Add(1) // the next one may fit again: a disk that was full
+		return told
+	}
+	q.written.Add(1)
+	lost := q.lost.Load()
+	if lost == told {
+		return told
+	}
+	text := fmt.Sprintf("time=%s level=WARN msg=\"lines of the log were lost\" count=%d\n", time.Now().Format(time.RFC3339Nano), lost-told)
+	if _, err := io.WriteString(q.w, text); err != nil {
+		return told
+	}
+	return lost
+}
+
+// tell logs what was left out and has not been told for a while, or at all.
+func (q *Queue) tell(now time.Time, all bool) {
+	for _, k := range q.limit.overdue(now, all) {
+		r := slog.NewRecord(now, slog.LevelWarn, "lines of one kind were left out", 0)
+		r.AddAttrs(slog.String("kind", k.kind), slog.Uint64("count", k.count))
+		q.inner.Handle(context.Background(), r)
+	}
+}
+
+// A handler limits, and hands on to one that formats.
+type handler struct {
+	q *Queue
+	slog.Handler
+}
+
+func (h handler) Handle(ctx context.Context, r slog.Record) error {
+	if r.Level >= slog.LevelInfo {
+		left, ok := h.q.limit.allow(r.Message, r.Level, r.Time)
+		if !ok {
+			h.q.leftOut.Add(1)
+			return nil
+		}
+		if left > 0 {
+			r = r.Clone()
+			r.AddAttrs(slog.Uint64("left_out", left))
+		}
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+func (h handler) WithAttrs(as []slog.Attr) slog.Handler {
+	return handler{h.q, h.Handler.WithAttrs(as)}
+}
+func (h handler) WithGroup(name string) slog.Handler { return handler{h.q, h.Handler.WithGroup(name)} }
