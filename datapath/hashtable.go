@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"math"
 	"math/bits"
 	"sync/atomic"
 )
@@ -20,18 +21,32 @@ type dest[K comparable] struct {
 // into it meanwhile, without locks: an entry is whole before a slot or another
 // entry leads to it, and leads on to its successors after it was taken out.
 //
-// Entries with one slot are chained. Growing and shrinking copy all entries into
-// new slots, because readers may still follow the old chains.
+// Entries with one slot are chained. To grow and to shrink, entries are copied into
+// new slots, because readers may still follow the old chains: a few with each change,
+// so that none takes long. Until all are copied the old slots are looked into where
+// the new ones have no entry.
 type hashTable[K comparable] struct {
 	slots atomic.Pointer[slots[K]]
 	n     atomic.Int64     // entries; a chain has one on average
 	hash  func(k K) uint32 // of the writer; readers inline it
+
+	copied int       // of the slots of before, how many have been; of the writer
+	spare  []dest[K] // for copies
 }
 
 type slots[K comparable] struct {
 	shift uint8 // of a hash, to leave the number of a slot
 	slot  []atomic.Pointer[dest[K]]
+	old   atomic.Pointer[slots[K]] // of before, until all their entries are here too
 }
+
+// What one change copies at most: entries of a chain are copied together. Growing
+// has one entry in a slot, and is done long before it is due again; shrinking has one
+// in four slots.
+const (
+	copyEntries = 8
+	copySlots   = 32
+)
 
 func newHashTable[K comparable](hash func(K) uint32) *hashTable[K] {
 	t := &hashTable[K]{hash: hash}
@@ -44,10 +59,21 @@ func newSlots[K comparable](n int) *slots[K] {
 	return &slots[K]{shift: uint8(32 - bits.TrailingZeros(uint(n))), slot: make([]atomic.Pointer[dest[K]], n)}
 }
 
-// find returns the entry of k, whose hash is h, nil if there is none.
+// find returns the entry of k, whose hash is h, nil if there is none. What is not in
+// the new slots yet is in the old ones, which are looked for first: once the last entry
+// is copied nothing leads to them any more.
 func (t *hashTable[K]) find(h uint32, k K) *dest[K] {
 	s := t.slots.Load()
+	old := s.old.Load()
 	for d := s.slot[h>>s.shift].Load(); d != nil; d = d.next.Load() {
+		if d.key == k {
+			return d
+		}
+	}
+	if old == nil {
+		return nil
+	}
+	for d := old.slot[h>>old.shift].Load(); d != nil; d = d.next.Load() {
 		if d.key == k {
 			return d
 		}
@@ -65,50 +91,77 @@ func (t *hashTable[K]) set(k K, p *Path, m mark) {
 		d.mark.Store(uint64(m))
 		return
 	}
-	s := t.slots.Load()
-	if n := int(t.n.Add(1)); n > len(s.slot) {
-		s = t.resize(2 * len(s.slot))
+	if n := int(t.n.Add(1)); n > len(t.slots.Load().slot) {
+		t.resize(2 * len(t.slots.Load().slot))
 	}
-	s.insert(new(dest[K]), t.hash(k), k, p, m)
+	t.slots.Load().insert(new(dest[K]), t.hash(k), k, p, m)
+	t.copy(copyEntries, copySlots)
 }
 
 // del removes the entry of k and reports whether there was one.
 func (t *hashTable[K]) del(k K) bool {
-	s := t.slots.Load()
-	at := &s.slot[t.hash(k)>>s.shift]
+	s, h := t.slots.Load(), t.hash(k)
+	found := s.del(h, k)
+	if old := s.old.Load(); old != nil {
+		found = old.del(h, k) || found
+	}
+	if !found {
+		return false
+	}
+	if n := int(t.n.Add(-1)); n < len(s.slot)/4 && len(s.slot) > minSlots {
+		t.resize(len(s.slot) / 2)
+	}
+	t.copy(copyEntries, copySlots)
+	return true
+}
+
+// del takes the entry of k, whose hash is h, out of its chain.
+func (s *slots[K]) del(h uint32, k K) bool {
+	at := &s.slot[h>>s.shift]
 	for d := at.Load(); d != nil; at, d = &d.next, d.next.Load() {
-		if d.key != k {
-			continue
+		if d.key == k {
+			at.Store(d.next.Load())
+			return true
 		}
-		at.Store(d.next.Load())
-		if n := int(t.n.Add(-1)); n < len(s.slot)/4 && len(s.slot) > minSlots {
-			t.resize(len(s.slot) / 2)
-		}
-		return true
 	}
 	return false
 }
 
-// resizeChunk is how many entries resize allocates at once. What was not replaced
-// since keeps the others of its chunk in memory: at worst that doubles the table.
-const resizeChunk = 64
+// copyChunk is how many entries copy allocates at once. What was not replaced since
+// keeps the others of its chunk in memory: at worst that doubles the table.
+const copyChunk = 64
 
-// resize gives t n slots.
-func (t *hashTable[K]) resize(n int) *slots[K] {
+// resize begins to give t n slots.
+func (t *hashTable[K]) resize(n int) {
+	t.copy(math.MaxInt, math.MaxInt) // of the last time nothing is left, as a rule
 	s := newSlots[K](n)
-	old := t.slots.Load()
-	var chunk []dest[K]
-	for i := range old.slot {
-		for d := old.slot[i].Load(); d != nil; d = d.next.Load() {
-			if len(chunk) == 0 {
-				chunk = make([]dest[K], resizeChunk)
-			}
-			s.insert(&chunk[0], t.hash(d.key), d.key, d.path.Load(), mark(d.mark.Load()))
-			chunk = chunk[1:]
-		}
-	}
+	s.old.Store(t.slots.Load())
+	t.copied = 0
 	t.slots.Store(s)
-	return s
+}
+
+// copy copies some entries of the old slots into the new ones.
+func (t *hashTable[K]) copy(entries, slots int) {
+	s := t.slots.Load()
+	old := s.old.Load()
+	if old == nil {
+		return
+	}
+	for ; entries > 0 && slots > 0 && t.copied < len(old.slot); slots-- {
+		for d := old.slot[t.copied].Load(); d != nil; d = d.next.Load() {
+			if len(t.spare) == 0 {
+				t.spare = make([]dest[K], copyChunk)
+			}
+			s.insert(&t.spare[0], t.hash(d.key), d.key, d.path.Load(), mark(d.mark.Load()))
+			t.spare = t.spare[1:]
+			entries--
+		}
+		t.copied++
+	}
+	if t.copied == len(old.slot) {
+		s.old.Store(nil)
+		t.spare = nil
+	}
 }
 
 // insert makes d the entry of k, first in its chain.
