@@ -31,8 +31,9 @@ func newDemo() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "make two hosts on this machine and show the whole product at work",
-		Long: "demo makes two network namespaces joined by a veth pair, runs an agent in each, and shows every\n" +
-			"part of the product at work: RC, UC and UD, MTU routes, multicast, crossing REQs, a restart.\n" +
+		Long: "demo makes two network namespaces joined by a veth pair, runs an agent in each,\n" +
+			"and shows every part of the product at work: RC, UC and UD, MTU routes,\n" +
+			"multicast, crossing REQs, a restart.\n" +
 			"It needs root, leaves nothing behind, and exits with 0 only if every step holds.",
 		Example: `  ipoibcmd demo
   ipoibcmd demo --duration 1s --json

@@ -17,11 +17,11 @@ func newDoctor() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor --underlay DEVICE",
-		Short: "say whether run would work here with the same settings, and what to do if not",
-		Long: "doctor takes the configuration and flags of run, looks at everything that run needs, and names a remedy\n" +
-			"for what is missing. It opens the provider as run does and makes the interface for a moment, without\n" +
-			"setting it up; and, as root, two network namespaces as demo does. The exit status is 0 only if run\n" +
-			"would work.",
+		Short: "say whether run would work here, and what to do if not",
+		Long: "doctor takes the configuration and flags of run, looks at everything that run\n" +
+			"needs, and names a remedy for what is missing. It opens the provider as run\n" +
+			"does and makes the interface for a moment, without setting it up; and, as root,\n" +
+			"two network namespaces as demo does. The exit status is 0 only if run would work.",
 		Example: "  ipoibcmd doctor --underlay eth0\n" +
 			"  ipoibcmd doctor --config /etc/ipoibcm/ibcm0.yaml --json",
 		Args: cobra.NoArgs,
@@ -53,12 +53,12 @@ func newDoctor() *cobra.Command {
 }
 
 func printDoctor(w io.Writer, d *control.Doctor) {
-	n := map[string]int{}
+	n, width := map[string]int{}, widthOf(w)
 	for _, c := range d.Checks {
 		n[c.Status]++
-		fmt.Fprintf(w, "%-8s %-13s %s\n", c.Status, c.Name, c.Detail)
+		printWrapped(w, fmt.Sprintf("%-8s %-13s ", c.Status, c.Name), 23, c.Detail, width)
 		if c.Remedy != "" {
-			fmt.Fprintf(w, "%-8s %-13s -> %s\n", "", "", c.Remedy)
+			printWrapped(w, fmt.Sprintf("%-8s %-13s -> ", "", ""), 26, c.Remedy, width)
 		}
 	}
 	verdict := "run would work"

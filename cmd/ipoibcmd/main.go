@@ -136,6 +136,7 @@ func newRoot() *cobra.Command {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	exampleCompletion(root)
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages ", fmt.Sprintf(".FlagUsagesWrapped %d ", defaultWidth)))
 	strict(root)
 	complete(root)
 	return root
@@ -198,6 +199,8 @@ func newHelp() *cobra.Command {
 			if err != nil || len(rest) > 0 {
 				return usageError{hintError{fmt.Errorf("unknown command %q", strings.Join(args, " ")), "see: " + cmd.Root().CommandPath() + " --help"}}
 			}
+			found.InitDefaultHelpFlag()
+			found.InitDefaultVersionFlag()
 			return found.Help()
 		},
 	}

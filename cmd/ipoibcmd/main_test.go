@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -362,6 +363,29 @@ func TestHelpNamesEveryCommand(t *testing.T) {
 			t.Errorf("help does not name %s:\n%s", name, &b)
 		}
 	}
+}
+
+// Help fits a terminal.
+func TestHelpFits(t *testing.T) {
+	var walk func(c *cobra.Command)
+	walk = func(c *cobra.Command) {
+		var b bytes.Buffer
+		c.SetOut(&b)
+		if err := c.Help(); err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range strings.Split(b.String(), "\n") {
+			if n := utf8.RuneCountInString(line); n > defaultWidth+1 {
+				t.Errorf("%s --help: %d characters: %s", c.CommandPath(), n, line)
+			}
+		}
+		for _, sub := range c.Commands() {
+			if sub.Name() != "completion" { // the library's own words
+				walk(sub)
+			}
+		}
+	}
+	walk(newRoot())
 }
 
 // The help of every command shows how it is used, with flags that it has.

@@ -27,9 +27,9 @@ func newPing() *cobra.Command {
 		Use:   "ping --rdma IP",
 		Short: "call the agent of another host over the fabric, below IP",
 		Long: `Ask the agent on this host to call procedure 0 of another host's agent by
-RPC-over-RDMA, or with --size the procedure that returns what it is given. Nothing
-of the IP layer between the two is used: where ping fails and this does not, queue
-pairs and CM work and the fault is above them.`,
+RPC-over-RDMA, or with --size the procedure that returns what it is given.
+Nothing of the IP layer between the two is used: where ping fails and this does
+not, queue pairs and CM work and the fault is above them.`,
 		Example: `  ipoibcmd ping --rdma 10.0.0.2
   ipoibcmd ping --rdma fe80::a831:11ff:fe43:e8e3 --count 10 --json`,
 		Args: cobra.ExactArgs(1),

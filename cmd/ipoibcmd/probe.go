@@ -48,7 +48,7 @@ func newProbeMPA() *cobra.Command {
 	p := &mpaProbe{}
 	cmd := &cobra.Command{
 		Use:   "mpa HOST:PORT",
-		Short: "iWARP connection set-up: revision, IRD and ORD, peer-to-peer, RTR indication",
+		Short: "iWARP connection set-up: revision, IRD, ORD, RTR indication",
 		Long:  mpaLong,
 		Example: `  ipoibcmd probe mpa 192.0.2.7:7174 --peer-to-peer
   ipoibcmd probe mpa 192.0.2.7:20049 --private-data f6ab0e1801010303 --json

@@ -57,9 +57,9 @@ type rpcProbe struct {
 	out    control.RPCProbe
 }
 
-const rpcLong = `Connect to an RPC-over-RDMA server (RFC 8166), tell what both ends say in their
-private data (RFC 8797), which version of the protocol is settled on (2 is offered
-first), thresholds and credits, and call procedure 0 of a program.
+const rpcLong = `Connect to an RPC-over-RDMA server (RFC 8166), tell what both ends say in
+their private data (RFC 8797), which version of the protocol is settled on (2 is
+offered first), thresholds and credits, and call procedure 0 of a program.
 
 Over RoCE the connection is set up by CM with the service ID that librdmacm makes
 of PORT; over iWARP, by MPA over TCP. The port is 20049 unless given.
@@ -70,7 +70,7 @@ func newProbeRPC() *cobra.Command {
 	p := &rpcProbe{}
 	cmd := &cobra.Command{
 		Use:   "rpcrdma HOST[:PORT]",
-		Short: "RPC-over-RDMA: private data, version, thresholds, credits, NULL calls",
+		Short: "RPC-over-RDMA: private data, version, credits, NULL calls",
 		Long:  rpcLong,
 		Example: `  ipoibcmd probe rpcrdma 192.0.2.7
   ipoibcmd probe rpcrdma [fe80::1%eth0]:20049 --count 5 --json

@@ -176,7 +176,7 @@ func newExplain() *cobra.Command {
 	var flags clientFlags
 	cmd := &cobra.Command{
 		Use:   "explain IP",
-		Short: "say why packets to IP go the way they go: mode, MTU, peer class, last REJ",
+		Short: "say why packets to IP go the way they do",
 		Example: `  ipoibcmd explain 10.0.0.2
   ipoibcmd explain fd00::2 --json`,
 		Args: cobra.ExactArgs(1),
@@ -240,7 +240,7 @@ func newCapture() *cobra.Command {
 	var snap int
 	cmd := &cobra.Command{
 		Use:   "capture FILE",
-		Short: "write the underlay's packets to FILE (- for standard output) as pcapng until interrupted",
+		Short: "write packets of the underlay to FILE (or -) as pcapng",
 		Example: `  ipoibcmd capture handshake.pcapng --snap 400
   ipoibcmd capture - | tshark -r - -Y infiniband.mad`,
 		Args: cobra.ExactArgs(1),

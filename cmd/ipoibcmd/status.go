@@ -26,8 +26,9 @@ func newStatus() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "show whether the interface is up, its peers, and how it is set up",
-		Long: "status shows the interface, its peers and what an operator should look at, marked with an exclamation\n" +
-			"mark. The exit status is 0 if the interface is up, 3 if it is down, and 4 if it is up and there are warnings.",
+		Long: "status shows the interface, its peers and what an operator should look at, marked\n" +
+			"with an exclamation mark. The exit status is 0 if the interface is up, 3 if it\n" +
+			"is down, and 4 if it is up and there are warnings.",
 		Example: `  ipoibcmd status
   ipoibcmd status --name ibcm1 --json
   ipoibcmd status --peer 10.0.0.2`,
