@@ -441,7 +441,7 @@ func TestConnectionOfFormerLife(t *testing.T) {
 		w.run(2 * time.Second)
 		w.dropMAD = func(_ *node, m mad.Message) bool {
 			if m.Attr() == mad.AttrRTU && len(b.reqs) == 1 {
-				w.madDelay = 800 * time.Millisecond // past b's announcements
+				w.madDelay = 1500 * time.Millisecond // past b's announcements, and what they are asked for
 			}
 			return false
 		}

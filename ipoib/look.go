@@ -130,7 +130,7 @@ func appendNeigh(cs []Counter, n neigh.Counters) []Counter {
 	for _, c := range [...]Counter{
 		{"queries", n.Queries}, {"probes", n.Probes}, {"dad_probes", n.DADProbes}, {"announces", n.Announces},
 		{"answers", n.Answers}, {"other_answers", n.OtherAnswers}, {"recv_queries", n.RecvQueries}, {"recv_answers", n.RecvAnswers}, {"resolved", n.Resolved},
-		{"changed", n.Changed}, {"failed", n.Failed}, {"expired", n.Expired}, {"evicted", n.Evicted},
+		{"changed", n.Changed}, {"challenges", n.Challenges}, {"failed", n.Failed}, {"expired", n.Expired}, {"evicted", n.Evicted},
 		{"conflicts", n.Conflicts}, {"duplicates", n.Duplicates},
 	} {
 		cs = append(cs, Counter{"neigh_" + c.Name, c.Value})

@@ -46,6 +46,10 @@ func refusal(a neigh.Refused) string {
 		why = "that is no address a host can have"
 	case neigh.DropLocked:
 		why = "it has only just said otherwise"
+	case neigh.DropStillThere:
+		why = "it still answers where it was"
+	case neigh.DropChallenges:
+		why = "too many others are asked whether they still answer"
 	case neigh.DropNotOverride:
 		why = "it does not ask to replace what is known"
 	default:

@@ -123,7 +123,7 @@ type Conflict struct {
 type AskOther struct{ IP netip.Addr }
 
 // Refused says that a claim was dropped as false, and why: DropMalformed, DropSpoofed,
-// DropBadSender, DropLocked or DropNotOverride. It is counted here. A flood of
+// DropBadSender, DropLocked, DropStillThere, DropChallenges or DropNotOverride. It is counted here. A flood of
 // claims makes a flood of these.
 type Refused struct {
 	IP      netip.Addr     // that the claim is about; zero if it could not be read

@@ -44,6 +44,9 @@ func (t *Table) recvARP(dst []Action, now time.Time, from encap.LinkAddr, b []by
 		known = true
 		dst = t.known(dst, now, e, p.Sender, p.Op == arp.Reply && p.Target.Key() == t.link.Key())
 	}
+	if p.Op == arp.Request && p.SenderIP != p.TargetIP {
+		dst = t.asks(dst, now, p.TargetIP, p.Sender)
+	}
 	if p.Op == arp.Reply {
 		if !known {
 			t.drop(DropUnsolicited)

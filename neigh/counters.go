@@ -27,6 +27,8 @@ const (
 	DropNoLinkAddr   // answer without the link-layer address we asked for
 	DropNotOverride  // advertisement that may not change what we know
 	DropLocked       // changed a moment ago; flapping claims are slowed down
+	DropStillThere   // claim for a neighbour that still answers where it was
+	DropChallenges   // claim for a neighbour while as many are asked as may be
 	DropRateSource   // more than SourceRate requests per second
 	DropRateAll      // more than RequestRate requests per second
 	DropLearnFull    // no room to remember the asker; it was answered
@@ -56,6 +58,8 @@ var dropNames = [numDrops]string{
 	DropNoLinkAddr:   "no_link_addr",
 	DropNotOverride:  "not_override",
 	DropLocked:       "locked",
+	DropStillThere:   "still_there",
+	DropChallenges:   "challenges",
 	DropRateSource:   "rate_source",
 	DropRateAll:      "rate_all",
 	DropLearnFull:    "learn_full",
@@ -92,6 +96,7 @@ type Counters struct {
 	RecvAnswers  uint64 // ARP replies and NA received, good or bad
 	Resolved     uint64 // neighbours that became known
 	Changed      uint64 // that changed their link-layer address
+	Challenges   uint64 // claims that they had, about which the old place was asked
 	Failed       uint64 // that did not answer
 	Expired      uint64 // that were known and went
 	Evicted      uint64 // of these, to make room

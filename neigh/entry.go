@@ -9,8 +9,8 @@ import (
 
 // lockTime is how long a changed link-layer address stays before a claim that no
 // probe asked for may change it again: two hosts with one address, or an impostor, cost at
-// most one change per second (RFC 4755 section 8). A first change that keeps the
-// GID is a host that restarted: it need not wait after a resolution.
+// most one change, or one challenge, per second (RFC 4755 section 8). A first change that
+// keeps the GID is a host that restarted: it need not wait after a resolution.
 const lockTime = time.Second
 
 // linkProofTimes is how many reachable times the acknowledgements of a
@@ -41,6 +41,8 @@ type entry struct {
 	lost                   instant // when it first failed to answer; zero once it is known
 
 	queue *queue // nil if nothing waits
+	rival *rival // where it is said to be; nil if nothing is
+	moves *moves // what was said of its moves; nil if it has not moved
 	timer timer
 
 	older, newer *entry // in the list that listOf names
@@ -205,7 +207,9 @@ func (t *Table) use(now time.Time, e *entry) {
 func (t *Table) confirm(now time.Time, e *entry) {
 	e.confirmed = t.instant(now)
 	t.settle(e)
-	t.setState(now, e, StateReachable)
+	if e.rival == nil { // else the probes go on: they ask where the address is
+		t.setState(now, e, StateReachable)
+	}
 }
 
 // confirmLink notes proof that the interface behind a neighbour receives what we
@@ -255,6 +259,9 @@ func (t *Table) entryTimer(dst []Action, now time.Time, e *entry) []Action {
 		t.setState(now, e, StateProbe)
 		return t.probe(dst, now, e)
 	case StateProbe:
+		if e.rival != nil {
+			return t.challenge(dst, now, e)
+		}
 		if int(e.queries) >= t.o.probes() {
 			return t.unreachable(dst, now, e)
 		}
@@ -304,7 +311,17 @@ func (t *Table) known(dst []Action, now time.Time, e *entry, link encap.LinkAddr
 	if !e.state.Known() {
 		return t.resolved(dst, now, e, link, solicited)
 	}
-	if link != e.link {
+	switch {
+	case link == e.link:
+		dst = t.defended(dst, now, e)
+		if solicited {
+			e.answered = t.instant(now)
+			t.confirm(now, e)
+		}
+		return dst
+	case link.Key() == e.link.Key() && e.rival != nil:
+		return t.defended(dst, now, e) // its new flags can wait
+	case link.Key() == e.link.Key() || t.o.AcceptAlways || t.silent(e, solicited):
 		// Of two answers to one query the first counts; only a probe, which asks
 		// whether things have changed, may change them at any time.
 		last := e.changed
@@ -314,22 +331,9 @@ func (t *Table) known(dst []Action, now time.Time, e *entry, link encap.LinkAddr
 		if t.since(now, last) < lockTime && !(solicited && e.state == StateProbe) {
 			return t.refuse(dst, DropLocked, e.ip, link, link)
 		}
-		old := e.link
-		t.setLink(now, e, link)
-		e.moved = t.instant(now)
-		t.n.Changed++
-		t.o.Log.Info("neighbour changed its link-layer address", "ip", e.ip, "old", old, "new", link)
-		dst = append(dst, Changed{IP: e.ip, Old: old, New: link})
-		if !solicited {
-			e.confirmed = 0
-			t.setState(now, e, StateStale)
-		}
+		return t.move(dst, now, e, link, solicited)
 	}
-	if solicited {
-		e.answered = t.instant(now)
-		t.confirm(now, e)
-	}
-	return dst
+	return t.claim(dst, now, e, link, solicited)
 }
 
 // resolved ends a resolution, or takes up a neighbour that was not known.
@@ -354,6 +358,7 @@ func (t *Table) resolved(dst []Action, now time.Time, e *entry, link encap.LinkA
 
 func (t *Table) setLink(now time.Time, e *entry, link encap.LinkAddr) {
 	t.unindex(e)
+	t.endChallenge(e)
 	e.link, e.changed, e.lost = link, t.instant(now), 0
 	t.index(e)
 }
@@ -373,6 +378,7 @@ func (t *Table) fail(dst []Action, now time.Time, e *entry) []Action {
 func (t *Table) unreachable(dst []Action, now time.Time, e *entry) []Action {
 	dst = t.expired(dst, e, ExpireUnreachable)
 	t.unindex(e)
+	t.endChallenge(e)
 	e.link = encap.LinkAddr{}
 	return t.setFailed(dst, now, e, false)
 }
@@ -396,6 +402,7 @@ func (t *Table) remove(dst []Action, e *entry, reason ExpireReason, why Drop) []
 	}
 	dst = t.discardQueue(dst, e, why)
 	t.unindex(e)
+	t.endChallenge(e)
 	t.timers.stop(&e.timer)
 	t.listOf(e).remove(e)
 	delete(t.entries, e.ip)

@@ -57,7 +57,18 @@ func fuzzStep(t *testing.T, in []byte) {
 				}
 			}
 		}
-		octets, packets := 0, 0
+		octets, packets, rivals := 0, 0, 0
+		for _, e := range tab.entries {
+			if e.rival == nil {
+				continue
+			}
+			if rivals++; e.state != StateProbe {
+				t.Fatalf("%v has a rival in %v", e.ip, e.state)
+			}
+		}
+		if rivals != tab.challenges {
+			t.Fatalf("%d rivals, %d counted", rivals, tab.challenges)
+		}
 		for _, n := range tab.Neighbors() {
 			octets += n.QueuedOctets
 			packets += n.QueuedPackets

@@ -104,6 +104,11 @@ func (t *Table) recvNS(dst []Action, now time.Time, from encap.LinkAddr, m nd.NS
 	if e != nil && m.HasLink {
 		dst = t.known(dst, now, e, m.Link, false)
 	}
+	by := from
+	if m.HasLink {
+		by = m.Link
+	}
+	dst = t.asks(dst, now, m.Target, by)
 	o := t.own[m.Target]
 	if o == nil {
 		q := question{ns: m, from: from}
@@ -115,10 +120,6 @@ func (t *Table) recvNS(dst []Action, now time.Time, from encap.LinkAddr, m nd.NS
 			t.drop(DropNotForUs)
 		}
 		return dst
-	}
-	by := from
-	if m.HasLink {
-		by = m.Link
 	}
 	if why, ok := t.limit.allow(now, by); !ok {
 		t.drop(why)

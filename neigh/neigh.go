@@ -92,6 +92,11 @@ type Options struct {
 	// the packet's own source GID and QPN. Off, they are dropped as spoofed.
 	AllowForeignSender bool
 
+	// AcceptAlways has a known neighbour move as soon as an announcement says so.
+	// Off, it moves when its old place does not answer two probes, or asks for the
+	// address itself.
+	AcceptAlways bool
+
 	// AskOthers asks the driver about addresses that others ask for and that are
 	// not on the device: those of other devices, and proxied ones.
 	AskOthers bool

@@ -2,6 +2,7 @@ package neigh
 
 import (
 	"encoding/hex"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
@@ -121,15 +122,22 @@ func TestExpiry(t *testing.T) {
 }
 
 // TestFlood sends many forged claims and queries: memory, answers and
-// changes stay bounded, and a neighbour in use is not lost.
+// changes stay bounded, and a neighbour in use is not lost. With AcceptAlways it moves
+// once a second; without, it stays where it answers.
 func TestFlood(t *testing.T) {
-	tab := newTable(Options{})
+	for _, always := range []bool{false, true} {
+		t.Run(fmt.Sprintf("always=%v", always), func(t *testing.T) { testFlood(t, always) })
+	}
+}
+
+func testFlood(t *testing.T, always bool) {
+	tab := newTable(Options{AcceptAlways: always})
 	tab.Step(nil, t0, Resolve{IP: ip2})
 	p := arp.Packet{Op: arp.Reply, Sender: hosts["B"], SenderIP: ip2, Target: hosts["A"], TargetIP: ip1}
 	b, _ := p.AppendBinary(nil)
 	tab.Step(nil, t0, RecvARP{Payload: b})
 	r := rand.New(rand.NewPCG(7, 7))
-	answers, changes := 0, 0
+	answers, changes, probes := 0, 0, 0
 	const seconds, perSecond = 10, 20000
 	for i := range seconds * perSecond {
 		now := t0.Add(time.Duration(i) * time.Second / perSecond)
@@ -142,6 +150,10 @@ func TestFlood(t *testing.T) {
 		for _, a := range tab.Step(nil, now, RecvARP{Payload: b}) {
 			switch a := a.(type) {
 			case SendUD:
+				if a.To.LinkAddr.Key() == hosts["B"].Key() { // a probe
+					tab.Step(nil, now, answer(t, hosts["B"]))
+					probes++
+				}
 				answers++
 			case Changed:
 				if a.IP == ip2 {
@@ -153,8 +165,17 @@ func TestFlood(t *testing.T) {
 	}
 	n := tab.Counters()
 	// 4755-8-1
-	if answers > 4096*(seconds+1) || changes > seconds || changes == 0 || len(tab.entries) > 4096 || len(tab.limit.sources) > maxSources {
-		t.Errorf("%d answers, %d changes, %d entries, %d sources", answers, changes, len(tab.entries), len(tab.limit.sources))
+	if answers > 4096*(seconds+1) || len(tab.entries) > 4096 || len(tab.limit.sources) > maxSources {
+		t.Errorf("%d answers, %d entries, %d sources", answers, len(tab.entries), len(tab.limit.sources))
+	}
+	if always && (changes > seconds || changes == 0) {
+		t.Errorf("%d changes, want 1 to %d", changes, seconds)
+	}
+	if !always && changes != 0 {
+		t.Errorf("%d changes, want none", changes)
+	}
+	if !always && (probes > seconds || probes == 0) {
+		t.Errorf("%d probes, want 1 to %d", probes, seconds)
 	}
 	if _, ok := tab.Lookup(ip2); !ok || n.Drops[DropRateSource]+n.Drops[DropRateAll] == 0 || n.Drops[DropLocked] == 0 {
 		t.Errorf("neighbour kept %v; drops %v", ok, n.Drops)
@@ -304,14 +325,15 @@ func at(tab *Table) encap.LinkAddr {
 	return n.LinkAddr
 }
 
-// For a second an address cannot change again, except by what a probe brings;
+// For a second an address cannot change again though every announcement is believed,
+// except by what a probe brings;
 // a new QPN of the same GID, which a restart leads to, may come at once, and once.
 func TestLock(t *testing.T) {
 	b, c := hosts["B"], hosts["C"]
 	restarted, again := b, b
 	restarted.QPN, again.QPN = b.QPN+1, b.QPN+2
 
-	tab := newTable(Options{})
+	tab := newTable(Options{AcceptAlways: true})
 	tab.Step(nil, t0, Resolve{IP: ip2, Packet: []byte("p")})
 	tab.Step(nil, t0, answer(t, b))
 	tab.Step(nil, t0.Add(100*time.Millisecond), answer(t, c))

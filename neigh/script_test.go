@@ -32,7 +32,10 @@ import (
 //	Incomplete   any other claim, packets wait    Delay       Resolved, Deliver...
 //	Reachable    reachable time over              Stale
 //	known        Confirmed, answer for us         Reachable   (Changed)
-//	known        claim with another address       Stale       Changed
+//	known        claim with another address       Probe       unicast query to the old one
+//	known        the same with AcceptAlways       Stale       Changed
+//	Probe *      answer or word of the old one    Delay       Refused
+//	Probe *      two waits over, or it asks       Stale       Changed
 //	Stale        Resolve, Used                    Delay       Deliver
 //	Stale        unused for the stale time        -           Expired
 //	Delay        delay over                       Probe       unicast query
@@ -43,6 +46,8 @@ import (
 //	Failed       any claim                        as from Incomplete
 //	Failed       failed time over                 -
 //	any          Forget, ForgetLink, Flush        -           Expired if known, Discard...
+//
+// A star stands for a Probe that a claim has led to.
 //
 // Of an own address:
 //
@@ -182,6 +187,8 @@ func option(t *testing.T, o *Options, kv string) {
 		o.SourceRate = n
 	case "ask":
 		o.AskOthers = n != 0
+	case "always":
+		o.AcceptAlways = n != 0
 	case "link":
 		o.LinkAddr = hosts[v]
 	default:

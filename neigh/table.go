@@ -18,13 +18,14 @@ type Table struct {
 	link   encap.LinkAddr // our own
 	router bool
 
-	entries map[netip.Addr]*entry
-	byLink  map[encap.LinkAddr]*entry // by Key: the first of a ring of known entries, in the order they came
-	lru     lru                       // least recently used first
-	heard   lru                       // those only heard of, oldest first
-	failed  lru                       // those that did not answer, likewise
-	queued  int                       // octets waiting in all entries
-	base    time.Time                 // of instants
+	entries    map[netip.Addr]*entry
+	byLink     map[encap.LinkAddr]*entry // by Key: the first of a ring of known entries, in the order they came
+	lru        lru                       // least recently used first
+	heard      lru                       // those only heard of, oldest first
+	failed     lru                       // those that did not answer, likewise
+	queued     int                       // octets waiting in all entries
+	challenges int                       // entries with a rival
+	base       time.Time                 // of instants
 
 	own    map[netip.Addr]*ownAddr
 	addrs  []*ownAddr // the same, ordered by address

@@ -1,0 +1,166 @@
+package neigh
+
+import (
+	"net/netip"
+	"time"
+
+	"ipoibcm/wire/encap"
+)
+
+const (
+	// challengeProbes go to the place where a neighbour is known to be, before it is
+	// believed that it has moved; challengeWait is how long each has for its answer. An
+	// announcement is worth no more than the packet that it came in, which anybody can
+	// forge; that the old place has fallen silent is not in a forger's hands.
+	challengeProbes = 2
+	challengeWait   = 250 * time.Millisecond
+	// maxChallenges bounds how many neighbours are asked at a time: each costs two
+	// packets, for one that may be forged.
+	maxChallenges = 256
+	// settledTime is how long a neighbour has to stay where it is until a move of it is
+	// logged as its first.
+	settledTime = 10 * time.Minute
+)
+
+// A rival is the place where a known neighbour is said to be.
+type rival struct {
+	link      encap.LinkAddr
+	solicited bool // it answered a query of ours
+}
+
+// moves is what the log has of a neighbour's moves.
+type moves struct {
+	from     encap.LinkAddr // before the last one
+	at       instant
+	flapping bool // said
+	refused  bool // said that a claim was refused
+}
+
+// silent reports whether the place of e has not answered its probes, so that the
+// answer of another place to the last one, which goes to everybody, is believed.
+func (t *Table) silent(e *entry, solicited bool) bool {
+	return solicited && e.state == StateProbe && e.rival == nil && int(e.queries) >= t.o.probes() && int(e.queries) > challengeProbes
+}
+
+// claim takes note that e is said to be at link, and asks at the old place. With
+// nothing to ask from the claim is all there is.
+func (t *Table) claim(dst []Action, now time.Time, e *entry, link encap.LinkAddr, solicited bool) []Action {
+	last := e.changed
+	if link.GID == e.link.GID {
+		last = e.moved
+	}
+	switch r := e.rival; {
+	case r != nil:
+		// The first has the place, but for the same host with another QPN.
+		if link.GID == e.link.GID && r.link.GID != link.GID || link.Key() == r.link.Key() {
+			r.link, r.solicited = link, solicited || r.solicited && link.Key() == r.link.Key()
+			return dst
+		}
+		return t.refuse(dst, DropLocked, e.ip, link, link)
+	case t.since(now, last) < lockTime:
+		return t.refuse(dst, DropLocked, e.ip, link, link)
+	case t.challenges >= maxChallenges:
+		return t.refuse(dst, DropChallenges, e.ip, link, link)
+	case t.source(e.ip, nil) == nil:
+		return t.move(dst, now, e, link, solicited)
+	}
+	e.rival = &rival{link, solicited}
+	t.challenges++
+	t.n.Challenges++
+	t.setState(now, e, StateProbe)
+	return t.challenge(dst, now, e)
+}
+
+// challenge asks the old place of e, or believes the rival when that is silent.
+func (t *Table) challenge(dst []Action, now time.Time, e *entry) []Action {
+	a := t.source(e.ip, nil)
+	if r := *e.rival; int(e.queries) >= challengeProbes || a == nil {
+		return t.move(dst, now, e, r.link, r.solicited)
+	}
+	e.queries++
+	t.n.Probes++
+	t.set(&e.timer, now.Add(challengeWait))
+	return t.sendQuery(dst, a, e.ip, Dest{LinkAddr: e.link})
+}
+
+// endChallenge forgets what is said of e.
+func (t *Table) endChallenge(e *entry) {
+	if e.rival != nil {
+		e.rival = nil
+		t.challenges--
+	}
+}
+
+// defended notes that e has spoken where it is known to be: a claim that it is
+// elsewhere is false, or both have the address.
+func (t *Table) defended(dst []Action, now time.Time, e *entry) []Action {
+	if e.rival == nil {
+		return dst
+	}
+	r := *e.rival
+	t.endChallenge(e)
+	e.changed = t.instant(now) // the next claim waits as after a change
+	e.moved = e.changed
+	if e.used == 0 || t.since(now, e.used) > t.o.reachableTime() {
+		t.setState(now, e, StateStale)
+	} else {
+		t.setState(now, e, StateDelay)
+	}
+	if m := t.movesOf(e); !m.refused {
+		m.refused = true
+		t.o.Log.Warn("another host claims the address of a neighbour, which still answers", "ip", e.ip, "neighbour", e.link, "claimed", r.link)
+	}
+	return t.refuse(dst, DropStillThere, e.ip, r.link, r.link)
+}
+
+// asks takes note that by asks for ip: it does not have that address. If it was where
+// we know it to be, who claims it need not wait.
+func (t *Table) asks(dst []Action, now time.Time, ip netip.Addr, by encap.LinkAddr) []Action {
+	if e := t.entries[ip]; e != nil && e.rival != nil && by.Key() == e.link.Key() {
+		return t.move(dst, now, e, e.rival.link, e.rival.solicited)
+	}
+	return dst
+}
+
+func (t *Table) movesOf(e *entry) *moves {
+	if e.moves == nil {
+		e.moves = new(moves)
+	}
+	return e.moves
+}
+
+// move has e at link from now on.
+func (t *Table) move(dst []Action, now time.Time, e *entry, link encap.LinkAddr, solicited bool) []Action {
+	old := e.link
+	t.setLink(now, e, link)
+	e.moved = t.instant(now)
+	t.n.Changed++
+	t.tellMove(now, e, old)
+	dst = append(dst, Changed{IP: e.ip, Old: old, New: link})
+	if solicited {
+		e.answered = t.instant(now)
+		t.confirm(now, e)
+		return dst
+	}
+	e.confirmed = 0
+	t.setState(now, e, StateStale)
+	return dst
+}
+
+// tellMove logs a move; one back to where the neighbour came from a short while ago is
+// logged once, and those that follow are not.
+func (t *Table) tellMove(now time.Time, e *entry, old encap.LinkAddr) {
+	m := t.movesOf(e)
+	if m.at != 0 && t.since(now, m.at) >= settledTime {
+		*m = moves{}
+	}
+	switch back := m.at != 0 && m.from == e.link; {
+	case m.flapping:
+	case back:
+		m.flapping = true
+		t.o.Log.Warn("neighbour moves back and forth", "ip", e.ip, "old", old, "new", e.link)
+	default:
+		t.o.Log.Info("neighbour changed its link-layer address", "ip", e.ip, "old", old, "new", e.link)
+	}
+	m.from, m.at = old, t.instant(now)
+}
