@@ -27,6 +27,7 @@ import (
 	"ipoibcm/hostnet"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/neigh"
 	"ipoibcm/tun"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -48,6 +49,7 @@ type Options struct {
 	PKey       ib.PKey           // zero means 0xffff
 	QKey       ib.QKey           // zero means 0x00000b1b
 	Idle       time.Duration     // zero means 5 minutes, negative never
+	ARPAlways  bool              // a neighbour moves as soon as an announcement says so
 	Peers      []ib.GID          // GIDs of all others, where the underlay has no multicast
 	// PeerAllow has the GIDs of those whose agents may ask ours over the fabric
 	// whether it lives, PeerTrust of those that may ask the rest. Empty: nobody.
@@ -277,6 +279,7 @@ func (a *Agent) machineOptions(port verbs.Port) ipoib.Options {
 		Link: a.link, GUID: port.GUID, PathMTU: port.MTU, PKey: a.opt.PKey, QKey: a.opt.QKey,
 		SRQ: a.opt.Provider.Caps().SRQ, Mode: a.opt.Mode, CMTransport: a.opt.CM, NoGSI: a.opt.Provider.MADPort() == nil, UDMTU: a.opt.UDMTU, ReceiveMTU: a.opt.ReceiveMTU,
 		BestMessage: a.opt.Provider.Caps().BestMessage, Idle: a.opt.Idle, Peers: a.opt.Peers, Log: a.log, Rand: newRand(),
+		Neigh: neigh.Options{AcceptAlways: a.opt.ARPAlways},
 	}
 }
 

@@ -52,11 +52,15 @@ type Config struct {
 	PKey        uint16   `yaml:"pkey"`
 	QKey        uint32   `yaml:"qkey"`
 	IdleTimeout string   `yaml:"idle_timeout"`
+	ARPAccept   string   `yaml:"arp_accept"`
 	Peers       []string `yaml:"peers"`
 	PeerAllow   []string `yaml:"peer_allow"`
 	PeerTrust   []string `yaml:"peer_trust"`
 	Offload     Offload  `yaml:"offload"`
 }
+
+// Values of arp_accept.
+const arpProbe, arpAlways = "probe", "always"
 
 // Offload holds the switches of what makes the data path fast.
 type Offload struct {
@@ -94,6 +98,7 @@ func defaults() Config {
 		PKey:        uint16(ib.DefaultPKey),
 		QKey:        uint32(ib.QKeyIPoIB),
 		IdleTimeout: "5m",
+		ARPAccept:   arpProbe,
 		PeerAllow:   []string{agent.DefaultPeerAllow[0].String()},
 		Offload:     Offload{GSO: &gso, GRO: &gro, OneThread: &one, HoldP: &hold, BusyPoll: &poll, Connected: &connected, Checksum: &sum, TSO: &tso},
 	}
@@ -113,6 +118,7 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.GID, "gid", c.GID, "GID to use: an address of the underlay (default: its IPv6 link-local address)")
 	f.StringVar(&c.Provider, "provider", c.Provider, "verbs provider: softroce (no kernel module, no hardware) or ibverbs (kernel Soft-RoCE, RoCE adapters)")
 	f.StringVar(&c.Device, "device", c.Device, "with ibverbs: RDMA device (default: that of the underlay)")
+	f.StringVar(&c.ARPAccept, "arp-accept", c.ARPAccept, "when a neighbour has moved: probe (its old place is silent) or always (an announcement says so)")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 }
 
@@ -257,6 +263,7 @@ func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 	set("gid", func() { c.GID = flags.GID })
 	set("provider", func() { c.Provider = flags.Provider })
 	set("device", func() { c.Device = flags.Device })
+	set("arp-accept", func() { c.ARPAccept = flags.ARPAccept })
 	set("log-level", func() { c.LogLevel = flags.LogLevel })
 	if c.Underlay == "" && c.Device != "" && c.Provider == ibVerbs {
 		c.Underlay = ibverbs.NetworkDevice(c.Device)
@@ -305,6 +312,8 @@ func (c *Config) settings() (s settings, err error) {
 		return bad("control", "control %q: a socket's path has at most %d characters", c.Control, maxSocketPath)
 	case !slices.Contains([]string{"rc", "uc", "auto", "ud"}, c.Mode):
 		return bad("mode", "mode %q: must be rc, uc, auto or ud", c.Mode)
+	case c.ARPAccept != arpProbe && c.ARPAccept != arpAlways:
+		return bad("arp_accept", "arp_accept %q: must be probe or always", c.ARPAccept)
 	case !slices.Contains([]string{"auto", "gsi", "inband"}, c.CMTransport):
 		return bad("cm_transport", "cm_transport %q: must be auto, gsi or inband", c.CMTransport)
 	case c.UDMTU < 576 || c.UDMTU > 4092:

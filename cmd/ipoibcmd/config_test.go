@@ -86,6 +86,7 @@ func TestEveryBadValueIsNamed(t *testing.T) {
 		{"slash in name", func(c *Config) { c.Name = "a/b" }, `name "a/b"`},
 		{"dots", func(c *Config) { c.Name = ".." }, `name ".."`},
 		{"pattern", func(c *Config) { c.Name = "ib%d" }, `name "ib%d"`},
+		{"ARP accept", func(c *Config) { c.ARPAccept = "never" }, `arp_accept "never": must be probe or always`},
 		{"CM transport", func(c *Config) { c.CMTransport = "qp1" }, `cm_transport "qp1": must be auto, gsi or inband`},
 		{"mode", func(c *Config) { c.Mode = "RC" }, `mode "RC": must be rc, uc, auto or ud`},
 		{"UD MTU too small", func(c *Config) { c.UDMTU = 575 }, "ud_mtu 575: must be 576 to 4092"},
@@ -201,7 +202,7 @@ func TestFlagsOverrideTheFile(t *testing.T) {
 	}
 
 	err := merge("--underlay=eth2", "--name=ib8", "--mode=rc", "--ud-mtu=2044", "--receive-mtu=9000", "--gid=fe80::1", "--log-level=warn",
-		"--control=/tmp/c", "--provider=ibverbs", "--device=rxe0", "--cm-transport=inband", "--address=10.0.1.1/24", "--address=fd00::1/64")
+		"--control=/tmp/c", "--provider=ibverbs", "--device=rxe0", "--cm-transport=inband", "--arp-accept=always", "--address=10.0.1.1/24", "--address=fd00::1/64")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,6 +210,7 @@ func TestFlagsOverrideTheFile(t *testing.T) {
 	want.GID, want.LogLevel, want.Control, want.Provider = "fe80::1", "warn", "/tmp/c", "ibverbs"
 	want.Device = "rxe0"
 	want.CMTransport = "inband"
+	want.ARPAccept = "always"
 	want.Addresses = []string{"10.0.1.1/24", "fd00::1/64"} // instead of the file's
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("every flag (-want +got):\n%s", diff)
@@ -235,7 +237,7 @@ func TestEveryFlagIsAKey(t *testing.T) {
 		keys[f.Tag.Get("yaml")] = true
 	}
 	run := newRun()
-	for _, name := range []string{"underlay", "name", "address", "control", "mode", "cm-transport", "ud-mtu", "receive-mtu", "gid", "provider", "device", "config", "log-level"} {
+	for _, name := range []string{"underlay", "name", "address", "control", "mode", "cm-transport", "ud-mtu", "receive-mtu", "gid", "provider", "device", "config", "log-level", "arp-accept"} {
 		if run.Flags().Lookup(name) == nil {
 			t.Errorf("run has no --%s", name)
 		}
