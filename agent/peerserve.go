@@ -27,6 +27,7 @@ const (
 	maxPeerConns = 1024                   // of the CM, those in TIMEWAIT included
 	maxPeerEnds  = 16                     // connections of peers that ask us
 	maxEndsEach  = 4                      // of them of one GID, so that no peer keeps the others out
+	maxArrivals  = 128                    // REQs whose senders have not shown yet that they are at their GID
 	peerIdle     = 30 * time.Second       // a connection that asks nothing for so long is ended
 	peerFirst    = 3 * time.Second        // so long if it has asked nothing yet: anybody can send a REQ in another's name
 	peerGrant    = 4                      // credits for each
@@ -46,14 +47,15 @@ type peerService struct {
 	a    *Agent
 	port *rdmacm.Port // nil where QP 1 cannot be had
 
-	n struct{ asked, refused, served, full, distrusted atomic.Uint64 }
+	n struct{ asked, refused, served, full, distrusted, displaced atomic.Uint64 }
 
-	mu    sync.Mutex
-	ends  int
-	from  map[ib.GID]int        // of them, by the peer's GID
-	known map[netip.Addr]ib.GID // of neighbours, also of those that are gone
-	live  map[*transport.End]struct{}
-	past  map[string]uint64 // counters of connections that have ended
+	mu       sync.Mutex
+	arrivals []*arrival // oldest first
+	ends     int
+	from     map[ib.GID]int        // of them, by the peer's GID
+	known    map[netip.Addr]ib.GID // of neighbours, also of those that are gone
+	live     map[*transport.End]struct{}
+	past     map[string]uint64 // counters of connections that have ended
 
 	events eventRing
 	view   func(context.Context) (control.Status, error) // of our own
@@ -108,6 +110,55 @@ func (s *peerService) serve(ctx context.Context) error {
 	}
 }
 
+// An arrival is a REQ that we have answered. Anybody can send one in another's name,
+// so it takes no place of those who may ask until the REP has reached its sender: the RTU,
+// or data on the queue pair, has what only the REP told (communication ID, QPN, PSN).
+type arrival struct {
+	from      ib.GID
+	displaced chan struct{} // closed when another takes its room
+}
+
+// arrive makes room for a REQ. It never refuses one: the oldest gives way, of the same GID
+// if that has as many as it may have. Who is there answers within milliseconds, and
+// of maxArrivals the oldest has been there for longer.
+func (s *peerService) arrive(g ib.GID) *arrival {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	same, oldest := 0, -1
+	for i, a := range s.arrivals {
+		if a.from != g {
+			continue
+		}
+		if same++; oldest < 0 {
+			oldest = i
+		}
+	}
+	if same < maxEndsEach && len(s.arrivals) >= maxArrivals {
+		oldest = 0
+	}
+	if same >= maxEndsEach || len(s.arrivals) >= maxArrivals {
+		close(s.arrivals[oldest].displaced)
+		s.arrivals = slices.Delete(s.arrivals, oldest, oldest+1)
+		s.n.displaced.Add(1)
+	}
+	a := &arrival{g, make(chan struct{})}
+	s.arrivals = append(s.arrivals, a)
+	return a
+}
+
+func (s *peerService) depart(a *arrival) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.arrivals = slices.DeleteFunc(s.arrivals, func(x *arrival) bool { return x == a })
+}
+
+// full reports whether nobody of g can enter now.
+func (s *peerService) full(g ib.GID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ends >= maxPeerEnds || s.from[g] >= maxEndsEach
+}
+
 // enter takes a place among those who may ask at a time, if there is one for g.
 func (s *peerService) enter(g ib.GID) bool {
 	s.mu.Lock()
@@ -138,17 +189,21 @@ func (s *peerService) accept(ctx context.Context, r *rdmacm.Request) {
 		r.Reject([]byte("peer_allow"))
 		return
 	}
-	if !s.enter(from) {
+	if s.full(from) {
 		s.n.full.Add(1)
 		r.Reject([]byte("busy"))
 		return
 	}
-	defer s.leave(from)
+	a := s.arrive(from)
+	defer s.depart(a)
 	idle := time.NewTimer(peerFirst)
 	defer idle.Stop()
+	asked := make(chan struct{})
+	var once sync.Once
 	e, err := transport.AcceptRoCE(r, transport.Options{Provider: s.a.opt.Provider, RPC: rpcrdma.Options{Grant: peerGrant, Ask: 1, MaxLong: peerrpc.MaxDocument + 4096},
 		Serve: func(ctx context.Context, c rpcrdma.Serve) rpcrdma.Event {
 			idle.Reset(peerIdle)
+			once.Do(func() { close(asked) }) // which stands for an RTU that was lost
 			s.n.served.Add(1)
 			return s.answer(ctx, who, &c)
 		}})
@@ -158,6 +213,24 @@ func (s *peerService) accept(ctx context.Context, r *rdmacm.Request) {
 	}
 	s.begin(e)
 	defer s.end(e)
+	select {
+	case <-e.Settled():
+	case <-asked:
+	case <-e.Done():
+		return
+	case <-a.displaced:
+		return
+	case <-idle.C:
+		return
+	case <-ctx.Done():
+		return
+	}
+	if !s.enter(from) { // others were quicker
+		s.n.full.Add(1)
+		return
+	}
+	defer s.leave(from)
+	s.depart(a)
 	select {
 	case <-e.Done():
 	case <-idle.C:

@@ -217,6 +217,9 @@ func TestSilentPeer(t *testing.T) {
 	}
 	start := time.Now()
 	p.connect()
+	for places() < 2 && time.Since(start) < peerFirst { // the RTU is on its way
+		time.Sleep(time.Millisecond)
+	}
 	// More than two where a connection was not made in time, and another attempt made.
 	if n := places(); n < 2 && time.Since(start) < peerFirst {
 		t.Fatalf("%d places taken, want 2", n)
@@ -230,6 +233,55 @@ func TestSilentPeer(t *testing.T) {
 	}
 	if d < peerFirst-100*time.Millisecond {
 		t.Errorf("the place was given back after %v, want %v", d, peerFirst)
+	}
+}
+
+// REQs whose senders have not shown that they are where they say take no place. They
+// displace each other, the oldest first, and of one GID its own.
+func TestPeerArrivals(t *testing.T) {
+	s := peerService{from: map[ib.GID]int{}}
+	gone := func(a *arrival) bool {
+		select {
+		case <-a.displaced:
+			return true
+		default:
+			return false
+		}
+	}
+	honest := s.arrive(ib.GID{15: 1})
+	mine := []*arrival{s.arrive(ib.GID{15: 2})}
+	for range maxEndsEach {
+		mine = append(mine, s.arrive(ib.GID{15: 2}))
+	}
+	if !gone(mine[0]) {
+		t.Error("a GID with one too many still has its oldest")
+	}
+	if gone(mine[1]) || gone(honest) {
+		t.Error("another was displaced too")
+	}
+	for i := range maxArrivals - maxEndsEach - 1 {
+		s.arrive(ib.GID{14: byte(1 + i>>8), 15: byte(i)})
+	}
+	if gone(honest) {
+		t.Error("it was displaced although there was room")
+	}
+	s.arrive(ib.GID{13: 1})
+	if !gone(honest) {
+		t.Error("the oldest has not given way")
+	}
+	if n := len(s.arrivals); n != maxArrivals {
+		t.Errorf("%d arrivals, want %d", n, maxArrivals)
+	}
+	s.depart(mine[1])
+	s.depart(honest)
+	if n := len(s.arrivals); n != maxArrivals-1 {
+		t.Errorf("%d arrivals after one has gone, want %d", n, maxArrivals-1)
+	}
+	if s.ends != 0 {
+		t.Errorf("%d places taken, want none", s.ends)
+	}
+	if n := s.n.displaced.Load(); n != 2 {
+		t.Errorf("%d counted as displaced, want 2", n)
 	}
 }
 

@@ -407,6 +407,7 @@ func (a *Agent) allCounters() []control.Counter {
 	add("peers", "drop_not_allowed", p.refused.Load())
 	add("peers", "drop_not_trusted", p.distrusted.Load())
 	add("peers", "drop_too_many", p.full.Load())
+	add("peers", "drop_displaced", p.displaced.Load())
 	if a.peers.port != nil {
 		a.peers.port.Counters(func(name string, v uint64) { add("peers", "cm_"+name, v) })
 		a.peers.counters(func(name string, v uint64) { add("peers", "rpc_"+name, v) })

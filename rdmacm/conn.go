@@ -38,6 +38,10 @@ func (c *Conn) Private() []byte { return c.private }
 // Remote is the peer's address.
 func (c *Conn) Remote() netip.Addr { return c.params.Remote.Addr().Unmap() }
 
+// Settled is closed when the connection is up, or has failed. Of an accepted one that
+// is when the peer has shown that it has the REP, which goes to its GID alone.
+func (c *Conn) Settled() <-chan struct{} { return c.settled }
+
 // Done is closed when the connection has ended.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 

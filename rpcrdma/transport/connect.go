@@ -41,6 +41,7 @@ func AcceptRoCE(r *rdmacm.Request, opt Options) (*End, error) {
 		e.Close()
 		return nil, err
 	}
+	e.settled = c.Settled()
 	e.Start(r.Private, c.Close, c.Done())
 	return e, nil
 }

@@ -79,7 +79,8 @@ type End struct {
 	lastCall uint64
 	calls    map[uint64]chan rpcrdma.Done
 
-	started chan struct{} // Start was called
+	settled <-chan struct{} // of the connection below; nil but for accepted ones
+	started chan struct{}   // Start was called
 	ready   chan struct{}
 	told    bool // ready is closed
 	unbind  func()
@@ -217,6 +218,10 @@ func (e *End) Counters(f func(name string, value uint64)) {
 	defer e.mu.Unlock()
 	e.machine.Counters().Each(f)
 }
+
+// Settled is closed when the peer of an accepted RoCE connection has shown that what
+// goes to its GID reaches it, by the RTU, or when the connection has failed.
+func (e *End) Settled() <-chan struct{} { return e.settled }
 
 // Ready is closed when the version is settled.
 func (e *End) Ready() <-chan struct{} { return e.ready }

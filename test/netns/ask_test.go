@@ -1,14 +1,18 @@
 package netns
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"ipoibcm/control"
+	"ipoibcm/wire/roce"
 )
 
 // asks runs a command that asks the agent of another host, and reads its JSON.
@@ -223,4 +227,40 @@ func number(t *testing.T, hex string) uint64 {
 		t.Fatal(err)
 	}
 	return n
+}
+
+// TestAskBesideForgedREQs: an agent is asked while others ask it too, 100 a second, in the
+// names of hosts on the link that do not exist. Each of eight who are there is answered.
+func TestAskBesideForgedREQs(t *testing.T) {
+	parallel(t)
+	const perSecond, askers = 100, 8
+	s := newSegment(t, topology{hosts: 3})
+	b, c, x := s.hosts[0], s.hosts[1], s.hosts[2]
+	b.run("--log-level", "info")
+	c.run("--log-level", "info")
+	f := s.forge(x, b, askingREQ, 20*perSecond)
+	gid := b.status().Interface.GID
+	ctx, stop := context.WithCancel(s.ctx)
+	defer stop()
+	var wg sync.WaitGroup
+	wg.Go(func() { _, _ = f.send(ctx, roce.Port, perSecond) })
+	s.eventually(patience, "many forged REQs have come", func() error {
+		if n := b.counter("softroce", "mads_in"); n < 2*perSecond {
+			return fmt.Errorf("%d MADs", n)
+		}
+		return nil
+	})
+	for i := range askers {
+		start := time.Now()
+		var p control.PeerPing
+		if err := c.agent.Get(s.ctx, control.PathPeerPing+"?ip="+url.QueryEscape(gid)+"&count=1", &p); err != nil {
+			t.Errorf("asker %d: %v", i, err)
+		}
+		t.Logf("answered after %v", time.Since(start).Round(time.Millisecond))
+	}
+	stop()
+	wg.Wait()
+	if b.counter("peers", "cm_rx_req") < perSecond {
+		t.Errorf("%d REQs reached the service: this shows nothing", b.counter("peers", "cm_rx_req"))
+	}
 }

@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/ib"
+	"ipoibcm/peerrpc"
+	"ipoibcm/rdmacm"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
@@ -31,6 +33,7 @@ const (
 	forgedND  forgery = "ND"
 	forgedREQ forgery = "REQ"
 	inbandREQ forgery = "REQ in-band"
+	askingREQ forgery = "REQ to ask" // for the service of agents that ask each other
 )
 
 const (
@@ -145,7 +148,7 @@ func forged(r *rand.Rand, kind forgery, victim *host, gid netip.Addr, qpn ib.QPN
 		b := victim.v6.As16()
 		binary.BigEndian.PutUint64(b[8:], r.Uint64())
 		body, err = nd.NewNS(netip.AddrFrom16(b), victim.v6, link).AppendBinary([]byte{byte(encap.IPv6 >> 8), byte(encap.IPv6 & 0xff), 0, 0})
-	case forgedREQ, inbandREQ:
+	case forgedREQ, inbandREQ, askingREQ:
 		req := mad.REQ{TransactionID: r.Uint64(), LocalCommID: mad.CommID(r.Uint32()), ServiceID: serviceid.New(serviceid.RFC, qpn),
 			LocalCAGUID: ib.GUID(r.Uint64()), LocalQPN: 2 + ib.QPN(r.Uint32N(1<<24-3)), RemoteCMResponseTimeout: 16, LocalCMResponseTimeout: 16,
 			Transport: ib.RC, StartingPSN: ib.PSN(r.Uint32N(1 << 24)), RetryCount: 7, RNRRetryCount: 7, PKey: ib.DefaultPKey, PathMTU: ib.MTU1024, MaxCMRetries: 15, SRQ: true}
@@ -153,7 +156,11 @@ func forged(r *rand.Rand, kind forgery, victim *host, gid netip.Addr, qpn ib.QPN
 			HopLimit: 64, LocalACKTimeout: 14}
 		pd, _ := encap.PrivateData{QPN: link.QPN, ReceiveMTU: 65524}.AppendBinary(nil)
 		copy(req.PrivateData[:], pd)
-		if kind == forgedREQ {
+		if kind == askingREQ {
+			req.ServiceID, req.ResponderResources, req.InitiatorDepth = serviceid.RDMAIP(peerrpc.Port), 4, 4
+			copy(req.PrivateData[:], rdmacm.Header{SrcPort: 40000, Src: src, Dst: gid}.Append(nil))
+		}
+		if kind != inbandREQ {
 			from, to, key = ib.QPNGSI, ib.QPNGSI, ib.QKeyGSI
 			body, err = req.AppendBinary(nil)
 		} else {
