@@ -51,7 +51,7 @@ type Device struct {
 	once   sync.Once
 	closed atomic.Bool
 
-	resyncs, overflows, lagged, merged, dumpRetries, malformed atomic.Uint64
+	resyncs, overflows, lagged, merged, dumpRetries, malformed, waits atomic.Uint64
 }
 
 // Open starts to watch the device with this interface index in the network
@@ -377,12 +377,13 @@ type Counters struct {
 	Merged      uint64 // Rerouted events that became one of all destinations
 	DumpRetries uint64 // dumps that the kernel called interrupted
 	Malformed   uint64 // netlink messages that could not be read
+	Waits       uint64 // for the kernel to finish what it had told of
 }
 
 // Counters returns the counts so far.
 func (d *Device) Counters() Counters {
 	return Counters{
 		Resyncs: d.resyncs.Load(), Overflows: d.overflows.Load(), Lagged: d.lagged.Load(),
-		Merged: d.merged.Load(), DumpRetries: d.dumpRetries.Load(), Malformed: d.malformed.Load(),
+		Merged: d.merged.Load(), DumpRetries: d.dumpRetries.Load(), Malformed: d.malformed.Load(), Waits: d.waits.Load(),
 	}
 }

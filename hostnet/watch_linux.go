@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -87,6 +88,7 @@ type watcher struct {
 	since time.Time
 
 	batch   []netip.Prefix // rerouted, not yet told; at most eventBatch
+	early   bool           // what is not yet told may not have been done yet
 	all     bool           // all destinations are, not yet told
 	unnamed bool           // with all: routes are among the causes
 
@@ -104,9 +106,27 @@ func (w *watcher) watch() {
 			return
 		}
 		w.after(err)
+		w.awaitKernel()
 		w.tellRerouted()
 		w.tellFields()
 	}
+}
+
+// awaitKernel returns once the kernel has done what it has told of. It tells that an
+// IPv4 route, an address or a next-hop object goes, or a device goes down, before it
+// removes the routes (fib_table_delete, __inet_del_ifa, __dev_notify_flags), and
+// whoever asked at once could be answered with one of them. It does both under the
+// lock that a question about a device waits for.
+func (w *watcher) awaitKernel() {
+	if !w.early {
+		return
+	}
+	w.early = false
+	req := nl.NewNetlinkRequest(unix.RTM_GETLINK, 0)
+	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
+	msg.Index = int32(w.index)
+	req.AddData(msg)
+	_ = w.execute(req, unix.RTM_NEWLINK, func([]byte) { w.waits.Add(1) }) // of a device that has gone as well
 }
 
 // after does what is due after one receive, which gave err.
@@ -159,6 +179,13 @@ func (w *watcher) fields() rtnl.Fields {
 }
 
 func (w *watcher) message(m *message) {
+	switch m.typ {
+	case unix.RTM_NEWROUTE, unix.RTM_NEWRULE, unix.RTM_DELRULE: // told after the fact
+	case unix.RTM_DELROUTE:
+		w.early = w.early || len(m.data) > 0 && m.data[0] == unix.AF_INET
+	default:
+		w.early = true
+	}
 	switch m.typ {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		w.linkMessage(m)
@@ -224,12 +251,12 @@ func (w *watcher) linkMessage(m *message) {
 	if m.typ == unix.RTM_DELLINK {
 		l.Gone, l.Up, l.Running = true, false, false
 	} else {
-		nl, err := netlink.LinkDeserialize(nil, slices.Clone(m.data))
+		now, err := netlink.LinkDeserialize(nil, slices.Clone(m.data))
 		if err != nil {
 			w.malformed.Add(1)
 			return
 		}
-		l = linkOf(nl)
+		l = linkOf(now)
 	}
 	w.setLink(l)
 }
