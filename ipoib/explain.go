@@ -129,7 +129,7 @@ func (f *Interface) explainClass(p *peer, say func(string, ...any)) {
 func (f *Interface) explainMode(p *peer, say func(string, ...any)) {
 	ours := f.opt.Mode.Flags()
 	say("modes: we offer %v, the peer %v", ours, p.flags)
-	if hole := p.memo().blackHole; hole != 0 {
+	if hole := p.blackHole; hole != 0 {
 		say("path MTU %v and not %v since %v: larger packets were lost on the way", p.pathMTU, hole, p.memo().lowered.Format(time.TimeOnly))
 	}
 	c := p.tx

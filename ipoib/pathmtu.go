@@ -25,7 +25,7 @@ func (f *Interface) swallowed(c *conn, status verbs.Status) bool {
 		return false
 	}
 	if used := c.usedPath(f.pathMTU); used > basePathMTU {
-		p.pathMTU, p.keep().blackHole, p.keep().lowered = basePathMTU, used, f.now
+		p.pathMTU, p.blackHole, p.keep().lowered = basePathMTU, used, f.now
 		f.count(nBlackHoles)
 		f.note(Note{Kind: NoteConn, Peer: p.key, Conn: c.id,
 			Text: fmt.Sprintf("packets of path MTU %v seem to be lost on the way: asking for %v", used, basePathMTU)})
@@ -38,15 +38,15 @@ func (f *Interface) swallowed(c *conn, status verbs.Status) bool {
 // forgetBlackHole takes back what swallowed has said of p: the size of packets was not
 // the reason, or the path may have changed.
 func (f *Interface) forgetBlackHole(p *peer) {
-	if p.memo().blackHole != 0 {
-		p.keep().blackHole, p.pathMTU = 0, 0
+	if p.blackHole != 0 {
+		p.blackHole, p.pathMTU = 0, 0
 	}
 }
 
 // acceptPath returns the largest path MTU that we accept in a REQ of the peer of c:
 // a peer that only receives may not know yet that larger packets are lost.
 func (c *conn) acceptPath(port ib.MTU) ib.MTU {
-	if c.peer.memo().blackHole != 0 && !c.oneWay() {
+	if c.peer.blackHole != 0 && !c.oneWay() {
 		return c.reqPath(port)
 	}
 	return c.mostPath(port)

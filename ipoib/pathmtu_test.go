@@ -92,7 +92,7 @@ func TestNoBlackHole(t *testing.T) {
 			w.run(time.Second)
 			tt.lose(w, a, b)
 			p := a.f.peers[b.link()]
-			if got := p.memo().blackHole; got != 0 {
+			if got := p.blackHole; got != 0 {
 				t.Errorf("a black hole for path MTU %v, want none", got)
 			}
 			if got := p.pathMTU; got != 0 {

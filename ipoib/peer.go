@@ -54,6 +54,7 @@ type peer struct {
 	tried26   bool
 	receive   uint32 // Receive MTU to offer instead of ours, after a REJ 26
 	pathMTU   ib.MTU // path MTU to ask for instead of ours, after a REJ 26 or a black hole
+	blackHole ib.MTU // path MTU whose packets were lost, for which pathMTU was set; zero: none
 
 	// The path of CM messages: where the last connection came up, with the reason
 	// if it was in-band, and whether the attempt under way has turned to another.
@@ -87,8 +88,7 @@ type peer struct {
 type memo struct {
 	lastREJ, lastFail, verdict, viaWhy string
 
-	lowered   time.Time // when receive or pathMTU of the peer was last set
-	blackHole ib.MTU    // path MTU whose packets were lost, for which pathMTU was set; zero: none
+	lowered time.Time // when receive or pathMTU of the peer was last set
 }
 
 // memo returns what is to be told of p.

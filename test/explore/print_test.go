@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"testing"
 	"time"
 	"unsafe"
 
@@ -30,68 +31,68 @@ const (
 // unprinted are fields that do not decide what a machine does next. Whatever is
 // not named here is part of the state, new fields too.
 var unprinted = map[string]string{
-	"ipoib.Interface.opt":        "fixed",
-	"ipoib.Interface.log":        "",
-	"ipoib.Interface.now":        "of the last Step",
-	"ipoib.Interface.out":        "of the last Step",
-	"ipoib.Interface.n":          "statistics",
-	"ipoib.Interface.tells":      "of notes only",
-	"ipoib.Interface.lastConn":   "numbers only",
-	"ipoib.Interface.lastHandle": "numbers only",
-	"ipoib.Interface.timers":     "an index of the peers",
-	"ipoib.Interface.spare":      "an index of the peers",
-	"ipoib.Interface.ups":        "a count of conns",
-	"ipoib.Interface.byAddr":     "an index of hops",
-	"ipoib.Interface.group":      "no part in connections; static here",
-	"ipoib.Interface.byHandle":   "an index of conns",
-	"ipoib.conn.since":           "shown only",
-	"ipoib.peer.kept":            "shown only",
-	"ipoib.peer.touched":         "looked at after ten minutes",
-	"ipoib.peer.at":              "found anew when it is due",
-	"ipoib.peer.slot":            "a place in timers",
-	"ipoib.peer.isSpare":         "what unused says",
-	"ipoib.peer.older":           "a place in spare",
-	"ipoib.peer.newer":           "a place in spare",
-	"cm.Manager.opt":             "fixed",
-	"cm.Manager.dst":             "of the last Step",
-	"cm.Manager.now":             "of the last Step",
-	"cm.Manager.rx":              "of the last Step",
-	"cm.Manager.halfOpen":        "never full",
-	"cm.conn.asked":              "never full",
-	"cm.Manager.counts":          "statistics",
-	"cm.Manager.lastIncoming":    "numbers only",
-	"cm.Manager.lastSeq":         "numbers only",
-	"cm.Manager.leaving":         "a count of byHandle",
-	"cm.Manager.byLocal":         "an index of byHandle",
-	"cm.Manager.byQPN":           "an index of byHandle",
-	"cm.Manager.timers":          "an index of the connections",
-	"cm.Manager.reqs":            "limits are off",
-	"cm.Manager.replies":         "limits are off",
-	"cm.conn.since":              "shown only",
-	"cm.conn.tid":                "peers do not look at it",
-	"cm.conn.seq":                "numbers only",
-	"neigh.Table.o":              "fixed",
-	"neigh.Table.lru":            "never full",
-	"neigh.Table.heard":          "never full",
-	"neigh.entry.heard":          "never full",
-	"neigh.Table.addrs":          "an index of own",
-	"neigh.Table.timers":         "an index of the entries",
-	"neigh.Table.limit":          "limits are off",
-	"neigh.Table.n":              "statistics",
-	"neigh.entry.since":          "shown only",
-	"neigh.entry.confirmed":      "lasts longer than a search",
-	"neigh.entry.used":           "lasts longer than a search",
-	"neigh.entry.older":          "a place in lru",
-	"neigh.entry.newer":          "a place in lru",
-	"neigh.Table.base":           "what the instants count from",
-	"neigh.timer.seq":            "numbers only",
-	"mad.REQ.TransactionID":      "peers do not look at it",
-	"mad.REP.TransactionID":      "",
-	"mad.RTU.TransactionID":      "",
-	"mad.REJ.TransactionID":      "",
-	"mad.MRA.TransactionID":      "",
-	"mad.DREQ.TransactionID":     "",
-	"mad.DREP.TransactionID":     "",
+	"ipoib.Interface.opt":     "fixed",
+	"ipoib.Interface.log":     "",
+	"ipoib.Interface.now":     "of the last Step",
+	"ipoib.Interface.out":     "of the last Step",
+	"ipoib.Interface.n":       "statistics",
+	"ipoib.Interface.tells":   "of notes only",
+	"ipoib.Interface.answers": "of status only",
+	"ipoib.conns.lastID":      "numbers only",
+	"ipoib.conns.lastHandle":  "numbers only",
+	"ipoib.Interface.timers":  "an index of the peers",
+	"ipoib.Interface.spare":   "an index of the peers",
+	"ipoib.conns.up":          "a count of byID",
+	"ipoib.Interface.group":   "no part in connections; static here",
+	"ipoib.conns.byHandle":    "an index of byID",
+	"ipoib.conn.since":        "shown only",
+	"ipoib.peer.kept":         "shown only",
+	"ipoib.peer.touched":      "looked at after ten minutes",
+	"ipoib.peer.at":           "found anew when it is due",
+	"ipoib.peer.slot":         "a place in timers",
+	"ipoib.peer.isSpare":      "what unused says",
+	"ipoib.peer.older":        "a place in spare",
+	"ipoib.peer.newer":        "a place in spare",
+	"cm.Manager.opt":          "fixed",
+	"cm.Manager.dst":          "of the last Step",
+	"cm.Manager.now":          "of the last Step",
+	"cm.Manager.rx":           "of the last Step",
+	"cm.Manager.halfOpen":     "never full",
+	"cm.conn.asked":           "never full",
+	"cm.Manager.counts":       "statistics",
+	"cm.Manager.lastIncoming": "numbers only",
+	"cm.Manager.lastSeq":      "numbers only",
+	"cm.Manager.leaving":      "a count of byHandle",
+	"cm.Manager.byLocal":      "an index of byHandle",
+	"cm.Manager.byQPN":        "an index of byHandle",
+	"cm.Manager.timers":       "an index of the connections",
+	"cm.Manager.reqs":         "limits are off",
+	"cm.Manager.replies":      "limits are off",
+	"cm.conn.since":           "shown only",
+	"cm.conn.tid":             "peers do not look at it",
+	"cm.conn.seq":             "numbers only",
+	"neigh.Table.o":           "fixed",
+	"neigh.Table.lru":         "never full",
+	"neigh.Table.heard":       "never full",
+	"neigh.entry.heard":       "never full",
+	"neigh.Table.addrs":       "an index of own",
+	"neigh.Table.timers":      "an index of the entries",
+	"neigh.Table.limit":       "limits are off",
+	"neigh.Table.n":           "statistics",
+	"neigh.entry.since":       "shown only",
+	"neigh.entry.confirmed":   "lasts longer than a search",
+	"neigh.entry.used":        "lasts longer than a search",
+	"neigh.entry.older":       "a place in lru",
+	"neigh.entry.newer":       "a place in lru",
+	"neigh.Table.base":        "what the instants count from",
+	"neigh.timer.seq":         "numbers only",
+	"mad.REQ.TransactionID":   "peers do not look at it",
+	"mad.REP.TransactionID":   "",
+	"mad.RTU.TransactionID":   "",
+	"mad.REJ.TransactionID":   "",
+	"mad.MRA.TransactionID":   "",
+	"mad.DREQ.TransactionID":  "",
+	"mad.DREP.TransactionID":  "",
 }
 
 // A printer writes a state so that two states print alike if the same can
@@ -394,4 +395,38 @@ func (ws writers) sortKey(key writer, x unsafe.Pointer) []byte {
 	p := printer{raw: true, writers: ws}
 	key(&p, x)
 	return p.b
+}
+
+// Every field that is not printed exists: one that moves elsewhere is printed there,
+// which makes states differ that are alike.
+func TestUnprinted(t *testing.T) {
+	fields := map[string]bool{}
+	var look func(reflect.Type)
+	seen := map[reflect.Type]bool{}
+	look = func(t reflect.Type) {
+		if seen[t] {
+			return
+		}
+		seen[t] = true
+		switch t.Kind() {
+		case reflect.Pointer, reflect.Slice, reflect.Array:
+			look(t.Elem())
+		case reflect.Map:
+			look(t.Key())
+			look(t.Elem())
+		case reflect.Struct:
+			for i := range t.NumField() {
+				fields[t.String()+"."+t.Field(i).Name] = true
+				look(t.Field(i).Type)
+			}
+		}
+	}
+	for _, v := range []any{ipoib.Interface{}, mad.REQ{}, mad.REP{}, mad.RTU{}, mad.REJ{}, mad.MRA{}, mad.DREQ{}, mad.DREP{}} {
+		look(reflect.TypeOf(v))
+	}
+	for name := range unprinted {
+		if !fields[name] {
+			t.Errorf("%s is not printed, and is no field", name)
+		}
+	}
 }
