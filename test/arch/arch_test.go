@@ -39,6 +39,7 @@ var rooms = []room{
 	{"datapath", 4, edge},
 	{"fib", 4, pure},
 	{"neigh", 4, pure},
+	{"sa", 4, pure},
 	{"doctor", 4, pure},
 	{"provider/softroce", 4, edge},
 	{"provider/softiwarp", 4, edge},

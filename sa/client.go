@@ -1,0 +1,270 @@
+package sa
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"ipoibcm/ib"
+	wire "ipoibcm/wire/sa"
+)
+
+// Options configures a Client. The zero value is ready to use, but for Rand.
+type Options struct {
+	// Refresh is how often groups are joined and notices subscribed to again,
+	// less up to a tenth. Zero means 2 minutes, negative means never.
+	Refresh time.Duration
+	// Spread is within what time of a change the first MAD goes out, so that not all
+	// ports of a subnet send at once. Zero means 100 ms, negative means at once.
+	Spread time.Duration
+	// PathLife is how long a path is kept. Zero means 10 minutes.
+	PathLife time.Duration
+	// FailedLife is how long it is kept that there is no path. Zero means 1 s.
+	FailedLife time.Duration
+	// QueryTimeout is how long a Query waits in all. Zero means 8 s.
+	QueryTimeout time.Duration
+
+	MaxTries    int // per question. Zero means 4
+	MaxBusy     int // BUSY answers in a row to one question. Zero means 5
+	MaxInFlight int // questions on their way. Zero means 8
+	MaxGroups   int // Zero means 1024
+	MaxPaths    int // kept and in question. Zero means 4096
+
+	Rand rand.Source // transaction IDs and jitter; needed
+}
+
+// Bounds that are not configurable.
+const (
+	maxRedirects = 4  // of one question
+	maxTraps     = 16 // subscribed to
+)
+
+// A State says how the administrator is reached.
+type State uint8
+
+// States.
+const (
+	StateDown   State = iota // the port has no subnet manager
+	StateAsking              // no answer yet, or none any more
+	StateReady
+)
+
+// String prints s as status shows it.
+func (s State) String() string {
+	return [...]string{"no subnet manager", "asking", "ready"}[min(s, StateReady)]
+}
+
+// A Client is a port's client of subnet administration. It is not safe for
+// concurrent use.
+type Client struct {
+	opt   Options
+	port  Port
+	state State
+	since time.Time
+	admin Address // where questions go
+	info  wire.ClassPortInfo
+	heard time.Time // the last answer
+
+	probe    *task
+	groups   map[ib.GID]*group
+	order    []*group // in which they were joined first
+	paths    map[PathKey]*path
+	oldest   *path // list of paths by use
+	newest   *path
+	traps    []*subscription
+	queue    []*task // those that wait for a place among MaxInFlight, oldest first
+	byTID    map[uint32]*task
+	timers   timers
+	lastSeq  uint64
+	counters counts
+
+	// During a Step only.
+	dst []Action
+	now time.Time
+}
+
+// New returns a Client of a port that has no subnet manager yet.
+func New(opt Options) *Client {
+	if opt.Rand == nil {
+		panic("sa: Options.Rand is needed")
+	}
+	opt.Refresh = cmp.Or(opt.Refresh, 2*time.Minute)
+	opt.Spread = max(0, cmp.Or(opt.Spread, 100*time.Millisecond))
+	opt.PathLife = cmp.Or(opt.PathLife, 10*time.Minute)
+	opt.FailedLife = cmp.Or(opt.FailedLife, time.Second)
+	opt.QueryTimeout = cmp.Or(opt.QueryTimeout, 8*time.Second)
+	opt.MaxTries = max(1, cmp.Or(opt.MaxTries, 4))
+	opt.MaxBusy = max(1, cmp.Or(opt.MaxBusy, 5))
+	opt.MaxInFlight = max(1, cmp.Or(opt.MaxInFlight, 8))
+	opt.MaxGroups = cmp.Or(opt.MaxGroups, 1024)
+	opt.MaxPaths = cmp.Or(opt.MaxPaths, 4096)
+	c := &Client{opt: opt, groups: map[ib.GID]*group{}, paths: map[PathKey]*path{}, byTID: map[uint32]*task{}}
+	c.probe = c.newTask(kindProbe)
+	return c
+}
+
+// Step applies ev at time now and appends to dst what the driver must do, in
+// order. It is the only way the state changes.
+func (c *Client) Step(dst []Action, now time.Time, ev Event) []Action {
+	c.dst, c.now = dst, now
+	switch ev := ev.(type) {
+	case RecvMAD:
+		c.recv(ev.MAD)
+	case Wake:
+		c.wake()
+	case SetPort:
+		c.setPort(ev.Port)
+	case Reregister:
+		c.counters.reregisters++
+		if c.state != StateDown {
+			c.begin()
+		}
+	case Join:
+		c.join(ev)
+	case Leave:
+		c.leave(ev)
+	case Query:
+		c.query(ev.PathKey)
+	case Subscribe:
+		c.subscribe(ev.Trap)
+	case Unsubscribe:
+		c.unsubscribe(ev.Trap)
+	default:
+		panic(fmt.Sprintf("sa: unknown event %T", ev)) // our bug, not the administrator's
+	}
+	c.pump()
+	dst, c.dst = c.dst, nil
+	return dst
+}
+
+// Deadline says when the driver must send Wake; zero means never.
+func (c *Client) Deadline() time.Time {
+	if len(c.timers) == 0 {
+		return time.Time{}
+	}
+	return c.timers[0].deadline
+}
+
+func (c *Client) act(a Action) { c.dst = append(c.dst, a) }
+
+func (c *Client) setState(s State) {
+	if c.state != s {
+		c.state, c.since = s, c.now
+		c.act(StateChanged{s})
+	}
+}
+
+// setPort takes over what the port is like now.
+func (c *Client) setPort(p Port) {
+	old := c.port
+	p.SubnetTimeout = cmp.Or(p.SubnetTimeout, 18)
+	if c.port = p; p == old {
+		return
+	}
+	switch {
+	case !p.usable():
+		c.down()
+	case !old.usable(), p.LID != old.LID, p.SMLID != old.SMLID, p.SMSL != old.SMSL, p.GID != old.GID:
+		c.begin()
+	}
+}
+
+// begin starts anew with the administrator at the port's subnet manager.
+func (c *Client) begin() {
+	c.ask()
+	c.renewAll()
+	c.flush()
+	if d := c.jitter(c.opt.Spread); d > 0 {
+		c.pause(c.probe, d)
+	}
+}
+
+// ask asks until the administrator answers; everything else waits.
+func (c *Client) ask() {
+	c.setState(StateAsking)
+	c.atManager()
+	c.recall()
+	c.probe.succeeded()
+	c.enqueue(c.probe)
+}
+
+// atManager says that the administrator is where the subnet manager is.
+func (c *Client) atManager() {
+	c.admin = Address{LID: c.port.SMLID, SL: c.port.SMSL, QPN: ib.QPNGSI, QKey: ib.QKeyGSI}
+}
+
+// recall takes back all questions that are on their way, to be asked again.
+func (c *Client) recall() {
+	for _, t := range c.timers.inOrder() {
+		if t.status == sent && t != c.probe {
+			c.enqueue(t)
+		}
+	}
+}
+
+// renewAll asks for every group and subscription again.
+func (c *Client) renewAll() {
+	for _, g := range c.order {
+		c.renew(g)
+	}
+	for _, s := range c.traps {
+		s.held = s.held && !s.wanted
+		c.enqueue(s.task)
+	}
+}
+
+// down is for a port without a subnet manager.
+func (c *Client) down() {
+	if c.state == StateDown {
+		return
+	}
+	c.setState(StateDown)
+	c.stop(c.probe)
+	c.info = wire.ClassPortInfo{}
+	c.recall()
+	c.flush()
+	for _, p := range c.pathsInOrder() { // what is left is in question
+		c.pathFailed(p, NoAdmin, 0)
+	}
+	for _, g := range append([]*group(nil), c.order...) {
+		if g.want == 0 { // the administrator takes a port that is away out of its groups
+			c.remove(g)
+			continue
+		}
+		c.renew(g)
+	}
+}
+
+// probed is for the answer to the question of StateAsking.
+func (c *Client) probed(info wire.ClassPortInfo) {
+	c.info = info
+	if c.state == StateReady {
+		return
+	}
+	c.setState(StateReady)
+	c.stop(c.probe)
+	// It may be another one than before, or have started anew. Then a try went
+	// unanswered, as a rule; one that only kept silent about one question is the same.
+	c.renewAll()
+	if c.probe.tries > 0 {
+		c.flush()
+	}
+}
+
+// patience is how long the answer to one try may take.
+func (c *Client) patience(t *task) time.Duration {
+	if t == c.probe {
+		return min(probeWait<<min(t.tries, 8), maxProbeWait)
+	}
+	d := c.info.ResponseTime.Duration() + 2*c.port.SubnetTimeout.Duration()
+	return min(max(d, minWait), maxWait)
+}
+
+// jitter returns a random time below d.
+func (c *Client) jitter(d time.Duration) time.Duration {
+	if d <= 0 {
+		return 0
+	}
+	return time.Duration(c.opt.Rand.Uint64() % uint64(d))
+}

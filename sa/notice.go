@@ -1,0 +1,152 @@
+package sa
+
+import (
+	"slices"
+
+	"ipoibcm/ib"
+	wire "ipoibcm/wire/sa"
+)
+
+// A subscription is to the notices of one trap.
+type subscription struct {
+	trap   wire.Trap
+	wanted bool
+	held   bool
+	task   *task
+}
+
+// reportWait is for how long the administrator waits for our answer to a report
+// before it repeats it: 2.1 s.
+const reportWait ib.Timeout = 19
+
+func (c *Client) findTrap(t wire.Trap) *subscription {
+	if i := slices.IndexFunc(c.traps, func(s *subscription) bool { return s.trap == t }); i >= 0 {
+		return c.traps[i]
+	}
+	return nil
+}
+
+// subscribe is the event.
+func (c *Client) subscribe(t wire.Trap) {
+	s := c.findTrap(t)
+	switch {
+	case s == nil && len(c.traps) >= maxTraps:
+		c.counters.refusedTraps++
+		return
+	case s == nil:
+		s = &subscription{trap: t, task: c.newTask(kindTrap)}
+		s.task.trap = s
+		c.traps = append(c.traps, s)
+	case s.wanted:
+		return
+	}
+	s.wanted = true
+	c.hastenTrap(s)
+}
+
+// unsubscribe is the event.
+func (c *Client) unsubscribe(t wire.Trap) {
+	s := c.findTrap(t)
+	if s == nil || !s.wanted {
+		return
+	}
+	s.wanted = false
+	if c.state == StateDown || !s.held && s.task.status != sent {
+		c.removeTrap(s)
+		return
+	}
+	c.hastenTrap(s)
+}
+
+func (c *Client) hastenTrap(s *subscription) {
+	if s.task.status != sent {
+		s.task.failures = 0
+		c.enqueue(s.task)
+	}
+}
+
+func (c *Client) removeTrap(s *subscription) {
+	c.stop(s.task)
+	c.traps = slices.DeleteFunc(c.traps, func(o *subscription) bool { return o == s })
+}
+
+func (c *Client) trapQuestion(s *subscription) (wire.Message, bool) {
+	switch {
+	case s.wanted == s.held && s.wanted:
+		c.refresh(s.task)
+		return wire.Message{}, false
+	case s.wanted == s.held:
+		c.removeTrap(s)
+		return wire.Message{}, false
+	}
+	return wire.Message{Header: wire.Header{Method: wire.MethodSet}, Record: wire.InformInfo{
+		LIDBegin: wire.AnyLID, Generic: true, Subscribe: s.wanted, Type: wire.AnyType, Trap: s.trap,
+		QPN: ib.QPNGSI, ResponseTime: reportWait, Producer: wire.AnyProducer,
+	}}, true
+}
+
+// trapAnswered is for an answer about s. It reports whether it is one.
+func (c *Client) trapAnswered(s *subscription, r wire.InformInfo) bool {
+	asked := s.task.msg.Record.(wire.InformInfo)
+	if r.Trap != asked.Trap || r.Subscribe != asked.Subscribe {
+		return false
+	}
+	c.stop(s.task)
+	s.held = asked.Subscribe
+	c.enqueue(s.task)
+	return true
+}
+
+// report is for a Report, which is answered whatever it says: else it is repeated.
+func (c *Client) report(in *MAD, m wire.Message) {
+	if c.state == StateDown || in.Peer.LID != c.admin.LID && in.Peer.LID != c.port.SMLID {
+		c.counters.drops[DropSource]++
+		return
+	}
+	n, ok := m.Record.(wire.Notice)
+	if !ok || m.Method != wire.MethodReport {
+		c.counters.drops[DropMethod]++
+		return
+	}
+	c.counters.reports++
+	out := &MAD{Peer: in.Peer}
+	m.Method = wire.MethodReportResp
+	m.AppendBinary(out.Data[:0])
+	if out.Peer.QKey == 0 {
+		out.Peer.QKey = ib.QKeyGSI
+	}
+	c.act(SendMAD{MAD: out})
+	if s := c.findTrap(n.Trap); s == nil || !s.wanted || !n.Generic {
+		c.counters.strayReports++
+		return
+	}
+	gid, _ := n.GID()
+	lid, _ := n.LID()
+	c.act(Noticed{n.Trap, gid, lid})
+	switch n.Trap {
+	case wire.TrapGIDInService:
+		c.forgetPort(gid)
+	case wire.TrapGIDOutOfService:
+		c.forgetPort(gid)
+		c.act(PathGone{gid})
+	case wire.TrapGroupCreated:
+		if g := c.groups[gid]; g != nil && g.failing {
+			c.hasten(g)
+		}
+	case wire.TrapGroupDeleted:
+		c.groupDeleted(c.groups[gid])
+	}
+}
+
+// groupDeleted is for a group that is gone. One that we only send to goes with
+// its last member; one that lives as long as we do may be told of too late.
+func (c *Client) groupDeleted(g *group) {
+	if g == nil || g.want == 0 {
+		return
+	}
+	g.stale = true
+	if g.want&(wire.FullMember|wire.SendOnlyFullMember) == 0 {
+		c.tellFailed(g, JoinFailed{MGID: g.join.MGID, Cause: Deleted, NoGroup: true})
+	}
+	c.hasten(g)
+}

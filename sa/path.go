@@ -1,0 +1,178 @@
+package sa
+
+import (
+	"time"
+
+	"ipoibcm/ib"
+	wire "ipoibcm/wire/sa"
+)
+
+// A path is one that is known, in question, or known not to exist.
+type path struct {
+	key    PathKey
+	record wire.PathRecord
+	found  bool
+	until  time.Time // how long that is believed
+	cause  Cause     // why it was not found
+	status wire.Status
+	// giveUp is when a path in question has failed.
+	giveUp time.Time
+	task   *task
+
+	older, newer *path
+}
+
+// inQuestion reports whether an answer about p is awaited.
+func (p *path) inQuestion() bool { return p.task.status != idle }
+
+// query is the event.
+func (c *Client) query(key PathKey) {
+	p := c.paths[key]
+	switch {
+	case c.state == StateDown:
+		c.act(PathFailed{Key: key, Cause: NoAdmin})
+		return
+	case p == nil:
+		if p = c.newPath(key); p == nil {
+			c.counters.refusedPaths++
+			c.act(PathFailed{Key: key, Cause: NoRoom})
+			return
+		}
+	case p.inQuestion():
+		c.use(p)
+		return
+	case c.now.Before(p.until):
+		c.use(p)
+		c.counters.pathHits++
+		c.answer(p)
+		return
+	}
+	c.use(p)
+	p.giveUp = c.now.Add(c.opt.QueryTimeout)
+	p.task.succeeded()
+	c.enqueue(p.task)
+}
+
+// answer tells the user what is known of p.
+func (c *Client) answer(p *path) {
+	if p.found {
+		c.act(PathFound{p.key, p.record})
+		return
+	}
+	c.act(PathFailed{p.key, p.cause, p.status})
+}
+
+// newPath makes room for a path; it returns nil if all there may be are in question.
+func (c *Client) newPath(key PathKey) *path {
+	if len(c.paths) >= c.opt.MaxPaths {
+		old := c.oldest
+		for old != nil && old.inQuestion() {
+			old = old.newer
+		}
+		if old == nil {
+			return nil
+		}
+		c.counters.evictedPaths++
+		c.forget(old)
+	}
+	p := &path{key: key, task: c.newTask(kindPath)}
+	p.task.path = p
+	c.paths[key] = p
+	c.link(p)
+	return p
+}
+
+func (c *Client) pathQuestion(p *path) wire.Message {
+	return wire.Message{Header: wire.Header{Method: wire.MethodGet, Mask: wire.PathMask},
+		Record: wire.PathRecord{DGID: p.key.DGID, SGID: c.port.GID, Numb: 1, TrafficClass: p.key.TrafficClass, PKey: p.key.PKey}}
+}
+
+// pathAnswered is for an answer about p. It reports whether it is one.
+func (c *Client) pathAnswered(p *path, r wire.PathRecord) bool {
+	asked := p.task.msg.Record.(wire.PathRecord)
+	if r.DGID != asked.DGID || r.SGID != asked.SGID || r.DLID == 0 || isMLID(r.DLID) || r.MTU.Octets() == 0 ||
+		(r.PKey^asked.PKey)&^ib.PKeyFull != 0 {
+		return false
+	}
+	c.stop(p.task)
+	p.record, p.found, p.until = r, true, c.now.Add(c.opt.PathLife)
+	c.answer(p)
+	return true
+}
+
+// pathFailed ends the question of p.
+func (c *Client) pathFailed(p *path, cause Cause, s wire.Status) {
+	c.stop(p.task)
+	p.found, p.cause, p.status, p.until = false, cause, s, c.now.Add(c.opt.FailedLife)
+	c.answer(p)
+	if cause != Refused { // says nothing of the path
+		c.forget(p)
+	}
+}
+
+// flush forgets all paths but those in question.
+func (c *Client) flush() {
+	told := false
+	for _, p := range c.pathsInOrder() {
+		if !p.inQuestion() {
+			told = told || p.found
+			c.forget(p)
+		}
+	}
+	if told {
+		c.act(Flushed{})
+	}
+}
+
+// forgetPort forgets what is known of the paths to dgid.
+func (c *Client) forgetPort(dgid ib.GID) {
+	for _, p := range c.pathsInOrder() {
+		if p.key.DGID == dgid && !p.inQuestion() {
+			c.forget(p)
+		}
+	}
+}
+
+// pathsInOrder returns all paths, those not used for longest first.
+func (c *Client) pathsInOrder() []*path {
+	all := make([]*path, 0, len(c.paths))
+	for p := c.oldest; p != nil; p = p.newer {
+		all = append(all, p)
+	}
+	return all
+}
+
+func (c *Client) forget(p *path) {
+	c.stop(p.task)
+	delete(c.paths, p.key)
+	c.unlink(p)
+}
+
+// use makes p the one that was used last.
+func (c *Client) use(p *path) {
+	c.unlink(p)
+	c.link(p)
+}
+
+func (c *Client) link(p *path) {
+	p.older, p.newer = c.newest, nil
+	if c.newest != nil {
+		c.newest.newer = p
+	} else {
+		c.oldest = p
+	}
+	c.newest = p
+}
+
+func (c *Client) unlink(p *path) {
+	if p.older != nil {
+		p.older.newer = p.newer
+	} else {
+		c.oldest = p.newer
+	}
+	if p.newer != nil {
+		p.newer.older = p.older
+	} else {
+		c.newest = p.older
+	}
+}

@@ -1,0 +1,114 @@
+package sa
+
+import (
+	"time"
+
+	"ipoibcm/ib"
+	wire "ipoibcm/wire/sa"
+)
+
+// recv is for a MAD that came in.
+func (c *Client) recv(in *MAD) {
+	var m wire.Message
+	if m.UnmarshalBinary(in.Data[:]) != nil {
+		c.counters.drops[DropMalformed]++
+		return
+	}
+	if !m.Method.IsResponse() {
+		c.report(in, m)
+		return
+	}
+	t := c.byTID[uint32(m.TransactionID)]
+	switch {
+	case t == nil:
+		c.counters.drops[DropUnknown]++ // late, or somebody else's
+		return
+	case in.Peer.LID != t.to.LID:
+		c.counters.drops[DropSource]++
+		return
+	case m.Method != response(t.msg.Method):
+		c.counters.drops[DropMethod]++
+		return
+	}
+	c.heard = c.now
+	switch {
+	case m.Status&wire.StatusRedirect != 0:
+		c.redirected(t, m)
+	case m.Attr != t.msg.Record.Attr():
+		c.counters.drops[DropMismatch]++
+	case m.Status&wire.StatusBusy != 0:
+		c.busy(t)
+	case m.Status != 0:
+		c.counters.refused[t.kind]++
+		c.failed(t, Refused, m.Status)
+	case !c.answered(t, m.Record):
+		c.counters.drops[DropMismatch]++
+	default:
+		c.counters.answered[t.kind]++
+	}
+}
+
+// response returns the method that answers m.
+func response(m wire.Method) wire.Method {
+	if m == wire.MethodDelete {
+		return wire.MethodDeleteResp
+	}
+	return wire.MethodGetResp
+}
+
+// answered gives the record of an answer to whom it concerns. It reports whether
+// it answers the question.
+func (c *Client) answered(t *task, r wire.Record) bool {
+	switch t.kind {
+	case kindGroup:
+		return c.groupAnswered(t.group, r.(wire.MCMemberRecord))
+	case kindPath:
+		return c.pathAnswered(t.path, r.(wire.PathRecord))
+	case kindTrap:
+		return c.trapAnswered(t.trap, r.(wire.InformInfo))
+	}
+	c.probed(r.(wire.ClassPortInfo))
+	return true
+}
+
+// busy is for an administrator that wants to be asked later.
+func (c *Client) busy(t *task) {
+	c.counters.busy++
+	d := busyWait << min(t.busies, 8)
+	t.busies++
+	switch {
+	case t == c.probe: // it is there, and so are all the others who ask
+		d = min(d, maxProbeWait)
+	case t.busies > c.opt.MaxBusy:
+		c.failed(t, Busy, 0)
+		return
+	}
+	d += c.jitter(d / 4)
+	if t.kind == kindPath {
+		d = min(d, t.path.giveUp.Sub(c.now))
+	}
+	c.pause(t, max(d, time.Millisecond))
+}
+
+// redirected is for an administrator that points to another port: all further
+// questions go there (IBA 13.5.2).
+func (c *Client) redirected(t *task, m wire.Message) {
+	info, ok := m.Record.(wire.ClassPortInfo)
+	l := info.Redirect
+	t.hops++
+	if !ok || l.LID == 0 || isMLID(l.LID) || l.QPN == 0 || t.hops > maxRedirects {
+		c.counters.badRedirects++
+		c.failed(t, Redirected, m.Status)
+		return
+	}
+	if t.to != c.admin { // the others that were out are pointed there as well
+		c.enqueue(t)
+		return
+	}
+	c.counters.redirects++
+	c.admin = Address{LID: l.LID, SL: l.SL, QPN: l.QPN, QKey: l.QKey, PKey: l.PKey}
+	if c.admin.QKey == 0 {
+		c.admin.QKey = ib.QKeyGSI
+	}
+	c.enqueue(t)
+}

@@ -1,0 +1,307 @@
+package sa
+
+import (
+	"container/heap"
+	"slices"
+	"time"
+
+	wire "ipoibcm/wire/sa"
+)
+
+// Waits.
+const (
+	minWait      = 250 * time.Millisecond // for an answer, at the least
+	maxWait      = time.Second            // and at the most
+	probeWait    = 200 * time.Millisecond // for the first answer; it doubles
+	maxProbeWait = 1500 * time.Millisecond
+	busyWait     = 250 * time.Millisecond // after a BUSY answer; it doubles
+	failWait     = time.Second            // after a refusal; it doubles
+	maxFailWait  = 16 * time.Second
+)
+
+// A kind says what a task asks for.
+type kind uint8
+
+const (
+	kindProbe kind = iota
+	kindGroup
+	kindPath
+	kindTrap
+	numKinds
+)
+
+// A status says where a task is.
+type status uint8
+
+const (
+	idle    status = iota
+	queued         // wants a place among MaxInFlight
+	sent           // waits for an answer
+	pausing        // wants to be queued when the deadline passes
+)
+
+// A task is something to ask for. Each group, path and subscription has one.
+type task struct {
+	kind   kind
+	group  *group
+	path   *path
+	trap   *subscription
+	status status
+
+	tid      uint64
+	to       Address
+	msg      wire.Message // what was asked
+	asked    time.Time    // first
+	tries    int
+	busies   int
+	hops     int // redirects
+	failures int // in a row, for the wait after them
+
+	deadline time.Time
+	index    int    // in timers, -1 if not there
+	seq      uint64 // breaks ties
+}
+
+func (c *Client) newTask(k kind) *task {
+	c.lastSeq++
+	return &task{kind: k, index: -1, seq: c.lastSeq}
+}
+
+// timers is a heap of tasks by deadline, then by age.
+type timers []*task
+
+func (t timers) Len() int { return len(t) }
+func (t timers) Less(i, j int) bool {
+	if !t[i].deadline.Equal(t[j].deadline) {
+		return t[i].deadline.Before(t[j].deadline)
+	}
+	return t[i].seq < t[j].seq
+}
+func (t timers) Swap(i, j int) {
+	t[i], t[j] = t[j], t[i]
+	t[i].index, t[j].index = i, j
+}
+
+// Push and Pop serve container/heap.
+func (t *timers) Push(x any) {
+	k := x.(*task)
+	k.index = len(*t)
+	*t = append(*t, k)
+}
+
+func (t *timers) Pop() any {
+	last := len(*t) - 1
+	k := (*t)[last]
+	(*t)[last] = nil
+	*t = (*t)[:last]
+	k.index = -1
+	return k
+}
+
+// inOrder returns the tasks by age.
+func (t timers) inOrder() []*task {
+	all := slices.Clone(t)
+	slices.SortFunc(all, func(a, b *task) int { return int(int64(a.seq - b.seq)) })
+	return all
+}
+
+// setTimer makes t due after d.
+func (c *Client) setTimer(t *task, d time.Duration) {
+	t.deadline = c.now.Add(d)
+	if t.index < 0 {
+		heap.Push(&c.timers, t)
+		return
+	}
+	heap.Fix(&c.timers, t.index)
+}
+
+// stop takes t out of everything.
+func (c *Client) stop(t *task) {
+	switch t.status {
+	case queued:
+		c.queue = slices.DeleteFunc(c.queue, func(q *task) bool { return q == t })
+	case sent:
+		delete(c.byTID, uint32(t.tid))
+	}
+	t.status = idle
+	if t.index >= 0 {
+		heap.Remove(&c.timers, t.index)
+	}
+}
+
+// enqueue lets t be asked as soon as it may. A path in question keeps the time
+// by which it has to be answered.
+func (c *Client) enqueue(t *task) {
+	if t.status == queued {
+		return
+	}
+	c.stop(t)
+	t.status = queued
+	c.queue = append(c.queue, t)
+	if t.kind == kindPath {
+		c.setTimer(t, t.path.giveUp.Sub(c.now))
+	}
+}
+
+// pause enqueues t after d.
+func (c *Client) pause(t *task, d time.Duration) {
+	c.stop(t)
+	t.status = pausing
+	c.setTimer(t, d)
+}
+
+// inFlight is how many questions wait for an answer.
+func (c *Client) inFlight() int { return len(c.byTID) }
+
+// pump sends what is queued, as far as the state and MaxInFlight let it.
+func (c *Client) pump() {
+	for {
+		i := slices.IndexFunc(c.queue, func(t *task) bool {
+			return c.state == StateReady || c.state == StateAsking && t == c.probe
+		})
+		if i < 0 || c.inFlight() >= c.opt.MaxInFlight {
+			return
+		}
+		t := c.queue[i]
+		c.stop(t)
+		if msg, ok := c.question(t); ok {
+			c.send(t, msg)
+		}
+	}
+}
+
+// question returns what t asks now; ok is false if there is nothing to ask.
+func (c *Client) question(t *task) (msg wire.Message, ok bool) {
+	switch t.kind {
+	case kindGroup:
+		return c.groupQuestion(t.group)
+	case kindPath:
+		return c.pathQuestion(t.path), true
+	case kindTrap:
+		return c.trapQuestion(t.trap)
+	}
+	return wire.Message{Header: wire.Header{Method: wire.MethodGet}, Record: wire.ClassPortInfo{}}, true
+}
+
+// send asks for the first time, with a transaction ID of its own. Its upper half
+// may be another's on the wire (Linux's ib_umad writes there).
+func (c *Client) send(t *task, msg wire.Message) {
+	for {
+		t.tid = c.opt.Rand.Uint64()
+		if low := uint32(t.tid); low != 0 && c.byTID[low] == nil {
+			break
+		}
+	}
+	msg.TransactionID = t.tid
+	t.msg, t.to, t.status, t.asked, t.tries = msg, c.admin, sent, c.now, 0
+	c.byTID[uint32(t.tid)] = t
+	c.transmit(t)
+}
+
+// transmit sends the question of t, for the first time or again.
+func (c *Client) transmit(t *task) {
+	m := &MAD{Peer: t.to}
+	t.msg.AppendBinary(m.Data[:0]) // the error is always nil
+	wait := c.patience(t)
+	if t.kind == kindPath {
+		wait = min(wait, t.path.giveUp.Sub(c.now))
+	}
+	c.counters.sent[t.kind]++
+	c.setTimer(t, wait)
+	c.act(SendMAD{MAD: m, Wait: wait})
+}
+
+// wake handles every deadline that has passed.
+func (c *Client) wake() {
+	for len(c.timers) > 0 && !c.now.Before(c.timers[0].deadline) {
+		c.expire(c.timers[0])
+	}
+}
+
+// expire handles the deadline of t.
+func (c *Client) expire(t *task) {
+	late := t.kind == kindPath && !c.now.Before(t.path.giveUp)
+	switch {
+	case late && t.status == pausing:
+		c.failed(t, Busy, 0)
+		return
+	case late:
+		c.unanswered(t)
+		return
+	case t.status == pausing:
+		c.due(t)
+		return
+	}
+	t.tries++
+	if t == c.probe || t.tries < c.opt.MaxTries {
+		c.counters.retried[t.kind]++
+		c.transmit(t)
+		return
+	}
+	c.unanswered(t)
+}
+
+// due is for a pause that is over.
+func (c *Client) due(t *task) {
+	switch t.kind {
+	case kindGroup:
+		t.group.stale = true
+	case kindTrap:
+		t.trap.held = t.trap.held && !t.trap.wanted
+	}
+	c.enqueue(t)
+}
+
+// unanswered is for a question that nothing has answered. An administrator that
+// has answered others since is there all the same.
+func (c *Client) unanswered(t *task) {
+	c.counters.timeouts[t.kind]++
+	gone := t.status == sent && !c.heard.After(t.asked)
+	c.failed(t, TimedOut, 0)
+	if gone && c.state == StateReady {
+		c.ask()
+	}
+}
+
+// failed is for a question that came to nothing.
+func (c *Client) failed(t *task, cause Cause, s wire.Status) {
+	c.stop(t)
+	t.busies, t.hops = 0, 0
+	switch t.kind {
+	case kindProbe:
+		if cause == Refused { // so somebody is there
+			c.probed(wire.ClassPortInfo{})
+			return
+		}
+		c.atManager()
+		c.pause(t, maxProbeWait-c.jitter(maxProbeWait/10))
+	case kindGroup:
+		c.groupFailed(t.group, cause, s)
+	case kindPath:
+		c.pathFailed(t.path, cause, s)
+	case kindTrap:
+		if cause == Refused && !t.trap.wanted { // there was nothing to end
+			c.removeTrap(t.trap)
+			return
+		}
+		c.backOff(t)
+	}
+}
+
+// backOff lets t be asked again after a while that grows.
+func (c *Client) backOff(t *task) {
+	d := min(failWait<<min(t.failures, 8), maxFailWait)
+	t.failures++
+	c.pause(t, d-c.jitter(d/10))
+}
+
+// refresh lets t be asked again when it is time.
+func (c *Client) refresh(t *task) {
+	t.succeeded()
+	if c.opt.Refresh > 0 {
+		c.pause(t, c.opt.Refresh-c.jitter(c.opt.Refresh/10))
+	}
+}
+
+// succeeded forgets what went wrong with t before.
+func (t *task) succeeded() { t.busies, t.hops, t.failures = 0, 0, 0 }
