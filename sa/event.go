@@ -165,8 +165,9 @@ type JoinFailed struct {
 	MGID   ib.GID
 	Cause  Cause
 	Status wire.Status // Refused
-	// NoGroup says that the group does not exist: RFC 4391 section 10 then has the
-	// packet go to the all-routers group, or nowhere.
+	// NoGroup says that the group does not exist, or may be one that the port cannot
+	// send to, which administrators do not tell apart: RFC 4391 section 10 then has
+	// the packet go to the all-routers group, or nowhere.
 	NoGroup bool
 }
 

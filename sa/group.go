@@ -177,7 +177,7 @@ func (c *Client) groupFailed(g *group, cause Cause, s wire.Status) {
 	if cause != Refused && g.told {
 		return // still a member, for all we know
 	}
-	c.tellFailed(g, JoinFailed{MGID: g.join.MGID, Cause: cause, Status: s, NoGroup: noGroup(s)})
+	c.tellFailed(g, JoinFailed{MGID: g.join.MGID, Cause: cause, Status: s, NoGroup: cause == Refused && noGroup(s, asked.JoinState)})
 }
 
 // tellFailed tells the user, once, that it is not a member of g.
@@ -190,9 +190,11 @@ func (c *Client) tellFailed(g *group, f JoinFailed) {
 }
 
 // noGroup reports whether an administrator refuses a join with s because the
-// group does not exist and cannot be made from what the join says.
-func noGroup(s wire.Status) bool {
-	return s == wire.StatusInsufficientComponents || s == wire.StatusNoRecords
+// group does not exist and cannot be made from what the join says. To those who
+// may not make a group opensm says no more than that the request is invalid.
+func noGroup(s wire.Status, asked wire.JoinState) bool {
+	mayMake := asked&(wire.FullMember|wire.SendOnlyFullMember) != 0
+	return s == wire.StatusInsufficientComponents || s == wire.StatusNoRecords || s == wire.StatusInvalid && !mayMake
 }
 
 // isMLID reports whether l can be the LID of a group.

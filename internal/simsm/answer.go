@@ -133,9 +133,11 @@ func (s *Subnet) join(now time.Time, p, of *Port, g *group, mask wire.Mask, r wi
 	if made {
 		key, member := of.key(r.PKey)
 		switch {
+		case r.JoinState&(wire.FullMember|wire.SendOnlyFullMember) == 0:
+			return r, wire.StatusInvalid
 		case mask&wire.CreateMask != wire.CreateMask:
 			return r, wire.StatusInsufficientComponents
-		case r.JoinState&(wire.FullMember|wire.SendOnlyFullMember) == 0, !member, r.MTU > of.MTU:
+		case !member, r.MTU > of.MTU:
 			return r, wire.StatusInvalid
 		}
 		g = s.newGroup(r.MGID, key, sa.Params{QKey: r.QKey, MTU: r.MTU, Rate: r.Rate, TrafficClass: r.TrafficClass, SL: r.SL,

@@ -64,7 +64,7 @@ func (w *World) Run(d time.Duration, done func() bool) bool {
 		}
 		if next.IsZero() || next.After(end) {
 			w.Now = end
-			return false
+			return done != nil && done()
 		}
 		if next.After(w.Now) {
 			w.Now = next
