@@ -65,7 +65,7 @@ func TestAfterReject(t *testing.T) {
 }
 
 func TestSizes(t *testing.T) {
-	// 4755-5-3 (default of the UD side and so of every route before a connection)
+	// 4391-7-1, 4755-5-3 (default of the UD side and so of every route before a connection)
 	if DefaultUD != 2044 || DefaultDevice != 65520 || ReceiveMTU(DefaultDevice) != DefaultReceive || IPMTU(DefaultReceive) != DefaultDevice {
 		t.Error("the defaults do not agree with each other")
 	}

@@ -67,6 +67,7 @@ import (
 //     other        SetLinkAddr, Reannounce          Optimistic  probe
 var update = flag.Bool("update", false, "rewrite the expected lines in testdata")
 
+// 4391-9.4-1: reachability.txt
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {

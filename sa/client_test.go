@@ -163,6 +163,7 @@ func TestWords(t *testing.T) {
 
 // TestParamsOf: RFC 4391 section 10 has a group share P_Key, Q_Key, SL, MTU and hop
 // limit with the broadcast group, and should have it share the rest.
+// 4391-10-4, 4391-10-5, 4391-9.1.2-1
 func TestParamsOf(t *testing.T) {
 	r := wire.MCMemberRecord{QKey: 0xb1b, MTU: ib.MTU4096, Rate: 7, TrafficClass: 3, SL: 2, FlowLabel: 9, HopLimit: 64, PKey: 0x8001}
 	c, now := ready(t, Options{}, testPort, wire.ClassPortInfo{})

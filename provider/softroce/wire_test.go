@@ -74,6 +74,7 @@ func TestDatagramsOnVeth(t *testing.T) {
 			t.Fatalf("datagram %d: %+v", i, wc)
 		}
 		got := b.region.Buf[:wc.ByteLen]
+		// 4391-6-3
 		if s, d := verbs.GRHAddrs(got, false); s != src || d != tt.to {
 			t.Errorf("datagram %d: GRH says %v to %v", i, s, d)
 		}

@@ -26,7 +26,7 @@ func TestThreeHostsOnOneSegment(t *testing.T) {
 	for _, pair := range [][2]*host{{a, b}, {b, c}, {c, a}} {
 		pair[0].paired(pair[1], "RC") // 4755-5-1 4755-2.3-5 both families, two addresses, one connection
 	}
-	for _, h := range s.hosts { // 4755-2-3 the link-local address of RFC 4391
+	for _, h := range s.hosts { // 4755-2-3, 4391-8-1: the link-local address of RFC 4391
 		ll, err := h.LinkLocal(ifName)
 		s.must(err)
 		gid := h.status().Interface.GID
@@ -50,7 +50,7 @@ func TestThreeHostsOnOneSegment(t *testing.T) {
 	for _, g := range []string{"239.9.9.9", "ff05::99"} {
 		for _, to := range []*host{b, c} {
 			if err := a.Multicast(ifName, to.Host, ifName, netip.MustParseAddr(g), 1200, patience); err != nil {
-				t.Error(err) // 4755-2.1-3 4755-2-2 UD carries multicast beside connections
+				t.Error(err) // 4755-2.1-3 4755-2-2 4391-2-1 UD carries multicast beside connections
 			}
 		}
 	}

@@ -19,6 +19,7 @@ func TestBroadcastGroup(t *testing.T) {
 		want := wire.MCMemberRecord{MGID: broadcast, PortGID: b.gid(), QKey: ib.QKeyIPoIB, MLID: 0xc000,
 			MTUSelector: wire.Exactly, MTU: ib.MTU2048, RateSelector: wire.Exactly, Rate: ib.Rate10G,
 			LifeSelector: wire.Exactly, Life: 18, PKey: ib.DefaultPKey, Scope: 2, JoinState: wire.FullMember}
+		// 4391-5-1, 4391-5-2
 		if got != want {
 			t.Errorf("got %+v\nwant %+v", got, want)
 		}
@@ -47,7 +48,7 @@ func TestCreate(t *testing.T) {
 
 		bc := expectJoined(t, f, b, join(broadcast, wire.FullMember))
 		made := create(g, wire.FullMember)
-		made.Params = sa.ParamsOf(bc)
+		made.Params = sa.ParamsOf(bc) // 4391-10-4
 		one := expectJoined(t, f, b, made)
 		if one.MLID == bc.MLID {
 			t.Errorf("MLID: got %#x, that of the broadcast group", one.MLID)
@@ -67,7 +68,7 @@ func TestCreate(t *testing.T) {
 		other.Params.SL = 1
 		expectRefused(t, f, d, other, wire.StatusInvalid, false)
 
-		// The group ends with its last member.
+		// The group ends with its last member. 4391-10-6
 		expectLeft(t, f, b, g)
 		expectJoined(t, f, d, join(g, wire.FullMember))
 		expectLeft(t, f, d, g)
@@ -86,7 +87,7 @@ func TestSendOnly(t *testing.T) {
 		}
 		a := expect(t, f, b, join(g, wire.SendOnlyNonMember))
 		if j, ok := a.(sa.JoinFailed); !ok || !j.NoGroup {
-			t.Fatalf("got %s, want JoinFailed: there is no group", text(a))
+			t.Fatalf("got %s, want JoinFailed: there is no group", text(a)) // 4391-10-2
 		}
 		if !f.run(soon, func() bool { return b.client.Info().InFlight == 0 }) {
 			t.Fatal("the subscriptions are not answered")
@@ -101,7 +102,7 @@ func TestSendOnly(t *testing.T) {
 		if !ok {
 			t.Fatalf("after trap 66: got %s, want Joined", text(a))
 		}
-		if j.Group.JoinState != wire.SendOnlyNonMember {
+		if j.Group.JoinState != wire.SendOnlyNonMember { // 4391-10-1, 4391-10-3
 			t.Errorf("join state: got %v, want %v", j.Group.JoinState, wire.SendOnlyNonMember)
 		}
 		expectLeft(t, f, c, g)
@@ -161,7 +162,7 @@ func TestPaths(t *testing.T) {
 		}
 		want := wire.PathRecord{DGID: d.gid(), SGID: b.gid(), DLID: d.port().LID, SLID: b.port().LID, Reversible: true, PKey: ib.DefaultPKey,
 			MTUSelector: wire.Exactly, MTU: ib.MTU2048, RateSelector: wire.Exactly, Rate: ib.Rate10G, LifeSelector: wire.Exactly, Life: 18}
-		if r != want {
+		if r != want { // 4391-9.1.2-2
 			t.Errorf("got %+v\nwant %+v", r, want)
 		}
 		if _, status := ask(t, f, b, ib.GID{0: 0xfe, 1: 0x80, 8: 0xee, 15: 1}, ib.DefaultPKey); status != wire.StatusNoRecords {
@@ -239,7 +240,8 @@ func TestNoBroadcastGroup(t *testing.T) {
 	})
 }
 
-// TestMTU: a group whose MTU the port cannot carry is none for it (RFC 4391 section 4.1).
+// TestMTU: a group whose MTU the port cannot carry is none for it.
+// 4391-4.1-3
 func TestMTU(t *testing.T) {
 	both(t, mtu4096, sa.Options{}, func(t *testing.T, f fabric) {
 		expectRefused(t, f, f.host("B"), join(broadcast, wire.FullMember), wire.StatusInvalid, false)

@@ -34,7 +34,7 @@ func TestPackets(t *testing.T) {
 		p    Packet
 		want string
 	}{
-		// 4755-3.1-1, 4755-3.1-2, 4755-3.1-10: flags, UD QPN and GID of the asker
+		// 4391-9.2-1: hardware type 32, 20 octets. 4755-3.1-1, 4755-3.1-2, 4755-3.1-10: flags, UD QPN and GID of the asker
 		{"request, vector V8", NewRequest(link1, ip1, ip2), hex.EncodeToString(v8)},
 		// 4755-3.1-13: the answer carries the owner's UD QPN, GID and flags
 		// 4755-3.1-6: RC and UC both set

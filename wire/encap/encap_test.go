@@ -33,7 +33,7 @@ func TestHeader(t *testing.T) {
 		want string
 		name string
 	}{
-		// 4755-4-1: type, then 16 reserved bits; 4755-4-3: they are zero.
+		// 4755-4-1, 4391-6-1: type, then 16 reserved bits; 4755-4-3: they are zero. 4391-6-2: the types.
 		{encap.IPv4, "08000000", "IPv4"}, // 4755-4-2
 		{encap.IPv6, "86dd0000", "IPv6"}, // 4755-4-2
 		{encap.ARP, "08060000", "ARP"},
@@ -65,7 +65,7 @@ func TestLinkAddr(t *testing.T) {
 		want  encap.LinkAddr
 		modes string
 	}{
-		// 4755-3.1-1: flags, 24-bit QPN, GID.
+		// 4755-3.1-1, 4391-9.1.1-1: flags, 24-bit QPN, GID.
 		{"RC", "80000123" + "00000000000000000000ffffc0000201", encap.LinkAddr{Flags: encap.FlagRC, QPN: 0x123, GID: gid("192.0.2.1")}, "rc"},  // 4755-3.1-2
 		{"UC", "40ffffff" + "fe800000000000000000000000000001", encap.LinkAddr{Flags: encap.FlagUC, QPN: 0xffffff, GID: gid("fe80::1")}, "uc"}, // 4755-3.1-3
 		{"both", "c0000001" + "fe800000000000000000000000000001", encap.LinkAddr{Flags: 0xc0, QPN: 1, GID: gid("fe80::1")}, "rc+uc"},           // 4755-3.1-6

@@ -149,6 +149,7 @@ func TestGIDAddresses(t *testing.T) {
 		gid  ib.GID
 		want string
 	}{
+		// 4391-8-1
 		{"u bit set already: it is not toggled", g("fe80::2c9:300:0:1111"), "fe80::2c9:300:0:1111"},
 		{"u bit clear", g("fe80::5054:ff:fe77:1"), "fe80::5254:ff:fe77:1"},
 		{"IPv4-mapped", g("192.0.2.1"), "fe80::200:ffff:c000:201"},

@@ -44,7 +44,7 @@ func TestSolicitations(t *testing.T) {
 		dst  string
 		body string
 	}{
-		// 4755-3.1-1: the option carries flags, QPN, GID behind two zero octets
+		// 4755-3.1-1, 4391-9.3-1: the option carries flags, QPN, GID behind two zero octets
 		{"resolution", NewNS(a1, a2, link), "ff02::1:ff12:3456", "8700000000000000" + target + "01" + option},
 		{"probe", NewProbe(a1, a2, link), "fe80::12:3456", "8700000000000000" + target + "01" + option},
 		{"duplicate address", NewDAD(a2), "ff02::1:ff12:3456", "8700000000000000" + target},
