@@ -173,7 +173,6 @@ func (c *Client) setPort(p Port) {
 // begin starts anew with the administrator at the port's subnet manager.
 func (c *Client) begin() {
 	c.ask()
-	c.renewAll()
 	c.flush()
 	if d := c.jitter(c.opt.Spread); d > 0 {
 		c.pause(c.probe, d)
@@ -244,7 +243,7 @@ func (c *Client) probed(info wire.ClassPortInfo) {
 	}
 	c.setState(StateReady)
 	c.stop(c.probe)
-	// It may be another one than before, or have started anew. Then a try went
+	// It may be another one than before, or have started anew. In that case a try went
 	// unanswered, as a rule; one that only kept silent about one question is the same.
 	c.renewAll()
 	if c.probe.tries > 0 {

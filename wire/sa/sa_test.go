@@ -205,9 +205,14 @@ func TestNoticesAboutLIDs(t *testing.T) {
 	if _, ok := capability.LID(); ok {
 		t.Error("a vendor's notice is about a LID")
 	}
-	link.Trap = sa.TrapGroupDeleted + 1
-	if _, ok := link.GID(); ok {
-		t.Error("trap 68 is about a GID")
+	for _, n := range []sa.Notice{
+		{Generic: true, Trap: sa.TrapGIDInService - 1},
+		{Generic: true, Trap: sa.TrapGroupDeleted + 1},
+		{Generic: false, Trap: sa.TrapGroupCreated}, // a device ID
+	} {
+		if _, ok := n.GID(); ok {
+			t.Errorf("generic %v, trap %d: about a GID", n.Generic, n.Trap)
+		}
 	}
 }
 
