@@ -19,6 +19,7 @@ type NextHop struct {
 	Addr   netip.Addr  // the gateway; the destination itself if it is on the link
 	Answer rtnl.Answer // the kernel's own choice
 	Bound  bool        // the kernel was asked for this device, because it would take another
+	Leaves bool        // packets leave by the device: those that name it, if Bound
 	ByDSCP bool        // of AskHost: packets of some DSCP go elsewhere
 }
 
@@ -62,7 +63,7 @@ func Ask(k Kernel, link rtnl.Link, flow rtnl.Flow) (NextHop, error) {
 			return NextHop{}, fmt.Errorf("ask for the route to %v by the device: %w", flow.Dst, err)
 		}
 	}
-	hop := NextHop{Addr: flow.Dst, Answer: own, Bound: bound}
+	hop := NextHop{Addr: flow.Dst, Answer: own, Bound: bound, Leaves: a.OK() && a.OIF == device}
 	if a.OK() && a.OIF == device && a.Via.IsValid() {
 		hop.Addr = a.Via.WithZone("")
 	}

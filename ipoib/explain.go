@@ -42,8 +42,12 @@ func (f *Interface) Explain(addr netip.Addr, hop fib.NextHop) Explanation {
 	if !f.active {
 		say("the underlay is down at the moment")
 	}
-	f.explainRoute(&e, hop.Answer, say)
+	if f.explainRoute(hop, say); !hop.Leaves {
+		e.NextHop, e.Path.Kind = netip.Addr{}, fib.PathDrop
+		return e
+	}
 	f.explainHop(&e, say)
+	f.explainMTU(&e, hop, say)
 	if host := f.fib.Host(e.NextHop); host.MTU != 0 {
 		say("ip route shows that MTU for %v", e.NextHop)
 	} else if host.Why != "" {
@@ -54,18 +58,42 @@ func (f *Interface) Explain(addr netip.Addr, hop fib.NextHop) Explanation {
 
 // explainRoute says what the kernel answers. Without naming the device it may be
 // another, for senders that are not bound to ours.
-func (f *Interface) explainRoute(e *Explanation, a rtnl.Answer, say func(string, ...any)) {
-	link := f.fib.Link()
+func (f *Interface) explainRoute(hop fib.NextHop, say func(string, ...any)) {
+	a, link := hop.Answer, f.fib.Link()
 	switch {
+	case a.Type == rtnl.Blackhole:
+		say("the kernel drops what is sent there (%v)", a.Type)
+	case a.Type == rtnl.Prohibit:
+		say("the kernel forbids to send there (%v)", a.Type)
 	case !a.OK():
-		say("the kernel has no route to it (%v): only what names %s as its device is sent there, as if on the link", a.Type, link.Name)
+		say("the kernel has no route to it (%v)", a.Type)
 	case a.OIF != link.Index:
-		say("the kernel sends there by another device (index %d): only what names %s as its device goes by it", a.OIF, link.Name)
+		say("the kernel sends there by another device (index %d)", a.OIF)
 	case a.Via.IsValid():
 		say("the kernel sends there by the gateway %v", a.Via)
 	default:
 		say("the kernel sends there on the link itself")
 	}
+	switch {
+	case !hop.Bound:
+	case !hop.Leaves:
+		say("nothing goes there by %s, not even what names it as its device", link.Name)
+	case a.OK():
+		say("only what names %s as its device goes by it", link.Name)
+	default:
+		say("only what names %s as its device is sent there, as if on the link", link.Name)
+	}
+}
+
+// explainMTU says that the kernel's route allows less than the path does. Routes of the
+// kernel and of ours have that of the path, or get it in a moment.
+func (f *Interface) explainMTU(e *Explanation, hop fib.NextHop, say func(string, ...any)) {
+	n, host := hop.Answer.MTU, f.fib.Host(e.NextHop)
+	if hop.Bound || n == 0 || n >= e.Path.MTU || host.MTU != 0 {
+		return
+	}
+	e.Path.MTU = n
+	say("the kernel's route to %v has MTU %d, which counts", e.Addr, n)
 }
 
 func (f *Interface) explainHop(e *Explanation, say func(string, ...any)) {
