@@ -7,6 +7,7 @@
 //	go run ./internal/bench -program bin/ipoibcmd -full    # the whole matrix
 //	go run ./internal/bench -program bin/ipoibcmd -quick   # everything, too short to mean much
 //	go run ./internal/bench -program bin/ipoibcmd -stress  # slow, shared and narrow paths
+//	go run ./internal/bench -program bin/ipoibcmd -against OLD  # this program beside an older one
 //
 // It builds wireguard-go into .cache, installs Debian's iperf3 if it is missing,
 // prints tables as it goes and writes docs/bench/latest.md and latest.json.
@@ -52,6 +53,7 @@ func main() {
 	flag.IntVar(&b.seconds, "seconds", 0, "length of each transfer (default 2, with -quick 1)")
 	stress := flag.Bool("stress", false, "what others feel of an overloaded peer, narrow paths, datagrams: written as stress.md and stress.json")
 	flag.StringVar(&b.contender, "contender", "", "with -stress: measure only raw veth and this")
+	flag.StringVar(&b.against, "against", "", "measure only raw veth, the program and this older one, and print their ratios")
 	only := flag.String("only", "", "run only steps whose name contains this")
 	dir := flag.String("write", "", "write latest.md and latest.json to this directory")
 	flag.Parse()
@@ -63,6 +65,9 @@ func main() {
 		matrix, b.rounds, b.seconds = "quick", cmp.Or(b.rounds, 3), cmp.Or(b.seconds, 1)
 	case *full:
 		matrix = "full"
+	}
+	if b.against != "" {
+		matrix = "against"
 	}
 	if *stress {
 		matrix, b.rounds = "stress", cmp.Or(b.rounds, 3)
@@ -82,6 +87,7 @@ func exit(err error) {
 // A bench is one run.
 type bench struct {
 	program         string
+	against         string // an older program to compare with; empty: none
 	rounds, seconds int
 	out, progress   io.Writer
 	terminal        bool // progress is one
@@ -102,6 +108,9 @@ func (b *bench) run(ctx context.Context, matrix, only, dir string) (err error) {
 	}
 	if _, err := os.Stat(b.program); err != nil {
 		return fmt.Errorf("%w (make build)", err)
+	}
+	if _, err := os.Stat(b.against); b.against != "" && err != nil {
+		return err
 	}
 	if b.dir, err = os.MkdirTemp("", "ipoibcm-bench-"); err != nil {
 		return err
@@ -140,7 +149,11 @@ func (b *bench) run(ctx context.Context, matrix, only, dir string) (err error) {
 		b.r.Machine.OtherCPU = b.cpu.other.Seconds() / b.cpu.wall.Seconds() / float64(runtime.NumCPU())
 	}
 	b.r.judge()
-	b.r.printTargets(b.out)
+	if b.against == "" {
+		b.r.printTargets(b.out)
+	} else {
+		b.r.printAgainst(b.out)
+	}
 	for _, s := range b.r.Skipped {
 		fmt.Fprintf(b.out, "not measured: %s: %s\n", s.What, s.Why)
 	}
@@ -205,9 +218,14 @@ func (b *bench) plan(matrix string) (steps []step) {
 			return b.loss(ctx, p, rates, losers)
 		}})
 	}
+	if b.against != "" {
+		steps = slices.DeleteFunc(steps, func(s step) bool { return slices.Contains(s.shows, testLoss) })
+		return append(steps, step{"set-up and memory", setupPlace, []string{testSetup, testMemory}, b.setups})
+	}
 	return append(steps,
 		step{"set-up and memory", setupPlace, []string{testSetup, testMemory}, b.setups},
-		step{"many peers", setupPlace, []string{testPeers}, b.many})
+		step{"many peers", setupPlace, []string{testPeers}, b.many},
+		step{"many destinations", setupPlace, []string{testDests, testLearned}, b.destinations})
 }
 
 // eraseLine is what a terminal needs to begin its line again.
@@ -270,7 +288,7 @@ func twice[T any](ctx context.Context, b *bench, p *pair, at place, measure func
 
 // traffic measures goodput, its cost and latency.
 func (b *bench) traffic(ctx context.Context, at place, loads []load) error {
-	list, stop := b.pairs(ctx, at, contenders)
+	list, stop := b.pairs(ctx, at, b.measured())
 	defer stop()
 	for round := range b.rounds {
 		b.r.Machine.Copies = append(b.r.Machine.Copies, copySpeed())

@@ -124,10 +124,10 @@ func (p *pair) wait(ctx context.Context) error {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	if p.contender != oursRC && p.contender != oursUC {
+	if modeOf(p.contender) != oursRC && modeOf(p.contender) != oursUC {
 		return nil
 	}
-	_, err := p.agents[0].WaitConns(ctx, 5*time.Second, connected(p.contender))
+	_, err := p.agents[0].WaitConns(ctx, 5*time.Second, connected(modeOf(p.contender)))
 	return err
 }
 
@@ -161,11 +161,11 @@ func (p *pair) vxlan(at place) error {
 func (p *pair) ours(ctx context.Context, b *bench, at place) error {
 	under, inner := underlays(at.family), inners(at.family)
 	for i, h := range p.hosts {
-		args := []string{"--mode", strings.ToLower(p.contender), "--gid", addr(under[i]).String(), "--address", inner[i]}
+		args := []string{"--mode", strings.ToLower(modeOf(p.contender)), "--gid", addr(under[i]).String(), "--address", inner[i]}
 		if at.family == family4 && at.mtu < 2100 {
 			args = append(args, "--ud-mtu", "1444") // the most that such an underlay carries
 		}
-		a, err := b.startAgent(ctx, h, args...)
+		a, err := b.startProgram(ctx, b.programOf(p.contender), h, args...)
 		if err != nil {
 			return err
 		}
@@ -177,8 +177,12 @@ func (p *pair) ours(ctx context.Context, b *bench, at place) error {
 
 // startAgent starts an agent on eth0 of h.
 func (b *bench) startAgent(ctx context.Context, h *lab.Host, args ...string) (*lab.Agent, error) {
+	return b.startProgram(ctx, b.program, h, args...)
+}
+
+func (b *bench) startProgram(ctx context.Context, program string, h *lab.Host, args ...string) (*lab.Agent, error) {
 	name := filepath.Join(b.dir, h.Name)
-	return lab.StartAgent(ctx, h, lab.AgentConfig{Program: b.program, Control: name + ".sock", Log: name + ".log",
+	return lab.StartAgent(ctx, h, lab.AgentConfig{Program: program, Control: name + ".sock", Log: name + ".log",
 		Args: append([]string{"--underlay", "eth0"}, args...)})
 }
 

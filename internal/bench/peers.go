@@ -237,17 +237,23 @@ func pin(pid int) error {
 // setups measures how connections come about and what each costs.
 func (b *bench) setups(ctx context.Context) error {
 	at := setupPlace
+	names := []string{oursRC}
+	if b.against != "" {
+		names = append(names, before(oursRC))
+	}
 	for round := range b.rounds {
-		b.say("round %d of %d: connecting %d peers", round+1, b.rounds, manyPeers)
-		if err := b.setupRound(ctx, at); err != nil {
-			return err
+		for _, name := range names {
+			b.say("round %d of %d: connecting %d peers, %s", round+1, b.rounds, manyPeers, name)
+			if err := b.setupRound(ctx, name, at); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-func (b *bench) setupRound(ctx context.Context, at place) error {
-	p := &pair{contender: oursRC}
+func (b *bench) setupRound(ctx context.Context, contender string, at place) error {
+	p := &pair{contender: contender}
 	defer p.close()
 	if err := p.makeHosts(b); err != nil {
 		return err
@@ -260,7 +266,7 @@ func (b *bench) setupRound(ctx context.Context, at place) error {
 		return err
 	}
 	p.onClose(c.close)
-	a, err := b.startAgent(ctx, p.hosts[0], "--gid", ownGIDs[0], "--address", "10.99.0.1/16")
+	a, err := b.startProgram(ctx, b.programOf(contender), p.hosts[0], "--gid", ownGIDs[0], "--address", "10.99.0.1/16")
 	if err != nil {
 		return err
 	}
@@ -268,7 +274,7 @@ func (b *bench) setupRound(ctx context.Context, at place) error {
 	if err := pin(a.PID()); err != nil {
 		return err
 	}
-	key := func(test, variant string) Key { return at.key(test, variant, oursRC) }
+	key := func(test, variant string) Key { return at.key(test, variant, contender) }
 
 	var each []float64
 	for i := range somePeers {
@@ -291,12 +297,12 @@ func (b *bench) setupRound(ctx context.Context, at place) error {
 
 	var took time.Duration
 	var cpu time.Duration
-	var before memory
+	var half memory
 	for i, to := range []int{morePeers, manyPeers} {
 		from := somePeers
 		if i > 0 {
 			from = morePeers
-			if before, err = readMemory(ctx, a); err != nil {
+			if half, err = readMemory(ctx, a); err != nil {
 				return err
 			}
 		}
@@ -314,8 +320,8 @@ func (b *bench) setupRound(ctx context.Context, at place) error {
 		return err
 	}
 	b.r.add(key(testMemory, memoryName(manyPeers)), "KiB", after.resident/1024)
-	b.r.add(key(testMemory, perConn), "KiB", (after.resident-before.resident)/(manyPeers-morePeers)/1024)
-	b.r.add(key(testMemory, heapConn), "KiB", (after.heap-before.heap)/(manyPeers-morePeers)/1024)
+	b.r.add(key(testMemory, perConn), "KiB", (after.resident-half.resident)/(manyPeers-morePeers)/1024)
+	b.r.add(key(testMemory, heapConn), "KiB", (after.heap-half.heap)/(manyPeers-morePeers)/1024)
 	return nil
 }
 

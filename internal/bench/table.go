@@ -76,6 +76,8 @@ var sections = []section{
 	{testSetup, "Setting connections up", 1, "", false},
 	{testMemory, "Resident memory of the agent", 1, "KiB", false},
 	{testPeers, "TCP goodput to one of many peers", 1000, "Gb/s", false},
+	{testDests, "UDP goodput, 8000 octets, behind one gateway", 1000, "Gb/s", false},
+	{testLearned, "Destinations behind one gateway", 1, "", false},
 	{testPing, "Ping under load, median", 1, "ms", false},
 	{testPinged, "Share of these pings that were answered", 1, "", false},
 	{testOverTCP, "Goodput of that load", 1, "Mb/s", true},
@@ -98,7 +100,7 @@ func (s section) print(w io.Writer, r *Report, places []place) {
 			t.head[0] += ", " + s.unit
 		}
 		t.head = append(t.head, variants...)
-		for _, c := range contenders {
+		for _, c := range slices.Concat(contenders, befores) {
 			row := []string{c}
 			some := false
 			for _, v := range variants {

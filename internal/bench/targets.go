@@ -70,7 +70,7 @@ func targets(r *Report) (list []target) {
 				target{name: fmt.Sprintf("RC's latency of VXLAN's, %s, %v", v, p), num: of(oursRC), den: of(vxlan), atMost: true, bound: 2.5})
 		}
 	}
-	return slices.Concat(list, lossTargets(r), setupTargets(), peerTargets())
+	return slices.Concat(list, lossTargets(r), setupTargets(), peerTargets(), destTargets())
 }
 
 // judge returns the verdict on t.

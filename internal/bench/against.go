@@ -1,0 +1,54 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+)
+
+// earlier is what the names of contenders end with that run an older program.
+const earlier = ", before"
+
+func before(contender string) string { return contender + earlier }
+
+// befores are all of them.
+var befores = []string{before(oursRC), before(oursUC), before(oursUD)}
+
+// modeOf returns what a contender of ours is without the age of its program.
+func modeOf(contender string) string { return strings.TrimSuffix(contender, earlier) }
+
+// programOf returns the program that a contender of ours runs.
+func (b *bench) programOf(contender string) string {
+	if strings.HasSuffix(contender, earlier) {
+		return b.against
+	}
+	return b.program
+}
+
+// measured are the contenders of throughput and latency, in the order of each round.
+func (b *bench) measured() []string {
+	if b.against == "" {
+		return contenders
+	}
+	return []string{raw, oursRC, before(oursRC), oursUC, before(oursUC), oursUD, before(oursUD)}
+}
+
+// printAgainst writes what each number is of the older program's: the median of the
+// ratios within rounds, which is the one that counts, and how far they spread.
+func (r *Report) printAgainst(w io.Writer) {
+	fmt.Fprint(w, "\n## Of the older program\n\n")
+	t := table{head: []string{"what", "now", "before", "ratio", "lowest–highest"}}
+	for _, s := range r.Series {
+		old := s.Key
+		old.Contender = before(s.Contender)
+		of := ratios(s.Values, r.values(old))
+		if len(of) == 0 {
+			continue
+		}
+		at := place{s.MTU, s.Family}
+		t.row(fmt.Sprintf("%s: %s, %s, %v", s.Test, s.Variant, s.Contender, at), number(s.Median)+" "+s.Unit, number(r.index[old].Median),
+			number(median(of)), number(slices.Min(of))+"–"+number(slices.Max(of)))
+	}
+	t.print(w)
+}
