@@ -41,6 +41,7 @@ type Options struct {
 	Netns    string         // namespace to make it in, by name or path; empty: ours
 	Prefixes []netip.Prefix // addresses to put on it
 	Control  string         // path of the control socket; empty: none
+	Group    string         // whose members may look in over it; empty, or unknown here: nobody
 
 	Mode       ipoib.Mode
 	CM         ipoib.CMTransport // of CM messages; zero means auto
@@ -62,6 +63,12 @@ type Options struct {
 	NoChecksum bool
 	// NoSegments has the kernel give and take single packets only ([tun.Options]).
 	NoSegments bool
+
+	// Notify takes messages for a service manager, as sd_notify(3) has them; it may
+	// block. Nil: there is none. Watchdog is how long that waits for a sign of life
+	// before it ends the process; zero: for ever.
+	Notify   func(string)
+	Watchdog time.Duration
 
 	Build string   // version, for status
 	Notes []string // what is worth knowing about the provider, for status
@@ -120,6 +127,8 @@ type Agent struct {
 	taps       taps
 	peers      peerService
 	clientIdle time.Duration // of the control socket; zero means [clientIdle]
+	service    service
+	barrier    chan struct{} // of the watchdog: closed when the sender has moved
 }
 
 // Run serves the interface until ctx ends, then says goodbye to every peer and
@@ -134,6 +143,7 @@ func Run(ctx context.Context, opt Options, ready func()) error {
 		udUse: map[encap.LinkAddr]*ipoib.UDUse{}, ahs: map[ib.GID]*handle{}, groups: map[ib.GID]time.Time{},
 		queries: make(chan func()),
 	}
+	a.service = a.newService()
 	return errors.Join(a.run(ctx, ready), opt.Provider.Close())
 }
 
@@ -157,6 +167,9 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 			return err
 		}
 		defer listener.Close()
+		if err := share(a.opt.Control, a.opt.Group); err != nil {
+			return err
+		}
 	}
 	if err := a.openTUN(); err != nil {
 		return err
@@ -194,6 +207,7 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 		}
 	})
 	wg.Go(func() { a.kernel.run(loopCtx) })
+	wg.Go(func() { a.runService(ctx) })
 	wg.Go(func() {
 		if err := a.kernel.watch(loopCtx); err != nil {
 			stop(fmt.Errorf("watch sysctls and groups: %w", err))

@@ -135,7 +135,7 @@ type clientKey struct{}
 
 // withClient makes the connection known to its requests.
 func withClient(ctx context.Context, c net.Conn) context.Context {
-	return context.WithValue(ctx, clientKey{}, c)
+	return context.WithValue(withUser(ctx, c), clientKey{}, c)
 }
 
 // turnAway refuses the requests of connections that are too many.

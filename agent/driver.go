@@ -33,10 +33,13 @@ func (a *Agent) drive(ctx context.Context, ready func()) {
 	announced := false
 	for ctx.Err() == nil {
 		a.setTimer(timer)
-		a.turn(ctx.Done(), timer, usage.C, &in)
+		ticked := a.turn(ctx.Done(), timer, usage.C, &in)
 		if !announced && a.m.Device().Index != 0 {
 			announced = true
 			ready()
+		}
+		if ticked || !a.service.ready {
+			a.report()
 		}
 	}
 	a.hub.publish(a.event("agent", "stopping", "saying goodbye to every peer"))

@@ -56,9 +56,9 @@ func (a *Agent) handler(ctx context.Context) http.Handler {
 	get(control.PathPeerStatus, a.peerStatus)
 	get(control.PathPeerPing, a.peerPing)
 	get(control.PathPeerEvents, a.peerEvents)
-	get(control.PathRuntime, func(w http.ResponseWriter, _ *http.Request) { answer(w, a.viewRuntime()) })
+	get(control.PathRuntime, owners(func(w http.ResponseWriter, _ *http.Request) { answer(w, a.viewRuntime()) }))
 	get(control.PathEvents, func(w http.ResponseWriter, r *http.Request) { a.events(ctx, w, r) })
-	get(control.PathCapture, func(w http.ResponseWriter, r *http.Request) { a.capture(ctx, w, r) })
+	get(control.PathCapture, owners(func(w http.ResponseWriter, r *http.Request) { a.capture(ctx, w, r) }))
 	metrics := a.metrics()
 	get(control.PathMetrics, func(w http.ResponseWriter, r *http.Request) {
 		deadline(w, writeWithin)

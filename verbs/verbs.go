@@ -312,6 +312,15 @@ type Attender interface {
 	Attend(fd int, step func() (more bool, wait time.Duration)) (stop func(), err error)
 }
 
+// A Prober is a provider that can say whether its threads still move. It is
+// optional: ask with a type assertion.
+type Prober interface {
+	// Alive makes each thread that carries packets do a turn and reports one that
+	// has not within so long. It may block that long, and must not be called on
+	// such a thread.
+	Alive(within time.Duration) error
+}
+
 // An Offload is work that a provider gets done below it where it can, with a
 // fallback where it cannot.
 type Offload struct {

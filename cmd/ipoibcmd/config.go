@@ -41,6 +41,7 @@ type Config struct {
 	Netns       string   `yaml:"netns"`
 	Addresses   []string `yaml:"addresses"`
 	Control     string   `yaml:"control"`
+	Group       string   `yaml:"control_group"`
 	Mode        string   `yaml:"mode"`
 	CMTransport string   `yaml:"cm_transport"`
 	UDMTU       int      `yaml:"ud_mtu"`
@@ -95,6 +96,7 @@ func defaults() Config {
 		ReceiveMTU:  65524,
 		Provider:    "softroce",
 		LogLevel:    "info",
+		Group:       "ipoibcm",
 		PKey:        uint16(ib.DefaultPKey),
 		QKey:        uint32(ib.QKeyIPoIB),
 		IdleTimeout: "5m",

@@ -117,13 +117,14 @@ func serve(ctx context.Context, c Config, s settings, queue *logqueue.Queue) err
 		idle = -1 // the file's 0 is the machine's never
 	}
 	opt := agent.Options{
-		Provider: provider, GID: gid, Name: c.Name, Netns: c.Netns, Prefixes: s.prefixes, Control: c.controlPath(),
+		Provider: provider, GID: gid, Name: c.Name, Netns: c.Netns, Prefixes: s.prefixes, Control: c.controlPath(), Group: c.Group,
 		Mode: mode, CM: cmTransport, UDMTU: c.UDMTU, ReceiveMTU: c.ReceiveMTU, PKey: ib.PKey(c.PKey), QKey: ib.QKey(c.QKey),
 		Idle: idle, ARPAlways: c.ARPAccept == arpAlways, Peers: s.peers, PeerAllow: s.allow, PeerTrust: s.trust,
 		OwnTUNThread: off(c.Offload.OneThread), NoChecksum: off(c.Offload.Checksum), NoSegments: off(c.Offload.TSO),
 		Build: stamp().String(), Notes: notes, Check: c.checkUD(s.gid), NoQP1: whyNoQP1(provider),
 		Log: log, LogCounts: func() (lost, leftOut uint64) { n := queue.Counts(); return n.Lost, n.LeftOut },
 	}
+	opt.Notify, opt.Watchdog = notifier(log)
 	started := time.Now()
 	return agent.Run(ctx, opt, func() {
 		log.Info("interface up", "name", c.Name, "control", opt.Control, "took", time.Since(started).Round(time.Millisecond))

@@ -57,8 +57,9 @@ type receiver struct {
 	flow     roce.Flow
 	head     roce.IPHeader
 
-	wakeFD int // eventfd
-	room   int // Device.room, for the one that looks after it; else -1
+	wakeFD int           // eventfd
+	turns  atomic.Uint64 // of run, for Alive
+	room   int           // Device.room, for the one that looks after it; else -1
 
 	att   atomic.Pointer[attention]
 	kicks []*cq // attend's own
@@ -112,6 +113,7 @@ func (r *receiver) run() {
 	defer r.end()
 	defer r.dev.timers.rest(false)
 	for !r.dev.closing.Load() {
+		r.turns.Add(1)
 		switch attends := r.att.Load() != nil; {
 		case attends:
 			r.dev.timers.keep()

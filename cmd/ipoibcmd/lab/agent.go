@@ -37,6 +37,7 @@ type AgentConfig struct {
 	Log     string   // file that its log is appended to
 	Args    []string // more arguments of run
 	Stderr  *os.File // takes its log instead; nil means Log
+	Env     []string // more variables of its environment
 	// Detached lets the agent outlive this process, which it otherwise never
 	// does, however this process ends.
 	Detached bool
@@ -58,6 +59,7 @@ func StartAgent(ctx context.Context, h *Host, c AgentConfig) (*Agent, error) {
 		a.cmd.Stderr = c.Stderr
 	}
 	a.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is ours to hand on
+	a.cmd.Env = append(os.Environ(), c.Env...)
 	if !c.Detached {
 		a.cmd.Args = append(a.cmd.Args, "--exit-on-eof")
 		if a.stdin, err = a.cmd.StdinPipe(); err != nil {

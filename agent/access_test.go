@@ -1,0 +1,80 @@
+package agent
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// Root and our own user may change things; others, and those whom the kernel does not
+// name, may not.
+func TestWhoMayChange(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		ctx  context.Context
+		want int
+	}{
+		{"nobody is known", t.Context(), http.StatusForbidden},
+		{"root", context.WithValue(t.Context(), userKey{}, 0), http.StatusOK},
+		{"our own user", context.WithValue(t.Context(), userKey{}, os.Geteuid()), http.StatusOK},
+		{"another", context.WithValue(t.Context(), userKey{}, 65534), http.StatusForbidden},
+	} {
+		w := httptest.NewRecorder()
+		owners(func(http.ResponseWriter, *http.Request) {})(w, httptest.NewRequest("POST", "/v1/reload", nil).WithContext(tt.ctx))
+		if w.Code != tt.want {
+			t.Errorf("%s: status %d, want %d", tt.name, w.Code, tt.want)
+		}
+	}
+}
+
+func TestUserOfAClient(t *testing.T) {
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	out, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	in, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	if got := withUser(t.Context(), in).Value(userKey{}); got != os.Geteuid() {
+		t.Errorf("got user %v, want %d", got, os.Geteuid())
+	}
+	if mayChange(withUser(t.Context(), struct{ net.Conn }{in})) {
+		t.Error("a connection that the kernel does not know may change things")
+	}
+}
+
+// A group that exists gets the socket, another leaves it as it is.
+func TestShare(t *testing.T) {
+	for _, tt := range []struct {
+		group string
+		want  os.FileMode
+	}{{"", 0o600}, {"no-such-group-9", 0o600}, {"daemon", 0o660}} {
+		if tt.want == 0o660 && os.Geteuid() != 0 {
+			continue // not ours to give
+		}
+		path := filepath.Join(t.TempDir(), "a.sock")
+		l, err := listen(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := share(path, tt.group); err != nil {
+			t.Errorf("group %q: %v", tt.group, err)
+		}
+		if st, err := os.Stat(path); err != nil || st.Mode().Perm() != tt.want {
+			t.Errorf("group %q: mode %v, %v; want %v", tt.group, st.Mode().Perm(), err, tt.want)
+		}
+		l.Close()
+	}
+}

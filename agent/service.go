@@ -1,0 +1,167 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/verbs"
+)
+
+// Messages to the service manager, as sd_notify(3) has them.
+const (
+	notifyReady     = "READY=1"
+	notifyStopping  = "STOPPING=1"
+	notifyReloading = "RELOADING=1\nMONOTONIC_USEC="
+	notifyWatchdog  = "WATCHDOG=1"
+	notifyStatus    = "STATUS="
+)
+
+// watchdogShare is which part of the manager's patience passes between two signs of
+// life: two may be late.
+const watchdogShare = 3
+
+// A service tells a service manager how the agent is. Nothing waits for it.
+type service struct {
+	notify func(string)
+	every  time.Duration // between signs of life; zero: nobody waits for them
+	last   string        // status that was told; the driver's own
+	ready  bool          // the manager knows that traffic can pass; the driver's own
+	queue  chan string
+}
+
+// serviceDepth bounds what waits for a manager that does not listen.
+const serviceDepth = 16
+
+func (a *Agent) newService() service {
+	return service{notify: a.opt.Notify, every: a.opt.Watchdog / watchdogShare, queue: make(chan string, serviceDepth)}
+}
+
+// tell queues a message, unless there is nobody or too many wait.
+func (s *service) tell(text string) bool {
+	if s.notify == nil {
+		return true
+	}
+	select {
+	case s.queue <- text:
+		return true
+	default:
+		return false
+	}
+}
+
+// report tells the manager once that traffic can pass, and how things are whenever
+// that has changed. It runs on the driver's goroutine.
+func (a *Agent) report() {
+	s := &a.service
+	if s.notify == nil {
+		return
+	}
+	st := a.m.Status()
+	text := fmt.Sprintf("%s: up, mode %v, %d connections, %d neighbours", a.opt.Name, st.Mode, st.Conns, st.Neighbours)
+	switch {
+	case !a.port().Active:
+		text = a.opt.Name + ": the underlay is down or has lost its address"
+	case !st.Up:
+		text = a.opt.Name + ": the interface is down"
+	case st.Silence.Asked.IsValid():
+		text = a.opt.Name + ": up, no answer from anybody"
+	}
+	if text != s.last && s.tell(notifyStatus+text) {
+		s.last = text
+	}
+	if st.Up && !s.ready {
+		s.ready = s.tell(notifyReady)
+	}
+}
+
+// run hands messages on, and signs of life, until ctx ends.
+func (a *Agent) runService(ctx context.Context) {
+	s := &a.service
+	if s.notify == nil {
+		return
+	}
+	if s.every > 0 {
+		stop := make(chan struct{})
+		defer func() { <-stop }()
+		go func() {
+			defer close(stop)
+			a.runWatchdog(ctx)
+		}()
+	}
+	for {
+		select {
+		case text := <-s.queue:
+			s.notify(text)
+		case <-ctx.Done():
+			s.notify(notifyStopping)
+			return
+		}
+	}
+}
+
+// runWatchdog gives a sign of life for as long as the driver and the data path move.
+// Where one is stuck it says so, and the manager ends the process.
+func (a *Agent) runWatchdog(ctx context.Context) {
+	tick := time.NewTicker(a.service.every)
+	defer tick.Stop()
+	for {
+		if err := a.alive(ctx, a.service.every); err != nil && ctx.Err() == nil {
+			a.log.Error("no sign of life for the watchdog", "err", err)
+		} else {
+			a.service.tell(notifyWatchdog)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// alive reports which part has not moved within so long.
+func (a *Agent) alive(ctx context.Context, within time.Duration) error {
+	asked, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	if _, err := ask(asked, a, func() struct{} { return struct{}{} }); err != nil {
+		return fmt.Errorf("the driver has not moved for %v", within)
+	}
+	if err := a.sends(within); err != nil {
+		return err
+	}
+	if p, ok := a.opt.Provider.(verbs.Prober); ok {
+		return p.Alive(within)
+	}
+	return nil
+}
+
+// sends reports whether the thread that sends has let go of what it had in hand. At
+// most one question waits for it.
+func (a *Agent) sends(within time.Duration) error {
+	if a.barrier == nil {
+		done := make(chan struct{})
+		a.barrier = done
+		go func() {
+			a.loop.Barrier()
+			close(done)
+		}()
+	}
+	select {
+	case <-a.barrier:
+		a.barrier = nil
+		return nil
+	case <-time.After(within):
+		return fmt.Errorf("the thread that sends packets has not moved for %v", within)
+	}
+}
+
+// reloading is what a manager is told before settings change, with the time that
+// sd_notify(3) asks for.
+func reloading() string {
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
+	return notifyReloading + strconv.FormatInt(now.Nano()/1000, 10)
+}
