@@ -64,6 +64,11 @@ type Options struct {
 	// NoSegments has the kernel give and take single packets only ([tun.Options]).
 	NoSegments bool
 
+	// Reload reads the configuration anew; nil means that there is none. Hangup asks
+	// for it, as clients of the control socket may.
+	Reload func() (Plan, error)
+	Hangup <-chan os.Signal
+
 	// Notify takes messages for a service manager, as sd_notify(3) has them; it may
 	// block. Nil: there is none. Watchdog is how long that waits for a sign of life
 	// before it ends the process; zero: for ever.
@@ -128,6 +133,7 @@ type Agent struct {
 	peers      peerService
 	clientIdle time.Duration // of the control socket; zero means [clientIdle]
 	service    service
+	live       liveSettings
 	barrier    chan struct{} // of the watchdog: closed when the sender has moved
 }
 
@@ -144,6 +150,8 @@ func Run(ctx context.Context, opt Options, ready func()) error {
 		queries: make(chan func()),
 	}
 	a.service = a.newService()
+	a.live.changed = make(chan struct{}, 1)
+	a.live.set(opt.Prefixes, opt.PeerAllow, opt.PeerTrust)
 	return errors.Join(a.run(ctx, ready), opt.Provider.Close())
 }
 
@@ -208,6 +216,9 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	})
 	wg.Go(func() { a.kernel.run(loopCtx) })
 	wg.Go(func() { a.runService(ctx) })
+	if a.opt.Reload != nil {
+		wg.Go(func() { a.hangups(ctx) })
+	}
 	wg.Go(func() {
 		if err := a.kernel.watch(loopCtx); err != nil {
 			stop(fmt.Errorf("watch sysctls and groups: %w", err))

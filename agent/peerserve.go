@@ -88,21 +88,47 @@ func (a *Agent) openPeers() error {
 	return err
 }
 
-// serve answers peers until ctx ends.
+// serve answers peers until ctx ends, as long as there is anybody who may ask.
 func (s *peerService) serve(ctx context.Context) error {
-	if s.port == nil || len(s.a.opt.PeerAllow)+len(s.a.opt.PeerTrust) == 0 {
-		<-ctx.Done()
-		return nil
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for ctx.Err() == nil {
+		if allow, trust := s.a.live.askers(); len(allow)+len(trust) == 0 || s.port == nil {
+			select {
+			case <-s.a.live.changed:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		if err := s.listen(ctx, &wg); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+// listen answers peers until nobody may ask any more.
+func (s *peerService) listen(ctx context.Context, wg *sync.WaitGroup) error {
 	l, err := s.port.Listen(peerrpc.Port)
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	var wg sync.WaitGroup
-	defer wg.Wait()
+	listening, stop := context.WithCancel(ctx)
+	defer stop()
+	wg.Go(func() {
+		for listening.Err() == nil {
+			select {
+			case <-s.a.live.changed:
+				if allow, trust := s.a.live.askers(); len(allow)+len(trust) == 0 {
+					stop()
+				}
+			case <-listening.Done():
+			}
+		}
+	})
 	for {
-		r, err := l.Next(ctx)
+		r, err := l.Next(listening)
 		if err != nil {
 			return nil // stopped
 		}

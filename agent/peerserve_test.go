@@ -151,7 +151,8 @@ func servePeers(t *testing.T, allow string) *peerPair {
 	server, sp := open("127.0.0.1")
 	client, cp := open("127.0.0.2")
 	a := &Agent{log: slog.New(slog.DiscardHandler)}
-	a.opt.Provider, a.opt.PeerAllow = server, []netip.Prefix{netip.MustParsePrefix(allow)}
+	a.opt.Provider = server
+	a.live.set(nil, []netip.Prefix{netip.MustParsePrefix(allow)}, nil)
 	s := &peerService{a: a, port: sp, from: map[ib.GID]int{}, live: map[*transport.End]struct{}{}, past: map[string]uint64{}}
 	ctx, stop := context.WithCancel(context.Background())
 	served := make(chan error, 1)

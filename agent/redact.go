@@ -110,10 +110,11 @@ func (s *peerService) asker(g ib.GID) asker {
 	in := func(list []netip.Prefix) bool {
 		return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(g.Addr().Unmap()) })
 	}
+	allow, trust := s.a.live.askers()
 	switch {
-	case in(s.a.opt.PeerTrust):
+	case in(trust):
 		return askerTrusted
-	case in(s.a.opt.PeerAllow):
+	case in(allow):
 		return askerAllowed
 	}
 	return askerRefused

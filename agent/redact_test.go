@@ -302,7 +302,8 @@ func TestAsker(t *testing.T) {
 		}
 		return out
 	}
-	a := &Agent{opt: Options{PeerAllow: prefixes("fe80::/10"), PeerTrust: prefixes("fe80::2/128", "192.0.2.7/32")}}
+	a := &Agent{}
+	a.live.set(nil, prefixes("fe80::/10"), prefixes("fe80::2/128", "192.0.2.7/32"))
 	s := &peerService{a: a}
 	for _, tt := range []struct {
 		gid  string

@@ -64,6 +64,7 @@ func (a *Agent) handler(ctx context.Context) http.Handler {
 		deadline(w, writeWithin)
 		metrics.ServeHTTP(w, r)
 	})
+	mux.HandleFunc("POST "+control.PathReload, owners(a.serveReload))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusNotFound, fmt.Sprintf("%s %s: not part of this API", r.Method, r.URL.Path), "see "+control.PathStatus)
 	})

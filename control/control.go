@@ -1,7 +1,7 @@
 // Package control holds the types of the local control API and their JSON.
 //
 // The agent serves them over HTTP on a UNIX socket; the command line is one of
-// the clients, curl is another. Everything is read-only. The schema has one
+// the clients, curl is another. Everything but [PathReload] is read-only. The schema has one
 // version number, [Version], which every document carries; fields are added
 // without raising it, and never change meaning.
 //

@@ -113,11 +113,14 @@ func New(opt Options) *Interface {
 func (f *Interface) neighOptions() neigh.Options {
 	o := f.opt.Neigh
 	o.LinkAddr, o.Rand, o.Log, o.AskOthers = f.link, f.opt.Rand, f.opt.Log, true
-	if o.StaleTime == 0 {
-		// An unused neighbour must not take its connection away before Idle does.
-		o.StaleTime = max(time.Minute, f.opt.idle())
-	}
+	o.StaleTime = f.staleTime()
 	return o
+}
+
+// staleTime is how long an unused neighbour is kept: it must not take its connection
+// away before Idle does.
+func (f *Interface) staleTime() time.Duration {
+	return cmp.Or(f.opt.Neigh.StaleTime, max(time.Minute, f.opt.idle()))
 }
 
 // Step applies ev at time now and appends to dst what the driver must do, in
@@ -180,6 +183,8 @@ func (f *Interface) handle(ev Event) {
 		f.usage(ev)
 	case UnderlayChanged:
 		f.underlay(ev)
+	case Reconfigure:
+		f.reconfigure(ev)
 	case JoinFailed:
 		f.note(Note{Kind: NoteGroup, Text: fmt.Sprintf("joining %v failed: %v", ev.MGID, ev.Err)})
 		f.groupStep(group.JoinFailed{MGID: ev.MGID, Err: ev.Err})

@@ -2,6 +2,7 @@ package neigh
 
 import (
 	"net/netip"
+	"time"
 
 	"ipoibcm/rtnl"
 	"ipoibcm/wire/encap"
@@ -95,6 +96,9 @@ type OtherIs struct {
 // change is announced (RFC 4861 section 7.2.6).
 type SetRouter struct{ On bool }
 
+// SetStaleTime changes Options.StaleTime, for entries that become stale from now on.
+type SetStaleTime struct{ After time.Duration }
+
 // Reannounce announces every address again and looks again whether those found
 // duplicate still are: the underlay is back.
 type Reannounce struct{}
@@ -116,6 +120,7 @@ func (AddrAdded) event()     {}
 func (AddrRemoved) event()   {}
 func (Insist) event()        {}
 func (SetLinkAddr) event()   {}
+func (SetStaleTime) event()  {}
 func (SetFlags) event()      {}
 func (SetRouter) event()     {}
 func (OtherIs) event()       {}

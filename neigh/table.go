@@ -121,6 +121,9 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 		return t.setRouter(dst, now, ev.On)
 	case OtherIs:
 		return t.otherIs(dst, now, ev)
+	case SetStaleTime:
+		t.o.StaleTime = ev.After
+		return dst
 	case Reannounce:
 		return t.reannounce(dst, now)
 	case Wake:

@@ -78,8 +78,12 @@ func newClient(path string) *client {
 
 // stream sends a request and returns the body of a good answer.
 func (c *client) stream(ctx context.Context, path string, query url.Values) (io.ReadCloser, error) {
+	return c.request(ctx, http.MethodGet, path, query)
+}
+
+func (c *client) request(ctx context.Context, method, path string, query url.Values) (io.ReadCloser, error) {
 	u := url.URL{Scheme: "http", Host: "agent", Path: path, RawQuery: query.Encode()}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +94,7 @@ func (c *client) stream(ctx context.Context, path string, query url.Values) (io.
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return nil, hintError{fmt.Errorf("no agent answers at %s", c.path), "it was probably killed; start it again with ipoibcmd run"}
 	case errors.Is(err, os.ErrPermission):
-		return nil, hintError{fmt.Errorf("not allowed to open %s", c.path), "become the user the agent runs as, usually root"}
+		return nil, hintError{fmt.Errorf("not allowed to open %s", c.path), "become root, or a member of its control_group (usually ipoibcm)"}
 	case err != nil:
 		return nil, fmt.Errorf("ask the agent at %s: %w", c.path, err)
 	}
@@ -110,7 +114,16 @@ func (c *client) stream(ctx context.Context, path string, query url.Values) (io.
 
 // get reads one document.
 func (c *client) get(ctx context.Context, path string, query url.Values, v any) error {
-	body, err := c.stream(ctx, path, query)
+	return c.document(ctx, http.MethodGet, path, query, v)
+}
+
+// post has the agent do something and reads what it says of it.
+func (c *client) post(ctx context.Context, path string, query url.Values, v any) error {
+	return c.document(ctx, http.MethodPost, path, query, v)
+}
+
+func (c *client) document(ctx context.Context, method, path string, query url.Values, v any) error {
+	body, err := c.request(ctx, method, path, query)
 	if err != nil {
 		return err
 	}

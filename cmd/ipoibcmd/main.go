@@ -24,7 +24,7 @@ import (
 
 func main() {
 	ending := []os.Signal{os.Interrupt, syscall.SIGTERM}
-	if !signal.Ignored(syscall.SIGHUP) { // nohup ignores it
+	if !signal.Ignored(syscall.SIGHUP) && !hangupIsOurs(os.Args[1:]) { // nohup ignores it
 		ending = append(ending, syscall.SIGHUP) // the terminal has gone: leave nothing behind
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), ending...)
@@ -131,7 +131,7 @@ func newRoot() *cobra.Command {
 		return usageError{hintError{err, "see: " + c.CommandPath() + " --help"}}
 	})
 	root.AddCommand(newRun(), newInit(), newDemo(), newStatus(), newShow(), newExplain(), newMonitor(), newCapture(), newDevices(), newProbe(), newPing())
-	root.AddCommand(newDoctor(), newVersion())
+	root.AddCommand(newDoctor(), newVersion(), newReload())
 	root.SetHelpCommand(newHelp())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"runtime"
@@ -45,7 +46,13 @@ func newRun() *cobra.Command {
 					stop()
 				}()
 			}
-			err = run(ctx, c)
+			r := reloading{file: file, level: new(slog.LevelVar), read: func() (Config, error) { return configure(cmd, &flags, file) }}
+			if hangupIsOurs(os.Args[1:]) {
+				var stop func()
+				ctx, r.hangup, stop = hangups(ctx, file)
+				defer stop()
+			}
+			err = run(ctx, c, r)
 			if errors.Is(err, syscall.EMFILE) {
 				err = hintError{err, "raise the limit of descriptors: ulimit -n 256, or LimitNOFILE=256 of the service"}
 			}
@@ -75,20 +82,29 @@ func newInit() *cobra.Command {
 // logPatience is how long the end of run waits for the reader of its log.
 const logPatience = 500 * time.Millisecond
 
+// reloading is how the configuration of run changes while it runs.
+type reloading struct {
+	file   string // empty: there is none
+	read   func() (Config, error)
+	hangup <-chan os.Signal
+	level  *slog.LevelVar
+}
+
 // run serves one interface as c says.
-func run(ctx context.Context, c Config) error {
+func run(ctx context.Context, c Config, r reloading) error {
 	s, err := c.settings()
 	if err != nil {
 		return err
 	}
 	signal.Ignore(syscall.SIGPIPE) // the reader of the log may leave: a line is lost, and nothing else
-	queue := logqueue.New(os.Stderr, logqueue.Options{Level: s.level})
+	r.level.Set(s.level)
+	queue := logqueue.New(os.Stderr, logqueue.Options{Level: r.level})
 	defer queue.Close(logPatience)
-	return serve(ctx, c, s, queue)
+	return serve(ctx, c, s, r, queue)
 }
 
 // serve serves one interface as c says, and logs to queue.
-func serve(ctx context.Context, c Config, s settings, queue *logqueue.Queue) error {
+func serve(ctx context.Context, c Config, s settings, r reloading, queue *logqueue.Queue) error {
 	log := queue.Logger()
 	if c.Provider != ibVerbs && !off(c.Offload.HoldP) && os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1) // one for the thread that holds it while it waits
@@ -112,23 +128,30 @@ func serve(ctx context.Context, c Config, s settings, queue *logqueue.Queue) err
 	if err != nil {
 		return errors.Join(err, provider.Close())
 	}
-	idle := s.idle
-	if idle == 0 {
-		idle = -1 // the file's 0 is the machine's never
-	}
 	opt := agent.Options{
 		Provider: provider, GID: gid, Name: c.Name, Netns: c.Netns, Prefixes: s.prefixes, Control: c.controlPath(), Group: c.Group,
 		Mode: mode, CM: cmTransport, UDMTU: c.UDMTU, ReceiveMTU: c.ReceiveMTU, PKey: ib.PKey(c.PKey), QKey: ib.QKey(c.QKey),
-		Idle: idle, ARPAlways: c.ARPAccept == arpAlways, Peers: s.peers, PeerAllow: s.allow, PeerTrust: s.trust,
+		Idle: s.machineIdle(), ARPAlways: c.ARPAccept == arpAlways, Peers: s.peers, PeerAllow: s.allow, PeerTrust: s.trust,
 		OwnTUNThread: off(c.Offload.OneThread), NoChecksum: off(c.Offload.Checksum), NoSegments: off(c.Offload.TSO),
 		Build: stamp().String(), Notes: notes, Check: c.checkUD(s.gid), NoQP1: whyNoQP1(provider),
 		Log: log, LogCounts: func() (lost, leftOut uint64) { n := queue.Counts(); return n.Lost, n.LeftOut },
 	}
 	opt.Notify, opt.Watchdog = notifier(log)
+	if opt.Hangup = r.hangup; r.file != "" {
+		opt.Reload = reloader(r.file, c, r.level, r.read)
+	}
 	started := time.Now()
 	return agent.Run(ctx, opt, func() {
 		log.Info("interface up", "name", c.Name, "control", opt.Control, "took", time.Since(started).Round(time.Millisecond))
 	})
+}
+
+// machineIdle is the idle time as the machine has it: the file's 0 is its never.
+func (s *settings) machineIdle() time.Duration {
+	if s.idle == 0 {
+		return -1
+	}
+	return s.idle
 }
 
 // off says that a switch was set to false.

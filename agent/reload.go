@@ -1,0 +1,168 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"ipoibcm/control"
+	"ipoibcm/ib"
+	"ipoibcm/ipoib"
+)
+
+// Live are the settings that can change while the agent runs, as Options has them.
+type Live struct {
+	Prefixes             []netip.Prefix
+	Mode                 ipoib.Mode
+	ReceiveMTU           int // at most what Options had
+	Idle                 time.Duration
+	Peers                []ib.GID
+	PeerAllow, PeerTrust []netip.Prefix
+}
+
+// A Plan is what a configuration file wants that differs from what runs.
+type Plan struct {
+	File    string
+	Changes []control.Change // none takes effect where one of them takes a restart
+	Live    Live             // all of the settings, those that stay included
+	Done    func()           // called once they are in force
+}
+
+// liveSettings holds those that more than the driver reads.
+type liveSettings struct {
+	reloading    sync.Mutex // one at a time
+	mu           sync.RWMutex
+	prefixes     []netip.Prefix
+	allow, trust []netip.Prefix
+	changed      chan struct{} // holds one token when allow or trust have changed
+}
+
+func (l *liveSettings) set(prefixes, allow, trust []netip.Prefix) {
+	l.mu.Lock()
+	l.prefixes, l.allow, l.trust = prefixes, allow, trust
+	l.mu.Unlock()
+	select {
+	case l.changed <- struct{}{}:
+	default:
+	}
+}
+
+// addresses returns the configured addresses.
+func (l *liveSettings) addresses() []netip.Prefix {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.prefixes
+}
+
+// askers returns whose agents may ask ours.
+func (l *liveSettings) askers() (allow, trust []netip.Prefix) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.allow, l.trust
+}
+
+// reload reads the configuration anew and changes what it says, unless that takes a
+// restart or only is to be checked. Nothing is touched before all of it is known.
+func (a *Agent) reload(ctx context.Context, check bool) (control.Reload, error) {
+	a.live.reloading.Lock()
+	defer a.live.reloading.Unlock()
+	out := control.Reload{Version: control.Version, Changes: []control.Change{}}
+	plan, err := a.opt.Reload()
+	if err != nil {
+		return out, err
+	}
+	out.File = plan.File
+	out.Changes = append(out.Changes, plan.Changes...)
+	out.Refused = slices.ContainsFunc(plan.Changes, func(c control.Change) bool { return c.Effect == control.EffectRestart })
+	if check || out.Refused || len(plan.Changes) == 0 {
+		return out, nil
+	}
+	a.service.tell(reloading())
+	_, err = ask(ctx, a, func() struct{} {
+		a.apply(plan.Live)
+		return struct{}{}
+	})
+	a.service.tell(notifyReady)
+	if err != nil {
+		return out, err
+	}
+	plan.Done()
+	out.Applied = true
+	for _, c := range plan.Changes {
+		a.log.Info("setting changed", "key", c.Key, "from", c.From, "to", c.To, "effect", c.Effect)
+	}
+	a.hub.publish(a.event("agent", "reloaded", fmt.Sprintf("%d settings changed", len(plan.Changes))))
+	return out, nil
+}
+
+// apply puts settings in force. It runs on the driver's goroutine.
+func (a *Agent) apply(l Live) {
+	old := a.live.addresses()
+	a.live.set(l.Prefixes, l.PeerAllow, l.PeerTrust)
+	for _, p := range l.Prefixes { // new ones first: the kernel keeps secondary addresses
+		if !slices.Contains(old, p) {
+			a.do(ipoib.AddAddr{Prefix: p})
+		}
+	}
+	for _, p := range old {
+		if !slices.Contains(l.Prefixes, p) {
+			a.do(ipoib.RemoveAddr{Prefix: p})
+		}
+	}
+	copies := len(a.opt.Peers) > 0
+	a.opt.Mode, a.opt.ReceiveMTU, a.opt.Idle, a.opt.Peers = l.Mode, l.ReceiveMTU, l.Idle, l.Peers
+	switch {
+	case !copies:
+		if err := a.takeCopies(a.link.GID); err != nil {
+			a.log.Warn("settings changed", "err", err)
+		}
+	case len(l.Peers) == 0:
+		if err := a.loop.UDQP().DetachMulticast(a.link.GID); err != nil {
+			a.log.Warn("settings changed", "err", err)
+		}
+	}
+	a.link.Flags = l.Mode.Flags()
+	a.step(ipoib.Reconfigure{Mode: l.Mode, ReceiveMTU: l.ReceiveMTU, Idle: l.Idle, Peers: l.Peers})
+}
+
+// hangups reloads whenever a signal asks for it, until ctx ends.
+func (a *Agent) hangups(ctx context.Context) {
+	for {
+		select {
+		case <-a.opt.Hangup:
+			got, err := a.reload(ctx, false)
+			switch {
+			case err != nil:
+				a.log.Error("nothing was changed: the configuration cannot be used", "err", err)
+			case got.Refused:
+				for _, c := range got.Changes {
+					if c.Effect == control.EffectRestart {
+						a.log.Error("nothing was changed: a setting takes a restart", "key", c.Key, "from", c.From, "to", c.To, "why", c.Why)
+					}
+				}
+			case !got.Applied:
+				a.log.Info("the configuration is as before", "file", got.File)
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// serveReload answers PathReload.
+func (a *Agent) serveReload(w http.ResponseWriter, r *http.Request) {
+	if a.opt.Reload == nil {
+		fail(w, http.StatusConflict, "the agent has no configuration file: all of its settings are flags", "restart it with --config FILE")
+		return
+	}
+	got, err := a.reload(r.Context(), r.URL.Query().Get("check") != "")
+	if err != nil {
+		fail(w, http.StatusConflict, err.Error(), "nothing was changed")
+		return
+	}
+	answer(w, got)
+}

@@ -1,0 +1,207 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/url"
+	"reflect"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"ipoibcm/agent"
+	"ipoibcm/control"
+	"ipoibcm/ipoib"
+)
+
+// liveKeys are the settings that change while the agent runs, and for what.
+var liveKeys = map[string]string{
+	"addresses": control.EffectNow, "idle_timeout": control.EffectNow, "log_level": control.EffectNow, "peers": control.EffectNow,
+	"peer_allow": control.EffectNow, "peer_trust": control.EffectNow,
+	"mode": control.EffectNewConnections, "receive_mtu": control.EffectNewConnections,
+}
+
+// restartReasons say why others do not; those of offload have one together.
+var restartReasons = map[string]string{
+	"underlay": "queue pairs and sockets are on the old device", "provider": "queue pairs are the old provider's",
+	"device": "queue pairs are on the old device", "gid": "queue pairs and connections have the old GID",
+	"name": "it would be another interface", "netns": "the interface is in the old namespace",
+	"control": "clients use the old socket", "control_group": "the socket is open",
+	"cm_transport": "connections are set up the old way", "ud_mtu": "buffers are laid out for the old one, and all hosts of the link must agree",
+	"arp_accept": "the neighbour cache is made with it", "pkey": "the link is another one", "qkey": "the UD QP has the old one", "offload": "it is set up with the interface",
+}
+
+// differences lists the settings in which b differs from a. Receive buffers are laid
+// out for connections of largest octets.
+func differences(a, b *Config, largest int) (changes []control.Change) {
+	diff := func(key string, x, y reflect.Value) {
+		from, to := settingText(x), settingText(y)
+		if from == to {
+			return
+		}
+		c := control.Change{Key: key, From: from, To: to, Effect: liveKeys[key]}
+		if c.Effect == "" {
+			c.Effect = control.EffectRestart
+			c.Why = cmp.Or(restartReasons[key], restartReasons[strings.Split(key, ".")[0]])
+		}
+		if key == "receive_mtu" && b.ReceiveMTU > largest {
+			c.Effect, c.Why = control.EffectRestart, fmt.Sprintf("receive buffers hold %d octets", largest)
+		}
+		changes = append(changes, c)
+	}
+	eachSetting("", reflect.ValueOf(a).Elem(), reflect.ValueOf(b).Elem(), diff)
+	return changes
+}
+
+// eachSetting visits the settings of two configurations by their names in the file.
+func eachSetting(prefix string, a, b reflect.Value, visit func(key string, a, b reflect.Value)) {
+	for i := range a.NumField() {
+		key := prefix + a.Type().Field(i).Tag.Get("yaml")
+		if a.Field(i).Kind() == reflect.Struct {
+			eachSetting(key+".", a.Field(i), b.Field(i), visit)
+			continue
+		}
+		visit(key, a.Field(i), b.Field(i))
+	}
+}
+
+// settingText prints a setting as the file would have it.
+func settingText(v reflect.Value) string {
+	switch {
+	case v.Kind() == reflect.Pointer && v.IsNil():
+		return "true" // a switch that nobody has set is on
+	case v.Kind() == reflect.Pointer:
+		return fmt.Sprint(v.Elem().Interface())
+	case v.Kind() == reflect.Slice:
+		return "[" + strings.Join(v.Interface().([]string), ", ") + "]"
+	case v.Kind() == reflect.Uint16:
+		return fmt.Sprintf("0x%04x", v.Uint())
+	case v.Kind() == reflect.Uint32:
+		return fmt.Sprintf("0x%08x", v.Uint())
+	}
+	return fmt.Sprint(v.Interface())
+}
+
+// live returns the settings that can change, as the agent has them.
+func (c *Config) live() (agent.Live, settings, error) {
+	s, err := c.settings()
+	if err != nil {
+		return agent.Live{}, s, err
+	}
+	mode, err := ipoib.ParseMode(c.Mode)
+	return agent.Live{Prefixes: s.prefixes, Mode: mode, ReceiveMTU: c.ReceiveMTU, Idle: s.machineIdle(), Peers: s.peers,
+		PeerAllow: s.allow, PeerTrust: s.trust}, s, err
+}
+
+// reloader returns what reads the configuration anew with read, and plans how the
+// agent comes from the one that runs, first current, to that.
+func reloader(file string, current Config, level *slog.LevelVar, read func() (Config, error)) func() (agent.Plan, error) {
+	largest := current.ReceiveMTU
+	return func() (agent.Plan, error) {
+		next, err := read()
+		if err != nil {
+			return agent.Plan{}, err
+		}
+		live, s, err := next.live()
+		if err != nil {
+			return agent.Plan{}, err
+		}
+		return agent.Plan{File: file, Changes: differences(&current, &next, largest), Live: live, Done: func() {
+			current = next
+			level.Set(s.level)
+		}}, nil
+	}
+}
+
+func newReload() *cobra.Command {
+	var flags clientFlags
+	var file string
+	var check, diff bool
+	cmd := &cobra.Command{
+		Use:   "reload",
+		Short: "have the daemon read its configuration file again",
+		Long: "reload has the daemon read the file that it was started with, and change what is\n" +
+			"different there without losing a packet or a connection. Where one of the\n" +
+			"changes takes a restart nothing is touched, and the exit status is 1. SIGHUP\n" +
+			"does the same.",
+		Example: `  ipoibcmd reload
+  ipoibcmd reload --check --diff
+  ipoibcmd reload --config /etc/ipoibcm/ibcm0.yaml`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if file != "" && flags.control == "" && flags.name == "" {
+				c := defaults()
+				if _, err := c.load(file); err != nil {
+					return usageError{err}
+				}
+				flags.control = c.controlPath()
+			}
+			return reload(cmd.Context(), &flags, check, diff)
+		},
+	}
+	cmd.Flags().StringVar(&file, "config", "", "configuration file of the daemon, which names its socket")
+	cmd.Flags().BoolVar(&check, "check", false, "say what would change, and change nothing")
+	cmd.Flags().BoolVar(&diff, "diff", false, "show old and new values")
+	flags.bindJSON(cmd)
+	return cmd
+}
+
+// reload asks the agent to, and reports what became of it.
+func reload(ctx context.Context, flags *clientFlags, check, diff bool) error {
+	c, err := flags.open()
+	if err != nil {
+		return err
+	}
+	query := url.Values{}
+	if check {
+		query.Set("check", "1")
+	}
+	var r control.Reload
+	if err := c.post(ctx, control.PathReload, query, &r); err != nil {
+		return err
+	}
+	if flags.json {
+		err = printJSON(r)
+	} else {
+		printReload(stdout, &r, check, diff)
+	}
+	if err == nil && r.Refused {
+		err = silentError{errors.New("a change takes a restart")}
+	}
+	return err
+}
+
+func printReload(w io.Writer, r *control.Reload, check, diff bool) {
+	width := widthOf(w)
+	for _, c := range r.Changes {
+		effect := map[string]string{control.EffectNow: "at once", control.EffectNewConnections: "for new connections",
+			control.EffectRestart: "only after a restart"}[c.Effect]
+		text := effect
+		if c.Why != "" {
+			text += ": " + c.Why
+		}
+		printWrapped(w, fmt.Sprintf("%-14s ", c.Key), 17, text, width)
+		if diff {
+			printWrapped(w, "  - ", 4, cmp.Or(c.From, `""`), width)
+			printWrapped(w, "  + ", 4, cmp.Or(c.To, `""`), width)
+		}
+	}
+	n := fmt.Sprintf("%d settings", len(r.Changes))
+	if len(r.Changes) == 1 {
+		n = "1 setting"
+	}
+	verdict := n + " changed"
+	switch {
+	case len(r.Changes) == 0:
+		verdict = r.File + " says what the daemon has already"
+	case r.Refused:
+		verdict = "nothing was changed; systemctl restart, or start run again, for all of it"
+	case check:
+		verdict = n + " would change"
+	}
+	printWrapped(w, "", 2, verdict, width)
+}

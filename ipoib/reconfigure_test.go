@@ -1,0 +1,80 @@
+package ipoib
+
+import (
+	"testing"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/mad"
+)
+
+// Settings change while a connection is up: it stays, and the next one has them.
+func TestReconfigure(t *testing.T) {
+	w := newWorld(t, 7)
+	a, b := w.node(1, Options{Idle: time.Hour}), w.node(2, Options{Mode: ModeAuto, Idle: time.Hour})
+	w.run(2 * time.Second)
+	a.ping("10.0.0.2", 100, true)
+	w.run(2 * time.Second)
+	x, _ := w.agree(a, b)
+	if x.Transport != ib.RC {
+		t.Fatalf("%v before, want RC", x.Transport)
+	}
+	a.step(Reconfigure{Mode: ModeUC, ReceiveMTU: 16388, Idle: 20 * time.Second})
+	p := a.ping("10.0.0.2", 9000, true)
+	w.run(2 * time.Second)
+	if y, _ := w.agree(a, b); y.Conn != x.Conn {
+		t.Errorf("connection %d, want the old one, %d", y.Conn, x.Conn)
+	}
+	if got := b.got(p); got != 1 {
+		t.Errorf("%d large packets came over the old connection, want 1", got)
+	}
+	if s := a.f.Status(); s.Mode != ModeUC || s.ReceiveMTU != 16388 {
+		t.Errorf("mode %v, Receive MTU %d; want uc and 16388", s.Mode, s.ReceiveMTU)
+	}
+	if n := b.neighbour("10.0.0.1"); n.Link.Flags != ModeUC.Flags() {
+		t.Errorf("the peer knows flags %v, want %v: it was not told", n.Link.Flags, ModeUC.Flags())
+	}
+
+	// Idle ends it twenty seconds after the last packet, no longer after an hour.
+	w.run(30 * time.Second)
+	if n := len(a.f.Conns()); n != 0 {
+		t.Fatalf("%d connections after the new idle time, want none", n)
+	}
+	var offered []uint32
+	w.dropMAD = func(_ *node, m mad.Message) bool {
+		if req, is := m.(mad.REQ); is {
+			offered = append(offered, receiveMTUOf(t, req.PrivateData[:]))
+		}
+		return false
+	}
+	a.ping("10.0.0.2", 100, true)
+	w.run(2 * time.Second)
+	z, _ := w.agree(a, b)
+	if z.Transport != ib.UC {
+		t.Errorf("%v afterwards, want UC", z.Transport)
+	}
+	if len(offered) == 0 || offered[0] != 16388 {
+		t.Errorf("Receive MTUs %d offered, want 16388 first", offered)
+	}
+}
+
+// neighbour returns n's entry for an address.
+func (n *node) neighbour(addr string) (found NeighbourInfo) {
+	for _, i := range n.f.Neighbours() {
+		if i.Addr == ip4(addr) {
+			found = i
+		}
+	}
+	return found
+}
+
+// receiveMTUOf reads what a REQ offers.
+func receiveMTUOf(t *testing.T, b []byte) uint32 {
+	t.Helper()
+	var pd encap.PrivateData
+	if err := pd.UnmarshalBinary(b); err != nil {
+		t.Fatal(err)
+	}
+	return pd.ReceiveMTU
+}

@@ -1,0 +1,210 @@
+package netns
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/control"
+)
+
+// rewrite replaces the settings of the host's file.
+func (h *host) rewrite(yaml string) {
+	h.seg.Helper()
+	h.seg.must(os.WriteFile(h.path(".yaml"), []byte(yaml), 0o600))
+}
+
+// reload runs ipoibcmd reload, which must end so, and returns what it said.
+func (h *host) reload(want int, args ...string) string {
+	h.seg.Helper()
+	out, errs, code := h.output(append([]string{"reload", "--control", h.path(".sock")}, args...)...)
+	if code != want {
+		h.seg.Errorf("reload %q: exit status %d, want %d\n%s%s", args, code, want, out, errs)
+	}
+	return out + errs
+}
+
+// settings is a configuration for hosts of these tests: what args says, as a file, so that
+// no flag wins over it.
+func (h *host) settings(more string) string {
+	return fmt.Sprintf("underlay: %s\nname: %s\nud_mtu: %d\nlog_level: debug\naddresses: [%s/24, %s/64]\n%s",
+		underlay, ifName, h.seg.udMTU, h.v4, h.v6, more)
+}
+
+// runFile starts the agent with a file and nothing else.
+func (h *host) runFile(more string) {
+	h.seg.Helper()
+	h.rewrite(h.settings(more))
+	a, err := lab.StartAgent(h.seg.ctx, h.Host, lab.AgentConfig{Program: program, Control: h.path(".sock"), Log: h.path(".log"),
+		Args: []string{"--config", h.path(".yaml")}})
+	h.seg.must(err)
+	h.agent = a
+}
+
+// index is the number of a device.
+func (h *host) index(dev string) int {
+	h.seg.Helper()
+	l, err := h.Link(dev)
+	h.seg.must(err)
+	return l.Attrs().Index
+}
+
+// A pinger sends echo requests one after the other and counts those that nobody
+// answered.
+type pinger struct {
+	stop chan struct{}
+	wg   sync.WaitGroup
+	sent int
+	lost int
+	last error
+}
+
+func (h *host) pinging(dst netip.Addr, every time.Duration) *pinger {
+	p := &pinger{stop: make(chan struct{})}
+	p.wg.Go(func() {
+		tick := time.NewTicker(every)
+		defer tick.Stop()
+		for {
+			p.sent++
+			if _, err := h.Ping(lab.Ping{Dst: dst, Timeout: 2 * time.Second}); err != nil {
+				p.lost, p.last = p.lost+1, err
+			}
+			select {
+			case <-tick.C:
+			case <-p.stop:
+				return
+			}
+		}
+	})
+	return p
+}
+
+func (p *pinger) end() {
+	close(p.stop)
+	p.wg.Wait()
+}
+
+// Settings change under traffic: no packet is lost, the connection and the users'
+// routes stay, and each setting is in force afterwards.
+func TestReload(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{})
+	a, b := s.hosts[0], s.hosts[1]
+	a.runFile("")
+	b.run("--mode", "auto")
+	before, _ := a.connect(b, "RC")
+	s.must(a.AddRoute(ifName, "10.77.0.0/16", b.v4.String()))
+	index := a.index(ifName)
+	ping := a.pinging(b.v4, 20*time.Millisecond)
+	stop := transfer(a, b)
+
+	if out := a.reload(0); !strings.Contains(out, "says what the daemon has already") {
+		t.Errorf("nothing to do: %s", out)
+	}
+	third := "10.5.0.1/24"
+	changed := "mode: auto\nreceive_mtu: 32772\nidle_timeout: 1h\npeer_allow: []\naddresses: [10.0.0.1/24, fd00::1/64, " + third + "]\n"
+	text := strings.Replace(a.settings(changed), "addresses: [10.0.0.1/24, fd00::1/64]\n", "", 1)
+	a.rewrite(text)
+	if out := a.reload(0, "--check", "--diff"); !strings.Contains(out, "- rc\n  + auto\n") || !strings.Contains(out, "5 settings would change") {
+		t.Errorf("checked: %s", out)
+	}
+	if got := a.status().Interface.Mode; got != "rc" {
+		t.Errorf("mode %s after a check, want rc", got)
+	}
+	if out := a.reload(0); !strings.Contains(out, "5 settings changed") {
+		t.Errorf("reload: %s", out)
+	}
+	s.eventually(patience, "the new address is there", func() error {
+		if !slices.ContainsFunc(a.status().Interface.Addresses, func(x control.Address) bool { return x.Prefix == third }) {
+			return fmt.Errorf("%+v", a.status().Interface.Addresses)
+		}
+		return nil
+	})
+	in := a.status().Interface
+	if in.Mode != "auto" || in.ReceiveMTU != 32772 {
+		t.Errorf("mode %s, Receive MTU %d; want auto and 32772", in.Mode, in.ReceiveMTU)
+	}
+	b.refused("nobody listens", "ping", "--rdma", in.GID)
+
+	// What takes a restart is refused as a whole.
+	a.rewrite(text + "pkey: 0x8001\n")
+	a.rewrite(strings.Replace(text, "mode: auto", "mode: ud", 1) + "pkey: 0x8001\n")
+	if out := a.reload(1); !strings.Contains(out, "only after a restart: the link is another one") {
+		t.Errorf("refused: %s", out)
+	}
+	if got := a.status().Interface.Mode; got != "auto" {
+		t.Errorf("mode %s after a refusal, want auto", got)
+	}
+	a.rewrite("underlay: eth0\nmood: bad\n")
+	if out := a.reload(1); !strings.Contains(out, `unknown key "mood"`) {
+		t.Errorf("a bad file: %s", out)
+	}
+
+	// SIGHUP does the same, again and again.
+	for i := range 10 {
+		mode := []string{"rc", "auto"}[i%2]
+		a.rewrite(strings.Replace(text, "mode: auto", "mode: "+mode, 1))
+		s.must(syscall.Kill(a.agent.PID(), syscall.SIGHUP))
+		s.eventually(patience, "SIGHUP reloads", func() error {
+			if got := a.status().Interface.Mode; got != mode {
+				return fmt.Errorf("mode %s, want %s", got, mode)
+			}
+			return nil
+		})
+	}
+	a.rewrite(a.settings("mode: auto\n"))
+	a.reload(0)
+	s.eventually(patience, "the address has gone", func() error {
+		if slices.ContainsFunc(a.status().Interface.Addresses, func(x control.Address) bool { return x.Prefix == third }) {
+			return fmt.Errorf("it is still there")
+		}
+		return nil
+	})
+
+	stop()
+	ping.end()
+	if ping.lost != 0 {
+		t.Errorf("%d of %d echo requests were lost: %v", ping.lost, ping.sent, ping.last)
+	}
+	if ping.sent < 10 {
+		t.Errorf("%d echo requests, too few to say anything", ping.sent)
+	}
+	after := a.conns(b)
+	if len(after) != 1 || after[0].LocalCommID != before.LocalCommID {
+		t.Errorf("connections %+v, want the one that was there before, %s", after, before.LocalCommID)
+	}
+	if got := a.index(ifName); got != index {
+		t.Errorf("interface %d, want %d: it was made anew", got, index)
+	}
+	if _, text, err := a.RouteTo(netip.MustParseAddr("10.77.1.1")); err != nil || !strings.Contains(text, ifName) {
+		t.Errorf("the user's route: %q, %v", text, err)
+	}
+}
+
+// The list of peers changes live: a host that is added is found, without multicast.
+func TestReloadPeers(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{})
+	a, b := s.hosts[0], s.hosts[1]
+	var gids [2]string
+	for i, h := range s.hosts {
+		gid, err := h.LinkLocal(underlay)
+		s.must(err)
+		gids[i] = gid.String()
+	}
+	a.runFile("peers: [\"fe80::dead\"]\n") // nobody who is there
+	b.runFile("peers: [\"" + gids[0] + "\"]\n")
+	if _, err := a.Ping(lab.Ping{Dst: b.v4, Timeout: 500 * time.Millisecond}); err == nil {
+		t.Error("a host that is no peer answers")
+	}
+	a.rewrite(a.settings("peers: [\"" + gids[1] + "\"]\n"))
+	a.reload(0)
+	a.reach(b.v4)
+}
