@@ -65,6 +65,7 @@ var rooms = []room{
 	{"wire/sums", 1, pure},
 	{"serviceid", 1, pure},
 	{"gate", 1, pure},
+	{"fqcodel", 1, pure},
 	{"control", 1, pure},
 	{"peerrpc", 1, pure},
 	{"verbs", 1, pure},

@@ -1,0 +1,91 @@
+package fqcodel
+
+import "math"
+
+// A codel is CoDel's state of one flow (RFC 8289 section 5.3). It outlives the
+// flow's packets: a flow that comes back soon is controlled as before.
+type codel struct {
+	firstAbove int64  // when the waits will have been too long for an interval; 0: they are not
+	dropNext   int64  // when the next packet is marked or dropped
+	count      uint32 // of those since dropping began
+	lastCount  uint32 // count when it last began
+	dropping   bool
+}
+
+// remember is for how many intervals a flow's last count is of use (the kernel's
+// codel_dequeue).
+const remember = 16
+
+// control takes the first packet of f that is not dropped.
+func (s *Scheduler) control(q *Queue, f *flow, now int64, dropped []int32) (id int32, mark, ok bool, _ []int32) {
+	c := &f.codel
+	if f.head == 0 {
+		c.dropping = false
+		return 0, false, false, dropped
+	}
+	id, p := s.pop(q, f)
+	late := s.late(q, f, p, now)
+	switch {
+	case c.dropping && !late:
+		c.dropping = false
+	case c.dropping:
+		for c.dropping && now >= c.dropNext {
+			c.count++
+			if p.ecn {
+				c.dropNext = s.after(c.dropNext, c.count)
+				return id, true, true, dropped
+			}
+			dropped = append(dropped, id)
+			if f.head == 0 {
+				c.dropping = false
+				return 0, false, false, dropped
+			}
+			if id, p = s.pop(q, f); s.late(q, f, p, now) {
+				c.dropNext = s.after(c.dropNext, c.count)
+			} else {
+				c.dropping = false
+			}
+		}
+	case late:
+		c.dropping = true
+		if delta := c.count - c.lastCount; delta > 1 && now-c.dropNext < remember*s.interval {
+			c.count = delta
+		} else {
+			c.count = 1
+		}
+		c.lastCount = c.count
+		c.dropNext = s.after(now, c.count)
+		if p.ecn {
+			return id, true, true, dropped
+		}
+		dropped = append(dropped, id)
+		if f.head == 0 {
+			return 0, false, false, dropped
+		}
+		id, p = s.pop(q, f)
+		s.late(q, f, p, now)
+	}
+	return id, false, true, dropped
+}
+
+// late reports whether packets have waited too long for an interval, now that p
+// was taken out. A destination that has no more than one packet waiting is slow,
+// and not behind.
+func (s *Scheduler) late(q *Queue, f *flow, p *packet, now int64) bool {
+	c := &f.codel
+	if now-p.since < s.target || q.octets <= f.largest {
+		c.firstAbove = 0
+		return false
+	}
+	if c.firstAbove == 0 {
+		c.firstAbove = now + s.interval
+		return false
+	}
+	return now >= c.firstAbove
+}
+
+// after is the control law: count drops from now on come in intervals that shrink
+// with the square root of their number (RFC 8289 section 3.2).
+func (s *Scheduler) after(t int64, count uint32) int64 {
+	return t + int64(float64(s.interval)/math.Sqrt(float64(count)))
+}

@@ -1,0 +1,234 @@
+// Package fqcodel is flow queueing with controlled delay (FQ-CoDel, RFC 8290), for
+// many destinations that share one store of packets.
+//
+// A [Scheduler] holds packets by their number and never looks at them. Each
+// destination has a [Queue]; in it packets wait by flow, flows take turns by
+// deficit round robin, and a flow that had nothing waiting goes first. When a
+// packet leaves, CoDel (RFC 8289) looks how long it waited, and has it marked or
+// dropped where that is too long for too long. The caller says what time it is and
+// when a destination can take more.
+//
+// Flows are shared by all destinations as in the kernel's mac80211
+// (include/net/fq_impl.h): a destination that has nothing waiting costs its Queue
+// and nothing else. Two flows of one destination whose hashes meet are one; where
+// they are of two destinations, the later one uses the Queue's own flow.
+//
+// Sources: RFC 8290, RFC 8289; terms and defaults of the kernel's sch_fq_codel.
+// A Scheduler does not lock and does not allocate once it is made.
+package fqcodel
+
+import (
+	"cmp"
+	"time"
+)
+
+// Options configures a Scheduler. The zero value is ready to use.
+type Options struct {
+	// Flows is how many there are at most. Zero means 1024.
+	Flows int
+	// Quantum is how many octets a flow may send before it is another's turn.
+	// Zero means 1514.
+	Quantum int
+	// Target is how long packets may wait. Zero means 5 ms.
+	Target time.Duration
+	// Interval is how long packets may wait for longer than Target before the
+	// first is marked or dropped. Zero means 100 ms.
+	Interval time.Duration
+	// NoECN drops what could be marked.
+	NoECN bool
+}
+
+// Defaults of [Options].
+const (
+	DefaultFlows    = 1024
+	DefaultQuantum  = 1514
+	DefaultTarget   = 5 * time.Millisecond
+	DefaultInterval = 100 * time.Millisecond
+)
+
+func (o *Options) flows() int      { return max(1, cmp.Or(o.Flows, DefaultFlows)) }
+func (o *Options) quantum() int    { return max(1, cmp.Or(o.Quantum, DefaultQuantum)) }
+func (o *Options) target() int64   { return int64(cmp.Or(o.Target, DefaultTarget)) }
+func (o *Options) interval() int64 { return int64(cmp.Or(o.Interval, DefaultInterval)) }
+
+// A Scheduler is the store that queues share.
+type Scheduler struct {
+	flows            []flow
+	packets          []packet
+	quantum          int
+	target, interval int64
+	ecn              bool
+}
+
+// New returns a Scheduler for packets numbered 0 to n-1.
+func New(o Options, n int) *Scheduler {
+	return &Scheduler{flows: make([]flow, o.flows()), packets: make([]packet, n), quantum: o.quantum(),
+		target: o.target(), interval: o.interval(), ecn: !o.NoECN}
+}
+
+// A packet is what is known of one that waits.
+type packet struct {
+	since  int64 // when it came, in nanoseconds
+	next   int32 // number of the one behind it, plus one; 0: none
+	octets int32
+	ecn    bool // may be marked
+}
+
+// A flow is the packets that wait with one hash.
+type flow struct {
+	owner      *Queue // whose turn it takes part in; nil: nobody's
+	next       *flow  // behind it in the list
+	head, tail int32  // numbers plus one
+	packets    int
+	octets     int
+	largest    int // octets of the largest packet since it has an owner
+	deficit    int
+	codel      codel
+}
+
+// A Queue is what waits for one destination. The zero value is empty.
+type Queue struct {
+	fresh, old flowList
+	own        flow // of packets whose flow belongs to another destination
+	packets    int
+	octets     int
+}
+
+// Len returns how many packets wait.
+func (q *Queue) Len() int { return q.packets }
+
+// Octets returns how many octets wait.
+func (q *Queue) Octets() int { return q.octets }
+
+// A flowList is a list of flows in the order of their turns.
+type flowList struct{ head, tail *flow }
+
+func (l *flowList) push(f *flow) {
+	f.next = nil
+	if l.tail == nil {
+		l.head = f
+	} else {
+		l.tail.next = f
+	}
+	l.tail = f
+}
+
+func (l *flowList) pop() {
+	f := l.head
+	if l.head = f.next; l.head == nil {
+		l.tail = nil
+	}
+	f.next = nil
+}
+
+// Enqueue appends packet id, which must not be waiting anywhere, to the flow with
+// that hash. ecn says that the packet may be marked instead of dropped.
+func (s *Scheduler) Enqueue(q *Queue, id int32, octets int, hash uint32, ecn bool, now int64) {
+	f := &s.flows[uint64(hash)*uint64(len(s.flows))>>32]
+	if f.owner != q && (f.owner != nil || q.own.packets > 0) {
+		f = &q.own // while it has packets, which may be of the same flow
+	}
+	if f.owner == nil {
+		f.owner, f.deficit, f.largest = q, s.quantum, 0
+		q.fresh.push(f)
+	}
+	s.packets[id] = packet{since: now, octets: int32(octets), ecn: ecn && s.ecn}
+	if f.head == 0 {
+		f.head = id + 1
+	} else {
+		s.packets[f.tail-1].next = id + 1
+	}
+	f.tail = id + 1
+	f.packets++
+	f.octets += octets
+	f.largest = max(f.largest, octets)
+	q.packets++
+	q.octets += octets
+}
+
+// pop takes the first packet of f, which has one, out of q.
+func (s *Scheduler) pop(q *Queue, f *flow) (id int32, p *packet) {
+	id = f.head - 1
+	p = &s.packets[id]
+	if f.head = p.next; f.head == 0 {
+		f.tail = 0
+	}
+	n := int(p.octets)
+	f.packets--
+	f.octets -= n
+	q.packets--
+	q.octets -= n
+	return id, p
+}
+
+// Dequeue takes out the packet whose turn it is. mark says that it is to have a CE
+// mark. Packets that CoDel drops on the way are appended to dropped. ok is false if
+// nothing is left.
+func (s *Scheduler) Dequeue(q *Queue, now int64, dropped []int32) (id int32, mark, ok bool, _ []int32) {
+	for {
+		list := &q.fresh
+		if list.head == nil {
+			if list = &q.old; list.head == nil {
+				return 0, false, false, dropped
+			}
+		}
+		f := list.head
+		if f.deficit <= 0 {
+			f.deficit += s.quantum
+			list.pop()
+			q.old.push(f)
+			continue
+		}
+		id, mark, ok, dropped = s.control(q, f, now, dropped)
+		if ok {
+			f.deficit -= int(s.packets[id].octets)
+			return id, mark, true, dropped
+		}
+		list.pop()
+		if list == &q.fresh && q.old.head != nil {
+			q.old.push(f) // else it would be new again at once, and starve the old ones
+			continue
+		}
+		f.owner = nil
+	}
+}
+
+// DropFattest takes packets out of the head of the flow that has most octets
+// waiting, until that are n octets at least, but no more than half of its packets
+// and one. It appends them to dropped.
+func (s *Scheduler) DropFattest(q *Queue, n int, dropped []int32) []int32 {
+	var fattest *flow
+	for _, list := range []*flow{q.fresh.head, q.old.head} {
+		for f := list; f != nil; f = f.next {
+			if f.octets > 0 && (fattest == nil || f.octets > fattest.octets) {
+				fattest = f
+			}
+		}
+	}
+	if fattest == nil {
+		return dropped
+	}
+	for left := fattest.packets/2 + 1; left > 0 && n > 0; left-- {
+		id, p := s.pop(q, fattest)
+		n -= int(p.octets)
+		dropped = append(dropped, id)
+	}
+	return dropped
+}
+
+// Purge takes all packets out of q and appends them to dropped.
+func (s *Scheduler) Purge(q *Queue, dropped []int32) []int32 {
+	for _, list := range []*flowList{&q.fresh, &q.old} {
+		for list.head != nil {
+			f := list.head
+			for f.head != 0 {
+				var id int32
+				id, _ = s.pop(q, f)
+				dropped = append(dropped, id)
+			}
+			list.pop()
+			f.owner = nil
+		}
+	}
+	return dropped
+}

@@ -1,0 +1,370 @@
+package fqcodel
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+)
+
+const ms = int64(time.Millisecond)
+
+// hashOf makes the hash that leads to flow i of n.
+func hashOf(i, n int) uint32 { return uint32((uint64(i)<<32 + uint64(n) - 1) / uint64(n)) }
+
+// A world is a scheduler whose packets a test numbers itself.
+type world struct {
+	*Scheduler
+	t    *testing.T
+	free []int32
+	flow map[int32]int // of packets that wait
+}
+
+func newWorld(t *testing.T, o Options, n int) *world {
+	w := &world{Scheduler: New(o, n), t: t, flow: map[int32]int{}}
+	for i := range n {
+		w.free = append(w.free, int32(n-1-i))
+	}
+	return w
+}
+
+func (w *world) put(q *Queue, flow, octets int, ecn bool, now int64) int32 {
+	id := w.free[len(w.free)-1]
+	w.free = w.free[:len(w.free)-1]
+	w.flow[id] = flow
+	w.Enqueue(q, id, octets, hashOf(flow, len(w.flows)), ecn, now)
+	return id
+}
+
+// take dequeues one packet, and returns its flow, -1 if nothing was left.
+func (w *world) take(q *Queue, now int64) (flow int, mark bool, drops []int) {
+	w.t.Helper()
+	id, mark, ok, dropped := w.Dequeue(q, now, nil)
+	for _, d := range dropped {
+		drops = append(drops, w.gone(d))
+	}
+	if !ok {
+		return -1, false, drops
+	}
+	return w.gone(id), mark, drops
+}
+
+// gone notes that a packet came out, which must have been in.
+func (w *world) gone(id int32) int {
+	w.t.Helper()
+	flow, ok := w.flow[id]
+	if !ok {
+		w.t.Fatalf("packet %d came out and was not waiting", id)
+	}
+	delete(w.flow, id)
+	w.free = append(w.free, id)
+	return flow
+}
+
+// order dequeues until nothing is left.
+func (w *world) order(q *Queue, now int64) (flows []int) {
+	w.t.Helper()
+	for {
+		f, _, _ := w.take(q, now)
+		if f < 0 {
+			return flows
+		}
+		flows = append(flows, f)
+	}
+}
+
+// RFC 8290 section 4.1: queues take turns, by octets; section 4.2: what is new goes
+// first, once.
+func TestOrder(t *testing.T) {
+	type put struct{ flow, octets, times int }
+	for _, tt := range []struct {
+		name string
+		puts []put
+		want []int
+	}{
+		{"one flow keeps its order", []put{{1, 1000, 3}}, []int{1, 1, 1}},
+		{"two flows of full packets take turns", []put{{1, 1514, 3}, {2, 1514, 3}}, []int{1, 2, 1, 2, 1, 2}},
+		{"small packets go several at a turn", []put{{1, 1514, 2}, {2, 500, 6}}, []int{1, 2, 2, 2, 2, 1, 2, 2}},
+		{"GSO packets count as their octets", []put{{1, 4 * 1514, 2}, {2, 1514, 6}}, []int{1, 2, 2, 2, 2, 1, 2, 2}},
+	} {
+		w := newWorld(t, Options{}, 64)
+		var q Queue
+		for _, p := range tt.puts {
+			for range p.times {
+				w.put(&q, p.flow, p.octets, false, 0)
+			}
+		}
+		if got := w.order(&q, 0); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: got %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}
+
+// A ping beside a flow with much waiting goes first, even if the other's turn is not
+// over (RFC 8290 section 4.2).
+func TestSparseFlowFirst(t *testing.T) {
+	w := newWorld(t, Options{}, 64)
+	var q Queue
+	for range 20 {
+		w.put(&q, 1, 500, false, 0)
+	}
+	for i := range 5 { // four use up the first quantum, one the next in part
+		if f, _, _ := w.take(&q, int64(i)); f != 1 {
+			t.Fatalf("got flow %d, want 1", f)
+		}
+	}
+	w.put(&q, 2, 64, false, 6)
+	if f, _, _ := w.take(&q, 7); f != 2 {
+		t.Errorf("got flow %d, want the sparse one, 2", f)
+	}
+}
+
+// A flow that empties and comes back at once is not new again: it is moved behind
+// the old ones when its turn finds it empty (RFC 8290 section 4.2).
+func TestEmptyFlowBecomesOld(t *testing.T) {
+	w := newWorld(t, Options{}, 64)
+	var q Queue
+	for range 20 {
+		w.put(&q, 1, 500, false, 0)
+	}
+	for range 5 {
+		w.take(&q, 0)
+	}
+	w.put(&q, 2, 64, false, 0)
+	w.take(&q, 0) // that one
+	w.take(&q, 0) // finds flow 2 empty
+	w.put(&q, 2, 64, false, 0)
+	if f, _, _ := w.take(&q, 0); f != 1 {
+		t.Errorf("got flow %d, want 1, whose turn it is", f)
+	}
+}
+
+// Destinations do not share turns; a flow of another destination with the same
+// hash waits apart.
+func TestDestinationsAreApart(t *testing.T) {
+	w := newWorld(t, Options{Flows: 1}, 16)
+	var a, b Queue
+	w.put(&a, 0, 100, false, 0)
+	w.put(&b, 0, 200, false, 0)
+	w.put(&a, 0, 100, false, 0)
+	if a.Len() != 2 || b.Len() != 1 {
+		t.Errorf("%d and %d packets, want 2 and 1", a.Len(), b.Len())
+	}
+	if b.Octets() != 200 {
+		t.Errorf("%d octets in b, want 200", b.Octets())
+	}
+	if n := len(w.order(&b, 0)); n != 1 {
+		t.Errorf("%d packets out of b, want 1", n)
+	}
+	if n := len(w.order(&a, 0)); n != 2 {
+		t.Errorf("%d packets out of a, want 2", n)
+	}
+	// What b used is free again, for anyone.
+	w.put(&b, 0, 1, false, 0)
+	w.put(&a, 0, 1, false, 0)
+	if n := len(w.Purge(&a, nil)) + len(w.Purge(&b, nil)); n != 2 {
+		t.Errorf("%d packets purged, want 2", n)
+	}
+}
+
+// drain sends one packet each so many milliseconds to a queue that has always some
+// waiting, and returns how many were dropped and marked in the time.
+func drain(w *world, q *Queue, from, until, every int64, depth, octets int, ecn bool) (drops, marks int) {
+	for now := from; now < until; now += every {
+		for q.Len() < depth {
+			w.put(q, 1, octets, ecn, now)
+		}
+		_, mark, d := w.take(q, now)
+		drops += len(d)
+		if mark {
+			marks++
+		}
+	}
+	return drops, marks
+}
+
+// RFC 8289 section 4: waits below the target do nothing however long; above it the
+// first packet goes after an interval, and more and more after it.
+func TestControlLaw(t *testing.T) {
+	for _, tt := range []struct {
+		name        string
+		every       int64 // between two departures: 10 packets wait 10 times as long
+		ecn         bool
+		until       int64
+		drops, mark int
+	}{
+		{"4 ms of waiting for ten seconds", ms * 4 / 10, false, 10000 * ms, 0, 0},
+		{"10 ms of waiting for less than an interval", ms, false, 100 * ms, 0, 0},
+		{"a little more: the first drop", ms, false, 115 * ms, 1, 0},
+		{"the second comes an interval later", ms, false, 215 * ms, 2, 0},
+		{"the third sooner, by the square root of two", ms, false, 285 * ms, 3, 0},
+		{"what can be marked is not dropped", ms, true, 285 * ms, 0, 3},
+	} {
+		w := newWorld(t, Options{}, 64)
+		var q Queue
+		drops, marks := drain(w, &q, 0, tt.until, tt.every, 10, 1000, tt.ecn)
+		if drops != tt.drops {
+			t.Errorf("%s: %d drops, want %d", tt.name, drops, tt.drops)
+		}
+		if marks != tt.mark {
+			t.Errorf("%s: %d marks, want %d", tt.name, marks, tt.mark)
+		}
+	}
+	w := newWorld(t, Options{NoECN: true}, 64)
+	var q Queue
+	if drops, marks := drain(w, &q, 0, 115*ms, ms, 10, 1000, true); drops != 1 || marks != 0 {
+		t.Errorf("without ECN: %d drops and %d marks, want 1 and 0", drops, marks)
+	}
+}
+
+// One packet waits for as long as the one before it takes. That is a slow link, and
+// no queue (RFC 8289 section 4.4).
+func TestOnePacketIsNoQueue(t *testing.T) {
+	w := newWorld(t, Options{}, 64)
+	var q Queue
+	if drops, _ := drain(w, &q, 0, 5000*ms, 26*ms, 2, 65520, false); drops != 0 {
+		t.Errorf("%d drops with one packet behind each, want none", drops)
+	}
+	if drops, _ := drain(w, &q, 5000*ms, 10000*ms, 26*ms, 4, 65520, false); drops == 0 {
+		t.Error("no drop with three packets behind each")
+	}
+}
+
+// The fattest flow gives way, however many packets the others have.
+func TestDropFattest(t *testing.T) {
+	w := newWorld(t, Options{}, 64)
+	var q Queue
+	for range 20 {
+		w.put(&q, 1, 100, false, 0)
+	}
+	first := w.put(&q, 2, 3000, false, 0)
+	w.put(&q, 2, 3000, false, 0)
+	got := w.DropFattest(&q, 1, nil)
+	if len(got) != 1 || got[0] != first {
+		t.Errorf("got %v, want the first packet of flow 2, %d", got, first)
+	}
+	if n := len(w.DropFattest(&q, 1<<20, nil)); n != 1 {
+		t.Errorf("%d packets, want the one that flow 2 has left", n)
+	}
+	if n := len(w.DropFattest(&q, 1<<20, nil)); n != 11 {
+		t.Errorf("%d packets, want half of those of flow 1 and one, 11", n)
+	}
+	var none Queue
+	if n := len(w.DropFattest(&none, 1, nil)); n != 0 {
+		t.Errorf("%d packets of an empty queue, want none", n)
+	}
+}
+
+// TestRandom checks what always holds: every packet comes out once, of its own
+// queue, flows keep their order, and counts are right.
+func TestRandom(t *testing.T) {
+	for seed := range uint64(50) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		const packets, queues = 128, 5
+		s := New(Options{Flows: 1 + r.IntN(8), Quantum: 300 + r.IntN(3000)}, packets)
+		var qs [queues]Queue
+		model := [queues]map[int32]int{} // octets of what waits
+		last := map[[2]uint32]int{}      // sequence number that came out last
+		type info struct {
+			flow uint32
+			seq  int
+		}
+		var of [packets]info
+		free := make([]int32, packets)
+		for i := range free {
+			free[i] = int32(i)
+		}
+		for i := range model {
+			model[i] = map[int32]int{}
+		}
+		now, seq := int64(1), 0
+		leave := func(k int, id int32) {
+			if _, ok := model[k][id]; !ok {
+				t.Fatalf("seed %d: packet %d came out of queue %d and is not in it", seed, id, k)
+			}
+			delete(model[k], id)
+			free = append(free, id)
+			key := [2]uint32{uint32(k), of[id].flow}
+			if of[id].seq <= last[key] {
+				t.Fatalf("seed %d: packet %d of flow %d overtook another", seed, id, of[id].flow)
+			}
+			last[key] = of[id].seq
+		}
+		for range 5000 {
+			k := r.IntN(queues)
+			now += int64(r.IntN(int(3 * ms)))
+			switch op := r.IntN(100); {
+			case op < 55 && len(free) > 0:
+				id := free[len(free)-1]
+				free = free[:len(free)-1]
+				n := 1 + r.IntN(9000)
+				seq++
+				of[id] = info{uint32(r.IntN(6)) << 29, seq}
+				model[k][id] = n
+				s.Enqueue(&qs[k], id, n, of[id].flow, r.IntN(2) == 0, now)
+			case op < 95:
+				id, _, ok, dropped := s.Dequeue(&qs[k], now, nil)
+				for _, d := range dropped {
+					leave(k, d)
+				}
+				if ok {
+					leave(k, id)
+				} else if len(model[k]) > 0 {
+					t.Fatalf("seed %d: %d packets wait and none comes out", seed, len(model[k]))
+				}
+			case op < 99:
+				for _, d := range s.DropFattest(&qs[k], r.IntN(20000), nil) {
+					leave(k, d)
+				}
+			default:
+				for _, d := range s.Purge(&qs[k], nil) {
+					leave(k, d)
+				}
+			}
+			octets := 0
+			for _, n := range model[k] {
+				octets += n
+			}
+			if qs[k].Len() != len(model[k]) {
+				t.Fatalf("seed %d: Len %d, want %d", seed, qs[k].Len(), len(model[k]))
+			}
+			if qs[k].Octets() != octets {
+				t.Fatalf("seed %d: Octets %d, want %d", seed, qs[k].Octets(), octets)
+			}
+		}
+	}
+}
+
+func TestNoAllocations(t *testing.T) {
+	s := New(Options{}, 64)
+	var q Queue
+	dropped := make([]int32, 0, 64)
+	now := int64(0)
+	step := func() {
+		for i := range int32(32) {
+			s.Enqueue(&q, i, 1500, uint32(i)<<27, false, now)
+		}
+		for ok := true; ok; now += ms {
+			_, _, ok, dropped = s.Dequeue(&q, now, dropped[:0])
+		}
+	}
+	if n := testing.AllocsPerRun(100, step); n > 0 {
+		t.Errorf("%v allocations for 32 packets, want 0", n)
+	}
+}
+
+func BenchmarkPacket(b *testing.B) {
+	s := New(Options{}, 64)
+	var q Queue
+	for i := range int32(32) {
+		s.Enqueue(&q, i, 1500, uint32(i)<<27, false, 0)
+	}
+	var dropped []int32
+	now := int64(0)
+	for b.Loop() {
+		now += 1000
+		id, _, _, d := s.Dequeue(&q, now, dropped[:0])
+		dropped = d
+		s.Enqueue(&q, id, 1500, uint32(id)<<27, false, now)
+	}
+}
