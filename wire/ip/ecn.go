@@ -1,0 +1,32 @@
+package ip
+
+import "encoding/binary"
+
+// ECN codepoints, the low two bits of TOS and traffic class (RFC 3168 section 5).
+const (
+	notECT = 0
+	ce     = 3
+)
+
+// ECNCapable reports whether the IPv4 or IPv6 packet, whose header is whole, may be
+// marked instead of dropped: its sender said so, or somebody has marked it already.
+func ECNCapable(pkt []byte) bool {
+	if pkt[0]>>4 == 4 {
+		return pkt[1]&3 != notECT
+	}
+	return pkt[1]>>4&3 != notECT
+}
+
+// SetCE marks a packet for which [ECNCapable] is true as having met congestion
+// (RFC 3168 section 5). The checksum of an IPv4 header follows (RFC 1624).
+func SetCE(pkt []byte) {
+	if pkt[0]>>4 != 4 {
+		pkt[1] |= ce << 4
+		return
+	}
+	sum := uint32(^binary.BigEndian.Uint16(pkt[10:])) + uint32(^binary.BigEndian.Uint16(pkt))
+	pkt[1] |= ce
+	sum += uint32(binary.BigEndian.Uint16(pkt))
+	sum = sum&0xffff + sum>>16
+	binary.BigEndian.PutUint16(pkt[10:], ^uint16(sum&0xffff+sum>>16))
+}
