@@ -13,6 +13,7 @@ import (
 	"unicode"
 
 	"ipoibcm/control"
+	"ipoibcm/datapath"
 	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
@@ -273,10 +274,10 @@ func (a *Agent) viewConns() control.Conns {
 		if !ok {
 			use = c.Use
 		}
-		queued := 0
+		var queue datapath.ConnCounters
 		var health *control.Health
 		if qp := a.conns[c.Conn]; qp != nil {
-			queued = qp.dp.Counters().Queued
+			queue = qp.dp.Counters()
 			if h, ok := qp.dp.Health(); ok {
 				health = viewHealth(h)
 			}
@@ -290,7 +291,9 @@ func (a *Agent) viewConns() control.Conns {
 			ServiceID: fmt.Sprintf("0x%016x", c.ServiceID), LocalQPN: c.LocalQPN.String(), RemoteQPN: c.RemoteQPN.String(), CMPath: c.Via.String(),
 			LocalCommID: fmt.Sprintf("0x%08x", c.LocalComm), RemoteCommID: fmt.Sprintf("0x%08x", c.RemoteComm),
 			MTU: c.MTU, PeerReceiveMTU: int(min(c.ReceiveMTU, math.MaxInt32)), PathMTU: c.PathMTU.Octets(), Direction: direction,
-			AgeMS: since(now, c.Established), IdleMS: since(now, idle), Crossing: c.Crossing, Why: c.Why, TxQueued: queued, Health: health,
+			AgeMS: since(now, c.Established), IdleMS: since(now, idle), Crossing: c.Crossing, Why: c.Why, Health: health,
+			TxQueued: queue.Queued, TxQueuedOctets: queue.QueuedOctets, TxQueuedLimit: queue.QueuedLimit, TxBacklog: queue.Backlog,
+			TxOverflow: queue.QueueFull, TxLate: queue.Late, TxMarked: queue.Marked,
 			TxPackets: use.TxPackets, TxOctets: use.TxOctets, RxPackets: use.RxPackets, RxOctets: use.RxOctets,
 		})
 	}

@@ -160,7 +160,13 @@ type Conn struct {
 	IdleMS         int64  `json:"idle_ms"`
 	TxPackets      uint64 `json:"tx_packets"`
 	TxOctets       uint64 `json:"tx_octets"`
-	TxQueued       int    `json:"tx_queued"` // packets posted and not yet completed
+	TxQueued       int    `json:"tx_queued"`        // packets posted and not yet completed
+	TxQueuedOctets int    `json:"tx_queued_octets"` // of those
+	TxQueuedLimit  int    `json:"tx_queued_limit"`  // octets that may be posted: what leaves within milliseconds
+	TxBacklog      int    `json:"tx_backlog"`       // packets that wait to be posted, by flow
+	TxOverflow     uint64 `json:"tx_overflow"`      // packets dropped because too much waited
+	TxLate         uint64 `json:"tx_late"`          // dropped because they waited for too long (CoDel)
+	TxMarked       uint64 `json:"tx_marked"`        // got a CE mark instead
 	RxPackets      uint64 `json:"rx_packets"`
 	RxOctets       uint64 `json:"rx_octets"`
 	Crossing       string `json:"crossing,omitempty"` // verdict, if REQs crossed

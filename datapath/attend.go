@@ -28,7 +28,7 @@ func (l *Loop) attend(fail func(error)) (stop func()) {
 		if failed {
 			return false, time.Hour
 		}
-		n, wait, err := s.step()
+		n, err := s.step()
 		if n > 0 {
 			l.turns.Add(1)
 		}
@@ -37,17 +37,14 @@ func (l *Loop) attend(fail func(error)) (stop func()) {
 			fail(err)
 			return false, time.Hour
 		}
-		return n > 0 && !s.drained, wait
+		return n > 0 && !s.drained, 0
 	})
 	if err != nil {
 		l.offload(err.Error())
 		return nil
 	}
 	l.attending.Store(&verbs.Offload{On: true})
-	return func() {
-		end()
-		s.giveUp()
-	}
+	return end
 }
 
 // offload notes why the TUN has a reader of its own.

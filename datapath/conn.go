@@ -100,8 +100,8 @@ func (c *Conn) PostRecvs() error {
 }
 
 // Close destroys the QP and takes its buffers back. Paths must lead elsewhere
-// by then; a packet that still finds c is dropped and counted. Closing twice is
-// no error.
+// by then: packets that wait follow them, and one that still finds c is dropped
+// and counted. Closing twice is no error.
 func (c *Conn) Close() error {
 	c.closeOnce.Do(func() {
 		l := c.loop
@@ -109,7 +109,7 @@ func (c *Conn) Close() error {
 		l.setConns(func(m map[ib.QPN]*Conn) { delete(m, c.q.qp.QPN()) })
 		l.mu.Unlock()
 		c.closeErr = c.q.close()
-		l.wakeSender() // it may be waiting for room here
+		l.abandon(c.q)
 		// Between these no handler looks into the ring, and none finds it later.
 		l.conn.mu.Lock()
 		c.freeRing()
@@ -138,9 +138,14 @@ type ConnCounters struct {
 	TxPackets, TxOctets uint64 // IP packets posted, and their octets
 	TxErrors            uint64 // completed with an error, flushes not included
 	TxFlushed           uint64
-	QueueFull           uint64 // dropped because the send queue stayed full
-	Stalls              uint64 // times the queue stayed full without progress
+	QueueFull           uint64 // dropped because too much waited
+	Late                uint64 // dropped by CoDel
+	Marked              uint64 // marked by CoDel
 	Queued              int    // posted and not completed
+	QueuedOctets        int    // of those, headers included
+	QueuedLimit         int    // octets that may be posted at the moment
+	Backlog             int    // packets that wait to be posted
+	DrainRate           int    // octets per second when it was behind last; 0: it never was
 	RxPackets, RxOctets uint64
 	RxErrors            uint64
 	LastTx, LastRx      time.Time // exact to a batch; zero means never
@@ -153,7 +158,9 @@ func (c *Conn) Counters() ConnCounters {
 	return ConnCounters{
 		TxPackets: q.packets.Load(), TxOctets: q.octets.Load(),
 		TxErrors: q.errs.Load(), TxFlushed: q.flushed.Load(),
-		QueueFull: q.full.Load(), Stalls: q.stalls.Load(), Queued: q.inflight(),
+		QueueFull: q.full.Load(), Late: q.late.Load(), Marked: q.marks.Load(),
+		Queued: q.inflight(), QueuedOctets: int(q.inOctets.Load()), QueuedLimit: int(q.mayHave.Load()),
+		Backlog: int(q.waiting.Load()), DrainRate: int(q.rate.Load()),
 		RxPackets: c.rxPackets.Load(), RxOctets: c.rxOctets.Load(), RxErrors: c.rxErrors.Load(),
 		LastTx: timeOf(q.lastTx.Load()), LastRx: timeOf(c.lastRx.Load()),
 		LastError: verbs.Status(q.lastErr.Load()),

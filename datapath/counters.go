@@ -19,9 +19,10 @@ type Counters struct {
 	// Drops, by reason.
 	TxUnreachable   uint64 // the target is a Drop
 	TxGone          uint64 // the target's connection was closed
-	TxQueueFull     uint64 // a connection's send queue was full
-	TxUDQueueFull   uint64 // the UD send queue was
-	TxNoBuffer      uint64 // send buffers used up (Send and SendUD)
+	TxQueueFull     uint64 // too much waited for a connection
+	TxUDQueueFull   uint64 // or for the UD QP
+	TxLate          uint64 // waited for too long (CoDel)
+	TxNoBuffer      uint64 // send buffers used up
 	TxPostError     uint64 // the provider refused the request
 	TxError         uint64 // completed with an error
 	TxFlushed       uint64 // of a QP that went to ERR; only requests that the provider reports
@@ -44,16 +45,17 @@ type Counters struct {
 	RxUDOversize   uint64 // UD frames larger than our UD MTU
 	TxStale        uint64 // TXStale frames handed up
 	TxStaleFull    uint64 // TXStale frames put off because the ring up was full
-	TxWaits        uint64 // times the TUN reader waited for room
-	TxStalls       uint64 // times a send queue stayed full without progress
+	TxMarked       uint64 // got a CE mark because they waited for too long
+	TxWaited       uint64 // waited in front of their QP
+	TxMoved        uint64 // waited for one QP and went to another, because their path did
 	RepostFailures uint64 // times receive buffers could not be posted again at once
 }
 
 // counters are the same, counting.
 type counters struct {
-	TxPackets, TxOctets, TxUD, TxConn, RxPackets, RxOctets, RxUD, RxConn, Up, Injected                                                                                                                                                                                  atomic.Uint64
-	TxUnreachable, TxGone, TxQueueFull, TxUDQueueFull, TxNoBuffer, TxPostError, TxError, TxFlushed, TxMalformed, TxMulticastConn, UpFull, RxError, RxShort, RxUnknownType, RxARPConn, RxMulticastConn, RxOwnEcho, RxNotWanted, RxMalformed, RxUnknownQP, RxTUN, RxFlood atomic.Uint64
-	RxUDOversize, TxStale, TxStaleFull, TxWaits, TxStalls, RepostFailures                                                                                                                                                                                               atomic.Uint64
+	TxPackets, TxOctets, TxUD, TxConn, RxPackets, RxOctets, RxUD, RxConn, Up, Injected                                                                                                                                                                                          atomic.Uint64
+	TxUnreachable, TxGone, TxQueueFull, TxUDQueueFull, TxLate, TxNoBuffer, TxPostError, TxError, TxFlushed, TxMalformed, TxMulticastConn, UpFull, RxError, RxShort, RxUnknownType, RxARPConn, RxMulticastConn, RxOwnEcho, RxNotWanted, RxMalformed, RxUnknownQP, RxTUN, RxFlood atomic.Uint64
+	RxUDOversize, TxStale, TxStaleFull, TxMarked, TxWaited, TxMoved, RepostFailures                                                                                                                                                                                             atomic.Uint64
 }
 
 // Counters returns the counts of the loop.
@@ -74,6 +76,7 @@ func (l *Loop) Counters() Counters {
 		TxGone:          c.TxGone.Load(),
 		TxQueueFull:     c.TxQueueFull.Load(),
 		TxUDQueueFull:   c.TxUDQueueFull.Load(),
+		TxLate:          c.TxLate.Load(),
 		TxNoBuffer:      c.TxNoBuffer.Load(),
 		TxPostError:     c.TxPostError.Load(),
 		TxError:         c.TxError.Load(),
@@ -95,8 +98,9 @@ func (l *Loop) Counters() Counters {
 		RxUDOversize:    c.RxUDOversize.Load(),
 		TxStale:         c.TxStale.Load(),
 		TxStaleFull:     c.TxStaleFull.Load(),
-		TxWaits:         c.TxWaits.Load(),
-		TxStalls:        c.TxStalls.Load(),
+		TxMarked:        c.TxMarked.Load(),
+		TxWaited:        c.TxWaited.Load(),
+		TxMoved:         c.TxMoved.Load(),
 		RepostFailures:  c.RepostFailures.Load(),
 	}
 }

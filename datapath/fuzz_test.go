@@ -3,7 +3,6 @@ package datapath
 import (
 	"net/netip"
 	"testing"
-	"time"
 
 	"ipoibcm/ib"
 	"ipoibcm/rtnl"
@@ -187,10 +186,8 @@ func (u *loopUser) settle() {
 		if i > 1000 {
 			u.t.Fatalf("%d packets are not taken", len(u.next))
 		}
-		if _, wait, err := u.send.step(); err != nil {
+		if _, err := u.send.step(); err != nil {
 			u.t.Fatal(err)
-		} else if wait > 0 {
-			time.Sleep(min(wait, time.Millisecond))
 		}
 		u.drain()
 	}
@@ -214,7 +211,6 @@ func (u *loopUser) drain() {
 
 // end lets go of all that is held, and looks at the books.
 func (u *loopUser) end() {
-	u.send.giveUp()
 	u.c.Close()
 	u.drain()
 	c := u.l.Counters()

@@ -44,7 +44,7 @@ type Config struct {
 	UDRecvDepth int // [512]
 	SRQDepth    int // buffers of ReceiveMTU shared by all RC connections [256]
 	UCRecvDepth int // per connection without an SRQ [16]
-	SendBuffers int // of 64 KiB, for all QPs together, at least 64 [512]
+	SendBuffers int // of 64 KiB, for all QPs together, at least 64 [512]; there are 8 of 2 KiB for each
 	UpDepth     int // frames on their way up; a quarter is kept for ARP, ND, IGMP, MLD [256]
 
 	// NoAttend keeps the TUN reader a goroutine of its own where the provider
@@ -100,12 +100,12 @@ type Loop struct {
 	sendWC *sendDone
 
 	// hand is held for reading while targets are in use.
-	hand    sync.RWMutex
-	wake    chan struct{}
-	waiting atomic.Bool
+	hand sync.RWMutex
+
+	backlog backlog
 
 	one     sync.Mutex // oneWork: of what the control plane sends, one at a time
-	oneWork work
+	oneWork *work
 
 	stop     chan struct{}
 	stopped  atomic.Bool
@@ -122,7 +122,7 @@ type Loop struct {
 func New(cfg Config) (_ *Loop, err error) {
 	l := &Loop{
 		cfg: cfg, p: cfg.Provider, caps: cfg.Provider.Caps(), tun: cfg.TUN,
-		up: newUpRing(cfg.upDepth()), wake: make(chan struct{}, 1), stop: make(chan struct{}), gen: 1,
+		up: newUpRing(cfg.upDepth()), stop: make(chan struct{}), gen: 1,
 	}
 	if cfg.receiveMTU() > maxPacket {
 		return nil, fmt.Errorf("receive MTU %d is above %d", cfg.receiveMTU(), maxPacket)
@@ -144,6 +144,7 @@ func New(cfg Config) (_ *Loop, err error) {
 	if l.pool, err = newSendPool(l.p, cfg.sendBuffers()); err != nil {
 		return nil, err
 	}
+	l.backlog, l.oneWork = newBacklog(l.pool), newWork(l.pool.slots())
 	if err = l.makeQueues(); err != nil {
 		return nil, err
 	}
@@ -167,7 +168,7 @@ func (l *Loop) makeQueues() error {
 		}
 	}
 	l.conn = newRXSide(l, nil, shared)
-	l.sendWC = &sendDone{l: l, slots: make([]int32, 0, l.cfg.sendBuffers())}
+	l.sendWC = &sendDone{l: l, slots: make([]int32, 0, l.pool.slots()), work: newWork(l.pool.slots())}
 	for _, q := range []struct {
 		cq    *verbs.CQ
 		drain func()
@@ -282,6 +283,7 @@ func (l *Loop) destroyQueues() {
 	}
 	if l.udq != nil {
 		l.udq.close()
+		l.abandon(l.udq)
 	}
 	for _, cq := range []verbs.CQ{l.sendCQ, l.cqOf(l.ud), l.cqOf(l.conn)} {
 		if cq != nil {
@@ -365,7 +367,8 @@ func (l *Loop) Broadcasts() (addrs []netip.Addr) {
 func (l *Loop) Up() <-chan *Frame { return l.up.ch }
 
 // Barrier returns when nothing in hand uses a target, path or connection that
-// was replaced before the call. It may take as long as a wait for a full queue.
+// was replaced before the call. Packets that wait for a queue pair look their
+// path's target up again when their turn comes.
 func (l *Loop) Barrier() {
 	l.hand.Lock()
 	//lint:ignore SA2001 whoever held it has let go

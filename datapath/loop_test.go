@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
-	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -59,7 +58,7 @@ func start(t testing.TB, w *world, last byte, tune func(*Config, *fabric)) *host
 		if h.fab.live != 0 {
 			t.Errorf("%d regions left", h.fab.live)
 		}
-		if free := len(l.pool.free); free < cfg.sendBuffers()-batchLen {
+		if free := len(l.pool.free); free < cfg.sendBuffers()-batchLen-1 {
 			t.Errorf("%d of %d send buffers came back", free, cfg.sendBuffers())
 		}
 		if l.RecvMemory() != 0 {
@@ -421,10 +420,16 @@ func TestDeadPeerDoesNotHoldOthers(t *testing.T) {
 		}
 	}
 	took := time.Since(begin)
-	eventually(t, "drops", func() bool { return dead.Counters().QueueFull >= 600-128 })
+	eventually(t, "all are posted, wait or are dropped", func() bool {
+		c := dead.Counters()
+		return int(c.QueueFull+c.Late)+c.Backlog+c.Queued == 600
+	})
 	c := dead.Counters()
-	if c.Queued > 128 || c.Stalls != 1 || pd.Counters().QueueFull != c.QueueFull {
-		t.Errorf("dead: %+v", c)
+	if c.Queued > 128 {
+		t.Errorf("%d are posted to the dead peer, want 128 at most", c.Queued)
+	}
+	if n := pd.Counters().QueueFull; n != c.QueueFull {
+		t.Errorf("the path counts %d drops, the connection %d", n, c.QueueFull)
 	}
 	if took > 2*time.Second+5*without {
 		t.Errorf("%d packets to the live peer took %v beside the dead one, %v before", got, took, without)
@@ -441,54 +446,6 @@ func TestDeadPeerDoesNotHoldOthers(t *testing.T) {
 	if b.tun.Receive(patience) == nil {
 		t.Error("still dropping")
 	}
-}
-
-func TestSlowPeerHoldsTheReaderInsteadOfLosing(t *testing.T) {
-	w := newWorld()
-	a, b := start(t, w, 1, nil), start(t, w, 2, nil)
-	slow, _ := connect(t, a, b, ib.RC)
-	qp := slow.QP().(*fakeQP)
-	qp.hold = true
-	a.route("10.9.0.2", NewPath(1, Target{Kind: ToConn, Conn: slow}))
-	stop := make(chan struct{})
-	defer close(stop)
-	var longest atomic.Int64 // pause between two releases
-	go func() {
-		for last := time.Now(); ; {
-			select {
-			case <-stop:
-				return
-			case <-time.After(200 * time.Microsecond):
-				qp.release(16)
-				longest.Store(max(longest.Load(), int64(time.Since(last))))
-				last = time.Now()
-			}
-		}
-	}()
-	b.tun.Discard()
-	// Where the peer has to wait for the processor for longer than the reader waits
-	// for it, it is not slow but dead.
-	eventually(t, "a thousand packets to a peer that never pauses for long", func() bool {
-		longest.Store(0)
-		arrived, before := b.tun.Written(), a.Counters()
-		for range 1000 {
-			a.tun.Send(ip4("10.9.0.2", 1000, 6))
-		}
-		eventually(t, "all arrive or are dropped", func() bool {
-			return uint64(b.tun.Written()-arrived)+a.Counters().TxQueueFull-before.TxQueueFull == 1000
-		})
-		if time.Duration(longest.Load()) > aloneStall/2 {
-			return false
-		}
-		c := a.Counters()
-		if n := c.TxQueueFull - before.TxQueueFull; n != 0 {
-			t.Errorf("%d packets were dropped", n)
-		}
-		if c.TxWaits == before.TxWaits {
-			t.Error("the reader never waited")
-		}
-		return true
-	})
 }
 
 func TestErrorFlushesEveryBuffer(t *testing.T) {
@@ -569,7 +526,7 @@ func TestNoAllocsPerPacket(t *testing.T) {
 			a.tun.Send(ud)
 			a.tun.Send(miss)
 		}
-		if _, _, err := s.step(); err != nil {
+		if _, err := s.step(); err != nil {
 			t.Fatal(err)
 		}
 		for range 4 {
@@ -590,8 +547,7 @@ func TestNoAllocsPerPacket(t *testing.T) {
 	}
 }
 
-// What an idle connection keeps for sending is its ring, and room for as many
-// packets as it once sent together.
+// What an idle connection keeps for sending is its ring, and no flows.
 func TestIdleSendQueue(t *testing.T) {
 	w := newWorld()
 	a, b := start(t, w, 1, nil), start(t, w, 2, nil)
@@ -599,8 +555,7 @@ func TestIdleSendQueue(t *testing.T) {
 	a.route("10.9.0.2", NewPath(1, Target{Kind: ToConn, Conn: c}))
 	a.tun.Send(ip4("10.9.0.2", 100, 6))
 	eventually(t, "sent and completed", func() bool { return c.q.packets.Load() == 1 && c.q.inflight() == 0 })
-	a.Barrier() // the TUN reader has left the batch alone
-	n := int(unsafe.Sizeof(*c.q)) + cap(c.q.ring)*4 + cap(c.q.batch)*int(unsafe.Sizeof(sendItem{}))
+	n := int(unsafe.Sizeof(*c.q)) + cap(c.q.ring)*4
 	if n > 1<<10 {
 		t.Errorf("%d octets, want at most 1024", n)
 	}
@@ -638,7 +593,7 @@ func BenchmarkStages(b *testing.B) {
 					continue
 				}
 				start := time.Now()
-				n, _, err := s.step()
+				n, err := s.step()
 				x.sendWC.drain()
 				mid := time.Now()
 				y.conn.drain()

@@ -11,33 +11,49 @@ import (
 // Layout of a send buffer in octets: the packet starts on a cache line, and the
 // header stands directly in front of it.
 const (
-	headRoom   = 64
-	maxPacket  = 65536
-	slotStride = headRoom + maxPacket
+	headRoom    = 64
+	maxPacket   = 65536
+	slotStride  = headRoom + maxPacket
+	smallPacket = 2048 + 64 // what a UD MTU and most of an Ethernet's packets fit in
+	smallStride = headRoom + smallPacket
+	// smallSlots is how many small buffers there are for each large one.
+	smallSlots = 8
 )
 
 // A sendPool holds the send buffers of all QPs. A slot is free, in the hands of
-// one goroutine, or posted on one sendQ.
+// one goroutine, waiting for a sendQ, or posted on one. What is read from the TUN
+// may be long, so it goes into a large one; what has to wait and is short moves to
+// a small one, of which there are many.
 type sendPool struct {
 	region *verbs.Region
+	large  int32   // how many; slots from there on are small
+	octets []int32 // of the message that is posted in each slot
 
-	mu   sync.Mutex
-	free []int32 // last in, first out: what was used last is in the cache
+	mu    sync.Mutex
+	free  []int32 // last in, first out: what was used last is in the cache
+	small []int32
 }
 
 func newSendPool(p verbs.Provider, n int) (*sendPool, error) {
-	r, err := p.Alloc(n * slotStride)
+	small := n * smallSlots
+	r, err := p.Alloc(n*slotStride + small*smallStride)
 	if err != nil {
 		return nil, fmt.Errorf("allocate %d send buffers: %w", n, err)
 	}
-	sp := &sendPool{region: r, free: make([]int32, n)}
+	sp := &sendPool{region: r, large: int32(n), octets: make([]int32, n+small), free: make([]int32, n), small: make([]int32, small)}
 	for i := range sp.free {
 		sp.free[i] = int32(n - 1 - i)
+	}
+	for i := range sp.small {
+		sp.small[i] = int32(n + small - 1 - i)
 	}
 	return sp, nil
 }
 
-// take appends up to n free slots to dst.
+// slots returns how many slots there are.
+func (p *sendPool) slots() int { return len(p.octets) }
+
+// take appends up to n free large slots to dst.
 func (p *sendPool) take(dst []int32, n int) []int32 {
 	p.mu.Lock()
 	n = min(n, len(p.free))
@@ -47,36 +63,91 @@ func (p *sendPool) take(dst []int32, n int) []int32 {
 	return dst
 }
 
+// shrink moves the packet of n octets in a large slot to a small one, if it fits and
+// there is one.
+func (p *sendPool) shrink(slot int32, n int) int32 {
+	to, ok := p.copySmall(slot, n)
+	if !ok {
+		return slot
+	}
+	p.giveOne(slot)
+	return to
+}
+
+// copySmall copies the packet of n octets in a large slot to a small one.
+func (p *sendPool) copySmall(slot int32, n int) (to int32, ok bool) {
+	if n > smallPacket || slot >= p.large {
+		return 0, false
+	}
+	p.mu.Lock()
+	last := len(p.small) - 1
+	if last < 0 {
+		p.mu.Unlock()
+		return 0, false
+	}
+	to = p.small[last]
+	p.small = p.small[:last]
+	p.mu.Unlock()
+	copy(p.message(to, n), p.message(slot, n))
+	return to, true
+}
+
 func (p *sendPool) give(slots []int32) {
 	if len(slots) == 0 {
 		return
 	}
 	p.mu.Lock()
-	p.free = append(p.free, slots...)
+	for _, slot := range slots {
+		p.put(slot)
+	}
 	p.mu.Unlock()
 }
 
 func (p *sendPool) giveOne(slot int32) {
 	p.mu.Lock()
-	p.free = append(p.free, slot)
+	p.put(slot)
 	p.mu.Unlock()
 }
 
+func (p *sendPool) put(slot int32) {
+	if slot < p.large {
+		p.free = append(p.free, slot)
+	} else {
+		p.small = append(p.small, slot)
+	}
+}
+
+// available returns how many large slots are free.
 func (p *sendPool) available() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.free)
 }
 
+// freeSlots returns how many slots of both kinds are free.
+func (p *sendPool) freeSlots() (large, small int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.free), len(p.small)
+}
+
+// start is where in the region the packet of slot begins, and how long it may be.
+func (p *sendPool) start(slot int32) (o, size int) {
+	if slot < p.large {
+		return int(slot)*slotStride + headRoom, maxPacket
+	}
+	return int(p.large)*slotStride + int(slot-p.large)*smallStride + headRoom, smallPacket
+}
+
 // packet is where the packet of slot goes.
 func (p *sendPool) packet(slot int32) []byte {
-	o := int(slot)*slotStride + headRoom
-	return p.region.Buf[o : o+maxPacket : o+maxPacket]
+	o, size := p.start(slot)
+	return p.region.Buf[o : o+size : o+size]
 }
 
 // message is the packet of n octets in slot with the header in front.
 func (p *sendPool) message(slot int32, n int) []byte {
-	o := int(slot)*slotStride + headRoom
+	o, _ := p.start(slot)
 	return p.region.Buf[o-encap.HeaderLen : o+n : o+n]
 }
 

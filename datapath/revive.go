@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"fmt"
+	"time"
 
 	"ipoibcm/verbs"
 )
@@ -11,6 +12,18 @@ import (
 // and address handles stay; what was on its way is lost. The error is
 // [ErrClosed], or the provider's, and then it may be called again.
 func (l *Loop) ReviveUD() error {
+	if err := l.reviveUD(); err != nil {
+		return err
+	}
+	l.hand.RLock()
+	defer l.hand.RUnlock()
+	l.one.Lock()
+	defer l.one.Unlock()
+	l.pump(l.udq, l.oneWork, time.Now().UnixNano())
+	return nil
+}
+
+func (l *Loop) reviveUD() error {
 	q, rx := l.udq, l.ud
 	rx.mu.Lock()
 	defer rx.mu.Unlock()
@@ -28,16 +41,8 @@ func (l *Loop) ReviveUD() error {
 		l.c.RxError.Add(uint64(n))
 	}
 	rx.shared.wrs = rx.shared.wrs[:0]
-	q.done.Lock()
-	for head := q.head.Load(); head < q.tail.Load(); head++ {
-		q.pool.giveOne(q.ring[head&uint64(len(q.ring)-1)])
-	}
-	q.head.Store(q.tail.Load())
-	q.stalled.Store(false)
-	q.done.Unlock()
-	err := l.startUD()
-	l.wakeSender()
-	return err
+	q.takeBack()
+	return l.startUD()
 }
 
 // startUD takes the UD QP from RESET to RTS with its receives posted.

@@ -3,6 +3,7 @@ package datapath
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -242,12 +243,14 @@ func (s *rxSide) deliver(pkt []byte) {
 	s.pkts = append(s.pkts, pkt)
 }
 
-// A sendDone takes what completes on the send CQ.
+// A sendDone takes what completes on the send CQ, and posts what waited for that.
 type sendDone struct {
 	l     *Loop
 	mu    sync.Mutex
 	wcs   [batchLen]verbs.WC
 	slots []int32
+	qs    []*sendQ // with room now for what waits
+	work  *work
 }
 
 func (s *sendDone) drain() {
@@ -287,8 +290,20 @@ func (s *sendDone) batch(wcs []verbs.WC, now int64) {
 			l.c.TxError.Add(1)
 		}
 		s.slots = q.complete(s.slots, wc.ID, now)
+		if q.waiting.Load() > 0 && !slices.Contains(s.qs, q) {
+			s.qs = append(s.qs, q)
+		}
 	}
 	l.pool.give(s.slots)
 	s.slots = s.slots[:0]
-	l.wakeSender()
+	if len(s.qs) == 0 {
+		return
+	}
+	l.hand.RLock()
+	for i, q := range s.qs {
+		l.pump(q, s.work, now)
+		s.qs[i] = nil
+	}
+	l.hand.RUnlock()
+	s.qs = s.qs[:0]
 }

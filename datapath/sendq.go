@@ -4,6 +4,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"ipoibcm/fqcodel"
 	"ipoibcm/verbs"
 )
 
@@ -23,7 +24,8 @@ type sendItem struct {
 	ud   UDDest
 }
 
-// A sendQ is the send queue of one QP and the buffers posted on it.
+// A sendQ is the send queue of one QP, the buffers posted on it, and what waits in
+// front of it.
 //
 // Requests complete in order, so the posted ones are a ring: posting advances
 // tail under mu, completion advances head under done. The two sides share no
@@ -41,22 +43,23 @@ type sendQ struct {
 	closed bool
 	tail   atomic.Uint64
 
-	done     sync.Mutex // head, and the ring between head and tail
+	done     sync.Mutex // head, the ring between head and tail, limit
 	head     atomic.Uint64
-	progress atomic.Int64 // Unix nanoseconds of the last completion
-	stalled  atomic.Bool  // full without progress; drop at once until a completion
+	limit    sendLimit
+	inOctets atomic.Int64 // posted and not completed
+	mayHave  atomic.Int64 // limit.limit()
+	rate     atomic.Int64 // limit.rate()
 
-	// The TUN reader's own: what this batch sends here, and if it does not fit:
-	// head at the last look, when the rest is dropped (Unix nanoseconds), and how
-	// long there may be no completion (nanoseconds). The batch is made when it is
-	// first needed, and grows to what is sent at once.
-	batch           []sendItem
-	seen            uint64
-	giveUpAt, stall int64
+	// Packets that wait, see backlog.go.
+	wait    fqcodel.Queue // under backlog.mu
+	large   int           // of wait, those in large slots; under backlog.mu
+	gone    bool          // nothing may wait any more; under backlog.mu
+	waiting atomic.Int32  // wait.Len()
+	turns   atomic.Int32  // who posts what waits, and how often others wanted to meanwhile
 
-	packets, octets, errs, flushed, full, stalls atomic.Uint64
-	lastTx                                       atomic.Int64
-	lastErr                                      atomic.Uint32
+	packets, octets, errs, flushed, full, late, marks atomic.Uint64
+	lastTx                                            atomic.Int64
+	lastErr                                           atomic.Uint32
 }
 
 func newSendQ(pool *sendPool, depth int, ud bool, base uint64) *sendQ {
@@ -69,15 +72,22 @@ func newSendQ(pool *sendPool, depth int, ud bool, base uint64) *sendQ {
 	}
 	q.head.Store(base)
 	q.tail.Store(base)
+	q.mayHave.Store(q.limit.limit())
 	return q
 }
 
 // work is room for the work requests of one post. Whoever posts brings it: there
 // are as many as may post at the same time, and not as many as connections.
 type work struct {
-	wrs  [batchLen]verbs.SendWR
-	sges [batchLen]verbs.SGE
+	wrs     [batchLen]verbs.SendWR
+	sges    [batchLen]verbs.SGE
+	items   [batchLen]sendItem
+	dropped []int32    // by CoDel
+	moved   []sendItem // do not go by UD any more
 }
+
+// newWork returns a work for a pool of that many slots.
+func newWork(n int) *work { return &work{dropped: make([]int32, 0, n)} }
 
 // inflight returns how many requests are posted and not completed.
 func (q *sendQ) inflight() int { return int(q.tail.Load() - q.head.Load()) }
@@ -88,6 +98,18 @@ func (q *sendQ) inflight() int { return int(q.tail.Load() - q.head.Load()) }
 func (q *sendQ) room() int {
 	used := q.inflight()
 	return min(q.depth-used, max(q.pool.available(), minShare)-used)
+}
+
+// hasRoom reports whether another request may be posted, and has the limit know if
+// not. However few octets may be posted, one request always may.
+func (q *sendQ) hasRoom() bool {
+	if q.room() > 0 && q.inOctets.Load() < q.mayHave.Load() {
+		return true
+	}
+	q.done.Lock()
+	q.limit.full()
+	q.done.Unlock()
+	return false
 }
 
 // post posts as many of items as there is room for and returns how many slots
@@ -104,38 +126,44 @@ func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool
 		return 0, false, nil
 	}
 	tail := q.tail.Load()
-	if tail == q.head.Load() {
-		q.progress.Store(now) // it was empty: the wait for progress begins here
-	}
-	var octets uint64
+	signal := q.mayHave.Load() / 8 // so that room comes back in small steps
+	var all, unsignaled int64
 	for i := range n {
 		it := &items[i]
 		id := tail + uint64(i)
 		q.ring[id&uint64(len(q.ring)-1)] = it.slot
+		q.pool.octets[it.slot] = it.n
 		w.sges[i] = verbs.SGE{Region: q.pool.region, Buf: q.pool.message(it.slot, int(it.n)-headerLen)}
 		wr := &w.wrs[i]
 		wr.ID, wr.Opcode, wr.Flags, wr.SG = id, verbs.Send, 0, w.sges[i:i+1:i+1]
-		if i == n-1 || id%signalEvery == signalEvery-1 {
-			wr.Flags = verbs.Signaled
+		all += int64(it.n)
+		unsignaled += int64(it.n)
+		if i == n-1 || id%signalEvery == signalEvery-1 || unsignaled >= signal {
+			wr.Flags, unsignaled = verbs.Signaled, 0
 		}
 		if q.ud {
 			wr.AH, wr.RemoteQPN, wr.RemoteQKey = it.ud.AH, it.ud.QPN, it.ud.QKey
 		}
 	}
 	// A completion may come before PostSend returns, so tail moves first.
+	q.inOctets.Add(all)
+	q.done.Lock()
+	q.limit.posted(tail+uint64(n)-1, now)
+	q.done.Unlock()
 	q.tail.Store(tail + uint64(n))
 	taken, err = q.qp.PostSend(w.wrs[:n])
 	if taken < n {
 		q.tail.Store(tail + uint64(taken))
+		for _, it := range items[taken:n] {
+			q.inOctets.Add(-int64(it.n))
+			all -= int64(it.n)
+		}
 		if isFull(err) {
 			err = nil
 		}
 	}
-	for i := range taken {
-		octets += uint64(items[i].n) - headerLen
-	}
 	q.packets.Add(uint64(taken))
-	q.octets.Add(octets)
+	q.octets.Add(uint64(all) - uint64(taken)*headerLen)
 	q.lastTx.Store(now)
 	return taken, false, err
 }
@@ -148,16 +176,34 @@ func (q *sendQ) complete(dst []int32, id uint64, now int64) []int32 {
 	if id < head || id-head >= uint64(len(q.ring)) || id < q.base {
 		return dst // of a QP that had this number before, or taken back by close
 	}
+	var octets int64
 	for ; head <= id; head++ {
-		dst = append(dst, q.ring[head&uint64(len(q.ring)-1)])
+		slot := q.ring[head&uint64(len(q.ring)-1)]
+		octets += int64(q.pool.octets[slot])
+		dst = append(dst, slot)
 	}
 	q.head.Store(head)
-	q.progress.Store(now)
-	q.stalled.Store(false)
+	q.inOctets.Add(-octets)
+	q.limit.completed(id, octets, now)
+	q.mayHave.Store(q.limit.limit())
+	q.rate.Store(q.limit.rate())
 	return dst
 }
 
-// close destroys the QP and takes every buffer back.
+// takeBack gives all posted slots back, which the provider touches no more.
+func (q *sendQ) takeBack() {
+	q.done.Lock()
+	defer q.done.Unlock()
+	for head := q.head.Load(); head < q.tail.Load(); head++ {
+		q.pool.giveOne(q.ring[head&uint64(len(q.ring)-1)])
+	}
+	q.head.Store(q.tail.Load())
+	q.inOctets.Store(0)
+	q.limit.reset()
+	q.mayHave.Store(q.limit.limit())
+}
+
+// close destroys the QP and takes every buffer back that is posted.
 func (q *sendQ) close() error {
 	q.mu.Lock()
 	if q.closed {
@@ -167,11 +213,6 @@ func (q *sendQ) close() error {
 	q.closed = true
 	q.mu.Unlock()
 	err := q.qp.Destroy() // the provider touches the buffers no more
-	q.done.Lock()
-	for head := q.head.Load(); head < q.tail.Load(); head++ {
-		q.pool.giveOne(q.ring[head&uint64(len(q.ring)-1)])
-	}
-	q.head.Store(q.tail.Load())
-	q.done.Unlock()
+	q.takeBack()
 	return err
 }

@@ -104,14 +104,30 @@ func printConns(w io.Writer, d *control.Conns) {
 		fmt.Fprintln(w, "no connections")
 		return
 	}
-	t := newTable("PEER", "MODE", "STATE", "MTU", "AGE", "IDLE", "TX", "RX", "RTT", "IN FLIGHT", "SENT AGAIN", "ROLE", "DIRECTION",
+	t := newTable("PEER", "MODE", "STATE", "MTU", "AGE", "IDLE", "TX", "RX", "RTT", "IN FLIGHT", "SENT AGAIN", "WAITING", "ROLE", "DIRECTION",
 		"SERVICE ID", "QPN", "REMOTE QPN", "CM", "CROSSING")
 	for _, c := range d.Conns {
 		rtt, flight, again := health(c.Health)
-		t.add(c.Peer, c.Mode, c.State, c.MTU, age(c.AgeMS), age(c.IdleMS), octets(c.TxOctets), octets(c.RxOctets), rtt, flight, again,
+		t.add(c.Peer, c.Mode, c.State, c.MTU, age(c.AgeMS), age(c.IdleMS), octets(c.TxOctets), octets(c.RxOctets), rtt, flight, again, waiting(&c),
 			c.Role, c.Direction, c.ServiceID, c.LocalQPN, c.RemoteQPN, c.CMPath, c.Crossing)
 	}
 	t.render(w)
+}
+
+// waiting is what the table says of the packets for a peer that wait to be sent: how
+// many, and how many were dropped or marked for it; nothing if there were none.
+func waiting(c *control.Conn) string {
+	if c.TxBacklog == 0 && c.TxOverflow+c.TxLate+c.TxMarked == 0 {
+		return ""
+	}
+	out := fmt.Sprint(c.TxBacklog)
+	if n := c.TxOverflow + c.TxLate; n > 0 {
+		out += fmt.Sprintf(", %d dropped", n)
+	}
+	if c.TxMarked > 0 {
+		out += fmt.Sprintf(", %d marked", c.TxMarked)
+	}
+	return out
 }
 
 // health is what the table says of a connection's path: the round trip, packets in

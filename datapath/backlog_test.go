@@ -1,0 +1,379 @@
+package datapath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"testing"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/tun/tuntest"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/ip"
+)
+
+// still makes two hosts whose loops do not run: a test moves every packet itself.
+func still(t testing.TB, buffers int) (a, b *host) {
+	t.Helper()
+	w := newWorld()
+	hosts := [2]*host{}
+	for i := range hosts {
+		h := &host{tun: tuntest.New("ibcm0", 4096), fab: &fabric{w: w, srq: true}}
+		h.fab.gid = ib.GID{0: 0xfe, 1: 0x80, 15: byte(1 + i)}
+		l, err := New(Config{Provider: h.fab, TUN: h.tun, SendBuffers: buffers, SRQDepth: 512})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Loop, hosts[i] = l, h
+		t.Cleanup(func() {
+			l.Close()
+			if large, small := l.pool.freeSlots(); small != l.pool.slots()-int(l.pool.large) || large < int(l.pool.large)-batchLen-1 {
+				t.Errorf("%d large and %d small buffers came back, want %d and %d", large, small, l.pool.large, l.pool.slots()-int(l.pool.large))
+			}
+		})
+	}
+	return hosts[0], hosts[1]
+}
+
+// tryRead is Read of the TUN, which does not block.
+func (h *host) tryRead(bufs [][]byte, sizes []int) (int, error) {
+	if h.tun.Waiting() == 0 {
+		return 0, nil
+	}
+	return h.tun.Read(bufs, sizes)
+}
+
+// slowed connects a to b by an RC connection that completes what release says.
+func slowed(t testing.TB, a, b *host, dst string) (c *Conn, qp *fakeQP, p *Path) {
+	t.Helper()
+	c, _ = connect(t, a, b, ib.RC)
+	qp = c.QP().(*fakeQP)
+	qp.hold = true
+	p = NewPath(1, Target{Kind: ToConn, Conn: c})
+	a.route(dst, p)
+	return c, qp, p
+}
+
+// numbered is a UDP packet of a flow with a number in it.
+func numbered(dst string, flow byte, n, size int) []byte {
+	b := ip4(dst, size, 17)
+	b[20], b[21], b[22], b[23] = 0, flow, 0, 9
+	binary.BigEndian.PutUint32(b[28:], uint32(n))
+	return b
+}
+
+// A slow peer's packets wait by themselves: the TUN is read on, what others are sent
+// passes at once, and what waited leaves in order as the peer takes it.
+func TestSlowPeerWaitsByItself(t *testing.T) {
+	a, b := still(t, 256)
+	slow, qp, p := slowed(t, a, b, "10.9.0.2")
+	other, _ := connect(t, a, b, ib.RC)
+	a.route("10.9.0.3", NewPath(2, Target{Kind: ToConn, Conn: other}))
+	s := newSender(a.Loop, a.tryRead)
+	step := func() {
+		t.Helper()
+		for n := 1; n > 0; {
+			var err error
+			if n, err = s.step(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.conn.drain()
+		a.sendWC.drain()
+	}
+	const sent = 600
+	for i := range sent {
+		a.tun.Send(numbered("10.9.0.2", 1, i, 1000))
+	}
+	step()
+	if n := a.tun.Waiting(); n != 0 {
+		t.Errorf("%d packets are left in the TUN, want none", n)
+	}
+	c := slow.Counters()
+	if c.Backlog == 0 || c.Backlog+c.Queued != sent {
+		t.Errorf("%d wait and %d are posted, want %d together", c.Backlog, c.Queued, sent)
+	}
+	a.tun.Send(ip4("10.9.0.3", 100, 17))
+	step()
+	if got := b.tun.Receive(patience); len(got) != 100 {
+		t.Fatalf("got %d octets for the other host, want 100", len(got))
+	}
+	next := 0
+	for i := 0; next < sent && i < 10*sent; i++ {
+		qp.mu.Lock()
+		n := min(7, len(qp.held))
+		qp.mu.Unlock()
+		qp.release(n)
+		step()
+		for ; b.tun.Written()-1 > next; next++ {
+			if got := b.tun.Receive(patience); int(binary.BigEndian.Uint32(got[28:])) != next {
+				t.Fatalf("packet %d came, want %d", binary.BigEndian.Uint32(got[28:]), next)
+			}
+		}
+	}
+	if next != sent {
+		t.Errorf("%d packets arrived, want %d", next, sent)
+	}
+	if n := p.Counters(); n.Dropped+n.QueueFull != 0 {
+		t.Errorf("%d packets were dropped, want none", n.Dropped+n.QueueFull)
+	}
+}
+
+// However many peers take nothing, the TUN is read, and whoever does take something
+// is served. Everything is counted.
+func TestDeadPeersLeaveBuffers(t *testing.T) {
+	a, b := still(t, 64)
+	const peers = 30
+	var dead []*Conn
+	for i := range peers {
+		c, _, _ := slowed(t, a, b, fmt.Sprintf("10.9.1.%d", i))
+		dead = append(dead, c)
+	}
+	other, _ := connect(t, a, b, ib.RC)
+	a.route("10.9.0.3", NewPath(2, Target{Kind: ToConn, Conn: other}))
+	s := newSender(a.Loop, a.tryRead)
+	for round := range 40 {
+		for i := range peers {
+			for _, size := range []int{60000, 500} {
+				a.tun.Send(ip4(fmt.Sprintf("10.9.1.%d", i), size, 17))
+			}
+		}
+		a.tun.Send(ip4("10.9.0.3", 1000, 17))
+		for n := 1; n > 0; {
+			var err error
+			if n, err = s.step(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.conn.drain()
+		a.sendWC.drain()
+		if got := b.tun.Written(); got < round {
+			t.Fatalf("%d packets to the live peer arrived of %d: %+v", got, round+1, a.Counters())
+		}
+	}
+	c := a.Counters()
+	var queued uint64
+	for _, d := range dead {
+		queued += uint64(d.Counters().Backlog)
+	}
+	if got := c.TxPackets + c.TxQueueFull + c.TxNoBuffer + queued; got != 40*(2*peers+1) {
+		t.Errorf("%d packets are counted, want %d: %+v", got, 40*(2*peers+1), c)
+	}
+}
+
+// CoDel marks packets that may be marked, in the header, and drops others; both are
+// counted (RFC 8289, RFC 3168 section 5).
+func TestLatePackets(t *testing.T) {
+	for _, ect := range []byte{0, 2} {
+		a, b := still(t, 256)
+		c, qp, p := slowed(t, a, b, "10.9.0.2")
+		var items []sendItem
+		for i := range 240 {
+			pkt := numbered("10.9.0.2", 1, i, 1000)
+			pkt[1] = ect
+			sum := ip.Checksum(pkt[:20])
+			binary.BigEndian.PutUint16(pkt[10:], sum)
+			slot := a.pool.take(nil, 1)[0]
+			copy(a.pool.packet(slot), pkt)
+			items = append(items, sendItem{slot: slot, n: int32(len(pkt) + headerLen), path: p})
+		}
+		w := newWork(a.pool.slots())
+		now := int64(time.Hour)
+		a.transmit(c.q, items, w, now)
+		marked := 0
+		var wcs [batchLen]verbs.WC
+		for range 300 {
+			now += int64(2 * time.Millisecond)
+			qp.mu.Lock()
+			if len(qp.held) > 0 {
+				buf := qp.held[0].SG[0].Buf[headerLen:]
+				if buf[1]&3 == 3 {
+					marked++
+				}
+				if sum := ip.Checksum(buf[:20]); sum != 0 {
+					t.Fatalf("the checksum of an IPv4 header is wrong by %#x", sum)
+				}
+			}
+			qp.mu.Unlock()
+			qp.release(1)
+			b.conn.drain()
+			a.sendWC.batch(wcs[:a.sendCQ.Poll(wcs[:])], now)
+		}
+		n := a.Counters()
+		if ect == 0 {
+			if n.TxLate == 0 {
+				t.Error("no packet was dropped")
+			}
+			if n.TxMarked != 0 || marked != 0 {
+				t.Errorf("%d packets of a sender without ECN count as marked, %d are, want none", n.TxMarked, marked)
+			}
+			continue
+		}
+		if n.TxMarked == 0 || int(n.TxMarked) != marked {
+			t.Errorf("%d packets count as marked, %d are, want the same and some", n.TxMarked, marked)
+		}
+		if n.TxLate != 0 {
+			t.Errorf("%d packets that could be marked were dropped, want none", n.TxLate)
+		}
+	}
+}
+
+// What waits for a QP follows its path: from UD to the connection that was made
+// meanwhile, and from a connection that is closed to the next one.
+func TestWaitingPacketsFollowTheirPath(t *testing.T) {
+	a, b := still(t, 256)
+	ud := a.UDQP().(*fakeQP)
+	ud.hold = true
+	p := NewPath(1, Target{Kind: ToUD, MTU: 2044, UD: a.udTo(b)})
+	a.route("10.9.0.2", p)
+	s := newSender(a.Loop, a.tryRead)
+	send := func(from, to int) {
+		t.Helper()
+		for i := from; i < to; i++ {
+			a.tun.Send(numbered("10.9.0.2", 1, i, 1000))
+		}
+		for n := 1; n > 0; {
+			var err error
+			if n, err = s.step(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	send(0, 300)
+	if n := a.udq.waiting.Load(); n == 0 {
+		t.Fatal("nothing waits for the UD QP")
+	}
+	first, qp, _ := slowed(t, a, b, "10.9.0.9")
+	p.Set(Target{Kind: ToConn, MTU: 65520, Conn: first})
+	a.Barrier()
+	ud.release(1000)
+	b.ud.drain()
+	a.sendWC.drain()
+	if n := a.Counters().TxMoved; n == 0 {
+		t.Error("nothing moved from the UD QP to the connection")
+	}
+	send(300, 400)
+	second, _ := connect(t, a, b, ib.RC)
+	p.Set(Target{Kind: ToConn, MTU: 65520, Conn: second})
+	a.Barrier()
+	qp.mu.Lock()
+	lost := len(qp.held)
+	qp.mu.Unlock()
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		b.conn.drain()
+		a.sendWC.drain()
+	}
+	last, got := -1, 0
+	for b.tun.Written() > got {
+		n := int(binary.BigEndian.Uint32(b.tun.Receive(patience)[28:]))
+		if n <= last {
+			t.Errorf("packet %d came after %d", n, last)
+		}
+		last = n
+		got++
+	}
+	if got+lost != 400 {
+		t.Errorf("%d packets arrived and %d were posted on the connection that was closed, want 400 together: %+v", got, lost, a.Counters())
+	}
+	if first.q.waiting.Load() != 0 {
+		t.Error("packets wait for a closed connection")
+	}
+}
+
+// A packet that is longer than what its path leads to now does not move there.
+func TestMovedPacketKeepsMTU(t *testing.T) {
+	a, b := still(t, 256)
+	c, _, p := slowed(t, a, b, "10.9.0.2")
+	for range 200 {
+		a.tun.Send(ip4("10.9.0.2", 3000, 17))
+	}
+	s := newSender(a.Loop, a.tryRead)
+	for n := 1; n > 0; {
+		n, _ = s.step()
+	}
+	waited := c.Counters().Backlog
+	if waited == 0 {
+		t.Fatal("nothing waits")
+	}
+	p.Set(Target{Kind: ToUD, MTU: 2044, UD: a.udTo(b)})
+	c.Close()
+	if n := a.Counters(); int(n.TxGone) != waited || n.TxUD != 0 {
+		t.Errorf("%d packets were dropped and %d sent, want %d and none", n.TxGone, n.TxUD, waited)
+	}
+}
+
+// Short packets wait in small buffers, and are what they were.
+func TestShortPacketsWaitInSmallBuffers(t *testing.T) {
+	a, b := still(t, 64)
+	_, qp, _ := slowed(t, a, b, "10.9.0.2")
+	want := ip4("10.9.0.2", smallPacket, 17)
+	s := newSender(a.Loop, a.tryRead)
+	for range 150 {
+		a.tun.Send(want)
+	}
+	for n := 1; n > 0; {
+		n, _ = s.step()
+	}
+	if _, small := a.pool.freeSlots(); small == a.pool.slots()-int(a.pool.large) {
+		t.Error("no small buffer is used")
+	}
+	for range 40 {
+		qp.release(8)
+		b.conn.drain()
+		a.sendWC.drain()
+	}
+	n := b.tun.Written()
+	for range n {
+		if got := b.tun.Receive(patience); !bytes.Equal(got, want) {
+			t.Fatalf("a packet of %d octets came, want that of %d", len(got), len(want))
+		}
+	}
+	if n != 150 {
+		t.Errorf("%d packets arrived, want 150: %+v", n, a.Counters())
+	}
+}
+
+// Nothing is allocated while packets wait, are marked, dropped and sent.
+func TestNoAllocsWhileWaiting(t *testing.T) {
+	a, b := still(t, 128)
+	b.tun.Discard()
+	s := newSender(a.Loop, a.tryRead)
+	pkts := [][]byte{ip4("10.9.0.2", 1000, 17), ip4("10.9.0.2", 60000, 6)}
+	var items []sendItem
+	p := NewPath(1, Target{Kind: ToConn, Conn: func() *Conn { c, _ := connect(t, a, b, ib.RC); return c }()})
+	q := p.Target().Conn.q
+	q.depth = 0 // nothing can be posted
+	now := int64(1)
+	step := func() {
+		items = items[:0]
+		for i := range 32 {
+			s.slots = a.pool.take(s.slots[:0], 1)
+			if len(s.slots) == 0 {
+				break
+			}
+			n := copy(a.pool.packet(s.slots[0]), pkts[i%2])
+			items = append(items, sendItem{slot: s.slots[0], n: int32(n + headerLen), path: p})
+			s.slots = s.slots[:0]
+		}
+		now += int64(time.Millisecond)
+		a.transmit(q, items, s.work, now)
+		q.depth = 4
+		a.pump(q, s.work, now+int64(time.Second))
+		q.depth = 0
+		b.conn.drain()
+		a.sendWC.drain()
+	}
+	for range 50 {
+		step()
+	}
+	if n := testing.AllocsPerRun(100, step); n > 0 {
+		t.Errorf("%v allocations for 32 packets, want 0", n)
+	}
+	if c := a.Counters(); c.TxQueueFull == 0 || c.TxWaited == 0 || c.TxConn == 0 {
+		t.Errorf("%d dropped, %d waited, %d sent, want some of each", c.TxQueueFull, c.TxWaited, c.TxConn)
+	}
+}

@@ -1,0 +1,145 @@
+package datapath
+
+import "time"
+
+const (
+	// sendDelay is how much longer than on an idle path a request may take because
+	// of those posted before it. What is beyond waits in front of the queue pair,
+	// where flows take turns and CoDel sees it.
+	sendDelay = 4 * time.Millisecond
+	// firstLimit is what may be posted before anything is known of the path.
+	firstLimit = 128 << 10
+	// leastLimit is what may be posted whatever was measured: a few full frames of
+	// an Ethernet.
+	leastLimit = 6 << 10
+	// mostLimit is what may be posted at most.
+	mostLimit = 64 << 20
+	// baseWindow is for how long the least latency counts; then the queue runs
+	// nearly dry for a moment, so that it is measured again.
+	baseWindow = 10 * time.Second
+	// rateWindow is for how long the highest rate counts: for that long the path may
+	// be slower, or the processor elsewhere, without a consequence.
+	rateWindow = time.Second
+)
+
+// A sendLimit bounds the octets that are posted on a queue pair and not completed,
+// as byte queue limits do for a network device. It follows what requests take from
+// post to completion: on a longer path more may be posted, and on a slow one
+// less (the least latency and the highest rate of the last seconds, as in BBR,
+// draft-ietf-ccwg-bbr section 4). It is the limit of what waits there, not of what
+// is on the wire; that is the provider's business.
+type sendLimit struct {
+	octets int64 // may be posted; zero means firstLimit
+
+	// One request at a time is timed, and what was completed meanwhile.
+	timing  bool
+	reached bool // the limit held something back since the last request timed was posted
+	id      uint64
+	at      int64
+
+	base   [2]int64 // least latencies of this window and the last, 0: none
+	baseAt int64    // when this window began
+	drain  bool     // the next request timed is for base
+
+	done   int64    // octets completed
+	rates  [2]int64 // highest rates of this window and the last, octets per second
+	rateAt int64    // when this window began
+	held   bool     // the limit held something back while the rate is being measured
+	from   int64    // when that began
+	before int64    // done then
+}
+
+// limit returns how many octets may be posted.
+func (s *sendLimit) limit() int64 {
+	if s.octets == 0 {
+		return firstLimit
+	}
+	if s.drain {
+		return max(leastLimit, s.octets/8)
+	}
+	return s.octets
+}
+
+// posted takes in that the request id, which reports its completion, was posted.
+func (s *sendLimit) posted(id uint64, now int64) {
+	if !s.timing {
+		s.timing, s.id, s.at = true, id, now
+	}
+}
+
+// full takes in that something is held back by the limit.
+func (s *sendLimit) full() { s.reached, s.held = true, true }
+
+// completed takes in that all requests up to id have completed, with so many octets.
+func (s *sendLimit) completed(id uint64, octets, now int64) {
+	s.done += octets
+	s.measureRate(now)
+	if !s.timing || id < s.id {
+		return
+	}
+	s.timing = false
+	s.judge(max(now-s.at, 1), now)
+}
+
+// measureRate measures over sendDelay at least, because what a short burst brings is
+// no rate; and only while there is more to send than may be posted.
+func (s *sendLimit) measureRate(now int64) {
+	d := now - s.from
+	if d < int64(sendDelay) {
+		return
+	}
+	if s.held && s.from != 0 && d < int64(rateWindow) {
+		if now-s.rateAt > int64(rateWindow) {
+			s.rates[1], s.rates[0], s.rateAt = s.rates[0], 0, now
+		}
+		s.rates[0] = max(s.rates[0], int64(float64(s.done-s.before)*1e9/float64(d)))
+	}
+	s.from, s.before, s.held = now, s.done, false
+}
+
+// rate returns the highest rate of late, in octets per second.
+func (s *sendLimit) rate() int64 { return max(s.rates[0], s.rates[1]) }
+
+// judge sets the limit by what one request took.
+func (s *sendLimit) judge(took, now int64) {
+	switch {
+	case s.base[0] == 0:
+		s.base[0], s.baseAt = took, now
+	case s.drain:
+		s.drain = false
+		s.base[0] = min(s.base[0], took)
+		return
+	case now-s.baseAt > int64(baseWindow):
+		s.base[1], s.base[0], s.baseAt = s.base[0], took, now
+		s.drain = s.reached
+	}
+	s.base[0] = min(s.base[0], took)
+	if !s.reached {
+		return
+	}
+	s.reached = false
+	if s.octets == 0 {
+		s.octets = firstLimit
+	}
+	may := s.least() + int64(sendDelay)
+	switch {
+	case took <= may-int64(sendDelay)/2:
+		s.octets = min(2*s.octets, mostLimit)
+	case took <= may:
+		s.octets = min(s.octets+s.octets/8, mostLimit)
+	default:
+		carries := int64(float64(s.rate()) * float64(may) / 1e9)
+		s.octets = max(leastLimit, min(s.octets, max(s.octets/2, carries)))
+	}
+}
+
+// least returns the least latency of late.
+func (s *sendLimit) least() int64 {
+	if s.base[1] == 0 {
+		return s.base[0]
+	}
+	return min(s.base[0], s.base[1])
+}
+
+// reset forgets what is posted, but not the path.
+func (s *sendLimit) reset() { s.timing, s.reached, s.drain, s.from = false, false, false, 0 }
