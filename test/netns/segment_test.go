@@ -52,10 +52,11 @@ type topology struct {
 type segment struct {
 	*testing.T
 	topology
-	ctx   context.Context
-	dir   string // sockets and logs
-	hosts []*host
-	relay *lab.Relay // of topology.relay
+	ctx    context.Context
+	dir    string // sockets and logs
+	hosts  []*host
+	bridge *lab.Host  // of more than two hosts
+	relay  *lab.Relay // of topology.relay
 }
 
 // A host has at most one agent at a time. Host i has 10.0.0.(i+1) and
@@ -136,7 +137,8 @@ func newSegment(t *testing.T, top topology) *segment {
 		for _, h := range s.hosts {
 			plain = append(plain, h.Host)
 		}
-		s.must(lab.Segment(make("br"), plain, top.mtu))
+		s.bridge = make("br")
+		s.must(lab.Segment(s.bridge, plain, top.mtu))
 	}
 	for i, h := range s.hosts {
 		if top.ipv4 {
