@@ -63,6 +63,8 @@ type Options struct {
 	NoChecksum bool
 	// NoSegments has the kernel give and take single packets only ([tun.Options]).
 	NoSegments bool
+	// NoDatagrams does the same with UDP ([tun.Options]).
+	NoDatagrams bool
 
 	// Reload reads the configuration anew; nil means that there is none. Hangup asks
 	// for it, as clients of the control socket may.

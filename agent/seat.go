@@ -28,7 +28,7 @@ type seat struct {
 // openTUN makes the interface, in the namespace that is configured.
 func (a *Agent) openTUN() error {
 	open := func() (err error) {
-		a.tun, err = tun.Open(tun.Options{Name: a.opt.Name, MTU: mtu.DefaultDevice, NoChecksum: a.opt.NoChecksum, NoSegments: a.opt.NoSegments})
+		a.tun, err = tun.Open(tun.Options{Name: a.opt.Name, MTU: mtu.DefaultDevice, NoChecksum: a.opt.NoChecksum, NoSegments: a.opt.NoSegments, NoDatagrams: a.opt.NoDatagrams})
 		return err
 	}
 	if a.opt.Netns == "" {

@@ -61,10 +61,11 @@ func (a *Agent) viewStatus() control.Status {
 			out.Underlay.Offloads = append(out.Underlay.Offloads, control.Offload(o))
 		}
 	}
-	sums, tcp := a.tunOffloads()
+	sums, tcp, udp := a.tunOffloads()
 	out.Underlay.Offloads = append(out.Underlay.Offloads,
 		control.Offload{Name: "checksum", What: "checksums at the TUN by us", On: sums.On, Why: sums.Why, Uses: sums.Completed + sums.Verified},
-		control.Offload{Name: "tso", What: "TCP in long pieces at the TUN", On: tcp.On, Why: tcp.Why, Uses: tcp.Split + tcp.Written})
+		control.Offload{Name: "tso", What: "TCP in long pieces at the TUN", On: tcp.On, Why: tcp.Why, Uses: tcp.Split + tcp.Written},
+		control.Offload{Name: "uso", What: "UDP in GSO packets at the TUN", On: udp.On, Why: udp.Why, Uses: udp.Split + udp.Written})
 	for _, g := range port.GIDs {
 		out.Underlay.GIDs = append(out.Underlay.GIDs, g.String())
 	}
@@ -369,12 +370,12 @@ func (a *Agent) viewStats() control.Stats {
 	return control.Stats{Version: control.Version, Counters: a.allCounters()}
 }
 
-// tunOffloads is what the TUN says of its two, before there is one too.
-func (a *Agent) tunOffloads() (sums tun.Checksums, tcp tun.Segments) {
+// tunOffloads is what the TUN says of its three, before there is one too.
+func (a *Agent) tunOffloads() (sums tun.Checksums, tcp tun.Segments, udp tun.Datagrams) {
 	if a.tun != nil {
-		sums, tcp = a.tun.Checksums(), a.tun.Segments()
+		sums, tcp, udp = a.tun.Checksums(), a.tun.Segments(), a.tun.Datagrams()
 	}
-	return sums, tcp
+	return sums, tcp, udp
 }
 
 // allCounters gathers every counter of every part, in a fixed order.
@@ -391,7 +392,7 @@ func (a *Agent) allCounters() []control.Counter {
 		add("datapath", snake(dp.Type().Field(i).Name), dp.Field(i).Uint())
 	}
 	a.opt.Provider.Counters(func(name string, v uint64) { add(a.opt.Provider.Caps().Name, name, v) })
-	sums, tcp := a.tunOffloads()
+	sums, tcp, udp := a.tunOffloads()
 	add("tun", "checksums_completed", sums.Completed)
 	add("tun", "checksums_verified", sums.Verified)
 	add("tun", "checksums_wrong", sums.Wrong)
@@ -401,6 +402,9 @@ func (a *Agent) allCounters() []control.Counter {
 	add("tun", "pieces_merged", tcp.Written)
 	add("tun", "packets_merged", tcp.Merged)
 	add("tun", "drop_piece_malformed", tcp.Odd)
+	add("tun", "udp_gso_split", udp.Split)
+	add("tun", "udp_gso_written", udp.Written)
+	add("tun", "udp_datagrams_merged", udp.Merged)
 	lost, leftOut := a.logCounts()
 	add("log", "lines_lost", lost)
 	add("log", "lines_left_out", leftOut)

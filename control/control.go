@@ -38,7 +38,7 @@ const (
 
 // An Offload is one way to let the kernel, or one thread, do more at a time.
 type Offload struct {
-	Name string `json:"name"` // "gso", "gro", "hold_p", "busy_poll", "connected", "one_thread", "checksum", "tso"
+	Name string `json:"name"` // "gso", "gro", "hold_p", "busy_poll", "connected", "one_thread", "checksum", "tso", "uso"
 	What string `json:"what"`
 	On   bool   `json:"on"`
 	Why  string `json:"why,omitempty"` // why it is off, or what is doubtful

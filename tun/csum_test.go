@@ -191,8 +191,8 @@ func TestTrialIsSlow(t *testing.T) {
 	open(t, Options{}) // skips where there are no rights
 	defer func(was func()) { trialPause = was }(trialPause)
 	trialPause = func() { time.Sleep(200 * time.Millisecond) }
-	if sums, segments := tryHeaders(); sums != nil || segments != nil {
-		t.Errorf("checksums %v, segments %v", sums, segments)
+	if sums, segments, datagrams := tryHeaders(); sums != nil || segments != nil || datagrams != nil {
+		t.Errorf("checksums %v, segments %v, datagrams %v", sums, segments, datagrams)
 	}
 }
 
@@ -205,9 +205,12 @@ func TestTrial(t *testing.T) {
 	if s := f.Segments(); !s.On || s.Why != "" {
 		t.Errorf("after the trial: %+v", s)
 	}
+	if s := f.Datagrams(); !s.On || s.Why != "" {
+		t.Errorf("after the trial: %+v", s)
+	}
 	start := time.Now()
-	if sums, segments := tryHeaders(); sums != nil || segments != nil {
-		t.Error(sums, segments)
+	if sums, segments, datagrams := tryHeaders(); sums != nil || segments != nil || datagrams != nil {
+		t.Error(sums, segments, datagrams)
 	}
 	t.Logf("the trial took %v", time.Since(start))
 	if links, err := net.Interfaces(); err != nil || len(links) != 2 { // lo and f
@@ -234,13 +237,16 @@ func TestTrial(t *testing.T) {
 		if sums, segments := g.Checksums(), g.Segments(); sums != tt.sums || segments != tt.segments {
 			t.Errorf("%s: %+v, %+v", name, sums, segments)
 		}
+		if d, s := g.Datagrams(), tt.segments; tt.o.NoDatagrams == tt.o.NoSegments && (d.On != s.On || d.Why != s.Why) {
+			t.Errorf("%s: datagrams %+v, want %v (%q)", name, d, s.On, s.Why)
+		}
 		g.Close()
 	}
 }
 
-// says is a trial that ends so.
-func says(sums, segments error) func() (error, error) {
-	return func() (error, error) { return sums, segments }
+// says is a trial that ends so, for datagrams as for segments.
+func says(sums, segments error) func() (error, error, error) {
+	return func() (error, error, error) { return sums, segments, segments }
 }
 
 // A packet that is routed on has its checksum when it leaves again.

@@ -25,8 +25,12 @@ type Options struct {
 	// NoSegments has the kernel split TCP into packets before it gives it out, and
 	// put none together. It does so too with NoChecksum. See [Segments].
 	NoSegments bool
+	// NoDatagrams has the kernel split UDP that a program gave it in one call
+	// (UDP_SEGMENT) before it gives it out, and puts no datagrams together. It does so
+	// too with NoChecksum. See [Datagrams].
+	NoDatagrams bool
 	// trial replaces tryHeaders in tests, and in the trial itself.
-	trial func() (checksums, segments error)
+	trial func() (checksums, segments, datagrams error)
 }
 
 func (o *Options) mtu() int { return cmp.Or(o.MTU, DefaultMTU) }
@@ -51,6 +55,7 @@ type File struct {
 
 	csum csums
 	tso  tso
+	uso  uso
 }
 
 var _ Pollable = (*File)(nil)
@@ -79,7 +84,7 @@ func (t *File) setup(o Options) error {
 		return fmt.Errorf("open TUN %q: name too long", o.Name)
 	}
 	flags := uint16(unix.IFF_TUN | unix.IFF_NO_PI)
-	t.csum.why, t.tso.why = "switched off", "switched off"
+	t.csum.why, t.tso.why, t.uso.why = "switched off", "switched off", "switched off"
 	if !o.NoChecksum {
 		t.mayVnet(o)
 	}
@@ -88,6 +93,9 @@ func (t *File) setup(o Options) error {
 	}
 	if !t.csum.on && !o.NoSegments {
 		t.tso.why = "needs checksums by us: " + t.csum.why
+	}
+	if !t.csum.on && !o.NoDatagrams {
+		t.uso.why = "needs checksums by us: " + t.csum.why
 	}
 	ifr.SetUint16(flags)
 	if err := unix.IoctlIfreq(t.fd, unix.TUNSETIFF, ifr); err != nil {
@@ -140,9 +148,15 @@ func (t *File) mayVnet(o Options) {
 	if trial == nil {
 		trial = tryHeaders
 	}
-	sums, segments := trial()
-	if t.csum.on, t.csum.why = judge(sums); t.csum.on && !o.NoSegments {
+	sums, segments, datagrams := trial()
+	if t.csum.on, t.csum.why = judge(sums); !t.csum.on {
+		return
+	}
+	if !o.NoSegments {
 		t.tso.on, t.tso.why = judge(segments)
+	}
+	if !o.NoDatagrams {
+		t.uso.on, t.uso.why = judge(datagrams)
 	}
 }
 
@@ -169,8 +183,15 @@ func (t *File) vnet() error {
 	if err != nil {
 		return fmt.Errorf("length of the header before packets: %w", err)
 	}
+	if t.uso.on {
+		e := t.offload(t.features())
+		if e == 0 {
+			return nil
+		}
+		t.uso.on, t.uso.why = false, "the kernel does not give UDP in larger pieces: "+e.Error()
+	}
 	if t.tso.on {
-		e := t.offload(tunFCsum | tunFTSO4 | tunFTSO6)
+		e := t.offload(t.features())
 		if e == 0 {
 			return nil
 		}
@@ -180,6 +201,18 @@ func (t *File) vnet() error {
 		t.csum.why = "the kernel keeps checksums to itself: " + e.Error()
 	}
 	return nil
+}
+
+// features are what the kernel may leave to us, as TUNSETOFFLOAD has them.
+func (t *File) features() (f uintptr) {
+	f = tunFCsum
+	if t.tso.on {
+		f |= tunFTSO4 | tunFTSO6
+	}
+	if t.uso.on {
+		f |= tunFUSO4 | tunFUSO6
+	}
+	return f
 }
 
 // offload says what the kernel may leave to us.
@@ -261,7 +294,11 @@ func (t *File) TryRead(bufs [][]byte, sizes []int) (n int, err error) {
 		k, e := t.read(bufs[n])
 		switch {
 		case e == 0 && k > 0 && t.csum.on && t.readHdr[1] != 0:
-			n += t.tso.take(&t.readHdr, k, bufs[n:], sizes[n:])
+			made := t.tso.take(&t.readHdr, k, bufs[n:], sizes[n:])
+			if t.readHdr[1] == vnetUDP && made > 0 {
+				t.uso.split.Add(1)
+			}
+			n += made
 		case e == 0 && k > 0:
 			if t.csum.on && !t.csum.complete(&t.readHdr, bufs[n][:k]) {
 				continue
@@ -330,7 +367,17 @@ func (t *File) write(bufs [][]byte) (tried int, e unix.Errno) {
 	}
 	var h [vnetLen]byte
 	s, right := t.csum.look(b)
-	if right && t.tso.on && len(bufs) > 1 && !t.tso.noMerge.Load() {
+	if t.uso.on && len(bufs) > 1 && !t.uso.noMerge.Load() && isUDP(b) {
+		var m datagrams
+		if m.begin(b, s, right) {
+			for m.n < len(bufs) && m.add(bufs[m.n]) {
+			}
+			if m.n > 1 {
+				return t.writeDatagrams(bufs[:m.n], &m)
+			}
+			s, right = m.seg, true
+		}
+	} else if right && t.tso.on && len(bufs) > 1 && !t.tso.noMerge.Load() {
 		var m merger
 		if m.begin(b, s) {
 			for m.n < len(bufs) && m.add(bufs[m.n]) {
@@ -348,36 +395,56 @@ func (t *File) write(bufs [][]byte) (tried int, e unix.Errno) {
 	return 1, t.writev(iov[:])
 }
 
-// writeMerged writes what m is. If the kernel does not take it the first packet is
-// made again what it was, and that alone is written, unless the interface is down.
-// If that is taken, and the piece was refused for what it was, no more are made.
+// writeMerged writes what m is.
 func (t *File) writeMerged(bufs [][]byte, m *merger) (tried int, e unix.Errno) {
 	var head [maxHead]byte
 	copy(head[:], m.first[:m.seg.head])
 	var h [vnetLen]byte
 	m.finish(&h)
+	n, e := t.writeGSO(bufs, &h, head[:m.seg.head], &t.tso.noMerge)
+	if n > 1 && e == 0 {
+		t.csum.verified.Add(uint64(n - 1)) // the first is counted
+		t.tso.merged.Add(uint64(n))
+		t.tso.written.Add(1)
+	}
+	return n, e
+}
+
+// writeDatagrams writes what m is.
+func (t *File) writeDatagrams(bufs [][]byte, m *datagrams) (tried int, e unix.Errno) {
+	var head [maxHead]byte
+	copy(head[:], m.first[:m.seg.head])
+	var h [vnetLen]byte
+	m.finish(&h)
+	n, e := t.writeGSO(bufs, &h, head[:m.seg.head], &t.uso.noMerge)
+	if n > 1 && e == 0 {
+		t.uso.merged.Add(uint64(n))
+		t.uso.written.Add(1)
+	}
+	return n, e
+}
+
+// writeGSO writes bufs as one GSO packet with header h: the first, whose headers are
+// made for that, and the payload of the others. If the kernel does not take it the
+// first packet gets its headers back, and that alone is written, unless the interface
+// is down. If that is taken, and the whole was refused for what it was, refused is set.
+func (t *File) writeGSO(bufs [][]byte, h *[vnetLen]byte, head []byte, refused *atomic.Bool) (tried int, e unix.Errno) {
 	var iov [1 + maxPieces]unix.Iovec
 	iov[0] = vec(h[:])
-	iov[1] = vec(m.first)
+	iov[1] = vec(bufs[0])
 	for i, b := range bufs[1:] {
-		iov[2+i] = vec(b[m.seg.head:])
+		iov[2+i] = vec(b[len(head):])
 	}
-	if e = t.writev(iov[:1+len(bufs)]); e == 0 {
-		t.csum.verified.Add(uint64(m.n - 1)) // the first is counted
-		t.tso.merged.Add(uint64(m.n))
-		t.tso.written.Add(1)
-		return m.n, 0
+	if e = t.writev(iov[:1+len(bufs)]); e == 0 || e == unix.EIO || e == unix.EBADFD {
+		return len(bufs), e
 	}
-	if e == unix.EIO || e == unix.EBADFD {
-		return m.n, e
-	}
-	refused := e == unix.EINVAL || e == unix.EMSGSIZE
-	copy(m.first, head[:m.seg.head])
-	h = [vnetLen]byte{}
+	bad := e == unix.EINVAL || e == unix.EMSGSIZE
+	copy(bufs[0], head)
+	*h = [vnetLen]byte{}
 	iov[0] = vec(h[:])
-	iov[1] = vec(m.first)
-	if e = t.writev(iov[:2]); e == 0 && refused {
-		t.tso.noMerge.Store(true)
+	iov[1] = vec(bufs[0])
+	if e = t.writev(iov[:2]); e == 0 && bad {
+		refused.Store(true)
 	}
 	return 1, e
 }

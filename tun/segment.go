@@ -68,13 +68,14 @@ func (t *File) Segments() Segments {
 	return Segments{On: s.on, Why: why, Split: s.split.Load(), Made: s.made.Load(), Merged: s.merged.Load(), Written: s.written.Load(), Odd: s.odd.Load()}
 }
 
-// A large is a piece of TCP from the kernel, to be split. RFC 791, RFC 8200 and RFC
-// 9293 say what differs in the headers of one packet and the next.
+// A large is a GSO packet of TCP or UDP from the kernel, to be split. RFC 791, RFC
+// 8200, RFC 9293 and RFC 768 say what differs in the headers of one packet and the next.
 type large struct {
 	p     []byte // all headers, and payload
 	at    int    // where in p the payload of the next packet is
 	v4    bool
-	tcp   int    // where the TCP header begins
+	udp   bool   // it is UDP: no sequence numbers and flags
+	tcp   int    // where the TCP or UDP header begins
 	head  int    // octets of all headers
 	size  int    // payload octets of each packet but the last
 	sum   uint32 // of the pseudo-header, without the length
@@ -86,6 +87,9 @@ type large struct {
 // asLarge takes what the kernel gave with header h. It reports whether that makes
 // sense.
 func asLarge(h *[vnetLen]byte, p []byte) (l large, ok bool) {
+	if h[1] == vnetUDP {
+		return asLargeUDP(h, p)
+	}
 	l = large{p: p, v4: h[1] == vnetTCP4, size: int(binary.NativeEndian.Uint16(h[4:])), tcp: int(binary.NativeEndian.Uint16(h[6:]))}
 	if h[0]&vnetNeedsCsum == 0 || h[1] != vnetTCP4 && h[1] != vnetTCP6 || l.size == 0 ||
 		binary.NativeEndian.Uint16(h[8:]) != tcpSum || len(p) < l.tcp+tcpLen {
@@ -136,6 +140,11 @@ func (l *large) next(buf []byte) int {
 		binary.BigEndian.PutUint16(b[4:], uint16(total-40))
 	}
 	t := b[l.tcp:]
+	if l.udp {
+		l.putUDP(t)
+		l.id++
+		return total
+	}
 	binary.BigEndian.PutUint32(t[tcpSeq:], l.seq)
 	t[tcpFlags] = l.flags
 	if l.more() {

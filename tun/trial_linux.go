@@ -31,23 +31,23 @@ const (
 // Addresses of the trial (RFC 5737), port 9 on both.
 var trialOurs, trialTheirs = [4]byte{192, 0, 2, 1}, [4]byte{192, 0, 2, 2}
 
-// tryHeaders sees whether checksums at a TUN can be ours, and TCP come and go in
-// pieces longer than packets, in a network namespace that nobody else sees.
-func tryHeaders() (checksums, segments error) {
+// tryHeaders sees whether checksums at a TUN can be ours, and TCP and UDP come and go
+// in pieces longer than packets, in a network namespace that nobody else sees.
+func tryHeaders() (checksums, segments, datagrams error) {
 	_ = hostnet.OwnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil { // ends with the thread
 			checksums = fmt.Errorf("%w: %w", errNotTried, err)
-			segments = checksums
+			segments, datagrams = checksums, checksums
 			return nil
 		}
 		for range trialAttempts {
-			if checksums, segments = trial(); !slow(checksums) && !slow(segments) {
+			if checksums, segments, datagrams = trial(); !slow(checksums) && !slow(segments) && !slow(datagrams) {
 				break
 			}
 		}
 		return nil
 	})
-	return checksums, segments
+	return checksums, segments, datagrams
 }
 
 // trialPause is called before the trial answers the kernel's SYN. Tests make it slow.
@@ -56,22 +56,25 @@ var trialPause = func() {}
 // slow reports whether something did not come in time.
 func slow(err error) bool { return errors.Is(err, errSilence) || errors.Is(err, unix.EAGAIN) }
 
-func trial() (checksums, segments error) {
-	t, err := Open(Options{Name: "trial", trial: func() (error, error) { return nil, nil }})
+func trial() (checksums, segments, datagrams error) {
+	t, err := Open(Options{Name: "trial", trial: func() (error, error, error) { return nil, nil, nil }})
 	if err != nil {
-		return err, err
+		return err, err, err
 	}
 	defer t.Close()
 	if !t.csum.on || t.csum.why != "" {
-		return errors.New(t.csum.why), nil
+		return errors.New(t.csum.why), nil, nil
 	}
 	if err := t.tryChecksums(); err != nil {
-		return err, nil
+		return err, nil, nil
 	}
-	if !t.tso.on {
-		return nil, errors.New(t.tso.why)
+	if datagrams = errors.New(t.uso.why); t.uso.on {
+		datagrams = t.tryDatagrams()
 	}
-	return nil, t.trySegments()
+	if segments = errors.New(t.tso.why); t.tso.on {
+		segments = t.trySegments()
+	}
+	return nil, segments, datagrams
 }
 
 // tryChecksums sees whether a packet from the kernel gets the right checksum, and

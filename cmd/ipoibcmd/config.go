@@ -78,6 +78,8 @@ type Offload struct {
 	// TSO moves TCP in pieces longer than packets between us and the kernel; nil means
 	// on where the kernel does it and Checksum is on.
 	TSO *bool `yaml:"tso"`
+	// USO does the same with UDP datagrams of one flow.
+	USO *bool `yaml:"uso"`
 	// BusyPoll lets it look for more for a while before it waits; nil means on where
 	// it holds its P.
 	BusyPoll *bool `yaml:"busy_poll"`
@@ -87,7 +89,7 @@ type Offload struct {
 
 // defaults returns the configuration that holds where nothing is said.
 func defaults() Config {
-	gso, gro, one, hold, poll, connected, sum, tso := true, true, true, true, true, true, true, true // apart: the file writes through the pointers
+	gso, gro, one, hold, poll, connected, sum, tso, uso := true, true, true, true, true, true, true, true, true // apart: the file writes through the pointers
 	return Config{
 		Name:        "ibcm0",
 		Mode:        "rc",
@@ -102,7 +104,7 @@ func defaults() Config {
 		IdleTimeout: "5m",
 		ARPAccept:   arpProbe,
 		PeerAllow:   []string{agent.DefaultPeerAllow[0].String()},
-		Offload:     Offload{GSO: &gso, GRO: &gro, OneThread: &one, HoldP: &hold, BusyPoll: &poll, Connected: &connected, Checksum: &sum, TSO: &tso},
+		Offload:     Offload{GSO: &gso, GRO: &gro, OneThread: &one, HoldP: &hold, BusyPoll: &poll, Connected: &connected, Checksum: &sum, TSO: &tso, USO: &uso},
 	}
 }
 

@@ -25,7 +25,8 @@ func TestEachOffloadOff(t *testing.T) {
 		{"connected", "offload: {connected: false}\n", []string{"connected"}},
 		{"checksum", "offload: {checksum: false}\n", []string{"checksum"}},
 		{"tso", "offload: {tso: false}\n", []string{"tso"}},
-		{"all", "offload: {gso: false, gro: false, one_thread: false, hold_p: false, busy_poll: false, connected: false, checksum: false, tso: false}\n", []string{"gso", "gro", "one_thread", "hold_p", "busy_poll", "connected", "checksum", "tso"}},
+		{"uso", "offload: {uso: false}\n", []string{"uso"}},
+		{"all", "offload: {gso: false, gro: false, one_thread: false, hold_p: false, busy_poll: false, connected: false, checksum: false, tso: false, uso: false}\n", []string{"gso", "gro", "one_thread", "hold_p", "busy_poll", "connected", "checksum", "tso", "uso"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			parallel(t)
@@ -57,7 +58,7 @@ func TestEachOffloadOff(t *testing.T) {
 				for _, o := range h.status().Underlay.Offloads {
 					got[o.Name] = o
 				}
-				for _, name := range []string{"gso", "gro", "one_thread", "hold_p", "busy_poll", "connected", "checksum", "tso"} {
+				for _, name := range []string{"gso", "gro", "one_thread", "hold_p", "busy_poll", "connected", "checksum", "tso", "uso"} {
 					off := false
 					for _, n := range tt.off {
 						off = off || n == name
@@ -71,7 +72,7 @@ func TestEachOffloadOff(t *testing.T) {
 						}
 						continue
 					}
-					if name == "tso" && !off && !got["checksum"].On {
+					if (name == "tso" || name == "uso") && !off && !got["checksum"].On {
 						if o.On || o.Why != "needs checksums by us: switched off" || o.Uses != 0 {
 							t.Errorf("%s without checksum: %+v", name, o)
 						}

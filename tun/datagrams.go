@@ -1,0 +1,185 @@
+package tun
+
+import (
+	"bytes"
+	"encoding/binary"
+	"sync/atomic"
+
+	"ipoibcm/wire/ip"
+)
+
+// Of struct virtio_net_hdr and TUNSETOFFLOAD, since Linux 6.2.
+const (
+	vnetUDP  = 5    // VIRTIO_NET_HDR_GSO_UDP_L4
+	tunFUSO4 = 0x20 // TUN_F_USO4
+	tunFUSO6 = 0x40 // TUN_F_USO6; the kernel takes both or none
+)
+
+// UDP: where in the header what lies (RFC 768).
+const (
+	udpLength, udpSum = 4, 6
+	udpLen            = 8
+	protoUDP          = 17
+)
+
+// Datagrams says whether the kernel gives and takes several UDP datagrams of one flow
+// as one GSO packet. They stay datagrams: whoever reads them gets one at a time, unless
+// it asked for more (UDP_GRO).
+type Datagrams struct {
+	On      bool
+	Why     string // why not, or what is doubtful
+	Split   uint64 // GSO packets from the kernel that were split
+	Merged  uint64 // datagrams for the kernel that were put together
+	Written uint64 // GSO packets that they became
+}
+
+// uso is the state behind it.
+type uso struct {
+	on                     bool
+	why                    string
+	noMerge                atomic.Bool // the kernel refused one that was merged
+	split, merged, written atomic.Uint64
+}
+
+// Datagrams says what became of [Options.NoDatagrams], and counts.
+func (t *File) Datagrams() Datagrams {
+	s := &t.uso
+	why := s.why
+	if s.noMerge.Load() {
+		why = "the kernel did not take one of ours: no more are put together"
+	}
+	return Datagrams{On: s.on, Why: why, Split: s.split.Load(), Merged: s.merged.Load(), Written: s.written.Load()}
+}
+
+// asLargeUDP takes what the kernel gave with header h. It reports whether that makes
+// sense.
+func asLargeUDP(h *[vnetLen]byte, p []byte) (l large, ok bool) {
+	l = large{p: p, udp: true, size: int(binary.NativeEndian.Uint16(h[4:])), tcp: int(binary.NativeEndian.Uint16(h[6:]))}
+	if h[0]&vnetNeedsCsum == 0 || l.size == 0 || binary.NativeEndian.Uint16(h[8:]) != udpSum || len(p) <= l.tcp+udpLen {
+		return l, false
+	}
+	switch p[0] >> 4 {
+	case 4:
+		if l.tcp < 20 || int(p[0]&15)*4 != l.tcp || p[9] != protoUDP || int(binary.BigEndian.Uint16(p[2:])) != len(p) || binary.BigEndian.Uint16(p[6:])&0x3fff != 0 {
+			return l, false
+		}
+		l.v4, l.id = true, binary.BigEndian.Uint16(p[4:])
+	case 6:
+		if l.tcp < 40 || (l.tcp == 40) != (p[6] == protoUDP) || int(binary.BigEndian.Uint16(p[4:])) != len(p)-40 {
+			return l, false
+		}
+	default:
+		return l, false
+	}
+	l.head = l.tcp + udpLen
+	l.at = l.head
+	// The field holds the sum of the pseudo-header, which has the length in it.
+	t := p[l.tcp:]
+	l.sum = uint32(binary.BigEndian.Uint16(t[udpSum:])) + uint32(^uint16(len(t)))
+	return l, true
+}
+
+// putUDP makes the UDP header of datagram t right.
+func (l *large) putUDP(t []byte) {
+	binary.BigEndian.PutUint16(t[udpLength:], uint16(len(t)))
+	t[udpSum], t[udpSum+1] = 0, 0
+	sum := ^uint16(ip.Sum(l.sum+uint32(len(t)), t))
+	if sum == 0 {
+		sum = 0xffff // zero means none
+	}
+	binary.BigEndian.PutUint16(t[udpSum:], sum)
+}
+
+// isUDP reports whether p, which is not empty, is UDP right behind an IP header
+// without options.
+func isUDP(p []byte) bool {
+	switch p[0] {
+	case 0x45:
+		return len(p) > 28 && p[9] == protoUDP
+	default:
+		return p[0]>>4 == 6 && len(p) > 48 && p[6] == protoUDP
+	}
+}
+
+// A datagrams is a GSO packet of UDP for the kernel that grows by datagrams of one
+// flow and one length; the last may be shorter.
+type datagrams struct {
+	seg   segment // of the first
+	first []byte  // the first packet
+	n     int     // datagrams
+	size  int     // payload octets of each but the last
+	total int     // octets
+	ended bool    // nothing may follow
+}
+
+// begin makes p, which is UDP, the first packet. right says that s is its datagram and
+// that the checksum was seen to be right. It reports whether others may follow.
+func (m *datagrams) begin(p []byte, s segment, right bool) bool {
+	if len(p) > mergeBelow {
+		return false
+	}
+	if !right {
+		var ok bool
+		if len(p) >= checkFrom { // it was looked at
+			return false
+		}
+		if s, ok = find(p); !ok || !s.valid(p) {
+			return false
+		}
+	}
+	n := len(p) - s.head
+	if n == 0 || p[0]>>4 == 4 && p[6]&^0x40 != 0 { // DF may be set
+		return false
+	}
+	*m = datagrams{seg: s, first: p, n: 1, size: n, total: len(p)}
+	return true
+}
+
+// add appends p if it is of the same flow, has nothing else in its headers, and its
+// checksum is right.
+func (m *datagrams) add(p []byte) bool {
+	n := len(p) - m.seg.head
+	if m.ended || m.n == maxPieces || n <= 0 || n > m.size || m.total+n > maxTotal || !isUDP(p) || !m.sameFlow(p) {
+		return false
+	}
+	s, ok := find(p)
+	if !ok || s.head != m.seg.head || !s.valid(p) {
+		return false
+	}
+	m.n, m.total = m.n+1, m.total+n
+	m.ended = n < m.size
+	return true
+}
+
+// sameFlow reports whether p's headers are those of the first packet, but for what
+// must differ.
+func (m *datagrams) sameFlow(p []byte) bool {
+	f, at := m.first, m.seg.start
+	if !bytes.Equal(f[at:at+udpLength], p[at:at+udpLength]) { // ports
+		return false
+	}
+	if f[0]>>4 != 4 {
+		return bytes.Equal(f[:4], p[:4]) && bytes.Equal(f[6:40], p[6:40])
+	}
+	// Identifications count up, or with DF mean nothing (RFC 6864).
+	counts := p[6] != 0 || binary.BigEndian.Uint16(p[4:]) == binary.BigEndian.Uint16(f[4:])+uint16(m.n)
+	return counts && f[0] == p[0] && f[1] == p[1] && f[6] == p[6] && f[8] == p[8] && bytes.Equal(f[12:20], p[12:20])
+}
+
+// finish makes the headers of the first packet those of the whole, and h what goes
+// before it.
+func (m *datagrams) finish(h *[vnetLen]byte) {
+	p, s := m.first, m.seg
+	s.sum += uint32(m.total - len(p)) // the pseudo-header has the length
+	if p[0]>>4 == 4 {
+		binary.BigEndian.PutUint16(p[2:], uint16(m.total))
+		p[10], p[11] = 0, 0
+		binary.BigEndian.PutUint16(p[10:], ip.Checksum(p[:s.start]))
+	} else {
+		binary.BigEndian.PutUint16(p[4:], uint16(m.total-s.start))
+	}
+	binary.BigEndian.PutUint16(p[s.start+udpLength:], uint16(m.total-s.start))
+	s.mark(h, p)
+	h[1] = vnetUDP
+	binary.NativeEndian.PutUint16(h[4:], uint16(m.size))
+}

@@ -1,0 +1,91 @@
+package tun
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// trialSegment is how long the datagrams of the trial are but for the last.
+const trialSegment = 1000
+
+// tryDatagrams has four datagrams get to the kernel as one GSO packet, which must
+// arrive as four, and a program send as much in one call, which must come as four
+// packets.
+func (t *File) tryDatagrams() error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open socket: %w", err)
+	}
+	defer unix.Close(s)
+	wait := unix.NsecToTimeval(int64(trialWait))
+	if err := errors.Join(unix.Bind(s, &unix.SockaddrInet4{Port: 9, Addr: trialOurs}), unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
+		return fmt.Errorf("bind socket: %w", err)
+	}
+	if err := t.tryGathered(s); err != nil {
+		return err
+	}
+	return t.tryCut(s)
+}
+
+// tryGathered writes datagrams that are put together.
+func (t *File) tryGathered(s int) error {
+	var packets, want [][]byte
+	for _, n := range []int{trialSegment, trialSegment, trialSegment, trialSegment / 2} {
+		p := trialPacket(n)
+		packets, want = append(packets, p), append(want, bytes.Clone(p[28:]))
+	}
+	if n, err := t.Write(packets); n != len(packets) {
+		return fmt.Errorf("write: %w", err)
+	}
+	if t.uso.merged.Load() != uint64(len(packets)) || t.uso.written.Load() != 1 {
+		return errors.New("no datagrams were put together")
+	}
+	got := make([]byte, 2*trialSegment)
+	for i, w := range want {
+		n, _, err := unix.Recvfrom(s, got, 0)
+		switch {
+		case err != nil:
+			return fmt.Errorf("datagram %d of those put together did not arrive: %w", i, err)
+		case !bytes.Equal(got[:n], w):
+			return fmt.Errorf("datagram %d of those put together did not arrive as it was", i)
+		}
+	}
+	return nil
+}
+
+// tryCut has the kernel give datagrams that were sent in one call.
+func (t *File) tryCut(s int) error {
+	if err := unix.SetsockoptInt(s, unix.IPPROTO_UDP, unix.UDP_SEGMENT, trialSegment); err != nil {
+		return fmt.Errorf("UDP_SEGMENT: %w", err)
+	}
+	data := make([]byte, 3*trialSegment+trialSegment/2)
+	for i := range data {
+		data[i] = byte(i >> 4)
+	}
+	if err := unix.Sendto(s, data, 0, &unix.SockaddrInet4{Port: 9, Addr: trialTheirs}); err != nil {
+		return fmt.Errorf("send: %w", err)
+	}
+	var got []byte
+	err := t.each(func(p []byte) (bool, error) {
+		if p[9] != protoUDP || len(p) < 28+trialSegment/2 {
+			return false, nil
+		}
+		if valid, ok := verify(p); !valid || !ok {
+			return false, errors.New("a datagram came with a wrong checksum")
+		}
+		got = append(got, p[28:]...)
+		return len(got) >= len(data), nil
+	})
+	switch {
+	case err != nil:
+		return err
+	case !bytes.Equal(got, data):
+		return errors.New("what was split did not come as it was")
+	case t.uso.split.Load() == 0:
+		return errors.New("nothing came as one GSO packet")
+	}
+	return nil
+}
