@@ -216,7 +216,7 @@ func (a *Agent) createQP(act ipoib.CreateQP) {
 	a.conns[act.Conn] = &conn{dp: dp}
 	a.byQPN[dp.QP().QPN()] = act.Conn
 	a.pending = append(a.pending, ipoib.QPCreated{Conn: act.Conn, QPN: dp.QP().QPN(),
-		PathMTU: verbs.PathMTU(a.opt.Provider, act.Peer)})
+		PathMTU: verbs.PathTo(a.opt.Provider, a.link.GID, act.Peer).MTU})
 }
 
 func (a *Agent) connectQP(act ipoib.ConnectQP) {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/verbs"
 	wire "ipoibcm/wire/sa"
 )
 
@@ -116,6 +117,40 @@ func TestSpread(t *testing.T) {
 	}
 	if len(waits) < 15 {
 		t.Errorf("%d different waits of 20", len(waits))
+	}
+}
+
+// TestPathOfRecord: every field of the record that tells of the way, and when a GRH
+// is needed.
+func TestPathOfRecord(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		hop      uint8
+		required bool
+		want     bool
+	}{
+		{"in the subnet", 0, false, false},
+		{"in the subnet, by a hop limit of 1", 1, false, false},
+		{"over a router", 64, false, true},
+		{"the port asks for it", 0, true, true},
+	} {
+		port := testPort
+		port.GRHRequired = tt.required
+		c, now := ready(t, Options{}, port, wire.ClassPortInfo{})
+		key := PathKey{DGID: names["D"], PKey: 0x8001, TrafficClass: 5}
+		q := sentMAD(t, c.Step(nil, now, Query{key}))
+		r := wire.PathRecord{DGID: names["D"], SGID: names["B"], DLID: 6, SLID: 4, FlowLabel: 9, HopLimit: tt.hop, TrafficClass: 5,
+			PKey: 0x8001, SL: 3, MTU: ib.MTU1024, Rate: 7, Life: 17}
+		want := verbs.Path{SGID: names["B"], DGID: names["D"], SLID: 4, DLID: 6, GRH: tt.want, FlowLabel: 9, TrafficClass: 5, HopLimit: tt.hop,
+			SL: 3, PKey: 0x8001, MTU: ib.MTU1024, Rate: 7, Life: 17}
+		for _, a := range c.Step(nil, now, RecvMAD{answer(t, q, r)}) {
+			if got, ok := a.(PathFound); !ok || got.Path != want || got.Key != key {
+				t.Errorf("%s: got %+v\nwant %+v", tt.name, a, want)
+			}
+		}
+		if got := c.Info().Paths; got != 1 {
+			t.Errorf("%s: %d paths, want 1", tt.name, got)
+		}
 	}
 }
 

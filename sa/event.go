@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/verbs"
 	"ipoibcm/wire/mad"
 	wire "ipoibcm/wire/sa"
 )
@@ -36,6 +37,8 @@ type Port struct {
 	GID    ib.GID // subnet prefix and port GUID: member of all groups, beginning of all paths
 	// SubnetTimeout is how long a MAD may be on its way. Zero means 18 (1.07 s).
 	SubnetTimeout ib.Timeout
+	// GRHRequired says that all packets of the port need a GRH.
+	GRHRequired bool
 }
 
 // usable reports whether there is an administrator to ask.
@@ -177,7 +180,7 @@ type Left struct{ MGID ib.GID }
 // PathFound answers Query.
 type PathFound struct {
 	Key  PathKey
-	Path wire.PathRecord
+	Path verbs.Path
 }
 
 // PathFailed answers Query.

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/verbs"
 	wire "ipoibcm/wire/sa"
 )
 
@@ -56,10 +57,21 @@ func (c *Client) query(key PathKey) {
 // answer tells the user what is known of p.
 func (c *Client) answer(p *path) {
 	if p.found {
-		c.act(PathFound{p.key, p.record})
+		c.act(PathFound{p.key, c.pathOf(p.record)})
 		return
 	}
 	c.act(PathFailed{p.key, p.cause, p.status})
+}
+
+// pathOf returns the path that a record describes. A GRH is needed where a router
+// is on the way (IBA 8.4.1 and 19.2.4.1), or where the port asks for it.
+func (c *Client) pathOf(r wire.PathRecord) verbs.Path {
+	return verbs.Path{
+		SGID: r.SGID, DGID: r.DGID, SLID: r.SLID, DLID: r.DLID,
+		GRH:       r.HopLimit > 1 || c.port.GRHRequired,
+		FlowLabel: r.FlowLabel, TrafficClass: r.TrafficClass, HopLimit: r.HopLimit,
+		SL: r.SL, PKey: r.PKey, MTU: r.MTU, Rate: r.Rate, Life: r.Life,
+	}
 }
 
 // newPath makes room for a path; it returns nil if all there may be are in question.

@@ -18,6 +18,7 @@ import (
 	"ipoibcm/internal/ibsim"
 	"ipoibcm/internal/simsm"
 	"ipoibcm/sa"
+	"ipoibcm/verbs"
 	wire "ipoibcm/wire/sa"
 )
 
@@ -316,7 +317,7 @@ func expectLeft(t *testing.T, f fabric, h *host, g ib.GID) {
 }
 
 // ask is expect for a path.
-func ask(t *testing.T, f fabric, h *host, dgid ib.GID, p ib.PKey) (wire.PathRecord, wire.Status) {
+func ask(t *testing.T, f fabric, h *host, dgid ib.GID, p ib.PKey) (verbs.Path, wire.Status) {
 	t.Helper()
 	switch a := expect(t, f, h, sa.Query{PathKey: sa.PathKey{DGID: dgid, PKey: p}}).(type) {
 	case sa.PathFound:
@@ -325,7 +326,7 @@ func ask(t *testing.T, f fabric, h *host, dgid ib.GID, p ib.PKey) (wire.PathReco
 		if a.Cause != sa.Refused {
 			t.Fatalf("host %s: path to %v: %v", h.name, dgid, a.Cause)
 		}
-		return wire.PathRecord{}, a.Status
+		return verbs.Path{}, a.Status
 	default:
 		t.Fatalf("host %s: path to %v: got %s", h.name, dgid, text(a))
 	}

@@ -7,6 +7,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/internal/simsm"
 	"ipoibcm/sa"
+	"ipoibcm/verbs"
 	wire "ipoibcm/wire/sa"
 )
 
@@ -160,8 +161,8 @@ func TestPaths(t *testing.T) {
 		if status != 0 {
 			t.Fatalf("path to D: %v", status)
 		}
-		want := wire.PathRecord{DGID: d.gid(), SGID: b.gid(), DLID: d.port().LID, SLID: b.port().LID, Reversible: true, PKey: ib.DefaultPKey,
-			MTUSelector: wire.Exactly, MTU: ib.MTU2048, RateSelector: wire.Exactly, Rate: ib.Rate10G, LifeSelector: wire.Exactly, Life: 18}
+		want := verbs.Path{DGID: d.gid(), SGID: b.gid(), DLID: d.port().LID, SLID: b.port().LID, PKey: ib.DefaultPKey,
+			MTU: ib.MTU2048, Rate: ib.Rate10G, Life: 18}
 		if r != want { // 4391-9.1.2-2
 			t.Errorf("got %+v\nwant %+v", r, want)
 		}
