@@ -165,7 +165,8 @@ func (c *Client) setPort(p Port) {
 	switch {
 	case !p.usable():
 		c.down()
-	case !old.usable(), p.LID != old.LID, p.SMLID != old.SMLID, p.SMSL != old.SMSL, p.GID != old.GID:
+	case !old.usable(), p.LID != old.LID, p.SMLID != old.SMLID, p.SMSL != old.SMSL, p.GID != old.GID,
+		p.GRHRequired != old.GRHRequired:
 		c.begin()
 	}
 }
@@ -191,6 +192,9 @@ func (c *Client) ask() {
 // atManager says that the administrator is where the subnet manager is.
 func (c *Client) atManager() {
 	c.admin = Address{LID: c.port.SMLID, SL: c.port.SMSL, QPN: ib.QPNGSI, QKey: ib.QKeyGSI}
+	if c.port.GRHRequired {
+		c.admin.GID = c.port.wellKnown()
+	}
 }
 
 // recall takes back all questions that are on their way, to be asked again.

@@ -154,6 +154,44 @@ func TestPathOfRecord(t *testing.T) {
 	}
 }
 
+// TestGRHRequired: a port all of whose packets need a GRH reaches the administrator
+// by the GUID that is the same in all subnets, as Linux does (sa_query.c).
+func TestGRHRequired(t *testing.T) {
+	known := ib.GID{0: 0xfe, 1: 0x80, 8: 0x02, 15: 0x02}
+	for _, tt := range []struct {
+		name       string
+		required   bool
+		redirected ib.GID
+		to, then   ib.GID
+	}{
+		{"not needed", false, names["E"], ib.GID{}, ib.GID{}},
+		{"needed", true, names["E"], known, names["E"]},
+		{"needed, and the redirect names none", true, ib.GID{}, known, known},
+	} {
+		port := testPort
+		port.GRHRequired = tt.required
+		c, now := ready(t, Options{}, port, wire.ClassPortInfo{})
+		q := sentMAD(t, c.Step(nil, now, Query{PathKey{DGID: names["D"]}}))
+		if got := q.MAD.Peer.GID; got != tt.to {
+			t.Errorf("%s: GID: got %v, want %v", tt.name, got, tt.to)
+		}
+		var m wire.Message
+		if err := m.UnmarshalBinary(q.MAD.Data[:]); err != nil {
+			t.Fatal(err)
+		}
+		m.Method, m.Status = wire.MethodGetResp, wire.StatusRedirect
+		m.Record = wire.ClassPortInfo{Redirect: wire.Locator{GID: tt.redirected, LID: 7, QPN: 1}}
+		back := &MAD{Peer: q.MAD.Peer}
+		m.AppendBinary(back.Data[:0])
+		if got := sentMAD(t, c.Step(nil, now, RecvMAD{back})).MAD.Peer.GID; got != tt.then {
+			t.Errorf("%s: redirected: GID: got %v, want %v", tt.name, got, tt.then)
+		}
+		if port.GRHRequired = !tt.required; c.Step(nil, now, SetPort{port}) == nil {
+			t.Errorf("%s: it is not asked again after that changed", tt.name)
+		}
+	}
+}
+
 // TestQKeys: MADs go to QP 1 with its Q_Key, whatever the driver knows.
 func TestQKeys(t *testing.T) {
 	c, now := ready(t, Options{}, testPort, wire.ClassPortInfo{})

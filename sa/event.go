@@ -1,6 +1,7 @@
 package sa
 
 import (
+	"encoding/binary"
 	"time"
 
 	"ipoibcm/ib"
@@ -43,6 +44,16 @@ type Port struct {
 
 // usable reports whether there is an administrator to ask.
 func (p Port) usable() bool { return p.Active && p.LID != 0 && p.SMLID != 0 && !p.GID.IsZero() }
+
+// wellKnownGUID is that of subnet administration, in every subnet (IBA 4.1.1).
+const wellKnownGUID = 0x0200000000000002
+
+// wellKnown is the GID by which the administrator of the port's subnet is reached.
+func (p Port) wellKnown() ib.GID {
+	g := p.GID
+	binary.BigEndian.PutUint64(g[8:], wellKnownGUID)
+	return g
+}
 
 // An Event is something that happened: one of the types of this file.
 type Event interface{ isEvent() }

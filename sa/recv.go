@@ -110,5 +110,11 @@ func (c *Client) redirected(t *task, m wire.Message) {
 	if c.admin.QKey == 0 {
 		c.admin.QKey = ib.QKeyGSI
 	}
+	if c.port.GRHRequired {
+		c.admin.GID, c.admin.FlowLabel, c.admin.TrafficClass = l.GID, l.FlowLabel, l.TrafficClass
+		if l.GID.IsZero() {
+			c.admin.GID = c.port.wellKnown()
+		}
+	}
 	c.enqueue(t)
 }
