@@ -47,6 +47,8 @@ type fabric interface {
 	// startSM starts it anew. Ports are not asked to register again.
 	startSM()
 	setLink(h *host, up bool)
+	// setLoss has that share of MADs lost, and as many come twice, either way.
+	setLoss(share float64)
 }
 
 // The partitions that a test may have.
@@ -102,6 +104,7 @@ func newSimulated(conf int, opt sa.Options) *simulated {
 	return s
 }
 
+func (s *simulated) setLoss(share float64)                      { s.world.Loss, s.world.Dup = share, share }
 func (s *simulated) host(name string) *host                     { return s.hosts[name] }
 func (s *simulated) step(h *host, ev sa.Event)                  { s.world.Step(h.sim, ev) }
 func (s *simulated) run(d time.Duration, done func() bool) bool { return s.world.Run(d, done) }
@@ -117,6 +120,8 @@ type real struct {
 	hosts map[string]*host
 	order []*host
 	inbox chan received
+	loss  float64
+	luck  *rand.Rand
 }
 
 type received struct {
@@ -132,7 +137,8 @@ func newReal(t *testing.T, conf int, opt sa.Options) *real {
 			"other=0x8001, ipoib, defmember=full : 0x2c90000b00001, 0x2c90000c00001 ;\n" +
 			"other=0x8001 : 0x2c90000d00001=limited ;\n",
 	}[conf]
-	r := &real{t: t, sim: ibsim.Start(t, text), conf: text, hosts: map[string]*host{}, inbox: make(chan received, 64)}
+	r := &real{t: t, sim: ibsim.Start(t, text), conf: text, hosts: map[string]*host{}, inbox: make(chan received, 64),
+		luck: rand.New(rand.NewPCG(1, 2))}
 	for i, name := range []string{"A", "B", "C", "D"} {
 		c, err := r.sim.Dial("host" + name)
 		if err != nil {
@@ -186,8 +192,10 @@ func (r *real) host(name string) *host { return r.hosts[name] }
 func (r *real) step(h *host, ev sa.Event) {
 	for _, a := range h.client.Step(nil, time.Now(), ev) {
 		if m, ok := a.(sa.SendMAD); ok {
-			if err := h.real.Send(m.MAD); err != nil {
-				r.t.Fatal(err)
+			for range r.copies() {
+				if err := h.real.Send(m.MAD); err != nil {
+					r.t.Fatal(err)
+				}
 			}
 			continue
 		}
@@ -206,7 +214,9 @@ func (r *real) run(d time.Duration, done func() bool) bool {
 		}
 		select {
 		case in := <-r.inbox:
-			r.step(in.host, sa.RecvMAD{MAD: in.mad})
+			for range r.copies() {
+				r.step(in.host, sa.RecvMAD{MAD: in.mad})
+			}
 			continue
 		case <-time.After(time.Until(next)):
 		}
@@ -218,6 +228,19 @@ func (r *real) run(d time.Duration, done func() bool) bool {
 		}
 	}
 	return true
+}
+
+func (r *real) setLoss(share float64) { r.loss = share }
+
+// copies is how often a MAD arrives.
+func (r *real) copies() int {
+	switch x := r.luck.Float64(); {
+	case x < r.loss:
+		return 0
+	case x < 2*r.loss:
+		return 2
+	}
+	return 1
 }
 
 func (r *real) stopSM() { r.sim.StopSM() }

@@ -1,6 +1,8 @@
 package subnet
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -318,4 +320,76 @@ func TestNoAdmin(t *testing.T) {
 			t.Errorf("path: got %v, %v", r, status)
 		}
 	})
+}
+
+// TestChaos: hosts that join and leave at random while MADs are lost and come twice, and the
+// administrator starts anew. In the end each is a member of what it wants.
+func TestChaos(t *testing.T) {
+	const refresh = 2 * time.Second
+	both(t, byDefault, sa.Options{Refresh: refresh}, func(t *testing.T, f fabric) {
+		seed := rand.Uint64()
+		r := rand.New(rand.NewPCG(seed, 0))
+		want := map[string]map[ib.GID]bool{"B": {}, "C": {}, "D": {}}
+		f.setLoss(0.1)
+		for round := range 2 {
+			for range 60 {
+				h := f.host([]string{"B", "C", "D"}[r.IntN(3)])
+				g := mgid(0xffff, uint32(0x100+r.IntN(4)))
+				if want[h.name][g] = r.IntN(3) != 0; want[h.name][g] {
+					f.step(h, create(g, wire.FullMember))
+				} else {
+					f.step(h, sa.Leave{MGID: g})
+				}
+				f.run(time.Duration(r.IntN(20))*time.Millisecond, nil)
+			}
+			if round == 0 {
+				f.stopSM()
+				f.startSM()
+			}
+		}
+		f.setLoss(0)
+		f.run(refresh, nil) // nobody was told that the administrator has forgotten them
+		if !f.run(20*time.Second, func() bool { return wrong(f, want) == "" }) {
+			t.Errorf("seed %d: %s", seed, wrong(f, want))
+		}
+		checkGroups(t, f, want)
+	})
+}
+
+// wrong says in which group a host is not what it wants to be.
+func wrong(f fabric, want map[string]map[ib.GID]bool) string {
+	for name, groups := range want {
+		in := map[ib.GID]bool{}
+		for _, g := range f.host(name).client.Groups() {
+			in[g.Join.MGID] = g.Joined
+		}
+		for g, wanted := range groups {
+			if joined, there := in[g]; joined != wanted || there && !wanted {
+				return fmt.Sprintf("host %s: %v: joined %v, wanted %v", name, g, joined, wanted)
+			}
+		}
+		if i := f.host(name).client.Info(); i.State != sa.StateReady || i.InFlight+i.Waiting > 0 {
+			return fmt.Sprintf("host %s: %v, %d questions out", name, i.State, i.InFlight)
+		}
+	}
+	return ""
+}
+
+// checkGroups has host A ask the administrator whether each group that somebody wants
+// is there.
+func checkGroups(t *testing.T, f fabric, want map[string]map[ib.GID]bool) {
+	t.Helper()
+	a := f.host("A")
+	for low := range uint32(4) {
+		g := mgid(0xffff, 0x100+low)
+		wanted := false
+		for _, groups := range want {
+			wanted = wanted || groups[g]
+		}
+		if !wanted {
+			continue // a Delete that was lost each time leaves a member behind
+		}
+		expectJoined(t, f, a, join(g, wire.FullMember))
+		expectLeft(t, f, a, g)
+	}
 }
