@@ -18,6 +18,7 @@ import (
 
 // The checks, in the order in which they are reported.
 const (
+	Kernel       = "kernel"
 	TUN          = "tun"
 	Capabilities = "capabilities"
 	Settings     = "settings"
@@ -41,7 +42,7 @@ const (
 // Examine returns one check for each name.
 func Examine(f Facts) control.Doctor {
 	e := &exam{f: &f, out: control.Doctor{Version: control.Version, OK: true}}
-	for _, look := range []func(){e.tun, e.capabilities, e.settings, e.control, e.underlay, e.address, e.gid, e.mtu, e.port,
+	for _, look := range []func(){e.kernel, e.tun, e.capabilities, e.settings, e.control, e.underlay, e.address, e.gid, e.mtu, e.port,
 		e.provider, e.buffers, e.gso, e.gro, e.link, e.rdma, e.cm, e.managers, e.demo} {
 		look()
 	}

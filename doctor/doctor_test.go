@@ -15,7 +15,7 @@ func gid(s string) ib.GID { return ib.GIDFromAddr(netip.MustParseAddr(s)) }
 // fine is a host where nothing is wrong.
 func fine() Facts {
 	return Facts{
-		Name: "ibcm0", Underlay: "eth0", Provider: "softroce", UDMTU: 2044, CMTransport: "auto", NetAdmin: Yes,
+		Kernel: "6.1.0-35-amd64", Name: "ibcm0", Underlay: "eth0", Provider: "softroce", UDMTU: 2044, CMTransport: "auto", NetAdmin: Yes,
 		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24")}, ControlPath: "/run/ipoibcm/ibcm0.sock",
 		Device: &Device{Up: true, MTU: 9000, Driver: "veth", SpeedMbps: 10000, Addrs: []Addr{{IP: netip.MustParseAddr("192.0.2.1")}, {IP: netip.MustParseAddr("fe80::1")}},
 			Features: []string{"rx-gro", "tx-checksum-ip-generic", "tx-udp-segmentation"}},
@@ -35,6 +35,11 @@ func TestExamine(t *testing.T) {
 		says   string // in detail or remedy
 	}{
 		{"nothing", func(*Facts) {}, GID, control.CheckOK, "fe80::1, chosen by address"},
+		{"kernel", func(*Facts) {}, Kernel, control.CheckOK, "Linux 6.1.0-35-amd64; 5.10 is the oldest"},
+		{"the oldest kernel", func(f *Facts) { f.Kernel = "5.10.0-35-amd64" }, Kernel, control.CheckOK, "Linux 5.10.0-35-amd64"},
+		{"a kernel that is almost good enough", func(f *Facts) { f.Kernel = "5.9.16" }, Kernel, control.CheckWarn, "than the oldest that is tested, 5.10"},
+		{"an older kernel", func(f *Facts) { f.Kernel = "4.19.0-27-amd64" }, Kernel, control.CheckWarn, "no UDP_GRO"},
+		{"a kernel without a version", func(f *Facts) { f.Kernel = "" }, Kernel, control.CheckSkipped, "cannot be read"},
 		{"no node", func(f *Facts) { f.TUN, f.TUNErr = TUNNoNode, "x" }, TUN, control.CheckFail, "modprobe tun"},
 		{"denied", func(f *Facts) { f.TUN, f.TUNErr = TUNDenied, "x" }, TUN, control.CheckFail, "CAP_NET_ADMIN"},
 		{"name in use", func(f *Facts) { f.TUN = TUNBusy }, TUN, control.CheckFail, "--name"},
@@ -127,7 +132,7 @@ func TestExamine(t *testing.T) {
 				t.Errorf("%s: %s fails too: %+v", tt.name, c.Name, c)
 			}
 		}
-		if len(d.Checks) != 18 || d.OK != ok || d.OK == (tt.status == control.CheckFail) || d.Version != control.Version {
+		if len(d.Checks) != 19 || d.OK != ok || d.OK == (tt.status == control.CheckFail) || d.Version != control.Version {
 			t.Errorf("%s: %d checks, ok %v", tt.name, len(d.Checks), d.OK)
 		}
 	}
@@ -186,7 +191,7 @@ func TestExamineAnything(t *testing.T) {
 			names = append(names, c.Name)
 		}
 		slices.Sort(names)
-		if len(slices.Compact(names)) != 18 || d.OK {
+		if len(slices.Compact(names)) != 19 || d.OK {
 			t.Errorf("%+v: ok %v, %v", f, d.OK, names)
 		}
 	}

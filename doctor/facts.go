@@ -17,6 +17,7 @@ type Facts struct {
 	NoGSO, NoGRO             bool // switched off
 	Prefixes                 []netip.Prefix
 
+	Kernel   string // what uname calls its release
 	NetAdmin Answer // the capability CAP_NET_ADMIN is effective
 
 	// A rehearsal: the interface is made as run makes it, but never set up.

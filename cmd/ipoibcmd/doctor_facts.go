@@ -37,6 +37,10 @@ func gather(ctx context.Context, c Config, s settings) doctor.Facts {
 		Name: c.Name, Underlay: c.Underlay, Provider: c.Provider, UDMTU: c.UDMTU, GID: s.gid, CMTransport: c.CMTransport,
 		NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), Prefixes: s.prefixes, ControlPath: c.controlPath(),
 	}
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		f.Kernel = unix.ByteSliceToString(u.Release[:])
+	}
 	f.NetAdmin = netAdmin()
 	f.Control, f.ControlErr = controlState(f.ControlPath)
 	openFacts(ctx, &f, c, s)

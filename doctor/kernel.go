@@ -1,0 +1,60 @@
+package doctor
+
+import (
+	"fmt"
+	"strings"
+)
+
+// A kernelVersion is the series of a kernel, such as 5.10.
+type kernelVersion struct{ major, minor int }
+
+func (v kernelVersion) String() string { return fmt.Sprintf("%d.%d", v.major, v.minor) }
+
+func (v kernelVersion) before(w kernelVersion) bool {
+	return v.major < w.major || v.major == w.major && v.minor < w.minor
+}
+
+// parseKernel reads what uname calls a release: "5.10.0-35-amd64".
+func parseKernel(release string) (v kernelVersion, ok bool) {
+	n, _ := fmt.Sscanf(release, "%d.%d", &v.major, &v.minor)
+	return v, n == 2
+}
+
+// leastKernel is the oldest kernel that tests run the demo on.
+var leastKernel = kernelVersion{5, 10}
+
+// kernelCosts are what goes without where a kernel is older, the newest first. Each
+// is used where it is there and done without where it is not.
+var kernelCosts = []struct {
+	since kernelVersion
+	cost  string
+}{
+	{kernelVersion{5, 7}, "an interface that is moved to another network namespace is not followed"},
+	{kernelVersion{5, 0}, "no UDP_GRO: packets come in one by one, which costs most of the speed; the interface has a carrier when the underlay has none"},
+	{kernelVersion{4, 20}, "whole routing tables are read where a part would do; packets to groups of other programs come in, and are dropped"},
+	{kernelVersion{4, 18}, "no UDP_SEGMENT: packets leave one by one, which costs most of the speed; rules that look at ports are not followed"},
+}
+
+// kernel says what an old kernel costs.
+func (e *exam) kernel() {
+	v, ok := parseKernel(e.f.Kernel)
+	switch {
+	case !ok:
+		e.skip(Kernel, "its version cannot be read: %q", e.f.Kernel)
+		return
+	case !v.before(leastKernel):
+		e.ok(Kernel, "Linux %s; %v is the oldest that is tested", e.f.Kernel, leastKernel)
+		return
+	}
+	var costs []string
+	for _, c := range kernelCosts {
+		if v.before(c.since) {
+			costs = append(costs, c.cost)
+		}
+	}
+	lacks := ""
+	if len(costs) > 0 {
+		lacks = ": " + strings.Join(costs, "; ")
+	}
+	e.warn(Kernel, "Linux "+leastKernel.String()+" or newer", "Linux %s is older than the oldest that is tested, %v%s", e.f.Kernel, leastKernel, lacks)
+}

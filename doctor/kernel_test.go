@@ -1,0 +1,46 @@
+package doctor
+
+import (
+	"strings"
+	"testing"
+
+	"ipoibcm/control"
+)
+
+// An older kernel costs what newer ones brought, and nothing else.
+func TestKernelCosts(t *testing.T) {
+	for release, want := range map[string]struct {
+		status string
+		costs  int
+	}{
+		"6.18.0-firecracker": {control.CheckOK, 0},
+		"5.10.0-35-amd64":    {control.CheckOK, 0},
+		"5.9.16":             {control.CheckWarn, 0},
+		"5.6.0-rc1":          {control.CheckWarn, 1},
+		"4.20":               {control.CheckWarn, 2},
+		"4.19.0-27-amd64":    {control.CheckWarn, 3},
+		"4.9.337":            {control.CheckWarn, 4},
+		"10.0":               {control.CheckOK, 0},
+		"five":               {control.CheckSkipped, 0},
+	} {
+		f := fine()
+		f.Kernel = release
+		for _, c := range Examine(f).Checks {
+			if c.Name != Kernel {
+				continue
+			}
+			if c.Status != want.status {
+				t.Errorf("Linux %s: %s, want %s", release, c.Status, want.status)
+			}
+			costs := 0
+			for _, k := range kernelCosts {
+				if strings.Contains(c.Detail, k.cost) {
+					costs++
+				}
+			}
+			if costs != want.costs {
+				t.Errorf("Linux %s: %d costs, want %d: %s", release, costs, want.costs, c.Detail)
+			}
+		}
+	}
+}
