@@ -20,5 +20,5 @@ func WithPrograms(ctx context.Context, img *Image, dir string, programs ...strin
 		return nil, err
 	}
 	// The kernel unpacks one archive after another.
-	return &Image{Kernel: img.Kernel, Initrd: whole}, concat(whole, img.Initrd, extra)
+	return &Image{Kernel: img.Kernel, Initrd: whole, series: img.series}, concat(whole, img.Initrd, extra)
 }

@@ -27,7 +27,7 @@ var programs = []string{
 // tools are the programs that making an image and running it takes, and the
 // Debian package of each.
 var tools = [][2]string{
-	{"qemu-system-x86_64", "qemu-system-x86"}, {"apt-get", "apt"}, {"dpkg-deb", "dpkg"}, {"depmod", "kmod"}, {"xz", "xz-utils"},
+	{"qemu-system-x86_64", "qemu-system-x86"}, {"apt-get", "apt"}, {"dpkg-deb", "dpkg"}, {"depmod", "kmod"}, {"xz", "xz-utils"}, {"zstd", "zstd"},
 	{"busybox", "busybox-static"}, {"gcc", "gcc"}, {"ldd", "libc-bin"}, {"ip", "iproute2"},
 	{"ibv_rc_pingpong", "ibverbs-utils"}, {"rping", "rdmacm-utils"},
 }
@@ -37,17 +37,32 @@ type MissingError struct{ Package, Why string }
 
 func (e *MissingError) Error() string { return fmt.Sprintf("%s (package %s)", e.Why, e.Package) }
 
+// An UnreachableError says that another release of Debian, which has the kernel that
+// was asked for, cannot be asked: tests skip, for old releases leave the mirrors.
+type UnreachableError struct {
+	Release, Series string
+	Err             error
+}
+
+func (e *UnreachableError) Error() string {
+	return fmt.Sprintf("Debian's %s, which has Linux %s, cannot be asked: %v", e.Release, e.Series, e.Err)
+}
+
+func (e *UnreachableError) Unwrap() error { return e.Err }
+
 // An Image is what guests boot.
 type Image struct {
 	Kernel string // ELF file
 	Initrd string // cpio archive
+
+	series string // of the kernel, as asked for
 }
 
 // version changes when the code of this package makes another image of the same sources.
 const version = "1"
 
 // keep is how many images stay in the cache.
-const keep = 2
+const keep = 4
 
 // Cache returns the folder in which images are kept: $IPOIBCM_CACHE, or one in
 // the user's cache.
@@ -62,10 +77,11 @@ func Cache() (string, error) {
 	return filepath.Join(d, "ipoibcm"), nil
 }
 
-// Open returns the image, made anew if the kernel, the programs in it or its
-// sources have changed since. Processes that open it at once wait for one
-// another.
-func Open(ctx context.Context) (*Image, error) {
+// Open returns the image with the newest kernel of a series that Debian has, such as
+// "6.12"; "" is the series of the host's release. It is made anew if the kernel, the
+// programs in it or its sources have changed since. Processes that open it at once
+// wait for one another.
+func Open(ctx context.Context, series string) (*Image, error) {
 	if err := checkTools(); err != nil {
 		return nil, err
 	}
@@ -95,7 +111,7 @@ func Open(ctx context.Context) (*Image, error) {
 	if out, err := c.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("build guestd: %w: %s", err, out)
 	}
-	pkg, err := latestKernel(ctx)
+	pkg, from, err := findKernel(ctx, series, cache)
 	if err != nil {
 		return nil, err
 	}
@@ -104,11 +120,11 @@ func Open(ctx context.Context) (*Image, error) {
 		return nil, err
 	}
 	dir := filepath.Join(cache, "image-"+key)
-	img := &Image{Kernel: filepath.Join(dir, "vmlinux"), Initrd: filepath.Join(dir, "initrd")}
+	img := &Image{Kernel: filepath.Join(dir, "vmlinux"), Initrd: filepath.Join(dir, "initrd"), series: series}
 	if _, err := os.Stat(img.Initrd); err == nil {
 		return img, nil
 	}
-	if err := build(ctx, tmp, pkg, daemon, cache); err != nil {
+	if err := build(ctx, tmp, pkg, from, daemon, cache); err != nil {
 		return nil, err
 	}
 	os.RemoveAll(dir)
@@ -158,9 +174,9 @@ func imageKey(pkg, daemon string) (string, error) {
 }
 
 // build makes the image in tmp/image.
-func build(ctx context.Context, tmp, pkg, daemon, cache string) error {
+func build(ctx context.Context, tmp, pkg string, from apt, daemon, cache string) error {
 	img, root := filepath.Join(tmp, "image"), filepath.Join(tmp, "root")
-	k, err := cachedKernel(ctx, pkg, cache, tmp)
+	k, err := cachedKernel(ctx, pkg, from, cache, tmp)
 	if err != nil {
 		return err
 	}
@@ -219,10 +235,10 @@ func build(ctx context.Context, tmp, pkg, daemon, cache string) error {
 }
 
 // cachedKernel returns the unpacked kernel, which images share.
-func cachedKernel(ctx context.Context, pkg, cache, tmp string) (*kernel, error) {
+func cachedKernel(ctx context.Context, pkg string, from apt, cache, tmp string) (*kernel, error) {
 	dir := filepath.Join(cache, pkg)
 	if _, err := os.Stat(dir); err != nil {
-		if _, err := fetchKernel(ctx, pkg, tmp); err != nil {
+		if _, err := fetchKernel(ctx, pkg, from, tmp); err != nil {
 			return nil, err
 		}
 		if err := os.Rename(filepath.Join(tmp, "kernel"), dir); err != nil {

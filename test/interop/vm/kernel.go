@@ -3,12 +3,10 @@ package vm
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 )
 
@@ -26,26 +24,36 @@ type kernel struct {
 	dir     string // of the package's files
 }
 
-// latestKernel asks apt which package the newest kernel of this release is in.
-func latestKernel(ctx context.Context) (pkg string, err error) {
-	out, err := output(ctx, "", "apt-cache", "depends", "linux-image-amd64")
-	if err != nil {
-		return "", err
+// findKernel asks apt which package the newest kernel of a series, such as "6.12",
+// is in; the empty series is that of this release of Debian.
+func findKernel(ctx context.Context, series, cache string) (pkg string, from apt, err error) {
+	if series != "" {
+		if pkg, err = from.dependency(ctx, "linux-image-"+series+"-amd64"); err == nil {
+			return pkg, from, nil
+		}
 	}
-	m := regexp.MustCompile(`Depends: (linux-image-\S+)`).FindStringSubmatch(out)
-	if m == nil {
-		return "", errors.New("apt knows no linux-image-amd64: run apt-get update")
+	pkg, err = from.dependency(ctx, "linux-image-amd64")
+	if err != nil || series == "" || strings.HasPrefix(pkg, "linux-image-"+series+".") {
+		return pkg, from, err
 	}
-	return m[1], nil
+	release := releases[series]
+	if release == "" {
+		return "", nil, fmt.Errorf("apt knows no kernel %s", series)
+	}
+	if from, err = otherRelease(ctx, release, cache); err != nil {
+		return "", nil, &UnreachableError{release, series, err}
+	}
+	pkg, err = from.dependency(ctx, "linux-image-amd64")
+	return pkg, from, err
 }
 
 // fetchKernel downloads and unpacks pkg below dir. It is never installed.
-func fetchKernel(ctx context.Context, pkg, dir string) (*kernel, error) {
+func fetchKernel(ctx context.Context, pkg string, from apt, dir string) (*kernel, error) {
 	k := &kernel{version: strings.TrimPrefix(pkg, "linux-image-"), dir: filepath.Join(dir, "kernel")}
 	if err := os.MkdirAll(k.dir, 0o755); err != nil {
 		return nil, err
 	}
-	if _, err := output(ctx, dir, "apt-get", "-q", "download", pkg); err != nil {
+	if _, err := from.run(ctx, dir, "apt-get", "-q", "download", pkg); err != nil {
 		return nil, err
 	}
 	debs, _ := filepath.Glob(filepath.Join(dir, pkg+"_*.deb"))

@@ -59,7 +59,7 @@ func WithSIW(ctx context.Context, img *Image) (*Image, error) {
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		return nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
 	}
-	pkg, err := latestKernel(ctx)
+	pkg, from, err := findKernel(ctx, img.series, cache)
 	if err != nil {
 		return nil, err
 	}
@@ -68,13 +68,13 @@ func WithSIW(ctx context.Context, img *Image) (*Image, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(tmp)
-	k, err := cachedKernel(ctx, pkg, cache, tmp)
+	k, err := cachedKernel(ctx, pkg, from, cache, tmp)
 	if err != nil {
 		return nil, err
 	}
 	dir := filepath.Join(cache, "siw-"+k.version+"-"+siwVersion)
 	if _, err := os.Stat(dir); err != nil {
-		if err := buildSIW(ctx, k, tmp, filepath.Join(tmp, "siw")); err != nil {
+		if err := buildSIW(ctx, k, from, tmp, filepath.Join(tmp, "siw")); err != nil {
 			return nil, err
 		}
 		if err := os.Rename(filepath.Join(tmp, "siw"), dir); err != nil {
@@ -113,7 +113,7 @@ func WithSIW(ctx context.Context, img *Image) (*Image, error) {
 		return nil, err
 	}
 	out := filepath.Join(dir, "initrd")
-	return &Image{Kernel: img.Kernel, Initrd: out}, os.Rename(whole, out)
+	return &Image{Kernel: img.Kernel, Initrd: out, series: img.series}, os.Rename(whole, out)
 }
 
 func concat(to string, from ...string) error {
@@ -136,12 +136,16 @@ func concat(to string, from ...string) error {
 }
 
 // buildSIW makes the modules in out, all else in tmp.
-func buildSIW(ctx context.Context, k *kernel, tmp, out string) error {
+func buildSIW(ctx context.Context, k *kernel, from apt, tmp, out string) error {
 	series := strings.Join(strings.SplitN(k.version, ".", 3)[:2], ".") // "6.1"
 	headers := filepath.Join(tmp, "headers")
 	abi := k.version[:strings.LastIndexByte(k.version, '-')] // without "-amd64"
-	for _, pkg := range []string{"linux-headers-" + k.version, "linux-headers-" + abi + "-common", "linux-kbuild-" + series, "linux-source-" + series} {
-		if _, err := output(ctx, tmp, "apt-get", "-q", "download", pkg); err != nil {
+	kbuild := "linux-kbuild-" + abi                          // as newer kernels of Debian call it
+	if _, err := from.run(ctx, "", "apt-cache", "show", kbuild); err != nil {
+		kbuild = "linux-kbuild-" + series
+	}
+	for _, pkg := range []string{"linux-headers-" + k.version, "linux-headers-" + abi + "-common", kbuild, "linux-source-" + series} {
+		if _, err := from.run(ctx, tmp, "apt-get", "-q", "download", pkg); err != nil {
 			return err
 		}
 		debs, _ := filepath.Glob(filepath.Join(tmp, pkg+"_*.deb"))
@@ -187,7 +191,7 @@ func buildSIW(ctx context.Context, k *kernel, tmp, out string) error {
 		if err := os.WriteFile(main, changed, 0o644); err != nil {
 			return err
 		}
-		if _, err := output(ctx, tmp, "make", "-s", "-C", build, "M="+siw, "CONFIG_RDMA_SIW=m", "KCFLAGS=-w", "modules"); err != nil {
+		if _, err := output(ctx, tmp, "make", "-s", "-C", build, "M="+siw, "CONFIG_RDMA_SIW=m", "CONFIG_DEBUG_INFO_BTF_MODULES=", "KCFLAGS=-w", "modules"); err != nil {
 			return err
 		}
 		if _, err := output(ctx, tmp, "strip", "--strip-debug", "-o", filepath.Join(out, name+".ko"), filepath.Join(siw, "siw.ko")); err != nil {
