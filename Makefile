@@ -16,7 +16,7 @@ VERSION ?= $(shell git describe --tags --dirty 2>/dev/null)
 COMMIT  ?= $(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null)
 LDFLAGS = -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 
-.PHONY: build ibverbs demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak flood oracle nightly interop specs clean
+.PHONY: build ibverbs demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak flood oracle nightly interop architectures specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o bin/ipoibcmd ./cmd/ipoibcmd
@@ -72,8 +72,11 @@ scale: ## what one interface costs among 100 to 100,000 neighbours, as a table; 
 nightly: ## all that takes long, one after the other; goes on where it was stopped; HOUR=1m shortens what has no end of its own, STEPS=sim,soak picks some
 	$(GO) run ./internal/nightly $(if $(HOUR),-hour $(HOUR)) $(if $(STEPS),-only $(STEPS))
 
-interop: ## beside kernel Soft-RoCE, librdmacm and siw in virtual machines; as root, with QEMU
+interop: ## beside kernel Soft-RoCE, librdmacm and siw of two kernels in virtual machines, and the demo on the oldest; as root, with QEMU
 	$(GO) run ./internal/check -interop -summary .cache/interop.txt
+
+architectures: ## vet and link for all of them, the tests as 386 programs, codecs and machines as arm, arm64 and s390x in QEMU's user mode
+	$(GO) run ./internal/check -long -only architectures -summary .cache/architectures.txt
 
 specs: ## write docs/specs.md anew
 	$(GO) run ./internal/specs

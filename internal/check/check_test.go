@@ -14,7 +14,7 @@ import (
 
 func read(t *testing.T, r *run, events ...string) int {
 	t.Helper()
-	bad, err := r.readTests(strings.NewReader(strings.Join(events, "\n")), 1, func() {})
+	bad, err := r.readTests(strings.NewReader(strings.Join(events, "\n")), place{}, 1, func() {})
 	if err != nil {
 		t.Fatal(err)
 	}

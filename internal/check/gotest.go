@@ -28,14 +28,31 @@ const maxShown = 200
 // long anything takes: the longest test says something a hundred times as often.
 const quiet = 10 * time.Minute
 
+// A place is where tests run.
+type place struct {
+	name string   // it follows those of tests in results; "" is here
+	env  []string // what go test has in its environment beyond ours
+}
+
+// mark ends the name of a test that ran there.
+func (p place) mark() string {
+	if p.name == "" {
+		return ""
+	}
+	return " (" + p.name + ")"
+}
+
 // test runs go test on packages and records every test. None is taken from Go's
 // cache, which does not know that tests build and run the program.
-func (r *run) test(packages []string, flags ...string) {
+func (r *run) test(packages []string, flags ...string) { r.testAt(place{}, packages, flags...) }
+
+func (r *run) testAt(at place, packages []string, flags ...string) {
 	args := append([]string{"test", "-json", "-vet=off", "-count=1", "-timeout=0"}, flags...)
 	fmt.Fprintf(r.out, "go %s (%d packages)\n", strings.Join(args, " "), len(packages))
 	c := exec.Command("go", append(args, packages...)...)
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // its tests and what they start are ended together
 	c.Env = append(os.Environ(), long.Variable+"="+map[bool]string{true: "1"}[r.long])
+	c.Env = append(c.Env, at.env...)
 	if slices.Contains(flags, "-race") {
 		c.Env = append(c.Env, "CGO_ENABLED=1")
 	}
@@ -55,7 +72,7 @@ func (r *run) test(packages []string, flags ...string) {
 		_ = syscall.Kill(-c.Process.Pid, sig) // it may have ended meanwhile
 	})
 	defer watch.stop()
-	bad, err := r.readTests(out, len(packages), watch.reset)
+	bad, err := r.readTests(out, at, len(packages), watch.reset)
 	if err != nil {
 		r.note("go test", failed, err.Error())
 		io.Copy(io.Discard, out)
@@ -129,6 +146,7 @@ type testPackage struct {
 // A testStep is what has been seen of one go test.
 type testStep struct {
 	r        *run
+	at       place
 	mu       sync.Mutex // the line of progress is drawn by another goroutine
 	packages map[string]*testPackage
 	builds   map[string][]string
@@ -158,8 +176,8 @@ func (s *testStep) about() string {
 // readTests takes in the events of one go test of so many packages, shows a line
 // per package and the output of what failed, and returns how many failures there
 // were. It calls alive for every event.
-func (r *run) readTests(in io.Reader, want int, alive func()) (bad int, err error) {
-	st := &testStep{r: r, packages: map[string]*testPackage{}, builds: map[string][]string{}, want: want}
+func (r *run) readTests(in io.Reader, at place, want int, alive func()) (bad int, err error) {
+	st := &testStep{r: r, at: at, packages: map[string]*testPackage{}, builds: map[string][]string{}, want: want}
 	r.out.about(st.about)
 	defer r.out.about(nil)
 	s := bufio.NewScanner(in)
@@ -211,16 +229,16 @@ func (s *testStep) event(e *testEvent) (bad int) {
 	s.mu.Unlock()
 	switch { // without the lock: this writes, and the line is drawn under the writer's
 	case ends && e.Test != "":
-		return s.r.ended(p, e)
+		return s.r.ended(p, s.at, e)
 	case ends:
-		return s.r.packageEnded(p, e, s.builds, s.done, s.want)
+		return s.r.packageEnded(p, s.at, e, s.builds, s.done, s.want)
 	}
 	return 0
 }
 
 // ended records the end of one test.
-func (r *run) ended(p *testPackage, e *testEvent) (bad int) {
-	name := e.Package + "." + e.Test
+func (r *run) ended(p *testPackage, at place, e *testEvent) (bad int) {
+	name := e.Package + "." + e.Test + at.mark()
 	lines := p.lines[e.Test]
 	p.tests++
 	switch e.Action {
@@ -243,7 +261,7 @@ func (r *run) ended(p *testPackage, e *testEvent) (bad int) {
 
 // packageEnded shows the end of one package. A package can fail without a test
 // that does: it does not build, it panics, its time is over.
-func (r *run) packageEnded(p *testPackage, e *testEvent, builds map[string][]string, done, want int) (bad int) {
+func (r *run) packageEnded(p *testPackage, at place, e *testEvent, builds map[string][]string, done, want int) (bad int) {
 	switch {
 	case e.Action == "skip":
 		return 0 // no test files
@@ -260,8 +278,8 @@ func (r *run) packageEnded(p *testPackage, e *testEvent, builds map[string][]str
 			}
 			lines = append(lines, l...)
 		}
-		r.note(e.Package, failed, why)
-		fmt.Fprintf(r.out, "---- %s: %s\n%s", e.Package, why, strings.Join(lines[max(0, len(lines)-maxShown):], ""))
+		r.note(e.Package+at.mark(), failed, why)
+		fmt.Fprintf(r.out, "---- %s: %s\n%s", e.Package+at.mark(), why, strings.Join(lines[max(0, len(lines)-maxShown):], ""))
 	}
 	word := "ok  "
 	if e.Action == "fail" {

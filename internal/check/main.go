@@ -53,9 +53,7 @@ func main() {
 	case *fuzzTime > 0 || *fuzzAll > 0:
 		r.fuzz(*fuzzTime, *fuzzAll, *keep)
 	case *interop:
-		// Without the race detector: memory that a peer's RDMA WRITE fills is
-		// looked at when the peer says so, out of band, which the detector cannot see.
-		r.do([]step{{"virtual machines", func() { r.test([]string{"./test/interop/..."}, "-p=1") }}})
+		r.do(r.interop())
 	default:
 		r.all()
 	}
@@ -79,6 +77,27 @@ func main() {
 	if !ok {
 		os.Exit(1)
 	}
+}
+
+// Series of Linux that guests of test/interop run: all tests on the first ones, the
+// demo on the oldest that is supported.
+var (
+	kernels     = []string{"6.1", "6.12"}
+	leastKernel = "5.10"
+)
+
+// interop returns the steps with virtual machines. They are without the race detector:
+// memory that a peer's RDMA WRITE fills is looked at when the peer says so, out of
+// band, which the detector cannot see.
+func (r *run) interop() (steps []step) {
+	guests := func(series string, flags ...string) step {
+		at := place{"Linux " + series, []string{"IPOIBCM_KERNEL=" + series}}
+		return step{"virtual machines, " + at.name, func() { r.testAt(at, []string{"./test/interop/..."}, append(flags, "-p=1")...) }}
+	}
+	for _, series := range kernels {
+		steps = append(steps, guests(series))
+	}
+	return append(steps, guests(leastKernel, "-run=^TestDemoInGuest$"))
 }
 
 // shareBuilds lets all that is built here, by tests too, come from one set of packages,
@@ -172,6 +191,7 @@ func (r *run) all() {
 		{"go vet", r.check("go vet", func() error { return r.stream("go", "vet", "./...") })},
 		{"staticcheck", r.staticcheck},
 		{"go vet with libibverbs", r.libibverbs},
+		{"go vet for " + narrow, r.check("go vet for "+narrow, r.vetNarrow)},
 		{"requirement rows", r.check("requirement rows", func() error { return r.stream("go", "run", "./internal/specs", "-check") })},
 	}
 	if !r.long {
@@ -181,10 +201,14 @@ func (r *run) all() {
 			step{"concurrent packages with the race detector", r.race(g.concurrent)}))
 		return
 	}
+	steps = slices.DeleteFunc(steps, func(s step) bool { return s.name == "go vet for "+narrow })
 	// Without the race detector too: allocations are counted and large runs are made only there.
 	r.do(append(steps,
 		step{"tests, long form", func() { r.test(g.unit) }},
 		step{"network namespaces, long form", func() { r.test(g.netns, netnsFlags...) }},
+		step{"architectures: vet and build", r.vetAll},
+		step{"architectures: tests on " + narrow, r.testNarrow(g.unit)},
+		step{"architectures: tests in emulation", r.testEmulated},
 		step{"mutants, a tenth", r.mutants},
 		step{"tests with the race detector, long form", r.race(g.unit)},
 		step{"network namespaces with the race detector, long form", r.race(g.netns, netnsFlags...)})) // the agents too are built with it

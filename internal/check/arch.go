@@ -1,0 +1,156 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"ipoibcm/internal/long"
+)
+
+// architectures are those of GOARCH that everything is vetted and the program
+// linked for.
+var architectures = []string{"386", "amd64", "arm", "arm64", "loong64", "mips64le", "ppc64le", "riscv64", "s390x"}
+
+// narrow is the one of them whose vetting is part of the short form too: the most
+// common mistake is a number that an int of 32 bits does not hold.
+const narrow = "386"
+
+// emulated are those that tests run for in QEMU's user mode: one where an int has
+// 32 bits, one with instructions of its own for CRC-32, and one where the high octet
+// of a number comes first.
+var emulated = []string{"arm", "arm64", "s390x"}
+
+// An emulation is a choice of tests that run in QEMU's user mode, in seconds.
+type emulation struct {
+	packages  []string
+	run, skip []string // names of tests, without Test; none means all, and none
+}
+
+var emulations = []emulation{
+	// The codecs and the machines need nothing of the kernel. Searches and random runs
+	// take minutes there, and look for what is the same everywhere.
+	{packages: []string{"ib", "wire/...", "mtu", "cm", "rpcrdma", "provider/softroce/engine", "neigh", "fib", "ipoib",
+		"gate", "group", "peerrpc", "rtnl", "serviceid", "verbs/...", "mpa"},
+		skip: []string{"Simulation", "RandomEvents", "Oracle", "Machine", "SessionOverSCTP", "EveryRequest", "EveryReply", "BothSides",
+			"CrossingExhaustively", "InbandSparesStrangers", "ManySeeds", "Flood", "Tshark"}},
+	// Of the edges, what the kernel reads and writes; QEMU does not know all of netlink.
+	{packages: []string{"tun", "provider/softroce"},
+		run: []string{"KernelStructures", "ControlMessages", "PathControlMessages", "Verify", "Complete", "NotMerged", "OddSegments", "MergeRefused"}},
+}
+
+// flags are those of go test.
+func (e emulation) flags() (flags []string) {
+	if len(e.run) > 0 {
+		flags = append(flags, "-run=^Test("+strings.Join(e.run, "|")+")$")
+	}
+	if len(e.skip) > 0 {
+		flags = append(flags, "-skip=^Test("+strings.Join(e.skip, "|")+")$")
+	}
+	return flags
+}
+
+// vetNarrow is the step of the short form.
+func (r *run) vetNarrow() error { return r.goFor(narrow, "vet", "./...") }
+
+// vetAll vets everything for every architecture, and links the program.
+func (r *run) vetAll() {
+	dir, err := os.MkdirTemp("", "check-")
+	if err != nil {
+		r.note("architectures", failed, err.Error())
+		return
+	}
+	defer os.RemoveAll(dir)
+	for _, arch := range architectures {
+		r.check("go vet and go build for "+arch, func() error {
+			if err := r.goFor(arch, "vet", "./..."); err != nil {
+				return err
+			}
+			return r.goFor(arch, "build", "-o", filepath.Join(dir, arch), "./cmd/ipoibcmd")
+		})()
+		if r.out.interrupted() {
+			return
+		}
+	}
+}
+
+// goFor runs the go command for another architecture.
+func (r *run) goFor(arch string, args ...string) error {
+	fmt.Fprintf(r.out, "GOARCH=%s go %s\n", arch, strings.Join(args, " "))
+	c := exec.Command("go", args...)
+	c.Env, c.Stdout, c.Stderr = append(os.Environ(), "GOARCH="+arch), r.out, r.out
+	return c.Run()
+}
+
+// testNarrow runs the tests as programs of 32 bits, which most kernels of amd64
+// and some of arm64 can do, and the demo with them.
+func (r *run) testNarrow(packages []string) func() {
+	return func() {
+		if runtime.GOARCH != "amd64" {
+			r.missing(narrow, "this processor does not run its programs")
+			return
+		}
+		if out, err := r.goOutput(narrow, "test", "-run=^$", "./ib"); err != nil {
+			r.missing(narrow, "this kernel does not run its programs: "+lastLine(out))
+			return
+		}
+		at := placeFor(narrow)
+		r.testAt(at, packages)
+		r.testAt(at, []string{"./test/netns"}, "-run=^(TestDemo|TestDoctor)")
+	}
+}
+
+func (r *run) goOutput(arch string, args ...string) (string, error) {
+	c := exec.Command("go", args...)
+	c.Env = append(os.Environ(), "GOARCH="+arch)
+	out, err := c.CombinedOutput()
+	return string(out), err
+}
+
+// testEmulated runs what emulations name for the architectures of emulated.
+func (r *run) testEmulated() {
+	for _, arch := range emulated {
+		var exec []string
+		if arch != runtime.GOARCH {
+			program, err := emulator(arch)
+			if err != nil {
+				r.missing("tests on "+arch, err.Error())
+				continue
+			}
+			exec = []string{"-exec=" + program}
+		}
+		for _, e := range emulations {
+			var packages []string
+			for _, p := range e.packages {
+				packages = append(packages, "./"+p)
+			}
+			r.testAt(placeFor(arch), packages, append(e.flags(), exec...)...)
+			if r.out.interrupted() {
+				return
+			}
+		}
+	}
+}
+
+// emulator returns QEMU's program for an architecture.
+func emulator(arch string) (string, error) {
+	name := "qemu-" + qemuName(arch) + "-static"
+	if _, err := exec.LookPath(name); err != nil {
+		return "", fmt.Errorf("%s is not installed (package qemu-user-static)", name)
+	}
+	return name, nil
+}
+
+// qemuName is what QEMU calls an architecture of Go.
+func qemuName(arch string) string {
+	if arch == "arm64" {
+		return "aarch64"
+	}
+	return arch
+}
+
+// placeFor is where tests of an architecture run, in their short form.
+func placeFor(arch string) place { return place{arch, []string{"GOARCH=" + arch, long.Variable + "="}} }
