@@ -125,5 +125,12 @@ func (a *Agent) note(n ipoib.Note) {
 	a.hub.publish(e)
 	a.peers.events.add(e)
 	a.peers.learn(n)
-	a.log.Debug(n.Text, "kind", n.Kind, "peer", e.Peer, "ip", n.Addr)
+	switch fields := []any{"kind", n.Kind, "peer", e.Peer, "ip", e.Fields["ip"], "detail", n.Text}; {
+	case n.Report == ipoib.NoReport:
+		a.log.Debug("event", fields...)
+	case n.Report.Urgent():
+		a.log.Warn(n.Report.String(), fields...)
+	default:
+		a.log.Info(n.Report.String(), fields...)
+	}
 }

@@ -104,7 +104,8 @@ func (f *Interface) offers(t ib.Transport, form serviceid.Form) bool {
 // refuse answers a REQ with a REJ, never with silence (WF I-14).
 func (f *Interface) refuse(ev cm.RequestReceived, r cm.Reason, ari []byte, why string) {
 	f.count(nREJSent)
-	f.note(Note{Kind: NoteConn, Peer: encap.LinkAddr{GID: ev.Remote}, Text: fmt.Sprintf("REQ rejected, %v: %s", r, why)})
+	f.note(Note{Kind: NoteConn, Peer: encap.LinkAddr{GID: ev.Remote}, Report: ConnectionRefused,
+		Text: fmt.Sprintf("REQ rejected, %v: %s", r, why)})
 	f.cmStep(cm.Reject{Handle: ev.Handle, Reason: r, ARI: ari, PrivateData: f.privateData(uint32(f.opt.receiveMTU()))})
 }
 

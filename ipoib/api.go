@@ -235,6 +235,8 @@ type (
 		Addr netip.Addr     // IP address concerned, if any
 		Conn fib.Conn       // connection concerned, if any
 		Text string
+		// Report is what an operator should hear of in a week's log; zero for the rest.
+		Report Report
 	}
 )
 

@@ -90,6 +90,7 @@ func (s *conns) byAge() []*conn {
 func (f *Interface) newConn(p *peer, t ib.Transport, form serviceid.Form, active bool) *conn {
 	if len(f.conns.byID) >= f.opt.maxConns() {
 		f.count(dropConns)
+		f.atLimit(fmt.Sprintf("%d connections: there is no room for one more", len(f.conns.byID)))
 		return nil
 	}
 	f.conns.lastID++
@@ -147,7 +148,11 @@ func (f *Interface) hangUp(c *conn, why string) {
 	if f.conns.byID[c.id] != c {
 		return
 	}
-	f.note(Note{Kind: NoteConn, Peer: c.peer.key, Conn: c.id, Text: "connection closed: " + why})
+	n := Note{Kind: NoteConn, Peer: c.peer.key, Conn: c.id, Text: "connection closed: " + why}
+	if c.state == connUp {
+		n.Report = ConnectionClosed
+	}
+	f.note(n)
 	h, up := c.handle, c.state == connUp
 	f.drop(c) // first, so that what the CM answers finds no record
 	if h == 0 {
@@ -165,7 +170,7 @@ func (f *Interface) hangUp(c *conn, why string) {
 func (f *Interface) lost(c *conn, why string) {
 	p, wasTx := c.peer, c.peer.tx == c
 	young := !f.served(c)
-	f.note(Note{Kind: NoteConn, Peer: p.key, Conn: c.id, Text: "connection lost: " + why})
+	f.note(Note{Kind: NoteConn, Peer: p.key, Conn: c.id, Text: "connection lost: " + why, Report: ConnectionLost})
 	f.drop(c)
 	switch {
 	case !wasTx:
@@ -236,8 +241,9 @@ func (f *Interface) established(c *conn, how string) {
 	} else {
 		f.count(nEstablishedPassive)
 	}
-	f.note(Note{Kind: NoteConn, Peer: p.key, Conn: c.id, Text: fmt.Sprintf("%v connection up (%s), service ID %v, QPN %v to %v, MTU %d",
-		c.trans, how, c.params.ServiceID, c.qpn, c.params.RemoteQPN, c.mtu)})
+	f.note(Note{Kind: NoteConn, Peer: p.key, Conn: c.id, Report: ConnectionUp,
+		Text: fmt.Sprintf("%v connection up (%s), service ID %v, QPN %v to %v, MTU %d",
+			c.trans, how, c.params.ServiceID, c.qpn, c.params.RemoteQPN, c.mtu)})
 	f.arm(p, f.idleAt(c))
 	if c.rxOnly() {
 		return // it was put into p.rx when it was accepted

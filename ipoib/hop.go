@@ -176,7 +176,7 @@ func (f *Interface) onFIB(a fib.Action) {
 		f.linkDown("the interface went down")
 	case fib.DeviceMTU:
 		f.deviceMTU, f.hops.allDirty = a.MTU, true
-		f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("device MTU is %d", a.MTU)})
+		f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("device MTU is %d", a.MTU), Report: MTUChanged})
 		f.settleGroups()
 	case fib.AddrAdded:
 		f.addrAdded(a.Prefix)

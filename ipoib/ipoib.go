@@ -220,7 +220,6 @@ func earliest(a, b time.Time) time.Time {
 func (f *Interface) do(a Action) { f.out = append(f.out, a) }
 
 func (f *Interface) note(n Note) {
-	f.log.Debug("note", "kind", n.Kind, "peer", n.Peer, "text", n.Text)
 	f.do(n)
 }
 
@@ -256,7 +255,7 @@ func (f *Interface) linkUp() {
 		return
 	}
 	f.up, f.hops.allDirty = true, true
-	f.note(Note{Kind: NoteLink, Text: "interface up"})
+	f.note(Note{Kind: NoteLink, Text: "interface up", Report: InterfaceUp})
 	f.groupStep(group.Up{GID: f.link.GID})
 	for _, p := range f.addrs.sorted() {
 		f.announce(p)
@@ -288,7 +287,7 @@ func (f *Interface) linkDown(why string) {
 	}
 	f.groupStep(group.Down{})
 	f.hops.allDirty = true
-	f.note(Note{Kind: NoteLink, Text: "interface down: " + why})
+	f.note(Note{Kind: NoteLink, Text: "interface down: " + why, Report: InterfaceDown})
 }
 
 // stop hangs up. The service IDs stay listened on: a late REQ is refused with
@@ -309,9 +308,9 @@ func (f *Interface) advertise() {
 	switch n := len(f.conns.byID); {
 	case !f.crowded && n >= full:
 		f.count(nCrowded)
-		f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("%d of %d connections: no mode is announced until there is room", n, limit)})
+		f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("%d of %d connections: no mode is announced until there is room", n, limit), Report: LimitReached})
 	case f.crowded && n < full-limit/16:
-		f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("%d of %d connections: modes are announced again", n, limit)})
+		f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("%d of %d connections: modes are announced again", n, limit), Report: LimitLeft})
 	default:
 		return
 	}

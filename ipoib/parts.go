@@ -157,7 +157,7 @@ func (f *Interface) onNeigh(a neigh.Action) {
 		f.note(Note{Kind: NoteNeigh, Addr: a.IP, Peer: a.LinkAddr.Key(), Text: fmt.Sprintf("%v is at %v", a.IP, a.LinkAddr)})
 	case neigh.Changed:
 		f.learn(a.IP, a.New)
-		f.note(Note{Kind: NoteNeigh, Addr: a.IP, Peer: a.New.Key(), Text: fmt.Sprintf("%v moved from %v to %v", a.IP, a.Old, a.New)})
+		f.note(Note{Kind: NoteNeigh, Addr: a.IP, Peer: a.New.Key(), Report: PeerMoved, Text: fmt.Sprintf("%v moved from %v to %v", a.IP, a.Old, a.New)})
 	case neigh.Expired:
 		f.unlearn(a.IP, a.Reason)
 		f.note(Note{Kind: NoteNeigh, Addr: a.IP, Peer: a.LinkAddr.Key(), Text: fmt.Sprintf("%v is no longer known: %v", a.IP, a.Reason)})
@@ -171,7 +171,7 @@ func (f *Interface) onNeigh(a neigh.Action) {
 	case neigh.AddrVerified:
 		f.note(Note{Kind: NoteAddr, Addr: a.IP, Text: fmt.Sprintf("%v has no duplicate", a.IP)})
 	case neigh.Duplicate:
-		f.note(Note{Kind: NoteAddr, Addr: a.IP, Peer: a.By.Key(), Text: fmt.Sprintf("%v is a duplicate, also used by %v", a.IP, a.By)})
+		f.note(Note{Kind: NoteAddr, Addr: a.IP, Peer: a.By.Key(), Report: DuplicateAddress, Text: fmt.Sprintf("%v is a duplicate, also used by %v", a.IP, a.By)})
 		if f.addrs.own.IsValid() && a.IP == f.addrs.own.Addr() && !a.Yielded {
 			f.do(RemoveAddr{Prefix: f.addrs.own})
 			f.addrs.own = netip.Prefix{}

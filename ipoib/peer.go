@@ -124,6 +124,7 @@ func (f *Interface) peer(key encap.LinkAddr) *peer {
 	if p == nil {
 		if len(f.peers) >= f.opt.maxPeers() && !f.evictPeer() {
 			f.count(dropPeers)
+			f.atLimit(fmt.Sprintf("%d interfaces are on record: there is no room for one more", len(f.peers)))
 			return nil
 		}
 		p = &peer{key: key}
@@ -277,7 +278,7 @@ func (f *Interface) fail(p *peer, why string) {
 	f.arm(p, p.holdUntil)
 	p.keep().lastFail = why
 	f.endAttempt(p)
-	f.note(Note{Kind: NoteConn, Peer: p.key, Text: fmt.Sprintf("no connection: %s; UD until the next attempt in %v at the earliest", why, p.holdUntil.Sub(f.now).Round(time.Millisecond))})
+	f.note(Note{Kind: NoteConn, Peer: p.key, Report: ConnectionFailed, Text: fmt.Sprintf("no connection: %s; UD until the next attempt in %v at the earliest", why, p.holdUntil.Sub(f.now).Round(time.Millisecond))})
 	for _, pkt := range f.takeQueue(p) {
 		f.sendPeer(p, pkt)
 	}

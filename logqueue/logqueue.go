@@ -21,6 +21,7 @@ import (
 // Options configures a Queue. The zero value is ready to use.
 type Options struct {
 	Level slog.Leveler // nil means Info
+	JSON  bool         // one JSON object for each line, not key=value pairs
 
 	// Lines is how many wait for a slow reader. Zero means 1024.
 	Lines int
@@ -70,7 +71,10 @@ type Queue struct {
 func New(w io.Writer, opt Options) *Queue {
 	q := &Queue{w: w, ch: make(chan []byte, opt.lines()), stop: make(chan struct{}), done: make(chan struct{})}
 	q.limit.init(opt.Burst, opt.Every)
-	q.inner = slog.NewTextHandler(queueWriter{q}, &slog.HandlerOptions{Level: opt.Level})
+	format := &slog.HandlerOptions{Level: opt.Level}
+	if q.inner = slog.NewTextHandler(queueWriter{q}, format); opt.JSON {
+		q.inner = slog.NewJSONHandler(queueWriter{q}, format)
+	}
 	go q.run()
 	return q
 }

@@ -18,6 +18,7 @@ import (
 var values = map[string][]string{
 	"mode":         {"rc\treliable connections", "uc\tunreliable connections", "auto\tboth, RC preferred", "ud\tno connections"},
 	"provider":     {softRoCE + "\tRoCEv2 over UDP sockets", ibVerbs + "\tkernel Soft-RoCE, RoCE adapters"},
+	"log-format":   {"text", "json"},
 	"log-level":    {"debug", "info", "warn", "error"},
 	"cm-transport": {"auto\tQP 1 where it leads to the peer", "gsi\tQP 1", "inband\tthe UD QPs"},
 	"ud-mtu":       {"2044\tthe default", "1444\tthe most of an IPv4 underlay of 1500", "1424\tno fragments on an IPv6 underlay of 1500"},

@@ -50,6 +50,7 @@ type Config struct {
 	Provider    string   `yaml:"provider"`
 	Device      string   `yaml:"device"`
 	LogLevel    string   `yaml:"log_level"`
+	LogFormat   string   `yaml:"log_format"`
 	PKey        uint16   `yaml:"pkey"`
 	QKey        uint32   `yaml:"qkey"`
 	IdleTimeout string   `yaml:"idle_timeout"`
@@ -98,6 +99,7 @@ func defaults() Config {
 		ReceiveMTU:  65524,
 		Provider:    "softroce",
 		LogLevel:    "info",
+		LogFormat:   "text",
 		Group:       "ipoibcm",
 		PKey:        uint16(ib.DefaultPKey),
 		QKey:        uint32(ib.QKeyIPoIB),
@@ -123,6 +125,7 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.Provider, "provider", c.Provider, "verbs provider: softroce (no kernel module, no hardware) or ibverbs (kernel Soft-RoCE, RoCE adapters)")
 	f.StringVar(&c.Device, "device", c.Device, "with ibverbs: RDMA device (default: that of the underlay)")
 	f.StringVar(&c.ARPAccept, "arp-accept", c.ARPAccept, "when a neighbour has moved: probe (its old place is silent) or always (an announcement says so)")
+	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 }
 
@@ -268,6 +271,7 @@ func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 	set("provider", func() { c.Provider = flags.Provider })
 	set("device", func() { c.Device = flags.Device })
 	set("arp-accept", func() { c.ARPAccept = flags.ARPAccept })
+	set("log-format", func() { c.LogFormat = flags.LogFormat })
 	set("log-level", func() { c.LogLevel = flags.LogLevel })
 	if c.Underlay == "" && c.Device != "" && c.Provider == ibVerbs {
 		c.Underlay = ibverbs.NetworkDevice(c.Device)
@@ -382,6 +386,9 @@ func (c *Config) settings() (s settings, err error) {
 			return bad(fmt.Sprintf("peer_trust[%d]", i), "peer_trust %q: want GIDs, such as fe80::1, or prefixes of them", a)
 		}
 		s.trust = append(s.trust, p)
+	}
+	if c.LogFormat != "text" && c.LogFormat != "json" {
+		return bad("log_format", "log_format %q: must be text or json", c.LogFormat)
 	}
 	if err := s.level.UnmarshalText([]byte(c.LogLevel)); err != nil {
 		return bad("log_level", "log_level %q: must be debug, info, warn or error", c.LogLevel)

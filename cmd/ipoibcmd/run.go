@@ -98,7 +98,7 @@ func run(ctx context.Context, c Config, r reloading) error {
 	}
 	signal.Ignore(syscall.SIGPIPE) // the reader of the log may leave: a line is lost, and nothing else
 	r.level.Set(s.level)
-	queue := logqueue.New(os.Stderr, logqueue.Options{Level: r.level})
+	queue := logqueue.New(os.Stderr, logqueue.Options{Level: r.level, JSON: c.LogFormat == "json"})
 	defer queue.Close(logPatience)
 	return serve(ctx, c, s, r, queue)
 }

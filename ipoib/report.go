@@ -1,0 +1,47 @@
+package ipoib
+
+// A Report is a kind of event that an operator acts on, or wants to find in the log
+// of a week. Text says more of each.
+type Report uint8
+
+// Reports, the urgent ones last.
+const (
+	NoReport Report = iota
+	ConnectionUp
+	ConnectionClosed
+	ConnectionLost
+	ConnectionRefused // by us, with a REJ
+	ConnectionFailed  // an attempt of ours
+	PeerMoved         // an address has another link-layer address
+	MTUChanged        // of the device, or of the path to a peer
+	InterfaceUp
+	LimitLeft
+	InterfaceDown
+	DuplicateAddress
+	LimitReached
+)
+
+var reportNames = [...]string{
+	ConnectionUp: "connection up", ConnectionClosed: "connection closed", ConnectionLost: "connection lost", ConnectionRefused: "connection refused",
+	ConnectionFailed: "connection failed", PeerMoved: "peer moved", MTUChanged: "MTU changed", InterfaceUp: "interface carries packets",
+	LimitLeft: "below a limit again", InterfaceDown: "interface carries nothing", DuplicateAddress: "duplicate address", LimitReached: "limit reached",
+}
+
+// String prints the message that a log has for it, a constant.
+func (r Report) String() string {
+	if int(r) >= len(reportNames) {
+		return ""
+	}
+	return reportNames[r]
+}
+
+// Urgent reports whether somebody may have to act at once.
+func (r Report) Urgent() bool { return r >= InterfaceDown }
+
+// atLimit tells that something was refused because there are too many, within what
+// may be told.
+func (f *Interface) atLimit(text string) {
+	if f.mayTell() {
+		f.note(Note{Kind: NoteLink, Text: text, Report: LimitReached})
+	}
+}
