@@ -113,7 +113,7 @@ func TestSnake(t *testing.T) {
 
 func TestHubTellsALaggardWhatItLost(t *testing.T) {
 	var h hub
-	s := h.subscribe()
+	s := h.subscribe(time.Time{})
 	publish := func(n int) { h.publish(control.Event{Kind: "k", Text: fmt.Sprint(n)}) }
 	const over = 5
 	for n := range subscriberDepth + over {
@@ -148,13 +148,13 @@ func TestHubIsBoundedAndEnds(t *testing.T) {
 	var h hub
 	var subs []*subscriber
 	for range maxFollowers {
-		subs = append(subs, h.subscribe())
+		subs = append(subs, h.subscribe(time.Time{}))
 	}
-	if h.subscribe() != nil {
+	if h.subscribe(time.Time{}) != nil {
 		t.Errorf("a follower beyond %d", maxFollowers)
 	}
 	h.unsubscribe(subs[0])
-	if subs[0] = h.subscribe(); subs[0] == nil {
+	if subs[0] = h.subscribe(time.Time{}); subs[0] == nil {
 		t.Error("no room after one left")
 	}
 	h.close()
@@ -163,7 +163,7 @@ func TestHubIsBoundedAndEnds(t *testing.T) {
 	}
 	h.unsubscribe(subs[0]) // as its request does, later
 	h.publish(control.Event{})
-	if h.subscribe() != nil {
+	if h.subscribe(time.Time{}) != nil {
 		t.Error("a follower of a closed hub")
 	}
 }
@@ -194,7 +194,7 @@ func TestWarnsOfTrouble(t *testing.T) {
 
 func TestNotesBecomeEvents(t *testing.T) {
 	a, _ := newAgent(t)
-	s := a.hub.subscribe()
+	s := a.hub.subscribe(time.Time{})
 	a.note(ipoib.Note{Kind: ipoib.NoteCMSent, Peer: encap.LinkAddr{QPN: 2, GID: gidA}, Conn: 3, Text: "REQ"})
 	e := <-s.ch
 	if e.Part != "cm" || e.Out == nil || !*e.Out || e.Fields["conn"] != "3" || e.Peer == "" || e.Version != control.Version {

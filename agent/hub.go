@@ -17,6 +17,9 @@ const subscriberDepth = 1024
 // maxFollowers bounds those who follow events or packets at a time.
 const maxFollowers = 64
 
+// pastDepth is how many events are kept for who comes later.
+const pastDepth = 1024
+
 // A hub hands events to whoever follows them. A follower that lags loses events
 // and is told how many.
 type hub struct {
@@ -24,6 +27,8 @@ type hub struct {
 	subs   map[*subscriber]bool
 	closed bool
 	lost   atomic.Uint64
+	past   [pastDepth]control.Event // the last events, of number n%pastDepth
+	n      uint64                   // how many there have been
 }
 
 type subscriber struct {
@@ -31,8 +36,9 @@ type subscriber struct {
 	lost uint64 // since the last event that fitted; guarded by hub.mu
 }
 
-// subscribe returns a follower, or nil if there are too many or none any more.
-func (h *hub) subscribe() *subscriber {
+// subscribe returns a follower that first gets the events after since, of those that
+// are kept; zero means none. It is nil if there are too many, or none any more.
+func (h *hub) subscribe(since time.Time) *subscriber {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed || len(h.subs) >= maxFollowers {
@@ -41,9 +47,26 @@ func (h *hub) subscribe() *subscriber {
 	if h.subs == nil {
 		h.subs = map[*subscriber]bool{}
 	}
-	s := &subscriber{ch: make(chan control.Event, subscriberDepth)}
+	past := h.after(since)
+	s := &subscriber{ch: make(chan control.Event, subscriberDepth+len(past))}
+	for _, e := range past {
+		s.ch <- e
+	}
 	h.subs[s] = true
 	return s
+}
+
+// after returns the events after t that are kept, oldest first. The lock is held.
+func (h *hub) after(t time.Time) (events []control.Event) {
+	if t.IsZero() {
+		return nil
+	}
+	for i := h.n - min(h.n, pastDepth); i < h.n; i++ {
+		if e := h.past[i%pastDepth]; e.Time.After(t) {
+			events = append(events, e)
+		}
+	}
+	return events
 }
 
 func (h *hub) unsubscribe(s *subscriber) {
@@ -66,6 +89,8 @@ func (h *hub) close() {
 func (h *hub) publish(e control.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.past[h.n%pastDepth] = e
+	h.n++
 	for s := range h.subs {
 		if s.lost > 0 {
 			gap := control.Event{Version: control.Version, Time: e.Time, Part: "agent", Kind: "lost", Text: strconv.FormatUint(s.lost, 10) + " events lost: this follower is too slow"}

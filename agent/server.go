@@ -134,7 +134,12 @@ func (a *Agent) events(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	if !follows(w) {
 		return
 	}
-	s := a.hub.subscribe()
+	since, err := pastOf(r)
+	if err != nil {
+		fail(w, http.StatusBadRequest, err.Error(), control.PathEvents+"?since=10m")
+		return
+	}
+	s := a.hub.subscribe(since)
 	if s == nil {
 		fail(w, http.StatusServiceUnavailable, errFollowers.Error(), "stop another monitor first")
 		return
@@ -158,6 +163,19 @@ func (a *Agent) events(ctx context.Context, w http.ResponseWriter, r *http.Reque
 			return
 		}
 	}
+}
+
+// pastOf returns from when on a request wants past events; zero means none.
+func pastOf(r *http.Request) (time.Time, error) {
+	s := r.URL.Query().Get("since")
+	if s == "" {
+		return time.Time{}, nil
+	}
+	d, err := time.ParseDuration(s)
+	if err != nil || d <= 0 {
+		return time.Time{}, fmt.Errorf("since %q: want a duration such as 10m", s)
+	}
+	return time.Now().Add(-d), nil
 }
 
 func (a *Agent) capture(ctx context.Context, w http.ResponseWriter, r *http.Request) {

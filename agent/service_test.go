@@ -2,9 +2,12 @@ package agent
 
 import (
 	"context"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"ipoibcm/control"
 )
 
 // Who does not drive the agent is found out; who does is alive.
@@ -69,5 +72,27 @@ func TestReloadingHasTheTime(t *testing.T) {
 	text, usec, ok := strings.Cut(reloading(), "MONOTONIC_USEC=")
 	if !ok || text != "RELOADING=1\n" || len(usec) < 7 {
 		t.Errorf("got %q, want RELOADING=1 and the monotonic time in microseconds", reloading())
+	}
+}
+
+// Who comes late gets what is kept of the past, and nothing twice.
+func TestPastEvents(t *testing.T) {
+	var h hub
+	begin := time.Now()
+	for i := range pastDepth + 3 {
+		h.publish(control.Event{Time: begin.Add(time.Duration(i) * time.Second), Text: strconv.Itoa(i)})
+	}
+	s := h.subscribe(begin.Add(time.Duration(pastDepth) * time.Second))
+	h.publish(control.Event{Time: begin.Add(time.Hour), Text: "live"})
+	for _, want := range []string{"1025", "1026", "live"} {
+		if e := <-s.ch; e.Text != want {
+			t.Errorf("got %q, want %q", e.Text, want)
+		}
+	}
+	if n := len(h.subscribe(begin.Add(-time.Hour)).ch); n != pastDepth {
+		t.Errorf("%d past events, want all %d that are kept", n, pastDepth)
+	}
+	if n := len(h.subscribe(time.Time{}).ch); n != 0 {
+		t.Errorf("%d past events for who asks for none", n)
 	}
 }

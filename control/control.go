@@ -27,7 +27,7 @@ const (
 	PathGroups     = "/v1/groups"
 	PathStats      = "/v1/stats"
 	PathExplain    = "/v1/explain"     // ?ip=ADDRESS
-	PathEvents     = "/v1/events"      // newline-delimited Event, until the client leaves
+	PathEvents     = "/v1/events"      // ?since=DURATION: newline-delimited Event, past ones first, until the client leaves
 	PathCapture    = "/v1/capture"     // ?snap=OCTETS: pcapng, until the client leaves
 	PathPeerStatus = "/v1/peer/status" // ?ip=ADDRESS: of another host's agent, over the fabric
 	PathPeerPing   = "/v1/peer/ping"   // ?ip=ADDRESS&count=N&size=OCTETS

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"ipoibcm/control"
 )
@@ -20,13 +21,17 @@ import (
 // maxEventLine bounds one line of the event stream, in octets.
 const maxEventLine = 1 << 20
 
-// monitor prints events as they come, until ctx ends or the agent does.
-func monitor(ctx context.Context, flags *clientFlags) error {
+// monitor prints past events of so long, then others as they come, until ctx ends or the agent does.
+func monitor(ctx context.Context, flags *clientFlags, since time.Duration) error {
 	c, err := flags.open()
 	if err != nil {
 		return err
 	}
-	body, err := c.stream(ctx, control.PathEvents, nil)
+	query := url.Values{}
+	if since > 0 {
+		query.Set("since", since.String())
+	}
+	body, err := c.stream(ctx, control.PathEvents, query)
 	if err != nil {
 		return err
 	}

@@ -232,10 +232,12 @@ func mtuText(mtu int) string {
 func newMonitor() *cobra.Command {
 	var flags clientFlags
 	var peer string
+	var since time.Duration
 	cmd := &cobra.Command{
 		Use:   "monitor",
 		Short: "follow every CM message and decision until interrupted",
 		Example: `  ipoibcmd monitor
+  ipoibcmd monitor --since 10m
   ipoibcmd monitor --json | jq -r .text
   ipoibcmd monitor --peer 10.0.0.2`,
 		Args: cobra.NoArgs,
@@ -243,9 +245,13 @@ func newMonitor() *cobra.Command {
 			if cmd.Flags().Changed("peer") {
 				return monitorPeer(cmd.Context(), &flags, peer)
 			}
-			return monitor(cmd.Context(), &flags)
+			if since < 0 {
+				return usageError{fmt.Errorf("--since %v: must not be negative", since)}
+			}
+			return monitor(cmd.Context(), &flags, since)
 		},
 	}
+	cmd.Flags().DurationVar(&since, "since", 0, "show past events of so long too, as far as the daemon has kept them (1024)")
 	cmd.Flags().StringVar(&peer, "peer", "", "follow the agent of the host with this address, or this GID, over the fabric")
 	flags.bindJSON(cmd)
 	return cmd
