@@ -49,7 +49,7 @@ var varying = []struct {
 	{regexp.MustCompile(`build .*`), "build B"},
 	{regexp.MustCompile(`  +([^ ])`), "  $1"},
 	// Both may dial at once. Verdicts are the last column, and after the keys.
-	{regexp.MustCompile(`  CROSSING [^\n]*(?:\n  [^\n]*)*`), ""},
+	{regexp.MustCompile(`\n?  CROSSING [^\n]*(?:\n  [^\n]*)*`), ""},
 	{regexp.MustCompile(`\n  (?:crossing|- [^\n]*\bcross)[^\n]*(?:\n  [^-][^\n]*)*`), ""},
 }
 
