@@ -200,9 +200,13 @@ func (c *Client) atManager() {
 // recall takes back all questions that are on their way, to be asked again.
 func (c *Client) recall() {
 	for _, t := range c.timers.inOrder() {
-		if t.status == sent && t != c.probe {
-			c.enqueue(t)
+		if t.status != sent || t == c.probe {
+			continue
 		}
+		if t.kind == kindGroup && t.msg.Method == wire.MethodSet {
+			t.group.unheard()
+		}
+		c.enqueue(t)
 	}
 }
 

@@ -45,7 +45,9 @@ func (c *Client) Counters(f func(name string, value uint64)) {
 	for _, set := range []struct {
 		name   string
 		values *[numKinds]uint64
-	}{{"tx_", &n.sent}, {"retry_", &n.retried}, {"ok_", &n.answered}, {"refused_", &n.refused}, {"timeout_", &n.timeouts}} {
+	}{
+		{"tx_", &n.sent}, {"retry_", &n.retried}, {"ok_", &n.answered}, {"refused_", &n.refused}, {"timeout_", &n.timeouts},
+	} {
 		for i, v := range set.values {
 			f(set.name+kindNames[i], v)
 		}

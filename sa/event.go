@@ -85,7 +85,8 @@ type Params struct {
 
 // ParamsOf returns what another group of the link of group r is made with.
 func ParamsOf(r wire.MCMemberRecord) Params {
-	return Params{QKey: r.QKey, MTU: r.MTU, Rate: r.Rate, TrafficClass: r.TrafficClass, SL: r.SL, FlowLabel: r.FlowLabel, HopLimit: r.HopLimit}
+	return Params{QKey: r.QKey, MTU: r.MTU, Rate: r.Rate, TrafficClass: r.TrafficClass,
+		SL: r.SL, FlowLabel: r.FlowLabel, HopLimit: r.HopLimit}
 }
 
 // Join makes the port a member of a group, and keeps it one. Joining a group again
@@ -168,7 +169,8 @@ const (
 	numCauses
 )
 
-var causeNames = [numCauses]string{"refused", "timed out", "busy", "redirected", "no subnet manager", "no room", "deleted", "bad argument"}
+var causeNames = [numCauses]string{"refused", "timed out", "busy", "redirected", "no subnet manager", "no room",
+	"deleted", "bad argument"}
 
 // String names c.
 func (c Cause) String() string { return causeNames[min(c, BadArgument)] }

@@ -133,8 +133,8 @@ func (c *Client) groupAnswered(g *group, r wire.MCMemberRecord) bool {
 		c.deleted(g, asked.JoinState)
 		return true
 	}
-	if r.PortGID != asked.PortGID || !isMLID(r.MLID) || r.MTU.Octets() == 0 || r.JoinState&asked.JoinState != asked.JoinState ||
-		(r.PKey^asked.PKey)&^ib.PKeyFull != 0 {
+	if r.PortGID != asked.PortGID || !isMLID(r.MLID) || r.MTU.Octets() == 0 ||
+		r.JoinState&asked.JoinState != asked.JoinState || (r.PKey^asked.PKey)&^ib.PKeyFull != 0 {
 		return false
 	}
 	c.stop(g.task)
@@ -166,8 +166,8 @@ func (c *Client) groupFailed(g *group, cause Cause, s wire.Status) {
 	}
 	if cause == Refused {
 		g.held &^= asked.JoinState
-	} else { // it may have come to pass
-		g.held, g.stale = g.held|asked.JoinState, true
+	} else {
+		g.unheard()
 	}
 	if g.want == 0 {
 		c.enqueue(g.task)
@@ -177,7 +177,14 @@ func (c *Client) groupFailed(g *group, cause Cause, s wire.Status) {
 	if cause != Refused && g.told {
 		return // still a member, for all we know
 	}
-	c.tellFailed(g, JoinFailed{MGID: g.join.MGID, Cause: cause, Status: s, NoGroup: cause == Refused && noGroup(s, asked.JoinState)})
+	missing := cause == Refused && noGroup(s, asked.JoinState)
+	c.tellFailed(g, JoinFailed{MGID: g.join.MGID, Cause: cause, Status: s, NoGroup: missing})
+}
+
+// unheard is for a Set without an answer: it may have come to pass.
+func (g *group) unheard() {
+	asked := g.task.msg.Record.(wire.MCMemberRecord)
+	g.held, g.stale = g.held|asked.JoinState, true
 }
 
 // tellFailed tells the user, once, that it is not a member of g.

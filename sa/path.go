@@ -95,15 +95,18 @@ func (c *Client) newPath(key PathKey) *path {
 }
 
 func (c *Client) pathQuestion(p *path) wire.Message {
-	return wire.Message{Header: wire.Header{Method: wire.MethodGet, Mask: wire.PathMask},
-		Record: wire.PathRecord{DGID: p.key.DGID, SGID: c.port.GID, Numb: 1, TrafficClass: p.key.TrafficClass, PKey: p.key.PKey}}
+	return wire.Message{
+		Header: wire.Header{Method: wire.MethodGet, Mask: wire.PathMask},
+		Record: wire.PathRecord{DGID: p.key.DGID, SGID: c.port.GID, Numb: 1, TrafficClass: p.key.TrafficClass,
+			PKey: p.key.PKey},
+	}
 }
 
 // pathAnswered is for an answer about p. It reports whether it is one.
 func (c *Client) pathAnswered(p *path, r wire.PathRecord) bool {
 	asked := p.task.msg.Record.(wire.PathRecord)
-	if r.DGID != asked.DGID || r.SGID != asked.SGID || r.DLID == 0 || isMLID(r.DLID) || r.MTU.Octets() == 0 ||
-		(r.PKey^asked.PKey)&^ib.PKeyFull != 0 {
+	if r.DGID != asked.DGID || r.SGID != asked.SGID || r.DLID == 0 || isMLID(r.DLID) ||
+		r.MTU.Octets() == 0 || (r.PKey^asked.PKey)&^ib.PKeyFull != 0 {
 		return false
 	}
 	c.stop(p.task)

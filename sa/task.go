@@ -1,6 +1,7 @@
 package sa
 
 import (
+	"cmp"
 	"container/heap"
 	"slices"
 	"time"
@@ -101,7 +102,7 @@ func (t *timers) Pop() any {
 // inOrder returns the tasks by age.
 func (t timers) inOrder() []*task {
 	all := slices.Clone(t)
-	slices.SortFunc(all, func(a, b *task) int { return int(int64(a.seq - b.seq)) })
+	slices.SortFunc(all, func(a, b *task) int { return cmp.Compare(a.seq, b.seq) })
 	return all
 }
 
@@ -204,7 +205,7 @@ func (c *Client) transmit(t *task) {
 	t.msg.AppendBinary(m.Data[:0]) // the error is always nil
 	wait := c.patience(t)
 	if t.kind == kindPath {
-		wait = min(wait, t.path.giveUp.Sub(c.now))
+		wait = max(min(wait, t.path.giveUp.Sub(c.now)), time.Millisecond)
 	}
 	c.counters.sent[t.kind]++
 	c.setTimer(t, wait)

@@ -61,7 +61,8 @@ func (f *Fabric) Dial(node string) (*Client, error) {
 	id := lastID.Add(1)<<16 | uint32(time.Now().Nanosecond())&0xffff
 	c := &Client{Node: node}
 	var err error
-	if c.control, err = net.DialUnix("unixgram", abstract("%s:ctl%d", f.name, id), abstract("%s:ctl", f.name)); err != nil {
+	c.control, err = net.DialUnix("unixgram", abstract("%s:ctl%d", f.name, id), abstract("%s:ctl", f.name))
+	if err != nil {
 		return nil, err
 	}
 	// The simulator connects to this socket while it handles the request.
@@ -172,7 +173,8 @@ func (c *Client) Receive() (*sa.MAD, error) {
 	case binary.BigEndian.Uint32(b[16:]) != 0:
 		return nil, ErrUndelivered
 	}
-	m := &sa.MAD{Peer: sa.Address{LID: ib.LID(binary.BigEndian.Uint16(b[4:])), QPN: ib.QPN(binary.BigEndian.Uint32(b[12:]))}}
+	from, qpn := binary.BigEndian.Uint16(b[4:]), binary.BigEndian.Uint32(b[12:])
+	m := &sa.MAD{Peer: sa.Address{LID: ib.LID(from), QPN: ib.QPN(qpn)}}
 	copy(m.Data[:], b[envelopeLen:messageLen])
 	return m, nil
 }

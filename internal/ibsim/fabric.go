@@ -160,7 +160,8 @@ func (f *Fabric) StartSM(partitions string) error {
 	libs, _ := filepath.Glob(preload)
 	log := filepath.Join(f.dir, fmt.Sprintf("opensm-%d.log", f.sms))
 	c := f.command(path, "-F", conf, "-e", "-f", log, "-P", parts)
-	c.Env = append(c.Env, "LD_PRELOAD="+strings.Join(libs, ":"), "SIM_HOST=hostA", "OSM_CACHE_DIR="+f.dir, "OSM_TMP_DIR="+f.dir)
+	c.Env = append(c.Env, "LD_PRELOAD="+strings.Join(libs, ":"), "SIM_HOST=hostA",
+		"OSM_CACHE_DIR="+f.dir, "OSM_TMP_DIR="+f.dir)
 	if f.opensm, err = run(c, log+".out"); err != nil {
 		return err
 	}

@@ -74,7 +74,8 @@ func (s *Subnet) answer(now time.Time, p *Port, q wire.Message) (a wire.Message,
 	}
 	switch r := q.Record.(type) {
 	case wire.ClassPortInfo:
-		info := wire.ClassPortInfo{BaseVersion: 1, ClassVersion: 2, CapabilityMask: 0x2602, CapabilityMask2: 0xb5e8, ResponseTime: 16}
+		info := wire.ClassPortInfo{BaseVersion: 1, ClassVersion: 2, CapabilityMask: 0x2602, CapabilityMask2: 0xb5e8,
+			ResponseTime: 16}
 		if s.NoSendOnlyFull {
 			info.CapabilityMask2 &^= wire.Cap2SendOnlyFullMember
 		}
@@ -92,7 +93,8 @@ func (s *Subnet) answer(now time.Time, p *Port, q wire.Message) (a wire.Message,
 }
 
 // multicast answers a question about a group.
-func (s *Subnet) multicast(now time.Time, p *Port, how wire.Method, mask wire.Mask, r wire.MCMemberRecord) (wire.Record, wire.Status) {
+func (s *Subnet) multicast(now time.Time, p *Port, how wire.Method, mask wire.Mask,
+	r wire.MCMemberRecord) (wire.Record, wire.Status) {
 	g := s.find(r.MGID)
 	if how == wire.MethodGet {
 		if g == nil {
@@ -128,7 +130,8 @@ func (s *Subnet) leave(now time.Time, g *group, of *Port, r wire.MCMemberRecord)
 	return out, 0
 }
 
-func (s *Subnet) join(now time.Time, p, of *Port, g *group, mask wire.Mask, r wire.MCMemberRecord) (wire.Record, wire.Status) {
+func (s *Subnet) join(now time.Time, p, of *Port, g *group, mask wire.Mask,
+	r wire.MCMemberRecord) (wire.Record, wire.Status) {
 	made := g == nil
 	if made {
 		key, member := of.key(r.PKey)
@@ -140,8 +143,7 @@ func (s *Subnet) join(now time.Time, p, of *Port, g *group, mask wire.Mask, r wi
 		case !member, r.MTU > of.MTU:
 			return r, wire.StatusInvalid
 		}
-		g = s.newGroup(r.MGID, key, sa.Params{QKey: r.QKey, MTU: r.MTU, Rate: r.Rate, TrafficClass: r.TrafficClass, SL: r.SL,
-			FlowLabel: r.FlowLabel, HopLimit: r.HopLimit})
+		g = s.newGroup(r.MGID, key, sa.ParamsOf(r))
 	}
 	_, member := of.key(g.record.PKey)
 	old := g.members[of.GID()]
@@ -214,8 +216,9 @@ func (s *Subnet) path(mask wire.Mask, r wire.PathRecord) (wire.Record, wire.Stat
 		if !ok || !k.Match(other) || mask&wire.PathPKey != 0 && (k^r.PKey)&^ib.PKeyFull != 0 {
 			continue
 		}
-		return wire.PathRecord{DGID: r.DGID, SGID: r.SGID, DLID: to.LID, SLID: from.LID, Reversible: true, PKey: k | ib.PKeyFull,
-			MTUSelector: wire.Exactly, MTU: min(from.MTU, to.MTU), RateSelector: wire.Exactly, Rate: ib.Rate10G,
+		return wire.PathRecord{DGID: r.DGID, SGID: r.SGID, DLID: to.LID, SLID: from.LID, Reversible: true,
+			PKey: k | ib.PKeyFull, MTUSelector: wire.Exactly, MTU: min(from.MTU, to.MTU),
+			RateSelector: wire.Exactly, Rate: ib.Rate10G,
 			LifeSelector: wire.Exactly, Life: 18}, 0
 	}
 	return r, wire.StatusNoRecords

@@ -269,7 +269,8 @@ func (s *Subnet) Take(now time.Time) (out []Delivery) {
 
 // Send takes a MAD from the client at p.
 func (s *Subnet) Send(now time.Time, p *Port, m *sa.MAD) {
-	if !s.running || !p.Up || m.Peer.LID != smLID || m.Peer.QPN != ib.QPNGSI || m.Peer.QKey != ib.QKeyGSI || s.lucky(s.Loss) {
+	toUs := m.Peer.LID == smLID && m.Peer.QPN == ib.QPNGSI && m.Peer.QKey == ib.QKeyGSI
+	if !s.running || !p.Up || !toUs || s.lucky(s.Loss) {
 		s.Stats.Lost++
 		return
 	}

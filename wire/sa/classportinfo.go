@@ -11,12 +11,9 @@ import (
 // ClassPortInfoLen is the length of a ClassPortInfo in octets.
 const ClassPortInfoLen = 72
 
-// Capabilities of a subnet administrator, in CapabilityMask and CapabilityMask2.
-const (
-	CapUDMulticast = 1 << 9 // it administers multicast groups
-	// Cap2SendOnlyFullMember says that it knows SendOnlyFullMember joins.
-	Cap2SendOnlyFullMember = 1 << 12
-)
+// Cap2SendOnlyFullMember is the bit of CapabilityMask2 by which a subnet
+// administrator says that it knows SendOnlyFullMember joins.
+const Cap2SendOnlyFullMember = 1 << 12
 
 // A Locator is where a class manager, or who gets its traps, is to be found.
 type Locator struct {

@@ -38,7 +38,8 @@ const (
 // also makes one that does not.
 const (
 	JoinMask   = MCMGID | MCPortGID | MCPKey | MCJoinState
-	CreateMask = JoinMask | MCQKey | MCMTUSelector | MCMTU | MCTrafficClass | MCRateSelector | MCRate | MCSL | MCFlowLabel | MCHopLimit
+	CreateMask = JoinMask | MCQKey | MCMTUSelector | MCMTU | MCTrafficClass | MCRateSelector | MCRate |
+		MCSL | MCFlowLabel | MCHopLimit
 )
 
 // A JoinState says in which ways a port is a member of a group.

@@ -96,7 +96,8 @@ func (r *InformInfo) UnmarshalBinary(b []byte) error {
 	}
 	v := binary.BigEndian.Uint32(b[28:])
 	*r = InformInfo{
-		GID: ib.GID(b[:16]), LIDBegin: ib.LID(binary.BigEndian.Uint16(b[16:])), LIDEnd: ib.LID(binary.BigEndian.Uint16(b[18:])),
+		GID:      ib.GID(b[:16]),
+		LIDBegin: ib.LID(binary.BigEndian.Uint16(b[16:])), LIDEnd: ib.LID(binary.BigEndian.Uint16(b[18:])),
 		Generic: b[22] == 1, Subscribe: b[23] == 1,
 		Type: binary.BigEndian.Uint16(b[24:]), Trap: Trap(binary.BigEndian.Uint16(b[26:])),
 		QPN: ib.QPN(v >> 8), ResponseTime: ib.Timeout(v & 31), Producer: u24(b[33:]),
