@@ -211,7 +211,7 @@ func (a *Agent) followed(s seat, err error) {
 	default:
 		a.lost = ""
 		where := cmp.Or(s.netns, "the agent's own")
-		a.log.Warn("the interface was moved to another network namespace", "name", s.name, "netns", where)
+		a.log.Info("the interface was moved to another network namespace", "name", s.name, "netns", where)
 		a.hub.publish(a.event("agent", "moved", s.name+" is in network namespace "+where))
 		a.logRefused()
 	}

@@ -45,7 +45,7 @@ func (a *Agent) viewStatus() control.Status {
 	out := control.Status{
 		Version: control.Version,
 		Interface: control.Interface{
-			Name: cmp.Or(a.seat.name, a.opt.Name), Netns: a.seat.netns, State: state, Mode: s.Mode.String(), MTU: s.DeviceMTU, UDMTU: s.UDMTU, ReceiveMTU: s.ReceiveMTU,
+			Name: cmp.Or(a.m.Device().Name, a.opt.Name), Netns: a.seat.netns, State: state, Mode: s.Mode.String(), MTU: s.DeviceMTU, UDMTU: s.UDMTU, ReceiveMTU: s.ReceiveMTU,
 			GID: s.Link.GID.String(), UDQPN: s.Link.QPN.String(), LinkAddr: s.Link.String(), PKey: s.PKey.String(), QKey: s.QKey.String(),
 			CMTransport: s.CMTransport.String(), CMPaths: cmPaths(s),
 			BroadcastGroup: s.Broadcast.String(), PID: os.Getpid(), Since: a.start, UptimeMS: since(now, a.start), Build: a.opt.Build,

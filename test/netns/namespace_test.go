@@ -165,6 +165,11 @@ func TestMovedToAnotherNamespace(t *testing.T) {
 		s.must(move.to.Up(move.name))
 		move.to.talk(b, move.name)
 		b.reach(netip.MustParseAddr(more))
+		// What the agent answers for beside that is of the new place too.
+		lo := fmt.Sprintf("10.1.1.%d", 70+n)
+		s.must(move.to.AddAddr("lo", lo+"/32"))
+		b.ip(fmt.Sprintf("route add %s/32 dev %s", lo, ifName))
+		b.reach(netip.MustParseAddr(lo))
 		if w := move.to.status().Warnings; len(w) != 0 {
 			t.Errorf("move %d: warnings %q", n, w)
 		}
