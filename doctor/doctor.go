@@ -36,6 +36,7 @@ const (
 	RDMADevices  = "rdma"
 	CM           = "cm"
 	Managers     = "managers"
+	LocalUsers   = "local"
 	Demo         = "demo"
 )
 
@@ -43,7 +44,7 @@ const (
 func Examine(f Facts) control.Doctor {
 	e := &exam{f: &f, out: control.Doctor{Version: control.Version, OK: true}}
 	for _, look := range []func(){e.kernel, e.tun, e.capabilities, e.settings, e.control, e.underlay, e.address, e.gid, e.mtu, e.port,
-		e.provider, e.buffers, e.gso, e.gro, e.link, e.rdma, e.cm, e.managers, e.demo} {
+		e.provider, e.buffers, e.gso, e.gro, e.link, e.rdma, e.cm, e.managers, e.localUsers, e.demo} {
 		look()
 	}
 	return e.out
@@ -438,6 +439,21 @@ func (e *exam) cm() {
 		e.fail(CM, "cm_transport auto, or unload ib_cm and what uses it", "%s", taken)
 	default:
 		e.warn(CM, "to meet other implementations, unload ib_cm and what uses it", "%s; messages travel in-band, which only ipoibcmd understands", taken)
+	}
+}
+
+// localUsers says whether a user of this host can send RoCEv2 packets as the host.
+func (e *exam) localUsers() {
+	switch f := e.f; {
+	case f.Provider != "softroce":
+		e.skip(LocalUsers, "%s does not receive by sockets", f.Provider)
+	case f.LocalGuard == Yes:
+		e.ok(LocalUsers, "the kernel lets no other user send to UDP port 4791")
+	case f.LocalGuard == No:
+		e.warn(LocalUsers, "where users of this host are not trusted: the nftables rule in docs/security.md",
+			"every user of this host can send packets to UDP port 4791 of peers, which take them for this host's")
+	default:
+		e.skip(LocalUsers, "%s", orUnknown(f.LocalErr))
 	}
 }
 

@@ -20,7 +20,7 @@ func fine() Facts {
 		Device: &Device{Up: true, MTU: 9000, Driver: "veth", SpeedMbps: 10000, Addrs: []Addr{{IP: netip.MustParseAddr("192.0.2.1")}, {IP: netip.MustParseAddr("fe80::1")}},
 			Features: []string{"rx-gro", "tx-checksum-ip-generic", "tx-udp-segmentation"}},
 		Opened: true, Open: Open{GIDs: []ib.GID{gid("fe80::1"), gid("192.0.2.1")}, QP1: true, RecvAsked: 16, RecvGot: 16, SendAsked: 4, SendGot: 4},
-		Loopback: true, IBCM: No, Demo: Yes,
+		Loopback: true, LocalGuard: Yes, IBCM: No, Demo: Yes,
 	}
 }
 
@@ -96,6 +96,9 @@ func TestExamine(t *testing.T) {
 		{"class 7 taken, gsi", func(f *Facts) { f.Open.QP1, f.CMTransport = false, "gsi" }, CM, control.CheckFail, "cm_transport auto"},
 		{"class 7 taken, in-band", func(f *Facts) { f.Open.QP1, f.CMTransport = false, "inband" }, CM, control.CheckOK, "as configured"},
 		{"ib_cm beside softroce", func(f *Facts) { f.IBCM = Yes }, CM, control.CheckOK, "does not matter"},
+		{"users may send", func(f *Facts) { f.LocalGuard = No }, LocalUsers, control.CheckWarn, "docs/security.md"},
+		{"users may not send", func(f *Facts) { f.LocalGuard = Yes }, LocalUsers, control.CheckOK, "4791"},
+		{"users not tried", func(f *Facts) { f.LocalGuard, f.LocalErr = Unknown, "not root" }, LocalUsers, control.CheckSkipped, "not root"},
 		{"NetworkManager", func(f *Facts) { f.Managers = []string{"NetworkManager"} }, Managers, control.CheckWarn, "unmanaged-devices=interface-name:ibcm0"},
 		{"NetworkManager, told", func(f *Facts) {
 			f.Managers = []string{"NetworkManager"}

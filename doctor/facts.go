@@ -44,6 +44,11 @@ type Facts struct {
 	GSOErr, GROErr string
 	Loopback       bool // it is up: the tests sent packets
 
+	// A rehearsal of what a local user could do: send to UDP port 4791 as this host. Yes
+	// means that the kernel refuses; Unknown that it was not tried, and LocalErr why.
+	LocalGuard Answer
+	LocalErr   string
+
 	RDMA []RDMA
 	IBCM Answer // the module ib_cm is loaded
 

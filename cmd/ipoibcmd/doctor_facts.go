@@ -59,6 +59,7 @@ func gather(ctx context.Context, c Config, s settings) doctor.Facts {
 	}
 	f.Managers, f.Files = managers(), managerFiles()
 	rehearseDemo(&f)
+	localGuard(&f)
 	return f
 }
 
@@ -70,6 +71,37 @@ func rehearseDemo(f *doctor.Facts) {
 	f.Demo = doctor.Yes
 	if err := lab.Rehearse(fmt.Sprintf("ipoibcm-%d-doctor-", os.Getpid())); err != nil {
 		f.Demo, f.DemoErr = doctor.No, err.Error()
+	}
+}
+
+// nobodyUID is a user that owns nothing.
+const nobodyUID = 65534
+
+// localGuard tries what a local user could: a datagram without content to UDP port
+// 4791, over the loopback device. A rule that drops it makes sending fail.
+func localGuard(f *doctor.Facts) {
+	if os.Geteuid() != 0 {
+		f.LocalErr = "cannot be tried: only root can send as somebody else"
+		return
+	}
+	err := hostnet.OwnThread(func() error { // which ends, and its user with it
+		if err := unix.Setfsuid(nobodyUID); err != nil {
+			return err
+		}
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		return unix.Sendto(fd, nil, 0, &unix.SockaddrInet4{Port: 4791, Addr: [4]byte{127, 0, 0, 1}})
+	})
+	switch {
+	case errors.Is(err, unix.EPERM):
+		f.LocalGuard = doctor.Yes
+	case err == nil:
+		f.LocalGuard = doctor.No
+	default:
+		f.LocalErr = fmt.Sprintf("cannot be tried over the loopback device: %v", err)
 	}
 }
 

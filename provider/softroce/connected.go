@@ -176,13 +176,27 @@ func (s *sender) connectTo(fd int, p *path) error {
 	}
 	setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, d.opts.sendBuffer())
 	_ = setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, 0)
-	if err := unix.Bind(fd, sockaddr(s.v6, p.attr.SGID.Addr(), s.port, int(p.ifindex))); err != nil {
+	if err := s.bindToo(fd, p); err != nil {
 		return fmt.Errorf("bind a connected socket to %v port %d: %w", p.attr.SGID, s.port, err)
 	}
 	if err := unix.Connect(fd, sockaddr(s.v6, p.attr.DGID.Addr(), d.opts.udpPort(), int(p.ifindex))); err != nil {
 		return fmt.Errorf("connect a socket to %v: %w", p.attr.DGID, err)
 	}
 	return nil
+}
+
+// bindToo binds a further socket to the source port of s.
+func (s *sender) bindToo(fd int, p *path) error {
+	s.mu.Lock() // the sockets stay what they are
+	defer s.mu.Unlock()
+	have := []int{s.fd, s.guard}
+	if s.cut != nil {
+		have = append(have, s.cut.fd)
+	}
+	share(true, have...)
+	err := unix.Bind(fd, sockaddr(s.v6, p.attr.SGID.Addr(), s.port, int(p.ifindex)))
+	share(false, append(have, fd)...)
+	return err
 }
 
 // tryConnect sees whether a socket can be connected as it will be: to one of our

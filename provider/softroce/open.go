@@ -165,7 +165,22 @@ func (s *sender) socket() (int, error) {
 		unix.Close(fd)
 		return -1, err
 	}
+	share(false, fd, s.guard)
 	return fd, nil
+}
+
+// share says whether others may bind the port of these sockets. Only our own further
+// sockets may, while they do: what comes from the port then comes from us.
+func share(on bool, fds ...int) {
+	value := 0
+	if on {
+		value = 1
+	}
+	for _, fd := range fds {
+		if fd >= 0 {
+			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, value) // cannot fail for UDP
+		}
+	}
 }
 
 // openGuard opens the socket that has the ICMP messages about what an IPv4 sender

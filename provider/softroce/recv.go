@@ -225,6 +225,10 @@ func (r *receiver) datagram(i int, b []byte, now time.Time) {
 		c.rxOtherGID.Add(1)
 		return
 	}
+	if !multicast && r.dev.forgesUs(src, port) {
+		c.rxNotOurs.Add(1)
+		return
+	}
 	if src != r.src || md.dst != r.dst {
 		r.src, r.dst = src, md.dst
 		from, to := src.Addr(), md.dst.Addr()

@@ -34,6 +34,28 @@ func (p *portState) has(g ib.GID) bool {
 	return false
 }
 
+// forgesUs reports whether a packet from src and a source port claims to be of our own,
+// and is not: it comes from one of our GIDs, but not from one of our sockets, whose
+// ports nobody else can bind. A local user can send such a packet to any port.
+func (d *Device) forgesUs(src ib.GID, port uint16) bool {
+	if fixed := d.opts.GID; !fixed.IsZero() && src != fixed || fixed.IsZero() && !d.port.Load().has(src) {
+		return false
+	}
+	senders := d.senders4
+	if !src.Is4() {
+		if d.sender6UD != nil && d.sender6UD.port == port {
+			return false
+		}
+		senders = d.senders6
+	}
+	for _, s := range senders {
+		if s.port == port {
+			return false
+		}
+	}
+	return true
+}
+
 // gidOf returns our first GID of a family, zero if there is none.
 func (p *portState) gidOf(v4 bool) ib.GID {
 	for _, g := range p.GIDs {
