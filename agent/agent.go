@@ -22,6 +22,7 @@ import (
 	"syscall"
 	"time"
 
+	"ipoibcm/control"
 	"ipoibcm/datapath"
 	"ipoibcm/fib"
 	"ipoibcm/hostnet"
@@ -84,6 +85,9 @@ type Options struct {
 	// means that it does not carry the UD MTU any more. Nil means nothing to say.
 	Check func(verbs.Port) (notes []string, err error)
 	Log   *slog.Logger // nil discards
+	// Confine has the process give up what it does not need once it serves. Nil means
+	// that it gives up nothing.
+	Confine func() ([]control.Protection, error)
 	// LogCounts says how many lines of the log were lost, and how many were left out
 	// because there were too many of their kind. Nil means none.
 	LogCounts func() (lost, leftOut uint64)
@@ -137,6 +141,7 @@ type Agent struct {
 	service    service
 	live       liveSettings
 	barrier    chan struct{} // of the watchdog: closed when the sender has moved
+	protected  []control.Protection
 }
 
 // Run serves the interface until ctx ends, then says goodbye to every peer and
@@ -240,7 +245,13 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 			}
 		})
 	}
-	a.drive(ctx, ready)
+	a.drive(ctx, func() {
+		if err := a.confine(); err != nil {
+			stop(err)
+			return
+		}
+		ready()
+	})
 	a.hub.close()
 	stopLoop()
 	a.kernel.endNotices()
@@ -257,6 +268,17 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 		err = errors.Join(cause, err)
 	}
 	return err
+}
+
+// confine gives up what is not needed any more.
+func (a *Agent) confine() (err error) {
+	if a.opt.Confine == nil {
+		return nil
+	}
+	if a.protected, err = a.opt.Confine(); err != nil {
+		return fmt.Errorf("confine the process: %w", err)
+	}
+	return nil
 }
 
 // checkCM settles what a provider without QP 1 means.

@@ -53,8 +53,9 @@ func (a *Agent) viewStatus() control.Status {
 		},
 		Underlay: control.Underlay{Provider: a.opt.Provider.Caps().Name, Device: a.opt.Provider.Caps().Device, MTU: port.UnderMTU,
 			PathMTU: port.MTU.Octets(), Active: port.Active, Notes: notes, GIDs: []string{}},
-		Peers:    a.viewPeers(now),
-		Warnings: a.warnings(s, port.Active, unfit),
+		Peers:       a.viewPeers(now),
+		Protections: a.protected,
+		Warnings:    a.warnings(s, port.Active, unfit),
 	}
 	if p, ok := a.opt.Provider.(verbs.Offloader); ok {
 		for _, o := range append(p.Offloads(), a.loop.Offload()) {

@@ -75,8 +75,17 @@ type Status struct {
 	Underlay  Underlay  `json:"underlay"`
 	Peers     []Peer    `json:"peers"`
 	Warnings  []string  `json:"warnings,omitempty"` // what an operator should look at
+	// Protections are what the process has given up since it serves.
+	Protections []Protection `json:"protections,omitempty"`
 	// Limited says what is left out and why, in the status of another host's agent.
 	Limited string `json:"limited,omitempty"`
+}
+
+// A Protection is one part of the second line of defence.
+type Protection struct {
+	Name   string `json:"name"` // "user", "capabilities", "no_new_privs", "landlock" or "seccomp"
+	On     bool   `json:"on"`
+	Detail string `json:"detail"` // what it is, or why it is off
 }
 
 // An Interface is the network interface the agent provides.

@@ -25,6 +25,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
 	"ipoibcm/provider/ibverbs"
+	"ipoibcm/sandbox"
 	"ipoibcm/wire/encap"
 )
 
@@ -59,6 +60,14 @@ type Config struct {
 	PeerAllow   []string `yaml:"peer_allow"`
 	PeerTrust   []string `yaml:"peer_trust"`
 	Offload     Offload  `yaml:"offload"`
+	User        string   `yaml:"user"`
+	Sandbox     Sandbox  `yaml:"sandbox"`
+}
+
+// Sandbox holds the switches of what the process gives up once it serves.
+type Sandbox struct {
+	Landlock *bool `yaml:"landlock"` // files and TCP; nil means on where the kernel has it
+	Seccomp  *bool `yaml:"seccomp"`  // system calls; nil means on where the kernel has it
 }
 
 // Values of arp_accept.
@@ -91,6 +100,7 @@ type Offload struct {
 // defaults returns the configuration that holds where nothing is said.
 func defaults() Config {
 	gso, gro, one, hold, poll, connected, sum, tso, uso := true, true, true, true, true, true, true, true, true // apart: the file writes through the pointers
+	landlock, seccomp := true, true
 	return Config{
 		Name:        "ibcm0",
 		Mode:        "rc",
@@ -107,6 +117,7 @@ func defaults() Config {
 		ARPAccept:   arpProbe,
 		PeerAllow:   []string{agent.DefaultPeerAllow[0].String()},
 		Offload:     Offload{GSO: &gso, GRO: &gro, OneThread: &one, HoldP: &hold, BusyPoll: &poll, Connected: &connected, Checksum: &sum, TSO: &tso, USO: &uso},
+		Sandbox:     Sandbox{Landlock: &landlock, Seccomp: &seccomp},
 	}
 }
 
@@ -126,6 +137,7 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.Device, "device", c.Device, "with ibverbs: RDMA device (default: that of the underlay)")
 	f.StringVar(&c.ARPAccept, "arp-accept", c.ARPAccept, "when a neighbour has moved: probe (its old place is silent) or always (an announcement says so)")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
+	f.StringVar(&c.User, "user", c.User, "user to go on as once the interface is up, with CAP_NET_ADMIN only (default: who started it)")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 }
 
@@ -272,6 +284,7 @@ func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 	set("device", func() { c.Device = flags.Device })
 	set("arp-accept", func() { c.ARPAccept = flags.ARPAccept })
 	set("log-format", func() { c.LogFormat = flags.LogFormat })
+	set("user", func() { c.User = flags.User })
 	set("log-level", func() { c.LogLevel = flags.LogLevel })
 	if c.Underlay == "" && c.Device != "" && c.Provider == ibVerbs {
 		c.Underlay = ibverbs.NetworkDevice(c.Device)
@@ -293,6 +306,7 @@ type settings struct {
 	trust    []netip.Prefix
 	level    slog.Level
 	idle     time.Duration
+	user     *sandbox.User // nil: as who started it
 }
 
 // check says what is wrong with c, naming key, flag and remedy.
@@ -389,6 +403,11 @@ func (c *Config) settings() (s settings, err error) {
 	}
 	if c.LogFormat != "text" && c.LogFormat != "json" {
 		return bad("log_format", "log_format %q: must be text or json", c.LogFormat)
+	}
+	if c.User != "" {
+		if s.user, err = sandbox.LookUp(c.User); err != nil {
+			return bad("user", "%v", err)
+		}
 	}
 	if err := s.level.UnmarshalText([]byte(c.LogLevel)); err != nil {
 		return bad("log_level", "log_level %q: must be debug, info, warn or error", c.LogLevel)

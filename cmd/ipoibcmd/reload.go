@@ -34,6 +34,7 @@ var restartReasons = map[string]string{
 	"cm_transport": "connections are set up the old way", "ud_mtu": "buffers are laid out for the old one, and all hosts of the link must agree",
 	"log_format": "readers of the log expect the old one",
 	"arp_accept": "the neighbour cache is made with it", "pkey": "the link is another one", "qkey": "the UD QP has the old one", "offload": "it is set up with the interface",
+	"user": "the process has given up the rights to change it", "sandbox": "what was given up cannot be had back",
 }
 
 // differences lists the settings in which b differs from a. Receive buffers are laid

@@ -135,6 +135,7 @@ func serve(ctx context.Context, c Config, s settings, r reloading, queue *logque
 		OwnTUNThread: off(c.Offload.OneThread), NoChecksum: off(c.Offload.Checksum), NoSegments: off(c.Offload.TSO), NoDatagrams: off(c.Offload.USO),
 		Build: stamp().String(), Notes: notes, Check: c.checkUD(s.gid), NoQP1: whyNoQP1(provider),
 		Log: log, LogCounts: func() (lost, leftOut uint64) { n := queue.Counts(); return n.Lost, n.LeftOut },
+		Confine: c.confine(s, r.file),
 	}
 	opt.Notify, opt.Watchdog = notifier(log)
 	if opt.Hangup = r.hangup; r.file != "" {

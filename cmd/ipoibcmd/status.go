@@ -148,8 +148,14 @@ func printInterface(w io.Writer, s *control.Status, verbose bool) {
 	for _, n := range u.Notes {
 		line("", "%s", n)
 	}
+	if len(s.Protections) > 0 {
+		line("sandbox", "%s", sandboxLine(s.Protections))
+	}
 	if !verbose {
 		return
+	}
+	for _, p := range s.Protections {
+		line("", "%s: %s", p.Name, p.Detail)
 	}
 	for n, o := range u.Offloads {
 		key, state := "", "on"
@@ -165,4 +171,21 @@ func printInterface(w io.Writer, s *control.Status, verbose bool) {
 		line(key, "%s: %s %s, used %d times", o.Name, o.What, state, o.Uses)
 	}
 	line("build", "%s, process %d", i.Build, i.PID)
+}
+
+// sandboxLine says which parts of the second line are on, and which are not.
+func sandboxLine(parts []control.Protection) string {
+	var on, off []string
+	for _, p := range parts {
+		if p.On {
+			on = append(on, p.Name)
+		} else {
+			off = append(off, p.Name)
+		}
+	}
+	text := strings.Join(on, ", ")
+	if len(off) > 0 {
+		text += "; off: " + strings.Join(off, ", ")
+	}
+	return strings.TrimPrefix(text, "; ")
 }

@@ -73,6 +73,7 @@ var rooms = []room{
 	{"verbs/events", 2, edge},
 	{"hostnet", 1, edge},
 	{"logqueue", 1, edge},
+	{"sandbox", 1, edge},
 	{"ib", 0, pure},
 	{"rtnl", 0, pure},
 }

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"ipoibcm/control"
+	"ipoibcm/sandbox"
+)
+
+// confine returns what makes the process give up what it does not need once it serves.
+// The file it was read from, if any, is to be read again.
+func (c *Config) confine(s settings, file string) func() ([]control.Protection, error) {
+	o := sandbox.Options{User: s.user, SysAdmin: c.Netns != "", NoLandlock: off(c.Sandbox.Landlock), Socket: c.controlPath()}
+	o.OwnFolder = filepath.Dir(o.Socket) == control.SocketDir
+	switch {
+	case off(c.Sandbox.Seccomp):
+		o.NoSeccomp = "switched off"
+	case c.Provider == ibVerbs:
+		o.NoSeccomp = "what the libraries of provider ibverbs call is not known"
+	}
+	if c.Provider == ibVerbs {
+		o.ReadDirs = append(o.ReadDirs, "/sys", "/etc/libibverbs.d")
+		o.Devices = "/dev/infiniband"
+	}
+	if file != "" {
+		if abs, err := filepath.Abs(file); err == nil {
+			o.ReadDirs = append(o.ReadDirs, filepath.Dir(abs))
+		}
+	}
+	o.Abstract = strings.HasPrefix(os.Getenv("NOTIFY_SOCKET"), "@")
+	return func() ([]control.Protection, error) {
+		_ = time.Now().Local().String() // has the time zone read, which no log may have done so far
+		parts, err := sandbox.Enter(o)
+		if err != nil {
+			return nil, err
+		}
+		var out []control.Protection
+		for _, p := range parts {
+			out = append(out, control.Protection(p))
+		}
+		return out, nil
+	}
+}

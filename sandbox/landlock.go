@@ -1,0 +1,56 @@
+package sandbox
+
+import (
+	"fmt"
+	"path/filepath"
+
+	"github.com/landlock-lsm/go-landlock/landlock"
+	ll "github.com/landlock-lsm/go-landlock/landlock/syscall"
+)
+
+// What files are for.
+const (
+	toRead  = ll.AccessFSReadFile | ll.AccessFSReadDir
+	toWrite = ll.AccessFSReadFile | ll.AccessFSReadDir | ll.AccessFSWriteFile
+)
+
+// readDirs and readFiles are what a running daemon opens to read: /proc of its own
+// threads and what counts them, what the kernel shows of devices, network namespaces,
+// and how names are looked up and certificates checked.
+var (
+	readDirs = []string{
+		"/proc", "/sys/class/net", "/sys/devices", "/sys/class/infiniband", "/run/netns", "/var/run/netns",
+		"/usr/share/zoneinfo", "/etc/ssl", "/etc/pki", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates",
+	}
+	readFiles = []string{"/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/localtime"}
+)
+
+// landlock leaves us the files that a running daemon needs, and no TCP. What kernels
+// before it cannot forbid stays as it was.
+func (o *Options) landlock() (Part, error) {
+	abi, err := ll.LandlockGetABIVersion()
+	if err != nil || abi < 1 {
+		return Part{Name: "landlock", Detail: "the kernel has none"}, nil
+	}
+	rules := []landlock.Rule{
+		landlock.PathAccess(toRead, append(readDirs, o.ReadDirs...)...).IgnoreIfMissing(),
+		landlock.PathAccess(ll.AccessFSReadFile, readFiles...).IgnoreIfMissing(),
+		landlock.PathAccess(toWrite, "/proc/sys/net").IgnoreIfMissing(),
+		landlock.PathAccess(ll.AccessFSReadFile|ll.AccessFSWriteFile, "/dev/net/tun").WithIoctlDev().IgnoreIfMissing(),
+		landlock.PathAccess(ll.AccessFSReadFile|ll.AccessFSWriteFile, "/dev/null").IgnoreIfMissing(),
+	}
+	if o.Devices != "" {
+		rules = append(rules, landlock.PathAccess(toWrite, o.Devices).WithIoctlDev().IgnoreIfMissing())
+	}
+	if o.Socket != "" {
+		rules = append(rules, landlock.PathAccess(ll.AccessFSRemoveFile, filepath.Dir(o.Socket)))
+	}
+	config := landlock.V7 // with scopes for signals and abstract sockets
+	if o.Abstract {
+		config = landlock.V5
+	}
+	if err := config.BestEffort().Restrict(rules...); err != nil {
+		return Part{}, err
+	}
+	return Part{Name: "landlock", On: true, Detail: fmt.Sprintf("ABI %d: reads /proc, /sys and lookups of names, writes /proc/sys/net", abi)}, nil
+}

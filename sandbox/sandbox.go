@@ -1,0 +1,215 @@
+// Package sandbox takes from this process what it does not need any more, on all of its
+// threads: root, capabilities, files, and system calls.
+//
+// It is the second line of defence: what an attacker could do who has taken over the
+// process. There is no way back, and what a part of it could not do here is said, not
+// hidden. What is allowed was found by tracing the product's tests.
+package sandbox
+
+import (
+	"fmt"
+	"os"
+	"os/user"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+	"kernel.org/pub/linux/libs/security/libcap/psx"
+)
+
+// Options says what to take.
+type Options struct {
+	User *User // to go on as; nil: as whom we are
+
+	// SysAdmin keeps CAP_SYS_ADMIN, which entering other network namespaces needs.
+	// It matters only with User.
+	SysAdmin bool
+
+	NoLandlock bool
+	ReadDirs   []string // more directories to read
+	Abstract   bool     // abstract sockets of others are used: the service manager's may be
+	Devices    string   // a directory of devices that are used; may be empty
+	OwnFolder  bool     // the user gets the socket's folder, to remove it from
+	Socket     string   // the control socket, to be removed in the end; may be empty
+
+	NoSeccomp string // why there is no filter of system calls; empty: there is one
+
+	became bool // another user
+}
+
+// A User is whom the process goes on as.
+type User struct {
+	Name     string
+	UID, GID int
+}
+
+// A Part is one part of the sandbox, as it is.
+type Part struct {
+	Name   string `json:"name"` // "user", "capabilities", "no_new_privs", "landlock" or "seccomp"
+	On     bool   `json:"on"`
+	Detail string `json:"detail"` // what it is, or why it is off
+}
+
+// found are the users that LookUp has found: where files may not be read any more, the
+// configuration is still read again.
+var found sync.Map
+
+// LookUp finds a user by name or number, once. A number need not have a name: containers
+// have no list of users. Its group has the same number then.
+func LookUp(name string) (*User, error) {
+	if u, ok := found.Load(name); ok {
+		return u.(*User), nil
+	}
+	u, err := lookUp(name)
+	if err == nil {
+		found.Store(name, u)
+	}
+	return u, err
+}
+
+func lookUp(name string) (*User, error) {
+	u, err := user.Lookup(name)
+	if err != nil {
+		u, err = user.LookupId(name)
+	}
+	if n, err2 := strconv.ParseUint(name, 10, 31); err != nil && err2 == nil {
+		u, err = &user.User{Username: name, Uid: strconv.FormatUint(n, 10), Gid: strconv.FormatUint(n, 10)}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("user %q: there is no such user", name)
+	}
+	uid, err1 := strconv.Atoi(u.Uid)
+	gid, err2 := strconv.Atoi(u.Gid)
+	if err1 != nil || err2 != nil || uid == 0 {
+		return nil, fmt.Errorf("user %s: want one that is not root", name)
+	}
+	return &User{Name: u.Username, UID: uid, GID: gid}, nil
+}
+
+// Enter takes what o says, and returns what holds now. After an error the process has
+// less than before, and may not have what it needs.
+func Enter(o Options) ([]Part, error) {
+	runtime.LockOSThread() // seccomp asks for no_new_privs on the calling thread
+	defer runtime.UnlockOSThread()
+	var parts []Part
+	if o.User != nil {
+		if err := o.become(); err != nil {
+			return nil, fmt.Errorf("go on as user %s: %w", o.User.Name, err)
+		}
+	}
+	if err := allThreads(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0); err != nil {
+		return nil, fmt.Errorf("set no_new_privs: %w", err)
+	}
+	file := Part{Name: "landlock", Detail: "switched off"}
+	if !o.NoLandlock {
+		var err error
+		if file, err = o.landlock(); err != nil {
+			return nil, fmt.Errorf("landlock: %w", err)
+		}
+	}
+	calls := Part{Name: "seccomp", Detail: o.NoSeccomp}
+	if o.NoSeccomp == "" {
+		var err error
+		if calls, err = filter(); err != nil {
+			return nil, fmt.Errorf("seccomp: %w", err)
+		}
+	}
+	threads, err := readThreads()
+	if err != nil {
+		return nil, err
+	}
+	if err := o.verify(threads, calls.On); err != nil {
+		return nil, err
+	}
+	parts = append(parts, identity(threads[0]), capabilities(threads[0]),
+		Part{Name: "no_new_privs", On: true, Detail: "no program that is started gains rights"}, file, calls)
+	return parts, nil
+}
+
+// become changes user and group, and keeps the capabilities that are needed.
+func (o *Options) become() error {
+	if os.Geteuid() != 0 {
+		if os.Geteuid() == o.User.UID {
+			return nil
+		}
+		return fmt.Errorf("the process is user %d: only root can do that", os.Geteuid())
+	}
+	if o.Socket != "" {
+		if err := os.Chown(o.Socket, o.User.UID, -1); err != nil {
+			return err
+		}
+	}
+	if o.Socket != "" && o.OwnFolder {
+		if err := os.Chown(filepath.Dir(o.Socket), o.User.UID, -1); err != nil {
+			return err
+		}
+	}
+	if err := allThreads(unix.SYS_PRCTL, unix.PR_SET_KEEPCAPS, 1, 0); err != nil {
+		return fmt.Errorf("keep capabilities: %w", err)
+	}
+	for _, step := range []error{ // of the standard library, for all threads
+		syscall.Setgroups([]int{o.User.GID}),
+		syscall.Setresgid(o.User.GID, o.User.GID, o.User.GID),
+		syscall.Setresuid(o.User.UID, o.User.UID, o.User.UID),
+	} {
+		if step != nil {
+			return step
+		}
+	}
+	o.became = true
+	return setCapabilities(o.keep())
+}
+
+// keep returns the capabilities that the process goes on with.
+func (o *Options) keep() uint64 {
+	caps := uint64(1) << unix.CAP_NET_ADMIN
+	if o.SysAdmin {
+		caps |= 1 << unix.CAP_SYS_ADMIN
+	}
+	return caps
+}
+
+// allThreads makes a system call on every thread.
+func allThreads(nr, a, b, c uintptr) error {
+	if _, _, errno := psx.Syscall6(nr, a, b, c, 0, 0, 0); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// identity says who we are.
+func identity(t thread) Part {
+	p := Part{Name: "user", On: t.uid != 0, Detail: fmt.Sprintf("user %d", t.uid)}
+	if t.uid == 0 {
+		p.Detail = "root: no user is configured"
+	}
+	return p
+}
+
+// capabilityNames are those that the product knows.
+var capabilityNames = map[int]string{unix.CAP_NET_ADMIN: "CAP_NET_ADMIN", unix.CAP_SYS_ADMIN: "CAP_SYS_ADMIN", unix.CAP_NET_RAW: "CAP_NET_RAW"}
+
+// fewCapabilities is how many a process has that was given them one by one.
+const fewCapabilities = 8
+
+func capabilities(t thread) Part {
+	var names []string
+	for c := range 64 {
+		if t.caps&(1<<c) == 0 {
+			continue
+		}
+		name := capabilityNames[c]
+		if name == "" {
+			name = strconv.Itoa(c)
+		}
+		names = append(names, name)
+	}
+	if len(names) > fewCapabilities {
+		return Part{Name: "capabilities", Detail: fmt.Sprintf("%d of them, as it was started", len(names))}
+	}
+	return Part{Name: "capabilities", On: true, Detail: strings.Join(names, ", ")}
+}

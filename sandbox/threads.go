@@ -1,0 +1,100 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// A thread is what the kernel says of one.
+type thread struct {
+	id         string
+	uid        int
+	caps       uint64 // permitted
+	noNewPrivs int
+	seccomp    int // 2: it has a filter
+}
+
+// readThreads reads what all threads of the process may do.
+func readThreads() ([]thread, error) {
+	files, err := filepath.Glob("/proc/self/task/*/status")
+	if err != nil {
+		return nil, err
+	}
+	var out []thread
+	for _, path := range files {
+		b, err := os.ReadFile(path)
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+			continue // it has ended
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, parseThread(filepath.Base(filepath.Dir(path)), string(b)))
+	}
+	if len(out) == 0 {
+		return nil, errors.New("/proc shows no threads of this process")
+	}
+	return out, nil
+}
+
+func parseThread(id, status string) thread {
+	t := thread{id: id, uid: -1}
+	for line := range strings.Lines(status) {
+		key, value, _ := strings.Cut(line, ":")
+		words := strings.Fields(value)
+		if len(words) == 0 {
+			continue
+		}
+		switch key {
+		case "Uid":
+			t.uid, _ = strconv.Atoi(words[1]) // effective
+		case "CapPrm":
+			t.caps, _ = strconv.ParseUint(words[0], 16, 64)
+		case "NoNewPrivs":
+			t.noNewPrivs, _ = strconv.Atoi(words[0])
+		case "Seccomp":
+			t.seccomp, _ = strconv.Atoi(words[0])
+		}
+	}
+	return t
+}
+
+// verify checks that no thread has been left out.
+func (o *Options) verify(threads []thread, filtered bool) error {
+	for _, t := range threads {
+		if o.User != nil && t.uid != o.User.UID {
+			return fmt.Errorf("thread %s is user %d still", t.id, t.uid)
+		}
+		if o.became && t.caps != o.keep() {
+			return fmt.Errorf("thread %s has capabilities %#x, want %#x", t.id, t.caps, o.keep())
+		}
+		if t.noNewPrivs != 1 {
+			return fmt.Errorf("thread %s has not got no_new_privs", t.id)
+		}
+		if filtered && t.seccomp != unix.SECCOMP_MODE_FILTER {
+			return fmt.Errorf("thread %s has no filter of system calls", t.id)
+		}
+	}
+	return nil
+}
+
+// setCapabilities makes caps all that every thread has, permitted and effective.
+func setCapabilities(caps uint64) error {
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	data := [2]unix.CapUserData{
+		{Effective: uint32(caps), Permitted: uint32(caps)},
+		{Effective: uint32(caps >> 32), Permitted: uint32(caps >> 32)},
+	}
+	err := allThreads(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&data[0])), 0)
+	if err != nil {
+		return fmt.Errorf("set capabilities: %w", err)
+	}
+	return nil
+}
