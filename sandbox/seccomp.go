@@ -28,6 +28,11 @@ var calls = []string{
 	"restart_syscall", "sched_yield", "sched_getaffinity", "set_robust_list", "rseq", "membarrier",
 	"getrandom", "getrusage", "prlimit64", "getrlimit", "uname", "sysinfo", "getuid", "geteuid", "getgid", "getegid", "getgroups",
 	"capget", "prctl", "arch_prctl", "set_tid_address", "getcpu",
+	// What the same are called where a word has 32 bits. On 386 all of a socket's calls
+	// are one, whose family a filter does not see.
+	"socketcall", "mmap2", "_llseek", "fcntl64", "fstat64", "stat64", "lstat64", "fstatat64", "statfs64", "fstatfs64", "ugetrlimit",
+	"ppoll_time64", "pselect6_time64", "futex_time64", "clock_gettime64", "clock_nanosleep_time64", "timerfd_settime64", "recvmmsg_time64",
+	"getuid32", "geteuid32", "getgid32", "getegid32", "getgroups32", "set_thread_area", "get_thread_area", "sigreturn", "send", "recv",
 	// Network namespaces that the interface is moved to. The kernel asks for
 	// CAP_SYS_ADMIN, which a configured user has not got.
 	"setns",
