@@ -16,7 +16,7 @@ VERSION ?= $(shell git describe --tags --dirty 2>/dev/null)
 COMMIT  ?= $(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null)
 LDFLAGS = -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 
-.PHONY: build ibverbs demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak flood oracle nightly interop architectures specs clean
+.PHONY: build ibverbs demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak chaos flood oracle nightly interop architectures specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o bin/ipoibcmd ./cmd/ipoibcmd
@@ -56,6 +56,9 @@ explore: ## connection set-up in every interleaving, to larger bounds than make 
 
 soak: ## load, deaths and restarts for D, ten minutes, and nothing leaks; as root
 	$(GO) test ./test/netns -run '^TestSoak$$' -v -count 1 -timeout 0 -soak $(or $(D),10m)
+
+chaos: ## faults of operators, processes and the network under load, for D altogether, ten minutes, with two seeds or SEED; as root
+	$(GO) test ./test/netns -run '^TestChaos$$' -v -count 1 -timeout 0 -parallel 2 -chaos $(or $(D),10m) $(if $(SEED),-chaos.seed $(SEED))
 
 flood: ## forged ARP, ND and CM packets, 50,000 a second for ten seconds, three times each, and what that costs; as root
 	$(GO) test ./test/netns -run '^TestFlood$$' -v -count 1 -timeout 20m -flood 10s

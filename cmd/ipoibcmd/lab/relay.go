@@ -13,16 +13,16 @@ import (
 
 // An Impairment says what a Relay does to RoCEv2 packets, in parts of 1000 each.
 type Impairment struct {
-	Lose, Duplicate, Reorder int
+	Lose, Duplicate, Reorder, Corrupt int
 }
 
 // A Relay is a pair of wires between two devices of a host, which carries every
 // frame from one to the other and impairs those that are RoCEv2.
 type Relay struct {
 	// Packets are the RoCEv2 packets that came, the others what became of them.
-	Packets, Lost, Duplicated, Reordered atomic.Int64
+	Packets, Lost, Duplicated, Reordered, Corrupted atomic.Int64
 
-	imp  Impairment
+	imp  atomic.Pointer[Impairment]
 	stop atomic.Bool
 	wg   sync.WaitGroup
 }
@@ -52,7 +52,8 @@ func ConnectThrough(a, mid, b *Host, dev string, mtu int, imp Impairment, seed u
 			return nil, err
 		}
 	}
-	r := &Relay{imp: imp}
+	r := &Relay{}
+	r.Impair(imp)
 	left, err := mid.packetSocket("left")
 	if err != nil {
 		return nil, err
@@ -77,6 +78,9 @@ func ConnectThrough(a, mid, b *Host, dev string, mtu int, imp Impairment, seed u
 	})
 	return r, nil
 }
+
+// Impair changes what becomes of packets from now on.
+func (r *Relay) Impair(imp Impairment) { r.imp.Store(&imp) }
 
 // Close ends the relay; nothing passes any more.
 func (r *Relay) Close() {
@@ -142,14 +146,19 @@ func (r *Relay) carry(from, to, mtu int, rnd *rand.Rand) {
 			continue
 		}
 		r.Packets.Add(1)
+		imp := r.imp.Load()
+		if rnd.IntN(1000) < imp.Corrupt {
+			r.Corrupted.Add(1)
+			corrupt(frame, rnd)
+		}
 		switch p := rnd.IntN(1000); {
-		case p < r.imp.Lose:
+		case p < imp.Lose:
 			r.Lost.Add(1)
 			continue
-		case p < r.imp.Lose+r.imp.Duplicate:
+		case p < imp.Lose+imp.Duplicate:
 			r.Duplicated.Add(1)
 			unix.Write(to, frame)
-		case p < r.imp.Lose+r.imp.Duplicate+r.imp.Reorder && held == nil:
+		case p < imp.Lose+imp.Duplicate+imp.Reorder && held == nil:
 			r.Reordered.Add(1)
 			held, left = append([]byte(nil), frame...), 1+rnd.IntN(heldFor)
 			continue
@@ -160,6 +169,19 @@ func (r *Relay) carry(from, to, mtu int, rnd *rand.Rand) {
 				release()
 			}
 		}
+	}
+}
+
+// corrupt flips a bit behind the UDP header of a frame that isRoCE. The UDP checksum is
+// taken out, so that it is for the ICRC to notice.
+func corrupt(frame []byte, rnd *rand.Rand) {
+	udp := 14 + 40
+	if binary.BigEndian.Uint16(frame[12:]) == unix.ETH_P_IP {
+		udp = 14 + int(frame[14]&15)*4
+	}
+	binary.BigEndian.PutUint16(frame[udp+6:], 0)
+	if body := frame[udp+8:]; len(body) > 0 {
+		body[rnd.IntN(len(body))] ^= 1 << rnd.IntN(8)
 	}
 }
 
