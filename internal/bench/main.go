@@ -34,6 +34,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/cmd/ipoibcmd/lab"
+	wg "ipoibcm/internal/wireguard"
 )
 
 // schema is the version of latest.json.
@@ -183,8 +184,8 @@ func (b *bench) prepare(ctx context.Context) {
 		b.r.skip("iperf3", "%v; the traffic is made by the bench itself", err)
 	}
 	var err error
-	if b.wireguard, err = buildWireguard(ctx); err == nil {
-		b.r.Tools["wireguard-go"] = wireguardVersion
+	if b.wireguard, err = wg.Build(ctx, ".cache"); err == nil {
+		b.r.Tools["wireguard-go"] = wg.Version
 		return
 	}
 	b.r.skip(wireguard, "%v", err)

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/cmd/ipoibcmd/lab"
+	wg "ipoibcm/internal/wireguard"
 )
 
 // Who is who in a mesh.
@@ -172,13 +172,13 @@ func (m *mesh) wireguard(ctx context.Context, b *bench) error {
 		if err := m.startWireguard(b, h, name); err != nil {
 			return err
 		}
-		var peers []wireguardPeer
+		var peers []wg.Peer
 		for _, k := range m.others(i) {
 			inner := addr(meshAddr(m.at, k, true))
-			peers = append(peers, wireguardPeer{keys[k].PublicKey(), netip.AddrPortFrom(addr(meshAddr(m.at, k, false)), wireguardPort),
-				netip.PrefixFrom(inner, inner.BitLen())})
+			peers = append(peers, wg.Peer{Key: keys[k].PublicKey(), Endpoint: netip.AddrPortFrom(addr(meshAddr(m.at, k, false)), wg.Port),
+				Allowed: netip.PrefixFrom(inner, inner.BitLen())})
 		}
-		err := configureWireguard(ctx, filepath.Join("/var/run/wireguard", name+".sock"), keys[i], peers...)
+		err := wg.Configure(ctx, wg.Socket(name), keys[i], peers...)
 		if err != nil {
 			return err
 		}

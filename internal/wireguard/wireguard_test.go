@@ -1,4 +1,4 @@
-package main
+package wireguard
 
 import (
 	"bufio"
@@ -12,7 +12,7 @@ import (
 )
 
 // The other end is told what wg(8) would tell it, and its refusal is an error.
-func TestConfigureWireguard(t *testing.T) {
+func TestConfigure(t *testing.T) {
 	var keys [2]*ecdh.PrivateKey
 	for i := range keys {
 		raw := make([]byte, 32)
@@ -44,8 +44,8 @@ func TestConfigureWireguard(t *testing.T) {
 			c.Write([]byte(answer))
 			got <- text.String()
 		}()
-		err = configureWireguard(context.Background(), name, keys[0],
-			wireguardPeer{keys[1].PublicKey(), netip.MustParseAddrPort("[fd00::2]:51820"), netip.MustParsePrefix("fd99::2/128")})
+		err = Configure(context.Background(), name, keys[0],
+			Peer{keys[1].PublicKey(), netip.MustParseAddrPort("[fd00::2]:51820"), netip.MustParsePrefix("fd99::2/128")})
 		if (err == nil) != (answer == "errno=0\n\n") {
 			t.Errorf("after %q: %v", answer, err)
 		}

@@ -1,0 +1,87 @@
+// Package wireguard builds wireguard-go and sets its tunnels up, for tests and for the
+// benchmark. It does not start the program: whoever has a namespace does.
+package wireguard
+
+import (
+	"bufio"
+	"context"
+	"crypto/ecdh"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Socket returns the control socket of the tunnel of that name, which is visible to all
+// network namespaces.
+func Socket(name string) string { return filepath.Join("/var/run/wireguard", name+".sock") }
+
+// Version is the release of wireguard-go that is used. It is built apart, and is no
+// dependency of ours.
+const Version = "v0.0.0-20260522210424-ecfc5a8d5446"
+
+// Port is the UDP port of both ends.
+const Port = 51820
+
+// Build returns the wireguard-go program, built into a directory if it is not there yet.
+func Build(ctx context.Context, cache string) (string, error) {
+	dir, err := filepath.Abs(filepath.Join(cache, "wireguard-go-"+Version))
+	if err != nil {
+		return "", err
+	}
+	program := filepath.Join(dir, "wireguard")
+	if _, err := os.Stat(program); err == nil {
+		return program, nil
+	}
+	fmt.Fprintln(os.Stderr, "building wireguard-go", Version)
+	c := exec.CommandContext(ctx, "go", "install", "golang.zx2c4.com/wireguard@"+Version)
+	c.Env = append(os.Environ(), "GOBIN="+dir, "CGO_ENABLED=0")
+	if out, err := c.CombinedOutput(); err != nil {
+		text := strings.TrimSpace(string(out))
+		return "", fmt.Errorf("it cannot be built: %s", text[strings.LastIndexByte(text, '\n')+1:])
+	}
+	return program, nil
+}
+
+// A Peer is what one end is told about another.
+type Peer struct {
+	Key      *ecdh.PublicKey
+	Endpoint netip.AddrPort
+	Allowed  netip.Prefix
+}
+
+// Configure tells one end about the others, as wg(8) would.
+func Configure(ctx context.Context, socket string, own *ecdh.PrivateKey, peers ...Peer) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	var conn net.Conn
+	for {
+		var err error
+		if conn, err = new(net.Dialer).DialContext(ctx, "unix", socket); err == nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wireguard-go does not listen: %w", err)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	defer conn.Close()
+	set := fmt.Sprintf("set=1\nprivate_key=%s\nlisten_port=%d\nreplace_peers=true\n", hex.EncodeToString(own.Bytes()), Port)
+	for _, p := range peers {
+		set += fmt.Sprintf("public_key=%s\nendpoint=%s\nallowed_ip=%s\n", hex.EncodeToString(p.Key.Bytes()), p.Endpoint, p.Allowed)
+	}
+	if _, err := fmt.Fprint(conn, set+"\n"); err != nil {
+		return err
+	}
+	answer, err := bufio.NewReader(conn).ReadString('\n')
+	if err != nil || answer != "errno=0\n" {
+		return fmt.Errorf("wireguard-go refuses its configuration: %q (%v)", answer, err)
+	}
+	return nil
+}
