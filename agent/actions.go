@@ -301,6 +301,9 @@ func (a *Agent) delPath(hop netip.Addr) {
 // ref counts the paths that use an address handle.
 func (a *Agent) ref(p fib.Path, n int) {
 	gid := p.Link.GID
+	if p.Kind == fib.PathUD {
+		a.loop.KnowUD(gid, p.Link.QPN, n)
+	}
 	switch p.Kind {
 	case fib.PathUD, fib.PathGroup:
 	default:

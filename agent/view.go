@@ -144,6 +144,9 @@ func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) 
 	if lost, _ := a.logCounts(); lost > 0 {
 		w = append(w, fmt.Sprintf("%d lines of the log were lost: its reader is too slow or has gone, or its disk is full", lost))
 	}
+	if n := a.loop.Counters().RxUDFlood; n > 0 {
+		w = append(w, fmt.Sprintf("%d datagrams of hosts that nothing is sent to by UD were refused, because there were too many: somebody floods this host, or did", n))
+	}
 	if n := a.m.FIBCounters().RoutesRefused; n > 0 {
 		w = append(w, fmt.Sprintf("the kernel refused %d route changes; see the log", n))
 	}

@@ -67,3 +67,58 @@ func TestGates(t *testing.T) {
 		t.Error("QPNs 7 and 8 without a GRH are the same source, or 7 has no bound")
 	}
 }
+
+// UD data: of a flood from forged sources few packets pass, of one from a single source
+// its share. Beside it all pass of those that we send to, and of a host whose multicast
+// comes in a steady stream.
+func TestDataGate(t *testing.T) {
+	l := &Loop{data: newDataGates()}
+	peer, stream, one := ib.GID{0xfe, 0x80, 15: 1}, ib.GID{0xfe, 0x80, 15: 2}, ib.GID{0xfe, 0x80, 15: 3}
+	l.KnowUD(peer, 7, 1)
+	l.KnowUD(peer, 7, 1)
+	l.KnowUD(peer, 7, -1)
+	const seconds = 4
+	counts := map[string]int{}
+	for i := range seconds * 100_000 {
+		now := int64(i) * 10_000
+		random := ib.GID{0xfe, 0x80, 12: byte(i >> 24), 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)}
+		random[8] = 1
+		for name, src := range map[string]ib.GID{"forged": random, "peer": peer, "one": one} {
+			if l.allowData(now, src, 7) {
+				counts[name]++
+			}
+		}
+		if i%20 == 0 && l.allowData(now, stream, 9) {
+			counts["stream"]++
+		}
+	}
+	for _, tt := range []struct {
+		name        string
+		least, most int
+	}{
+		{"forged", 1, 3 * seconds * dataGate.Strangers},
+		{"peer", seconds * 100_000, seconds * 100_000},
+		{"one", seconds * dataShare / 2, seconds * dataShare},
+		{"stream", seconds*5_000 - 100, seconds * 5_000},
+	} {
+		if n := counts[tt.name]; n < tt.least || n > tt.most {
+			t.Errorf("%s: %d packets passed, want %d to %d", tt.name, n, tt.least, tt.most)
+		}
+	}
+	l.KnowUD(peer, 7, -1)
+	if n := len(l.udPeers.n); n != 0 {
+		t.Errorf("%d peers are known after the last path to one has gone", n)
+	}
+	passed := 0
+	for range 100_000 {
+		if l.allowData(int64(seconds)*1e9, peer, 7) || l.allowData(int64(seconds)*1e9, peer, 8) {
+			passed++
+		}
+	}
+	if passed > dataShare {
+		t.Errorf("%d packets of a former peer passed at once, want %d at most", passed, dataShare)
+	}
+	if n := testing.AllocsPerRun(1000, func() { l.allowData(1, stream, 9); l.allowData(1, peer, 7) }); n != 0 {
+		t.Errorf("%v allocations, want none", n)
+	}
+}

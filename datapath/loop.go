@@ -85,10 +85,13 @@ type Loop struct {
 	up   upRing
 	c    counters
 
-	dests  atomic.Pointer[dests]
-	groups atomic.Pointer[map[netip.Addr]struct{}]
-	gid    atomic.Pointer[ib.GID]
-	conns  atomic.Pointer[map[ib.QPN]*Conn]
+	udPeers  udPeers
+	data     *dataGates
+	filtered bool // the provider asks passDatagram
+	dests    atomic.Pointer[dests]
+	groups   atomic.Pointer[map[netip.Addr]struct{}]
+	gid      atomic.Pointer[ib.GID]
+	conns    atomic.Pointer[map[ib.QPN]*Conn]
 	// broadcasts are IPv4 addresses in order.
 	broadcasts atomic.Pointer[[]uint32]
 
@@ -123,6 +126,7 @@ func New(cfg Config) (_ *Loop, err error) {
 	l := &Loop{
 		cfg: cfg, p: cfg.Provider, caps: cfg.Provider.Caps(), tun: cfg.TUN,
 		up: newUpRing(cfg.upDepth()), stop: make(chan struct{}), gen: 1,
+		data: newDataGates(),
 	}
 	if cfg.receiveMTU() > maxPacket {
 		return nil, fmt.Errorf("receive MTU %d is above %d", cfg.receiveMTU(), maxPacket)
@@ -205,6 +209,10 @@ func (l *Loop) makeUD() error {
 		return fmt.Errorf("create UD QP: %w", err)
 	}
 	udq.qp, l.udq, l.ud.shared.to = qp, udq, qp
+	if f, ok := l.p.(verbs.DatagramFilterer); ok {
+		l.filtered = true
+		f.FilterDatagrams(qp.QPN(), l.passDatagram)
+	}
 	return l.startUD()
 }
 
@@ -282,6 +290,9 @@ func (l *Loop) destroyQueues() {
 		c.Close()
 	}
 	if l.udq != nil {
+		if f, ok := l.p.(verbs.DatagramFilterer); ok {
+			f.FilterDatagrams(0, nil)
+		}
 		l.udq.close()
 		l.abandon(l.udq)
 	}

@@ -162,6 +162,10 @@ func (s *rxSide) takeUD(msg []byte, wc *verbs.WC, now int64) {
 		s.control(RXND, t, pkt, src, wc.SrcQPN, dst, now)
 		return
 	}
+	if !l.filtered && !l.allowData(now, src, wc.SrcQPN) {
+		l.c.RxUDFlood.Add(1)
+		return
+	}
 	if groups := l.groups.Load(); groups != nil {
 		var a netip.Addr
 		if t == encap.IPv4 {

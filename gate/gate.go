@@ -77,7 +77,7 @@ func New(o Options, keys [2]uint64) *Gate {
 // Allow reports whether a packet from src may pass at time now, in nanoseconds of
 // any clock that runs on.
 func (g *Gate) Allow(now int64, src ib.GID) bool {
-	h := g.hash(src)
+	h := hash(g.keys, src)
 	if !g.inShare(now, h) {
 		return false
 	}
@@ -129,9 +129,9 @@ func (g *Gate) seen(now int64, h uint64) bool {
 	return young || old
 }
 
-func (g *Gate) hash(src ib.GID) uint64 {
-	hi, lo := bits.Mul64(binary.BigEndian.Uint64(src[:8])^g.keys[0], binary.BigEndian.Uint64(src[8:])^g.keys[1])
-	hi, lo = bits.Mul64(hi^lo^0x9e3779b97f4a7c15, g.keys[0]|1)
+func hash(keys [2]uint64, src ib.GID) uint64 {
+	hi, lo := bits.Mul64(binary.BigEndian.Uint64(src[:8])^keys[0], binary.BigEndian.Uint64(src[8:])^keys[1])
+	hi, lo = bits.Mul64(hi^lo^0x9e3779b97f4a7c15, keys[0]|1)
 	return hi ^ lo
 }
 

@@ -101,13 +101,13 @@ func TestForgets(t *testing.T) {
 	if g.Allow(now, who) {
 		t.Fatal("there was no room left for a stranger")
 	}
-	if !g.seen(now+generation, g.hash(who)) {
+	if !g.seen(now+generation, hash(g.keys, who)) {
 		t.Error("forgotten after one generation")
 	}
-	if g.seen(now+5*generation, g.hash(who)) {
+	if g.seen(now+5*generation, hash(g.keys, who)) {
 		t.Error("remembered after five")
 	}
-	if g.seen(now-100*generation, g.hash(source(1<<41))) {
+	if g.seen(now-100*generation, hash(g.keys, source(1<<41))) {
 		t.Error("a clock that went back makes it remember what never was")
 	}
 }
@@ -127,5 +127,30 @@ func BenchmarkFlood(b *testing.B) {
 	for b.Loop() {
 		i++
 		g.Allow(i*20_000, source(r.Uint64()))
+	}
+}
+
+// A source has its share of a second beside a flood of others, and no more.
+func TestShares(t *testing.T) {
+	const most, flood = 1000, 200_000
+	s := NewShares([2]uint64{1, 2})
+	for sec := range int64(3) {
+		passed, late := 0, 0
+		for i := range flood {
+			now := sec*second + int64(i)*5000
+			s.Take(now, ib.GID{1, 12: byte(i >> 16), 13: byte(i >> 8), 14: byte(i)}, most)
+			if i%100 == 0 && s.Take(now, ib.GID{15: 7}, most) {
+				passed++
+			}
+			if i%1000 == 0 && s.Take(now, ib.GID{15: 8}, most) {
+				late++
+			}
+		}
+		if passed > most || passed < most*7/10 {
+			t.Errorf("second %d: %d packets of a source with 2000 passed, want about %d", sec, passed, most)
+		}
+		if late != flood/1000 {
+			t.Errorf("second %d: %d packets of one with few passed, want all %d", sec, late, flood/1000)
+		}
 	}
 }

@@ -294,6 +294,17 @@ type CallbackCQ interface {
 	OnReady(f func())
 }
 
+// A DatagramFilterer is a provider that can refuse datagrams before it has done with them
+// what costs time, of which a flood takes much. It is optional: ask with a type
+// assertion.
+type DatagramFilterer interface {
+	// FilterDatagrams has the provider call pass for each datagram to the UD queue pair
+	// qpn, or to a group, and forget those for which it returns false. Several goroutines
+	// may call it, with locks held; it does not block. payload is all behind the headers of
+	// RoCE, nothing of it has been checked, and it is not kept. Nil ends it.
+	FilterDatagrams(qpn ib.QPN, pass func(src ib.GID, srcQPN ib.QPN, payload []byte) bool)
+}
+
 // An Attender is a provider one of whose receiving goroutines can look after a
 // descriptor of its user as well, so that what arrives there and what arrives
 // from the wire are handled by one thread and neither has to wake another. It is

@@ -69,6 +69,7 @@ type Device struct {
 	cutting    sync.WaitGroup // those who open connected sockets
 	maxHolding int            // fewer threads of the process than this may hold a P
 	tap        events.Tap
+	filter     atomic.Pointer[datagramFilter]
 	// dropHook lets tests lose packets before they are looked at.
 	dropHook atomic.Pointer[func(udp []byte) bool]
 

@@ -264,6 +264,10 @@ func (r *receiver) packet(b []byte, id, port uint16, now time.Time) {
 		c.rxMalformed.Add(1)
 		return
 	}
+	if r.dev.refused(r.src, pkt) {
+		c.rxRefused.Add(1)
+		return
+	}
 	if r.flow.Sum(port, pkt.Covered, id) != pkt.ICRC {
 		found, ok := r.flow.Verify(port, pkt)
 		if !ok {

@@ -24,14 +24,19 @@ import (
 
 var floodFor = flag.Duration("flood", 0, "how long each flood of TestFlood goes on, three of every kind; without it they are short, and in the long form as many as it takes")
 
+var floodOnly = flag.String("flood.only", "", "only this kind of forged packets in TestFlood")
+
 const (
 	floodRate  = 50_000 // forged packets per second
+	dataRate   = 98_000 // and of data
 	unreadPort = 4792   // nobody reads it
 
-	// keeps is the part of its rate that traffic keeps, and connectWithin what a
-	// peer that nobody has heard of needs to connect in the middle of a flood.
-	keeps         = 0.8
-	connectWithin = 2 * time.Second
+	// keeps is the part of its rate that traffic keeps, keepsBesideData beside data, and
+	// connectWithin what a peer that nobody has heard of needs to connect in the middle
+	// of a flood.
+	keeps           = 0.8
+	keepsBesideData = 0.7
+	connectWithin   = 2 * time.Second
 
 	// The caps of an agent's default configuration.
 	maxNeighbours, maxHearsay, maxConns = 4096, 2048, 1024
@@ -54,6 +59,22 @@ type flooded struct {
 	refused, overflow uint64
 }
 
+// rate is how many packets are forged per second, keeps the part of its rate that
+// traffic has to keep.
+func (k forgery) rate() int {
+	if k == forgedData {
+		return dataRate
+	}
+	return floodRate
+}
+
+func (k forgery) keeps() float64 {
+	if k == forgedData {
+		return keepsBesideData
+	}
+	return keeps
+}
+
 // median returns the part of its rate that traffic kept, 0 if that is not known.
 func (r *flooded) median() float64 {
 	n := len(r.ratios)
@@ -71,9 +92,12 @@ func (r *flooded) median() float64 {
 // looked at; make flood takes longer over it; docs/floods.md has its table.
 func TestFlood(t *testing.T) {
 	needRoot(t) // and the machine: not parallel
-	kinds := []forgery{forgedARP, forgedND, forgedREQ}
+	kinds := []forgery{forgedARP, forgedND, forgedREQ, forgedData}
 	if *floodFor > 0 {
 		kinds = append(kinds, inbandREQ)
+	}
+	if *floodOnly != "" {
+		kinds = []forgery{forgery(*floodOnly)}
 	}
 	s := newSegment(t, topology{hosts: 3 + len(kinds)})
 	ctx, cancel := context.WithTimeout(context.Background(), 10*patience+40**floodFor)
@@ -113,9 +137,9 @@ func (r *flooded) check(t *testing.T) {
 	case raceDetector || !rates():
 	case len(r.ratios) == 0:
 		t.Logf("%s: the machine was busy with something else: rates are not judged", r.kind)
-	case r.perSecond < floodRate*9/10:
+	case r.perSecond < r.kind.rate()*9/10:
 		t.Errorf("%s: the machine sent %d forged packets a second, too few", r.kind, r.perSecond)
-	case r.median() < keeps:
+	case r.median() < r.kind.keeps():
 		t.Errorf("%s: traffic kept %.0f %% of its rate; each %.2f", r.kind, 100*r.median(), r.ratios)
 	}
 	if r.refused == 0 {
@@ -172,7 +196,7 @@ func (s *segment) flood(x *host, kind forgery, a, b, newcomer *host) *flooded {
 	s.Helper()
 	r := &flooded{kind: kind}
 	s.must(b.agent.Get(s.ctx, control.PathRuntime, &r.before))
-	rate, least, most, window := floodRate, 1, 7, time.Second
+	rate, least, most, window := kind.rate(), 1, 7, time.Second
 	first := connectWithin + 500*time.Millisecond // it has to last until the newcomer is there
 	if *floodFor > 0 {
 		least, most, window, first = 3, 3, *floodFor, max(first, *floodFor)
@@ -187,7 +211,7 @@ func (s *segment) flood(x *host, kind forgery, a, b, newcomer *host) *flooded {
 	f := s.forge(x, b, kind, int(first.Seconds()*float64(rate))+forgerBatch)
 	total := 0
 	var took time.Duration
-	for i := 0; i < most && (i < least || !raceDetector && r.median() < keeps); i++ {
+	for i := 0; i < most && (i < least || !raceDetector && r.median() < kind.keeps()); i++ {
 		d, meanwhile := window, func() {}
 		if i == 0 {
 			d, meanwhile = first, func() { r.connected = s.connects(newcomer, b) }
@@ -279,6 +303,9 @@ func (s *segment) floodCounts(h *host) (c floodCounts) {
 		case "softroce ud_packets_in", "softroce mads_in", "softroce mads_dropped":
 			c.arrived += n.Value
 		case "softroce mads_drop_flood":
+			c.arrived += n.Value
+			c.refused += n.Value
+		case "datapath rx_ud_flood": // before a queue pair could count it
 			c.arrived += n.Value
 			c.refused += n.Value
 		case "datapath rx_flood":

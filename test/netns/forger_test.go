@@ -29,11 +29,12 @@ import (
 type forgery string
 
 const (
-	forgedARP forgery = "ARP"
-	forgedND  forgery = "ND"
-	forgedREQ forgery = "REQ"
-	inbandREQ forgery = "REQ in-band"
-	askingREQ forgery = "REQ to ask" // for the service of agents that ask each other
+	forgedARP  forgery = "ARP"
+	forgedND   forgery = "ND"
+	forgedREQ  forgery = "REQ"
+	inbandREQ  forgery = "REQ in-band"
+	forgedData forgery = "UD data"
+	askingREQ  forgery = "REQ to ask" // for the service of agents that ask each other
 )
 
 const (
@@ -148,6 +149,11 @@ func forged(r *rand.Rand, kind forgery, victim *host, gid netip.Addr, qpn ib.QPN
 		b := victim.v6.As16()
 		binary.BigEndian.PutUint64(b[8:], r.Uint64())
 		body, err = nd.NewNS(netip.AddrFrom16(b), victim.v6, link).AppendBinary([]byte{byte(encap.IPv6 >> 8), byte(encap.IPv6 & 0xff), 0, 0})
+	case forgedData: // to a UDP port of the interface that is closed
+		a := [4]byte{10, byte(1 + r.Uint32N(200)), byte(r.Uint32()), byte(1 + r.Uint32N(250))}
+		udp := append(binary.BigEndian.AppendUint16(nil, uint16(r.Uint32())), 0, 9, 0, 8+64, 0, 0)
+		body = append(header4(netip.AddrFrom4(a), victim.v4, unix.IPPROTO_UDP, len(udp)+64), append(udp, make([]byte, 64)...)...)
+		body = append([]byte{byte(encap.IPv4 >> 8), byte(encap.IPv4 & 0xff), 0, 0}, body...)
 	case forgedREQ, inbandREQ, askingREQ:
 		req := mad.REQ{TransactionID: r.Uint64(), LocalCommID: mad.CommID(r.Uint32()), ServiceID: serviceid.New(serviceid.RFC, qpn),
 			LocalCAGUID: ib.GUID(r.Uint64()), LocalQPN: 2 + ib.QPN(r.Uint32N(1<<24-3)), RemoteCMResponseTimeout: 16, LocalCMResponseTimeout: 16,

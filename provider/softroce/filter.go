@@ -1,0 +1,40 @@
+package softroce
+
+import (
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/roce"
+)
+
+// A datagramFilter is what [Device.FilterDatagrams] was told.
+type datagramFilter struct {
+	qpn  ib.QPN
+	pass func(src ib.GID, srcQPN ib.QPN, payload []byte) bool
+}
+
+var _ verbs.DatagramFilterer = (*Device)(nil)
+
+// FilterDatagrams implements [verbs.DatagramFilterer].
+func (d *Device) FilterDatagrams(qpn ib.QPN, pass func(src ib.GID, srcQPN ib.QPN, payload []byte) bool) {
+	if pass == nil || d.opts.NoGate {
+		d.filter.Store(nil)
+		return
+	}
+	d.filter.Store(&datagramFilter{qpn, pass})
+}
+
+// refused asks about a packet whose ICRC has not been looked at yet.
+func (d *Device) refused(src ib.GID, p *roce.Packet) bool {
+	f := d.filter.Load()
+	if f == nil {
+		return false
+	}
+	deth := p.DETH()
+	if deth == nil {
+		return false
+	}
+	if to := p.BTH.DestQPN(); to != f.qpn && to != ib.QPNMulticast {
+		return false
+	}
+	return !f.pass(src, deth.SrcQPN(), p.Payload)
+}
