@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -21,6 +22,7 @@ import (
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/mad"
 	"ipoibcm/wire/roce"
+	"ipoibcm/wire/sums"
 )
 
 // A blindLiar is a host that sends a victim what its peer might have sent. It sees
@@ -247,6 +249,39 @@ func TestBlindNAK(t *testing.T) {
 		t.Errorf("no fatal NAK of %d found a packet under way: this shows nothing", sent)
 	}
 	t.Logf("%d NAKs beside %.0f Mb/s of TCP: %d fatal ones found a packet under way", sent, tcp.Mbps(), asked)
+}
+
+// TestBlindData: RC SENDs with the right QPN and any PSN, beside TCP. None is delivered: they
+// would be echo requests from an address that has never been heard of, and answered.
+func TestBlindData(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{hosts: 3})
+	l := newBlindLiar(s)
+	rate, n := 20_000, 20_000
+	if raceDetector {
+		rate, n = rate/20, n/20
+	}
+	packets := make([][]byte, 0, n)
+	for range n {
+		b := make([]byte, roce.BTHLen)
+		roce.PutBTH(b, roce.BTHFields{Opcode: roce.RCSendOnly, PKey: ib.DefaultPKey, DestQPN: ib.QPN(l.qpn), PSN: ib.PSN(l.r.Uint32N(1 << 24)), AckReq: true})
+		icmp := append([]byte{8, 0, 0, 0, 0, 1, 0, 1}, make([]byte, 32)...)
+		binary.BigEndian.PutUint16(icmp[2:], ^uint16(sums.Internet(0, icmp)))
+		b = append(b, byte(encap.IPv4>>8), byte(encap.IPv4&0xff), 0, 0)
+		b = append(append(b, header4(netip.MustParseAddr("10.0.0.200"), l.victim.v4, unix.IPPROTO_ICMP, len(icmp))...), icmp...)
+		packets = append(packets, sealed(l.r, l.peerGID, l.gid, b))
+	}
+	l.load(packets)
+	_, sent := s.beside(l.forger, roce.Port, rate, time.Second, l.victim, l.peer, func() {})
+	l.lives("data")
+	var known control.Neighbours
+	s.must(l.victim.agent.Get(s.ctx, control.PathNeigh, &known))
+	if slices.ContainsFunc(known.Neighbours, func(n control.Neighbour) bool { return n.IP == "10.0.0.200" }) {
+		t.Error("the victim answers what was forged")
+	}
+	if l.victim.counter("softroce", "rc_drop_sequence")+l.victim.counter("softroce", "rc_duplicates") == 0 {
+		t.Errorf("none of %d packets arrived: this shows nothing", sent)
+	}
 }
 
 // watchPSN follows the PSNs of the RC packets that h sends to a queue pair.
