@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -16,8 +17,14 @@ func (v kernelVersion) before(w kernelVersion) bool {
 
 // parseKernel reads what uname calls a release: "5.10.0-35-amd64".
 func parseKernel(release string) (v kernelVersion, ok bool) {
-	n, _ := fmt.Sscanf(release, "%d.%d", &v.major, &v.minor)
-	return v, n == 2
+	major, rest, _ := strings.Cut(release, ".")
+	minor := rest
+	if end := strings.IndexFunc(rest, func(r rune) bool { return r < '0' || r > '9' }); end >= 0 {
+		minor = rest[:end]
+	}
+	a, err := strconv.ParseUint(major, 10, 16)
+	b, err2 := strconv.ParseUint(minor, 10, 16)
+	return kernelVersion{int(a), int(b)}, err == nil && err2 == nil
 }
 
 // leastKernel is the oldest kernel that tests run the demo on.

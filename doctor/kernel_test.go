@@ -21,6 +21,7 @@ func TestKernelCosts(t *testing.T) {
 		"4.19.0-27-amd64":    {control.CheckWarn, 3},
 		"4.9.337":            {control.CheckWarn, 4},
 		"10.0":               {control.CheckOK, 0},
+		"-5.10":              {control.CheckSkipped, 0},
 		"five":               {control.CheckSkipped, 0},
 	} {
 		f := fine()
@@ -43,4 +44,23 @@ func TestKernelCosts(t *testing.T) {
 			}
 		}
 	}
+}
+
+// What is read of a release is what it begins with.
+func FuzzKernel(f *testing.F) {
+	for _, s := range []string{"6.18.0-firecracker", "5.10.0-35-amd64", "4.20", "-5.10", "5.+1", "5", "5.", ".1", " 5.10", "99999.1", "05.010"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, release string) {
+		v, ok := parseKernel(release)
+		if !ok {
+			return
+		}
+		if again, ok := parseKernel(v.String() + ".7-x"); !ok || again != v {
+			t.Errorf("%q is read as %v, which is read as %v", release, v, again)
+		}
+		if c := release[0]; c < '0' || c > '9' {
+			t.Errorf("%q is read as %v", release, v)
+		}
+	})
 }
