@@ -135,7 +135,7 @@ func TestExamine(t *testing.T) {
 				t.Errorf("%s: %s fails too: %+v", tt.name, c.Name, c)
 			}
 		}
-		if len(d.Checks) != 19 || d.OK != ok || d.OK == (tt.status == control.CheckFail) || d.Version != control.Version {
+		if len(d.Checks) != 20 || d.OK != ok || d.OK == (tt.status == control.CheckFail) || d.Version != control.Version {
 			t.Errorf("%s: %d checks, ok %v", tt.name, len(d.Checks), d.OK)
 		}
 	}
@@ -194,7 +194,7 @@ func TestExamineAnything(t *testing.T) {
 			names = append(names, c.Name)
 		}
 		slices.Sort(names)
-		if len(slices.Compact(names)) != 19 || d.OK {
+		if len(slices.Compact(names)) != 20 || d.OK {
 			t.Errorf("%+v: ok %v, %v", f, d.OK, names)
 		}
 	}

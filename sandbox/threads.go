@@ -54,16 +54,27 @@ func parseThread(id, status string) thread {
 		}
 		switch key {
 		case "Uid":
-			t.uid, _ = strconv.Atoi(words[1]) // effective
+			if len(words) > 1 {
+				t.uid = number(words[1]) // effective
+			}
 		case "CapPrm":
 			t.caps, _ = strconv.ParseUint(words[0], 16, 64)
 		case "NoNewPrivs":
-			t.noNewPrivs, _ = strconv.Atoi(words[0])
+			t.noNewPrivs = max(0, number(words[0]))
 		case "Seccomp":
-			t.seccomp, _ = strconv.Atoi(words[0])
+			t.seccomp = max(0, number(words[0]))
 		}
 	}
 	return t
+}
+
+// number reads a number of /proc; -1 if it is none.
+func number(s string) int {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return -1
+	}
+	return n
 }
 
 // verify checks that no thread has been left out.
