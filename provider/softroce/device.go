@@ -11,8 +11,7 @@
 // room. No payload is copied on its way out.
 //
 // Sources: design D1, D2, D3, D10, D12 and the wire facts on RoCEv2 and on UDP
-// sockets. Missing: congestion control (CNPs are counted), and the packet socket
-// that would see foreign IPv4 identifications.
+// sockets. Missing: the packet socket that would see foreign IPv4 identifications.
 package softroce
 
 import (
@@ -57,6 +56,7 @@ type Device struct {
 	// room is an epoll descriptor that tells which full sockets have room again.
 	room    int
 	scratch scratches
+	early   earlyPool
 	timers  timers
 	count   counters
 	noGSO   atomic.Bool
@@ -325,7 +325,7 @@ func (d *Device) CreateQP(init verbs.QPInit) (verbs.QP, error) {
 	cfg := engine.Config{
 		Transport: init.Transport, SendDepth: init.SendDepth, RecvDepth: init.RecvDepth,
 		MaxSendSGE: init.MaxSendSGE, MaxRecvSGE: init.MaxRecvSGE,
-		Memory: &d.mem, Sink: q, Window: d.opts.window(), WindowOctets: d.opts.windowOctets(), AckWithin: ackWithin, MaxUDPayload: d.caps.MaxUDPayload,
+		Memory: &d.mem, Buffers: &d.early, Sink: q, Window: d.opts.window(), WindowOctets: d.opts.windowOctets(), AckWithin: ackWithin, MaxUDPayload: d.caps.MaxUDPayload,
 	}
 	if init.SRQ != nil {
 		s, ok := init.SRQ.(*srq)
