@@ -27,7 +27,7 @@ type counters struct {
 	madsIn, madsOut, madsDropped         atomic.Uint64
 	madsFlood                            atomic.Uint64
 	eventsDropped, cqGrown, joinErrors   atomic.Uint64
-	reopenFailed                         atomic.Uint64
+	reopenFailed, ecnOff                 atomic.Uint64
 	recvBuffer, sendBuffer               atomic.Uint64
 	recvBufferAsked, sendBufferAsked     atomic.Uint64
 }
@@ -57,7 +57,7 @@ func (d *Device) Counters(f func(name string, value uint64)) {
 		{"mads_in", &c.madsIn}, {"mads_out", &c.madsOut}, {"mads_dropped", &c.madsDropped},
 		{"mads_drop_flood", &c.madsFlood},
 		{"events_dropped", &c.eventsDropped}, {"cq_grown", &c.cqGrown}, {"multicast_join_errors", &c.joinErrors},
-		{"reopen_failed", &c.reopenFailed},
+		{"reopen_failed", &c.reopenFailed}, {"tx_ecn_off", &c.ecnOff},
 		{"socket_recv_buffer", &c.recvBuffer}, {"socket_recv_buffer_asked", &c.recvBufferAsked},
 		{"socket_send_buffer", &c.sendBuffer}, {"socket_send_buffer_asked", &c.sendBufferAsked},
 	} {

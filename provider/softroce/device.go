@@ -32,8 +32,9 @@ import (
 )
 
 const (
-	// sendersPerFamily is the size of the pool of sending sockets (D1).
-	sendersPerFamily = 16
+	// sendersPerFamily is the number of UDP source ports, by which a fabric spreads
+	// queue pairs over its paths (RoCEv2 annex A17, 17.9.4).
+	sendersPerFamily = 64
 	maxDepth         = 1 << 15
 )
 

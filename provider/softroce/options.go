@@ -41,6 +41,10 @@ type Options struct {
 	// are below it follows the path's bandwidth and delay. Zero means as many as make
 	// 8 MiB.
 	Window int
+	// NoECN sends RC packets without saying that their sender reacts to marks. Else
+	// they are ECN-capable, until a path is silent for several timeouts: some devices
+	// drop such packets.
+	NoECN bool
 	// RecvBuffer and SendBuffer are asked from the kernel for each receiving and
 	// sending socket, in octets. Zero means 16 MiB and 4 MiB; the counters show
 	// what the kernel gave.

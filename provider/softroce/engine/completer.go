@@ -119,8 +119,9 @@ func (q *QP) lost(n int, now time.Time) {
 	} else {
 		r.lossEvery = max(1, (3*r.lossEvery+r.sinceLoss)/4)
 	}
+	r.cc.lost(r.sinceLoss/n, now)
 	r.sinceLoss = 0
-	r.cc.lost(r.lossEvery/n, now)
+	r.rtt.forget()
 	r.limit = min(r.limit, q.flight())
 }
 
@@ -300,6 +301,7 @@ func (q *QP) Wake(now time.Time) {
 	}
 	// One packet finds out what the peer has got; its ACK opens the window again.
 	r.limit, r.missing = 1, missing{keeps: r.missing.keeps}
+	r.rtt.forget()
 	q.goBack()
 	q.setDeadline(now)
 }
@@ -363,14 +365,17 @@ func (t *roundTrip) begin(psn ib.PSN, first, alone bool, now time.Time) {
 	}
 }
 
-// forget ends the measurement of psn, which is sent again. The first one goes on: it
+// forgetSent ends the measurement of psn, which is sent again. The first one goes on: it
 // may come out too long, but without one a path of more than a probe's delay would
 // never have any.
-func (t *roundTrip) forget(psn ib.PSN) {
-	if t.known && t.psn == psn {
-		t.pending = false
+func (t *roundTrip) forgetSent(psn ib.PSN) {
+	if t.psn == psn {
+		t.forget()
 	}
 }
+
+// forget ends the measurement, which has the time in it that a repair takes.
+func (t *roundTrip) forget() { t.pending = t.pending && !t.known }
 
 // end takes note of an ACK of all before una, and returns the round trip that it ends.
 func (t *roundTrip) end(una ib.PSN, now time.Time) (d time.Duration, ok bool) {

@@ -28,8 +28,9 @@ const (
 	// after fastAfter times in a row a 1/fastPart more.
 	fastAfter, fastPart = 5, 16
 	// lossTolerated is how many packets must arrive for one that is lost, or the
-	// window shrinks although nothing waits in a queue.
-	lossTolerated = 16
+	// window shrinks although nothing waits in a queue; 1<<lossShift losses are
+	// averaged.
+	lossTolerated, lossShift = 12, 4
 	// idleAfter is how long nothing may be sent until the window is in doubt.
 	idleAfter = time.Second
 )
@@ -63,6 +64,7 @@ type congestion struct {
 	cutAt time.Time // when the window was lowered last for a loss or a notification
 	used  time.Time // when something was sent last
 
+	every    int    // packets between two losses, on average, shifted by lossShift
 	notified uint32 // how much of the last was marked, of 1<<10: alpha of DCQCN
 	marks    bool   // notifications since look
 }
@@ -188,11 +190,16 @@ func (c *congestion) again(now time.Time) bool {
 	return true
 }
 
-// lost takes in the loss of packets, one of about every on their way. Only those that
-// a full queue dropped say anything: others are lost as often with a small window.
-func (c *congestion) lost(every int, now time.Time) {
+// lost takes in the loss of a packet after n that arrived. Only one that a full queue
+// dropped says anything: others are lost as often with a small window.
+func (c *congestion) lost(n int, now time.Time) {
+	if c.every == 0 {
+		c.every = max(n, 4*lossTolerated) << lossShift
+	}
+	c.every += n - c.every>>lossShift
+	queue := c.slow || c.delay > c.target()/2 || c.every>>lossShift < lossTolerated
 	c.slow, c.streak = false, 0
-	if (c.delay > c.target()/2 || every < lossTolerated) && c.again(now) {
+	if queue && c.again(now) {
 		c.shrink(3, 10)
 	}
 }

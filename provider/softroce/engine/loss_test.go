@@ -84,7 +84,7 @@ func TestHealth(t *testing.T) {
 	p.now = p.now.Add(patienceTime)
 	p.b.Wake(p.now)
 	p.run()
-	want := verbs.Health{RTT: 300 * time.Microsecond, RTTSpread: 112500 * time.Nanosecond, Limit: 90, Window: 128, Packets: 7, Retransmits: 1}
+	want := verbs.Health{RTT: 300 * time.Microsecond, RTTSpread: 150 * time.Microsecond, Limit: 90, Window: 128, Packets: 7, Retransmits: 1}
 	if h, ok := p.a.Health(); !ok || h != want {
 		t.Errorf("%+v, want %+v", h, want)
 	}

@@ -265,6 +265,9 @@ func (q *QP) receive(pkt *roce.Packet, from *Source, now time.Time) DropReason {
 	case !pkt.BTH.PKey().Match(q.attr.PKey):
 		return DropPKey
 	}
+	if pkt.Op == roce.CNP {
+		return q.receiveCNP(from, now)
+	}
 	if t, ok := pkt.Op.Transport(); !ok || t != q.cfg.Transport {
 		return DropOpcode
 	}
@@ -274,6 +277,9 @@ func (q *QP) receive(pkt *roce.Packet, from *Source, now time.Time) DropReason {
 	// A packet's addresses must be the connection's (D12).
 	if from.Src != q.attr.Path.DGID || (from.Dst != q.attr.Path.SGID && !q.attr.Path.SGID.IsZero()) {
 		return DropSource
+	}
+	if from.CE {
+		q.marked(now)
 	}
 	// Only the peer knows the PSN that an RC queue pair begins with.
 	begins := q.cfg.Transport == ib.UC || pkt.BTH.PSN() == q.rsp.epsn
@@ -304,6 +310,9 @@ func (q *QP) Output(pkts []Packet, now time.Time) int {
 		return q.outputUnreliable(pkts)
 	}
 	n := 0
+	if len(pkts) > 0 && q.nextCNP(&pkts[0]) {
+		n++
+	}
 	for n < len(pkts) && q.nextResponse(&pkts[n]) {
 		n++
 	}

@@ -128,13 +128,13 @@ func (q *QP) nextRequest(p *Packet, now time.Time) bool {
 		ack := r.curPkt == w.npkt-1 || r.sinceAck >= min(q.cfg.ackEvery(), max(r.limit/4, minFlight/4)) || flight == r.limit-1
 		if ack {
 			r.sinceAck = 0
-			r.rtt.begin(r.next, r.next == r.highest, flight == 0, now)
+			r.rtt.begin(r.next, r.next == r.highest && !r.missing.asked, flight == 0, now)
 		}
 		q.putData(p, r.cur, r.curPkt, ack)
 	}
 	if r.next.Before(r.highest) {
 		q.count.Retransmits++
-		r.rtt.forget(r.next)
+		r.rtt.forgetSent(r.next)
 	}
 	q.advanceNext(w, n)
 	return true
@@ -170,7 +170,7 @@ func (q *QP) nextMissing(p *Packet) bool {
 		}
 		m.next = psn.Add(1)
 		q.putData(p, i, uint32(d), m.next == m.end)
-		r.rtt.forget(psn)
+		r.rtt.forgetSent(psn)
 		q.count.Retransmits++
 		q.count.PacketsOut++
 		return true

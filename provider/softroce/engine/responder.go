@@ -45,6 +45,10 @@ type responder struct {
 	nak        roce.Syndrome
 	nakPSN     ib.PSN
 
+	ce         bool      // a packet since the last message was marked
+	cnpPending bool      // a CNP is to go out
+	cnpAt      time.Time // when the last one did
+
 	reads []readJob // being answered, by PSN
 }
 
@@ -163,6 +167,10 @@ func (q *QP) finishRecv(wc verbs.WC) {
 	r := &q.rsp
 	wc.ID = r.wqe.ID
 	r.have = false
+	if r.ce {
+		wc.Flags |= verbs.WithCE
+		r.ce = false
+	}
 	clear(r.wqe.SG)
 	q.recvDone(&wc)
 }
