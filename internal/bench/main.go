@@ -149,6 +149,11 @@ func (b *bench) run(ctx context.Context, matrix, only, dir string) (err error) {
 	if b.cpu.wall > 0 {
 		b.r.Machine.OtherCPU = b.cpu.other.Seconds() / b.cpu.wall.Seconds() / float64(runtime.NumCPU())
 	}
+	if matrix == "stress" {
+		for _, sec := range sections {
+			sec.printAll(b.out, &b.r)
+		}
+	}
 	b.r.judge()
 	if b.against == "" {
 		b.r.printTargets(b.out)

@@ -44,10 +44,9 @@ var (
 // stressPlan returns the rows of make stress.
 func (b *bench) stressPlan() (steps []step) {
 	at := place{9000, family6}
-	shows := []string{testPing, testPinged, testOverTCP, testAgain}
 	add := func(name string, measure func(context.Context, *mesh) error) {
 		at := at
-		steps = append(steps, step{name, at, shows, func(ctx context.Context) error { return b.onMeshes(ctx, name, at, measure) }})
+		steps = append(steps, step{name, at, nil, func(ctx context.Context) error { return b.onMeshes(ctx, name, at, measure) }})
 	}
 	for _, n := range []bottleneck{overload, ownClass} {
 		add("bystander, "+n.name, func(ctx context.Context, m *mesh) error { return b.bystander(m, n) })
@@ -61,7 +60,6 @@ func (b *bench) stressPlan() (steps []step) {
 			add(name, func(ctx context.Context, m *mesh) error { return b.besideTCP(ctx, m, n, l, name) })
 		}
 	}
-	shows = []string{testPPS}
 	for _, mtu := range []int{9000, 1500} {
 		at = place{mtu, family6}
 		for _, size := range []int{64, 1400} {

@@ -66,23 +66,24 @@ type section struct {
 	scale       float64 // the unit is divided by it
 	unit        string
 	ratio       bool // show what it is of raw veth
+	tall        bool // variants down, contenders across: there are many, with long names
 }
 
 var sections = []section{
-	{testTCP, "TCP goodput", 1000, "Gb/s", true},
-	{testCPU, "CPU seconds per GB, both hosts", 1, "s/GB", true},
-	{testLatency, "Request and response over TCP", 1, "µs", false},
-	{testLoss, "TCP goodput while the underlay loses packets", 1000, "Gb/s", false},
-	{testSetup, "Setting connections up", 1, "", false},
-	{testMemory, "Resident memory of the agent", 1, "KiB", false},
-	{testPeers, "TCP goodput to one of many peers", 1000, "Gb/s", false},
-	{testDests, "UDP goodput, 8000 octets, behind one gateway", 1000, "Gb/s", false},
-	{testLearned, "Destinations behind one gateway", 1, "", false},
-	{testPing, "Ping under load, median", 1, "ms", false},
-	{testPinged, "Share of these pings that were answered", 1, "", false},
-	{testOverTCP, "Goodput of that load", 1, "Mb/s", true},
-	{testAgain, "TCP segments of that load sent again", 1, "", false},
-	{testPPS, "Datagrams received per second", 1000, "thousand", true},
+	{testTCP, "TCP goodput", 1000, "Gb/s", true, false},
+	{testCPU, "CPU seconds per GB, both hosts", 1, "s/GB", true, false},
+	{testLatency, "Request and response over TCP", 1, "µs", false, false},
+	{testLoss, "TCP goodput while the underlay loses packets", 1000, "Gb/s", false, false},
+	{testSetup, "Setting connections up", 1, "", false, false},
+	{testMemory, "Resident memory of the agent", 1, "KiB", false, false},
+	{testPeers, "TCP goodput to one of many peers", 1000, "Gb/s", false, false},
+	{testDests, "UDP goodput, 8000 octets, behind one gateway", 1000, "Gb/s", false, false},
+	{testLearned, "Destinations behind one gateway", 1, "", false, false},
+	{testPing, "Ping under load, median", 1, "ms", false, true},
+	{testPinged, "Share of these pings that were answered", 1, "", false, true},
+	{testOverTCP, "Goodput of that load", 1, "Mb/s", true, true},
+	{testAgain, "TCP segments of that load sent again", 1, "", false, true},
+	{testPPS, "Datagrams received per second", 1000, "thousand", true, true},
 }
 
 // printAll writes the tables of one section, one for each place.
@@ -99,21 +100,42 @@ func (s section) print(w io.Writer, r *Report, places []place) {
 		if s.unit != "" {
 			t.head[0] += ", " + s.unit
 		}
-		t.head = append(t.head, variants...)
-		for _, c := range slices.Concat(contenders, befores) {
-			row := []string{c}
-			some := false
-			for _, v := range variants {
-				cell := s.cell(r, p.key(s.test, v, c))
-				some = some || cell != ""
-				row = append(row, cell)
-			}
-			if some {
-				t.row(row...)
-			}
+		if s.tall {
+			s.fillTall(&t, r, p, variants)
+		} else {
+			s.fill(&t, r, p, variants)
 		}
 		fmt.Fprintln(w)
 		t.print(w)
+	}
+}
+
+// fill has a row for each contender.
+func (s section) fill(t *table, r *Report, p place, variants []string) {
+	t.head = append(t.head, variants...)
+	for _, c := range contenders {
+		row := []string{c}
+		some := false
+		for _, v := range variants {
+			cell := s.cell(r, p.key(s.test, v, c))
+			some = some || cell != ""
+			row = append(row, cell)
+		}
+		if some {
+			t.row(row...)
+		}
+	}
+}
+
+// fillTall has a row for each variant.
+func (s section) fillTall(t *table, r *Report, p place, variants []string) {
+	t.head = append(t.head, contenders...)
+	for _, v := range variants {
+		row := []string{v}
+		for _, c := range contenders {
+			row = append(row, s.cell(r, p.key(s.test, v, c)))
+		}
+		t.row(row...)
 	}
 }
 

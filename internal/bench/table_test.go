@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -92,5 +93,40 @@ func TestJSON(t *testing.T) {
 	}
 	if v := back.Targets; len(v) < 5 || v[0].Measured == nil || *v[0].Measured != 0.5 || v[1].Measured != nil {
 		t.Errorf("targets: %+v", v)
+	}
+}
+
+// A tall section has its variants down and contenders across.
+func TestTallSection(t *testing.T) {
+	var r Report
+	at := place{9000, family6}
+	r.add(at.key(testPing, "a long name", raw), "ms", 2)
+	r.add(at.key(testPing, "a long name", oursRC), "ms", 3)
+	r.add(at.key(testPing, "another", oursRC), "ms", 4)
+	var b strings.Builder
+	for _, s := range sections {
+		if s.test == testPing {
+			s.printAll(&b, &r)
+		}
+	}
+	var cells [][]string
+	for line := range strings.Lines(b.String()) {
+		if strings.HasPrefix(line, "|") {
+			cells = append(cells, strings.FieldsFunc(line, func(r rune) bool { return r == '|' || r == '\n' }))
+		}
+	}
+	if len(cells) != 4 {
+		t.Fatalf("%d lines of the table, want 4:\n%s", len(cells), b.String())
+	}
+	for i, want := range [][2]string{2: {"a long name", "3.00"}, 3: {"another", "4.00"}} {
+		if i < 2 {
+			continue
+		}
+		if got := strings.TrimSpace(cells[i][0]); got != want[0] {
+			t.Errorf("row %d is %q, want %q", i, got, want[0])
+		}
+		if got := strings.TrimSpace(cells[i][1+slices.Index(contenders, oursRC)]); got != want[1] {
+			t.Errorf("RC in row %d has %q, want %q", i, got, want[1])
+		}
 	}
 }
