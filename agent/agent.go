@@ -67,6 +67,11 @@ type Options struct {
 	// NoDatagrams does the same with UDP ([tun.Options]).
 	NoDatagrams bool
 
+	// Metrics is a TCP address that serves the metrics, besides the control socket;
+	// empty: none. MetricPeers is how many peers have series of their own there.
+	Metrics     string
+	MetricPeers int
+
 	// Reload reads the configuration anew; nil means that there is none. Hangup asks
 	// for it, as clients of the control socket may.
 	Reload func() (Plan, error)
@@ -186,6 +191,13 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 			return err
 		}
 	}
+	var scrapes net.Listener
+	if a.opt.Metrics != "" {
+		if scrapes, err = listenMetrics(a.opt.Metrics); err != nil {
+			return err
+		}
+		defer scrapes.Close()
+	}
 	if err := a.openTUN(); err != nil {
 		return err
 	}
@@ -225,6 +237,13 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	wg.Go(func() { a.runService(ctx) })
 	if a.opt.Reload != nil {
 		wg.Go(func() { a.hangups(ctx) })
+	}
+	if scrapes != nil {
+		wg.Go(func() {
+			if err := a.serveMetrics(loopCtx, scrapes); err != nil {
+				stop(fmt.Errorf("metrics: %w", err))
+			}
+		})
 	}
 	wg.Go(func() {
 		if err := a.kernel.watch(loopCtx); err != nil {

@@ -2,61 +2,213 @@ package agent
 
 import (
 	"context"
+	"fmt"
+	"net"
 	"net/http"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"ipoibcm/control"
+	"ipoibcm/ib"
 )
 
+// MaxMetricPeers is the most peers that have series of their own.
+const MaxMetricPeers = 1000
+
+// maxScrapes bounds those who read the metrics at a time.
+const maxScrapes = 4
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("ipoibcm_"+name, help, append([]string{"interface"}, labels...), nil)
+}
+
+// The metrics that are not counters of a part.
 var (
-	counterDesc = prometheus.NewDesc("ipoibcm_events_total", "Counters of the agent's parts, drops by reason included.", []string{"interface", "part", "name"}, nil)
-	peersDesc   = prometheus.NewDesc("ipoibcm_peers", "Peers known, by the mode that unicast to them uses.", []string{"interface", "mode"}, nil)
-	upDesc      = prometheus.NewDesc("ipoibcm_up", "1 if interface and underlay are up.", []string{"interface"}, nil)
+	buildDesc       = desc("build_info", "What the program was built from, as a label.", "build")
+	startDesc       = desc("start_time_seconds", "When the agent started, in seconds since 1970.")
+	upDesc          = desc("up", "1 if packets can pass: interface and underlay are up.")
+	warningsDesc    = desc("warnings", "What status tells an operator to look at.")
+	answeredDesc    = desc("answered", "0 if nobody on the link has answered since a question failed.")
+	peersDesc       = desc("peers", "Peers known, by the mode that unicast to them uses.", "mode")
+	connectionsDesc = desc("connections", "Connections that are established.")
+	duplicatesDesc  = desc("duplicate_addresses", "Addresses of the interface that another host uses.")
+	dropsDesc       = desc("drops_total", "Packets, frames and messages dropped, by part and reason.", "part", "reason")
+	peerDescs       = [...]*prometheus.Desc{
+		desc("peer_transmit_packets_total", "Packets sent to a peer.", "gid", "qpn"), desc("peer_transmit_bytes_total", "Octets of IP sent to a peer.", "gid", "qpn"),
+		desc("peer_receive_packets_total", "Packets of a peer that came over a connection.", "gid", "qpn"),
+		desc("peer_receive_bytes_total", "Octets of IP of a peer that came over a connection.", "gid", "qpn"),
+	}
+	peersLeftOutDesc = desc("peers_without_series", "Peers that have no series of their own, because there are more than metrics_peers.")
 )
 
 // A collector reads the agent at scrape time; nothing is added to the hot path.
 type collector struct{ a *Agent }
 
-func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	ch <- counterDesc
-	ch <- peersDesc
-	ch <- upDesc
+// Describe sends nothing: which counters there are, the provider says.
+func (c collector) Describe(chan<- *prometheus.Desc) {}
+
+// gauges are the counters of parts that go down as well, with their names.
+var gauges = map[string]string{
+	"tx_last_errno":      "last_send_errno",
+	"socket_recv_buffer": "socket_receive_buffer_bytes", "socket_recv_buffer_asked": "socket_receive_buffer_asked_bytes",
+	"socket_send_buffer": "socket_send_buffer_bytes", "socket_send_buffer_asked": "socket_send_buffer_asked_bytes",
 }
 
-func (c collector) Collect(ch chan<- prometheus.Metric) {
-	type reading struct {
-		counters []control.Counter
-		status   control.Status
+// dropReason returns why something was dropped, if that is what a counter counts.
+func dropReason(name string) (string, bool) {
+	before, after, ok := strings.Cut(name, "drop_")
+	if !ok || before != "" && !strings.HasSuffix(before, "_") || after == "" {
+		return "", false
 	}
-	r, err := ask(context.Background(), c.a, func() reading { return reading{c.a.allCounters(), c.a.viewStatus()} })
+	return before + after, true
+}
+
+// metricName returns the name of the counter of a part, without ours in front: units
+// are those of Prometheus, and a counter ends in _total.
+func metricName(part, name string) string {
+	// Nothing may look like an abbreviated unit: us is a microsecond.
+	name = strings.ReplaceAll(strings.ReplaceAll(name, "octets", "bytes"), "_by_us", "_by_this_host")
+	for _, unit := range []string{"_bytes", "_packets"} { // the unit comes last
+		if before, after, ok := strings.Cut(name, strings.TrimPrefix(unit, "_")+"_"); ok && before == "" {
+			name = after + unit
+		}
+	}
+	return part + "_" + name + "_total"
+}
+
+// counter sends one counter of a part.
+func (c collector) counter(ch chan<- prometheus.Metric, n control.Counter) {
+	name := c.a.opt.Name
+	if gauge, ok := gauges[n.Name]; ok {
+		d := desc(n.Part+"_"+gauge, "As it is now, of "+n.Part+".")
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(n.Value), name)
+		return
+	}
+	if why, ok := dropReason(n.Name); ok {
+		ch <- prometheus.MustNewConstMetric(dropsDesc, prometheus.CounterValue, float64(n.Value), name, n.Part, why)
+		return
+	}
+	d := desc(metricName(n.Part, n.Name), fmt.Sprintf("Counter %s of %s.", n.Name, n.Part))
+	ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n.Value), name)
+}
+
+// A reading is all that one scrape shows.
+type reading struct {
+	counters []control.Counter
+	status   control.Status
+	silent   bool
+	conns    int
+}
+
+// Collect asks the driver once and sends everything.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	a := c.a
+	r, err := ask(context.Background(), a, func() reading {
+		s := a.m.Status()
+		return reading{a.allCounters(), a.viewStatus(), s.Silence.Asked.IsValid(), s.Conns}
+	})
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(upDesc, err)
 		return
 	}
-	name := c.a.opt.Name
 	for _, n := range r.counters {
-		ch <- prometheus.MustNewConstMetric(counterDesc, prometheus.CounterValue, float64(n.Value), name, n.Part, n.Name)
+		c.counter(ch, n)
 	}
-	modes := map[string]float64{"RC": 0, "UC": 0, "UD": 0}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, append([]string{a.opt.Name}, labels...)...)
+	}
+	gauge(buildDesc, 1, a.opt.Build)
+	gauge(startDesc, float64(a.start.UnixMilli())/1000)
+	gauge(upDesc, truth(r.status.Interface.State == "up"))
+	gauge(warningsDesc, float64(len(r.status.Warnings)))
+	gauge(answeredDesc, truth(!r.silent))
+	gauge(connectionsDesc, float64(r.conns))
+	duplicates := 0
+	for _, ad := range r.status.Interface.Addresses {
+		if ad.State == "duplicate" {
+			duplicates++
+		}
+	}
+	gauge(duplicatesDesc, float64(duplicates))
+	modes := map[string]float64{}
 	for _, p := range r.status.Peers {
 		modes[p.Mode]++
 	}
-	for _, m := range []string{"RC", "UC", "UD"} {
-		ch <- prometheus.MustNewConstMetric(peersDesc, prometheus.GaugeValue, modes[m], name, m)
+	for _, t := range []ib.Transport{ib.RC, ib.UC, ib.UD} {
+		gauge(peersDesc, modes[t.String()], t.String())
 	}
-	up := 0.0
-	if r.status.Interface.State == "up" {
-		up = 1
+	c.peers(ch, r.status.Peers)
+}
+
+// peers sends the series of single peers, of the busiest ones if there are too many.
+func (c collector) peers(ch chan<- prometheus.Metric, peers []control.Peer) {
+	most := min(c.a.opt.MetricPeers, MaxMetricPeers)
+	if most <= 0 {
+		return
 	}
-	ch <- prometheus.MustNewConstMetric(upDesc, prometheus.GaugeValue, up, name)
+	if len(peers) > most {
+		slices.SortStableFunc(peers, func(x, y control.Peer) int {
+			return int(min(1, max(-1, int64(y.TxOctets+y.RxOctets)-int64(x.TxOctets+x.RxOctets))))
+		})
+	}
+	ch <- prometheus.MustNewConstMetric(peersLeftOutDesc, prometheus.GaugeValue, float64(max(0, len(peers)-most)), c.a.opt.Name)
+	for _, p := range peers[:min(most, len(peers))] {
+		for i, v := range []uint64{p.TxPackets, p.TxOctets, p.RxPackets, p.RxOctets} {
+			ch <- prometheus.MustNewConstMetric(peerDescs[i], prometheus.CounterValue, float64(v), c.a.opt.Name, p.GID, p.UDQPN)
+		}
+	}
+}
+
+// truth is 1 or 0.
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // metrics serves the agent's counters and those of the Go runtime.
 func (a *Agent) metrics() http.Handler {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collector{a}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return promhttp.HandlerFor(reg, promhttp.HandlerOpts{})
+	return promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
+}
+
+// listenMetrics opens the TCP address that metrics are served on. Without a host it is
+// the loopback device's.
+func listenMetrics(addr string) (net.Listener, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, fmt.Errorf("metrics: %w", err)
+	}
+	if host == "" {
+		host = "127.0.0.1"
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(host, port))
+	if err != nil {
+		return nil, fmt.Errorf("metrics: %w", err)
+	}
+	return l, nil
+}
+
+// serveMetrics answers scrapes on l, and nothing else, until ctx ends.
+func (a *Agent) serveMetrics(ctx context.Context, l net.Listener) error {
+	mux := http.NewServeMux()
+	mux.Handle("GET "+control.PathMetrics, a.metrics())
+	srv := &http.Server{Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(newClients(l, &a.counters.clientsRefused)) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	srv.Close()
+	<-done
+	return nil
 }

@@ -149,7 +149,7 @@ func TestMetrics(t *testing.T) {
 	resp := serveAgent(t).open(t, "GET", control.PathMetrics)
 	b, _ := io.ReadAll(resp.Body)
 	for _, want := range []string{`ipoibcm_up{interface="ibcm0"} 1`, `ipoibcm_peers{interface="ibcm0",mode="RC"} 0`,
-		`ipoibcm_events_total{interface="ibcm0",name="rx_packets",part="stub"} 7`, "go_goroutines"} {
+		`ipoibcm_stub_rx_packets_total{interface="ibcm0"} 7`, `ipoibcm_build_info{build="test",interface="ibcm0"} 1`, `ipoibcm_answered{interface="ibcm0"} 1`, "go_goroutines"} {
 		if !strings.Contains(string(b), want) {
 			t.Errorf("metrics lack %s", want)
 		}

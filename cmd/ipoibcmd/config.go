@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"regexp"
@@ -57,6 +58,8 @@ type Config struct {
 	IdleTimeout string   `yaml:"idle_timeout"`
 	ARPAccept   string   `yaml:"arp_accept"`
 	Peers       []string `yaml:"peers"`
+	Metrics     string   `yaml:"metrics"`
+	MetricPeers int      `yaml:"metric_peers"`
 	PeerAllow   []string `yaml:"peer_allow"`
 	PeerTrust   []string `yaml:"peer_trust"`
 	Offload     Offload  `yaml:"offload"`
@@ -400,6 +403,12 @@ func (c *Config) settings() (s settings, err error) {
 			return bad(fmt.Sprintf("peer_trust[%d]", i), "peer_trust %q: want GIDs, such as fe80::1, or prefixes of them", a)
 		}
 		s.trust = append(s.trust, p)
+	}
+	if _, port, err := net.SplitHostPort(c.Metrics); c.Metrics != "" && (err != nil || port == "") {
+		return bad("metrics", "metrics %q: want an address with port, such as 127.0.0.1:9755, or :9755, which is the same", c.Metrics)
+	}
+	if c.MetricPeers < 0 || c.MetricPeers > agent.MaxMetricPeers {
+		return bad("metric_peers", "metric_peers %d: must be 0 to %d", c.MetricPeers, agent.MaxMetricPeers)
 	}
 	if c.LogFormat != "text" && c.LogFormat != "json" {
 		return bad("log_format", "log_format %q: must be text or json", c.LogFormat)

@@ -114,6 +114,8 @@ func TestEveryBadValueIsNamed(t *testing.T) {
 		{"peer_trust", func(c *Config) { c.PeerTrust = []string{"fe80::1", "host"} }, `peer_trust "host": want GIDs`},
 		{"peer_trust with a zone", func(c *Config) { c.PeerTrust = []string{"fe80::1%eth0"} }, `peer_trust "fe80::1%eth0": want GIDs`},
 		{"log format", func(c *Config) { c.LogFormat = "xml" }, `log_format "xml": must be text or json`},
+		{"metrics", func(c *Config) { c.Metrics = "9755" }, `metrics "9755": want an address with port`},
+		{"metric peers", func(c *Config) { c.MetricPeers = 1001 }, "metric_peers 1001: must be 0 to 1000"},
 		{"log level", func(c *Config) { c.LogLevel = "loud" }, `log_level "loud": must be debug, info, warn or error`},
 		{"idle without a unit", func(c *Config) { c.IdleTimeout = "300" }, `idle_timeout "300": want a duration such as 5m`},
 		{"negative idle", func(c *Config) { c.IdleTimeout = "-1s" }, `idle_timeout "-1s"`},

@@ -57,3 +57,14 @@ func TestUnitIsUnderstood(t *testing.T) {
 		}
 	}
 }
+
+// Alerts fire when they should, and only then.
+func TestAlerts(t *testing.T) {
+	promtool, err := exec.LookPath("promtool")
+	if err != nil {
+		t.Skip("promtool (Debian's prometheus) is not installed: the alert rules are not tested")
+	}
+	if out, err := exec.Command(promtool, "test", "rules", "../../packaging/prometheus/ipoibcm.rules_test.yml").CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
