@@ -171,7 +171,8 @@ func TestReload(t *testing.T) {
 	stop()
 	ping.end()
 	if ping.lost != 0 {
-		t.Errorf("%d of %d echo requests were lost: %v", ping.lost, ping.sent, ping.last)
+		stats, _, _ := a.output("show", "stats", "--control", a.path(".sock"))
+		t.Errorf("%d of %d echo requests were lost: %v\n%s", ping.lost, ping.sent, ping.last, stats)
 	}
 	if ping.sent < 10 {
 		t.Errorf("%d echo requests, too few to say anything", ping.sent)
