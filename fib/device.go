@@ -144,6 +144,11 @@ func (t *Table) routeSet(r rtnl.Route) {
 	d := &t.device
 	key := r.Key()
 	old, known := d.kernel[key]
+	if r.Protocol == rtnl.Protocol && !known && t.wantedHost(r) {
+		d.own[key] = r // of the many, one more that is as it should be
+		t.foundHost(r)
+		return
+	}
 	delete(d.kernel, key) // it may have belonged to somebody else
 	delete(d.own, key)
 	t.routes.dirty = true
@@ -165,16 +170,22 @@ func (t *Table) routeSet(r rtnl.Route) {
 func (t *Table) routeGone(r rtnl.Route) {
 	d := &t.device
 	key := r.Key()
-	t.routes.dirty = true
-	if _, ours := d.own[key]; ours {
+	if _, ours := d.own[key]; ours || r.Protocol == rtnl.Protocol {
 		delete(d.own, key)
+		t.routes.dirty = t.routes.dirty || !t.wantedHost(r)
 		t.lostHost(r)
 		return
 	}
+	t.routes.dirty = true
 	delete(d.kernel, key)
 	if isConnected(r) {
 		t.doubtHosts(r.Dst, true)
 	}
+}
+
+// wantedHost reports whether r, which is ours, is a host route that is looked after.
+func (t *Table) wantedHost(r rtnl.Route) bool {
+	return r.Dst.IsSingleIP() && t.hosts.byAddr[r.Dst.Addr()] != nil
 }
 
 func sorted(addrs map[netip.Prefix]rtnl.Addr) []netip.Prefix {

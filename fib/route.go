@@ -51,8 +51,7 @@ func (t *Table) reconcile() {
 	}
 	group := t.groupRoute()
 	for _, r := range sortedRoutes(t.device.own) {
-		h := t.hosts.byAddr[r.Dst.Addr()]
-		wanted := r.Dst.IsSingleIP() && h != nil || group.Dst.IsValid() && r.Key() == group.Key()
+		wanted := t.wantedHost(r) || group.Dst.IsValid() && r.Key() == group.Key()
 		if !wanted && !t.routes.busy[r.Key()] { // of an agent before us, or of an address that is gone
 			t.routes.busy[r.Key()] = true
 			t.do(DelRoute{Route: r})
