@@ -158,3 +158,37 @@ func TestSandboxSwitches(t *testing.T) {
 		t.Errorf("a user that does not exist: exit status %d\n%s", code, out)
 	}
 }
+
+// With a namespace for the interface the user keeps CAP_SYS_ADMIN, which entering it
+// takes. Without, an interface that is moved away is not followed, and the log says so.
+func TestUserAndNamespaces(t *testing.T) {
+	t.Run("netns", func(t *testing.T) {
+		parallel(t)
+		needIP(t)
+		s := newSegment(t, topology{})
+		a, b := s.hosts[0], s.hosts[1]
+		in := a.container()
+		a.run("--user", "65534", "--netns", in.Name)
+		b.run()
+		in.agent = a.agent
+		in.sits(in.Name, ifName)
+		in.talk(b, ifName)
+		for _, p := range a.status().Protections {
+			if p.Name == "capabilities" && p.Detail != "CAP_NET_ADMIN, CAP_SYS_ADMIN" {
+				t.Errorf("capabilities %s, want CAP_NET_ADMIN and CAP_SYS_ADMIN", p.Detail)
+			}
+		}
+	})
+	t.Run("moved", func(t *testing.T) {
+		parallel(t)
+		needIP(t)
+		s := newSegment(t, topology{})
+		a := s.hosts[0]
+		in := a.container()
+		a.run("--user", "65534")
+		a.ip("link set " + ifName + " netns " + in.Name)
+		s.eventually(patience, "the log says that it cannot be followed", func() error {
+			return containsAll(a.agent.LogTail(20), "cannot be followed", "operation not permitted")
+		})
+	})
+}
