@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"net"
+	"net/netip"
 	"runtime"
 	"slices"
 	"strings"
@@ -380,4 +381,35 @@ func (s *segment) connects(c, b *host) time.Duration {
 		time.Sleep(5 * time.Millisecond)
 	}
 	return limit
+}
+
+// TestUDIsNoFlood: what two hosts without connections send each other by UD is no flood to
+// either, however much it is.
+func TestUDIsNoFlood(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{})
+	s.start("--mode", "ud", "--log-level", "info")
+	a, b := s.hosts[0], s.hosts[1]
+	a.reach(b.v4)
+	both(b, func(addr netip.Addr) {
+		if got := a.send(b, addr, 64<<20); got.Octets == 0 {
+			t.Errorf("nothing was sent to %v", addr)
+		}
+	})
+	for _, h := range s.hosts {
+		if n := h.counter("datapath", "rx_ud_flood"); n != 0 {
+			t.Errorf("%s has taken %d datagrams for a flood", h.Name, n)
+		}
+	}
+	if n := b.counter("datapath", "rx_ud"); n < 10_000/raceShare() {
+		t.Errorf("%s has received %d datagrams: this shows nothing", b.Name, n)
+	}
+}
+
+// raceShare is by how much less is sent under the race detector.
+func raceShare() uint64 {
+	if raceDetector {
+		return 10
+	}
+	return 1
 }
