@@ -98,7 +98,28 @@ func (d *demoRun) makeHosts() (string, error) {
 			return "", err
 		}
 	}
+	if !d.opt.ipv4 {
+		if err := d.awaitLinkLocal(); err != nil {
+			return "", err
+		}
+	}
 	return fmt.Sprintf("namespaces %s and %s", d.host[0].Name, d.host[1].Name), nil
+}
+
+// awaitLinkLocal waits until both ends of the pair have their IPv6 link-local address,
+// which the kernel makes when it has noticed the carrier: on a slow machine seconds
+// later. An agent that starts before takes the IPv4 address for its GID, and would not
+// meet one that starts after.
+func (d *demoRun) awaitLinkLocal() (err error) {
+	for end := time.Now().Add(patience); time.Now().Before(end) && d.ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
+		if _, err = d.host[0].LinkLocal(demoUnderlay); err != nil {
+			continue
+		}
+		if _, err = d.host[1].LinkLocal(demoUnderlay); err == nil {
+			return nil
+		}
+	}
+	return errors.Join(err, d.ctx.Err())
 }
 
 // startAgents ends the agents there are and starts new ones in this mode.
