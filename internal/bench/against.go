@@ -12,9 +12,6 @@ const earlier = ", before"
 
 func before(contender string) string { return contender + earlier }
 
-// befores are all of them.
-var befores = []string{before(oursRC), before(oursUC), before(oursUD)}
-
 // modeOf returns what a contender of ours is without the age of its program.
 func modeOf(contender string) string { return strings.TrimSuffix(contender, earlier) }
 

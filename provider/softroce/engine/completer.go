@@ -28,6 +28,9 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 		r.expected = psn
 	}
 	q.answered(r.una)
+	if !s.IsACK() {
+		r.rtt.forget() // it tells of a repair, or is forged
+	}
 	switch {
 	case s.IsACK():
 		q.count.ACKsIn++
