@@ -388,7 +388,7 @@ func TestMixedFabricRecovers(t *testing.T) {
 		all := w.mixed()
 		w.f.Options = simfabric.Options{Loss: 0.09, Dup: 0.01, Reorder: 0.02, Flip: 0.005, Jitter: 50 * time.Microsecond}
 		w.dups = true
-		for range 10 {
+		for range 30 {
 			w.each(all, func(from, to party) {
 				from.send(to, w.small())
 				w.run(w.upTo(20 * time.Millisecond))
