@@ -48,6 +48,7 @@ var varying = []struct {
 	{regexp.MustCompile(`min [0-9.]+, median [0-9.]+, max`), "min T, median T, max"},
 	{regexp.MustCompile(`build .*`), "build B"},
 	{regexp.MustCompile(`  +([^ ])`), "  $1"},
+	{regexp.MustCompile(`(?m)^  sandbox  .*\n`), ""}, // as the kernel has it
 	// Both may dial at once. Verdicts are the last column, and after the keys.
 	{regexp.MustCompile(`\n?  CROSSING [^\n]*(?:\n  [^\n]*)*`), ""},
 	{regexp.MustCompile(`\n  (?:crossing|- [^\n]*\bcross)[^\n]*(?:\n  [^-][^\n]*)*`), ""},
