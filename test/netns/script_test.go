@@ -42,7 +42,7 @@ var varying = []struct {
 	{regexp.MustCompile(`\b[0-9.]+ %`), "N %"},
 	{regexp.MustCompile(`ipnt[0-9-]+[a-z]?`), "TESTNAME"},
 	{regexp.MustCompile(` \(probing\)`), ""},
-	{regexp.MustCompile(`\b[0-9]+ of [0-9]+\b`), "N of N"},
+	{regexp.MustCompile(`\b[0-9]+ of [0-9]+\b( \([0-9]+\))?`), "N of N"},
 	{regexp.MustCompile(`ROLE (?:active|passive)`), "ROLE any"},
 	{regexp.MustCompile(`opened by (?:us|the peer)`), "opened by one"},
 	{regexp.MustCompile(`min [0-9.]+, median [0-9.]+, max`), "min T, median T, max"},
