@@ -91,11 +91,7 @@ func (s *rxSide) batch(wcs []verbs.WC, now int64) {
 		case ud:
 			s.takeUD(pool.buf(slot, wc.ByteLen), wc, now)
 		case c != nil:
-			msg := pool.buf(slot, wc.ByteLen)
-			if wc.Flags&verbs.WithCE != 0 {
-				carryCE(msg)
-			}
-			s.takeConn(msg, c, now)
+			s.takeConn(pool.buf(slot, wc.ByteLen), c, now)
 		default:
 			l.c.RxUnknownQP.Add(1)
 		}

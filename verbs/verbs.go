@@ -255,7 +255,6 @@ const (
 	WithGRH WCFlags = 1 << iota // UD: the GRH area was filled
 	WithImm                     // Imm is valid
 	WithInv                     // Imm is the R_Key that was invalidated
-	WithCE                      // receives: a packet was marked on its way (RFC 3168, congestion experienced)
 )
 
 // A WC is a work completion.

@@ -11,7 +11,8 @@
 // room. No payload is copied on its way out.
 //
 // Sources: design D1, D2, D3, D10, D12 and the wire facts on RoCEv2 and on UDP
-// sockets. Missing: the packet socket that would see foreign IPv4 identifications.
+// sockets. Missing: congestion control (CNPs are counted), and the packet socket
+// that would see foreign IPv4 identifications.
 package softroce
 
 import (
@@ -32,9 +33,8 @@ import (
 )
 
 const (
-	// sendersPerFamily is the number of UDP source ports, by which a fabric spreads
-	// queue pairs over its paths (RoCEv2 annex A17, 17.9.4).
-	sendersPerFamily = 64
+	// sendersPerFamily is the size of the pool of sending sockets (D1).
+	sendersPerFamily = 16
 	maxDepth         = 1 << 15
 )
 
@@ -57,7 +57,6 @@ type Device struct {
 	// room is an epoll descriptor that tells which full sockets have room again.
 	room    int
 	scratch scratches
-	early   earlyPool
 	timers  timers
 	count   counters
 	noGSO   atomic.Bool
@@ -326,7 +325,7 @@ func (d *Device) CreateQP(init verbs.QPInit) (verbs.QP, error) {
 	cfg := engine.Config{
 		Transport: init.Transport, SendDepth: init.SendDepth, RecvDepth: init.RecvDepth,
 		MaxSendSGE: init.MaxSendSGE, MaxRecvSGE: init.MaxRecvSGE,
-		Memory: &d.mem, Buffers: &d.early, Sink: q, Window: d.opts.window(), WindowOctets: d.opts.windowOctets(), AckWithin: ackWithin, MaxUDPayload: d.caps.MaxUDPayload,
+		Memory: &d.mem, Sink: q, Window: d.opts.window(), WindowOctets: d.opts.windowOctets(), AckWithin: ackWithin, MaxUDPayload: d.caps.MaxUDPayload,
 	}
 	if init.SRQ != nil {
 		s, ok := init.SRQ.(*srq)

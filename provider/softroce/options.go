@@ -37,14 +37,9 @@ type Options struct {
 	// GUID of this CA instance. Zero means a random one, locally administered.
 	GUID ib.GUID
 
-	// Window bounds the unacknowledged packets of one RC queue pair; how many there
-	// are below it follows the path's bandwidth and delay. Zero means as many as make
-	// 8 MiB.
+	// Window bounds the unacknowledged packets of one RC queue pair. Zero means 256,
+	// or as many as make 512 KiB where the path MTU is below 2048.
 	Window int
-	// NoECN sends RC packets without saying that their sender reacts to marks. Else
-	// they are ECN-capable, until a path is silent for several timeouts: some devices
-	// drop such packets.
-	NoECN bool
 	// RecvBuffer and SendBuffer are asked from the kernel for each receiving and
 	// sending socket, in octets. Zero means 16 MiB and 4 MiB; the counters show
 	// what the kernel gave.
@@ -96,7 +91,7 @@ func (o *Options) windowOctets() int {
 	if o.Window != 0 {
 		return 0
 	}
-	return 8 << 20
+	return 512 << 10
 }
 
 func (o *Options) recvBuffer() int            { return cmp.Or(o.RecvBuffer, 16<<20) }

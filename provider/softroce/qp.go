@@ -88,9 +88,6 @@ func (q *qp) modify(attr verbs.QPAttr) error {
 	case attr.State == verbs.StateInit && !q.dev.matchPKey(attr.PKey):
 		return fmt.Errorf("%w: P_Key %v is not in the table", verbs.ErrInvalid, attr.PKey)
 	case attr.State == verbs.StateRTR && q.transport != ib.UD:
-		if q.transport == ib.RC && !q.dev.opts.NoECN {
-			attr.Path.TrafficClass = attr.Path.TrafficClass&^ecnMask | ecnECT0
-		}
 		p, err := q.dev.newPath(attr.Path, false, q.qpn, attr.DestQPN)
 		if err != nil {
 			return err
@@ -240,9 +237,6 @@ func (q *qp) expire(at, now time.Time) {
 		q.dev.timers.add(q, now.Add(waitsLook)) // what cannot leave cannot be answered
 	} else if !d.IsZero() && !now.Before(d) {
 		q.eng.Wake(now)
-		if q.eng.Silent() && q.path != nil {
-			q.path.withoutECN()
-		}
 		q.flush(now)
 	} else {
 		q.dev.timers.arm(q)

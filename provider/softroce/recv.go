@@ -236,7 +236,6 @@ func (r *receiver) datagram(i int, b []byte, now time.Time) {
 		r.head = roce.IPHeader{Src: from, Dst: to}
 		r.from.Src, r.from.Dst = src, md.dst
 	}
-	r.from.CE = md.class&ecnMask == ecnCE
 	r.head.SrcPort, r.head.HopLimit, r.head.TrafficClass = port, md.hopLimit, md.class
 	size := len(b)
 	if md.segment > 0 && md.segment < size {
@@ -290,8 +289,7 @@ func (r *receiver) packet(b []byte, id, port uint16, now time.Time) {
 	case qpn == ib.QPNGSI:
 		r.dev.gsi.receive(pkt, r.src, r.dst, now)
 	case pkt.Op == roce.CNP:
-		c.rxCNP.Add(1)
-		fallthrough
+		c.rxCNP.Add(1) // we have no rate to lower
 	default:
 		q := r.dev.qps.lookup(qpn)
 		if q == nil {

@@ -168,6 +168,7 @@ func TestReload(t *testing.T) {
 		return nil
 	})
 
+	time.Sleep(10 * 20 * time.Millisecond) // for some echo requests at least, wherever all this took less
 	stop()
 	ping.end()
 	if ping.lost != 0 {

@@ -126,7 +126,6 @@ func TestBlindNAK(t *testing.T) {
 				before := x.victim.counted(tt.counter)
 				var sent []*packet
 				var last ib.PSN
-				conn := x.victim.conns[was.Conn]
 				x.victim.port.SetTap(func(out bool, ip []byte) {
 					x.victim.onWire(out, ip)
 					var p roce.Packet
@@ -135,8 +134,7 @@ func TestBlindNAK(t *testing.T) {
 					}
 				})
 				for range packets {
-					full := conn.dropped
-					if p := x.victim.send(x.peer.addr4(), 20000, true); p != nil && conn.dropped == full {
+					if p := x.victim.send(x.peer.addr4(), 20000, true); p != nil {
 						sent = append(sent, p)
 					}
 					for range 8 {
@@ -151,8 +149,6 @@ func TestBlindNAK(t *testing.T) {
 				w.want(asked == lies, "%d fatal NAKs were challenged, %d found to be false", asked, lies)
 				w.want(asked == 0 || tt.counter == "naks_challenged", "%d NAKs that are not fatal were challenged", asked)
 				x.lives(was, tt.name)
-				// A forged ACK makes the round trip look shorter than it is, and the window shrinks.
-				w.want(conn.dropped == 0 || tt.name == "ACK", "the send queue was full %d times", conn.dropped)
 				for _, p := range sent {
 					w.want(p.delivered == 1, "%v was delivered %d times", p, p.delivered)
 				}

@@ -28,14 +28,10 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 		r.expected = psn
 	}
 	q.answered(r.una)
-	if !s.IsACK() {
-		r.rtt.forget() // it tells of a repair, or is forged
-	}
 	switch {
 	case s.IsACK():
 		q.count.ACKsIn++
 		q.ackTo(psn, now)
-		q.ackMissing()
 	case s.IsRNR():
 		q.count.RNRIn++
 		if !r.rnrDeadline.IsZero() {
@@ -51,9 +47,6 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 		}
 		r.retryLeft, r.backoff = q.attr.RetryCount, 0 // the peer is alive
 		r.ackDeadline, r.rnrDeadline = time.Time{}, now.Add(s.RNRTimer().Duration())
-		r.cc.notReady(now)
-		r.missing = missing{keeps: r.missing.keeps}
-		r.limit = min(r.limit, rnrFlight) // each ACK doubles it: no burst into the same full queue
 		q.goBack()
 	case s == roce.NAKSequence:
 		q.count.NAKsIn++
@@ -61,7 +54,7 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 		if !r.rnrDeadline.IsZero() {
 			return NoDrop // it is sent again soon anyway
 		}
-		q.nakSequence(psn, int(pkt.BTH[8]&maxGap), now)
+		q.nakSequence(psn)
 	default:
 		return DropOpcode // reserved, or for reliable datagrams
 	}
@@ -70,9 +63,8 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 
 // nakSequence sends again from psn, which the peer waits for. A READ before psn
 // whose responses were lost is asked for again too, see [QP.gap]; then the peer
-// may get further while una stands still, and that is no retry. A peer of ours that
-// keeps what is behind says how many packets are missing.
-func (q *QP) nakSequence(psn ib.PSN, gap int, now time.Time) {
+// may get further while una stands still, and that is no retry.
+func (q *QP) nakSequence(psn ib.PSN) {
 	r := &q.req
 	if psn == r.una || r.nakSeen && psn == r.nakAt {
 		if r.retryLeft == 0 {
@@ -81,63 +73,38 @@ func (q *QP) nakSequence(psn ib.PSN, gap int, now time.Time) {
 		}
 		r.retryLeft--
 	}
-	r.missing.keeps = gap > 0
 	if !r.nakSeen || psn != r.nakAt {
-		q.lost(max(1, gap), now)
+		q.lost()
 	}
 	r.nakSeen, r.nakAt = true, psn
-	if gap > 0 && psn == r.una && !r.highest.Before(psn.Add(gap)) {
-		if r.next.Before(r.highest) {
-			q.seek(r.highest) // it has more than we thought
-		}
-		r.missing = missing{next: psn, end: psn.Add(gap), behind: r.highest, asked: true, keeps: true}
-		r.limit = q.flight()
-		return
-	}
-	r.missing = missing{}
 	if psn.Before(r.next) {
 		q.seek(psn)
 	}
 }
 
-// ackMissing is called after an ACK. If it is for what was sent again and no more,
-// the peer has not kept what was behind, or that was lost too.
-func (q *QP) ackMissing() {
-	m := &q.req.missing
-	if !m.asked || q.req.una.Before(m.end) {
-		return
-	}
-	if q.req.una == m.end && m.end.Before(m.behind) {
-		q.goBack()
-	}
-	*m = missing{keeps: m.keeps}
-}
-
-// lost notes the loss of n packets. All that is in flight behind them is sent again,
+// lost notes the loss of a packet. All that is in flight behind it is sent again,
 // so the more often one is lost the less is worth having in flight.
-func (q *QP) lost(n int, now time.Time) {
+func (q *QP) lost() {
 	r := &q.req
 	if r.lossEvery == 0 {
 		r.lossEvery = max(1, r.sinceLoss)
 	} else {
 		r.lossEvery = max(1, (3*r.lossEvery+r.sinceLoss)/4)
 	}
-	r.cc.lost(r.sinceLoss/n, now)
 	r.sinceLoss = 0
-	r.rtt.forget()
 	r.limit = min(r.limit, q.flight())
 }
 
-// flight is how many packets may be in flight: what congestion allows, or where packets are
+// flight is how many packets may be in flight: the window, or where packets are
 // lost an eighth of those between two losses, so that a ninth of what is sent is
 // sent again for nothing at most. What has got through since the last loss counts
-// if it is more than usual. A peer that keeps what is behind needs none of that.
+// if it is more than usual.
 func (q *QP) flight() int {
 	r := &q.req
-	if r.lossEvery == 0 || r.missing.keeps {
-		return r.cc.allowed()
+	if r.lossEvery == 0 {
+		return q.window()
 	}
-	return min(max(max(r.lossEvery, r.sinceLoss)/8, minFlight), r.cc.allowed())
+	return min(max(max(r.lossEvery, r.sinceLoss)/8, minFlight), q.window())
 }
 
 // nakStatus returns what a fatal NAK means for the work request.
@@ -180,9 +147,7 @@ func (q *QP) advance(psn ib.PSN, now time.Time) {
 	r.sinceLoss = min(r.sinceLoss+psn.Sub(r.una), lossMemory*q.window())
 	r.una, r.nakSeen = psn, false
 	q.answered(psn)
-	if d, ok := r.rtt.end(psn, now); ok {
-		r.cc.sample(d, r.rtt.alone, now)
-	}
+	r.rtt.end(psn, now)
 	if r.expected.Before(psn) {
 		r.expected = psn
 	}
@@ -195,7 +160,7 @@ func (q *QP) advance(psn ib.PSN, now time.Time) {
 	r.limit *= 2
 	if r.next.Before(psn) { // acknowledged late, while we were resending: nothing was lost
 		q.seek(r.highest)
-		r.limit = q.flight()
+		r.limit = q.window()
 	}
 	r.limit = min(r.limit, q.flight())
 	r.retryLeft, r.rnrLeft, r.backoff = q.attr.RetryCount, q.attr.RNRRetry, 0
@@ -268,9 +233,6 @@ func (q *QP) failAt(psn ib.PSN, status verbs.Status) {
 // Wake runs the timers that are due. Early calls do no harm. Call Output after.
 func (q *QP) Wake(now time.Time) {
 	r := &q.req
-	if e := &q.rsp.early; !e.nakAt.IsZero() && !now.Before(e.nakAt) {
-		q.nakGap()
-	}
 	if r.challenge.on {
 		q.challengeDue(now)
 		return
@@ -296,15 +258,13 @@ func (q *QP) Wake(now time.Time) {
 		r.retryLeft--
 		r.backoff++
 		r.waited, r.probeAfter = 0, q.probeAfter()
-		r.cc.silent()
 	} else {
 		q.count.Probes++
 		r.waited += r.probeAfter
 		r.probeAfter *= 4
 	}
 	// One packet finds out what the peer has got; its ACK opens the window again.
-	r.limit, r.missing = 1, missing{keeps: r.missing.keeps}
-	r.rtt.forget()
+	r.limit = 1
 	q.goBack()
 	q.setDeadline(now)
 }
@@ -329,7 +289,7 @@ func (q *QP) timeout() time.Duration {
 func (q *QP) probeAfter() time.Duration {
 	d := q.timeout() / 4
 	if r := &q.req.rtt; r.known && d > MinProbe {
-		d = max(min(d, 2*(r.mean+4*r.spread)), r.mean+r.mean/4, MinProbe)
+		d = min(d, max(2*(r.mean+4*r.spread), MinProbe))
 	}
 	return d
 }
@@ -357,41 +317,30 @@ type roundTrip struct {
 	pending bool
 	psn     ib.PSN
 	at      time.Time
-	alone   bool // no other packet was in flight
 }
 
 // begin notes that the packet psn asks for an ACK, if it is sent for the first
 // time and no other is being watched.
-func (t *roundTrip) begin(psn ib.PSN, first, alone bool, now time.Time) {
+func (t *roundTrip) begin(psn ib.PSN, first bool, now time.Time) {
 	if first && !t.pending {
-		t.pending, t.psn, t.at, t.alone = true, psn, now, alone
+		t.pending, t.psn, t.at = true, psn, now
 	}
 }
 
-// forgetSent ends the measurement of psn, which is sent again. The first one goes on: it
-// may come out too long, but without one a path of more than a probe's delay would
-// never have any.
-func (t *roundTrip) forgetSent(psn ib.PSN) {
-	if t.psn == psn {
-		t.forget()
-	}
-}
+// forget ends a measurement that means nothing any more.
+func (t *roundTrip) forget() { t.pending = false }
 
-// forget ends the measurement, which has the time in it that a repair takes.
-func (t *roundTrip) forget() { t.pending = t.pending && !t.known }
-
-// end takes note of an ACK of all before una, and returns the round trip that it ends.
-func (t *roundTrip) end(una ib.PSN, now time.Time) (d time.Duration, ok bool) {
+// end takes note of an ACK of all before una.
+func (t *roundTrip) end(una ib.PSN, now time.Time) {
 	if !t.pending || !t.psn.Before(una) {
-		return 0, false
+		return
 	}
-	d = now.Sub(t.at)
+	d := now.Sub(t.at)
 	t.pending = false
 	if !t.known {
 		t.known, t.mean, t.spread = true, d, d/2
-		return d, true
+		return
 	}
 	t.spread += ((t.mean - d).Abs() - t.spread) / 4
 	t.mean += (d - t.mean) / 8
-	return d, true
 }

@@ -40,9 +40,6 @@ type Counters struct {
 	FalseNAKs             uint64 // of these, what the peer proved false
 	RNROut, RNRIn         uint64 // RNR NAKs
 	Duplicates            uint64 // packets taken before
-	Early                 uint64 // packets kept because others were missing
-	Marked                uint64 // packets that were marked on their way
-	CNPsOut, CNPsIn       uint64 // congestion notification packets
 	Drops                 [NumDropReasons]uint64
 }
 
@@ -64,10 +61,6 @@ func (c *Counters) Each(f func(name string, value uint64)) {
 	f("rnr_out", c.RNROut)
 	f("rnr_in", c.RNRIn)
 	f("duplicates", c.Duplicates)
-	f("early", c.Early)
-	f("marked", c.Marked)
-	f("cnps_out", c.CNPsOut)
-	f("cnps_in", c.CNPsIn)
 	for r := DropOpcode; r < NumDropReasons; r++ {
 		f("drop_"+r.String(), c.Drops[r])
 	}
@@ -91,10 +84,6 @@ func (c *Counters) Add(o *Counters) {
 	c.RNROut += o.RNROut
 	c.RNRIn += o.RNRIn
 	c.Duplicates += o.Duplicates
-	c.Early += o.Early
-	c.Marked += o.Marked
-	c.CNPsOut += o.CNPsOut
-	c.CNPsIn += o.CNPsIn
 	for i, n := range o.Drops {
 		c.Drops[i] += n
 	}

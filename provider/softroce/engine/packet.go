@@ -53,8 +53,6 @@ type Source struct {
 	// GRH becomes the first octets of a UD receive; see [roce.IPHeader.PutGRH].
 	// RC and UC do not read it.
 	GRH [verbs.GRHLen]byte
-	// CE says that the packet was marked on its way: congestion experienced.
-	CE bool
 }
 
 // A Sink takes what a QP has to tell. It is called from within the methods of
@@ -76,14 +74,6 @@ type Memory interface {
 	Lookup(rkey uint32, va uint64, n int, access verbs.Access) ([]byte, bool)
 	// Invalidate ends the use of rkey by peers; false if it names no region.
 	Invalidate(rkey uint32) bool
-}
-
-// Buffers are where packets are kept that arrive before others. It may be shared.
-type Buffers interface {
-	// Get returns a buffer for one packet of any path MTU, nil if too many are in use.
-	Get() []byte
-	// Put takes back what Get returned, or the beginning of it.
-	Put(b []byte)
 }
 
 // A RecvWQE is a receive work request taken off a queue. SG is memory of the

@@ -44,8 +44,6 @@ const (
 	// minFlight is how many packets may be in flight however many are lost, and
 	// lossMemory how many windows without loss make up for any that was.
 	minFlight, lossMemory = 16, 8
-	// rnrFlight is how many packets may be in flight at first after an RNR NAK.
-	rnrFlight = 4
 )
 
 // Config says what a QP is made of. It is fixed for the life of the QP.
@@ -59,13 +57,10 @@ type Config struct {
 	// Shared is the shared receive queue, nil for a queue of its own.
 	Shared RecvQueue
 	Memory Memory // nil: peers can reach no memory
-	// Buffers are for RC packets that arrive early. Nil: each is allocated.
-	Buffers Buffers
-	Sink    Sink
+	Sink   Sink
 
-	// Window bounds the unacknowledged packets of an RC requester, of which
-	// congestion may allow fewer. Zero means 128. It is as many as make WindowOctets,
-	// if that is more.
+	// Window bounds the unacknowledged packets of an RC requester. Zero means 128.
+	// With a small path MTU it is as many as make WindowOctets, if that is more.
 	Window, WindowOctets int
 	// AckEvery is how many packets go out at most without asking for an
 	// acknowledgement. Zero means 16.
@@ -265,9 +260,6 @@ func (q *QP) receive(pkt *roce.Packet, from *Source, now time.Time) DropReason {
 	case !pkt.BTH.PKey().Match(q.attr.PKey):
 		return DropPKey
 	}
-	if pkt.Op == roce.CNP {
-		return q.receiveCNP(from, now)
-	}
 	if t, ok := pkt.Op.Transport(); !ok || t != q.cfg.Transport {
 		return DropOpcode
 	}
@@ -277,9 +269,6 @@ func (q *QP) receive(pkt *roce.Packet, from *Source, now time.Time) DropReason {
 	// A packet's addresses must be the connection's (D12).
 	if from.Src != q.attr.Path.DGID || (from.Dst != q.attr.Path.SGID && !q.attr.Path.SGID.IsZero()) {
 		return DropSource
-	}
-	if from.CE {
-		q.marked(now)
 	}
 	// Only the peer knows the PSN that an RC queue pair begins with.
 	begins := q.cfg.Transport == ib.UC || pkt.BTH.PSN() == q.rsp.epsn
@@ -291,7 +280,7 @@ func (q *QP) receive(pkt *roce.Packet, from *Source, now time.Time) DropReason {
 	case q.cfg.Transport == ib.UC:
 		return q.receiveUC(pkt)
 	case !pkt.Op.IsResponse():
-		return q.receiveRequest(pkt, now)
+		return q.receiveRequest(pkt)
 	case q.state != verbs.StateRTS:
 		return DropStale
 	case pkt.Op.IsAck():
@@ -310,9 +299,6 @@ func (q *QP) Output(pkts []Packet, now time.Time) int {
 		return q.outputUnreliable(pkts)
 	}
 	n := 0
-	if len(pkts) > 0 && q.nextCNP(&pkts[0]) {
-		n++
-	}
 	for n < len(pkts) && q.nextResponse(&pkts[n]) {
 		n++
 	}
@@ -331,16 +317,13 @@ func (q *QP) Output(pkts []Packet, now time.Time) int {
 
 // Deadline says when Wake is due; zero means never.
 func (q *QP) Deadline() time.Time {
-	d := q.req.ackDeadline
 	if q.req.challenge.on {
-		d = q.req.challenge.deadline
-	} else if !q.req.rnrDeadline.IsZero() {
-		d = q.req.rnrDeadline // no ACK is awaited meanwhile
+		return q.req.challenge.deadline
 	}
-	if n := q.rsp.early.nakAt; !n.IsZero() && (d.IsZero() || n.Before(d)) {
-		d = n
+	if !q.req.rnrDeadline.IsZero() {
+		return q.req.rnrDeadline // no ACK is awaited meanwhile
 	}
-	return d
+	return q.req.ackDeadline
 }
 
 // window is how many packets may be unacknowledged.
@@ -349,7 +332,6 @@ func (q *QP) window() int { return max(q.cfg.window(), q.cfg.WindowOctets/max(q.
 // Close ends the QP without completing anything. It is then in RESET.
 func (q *QP) Close() {
 	q.sq.reset()
-	q.dropEarly()
 	q.req = requester{}
 	q.rsp = responder{queue: q.cfg.Shared}
 	q.state, q.attr, q.mtu = verbs.StateReset, verbs.QPAttr{}, 0
@@ -375,7 +357,6 @@ func (q *QP) enterError() {
 
 	r := &q.rsp
 	r.ackPending, r.reads = false, nil
-	q.dropEarly()
 	if r.have {
 		r.have = false
 		q.recvDone(&verbs.WC{ID: r.wqe.ID, Status: verbs.WRFlushError, Opcode: verbs.Recv})

@@ -23,7 +23,7 @@ type requester struct {
 
 	expected ib.PSN // the least that the peer expects, as far as we know
 
-	limit     int    // packets in flight: what congestion allows, less after a loss or a timeout
+	limit     int    // packets in flight: the window, less after a loss or a timeout
 	sinceLoss int    // packets acknowledged since the last loss, at most lossMemory windows
 	lossEvery int    // packets between two losses, on average; 0 means that none was lost
 	sinceAck  int    // packets sent since one asked for an ACK
@@ -39,29 +39,16 @@ type requester struct {
 	probeAfter time.Duration // of silence since the last probe
 	waited     time.Duration // before that, since the timer was armed
 	rtt        roundTrip
-	cc         congestion
 
 	challenge   challenge
 	ackDeadline time.Time
 	rnrDeadline time.Time // waiting out an RNR NAK
-
-	missing missing
-}
-
-// A missing is what the peer has told that it lacks, while it keeps what is behind.
-type missing struct {
-	next, end ib.PSN // still to be sent again
-	behind    ib.PSN // after what was in flight when it told
-	asked     bool   // it has told, and has not got all of it yet
-	keeps     bool   // the last time it did keep what was behind
 }
 
 func (r *requester) start(q *QP) {
 	psn := q.attr.SQPSN
-	*r = requester{cur: q.sq.tail, una: psn, next: psn, highest: psn, post: psn, expected: psn,
+	*r = requester{cur: q.sq.tail, una: psn, next: psn, highest: psn, post: psn, expected: psn, limit: q.window(),
 		retryLeft: q.attr.RetryCount, rnrLeft: q.attr.RNRRetry}
-	r.cc.start(q.mtu, q.window())
-	r.limit = q.flight()
 }
 
 // Health says how the requester of an RC QP in RTS fares.
@@ -94,22 +81,12 @@ func packets(n, mtu int) uint32 { return uint32(max(1, (n+mtu-1)/mtu)) }
 // nextRequest puts the next RC request packet into p, if one may go out now.
 func (q *QP) nextRequest(p *Packet, now time.Time) bool {
 	r := &q.req
-	if !r.rnrDeadline.IsZero() {
-		return false
-	}
-	if r.missing.next.Before(r.missing.end) && q.nextMissing(p) {
-		return true
-	}
-	if r.cur == q.sq.tail {
+	if r.cur == q.sq.tail || !r.rnrDeadline.IsZero() {
 		return false
 	}
 	flight := r.next.Sub(r.una)
 	if flight >= r.limit {
-		r.cc.full = r.cc.full || r.limit >= r.cc.allowed()
 		return false
-	}
-	if flight == 0 {
-		r.cc.sending(now)
 	}
 	w := q.sq.at(r.cur)
 	if r.curPkt == 0 && w.flags&verbs.Fence != 0 && q.readsOut() > 0 {
@@ -128,13 +105,12 @@ func (q *QP) nextRequest(p *Packet, now time.Time) bool {
 		ack := r.curPkt == w.npkt-1 || r.sinceAck >= min(q.cfg.ackEvery(), max(r.limit/4, minFlight/4)) || flight == r.limit-1
 		if ack {
 			r.sinceAck = 0
-			r.rtt.begin(r.next, r.next == r.highest && !r.missing.asked, flight == 0, now)
+			r.rtt.begin(r.next, r.next == r.highest, now)
 		}
-		q.putData(p, r.cur, r.curPkt, ack)
+		q.putData(p, w, ack)
 	}
 	if r.next.Before(r.highest) {
 		q.count.Retransmits++
-		r.rtt.forgetSent(r.next)
 	}
 	q.advanceNext(w, n)
 	return true
@@ -154,43 +130,17 @@ func (q *QP) advanceNext(w *sendWQE, n uint32) {
 	q.count.PacketsOut++
 }
 
-// nextMissing puts the next packet into p that the peer lacks.
-func (q *QP) nextMissing(p *Packet) bool {
+// putData makes packet curPkt of a SEND or WRITE.
+func (q *QP) putData(p *Packet, w *sendWQE, ack bool) {
 	r := &q.req
-	m := &r.missing
-	psn := m.next
-	for i := q.sq.head; i != q.sq.tail; i++ {
-		w := q.sq.at(i)
-		d := psn.Sub(w.psn)
-		if d >= int(w.npkt) {
-			continue
-		}
-		if d < 0 || w.op == verbs.Read {
-			break
-		}
-		m.next = psn.Add(1)
-		q.putData(p, i, uint32(d), m.next == m.end)
-		r.rtt.forgetSent(psn)
-		q.count.Retransmits++
-		q.count.PacketsOut++
-		return true
-	}
-	*m = missing{} // not for us to say what READ responses it lacks
-	q.goBack()
-	return false
-}
-
-// putData makes packet k of the SEND or WRITE at position i.
-func (q *QP) putData(p *Packet, i, k uint32, ack bool) {
-	w := q.sq.at(i)
-	off := int(k) * q.mtu
+	off := int(r.curPkt) * q.mtu
 	n := min(int(w.len)-off, q.mtu)
-	first, last := k == 0, k == w.npkt-1
+	first, last := r.curPkt == 0, r.curPkt == w.npkt-1
 	op := dataOpcode(w.op, first, last)
 	pad := roce.Pad(n)
 	roce.PutBTH(p.Header[:], roce.BTHFields{
 		Opcode: op.With(q.cfg.Transport), Solicited: last && w.flags&verbs.Solicited != 0, Pad: pad,
-		PKey: q.attr.PKey, DestQPN: q.attr.DestQPN, AckReq: ack, PSN: w.psn.Add(int(k)),
+		PKey: q.attr.PKey, DestQPN: q.attr.DestQPN, AckReq: ack, PSN: r.next,
 	})
 	h := roce.BTHLen
 	if op.HasRETH() {
@@ -202,7 +152,7 @@ func (q *QP) putData(p *Packet, i, k uint32, ack bool) {
 		h += roce.ImmDtLen
 	}
 	p.HeaderLen, p.Pad, p.PayloadLen, p.AH = uint8(h), uint8(pad), n, nil
-	p.NPayload = slice(&p.Payload, q.sq.sg(i), off, n)
+	p.NPayload = slice(&p.Payload, q.sq.sg(r.cur), off, n)
 	q.count.OctetsOut += uint64(n)
 }
 
@@ -266,6 +216,7 @@ func (q *QP) readsOut() (n int) {
 func (q *QP) seek(psn ib.PSN) {
 	r := &q.req
 	r.next, r.sinceAck = psn, 0
+	r.rtt.forget()
 	for i := q.sq.head; i != q.sq.tail; i++ {
 		w := q.sq.at(i)
 		if d := psn.Sub(w.psn); d < int(w.npkt) {

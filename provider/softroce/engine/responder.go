@@ -2,7 +2,6 @@ package engine
 
 import (
 	"math"
-	"time"
 
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
@@ -37,17 +36,12 @@ type responder struct {
 	commEst bool   // told
 
 	waiting    bool // a NAK for epsn went out; packets ahead are dropped silently
-	early      earlyBuffer
 	ackPending bool
 	unacked    int  // packets accepted since the last ACK or NAK
 	urged      bool // the ACK must not wait
 	nakPending bool
 	nak        roce.Syndrome
 	nakPSN     ib.PSN
-
-	ce         bool      // a packet since the last message was marked
-	cnpPending bool      // a CNP is to go out
-	cnpAt      time.Time // when the last one did
 
 	reads []readJob // being answered, by PSN
 }
@@ -65,30 +59,22 @@ func (r *responder) sendNAK(s roce.Syndrome, psn ib.PSN) {
 	r.nakPending, r.nak, r.nakPSN, r.waiting = true, s, psn, true
 }
 
-// receiveRequest takes one RC request packet (IBA volume 1, 9.7.4).
-func (q *QP) receiveRequest(pkt *roce.Packet, now time.Time) DropReason {
+// receiveRequest takes one RC request packet (WF 10.2).
+func (q *QP) receiveRequest(pkt *roce.Packet) DropReason {
 	r := &q.rsp
 	psn := pkt.BTH.PSN()
 	switch d := psn.Sub(r.epsn); {
 	case d > 0:
-		return q.receiveEarly(pkt, d, now)
+		if !r.waiting {
+			r.sendNAK(roce.NAKSequence, r.epsn)
+		}
+		return DropSequence
 	case d < 0 && pkt.Op.IsReadRequest():
 		return q.repeatRead(pkt)
 	case d < 0:
 		r.ackPending, r.urged = true, true // the peer has waited already
 		return duplicate
 	}
-	asked := r.waiting
-	reason := q.takeRequest(pkt)
-	if r.early.n > 0 && reason == NoDrop {
-		q.receiveKept(asked, now)
-	}
-	return reason
-}
-
-// takeRequest takes the packet that is expected.
-func (q *QP) takeRequest(pkt *roce.Packet) DropReason {
-	r := &q.rsp
 	// What was missing is here: a NAK that has not left yet is not needed.
 	r.waiting, r.nakPending = false, false
 
@@ -167,10 +153,6 @@ func (q *QP) finishRecv(wc verbs.WC) {
 	r := &q.rsp
 	wc.ID = r.wqe.ID
 	r.have = false
-	if r.ce {
-		wc.Flags |= verbs.WithCE
-		r.ce = false
-	}
 	clear(r.wqe.SG)
 	q.recvDone(&wc)
 }
@@ -308,11 +290,8 @@ func (q *QP) AckWaits() bool {
 // UrgeAck ends the wait of an ACK: the next [QP.Output] has it.
 func (q *QP) UrgeAck() { q.rsp.urged = q.rsp.ackPending }
 
-// putAck makes an ACK or a NAK. The length of the gap is in the seven reserved bits
-// beside the A bit, which everybody else ignores (IBA volume 1, 9.2.4).
 func (q *QP) putAck(p *Packet, s roce.Syndrome, psn ib.PSN) {
 	roce.PutBTH(p.Header[:], roce.BTHFields{Opcode: roce.RCAck, PKey: q.attr.PKey, DestQPN: q.attr.DestQPN, PSN: psn})
-	p.Header[8] |= q.gapOf(s, psn)
 	roce.PutAETH(p.Header[roce.BTHLen:], s, q.rsp.msn)
 	p.HeaderLen, p.Pad, p.NPayload, p.PayloadLen, p.AH = roce.BTHLen+roce.AETHLen, 0, 0, 0, nil
 	q.rsp.unacked, q.rsp.urged = 0, false
