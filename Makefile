@@ -75,8 +75,8 @@ scale: ## what one interface costs among 100 to 100,000 neighbours, as a table; 
 nightly: ## all that takes long, one after the other; goes on where it was stopped; HOUR=1m shortens what has no end of its own, STEPS=sim,soak picks some
 	$(GO) run ./internal/nightly $(if $(HOUR),-hour $(HOUR)) $(if $(STEPS),-only $(STEPS))
 
-interop: ## beside kernel Soft-RoCE, librdmacm and siw of two kernels in virtual machines, and the demo on the oldest; as root, with QEMU
-	$(GO) run ./internal/check -interop -summary .cache/interop.txt
+interop: ## beside kernel Soft-RoCE, librdmacm and siw of two kernels in virtual machines, and the demo on the oldest; KERNEL=6.1 for one; as root, with QEMU
+	$(GO) run ./internal/check -interop $(if $(KERNEL),-kernel $(KERNEL)) -summary .cache/interop.txt
 
 architectures: ## vet and link for all of them, the tests as 386 programs, codecs and machines as arm, arm64 and s390x in QEMU's user mode
 	$(GO) run ./internal/check -long -only architectures -summary .cache/architectures.txt

@@ -45,6 +45,7 @@ func main() {
 	fuzzAll := flag.Duration("fuzz-all", 0, "instead run every fuzz target, for so long altogether")
 	keep := flag.Int("keep", 0, "with -fuzz and -fuzz-all: fill each target's committed corpus up to so many inputs")
 	interop := flag.Bool("interop", false, "instead run the tests that boot virtual machines")
+	kernel := flag.String("kernel", "", "with -interop: only guests of this series of Linux, such as 6.1")
 	summary := flag.String("summary", "", "also write the closing summary to this file")
 	flag.Parse()
 	shareBuilds()
@@ -53,7 +54,7 @@ func main() {
 	case *fuzzTime > 0 || *fuzzAll > 0:
 		r.fuzz(*fuzzTime, *fuzzAll, *keep)
 	case *interop:
-		r.do(r.interop())
+		r.do(r.interop(*kernel))
 	default:
 		r.all()
 	}
@@ -86,18 +87,24 @@ var (
 	leastKernel = "5.10"
 )
 
-// interop returns the steps with virtual machines. They are without the race detector:
+// interop returns the steps with virtual machines, those of one series of Linux if it
+// is not empty. They are without the race detector:
 // memory that a peer's RDMA WRITE fills is looked at when the peer says so, out of
 // band, which the detector cannot see.
-func (r *run) interop() (steps []step) {
+func (r *run) interop(only string) (steps []step) {
 	guests := func(series string, flags ...string) step {
 		at := place{"Linux " + series, []string{"IPOIBCM_KERNEL=" + series}}
 		return step{"virtual machines, " + at.name, func() { r.testAt(at, []string{"./test/interop/..."}, append(flags, "-p=1")...) }}
 	}
 	for _, series := range kernels {
-		steps = append(steps, guests(series))
+		if only == "" || only == series {
+			steps = append(steps, guests(series))
+		}
 	}
-	return append(steps, guests(leastKernel, "-run=^TestDemoInGuest$"))
+	if only == "" || only == leastKernel {
+		steps = append(steps, guests(leastKernel, "-run=^TestDemoInGuest$"))
+	}
+	return steps
 }
 
 // shareBuilds lets all that is built here, by tests too, come from one set of packages,
