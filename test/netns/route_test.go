@@ -125,7 +125,7 @@ func TestForeignEditRepaired(t *testing.T) {
 	want := a.hostRoutes()
 	l, err := a.Link(ifName)
 	s.must(err)
-	find := func(dst string) netlink.Route {
+	look := func(dst string) (netlink.Route, error) {
 		t.Helper()
 		p := netip.MustParsePrefix(dst)
 		family := netlink.FAMILY_V4
@@ -136,11 +136,18 @@ func TestForeignEditRepaired(t *testing.T) {
 		s.must(err)
 		for _, r := range routes {
 			if r.Dst != nil && r.Dst.String() == dst {
-				return r
+				return r, nil
 			}
 		}
-		t.Fatalf("no route to %s", dst)
-		panic("unreachable")
+		return netlink.Route{}, fmt.Errorf("no route to %s", dst)
+	}
+	find := func(dst string) (r netlink.Route) { // one of ours may just be made anew
+		t.Helper()
+		s.eventually(patience, "there is a route to "+dst, func() (err error) {
+			r, err = look(dst)
+			return err
+		})
+		return r
 	}
 	repaired := func(what string) {
 		t.Helper()
@@ -151,13 +158,13 @@ func TestForeignEditRepaired(t *testing.T) {
 			// TCP is asked for less than the MTU (ADR 0018), by connected
 			// routes and by those to neighbours.
 			for p, mss := range map[string]int{"10.0.0.0/24": tcpMTU - 40, "fd00::/64": tcpMTU - 60} {
-				if r := find(p); r.MTU != udMTU || r.AdvMSS != mss { // D7
-					return fmt.Errorf("%s has MTU %d, advmss %d", p, r.MTU, r.AdvMSS)
+				if r, err := look(p); err != nil || r.MTU != udMTU || r.AdvMSS != mss {
+					return fmt.Errorf("%s has MTU %d, advmss %d (%v)", p, r.MTU, r.AdvMSS, err)
 				}
 			}
 			for p, mss := range map[string]int{"10.0.0.2/32": tcpMTU - 40, "fd00::2/128": tcpMTU - 60} {
-				if r := find(p); r.MTU != maxMTU || r.AdvMSS != mss {
-					return fmt.Errorf("%s has MTU %d, advmss %d", p, r.MTU, r.AdvMSS)
+				if r, err := look(p); err != nil || r.MTU != maxMTU || r.AdvMSS != mss {
+					return fmt.Errorf("%s has MTU %d, advmss %d (%v)", p, r.MTU, r.AdvMSS, err)
 				}
 			}
 			return nil
