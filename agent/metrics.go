@@ -201,14 +201,5 @@ func (a *Agent) serveMetrics(ctx context.Context, l net.Listener) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET "+control.PathMetrics, a.metrics())
 	srv := &http.Server{Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
-	done := make(chan error, 1)
-	go func() { done <- srv.Serve(newClients(l, &a.counters.clientsRefused)) }()
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-	}
-	srv.Close()
-	<-done
-	return nil
+	return a.serveUntil(ctx, srv, l)
 }

@@ -73,7 +73,11 @@ func (a *Agent) handler(ctx context.Context) http.Handler {
 
 // serve answers on l until ctx ends.
 func (a *Agent) serve(ctx context.Context, l net.Listener) error {
-	srv := a.newServer(ctx)
+	return a.serveUntil(ctx, a.newServer(ctx), l)
+}
+
+// serveUntil has srv answer on l, so many clients at a time, until ctx ends.
+func (a *Agent) serveUntil(ctx context.Context, srv *http.Server, l net.Listener) error {
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(newClients(l, &a.counters.clientsRefused)) }()
 	select {

@@ -41,9 +41,6 @@ func (o *Options) landlock() (Part, error) {
 		landlock.PathAccess(ll.AccessFSReadFile|ll.AccessFSWriteFile, "/dev/net/tun").WithIoctlDev().IgnoreIfMissing(),
 		landlock.PathAccess(ll.AccessFSReadFile|ll.AccessFSWriteFile, "/dev/null").IgnoreIfMissing(),
 	}
-	if o.Devices != "" {
-		rules = append(rules, landlock.PathAccess(toWrite, o.Devices).WithIoctlDev().IgnoreIfMissing())
-	}
 	if o.Socket != "" {
 		rules = append(rules, landlock.PathAccess(ll.AccessFSRemoveFile, filepath.Dir(o.Socket)))
 	}

@@ -32,7 +32,6 @@ type Options struct {
 	NoLandlock bool
 	ReadDirs   []string // more directories to read
 	Abstract   bool     // abstract sockets of others are used: the service manager's may be
-	Devices    string   // a directory of devices that are used; may be empty
 	OwnFolder  bool     // the user gets the socket's folder, to remove it from
 	Socket     string   // the control socket, to be removed in the end; may be empty
 

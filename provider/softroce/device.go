@@ -54,7 +54,7 @@ type Device struct {
 	qps    qpTable
 	groups groups
 	gsi    *gsi
-	// room is an epoll descriptor that tells which full sockets have room again.
+	// room is an epoll descriptor: it is readable when a send buffer that was full takes packets again.
 	room    int
 	scratch scratches
 	timers  timers
