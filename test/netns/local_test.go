@@ -73,9 +73,12 @@ func TestLocalUserRule(t *testing.T) {
 	if err := a.sendAs(65534, b); err != nil {
 		t.Errorf("a user's packet without the rule: %v, want it sent", err)
 	}
-	if got := b.counter("softroce", "rx_drop_malformed"); got == malformed {
-		t.Errorf("the peer counted no malformed packet: the user's has not arrived")
-	}
+	s.eventually(patience, "the user's packet at the peer", func() error {
+		if b.counter("softroce", "rx_drop_malformed") == malformed {
+			return errors.New("no malformed packet counted")
+		}
+		return nil
+	})
 	rule := strings.ReplaceAll(securityExample(t, "nft"), "ibcm }", "65533 }")
 	nft := exec.Command("nft", "-f", "-")
 	nft.Stdin = strings.NewReader(rule)
