@@ -15,6 +15,7 @@ import (
 
 	"ipoibcm/cm"
 	"ipoibcm/control"
+	"ipoibcm/ipoib"
 	"ipoibcm/peerrpc"
 	"ipoibcm/rdmacm"
 	"ipoibcm/rpcrdma/transport"
@@ -84,6 +85,8 @@ func (a *Agent) peerHint(err error, about control.PeerPath) string {
 		return "as many ask it as may at a time: try again in half a minute"
 	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonInvalidMTU:
 		return "the MTU of the peer's underlay is smaller than ours"
+	case about.Class == ipoib.ClassLegacy.String():
+		return "it is of another make, such as Linux's ib_ipoib, which has nobody to ask: ping it without --rdma"
 	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonInvalidServiceID:
 		return "its agent answers nobody: peer_allow and peer_trust are empty there, or it is an older one"
 	case errors.Is(err, errNoNeighbour):

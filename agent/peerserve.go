@@ -421,26 +421,31 @@ func (s *peerService) learn(n ipoib.Note) {
 	s.known[n.Addr] = n.Peer.GID
 }
 
-// find returns the GID of the host with an address, and how it is known.
-func (s *peerService) find(ctx context.Context, ip netip.Addr) (g ib.GID, via string, err error) {
+// find returns the GID of the host with an address, how it is known, and of which make
+// its interface is.
+func (s *peerService) find(ctx context.Context, ip netip.Addr) (g ib.GID, about control.PeerPath, err error) {
+	about.IP = ip.String()
 	hop, err := s.a.nextHop(ctx, ip)
 	if err != nil {
-		return g, "", err
+		return g, about, err
 	}
-	link, err := ask(ctx, s.a, func() ib.GID { return s.a.m.Explain(ip, hop).Link.GID })
+	now, err := ask(ctx, s.a, func() ipoib.Explanation { return s.a.m.Explain(ip, hop) })
 	if err != nil {
-		return g, "", err
-	}
-	if !link.IsZero() {
-		return link, "neighbour", nil
+		return g, about, err
 	}
 	s.mu.Lock()
-	g, known := s.known[ip]
+	known, ok := s.known[ip]
 	s.mu.Unlock()
-	if known {
-		return g, "remembered", nil
+	switch {
+	case !now.Link.GID.IsZero():
+		g, about.Via, about.Class = now.Link.GID, "neighbour", now.Class.String()
+	case ok:
+		g, about.Via = known, "remembered"
+	default:
+		g, about.Via = ib.GIDFromAddr(ip), viaGiven
 	}
-	return ib.GIDFromAddr(ip), viaGiven, nil
+	about.GID = g.String()
+	return g, about, nil
 }
 
 var errNoQP1 = errors.New("QP 1 cannot be had, which asking peers over the fabric takes")
@@ -466,15 +471,14 @@ func (s *peerService) dial(ctx context.Context, ip netip.Addr) (e *transport.End
 	if s.port == nil {
 		return nil, about, errNoQP1
 	}
-	g, via, err := s.find(ctx, ip)
+	g, about, err := s.find(ctx, ip)
 	if err != nil {
 		return nil, about, err
 	}
-	about = control.PeerPath{IP: ip.String(), GID: g.String(), Via: via}
 	if slices.Contains(s.a.opt.Provider.Port().GIDs, g) {
 		return nil, about, errSelf
 	}
-	if via == viaGiven && !s.a.hasFamily(g) {
+	if about.Via == viaGiven && !s.a.hasFamily(g) {
 		return nil, about, errNoNeighbour
 	}
 	s.n.asked.Add(1)

@@ -12,6 +12,7 @@ import (
 	"ipoibcm/cm"
 	"ipoibcm/control"
 	"ipoibcm/ib"
+	"ipoibcm/ipoib"
 	"ipoibcm/peerrpc"
 	"ipoibcm/provider/softroce"
 	"ipoibcm/rdmacm"
@@ -345,17 +346,19 @@ func TestPeerHints(t *testing.T) {
 	for _, c := range []struct {
 		reason cm.Reason
 		text   string
+		class  ipoib.Class
 		want   string
 	}{
-		{cm.ReasonConsumer, "peer_allow", "peer_allow"},
-		{cm.ReasonConsumer, "busy", "try again"},
-		{cm.ReasonInvalidServiceID, "", "answers nobody"},
-		{cm.ReasonInvalidMTU, "", "MTU"},
-		{cm.ReasonNoQP, "", "is the underlay up"},
+		{cm.ReasonConsumer, "peer_allow", ipoib.ClassRFC, "peer_allow"},
+		{cm.ReasonConsumer, "busy", ipoib.ClassRFC, "try again"},
+		{cm.ReasonInvalidServiceID, "", ipoib.ClassRFC, "answers nobody"},
+		{cm.ReasonInvalidServiceID, "", ipoib.ClassLegacy, "of another make"},
+		{cm.ReasonInvalidMTU, "", ipoib.ClassUnknown, "MTU"},
+		{cm.ReasonNoQP, "", ipoib.ClassUnknown, "is the underlay up"},
 	} {
 		private := make([]byte, rdmacm.MaxRejectData)
 		copy(private, c.text)
-		if got := a.peerHint(&rdmacm.FailedError{Cause: cm.Rejected, Reason: c.reason, Private: private}, control.PeerPath{}); !strings.Contains(got, c.want) {
+		if got := a.peerHint(&rdmacm.FailedError{Cause: cm.Rejected, Reason: c.reason, Private: private}, control.PeerPath{Class: c.class.String()}); !strings.Contains(got, c.want) {
 			t.Errorf("%v %q: %q", c.reason, c.text, got)
 		}
 	}

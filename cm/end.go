@@ -140,7 +140,7 @@ func (m *Manager) stale(c *conn) {
 		m.end(c, Failed{Handle: c.handle, Cause: Refused, Reason: ReasonStale})
 		m.refuse(c, ReasonStale, nil, c.private)
 	case StateREPSent, StateMRAREPRcvd, StateREPRcvd, StateMRAREPSent, StateEstablished:
-		m.challenge(c)
+		m.challenge(c, "the peer's QP is named in another connection")
 	}
 }
 

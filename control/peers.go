@@ -14,6 +14,7 @@ type PeerPath struct {
 	// Via says how the GID is known: "neighbour" (the cache has it now),
 	// "remembered" (it had it once), or "as given" (the address is taken for a GID).
 	Via     string  `json:"via"`
+	Class   string  `json:"class,omitempty"` // of a neighbour: "rfc", "legacy" or "unknown"
 	RPCRDMA int     `json:"rpcrdma"`  // version of RPC-over-RDMA
 	SetupMS float64 `json:"setup_ms"` // REQ to RTU
 }

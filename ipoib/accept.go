@@ -112,8 +112,11 @@ func (f *Interface) refuse(ev cm.RequestReceived, r cm.Reason, ari []byte, why s
 // takeLegacy accepts a 0x10 REQ for receiving. The crossing rule is not for it
 // (WF I-3), and what its private data says does not matter: we never send on it.
 func (f *Interface) takeLegacy(p *peer, ev cm.RequestReceived) {
-	if sid, _ := serviceid.Parse(ev.ServiceID); sid == serviceid.Legacy && p.class == ClassUnknown {
-		f.setClass(p, ClassLegacy, "it used the 0x10 service ID")
+	if sid, _ := serviceid.Parse(ev.ServiceID); sid == serviceid.Legacy && p.class != ClassRFC {
+		p.legacy = true
+		if p.class == ClassUnknown {
+			f.setClass(p, ClassLegacy, "it used the 0x10 service ID")
+		}
 	}
 	if len(p.rx) >= maxLegacyRx {
 		f.count(dropLegacyConns)

@@ -235,7 +235,9 @@ func (f *Interface) established(c *conn, how string) {
 	f.remember(p, viaOf(c.params.CMQPN))
 	if c.active {
 		f.count(nEstablishedActive)
-		if !c.oneWay() {
+		if c.oneWay() {
+			p.legacy = true
+		} else {
 			f.setClass(p, ClassRFC, "it accepted the 0x01 service ID")
 		}
 	} else {

@@ -107,6 +107,8 @@ func (f *Interface) turn(c *conn, why string) bool {
 	switch {
 	case p.turned || !f.gsi() || !f.inband():
 		return false
+	case to == ViaInband && p.legacy: // messages in-band are known to our own kind only
+		return false
 	case to == ViaInband && f.now.Before(p.inbandAfter):
 		f.count(nInbandSpared)
 		return false
@@ -140,7 +142,7 @@ func (f *Interface) unanswered(p *peer) {
 
 // heardInband notes that p knows messages in-band.
 func (f *Interface) heardInband(p *peer) {
-	p.inbandHeard, p.inbandSilence = true, 0
+	p.inbandHeard, p.inbandSilence, p.legacy = true, 0, false
 	if p.via == ViaInband && !p.viaUntil.IsZero() {
 		p.viaUntil = f.now.Add(classMemory)
 	}

@@ -230,6 +230,38 @@ func TestInbandSparesStrangers(t *testing.T) {
 	}
 }
 
+// A peer that has been seen to use the 0x10 form is of another make: nothing in-band goes
+// to it, also when QP 1 is silent or rejects both forms later.
+func TestNothingInbandToLinux(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		meet func(a, k *node) // how they got to know each other
+		then func(k *node)
+	}{
+		{"we dialled, silence", func(a, _ *node) { a.ping("10.0.0.2", 9000, true) }, func(k *node) { k.silent = true }},
+		{"we dialled, REJ 8", func(a, _ *node) { a.ping("10.0.0.2", 9000, true) }, func(k *node) { k.taken = true }},
+		{"it dialled, silence", func(a, k *node) { k.legacy.connect(a) }, func(k *node) { k.silent = true }},
+	} {
+		w := newWorld(t, 9)
+		a, k := w.node(1, Options{Idle: 30 * time.Second}), w.linux(2)
+		w.run(2 * time.Second)
+		tt.meet(a, k)
+		w.run(time.Minute) // ours is idle and ends
+		before := len(a.reqs)
+		tt.then(k)
+		for range 3 {
+			a.ping("10.0.0.2", 9000, true)
+			w.run(time.Minute)
+		}
+		if len(a.reqs) == before {
+			w.failf("%s: no attempt was made, so nothing is shown", tt.name)
+		}
+		if n := len(a.inband); n != 0 {
+			w.failf("%s: %d messages in-band, want none", tt.name, n)
+		}
+	}
+}
+
 // What is dropped before the CM sees it: nothing is answered, a reason is
 // counted, and monitors are told.
 func TestInbandDrops(t *testing.T) {

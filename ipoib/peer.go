@@ -38,6 +38,7 @@ type peer struct {
 
 	class      Class
 	isSpare    bool      // in Interface.spare
+	legacy     bool      // a connection or a REQ of the 0x10 form has proven it, and nothing the contrary
 	classUntil time.Time // of ClassLegacy
 
 	tx     *conn   // up, ours to send on; two-way unless legacy
@@ -210,8 +211,11 @@ func (f *Interface) form(p *peer) serviceid.Form {
 }
 
 func (f *Interface) setClass(p *peer, c Class, why string) {
-	if c == ClassLegacy {
+	switch c {
+	case ClassLegacy:
 		p.classUntil = f.now.Add(classMemory)
+	case ClassRFC:
+		p.legacy = false
 	}
 	if p.class != c {
 		p.class = c
