@@ -102,7 +102,7 @@ type Options struct {
 const (
 	framesPerTurn  = 64               // frames taken from the data path before other events get a turn
 	usageEvery     = time.Second      // how often the data path's counts go to the machine
-	shutdownWithin = 3 * time.Second  // patience for DREP at the end
+	shutdownWithin = time.Second      // patience for DREP at the end: four DREQs. Until it is over peers that answered get REJ 3
 	maxAHs         = 4096             // address handles kept for peers without a path
 	addrWithin     = time.Second      // patience with the kernel for each address at the start
 	queryWithin    = 10 * time.Second // patience of a control request

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -71,6 +72,23 @@ func TestThreeHostsOnOneSegment(t *testing.T) {
 		if strings.HasPrefix(r, c.v4.String()+" ") || strings.HasPrefix(r, c.v6.String()+" ") {
 			t.Errorf("a still has %q", r)
 		}
+	}
+}
+
+// A peer that has fallen silent does not keep an agent from stopping: it gets a few
+// DREQs, within a second. Meanwhile the others' REQs are refused.
+func TestSilentPeerDelaysNoStop(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{})
+	a, b := s.hosts[0], s.hosts[1]
+	s.start()
+	a.connect(b, "RC")
+	s.must(syscall.Kill(b.agent.PID(), syscall.SIGSTOP))
+	defer func() { s.must(syscall.Kill(b.agent.PID(), syscall.SIGCONT)) }()
+	agent := a.agent
+	a.stop()
+	if n := strings.Count(agent.LogTail(1000), "sent DREQ"); n < 1 || n > 4 {
+		t.Errorf("%d DREQs to a silent peer, want 1 to 4\n%s", n, agent.LogTail(20))
 	}
 }
 
