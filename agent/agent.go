@@ -53,6 +53,9 @@ type Options struct {
 	Idle       time.Duration     // zero means 5 minutes, negative never
 	ARPAlways  bool              // a neighbour moves as soon as an announcement says so
 	Peers      []ib.GID          // GIDs of all others, where the underlay has no multicast
+	// Allow has the GIDs of the hosts that are talked with at all: whose datagrams and
+	// CM messages are taken. Empty: everybody.
+	Allow ib.GIDSet
 	// PeerAllow has the GIDs of those whose agents may ask ours over the fabric
 	// whether it lives, PeerTrust of those that may ask the rest. Empty: nobody.
 	PeerAllow, PeerTrust []netip.Prefix
@@ -206,6 +209,7 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	if err != nil {
 		return errors.Join(fmt.Errorf("set up the data path: %w", err), a.tun.Close())
 	}
+	a.loop.SetAllow(a.opt.Allow)
 	a.link = encap.LinkAddr{Flags: a.opt.Mode.Flags(), QPN: a.loop.UDQP().QPN(), GID: gid}
 	if err := a.takeCopies(gid); err != nil {
 		return errors.Join(err, a.loop.Close(), a.tun.Close())
@@ -346,7 +350,7 @@ func (a *Agent) machineOptions(port verbs.Port) ipoib.Options {
 	return ipoib.Options{
 		Link: a.link, GUID: port.GUID, PathMTU: port.MTU, PKey: a.opt.PKey, QKey: a.opt.QKey,
 		SRQ: a.opt.Provider.Caps().SRQ, Mode: a.opt.Mode, CMTransport: a.opt.CM, NoGSI: a.opt.Provider.MADPort() == nil, UDMTU: a.opt.UDMTU, ReceiveMTU: a.opt.ReceiveMTU,
-		BestMessage: a.opt.Provider.Caps().BestMessage, Idle: a.opt.Idle, Peers: a.opt.Peers, Log: a.log, Rand: newRand(),
+		BestMessage: a.opt.Provider.Caps().BestMessage, Idle: a.opt.Idle, Peers: a.opt.Peers, Allow: a.opt.Allow, Log: a.log, Rand: newRand(),
 		Neigh: neigh.Options{AcceptAlways: a.opt.ARPAlways},
 	}
 }

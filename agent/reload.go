@@ -21,6 +21,7 @@ type Live struct {
 	ReceiveMTU           int // at most what Options had
 	Idle                 time.Duration
 	Peers                []ib.GID
+	Allow                ib.GIDSet
 	PeerAllow, PeerTrust []netip.Prefix
 }
 
@@ -126,7 +127,8 @@ func (a *Agent) apply(l Live) {
 		}
 	}
 	a.link.Flags = l.Mode.Flags()
-	a.step(ipoib.Reconfigure{Mode: l.Mode, ReceiveMTU: l.ReceiveMTU, Idle: l.Idle, Peers: l.Peers})
+	a.loop.SetAllow(l.Allow)
+	a.step(ipoib.Reconfigure{Mode: l.Mode, ReceiveMTU: l.ReceiveMTU, Idle: l.Idle, Peers: l.Peers, Allow: l.Allow})
 }
 
 // hangups reloads whenever a signal asks for it, until ctx ends.

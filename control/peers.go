@@ -15,8 +15,8 @@ type PeerPath struct {
 	// "remembered" (it had it once), or "as given" (the address is taken for a GID).
 	Via     string  `json:"via"`
 	Class   string  `json:"class,omitempty"` // of a neighbour: "rfc", "legacy" or "unknown"
-	RPCRDMA int     `json:"rpcrdma"`  // version of RPC-over-RDMA
-	SetupMS float64 `json:"setup_ms"` // REQ to RTU
+	RPCRDMA int     `json:"rpcrdma"`         // version of RPC-over-RDMA
+	SetupMS float64 `json:"setup_ms"`        // REQ to RTU
 }
 
 // A PeerStatus is the status of another host's agent.

@@ -40,6 +40,7 @@ type Counters struct {
 	RxUnknownQP     uint64 // of a QP that is gone
 	RxTUN           uint64 // the kernel refused it
 	RxFlood         uint64 // ARP, ND and CM on the UD QP, more than strangers may send
+	RxNotAllowed    uint64 // on the UD QP, of a source not in SetAllow
 	RxUDFlood       uint64 // IP packets of it, more than sources may that we send nothing to by UD
 
 	// Not drops.
@@ -54,9 +55,9 @@ type Counters struct {
 
 // counters are the same, counting.
 type counters struct {
-	TxPackets, TxOctets, TxUD, TxConn, RxPackets, RxOctets, RxUD, RxConn, Up, Injected                                                                                                                                                                                                     atomic.Uint64
-	TxUnreachable, TxGone, TxQueueFull, TxUDQueueFull, TxLate, TxNoBuffer, TxPostError, TxError, TxFlushed, TxMalformed, TxMulticastConn, UpFull, RxError, RxShort, RxUnknownType, RxARPConn, RxMulticastConn, RxOwnEcho, RxNotWanted, RxMalformed, RxUnknownQP, RxTUN, RxFlood, RxUDFlood atomic.Uint64
-	RxUDOversize, TxStale, TxStaleFull, TxMarked, TxWaited, TxMoved, RepostFailures                                                                                                                                                                                                        atomic.Uint64
+	TxPackets, TxOctets, TxUD, TxConn, RxPackets, RxOctets, RxUD, RxConn, Up, Injected                                                                                                                                                                                                                   atomic.Uint64
+	TxUnreachable, TxGone, TxQueueFull, TxUDQueueFull, TxLate, TxNoBuffer, TxPostError, TxError, TxFlushed, TxMalformed, TxMulticastConn, UpFull, RxError, RxShort, RxUnknownType, RxARPConn, RxMulticastConn, RxOwnEcho, RxNotWanted, RxMalformed, RxUnknownQP, RxTUN, RxFlood, RxNotAllowed, RxUDFlood atomic.Uint64
+	RxUDOversize, TxStale, TxStaleFull, TxMarked, TxWaited, TxMoved, RepostFailures                                                                                                                                                                                                                      atomic.Uint64
 }
 
 // Counters returns the counts of the loop.
@@ -96,6 +97,7 @@ func (l *Loop) Counters() Counters {
 		RxUnknownQP:     c.RxUnknownQP.Load(),
 		RxTUN:           c.RxTUN.Load(),
 		RxFlood:         c.RxFlood.Load(),
+		RxNotAllowed:    c.RxNotAllowed.Load(),
 		RxUDFlood:       c.RxUDFlood.Load(),
 		RxUDOversize:    c.RxUDOversize.Load(),
 		TxStale:         c.TxStale.Load(),

@@ -80,9 +80,13 @@ func (l *Loop) KnowUD(gid ib.GID, qpn ib.QPN, n int) {
 	u.gen.Add(1)
 }
 
-// passDatagram reports whether a datagram is worth a receive: all but IP packets that are
-// part of a flood. It implements [verbs.DatagramFilterer].
+// passDatagram reports whether a datagram is worth a receive: all but those of sources
+// that are not allowed, and IP packets that are part of a flood. It implements [verbs.DatagramFilterer].
 func (l *Loop) passDatagram(src ib.GID, qpn ib.QPN, frame []byte) bool {
+	if !l.isAllowed(src) {
+		l.c.RxNotAllowed.Add(1)
+		return false
+	}
 	if len(frame) < headerLen+minIPv4 {
 		return true // counted behind
 	}

@@ -1,9 +1,11 @@
 package datapath
 
 import (
+	"net/netip"
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
 	"ipoibcm/wire/mad"
 	"ipoibcm/wire/nd"
@@ -120,5 +122,39 @@ func TestDataGate(t *testing.T) {
 	}
 	if n := testing.AllocsPerRun(1000, func() { l.allowData(1, stream, 9); l.allowData(1, peer, 7) }); n != 0 {
 		t.Errorf("%v allocations, want none", n)
+	}
+}
+
+// Of the UD QP's datagrams, IP and control, those of sources in the list pass, ahead of the
+// provider's receive and behind it.
+func TestAllowedSources(t *testing.T) {
+	w := newWorld()
+	a, b, c := start(t, w, 1, nil), start(t, w, 2, nil), start(t, w, 3, nil)
+	a.SetAllow(ib.NewGIDSet([]netip.Prefix{netip.PrefixFrom(b.fab.gid.Addr(), 128)}))
+	arp := make([]byte, 28)
+	for _, from := range []*host{b, c} {
+		for _, frame := range []struct {
+			t   encap.EtherType
+			pkt []byte
+		}{{encap.ARP, arp}, {encap.IPv4, ip4("10.0.0.1", 40, 17)}} {
+			if err := from.SendUD(from.udTo(a), frame.t, frame.pkt); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	eventually(t, "four datagrams", func() bool {
+		n := a.Counters()
+		return n.RxNotAllowed == 2 && n.RxUD == 1 && n.Up == 1
+	})
+	frame := append([]byte{8, 0, 0, 0}, ip4("10.0.0.1", 40, 17)...)
+	if !a.passDatagram(b.fab.gid, 7, frame) {
+		t.Error("a datagram of a source in the list is refused")
+	}
+	if a.passDatagram(c.fab.gid, 7, frame) {
+		t.Error("a datagram of another source passes")
+	}
+	a.SetAllow(ib.GIDSet{})
+	if !a.passDatagram(c.fab.gid, 7, frame) {
+		t.Error("an empty list refuses a datagram")
 	}
 }

@@ -90,6 +90,7 @@ type Loop struct {
 	filtered bool // the provider asks passDatagram
 	dests    atomic.Pointer[dests]
 	groups   atomic.Pointer[map[netip.Addr]struct{}]
+	allow    atomic.Pointer[ib.GIDSet]
 	gid      atomic.Pointer[ib.GID]
 	conns    atomic.Pointer[map[ib.QPN]*Conn]
 	// broadcasts are IPv4 addresses in order.
@@ -331,6 +332,23 @@ func (l *Loop) UDQP() verbs.QP { return l.udq.qp }
 // SetGID tells the loop that our GID has changed: its own multicast packets come
 // back with it.
 func (l *Loop) SetGID(g ib.GID) { l.gid.Store(&g) }
+
+// SetAllow says whose datagrams are taken: IP packets, ARP, ND and CM messages in-band.
+// Others are dropped before anything is kept of them. Empty means everybody's.
+func (l *Loop) SetAllow(s ib.GIDSet) {
+	if s.IsEmpty() {
+		l.allow.Store(nil)
+		return
+	}
+	l.allow.Store(&s)
+}
+
+// isAllowed reports whether datagrams from src are taken. Without a GRH nobody can tell.
+// Our own multicast comes back to us, and is counted as that.
+func (l *Loop) isAllowed(src ib.GID) bool {
+	s := l.allow.Load()
+	return s == nil || s.Contains(src) || src == *l.gid.Load()
+}
 
 // SetGroups says which inner multicast destinations are wanted. It matters where
 // many groups ride on one (IPv4 underlay): what is not in the list is dropped.

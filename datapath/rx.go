@@ -137,6 +137,10 @@ func (s *rxSide) takeUD(msg []byte, wc *verbs.WC, now int64) {
 			return
 		}
 	}
+	if !l.isAllowed(src) {
+		l.c.RxNotAllowed.Add(1)
+		return
+	}
 	frame := msg[verbs.GRHLen:]
 	t := encap.EtherType(binary.BigEndian.Uint16(frame))
 	pkt := frame[headerLen:]

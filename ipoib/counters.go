@@ -69,6 +69,7 @@ const (
 	dropInbandSource
 	dropInbandGroup
 	dropGSIOff
+	dropNotAllowed
 	numCounters
 )
 
@@ -137,6 +138,7 @@ var counterNames = [numCounters]string{
 	dropInbandSource:    "drop_inband_source",
 	dropInbandGroup:     "drop_inband_to_group",
 	dropGSIOff:          "drop_gsi_off",
+	dropNotAllowed:      "drop_not_allowed",
 }
 
 // count adds one to c.

@@ -205,6 +205,8 @@ func (f *Interface) recvInband(ev RecvFrame) {
 // it; why is empty if it is.
 func (f *Interface) unfitInband(ev RecvFrame, in *verbs.MAD) (c counter, why string) {
 	switch {
+	case !f.allows(ev.SrcGID):
+		return dropNotAllowed, "its sender is not allowed"
 	case !f.inband():
 		return dropInbandOff, "cm_transport is gsi"
 	case len(ev.Frame)-encap.HeaderLen != verbs.MADLen || ev.SrcQPN <= ib.QPNGSI || ev.SrcQPN >= ib.QPNMulticast:
@@ -238,6 +240,10 @@ func (f *Interface) recvMAD(m *verbs.MAD) {
 			return
 		}
 		f.note(Note{Kind: NoteCMRecv, Peer: encap.LinkAddr{GID: m.Remote}, Text: "received a MAD at QP 1 dropped: CM messages travel in-band only here"})
+		return
+	}
+	if !f.allows(m.Remote) {
+		f.count(dropNotAllowed)
 		return
 	}
 	f.cmStep(cm.RecvMAD{MAD: m})

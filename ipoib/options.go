@@ -61,6 +61,10 @@ type Options struct {
 	// without multicast. Empty means that there is multicast.
 	Peers []ib.GID
 
+	// Allow has the GIDs whose CM messages are taken. Empty means everybody's. Whose
+	// datagrams are is the data path's to know.
+	Allow ib.GIDSet
+
 	// Neigh and CM tune the parts; what this Interface knows itself (addresses,
 	// GUID, Rand, Log) is filled in and need not be given. A zero
 	// Neigh.StaleTime means the larger of 60 s and Idle here, so that an unused

@@ -17,6 +17,7 @@ type Reconfigure struct {
 	ReceiveMTU int           // of new connections; zero means 65524
 	Idle       time.Duration // as Options.Idle
 	Peers      []ib.GID      // as Options.Peers
+	Allow      ib.GIDSet     // as Options.Allow; connections to others end
 }
 
 func (Reconfigure) event() {}
@@ -24,12 +25,13 @@ func (Reconfigure) event() {}
 func (f *Interface) reconfigure(ev Reconfigure) {
 	f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("settings changed: mode %v, Receive MTU %d, %d peers", ev.Mode, ev.ReceiveMTU, len(ev.Peers))})
 	mode, peers := ev.Mode != f.opt.Mode, !slices.Equal(ev.Peers, f.opt.Peers)
-	f.opt.Mode, f.opt.ReceiveMTU, f.opt.Idle, f.opt.Peers = ev.Mode, ev.ReceiveMTU, ev.Idle, ev.Peers
+	f.opt.Mode, f.opt.ReceiveMTU, f.opt.Idle, f.opt.Peers, f.opt.Allow = ev.Mode, ev.ReceiveMTU, ev.Idle, ev.Peers, ev.Allow
 	f.budget.Full = uint32(f.opt.receiveMTU())
 	f.neighStep(neigh.SetStaleTime{After: f.staleTime()})
 	for _, c := range f.conns.byAge() {
 		f.arm(c.peer, f.idleEnd(c))
 	}
+	f.expel()
 	if peers {
 		f.groupStep(group.SetPeers{Peers: ev.Peers})
 	}
@@ -40,5 +42,25 @@ func (f *Interface) reconfigure(ev Reconfigure) {
 	f.neighStep(neigh.SetLinkAddr{LinkAddr: f.announced()})
 	for _, p := range f.peers {
 		f.touch(p) // what they can have with us may be another mode
+	}
+}
+
+// allows reports whether the host at g may connect to us.
+func (f *Interface) allows(g ib.GID) bool { return f.opt.Allow.IsEmpty() || f.opt.Allow.Contains(g) }
+
+// expel ends what there is with peers that are not allowed any more.
+func (f *Interface) expel() {
+	for _, p := range f.allPeers() {
+		if f.allows(p.key.GID) {
+			continue
+		}
+		for _, c := range f.conns.byAge() {
+			if c.peer == p {
+				f.hangUp(c, "the peer is not allowed any more")
+			}
+		}
+		f.dropQueue(p)
+		f.endAttempt(p)
+		f.neighStep(neigh.ForgetLink{LinkAddr: p.key})
 	}
 }

@@ -1,6 +1,7 @@
 package ipoib
 
 import (
+	"net/netip"
 	"testing"
 	"time"
 
@@ -77,4 +78,34 @@ func receiveMTUOf(t *testing.T, b []byte) uint32 {
 		t.Fatal(err)
 	}
 	return pd.ReceiveMTU
+}
+
+// A REQ of a host that is not allowed is dropped: no record, no answer. What there is with
+// a host that leaves the list ends at once.
+func TestAllow(t *testing.T) {
+	w := newWorld(t, 8)
+	only := ib.NewGIDSet([]netip.Prefix{netip.PrefixFrom(gid(2).Addr(), 128)})
+	a, b, c := w.node(1, Options{Allow: only}), w.node(2, Options{}), w.node(3, Options{})
+	w.run(2 * time.Second)
+	a.ping("10.0.0.2", 9000, true)
+	c.ping("10.0.0.1", 9000, true) // its ARP passes: the data path is not part of this
+	w.run(10 * time.Second)
+	w.agree(a, b)
+	if n := a.counter("drop_not_allowed"); n == 0 {
+		t.Error("no REQ of a host that is not allowed was dropped")
+	}
+	if n := len(c.up()); n != 0 {
+		t.Errorf("%d connections with it, want none", n)
+	}
+	a.step(Reconfigure{Allow: ib.NewGIDSet([]netip.Prefix{netip.PrefixFrom(gid(3).Addr(), 128)})})
+	w.run(time.Second)
+	if n := len(b.up()); n != 0 {
+		t.Errorf("%d connections with a host that has left the list, want none", n)
+	}
+	a.step(Reconfigure{})
+	p := c.ping("10.0.0.1", 9000, true)
+	w.run(2 * time.Minute)
+	if got := a.got(p); got == 0 {
+		t.Error("a host does not get through after the list is empty again")
+	}
 }

@@ -60,6 +60,7 @@ type Config struct {
 	Peers       []string `yaml:"peers"`
 	Metrics     string   `yaml:"metrics"`
 	MetricPeers int      `yaml:"metric_peers"`
+	Allow       []string `yaml:"allow"`
 	PeerAllow   []string `yaml:"peer_allow"`
 	PeerTrust   []string `yaml:"peer_trust"`
 	Offload     Offload  `yaml:"offload"`
@@ -135,6 +136,7 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.CMTransport, "cm-transport", c.CMTransport, "path of CM messages: auto, gsi (QP 1) or inband (the UD QP)")
 	f.IntVar(&c.UDMTU, "ud-mtu", c.UDMTU, "MTU of datagrams, multicast and broadcast; the same on the whole link")
 	f.IntVar(&c.ReceiveMTU, "receive-mtu", c.ReceiveMTU, "largest connected-mode message accepted, 4-octet header included")
+	f.StringArrayVar(&c.Allow, "allow", c.Allow, "GID, or prefix of GIDs, of hosts to talk with at all (default: all); repeatable")
 	f.StringVar(&c.GID, "gid", c.GID, "GID to use: an address of the underlay (default: its IPv6 link-local address)")
 	f.StringVar(&c.Provider, "provider", c.Provider, "verbs provider: softroce (no kernel module, no hardware) or ibverbs (kernel Soft-RoCE, RoCE adapters)")
 	f.StringVar(&c.Device, "device", c.Device, "with ibverbs: RDMA device (default: that of the underlay)")
@@ -305,7 +307,8 @@ type settings struct {
 	prefixes []netip.Prefix
 	gid      ib.GID
 	peers    []ib.GID
-	allow    []netip.Prefix
+	allow    ib.GIDSet // talked with at all
+	ask      []netip.Prefix
 	trust    []netip.Prefix
 	level    slog.Level
 	idle     time.Duration
@@ -390,19 +393,21 @@ func (c *Config) settings() (s settings, err error) {
 		}
 		s.peers = append(s.peers, g)
 	}
-	for i, a := range c.PeerAllow {
-		p, ok := gidPrefix(a)
-		if !ok {
-			return bad(fmt.Sprintf("peer_allow[%d]", i), "peer_allow %q: want GIDs or prefixes of them, such as fe80::/10 or 192.0.2.0/24", a)
-		}
-		s.allow = append(s.allow, p)
+	allow, err := gidPrefixes("allow", c.Allow)
+	if err != nil {
+		return s, err
 	}
-	for i, a := range c.PeerTrust {
-		p, ok := gidPrefix(a)
-		if !ok {
-			return bad(fmt.Sprintf("peer_trust[%d]", i), "peer_trust %q: want GIDs, such as fe80::1, or prefixes of them", a)
+	s.allow = ib.NewGIDSet(allow)
+	for i, g := range s.peers {
+		if !s.allow.IsEmpty() && !s.allow.Contains(g) {
+			return bad(fmt.Sprintf("peers[%d]", i), "peers: %v is not in allow, so nothing of it would be taken: add it there, or leave allow empty", g)
 		}
-		s.trust = append(s.trust, p)
+	}
+	if s.ask, err = gidPrefixes("peer_allow", c.PeerAllow); err != nil {
+		return s, err
+	}
+	if s.trust, err = gidPrefixes("peer_trust", c.PeerTrust); err != nil {
+		return s, err
 	}
 	if _, port, err := net.SplitHostPort(c.Metrics); c.Metrics != "" && (err != nil || port == "") {
 		return bad("metrics", "metrics %q: want an address with port, such as 127.0.0.1:9755, or :9755, which is the same", c.Metrics)
@@ -445,6 +450,25 @@ func parseGID(s string) (ib.GID, error) {
 		return g, fmt.Errorf("%s is no address of a host", s)
 	}
 	return g, nil
+}
+
+// maxGIDPrefixes bounds each list of GIDs and prefixes of them.
+const maxGIDPrefixes = 4096
+
+// gidPrefixes reads the list of GIDs and prefixes of them that key has.
+func gidPrefixes(key string, texts []string) (out []netip.Prefix, err error) {
+	if len(texts) > maxGIDPrefixes {
+		return nil, &valueError{key, fmt.Sprintf("%s: %d are given, at most %d can be: use shorter prefixes", key, len(texts), maxGIDPrefixes)}
+	}
+	for i, text := range texts {
+		p, ok := gidPrefix(text)
+		if !ok {
+			return nil, &valueError{fmt.Sprintf("%s[%d]", key, i),
+				fmt.Sprintf("%s %q: want GIDs or prefixes of them, such as fe80::1, fe80::/10 or 192.0.2.0/24", key, text)}
+		}
+		out = append(out, p)
+	}
+	return out, nil
 }
 
 // gidPrefix parses a GID, or a prefix of GIDs.

@@ -21,7 +21,7 @@ import (
 // liveKeys are the settings that change while the agent runs, and for what.
 var liveKeys = map[string]string{
 	"addresses": control.EffectNow, "idle_timeout": control.EffectNow, "log_level": control.EffectNow, "peers": control.EffectNow,
-	"peer_allow": control.EffectNow, "peer_trust": control.EffectNow,
+	"allow": control.EffectNow, "peer_allow": control.EffectNow, "peer_trust": control.EffectNow,
 	"mode": control.EffectNewConnections, "receive_mtu": control.EffectNewConnections,
 }
 
@@ -97,7 +97,7 @@ func (c *Config) live() (agent.Live, settings, error) {
 	}
 	mode, err := ipoib.ParseMode(c.Mode)
 	return agent.Live{Prefixes: s.prefixes, Mode: mode, ReceiveMTU: c.ReceiveMTU, Idle: s.machineIdle(), Peers: s.peers,
-		PeerAllow: s.allow, PeerTrust: s.trust}, s, err
+		Allow: s.allow, PeerAllow: s.ask, PeerTrust: s.trust}, s, err
 }
 
 // reloader returns what reads the configuration anew with read, and plans how the
