@@ -142,6 +142,7 @@ func (h *host) afterStep(idle bool) {
 
 // checkQuiet compares the hosts with each other when nothing happens any more.
 func (w *world) checkQuiet() {
+	w.catchUp()
 	for i, a := range w.hosts {
 		if a.dead {
 			continue
@@ -153,6 +154,12 @@ func (w *world) checkQuiet() {
 			}
 		}
 	}
+}
+
+// catchUp lets each control plane get to what has happened already: a neighbour that
+// answers at the last moment has its host route some milliseconds later.
+func (w *world) catchUp() {
+	w.f.RunWhile(func() bool { return slices.ContainsFunc(w.hosts, func(h *host) bool { return h.held > 0 }) }, time.Second)
 }
 
 // checkPair: at most one connection, and both ends mean the same one.
@@ -347,6 +354,7 @@ func (w *world) end() {
 			w.fatalf("%s needed %v to say goodbye on a perfect network", h.name(), took)
 		}
 		w.run(20 * time.Millisecond)
+		w.catchUp()
 		for _, o := range w.hosts {
 			if o != h && len(o.with(h)) > 0 {
 				w.fatalf("%s still has a connection to %s, which has stopped", o.name(), h.name())
