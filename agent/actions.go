@@ -156,7 +156,7 @@ func (a *Agent) ah(gid ib.GID) (verbs.AH, error) {
 	if h := a.ahs[gid]; h != nil {
 		return h.ah, nil
 	}
-	if len(a.ahs) >= maxAHs {
+	if len(a.ahs) >= a.opt.maxNeighbours() {
 		a.loop.Barrier()
 		for g, h := range a.ahs {
 			if h.refs == 0 {
@@ -359,7 +359,7 @@ func (a *Agent) countUD(p *path) {
 		key := p.p.Link.Key()
 		use := a.udUse[key]
 		if use == nil {
-			if len(a.udUse) >= maxAHs {
+			if len(a.udUse) >= a.opt.maxNeighbours() {
 				clear(a.udUse)
 			}
 			use = &ipoib.UDUse{Link: key}

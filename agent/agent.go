@@ -9,6 +9,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	crand "crypto/rand"
 	"errors"
@@ -22,6 +23,7 @@ import (
 	"syscall"
 	"time"
 
+	"ipoibcm/cm"
 	"ipoibcm/control"
 	"ipoibcm/datapath"
 	"ipoibcm/fib"
@@ -53,6 +55,9 @@ type Options struct {
 	Idle       time.Duration     // zero means 5 minutes, negative never
 	ARPAlways  bool              // a neighbour moves as soon as an announcement says so
 	Peers      []ib.GID          // GIDs of all others, where the underlay has no multicast
+	// MaxConns bounds connections and MaxNeighbours the neighbour cache, and peers on
+	// record. Zero means 1024 and 4096.
+	MaxConns, MaxNeighbours int
 	// Allow has the GIDs of the hosts that are talked with at all: whose datagrams and
 	// CM messages are taken. Empty: everybody.
 	Allow ib.GIDSet
@@ -106,7 +111,6 @@ const (
 	framesPerTurn  = 64               // frames taken from the data path before other events get a turn
 	usageEvery     = time.Second      // how often the data path's counts go to the machine
 	shutdownWithin = time.Second      // patience for DREP at the end: four DREQs. Until it is over peers that answered get REJ 3
-	maxAHs         = 4096             // address handles kept for peers without a path
 	addrWithin     = time.Second      // patience with the kernel for each address at the start
 	queryWithin    = 10 * time.Second // patience of a control request
 )
@@ -351,9 +355,14 @@ func (a *Agent) machineOptions(port verbs.Port) ipoib.Options {
 		Link: a.link, GUID: port.GUID, PathMTU: port.MTU, PKey: a.opt.PKey, QKey: a.opt.QKey,
 		SRQ: a.opt.Provider.Caps().SRQ, Mode: a.opt.Mode, CMTransport: a.opt.CM, NoGSI: a.opt.Provider.MADPort() == nil, UDMTU: a.opt.UDMTU, ReceiveMTU: a.opt.ReceiveMTU,
 		BestMessage: a.opt.Provider.Caps().BestMessage, Idle: a.opt.Idle, Peers: a.opt.Peers, Allow: a.opt.Allow, Log: a.log, Rand: newRand(),
-		Neigh: neigh.Options{AcceptAlways: a.opt.ARPAlways},
+		MaxConns: a.opt.maxConns(), MaxPeers: a.opt.maxNeighbours(),
+		Neigh: neigh.Options{AcceptAlways: a.opt.ARPAlways, MaxNeighbors: a.opt.maxNeighbours()},
+		CM:    cm.Options{MaxConns: 4 * a.opt.maxConns()}, // half-open ones and TIMEWAIT included
 	}
 }
+
+func (o *Options) maxConns() int      { return cmp.Or(o.MaxConns, 1024) }
+func (o *Options) maxNeighbours() int { return cmp.Or(o.MaxNeighbours, 4096) }
 
 // newRand returns a generator that outsiders cannot predict: communication IDs
 // and PSNs come from it (design D12).

@@ -66,7 +66,17 @@ type Config struct {
 	Offload     Offload  `yaml:"offload"`
 	User        string   `yaml:"user"`
 	Sandbox     Sandbox  `yaml:"sandbox"`
+	Limits      Limits   `yaml:"limits"`
 }
+
+// Limits bound what the daemon keeps; memory by each is in docs/scale.md.
+type Limits struct {
+	Connections int `yaml:"connections"` // connected queue pairs
+	Neighbours  int `yaml:"neighbours"`  // entries of the neighbour cache, and interfaces on record
+}
+
+// Bounds of the bounds: with fewer a host could not work, and more was never measured.
+const leastLimit, mostConnections, mostNeighbours = 16, 10_000, 100_000
 
 // Sandbox holds the switches of what the process gives up once it serves.
 type Sandbox struct {
@@ -122,6 +132,7 @@ func defaults() Config {
 		PeerAllow:   []string{agent.DefaultPeerAllow[0].String()},
 		Offload:     Offload{GSO: &gso, GRO: &gro, OneThread: &one, HoldP: &hold, BusyPoll: &poll, Connected: &connected, Checksum: &sum, TSO: &tso, USO: &uso},
 		Sandbox:     Sandbox{Landlock: &landlock, Seccomp: &seccomp},
+		Limits:      Limits{Connections: 1024, Neighbours: 4096},
 	}
 }
 
@@ -414,6 +425,12 @@ func (c *Config) settings() (s settings, err error) {
 	}
 	if c.MetricPeers < 0 || c.MetricPeers > agent.MaxMetricPeers {
 		return bad("metric_peers", "metric_peers %d: must be 0 to %d", c.MetricPeers, agent.MaxMetricPeers)
+	}
+	if n := c.Limits.Connections; n < leastLimit || n > mostConnections {
+		return bad("limits.connections", "limits.connections %d: must be %d to %d", n, leastLimit, mostConnections)
+	}
+	if n := c.Limits.Neighbours; n < leastLimit || n > mostNeighbours {
+		return bad("limits.neighbours", "limits.neighbours %d: must be %d to %d", n, leastLimit, mostNeighbours)
 	}
 	if c.LogFormat != "text" && c.LogFormat != "json" {
 		return bad("log_format", "log_format %q: must be text or json", c.LogFormat)

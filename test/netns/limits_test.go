@@ -1,0 +1,35 @@
+package netns
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/control"
+)
+
+// A sweep of addresses fills the neighbour cache to its limit and no further; who answers
+// gets a place all the same.
+func TestNeighbourLimit(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{})
+	a, b := s.hosts[0], s.hosts[1]
+	a.runFile("limits: {neighbours: 16}\n")
+	b.run()
+	dst := netip.MustParseAddr("10.0.0.100")
+	for range 40 {
+		_, _ = a.Ping(lab.Ping{Dst: dst, Timeout: time.Millisecond})
+		dst = dst.Next()
+	}
+	var known control.Neighbours
+	s.must(a.agent.Get(s.ctx, control.PathNeigh, &known))
+	if n := len(known.Neighbours); n < 8 || n > 16 {
+		t.Errorf("%d neighbours after a sweep of 40, want 8 to 16", n)
+	}
+	a.reach(b.v4)
+	a.rewrite(a.settings("limits: {neighbours: 32}\n"))
+	if err := containsAll(a.reload(1, "--check"), "limits.neighbours", "tables and queues are laid out"); err != nil {
+		t.Error(err)
+	}
+}
