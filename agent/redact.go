@@ -21,6 +21,10 @@ const redacted = "redacted"
 var identifiers = regexp.MustCompile(`0[xX][0-9a-fA-F]+|[0-9a-fA-F]{6,}|` +
 	`\b(?:comm|remote|qpn|psn|service)=[^\s,;)]+|\b[fF][fF][0-9a-fA-F]{2}:[46]01[bB]:[0-9a-fA-F]*`)
 
+// Redact takes what may be an identifier out of a text: communication IDs, QPNs, PSNs,
+// Q_Keys, P_Keys, service IDs and GUIDs.
+func Redact(s string) string { return redact(s) }
+
 // redact takes the identifiers out of a text.
 func redact(s string) string { return identifiers.ReplaceAllLiteralString(s, redacted) }
 

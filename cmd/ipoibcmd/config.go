@@ -281,9 +281,8 @@ func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 			apply()
 			key := strings.ReplaceAll(name, "-", "_")
 			delete(lines, key)
-			if name == "address" {
-				maps.DeleteFunc(lines, func(k string, _ int) bool { return strings.HasPrefix(k, "addresses") })
-			}
+			list := map[string]string{"address": "addresses", "allow": "allow"}[name]
+			maps.DeleteFunc(lines, func(k string, _ int) bool { return list != "" && strings.HasPrefix(k, list) })
 		}
 	}
 	set("underlay", func() { c.Underlay = flags.Underlay })
@@ -291,6 +290,7 @@ func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 	set("netns", func() { c.Netns = flags.Netns })
 	set("address", func() { c.Addresses = flags.Addresses })
 	set("control", func() { c.Control = flags.Control })
+	set("allow", func() { c.Allow = flags.Allow })
 	set("mode", func() { c.Mode = flags.Mode })
 	set("cm-transport", func() { c.CMTransport = flags.CMTransport })
 	set("ud-mtu", func() { c.UDMTU = flags.UDMTU })

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"ipoibcm/ib"
 )
@@ -279,4 +280,31 @@ func TestBadValuesHaveTheirLine(t *testing.T) {
 			t.Errorf("%s: status %d, %q, want 2 and %q", tt.name, status, stderr, tt.want)
 		}
 	}
+}
+
+// What a flag says gets into the configuration.
+func TestEveryFlagCounts(t *testing.T) {
+	of := func(name, value string) Config {
+		flags, cmd := defaults(), &cobra.Command{}
+		flags.bind(cmd.Flags())
+		if name != "" {
+			if err := cmd.Flags().Set(name, value); err != nil {
+				t.Fatalf("--%s %s: %v", name, value, err)
+			}
+		}
+		c, _ := configure(cmd, &flags, "") // the value need be no good one
+		return c
+	}
+	plain, flags := of("", ""), defaults()
+	set := pflag.NewFlagSet("", pflag.ContinueOnError)
+	flags.bind(set)
+	set.VisitAll(func(f *pflag.Flag) {
+		value := "1234"
+		if f.Value.Type() == "bool" {
+			value = map[bool]string{true: "false", false: "true"}[f.DefValue == "true"]
+		}
+		if reflect.DeepEqual(of(f.Name, value), plain) {
+			t.Errorf("--%s %s changes nothing", f.Name, value)
+		}
+	})
 }

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// unpack returns the files of a report.
+func unpack(t *testing.T, file string) map[string]string {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	for r := tar.NewReader(z); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			return out
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[strings.TrimPrefix(h.Name, "r/")] = string(b)
+	}
+}
+
+// What cannot be had is named and keeps nothing else out; what is too long is cut; and all
+// of it has a bound.
+func TestBugreport(t *testing.T) {
+	give := func(n int) func(context.Context) ([]byte, error) {
+		return func(context.Context) ([]byte, error) { return bytes.Repeat([]byte("x"), n), nil }
+	}
+	items := []reportItem{
+		{"a", "here", give(5)},
+		{"b", "there", func(context.Context) ([]byte, error) { return nil, errors.New("no\nsuch thing") }},
+		{"c", "here", give(maxReportItem + 1)},
+	}
+	for range maxReport / maxReportItem {
+		items = append(items, reportItem{"d", "here", give(maxReportItem)})
+	}
+	items = append(items, reportItem{"e", "here", give(5)})
+	file := filepath.Join(t.TempDir(), "r.tar.gz")
+	if err := bugreport(t.Context(), time.Now(), file, items); err != nil {
+		t.Fatal(err)
+	}
+	got := unpack(t, file)
+	if len(got["a"]) != 5 || len(got["e"]) != 5 {
+		t.Errorf("a and e have %d and %d octets, want 5", len(got["a"]), len(got["e"]))
+	}
+	if n := len(got["c"]); n != maxReportItem {
+		t.Errorf("c has %d octets, want %d", n, maxReportItem)
+	}
+	for _, want := range []string{"missing: no such thing (there)", "cut after 2 MiB", "the report has 16 MiB already"} {
+		if !strings.Contains(got["CONTENTS"], want) {
+			t.Errorf("CONTENTS does not say %q:\n%s", want, got["CONTENTS"])
+		}
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, mode %v; want 0600", err, info.Mode())
+	}
+	if err := bugreport(t.Context(), time.Now(), file, items); err == nil || !strings.Contains(err.Error(), "there already") {
+		t.Errorf("a second report to the same file: %v", err)
+	}
+}
+
+// Secrets of the configuration stay here.
+func TestBugreportConfig(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "c.yaml")
+	if err := os.WriteFile(file, []byte("name: ibcm0\nqkey: 0x12345\nmembership:\n  password: geheim # of etcd\nmode: rc\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b, err := reportConfig(file)
+	if want := "name: ibcm0\nqkey: left out\nmembership:\n  password: left out\nmode: rc\n"; err != nil || string(b) != want {
+		t.Errorf("%v\n%s\nwant\n%s", err, b, want)
+	}
+}
+
+func TestRedactJSON(t *testing.T) {
+	v := redactJSON(map[string]any{"qpn": "0x123456", "n": 1234567.0, "l": []any{"comm=abcdef01", "10.0.0.1"}}).(map[string]any)
+	if v["qpn"] != "redacted" {
+		t.Errorf("a QPN is %v", v["qpn"])
+	}
+	if v["n"] != 1234567.0 {
+		t.Errorf("a count is %v", v["n"])
+	}
+	if l := v["l"].([]any); l[0] != "redacted" || l[1] != "10.0.0.1" {
+		t.Errorf("a list is %v", l)
+	}
+}
