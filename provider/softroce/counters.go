@@ -52,7 +52,7 @@ func (d *Device) Counters(f func(name string, value uint64)) {
 		{"rx_errors", &c.rxErrors}, {"rx_drop_truncated", &c.rxTruncated}, {"rx_drop_overflow", &c.rxOverflow},
 		{"rx_drop_malformed", &c.rxMalformed}, {"rx_drop_icrc", &c.rxICRC}, {"rx_foreign_id", &c.rxForeignID},
 		{"rx_drop_other_gid", &c.rxOtherGID}, {"rx_drop_own_echo", &c.rxOwnEcho}, {"rx_drop_unknown_qpn", &c.rxUnknownQPN},
-		{"rx_drop_no_member", &c.rxNoMember}, {"rx_cnp", &c.rxCNP},
+		{"rx_drop_no_member", &c.rxNoMember}, {"rx_drop_early", &d.early.full}, {"rx_cnp", &c.rxCNP},
 		{"rx_drop_not_ours", &c.rxNotOurs}, {"rx_drop_refused", &c.rxRefused},
 		{"mads_in", &c.madsIn}, {"mads_out", &c.madsOut}, {"mads_dropped", &c.madsDropped},
 		{"mads_drop_flood", &c.madsFlood},

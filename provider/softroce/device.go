@@ -57,6 +57,7 @@ type Device struct {
 	// room is an epoll descriptor: it is readable when a send buffer that was full takes packets again.
 	room    int
 	scratch scratches
+	early   earlyPool
 	timers  timers
 	count   counters
 	noGSO   atomic.Bool
@@ -325,7 +326,7 @@ func (d *Device) CreateQP(init verbs.QPInit) (verbs.QP, error) {
 	cfg := engine.Config{
 		Transport: init.Transport, SendDepth: init.SendDepth, RecvDepth: init.RecvDepth,
 		MaxSendSGE: init.MaxSendSGE, MaxRecvSGE: init.MaxRecvSGE,
-		Memory: &d.mem, Sink: q, Window: d.opts.window(), WindowOctets: d.opts.windowOctets(), AckWithin: ackWithin, MaxUDPayload: d.caps.MaxUDPayload,
+		Memory: &d.mem, Buffers: &d.early, Sink: q, Window: d.opts.window(), WindowOctets: d.opts.windowOctets(), AckWithin: ackWithin, MaxUDPayload: d.caps.MaxUDPayload,
 	}
 	if init.SRQ != nil {
 		s, ok := init.SRQ.(*srq)

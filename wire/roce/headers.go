@@ -60,6 +60,17 @@ func (h BTH) AckReq() bool { return h[8]&0x80 != 0 }
 // PSN returns the packet sequence number.
 func (h BTH) PSN() ib.PSN { return ib.PSN(u24(h[9:])) }
 
+// MaxReserved is the largest value of the seven reserved bits beside the A bit. They
+// are sent as zero and ignored on receipt (IBA volume 1, 9.2.4), but by those who
+// agree about them.
+const MaxReserved = 0x7f
+
+// Reserved returns the seven reserved bits beside the A bit.
+func (h BTH) Reserved() uint8 { return h[8] & MaxReserved }
+
+// SetReserved sets the seven reserved bits beside the A bit.
+func (h BTH) SetReserved(v uint8) { h[8] = h[8]&^MaxReserved | v&MaxReserved }
+
 // SetAckReq sets or clears the A bit, as a resend may need. The ICRC covers it.
 func (h BTH) SetAckReq(v bool) {
 	h[8] &^= 0x80

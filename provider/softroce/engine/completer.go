@@ -32,6 +32,7 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 	case s.IsACK():
 		q.count.ACKsIn++
 		q.ackTo(psn, now)
+		q.ackMissing()
 	case s.IsRNR():
 		q.count.RNRIn++
 		if !r.rnrDeadline.IsZero() {
@@ -47,6 +48,7 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 		}
 		r.retryLeft, r.backoff = q.attr.RetryCount, 0 // the peer is alive
 		r.ackDeadline, r.rnrDeadline = time.Time{}, now.Add(s.RNRTimer().Duration())
+		r.missing.forget()
 		q.goBack()
 	case s == roce.NAKSequence:
 		q.count.NAKsIn++
@@ -54,7 +56,7 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 		if !r.rnrDeadline.IsZero() {
 			return NoDrop // it is sent again soon anyway
 		}
-		q.nakSequence(psn)
+		q.nakSequence(psn, int(pkt.BTH.Reserved()))
 	default:
 		return DropOpcode // reserved, or for reliable datagrams
 	}
@@ -63,8 +65,9 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 
 // nakSequence sends again from psn, which the peer waits for. A READ before psn
 // whose responses were lost is asked for again too, see [QP.gap]; then the peer
-// may get further while una stands still, and that is no retry.
-func (q *QP) nakSequence(psn ib.PSN) {
+// may get further while una stands still, and that is no retry. A peer of ours that
+// keeps what is behind says how many packets are missing.
+func (q *QP) nakSequence(psn ib.PSN, gap int) {
 	r := &q.req
 	if psn == r.una || r.nakSeen && psn == r.nakAt {
 		if r.retryLeft == 0 {
@@ -73,16 +76,41 @@ func (q *QP) nakSequence(psn ib.PSN) {
 		}
 		r.retryLeft--
 	}
+	r.missing = missing{keeps: gap > 0}
+	r.ours = r.ours || gap > 0
 	if !r.nakSeen || psn != r.nakAt {
 		q.lost()
 	}
 	r.nakSeen, r.nakAt = true, psn
+	if gap > 0 && psn == r.una && psn.Add(gap).Before(r.highest) {
+		if r.next.Before(r.highest) {
+			q.seek(r.highest) // it has more than we thought
+		}
+		r.rtt.forget()
+		r.missing = missing{next: psn, end: psn.Add(gap), behind: r.highest, asked: true, keeps: true}
+		r.limit = q.flight()
+		return
+	}
 	if psn.Before(r.next) {
 		q.seek(psn)
 	}
 }
 
-// lost notes the loss of a packet. All that is in flight behind it is sent again,
+// ackMissing is called after an ACK. If it is for what was sent again and no more,
+// the peer has not kept what was behind, or that was lost too.
+func (q *QP) ackMissing() {
+	r := &q.req
+	m := &r.missing
+	if !m.asked || r.una.Before(m.end) {
+		return
+	}
+	if r.una == m.end && m.end.Before(m.behind) {
+		q.goBack()
+	}
+	m.forget()
+}
+
+// lost notes the loss of a packet. All that is in flight behind it may be sent again,
 // so the more often one is lost the less is worth having in flight.
 func (q *QP) lost() {
 	r := &q.req
@@ -98,13 +126,18 @@ func (q *QP) lost() {
 // flight is how many packets may be in flight: the window, or where packets are
 // lost an eighth of those between two losses, so that a ninth of what is sent is
 // sent again for nothing at most. What has got through since the last loss counts
-// if it is more than usual.
+// if it is more than usual. Of a peer that keeps what is behind it is half of those
+// between two losses: there is mostly one gap, which takes a round trip to close.
 func (q *QP) flight() int {
 	r := &q.req
 	if r.lossEvery == 0 {
 		return q.window()
 	}
-	return min(max(max(r.lossEvery, r.sinceLoss)/8, minFlight), q.window())
+	part := 8
+	if r.missing.keeps {
+		part = 2
+	}
+	return min(max(max(r.lossEvery, r.sinceLoss)/part, minFlight), q.window())
 }
 
 // nakStatus returns what a fatal NAK means for the work request.
@@ -233,6 +266,9 @@ func (q *QP) failAt(psn ib.PSN, status verbs.Status) {
 // Wake runs the timers that are due. Early calls do no harm. Call Output after.
 func (q *QP) Wake(now time.Time) {
 	r := &q.req
+	if e := &q.rsp.early; !e.nakAt.IsZero() && !now.Before(e.nakAt) {
+		q.nakGap()
+	}
 	if r.challenge.on {
 		q.challengeDue(now)
 		return
@@ -265,6 +301,7 @@ func (q *QP) Wake(now time.Time) {
 	}
 	// One packet finds out what the peer has got; its ACK opens the window again.
 	r.limit = 1
+	r.missing.forget()
 	q.goBack()
 	q.setDeadline(now)
 }

@@ -40,6 +40,7 @@ type Counters struct {
 	FalseNAKs             uint64 // of these, what the peer proved false
 	RNROut, RNRIn         uint64 // RNR NAKs
 	Duplicates            uint64 // packets taken before
+	Early                 uint64 // packets kept because others were missing
 	Drops                 [NumDropReasons]uint64
 }
 
@@ -61,6 +62,7 @@ func (c *Counters) Each(f func(name string, value uint64)) {
 	f("rnr_out", c.RNROut)
 	f("rnr_in", c.RNRIn)
 	f("duplicates", c.Duplicates)
+	f("early", c.Early)
 	for r := DropOpcode; r < NumDropReasons; r++ {
 		f("drop_"+r.String(), c.Drops[r])
 	}
@@ -84,6 +86,7 @@ func (c *Counters) Add(o *Counters) {
 	c.RNROut += o.RNROut
 	c.RNRIn += o.RNRIn
 	c.Duplicates += o.Duplicates
+	c.Early += o.Early
 	for i, n := range o.Drops {
 		c.Drops[i] += n
 	}

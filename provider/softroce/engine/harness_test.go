@@ -248,6 +248,11 @@ func opName(b []byte) string {
 	if p.BTH.AckReq() {
 		s += " A"
 	}
+	if v := p.BTH.Reserved(); v != 0 && p.Op.IsAck() {
+		s += fmt.Sprintf(" gap=%d", v)
+	} else if v != 0 {
+		s += " again"
+	}
 	if n := len(p.Payload); n > 0 {
 		s += fmt.Sprintf(" len=%d", n)
 	}

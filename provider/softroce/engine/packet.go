@@ -76,6 +76,14 @@ type Memory interface {
 	Invalidate(rkey uint32) bool
 }
 
+// Buffers are where packets are kept that arrive before others. It may be shared.
+type Buffers interface {
+	// Get returns a buffer for one packet of any path MTU, nil if too many are in use.
+	Get() []byte
+	// Put takes back what Get returned, or the beginning of it.
+	Put(b []byte)
+}
+
 // A RecvWQE is a receive work request taken off a queue. SG is memory of the
 // one who called Pop.
 type RecvWQE struct {

@@ -57,7 +57,9 @@ type Config struct {
 	// Shared is the shared receive queue, nil for a queue of its own.
 	Shared RecvQueue
 	Memory Memory // nil: peers can reach no memory
-	Sink   Sink
+	// Buffers are for RC packets that arrive early. Nil: each is allocated.
+	Buffers Buffers
+	Sink    Sink
 
 	// Window bounds the unacknowledged packets of an RC requester. Zero means 128.
 	// With a small path MTU it is as many as make WindowOctets, if that is more.
@@ -280,7 +282,7 @@ func (q *QP) receive(pkt *roce.Packet, from *Source, now time.Time) DropReason {
 	case q.cfg.Transport == ib.UC:
 		return q.receiveUC(pkt)
 	case !pkt.Op.IsResponse():
-		return q.receiveRequest(pkt)
+		return q.receiveRequest(pkt, now)
 	case q.state != verbs.StateRTS:
 		return DropStale
 	case pkt.Op.IsAck():
@@ -317,13 +319,16 @@ func (q *QP) Output(pkts []Packet, now time.Time) int {
 
 // Deadline says when Wake is due; zero means never.
 func (q *QP) Deadline() time.Time {
+	d := q.req.ackDeadline
 	if q.req.challenge.on {
-		return q.req.challenge.deadline
+		d = q.req.challenge.deadline
+	} else if !q.req.rnrDeadline.IsZero() {
+		d = q.req.rnrDeadline // no ACK is awaited meanwhile
 	}
-	if !q.req.rnrDeadline.IsZero() {
-		return q.req.rnrDeadline // no ACK is awaited meanwhile
+	if n := q.rsp.early.nakAt; !n.IsZero() && (d.IsZero() || n.Before(d)) {
+		d = n
 	}
-	return q.req.ackDeadline
+	return d
 }
 
 // window is how many packets may be unacknowledged.
@@ -332,6 +337,7 @@ func (q *QP) window() int { return max(q.cfg.window(), q.cfg.WindowOctets/max(q.
 // Close ends the QP without completing anything. It is then in RESET.
 func (q *QP) Close() {
 	q.sq.reset()
+	q.dropEarly()
 	q.req = requester{}
 	q.rsp = responder{queue: q.cfg.Shared}
 	q.state, q.attr, q.mtu = verbs.StateReset, verbs.QPAttr{}, 0
@@ -357,6 +363,7 @@ func (q *QP) enterError() {
 
 	r := &q.rsp
 	r.ackPending, r.reads = false, nil
+	q.dropEarly()
 	if r.have {
 		r.have = false
 		q.recvDone(&verbs.WC{ID: r.wqe.ID, Status: verbs.WRFlushError, Opcode: verbs.Recv})

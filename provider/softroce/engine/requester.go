@@ -43,7 +43,25 @@ type requester struct {
 	challenge   challenge
 	ackDeadline time.Time
 	rnrDeadline time.Time // waiting out an RNR NAK
+
+	missing missing
+	ours    bool // the peer knows what sentAgain says: it has told how long a gap is
 }
+
+// sentAgain is in the reserved bits of the BTH of a request packet that was sent
+// before, so that the peer believes in what it got of those behind.
+const sentAgain = 1
+
+// A missing is what the peer has told that it lacks, while it keeps what is behind.
+type missing struct {
+	next, end ib.PSN // still to be sent again
+	behind    ib.PSN // after what was in flight when it told
+	asked     bool   // it has told, and has not got all of it yet
+	keeps     bool   // the last time it did keep what was behind
+}
+
+// forget ends what the peer is sent for its last NAK.
+func (m *missing) forget() { *m = missing{keeps: m.keeps} }
 
 func (r *requester) start(q *QP) {
 	psn := q.attr.SQPSN
@@ -81,7 +99,13 @@ func packets(n, mtu int) uint32 { return uint32(max(1, (n+mtu-1)/mtu)) }
 // nextRequest puts the next RC request packet into p, if one may go out now.
 func (q *QP) nextRequest(p *Packet, now time.Time) bool {
 	r := &q.req
-	if r.cur == q.sq.tail || !r.rnrDeadline.IsZero() {
+	if !r.rnrDeadline.IsZero() {
+		return false
+	}
+	if r.missing.next.Before(r.missing.end) && q.nextMissing(p) {
+		return true
+	}
+	if r.cur == q.sq.tail {
 		return false
 	}
 	flight := r.next.Sub(r.una)
@@ -107,9 +131,10 @@ func (q *QP) nextRequest(p *Packet, now time.Time) bool {
 			r.sinceAck = 0
 			r.rtt.begin(r.next, r.next == r.highest, now)
 		}
-		q.putData(p, w, ack)
+		q.putData(p, r.cur, r.curPkt, ack)
 	}
 	if r.next.Before(r.highest) {
+		q.markAgain(p)
 		q.count.Retransmits++
 	}
 	q.advanceNext(w, n)
@@ -130,17 +155,48 @@ func (q *QP) advanceNext(w *sendWQE, n uint32) {
 	q.count.PacketsOut++
 }
 
-// putData makes packet curPkt of a SEND or WRITE.
-func (q *QP) putData(p *Packet, w *sendWQE, ack bool) {
-	r := &q.req
-	off := int(r.curPkt) * q.mtu
+// nextMissing puts the next packet into p that the peer lacks.
+func (q *QP) nextMissing(p *Packet) bool {
+	m := &q.req.missing
+	for i := q.sq.head; i != q.sq.tail; i++ {
+		w := q.sq.at(i)
+		d := m.next.Sub(w.psn)
+		if d >= int(w.npkt) {
+			continue
+		}
+		if d < 0 || w.op == verbs.Read {
+			break
+		}
+		m.next = m.next.Add(1)
+		q.putData(p, i, uint32(d), m.next == m.end)
+		q.markAgain(p)
+		q.count.Retransmits++
+		q.count.PacketsOut++
+		return true
+	}
+	m.forget() // not for us to say which READ responses it lacks
+	q.goBack()
+	return false
+}
+
+// markAgain says that p was sent before, to a peer that knows what it means.
+func (q *QP) markAgain(p *Packet) {
+	if q.req.ours {
+		roce.BTH(p.Header[:]).SetReserved(sentAgain)
+	}
+}
+
+// putData makes packet k of the SEND or WRITE at position i.
+func (q *QP) putData(p *Packet, i, k uint32, ack bool) {
+	w := q.sq.at(i)
+	off := int(k) * q.mtu
 	n := min(int(w.len)-off, q.mtu)
-	first, last := r.curPkt == 0, r.curPkt == w.npkt-1
+	first, last := k == 0, k == w.npkt-1
 	op := dataOpcode(w.op, first, last)
 	pad := roce.Pad(n)
 	roce.PutBTH(p.Header[:], roce.BTHFields{
 		Opcode: op.With(q.cfg.Transport), Solicited: last && w.flags&verbs.Solicited != 0, Pad: pad,
-		PKey: q.attr.PKey, DestQPN: q.attr.DestQPN, AckReq: ack, PSN: r.next,
+		PKey: q.attr.PKey, DestQPN: q.attr.DestQPN, AckReq: ack, PSN: w.psn.Add(int(k)),
 	})
 	h := roce.BTHLen
 	if op.HasRETH() {
@@ -152,7 +208,7 @@ func (q *QP) putData(p *Packet, w *sendWQE, ack bool) {
 		h += roce.ImmDtLen
 	}
 	p.HeaderLen, p.Pad, p.PayloadLen, p.AH = uint8(h), uint8(pad), n, nil
-	p.NPayload = slice(&p.Payload, q.sq.sg(r.cur), off, n)
+	p.NPayload = slice(&p.Payload, q.sq.sg(i), off, n)
 	q.count.OctetsOut += uint64(n)
 }
 

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"math"
+	"time"
 
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
@@ -35,7 +36,8 @@ type responder struct {
 	msn     uint32 // 24 bits
 	commEst bool   // told
 
-	waiting    bool // a NAK for epsn went out; packets ahead are dropped silently
+	waiting    bool // a NAK for epsn went out; nothing is said about packets ahead
+	early      earlyBuffer
 	ackPending bool
 	unacked    int  // packets accepted since the last ACK or NAK
 	urged      bool // the ACK must not wait
@@ -59,22 +61,32 @@ func (r *responder) sendNAK(s roce.Syndrome, psn ib.PSN) {
 	r.nakPending, r.nak, r.nakPSN, r.waiting = true, s, psn, true
 }
 
-// receiveRequest takes one RC request packet (WF 10.2).
-func (q *QP) receiveRequest(pkt *roce.Packet) DropReason {
+// receiveRequest takes one RC request packet (IBA volume 1, 9.7.4).
+func (q *QP) receiveRequest(pkt *roce.Packet, now time.Time) DropReason {
 	r := &q.rsp
 	psn := pkt.BTH.PSN()
 	switch d := psn.Sub(r.epsn); {
 	case d > 0:
-		if !r.waiting {
-			r.sendNAK(roce.NAKSequence, r.epsn)
-		}
-		return DropSequence
+		return q.receiveEarly(pkt, d, now)
 	case d < 0 && pkt.Op.IsReadRequest():
 		return q.repeatRead(pkt)
 	case d < 0:
 		r.ackPending, r.urged = true, true // the peer has waited already
 		return duplicate
 	}
+	asked := r.waiting
+	reason := q.takeRequest(pkt)
+	if e := &r.early; e.n > 0 && reason == NoDrop && q.state != verbs.StateError {
+		q.receiveKept(pkt.BTH.Reserved() == sentAgain, asked, now)
+	} else if e.n > 0 {
+		q.dropEarly()
+	}
+	return reason
+}
+
+// takeRequest takes the packet that is expected.
+func (q *QP) takeRequest(pkt *roce.Packet) DropReason {
+	r := &q.rsp
 	// What was missing is here: a NAK that has not left yet is not needed.
 	r.waiting, r.nakPending = false, false
 
@@ -290,8 +302,11 @@ func (q *QP) AckWaits() bool {
 // UrgeAck ends the wait of an ACK: the next [QP.Output] has it.
 func (q *QP) UrgeAck() { q.rsp.urged = q.rsp.ackPending }
 
+// putAck makes an ACK or a NAK. The length of the gap is in the reserved bits of the
+// BTH, which everybody else ignores.
 func (q *QP) putAck(p *Packet, s roce.Syndrome, psn ib.PSN) {
 	roce.PutBTH(p.Header[:], roce.BTHFields{Opcode: roce.RCAck, PKey: q.attr.PKey, DestQPN: q.attr.DestQPN, PSN: psn})
+	roce.BTH(p.Header[:]).SetReserved(q.gapOf(s, psn))
 	roce.PutAETH(p.Header[roce.BTHLen:], s, q.rsp.msn)
 	p.HeaderLen, p.Pad, p.NPayload, p.PayloadLen, p.AH = roce.BTHLen+roce.AETHLen, 0, 0, 0, nil
 	q.rsp.unacked, q.rsp.urged = 0, false

@@ -29,7 +29,7 @@ var update = flag.Bool("update", false, "rewrite the indented lines of the packe
 //	mem KEY LEN [r] [w]      register memory at va=0
 //	modify ERR               move to a state
 //	+DURATION                let time go by
-//	< OPCODE psn=            a packet arrives; A len= syndrome= msn= imm= inv=
+//	< OPCODE psn=            a packet arrives; A again gap= len= syndrome= msn= imm= inv=
 //	                         va= rkey= dma= pkey= stranger
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
@@ -261,6 +261,11 @@ func (s *script) packet(name string, m map[string]string) {
 	n := int(s.num(m, "len", 10, 0))
 	b := make([]byte, roce.BTHLen, 400)
 	roce.PutBTH(b, roce.BTHFields{Opcode: op, Pad: roce.Pad(n), PKey: ib.PKey(s.num(m, "pkey", 16, 0xffff)), DestQPN: 0xa1, AckReq: a, PSN: ib.PSN(s.num(m, "psn", 16, 0))})
+	if _, again := m["again"]; again {
+		roce.BTH(b).SetReserved(sentAgain)
+	} else {
+		roce.BTH(b).SetReserved(uint8(s.num(m, "gap", 10, 0)))
+	}
 	ext := make([]byte, op.HeaderLen()-roce.BTHLen)
 	switch {
 	case op.HasRETH():
@@ -271,7 +276,7 @@ func (s *script) packet(name string, m map[string]string) {
 	if op.HasImm() || op.HasInv() {
 		roce.PutImmDt(ext[len(ext)-4:], uint32(s.num(m, "imm", 10, s.num(m, "inv", 10, 0))))
 	}
-	b = append(append(b, ext...), fill(n, 0)...)
+	b = append(append(b, ext...), fill(n, int(s.num(m, "fill", 10, 0)))...)
 	b = append(b, make([]byte, roce.Pad(n)+roce.ICRCLen)...)
 	var pkt roce.Packet
 	if err := pkt.Parse(b); err != nil {

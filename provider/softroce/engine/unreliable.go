@@ -20,7 +20,7 @@ func (q *QP) outputUnreliable(pkts []Packet) int {
 		if q.cfg.Transport == ib.UD {
 			q.putDatagram(&pkts[n], w)
 		} else {
-			q.putData(&pkts[n], w, false)
+			q.putData(&pkts[n], r.cur, r.curPkt, false)
 		}
 		q.advanceNext(w, 1)
 	}

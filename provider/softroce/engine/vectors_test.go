@@ -79,6 +79,9 @@ func TestVectors(t *testing.T) {
 	p.input(p.b, out[0])
 	p.output(p.b)
 	p.input(p.b, out[2])
+	p.now = p.now.Add(patienceTime)
+	p.b.Wake(p.now)
+	p.b.dropEarly() // a gap that the NAK told would be in it
 	check("V13", p.output(p.b), v13)
 
 	u := vectorPair(t, ib.UC, 0)
