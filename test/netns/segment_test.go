@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,6 +69,7 @@ type host struct {
 	agent *lab.Agent
 	v4    netip.Addr
 	v6    netip.Addr
+	old   string // the program that it runs, if that is not the one under test
 }
 
 var serial atomic.Int64 // of segments, for names
@@ -221,7 +223,7 @@ func (h *host) run(args ...string) {
 }
 
 func (h *host) tryRun(args ...string) error {
-	a, err := lab.StartAgent(h.seg.ctx, h.Host, lab.AgentConfig{Program: program, Control: h.path(".sock"), Log: h.path(".log"), Args: h.args(args...)})
+	a, err := lab.StartAgent(h.seg.ctx, h.Host, lab.AgentConfig{Program: cmp.Or(h.old, program), Control: h.path(".sock"), Log: h.path(".log"), Args: h.args(args...)})
 	if err != nil {
 		return err
 	}
