@@ -60,6 +60,9 @@ func (b *bench) stressPlan() (steps []step) {
 			add(name, func(ctx context.Context, m *mesh) error { return b.besideTCP(ctx, m, n, l, name) })
 		}
 	}
+	for _, p := range paths {
+		add("path, "+p.name, func(ctx context.Context, m *mesh) error { return b.overPath(ctx, m, p) })
+	}
 	for _, mtu := range []int{9000, 1500} {
 		at = place{mtu, family6}
 		for _, size := range []int{64, 1400} {
@@ -86,6 +89,7 @@ func stressTargets(r *Report) (list []target) {
 			list = append(list, target{name: fmt.Sprintf("goodput of the overloaded peer, %s, RC, %v", v, p), num: p.key(testOverTCP, v, oursRC), bound: 18, unit: "Mb/s"})
 		}
 	}
+	list = append(list, pathTargets(r)...)
 	for _, p := range r.places(testPPS) {
 		for _, v := range r.variants(testPPS, p.mtu, p.family) {
 			bound := 1.0

@@ -225,6 +225,35 @@ func Connect(a *Host, devA string, b *Host, devB string, mtu int) error {
 	return errors.Join(a.ready(devA), b.ready(devB))
 }
 
+// ConnectHere makes a veth pair whose ends are both in h.
+func ConnectHere(h *Host, devA, devB string, mtu int) error {
+	if err := quiet(h); err != nil {
+		return err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = devA, mtu
+	if err := h.nl.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: devB, PeerMTU: uint32(mtu)}); err != nil {
+		return fmt.Errorf("veth %s-%s: %w", devA, devB, err)
+	}
+	return errors.Join(h.ready(devA), h.ready(devB))
+}
+
+// SetMaster makes dev a port of a bridge in h; an empty name takes it out of its.
+func (h *Host) SetMaster(dev, bridge string) error {
+	l, err := h.Link(dev)
+	if err != nil {
+		return err
+	}
+	if bridge == "" {
+		return h.nl.LinkSetNoMaster(l)
+	}
+	br, err := h.Link(bridge)
+	if err != nil {
+		return err
+	}
+	return h.nl.LinkSetMaster(l, br)
+}
+
 // Rehearse makes two hosts whose names begin with prefix, joins them by a veth
 // pair and removes them again. It says why a network cannot be made here.
 func Rehearse(prefix string) (err error) {

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"ipoibcm/cmd/ipoibcmd/lab"
+)
+
+// A path is what lies between the bridge and the peer.
+type path struct {
+	name string
+	way  lab.Way
+	long time.Duration // a transfer runs before it is measured
+}
+
+// clean is the path that the others are compared with.
+const clean = "nothing"
+
+// paths are those of the rows. All packets fare alike, of every contender.
+var paths = []path{
+	{clean, lab.Way{}, time.Second},
+	{"round trip of 10 ms", lab.Way{Delay: 5 * time.Millisecond}, 2 * time.Second},
+	{"round trip of 40 ms", lab.Way{Delay: 20 * time.Millisecond}, 4 * time.Second},
+	{"0.5 % displaced by 3", lab.Way{Displace: 5}, time.Second},
+	{"0.1 % lost", lab.Way{Lose: 1}, time.Second},
+	{"1 % lost", lab.Way{Lose: 10}, time.Second},
+}
+
+const (
+	testPath = "goodput over a path" // Mb/s of one TCP stream
+	wireSeed = 4791
+)
+
+// onPath are who is measured there.
+var onPath = []string{raw, wireguard, oursRC}
+
+// lay puts the path between the bridge and the peer. The returned function removes it.
+func (m *mesh) lay(p path) (remove func() error, err error) {
+	port := fmt.Sprintf("port%d", meshPeer)
+	if _, err := m.bridge.Link("wire0"); err != nil {
+		if err := m.prepareWire(); err != nil {
+			return nil, err
+		}
+	}
+	if err := errors.Join(m.bridge.SetMaster(port, ""), m.bridge.SetMaster("wire0", "br0")); err != nil {
+		return nil, err
+	}
+	w, err := m.bridge.NewWire("wire1", port, m.at.mtu, p.way, wireSeed)
+	if err != nil {
+		return nil, err
+	}
+	return func() error {
+		w.Close()
+		return errors.Join(m.bridge.SetMaster("wire0", ""), m.bridge.SetMaster(port, "br0"))
+	}, nil
+}
+
+// prepareWire makes the devices that a wire joins, and has every packet of the wire be
+// one frame with a checksum.
+func (m *mesh) prepareWire() error {
+	if err := lab.ConnectHere(m.bridge, "wire0", "wire1", m.at.mtu); err != nil {
+		return err
+	}
+	for _, h := range []int{meshSender, meshPeer} {
+		err := m.hosts[h].OffloadsOff("eth0", "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-checksum-ip-generic")
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// overPath measures one TCP stream to the peer.
+func (b *bench) overPath(ctx context.Context, m *mesh, p path) error {
+	if !slices.Contains(onPath, m.contender) {
+		return nil
+	}
+	remove, err := m.lay(p)
+	if err != nil {
+		return err
+	}
+	defer remove()
+	l, err := streams(ctx, m.hosts[meshSender], m.hosts[meshPeer], m.addrs[meshPeer], 1)
+	if err != nil {
+		return err
+	}
+	defer l.stop()
+	time.Sleep(p.long)
+	mbps, _, err := l.during(func() error { time.Sleep(b.transferTime(0)); return nil })
+	if err != nil {
+		return err
+	}
+	b.r.add(m.at.key(testPath, p.name, m.contender), "Mb/s", mbps)
+	return nil
+}
+
+// pathTargets are those of the rows that were measured.
+func pathTargets(r *Report) (list []target) {
+	for _, p := range r.places(testPath) {
+		of := func(what string) target {
+			return target{name: fmt.Sprintf("RC's goodput over a path, %s, of that over a clean one, %v", what, p),
+				num: p.key(testPath, what, oursRC), den: p.key(testPath, clean, oursRC)}
+		}
+		for _, v := range r.variants(testPath, p.mtu, p.family) {
+			t := of(v)
+			switch {
+			case strings.HasPrefix(v, "round trip"):
+				t = target{name: fmt.Sprintf("RC's goodput of raw veth's, %s, %v", v, p), num: p.key(testPath, v, oursRC), den: p.key(testPath, v, raw), bound: 0.85}
+			case strings.Contains(v, "displaced"):
+				t.bound = 0.8
+			case strings.HasPrefix(v, "0.1 %"):
+				t.bound = 0.9
+			case strings.HasPrefix(v, "1 %"):
+				t.bound = 0.5
+			default:
+				continue
+			}
+			list = append(list, t)
+		}
+	}
+	return list
+}
