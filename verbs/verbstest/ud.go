@@ -132,9 +132,13 @@ func testUDTooLong(e *env) {
 }
 
 func testUDNoReceive(e *env) {
-	a, b := e.datagram(e.A, options{}), e.datagram(e.B, options{})
+	a, b, c := e.datagram(e.A, options{}), e.datagram(e.B, options{}), e.datagram(e.B, options{})
 	a.postSend(a.datagramTo(b, a.filled(10, 1)))
 	a.sent()
+	c.postRecv(1, c.buf(verbs.GRHLen+10))
+	a.postSend(a.datagramTo(c, a.filled(10, 3)))
+	a.sent()
+	c.received() // so the one before has come, too
 	e.pass(e.Quiet)
 	sg := b.buf(verbs.GRHLen + 10)
 	b.postRecv(1, sg)
