@@ -131,7 +131,7 @@ func newRoot() *cobra.Command {
 		return usageError{hintError{err, "see: " + c.CommandPath() + " --help"}}
 	})
 	root.AddCommand(newRun(), newInit(), newDemo(), newStatus(), newShow(), newExplain(), newMonitor(), newCapture(), newDevices(), newProbe(), newPing())
-	root.AddCommand(newDoctor(), newVersion(), newReload(), newBugreport())
+	root.AddCommand(newDoctor(), newVersion(), newReload(), newBugreport(), newMan())
 	root.SetHelpCommand(newHelp())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
