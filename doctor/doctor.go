@@ -36,6 +36,7 @@ const (
 	RDMADevices  = "rdma"
 	CM           = "cm"
 	Managers     = "managers"
+	Firewall     = "firewall"
 	LocalUsers   = "local"
 	Demo         = "demo"
 )
@@ -44,7 +45,7 @@ const (
 func Examine(f Facts) control.Doctor {
 	e := &exam{f: &f, out: control.Doctor{Version: control.Version, OK: true}}
 	for _, look := range []func(){e.kernel, e.tun, e.capabilities, e.settings, e.control, e.underlay, e.address, e.gid, e.mtu, e.port,
-		e.provider, e.buffers, e.gso, e.gro, e.link, e.rdma, e.cm, e.managers, e.localUsers, e.demo} {
+		e.provider, e.buffers, e.gso, e.gro, e.link, e.rdma, e.cm, e.managers, e.firewall, e.localUsers, e.demo} {
 		look()
 	}
 	return e.out
@@ -439,6 +440,39 @@ func (e *exam) cm() {
 		e.fail(CM, "cm_transport auto, or unload ib_cm and what uses it", "%s", taken)
 	default:
 		e.warn(CM, "to meet other implementations, unload ib_cm and what uses it", "%s; messages travel in-band, which only ipoibcmd understands", taken)
+	}
+}
+
+// firewall says whether rules of this host keep packets of peers out, or ours in.
+func (e *exam) firewall() {
+	f := e.f
+	switch {
+	case f.Rules == nil:
+		e.skip(Firewall, "the rules of this host cannot be read: %s", orUnknown(f.RulesErr))
+		return
+	case f.Provider != "softroce":
+		e.skip(Firewall, "adapters pass by the rules of this host")
+		return
+	}
+	gid := f.GID
+	if gid.IsZero() && len(e.usable) > 0 {
+		gid = e.usable[0]
+	}
+	const remedy = "let UDP port 4791 pass on the underlay, to this host and from it: nft add rule inet filter input iifname %s udp dport 4791 accept, and the like for output"
+	worst, text := VerdictAccept, ""
+	for _, hook := range []string{"input", "output"} {
+		v, why := f.Rules.Verdict(RoCEPacket{Hook: hook, Device: f.Underlay, IPv6: !gid.Is4(), User: f.User})
+		if v > worst {
+			worst, text = v, fmt.Sprintf("%s, by %s", hook, why)
+		}
+	}
+	switch worst {
+	case VerdictDrop:
+		e.fail(Firewall, fmt.Sprintf(remedy, f.Underlay), "the firewall of this host drops RoCEv2 (UDP port 4791) on %s", text)
+	case VerdictMaybe:
+		e.warn(Firewall, fmt.Sprintf(remedy, f.Underlay), "the firewall of this host may drop RoCEv2 (UDP port 4791) on %s", text)
+	default:
+		e.ok(Firewall, "rules of this host let RoCEv2 (UDP port 4791) pass")
 	}
 }
 

@@ -49,6 +49,12 @@ type Facts struct {
 	LocalGuard Answer
 	LocalErr   string
 
+	// Rules are those of the host's firewall; nil, and RulesErr says why, if they cannot
+	// be read. User is who runs the daemon: the name and the number.
+	Rules    *Ruleset
+	RulesErr string
+	User     []any
+
 	RDMA []RDMA
 	IBCM Answer // the module ib_cm is loaded
 

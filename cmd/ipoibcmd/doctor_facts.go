@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/exec"
+	"os/user"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -60,7 +62,32 @@ func gather(ctx context.Context, c Config, s settings) doctor.Facts {
 	f.Managers, f.Files = managers(), managerFiles()
 	rehearseDemo(&f)
 	localGuard(&f)
+	firewall(ctx, &f, c)
 	return f
+}
+
+// firewall reads the rules of the host's firewall, which nft prints.
+func firewall(ctx context.Context, f *doctor.Facts, c Config) {
+	name, uid := c.User, os.Geteuid()
+	if u, err := user.LookupId(strconv.Itoa(uid)); err == nil && name == "" {
+		name = u.Username
+	}
+	if f.User = []any{name, float64(uid)}; c.User != "" { // sockets are opened before the user changes
+		f.User = []any{"root", 0.0}
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "nft", "--json", "list", "ruleset").Output()
+	if errors.Is(err, exec.ErrNotFound) {
+		f.RulesErr = "nft is not installed"
+		return
+	}
+	if err == nil {
+		f.Rules, err = doctor.ParseRuleset(out)
+	}
+	if err != nil {
+		f.RulesErr = fmt.Sprintf("nft list ruleset: %v (root can)", err)
+	}
 }
 
 // rehearseDemo makes the network of the demo, and removes it.

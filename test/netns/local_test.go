@@ -97,3 +97,36 @@ func TestLocalUserRule(t *testing.T) {
 	a.send(b, b.v6, 1<<20)
 	b.send(a, a.v6, 1<<20)
 }
+
+// doctor says which rule of the firewall keeps peers out, and not when there is none.
+func TestDoctorReadsTheFirewall(t *testing.T) {
+	parallel(t)
+	needNFT(t)
+	s := newSegment(t, topology{hosts: 1})
+	a := s.hosts[0]
+	doctor := func() string {
+		out, _ := a.command("doctor", "--underlay", underlay, "--name", "other0", "--control", a.path("2.sock"))
+		_, after, _ := strings.Cut(out, " firewall ")
+		before, _, _ := strings.Cut(after, " local ")
+		return strings.Join(strings.Fields(before), " ")
+	}
+	rules := func(text string) {
+		nft := exec.Command("nft", "-f", "-")
+		nft.Stdin = strings.NewReader(text + "\n")
+		out, err := a.Output(nft)
+		if err != nil {
+			t.Fatalf("nft: %v\n%s", err, out)
+		}
+	}
+	if got := doctor(); !strings.Contains(got, "let RoCEv2 (UDP port 4791) pass") {
+		t.Errorf("without rules: %s", got)
+	}
+	rules("table inet filter {\nchain input {\ntype filter hook input priority 0; policy drop;\nct state established,related accept\ntcp dport 22 accept\n}\n}")
+	if err := containsAll(doctor(), "drops RoCEv2 (UDP port 4791) on input, by policy of chain inet filter input", "udp dport 4791 accept"); err != nil {
+		t.Error(err)
+	}
+	rules("add rule inet filter input iifname " + underlay + " udp dport 4791 accept")
+	if got := doctor(); !strings.Contains(got, "let RoCEv2 (UDP port 4791) pass") {
+		t.Errorf("with the port open: %s", got)
+	}
+}

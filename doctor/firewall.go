@@ -1,0 +1,425 @@
+package doctor
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// A Verdict is what a firewall does with the first RoCEv2 packet of a peer.
+type Verdict uint8
+
+// Verdicts.
+const (
+	VerdictAccept Verdict = iota
+	VerdictMaybe          // rules decide by what cannot be known here: addresses, marks, sets
+	VerdictDrop
+)
+
+// A Ruleset is what "nft --json list ruleset" prints. Rules that iptables-nft made are in
+// it, but their conditions can mostly not be read.
+type Ruleset struct {
+	chains map[chainKey]*nftChain
+}
+
+type chainKey struct{ family, table, name string }
+
+type nftChain struct {
+	key    chainKey
+	hook   string
+	prio   int
+	policy string
+	rules  []nftRule
+}
+
+type nftRule struct {
+	handle int
+	expr   []map[string]json.RawMessage
+}
+
+// A RoCEPacket is what rules are asked about: UDP to port 4791.
+type RoCEPacket struct {
+	Hook   string // input or output
+	Device string // it comes in or goes out by
+	IPv6   bool
+	User   []any // who sends it: a name, a number as float64, or both
+}
+
+// ParseRuleset reads a ruleset. Objects that it does not know are left out.
+func ParseRuleset(b []byte) (*Ruleset, error) {
+	var doc struct {
+		Objects []struct {
+			Chain *struct {
+				Family, Table, Name, Hook, Policy string
+				Prio                              int
+			}
+			Rule *struct {
+				Family, Table, Chain string
+				Handle               int
+				Expr                 []map[string]json.RawMessage
+			}
+		} `json:"nftables"`
+	}
+	if err := json.Unmarshal(b, &doc); err != nil {
+		return nil, fmt.Errorf("read the firewall's rules: %w", err)
+	}
+	s := &Ruleset{chains: map[chainKey]*nftChain{}}
+	for _, o := range doc.Objects {
+		if c := o.Chain; c != nil {
+			k := chainKey{c.Family, c.Table, c.Name}
+			s.chains[k] = &nftChain{key: k, hook: c.Hook, prio: c.Prio, policy: c.Policy}
+		}
+	}
+	for _, o := range doc.Objects {
+		if r := o.Rule; r != nil {
+			if c := s.chains[chainKey{r.Family, r.Table, r.Chain}]; c != nil {
+				c.rules = append(c.rules, nftRule{r.Handle, r.Expr})
+			}
+		}
+	}
+	return s, nil
+}
+
+// Verdict says what becomes of a packet, and by which rule or policy.
+func (s *Ruleset) Verdict(p RoCEPacket) (v Verdict, why string) {
+	var base []*nftChain
+	for _, c := range s.chains {
+		ip := c.key.family == "inet" || c.key.family == "ip" && !p.IPv6 || c.key.family == "ip6" && p.IPv6
+		if ip && c.hook == p.Hook {
+			base = append(base, c)
+		}
+	}
+	slices.SortFunc(base, func(a, b *nftChain) int {
+		if a.prio != b.prio {
+			return a.prio - b.prio
+		}
+		return strings.Compare(fmt.Sprint(a.key), fmt.Sprint(b.key))
+	})
+	for _, c := range base { // each may drop what the others accept
+		w := &walk{set: s, p: p, budget: maxRules}
+		got := w.chain(c, 0)
+		if got == goesOn && c.policy == "drop" {
+			got, w.why = drops, fmt.Sprintf("policy of chain %s", c.name())
+		}
+		switch {
+		case got == drops && !w.mayAccept:
+			return VerdictDrop, w.why
+		case got == drops && v == VerdictAccept:
+			v, why = VerdictMaybe, w.why
+		case w.mayDrop != "" && v == VerdictAccept:
+			v, why = VerdictMaybe, w.mayDrop
+		}
+	}
+	return v, why
+}
+
+func (c *nftChain) name() string {
+	return strings.Join([]string{c.key.family, c.key.table, c.key.name}, " ")
+}
+
+// Bounds of a walk: of rules looked at, and of chains in chains (the kernel has 16).
+const maxRules, maxChains = 100_000, 16
+
+// A walk follows a packet through one base chain.
+type walk struct {
+	set       *Ruleset
+	p         RoCEPacket
+	budget    int
+	why       string // of the drop
+	mayDrop   string // the rule that drops it if what cannot be known is so
+	mayAccept bool
+}
+
+// An end is how a chain or a rule leaves a packet.
+type end uint8
+
+const (
+	goesOn end = iota
+	accepts
+	drops
+	returns
+)
+
+func (w *walk) chain(c *nftChain, depth int) end {
+	if c == nil || depth > maxChains {
+		return goesOn
+	}
+	for i := range c.rules {
+		if w.budget--; w.budget < 0 {
+			return goesOn
+		}
+		switch e := w.rule(c, &c.rules[i], depth); e {
+		case goesOn:
+		case returns:
+			return goesOn
+		default:
+			return e
+		}
+	}
+	return goesOn
+}
+
+// rule goes through conditions and statements in their order.
+func (w *walk) rule(c *nftChain, r *nftRule, depth int) end {
+	sure := yes
+	for _, x := range r.expr {
+		for kind, raw := range x {
+			switch kind {
+			case "match":
+				sure = min(sure, w.match(raw))
+			case "limit", "xt", "fib", "quota", "ct count":
+				sure = min(sure, unsure)
+			case "vmap":
+				e, s := w.vmap(c, raw, depth)
+				if e != goesOn {
+					return w.take(e, min(sure, s), c, r)
+				}
+			case "accept", "drop", "reject", "return", "jump", "goto", "queue":
+				if sure == no {
+					return goesOn
+				}
+				return w.take(w.verdict(c, kind, raw, depth), sure, c, r)
+			}
+			if sure == no {
+				return goesOn
+			}
+		}
+	}
+	return goesOn
+}
+
+// take is the end of a rule whose conditions hold, or may.
+func (w *walk) take(e end, sure truth, c *nftChain, r *nftRule) end {
+	at := fmt.Sprintf("rule %d of chain %s", r.handle, c.name())
+	switch {
+	case e == drops && sure == yes:
+		if w.why == "" {
+			w.why = at
+		}
+		return drops
+	case e == drops && w.mayDrop == "":
+		w.mayDrop = at
+	case e == accepts && sure != yes:
+		w.mayAccept = true
+	}
+	if sure != yes {
+		return goesOn
+	}
+	return e
+}
+
+func (w *walk) verdict(c *nftChain, kind string, raw json.RawMessage, depth int) end {
+	switch kind {
+	case "accept", "queue":
+		return accepts
+	case "drop", "reject":
+		return drops
+	case "return":
+		return returns
+	}
+	var to struct{ Target string }
+	if json.Unmarshal(raw, &to) != nil {
+		return goesOn
+	}
+	e := w.chain(w.set.chains[chainKey{c.key.family, c.key.table, to.Target}], depth+1)
+	if kind == "goto" && e == goesOn {
+		return returns
+	}
+	return e
+}
+
+// vmap is a map from a key to verdicts.
+func (w *walk) vmap(c *nftChain, raw json.RawMessage, depth int) (end, truth) {
+	var m struct {
+		Key  json.RawMessage
+		Data struct {
+			Set [][2]json.RawMessage
+		}
+	}
+	if json.Unmarshal(raw, &m) != nil {
+		return goesOn, unsure
+	}
+	for _, pair := range m.Data.Set {
+		sure := w.equal(m.Key, pair[0])
+		if sure == no {
+			continue
+		}
+		var verdict map[string]json.RawMessage
+		if json.Unmarshal(pair[1], &verdict) != nil {
+			continue
+		}
+		for kind, to := range verdict {
+			if e := w.verdict(c, kind, to, depth); e != goesOn {
+				return e, sure
+			}
+		}
+	}
+	return goesOn, unsure
+}
+
+// A truth is whether a condition holds.
+type truth uint8
+
+const (
+	no truth = iota
+	unsure
+	yes
+)
+
+func (w *walk) match(raw json.RawMessage) truth {
+	var m struct {
+		Op          string
+		Left, Right json.RawMessage
+	}
+	if json.Unmarshal(raw, &m) != nil {
+		return unsure
+	}
+	switch t := w.equal(m.Left, m.Right); m.Op {
+	case "==", "in":
+		return t
+	case "!=":
+		return yes - t
+	}
+	return unsure
+}
+
+// equal compares what a rule looks at with a value, a range or a set of them.
+func (w *walk) equal(left, right json.RawMessage) truth {
+	have, known := w.value(left)
+	if !known {
+		return unsure
+	}
+	if have == nil {
+		return no // the packet has no such thing
+	}
+	return equalTo(have, right)
+}
+
+// value returns what the packet has where a rule looks; nil if it has no such thing.
+func (w *walk) value(left json.RawMessage) (v any, known bool) {
+	var l struct {
+		Payload *struct{ Protocol, Field string }
+		Meta    *struct{ Key string }
+		CT      *struct{ Key string }
+	}
+	if json.Unmarshal(left, &l) != nil {
+		return nil, false
+	}
+	family := map[bool]string{true: "ipv6", false: "ipv4"}[w.p.IPv6]
+	switch {
+	case l.Payload != nil:
+		switch p := l.Payload; {
+		case (p.Protocol == "udp" || p.Protocol == "th") && p.Field == "dport":
+			return float64(4791), true
+		case p.Protocol == "ip" && w.p.IPv6, p.Protocol == "ip6" && !w.p.IPv6,
+			slices.Contains([]string{"tcp", "icmp", "icmpv6", "igmp", "sctp", "dccp", "esp", "ah", "arp"}, p.Protocol):
+			return nil, true
+		case p.Field == "protocol" || p.Field == "nexthdr":
+			return "udp", true
+		}
+	case l.Meta != nil:
+		in := w.p.Hook == "input"
+		switch k := l.Meta.Key; {
+		case k == "skuid":
+			if in {
+				return nil, false
+			}
+			return w.p.User, len(w.p.User) > 0
+		case k == "l4proto":
+			return "udp", true
+		case k == "nfproto":
+			return family, true
+		case k == "iifname" || k == "iif":
+			if !in {
+				return nil, true
+			}
+			return w.p.Device, true
+		case k == "oifname" || k == "oif":
+			if in {
+				return nil, true
+			}
+			return w.p.Device, true
+		}
+	case l.CT != nil && l.CT.Key == "state":
+		return "new", true
+	}
+	return nil, false
+}
+
+func equalTo(have any, right json.RawMessage) truth {
+	var v any
+	if json.Unmarshal(right, &v) != nil {
+		return unsure
+	}
+	return equalValue(have, v, 0)
+}
+
+func equalValue(have, want any, depth int) truth {
+	if depth > maxChains {
+		return unsure
+	}
+	anyOf := func(list []any) truth {
+		t := no
+		for _, x := range list {
+			t = max(t, equalValue(have, x, depth+1))
+		}
+		return t
+	}
+	if names, ok := have.([]any); ok { // of the same
+		t := no
+		for _, h := range names {
+			t = max(t, equalValue(h, want, depth+1))
+		}
+		return t
+	}
+	switch want := want.(type) {
+	case []any:
+		return anyOf(want)
+	case map[string]any:
+		if list, ok := want["set"].([]any); ok {
+			return anyOf(list)
+		}
+		if r, ok := want["range"].([]any); ok && len(r) == 2 {
+			n, isNumber := have.(float64)
+			from, ok1 := r[0].(float64)
+			to, ok2 := r[1].(float64)
+			if !isNumber || !ok1 || !ok2 {
+				return unsure
+			}
+			return truthOf(from <= n && n <= to)
+		}
+		if e, ok := want["elem"].(map[string]any); ok {
+			return equalValue(have, e["val"], depth+1)
+		}
+	case string:
+		if strings.HasPrefix(want, "@") {
+			return unsure
+		}
+		if _, ok := have.(float64); ok {
+			return no
+		}
+		if s, ok := have.(string); ok {
+			if star, ok := strings.CutSuffix(want, "*"); ok {
+				return truthOf(strings.HasPrefix(s, star))
+			}
+			return truthOf(s == want)
+		}
+	case float64:
+		if n, ok := have.(float64); ok {
+			return truthOf(n == want)
+		}
+		if have == "udp" {
+			return truthOf(want == 17)
+		}
+		return no
+	}
+	return unsure
+}
+
+func truthOf(b bool) truth {
+	if b {
+		return yes
+	}
+	return no
+}
