@@ -46,10 +46,12 @@ type dataGates struct {
 	last      udPeer // the source that was looked up last,
 	lastKnown bool   // and what was found
 	lastGen   uint64
+
+	sieve sieve
 }
 
 func newDataGates() *dataGates {
-	return &dataGates{gate: gate.New(dataGate, gateKeys()), shares: gate.NewShares(gateKeys())}
+	return &dataGates{gate: gate.New(dataGate, gateKeys()), shares: gate.NewShares(gateKeys()), sieve: newSieve()}
 }
 
 // A udPeer is where UD packets come from.
@@ -78,6 +80,7 @@ func (l *Loop) KnowUD(gid ib.GID, qpn ib.QPN, n int) {
 		delete(u.n, k)
 	}
 	u.gen.Add(1)
+	l.data.sieve.lookAgain()
 }
 
 // passDatagram reports whether a datagram is worth a receive: all but those of sources
@@ -124,7 +127,13 @@ func (l *Loop) allowData(now int64, src ib.GID, qpn ib.QPN) bool {
 	if src.IsZero() { // no GRH: the QPN is all there is
 		binary.BigEndian.PutUint32(src[12:], uint32(qpn))
 	}
-	return g.shares.Take(now, src, dataShare) && g.gate.Allow(now, src)
+	inShare := g.shares.Take(now, src, dataShare)
+	g.sieve.saw(now, k, inShare)
+	if inShare && g.gate.Allow(now, src) {
+		return true
+	}
+	g.sieve.refused(now)
+	return false
 }
 
 // gateKeys are drawn anew for each gate.

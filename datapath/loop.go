@@ -245,6 +245,9 @@ func (l *Loop) Run(ctx context.Context) error {
 			}
 		})
 	}
+	if p, ok := l.p.(verbs.DatagramSiever); ok {
+		pollers.Go(func() { l.keepSieve(ctx, p) })
+	}
 	<-ctx.Done()
 	l.shut()
 	if unattend != nil {

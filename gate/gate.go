@@ -32,12 +32,6 @@ type Options struct {
 }
 
 const (
-	// generation is how long who was turned away is remembered, at least; at
-	// most twice as long. Repeats of ARP, ND and CM messages come sooner.
-	generation = int64(2 * time.Second)
-	// memoryBits is a power of two. At 50,000 sources a second one in some
-	// thousand is taken for another.
-	memoryBits = 1 << 22
 	// shares is how many sources have their number counted; a power of two.
 	shares = 1024
 )
@@ -49,10 +43,7 @@ type Gate struct {
 
 	strangers, returning bucket
 	shares               []share
-	// Who was turned away, or came in when there was little room: bits of this
-	// generation and of the one before. Made when first needed.
-	young, old []uint64
-	since      int64 // of the young one
+	met                  Memory // who was turned away, or came in when there was little room
 }
 
 // A share counts the packets of one source within one second.
@@ -86,7 +77,7 @@ func (g *Gate) Allow(now int64, src ib.GID) bool {
 		g.strangers.used++
 		return true
 	}
-	if g.seen(now, h) {
+	if g.met.seen(now, h) {
 		g.returning.refill(now, g.opt.Returning)
 		if g.returning.take(g.opt.Returning) {
 			return true
@@ -103,30 +94,6 @@ func (g *Gate) inShare(now int64, h uint64) bool {
 	}
 	s.count++
 	return int(s.count) <= 2*g.opt.Source
-}
-
-// seen reports whether h has been here lately, and remembers it.
-func (g *Gate) seen(now int64, h uint64) bool {
-	if g.young == nil {
-		g.young, g.old, g.since = make([]uint64, memoryBits/64), make([]uint64, memoryBits/64), now
-	}
-	if age := now - g.since; age >= generation || age < 0 {
-		g.young, g.old = g.old, g.young
-		clear(g.young)
-		if age >= 2*generation || age < 0 {
-			clear(g.old)
-		}
-		g.since = now
-	}
-	young, old := true, true
-	for range 3 {
-		i, bit := h%memoryBits/64, uint64(1)<<(h%64)
-		young = young && g.young[i]&bit != 0
-		old = old && g.old[i]&bit != 0
-		g.young[i] |= bit
-		h = bits.RotateLeft64(h, -22)
-	}
-	return young || old
 }
 
 func hash(keys [2]uint64, src ib.GID) uint64 {

@@ -29,7 +29,7 @@ func TestCalm(t *testing.T) {
 			t.Fatalf("stranger %d was turned away at 90 a second", i)
 		}
 	}
-	if g.young != nil {
+	if g.met.young != nil {
 		t.Error("it remembers, though there was no need")
 	}
 }
@@ -101,13 +101,13 @@ func TestForgets(t *testing.T) {
 	if g.Allow(now, who) {
 		t.Fatal("there was no room left for a stranger")
 	}
-	if !g.seen(now+generation, hash(g.keys, who)) {
+	if !g.met.seen(now+generation, hash(g.keys, who)) {
 		t.Error("forgotten after one generation")
 	}
-	if g.seen(now+5*generation, hash(g.keys, who)) {
+	if g.met.seen(now+5*generation, hash(g.keys, who)) {
 		t.Error("remembered after five")
 	}
-	if g.seen(now-100*generation, hash(g.keys, source(1<<41))) {
+	if g.met.seen(now-100*generation, hash(g.keys, source(1<<41))) {
 		t.Error("a clock that went back makes it remember what never was")
 	}
 }

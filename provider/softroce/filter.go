@@ -12,12 +12,13 @@ type datagramFilter struct {
 	pass func(src ib.GID, srcQPN ib.QPN, payload []byte) bool
 }
 
-var _ verbs.DatagramFilterer = (*Device)(nil)
+var _ verbs.DatagramSiever = (*Device)(nil)
 
 // FilterDatagrams implements [verbs.DatagramFilterer].
 func (d *Device) FilterDatagrams(qpn ib.QPN, pass func(src ib.GID, srcQPN ib.QPN, payload []byte) bool) {
 	if pass == nil || d.opts.NoGate {
 		d.filter.Store(nil)
+		d.SieveDatagrams(nil)
 		return
 	}
 	d.filter.Store(&datagramFilter{qpn, pass})

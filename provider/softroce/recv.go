@@ -72,7 +72,8 @@ type receiver struct {
 	active   bool      // something came or went since the last wait
 	activeAt time.Time // or at the last wait before which it did
 
-	overflow uint32 // datagrams the kernel has dropped, as it said last
+	overflow atomic.Uint32 // datagrams the kernel has dropped, as it said last
+	sieved   atomic.Pointer[sieveMark]
 
 	from    engine.Source
 	pkt     roce.Packet
@@ -202,9 +203,8 @@ func (r *receiver) datagram(i int, b []byte, now time.Time) {
 	c := &r.dev.count
 	var md meta
 	r.control(i, &md)
-	if md.overflow > r.overflow {
-		c.rxOverflow.Add(uint64(md.overflow - r.overflow)) // the kernel's count is of this socket
-		r.overflow = md.overflow
+	if md.overflow > r.overflow.Load() { // the kernel's count is of this socket
+		r.dropped(md.overflow)
 	}
 	var src ib.GID
 	var port uint16

@@ -1,0 +1,211 @@
+package datapath
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+// A sieveKernel drops what a provider is told to drop.
+type sieveKernel struct {
+	known map[verbs.DatagramSource]bool // nil: nothing is dropped
+	calls int
+}
+
+func (k *sieveKernel) sieve(known []verbs.DatagramSource) {
+	k.known = nil
+	if known == nil {
+		return
+	}
+	k.calls++
+	k.known = map[verbs.DatagramSource]bool{}
+	for _, s := range known {
+		k.known[s] = true
+	}
+}
+
+func (k *sieveKernel) passes(gid ib.GID, qpn ib.QPN) bool {
+	slice := (int(gid[15]) + int(gid[13])) % verbs.SieveSlices
+	return k.known == nil || k.known[verbs.DatagramSource{GID: gid, QPN: qpn}] || slice == k.calls%verbs.SieveSlices
+}
+
+// A flood of 100,000 datagrams a second, each from another source, is kept away, and with it
+// one source that sends twice its share. Whom we send to passes whole; steady
+// streams do so once they were noticed. It ends when the flood has.
+func TestSieve(t *testing.T) {
+	l := &Loop{data: newDataGates()}
+	peer := udPeer{ib.GID{0xfe, 0x80, 15: 1}, 7}
+	l.KnowUD(peer.gid, peer.qpn, 1)
+	var k sieveKernel
+	s := &l.data.sieve
+	const step = int64(10 * time.Microsecond)
+	now, looked, began, ended := int64(0), int64(0), int64(-1), int64(-1)
+	counts, reached, passed := map[string]int{}, map[string]int{}, map[string]int{}
+	arrive := func(name string, p udPeer) {
+		counts[name]++
+		if !k.passes(p.gid, p.qpn) {
+			return
+		}
+		reached[name]++
+		if l.allowData(now, p.gid, p.qpn) {
+			passed[name]++
+		}
+	}
+	since := func(t int64, d time.Duration) bool { return now-t >= int64(d) }
+	for i := 0; now < int64(20*time.Second); i++ {
+		now += step
+		if s.on && since(looked, sieveEvery) {
+			known, on := s.look(now, l.udPeers.known())
+			if !on {
+				known, ended = nil, now
+			}
+			k.sieve(known)
+			looked = now
+		}
+		if !s.on && s.flooded(now) {
+			s.begin(now)
+			began, looked = now, now
+			known, _ := s.look(now, l.udPeers.known())
+			k.sieve(known)
+		}
+		if since(0, time.Second) && now < int64(10*time.Second) {
+			arrive("forged", udPeer{ib.GID{0xfe, 0x80, 8: 1, 12: byte(i >> 24), 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)}, ib.QPN(i & 0xffff)})
+			if i%3 == 0 {
+				arrive("greedy", udPeer{ib.GID{0xfe, 0x80, 15: 2}, 3})
+			}
+		}
+		if i%10 == 0 {
+			arrive("peer", peer)
+		}
+		if i%20 == 0 && since(0, 5*time.Second) && now < int64(10*time.Second) {
+			arrive("stream", udPeer{ib.GID{0xfe, 0x80, 15: 4}, 4})
+		}
+		if i%10_000 == 0 && since(0, 7*time.Second) && now < int64(10*time.Second) {
+			arrive("slow stream", udPeer{ib.GID{0xfe, 0x80, 15: 5}, 5})
+		}
+	}
+	if began < 0 || began > int64(1200*time.Millisecond) {
+		t.Errorf("the sieve began after %v, want within 200ms of the flood at 1s", time.Duration(began))
+	}
+	if ended < int64(10*time.Second) || ended > int64(13*time.Second) {
+		t.Errorf("it ended after %v, want within 3s of the flood's end at 10s", time.Duration(ended))
+	}
+	for _, tt := range []struct {
+		name        string
+		least, most int
+	}{
+		{"forged", 1, 10 * 3 * dataGate.Strangers},
+		{"peer", counts["peer"], counts["peer"]},
+		{"greedy", 9 * dataShare / 10, 9 * dataShare},
+		{"stream", counts["stream"] * 8 / 10, counts["stream"]},
+		{"slow stream", 2, counts["slow stream"]},
+	} {
+		if n := passed[tt.name]; n < tt.least || n > tt.most {
+			t.Errorf("%s: %d of %d passed, want %d to %d", tt.name, n, counts[tt.name], tt.least, tt.most)
+		}
+	}
+	for name, share := range map[string]float64{"forged": 2.0 / verbs.SieveSlices, "greedy": 0.85} {
+		if got := float64(reached[name]) / float64(counts[name]); got > share {
+			t.Errorf("%s: %.2f of them reached the gate, want %.2f at most", name, got, share)
+		}
+	}
+}
+
+// A thousand and more sources that each come again do not fill memory.
+func TestSieveIsBounded(t *testing.T) {
+	l := &Loop{data: newDataGates()}
+	s := &l.data.sieve
+	s.begin(1)
+	for round := range 3 {
+		for i := range 3 * maxRegulars {
+			l.allowData(int64(1+round), ib.GID{0xfe, 0x80, 14: byte(i >> 8), 15: byte(i)}, 9)
+		}
+	}
+	if n := len(s.regulars); n != maxRegulars {
+		t.Errorf("there are %d regulars, want %d", n, maxRegulars)
+	}
+	if known, _ := s.look(int64(time.Second), nil); len(known) != maxRegulars {
+		t.Errorf("%d are let through, want %d", len(known), maxRegulars)
+	}
+	if known, _ := s.look(2*regularFor, nil); len(known) != 0 || len(s.regulars) != 0 {
+		t.Errorf("after %v without a datagram %d are let through and %d remembered, want none", time.Duration(regularFor), len(known), len(s.regulars))
+	}
+	if n := testing.AllocsPerRun(1000, func() { l.allowData(1, ib.GID{0xfe, 0x80, 15: 9}, 9) }); n != 0 {
+		t.Errorf("%v allocations, want none", n)
+	}
+}
+
+// A sieveProvider notes what it is told.
+type sieveProvider struct {
+	verbs.DatagramSiever
+	mu   sync.Mutex
+	told [][]verbs.DatagramSource
+}
+
+func (p *sieveProvider) SieveDatagrams(known []verbs.DatagramSource) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.told = append(p.told, known)
+}
+
+func (p *sieveProvider) last() (n int, known []verbs.DatagramSource) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.told) == 0 {
+		return 0, nil
+	}
+	return len(p.told), p.told[len(p.told)-1]
+}
+
+// The provider is told when a flood begins, at once when somebody becomes known, and when the
+// flood is over, or the loop ends.
+func TestKeepSieve(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &Loop{data: newDataGates()}
+		ctx, stop := context.WithCancel(t.Context())
+		var p sieveProvider
+		var wg sync.WaitGroup
+		wg.Go(func() { l.keepSieve(ctx, &p) })
+		flood := func() {
+			for i := range 20_000 {
+				l.allowData(time.Now().UnixNano(), ib.GID{0xfe, 0x80, 13: 1, 14: byte(i >> 8), 15: byte(i)}, 9)
+			}
+		}
+		l.KnowUD(ib.GID{1}, 1, 1)
+		synctest.Wait()
+		if n, _ := p.last(); n != 0 {
+			t.Errorf("the provider was told %d times before there was a flood", n)
+		}
+		flood()
+		time.Sleep(time.Microsecond)
+		if n, known := p.last(); n != 1 || len(known) != 1 {
+			t.Errorf("when the flood began the provider was told %d times, in the end %d sources, want once, one", n, len(known))
+		}
+		time.Sleep(sieveSoonest)
+		l.KnowUD(ib.GID{2}, 2, 1)
+		synctest.Wait()
+		if n, known := p.last(); n != 2 || len(known) != 2 {
+			t.Errorf("with another peer the provider was told %d times, in the end %d sources, want two, two", n, len(known))
+		}
+		time.Sleep(5 * time.Second)
+		n, known := p.last()
+		if known != nil {
+			t.Errorf("%d sources are let through after the flood, want all (nil)", len(known))
+		}
+		if got := l.Counters().Sieves; got != 1 {
+			t.Errorf("%d sieves are counted, want 1", got)
+		}
+		flood()
+		time.Sleep(time.Microsecond)
+		stop()
+		wg.Wait()
+		if again, known := p.last(); again <= n || known != nil {
+			t.Errorf("at the end the provider was told %d times, in the end %v, want more than %d, nil", again, known, n)
+		}
+	})
+}

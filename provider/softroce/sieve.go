@@ -1,0 +1,234 @@
+package softroce
+
+import (
+	"encoding/binary"
+	"math"
+	"unsafe"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/roce"
+)
+
+// A datagram that is part of a flood costs the more the further it comes: a wake-up, a
+// system call, a copy. While [Device.SieveDatagrams] says that there is one, a program of
+// classic BPF on the receiving sockets has the kernel drop most of it. Such a program has
+// no memory, so what it needs to know is in its instructions: a set of sources, as
+// the bits of a keyed hash, found by a tree of comparisons.
+
+const (
+	sieveWords = 256 // of 32 bits
+	// The lower bits of a hash are its slice, the upper ones its word and its bit there.
+	sieveSliceMask = verbs.SieveSlices - 1
+	sieveShift     = 32 - 8 - 5
+)
+
+// Where a receive socket's filter finds things: offsets from the UDP header on, and from the
+// IP header on (SKF_NET_OFF of include/uapi/linux/filter.h).
+const (
+	atBTH      = 8
+	atDETH     = atBTH + roce.BTHLen
+	atFrame    = atDETH + roce.DETHLen // without immediate data
+	atPacket   = atFrame + 4
+	atIPHeader = 1<<32 - 0x100000
+)
+
+// A sieve is a set of sources and the keys it is made with.
+type sieve struct {
+	v6   bool
+	qpn  ib.QPN // of the queue pair that is looked after
+	keys [6]uint32
+	bits [sieveWords]uint32
+}
+
+// hash is what the program computes. The GID counts as the address on the wire.
+func (s *sieve) hash(src verbs.DatagramSource) uint32 {
+	h := uint32(src.QPN) * s.keys[4]
+	from := 0
+	if !s.v6 {
+		from = 3
+	}
+	for i := from; i < 4; i++ {
+		h ^= binary.BigEndian.Uint32(src.GID[4*i:]) * s.keys[i]
+		h ^= h >> 15
+	}
+	return h * s.keys[5]
+}
+
+func (s *sieve) add(src verbs.DatagramSource) {
+	h := s.hash(src) >> sieveShift
+	s.bits[h>>5] |= 1 << (h & 31)
+}
+
+// Scratch memory of the program.
+const (
+	cellHash = iota
+	cellWord
+)
+
+// program is the filter that drops IP packets in UD data but for those of the sieve's
+// sources, and of those whose hash is of that slice.
+func (s *sieve) program(slice uint32) []bpf.Instruction {
+	var p []bpf.Instruction
+	add := func(i ...bpf.Instruction) { p = append(p, i...) }
+	// A conditional jump reaches 255 instructions, so that each has its own pass behind it.
+	add(bpf.LoadAbsolute{Off: atBTH, Size: 1}, bpf.ALUOpConstant{Op: bpf.ALUOpShiftRight, Val: 5},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(transportUD), SkipTrue: 1}, pass)
+	add(bpf.LoadAbsolute{Off: atBTH + 4, Size: 4}, bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: uint32(ib.QPNMask)},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(s.qpn), SkipTrue: 2},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(ib.QPNMulticast), SkipTrue: 1}, pass)
+	// X is the length of immediate data.
+	add(bpf.LoadAbsolute{Off: atBTH, Size: 1}, bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(roce.UDSendOnlyImm), SkipTrue: 2},
+		bpf.LoadConstant{Dst: bpf.RegX, Val: 0}, bpf.Jump{Skip: 1}, bpf.LoadConstant{Dst: bpf.RegX, Val: 4})
+	add(bpf.LoadIndirect{Off: atFrame, Size: 2},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(encap.IPv4), SkipTrue: 8},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(encap.IPv6), SkipTrue: 1}, pass)
+	const icmp6, leastND, mostND = 58, 133, 137 // RFC 4861 section 4
+	add(bpf.LoadIndirect{Off: atPacket + 6, Size: 1}, bpf.JumpIf{Cond: bpf.JumpEqual, Val: icmp6, SkipFalse: 4},
+		bpf.LoadIndirect{Off: atPacket + 40, Size: 1}, bpf.JumpIf{Cond: bpf.JumpLessThan, Val: leastND, SkipTrue: 2},
+		bpf.JumpIf{Cond: bpf.JumpGreaterThan, Val: mostND, SkipTrue: 1}, pass)
+	s.hashing(add)
+	add(bpf.StoreScratch{Src: bpf.RegA, N: cellHash}, bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: sieveSliceMask},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: slice, SkipFalse: 1}, pass)
+	add(bpf.LoadScratch{Dst: bpf.RegA, N: cellHash}, bpf.ALUOpConstant{Op: bpf.ALUOpShiftRight, Val: sieveShift + 5})
+	p = append(p, s.tree(0, sieveWords)...)
+	add(bpf.StoreScratch{Src: bpf.RegA, N: cellWord},
+		bpf.LoadScratch{Dst: bpf.RegA, N: cellHash}, bpf.ALUOpConstant{Op: bpf.ALUOpShiftRight, Val: sieveShift},
+		bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: 31}, bpf.TAX{},
+		bpf.LoadScratch{Dst: bpf.RegA, N: cellWord}, bpf.ALUOpX{Op: bpf.ALUOpShiftRight},
+		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: 1, SkipFalse: 1}, pass, bpf.RetConstant{Val: 0})
+	return p
+}
+
+var pass = bpf.RetConstant{Val: math.MaxUint32}
+
+// hashing leaves the hash of the source in A.
+func (s *sieve) hashing(add func(...bpf.Instruction)) {
+	add(bpf.LoadAbsolute{Off: atDETH + 4, Size: 4}, bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: uint32(ib.QPNMask)},
+		bpf.ALUOpConstant{Op: bpf.ALUOpMul, Val: s.keys[4]})
+	from, at := 0, uint32(8) // of the IPv6 header
+	if !s.v6 {
+		from, at = 3, 12
+	}
+	for i := from; i < 4; i++ {
+		add(bpf.TAX{}, bpf.LoadAbsolute{Off: atIPHeader + at, Size: 4}, bpf.ALUOpConstant{Op: bpf.ALUOpMul, Val: s.keys[i]}, bpf.ALUOpX{Op: bpf.ALUOpXor})
+		add(bpf.TAX{}, bpf.ALUOpConstant{Op: bpf.ALUOpShiftRight, Val: 15}, bpf.ALUOpX{Op: bpf.ALUOpXor})
+		at += 4
+	}
+	add(bpf.ALUOpConstant{Op: bpf.ALUOpMul, Val: s.keys[5]})
+}
+
+// tree finds the word whose number is in A, from words lo to hi, and goes on behind itself.
+func (s *sieve) tree(lo, hi uint32) []bpf.Instruction {
+	if hi-lo == 1 {
+		return []bpf.Instruction{bpf.LoadConstant{Dst: bpf.RegA, Val: s.bits[lo]}}
+	}
+	mid := (lo + hi) / 2
+	left, right := s.tree(lo, mid), s.tree(mid, hi)
+	left = append(left, bpf.Jump{Skip: uint32(len(right))})
+	p := []bpf.Instruction{bpf.JumpIf{Cond: bpf.JumpGreaterOrEqual, Val: mid, SkipFalse: 1}, bpf.Jump{Skip: uint32(len(left))}}
+	return append(append(p, left...), right...)
+}
+
+// SieveDatagrams implements [verbs.DatagramSiever].
+func (d *Device) SieveDatagrams(known []verbs.DatagramSource) {
+	d.sieving.Lock()
+	defer d.sieving.Unlock()
+	f := d.filter.Load()
+	if known == nil || f == nil || d.closing.Load() {
+		for _, r := range d.receivers {
+			r.unsieve()
+		}
+		return
+	}
+	if d.sieve == nil {
+		d.sieve = new(sieve)
+		var b [4 * len(d.sieve.keys)]byte
+		d.opts.random(b[:])
+		for i := range d.sieve.keys {
+			d.sieve.keys[i] = binary.LittleEndian.Uint32(b[4*i:]) | 1
+		}
+	}
+	d.slice = (d.slice + 1) % verbs.SieveSlices
+	for _, v6 := range []bool{true, false} {
+		s := d.sieve
+		s.v6, s.qpn, s.bits = v6, f.qpn, [sieveWords]uint32{}
+		for _, k := range known {
+			if k.GID.Is4() != v6 {
+				s.add(k)
+			}
+		}
+		raw, err := bpf.Assemble(s.program(d.slice))
+		if err != nil {
+			panic("softroce: " + err.Error()) // of our own making
+		}
+		for _, r := range d.receivers {
+			if r.v6 == v6 {
+				r.attach(raw)
+			}
+		}
+	}
+}
+
+// A sieveMark says which drops of a socket the sieve has made: those that the kernel counted
+// while it was there. The kernel counts an overflow of the socket alike.
+type sieveMark struct{ from, to uint32 }
+
+// attach puts a program on the socket.
+func (r *receiver) attach(p []bpf.RawInstruction) {
+	filter := make([]unix.SockFilter, len(p))
+	for i, in := range p {
+		filter[i] = unix.SockFilter{Code: in.Op, Jt: in.Jt, Jf: in.Jf, K: in.K}
+	}
+	if m := r.sieved.Load(); m == nil || m.to != math.MaxUint32 {
+		r.sieved.Store(&sieveMark{from: r.drops(), to: math.MaxUint32})
+	}
+	if unix.SetsockoptSockFprog(r.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}) != nil {
+		r.dev.count.sieveErrors.Add(1)
+		r.unsieve()
+	}
+}
+
+// unsieve takes it away.
+func (r *receiver) unsieve() {
+	m := r.sieved.Load()
+	if m == nil || m.to != math.MaxUint32 {
+		return
+	}
+	_ = unix.SetsockoptInt(r.fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0) // there may be none
+	r.sieved.Store(&sieveMark{from: m.from, to: r.drops()})
+}
+
+// drops is the kernel's count of what the socket has not taken.
+func (r *receiver) drops() uint32 {
+	var info [16]uint32
+	size := uint32(unsafe.Sizeof(info))
+	const memInfoDrops = 8 // SK_MEMINFO_DROPS
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(r.fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
+		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 || size <= 4*memInfoDrops {
+		return r.overflow.Load()
+	}
+	return info[memInfoDrops]
+}
+
+// dropped counts what the kernel says that it has dropped, n in all.
+func (r *receiver) dropped(n uint32) {
+	c := &r.dev.count
+	was := r.overflow.Swap(n)
+	if n <= was {
+		return
+	}
+	sieved := uint32(0)
+	if m := r.sieved.Load(); m != nil {
+		if from, to := max(was, m.from), min(n, m.to); to > from {
+			sieved = to - from
+		}
+	}
+	c.rxSieved.Add(uint64(sieved))
+	c.rxOverflow.Add(uint64(n - was - sieved))
+}
