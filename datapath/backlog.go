@@ -3,7 +3,6 @@ package datapath
 import (
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"ipoibcm/fqcodel"
 	"ipoibcm/rtnl"
@@ -261,7 +260,7 @@ func (l *Loop) abandon(q *sendQ) {
 		return
 	}
 	l.hand.RLock()
-	l.reroute(q, items, newWork(l.pool.slots()), time.Now().UnixNano())
+	l.reroute(q, items, newWork(l.pool.slots()), nanotime())
 	l.hand.RUnlock()
 }
 

@@ -175,5 +175,5 @@ func timeOf(ns int64) time.Time {
 	if ns == 0 {
 		return time.Time{}
 	}
-	return time.Unix(0, ns)
+	return wallTime(ns)
 }

@@ -28,7 +28,7 @@ const (
 	genMask           = 1<<genBits - 1
 	tickShift         = 24
 	maxAgeTicks       = int64(destMaxAge >> tickShift)
-	maxSkewTicks      = int64(time.Second >> tickShift) // the clock may have been set back
+	maxSkewTicks      = int64(time.Second >> tickShift) // readings of two threads may be the wrong way round
 )
 
 // newMark returns the mark of an entry that is fresh at now, in nanoseconds.
@@ -247,7 +247,7 @@ func (l *Loop) setDest(flow rtnl.Flow, p *Path, noAge mark) bool {
 		panic("datapath: destination without path")
 	}
 	c := l.dests.Load()
-	return c.change(destSet, flow, p, newMark(time.Now().UnixNano(), c.gen.Load(), noAge))
+	return c.change(destSet, flow, p, newMark(nanotime(), c.gen.Load(), noAge))
 }
 
 // DelDest removes the entry of flow. Its packets go up as TXNoRoute.
@@ -258,7 +258,7 @@ func (l *Loop) DelDest(flow rtnl.Flow) bool {
 // StaleDest makes the entry of flow stale.
 func (l *Loop) StaleDest(flow rtnl.Flow) bool {
 	c := l.dests.Load()
-	return c.change(destStale, flow, nil, newMark(time.Now().UnixNano(), c.gen.Load()-1, 0))
+	return c.change(destStale, flow, nil, newMark(nanotime(), c.gen.Load()-1, 0))
 }
 
 // StaleAll makes all entries stale, at the cost of one.

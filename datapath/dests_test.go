@@ -302,7 +302,7 @@ func TestStaleDests(t *testing.T) {
 	pkt := ip4("10.9.0.2", 1000, ip.ProtoUDP)
 	flow := rtnl.Flow{Dst: netip.MustParseAddr("10.9.0.2")}
 	s := newSender(a.Loop, a.tun.Read)
-	now, sent := time.Now().UnixNano(), uint64(0)
+	now, sent := nanotime(), uint64(0)
 	send := func(what string, later time.Duration, want int) {
 		t.Helper()
 		for range 3 {
@@ -395,7 +395,7 @@ func TestDestsConcurrently(t *testing.T) {
 					t.Errorf("%v leads to %v", addr(i), p)
 					return
 				}
-				now := time.Now().UnixNano()
+				now := nanotime()
 				if m, gen := mark(at.Load()), c.gen.Load(); m.stale(now, gen) && at.CompareAndSwap(uint64(m), uint64(newMark(now, gen, 0))) {
 					asked[r]++
 				}
@@ -565,7 +565,7 @@ func benchDests(b *testing.B, f rtnl.Fields, v4 bool, n int) {
 		packets[i] = packetOf(flow)
 		l.SetDest(f.Of(flow), p)
 	}
-	now, i := time.Now().UnixNano(), 0
+	now, i := nanotime(), 0
 	b.ReportAllocs()
 	for b.Loop() {
 		c := l.dests.Load()

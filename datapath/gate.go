@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"ipoibcm/gate"
 	"ipoibcm/ib"
@@ -103,7 +102,7 @@ func (l *Loop) passDatagram(src ib.GID, qpn ib.QPN, frame []byte) bool {
 	default:
 		return true
 	}
-	if l.allowData(time.Now().UnixNano(), src, qpn) {
+	if l.allowData(nanotime(), src, qpn) {
 		return true
 	}
 	l.c.RxUDFlood.Add(1)

@@ -93,7 +93,7 @@ func (p *Path) Counters() PathCounters {
 		Dropped: p.c.dropped.Load(), QueueFull: p.c.queueFull.Load(),
 	}
 	if ns := p.c.used.Load(); ns != 0 {
-		c.Used = time.Unix(0, ns)
+		c.Used = wallTime(ns)
 	}
 	return c
 }

@@ -2,7 +2,6 @@ package datapath
 
 import (
 	"fmt"
-	"time"
 
 	"ipoibcm/verbs"
 )
@@ -19,7 +18,7 @@ func (l *Loop) ReviveUD() error {
 	defer l.hand.RUnlock()
 	l.one.Lock()
 	defer l.one.Unlock()
-	l.pump(l.udq, l.oneWork, time.Now().UnixNano())
+	l.pump(l.udq, l.oneWork, nanotime())
 	return nil
 }
 

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
-	"time"
 
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
@@ -49,7 +48,7 @@ func (s *rxSide) drain() {
 		if n == 0 {
 			return
 		}
-		s.batch(s.wcs[:n], time.Now().UnixNano())
+		s.batch(s.wcs[:n], nanotime())
 	}
 }
 
@@ -269,7 +268,7 @@ func (s *sendDone) drain() {
 		if n == 0 {
 			return
 		}
-		s.batch(s.wcs[:n], time.Now().UnixNano())
+		s.batch(s.wcs[:n], nanotime())
 	}
 }
 

@@ -147,7 +147,7 @@ func (l *Loop) keepSieve(ctx context.Context, p verbs.DatagramSiever) {
 			return
 		case <-g.sieve.again:
 		}
-		now := time.Now().UnixNano()
+		now := nanotime()
 		g.mu.Lock()
 		begins := g.sieve.flooded(now)
 		if begins {
@@ -169,7 +169,7 @@ func (l *Loop) sieveWhile(ctx context.Context, p verbs.DatagramSiever) {
 	for {
 		known := l.udPeers.known()
 		g.mu.Lock()
-		known, on := g.sieve.look(time.Now().UnixNano(), known)
+		known, on := g.sieve.look(nanotime(), known)
 		g.mu.Unlock()
 		if !on {
 			return

@@ -173,7 +173,7 @@ func TestKeepSieve(t *testing.T) {
 		wg.Go(func() { l.keepSieve(ctx, &p) })
 		flood := func() {
 			for i := range 20_000 {
-				l.allowData(time.Now().UnixNano(), ib.GID{0xfe, 0x80, 13: 1, 14: byte(i >> 8), 15: byte(i)}, 9)
+				l.allowData(nanotime(), ib.GID{0xfe, 0x80, 13: 1, 14: byte(i >> 8), 15: byte(i)}, 9)
 			}
 		}
 		l.KnowUD(ib.GID{1}, 1, 1)

@@ -3,7 +3,6 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -64,7 +63,7 @@ func (s *sender) step() (n int, err error) {
 		return 0, nil
 	}
 	l.hand.RLock()
-	s.batch(n, time.Now().UnixNano())
+	s.batch(n, nanotime())
 	l.hand.RUnlock()
 	return n, nil
 }
@@ -248,7 +247,7 @@ func (l *Loop) sendOne(q *sendQ, p *Path, dst UDDest, t encap.EtherType, payload
 	items := [1]sendItem{{slot: one[0], n: int32(len(payload) + headerLen), path: p, ud: dst}}
 	copy(l.pool.packet(one[0]), payload)
 	encap.Put(l.pool.message(one[0], 0), t)
-	now := time.Now().UnixNano()
+	now := nanotime()
 	if p != nil {
 		p.c.used.Store(now)
 	}
