@@ -23,9 +23,16 @@ import (
 // told by the environment what to try there.
 const inChild = "SANDBOX_TEST"
 
+// whoami has it say as whom it runs, by effective user ID.
+const whoami = "whoami"
+
 func TestMain(m *testing.M) {
-	if os.Getenv(inChild) == "" {
+	switch os.Getenv(inChild) {
+	case "":
 		os.Exit(m.Run())
+	case whoami:
+		fmt.Print(os.Geteuid())
+		os.Exit(0)
 	}
 	var o Options
 	if err := json.Unmarshal([]byte(os.Getenv(inChild)), &o); err != nil {
@@ -38,6 +45,7 @@ func TestMain(m *testing.M) {
 // A result is what a child found.
 type result struct {
 	Err    string
+	Setuid string // as whom a program runs that a setuid file is
 	Parts  []Part
 	Failed map[string]string // of what was tried, by name, each on several threads
 }
@@ -127,6 +135,12 @@ func attempt(o Options) (r result) {
 		r.Err = err.Error()
 	}
 	r.Parts = parts
+	if path := os.Getenv(setuidFile); path != "" {
+		c := exec.Command(path)
+		c.Env = []string{inChild + "=" + whoami}
+		out, err := c.Output()
+		r.Setuid = strings.TrimSpace(string(out) + errorText(err))
+	}
 	close(entered)
 	before.Wait()
 	for range threadCount {
@@ -134,6 +148,13 @@ func attempt(o Options) (r result) {
 	}
 	after.Wait()
 	return r
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }
 
 func kindOf(err error) string {
@@ -252,6 +273,49 @@ func on(r result, name string) bool {
 		}
 	}
 	return false
+}
+
+// setuidFile is the variable that names a program of root's with the setuid bit.
+const setuidFile = "SANDBOX_TEST_SETUID"
+
+// A program that would make its caller root does not any more: no_new_privs, which
+// has no switch, beside none of the others.
+func TestNoNewPrivs(t *testing.T) {
+	needRoot(t)
+	nobody, err := LookUp("nobody")
+	if err != nil {
+		t.Skip(err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(exe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("/tmp", "sandbox-test-") // of a path that nobody may enter
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	path := filepath.Join(dir, "setuid")
+	for _, err := range []error{os.Chmod(dir, 0o755), os.WriteFile(path, b, 0o755), os.Chmod(path, 0o755|os.ModeSetuid)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	without := exec.Command(path)
+	without.Env = []string{inChild + "=" + whoami}
+	without.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(nobody.UID), Gid: uint32(nobody.GID)}}
+	if out, err := without.Output(); err != nil || string(out) != "0" {
+		t.Skipf("the setuid bit means nothing here: user %q, %v", out, err)
+	}
+	t.Setenv(setuidFile, path)
+	r := child(t, Options{User: nobody, NoLandlock: true, NoSeccomp: "not in this test"})
+	if want := fmt.Sprint(nobody.UID); r.Setuid != want {
+		t.Errorf("a setuid program of root's runs as user %q, want %s", r.Setuid, want)
+	}
 }
 
 // Switched off, a part forbids nothing and says that it is off.
