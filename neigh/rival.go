@@ -14,6 +14,10 @@ const (
 	// forge; that the old place has fallen silent is not in a forger's hands.
 	challengeProbes = 2
 	challengeWait   = 250 * time.Millisecond
+	// restartWait is the same where the GID stays, and another QPN is claimed: that is what a
+	// restarted agent looks like, the host is there or it is not, and nobody else gains
+	// the address.
+	restartWait = 100 * time.Millisecond
 	// maxChallenges bounds how many neighbours are asked at a time: each costs two
 	// packets, for one that may be forged.
 	maxChallenges = 256
@@ -79,7 +83,11 @@ func (t *Table) challenge(dst []Action, now time.Time, e *entry) []Action {
 	}
 	e.queries++
 	t.n.Probes++
-	t.set(&e.timer, now.Add(challengeWait))
+	wait := challengeWait
+	if e.rival.link.GID == e.link.GID {
+		wait = restartWait
+	}
+	t.set(&e.timer, now.Add(wait))
 	return t.sendQuery(dst, a, e.ip, Dest{LinkAddr: e.link})
 }
 
