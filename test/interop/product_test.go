@@ -330,8 +330,9 @@ func (n *node) routeMTU(dst string, mtu int) {
 	})
 }
 
-// transfer sends octets by TCP and compares the hashes of both ends.
-func (n *node) transfer(to *node, addr string, octets int) {
+// transfer sends octets by TCP and compares the hashes of both ends. It returns how long
+// that took.
+func (n *node) transfer(to *node, addr string, octets int) (took time.Duration) {
 	n.t.Helper()
 	if strings.Contains(addr, ":") {
 		addr = "[" + addr + "]"
@@ -346,12 +347,16 @@ func (n *node) transfer(to *node, addr string, octets int) {
 		n.t.Fatalf("listen: %q, %v", line, err)
 	}
 	start := time.Now()
-	sent := n.must(trafficProgram, "send", addr, fmt.Sprint(octets))
+	sent, after, _ := strings.Cut(n.must(trafficProgram, "send", addr, fmt.Sprint(octets)), "\n")
 	got, err := l.Line(patience)
-	if err != nil || got != strings.TrimSpace(sent) {
+	if err != nil || got != sent {
 		n.t.Errorf("%s to %s: sent %q, received %q (%v)", n.name, to.name, sent, got, err)
 	}
+	if took, err = time.ParseDuration(strings.TrimSpace(after)); err != nil {
+		n.t.Fatal(err)
+	}
 	n.t.Logf("%s to %s %s: %d octets in %v", n.name, to.name, addr, octets, time.Since(start).Round(time.Millisecond))
+	return took
 }
 
 // A pairing is what a test of the product runs between.

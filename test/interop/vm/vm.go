@@ -45,11 +45,13 @@ type Config struct {
 
 // A VM is a running guest.
 type VM struct {
-	Name string
-	cmd  *exec.Cmd
-	ctl  net.Conn
-	out  sync.Mutex // of ctl
-	cons buffer
+	Name    string
+	cmd     *exec.Cmd
+	ctl     net.Conn
+	out     sync.Mutex // of ctl
+	mon     net.Conn   // to QEMU's monitor, and what it says
+	answers *json.Decoder
+	cons    buffer
 
 	mu     sync.Mutex
 	procs  map[int]*Proc
@@ -71,7 +73,12 @@ func Boot(ctx context.Context, img *Image, c Config) (*VM, error) {
 		return nil, err
 	}
 	defer ctlGuest.Close()
-	v := &VM{Name: c.Name, ctl: ctlHost, procs: map[int]*Proc{}, ready: make(chan struct{}), gone: make(chan struct{})}
+	monGuest, monHost, err := pair()
+	if err != nil {
+		return nil, errors.Join(err, netHost.Close(), ctlHost.Close())
+	}
+	defer monGuest.Close()
+	v := &VM{Name: c.Name, ctl: ctlHost, mon: monHost, procs: map[int]*Proc{}, ready: make(chan struct{}), gone: make(chan struct{})}
 	rxe := 1
 	if c.NoRXE {
 		rxe = 0
@@ -86,20 +93,21 @@ func Boot(ctx context.Context, img *Image, c Config) (*VM, error) {
 		// The clock's rate is given because measuring it in emulation fails now and then.
 		"-append", fmt.Sprintf("console=ttyS0 quiet panic=-1 mitigations=off no_timer_check tsc_early_khz=2600000 lpj=10400000 "+
 			"guest.ip4=%s guest.mtu=%d guest.mods=%s guest.rxe=%d", c.IPv4, c.MTU, strings.Join(c.Modules, ","), rxe),
-		"-serial", "file:/dev/fd/1", "-monitor", "none",
+		"-serial", "file:/dev/fd/1", "-chardev", "socket,id=mon,fd=5", "-mon", "chardev=mon,mode=control",
 		"-netdev", "socket,id=n0,fd=3", "-device", fmt.Sprintf("virtio-net-pci,netdev=n0,mac=%s,host_mtu=9000", c.MAC),
 		"-chardev", "socket,id=ctl,fd=4", "-device", "virtio-serial-pci", "-device", "virtserialport,chardev=ctl,name="+guest.Port)
-	v.cmd.ExtraFiles = []*os.File{netGuest, ctlGuest}
+	v.cmd.ExtraFiles = []*os.File{netGuest, ctlGuest, monGuest}
 	v.cmd.Stdout, v.cmd.Stderr = &v.cons, &v.cons
 	v.cmd.WaitDelay = time.Second
 	if err := v.cmd.Start(); err != nil {
-		return nil, errors.Join(err, netHost.Close(), ctlHost.Close())
+		return nil, errors.Join(err, netHost.Close(), ctlHost.Close(), monHost.Close())
 	}
 	c.Segment.addStream(c.Name, netHost)
 	go func() {
 		v.cmd.Wait()
 		close(v.gone)
 		ctlHost.Close()
+		monHost.Close()
 	}()
 	go v.listen()
 	ctx, cancel := context.WithTimeout(ctx, bootTimeout)
@@ -325,6 +333,9 @@ func (p *Proc) Write(b []byte) (int, error) {
 	}
 	return len(b), nil
 }
+
+// CloseInput ends the command's standard input.
+func (p *Proc) CloseInput() error { return p.vm.send(guest.ToGuest{Op: "eof", ID: p.id}) }
 
 // Kill kills the command and what it started.
 func (p *Proc) Kill() { _ = p.vm.send(guest.ToGuest{Op: "kill", ID: p.id}) }

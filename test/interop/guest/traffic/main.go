@@ -3,24 +3,31 @@
 //
 //	traffic ping ADDR SIZE            one echo of an IP packet of SIZE octets
 //	traffic listen ADDR:PORT          print "ready", then octets and SHA-256 of one TCP connection
-//	traffic send ADDR:PORT OCTETS     print octets and SHA-256 of what was sent
+//	traffic send ADDR:PORT OCTETS     print octets and SHA-256 of what was sent, then how long it took
 //	traffic exchange ADDR:PORT SIZE   one UDP datagram of SIZE octets there and back
 //	traffic echo ADDR:PORT            print "ready", then send UDP datagrams back for ever
+//	traffic runtime SOCKET            print what an agent's process uses
+//	traffic outside DEVICE            print "ready", then one line of what was received there when the input
+//	                                  ends: packets of RoCEv2, and all packets
+//	traffic wireguard DEVICE N        set up a WireGuard device: host N of two, fd77::N inside, fd78::N outside
 package main
 
 import (
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"strconv"
 	"time"
 
 	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/control"
 )
 
 // patience bounds each step: a guest is slow, and a connection may have to come up.
@@ -61,6 +68,12 @@ func run(args []string) error {
 		return send(args[1], n)
 	case "echo":
 		return echo(args[1])
+	case "runtime":
+		return runtime(args[1])
+	case "outside":
+		return outside(args[1])
+	case "wireguard":
+		return tunnel(args[1], n)
 	case "exchange":
 		return exchange(args[1], n)
 	}
@@ -92,6 +105,7 @@ func send(addr string, n int) error {
 	defer c.Close()
 	b := make([]byte, n)
 	rand.NewChaCha8([32]byte{byte(n)}).Read(b)
+	start := time.Now()
 	if _, err := c.Write(b); err != nil {
 		return err
 	}
@@ -103,7 +117,8 @@ func send(addr string, n int) error {
 	if _, err := io.Copy(io.Discard, c); err != nil {
 		return err
 	}
-	fmt.Printf("%d %x\n", n, sha256.Sum256(b))
+	took := time.Since(start)
+	fmt.Printf("%d %x\n%v\n", n, sha256.Sum256(b), took)
 	return nil
 }
 
@@ -146,4 +161,17 @@ func exchange(addr string, n int) error {
 		}
 	}
 	return fmt.Errorf("no datagram of %d octets came back", n)
+}
+
+func runtime(socket string) error {
+	c := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	r, err := c.Get("http://agent" + control.PathRuntime)
+	if err != nil {
+		return err
+	}
+	defer r.Body.Close()
+	_, err = io.Copy(os.Stdout, r.Body)
+	return err
 }
