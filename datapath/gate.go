@@ -85,27 +85,34 @@ func (l *Loop) KnowUD(gid ib.GID, qpn ib.QPN, n int) {
 // passDatagram reports whether a datagram is worth a receive: all but those of sources
 // that are not allowed, and IP packets that are part of a flood. It implements [verbs.DatagramFilterer].
 func (l *Loop) passDatagram(src ib.GID, qpn ib.QPN, frame []byte) bool {
-	if !l.isAllowed(src) {
+	data := isData(frame)
+	switch {
+	case !l.isAllowed(src):
 		l.c.RxNotAllowed.Add(1)
+		if data {
+			l.data.turnAway(nanotime(), src, qpn)
+		}
 		return false
+	case !data || l.allowData(nanotime(), src, qpn):
+		return true
 	}
+	l.c.RxUDFlood.Add(1)
+	return false
+}
+
+// isData reports whether a frame is for the TUN: an IP packet, and not neighbour discovery. What
+// is too short to tell is counted elsewhere.
+func isData(frame []byte) bool {
 	if len(frame) < headerLen+minIPv4 {
-		return true // counted behind
+		return false
 	}
 	pkt := frame[headerLen:]
 	switch encap.EtherType(binary.BigEndian.Uint16(frame)) {
 	case encap.IPv4:
+		return true
 	case encap.IPv6:
-		if len(pkt) < minIP6 || nd.KindOf(pkt) != nd.None {
-			return true
-		}
-	default:
-		return true
+		return len(pkt) >= minIP6 && nd.KindOf(pkt) == nd.None
 	}
-	if l.allowData(nanotime(), src, qpn) {
-		return true
-	}
-	l.c.RxUDFlood.Add(1)
 	return false
 }
 
@@ -133,6 +140,14 @@ func (l *Loop) allowData(now int64, src ib.GID, qpn ib.QPN) bool {
 	}
 	g.sieve.refused(now)
 	return false
+}
+
+// turnAway has the sieve know of a datagram that is refused whatever comes.
+func (g *dataGates) turnAway(now int64, src ib.GID, qpn ib.QPN) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.sieve.saw(now, udPeer{src, qpn}, false)
+	g.sieve.refused(now)
 }
 
 // gateKeys are drawn anew for each gate.

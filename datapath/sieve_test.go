@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"context"
+	"net/netip"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -208,4 +209,28 @@ func TestKeepSieve(t *testing.T) {
 			t.Errorf("at the end the provider was told %d times, in the end %v, want more than %d, nil", again, known, n)
 		}
 	})
+}
+
+// What hosts send that are not allowed is a flood too, but for what a sieve lets through anyway.
+func TestSieveAndAllow(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		frame []byte
+		want  bool
+	}{
+		{"IPv4", append([]byte{8, 0, 0, 0, 0x45}, make([]byte, 60)...), true},
+		{"ARP", append([]byte{8, 6, 0, 0}, make([]byte, 60)...), false},
+	} {
+		l := &Loop{data: newDataGates()}
+		l.gid.Store(&ib.GID{1})
+		l.SetAllow(ib.NewGIDSet([]netip.Prefix{netip.MustParsePrefix("fd00::/8")}))
+		for i := range sieveAfter {
+			if l.passDatagram(ib.GID{0xfe, 0x80, 14: byte(i >> 8), 15: byte(i)}, 9, tt.frame) {
+				t.Fatalf("%s: a datagram of a host that is not allowed passes", tt.name)
+			}
+		}
+		if got := l.data.sieve.flooded(nanotime()); got != tt.want {
+			t.Errorf("%s: a flood: %v, want %v", tt.name, got, tt.want)
+		}
+	}
 }
