@@ -82,7 +82,8 @@ func (s *sieve) program(slice uint32) []bpf.Instruction {
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(s.qpn), SkipTrue: 2},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(ib.QPNMulticast), SkipTrue: 1}, pass)
 	// X is the length of immediate data.
-	add(bpf.LoadAbsolute{Off: atBTH, Size: 1}, bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(roce.UDSendOnlyImm), SkipTrue: 2},
+	add(bpf.LoadAbsolute{Off: atBTH, Size: 1},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(roce.UDSendOnlyImm), SkipTrue: 2},
 		bpf.LoadConstant{Dst: bpf.RegX, Val: 0}, bpf.Jump{Skip: 1}, bpf.LoadConstant{Dst: bpf.RegX, Val: 4})
 	add(bpf.LoadIndirect{Off: atFrame, Size: 2},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(encap.IPv4), SkipTrue: 8},
@@ -115,7 +116,8 @@ func (s *sieve) hashing(add func(...bpf.Instruction)) {
 		from, at = 3, 12
 	}
 	for i := from; i < 4; i++ {
-		add(bpf.TAX{}, bpf.LoadAbsolute{Off: atIPHeader + at, Size: 4}, bpf.ALUOpConstant{Op: bpf.ALUOpMul, Val: s.keys[i]}, bpf.ALUOpX{Op: bpf.ALUOpXor})
+		add(bpf.TAX{}, bpf.LoadAbsolute{Off: atIPHeader + at, Size: 4},
+			bpf.ALUOpConstant{Op: bpf.ALUOpMul, Val: s.keys[i]}, bpf.ALUOpX{Op: bpf.ALUOpXor})
 		add(bpf.TAX{}, bpf.ALUOpConstant{Op: bpf.ALUOpShiftRight, Val: 15}, bpf.ALUOpX{Op: bpf.ALUOpXor})
 		at += 4
 	}
@@ -130,7 +132,10 @@ func (s *sieve) tree(lo, hi uint32) []bpf.Instruction {
 	mid := (lo + hi) / 2
 	left, right := s.tree(lo, mid), s.tree(mid, hi)
 	left = append(left, bpf.Jump{Skip: uint32(len(right))})
-	p := []bpf.Instruction{bpf.JumpIf{Cond: bpf.JumpGreaterOrEqual, Val: mid, SkipFalse: 1}, bpf.Jump{Skip: uint32(len(left))}}
+	p := []bpf.Instruction{
+		bpf.JumpIf{Cond: bpf.JumpGreaterOrEqual, Val: mid, SkipFalse: 1},
+		bpf.Jump{Skip: uint32(len(left))},
+	}
 	return append(append(p, left...), right...)
 }
 
@@ -187,7 +192,8 @@ func (r *receiver) attach(p []bpf.RawInstruction) {
 	if m := r.sieved.Load(); m == nil || m.to != math.MaxUint32 {
 		r.sieved.Store(&sieveMark{from: r.drops(), to: math.MaxUint32})
 	}
-	if unix.SetsockoptSockFprog(r.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}) != nil {
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	if unix.SetsockoptSockFprog(r.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program) != nil {
 		r.dev.count.sieveErrors.Add(1)
 		r.unsieve()
 	}
