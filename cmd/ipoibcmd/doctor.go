@@ -1,9 +1,15 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -13,7 +19,7 @@ import (
 
 func newDoctor() *cobra.Command {
 	flags := defaults()
-	var file string
+	var file, peer string
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor --underlay DEVICE",
@@ -21,11 +27,18 @@ func newDoctor() *cobra.Command {
 		Long: "doctor takes the configuration and flags of run, looks at everything that run\n" +
 			"needs, and names a remedy for what is missing. It opens the provider as run\n" +
 			"does and makes the interface for a moment, without setting it up; and, as root,\n" +
-			"two network namespaces as demo does. The exit status is 0 only if run would work.",
+			"two network namespaces as demo does. The exit status is 0 only if run would work.\n\n" +
+			"With --peer it asks the running daemon (of --name or --control) about another host:\n" +
+			"whether ARP and ND, CM messages and large packets get there and back, what both\n" +
+			"must have alike, and how the connection does.",
 		Example: "  ipoibcmd doctor --underlay eth0\n" +
-			"  ipoibcmd doctor --config /etc/ipoibcm/ibcm0.yaml --json",
+			"  ipoibcmd doctor --config /etc/ipoibcm/ibcm0.yaml --json\n" +
+			"  ipoibcmd doctor --peer 10.0.0.2",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if peer != "" {
+				return doctorPeer(cmd, &flags, peer, asJSON)
+			}
 			c, err := configure(cmd, &flags, file)
 			if err != nil {
 				return usageError{err}
@@ -34,25 +47,34 @@ func newDoctor() *cobra.Command {
 			if err != nil {
 				return usageError{err}
 			}
-			d := doctor.Examine(gather(cmd.Context(), c, s))
-			if asJSON {
-				err = printJSON(d)
-			} else {
-				printDoctor(stdout, &d)
-			}
-			if err == nil && !d.OK {
-				err = silentError{errors.New("run would not work")}
-			}
-			return err
+			return printExam(doctor.Examine(gather(cmd.Context(), c, s)), "run would work", "run would not work", asJSON)
 		},
 	}
 	flags.bind(cmd.Flags())
+	cmd.Flags().StringVar(&peer, "peer", "", "look at the path to this host, with the running daemon")
 	cmd.Flags().StringVar(&file, "config", "", "YAML file with the same settings (ipoibcmd init prints one)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
-func printDoctor(w io.Writer, d *control.Doctor) {
+// printExam prints what was found, as a table with a verdict or as JSON.
+func printExam(d control.Doctor, good, bad string, asJSON bool) (err error) {
+	verdict := good
+	if !d.OK {
+		verdict = bad
+	}
+	if asJSON {
+		err = printJSON(d)
+	} else {
+		printDoctor(stdout, &d, verdict)
+	}
+	if err == nil && !d.OK {
+		err = silentError{errors.New(bad)}
+	}
+	return err
+}
+
+func printDoctor(w io.Writer, d *control.Doctor, verdict string) {
 	n, width := map[string]int{}, widthOf(w)
 	for _, c := range d.Checks {
 		n[c.Status]++
@@ -61,9 +83,85 @@ func printDoctor(w io.Writer, d *control.Doctor) {
 			printWrapped(w, fmt.Sprintf("%-8s %-13s -> ", "", ""), 26, c.Remedy, width)
 		}
 	}
-	verdict := "run would work"
-	if !d.OK {
-		verdict = "run would not work"
-	}
 	fmt.Fprintf(w, "%s: %d ok, %d to look at, %d failed, %d skipped\n", verdict, n[control.CheckOK], n[control.CheckWarn], n[control.CheckFail], n[control.CheckSkipped])
 }
+
+// doctorPeer asks the running daemon about one host.
+func doctorPeer(cmd *cobra.Command, flags *Config, ip string, asJSON bool) error {
+	if err := checkHost(ip); err != nil {
+		return err
+	}
+	which := clientFlags{control: flags.Control}
+	if cmd.Flags().Changed("name") {
+		which.name = flags.Name
+	}
+	c, err := which.open()
+	if err != nil {
+		return err
+	}
+	f, err := gatherPeer(cmd.Context(), c, ip)
+	if err != nil {
+		return err
+	}
+	return printExam(doctor.ExaminePeer(f), ip+" is reached as it should be", ip+" is not reached as it should be", asJSON)
+}
+
+// gatherPeer looks at the way to a host. What it sends makes the daemon resolve it.
+func gatherPeer(ctx context.Context, c *client, ip string) (f doctor.PeerFacts, err error) {
+	f.IP = ip
+	about := url.Values{"ip": {ip}}
+	if err := c.get(ctx, control.PathStatus, nil, &f.Own); err != nil {
+		return f, err
+	}
+	knock(ip)
+	if err := c.get(ctx, control.PathExplain, about, &f.Explained); err != nil {
+		return f, err
+	}
+	echo := func(octets int) doctor.Echo {
+		var got control.PeerPing
+		err := c.get(ctx, control.PathPeerPing, url.Values{"ip": {ip}, "count": {"3"}, "size": {strconv.Itoa(octets)}}, &got)
+		e := doctor.Echo{Tried: true}
+		if err != nil {
+			e.Err = err.Error()
+			if h := (hintError{}); errors.As(err, &h) && f.Explained.Class == "legacy" {
+				e.Hint = h.hint
+			}
+			return e
+		}
+		e.MS = slices.Min(got.MS)
+		return e
+	}
+	f.LargeOctets = control.MaxPingSize
+	if f.Small = echo(0); f.Small.Err == "" {
+		f.Large = echo(f.LargeOctets)
+		var theirs control.PeerStatus
+		if c.get(ctx, control.PathPeerStatus, about, &theirs) == nil {
+			f.Theirs = theirs.Status
+		}
+	}
+	var conns control.Conns
+	if err := c.get(ctx, control.PathConns, nil, &conns); err != nil {
+		return f, err
+	}
+	for i := range conns.Conns {
+		if v := &conns.Conns[i]; v.Peer == f.Explained.Peer && v.State == "ESTABLISHED" {
+			f.Conn = v
+		}
+	}
+	return f, nil
+}
+
+// knock sends a few packets to the host, so that the kernel and the daemon look for it.
+func knock(ip string) {
+	c, err := net.Dial("udp", net.JoinHostPort(ip, "9")) // discard
+	if err != nil {
+		return // explain says why
+	}
+	defer c.Close()
+	for range 4 {
+		_, _ = c.Write(nil)
+		time.Sleep(knockEvery)
+	}
+}
+
+const knockEvery = 250 * time.Millisecond
