@@ -28,9 +28,9 @@ func newDoctor() *cobra.Command {
 			"needs, and names a remedy for what is missing. It opens the provider as run\n" +
 			"does and makes the interface for a moment, without setting it up; and, as root,\n" +
 			"two network namespaces as demo does. The exit status is 0 only if run would work.\n\n" +
-			"With --peer it asks the running daemon (of --name or --control) about another host:\n" +
-			"whether ARP and ND, CM messages and large packets get there and back, what both\n" +
-			"must have alike, and how the connection does.",
+			"With --peer it asks the running daemon (of --name or --control) about another\n" +
+			"host: whether ARP and ND, CM messages and large packets get there and back, what\n" +
+			"both must have alike, and how the connection does.",
 		Example: "  ipoibcmd doctor --underlay eth0\n" +
 			"  ipoibcmd doctor --config /etc/ipoibcm/ibcm0.yaml --json\n" +
 			"  ipoibcmd doctor --peer 10.0.0.2",
