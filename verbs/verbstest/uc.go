@@ -53,8 +53,11 @@ func testUC(e *env) {
 // testUCDrops: what finds no place is lost, and costs nothing else.
 func testUCDrops(e *env) {
 	a, b := e.connected(uc)
+	c, d := e.connected(uc)
 	a.postSend(signaled(verbs.Send, 1, a.filled(9000, 1)))
 	a.sent()
+	d.postRecv(1, d.buf(10))
+	d.arrives(c, signaled(verbs.Send, 1, c.filled(10, 3))) // so the one before has come, too
 	e.pass(e.Quiet)
 	b.postRecv(2, b.buf(9000))
 	b.silent("a message waited for a receive")
