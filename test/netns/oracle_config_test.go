@@ -205,10 +205,17 @@ func (c *oracleConfig) route(f int, tables bool) {
 	if tables && c.r.IntN(2) == 0 {
 		where += fmt.Sprintf(" table %d", firstTable+c.r.IntN(oracleTables))
 	}
+	tos := ""
 	if f == 0 && c.r.IntN(8) == 0 {
-		where += " tos " + pick(c.r, []string{"0x10", "0xb8"})
+		tos = " tos " + pick(c.r, []string{"0x10", "0xb8"})
 	}
 	p, dev := c.prefix(f).String(), c.device()
+	// Between a default route for a TOS and one for all the kernel goes back and forth from
+	// packet to packet, as long as it does not know which gateway is alive
+	// (fib_select_default in net/ipv4/fib_semantics.c).
+	if p != "0.0.0.0/0" {
+		where += tos
+	}
 	off := fmt.Sprintf("route del %s %s", p, where)
 	add := func(kind, how string) { c.add(fmt.Sprintf("route add %s%s %s %s", kind, p, how, where), off) }
 	switch c.r.IntN(13) {
