@@ -37,8 +37,9 @@ type Options struct {
 	// GUID of this CA instance. Zero means a random one, locally administered.
 	GUID ib.GUID
 
-	// Window bounds the unacknowledged packets of one RC queue pair. Zero means 256,
-	// or as many as make 512 KiB where the path MTU is below 2048.
+	// Window bounds the unacknowledged packets of one RC queue pair on a path with a
+	// round trip of 1 ms at most. Zero means 256, or as many as make 512 KiB where the
+	// path MTU is below 2048. On a longer path there are more, 8 MiB at most.
 	Window int
 	// RecvBuffer and SendBuffer are asked from the kernel for each receiving and
 	// sending socket, in octets. Zero means 16 MiB and 4 MiB; the counters show
@@ -83,6 +84,9 @@ type Options struct {
 	// Log gets state changes; nil discards them.
 	Log *slog.Logger
 }
+
+// maxWindow bounds the octets of an RC queue pair that are sent and not acknowledged.
+const maxWindow = 8 << 20
 
 func (o *Options) udpPort() uint16   { return cmp.Or(o.UDPPort, roce.Port) }
 func (o *Options) maxUDPayload() int { return cmp.Or(o.MaxUDPayload, 2048) }

@@ -23,6 +23,18 @@ func (s *segment) throughRelay(mid *lab.Host) {
 	s.Cleanup(r.Close)
 }
 
+// throughWire joins the two hosts by way of mid.
+func (s *segment) throughWire(mid *lab.Host) {
+	for i, end := range []string{"left", "right"} {
+		h := s.hosts[i].Host
+		s.must(lab.Connect(h, underlay, mid, end, s.mtu))
+		s.must(h.OffloadsOff(underlay, "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-checksum-ip-generic"))
+	}
+	w, err := mid.NewWire("left", "right", s.mtu, *s.topology.wire, relaySeed)
+	s.must(err)
+	s.Cleanup(w.Close)
+}
+
 // One wire packet in twenty is lost, one in ten comes twice, and some overtake
 // others, both ways. TCP transfers end with the right hash.
 func TestHostileWire(t *testing.T) {

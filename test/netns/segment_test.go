@@ -46,6 +46,7 @@ type topology struct {
 	ipv4  bool            // underlay without IPv6
 	udMTU int             // 2044
 	relay *lab.Impairment // a relay between two hosts that does this; none
+	wire  *lab.Way        // a wire between two hosts that does this; none
 }
 
 // A segment is a few hosts on one underlay: two are joined by a veth pair, more
@@ -132,6 +133,8 @@ func newSegment(t *testing.T, top topology) *segment {
 	t.Cleanup(s.end)
 	if top.relay != nil {
 		s.throughRelay(make("m"))
+	} else if top.wire != nil {
+		s.throughWire(make("m"))
 	} else if top.hosts == 2 {
 		s.must(lab.Connect(s.hosts[0].Host, underlay, s.hosts[1].Host, underlay, top.mtu))
 	} else {

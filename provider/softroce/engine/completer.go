@@ -28,6 +28,9 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 		r.expected = psn
 	}
 	q.answered(r.una)
+	if !s.IsACK() {
+		r.rtt.pending = false // what it acknowledges waited for a repair
+	}
 	switch {
 	case s.IsACK():
 		q.count.ACKsIn++
@@ -86,7 +89,7 @@ func (q *QP) nakSequence(psn ib.PSN, gap int) {
 		if r.next.Before(r.highest) {
 			q.seek(r.highest) // it has more than we thought
 		}
-		r.rtt.forget()
+		r.rtt.forget(psn)
 		r.missing = missing{next: psn, end: psn.Add(gap), behind: r.highest, asked: true, keeps: true}
 		r.limit = q.flight()
 		return
@@ -326,7 +329,7 @@ func (q *QP) timeout() time.Duration {
 func (q *QP) probeAfter() time.Duration {
 	d := q.timeout() / 4
 	if r := &q.req.rtt; r.known && d > MinProbe {
-		d = min(d, max(2*(r.mean+4*r.spread), MinProbe))
+		d = max(min(d, 2*(r.mean+4*r.spread)), r.mean+r.mean/4, MinProbe)
 	}
 	return d
 }
@@ -345,11 +348,16 @@ func (q *QP) setDeadline(now time.Time) {
 	r.ackDeadline = now.Add(d)
 }
 
+// leastPeriod is for how long the least round trip counts, once or twice.
+const leastPeriod = 10 * time.Second
+
 // A roundTrip measures the time between a packet that asks for an ACK and the ACK,
 // as TCP does (RFC 6298 section 2). A packet that was sent again tells nothing.
 type roundTrip struct {
 	known        bool
 	mean, spread time.Duration
+	leasts       [2]time.Duration // of this leastPeriod and of the one before; 0: none
+	since        time.Time        // when this one began
 
 	pending bool
 	psn     ib.PSN
@@ -364,16 +372,39 @@ func (t *roundTrip) begin(psn ib.PSN, first bool, now time.Time) {
 	}
 }
 
-// forget ends a measurement that means nothing any more.
-func (t *roundTrip) forget() { t.pending = false }
+// forget ends a measurement that means nothing any more, because psn or what is behind
+// is sent again. The first one goes on: it may come out too long, but without one a
+// path that is longer than a probe waits would never have any.
+func (t *roundTrip) forget(psn ib.PSN) {
+	if t.known && !t.psn.Before(psn) {
+		t.pending = false
+	}
+}
+
+// least returns the least round trip of late, 0 if there was none.
+func (t *roundTrip) least() time.Duration {
+	if t.leasts[1] == 0 {
+		return t.leasts[0]
+	}
+	return min(t.leasts[0], t.leasts[1])
+}
+
+// keepLeast takes in one round trip.
+func (t *roundTrip) keepLeast(d time.Duration, now time.Time) {
+	if t.leasts[0] == 0 || now.Sub(t.since) > leastPeriod {
+		t.leasts, t.since = [2]time.Duration{d, t.leasts[0]}, now
+	}
+	t.leasts[0] = min(t.leasts[0], d)
+}
 
 // end takes note of an ACK of all before una.
 func (t *roundTrip) end(una ib.PSN, now time.Time) {
 	if !t.pending || !t.psn.Before(una) {
 		return
 	}
-	d := now.Sub(t.at)
+	d := max(now.Sub(t.at), 1)
 	t.pending = false
+	t.keepLeast(d, now)
 	if !t.known {
 		t.known, t.mean, t.spread = true, d, d/2
 		return

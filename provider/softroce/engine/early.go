@@ -12,7 +12,7 @@ import (
 const (
 	// earlyPackets and earlyOctets bound what one QP keeps of packets that arrive
 	// before others; what is beyond is dropped and sent again.
-	earlyPackets, earlyOctets = 1 << 10, 4 << 20
+	earlyPackets, earlyOctets = 4 << 10, 8 << 20
 	// patiencePackets and patienceTime are how many packets may overtake one, and for
 	// how long, until it counts as lost. TCP waits for three (RFC 5681 section 3.2),
 	// but does not lose all that is behind.

@@ -41,6 +41,9 @@ const (
 	// MinProbe is the shortest time after which a packet is sent again without an
 	// answer.
 	MinProbe = 2 * time.Millisecond
+	// windowTrip is the round trip up to which Window is enough: with packets of 4096
+	// octets it makes 8 Gb/s.
+	windowTrip = time.Millisecond
 	// minFlight is how many packets may be in flight however many are lost, and
 	// lossMemory how many windows without loss make up for any that was.
 	minFlight, lossMemory = 16, 8
@@ -63,7 +66,9 @@ type Config struct {
 
 	// Window bounds the unacknowledged packets of an RC requester. Zero means 128.
 	// With a small path MTU it is as many as make WindowOctets, if that is more.
-	Window, WindowOctets int
+	// Where the least round trip is n times windowTrip it is n times as many, up to
+	// MaxWindowOctets.
+	Window, WindowOctets, MaxWindowOctets int
 	// AckEvery is how many packets go out at most without asking for an
 	// acknowledgement. Zero means 16.
 	AckEvery int
@@ -332,7 +337,13 @@ func (q *QP) Deadline() time.Time {
 }
 
 // window is how many packets may be unacknowledged.
-func (q *QP) window() int { return max(q.cfg.window(), q.cfg.WindowOctets/max(q.mtu, 1)) }
+func (q *QP) window() int {
+	w := max(q.cfg.window(), q.cfg.WindowOctets/max(q.mtu, 1))
+	if least := q.req.rtt.least(); least > windowTrip {
+		w = max(w, min(int(int64(w)*int64(least)/int64(windowTrip)), q.cfg.MaxWindowOctets/max(q.mtu, 1)))
+	}
+	return w
+}
 
 // Close ends the QP without completing anything. It is then in RESET.
 func (q *QP) Close() {

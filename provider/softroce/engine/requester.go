@@ -272,7 +272,7 @@ func (q *QP) readsOut() (n int) {
 func (q *QP) seek(psn ib.PSN) {
 	r := &q.req
 	r.next, r.sinceAck = psn, 0
-	r.rtt.forget()
+	r.rtt.forget(psn)
 	for i := q.sq.head; i != q.sq.tail; i++ {
 		w := q.sq.at(i)
 		if d := psn.Sub(w.psn); d < int(w.npkt) {

@@ -1,0 +1,81 @@
+package engine
+
+import (
+	"testing"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+// trip exchanges one message over a path with that round trip.
+func (p *pair) trip(d time.Duration) {
+	p.b.postRecv(0, make([]byte, 100))
+	p.a.post(verbs.SendWR{Opcode: verbs.Send, SG: sg(make([]byte, 100))})
+	for _, b := range p.output(p.a) {
+		p.input(p.b, b)
+	}
+	p.now = p.now.Add(d)
+	for _, b := range p.output(p.b) {
+		p.input(p.a, b)
+	}
+}
+
+// The window follows the least round trip of late: on a short path it is as
+// configured, on a longer one as many times larger, up to its bound.
+func TestWindowFollowsTheRoundTrip(t *testing.T) {
+	p := newPair(t, ib.RC, func(c *Config, attr *verbs.QPAttr) {
+		c.Window, c.MaxWindowOctets, attr.PathMTU = 256, 8<<20, ib.MTU4096
+	})
+	for _, tt := range []struct {
+		what string
+		d    time.Duration
+		n    int
+		want int
+	}{
+		{"nothing is known", 0, 0, 256},
+		{"a short path", 100 * time.Microsecond, 3, 256},
+		{"a queue for less than the period", 5 * time.Millisecond, 100, 256},
+		{"a longer path for two periods", 5 * time.Millisecond, 4000, 1280},
+		{"and more", 20 * time.Millisecond, 1100, 2048},
+		{"a short one again", 200 * time.Microsecond, 1, 256},
+	} {
+		for range tt.n {
+			p.trip(tt.d)
+		}
+		if got := p.a.window(); got != tt.want {
+			t.Errorf("%s: %d packets may be in flight, want %d", tt.what, got, tt.want)
+		}
+	}
+	if n := p.a.Counters().Retransmits; n != 0 {
+		t.Errorf("%d packets were sent again, and none was lost", n)
+	}
+}
+
+// A path that is longer than the first probe waits has its round trip measured all
+// the same, and no probe follows then.
+func TestLongPathIsMeasured(t *testing.T) {
+	p := newPair(t, ib.RC, func(c *Config, attr *verbs.QPAttr) { c.MaxWindowOctets, attr.PathMTU = 8<<20, ib.MTU4096 })
+	const trip = 40 * time.Millisecond // a probe goes out after a quarter of 67 ms
+	for range 20 {
+		p.b.postRecv(0, make([]byte, 100))
+		p.a.post(verbs.SendWR{Opcode: verbs.Send, SG: sg(make([]byte, 100))})
+		wire := p.output(p.a)
+		for end := p.now.Add(trip); p.now.Before(end); p.now = p.now.Add(time.Millisecond) {
+			p.a.Wake(p.now)
+			wire = append(wire, p.output(p.a)...)
+		}
+		for _, b := range wire {
+			p.input(p.b, b)
+		}
+		for _, b := range p.output(p.b) {
+			p.input(p.a, b)
+		}
+	}
+	if got, want := p.a.window(), 2048; got != want {
+		t.Errorf("%d packets may be in flight, want %d", got, want)
+	}
+	if n := p.a.Counters().Probes; n > 2 {
+		t.Errorf("%d probes went out, want 2 at most: the path is no longer than it was", n)
+	}
+}
