@@ -28,6 +28,9 @@ func (b *bench) measured() []string {
 	if b.against == "" {
 		return contenders
 	}
+	if b.contender != "" {
+		return []string{raw, b.contender, before(b.contender)}
+	}
 	return []string{raw, oursRC, before(oursRC), oursUC, before(oursUC), oursUD, before(oursUD)}
 }
 

@@ -53,7 +53,7 @@ func main() {
 	flag.IntVar(&b.rounds, "rounds", 0, "rounds (default 5, with -quick 3)")
 	flag.IntVar(&b.seconds, "seconds", 0, "length of each transfer (default 2, with -quick 1)")
 	stress := flag.Bool("stress", false, "what others feel of an overloaded peer, narrow paths, datagrams: written as stress.md and stress.json")
-	flag.StringVar(&b.contender, "contender", "", "with -stress: measure only raw veth and this")
+	flag.StringVar(&b.contender, "contender", "", "with -stress or -against: measure only raw veth and this")
 	flag.StringVar(&b.against, "against", "", "measure only raw veth, the program and this older one, and print their ratios")
 	only := flag.String("only", "", "run only steps whose name contains this")
 	dir := flag.String("write", "", "write latest.md and latest.json to this directory")
