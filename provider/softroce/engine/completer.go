@@ -129,18 +129,18 @@ func (q *QP) lost() {
 // flight is how many packets may be in flight: the window, or where packets are
 // lost an eighth of those between two losses, so that a ninth of what is sent is
 // sent again for nothing at most. What has got through since the last loss counts
-// if it is more than usual. Of a peer that keeps what is behind it is half of those
+// if it is more than usual. Of a peer that keeps what is behind it is a quarter of those
 // between two losses: there is mostly one gap, which takes a round trip to close.
 func (q *QP) flight() int {
 	r := &q.req
 	if r.lossEvery == 0 {
 		return q.window()
 	}
-	part := 8
+	part, least := 8, minFlight
 	if r.missing.keeps {
-		part = 2
+		part, least = 4, min(minFlight, minFlightOctets/max(q.mtu, 1))
 	}
-	return min(max(max(r.lossEvery, r.sinceLoss)/part, minFlight), q.window())
+	return min(max(max(r.lossEvery, r.sinceLoss)/part, least), q.window())
 }
 
 // nakStatus returns what a fatal NAK means for the work request.

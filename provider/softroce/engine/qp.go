@@ -47,6 +47,9 @@ const (
 	// minFlight is how many packets may be in flight however many are lost, and
 	// lossMemory how many windows without loss make up for any that was.
 	minFlight, lossMemory = 16, 8
+	// minFlightOctets is the same in octets, if that is less, of a peer that keeps what
+	// is behind a lost packet: about a short queue.
+	minFlightOctets = 32 << 10
 )
 
 // Config says what a QP is made of. It is fixed for the life of the QP.
