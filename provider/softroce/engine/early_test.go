@@ -70,6 +70,33 @@ func TestForgedEarly(t *testing.T) {
 	}
 }
 
+// What comes late, while there is no room to send it again, is not sent again; nor is
+// what is behind it.
+func TestMissingComesLate(t *testing.T) {
+	p := newPair(t, ib.RC, nil)
+	p.a.post(verbs.SendWR{Opcode: verbs.Send, SG: sg(make([]byte, 256))})
+	p.a.post(verbs.SendWR{Opcode: verbs.Send, SG: sg(make([]byte, 10*256))})
+	out := p.output(p.a)
+	ack := func(s roce.Syndrome, k int, gap uint8) {
+		b := make([]byte, roce.BTHLen+roce.AETHLen+roce.ICRCLen)
+		roce.PutBTH(b, roce.BTHFields{Opcode: roce.RCAck, PKey: ib.DefaultPKey, DestQPN: p.a.QPN(), PSN: roce.BTH(out[k]).PSN()})
+		roce.BTH(b).SetReserved(gap)
+		roce.PutAETH(b[roce.BTHLen:], s, 0)
+		p.input(p.a, b)
+	}
+	ack(roce.NAKSequence, 0, 4)
+	ack(roce.SyndromeACK, 1, 0) // the first two had only been overtaken
+	again := p.output(p.a)
+	if len(again) != 2 {
+		t.Fatalf("%d packets were sent again, want 2", len(again))
+	}
+	for i, b := range again {
+		if got, want := roce.BTH(b).PSN(), roce.BTH(out[2+i]).PSN(); got != want {
+			t.Errorf("%v was sent again, want %v", got, want)
+		}
+	}
+}
+
 // What a queue pair keeps has a bound, and all of it is given back.
 func TestEarlyIsGivenBack(t *testing.T) {
 	bufs := &countedBuffers{}

@@ -21,6 +21,8 @@ func hostileRun(t *testing.T, tr ib.Transport, in []byte) {
 	}
 	e := &end{t: t, gid: gidA, mem: memory{7: {va: 0x1000, buf: whole[1024:2048:2048], access: 3}}}
 	cfg := Config{QPN: 0xa1, Transport: tr, SendDepth: 8, RecvDepth: 8, MaxSendSGE: 2, MaxRecvSGE: 2, Memory: e.mem, Sink: e}
+	bufs := &countedBuffers{}
+	cfg.Buffers = bufs
 	e.QP = New(cfg)
 	attr := verbs.QPAttr{PKey: ib.DefaultPKey, QKey: 1, Access: 3, Path: verbs.AHAttr{DGID: gidB}, PathMTU: ib.MTU256, DestQPN: 0xa2,
 		RQPSN: 0xfffffa, SQPSN: 0xfffffa, MaxDestRDAtomic: 2, MaxRDAtomic: 2, MinRNRTimer: 1, Timeout: 4, RetryCount: 3, RNRRetry: 3}
@@ -73,6 +75,12 @@ func hostileRun(t *testing.T, tr ib.Transport, in []byte) {
 		if f, s, p := r.next.Sub(r.una), r.highest.Sub(r.next), r.post.Sub(r.highest); e.State() == verbs.StateRTS && tr == ib.RC && (f < 0 || s < 0 || p < 0) {
 			t.Fatalf("PSNs out of order: %+v", r)
 		}
+		if bufs.out != e.rsp.early.n {
+			t.Fatalf("%d buffers are in use, for %d early packets", bufs.out, e.rsp.early.n)
+		}
+		if m := &r.missing; m.end.Sub(m.next) < 0 || m.next.Before(m.end) && r.highest.Before(m.end) {
+			t.Fatalf("to be sent again: %+v of %+v", m, r)
+		}
 		if len(e.rsp.reads) > 4 || e.nsend > sends || e.nrecv > recvs {
 			t.Fatalf("%d READs waiting, %d of %d sends and %d of %d receives completed", len(e.rsp.reads), e.nsend, sends, e.nrecv, recvs)
 		}
@@ -82,6 +90,9 @@ func hostileRun(t *testing.T, tr ib.Transport, in []byte) {
 	}
 	attr.State = verbs.StateError
 	e.Modify(&attr, now)
+	if bufs.out != 0 {
+		t.Fatalf("in ERR %d buffers of early packets are in use", bufs.out)
+	}
 	if e.nsend != sends || e.nrecv != recvs {
 		t.Fatalf("in ERR %d of %d sends and %d of %d receives have completed", e.nsend, sends, e.nrecv, recvs)
 	}
@@ -96,11 +107,13 @@ func hostilePacket(t *testing.T, e *end, tr ib.Transport, next func() byte, now 
 	}
 	near := []ib.PSN{e.rsp.epsn, e.req.una, e.req.next, e.req.highest}[next()%4]
 	payload := int(next())
-	if flags := next(); flags&1 != 0 {
+	flags := next()
+	if flags&1 != 0 {
 		payload = 256
 	}
 	b := make([]byte, n, n+260)
 	roce.PutBTH(b, roce.BTHFields{Opcode: op, Pad: roce.Pad(payload), PKey: ib.DefaultPKey, DestQPN: 0xa1, AckReq: payload&1 != 0, PSN: near.Add(int(int8(next())) / 16)})
+	roce.BTH(b).SetReserved(flags >> 1 & 15) // how long a gap is, or that it is sent again
 	switch {
 	case op.HasRETH():
 		roce.PutRETH(b[roce.BTHLen:], 0x1000+uint64(int64(int8(next()))*16), 7, uint32(next())*uint32(next()))

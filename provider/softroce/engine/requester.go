@@ -158,6 +158,12 @@ func (q *QP) advanceNext(w *sendWQE, n uint32) {
 // nextMissing puts the next packet into p that the peer lacks.
 func (q *QP) nextMissing(p *Packet) bool {
 	m := &q.req.missing
+	if m.next.Before(q.req.una) {
+		m.next = q.req.una // it has come after all
+	}
+	if !m.next.Before(m.end) {
+		return false
+	}
 	for i := q.sq.head; i != q.sq.tail; i++ {
 		w := q.sq.at(i)
 		d := m.next.Sub(w.psn)
