@@ -186,9 +186,9 @@ func TestSuspend(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			w.a.transfer(w.b, w.b.v4(), 16<<20)
+			w.a.transfer(w.b, w.b.v4(), 6<<20)
 		}()
-		time.Sleep(500 * time.Millisecond)
+		time.Sleep(300 * time.Millisecond)
 		start := time.Now()
 		if err := tt.begin(); err != nil {
 			t.Fatalf("%s: %v", tt.name, err)

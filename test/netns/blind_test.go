@@ -265,10 +265,8 @@ func TestBlindData(t *testing.T) {
 	for range n {
 		b := make([]byte, roce.BTHLen)
 		roce.PutBTH(b, roce.BTHFields{Opcode: roce.RCSendOnly, PKey: ib.DefaultPKey, DestQPN: ib.QPN(l.qpn), PSN: ib.PSN(l.r.Uint32N(1 << 24)), AckReq: true})
-		icmp := append([]byte{8, 0, 0, 0, 0, 1, 0, 1}, make([]byte, 32)...)
-		binary.BigEndian.PutUint16(icmp[2:], ^uint16(sums.Internet(0, icmp)))
 		b = append(b, byte(encap.IPv4>>8), byte(encap.IPv4&0xff), 0, 0)
-		b = append(append(b, header4(netip.MustParseAddr("10.0.0.200"), l.victim.v4, unix.IPPROTO_ICMP, len(icmp))...), icmp...)
+		b = append(b, echoRequest(netip.MustParseAddr("10.0.0.200"), l.victim.v4)...)
 		packets = append(packets, sealed(l.r, l.peerGID, l.gid, b))
 	}
 	l.load(packets)
@@ -282,6 +280,72 @@ func TestBlindData(t *testing.T) {
 	if l.victim.counter("softroce", "rc_drop_sequence")+l.victim.counter("softroce", "rc_duplicates") == 0 {
 		t.Errorf("none of %d packets arrived: this shows nothing", sent)
 	}
+}
+
+// TestBlindDatagrams: echo requests from an address that nobody has, by UC and by UD, to all QPNs
+// whose last eight bits differ from the right one's. One packet of each kind gets in, whatever its
+// PSN: the QPN is all that takes.
+func TestBlindDatagrams(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{hosts: 3})
+	victim, peer, x := s.hosts[0], s.hosts[1], s.hosts[2]
+	victim.run("--mode", "uc")
+	peer.run("--mode", "uc")
+	conn, _ := victim.connect(peer, "UC")
+	uc, err := parseQPN(conn.LocalQPN)
+	s.must(err)
+	peerQPN, err := parseQPN(peer.status().Interface.UDQPN)
+	s.must(err)
+	peerGID := netip.MustParseAddr(peer.status().Interface.GID)
+	f := s.forger(x, victim)
+	f.r = rand.New(rand.NewPCG(4791, uint64(uc)))
+	for _, tt := range []struct {
+		name, counter string
+		right         ib.QPN
+	}{{"UC", "uc_packets_in", uc}, {"UD", "ud_packets_in", f.qpn}} {
+		var packets [][]byte
+		for _, low := range f.r.Perm(256) {
+			to, from := tt.right&^0xff|ib.QPN(low), netip.AddrFrom4([4]byte{10, 0, 0, byte(200 + low%32)})
+			frame := append([]byte{byte(encap.IPv4 >> 8), byte(encap.IPv4 & 0xff), 0, 0}, echoRequest(from, victim.v4)...)
+			if tt.name == "UD" {
+				packets = append(packets, forgedUD(f.r, peerGID, f.gid, peerQPN, to, ib.QKeyIPoIB, frame))
+				continue
+			}
+			b := make([]byte, roce.BTHLen)
+			roce.PutBTH(b, roce.BTHFields{Opcode: roce.UCSendOnly, PKey: ib.DefaultPKey, DestQPN: to, PSN: ib.PSN(f.r.Uint32N(1 << 24))})
+			packets = append(packets, sealed(f.r, peerGID, f.gid, append(b, frame...)))
+		}
+		before, unknown := victim.counter("softroce", tt.counter), victim.counter("softroce", "rx_drop_unknown_qpn")
+		f.load(packets)
+		ctx, stop := context.WithTimeout(s.ctx, patience)
+		sent, err := f.send(ctx, roce.Port, 2000)
+		stop()
+		s.must(err)
+		s.eventually(patience, tt.name+": all packets are counted", func() error {
+			if n := victim.counter("softroce", "rx_drop_unknown_qpn") - unknown; n < uint64(sent-1) {
+				return fmt.Errorf("%d of %d", n, sent-1)
+			}
+			return nil
+		})
+		if n := victim.counter("softroce", "rx_drop_unknown_qpn") - unknown; n != 255 {
+			t.Errorf("%s: %d packets were for a QPN that nobody has, want 255", tt.name, n)
+		}
+		if n := victim.counter("softroce", tt.counter) - before; n == 0 {
+			t.Errorf("%s: the packet with the right QPN did not come in", tt.name)
+		}
+	}
+	if now := victim.conns(peer); len(now) != 1 || now[0].LocalCommID != conn.LocalCommID {
+		t.Errorf("the connections are %+v, want the one of before", now)
+	}
+	victim.send(peer, peer.v4, 1<<20)
+	peer.send(victim, victim.v4, 1<<20)
+}
+
+// echoRequest makes one of ICMP.
+func echoRequest(src, dst netip.Addr) []byte {
+	icmp := append([]byte{8, 0, 0, 0, 0, 1, 0, 1}, make([]byte, 32)...)
+	binary.BigEndian.PutUint16(icmp[2:], ^uint16(sums.Internet(0, icmp)))
+	return append(header4(src, dst, unix.IPPROTO_ICMP, len(icmp)), icmp...)
 }
 
 // watchPSN follows the PSNs of the RC packets that h sends to a queue pair.

@@ -81,8 +81,11 @@ func (x *blind) lives(was ipoib.ConnInfo, what string) {
 
 // connected returns a world of two hosts with one RC connection, an attacker at the
 // first, and that connection as the first has it.
-func connected(w *world) (*blind, ipoib.ConnInfo) {
-	a, b := w.host(config{}), w.host(config{})
+func connected(w *world) (*blind, ipoib.ConnInfo) { return connectedBy(w, config{}) }
+
+// connectedBy is connected with hosts like c.
+func connectedBy(w *world, c config) (*blind, ipoib.ConnInfo) {
+	a, b := w.host(c), w.host(c)
 	a.send(b.addr4(), 100, true)
 	w.run(500 * time.Millisecond)
 	cs := a.with(b)
@@ -314,4 +317,58 @@ func TestBlindGuesses(t *testing.T) {
 			t.Logf("%d guesses on average of %d runs; %d are to be expected", sum/n, n, (1<<bits+1)/2)
 		})
 	}
+}
+
+// TestBlindDatagrams: the attacker knows all but the last eight bits of the QPN of a UC connection,
+// or of the UD QPN, and tries all of them in a drawn order. Only a packet to the right
+// one gets in, with any PSN; it takes half of them on average. On the connection that is
+// left to test/netns: here it would be a packet that nobody has sent.
+func TestBlindDatagrams(t *testing.T) {
+	const bits = 8
+	for _, tt := range []struct {
+		name string
+		qpn  func(x *blind, was ipoib.ConnInfo) ib.QPN
+		op   roce.Opcode
+	}{
+		{"UC", func(_ *blind, was ipoib.ConnInfo) ib.QPN { return was.LocalQPN }, roce.UCSendOnly},
+		{"UD", func(x *blind, _ ipoib.ConnInfo) ib.QPN { return x.victim.link.QPN }, roce.UDSendOnly},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			sum, n := 0, 0
+			seeds(t, 20, func(w *world) {
+				x, was := connectedBy(w, config{mode: ipoib.ModeUC})
+				w.run(5 * time.Second) // addresses are checked for duplicates
+				right := tt.qpn(x, was)
+				for i, low := range x.r.Perm(1 << bits) {
+					qpn := right&^(1<<bits-1) | ib.QPN(low)
+					before := x.victim.counted("packets_in")
+					if qpn == right && tt.op == roce.UCSendOnly {
+						sum, n = sum+i+1, n+1
+						continue
+					}
+					x.datagram(tt.op, qpn)
+					w.run(time.Millisecond)
+					in := x.victim.counted("packets_in") - before
+					w.want((in > 0) == (qpn == right), "guess %d: %d packets came in, the guess is right: %v", i+1, in, qpn == right)
+					if qpn == right {
+						sum, n = sum+i+1, n+1
+					}
+				}
+				w.settle()
+				w.end()
+			})
+			t.Logf("%d guesses on average of %d runs; %d are to be expected", sum/n, n, (1<<bits+1)/2)
+		})
+	}
+}
+
+// datagram sends a frame of a type that nobody knows.
+func (x *blind) datagram(op roce.Opcode, qpn ib.QPN) {
+	b := make([]byte, roce.BTHLen)
+	roce.PutBTH(b, roce.BTHFields{Opcode: op, PKey: ib.DefaultPKey, DestQPN: qpn, PSN: ib.PSN(x.r.Uint32N(1 << 24))})
+	if op == roce.UDSendOnly {
+		b = append(b, make([]byte, roce.DETHLen)...)
+		roce.PutDETH(b[roce.BTHLen:], ib.QKeyIPoIB, x.peer.link.QPN)
+	}
+	x.send(append(b, make([]byte, 64)...))
 }
