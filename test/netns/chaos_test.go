@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
 	"strconv"
 	"strings"
@@ -18,7 +19,10 @@ import (
 
 	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
+	"ipoibcm/ib"
 	"ipoibcm/internal/long"
+	"ipoibcm/wire/mad"
+	"ipoibcm/wire/roce"
 )
 
 var (
@@ -38,7 +42,8 @@ type chaos struct {
 	*segment
 	a, b *host // b may be killed, a lives from the beginning to the end
 	r    *rand.Rand
-	most int64 // memory of an agent at the end of a fault
+	most int64    // memory of an agent at the end of a fault
+	away [2]*host // where interfaces are moved to, once they were
 }
 
 // A fault does what happens, and undoes what can be undone. back is how long traffic may
@@ -55,6 +60,7 @@ var faults = []fault{
 	{name: "garbage in the control socket", do: (*chaos).garbage},
 	{name: "address added and removed", do: (*chaos).addresses},
 	{name: "interface down and up", do: func(c *chaos) { c.downUp(c.either(), ifName) }},
+	{name: "interface to another namespace and back", do: (*chaos).moves},
 	// Processes.
 	{name: "SIGSTOP", do: (*chaos).pause},
 	{name: "SIGKILL", do: func(c *chaos) { c.b.kill(); c.b.run("--log-level", "info") }},
@@ -64,8 +70,10 @@ var faults = []fault{
 	// The network.
 	{name: "MTU changes", do: (*chaos).mtus},
 	{name: "underlay down and up", do: func(c *chaos) { c.downUp(c.either(), underlay) }},
+	{name: "carrier lost", do: (*chaos).carrier},
 	{name: "underlay renamed", do: (*chaos).rename},
 	{name: "flood", do: (*chaos).floods},
+	{name: "forgeries", do: (*chaos).forgeries},
 	{name: "corrupting path", do: func(c *chaos) { c.impaired(lab.Impairment{Corrupt: 20}, 3*time.Second) }},
 	{name: "losing path", do: func(c *chaos) { c.impaired(lab.Impairment{Lose: 30, Duplicate: 30, Reorder: 30}, 3*time.Second) }},
 	{name: "partition", do: func(c *chaos) { c.impaired(lab.Impairment{Lose: 1000}, 4*time.Second) }, back: 15 * time.Second},
@@ -226,6 +234,72 @@ func (c *chaos) downUp(h *host, dev string) {
 	h.waitState("up")
 }
 
+// moves has an interface in another namespace for a while.
+func (c *chaos) moves() {
+	h := c.either()
+	if c.away[h.i] == nil {
+		c.away[h.i] = h.container()
+	}
+	in := c.away[h.i]
+	in.agent = h.agent
+	h.ip("link set " + ifName + " netns " + in.Name)
+	in.sits(in.Name, ifName)
+	c.must(in.Up(ifName))
+	time.Sleep(time.Duration(c.r.IntN(1500)) * time.Millisecond)
+	in.ip("link set " + ifName + " netns " + h.Name)
+	h.sits("", ifName)
+	c.must(h.Up(ifName))
+	h.waitState("up")
+}
+
+// carrier takes the other end of a host's wire down for a while.
+func (c *chaos) carrier() {
+	side := []string{"left", "right"}[c.r.IntN(2)]
+	c.must(c.mid.Down(side))
+	time.Sleep(time.Duration(c.r.IntN(3000)) * time.Millisecond)
+	c.must(c.mid.Up(side))
+	for _, h := range c.hosts {
+		h.waitState("up")
+	}
+}
+
+// forgeries sends b what a might have sent: NAKs, data and goodbyes with numbers that
+// are drawn, and ICMP about the path. The connection stays.
+func (c *chaos) forgeries() {
+	c.a.connect(c.b, "RC")
+	was := c.b.conns(c.a)[0]
+	qpn, err := parseQPN(was.LocalQPN)
+	c.must(err)
+	from := netip.MustParseAddr(c.a.status().Interface.GID)
+	f := c.forger(c.a, c.b)
+	f.r = c.r
+	var packets [][]byte
+	for range 1000 {
+		nak := make([]byte, roce.BTHLen+roce.AETHLen)
+		roce.PutBTH(nak, roce.BTHFields{Opcode: roce.RCAck, PKey: ib.DefaultPKey, DestQPN: qpn, PSN: ib.PSN(c.r.Uint32N(1 << 24))})
+		roce.PutAETH(nak[roce.BTHLen:], roce.Syndrome(0x60|c.r.Uint32N(5)), 0)
+		data := make([]byte, roce.BTHLen+64)
+		roce.PutBTH(data, roce.BTHFields{Opcode: roce.RCSendOnly, PKey: ib.DefaultPKey, DestQPN: ib.QPN(c.r.Uint32N(1 << 24)), PSN: ib.PSN(c.r.Uint32N(1 << 24))})
+		bye, _ := mad.DREQ{LocalCommID: mad.CommID(c.r.Uint32()), RemoteCommID: mad.CommID(c.r.Uint32()), RemoteQPN: qpn}.AppendBinary(nil)
+		packets = append(packets, sealed(c.r, from, f.gid, nak), sealed(c.r, from, f.gid, data),
+			forgedUD(c.r, from, f.gid, ib.QPNGSI, ib.QPNGSI, ib.QKeyGSI, bye))
+	}
+	f.load(packets)
+	ctx, cancel := context.WithTimeout(c.ctx, 3*time.Second)
+	defer cancel()
+	_, err = f.send(ctx, roce.Port, 2000)
+	c.must(err)
+	ports := []uint16{rocePort}
+	for range 500 {
+		ports = append(ports, uint16(0xc000|c.r.Uint32N(1<<14)))
+	}
+	c.lie(c.a, c.b, from, f.gid, f.gid, from, ports...)
+	now := c.b.conns(c.a)
+	if len(now) != 1 || now[0].LocalCommID != was.LocalCommID {
+		c.Errorf("after forgeries b has connections %+v, before %+v", now, was)
+	}
+}
+
 func (c *chaos) pause() {
 	h := c.either()
 	c.must(syscall.Kill(h.agent.PID(), syscall.SIGSTOP))
@@ -307,7 +381,7 @@ func (c *chaos) rename() {
 
 // floods sends forged packets, from a's side of the wire.
 func (c *chaos) floods() {
-	kinds := []forgery{forgedARP, forgedND, forgedREQ}
+	kinds := []forgery{forgedARP, forgedND, forgedREQ, forgedData}
 	f := c.forge(c.a, c.b, kinds[c.r.IntN(len(kinds))], 40_000)
 	ctx, cancel := context.WithTimeout(c.ctx, 2*time.Second)
 	defer cancel()

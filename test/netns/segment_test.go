@@ -59,6 +59,7 @@ type segment struct {
 	hosts  []*host
 	bridge *lab.Host  // of more than two hosts
 	relay  *lab.Relay // of topology.relay
+	mid    *lab.Host  // where that is
 }
 
 // A host has at most one agent at a time. Host i has 10.0.0.(i+1) and
@@ -132,7 +133,8 @@ func newSegment(t *testing.T, top topology) *segment {
 	}
 	t.Cleanup(s.end)
 	if top.relay != nil {
-		s.throughRelay(make("m"))
+		s.mid = make("m")
+		s.throughRelay(s.mid)
 	} else if top.wire != nil {
 		s.throughWire(make("m"))
 	} else if top.hosts == 2 {
