@@ -435,6 +435,11 @@ func (c *Config) settings() (s settings, err error) {
 	if c.LogFormat != "text" && c.LogFormat != "json" {
 		return bad("log_format", "log_format %q: must be text or json", c.LogFormat)
 	}
+	if c.User != "" && c.Provider == ibVerbs {
+		// Uverbs takes writes only with the credentials that opened it (include/rdma/ib.h,
+		// ib_safe_file_access), and rdma_rxe's send queue is rung by one.
+		return bad("user", "user: provider ibverbs cannot go on as another user: the kernel takes no requests after that; start the program as that user, with CAP_NET_ADMIN")
+	}
 	if c.User != "" {
 		if s.user, err = sandbox.LookUp(c.User); err != nil {
 			return bad("user", "%v", err)

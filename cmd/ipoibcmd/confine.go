@@ -13,8 +13,9 @@ import (
 // confine returns what makes the process give up what it does not need once it serves.
 // The file it was read from, if any, is to be read again.
 func (c *Config) confine(s settings, file string) func() ([]control.Protection, error) {
-	// With Landlock no datagram left rdma_rxe, and what the libraries of provider ibverbs
-	// open is not known.
+	// Landlock gives the process other credentials, with which uverbs takes no writes on a
+	// descriptor that was opened before (include/rdma/ib.h, ib_safe_file_access): no
+	// datagram leaves rdma_rxe.
 	o := sandbox.Options{User: s.user, SysAdmin: c.Netns != "", NoLandlock: off(c.Sandbox.Landlock) || c.Provider == ibVerbs, Socket: c.controlPath()}
 	o.OwnFolder = filepath.Dir(o.Socket) == control.SocketDir
 	switch {

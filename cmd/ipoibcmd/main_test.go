@@ -95,6 +95,7 @@ func TestExitStatusAndHints(t *testing.T) {
 		{"no such RDMA device", []string{"run", "--device=nothere9", "--provider=ibverbs"}, 2, []string{`device "nothere9": no RDMA device of that name has a network device`}},
 		{"RDMA device of softroce", []string{"run", "--underlay=lo", "--device=rxe0"}, 2, []string{`device "rxe0": only provider ibverbs has RDMA devices`}},
 		{"peers with ibverbs", []string{"run", "--config", peers}, 2, []string{"peers: provider ibverbs cannot receive the copies"}},
+		{"user with ibverbs", []string{"run", "--underlay=lo", "--provider=ibverbs", "--user=65534"}, 2, []string{"user: provider ibverbs cannot go on as another user"}},
 		{"no such underlay", []string{"run", "--underlay=nothere9"}, 1, []string{"underlay nothere9: there is no such device", "ipoibcmd devices lists what could serve"}},
 		{"no agent", []string{"status", "--control", missing}, 1, []string{"no agent: " + missing + " does not exist", "start one with ipoibcmd run"}},
 		{"dead agent", []string{"show", "conn", "--control", stale}, 1, []string{"no agent answers at " + stale, "it was probably killed"}},
