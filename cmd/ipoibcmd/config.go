@@ -48,6 +48,7 @@ type Config struct {
 	CMTransport string   `yaml:"cm_transport"`
 	UDMTU       int      `yaml:"ud_mtu"`
 	ReceiveMTU  int      `yaml:"receive_mtu"`
+	Class       int      `yaml:"traffic_class"`
 	GID         string   `yaml:"gid"`
 	Provider    string   `yaml:"provider"`
 	Device      string   `yaml:"device"`
@@ -148,6 +149,7 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.IntVar(&c.UDMTU, "ud-mtu", c.UDMTU, "MTU of datagrams, multicast and broadcast; the same on the whole link")
 	f.IntVar(&c.ReceiveMTU, "receive-mtu", c.ReceiveMTU, "largest connected-mode message accepted, 4-octet header included")
 	f.StringArrayVar(&c.Allow, "allow", c.Allow, "GID, or prefix of GIDs, of hosts to talk with at all (default: all); repeatable")
+	f.IntVar(&c.Class, "traffic-class", c.Class, "traffic class of RoCEv2 packets: four times the DSCP")
 	f.StringVar(&c.GID, "gid", c.GID, "GID to use: an address of the underlay (default: its IPv6 link-local address)")
 	f.StringVar(&c.Provider, "provider", c.Provider, "verbs provider: softroce (no kernel module, no hardware) or ibverbs (kernel Soft-RoCE, RoCE adapters)")
 	f.StringVar(&c.Device, "device", c.Device, "with ibverbs: RDMA device (default: that of the underlay)")
@@ -295,6 +297,7 @@ func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 	set("cm-transport", func() { c.CMTransport = flags.CMTransport })
 	set("ud-mtu", func() { c.UDMTU = flags.UDMTU })
 	set("receive-mtu", func() { c.ReceiveMTU = flags.ReceiveMTU })
+	set("traffic-class", func() { c.Class = flags.Class })
 	set("gid", func() { c.GID = flags.GID })
 	set("provider", func() { c.Provider = flags.Provider })
 	set("device", func() { c.Device = flags.Device })
@@ -361,6 +364,10 @@ func (c *Config) settings() (s settings, err error) {
 		return bad("receive_mtu", "receive_mtu %d: must be 1284 to 65524 octets, header included", c.ReceiveMTU)
 	case c.ReceiveMTU < c.UDMTU+encap.HeaderLen:
 		return bad("receive_mtu", "receive_mtu %d: must be at least ud_mtu and 4 more, %d, or connections would carry less than datagrams", c.ReceiveMTU, c.UDMTU+encap.HeaderLen)
+	case c.Class < 0 || c.Class > 252 || c.Class&3 != 0:
+		return bad("traffic_class", "traffic_class %d: must be four times a DSCP, 0 to 252: the lower two bits are those of ECN", c.Class)
+	case c.Class != 0 && c.Provider != softRoCE:
+		return bad("traffic_class", "traffic_class %d: only provider softroce sets it", c.Class)
 	case c.PKey&0x7fff == 0:
 		return bad("pkey", "pkey 0x%04x: partition 0 does not exist", c.PKey)
 	case c.PKey&uint16(ib.PKeyFull) == 0:

@@ -119,6 +119,19 @@ func TestConnected(t *testing.T) {
 		t.Errorf("traffic class %#x, hop limit %d", class, hops)
 	}
 
+	// A path that has no class has the device's.
+	b.opts.TrafficClass = 0x68
+	for _, tt := range []struct{ asked, want uint8 }{{0, 0x68}, {0x48, 0x48}} {
+		p, err := b.newPath(verbs.AHAttr{DGID: a.Port().GIDs[0], TrafficClass: tt.asked}, false, 1, 2)
+		must(t, err)
+		if p.attr.TrafficClass != tt.want {
+			t.Errorf("asked for traffic class %#x: %#x, want %#x", tt.asked, p.attr.TrafficClass, tt.want)
+		}
+		if p.head.TrafficClass != tt.want {
+			t.Errorf("asked for traffic class %#x: the ICRC is for %#x, want %#x", tt.asked, p.head.TrafficClass, tt.want)
+		}
+	}
+
 	// An address that is not ours: an error, and nothing stays open or is closed
 	// that is somebody else's.
 	before := descriptors(t)

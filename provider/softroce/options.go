@@ -41,6 +41,9 @@ type Options struct {
 	// round trip of 1 ms at most. Zero means 256, or as many as make 512 KiB where the
 	// path MTU is below 2048. On a longer path there are more, 8 MiB at most.
 	Window int
+	// TrafficClass is that of all packets whose path has none: the DSCP in the upper six
+	// bits. The lower two are zero, those of ECN.
+	TrafficClass uint8
 	// RecvBuffer and SendBuffer are asked from the kernel for each receiving and
 	// sending socket, in octets. Zero means 16 MiB and 4 MiB; the counters show
 	// what the kernel gave.

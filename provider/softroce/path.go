@@ -1,6 +1,7 @@
 package softroce
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -114,6 +115,7 @@ func (p *path) most() int {
 
 // pathOver makes the path for attr, which is complete, on socket s.
 func (d *Device) pathOver(s *sender, attr verbs.AHAttr) *path {
+	attr.TrafficClass = cmp.Or(attr.TrafficClass, d.opts.TrafficClass)
 	p := &path{attr: attr, sender: s, v6: !attr.DGID.Is4(), max: maxBatch6}
 	if !p.v6 {
 		p.max = maxBatch4
