@@ -52,6 +52,7 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 		r.retryLeft, r.backoff = q.attr.RetryCount, 0 // the peer is alive
 		r.ackDeadline, r.rnrDeadline = time.Time{}, now.Add(s.RNRTimer().Duration())
 		r.missing.forget()
+		r.limit = min(r.limit, rnrFlight) // each ACK doubles it: no burst into the same full queue
 		q.goBack()
 	case s == roce.NAKSequence:
 		q.count.NAKsIn++

@@ -47,6 +47,8 @@ const (
 	// minFlight is how many packets may be in flight however many are lost, and
 	// lossMemory how many windows without loss make up for any that was.
 	minFlight, lossMemory = 16, 8
+	// rnrFlight is how many packets go out when the time of an RNR NAK is over.
+	rnrFlight = 4
 	// minFlightOctets is the same in octets, if that is less, of a peer that keeps what
 	// is behind a lost packet: about a short queue.
 	minFlightOctets = 32 << 10
