@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/lru"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire/encap"
 )
@@ -82,7 +83,7 @@ type peer struct {
 	at   time.Time
 	slot int
 
-	older, newer *peer // in Interface.spare
+	lru.Links[peer] // in Interface.spare
 }
 
 // A memo is what there is to tell of a peer. Most have none.
@@ -139,7 +140,7 @@ func (f *Interface) peer(key encap.LinkAddr) *peer {
 
 // evictPeer forgets the peer that was unused for longest.
 func (f *Interface) evictPeer() bool {
-	for p := f.spare.oldest; p != nil; p = f.spare.oldest {
+	for p := f.spare.Oldest(); p != nil; p = f.spare.Oldest() {
 		if p.unused() {
 			f.forgetPeer(p)
 			return true
@@ -161,40 +162,23 @@ func (f *Interface) allPeers() []*peer {
 	return slices.SortedFunc(maps.Values(f.peers), func(a, b *peer) int { return a.key.Compare(b.key) })
 }
 
-// A spare is the peers that nothing hangs on, by when they were touched. Links are
-// in the peers.
-type spare struct{ oldest, newest *peer }
+// A spare is the peers that nothing hangs on, by when they were touched.
+type spare struct{ lru.List[peer, *peer] }
 
 // file puts p where it belongs: at the end if nothing hangs on it, else nowhere.
 func (s *spare) file(p *peer) {
 	s.remove(p)
-	if !p.unused() {
-		return
+	if p.unused() {
+		p.isSpare = true
+		s.Push(p)
 	}
-	p.isSpare, p.older = true, s.newest
-	if s.newest == nil {
-		s.oldest = p
-	} else {
-		s.newest.newer = p
-	}
-	s.newest = p
 }
 
 func (s *spare) remove(p *peer) {
-	if !p.isSpare {
-		return
+	if p.isSpare {
+		p.isSpare = false
+		s.Remove(p)
 	}
-	if p.older == nil {
-		s.oldest = p.newer
-	} else {
-		p.older.newer = p.newer
-	}
-	if p.newer == nil {
-		s.newest = p.older
-	} else {
-		p.newer.older = p.older
-	}
-	p.isSpare, p.older, p.newer = false, nil, nil
 }
 
 // form returns the service ID form to dial p with (design D5).

@@ -231,8 +231,8 @@ func (n *node) step(ev Event) {
 func (n *node) checkPeers() {
 	f, w := n.f, n.w
 	spare := 0
-	for p := f.spare.oldest; p != nil; p = p.newer {
-		if spare++; f.peers[p.key] != p || !p.unused() || p.newer != nil && p.newer.touched.Before(p.touched) {
+	for p := f.spare.Oldest(); p != nil; p = p.Newer() {
+		if spare++; f.peers[p.key] != p || !p.unused() || p.Newer() != nil && p.Newer().touched.Before(p.touched) {
 			w.failf("%s: %v is out of place among those to spare", n.name, p.key)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"time"
 
+	"ipoibcm/lru"
 	"ipoibcm/wire/encap"
 )
 
@@ -45,8 +46,8 @@ type entry struct {
 	moves *moves // what was said of its moves; nil if it has not moved
 	timer timer
 
-	older, newer *entry // in the list that listOf names
-	next, prev   *entry // of the ring in Table.byLink; nil if not there
+	lru.Links[entry]        // in the list that listOf names
+	next, prev       *entry // of the ring in Table.byLink; nil if not there
 }
 
 func (t *Table) snapshot(e *entry) Neighbor {
@@ -112,7 +113,7 @@ func (t *Table) discard(dst []Action, ip netip.Addr, pkt []byte, why Drop) []Act
 // its first word is all there is.
 func (t *Table) add(dst []Action, ip netip.Addr, heard bool) ([]Action, *entry) {
 	full := len(t.entries) >= t.o.maxNeighbors()
-	if full || heard && t.heard.n >= max(1, t.o.maxNeighbors()/2) {
+	if full || heard && t.heard.Len() >= max(1, t.o.maxNeighbors()/2) {
 		victim := t.victim()
 		if victim == nil {
 			return dst, nil
@@ -122,7 +123,7 @@ func (t *Table) add(dst []Action, ip netip.Addr, heard bool) ([]Action, *entry) 
 	}
 	e := &entry{ip: ip, heard: heard}
 	e.timer.entry = e
-	t.listOf(e).push(e)
+	t.listOf(e).Push(e)
 	t.entries[ip] = e
 	return dst, e
 }
@@ -132,25 +133,25 @@ func (t *Table) add(dst []Action, ip netip.Addr, heard bool) ([]Action, *entry) 
 // is in use, so that claims from forged sources replace each other. Of several it
 // is the oldest.
 func (t *Table) victim() *entry {
-	if e := t.failed.oldest; e != nil {
+	if e := t.failed.Oldest(); e != nil {
 		return e
 	}
-	if e := t.heard.oldest; e != nil {
+	if e := t.heard.Oldest(); e != nil {
 		return e
 	}
-	e := t.lru.oldest
+	e := t.lru.Oldest()
 	for range evictScan {
 		// Those in use are in another state; those asked for have packets.
 		if e == nil || e.state == StateStale {
 			return e
 		}
-		e = e.newer
+		e = e.Newer()
 	}
 	return nil
 }
 
 // listOf returns the list that e belongs to.
-func (t *Table) listOf(e *entry) *lru {
+func (t *Table) listOf(e *entry) *order {
 	switch {
 	case e.heard:
 		return &t.heard
@@ -163,9 +164,9 @@ func (t *Table) listOf(e *entry) *lru {
 // settle notes that e is more than hearsay.
 func (t *Table) settle(e *entry) {
 	if e.heard {
-		t.heard.remove(e)
+		t.heard.Remove(e)
 		e.heard = false
-		t.lru.push(e)
+		t.lru.Push(e)
 	}
 }
 
@@ -173,9 +174,9 @@ func (t *Table) settle(e *entry) {
 func (t *Table) setState(now time.Time, e *entry, s State) {
 	if e.state != s {
 		t.o.Log.Debug("neighbour state", "ip", e.ip, "from", e.state, "to", s)
-		t.listOf(e).remove(e)
+		t.listOf(e).Remove(e)
 		e.state, e.since = s, t.instant(now)
-		t.listOf(e).push(e)
+		t.listOf(e).Push(e)
 	}
 	switch s {
 	case StateIncomplete, StateProbe:
@@ -196,8 +197,8 @@ func (t *Table) setState(now time.Time, e *entry, s State) {
 func (t *Table) use(now time.Time, e *entry) {
 	e.used = t.instant(now)
 	t.settle(e)
-	t.listOf(e).remove(e)
-	t.listOf(e).push(e)
+	t.listOf(e).Remove(e)
+	t.listOf(e).Push(e)
 	if e.state == StateStale {
 		t.setState(now, e, StateDelay)
 	}
@@ -389,8 +390,8 @@ func (t *Table) setFailed(dst []Action, now time.Time, e *entry, held bool) []Ac
 	}
 	e.held = held
 	t.setState(now, e, StateFailed)
-	if t.failed.n > max(1, t.o.maxNeighbors()/maxFailedShare) {
-		return t.remove(dst, t.failed.oldest, 0, DropUnresolved)
+	if t.failed.Len() > max(1, t.o.maxNeighbors()/maxFailedShare) {
+		return t.remove(dst, t.failed.Oldest(), 0, DropUnresolved)
 	}
 	return dst
 }
@@ -404,7 +405,7 @@ func (t *Table) remove(dst []Action, e *entry, reason ExpireReason, why Drop) []
 	t.unindex(e)
 	t.endChallenge(e)
 	t.timers.stop(&e.timer)
-	t.listOf(e).remove(e)
+	t.listOf(e).Remove(e)
 	delete(t.entries, e.ip)
 	return dst
 }

@@ -97,13 +97,13 @@ func fuzzStep(t *testing.T, in []byte) {
 			}
 		}
 		listed := 0
-		for _, l := range []lru{tab.lru, tab.heard, tab.failed} {
-			listed -= l.n
-			for e := l.oldest; e != nil; e = e.newer {
+		for _, l := range []order{tab.lru, tab.heard, tab.failed} {
+			listed -= l.Len()
+			for e := l.Oldest(); e != nil; e = e.Newer() {
 				listed++
 			}
 		}
-		inLists := tab.lru.n + tab.heard.n + tab.failed.n
+		inLists := tab.lru.Len() + tab.heard.Len() + tab.failed.Len()
 		if len(tab.entries) > 5 || len(tab.addrs) > 3 || listed != 0 || inLists != len(tab.entries) || indexed > len(tab.entries) {
 			t.Fatalf("%d entries, %d in the lists, %d indexed, %d addresses", len(tab.entries), inLists, indexed, len(tab.addrs))
 		}

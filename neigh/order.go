@@ -1,39 +1,12 @@
 package neigh
 
-import "ipoibcm/wire/encap"
+import (
+	"ipoibcm/lru"
+	"ipoibcm/wire/encap"
+)
 
-// An lru is n entries in the order of their use. Links are in the entries.
-type lru struct {
-	oldest, newest *entry
-	n              int
-}
-
-// push adds e as the one used last.
-func (l *lru) push(e *entry) {
-	e.older, e.newer = l.newest, nil
-	if l.newest == nil {
-		l.oldest = e
-	} else {
-		l.newest.newer = e
-	}
-	l.newest = e
-	l.n++
-}
-
-func (l *lru) remove(e *entry) {
-	if e.older == nil {
-		l.oldest = e.newer
-	} else {
-		e.older.newer = e.newer
-	}
-	if e.newer == nil {
-		l.newest = e.older
-	} else {
-		e.newer.older = e.older
-	}
-	e.older, e.newer = nil, nil
-	l.n--
-}
+// An order is entries by when they were used.
+type order = lru.List[entry, *entry]
 
 // index adds e, whose link-layer address has been set, to the ring of those that
 // share it, as the last.

@@ -20,9 +20,9 @@ type Table struct {
 
 	entries    map[netip.Addr]*entry
 	byLink     map[encap.LinkAddr]*entry // by Key: the first of a ring of known entries, in the order they came
-	lru        lru                       // least recently used first
-	heard      lru                       // those only heard of, oldest first
-	failed     lru                       // those that did not answer, likewise
+	lru        order                     // least recently used first
+	heard      order                     // those only heard of, oldest first
+	failed     order                     // those that did not answer, likewise
 	queued     int                       // octets waiting in all entries
 	challenges int                       // entries with a rival
 	base       time.Time                 // of instants

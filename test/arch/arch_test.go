@@ -75,6 +75,7 @@ var rooms = []room{
 	{"logqueue", 1, edge},
 	{"sandbox", 1, edge},
 	{"ib", 0, pure},
+	{"lru", 0, pure},
 	{"rtnl", 0, pure},
 }
 

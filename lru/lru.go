@@ -1,0 +1,60 @@
+// Package lru has a list of values in the order of their use. The links are in the
+// values, so that a list costs no memory of its own and takes a value out at once.
+//
+// It is no cache: who keeps a list says what is forgotten, and when.
+package lru
+
+// Links are embedded in what stands in a List: in one at a time.
+type Links[T any] struct{ older, newer *T }
+
+func (l *Links[T]) links() *Links[T] { return l }
+
+// Newer returns the one that was used next, nil if none was.
+func (l *Links[T]) Newer() *T { return l.newer }
+
+// A value is a pointer to what Links are embedded in.
+type value[T any] interface {
+	*T
+	links() *Links[T]
+}
+
+// A List is values in the order of their use. The zero value is empty.
+type List[T any, P value[T]] struct {
+	oldest, newest *T
+	n              int
+}
+
+// Oldest returns the value that was used longest ago, nil if there is none.
+func (l *List[T, P]) Oldest() *T { return l.oldest }
+
+// Len returns how many there are.
+func (l *List[T, P]) Len() int { return l.n }
+
+// Push adds v, which is in no list, as the one used last.
+func (l *List[T, P]) Push(v *T) {
+	*P(v).links() = Links[T]{older: l.newest}
+	if l.newest == nil {
+		l.oldest = v
+	} else {
+		P(l.newest).links().newer = v
+	}
+	l.newest = v
+	l.n++
+}
+
+// Remove takes v out, which must be in l.
+func (l *List[T, P]) Remove(v *T) {
+	k := P(v).links()
+	if k.older == nil {
+		l.oldest = k.newer
+	} else {
+		P(k.older).links().newer = k.newer
+	}
+	if k.newer == nil {
+		l.newest = k.older
+	} else {
+		P(k.newer).links().older = k.older
+	}
+	*k = Links[T]{}
+	l.n--
+}
