@@ -102,9 +102,9 @@ func (k *kernelWorker) endNotices() error {
 func (k *kernelWorker) do(a fib.Action) bool {
 	do := job{do: func() ipoib.Event { return ipoib.FIBEvent{Event: k.carryOut(a)} }}
 	switch a.(type) {
-	case fib.Lookup, fib.LookupHost:
+	case fib.Lookup:
 		k.asks.push(do)
-	case fib.AddRoute, fib.SetRoute, fib.DelRoute, fib.SetRule, fib.FlushExceptions:
+	case fib.SetRoute, fib.SetRule, fib.FlushExceptions:
 		k.changes.push(do)
 	default:
 		return false
@@ -210,40 +210,38 @@ func (k *kernelWorker) work(ctx context.Context, q *queue, do func(func() ipoib.
 
 // carryOut does one action and returns what came of it.
 func (k *kernelWorker) carryOut(a fib.Action) fib.Event {
+	var err error
+	removed := false
 	switch a := a.(type) {
 	case fib.Lookup:
-		hop, err := fib.Ask(k.host, a.Link, a.Flow)
-		return fib.Answered{Flow: a.Flow, NextHop: hop, Err: err}
-	case fib.LookupHost:
-		hop, err := fib.AskHost(k.host, a.Link, a.Addr, a.ByDSCP)
-		return fib.HostAnswered{Addr: a.Addr, NextHop: hop, Err: err}
-	case fib.AddRoute:
-		err := k.host.AddRoute(a.Route)
-		if errors.Is(err, hostnet.ErrExists) {
-			return fib.RouteDone{Route: a.Route, Taken: true}
-		}
-		return fib.RouteDone{Route: a.Route, Err: err}
+		return a.Do(k.host)
 	case fib.SetRoute:
-		return fib.RouteDone{Route: a.Route, Err: k.host.SetRoute(a.Route)}
-	case fib.DelRoute:
-		err := k.host.DelRoute(a.Route)
-		if errors.Is(err, hostnet.ErrNotFound) {
-			err = nil
+		switch removed = a.Remove; {
+		case a.Remove:
+			err = k.host.DelRoute(a.Route)
+		case a.Route.Protocol == rtnl.Protocol:
+			err = k.host.AddRoute(a.Route)
+		default:
+			err = k.host.SetRoute(a.Route)
 		}
-		return fib.RouteDone{Route: a.Route, Removed: true, Err: err}
 	case fib.SetRule:
-		if a.On {
-			return fib.Done{What: "open the table of the multicast route", Err: k.host.AddRule(a.Rule)}
+		if removed = a.Remove; removed {
+			err = k.host.DelRule(a.Rule)
+		} else {
+			err = k.host.AddRule(a.Rule)
 		}
-		err := k.host.DelRule(a.Rule)
-		if errors.Is(err, hostnet.ErrNotFound) {
-			err = nil
-		}
-		return fib.Done{What: "close the table of the multicast route", Err: err}
 	case fib.FlushExceptions:
-		return fib.Done{What: "flush the kernel's path MTUs", Err: k.host.FlushExceptions()}
+		err = k.host.FlushExceptions()
+	default:
+		panic(fmt.Sprintf("agent: unknown action %T", a)) // our bug
 	}
-	panic(fmt.Sprintf("agent: unknown action %T", a)) // our bug
+	switch {
+	case errors.Is(err, hostnet.ErrExists):
+		return fib.Done{Action: a, Taken: true}
+	case errors.Is(err, hostnet.ErrNotFound) && removed:
+		err = nil
+	}
+	return fib.Done{Action: a, Err: err}
 }
 
 // nextHop asks the kernel as fib does, on the goroutine of a control request.
@@ -301,21 +299,21 @@ func (q *queue) take(ctx context.Context, n int) (batch []job) {
 func (a *Agent) doFIB(act fib.Action) {
 	switch act := act.(type) {
 	case fib.SetPath:
-		a.setPath(act.Hop, act.Path)
-	case fib.DelPath:
-		a.delPath(act.Hop)
+		if act.Path == (fib.Path{}) {
+			a.delPath(act.Hop)
+		} else {
+			a.setPath(act.Hop, act.Path)
+		}
 	case fib.SetDest:
 		p := a.paths[act.Hop]
 		switch {
+		case !act.Hop.IsValid():
+			a.loop.DelDest(act.Flow)
 		case p == nil: // our bug; packets come up
 			a.log.Error("a destination leads to a next hop without a path", "dst", act.Flow.Dst, "hop", act.Hop)
-		case act.Fixed:
-			a.loop.PinDest(act.Flow, p.dp)
 		default:
 			a.loop.SetDest(act.Flow, p.dp)
 		}
-	case fib.DelDest:
-		a.loop.DelDest(act.Flow)
 	case fib.StaleDest:
 		if act.Flow.Dst.IsValid() {
 			a.loop.StaleDest(act.Flow)

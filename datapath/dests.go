@@ -16,33 +16,30 @@ import (
 // of routes cause no event, so that nothing else would end it.
 const destMaxAge = 30 * time.Second
 
-// A mark says when an entry was made fresh: a time in ticks of 16.8 ms, the
-// generation of the cache at that time, and whether the entry can be too old.
+// A mark says when an entry was made fresh: a time in ticks of 16.8 ms, and the
+// generation of the cache at that time.
 type mark uint64
 
 const (
-	markNoAge    mark = 1
-	markGen           = 1 // first bit
-	genBits           = 25
-	markTick          = markGen + genBits
-	genMask           = 1<<genBits - 1
-	tickShift         = 24
-	maxAgeTicks       = int64(destMaxAge >> tickShift)
-	maxSkewTicks      = int64(time.Second >> tickShift) // readings of two threads may be the wrong way round
+	genBits      = 26 // the lowest ones
+	genMask      = 1<<genBits - 1
+	tickShift    = 24
+	maxAgeTicks  = int64(destMaxAge >> tickShift)
+	maxSkewTicks = int64(time.Second >> tickShift) // readings of two threads may be the wrong way round
 )
 
 // newMark returns the mark of an entry that is fresh at now, in nanoseconds.
-func newMark(now int64, gen uint32, noAge mark) mark {
-	return mark(now>>tickShift)<<markTick | mark(gen&genMask)<<markGen | noAge
+func newMark(now int64, gen uint32) mark {
+	return mark(now>>tickShift)<<genBits | mark(gen&genMask)
 }
 
 // stale reports whether the entry is to be asked about.
 func (m mark) stale(now int64, gen uint32) bool {
-	if uint32(m>>markGen)&genMask != gen&genMask {
+	if uint32(m)&genMask != gen&genMask {
 		return true
 	}
-	age := now>>tickShift - int64(m>>markTick)
-	return m&markNoAge == 0 && (age > maxAgeTicks || age < -maxSkewTicks)
+	age := now>>tickShift - int64(m>>genBits)
+	return age > maxAgeTicks || age < -maxSkewTicks
 }
 
 // Keys of the cache. Most packets are looked up by destination alone, so that
@@ -223,7 +220,6 @@ func apply[K comparable](t *hashTable[K], op change, k K, p *Path, m mark) bool 
 	if d == nil {
 		return false
 	}
-	m |= mark(d.mark.Load()) & markNoAge
 	d.mark.Store(uint64(m))
 	return true
 }
@@ -236,18 +232,12 @@ func apply[K comparable](t *hashTable[K], op change, k K, p *Path, m mark) bool 
 // fresh. After 30 s, or when StaleDest or StaleAll says so, packets still take p,
 // but a TXStale frame goes up with the next of them, and again each 30 s until
 // SetDest is called again.
-func (l *Loop) SetDest(flow rtnl.Flow, p *Path) bool { return l.setDest(flow, p, 0) }
-
-// PinDest is SetDest for an entry that does not get old, such as a group's.
-// StaleDest and StaleAll do concern it.
-func (l *Loop) PinDest(flow rtnl.Flow, p *Path) bool { return l.setDest(flow, p, markNoAge) }
-
-func (l *Loop) setDest(flow rtnl.Flow, p *Path, noAge mark) bool {
+func (l *Loop) SetDest(flow rtnl.Flow, p *Path) bool {
 	if p == nil {
 		panic("datapath: destination without path")
 	}
 	c := l.dests.Load()
-	return c.change(destSet, flow, p, newMark(nanotime(), c.gen.Load(), noAge))
+	return c.change(destSet, flow, p, newMark(nanotime(), c.gen.Load()))
 }
 
 // DelDest removes the entry of flow. Its packets go up as TXNoRoute.
@@ -258,7 +248,7 @@ func (l *Loop) DelDest(flow rtnl.Flow) bool {
 // StaleDest makes the entry of flow stale.
 func (l *Loop) StaleDest(flow rtnl.Flow) bool {
 	c := l.dests.Load()
-	return c.change(destStale, flow, nil, newMark(nanotime(), c.gen.Load()-1, 0))
+	return c.change(destStale, flow, nil, newMark(nanotime(), c.gen.Load()-1))
 }
 
 // StaleAll makes all entries stale, at the cost of one.
@@ -290,7 +280,7 @@ func (l *Loop) Dests() DestStats {
 // askAgain sends a TXStale frame up for the entry with mark at, which was m when
 // pkt found it stale. One of all that find it so does.
 func (l *Loop) askAgain(at *atomic.Uint64, m mark, t encap.EtherType, pkt []byte, p *Path, now int64, gen uint32) {
-	asked := newMark(now, gen, m&markNoAge)
+	asked := newMark(now, gen)
 	if !at.CompareAndSwap(uint64(m), uint64(asked)) {
 		return
 	}

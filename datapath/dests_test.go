@@ -228,22 +228,18 @@ func TestMark(t *testing.T) {
 	const now = int64(1_800_000_000_000_000_000)
 	for _, tt := range []struct {
 		name  string
-		noAge mark
 		later time.Duration
 		gen   uint32
 		want  bool
 	}{
-		{"at once", 0, 0, 5, false},
-		{"almost old", 0, destMaxAge - 50*time.Millisecond, 5, false},
-		{"old", 0, destMaxAge + 50*time.Millisecond, 5, true},
-		{"seen by a batch that began before", 0, -100 * time.Millisecond, 5, false},
-		{"clock set back", 0, -time.Hour, 5, true},
-		{"all made stale", 0, 0, 6, true},
-		{"pinned", markNoAge, 1000 * time.Hour, 5, false},
-		{"pinned, clock set back", markNoAge, -time.Hour, 5, false},
-		{"pinned, all made stale", markNoAge, 0, 6, true},
+		{"at once", 0, 5, false},
+		{"almost old", destMaxAge - 50*time.Millisecond, 5, false},
+		{"old", destMaxAge + 50*time.Millisecond, 5, true},
+		{"seen by a batch that began before", -100 * time.Millisecond, 5, false},
+		{"clock set back", -time.Hour, 5, true},
+		{"all made stale", 0, 6, true},
 	} {
-		if got := newMark(now, 5, tt.noAge).stale(now+int64(tt.later), tt.gen); got != tt.want {
+		if got := newMark(now, 5).stale(now+int64(tt.later), tt.gen); got != tt.want {
 			t.Errorf("%s: stale is %v, want %v", tt.name, got, tt.want)
 		}
 	}
@@ -334,13 +330,6 @@ func TestStaleDests(t *testing.T) {
 	send("StaleDest", 0, 1)
 	a.StaleAll()
 	send("StaleAll while it is asked about", 0, 1)
-	a.PinDest(flow, p)
-	send("pinned", time.Hour, 0)
-	a.StaleDest(flow)
-	send("pinned, StaleDest", time.Hour, 1)
-	send("still pinned", 3*time.Hour, 0)
-	a.StaleAll()
-	send("pinned, StaleAll", 3*time.Hour, 1)
 
 	// A full ring puts it off.
 	for a.up.get(TXMiss, encap.IPv4, pkt) != nil { // all frames are in other hands
@@ -396,7 +385,7 @@ func TestDestsConcurrently(t *testing.T) {
 					return
 				}
 				now := nanotime()
-				if m, gen := mark(at.Load()), c.gen.Load(); m.stale(now, gen) && at.CompareAndSwap(uint64(m), uint64(newMark(now, gen, 0))) {
+				if m, gen := mark(at.Load()), c.gen.Load(); m.stale(now, gen) && at.CompareAndSwap(uint64(m), uint64(newMark(now, gen))) {
 					asked[r]++
 				}
 			}

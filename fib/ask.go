@@ -23,6 +23,31 @@ type NextHop struct {
 	ByDSCP bool        // of AskHost: packets of some DSCP go elsewhere
 }
 
+// Do asks k.
+func (l Lookup) Do(k Kernel) (a Answered) {
+	if a.Lookup = l; l.Host {
+		a.NextHop, a.Err = AskHost(k, l.Link, l.Flow.Dst, l.ByDSCP)
+	} else {
+		a.NextHop, a.Err = Ask(k, l.Link, l.Flow)
+	}
+	return a
+}
+
+// An asker is a kernel that is not asked again once it could not be.
+type asker struct {
+	Kernel
+	err error
+}
+
+func (k *asker) ask(q rtnl.Query) (a rtnl.Answer) {
+	if k.err == nil {
+		if a, k.err = k.Lookup(q); k.err != nil {
+			k.err = fmt.Errorf("ask for the route to %v: %w", q.Dst, k.err)
+		}
+	}
+	return a
+}
+
 // loopback is the index of lo in every network namespace.
 const loopback = 1
 
@@ -36,114 +61,68 @@ const loopback = 1
 //
 // In a VRF the VRF is named, whose senders are bound to it: the kernel then looks in its
 // table, for routes by any device (l3mdev_update_flow in net/l3mdev/l3mdev.c).
-func Ask(k Kernel, link rtnl.Link, flow rtnl.Flow) (NextHop, error) {
-	device := link.Index
-	q, err := query(k, vrf(link), flow)
-	if err != nil {
-		return NextHop{}, err
+func Ask(kernel Kernel, link rtnl.Link, flow rtnl.Flow) (NextHop, error) {
+	k, device := &asker{Kernel: kernel}, link.Index
+	q := rtnl.Query{Flow: flow, OIF: link.VRF()}
+	if q.Src.IsValid() && q.Src.IsUnspecified() {
+		q.Src = netip.Addr{}
 	}
-	a, err := k.Lookup(q)
-	if err == nil && !a.OK() && q.Src.IsValid() { // a source that the kernel does not accept
-		q.Src, q.IIF, q.OIF = netip.Addr{}, 0, vrf(link)
-		a, err = k.Lookup(q)
+	if q.Src.IsValid() {
+		// A source that is not the host's own is that of a forwarded packet, which
+		// came in by the device towards it.
+		switch a := k.ask(rtnl.Query{Flow: rtnl.Flow{Dst: q.Src}, OIF: q.OIF}); {
+		case a.Type == rtnl.Local:
+		case a.OK():
+			q.IIF, q.OIF = a.OIF, 0
+		default:
+			q.IIF, q.OIF = loopback, 0
+		}
 	}
-	if err != nil {
-		return NextHop{}, fmt.Errorf("ask for the route to %v: %w", flow.Dst, err)
+	a := k.ask(q)
+	if !a.OK() && q.Src.IsValid() { // a source that the kernel does not accept
+		q.Src, q.IIF, q.OIF = netip.Addr{}, 0, link.VRF()
+		a = k.ask(q)
 	}
-	own := a
+	hop := NextHop{Addr: flow.Dst, Answer: a}
 	if a.OK() && a.OIF != device { // perhaps only one of several hops
 		q.Match, q.Through = true, device
-		if a, err = k.Lookup(q); err != nil {
-			return NextHop{}, fmt.Errorf("ask for the hops to %v: %w", flow.Dst, err)
-		}
+		a = k.ask(q)
 	}
-	bound := !a.OK() || a.OIF != device
-	if bound {
-		if a, err = askBound(k, device, q); err != nil {
-			return NextHop{}, fmt.Errorf("ask for the route to %v by the device: %w", flow.Dst, err)
+	if hop.Bound = !a.OK() || a.OIF != device; hop.Bound {
+		// As a sender asks that is bound to the device. What is forwarded cannot be
+		// asked so; and with a source IPv6 takes the device for a wish only
+		// (ip6_route_output_flags in net/ipv6/route.c).
+		if q.Match, q.Through, q.OIF = false, 0, device; q.IIF != 0 {
+			q.Src, q.IIF = netip.Addr{}, 0
 		}
-	}
-	hop := NextHop{Addr: flow.Dst, Answer: own, Bound: bound, Leaves: a.OK() && a.OIF == device}
-	if a.OK() && a.OIF == device && a.Via.IsValid() {
-		hop.Addr = a.Via.WithZone("")
+		if a = k.ask(q); a.OK() && a.OIF != device && q.Src.IsValid() {
+			q.Src = netip.Addr{}
+			a = k.ask(q)
+		}
 	}
 	// Without any route it is the destination itself: rules that look at what a
 	// TUN does not show brought the packet here.
-	return hop, nil
-}
-
-// askBound asks as a sender does that is bound to the device.
-func askBound(k Kernel, device int, q rtnl.Query) (rtnl.Answer, error) {
-	q.Match, q.Through = false, 0
-	if q.IIF != 0 { // what is forwarded cannot be asked so
-		q.Src, q.IIF = netip.Addr{}, 0
+	if hop.Leaves = a.OK() && a.OIF == device; hop.Leaves && a.Via.IsValid() {
+		hop.Addr = a.Via.WithZone("")
 	}
-	q.OIF = device
-	a, err := k.Lookup(q)
-	if err == nil && a.OK() && a.OIF != device && q.Src.IsValid() {
-		// With a source IPv6 takes the device for a wish only
-		// (ip6_route_output_flags in net/ipv6/route.c).
-		q.Src = netip.Addr{}
-		a, err = k.Lookup(q)
-	}
-	return a, err
-}
-
-// vrf returns the index of the VRF that the link is in; zero: of none.
-func vrf(link rtnl.Link) int {
-	if link.VRFTable == 0 {
-		return 0
-	}
-	return link.Master
-}
-
-// query returns the question to ask for flow first. A source that is not the
-// host's own is that of a forwarded packet, which came in by the device towards it.
-func query(k Kernel, vrf int, flow rtnl.Flow) (rtnl.Query, error) {
-	q := rtnl.Query{Flow: flow, OIF: vrf}
-	if !flow.Src.IsValid() || flow.Src.IsUnspecified() {
-		q.Src = netip.Addr{}
-		return q, nil
-	}
-	a, err := k.Lookup(rtnl.Query{Flow: rtnl.Flow{Dst: flow.Src}, OIF: vrf})
-	if err != nil {
-		return q, fmt.Errorf("ask for the way to source %v: %w", flow.Src, err)
-	}
-	switch {
-	case a.Type == rtnl.Local:
-	case a.OK():
-		q.IIF, q.OIF = a.OIF, 0
-	default:
-		q.IIF, q.OIF = loopback, 0
-	}
-	return q, nil
+	return hop, k.err
 }
 
 // AskHost asks how the kernel sends packets to a neighbour, for [NextHop.Guest];
 // with byDSCP for every DSCP, because there may be routes for some.
-func AskHost(k Kernel, link rtnl.Link, a netip.Addr, byDSCP bool) (NextHop, error) {
+func AskHost(kernel Kernel, link rtnl.Link, a netip.Addr, byDSCP bool) (NextHop, error) {
+	k := &asker{Kernel: kernel}
 	q := rtnl.Query{Flow: rtnl.Flow{Dst: a}, Match: true}
-	if q.OIF = vrf(link); a.IsLinkLocalUnicast() {
+	if q.OIF = link.VRF(); a.IsLinkLocalUnicast() {
 		q.OIF = link.Index // every device has its own fe80::/64
 	}
-	answer, err := k.Lookup(q)
-	if err != nil {
-		return NextHop{}, fmt.Errorf("ask for the route to neighbour %v: %w", a, err)
-	}
+	answer := k.ask(q)
 	hop := NextHop{Addr: a, Answer: answer, Bound: q.OIF != 0}
-	if !byDSCP || a.Is6() { // IPv6 has no such routes
-		return hop, nil
+	for q.TOS = 4; q.TOS != 0 && byDSCP && a.Is4(); q.TOS += 4 { // IPv6 has no such routes
+		other := k.ask(q)
+		hop.ByDSCP = hop.ByDSCP || other.Prefix != answer.Prefix || other.Via != answer.Via || other.OIF != answer.OIF
 	}
-	for q.TOS = 4; q.TOS != 0; q.TOS += 4 {
-		other, err := k.Lookup(q)
-		if err != nil {
-			return NextHop{}, fmt.Errorf("ask for the route to neighbour %v with TOS %#x: %w", a, q.TOS, err)
-		}
-		if other.Prefix != answer.Prefix || other.Via != answer.Via || other.OIF != answer.OIF {
-			hop.ByDSCP = true
-		}
-	}
-	return hop, nil
+	return hop, k.err
 }
 
 // Guest reports whether a host route of ours may show the MTU of neighbour h.Addr:

@@ -17,11 +17,13 @@ func TestRerouteWhileHostIsAsked(t *testing.T) {
 	m.Step(nil, now, Host{rtnl.Event{Kind: rtnl.Resync, Snapshot: &rtnl.Snapshot{Link: link}}})
 	count := func(actions []Action) (asked, added int) {
 		for _, a := range actions {
-			switch a.(type) {
-			case LookupHost:
+			switch a := a.(type) {
+			case Lookup:
 				asked++
-			case AddRoute:
-				added++
+			case SetRoute:
+				if !a.Remove {
+					added++
+				}
 			}
 		}
 		return asked, added
@@ -31,7 +33,7 @@ func TestRerouteWhileHostIsAsked(t *testing.T) {
 	}
 	m.Step(nil, now, Host{rtnl.Event{Kind: rtnl.Rerouted, Prefix: netip.MustParsePrefix("10.0.0.0/28")}})
 	old := rtnl.Answer{Type: rtnl.Unicast, OIF: link.Index, Protocol: rtnl.ProtoKernel, Prefix: netip.MustParsePrefix("10.0.0.0/24")}
-	asked, added := count(m.Step(nil, now, HostAnswered{Addr: peer, NextHop: NextHop{Addr: peer, Answer: old}}))
+	asked, added := count(m.Step(nil, now, Answered{Lookup: Lookup{Flow: rtnl.Flow{Dst: peer}, Link: link, Host: true}, NextHop: NextHop{Addr: peer, Answer: old}}))
 	if added != 0 {
 		t.Errorf("%d routes are added by an answer of before the change, want none", added)
 	}
@@ -50,14 +52,14 @@ func TestUnnamedRerouteDoubtsHosts(t *testing.T) {
 		m.Step(nil, now, Host{rtnl.Event{Kind: rtnl.Resync, Snapshot: &rtnl.Snapshot{Link: link}}})
 		m.Step(nil, now, SetHop{peer, Path{Kind: PathConn, MTU: 65520}})
 		answer := rtnl.Answer{Type: rtnl.Unicast, OIF: link.Index, Protocol: rtnl.ProtoKernel, Prefix: netip.MustParsePrefix("10.0.0.0/24")}
-		for _, a := range m.Step(nil, now, HostAnswered{Addr: peer, NextHop: NextHop{Addr: peer, Answer: answer}}) {
-			if add, ok := a.(AddRoute); ok {
-				m.Step(nil, now, RouteDone{Route: add.Route})
+		for _, a := range m.Step(nil, now, Answered{Lookup: Lookup{Flow: rtnl.Flow{Dst: peer}, Link: link, Host: true}, NextHop: NextHop{Addr: peer, Answer: answer}}) {
+			if add, ok := a.(SetRoute); ok {
+				m.Step(nil, now, Done{Action: add})
 			}
 		}
 		removed := 0
 		for _, a := range m.Step(nil, now, Host{rtnl.Event{Kind: rtnl.Rerouted, Unnamed: unnamed}}) {
-			if _, ok := a.(DelRoute); ok {
+			if a, ok := a.(SetRoute); ok && a.Remove {
 				removed++
 			}
 		}

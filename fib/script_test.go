@@ -24,7 +24,6 @@ import (
 //	packet X [from X]                       a packet that the data path could not send
 //	stale X                                 the data path used an old answer
 //	hop X conn N|ud MTU, gone X             how a neighbour is reached
-//	group X, nogroup X                      packets to a group
 //	toobig                                  ICMP told the kernel of a smaller MTU
 //	wait, answer                            the kernel is slow; it answers
 //	theirs P [mtu N]                        somebody else adds a host route by the device
@@ -32,14 +31,14 @@ import (
 // The life of a host route, and the script that shows each line:
 //
 //	from     cause                       to       action              script
-//	-        hop conn                    asked    LookupHost          host
-//	asked    a guest                     there    AddRoute            host
+//	-        hop conn                    asked    Lookup              host
+//	asked    a guest                     there    SetRoute            host
 //	asked    no guest                    refused  Note                guest
-//	there    another MTU                 there    AddRoute            host
-//	there    no conn                     -        DelRoute            host
-//	there    foreign change              asked    DelRoute, then ask  guest
-//	there    removed by others           asked    LookupHost          host
-//	refused  foreign change              asked    LookupHost          guest
+//	there    another MTU                 there    SetRoute            host
+//	there    no conn                     -        SetRoute, removed   host
+//	there    foreign change              asked    SetRoute, then ask  guest
+//	there    removed by others           asked    Lookup              host
+//	refused  foreign change              asked    Lookup              guest
 //	any      device down                 -        (the kernel's)      down
 func TestScripts(t *testing.T) {
 	script.Run(t, "testdata/*.txt", func(*testing.T) script.Machine { return newBench() })
@@ -102,19 +101,22 @@ func show(a fib.Action) string {
 		dst, _ := ip.Dst(a.Packet)
 		return fmt.Sprintf("packet to %v goes to %v", dst, a.Hop)
 	case fib.Lookup:
+		if a.Host {
+			return fmt.Sprintf("? host %v", a.Flow.Dst)
+		}
 		return "? " + flow(a.Flow)
-	case fib.LookupHost:
-		return fmt.Sprintf("? host %v", a.Addr)
 	case fib.SetPath:
+		if a.Path == (fib.Path{}) {
+			return fmt.Sprintf("nopath %v", a.Hop)
+		}
 		return fmt.Sprintf("path %v %v mtu %d", a.Hop, a.Path.Kind, a.Path.MTU)
-	case fib.DelPath:
-		return fmt.Sprintf("nopath %v", a.Hop)
 	case fib.AskPath:
 		return ""
 	case fib.SetDest:
+		if !a.Hop.IsValid() {
+			return "nodest " + flow(a.Flow)
+		}
 		return fmt.Sprintf("dest %s by %v", flow(a.Flow), a.Hop)
-	case fib.DelDest:
-		return "nodest " + flow(a.Flow)
 	case fib.StaleDest:
 		if !a.Flow.Dst.IsValid() {
 			return "stale all"
@@ -122,22 +124,29 @@ func show(a fib.Action) string {
 		return "stale " + flow(a.Flow)
 	case fib.ResetDests:
 		return fmt.Sprintf("reset, by %v", a.Fields)
-	case fib.AddRoute:
-		return fmt.Sprintf("add %v", a.Route)
 	case fib.SetRoute:
+		switch {
+		case a.Remove:
+			return fmt.Sprintf("del %v", a.Route)
+		case a.Route.Protocol == rtnl.Protocol:
+			return fmt.Sprintf("add %v", a.Route)
+		}
 		return fmt.Sprintf("set %v", a.Route)
-	case fib.DelRoute:
-		return fmt.Sprintf("del %v", a.Route)
 	case fib.SetRule:
-		return fmt.Sprintf("rule %v oif %s table %d: %v", a.Rule.To, a.Rule.OIF, a.Rule.Table, a.On)
+		return fmt.Sprintf("rule %v oif %s table %d: %v", a.Rule.To, a.Rule.OIF, a.Rule.Table, !a.Remove)
 	case fib.FlushExceptions:
 		return "flush"
 	case fib.Note:
 		return "note " + a.Text
-	case fib.AddrAdded:
+	case fib.SetAddr:
+		if a.Gone {
+			return fmt.Sprintf("no address %v", a.Prefix)
+		}
 		return fmt.Sprintf("address %v", a.Prefix)
-	case fib.AddrRemoved:
-		return fmt.Sprintf("no address %v", a.Prefix)
+	case fib.SetUp:
+		return map[bool]string{true: "LinkUp", false: "LinkDown"}[a.Up]
+	case fib.SetMTU:
+		return fmt.Sprintf("device mtu %d", a.MTU)
 	}
 	return strings.TrimPrefix(fmt.Sprintf("%T", a), "fib.")
 }
@@ -235,13 +244,7 @@ func (b *bench) events(w []string) (evs []fib.Event, err error) {
 		}
 		return []fib.Event{fib.SetHop{Addr: netip.MustParseAddr(w[1]), Path: p}}, nil
 	case "gone":
-		return []fib.Event{fib.DelHop{Addr: netip.MustParseAddr(w[1])}}, nil
-	case "group", "nogroup":
-		p := fib.Path{Kind: fib.PathGroup, MTU: 2044}
-		if w[0] == "nogroup" {
-			p = fib.Path{}
-		}
-		return []fib.Event{fib.SetGroup{Flow: rtnl.Flow{Dst: netip.MustParseAddr(w[1])}, Path: p}}, nil
+		return []fib.Event{fib.SetHop{Addr: netip.MustParseAddr(w[1])}}, nil
 	case "toobig":
 		return []fib.Event{fib.TooBig{}}, nil
 	case "wait":

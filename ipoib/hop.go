@@ -2,6 +2,7 @@ package ipoib
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -17,7 +18,8 @@ import (
 // hops are the known neighbours.
 type hops struct {
 	peers    map[netip.Addr]*peer
-	dirty    []netip.Addr // those whose paths settle is to look at
+	groups   map[netip.Addr]bool // and broadcast addresses that destinations lead to
+	dirty    []netip.Addr        // those whose paths settle is to look at
 	allDirty bool
 }
 
@@ -91,8 +93,12 @@ func (f *Interface) path(p *peer) fib.Path {
 	return fib.Path{Kind: kind, Link: link, MTU: f.udMTU()}
 }
 
-// pathOf returns how neighbour a is reached now; false if it is not known.
+// pathOf returns how neighbour or group a is reached now; false if it is not known.
 func (f *Interface) pathOf(a netip.Addr) (fib.Path, bool) {
+	if f.group.Table().IsGroup(a) {
+		path := f.groupPath(a)
+		return path, path.MTU != 0
+	}
 	p := f.hops.peers[a]
 	if p == nil || !f.up {
 		return fib.Path{}, false
@@ -113,7 +119,7 @@ func (f *Interface) settle() {
 		if path, ok := f.pathOf(a); ok {
 			f.fibStep(fib.SetHop{Addr: a, Path: path})
 		} else {
-			f.fibStep(fib.DelHop{Addr: a})
+			f.fibStep(fib.SetHop{Addr: a})
 		}
 	}
 	if f.hops.dirty, f.hops.allDirty = f.hops.dirty[:0], false; cap(f.hops.dirty) > maxDirty {
@@ -142,8 +148,9 @@ func (f *Interface) groupPath(a netip.Addr) fib.Path {
 
 // settleGroups looks at the groups again that the data path sends to by itself.
 func (f *Interface) settleGroups() {
-	for _, flow := range f.fib.Groups() {
-		f.fibStep(fib.SetGroup{Flow: flow, Path: f.groupPath(flow.Dst)})
+	for _, a := range slices.SortedFunc(maps.Keys(f.hops.groups), netip.Addr.Compare) {
+		path, _ := f.pathOf(a)
+		f.fibStep(fib.SetHop{Addr: a, Path: path})
 	}
 }
 
@@ -158,13 +165,35 @@ func (f *Interface) fibStep(ev fib.Event) {
 func (f *Interface) onFIB(a fib.Action) {
 	switch a := a.(type) {
 	case fib.Forward:
-		f.neighStep(neigh.Resolve{IP: a.Hop, Packet: a.Packet})
+		if f.group.Table().IsGroup(a.Hop) {
+			f.toGroup(a.Hop, a.Packet)
+		} else {
+			f.neighStep(neigh.Resolve{IP: a.Hop, Packet: a.Packet})
+		}
+	case fib.Lookup:
+		if !a.Host && f.group.Table().IsGroup(a.Flow.Dst) { // no route of the kernel's decides
+			f.fibStep(fib.Answered{Lookup: a, NextHop: fib.NextHop{Addr: a.Flow.Dst}})
+		} else {
+			f.do(FIBAction{a})
+		}
 	case fib.AskPath:
+		if f.group.Table().IsGroup(a.Hop) {
+			f.hops.groups[a.Hop] = true
+		}
 		if path, ok := f.pathOf(a.Hop); ok {
 			f.fibStep(fib.SetHop{Addr: a.Hop, Path: path})
 		}
-	case fib.LinkUp:
-		f.linkUp()
+	case fib.SetPath:
+		if a.Path == (fib.Path{}) {
+			delete(f.hops.groups, a.Hop)
+		}
+		f.do(FIBAction{a})
+	case fib.SetUp:
+		if a.Up {
+			f.linkUp()
+		} else {
+			f.linkDown("the interface went down")
+		}
 	case fib.IPv6Up:
 		if f.ipv6 {
 			f.do(SetUpIPv6{})
@@ -172,16 +201,16 @@ func (f *Interface) onFIB(a fib.Action) {
 				f.addLinkLocal()
 			}
 		}
-	case fib.LinkDown:
-		f.linkDown("the interface went down")
-	case fib.DeviceMTU:
+	case fib.SetMTU:
 		f.deviceMTU, f.hops.allDirty = a.MTU, true
 		f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("device MTU is %d", a.MTU), Report: MTUChanged})
 		f.settleGroups()
-	case fib.AddrAdded:
-		f.addrAdded(a.Prefix)
-	case fib.AddrRemoved:
-		f.addrRemoved(a.Prefix)
+	case fib.SetAddr:
+		if a.Gone {
+			f.addrRemoved(a.Prefix)
+		} else {
+			f.addrAdded(a.Prefix)
+		}
 	case fib.Note:
 		f.note(Note{Kind: NoteRoute, Addr: a.Addr, Text: a.Text})
 	default:

@@ -95,7 +95,7 @@ func New(opt Options) *Interface {
 		ipv6:   opt.udMTU() >= mtu.MinIPv6,
 		budget: mtu.Budget{Limit: opt.ucBudget(), Ring: opt.ucRing(), Full: uint32(opt.receiveMTU())},
 		addrs:  addrs{prefixes: map[netip.Addr][]netip.Prefix{}}, peers: map[encap.LinkAddr]*peer{},
-		conns: conns{byID: map[fib.Conn]*conn{}, byHandle: map[cm.Handle]*conn{}}, hops: hops{peers: map[netip.Addr]*peer{}},
+		conns: conns{byID: map[fib.Conn]*conn{}, byHandle: map[cm.Handle]*conn{}}, hops: hops{peers: map[netip.Addr]*peer{}, groups: map[netip.Addr]bool{}},
 	}
 	if f.log == nil {
 		f.log = slog.New(slog.NewTextHandler(io.Discard, nil))

@@ -57,7 +57,8 @@ func (f *Interface) fromTUN(b []byte) {
 	if ip.IsVRRP(pkt) {
 		f.insist(pkt)
 	}
-	if f.group.Table().IsGroup(dst) {
+	if _, wanted := f.group.Table().MGIDFor(dst); f.group.Table().IsGroup(dst) &&
+		(!wanted || nd.KindOf(pkt) != nd.None || ip.IsReport(pkt) || ip.IsVRRP(pkt)) { // those come up each time
 		f.toGroup(dst, pkt)
 		return
 	}
@@ -177,7 +178,7 @@ func (f *Interface) oversize(d mtu.Decision, pkt []byte, source netip.Addr, send
 			return
 		}
 		f.count(nTooBig)
-		f.fibStep(fib.TooBig{IPv6: ip.Version(pkt) == 6})
+		f.fibStep(fib.TooBig{})
 		f.do(WriteTUN{IP: out})
 	default:
 		f.count(dropOversize)
@@ -190,11 +191,6 @@ func (f *Interface) toGroup(dst netip.Addr, pkt []byte) {
 	if _, ok := f.group.Table().MGIDFor(dst); !ok {
 		f.count(dropNotWanted) // never leaves the host
 		return
-	}
-	if nd.KindOf(pkt) == nd.None && !ip.IsReport(pkt) && !ip.IsVRRP(pkt) { // those come up each time
-		if flow, ok := ip.FlowOf(pkt, f.fib.Fields()); ok {
-			f.fibStep(fib.SetGroup{Flow: flow, Path: f.groupPath(dst)})
-		}
 	}
 	send := func(pkt []byte) { f.sendGroup(dst, frame(pkt)) }
 	d := mtu.Decide(mtu.Packet{Len: len(pkt), Dst: dst, DF: df(pkt), Broadcast: !dst.IsMulticast()}, mtu.NextHop{MTU: f.udMTU()})

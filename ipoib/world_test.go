@@ -352,11 +352,28 @@ func (n *node) do(a Action) {
 	}
 }
 
+// delPath forgets how hop is reached, which nothing may lead to.
+func (n *node) delPath(hop netip.Addr) {
+	if _, ok := n.paths[hop]; !ok {
+		n.w.failf("%s: the path of %v goes, which is not there", n.name, hop)
+	}
+	for flow, to := range n.dests {
+		if to == hop {
+			n.w.failf("%s: the path of %v goes, where %v goes", n.name, hop, flow.Dst)
+		}
+	}
+	delete(n.paths, hop)
+}
+
 // doFIB is the data path's table, and the kernel's routes.
 func (n *node) doFIB(a fib.Action) {
 	w := n.w
 	switch a := a.(type) {
 	case fib.SetPath:
+		if a.Path == (fib.Path{}) {
+			n.delPath(a.Hop)
+			return
+		}
 		// 4755-2.1-1: no connected path for a group
 		if a.Path.Kind == fib.PathConn && a.Hop.IsMulticast() {
 			w.failf("%s: group %v on a connection", n.name, a.Hop)
@@ -365,26 +382,19 @@ func (n *node) doFIB(a fib.Action) {
 			w.failf("%s: path %v to connection %d, which is not up", n.name, a.Hop, a.Path.Conn)
 		}
 		n.paths[a.Hop] = a.Path
-	case fib.DelPath:
-		if _, ok := n.paths[a.Hop]; !ok {
-			w.failf("%s: DelPath of %v, which is not there", n.name, a.Hop)
-		}
-		for flow, hop := range n.dests {
-			if hop == a.Hop {
-				w.failf("%s: DelPath of %v, where %v goes", n.name, a.Hop, flow.Dst)
-			}
-		}
-		delete(n.paths, a.Hop)
 	case fib.SetDest:
-		if _, ok := n.paths[a.Hop]; !ok {
+		_, there := n.dests[a.Flow]
+		_, path := n.paths[a.Hop]
+		switch {
+		case a.Hop.IsValid() && path:
+			n.dests[a.Flow] = a.Hop
+		case a.Hop.IsValid():
 			w.failf("%s: SetDest of %v to %v, which has no path", n.name, a.Flow.Dst, a.Hop)
+		case !there:
+			w.failf("%s: %v goes, which is not there", n.name, a.Flow.Dst)
+		default:
+			delete(n.dests, a.Flow)
 		}
-		n.dests[a.Flow] = a.Hop
-	case fib.DelDest:
-		if _, ok := n.dests[a.Flow]; !ok {
-			w.failf("%s: DelDest of %v, which is not there", n.name, a.Flow.Dst)
-		}
-		delete(n.dests, a.Flow)
 	case fib.StaleDest:
 		// The next packet would tell; here it is asked for at once.
 		for flow := range n.dests {

@@ -1,6 +1,7 @@
 package rtnl
 
 import (
+	"cmp"
 	"errors"
 	"net/netip"
 )
@@ -12,6 +13,15 @@ type Flow struct {
 	TOS              uint8      // DSCP in the upper six bits; the ECN bits are zero
 	Proto            uint8      // IP protocol number
 	SrcPort, DstPort uint16     // host octet order; zero without ports
+}
+
+// Compare orders flows, by their destinations first.
+func (f Flow) Compare(g Flow) int {
+	if c := f.Dst.Compare(g.Dst); c != 0 || f == g {
+		return c
+	}
+	return cmp.Or(f.Src.Compare(g.Src), cmp.Compare(f.TOS, g.TOS), cmp.Compare(f.Proto, g.Proto),
+		cmp.Compare(f.SrcPort, g.SrcPort), cmp.Compare(f.DstPort, g.DstPort))
 }
 
 // Fields says which fields of a packet decide its next hop, besides what a TUN

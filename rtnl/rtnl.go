@@ -6,6 +6,7 @@
 package rtnl
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -110,6 +111,12 @@ func (r Route) Key() Key {
 	return k
 }
 
+// Compare orders keys, by their destinations first.
+func (k Key) Compare(l Key) int {
+	return cmp.Or(k.Dst.Compare(l.Dst), cmp.Compare(k.Table, l.Table), cmp.Compare(k.Metric, l.Metric),
+		cmp.Compare(k.TOS, l.TOS), k.Via.Compare(l.Via), cmp.Compare(k.Type, l.Type))
+}
+
 // String prints r about as ip route does.
 func (r Route) String() string {
 	var b strings.Builder
@@ -160,6 +167,14 @@ type Link struct {
 
 	Master   int // index of the bridge, bond or VRF that it belongs to, zero: none
 	VRFTable int // routing table of Master if that is a VRF
+}
+
+// VRF returns the index of the VRF that l is in; zero: it is in none.
+func (l Link) VRF() int {
+	if l.VRFTable == 0 {
+		return 0
+	}
+	return l.Master
 }
 
 // A Snapshot is all that is known of a device at one moment.

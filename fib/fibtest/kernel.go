@@ -238,32 +238,12 @@ func (k *Kernel) Edit(r rtnl.Route) []fib.Event {
 func (k *Kernel) Do(a fib.Action) (evs []fib.Event, ok bool) {
 	switch a := a.(type) {
 	case fib.Lookup:
-		hop, err := fib.Ask(k, a.Link, a.Flow)
-		return []fib.Event{fib.Answered{Flow: a.Flow, NextHop: hop, Err: err}}, true
-	case fib.LookupHost:
-		hop, err := fib.AskHost(k, a.Link, a.Addr, a.ByDSCP)
-		return []fib.Event{fib.HostAnswered{Addr: a.Addr, NextHop: hop, Err: err}}, true
-	case fib.AddRoute:
-		if k.Refuse != nil {
-			return []fib.Event{fib.RouteDone{Route: a.Route, Err: k.Refuse}}, true
-		}
-		taken := slices.ContainsFunc(k.others(), func(r Route) bool { return r.Key() == a.Route.Key() })
-		if !taken {
-			k.Own[a.Route.Key()] = a.Route
-		}
-		return []fib.Event{fib.RouteDone{Route: a.Route, Taken: taken}}, true
+		return []fib.Event{a.Do(k)}, true
 	case fib.SetRoute:
-		if k.Refuse != nil {
-			return []fib.Event{fib.RouteDone{Route: a.Route, Err: k.Refuse}}, true
-		}
-		k.metrics[a.Route.Key()] = a.Route
-		return []fib.Event{fib.RouteDone{Route: a.Route}}, true
-	case fib.DelRoute:
-		delete(k.Own, a.Route.Key())
-		return []fib.Event{fib.RouteDone{Route: a.Route, Removed: true}}, true
+		return []fib.Event{k.setRoute(a)}, true
 	case fib.SetRule:
-		if k.SetRule = (rtnl.Rule{}); a.On {
-			k.SetRule = a.Rule
+		if k.SetRule = a.Rule; a.Remove {
+			k.SetRule = rtnl.Rule{}
 		}
 		return nil, true
 	case fib.FlushExceptions:
@@ -271,6 +251,24 @@ func (k *Kernel) Do(a fib.Action) (evs []fib.Event, ok bool) {
 		return nil, true
 	}
 	return nil, false
+}
+
+// setRoute adds, changes or removes one route.
+func (k *Kernel) setRoute(a fib.SetRoute) fib.Event {
+	done, key := fib.Done{Action: a}, a.Route.Key()
+	switch {
+	case a.Remove:
+		delete(k.Own, key)
+	case k.Refuse != nil:
+		done.Err = k.Refuse
+	case a.Route.Protocol != rtnl.Protocol:
+		k.metrics[key] = a.Route
+	case slices.ContainsFunc(k.others(), func(r Route) bool { return r.Key() == key }):
+		done.Taken = true
+	default:
+		k.Own[key] = a.Route
+	}
+	return done
 }
 
 // HostMTU returns the MTU of the host route of ours to a; zero if there is none.

@@ -461,8 +461,6 @@ func (w *world) doFIB(n *node, a fib.Action, heard bool) {
 			w.failf("%s: a path leads to connection %d, which is not up", n.name(), a.Path.Conn)
 		}
 		w.show(n, a.Hop, a.Path)
-	case fib.DelPath:
-		w.show(n, a.Hop, fib.Path{})
 	default:
 		evs, _ := n.kernel.Do(a)
 		for _, ev := range evs {

@@ -495,6 +495,13 @@ func (h *host) with(peer *host) (cs []ipoib.ConnInfo) {
 func (h *host) doFIB(a fib.Action) {
 	switch a := a.(type) {
 	case fib.SetPath:
+		if a.Path == (fib.Path{}) {
+			if _, ok := h.paths[a.Hop]; !ok && h.cfg.fault != forgetsPaths {
+				h.w.fatalf("%s: there is no path of %v to remove", h.name(), a.Hop)
+			}
+			delete(h.paths, a.Hop)
+			return
+		}
 		h.touched[a.Hop] = true
 		if h.cfg.fault == forgetsPaths && a.Path.Kind == fib.PathConn {
 			return
@@ -503,14 +510,11 @@ func (h *host) doFIB(a fib.Action) {
 			h.w.fatalf("%s: path of %v leads to connection %d, which is not there", h.name(), a.Hop, a.Path.Conn)
 		}
 		h.paths[a.Hop] = a.Path
-	case fib.DelPath:
-		if _, ok := h.paths[a.Hop]; !ok && h.cfg.fault != forgetsPaths {
-			h.w.fatalf("%s: there is no path of %v to remove", h.name(), a.Hop)
-		}
-		delete(h.paths, a.Hop)
 	case fib.SetDest:
-		h.dests[a.Flow] = a.Hop
-	case fib.DelDest:
+		if a.Hop.IsValid() {
+			h.dests[a.Flow] = a.Hop
+			return
+		}
 		if _, ok := h.dests[a.Flow]; !ok {
 			h.w.fatalf("%s: there is no destination %v to remove", h.name(), a.Flow.Dst)
 		}

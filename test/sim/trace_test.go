@@ -70,10 +70,7 @@ func (h *host) traceAction(a ipoib.Action) {
 		case fib.SetPath:
 			w.mix(4, uint64(a.Path.Kind), uint64(a.Path.Conn), uint64(a.Path.MTU))
 			w.mixString(a.Hop.String())
-		case fib.DelPath:
-			w.mix(5)
-			w.mixString(a.Hop.String())
-		case fib.AddRoute:
+		case fib.SetRoute:
 			w.mix(6, uint64(a.Route.MTU))
 			w.mixString(a.Route.Dst.String())
 		}
