@@ -40,7 +40,7 @@ type Device struct {
 	req   *nl.SocketHandle // for routes and dumps, strict checking on
 	pid   uint32           // netlink's port of req: what we do ourselves comes back with it
 	setMu sync.Mutex       // one change of routes at a time: they share tempMetric
-	look  *lookup
+	look  *Resolver
 
 	rulesMu sync.Mutex
 	rules   map[rtnl.Rule]bool // that AddRule made
@@ -85,7 +85,7 @@ func Open(ifindex int) (_ *Device, err error) {
 	// Strict checking lets the kernel filter dumps by device. An old kernel
 	// without it sends everything, which we filter anyway.
 	unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
-	if d.look, err = openLookup(); err != nil {
+	if d.look, err = OpenResolver(); err != nil {
 		return nil, err
 	}
 	if d.sub, err = subscribe(groups...); err != nil {
@@ -126,7 +126,7 @@ func (d *Device) closeSockets() {
 	if d.req != nil {
 		d.req.Socket.Close()
 	}
-	d.look.close()
+	d.look.Close()
 	if d.h != nil {
 		d.h.Close()
 	}

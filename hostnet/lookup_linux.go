@@ -20,9 +20,9 @@ const lookupTimeout = 2 * time.Second
 // lookupStale is how many answers to earlier requests are skipped in one Lookup.
 const lookupStale = 16
 
-// A lookup asks the kernel for routes, on a socket of its own: a dump or a change
+// A Resolver asks the kernel for routes, on a socket of its own: a dump or a change
 // on another socket does not delay it.
-type lookup struct {
+type Resolver struct {
 	mu     sync.Mutex
 	fd     int // -1 when closed
 	seq    uint32
@@ -31,8 +31,8 @@ type lookup struct {
 	strays uint64 // answers that were not to the request in hand
 }
 
-// openLookup opens the socket in the network namespace of the calling thread.
-func openLookup() (*lookup, error) {
+// OpenResolver opens the socket in the network namespace of the calling thread.
+func OpenResolver() (*Resolver, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
@@ -48,10 +48,11 @@ func openLookup() (*lookup, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("set up netlink: %w", err)
 	}
-	return &lookup{fd: fd}, nil
+	return &Resolver{fd: fd}, nil
 }
 
-func (l *lookup) close() {
+// Close closes the socket.
+func (l *Resolver) Close() {
 	if l == nil {
 		return
 	}
@@ -73,8 +74,7 @@ func (l *lookup) close() {
 //
 // IP protocols other than TCP, UDP and ICMP are not asked with: the kernel refuses
 // them (rtm_getroute_parse_ip_proto in net/ipv4/fib_frontend.c).
-func (d *Device) Lookup(q rtnl.Query) (rtnl.Answer, error) {
-	l := d.look
+func (l *Resolver) Lookup(q rtnl.Query) (rtnl.Answer, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	flags := uint32(0)
@@ -91,8 +91,11 @@ func (d *Device) Lookup(q rtnl.Query) (rtnl.Answer, error) {
 	return a, nil
 }
 
+// Lookup asks as [Resolver.Lookup] does, in the network namespace of the device.
+func (d *Device) Lookup(q rtnl.Query) (rtnl.Answer, error) { return d.look.Lookup(q) }
+
 // whyNot tells the answers among the errors.
-func (l *lookup) whyNot(q rtnl.Query, err error) (a rtnl.Answer, _ error) {
+func (l *Resolver) whyNot(q rtnl.Query, err error) (a rtnl.Answer, _ error) {
 	no, ok := errors.AsType[unix.Errno](err)
 	if !ok {
 		return a, err
@@ -122,7 +125,7 @@ var whyNot = map[unix.Errno]rtnl.RouteType{
 
 // ask sends one request and reads its answer. An error of the kernel is a bare
 // unix.Errno. The caller has l.mu.
-func (l *lookup) ask(q rtnl.Query, flags uint32) (rtnl.Answer, error) {
+func (l *Resolver) ask(q rtnl.Query, flags uint32) (rtnl.Answer, error) {
 	if l.fd < 0 {
 		return rtnl.Answer{}, errClosed
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"ipoibcm/hostnet"
 	"ipoibcm/ib"
 	"ipoibcm/provider/softroce/engine"
 	"ipoibcm/verbs"
@@ -141,6 +142,9 @@ func (d *Device) open() error {
 		return fmt.Errorf("open netlink: %w", err)
 	}
 	d.under = underlay{opts: &d.opts, handle: h}
+	if d.under.routes, err = hostnet.OpenResolver(); err != nil {
+		return err
+	}
 	if d.monitor, err = newMonitor(d); err != nil { // before we look: no change is missed
 		return err
 	}
@@ -240,6 +244,7 @@ func (d *Device) release() {
 	}
 	if d.under.handle != nil {
 		d.under.handle.Close()
+		d.under.routes.Close()
 	}
 	for _, r := range d.receivers {
 		unix.Close(r.fd)

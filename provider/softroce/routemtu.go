@@ -10,11 +10,11 @@ import (
 	"time"
 	"weak"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/ib"
+	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 )
 
@@ -75,15 +75,15 @@ func (t *routeMTUs) to(src, dst ib.GID) *routeMTU {
 	return r
 }
 
-// read asks the kernel. FIBMatch gives the route as the user has written it, not
+// read asks the kernel. Match gives the route as the user has written it, not
 // what ICMP has told of the destination since.
 func (t *routeMTUs) read(src, dst ib.GID) int32 {
-	routes, err := t.dev.under.handle.RouteGetWithOptions(dst.Addr().AsSlice(), &netlink.RouteGetOptions{
-		OifIndex: int(t.dev.ifindex.Load()), SrcAddr: src.Addr().AsSlice(), FIBMatch: true})
-	if err != nil || len(routes) == 0 || routes[0].MTU <= 0 {
+	route, err := t.dev.under.routes.Lookup(rtnl.Query{
+		Flow: rtnl.Flow{Dst: dst.Addr(), Src: src.Addr()}, OIF: int(t.dev.ifindex.Load()), Match: true})
+	if err != nil || !route.OK() || route.MTU <= 0 {
 		return 0 // no route is for the kernel to say when we send
 	}
-	mtu := min(routes[0].MTU, math.MaxUint16)
+	mtu := min(route.MTU, math.MaxUint16)
 	if !dst.Is4() {
 		mtu = max(mtu, minIPv6)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"ipoibcm/hostnet"
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
 )
@@ -69,7 +70,8 @@ func (p *portState) gidOf(v4 bool) ib.GID {
 // An underlay reads the state of the network device by netlink.
 type underlay struct {
 	opts   *Options
-	handle *netlink.Handle // made at Open: stays in that network namespace
+	handle *netlink.Handle   // made at Open: stays in that network namespace
+	routes *hostnet.Resolver // likewise
 }
 
 // ErrStopped says that Options.Stop was closed while Open waited.
