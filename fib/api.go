@@ -109,6 +109,10 @@ type (
 		Packet []byte
 	}
 
+	// Expect says that packets from Src will most likely go to a next hop: its
+	// neighbour may be looked for while the kernel is asked.
+	Expect struct{ Hop, Src netip.Addr }
+
 	// Lookup asks the kernel with its method Do, not on the goroutine that steps
 	// the machine, and gives Answered: the next hop of a flow, or of Host how the
 	// kernel sends to a neighbour.
@@ -176,6 +180,7 @@ type (
 )
 
 func (Forward) action()         {}
+func (Expect) action()          {}
 func (Lookup) action()          {}
 func (SetPath) action()         {}
 func (AskPath) action()         {}

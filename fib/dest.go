@@ -66,6 +66,12 @@ func (t *Table) resolve(ev Resolve) {
 		d = &dest{flow: ev.Flow}
 		t.dests.index.add(d)
 		t.dests.used.Push(d)
+		for p := range t.routes.addrs {
+			if src, ok := ip.Src(ev.Packet); ok && p.Contains(ev.Flow.Dst) {
+				t.do(Expect{Hop: ev.Flow.Dst, Src: src})
+				break
+			}
+		}
 		t.ask(d)
 	}
 	switch {

@@ -112,6 +112,8 @@ func show(a fib.Action) string {
 		return fmt.Sprintf("path %v %v mtu %d", a.Hop, a.Path.Kind, a.Path.MTU)
 	case fib.AskPath:
 		return ""
+	case fib.Expect:
+		return fmt.Sprintf("expect %v from %v", a.Hop, a.Src)
 	case fib.SetDest:
 		if !a.Hop.IsValid() {
 			return "nodest " + flow(a.Flow)

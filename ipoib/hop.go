@@ -170,6 +170,10 @@ func (f *Interface) onFIB(a fib.Action) {
 		} else {
 			f.neighStep(neigh.Resolve{IP: a.Hop, Packet: a.Packet})
 		}
+	case fib.Expect:
+		if !f.group.Table().IsGroup(a.Hop) {
+			f.neighStep(neigh.Resolve{IP: a.Hop, Source: a.Src})
+		}
 	case fib.Lookup:
 		if !a.Host && f.group.Table().IsGroup(a.Flow.Dst) { // no route of the kernel's decides
 			f.fibStep(fib.Answered{Lookup: a, NextHop: fib.NextHop{Addr: a.Flow.Dst}})

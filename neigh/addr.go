@@ -94,7 +94,7 @@ func (t *Table) removeAddr(dst []Action, now time.Time, a netip.Addr) []Action {
 	}
 	// Another host waits for it. A question from us says that we have it no more,
 	// and it need not wait until its pause is over.
-	src := t.source(a, nil)
+	src := t.source(a, netip.Addr{})
 	if src == nil {
 		return dst
 	}
@@ -291,17 +291,21 @@ func (t *Table) insist(dst []Action, now time.Time, o *ownAddr) []Action {
 	return t.verified(dst, now, o)
 }
 
+// sourceOf returns the source of an IP packet, zero of anything else.
+func sourceOf(pkt []byte) netip.Addr {
+	src, _ := ip.Src(pkt)
+	return src
+}
+
 // source picks the own address to ask for target from: the source of the packet
 // that wants it (RFC 4861 section 7.2.2), else one of target's subnet, else any
-// of the family; duplicates never. pkt may be nil.
-func (t *Table) source(target netip.Addr, pkt []byte) *ownAddr {
+// of the family; duplicates never. src may be zero.
+func (t *Table) source(target, src netip.Addr) *ownAddr {
 	if !validLink(t.link) {
 		return nil
 	}
-	if src, ok := ip.Src(pkt); ok {
-		if o := t.own[src]; o.usable(target) {
-			return o
-		}
+	if o := t.own[src]; o.usable(target) {
+		return o
 	}
 	var best *ownAddr
 	rank := func(o *ownAddr) (r int) {

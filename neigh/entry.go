@@ -62,7 +62,10 @@ func (t *Table) snapshot(e *entry) Neighbor {
 	return n
 }
 
-func (t *Table) resolve(dst []Action, now time.Time, ip netip.Addr, pkt []byte) []Action {
+func (t *Table) resolve(dst []Action, now time.Time, ip netip.Addr, pkt []byte, src netip.Addr) []Action {
+	if pkt != nil {
+		src = sourceOf(pkt)
+	}
 	switch {
 	case !unicast(ip):
 		return t.discard(dst, ip, pkt, DropNotUnicast)
@@ -71,7 +74,7 @@ func (t *Table) resolve(dst []Action, now time.Time, ip netip.Addr, pkt []byte) 
 	}
 	e := t.entries[ip]
 	if e == nil {
-		if t.source(ip, pkt) == nil {
+		if t.source(ip, src) == nil {
 			return t.discard(dst, ip, pkt, DropNoSource)
 		}
 		if dst, e = t.add(dst, ip, false); e == nil {
@@ -80,7 +83,7 @@ func (t *Table) resolve(dst []Action, now time.Time, ip netip.Addr, pkt []byte) 
 		t.setState(now, e, StateIncomplete)
 		t.use(now, e)
 		dst = t.enqueue(dst, e, pkt)
-		return t.query(dst, now, e)
+		return t.query(dst, now, e, src)
 	}
 	t.use(now, e)
 	switch {
@@ -88,12 +91,12 @@ func (t *Table) resolve(dst []Action, now time.Time, ip netip.Addr, pkt []byte) 
 		return t.enqueue(dst, e, pkt)
 	case e.state == StateFailed && e.held && t.since(now, e.since) < t.o.holdDown():
 		return t.discard(dst, ip, pkt, DropHeldDown)
-	case e.state == StateFailed && t.source(ip, pkt) == nil:
+	case e.state == StateFailed && t.source(ip, src) == nil:
 		return t.discard(dst, ip, pkt, DropNoSource)
 	case e.state == StateFailed:
 		t.setState(now, e, StateIncomplete)
 		dst = t.enqueue(dst, e, pkt)
-		return t.query(dst, now, e)
+		return t.query(dst, now, e, src)
 	case pkt == nil:
 		return dst
 	}
@@ -251,7 +254,7 @@ func (t *Table) entryTimer(dst []Action, now time.Time, e *entry) []Action {
 		if int(e.queries) >= len(t.o.retries()) {
 			return t.fail(dst, now, e)
 		}
-		return t.query(dst, now, e)
+		return t.query(dst, now, e, netip.Addr{})
 	case StateReachable:
 		t.setState(now, e, StateStale)
 	case StateStale:
@@ -274,14 +277,13 @@ func (t *Table) entryTimer(dst []Action, now time.Time, e *entry) []Action {
 }
 
 // query asks everybody for an unknown neighbour.
-func (t *Table) query(dst []Action, now time.Time, e *entry) []Action {
+func (t *Table) query(dst []Action, now time.Time, e *entry, src netip.Addr) []Action {
 	e.queries++
 	t.set(&e.timer, now.Add(t.o.retries()[e.queries-1]))
-	var hint []byte
 	if e.queue != nil {
-		hint = e.queue.packets[0]
+		src = sourceOf(e.queue.packets[0])
 	}
-	a := t.source(e.ip, hint)
+	a := t.source(e.ip, src)
 	if a == nil {
 		return dst // the address went; another may come before the last retry
 	}
@@ -295,7 +297,7 @@ func (t *Table) query(dst []Action, now time.Time, e *entry) []Action {
 func (t *Table) probe(dst []Action, now time.Time, e *entry) []Action {
 	e.queries++
 	t.set(&e.timer, now.Add(t.o.probeInterval()))
-	a := t.source(e.ip, nil)
+	a := t.source(e.ip, netip.Addr{})
 	if a == nil {
 		return dst
 	}

@@ -18,6 +18,7 @@ type Event interface{ event() }
 type Resolve struct {
 	IP     netip.Addr
 	Packet []byte
+	Source netip.Addr // without Packet: of the packets that will follow; may be zero
 }
 
 // Used says that packets went to neighbour IP without asking the Table. Tell it

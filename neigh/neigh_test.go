@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
 	"ipoibcm/ib"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
 	"ipoibcm/wire/nd"
 )
 
@@ -187,7 +189,7 @@ func TestScan(t *testing.T) {
 	tab := newTable(Options{MaxNeighbors: 100})
 	out := 0
 	for i := range 1000 {
-		for _, a := range tab.Step(nil, t0, Resolve{netip.AddrFrom4([4]byte{10, 0, 1 + byte(i>>8), byte(i)}), []byte("x")}) {
+		for _, a := range tab.Step(nil, t0, Resolve{IP: netip.AddrFrom4([4]byte{10, 0, 1 + byte(i>>8), byte(i)}), Packet: []byte("x")}) {
 			if _, ok := a.(Discard); ok {
 				out++
 			}
@@ -201,6 +203,37 @@ func TestScan(t *testing.T) {
 	}
 	if len(tab.entries) != 0 || tab.queued != 0 {
 		t.Errorf("%d entries and %d octets are left when all timers have fired", len(tab.entries), tab.queued)
+	}
+}
+
+// TestResolveAhead: a neighbour is asked for on behalf of packets that follow, from
+// their source; those that come while it is asked for wait, and cause no second request.
+func TestResolveAhead(t *testing.T) {
+	tab := newTable(Options{})
+	for _, p := range []string{"10.0.0.1/24", "10.0.0.7/24"} {
+		tab.Step(nil, t0, AddrAdded{netip.MustParsePrefix(p)})
+	}
+	target, source := netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("10.0.0.7")
+	out := tab.Step(nil, t0, Resolve{IP: target, Source: source})
+	var asked []netip.Addr
+	for _, a := range out {
+		if a, ok := a.(SendUD); ok {
+			var p arp.Packet
+			if err := p.UnmarshalBinary(a.Payload); err != nil {
+				t.Fatal(err)
+			}
+			asked = append(asked, p.SenderIP)
+		}
+	}
+	if want := []netip.Addr{source}; !slices.Equal(asked, want) {
+		t.Fatalf("asked from %v, want %v", asked, want)
+	}
+	pkt, _ := ip.Echo{Src: source, Dst: target}.AppendBinary(nil)
+	if out := tab.Step(nil, t0, Resolve{IP: target, Packet: pkt}); len(out) != 0 {
+		t.Errorf("the packet that follows causes %v, want nothing", out)
+	}
+	if tab.queued != len(pkt) {
+		t.Errorf("%d octets wait, want %d", tab.queued, len(pkt))
 	}
 }
 
@@ -226,7 +259,7 @@ func TestSource(t *testing.T) {
 		{"global to global", "fd00::9", nil, "fd00::1"},
 		{"global to global off-link", "fd01::9", nil, "fd00::1"},
 	} {
-		o := tab.source(netip.MustParseAddr(tt.target), tt.pkt)
+		o := tab.source(netip.MustParseAddr(tt.target), sourceOf(tt.pkt))
 		if o == nil || o.ip.String() != tt.want {
 			t.Errorf("%s: for %s got %+v, want %s", tt.name, tt.target, o, tt.want)
 		}

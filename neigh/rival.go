@@ -65,7 +65,7 @@ func (t *Table) claim(dst []Action, now time.Time, e *entry, link encap.LinkAddr
 		return t.refuse(dst, DropLocked, e.ip, link, link)
 	case t.challenges >= maxChallenges:
 		return t.refuse(dst, DropChallenges, e.ip, link, link)
-	case t.source(e.ip, nil) == nil:
+	case t.source(e.ip, netip.Addr{}) == nil:
 		return t.move(dst, now, e, link, solicited)
 	}
 	e.rival = &rival{link, solicited}
@@ -77,7 +77,7 @@ func (t *Table) claim(dst []Action, now time.Time, e *entry, link encap.LinkAddr
 
 // challenge asks the old place of e, or believes the rival when that is silent.
 func (t *Table) challenge(dst []Action, now time.Time, e *entry) []Action {
-	a := t.source(e.ip, nil)
+	a := t.source(e.ip, netip.Addr{})
 	if r := *e.rival; int(e.queries) >= challengeProbes || a == nil {
 		return t.move(dst, now, e, r.link, r.solicited)
 	}

@@ -64,7 +64,7 @@ func New(o Options) *Table {
 func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 	switch ev := ev.(type) {
 	case Resolve:
-		return t.resolve(dst, now, plain(ev.IP), ev.Packet)
+		return t.resolve(dst, now, plain(ev.IP), ev.Packet, ev.Source)
 	case Used:
 		if e := t.entries[plain(ev.IP)]; e != nil {
 			t.use(now, e)
