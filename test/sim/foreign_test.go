@@ -384,7 +384,7 @@ func TestMixedFabric(t *testing.T) {
 // connections all the time. When it is good again, everybody reaches everybody.
 func TestMixedFabricRecovers(t *testing.T) {
 	broken := 0
-	seeds(t, 6, func(w *world) {
+	seeds(t, 40, func(w *world) {
 		all := w.mixed()
 		w.f.Options = simfabric.Options{Loss: 0.09, Dup: 0.01, Reorder: 0.02, Flip: 0.005, Jitter: 50 * time.Microsecond}
 		w.dups = true
