@@ -15,7 +15,7 @@ import (
 )
 
 // demoTimeout bounds the demo in a guest, which is emulated.
-const demoTimeout = 5 * time.Minute
+const demoTimeout = 15 * time.Minute
 
 // TestDemoInGuest runs the whole demo, and doctor, on the guest's kernel: every step
 // holds, and doctor finds that run would work.
