@@ -1,6 +1,7 @@
 package fib
 
 import (
+	"errors"
 	"net/netip"
 	"testing"
 	"time"
@@ -65,6 +66,39 @@ func TestUnnamedRerouteDoubtsHosts(t *testing.T) {
 		}
 		if want := map[bool]int{true: 1}[unnamed]; removed != want {
 			t.Errorf("with unnamed routes %v: %d routes are taken out of the way, want %d", unnamed, removed, want)
+		}
+	}
+}
+
+// A route that is refused is asked about again if something changed meanwhile: the
+// device went down and came up, say.
+func TestRefusedWhileDoubted(t *testing.T) {
+	peer, now := netip.MustParseAddr("10.0.0.2"), time.Now()
+	link := rtnl.Link{Index: 7, Name: "ibcm0", MTU: 65520, Up: true, Running: true}
+	down := link
+	down.Up = false
+	answer := rtnl.Answer{Type: rtnl.Unicast, OIF: link.Index, Protocol: rtnl.ProtoKernel, Prefix: netip.MustParsePrefix("10.0.0.0/24")}
+	for _, restarted := range []bool{false, true} {
+		m := New(Options{})
+		m.Step(nil, now, Host{rtnl.Event{Kind: rtnl.Resync, Snapshot: &rtnl.Snapshot{Link: link}}})
+		m.Step(nil, now, SetHop{peer, Path{Kind: PathConn, MTU: 65520}})
+		asked := Lookup{Flow: rtnl.Flow{Dst: peer}, Link: link, Host: true}
+		out := m.Step(nil, now, Answered{Lookup: asked, NextHop: NextHop{Addr: peer, Answer: answer}})
+		if len(out) != 1 {
+			t.Fatalf("a guest causes %v, want its route", out)
+		}
+		if restarted {
+			m.Step(nil, now, Host{rtnl.Event{Kind: rtnl.LinkChange, Link: down}})
+			m.Step(nil, now, Host{rtnl.Event{Kind: rtnl.LinkChange, Link: link}})
+		}
+		lookups := 0
+		for _, a := range m.Step(nil, now, Done{Action: out[0], Err: errors.New("network is down")}) {
+			if _, ok := a.(Lookup); ok {
+				lookups++
+			}
+		}
+		if want := map[bool]int{true: 1}[restarted]; lookups != want {
+			t.Errorf("restarted %v: asked %d times, want %d", restarted, lookups, want)
 		}
 	}
 }

@@ -317,9 +317,8 @@ func (t *Table) done(ev Done) {
 		t.routes.have[key] = set.Route
 		delete(t.routes.failed, key)
 	}
-	h := t.hostOf(key)
-	switch {
-	case why == "" || again:
+	switch h := t.hostOf(key); {
+	case why == "" || again || h != nil && h.state == unknown && !set.Remove: // something changed meanwhile
 		t.look(key)
 	case h != nil && h.state == guest:
 		t.refuse(h, why)
