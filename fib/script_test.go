@@ -1,6 +1,7 @@
 package fib_test
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -26,6 +27,7 @@ import (
 //	hop X conn N|ud MTU, gone X             how a neighbour is reached
 //	toobig                                  ICMP told the kernel of a smaller MTU
 //	wait, answer                            the kernel is slow; it answers
+//	refuse, accept                          the kernel refuses changes; it takes them
 //	theirs P [mtu N]                        somebody else adds a host route by the device
 //
 // The life of a host route, and the script that shows each line:
@@ -256,6 +258,12 @@ func (b *bench) events(w []string) (evs []fib.Event, err error) {
 		b.slow = false
 		evs, b.held = b.held, nil
 		return evs, nil
+	case "refuse":
+		b.k.Refuse = errors.New("no buffer space")
+		return nil, nil
+	case "accept":
+		b.k.Refuse = nil
+		return nil, nil
 	case "lose": // somebody removes a host route of ours
 		for key, r := range b.k.Own {
 			if r.Dst.Addr() == netip.MustParseAddr(w[1]) {

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -293,7 +294,7 @@ func machine(t *testing.T, seed uint64, r *rand.Rand, steps int) {
 	t.Helper()
 	b := newBench()
 	b.t = fib.New(fib.Options{MaxDests: 24, MaxLookups: 8})
-	v := &view{t: t, seed: seed, paths: map[netip.Addr]fib.Path{}, dests: map[rtnl.Flow]netip.Addr{}}
+	v := &view{t: t, seed: seed, paths: map[netip.Addr]fib.Path{}, dests: map[rtnl.Flow]netip.Addr{}, conns: map[netip.Addr]int{}}
 	pick := func(s ...string) string { return s[r.IntN(len(s))] }
 	host := func() string {
 		if r.IntN(4) == 0 {
@@ -323,7 +324,7 @@ func machine(t *testing.T, seed uint64, r *rand.Rand, steps int) {
 		case 9:
 			return "gone " + host()
 		case 10:
-			return pick("wait", "answer", "answer", "toobig")
+			return pick("wait", "answer", "answer", "toobig", "refuse", "accept", "accept")
 		case 11, 12:
 			return "stale " + host()
 		case 13:
@@ -341,15 +342,21 @@ func machine(t *testing.T, seed uint64, r *rand.Rand, steps int) {
 			b.Pass(time.Duration(r.IntN(40)) * time.Second)
 		}
 		v.lines = append(v.lines, l)
+		if w := strings.Fields(l); w[0] == "hop" || w[0] == "gone" {
+			if v.conns[netip.MustParseAddr(w[1])] = 0; len(w) == 5 {
+				v.conns[netip.MustParseAddr(w[1])], _ = strconv.Atoi(w[4])
+			}
+		}
 		if _, err := b.Do(l); err != nil && !strings.HasPrefix(l, "lose") {
 			v.failf("%v", err)
 		}
 		v.check(b)
 	}
-	b.Do("answer")
+	b.Do("accept")
 	for range 20 {
 		b.Do("answer")
 	}
+	b.feed(b.k.SetRules(b.k.Rules...)) // what was refused is tried again with the next change
 	v.settled(b)
 }
 
@@ -367,6 +374,7 @@ type view struct {
 	seed  uint64
 	paths map[netip.Addr]fib.Path
 	dests map[rtnl.Flow]netip.Addr
+	conns map[netip.Addr]int // the MTU of neighbours' connections; zero: none
 	lines []string
 }
 
@@ -439,8 +447,8 @@ func (v *view) check(b *bench) {
 }
 
 // settled checks, when the kernel has answered everything, that each destination
-// that would be asked for again has the kernel's answer, and that host routes of
-// ours are guests.
+// that would be asked for again has the kernel's answer, that host routes of ours are
+// guests, and that no neighbour with a connection lacks one which may have it.
 func (v *view) settled(b *bench) {
 	for _, flow := range slices.Collect(maps.Keys(v.dests)) {
 		b.feed([]fib.Event{fib.Stale{Flow: flow}})
@@ -448,6 +456,19 @@ func (v *view) settled(b *bench) {
 	for flow, hop := range v.dests {
 		if want, err := fib.Ask(b.k, b.k.Link, flow); err != nil || want.Addr != hop {
 			v.failf("%v leads to %v, the kernel says %v", flow, hop, want.Addr)
+		}
+	}
+	for a, mtu := range v.conns {
+		if !b.k.Link.Up || mtu == 0 {
+			continue
+		}
+		have := b.k.HostMTU(a)
+		if h, _ := fib.AskHost(b.k, b.k.Link, a, false); have == 0 {
+			if ok, _ := h.Guest(b.k.Link); ok {
+				v.failf("%v has no host route, though it may", a)
+			}
+		} else if want := min(mtu, b.k.Link.MTU); have != want {
+			v.failf("the host route to %v has MTU %d, want %d", a, have, want)
 		}
 	}
 	for key, r := range b.k.Own {
