@@ -326,11 +326,12 @@ func (q *QP) timeout() time.Duration {
 // probeAfter is the time after which a packet is sent again without counting as a
 // retry, so that the loss of the last packets, of one sent again, or of an ACK, does
 // not cost all of the timeout: well above the round trip, if that is known, and a
-// quarter of the timeout at most.
+// quarter of the timeout at most, unless the round trip is longer or varies by as much,
+// as it does where messages wait in a queue.
 func (q *QP) probeAfter() time.Duration {
 	d := q.timeout() / 4
 	if r := &q.req.rtt; r.known && d > MinProbe {
-		d = max(min(d, 2*(r.mean+4*r.spread)), r.mean+r.mean/4, MinProbe)
+		d = max(min(d, 2*(r.mean+4*r.spread)), r.mean+max(r.mean/4, 4*r.spread), MinProbe)
 	}
 	return d
 }
