@@ -60,6 +60,7 @@ func (b *bench) stressPlan() (steps []step) {
 			add(name, func(ctx context.Context, m *mesh) error { return b.besideTCP(ctx, m, n, l, name) })
 		}
 	}
+	add("fast stream "+besideSlow, b.fastBesideSlow)
 	for _, p := range paths {
 		add("path, "+p.name, func(ctx context.Context, m *mesh) error { return b.overPath(ctx, m, p) })
 	}
@@ -89,7 +90,7 @@ func stressTargets(r *Report) (list []target) {
 			list = append(list, target{name: fmt.Sprintf("goodput of the overloaded peer, %s, RC, %v", v, p), num: p.key(testOverTCP, v, oursRC), bound: 18, unit: "Mb/s"})
 		}
 	}
-	list = append(list, pathTargets(r)...)
+	list = append(append(list, fastTargets(r)...), pathTargets(r)...)
 	for _, p := range r.places(testPPS) {
 		for _, v := range r.variants(testPPS, p.mtu, p.family) {
 			bound := 1.0

@@ -83,6 +83,8 @@ var sections = []section{
 	{testPinged, "Share of these pings that were answered", 1, "", false, true},
 	{testOverTCP, "Goodput of that load", 1, "Mb/s", true, true},
 	{testAgain, "TCP segments of that load sent again", 1, "", false, true},
+	{testFast, "Goodput of one TCP stream to a fast host", 1, "Mb/s", true, true},
+	{testFastPing, "Ping to that host, median", 1, "ms", false, true},
 	{testPath, "Goodput of one TCP stream over a path, with each packet one frame", 1, "Mb/s", true, true},
 	{testPPS, "Datagrams received per second", 1000, "thousand", true, true},
 }

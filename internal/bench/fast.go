@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+const (
+	testFast     = "goodput of a fast stream" // Mb/s
+	testFastPing = "ping to a fast host"      // ms, beside that stream
+	aloneStream  = "alone"
+	slowStreams  = 48
+)
+
+// besideSlow names the row.
+var besideSlow = fmt.Sprintf("beside %d streams, %s", slowStreams, slowTCP.name)
+
+// fastBesideSlow measures one stream to the bystander, alone and while many go to the
+// peer through a narrow place.
+func (b *bench) fastBesideSlow(ctx context.Context, m *mesh) error {
+	widen, err := m.narrow(slowTCP)
+	if err != nil {
+		return err
+	}
+	defer widen()
+	fast, err := streams(ctx, m.hosts[meshSender], m.hosts[meshBystander], m.addrs[meshBystander], 1)
+	if err != nil {
+		return err
+	}
+	defer fast.stop()
+	if err := b.pingBeside(m, fast, aloneStream); err != nil {
+		return err
+	}
+	slow, err := streams(ctx, m.hosts[meshSender], m.hosts[meshPeer], m.addrs[meshPeer], slowStreams)
+	if err != nil {
+		return err
+	}
+	defer slow.stop()
+	return b.pingBeside(m, fast, besideSlow)
+}
+
+// pingBeside pings the bystander beside the stream to it.
+func (b *bench) pingBeside(m *mesh, fast *background, variant string) error {
+	time.Sleep(2 * settle)
+	var p pings
+	mbps, _, err := fast.during(func() (err error) {
+		p, err = runPings(m.hosts[meshSender], m.addrs[meshBystander], b.transferTime(0))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	b.r.add(m.at.key(testFast, variant, m.contender), "Mb/s", mbps)
+	b.r.add(m.at.key(testFastPing, variant, m.contender), "ms", p.p50())
+	return nil
+}
+
+// fastTargets are those of the row, if it was measured.
+func fastTargets(r *Report) (list []target) {
+	for _, p := range r.places(testFast) {
+		list = append(list,
+			target{name: fmt.Sprintf("RC's ping to a fast host %s, %v", besideSlow, p), num: p.key(testFastPing, besideSlow, oursRC), atMost: true, bound: 1, unit: "ms"},
+			target{name: fmt.Sprintf("RC's fast stream %s, of the same alone, %v", besideSlow, p), num: p.key(testFast, besideSlow, oursRC), den: p.key(testFast, aloneStream, oursRC), bound: 0.7})
+	}
+	return list
+}
