@@ -349,6 +349,9 @@ func (f *Interface) addrAdded(p netip.Prefix) {
 func (f *Interface) announce(p netip.Prefix) {
 	f.groupStep(group.AddAddr{Prefix: p})
 	f.neighStep(neigh.AddrAdded{Prefix: p})
+	if f.addrs.unclaim(p.Addr(), f.now) {
+		f.neighStep(neigh.Insist{IP: p.Addr()})
+	}
 }
 
 func (f *Interface) addrRemoved(p netip.Prefix) {

@@ -72,6 +72,8 @@ func (f *Interface) insist(pkt []byte) {
 	for _, a := range ip.AppendVirtual(nil, pkt) {
 		if f.addrs.has(a) {
 			f.neighStep(neigh.Insist{IP: a})
+		} else {
+			f.addrs.claim(a, f.now)
 		}
 	}
 }

@@ -82,3 +82,29 @@ func TestVRRP(t *testing.T) {
 		move(b, a, false)
 	}
 }
+
+// An advertisement that we see before the address is on the device counts as one after it:
+// the address is announced at once, and not after a detection.
+func TestVRRPBeforeItsAddress(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		early time.Duration // before the address
+		want  uint64
+	}{
+		{"at once", 0, 1},
+		{"half a second before", 500 * time.Millisecond, 1},
+		{"long before", 2 * time.Second, 0},
+	} {
+		w := newWorld(t, 3)
+		a := w.node(1, Options{})
+		w.settle()
+		a.advertise("10.0.0.100")
+		w.run(tt.early)
+		before := a.counter("neigh_announces")
+		a.addAddr("10.0.0.100/24")
+		w.run(100 * time.Millisecond)
+		if got := a.counter("neigh_announces") - before; got != tt.want {
+			t.Errorf("%s: %d announcements within 0.1 s, want %d", tt.name, got, tt.want)
+		}
+	}
+}

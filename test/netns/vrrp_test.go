@@ -3,6 +3,7 @@ package netns
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +40,9 @@ func (p *vrrpPair) vrrp(h *host) {
 	p.Helper()
 	conf := h.file("keepalived.conf", strings.ReplaceAll(documented(p.T, "keepalived"), "PRIORITY", fmt.Sprint(200-50*h.i)))
 	d := h.dir()
+	for _, pid := range []string{"/keepalived.pid", "/vrrp.pid"} { // of one that was killed: its number may be another's by now
+		_ = os.Remove(d + pid)
+	}
 	p.daemons[h] = h.daemon(p.keepalived, "-n", "-l", "-D", "-P", "-f", conf, "-p", d+"/keepalived.pid", "-r", d+"/vrrp.pid")
 }
 
