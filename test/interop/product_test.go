@@ -296,7 +296,8 @@ func (n *node) reach(dst string, size int) {
 	})
 }
 
-// connected waits for one established connection of that mode, and returns it.
+// connected waits for one established connection of that mode, whose CM messages went by
+// path, any if that is empty, and returns it.
 func (n *node) connected(mode, path string) (c control.Conn) {
 	n.t.Helper()
 	n.until("one "+mode+" connection", func() error {
@@ -310,7 +311,7 @@ func (n *node) connected(mode, path string) (c control.Conn) {
 				c, up = x, up+1
 			}
 		}
-		if up != 1 || c.Mode != mode || c.CMPath != path {
+		if up != 1 || c.Mode != mode || path != "" && c.CMPath != path {
 			return fmt.Errorf("%d: %+v", up, all.Conns)
 		}
 		return nil
