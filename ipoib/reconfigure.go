@@ -50,17 +50,16 @@ func (f *Interface) allows(g ib.GID) bool { return f.opt.Allow.IsEmpty() || f.op
 
 // expel ends what there is with peers that are not allowed any more.
 func (f *Interface) expel() {
+	for _, c := range f.conns.byAge() {
+		if !f.allows(c.peer.key.GID) {
+			f.hangUp(c, "the peer is not allowed any more")
+		}
+	}
 	for _, p := range f.allPeers() {
-		if f.allows(p.key.GID) {
-			continue
+		if !f.allows(p.key.GID) {
+			f.dropQueue(p)
+			f.endAttempt(p)
+			f.neighStep(neigh.ForgetLink{LinkAddr: p.key})
 		}
-		for _, c := range f.conns.byAge() {
-			if c.peer == p {
-				f.hangUp(c, "the peer is not allowed any more")
-			}
-		}
-		f.dropQueue(p)
-		f.endAttempt(p)
-		f.neighStep(neigh.ForgetLink{LinkAddr: p.key})
 	}
 }
