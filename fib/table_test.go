@@ -280,7 +280,7 @@ func TestLearnsWhatIsUsed(t *testing.T) {
 // TestMachine drives the machine with random events, beside a kernel that answers
 // at once or late, and checks after each what must hold.
 func TestMachine(t *testing.T) {
-	for seed := range uint64(long.Of(40, 2000)) {
+	for seed := range uint64(long.Of(40, 600)) {
 		machine(t, seed, rand.New(rand.NewPCG(seed, 1)), 300)
 	}
 }
