@@ -50,7 +50,7 @@ type Counters struct {
 	TxMarked       uint64 // got a CE mark because they waited for too long
 	TxWaited       uint64 // waited in front of their QP
 	TxMoved        uint64 // waited for one QP and went to another, because their path did
-	Sieves         uint64 // floods of UD data that the provider was asked to keep away
+	FloodFilters   uint64 // floods of UD data that the provider was asked to keep away
 	RepostFailures uint64 // times receive buffers could not be posted again at once
 }
 
@@ -58,7 +58,7 @@ type Counters struct {
 type counters struct {
 	TxPackets, TxOctets, TxUD, TxConn, RxPackets, RxOctets, RxUD, RxConn, Up, Injected                                                                                                                                                                                                                   atomic.Uint64
 	TxUnreachable, TxGone, TxQueueFull, TxUDQueueFull, TxLate, TxNoBuffer, TxPostError, TxError, TxFlushed, TxMalformed, TxMulticastConn, UpFull, RxError, RxShort, RxUnknownType, RxARPConn, RxMulticastConn, RxOwnEcho, RxNotWanted, RxMalformed, RxUnknownQP, RxTUN, RxFlood, RxNotAllowed, RxUDFlood atomic.Uint64
-	RxUDOversize, TxStale, TxStaleFull, TxMarked, TxWaited, TxMoved, Sieves, RepostFailures                                                                                                                                                                                                              atomic.Uint64
+	RxUDOversize, TxStale, TxStaleFull, TxMarked, TxWaited, TxMoved, FloodFilters, RepostFailures                                                                                                                                                                                                        atomic.Uint64
 }
 
 // Counters returns the counts of the loop.
@@ -106,7 +106,7 @@ func (l *Loop) Counters() Counters {
 		TxMarked:        c.TxMarked.Load(),
 		TxWaited:        c.TxWaited.Load(),
 		TxMoved:         c.TxMoved.Load(),
-		Sieves:          c.Sieves.Load(),
+		FloodFilters:    c.FloodFilters.Load(),
 		RepostFailures:  c.RepostFailures.Load(),
 	}
 }

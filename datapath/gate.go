@@ -46,11 +46,11 @@ type dataGates struct {
 	lastKnown bool   // and what was found
 	lastGen   uint64
 
-	sieve sieve
+	flood floodFilter
 }
 
 func newDataGates() *dataGates {
-	return &dataGates{gate: gate.New(dataGate, gateKeys()), shares: gate.NewShares(gateKeys()), sieve: newSieve()}
+	return &dataGates{gate: gate.New(dataGate, gateKeys()), shares: gate.NewShares(gateKeys()), flood: newFloodFilter()}
 }
 
 // A udPeer is where UD packets come from.
@@ -79,7 +79,7 @@ func (l *Loop) KnowUD(gid ib.GID, qpn ib.QPN, n int) {
 		delete(u.n, k)
 	}
 	u.gen.Add(1)
-	l.data.sieve.lookAgain()
+	l.data.flood.lookAgain()
 }
 
 // passDatagram reports whether a datagram is worth a receive: all but those of sources
@@ -134,20 +134,20 @@ func (l *Loop) allowData(now int64, src ib.GID, qpn ib.QPN) bool {
 		binary.BigEndian.PutUint32(src[12:], uint32(qpn))
 	}
 	inShare := g.shares.Take(now, src, dataShare)
-	g.sieve.saw(now, k, inShare)
+	g.flood.saw(now, k, inShare)
 	if inShare && g.gate.Allow(now, src) {
 		return true
 	}
-	g.sieve.refused(now)
+	g.flood.refused(now)
 	return false
 }
 
-// turnAway has the sieve know of a datagram that is refused whatever comes.
+// turnAway has the flood filter know of a datagram that is refused whatever comes.
 func (g *dataGates) turnAway(now int64, src ib.GID, qpn ib.QPN) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.sieve.saw(now, udPeer{src, qpn}, false)
-	g.sieve.refused(now)
+	g.flood.saw(now, udPeer{src, qpn}, false)
+	g.flood.refused(now)
 }
 
 // gateKeys are drawn anew for each gate.

@@ -245,8 +245,8 @@ func (l *Loop) Run(ctx context.Context) error {
 			}
 		})
 	}
-	if p, ok := l.p.(verbs.DatagramSiever); ok {
-		pollers.Go(func() { l.keepSieve(ctx, p) })
+	if p, ok := l.p.(verbs.FloodFilterer); ok {
+		pollers.Go(func() { l.keepFloodFilter(ctx, p) })
 	}
 	<-ctx.Done()
 	l.shut()

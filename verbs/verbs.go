@@ -311,20 +311,20 @@ type DatagramSource struct {
 	QPN ib.QPN
 }
 
-// A DatagramSiever is a [DatagramFilterer] that can have datagrams dropped before they
+// A FloodFilterer is a [DatagramFilterer] that can have datagrams dropped before they
 // cost it anything, in the kernel or a device. It is optional.
-type DatagramSiever interface {
+type FloodFilterer interface {
 	DatagramFilterer
-	// SieveDatagrams drops IP packets in datagrams to the queue pair of FilterDatagrams, or to
+	// FilterFlood drops IP packets in datagrams to the queue pair of FilterDatagrams, or to
 	// a group, without asking, but for those of known sources (and a few that look like
-	// them) and those of one in [SieveSlices] others. Which these are changes with each
+	// them) and those of one in [FloodSlices] others. Which these are changes with each
 	// call. Neighbour discovery passes, and so do ARP and CM. Nil ends it.
-	SieveDatagrams(known []DatagramSource)
+	FilterFlood(known []DatagramSource)
 }
 
-// SieveSlices is how many calls of [DatagramSiever] it takes until each source has had its
+// FloodSlices is how many calls of [FloodFilterer] it takes until each source has had its
 // turn.
-const SieveSlices = 8
+const FloodSlices = 8
 
 // An Attender is a provider one of whose receiving goroutines can look after a
 // descriptor of its user as well, so that what arrives there and what arrives

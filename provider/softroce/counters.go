@@ -23,7 +23,7 @@ type counters struct {
 	rxOtherGID, rxOwnEcho, rxUnknownQPN  atomic.Uint64
 	rxNoMember, rxCNP                    atomic.Uint64
 	rxNotOurs, rxRefused                 atomic.Uint64
-	rxSieved, sieveErrors                atomic.Uint64
+	rxFiltered, filterErrors             atomic.Uint64
 	rxDrops                              [engine.NumDropReasons]atomic.Uint64
 	madsIn, madsOut, madsDropped         atomic.Uint64
 	madsFlood                            atomic.Uint64
@@ -55,7 +55,7 @@ func (d *Device) Counters(f func(name string, value uint64)) {
 		{"rx_drop_other_gid", &c.rxOtherGID}, {"rx_drop_own_echo", &c.rxOwnEcho}, {"rx_drop_unknown_qpn", &c.rxUnknownQPN},
 		{"rx_drop_no_member", &c.rxNoMember}, {"rx_drop_early", &d.early.full}, {"rx_cnp", &c.rxCNP},
 		{"rx_drop_not_ours", &c.rxNotOurs}, {"rx_drop_refused", &c.rxRefused},
-		{"rx_drop_sieved", &c.rxSieved}, {"sieve_errors", &c.sieveErrors},
+		{"rx_drop_filtered", &c.rxFiltered}, {"filter_errors", &c.filterErrors},
 		{"mads_in", &c.madsIn}, {"mads_out", &c.madsOut}, {"mads_dropped", &c.madsDropped},
 		{"mads_drop_flood", &c.madsFlood},
 		{"events_dropped", &c.eventsDropped}, {"cq_grown", &c.cqGrown}, {"multicast_join_errors", &c.joinErrors},

@@ -72,8 +72,8 @@ type Device struct {
 	maxHolding int            // fewer threads of the process than this may hold a P
 	tap        events.Tap
 	filter     atomic.Pointer[datagramFilter]
-	sieving    sync.Mutex // sieve and slice
-	sieve      *sieve
+	filtering  sync.Mutex // sources and slice
+	sources    *sourceSet
 	slice      uint32
 	// dropHook lets tests lose packets before they are looked at.
 	dropHook atomic.Pointer[func(udp []byte) bool]

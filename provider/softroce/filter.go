@@ -12,13 +12,13 @@ type datagramFilter struct {
 	pass func(src ib.GID, srcQPN ib.QPN, payload []byte) bool
 }
 
-var _ verbs.DatagramSiever = (*Device)(nil)
+var _ verbs.FloodFilterer = (*Device)(nil)
 
 // FilterDatagrams implements [verbs.DatagramFilterer].
 func (d *Device) FilterDatagrams(qpn ib.QPN, pass func(src ib.GID, srcQPN ib.QPN, payload []byte) bool) {
 	if pass == nil || d.opts.NoGate {
 		d.filter.Store(nil)
-		d.SieveDatagrams(nil)
+		d.FilterFlood(nil)
 		return
 	}
 	d.filter.Store(&datagramFilter{qpn, pass})

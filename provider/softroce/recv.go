@@ -73,7 +73,7 @@ type receiver struct {
 	activeAt time.Time // or at the last wait before which it did
 
 	overflow atomic.Uint32 // datagrams the kernel has dropped, as it said last
-	sieved   atomic.Pointer[sieveMark]
+	filtered atomic.Pointer[filterMark]
 
 	from    engine.Source
 	pkt     roce.Packet

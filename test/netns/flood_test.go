@@ -308,7 +308,7 @@ func (s *segment) floodCounts(h *host) (c floodCounts) {
 		case "softroce mads_drop_flood":
 			c.arrived += n.Value
 			c.refused += n.Value
-		case "datapath rx_ud_flood", "softroce rx_drop_sieved": // before a queue pair could count it
+		case "datapath rx_ud_flood", "softroce rx_drop_filtered": // before a queue pair could count it
 			c.arrived += n.Value
 			c.refused += n.Value
 		case "datapath rx_flood":

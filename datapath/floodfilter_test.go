@@ -12,13 +12,13 @@ import (
 	"ipoibcm/verbs"
 )
 
-// A sieveKernel drops what a provider is told to drop.
-type sieveKernel struct {
+// A filterKernel drops what a provider is told to drop.
+type filterKernel struct {
 	known map[verbs.DatagramSource]bool // nil: nothing is dropped
 	calls int
 }
 
-func (k *sieveKernel) sieve(known []verbs.DatagramSource) {
+func (k *filterKernel) filter(known []verbs.DatagramSource) {
 	k.known = nil
 	if known == nil {
 		return
@@ -30,20 +30,20 @@ func (k *sieveKernel) sieve(known []verbs.DatagramSource) {
 	}
 }
 
-func (k *sieveKernel) passes(gid ib.GID, qpn ib.QPN) bool {
-	slice := (int(gid[15]) + int(gid[13])) % verbs.SieveSlices
-	return k.known == nil || k.known[verbs.DatagramSource{GID: gid, QPN: qpn}] || slice == k.calls%verbs.SieveSlices
+func (k *filterKernel) passes(gid ib.GID, qpn ib.QPN) bool {
+	slice := (int(gid[15]) + int(gid[13])) % verbs.FloodSlices
+	return k.known == nil || k.known[verbs.DatagramSource{GID: gid, QPN: qpn}] || slice == k.calls%verbs.FloodSlices
 }
 
 // A flood of 100,000 datagrams a second, each from another source, is kept away, and with it
 // one source that sends twice its share. Whom we send to passes whole; steady
 // streams do so once they were noticed. It ends when the flood has.
-func TestSieve(t *testing.T) {
+func TestFloodFilter(t *testing.T) {
 	l := &Loop{data: newDataGates()}
 	peer := udPeer{ib.GID{0xfe, 0x80, 15: 1}, 7}
 	l.KnowUD(peer.gid, peer.qpn, 1)
-	var k sieveKernel
-	s := &l.data.sieve
+	var k filterKernel
+	s := &l.data.flood
 	const step = int64(10 * time.Microsecond)
 	now, looked, began, ended := int64(0), int64(0), int64(-1), int64(-1)
 	counts, reached, passed := map[string]int{}, map[string]int{}, map[string]int{}
@@ -60,19 +60,19 @@ func TestSieve(t *testing.T) {
 	since := func(t int64, d time.Duration) bool { return now-t >= int64(d) }
 	for i := 0; now < int64(20*time.Second); i++ {
 		now += step
-		if s.on && since(looked, sieveEvery) {
+		if s.on && since(looked, filterEvery) {
 			known, on := s.look(now, l.udPeers.known())
 			if !on {
 				known, ended = nil, now
 			}
-			k.sieve(known)
+			k.filter(known)
 			looked = now
 		}
 		if !s.on && s.flooded(now) {
 			s.begin(now)
 			began, looked = now, now
 			known, _ := s.look(now, l.udPeers.known())
-			k.sieve(known)
+			k.filter(known)
 		}
 		if since(0, time.Second) && now < int64(10*time.Second) {
 			arrive("forged", udPeer{ib.GID{0xfe, 0x80, 8: 1, 12: byte(i >> 24), 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)}, ib.QPN(i & 0xffff)})
@@ -91,7 +91,7 @@ func TestSieve(t *testing.T) {
 		}
 	}
 	if began < 0 || began > int64(1200*time.Millisecond) {
-		t.Errorf("the sieve began after %v, want within 200ms of the flood at 1s", time.Duration(began))
+		t.Errorf("the flood filter began after %v, want within 200ms of the flood at 1s", time.Duration(began))
 	}
 	if ended < int64(10*time.Second) || ended > int64(13*time.Second) {
 		t.Errorf("it ended after %v, want within 3s of the flood's end at 10s", time.Duration(ended))
@@ -110,7 +110,7 @@ func TestSieve(t *testing.T) {
 			t.Errorf("%s: %d of %d passed, want %d to %d", tt.name, n, counts[tt.name], tt.least, tt.most)
 		}
 	}
-	for name, share := range map[string]float64{"forged": 2.0 / verbs.SieveSlices, "greedy": 0.85} {
+	for name, share := range map[string]float64{"forged": 2.0 / verbs.FloodSlices, "greedy": 0.85} {
 		if got := float64(reached[name]) / float64(counts[name]); got > share {
 			t.Errorf("%s: %.2f of them reached the gate, want %.2f at most", name, got, share)
 		}
@@ -118,43 +118,43 @@ func TestSieve(t *testing.T) {
 }
 
 // A thousand and more sources that each come again do not fill memory.
-func TestSieveIsBounded(t *testing.T) {
+func TestFloodFilterIsBounded(t *testing.T) {
 	l := &Loop{data: newDataGates()}
-	s := &l.data.sieve
+	s := &l.data.flood
 	s.begin(1)
 	for round := range 3 {
-		for i := range 3 * maxRegulars {
+		for i := range 3 * maxReturning {
 			l.allowData(int64(1+round), ib.GID{0xfe, 0x80, 14: byte(i >> 8), 15: byte(i)}, 9)
 		}
 	}
-	if n := len(s.regulars); n != maxRegulars {
-		t.Errorf("there are %d regulars, want %d", n, maxRegulars)
+	if n := len(s.returning); n != maxReturning {
+		t.Errorf("%d senders are remembered, want %d", n, maxReturning)
 	}
-	if known, _ := s.look(int64(time.Second), nil); len(known) != maxRegulars {
-		t.Errorf("%d are let through, want %d", len(known), maxRegulars)
+	if known, _ := s.look(int64(time.Second), nil); len(known) != maxReturning {
+		t.Errorf("%d are let through, want %d", len(known), maxReturning)
 	}
-	if known, _ := s.look(2*regularFor, nil); len(known) != 0 || len(s.regulars) != 0 {
-		t.Errorf("after %v without a datagram %d are let through and %d remembered, want none", time.Duration(regularFor), len(known), len(s.regulars))
+	if known, _ := s.look(2*returningFor, nil); len(known) != 0 || len(s.returning) != 0 {
+		t.Errorf("after %v without a datagram %d are let through and %d remembered, want none", time.Duration(returningFor), len(known), len(s.returning))
 	}
 	if n := testing.AllocsPerRun(1000, func() { l.allowData(1, ib.GID{0xfe, 0x80, 15: 9}, 9) }); n != 0 {
 		t.Errorf("%v allocations, want none", n)
 	}
 }
 
-// A sieveProvider notes what it is told.
-type sieveProvider struct {
-	verbs.DatagramSiever
+// A filterProvider notes what it is told.
+type filterProvider struct {
+	verbs.FloodFilterer
 	mu   sync.Mutex
 	told [][]verbs.DatagramSource
 }
 
-func (p *sieveProvider) SieveDatagrams(known []verbs.DatagramSource) {
+func (p *filterProvider) FilterFlood(known []verbs.DatagramSource) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.told = append(p.told, known)
 }
 
-func (p *sieveProvider) last() (n int, known []verbs.DatagramSource) {
+func (p *filterProvider) last() (n int, known []verbs.DatagramSource) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.told) == 0 {
@@ -165,13 +165,13 @@ func (p *sieveProvider) last() (n int, known []verbs.DatagramSource) {
 
 // The provider is told when a flood begins, at once when somebody becomes known, and when the
 // flood is over, or the loop ends.
-func TestKeepSieve(t *testing.T) {
+func TestKeepFloodFilter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &Loop{data: newDataGates()}
 		ctx, stop := context.WithCancel(t.Context())
-		var p sieveProvider
+		var p filterProvider
 		var wg sync.WaitGroup
-		wg.Go(func() { l.keepSieve(ctx, &p) })
+		wg.Go(func() { l.keepFloodFilter(ctx, &p) })
 		flood := func() {
 			for i := range 20_000 {
 				l.allowData(nanotime(), ib.GID{0xfe, 0x80, 13: 1, 14: byte(i >> 8), 15: byte(i)}, 9)
@@ -187,7 +187,7 @@ func TestKeepSieve(t *testing.T) {
 		if n, known := p.last(); n != 1 || len(known) != 1 {
 			t.Errorf("when the flood began the provider was told %d times, in the end %d sources, want once, one", n, len(known))
 		}
-		time.Sleep(sieveSoonest)
+		time.Sleep(filterSoonest)
 		l.KnowUD(ib.GID{2}, 2, 1)
 		synctest.Wait()
 		if n, known := p.last(); n != 2 || len(known) != 2 {
@@ -198,8 +198,8 @@ func TestKeepSieve(t *testing.T) {
 		if known != nil {
 			t.Errorf("%d sources are let through after the flood, want all (nil)", len(known))
 		}
-		if got := l.Counters().Sieves; got != 1 {
-			t.Errorf("%d sieves are counted, want 1", got)
+		if got := l.Counters().FloodFilters; got != 1 {
+			t.Errorf("%d filters are counted, want 1", got)
 		}
 		flood()
 		time.Sleep(time.Microsecond)
@@ -211,8 +211,8 @@ func TestKeepSieve(t *testing.T) {
 	})
 }
 
-// What hosts send that are not allowed is a flood too, but for what a sieve lets through anyway.
-func TestSieveAndAllow(t *testing.T) {
+// What hosts send that are not allowed is a flood too, but for what a filter lets through anyway.
+func TestFloodFilterAndAllow(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		frame []byte
@@ -224,12 +224,12 @@ func TestSieveAndAllow(t *testing.T) {
 		l := &Loop{data: newDataGates()}
 		l.gid.Store(&ib.GID{1})
 		l.SetAllow(ib.NewGIDSet([]netip.Prefix{netip.MustParsePrefix("fd00::/8")}))
-		for i := range sieveAfter {
+		for i := range filterAfter {
 			if l.passDatagram(ib.GID{0xfe, 0x80, 14: byte(i >> 8), 15: byte(i)}, 9, tt.frame) {
 				t.Fatalf("%s: a datagram of a host that is not allowed passes", tt.name)
 			}
 		}
-		if got := l.data.sieve.flooded(nanotime()); got != tt.want {
+		if got := l.data.flood.flooded(nanotime()); got != tt.want {
 			t.Errorf("%s: a flood: %v, want %v", tt.name, got, tt.want)
 		}
 	}

@@ -26,20 +26,20 @@ func udFrame(op roce.Opcode, to, from ib.QPN, head ...byte) []byte {
 
 // Frames that begin like these.
 var (
-	sieve4    = []byte{8, 0, 0, 0, 0x45}
-	sieve6    = append([]byte{0x86, 0xdd, 0, 0, 0x60, 0, 0, 0, 0, 8, 17, 64}, make([]byte, 32)...)
-	sieveARP  = []byte{8, 6, 0, 0}
-	sieveCM   = []byte{0xff, 0x01}
-	sieveEcho = sieveICMP(128)
-	sieveNS   = sieveICMP(135)
+	filter4    = []byte{8, 0, 0, 0, 0x45}
+	filter6    = append([]byte{0x86, 0xdd, 0, 0, 0x60, 0, 0, 0, 0, 8, 17, 64}, make([]byte, 32)...)
+	filterARP  = []byte{8, 6, 0, 0}
+	filterCM   = []byte{0xff, 0x01}
+	filterEcho = filterICMP(128)
+	filterNS   = filterICMP(135)
 )
 
-func sieveICMP(kind byte) []byte {
+func filterICMP(kind byte) []byte {
 	return append(append([]byte{0x86, 0xdd, 0, 0, 0x60, 0, 0, 0, 0, 8, 58, 64}, make([]byte, 32)...), kind)
 }
 
-// sieveCases are packets and whether they pass whoever sends them.
-func sieveCases(mine, peer ib.QPN) []struct {
+// filterCases are packets and whether they pass whoever sends them.
+func filterCases(mine, peer ib.QPN) []struct {
 	name   string
 	packet []byte
 	free   bool
@@ -49,24 +49,24 @@ func sieveCases(mine, peer ib.QPN) []struct {
 		packet []byte
 		free   bool
 	}{
-		{"IPv4", udFrame(roce.UDSendOnly, mine, peer, sieve4...), false},
-		{"IPv4 to a group", udFrame(roce.UDSendOnly, ib.QPNMulticast, peer, sieve4...), false},
-		{"IPv4 with immediate data", udFrame(roce.UDSendOnlyImm, mine, peer, sieve4...), false},
-		{"IPv6", udFrame(roce.UDSendOnly, mine, peer, sieve6...), false},
-		{"IPv6 with immediate data", udFrame(roce.UDSendOnlyImm, mine, peer, sieve6...), false},
-		{"ICMPv6 echo", udFrame(roce.UDSendOnly, mine, peer, sieveEcho...), false},
-		{"neighbour solicitation", udFrame(roce.UDSendOnly, mine, peer, sieveNS...), true},
-		{"ARP", udFrame(roce.UDSendOnly, mine, peer, sieveARP...), true},
-		{"CM in-band", udFrame(roce.UDSendOnly, mine, peer, sieveCM...), true},
-		{"another queue pair's", udFrame(roce.UDSendOnly, mine+1, peer, sieve4...), true},
-		{"QP 1's", udFrame(roce.UDSendOnly, ib.QPNGSI, peer, sieve4...), true},
-		{"RC", udFrame(roce.RCSendOnly, mine, peer, sieve4...), true},
+		{"IPv4", udFrame(roce.UDSendOnly, mine, peer, filter4...), false},
+		{"IPv4 to a group", udFrame(roce.UDSendOnly, ib.QPNMulticast, peer, filter4...), false},
+		{"IPv4 with immediate data", udFrame(roce.UDSendOnlyImm, mine, peer, filter4...), false},
+		{"IPv6", udFrame(roce.UDSendOnly, mine, peer, filter6...), false},
+		{"IPv6 with immediate data", udFrame(roce.UDSendOnlyImm, mine, peer, filter6...), false},
+		{"ICMPv6 echo", udFrame(roce.UDSendOnly, mine, peer, filterEcho...), false},
+		{"neighbour solicitation", udFrame(roce.UDSendOnly, mine, peer, filterNS...), true},
+		{"ARP", udFrame(roce.UDSendOnly, mine, peer, filterARP...), true},
+		{"CM in-band", udFrame(roce.UDSendOnly, mine, peer, filterCM...), true},
+		{"another queue pair's", udFrame(roce.UDSendOnly, mine+1, peer, filter4...), true},
+		{"QP 1's", udFrame(roce.UDSendOnly, ib.QPNGSI, peer, filter4...), true},
+		{"RC", udFrame(roce.RCSendOnly, mine, peer, filter4...), true},
 	}
 }
 
 // On a socket of the kernel the program drops what is to be dropped: of each source that is
 // not known, all but what comes in its turn, one of eight.
-func TestSieveDatagrams(t *testing.T) {
+func TestFilterFlood(t *testing.T) {
 	const mine, peer = ib.QPN(0x123456), ib.QPN(0x654321)
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
@@ -87,18 +87,18 @@ func TestSieveDatagrams(t *testing.T) {
 			for _, tt := range []struct {
 				name  string
 				known []verbs.DatagramSource
-				want  int // of SieveSlices
+				want  int // of FloodSlices
 			}{
-				{"known", []verbs.DatagramSource{{GID: gid(f.a), QPN: peer}, {GID: gid("fe80::9"), QPN: 5}}, verbs.SieveSlices},
+				{"known", []verbs.DatagramSource{{GID: gid(f.a), QPN: peer}, {GID: gid("fe80::9"), QPN: 5}}, verbs.FloodSlices},
 				{"its address with another QPN is known", []verbs.DatagramSource{{GID: gid(f.a), QPN: peer + 1}}, 1},
 				{"its QPN at another address is known", []verbs.DatagramSource{{GID: gid(f.b), QPN: peer}}, 1},
 				{"nobody is known", []verbs.DatagramSource{}, 1},
-				{"no sieve", nil, verbs.SieveSlices},
+				{"no filter", nil, verbs.FloodSlices},
 			} {
 				passed := map[string]int{}
-				for range verbs.SieveSlices {
-					d.SieveDatagrams(tt.known)
-					for _, c := range sieveCases(mine, peer) {
+				for range verbs.FloodSlices {
+					d.FilterFlood(tt.known)
+					for _, c := range filterCases(mine, peer) {
 						if through(c.packet) {
 							passed[c.name]++
 						} else {
@@ -106,23 +106,23 @@ func TestSieveDatagrams(t *testing.T) {
 						}
 					}
 				}
-				for _, c := range sieveCases(mine, peer) {
+				for _, c := range filterCases(mine, peer) {
 					want := tt.want
 					if c.free {
-						want = verbs.SieveSlices
+						want = verbs.FloodSlices
 					}
 					if got := passed[c.name]; got != want {
-						t.Errorf("%s: %s: %d of %d passed, want %d", tt.name, c.name, got, verbs.SieveSlices, want)
+						t.Errorf("%s: %s: %d of %d passed, want %d", tt.name, c.name, got, verbs.FloodSlices, want)
 					}
 				}
 			}
-			if got := counter(d, "rx_drop_sieved"); got != dropped {
-				t.Errorf("rx_drop_sieved is %d, want %d", got, dropped)
+			if got := counter(d, "rx_drop_filtered"); got != dropped {
+				t.Errorf("rx_drop_filtered is %d, want %d", got, dropped)
 			}
 			if got := counter(d, "rx_drop_overflow"); got != 0 {
 				t.Errorf("rx_drop_overflow is %d, want 0", got)
 			}
-			if got := counter(d, "sieve_errors"); got != 0 {
+			if got := counter(d, "filter_errors"); got != 0 {
 				t.Errorf("the kernel has refused %d programs", got)
 			}
 		})
@@ -130,12 +130,12 @@ func TestSieveDatagrams(t *testing.T) {
 }
 
 // The program finds in its instructions what is in the set, however full that is.
-func TestSieveProgram(t *testing.T) {
+func TestSocketFilterProgram(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	const mine, outer = ib.QPN(0x1234), 200 // where the test has the IP header
 	for _, v6 := range []bool{true, false} {
 		for _, members := range []int{0, 1, 100, 1000, 5000} {
-			s := &sieve{v6: v6, qpn: mine}
+			s := &sourceSet{v6: v6, qpn: mine}
 			for i := range s.keys {
 				s.keys[i] = r.Uint32() | 1
 			}
@@ -156,7 +156,7 @@ func TestSieveProgram(t *testing.T) {
 					s.add(sources[i])
 				}
 			}
-			slice := r.Uint32N(verbs.SieveSlices)
+			slice := r.Uint32N(verbs.FloodSlices)
 			program := s.program(slice)
 			for i, in := range program {
 				if l, ok := in.(bpf.LoadAbsolute); ok && l.Off >= atIPHeader {
@@ -168,7 +168,7 @@ func TestSieveProgram(t *testing.T) {
 			must(t, err)
 			others, packet := 0, make([]byte, outer+40)
 			for i, src := range sources {
-				copy(packet[atBTH:], udFrame(roce.UDSendOnly, mine, src.QPN, sieve4...))
+				copy(packet[atBTH:], udFrame(roce.UDSendOnly, mine, src.QPN, filter4...))
 				if v6 {
 					copy(packet[outer+8:], src.GID[:])
 				} else {
@@ -176,7 +176,7 @@ func TestSieveProgram(t *testing.T) {
 				}
 				n, err := vm.Run(packet)
 				must(t, err)
-				inTurn := s.hash(src)%verbs.SieveSlices == slice
+				inTurn := s.hash(src)%verbs.FloodSlices == slice
 				switch {
 				case i < members || inTurn:
 					if n == 0 {
@@ -187,7 +187,7 @@ func TestSieveProgram(t *testing.T) {
 				}
 			}
 			// Of 7/8 of 2000, as many look like members as bits are set.
-			if most := 2000*members/(32*sieveWords)*11/10 + 10; others > most {
+			if most := 2000*members/(32*setWords)*11/10 + 10; others > most {
 				t.Errorf("IPv6 %v, %d members: %d of 2000 others pass out of turn, want at most %d", v6, members, others, most)
 			}
 		}

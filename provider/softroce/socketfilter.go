@@ -15,16 +15,16 @@ import (
 )
 
 // A datagram that is part of a flood costs the more the further it comes: a wake-up, a
-// system call, a copy. While [Device.SieveDatagrams] says that there is one, a program of
+// system call, a copy. While [Device.FilterFlood] says that there is one, a program of
 // classic BPF on the receiving sockets has the kernel drop most of it. Such a program has
 // no memory, so what it needs to know is in its instructions: a set of sources, as
 // the bits of a keyed hash, found by a tree of comparisons.
 
 const (
-	sieveWords = 256 // of 32 bits
+	setWords = 256 // of 32 bits
 	// The lower bits of a hash are its slice, the upper ones its word and its bit there.
-	sieveSliceMask = verbs.SieveSlices - 1
-	sieveShift     = 32 - 8 - 5
+	sliceMask = verbs.FloodSlices - 1
+	setShift  = 32 - 8 - 5
 )
 
 // Where a receive socket's filter finds things: offsets from the UDP header on, and from the
@@ -37,16 +37,16 @@ const (
 	atIPHeader = 1<<32 - 0x100000
 )
 
-// A sieve is a set of sources and the keys it is made with.
-type sieve struct {
+// A sourceSet is a set of sources and the keys it is made with.
+type sourceSet struct {
 	v6   bool
 	qpn  ib.QPN // of the queue pair that is looked after
 	keys [6]uint32
-	bits [sieveWords]uint32
+	bits [setWords]uint32
 }
 
 // hash is what the program computes. The GID counts as the address on the wire.
-func (s *sieve) hash(src verbs.DatagramSource) uint32 {
+func (s *sourceSet) hash(src verbs.DatagramSource) uint32 {
 	h := uint32(src.QPN) * s.keys[4]
 	from := 0
 	if !s.v6 {
@@ -59,8 +59,8 @@ func (s *sieve) hash(src verbs.DatagramSource) uint32 {
 	return h * s.keys[5]
 }
 
-func (s *sieve) add(src verbs.DatagramSource) {
-	h := s.hash(src) >> sieveShift
+func (s *sourceSet) add(src verbs.DatagramSource) {
+	h := s.hash(src) >> setShift
 	s.bits[h>>5] |= 1 << (h & 31)
 }
 
@@ -70,9 +70,9 @@ const (
 	cellWord
 )
 
-// program is the filter that drops IP packets in UD data but for those of the sieve's
+// program is the filter that drops IP packets in UD data but for those of the set's
 // sources, and of those whose hash is of that slice.
-func (s *sieve) program(slice uint32) []bpf.Instruction {
+func (s *sourceSet) program(slice uint32) []bpf.Instruction {
 	var p []bpf.Instruction
 	add := func(i ...bpf.Instruction) { p = append(p, i...) }
 	// A conditional jump reaches 255 instructions, so that each has its own pass behind it.
@@ -93,12 +93,12 @@ func (s *sieve) program(slice uint32) []bpf.Instruction {
 		bpf.LoadIndirect{Off: atPacket + 40, Size: 1}, bpf.JumpIf{Cond: bpf.JumpLessThan, Val: leastND, SkipTrue: 2},
 		bpf.JumpIf{Cond: bpf.JumpGreaterThan, Val: mostND, SkipTrue: 1}, pass)
 	s.hashing(add)
-	add(bpf.StoreScratch{Src: bpf.RegA, N: cellHash}, bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: sieveSliceMask},
+	add(bpf.StoreScratch{Src: bpf.RegA, N: cellHash}, bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: sliceMask},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: slice, SkipFalse: 1}, pass)
-	add(bpf.LoadScratch{Dst: bpf.RegA, N: cellHash}, bpf.ALUOpConstant{Op: bpf.ALUOpShiftRight, Val: sieveShift + 5})
-	p = append(p, s.tree(0, sieveWords)...)
+	add(bpf.LoadScratch{Dst: bpf.RegA, N: cellHash}, bpf.ALUOpConstant{Op: bpf.ALUOpShiftRight, Val: setShift + 5})
+	p = append(p, s.tree(0, setWords)...)
 	add(bpf.StoreScratch{Src: bpf.RegA, N: cellWord},
-		bpf.LoadScratch{Dst: bpf.RegA, N: cellHash}, bpf.ALUOpConstant{Op: bpf.ALUOpShiftRight, Val: sieveShift},
+		bpf.LoadScratch{Dst: bpf.RegA, N: cellHash}, bpf.ALUOpConstant{Op: bpf.ALUOpShiftRight, Val: setShift},
 		bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: 31}, bpf.TAX{},
 		bpf.LoadScratch{Dst: bpf.RegA, N: cellWord}, bpf.ALUOpX{Op: bpf.ALUOpShiftRight},
 		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: 1, SkipFalse: 1}, pass, bpf.RetConstant{Val: 0})
@@ -108,7 +108,7 @@ func (s *sieve) program(slice uint32) []bpf.Instruction {
 var pass = bpf.RetConstant{Val: math.MaxUint32}
 
 // hashing leaves the hash of the source in A.
-func (s *sieve) hashing(add func(...bpf.Instruction)) {
+func (s *sourceSet) hashing(add func(...bpf.Instruction)) {
 	add(bpf.LoadAbsolute{Off: atDETH + 4, Size: 4}, bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: uint32(ib.QPNMask)},
 		bpf.ALUOpConstant{Op: bpf.ALUOpMul, Val: s.keys[4]})
 	from, at := 0, uint32(8) // of the IPv6 header
@@ -125,7 +125,7 @@ func (s *sieve) hashing(add func(...bpf.Instruction)) {
 }
 
 // tree finds the word whose number is in A, from words lo to hi, and goes on behind itself.
-func (s *sieve) tree(lo, hi uint32) []bpf.Instruction {
+func (s *sourceSet) tree(lo, hi uint32) []bpf.Instruction {
 	if hi-lo == 1 {
 		return []bpf.Instruction{bpf.LoadConstant{Dst: bpf.RegA, Val: s.bits[lo]}}
 	}
@@ -139,29 +139,29 @@ func (s *sieve) tree(lo, hi uint32) []bpf.Instruction {
 	return append(append(p, left...), right...)
 }
 
-// SieveDatagrams implements [verbs.DatagramSiever].
-func (d *Device) SieveDatagrams(known []verbs.DatagramSource) {
-	d.sieving.Lock()
-	defer d.sieving.Unlock()
+// FilterFlood implements [verbs.FloodFilterer].
+func (d *Device) FilterFlood(known []verbs.DatagramSource) {
+	d.filtering.Lock()
+	defer d.filtering.Unlock()
 	f := d.filter.Load()
 	if known == nil || f == nil || d.closing.Load() {
 		for _, r := range d.receivers {
-			r.unsieve()
+			r.detach()
 		}
 		return
 	}
-	if d.sieve == nil {
-		d.sieve = new(sieve)
-		var b [4 * len(d.sieve.keys)]byte
+	if d.sources == nil {
+		d.sources = new(sourceSet)
+		var b [4 * len(d.sources.keys)]byte
 		d.opts.random(b[:])
-		for i := range d.sieve.keys {
-			d.sieve.keys[i] = binary.LittleEndian.Uint32(b[4*i:]) | 1
+		for i := range d.sources.keys {
+			d.sources.keys[i] = binary.LittleEndian.Uint32(b[4*i:]) | 1
 		}
 	}
-	d.slice = (d.slice + 1) % verbs.SieveSlices
+	d.slice = (d.slice + 1) % verbs.FloodSlices
 	for _, v6 := range []bool{true, false} {
-		s := d.sieve
-		s.v6, s.qpn, s.bits = v6, f.qpn, [sieveWords]uint32{}
+		s := d.sources
+		s.v6, s.qpn, s.bits = v6, f.qpn, [setWords]uint32{}
 		for _, k := range known {
 			if k.GID.Is4() != v6 {
 				s.add(k)
@@ -179,9 +179,9 @@ func (d *Device) SieveDatagrams(known []verbs.DatagramSource) {
 	}
 }
 
-// A sieveMark says which drops of a socket the sieve has made: those that the kernel counted
+// A filterMark says which drops of a socket the filter has made: those that the kernel counted
 // while it was there. The kernel counts an overflow of the socket alike.
-type sieveMark struct{ from, to uint32 }
+type filterMark struct{ from, to uint32 }
 
 // attach puts a program on the socket.
 func (r *receiver) attach(p []bpf.RawInstruction) {
@@ -189,24 +189,24 @@ func (r *receiver) attach(p []bpf.RawInstruction) {
 	for i, in := range p {
 		filter[i] = unix.SockFilter{Code: in.Op, Jt: in.Jt, Jf: in.Jf, K: in.K}
 	}
-	if m := r.sieved.Load(); m == nil || m.to != math.MaxUint32 {
-		r.sieved.Store(&sieveMark{from: r.drops(), to: math.MaxUint32})
+	if m := r.filtered.Load(); m == nil || m.to != math.MaxUint32 {
+		r.filtered.Store(&filterMark{from: r.drops(), to: math.MaxUint32})
 	}
 	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
 	if unix.SetsockoptSockFprog(r.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program) != nil {
-		r.dev.count.sieveErrors.Add(1)
-		r.unsieve()
+		r.dev.count.filterErrors.Add(1)
+		r.detach()
 	}
 }
 
-// unsieve takes it away.
-func (r *receiver) unsieve() {
-	m := r.sieved.Load()
+// detach takes it away.
+func (r *receiver) detach() {
+	m := r.filtered.Load()
 	if m == nil || m.to != math.MaxUint32 {
 		return
 	}
 	_ = unix.SetsockoptInt(r.fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0) // there may be none
-	r.sieved.Store(&sieveMark{from: m.from, to: r.drops()})
+	r.filtered.Store(&filterMark{from: m.from, to: r.drops()})
 }
 
 // drops is the kernel's count of what the socket has not taken.
@@ -229,12 +229,12 @@ func (r *receiver) dropped(n uint32) {
 	if n <= was {
 		return
 	}
-	sieved := uint32(0)
-	if m := r.sieved.Load(); m != nil {
+	filtered := uint32(0)
+	if m := r.filtered.Load(); m != nil {
 		if from, to := max(was, m.from), min(n, m.to); to > from {
-			sieved = to - from
+			filtered = to - from
 		}
 	}
-	c.rxSieved.Add(uint64(sieved))
-	c.rxOverflow.Add(uint64(n - was - sieved))
+	c.rxFiltered.Add(uint64(filtered))
+	c.rxOverflow.Add(uint64(n - was - filtered))
 }
