@@ -89,9 +89,8 @@ func (t *Table) advanceHosts() {
 		h.queued = false
 		key := t.hostRoute(h).Key()
 		t.check(key)
-		_, busy := t.routes.busy[key]
 		switch {
-		case busy || h.state == asked || h.state == doubted:
+		case t.routes.busy[key] || h.state == asked || h.state == doubted:
 		case h.want == 0:
 			t.hosts.remove(h)
 		case h.state == unknown && t.routes.up():

@@ -31,7 +31,7 @@ type routes struct {
 	rule  rtnl.Rule               // the one that is there; zero: none
 
 	dirty  bool                // all must be looked at
-	busy   map[rtnl.Key]bool   // a change is under way; true: to be looked at again, whatever comes of it
+	busy   map[rtnl.Key]bool   // a change is under way
 	failed map[rtnl.Key]string // what the kernel refused, said once
 }
 
@@ -174,20 +174,18 @@ func (t *Table) check(key rtnl.Key) {
 	have, there := t.routes.have[key]
 	want := t.want(key)
 	wanted := want.Dst.IsValid()
-	if !t.routes.up() || wanted == there && want.MTU == have.MTU && want.AdvMSS == have.AdvMSS {
+	if !t.routes.up() || t.routes.busy[key] || wanted == there && sameMTU(want, have) {
 		return
 	}
-	if _, busy := t.routes.busy[key]; busy {
-		t.routes.busy[key] = true
-		return
-	}
-	t.routes.busy[key] = false
+	t.routes.busy[key] = true
 	if wanted {
 		t.do(SetRoute{Route: want})
 	} else { // of an agent before us, or of what is not wanted any more
 		t.do(SetRoute{Route: have, Remove: true})
 	}
 }
+
+func sameMTU(r, s rtnl.Route) bool { return r.MTU == s.MTU && r.AdvMSS == s.AdvMSS }
 
 // want returns the route that there should be under key; a zero one for none of ours.
 func (t *Table) want(key rtnl.Key) (r rtnl.Route) {
@@ -300,8 +298,9 @@ func (t *Table) done(ev Done) {
 		return
 	}
 	key, why := set.Route.Key(), ""
-	again := t.routes.busy[key]
 	delete(t.routes.busy, key)
+	want := t.want(key) // not what it was when the change began, perhaps
+	again := want.Dst.IsValid() == set.Remove || !set.Remove && !sameMTU(want, set.Route)
 	switch {
 	case ev.Taken:
 		delete(t.routes.have, key)
@@ -318,7 +317,7 @@ func (t *Table) done(ev Done) {
 		delete(t.routes.failed, key)
 	}
 	switch h := t.hostOf(key); {
-	case why == "" || again || h != nil && h.state == unknown && !set.Remove: // something changed meanwhile
+	case why == "" || again:
 		t.look(key)
 	case h != nil && h.state == guest:
 		t.refuse(h, why)

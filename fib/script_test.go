@@ -77,7 +77,10 @@ func (b *bench) Pass(d time.Duration) []string {
 
 // feed steps the machine with events, and with what its actions lead to.
 func (b *bench) feed(evs []fib.Event) {
-	for len(evs) > 0 {
+	for n := 0; len(evs) > 0; n++ {
+		if n > 10_000 {
+			panic(fmt.Sprintf("the machine has no rest: %T %+v", evs[0], evs[0]))
+		}
 		ev := evs[0]
 		evs = evs[1:]
 		for _, a := range b.t.Step(nil, b.now, ev) {
