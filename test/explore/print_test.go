@@ -306,7 +306,9 @@ func (ws writers) make(t reflect.Type) writer {
 		return func(p *printer, x unsafe.Pointer) { p.uint(uint64(at[uint16](x))) }
 	case reflect.Int32, reflect.Uint32:
 		return func(p *printer, x unsafe.Pointer) { p.uint(uint64(at[uint32](x))) }
-	case reflect.Int, reflect.Uint, reflect.Int64, reflect.Uint64:
+	case reflect.Int, reflect.Uint: // of 32 bits on some machines
+		return func(p *printer, x unsafe.Pointer) { p.uint(uint64(at[uint](x))) }
+	case reflect.Int64, reflect.Uint64:
 		return func(p *printer, x unsafe.Pointer) { p.uint(at[uint64](x)) }
 	case reflect.String:
 		return special[reflect.TypeFor[string]()]
