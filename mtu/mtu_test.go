@@ -125,12 +125,21 @@ func TestPlanUD(t *testing.T) {
 		notes int
 		err   string // a part of it
 	}{
-		{name: "default, IPv6 1500", link: Link{Underlay: 1500},
+		{name: "auto, IPv6 1500", link: Link{Underlay: 1500}, plan: UDPlan{MTU: 1424, Path: ib.MTU1024, IPv6: true, BeyondPath: true}, notes: 1},
+		{name: "auto, IPv4 1500", link: Link{Underlay: 1500, IPv4: true}, plan: UDPlan{MTU: 1444, Path: ib.MTU1024, IPv6: true, BeyondPath: true}, notes: 1},
+		{name: "auto, IPv6 2108", link: Link{Underlay: 2108}, plan: UDPlan{MTU: 2032, Path: ib.MTU1024, IPv6: true, BeyondPath: true}, notes: 1},
+		{name: "auto leaves IPv6 its minimum", link: Link{Underlay: 1280},
+			plan: UDPlan{MTU: 1280, Path: ib.MTU1024, IPv6: true, BeyondPath: true, Fragmented: true}, notes: 2},
+		{name: "auto, IPv4 1280", link: Link{Underlay: 1280, IPv4: true}, plan: UDPlan{MTU: 1224, Path: ib.MTU1024, BeyondPath: true}, notes: 2},
+		{name: "auto, IPv4 600", link: Link{Underlay: 600, IPv4: true}, err: "raise its MTU"},
+		{name: "auto, kernel rxe on 1500", link: Link{Underlay: 1500, Path: ib.MTU1024}, plan: UDPlan{MTU: 1020, Path: ib.MTU1024}, notes: 1},
+		{name: "auto, an HCA of 4096", link: Link{Path: ib.MTU4096}, plan: UDPlan{MTU: 2044, Path: ib.MTU4096, IPv6: true}},
+		{name: "2044, IPv6 1500", want: 2044, link: Link{Underlay: 1500},
 			plan: UDPlan{MTU: 2044, Path: ib.MTU1024, IPv6: true, BeyondPath: true, Fragmented: true}, notes: 2},
-		{name: "default, IPv6 9000", link: Link{Underlay: 9000}, plan: UDPlan{MTU: 2044, Path: ib.MTU4096, IPv6: true}},
-		{name: "default, IPv4 9000", link: Link{Underlay: 9000, IPv4: true}, plan: UDPlan{MTU: 2044, Path: ib.MTU4096, IPv6: true}},
-		{name: "default, IPv4 1500", link: Link{Underlay: 1500, IPv4: true}, err: "--ud-mtu 1444"},
-		{name: "and the other remedy", link: Link{Underlay: 1500, IPv4: true}, err: "at least 2100 (jumbo frames)"},
+		{name: "auto, IPv6 9000", link: Link{Underlay: 9000}, plan: UDPlan{MTU: 2044, Path: ib.MTU4096, IPv6: true}},
+		{name: "auto, IPv4 9000", link: Link{Underlay: 9000, IPv4: true}, plan: UDPlan{MTU: 2044, Path: ib.MTU4096, IPv6: true}},
+		{name: "2044, IPv4 1500", want: 2044, link: Link{Underlay: 1500, IPv4: true}, err: "--ud-mtu 1444"},
+		{name: "and the other remedy", want: 2044, link: Link{Underlay: 1500, IPv4: true}, err: "at least 2100 (jumbo frames)"},
 		{name: "1444, IPv4 1500", want: 1444, link: Link{Underlay: 1500, IPv4: true},
 			plan: UDPlan{MTU: 1444, Path: ib.MTU1024, IPv6: true, BeyondPath: true}, notes: 1},
 		{name: "1445, IPv4 1500", want: 1445, link: Link{Underlay: 1500, IPv4: true}, err: "1444"},
@@ -138,13 +147,14 @@ func TestPlanUD(t *testing.T) {
 			plan: UDPlan{MTU: 2044, Path: ib.MTU1024, IPv6: true, BeyondPath: true}, notes: 1},
 		{name: "1020 has no IPv6", want: 1020, link: Link{Underlay: 1500}, plan: UDPlan{MTU: 1020, Path: ib.MTU1024}, notes: 1},
 		{name: "an HCA", link: Link{Path: ib.MTU2048}, plan: UDPlan{MTU: 2044, Path: ib.MTU2048, IPv6: true}},
-		{name: "kernel rxe on 1500", link: Link{Underlay: 1500, Path: ib.MTU1024}, err: "use --ud-mtu 1020"},
-		{name: "kernel rxe on 1500, IPv4", link: Link{Underlay: 1500, Path: ib.MTU1024, IPv4: true}, err: "use --ud-mtu 1020 on all hosts of the link, or raise the underlay MTU to at least 2128"},
+		{name: "2044, kernel rxe on 1500", want: 2044, link: Link{Underlay: 1500, Path: ib.MTU1024}, err: "use --ud-mtu 1020"},
+		{name: "2044, kernel rxe on 1500, IPv4", want: 2044, link: Link{Underlay: 1500, Path: ib.MTU1024, IPv4: true}, err: "use --ud-mtu 1020 on all hosts of the link, or raise the underlay MTU to at least 2128"},
 		{name: "kernel rxe on 5000", link: Link{Underlay: 5000, Path: ib.MTU4096, IPv4: true}, plan: UDPlan{MTU: 2044, Path: ib.MTU4096, IPv6: true}},
 		{name: "4092", want: 4092, link: Link{Underlay: 9000}, plan: UDPlan{MTU: 4092, Path: ib.MTU4096, IPv6: true}},
 		{name: "above any UD payload", want: 4093, link: Link{Underlay: 9000}, err: "not in 576 to 4092"}, // 4755-1-3
 		{name: "below IPv4", want: 500, link: Link{Underlay: 9000}, err: "not in 576"},                    // 4755-5-2
-		{name: "nothing known", link: Link{}, err: "takes 0"},
+		{name: "nothing known", want: 2044, link: Link{}, err: "takes 0"},
+		{name: "auto, nothing known", link: Link{}, err: "raise its MTU"},
 	} {
 		got, err := PlanUD(tt.want, tt.link)
 		if tt.err != "" {

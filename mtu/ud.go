@@ -39,9 +39,13 @@ func LargestUD(underlay int, ipv4 bool) int {
 	return min(max(0, (underlay-over)&^3-headerLen), MaxUD) // payloads are padded to 4
 }
 
+// AcceptUD returns the largest UD IP MTU that hosts of a link take for granted, beside
+// one that sends up to send: what every host may send by default (RFC 4391 section 7).
+func AcceptUD(send int) int { return max(DefaultUD, send) }
+
 // A UDPlan is what an interface's UD side looks like.
 type UDPlan struct {
-	MTU  int    // IP MTU
+	MTU  int    // IP MTU of what is sent
 	Path ib.MTU // of RC and UC, and of UD in IB's own terms
 	IPv6 bool   // at least 1280
 	// BeyondPath says that full UD frames exceed the path MTU: only our own
@@ -62,26 +66,22 @@ type UDError struct {
 
 func (e *UDError) Error() string { return e.Text }
 
-// PlanUD checks UD MTU want (0 means DefaultUD) against the link. The error is a
-// *UDError.
+// PlanUD checks UD MTU want against the link; 0 means the largest that one frame of it
+// carries, DefaultUD at most. The error is a *UDError.
 func PlanUD(want int, l Link) (UDPlan, error) {
-	if want == 0 {
-		want = DefaultUD
-	}
 	path := l.Path
 	if path == 0 {
 		path = PathMTU(l.Underlay)
 	}
+	most := l.payload(path)
+	if want == 0 {
+		if want = l.auto(most); want < MinIPv4 {
+			return UDPlan{}, tooSmall(want, l)
+		}
+	}
 	if want < MinIPv4 || want > MaxUD {
 		return UDPlan{}, &UDError{Want: want, Limit: MaxUD,
 			Text: fmt.Sprintf("UD MTU %d is not in %d to %d", want, MinIPv4, MaxUD)}
-	}
-	most := l.MaxPayload
-	if most == 0 {
-		most = path.Octets()
-		if l.Path == 0 && l.Underlay != 0 {
-			most = 4096
-		}
 	}
 	if l.Path != 0 && l.Underlay != 0 && want+headerLen > most {
 		return UDPlan{}, tooLargePath(want, most)
@@ -104,6 +104,37 @@ func PlanUD(want int, l Link) (UDPlan, error) {
 	p.BeyondPath = want+headerLen > path.Octets()
 	p.Notes = p.notes(l)
 	return p, nil
+}
+
+// payload returns the largest UD payload of the device.
+func (l Link) payload(path ib.MTU) int {
+	switch {
+	case l.MaxPayload != 0:
+		return l.MaxPayload
+	case l.Path == 0 && l.Underlay != 0:
+		return 4096
+	}
+	return path.Octets()
+}
+
+// auto returns the largest UD IP MTU that one frame of the link carries, DefaultUD at
+// most. An IPv6 underlay carries fragments too: it always has room for IPv6.
+func (l Link) auto(payload int) int {
+	n := min(DefaultUD, payload-headerLen)
+	if l.Underlay == 0 {
+		return n
+	}
+	most := n
+	n = min(n, LargestUD(l.Underlay, l.IPv4))
+	if !l.IPv4 && l.Path == 0 && n < MinIPv6 {
+		n = min(most, MinIPv6)
+	}
+	return n
+}
+
+func tooSmall(limit int, l Link) error {
+	return &UDError{Want: MinIPv4, Limit: max(0, limit), Underlay: l.Underlay, Text: fmt.Sprintf(
+		"an underlay with MTU %d carries datagrams of %d octets, %d are needed: raise its MTU", l.Underlay, max(0, limit), MinIPv4)}
 }
 
 // tooLargeIPv4 names both remedies. IPv4 UD packets carry DF, because the ICRC
