@@ -81,6 +81,9 @@ type (
 	// remembers.
 	TooBig struct{}
 
+	// SetUDMTU says that datagrams have another largest size from now on, in octets of IP.
+	SetUDMTU struct{ MTU int }
+
 	// Stop forgets all destinations, for good.
 	Stop struct{}
 
@@ -95,6 +98,7 @@ func (Answered) event() {}
 func (Done) event()     {}
 func (SetHop) event()   {}
 func (TooBig) event()   {}
+func (SetUDMTU) event() {}
 func (Stop) event()     {}
 func (Wake) event()     {}
 

@@ -93,6 +93,9 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 		t.setHop(ev.Addr, ev.Path)
 	case TooBig:
 		t.tooBig = now
+	case SetUDMTU:
+		t.opt.UDMTU, t.routes.dirty = ev.MTU, true
+		t.askPaths()
 	case Stop:
 		t.n.DropDown += uint64(len(t.resetDests(t.dests.fields)))
 	case Wake:

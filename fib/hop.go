@@ -1,6 +1,7 @@
 package fib
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -19,6 +20,16 @@ type hop struct {
 
 // miss is the path of a hop that is not known: packets come up.
 func (t *Table) miss() Path { return Path{Kind: PathMiss, MTU: t.effective(t.opt.udMTU())} }
+
+// askPaths asks again how each next hop is reached: a miss has the MTU of UD too.
+func (t *Table) askPaths() {
+	for _, a := range slices.SortedFunc(maps.Keys(t.hops), netip.Addr.Compare) {
+		if h := t.hops[a]; h.path.Kind == PathMiss {
+			t.setHop(a, h.path)
+		}
+		t.do(AskPath{Hop: a})
+	}
+}
 
 // hold notes that one more destination leads to a.
 func (t *Table) hold(a netip.Addr) {

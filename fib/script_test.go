@@ -26,6 +26,7 @@ import (
 //	stale X                                 the data path used an old answer
 //	hop X conn N|ud MTU, gone X             how a neighbour is reached
 //	toobig                                  ICMP told the kernel of a smaller MTU
+//	ud N                                    datagrams have N octets from now on
 //	wait, answer                            the kernel is slow; it answers
 //	refuse, accept                          the kernel refuses changes; it takes them
 //	theirs P [mtu N]                        somebody else adds a host route by the device
@@ -254,6 +255,8 @@ func (b *bench) events(w []string) (evs []fib.Event, err error) {
 		return []fib.Event{fib.SetHop{Addr: netip.MustParseAddr(w[1])}}, nil
 	case "toobig":
 		return []fib.Event{fib.TooBig{}}, nil
+	case "ud":
+		return []fib.Event{fib.SetUDMTU{MTU: num(w[1])}}, nil
 	case "wait":
 		b.slow = true
 		return nil, nil

@@ -94,10 +94,12 @@ type (
 	}
 
 	// UnderlayChanged says that the port's GIDs, MTU or state changed. Link is
-	// the interface's link-layer address from now on (flags ignored).
+	// the interface's link-layer address from now on (flags ignored). A UDMTU of zero
+	// means that it stays.
 	UnderlayChanged struct {
 		Link    encap.LinkAddr
 		PathMTU ib.MTU
+		UDMTU   int
 		Active  bool
 	}
 
@@ -297,7 +299,9 @@ type Status struct {
 	QKey       ib.QKey
 	PathMTU    ib.MTU
 	Broadcast  ib.GID // MGID of the broadcast group
-	UDMTU      int    // octets of IP
+	UDMTU      int    // largest datagram sent, octets of IP
+	UDAccept   int    // largest datagram that may come
+	UDAuto     bool   // UDMTU is what one frame of the underlay carries
 	ReceiveMTU int    // octets with the encapsulation header
 	DeviceMTU  int
 	IPv6       bool // UD MTU allows IPv6

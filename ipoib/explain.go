@@ -8,6 +8,7 @@ import (
 
 	"ipoibcm/fib"
 	"ipoibcm/ib"
+	"ipoibcm/mtu"
 	"ipoibcm/neigh"
 	"ipoibcm/rtnl"
 )
@@ -36,7 +37,7 @@ func (f *Interface) Explain(addr netip.Addr, hop fib.NextHop) Explanation {
 	case f.group.Table().IsGroup(addr):
 		e.Path, e.Mode = f.groupPath(addr), ib.UD.String()
 		say("multicast and broadcast always go by UD (RFC 4755 section 2.1), to %v", e.Path.Link.GID)
-		say("the MTU is that of UD, %d", f.udMTU())
+		say("the MTU is that of UD, %s", f.udMTUText())
 		return e
 	}
 	if !f.active {
@@ -140,6 +141,15 @@ func (f *Interface) explainHop(e *Explanation, say func(string, ...any)) {
 	}
 }
 
+// udMTUText is the UD MTU and where it comes from.
+func (f *Interface) udMTUText() string {
+	n := f.udMTU()
+	if f.opt.UDAuto && n < mtu.DefaultUD {
+		return fmt.Sprintf("%d, which one frame of the underlay carries", n)
+	}
+	return fmt.Sprint(n)
+}
+
 func (f *Interface) explainClass(p *peer, say func(string, ...any)) {
 	switch p.class {
 	case ClassRFC:
@@ -190,7 +200,7 @@ func (f *Interface) explainMode(p *peer, say func(string, ...any)) {
 		}
 	}
 	if c == nil {
-		say("the MTU is that of UD, %d, until there is a connection", f.udMTU())
+		say("the MTU is that of UD, %s, until there is a connection", f.udMTUText())
 	}
 }
 

@@ -371,12 +371,27 @@ func (f *Interface) addrRemoved(p netip.Prefix) {
 	}
 }
 
+// setUDMTU has datagrams of up to n octets sent from now on; zero means as before.
+// Whether there is IPv6 on the link does not change any more.
+func (f *Interface) setUDMTU(n int) {
+	if f.ipv6 && n != 0 {
+		n = max(n, mtu.MinIPv6)
+	}
+	if n == 0 || n == f.opt.udMTU() {
+		return
+	}
+	f.opt.UDMTU = n
+	f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("UD MTU is %d", n), Report: MTUChanged})
+	f.fibStep(fib.SetUDMTU{MTU: n})
+}
+
 // underlay follows the port. A new GID or QPN makes us another interface in the
 // eyes of every peer, so nothing survives it.
 func (f *Interface) underlay(ev UnderlayChanged) {
 	moved := ev.Link.Key() != f.link.Key()
 	back := ev.Active && !f.active
 	f.active, f.pathMTU = ev.Active, cmp.Or(ev.PathMTU, f.pathMTU)
+	f.setUDMTU(ev.UDMTU)
 	f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("underlay: %v, path MTU %v, active %v", ev.Link.GID, f.pathMTU, ev.Active)})
 	if moved {
 		wasUp := f.up

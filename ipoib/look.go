@@ -8,6 +8,7 @@ import (
 	"ipoibcm/fib"
 	"ipoibcm/group"
 	"ipoibcm/ib"
+	"ipoibcm/mtu"
 	"ipoibcm/neigh"
 	"ipoibcm/rtnl"
 	"ipoibcm/wire/encap"
@@ -18,7 +19,7 @@ import (
 func (f *Interface) Status() Status {
 	s := Status{
 		Up: f.up && f.active, Link: f.link, Mode: f.opt.Mode, PKey: f.opt.pkey(), QKey: f.opt.qkey(), PathMTU: f.pathMTU,
-		Broadcast: f.group.Table().Broadcast(), UDMTU: f.opt.udMTU(), ReceiveMTU: f.opt.receiveMTU(), DeviceMTU: f.deviceMTU,
+		Broadcast: f.group.Table().Broadcast(), UDMTU: f.opt.udMTU(), UDAccept: mtu.AcceptUD(f.opt.udMTU()), UDAuto: f.opt.UDAuto, ReceiveMTU: f.opt.receiveMTU(), DeviceMTU: f.deviceMTU,
 		IPv6: f.ipv6, Peers: len(f.peers), Neighbours: len(f.hops.peers), Conns: f.conns.up,
 		Crossings: Crossings{Seen: f.n[nCrossSeen], Accepted: f.n[nCrossAccepted], Rejected: f.n[nCrossRejected],
 			Yielded: f.n[nCrossYielded], Expired: f.n[nCrossExpired]},

@@ -80,9 +80,10 @@ type Options struct {
 	// CMInband.
 	NoGSI bool
 
-	UDMTU      int // octets of IP over UD; zero means 2044
-	ReceiveMTU int // octets with the 4-octet header; zero means 65524
-	DeviceMTU  int // of the TUN in octets; zero means 65520
+	UDMTU      int  // octets of IP over UD; zero means 2044
+	UDAuto     bool // UDMTU was chosen for the underlay, and may change with it; for people
+	ReceiveMTU int  // octets with the 4-octet header; zero means 65524
+	DeviceMTU  int  // of the TUN in octets; zero means 65520
 
 	// BestMessage is the message that the provider sends at the least cost
 	// (verbs.Caps). Zero: no matter.

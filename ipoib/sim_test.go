@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -310,6 +311,42 @@ func TestUnderlayChanged(t *testing.T) {
 	a.step(UnderlayChanged{Link: a.opt.Link, Active: true})
 	if !a.f.Status().Up {
 		t.Errorf("not up")
+	}
+}
+
+// The underlay carries other frames than before: datagrams follow, with or without a
+// neighbour; connections, IPv6's minimum and whatever may come stay.
+func TestUDMTUFollowsTheUnderlay(t *testing.T) {
+	w := newWorld(t, 6)
+	a, b := w.node(1, Options{UDMTU: 1424, UDAuto: true, Mode: ModeUD}), w.node(2, Options{})
+	w.run(2 * time.Second)
+	pings := func(size int, want int, why string) {
+		t.Helper()
+		p := a.ping("10.0.0.2", size, true)
+		w.settle()
+		if got := b.got(p); got != want {
+			t.Errorf("%d packets of %d octets arrived, want %d: %s", got, size, want, why)
+		}
+	}
+	pings(1424, 1, "one frame carries it")
+	pings(1425, 0, "it does not carry that")
+	if e := a.explain(netip.MustParseAddr("10.0.0.2")); !slices.ContainsFunc(e.Reasons, func(s string) bool {
+		return strings.Contains(s, "1424, which one frame of the underlay carries")
+	}) {
+		t.Errorf("explain says %q", e.Reasons)
+	}
+	a.step(UnderlayChanged{Link: a.opt.Link, Active: true, UDMTU: 2044})
+	a.opt.UDMTU = 2044
+	pings(2044, 1, "the underlay has become larger")
+	a.step(UnderlayChanged{Link: a.opt.Link, Active: true, UDMTU: 1000})
+	pings(1280, 1, "there is IPv6 on the link")
+	pings(1281, 0, "the underlay has become smaller")
+	s := a.f.Status()
+	if s.UDMTU != 1280 {
+		t.Errorf("the UD MTU is %d, want 1280", s.UDMTU)
+	}
+	if s.UDAccept != 2044 {
+		t.Errorf("datagrams of %d octets may come, want 2044", s.UDAccept)
 	}
 }
 
