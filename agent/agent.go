@@ -30,6 +30,7 @@ import (
 	"ipoibcm/hostnet"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/mtu"
 	"ipoibcm/neigh"
 	"ipoibcm/tun"
 	"ipoibcm/verbs"
@@ -48,7 +49,7 @@ type Options struct {
 
 	Mode       ipoib.Mode
 	CM         ipoib.CMTransport // of CM messages; zero means auto
-	UDMTU      int               // octets of IP; zero means 2044
+	UDMTU      int               // octets of IP; zero means what Check says, or 2044
 	ReceiveMTU int               // octets with the header; zero means 65524
 	PKey       ib.PKey           // zero means 0xffff
 	QKey       ib.QKey           // zero means 0x00000b1b
@@ -94,9 +95,10 @@ type Options struct {
 	Build string   // version, for status
 	Notes []string // what is worth knowing about the provider, for status
 	NoQP1 error    // why the provider has no QP 1, if it is known
-	// Check says what is worth knowing about the underlay as it is now; an error
-	// means that it does not carry the UD MTU any more. Nil means nothing to say.
-	Check func(verbs.Port) (notes []string, err error)
+	// Check says which UD MTU the underlay has as it is now, and what else is worth
+	// knowing of it; an error means that it does not carry the UD MTU any more. Nil means
+	// nothing to say.
+	Check func(verbs.Port) (mtu.UDPlan, error)
 	Log   *slog.Logger // nil discards
 	// Confine has the process give up what it does not need once it serves. Nil means
 	// that it gives up nothing.
@@ -209,7 +211,7 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 		return err
 	}
 	a.loop, err = datapath.New(datapath.Config{Provider: a.opt.Provider, TUN: a.tun, PKey: a.opt.PKey, QKey: a.opt.QKey,
-		UDMTU: a.opt.UDMTU, ReceiveMTU: a.opt.ReceiveMTU, NoAttend: a.opt.OwnTUNThread})
+		UDMTU: mtu.AcceptUD(a.opt.UDMTU), ReceiveMTU: a.opt.ReceiveMTU, NoAttend: a.opt.OwnTUNThread})
 	if err != nil {
 		return errors.Join(fmt.Errorf("set up the data path: %w", err), a.tun.Close())
 	}
@@ -353,12 +355,21 @@ func explainTUN(name string, err error) error {
 func (a *Agent) machineOptions(port verbs.Port) ipoib.Options {
 	return ipoib.Options{
 		Link: a.link, GUID: port.GUID, PathMTU: port.MTU, PKey: a.opt.PKey, QKey: a.opt.QKey,
-		SRQ: a.opt.Provider.Caps().SRQ, Mode: a.opt.Mode, CMTransport: a.opt.CM, NoGSI: a.opt.Provider.MADPort() == nil, UDMTU: a.opt.UDMTU, ReceiveMTU: a.opt.ReceiveMTU,
+		SRQ: a.opt.Provider.Caps().SRQ, Mode: a.opt.Mode, CMTransport: a.opt.CM, NoGSI: a.opt.Provider.MADPort() == nil, UDMTU: a.udMTU(port), UDAuto: a.opt.UDMTU == 0, ReceiveMTU: a.opt.ReceiveMTU,
 		BestMessage: a.opt.Provider.Caps().BestMessage, Idle: a.opt.Idle, Peers: a.opt.Peers, Allow: a.opt.Allow, Log: a.log, Rand: newRand(),
 		MaxConns: a.opt.maxConns(), MaxPeers: a.opt.maxNeighbours(),
 		Neigh: neigh.Options{AcceptAlways: a.opt.ARPAlways, MaxNeighbors: a.opt.maxNeighbours()},
 		CM:    cm.Options{MaxConns: 4 * a.opt.maxConns()}, // half-open ones and TIMEWAIT included
 	}
+}
+
+// udMTU returns the UD MTU that port has; zero if that is not known.
+func (a *Agent) udMTU(port verbs.Port) int {
+	if a.opt.UDMTU != 0 || a.opt.Check == nil {
+		return a.opt.UDMTU
+	}
+	plan, _ := a.opt.Check(port)
+	return plan.MTU // zero if there was an error, which status shows
 }
 
 func (o *Options) maxConns() int      { return cmp.Or(o.MaxConns, 1024) }

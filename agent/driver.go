@@ -253,7 +253,7 @@ func (a *Agent) underlayChanged(ev verbs.Event) {
 	a.carry(port.Active)
 	a.log.Info("underlay changed", "event", ev.Kind, "active", port.Active, "gid", a.link.GID, "mtu", port.UnderMTU, "text", ev.Text)
 	a.hub.publish(a.event("agent", ev.Kind.String(), "underlay "+port.UnderlayIf+": "+ev.Text))
-	a.step(ipoib.UnderlayChanged{Link: a.link, PathMTU: port.MTU, Active: port.Active})
+	a.step(ipoib.UnderlayChanged{Link: a.link, PathMTU: port.MTU, UDMTU: a.udMTU(port), Active: port.Active})
 }
 
 // anotherGID returns the GID to go on with where ours has gone. It is of the same

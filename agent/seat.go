@@ -173,7 +173,7 @@ func (a *Agent) setUpIPv6() {
 // limitIPv6 keeps the kernel from IPv6 on a link that is too small for it
 // (RFC 4391 section 7): what it sent would only be dropped.
 func (a *Agent) limitIPv6(d *hostnet.Device) error {
-	if cmp.Or(a.opt.UDMTU, mtu.DefaultUD) >= mtu.MinIPv6 {
+	if a.m.Status().IPv6 {
 		return nil
 	}
 	return d.DisableIPv6()

@@ -45,7 +45,7 @@ func (a *Agent) viewStatus() control.Status {
 	out := control.Status{
 		Version: control.Version,
 		Interface: control.Interface{
-			Name: cmp.Or(a.m.Device().Name, a.opt.Name), Netns: a.seat.netns, State: state, Mode: s.Mode.String(), MTU: s.DeviceMTU, UDMTU: s.UDMTU, ReceiveMTU: s.ReceiveMTU,
+			Name: cmp.Or(a.m.Device().Name, a.opt.Name), Netns: a.seat.netns, State: state, Mode: s.Mode.String(), MTU: s.DeviceMTU, UDMTU: s.UDMTU, UDAccept: s.UDAccept, ReceiveMTU: s.ReceiveMTU,
 			GID: s.Link.GID.String(), UDQPN: s.Link.QPN.String(), LinkAddr: s.Link.String(), PKey: s.PKey.String(), QKey: s.QKey.String(),
 			CMTransport: s.CMTransport.String(), CMPaths: cmPaths(s),
 			BroadcastGroup: s.Broadcast.String(), PID: os.Getpid(), Since: a.start, UptimeMS: since(now, a.start), Build: a.opt.Build,
@@ -99,8 +99,8 @@ func (a *Agent) checkPort(port verbs.Port) ([]string, error) {
 	if a.opt.Check == nil {
 		return a.opt.Notes, nil
 	}
-	notes, err := a.opt.Check(port)
-	return slices.Concat(a.opt.Notes, notes), err
+	plan, err := a.opt.Check(port)
+	return slices.Concat(a.opt.Notes, plan.Notes), err
 }
 
 func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) {
@@ -126,7 +126,7 @@ func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) 
 		}
 	}
 	if n := a.loop.Counters().RxUDOversize; n > 0 {
-		w = append(w, fmt.Sprintf("%d datagrams were larger than our UD MTU %d: another host has a larger ud_mtu", n, s.UDMTU))
+		w = append(w, fmt.Sprintf("%d datagrams were larger than the %d octets that may come: another host has a larger ud_mtu", n, s.UDAccept))
 	}
 	flood, ucIn, ucUseless := a.trouble()
 	if n := a.tooBig() - a.tooBigBefore; n > 0 {

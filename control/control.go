@@ -91,12 +91,13 @@ type Protection struct {
 // An Interface is the network interface the agent provides.
 type Interface struct {
 	Name           string    `json:"name"`
-	Netns          string    `json:"netns,omitempty"` // network namespace it is in, where that is not the agent's: its name, or net:[INODE]
-	State          string    `json:"state"`           // "up", "down" or "underlay down"
-	Mode           string    `json:"mode"`            // policy: rc, uc, auto or ud
-	MTU            int       `json:"mtu"`             // device MTU
-	UDMTU          int       `json:"ud_mtu"`
-	ReceiveMTU     int       `json:"receive_mtu"` // offered, encapsulation header included
+	Netns          string    `json:"netns,omitempty"`       // network namespace it is in, where that is not the agent's: its name, or net:[INODE]
+	State          string    `json:"state"`                 // "up", "down" or "underlay down"
+	Mode           string    `json:"mode"`                  // policy: rc, uc, auto or ud
+	MTU            int       `json:"mtu"`                   // device MTU
+	UDMTU          int       `json:"ud_mtu"`                // largest datagram sent, octets of IP
+	UDAccept       int       `json:"ud_accepted,omitempty"` // largest datagram that may come; 0: ud_mtu, of an agent before there was a difference
+	ReceiveMTU     int       `json:"receive_mtu"`           // offered, encapsulation header included
 	GID            string    `json:"gid"`
 	UDQPN          string    `json:"ud_qpn"`
 	LinkAddr       string    `json:"link_addr"` // 20 octets: flags, QPN, GID

@@ -269,9 +269,9 @@ func (e *exam) mtu() {
 		if !plan.IPv6 {
 			remedy = "a UD MTU of 1280 or more"
 		}
-		e.warn(MTU, remedy, "UD MTU %d on an underlay of %d: %s", f.UDMTU, f.Device.MTU, strings.Join(plan.Notes, "; "))
+		e.warn(MTU, remedy, "UD MTU %d on an underlay of %d: %s", plan.MTU, f.Device.MTU, strings.Join(plan.Notes, "; "))
 	default:
-		e.ok(MTU, "UD MTU %d and IB path MTU %d fit the underlay's %d", f.UDMTU, path.Octets(), f.Device.MTU)
+		e.ok(MTU, "UD MTU %d and IB path MTU %d fit the underlay's %d", plan.MTU, path.Octets(), f.Device.MTU)
 	}
 }
 

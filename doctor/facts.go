@@ -11,7 +11,7 @@ import (
 type Facts struct {
 	// What run was told.
 	Name, Underlay, Provider string
-	UDMTU                    int
+	UDMTU                    int    // zero: what one frame of the underlay carries
 	GID                      ib.GID // zero: the default
 	CMTransport              string
 	NoGSO, NoGRO             bool // switched off

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 
 	"ipoibcm/control"
@@ -108,12 +109,17 @@ func (e *exam) peerAgreement(f *PeerFacts) {
 		e.skip(PeerAgreement, "its agent tells nothing of itself")
 	case its.State != "up":
 		e.fail(PeerAgreement, "look at status there", "its interface is %s", its.State)
-	case its.UDMTU != own.UDMTU:
-		e.warn(PeerAgreement, "give all hosts of the link the same ud_mtu", "its UD MTU is %d, ours is %d", its.UDMTU, own.UDMTU)
+	case its.UDMTU > expects(own):
+		e.warn(PeerAgreement, "give all hosts of the link the same ud_mtu", "it sends datagrams of %d octets, we expect %d at most", its.UDMTU, expects(own))
+	case own.UDMTU > expects(its):
+		e.warn(PeerAgreement, "give all hosts of the link the same ud_mtu", "we send datagrams of %d octets, it expects %d at most", own.UDMTU, expects(its))
 	default:
-		e.ok(PeerAgreement, "both are up, with UD MTU %d; its mode is %s, ours %s", own.UDMTU, its.Mode, own.Mode)
+		e.ok(PeerAgreement, "both are up, with UD MTU %d there and %d here; its mode is %s, ours %s", its.UDMTU, own.UDMTU, its.Mode, own.Mode)
 	}
 }
+
+// expects returns the largest datagram that an interface expects.
+func expects(i *control.Interface) int { return cmp.Or(i.UDAccept, i.UDMTU) }
 
 // Of an RC connection: packets sent, after which the share that was sent again says
 // something, and that share.

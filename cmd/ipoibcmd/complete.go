@@ -21,7 +21,7 @@ var values = map[string][]string{
 	"log-format":   {"text", "json"},
 	"log-level":    {"debug", "info", "warn", "error"},
 	"cm-transport": {"auto\tQP 1 where it leads to the peer", "gsi\tQP 1", "inband\tthe UD QPs"},
-	"ud-mtu":       {"2044\tthe default", "1444\tthe most of an IPv4 underlay of 1500", "1424\tno fragments on an IPv6 underlay of 1500"},
+	"ud-mtu":       {"auto\twhat one frame of the underlay carries, the default", "2044\tthe most of auto; in fragments on an IPv6 underlay of 1500"},
 }
 
 // lookups complete what depends on the host.

@@ -46,7 +46,7 @@ type Config struct {
 	Group       string   `yaml:"control_group"`
 	Mode        string   `yaml:"mode"`
 	CMTransport string   `yaml:"cm_transport"`
-	UDMTU       int      `yaml:"ud_mtu"`
+	UDMTU       udMTU    `yaml:"ud_mtu"`
 	ReceiveMTU  int      `yaml:"receive_mtu"`
 	Class       int      `yaml:"traffic_class"`
 	GID         string   `yaml:"gid"`
@@ -120,7 +120,6 @@ func defaults() Config {
 		Name:        "ibcm0",
 		Mode:        "rc",
 		CMTransport: "auto",
-		UDMTU:       2044,
 		ReceiveMTU:  65524,
 		Provider:    "softroce",
 		LogLevel:    "info",
@@ -146,7 +145,7 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.Control, "control", c.Control, "control socket (default "+control.SocketPath("NAME")+")")
 	f.StringVar(&c.Mode, "mode", c.Mode, "connected mode: rc, uc, auto (both) or ud (none)")
 	f.StringVar(&c.CMTransport, "cm-transport", c.CMTransport, "path of CM messages: auto, gsi (QP 1) or inband (the UD QP)")
-	f.IntVar(&c.UDMTU, "ud-mtu", c.UDMTU, "MTU of datagrams, multicast and broadcast; the same on the whole link")
+	f.Var(&c.UDMTU, "ud-mtu", "MTU of datagrams, multicast and broadcast that are sent: octets, or auto (one frame, 2044 at most)")
 	f.IntVar(&c.ReceiveMTU, "receive-mtu", c.ReceiveMTU, "largest connected-mode message accepted, 4-octet header included")
 	f.StringArrayVar(&c.Allow, "allow", c.Allow, "GID, or prefix of GIDs, of hosts to talk with at all (default: all); repeatable")
 	f.IntVar(&c.Class, "traffic-class", c.Class, "traffic class of RoCEv2 packets: four times the DSCP")
@@ -358,12 +357,12 @@ func (c *Config) settings() (s settings, err error) {
 		return bad("arp_accept", "arp_accept %q: must be probe or always", c.ARPAccept)
 	case !slices.Contains([]string{"auto", "gsi", "inband"}, c.CMTransport):
 		return bad("cm_transport", "cm_transport %q: must be auto, gsi or inband", c.CMTransport)
-	case c.UDMTU < 576 || c.UDMTU > 4092:
-		return bad("ud_mtu", "ud_mtu %d: must be 576 to 4092 octets", c.UDMTU)
+	case c.UDMTU.most() < mtu.MinIPv4 || c.UDMTU.most() > mtu.MaxUD:
+		return bad("ud_mtu", "ud_mtu %d: must be auto, or 576 to 4092 octets", c.UDMTU)
 	case c.ReceiveMTU < 1284 || c.ReceiveMTU > 65524:
 		return bad("receive_mtu", "receive_mtu %d: must be 1284 to 65524 octets, header included", c.ReceiveMTU)
-	case c.ReceiveMTU < c.UDMTU+encap.HeaderLen:
-		return bad("receive_mtu", "receive_mtu %d: must be at least ud_mtu and 4 more, %d, or connections would carry less than datagrams", c.ReceiveMTU, c.UDMTU+encap.HeaderLen)
+	case c.ReceiveMTU < c.UDMTU.most()+encap.HeaderLen:
+		return bad("receive_mtu", "receive_mtu %d: must be at least ud_mtu and 4 more, %d, or connections would carry less than datagrams", c.ReceiveMTU, c.UDMTU.most()+encap.HeaderLen)
 	case c.Class < 0 || c.Class > 252 || c.Class&3 != 0:
 		return bad("traffic_class", "traffic_class %d: must be four times a DSCP, 0 to 252: the lower two bits are those of ECN", c.Class)
 	case c.Class != 0 && c.Provider != softRoCE:
@@ -387,7 +386,7 @@ func (c *Config) settings() (s settings, err error) {
 		if a := p.Addr(); a.IsMulticast() || a.IsUnspecified() || a.IsLoopback() || a.Is4In6() || a.Zone() != "" || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
 			return bad(key, "address %q: not an address an interface can have", p)
 		}
-		if p.Addr().Is6() && c.UDMTU < mtu.MinIPv6 {
+		if p.Addr().Is6() && c.UDMTU.most() < mtu.MinIPv6 {
 			return bad(key, "address %q: there is no IPv6 on a link whose ud_mtu, %d here, is below %d", p, c.UDMTU, mtu.MinIPv6)
 		}
 		s.prefixes = append(s.prefixes, p)

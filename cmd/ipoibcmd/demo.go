@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/mtu"
 )
 
 // demoOptions are the flags of demo.
@@ -65,14 +66,9 @@ func (o *demoOptions) check() error {
 	return nil
 }
 
-// udMTU is the UD MTU that the underlay carries: the default, or what fits an
-// IPv4 underlay, which is not fragmented.
+// udMTU is the UD MTU that one frame of the underlay carries, as the agents have it.
 func (o *demoOptions) udMTU() int {
-	const overIPv4 = 20 + 8 + 12 + 8 + 4 + 4 // IP, UDP, BTH, DETH, ICRC, encapsulation
-	if o.ipv4 && o.mtu-overIPv4 < 2044 {
-		return (o.mtu - overIPv4) &^ 3
-	}
-	return 2044
+	return min(mtu.DefaultUD, mtu.LargestUD(o.mtu, o.ipv4))
 }
 
 // A demoResult is what demo --json prints.

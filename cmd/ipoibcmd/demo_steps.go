@@ -145,7 +145,7 @@ func (d *demoRun) startAgents(mode string) (string, error) {
 }
 
 func (d *demoRun) startAgent(i int, mode string, detached bool) (err error) {
-	args := []string{"--underlay", demoUnderlay, "--name", demoIf, "--mode", mode, "--ud-mtu", fmt.Sprint(d.opt.udMTU()),
+	args := []string{"--underlay", demoUnderlay, "--name", demoIf, "--mode", mode,
 		"--address", demoIPv4[i].String() + "/24", "--address", demoIPv6[i].String() + "/64"}
 	if d.opt.ipv4 {
 		args = append(args, "--gid", strings.TrimSuffix(demoBase[i], "/24"))

@@ -36,7 +36,7 @@ const (
 // gather looks at the host. It must leave nothing behind.
 func gather(ctx context.Context, c Config, s settings) doctor.Facts {
 	f := doctor.Facts{
-		Name: c.Name, Underlay: c.Underlay, Provider: c.Provider, UDMTU: c.UDMTU, GID: s.gid, CMTransport: c.CMTransport,
+		Name: c.Name, Underlay: c.Underlay, Provider: c.Provider, UDMTU: int(c.UDMTU), GID: s.gid, CMTransport: c.CMTransport,
 		NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), Prefixes: s.prefixes, ControlPath: c.controlPath(),
 	}
 	var u unix.Utsname
@@ -248,7 +248,7 @@ func rehearseHere(f *doctor.Facts) {
 	}
 	refuse("addr_gen_mode", d.DisableAddrGen())
 	refuse("accept_ra_mtu=0", d.IgnoreRAMTU())
-	if f.UDMTU < mtu.MinIPv6 {
+	if c := udMTU(f.UDMTU); c.most() < mtu.MinIPv6 {
 		refuse("disable_ipv6=1", d.DisableIPv6())
 	}
 	for _, p := range f.Prefixes {

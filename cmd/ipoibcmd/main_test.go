@@ -319,7 +319,7 @@ func TestDemoUDMTU(t *testing.T) {
 		mtu  int
 		ipv4 bool
 		want int
-	}{{9000, false, 2044}, {1500, false, 2044}, {9000, true, 2044}, {1500, true, 1444}} {
+	}{{9000, false, 2044}, {1500, false, 1424}, {9000, true, 2044}, {1500, true, 1444}} {
 		if got := (&demoOptions{mtu: tt.mtu, ipv4: tt.ipv4}).udMTU(); got != tt.want {
 			t.Errorf("underlay MTU %d, IPv4 %v: UD MTU %d, want %d", tt.mtu, tt.ipv4, got, tt.want)
 		}

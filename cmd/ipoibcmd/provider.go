@@ -34,7 +34,11 @@ func openProvider(ctx context.Context, c Config, s settings, log *slog.Logger) (
 	if gid.IsZero() && len(port.GIDs) > 0 {
 		gid = port.GIDs[0]
 	}
-	if _, err := c.checkUD(s.gid)(port); err != nil {
+	plan, err := c.checkUD(s.gid)(port)
+	if err == nil {
+		err = s.needIPv6(plan)
+	}
+	if err != nil {
 		return nil, ib.GID{}, nil, errors.Join(err, dev.Close())
 	}
 	var notes []string
@@ -67,7 +71,7 @@ func (c *Config) openDevice(ctx context.Context, s settings, log *slog.Logger) (
 			poll = 0
 		}
 		dev, err = softroce.Open(softroce.Options{
-			Underlay: c.Underlay, GID: s.gid, MaxUDPayload: c.UDMTU + encap.HeaderLen, TrafficClass: uint8(c.Class), PKeys: []ib.PKey{ib.PKey(cmp.Or(c.PKey, uint16(ib.DefaultPKey)))},
+			Underlay: c.Underlay, GID: s.gid, MaxUDPayload: c.UDMTU.most() + encap.HeaderLen, TrafficClass: uint8(c.Class), PKeys: []ib.PKey{ib.PKey(cmp.Or(c.PKey, uint16(ib.DefaultPKey)))},
 			NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), HoldP: !off(c.Offload.HoldP), BusyPoll: poll, NoConnect: off(c.Offload.Connected), Stop: ctx.Done(), Log: log,
 		})
 	}
@@ -86,8 +90,8 @@ func whyNoQP1(p verbs.Provider) error {
 }
 
 // checkUD returns what says whether a port carries the UD MTU, and how.
-func (c *Config) checkUD(gid ib.GID) func(verbs.Port) ([]string, error) {
-	return func(port verbs.Port) ([]string, error) {
+func (c *Config) checkUD(gid ib.GID) func(verbs.Port) (mtu.UDPlan, error) {
+	return func(port verbs.Port) (mtu.UDPlan, error) {
 		g := gid
 		if g.IsZero() && len(port.GIDs) > 0 {
 			g = port.GIDs[0]
@@ -96,7 +100,17 @@ func (c *Config) checkUD(gid ib.GID) func(verbs.Port) ([]string, error) {
 		if c.Provider == ibVerbs {
 			link.Path = port.MTU // the kernel sends no datagram above it
 		}
-		plan, err := mtu.PlanUD(c.UDMTU, link)
-		return plan.Notes, err
+		return mtu.PlanUD(int(c.UDMTU), link)
 	}
+}
+
+// needIPv6 says that there are IPv6 addresses for a link that has none.
+func (s settings) needIPv6(plan mtu.UDPlan) error {
+	for _, p := range s.prefixes {
+		if p.Addr().Is6() && !plan.IPv6 {
+			return fmt.Errorf("address %v: there is no IPv6 on a link whose UD MTU, %d on this underlay, is below %d: raise the underlay's MTU",
+				p, plan.MTU, mtu.MinIPv6)
+		}
+	}
+	return nil
 }

@@ -32,7 +32,7 @@ var restartReasons = map[string]string{
 	"traffic_class": "paths have the old one",
 	"name":          "it would be another interface", "netns": "the interface is in the old namespace",
 	"control": "clients use the old socket", "control_group": "the socket is open",
-	"cm_transport": "connections are set up the old way", "ud_mtu": "buffers are laid out for the old one, and all hosts of the link must agree",
+	"cm_transport": "connections are set up the old way", "ud_mtu": "buffers are laid out for the old one",
 	"metrics": "its listener is open", "metric_peers": "series would begin and end",
 	"log_format": "readers of the log expect the old one",
 	"arp_accept": "the neighbour cache is made with it", "pkey": "the link is another one", "qkey": "the UD QP has the old one", "offload": "it is set up with the interface",
