@@ -69,6 +69,8 @@ type Options struct {
 	// OwnTUNThread keeps reading the TUN from the thread that receives packets
 	// ([datapath.Config]).
 	OwnTUNThread bool
+	// InheritClass copies the DSCP of IP packets to datagrams ([datapath.Config]).
+	InheritClass bool
 	// NoChecksum leaves the checksums of TCP and UDP to the kernel ([tun.Options]).
 	NoChecksum bool
 	// NoSegments has the kernel give and take single packets only ([tun.Options]).
@@ -211,7 +213,7 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 		return err
 	}
 	a.loop, err = datapath.New(datapath.Config{Provider: a.opt.Provider, TUN: a.tun, PKey: a.opt.PKey, QKey: a.opt.QKey,
-		UDMTU: mtu.AcceptUD(a.opt.UDMTU), ReceiveMTU: a.opt.ReceiveMTU, NoAttend: a.opt.OwnTUNThread})
+		UDMTU: mtu.AcceptUD(a.opt.UDMTU), ReceiveMTU: a.opt.ReceiveMTU, InheritClass: a.opt.InheritClass, NoAttend: a.opt.OwnTUNThread})
 	if err != nil {
 		return errors.Join(fmt.Errorf("set up the data path: %w", err), a.tun.Close())
 	}

@@ -10,6 +10,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/tun/tuntest"
 	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
 )
 
@@ -375,5 +376,57 @@ func TestNoAllocsWhileWaiting(t *testing.T) {
 	}
 	if c := a.Counters(); c.TxQueueFull == 0 || c.TxWaited == 0 || c.TxConn == 0 {
 		t.Errorf("%d dropped, %d waited, %d sent, want some of each", c.TxQueueFull, c.TxWaited, c.TxConn)
+	}
+}
+
+// A class is an address handle that knows of traffic classes.
+type class struct {
+	fakeAH
+	others map[uint8]verbs.AH
+}
+
+func (c *class) WithClass(n uint8) verbs.AH {
+	if c.others[n] == nil {
+		c.others[n] = &class{fakeAH: fakeAH{TrafficClass: n}}
+	}
+	return c.others[n]
+}
+
+// Where the DSCP is inherited each datagram has that of its IP packet, and no ECN; what is
+// no IP, and everything else where it is not, has the address handle's.
+func TestInheritedClass(t *testing.T) {
+	a, b := still(t, 256)
+	given := &class{others: map[uint8]verbs.AH{}}
+	packet := func(tos byte) []byte {
+		p := ip4("10.9.0.2", 100, 17)
+		p[1] = tos
+		return p
+	}
+	v6 := make([]byte, 60)
+	v6[0], v6[1], v6[5] = 0x60|0xb, 0x9<<4, 20 // EF and ECT(1)
+	for _, tt := range []struct {
+		name    string
+		inherit bool
+		t       encap.EtherType
+		pkt     []byte
+		want    uint8
+	}{
+		{"IPv4", true, encap.IPv4, packet(0x48), 0x48},
+		{"IPv4 and ECN", true, encap.IPv4, packet(0x4b), 0x48},
+		{"IPv6", true, encap.IPv6, v6, 0xb8},
+		{"IPv4 without a DSCP", true, encap.IPv4, packet(0), 0},
+		{"ARP", true, encap.ARP, packet(0x48), 0xff},
+		{"not inherited", false, encap.IPv4, packet(0x48), 0xff},
+	} {
+		given.TrafficClass = 0xff
+		a.udq.inherit = tt.inherit
+		slot := a.pool.take(nil, 1)
+		n := copy(a.pool.packet(slot[0]), tt.pkt)
+		encap.Put(a.pool.message(slot[0], 0), tt.t)
+		it := sendItem{slot: slot[0], n: int32(n + headerLen), ud: UDDest{AH: given, QPN: b.UDQP().QPN()}}
+		if got := a.udq.classed(&it).Attr().TrafficClass; got != tt.want {
+			t.Errorf("%s: traffic class %#x, want %#x", tt.name, got, tt.want)
+		}
+		a.pool.give(slot)
 	}
 }

@@ -47,6 +47,10 @@ type Config struct {
 	SendBuffers int // of 64 KiB, for all QPs together, at least 64 [512]; there are 8 of 2 KiB for each
 	UpDepth     int // frames on their way up; a quarter is kept for ARP, ND, IGMP, MLD [256]
 
+	// InheritClass copies the DSCP of IP packets to the datagrams that carry them. A
+	// connection has one traffic class, because packets of two may overtake each other.
+	InheritClass bool
+
 	// NoAttend keeps the TUN reader a goroutine of its own where the provider
 	// could do its work ([verbs.Attender]).
 	NoAttend bool
@@ -209,6 +213,7 @@ func (l *Loop) makeUD() error {
 	if err != nil {
 		return fmt.Errorf("create UD QP: %w", err)
 	}
+	udq.inherit = l.cfg.InheritClass
 	udq.qp, l.udq, l.ud.shared.to = qp, udq, qp
 	if f, ok := l.p.(verbs.DatagramFilterer); ok {
 		l.filtered = true

@@ -1,11 +1,14 @@
 package datapath
 
 import (
+	"encoding/binary"
 	"sync"
 	"sync/atomic"
 
 	"ipoibcm/fqcodel"
 	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
 )
 
 // signalEvery is how far apart signaled requests are at most. A queue is at
@@ -32,12 +35,14 @@ type sendItem struct {
 // lock: the completing goroutine may be the provider's receiving one and must
 // not wait for a PostSend that is busy sending.
 type sendQ struct {
-	qp    verbs.QP
-	pool  *sendPool
-	ud    bool
-	depth int
-	ring  []int32 // slots; a power of two
-	base  uint64  // first work request ID; no two queues share any
+	qp   verbs.QP
+	pool *sendPool
+	ud   bool
+	// inherit has each datagram go out with the DSCP of its IP packet.
+	inherit bool
+	depth   int
+	ring    []int32 // slots; a power of two
+	base    uint64  // first work request ID; no two queues share any
 
 	mu     sync.Mutex // tail, closed
 	closed bool
@@ -142,7 +147,7 @@ func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool
 			wr.Flags, unsignaled = verbs.Signaled, 0
 		}
 		if q.ud {
-			wr.AH, wr.RemoteQPN, wr.RemoteQKey = it.ud.AH, it.ud.QPN, it.ud.QKey
+			wr.AH, wr.RemoteQPN, wr.RemoteQKey = q.classed(it), it.ud.QPN, it.ud.QKey
 		}
 	}
 	// A completion may come before PostSend returns, so tail moves first.
@@ -166,6 +171,20 @@ func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool
 	q.octets.Add(uint64(all) - uint64(taken)*headerLen)
 	q.lastTx.Store(now)
 	return taken, false, err
+}
+
+// classed returns the address handle of a datagram: with the DSCP of the IP packet in it,
+// where that is copied. ARP and CM messages have none.
+func (q *sendQ) classed(it *sendItem) verbs.AH {
+	if !q.inherit {
+		return it.ud.AH
+	}
+	ah, ok := it.ud.AH.(verbs.ClassAH)
+	t := encap.EtherType(binary.BigEndian.Uint16(q.pool.message(it.slot, 0)))
+	if !ok || t != encap.IPv4 && t != encap.IPv6 {
+		return it.ud.AH
+	}
+	return ah.WithClass(ip.TrafficClass(q.pool.packet(it.slot)) &^ ip.ECNMask)
 }
 
 // complete takes back the slots up to the request id and appends them to dst.

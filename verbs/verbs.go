@@ -525,6 +525,15 @@ type AH interface {
 	Destroy() error
 }
 
+// A ClassAH is an address handle whose packets can have traffic classes of their own.
+// It is optional.
+type ClassAH interface {
+	AH
+	// WithClass returns the address handle that leads where this one does, with another
+	// traffic class for its packets. It is the same for each class, and ends with this one.
+	WithClass(class uint8) AH
+}
+
 // MADLen is the length of every MAD in octets.
 const MADLen = 256
 

@@ -38,36 +38,36 @@ var sample []byte
 // A Config is everything run can be told, from the file and from flags. The
 // zero value of a field means its default, except where a comment says more.
 type Config struct {
-	Underlay    string   `yaml:"underlay"`
-	Name        string   `yaml:"name"`
-	Netns       string   `yaml:"netns"`
-	Addresses   []string `yaml:"addresses"`
-	Control     string   `yaml:"control"`
-	Group       string   `yaml:"control_group"`
-	Mode        string   `yaml:"mode"`
-	CMTransport string   `yaml:"cm_transport"`
-	UDMTU       udMTU    `yaml:"ud_mtu"`
-	ReceiveMTU  int      `yaml:"receive_mtu"`
-	Class       int      `yaml:"traffic_class"`
-	GID         string   `yaml:"gid"`
-	Provider    string   `yaml:"provider"`
-	Device      string   `yaml:"device"`
-	LogLevel    string   `yaml:"log_level"`
-	LogFormat   string   `yaml:"log_format"`
-	PKey        uint16   `yaml:"pkey"`
-	QKey        uint32   `yaml:"qkey"`
-	IdleTimeout string   `yaml:"idle_timeout"`
-	ARPAccept   string   `yaml:"arp_accept"`
-	Peers       []string `yaml:"peers"`
-	Metrics     string   `yaml:"metrics"`
-	MetricPeers int      `yaml:"metric_peers"`
-	Allow       []string `yaml:"allow"`
-	PeerAllow   []string `yaml:"peer_allow"`
-	PeerTrust   []string `yaml:"peer_trust"`
-	Offload     Offload  `yaml:"offload"`
-	User        string   `yaml:"user"`
-	Sandbox     Sandbox  `yaml:"sandbox"`
-	Limits      Limits   `yaml:"limits"`
+	Underlay    string       `yaml:"underlay"`
+	Name        string       `yaml:"name"`
+	Netns       string       `yaml:"netns"`
+	Addresses   []string     `yaml:"addresses"`
+	Control     string       `yaml:"control"`
+	Group       string       `yaml:"control_group"`
+	Mode        string       `yaml:"mode"`
+	CMTransport string       `yaml:"cm_transport"`
+	UDMTU       udMTU        `yaml:"ud_mtu"`
+	ReceiveMTU  int          `yaml:"receive_mtu"`
+	Class       trafficClass `yaml:"traffic_class"`
+	GID         string       `yaml:"gid"`
+	Provider    string       `yaml:"provider"`
+	Device      string       `yaml:"device"`
+	LogLevel    string       `yaml:"log_level"`
+	LogFormat   string       `yaml:"log_format"`
+	PKey        uint16       `yaml:"pkey"`
+	QKey        uint32       `yaml:"qkey"`
+	IdleTimeout string       `yaml:"idle_timeout"`
+	ARPAccept   string       `yaml:"arp_accept"`
+	Peers       []string     `yaml:"peers"`
+	Metrics     string       `yaml:"metrics"`
+	MetricPeers int          `yaml:"metric_peers"`
+	Allow       []string     `yaml:"allow"`
+	PeerAllow   []string     `yaml:"peer_allow"`
+	PeerTrust   []string     `yaml:"peer_trust"`
+	Offload     Offload      `yaml:"offload"`
+	User        string       `yaml:"user"`
+	Sandbox     Sandbox      `yaml:"sandbox"`
+	Limits      Limits       `yaml:"limits"`
 }
 
 // Limits bound what the daemon keeps; memory by each is in docs/scale.md.
@@ -148,7 +148,7 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.Var(&c.UDMTU, "ud-mtu", "MTU of datagrams, multicast and broadcast that are sent: octets, or auto (one frame, 2044 at most)")
 	f.IntVar(&c.ReceiveMTU, "receive-mtu", c.ReceiveMTU, "largest connected-mode message accepted, 4-octet header included")
 	f.StringArrayVar(&c.Allow, "allow", c.Allow, "GID, or prefix of GIDs, of hosts to talk with at all (default: all); repeatable")
-	f.IntVar(&c.Class, "traffic-class", c.Class, "traffic class of RoCEv2 packets: four times the DSCP")
+	f.Var(&c.Class, "traffic-class", "traffic class of RoCEv2 packets: four times the DSCP; inherit: that of the IP packet in a datagram")
 	f.StringVar(&c.GID, "gid", c.GID, "GID to use: an address of the underlay (default: its IPv6 link-local address)")
 	f.StringVar(&c.Provider, "provider", c.Provider, "verbs provider: softroce (no kernel module, no hardware) or ibverbs (kernel Soft-RoCE, RoCE adapters)")
 	f.StringVar(&c.Device, "device", c.Device, "with ibverbs: RDMA device (default: that of the underlay)")
@@ -363,10 +363,10 @@ func (c *Config) settings() (s settings, err error) {
 		return bad("receive_mtu", "receive_mtu %d: must be 1284 to 65524 octets, header included", c.ReceiveMTU)
 	case c.ReceiveMTU < c.UDMTU.most()+encap.HeaderLen:
 		return bad("receive_mtu", "receive_mtu %d: must be at least ud_mtu and 4 more, %d, or connections would carry less than datagrams", c.ReceiveMTU, c.UDMTU.most()+encap.HeaderLen)
-	case c.Class < 0 || c.Class > 252 || c.Class&3 != 0:
-		return bad("traffic_class", "traffic_class %d: must be four times a DSCP, 0 to 252: the lower two bits are those of ECN", c.Class)
+	case c.Class.fixed() < 0 || c.Class.fixed() > 252 || c.Class&3 != 0:
+		return bad("traffic_class", "traffic_class %v: must be four times a DSCP, 0 to 252: the lower two bits are those of ECN", c.Class)
 	case c.Class != 0 && c.Provider != softRoCE:
-		return bad("traffic_class", "traffic_class %d: only provider softroce sets it", c.Class)
+		return bad("traffic_class", "traffic_class %v: only provider softroce sets it", c.Class)
 	case c.PKey&0x7fff == 0:
 		return bad("pkey", "pkey 0x%04x: partition 0 does not exist", c.PKey)
 	case c.PKey&uint16(ib.PKeyFull) == 0:

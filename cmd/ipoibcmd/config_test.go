@@ -54,6 +54,8 @@ func TestStrictYAML(t *testing.T) {
 		{"a word for keys", "000\n", `line 1: "000" where keys and values`},
 		{"a word for a switch", "offload: {gso: maybe}\n", `line 1: "maybe" where true or false belongs`},
 		{"a UD MTU of nothing", "underlay: eth0\nud_mtu: 0\n", "line 2: ud_mtu 0: must be auto, or 576"},
+		{"a traffic class in words", "underlay: eth0\ntraffic_class: inherit104\n", `line 2: traffic_class: "inherit104" is neither`},
+		{"a traffic class in a list", "underlay: eth0\ntraffic_class: [104]\n", `line 2: traffic_class: "" is neither`},
 		{"a fraction", "underlay: eth0\nud_mtu: 2044.5\n", `line 2: "2044.5" where a whole number belongs`},
 		{"a power", "pkey: 1e3\n", `line 1: "1e3" where a whole number belongs`},
 		{"a key twice", "name: a\nname: b\n", "line 2: mapping key \"name\" already defined at line 1"},
@@ -91,7 +93,9 @@ func TestEveryBadValueIsNamed(t *testing.T) {
 		{"ARP accept", func(c *Config) { c.ARPAccept = "never" }, `arp_accept "never": must be probe or always`},
 		{"CM transport", func(c *Config) { c.CMTransport = "qp1" }, `cm_transport "qp1": must be auto, gsi or inband`},
 		{"ECN in the traffic class", func(c *Config) { c.Class = 105 }, "traffic_class 105: must be four times a DSCP, 0 to 252"},
-		{"traffic class too large", func(c *Config) { c.Class = 256 }, "traffic_class 256"},
+		{"traffic class too large", func(c *Config) { c.Class = 255 }, "traffic_class 255"},
+		{"ECN beside an inherited class", func(c *Config) { c.Class = inheritClass + 105 }, "traffic_class inherit/105: must be four times a DSCP"},
+		{"inheritance of ibverbs", func(c *Config) { c.Class, c.Provider = inheritClass, ibVerbs }, "traffic_class inherit: only provider softroce"},
 		{"traffic class below zero", func(c *Config) { c.Class = -4 }, "traffic_class -4"},
 		{"traffic class of ibverbs", func(c *Config) { c.Class, c.Provider = 104, ibVerbs }, "traffic_class 104: only provider softroce"},
 		{"mode", func(c *Config) { c.Mode = "RC" }, `mode "RC": must be rc, uc, auto or ud`},
@@ -305,7 +309,10 @@ func TestEveryFlagCounts(t *testing.T) {
 	flags.bind(set)
 	set.VisitAll(func(f *pflag.Flag) {
 		value := "1234"
-		if f.Value.Type() == "bool" {
+		switch f.Value.Type() {
+		case "class":
+			value = "12"
+		case "bool":
 			value = map[bool]string{true: "false", false: "true"}[f.DefValue == "true"]
 		}
 		if reflect.DeepEqual(of(f.Name, value), plain) {

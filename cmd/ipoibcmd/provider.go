@@ -71,7 +71,7 @@ func (c *Config) openDevice(ctx context.Context, s settings, log *slog.Logger) (
 			poll = 0
 		}
 		dev, err = softroce.Open(softroce.Options{
-			Underlay: c.Underlay, GID: s.gid, MaxUDPayload: c.UDMTU.most() + encap.HeaderLen, TrafficClass: uint8(c.Class), PKeys: []ib.PKey{ib.PKey(cmp.Or(c.PKey, uint16(ib.DefaultPKey)))},
+			Underlay: c.Underlay, GID: s.gid, MaxUDPayload: c.UDMTU.most() + encap.HeaderLen, TrafficClass: uint8(c.Class.fixed()), PKeys: []ib.PKey{ib.PKey(cmp.Or(c.PKey, uint16(ib.DefaultPKey)))},
 			NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), HoldP: !off(c.Offload.HoldP), BusyPoll: poll, NoConnect: off(c.Offload.Connected), Stop: ctx.Done(), Log: log,
 		})
 	}

@@ -34,8 +34,9 @@ import (
 )
 
 const (
-	// sendersPerFamily is the size of the pool of sending sockets (D1).
-	sendersPerFamily = 16
+	// sendersPerFamily is the size of the pool of sending sockets: as many source ports,
+	// for those who choose among paths by them, as the queue pairs of busy hosts need.
+	sendersPerFamily = 64
 	maxDepth         = 1 << 15
 )
 
@@ -366,7 +367,7 @@ func (d *Device) CreateAH(attr verbs.AHAttr) (verbs.AH, error) {
 		return nil, err
 	}
 	p.overRoute()
-	return &ah{p}, nil
+	return &ah{path: p}, nil
 }
 
 // MADPort implements [verbs.Provider].

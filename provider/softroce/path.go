@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -78,6 +79,7 @@ func (d *Device) newPath(attr verbs.AHAttr, ud bool, src, dst ib.QPN) (*path, er
 	if attr.HopLimit == 0 {
 		attr.HopLimit = defaultHopLimit
 	}
+	attr.TrafficClass = cmp.Or(attr.TrafficClass, d.opts.TrafficClass)
 	s := d.pickSender(!attr.DGID.Is4(), roce.SourcePort(attr.FlowLabel, src, dst))
 	if s == nil {
 		return nil, fmt.Errorf("%w: no socket for %v", verbs.ErrInvalid, attr.DGID)
@@ -115,7 +117,6 @@ func (p *path) most() int {
 
 // pathOver makes the path for attr, which is complete, on socket s.
 func (d *Device) pathOver(s *sender, attr verbs.AHAttr) *path {
-	attr.TrafficClass = cmp.Or(attr.TrafficClass, d.opts.TrafficClass)
 	p := &path{attr: attr, sender: s, v6: !attr.DGID.Is4(), max: maxBatch6}
 	if !p.v6 {
 		p.max = maxBatch4
@@ -247,6 +248,37 @@ func (p *path) sendUD(pkts []engine.Packet) {
 // An ah is an address handle: the paths that UD sends through it take.
 type ah struct {
 	*path
+	classes atomic.Pointer[[256]atomic.Pointer[ah]] // by traffic class: those that were asked for
+}
+
+var _ verbs.ClassAH = (*ah)(nil)
+
+// WithClass implements [verbs.ClassAH]. All of them leave by one source port.
+func (a *ah) WithClass(class uint8) verbs.AH {
+	if class == a.attr.TrafficClass {
+		return a
+	}
+	all := a.classes.Load()
+	if all == nil {
+		a.classes.CompareAndSwap(nil, new([256]atomic.Pointer[ah]))
+		all = a.classes.Load()
+	}
+	if other := all[class].Load(); other != nil {
+		return other
+	}
+	all[class].CompareAndSwap(nil, &ah{path: a.path.withClass(class)})
+	return all[class].Load()
+}
+
+// withClass returns a path that differs from p in the traffic class only.
+func (p *path) withClass(class uint8) *path {
+	attr := p.attr
+	attr.TrafficClass = class
+	other := p.sender.dev.pathOver(p.sender, attr)
+	if other.route = p.route; p.whole != nil {
+		other.whole = p.whole.withClass(class)
+	}
+	return other
 }
 
 // Attr implements [verbs.AH].

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -66,5 +67,73 @@ func TestTrafficClass(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// With traffic_class inherit a datagram has the DSCP of the packet in it, and all else,
+// a connection's packets too, the number behind it. ECN is not copied.
+func TestInheritedClass(t *testing.T) {
+	const class, voice = 26 << 2, 46 << 2
+	for _, tt := range []struct {
+		mode string
+		ipv4 bool
+		want uint8
+	}{{"ud", false, voice}, {"ud", true, voice}, {"rc", false, class}} {
+		t.Run(fmt.Sprintf("%s, IPv4 %v", tt.mode, tt.ipv4), func(t *testing.T) {
+			parallel(t)
+			s := newSegment(t, topology{ipv4: tt.ipv4})
+			a, b := s.hosts[0], s.hosts[1]
+			a.run("--mode", tt.mode, "--traffic-class", fmt.Sprint("inherit/", class))
+			b.run("--mode", tt.mode)
+			a.reach(b.v4)
+			if tt.mode != "ud" {
+				a.connect(b, "RC")
+			}
+			fd := b.packetSocket()
+			var out int
+			s.must(a.Do(func() (err error) {
+				out, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+				return err
+			}))
+			defer unix.Close(out)
+			s.must(unix.SetsockoptInt(out, unix.IPPROTO_IP, unix.IP_TOS, voice|1))
+			const octets = 777 // of data: nothing else is as long
+			for range 8 {
+				s.must(unix.Sendto(out, make([]byte, octets), 0, &unix.SockaddrInet4{Port: 9, Addr: b.v4.As4()}))
+				time.Sleep(10 * time.Millisecond) // or several leave in one call, and are one frame here
+			}
+			classes := map[uint8]int{}
+			s.eventually(patience, "the datagrams", func() error {
+				for _, h := range headersOf(s, fd, octets) {
+					classes[h.TrafficClass]++
+				}
+				if n := classes[tt.want]; n < 4 {
+					return fmt.Errorf("%d of 8 with traffic class %d: %v", n, tt.want, classes)
+				}
+				return nil
+			})
+			if len(classes) != 1 {
+				t.Errorf("traffic classes %v, want only %d", classes, tt.want)
+			}
+		})
+	}
+}
+
+// headersOf reads what came to a packet socket and returns the headers of the RoCEv2
+// packets that carry at least octets, and not many more.
+func headersOf(s *segment, fd, octets int) (found []roce.IPHeader) {
+	frame := make([]byte, 1<<16)
+	for {
+		n, err := unix.Read(fd, frame)
+		if errors.Is(err, unix.EAGAIN) {
+			return found
+		}
+		s.must(err)
+		if n < octets || n > octets+200 {
+			continue
+		}
+		if h, _, err := roce.ParseIP(frame[etherLen:n]); err == nil {
+			found = append(found, h)
+		}
 	}
 }

@@ -3,10 +3,22 @@ package ip
 import "encoding/binary"
 
 // ECN codepoints, the low two bits of TOS and traffic class (RFC 3168 section 5).
+// ECNMask has the bits of ECN in a traffic class.
+const ECNMask = 3
+
 const (
 	notECT = 0
 	ce     = 3
 )
+
+// TrafficClass returns the TOS of the IPv4 packet, or the traffic class of the IPv6 packet,
+// whose header is whole.
+func TrafficClass(pkt []byte) uint8 {
+	if pkt[0]>>4 == 4 {
+		return pkt[1]
+	}
+	return pkt[0]<<4 | pkt[1]>>4
+}
 
 // ECNCapable reports whether the IPv4 or IPv6 packet, whose header is whole, may be
 // marked instead of dropped: its sender said so, or somebody has marked it already.

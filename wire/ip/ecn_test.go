@@ -16,6 +16,9 @@ func TestSetCE(t *testing.T) {
 		if got, want := ECNCapable(pkt), tos&3 != 0; got != want {
 			t.Errorf("IPv4, TOS %#x: capable %v, want %v", tos, got, want)
 		}
+		if got := TrafficClass(pkt); got != byte(tos) {
+			t.Errorf("IPv4, TOS %#x: traffic class %#x", tos, got)
+		}
 		SetCE(pkt)
 		if want := byte(tos) | 3; pkt[1] != want {
 			t.Errorf("IPv4: TOS %#x became %#x, want %#x", tos, pkt[1], want)
@@ -27,6 +30,9 @@ func TestSetCE(t *testing.T) {
 		v6[0], v6[1] = 0x60|byte(tos>>4), byte(tos<<4)|5
 		if got, want := ECNCapable(v6), tos&3 != 0; got != want {
 			t.Errorf("IPv6, class %#x: capable %v, want %v", tos, got, want)
+		}
+		if got := TrafficClass(v6); got != byte(tos) {
+			t.Errorf("IPv6, class %#x: traffic class %#x", tos, got)
 		}
 		SetCE(v6)
 		if got, want := v6[0]<<4|v6[1]>>4, byte(tos)|3; got != want {
