@@ -23,6 +23,9 @@ import (
 // told by the environment what to try there.
 const inChild = "SANDBOX_TEST"
 
+// raised has it give up what is effective, and raise itself again.
+const raised = "raised"
+
 // whoami has it say as whom it runs, by effective user ID.
 const whoami = "whoami"
 
@@ -30,6 +33,9 @@ func TestMain(m *testing.M) {
 	switch os.Getenv(inChild) {
 	case "":
 		os.Exit(m.Run())
+	case raised:
+		fmt.Print(raiseAgain())
+		os.Exit(0)
 	case whoami:
 		fmt.Print(os.Geteuid())
 		os.Exit(0)
@@ -191,6 +197,43 @@ func child(t *testing.T, o Options) (r result) {
 		t.Fatalf("enter: %s", r.Err)
 	}
 	return r
+}
+
+// raiseAgain lays all effective capabilities down on one thread, raises what may be
+// raised, and returns what is effective then.
+func raiseAgain() string {
+	runtime.LockOSThread()
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	data[0].Permitted = 1 << unix.CAP_NET_ADMIN
+	if err := unix.Capset(&head, &data[0]); err != nil {
+		return err.Error()
+	}
+	if err := Raise(); err != nil {
+		return err.Error()
+	}
+	if err := unix.Capget(&head, &data[0]); err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("%#x", data[0].Effective)
+}
+
+// A program that may have CAP_NET_ADMIN, and no more, makes that effective.
+func TestRaise(t *testing.T) {
+	needRoot(t)
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command(exe)
+	c.Env = append(os.Environ(), inChild+"="+raised)
+	out, err := c.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := string(out), fmt.Sprintf("%#x", 1<<unix.CAP_NET_ADMIN); got != want {
+		t.Errorf("effective are %s, want %s", got, want)
+	}
 }
 
 func needRoot(t *testing.T) {

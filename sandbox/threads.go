@@ -96,6 +96,20 @@ func (o *Options) verify(threads []thread, filtered bool) error {
 	return nil
 }
 
+// Raise makes every capability effective that this process may have: where a program got
+// them by its file, as in a container image, they are not by themselves.
+func Raise() error {
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&head, &data[0]); err != nil {
+		return fmt.Errorf("read capabilities: %w", err)
+	}
+	if data[0].Effective == data[0].Permitted && data[1].Effective == data[1].Permitted {
+		return nil
+	}
+	return setCapabilities(uint64(data[0].Permitted) | uint64(data[1].Permitted)<<32)
+}
+
 // setCapabilities makes caps all that every thread has, permitted and effective.
 func setCapabilities(caps uint64) error {
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

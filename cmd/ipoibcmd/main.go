@@ -20,9 +20,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"ipoibcm/control"
+	"ipoibcm/sandbox"
 )
 
 func main() {
+	_ = sandbox.Raise() // what is missing is said where it is needed
 	ending := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) && !hangupIsOurs(os.Args[1:]) { // nohup ignores it
 		ending = append(ending, syscall.SIGHUP) // the terminal has gone: leave nothing behind
