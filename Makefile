@@ -16,13 +16,16 @@ VERSION ?= $(shell git describe --tags --dirty 2>/dev/null)
 COMMIT  ?= $(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null)
 LDFLAGS = -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 
-.PHONY: build ibverbs demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak chaos flood oracle nightly interop architectures specs clean
+.PHONY: build ibverbs packages demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak chaos flood oracle nightly interop architectures specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o bin/ipoibcmd ./cmd/ipoibcmd
 
 ibverbs: ## bin/ipoibcmd-ibverbs, which has provider ibverbs too; needs a C compiler and libibverbs-dev
 	CGO_ENABLED=1 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -tags ibverbs -o bin/ipoibcmd-ibverbs ./cmd/ipoibcmd
+
+packages: ## deb, rpm and container image into bin/packages, with the same octets each time; ARCH=arm64 for another machine, VERSION=1.2 for a release
+	$(GO) run ./internal/packages $(if $(ARCH),-arch $(ARCH)) $(if $(filter command line,$(origin VERSION)),-version $(VERSION))
 
 demo: build ## the whole product at work between two namespaces; as root
 	bin/ipoibcmd demo

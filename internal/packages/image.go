@@ -1,0 +1,251 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+// imageUser is as whom the container runs; distributions give no number above 60000 by
+// themselves.
+const imageUser = 65532
+
+// capNetAdmin is CAP_NET_ADMIN of capabilities(7).
+const capNetAdmin = 12
+
+// Media types of the OCI image format, version 1.
+const (
+	typeIndex    = "application/vnd.oci.image.index.v1+json"
+	typeManifest = "application/vnd.oci.image.manifest.v1+json"
+	typeConfig   = "application/vnd.oci.image.config.v1+json"
+	typeLayer    = "application/vnd.oci.image.layer.v1.tar+gzip"
+)
+
+type descriptor struct {
+	MediaType   string            `json:"mediaType"`
+	Digest      string            `json:"digest"`
+	Size        int               `json:"size"`
+	Platform    *platform         `json:"platform,omitempty"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+type platform struct {
+	Architecture string `json:"architecture"`
+	OS           string `json:"os"`
+}
+
+type imageManifest struct {
+	SchemaVersion int               `json:"schemaVersion"`
+	MediaType     string            `json:"mediaType"`
+	Config        descriptor        `json:"config"`
+	Layers        []descriptor      `json:"layers"`
+	Annotations   map[string]string `json:"annotations,omitempty"`
+}
+
+type imageIndex struct {
+	SchemaVersion int          `json:"schemaVersion"`
+	MediaType     string       `json:"mediaType"`
+	Manifests     []descriptor `json:"manifests"`
+}
+
+type imageConfig struct {
+	Created string `json:"created"`
+	platform
+	Config  imageRun       `json:"config"`
+	RootFS  imageRootFS    `json:"rootfs"`
+	History []imageHistory `json:"history"`
+}
+
+type imageRun struct {
+	User       string
+	Entrypoint []string
+	Cmd        []string
+	Env        []string
+	WorkingDir string
+	StopSignal string
+	Labels     map[string]string
+}
+
+type imageRootFS struct {
+	Type    string   `json:"type"`
+	DiffIDs []string `json:"diff_ids"`
+}
+
+type imageHistory struct {
+	Created   string `json:"created"`
+	CreatedBy string `json:"created_by"`
+}
+
+// blobs are the contents of an image, by digest.
+type blobs map[string][]byte
+
+func (b blobs) put(mediaType string, content []byte) descriptor {
+	d := digest(content)
+	b[d] = content
+	return descriptor{MediaType: mediaType, Digest: d, Size: len(content)}
+}
+
+func digest(content []byte) string {
+	sum := sha256.Sum256(content)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// image writes an OCI image of one layer, as a tar archive of its layout.
+func (b *build) image(path string) error {
+	layer, err := b.layer()
+	if err != nil {
+		return err
+	}
+	at := b.epoch.Format(time.RFC3339)
+	tag := strings.NewReplacer("~", "-", "+", "-").Replace(b.version)
+	labels := map[string]string{
+		"org.opencontainers.image.title": name, "org.opencontainers.image.description": summary, "org.opencontainers.image.licenses": "Apache-2.0",
+		"org.opencontainers.image.version": b.version, "org.opencontainers.image.created": at,
+		"org.opencontainers.image.revision": vcs(b.info, "vcs.revision"),
+	}
+	p := platform{b.arch, "linux"}
+	all := blobs{}
+	config, err := json.Marshal(imageConfig{
+		Created: at, platform: p, RootFS: imageRootFS{"layers", []string{digest(layer)}},
+		History: []imageHistory{{at, "ipoibcm internal/packages"}},
+		Config: imageRun{User: fmt.Sprintf("%d:%d", imageUser, imageUser), Entrypoint: []string{"/usr/bin/ipoibcmd"},
+			Cmd: []string{"run", "--config", "/etc/ipoibcm/ibcm0.yaml"}, Env: []string{"PATH=/usr/bin"}, WorkingDir: "/", StopSignal: "SIGTERM", Labels: labels},
+	})
+	if err != nil {
+		return err
+	}
+	manifest, err := json.Marshal(imageManifest{2, typeManifest, all.put(typeConfig, config), []descriptor{all.put(typeLayer, packed(layer))}, labels})
+	if err != nil {
+		return err
+	}
+	d := all.put(typeManifest, manifest)
+	d.Platform, d.Annotations = &p, map[string]string{"org.opencontainers.image.ref.name": name + ":" + tag}
+	index, err := json.Marshal(imageIndex{2, typeIndex, []descriptor{d}})
+	if err != nil {
+		return err
+	}
+	return b.archive(path, all, index)
+}
+
+// archive writes the layout of an image.
+func (b *build) archive(path string, all blobs, index []byte) error {
+	var out bytes.Buffer
+	w := treeWriter{tar.NewWriter(&out), b.epoch}
+	w.file("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`), 0o644, nil)
+	w.file("index.json", index, 0o644, nil)
+	for _, d := range sorted(all) {
+		w.file("blobs/"+strings.Replace(d, ":", "/", 1), all[d], 0o644, nil)
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	return os.WriteFile(path, out.Bytes(), 0o644)
+}
+
+// inImage says whether a file of the packages is also in the image: the program and
+// what licences ask for.
+func inImage(to string) bool {
+	for _, p := range []string{"/usr/bin/", "/usr/share/doc/ipoibcm/licenses/", "/usr/share/doc/ipoibcm/copyright", "/usr/share/doc/ipoibcm/ipoibcm.spdx.json"} {
+		if strings.HasPrefix(to, p) {
+			return true
+		}
+	}
+	return false
+}
+
+// layer returns the one layer, not compressed.
+func (b *build) layer() ([]byte, error) {
+	var out bytes.Buffer
+	w := treeWriter{tar.NewWriter(&out), b.epoch}
+	owner := &tar.Header{Uid: imageUser, Gid: imageUser}
+	w.dir("etc", nil)
+	w.file("etc/passwd", fmt.Appendf(nil, "root:x:0:0:root:/:/sbin/nologin\n%s:x:%d:%d::/:/sbin/nologin\n", name, imageUser, imageUser), 0o644, nil)
+	w.file("etc/group", fmt.Appendf(nil, "root:x:0:\n%s:x:%d:\n", name, imageUser), 0o644, nil)
+	w.dir("etc/ipoibcm", nil)
+	w.dir("run", nil)
+	w.dir("run/ipoibcm", owner)
+	made := map[string]bool{}
+	files := slices.Clone(b.files)
+	slices.SortFunc(files, func(x, y file) int { return strings.Compare(x.to, y.to) })
+	for _, f := range files {
+		if !inImage(f.to) {
+			continue
+		}
+		to := strings.TrimPrefix(f.to, "/")
+		for i, r := range to {
+			if r == '/' && !made[to[:i]] {
+				made[to[:i]] = true
+				w.dir(to[:i], nil)
+			}
+		}
+		content, err := os.ReadFile(f.from)
+		if err != nil {
+			return nil, err
+		}
+		h := &tar.Header{}
+		if f.mode&0o111 != 0 {
+			h.PAXRecords = map[string]string{"SCHILY.xattr.security.capability": string(fileCapability(capNetAdmin))}
+		}
+		w.file(to, content, f.mode, h)
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+// fileCapability is what security.capability of a program has so that a process that
+// executes it may have c: struct vfs_cap_data, revision 2 (linux/capability.h). It is
+// permitted and not effective: where a container may not have it the program starts
+// all the same, and says what it lacks.
+func fileCapability(c int) []byte {
+	b := binary.LittleEndian.AppendUint32(nil, 0x02000000)
+	for i := range 2 {
+		var permitted uint32
+		if c/32 == i {
+			permitted = 1 << (c % 32)
+		}
+		b = binary.LittleEndian.AppendUint32(b, permitted)
+		b = binary.LittleEndian.AppendUint32(b, 0) // inheritable
+	}
+	return b
+}
+
+// A treeWriter writes files of one time. What goes wrong is said by Close.
+type treeWriter struct {
+	*tar.Writer
+	at time.Time
+}
+
+func (w treeWriter) dir(name string, more *tar.Header) {
+	h := header(more)
+	h.Name, h.Typeflag, h.Mode, h.ModTime = name+"/", tar.TypeDir, 0o755, w.at
+	_ = w.WriteHeader(&h)
+}
+
+func (w treeWriter) file(name string, content []byte, mode os.FileMode, more *tar.Header) {
+	h := header(more)
+	h.Name, h.Typeflag, h.Mode, h.ModTime, h.Size = name, tar.TypeReg, int64(mode.Perm()), w.at, int64(len(content))
+	if w.WriteHeader(&h) == nil {
+		_, _ = io.Copy(w, bytes.NewReader(content))
+	}
+}
+
+func header(more *tar.Header) (h tar.Header) {
+	if more != nil {
+		h = *more
+	}
+	if h.PAXRecords != nil {
+		h.Format = tar.FormatPAX
+	}
+	return h
+}

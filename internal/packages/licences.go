@@ -1,0 +1,188 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime/debug"
+	"slices"
+	"strings"
+)
+
+// licenceFile are names of files that licences ask to be handed on.
+var licenceFile = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)`)
+
+// A dependency is a module that supplies code of the program.
+type dependency struct {
+	path, version, sum string
+	licence            string            // as SPDX has it
+	texts              map[string]string // by name of file
+}
+
+// dependencies returns what the program was linked from, Go's own library first.
+func (b *build) dependencies() ([]dependency, error) {
+	all := []dependency{{path: "std", version: b.info.GoVersion}}
+	args := []string{"list", "-m", "-json"}
+	for _, m := range b.info.Deps {
+		if m.Replace != nil {
+			return nil, fmt.Errorf("module %s is replaced by %s: its licence would be another", m.Path, m.Replace.Path)
+		}
+		all = append(all, dependency{path: m.Path, version: m.Version, sum: m.Sum})
+		args = append(args, m.Path)
+	}
+	dirs, err := b.moduleDirs(args)
+	if err != nil {
+		return nil, err
+	}
+	root, err := b.output("go", "env", "GOROOT")
+	if err != nil {
+		return nil, err
+	}
+	dirs["std"] = strings.TrimSpace(root)
+	for i := range all {
+		d := &all[i]
+		if d.texts, err = licenceTexts(dirs[d.path]); err != nil {
+			return nil, fmt.Errorf("module %s: %w", d.path, err)
+		}
+		if d.licence, err = licenceOf(d.texts); err != nil {
+			return nil, fmt.Errorf("module %s: %w", d.path, err)
+		}
+	}
+	return all, nil
+}
+
+// moduleDirs returns where the module cache has each module.
+func (b *build) moduleDirs(args []string) (map[string]string, error) {
+	dirs := map[string]string{}
+	out, err := run(exec.CommandContext(b.ctx, "go", args...))
+	if err != nil {
+		return nil, err
+	}
+	for d := json.NewDecoder(strings.NewReader(out)); ; {
+		var m struct{ Path, Dir string }
+		if err := d.Decode(&m); errors.Is(err, io.EOF) {
+			return dirs, nil
+		} else if err != nil {
+			return nil, err
+		}
+		dirs[m.Path] = m.Dir
+	}
+}
+
+// licenceTexts reads the licence files of a module.
+func licenceTexts(dir string) (map[string]string, error) {
+	if dir == "" {
+		return nil, errors.New("it is not in the module cache")
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	texts := map[string]string{}
+	for _, e := range entries {
+		if e.Type().IsRegular() && licenceFile.MatchString(e.Name()) {
+			text, err := os.ReadFile(filepath.Join(dir, e.Name()))
+			if err != nil {
+				return nil, err
+			}
+			texts[e.Name()] = string(text)
+		}
+	}
+	if len(texts) == 0 {
+		return nil, errors.New("it has no licence file")
+	}
+	return texts, nil
+}
+
+// marks are sentences that tell licences apart, the first that is found counts.
+var marks = []struct{ licence, sentence string }{
+	{"BSD-3-Clause OR GPL-2.0-only", "spdx-license-identifier: bsd-3-clause or gpl-2.0-only"},
+	{"Apache-2.0", "apache license version 2.0"},
+	{"Apache-2.0", "apache license, version 2.0"},
+	{"BSD-3-Clause", "neither the name"},
+	{"BSD-2-Clause", "redistribution and use in source and binary forms"},
+	{"MIT", "permission is hereby granted, free of charge"},
+}
+
+// licenceOf names the licences that a module is under. A file of two has both.
+func licenceOf(texts map[string]string) (string, error) {
+	var found []string
+	for _, name := range sorted(texts) {
+		if !regexp.MustCompile(`(?i)^(licen[cs]e|copying)`).MatchString(name) {
+			continue
+		}
+		for _, l := range licencesIn(texts[name]) {
+			if !slices.Contains(found, l) {
+				found = append(found, l)
+			}
+		}
+	}
+	if len(found) == 0 {
+		return "", errors.New("its licence is not one of those that are known here")
+	}
+	return strings.Join(found, " AND "), nil
+}
+
+func licencesIn(text string) (found []string) {
+	text = strings.ToLower(strings.Join(strings.Fields(text), " "))
+	for _, m := range marks {
+		if !strings.Contains(text, m.sentence) {
+			continue
+		}
+		switch {
+		case strings.Contains(m.licence, " OR "):
+			return []string{m.licence}
+		case slices.Contains(found, m.licence), m.licence == "BSD-2-Clause" && slices.Contains(found, "BSD-3-Clause"):
+		default:
+			found = append(found, m.licence)
+		}
+	}
+	return found
+}
+
+// licences installs our licence, those of all that the program was linked from, and
+// the list of them that Debian wants.
+func (b *build) licences() error {
+	all, err := b.dependencies()
+	if err != nil {
+		return err
+	}
+	b.add("LICENSE", "/usr/share/doc/ipoibcm/licenses/ipoibcm/LICENSE", 0o644)
+	list := "ipoibcm is under the Apache License, Version 2.0; the text is in\n" +
+		"/usr/share/doc/ipoibcm/licenses/ipoibcm, and on Debian in\n/usr/share/common-licenses/Apache-2.0.\n\n" +
+		"Copyright (c) 2026 the authors of ipoibcm, as its history names them\n\n" +
+		"It is one static program, linked from what follows; their texts are below\n/usr/share/doc/ipoibcm/licenses.\n\n"
+	for _, d := range all {
+		list += fmt.Sprintf("%s %s: %s\n", d.path, d.version, d.licence)
+		for _, name := range sorted(d.texts) {
+			if err := b.write("/usr/share/doc/ipoibcm/licenses/"+d.path+"/"+name, []byte(d.texts[name])); err != nil {
+				return err
+			}
+		}
+	}
+	return b.write("/usr/share/doc/ipoibcm/copyright", []byte(list))
+}
+
+// vcs returns a setting of the build.
+func vcs(info *debug.BuildInfo, key string) string {
+	for _, s := range info.Settings {
+		if s.Key == key {
+			return s.Value
+		}
+	}
+	return ""
+}
+
+func sorted[T any](m map[string]T) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

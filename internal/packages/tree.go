@@ -1,0 +1,47 @@
+package main
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// fromPackaging are files of packaging/ and where they go.
+var fromPackaging = []file{
+	{from: "systemd/ipoibcm@.service", to: "/usr/lib/systemd/system/ipoibcm@.service"},
+	{from: "sysusers.d/ipoibcm.conf", to: "/usr/lib/sysusers.d/ipoibcm.conf"},
+	{from: "tmpfiles.d/ipoibcm.conf", to: "/usr/lib/tmpfiles.d/ipoibcm.conf"},
+	{from: "sysctl.d/10-ipoibcm.conf", to: "/usr/lib/sysctl.d/10-ipoibcm.conf"},
+	{from: "networkd/10-ipoibcm.network", to: "/usr/lib/systemd/network/10-ipoibcm.network"},
+	{from: "NetworkManager/90-ipoibcm.conf", to: "/usr/lib/NetworkManager/conf.d/90-ipoibcm.conf"},
+	// iproute2 reads this directory in all its versions, and the one below /usr since 6.7.
+	{from: "rt_protos.d/ipoibcm.conf", to: "/etc/iproute2/rt_protos.d/ipoibcm.conf", config: true},
+	{from: "prometheus/ipoibcm.rules.yml", to: "/usr/share/doc/ipoibcm/examples/prometheus/ipoibcm.rules.yml"},
+	{from: "quadlet/ipoibcm@.container", to: "/usr/share/doc/ipoibcm/examples/quadlet/ipoibcm@.container"},
+}
+
+// fromTree installs what the repository has ready.
+func (b *build) fromTree() error {
+	for _, f := range fromPackaging {
+		f.from, f.mode = filepath.Join("packaging", f.from), 0o644
+		if _, err := os.Stat(f.from); err != nil {
+			return err
+		}
+		b.files = append(b.files, f)
+	}
+	b.files = append(b.files, file{to: "/etc/ipoibcm", mode: 0o750})
+	return b.documents()
+}
+
+// documents installs the documentation, but for what is about building and testing.
+func (b *build) documents() error {
+	b.add("README.md", "/usr/share/doc/ipoibcm/README.md", 0o644)
+	b.add("SECURITY.md", "/usr/share/doc/ipoibcm/SECURITY.md", 0o644)
+	return filepath.WalkDir("docs", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() && strings.HasSuffix(path, ".md") {
+			b.add(path, "/usr/share/doc/ipoibcm/"+filepath.ToSlash(path), 0o644)
+		}
+		return err
+	})
+}
