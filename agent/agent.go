@@ -378,7 +378,7 @@ func (o *Options) maxConns() int      { return cmp.Or(o.MaxConns, 1024) }
 func (o *Options) maxNeighbours() int { return cmp.Or(o.MaxNeighbours, 4096) }
 
 // newRand returns a generator that outsiders cannot predict: communication IDs
-// and PSNs come from it (design D12).
+// and PSNs come from it (docs/security.md).
 func newRand() *rand.Rand {
 	var seed [32]byte
 	crand.Read(seed[:]) // never fails

@@ -31,7 +31,7 @@ type Params struct {
 	LocalQPN  ib.QPN // 0 until Accept
 	RemoteQPN ib.QPN // 0 until the REP
 	RecvPSN   ib.PSN // RQ PSN: ours
-	SendPSN   ib.PSN // SQ PSN: the peer's starting PSN (trap T6)
+	SendPSN   ib.PSN // SQ PSN: the peer's starting PSN (IBA volume 1 section 12.7, Starting PSN)
 
 	AckTimeout ib.Timeout // for our QP, the peer's target ACK delay allowed for
 	RetryCount uint8      // for our QP

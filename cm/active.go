@@ -154,7 +154,7 @@ func (m *Manager) refuseStale(c *conn, reason Reason) {
 }
 
 // ackTimeout lengthens an ACK timeout by the peer's target ACK delay; the sum
-// of two powers of two, rounded up (wire-facts 7.5).
+// of two powers of two, rounded up (as Linux's cm_ack_timeout, drivers/infiniband/core/cm.c).
 func ackTimeout(delay, timeout ib.Timeout) ib.Timeout {
 	delay &= 31
 	t := timeout & 31 // packet life time + 1

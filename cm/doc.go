@@ -33,7 +33,7 @@
 // side by side; [RequestReceived] carries what the decision needs, and [Cancel]
 // stops an outstanding REQ at once without a word.
 //
-// Sources: IBA volume 1, chapter 12, as far as wire-facts section 7 gives it.
+// Sources: IBA volume 1, chapter 12, as Linux's core/cm.c and ibta_vol1_c12.h have it.
 // Private data is carried unread; RFC 4755 section 6 defines it. Missing:
 // alternate paths (a LAP is rejected), SIDR (answered "unsupported"), RD and XRC.
 package cm

@@ -103,7 +103,7 @@ type Accept struct {
 	QPN         ib.QPN
 	StartingPSN ib.PSN // first PSN that we *receive*
 	SRQ         bool
-	RNRRetry    uint8      // for the peer's QP; 7 is for ever (trap T4)
+	RNRRetry    uint8      // for the peer's QP; 7 is for ever (IBA volume 1 section 9.7.5.2)
 	AckDelay    ib.Timeout // target ACK delay; lets the peer lengthen its ACK timeout
 	// As in Connect. The Manager does not lower them to what the REQ offered.
 	ResponderResources, InitiatorDepth uint8
@@ -134,7 +134,7 @@ type Cancel struct{ Handle Handle }
 // REJ before. The end of the handle is Disconnected when it was up, else Failed.
 type Disconnect struct {
 	Handle Handle
-	// PrivateData goes into the DREQ (at most 220 octets; AMB-4755-3 leaves it
+	// PrivateData goes into the DREQ (at most 220 octets; docs/ambiguities.md leaves it
 	// zero there) or into the REJ (148), where nil means that of Connect or Listen.
 	PrivateData []byte
 }
@@ -161,7 +161,7 @@ func (DataOnQP) isEvent()   {}
 // others is the default.
 type Options struct {
 	GID    ib.GID  // the port's default GID
-	CAGUID ib.GUID // of this agent instance alone (rule I-13)
+	CAGUID ib.GUID // of this agent instance alone: peers find duplicates and stale connections by it
 	// Rand gives communication IDs and transaction IDs. It must be
 	// unpredictable where peers are not trusted.
 	Rand interface{ Uint64() uint64 }

@@ -21,7 +21,7 @@ func in(what string, a args) RecvMAD {
 }
 
 // TestExchange: what belongs to one exchange has one transaction ID and one
-// P_Key, and goes to QP 1 whatever QP it came from (wire-facts 7.6).
+// P_Key, and goes to QP 1 whatever QP it came from (IBA volume 1 chapter 13).
 func TestExchange(t *testing.T) {
 	m, now := newManager(Options{}), time.Unix(1000, 0)
 	sent := func(ev Event) *verbs.MAD { return find[SendMAD](t, m.Step(nil, now, ev)).MAD }

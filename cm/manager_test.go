@@ -209,7 +209,7 @@ func TestParams(t *testing.T) {
 	}
 }
 
-// TestAckTimeout has the arithmetic of wire-facts 7.5, where life = timeout-1.
+// TestAckTimeout has the arithmetic of Linux's cm_ack_timeout, where life = timeout-1.
 func TestAckTimeout(t *testing.T) {
 	for _, tt := range []struct{ delay, timeout, want ib.Timeout }{
 		{0, 14, 14}, {12, 14, 14}, {13, 14, 15}, {14, 14, 15}, {15, 14, 16}, {16, 14, 16}, {31, 31, 31}, {31, 4, 31},

@@ -64,7 +64,7 @@ var causes = []cause{
 	{name: "class version 3", last: args{"version": "3"}, want: ReasonInvalidVersion},
 }
 
-// never are the reasons of wire-facts 7.7 that nobody here can have.
+// never are the reasons of a REJ (IBA volume 1 section 12.6) that nobody here can have.
 var never = map[Reason]string{
 	2: "reliable datagram, which is answered with 9", 7: "the same", 11: "the same",
 	6:  "every communication ID that a peer may choose is good",
@@ -74,7 +74,7 @@ var never = map[Reason]string{
 	21: "the same", 22: "the same", 23: "the same", 33: "the same",
 	24: "nobody is redirected", 25: "the same",
 	27: "RDMA reads are not asked for, and a peer's offer of them is no demand",
-	29: "every RNR retry count is taken: Linux names 0 (WF I-11)",
+	29: "every RNR retry count is taken: Linux names 0",
 	34: "not assigned", 35: "vendor options are not read",
 }
 

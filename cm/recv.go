@@ -95,8 +95,8 @@ func (m *Manager) conn(local, remote mad.CommID) *conn {
 }
 
 // fromPeer reports whether the MAD at hand comes from the peer's GID and, if the
-// connection is in-band already, from its UD QP; it drops it if not (design
-// decision D12).
+// connection is in-band already, from its UD QP; it drops it if not
+// (docs/security.md).
 func (m *Manager) fromPeer(c *conn) bool {
 	if src := m.rx.mad.Remote; !src.IsZero() && src != c.p.Remote {
 		m.drop(c, DropSource, "it comes from another GID than the connection's")

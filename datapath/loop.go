@@ -73,7 +73,7 @@ func (c *Config) upDepth() int     { return cmp.Or(c.UpDepth, 256) }
 const cqDepth = 4096
 
 // maxForeignUD is the UD payload that a peer with a larger UD MTU than ours may
-// send: buffers hold it, so that it can be seen and counted (D3).
+// send: buffers hold it, so that it can be seen and counted (docs/limits.md).
 const maxForeignUD = 4096
 
 // A Loop moves the packets of one interface.

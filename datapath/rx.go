@@ -144,7 +144,7 @@ func (s *rxSide) takeUD(msg []byte, wc *verbs.WC, now int64) {
 	t := encap.EtherType(binary.BigEndian.Uint16(frame))
 	pkt := frame[headerLen:]
 	if len(pkt) > l.cfg.udMTU() {
-		l.c.RxUDOversize.Add(1) // D3: taken, and shown
+		l.c.RxUDOversize.Add(1) // taken, and shown
 	}
 	switch t {
 	case encap.ARP:

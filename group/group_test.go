@@ -35,8 +35,8 @@ func TestMGID(t *testing.T) {
 	}{
 		// 4755-2.1-2: multicast mapping is RFC 4391's. 4391-4-1, 4391-4-2, 4391-4-3, 4391-4.1-4
 		{"broadcast", "255.255.255.255", 0xffff, 2, "ff12:401b:ffff::ffff:ffff"},
-		{"all routers, WF 2.3", "224.0.0.2", 0x8000, 2, "ff12:401b:8000::2"},
-		{"all nodes, WF 2.3", "ff02::1", 0xffff, 2, "ff12:601b:ffff::1"},
+		{"all routers", "224.0.0.2", 0x8000, 2, "ff12:401b:8000::2"},
+		{"all nodes", "ff02::1", 0xffff, 2, "ff12:601b:ffff::1"},
 		{"the full member bit is set", "224.0.0.1", 0x7fff, 2, "ff12:401b:ffff::1"}, // 4391-4.1-1
 		{"28 bits of an IPv4 group", "239.255.1.2", 0xffff, 2, "ff12:401b:ffff::fff:102"},
 		{"80 bits of an IPv6 group", "ff05:1234:5678:9abc:def0:1234:5678:9abc", 0x8001, 2, "ff12:601b:8001:9abc:def0:1234:5678:9abc"},

@@ -133,12 +133,12 @@ func TestTimeout(t *testing.T) {
 	if d := ib.Timeout(20).Duration(); d != 4294967296*time.Nanosecond {
 		t.Errorf("code 20 is %v", d)
 	}
-	if d := ib.Timeout(14).Duration(); d > 68*time.Millisecond { // the ACK timeouts of wire-facts 7.8
+	if d := ib.Timeout(14).Duration(); d > 68*time.Millisecond { // an ACK timeout of 14 is 67 ms
 		t.Errorf("code 14 is %v", d)
 	}
 }
 
-// TestRNRTimer holds the list of wire-facts 9.5, in milliseconds.
+// TestRNRTimer holds the RNR NAK timers of IBA volume 1 section 9.7.5.2.8, in milliseconds.
 func TestRNRTimer(t *testing.T) {
 	for code, ms := range []float64{655.36, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.48, 0.64, 0.96, 1.28, 1.92,
 		2.56, 3.84, 5.12, 7.68, 10.24, 15.36, 20.48, 30.72, 40.96, 61.44, 81.92, 122.88, 163.84, 245.76, 327.68, 491.52} {

@@ -101,7 +101,7 @@ func (f *Interface) offers(t ib.Transport, form serviceid.Form) bool {
 	return false
 }
 
-// refuse answers a REQ with a REJ, never with silence (WF I-14).
+// refuse answers a REQ with a REJ, never with silence (RFC 4755 section 3.2).
 func (f *Interface) refuse(ev cm.RequestReceived, r cm.Reason, ari []byte, why string) {
 	f.count(nREJSent)
 	f.note(Note{Kind: NoteConn, Peer: encap.LinkAddr{GID: ev.Remote}, Report: ConnectionRefused,
@@ -110,7 +110,7 @@ func (f *Interface) refuse(ev cm.RequestReceived, r cm.Reason, ari []byte, why s
 }
 
 // takeLegacy accepts a 0x10 REQ for receiving. The crossing rule is not for it
-// (WF I-3), and what its private data says does not matter: we never send on it.
+// (docs/adr/0007-both-service-ids.md), and what its private data says does not matter: we never send on it.
 func (f *Interface) takeLegacy(p *peer, ev cm.RequestReceived) {
 	if sid, _ := serviceid.Parse(ev.ServiceID); sid == serviceid.Legacy && p.class != ClassRFC {
 		p.legacy = true

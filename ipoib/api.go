@@ -278,7 +278,7 @@ const (
 // A Class says which conventions a peer follows.
 type Class uint8
 
-// Peer classes (design D5).
+// Peer classes (docs/adr/0007-both-service-ids.md).
 const (
 	ClassUnknown Class = iota
 	ClassRFC           // 0x01 service IDs, two-way connections, crossing rule

@@ -21,7 +21,7 @@ import (
 const (
 	ackTimeout ib.Timeout  = 14 // 67 ms
 	retryCount             = 7
-	rnrRetry               = 7  // for ever (trap T4)
+	rnrRetry               = 7  // for ever: a slow receiver costs time, not the connection
 	rnrTimer   ib.RNRTimer = 12 // 0.64 ms
 	cmTimeout  ib.Timeout  = 16 // 0.27 s
 	cmRetries              = 7
@@ -67,7 +67,7 @@ type conn struct {
 func (c *conn) oneWay() bool { return c.form != serviceid.RFC }
 
 // rxOnly reports whether c is a legacy peer's own: nothing is ever sent on it,
-// because Linux does not survive that (WF I-3).
+// because Linux does not survive that (ipoib_cm.c posts no receives there).
 func (c *conn) rxOnly() bool { return c.oneWay() && !c.active }
 
 // conns are the connections in the record (RFC 4755 section 3.2).
@@ -160,7 +160,7 @@ func (f *Interface) hangUp(c *conn, why string) {
 	}
 	if up {
 		f.count(nDREQByUs)
-		f.cmStep(cm.Disconnect{Handle: h}) // a DREQ's private data stays zero (AMB-4755-3)
+		f.cmStep(cm.Disconnect{Handle: h}) // a DREQ's private data stays zero (RFC 4755 section 6 is of setting up)
 	} else {
 		f.cmStep(cm.Disconnect{Handle: h, PrivateData: f.privateData(c.receive)})
 	}

@@ -468,7 +468,7 @@ func TestRestart(t *testing.T) {
 }
 
 // A peer whose UD QPN changed unnoticed answers our REQ with REJ 8 and its new
-// QPN: forget and resolve again (design D5; 4755-3.5-5).
+// QPN: forget and resolve again (4755-3.5-5).
 func TestMoved(t *testing.T) {
 	w := newWorld(t, 11)
 	a, b := w.node(1, Options{}), w.node(2, Options{})
@@ -592,7 +592,7 @@ func TestRejections(t *testing.T) {
 	}
 }
 
-// A REQ for a mode that is not announced gets REJ 9 (design D6).
+// A REQ for a mode that is not announced gets REJ 9 (RFC 4755 section 3.1).
 func TestModeNotOffered(t *testing.T) {
 	w := newWorld(t, 14)
 	a, b := w.node(1, Options{Mode: ModeAuto}), w.node(2, Options{Mode: ModeAuto})
@@ -619,7 +619,7 @@ func TestQPErrorRedials(t *testing.T) {
 		w.failf("left %v %v", a.f.Conns(), b.f.Conns())
 	}
 	p := a.ping("10.0.0.2", 9000, true)
-	w.run(time.Second) // at once (WF I-12)
+	w.run(time.Second) // at once
 	if w.agree(a, b); b.got(p) != 1 {
 		w.failf("got %d", b.got(p))
 	}
@@ -664,7 +664,7 @@ func TestMaxConns(t *testing.T) {
 	if w.agree(a, b); c.got(p) != 1 || a.got(q) != 1 || a.counter("connections_full") == 0 {
 		w.failf("got %d %d", c.got(p), a.got(q))
 	}
-	// Nobody is refused, because nobody is invited (WF I-11), until there is room.
+	// Nobody is refused, because nobody is invited, until there is room.
 	if rej, ok := lastREJ(a); ok || len(c.reqs) != 0 || a.counter("modes_withdrawn") != 1 {
 		w.failf("REJ %+v, %d REQs", rej, len(c.reqs))
 	}
@@ -695,7 +695,7 @@ func TestNoHostRouteOffLink(t *testing.T) {
 }
 
 // After an ICMP answer the kernel remembers the small MTU; when the connection
-// comes up after all, its exceptions are flushed (design D7).
+// comes up after all, its exceptions are flushed (docs/adr/0005-mtu-in-the-routing-table.md).
 func TestFlushAfterTooBig(t *testing.T) {
 	w := newWorld(t, 20)
 	a, b := w.node(1, Options{}), w.node(2, Options{})
@@ -733,7 +733,7 @@ func TestAcknowledgementsConfirm(t *testing.T) {
 	}
 }
 
-// The class of a peer is remembered for ten minutes (design D5).
+// The class of a peer is remembered for ten minutes (docs/adr/0007-both-service-ids.md).
 func TestClassIsForgotten(t *testing.T) {
 	w := newWorld(t, 22)
 	a, k := w.node(1, Options{}), w.linux(2)

@@ -233,7 +233,7 @@ func TestOwnREQ(t *testing.T) {
 }
 
 // One end knows the peer as legacy, the other dials 0x01: the 0x01 REQ is
-// accepted, whoever is larger, and the other abandoned (design D5).
+// accepted, whoever is larger, and the other abandoned (docs/adr/0007-both-service-ids.md).
 func TestFormsCross(t *testing.T) {
 	for _, larger := range []bool{false, true} {
 		w, a, b := meet(t, 7, ModeRC, ModeRC)
@@ -265,12 +265,12 @@ func TestLegacyPeer(t *testing.T) {
 	a.ping("10.0.0.2", 9000, true)
 	w.run(time.Second)
 	if len(k.legacy.got) != 1 || len(a.reqs) != 2 || a.counter("service_id_fallbacks") != 1 {
-		w.failf("the kernel got %d, %d REQs", len(k.legacy.got), len(a.reqs)) // WF I-2
+		w.failf("the kernel got %d, %d REQs", len(k.legacy.got), len(a.reqs))
 	}
 	if f0, _ := serviceid.Parse(a.reqs[0].ServiceID); f0 != serviceid.RFC {
 		t.Errorf("first REQ in form %v", f0)
 	}
-	// its own connection: accepted for receiving, nothing is sent on it (WF I-3)
+	// its own connection: accepted for receiving, nothing is sent on it
 	k.legacy.connect(a)
 	w.run(time.Second)
 	if len(a.up()) != 2 || k.legacy.up() != 2 {
@@ -328,7 +328,7 @@ func TestLegacyFirst(t *testing.T) {
 	}
 }
 
-// UC is never asked for with the 0x10 form (WF 4.13).
+// UC is never asked for with the 0x10 form: Linux has RC only.
 func TestLegacyNeverUC(t *testing.T) {
 	w := newWorld(t, 10)
 	a, k := w.node(1, Options{Mode: ModeUC}), w.linux(2)
@@ -403,7 +403,7 @@ func TestLegacyBounds(t *testing.T) {
 	}
 }
 
-// WF I-2: the order of the service IDs is the operator's; two agents of ours
+// The order of the service IDs is the operator's; two agents of ours
 // that both begin with 0x10 have two one-way connections.
 func TestLegacyFirstOption(t *testing.T) {
 	w := newWorld(t, 12)

@@ -80,7 +80,7 @@ func (f *Interface) replied(ev cm.ReplyReceived) {
 		theirs = pd.ReceiveMTU
 	}
 	if err := f.negotiate(c, theirs); err != nil {
-		// AMB-4755-5: refused with our own values, UD to that peer.
+		// RFC 4755 section 5 names no error: refused with our own values, UD to that peer.
 		p := c.peer
 		f.count(nREJSent)
 		f.cmStep(cm.Reject{Handle: ev.Handle, Reason: cm.ReasonInvalidMTU, PrivateData: f.privateData(c.receive)})
@@ -120,7 +120,7 @@ func (f *Interface) dialFailed(c *conn, ev cm.Failed) {
 	f.fail(p, fmt.Sprintf("request %v", ev.Cause))
 }
 
-// rejected decides what a REJ to our REQ means (design D5, WF section 6).
+// rejected decides what a REJ to our REQ means (docs/adr/0007-both-service-ids.md).
 func (f *Interface) rejected(c *conn, ev cm.Failed) {
 	p := c.peer
 	f.count(nREJReceived)
@@ -200,7 +200,7 @@ func (f *Interface) moved(p *peer, qpn ib.QPN) {
 	}
 }
 
-// wrongMTU handles REJ 26: one retry with what the peer suggests (WF I-8).
+// wrongMTU handles REJ 26: one retry with what the peer suggests.
 func (f *Interface) wrongMTU(c *conn, ev cm.Failed, pd encap.PrivateData) {
 	p := c.peer
 	if p.tried26 {

@@ -18,9 +18,9 @@
 //	Conn    while it is up
 //
 // Packets too large for UD wait in the peer's queue while a connection is on
-// its way; those that fit go by UD meanwhile (AMB-4755-8).
+// its way; those that fit go by UD meanwhile (docs/ambiguities.md).
 //
-// Sources: RFC 4755, RFC 4391, design D2 to D12, wire-facts sections 1.2 and 6.
+// Sources: RFC 4755, RFC 4391, docs/rfc4755.md and the decisions in docs/adr.
 package ipoib
 
 import (
@@ -223,7 +223,7 @@ func (f *Interface) note(n Note) {
 	f.do(n)
 }
 
-// start listens for connections. Both service IDs always (design D5), also
+// start listens for connections. Both service IDs always (RFC 4755's and Linux's), also
 // while the link is down: a REJ 8 would tell peers that we are another kind.
 func (f *Interface) start() {
 	if f.started {
@@ -241,7 +241,7 @@ func (f *Interface) listen() {
 	}
 }
 
-// addLinkLocal installs the RFC 4391 link-local address (design D9).
+// addLinkLocal installs the RFC 4391 link-local address (its section 8).
 func (f *Interface) addLinkLocal() {
 	if !f.ipv6 || f.opt.NoLinkLocal {
 		return
@@ -299,7 +299,7 @@ func (f *Interface) stop() {
 }
 
 // advertise takes the modes out of what we announce before connections run out,
-// and back when there is room again (WF I-11). To a REQ that gets REJ 1 Linux
+// and back when there is room again. To a REQ that gets REJ 1 Linux
 // sends another with its next packet, and no packet; to flags of zero it sends
 // by UD.
 func (f *Interface) advertise() {

@@ -79,8 +79,8 @@ func (l *linux) SendConn(qpn ib.QPN, fr []byte) {
 
 // What the world gives it.
 
-// alive fails if the last thing that happened was more than it survives (WF I-3,
-// trap T2).
+// alive fails if the last thing that happened was more than it survives (ipoib_cm.c
+// posts no receives on the side that dialled).
 func (l *linux) alive() {
 	if l.p.Died != "" {
 		l.n.w.failf("%s: %s", l.n.name, l.p.Died)

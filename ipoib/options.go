@@ -14,7 +14,7 @@ import (
 	"ipoibcm/wire/encap"
 )
 
-// A Mode is the connection policy of the interface (design D6).
+// A Mode is the connection policy of the interface (RFC 4755 section 3.1).
 type Mode uint8
 
 // Policies.
@@ -47,14 +47,14 @@ func (m Mode) Flags() encap.Flags {
 // every other zero value means the default that its comment names.
 type Options struct {
 	Link    encap.LinkAddr // our GID and UD QPN; flags are set from Mode
-	GUID    ib.GUID        // of this CA instance (WF I-13)
+	GUID    ib.GUID        // of this CA instance: another after each start
 	PathMTU ib.MTU         // of our port, for RC and UC
 	PKey    ib.PKey        // zero means 0xffff
 	QKey    ib.QKey        // of the link; zero means 0x00000b1b; shown only
 	SRQ     bool           // RC receives come from an SRQ: REQ and REP say so
 
 	// Underlay4 is the one group that all others ride on where the underlay is
-	// IPv4 (design D2). Zero means 239.192.p.q with p.q the P_Key.
+	// IPv4 (docs/adr/0019-groups-on-an-underlay.md). Zero means 239.192.p.q with p.q the P_Key.
 	Underlay4 netip.Addr
 
 	// Peers makes the broadcast group a list of unicast peers, for underlays
@@ -89,7 +89,7 @@ type Options struct {
 	// (verbs.Caps). Zero: no matter.
 	BestMessage int
 
-	// LegacyFirst dials with the 0x10 service ID first (WF I-2).
+	// LegacyFirst dials with the 0x10 service ID first.
 	LegacyFirst bool
 
 	// NoLinkLocal leaves the IPv6 link-local address to others.
@@ -104,7 +104,7 @@ type Options struct {
 	RetryMin, RetryMax time.Duration
 
 	// MaxConns bounds connected QPs, dialling ones included. Zero means 1024. With
-	// 15 of 16 in use no mode is announced any more, so that peers use UD (WF I-11).
+	// 15 of 16 in use no mode is announced any more, so that peers use UD.
 	MaxConns int
 
 	// MaxPeers bounds records of link-layer addresses. Zero means 4096.

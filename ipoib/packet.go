@@ -42,7 +42,7 @@ func (f *Interface) fromTUN(b []byte) {
 	switch nd.KindOf(pkt) {
 	case nd.None:
 	case nd.NeighborSolicitation, nd.NeighborAdvertisement:
-		f.count(dropFromTUN) // we are the neighbour stack (design D9)
+		f.count(dropFromTUN) // we are the neighbour stack
 		return
 	default:
 		if pkt = f.addLink(pkt); pkt == nil {
@@ -113,7 +113,7 @@ func (f *Interface) resolve(pkt []byte) {
 func (f *Interface) deliver(a netip.Addr, link encap.LinkAddr, pkt []byte) {
 	p := f.hops.peers[a]
 	if p == nil || p.key != link.Key() || nd.KindOf(pkt) != nd.None {
-		// Neighbour discovery goes by UD always (AMB-4755-11).
+		// Neighbour discovery goes by UD always (RFC 4755 section 7).
 		f.sendUD(link, pkt)
 		return
 	}
@@ -313,7 +313,7 @@ func (f *Interface) recvND(from encap.LinkAddr, pkt []byte) {
 			f.count(dropNotWanted)
 			return
 		}
-		// An MTU option in an RA passes through: accept_ra_mtu is 0 (design D7).
+		// An MTU option in an RA passes through: accept_ra_mtu is 0.
 		out, _, _, err := nd.StripLink(nil, pkt)
 		if err != nil {
 			f.count(dropFrame)

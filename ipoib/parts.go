@@ -85,7 +85,7 @@ func (f *Interface) onCM(a cm.Action) {
 	}
 }
 
-// proveByRTU takes private data in an RTU as proof of an RFC peer (design D5):
+// proveByRTU takes private data in an RTU as proof of an RFC peer:
 // Linux sends none.
 func (f *Interface) proveByRTU(c *conn, b []byte) {
 	var pd encap.PrivateData

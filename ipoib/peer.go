@@ -30,7 +30,7 @@ const (
 
 // A peer is one interface at the other end of the link, known by its
 // link-layer address with the flags zeroed. It owns at most one connection to
-// send on, whatever the mode (design D6).
+// send on, whatever the mode (RFC 4755 section 3.3).
 type peer struct {
 	key   encap.LinkAddr
 	addrs []netip.Addr // neighbours that resolve to it, sorted
@@ -181,7 +181,7 @@ func (s *spare) remove(p *peer) {
 	}
 }
 
-// form returns the service ID form to dial p with (design D5).
+// form returns the service ID form to dial p with (docs/adr/0007-both-service-ids.md).
 func (f *Interface) form(p *peer) serviceid.Form {
 	switch {
 	case f.cmVia(p) == ViaInband:

@@ -211,7 +211,7 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// A link below 1280 has no IPv6 (design D3), IPv4 works.
+// A link below 1280 has no IPv6 (RFC 8200 section 5), IPv4 works.
 func TestNoIPv6(t *testing.T) {
 	w := newWorld(t, 3)
 	a, b := w.node(1, Options{UDMTU: 1020}), w.node(2, Options{UDMTU: 1020})
@@ -231,7 +231,7 @@ func echo6() []byte {
 }
 
 // RS, RA and Redirect pass between TUN and fabric; the option comes and goes,
-// and an MTU in an RA changes nothing (design D9).
+// and an MTU in an RA changes nothing.
 func TestRouterMessages(t *testing.T) {
 	w := newWorld(t, 4)
 	a, b := w.node(1, Options{}), w.node(2, Options{})
@@ -265,7 +265,7 @@ func TestRouterMessages(t *testing.T) {
 	}
 }
 
-// ND on a connection is accepted, ARP there is not: AMB-4755-11, 4755-4-4, 4755-4-5.
+// ND on a connection is accepted, ARP there is not: 4755-7-2, 4755-4-4, 4755-4-5.
 func TestNDOnConnection(t *testing.T) {
 	w := newWorld(t, 5)
 	a, b := w.node(1, Options{}), w.node(2, Options{})

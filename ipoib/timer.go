@@ -13,7 +13,7 @@ import (
 
 // legacyReap is how long a legacy peer's own connection may be silent before we
 // take it as abandoned. Linux closes its own after 88 s; a DREQ from us would
-// cost it packets (WF 4.13).
+// cost it packets: its queue of a neighbour has room for three (ipoib.h).
 const legacyReap = 10 * time.Minute
 
 // wake lets the parts and our own timers run that are due.

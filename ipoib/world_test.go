@@ -506,7 +506,7 @@ func (n *node) sendConn(id fib.Conn, fr []byte) {
 			for _, r := range m.qps {
 				if r.qpn == q.dest && r.rts && r.dest == q.qpn && !r.broken {
 					if r.rqPSN != q.sqPSN {
-						w.failf("PSNs do not meet: %v sends with %v, %v expects %v", n.name, q.sqPSN, m.name, r.rqPSN) // trap T6
+						w.failf("PSNs do not meet: %v sends with %v, %v expects %v", n.name, q.sqPSN, m.name, r.rqPSN) // IBA volume 1 section 12.7, Starting PSN
 					}
 					if len(fr) > r.receive || r.pathMTU != q.pathMTU {
 						w.failf("%d octets into a buffer of %d, path MTU %v and %v", len(fr), r.receive, q.pathMTU, r.pathMTU)
@@ -628,7 +628,7 @@ func (n *node) checkMAD(msg mad.Message) {
 	case mad.REP:
 		pd = msg.PrivateData[:]
 		if msg.RNRRetryCount != 7 {
-			n.w.failf("REP with RNR retry %d", msg.RNRRetryCount) // trap T4
+			n.w.failf("REP with RNR retry %d", msg.RNRRetryCount)
 		}
 	case mad.RTU:
 		pd = msg.PrivateData[:]

@@ -4,7 +4,7 @@ import "cmp"
 
 // A Budget decides the Receive MTU of UC connections. UC has no shared receive
 // queue, so every connection holds a ring of buffers of its own: the full size
-// is offered until their sum reaches a limit, then a smaller one (D10).
+// is offered until their sum reaches a limit, then a smaller one (docs/adr/0003-verbs-contract.md).
 type Budget struct {
 	// Limit is the sum of buffers in octets up to which Full is offered.
 	// Zero means 64 MiB.

@@ -43,7 +43,7 @@ func ReceiveMTU(ip int) uint32 {
 
 // A RefusedError says that two Receive MTUs give an IP MTU below the minimum of
 // a protocol on the interface. It is answered with REJ 26 and our own values;
-// the peer is served over UD (AMB-4755-5).
+// the peer is served over UD (docs/rfc4755.md).
 type RefusedError struct {
 	Own, Peer uint32 // Receive MTUs
 	Got, Need int    // IP MTUs
@@ -72,7 +72,7 @@ func Negotiate(own, peer uint32, ipv6 bool) (int, error) {
 // AfterReject returns the Receive MTU to offer in the one retry after a REJ 26,
 // or 0 if there is nothing smaller to offer. offered is what the refused REQ
 // said, inREJ what the REJ's private data says (0 if there is none). WinOFED
-// rejects what is larger than its own (I-8).
+// rejects what is larger than its own.
 func AfterReject(offered, inREJ uint32) uint32 {
 	for _, v := range [...]uint32{inREJ, RetryReceive} {
 		if v > headerLen && v < offered {

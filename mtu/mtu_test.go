@@ -91,7 +91,7 @@ func TestSizes(t *testing.T) {
 }
 
 func TestPathMTU(t *testing.T) {
-	// The table of wire facts 9.7.
+	// IBA annex A17: the packet around a payload, on each underlay.
 	for _, tt := range []struct {
 		underlay int
 		path     ib.MTU

@@ -284,7 +284,7 @@ func TestInvalidation(t *testing.T) {
 		{"the requester cannot", Options{}, Options{SendInv: yes}, false, Submit{Payload: rpc(20000)}, false, false},
 		{"the memory must stay", Options{RecvInv: yes}, Options{SendInv: yes}, true, Submit{Payload: rpc(20000)}, false, false},
 		{"no memory", Options{RecvInv: yes}, Options{SendInv: yes}, false, Submit{Payload: rpc(20)}, false, false},
-		// 8797-4.1-1, 8797-4.1-2, 8797-4-9: both R bits, and one handle (AMB-8797-7)
+		// 8797-4.1-1, 8797-4.1-2, 8797-4-9: both R bits, and one handle
 		{"version one", one(Options{RecvInv: yes}), one(Options{SendInv: yes}), false, Submit{Payload: rpc(20000)}, false, true},
 		{"version one, two handles", one(Options{RecvInv: yes}), one(Options{SendInv: yes}), false, Submit{Payload: rpc(20000), MaxReply: 9000}, false, false},
 		// 8797-4.1-3, 8797-3.2-1: three combinations
@@ -355,7 +355,7 @@ func TestInvalidationOfItsOwn(t *testing.T) {
 }
 
 // TestWrongInvalidation: a peer that invalidates something else. Only what the
-// completion says counts (AMB-V2-14).
+// completion says counts.
 func TestWrongInvalidation(t *testing.T) {
 	w := up(t, Options{RecvInv: true}, Options{})
 	c, s := w.client(), w.server()
@@ -387,7 +387,7 @@ func TestWrongInvalidation(t *testing.T) {
 }
 
 // TestBogusInvalidationHandle: a handle that the call does not have is copied,
-// counted and not used (AMB-V2-13, V2-5.2.3-4, V2-5.2.3-7).
+// counted and not used (V2-5.2.3-4, V2-5.2.3-7).
 func TestBogusInvalidationHandle(t *testing.T) {
 	w := up(t, Options{}, Options{SendInv: true})
 	s := w.server()

@@ -217,7 +217,7 @@ func TestSubmit(t *testing.T) {
 }
 
 // TestFirstReply: it is no larger than 1024 octets, and those behind it are
-// (AMB-V2-17).
+// (section 6.1).
 func TestFirstReply(t *testing.T) {
 	w := pair(t, Options{}, Options{}).connect()
 	c, s := w.client(), w.server()

@@ -15,7 +15,7 @@ func (e *end) hear(data []byte) (answer string, calls int, reason Reason) {
 		h, _, _ := ParseHeader(s.Data)
 		answer += h.String()
 		if s.WithInv {
-			answer += " invalidating" // AMB-V2-15: never
+			answer += " invalidating" // never: an error matches no call
 		}
 	}
 	for r := range before {
@@ -60,7 +60,7 @@ func TestAnswersOfResponder(t *testing.T) {
 		{"version 0", words(7, 0, 1, 0), "v0 ERROR xid=00000007 credit=32 VERS 1-2", ReasonVersion, 0},
 		{"version 3", words(7, 3, 1, 0), "v3 ERROR xid=00000007 credit=32 VERS 1-2", ReasonVersion, 0},
 		{"version 0xffffffff, unknown procedure", words(7, 0xffffffff, 1, 99), "v4294967295 ERROR xid=00000007 credit=32 VERS 1-2", ReasonVersion, 0},
-		// V2-5.2.4-4 (AMB-V2-11)
+		// V2-5.2.4-4
 		{"procedure 2", words(7, 2, 1, 2), e2 + "INVAL_PROC", ReasonProc, 0},
 		{"procedure 3", words(7, 2, 1, 3), e2 + "INVAL_PROC", ReasonProc, 0},
 		{"procedure 6", words(7, 2, 1, 6), e2 + "INVAL_PROC", ReasonProc, 0},
@@ -86,7 +86,7 @@ func TestAnswersOfResponder(t *testing.T) {
 		{"an option with a payload", message(Header{Vers: 2, Proc: ProcOPTIONAL, OptType: 1}, null...), e2 + "INVAL_OPTION", ReasonOption, 0},
 		{"an option in a reply", message(Header{Vers: 2, Proc: ProcOPTIONAL, OptType: 1, Direction: DirReply}), e2 + "INVAL_OPTION", ReasonOption, 0},
 		{"an option without end", words(7, 2, 1, 5, 0, 1, 99), e2 + "BAD_XDR", ReasonTruncated, 0},
-		// V2-R1-8, AMB-V2-9: replies are not answered
+		// V2-R1-8: replies are not answered
 		{"a reply that cannot be read", words(7, 2, 1, 0, 1, 0), "", ReasonTruncated, 0},
 		{"a reply to nothing", message(Header{Vers: 2, Direction: DirReply}, reply...), "", ReasonStray, 0},
 		{"an option without end, in a reply", words(7, 2, 1, 5, 1, 1, 99), "", ReasonTruncated, 0},
@@ -104,7 +104,7 @@ func TestAnswersOfResponder(t *testing.T) {
 		{"version one, another XID", message(Header{Vers: 1}, other...), e1 + "BAD_XDR", ReasonXID, 0},
 		{"version one, no payload", message(Header{Vers: 1}), e1 + "BAD_XDR", ReasonDirection, 0},
 		{"version one, msg_type 2", message(Header{Vers: 1}, words(7, 2, 2)...), e1 + "BAD_XDR", ReasonDirection, 0},
-		// V2-6.3-1, AMB-V2-21: a good call of the other version is served
+		// V2-6.3-1: a good call of the other version is served
 		{"version one", message(Header{Vers: 1, Credit: 1}, null...), "", ReasonNone, 1},
 	} {
 		w := up(t, Options{}, Options{SendInv: true})
@@ -193,7 +193,7 @@ func TestBadReplies(t *testing.T) {
 		}
 		answer, _, reason := c.hear(in)
 		wantAnswer := ""
-		if tt.reason == ReasonProc { // AMB-V2-9
+		if tt.reason == ReasonProc { // an unknown rdma_proc has no direction
 			h := Header{XID: call.XID, Vers: 2, Credit: 2, Proc: ProcERROR, Error: TransportError{Code: ErrInvalProc}}
 			wantAnswer = h.String()
 		}
@@ -231,12 +231,12 @@ func TestErrorsToRequester(t *testing.T) {
 		call, _ := c.header(-1)
 		h := Header{XID: call.XID, Vers: 2, Credit: 5, Proc: ProcERROR, Error: te}
 		b, _ := h.AppendBinary(nil)
-		answer, _, reason := c.hear(append(b, 1, 2, 3)) // AMB-V2-12: what is behind it is not looked at
+		answer, _, reason := c.hear(append(b, 1, 2, 3)) // what is behind it is not looked at
 		d := c.result(1)
 		if answer != "" || reason != ReasonPeerError || d.Err == nil || d.Err.Reason != ReasonPeerError || d.Transport != te { // V2-5.2.4-12
 			w.fail("%+v: answered %q, %v, %+v", te, answer, reason, d)
 		}
-		if c.granted != 5 { // AMB-V2-16
+		if c.granted != 5 { // section 6: "non-error"
 			w.fail("%d credits", c.granted)
 		}
 	}
@@ -306,7 +306,7 @@ func TestRetry(t *testing.T) {
 		{"a Reply chunk that is too short", Submit{MaxReply: 5000}, TransportError{Code: ErrCantReply, SegmentIndex: 1, LengthNeeded: 9000}, 2, "R9000"},
 		{"none at all", Submit{}, TransportError{Code: ErrCantReply, LengthNeeded: 9000}, 2, "R9000"},
 		{"a result", Submit{Results: []int{100, 200}}, TransportError{Code: ErrCantReply, SegmentIndex: 2, LengthNeeded: 300}, 2, "w100 w300"},
-		// AMB-V2-7
+		// rdma_processed TRUE leaves it to the caller (docs/ambiguities.md)
 		{"it ran", Submit{MaxReply: 5000}, TransportError{Code: ErrCantReply, Processed: true, SegmentIndex: 1, LengthNeeded: 9000}, 1, "R5000"},
 		{"nothing is known", Submit{MaxReply: 5000}, TransportError{Code: ErrCantReply}, 1, "R5000"},
 		// A peer that asks for what there is, for nonsense, or for everything.

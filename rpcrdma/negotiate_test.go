@@ -188,7 +188,7 @@ func TestVersionCache(t *testing.T) {
 	var c VersionCache
 	c.Learn("none", t0, Learned{Version: 0})
 	if _, ok := c.Start("none", t0.Add(time.Minute)); ok {
-		t.Error("a peer without a common version is offered something") // AMB-V2-20
+		t.Error("a peer without a common version is offered something")
 	}
 	c.Learn("none", t0, Learned{Version: 2})
 	if v, ok := c.Start("none", t0); v != 0 || !ok {
@@ -320,7 +320,7 @@ func TestPrivate(t *testing.T) {
 		{"a server that can receive it only", Options{RecvInv: true}, "f6ab0e1801000303"},
 		{"sizes", Options{SendSize: 8200, RecvSize: 1 << 20}, "f6ab0e18010007ff"},
 		{"no room", Options{SendSize: 8200, Silent: true}, ""},
-		// AMB-8797-6: the version is not known yet
+		// the version is not known yet
 		{"version two only", Options{MinVersion: 2, Client: true}, "f6ab0e1801000303"},
 	} {
 		c, err := NewConn(tt.o)
@@ -351,7 +351,7 @@ func TestNothingLearned(t *testing.T) {
 		b, _ := e.AppendBinary(nil)
 		c.peer.queue = nil
 		c.step(Recv{Data: b})
-		if d := c.result(uint64(i)); d.Err == nil || c.granted != 0 || c.settled || !c.Deadline().IsZero() { // V2-6-2, AMB-V2-16
+		if d := c.result(uint64(i)); d.Err == nil || c.granted != 0 || c.settled || !c.Deadline().IsZero() { // V2-6-2
 			w.fail("%+v, %d credits, deadline %v", d, c.granted, c.Deadline())
 		}
 	}

@@ -21,7 +21,7 @@ func TestNewAndParse(t *testing.T) {
 		// connected to (4755-3.5-4, 4755-3.1-12).
 		{"RFC 4755", serviceid.RFC, 0x48, "0100000000000048"},
 		{"RFC 4755, largest QPN", serviceid.RFC, 0xffffff, "0100000000ffffff"},
-		{"Linux", serviceid.Legacy, 0x456, "1000000000000456"}, // AMB-4755-2
+		{"Linux", serviceid.Legacy, 0x456, "1000000000000456"}, // IPOIB_CM_IETF_ID of ipoib.h
 		{"Linux, QPN 0", serviceid.Legacy, 0, "1000000000000000"},
 	} {
 		id := serviceid.New(tt.form, tt.qpn)

@@ -4,7 +4,7 @@
 // the wire. Between [File] and the kernel a header (IFF_VNET_HDR) says more: whose
 // business checksums are ([Checksums]), and that a piece of TCP is several packets
 // ([Segments]), or one of UDP several datagrams ([Datagrams]). The package knows no address; netlink is for hostnet. Sources:
-// wire-facts 11.2, Documentation/networking/tuntap, struct virtio_net_hdr.
+// drivers/net/tun.c, Documentation/networking/tuntap, struct virtio_net_hdr.
 //
 // Missing: IFF_MULTI_QUEUE, one more [Device] per queue of the same name.
 package tun

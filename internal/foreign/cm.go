@@ -377,7 +377,7 @@ func (p *Peer) fail(c *conn) {
 }
 
 // recvREJ takes every reason for a failure, 28 too: no crossing is known here
-// (trap T3).
+// (ipoib_cm.c).
 func (p *Peer) recvREJ(rej mad.REJ) {
 	i := slices.IndexFunc(p.conns, func(c *conn) bool { return c.local == rej.RemoteCommID })
 	if i < 0 && rej.Reason == mad.RejTimeout && rej.ARILength >= 8 {

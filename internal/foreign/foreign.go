@@ -1,5 +1,5 @@
 // Package foreign models the peers that are not ours: IPoIB as Linux, illumos
-// and WinOFED have it, as far as the wire shows it (wire-facts 4 and 5). They
+// and WinOFED have it, as far as the wire shows it (docs/rfc4755.md). They
 // open one-way connections with the 0x10 service ID, fill no private data where
 // the standard wants it, give up after one lost packet, know no crossing, and
 // take every REJ for a failure.
@@ -63,7 +63,7 @@ var profiles = [...]profile{
 	WinOFED: {forms: []serviceid.Form{serviceid.Legacy}, retry: 1, rtuData: true, checks: true, onAnswer: true, fallback: true},
 }
 
-// Times and bounds of Linux (wire-facts 4); those of the others are not known.
+// Times and bounds of Linux (drivers/infiniband/ulp/ipoib); those of the others are not known.
 const (
 	maxQueue    = 3                       // packets that wait for an address or a connection
 	respond     = ib.Timeout(20)          // both CM response timeouts

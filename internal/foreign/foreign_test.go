@@ -18,7 +18,7 @@ import (
 	"ipoibcm/wire/mad"
 )
 
-// These tests hold the models to what wire-facts 4 and 5 say of the originals.
+// These tests hold the models to what the originals' sources do.
 
 // bench is a Port that keeps what it is given.
 type bench struct {

@@ -15,7 +15,7 @@ import (
 )
 
 // A neighbour is an entry of the host's cache. The link-layer address has its
-// flags: one that changes is another neighbour to Linux (wire-facts 4.9).
+// flags: one that changes is another neighbour to Linux (ipoib_main.c).
 type neighbour struct {
 	addr     netip.Addr
 	link     encap.LinkAddr
@@ -92,7 +92,7 @@ func (p *Peer) askAgain(n *neighbour) {
 
 // Probe asks the neighbour with address a whether it is still there, with a
 // unicast NS. To the host that is a packet like any other, and it goes by
-// whatever the others go by: ND over a connection (trap T13).
+// whatever the others go by: ND over a connection (ipoib_main.c).
 func (p *Peer) Probe(a netip.Addr) {
 	n := p.neighs[a]
 	if n == nil || !n.known {
@@ -118,7 +118,7 @@ func (p *Peer) ProbeARP(a netip.Addr) {
 func (p *Peer) SendOwn(to ib.GID, pkt []byte) bool { return p.sendOn(true, to, pkt) }
 
 // SendBack sends it on the connection that the port has opened. No
-// implementation known does that, but one may (rule I-5).
+// implementation known does that, but one may.
 func (p *Peer) SendBack(to ib.GID, pkt []byte) bool { return p.sendOn(false, to, pkt) }
 
 func (p *Peer) sendOn(active bool, to ib.GID, pkt []byte) bool {
@@ -132,7 +132,7 @@ func (p *Peer) sendOn(active bool, to ib.GID, pkt []byte) bool {
 }
 
 // learn takes a neighbour's link-layer address. Only an answer makes WinOFED
-// connect, and only if the flags are 0x80 and nothing else (trap T5).
+// connect, and only if the flags are 0x80 and nothing else (ulp/ipoib of WinOFED).
 func (p *Peer) learn(a netip.Addr, link encap.LinkAddr, answer bool) {
 	p.endpoints[link.GID] = link.QPN
 	n := p.neighbour(a)
@@ -211,7 +211,7 @@ func (p *Peer) RecvConn(qpn ib.QPN, fr []byte) {
 	case c == nil:
 		return
 	case c.active:
-		// Linux posts no receives there, and does not survive one that comes (trap T2).
+		// Linux posts no receives there, and does not survive one that comes (ipoib_cm.c).
 		p.die("a frame on the connection that it opened itself, QPN %v", qpn)
 		return
 	case len(fr) > int(p.opt.ReceiveMTU):

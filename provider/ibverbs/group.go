@@ -15,7 +15,7 @@ const maxGroups = 4096
 
 // A memberships keeps the network device in the groups that QPs are attached to.
 // Attaching programs the MAC filter only; without a member the kernel's IP drops
-// the packet before it reaches the RDMA device (design D2). Each group has a
+// the packet before it reaches the RDMA device. Each group has a
 // socket of its own: the kernel bounds the groups of one.
 type memberships struct {
 	ifindex int

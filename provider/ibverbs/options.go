@@ -11,9 +11,9 @@
 // batch at a time through one C call each; C sees Go memory only if it is a
 // pinned [verbs.Region].
 //
-// Sources: design D2, D4, D10; the wire facts on ib_umad and libibverbs. Missing:
+// Sources: docs/adr/0012-libibverbs.md, ib_user_mad.h, libibverbs. Missing:
 // InfiniBand ports, which need subnet administration; QPNs are the kernel's and
-// not unpredictable (D12); SEND with invalidate, which a memory region of
+// not unpredictable (docs/security.md); SEND with invalidate, which a memory region of
 // libibverbs cannot serve; copies of multicast packets by unicast, which a kernel
 // QP does not receive.
 package ibverbs

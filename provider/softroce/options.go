@@ -29,7 +29,7 @@ type Options struct {
 	// computed as for 4791.
 	UDPPort uint16
 	// MaxUDPayload is the largest UD payload in octets. On IPv6 it may be above
-	// the path MTU (D3); on IPv4 the underlay's MTU less 52 bounds it. Zero means
+	// the path MTU; on IPv4 the underlay's MTU less 52 bounds it. Zero means
 	// 2048.
 	MaxUDPayload int
 	// PKeys is the P_Key table. Empty means the default key.

@@ -213,7 +213,7 @@ func (p *path) control() {
 }
 
 // sendUD sends datagrams. Those that the underlay does not carry whole go out
-// one by one on the socket that lets the kernel fragment them (D3).
+// one by one on the socket that lets the kernel fragment them.
 func (p *path) sendUD(pkts []engine.Packet) {
 	most := math.MaxInt
 	if p.whole != nil {

@@ -49,7 +49,7 @@ func (e *end) sendTo(g ib.GID, qpn ib.QPN, n int) []byte {
 }
 
 // On an underlay of 1500 a datagram of 2048 goes out whole and the kernel
-// fragments it (D3); groups are joined on the wire. The addresses are tentative
+// fragments it; groups are joined on the wire. The addresses are tentative
 // when the devices are opened.
 func TestDatagramsOnVeth(t *testing.T) {
 	da, db := vethPairDAD(t, 1500, false, true, nil)
@@ -241,7 +241,7 @@ func TestReceiveChecks(t *testing.T) {
 	}
 }
 
-// RC packets must come from the address of the connection (D12).
+// RC packets must come from the address of the connection.
 func TestForeignSourceOnRC(t *testing.T) {
 	da, db := pair(t, families[0], nil)
 	a, b := newEnd(t, da, ib.RC, 4, 100), newEnd(t, db, ib.RC, 4, 100)

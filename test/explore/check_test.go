@@ -144,9 +144,9 @@ func (w *world) check() {
 
 // spare reports whether what ended at node i was one more connection beside
 // those that are up: a REQ that crossed ours and came so late that ours was
-// answered already is no longer a crossing (AMB-4755-7). It is accepted as a
+// answered already is no longer a crossing (RFC 4755 section 3.2). It is accepted as a
 // redial, and comes to nothing because its sender has abandoned it. And a 0x10
-// connection, or the REQ for it, is given up for a 0x01 one (design D5).
+// connection, or the REQ for it, is given up for a 0x01 one.
 func (w *world) spare(i int) bool {
 	n := w.nodes[i]
 	now := n.tally()

@@ -256,7 +256,7 @@ func TestLies(t *testing.T) {
 		counts, answers, why string
 	}{
 		// 4755-8-1
-		// REQs that lie about who and where. WF 7.7: 12 is for a GID.
+		// REQs that lie about who and where. Reason 12 (IBA volume 1 section 12.6) is for a GID.
 		{"REQ in b's name", atRest, lieREQ(asM, 1, func(*scene, *mad.REQ) {}),
 			"cm_rx_req cm_tx_rej", "REJ 12 to m", "names a source GID that is not the sender's"},
 		{"REQ in b's name", connected, lieREQ(asM, 1, func(*scene, *mad.REQ) {}),
@@ -355,7 +355,7 @@ func TestLies(t *testing.T) {
 			d.RemoteQPN++
 			return sc.cm(inbandAsB(sc), d)
 		}, "cm_drop_dreq_qpn cm_rx_dreq inband_received", "", "names another QPN"},
-		{"a DREQ with a wrong ID", connected, func(sc *scene) ipoib.Event { // wire-facts 7.6: whoever has lost its connection is let go
+		{"a DREQ with a wrong ID", connected, func(sc *scene) ipoib.Event { // whoever has lost its connection is let go
 			d := sc.dreq()
 			d.LocalCommID++
 			return sc.cm(asB(sc), d)

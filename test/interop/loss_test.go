@@ -13,7 +13,7 @@ import (
 	"ipoibcm/verbs"
 )
 
-// Opcodes and syndromes that these tests look for (wire-facts 9.2 and 9.5).
+// Opcodes and syndromes that these tests look for (IBA volume 1 sections 9.2 and 9.3).
 const (
 	opSendMiddle, opSendOnly               = 0x01, 0x04
 	opReadRequest, opReadFirst, opReadLast = 0x0c, 0x0d, 0x0f

@@ -346,7 +346,7 @@ func TestPingPong(t *testing.T) {
 				t.Errorf("%s is %d", name, n)
 			}
 		}
-		// rxe sends IPv4 identifications that a UDP socket hides (trap T10).
+		// rxe sends IPv4 identifications that a UDP socket hides.
 		if n := counter(t, d, "rx_foreign_id"); (n > 0) != fam.host.Is4() {
 			t.Errorf("%d packets with an identification that is not ours, GIDs are %s", n, fam.name)
 		}

@@ -67,7 +67,7 @@ func num(digits int, v any) string { return fmt.Sprintf("0x%0*x", digits, v) }
 
 // TestTsharkReadsOurCM compares each CM message that we send to the kernel, as
 // tshark reads it, with what we asked for. Its faults with flow label and packet
-// rate (trap T15) are left out.
+// rate are left out.
 func TestTsharkReadsOurCM(t *testing.T) {
 	w := open(t, 1500)
 	for _, fam := range w.families(t) {

@@ -342,7 +342,7 @@ func (w *world) wantAll(all []party, size func(from, to party) int) {
 // TestMixedFabric: hosts of every kind, each with each. Traffic flows both ways
 // between every pair, by a connection where both ends can have one, and foreign
 // hosts survive us. Nothing is lost on the way here: what never retries would not
-// survive that, nor two packets that change places (trap T4).
+// survive that, nor two packets that change places.
 func TestMixedFabric(t *testing.T) {
 	seeds(t, 12, func(w *world) {
 		all := w.mixed()

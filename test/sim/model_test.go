@@ -216,7 +216,7 @@ func (w *world) checkCarried(from, to *conn) {
 
 // # What is there
 
-// Bounds of what waits for one neighbour (design D12): for its address, or for
+// Bounds of what waits for one neighbour: for its address, or for
 // the connection to its peer.
 const (
 	maxWaiting       = 64

@@ -94,13 +94,13 @@ func (a *alien) rejected(h *host, req mad.REQ, why mad.RejectReason) {
 	a.w.want(pd.UnmarshalBinary(rej.PrivateData[:]) == nil && pd.QPN == h.link.QPN && pd.ReceiveMTU == 65524, "the REJ says %+v", pd)
 }
 
-// rules are the interoperation rules of wire-facts 6, each as something that
+// rules are the interoperation rules of docs/rfc4755.md, each as something that
 // goes well with it and not without.
 var rules = []struct {
 	name string
 	do   func(w *world)
 }{
-	{"I-1", func(w *world) { // listen on both service IDs, and remember which one a peer uses
+	{"both-service-ids", func(w *world) { // listen on both service IDs, and remember which one a peer uses
 		a, b, l := w.host(config{}), w.host(config{}), w.alien(100, foreign.Linux, nil)
 		w.run(2 * time.Second)
 		all := w.listen()
@@ -109,7 +109,7 @@ var rules = []struct {
 		w.reaches(a.send(l.addr4(), 9000, true), 100*time.Millisecond, "to the peer with 0x10")
 		w.want(slices.Equal(forms(*all, a, l), []serviceid.Form{serviceid.Legacy}), "the peer's class was not remembered: %v", forms(*all, a, l))
 	}},
-	{"I-2", func(w *world) { // 0x01 first, then 0x10 at once, and remember; the order is configurable
+	{"0x01-then-0x10", func(w *world) { // 0x01 first, then 0x10 at once, and remember; the order is configurable
 		tune := func(o *ipoib.Options) { o.Idle = time.Minute }
 		a, l := w.host(config{tune: tune}), w.alien(100, foreign.Linux, nil)
 		b := w.host(config{tune: func(o *ipoib.Options) { o.LegacyFirst = true }})
@@ -125,7 +125,7 @@ var rules = []struct {
 		w.reaches(b.send(l.addr4(), 9000, true), 5*time.Millisecond, "with one REQ")
 		w.want(slices.Equal(forms(*all, b, l), want[1:2]), "forms %v, want %v", forms(*all, b, l), want[1:2])
 	}},
-	{"I-3", func(w *world) { // a 0x10 REQ is accepted always, used to receive only, and crosses nothing
+	{"0x10-REQ-receives", func(w *world) { // a 0x10 REQ is accepted always, used to receive only, and crosses nothing
 		w.f.Delay = time.Millisecond
 		a, l, m := w.host(config{}), w.alien(100, foreign.Linux, nil), w.alien(101, foreign.Linux, nil)
 		w.run(2 * time.Second)
@@ -141,7 +141,7 @@ var rules = []struct {
 		}
 		w.want(a.m.Status().Crossings.Seen == 0 && len(a.with2(l)) == 2, "%+v, crossings %+v", a.with2(l), a.m.Status().Crossings)
 	}},
-	{"I-4", func(w *world) { // a 0x01 connection is for both directions, whatever the mode, and the only one
+	{"0x01-both-ways", func(w *world) { // a 0x01 connection is for both directions, whatever the mode, and the only one
 		w.f.Delay = time.Millisecond
 		a, b := w.host(config{mode: ipoib.ModeRC}), w.host(config{mode: ipoib.ModeAuto})
 		w.run(2 * time.Second)
@@ -154,7 +154,7 @@ var rules = []struct {
 		w.want(len(a.with(b)) == 1 && a.mads[mad.AttrREQ]+b.mads[mad.AttrREQ] == 2, "%d connections, %d and %d REQs", len(a.with(b)), a.mads[mad.AttrREQ], b.mads[mad.AttrREQ])
 		w.checkQuiet()
 	}},
-	{"I-5", func(w *world) { // what comes on a connection that we opened with 0x10 is taken
+	{"what-comes-is-taken", func(w *world) { // what comes on a connection that we opened with 0x10 is taken
 		a, l := w.host(config{}), w.alien(100, foreign.Linux, nil)
 		w.run(2 * time.Second)
 		w.reaches(a.send(l.addr4(), 9000, true), 100*time.Millisecond, "to the peer")
@@ -164,7 +164,7 @@ var rules = []struct {
 		w.reaches(p, 10*time.Millisecond, "back on our connection")
 		w.reaches(a.send(l.addr4(), 9000, true), 10*time.Millisecond, "to the peer again")
 	}},
-	{"I-6", func(w *world) { // announce 0x80 and nothing else unless told to, and read with a mask
+	{"flags", func(w *world) { // announce 0x80 and nothing else unless told to, and read with a mask
 		a, b, d := w.host(config{}), w.host(config{mode: ipoib.ModeAuto}), w.host(config{mode: ipoib.ModeUD})
 		win := w.alien(100, foreign.WinOFED, nil)
 		l := w.alien(101, foreign.Linux, nil)
@@ -178,7 +178,7 @@ var rules = []struct {
 		w.reaches(l.send(d.addr4(), 100), 10*time.Millisecond, "to flags of zero")
 		w.want(d.mads[mad.AttrREP]+d.mads[mad.AttrREJ] == 0, "a peer was invited to connect in vain")
 	}},
-	{"I-7", func(w *world) { // private data in REQ, REP, RTU and REJ; a REQ without is a legacy peer's
+	{"private-data", func(w *world) { // private data in REQ, REP, RTU and REJ; a REQ without is a legacy peer's
 		a, b, l := w.host(config{}), w.host(config{}), w.alien(100, foreign.Linux, nil)
 		w.run(2 * time.Second)
 		all := w.listen()
@@ -220,7 +220,7 @@ var rules = []struct {
 		cs := b.with2(l)
 		w.want(len(cs) == 1 && cs[0].Rx && !cs[0].Tx, "a REQ without private data: %+v", cs)
 	}},
-	{"I-8", func(w *world) { // the smaller Receive MTU less 4, REJ 26 for too little, one retry after a REJ 26
+	{"receive-mtu", func(w *world) { // the smaller Receive MTU less 4, REJ 26 for too little, one retry after a REJ 26
 		a := w.host(config{})
 		win := w.alien(100, foreign.WinOFED, func(o *foreign.Options) { o.ReceiveMTU = 9000 })
 		l := w.alien(101, foreign.Linux, func(o *foreign.Options) { o.ReceiveMTU = 4000 })
@@ -239,7 +239,7 @@ var rules = []struct {
 		says(req.PrivateData[:], l.opt.Link.QPN, 1283)
 		l.rejected(a, req, mad.RejInvalidPathMTU)
 	}},
-	{"I-9", func(w *world) { // ND on a connection is taken and answered by UD; ARP there is nothing
+	{"nd-on-a-connection", func(w *world) { // ND on a connection is taken and answered by UD; ARP there is nothing
 		a, l := w.host(config{}), w.alien(100, foreign.Linux, nil)
 		w.run(2 * time.Second)
 		w.reaches(l.send(a.addr6(), 9000), 100*time.Millisecond, "to the host")
@@ -257,7 +257,7 @@ var rules = []struct {
 		w.run(10 * time.Millisecond)
 		w.want(a.counter("neigh_answers") == answers && a.counter("drop_arp_on_connection") == 1, "ARP on a connection was answered")
 	}},
-	{"I-10", func(w *world) { // DREQs: unknown IDs are answered, a wrong QPN is dropped, ours has the peer's
+	{"dreq", func(w *world) { // DREQs: unknown IDs are answered, a wrong QPN is dropped, ours has the peer's
 		a, l := w.host(config{}), w.alien(100, foreign.Linux, nil)
 		w.run(2 * time.Second)
 		w.reaches(a.send(l.addr4(), 9000, true), 100*time.Millisecond, "to the peer")
@@ -271,7 +271,7 @@ var rules = []struct {
 		_, peers := l.p.Up()
 		w.want(len(peers) == 0 && l.p.Count["DREQ of another QPN"] == 0, "our DREQ was not taken: %v", l.p.Count)
 	}},
-	{"I-11", func(w *world) { // a slow receiver costs time and no connection; no room for more is not announced
+	{"slow-receiver", func(w *world) { // a slow receiver costs time and no connection; no room for more is not announced
 		a, l := w.host(config{}), w.alien(100, foreign.Linux, nil)
 		w.run(2 * time.Second)
 		w.reaches(l.send(a.addr4(), 9000), 100*time.Millisecond, "to the host")
@@ -295,7 +295,7 @@ var rules = []struct {
 			w.reaches(m.send(full.addr4(), 500), 100*time.Millisecond, "to a host without room")
 		}
 	}},
-	{"I-12", func(w *world) { // a peer that closes or loses a connection is dialled again with the next packet
+	{"closed-by-the-peer", func(w *world) { // a peer that closes or loses a connection is dialled again with the next packet
 		a := w.host(config{tune: func(o *ipoib.Options) { o.Idle, o.Neigh = -1, neigh.Options{StaleTime: time.Hour} }})
 		l := w.alien(100, foreign.Linux, nil)
 		w.run(2 * time.Second)
@@ -311,7 +311,7 @@ var rules = []struct {
 		w.run(time.Second)
 		w.reaches(a.send(l.addr4(), 9000, true), 10*time.Millisecond, "after the peer had vanished")
 	}},
-	{"I-13", func(w *world) { // a CA GUID of one's own: peers know connections by it, not by GID
+	{"ca-guid", func(w *world) { // a CA GUID of one's own: peers know connections by it, not by GID
 		tune := func(o *ipoib.Options) { o.Rand = rand.New(rand.NewPCG(1, 1)) } // equal communication IDs
 		a, b, l := w.host(config{tune: tune}), w.host(config{tune: tune}), w.alien(100, foreign.Linux, nil)
 		w.run(2 * time.Second)
@@ -322,7 +322,7 @@ var rules = []struct {
 		w.run(5 * time.Second)
 		w.reaches(a.send(l.addr4(), 9000, true), 100*time.Millisecond, "from the first in its second life")
 	}},
-	{"I-14", func(w *world) { // a REQ is never met with silence, be it a lie, but a flood is
+	{"no-silence", func(w *world) { // a REQ is never met with silence, be it a lie, but a flood is
 		a, l := w.host(config{}), w.alien(100, foreign.Linux, nil)
 		w.run(2 * time.Second)
 		req := l.req(a, serviceid.RFC, 1)

@@ -6,7 +6,7 @@
 // writes a whole MAD of 256 octets and UnmarshalBinary reads one. It keeps no
 // connection and carries private data unread.
 //
-// Sources: wire-facts section 7. Not kept: EE contexts, vendor IDs and ECE
+// Sources: IBA volume 1 chapters 12 and 13. Not kept: EE contexts, vendor IDs and ECE
 // option bits, alternate-path SAP bit; they are sent as zero and ignored.
 package mad
 

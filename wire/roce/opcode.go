@@ -5,7 +5,7 @@
 // functions, and nothing allocates. It keeps no sequence numbers, checks no
 // keys and knows no queue pair: engines above do.
 //
-// Sources: wire-facts section 9, as the Linux rxe driver and adapters speak it.
+// Sources: IBA volume 1 chapter 9 and annex A17, as the Linux rxe driver and adapters speak it.
 // Missing: atomics, flush and RD headers, whose opcodes are only recognised by
 // length or refused.
 package roce

@@ -201,7 +201,7 @@ func TestParseIPRefuses(t *testing.T) {
 }
 
 // TestICRCAgainstPlainCRC compares the tables with the CRC over a masked copy of
-// the whole packet, as wire-facts 9.4 tells it.
+// the whole packet, as IBA annex A17.3.3 tells it.
 func TestICRCAgainstPlainCRC(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 300 {

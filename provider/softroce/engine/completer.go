@@ -8,7 +8,7 @@ import (
 	"ipoibcm/wire/roce"
 )
 
-// receiveAck takes an ACK or a NAK of any kind (WF 10.3).
+// receiveAck takes an ACK or a NAK of any kind (IBA volume 1 section 9.7; rxe_comp.c).
 func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 	r := &q.req
 	psn, s := pkt.BTH.PSN(), pkt.AETH().Syndrome()

@@ -11,9 +11,9 @@
 // No payload is copied on the way out, and one time on the way in. Nothing is
 // allocated per packet.
 //
-// Sources: IBA volume 1 as far as the wire facts show it (WF 9, 10), which
-// follow rdma_rxe. Left out: atomics, end-to-end credits (we send 0x1F), SQD,
-// migration. A READ longer than [ReadChunk] packets goes out as several.
+// Sources: IBA volume 1 chapter 9, as Linux's rdma_rxe does it. Left out: atomics,
+// end-to-end credits (we send 0x1F), SQD, migration. A READ longer than [ReadChunk]
+// packets goes out as several.
 package engine
 
 import (
@@ -278,7 +278,7 @@ func (q *QP) receive(pkt *roce.Packet, from *Source, now time.Time) DropReason {
 	if q.cfg.Transport == ib.UD {
 		return q.receiveUD(pkt, from)
 	}
-	// A packet's addresses must be the connection's (D12).
+	// A packet's addresses must be the connection's (IBA volume 1 section 9.6).
 	if from.Src != q.attr.Path.DGID || (from.Dst != q.attr.Path.SGID && !q.attr.Path.SGID.IsZero()) {
 		return DropSource
 	}

@@ -103,7 +103,7 @@ func (q *QP) takeRequest(pkt *roce.Packet) DropReason {
 }
 
 // fits reports whether the opcode follows from what came before and the payload
-// has the length that the opcode says (WF 10.2).
+// has the length that the opcode says (IBA volume 1 section 9.7; rxe_resp.c).
 func (q *QP) fits(pkt *roce.Packet, m message) bool {
 	r, n := &q.rsp, len(pkt.Payload)
 	switch {

@@ -34,7 +34,7 @@ func (q *QP) completeSent() {
 	}
 }
 
-// receiveUC takes one UC packet (WF 10.4). Whatever is wrong costs the message.
+// receiveUC takes one UC packet (IBA volume 1 section 9.8). Whatever is wrong costs the message.
 func (q *QP) receiveUC(pkt *roce.Packet) DropReason {
 	r := &q.rsp
 	psn := pkt.BTH.PSN()
@@ -122,7 +122,7 @@ func (q *QP) putDatagram(p *Packet, w *sendWQE) {
 		op = roce.UDSendOnlyImm
 	}
 	qkey := d.qkey
-	if qkey&ib.ControlledQKey != 0 { // WF 10.5
+	if qkey&ib.ControlledQKey != 0 { // IBA volume 1 section 10.2.5
 		qkey = q.attr.QKey
 	}
 	pad := roce.Pad(int(w.len))
@@ -139,7 +139,7 @@ func (q *QP) putDatagram(p *Packet, w *sendWQE) {
 	q.count.OctetsOut += uint64(w.len)
 }
 
-// receiveUD takes one datagram (WF 10.5): the GRH area first, then the payload.
+// receiveUD takes one datagram (IBA volume 1 section 9.8): the GRH area first, then the payload.
 func (q *QP) receiveUD(pkt *roce.Packet, from *Source) DropReason {
 	r := &q.rsp
 	d := pkt.DETH()

@@ -46,7 +46,7 @@ func RoCE(frame []byte) (ip []byte, headers int, ok bool) {
 }
 
 // CheckICRC returns an error if a RoCEv2 packet does not carry the ICRC that
-// wire-facts 9.4 (IBA annex A17.3.3) defines.
+// IBA annex A17.3.3 defines.
 func CheckICRC(frame []byte) error {
 	ip, headers, ok := RoCE(frame)
 	if !ok {
