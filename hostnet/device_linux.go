@@ -29,7 +29,7 @@ const requestTimeout = 10 * time.Second
 const dumpTries = 10
 
 // tempMetric marks the route that stands in while SetRoute replaces another. It
-// is worse than any, has protocol [Protocol], and is never shown.
+// is worse than any, has protocol [rtnl.Protocol], and is never shown.
 const tempMetric = 0xfffffff0
 
 // A Device is one network device, watched.

@@ -48,7 +48,7 @@ func TestQueryVector(t *testing.T) {
 	link := encap.LinkAddr{Flags: encap.FlagRC, QPN: 0x123, GID: ib.GIDFromAddr(netip.MustParseAddr("192.0.2.1"))}
 	tab := newTable(Options{LinkAddr: link})
 	got := sent(tab.Step(nil, t0, Resolve{IP: ip2}))
-	// The ARP part of docs/vectors/arp.json.
+	// The ARP part of an IPoIB UD packet (RFC 4391 section 9.2).
 	want := "0020080014040001" + "8000012300000000000000000000ffffc0000201" + "0a000001" +
 		"0000000000000000000000000000000000000000" + "0a000002"
 	// 4755-3-1 (the query goes to the broadcast-GID, in UD), 4755-3.1-4, 4755-9-1

@@ -10,7 +10,7 @@ import (
 	"ipoibcm/wire/roce"
 )
 
-// The vectors of docs/vectors that a queue pair makes by itself, from BTH through
+// The vectors of wire/roce/testdata/vectors.txt that a queue pair makes by itself, from BTH through
 // padding. A is QPN 0xa1, B is QPN 0xb2.
 const (
 	v9    = "0400ffff000000b280123456" + icmp9
