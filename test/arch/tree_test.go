@@ -170,3 +170,13 @@ func (t *tree) markdown(path, rel string) error {
 	}
 	return nil
 }
+
+// parse reads the source of a file.
+func parse(t *testing.T, src string) *ast.File {
+	t.Helper()
+	f, err := parser.ParseFile(token.NewFileSet(), "p.go", src, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
