@@ -1,4 +1,4 @@
-// Package ib holds the words of InfiniBand: the numbers that every other room
+// Package ib holds the words of InfiniBand: the numbers that every other package
 // passes around, each with a type of its own and arithmetic that wraps where
 // the wire wraps.
 //

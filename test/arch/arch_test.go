@@ -1,6 +1,7 @@
-// Package arch holds the house plan: which floor each room is on, and whether
-// it is pure. Its tests fail when an import points up or sideways, and when a
-// pure room reads the clock, opens a socket or starts to lock.
+// Package arch holds the layers: which layer each package is on, and whether it is
+// pure. Its tests fail when an import points up or sideways, when a pure package
+// reads the clock, opens a socket or starts to lock, and when comments and documents
+// name what does not exist.
 package arch
 
 import (
@@ -24,15 +25,15 @@ const (
 	shell kind = 'S'
 )
 
-type room struct {
+type layered struct {
 	dir   string
-	floor int
+	layer int
 	kind  kind
 }
 
-// rooms is the table of the house. A package belongs to the longest entry that
-// is a prefix of its directory.
-var rooms = []room{
+// layers is the table. A package belongs to the longest entry that is a prefix of its
+// directory.
+var layers = []layered{
 	{"cmd/ipoibcmd", 7, shell},
 	{"agent", 6, shell},
 	{"ipoib", 5, pure},
@@ -79,8 +80,8 @@ var rooms = []room{
 	{"rtnl", 0, pure},
 }
 
-// testOnly are packages that only tests and tools import. They may look at any
-// room; no room may look at them.
+// testOnly are packages that only tests and tools import. They may import any
+// package; no package of the table may import them.
 var testOnly = []string{"internal", "test", "verbs/verbstest", "tun/tuntest", "datapath/datapathtest", "ipoib/ipoibtest", "fib/fibtest", "hostnet/hostnettest", "cm/cmtest", "neigh/neightest"}
 
 // banned are the imports that end purity. Packages below them count too.
@@ -97,9 +98,9 @@ const module = "ipoibcm/"
 
 func under(dir, root string) bool { return dir == root || strings.HasPrefix(dir, root+"/") }
 
-func find(dir string) (room, bool) {
-	best, ok := room{}, false
-	for _, r := range rooms {
+func find(dir string) (layered, bool) {
+	best, ok := layered{}, false
+	for _, r := range layers {
 		if under(dir, r.dir) && (!ok || len(r.dir) > len(best.dir)) {
 			best, ok = r, true
 		}
@@ -121,7 +122,7 @@ func checkFile(dir string, f *ast.File) []string {
 	var wrong []string
 	r, ok := find(dir)
 	if !ok {
-		return []string{dir + " is in no room of the table"}
+		return []string{dir + " is not in the table of layers"}
 	}
 	for _, spec := range f.Imports {
 		path, _ := strconv.Unquote(spec.Path.Value)
@@ -131,9 +132,9 @@ func checkFile(dir string, f *ast.File) []string {
 			case isTestOnly(dep):
 				wrong = append(wrong, dir+" imports "+dep+", which is for tests")
 			case !known:
-				wrong = append(wrong, dir+" imports "+dep+", which is in no room of the table")
-			case under(r.dir, to.dir): // itself, or the room it is a part of
-			case to.floor >= r.floor:
+				wrong = append(wrong, dir+" imports "+dep+", which is not in the table of layers")
+			case under(r.dir, to.dir): // itself, or the package it is a part of
+			case to.layer >= r.layer:
 				wrong = append(wrong, dir+" imports "+dep+", which is not below it")
 			case r.kind == pure && to.kind != pure:
 				wrong = append(wrong, dir+" is pure and imports "+dep+", which is not")
@@ -165,7 +166,7 @@ func checkFile(dir string, f *ast.File) []string {
 	return wrong
 }
 
-func TestHouse(t *testing.T) {
+func TestLayers(t *testing.T) {
 	root := filepath.Join("..", "..")
 	fset, files := token.NewFileSet(), 0
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {

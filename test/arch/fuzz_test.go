@@ -40,7 +40,7 @@ func isDecoder(dir string, f *types.Func) bool {
 	if decoderName.MatchString(name) && takesOctets(sig, true) {
 		return true
 	}
-	// A codec room shows packets by functions of any name. Those that write are
+	// A codec package shows packets by functions of any name. Those that write are
 	// called Append or Put.
 	if !under(dir, "wire") || !f.Exported() || sig.Results().Len() == 0 {
 		return false
@@ -89,9 +89,9 @@ type goPackage struct {
 	ImportMap  map[string]string
 }
 
-// packagesOfHouse returns all packages and test packages that ours need, each
+// packagesOfTree returns all packages and test packages that ours need, each
 // after what it imports.
-func packagesOfHouse(t *testing.T) (all []goPackage) {
+func packagesOfTree(t *testing.T) (all []goPackage) {
 	c := exec.Command("go", "list", "-buildvcs=false", "-test", "-deps", "-export", "-json=ImportPath,Dir,Name,Export,ForTest,Standard,Module,GoFiles,ImportMap", "./...")
 	c.Dir = filepath.Join("..", "..")
 	c.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -119,8 +119,8 @@ func packagesOfHouse(t *testing.T) (all []goPackage) {
 	return all
 }
 
-// A house is which functions there are, and which others each of them names.
-type house struct {
+// A graph is which functions there are, and which others each of them names.
+type graph struct {
 	uses     map[string]map[string]bool // by full name; "dir.Method" is any method of that name, called through an interface
 	fuzz     map[string]string          // full name of every fuzz target → directory
 	dirs     map[string]string          // of every function
@@ -128,9 +128,9 @@ type house struct {
 	machines map[string]bool
 }
 
-// newHouse reads the rooms with their tests.
-func newHouse(t *testing.T) *house {
-	all := packagesOfHouse(t)
+// newGraph reads the packages with their tests.
+func newGraph(t *testing.T) *graph {
+	all := packagesOfTree(t)
 	exports := map[string]string{}
 	for _, p := range all {
 		exports[p.ImportPath] = p.Export
@@ -139,7 +139,7 @@ func newHouse(t *testing.T) *house {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &house{uses: map[string]map[string]bool{}, fuzz: map[string]string{}, dirs: map[string]string{}, decoders: map[string]bool{}, machines: map[string]bool{}}
+	g := &graph{uses: map[string]map[string]bool{}, fuzz: map[string]string{}, dirs: map[string]string{}, decoders: map[string]bool{}, machines: map[string]bool{}}
 	for _, p := range all {
 		dir, err := filepath.Rel(root, p.Dir)
 		if p.Module == nil || !p.Module.Main || err != nil || p.Name == "main" && strings.HasSuffix(p.ImportPath, ".test") {
@@ -147,14 +147,14 @@ func newHouse(t *testing.T) *house {
 		}
 		dir = filepath.ToSlash(dir)
 		if _, known := find(dir); known && !isTestOnly(dir) && !under(dir, "cmd/ipoibcmd/lab") { // the lab is for the demo and the tests
-			h.add(t, dir, p, exports)
+			g.add(t, dir, p, exports)
 		}
 	}
-	return h
+	return g
 }
 
 // add type-checks one package and records what its functions name.
-func (h *house) add(t *testing.T, dir string, p goPackage, exports map[string]string) {
+func (g *graph) add(t *testing.T, dir string, p goPackage, exports map[string]string) {
 	fset := token.NewFileSet()
 	var files []*ast.File
 	for _, name := range p.GoFiles {
@@ -188,28 +188,28 @@ func (h *house) add(t *testing.T, dir string, p goPackage, exports map[string]st
 			}
 			f := info.Defs[fd.Name].(*types.Func)
 			name := f.FullName()
-			h.dirs[name] = dir
+			g.dirs[name] = dir
 			if f.Signature().Recv() != nil {
-				h.use(dir+"."+f.Name(), name)
+				g.use(dir+"."+f.Name(), name)
 			}
 			switch {
 			case test && strings.HasPrefix(f.Name(), "Fuzz"):
-				h.fuzz[name] = dir
+				g.fuzz[name] = dir
 			case !test && isMachine(f):
-				h.machines[name] = true
+				g.machines[name] = true
 			case !test && isDecoder(dir, f):
-				h.decoders[name] = true
+				g.decoders[name] = true
 			}
 			ast.Inspect(fd.Body, func(n ast.Node) bool {
 				id, ok := n.(*ast.Ident)
 				if !ok {
 					return true
 				}
-				if g, ok := info.Uses[id].(*types.Func); ok {
-					if recv := g.Signature().Recv(); recv != nil && types.IsInterface(recv.Type()) {
-						h.use(name, dir+"."+g.Name())
+				if to, ok := info.Uses[id].(*types.Func); ok {
+					if recv := to.Signature().Recv(); recv != nil && types.IsInterface(recv.Type()) {
+						g.use(name, dir+"."+to.Name())
 					} else {
-						h.use(name, g.Origin().FullName())
+						g.use(name, to.Origin().FullName())
 					}
 				}
 				return true
@@ -218,41 +218,41 @@ func (h *house) add(t *testing.T, dir string, p goPackage, exports map[string]st
 	}
 }
 
-func (h *house) use(from, to string) {
-	if h.uses[from] == nil {
-		h.uses[from] = map[string]bool{}
+func (g *graph) use(from, to string) {
+	if g.uses[from] == nil {
+		g.uses[from] = map[string]bool{}
 	}
-	h.uses[from][to] = true
+	g.uses[from][to] = true
 }
 
 // reach adds to seen every function that name leads to, by naming others.
-func (h *house) reach(name string, seen map[string]bool) {
+func (g *graph) reach(name string, seen map[string]bool) {
 	if seen[name] {
 		return
 	}
 	seen[name] = true
-	for used := range h.uses[name] {
-		h.reach(used, seen)
+	for used := range g.uses[name] {
+		g.reach(used, seen)
 	}
 }
 
 // Everything that reads what came from elsewhere, and every machine, is reached
-// by a fuzz target of its own room or of one that uses it.
+// by a fuzz target of its own package or of one that uses it.
 func TestEverythingIsFuzzed(t *testing.T) {
-	h := newHouse(t)
-	h.corpora(t)
-	if len(h.fuzz) < 30 || len(h.decoders) < 40 || len(h.machines) < 8 {
-		t.Fatalf("only %d fuzz targets, %d decoders and %d machines were found", len(h.fuzz), len(h.decoders), len(h.machines))
+	g := newGraph(t)
+	g.corpora(t)
+	if len(g.fuzz) < 30 || len(g.decoders) < 40 || len(g.machines) < 8 {
+		t.Fatalf("only %d fuzz targets, %d decoders and %d machines were found", len(g.fuzz), len(g.decoders), len(g.machines))
 	}
-	t.Logf("%d fuzz targets, %d decoders, %d machines", len(h.fuzz), len(h.decoders), len(h.machines))
+	t.Logf("%d fuzz targets, %d decoders, %d machines", len(g.fuzz), len(g.decoders), len(g.machines))
 	fuzzed := map[string]bool{}
-	for name, dir := range h.fuzz {
+	for name, dir := range g.fuzz {
 		reached := map[string]bool{}
-		h.reach(name, reached)
+		g.reach(name, reached)
 		r, _ := find(dir)
 		for f := range reached {
 			// The shell leads everywhere, but its targets give octets to itself only.
-			if r.floor < 6 || h.dirs[f] == dir {
+			if r.layer < 6 || g.dirs[f] == dir {
 				fuzzed[f] = true
 			}
 		}
@@ -260,7 +260,7 @@ func TestEverythingIsFuzzed(t *testing.T) {
 	for _, kind := range []struct {
 		what string
 		all  map[string]bool
-	}{{"decoder", h.decoders}, {"machine", h.machines}} {
+	}{{"decoder", g.decoders}, {"machine", g.machines}} {
 		for name := range kind.all {
 			switch why := unfuzzed[name]; {
 			case !fuzzed[name] && why == "":
@@ -271,16 +271,16 @@ func TestEverythingIsFuzzed(t *testing.T) {
 		}
 	}
 	for name, why := range unfuzzed {
-		if !h.decoders[name] && !h.machines[name] {
+		if !g.decoders[name] && !g.machines[name] {
 			t.Errorf("there is no %s, which has the exception %q", name, why)
 		}
 	}
 }
 
 // corpora checks that every fuzz target has inputs in the tree, and not too many.
-func (h *house) corpora(t *testing.T) {
+func (g *graph) corpora(t *testing.T) {
 	const most = 48
-	for name, dir := range h.fuzz {
+	for name, dir := range g.fuzz {
 		target := name[strings.LastIndexByte(name, '.')+1:]
 		inputs, err := os.ReadDir(filepath.Join("..", "..", dir, "testdata", "fuzz", target))
 		if err != nil || len(inputs) == 0 || len(inputs) > most {
