@@ -88,7 +88,7 @@ func (a *Agent) turn(done <-chan struct{}, timer *time.Timer, tick <-chan time.T
 			in.mads = nil
 			return false
 		}
-		if p := a.peers.port; p != nil && p.Concerns(m) {
+		if p := a.peers.port; p != nil && p.Owns(m) {
 			p.MAD(m)
 			return false
 		}

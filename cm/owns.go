@@ -5,11 +5,11 @@ import (
 	"ipoibcm/wire/mad"
 )
 
-// Concerns reports whether a MAD is for this Manager: a REQ for a service ID that
-// it listens on, or a message about a connection of its own. Where several
-// Managers share a QP 1 this says whose it is; what concerns none of them goes
-// to one of them nevertheless, which answers it as the rules say.
-func (m *Manager) Concerns(in *verbs.MAD) bool {
+// Owns reports whether a MAD is for this Manager: a REQ for a service ID that it
+// listens on, or a message about a connection of its own. Several Managers may share
+// a QP 1. A MAD that none of them owns goes to one of them, which answers it as the
+// rules say.
+func (m *Manager) Owns(in *verbs.MAD) bool {
 	_, msg, err := mad.Parse(in.Data[:])
 	if err != nil {
 		return false

@@ -77,7 +77,7 @@ func (m *Manager) expire(c *conn) {
 	case StateREQSent, StateMRAREQRcvd, StateREPSent, StateMRAREPRcvd, StateDREQSent:
 		if c.tries < c.maxRetries {
 			c.tries++
-			if c.active || c.state == StateDREQSent || !m.crowded() {
+			if c.active || c.state == StateDREQSent || !m.manyHalfOpen() {
 				m.repeat(c, &c.msg)
 			}
 			m.setTimer(c, c.wait)
@@ -98,10 +98,10 @@ func (m *Manager) expire(c *conn) {
 	}
 }
 
-// crowded reports whether so many connections are half-open that they may come from
+// manyHalfOpen reports whether so many connections are half-open that they may come from
 // forged REQs. Then a REP is not sent again by itself, to addresses where nobody
 // may be: a peer that has not had it sends its REQ again, which is answered.
-func (m *Manager) crowded() bool { return len(m.halfOpen) > max(1, m.opt.MaxHalfOpen/4) }
+func (m *Manager) manyHalfOpen() bool { return len(m.halfOpen) > max(1, m.opt.MaxHalfOpen/4) }
 
 // giveUp ends c after the last try.
 func (m *Manager) giveUp(c *conn) {

@@ -157,7 +157,7 @@ func (r *Request) Begin(s Setup) (*Conn, error) {
 		p.ended(c, errors.New("rdmacm: the peer has given up, or the answer came too late"))
 	}
 	p.unlock()
-	p.rouse()
+	p.notify()
 	return c, nil
 }
 

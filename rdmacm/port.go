@@ -162,12 +162,12 @@ func (p *Port) run() {
 	}
 }
 
-// Concerns reports whether a MAD is for this port and for no other that shares
-// the QP 1 (see [cm.Manager.Concerns]).
-func (p *Port) Concerns(m *verbs.MAD) bool {
+// Owns reports whether a MAD is for this port and for no other that shares
+// the QP 1 (see [cm.Manager.Owns]).
+func (p *Port) Owns(m *verbs.MAD) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.manager.Concerns(m)
+	return p.manager.Owns(m)
 }
 
 // MAD takes a MAD that came to QP 1.
@@ -225,7 +225,7 @@ func (p *Port) do(ev cm.Event) {
 	p.mu.Lock()
 	p.step(ev)
 	p.unlock()
-	p.rouse()
+	p.notify()
 }
 
 // unlock frees mu and then calls who wants to be told.
@@ -349,7 +349,7 @@ func (p *Port) Dial(ctx context.Context, remote netip.Addr, port uint16, s Setup
 		ResponderResources: s.ResponderResources, InitiatorDepth: s.InitiatorDepth, PrivateData: append(h.Append(nil), s.Private...),
 	})
 	p.unlock()
-	p.rouse()
+	p.notify()
 	select {
 	case <-c.settled:
 	case <-ctx.Done():
@@ -366,8 +366,8 @@ func (p *Port) Dial(ctx context.Context, remote netip.Addr, port uint16, s Setup
 	return c, nil
 }
 
-// rouse lets run look at the deadline.
-func (p *Port) rouse() {
+// notify lets run look at the deadline.
+func (p *Port) notify() {
 	select {
 	case p.wake <- struct{}{}:
 	default:

@@ -346,7 +346,7 @@ func TestGIDsChange(t *testing.T) {
 		if _, err := req.AppendBinary(m.Data[:0]); err != nil {
 			t.Fatal(err)
 		}
-		return p.Concerns(m)
+		return p.Owns(m)
 	}
 	first, second, third := gidOf(addrs[0]), gidOf(addrs[1]), gidOf(netip.MustParseAddr("127.0.0.3"))
 	if !at(first) || !at(second) || at(third) {
@@ -446,8 +446,8 @@ func TestPortCloses(t *testing.T) {
 	}
 }
 
-// Concerns tells the MADs of two managers on one QP 1 apart.
-func TestConcerns(t *testing.T) {
+// Owns tells the MADs of two managers on one QP 1 apart.
+func TestOwns(t *testing.T) {
 	var mu sync.Mutex
 	var seen []*verbs.MAD
 	a, b := pair(t)
@@ -461,11 +461,11 @@ func TestConcerns(t *testing.T) {
 		defer mu.Unlock()
 		seen = append(seen, m)
 	})
-	stranger, err := Open(Options{Provider: b.dev, Shared: true})
+	other, err := Open(Options{Provider: b.dev, Shared: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer stranger.Close()
+	defer other.Close()
 	ca, cb := connect(t, a, b, 9)
 	listens, err := b.Listen(9)
 	if err != nil {
@@ -474,8 +474,8 @@ func TestConcerns(t *testing.T) {
 	defer listens.Close()
 	mu.Lock()
 	for _, m := range seen {
-		if !b.Concerns(m) || stranger.Concerns(m) {
-			t.Errorf("attribute %#x: %v, stranger %v", m.Data[16:18], b.Concerns(m), stranger.Concerns(m))
+		if !b.Owns(m) || other.Owns(m) {
+			t.Errorf("attribute %#x: %v, other %v", m.Data[16:18], b.Owns(m), other.Owns(m))
 		}
 	}
 	if len(seen) < 2 {

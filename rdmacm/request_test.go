@@ -114,8 +114,8 @@ func TestListenerCloses(t *testing.T) {
 	if _, err := req.AppendBinary(m.Data[:0]); err != nil {
 		t.Fatal(err)
 	}
-	if !b.Concerns(m) {
-		t.Error("a REQ for an open listener concerns nobody")
+	if !b.Owns(m) {
+		t.Error("a REQ for an open listener is owned by nobody")
 	}
 	dialed := make(chan error, 1)
 	go func() {
@@ -131,8 +131,8 @@ func TestListenerCloses(t *testing.T) {
 		t.Errorf("who waited got %v, want REJ 28", err)
 	}
 	m.Data[15]++ // another exchange
-	if b.Concerns(m) {
-		t.Error("a REQ for a closed listener concerns somebody")
+	if b.Owns(m) {
+		t.Error("a REQ for a closed listener is owned by somebody")
 	}
 }
 
