@@ -18,7 +18,7 @@ type qp struct {
 	sendCQ, recvCQ *cq
 	groups         map[ib.GID]bool
 	gone           bool
-	kicked         bool      // run is on its way
+	scheduled      bool      // run is on its way
 	due            time.Time // when wake comes; zero: not
 	timer          Timer
 	pkts           []engine.Packet
@@ -64,7 +64,7 @@ func (q *qp) Modify(attr verbs.QPAttr) error {
 	if attr.State == verbs.StateRTR {
 		attr.Path = q.p.complete(attr.Path)
 	}
-	defer q.kick()
+	defer q.schedule()
 	return q.eng.Modify(&attr, q.p.f.now)
 }
 
@@ -72,7 +72,7 @@ func (q *qp) PostSend(wrs []verbs.SendWR) (int, error) {
 	if q.gone {
 		return 0, verbs.ErrClosed
 	}
-	defer q.kick()
+	defer q.schedule()
 	return q.eng.PostSend(wrs, q.p.f.now)
 }
 
@@ -126,15 +126,15 @@ func (q *qp) Event(ev verbs.Event) { q.p.event(ev) }
 
 func (q *qp) input(pkt *roce.Packet, src *engine.Source) {
 	q.eng.Receive(pkt, src, q.p.f.now)
-	q.kick()
+	q.schedule()
 }
 
-// kick has run called once for all that happens at this moment: so
+// schedule has run called once for all that happens at this moment: so
 // acknowledgements coalesce as they do in a provider that takes in batches.
-func (q *qp) kick() {
-	if !q.kicked && !q.gone {
-		q.kicked = true
-		q.p.f.At(q.p.f.now, func() { q.kicked = false; q.run() })
+func (q *qp) schedule() {
+	if !q.scheduled && !q.gone {
+		q.scheduled = true
+		q.p.f.At(q.p.f.now, func() { q.scheduled = false; q.run() })
 	}
 }
 

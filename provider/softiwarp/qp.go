@@ -162,7 +162,7 @@ func (q *qp) PostSend(wrs []verbs.SendWR) (n int, err error) {
 	case q.state == verbs.StateError:
 		q.eng.flush(verbs.WRFlushError)
 	case n > 0 && q.sess != nil:
-		q.sess.kick()
+		q.sess.notify()
 	}
 	return n, err
 }

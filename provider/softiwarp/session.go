@@ -48,8 +48,8 @@ func (s *session) posted() {
 	}
 }
 
-// kick tells the writer to look.
-func (s *session) kick() {
+// notify tells the writer to look.
+func (s *session) notify() {
 	select {
 	case s.wake <- struct{}{}:
 	default:
@@ -158,7 +158,7 @@ func (s *session) take(seg *mpa.Segment, rtr bool) error {
 	q.dev.count.rxSegments.Add(1)
 	if s.fenced {
 		s.fenced = false
-		s.kick()
+		s.notify()
 	}
 	if q.state == verbs.StateRTR && !q.commEst {
 		q.commEst = true
@@ -166,7 +166,7 @@ func (s *session) take(seg *mpa.Segment, rtr bool) error {
 	}
 	if rtr {
 		q.eng.rtr(seg)
-		s.kick()
+		s.notify()
 		return nil
 	}
 	err := q.eng.receive(seg)
@@ -174,7 +174,7 @@ func (s *session) take(seg *mpa.Segment, rtr bool) error {
 		err = s.wait(seg)
 	}
 	if err == nil && q.eng.busy() {
-		s.kick() // a response to send, or a Read that made room
+		s.notify() // a response to send, or a Read that made room
 	}
 	return err
 }
