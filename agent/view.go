@@ -65,7 +65,7 @@ func (a *Agent) viewStatus() control.Status {
 	sums, tcp, udp := a.tunOffloads()
 	out.Underlay.Offloads = append(out.Underlay.Offloads,
 		control.Offload{Name: "checksum", What: "checksums at the TUN by us", On: sums.On, Why: sums.Why, Uses: sums.Completed + sums.Verified},
-		control.Offload{Name: "tso", What: "TCP in long pieces at the TUN", On: tcp.On, Why: tcp.Why, Uses: tcp.Split + tcp.Written},
+		control.Offload{Name: "tso", What: "TCP in GSO packets at the TUN", On: tcp.On, Why: tcp.Why, Uses: tcp.Split + tcp.Written},
 		control.Offload{Name: "uso", What: "UDP in GSO packets at the TUN", On: udp.On, Why: udp.Why, Uses: udp.Split + udp.Written})
 	for _, g := range port.GIDs {
 		out.Underlay.GIDs = append(out.Underlay.GIDs, g.String())
@@ -400,12 +400,12 @@ func (a *Agent) allCounters() []control.Counter {
 	add("tun", "checksums_completed", sums.Completed)
 	add("tun", "checksums_verified", sums.Verified)
 	add("tun", "checksums_wrong", sums.Wrong)
-	add("tun", "drop_checksum_range", sums.Odd)
+	add("tun", "drop_checksum_range", sums.Malformed)
 	add("tun", "pieces_split", tcp.Split)
 	add("tun", "packets_split", tcp.Made)
 	add("tun", "pieces_merged", tcp.Written)
 	add("tun", "packets_merged", tcp.Merged)
-	add("tun", "drop_piece_malformed", tcp.Odd)
+	add("tun", "drop_gso_malformed", tcp.Malformed)
 	add("tun", "udp_gso_split", udp.Split)
 	add("tun", "udp_gso_written", udp.Written)
 	add("tun", "udp_datagrams_merged", udp.Merged)

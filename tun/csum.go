@@ -29,20 +29,20 @@ type Checksums struct {
 	Completed uint64 // packets from the kernel that got theirs here
 	Verified  uint64 // packets for the kernel whose own was seen to be right
 	Wrong     uint64 // those whose was not: the kernel drops and counts them
-	Odd       uint64 // from the kernel, whose cover made no sense: dropped
+	Malformed uint64 // from the kernel, whose cover made no sense: dropped
 }
 
 // csums is the state behind it.
 type csums struct {
-	on                              bool
-	why                             string
-	completed, verified, wrong, odd atomic.Uint64
+	on                                    bool
+	why                                   string
+	completed, verified, wrong, malformed atomic.Uint64
 }
 
 // Checksums says what became of [Options.NoChecksum], and counts.
 func (t *File) Checksums() Checksums {
 	c := &t.csum
-	return Checksums{On: c.on, Why: c.why, Completed: c.completed.Load(), Verified: c.verified.Load(), Wrong: c.wrong.Load(), Odd: c.odd.Load()}
+	return Checksums{On: c.on, Why: c.why, Completed: c.completed.Load(), Verified: c.verified.Load(), Wrong: c.wrong.Load(), Malformed: c.malformed.Load()}
 }
 
 // complete puts the checksum into p, if header h asks for it. It reports whether
@@ -54,7 +54,7 @@ func (c *csums) complete(h *[vnetLen]byte, p []byte) bool {
 	start := int(binary.NativeEndian.Uint16(h[6:]))
 	at := start + int(binary.NativeEndian.Uint16(h[8:]))
 	if at+2 > len(p) {
-		c.odd.Add(1)
+		c.malformed.Add(1)
 		return false
 	}
 	// The field holds the sum of the pseudo-header.

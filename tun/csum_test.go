@@ -126,8 +126,8 @@ func TestComplete(t *testing.T) {
 			t.Errorf("cover from %d, field at %d in a packet of 4 octets", at[0], at[1])
 		}
 	}
-	if c.completed.Load() != 5 || c.odd.Load() != 5 {
-		t.Errorf("completed %d, odd %d, want 5 each", c.completed.Load(), c.odd.Load())
+	if c.completed.Load() != 5 || c.malformed.Load() != 5 {
+		t.Errorf("completed %d, malformed %d, want 5 each", c.completed.Load(), c.malformed.Load())
 	}
 }
 
@@ -185,7 +185,7 @@ func packets(t *testing.T, f *File, n int) [][]byte {
 	return got
 }
 
-// Where the trial has to wait for the processor TCP comes in long pieces as well:
+// Where the trial has to wait for the processor TCP comes in GSO packets as well:
 // whatever the host's congestion control makes of a long round trip.
 func TestTrialIsSlow(t *testing.T) {
 	open(t, Options{}) // skips where there are no rights

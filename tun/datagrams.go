@@ -139,7 +139,7 @@ func (m *datagrams) begin(p []byte, s segment, right bool) bool {
 // checksum is right.
 func (m *datagrams) add(p []byte) bool {
 	n := len(p) - m.seg.head
-	if m.ended || m.n == maxPieces || n <= 0 || n > m.size || m.total+n > maxTotal || !isUDP(p) || !m.sameFlow(p) {
+	if m.ended || m.n == maxMerged || n <= 0 || n > m.size || m.total+n > maxTotal || !isUDP(p) || !m.sameFlow(p) {
 		return false
 	}
 	s, ok := find(p)

@@ -188,14 +188,14 @@ func (t *File) vnet() error {
 		if e == 0 {
 			return nil
 		}
-		t.uso.on, t.uso.why = false, "the kernel does not give UDP in larger pieces: "+e.Error()
+		t.uso.on, t.uso.why = false, "the kernel does not give UDP in GSO packets: "+e.Error()
 	}
 	if t.tso.on {
 		e := t.offload(t.features())
 		if e == 0 {
 			return nil
 		}
-		t.tso.on, t.tso.why = false, "the kernel does not give TCP in larger pieces: "+e.Error()
+		t.tso.on, t.tso.why = false, "the kernel does not give TCP in GSO packets: "+e.Error()
 	}
 	if e := t.offload(tunFCsum); e != 0 {
 		t.csum.why = "the kernel keeps checksums to itself: " + e.Error()
@@ -353,7 +353,7 @@ func (t *File) read(b []byte) (int, unix.Errno) {
 	return int(n) - vnetLen, e
 }
 
-// write writes one packet, or several in a row if they are one piece of TCP, and
+// write writes one packet, or several in a row if they are one GSO packet of TCP, and
 // returns how many it tried.
 func (t *File) write(bufs [][]byte) (tried int, e unix.Errno) {
 	b := bufs[0]
@@ -429,7 +429,7 @@ func (t *File) writeDatagrams(bufs [][]byte, m *datagrams) (tried int, e unix.Er
 // first packet gets its headers back, and that alone is written, unless the interface
 // is down. If that is taken, and the whole was refused for what it was, refused is set.
 func (t *File) writeGSO(bufs [][]byte, h *[vnetLen]byte, head []byte, refused *atomic.Bool) (tried int, e unix.Errno) {
-	var iov [1 + maxPieces]unix.Iovec
+	var iov [1 + maxMerged]unix.Iovec
 	iov[0] = vec(h[:])
 	iov[1] = vec(bufs[0])
 	for i, b := range bufs[1:] {

@@ -27,32 +27,32 @@ const (
 
 const (
 	maxTotal = 65535 // octets of an IPv4 packet
-	// maxPieces is how many packets one that the kernel gets is made of at most.
-	maxPieces = 64
+	// maxMerged is how many packets one that the kernel gets is made of at most.
+	maxMerged = 64
 	// maxHead is octets of IPv6 and TCP headers, with all of its options.
 	maxHead = 40 + 60
 	// mergeBelow is the length in octets from which on no two packets fit into one.
 	mergeBelow = maxTotal / 2
 )
 
-// Segments says whether the kernel gives and takes TCP in pieces longer than a
+// Segments says whether the kernel gives and takes TCP in GSO packets, longer than a
 // packet may be on the wire. Where packets are short, one call moves dozens then.
 type Segments struct {
-	On      bool
-	Why     string // why not, or what is doubtful
-	Split   uint64 // pieces from the kernel that were split
-	Made    uint64 // packets that they became
-	Merged  uint64 // packets for the kernel that were put together
-	Written uint64 // pieces that they became
-	Odd     uint64 // from the kernel, that made no sense: dropped
+	On        bool
+	Why       string // why not, or what is doubtful
+	Split     uint64 // GSO packets from the kernel that were split
+	Made      uint64 // packets that they became
+	Merged    uint64 // packets for the kernel that were put together
+	Written   uint64 // GSO packets that they became
+	Malformed uint64 // from the kernel, that made no sense: dropped
 }
 
 // tso is the state behind it.
 type tso struct {
-	on                                bool
-	why                               string
-	noMerge                           atomic.Bool // the kernel refused one that was merged
-	split, made, merged, written, odd atomic.Uint64
+	on                                      bool
+	why                                     string
+	noMerge                                 atomic.Bool // the kernel refused one that was merged
+	split, made, merged, written, malformed atomic.Uint64
 
 	rest large  // what is being split; under File.readMu
 	keep []byte // where it lies
@@ -65,7 +65,7 @@ func (t *File) Segments() Segments {
 	if s.noMerge.Load() {
 		why = "the kernel did not take one of ours: no more are put together"
 	}
-	return Segments{On: s.on, Why: why, Split: s.split.Load(), Made: s.made.Load(), Merged: s.merged.Load(), Written: s.written.Load(), Odd: s.odd.Load()}
+	return Segments{On: s.on, Why: why, Split: s.split.Load(), Made: s.made.Load(), Merged: s.merged.Load(), Written: s.written.Load(), Malformed: s.malformed.Load()}
 }
 
 // A large is a GSO packet of TCP or UDP from the kernel, to be split. RFC 791, RFC
@@ -117,7 +117,7 @@ func asLarge(h *[vnetLen]byte, p []byte) (l large, ok bool) {
 func (l *large) more() bool { return l.at < len(l.p) }
 
 // next puts the next packet into buf, and returns its length; 0 if it does not fit.
-// For the first packet buf may be the piece itself.
+// For the first packet buf may be the GSO packet itself.
 func (l *large) next(buf []byte) int {
 	from := l.at
 	l.at = min(l.at+l.size, len(l.p))
@@ -168,12 +168,12 @@ func (l *large) keep(buf []byte) {
 	l.flags &^= tcpCWR
 }
 
-// take splits the piece in bufs[0][:n] over bufs, and keeps what they have no room
+// take splits the GSO packet in bufs[0][:n] over bufs, and keeps what they have no room
 // for. It returns how many it filled.
 func (s *tso) take(h *[vnetLen]byte, n int, bufs [][]byte, sizes []int) int {
 	l, ok := asLarge(h, bufs[0][:n])
 	if !ok {
-		s.odd.Add(1)
+		s.malformed.Add(1)
 		return 0
 	}
 	s.split.Add(1)
@@ -188,11 +188,11 @@ func (s *tso) take(h *[vnetLen]byte, n int, bufs [][]byte, sizes []int) int {
 	return done
 }
 
-// resume fills bufs with packets of the piece that is being split.
+// resume fills bufs with packets of the GSO packet that is being split.
 func (s *tso) resume(bufs [][]byte, sizes []int) (n int) {
 	for n < len(bufs) && s.rest.more() {
 		if sizes[n] = s.rest.next(bufs[n]); sizes[n] == 0 {
-			s.odd.Add(1)
+			s.malformed.Add(1)
 			continue
 		}
 		n++
@@ -201,7 +201,7 @@ func (s *tso) resume(bufs [][]byte, sizes []int) (n int) {
 	return n
 }
 
-// A merger is a piece of TCP for the kernel that grows by packets in a row.
+// A merger is a GSO packet of TCP for the kernel that grows by packets in a row.
 type merger struct {
 	seg   segment // of the first packet
 	first []byte  // the first packet
@@ -251,7 +251,7 @@ func congested(p []byte) bool {
 // add appends p if it goes on where the last packet ended, has nothing else in its
 // headers, and its checksum is right.
 func (m *merger) add(p []byte) bool {
-	if m.ended || m.n == maxPieces {
+	if m.ended || m.n == maxMerged {
 		return false
 	}
 	s, ok := find(p)
@@ -289,7 +289,7 @@ func (m *merger) sameTCP(t []byte) bool {
 		bytes.Equal(f[tcpFlags+1:tcpSum], t[tcpFlags+1:tcpSum]) && bytes.Equal(f[tcpSum+2:], t[tcpSum+2:])
 }
 
-// finish makes the headers of the first packet those of the piece, and h what goes
+// finish makes the headers of the first packet those of the GSO packet, and h what goes
 // before it.
 func (m *merger) finish(h *[vnetLen]byte) {
 	p, s := m.first, m.seg

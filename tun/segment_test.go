@@ -58,20 +58,20 @@ func pseudo(src, dst netip.Addr, seg []byte) uint16 {
 	return ^uint16(ip.Sum(ip.Sum(ip.Sum(protoTCP+uint32(len(seg)), s[:]), d[:]), seg))
 }
 
-// given is how the kernel gives p out in one piece, to be split into packets of
+// given is how the kernel gives p out in one GSO packet, to be split into packets of
 // size octets of payload.
-func given(p []byte, size int) (h [vnetLen]byte, piece []byte) {
-	piece = bytes.Clone(p)
-	s, ok := find(piece)
+func given(p []byte, size int) (h [vnetLen]byte, gso []byte) {
+	gso = bytes.Clone(p)
+	s, ok := find(gso)
 	if !ok {
 		panic("find")
 	}
-	s.mark(&h, piece)
+	s.mark(&h, gso)
 	if h[1] = vnetTCP6; p[0]>>4 == 4 {
 		h[1] = vnetTCP4
 	}
 	binary.NativeEndian.PutUint16(h[4:], uint16(size))
-	return h, piece
+	return h, gso
 }
 
 // random is octets that repeat from run to run.
@@ -83,10 +83,10 @@ func random(n int) []byte {
 }
 
 // split takes what the kernel gave through calls that have room for batch packets.
-func split(t *testing.T, s *tso, h [vnetLen]byte, piece []byte, batch int) (out [][]byte) {
+func split(t *testing.T, s *tso, h [vnetLen]byte, gso []byte, batch int) (out [][]byte) {
 	t.Helper()
 	bufs, sizes := buffers(batch)
-	n := s.take(&h, copy(bufs[0], piece), bufs, sizes)
+	n := s.take(&h, copy(bufs[0], gso), bufs, sizes)
 	for {
 		for i := range n {
 			out = append(out, bytes.Clone(bufs[i][:sizes[i]]))
@@ -99,8 +99,8 @@ func split(t *testing.T, s *tso, h [vnetLen]byte, piece []byte, batch int) (out 
 	}
 }
 
-// A piece becomes the packets that its sender would have sent one by one, however
-// many are asked for at once; and these become the piece again.
+// A GSO packet becomes the packets that its sender would have sent one by one, however
+// many are asked for at once; and these become the GSO packet again.
 func TestSplitMerge(t *testing.T) {
 	const seq, id = 1<<32 - 3000, 0xfff0
 	for _, v6 := range []bool{false, true} {
@@ -122,17 +122,17 @@ func TestSplitMerge(t *testing.T) {
 							want = append(want, tcp(v6, options, uint32(uint64(seq)+uint64(at)), uint16(id+len(want)), f, payload[at:end]))
 						}
 						whole := tcp(v6, options, seq, id, flags, payload)
-						h, piece := given(whole, c.size)
+						h, gso := given(whole, c.size)
 						var s tso
-						got := split(t, &s, h, piece, batch)
+						got := split(t, &s, h, gso, batch)
 						if !slices.EqualFunc(got, want, bytes.Equal) {
 							t.Fatalf("%s: %d packets, want %d", name, len(got), len(want))
 						}
-						if s.split.Load() != 1 || s.made.Load() != uint64(len(want)) || s.odd.Load() != 0 {
-							t.Errorf("%s: split %d, made %d, odd %d", name, s.split.Load(), s.made.Load(), s.odd.Load())
+						if s.split.Load() != 1 || s.made.Load() != uint64(len(want)) || s.malformed.Load() != 0 {
+							t.Errorf("%s: split %d, made %d, malformed %d", name, s.split.Load(), s.made.Load(), s.malformed.Load())
 						}
-						if flags&^tcpPSH == tcpACK && len(want) <= maxPieces {
-							remerge(t, name, got, h, piece)
+						if flags&^tcpPSH == tcpACK && len(want) <= maxMerged {
+							remerge(t, name, got, h, gso)
 						}
 					}
 				}
@@ -141,8 +141,8 @@ func TestSplitMerge(t *testing.T) {
 	}
 }
 
-// remerge puts packets together, which must give piece with header h.
-func remerge(t *testing.T, name string, packets [][]byte, h [vnetLen]byte, piece []byte) {
+// remerge puts packets together, which must give gso with header h.
+func remerge(t *testing.T, name string, packets [][]byte, h [vnetLen]byte, gso []byte) {
 	t.Helper()
 	var m merger
 	s, ok := find(packets[0])
@@ -159,8 +159,8 @@ func remerge(t *testing.T, name string, packets [][]byte, h [vnetLen]byte, piece
 	m.first = out[:len(packets[0])]
 	var got [vnetLen]byte
 	m.finish(&got)
-	if got != h || !bytes.Equal(out, piece) {
-		t.Errorf("%s: put together again it is another piece, header %x, want %x", name, got, h)
+	if got != h || !bytes.Equal(out, gso) {
+		t.Errorf("%s: put together again it is another GSO packet, header %x, want %x", name, got, h)
 	}
 }
 
@@ -299,7 +299,7 @@ func TestOddSegments(t *testing.T) {
 		binary.NativeEndian.PutUint16(h[at:], v)
 		return h
 	}
-	h, piece := given(whole, 1000)
+	h, gso := given(whole, 1000)
 	h6, piece6 := given(whole6, 1000)
 	with := func(p []byte, at int, v byte) []byte { p = bytes.Clone(p); p[at] = v; return p }
 	noSum, udp, unknown := h, h, h
@@ -308,26 +308,26 @@ func TestOddSegments(t *testing.T) {
 		h [vnetLen]byte
 		p []byte
 	}{
-		"no checksum to complete": {noSum, piece}, "UDP": {udp, piece}, "ECN": {unknown, piece},
-		"size 0": {set(h, 4, 0), piece}, "another checksum": {set(h, 8, 6), piece},
-		"TCP elsewhere": {set(h, 6, 24), piece}, "TCP at 0": {set(h, 6, 0), piece}, "TCP behind the end": {set(h, 6, 65535), piece},
-		"cut off": {h, piece[:2000]}, "cut off in the header": {h, piece[:30]}, "no payload": {h, with(piece[:40], 3, 40)},
-		"header behind the end": {h, with(with(piece[:50], 3, 50), 32, 0xf0)}, "header of 16": {h, with(piece, 32, 0x40)},
-		"version 6": {h, with(piece, 0, 0x65)}, "a fragment": {h, with(piece, 7, 1)}, "more fragments": {h, with(piece, 6, 0x20)}, "not TCP": {h, with(piece, 9, 17)}, "version 4": {h6, with(piece6, 0, 0x45)},
+		"no checksum to complete": {noSum, gso}, "UDP": {udp, gso}, "ECN": {unknown, gso},
+		"size 0": {set(h, 4, 0), gso}, "another checksum": {set(h, 8, 6), gso},
+		"TCP elsewhere": {set(h, 6, 24), gso}, "TCP at 0": {set(h, 6, 0), gso}, "TCP behind the end": {set(h, 6, 65535), gso},
+		"cut off": {h, gso[:2000]}, "cut off in the header": {h, gso[:30]}, "no payload": {h, with(gso[:40], 3, 40)},
+		"header behind the end": {h, with(with(gso[:50], 3, 50), 32, 0xf0)}, "header of 16": {h, with(gso, 32, 0x40)},
+		"version 6": {h, with(gso, 0, 0x65)}, "a fragment": {h, with(gso, 7, 1)}, "more fragments": {h, with(gso, 6, 0x20)}, "not TCP": {h, with(gso, 9, 17)}, "version 4": {h6, with(piece6, 0, 0x45)},
 		"TCP in the IPv6 header": {set(h6, 6, 30), piece6}, "cut off, IPv6": {h6, piece6[:3000]},
 	} {
 		var s tso
 		bufs, sizes := buffers(4)
-		if n := s.take(&c.h, copy(bufs[0], c.p), bufs, sizes); n != 0 || s.odd.Load() != 1 || s.split.Load() != 0 || s.rest.more() {
-			t.Errorf("%s: %d packets, %+v", what, n, s.odd.Load())
+		if n := s.take(&c.h, copy(bufs[0], c.p), bufs, sizes); n != 0 || s.malformed.Load() != 1 || s.split.Load() != 0 || s.rest.more() {
+			t.Errorf("%s: %d packets, %+v", what, n, s.malformed.Load())
 		}
 	}
 	// What a buffer is too short for is lost, and counted.
 	var s tso
 	bufs, sizes := buffers(3)
 	bufs[1] = bufs[1][:500]
-	if n := s.take(&h, copy(bufs[0], piece), bufs, sizes); n != 1 || s.odd.Load() != 2 || sizes[0] != 1040 {
-		t.Errorf("%d packets of %v, odd %d", n, sizes, s.odd.Load())
+	if n := s.take(&h, copy(bufs[0], gso), bufs, sizes); n != 1 || s.malformed.Load() != 2 || sizes[0] != 1040 {
+		t.Errorf("%d packets of %v, malformed %d", n, sizes, s.malformed.Load())
 	}
 }
 
@@ -384,7 +384,7 @@ func newJoint(t *testing.T, mtu int, o Options) joint {
 	return j
 }
 
-// A TCP stream arrives as it was sent, with and without pieces; with them most of
+// A TCP stream arrives as it was sent, with and without GSO packets; with them most of
 // it goes in a few.
 func TestSegments(t *testing.T) {
 	for _, off := range []bool{false, true} {
@@ -407,8 +407,8 @@ func TestSegments(t *testing.T) {
 				l.Close()
 				for name, f := range map[string]*File{"a": j.a, "b": j.b} {
 					s, sums := f.Segments(), f.Checksums()
-					// Of packets of 40000 octets no two fit into a piece.
-					if none := s.Split+s.Made+s.Merged+s.Written == 0; off && !none || !off && none && mtu < mergeBelow || s.Odd != 0 || sums.Wrong != 0 || sums.Odd != 0 {
+					// Of packets of 40000 octets no two fit into a GSO packet.
+					if none := s.Split+s.Made+s.Merged+s.Written == 0; off && !none || !off && none && mtu < mergeBelow || s.Malformed != 0 || sums.Wrong != 0 || sums.Malformed != 0 {
 						t.Errorf("off %v, MTU %d, %s, %s: %+v, %+v", off, mtu, dst, name, s, sums)
 					}
 				}
@@ -460,7 +460,7 @@ func serve(l net.Listener, want [sha256.Size]byte) error {
 	return err
 }
 
-// Where the kernel does not take a piece, its packets go one by one, as they were,
+// Where the kernel does not take a GSO packet, its packets go one by one, as they were,
 // and no more are put together.
 func TestMergeRefused(t *testing.T) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -543,10 +543,10 @@ func TestMergeRefused(t *testing.T) {
 func FuzzSegments(f *testing.F) {
 	for _, v6 := range []bool{false, true} {
 		p := tcp(v6, 12, 7, 9, tcpACK, random(600))
-		h, piece := given(p, 40)
-		f.Add(h[:], piece, p)
+		h, gso := given(p, 40)
+		f.Add(h[:], gso, p)
 		f.Add(h[:], p, tcp(v6, 12, 607, 10, tcpACK, random(600)))
-		f.Add(h[:], piece[:70], tcp(v6, 12, 607, 10, tcpACK|tcpPSH, random(50)))
+		f.Add(h[:], gso[:70], tcp(v6, 12, 607, 10, tcpACK|tcpPSH, random(50)))
 	}
 	f.Fuzz(func(t *testing.T, header, p, q []byte) {
 		if len(header) < vnetLen || len(p) == 0 || len(p) > maxTotal || len(q) > maxTotal {
@@ -566,7 +566,7 @@ func FuzzSegments(f *testing.F) {
 			total += len(b) - l.head
 			n++
 		}
-		if s.odd.Load() == 0 && n > 0 && (total == 0 || total > len(p) || n != int(s.made.Load())) {
+		if s.malformed.Load() == 0 && n > 0 && (total == 0 || total > len(p) || n != int(s.made.Load())) {
 			t.Errorf("%d packets with %d octets from %d", n, total, len(p))
 		}
 		for _, b := range [][]byte{p, q} { // else hardly any gets past its checksum
@@ -590,13 +590,13 @@ func FuzzSegments(f *testing.F) {
 	})
 }
 
-// Nothing is allocated for a piece, in either direction.
+// Nothing is allocated for a GSO packet, in either direction.
 func TestSegmentsNoAllocs(t *testing.T) {
 	f := open(t, Options{trial: says(nil, nil)})
-	h, piece := given(tcp(false, 12, 1, 1, tcpACK, random(60000)), 968)
+	h, gso := given(tcp(false, 12, 1, 1, tcpACK, random(60000)), 968)
 	bufs, sizes := buffers(32)
 	n := testing.AllocsPerRun(100, func() {
-		n := f.tso.take(&h, copy(bufs[0], piece), bufs, sizes)
+		n := f.tso.take(&h, copy(bufs[0], gso), bufs, sizes)
 		for f.tso.rest.more() {
 			n += f.tso.resume(bufs, sizes)
 		}
@@ -605,7 +605,7 @@ func TestSegmentsNoAllocs(t *testing.T) {
 		}
 	})
 	if n > 0 {
-		t.Errorf("%v allocations per piece from the kernel, want 0", n)
+		t.Errorf("%v allocations per GSO packet from the kernel, want 0", n)
 	}
 	in := row(32, 968)
 	out := make([][]byte, len(in))
@@ -621,7 +621,7 @@ func TestSegmentsNoAllocs(t *testing.T) {
 		}
 	})
 	if s := f.Segments(); n > 0 || s.Merged != 32*s.Written || s.Written == 0 {
-		t.Errorf("%v allocations per piece for the kernel, want 0: %+v", n, s)
+		t.Errorf("%v allocations per GSO packet for the kernel, want 0: %+v", n, s)
 	}
 }
 
@@ -634,23 +634,23 @@ func row(n, size int) (packets [][]byte) {
 	return packets
 }
 
-// BenchmarkSplit is the cost of a piece of 62 packets from the kernel, without the
+// BenchmarkSplit is the cost of a GSO packet of 62 packets from the kernel, without the
 // system call.
 func BenchmarkSplit(b *testing.B) {
-	h, piece := given(tcp(false, 12, 1, 1, tcpACK, random(60000)), 968)
+	h, gso := given(tcp(false, 12, 1, 1, tcpACK, random(60000)), 968)
 	var s tso
 	bufs, sizes := buffers(32)
-	b.SetBytes(int64(len(piece)))
+	b.SetBytes(int64(len(gso)))
 	b.ReportAllocs()
 	for b.Loop() {
-		s.take(&h, copy(bufs[0], piece), bufs, sizes)
+		s.take(&h, copy(bufs[0], gso), bufs, sizes)
 		for s.rest.more() {
 			s.resume(bufs, sizes)
 		}
 	}
 }
 
-// BenchmarkMerge is the cost of 32 packets that become a piece for the kernel, with
+// BenchmarkMerge is the cost of 32 packets that become a GSO packet for the kernel, with
 // the system call, and of the same one by one.
 func BenchmarkMerge(b *testing.B) {
 	for _, off := range []bool{false, true} {

@@ -32,7 +32,7 @@ const (
 var trialOurs, trialTheirs = [4]byte{192, 0, 2, 1}, [4]byte{192, 0, 2, 2}
 
 // tryHeaders sees whether checksums at a TUN can be ours, and TCP and UDP come and go
-// in pieces longer than packets, in a network namespace that nobody else sees.
+// in GSO packets, in a network namespace that nobody else sees.
 func tryHeaders() (checksums, segments, datagrams error) {
 	_ = hostnet.OwnThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil { // ends with the thread
@@ -326,7 +326,7 @@ func (t *File) trySplit(s int, peer *trialPeer, data []byte) error {
 	case !bytes.Equal(got, data):
 		return errors.New("what was split did not come as it was")
 	case t.tso.split.Load() == 0:
-		return errors.New("nothing came in larger pieces")
+		return errors.New("nothing came in GSO packets")
 	}
 	return nil
 }

@@ -2,9 +2,11 @@
 //
 // A packet is exactly an IPv4 or IPv6 datagram, with the checksum that it has on
 // the wire. Between [File] and the kernel a header (IFF_VNET_HDR) says more: whose
-// business checksums are ([Checksums]), and that a piece of TCP is several packets
-// ([Segments]), or one of UDP several datagrams ([Datagrams]). The package knows no address; netlink is for hostnet. Sources:
-// drivers/net/tun.c, Documentation/networking/tuntap, struct virtio_net_hdr.
+// business checksums are ([Checksums]), and that a GSO packet of TCP is several packets
+// ([Segments]), or one of UDP several datagrams ([Datagrams]). The package knows no
+// address; netlink is for hostnet.
+//
+// Sources: drivers/net/tun.c, Documentation/networking/tuntap, struct virtio_net_hdr.
 //
 // Missing: IFF_MULTI_QUEUE, one more [Device] per queue of the same name.
 package tun
@@ -30,7 +32,7 @@ type Device interface {
 	Index() int
 	// Read blocks for one packet, then takes as many more as are there and
 	// fit bufs, without blocking. Packet i is bufs[i][:sizes[i]]. A packet
-	// longer than its buffer is cut, or lost if it was part of a piece.
+	// longer than its buffer is cut, or lost if it was part of a GSO packet.
 	// len(sizes) must be at least len(bufs). After Close the error is
 	// os.ErrClosed.
 	Read(bufs [][]byte, sizes []int) (n int, err error)

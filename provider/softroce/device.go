@@ -10,8 +10,9 @@
 // on the poster's goroutine, or on the reader's when an acknowledgement makes
 // room. No payload is copied on its way out.
 //
-// Sources: design D1, D2, D3, D10, D12 and the wire facts on RoCEv2 and on UDP
-// sockets. Missing: congestion control (CNPs are counted), and the packet socket
+// Sources: IBA annex A17, docs/adr/0003-verbs-contract.md, docs/adr/0004-roce-datagrams.md
+// and docs/adr/0019-groups-on-an-underlay.md, docs/security.md. Missing: congestion control
+// (CNPs are counted), and the packet socket
 // that would see foreign IPv4 identifications.
 package softroce
 
@@ -83,7 +84,7 @@ type Device struct {
 	senders   []*sender // all, each at its index
 	senders4  []*sender
 	senders6  []*sender
-	sender6UD *sender // its packets may be fragmented (D3)
+	sender6UD *sender // its packets may be fragmented
 	monitor   *monitor
 	routes    routeMTUs
 

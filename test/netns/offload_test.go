@@ -93,7 +93,7 @@ func TestEachOffloadOff(t *testing.T) {
 
 // idle lists the offloads that are on and have not been used, of those that traffic
 // of some length uses sooner or later, whatever the machine does. Polling need not
-// be of any use, and packets of the whole MTU are no long pieces.
+// be of any use, and packets of the whole MTU are no GSO packets.
 func idle(h *host) (names []string) {
 	h.seg.Helper()
 	on := map[string]bool{}
@@ -134,7 +134,7 @@ func TestLongPieces(t *testing.T) {
 					t.Errorf("%d packets merged into %d pieces", packets, merged)
 				}
 				for _, h := range s.hosts {
-					if n := h.counter("tun", "drop_piece_malformed") + h.counter("tun", "drop_checksum_range") + h.counter("tun", "checksums_wrong"); n != 0 {
+					if n := h.counter("tun", "drop_gso_malformed") + h.counter("tun", "drop_checksum_range") + h.counter("tun", "checksums_wrong"); n != 0 {
 						t.Errorf("%s: %d packets dropped or wrong", h.Name, n)
 					}
 				}
