@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/cm"
+	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
 	"ipoibcm/ib"
 	"ipoibcm/serviceid"
@@ -201,31 +202,64 @@ func (l *blindLiar) req(qpn ib.QPN) mad.REQ {
 // blindNAKs are the NAKs of TestBlindNAK.
 var blindNAKs = []roce.Syndrome{roce.NAKInvalidReq, roce.NAKRemoteAccess, roce.NAKRemoteOp, roce.NAKSequence, roce.RNRSyndrome(1)}
 
-// TestBlindNAK: NAKs of all kinds for the right QPN and, but for the last twelve bits,
-// the right PSN, beside TCP. Without QPN and PSN there would be 2^36 as many to send. The
-// connection goes on, and each fatal NAK that was right is found out.
+// TestBlindNAK: NAKs of all kinds for the right QPN beside TCP. One liar is told the MSN and all of
+// the PSN but the last twelve bits; without QPN, MSN and PSN there would be 2^60 as many to send. Each
+// fatal NAK of its that was right is found out. The other is told all of the PSN, and draws the MSN:
+// nothing of its is believed. The connection goes on.
 func TestBlindNAK(t *testing.T) {
 	parallel(t)
 	const unknownPSN = 12
 	s := newSegment(t, topology{hosts: 3})
 	l := newBlindLiar(s)
-	psn := l.victim.watchPSN(ib.QPN(l.peerQPN))
+	psn, msn := l.victim.watch(ib.QPN(l.peerQPN), ib.QPN(l.qpn))
+	asked := func() uint64 { return l.victim.counter("softroce", "rc_naks_challenged") }
+	sent, tcp := l.naks(func() (ib.PSN, uint32) {
+		return ib.PSN(psn.Load())&^(1<<unknownPSN-1) | ib.PSN(l.r.Uint32N(1<<unknownPSN)), msn.Load() + l.r.Uint32N(32)
+	})
+	l.lives("NAKs")
+	if lies := l.victim.counter("softroce", "rc_naks_false"); asked() != lies {
+		t.Errorf("%d NAKs were challenged, %d found to be false", asked(), lies)
+	}
+	if asked() == 0 && !raceDetector {
+		t.Errorf("no fatal NAK of %d found a packet under way: this shows nothing", sent)
+	}
+	t.Logf("%d NAKs beside %.0f Mb/s of TCP: %d fatal ones found a packet under way", sent, tcp.Mbps(), asked())
+
+	before := asked()
+	sent, tcp = l.naks(func() (ib.PSN, uint32) {
+		return ib.PSN(psn.Load()), msn.Load() + 1<<16 + l.r.Uint32N(1<<24-1<<17)
+	})
+	l.lives("NAKs with a drawn MSN")
+	if n := asked() - before; n != 0 {
+		t.Errorf("%d NAKs with a drawn MSN were challenged, want 0", n)
+	}
+	refused := l.victim.counter("softroce", "rc_drop_msn")
+	if refused == 0 && !raceDetector {
+		t.Errorf("no NAK of %d found a packet under way: this shows nothing", sent)
+	}
+	t.Logf("%d NAKs beside %.0f Mb/s of TCP: %d found a packet under way, and were refused for their MSN", sent, tcp.Mbps(), refused)
+}
+
+// naks sends the victim NAKs for its queue pair beside TCP for two seconds. guess says which.
+func (l *blindLiar) naks(guess func() (ib.PSN, uint32)) (sent int, tcp lab.Transfer) {
+	s := l.victim.seg
+	s.Helper()
 	rate, d := 20_000, 2*time.Second
 	if raceDetector {
 		rate /= 20
 	}
 	ctx, stop := context.WithTimeout(s.ctx, d)
 	defer stop()
-	sent, failed := 0, error(nil)
+	var failed error
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		packets := make([][]byte, forgerBatch)
 		for ctx.Err() == nil && failed == nil {
 			for i := range packets {
-				guess := ib.PSN(psn.Load())&^(1<<unknownPSN-1) | ib.PSN(l.r.Uint32N(1<<unknownPSN))
+				psn, msn := guess()
 				b := make([]byte, roce.BTHLen+roce.AETHLen)
-				roce.PutBTH(b, roce.BTHFields{Opcode: roce.RCAck, PKey: ib.DefaultPKey, DestQPN: ib.QPN(l.qpn), PSN: guess})
-				roce.PutAETH(b[roce.BTHLen:], blindNAKs[l.r.IntN(len(blindNAKs))], 0)
+				roce.PutBTH(b, roce.BTHFields{Opcode: roce.RCAck, PKey: ib.DefaultPKey, DestQPN: ib.QPN(l.qpn), PSN: psn})
+				roce.PutAETH(b[roce.BTHLen:], blindNAKs[l.r.IntN(len(blindNAKs))], msn)
 				packets[i] = sealed(l.r, l.peerGID, l.gid, b)
 			}
 			l.load(packets)
@@ -240,15 +274,7 @@ func TestBlindNAK(t *testing.T) {
 	wg.Wait()
 	s.must(failed)
 	s.must(err)
-	l.lives("NAKs")
-	asked, lies := l.victim.counter("softroce", "rc_naks_challenged"), l.victim.counter("softroce", "rc_naks_false")
-	if asked != lies {
-		t.Errorf("%d NAKs were challenged, %d found to be false", asked, lies)
-	}
-	if asked == 0 && !raceDetector {
-		t.Errorf("no fatal NAK of %d found a packet under way: this shows nothing", sent)
-	}
-	t.Logf("%d NAKs beside %.0f Mb/s of TCP: %d fatal ones found a packet under way", sent, tcp.Mbps(), asked)
+	return sent, tcp
 }
 
 // TestBlindData: RC SENDs with the right QPN and any PSN, beside TCP. None is delivered: they
@@ -348,12 +374,13 @@ func echoRequest(src, dst netip.Addr) []byte {
 	return append(header4(src, dst, unix.IPPROTO_ICMP, len(icmp)), icmp...)
 }
 
-// watchPSN follows the PSNs of the RC packets that h sends to a queue pair.
-func (h *host) watchPSN(qpn ib.QPN) *atomic.Uint32 {
+// watch follows the RC packets that h sends to a queue pair, by PSN, and the ACKs and NAKs that
+// its own gets, by MSN.
+func (h *host) watch(to, own ib.QPN) (psn, msn *atomic.Uint32) {
 	s := h.seg
 	s.Helper()
 	fd := h.packetSocket()
-	last := new(atomic.Uint32)
+	psn, msn = new(atomic.Uint32), new(atomic.Uint32)
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	s.Cleanup(func() { close(done); wg.Wait() })
@@ -374,12 +401,16 @@ func (h *host) watchPSN(qpn ib.QPN) *atomic.Uint32 {
 			if err != nil || n < at+roce.BTHLen {
 				continue
 			}
-			if bth := roce.BTH(b[at:]); bth.DestQPN() == qpn && binary.BigEndian.Uint16(b[destPortAt:]) == roce.Port && bth.Opcode() < roce.RCAck {
-				last.Store(uint32(bth.PSN()))
+			bth := roce.BTH(b[at:])
+			switch is := binary.BigEndian.Uint16(b[destPortAt:]) == roce.Port; {
+			case is && bth.DestQPN() == to && bth.Opcode() < roce.RCAck:
+				psn.Store(uint32(bth.PSN()))
+			case is && bth.DestQPN() == own && bth.Opcode() == roce.RCAck && n >= at+roce.BTHLen+roce.AETHLen:
+				msn.Store(roce.AETH(b[at+roce.BTHLen:]).MSN())
 			}
 		}
 	})
-	return last
+	return psn, msn
 }
 
 // packetSocket sees what the underlay of h sends and takes.

@@ -277,7 +277,7 @@ func (c *chaos) forgeries() {
 	for range 1000 {
 		nak := make([]byte, roce.BTHLen+roce.AETHLen)
 		roce.PutBTH(nak, roce.BTHFields{Opcode: roce.RCAck, PKey: ib.DefaultPKey, DestQPN: qpn, PSN: ib.PSN(c.r.Uint32N(1 << 24))})
-		roce.PutAETH(nak[roce.BTHLen:], roce.Syndrome(0x60|c.r.Uint32N(5)), 0)
+		roce.PutAETH(nak[roce.BTHLen:], roce.Syndrome(0x60|c.r.Uint32N(5)), c.r.Uint32N(1<<24))
 		data := make([]byte, roce.BTHLen+64)
 		roce.PutBTH(data, roce.BTHFields{Opcode: roce.RCSendOnly, PKey: ib.DefaultPKey, DestQPN: ib.QPN(c.r.Uint32N(1 << 24)), PSN: ib.PSN(c.r.Uint32N(1 << 24))})
 		bye, _ := mad.DREQ{LocalCommID: mad.CommID(c.r.Uint32()), RemoteCommID: mad.CommID(c.r.Uint32()), RemoteQPN: qpn}.AppendBinary(nil)

@@ -41,12 +41,31 @@ func (x *blind) send(covered []byte) {
 	}
 }
 
-// ack sends an ACK or NAK.
-func (x *blind) ack(qpn ib.QPN, psn ib.PSN, s roce.Syndrome) {
+// ack sends an ACK or NAK that counts msn messages.
+func (x *blind) ack(qpn ib.QPN, psn ib.PSN, s roce.Syndrome, msn uint32) {
 	b := make([]byte, roce.BTHLen+roce.AETHLen)
 	roce.PutBTH(b, roce.BTHFields{Opcode: roce.RCAck, PKey: ib.DefaultPKey, DestQPN: qpn, PSN: psn})
-	roce.PutAETH(b[roce.BTHLen:], s, x.r.Uint32N(1<<24))
+	roce.PutAETH(b[roce.BTHLen:], s, msn)
 	x.send(b)
+}
+
+// hears follows the RC packets between victim and peer for a test: the PSN of the last that
+// the victim has sent, and the MSN of the last ACK or NAK that it was sent.
+func (x *blind) hears(c ipoib.ConnInfo) (psn *ib.PSN, msn *uint32) {
+	psn, msn = new(ib.PSN), new(uint32)
+	x.victim.port.SetTap(func(out bool, ip []byte) {
+		x.victim.onWire(out, ip)
+		var p roce.Packet
+		_, b, err := roce.ParseIP(ip)
+		switch {
+		case err != nil || p.Parse(b) != nil:
+		case out && p.BTH.DestQPN() == c.RemoteQPN && p.Op != roce.RCAck:
+			*psn = p.BTH.PSN()
+		case !out && p.BTH.DestQPN() == c.LocalQPN && p.Op == roce.RCAck:
+			*msn = p.AETH().MSN()
+		}
+	})
+	return psn, msn
 }
 
 // data sends a whole IP packet as an RC SEND.
@@ -103,7 +122,7 @@ func (h *host) counted(name string) (n int) {
 	return n
 }
 
-// TestBlindNAK: the attacker is told the QPN (24 bits) and 12 bits of the PSN, while
+// TestBlindNAK: the attacker is told the QPN (24 bits), the MSN and 12 bits of the PSN, while
 // the victim has packets under way all the time. So a guess is right as often as one
 // with neither of them would be after 2^36 times as many. What is right makes the
 // victim ask again, and nothing else.
@@ -128,20 +147,13 @@ func TestBlindNAK(t *testing.T) {
 				w.f.Delay = 2 * time.Millisecond
 				before := x.victim.counted(tt.counter)
 				var sent []*packet
-				var last ib.PSN
-				x.victim.port.SetTap(func(out bool, ip []byte) {
-					x.victim.onWire(out, ip)
-					var p roce.Packet
-					if _, b, err := roce.ParseIP(ip); out && err == nil && p.Parse(b) == nil && p.BTH.DestQPN() == was.RemoteQPN {
-						last = p.BTH.PSN()
-					}
-				})
+				last, msn := x.hears(was)
 				for range packets {
 					if p := x.victim.send(x.peer.addr4(), 20000, true); p != nil {
 						sent = append(sent, p)
 					}
 					for range 8 {
-						x.ack(was.LocalQPN, last&^(1<<(24-knownPSN)-1)|ib.PSN(x.r.Uint32N(1<<(24-knownPSN))), tt.syndrome)
+						x.ack(was.LocalQPN, *last&^(1<<(24-knownPSN)-1)|ib.PSN(x.r.Uint32N(1<<(24-knownPSN))), tt.syndrome, *msn)
 						guesses++
 					}
 					w.run(time.Millisecond)
@@ -165,6 +177,54 @@ func TestBlindNAK(t *testing.T) {
 			if tt.counter != "" {
 				t.Logf("%d guesses in %d runs, of which %d found the window", guesses, n, right)
 			}
+		})
+	}
+}
+
+// TestBlindMSN: the attacker is told the QPN and the PSN of what is under way, while the network
+// loses packets. What it lacks is how many messages the peer has got, which each ACK and NAK says. One
+// that were believed would acknowledge packets that the peer has never seen. None is: every packet is
+// delivered once, on the connection of before.
+func TestBlindMSN(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		syndrome roce.Syndrome
+	}{
+		{"remote access", roce.NAKRemoteAccess},
+		{"sequence", roce.NAKSequence},
+		{"RNR", roce.RNRSyndrome(1)},
+		{"ACK", roce.SyndromeACK},
+		{"for reliable datagrams", roce.Syndrome(0x64)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			seeds(t, 20, func(w *world) {
+				x, was := connected(w)
+				for range 40 { // until the peer has shown that it counts
+					x.victim.send(x.peer.addr4(), 100, true)
+					w.run(time.Millisecond)
+				}
+				w.f.Delay, w.f.Loss = time.Millisecond, 0.03
+				last, msn := x.hears(was)
+				var sent []*packet
+				for range 400 {
+					if p := x.victim.send(x.peer.addr4(), 20000, true); p != nil {
+						sent = append(sent, p)
+					}
+					for range 4 {
+						x.ack(was.LocalQPN, last.Add(-x.r.IntN(8)), tt.syndrome, *msn+1<<16+x.r.Uint32N(1<<24-1<<17))
+					}
+					w.run(time.Millisecond)
+				}
+				w.f.Loss = 0
+				w.run(100 * time.Millisecond)
+				x.lives(was, tt.name)
+				for _, p := range sent {
+					w.want(p.delivered == 1, "%v was delivered %d times", p, p.delivered)
+				}
+				w.want(x.victim.counted("naks_challenged") == 0, "%d NAKs were challenged", x.victim.counted("naks_challenged"))
+				w.settle()
+				w.end()
+			})
 		})
 	}
 }

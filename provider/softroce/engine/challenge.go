@@ -98,3 +98,31 @@ func (q *QP) answered(una ib.PSN) {
 		c.restart(&q.req.rtt)
 	}
 }
+
+// msnTrust is how many ACKs and NAKs of a peer must have had the MSN that they should have
+// until those that do not are dropped.
+const msnTrust = 16
+
+// counted reports whether the peer can have completed that many messages (IBA volume 1
+// section 9.7.7.1): no fewer than it has acknowledged and no more than were posted. Whoever guesses
+// QPN and PSN can forge an ACK or NAK, and each acknowledges what is before it: if that was lost,
+// the peer would never get it. So the MSN is one thing more to guess. rxe has not
+// always counted WRITEs: the MSN says nothing once there was a request other than a SEND, nor of
+// a peer that counts in another way.
+func (q *QP) counted(msn uint32) bool {
+	r := &q.req
+	if r.msnSaysNothing {
+		return true
+	}
+	const mask = 1<<24 - 1
+	right := (msn-(q.sq.head-r.first))&mask <= q.sq.tail-q.sq.head
+	switch {
+	case right:
+		r.msnRight = min(r.msnRight+1, msnTrust)
+	case r.msnRight < msnTrust:
+		r.msnSaysNothing = true
+	default:
+		return false
+	}
+	return true
+}

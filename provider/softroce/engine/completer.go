@@ -15,6 +15,12 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 	if psn.Before(r.una) || !psn.Before(r.highest) {
 		return DropStale // old, or never sent
 	}
+	if !s.IsACK() && !s.IsRNR() && s != roce.NAKSequence && !isFatal(s) {
+		return DropOpcode // reserved, or for reliable datagrams
+	}
+	if !q.counted(pkt.AETH().MSN()) {
+		return DropMSN
+	}
 	if isFatal(s) {
 		return q.receiveFatal(psn, s, now)
 	}
@@ -54,15 +60,13 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 		r.missing.forget()
 		r.limit = min(r.limit, rnrFlight) // each ACK doubles it: no burst into the same full queue
 		q.goBack()
-	case s == roce.NAKSequence:
+	default: // a sequence NAK
 		q.count.NAKsIn++
 		q.ackTo(psn, now)
 		if !r.rnrDeadline.IsZero() {
 			return NoDrop // it is sent again soon anyway
 		}
 		q.nakSequence(psn, int(pkt.BTH.Reserved()))
-	default:
-		return DropOpcode // reserved, or for reliable datagrams
 	}
 	return NoDrop
 }

@@ -18,11 +18,12 @@ const (
 	DropLength              // payload length against the path MTU or the request
 	DropAccess              // UC: no right to that memory
 	DropReadBusy            // repeated READ while MaxDestRDAtomic are being answered
+	DropMSN                 // ACK or NAK with a number of messages that the peer cannot have completed
 	NumDropReasons
 )
 
 var dropNames = [NumDropReasons]string{"none", "opcode", "state", "pkey", "qkey", "source",
-	"sequence", "stale", "no_recv", "too_long", "length", "access", "read_busy"}
+	"sequence", "stale", "no_recv", "too_long", "length", "access", "read_busy", "msn"}
 
 // String names r in the form used in counter names.
 func (r DropReason) String() string { return dropNames[min(r, NumDropReasons-1)] }

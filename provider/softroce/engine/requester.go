@@ -40,6 +40,10 @@ type requester struct {
 	waited     time.Duration // before that, since the timer was armed
 	rtt        roundTrip
 
+	first          uint32 // position of the first work request: messages are counted from there
+	msnRight       uint8  // ACKs and NAKs whose MSN was right, at most msnTrust
+	msnSaysNothing bool
+
 	challenge   challenge
 	ackDeadline time.Time
 	rnrDeadline time.Time // waiting out an RNR NAK
@@ -65,7 +69,7 @@ func (m *missing) forget() { *m = missing{keeps: m.keeps} }
 
 func (r *requester) start(q *QP) {
 	psn := q.attr.SQPSN
-	*r = requester{cur: q.sq.tail, una: psn, next: psn, highest: psn, post: psn, expected: psn, limit: q.window(),
+	*r = requester{cur: q.sq.tail, first: q.sq.tail, una: psn, next: psn, highest: psn, post: psn, expected: psn, limit: q.window(),
 		retryLeft: q.attr.RetryCount, rnrLeft: q.attr.RNRRetry}
 }
 
@@ -88,6 +92,11 @@ func (r *requester) postWR(q *QP, wr *verbs.SendWR, n int) {
 	}
 	if q.cfg.Transport != ib.UD {
 		w.npkt = packets(n, q.mtu)
+	}
+	switch wr.Opcode {
+	case verbs.Send, verbs.SendImm, verbs.SendInv:
+	default:
+		r.msnSaysNothing = true
 	}
 	q.sq.push(&w, wr)
 	r.post = w.end()
