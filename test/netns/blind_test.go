@@ -185,6 +185,112 @@ func TestBlindCM(t *testing.T) {
 	}
 }
 
+// TestBlindAnswers: a REQ is out, and the peer does not hear it. A liar sends what might answer it, with
+// all communication IDs that differ in their last eight bits, in a drawn order: one is believed. REJ
+// and MRA leave UD as it is; a REP makes a connection that leads nowhere, which is found out.
+func TestBlindAnswers(t *testing.T) {
+	parallel(t)
+	const all = 256
+	s := newSegment(t, topology{hosts: 3})
+	victim, peer := s.hosts[0], s.hosts[1]
+	victim.run("--cm-transport", "gsi", "--mode", "rc")
+	peer.run("--cm-transport", "gsi", "--mode", "rc")
+	for _, tt := range []struct {
+		name string
+		make func(l *blindLiar, id mad.CommID) mad.Message
+		took func(after control.Conn) bool // of the connection with that ID, if there is one
+	}{
+		{"REJ", func(l *blindLiar, id mad.CommID) mad.Message {
+			return mad.REJ{LocalCommID: mad.CommID(l.r.Uint32()), RemoteCommID: id, MessageRejected: mad.KindREQ, Reason: cm.ReasonNoResources}
+		}, func(after control.Conn) bool { return after.State == "" }},
+		{"MRA", func(l *blindLiar, id mad.CommID) mad.Message {
+			return mad.MRA{LocalCommID: mad.CommID(l.r.Uint32()), RemoteCommID: id, MessageMRAed: mad.KindREQ, ServiceTimeout: 20}
+		}, func(after control.Conn) bool { return after.State == "MRA_REQ_RCVD" }},
+		{"REP", func(l *blindLiar, id mad.CommID) mad.Message {
+			rep := mad.REP{LocalCommID: mad.CommID(l.r.Uint32()), RemoteCommID: id, LocalQPN: 2 + ib.QPN(l.r.Uint32N(1<<24-3)),
+				StartingPSN: ib.PSN(l.r.Uint32N(1 << 24)), LocalCAGUID: ib.GUID(l.r.Uint64()), RNRRetryCount: 7, SRQ: true}
+			pd, _ := encap.PrivateData{QPN: ib.QPN(l.peerQPN), ReceiveMTU: 65524}.AppendBinary(nil)
+			copy(rep.PrivateData[:], pd)
+			return rep
+		}, func(after control.Conn) bool { return after.State == "ESTABLISHED" }},
+	} {
+		speaks := peer.silenceQP1()
+		var req control.Conn
+		dropped := uint64(all)
+		for try := 0; dropped == all && try < 5; try++ { // a REQ is out for 3 s only
+			var l *blindLiar
+			l, req = newAskingLiar(s, victim, peer)
+			var messages []mad.Message
+			for _, low := range l.r.Perm(all) {
+				messages = append(messages, tt.make(l, mad.CommID(l.local&^(all-1)|uint32(low))))
+			}
+			before := victim.counter("ipoib", "cm_drop_unknown_conn")
+			l.tell(200, messages...)
+			s.eventually(patience, "all are counted", func() error {
+				if dropped = victim.counter("ipoib", "cm_drop_unknown_conn") - before; dropped < all-1 {
+					return fmt.Errorf("%d of %d", dropped, all-1)
+				}
+				return nil
+			})
+		}
+		if dropped != all-1 {
+			t.Errorf("%s: %d of %d were for no connection, want %d", tt.name, dropped, all, all-1)
+		}
+		if after := victim.connWith(req.LocalCommID); !tt.took(after) {
+			t.Errorf("%s: the connection was %+v, is %+v", tt.name, req, after)
+		}
+		speaks()
+		begin := time.Now()
+		victim.reach(peer.v4)
+		t.Logf("%s: one of %d was believed; a ping is answered %v later", tt.name, all, time.Since(begin).Round(time.Millisecond))
+		victim.down()
+	}
+}
+
+// newAskingLiar returns a liar that knows all of a REQ of the victim, which has just left.
+func newAskingLiar(s *segment, victim, peer *host) (l *blindLiar, req control.Conn) {
+	s.Helper()
+	l = &blindLiar{victim: victim, peer: peer, peerGID: netip.MustParseAddr(peer.status().Interface.GID), forger: s.forger(s.hosts[2], victim)}
+	l.r = rand.New(rand.NewPCG(4791, victim.counter("ipoib", "req_sent")))
+	qpn, err := parseQPN(peer.status().Interface.UDQPN)
+	s.must(err)
+	l.peerQPN = uint32(qpn)
+	s.eventually(patience, "a REQ is out", func() error {
+		_, _ = victim.Ping(lab.Ping{Dst: peer.v4, Timeout: 10 * time.Millisecond})
+		for _, c := range s.connsOf(victim) {
+			if c.State == "REQ_SENT" && c.AgeMS < 300 && c.LocalCommID != "" {
+				req = c
+				return nil
+			}
+		}
+		return errors.New("none is")
+	})
+	_, err = fmt.Sscanf(req.LocalCommID, "0x%x", &l.local)
+	s.must(err)
+	return l, req
+}
+
+// connWith returns the connection with a communication ID of ours, a zero one if there is none.
+func (h *host) connWith(id string) (conn control.Conn) {
+	for _, c := range h.seg.connsOf(h) {
+		if c.LocalCommID == id {
+			conn = c
+		}
+	}
+	return conn
+}
+
+// down ends all connections of the interface, whose state is forgotten with them.
+func (h *host) down() {
+	s := h.seg
+	s.Helper()
+	s.must(h.Sysctl("net/ipv6/conf/"+ifName+"/keep_addr_on_down", "1"))
+	s.must(h.Down(ifName))
+	h.noConns()
+	s.must(h.Up(ifName))
+	h.waitState("up")
+}
+
 // req makes a REQ that the peer might send.
 func (l *blindLiar) req(qpn ib.QPN) mad.REQ {
 	req := mad.REQ{TransactionID: l.r.Uint64(), LocalCommID: mad.CommID(l.r.Uint32()), ServiceID: serviceid.New(serviceid.RFC, l.forger.qpn),

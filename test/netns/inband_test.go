@@ -133,21 +133,33 @@ func TestCMInband(t *testing.T) {
 	}
 }
 
+// silenceQP1 has nothing arrive at h's QP 1. What it returns ends that.
+func (h *host) silenceQP1() (end func()) {
+	s := h.seg
+	s.Helper()
+	nft, err := exec.LookPath("nft")
+	if err != nil {
+		s.Skip("nft is not installed: QP 1 cannot be silenced")
+	}
+	do := func(text string) {
+		s.Helper()
+		c := exec.Command(nft, "-f", "-")
+		c.Stdin = strings.NewReader(text)
+		if out, err := h.Output(c); err != nil {
+			s.Fatalf("%v: %s", err, out)
+		}
+	}
+	do(fmt.Sprintf("table netdev qp1 {\n chain in {\n  type filter hook ingress device %q priority 0; policy accept;\n"+
+		"  udp dport 4791 @th,104,24 1 counter drop\n }\n}\n", underlay)) // the destination QP is 5 octets into the BTH
+	return func() { do("delete table netdev qp1\n") }
+}
+
 // Both would use QP 1, but nothing that is sent to b's arrives.
 func TestSilentQP1(t *testing.T) {
 	parallel(t)
-	nft, err := exec.LookPath("nft")
-	if err != nil {
-		t.Skip("nft is not installed: QP 1 cannot be silenced")
-	}
 	s := newSegment(t, topology{})
 	a, b := s.hosts[0], s.hosts[1]
-	c := exec.Command(nft, "-f", "-") // the destination QP is 5 octets into the BTH
-	c.Stdin = strings.NewReader(fmt.Sprintf("table netdev qp1 {\n chain in {\n  type filter hook ingress device %q priority 0; policy accept;\n"+
-		"  udp dport 4791 @th,104,24 1 counter drop\n }\n}\n", underlay))
-	if out, err := b.Output(c); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	b.silenceQP1()
 	s.start("--mode", "rc")
 	a.reach(b.v4)
 	var mine control.Conn

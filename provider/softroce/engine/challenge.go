@@ -99,9 +99,11 @@ func (q *QP) answered(una ib.PSN) {
 	}
 }
 
-// msnTrust is how many ACKs and NAKs of a peer must have had the MSN that they should have
-// until those that do not are dropped.
+// msnTrust is how many ACKs of a peer in a row must have had exactly the MSN that they should have
+// until those that cannot be right are dropped.
 const msnTrust = 16
+
+const msnMask = 1<<24 - 1
 
 // counted reports whether the peer can have completed that many messages (IBA volume 1
 // section 9.7.7.1): no fewer than it has acknowledged and no more than were posted. Whoever guesses
@@ -111,18 +113,16 @@ const msnTrust = 16
 // a peer that counts in another way.
 func (q *QP) counted(msn uint32) bool {
 	r := &q.req
-	if r.msnSaysNothing {
-		return true
-	}
-	const mask = 1<<24 - 1
-	right := (msn-(q.sq.head-r.first))&mask <= q.sq.tail-q.sq.head
-	switch {
-	case right:
-		r.msnRight = min(r.msnRight+1, msnTrust)
-	case r.msnRight < msnTrust:
-		r.msnSaysNothing = true
+	return r.msnRight < msnTrust || (msn-(q.sq.head-r.first))&msnMask <= q.sq.tail-q.sq.head
+}
+
+// learnMSN takes in the MSN of an ACK, which has been taken.
+func (q *QP) learnMSN(msn uint32) {
+	switch r := &q.req; {
+	case r.msnRight == msnTrust || r.msnSaysNothing:
+	case msn == (q.sq.head-r.first)&msnMask:
+		r.msnRight++
 	default:
-		return false
+		r.msnRight = 0
 	}
-	return true
 }

@@ -41,6 +41,7 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 	case s.IsACK():
 		q.count.ACKsIn++
 		q.ackTo(psn, now)
+		q.learnMSN(pkt.AETH().MSN())
 		q.ackMissing()
 	case s.IsRNR():
 		q.count.RNRIn++

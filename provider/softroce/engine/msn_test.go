@@ -27,7 +27,7 @@ func TestCounted(t *testing.T) {
 		{"fewer than were acknowledged", verbs.Send, msnTrust, 0, 1<<24 - 1, DropMSN},
 		{"drawn", verbs.Send, msnTrust, 0, 1 << 20, DropMSN},
 		{"nothing is known of the peer", verbs.Send, msnTrust - 1, 0, 1 << 20, NoDrop},
-		{"the peer counts otherwise", verbs.Send, msnTrust, 5, 1 << 20, NoDrop},
+		{"the peer counts otherwise", verbs.Send, 2 * msnTrust, 5, 1 << 20, NoDrop},
 		{"beside a WRITE", verbs.Write, msnTrust, 0, 1 << 20, NoDrop},
 	} {
 		p := newPair(t, ib.RC, nil)

@@ -41,8 +41,8 @@ type requester struct {
 	rtt        roundTrip
 
 	first          uint32 // position of the first work request: messages are counted from there
-	msnRight       uint8  // ACKs and NAKs whose MSN was right, at most msnTrust
-	msnSaysNothing bool
+	msnRight       uint8  // ACKs in a row whose MSN was right, at most msnTrust
+	msnSaysNothing bool   // there was a request that not all count
 
 	challenge   challenge
 	ackDeadline time.Time
@@ -96,7 +96,7 @@ func (r *requester) postWR(q *QP, wr *verbs.SendWR, n int) {
 	switch wr.Opcode {
 	case verbs.Send, verbs.SendImm, verbs.SendInv:
 	default:
-		r.msnSaysNothing = true
+		r.msnRight, r.msnSaysNothing = 0, true
 	}
 	q.sq.push(&w, wr)
 	r.post = w.end()
