@@ -190,6 +190,8 @@ func (f *Interface) handle(ev Event) {
 		f.groupStep(group.JoinFailed{MGID: ev.MGID, Err: ev.Err})
 	case Shutdown:
 		f.stop()
+	case HandOver:
+		f.handOver()
 	case Wake:
 		f.wake()
 	default:
@@ -263,6 +265,8 @@ func (f *Interface) linkUp() {
 	if f.addrs.ownGone {
 		f.addLinkLocal() // the kernel removes it when a device goes down
 	}
+	f.recall(f.opt.Memory)
+	f.opt.Memory = Memory{} // from now on we know better
 }
 
 // linkDown gives everything up that needs the link (RFC 4755 section 3.4).

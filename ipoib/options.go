@@ -119,6 +119,10 @@ type Options struct {
 	// of 16388 only. Zero means 16 and 64 MiB.
 	UCRing, UCBudget int
 
+	// Memory is what an earlier process with this link-layer address knew of others,
+	// and goes on from there when the link first comes up. Zero: nothing.
+	Memory Memory
+
 	Rand *rand.Rand   // communication IDs, PSNs, jitter
 	Log  *slog.Logger // state changes; nil discards them
 }

@@ -173,6 +173,19 @@ func (t *Table) settle(e *entry) {
 	}
 }
 
+// recall takes up a neighbour from before.
+func (t *Table) recall(dst []Action, now time.Time, ev Recall) []Action {
+	ip := plain(ev.IP)
+	if !unicast(ip) || t.own[ip] != nil || t.entries[ip] != nil || ev.LinkAddr.IsZero() || len(t.entries) >= t.o.maxNeighbors() {
+		return dst
+	}
+	dst, e := t.add(dst, ip, false)
+	t.setLink(now, e, ev.LinkAddr)
+	e.router = ev.Router
+	t.setState(now, e, StateStale)
+	return append(dst, Resolved{IP: ip, LinkAddr: ev.LinkAddr})
+}
+
 // setState enters s and sets the timer that leaves it.
 func (t *Table) setState(now time.Time, e *entry, s State) {
 	if e.state != s {

@@ -21,6 +21,15 @@ type Resolve struct {
 	Source netip.Addr // without Packet: of the packets that will follow; may be zero
 }
 
+// Recall puts a neighbour into the table that an earlier Table of this interface knew,
+// as if it had not been used since: it is probed once it is. An entry that is there, and
+// our own addresses, stay as they are, and a full table takes no more.
+type Recall struct {
+	IP       netip.Addr
+	LinkAddr encap.LinkAddr
+	Router   bool
+}
+
 // Used says that packets went to neighbour IP without asking the Table. Tell it
 // every second or so for neighbours with traffic: unused entries expire, used
 // ones are probed when their confirmation has aged.
@@ -108,6 +117,7 @@ type Reannounce struct{}
 type Wake struct{}
 
 func (Resolve) event()       {}
+func (Recall) event()        {}
 func (Used) event()          {}
 func (Confirmed) event()     {}
 func (ConfirmedLink) event() {}

@@ -65,6 +65,8 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 	switch ev := ev.(type) {
 	case Resolve:
 		return t.resolve(dst, now, plain(ev.IP), ev.Packet, ev.Source)
+	case Recall:
+		return t.recall(dst, now, ev)
 	case Used:
 		if e := t.entries[plain(ev.IP)]; e != nil {
 			t.use(now, e)
