@@ -94,6 +94,11 @@ type Options struct {
 	Notify   func(string)
 	Watchdog time.Duration
 
+	// Store keeps descriptors for the next process; nil: there is none. Heritage is what
+	// the process before left there.
+	Store    Store
+	Heritage Heritage
+
 	Build string   // version, for status
 	Notes []string // what is worth knowing about the provider, for status
 	NoQP1 error    // why the provider has no QP 1, if it is known
@@ -143,6 +148,7 @@ type Agent struct {
 	groups   map[ib.GID]time.Time
 	kernel   *kernelWorker
 	counters counters
+	legacy   legacy
 	udDied   string // why the UD QP went to ERR, until it is back
 	// tooBigBefore is what tooBig counted when the MTU of the underlay or of a route
 	// changed last.
@@ -209,12 +215,14 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 		}
 		defer scrapes.Close()
 	}
+	if err := a.prepareHandOver(); err != nil {
+		return err
+	}
+	defer a.legacy.close()
 	if err := a.openTUN(); err != nil {
 		return err
 	}
-	a.loop, err = datapath.New(datapath.Config{Provider: a.opt.Provider, TUN: a.tun, PKey: a.opt.PKey, QKey: a.opt.QKey,
-		UDMTU: mtu.AcceptUD(a.opt.UDMTU), ReceiveMTU: a.opt.ReceiveMTU, InheritClass: a.opt.InheritClass, NoAttend: a.opt.OwnTUNThread})
-	if err != nil {
+	if a.loop, err = a.openLoop(gid); err != nil {
 		return errors.Join(fmt.Errorf("set up the data path: %w", err), a.tun.Close())
 	}
 	a.loop.SetAllow(a.opt.Allow)
@@ -237,6 +245,9 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	a.end = stop
 	loopCtx, stopLoop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
+	if s, ok := a.opt.Provider.(verbs.Successor); ok {
+		s.Begin()
+	}
 	wg.Go(func() {
 		switch err := a.loop.Run(loopCtx); {
 		case errors.Is(err, syscall.EBADFD), errors.Is(err, syscall.ENODEV): // of a TUN
@@ -281,6 +292,7 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 			stop(err)
 			return
 		}
+		a.keepTUN()
 		ready()
 	})
 	a.hub.close()
@@ -359,7 +371,7 @@ func (a *Agent) machineOptions(port verbs.Port) ipoib.Options {
 		Link: a.link, GUID: port.GUID, PathMTU: port.MTU, PKey: a.opt.PKey, QKey: a.opt.QKey,
 		SRQ: a.opt.Provider.Caps().SRQ, Mode: a.opt.Mode, CMTransport: a.opt.CM, NoGSI: a.opt.Provider.MADPort() == nil, UDMTU: a.udMTU(port), UDAuto: a.opt.UDMTU == 0, ReceiveMTU: a.opt.ReceiveMTU,
 		BestMessage: a.opt.Provider.Caps().BestMessage, Idle: a.opt.Idle, Peers: a.opt.Peers, Allow: a.opt.Allow, Log: a.log, Rand: newRand(),
-		MaxConns: a.opt.maxConns(), MaxPeers: a.opt.maxNeighbours(),
+		Memory: a.memory(), MaxConns: a.opt.maxConns(), MaxPeers: a.opt.maxNeighbours(),
 		Neigh: neigh.Options{AcceptAlways: a.opt.ARPAlways, MaxNeighbors: a.opt.maxNeighbours()},
 		CM:    cm.Options{MaxConns: 4 * a.opt.maxConns()}, // half-open ones and TIMEWAIT included
 	}

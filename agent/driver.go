@@ -42,6 +42,9 @@ func (a *Agent) drive(ctx context.Context, ready func()) {
 			a.report()
 		}
 	}
+	if a.opt.Store != nil && errors.Is(context.Cause(ctx), context.Canceled) && a.handOver() {
+		return
+	}
 	a.hub.publish(a.event("agent", "stopping", "saying goodbye to every peer"))
 	a.step(ipoib.Shutdown{})
 	patience := time.NewTimer(shutdownWithin)

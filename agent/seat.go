@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"syscall"
+	"time"
 
 	"github.com/vishvananda/netns"
 
@@ -28,7 +29,15 @@ type seat struct {
 // openTUN makes the interface, in the namespace that is configured.
 func (a *Agent) openTUN() error {
 	open := func() (err error) {
-		a.tun, err = tun.Open(tun.Options{Name: a.opt.Name, MTU: mtu.DefaultDevice, NoChecksum: a.opt.NoChecksum, NoSegments: a.opt.NoSegments, NoDatagrams: a.opt.NoDatagrams})
+		o := tun.Options{Name: a.opt.Name, MTU: mtu.DefaultDevice, NoChecksum: a.opt.NoChecksum, NoSegments: a.opt.NoSegments, NoDatagrams: a.opt.NoDatagrams}
+		if a.tun = a.adoptTUN(o); a.tun != nil {
+			return nil
+		}
+		a.tun, err = tun.Open(o)
+		for until := time.Now().Add(releasedWithin); a.legacy.refused && errors.Is(err, errBusy) && time.Now().Before(until); {
+			time.Sleep(10 * time.Millisecond) // until the store has let go of it
+			a.tun, err = tun.Open(o)
+		}
 		return err
 	}
 	if a.opt.Netns == "" {
@@ -134,6 +143,9 @@ func (a *Agent) prepare(ns netns.NsHandle, name string, up bool) (notes []string
 		default:
 			return nil, fmt.Errorf("%s: %s: %w", name, step.what, err)
 		}
+	}
+	if err := a.tidy(d); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	if up {
 		if err := d.SetUp(true); err != nil {

@@ -35,6 +35,9 @@ type Config struct {
 	PKey ib.PKey // zero means ib.DefaultPKey
 	QKey ib.QKey // of the UD QP; zero means ib.QKeyIPoIB
 
+	// UDQPN asks for the number of the UD QP ([verbs.QPInit]). Zero: any.
+	UDQPN ib.QPN
+
 	UDMTU      int // largest IP packet over UD in octets; zero means 2044
 	ReceiveMTU int // of the shared receive buffers, octets, header included; zero means 65524
 
@@ -207,7 +210,7 @@ func (l *Loop) makeQueues() error {
 func (l *Loop) makeUD() error {
 	udq := newSendQ(l.pool, l.cfg.udSendDepth(), true, l.gen<<genShift)
 	qp, err := l.p.CreateQP(verbs.QPInit{
-		Transport: ib.UD, SendCQ: l.sendCQ, RecvCQ: l.ud.cq,
+		Transport: ib.UD, QPN: l.cfg.UDQPN, SendCQ: l.sendCQ, RecvCQ: l.ud.cq,
 		SendDepth: l.cfg.udSendDepth(), RecvDepth: l.cfg.udRecvDepth(), MaxSendSGE: 1, MaxRecvSGE: 1,
 	})
 	if err != nil {

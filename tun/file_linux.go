@@ -78,11 +78,45 @@ func Open(o Options) (*File, error) {
 	return t, nil
 }
 
-func (t *File) setup(o Options) error {
-	ifr, err := unix.NewIfreq(o.Name)
-	if err != nil {
-		return fmt.Errorf("open TUN %q: name too long", o.Name)
+// Adopt goes on with the TUN that fd is attached to, which a process before made. It
+// must have o.Name, and headers before packets just where o and the kernel let it have
+// them; its MTU stays. fd is the File's where there is no error.
+func Adopt(fd int, o Options) (*File, error) {
+	t := &File{fd: fd}
+	if err := t.takeOver(o); err != nil {
+		return nil, fmt.Errorf("take TUN over: %w", err)
 	}
+	return t, nil
+}
+
+func (t *File) takeOver(o Options) error {
+	ifr, err := unix.NewIfreq("")
+	if err != nil {
+		return err
+	}
+	if err := unix.IoctlIfreq(t.fd, unix.TUNGETIFF, ifr); err != nil {
+		return fmt.Errorf("it is no TUN with an interface: %w", err)
+	}
+	t.name = ifr.Name()
+	if t.name != o.Name {
+		return fmt.Errorf("it is interface %s, want %s", t.name, o.Name)
+	}
+	if err := unix.SetNonblock(t.fd, true); err != nil {
+		return err
+	}
+	want, have := t.flags(o), ifr.Uint16()
+	const matter = unix.IFF_TUN | unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_MULTI_QUEUE
+	if have&matter != want {
+		return fmt.Errorf("its flags are 0x%04x, want 0x%04x: offload.checksum has changed", have&matter, want)
+	}
+	if persist := have & unix.IFF_PERSIST; persist != 0 {
+		return errors.New("it would outlive its process")
+	}
+	return t.begin(nil)
+}
+
+// flags finds out what there may be before packets, and returns the flags of the TUN.
+func (t *File) flags(o Options) uint16 {
 	flags := uint16(unix.IFF_TUN | unix.IFF_NO_PI)
 	t.csum.why, t.tso.why, t.uso.why = "switched off", "switched off", "switched off"
 	if !o.NoChecksum {
@@ -97,11 +131,25 @@ func (t *File) setup(o Options) error {
 	if !t.csum.on && !o.NoDatagrams {
 		t.uso.why = "needs checksums by us: " + t.csum.why
 	}
-	ifr.SetUint16(flags)
+	return flags
+}
+
+func (t *File) setup(o Options) error {
+	ifr, err := unix.NewIfreq(o.Name)
+	if err != nil {
+		return fmt.Errorf("open TUN %q: name too long", o.Name)
+	}
+	ifr.SetUint16(t.flags(o))
 	if err := unix.IoctlIfreq(t.fd, unix.TUNSETIFF, ifr); err != nil {
 		return fmt.Errorf("create TUN %q: %w", o.Name, err)
 	}
 	t.name = ifr.Name()
+	mtu := uint32(o.mtu())
+	return t.begin(&mtu)
+}
+
+// begin makes an attached TUN ready, with an MTU unless that is nil.
+func (t *File) begin(mtu *uint32) error {
 	if t.csum.on {
 		if err := t.vnet(); err != nil {
 			return fmt.Errorf("%s: %w", t.name, err)
@@ -121,9 +169,11 @@ func (t *File) setup(o Options) error {
 		return fmt.Errorf("index of %s: %w", t.name, err)
 	}
 	t.index = int(req.Uint32())
-	req.SetUint32(uint32(o.mtu()))
-	if err := unix.IoctlIfreq(s, unix.SIOCSIFMTU, req); err != nil {
-		return fmt.Errorf("set MTU of %s to %d: %w", t.name, o.mtu(), err)
+	if mtu != nil {
+		req.SetUint32(*mtu)
+		if err := unix.IoctlIfreq(s, unix.SIOCSIFMTU, req); err != nil {
+			return fmt.Errorf("set MTU of %s to %d: %w", t.name, *mtu, err)
+		}
 	}
 
 	if t.ended, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {

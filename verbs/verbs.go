@@ -344,6 +344,18 @@ type Attender interface {
 	Attend(fd int, step func() (more bool, wait time.Duration)) (stop func(), err error)
 }
 
+// A Successor is a provider that goes on with the sockets of a process before, under the
+// same QPN, and hands them on. It is optional: ask with a type assertion.
+type Successor interface {
+	// Begin receives what waits at sockets that were taken over; until then nothing is
+	// received from any. Calling it again, or without such sockets, is harmless.
+	Begin()
+	// Freeze ends reception for good. What arrives from then on waits at the sockets,
+	// whose descriptors it returns, for the caller to hand on and close. Sending goes on
+	// until Close. What an Attender looked after is let go.
+	Freeze() ([]int, error)
+}
+
 // A Prober is a provider that can say whether its threads still move. It is
 // optional: ask with a type assertion.
 type Prober interface {
@@ -409,7 +421,10 @@ type SRQ interface {
 
 // QPInit says what a queue pair is made of.
 type QPInit struct {
-	Transport      ib.Transport
+	Transport ib.Transport
+	// QPN asks for a number, of a provider that lets its users choose
+	// ([Successor]); others give any. Zero: any.
+	QPN            ib.QPN
 	SendCQ, RecvCQ CQ
 	SRQ            SRQ // nil: the QP has a receive queue of its own
 	SendDepth      int

@@ -24,8 +24,8 @@ const (
 
 // openProvider opens what carries RDMA, and checks that the UD MTU fits it. The
 // notes are what an operator should know about the choice.
-func openProvider(ctx context.Context, c Config, s settings, log *slog.Logger) (verbs.Provider, ib.GID, []string, error) {
-	dev, err := c.openDevice(ctx, s, log)
+func openProvider(ctx context.Context, c Config, s settings, heir *inheritance, log *slog.Logger) (verbs.Provider, ib.GID, []string, error) {
+	dev, err := c.openDevice(ctx, s, heir, log)
 	if err != nil {
 		return nil, ib.GID{}, nil, err
 	}
@@ -48,7 +48,7 @@ func openProvider(ctx context.Context, c Config, s settings, log *slog.Logger) (
 	return dev, s.gid, notes, nil
 }
 
-func (c *Config) openDevice(ctx context.Context, s settings, log *slog.Logger) (verbs.Provider, error) {
+func (c *Config) openDevice(ctx context.Context, s settings, heir *inheritance, log *slog.Logger) (verbs.Provider, error) {
 	if c.Provider == ibVerbs && !ibverbs.Built {
 		return nil, fmt.Errorf("provider ibverbs: %w", ibverbs.ErrNotBuilt)
 	}
@@ -70,9 +70,19 @@ func (c *Config) openDevice(ctx context.Context, s settings, log *slog.Logger) (
 		if off(c.Offload.BusyPoll) {
 			poll = 0
 		}
-		dev, err = softroce.Open(softroce.Options{
-			Underlay: c.Underlay, GID: s.gid, MaxUDPayload: c.UDMTU.most() + encap.HeaderLen, TrafficClass: uint8(c.Class.fixed()), PKeys: []ib.PKey{ib.PKey(cmp.Or(c.PKey, uint16(ib.DefaultPKey)))},
-			NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), HoldP: !off(c.Offload.HoldP), BusyPoll: poll, NoConnect: off(c.Offload.Connected), Stop: ctx.Done(), Log: log,
+		heir.suits(c.Underlay)
+		dev, err = heir.whenReleased(func() (verbs.Provider, error) {
+			d, err := softroce.Open(softroce.Options{
+				Underlay: c.Underlay, GID: s.gid, MaxUDPayload: c.UDMTU.most() + encap.HeaderLen,
+				TrafficClass: uint8(c.Class.fixed()), PKeys: []ib.PKey{ib.PKey(cmp.Or(c.PKey, uint16(ib.DefaultPKey)))},
+				NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), HoldP: !off(c.Offload.HoldP),
+				BusyPoll: poll, NoConnect: off(c.Offload.Connected), Stop: ctx.Done(), Log: log,
+				Sockets: heir.sockets, GUID: heir.guid(),
+			})
+			if err != nil {
+				return nil, err // not a nil Device in an interface
+			}
+			return d, nil
 		})
 	}
 	if err != nil {

@@ -38,12 +38,8 @@ const (
 	maxLeft       = 24 * time.Hour
 )
 
-// A State is what is handed over.
+// A State is what is handed over by a process that has ended its connections.
 type State struct {
-	// Orderly says that the process ended its connections and stopped receiving before it
-	// wrote this. Otherwise it died, and peers may have connections to its QPNs.
-	Orderly bool
-
 	Name     string // of the interface
 	Underlay string // device
 	Link     encap.LinkAddr
@@ -57,7 +53,6 @@ type State struct {
 // document is State as it is written.
 type document struct {
 	Version    int            `json:"version"`
-	Orderly    bool           `json:"orderly"`
 	Name       string         `json:"name"`
 	Underlay   string         `json:"underlay"`
 	Link       linkAddr       `json:"link"`
@@ -92,7 +87,7 @@ type peer struct {
 
 // AppendBinary appends s to b. What is above a bound is left out.
 func (s *State) AppendBinary(b []byte) ([]byte, error) {
-	d := document{Version: Version, Orderly: s.Orderly, Name: s.Name, Underlay: s.Underlay, Link: fromLink(s.Link),
+	d := document{Version: Version, Name: s.Name, Underlay: s.Underlay, Link: fromLink(s.Link),
 		GUID: uint64(s.GUID), PKey: uint16(s.PKey), QKey: uint32(s.QKey), Prefixes: s.Prefixes[:min(len(s.Prefixes), maxPrefixes)]}
 	for _, n := range s.Memory.Neighbours[:min(len(s.Memory.Neighbours), maxNeighbours)] {
 		d.Neighbours = append(d.Neighbours, neighbour{Addr: n.Addr, Link: fromLink(n.Link), Router: n.Router})
@@ -175,7 +170,7 @@ func (d *document) state() (s State, err error) {
 	case len(d.Peers) > maxPeers:
 		return s, fmt.Errorf("%d peers, more than %d", len(d.Peers), maxPeers)
 	}
-	s = State{Orderly: d.Orderly, Name: d.Name, Underlay: d.Underlay, GUID: ib.GUID(d.GUID), PKey: ib.PKey(d.PKey), QKey: ib.QKey(d.QKey), Prefixes: d.Prefixes}
+	s = State{Name: d.Name, Underlay: d.Underlay, GUID: ib.GUID(d.GUID), PKey: ib.PKey(d.PKey), QKey: ib.QKey(d.QKey), Prefixes: d.Prefixes}
 	if s.Link, err = d.Link.link(); err != nil {
 		return State{}, fmt.Errorf("own address: %w", err)
 	}

@@ -18,7 +18,7 @@ func sample() State {
 	with := b
 	with.Flags = encap.FlagRC
 	return State{
-		Orderly: true, Name: "ibcm0", Underlay: "eth0", GUID: 7, PKey: 0xffff, QKey: 0xb1b,
+		Name: "ibcm0", Underlay: "eth0", GUID: 7, PKey: 0xffff, QKey: 0xb1b,
 		Link:     encap.LinkAddr{Flags: encap.FlagRC, QPN: 0x123, GID: ib.GIDFromAddr(netip.MustParseAddr("fe80::1"))},
 		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24")},
 		Memory: ipoib.Memory{
@@ -55,7 +55,7 @@ func TestRefused(t *testing.T) {
 		{"empty", "", "not a state"},
 		{"no version", `{"name":"x"}`, "not a state"},
 		{"newer", strings.Replace(good, `"version":1`, `"version":2,"news":[1]`, 1), "version 2, and this program knows 1"},
-		{"unknown field", strings.Replace(good, `"orderly"`, `"disorderly"`, 1), "unknown field"},
+		{"unknown field", strings.Replace(good, `"underlay"`, `"overlay"`, 1), "unknown field"},
 		{"cut", good[:len(good)-1], "malformed"},
 		{"more", good + "{}", "malformed"},
 		{"QPN of QP 1", strings.Replace(good, `"qpn":291`, `"qpn":1`, 1), "QPN 0x1"},

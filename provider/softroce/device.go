@@ -89,6 +89,7 @@ type Device struct {
 	routes    routeMTUs
 
 	closing atomic.Bool
+	heritage
 
 	attended atomic.Bool // a receiver looks after a descriptor of the user's
 	stepping atomic.Bool // it is calling the user's step
@@ -166,6 +167,7 @@ func (d *Device) open() error {
 	if d.room, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return fmt.Errorf("create epoll: %w", err)
 	}
+	defer d.dropSockets()
 	if err := d.openSockets(p); err != nil {
 		return err
 	}
@@ -186,8 +188,8 @@ func (d *Device) start() {
 	if r := d.attendant(); r != nil {
 		r.room = d.room
 	}
-	for _, r := range d.receivers {
-		d.wg.Go(r.run)
+	if !d.adopted {
+		d.Begin()
 	}
 	d.wg.Go(d.timers.run)
 	d.wg.Go(d.notifier)
@@ -348,7 +350,7 @@ func (d *Device) CreateQP(init verbs.QPInit) (verbs.QP, error) {
 	if init.Transport == ib.UD {
 		q.udPkts = make([]engine.Packet, udOutput)
 	}
-	err := d.qps.insert(q, d.opts.random, func(n ib.QPN) {
+	err := d.qps.insert(q, init.QPN, d.opts.random, func(n ib.QPN) {
 		cfg.QPN = n
 		q.eng = engine.New(cfg)
 	})

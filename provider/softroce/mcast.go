@@ -1,6 +1,7 @@
 package softroce
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -146,6 +147,9 @@ func (d *Device) membership(mgid ib.GID, join bool) error {
 			name = unix.IP_DROP_MEMBERSHIP
 		}
 		err = unix.SetsockoptIPMreqn(r.fd, unix.IPPROTO_IP, name, m)
+	}
+	if join && d.adopted && errors.Is(err, unix.EADDRINUSE) {
+		return nil // the socket was a member when it was taken over
 	}
 	if err != nil {
 		return fmt.Errorf("membership of %v on %s: %w", mgid, d.opts.Underlay, err)

@@ -65,9 +65,12 @@ func (d *Device) openFamily(v6 bool, fixed ib.GID) error {
 
 func (d *Device) openReceiver(v6 bool, addr netip.Addr, mcast, share bool) error {
 	r := &receiver{dev: d, fd: -1, room: -1, v6: v6, mcast: mcast, addr: addr, share: share}
-	fd, err := r.socket()
-	if err != nil {
-		return err
+	fd, ok := d.adopt(r)
+	if !ok {
+		var err error
+		if fd, err = r.socket(); err != nil {
+			return err
+		}
 	}
 	r.fd = fd
 	if err := r.newWake(); err != nil {
@@ -84,25 +87,15 @@ func (r *receiver) socket() (fd int, err error) {
 	if fd, err = newSocket(r.v6, d.opts.Underlay); err != nil {
 		return -1, err
 	}
+	if err := r.prepare(fd); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
 	defer func() {
 		if err != nil {
 			unix.Close(fd)
 		}
 	}()
-	if err := setAll(fd, recvOptions(r.v6)); err != nil {
-		return -1, err
-	}
-	if r.share {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-			return -1, fmt.Errorf("set SO_REUSEADDR: %w", err)
-		}
-	}
-	d.count.recvBufferAsked.Store(uint64(d.opts.recvBuffer()))
-	d.count.recvBuffer.Store(uint64(setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, d.opts.recvBuffer())))
-	if !d.noGRO.Load() && unix.SetsockoptInt(fd, unix.IPPROTO_UDP, optUDPGRO, 1) != nil {
-		d.count.groRefused.Add(1)
-		d.offloadOff(gro, "the kernel refuses it on this socket")
-	}
 	port := d.opts.udpPort()
 	if err := unix.Bind(fd, sockaddr(r.v6, r.addr, port, int(d.ifindex.Load()))); err != nil {
 		if errors.Is(err, unix.EADDRINUSE) {
@@ -111,6 +104,28 @@ func (r *receiver) socket() (fd int, err error) {
 		return -1, fmt.Errorf("bind UDP port %d on %s: %w", port, d.opts.Underlay, err)
 	}
 	return fd, nil
+}
+
+// prepare sets the options of a socket of r.
+func (r *receiver) prepare(fd int) error {
+	d := r.dev
+	if err := setAll(fd, recvOptions(r.v6)); err != nil {
+		return err
+	}
+	if r.share {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+			return fmt.Errorf("set SO_REUSEADDR: %w", err)
+		}
+	}
+	d.count.recvBufferAsked.Store(uint64(d.opts.recvBuffer()))
+	d.count.recvBuffer.Store(uint64(setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, d.opts.recvBuffer())))
+	if d.noGRO.Load() {
+		_ = unix.SetsockoptInt(fd, unix.IPPROTO_UDP, optUDPGRO, 0) // it may have been on before
+	} else if unix.SetsockoptInt(fd, unix.IPPROTO_UDP, optUDPGRO, 1) != nil {
+		d.count.groRefused.Add(1)
+		d.offloadOff(gro, "the kernel refuses it on this socket")
+	}
+	return nil
 }
 
 func (d *Device) openSender(v6, fragment bool) (*sender, error) {

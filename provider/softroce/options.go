@@ -51,6 +51,10 @@ type Options struct {
 	// AddressWait bounds the wait for an address that is still tentative. Zero
 	// means 5 s, negative means no wait.
 	AddressWait time.Duration
+	// Sockets are receiving sockets of a process before, as [Device.Freeze] returned
+	// them. Those that are what Open would open are taken into use instead, and nothing
+	// is received before [Device.Begin]; the others are closed.
+	Sockets []int
 	// Stop ends that wait when it is closed; Open then returns ErrStopped.
 	Stop <-chan struct{}
 

@@ -2,6 +2,7 @@ package softroce
 
 import (
 	"encoding/binary"
+	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -43,15 +44,15 @@ func (t *qpTable) lookup(n ib.QPN) *qp {
 	return nil
 }
 
-// insert gives q an unpredictable QPN and makes it known; build is called with
-// it before anybody can find q.
-func (t *qpTable) insert(q *qp, random func([]byte), build func(ib.QPN)) error {
+// insert gives q an unpredictable QPN, or want if that is not zero, and makes it known;
+// build is called with it before anybody can find q.
+func (t *qpTable) insert(q *qp, want ib.QPN, random func([]byte), build func(ib.QPN)) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.n >= maxQPs {
 		return verbs.ErrNoResources
 	}
-	for {
+	for want == 0 {
 		var r [4]byte
 		random(r[:])
 		n := ib.QPN(binary.LittleEndian.Uint32(r[:])) & ib.QPNMask
@@ -60,6 +61,12 @@ func (t *qpTable) insert(q *qp, random func([]byte), build func(ib.QPN)) error {
 		}
 		q.qpn = n
 		break
+	}
+	if want != 0 {
+		if want <= ib.QPNGSI || want >= ib.QPNMulticast || t.lookup(want) != nil {
+			return fmt.Errorf("%w: QPN %v cannot be had", verbs.ErrInvalid, want)
+		}
+		q.qpn = want
 	}
 	build(q.qpn)
 	b := &t.buckets[q.qpn%qpBuckets]

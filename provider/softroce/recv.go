@@ -107,13 +107,13 @@ func (r *receiver) init() {
 	}
 }
 
-// run reads until the device is closed.
+// run reads until the device is closed or frozen.
 func (r *receiver) run() {
 	r.init()
 	r.readable = true
 	defer r.end()
 	defer r.dev.timers.rest(false)
-	for !r.dev.closing.Load() {
+	for !r.dev.closing.Load() && !r.dev.frozen.Load() {
 		r.turns.Add(1)
 		switch attends := r.att.Load() != nil; {
 		case attends:

@@ -38,6 +38,9 @@ type AgentConfig struct {
 	Args    []string // more arguments of run
 	Stderr  *os.File // takes its log instead; nil means Log
 	Env     []string // more variables of its environment
+	// Files are handed to it under FileNames, as a service manager does (sd_listen_fds(3)).
+	Files     []*os.File
+	FileNames []string
 	// Detached lets the agent outlive this process, which it otherwise never
 	// does, however this process ends.
 	Detached bool
@@ -54,6 +57,11 @@ func StartAgent(ctx context.Context, h *Host, c AgentConfig) (*Agent, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", c.Control)
 	}}
 	a.cmd = exec.Command(c.Program, append([]string{"run", "--control", c.Control}, c.Args...)...)
+	if len(c.Files) > 0 { // whose process it is must be said before there is one
+		a.cmd.Args = append([]string{"sh", "-c", `LISTEN_PID=$$ exec "$0" "$@"`, c.Program}, a.cmd.Args[1:]...)
+		a.cmd.Path, a.cmd.ExtraFiles = "/bin/sh", c.Files
+		c.Env = append(c.Env, fmt.Sprintf("LISTEN_FDS=%d", len(c.Files)), "LISTEN_FDNAMES="+strings.Join(c.FileNames, ":"))
+	}
 	a.cmd.Stdout, a.cmd.Stderr = logFile, logFile
 	if c.Stderr != nil {
 		a.cmd.Stderr = c.Stderr

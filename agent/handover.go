@@ -1,0 +1,263 @@
+package agent
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/datapath"
+	"ipoibcm/hostnet"
+	"ipoibcm/ib"
+	"ipoibcm/ipoib"
+	"ipoibcm/ipoib/handover"
+	"ipoibcm/mtu"
+	"ipoibcm/tun"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/ip"
+)
+
+// A Store keeps descriptors by name for the next process, and lets go of them when there
+// is none: the service manager's ([ADR 0034]).
+type Store interface {
+	// Put adds descriptors under a name. The caller keeps its own.
+	Put(name string, fds ...int) error
+	// Remove closes those of a name, sooner or later.
+	Remove(name string) error
+}
+
+// Names of what is in a Store.
+const (
+	StoreTUN     = "tun"     // the interface: all the time, so that it outlives a crash
+	StoreSockets = "sockets" // of the provider: from the end of a process
+	StoreState   = "state"   // a handover.State: likewise
+)
+
+// releasedWithin bounds the wait for what a Store is to let go of.
+const releasedWithin = 2 * time.Second
+
+// A Heritage is what the process before left.
+type Heritage struct {
+	TUN   *os.File        // nil: none. Run closes it
+	State *handover.State // nil: none that can be used
+}
+
+// A legacy is what is needed to leave something to the next process.
+type legacy struct {
+	state   *os.File // filled at the end; the confined process can make no such file
+	adopted bool     // the TUN is of the process before
+	refused bool     // it was not what we need
+	tidied  bool
+}
+
+func (l *legacy) close() {
+	if l.state != nil {
+		l.state.Close()
+	}
+}
+
+// prepareHandOver makes what the end will need.
+func (a *Agent) prepareHandOver() error {
+	if a.opt.Store == nil {
+		return nil
+	}
+	fd, err := unix.MemfdCreate("ipoibcm-state", unix.MFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("make a file for the state: %w", err)
+	}
+	a.legacy.state = os.NewFile(uintptr(fd), "state")
+	return nil
+}
+
+// adoptTUN goes on with the interface of the process before; nil if there is none that is
+// what o says.
+func (a *Agent) adoptTUN(o tun.Options) *tun.File {
+	f := a.opt.Heritage.TUN
+	if f == nil {
+		return nil
+	}
+	a.opt.Heritage.TUN = nil
+	defer f.Close()
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err == nil {
+		var t *tun.File
+		if t, err = tun.Adopt(fd, o); err == nil {
+			a.legacy.adopted = true
+			a.log.Info("interface taken over", "name", o.Name)
+			return t
+		}
+		unix.Close(fd)
+	}
+	a.log.Warn("the interface of the process before is not taken over: it is made anew", "err", err)
+	a.legacy.refused = true
+	a.storeRemove(StoreTUN)
+	return nil
+}
+
+// sameLink reports whether the process before was on the link that we are on with gid.
+func (a *Agent) sameLink(gid ib.GID) bool {
+	s := a.opt.Heritage.State
+	return s != nil && s.Link.GID == gid && s.PKey == cmp.Or(a.opt.PKey, ib.DefaultPKey) && s.Underlay == a.opt.Provider.Port().UnderlayIf
+}
+
+// openLoop makes the data path, with the UD QPN of the process before where that can be
+// had: peers need not learn another.
+func (a *Agent) openLoop(gid ib.GID) (*datapath.Loop, error) {
+	c := datapath.Config{Provider: a.opt.Provider, TUN: a.tun, PKey: a.opt.PKey, QKey: a.opt.QKey,
+		UDMTU: mtu.AcceptUD(a.opt.UDMTU), ReceiveMTU: a.opt.ReceiveMTU,
+		InheritClass: a.opt.InheritClass, NoAttend: a.opt.OwnTUNThread}
+	if !a.sameLink(gid) {
+		if s := a.opt.Heritage.State; s != nil {
+			a.log.Warn("the process before was on another link: neighbours are learnt anew", "gid", s.Link.GID, "pkey", s.PKey, "underlay", s.Underlay)
+			a.opt.Heritage.State.Memory = ipoib.Memory{}
+		}
+		return datapath.New(c)
+	}
+	c.UDQPN = a.opt.Heritage.State.Link.QPN
+	l, err := datapath.New(c)
+	if errors.Is(err, verbs.ErrInvalid) {
+		a.log.Warn("the UD QPN of the process before cannot be had", "qpn", c.UDQPN, "err", err)
+		c.UDQPN = 0
+		l, err = datapath.New(c)
+	}
+	return l, err
+}
+
+// memory returns what the process before knew.
+func (a *Agent) memory() ipoib.Memory {
+	if s := a.opt.Heritage.State; s != nil {
+		return s.Memory
+	}
+	return ipoib.Memory{}
+}
+
+// tidy takes off an interface that was taken over what the process before put there and
+// nobody asks for any more: its routes, which the machine makes as it needs them, and
+// addresses that are not configured now.
+func (a *Agent) tidy(d *hostnet.Device) error {
+	if !a.legacy.adopted || a.legacy.tidied {
+		return nil
+	}
+	a.legacy.tidied = true
+	if _, err := d.RemoveOurs(); err != nil {
+		return fmt.Errorf("remove routes of the process before: %w", err)
+	}
+	s := a.opt.Heritage.State
+	if s == nil {
+		return nil
+	}
+	want := append(slices.Clone(a.live.addresses()), netip.PrefixFrom(ip.LinkLocal(a.link.GID), 64))
+	for _, p := range s.Prefixes {
+		if slices.Contains(want, p) {
+			continue
+		}
+		if err := d.DelAddr(p); err != nil && !errors.Is(err, hostnet.ErrNotFound) {
+			return fmt.Errorf("remove %v of the process before: %w", p, err)
+		}
+	}
+	return nil
+}
+
+// keepTUN has the store keep the interface, in whatever way the process ends.
+func (a *Agent) keepTUN() {
+	if a.opt.Store == nil {
+		return
+	}
+	if err := a.opt.Store.Put(StoreTUN, a.tun.FD()); err != nil {
+		a.log.Warn("the interface will not outlive this process", "err", err)
+	}
+}
+
+func (a *Agent) storeRemove(name string) {
+	if a.opt.Store == nil {
+		return
+	}
+	if err := a.opt.Store.Remove(name); err != nil {
+		a.log.Warn("the service manager was not told to let go of a descriptor", "name", name, "err", err)
+	}
+}
+
+// handOver leaves everything to the next process and reports whether that is all there
+// is to do. Packets that arrive from here on wait at the sockets, those of the host at
+// the TUN. Peers are told that their connections have ended and dial again, or are
+// dialled, when there is a packet.
+func (a *Agent) handOver() bool {
+	a.hub.publish(a.event("agent", "stopping", "handing over to the next process"))
+	state := a.state()
+	p, ok := a.opt.Provider.(verbs.Successor)
+	if !ok { // the next one has another QPN: what is said of ours is goodbye
+		a.leave(&state, nil)
+		return false
+	}
+	fds, err := p.Freeze()
+	if err != nil {
+		a.log.Warn("sockets are not handed over", "err", err)
+	}
+	defer func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	}()
+	a.step(ipoib.HandOver{})
+	a.leave(&state, fds)
+	return true
+}
+
+// leave puts the state and sockets into the store.
+func (a *Agent) leave(s *handover.State, sockets []int) {
+	b, err := s.AppendBinary(nil)
+	if err == nil {
+		_, err = a.legacy.state.WriteAt(b, 0)
+	}
+	if err == nil {
+		err = a.opt.Store.Put(StoreState, int(a.legacy.state.Fd()))
+	}
+	if err == nil && len(sockets) > 0 {
+		err = a.opt.Store.Put(StoreSockets, sockets...)
+	}
+	if err != nil {
+		a.log.Warn("the next process begins anew", "err", err)
+		return
+	}
+	a.log.Info("handed over", "neighbours", len(s.Memory.Neighbours), "peers", len(s.Memory.Peers), "sockets", len(sockets), "octets", len(b))
+}
+
+// state is what the next process is to know.
+func (a *Agent) state() handover.State {
+	port := a.opt.Provider.Port()
+	s := handover.State{Name: a.opt.Name, Underlay: port.UnderlayIf, Link: a.link, GUID: port.GUID,
+		PKey: cmp.Or(a.opt.PKey, ib.DefaultPKey), QKey: cmp.Or(a.opt.QKey, ib.QKeyIPoIB), Prefixes: slices.Clone(a.live.addresses()), Memory: a.m.Memory()}
+	for _, x := range a.m.Status().Addrs {
+		if x.Ours && !slices.Contains(s.Prefixes, x.Prefix) {
+			s.Prefixes = append(s.Prefixes, x.Prefix)
+		}
+	}
+	return s
+}
+
+// ReadState reads what the process before left. The file is as little trusted as what a
+// stranger sends.
+func ReadState(f *os.File) (*handover.State, error) {
+	st, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !st.Mode().IsRegular() || st.Size() > handover.MaxLen {
+		return nil, fmt.Errorf("a file of mode %v with %d octets", st.Mode(), st.Size())
+	}
+	b, err := io.ReadAll(io.NewSectionReader(f, 0, st.Size()))
+	if err != nil {
+		return nil, err
+	}
+	s := new(handover.State)
+	if err := s.UnmarshalBinary(b); err != nil {
+		return nil, err
+	}
+	return s, nil
+}

@@ -1,0 +1,150 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/activation"
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/agent"
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+// A fdStore is the service manager's file-descriptor store, as sd_notify(3) has it.
+type fdStore struct{ socket string }
+
+// openStore returns the store, nil where the manager has none: systemd says so from
+// version 254 on in FDSTORE, before that the unit does.
+func openStore() agent.Store {
+	socket := os.Getenv("NOTIFY_SOCKET")
+	if n, err := strconv.Atoi(os.Getenv("FDSTORE")); err != nil || n <= 0 || socket == "" {
+		return nil
+	}
+	return &fdStore{socket}
+}
+
+// Put implements [agent.Store]. The manager does not watch the descriptors: a packet
+// would wake it, and an ICMP message about a socket make it let go of it.
+func (s *fdStore) Put(name string, fds ...int) error {
+	return s.send("FDSTORE=1\nFDNAME="+name+"\nFDPOLL=0", fds)
+}
+
+// Remove implements [agent.Store].
+func (s *fdStore) Remove(name string) error {
+	return s.send("FDSTOREREMOVE=1\nFDNAME="+name, nil)
+}
+
+func (s *fdStore) send(text string, fds []int) error {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("notify the service manager: %w", err)
+	}
+	defer unix.Close(fd)
+	patience := unix.NsecToTimeval(sendWithin.Nanoseconds())
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &patience); err != nil {
+		return fmt.Errorf("notify the service manager: %w", err)
+	}
+	var rights []byte
+	if len(fds) > 0 {
+		rights = unix.UnixRights(fds...)
+	}
+	if err := unix.Sendmsg(fd, []byte(text), rights, &unix.SockaddrUnix{Name: s.socket}, 0); err != nil {
+		return fmt.Errorf("notify the service manager: %w", err)
+	}
+	return nil
+}
+
+// sendWithin bounds the wait for a manager that does not listen.
+const sendWithin = time.Second
+
+// An inheritance is what the process before left for this one.
+type inheritance struct {
+	agent.Heritage
+	sockets []int
+	held    bool // the store had sockets, and lets go of them sooner or later
+}
+
+// inherit takes what the service manager has kept. What cannot be used is closed, with a
+// word about why.
+func inherit(store agent.Store, log *slog.Logger) (h inheritance) {
+	var state *os.File
+	for _, f := range activation.Files(true) {
+		switch {
+		case f.Name() == agent.StoreTUN && h.TUN == nil:
+			h.TUN = f
+			continue
+		case f.Name() == agent.StoreState && state == nil:
+			state = f
+			continue
+		case f.Name() == agent.StoreSockets:
+			if fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0); err == nil {
+				h.sockets, h.held = append(h.sockets, fd), true
+			}
+		default:
+			log.Warn("a descriptor of the service manager's is not known", "name", f.Name())
+		}
+		f.Close()
+	}
+	if state != nil {
+		var err error
+		if h.State, err = agent.ReadState(state); err != nil {
+			log.Warn("what the process before left is not used: neighbours are learnt anew", "err", err)
+		}
+		state.Close()
+	}
+	if h.State == nil {
+		h.dropSockets()
+	}
+	if store != nil { // they are for once
+		for _, name := range []string{agent.StoreState, agent.StoreSockets} {
+			if err := store.Remove(name); err != nil {
+				log.Warn("the store keeps what is used up", "name", name, "err", err)
+			}
+		}
+	}
+	return h
+}
+
+// suits closes the sockets unless they are of underlay.
+func (h *inheritance) suits(underlay string) {
+	if h.State != nil && h.State.Underlay != underlay {
+		h.dropSockets()
+	}
+}
+
+func (h *inheritance) dropSockets() {
+	for _, fd := range h.sockets {
+		unix.Close(fd)
+	}
+	h.sockets = nil
+}
+
+// guid returns that of the process before, zero if there was none.
+func (h *inheritance) guid() ib.GUID {
+	if h.State == nil {
+		return 0
+	}
+	return h.State.GUID
+}
+
+// releasedWithin bounds the wait for a port that the store is to let go of.
+const releasedWithin = 2 * time.Second
+
+// whenReleased opens a device, whose port the store may still hold.
+func (h *inheritance) whenReleased(open func() (verbs.Provider, error)) (verbs.Provider, error) {
+	until := time.Now().Add(releasedWithin)
+	for {
+		dev, err := open()
+		if !h.held || !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(until) {
+			return dev, err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}

@@ -1,0 +1,142 @@
+package softroce
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/verbs"
+)
+
+var _ verbs.Successor = (*Device)(nil)
+
+// A heritage is what a device has of the process before it, and leaves to the next.
+type heritage struct {
+	adopted bool // sockets: nothing is read before Begin
+	begin   sync.Once
+	reading sync.WaitGroup // the receivers' goroutines
+	frozen  atomic.Bool
+}
+
+// Begin implements [verbs.Successor].
+func (d *Device) Begin() {
+	d.begin.Do(func() {
+		for _, r := range d.receivers {
+			d.reading.Add(1)
+			d.wg.Go(func() {
+				defer d.reading.Done()
+				r.run()
+			})
+		}
+	})
+}
+
+// Freeze implements [verbs.Successor].
+func (d *Device) Freeze() (fds []int, err error) {
+	if d.closing.Load() || d.frozen.Swap(true) {
+		return nil, verbs.ErrClosed
+	}
+	for _, r := range d.receivers {
+		r.wake()
+	}
+	d.reading.Wait()
+	for _, r := range d.receivers {
+		fd, e := unix.FcntlInt(uintptr(r.fd), unix.F_DUPFD_CLOEXEC, 0)
+		if e != nil {
+			err = errors.Join(err, fmt.Errorf("duplicate a socket: %w", e))
+			continue
+		}
+		fds = append(fds, fd)
+	}
+	return fds, err
+}
+
+// adopt returns the socket that r can use of those that were taken over. It is as strict
+// as if somebody else had made them.
+func (d *Device) adopt(r *receiver) (int, bool) {
+	for i, fd := range d.opts.Sockets {
+		if fd < 0 {
+			continue
+		}
+		if err := r.suits(fd); err != nil {
+			d.log.Debug("a socket does not suit", "fd", fd, "error", err)
+			continue
+		}
+		if err := r.prepare(fd); err != nil {
+			continue
+		}
+		d.opts.Sockets[i] = -1
+		d.adopted = true
+		return fd, true
+	}
+	return -1, false
+}
+
+// dropSockets closes those that nobody took.
+func (d *Device) dropSockets() {
+	for i, fd := range d.opts.Sockets {
+		if fd >= 0 {
+			unix.Close(fd)
+			d.opts.Sockets[i] = -1
+		}
+	}
+}
+
+// suits reports why fd is not what r would open.
+func (r *receiver) suits(fd int) error {
+	opts := &r.dev.opts
+	for _, o := range []struct {
+		name, want int
+		what       string
+	}{
+		{unix.SO_DOMAIN, map[bool]int{true: unix.AF_INET6, false: unix.AF_INET}[r.v6], "family"},
+		{unix.SO_TYPE, unix.SOCK_DGRAM, "type"},
+		{unix.SO_PROTOCOL, unix.IPPROTO_UDP, "protocol"},
+	} {
+		got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, o.name)
+		if err != nil {
+			return fmt.Errorf("%s: %w", o.what, err)
+		}
+		if got != o.want {
+			return fmt.Errorf("%s %d, want %d", o.what, got, o.want)
+		}
+	}
+	if dev, err := unix.GetsockoptString(fd, unix.SOL_SOCKET, unix.SO_BINDTODEVICE); err != nil || dev != opts.Underlay {
+		return fmt.Errorf("bound to device %q, %w", dev, err)
+	}
+	at, err := unix.Getsockname(fd)
+	if err != nil {
+		return err
+	}
+	var addr netip.Addr
+	port := 0
+	switch at := at.(type) {
+	case *unix.SockaddrInet6:
+		addr, port = netip.AddrFrom16(at.Addr), at.Port
+	case *unix.SockaddrInet4:
+		addr, port = netip.AddrFrom4(at.Addr), at.Port
+	}
+	want := r.addr
+	if addr.IsUnspecified() {
+		addr = netip.Addr{}
+	}
+	if addr != want || port != int(opts.udpPort()) {
+		return fmt.Errorf("bound to %v port %d", addr, port)
+	}
+	return r.deviceOf(fd)
+}
+
+// deviceOf reports whether the device that fd is bound to is the underlay, and not one
+// of the same name that was there before.
+func (r *receiver) deviceOf(fd int) error {
+	const optBindToIfindex = 62 // SO_BINDTOIFINDEX; Linux 5.0
+	index, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, optBindToIfindex)
+	if err == nil && index != int(r.dev.ifindex.Load()) {
+		return fmt.Errorf("bound to device %d, which is not the underlay", index)
+	}
+	return nil
+}
