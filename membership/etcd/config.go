@@ -1,0 +1,48 @@
+// Package etcd finds the members of a link in etcd, and publishes this host there.
+//
+// Each host has a key under a lease, /ipoibcm/v1/LINK/PKEY/members/ID, whose value is a record
+// of package membership. It is gone when the host has been for the time of the lease. The list is
+// read once and watched from that revision on; whenever there is doubt about the watch (a
+// compaction, no sign of life of it) the list is read again.
+//
+// The build tag noetcd leaves it out: New then says so.
+package etcd
+
+import (
+	"fmt"
+	"time"
+
+	"ipoibcm/ib"
+)
+
+// A Config says which cluster, which link, and who we are.
+type Config struct {
+	Endpoints []string // HOST:PORT
+	Link      string
+	PKey      ib.PKey
+	ID        string // our name on the link; empty: nothing is published
+
+	TLS       bool   // also without files: the system's authorities
+	CA        string // file with the authorities of the servers
+	Cert, Key string // files with our certificate and its key
+	User      string
+	Password  func() (string, error) // reads it; nil without a user
+
+	// Lease is after how long a host that is gone is no member. Zero means 10 s.
+	Lease time.Duration
+}
+
+// DefaultLease is the time of a lease where nothing else is said.
+const DefaultLease = 10 * time.Second
+
+func (c *Config) lease() time.Duration {
+	if c.Lease <= 0 {
+		return DefaultLease
+	}
+	return c.Lease
+}
+
+// Prefix is what the keys of all members begin with.
+func (c *Config) Prefix() string {
+	return fmt.Sprintf("/ipoibcm/v1/%s/%04x/members/", c.Link, uint16(c.PKey|ib.PKeyFull))
+}

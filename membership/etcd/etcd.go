@@ -1,0 +1,417 @@
+//go:build !noetcd
+
+package etcd
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+
+	"ipoibcm/ib"
+	"ipoibcm/membership"
+)
+
+// Times of a session with the cluster.
+const (
+	requestWithin = 3 * time.Second        // patience for one request
+	pingEvery     = 5 * time.Second        // of a connection that is silent
+	retryMin      = 200 * time.Millisecond // after a failure, doubled up to retryMax
+	retryMax      = 2 * time.Second
+	// gather is how long changes are collected before they make a list: in a large link they come
+	// by the hundred.
+	gather = 20 * time.Millisecond
+	// signsPerLease is how often in the time of a lease it is renewed, and a sign of life
+	// asked of the watch. Without one for the whole time the list is read again.
+	signsPerLease = 3
+)
+
+// A source is one link in one cluster.
+type source struct {
+	c   Config
+	tls *tls.Config
+
+	mu      sync.Mutex
+	self    *membership.Member
+	changed chan struct{} // holds one token when self has changed
+}
+
+// New returns the source that c describes. It connects to nothing yet.
+func New(c Config) (membership.Publisher, error) {
+	if len(c.Endpoints) == 0 {
+		return nil, errors.New("etcd: no endpoints")
+	}
+	s := &source{c: c, changed: make(chan struct{}, 1)}
+	if c.TLS || c.CA != "" || c.Cert != "" {
+		if err := s.readTLS(); err != nil {
+			return nil, fmt.Errorf("etcd: %w", err)
+		}
+	}
+	return s, nil
+}
+
+// readTLS reads authorities and certificate; the certificate is read again for each
+// connection, because it is replaced before it expires.
+func (s *source) readTLS() error {
+	s.tls = &tls.Config{MinVersion: tls.VersionTLS12}
+	if s.c.CA != "" {
+		pem, err := os.ReadFile(s.c.CA)
+		if err != nil {
+			return err
+		}
+		s.tls.RootCAs = x509.NewCertPool()
+		if !s.tls.RootCAs.AppendCertsFromPEM(pem) {
+			return fmt.Errorf("%s has no certificate", s.c.CA)
+		}
+	}
+	if s.c.Cert == "" {
+		return nil
+	}
+	first, err := tls.LoadX509KeyPair(s.c.Cert, s.c.Key)
+	if err != nil {
+		return err
+	}
+	s.tls.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		if now, err := tls.LoadX509KeyPair(s.c.Cert, s.c.Key); err == nil {
+			return &now, nil
+		}
+		return &first, nil // half replaced, or not to be read any more
+	}
+	return nil
+}
+
+// Name is the source as a URL, without user and password.
+func (s *source) Name() string {
+	scheme := "etcd://"
+	if s.tls != nil {
+		scheme = "etcds://"
+	}
+	return scheme + strings.Join(s.c.Endpoints, ",")
+}
+
+// Publish replaces what others are to find of us.
+func (s *source) Publish(m membership.Member) {
+	m.ID = s.c.ID
+	s.mu.Lock()
+	s.self = &m
+	s.mu.Unlock()
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+// published returns what others are to find of us, nil if nothing.
+func (s *source) published() *membership.Member {
+	if s.c.ID == "" {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.self
+}
+
+// Run reads and watches the list, and keeps our key, until ctx ends; then it takes the
+// key away.
+func (s *source) Run(ctx context.Context, tell func(membership.Event)) {
+	wait := retryMin
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := s.connect(ctx, tell)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > s.c.lease() {
+			wait = retryMin
+		}
+		if !errors.Is(err, errAgain) {
+			tell(membership.Failed{Err: short(err)})
+		}
+		timer := time.NewTimer(wait/2 + rand.N(wait))
+		wait = min(2*wait, retryMax)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+	}
+}
+
+// errAgain asks for the list anew, though nothing failed that users need hear of.
+var errAgain = errors.New("the list is read again")
+
+// short leaves out what gRPC wraps around an error.
+func short(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return errors.New("no answer in time")
+	}
+	text := err.Error()
+	if _, after, ok := strings.Cut(text, "desc = "); ok {
+		text = after
+	}
+	return errors.New(text[:min(len(text), 300)])
+}
+
+// connect makes a client and serves with it until something is wrong.
+func (s *source) connect(ctx context.Context, tell func(membership.Event)) error {
+	// A member of the cluster that knows no leader is to say so, and another is asked.
+	ctx = clientv3.WithRequireLeader(ctx)
+	// The client outlives ctx by a moment, for the goodbye.
+	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(leaveWithin, cancel) })()
+	conf := clientv3.Config{
+		Endpoints: s.c.Endpoints, TLS: s.tls, Context: base, Logger: zap.NewNop(),
+		DialTimeout: requestWithin, DialKeepAliveTime: pingEvery, DialKeepAliveTimeout: requestWithin, PermitWithoutStream: true,
+		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{BaseDelay: retryMin, Multiplier: 1.6, Jitter: 0.2, MaxDelay: retryMax}, MinConnectTimeout: requestWithin})},
+	}
+	if s.c.User != "" {
+		password, err := s.c.Password()
+		if err != nil {
+			return err
+		}
+		conf.Username, conf.Password = s.c.User, password
+	}
+	client, err := clientv3.New(conf)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	v := &session{source: s, client: client, tell: tell, members: map[string]membership.Member{}, bad: map[string]error{}}
+	return v.serve(ctx)
+}
+
+// A session is what happens with one client.
+type session struct {
+	*source
+	client *clientv3.Client
+	tell   func(membership.Event)
+
+	members  map[string]membership.Member
+	bad      map[string]error
+	revision int64
+
+	lease clientv3.LeaseID
+	put   *membership.Member // under that lease; nil: nothing
+}
+
+// serve reads the list, then follows it.
+func (v *session) serve(ctx context.Context) error {
+	if err := v.list(ctx); err != nil {
+		return err
+	}
+	watch := v.client.Watch(ctx, v.c.Prefix(), clientv3.WithPrefix(), clientv3.WithRev(v.revision+1), clientv3.WithCreatedNotify())
+	err := v.publish(ctx)
+	v.report(err)
+	sign := time.NewTicker(v.c.lease() / signsPerLease)
+	defer sign.Stop()
+	batch := time.NewTimer(time.Hour)
+	defer batch.Stop()
+	heard := time.Now()
+	for {
+		select {
+		case r, ok := <-watch:
+			if !ok {
+				return errors.New("the watch has ended")
+			}
+			if err := r.Err(); err != nil {
+				if r.CompactRevision != 0 {
+					return errAgain
+				}
+				return err
+			}
+			heard = time.Now()
+			if len(r.Events) == 0 { // the watch lives
+				v.tell(membership.Current{})
+				continue
+			}
+			v.events(r.Events)
+			v.revision = r.Header.Revision
+			batch.Reset(gather)
+		case <-batch.C:
+			v.tellList()
+		case <-v.changed:
+			v.report(v.publish(ctx))
+		case <-sign.C:
+			if time.Since(heard) > v.c.lease() {
+				return fmt.Errorf("no sign of life of the watch for %v", time.Since(heard).Round(time.Second))
+			}
+			v.report(v.renew(ctx))
+			within, cancel := context.WithTimeout(ctx, requestWithin)
+			_ = v.client.RequestProgress(within) // the answer comes by the watch, or none does
+			cancel()
+		case <-ctx.Done():
+			v.leave()
+			return ctx.Err()
+		}
+	}
+}
+
+// report tells how it is with our own key. The list goes on being watched.
+func (v *session) report(err error) {
+	if err == nil {
+		if v.put != nil {
+			v.tell(membership.Published{})
+		}
+		return
+	}
+	var name nameError
+	if !errors.As(err, &name) {
+		err = short(err)
+		v.tell(membership.Failed{Err: err})
+	}
+	v.tell(membership.Published{Err: err})
+}
+
+// A nameError says that another host has our name.
+type nameError struct{ error }
+
+// list reads all members.
+func (v *session) list(ctx context.Context) error {
+	within, cancel := context.WithTimeout(ctx, requestWithin)
+	defer cancel()
+	r, err := v.client.Get(within, v.c.Prefix(), clientv3.WithPrefix(), clientv3.WithLimit(membership.MaxMembers+1))
+	if err != nil {
+		return err
+	}
+	for _, kv := range r.Kvs {
+		v.take(string(kv.Key), kv.Value)
+	}
+	v.revision = r.Header.Revision
+	v.tellList()
+	return nil
+}
+
+// take reads one record.
+func (v *session) take(key string, value []byte) {
+	id := strings.TrimPrefix(key, v.c.Prefix())
+	m, err := membership.ParseRecord(id, key, value)
+	delete(v.bad, id)
+	if err == nil {
+		v.members[id] = m
+		return
+	}
+	delete(v.members, id)
+	if len(v.bad) < membership.MaxMembers {
+		v.bad[id] = err
+	}
+}
+
+func (v *session) events(evs []*clientv3.Event) {
+	for _, e := range evs {
+		key := string(e.Kv.Key)
+		if e.Type == clientv3.EventTypeDelete {
+			id := strings.TrimPrefix(key, v.c.Prefix())
+			delete(v.members, id)
+			delete(v.bad, id)
+			continue
+		}
+		v.take(key, e.Kv.Value)
+	}
+}
+
+func (v *session) tellList() {
+	l := membership.Listed{Revision: uint64(v.revision), Members: slices.Collect(maps.Values(v.members))}
+	for id, err := range v.bad {
+		l.Bad = append(l.Bad, membership.Bad{ID: id, Err: err})
+	}
+	slices.SortFunc(l.Bad, func(a, b membership.Bad) int { return strings.Compare(a.ID, b.ID) })
+	v.tell(l)
+}
+
+// publish puts our record where others find it, if it is not there as it is.
+func (v *session) publish(ctx context.Context) error {
+	m := v.published()
+	if m == nil || v.put != nil && v.put.Equal(m) {
+		return nil
+	}
+	record, err := membership.AppendRecord(nil, *m)
+	if err != nil {
+		return err
+	}
+	within, cancel := context.WithTimeout(ctx, requestWithin)
+	defer cancel()
+	if v.lease == 0 {
+		l, err := v.client.Grant(within, int64(v.c.lease()/time.Second))
+		if err != nil {
+			return err
+		}
+		v.lease = l.ID
+	}
+	if err := v.claim(within, m, string(record)); err != nil {
+		return err
+	}
+	v.put = m
+	return nil
+}
+
+// claim puts our key under our lease: if nobody has it, or we do, or if it has our
+// GID, as after a restart. Anybody else may live: he has the name until his lease ends.
+func (v *session) claim(ctx context.Context, m *membership.Member, record string) error {
+	key := v.c.Prefix() + v.c.ID
+	put := clientv3.OpPut(key, record, clientv3.WithLease(v.lease))
+	r, err := v.client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).Then(put).Else(clientv3.OpGet(key)).Commit()
+	if err != nil || r.Succeeded {
+		return err
+	}
+	kvs := r.Responses[0].GetResponseRange().Kvs
+	if len(kvs) == 0 {
+		return errors.New("our key came and went; it is tried again")
+	}
+	old, err := membership.ParseRecord(v.c.ID, key, kvs[0].Value)
+	if clientv3.LeaseID(kvs[0].Lease) != v.lease && err == nil && !slices.ContainsFunc(old.GIDs, func(g ib.GID) bool { return slices.Contains(m.GIDs, g) }) {
+		return nameError{fmt.Errorf("another host, with GID %v, has the name %s: give one of the two another member_id", old.GIDs[0], v.c.ID)}
+	}
+	r, err = v.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", kvs[0].ModRevision)).Then(put).Commit()
+	if err == nil && !r.Succeeded {
+		err = errors.New("our key changed meanwhile; it is tried again")
+	}
+	return err
+}
+
+// renew renews our lease. Where it is lost the record is put under another, and where our key has gone
+// it is put again.
+func (v *session) renew(ctx context.Context) error {
+	if _, there := v.members[v.c.ID]; v.put != nil && !there {
+		v.put = nil
+	}
+	if v.lease == 0 || v.put == nil {
+		return v.publish(ctx)
+	}
+	within, cancel := context.WithTimeout(ctx, requestWithin)
+	defer cancel()
+	_, err := v.client.KeepAliveOnce(within, v.lease)
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		v.lease, v.put = 0, nil
+		return v.publish(ctx)
+	}
+	return err
+}
+
+// leave takes our key away: the others need not wait for the lease to end.
+func (v *session) leave() {
+	if v.lease == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), leaveWithin)
+	defer cancel()
+	_, _ = v.client.Revoke(ctx, v.lease)
+}
+
+// leaveWithin bounds the goodbye.
+const leaveWithin = 500 * time.Millisecond

@@ -1,0 +1,367 @@
+//go:build !noetcd
+
+package etcd
+
+import (
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"ipoibcm/ib"
+	"ipoibcm/membership"
+)
+
+// A server is one etcd process on the loopback device.
+type server struct {
+	t              *testing.T
+	dir            string
+	client, peer   string
+	cmd            *exec.Cmd
+	extra          []string
+	administration *clientv3.Client
+}
+
+// newServer starts etcd, or skips the test where there is none.
+func newServer(t *testing.T, extra ...string) *server {
+	t.Helper()
+	if _, err := exec.LookPath("etcd"); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("etcd is missing (Debian: etcd-server)")
+		}
+		t.Skip("etcd is missing (Debian: etcd-server)")
+	}
+	s := &server{t: t, dir: t.TempDir(), client: freePort(t), peer: freePort(t), extra: extra}
+	s.start()
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{s.client}, Logger: zap.NewNop(), DialTimeout: 5 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	s.administration = c
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := c.Get(ctx, "ready"); err != nil {
+		t.Fatalf("etcd did not start: %v", err)
+	}
+	return s
+}
+
+func freePort(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func (s *server) start() {
+	s.t.Helper()
+	log, err := os.Create(filepath.Join(s.dir, "log"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer log.Close()
+	s.cmd = exec.Command("etcd", append([]string{"--data-dir", filepath.Join(s.dir, "data"), "--listen-client-urls", "http://" + s.client,
+		"--advertise-client-urls", "http://" + s.client, "--listen-peer-urls", "http://" + s.peer,
+		"--initial-advertise-peer-urls", "http://" + s.peer, "--initial-cluster", "default=http://" + s.peer, "--unsafe-no-fsync"}, s.extra...)...)
+	if out, _ := exec.Command("etcd", "--version").Output(); strings.Contains(string(out), "3.4.") {
+		s.cmd.Args = slices.DeleteFunc(s.cmd.Args, func(a string) bool { return a == "--unsafe-no-fsync" })
+	}
+	s.cmd.Stdout, s.cmd.Stderr = log, log
+	if err := s.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	cmd := s.cmd
+	s.t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+}
+
+// kill ends the server as a crash does.
+func (s *server) kill() {
+	s.cmd.Process.Kill()
+	s.cmd.Wait()
+}
+
+// A host is a source with a tracker of what it tells.
+type host struct {
+	t    *testing.T
+	src  membership.Publisher
+	evs  chan membership.Event
+	tr   *membership.Tracker
+	stop context.CancelFunc
+	done chan struct{}
+}
+
+const testLease = 2 * time.Second
+
+func (s *server) config(id string) Config {
+	return Config{Endpoints: []string{s.client}, Link: "blue", PKey: 0x8001, ID: id, Lease: testLease}
+}
+
+func newHost(t *testing.T, c Config, gid string) *host {
+	t.Helper()
+	src, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	h := &host{t: t, src: src, evs: make(chan membership.Event, 1024), stop: stop, done: make(chan struct{}),
+		tr: membership.NewTracker(membership.Options{Source: src.Name(), Grace: testLease / 2})}
+	if gid != "" {
+		src.Publish(member(t, gid))
+	}
+	go func() {
+		defer close(h.done)
+		src.Run(ctx, func(ev membership.Event) { h.evs <- ev })
+	}()
+	t.Cleanup(h.end)
+	return h
+}
+
+// end stops the host, which says goodbye.
+func (h *host) end() {
+	h.stop()
+	<-h.done
+}
+
+func member(t *testing.T, gid string) membership.Member {
+	g, err := ib.ParseGID(gid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return membership.Member{GIDs: []ib.GID{g}, QPN: 0x123}
+}
+
+// want waits until the members are those, by name.
+func (h *host) want(ids string) membership.Snapshot {
+	h.t.Helper()
+	return h.until(ids, func(s membership.Snapshot) bool { return names(s) == ids })
+}
+
+func (h *host) until(what string, good func(membership.Snapshot) bool) membership.Snapshot {
+	h.t.Helper()
+	end := time.After(15 * time.Second)
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for !good(h.tr.Snapshot()) {
+		select {
+		case ev := <-h.evs:
+			h.tr.Step(time.Now(), ev)
+		case <-tick.C:
+			h.tr.Expire(time.Now())
+		case <-end:
+			h.t.Fatalf("the list is %+v, want %s", h.tr.Snapshot(), what)
+		}
+	}
+	return h.tr.Snapshot()
+}
+
+// keeps looks for so long, and fails when the list becomes another.
+func (h *host) keeps(ids string, d time.Duration) {
+	h.t.Helper()
+	for end := time.After(d); ; {
+		select {
+		case ev := <-h.evs:
+			h.tr.Step(time.Now(), ev)
+		case <-end:
+			return
+		}
+		if got := names(h.tr.Snapshot()); got != ids {
+			h.t.Fatalf("the list became %q, want %q", got, ids)
+		}
+	}
+}
+
+func names(s membership.Snapshot) string {
+	var ids []string
+	for _, m := range s.Members {
+		ids = append(ids, m.ID)
+	}
+	return strings.Join(ids, " ")
+}
+
+// Hosts find each other, one that leaves is gone at once, and one that dies with its lease.
+func TestHostsComeAndGo(t *testing.T) {
+	s := newServer(t)
+	a := newHost(t, s.config("a"), "fe80::a")
+	b := newHost(t, s.config("b"), "fe80::b")
+	a.want("a b")
+	got := b.want("a b")
+	if want := "/ipoibcm/v1/blue/8001/members/a"; got.Members[0].By != want {
+		t.Errorf("a was published by %q, want %q", got.Members[0].By, want)
+	}
+	a.until("published", func(s membership.Snapshot) bool { return s.Published })
+	began := time.Now()
+	b.end()
+	a.want("a")
+	if took := time.Since(began); took > testLease/2 {
+		t.Errorf("who said goodbye was gone after %v, want at once", took)
+	}
+
+	// Of a host that died its key is left, under a lease that nobody renews.
+	ctx := t.Context()
+	lease, err := s.administration.Grant(ctx, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put := func(key, value string, opts ...clientv3.OpOption) {
+		if _, err := s.administration.Put(ctx, "/ipoibcm/v1/blue/8001/members/"+key, value, opts...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("dead", `{"v":1,"gids":["fe80::d"]}`, clientv3.WithLease(lease.ID))
+	a.want("a dead")
+	began = time.Now()
+	a.want("a")
+	if took := time.Since(began); took > 2*time.Second+2*time.Second {
+		t.Errorf("a dead host was gone after %v, want within its lease and 2s", took)
+	}
+
+	// What cannot be read hides nobody else, and is told.
+	put("bad", "{")
+	if got := a.until("an error", func(s membership.Snapshot) bool { return s.Err != nil }); names(got) != "a" {
+		t.Errorf("the list is %q, want a", names(got))
+	}
+}
+
+// A host that was published and whose list is full loses nobody when etcd is killed, and
+// goes on when it is back.
+func TestServerDies(t *testing.T) {
+	s := newServer(t)
+	a := newHost(t, s.config("a"), "fe80::a")
+	b := newHost(t, s.config("b"), "fe80::b")
+	a.want("a b")
+	b.want("a b")
+	s.kill()
+	a.keeps("a b", 2*testLease)
+	if got := a.until("failing", func(s membership.Snapshot) bool { return !s.Failing.IsZero() }); got.Err == nil {
+		t.Error("the source fails without a reason")
+	}
+	s.start()
+	a.until("good again", func(s membership.Snapshot) bool { return s.Failing.IsZero() })
+	a.keeps("a b", 2*testLease)
+	b.end()
+	a.want("a")
+}
+
+// The watch goes on from a revision that has been compacted, by reading the list again.
+func TestCompaction(t *testing.T) {
+	s := newServer(t)
+	a := newHost(t, s.config("a"), "fe80::a")
+	a.want("a")
+	s.kill()
+	s.start()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	var last int64
+	for range 20 {
+		r, err := s.administration.Put(ctx, "/ipoibcm/v1/blue/8001/members/b", `{"v":1,"gids":["fe80::b"]}`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = r.Header.Revision
+	}
+	if _, err := s.administration.Compact(ctx, last); err != nil {
+		t.Fatal(err)
+	}
+	a.want("a b")
+}
+
+// Two hosts with one name: the second is told, and has it when the first has gone.
+func TestOneNameTwice(t *testing.T) {
+	s := newServer(t)
+	first := newHost(t, s.config("a"), "fe80::a")
+	first.want("a")
+	second := newHost(t, s.config("a"), "fe80::b")
+	got := second.until("a word about the name", func(s membership.Snapshot) bool { return s.Unpublished != nil })
+	if want := "another host, with GID fe80::a, has the name a"; !strings.Contains(got.Unpublished.Error(), want) {
+		t.Errorf("unpublished because %v, want %q", got.Unpublished, want)
+	}
+	if !got.Failing.IsZero() {
+		t.Error("the list fails, want only our own record not to be there")
+	}
+	first.end()
+	second.until("published", func(s membership.Snapshot) bool { return s.Published })
+}
+
+// After a restart the host has another QPN and an old key: it takes that over at once.
+func TestRestartTakesItsKey(t *testing.T) {
+	s := newServer(t)
+	ctx := t.Context()
+	if _, err := s.administration.Put(ctx, "/ipoibcm/v1/blue/8001/members/a", `{"v":1,"gids":["fe80::a"],"qpn":"0x000007"}`); err != nil {
+		t.Fatal(err)
+	}
+	a := newHost(t, s.config("a"), "fe80::a")
+	a.until("our QPN", func(s membership.Snapshot) bool { return len(s.Members) == 1 && s.Members[0].QPN == 0x123 })
+}
+
+// Users and roles: a host can write its own key and read the others', and no more
+// (docs/cluster.md).
+func TestRoles(t *testing.T) {
+	s := newServer(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	adm := s.administration
+	try := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	prefix := "/ipoibcm/v1/blue/8001/members/"
+	end := clientv3.GetPrefixRangeEnd(prefix)
+	for _, name := range []string{"root", "a"} {
+		_, err := adm.RoleAdd(ctx, name)
+		try(err)
+		_, err = adm.UserAdd(ctx, name, "secret-"+name)
+		try(err)
+		_, err = adm.UserGrantRole(ctx, name, name)
+		try(err)
+	}
+	_, err := adm.RoleGrantPermission(ctx, "a", prefix, end, clientv3.PermissionType(clientv3.PermRead))
+	try(err)
+	_, err = adm.RoleGrantPermission(ctx, "a", prefix+"a", "", clientv3.PermissionType(clientv3.PermReadWrite))
+	try(err)
+	_, err = adm.AuthEnable(ctx)
+	try(err)
+
+	c := s.config("a")
+	c.User, c.Password = "a", func() (string, error) { return "secret-a", nil }
+	a := newHost(t, c, "fe80::a")
+	a.want("a")
+	c.ID = "b" // with the password of a
+	b := newHost(t, c, "fe80::b")
+	got := b.until("a refusal", func(s membership.Snapshot) bool { return s.Unpublished != nil })
+	if !strings.Contains(got.Unpublished.Error(), "permission denied") {
+		t.Errorf("unpublished because %v, want a refusal", got.Unpublished)
+	}
+	c.Password = func() (string, error) { return "wrong", nil }
+	w := newHost(t, c, "")
+	if got := w.until("a failure", func(s membership.Snapshot) bool { return s.Err != nil }); !strings.Contains(got.Err.Error(), "authentication failed") {
+		t.Errorf("a wrong password: %v, want authentication failed", got.Err)
+	}
+}
+
+// Where nobody listens the source fails, and ends when it is told to.
+func TestNobodyListens(t *testing.T) {
+	c := Config{Endpoints: []string{"127.0.0.1:1"}, Link: "blue", PKey: 0x8001, ID: "a"}
+	h := newHost(t, c, "fe80::a")
+	h.until("a failure", func(s membership.Snapshot) bool { return s.Err != nil })
+	began := time.Now()
+	h.end()
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("ended after %v, want within 2s", took)
+	}
+}

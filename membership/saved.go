@@ -1,0 +1,101 @@
+package membership
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"time"
+)
+
+// A saved list is on disk while its source cannot be asked, also across a restart: 16 octets of
+// header and JSON. Two files take turns, so that a write that is cut short leaves the list before.
+//
+//	octets  0-3   "IPML"
+//	        4-7   CRC-32C of all that follows
+//	        8-11  length of the JSON
+//	        12-15 generation: of two good files the later one counts
+const savedMagic = "IPML"
+
+const (
+	savedHeader = 16
+	maxSaved    = 16 << 20 // octets
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// A savedList is the JSON of it. Link says for which link the list is.
+type savedList struct {
+	Version  int           `json:"v"`
+	Link     string        `json:"link"`
+	Source   string        `json:"source"`
+	At       time.Time     `json:"at"`
+	Revision uint64        `json:"revision,omitempty"`
+	Members  []savedMember `json:"members"`
+}
+
+type savedMember struct {
+	ID     string          `json:"id"`
+	By     string          `json:"by,omitempty"`
+	Record json.RawMessage `json:"record"`
+}
+
+// AppendSaved appends s to b as it is kept on disk for link.
+func AppendSaved(b []byte, link string, generation uint32, s Snapshot) ([]byte, error) {
+	l := savedList{Version: RecordVersion, Link: link, Source: s.Source, At: s.At.UTC(), Revision: s.Revision, Members: []savedMember{}}
+	for _, m := range s.Members {
+		r, err := AppendRecord(nil, m)
+		if err != nil {
+			return b, err
+		}
+		l.Members = append(l.Members, savedMember{ID: m.ID, By: m.By, Record: r})
+	}
+	j, err := json.Marshal(l)
+	if err != nil {
+		return b, err
+	}
+	head := make([]byte, savedHeader, savedHeader+len(j))
+	copy(head, savedMagic)
+	binary.BigEndian.PutUint32(head[8:], uint32(len(j)))
+	binary.BigEndian.PutUint32(head[12:], generation)
+	all := append(head, j...)
+	binary.BigEndian.PutUint32(all[4:], crc32.Checksum(all[8:], castagnoli))
+	return append(b, all...), nil
+}
+
+// ParseSaved reads what AppendSaved wrote for link. What follows it does not count.
+func ParseSaved(link string, b []byte) (s Snapshot, generation uint32, err error) {
+	if len(b) < savedHeader || string(b[:4]) != savedMagic {
+		return s, 0, errors.New("no saved list")
+	}
+	n := uint64(binary.BigEndian.Uint32(b[8:]))
+	if n > maxSaved || n > uint64(len(b)-savedHeader) {
+		return s, 0, errors.New("the saved list is cut short")
+	}
+	b = b[:savedHeader+n]
+	if crc32.Checksum(b[8:], castagnoli) != binary.BigEndian.Uint32(b[4:]) {
+		return s, 0, errors.New("the saved list was not written to its end")
+	}
+	var l savedList
+	if err := json.Unmarshal(b[savedHeader:], &l); err != nil {
+		return s, 0, fmt.Errorf("saved list: %w", err)
+	}
+	switch {
+	case l.Version != RecordVersion:
+		return s, 0, fmt.Errorf("saved list: version %d is not known here", l.Version)
+	case l.Link != link:
+		return s, 0, fmt.Errorf("the saved list is of link %q", l.Link)
+	case len(l.Members) > MaxMembers:
+		return s, 0, fmt.Errorf("saved list: %d members", len(l.Members))
+	}
+	s = Snapshot{Source: l.Source, At: l.At, Changed: l.At, Revision: l.Revision, Saved: true}
+	for _, m := range l.Members {
+		parsed, err := ParseRecord(m.ID, m.By, m.Record)
+		if err != nil {
+			return s, 0, fmt.Errorf("saved list: %s: %w", m.ID, err)
+		}
+		s.Members = append(s.Members, parsed)
+	}
+	return s, binary.BigEndian.Uint32(b[12:]), nil
+}

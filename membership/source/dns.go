@@ -1,0 +1,186 @@
+package source
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/membership"
+)
+
+// A DNS is the list of addresses that a name has: A and AAAA records, each address a member; or, of
+// a name such as _ipoibcm._udp.example.com, SRV records, each target a member with the addresses
+// of that.
+type DNS struct {
+	Host     string
+	Every    time.Duration // between two questions; zero means 30 s
+	Resolver Resolver      // nil means the system's, without libc
+}
+
+// A Resolver asks DNS. *net.Resolver is one.
+type Resolver interface {
+	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
+	LookupSRV(ctx context.Context, service, proto, name string) (string, []*net.SRV, error)
+}
+
+const (
+	defaultEvery = 30 * time.Second
+	retryEvery   = 2 * time.Second // after a failure, doubled up to Every
+	dnsPatience  = 10 * time.Second
+	// maxTargets bounds the targets of SRV records that are looked up.
+	maxTargets = membership.MaxMembers
+	// missedAnswers is in how many answers in a row a member must be missing before it is gone: servers
+	// may give a part of a long list, another one each time.
+	missedAnswers = 3
+)
+
+// Name is the source as a URL.
+func (d *DNS) Name() string { return "dns://" + d.Host }
+
+func (d *DNS) every() time.Duration {
+	if d.Every <= 0 {
+		return defaultEvery
+	}
+	return d.Every
+}
+
+// Run asks at intervals until ctx ends.
+func (d *DNS) Run(ctx context.Context, tell func(membership.Event)) {
+	var m missing
+	wait := retryEvery
+	for ctx.Err() == nil {
+		ev := d.Look(ctx)
+		pause := d.every()
+		switch l, ok := ev.(membership.Listed); {
+		case ctx.Err() != nil:
+			return
+		case ok:
+			wait = retryEvery
+			var again bool
+			if ev, again = m.keep(l); again {
+				pause = min(pause, retryEvery)
+			}
+		default:
+			pause = min(pause, wait)
+			wait = min(2*wait, d.every())
+		}
+		tell(ev)
+		timer := time.NewTimer(jittered(pause))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+	}
+}
+
+// Look asks once.
+func (d *DNS) Look(ctx context.Context) membership.Event {
+	ctx, cancel := context.WithTimeout(ctx, dnsPatience)
+	defer cancel()
+	r := d.Resolver
+	if r == nil {
+		r = &net.Resolver{PreferGo: true}
+	}
+	if strings.HasPrefix(d.Host, "_") {
+		return d.lookSRV(ctx, r)
+	}
+	addrs, err := lookAddrs(ctx, r, d.Host)
+	if err != nil {
+		return membership.Failed{Err: err}
+	}
+	var l membership.Listed
+	for _, a := range addrs {
+		l.Members = append(l.Members, membership.Member{ID: a.String(), GIDs: []ib.GID{ib.GIDFromAddr(a)}, By: d.Host})
+	}
+	return l
+}
+
+func (d *DNS) lookSRV(ctx context.Context, r Resolver) membership.Event {
+	_, targets, err := r.LookupSRV(ctx, "", "", d.Host)
+	if err != nil {
+		return membership.Failed{Err: err}
+	}
+	if len(targets) > maxTargets {
+		return membership.Failed{Err: fmt.Errorf("%s has %d SRV records, at most %d can be", d.Host, len(targets), maxTargets)}
+	}
+	var l membership.Listed
+	seen := map[string]bool{}
+	for _, t := range targets {
+		id := strings.TrimSuffix(t.Target, ".")
+		if id == "" || seen[id] { // RFC 2782: a dot is nobody
+			continue
+		}
+		seen[id] = true
+		addrs, err := lookAddrs(ctx, r, t.Target)
+		if err != nil {
+			l.Bad = append(l.Bad, membership.Bad{ID: id, Err: err})
+			continue
+		}
+		m := membership.Member{ID: id, By: d.Host}
+		for _, a := range addrs[:min(len(addrs), membership.MaxGIDs)] {
+			m.GIDs = append(m.GIDs, ib.GIDFromAddr(a))
+		}
+		l.Members = append(l.Members, m)
+	}
+	if len(l.Members) == 0 && len(l.Bad) > 0 {
+		return membership.Failed{Err: l.Bad[0].Err}
+	}
+	return l
+}
+
+// lookAddrs returns the IPv4 and IPv6 addresses of a name. Where one kind cannot be had, other than because
+// there are none, the answer is not the whole.
+func lookAddrs(ctx context.Context, r Resolver, name string) ([]netip.Addr, error) {
+	v4, err4 := r.LookupNetIP(ctx, "ip4", name)
+	v6, err6 := r.LookupNetIP(ctx, "ip6", name)
+	for _, err := range []error{err4, err6} {
+		if err != nil && !notFound(err) {
+			return nil, err
+		}
+	}
+	if err4 != nil && err6 != nil {
+		return nil, err4
+	}
+	var out []netip.Addr
+	for _, a := range append(v4, v6...) {
+		if a = a.Unmap(); a.Zone() == "" {
+			out = append(out, a)
+		}
+	}
+	return out, nil
+}
+
+func notFound(err error) bool {
+	var e *net.DNSError
+	return errors.As(err, &e) && e.IsNotFound
+}
+
+// missing holds members that answers have left out of late.
+type missing struct {
+	last  []membership.Member
+	times map[string]int
+}
+
+// keep adds to an answer who was missing in too few of them, and says whether anybody
+// was.
+func (m *missing) keep(l membership.Listed) (membership.Listed, bool) {
+	here := map[string]bool{}
+	for _, x := range l.Members {
+		here[x.ID] = true
+	}
+	times := map[string]int{}
+	for _, x := range m.last {
+		if n := m.times[x.ID] + 1; !here[x.ID] && n < missedAnswers && len(l.Members) < membership.MaxMembers {
+			times[x.ID] = n
+			l.Members = append(l.Members, x)
+		}
+	}
+	m.last, m.times = l.Members, times
+	return l, len(times) > 0
+}

@@ -1,0 +1,17 @@
+// Package source finds the members of a link in files and in DNS, and keeps the last good
+// list on disk.
+//
+// Nothing here decides which list counts: package membership does. A source reads again
+// when something changed, and now and then without that; it never ends before its
+// context does.
+package source
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+// jittered spreads what many hosts do at the same interval: 3/4 to 5/4 of d.
+func jittered(d time.Duration) time.Duration {
+	return d*3/4 + rand.N(d/2+1)
+}

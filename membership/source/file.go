@@ -1,0 +1,116 @@
+package source
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/membership"
+)
+
+// A File is a list of members in a file ([membership.ParseList]), read again when it or
+// its directory changes.
+type File struct {
+	Path string
+	// Every is how often it is read when nothing is seen to change: on a network file
+	// system others change it unseen. Zero means 30 s.
+	Every time.Duration
+	// Settle is how long after a change it is read: several come together. Zero means 50 ms.
+	Settle time.Duration
+}
+
+// maxFile bounds the file, in octets.
+const maxFile = 4 << 20
+
+// Name is the source as a URL.
+func (f *File) Name() string { return "file://" + f.Path }
+
+// Run reads the file whenever it changes, until ctx ends.
+func (f *File) Run(ctx context.Context, tell func(membership.Event)) {
+	every, settle := f.Every, f.Settle
+	if every == 0 {
+		every = 30 * time.Second
+	}
+	if settle == 0 {
+		settle = 50 * time.Millisecond
+	}
+	changed, stop := watch(filepath.Dir(f.Path))
+	defer stop()
+	for {
+		tell(f.Read())
+		timer := time.NewTimer(jittered(every))
+		select {
+		case <-changed:
+			timer.Reset(settle)
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+			}
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// Read reads the file once.
+func (f *File) Read() membership.Event {
+	in, err := os.Open(f.Path)
+	if err != nil {
+		return membership.Failed{Err: err}
+	}
+	defer in.Close()
+	b, err := io.ReadAll(io.LimitReader(in, maxFile+1))
+	if err != nil {
+		return membership.Failed{Err: err}
+	}
+	list, err := membership.ParseList(f.Path, b)
+	if err != nil {
+		return membership.Failed{Err: fmt.Errorf("%s: %w", f.Path, err)}
+	}
+	return membership.Listed{Members: list}
+}
+
+// watch tells of changes in a directory: editors and configuration managers put another file in
+// the place of the old one, so the file itself is not enough. Without inotify nothing is told.
+func watch(dir string) (<-chan struct{}, func()) {
+	changed := make(chan struct{}, 1)
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return changed, func() {}
+	}
+	const what = unix.IN_CLOSE_WRITE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_CREATE | unix.IN_DELETE | unix.IN_ATTRIB
+	if _, err := unix.InotifyAddWatch(fd, dir, what); err != nil {
+		unix.Close(fd)
+		return changed, func() {}
+	}
+	f := os.NewFile(uintptr(fd), "inotify")
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		buf := make([]byte, 4096)
+		for {
+			n, err := f.Read(buf)
+			if n <= 0 || err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+				return
+			}
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	return changed, func() {
+		f.Close() // ends the read
+		<-ended
+	}
+}
