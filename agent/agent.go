@@ -56,6 +56,9 @@ type Options struct {
 	Idle       time.Duration     // zero means 5 minutes, negative never
 	ARPAlways  bool              // a neighbour moves as soon as an announcement says so
 	Peers      []ib.GID          // GIDs of all others, where the underlay has no multicast
+	// Members finds those others; Peers is empty then. Nil means that Peers has them, or
+	// that there is multicast.
+	Members *Members
 	// MaxConns bounds connections and MaxNeighbours the neighbour cache, and peers on
 	// record. Zero means 1024 and 4096.
 	MaxConns, MaxNeighbours int
@@ -159,6 +162,7 @@ type Agent struct {
 	hub        hub
 	taps       taps
 	peers      peerService
+	members    *members
 	clientIdle time.Duration // of the control socket; zero means [clientIdle]
 	service    service
 	live       liveSettings
@@ -181,6 +185,7 @@ func Run(ctx context.Context, opt Options, ready func()) error {
 	a.service = a.newService()
 	a.live.changed = make(chan struct{}, 1)
 	a.live.set(opt.Prefixes, opt.PeerAllow, opt.PeerTrust)
+	a.members = a.newMembers()
 	return errors.Join(a.run(ctx, ready), opt.Provider.Close())
 }
 
@@ -258,6 +263,9 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	})
 	wg.Go(func() { a.kernel.run(loopCtx) })
 	wg.Go(func() { a.runService(ctx) })
+	if a.opt.Members != nil {
+		wg.Go(func() { a.members.run(ctx) })
+	}
 	if a.opt.Reload != nil {
 		wg.Go(func() { a.hangups(ctx) })
 	}
@@ -343,7 +351,7 @@ func (a *Agent) checkCM() error {
 // takeCopies makes the UD QP receive the copies of multicast packets that peers
 // send by unicast, where the underlay has no multicast.
 func (a *Agent) takeCopies(gid ib.GID) error {
-	if len(a.opt.Peers) == 0 {
+	if !a.copies() {
 		return nil
 	}
 	if err := a.loop.UDQP().AttachMulticast(gid); err != nil {
@@ -369,8 +377,10 @@ func explainTUN(name string, err error) error {
 func (a *Agent) machineOptions(port verbs.Port) ipoib.Options {
 	return ipoib.Options{
 		Link: a.link, GUID: port.GUID, PathMTU: port.MTU, PKey: a.opt.PKey, QKey: a.opt.QKey,
-		SRQ: a.opt.Provider.Caps().SRQ, Mode: a.opt.Mode, CMTransport: a.opt.CM, NoGSI: a.opt.Provider.MADPort() == nil, UDMTU: a.udMTU(port), UDAuto: a.opt.UDMTU == 0, ReceiveMTU: a.opt.ReceiveMTU,
-		BestMessage: a.opt.Provider.Caps().BestMessage, Idle: a.opt.Idle, Peers: a.opt.Peers, Allow: a.opt.Allow, Log: a.log, Rand: newRand(),
+		SRQ: a.opt.Provider.Caps().SRQ, Mode: a.opt.Mode, CMTransport: a.opt.CM, NoGSI: a.opt.Provider.MADPort() == nil,
+		UDMTU: a.udMTU(port), UDAuto: a.opt.UDMTU == 0, ReceiveMTU: a.opt.ReceiveMTU,
+		BestMessage: a.opt.Provider.Caps().BestMessage, Idle: a.opt.Idle,
+		Peers: a.memberGIDs(), Copies: a.copies(), Allow: a.opt.Allow, Log: a.log, Rand: newRand(),
 		Memory: a.memory(), MaxConns: a.opt.maxConns(), MaxPeers: a.opt.maxNeighbours(),
 		Neigh: neigh.Options{AcceptAlways: a.opt.ARPAlways, MaxNeighbors: a.opt.maxNeighbours()},
 		CM:    cm.Options{MaxConns: 4 * a.opt.maxConns()}, // half-open ones and TIMEWAIT included

@@ -69,6 +69,7 @@ func newAgent(t testing.TB) (*Agent, *stubProvider) {
 		udUse: map[encap.LinkAddr]*ipoib.UDUse{}, groups: map[ib.GID]time.Time{}, queries: make(chan func()),
 	}
 	a.link = encap.LinkAddr{QPN: 0x48, GID: gidA}
+	a.members = a.newMembers()
 	mo := a.machineOptions(p.Port())
 	mo.Rand = rand.New(rand.NewPCG(1, 2))
 	a.m = ipoib.New(mo)

@@ -13,6 +13,7 @@ import (
 	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/membership"
 	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -22,11 +23,12 @@ import (
 // drive is the control plane: it owns the machine from Start to the end.
 func (a *Agent) drive(ctx context.Context, ready func()) {
 	a.step(ipoib.Start{})
+	a.membersChanged()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	usage := time.NewTicker(usageEvery)
 	defer usage.Stop()
-	in := inputs{up: a.loop.Up(), events: a.opt.Provider.Events(), host: a.host.Events(), kernel: a.kernel.done}
+	in := inputs{up: a.loop.Up(), events: a.opt.Provider.Events(), host: a.host.Events(), kernel: a.kernel.done, member: a.members.events}
 	if p := a.opt.Provider.MADPort(); p != nil {
 		in.mads = p.MADs()
 	}
@@ -64,6 +66,7 @@ type inputs struct {
 	events <-chan verbs.Event
 	host   <-chan rtnl.Event
 	kernel <-chan outcome
+	member <-chan membership.Event
 }
 
 func (a *Agent) setTimer(t *time.Timer) {
@@ -108,6 +111,9 @@ func (a *Agent) turn(done <-chan struct{}, timer *time.Timer, tick <-chan time.T
 			return false
 		}
 		a.step(ipoib.FIBEvent{Event: fib.Host{Event: ev}})
+		if ev.Kind != rtnl.LinkChange {
+			a.publishSelf() // others may already look for an address that came
+		}
 		if ev.Kind == rtnl.LinkChange && ev.Link.Gone || ev.Kind == rtnl.Resync && ev.Snapshot.Link.Gone {
 			a.follow()
 		}
@@ -116,6 +122,8 @@ func (a *Agent) turn(done <-chan struct{}, timer *time.Timer, tick <-chan time.T
 		if a.kernelDone(done); a.host != host { // the interface was followed
 			in.host = a.host.Events()
 		}
+	case ev := <-in.member:
+		a.memberEvent(ev)
 	case q := <-a.queries:
 		q()
 	case <-tick:
@@ -124,6 +132,7 @@ func (a *Agent) turn(done <-chan struct{}, timer *time.Timer, tick <-chan time.T
 			a.follow()
 		}
 		a.usage()
+		a.memberTick()
 		return true
 	}
 	return false
@@ -239,7 +248,7 @@ func (a *Agent) carry(on bool) {
 func (a *Agent) underlayChanged(ev verbs.Event) {
 	port := a.port()
 	if gid, ok := a.anotherGID(port); ok {
-		if len(a.opt.Peers) > 0 {
+		if a.copies() {
 			_ = a.loop.UDQP().DetachMulticast(a.link.GID) // gone with the address
 		}
 		a.link.GID = gid
@@ -249,6 +258,7 @@ func (a *Agent) underlayChanged(ev verbs.Event) {
 			a.log.Warn("underlay changed", "err", err)
 		}
 		port = a.port()
+		a.membersChanged() // we are another member
 	}
 	if ev.Kind == verbs.MTUChange {
 		a.tooBigBefore = a.tooBig() // what was too big before says nothing of now

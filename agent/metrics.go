@@ -37,6 +37,10 @@ var (
 	peersDesc       = desc("peers", "Peers known, by the mode that unicast to them uses.", "mode")
 	connectionsDesc = desc("connections", "Connections that are established.")
 	duplicatesDesc  = desc("duplicate_addresses", "Addresses of the interface that another host uses.")
+	membersDesc     = desc("members", "Hosts on the list of members, by whether they were heard of late.", "state")
+	memberAgeDesc   = desc("members_age_seconds", "How long ago the list of members was last known to be right; absent before it ever was.")
+	memberFailDesc  = desc("members_source_failing", "1 while the source of the list of members fails.")
+	publishedDesc   = desc("members_published", "1 if other hosts find this one at the source of the list of members.")
 	dropsDesc       = desc("drops_total", "Packets, frames and messages dropped, by part and reason.", "part", "reason")
 	peerDescs       = [...]*prometheus.Desc{
 		desc("peer_transmit_packets_total", "Packets sent to a peer.", "gid", "qpn"), desc("peer_transmit_bytes_total", "Octets of IP sent to a peer.", "gid", "qpn"),
@@ -103,6 +107,7 @@ type reading struct {
 	status   control.Status
 	silent   bool
 	conns    int
+	members  control.Members
 }
 
 // Collect asks the driver once and sends everything.
@@ -110,7 +115,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	a := c.a
 	r, err := ask(context.Background(), a, func() reading {
 		s := a.m.Status()
-		return reading{a.allCounters(), a.viewStatus(), s.Silence.Asked.IsValid(), s.Conns}
+		return reading{a.allCounters(), a.viewStatus(), s.Silence.Asked.IsValid(), s.Conns, a.viewMembers()}
 	})
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(upDesc, err)
@@ -143,6 +148,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(peersDesc, modes[t.String()], t.String())
 	}
 	c.peers(ch, r.status.Peers)
+	c.members(ch, &r.members)
 }
 
 // peers sends the series of single peers, of the busiest ones if there are too many.
@@ -202,4 +208,31 @@ func (a *Agent) serveMetrics(ctx context.Context, l net.Listener) error {
 	mux.Handle("GET "+control.PathMetrics, a.metrics())
 	srv := &http.Server{Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	return a.serveUntil(ctx, srv, l)
+}
+
+// members sends what is known of the list of members, where there is one.
+func (c collector) members(ch chan<- prometheus.Metric, d *control.Members) {
+	if !d.Copies {
+		return
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, append([]string{c.a.opt.Name}, labels...)...)
+	}
+	n := map[string]float64{}
+	for _, m := range d.Members {
+		n[m.State]++
+	}
+	for _, state := range control.MemberStates {
+		gauge(membersDesc, n[state], state)
+	}
+	if c.a.opt.Members == nil {
+		return // the configuration is always right
+	}
+	if d.Known {
+		gauge(memberAgeDesc, float64(d.AgeMS)/1000)
+	}
+	gauge(memberFailDesc, truth(d.Error != "" && d.FailingMS > 0 || !d.Known))
+	if c.a.members.o.ID != "" {
+		gauge(publishedDesc, truth(d.Published))
+	}
 }

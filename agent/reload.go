@@ -114,21 +114,22 @@ func (a *Agent) apply(l Live) {
 			a.do(ipoib.RemoveAddr{Prefix: p})
 		}
 	}
-	copies := len(a.opt.Peers) > 0
-	a.opt.Mode, a.opt.ReceiveMTU, a.opt.Idle, a.opt.Peers = l.Mode, l.ReceiveMTU, l.Idle, l.Peers
+	copies := a.copies()
+	a.opt.Mode, a.opt.ReceiveMTU, a.opt.Idle, a.opt.Peers, a.opt.Allow = l.Mode, l.ReceiveMTU, l.Idle, l.Peers, l.Allow
 	switch {
-	case !copies:
+	case !copies && a.copies():
 		if err := a.takeCopies(a.link.GID); err != nil {
 			a.log.Warn("settings changed", "err", err)
 		}
-	case len(l.Peers) == 0:
+	case copies && !a.copies():
 		if err := a.loop.UDQP().DetachMulticast(a.link.GID); err != nil {
 			a.log.Warn("settings changed", "err", err)
 		}
 	}
 	a.link.Flags = l.Mode.Flags()
 	a.loop.SetAllow(l.Allow)
-	a.step(ipoib.Reconfigure{Mode: l.Mode, ReceiveMTU: l.ReceiveMTU, Idle: l.Idle, Peers: l.Peers, Allow: l.Allow})
+	a.step(ipoib.Reconfigure{Mode: l.Mode, ReceiveMTU: l.ReceiveMTU, Idle: l.Idle, Allow: l.Allow})
+	a.setPeers(l.Peers)
 }
 
 // hangups reloads whenever a signal asks for it, until ctx ends.

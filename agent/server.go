@@ -52,6 +52,7 @@ func (a *Agent) handler(ctx context.Context) http.Handler {
 	document(a, get, control.PathRoutes, a.viewRoutes)
 	document(a, get, control.PathGroups, a.viewGroups)
 	document(a, get, control.PathStats, a.viewStats)
+	document(a, get, control.PathMembers, a.viewMembers)
 	get(control.PathExplain, a.explain)
 	get(control.PathPeerStatus, a.peerStatus)
 	get(control.PathPeerPing, a.peerPing)

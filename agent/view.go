@@ -114,6 +114,9 @@ func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) 
 		w = append(w, "the interface is in another network namespace, and cannot be followed: "+a.lost)
 	}
 	w = append(w, a.seat.notes...)
+	if text := a.memberWarning(); text != "" {
+		w = append(w, text)
+	}
 	if a.udDied != "" {
 		w = append(w, "the UD QP went to ERR ("+a.udDied+") and is being brought back")
 	}
@@ -472,6 +475,9 @@ func (a *Agent) viewExplain(ip netip.Addr, hop fib.NextHop) control.Explanation 
 	}
 	if out.Why == nil {
 		out.Why = []string{}
+	}
+	if next := e.NextHop; next.IsValid() {
+		out.Why = append(out.Why, a.claims(next)...)
 	}
 	return out
 }

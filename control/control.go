@@ -26,6 +26,7 @@ const (
 	PathRoutes     = "/v1/routes"
 	PathGroups     = "/v1/groups"
 	PathStats      = "/v1/stats"
+	PathMembers    = "/v1/members"
 	PathExplain    = "/v1/explain"     // ?ip=ADDRESS
 	PathEvents     = "/v1/events"      // ?since=DURATION: newline-delimited Event, past ones first, until the client leaves
 	PathCapture    = "/v1/capture"     // ?snap=OCTETS: pcapng, until the client leaves

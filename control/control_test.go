@@ -14,7 +14,7 @@ import (
 var update = flag.Bool("update", false, "write testdata/schema.txt anew")
 
 // documents are all that programs read.
-var documents = []any{Error{}, Status{}, Conns{}, Neighbours{}, Routes{}, Groups{}, Stats{}, Explanation{}, Event{}, Devices{}, Doctor{}, Runtime{}, MPAProbe{}, RPCProbe{}, PeerStatus{}, PeerPing{}, PeerEvents{}, Build{}, Reload{}}
+var documents = []any{Error{}, Status{}, Conns{}, Neighbours{}, Routes{}, Groups{}, Stats{}, Explanation{}, Event{}, Devices{}, Doctor{}, Runtime{}, MPAProbe{}, RPCProbe{}, PeerStatus{}, PeerPing{}, PeerEvents{}, Build{}, Reload{}, Members{}}
 
 // TestSchema compares every field's name and kind with the golden file. A line
 // may be added; one that goes or changes needs a new Version.

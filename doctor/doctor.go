@@ -38,6 +38,7 @@ const (
 	Managers     = "managers"
 	Firewall     = "firewall"
 	LocalUsers   = "local"
+	MemberList   = "members"
 	Demo         = "demo"
 )
 
@@ -45,7 +46,7 @@ const (
 func Examine(f Facts) control.Doctor {
 	e := &exam{f: &f, out: control.Doctor{Version: control.Version, OK: true}}
 	for _, look := range []func(){e.kernel, e.tun, e.capabilities, e.settings, e.control, e.underlay, e.address, e.gid, e.mtu, e.port,
-		e.provider, e.buffers, e.gso, e.gro, e.link, e.rdma, e.cm, e.managers, e.firewall, e.localUsers, e.demo} {
+		e.provider, e.buffers, e.gso, e.gro, e.link, e.rdma, e.cm, e.managers, e.firewall, e.localUsers, e.members, e.demo} {
 		look()
 	}
 	return e.out
@@ -146,6 +147,19 @@ func list[T fmt.Stringer](lead string, vs []T) string {
 		s = append(s, v.String())
 	}
 	return lead + strings.Join(s, ", ")
+}
+
+// members says whether the source of members answers. Starting does not wait for it.
+func (e *exam) members() {
+	switch f := e.f; {
+	case f.Members == "":
+		e.skip(MemberList, "the configuration has no source of members to ask")
+	case f.MembersErr != "":
+		e.warn(MemberList, "run starts without it, and goes by the list that it had before; docs/cluster.md says what the source needs",
+			"%s: %s", f.Members, f.MembersErr)
+	default:
+		e.ok(MemberList, "%s names %d hosts", f.Members, f.MemberCount)
+	}
 }
 
 func (e *exam) control() {

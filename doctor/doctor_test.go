@@ -20,7 +20,7 @@ func fine() Facts {
 		Device: &Device{Up: true, MTU: 9000, Driver: "veth", SpeedMbps: 10000, Addrs: []Addr{{IP: netip.MustParseAddr("192.0.2.1")}, {IP: netip.MustParseAddr("fe80::1")}},
 			Features: []string{"rx-gro", "tx-checksum-ip-generic", "tx-udp-segmentation"}},
 		Opened: true, Open: Open{GIDs: []ib.GID{gid("fe80::1"), gid("192.0.2.1")}, QP1: true, RecvAsked: 16, RecvGot: 16, SendAsked: 4, SendGot: 4},
-		Loopback: true, LocalGuard: Yes, IBCM: No, Demo: Yes, Rules: ruleset(),
+		Loopback: true, LocalGuard: Yes, IBCM: No, Demo: Yes, Rules: ruleset(), Members: "dns://link", MemberCount: 2,
 	}
 }
 
@@ -99,6 +99,9 @@ func TestExamine(t *testing.T) {
 		{"a firewall", func(f *Facts) { f.Rules = ruleset(`{"drop": null}`) }, Firewall, control.CheckFail, "iifname eth0 udp dport 4791 accept"},
 		{"a firewall for some", func(f *Facts) { f.Rules = ruleset(saddr, `{"drop": null}`) }, Firewall, control.CheckWarn, "may drop"},
 		{"rules that cannot be read", func(f *Facts) { f.Rules, f.RulesErr = nil, "nft is not installed" }, Firewall, control.CheckSkipped, "not installed"},
+		{"members answer", func(f *Facts) { f.Members, f.MemberCount = "dns://x", 7 }, MemberList, control.CheckOK, "7 hosts"},
+		{"members do not answer", func(f *Facts) { f.Members, f.MembersErr = "dns://x", "no answer" }, MemberList, control.CheckWarn, "no answer"},
+		{"no source of members", func(f *Facts) { f.Members = "" }, MemberList, control.CheckSkipped, "no source"},
 		{"users may send", func(f *Facts) { f.LocalGuard = No }, LocalUsers, control.CheckWarn, "docs/security.md"},
 		{"users may not send", func(f *Facts) { f.LocalGuard = Yes }, LocalUsers, control.CheckOK, "4791"},
 		{"users not tried", func(f *Facts) { f.LocalGuard, f.LocalErr = Unknown, "not root" }, LocalUsers, control.CheckSkipped, "not root"},
@@ -138,7 +141,7 @@ func TestExamine(t *testing.T) {
 				t.Errorf("%s: %s fails too: %+v", tt.name, c.Name, c)
 			}
 		}
-		if len(d.Checks) != 21 || d.OK != ok || d.OK == (tt.status == control.CheckFail) || d.Version != control.Version {
+		if len(d.Checks) != 22 || d.OK != ok || d.OK == (tt.status == control.CheckFail) || d.Version != control.Version {
 			t.Errorf("%s: %d checks, ok %v", tt.name, len(d.Checks), d.OK)
 		}
 	}
@@ -197,7 +200,7 @@ func TestExamineAnything(t *testing.T) {
 			names = append(names, c.Name)
 		}
 		slices.Sort(names)
-		if len(slices.Compact(names)) != 21 || d.OK {
+		if len(slices.Compact(names)) != 22 || d.OK {
 			t.Errorf("%+v: ok %v, %v", f, d.OK, names)
 		}
 	}

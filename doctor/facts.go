@@ -26,6 +26,12 @@ type Facts struct {
 	SettingErrs []string // its settings and addresses that the kernel refused
 	ReadOnly    []string // sysctls of it, such as accept_ra_mtu=0, that a read-only /proc/sys keeps from being set
 
+	// Where the hosts of the link are found, asked once; Members is empty for a list in
+	// the configuration, and for multicast.
+	Members     string
+	MembersErr  string
+	MemberCount int
+
 	ControlPath string
 	Control     ControlState
 	ControlErr  string

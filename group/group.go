@@ -32,8 +32,10 @@ type Options struct {
 	Underlay4 netip.Addr
 
 	// Peers makes the broadcast group a list of unicast peers, for underlays
-	// without multicast. Empty means that there is multicast.
-	Peers []ib.GID
+	// without multicast. Empty means that there is multicast, unless Copies says
+	// that it is a list all the same: nobody is known yet.
+	Peers  []ib.GID
+	Copies bool
 
 	// MaxGroups bounds the groups joined for reports and the kernel's list.
 	// Zero means 1024, negative none at all.
@@ -67,8 +69,11 @@ type (
 	// Kernel is the kernel's complete list of the device's groups. What is not
 	// in it nobody on the host wants.
 	Kernel struct{ Groups []netip.Addr }
-	// SetPeers replaces Options.Peers.
-	SetPeers struct{ Peers []ib.GID }
+	// SetPeers replaces Options.Peers and Options.Copies.
+	SetPeers struct {
+		Peers  []ib.GID
+		Copies bool
+	}
 	// JoinFailed says that a [Join] did not work. It is tried again.
 	JoinFailed struct {
 		MGID ib.GID

@@ -139,7 +139,11 @@ func play(t *testing.T, file, script string) string {
 			continue
 		case "send":
 			g, ok := m.MGIDFor(addr(w[1]))
-			fmt.Fprintf(&out, "\t%s %v copies=%v\n", g, ok, m.Replicate())
+			peers, copies := m.Replicate()
+			if !copies {
+				peers = nil
+			}
+			fmt.Fprintf(&out, "\t%s %v copies=%v\n", g, ok, peers)
 			continue
 		case "wanted":
 			fmt.Fprintf(&out, "\t%v\n", m.Wanted(addr(w[1])))
@@ -194,6 +198,10 @@ func event(t *testing.T, file string, w []string) Event {
 	case "peers":
 		var ev SetPeers
 		for _, s := range w[1:] {
+			if s == "nobody" { // a list that is empty
+				ev.Copies = true
+				continue
+			}
 			ev.Peers = append(ev.Peers, gid(s))
 		}
 		return ev
@@ -285,7 +293,7 @@ func FuzzMachine(f *testing.F) {
 			case 4, 5, 6:
 				ev = Report{[]ip.Change{{Group: g, Kind: ip.ChangeKind(n%6) + 1, Sources: n & 1}}}
 			case 7:
-				ev = SetPeers{slices.Repeat([]ib.GID{gid("fe80::9")}, n&1)}
+				ev = SetPeers{Peers: slices.Repeat([]ib.GID{gid("fe80::9")}, n&1), Copies: n&2 != 0}
 			case 8:
 				ev = JoinFailed{MGID: gid("ff12:601b:ffff::1")}
 				delete(joined, gid("ff12:601b:ffff::1"))
@@ -325,7 +333,7 @@ func FuzzMachine(f *testing.F) {
 				if e.Reasons == 0 || (e.Refs > 0) != (e.Reasons&ForAddress != 0) {
 					t.Fatalf("%T: %+v", ev, e)
 				}
-				if m.up && !e.Joined && len(m.peers) == 0 && m.Deadline().IsZero() {
+				if m.up && !e.Joined && !m.list && m.Deadline().IsZero() {
 					t.Fatalf("%T: %s is neither joined nor going to be", ev, e.IP)
 				}
 			}
@@ -356,6 +364,42 @@ func TestSamePeersAgain(t *testing.T) {
 		case Leave:
 			t.Errorf("left %v", a.MGID)
 		}
+	}
+}
+
+// A list that has become empty is a list still: no group is joined, and nothing is
+// sent to one.
+func TestListOfNobody(t *testing.T) {
+	m := New(Options{Copies: true})
+	acts := m.Step(nil, start, Up{GID: gid("fe80::1")})
+	acts = m.Step(acts, start, SetPeers{Peers: []ib.GID{gid("fe80::2")}, Copies: true})
+	for _, a := range m.Step(acts, start, SetPeers{Copies: true}) {
+		if j, ok := a.(Join); ok {
+			t.Errorf("joined %v, want no group", j.MGID)
+		}
+	}
+	peers, copies := m.Replicate()
+	if len(peers) != 0 {
+		t.Errorf("copies go to %v, want nobody", peers)
+	}
+	if !copies {
+		t.Error("packets go to groups, want to nobody")
+	}
+}
+
+// What a list has too much is counted, and of the others none is lost.
+func TestListIsBounded(t *testing.T) {
+	peers := make([]ib.GID, MaxPeers+3)
+	for i := range peers {
+		peers[i] = ib.GID{0xfe, 0x80, 14: byte(i >> 8), 15: byte(i)}
+		peers[i][13] = 1
+	}
+	m := New(Options{Peers: append(peers, peers[0])})
+	if got, _ := m.Replicate(); len(got) != MaxPeers {
+		t.Errorf("%d peers, want %d", len(got), MaxPeers)
+	}
+	if m.refusedPeers != 3 {
+		t.Errorf("%d refused, want 3", m.refusedPeers)
 	}
 }
 

@@ -16,8 +16,8 @@ import (
 // Bounds that are no option.
 const (
 	maxAddrs = 4096 // addresses of the device
-	// MaxPeers bounds a static list.
-	MaxPeers = 1024
+	// MaxPeers bounds a list of peers.
+	MaxPeers = 4096
 )
 
 // A failed join is tried again after retryMin, doubled each time up to retryMax.
@@ -51,6 +51,7 @@ type Machine struct {
 	up    bool
 	gid   ib.GID
 	peers []ib.GID
+	list  bool // copies go to peers, also while there are none
 
 	addrs   map[netip.Prefix]netip.Addr // to the subnet broadcast, or the zero Addr
 	members map[netip.Addr]*member
@@ -80,7 +81,7 @@ func New(o Options) *Machine {
 		members: make(map[netip.Addr]*member),
 		wire:    make(map[ib.GID]*underlay),
 	}
-	m.setPeers(o.Peers)
+	m.setPeers(o.Peers, o.Copies)
 	m.table = m.build()
 	return m
 }
@@ -104,7 +105,7 @@ func (m *Machine) Step(dst []Action, now time.Time, ev Event) []Action {
 	case Kernel:
 		dst = m.kernel(dst, now, ev.Groups)
 	case SetPeers:
-		dst = m.changeUnderlay(dst, now, func() { m.setPeers(ev.Peers) })
+		dst = m.changeUnderlay(dst, now, func() { m.setPeers(ev.Peers, ev.Copies) })
 	case JoinFailed:
 		m.joinFailed(now, ev)
 	case Wake:
@@ -168,7 +169,7 @@ func (m *Machine) changeUnderlay(dst []Action, now time.Time, f func()) []Action
 // underlay, or none (zero) where copies go to peers.
 func (m *Machine) rideOn(e *member) ib.GID {
 	switch {
-	case len(m.peers) > 0:
+	case m.list:
 		return ib.GID{}
 	case m.gid.Is4():
 		return ib.GIDFromAddr(m.o.Underlay4)
@@ -366,18 +367,24 @@ func (m *Machine) kernel(dst []Action, now time.Time, groups []netip.Addr) []Act
 	return dst
 }
 
-func (m *Machine) setPeers(peers []ib.GID) {
+func (m *Machine) setPeers(peers []ib.GID, copies bool) {
 	m.peers = nil
+	seen := make(map[ib.GID]bool, min(len(peers), MaxPeers))
 	for _, g := range peers {
 		switch {
-		case g.IsZero() || g.IsMulticast() || slices.Contains(m.peers, g):
+		case g.IsZero() || g.IsMulticast() || seen[g]:
 			// nobody, or somebody already there
 		case len(m.peers) >= MaxPeers:
+			if m.refusedPeers == 0 { // the counter tells of the others
+				m.o.Log.Warn("peer refused, too many", "gid", g, "max", MaxPeers)
+			}
 			m.refusedPeers++
 		default:
+			seen[g] = true
 			m.peers = append(m.peers, g)
 		}
 	}
+	m.list = copies || len(m.peers) > 0
 }
 
 func (m *Machine) joinFailed(now time.Time, ev JoinFailed) {
@@ -414,7 +421,7 @@ func (m *Machine) Deadline() (t time.Time) {
 // build makes the table of the state as it is.
 func (m *Machine) build() *Table {
 	t := &Table{
-		pkey: m.o.PKey, scope: m.o.Scope, peers: slices.Clone(m.peers),
+		pkey: m.o.PKey, scope: m.o.Scope, peers: slices.Clone(m.peers), list: m.list,
 		wanted:    make(map[netip.Addr]struct{}, len(m.members)),
 		broadcast: make(map[netip.Addr]struct{}),
 	}
@@ -474,7 +481,7 @@ func (m *Machine) MGIDFor(dst netip.Addr) (ib.GID, bool) { return m.table.MGIDFo
 func (m *Machine) Wanted(dst netip.Addr) bool { return m.table.Wanted(dst) }
 
 // Replicate is [Table.Replicate] of the current table.
-func (m *Machine) Replicate() []ib.GID { return m.table.Replicate() }
+func (m *Machine) Replicate() ([]ib.GID, bool) { return m.table.Replicate() }
 
 // Groups returns the joined groups: IPv4 before IPv6, by address.
 func (m *Machine) Groups() []Group {

@@ -16,6 +16,7 @@ type Table struct {
 	scope     uint8
 	underlay4 ib.GID // carries every group; zero if each has its own MGID
 	peers     []ib.GID
+	list      bool                    // copies go to peers, of whom there may be none
 	wanted    map[netip.Addr]struct{} // IP groups we have joined
 	broadcast map[netip.Addr]struct{} // subnet broadcasts
 }
@@ -79,8 +80,9 @@ func (t *Table) Wanted(dst netip.Addr) bool {
 
 // Replicate returns the GIDs of the peers to each of which the sender sends its
 // own copy of a multicast packet, by unicast UD to QPN 0xffffff, where the
-// underlay has no multicast. Nil means that it has. The caller must not change it.
-func (t *Table) Replicate() []ib.GID { return t.peers }
+// underlay has no multicast; copies is false where it has. The caller must not
+// change the list.
+func (t *Table) Replicate() (peers []ib.GID, copies bool) { return t.peers, t.list }
 
 // Groups lists the IP groups that are wanted, in address order, broadcast not
 // included.

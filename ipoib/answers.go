@@ -16,12 +16,17 @@ type answers struct {
 	heard  time.Time  // the last frame, message or packet of another host
 	failed time.Time  // nobody answered for asked
 	asked  netip.Addr // the last address that nobody answered for
+	// members are when those on the list of members were last heard.
+	members map[ib.GID]time.Time
 }
 
 // heardFrom notes that a host said something.
 func (f *Interface) heardFrom(gid ib.GID) {
 	if gid != f.link.GID {
 		f.answers.heard = f.now
+		if _, ok := f.answers.members[gid]; ok {
+			f.answers.members[gid] = f.now
+		}
 	}
 }
 

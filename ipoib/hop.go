@@ -140,7 +140,7 @@ const maxDirty = 1024
 func (f *Interface) groupPath(a netip.Addr) fib.Path {
 	t := f.group.Table()
 	g, ok := t.MGIDFor(a)
-	if !ok || len(t.Replicate()) > 0 || !f.up {
+	if _, copies := t.Replicate(); !ok || copies || !f.up {
 		return fib.Path{}
 	}
 	return fib.Path{Kind: fib.PathGroup, Link: encap.LinkAddr{QPN: ib.QPNMulticast, GID: g}, MTU: f.udMTU()}

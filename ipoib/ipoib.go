@@ -106,7 +106,8 @@ func New(opt Options) *Interface {
 	c := opt.CM
 	c.GID, c.CAGUID, c.Rand = f.link.GID, opt.GUID, opt.Rand
 	f.cm = cm.New(c)
-	f.group = group.New(group.Options{PKey: opt.pkey(), Underlay4: opt.Underlay4, Peers: opt.Peers, Log: opt.Log})
+	f.group = group.New(group.Options{PKey: opt.pkey(), Underlay4: opt.Underlay4, Peers: opt.Peers, Copies: opt.Copies, Log: opt.Log})
+	f.watchFor(opt.Peers)
 	return f
 }
 
@@ -183,6 +184,8 @@ func (f *Interface) handle(ev Event) {
 		f.usage(ev)
 	case UnderlayChanged:
 		f.underlay(ev)
+	case SetMembers:
+		f.setMembers(ev)
 	case Reconfigure:
 		f.reconfigure(ev)
 	case JoinFailed:

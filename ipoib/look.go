@@ -129,7 +129,7 @@ func (f *Interface) Groups() []GroupInfo {
 // appendNeigh lists what neigh has counted.
 func appendNeigh(cs []Counter, n neigh.Counters) []Counter {
 	for _, c := range [...]Counter{
-		{"queries", n.Queries}, {"probes", n.Probes}, {"dad_probes", n.DADProbes}, {"announces", n.Announces},
+		{"queries", n.Queries}, {"hinted", n.Hinted}, {"probes", n.Probes}, {"dad_probes", n.DADProbes}, {"announces", n.Announces},
 		{"answers", n.Answers}, {"other_answers", n.OtherAnswers}, {"recv_queries", n.RecvQueries}, {"recv_answers", n.RecvAnswers}, {"resolved", n.Resolved},
 		{"changed", n.Changed}, {"challenges", n.Challenges}, {"failed", n.Failed}, {"expired", n.Expired}, {"evicted", n.Evicted},
 		{"conflicts", n.Conflicts}, {"duplicates", n.Duplicates},

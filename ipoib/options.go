@@ -58,8 +58,10 @@ type Options struct {
 	Underlay4 netip.Addr
 
 	// Peers makes the broadcast group a list of unicast peers, for underlays
-	// without multicast. Empty means that there is multicast.
-	Peers []ib.GID
+	// without multicast. Empty means that there is multicast, unless Copies says
+	// that it is a list all the same. SetMembers replaces both.
+	Peers  []ib.GID
+	Copies bool
 
 	// Allow has the GIDs whose CM messages are taken. Empty means everybody's. Whose
 	// datagrams are is the data path's to know.

@@ -214,8 +214,8 @@ func (f *Interface) sendGroup(dst netip.Addr, fr []byte) {
 }
 
 func (f *Interface) sendMGID(g ib.GID, fr []byte) {
-	peers := f.group.Table().Replicate()
-	if len(peers) == 0 {
+	peers, copies := f.group.Table().Replicate()
+	if !copies {
 		f.do(SendUD{MGID: g, Frame: fr})
 		return
 	}

@@ -2,10 +2,8 @@ package ipoib
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
-	"ipoibcm/group"
 	"ipoibcm/ib"
 	"ipoibcm/neigh"
 )
@@ -16,25 +14,21 @@ type Reconfigure struct {
 	Mode       Mode
 	ReceiveMTU int           // of new connections; zero means 65524
 	Idle       time.Duration // as Options.Idle
-	Peers      []ib.GID      // as Options.Peers
 	Allow      ib.GIDSet     // as Options.Allow; connections to others end
 }
 
 func (Reconfigure) event() {}
 
 func (f *Interface) reconfigure(ev Reconfigure) {
-	f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("settings changed: mode %v, Receive MTU %d, %d peers", ev.Mode, ev.ReceiveMTU, len(ev.Peers))})
-	mode, peers := ev.Mode != f.opt.Mode, !slices.Equal(ev.Peers, f.opt.Peers)
-	f.opt.Mode, f.opt.ReceiveMTU, f.opt.Idle, f.opt.Peers, f.opt.Allow = ev.Mode, ev.ReceiveMTU, ev.Idle, ev.Peers, ev.Allow
+	f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("settings changed: mode %v, Receive MTU %d", ev.Mode, ev.ReceiveMTU)})
+	mode := ev.Mode != f.opt.Mode
+	f.opt.Mode, f.opt.ReceiveMTU, f.opt.Idle, f.opt.Allow = ev.Mode, ev.ReceiveMTU, ev.Idle, ev.Allow
 	f.budget.Full = uint32(f.opt.receiveMTU())
 	f.neighStep(neigh.SetStaleTime{After: f.staleTime()})
 	for _, c := range f.conns.byAge() {
 		f.arm(c.peer, f.idleEnd(c))
 	}
 	f.expel()
-	if peers {
-		f.groupStep(group.SetPeers{Peers: ev.Peers})
-	}
 	if !mode {
 		return
 	}

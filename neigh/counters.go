@@ -86,7 +86,8 @@ func Drops() []Drop {
 
 // Counters count since the Table was made.
 type Counters struct {
-	Queries      uint64 // ARP requests and NS for resolution sent to the broadcast-GID
+	Queries      uint64 // ARP requests and NS for resolution sent to the broadcast-GID, or by a hint
+	Hinted       uint64 // queries and probes that went where a hint says
 	Probes       uint64 // ... and unicast ones to known neighbours
 	DADProbes    uint64 // ... and those that look for duplicates
 	Announces    uint64 // gratuitous ARP and unsolicited NA sent

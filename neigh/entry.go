@@ -289,7 +289,8 @@ func (t *Table) entryTimer(dst []Action, now time.Time, e *entry) []Action {
 	return dst
 }
 
-// query asks everybody for an unknown neighbour.
+// query asks for an unknown neighbour: first where it is said to be, if that is
+// known, then everybody.
 func (t *Table) query(dst []Action, now time.Time, e *entry, src netip.Addr) []Action {
 	e.queries++
 	t.set(&e.timer, now.Add(t.o.retries()[e.queries-1]))
@@ -301,7 +302,20 @@ func (t *Table) query(dst []Action, now time.Time, e *entry, src netip.Addr) []A
 		return dst // the address went; another may come before the last retry
 	}
 	t.n.Queries++
+	if e.queries == 1 {
+		return t.sendQuery(dst, a, e.ip, t.hinted(e))
+	}
 	return t.sendQuery(dst, a, e.ip, Dest{Broadcast: true})
+}
+
+// hinted returns where e is said to be; where nothing is said, that is everywhere.
+func (t *Table) hinted(e *entry) Dest {
+	at, ok := t.hints[e.ip]
+	if !ok || at.GID == t.link.GID {
+		return Dest{Broadcast: true}
+	}
+	t.n.Hinted++
+	return Dest{LinkAddr: at}
 }
 
 // probe asks a known neighbour whether it is still there. The last probe goes to
@@ -316,7 +330,7 @@ func (t *Table) probe(dst []Action, now time.Time, e *entry) []Action {
 	}
 	t.n.Probes++
 	if int(e.queries) >= t.o.probes() {
-		return t.sendQuery(dst, a, e.ip, Dest{Broadcast: true})
+		return t.sendQuery(dst, a, e.ip, t.hinted(e))
 	}
 	return t.sendQuery(dst, a, e.ip, Dest{LinkAddr: e.link})
 }

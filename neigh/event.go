@@ -58,6 +58,13 @@ type Forget struct{ IP netip.Addr }
 // a REJ 8 with another UD QPN said that it is out of date.
 type ForgetLink struct{ LinkAddr encap.LinkAddr }
 
+// SetHints replaces what is said elsewhere of where neighbours are. A first query goes
+// there, and to everybody when it has no answer. A hint is where to ask; it is never
+// believed. The map must not change afterwards.
+type SetHints struct {
+	Hints map[netip.Addr]encap.LinkAddr
+}
+
 // Flush drops all entries, as when the interface goes down.
 type Flush struct{}
 
@@ -124,6 +131,7 @@ func (ConfirmedLink) event() {}
 func (DoubtedLink) event()   {}
 func (Forget) event()        {}
 func (ForgetLink) event()    {}
+func (SetHints) event()      {}
 func (Flush) event()         {}
 func (RecvARP) event()       {}
 func (RecvND) event()        {}

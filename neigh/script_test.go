@@ -231,6 +231,12 @@ func (s *script) do(f []string) (lines []string) {
 		ev = ConfirmedLink{hosts[f[1]]}
 	case "doubtlink":
 		ev = DoubtedLink{hosts[f[1]]}
+	case "hint": // nothing but these
+		h := map[netip.Addr]encap.LinkAddr{}
+		for i := 1; i+1 < len(f); i += 2 {
+			h[addr(i)] = hosts[f[i+1]]
+		}
+		ev = SetHints{h}
 	case "forget":
 		ev = Forget{addr(1)}
 	case "forgetlink":

@@ -25,7 +25,8 @@ type Table struct {
 	failed     order                     // those that did not answer, likewise
 	queued     int                       // octets waiting in all entries
 	challenges int                       // entries with a rival
-	base       time.Time                 // of instants
+	hints      map[netip.Addr]encap.LinkAddr
+	base       time.Time // of instants
 
 	own    map[netip.Addr]*ownAddr
 	addrs  []*ownAddr // the same, ordered by address
@@ -95,6 +96,9 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 			dst = t.remove(dst, e, ExpireForgotten, DropForgotten)
 		}
 		return t.releasedBy(dst, now, ev.LinkAddr)
+	case SetHints:
+		t.hints = ev.Hints
+		return dst
 	case Flush:
 		for _, e := range t.sorted() {
 			dst = t.remove(dst, e, ExpireForgotten, DropForgotten)

@@ -44,6 +44,9 @@ func (o *Options) landlock() (Part, error) {
 	if o.Socket != "" {
 		rules = append(rules, landlock.PathAccess(ll.AccessFSRemoveFile, filepath.Dir(o.Socket)))
 	}
+	for _, port := range o.ConnectPorts {
+		rules = append(rules, landlock.ConnectTCP(port))
+	}
 	config := landlock.V7 // with scopes for signals and abstract sockets
 	if o.Abstract {
 		config = landlock.V5
@@ -51,5 +54,9 @@ func (o *Options) landlock() (Part, error) {
 	if err := config.BestEffort().Restrict(rules...); err != nil {
 		return Part{}, err
 	}
-	return Part{Name: "landlock", On: true, Detail: fmt.Sprintf("ABI %d: of files /proc, and what the kernel shows of devices", abi)}, nil
+	detail := fmt.Sprintf("ABI %d: of files /proc, and what the kernel shows of devices", abi)
+	if len(o.ConnectPorts) > 0 {
+		detail += fmt.Sprintf("; TCP to ports %v", o.ConnectPorts)
+	}
+	return Part{Name: "landlock", On: true, Detail: detail}, nil
 }

@@ -31,9 +31,11 @@ type Options struct {
 
 	NoLandlock bool
 	ReadDirs   []string // more directories to read
-	Abstract   bool     // abstract sockets of others are used: the service manager's may be
-	OwnFolder  bool     // the user gets the socket's folder, to remove it from
-	Socket     string   // the control socket, to be removed in the end; may be empty
+	// ConnectPorts are TCP ports that may be connected to, of any host.
+	ConnectPorts []uint16
+	Abstract     bool   // abstract sockets of others are used: the service manager's may be
+	OwnFolder    bool   // the user gets the socket's folder, to remove it from
+	Socket       string // the control socket, to be removed in the end; may be empty
 
 	NoSeccomp string // why there is no filter of system calls; empty: there is one
 

@@ -21,6 +21,8 @@ var calls = []string{
 	// Files.
 	"open", "openat", "close", "fstat", "stat", "lstat", "newfstatat", "statx", "getdents64", "lseek", "fcntl",
 	"readlink", "readlinkat", "unlink", "unlinkat", "faccessat", "faccessat2", "statfs", "fstatfs", "dup", "dup3", "pipe2", "getcwd",
+	// Lists of members: watched, and kept on disk.
+	"inotify_init1", "inotify_add_watch", "inotify_rm_watch", "fsync",
 	// Memory.
 	"mmap", "munmap", "mremap", "madvise", "brk", "mprotect",
 	// Threads, signals, and what Go asks.

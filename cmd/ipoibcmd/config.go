@@ -24,6 +24,7 @@ import (
 	"ipoibcm/control"
 	"ipoibcm/group"
 	"ipoibcm/ib"
+	"ipoibcm/membership/etcd"
 	"ipoibcm/mtu"
 	"ipoibcm/provider/ibverbs"
 	"ipoibcm/sandbox"
@@ -59,6 +60,11 @@ type Config struct {
 	IdleTimeout string       `yaml:"idle_timeout"`
 	ARPAccept   string       `yaml:"arp_accept"`
 	Peers       []string     `yaml:"peers"`
+	Link        string       `yaml:"link"`
+	Membership  string       `yaml:"membership"`
+	MemberID    string       `yaml:"member_id"`
+	StateDir    string       `yaml:"state_dir"`
+	Etcd        Etcd         `yaml:"etcd"`
 	Metrics     string       `yaml:"metrics"`
 	MetricPeers int          `yaml:"metric_peers"`
 	Allow       []string     `yaml:"allow"`
@@ -129,6 +135,9 @@ func defaults() Config {
 		QKey:        uint32(ib.QKeyIPoIB),
 		IdleTimeout: "5m",
 		ARPAccept:   arpProbe,
+		Membership:  fromStatic,
+		StateDir:    "/var/lib/ipoibcm",
+		Etcd:        Etcd{Lease: etcd.DefaultLease.String()},
 		PeerAllow:   []string{agent.DefaultPeerAllow[0].String()},
 		Offload:     Offload{GSO: &gso, GRO: &gro, OneThread: &one, HoldP: &hold, BusyPoll: &poll, Connected: &connected, Checksum: &sum, TSO: &tso, USO: &uso},
 		Sandbox:     Sandbox{Landlock: &landlock, Seccomp: &seccomp},
@@ -153,6 +162,9 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.Provider, "provider", c.Provider, "verbs provider: softroce (no kernel module, no hardware) or ibverbs (kernel Soft-RoCE, RoCE adapters)")
 	f.StringVar(&c.Device, "device", c.Device, "with ibverbs: RDMA device (default: that of the underlay)")
 	f.StringVar(&c.ARPAccept, "arp-accept", c.ARPAccept, "when a neighbour has moved: probe (its old place is silent) or always (an announcement says so)")
+	f.StringVar(&c.Link, "link", c.Link, "name of the link, the same on all of its hosts (for --membership)")
+	f.StringVar(&c.Membership, "membership", c.Membership, "who is on the link, where the underlay has no multicast: etcd://HOST:2379,…, dns://NAME, file:///PATH or static (peers of the file)")
+	f.StringVar(&c.MemberID, "member-id", c.MemberID, "name of this host on the link (default: its host name)")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
 	f.StringVar(&c.User, "user", c.User, "user to go on as once the interface is up, with CAP_NET_ADMIN only (default: who started it)")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
@@ -301,6 +313,9 @@ func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 	set("provider", func() { c.Provider = flags.Provider })
 	set("device", func() { c.Device = flags.Device })
 	set("arp-accept", func() { c.ARPAccept = flags.ARPAccept })
+	set("link", func() { c.Link = flags.Link })
+	set("membership", func() { c.Membership = flags.Membership })
+	set("member-id", func() { c.MemberID = flags.MemberID })
 	set("log-format", func() { c.LogFormat = flags.LogFormat })
 	set("user", func() { c.User = flags.User })
 	set("log-level", func() { c.LogLevel = flags.LogLevel })
@@ -320,6 +335,7 @@ type settings struct {
 	prefixes []netip.Prefix
 	gid      ib.GID
 	peers    []ib.GID
+	link     linkSpec
 	allow    ib.GIDSet // talked with at all
 	ask      []netip.Prefix
 	trust    []netip.Prefix
@@ -409,6 +425,9 @@ func (c *Config) settings() (s settings, err error) {
 			return bad(fmt.Sprintf("peers[%d]", i), "peers: %v", err)
 		}
 		s.peers = append(s.peers, g)
+	}
+	if s.link, err = c.parseMembership(); err != nil {
+		return s, err
 	}
 	allow, err := gidPrefixes("allow", c.Allow)
 	if err != nil {

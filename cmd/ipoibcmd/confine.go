@@ -29,6 +29,8 @@ func (c *Config) confine(s settings, file string) func() ([]control.Protection, 
 			o.ReadDirs = append(o.ReadDirs, filepath.Dir(abs))
 		}
 	}
+	dirs, ports := c.memberFiles(s.link)
+	o.ReadDirs, o.ConnectPorts = append(o.ReadDirs, dirs...), ports
 	o.Abstract = strings.HasPrefix(os.Getenv("NOTIFY_SOCKET"), "@")
 	return func() ([]control.Protection, error) {
 		_ = time.Now().Local().String() // has the time zone read, which no log may have done so far

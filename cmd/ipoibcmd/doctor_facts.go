@@ -63,6 +63,7 @@ func gather(ctx context.Context, c Config, s settings) doctor.Facts {
 	rehearseDemo(&f)
 	localGuard(&f)
 	firewall(ctx, &f, c)
+	memberFacts(ctx, &f, c, s)
 	return f
 }
 

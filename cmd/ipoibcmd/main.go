@@ -132,7 +132,7 @@ func newRoot() *cobra.Command {
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usageError{hintError{err, "see: " + c.CommandPath() + " --help"}}
 	})
-	root.AddCommand(newRun(), newInit(), newDemo(), newStatus(), newShow(), newExplain(), newMonitor(), newCapture(), newDevices(), newProbe(), newPing())
+	root.AddCommand(newRun(), newInit(), newDemo(), newStatus(), newMembers(), newShow(), newExplain(), newMonitor(), newCapture(), newDevices(), newProbe(), newPing())
 	root.AddCommand(newDoctor(), newVersion(), newReload(), newBugreport(), newMan())
 	root.SetHelpCommand(newHelp())
 	root.InitDefaultHelpCmd()

@@ -57,7 +57,7 @@ func TestExitStatusAndHints(t *testing.T) {
 	many := filepath.Join(dir, "many.yaml")
 	var list strings.Builder
 	list.WriteString("underlay: lo\npeers:\n")
-	for i := range 1025 {
+	for i := range 4097 {
 		fmt.Fprintf(&list, "- fe80::%x\n", i+1)
 	}
 	if err := os.WriteFile(many, []byte(list.String()), 0o600); err != nil {
@@ -87,7 +87,7 @@ func TestExitStatusAndHints(t *testing.T) {
 		{"ping of no address", []string{"ping", "--rdma", "here"}, 2, []string{`"here" is not an IP address or GID of a host`, "such as 10.0.0.2"}},
 		{"status of no address", []string{"status", "--peer", "224.0.0.1"}, 2, []string{`"224.0.0.1" is not an IP address or GID of a host`}},
 		{"events of no address", []string{"monitor", "--peer", "::"}, 2, []string{`"::" is not an IP address or GID of a host`}},
-		{"too many peers", []string{"run", "--config", many}, 2, []string{many + ": line 3: peers: 1025 are given, at most 1024 can be"}},
+		{"too many peers", []string{"run", "--config", many}, 2, []string{many + ": line 3: peers: 4097 are given, at most 4096 can be"}},
 		{"run without underlay", []string{"run"}, 2, []string{"no underlay: give --underlay DEVICE (ipoibcmd devices lists them)"}},
 		{"bad configuration", []string{"run", "--underlay=eth0", "--mode=fast"}, 2, []string{`ipoibcmd run: mode "fast"`}},
 		{"unknown provider", []string{"run", "--underlay=lo", "--provider=other"}, 2, []string{`provider "other": must be softroce or ibverbs`}},

@@ -36,6 +36,8 @@ var restartReasons = map[string]string{
 	"metrics": "its listener is open", "metric_peers": "series would begin and end",
 	"log_format": "readers of the log expect the old one",
 	"arp_accept": "the neighbour cache is made with it", "pkey": "the link is another one", "qkey": "the UD QP has the old one", "offload": "it is set up with the interface",
+	"link": "this host is published under the old one", "membership": "the source of members runs", "member_id": "this host is published under the old one",
+	"state_dir": "its files are open", "etcd": "the source of members runs",
 	"limits": "tables and queues are laid out for them",
 	"user":   "the process has given up the rights to change it", "sandbox": "what was given up cannot be had back",
 }

@@ -130,7 +130,13 @@ func serve(ctx context.Context, c Config, s settings, r reloading, queue *logque
 	if err != nil {
 		return errors.Join(err, provider.Close())
 	}
+	members, endMembers, err := c.members(s.link, log)
+	if err != nil {
+		return errors.Join(err, provider.Close())
+	}
+	defer endMembers()
 	opt := agent.Options{
+		Members:  members,
 		Provider: provider, GID: gid, Name: c.Name, Netns: c.Netns, Prefixes: s.prefixes, Control: c.controlPath(), Group: c.Group,
 		Metrics: c.Metrics, MetricPeers: c.MetricPeers, MaxConns: c.Limits.Connections, MaxNeighbours: c.Limits.Neighbours,
 		Mode: mode, CM: cmTransport, UDMTU: int(c.UDMTU), InheritClass: c.Class.inherits(), ReceiveMTU: c.ReceiveMTU, PKey: ib.PKey(c.PKey), QKey: ib.QKey(c.QKey),

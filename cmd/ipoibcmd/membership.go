@@ -1,0 +1,251 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"ipoibcm/agent"
+	"ipoibcm/doctor"
+	"ipoibcm/ib"
+	"ipoibcm/membership"
+	"ipoibcm/membership/etcd"
+	"ipoibcm/membership/source"
+)
+
+// An Etcd says how etcd is spoken to; where it is, membership says.
+type Etcd struct {
+	CA       string `yaml:"ca"`
+	Cert     string `yaml:"cert"`
+	Key      string `yaml:"key"`
+	User     string `yaml:"user"`
+	Password string `yaml:"password_file"`
+	Lease    string `yaml:"lease"`
+}
+
+// Kinds of membership.
+const (
+	fromStatic = "static"
+	fromEtcd   = "etcd"
+	fromDNS    = "dns"
+	fromFile   = "file"
+)
+
+// A linkSpec is where the members of the link are found.
+type linkSpec struct {
+	kind      string
+	endpoints []string // of etcd
+	tls       bool
+	name      string // of DNS
+	every     time.Duration
+	path      string // of the file
+	id        string // ours
+	lease     time.Duration
+}
+
+const (
+	leastLease, mostLease = 2 * time.Second, 10 * time.Minute
+	leastEvery            = time.Second
+	maxEndpoints          = 64
+	etcdPort              = "2379"
+)
+
+// parseMembership reads the settings about members.
+func (c *Config) parseMembership() (l linkSpec, err error) {
+	bad := func(key, format string, args ...any) (linkSpec, error) {
+		return l, &valueError{key, fmt.Sprintf(format, args...)}
+	}
+	if c.Link != "" && !membership.ValidID(c.Link) {
+		return bad("link", "link %q: want letters, digits and . _ - :", c.Link)
+	}
+	if l.id = c.MemberID; l.id == "" {
+		l.id, _ = os.Hostname()
+	} else if !membership.ValidID(l.id) {
+		return bad("member_id", "member_id %q: want letters, digits and . _ - :", l.id)
+	}
+	scheme, rest, ok := strings.Cut(c.Membership, "://")
+	if ok && rest == "" {
+		return bad("membership", "membership %q: nothing follows ://", c.Membership)
+	}
+	switch {
+	case c.Membership == "" || c.Membership == fromStatic:
+		l.kind = fromStatic
+		return l, nil
+	case len(c.Peers) > 0:
+		return bad("peers", "peers: membership %s finds the hosts of the link; give one of the two", c.Membership)
+	case c.Provider == ibVerbs:
+		return bad("membership", "membership: provider ibverbs cannot receive the copies that take the place of multicast; leave it out, and have the underlay carry multicast")
+	case ok && (scheme == "etcd" || scheme == "etcds"):
+		l.kind, l.tls = fromEtcd, scheme == "etcds" || c.Etcd.CA != "" || c.Etcd.Cert != ""
+		err = c.parseEtcd(&l, rest)
+	case ok && scheme == "dns":
+		l.kind = fromDNS
+		err = parseDNS(&l, rest)
+	case ok && scheme == "file":
+		if l.kind, l.path = fromFile, rest; !filepath.IsAbs(rest) {
+			return bad("membership", "membership %q: want a whole path, such as file:///etc/ipoibcm/members", c.Membership)
+		}
+	default:
+		return bad("membership", "membership %q: want etcd://HOST:2379,…, etcds://… (TLS), dns://NAME, file:///PATH or static", c.Membership)
+	}
+	if v := (*valueError)(nil); err != nil && !errors.As(err, &v) {
+		err = &valueError{"membership", fmt.Sprintf("membership %q: %v", c.Membership, err)}
+	}
+	return l, err
+}
+
+func (c *Config) parseEtcd(l *linkSpec, rest string) error {
+	switch {
+	case c.Link == "":
+		return &valueError{"link", "link: etcd keeps the hosts of many links: give this one a name, the same on all of its hosts (--link NAME)"}
+	case !membership.ValidID(l.id):
+		return &valueError{"member_id", fmt.Sprintf("member_id: the name of this host, %q, cannot be a key: give another", l.id)}
+	case (c.Etcd.Cert == "") != (c.Etcd.Key == ""):
+		return &valueError{"etcd.cert", "etcd: cert and key belong together"}
+	case (c.Etcd.User == "") != (c.Etcd.Password == ""):
+		return &valueError{"etcd.user", "etcd: user and password_file belong together"}
+	}
+	for e := range strings.SplitSeq(strings.TrimSuffix(rest, "/"), ",") {
+		host, port, err := net.SplitHostPort(e)
+		if err != nil { // without a port
+			host, port = strings.Trim(e, "[]"), etcdPort
+		}
+		if n, err := strconv.ParseUint(port, 10, 16); host == "" || strings.ContainsAny(host, "/@ ") || err != nil || n == 0 {
+			return fmt.Errorf("%q is no HOST:PORT", e)
+		}
+		l.endpoints = append(l.endpoints, net.JoinHostPort(host, port))
+	}
+	if len(l.endpoints) > maxEndpoints {
+		return fmt.Errorf("%d endpoints, at most %d can be", len(l.endpoints), maxEndpoints)
+	}
+	lease, err := time.ParseDuration(c.Etcd.Lease)
+	if err != nil || lease < leastLease || lease > mostLease {
+		return &valueError{"etcd.lease", fmt.Sprintf("etcd.lease %q: want %v to %v", c.Etcd.Lease, leastLease, mostLease)}
+	}
+	l.lease = lease.Round(time.Second)
+	return nil
+}
+
+func parseDNS(l *linkSpec, rest string) error {
+	name, query, _ := strings.Cut(rest, "?")
+	q, err := url.ParseQuery(query)
+	if err != nil || len(q) > 1 || len(q) == 1 && q.Get("interval") == "" {
+		return errors.New("after the name only ?interval=30s can follow")
+	}
+	if l.name = strings.TrimSuffix(name, "/"); l.name == "" || len(l.name) > 255 || strings.ContainsAny(l.name, "/ @:,") {
+		return fmt.Errorf("%q is no name of DNS", l.name)
+	}
+	if s := q.Get("interval"); s != "" {
+		if l.every, err = time.ParseDuration(s); err != nil || l.every < leastEvery {
+			return fmt.Errorf("interval %q: want a duration of %v or more", s, leastEvery)
+		}
+	}
+	return nil
+}
+
+// source returns what finds the members; nil for the static list.
+func (c *Config) source(l linkSpec) (membership.Source, error) {
+	switch l.kind {
+	case fromEtcd:
+		e := etcd.Config{Endpoints: l.endpoints, Link: c.Link, PKey: ib.PKey(c.PKey), ID: l.id, Lease: l.lease,
+			TLS: l.tls, CA: c.Etcd.CA, Cert: c.Etcd.Cert, Key: c.Etcd.Key, User: c.Etcd.User}
+		e.Password = func() (string, error) {
+			b, err := os.ReadFile(c.Etcd.Password)
+			return strings.TrimRight(string(b), "\r\n"), err
+		}
+		return etcd.New(e)
+	case fromDNS:
+		return &source.DNS{Host: l.name, Every: l.every}, nil
+	case fromFile:
+		return &source.File{Path: l.path}, nil
+	}
+	return nil, nil
+}
+
+// members returns how the agent finds the hosts of the link; nil for the static list.
+// end closes what it has opened.
+func (c *Config) members(l linkSpec, log *slog.Logger) (m *agent.Members, end func(), err error) {
+	end = func() {}
+	src, err := c.source(l)
+	if src == nil || err != nil {
+		return nil, end, err
+	}
+	m = &agent.Members{Link: c.Link, Source: src, Grace: l.lease / 2}
+	if l.kind == fromEtcd {
+		m.ID = l.id
+	}
+	if c.StateDir == "" {
+		m.Note = "the list is not kept on disk: state_dir is empty"
+		return m, end, nil
+	}
+	store, err := source.OpenStore(c.StateDir, c.Name, c.Link+" "+src.Name())
+	if err != nil {
+		// It is for a start without the source; that this may be slow is no reason not to start.
+		m.Note = fmt.Sprintf("the list is not kept on disk: %v", err)
+		log.Warn("members", "note", m.Note)
+		return m, end, nil
+	}
+	m.Saved, _ = store.Load()
+	m.Save = store.Save
+	return m, func() { _ = store.Close() }, nil
+}
+
+// memberFiles returns the directories from which the source reads while it runs, and the
+// TCP ports that it connects to.
+func (c *Config) memberFiles(l linkSpec) (dirs []string, ports []uint16) {
+	for _, f := range []string{l.path, c.Etcd.CA, c.Etcd.Cert, c.Etcd.Key, c.Etcd.Password} {
+		if f != "" {
+			dirs = append(dirs, filepath.Dir(f))
+		}
+	}
+	for _, e := range l.endpoints {
+		_, port, _ := net.SplitHostPort(e)
+		if n, err := strconv.ParseUint(port, 10, 16); err == nil && !slices.Contains(ports, uint16(n)) {
+			ports = append(ports, uint16(n))
+		}
+	}
+	if l.kind != fromStatic {
+		ports = append(ports, 53) // answers that do not fit a datagram
+	}
+	return dirs, ports
+}
+
+// askWithin is how long doctor waits for a source of members.
+const askWithin = 5 * time.Second
+
+// memberFacts asks the source of members once, without being published there.
+func memberFacts(ctx context.Context, f *doctor.Facts, c Config, s settings) {
+	l := s.link
+	l.id = ""
+	src, err := c.source(l)
+	if src == nil && err == nil {
+		return
+	}
+	f.Members, f.MembersErr = c.Membership, "no answer in time"
+	if err != nil {
+		f.MembersErr = err.Error()
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	src.Run(ctx, func(ev membership.Event) {
+		switch ev := ev.(type) {
+		case membership.Listed:
+			f.MemberCount, f.MembersErr = len(ev.Members), ""
+		case membership.Failed:
+			f.MembersErr = ev.Err.Error()
+		default:
+			return
+		}
+		cancel()
+	})
+}
