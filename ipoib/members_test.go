@@ -1,0 +1,88 @@
+package ipoib
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"ipoibcm/ib"
+)
+
+// Members come and go. Who is none any more gets no copies, and keeps its connection;
+// a list of nobody is a list still, and not multicast.
+func TestMembersChange(t *testing.T) {
+	w := newWorld(t, 8)
+	opt := Options{Copies: true}
+	a, b, c := w.node(1, opt), w.node(2, opt), w.node(3, opt)
+	w.run(2 * time.Second)
+	g := mustEcho("10.0.0.1", "224.0.0.1", 100)
+	a.output(g)
+	w.run(time.Second)
+	if got := b.got(g) + c.got(g) + a.onGroup; got != 0 {
+		t.Errorf("%d copies while nobody is known, want none", got)
+	}
+	for _, n := range w.nodes {
+		n.step(SetMembers{Peers: []ib.GID{gid(1), gid(2), gid(3)}, Copies: true})
+	}
+	a.ping("10.0.0.3", 100, true)
+	w.run(2 * time.Second)
+	before, _ := w.agree(a, c)
+	a.step(SetMembers{Peers: []ib.GID{gid(2)}, Copies: true})
+	a.output(g)
+	w.run(time.Second)
+	if got := b.got(g); got != 1 {
+		t.Errorf("b got %d copies, want 1", got)
+	}
+	if got := c.got(g); got != 0 {
+		t.Errorf("c is no member and got %d copies, want none", got)
+	}
+	p := a.ping("10.0.0.3", 9000, true)
+	w.run(time.Second)
+	if got := c.got(p); got != 1 {
+		t.Errorf("%d packets by the connection, want 1", got)
+	}
+	if after, _ := w.agree(a, c); after.Conn != before.Conn {
+		t.Errorf("connection %d, want the one of before, %d", after.Conn, before.Conn)
+	}
+	heard := a.f.Heard()
+	if len(heard) != 1 {
+		t.Errorf("%d members have a last word, want b alone", len(heard))
+	}
+}
+
+// With hints a resolution is two packets, however many members there are; a hint that leads
+// nowhere costs a quarter of a second.
+func TestHintsSpareCopies(t *testing.T) {
+	w := newWorld(t, 9)
+	var peers []ib.GID
+	for i := range 1000 {
+		peers = append(peers, gid(i+1))
+	}
+	opt := Options{Peers: peers, Copies: true}
+	a, b := w.node(1, opt), w.node(2, opt)
+	w.run(5 * time.Second)
+	a.step(SetMembers{Peers: peers, Copies: true, Hints: map[netip.Addr]ib.GID{ip4("10.0.0.2"): gid(2), ip4("10.0.0.3"): gid(7)}})
+	count := func(dst string) (n int) {
+		for _, act := range a.f.Step(nil, w.now, Packet{IP: mustEcho("10.0.0.1", dst, 64)}) {
+			for more := []Action{act}; len(more) > 0; more = more[1:] {
+				if f, ok := more[0].(FIBAction); ok {
+					done, _ := a.k.Do(f.Action)
+					for _, d := range done {
+						more = append(more, a.f.Step(nil, w.now, FIBEvent{Event: d})...)
+					}
+				}
+				if _, ok := more[0].(SendUD); ok {
+					n++
+				}
+			}
+		}
+		return n
+	}
+	if got := count("10.0.0.2"); got != 1 {
+		t.Errorf("%d packets ask for a member that is published, want 1", got)
+	}
+	if got := count("10.0.0.9"); got != len(peers) {
+		t.Errorf("%d packets ask for one that is not, want %d", got, len(peers))
+	}
+	_ = b
+}
