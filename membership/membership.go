@@ -150,7 +150,7 @@ type Snapshot struct {
 }
 
 // errEmpty is the failure of a source that knew somebody and knows nobody any more.
-var errEmpty = errors.New("the source names nobody any more; its last list stays (a restart takes an empty one)")
+var errEmpty = errors.New("the source names nobody any more; its last list stays, and a restart without state_dir takes an empty one")
 
 // Options configures a Tracker.
 type Options struct {
