@@ -50,7 +50,7 @@ type Member struct {
 func (m *Member) check() error {
 	switch {
 	case !ValidID(m.ID):
-		return fmt.Errorf("name %q: want 1 to %d letters, digits and . _ - :", m.ID, maxIDLen)
+		return fmt.Errorf("name %q: want 1 to %d of letters, digits and . : _ -", m.ID, maxIDLen)
 	case len(m.GIDs) == 0:
 		return fmt.Errorf("%s has no GID", m.ID)
 	case len(m.GIDs) > MaxGIDs:

@@ -231,7 +231,7 @@ func TestParseList(t *testing.T) {
 		{"a fe80::1 x=1", `line 1: "x=1": want ip= or qpn=`},
 		{"a ff02::1", "line 1: a has the GID ff02::1, which no host can have"},
 		{"a fe80::1 ip=ff02::1", "line 1: a publishes the address ff02::1, which no host can have"},
-		{"a/b fe80::1", `line 1: name "a/b": want 1 to 253 letters, digits and . _ - :`},
+		{"a/b fe80::1", `line 1: name "a/b": want 1 to 253 of letters, digits and . : _ -`},
 	} {
 		ms, err := ParseList("f", []byte(tt.in))
 		got := fmt.Sprint(ms)

@@ -235,6 +235,9 @@ func (v *session) serve(ctx context.Context) error {
 				}
 				return err
 			}
+			if r.Header.Revision < v.revision {
+				return errAgain // the cluster was restored from a snapshot: it knows less than we
+			}
 			heard = time.Now()
 			if len(r.Events) == 0 { // the watch lives
 				v.tell(membership.Current{})
