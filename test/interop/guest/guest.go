@@ -1,9 +1,10 @@
 // Package guest holds what runs inside the virtual machines: the init script,
-// the verbs program in C, and (a program of its own) guestd, which starts
+// the verbs program in C, the kernel's part of a soft InfiniBand port, and (a program
+// of its own) guestd, which starts
 // commands for the host.
 package guest
 
-import _ "embed"
+import "embed"
 
 // Init is /init: it mounts, loads modules, sets the network up and becomes guestd.
 //
@@ -14,6 +15,11 @@ var Init []byte
 //
 //go:embed src/peer.c
 var Peer []byte
+
+// SoftIB is what a soft InfiniBand port needs beside the source of the kernel's Soft-RoCE.
+//
+//go:embed softib
+var SoftIB embed.FS
 
 // Port is the name of the virtual serial port between guestd and the host.
 const Port = "ipoibcm.ctl"

@@ -14,7 +14,7 @@ import (
 var modules = []string{
 	"virtio_net", "virtio_pci", "virtio_console", "virtio_rng",
 	"ib_core", "ib_uverbs", "ib_umad", "ib_cm", "rdma_cm", "rdma_ucm", "rdma_rxe",
-	"crc32_generic", "crc32_pclmul", "crc32c_generic", "tun", "veth", "nf_tables",
+	"ib_ipoib", "crc32_generic", "crc32_pclmul", "crc32c_generic", "tun", "veth", "nf_tables",
 	"rpcrdma", "nfsd", "vrf",
 	"wireguard", "xfrm_user", "esp6", "macsec", "gcm", "ghash_generic", "ctr", "seqiv", "drbg", "hmac", "sha512_generic", "jitterentropy_rng", "button",
 }

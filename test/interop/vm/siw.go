@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -26,8 +27,8 @@ var SIWVariants = map[string][2]string{
 	"siw-crc":  {"const bool mpa_crc_required;", "const bool mpa_crc_required = 1;"},
 }
 
-// siwTools are what building takes beyond [tools].
-var siwTools = [][2]string{{"make", "make"}, {"tar", "tar"}, {"strip", "binutils"}, {"gcc-12", "gcc-12"}, {"rdma_server", "rdmacm-utils"}, {"rdma_client", "rdmacm-utils"}}
+// siwTools are what guests with siw take beyond [tools] and [sourceTools].
+var siwTools = [][2]string{{"rdma_server", "rdmacm-utils"}, {"rdma_client", "rdmacm-utils"}}
 
 // siwPrograms are programs of rdma-core that guests with siw have in addition.
 var siwPrograms = []string{"rdma_server", "rdma_client"}
@@ -38,7 +39,7 @@ const siwVersion = "1"
 
 // WithSIW returns an image that is img with the modules in /lib/siw.
 func WithSIW(ctx context.Context, img *Image) (*Image, error) {
-	for _, t := range siwTools {
+	for _, t := range slices.Concat(sourceTools, siwTools) {
 		if _, err := exec.LookPath(t[0]); err != nil {
 			return nil, &MissingError{t[1], t[0] + " is not installed"}
 		}
@@ -74,7 +75,11 @@ func WithSIW(ctx context.Context, img *Image) (*Image, error) {
 	}
 	dir := filepath.Join(cache, "siw-"+k.version+"-"+siwVersion)
 	if _, err := os.Stat(dir); err != nil {
-		if err := buildSIW(ctx, k, from, tmp, filepath.Join(tmp, "siw")); err != nil {
+		src, err := unpackSource(ctx, k, from, cache, tmp)
+		if err != nil {
+			return nil, err
+		}
+		if err := buildSIW(ctx, src, tmp, filepath.Join(tmp, "siw")); err != nil {
 			return nil, err
 		}
 		if err := os.Rename(filepath.Join(tmp, "siw"), dir); err != nil {
@@ -136,41 +141,11 @@ func concat(to string, from ...string) error {
 }
 
 // buildSIW makes the modules in out, all else in tmp.
-func buildSIW(ctx context.Context, k *kernel, from apt, tmp, out string) error {
-	series := strings.Join(strings.SplitN(k.version, ".", 3)[:2], ".") // "6.1"
-	headers := filepath.Join(tmp, "headers")
-	abi := k.version[:strings.LastIndexByte(k.version, '-')] // without "-amd64"
-	kbuild := "linux-kbuild-" + abi                          // as newer kernels of Debian call it
-	if _, err := from.run(ctx, "", "apt-cache", "show", kbuild); err != nil {
-		kbuild = "linux-kbuild-" + series
-	}
-	for _, pkg := range []string{"linux-headers-" + k.version, "linux-headers-" + abi + "-common", kbuild, "linux-source-" + series} {
-		if _, err := from.run(ctx, tmp, "apt-get", "-q", "download", pkg); err != nil {
-			return err
-		}
-		debs, _ := filepath.Glob(filepath.Join(tmp, pkg+"_*.deb"))
-		if len(debs) != 1 {
-			return fmt.Errorf("apt-get download %s left %d packages", pkg, len(debs))
-		}
-		if _, err := output(ctx, tmp, "dpkg-deb", "-x", debs[0], headers); err != nil {
-			return err
-		}
-	}
-	// The makefile names the place where the package would be installed.
-	build := filepath.Join(headers, "usr/src/linux-headers-"+k.version)
-	makefile, err := os.ReadFile(filepath.Join(build, "Makefile"))
-	if err != nil {
+func buildSIW(ctx context.Context, src *source, tmp, out string) error {
+	siw := filepath.Join(tmp, "siw-source")
+	if err := os.CopyFS(siw, os.DirFS(filepath.Join(src.drivers, "siw"))); err != nil {
 		return err
 	}
-	text := strings.ReplaceAll(string(makefile), "/usr/src/", filepath.Join(headers, "usr/src")+"/")
-	if err := os.WriteFile(filepath.Join(build, "Makefile"), []byte(text), 0o644); err != nil {
-		return err
-	}
-	source := "linux-source-" + series
-	if _, err := output(ctx, tmp, "tar", "-xJf", filepath.Join(headers, "usr/src", source+".tar.xz"), source+"/drivers/infiniband/sw/siw"); err != nil {
-		return err
-	}
-	siw := filepath.Join(tmp, source, "drivers/infiniband/sw/siw")
 	main := filepath.Join(siw, "siw_main.c")
 	original, err := os.ReadFile(main)
 	if err != nil {
@@ -191,10 +166,7 @@ func buildSIW(ctx context.Context, k *kernel, from apt, tmp, out string) error {
 		if err := os.WriteFile(main, changed, 0o644); err != nil {
 			return err
 		}
-		if _, err := output(ctx, tmp, "make", "-s", "-C", build, "M="+siw, "CONFIG_RDMA_SIW=m", "CONFIG_DEBUG_INFO_BTF_MODULES=", "KCFLAGS=-w", "modules"); err != nil {
-			return err
-		}
-		if _, err := output(ctx, tmp, "strip", "--strip-debug", "-o", filepath.Join(out, name+".ko"), filepath.Join(siw, "siw.ko")); err != nil {
+		if err := src.module(ctx, siw, "siw.ko", filepath.Join(out, name+".ko"), "CONFIG_RDMA_SIW=m"); err != nil {
 			return err
 		}
 	}

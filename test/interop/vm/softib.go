@@ -1,0 +1,115 @@
+package vm
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/test/interop/guest"
+)
+
+// SoftIBModule is where guests have the module that makes a soft InfiniBand port.
+const SoftIBModule = "/lib/softib/softib.ko"
+
+// softIBSeries is the series of Linux whose Soft-RoCE the module is made of.
+const softIBSeries = "6.1"
+
+// ErrNoSoftIB says that the module cannot be made of the Soft-RoCE of an image's kernel.
+var ErrNoSoftIB = errors.New("the soft InfiniBand port is made of the Soft-RoCE of Linux " + softIBSeries)
+
+// WithSoftIB returns an image that is img with [SoftIBModule]: the kernel's Soft-RoCE, with
+// calls of it renamed, and our own functions of those names between. It is made in dir, which
+// is the caller's.
+func WithSoftIB(ctx context.Context, img *Image, dir string) (*Image, error) {
+	for _, t := range sourceTools {
+		if _, err := exec.LookPath(t[0]); err != nil {
+			return nil, &MissingError{t[1], t[0] + " is not installed"}
+		}
+	}
+	ko, err := softIB(ctx, img)
+	if err != nil {
+		return nil, err
+	}
+	r := &tree{ctx: ctx, root: filepath.Join(dir, "softib-root")}
+	r.file(ko, SoftIBModule)
+	if r.err != nil {
+		return nil, r.err
+	}
+	extra, whole := filepath.Join(dir, "softib-extra"), filepath.Join(dir, "softib-initrd")
+	if err := pack(r.root, extra); err != nil {
+		return nil, err
+	}
+	return &Image{Kernel: img.Kernel, Initrd: whole, series: img.series}, concat(whole, img.Initrd, extra)
+}
+
+// softIB returns the module for the kernel of img, from the cache where it is built once.
+func softIB(ctx context.Context, img *Image) (string, error) {
+	cache, err := Cache()
+	if err != nil {
+		return "", err
+	}
+	lock, err := os.OpenFile(filepath.Join(cache, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return "", fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	pkg, from, err := findKernel(ctx, img.series, cache)
+	if err != nil {
+		return "", err
+	}
+	if !strings.HasPrefix(pkg, "linux-image-"+softIBSeries+".") {
+		return "", ErrNoSoftIB
+	}
+	ours, err := fs.Sub(guest.SoftIB, "softib")
+	if err != nil {
+		return "", err
+	}
+	key := sha256.New()
+	for _, name := range []string{"Kbuild", "port.c"} {
+		b, err := fs.ReadFile(ours, name)
+		if err != nil {
+			return "", err
+		}
+		key.Write(b)
+	}
+	ko := filepath.Join(cache, fmt.Sprintf("softib-%s-%x.ko", strings.TrimPrefix(pkg, "linux-image-"), key.Sum(nil)[:8]))
+	if _, err := os.Stat(ko); err == nil {
+		return ko, nil
+	}
+	tmp, err := os.MkdirTemp(cache, "tmp-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(tmp)
+	k, err := cachedKernel(ctx, pkg, from, cache, tmp)
+	if err != nil {
+		return "", err
+	}
+	src, err := unpackSource(ctx, k, from, cache, tmp)
+	if err != nil {
+		return "", err
+	}
+	build, out := filepath.Join(tmp, "softib"), filepath.Join(tmp, "softib.ko")
+	if err := errors.Join(os.CopyFS(build, os.DirFS(filepath.Join(src.drivers, "rxe"))), os.CopyFS(build, ours)); err != nil {
+		return "", err
+	}
+	if err := src.module(ctx, build, "softib.ko", out); err != nil {
+		return "", err
+	}
+	old, _ := filepath.Glob(strings.TrimSuffix(ko, filepath.Base(ko)) + "softib-*.ko")
+	for _, f := range old {
+		os.Remove(f)
+	}
+	return ko, os.Rename(out, ko)
+}
