@@ -6,6 +6,11 @@
 //	traffic send ADDR:PORT OCTETS     print octets and SHA-256 of what was sent, then how long it took
 //	traffic exchange ADDR:PORT SIZE   one UDP datagram of SIZE octets there and back
 //	traffic echo ADDR:PORT            print "ready", then send UDP datagrams back for ever
+//	traffic hear ADDR:PORT DEVICE     print "ready", then the length of one datagram to the address, which may be
+//	                                  a group that is joined on the device, or a broadcast address
+//	traffic say ADDR:PORT SIZE DEVICE one UDP datagram there every tenth of a second, until it is killed
+//	traffic sink ADDR:PORT            print "ready", then how many octets of UDP came until there was silence
+//	traffic flood ADDR:PORT SIZE RATE UDP datagrams of SIZE octets, RATE Mb/s, for floodTime
 //	traffic runtime SOCKET            print what an agent's process uses
 //	traffic outside DEVICE            print "ready", then one line of what was received there when the input
 //	                                  ends: packets of RoCEv2, and all packets
@@ -45,7 +50,7 @@ func run(args []string) error {
 		return errors.New("not enough arguments")
 	}
 	n := 0
-	if len(args) > 2 {
+	if len(args) > 2 && args[0] != "hear" {
 		var err error
 		if n, err = strconv.Atoi(args[2]); err != nil {
 			return err
@@ -68,6 +73,18 @@ func run(args []string) error {
 		return send(args[1], n)
 	case "echo":
 		return echo(args[1])
+	case "hear":
+		return hear(args[1], args[2])
+	case "say":
+		return say(args[1], n, args[3])
+	case "sink":
+		return sink(args[1])
+	case "flood":
+		rate, err := strconv.Atoi(args[3])
+		if err != nil {
+			return err
+		}
+		return flood(args[1], n, rate)
 	case "runtime":
 		return runtime(args[1])
 	case "outside":

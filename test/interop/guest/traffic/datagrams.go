@@ -1,0 +1,139 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	sayEvery  = 100 * time.Millisecond
+	floodTime = 3 * time.Second
+	silence   = time.Second // after which a flood is over
+)
+
+// hear waits for one datagram to an address, which may stand for several hosts.
+func hear(addr, device string) error {
+	to, err := net.ResolveUDPAddr("udp", addr)
+	if err != nil {
+		return err
+	}
+	ifi, err := net.InterfaceByName(device)
+	if err != nil {
+		return err
+	}
+	var c *net.UDPConn
+	if to.IP.IsMulticast() {
+		c, err = net.ListenMulticastUDP("udp", ifi, to)
+	} else {
+		c, err = net.ListenUDP("udp", to)
+	}
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	fmt.Println("ready")
+	buf := make([]byte, 1<<16)
+	n, _, err := c.ReadFrom(buf)
+	fmt.Println(n)
+	return err
+}
+
+// say sends datagrams of n octets through device until it is killed.
+func say(addr string, n int, device string) error {
+	to, err := net.ResolveUDPAddr("udp", addr)
+	if err != nil {
+		return err
+	}
+	ifi, err := net.InterfaceByName(device)
+	if err != nil {
+		return err
+	}
+	c, err := net.ListenUDP("udp", nil)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var opt error
+	if err := raw.Control(func(fd uintptr) { opt = through(int(fd), to.IP, ifi) }); err != nil || opt != nil {
+		return errors.Join(err, opt)
+	}
+	for b := make([]byte, n); ; time.Sleep(sayEvery) {
+		if _, err := c.WriteToUDP(b, to); err != nil {
+			fmt.Fprintln(os.Stderr, "traffic:", err) // an interface that comes up may not have it yet
+		}
+	}
+}
+
+// through makes a socket's datagrams to ip leave by a device, broadcasts too.
+func through(fd int, ip net.IP, ifi *net.Interface) error {
+	switch {
+	case !ip.IsMulticast():
+		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1)
+	case ip.To4() == nil:
+		return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, ifi.Index)
+	}
+	// The socket is of IPv6 and takes IPv4 too.
+	return unix.SetsockoptIPMreqn(fd, unix.IPPROTO_IP, unix.IP_MULTICAST_IF, &unix.IPMreqn{Ifindex: int32(ifi.Index)})
+}
+
+// sink counts the octets of a flood.
+func sink(addr string) error {
+	c, err := net.ListenPacket("udp", addr)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := c.(*net.UDPConn).SetReadBuffer(4 << 20); err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	octets, buf := 0, make([]byte, 1<<16)
+	for {
+		n, _, err := c.ReadFrom(buf)
+		var late net.Error
+		if octets > 0 && errors.As(err, &late) && late.Timeout() {
+			fmt.Println(octets)
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		octets += n
+		if err := c.SetReadDeadline(time.Now().Add(silence)); err != nil {
+			return err
+		}
+	}
+}
+
+// flood sends datagrams at a rate that the other end may not keep up with.
+func flood(addr string, size, mbps int) error {
+	c, err := net.Dial("udp", addr)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	b := make([]byte, size)
+	start, sent := time.Now(), 0
+	for {
+		now := time.Since(start)
+		if now > floodTime {
+			fmt.Println(sent)
+			return nil
+		}
+		for due := int(now.Seconds() * float64(mbps) * 1e6 / 8); sent < due; sent += size {
+			if _, err := c.Write(b); err != nil && !errors.Is(err, unix.ENOBUFS) {
+				return err
+			}
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
