@@ -17,6 +17,7 @@ COMMIT  ?= $(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/de
 LDFLAGS = -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 
 .PHONY: build ibverbs packages demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak chaos flood oracle nightly interop architectures specs clean
+.PHONY: build ibverbs demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak chaos flood oracle nightly interop interop-full architectures specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o bin/ipoibcmd ./cmd/ipoibcmd
@@ -80,6 +81,9 @@ nightly: ## all that takes long, one after the other; goes on where it was stopp
 
 interop: ## beside kernel Soft-RoCE, librdmacm and siw of two kernels in virtual machines, and the demo on the oldest; KERNEL=6.1 for one; as root, with QEMU
 	$(GO) run ./internal/check -interop $(if $(KERNEL),-kernel $(KERNEL)) -summary .cache/interop.txt
+
+interop-full: ## the long form of interop: what else it runs is Linux's ib_ipoib on an underlay of 1500; KERNEL=6.1 for one; as root, with QEMU
+	$(GO) run ./internal/check -interop -long $(if $(KERNEL),-kernel $(KERNEL)) -summary .cache/interop.txt
 
 architectures: ## vet and link for all of them, the tests as 386 programs, codecs and machines as arm, arm64 and s390x in QEMU's user mode
 	$(GO) run ./internal/check -long -only architectures -summary .cache/architectures.txt

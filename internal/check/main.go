@@ -8,7 +8,7 @@
 //	go run ./internal/check -long          # the long form of every test, and all under the race detector
 //	go run ./internal/check -only race     # steps whose name contains "race"
 //	go run ./internal/check -fuzz 10s      # every fuzz target, so long each
-//	go run ./internal/check -interop       # the tests with virtual machines, and no others
+//	go run ./internal/check -interop       # the tests with virtual machines, and no others; with -long in their long form
 //
 // No test is ended for the time that it takes, which is the machine's affair: a step
 // is ended, with the stacks of its goroutines, when nothing at all has happened in
