@@ -23,8 +23,11 @@ const (
 	retryCount             = 7
 	rnrRetry               = 7  // for ever: a slow receiver costs time, not the connection
 	rnrTimer   ib.RNRTimer = 12 // 0.64 ms
-	cmTimeout  ib.Timeout  = 16 // 0.27 s
-	cmRetries              = 7
+	// legacyRNRWait is how long an RNR NAK of Linux is waited out, which says 655 ms
+	// because ib_cm sets no timer for it (docs/adr/0033-short-waits-for-linux.md).
+	legacyRNRWait            = 10 * time.Millisecond
+	cmTimeout     ib.Timeout = 16 // 0.27 s
+	cmRetries                = 7
 	// reqLifetime is how long a REQ of such a peer may still be answered.
 	reqLifetime = 8 * 400 * time.Millisecond
 )
@@ -201,6 +204,9 @@ func (f *Interface) attrs(c *conn) (rtr, rts verbs.QPAttr) {
 		rts.Timeout, rts.RetryCount, rts.RNRRetry = ackTimeout, retryCount, rnrRetry
 		if k.AckTimeout != 0 {
 			rts.Timeout = min(k.AckTimeout, ackTimeout)
+		}
+		if c.form == serviceid.Legacy {
+			rts.MaxRNRWait = legacyRNRWait
 		}
 	}
 	return rtr, rts

@@ -100,6 +100,7 @@ type fakeQP struct {
 	destGID      ib.GID
 	pathMTU      ib.MTU
 	rqPSN, sqPSN ib.PSN
+	rnrWait      time.Duration
 	tx, rx       uint64
 	broken       bool
 }
@@ -319,7 +320,7 @@ func (n *node) do(a Action) {
 			w.failf("%s: timeout %v retries %d outlast a TCP timeout", n.name, a.RTS.Timeout.Duration(), a.RTS.RetryCount)
 		}
 		q.rts, q.dest, q.destGID, q.pathMTU = true, a.RTR.DestQPN, a.RTR.Path.DGID, a.RTR.PathMTU
-		q.rqPSN, q.sqPSN = a.RTR.RQPSN, a.RTS.SQPSN
+		q.rqPSN, q.sqPSN, q.rnrWait = a.RTR.RQPSN, a.RTS.SQPSN, a.RTS.MaxRNRWait
 	case DestroyQP:
 		if n.qps[a.Conn] == nil {
 			w.failf("%s: DestroyQP of %d, which is not there", n.name, a.Conn)

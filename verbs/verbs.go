@@ -474,6 +474,9 @@ type QPAttr struct {
 	RetryCount  uint8 // 0 to 7
 	RNRRetry    uint8 // 0 to 7; 7 is for ever
 	MaxRDAtomic uint8 // outbound reads at a time
+	// MaxRNRWait bounds how long an RNR NAK is waited out, whatever it says; zero:
+	// as long as it says. Providers that are programs obey, adapters cannot.
+	MaxRNRWait time.Duration
 }
 
 // A QP is a queue pair.

@@ -57,7 +57,11 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 			r.rnrLeft--
 		}
 		r.retryLeft, r.backoff = q.attr.RetryCount, 0 // the peer is alive
-		r.ackDeadline, r.rnrDeadline = time.Time{}, now.Add(s.RNRTimer().Duration())
+		wait := s.RNRTimer().Duration()
+		if most := q.attr.MaxRNRWait; most > 0 {
+			wait = min(wait, most)
+		}
+		r.ackDeadline, r.rnrDeadline = time.Time{}, now.Add(wait)
 		r.missing.forget()
 		r.limit = min(r.limit, rnrFlight) // each ACK doubles it: no burst into the same full queue
 		q.goBack()

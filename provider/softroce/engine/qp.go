@@ -169,6 +169,7 @@ func (q *QP) Modify(attr *verbs.QPAttr, now time.Time) error {
 		q.attr.SQPSN = attr.SQPSN & ib.PSNMask
 		q.attr.Timeout, q.attr.RetryCount = attr.Timeout&31, min(attr.RetryCount, 7)
 		q.attr.RNRRetry, q.attr.MaxRDAtomic = min(attr.RNRRetry, 7), attr.MaxRDAtomic
+		q.attr.MaxRNRWait = attr.MaxRNRWait
 		q.req.start(q)
 	}
 	q.state, q.attr.State = attr.State, attr.State

@@ -21,7 +21,7 @@ var update = flag.Bool("update", false, "rewrite the indented lines of the packe
 // comes out.
 //
 //	qp rc mtu=256 psn=0      the QP under test, in RTS; state=RTR stops there;
-//	                         also retry= rnr= timeout= rd= window= within= srq
+//	                         also retry= rnr= rnrwait= timeout= rd= window= within= srq
 //	urge                     an ACK must not wait
 //	recv ID LEN              post a receive
 //	send ID LEN              post a SEND; imm= inv= unsignaled fence
@@ -206,7 +206,8 @@ func (s *script) newQP(tr string, m map[string]string) {
 	psn, rd := ib.PSN(s.num(m, "psn", 16, 0)), uint8(s.num(m, "rd", 10, 2))
 	attr := verbs.QPAttr{PKey: ib.DefaultPKey, Access: verbs.RemoteRead | verbs.RemoteWrite, Path: verbs.AHAttr{SGID: gidA, DGID: gidB},
 		PathMTU: ib.MTUFromOctets(int(s.num(m, "mtu", 10, 256))), DestQPN: 0xa2, RQPSN: psn, SQPSN: psn, MaxDestRDAtomic: rd, MaxRDAtomic: rd,
-		MinRNRTimer: 12, Timeout: ib.Timeout(s.num(m, "timeout", 10, 7)), RetryCount: uint8(s.num(m, "retry", 10, 7)), RNRRetry: uint8(s.num(m, "rnr", 10, 7))}
+		MinRNRTimer: 12, Timeout: ib.Timeout(s.num(m, "timeout", 10, 7)), RetryCount: uint8(s.num(m, "retry", 10, 7)), RNRRetry: uint8(s.num(m, "rnr", 10, 7)),
+		MaxRNRWait: time.Duration(s.num(m, "rnrwait", 10, 0)) * time.Millisecond}
 	last := verbs.StateRTS
 	if m["state"] == "RTR" {
 		last = verbs.StateRTR
