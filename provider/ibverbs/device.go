@@ -234,7 +234,7 @@ func (d *Device) openCM() {
 		rand.Read(b[:])
 		keys[i] = binary.NativeEndian.Uint64(b[:])
 	}
-	node, err := findUMAD("/sys/class/infiniband_mad", d.name, d.port)
+	node, err := findUMAD(classMAD, d.name, d.port)
 	if err == nil {
 		d.mads, err = openMADs(node, func() gidTable { return d.state.Load().table }, func() []ib.PKey { return d.state.Load().PKeys }, keys, d.log)
 	}

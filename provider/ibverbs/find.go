@@ -16,7 +16,7 @@ func findDevice(netdev string) (string, error) {
 	if name, err := rdmamap.GetRdmaDeviceForNetdevice(netdev); err == nil && name != "" {
 		return name, nil
 	}
-	if name := deviceByGIDs("/sys/class/infiniband", netdev); name != "" {
+	if name := deviceByGIDs(classRDMA, netdev); name != "" {
 		return name, nil
 	}
 	have := rdmamap.GetRdmaDeviceList()
@@ -27,7 +27,7 @@ func findDevice(netdev string) (string, error) {
 }
 
 // NetworkDevice returns the network device of an RDMA device, "" if it has none.
-func NetworkDevice(device string) string { return netdevOf("/sys/class/infiniband", device) }
+func NetworkDevice(device string) string { return netdevOf(classRDMA, device) }
 
 func netdevOf(class, device string) string {
 	files, _ := filepath.Glob(filepath.Join(class, device, "ports/*/gid_attrs/ndevs/*"))

@@ -29,13 +29,18 @@ const umadHeaderLen = 64
 type umadHeader struct {
 	agent   uint32
 	status  uint32
+	timeout uint32 // milliseconds in which an answer may come in; zero: there is none
 	length  uint32 // of header and MAD, on receipt
 	qpn     ib.QPN
 	qkey    ib.QKey
+	lid     ib.LID // the other end's; InfiniBand
+	sl      uint8
 	grh     bool
 	gidIdx  uint8
 	hops    uint8
+	class   uint8
 	gid     ib.GID // the other end's
+	flow    uint32
 	pkeyIdx uint16
 }
 
@@ -44,14 +49,18 @@ func (h *umadHeader) put(b []byte) {
 	clear(b[:umadHeaderLen])
 	binary.NativeEndian.PutUint32(b[0:], h.agent)
 	binary.NativeEndian.PutUint32(b[4:], h.status)
+	binary.NativeEndian.PutUint32(b[8:], h.timeout)
 	binary.NativeEndian.PutUint32(b[16:], h.length)
 	binary.BigEndian.PutUint32(b[20:], uint32(h.qpn))
 	binary.BigEndian.PutUint32(b[24:], uint32(h.qkey))
+	binary.BigEndian.PutUint16(b[28:], uint16(h.lid))
+	b[30] = h.sl
 	if h.grh {
 		b[32] = 1
 	}
-	b[33], b[34] = h.gidIdx, h.hops
+	b[33], b[34], b[35] = h.gidIdx, h.hops, h.class
 	copy(b[36:52], h.gid[:])
+	binary.BigEndian.PutUint32(b[52:], h.flow)
 	binary.NativeEndian.PutUint16(b[56:], h.pkeyIdx)
 }
 
@@ -61,9 +70,11 @@ func (h *umadHeader) UnmarshalBinary(b []byte) error {
 		return &wire.ShortError{What: "umad header", Need: umadHeaderLen, Have: len(b)}
 	}
 	*h = umadHeader{
-		agent: binary.NativeEndian.Uint32(b), status: binary.NativeEndian.Uint32(b[4:]), length: binary.NativeEndian.Uint32(b[16:]),
+		agent: binary.NativeEndian.Uint32(b), status: binary.NativeEndian.Uint32(b[4:]),
+		timeout: binary.NativeEndian.Uint32(b[8:]), length: binary.NativeEndian.Uint32(b[16:]),
 		qpn: ib.QPN(binary.BigEndian.Uint32(b[20:])) & ib.QPNMask, qkey: ib.QKey(binary.BigEndian.Uint32(b[24:])),
-		grh: b[32] != 0, gidIdx: b[33], hops: b[34], gid: ib.GID(b[36:52]), pkeyIdx: binary.NativeEndian.Uint16(b[56:]),
+		lid: ib.LID(binary.BigEndian.Uint16(b[28:])), sl: b[30], grh: b[32] != 0, gidIdx: b[33], hops: b[34], class: b[35],
+		gid: ib.GID(b[36:52]), flow: binary.BigEndian.Uint32(b[52:]), pkeyIdx: binary.NativeEndian.Uint16(b[56:]),
 	}
 	return nil
 }

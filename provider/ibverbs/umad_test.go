@@ -17,11 +17,15 @@ import (
 
 // TestUMADHeader compares with struct ib_user_mad_hdr octet by octet.
 func TestUMADHeader(t *testing.T) {
-	h := umadHeader{agent: 3, length: 320, qpn: 1, qkey: ib.QKeyGSI, grh: true, gidIdx: 5, hops: 64, gid: gid("10.0.0.1"), pkeyIdx: 2}
+	h := umadHeader{agent: 3, timeout: 0x205, length: 320, qpn: 1, qkey: ib.QKeyGSI, lid: 0x1234, sl: 7, grh: true, gidIdx: 5, hops: 64, class: 9,
+		gid: gid("10.0.0.1"), flow: 0xabcde, pkeyIdx: 2}
 	want := make([]byte, 64)
 	want[0], want[16], want[17] = 3, 0x40, 1           // in the host's order
 	copy(want[20:], []byte{0, 0, 0, 1, 0x80, 1, 0, 0}) // in the network's
+	want[8], want[9] = 5, 2
+	want[28], want[29], want[30], want[35] = 0x12, 0x34, 7, 9
 	want[32], want[33], want[34], want[56] = 1, 5, 64, 2
+	want[53], want[54], want[55] = 0xa, 0xbc, 0xde
 	copy(want[46:], []byte{0xff, 0xff, 10, 0, 0, 1})
 	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
 		t.Skip("the order of octets here is not the one the test knows")

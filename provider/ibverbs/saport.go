@@ -1,0 +1,233 @@
+package ibverbs
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+// This file is subnet administration of an InfiniBand port by way of ib_umad, and what
+// the kernel says of such a port. It needs no libibverbs.
+
+const (
+	saClass   = 3
+	saVersion = 2
+)
+
+// An SAMAD is a MAD of subnet administration: to another port, or from it.
+type SAMAD struct {
+	LID  ib.LID
+	SL   uint8
+	QPN  ib.QPN
+	QKey ib.QKey
+	PKey ib.PKey // zero on output: the default
+	// Of the GRH; zero GID: none.
+	GID          ib.GID
+	FlowLabel    uint32
+	TrafficClass uint8
+	Data         [verbs.MADLen]byte
+}
+
+// An SAPort sends questions of subnet administration and receives the answers.
+type SAPort struct {
+	file  *os.File
+	agent uint32
+	pkeys func() []ib.PKey
+	in    chan *SAMAD
+	done  chan struct{}
+
+	dropped atomic.Uint64
+}
+
+// OpenSA opens subnet administration on a port of an RDMA device. pkeys is its table.
+func OpenSA(device string, port int, pkeys func() []ib.PKey) (*SAPort, error) {
+	node, err := findUMAD(classMAD, device, port)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.Open(node, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", node, err)
+	}
+	req := saRequest()
+	if err = ioctl(fd, umadEnablePKey, 0); err == nil {
+		err = ioctl(fd, umadRegister, uintptr(unsafe.Pointer(&req[0])))
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("%s: register for subnet administration: %w", node, err)
+	}
+	return newSAPort(os.NewFile(uintptr(fd), node), binary.NativeEndian.Uint32(req[:]), pkeys), nil
+}
+
+// saRequest is what registers QP 1, class 3, version 2 (struct ib_user_mad_reg_req), for answers
+// only: no method.
+func saRequest() (req [28]byte) {
+	req[20], req[21], req[22] = byte(ib.QPNGSI), saClass, saVersion
+	return req
+}
+
+// newSAPort starts what reads a registered file.
+func newSAPort(file *os.File, agent uint32, pkeys func() []ib.PKey) *SAPort {
+	p := &SAPort{file: file, agent: agent, pkeys: pkeys, in: make(chan *SAMAD, madQueue), done: make(chan struct{})}
+	go p.receive()
+	return p
+}
+
+// MADs returns what comes in; it is closed with the port.
+func (p *SAPort) MADs() <-chan *SAMAD { return p.in }
+
+// Dropped returns how many MADs were none of subnet administration, or found a full queue.
+func (p *SAPort) Dropped() uint64 { return p.dropped.Load() }
+
+// Send sends a MAD, once. The kernel lets an answer in until wait is over.
+func (p *SAPort) Send(m *SAMAD, wait time.Duration) error {
+	buf := make([]byte, umadHeaderLen+verbs.MADLen)
+	h := umadHeader{agent: p.agent, timeout: uint32(wait.Milliseconds()), length: uint32(len(buf)),
+		qpn: m.QPN, qkey: m.QKey, lid: m.LID, sl: m.SL}
+	if !m.GID.IsZero() {
+		h.grh, h.gid, h.hops, h.flow, h.class = true, m.GID, grhHops, m.FlowLabel, m.TrafficClass
+	}
+	want := m.PKey
+	if want == 0 {
+		want = ib.DefaultPKey
+	}
+	i := slices.IndexFunc(p.pkeys(), want.Match)
+	if i < 0 {
+		return fmt.Errorf("%w: the port has no P_Key %v", verbs.ErrInvalid, want)
+	}
+	h.pkeyIdx = uint16(i)
+	h.put(buf)
+	copy(buf[umadHeaderLen:], m.Data[:])
+	if _, err := p.file.Write(buf); err != nil {
+		return fmt.Errorf("send a MAD to LID %v: %w", m.LID, err)
+	}
+	return nil
+}
+
+// grhHops is the hop limit in the GRH of MADs to the administrator of the same subnet.
+const grhHops = 64
+
+func (p *SAPort) receive() {
+	defer close(p.done)
+	defer close(p.in)
+	buf := make([]byte, umadHeaderLen+verbs.MADLen)
+	for {
+		n, err := p.file.Read(buf)
+		if errors.Is(err, unix.ENOSPC) { // of several segments: not asked for
+			p.dropped.Add(1)
+			continue
+		}
+		if err != nil {
+			return
+		}
+		m, ok := p.take(buf[:n])
+		if !ok {
+			p.dropped.Add(1)
+			continue
+		}
+		select {
+		case p.in <- m:
+		default:
+			p.dropped.Add(1)
+		}
+	}
+}
+
+// take makes an SAMAD of what was read. What has a status is a question of ours that nobody
+// answered in time, which the client of subnet administration counts for itself.
+func (p *SAPort) take(b []byte) (*SAMAD, bool) {
+	var h umadHeader
+	if h.UnmarshalBinary(b) != nil || h.status != 0 || len(b) != umadHeaderLen+verbs.MADLen {
+		return nil, false
+	}
+	m := &SAMAD{LID: h.lid, SL: h.sl, QPN: h.qpn, QKey: h.qkey, Data: [verbs.MADLen]byte(b[umadHeaderLen:])}
+	if h.grh {
+		m.GID, m.FlowLabel, m.TrafficClass = h.gid, h.flow, h.class
+	}
+	if keys := p.pkeys(); int(h.pkeyIdx) < len(keys) {
+		m.PKey = keys[h.pkeyIdx]
+	}
+	return m, true
+}
+
+// Close ends the port.
+func (p *SAPort) Close() error {
+	err := p.file.Close()
+	<-p.done
+	return err
+}
+
+// Where the kernel tells of RDMA devices.
+const (
+	classMAD  = "/sys/class/infiniband_mad"
+	classRDMA = "/sys/class/infiniband"
+)
+
+// An IBPort is what the kernel says of a port whose link layer is InfiniBand.
+type IBPort struct {
+	Device string
+	Port   int
+	State  string // "ACTIVE"
+	LID    ib.LID
+	SMLID  ib.LID // zero: no subnet manager has been here
+	SMSL   uint8
+	GID    ib.GID // the first
+	PKeys  []ib.PKey
+	Rate   string // "10 Gb/sec (4X SDR)"
+}
+
+// IBPorts returns the InfiniBand ports of a device; none if it is of another kind.
+func IBPorts(device string) []IBPort { return ibPorts(classRDMA, device) }
+
+func ibPorts(class, device string) (ports []IBPort) {
+	dirs, _ := filepath.Glob(filepath.Join(class, device, "ports/*"))
+	slices.Sort(dirs)
+	for _, d := range dirs {
+		if lineOf(filepath.Join(d, "link_layer")) != "InfiniBand" {
+			continue
+		}
+		p := IBPort{Device: device, Rate: lineOf(filepath.Join(d, "rate"))}
+		p.Port, _ = strconv.Atoi(filepath.Base(d))
+		_, p.State, _ = strings.Cut(lineOf(filepath.Join(d, "state")), ": ")
+		p.LID, p.SMLID = ib.LID(number(d, "lid")), ib.LID(number(d, "sm_lid"))
+		p.SMSL = uint8(number(d, "sm_sl"))
+		p.GID, _ = ib.ParseGID(lineOf(filepath.Join(d, "gids/0")))
+		// The table has holes, which are zero: an index is a place in it.
+		for i := range maxPKeys {
+			text := lineOf(filepath.Join(d, "pkeys", strconv.Itoa(i)))
+			if text == "" {
+				break
+			}
+			k, _ := strconv.ParseUint(text, 0, 16)
+			p.PKeys = append(p.PKeys, ib.PKey(k))
+		}
+		for n := len(p.PKeys); n > 0 && p.PKeys[n-1] == 0; n-- {
+			p.PKeys = p.PKeys[:n-1]
+		}
+		ports = append(ports, p)
+	}
+	return ports
+}
+
+// maxPKeys is how much of a P_Key table we look at.
+const maxPKeys = 128
+
+// number reads a file with one number.
+func number(dir, name string) uint64 {
+	n, _ := strconv.ParseUint(lineOf(filepath.Join(dir, name)), 0, 16)
+	return n
+}
