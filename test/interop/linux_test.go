@@ -318,6 +318,37 @@ func (l *linuxGuest) knows(ours *node) {
 	}
 }
 
+// subnetAdministration asks the port's administrator through /dev/infiniband/umad0, beside the
+// kernel's own client, with a GRH, which the port requires.
+func (l *linuxGuest) subnetAdministration() {
+	l.t.Helper()
+	const group, other = "ff12:401b:ffff::ffff:ffff", "fe80::5054:ff:fe77:fe"
+	out := l.must(saProgram, "rxe0", "grh", other)
+	for _, want := range []string{
+		"port ACTIVE LID 1 SM 1 GID " + guestIPv6, "state ready",
+		fmt.Sprintf("joined %s MLID %d Q_Key 0x00000b1b MTU %d P_Key 0xffff", group, 0xc0ff, min(2048, pathMTU(l.mtu()).Octets())),
+		"path " + other + " LIDs 1 254 GRH true hops 64", "left " + group,
+	} {
+		if !strings.Contains(out, want) {
+			l.t.Errorf("no line %q:\n%s", want, out)
+		}
+	}
+	if out, err := l.run(saProgram, "rxe0", other); err == nil || !strings.Contains(out, "invalid argument") {
+		l.t.Errorf("without a GRH, which the port requires: %v\n%s", err, out)
+	}
+	l.carrier() // the kernel's interface goes on
+}
+
+// mtu is that of the underlay.
+func (l *linuxGuest) mtu() int {
+	l.t.Helper()
+	n, err := strconv.Atoi(strings.TrimSpace(l.sh("cat /sys/class/net/eth0/mtu")))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return n
+}
+
 // TestLinuxIPoIB meets Linux's own ib_ipoib.
 func TestLinuxIPoIB(t *testing.T) {
 	t.Parallel()
@@ -377,6 +408,7 @@ func (w *linuxWorld) rows(l *linuxGuest) {
 			o.routeMTU(a, maxMTU)
 		}
 	})
+	w.row("subnet administration through umad", func(t *testing.T) { l.subnetAdministration() })
 	w.row("TCP", func(t *testing.T) { transfers(o, l.node, 4<<20) })
 	w.row("UDP", func(t *testing.T) {
 		between(o, l.node, func(from, to *node) {

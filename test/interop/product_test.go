@@ -27,6 +27,7 @@ import (
 const (
 	productProgram = "ipoibcmd-ibverbs"
 	trafficProgram = "traffic"
+	saProgram      = "saprobe"
 )
 
 var products struct {
@@ -56,13 +57,14 @@ func productImage(t *testing.T) (*vm.Image, string) {
 }
 
 func makeProductImage(base *vm.Image, dir string) (*vm.Image, error) {
-	product, traffic := filepath.Join(dir, productProgram), filepath.Join(dir, trafficProgram)
+	product, traffic, admin := filepath.Join(dir, productProgram), filepath.Join(dir, trafficProgram), filepath.Join(dir, saProgram)
 	for _, b := range []struct {
 		cgo  string
 		args []string
 	}{
 		{"1", []string{"-tags=ibverbs", "-o", product, "ipoibcm/cmd/ipoibcmd"}},
 		{"0", []string{"-o", traffic, "ipoibcm/test/interop/guest/traffic"}},
+		{"0", []string{"-o", admin, "ipoibcm/test/interop/guest/saprobe"}},
 	} {
 		c := exec.Command("go", append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w"}, b.args...)...)
 		c.Env = append(os.Environ(), "CGO_ENABLED="+b.cgo)
@@ -70,7 +72,7 @@ func makeProductImage(base *vm.Image, dir string) (*vm.Image, error) {
 			return nil, fmt.Errorf("go build %s: %w\n%s", strings.Join(b.args, " "), err, out)
 		}
 	}
-	return vm.WithPrograms(context.Background(), base, dir, product, traffic)
+	return vm.WithPrograms(context.Background(), base, dir, product, traffic, admin)
 }
 
 func closeProducts() {
