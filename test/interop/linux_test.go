@@ -349,9 +349,8 @@ func (l *linuxGuest) mtu() int {
 	return n
 }
 
-// TestLinuxIPoIB meets Linux's own ib_ipoib.
+// TestLinuxIPoIB meets Linux's own ib_ipoib. It measures, so nothing runs beside it.
 func TestLinuxIPoIB(t *testing.T) {
-	t.Parallel()
 	for _, mtu := range linuxMTUs() {
 		t.Run(fmt.Sprintf("softroce at %d", mtu), func(t *testing.T) {
 			w := newLinuxWorld(t, mtu)
