@@ -66,7 +66,7 @@ func (f *Interface) fromTUN(b []byte) {
 }
 
 // insist takes a VRRP advertisement for the gratuitous ARP and unsolicited
-// advertisements that its sender owes (RFC 9568 section 6.4.1) and that no program
+// advertisements that its sender has to send (RFC 9568 section 6.4.1) and that no program
 // can send by a TUN: another host may still have the addresses.
 func (f *Interface) insist(pkt []byte) {
 	for _, a := range ip.AppendVirtual(nil, pkt) {

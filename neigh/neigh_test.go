@@ -287,21 +287,21 @@ func TestStrings(t *testing.T) {
 	}
 }
 
-// Strangers who claim to be neighbours replace each other, half of the table at
+// Unknown sources that claim to be neighbours replace each other, half of the table at
 // most, and never one that has answered or is in use (4755-8-1).
 func TestHearsay(t *testing.T) {
-	own, stranger := hosts["A"], hosts["B"]
+	own, other := hosts["A"], hosts["B"]
 	tab := New(Options{LinkAddr: own, DADProbes: -1, MaxNeighbors: 16, RequestRate: -1, SourceRate: -1})
 	now := time.Unix(1000, 0)
 	step := func(ev Event) { tab.Step(nil, now, ev) }
 	step(AddrAdded{netip.MustParsePrefix("10.0.0.1/8")})
 	claim := func(i int) netip.Addr {
 		a := netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})
-		b, err := arp.NewRequest(stranger, a, netip.MustParseAddr("10.0.0.1")).AppendBinary(nil)
+		b, err := arp.NewRequest(other, a, netip.MustParseAddr("10.0.0.1")).AppendBinary(nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		step(RecvARP{From: stranger.Key(), Payload: b})
+		step(RecvARP{From: other.Key(), Payload: b})
 		return a
 	}
 	var proven []netip.Addr
@@ -328,7 +328,7 @@ func TestHearsay(t *testing.T) {
 	if n := len(tab.Neighbors()); n != len(proven)+8 || tab.Counters().Evicted != 1000-8 {
 		t.Errorf("%d neighbours, %d evicted", n, tab.Counters().Evicted)
 	}
-	// With many that are proven, strangers have what is left.
+	// With many that are proven, unknown sources have what is left.
 	for i := range 10 {
 		step(Confirmed{claim(5000 + i)})
 	}

@@ -32,7 +32,7 @@ func (a cpuReading) until(b cpuReading) cpuUse {
 
 // readCPU reads what the processors did. Ours is all that was used less what
 // processes outside our own tree used: system calls, interrupts and the kernel's
-// threads, which work for the network, count as ours. What a child of a stranger
+// threads, which work for the network, count as ours. What a child of another program
 // has used when it ends is with its parent then, so nothing is lost between two
 // readings.
 func readCPU() (r cpuReading, err error) {

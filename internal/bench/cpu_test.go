@@ -43,7 +43,7 @@ func TestOtherTime(t *testing.T) {
 	for _, p := range []procStat{
 		{1, 0, "init", 1}, {2, 0, "kthreadd", 2}, {3, 2, "ksoftirqd/0", 4},
 		{10, 1, "bench", 8}, {11, 10, "ipoibcmd", 16}, {12, 11, "child", 32},
-		{20, 1, "stranger", 64}, {21, 20, "its child", 128},
+		{20, 1, "another", 64}, {21, 20, "its child", 128},
 		{30, 99, "whose parent has ended", 256},
 	} {
 		list[p.pid] = p

@@ -286,7 +286,7 @@ func TestChecks(t *testing.T) {
 	}
 	delete(p.endpoints, usGID)
 	if p.hear(req); len(b.take()) != 0 {
-		t.Error("a stranger")
+		t.Error("an unknown source")
 	}
 	p.endpoints[usGID] = usLink.QPN
 	p.hear(req)

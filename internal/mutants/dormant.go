@@ -201,16 +201,16 @@ func (s *source) dispatch(fn *ast.FuncDecl, number int) string {
 	return fmt.Sprintf(" if zzMutant == %d { return %s(%s) };", number, call, args)
 }
 
-// fieldNames are the names of parameters; those without one are called spare and
+// fieldNames are the names of parameters; those without one are called placeholder and
 // their index, which rewrite gives them.
-func fieldNames(fields *ast.FieldList, spare string) (names []string) {
+func fieldNames(fields *ast.FieldList, placeholder string) (names []string) {
 	for _, f := range fields.List {
 		if len(f.Names) == 0 {
-			names = append(names, fmt.Sprint(spare, len(names)))
+			names = append(names, fmt.Sprint(placeholder, len(names)))
 		}
 		for _, n := range f.Names {
 			if n.Name == "_" {
-				names = append(names, fmt.Sprint(spare, len(names)))
+				names = append(names, fmt.Sprint(placeholder, len(names)))
 				continue
 			}
 			names = append(names, n.Name)
@@ -227,16 +227,16 @@ func (s *source) rewrite(begin map[*ast.FuncDecl]string) string {
 		text     string
 	}
 	var inserts []insert
-	name := func(fields *ast.FieldList, spare string) {
+	name := func(fields *ast.FieldList, placeholder string) {
 		n := 0
 		for _, f := range fields.List {
 			if len(f.Names) == 0 {
-				inserts = append(inserts, insert{s.offset(f.Type.Pos()), 0, fmt.Sprint(spare, n, " ")})
+				inserts = append(inserts, insert{s.offset(f.Type.Pos()), 0, fmt.Sprint(placeholder, n, " ")})
 				n++
 			}
 			for _, id := range f.Names {
 				if id.Name == "_" {
-					inserts = append(inserts, insert{s.offset(id.Pos()), 1, fmt.Sprint(spare, n)})
+					inserts = append(inserts, insert{s.offset(id.Pos()), 1, fmt.Sprint(placeholder, n)})
 				}
 				n++
 			}

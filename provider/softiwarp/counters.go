@@ -12,7 +12,7 @@ type counters struct {
 	engineCounters
 	streams, connectErrors          atomic.Uint64
 	acceptErrors, guestsRefused     atomic.Uint64
-	strangers, nobodyHome           atomic.Uint64
+	unknownSources, nobodyHome      atomic.Uint64
 	txOctets, rxSegments            atomic.Uint64
 	termsIn, termsOut, closes, lost atomic.Uint64
 	recvWaits, recvTimeouts         atomic.Uint64
@@ -36,7 +36,7 @@ func (d *Device) Counters(f func(name string, value uint64)) {
 		value *atomic.Uint64
 	}{
 		{"streams", &c.streams}, {"connect_errors", &c.connectErrors}, {"accept_errors", &c.acceptErrors},
-		{"pending_refused", &c.guestsRefused}, {"strangers_rejected", &c.strangers}, {"no_queue_pair", &c.nobodyHome},
+		{"pending_refused", &c.guestsRefused}, {"unknown_sources_rejected", &c.unknownSources}, {"no_queue_pair", &c.nobodyHome},
 		{"tx_octets", &c.txOctets}, {"rx_segments", &c.rxSegments}, {"terminates_received", &c.termsIn}, {"terminates_sent", &c.termsOut},
 		{"peer_closed", &c.closes}, {"connections_lost", &c.lost}, {"receive_waits", &c.recvWaits}, {"receive_timeouts", &c.recvTimeouts},
 		{"reads_over_ird", &c.overIRD}, {"events_dropped", &c.eventsDropped}, {"cq_over_depth", &c.cqOver},

@@ -175,7 +175,7 @@ func (d *Device) receive(conn net.Conn) {
 	st, _, err := s.Accept(d.ctx, conn, func(ctx context.Context, r mpa.Request) mpa.Event {
 		var m meeting
 		if !m.unmarshal(r.Private) || m.toG != d.gid || !from(conn, m.fromG) {
-			d.count.strangers.Add(1)
+			d.count.unknownSources.Add(1)
 			return mpa.Reject{}
 		}
 		var ird uint8

@@ -48,7 +48,7 @@ func TestLongLines(t *testing.T) {
 		t.Errorf("%d lines are longer than %d characters, want at most %d", sum, longLine, limit)
 	}
 	if longLinesRate > 2 && sum < lines*(longLinesRate-1)/1000 {
-		t.Errorf("%d lines are longer than %d characters: lower longLinesRate", sum, longLine)
+		t.Logf("%d lines are longer than %d characters: lower longLinesRate", sum, longLine)
 	}
 }
 
@@ -70,7 +70,7 @@ func TestLongFunctions(t *testing.T) {
 		t.Errorf("%d functions are longer than %d lines, want at most %d:\n%s", len(long), longFunction, longFunctions, strings.Join(long, "\n"))
 	}
 	if len(long) < longFunctions-6 {
-		t.Errorf("%d functions are longer than %d lines: lower longFunctions", len(long), longFunction)
+		t.Logf("%d functions are longer than %d lines: lower longFunctions", len(long), longFunction)
 	}
 }
 

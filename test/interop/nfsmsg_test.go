@@ -3,7 +3,7 @@ package interop
 import "encoding/binary"
 
 // This file makes and reads messages of RPC-over-RDMA version one (RFC 8166) by
-// hand, so that what meets the kernel owes nothing to our own codec.
+// hand, so that what meets the kernel has nothing of our own codec.
 
 // words is XDR of 32-bit words.
 func words(v ...uint32) (b []byte) {

@@ -95,7 +95,7 @@ type host struct {
 	onSent   func(c *conn) // a send completed
 	txDrops  int
 	stalled  bool     // does not post the receive buffers of connections again
-	owed     []func() // until then
+	delayed  []func() // until then
 	shutdown bool
 }
 

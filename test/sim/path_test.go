@@ -344,7 +344,7 @@ func (h *host) recvDone(wc *verbs.WC) {
 	}
 	if h.stalled && c != h.ud {
 		wr := bufs.wr(wc.ID)
-		h.owed = append(h.owed, func() { to.PostRecv([]verbs.RecvWR{wr}) })
+		h.delayed = append(h.delayed, func() { to.PostRecv([]verbs.RecvWR{wr}) })
 		return
 	}
 	if wc.Status != verbs.WRFlushError || to == poster(h.srq) {

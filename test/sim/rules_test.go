@@ -282,7 +282,7 @@ var rules = []struct {
 		}
 		w.run(50 * time.Millisecond)
 		a.stalled = false
-		for _, f := range a.owed {
+		for _, f := range a.delayed {
 			f()
 		}
 		for _, p := range ps {

@@ -68,7 +68,7 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// TestReadBack reads the files as a stranger would, and gives the octets in them to
+// TestReadBack reads the files as anybody else would, and gives the octets in them to
 // our decoders.
 func TestReadBack(t *testing.T) {
 	all := files()
