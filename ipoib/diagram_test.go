@@ -1,0 +1,223 @@
+package ipoib
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"ipoibcm/internal/foreign"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/mad"
+)
+
+func init() {
+	if flag.Lookup("update") == nil {
+		flag.Bool("update", false, "write what is generated anew")
+	}
+}
+
+// connections is the page of the diagrams.
+const connections = "../docs/connections.md"
+
+// A diagram is a sequence diagram in the making.
+type diagram struct {
+	w     *world
+	lines []string
+	seen  int // lines of the log
+}
+
+// draw watches a world of two hosts from now on; b is what the second is called.
+func draw(w *world, b string) *diagram {
+	d := &diagram{w: w, seen: len(w.log)}
+	d.lines = append(d.lines, "participant a as a, 10.0.0.1", "participant b as "+b+", 10.0.0.2")
+	w.onMAD = d.message
+	return d
+}
+
+var (
+	// drawn is what a seed decides: QPNs, communication IDs, waits.
+	drawn  = regexp.MustCompile(`, QPN 0x[0-9a-f]{6} to 0x[0-9a-f]{6}| in [0-9.]+m?s at the earliest| \(comm=[^)]*\)`)
+	logged = regexp.MustCompile(`^ *[0-9.]+ ([a-z]) (conn|crossing|neighbour) +\S+ \S+ \S+ [0-9]+ (.*)$`)
+)
+
+// notes draws what the agents have noted meanwhile.
+func (d *diagram) notes() {
+	for ; d.seen < len(d.w.log); d.seen++ {
+		if m := logged.FindStringSubmatch(d.w.log[d.seen]); m != nil {
+			text := strings.ReplaceAll(drawn.ReplaceAllString(m[3], ""), ";", ",") // a semicolon ends a line of Mermaid
+			d.lines = append(d.lines, fmt.Sprintf("Note over %s: %s", m[1], text))
+		}
+	}
+}
+
+// say draws what a host does by itself.
+func (d *diagram) say(n *node, what string) {
+	d.notes()
+	d.lines = append(d.lines, fmt.Sprintf("Note over %s: %s", n.name, what))
+}
+
+// message draws a CM message.
+func (d *diagram) message(from *node, m mad.Message) {
+	d.notes()
+	to := d.w.nodes[0]
+	if to == from {
+		to = d.w.nodes[1]
+	}
+	arrow := "->>"
+	if to.dead {
+		arrow = "-x"
+	}
+	d.lines = append(d.lines, fmt.Sprintf("%s%s%s: %s", from.name, arrow, to.name, label(m)))
+}
+
+// label is what counts of a message.
+func label(m mad.Message) string {
+	var private []byte
+	text := m.Attr().String()
+	switch m := m.(type) {
+	case mad.REQ:
+		text, private = fmt.Sprintf("%s to %v by %v", text, m.ServiceID, m.Transport), m.PrivateData[:]
+	case mad.REP:
+		private = m.PrivateData[:]
+	case mad.RTU:
+		private = m.PrivateData[:]
+	case mad.REJ:
+		text, private = fmt.Sprintf("%s %d, %v", text, m.Reason, m.Reason), m.PrivateData[:]
+	case mad.MRA:
+		private = m.PrivateData[:]
+	default:
+		return text
+	}
+	var p encap.PrivateData
+	if err := p.UnmarshalBinary(private); err != nil || p.IsZero() {
+		return text + ", without private data"
+	}
+	return fmt.Sprintf("%s, UD QPN %v, Receive MTU %d", text, p.QPN, p.ReceiveMTU)
+}
+
+// block is the diagram as Markdown.
+func (d *diagram) block() string {
+	d.notes()
+	return "```mermaid\nsequenceDiagram\n    " + strings.Join(d.lines, "\n    ") + "\n```\n"
+}
+
+// scenes play what the page tells.
+var scenes = map[string]func(t *testing.T) *diagram{
+	"first packet": func(t *testing.T) *diagram {
+		w := newWorld(t, 1)
+		a := w.node(1, Options{})
+		w.node(2, Options{})
+		w.run(2 * time.Second)
+		d := draw(w, "b")
+		d.say(a, "the kernel sends 9000 octets to 10.0.0.2")
+		a.ping("10.0.0.2", 9000, true)
+		w.run(time.Second)
+		return d
+	},
+	"crossing": func(t *testing.T) *diagram {
+		w := newWorld(t, 2)
+		a, b := w.node(1, Options{}), w.node(2, Options{})
+		w.run(2 * time.Second)
+		a.look(b)
+		b.look(a)
+		w.run(time.Second)
+		w.delay = 1
+		d := draw(w, "b")
+		d.say(a, "the kernel sends 9000 octets to 10.0.0.2")
+		a.ping("10.0.0.2", 9000, true)
+		d.say(b, "the kernel sends 9000 octets to 10.0.0.1")
+		b.ping("10.0.0.1", 9000, true)
+		w.run(time.Second)
+		return d
+	},
+	"linux": func(t *testing.T) *diagram {
+		w := newWorld(t, 3)
+		a, k := w.node(1, Options{}), w.linux(2)
+		w.run(2 * time.Second)
+		d := draw(w, "b (Linux)")
+		d.say(a, "the kernel sends 9000 octets to 10.0.0.2")
+		a.ping("10.0.0.2", 9000, true)
+		w.run(time.Second)
+		d.say(k, "it has a packet for 10.0.0.1")
+		k.legacy.connect(a)
+		w.run(time.Second)
+		return d
+	},
+	"smaller receive MTU": func(t *testing.T) *diagram {
+		w := newWorld(t, 4)
+		a := w.node(1, Options{})
+		w.foreign(2, foreign.Options{Kind: foreign.WinOFED, ReceiveMTU: 4096})
+		w.run(2 * time.Second)
+		d := draw(w, "b (WinOFED)")
+		d.say(a, "the kernel sends 9000 octets to 10.0.0.2")
+		a.ping("10.0.0.2", 9000, true)
+		w.run(time.Second)
+		return d
+	},
+	"restart": func(t *testing.T) *diagram {
+		w := newWorld(t, 5)
+		a, b := w.node(1, Options{}), w.node(2, Options{})
+		w.run(2 * time.Second)
+		a.ping("10.0.0.2", 9000, true)
+		w.run(time.Second)
+		d := draw(w, "b")
+		d.say(b, "the process is killed, and started again")
+		b.dead = true
+		w.run(time.Second)
+		b.boot()
+		w.run(time.Second)
+		d.say(b, "the kernel sends 9000 octets to 10.0.0.1")
+		b.ping("10.0.0.1", 9000, true)
+		w.run(time.Second)
+		return d
+	},
+	"down": func(t *testing.T) *diagram {
+		w := newWorld(t, 6)
+		a := w.node(1, Options{})
+		w.node(2, Options{})
+		w.run(2 * time.Second)
+		a.ping("10.0.0.2", 9000, true)
+		w.run(time.Second)
+		d := draw(w, "b")
+		d.say(a, "ip link set ibcm0 down")
+		a.kernel(a.k.Up(false))
+		w.run(time.Second)
+		return d
+	},
+}
+
+// TestDiagrams holds docs/connections.md to what the machines do.
+func TestDiagrams(t *testing.T) {
+	b, err := os.ReadFile(connections)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, played := string(b), 0
+	scene := regexp.MustCompile("<!-- scene: (.*) -->\n(\n```mermaid\n[^`]*```\n)?")
+	want := scene.ReplaceAllStringFunc(page, func(s string) string {
+		name := scene.FindStringSubmatch(s)[1]
+		play := scenes[name]
+		if play == nil {
+			t.Fatalf("there is no scene %q", name)
+		}
+		played++
+		return "<!-- scene: " + name + " -->\n\n" + play(t).block()
+	})
+	if played != len(scenes) {
+		t.Errorf("%d scenes are on the page, want %d", played, len(scenes))
+	}
+	if want == page {
+		return
+	}
+	if flag.Lookup("update").Value.String() == "true" {
+		if err := os.WriteFile(connections, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	t.Errorf("%s does not show what happens: go test ./ipoib -run TestDiagrams -update", connections)
+}
