@@ -368,6 +368,7 @@ func (r *run) needs() {
 	for _, n := range []struct{ program, use string }{
 		{"nft", "tests that count and drop packets in the kernel are skipped"},
 		{"tshark", "captures are not compared with Wireshark's reading"},
+		{"python3", "docs/vectors is read by our own code only"},
 		{"rpcgen", "the codecs of rpcrdma are compared with its vectors in the tree only"},
 	} {
 		if _, err := exec.LookPath(n.program); err != nil {

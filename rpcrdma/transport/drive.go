@@ -69,7 +69,7 @@ func (e *End) sent(id uint64) (ev rpcrdma.Event) {
 	e.inFlight--
 	switch {
 	case w.buffer:
-		e.spare = append(e.spare, w.region)
+		e.free = append(e.free, w.region)
 	case w.read != nil:
 		r := w.read
 		if r.left--; r.left == 0 {
@@ -182,10 +182,10 @@ func (e *End) exposed(reg rpcrdma.RegID, err error) {
 
 func (e *End) send(a rpcrdma.Send) {
 	var r *verbs.Region
-	buffer := len(e.spare) > 0 && len(a.Data) <= len(e.spare[len(e.spare)-1].Buf)
+	buffer := len(e.free) > 0 && len(a.Data) <= len(e.free[len(e.free)-1].Buf)
 	if buffer {
-		r = e.spare[len(e.spare)-1]
-		e.spare = e.spare[:len(e.spare)-1]
+		r = e.free[len(e.free)-1]
+		e.free = e.free[:len(e.free)-1]
 	} else { // more than both ends have credits for: errors that answer nonsense
 		var err error
 		if r, err = e.opt.Provider.Alloc(len(a.Data)); err != nil {

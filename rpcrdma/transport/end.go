@@ -71,7 +71,7 @@ type End struct {
 	failed   bool           // an action could not be carried out: what comes behind it must not be
 	lastWR   uint64
 	work     map[uint64]work // by work request
-	spare    []*verbs.Region // send buffers
+	free     []*verbs.Region // send buffers
 
 	memory map[rpcrdma.RegID]*verbs.Region
 	reads  map[rpcrdma.ReadID]*read
@@ -158,7 +158,7 @@ func (e *End) make() (err error) {
 		if err != nil {
 			return err
 		}
-		e.spare = append(e.spare, r)
+		e.free = append(e.free, r)
 	}
 	for i := range count {
 		if err := e.postRecv(uint64(i)); err != nil {
@@ -340,7 +340,7 @@ func (e *End) destroy() {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	all := append(e.spare, e.recv)
+	all := append(e.free, e.recv)
 	for _, w := range e.work {
 		if w.read == nil {
 			all = append(all, w.region)
@@ -357,5 +357,5 @@ func (e *End) destroy() {
 			_ = e.opt.Provider.Deregister(r) // gone already is as good
 		}
 	}
-	e.spare, e.recv, e.work, e.memory, e.reads = nil, nil, nil, nil, nil
+	e.free, e.recv, e.work, e.memory, e.reads = nil, nil, nil, nil, nil
 }

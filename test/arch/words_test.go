@@ -36,8 +36,8 @@ var retiredWords = []retired{
 	{`\bletGo\b`, "unregister", []string{"provider/softroce", "test/interop/vm"}},
 	{`\bmemos?\b`, "diagnostics", []string{"ipoib", "test/explore", "internal/mutants/list"}},
 	{`\bcrowded\b`, "at capacity", []string{"ipoib", "internal/mutants/list"}},
-	{`\bspare\b`, "LRU", []string{"ipoib", "datapath", "agent", "rpcrdma/transport", "test/explore", "docs"}},
-	{`\bstrangers?\b`, "unknown source", []string{"gate", "docs", "docs/bench", "datapath", "provider/softroce/engine",
+	{`\bspare\b`, "LRU", []string{"ipoib", "datapath", "agent", "test/explore"}},
+	{`\bstrangers?\b`, "unknown source", []string{"gate", "docs", "datapath", "provider/softroce/engine",
 		"provider/softroce/engine/testdata", "provider/ibverbs", "ipoib", "verbs/regions", "internal/mutants/list"}},
 }
 
