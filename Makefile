@@ -18,9 +18,13 @@ LDFLAGS = -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 
 .PHONY: build ibverbs packages demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak chaos flood oracle nightly interop architectures specs clean
 .PHONY: build ibverbs demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak chaos flood oracle nightly interop interop-full architectures specs clean
+.PHONY: build cni ibverbs packages demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak chaos flood oracle nightly interop architectures specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o bin/ipoibcmd ./cmd/ipoibcmd
+
+cni: ## the CNI plugin, bin/ipoibcm
+	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ipoibcm ./cmd/ipoibcm-cni
 
 ibverbs: ## bin/ipoibcmd-ibverbs, which has provider ibverbs too; needs a C compiler and libibverbs-dev
 	CGO_ENABLED=1 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -tags ibverbs -o bin/ipoibcmd-ibverbs ./cmd/ipoibcmd

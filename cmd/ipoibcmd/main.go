@@ -132,8 +132,9 @@ func newRoot() *cobra.Command {
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return usageError{hintError{err, "see: " + c.CommandPath() + " --help"}}
 	})
-	root.AddCommand(newRun(), newInit(), newDemo(), newStatus(), newMembers(), newShow(), newExplain(), newMonitor(), newCapture(), newDevices(), newProbe(), newPing())
-	root.AddCommand(newDoctor(), newVersion(), newReload(), newBugreport(), newMan())
+	root.AddCommand(newRun(), newInit(), newDemo(), newStatus(), newMembers(), newShow(), newExplain(), newMonitor())
+	root.AddCommand(newCapture(), newDevices(), newProbe(), newPing())
+	root.AddCommand(newDoctor(), newVersion(), newReload(), newBugreport(), newMan(), newNode())
 	root.SetHelpCommand(newHelp())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()

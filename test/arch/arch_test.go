@@ -35,6 +35,8 @@ type layered struct {
 // directory.
 var layers = []layered{
 	{"cmd/ipoibcmd", 7, shell},
+	{"cmd/ipoibcm-cni", 7, shell},
+	{"node", 6, shell},
 	{"agent", 6, shell},
 	{"ipoib", 5, pure},
 	{"membership", 1, pure},

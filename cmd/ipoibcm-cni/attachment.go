@@ -1,0 +1,64 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"ipoibcm/node"
+)
+
+// attachment is what the service is asked for: the configuration, and what the IPAM
+// plugin gave.
+func attachment(c netConf, args *skel.CmdArgs, r *current.Result) (node.Attachment, error) {
+	a := node.Attachment{
+		Key: node.Key{ContainerID: args.ContainerID, IfName: args.IfName}, Network: c.Name, Netns: args.Netns, Master: c.Master,
+		Mode: c.Mode, UDMTU: c.UDMTU, ReceiveMTU: c.ReceiveMTU, PKey: uint16(c.PKey),
+	}
+	if len(r.IPs) == 0 {
+		return a, errors.New("the IPAM plugin gave no address")
+	}
+	for _, ip := range r.IPs {
+		p, err := prefix(&ip.Address)
+		if err != nil {
+			return a, err
+		}
+		a.Addresses = append(a.Addresses, p)
+	}
+	for _, route := range r.Routes {
+		dst, err := prefix(&route.Dst)
+		if err != nil {
+			return a, err
+		}
+		n := node.Route{Dst: dst.Masked(), GW: gateway(r, route.GW, dst.Addr().Is6()), MTU: route.MTU}
+		a.Routes = append(a.Routes, n)
+	}
+	return a, nil
+}
+
+// gateway returns a route's own gateway, or that of an address of its family. Without
+// either it leads to the link.
+func gateway(r *current.Result, own net.IP, v6 bool) netip.Addr {
+	if a, ok := netip.AddrFromSlice(own); ok {
+		return a.Unmap()
+	}
+	for _, ip := range r.IPs {
+		if a, ok := netip.AddrFromSlice(ip.Gateway); ok && a.Unmap().Is6() == v6 {
+			return a.Unmap()
+		}
+	}
+	return netip.Addr{}
+}
+
+func prefix(n *net.IPNet) (netip.Prefix, error) {
+	a, ok := netip.AddrFromSlice(n.IP)
+	bits, _ := n.Mask.Size()
+	if p := netip.PrefixFrom(a.Unmap(), bits); ok && p.IsValid() {
+		return p, nil
+	}
+	return netip.Prefix{}, fmt.Errorf("the IPAM plugin gave %v, which is no address with a prefix length", n)
+}

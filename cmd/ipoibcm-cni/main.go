@@ -1,0 +1,189 @@
+// Command ipoibcm-cni is the CNI plugin of type ipoibcm: it gives a pod an interface of
+// IP over InfiniBand, connected mode. It takes the address from an IPAM plugin and asks
+// ipoibcmd node for the rest; nothing runs in it once it has answered.
+//
+// The rules are those of the CNI specification 1.1. Missing: a prevResult is not added
+// to, so the plugin must be the first of a list.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"ipoibcm/node"
+)
+
+// patience bounds what one request may take, waiting for others included.
+const patience = 90 * time.Second
+
+func main() {
+	skel.PluginMainFuncs(skel.CNIFuncs{Add: add, Del: del, Check: check, GC: collect, Status: status}, version.All,
+		"ipoibcm: IP over InfiniBand connected mode for pods, by ipoibcmd node")
+}
+
+// A netConf is the network's configuration.
+type netConf struct {
+	types.PluginConf
+	Master     string     `json:"master"`
+	Mode       string     `json:"mode"`
+	UDMTU      int        `json:"ud_mtu"`
+	ReceiveMTU int        `json:"receive_mtu"`
+	PKey       jsonNumber `json:"pkey"`
+	Socket     string     `json:"socket"` // of ipoibcmd node
+}
+
+// A jsonNumber is a number, or one in quotes: JSON has no hexadecimal ones.
+type jsonNumber uint16
+
+func (n *jsonNumber) UnmarshalJSON(b []byte) error {
+	text := string(b)
+	if unquoted, err := strconv.Unquote(text); err == nil {
+		text = unquoted
+	}
+	v, err := strconv.ParseUint(text, 0, 16)
+	if err != nil {
+		return fmt.Errorf("%s is no number of 16 bits", b)
+	}
+	*n = jsonNumber(v)
+	return nil
+}
+
+// configure takes the configuration of a request.
+func configure(stdin []byte) (c netConf, err error) {
+	if err := json.Unmarshal(stdin, &c); err != nil {
+		return c, types.NewError(types.ErrDecodingFailure, "the configuration is not understood", err.Error())
+	}
+	switch {
+	case c.Master == "":
+		err = errors.New("master: say which network device carries RoCEv2")
+	case c.IPAM.Type == "":
+		err = errors.New("ipam: say which plugin gives addresses, such as host-local")
+	}
+	if err != nil {
+		return c, types.NewError(types.ErrInvalidNetworkConfig, err.Error(), "")
+	}
+	if c.Socket == "" {
+		c.Socket = node.SocketPath
+	}
+	return c, nil
+}
+
+// failed says an error as the specification has it: the runtime tries again later where
+// the service does not answer.
+func failed(what string, err error) error {
+	if errors.Is(err, node.ErrUnavailable) {
+		return types.NewError(types.ErrTryAgainLater, what, err.Error()+" (start it: systemctl enable --now ipoibcm-node)")
+	}
+	return types.NewError(types.ErrInternal, what, err.Error())
+}
+
+// add attaches the pod. Where that fails nothing stays, as far as the service can say so;
+// else the address is kept until the runtime deletes.
+func add(args *skel.CmdArgs) error {
+	c, err := configure(args.StdinData)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	answer, err := invoke.DelegateAdd(ctx, c.IPAM.Type, args.StdinData, nil)
+	if err != nil {
+		return err
+	}
+	service, key := node.NewClient(c.Socket), node.Key{ContainerID: args.ContainerID, IfName: args.IfName}
+	result, err := current.NewResultFromResult(answer)
+	var a node.Attachment
+	if err == nil {
+		a, err = attachment(c, args, result)
+	}
+	if err == nil {
+		err = service.Add(ctx, a)
+	}
+	if err != nil {
+		if service.Delete(ctx, key) == nil {
+			err = errors.Join(err, invoke.DelegateDel(ctx, c.IPAM.Type, args.StdinData, nil))
+		}
+		return failed("the interface cannot be made", err)
+	}
+	result.Interfaces = []*current.Interface{{Name: args.IfName, Sandbox: args.Netns}}
+	for _, ip := range result.IPs {
+		ip.Interface = current.Int(0)
+	}
+	return types.PrintResult(result, c.CNIVersion)
+}
+
+// del detaches the pod, and only then gives its address back.
+func del(args *skel.CmdArgs) error {
+	c, err := configure(args.StdinData)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := node.NewClient(c.Socket).Delete(ctx, node.Key{ContainerID: args.ContainerID, IfName: args.IfName}); err != nil {
+		return failed("the interface cannot be removed", err)
+	}
+	return invoke.DelegateDel(ctx, c.IPAM.Type, args.StdinData, nil)
+}
+
+func check(args *skel.CmdArgs) error {
+	c, err := configure(args.StdinData)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := invoke.DelegateCheck(ctx, c.IPAM.Type, args.StdinData, nil); err != nil {
+		return err
+	}
+	if err := node.NewClient(c.Socket).Check(ctx, node.Key{ContainerID: args.ContainerID, IfName: args.IfName}); err != nil {
+		return failed("the interface is not as it was made", err)
+	}
+	return nil
+}
+
+// collect ends what the runtime does not name any more, and then has its addresses given
+// back.
+func collect(args *skel.CmdArgs) error {
+	c, err := configure(args.StdinData)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	gc := node.GC{Network: c.Name}
+	for _, v := range c.ValidAttachments {
+		gc.Valid = append(gc.Valid, node.Key{ContainerID: v.ContainerID, IfName: v.IfName})
+	}
+	if err := node.NewClient(c.Socket).GC(ctx, gc); err != nil {
+		return failed("what is left over cannot be removed", err)
+	}
+	return invoke.DelegateGC(ctx, c.IPAM.Type, args.StdinData, nil)
+}
+
+// errNotAvailable is the specification's error code of STATUS for a plugin that cannot
+// serve ADD.
+const errNotAvailable = 50
+
+func status(args *skel.CmdArgs) error {
+	c, err := configure(args.StdinData)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if _, err := node.NewClient(c.Socket).Status(ctx, c.Master); err != nil {
+		return types.NewError(errNotAvailable, "pods cannot be attached", err.Error())
+	}
+	return invoke.DelegateStatus(ctx, c.IPAM.Type, args.StdinData, nil)
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"net"
+	"net/netip"
+	"reflect"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+
+	"ipoibcm/node"
+)
+
+func TestConfigure(t *testing.T) {
+	c, err := configure([]byte(`{"cniVersion":"1.1.0","name":"n","type":"ipoibcm","master":"eth0","pkey":"0x8001","ipam":{"type":"host-local"}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := c.PKey, jsonNumber(0x8001); got != want {
+		t.Errorf("pkey is %#x, want %#x", got, want)
+	}
+	if got, want := c.Socket, node.SocketPath; got != want {
+		t.Errorf("socket is %s, want %s", got, want)
+	}
+	for _, tt := range []struct{ name, conf, want string }{
+		{"no master", `{"ipam":{"type":"host-local"}}`, "master"},
+		{"no IPAM", `{"master":"eth0"}`, "ipam"},
+		{"pkey too large", `{"master":"eth0","pkey":65536,"ipam":{"type":"x"}}`, "not understood"},
+		{"no JSON", `{`, "not understood"},
+	} {
+		_, err := configure([]byte(tt.conf))
+		var said *types.Error
+		if !errors.As(err, &said) {
+			t.Errorf("%s: got %v, want an error of CNI", tt.name, err)
+		} else if !strings.Contains(said.Msg, tt.want) {
+			t.Errorf("%s: got %q, want %q in it", tt.name, said.Msg, tt.want)
+		}
+	}
+}
+
+// What host-local gives becomes what the service is asked for.
+func TestAttachment(t *testing.T) {
+	var r current.Result
+	err := json.Unmarshal([]byte(`{"cniVersion":"1.1.0","ips":[{"address":"10.77.0.5/24","gateway":"10.77.0.1"},{"address":"fd00::5/64"}],
+		"routes":[{"dst":"0.0.0.0/0"},{"dst":"10.88.0.1/16","gw":"10.77.0.9","mtu":9000},{"dst":"fd01::/64"}]}`), &r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := netConf{Master: "eth0", Mode: "uc", UDMTU: 1444, PKey: 0x8001}
+	c.Name = "fabric"
+	got, err := attachment(c, &skel.CmdArgs{ContainerID: "id", IfName: "net1", Netns: "/run/netns/x"}, &r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := node.Attachment{Key: node.Key{ContainerID: "id", IfName: "net1"}, Network: "fabric", Netns: "/run/netns/x", Master: "eth0", Mode: "uc", UDMTU: 1444, PKey: 0x8001,
+		Addresses: []netip.Prefix{netip.MustParsePrefix("10.77.0.5/24"), netip.MustParsePrefix("fd00::5/64")},
+		Routes: []node.Route{
+			{Dst: netip.MustParsePrefix("0.0.0.0/0"), GW: netip.MustParseAddr("10.77.0.1")}, // of the address
+			{Dst: netip.MustParsePrefix("10.88.0.0/16"), GW: netip.MustParseAddr("10.77.0.9"), MTU: 9000},
+			{Dst: netip.MustParsePrefix("fd01::/64")}, // to the link: no gateway of its family
+		}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v\nwant %+v", got, want)
+	}
+	if _, err := attachment(c, &skel.CmdArgs{}, &current.Result{}); err == nil {
+		t.Error("a result without an address is taken")
+	}
+	if _, err := prefix(&net.IPNet{IP: net.IPv4(10, 0, 0, 1), Mask: net.CIDRMask(100, 128)}); err == nil {
+		t.Error("a mask of the other family is taken")
+	}
+}
+
+// What is taken as a number is that number, in quotes or not.
+func FuzzNumber(f *testing.F) {
+	f.Add([]byte(`"0x8001"`))
+	f.Add([]byte(`65535`))
+	f.Add([]byte(`"65536"`))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		var a, b jsonNumber
+		if a.UnmarshalJSON(in) != nil {
+			return
+		}
+		if err := b.UnmarshalJSON([]byte(strconv.Itoa(int(a)))); err != nil || a != b {
+			t.Errorf("%q is %d, and again %d (%v)", in, a, b, err)
+		}
+	})
+}

@@ -1,0 +1,158 @@
+// Package node is the service of a host whose pods have interfaces of IP over
+// InfiniBand: it makes an underlay device for each, starts an agent for it, and keeps
+// agents and pods together, whatever dies first.
+//
+// Each agent is a process of its own, which goes on while the service is started anew
+// (docs/adr/0039-a-process-for-each-pod.md). What the service must know of it is in one
+// file for each pod, written before anything is made.
+//
+// Missing: an agent's settings cannot be changed while it runs, and its underlay is
+// always a macvlan device of the master.
+package node
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+)
+
+// Dir is where the service keeps its files, and SocketPath where it is asked. Both are
+// root's alone: the directory of other agents' sockets is their user's.
+const (
+	Dir        = "/run/ipoibcm-node/pods"
+	SocketPath = "/run/ipoibcm-node/socket"
+)
+
+// Paths of the service's API.
+const (
+	pathAttachments = "/v1/attachments"
+	pathStatus      = "/v1/status"
+	pathGC          = "/v1/gc"
+)
+
+// A Key names an attachment: an interface of a container.
+type Key struct {
+	ContainerID string `json:"container_id"`
+	IfName      string `json:"ifname"`
+}
+
+// An Attachment is what is asked for: one interface of one pod.
+type Attachment struct {
+	Key
+	Network    string         `json:"network"` // the configuration it is of, for GC
+	Netns      string         `json:"netns"`   // path of the pod's network namespace
+	Master     string         `json:"master"`  // network device that carries RoCEv2
+	Mode       string         `json:"mode,omitempty"`
+	UDMTU      int            `json:"ud_mtu,omitempty"`
+	ReceiveMTU int            `json:"receive_mtu,omitempty"`
+	PKey       uint16         `json:"pkey,omitempty"`
+	Addresses  []netip.Prefix `json:"addresses"`
+	Routes     []Route        `json:"routes,omitempty"`
+}
+
+// A Route is one of the pod, through the interface.
+type Route struct {
+	Dst netip.Prefix `json:"dst"`
+	GW  netip.Addr   `json:"gw,omitzero"`
+	MTU int          `json:"mtu,omitempty"`
+}
+
+// A GC says which attachments of a network there should be. All others go.
+type GC struct {
+	Network string `json:"network"`
+	Valid   []Key  `json:"valid"`
+}
+
+// A Status is how the service is.
+type Status struct {
+	Attachments int `json:"attachments"`
+	Running     int `json:"running"` // those that have an agent now
+}
+
+// An answerError is what the service says of a request that failed.
+type answerError struct {
+	Error string `json:"error"`
+}
+
+// ErrUnavailable means that the service does not answer.
+var ErrUnavailable = errors.New("ipoibcmd node does not answer")
+
+// A Client asks the service.
+type Client struct{ http http.Client }
+
+// NewClient returns a client of the service at a socket.
+func NewClient(socket string) *Client {
+	c := &Client{}
+	c.http.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}
+	return c
+}
+
+// Add attaches, and returns once packets can pass.
+func (c *Client) Add(ctx context.Context, a Attachment) error {
+	return c.do(ctx, http.MethodPost, pathAttachments, nil, a, nil)
+}
+
+// Delete ends an attachment. There need not be one.
+func (c *Client) Delete(ctx context.Context, k Key) error {
+	return c.do(ctx, http.MethodDelete, pathAttachments, k.query(), nil, nil)
+}
+
+// Check says what is wrong with an attachment.
+func (c *Client) Check(ctx context.Context, k Key) error {
+	return c.do(ctx, http.MethodGet, pathAttachments, k.query(), nil, nil)
+}
+
+// Status says how the service is, and whether it could attach to a master.
+func (c *Client) Status(ctx context.Context, master string) (s Status, err error) {
+	return s, c.do(ctx, http.MethodGet, pathStatus, url.Values{"master": {master}}, nil, &s)
+}
+
+// GC ends what should not be there any more.
+func (c *Client) GC(ctx context.Context, gc GC) error {
+	return c.do(ctx, http.MethodPost, pathGC, nil, gc, nil)
+}
+
+func (k Key) query() url.Values {
+	return url.Values{"container_id": {k.ContainerID}, "ifname": {k.IfName}}
+}
+
+// do sends a request, and takes the answer into out if that is not nil.
+func (c *Client) do(ctx context.Context, method, path string, query url.Values, in, out any) error {
+	var body bytes.Buffer
+	if in != nil {
+		if err := json.NewEncoder(&body).Encode(in); err != nil {
+			return err
+		}
+	}
+	u := url.URL{Scheme: "http", Host: "node", Path: path, RawQuery: query.Encode()}
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), &body)
+	if err != nil {
+		return err
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	defer resp.Body.Close()
+	answer := json.NewDecoder(io.LimitReader(resp.Body, maxBody))
+	if resp.StatusCode != http.StatusOK {
+		var e answerError
+		if answer.Decode(&e) != nil || e.Error == "" {
+			e.Error = resp.Status
+		}
+		return errors.New(e.Error)
+	}
+	if out == nil {
+		return nil
+	}
+	return answer.Decode(out)
+}

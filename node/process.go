@@ -1,0 +1,202 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/control"
+)
+
+// A process is an agent, or none: its number is used again one day, its number with the
+// time that it began is not.
+type process struct {
+	PID   int    `json:"pid,omitempty"`
+	Began string `json:"began,omitempty"` // in clock ticks since the system was started
+}
+
+// beganAt returns when a process began, as /proc/PID/stat has it; empty if there is none.
+func beganAt(pid int) string {
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return ""
+	}
+	// Field 22 of proc(5); the second is a name in parentheses, which may have blanks.
+	_, rest, _ := strings.Cut(string(text[max(0, bytes.LastIndexByte(text, ')')):]), " ")
+	fields := strings.Fields(rest)
+	if len(fields) < 20 || fields[0] == "Z" {
+		return ""
+	}
+	return fields[19]
+}
+
+// alive reports whether the process is there.
+func (p process) alive() bool { return p.PID != 0 && beganAt(p.PID) == p.Began }
+
+// end has the process say goodbye, and kills it if that takes longer than patience. It
+// may be nobody's child here.
+func (p process) end(patience time.Duration) error {
+	if p.PID == 0 {
+		return nil
+	}
+	fd, err := unix.PidfdOpen(p.PID, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if !p.alive() {
+		return nil // another one has the number
+	}
+	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
+		if err := unix.PidfdSendSignal(fd, sig, nil, 0); errors.Is(err, unix.ESRCH) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if ended, err := pollEnd(fd, patience); ended || err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("process %d does not end", p.PID)
+}
+
+// pollEnd waits for the end of a process.
+func pollEnd(pidfd int, patience time.Duration) (bool, error) {
+	for until := time.Now().Add(patience); ; {
+		left := max(0, time.Until(until))
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(left.Milliseconds()))
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return false, err
+		case n > 0:
+			return true, nil
+		case left == 0:
+			return false, nil
+		}
+	}
+}
+
+// settings is an agent's configuration file: YAML, of which JSON is a part.
+type settings struct {
+	Underlay   string         `json:"underlay"`
+	Name       string         `json:"name"`
+	Netns      string         `json:"netns"`
+	Control    string         `json:"control"`
+	Addresses  []netip.Prefix `json:"addresses"`
+	Mode       string         `json:"mode,omitempty"`
+	UDMTU      int            `json:"ud_mtu,omitempty"`
+	ReceiveMTU int            `json:"receive_mtu,omitempty"`
+	PKey       uint16         `json:"pkey,omitempty"`
+}
+
+// spawn starts a pod's agent, which outlives us. ended is closed when it has ended.
+func (s *Service) spawn(p *pod) (proc process, ended <-chan struct{}, err error) {
+	text, err := json.Marshal(settings{p.underlay(), p.IfName, p.Netns, s.controlPath(p.Key), p.Addresses, p.Mode, p.UDMTU, p.ReceiveMTU, p.PKey})
+	if err != nil {
+		return process{}, nil, err
+	}
+	if err := os.WriteFile(s.configPath(p.Key), text, 0o600); err != nil {
+		return process{}, nil, err
+	}
+	args := []string{"run", "--config", s.configPath(p.Key)}
+	c := exec.Command(s.opt.Program, args...)
+	c.Stderr = os.Stderr
+	c.Env = s.opt.Env
+	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a signal of the terminal is not for it
+	if err := c.Start(); err != nil {
+		return process{}, nil, err
+	}
+	done := make(chan struct{})
+	go func() { // until the process ends, which may be after us
+		c.Wait()
+		close(done)
+		s.wake()
+	}()
+	return process{c.Process.Pid, beganAt(c.Process.Pid)}, done, nil
+}
+
+// awaitAgent waits until an agent says that its interface is up.
+func awaitAgent(ctx context.Context, socket string, ended <-chan struct{}) error {
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	for {
+		up, last := agentUp(ctx, &c)
+		if up {
+			return nil
+		}
+		select {
+		case <-ended:
+			return errors.New("the agent ended; its log says why")
+		case <-ctx.Done():
+			return fmt.Errorf("the agent does not get ready: %w", last)
+		case <-time.After(pollEvery):
+		}
+	}
+}
+
+// agentUp asks an agent whether its interface is up.
+func agentUp(ctx context.Context, c *http.Client) (bool, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+control.PathStatus, nil)
+	if err != nil {
+		return false, err
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		return false, err
+	}
+	defer resp.Body.Close()
+	var st control.Status
+	if err := json.NewDecoder(resp.Body).Decode(&st); err != nil {
+		return false, err
+	}
+	if got := st.Interface.State; got != "up" {
+		return false, fmt.Errorf("its interface is %s", got)
+	}
+	return true, nil
+}
+
+// agentsOf returns the processes that were started with a configuration file in dir, by
+// that file. It is for a service that was killed before it had noted whom it started.
+func agentsOf(dir string) map[string]process {
+	found := map[string]process{}
+	paths, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is good
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		args := strings.Split(string(text), "\x00")
+		i := slices.Index(args, "--config")
+		if i < 0 || i+1 >= len(args) || filepath.Dir(args[i+1]) != filepath.Clean(dir) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if err != nil {
+			continue
+		}
+		if p := (process{pid, beganAt(pid)}); p.Began != "" {
+			found[args[i+1]] = p
+		}
+	}
+	return found
+}

@@ -1,0 +1,117 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// userKey is the key of a client's user in the context of its requests.
+type userKey struct{}
+
+// withUser notes who is at the other end of a connection, as the kernel says.
+func withUser(ctx context.Context, conn net.Conn) context.Context {
+	c, ok := conn.(*net.UnixConn)
+	if !ok {
+		return ctx
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return ctx
+	}
+	var cred *unix.Ucred
+	if raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }) != nil || err != nil {
+		return ctx
+	}
+	return context.WithValue(ctx, userKey{}, int(cred.Uid))
+}
+
+// serve answers on l until ctx ends.
+func (s *Service) serve(ctx context.Context, l net.Listener) error {
+	srv := &http.Server{Handler: s.handler(), ConnContext: withUser, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10}
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(l) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	// Requests under way may end; what they began would be undone later otherwise.
+	patience, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopWithin)
+	defer cancel()
+	if srv.Shutdown(patience) != nil {
+		srv.Close()
+	}
+	<-done
+	return nil
+}
+
+// handler answers root and our own user.
+func (s *Service) handler() http.Handler {
+	mux := http.NewServeMux()
+	handle := func(pattern string, f func(r *http.Request) (any, error)) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			uid, known := r.Context().Value(userKey{}).(int)
+			if !known || (uid != 0 && uid != os.Geteuid()) {
+				answer(w, http.StatusForbidden, answerError{"only root may ask"})
+				return
+			}
+			r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+			v, err := f(r)
+			if err != nil {
+				answer(w, http.StatusConflict, answerError{err.Error()})
+				return
+			}
+			answer(w, http.StatusOK, v)
+		})
+	}
+	handle("POST "+pathAttachments, func(r *http.Request) (any, error) {
+		var a Attachment
+		if err := decode(r, &a); err != nil {
+			return nil, err
+		}
+		return struct{}{}, s.add(r.Context(), a)
+	})
+	handle("DELETE "+pathAttachments, func(r *http.Request) (any, error) { return struct{}{}, s.delete(keyOf(r)) })
+	handle("GET "+pathAttachments, func(r *http.Request) (any, error) { return struct{}{}, s.check(keyOf(r)) })
+	handle("GET "+pathStatus, func(r *http.Request) (any, error) { return s.status(r.URL.Query().Get("master")) })
+	handle("POST "+pathGC, func(r *http.Request) (any, error) {
+		var gc GC
+		if err := decode(r, &gc); err != nil {
+			return nil, err
+		}
+		return struct{}{}, s.collect(gc)
+	})
+	return mux
+}
+
+func keyOf(r *http.Request) Key {
+	q := r.URL.Query()
+	return Key{q.Get("container_id"), q.Get("ifname")}
+}
+
+// decode takes the body of a request.
+func decode(r *http.Request, v any) error {
+	d := json.NewDecoder(r.Body)
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return fmt.Errorf("the request is not understood: %w", err)
+	}
+	if a, ok := v.(*Attachment); ok && (a.ContainerID == "" || a.IfName == "" || a.Netns == "" || a.Master == "") {
+		return errors.New("the request lacks container, interface, namespace or master")
+	}
+	return nil
+}
+
+func answer(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	json.NewEncoder(w).Encode(v)
+}
