@@ -242,7 +242,7 @@ func (a *Agent) state() handover.State {
 }
 
 // ReadState reads what the process before left. The file is as little trusted as what a
-// stranger sends.
+// unknown source sends.
 func ReadState(f *os.File) (*handover.State, error) {
 	st, err := f.Stat()
 	if err != nil {

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path"
+	"slices"
 	"strings"
 	"time"
 )
@@ -63,38 +65,54 @@ type spdxRelation struct {
 
 const noAssertion = "NOASSERTION"
 
-// bill installs the list of what the program was linked from, as its build
+// bill installs the list of what the programs were linked from, as their build
 // information has it.
 func (b *build) bill() error {
-	program, err := os.ReadFile(b.files[0].from)
-	if err != nil {
-		return err
-	}
 	all, err := b.dependencies()
 	if err != nil {
 		return err
 	}
-	doc, err := json.MarshalIndent(billOf(program, all, b.version, b.epoch, vcs(b.info, "vcs.revision")), "", "  ")
+	var parts []billed
+	for _, p := range b.made {
+		text, err := os.ReadFile(p.path)
+		if err != nil {
+			return err
+		}
+		part := billed{to: p.to, sum: sha256.Sum256(text), from: []string{"std"}}
+		for _, m := range p.info.Deps {
+			part.from = append(part.from, m.Path)
+		}
+		parts = append(parts, part)
+	}
+	doc, err := json.MarshalIndent(billOf(parts, all, b.version, b.epoch, b.commit()), "", "  ")
 	if err != nil {
 		return err
 	}
 	return b.write("/usr/share/doc/ipoibcm/ipoibcm.spdx.json", append(doc, '\n'))
 }
 
-func billOf(program []byte, all []dependency, version string, at time.Time, commit string) spdxDocument {
-	const document, product = "SPDXRef-DOCUMENT", "SPDXRef-Package-ipoibcm"
-	sum := sha256.Sum256(program)
-	hash := hex.EncodeToString(sum[:])
+// A billed is one program of the bill, with the paths of what it was linked from.
+type billed struct {
+	to   string
+	sum  [sha256.Size]byte
+	from []string
+}
+
+func billOf(programs []billed, all []dependency, version string, at time.Time, commit string) spdxDocument {
+	const document = "SPDXRef-DOCUMENT"
 	doc := spdxDocument{
 		Version: "SPDX-2.3", DataLicense: "CC0-1.0", ID: document, Name: name + "-" + version,
-		Namespace: "https://spdx.org/spdxdocs/" + name + "-" + version + "-" + hash,
+		Namespace: "https://spdx.org/spdxdocs/" + name + "-" + version + "-" + hex.EncodeToString(programs[0].sum[:]),
 		Creation:  spdxCreation{Created: at.Format(time.RFC3339), Creators: []string{"Tool: ipoibcm-internal-packages"}},
-		Packages: []spdxPackage{{
-			Name: name, ID: product, Version: version, FileName: "/usr/bin/ipoibcmd", Download: noAssertion, Purpose: "APPLICATION",
-			Checksums:        []spdxChecksum{{"SHA256", hash}},
+	}
+	for _, p := range programs {
+		id := "SPDXRef-Program-" + path.Base(p.to)
+		doc.Packages = append(doc.Packages, spdxPackage{
+			Name: path.Base(p.to), ID: id, Version: version, FileName: p.to, Download: noAssertion, Purpose: "APPLICATION",
+			Checksums:        []spdxChecksum{{"SHA256", hex.EncodeToString(p.sum[:])}},
 			LicenseConcluded: "Apache-2.0", LicenseDeclared: "Apache-2.0", Copyright: noAssertion, Source: strings.TrimSpace("commit " + commit),
-		}},
-		Relationships: []spdxRelation{{document, "DESCRIBES", product}},
+		})
+		doc.Relationships = append(doc.Relationships, spdxRelation{document, "DESCRIBES", id})
 	}
 	for i, d := range all {
 		p := spdxPackage{Name: d.path, ID: fmt.Sprintf("SPDXRef-Package-%d", i), Version: d.version, Download: "https://proxy.golang.org/" + d.path + "/@v/" + d.version + ".zip",
@@ -108,7 +126,11 @@ func billOf(program []byte, all []dependency, version string, at time.Time, comm
 			p.Source = "SHA-256 over the hashes of its files (h1 of go.sum): " + h
 		}
 		doc.Packages = append(doc.Packages, p)
-		doc.Relationships = append(doc.Relationships, spdxRelation{product, "STATIC_LINK", p.ID})
+		for _, by := range programs {
+			if slices.Contains(by.from, d.path) {
+				doc.Relationships = append(doc.Relationships, spdxRelation{"SPDXRef-Program-" + path.Base(by.to), "STATIC_LINK", p.ID})
+			}
+		}
 	}
 	return doc
 }

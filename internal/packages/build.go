@@ -26,8 +26,22 @@ type build struct {
 	ctx   context.Context
 	dir   string // scratch
 	epoch time.Time
-	info  *buildinfo.BuildInfo
+	made  []program
 	files []file
+}
+
+// A program is one that is compiled.
+type program struct {
+	source string // its package
+	to     string // where it is installed
+	path   string // where it is now
+	info   *buildinfo.BuildInfo
+}
+
+// programs are all; the first prints what else is installed.
+var programs = []program{
+	{source: "./cmd/ipoibcmd", to: "/usr/bin/ipoibcmd"},
+	{source: "./cmd/ipoibcm-cni", to: "/usr/lib/cni/ipoibcm"},
 }
 
 // A file is one that is installed.
@@ -51,21 +65,24 @@ func (b *build) prepare() (err error) {
 	if !regexp.MustCompile(`^[0-9][0-9A-Za-z.+~]*$`).MatchString(b.version) {
 		return fmt.Errorf("version %q: want a digit, then digits, letters and .+~", b.version)
 	}
-	program := filepath.Join(b.dir, "ipoibcmd")
-	if err := b.compile(program, b.arch); err != nil {
-		return err
+	for _, p := range programs {
+		p.path = filepath.Join(b.dir, filepath.Base(p.to))
+		if err := b.compile(p.path, p.source, b.arch); err != nil {
+			return err
+		}
+		if p.info, err = buildinfo.ReadFile(p.path); err != nil {
+			return err
+		}
+		b.made = append(b.made, p)
+		b.add(p.path, p.to, 0o755)
 	}
-	if b.info, err = buildinfo.ReadFile(program); err != nil {
-		return err
-	}
-	asker := program // the one that can be run here
+	asker := b.made[0].path // the one that can be run here
 	if b.arch != runtime.GOARCH {
 		asker = filepath.Join(b.dir, "ipoibcmd-here")
-		if err := b.compile(asker, runtime.GOARCH); err != nil {
+		if err := b.compile(asker, programs[0].source, runtime.GOARCH); err != nil {
 			return err
 		}
 	}
-	b.add(program, "/usr/bin/ipoibcmd", 0o755)
 	for _, part := range []func() error{
 		b.fromTree, func() error { return b.manuals(asker) }, func() error { return b.printed(asker) }, b.licences, b.bill, b.changes,
 	} {
@@ -116,15 +133,15 @@ func releaseVersion(tag string) string {
 	return version + "+" + strings.ReplaceAll(more, "-", ".")
 }
 
-// compile builds the static program for an architecture.
-func (b *build) compile(path, arch string) error {
+// compile builds a static program for an architecture.
+func (b *build) compile(path, source, arch string) error {
 	args := []string{"build", "-trimpath", "-ldflags", "-s -w -X main.version=" + b.version, "-o", path}
 	if _, err := b.output("git", "rev-parse", "HEAD"); err != nil {
 		args = append(args, "-buildvcs=false")
 	} else {
 		args = append(args, "-buildvcs=true")
 	}
-	c := exec.CommandContext(b.ctx, "go", append(args, "./cmd/ipoibcmd")...)
+	c := exec.CommandContext(b.ctx, "go", append(args, source)...)
 	c.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0", "GOFLAGS=")
 	_, err := run(c)
 	return err
@@ -183,9 +200,12 @@ const changelog = "/usr/share/doc/ipoibcm/changelog.Debian.gz"
 // rest.
 func (b *build) changes() error {
 	text := fmt.Sprintf("%s (%s-1) unstable; urgency=medium\n\n  * Built from commit %s.\n\n -- %s  %s\n",
-		name, b.version, vcs(b.info, "vcs.revision"), maintainer, b.epoch.Format(time.RFC1123Z))
+		name, b.version, b.commit(), maintainer, b.epoch.Format(time.RFC1123Z))
 	return b.write(changelog, packed([]byte(text)))
 }
+
+// commit returns which one the programs were compiled from.
+func (b *build) commit() string { return vcs(b.made[0].info, "vcs.revision") }
 
 // packed compresses text, without a time.
 func packed(text []byte) []byte {

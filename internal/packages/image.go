@@ -110,7 +110,7 @@ func (b *build) image(path string) error {
 	labels := map[string]string{
 		"org.opencontainers.image.title": name, "org.opencontainers.image.description": summary, "org.opencontainers.image.licenses": "Apache-2.0",
 		"org.opencontainers.image.version": b.version, "org.opencontainers.image.created": at,
-		"org.opencontainers.image.revision": vcs(b.info, "vcs.revision"),
+		"org.opencontainers.image.revision": b.commit(),
 	}
 	p := platform{b.arch, "linux"}
 	all := blobs{}
@@ -154,7 +154,7 @@ func (b *build) archive(path string, all blobs, index []byte) error {
 // inImage says whether a file of the packages is also in the image: the program and
 // what licences ask for.
 func inImage(to string) bool {
-	for _, p := range []string{"/usr/bin/", "/usr/share/doc/ipoibcm/licenses/", "/usr/share/doc/ipoibcm/copyright", "/usr/share/doc/ipoibcm/ipoibcm.spdx.json"} {
+	for _, p := range []string{"/usr/bin/", "/usr/lib/cni/", "/usr/share/doc/ipoibcm/licenses/", "/usr/share/doc/ipoibcm/copyright", "/usr/share/doc/ipoibcm/ipoibcm.spdx.json"} {
 		if strings.HasPrefix(to, p) {
 			return true
 		}
@@ -192,7 +192,7 @@ func (b *build) layer() ([]byte, error) {
 			return nil, err
 		}
 		h := &tar.Header{}
-		if f.mode&0o111 != 0 {
+		if f.to == programs[0].to {
 			h.PAXRecords = map[string]string{"SCHILY.xattr.security.capability": string(fileCapability(capNetAdmin))}
 		}
 		w.file(to, content, f.mode, h)

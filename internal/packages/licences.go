@@ -24,11 +24,11 @@ type dependency struct {
 	texts              map[string]string // by name of file
 }
 
-// dependencies returns what the program was linked from, Go's own library first.
+// dependencies returns what the programs were linked from, Go's own library first.
 func (b *build) dependencies() ([]dependency, error) {
-	all := []dependency{{path: "std", version: b.info.GoVersion}}
+	all := []dependency{{path: "std", version: b.made[0].info.GoVersion}}
 	args := []string{"list", "-m", "-json"}
-	for _, m := range b.info.Deps {
+	for _, m := range b.modules() {
 		if m.Replace != nil {
 			return nil, fmt.Errorf("module %s is replaced by %s: its licence would be another", m.Path, m.Replace.Path)
 		}
@@ -54,6 +54,19 @@ func (b *build) dependencies() ([]dependency, error) {
 		}
 	}
 	return all, nil
+}
+
+// modules returns those that any program was linked from, by path.
+func (b *build) modules() (all []*debug.Module) {
+	for _, p := range b.made {
+		for _, m := range p.info.Deps {
+			if !slices.ContainsFunc(all, func(have *debug.Module) bool { return have.Path == m.Path }) {
+				all = append(all, m)
+			}
+		}
+	}
+	slices.SortFunc(all, func(x, y *debug.Module) int { return strings.Compare(x.Path, y.Path) })
+	return all
 }
 
 // moduleDirs returns where the module cache has each module.
@@ -156,7 +169,7 @@ func (b *build) licences() error {
 	list := "ipoibcm is under the Apache License, Version 2.0; the text is in\n" +
 		"/usr/share/doc/ipoibcm/licenses/ipoibcm, and on Debian in\n/usr/share/common-licenses/Apache-2.0.\n\n" +
 		"Copyright (c) 2026 the authors of ipoibcm, as its history names them\n\n" +
-		"It is one static program, linked from what follows; their texts are below\n/usr/share/doc/ipoibcm/licenses.\n\n"
+		"Its programs are static, and linked from what follows; their texts are below\n/usr/share/doc/ipoibcm/licenses.\n\n"
 	for _, d := range all {
 		list += fmt.Sprintf("%s %s: %s\n", d.path, d.version, d.licence)
 		for _, name := range sorted(d.texts) {

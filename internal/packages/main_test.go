@@ -66,7 +66,7 @@ func TestTreeHash(t *testing.T) {
 
 // Two things of one name would be one.
 func TestBillNames(t *testing.T) {
-	doc := billOf([]byte("program"), []dependency{{path: "std", version: "go1.26.8"}, {path: "example.com/a", version: "v1.0.0", licence: "MIT"}},
+	doc := billOf([]billed{{to: "/usr/bin/x", from: []string{"std", "example.com/a"}}, {to: "/usr/lib/y", from: []string{"std"}}}, []dependency{{path: "std", version: "go1.26.8"}, {path: "example.com/a", version: "v1.0.0", licence: "MIT"}},
 		"1.0", time.Unix(0, 0).UTC(), "abc")
 	valid := regexp.MustCompile(`^SPDXRef-[A-Za-z0-9.-]+$`)
 	ids := map[string]bool{}
@@ -84,7 +84,10 @@ func TestBillNames(t *testing.T) {
 			t.Errorf("%s %s %s: there is no such package", r.Of, r.Kind, r.To)
 		}
 	}
-	if got, want := doc.Packages[1].Refs[0].Locator, "pkg:golang/std@1.26.8"; got != want {
+	if got, want := len(doc.Relationships), 2+2+1; got != want {
+		t.Errorf("there are %d relationships, want %d: %v", got, want, doc.Relationships)
+	}
+	if got, want := doc.Packages[2].Refs[0].Locator, "pkg:golang/std@1.26.8"; got != want {
 		t.Errorf("purl of Go: got %s, want %s", got, want)
 	}
 }

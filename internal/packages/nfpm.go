@@ -111,7 +111,7 @@ func (b *build) config(format string) nfpmConfig {
 	}
 	for _, f := range b.files {
 		if format == "rpm" {
-			f.to = strings.Replace(f.to, "/zsh/vendor-completions/", "/zsh/site-functions/", 1)
+			f.to = strings.NewReplacer("/zsh/vendor-completions/", "/zsh/site-functions/", "/usr/lib/cni/", "/usr/libexec/cni/").Replace(f.to)
 		}
 		if format == "rpm" && f.to == changelog {
 			continue

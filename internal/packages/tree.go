@@ -10,6 +10,7 @@ import (
 // fromPackaging are files of packaging/ and where they go.
 var fromPackaging = []file{
 	{from: "systemd/ipoibcm@.service", to: "/usr/lib/systemd/system/ipoibcm@.service"},
+	{from: "systemd/ipoibcm-node.service", to: "/usr/lib/systemd/system/ipoibcm-node.service"},
 	{from: "sysusers.d/ipoibcm.conf", to: "/usr/lib/sysusers.d/ipoibcm.conf"},
 	{from: "tmpfiles.d/ipoibcm.conf", to: "/usr/lib/tmpfiles.d/ipoibcm.conf"},
 	{from: "sysctl.d/10-ipoibcm.conf", to: "/usr/lib/sysctl.d/10-ipoibcm.conf"},
@@ -18,6 +19,8 @@ var fromPackaging = []file{
 	// iproute2 reads this directory in all its versions, and the one below /usr since 6.7.
 	{from: "rt_protos.d/ipoibcm.conf", to: "/etc/iproute2/rt_protos.d/ipoibcm.conf", config: true},
 	{from: "prometheus/ipoibcm.rules.yml", to: "/usr/share/doc/ipoibcm/examples/prometheus/ipoibcm.rules.yml"},
+	{from: "kubernetes/network.yaml", to: "/usr/share/doc/ipoibcm/examples/kubernetes/network.yaml"},
+	{from: "kubernetes/node.yaml", to: "/usr/share/doc/ipoibcm/examples/kubernetes/node.yaml"},
 	{from: "quadlet/ipoibcm@.container", to: "/usr/share/doc/ipoibcm/examples/quadlet/ipoibcm@.container"},
 }
 

@@ -69,6 +69,7 @@ func TestQuickStartUpgradeAndRemoval(t *testing.T) {
 	}
 	installed(ms[0])
 	upgrade(t, ms)
+	pods(ms[1])
 	remove(ms[0])
 }
 
@@ -87,6 +88,39 @@ func installed(m *machine) {
 		}
 	}
 	m.run("test -s /usr/share/bash-completion/completions/ipoibcmd && ipoibcmd version && ipoibcmd doctor || true")
+}
+
+// pods attaches two pods by the plugin and the unit that the package has, and shows that
+// they outlive a restart of the unit.
+func pods(m *machine) {
+	m.Helper()
+	tools, err := filepath.Glob(root + "/.cache/cni-*/*")
+	if err != nil || len(tools) < 2 {
+		m.Log("cnitool and host-local are not built yet (test/cni does that): pods were not tried")
+		return
+	}
+	for _, tool := range tools {
+		m.give(tool)
+	}
+	m.run(`chmod +x cnitool host-local; mkdir -p net; cat > net/fabric.conflist <<END
+{"cniVersion": "1.1.0", "name": "fabric", "plugins": [{"type": "ipoibcm", "master": "eth0",
+ "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.77.0.0/24"}]]}}]}
+END
+systemctl start ipoibcm-node; ip netns add one; ip netns add two`)
+	const cni = "NETCONFPATH=net CNI_PATH=/usr/lib/cni:/root CNI_IFNAME=net1 ./cnitool "
+	m.run(cni + "add fabric /run/netns/one; " + cni + "add fabric /run/netns/two")
+	m.run("ip netns exec one ping -c 3 10.77.0.3")
+	const agents = "grep -lz '^/run/ipoibcm-node/' /proc/[0-9]*/cmdline | grep -v self"
+	before := m.run(agents)
+	m.run("systemctl restart ipoibcm-node")
+	m.run("ip netns exec one ping -c 3 10.77.0.3")
+	if after := m.run(agents); after != before {
+		m.Errorf("agents after a restart of the unit are %q, before %q", after, before)
+	}
+	m.run(cni + "check fabric /run/netns/one")
+	m.run(cni + "del fabric /run/netns/one; " + cni + "del fabric /run/netns/two; systemctl stop ipoibcm-node")
+	m.refuses(agents)
+	m.refuses("ls /run/ipoibcm-node/pods/*")
 }
 
 // gapWithin is for how long an upgrade may keep packets from passing: the unit is

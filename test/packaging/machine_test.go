@@ -147,7 +147,7 @@ func (m *machine) boot() {
 	state := ""
 	for end := time.Now().Add(bootWithin); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 		if m.leader == 0 {
-			m.leader = child(c.Process.Pid)
+			m.leader = initOf(c.Process.Pid)
 			continue
 		}
 		out, _ := m.try("systemctl is-system-running")
@@ -158,15 +158,23 @@ func (m *machine) boot() {
 	m.Fatalf("%s is %q after %v", m.name, state, bootWithin)
 }
 
-// child returns the process whose parent is pid, or 0. Systemd-nspawn has one.
-func child(pid int) int {
+// initOf returns the child of systemd-nspawn that is init in a namespace of its own, or 0.
+// There is another one while it starts.
+func initOf(pid int) int {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
 	if err != nil {
 		return 0
 	}
-	first, _, _ := strings.Cut(string(text), " ")
-	n, _ := strconv.Atoi(first)
-	return n
+	for _, c := range strings.Fields(string(text)) {
+		status, _ := os.ReadFile("/proc/" + c + "/status")
+		_, ids, _ := strings.Cut(string(status), "\nNSpid:")
+		ids, _, _ = strings.Cut(ids, "\n")
+		if f := strings.Fields(ids); len(f) > 1 && f[len(f)-1] == "1" {
+			n, _ := strconv.Atoi(c)
+			return n
+		}
+	}
+	return 0
 }
 
 // try has the machine's shell run a script.

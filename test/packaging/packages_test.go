@@ -52,6 +52,7 @@ func hashOf(t *testing.T, path string) string {
 var wanted = map[string]string{
 	"/usr/bin/ipoibcmd":                                                   "755",
 	"/usr/lib/systemd/system/ipoibcm@.service":                            "644",
+	"/usr/lib/systemd/system/ipoibcm-node.service":                        "644",
 	"/usr/lib/sysusers.d/ipoibcm.conf":                                    "644",
 	"/usr/lib/tmpfiles.d/ipoibcm.conf":                                    "644",
 	"/usr/lib/sysctl.d/10-ipoibcm.conf":                                   "644",
@@ -92,6 +93,7 @@ func TestContents(t *testing.T) {
 		dir := unpacked(t, format)
 		all := maps.Clone(wanted)
 		all["/usr/share/zsh/"+completion+"/_ipoibcmd"] = "644"
+		all[map[string]string{"deb": "/usr/lib/cni/ipoibcm", "rpm": "/usr/libexec/cni/ipoibcm"}[format]] = "755"
 		for path, mode := range all {
 			info, err := os.Stat(dir + path)
 			if err != nil {
@@ -203,7 +205,7 @@ func TestRPM(t *testing.T) {
 	deb, rpm := hashesBelow(t, unpacked(t, "deb")), hashesBelow(t, unpacked(t, "rpm"))
 	for _, sum := range []map[string]string{deb, rpm} {
 		maps.DeleteFunc(sum, func(name, _ string) bool {
-			return strings.Contains(name, "/zsh/") || strings.Contains(name, "changelog")
+			return strings.Contains(name, "/zsh/") || strings.Contains(name, "/cni/") || strings.Contains(name, "changelog")
 		})
 	}
 	if !maps.Equal(deb, rpm) {
@@ -238,36 +240,45 @@ func TestBill(t *testing.T) {
 	var doc struct {
 		SPDXVersion string
 		Packages    []struct {
-			Name, VersionInfo, LicenseDeclared string
-			Checksums                          []struct{ Algorithm, ChecksumValue string }
+			SPDXID, Name, VersionInfo, LicenseDeclared string
+			Checksums                                  []struct{ Algorithm, ChecksumValue string }
 		}
+		Relationships []struct{ SPDXElementID, RelationshipType, RelatedSPDXElement string }
 	}
 	if err := json.Unmarshal(text, &doc); err != nil {
 		t.Fatal(err)
 	}
-	info, err := buildinfo.ReadFile(dir + "/usr/bin/ipoibcmd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []string{"std " + info.GoVersion}
-	for _, m := range info.Deps {
-		want = append(want, m.Path+" "+m.Version)
-	}
-	var got []string
-	for _, p := range doc.Packages[1:] {
-		got = append(got, p.Name+" "+p.VersionInfo)
+	names := map[string]string{} // by what the document calls them
+	for _, p := range doc.Packages {
+		names[p.SPDXID] = p.Name + " " + p.VersionInfo
 		if p.LicenseDeclared == "" {
 			t.Errorf("%s has no licence", p.Name)
 		}
-		if _, err := os.Stat(dir + "/usr/share/doc/ipoibcm/licenses/" + p.Name); err != nil {
-			t.Errorf("the texts of its licence: %v", err)
+	}
+	for i, path := range []string{"/usr/bin/ipoibcmd", "/usr/lib/cni/ipoibcm"} {
+		info, err := buildinfo.ReadFile(dir + path)
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	if !slices.Equal(got, want) {
-		t.Errorf("it has %q, the program %q", got, want)
-	}
-	if got, want := doc.Packages[0].Checksums[0].ChecksumValue, hashOf(t, dir+"/usr/bin/ipoibcmd"); got != want {
-		t.Errorf("it says that the program has SHA-256 %s, it has %s", got, want)
+		want := []string{"std " + info.GoVersion}
+		for _, m := range info.Deps {
+			want = append(want, m.Path+" "+m.Version)
+			if _, err := os.Stat(dir + "/usr/share/doc/ipoibcm/licenses/" + m.Path); err != nil {
+				t.Errorf("the texts of its licence: %v", err)
+			}
+		}
+		var got []string
+		for _, r := range doc.Relationships {
+			if r.SPDXElementID == doc.Packages[i].SPDXID {
+				got = append(got, names[r.RelatedSPDXElement])
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("for %s it has %q, the program %q", path, got, want)
+		}
+		if got, want := doc.Packages[i].Checksums[0].ChecksumValue, hashOf(t, dir+path); got != want {
+			t.Errorf("it says that %s has SHA-256 %s, it has %s", path, got, want)
+		}
 	}
 }
 
