@@ -241,7 +241,7 @@ func (a *Agent) state() handover.State {
 	return s
 }
 
-// ReadState reads what the process before left. The file is as little trusted as what a
+// ReadState reads what the process before left. The file is as little trusted as what an
 // unknown source sends.
 func ReadState(f *os.File) (*handover.State, error) {
 	st, err := f.Stat()
