@@ -211,35 +211,21 @@ func (k *kernelWorker) work(ctx context.Context, q *queue, do func(func() ipoib.
 // carryOut does one action and returns what came of it.
 func (k *kernelWorker) carryOut(a fib.Action) fib.Event {
 	var err error
-	removed := false
 	switch a := a.(type) {
 	case fib.Lookup:
 		return a.Do(k.host)
 	case fib.SetRoute:
-		switch removed = a.Remove; {
-		case a.Remove:
-			err = k.host.DelRoute(a.Route)
-		case a.Route.Protocol == rtnl.Protocol:
-			err = k.host.AddRoute(a.Route)
-		default:
-			err = k.host.SetRoute(a.Route)
-		}
+		return a.Do(k.host)
 	case fib.SetRule:
-		if removed = a.Remove; removed {
-			err = k.host.DelRule(a.Rule)
-		} else {
+		if !a.Remove {
 			err = k.host.AddRule(a.Rule)
+		} else if err = k.host.DelRule(a.Rule); errors.Is(err, hostnet.ErrNotFound) {
+			err = nil
 		}
 	case fib.FlushExceptions:
 		err = k.host.FlushExceptions()
 	default:
 		panic(fmt.Sprintf("agent: unknown action %T", a)) // our bug
-	}
-	switch {
-	case errors.Is(err, hostnet.ErrExists):
-		return fib.Done{Action: a, Taken: true}
-	case errors.Is(err, hostnet.ErrNotFound) && removed:
-		err = nil
 	}
 	return fib.Done{Action: a, Err: err}
 }

@@ -332,7 +332,7 @@ var routeKinds = map[fib.PathKind]string{fib.PathMiss: "resolve", fib.PathConn: 
 func (a *Agent) viewRoutes() control.Routes {
 	out := control.Routes{Version: control.Version, Destinations: a.m.Dests(), Routes: []control.Route{}}
 	for _, h := range a.m.Hops() {
-		e := control.Route{NextHop: h.Addr.String(), Kind: routeKinds[h.Path.Kind], MTU: h.Path.MTU, Destinations: h.Dests, Kernel: h.Host.MTU != 0, Why: h.Host.Why}
+		e := control.Route{NextHop: h.Addr.String(), Kind: routeKinds[h.Path.Kind], MTU: h.Path.MTU, Destinations: h.Dests, Kernel: h.MTU != 0, Why: h.Why}
 		switch h.Path.Kind {
 		case fib.PathConn, fib.PathUD:
 			e.Peer = h.Path.Link.String()

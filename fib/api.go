@@ -66,8 +66,10 @@ type (
 	// Done is the outcome of SetRoute, SetRule and FlushExceptions.
 	Done struct {
 		Action Action
-		Taken  bool  // SetRoute: somebody else's route stands there
-		Err    error // what else went wrong; that there was nothing to remove is no error
+		Route  rtnl.Route  // SetRoute: what stands there now; zero: nothing
+		Answer rtnl.Answer // with Ask: what the kernel said
+		Why    string      // nothing stands there: somebody else's does, or it would be no guest
+		Err    error       // what else went wrong; that there was nothing to remove is no error
 	}
 
 	// SetHop says how a neighbour is reached from now on; a zero path says that it
@@ -117,14 +119,11 @@ type (
 	// neighbour may be looked for while the kernel is asked.
 	Expect struct{ Hop, Src netip.Addr }
 
-	// Lookup asks the kernel with its method Do, not on the goroutine that steps
-	// the machine, and gives Answered: the next hop of a flow, or of Host how the
-	// kernel sends to a neighbour.
+	// Lookup asks the kernel for the next hop of a flow with its method Do, not on the
+	// goroutine that steps the machine, and gives Answered.
 	Lookup struct {
-		Flow   rtnl.Flow
-		Link   rtnl.Link
-		Host   bool
-		ByDSCP bool // of Host: routes or rules look at that
+		Flow rtnl.Flow
+		Link rtnl.Link
 	}
 
 	// SetPath makes hop be reached by path in the data path, from now on. A zero
@@ -151,14 +150,19 @@ type (
 	// ResetDests forgets all destinations and takes flows by Fields from now on.
 	ResetDests struct{ Fields rtnl.Fields }
 
-	// SetRoute adds a route of ours, or changes its metrics, and leaves those of
-	// others alone; it changes metrics of one of the kernel's. SetRule adds a rule of
-	// ours. With Remove they take ours away. FlushExceptions empties the kernel's cache
-	// of path MTUs, because the MTU of a next hop rose. The outcome of each is Done; they
-	// are done in the order given, not on the goroutine that steps the machine.
+	// SetRoute takes a route of ours away and adds another with its method Do; either may
+	// be zero. Of a New that is there already, ours or the kernel's, it changes the
+	// metrics. With Ask it is added only if it is a guest where the kernel sends to Host
+	// without it, in the table and with the source that the kernel says. SetRule adds a
+	// rule of ours, or takes it away. FlushExceptions empties the kernel's cache of path
+	// MTUs, because the MTU of a next hop rose. The outcome of each is Done; they are
+	// done in the order given, not on the goroutine that steps the machine.
 	SetRoute struct {
-		Route  rtnl.Route
-		Remove bool
+		Old, New rtnl.Route
+		Host     netip.Addr // the neighbour that it is for, if any
+		Ask      bool
+		Link     rtnl.Link // of Ask
+		ByDSCP   bool      // of Ask: routes or rules look at that
 	}
 	SetRule struct {
 		Rule   rtnl.Rule

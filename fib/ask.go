@@ -1,6 +1,7 @@
 package fib
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -11,6 +12,14 @@ import (
 // not be asked; that there is no route is an answer.
 type Kernel interface {
 	Lookup(rtnl.Query) (rtnl.Answer, error)
+}
+
+// A Router is a kernel that takes routes.
+type Router interface {
+	Kernel
+	AddRoute(rtnl.Route) error // of ours, or its metrics; rtnl.ErrExists: the place is another's
+	SetRoute(rtnl.Route) error // metrics of one of the kernel's
+	DelRoute(rtnl.Route) error // of ours; rtnl.ErrNotFound
 }
 
 // A NextHop is where the kernel sends packets of a flow when they leave by the
@@ -25,12 +34,41 @@ type NextHop struct {
 
 // Do asks k.
 func (l Lookup) Do(k Kernel) (a Answered) {
-	if a.Lookup = l; l.Host {
-		a.NextHop, a.Err = AskHost(k, l.Link, l.Flow.Dst, l.ByDSCP)
-	} else {
-		a.NextHop, a.Err = Ask(k, l.Link, l.Flow)
-	}
+	a.Lookup = l
+	a.NextHop, a.Err = Ask(k, l.Link, l.Flow)
 	return a
+}
+
+// Do changes the route in k.
+func (s SetRoute) Do(k Router) (d Done) {
+	d.Action = s
+	if s.Old.Dst.IsValid() {
+		if d.Err = k.DelRoute(s.Old); errors.Is(d.Err, rtnl.ErrNotFound) {
+			d.Err = nil
+		}
+	}
+	if s.Ask && d.Err == nil {
+		var hop NextHop
+		hop, d.Err = AskHost(k, s.Link, s.Host, s.ByDSCP)
+		d.Answer, d.Why = hop.Answer, hop.NotGuest(s.Link)
+		if s.New.Table = hop.Answer.Table; s.Host.Is4() { // else the kernel would take the device's first address
+			s.New.Src = hop.Answer.Src
+		}
+	}
+	if d.Err != nil || d.Why != "" || !s.New.Dst.IsValid() {
+		return d
+	}
+	if s.New.Protocol == rtnl.Protocol {
+		d.Err = k.AddRoute(s.New)
+	} else {
+		d.Err = k.SetRoute(s.New)
+	}
+	if errors.Is(d.Err, rtnl.ErrExists) {
+		d.Err, d.Why = nil, taken
+	} else if d.Err == nil {
+		d.Route = s.New
+	}
+	return d
 }
 
 // An asker is a kernel that is not asked again once it could not be.
@@ -108,7 +146,7 @@ func Ask(kernel Kernel, link rtnl.Link, flow rtnl.Flow) (NextHop, error) {
 	return hop, k.err
 }
 
-// AskHost asks how the kernel sends packets to a neighbour, for [NextHop.Guest];
+// AskHost asks how the kernel sends packets to a neighbour, for [NextHop.NotGuest];
 // with byDSCP for every DSCP, because there may be routes for some.
 func AskHost(kernel Kernel, link rtnl.Link, a netip.Addr, byDSCP bool) (NextHop, error) {
 	k := &asker{Kernel: kernel}
@@ -125,36 +163,35 @@ func AskHost(kernel Kernel, link rtnl.Link, a netip.Addr, byDSCP bool) (NextHop,
 	return hop, k.err
 }
 
-// Guest reports whether a host route of ours may show the MTU of neighbour h.Addr:
-// the kernel sends to it on the link by device, and nobody else has said with
-// which MTU. Otherwise it says why not.
-func (h NextHop) Guest(link rtnl.Link) (ok bool, why string) {
+// taken is why there is no host route of ours where another's stands.
+const taken = "it has a host route of somebody else's, whose MTU counts"
+
+// NotGuest says why no host route of ours may show the MTU of neighbour h.Addr. It is
+// empty if the kernel sends to it on the link by device, and nobody else has said with
+// which MTU.
+func (h NextHop) NotGuest(link rtnl.Link) (why string) {
 	a := h.Answer
 	switch {
 	case !a.OK():
-		return false, fmt.Sprintf("the kernel has no route to it (%v)", a.Type)
+		return fmt.Sprintf("the kernel has no route to it (%v)", a.Type)
 	case a.OIF != link.Index:
-		return false, "the kernel sends to it by another device"
+		return "the kernel sends to it by another device"
 	case a.Type != rtnl.Unicast:
-		return false, fmt.Sprintf("the kernel takes it for a %v address", a.Type)
+		return fmt.Sprintf("the kernel takes it for a %v address", a.Type)
 	case a.Via.IsValid():
-		return false, fmt.Sprintf("the kernel sends to it by gateway %v", a.Via)
+		return fmt.Sprintf("the kernel sends to it by gateway %v", a.Via)
 	case link.VRFTable != 0 && a.Table != link.VRFTable:
-		return false, fmt.Sprintf("its route is in table %d, not in that of the VRF", a.Table)
+		return fmt.Sprintf("its route is in table %d, not in that of the VRF", a.Table)
 	case a.Prefix.IsValid() && a.Prefix.Bits() == 0:
-		return false, "only a default route leads to it, which rules may leave out (suppress_prefixlength)"
+		return "only a default route leads to it, which rules may leave out (suppress_prefixlength)"
 	case h.ByDSCP:
-		return false, "the kernel sends to it by another route where a packet's DSCP says so"
-	case a.Protocol == rtnl.Protocol:
-		return true, ""
+		return "the kernel sends to it by another route where a packet's DSCP says so"
 	case a.Prefix.IsSingleIP() && a.Protocol == rtnl.ProtoKernel:
-		return false, "its connected route shows the MTU"
-	case a.Prefix.IsSingleIP():
-		return false, "it has a host route of somebody else's, whose MTU counts"
-	case a.Protocol == rtnl.ProtoKernel:
-		return true, ""
-	case a.MTU != 0:
-		return false, fmt.Sprintf("the route %v of somebody else's has an MTU, which counts", a.Prefix)
+		return "its connected route shows the MTU"
+	case a.Prefix.IsSingleIP() && a.Protocol != rtnl.Protocol:
+		return taken
+	case a.Protocol != rtnl.Protocol && a.Protocol != rtnl.ProtoKernel && a.MTU != 0:
+		return fmt.Sprintf("the route %v of somebody else's has an MTU, which counts", a.Prefix)
 	}
-	return true, ""
+	return ""
 }

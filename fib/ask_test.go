@@ -146,8 +146,8 @@ func TestAskVRF(t *testing.T) {
 			continue
 		}
 		wantGuest := tt.dst == "10.0.0.2"
-		if ok, why := host.Guest(k.Link); ok != wantGuest {
-			t.Errorf("%s: a host route of ours may be there: %v (%s), want %v", tt.name, ok, why, wantGuest)
+		if why := host.NotGuest(k.Link); (why == "") != wantGuest {
+			t.Errorf("%s: a host route of ours may not be there because %q, want %v that it may", tt.name, why, wantGuest)
 		}
 	}
 }
@@ -190,7 +190,7 @@ func TestAskHost(t *testing.T) {
 	}
 }
 
-// A guestCase is what Guest looks at.
+// A guestCase is what NotGuest looks at.
 type guestCase struct {
 	rtnl.Answer
 	hop  fib.NextHop
@@ -228,9 +228,9 @@ func TestGuest(t *testing.T) {
 		g.Protocol = rtnl.ProtoKernel
 		tt.change(&g)
 		g.hop.Answer = g.Answer
-		ok, why := g.hop.Guest(g.link)
-		if want := tt.why == ""; ok != want {
-			t.Errorf("%s: %v, want %v", tt.name, ok, want)
+		why := g.hop.NotGuest(g.link)
+		if (why == "") != (tt.why == "") {
+			t.Errorf("%s: because %q, want %q", tt.name, why, tt.why)
 		}
 		if !strings.Contains(why, tt.why) {
 			t.Errorf("%s: because %q, want %q in it", tt.name, why, tt.why)

@@ -21,7 +21,7 @@ const (
 // A dest is a destination that the data path knows, or for which an answer of
 // the kernel is due.
 type dest struct {
-	flow     rtnl.Flow
+	entry
 	hop      netip.Addr // zero until the first answer
 	answered time.Time  // zero before
 	asked    uint32     // the generation of the last Lookup; another if its answer is old
@@ -30,8 +30,6 @@ type dest struct {
 
 	lru.Links[dest] // in dests.used
 }
-
-func (d *dest) key() rtnl.Flow { return d.flow }
 
 // dests is the cache of the kernel's answers.
 type dests struct {
@@ -63,8 +61,8 @@ func (t *Table) resolve(ev Resolve) {
 			t.n.DropBusy++
 			return
 		}
-		d = &dest{flow: ev.Flow}
-		t.dests.index.add(d)
+		d = &dest{entry: entry{ev.Flow}}
+		t.dests.index.Set(d)
 		t.dests.used.Push(d)
 		for p := range t.routes.addrs {
 			if src, ok := ip.Src(ev.Packet); ok && p.Contains(ev.Flow.Dst) {
@@ -132,6 +130,7 @@ func (t *Table) answered(ev Answered) {
 	t.dests.used.Push(d)
 	old, hop := d.hop, ev.NextHop.Addr
 	if ev.Err != nil {
+		t.n.LookupsFailed++
 		t.note(d.flow.Dst, "the kernel cannot be asked: %v", ev.Err)
 		hop = old // it serves on, if there is one
 	}
@@ -162,7 +161,7 @@ func (t *Table) answered(ev Answered) {
 
 // forget removes d from every record.
 func (t *Table) forget(d *dest) {
-	t.dests.index.remove(d)
+	t.dests.index.Delete(d)
 	t.dests.used.Remove(d)
 	if d.asking {
 		t.lookups--
@@ -213,7 +212,7 @@ func (t *Table) setFields(f rtnl.Fields) {
 // resetDests forgets all destinations. It returns the packets that waited.
 func (t *Table) resetDests(f rtnl.Fields) (waiting [][]byte) {
 	old := t.dests.index
-	t.dests = dests{fields: f}
+	t.dests = dests{fields: f, index: newIndex(&dest{})}
 	t.do(ResetDests{Fields: f})
 	for d := range old.in(netip.Prefix{}) {
 		if d.asking {

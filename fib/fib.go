@@ -41,7 +41,6 @@ type Options struct {
 	MaxWaiting int // octets of packets that wait for answers; zero means 8 MiB
 }
 
-func (o *Options) udMTU() int      { return cmp.Or(o.UDMTU, mtu.DefaultUD) }
 func (o *Options) maxDests() int   { return cmp.Or(o.MaxDests, 1<<18) }
 func (o *Options) maxLookups() int { return cmp.Or(o.MaxLookups, 1024) }
 func (o *Options) maxWaiting() int { return cmp.Or(o.MaxWaiting, 8<<20) }
@@ -52,7 +51,6 @@ type Table struct {
 	dests   dests
 	hops    map[netip.Addr]*hop
 	hosts   index[*host]
-	todo    []*host   // to be looked at, when fewer others are busy
 	routes  routes    // of the device
 	lookups int       // out
 	tooBig  time.Time // when the kernel last heard of a smaller MTU
@@ -64,7 +62,9 @@ type Table struct {
 
 // New returns a machine that knows nothing of the device yet.
 func New(opt Options) *Table {
-	return &Table{opt: opt, hops: map[netip.Addr]*hop{}, routes: newRoutes()}
+	opt.UDMTU = cmp.Or(opt.UDMTU, mtu.DefaultUD)
+	return &Table{opt: opt, hops: map[netip.Addr]*hop{}, dests: dests{index: newIndex(&dest{})}, hosts: newIndex(&host{}),
+		routes: routes{addrs: map[netip.Prefix]bool{}, own: map[rtnl.Key]ownRoute{}}}
 }
 
 // Step applies ev at time now and appends to dst what the driver must do, in
@@ -79,14 +79,7 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 	case Stale:
 		t.stale(ev.Flow)
 	case Answered:
-		if ev.Err != nil {
-			t.n.LookupsFailed++
-		}
-		if ev.Lookup.Host {
-			t.hostAnswered(ev)
-		} else {
-			t.answered(ev)
-		}
+		t.answered(ev)
 	case Done:
 		t.done(ev)
 	case SetHop:

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"ipoibcm/rtnl"
 )
 
 // exceptionLife is how long the kernel remembers a path MTU that it heard of by
@@ -19,7 +21,7 @@ type hop struct {
 }
 
 // miss is the path of a hop that is not known: packets come up.
-func (t *Table) miss() Path { return Path{Kind: PathMiss, MTU: t.effective(t.opt.udMTU())} }
+func (t *Table) miss() Path { return Path{Kind: PathMiss, MTU: t.effective(t.opt.UDMTU)} }
 
 // askPaths asks again how each next hop is reached: a miss has the MTU of UD too.
 func (t *Table) askPaths() {
@@ -81,20 +83,32 @@ func (t *Table) setHop(a netip.Addr, path Path) {
 	t.wantHost(a, want)
 }
 
-// A HopInfo is one next hop that destinations lead to.
+// A HopInfo is one next hop.
 type HopInfo struct {
 	Addr  netip.Addr
 	Path  Path
-	Dests int      // destinations that lead there now
-	Host  HostInfo // its host route
+	Dests int    // destinations that lead there now
+	MTU   int    // of its host route; zero: there is none
+	Why   string // why there is none, if one is wanted
 }
 
-// Hops lists the next hops by address.
+// Hop tells of next hop a.
+func (t *Table) Hop(a netip.Addr) HopInfo {
+	i := HopInfo{Addr: a}
+	if h := t.hops[a]; h != nil {
+		i.Path, i.Dests = h.path, h.dests
+	}
+	if h := t.hosts.get(rtnl.Flow{Dst: a}); h != nil {
+		i.MTU, i.Why = h.have.MTU, h.why
+	}
+	return i
+}
+
+// Hops lists the next hops that destinations lead to, by address.
 func (t *Table) Hops() []HopInfo {
 	out := make([]HopInfo, 0, len(t.hops))
-	for a, h := range t.hops { // sorted below
-		out = append(out, HopInfo{Addr: a, Path: h.path, Dests: h.dests, Host: t.Host(a)})
+	for _, a := range slices.SortedFunc(maps.Keys(t.hops), netip.Addr.Compare) {
+		out = append(out, t.Hop(a))
 	}
-	slices.SortFunc(out, func(x, y HopInfo) int { return x.Addr.Compare(y.Addr) })
 	return out
 }

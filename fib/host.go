@@ -2,25 +2,9 @@ package fib
 
 import (
 	"net/netip"
-	"slices"
 
 	"ipoibcm/mtu"
 	"ipoibcm/rtnl"
-)
-
-// maxBusy bounds the questions and changes of routes that are under way when one
-// about a host route begins.
-const maxBusy = 256
-
-// A hostState is what we know of how the kernel sends to a neighbour.
-type hostState uint8
-
-const (
-	unknown hostState = iota
-	asked             // the kernel's answer is due
-	doubted           // likewise, but it may be of before a change
-	guest             // a route of ours may stand there
-	refused           // it may not, or cannot
 )
 
 // A host is a neighbour that a route of ours shows the MTU of its connection for.
@@ -29,134 +13,106 @@ const (
 // a change of somebody else's that may concern the neighbour it is removed, the
 // kernel asked, and made again only if it is still a guest there.
 type host struct {
-	addr   netip.Addr
-	want   int // MTU; zero: no route
-	state  hostState
-	queued bool   // in Table.todo
-	why    string // it is refused
-
-	match netip.Prefix // the route that the kernel took without ours; zero: none
-	other bool         // it is not the kernel's own
-	table int
-	src   netip.Addr // preferred source, IPv4: the kernel would take the device's first
-}
-
-func (h *host) key() rtnl.Flow { return rtnl.Flow{Dst: h.addr} }
-
-// A HostInfo is what there is to know of a host route.
-type HostInfo struct {
-	MTU int    // of the route; zero: there is none
-	Why string // why there is none, if one is wanted
-}
-
-// Host returns the host route to a.
-func (t *Table) Host(a netip.Addr) (info HostInfo) {
-	if h := t.hosts.get(rtnl.Flow{Dst: a}); h != nil {
-		info.Why = h.why
-		if r := t.routes.have[t.hostRoute(h).Key()]; r.Protocol == rtnl.Protocol {
-			info.MTU = r.MTU
-		}
-	}
-	return info
+	entry             // its address
+	want  int         // MTU; zero: no route
+	have  rtnl.Route  // zero: none
+	busy  bool        // a change is under way
+	doubt bool        // the kernel must be asked (again)
+	match rtnl.Answer // what it took without ours
+	why   string      // there is none
 }
 
 // wantHost says which MTU a host route to a should show; zero: none is wanted.
 func (t *Table) wantHost(a netip.Addr, n int) {
 	h := t.hosts.get(rtnl.Flow{Dst: a})
 	if h == nil && n != 0 {
-		h = &host{addr: a}
-		t.hosts.add(h)
+		h = &host{entry: entry{rtnl.Flow{Dst: a}}, doubt: true}
+		t.hosts.Set(h)
 	}
 	if h != nil && h.want != n {
 		h.want = n
-		t.routes.dirty = t.routes.dirty || h.match.IsSingleIP() // its connected route shows it
-		t.touch(h)
+		t.routes.dirty = t.routes.dirty || h.match.Prefix.IsSingleIP() // its connected route shows it
+		t.place(h)
 	}
 }
 
-func (t *Table) touch(h *host) {
-	if !h.queued {
-		h.queued = true
-		t.todo = append(t.todo, h)
+// place asks for what makes the route of h what it should be, if that is not under way.
+func (t *Table) place(h *host) {
+	if !t.routes.up() { // the kernel has dropped it, and adds none
+		h.have, h.doubt = rtnl.Route{}, true
 	}
+	there := h.have.Dst.IsValid()
+	s := SetRoute{Host: h.flow.Dst, Old: h.have, New: t.hostRoute(h)}
+	switch {
+	case h.busy:
+		return
+	case h.want == 0 && !there:
+		t.hosts.Delete(h)
+		return
+	case h.want == 0:
+		s.New = rtnl.Route{}
+	case !t.routes.up():
+		return
+	case h.doubt:
+		h.doubt, s.Ask, s.Link, s.ByDSCP = false, true, t.routes.link, t.dests.fields >= rtnl.WithSource
+		t.n.HostLookups++
+	case there && s.New != h.have:
+		s.Old = rtnl.Route{} // only its metrics change
+	default:
+		return
+	}
+	h.busy = true
+	t.do(s)
 }
 
-// advanceHosts begins what is next for the hosts that were touched.
-func (t *Table) advanceHosts() {
-	n := 0
-	for ; n < len(t.todo) && t.lookups+len(t.routes.busy) < maxBusy; n++ {
-		h := t.todo[n]
-		h.queued = false
-		key := t.hostRoute(h).Key()
-		t.check(key)
-		switch {
-		case t.routes.busy[key] || h.state == asked || h.state == doubted:
-		case h.want == 0:
-			t.hosts.remove(h)
-		case h.state == unknown && t.routes.up():
-			h.state = asked
-			t.lookups++
-			t.n.HostLookups++
-			t.do(Lookup{Flow: h.key(), Link: t.routes.link, Host: true, ByDSCP: t.dests.fields >= rtnl.WithSource})
-		}
-	}
-	t.todo = slices.Delete(t.todo, 0, n)
-}
-
-// hostRoute is the route for h.
+// hostRoute is the route for h. Table and source are those that the kernel answered with.
 func (t *Table) hostRoute(h *host) rtnl.Route {
-	r := rtnl.Route{Dst: netip.PrefixFrom(h.addr, h.addr.BitLen()), Table: h.table, Type: rtnl.Unicast,
-		Protocol: rtnl.Protocol, MTU: t.effective(h.want)}
-	if h.addr.Is4() {
-		r.Src, r.Scope = h.src, rtnl.ScopeLink
+	r := rtnl.Route{Dst: netip.PrefixFrom(h.flow.Dst, h.flow.Dst.BitLen()), Table: h.have.Table, Type: rtnl.Unicast,
+		Protocol: rtnl.Protocol, Src: h.have.Src, MTU: t.effective(h.want)}
+	if h.flow.Dst.Is4() {
+		r.Scope = rtnl.ScopeLink
 	} else {
 		r.Metric = 1024
 	}
 	if tcp := t.largestTCP(); tcp < r.MTU {
-		r.AdvMSS = mtu.AdvMSS(tcp, h.addr.Is6())
+		r.AdvMSS = mtu.AdvMSS(tcp, h.flow.Dst.Is6())
 	}
 	return r
 }
 
-// hostOf returns whose route stands under key; nil if that is no host route.
-func (t *Table) hostOf(key rtnl.Key) *host {
-	if !key.Dst.IsSingleIP() {
-		return nil
+// hostDone takes the outcome of what place asked for.
+func (t *Table) hostDone(ev Done, s SetRoute, why string) {
+	h := t.hosts.get(rtnl.Flow{Dst: s.Host})
+	if h.busy = false; ev.Err == nil || s.Old.Dst.IsValid() {
+		h.have = ev.Route
 	}
-	return t.hosts.get(rtnl.Flow{Dst: key.Dst.Addr()})
-}
-
-// hostAnswered has the route made if it is a guest where the kernel sends.
-func (t *Table) hostAnswered(ev Answered) {
-	h := t.hosts.get(ev.Lookup.Flow)
-	if h == nil || h.state != asked && h.state != doubted {
-		return
+	if s.Ask && ev.Err == nil {
+		h.match = ev.Answer
+		t.routes.dirty = t.routes.dirty || h.match.Prefix.IsSingleIP() // its connected route shows the MTU
 	}
-	t.lookups--
-	t.touch(h)
-	a := ev.NextHop.Answer
-	ok, why := ev.Err == nil, ""
-	if ok {
-		h.match, h.other, h.table, h.src = a.Prefix, a.Protocol != rtnl.ProtoKernel, a.Table, a.Src
-		ok, why = ev.NextHop.Guest(ev.Lookup.Link)
-		t.routes.dirty = t.routes.dirty || !ok && a.Prefix.IsSingleIP() // its connected route shows the MTU
-	} else {
-		why = ev.Err.Error()
+	if why != "" && h.why != why && !h.doubt {
+		t.note(h.flow.Dst, "no route of ours shows the MTU for %v: %s", h.flow.Dst, why)
 	}
-	switch {
-	case h.state == doubted:
-		h.state = unknown
-	case ok:
-		h.state, h.why = guest, ""
-	default:
-		t.refuse(h, why)
+	if h.why = why; ev.Err == nil || h.doubt || h.want == 0 {
+		t.place(h)
 	}
 }
 
-func (t *Table) refuse(h *host, why string) {
-	if h.state = refused; h.why != why {
-		h.why = why
-		t.note(h.addr, "no route of ours shows the MTU for %v: %s", h.addr, why)
+// setHostRoute takes a route of ours that is there or is gone. What an agent before us
+// left, and what is not wanted any more, is removed.
+func (t *Table) setHostRoute(r rtnl.Route, gone bool) {
+	h := t.hosts.get(rtnl.Flow{Dst: r.Dst.Addr()})
+	switch same := h != nil && r.Dst.IsSingleIP() && (h.busy || h.have.Key() == r.Key()); {
+	case same && gone: // somebody removed it
+		if h.doubt = true; !h.busy {
+			h.have = rtnl.Route{}
+		}
+		t.place(h)
+	case same && !h.busy:
+		h.have.MTU, h.have.AdvMSS = r.MTU, r.AdvMSS
+		t.place(h)
+	case !same && !gone && t.routes.up():
+		t.do(SetRoute{Old: r})
 	}
 }
 
@@ -164,13 +120,10 @@ func (t *Table) refuse(h *host, why string) {
 // those that a foreign change of p can concern.
 func (t *Table) doubt(p netip.Prefix, sure bool) {
 	for h := range t.hosts.in(p) {
-		switch {
-		case h.state == asked:
-			h.state = doubted
-		case h.state == doubted:
-		case sure || h.state == refused || h.other || p.IsValid() && p.Bits() >= h.match.Bits():
-			h.state = unknown
-			t.touch(h)
+		other := h.busy || h.why != "" || h.match.Protocol != rtnl.ProtoKernel
+		if sure || other || p.IsValid() && p.Bits() >= h.match.Prefix.Bits() {
+			h.doubt = true
+			t.place(h)
 		}
 	}
 }

@@ -9,58 +9,62 @@ import (
 	"ipoibcm/rtnl"
 )
 
-// A route that comes between the question about a neighbour and its answer, which
-// does not know of it, is not missed: the kernel is asked again first.
-func TestRerouteWhileHostIsAsked(t *testing.T) {
-	peer, now := netip.MustParseAddr("10.0.0.2"), time.Now()
-	link := rtnl.Link{Index: 7, Name: "ibcm0", MTU: 65520, Up: true, Running: true}
-	m := New(Options{})
-	m.Step(nil, now, Host{rtnl.Event{Kind: rtnl.Resync, Snapshot: &rtnl.Snapshot{Link: link}}})
-	count := func(actions []Action) (asked, added int) {
-		for _, a := range actions {
-			switch a := a.(type) {
-			case Lookup:
-				asked++
-			case SetRoute:
-				if !a.Remove {
-					added++
-				}
-			}
+// A testDevice is a device that is up, a neighbour with a connection, and what the
+// kernel answers for it.
+var (
+	testPeer   = netip.MustParseAddr("10.0.0.2")
+	testLink   = rtnl.Link{Index: 7, Name: "ibcm0", MTU: 65520, Up: true, Running: true}
+	testAnswer = rtnl.Answer{Type: rtnl.Unicast, OIF: 7, Protocol: rtnl.ProtoKernel, Prefix: netip.MustParsePrefix("10.0.0.0/24")}
+)
+
+// withPeer returns a machine that wants a host route to testPeer, and what it asked for.
+func withPeer(t *testing.T) (m *Table, asked SetRoute) {
+	m = New(Options{})
+	m.Step(nil, time.Now(), Host{rtnl.Event{Kind: rtnl.Resync, Snapshot: &rtnl.Snapshot{Link: testLink}}})
+	out := routesOf(m.Step(nil, time.Now(), SetHop{testPeer, Path{Kind: PathConn, MTU: 65520}}))
+	if len(out) != 1 {
+		t.Fatalf("a new neighbour causes %d changes, want 1", len(out))
+	}
+	return m, out[0]
+}
+
+func routesOf(actions []Action) (out []SetRoute) {
+	for _, a := range actions {
+		if s, ok := a.(SetRoute); ok {
+			out = append(out, s)
 		}
-		return asked, added
 	}
-	if asked, _ := count(m.Step(nil, now, SetHop{peer, Path{Kind: PathConn, MTU: 65520}})); asked != 1 {
-		t.Fatalf("a new neighbour is asked for %d times, want 1", asked)
+	return out
+}
+
+// A route that comes while the kernel is asked about a neighbour, which may not have known
+// of it, is not missed: ours is taken away and the kernel asked again.
+func TestRerouteWhileHostIsAsked(t *testing.T) {
+	m, asked := withPeer(t)
+	if out := routesOf(m.Step(nil, time.Now(), Host{rtnl.Event{Kind: rtnl.Rerouted, Prefix: netip.MustParsePrefix("10.0.0.0/28")}})); len(out) != 0 {
+		t.Errorf("%d changes while one is under way, want none", len(out))
 	}
-	m.Step(nil, now, Host{rtnl.Event{Kind: rtnl.Rerouted, Prefix: netip.MustParsePrefix("10.0.0.0/28")}})
-	old := rtnl.Answer{Type: rtnl.Unicast, OIF: link.Index, Protocol: rtnl.ProtoKernel, Prefix: netip.MustParsePrefix("10.0.0.0/24")}
-	asked, added := count(m.Step(nil, now, Answered{Lookup: Lookup{Flow: rtnl.Flow{Dst: peer}, Link: link, Host: true}, NextHop: NextHop{Addr: peer, Answer: old}}))
-	if added != 0 {
-		t.Errorf("%d routes are added by an answer of before the change, want none", added)
+	out := routesOf(m.Step(nil, time.Now(), Done{Action: asked, Route: asked.New, Answer: testAnswer}))
+	if len(out) != 1 {
+		t.Fatalf("%d changes after an answer of before the change, want 1", len(out))
 	}
-	if asked != 1 {
-		t.Errorf("the neighbour is asked for %d times more, want 1", asked)
+	if !out[0].Ask {
+		t.Error("the kernel is not asked again")
+	}
+	if out[0].Old != asked.New {
+		t.Errorf("asked again beside route %v, want it taken away", asked.New)
 	}
 }
 
 // Where the kernel's changes are not told one by one, any of them may concern a
 // neighbour.
 func TestUnnamedRerouteDoubtsHosts(t *testing.T) {
-	peer, now := netip.MustParseAddr("10.0.0.2"), time.Now()
-	link := rtnl.Link{Index: 7, Name: "ibcm0", MTU: 65520, Up: true, Running: true}
 	for _, unnamed := range []bool{false, true} {
-		m := New(Options{})
-		m.Step(nil, now, Host{rtnl.Event{Kind: rtnl.Resync, Snapshot: &rtnl.Snapshot{Link: link}}})
-		m.Step(nil, now, SetHop{peer, Path{Kind: PathConn, MTU: 65520}})
-		answer := rtnl.Answer{Type: rtnl.Unicast, OIF: link.Index, Protocol: rtnl.ProtoKernel, Prefix: netip.MustParsePrefix("10.0.0.0/24")}
-		for _, a := range m.Step(nil, now, Answered{Lookup: Lookup{Flow: rtnl.Flow{Dst: peer}, Link: link, Host: true}, NextHop: NextHop{Addr: peer, Answer: answer}}) {
-			if add, ok := a.(SetRoute); ok {
-				m.Step(nil, now, Done{Action: add})
-			}
-		}
+		m, asked := withPeer(t)
+		m.Step(nil, time.Now(), Done{Action: asked, Route: asked.New, Answer: testAnswer})
 		removed := 0
-		for _, a := range m.Step(nil, now, Host{rtnl.Event{Kind: rtnl.Rerouted, Unnamed: unnamed}}) {
-			if a, ok := a.(SetRoute); ok && a.Remove {
+		for _, a := range routesOf(m.Step(nil, time.Now(), Host{rtnl.Event{Kind: rtnl.Rerouted, Unnamed: unnamed}})) {
+			if a.Old == asked.New {
 				removed++
 			}
 		}
@@ -73,32 +77,17 @@ func TestUnnamedRerouteDoubtsHosts(t *testing.T) {
 // A route that is refused is asked about again if something changed meanwhile: the
 // device went down and came up, say.
 func TestRefusedWhileDoubted(t *testing.T) {
-	peer, now := netip.MustParseAddr("10.0.0.2"), time.Now()
-	link := rtnl.Link{Index: 7, Name: "ibcm0", MTU: 65520, Up: true, Running: true}
-	down := link
+	down := testLink
 	down.Up = false
-	answer := rtnl.Answer{Type: rtnl.Unicast, OIF: link.Index, Protocol: rtnl.ProtoKernel, Prefix: netip.MustParsePrefix("10.0.0.0/24")}
 	for _, restarted := range []bool{false, true} {
-		m := New(Options{})
-		m.Step(nil, now, Host{rtnl.Event{Kind: rtnl.Resync, Snapshot: &rtnl.Snapshot{Link: link}}})
-		m.Step(nil, now, SetHop{peer, Path{Kind: PathConn, MTU: 65520}})
-		asked := Lookup{Flow: rtnl.Flow{Dst: peer}, Link: link, Host: true}
-		out := m.Step(nil, now, Answered{Lookup: asked, NextHop: NextHop{Addr: peer, Answer: answer}})
-		if len(out) != 1 {
-			t.Fatalf("a guest causes %v, want its route", out)
-		}
+		m, asked := withPeer(t)
 		if restarted {
-			m.Step(nil, now, Host{rtnl.Event{Kind: rtnl.LinkChange, Link: down}})
-			m.Step(nil, now, Host{rtnl.Event{Kind: rtnl.LinkChange, Link: link}})
+			m.Step(nil, time.Now(), Host{rtnl.Event{Kind: rtnl.LinkChange, Link: down}})
+			m.Step(nil, time.Now(), Host{rtnl.Event{Kind: rtnl.LinkChange, Link: testLink}})
 		}
-		lookups := 0
-		for _, a := range m.Step(nil, now, Done{Action: out[0], Err: errors.New("network is down")}) {
-			if _, ok := a.(Lookup); ok {
-				lookups++
-			}
-		}
-		if want := map[bool]int{true: 1}[restarted]; lookups != want {
-			t.Errorf("restarted %v: asked %d times, want %d", restarted, lookups, want)
+		again := len(routesOf(m.Step(nil, time.Now(), Done{Action: asked, Err: errors.New("network is down")})))
+		if want := map[bool]int{true: 1}[restarted]; again != want {
+			t.Errorf("restarted %v: asked %d times, want %d", restarted, again, want)
 		}
 	}
 }

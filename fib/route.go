@@ -1,6 +1,7 @@
 package fib
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -22,23 +23,25 @@ const (
 	groupPriority = 32765
 )
 
-// routes is what the kernel has of the device, and what is under way with that.
+// routes is what the kernel has of the device.
 type routes struct {
 	seen  bool // a first Resync came
 	link  rtnl.Link
 	addrs map[netip.Prefix]bool
-	have  map[rtnl.Key]rtnl.Route // the kernel's own, and ours. Those of others are not here.
-	rule  rtnl.Rule               // the one that is there; zero: none
-
-	dirty  bool                // all must be looked at
-	busy   map[rtnl.Key]bool   // a change is under way
-	failed map[rtnl.Key]string // what the kernel refused, said once
+	own   map[rtnl.Key]ownRoute
+	rule  rtnl.Rule // the one that is there; zero: none
+	dirty bool      // own and rule must be looked at
 }
 
-func newRoutes() routes {
-	return routes{addrs: map[netip.Prefix]bool{}, have: map[rtnl.Key]rtnl.Route{},
-		busy: map[rtnl.Key]bool{}, failed: map[rtnl.Key]string{}}
+// An ownRoute is a route that the kernel made, or that of groups, as the kernel has it
+// or was last told.
+type ownRoute struct {
+	rtnl.Route
+	failed string // what it refused, said once
 }
+
+// refusedMTU is that of a route whose metrics the kernel refused.
+const refusedMTU = -1
 
 func (s *routes) up() bool { return s.link.Up && !s.link.Gone }
 
@@ -47,16 +50,12 @@ func (t *Table) host(ev rtnl.Event) {
 	switch ev.Kind {
 	case rtnl.Resync:
 		t.resync(ev.Snapshot)
-	case rtnl.AddrSet:
-		t.setAddr(ev.Addr.Prefix, false)
-	case rtnl.AddrGone:
-		t.setAddr(ev.Addr.Prefix, true)
+	case rtnl.AddrSet, rtnl.AddrGone:
+		t.setAddr(ev.Addr.Prefix, ev.Kind == rtnl.AddrGone)
 	case rtnl.LinkChange:
 		t.setLink(ev.Link)
-	case rtnl.RouteSet:
-		t.setRoute(ev.Route, false)
-	case rtnl.RouteGone:
-		t.setRoute(ev.Route, true)
+	case rtnl.RouteSet, rtnl.RouteGone:
+		t.setRoute(ev.Route, ev.Kind == rtnl.RouteGone)
 	case rtnl.Rerouted:
 		t.reroute(ev.Prefix)
 		t.doubt(ev.Prefix, ev.Unnamed)
@@ -70,7 +69,7 @@ func (t *Table) host(ev rtnl.Event) {
 // resync replaces all that is known of the device: what went before what came, as
 // single changes would.
 func (t *Table) resync(s *rtnl.Snapshot) {
-	addrs, routes := map[netip.Prefix]bool{}, map[rtnl.Key]bool{}
+	addrs := map[netip.Prefix]bool{}
 	for _, a := range s.Addrs {
 		addrs[a.Prefix] = true
 	}
@@ -86,14 +85,9 @@ func (t *Table) resync(s *rtnl.Snapshot) {
 		t.setAddr(a.Prefix, false)
 	}
 	t.setLink(s.Link)
+	clear(t.routes.own)
 	for _, r := range s.Routes {
-		routes[r.Key()] = true
 		t.setRoute(r, false)
-	}
-	for _, key := range slices.SortedFunc(maps.Keys(t.routes.have), rtnl.Key.Compare) {
-		if !routes[key] {
-			t.setRoute(t.routes.have[key], true)
-		}
 	}
 	t.reroute(netip.Prefix{})
 	t.routes.seen = true
@@ -117,10 +111,13 @@ func (t *Table) setLink(l rtnl.Link) {
 	up := t.routes.up()
 	if l.MTU != old.MTU && l.MTU != 0 {
 		t.do(SetMTU{MTU: l.MTU})
+		for h := range t.hosts.in(netip.Prefix{}) {
+			t.place(h)
+		}
 	}
 	if wasUp && !up { // which drops our routes
 		t.n.DropDown += uint64(len(t.resetDests(t.dests.fields)))
-		maps.DeleteFunc(t.routes.have, func(_ rtnl.Key, r rtnl.Route) bool { return r.Protocol == rtnl.Protocol })
+		maps.DeleteFunc(t.routes.own, func(_ rtnl.Key, r ownRoute) bool { return r.Protocol == rtnl.Protocol })
 	}
 	if wasUp != up {
 		t.do(SetUp{Up: up})
@@ -142,81 +139,86 @@ func (t *Table) setLink(l rtnl.Link) {
 // setRoute takes a route that is new, has changed or is gone.
 func (t *Table) setRoute(r rtnl.Route, gone bool) {
 	key := r.Key()
-	old, known := t.routes.have[key]
-	known = known && old.Protocol == r.Protocol // it may have been somebody else's
-	if t.routes.have[key] = r; gone {
-		delete(t.routes.have, key)
-	}
-	_, busy := t.routes.busy[key]
-	h := t.hostOf(key)
-	switch {
-	case gone && h != nil && h.state == guest && !busy:
-		h.state = unknown // somebody removed it
-	case !gone && !known && r.Dst == multicast6 && r.Type == rtnl.Multicast && t.routes.seen:
-		t.do(IPv6Up{}) // the route comes and goes with IPv6 on the device
-	case isConnected(r) && (gone || !known || old.Src != r.Src): // not merely its metrics
-		t.doubt(r.Dst, true)
-	}
-	t.look(key)
-}
-
-// look has done what is to be done under key.
-func (t *Table) look(key rtnl.Key) {
-	t.check(key)
-	if h := t.hostOf(key); h != nil {
-		t.touch(h)
-	}
-}
-
-// check asks for what makes the route under key what it should be. While the device
-// is down the kernel has dropped them, and adds none.
-func (t *Table) check(key rtnl.Key) {
-	have, there := t.routes.have[key]
-	want := t.want(key)
-	wanted := want.Dst.IsValid()
-	if !t.routes.up() || t.routes.busy[key] || wanted == there && sameMTU(want, have) {
+	if r.Protocol == rtnl.Protocol && key != t.groupRoute().Key() {
+		t.setHostRoute(r, gone)
 		return
 	}
-	t.routes.busy[key] = true
+	old, known := t.routes.own[key]
+	if t.routes.own[key] = (ownRoute{r, old.failed}); gone {
+		delete(t.routes.own, key)
+	}
+	t.routes.dirty = true
+	if !gone && !known && r.Dst == multicast6 && r.Type == rtnl.Multicast && t.routes.seen {
+		t.do(IPv6Up{}) // the route comes and goes with IPv6 on the device
+	} else if isConnected(r) && (gone || !known || old.Src != r.Src) { // not merely its metrics
+		t.doubt(r.Dst, true)
+	}
+}
+
+// reconcile asks for what makes the routes in own and the rule what they should be.
+// While the device is down the kernel has dropped them, and adds none.
+func (t *Table) reconcile() {
+	s := &t.routes
+	if !s.dirty || !s.up() {
+		return
+	}
+	s.dirty = false
+	group, rule, wanted := t.groupRoute(), rtnl.Rule{}, false
+	for p := range s.addrs {
+		wanted = wanted || p.Addr().Is4()
+	}
+	_, there := s.own[group.Key()]
+	switch {
+	case wanted && !there:
+		s.own[group.Key()] = ownRoute{Route: group}
+	case there && !wanted:
+		delete(s.own, group.Key())
+		t.do(SetRoute{Old: group})
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(s.own), rtnl.Key.Compare) {
+		have := s.own[key]
+		if want := t.metrics(have.Route); want != have.Route {
+			s.own[key] = ownRoute{want, have.failed}
+			t.do(SetRoute{New: want})
+		}
+	}
 	if wanted {
-		t.do(SetRoute{Route: want})
-	} else { // of an agent before us, or of what is not wanted any more
-		t.do(SetRoute{Route: have, Remove: true})
+		rule = rtnl.Rule{Priority: groupPriority, To: multicast4, OIF: s.link.Name, Table: group.Table}
 	}
+	t.setRule(rule)
 }
 
-func sameMTU(r, s rtnl.Route) bool { return r.MTU == s.MTU && r.AdvMSS == s.AdvMSS }
-
-// want returns the route that there should be under key; a zero one for none of ours.
-func (t *Table) want(key rtnl.Key) (r rtnl.Route) {
-	have, there := t.routes.have[key]
-	switch h := t.hostOf(key); {
-	case there && have.Protocol != rtnl.Protocol:
-		return t.metrics(have, h)
-	case h != nil && h.state == guest && h.want != 0:
-		r = t.hostRoute(h)
-	case key.Dst == multicast4:
-		r = t.groupRoute()
-	}
-	if r.Key() != key {
-		return rtnl.Route{}
-	}
-	return r
+// groupRoute is the route that gives IPv4 multicast the MTU of UD. It stands in a
+// table of its own, which a rule opens to those who name the device: who names
+// none sends multicast where he did before.
+func (t *Table) groupRoute() rtnl.Route {
+	return rtnl.Route{Dst: multicast4, Table: groupTables + t.routes.link.Index, Type: rtnl.Multicast,
+		Protocol: rtnl.Protocol, Scope: rtnl.ScopeLink}
 }
 
-// metrics returns r, which is the kernel's, as it should be. h is its destination if
-// that is a neighbour.
-func (t *Table) metrics(r rtnl.Route, h *host) rtnl.Route {
-	ud := t.effective(t.opt.udMTU())
+func (t *Table) setRule(r rtnl.Rule) {
+	old := t.routes.rule
+	if old != r && old != (rtnl.Rule{}) {
+		t.do(SetRule{Rule: old, Remove: true})
+	}
+	if old != r && r != (rtnl.Rule{}) {
+		t.do(SetRule{Rule: r})
+	}
+	t.routes.rule = r
+}
+
+// metrics returns r, which is the kernel's or that of groups, as it should be.
+func (t *Table) metrics(r rtnl.Route) rtnl.Route {
+	ud := t.effective(t.opt.UDMTU)
 	switch {
 	case isConnected(r):
 		// The MTU of UD, but the MSS of connections: TCP fixes it in the SYN, which
 		// leaves before one is up.
 		r.MTU, r.AdvMSS = ud, mtu.AdvMSS(t.largestTCP(), r.Dst.Addr().Is6())
-		if h != nil && h.want != 0 {
+		if h := t.hosts.get(rtnl.Flow{Dst: r.Dst.Addr()}); r.Dst.IsSingleIP() && h != nil && h.want != 0 {
 			r.MTU = t.effective(h.want) // of a peer address (ip address add A peer B)
 		}
-	case r.Type == rtnl.Broadcast, r.Type == rtnl.Multicast && r.Dst == multicast6:
+	case r.Type == rtnl.Broadcast, r.Type == rtnl.Multicast:
 		r.MTU, r.AdvMSS = ud, 0
 	}
 	return r
@@ -243,86 +245,37 @@ func (t *Table) largestTCP() int {
 	return min(n, mtu.IPMTU(uint32(t.opt.BestMessage)))
 }
 
-// groupRoute is the route that gives IPv4 multicast the MTU of UD. It stands in a
-// table of its own, which a rule opens to those who name the device: who names
-// none sends multicast where he did before.
-func (t *Table) groupRoute() rtnl.Route {
-	for p := range t.routes.addrs {
-		if p.Addr().Is4() {
-			return rtnl.Route{Dst: multicast4, Table: groupTables + t.routes.link.Index, Type: rtnl.Multicast,
-				Protocol: rtnl.Protocol, Scope: rtnl.ScopeLink, MTU: t.effective(t.opt.udMTU())}
-		}
-	}
-	return rtnl.Route{}
-}
-
-func (t *Table) setRule(r rtnl.Rule) {
-	old := t.routes.rule
-	if old != r && old != (rtnl.Rule{}) {
-		t.do(SetRule{Rule: old, Remove: true})
-	}
-	if old != r && r != (rtnl.Rule{}) {
-		t.do(SetRule{Rule: r})
-	}
-	t.routes.rule = r
-}
-
-// reconcile asks for what makes all routes and the rule what they should be, if they
-// must be looked at.
-func (t *Table) reconcile() {
-	if t.routes.dirty && t.routes.up() {
-		t.routes.dirty = false
-		for _, key := range slices.SortedFunc(maps.Keys(t.routes.have), rtnl.Key.Compare) {
-			t.check(key)
-		}
-		rule, group := rtnl.Rule{}, t.groupRoute()
-		if t.check(group.Key()); group.Dst.IsValid() {
-			rule = rtnl.Rule{Priority: groupPriority, To: multicast4, OIF: t.routes.link.Name, Table: group.Table}
-		}
-		t.setRule(rule)
-	}
-	t.advanceHosts()
-}
-
 // done takes the outcome of a change. What failed is tried again when the kernel
 // tells of another change.
 func (t *Table) done(ev Done) {
-	set, ok := ev.Action.(SetRoute)
-	if ev.Err != nil && (t.routes.up() || !ok) {
+	s, ok := ev.Action.(SetRoute)
+	why := ev.Why
+	if ev.Err != nil && (t.routes.up() || !ok) { // down, the kernel has dropped the route
 		t.n.RoutesRefused++
-	}
-	if !ok {
-		if ev.Err != nil {
-			t.note(netip.Addr{}, "the kernel refused %T: %v", ev.Action, ev.Err)
-		}
-		return
-	}
-	key, why := set.Route.Key(), ""
-	delete(t.routes.busy, key)
-	want := t.want(key) // not what it was when the change began, perhaps
-	again := want.Dst.IsValid() == set.Remove || !set.Remove && !sameMTU(want, set.Route)
-	switch {
-	case ev.Taken:
-		delete(t.routes.have, key)
-		why = "it has a host route of somebody else's, whose MTU counts"
-	case ev.Err != nil && t.routes.up(): // down, the kernel has dropped the route
 		why = ev.Err.Error()
-	case ev.Err != nil:
-	case set.Remove:
-		t.n.RoutesRemoved++
-		delete(t.routes.have, key)
-	default:
-		t.n.RoutesSet++
-		t.routes.have[key] = set.Route
-		delete(t.routes.failed, key)
 	}
-	switch h := t.hostOf(key); {
-	case why == "" || again:
-		t.look(key)
-	case h != nil && h.state == guest:
-		t.refuse(h, why)
-	case t.routes.failed[key] != why:
-		t.routes.failed[key] = why
-		t.note(set.Route.Dst.Addr(), "the kernel refused route %v: %s", set.Route, why)
+	if ok && s.Old.Dst.IsValid() {
+		t.n.RoutesRemoved++
+	}
+	if ok && ev.Route.Dst.IsValid() {
+		t.n.RoutesSet++
+	}
+	have, mine := t.routes.own[s.New.Key()]
+	switch {
+	case s.Host.IsValid():
+		t.hostDone(ev, s, why)
+		return
+	case why != "" && have.failed != why:
+		what := any(ev.Action)
+		if ok {
+			what = cmp.Or(s.New, s.Old)
+		}
+		t.note(s.New.Dst.Addr(), "the kernel refused %T %v: %s", what, what, why)
+	}
+	if have.failed = why; mine && why != "" {
+		have.MTU = refusedMTU
+	}
+	if mine {
+		t.routes.own[s.New.Key()] = have
 	}
 }

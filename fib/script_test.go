@@ -33,16 +33,17 @@ import (
 //
 // The life of a host route, and the script that shows each line:
 //
-//	from     cause                       to       action              script
-//	-        hop conn                    asked    Lookup              host
-//	asked    a guest                     there    SetRoute            host
-//	asked    no guest                    refused  Note                guest
-//	there    another MTU                 there    SetRoute            host
-//	there    no conn                     -        SetRoute, removed   host
-//	there    foreign change              asked    SetRoute, then ask  guest
-//	there    removed by others           asked    Lookup              host
-//	refused  foreign change              asked    Lookup              guest
-//	any      device down                 -        (the kernel's)      down
+//	from     cause               to        SetRoute             script
+//	-        hop conn            busy      ask, add             host
+//	busy     a guest             there                          host
+//	busy     no guest            refused                        guest
+//	busy     foreign change      doubted   once Done            stale
+//	there    another MTU         busy      its metrics          host
+//	there    no conn             busy      remove               host
+//	there    foreign change      busy      remove, ask, add     guest
+//	there    removed by others   busy      ask, add             host
+//	refused  foreign change      busy      ask, add             guest
+//	any      device down         -         (the kernel's)       down
 func TestScripts(t *testing.T) {
 	script.Run(t, "testdata/*.txt", func(*testing.T) script.Machine { return newBench() })
 }
@@ -91,6 +92,7 @@ func (b *bench) feed(evs []fib.Event) {
 			if s := show(a); s != "" {
 				b.out = append(b.out, s)
 			}
+			b.k.Told = func(s string) { b.out = append(b.out, s) }
 			done, _ := b.k.Do(a)
 			if b.slow {
 				b.held = append(b.held, done...)
@@ -107,9 +109,6 @@ func show(a fib.Action) string {
 		dst, _ := ip.Dst(a.Packet)
 		return fmt.Sprintf("packet to %v goes to %v", dst, a.Hop)
 	case fib.Lookup:
-		if a.Host {
-			return fmt.Sprintf("? host %v", a.Flow.Dst)
-		}
 		return "? " + flow(a.Flow)
 	case fib.SetPath:
 		if a.Path == (fib.Path{}) {
@@ -133,13 +132,7 @@ func show(a fib.Action) string {
 	case fib.ResetDests:
 		return fmt.Sprintf("reset, by %v", a.Fields)
 	case fib.SetRoute:
-		switch {
-		case a.Remove:
-			return fmt.Sprintf("del %v", a.Route)
-		case a.Route.Protocol == rtnl.Protocol:
-			return fmt.Sprintf("add %v", a.Route)
-		}
-		return fmt.Sprintf("set %v", a.Route)
+		return "" // told by the kernel
 	case fib.SetRule:
 		return fmt.Sprintf("rule %v oif %s table %d: %v", a.Rule.To, a.Rule.OIF, a.Rule.Table, !a.Remove)
 	case fib.FlushExceptions:

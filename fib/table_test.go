@@ -469,7 +469,7 @@ func (v *view) settled(b *bench) {
 		}
 		have := b.k.HostMTU(a)
 		if h, _ := fib.AskHost(b.k, b.k.Link, a, false); have == 0 {
-			if ok, _ := h.Guest(b.k.Link); ok {
+			if h.NotGuest(b.k.Link) == "" {
 				v.failf("%v has no host route, though it may", a)
 			}
 		} else if want := min(mtu, b.k.Link.MTU); have != want {
@@ -483,7 +483,7 @@ func (v *view) settled(b *bench) {
 		delete(b.k.Own, key)
 		h, err := fib.AskHost(b.k, b.k.Link, r.Dst.Addr(), false)
 		b.k.Own[key] = r
-		if ok, why := h.Guest(b.k.Link); err != nil || !ok {
+		if why := h.NotGuest(b.k.Link); err != nil || why != "" {
 			v.failf("the host route %v is there although %s (%v)", r, why, err)
 		}
 	}

@@ -15,16 +15,20 @@
 // namespace; where /proc/sys is read-only, only they fail, with EROFS.
 package hostnet
 
-import "errors"
+import (
+	"errors"
+
+	"ipoibcm/rtnl"
+)
 
 // ErrNotFound is returned when what is to be removed is not there.
-var ErrNotFound = errors.New("hostnet: not found")
+var ErrNotFound = rtnl.ErrNotFound
 
 // ErrEnter is returned when the thread may not enter a network namespace.
 var ErrEnter = errors.New("hostnet: cannot enter the network namespace")
 
 // ErrExists is returned when another's route stands where ours should.
-var ErrExists = errors.New("hostnet: another's route is there")
+var ErrExists = rtnl.ErrExists
 
 var errClosed = errors.New("hostnet: closed")
 

@@ -49,7 +49,7 @@ func (f *Interface) Explain(addr netip.Addr, hop fib.NextHop) Explanation {
 	}
 	f.explainHop(&e, say)
 	f.explainMTU(&e, hop, say)
-	if host := f.fib.Host(e.NextHop); host.MTU != 0 {
+	if host := f.fib.Hop(e.NextHop); host.MTU != 0 {
 		say("ip route shows that MTU for %v", e.NextHop)
 	} else if host.Why != "" {
 		say("no route of ours shows the MTU for %v: %s", e.NextHop, host.Why)
@@ -89,7 +89,7 @@ func (f *Interface) explainRoute(hop fib.NextHop, say func(string, ...any)) {
 // explainMTU says that the kernel's route allows less than the path does. Routes of the
 // kernel and of ours have that of the path, or get it in a moment.
 func (f *Interface) explainMTU(e *Explanation, hop fib.NextHop, say func(string, ...any)) {
-	n, host := hop.Answer.MTU, f.fib.Host(e.NextHop)
+	n, host := hop.Answer.MTU, f.fib.Hop(e.NextHop)
 	if hop.Bound || n == 0 || n >= e.Path.MTU || host.MTU != 0 {
 		return
 	}

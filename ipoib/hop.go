@@ -175,7 +175,7 @@ func (f *Interface) onFIB(a fib.Action) {
 			f.neighStep(neigh.Resolve{IP: a.Hop, Source: a.Src})
 		}
 	case fib.Lookup:
-		if !a.Host && f.group.Table().IsGroup(a.Flow.Dst) { // no route of the kernel's decides
+		if f.group.Table().IsGroup(a.Flow.Dst) { // no route of the kernel's decides
 			f.fibStep(fib.Answered{Lookup: a, NextHop: fib.NextHop{Addr: a.Flow.Dst}})
 		} else {
 			f.do(FIBAction{a})

@@ -7,6 +7,7 @@ package rtnl
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -83,6 +84,12 @@ type Route struct {
 	Pref  uint8  // IPv6 router preference
 	Other string // metrics without a field here, as netlink attributes
 }
+
+// Errors of changes.
+var (
+	ErrExists   = errors.New("rtnl: another's route is there")
+	ErrNotFound = errors.New("rtnl: not found") // what is to be removed
+)
 
 // A Key is what tells one route from another of the same device.
 type Key struct {

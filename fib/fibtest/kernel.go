@@ -5,6 +5,7 @@ package fibtest
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -46,6 +47,7 @@ type Kernel struct {
 	Peer    bool      // addresses are those of the other end, not our own
 	SetRule rtnl.Rule // the last one that was set
 	Flushed int
+	Told    func(string) // hears of each change of a route, and each question about a neighbour; may be nil
 
 	addrs   []netip.Prefix
 	metrics map[rtnl.Key]rtnl.Route // of the kernel's own routes
@@ -240,7 +242,7 @@ func (k *Kernel) Do(a fib.Action) (evs []fib.Event, ok bool) {
 	case fib.Lookup:
 		return []fib.Event{a.Do(k)}, true
 	case fib.SetRoute:
-		return []fib.Event{k.setRoute(a)}, true
+		return []fib.Event{a.Do(router{k})}, true
 	case fib.SetRule:
 		if k.SetRule = a.Rule; a.Remove {
 			k.SetRule = rtnl.Rule{}
@@ -253,22 +255,52 @@ func (k *Kernel) Do(a fib.Action) (evs []fib.Event, ok bool) {
 	return nil, false
 }
 
-// setRoute adds, changes or removes one route.
-func (k *Kernel) setRoute(a fib.SetRoute) fib.Event {
-	done, key := fib.Done{Action: a}, a.Route.Key()
-	switch {
-	case a.Remove:
-		delete(k.Own, key)
-	case k.Refuse != nil:
-		done.Err = k.Refuse
-	case a.Route.Protocol != rtnl.Protocol:
-		k.metrics[key] = a.Route
-	case slices.ContainsFunc(k.others(), func(r Route) bool { return r.Key() == key }):
-		done.Taken = true
-	default:
-		k.Own[key] = a.Route
+// A router is a kernel that takes changes.
+type router struct{ *Kernel }
+
+// AddRoute adds a route of protocol 75, or gives it other metrics.
+func (k router) AddRoute(r rtnl.Route) error {
+	k.told("add", r)
+	if slices.ContainsFunc(k.others(), func(o Route) bool { return o.Key() == r.Key() }) {
+		return rtnl.ErrExists
 	}
-	return done
+	if k.Refuse == nil {
+		k.Own[r.Key()] = r
+	}
+	return k.Refuse
+}
+
+// SetRoute gives a route of the kernel's own other metrics.
+func (k router) SetRoute(r rtnl.Route) error {
+	k.told("set", r)
+	if k.Refuse == nil {
+		k.metrics[r.Key()] = r
+	}
+	return k.Refuse
+}
+
+// DelRoute removes a route of protocol 75.
+func (k router) DelRoute(r rtnl.Route) error {
+	k.told("del", r)
+	if _, ok := k.Own[r.Key()]; !ok {
+		return rtnl.ErrNotFound
+	}
+	delete(k.Own, r.Key())
+	return nil
+}
+
+// Lookup answers for a neighbour.
+func (k router) Lookup(q rtnl.Query) (rtnl.Answer, error) {
+	if q.TOS == 0 {
+		k.told("? host", q.Dst)
+	}
+	return k.Kernel.Lookup(q)
+}
+
+func (k router) told(what string, about any) {
+	if k.Told != nil {
+		k.Told(fmt.Sprintf("%s %v", what, about))
+	}
 }
 
 // HostMTU returns the MTU of the host route of ours to a; zero if there is none.

@@ -71,8 +71,8 @@ func (h *host) traceAction(a ipoib.Action) {
 			w.mix(4, uint64(a.Path.Kind), uint64(a.Path.Conn), uint64(a.Path.MTU))
 			w.mixString(a.Hop.String())
 		case fib.SetRoute:
-			w.mix(6, uint64(a.Route.MTU))
-			w.mixString(a.Route.Dst.String())
+			w.mix(6, uint64(a.New.MTU))
+			w.mixString(a.Old.Dst.String() + a.New.Dst.String())
 		}
 	case ipoib.DestroyQP:
 		w.mix(7, uint64(a.Conn))
