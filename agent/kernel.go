@@ -217,9 +217,13 @@ func (k *kernelWorker) carryOut(a fib.Action) fib.Event {
 	case fib.SetRoute:
 		return a.Do(k.host)
 	case fib.SetRule:
-		if !a.Remove {
-			err = k.host.AddRule(a.Rule)
-		} else if err = k.host.DelRule(a.Rule); errors.Is(err, hostnet.ErrNotFound) {
+		if a.Old != (rtnl.Rule{}) {
+			err = k.host.DelRule(a.Old)
+		}
+		if (err == nil || errors.Is(err, hostnet.ErrNotFound)) && a.New != (rtnl.Rule{}) {
+			err = k.host.AddRule(a.New)
+		}
+		if errors.Is(err, hostnet.ErrNotFound) {
 			err = nil
 		}
 	case fib.FlushExceptions:

@@ -39,7 +39,7 @@ type Path struct {
 }
 
 // An Event is something that happened. The set is closed.
-type Event interface{ event() }
+type Event interface{ step(*Table) }
 
 type (
 	// Host is a change of the kernel's, as hostnet tells it.
@@ -93,17 +93,6 @@ type (
 	Wake struct{}
 )
 
-func (Host) event()     {}
-func (Resolve) event()  {}
-func (Stale) event()    {}
-func (Answered) event() {}
-func (Done) event()     {}
-func (SetHop) event()   {}
-func (TooBig) event()   {}
-func (SetUDMTU) event() {}
-func (Stop) event()     {}
-func (Wake) event()     {}
-
 // An Action is something the driver must do, in the order given. The set is
 // closed.
 type Action interface{ action() }
@@ -153,8 +142,8 @@ type (
 	// SetRoute takes a route of ours away and adds another with its method Do; either may
 	// be zero. Of a New that is there already, ours or the kernel's, it changes the
 	// metrics. With Ask it is added only if it is a guest where the kernel sends to Host
-	// without it, in the table and with the source that the kernel says. SetRule adds a
-	// rule of ours, or takes it away. FlushExceptions empties the kernel's cache of path
+	// without it, in the table and with the source that the kernel says. SetRule does
+	// likewise with rules. FlushExceptions empties the kernel's cache of path
 	// MTUs, because the MTU of a next hop rose. The outcome of each is Done; they are
 	// done in the order given, not on the goroutine that steps the machine.
 	SetRoute struct {
@@ -164,20 +153,13 @@ type (
 		Link     rtnl.Link // of Ask
 		ByDSCP   bool      // of Ask: routes or rules look at that
 	}
-	SetRule struct {
-		Rule   rtnl.Rule
-		Remove bool
-	}
+	SetRule         struct{ Old, New rtnl.Rule }
 	FlushExceptions struct{}
 
-	// SetUp, SetMTU and SetAddr tell of the device. IPv6Up says that the kernel
-	// does IPv6 there again, and has forgotten what was set for it before.
-	SetUp   struct{ Up bool }
-	SetMTU  struct{ MTU int }
-	SetAddr struct {
-		Prefix netip.Prefix
-		Gone   bool
-	}
+	// Device passes on that the device or its addresses changed: LinkChange, AddrSet,
+	// AddrGone. IPv6Up says that the kernel does IPv6 there again, and has forgotten what
+	// was set for it before.
+	Device struct{ rtnl.Event }
 	IPv6Up struct{}
 
 	// Note tells people what the kernel refused, or what a route is not made for.
@@ -198,9 +180,7 @@ func (ResetDests) action()      {}
 func (SetRoute) action()        {}
 func (SetRule) action()         {}
 func (FlushExceptions) action() {}
-func (SetUp) action()           {}
-func (SetMTU) action()          {}
-func (SetAddr) action()         {}
+func (Device) action()          {}
 func (IPv6Up) action()          {}
 func (Note) action()            {}
 

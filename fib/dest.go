@@ -53,11 +53,11 @@ func (s *dests) deadline() time.Time {
 	return time.Time{}
 }
 
-// resolve forwards a packet that the data path could not, or asks where it goes.
-func (t *Table) resolve(ev Resolve) {
+// step forwards a packet that the data path could not, or asks where it goes.
+func (ev Resolve) step(t *Table) {
 	d := t.dests.index.get(ev.Flow)
 	if d == nil {
-		if t.lookups >= t.opt.maxLookups() || !t.room() {
+		if t.lookups >= t.opt.MaxLookups || !t.room() {
 			t.n.DropBusy++
 			return
 		}
@@ -75,7 +75,7 @@ func (t *Table) resolve(ev Resolve) {
 	switch {
 	case d.hop.IsValid():
 		t.do(Forward{Hop: d.hop, Packet: ev.Packet})
-	case len(d.waiting) >= maxWaitingPackets || t.dests.octets+len(ev.Packet) > t.opt.maxWaiting():
+	case len(d.waiting) >= maxWaitingPackets || t.dests.octets+len(ev.Packet) > t.opt.MaxWaiting:
 		t.n.DropWaiting++
 	default:
 		d.waiting = append(d.waiting, ev.Packet)
@@ -86,7 +86,7 @@ func (t *Table) resolve(ev Resolve) {
 
 // room makes room for one more destination.
 func (t *Table) room() bool {
-	if t.dests.used.Len() < t.opt.maxDests() {
+	if t.dests.used.Len() < t.opt.MaxDests {
 		return true
 	}
 	for d := t.dests.used.Oldest(); d != nil; d = d.Newer() {
@@ -99,13 +99,13 @@ func (t *Table) room() bool {
 	return false
 }
 
-// stale asks again for a destination that is in use.
-func (t *Table) stale(flow rtnl.Flow) {
-	d := t.dests.index.get(flow)
+// step asks again for a destination that is in use.
+func (ev Stale) step(t *Table) {
+	d := t.dests.index.get(ev.Flow)
 	switch {
 	case d == nil || d.asking:
-	case t.lookups >= t.opt.maxLookups():
-		t.do(StaleDest{Flow: flow}) // with a later packet
+	case t.lookups >= t.opt.MaxLookups:
+		t.do(StaleDest(ev)) // with a later packet
 	default:
 		t.ask(d)
 	}
@@ -118,8 +118,8 @@ func (t *Table) ask(d *dest) {
 	t.do(Lookup{Flow: d.flow, Link: t.routes.link})
 }
 
-// answered takes what the kernel says into the data path.
-func (t *Table) answered(ev Answered) {
+// step takes what the kernel says into the data path.
+func (ev Answered) step(t *Table) {
 	d := t.dests.index.get(ev.Lookup.Flow)
 	if d == nil || !d.asking {
 		return // forgotten meanwhile
@@ -172,8 +172,8 @@ func (t *Table) forget(d *dest) {
 	}
 }
 
-// expire forgets what was not used for long.
-func (t *Table) expire() {
+// step forgets what was not used for long.
+func (Wake) step(t *Table) {
 	for range expireBatch {
 		if at := t.dests.deadline(); at.IsZero() || t.now.Before(at) {
 			return
@@ -204,7 +204,7 @@ func (t *Table) setFields(f rtnl.Fields) {
 	}
 	for _, packet := range t.resetDests(f) {
 		if flow, ok := ip.FlowOf(packet, f); ok {
-			t.resolve(Resolve{Flow: flow, Packet: packet})
+			Resolve{Flow: flow, Packet: packet}.step(t)
 		}
 	}
 }
@@ -224,12 +224,4 @@ func (t *Table) resetDests(f rtnl.Fields) (waiting [][]byte) {
 		}
 	}
 	return waiting
-}
-
-// NextHop returns the hop that the data path has for flow.
-func (t *Table) NextHop(flow rtnl.Flow) (a netip.Addr, ok bool) {
-	if d := t.dests.index.get(flow); d != nil {
-		a = d.hop
-	}
-	return a, a.IsValid()
 }

@@ -41,10 +41,6 @@ type Options struct {
 	MaxWaiting int // octets of packets that wait for answers; zero means 8 MiB
 }
 
-func (o *Options) maxDests() int   { return cmp.Or(o.MaxDests, 1<<18) }
-func (o *Options) maxLookups() int { return cmp.Or(o.MaxLookups, 1024) }
-func (o *Options) maxWaiting() int { return cmp.Or(o.MaxWaiting, 8<<20) }
-
 // A Table is the machine. It is not safe for concurrent use.
 type Table struct {
 	opt     Options
@@ -62,7 +58,8 @@ type Table struct {
 
 // New returns a machine that knows nothing of the device yet.
 func New(opt Options) *Table {
-	opt.UDMTU = cmp.Or(opt.UDMTU, mtu.DefaultUD)
+	opt.UDMTU, opt.MaxDests = cmp.Or(opt.UDMTU, mtu.DefaultUD), cmp.Or(opt.MaxDests, 1<<18)
+	opt.MaxLookups, opt.MaxWaiting = cmp.Or(opt.MaxLookups, 1024), cmp.Or(opt.MaxWaiting, 8<<20)
 	return &Table{opt: opt, hops: map[netip.Addr]*hop{}, dests: dests{index: newIndex(&dest{})}, hosts: newIndex(&host{}),
 		routes: routes{addrs: map[netip.Prefix]bool{}, own: map[rtnl.Key]ownRoute{}}}
 }
@@ -71,35 +68,14 @@ func New(opt Options) *Table {
 // order. It is the only way the state changes.
 func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 	t.now, t.out = now, dst
-	switch ev := ev.(type) {
-	case Host:
-		t.host(ev.Event)
-	case Resolve:
-		t.resolve(ev)
-	case Stale:
-		t.stale(ev.Flow)
-	case Answered:
-		t.answered(ev)
-	case Done:
-		t.done(ev)
-	case SetHop:
-		t.setHop(ev.Addr, ev.Path)
-	case TooBig:
-		t.tooBig = now
-	case SetUDMTU:
-		t.opt.UDMTU, t.routes.dirty = ev.MTU, true
-		t.askPaths()
-	case Stop:
-		t.n.DropDown += uint64(len(t.resetDests(t.dests.fields)))
-	case Wake:
-		t.expire()
-	default:
-		panic(fmt.Sprintf("fib: unknown event %T", ev)) // our bug
-	}
+	ev.step(t)
 	t.reconcile()
 	dst, t.out = t.out, nil
 	return dst
 }
+
+func (TooBig) step(t *Table) { t.tooBig = t.now }
+func (Stop) step(t *Table)   { t.n.DropDown += uint64(len(t.resetDests(t.dests.fields))) }
 
 // Deadline returns when the driver must send Wake; zero means never.
 func (t *Table) Deadline() time.Time { return t.dests.deadline() }

@@ -23,11 +23,12 @@ type hop struct {
 // miss is the path of a hop that is not known: packets come up.
 func (t *Table) miss() Path { return Path{Kind: PathMiss, MTU: t.effective(t.opt.UDMTU)} }
 
-// askPaths asks again how each next hop is reached: a miss has the MTU of UD too.
-func (t *Table) askPaths() {
+// step asks again how each next hop is reached: a miss has the MTU of UD too.
+func (ev SetUDMTU) step(t *Table) {
+	t.opt.UDMTU, t.routes.dirty = ev.MTU, true
 	for _, a := range slices.SortedFunc(maps.Keys(t.hops), netip.Addr.Compare) {
 		if h := t.hops[a]; h.path.Kind == PathMiss {
-			t.setHop(a, h.path)
+			SetHop{a, h.path}.step(t)
 		}
 		t.do(AskPath{Hop: a})
 	}
@@ -58,9 +59,9 @@ func (t *Table) release(a netip.Addr) {
 	t.do(SetPath{Hop: a})
 }
 
-// setHop takes the path to a neighbour; a zero one if it is not known any more.
-func (t *Table) setHop(a netip.Addr, path Path) {
-	want := 0
+// step takes the path to a neighbour.
+func (ev SetHop) step(t *Table) {
+	a, path, want := ev.Addr, ev.Path, 0
 	switch path.Kind {
 	case PathConn:
 		want = path.MTU

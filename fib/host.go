@@ -93,7 +93,7 @@ func (t *Table) hostDone(ev Done, s SetRoute, why string) {
 	if why != "" && h.why != why && !h.doubt {
 		t.note(h.flow.Dst, "no route of ours shows the MTU for %v: %s", h.flow.Dst, why)
 	}
-	if h.why = why; ev.Err == nil || h.doubt || h.want == 0 {
+	if h.why = why; ev.Err == nil || h.doubt || h.want == 0 || t.effective(h.want) != s.New.MTU { // changed meanwhile
 		t.place(h)
 	}
 }

@@ -45,13 +45,13 @@ const refusedMTU = -1
 
 func (s *routes) up() bool { return s.link.Up && !s.link.Gone }
 
-// host takes one change of the kernel's in.
-func (t *Table) host(ev rtnl.Event) {
+// step takes one change of the kernel's in.
+func (ev Host) step(t *Table) {
 	switch ev.Kind {
 	case rtnl.Resync:
 		t.resync(ev.Snapshot)
 	case rtnl.AddrSet, rtnl.AddrGone:
-		t.setAddr(ev.Addr.Prefix, ev.Kind == rtnl.AddrGone)
+		t.setAddr(ev.Event)
 	case rtnl.LinkChange:
 		t.setLink(ev.Link)
 	case rtnl.RouteSet, rtnl.RouteGone:
@@ -69,20 +69,18 @@ func (t *Table) host(ev rtnl.Event) {
 // resync replaces all that is known of the device: what went before what came, as
 // single changes would.
 func (t *Table) resync(s *rtnl.Snapshot) {
-	addrs := map[netip.Prefix]bool{}
+	gone := maps.Clone(t.routes.addrs)
 	for _, a := range s.Addrs {
-		addrs[a.Prefix] = true
+		delete(gone, a.Prefix)
 	}
-	for _, p := range slices.SortedFunc(maps.Keys(t.routes.addrs), netip.Prefix.Compare) {
-		if !addrs[p] {
-			t.setAddr(p, true)
-		}
+	for _, p := range slices.SortedFunc(maps.Keys(gone), netip.Prefix.Compare) {
+		t.setAddr(rtnl.Event{Kind: rtnl.AddrGone, Addr: rtnl.Addr{Prefix: p}})
 	}
 	if !s.Link.Up {
 		t.setLink(s.Link)
 	}
 	for _, a := range s.Addrs {
-		t.setAddr(a.Prefix, false)
+		t.setAddr(rtnl.Event{Kind: rtnl.AddrSet, Addr: a})
 	}
 	t.setLink(s.Link)
 	clear(t.routes.own)
@@ -93,14 +91,15 @@ func (t *Table) resync(s *rtnl.Snapshot) {
 	t.routes.seen = true
 }
 
-func (t *Table) setAddr(p netip.Prefix, gone bool) {
+func (t *Table) setAddr(ev rtnl.Event) {
+	p, gone := ev.Addr.Prefix, ev.Kind == rtnl.AddrGone
 	if t.routes.addrs[p] != gone {
 		return
 	}
 	if t.routes.addrs[p] = true; gone {
 		delete(t.routes.addrs, p)
 	}
-	t.do(SetAddr{Prefix: p, Gone: gone})
+	t.do(Device{ev})
 	t.routes.dirty = true
 }
 
@@ -109,8 +108,7 @@ func (t *Table) setLink(l rtnl.Link) {
 	old, wasUp := t.routes.link, t.routes.up()
 	t.routes.link, t.routes.dirty = l, true
 	up := t.routes.up()
-	if l.MTU != old.MTU && l.MTU != 0 {
-		t.do(SetMTU{MTU: l.MTU})
+	if l.MTU != old.MTU {
 		for h := range t.hosts.in(netip.Prefix{}) {
 			t.place(h)
 		}
@@ -119,8 +117,8 @@ func (t *Table) setLink(l rtnl.Link) {
 		t.n.DropDown += uint64(len(t.resetDests(t.dests.fields)))
 		maps.DeleteFunc(t.routes.own, func(_ rtnl.Key, r ownRoute) bool { return r.Protocol == rtnl.Protocol })
 	}
-	if wasUp != up {
-		t.do(SetUp{Up: up})
+	if wasUp != up || l.MTU != old.MTU {
+		t.do(Device{rtnl.Event{Kind: rtnl.LinkChange, Link: l}})
 	}
 	if l.Gone {
 		// The routes went with the device, or stayed behind in the namespace that it has
@@ -197,14 +195,10 @@ func (t *Table) groupRoute() rtnl.Route {
 }
 
 func (t *Table) setRule(r rtnl.Rule) {
-	old := t.routes.rule
-	if old != r && old != (rtnl.Rule{}) {
-		t.do(SetRule{Rule: old, Remove: true})
+	if old := t.routes.rule; old != r {
+		t.routes.rule = r
+		t.do(SetRule{Old: old, New: r})
 	}
-	if old != r && r != (rtnl.Rule{}) {
-		t.do(SetRule{Rule: r})
-	}
-	t.routes.rule = r
 }
 
 // metrics returns r, which is the kernel's or that of groups, as it should be.
@@ -245,9 +239,9 @@ func (t *Table) largestTCP() int {
 	return min(n, mtu.IPMTU(uint32(t.opt.BestMessage)))
 }
 
-// done takes the outcome of a change. What failed is tried again when the kernel
+// step takes the outcome of a change. What failed is tried again when the kernel
 // tells of another change.
-func (t *Table) done(ev Done) {
+func (ev Done) step(t *Table) {
 	s, ok := ev.Action.(SetRoute)
 	why := ev.Why
 	if ev.Err != nil && (t.routes.up() || !ok) { // down, the kernel has dropped the route

@@ -134,23 +134,27 @@ func show(a fib.Action) string {
 	case fib.SetRoute:
 		return "" // told by the kernel
 	case fib.SetRule:
-		return fmt.Sprintf("rule %v oif %s table %d: %v", a.Rule.To, a.Rule.OIF, a.Rule.Table, !a.Remove)
+		if a.New == (rtnl.Rule{}) {
+			return "norule " + rule(a.Old)
+		}
+		return "rule " + rule(a.New)
 	case fib.FlushExceptions:
 		return "flush"
 	case fib.Note:
 		return "note " + a.Text
-	case fib.SetAddr:
-		if a.Gone {
-			return fmt.Sprintf("no address %v", a.Prefix)
+	case fib.Device:
+		switch a.Kind {
+		case rtnl.AddrSet:
+			return fmt.Sprintf("address %v", a.Addr.Prefix)
+		case rtnl.AddrGone:
+			return fmt.Sprintf("no address %v", a.Addr.Prefix)
 		}
-		return fmt.Sprintf("address %v", a.Prefix)
-	case fib.SetUp:
-		return map[bool]string{true: "LinkUp", false: "LinkDown"}[a.Up]
-	case fib.SetMTU:
-		return fmt.Sprintf("device mtu %d", a.MTU)
+		return fmt.Sprintf("device up %v mtu %d", a.Link.Up, a.Link.MTU)
 	}
 	return strings.TrimPrefix(fmt.Sprintf("%T", a), "fib.")
 }
+
+func rule(r rtnl.Rule) string { return fmt.Sprintf("%v oif %s table %d", r.To, r.OIF, r.Table) }
 
 func flow(f rtnl.Flow) string {
 	if f.Src.IsValid() {

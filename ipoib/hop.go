@@ -10,6 +10,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
 	"ipoibcm/neigh"
+	"ipoibcm/rtnl"
 	"ipoibcm/wire/encap"
 )
 
@@ -192,12 +193,6 @@ func (f *Interface) onFIB(a fib.Action) {
 			delete(f.hops.groups, a.Hop)
 		}
 		f.do(FIBAction{a})
-	case fib.SetUp:
-		if a.Up {
-			f.linkUp()
-		} else {
-			f.linkDown("the interface went down")
-		}
 	case fib.IPv6Up:
 		if f.ipv6 {
 			f.do(SetUpIPv6{})
@@ -205,19 +200,32 @@ func (f *Interface) onFIB(a fib.Action) {
 				f.addLinkLocal()
 			}
 		}
-	case fib.SetMTU:
-		f.deviceMTU, f.hops.allDirty = a.MTU, true
-		f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("device MTU is %d", a.MTU), Report: MTUChanged})
-		f.settleGroups()
-	case fib.SetAddr:
-		if a.Gone {
-			f.addrRemoved(a.Prefix)
-		} else {
-			f.addrAdded(a.Prefix)
-		}
+	case fib.Device:
+		f.onDevice(a.Event)
 	case fib.Note:
 		f.note(Note{Kind: NoteRoute, Addr: a.Addr, Text: a.Text})
 	default:
 		f.do(FIBAction{a})
+	}
+}
+
+// onDevice takes a change of the device or its addresses.
+func (f *Interface) onDevice(ev rtnl.Event) {
+	switch l := ev.Link; ev.Kind {
+	case rtnl.AddrSet:
+		f.addrAdded(ev.Addr.Prefix)
+	case rtnl.AddrGone:
+		f.addrRemoved(ev.Addr.Prefix)
+	case rtnl.LinkChange:
+		if l.MTU != 0 && l.MTU != f.deviceMTU {
+			f.deviceMTU, f.hops.allDirty = l.MTU, true
+			f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("device MTU is %d", l.MTU), Report: MTUChanged})
+			f.settleGroups()
+		}
+		if l.Up {
+			f.linkUp()
+		} else {
+			f.linkDown("the interface went down")
+		}
 	}
 }

@@ -256,7 +256,7 @@ func (f *Interface) addLinkLocal() {
 }
 
 func (f *Interface) linkUp() {
-	if !f.started || f.up {
+	if !f.started || f.up || f.shutdown {
 		return
 	}
 	f.up, f.hops.allDirty = true, true

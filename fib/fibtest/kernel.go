@@ -244,9 +244,7 @@ func (k *Kernel) Do(a fib.Action) (evs []fib.Event, ok bool) {
 	case fib.SetRoute:
 		return []fib.Event{a.Do(router{k})}, true
 	case fib.SetRule:
-		if k.SetRule = a.Rule; a.Remove {
-			k.SetRule = rtnl.Rule{}
-		}
+		k.SetRule = a.New
 		return nil, true
 	case fib.FlushExceptions:
 		k.Flushed++
