@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -209,9 +210,12 @@ rule add to 224.0.0.0/4 oif ibcm1 lookup 7576 pref 1002 protocol 75
 	}
 }
 
+// What the kernel has learned of destinations by other devices survives, if there is
+// nothing of that family to forget by ours; IPv6 in any case.
 func TestFlushLeavesOthersPathMTU(t *testing.T) {
 	inNetns(t)
 	tun := newTUN(t, "ibcm0")
+	ourSide := tunSide(t)
 	d := openUp(t, tun)
 	other := openUp(t, newTUN(t, "tun1"))
 	add(t, d, "10.9.0.1/24", "fd09::1/64")
@@ -219,13 +223,29 @@ func TestFlushLeavesOthersPathMTU(t *testing.T) {
 	ip(t, "route add 10.77.0.0/16 via 10.8.0.254\nroute add fd77::/32 via fd08::fe\n")
 	far4, far6 := netip.MustParseAddr("10.77.0.5"), netip.MustParseAddr("fd77::5")
 	learn(t, tunSide(t), far4, netip.MustParseAddr("10.8.0.1"), far6, netip.MustParseAddr("fd08::1"))
-	if err := d.FlushExceptions(); err != nil {
-		t.Fatal(err)
-	}
-	for _, a := range []netip.Addr{far4, far6} {
-		if got := kernelMTU(t, a); got != 1400 {
-			t.Errorf("path MTU for %v by another device: %d, want 1400", a, got)
+	flush := func(when string) {
+		t.Helper()
+		if err := d.FlushExceptions(); err != nil {
+			t.Fatal(err)
 		}
+		for _, a := range []netip.Addr{far4, far6} {
+			if got := kernelMTU(t, a); got != 1400 {
+				t.Errorf("%s: path MTU for %v by another device: %d, want 1400", when, a, got)
+			}
+		}
+	}
+	flush("nothing by ours")
+	ip(t, "route add fd99::/32 via fd09::fe\n")
+	ours := netip.MustParseAddr("fd99::5")
+	for deadline := time.Now().Add(patience); kernelMTU(t, ours) != 1400; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the kernel did not learn: %d", kernelMTU(t, ours))
+		}
+		ourSide.Write(tooBig6(ours, netip.MustParseAddr("fd09::1"), 1400)) // not heard while ours is tentative
+	}
+	flush("IPv6 by ours")
+	if got := kernelMTU(t, ours); got == 1400 {
+		t.Errorf("path MTU for %v by ours after the flush: %d", ours, got)
 	}
 }
 
