@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"ipoibcm/cmd/ipoibcmd/lab"
 )
 
@@ -288,7 +290,20 @@ func TestReceiveMTUMismatch(t *testing.T) {
 	}
 }
 
-// When the underlay goes, status says so; when it comes back, so does traffic.
+// waitCarrier waits until the interface has a carrier, or has none.
+func (h *host) waitCarrier(on bool) {
+	h.seg.Helper()
+	h.seg.eventually(patience, fmt.Sprintf("carrier of %s: %v", ifName, on), func() error {
+		l, err := h.Link(ifName)
+		if err == nil && l.Attrs().RawFlags&unix.IFF_LOWER_UP != 0 != on {
+			err = fmt.Errorf("flags %#x", l.Attrs().RawFlags)
+		}
+		return err
+	})
+}
+
+// When the underlay goes, status and the interface's carrier say so; when it comes back,
+// so do carrier and traffic.
 func TestUnderlayDownAndUp(t *testing.T) {
 	parallel(t)
 	s := newSegment(t, topology{})
@@ -299,6 +314,7 @@ func TestUnderlayDownAndUp(t *testing.T) {
 	for range 2 {
 		s.must(a.Down(underlay))
 		a.waitState("underlay down")
+		a.waitCarrier(false)
 		if st := a.status(); len(st.Warnings) == 0 || st.Underlay.Active {
 			t.Errorf("status without the underlay: %+v", st)
 		}
@@ -307,6 +323,7 @@ func TestUnderlayDownAndUp(t *testing.T) {
 		}
 		s.must(a.Up(underlay))
 		a.waitState("up")
+		a.waitCarrier(true)
 		a.connect(b, "RC")
 		both(b, func(dst netip.Addr) {
 			a.reach(dst)
