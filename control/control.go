@@ -321,4 +321,17 @@ type RDMADevice struct {
 	NetDevs []string `json:"netdevs"`
 	Nodes   []string `json:"nodes"`   // character devices
 	Missing []string `json:"missing"` // nodes that should be there
+	// Ports are those whose link layer is InfiniBand.
+	Ports []InfiniBandPort `json:"infiniband_ports,omitempty"`
+}
+
+// An InfiniBandPort is what the kernel says of a port of an InfiniBand fabric.
+type InfiniBandPort struct {
+	Port  int      `json:"port"`
+	State string   `json:"state"` // "ACTIVE"
+	LID   int      `json:"lid"`
+	SMLID int      `json:"sm_lid"` // of the subnet manager; 0: none has been here
+	GID   string   `json:"gid"`
+	PKeys []string `json:"pkeys"`
+	Rate  string   `json:"rate"` // "10 Gb/sec (4X SDR)"
 }

@@ -437,6 +437,7 @@ func (e *exam) rdma() {
 func (e *exam) cm() {
 	f := e.f
 	const taken = "QP 1 cannot be had: the kernel's ib_cm owns CM messages"
+	unload := "unload ib_cm and what uses it: modprobe -r " + strings.Join(append(slices.Clone(f.IBCMUsers), "ib_cm"), " ")
 	loaded := ""
 	if f.IBCM == Yes {
 		loaded = " (ib_cm is loaded, and does not matter here)"
@@ -451,9 +452,9 @@ func (e *exam) cm() {
 	case f.Open.QP1:
 		e.ok(CM, "QP 1 is ours%s", loaded)
 	case f.CMTransport == "gsi":
-		e.fail(CM, "cm_transport auto, or unload ib_cm and what uses it", "%s", taken)
+		e.fail(CM, "cm_transport auto, or "+unload, "%s", taken)
 	default:
-		e.warn(CM, "to meet other implementations, unload ib_cm and what uses it", "%s; messages travel in-band, which only ipoibcmd understands", taken)
+		e.warn(CM, "to meet other implementations, "+unload, "%s; messages travel in-band, which only ipoibcmd understands", taken)
 	}
 }
 

@@ -93,6 +93,9 @@ func TestExamine(t *testing.T) {
 		}, RDMADevices, control.CheckOK, "rxe0 on eth0 (/dev/infiniband/uverbs0)"},
 		{"verbs and buffers", func(f *Facts) { f.Provider, f.Open.RecvAsked, f.RDMA = "ibverbs", 0, []RDMA{{Name: "rxe0"}} }, Buffers, control.CheckSkipped, ""},
 		{"class 7 taken", func(f *Facts) { f.Open.QP1, f.IBCM = false, Yes }, CM, control.CheckWarn, "in-band"},
+		{"class 7 taken, and how to free it", func(f *Facts) {
+			f.Open.QP1, f.IBCM, f.IBCMUsers = false, Yes, []string{"rdma_ucm", "rdma_cm"}
+		}, CM, control.CheckWarn, "modprobe -r rdma_ucm rdma_cm ib_cm"},
 		{"class 7 taken, gsi", func(f *Facts) { f.Open.QP1, f.CMTransport = false, "gsi" }, CM, control.CheckFail, "cm_transport auto"},
 		{"class 7 taken, in-band", func(f *Facts) { f.Open.QP1, f.CMTransport = false, "inband" }, CM, control.CheckOK, "as configured"},
 		{"ib_cm beside softroce", func(f *Facts) { f.IBCM = Yes }, CM, control.CheckOK, "does not matter"},

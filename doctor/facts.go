@@ -63,6 +63,8 @@ type Facts struct {
 
 	RDMA []RDMA
 	IBCM Answer // the module ib_cm is loaded
+	// IBCMUsers are the modules that hold it, in an order in which they can be unloaded.
+	IBCMUsers []string
 
 	// A rehearsal of the network that demo makes: namespaces joined by a veth pair.
 	Demo    Answer // Unknown: not root, so it was not tried

@@ -13,6 +13,7 @@ import (
 	"ipoibcm/control"
 	"ipoibcm/hostnet"
 	"ipoibcm/mtu"
+	"ipoibcm/provider/ibverbs"
 )
 
 // shownFeatures are the ethtool features that matter to an underlay.
@@ -80,6 +81,15 @@ func listDevices() (*control.Devices, error) {
 // rdmaDevice names the character devices that are there and those that are not.
 func rdmaDevice(name string, netdevs []string) control.RDMADevice {
 	r := control.RDMADevice{Name: name, NetDevs: netdevs, Nodes: rdmamap.GetRdmaCharDevices(name), Missing: []string{}}
+	for _, p := range ibverbs.IBPorts(name) {
+		port := control.InfiniBandPort{Port: p.Port, State: p.State, LID: int(p.LID), SMLID: int(p.SMLID), GID: p.GID.String(), PKeys: []string{}, Rate: p.Rate}
+		for _, k := range p.PKeys {
+			if k != 0 {
+				port.PKeys = append(port.PKeys, k.String())
+			}
+		}
+		r.Ports = append(r.Ports, port)
+	}
 	if r.NetDevs == nil {
 		r.NetDevs = []string{}
 	}
@@ -113,9 +123,30 @@ func printDevices(w io.Writer, d *control.Devices) {
 			t.add(r.Name, strings.Join(r.NetDevs, " "), strings.Join(r.Nodes, " "), strings.Join(r.Missing, " "))
 		}
 		t.render(w)
+		printPorts(w, d.RDMA)
 	}
 	for _, n := range d.Notes {
 		fmt.Fprintln(w, n)
+	}
+}
+
+// printPorts shows InfiniBand ports, if there are any.
+func printPorts(w io.Writer, devices []control.RDMADevice) {
+	t, some := newTable("INFINIBAND PORT", "STATE", "LID", "SM LID", "GID", "PARTITIONS", "RATE"), false
+	for _, r := range devices {
+		for _, p := range r.Ports {
+			sm := fmt.Sprint(p.SMLID)
+			if p.SMLID == 0 {
+				sm = "no subnet manager"
+			}
+			t.add(fmt.Sprintf("%s/%d", r.Name, p.Port), p.State, p.LID, sm, p.GID, strings.Join(p.PKeys, " "), p.Rate)
+			some = true
+		}
+	}
+	if some {
+		fmt.Fprintln(w)
+		t.render(w)
+		fmt.Fprintln(w, "no provider opens an InfiniBand port yet")
 	}
 }
 

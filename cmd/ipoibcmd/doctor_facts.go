@@ -57,7 +57,7 @@ func gather(ctx context.Context, c Config, s settings) doctor.Facts {
 	}
 	f.IBCM = doctor.No
 	if _, err := os.Stat("/sys/module/ib_cm"); err == nil {
-		f.IBCM = doctor.Yes
+		f.IBCM, f.IBCMUsers = doctor.Yes, moduleUsers("/sys/module", "ib_cm")
 	}
 	f.Managers, f.Files = managers(), managerFiles()
 	rehearseDemo(&f)
@@ -65,6 +65,25 @@ func gather(ctx context.Context, c Config, s settings) doctor.Facts {
 	firewall(ctx, &f, c)
 	memberFacts(ctx, &f, c, s)
 	return f
+}
+
+// moduleUsers returns the modules that use another, directly or not, users of users first, which
+// is an order in which modprobe can unload them.
+func moduleUsers(dir, name string) (users []string) {
+	seen := map[string]bool{name: true}
+	var visit func(string)
+	visit = func(m string) {
+		held, _ := os.ReadDir(filepath.Join(dir, m, "holders"))
+		for _, h := range held { // in the order of their names
+			if !seen[h.Name()] {
+				seen[h.Name()] = true
+				visit(h.Name())
+				users = append(users, h.Name())
+			}
+		}
+	}
+	visit(name)
+	return users
 }
 
 // firewall reads the rules of the host's firewall, which nft prints.
