@@ -14,6 +14,18 @@ import (
 	"ipoibcm/verbs"
 )
 
+// saMADs are what is sent, and the header that the kernel is to see.
+var saMADs = []struct {
+	name string
+	mad  SAMAD
+	want umadHeader
+}{
+	{"by LID", SAMAD{LID: 3, SL: 2, QPN: 1, QKey: ib.QKeyGSI},
+		umadHeader{agent: 7, timeout: 800, length: 320, qpn: 1, qkey: ib.QKeyGSI, lid: 3, sl: 2}},
+	{"with a GRH, in a partition", SAMAD{LID: 3, QPN: 1, QKey: ib.QKeyGSI, PKey: 0x8001, GID: gid("fe80::1"), FlowLabel: 5, TrafficClass: 6},
+		umadHeader{agent: 7, timeout: 800, length: 320, qpn: 1, qkey: ib.QKeyGSI, lid: 3, grh: true, hops: 64, class: 6, gid: gid("fe80::1"), flow: 5, pkeyIdx: 2}},
+}
+
 // TestSAPort speaks to a port as ib_umad does.
 func TestSAPort(t *testing.T) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -26,16 +38,7 @@ func TestSAPort(t *testing.T) {
 	p := newSAPort(os.NewFile(uintptr(fds[0]), "umad"), 7, func() []ib.PKey { return keys })
 
 	buf := make([]byte, 1000)
-	for _, tt := range []struct {
-		name string
-		mad  SAMAD
-		want umadHeader
-	}{
-		{"by LID", SAMAD{LID: 3, SL: 2, QPN: 1, QKey: ib.QKeyGSI},
-			umadHeader{agent: 7, timeout: 800, length: 320, qpn: 1, qkey: ib.QKeyGSI, lid: 3, sl: 2}},
-		{"with a GRH, in a partition", SAMAD{LID: 3, QPN: 1, QKey: ib.QKeyGSI, PKey: 0x8001, GID: gid("fe80::1"), FlowLabel: 5, TrafficClass: 6},
-			umadHeader{agent: 7, timeout: 800, length: 320, qpn: 1, qkey: ib.QKeyGSI, lid: 3, grh: true, hops: 64, class: 6, gid: gid("fe80::1"), flow: 5, pkeyIdx: 2}},
-	} {
+	for _, tt := range saMADs {
 		tt.mad.Data = [verbs.MADLen]byte{1, 3, 2, 1}
 		if err := p.Send(&tt.mad, 800*time.Millisecond); err != nil {
 			t.Fatalf("%s: %v", tt.name, err)

@@ -390,7 +390,26 @@ func TestLinuxIPoIB(t *testing.T) {
 // linuxMTUs returns those of the underlay that the test runs with.
 func linuxMTUs() []int { return long.Of([]int{4200}, []int{4200, 1500}) }
 
+// rows runs the acceptance. l stands for the guest that has been rebooted, too.
 func (w *linuxWorld) rows(l *linuxGuest) {
+	w.traffic(l)
+	w.restarts(l)
+	w.links(l)
+	w.modes(l)
+	w.row("reboot of the guest", func(t *testing.T) {
+		l.clean(t)
+		l.vm.Kill()
+		l = w.boot(1)
+		w.tell(t)
+		pings(w.ours, l.node, 64, maxMTU)
+		transfers(w.ours, l.node, 1<<20)
+	})
+	w.row("two Linux and one of ours", func(*testing.T) { w.twoLinux(l) })
+	w.row("small datagrams", func(t *testing.T) { w.smallDatagrams(t, l, w.linux[1]) })
+}
+
+// traffic are the rows of what goes where.
+func (w *linuxWorld) traffic(l *linuxGuest) {
 	o, ud := w.ours, linuxSettings[w.mtu].ud
 	w.row("neighbours", func(t *testing.T) {
 		pings(o, l.node, 64)
@@ -446,6 +465,11 @@ func (w *linuxWorld) rows(l *linuxGuest) {
 		pings(o, l.node, 64, maxMTU)
 		o.oneWay(1)
 	})
+}
+
+// restarts are the rows in which our agent ends.
+func (w *linuxWorld) restarts(l *linuxGuest) {
+	o := w.ours
 	for _, signal := range []string{"KILL", "TERM"} {
 		w.row("restart by SIG"+signal, func(t *testing.T) {
 			o.end(signal)
@@ -455,6 +479,11 @@ func (w *linuxWorld) rows(l *linuxGuest) {
 			l.knows(o)
 		})
 	}
+}
+
+// links are the rows in which a link goes and comes.
+func (w *linuxWorld) links(l *linuxGuest) {
+	o := w.ours
 	w.row("link of Linux down and up", func(t *testing.T) {
 		l.sh("/usr/bin/ip link set ib0 down; sleep 0.5; /usr/bin/ip link set ib0 up; /usr/bin/ip addr add " + l.v6() + "/64 dev ib0 nodad")
 		l.carrier()
@@ -479,6 +508,11 @@ func (w *linuxWorld) rows(l *linuxGuest) {
 		pings(o, l.node, 64, maxMTU)
 		transfers(o, l.node, 1<<20)
 	})
+}
+
+// modes are the rows of all modes that either has.
+func (w *linuxWorld) modes(l *linuxGuest) {
+	o := w.ours
 	for _, mode := range []string{"uc", "ud", "auto"} {
 		w.row("ours in mode "+mode, func(t *testing.T) {
 			o.end("TERM")
@@ -502,26 +536,20 @@ func (w *linuxWorld) rows(l *linuxGuest) {
 		l.carrier()
 		pings(o, l.node, 64, maxMTU)
 	})
-	w.row("reboot of the guest", func(t *testing.T) {
-		l.clean(t)
-		l.vm.Kill()
-		l = w.boot(1)
-		w.tell(t)
-		pings(o, l.node, 64, maxMTU)
-		transfers(o, l.node, 1<<20)
-	})
-	w.row("two Linux and one of ours", func(t *testing.T) {
-		m := w.boot(2)
-		w.tell(t)
-		for _, pair := range [][2]*node{{o, l.node}, {o, m.node}, {l.node, m.node}} {
-			pings(pair[0], pair[1], 64, maxMTU)
-			transfers(pair[0], pair[1], 1<<20)
-		}
-		o.oneWay(2)
-		hears(o, m.node, "10.9.0.255:5003", 100)
-		hears(m.node, l.node, "10.9.0.255:5003", 100)
-	})
-	w.row("small datagrams", func(t *testing.T) { w.smallDatagrams(t, l, w.linux[1]) })
+}
+
+// twoLinux has a second guest, and every pair of hosts talk.
+func (w *linuxWorld) twoLinux(l *linuxGuest) {
+	o, t := w.ours, w.ours.t
+	m := w.boot(2)
+	w.tell(t)
+	for _, pair := range [][2]*node{{o, l.node}, {o, m.node}, {l.node, m.node}} {
+		pings(pair[0], pair[1], 64, maxMTU)
+		transfers(pair[0], pair[1], 1<<20)
+	}
+	o.oneWay(2)
+	hears(o, m.node, "10.9.0.255:5003", 100)
+	hears(m.node, l.node, "10.9.0.255:5003", 100)
 }
 
 // Small datagrams: what the sender offers, and how often.
