@@ -2,12 +2,15 @@ package agent
 
 import (
 	"context"
+	"encoding/json"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"ipoibcm/control"
 )
 
 // Root and our own user may change things; others, and those whom the kernel does not
@@ -27,6 +30,22 @@ func TestWhoMayChange(t *testing.T) {
 		owners(func(http.ResponseWriter, *http.Request) {})(w, httptest.NewRequest("POST", "/v1/reload", nil).WithContext(tt.ctx))
 		if w.Code != tt.want {
 			t.Errorf("%s: status %d, want %d", tt.name, w.Code, tt.want)
+		}
+	}
+}
+
+// Root and our own user see a document whole; who may only look does not see what protects connections.
+func TestShow(t *testing.T) {
+	for uid, want := range map[int]string{0: "0x8129ab", os.Geteuid(): "0x8129ab", 65534: redacted} {
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest("GET", control.PathConns, nil).WithContext(context.WithValue(t.Context(), userKey{}, uid))
+		show(w, r, control.Conns{Conns: []control.Conn{{LocalQPN: "0x8129ab"}}})
+		var got control.Conns
+		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
+			t.Fatal(err)
+		}
+		if got.Conns[0].LocalQPN != want {
+			t.Errorf("user %d sees %q, want %q", uid, got.Conns[0].LocalQPN, want)
 		}
 	}
 }

@@ -30,11 +30,14 @@ func redact(s string) string { return identifiers.ReplaceAllLiteralString(s, red
 
 // redactAll returns a copy of v, a document of package control, without identifiers
 // in any of its texts, however deep. That holds for fields that are yet to come.
-func redactAll[T any](v T) T {
-	return redactValue(reflect.ValueOf(&v).Elem()).Interface().(T)
+func redactAll[T any](v T) T { return redactTexts(v, redact) }
+
+// redactTexts returns a copy of v with each of its texts as redact has it.
+func redactTexts[T any](v T, redact func(string) string) T {
+	return redactValue(reflect.ValueOf(&v).Elem(), redact).Interface().(T)
 }
 
-func redactValue(v reflect.Value) reflect.Value {
+func redactValue(v reflect.Value, redact func(string) string) reflect.Value {
 	out := reflect.New(v.Type()).Elem()
 	switch v.Kind() {
 	case reflect.String:
@@ -44,7 +47,7 @@ func redactValue(v reflect.Value) reflect.Value {
 			return v
 		}
 		for i := range v.NumField() {
-			out.Field(i).Set(redactValue(v.Field(i)))
+			out.Field(i).Set(redactValue(v.Field(i), redact))
 		}
 	case reflect.Slice:
 		if v.IsNil() {
@@ -52,7 +55,7 @@ func redactValue(v reflect.Value) reflect.Value {
 		}
 		out.Set(reflect.MakeSlice(v.Type(), v.Len(), v.Len()))
 		for i := range v.Len() {
-			out.Index(i).Set(redactValue(v.Index(i)))
+			out.Index(i).Set(redactValue(v.Index(i), redact))
 		}
 	case reflect.Map:
 		if v.IsNil() {
@@ -60,14 +63,14 @@ func redactValue(v reflect.Value) reflect.Value {
 		}
 		out.Set(reflect.MakeMapWithSize(v.Type(), v.Len()))
 		for it := v.MapRange(); it.Next(); {
-			out.SetMapIndex(redactValue(it.Key()), redactValue(it.Value()))
+			out.SetMapIndex(redactValue(it.Key(), redact), redactValue(it.Value(), redact))
 		}
 	case reflect.Pointer:
 		if v.IsNil() {
 			return v
 		}
 		out.Set(reflect.New(v.Type().Elem()))
-		out.Elem().Set(redactValue(v.Elem()))
+		out.Elem().Set(redactValue(v.Elem(), redact))
 	default:
 		return v
 	}
@@ -100,6 +103,32 @@ func briefStatus(s control.Status) control.Status {
 
 // forPeers returns the event as a trusted peer sees it.
 func forPeers(e control.Event) control.Event { return redactAll(e) }
+
+// secrets matches what protects connections in any text of ours: numbers with 0x, and what
+// follows the names of communication IDs, QPNs and PSNs. The QPN in a link-layer address is
+// that of UD, which every host on the link hears, and stays.
+var secrets = regexp.MustCompile(`0[xX][0-9a-fA-F]+|\b(?:comm|remote|qpn|psn)=[^\s,;)]+`)
+
+// forLookers returns a document as members of the socket's group see it. A local user can send
+// packets that seem to be this host's (docs/security.md), and needs no more than identifiers for
+// ending a connection, or for having a packet taken on one that is UC.
+func forLookers[T any](v T) T {
+	out := redactTexts(v, func(s string) string { return secrets.ReplaceAllLiteralString(s, redacted) })
+	switch out := any(&out).(type) {
+	case *control.Conns:
+		for i := range out.Conns {
+			c := &out.Conns[i]
+			c.LocalQPN, c.RemoteQPN, c.LocalCommID, c.RemoteCommID = redacted, redacted, redacted, redacted
+		}
+	case *control.Event:
+		for k := range out.Fields {
+			if secrets.MatchString(k + "=1") {
+				out.Fields[k] = redacted
+			}
+		}
+	}
+	return out
+}
 
 // An asker says what another host's agent may ask of ours.
 type asker uint8

@@ -94,11 +94,12 @@ func (a *Agent) serveUntil(ctx context.Context, srv *http.Server, l net.Listener
 // document serves what view returns on the driver's goroutine.
 func document[T any](a *Agent, get func(string, http.HandlerFunc), path string, view func() T) {
 	get(path, func(w http.ResponseWriter, r *http.Request) {
-		if v, err := ask(r.Context(), a, view); err != nil {
+		v, err := ask(r.Context(), a, view)
+		if err != nil {
 			fail(w, http.StatusServiceUnavailable, err.Error(), "try again; the agent may be stopping")
-		} else {
-			answer(w, v)
+			return
 		}
+		show(w, r, v)
 	})
 }
 
@@ -132,7 +133,15 @@ func (a *Agent) explain(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusServiceUnavailable, err.Error(), "try again; the agent may be stopping")
 		return
 	}
-	answer(w, e)
+	show(w, r, e)
+}
+
+// show answers with a document, as the client may see it.
+func show[T any](w http.ResponseWriter, r *http.Request, v T) {
+	if !mayChange(r.Context()) {
+		v = forLookers(v)
+	}
+	answer(w, v)
 }
 
 func (a *Agent) events(ctx context.Context, w http.ResponseWriter, r *http.Request) {
@@ -154,10 +163,13 @@ func (a *Agent) events(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	flush := http.NewResponseController(w).Flush
 	flush()
-	enc := json.NewEncoder(w)
+	enc, all := json.NewEncoder(w), mayChange(r.Context())
 	for {
 		select {
 		case e, ok := <-s.ch:
+			if !all {
+				e = forLookers(e)
+			}
 			if !ok || enc.Encode(e) != nil {
 				return
 			}

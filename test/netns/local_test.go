@@ -1,13 +1,19 @@
 package netns
 
 import (
+	"context"
 	"errors"
 	"os"
 	"os/exec"
+	"os/user"
+	"path/filepath"
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -128,5 +134,73 @@ func TestDoctorReadsTheFirewall(t *testing.T) {
 	rules("add rule inet filter input iifname " + underlay + " udp dport 4791 accept")
 	if got := doctor(); !strings.Contains(got, "let RoCEv2 (UDP port 4791) pass") {
 		t.Errorf("with the port open: %s", got)
+	}
+}
+
+// A member of the socket's group looks at everything there is to see, and reads no identifier of a
+// connection: it could forge a message of the CM, or of UC a packet, with those.
+func TestLookersLearnNoIdentifiers(t *testing.T) {
+	parallel(t)
+	const group = "daemon"
+	g, err := user.LookupGroup(group)
+	if err != nil {
+		t.Skipf("there is no group to let look: %v", err)
+	}
+	gid, err := strconv.Atoi(g.Gid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSegment(t, topology{hosts: 3})
+	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
+	config := a.path(".yaml")
+	s.must(os.WriteFile(config, []byte("control_group: "+group+"\n"), 0o644))
+	a.run("--config", config)
+	b.run()
+	c.run()
+	a.connect(b, "RC")
+	a.connect(c, "RC")
+	for _, dir := range []string{s.dir, filepath.Dir(program)} { // made for us alone
+		s.must(os.Chmod(dir, 0o711))
+	}
+	look := func(uid uint32, args ...string) string {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(s.ctx, patience)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, program, append(args, "--control", a.path(".sock"), "--json")...)
+		cmd.Dir = "/"
+		if uid != 0 {
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid, Groups: []uint32{uint32(gid)}}}
+		}
+		if args[0] == "monitor" { // it goes on until it is told to stop
+			cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+			time.AfterFunc(time.Second, cancel)
+		}
+		out, err := cmd.Output()
+		if err != nil && args[0] != "monitor" {
+			t.Errorf("%v: %v", args, err)
+		}
+		return strings.ToLower(string(out))
+	}
+	all := 0
+	for _, args := range [][]string{{"status"}, {"show", "conn"}, {"show", "neigh"}, {"show", "routes"}, {"show", "groups"}, {"show", "stats"},
+		{"explain", b.v4.String()}, {"monitor", "--since", "10m"}} {
+		whole, seen := look(0, args...), look(65534, args...)
+		if !strings.Contains(seen, "{") {
+			t.Errorf("%v shows nothing: %q", args, seen)
+		}
+		for name, id := range a.identifiers() {
+			if name == "UD QPN" { // every host on the link hears it
+				continue
+			}
+			if strings.Contains(whole, id) {
+				all++
+			}
+			if strings.Contains(seen, id) {
+				t.Errorf("%v has the %s %s:\n%s", args, name, id, seen)
+			}
+		}
+	}
+	if all < 8 {
+		t.Errorf("root reads %d identifiers: this shows nothing", all)
 	}
 }
