@@ -23,8 +23,13 @@ const (
 	// fewKept is how many packets between two gaps are rather sent again than told
 	// apart: about what leaves in a short round trip.
 	fewKept = 12
-	// smallRing is how many slots stay when nothing is kept any more.
-	smallRing = 64
+	// smallRing is how many slots stay when nothing is kept any more. nearRing is how many
+	// there may be for a single packet: so many that are lost in a row are told from a forgery
+	// far ahead. Beyond that there are sparseRing at most for each that is kept, and none
+	// is kept that needs more than half of these: the slots of all queue pairs are
+	// bounded by what they keep.
+	smallRing, nearRing = 64, 512
+	sparseRing          = 64
 )
 
 // An earlyBuffer keeps RC request packets that arrived before others, until those are
@@ -61,15 +66,15 @@ func (e *earlyBuffer) has(psn ib.PSN) bool {
 // yet. It reports whether there was room.
 func (e *earlyBuffer) keep(pkt *roce.Packet, d int, bufs Buffers) bool {
 	n := len(pkt.Covered) + roce.ICRCLen
-	if d >= earlyPackets || e.octets+n > earlyOctets {
+	if d >= earlyPackets || d >= max(nearRing, sparseRing/2*(e.n+1)) || e.octets+n > earlyOctets {
+		return false
+	}
+	b := buffer(n, e.n, bufs)
+	if b == nil {
 		return false
 	}
 	if d >= len(e.slots) {
 		e.grow(d)
-	}
-	b := buffer(n, bufs)
-	if b == nil {
-		return false
 	}
 	copy(b, pkt.Covered)
 	*e.slot(pkt.BTH.PSN()) = b
@@ -77,12 +82,12 @@ func (e *earlyBuffer) keep(pkt *roce.Packet, d int, bufs Buffers) bool {
 	return true
 }
 
-// buffer returns n octets, nil if there are none.
-func buffer(n int, bufs Buffers) []byte {
+// buffer returns n octets for one that has so many buffers already, nil if there are none.
+func buffer(n, held int, bufs Buffers) []byte {
 	if bufs == nil {
 		return make([]byte, n)
 	}
-	if b := bufs.Get(); len(b) >= n {
+	if b := bufs.Get(held); len(b) >= n {
 		return b[:n]
 	}
 	return nil
@@ -262,10 +267,15 @@ func (q *QP) freeEarly(b []byte) {
 	}
 }
 
-// shrinkEarly lets go of a large ring that is empty.
+// shrinkEarly lets go of a large ring that is empty, or that few packets are left in: these
+// come again.
 func (q *QP) shrinkEarly() {
-	if e := &q.rsp.early; e.n == 0 && len(e.slots) > smallRing {
+	switch e := &q.rsp.early; {
+	case len(e.slots) <= smallRing:
+	case e.n == 0:
 		e.slots = nil
+	case len(e.slots) > max(nearRing, sparseRing*(e.n+1)):
+		q.dropEarly()
 	}
 }
 

@@ -97,6 +97,45 @@ func TestMissingComesLate(t *testing.T) {
 	}
 }
 
+// The ring in which packets are found has slots for what is kept, and a few: one packet far ahead on
+// each of a thousand queue pairs, or one that is left over of many, does not take 96 KiB for each.
+func TestEarlyRingIsBounded(t *testing.T) {
+	for seed := range int64(20) {
+		rnd := rand.New(rand.NewSource(seed))
+		bufs := &countedBuffers{}
+		p := newPair(t, ib.RC, func(c *Config, _ *verbs.QPAttr) { c.Buffers, c.RecvDepth = bufs, 4096 })
+		for i := range 4096 {
+			p.b.postRecv(uint64(i), make([]byte, 100))
+		}
+		check := func(what string) {
+			t.Helper()
+			e := &p.b.rsp.early
+			if most := max(nearRing, sparseRing*(e.n+1)); len(e.slots) > most {
+				t.Fatalf("seed %d: after %s %d packets are kept in %d slots, want %d at most", seed, what, e.n, len(e.slots), most)
+			}
+		}
+		p.input(p.b, forged(p.b, earlyPackets-1, false))
+		check("one far ahead")
+		for ahead := 1; ahead < earlyPackets; ahead++ {
+			if rnd.Intn(100) > 0 || ahead == earlyPackets-1 {
+				p.input(p.b, forged(p.b, ahead, false))
+			}
+			check("a burst")
+		}
+		most := bufs.out
+		for range 200 { // what is missing comes, sent again
+			p.input(p.b, forged(p.b, 0, true))
+			check("what was missing")
+		}
+		if most < earlyPackets/2 {
+			t.Errorf("seed %d: %d packets were kept at most: this shows nothing", seed, most)
+		}
+		if bufs.out != p.b.rsp.early.n {
+			t.Errorf("seed %d: %d buffers are in use, for %d packets", seed, bufs.out, p.b.rsp.early.n)
+		}
+	}
+}
+
 // What a queue pair keeps has a bound, and all of it is given back.
 func TestEarlyIsGivenBack(t *testing.T) {
 	bufs := &countedBuffers{}
@@ -130,5 +169,5 @@ func TestEarlyIsGivenBack(t *testing.T) {
 
 type countedBuffers struct{ out int }
 
-func (b *countedBuffers) Get() []byte { b.out++; return make([]byte, 4200) }
-func (b *countedBuffers) Put([]byte)  { b.out-- }
+func (b *countedBuffers) Get(int) []byte { b.out++; return make([]byte, 4200) }
+func (b *countedBuffers) Put([]byte)     { b.out-- }

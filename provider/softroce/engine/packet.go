@@ -78,8 +78,9 @@ type Memory interface {
 
 // Buffers are where packets are kept that arrive before others. It may be shared.
 type Buffers interface {
-	// Get returns a buffer for one packet of any path MTU, nil if too many are in use.
-	Get() []byte
+	// Get returns a buffer for one packet of any path MTU to who has so many already, nil if
+	// too many are in use.
+	Get(held int) []byte
 	// Put takes back what Get returned, or the beginning of it.
 	Put(b []byte)
 }
