@@ -68,8 +68,8 @@ soak: ## load, deaths and restarts for D, ten minutes, and nothing leaks; as roo
 chaos: ## faults of operators, processes and the network under load, for D altogether, ten minutes, with two seeds or SEED; as root
 	$(GO) test ./test/netns -run '^TestChaos$$' -v -count 1 -timeout 0 -parallel 2 -chaos $(or $(D),10m) $(if $(SEED),-chaos.seed $(SEED))
 
-flood: ## forged ARP, ND and CM packets, 50,000 a second for ten seconds, five times each, and what that costs; as root
-	$(GO) test ./test/netns -run '^TestFlood$$' -v -count 1 -timeout 20m -flood 10s
+flood: ## forged ARP, ND and CM packets and UD data, 50,000 a second and more for ten seconds, five times each undisturbed, and what that costs; as root, 10 to 20 minutes
+	$(GO) test ./test/netns -run '^TestFlood$$' -v -count 1 -timeout 40m -flood 10s
 
 oracle: ## 300 random configurations of addresses, routes and rules: packets go where the kernel itself sends them; as root
 	$(GO) test ./test/netns -run '^TestOracle$$' -v -count 1 -timeout 30m -oracle 300

@@ -12,6 +12,7 @@ import (
 
 	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
+	"ipoibcm/internal/long"
 	"ipoibcm/test/interop/vm"
 )
 
@@ -168,13 +169,13 @@ func stepClock(by string) string {
 }
 
 // TestSuspend stops a guest's processors for longer than its connection lasts, and has it suspend
-// itself to idle, each in the middle of a stream of TCP. The connection is made anew, and
-// nothing of the stream is lost.
+// itself to idle, each in the middle of a stream of TCP, for a minute in the long form. The
+// connection is made anew, and nothing of the stream is lost.
 func TestSuspend(t *testing.T) {
 	t.Parallel()
 	w := newClockWorld(t, "asleep")
 	a, b := w.a.holding(), w.b.holding()
-	const away = 15 * time.Second
+	away := long.Of(15*time.Second, time.Minute)
 	for _, tt := range []struct {
 		name        string
 		begin, wake func() error
@@ -186,7 +187,7 @@ func TestSuspend(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			w.a.transfer(w.b, w.b.v4(), 6<<20)
+			w.a.transferWithin(w.b, w.b.v4(), 6<<20, 2*patience+2*away)
 		}()
 		time.Sleep(300 * time.Millisecond)
 		start := time.Now()
@@ -208,7 +209,7 @@ func TestSuspend(t *testing.T) {
 		w.back(tt.name)
 		select {
 		case <-done:
-		case <-time.After(2 * patience):
+		case <-time.After(2*patience + away): // TCP waits for as long again as it has waited
 			t.Fatalf("%s: the stream has not ended", tt.name)
 		}
 		for _, n := range []*node{w.a, w.b} {

@@ -337,6 +337,12 @@ func (n *node) routeMTU(dst string, mtu int) {
 // that took.
 func (n *node) transfer(to *node, addr string, octets int) (took time.Duration) {
 	n.t.Helper()
+	return n.transferWithin(to, addr, octets, 2*patience)
+}
+
+// transferWithin is transfer for one that may take so long.
+func (n *node) transferWithin(to *node, addr string, octets int, within time.Duration) (took time.Duration) {
+	n.t.Helper()
 	if strings.Contains(addr, ":") {
 		addr = "[" + addr + "]"
 	}
@@ -350,7 +356,15 @@ func (n *node) transfer(to *node, addr string, octets int) (took time.Duration) 
 		n.t.Fatalf("listen: %q, %v", line, err)
 	}
 	start := time.Now()
-	sent, after, _ := strings.Cut(n.must(trafficProgram, "send", addr, fmt.Sprint(octets)), "\n")
+	p, err := n.start(trafficProgram, "send", addr, fmt.Sprint(octets))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	out, err := p.Wait(within)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	sent, after, _ := strings.Cut(out, "\n")
 	got, err := l.Line(patience)
 	if err != nil || got != sent {
 		n.t.Errorf("%s to %s: sent %q, received %q (%v)", n.name, to.name, sent, got, err)

@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -31,7 +29,11 @@ const (
 	floodRate  = 50_000 // forged packets per second
 	dataRate   = 98_000 // and of data
 	unreadPort = 4792   // nobody reads it
-	floodPairs = 5      // of make flood
+	floodPairs = 5      // of make flood, of which as many again may be disturbed
+
+	// mostOthers is the part of the processors' time that others may have while a rate is
+	// measured that counts.
+	mostOthers = 0.1
 
 	// keeps is the part of its rate that traffic keeps, keepsBesideData beside data, and
 	// connectWithin what a peer that nobody has heard of needs to connect in the middle
@@ -48,13 +50,14 @@ const (
 
 // A flooded is what was measured of one kind of flood.
 type flooded struct {
-	kind      forgery
-	perSecond int       // forged packets that left, on average
-	arrived   float64   // part of them that the agent has counted
-	quiet     []float64 // rates beside the control, Mb/s
-	ratios    []float64 // of the rates beside a flood to those, sorted
-	disturbed []float64 // the ratios of other pairs, during which something else was running
-	connected time.Duration
+	kind              forgery
+	perSecond         int       // forged packets that left, on average
+	arrived           float64   // part of them that the agent has counted
+	quiet             []float64 // rates beside the control, Mb/s,
+	loud              []float64 // and beside the flood, in the same order
+	disturbed         []float64 // what others had of the processors during pairs that do not count for it
+	anyQuiet, anyLoud []float64 // rates of all pairs, disturbed ones too, which is to be read only
+	connected         time.Duration
 
 	before, after     control.Runtime
 	neighs, conns     int // most there were at the end of a flood
@@ -77,13 +80,23 @@ func (k forgery) keeps() float64 {
 	return keeps
 }
 
-// median returns the part of its rate that traffic kept, 0 if that is not known.
-func (r *flooded) median() float64 {
-	n := len(r.ratios)
-	if n == 0 {
+// kept returns the part of its rate that traffic kept, 0 if that is not known.
+func (r *flooded) kept() float64 { return ratio(r.loud, r.quiet) }
+
+// ratio returns the median of some numbers by that of others. A median of ratios would have each
+// pair's luck twice.
+func ratio(loud, quiet []float64) float64 {
+	if len(quiet) == 0 {
 		return 0
 	}
-	return (r.ratios[n/2] + r.ratios[(n-1)/2]) / 2
+	return median(loud) / median(quiet)
+}
+
+// median returns that of some numbers.
+func median(of []float64) float64 {
+	l := slices.Sorted(slices.Values(of))
+	n := len(l)
+	return (l[n/2] + l[(n-1)/2]) / 2
 }
 
 // TestFlood sends an agent forged ARP, ND and CM packets, 50,000 a second. A peer
@@ -102,7 +115,7 @@ func TestFlood(t *testing.T) {
 		kinds = []forgery{forgery(*floodOnly)}
 	}
 	s := newSegment(t, topology{hosts: 3 + len(kinds)})
-	ctx, cancel := context.WithTimeout(context.Background(), 10*patience+40**floodFor)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*patience+100**floodFor)
 	defer cancel()
 	s.ctx = ctx
 	a, b, newcomers, x := s.hosts[0], s.hosts[1], s.hosts[2:2+len(kinds)], s.hosts[2+len(kinds)]
@@ -112,11 +125,11 @@ func TestFlood(t *testing.T) {
 	a.connect(b, "RC")
 	unread(b)
 	var table strings.Builder
-	fmt.Fprintln(&table, "| forged | per second | control, Mb/s | part of it kept (median) | each | disturbed | newcomer connected after | refused | neighbours | connections | heap before, after (KiB) |")
-	fmt.Fprintln(&table, "|---|---|---|---|---|---|---|---|---|---|---|")
+	fmt.Fprintln(&table, "| forged | per second | control, Mb/s | flood, Mb/s | medians' ratio | of all pairs | others had, where disturbed | newcomer connected after | refused | neighbours | connections | heap before, after (KiB) |")
+	fmt.Fprintln(&table, "|---|---|---|---|---|---|---|---|---|---|---|---|")
 	for i, kind := range kinds {
 		r := s.flood(x, kind, a, b, newcomers[i])
-		fmt.Fprintf(&table, "| %s | %d | %.0f | %.0f %% | %.2f | %.2f | %v | %d | %d | %d | %d, %d |\n", kind, r.perSecond, r.quiet, 100*r.median(), r.ratios, r.disturbed,
+		fmt.Fprintf(&table, "| %s | %d | %.0f | %.0f | %.2f | %.2f of %d | %.2f | %v | %d | %d | %d | %d, %d |\n", kind, r.perSecond, r.quiet, r.loud, r.kept(), ratio(r.anyLoud, r.anyQuiet), len(r.anyQuiet), r.disturbed,
 			r.connected.Round(time.Millisecond), r.refused, r.neighs, r.conns, r.before.HeapOctets>>10, r.after.HeapOctets>>10)
 		r.check(t)
 	}
@@ -129,20 +142,20 @@ func (r *flooded) check(t *testing.T) {
 	if r.connected >= newcomerWaits() {
 		t.Errorf("%s: a newcomer was not connected within %v", r.kind, newcomerWaits())
 	}
-	if len(r.ratios) > 0 && len(r.disturbed) == 0 && r.connected > connectWithin {
+	if len(r.quiet) > 0 && len(r.disturbed) == 0 && r.connected > connectWithin {
 		t.Errorf("%s: a newcomer was connected after %v, want %v", r.kind, r.connected, connectWithin)
 	}
-	if len(r.ratios) > 0 && len(r.disturbed) == 0 && r.arrived < 0.9 {
+	if len(r.quiet) > 0 && len(r.disturbed) == 0 && r.arrived < 0.9 {
 		t.Errorf("%s: only %.0f %% of the forged packets reached the agent, and %d overflowed: this shows nothing", r.kind, 100*r.arrived, r.overflow)
 	}
 	switch {
 	case raceDetector || !rates():
-	case len(r.ratios) == 0:
-		t.Logf("%s: the machine was busy with something else: rates are not judged", r.kind)
+	case len(r.quiet) == 0:
+		t.Logf("%s: the machine was busy with something else: rates are not judged; others had %.2f of it", r.kind, r.disturbed)
 	case r.perSecond < r.kind.rate()*9/10:
 		t.Errorf("%s: the machine sent %d forged packets a second, too few", r.kind, r.perSecond)
-	case r.median() < r.kind.keeps():
-		t.Errorf("%s: traffic kept %.0f %% of its rate; each %.2f", r.kind, 100*r.median(), r.ratios)
+	case r.kept() < r.kind.keeps():
+		t.Errorf("%s: traffic kept %.2f of its rate, want %.2f; beside the flood %.0f, beside the control %.0f Mb/s", r.kind, r.kept(), r.kind.keeps(), r.loud, r.quiet)
 	}
 	if r.refused == 0 {
 		t.Errorf("%s: nothing was refused", r.kind)
@@ -201,7 +214,7 @@ func (s *segment) flood(x *host, kind forgery, a, b, newcomer *host) *flooded {
 	rate, least, most, window := kind.rate(), 1, 7, time.Second
 	first := connectWithin + 500*time.Millisecond // it has to last until the newcomer is there
 	if *floodFor > 0 {
-		least, most, window, first = floodPairs, floodPairs, *floodFor, max(first, *floodFor)
+		least, most, window, first = floodPairs, 2*floodPairs, *floodFor, max(first, *floodFor)
 	}
 	if !rates() {
 		first, most = time.Second, 1
@@ -213,7 +226,7 @@ func (s *segment) flood(x *host, kind forgery, a, b, newcomer *host) *flooded {
 	f := s.forge(x, b, kind, int(first.Seconds()*float64(rate))+forgerBatch)
 	total := 0
 	var took time.Duration
-	for i := 0; i < most && (i < least || !raceDetector && r.median() < kind.keeps()); i++ {
+	for i := 0; i < most && (len(r.quiet) < least || !raceDetector && r.kept() < kind.keeps() && *floodFor == 0); i++ {
 		d, meanwhile := window, func() {}
 		if i == 0 {
 			d, meanwhile = first, func() { r.connected = s.connects(newcomer, b) }
@@ -232,29 +245,33 @@ func (s *segment) flood(x *host, kind forgery, a, b, newcomer *host) *flooded {
 			}
 			break
 		}
-		busy := s.busy()
-		var none, with float64
+		var none, with, others float64
 		sent := 0
-		control := func() { none, _ = s.beside(f, unreadPort, rate, d, a, b, func() {}) }
+		measure := func(port int, meanwhile func()) (mbps float64) {
+			ended := s.others()
+			mbps, sent = s.beside(f, port, rate, d, a, b, meanwhile)
+			others = max(others, ended())
+			return mbps
+		}
+		control := func() { none = measure(unreadPort, func() {}) }
 		if i%2 == 0 { // so that a machine that becomes faster or slower favours neither
 			control()
 		}
-		with, sent = s.beside(f, roce.Port, rate, d, a, b, meanwhile)
+		with = measure(roce.Port, meanwhile)
+		total, took = total+sent, took+d
 		s.held(b, r)
 		if i%2 == 1 {
 			control()
 		}
-		total, took = total+sent, took+d
-		if busy = max(busy, s.busy()); busy > 0.2 {
-			r.disturbed = append(r.disturbed, with/none)
-			if len(r.disturbed) >= 2 && len(r.ratios) == 0 && *floodFor == 0 {
+		r.anyQuiet, r.anyLoud = append(r.anyQuiet, none), append(r.anyLoud, with)
+		if others > mostOthers {
+			r.disturbed = append(r.disturbed, others)
+			if len(r.disturbed) >= 2 && len(r.quiet) == 0 && *floodFor == 0 {
 				break
 			}
 			continue
 		}
-		r.quiet = append(r.quiet, none)
-		r.ratios = append(r.ratios, with/none)
-		slices.Sort(r.ratios)
+		r.quiet, r.loud = append(r.quiet, none), append(r.loud, with)
 	}
 	r.perSecond = int(float64(total) / took.Seconds())
 	end := s.floodCounts(b)
@@ -268,30 +285,6 @@ func (s *segment) flood(x *host, kind forgery, a, b, newcomer *host) *flooded {
 	})
 	s.must(b.agent.Get(s.ctx, control.PathRuntime, &r.after))
 	return r
-}
-
-// busy returns which part of the processors' time we do not get when we want it
-// all, because something else is running that does not make way.
-func (s *segment) busy() float64 {
-	s.Helper()
-	const spin = 100 * time.Millisecond
-	time.Sleep(50 * time.Millisecond) // for what the last flood has left to do
-	var got atomic.Int64
-	var wg sync.WaitGroup
-	for range runtime.NumCPU() {
-		wg.Go(func() {
-			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
-			var begin, end unix.Timespec
-			_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &begin) // it never fails
-			for start := time.Now(); time.Since(start) < spin; {
-			}
-			_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &end)
-			got.Add(end.Nano() - begin.Nano())
-		})
-	}
-	wg.Wait()
-	return 1 - float64(got.Load())/float64(spin.Nanoseconds()*int64(runtime.NumCPU()))
 }
 
 // floodCounts are what an agent has counted of a flood.
