@@ -28,6 +28,8 @@ const (
 	legacyRNRWait            = 10 * time.Millisecond
 	cmTimeout     ib.Timeout = 16 // 0.27 s
 	cmRetries                = 7
+	// connsPerHost bounds the connections with link-layer addresses of one GID.
+	connsPerHost = 64
 	// reqLifetime is how long a REQ of such a peer may still be answered.
 	reqLifetime = 8 * 400 * time.Millisecond
 )
@@ -91,6 +93,11 @@ func (s *conns) byAge() []*conn {
 // newConn makes the record of a connection and asks for its QP. It returns nil
 // if there is no room.
 func (f *Interface) newConn(p *peer, t ib.Transport, form serviceid.Form, active bool) *conn {
+	if f.ofHost(p) >= connsPerHost {
+		f.count(dropHostConns)
+		f.note(Note{Kind: NoteConn, Peer: p.key, Text: fmt.Sprintf("%d connections with other link-layer addresses of its GID: it gets no more", connsPerHost)})
+		return nil
+	}
 	if len(f.conns.byID) >= f.opt.maxConns() {
 		f.count(dropConns)
 		f.atLimit(fmt.Sprintf("%d connections: there is no room for one more", len(f.conns.byID)))
@@ -112,6 +119,17 @@ func (f *Interface) newConn(p *peer, t ib.Transport, form serviceid.Form, active
 	f.do(CreateQP{Conn: c.id, Peer: p.key.GID, Transport: t,
 		ReceiveMTU: int(c.receive), Init: verbs.QPAttr{State: verbs.StateInit, PKey: f.opt.pkey()}})
 	return c
+}
+
+// ofHost returns how many connections there are with other link-layer addresses of p's GID: those of
+// other interfaces of one host, or of as many as it makes up to take the places of others.
+func (f *Interface) ofHost(p *peer) (n int) {
+	for _, c := range f.conns.byID {
+		if c.peer != p && c.peer.key.GID == p.key.GID {
+			n++
+		}
+	}
+	return n
 }
 
 // drop removes c from every record and lets its QP go. The CM has been told.

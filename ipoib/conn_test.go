@@ -784,3 +784,41 @@ func TestUCBudgetInREP(t *testing.T) {
 		}
 	}
 }
+
+// A host that asks in the names of a hundred interfaces does not have the places of others: so many are
+// its share, and others connect. When it has let go of some, it has others.
+func TestConnectionsOfOneHost(t *testing.T) {
+	w := newWorld(t, 27)
+	a, b, c := w.node(1, Options{}), w.node(2, Options{}), w.node(3, Options{})
+	w.run(2 * time.Second)
+	ask := func(i int) {
+		req := honest(a, b)
+		req.LocalCommID, req.LocalQPN, req.MaxCMRetries = mad.CommID(0x100+i), ib.QPN(0x1000+i), 15
+		says(&req, ib.QPN(0x2000+i), 65524)
+		w.inject(b, a, req)
+		w.run(20 * time.Millisecond)
+	}
+	for i := range 2 * connsPerHost {
+		ask(i)
+	}
+	if n := len(a.f.Conns()); n != connsPerHost {
+		t.Errorf("there are %d connections with one host, want %d", n, connsPerHost)
+	}
+	if n := a.counter("connections_of_host_full"); n != connsPerHost {
+		t.Errorf("%d are counted, want %d", n, connsPerHost)
+	}
+	if rej, _ := lastREJ(a); rej.Reason != cm.ReasonNoQP {
+		t.Errorf("it was rejected for %v, want %v", rej.Reason, cm.ReasonNoQP)
+	}
+	p := c.ping("10.0.0.1", 9000, true)
+	w.run(time.Second)
+	if n := a.got(p); n != 1 {
+		t.Errorf("the packet of another host arrived %d times, want 1", n)
+	}
+	w.settle() // none of those ever had an RTU
+	w.agree(a, c)
+	ask(2 * connsPerHost)
+	if n := len(a.f.Conns()); n != 2 {
+		t.Errorf("there are %d connections in the end, want 2", n)
+	}
+}

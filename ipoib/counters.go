@@ -62,6 +62,7 @@ const (
 	dropGroupPaths
 	dropPeers
 	dropConns
+	dropHostConns
 	dropLegacyConns
 	dropStaleHandle
 	dropInbandOff
@@ -131,6 +132,7 @@ var counterNames = [numCounters]string{
 	dropGroupPaths:      "group_paths_full",
 	dropPeers:           "peers_full",
 	dropConns:           "connections_full",
+	dropHostConns:       "connections_of_host_full",
 	dropLegacyConns:     "legacy_connections_full",
 	dropStaleHandle:     "late_events",
 	dropInbandOff:       "drop_inband_off",
