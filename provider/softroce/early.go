@@ -30,7 +30,7 @@ var _ engine.Buffers = (*earlyPool)(nil)
 // Get implements [engine.Buffers]. No queue pair has more than are left for all others, so that a
 // few whose peers never fill a gap do not take all.
 func (p *earlyPool) Get(held int) []byte {
-	if n := p.inUse.Add(1); n > maxEarly || held > int(maxEarly-n) {
+	if n := p.inUse.Add(1); held > int(maxEarly-n) {
 		p.inUse.Add(-1)
 		p.full.Add(1)
 		return nil
