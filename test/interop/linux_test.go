@@ -586,21 +586,26 @@ func flood(from, to *node) float64 {
 // floodTime is how long traffic's flood goes on.
 const floodTime = 3 * time.Second
 
-// smallDatagrams compares what Linux gets from ours with what it gets from Linux: the
-// medians of some rounds, in turn.
+// smallDatagrams compares what Linux gets from ours with what it gets from Linux: the medians of
+// some rounds, in turn. Rates of guests that are emulated vary by more than what is looked for, so
+// that a second series decides where the first says no.
 func (w *linuxWorld) smallDatagrams(t *testing.T, from, to *linuxGuest) {
 	t.Helper()
-	var ours, theirs []float64
-	for range datagramRounds {
-		theirs = append(theirs, flood(from.node, to.node))
-		ours = append(ours, flood(w.ours, to.node))
+	var got, want float64
+	for range 2 {
+		var ours, theirs []float64
+		for range datagramRounds {
+			theirs = append(theirs, flood(from.node, to.node))
+			ours = append(ours, flood(w.ours, to.node))
+		}
+		t.Logf("UDP of %d octets at %d Mb/s arrives in Linux, from Linux: %.1f; from ours: %.1f Mb/s", datagramSize, datagramRate, theirs, ours)
+		slices.Sort(ours)
+		slices.Sort(theirs)
+		if got, want = ours[datagramRounds/2], leastOfLinux*theirs[datagramRounds/2]; got >= want {
+			return
+		}
 	}
-	t.Logf("UDP of %d octets at %d Mb/s arrives in Linux, from Linux: %.1f; from ours: %.1f Mb/s", datagramSize, datagramRate, theirs, ours)
-	slices.Sort(ours)
-	slices.Sort(theirs)
-	if got, want := ours[datagramRounds/2], leastOfLinux*theirs[datagramRounds/2]; got < want {
-		t.Errorf("the median of ours is %.1f Mb/s, want %.1f: %.1f of Linux's", got, want, leastOfLinux)
-	}
+	t.Errorf("the median of ours is %.1f Mb/s, want %.1f: %.1f of Linux's", got, want, leastOfLinux)
 }
 
 // leastOfLinux is the part of Linux's own rate that ours is to reach at least.
