@@ -92,18 +92,12 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 		}
 		return dst
 	case ForgetLink:
-		for _, e := range t.at(ev.LinkAddr) {
-			dst = t.remove(dst, e, ExpireForgotten, DropForgotten)
-		}
-		return t.releasedBy(dst, now, ev.LinkAddr)
+		return t.releasedBy(t.forget(dst, t.at(ev.LinkAddr)), now, ev.LinkAddr)
 	case SetHints:
 		t.hints = ev.Hints
 		return dst
 	case Flush:
-		for _, e := range t.sorted() {
-			dst = t.remove(dst, e, ExpireForgotten, DropForgotten)
-		}
-		return dst
+		return t.forget(dst, t.sorted())
 	case RecvARP:
 		return t.recvARP(dst, now, ev.From, ev.Payload)
 	case RecvND:
@@ -133,19 +127,32 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 	case Reannounce:
 		return t.reannounce(dst, now)
 	case Wake:
-		at := t.instant(now)
-		for tm := t.timers.due(at); tm != nil; tm = t.timers.due(at) {
-			t.timers.stop(tm)
-			if tm.entry != nil {
-				dst = t.entryTimer(dst, now, tm.entry)
-			} else {
-				dst = t.addrTimer(dst, now, tm.own)
-			}
-		}
-		return dst
+		return t.wake(dst, now)
 	default:
 		panic(fmt.Sprintf("neigh: unknown event %T", ev)) // our bug, not the peer's
 	}
+}
+
+// forget removes entries that somebody says are out of date.
+func (t *Table) forget(dst []Action, entries []*entry) []Action {
+	for _, e := range entries {
+		dst = t.remove(dst, e, ExpireForgotten, DropForgotten)
+	}
+	return dst
+}
+
+// wake does what is due.
+func (t *Table) wake(dst []Action, now time.Time) []Action {
+	at := t.instant(now)
+	for tm := t.timers.due(at); tm != nil; tm = t.timers.due(at) {
+		t.timers.stop(tm)
+		if tm.entry != nil {
+			dst = t.entryTimer(dst, now, tm.entry)
+		} else {
+			dst = t.addrTimer(dst, now, tm.own)
+		}
+	}
+	return dst
 }
 
 // Deadline says when the driver must send Wake; zero means never.
