@@ -1,22 +1,15 @@
 package group
 
 import (
-	"errors"
-	"flag"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"ipoibcm/ib"
 	"ipoibcm/wire/ip"
 )
-
-var update = flag.Bool("update", false, "rewrite the indented lines of testdata/*.txt")
 
 var (
 	addr  = netip.MustParseAddr
@@ -54,174 +47,6 @@ func TestMGID(t *testing.T) {
 	if got := UnderlayGroup4(0x7a0b); got != addr("239.192.250.11") {
 		t.Errorf("underlay group of P_Key 0x7a0b = %s", got)
 	}
-}
-
-// What a machine does, in the words of the scripts. The IP address of a group is
-// lost on the wire, so that scripts show the MGID.
-//
-//	from    event                          to / action
-//	down    up                             up; join all, broadcast first
-//	up      up again                       join all anew, leave nothing
-//	up      down                           leave all, broadcast last
-//	any     addr, report, kernel list      join with the first reason of an MGID,
-//	                                       leave with the last
-//	any     new peers, other family        join the new groups, then leave the old
-//	up      join failed                    wait 1 s, doubled up to 60 s, join again
-func TestScripts(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scripts: %v", err)
-	}
-	for _, file := range files {
-		in, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := play(t, file, string(in))
-		if *update {
-			if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		} else if got != string(in) {
-			t.Errorf("%s: want\n%s\ngot\n%s", file, in, got)
-		}
-	}
-}
-
-// play runs a script and returns it with what the machine did.
-func play(t *testing.T, file, script string) string {
-	var (
-		out strings.Builder
-		o   Options
-		m   *Machine
-		now = start
-	)
-	for _, line := range strings.Split(strings.TrimSuffix(script, "\n"), "\n") {
-		if strings.HasPrefix(line, "\t") {
-			continue
-		}
-		fmt.Fprintln(&out, line)
-		w := strings.Fields(line)
-		if len(w) == 0 || strings.HasPrefix(line, "#") {
-			continue
-		}
-		if w[0] == "options" {
-			for _, s := range w[1:] {
-				k, v, _ := strings.Cut(s, "=")
-				switch k {
-				case "max":
-					fmt.Sscan(v, &o.MaxGroups)
-				case "pkey":
-					fmt.Sscanf(v, "%v", &o.PKey)
-				case "underlay4":
-					o.Underlay4 = addr(v)
-				case "peer":
-					o.Peers = append(o.Peers, gid(v))
-				}
-			}
-			continue
-		}
-		if m == nil {
-			m = New(o)
-		}
-		switch w[0] {
-		case "groups":
-			for _, g := range m.Groups() {
-				fmt.Fprintf(&out, "\t%s %s %s refs=%d since=+%s joined=%v\n", g.IP, g.MGID, g.Reasons, g.Refs, g.Since.Sub(start), g.Joined)
-			}
-			continue
-		case "counters":
-			m.Counters(func(name string, v uint64) {
-				if v != 0 {
-					fmt.Fprintf(&out, "\t%s %d\n", name, v)
-				}
-			})
-			continue
-		case "send":
-			g, ok := m.MGIDFor(addr(w[1]))
-			peers, copies := m.Replicate()
-			if !copies {
-				peers = nil
-			}
-			fmt.Fprintf(&out, "\t%s %v copies=%v\n", g, ok, peers)
-			continue
-		case "wanted":
-			fmt.Fprintf(&out, "\t%v\n", m.Wanted(addr(w[1])))
-			continue
-		case "deadline":
-			if d := m.Deadline(); !d.IsZero() {
-				fmt.Fprintf(&out, "\tin %s\n", d.Sub(now))
-			}
-			continue
-		}
-		ev := event(t, file, w)
-		if d, err := time.ParseDuration(strings.TrimPrefix(w[0], "+")); err == nil {
-			now = now.Add(d)
-		}
-		for _, a := range m.Step(nil, now, ev) {
-			switch a := a.(type) {
-			case Join:
-				fmt.Fprintf(&out, "\tjoin %s\n", a.MGID)
-			case Leave:
-				fmt.Fprintf(&out, "\tleave %s\n", a.MGID)
-			case Publish:
-				if a.Table != m.Table() {
-					t.Errorf("%s: %s: another table", file, line)
-				}
-				fmt.Fprintln(&out, "\tpublish")
-			}
-		}
-	}
-	return out.String()
-}
-
-func event(t *testing.T, file string, w []string) Event {
-	switch w[0] {
-	case "up":
-		return Up{gid(w[1])}
-	case "down":
-		return Down{}
-	case "addr+":
-		ev := AddAddr{Prefix: netip.MustParsePrefix(w[1])}
-		if len(w) > 2 {
-			ev.Broadcast = addr(w[2])
-		}
-		return ev
-	case "addr-":
-		return DelAddr{netip.MustParsePrefix(w[1])}
-	case "kernel":
-		var ev Kernel
-		for _, s := range w[1:] {
-			ev.Groups = append(ev.Groups, addr(s))
-		}
-		return ev
-	case "peers":
-		var ev SetPeers
-		for _, s := range w[1:] {
-			if s == "nobody" { // a list that is empty
-				ev.Copies = true
-				continue
-			}
-			ev.Peers = append(ev.Peers, gid(s))
-		}
-		return ev
-	case "failed":
-		return JoinFailed{gid(w[1]), errors.New("no such device")}
-	}
-	if w[0][0] == '+' {
-		return Wake{}
-	}
-	for k := ip.Join; k <= ip.Block; k++ {
-		if k.String() == w[0] {
-			c := ip.Change{Group: addr(w[1]), Kind: k}
-			if len(w) > 2 {
-				fmt.Sscan(w[2], &c.Sources)
-			}
-			return Report{[]ip.Change{c}}
-		}
-	}
-	t.Fatalf("%s: what is %q?", file, w)
-	return nil
 }
 
 func TestTableIsASnapshot(t *testing.T) {
