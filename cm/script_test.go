@@ -2,22 +2,19 @@ package cm
 
 import (
 	"bytes"
-	"flag"
+	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/script"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/mad"
 )
-
-var update = flag.Bool("update", false, "rewrite the indented lines of testdata/*.txt")
 
 // Who is who in the tests: we are A.
 var (
@@ -95,39 +92,11 @@ func private(qpn byte) []byte { return []byte{0, 0, 0, qpn, 0, 0, 0xff, 0xf4} }
 //
 // A star stands for the MRA state beside it too.
 func TestScripts(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scripts: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			want, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := runScript(t, string(want))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if got != string(want) {
-				t.Errorf("%s: the machine now says\n%s", file, diff(string(want), got))
-			}
-		})
-	}
-}
-
-// diff shows the first lines that differ.
-func diff(want, got string) string {
-	w, g := strings.Split(want, "\n"), strings.Split(got, "\n")
-	for i := range min(len(w), len(g)) {
-		if w[i] != g[i] {
-			return fmt.Sprintf("line %d:\n-%s\n+%s\nthe rest:\n%s", i+1, w[i], g[i], strings.Join(g[i:], "\n"))
-		}
-	}
-	return fmt.Sprintf("%d lines instead of %d", len(g), len(w))
+	script.Run(t, "testdata/*.txt", func(t *testing.T) script.Machine {
+		s := &scene{t: t, now: time.Unix(1000, 0)}
+		s.restart(args{})
+		return s
+	})
 }
 
 // scene is a script in progress. "restart k=v" begins with a new Manager.
@@ -135,23 +104,14 @@ type scene struct {
 	t   *testing.T
 	m   *Manager
 	now time.Time
-	out strings.Builder
+	out []string // of the line at hand
 }
 
-func runScript(t *testing.T, text string) string {
-	s := &scene{t: t, now: time.Unix(1000, 0)}
-	s.restart(args{})
-	for line := range strings.Lines(text) {
-		line = strings.TrimRight(line, "\n")
-		if strings.HasPrefix(line, "\t") {
-			continue // what it said last time
-		}
-		s.out.WriteString(line + "\n")
-		if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
-			s.line(line)
-		}
-	}
-	return s.out.String()
+// said returns what came of a line.
+func (s *scene) said() []string {
+	out := s.out
+	s.out = nil
+	return out
 }
 
 type args map[string]string
@@ -219,16 +179,8 @@ func (s *scene) restart(a args) {
 	}
 }
 
-// line does one thing.
-func (s *scene) line(line string) {
-	if strings.HasPrefix(line, "+") {
-		d, err := time.ParseDuration(line[1:])
-		if err != nil {
-			s.t.Fatalf("%s: %v", line, err)
-		}
-		s.pass(d)
-		return
-	}
+// Do does one thing.
+func (s *scene) Do(line string) ([]string, error) {
 	words := strings.Fields(line)
 	receive := words[0] == "<"
 	if receive {
@@ -241,7 +193,7 @@ func (s *scene) line(line string) {
 	}
 	if receive {
 		s.step(RecvMAD{message(words[0], a)})
-		return
+		return s.said(), nil
 	}
 	h := a.handle()
 	switch words[0] {
@@ -267,21 +219,22 @@ func (s *scene) line(line string) {
 		s.step(DataOnQP{ib.QPN(a.num("qpn", 0))})
 	case "conns":
 		for _, c := range s.m.Conns() {
-			fmt.Fprintf(&s.out, "\t%s %v qpn=%x remote=%x\n", name(c.Handle), c.State, uint32(c.LocalQPN), uint32(c.RemoteQPN))
+			s.out = append(s.out, fmt.Sprintf("%s %v qpn=%x remote=%x", name(c.Handle), c.State, uint32(c.LocalQPN), uint32(c.RemoteQPN)))
 		}
 	case "counters":
 		s.m.Counters(func(name string, v uint64) {
 			if v != 0 {
-				fmt.Fprintf(&s.out, "\t%s %d\n", name, v)
+				s.out = append(s.out, fmt.Sprintf("%s %d", name, v))
 			}
 		})
 	default:
-		s.t.Fatalf("unknown line %q", line)
+		return nil, errors.New("unknown line")
 	}
+	return s.said(), nil
 }
 
-// pass lets d go by, with a Wake at every deadline in it.
-func (s *scene) pass(d time.Duration) {
+// Pass lets d go by, with a Wake at every deadline in it.
+func (s *scene) Pass(d time.Duration) []string {
 	start, end := s.now, s.now.Add(d)
 	for {
 		next := s.m.Deadline()
@@ -289,19 +242,20 @@ func (s *scene) pass(d time.Duration) {
 			break
 		}
 		s.now = next
-		fmt.Fprintf(&s.out, "\tat +%v\n", s.now.Sub(start).Round(time.Millisecond))
+		s.out = append(s.out, fmt.Sprintf("at +%v", s.now.Sub(start).Round(time.Millisecond)))
 		s.step(Wake{})
 		if next := s.m.Deadline(); !next.IsZero() && !next.After(s.now) {
 			s.t.Fatalf("after a Wake the deadline is still %v", next)
 		}
 	}
 	s.now = end
+	return s.said()
 }
 
 func (s *scene) step(ev Event) {
 	for _, a := range s.m.Step(nil, s.now, ev) {
 		if line := say(a); line != "" {
-			s.out.WriteString("\t" + line + "\n")
+			s.out = append(s.out, line)
 		}
 	}
 }

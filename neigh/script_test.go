@@ -2,17 +2,15 @@ package neigh
 
 import (
 	"encoding/hex"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/script"
 	"ipoibcm/rtnl"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
@@ -65,39 +63,12 @@ import (
 //     not Ready    Insist, once in 10 s             Ready       AddrVerified, announcement (2)
 //     Ready        SetLinkAddr, Reannounce          Ready       announcement (2)
 //     other        SetLinkAddr, Reannounce          Optimistic  probe
-var update = flag.Bool("update", false, "rewrite the expected lines in testdata")
-
+//
 // 4391-9.4-1: reachability.txt
 func TestScripts(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatal("no scripts", err)
-	}
-	for _, f := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(f), ".txt"), func(t *testing.T) {
-			in, err := os.ReadFile(f)
-			if err != nil {
-				t.Fatal(err)
-			}
-			out := runScript(t, string(in))
-			if out == string(in) {
-				return
-			}
-			if *update {
-				if err := os.WriteFile(f, []byte(out), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			got, want := strings.Split(out, "\n"), strings.Split(string(in), "\n")
-			for i := range min(len(got), len(want)) {
-				if got[i] != want[i] {
-					t.Fatalf("%s:%d:\ngot  %s\nwant %s", f, i+1, got[i], want[i])
-				}
-			}
-			t.Fatalf("%s: got %d lines, want %d", f, len(got), len(want))
-		})
-	}
+	script.Run(t, "testdata/*.txt", func(t *testing.T) script.Machine {
+		return &scene{t: t, now: time.Unix(1_000_000, 0), o: Options{LinkAddr: hosts["A"], Rand: rand.New(rand.NewPCG(1, 2)), DADProbes: -1}}
+	})
 }
 
 // Hosts of the scripts. A is ours; B' is B after a restart; BX is B with both
@@ -127,40 +98,37 @@ func hostName(l encap.LinkAddr) string {
 	return l.String()
 }
 
-type script struct {
+// A scene is a script in progress. Lines "options" come before all others.
+type scene struct {
 	t   *testing.T
+	o   Options
 	tab *Table
 	now time.Time
 }
 
-func runScript(t *testing.T, in string) string {
-	s := &script{t: t, now: time.Unix(1_000_000, 0)}
-	o := Options{LinkAddr: hosts["A"], Rand: rand.New(rand.NewPCG(1, 2)), DADProbes: -1}
-	var out strings.Builder
-	for line := range strings.Lines(in) {
-		line = strings.TrimSuffix(line, "\n")
-		if strings.HasPrefix(line, "\t") {
-			continue
+// Do carries out one line.
+func (s *scene) Do(line string) ([]string, error) {
+	f := strings.Fields(line)
+	if f[0] == "options" {
+		for _, kv := range f[1:] {
+			option(s.t, &s.o, kv)
 		}
-		fmt.Fprintln(&out, line)
-		f := strings.Fields(line)
-		if len(f) == 0 || f[0] == "#" {
-			continue
-		}
-		if f[0] == "options" {
-			for _, kv := range f[1:] {
-				option(t, &o, kv)
-			}
-			continue
-		}
-		if s.tab == nil {
-			s.tab = New(o)
-		}
-		for _, l := range s.do(f) {
-			fmt.Fprintf(&out, "\t%s\n", l)
-		}
+		return nil, nil
 	}
-	return out.String()
+	s.open()
+	return s.do(f), nil
+}
+
+// Pass lets time pass, with a Wake at each deadline.
+func (s *scene) Pass(d time.Duration) []string {
+	s.open()
+	return s.advance(s.now.Add(d))
+}
+
+func (s *scene) open() {
+	if s.tab == nil {
+		s.tab = New(s.o)
+	}
 }
 
 func option(t *testing.T, o *Options, kv string) {
@@ -198,14 +166,7 @@ func option(t *testing.T, o *Options, kv string) {
 }
 
 // do carries out one line and returns what came out.
-func (s *script) do(f []string) (lines []string) {
-	if d, ok := strings.CutPrefix(f[0], "+"); ok {
-		dur, err := time.ParseDuration(d)
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		return s.advance(s.now.Add(dur))
-	}
+func (s *scene) do(f []string) (lines []string) {
 	addr := func(i int) netip.Addr { return netip.MustParseAddr(f[i]) }
 	var ev Event
 	switch f[0] {
@@ -271,7 +232,7 @@ func (s *script) do(f []string) (lines []string) {
 	return s.print(s.tab.Step(nil, s.now, ev))
 }
 
-func (s *script) advance(to time.Time) (lines []string) {
+func (s *scene) advance(to time.Time) (lines []string) {
 	for {
 		d := s.tab.Deadline()
 		if d.IsZero() || d.After(to) {
@@ -290,7 +251,7 @@ func (s *script) advance(to time.Time) (lines []string) {
 // "arp reply B 10.0.0.2 10.0.0.1 A", "ns B fe80::2 fe80::1", "dad B fe80::1",
 // "na B fe80::2 fe80::1 SO". "nolink" leaves the option out, "from=X" changes the
 // source of the UD packet, "hex" is an ARP packet as it is.
-func (s *script) frame(f []string) Event {
+func (s *scene) frame(f []string) Event {
 	opts := map[string]bool{}
 	from := encap.LinkAddr{}
 	if len(f) > 1 {
@@ -357,7 +318,7 @@ func (s *script) frame(f []string) Event {
 	return RecvND{From: from, Payload: b}
 }
 
-func (s *script) print(as []Action) (lines []string) {
+func (s *scene) print(as []Action) (lines []string) {
 	for _, a := range as {
 		var l string
 		switch a := a.(type) {
@@ -444,7 +405,7 @@ func payload(t *testing.T, a SendUD) string {
 	return fmt.Sprintf("NA %s > %s for %s link %s %s", m.Src, m.Dst, m.Target, hostName(m.Link), flags)
 }
 
-func (s *script) show() (lines []string) {
+func (s *scene) show() (lines []string) {
 	for _, a := range s.tab.Addrs() {
 		lines = append(lines, fmt.Sprintf("own %s %s by %s conflicts %d", a.Prefix, a.State, hostName(a.By), a.Conflicts))
 	}
