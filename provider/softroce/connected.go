@@ -82,7 +82,8 @@ func (s *sender) startCut(p *path) {
 // cutTo gives s a connected socket for p. It is not done by who sends, because it
 // takes long, and must be done in the network namespace of the device.
 func (s *sender) cutTo(p *path) {
-	fd, err := s.connectIn(s.dev.monitor.ns, p)
+	class := p.class()
+	fd, err := s.connectIn(s.dev.monitor.ns, p, class)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.busy = false
@@ -90,7 +91,7 @@ func (s *sender) cutTo(p *path) {
 	case err != nil:
 		s.dev.count.connectFailed.Add(1)
 		s.dev.log.Debug("no connected socket", "dgid", p.attr.DGID, "err", err)
-	case s.fd < 0 || p.ifindex != s.dev.ifindex.Load() || !s.dev.port.Load().has(p.attr.SGID):
+	case s.fd < 0 || p.class() != class || p.ifindex != s.dev.ifindex.Load() || !s.dev.port.Load().has(p.attr.SGID):
 		unix.Close(fd) // too late
 	default:
 		s.uncut()
@@ -141,9 +142,9 @@ var _ verbs.Trimmer = (*Device)(nil)
 func (d *Device) Trim() { d.uncutAll() }
 
 // connectIn is connect in a network namespace.
-func (s *sender) connectIn(ns netns.NsHandle, p *path) (fd int, err error) {
+func (s *sender) connectIn(ns netns.NsHandle, p *path, class uint8) (fd int, err error) {
 	err = hostnet.InNamespace(ns, func() (err error) {
-		fd, err = s.connect(p)
+		fd, err = s.connect(p, class)
 		return err
 	})
 	if err != nil {
@@ -153,23 +154,23 @@ func (s *sender) connectIn(ns netns.NsHandle, p *path) (fd int, err error) {
 }
 
 // connect opens a socket for p on the source port of s.
-func (s *sender) connect(p *path) (int, error) {
+func (s *sender) connect(p *path, class uint8) (int, error) {
 	fd, err := newSocket(s.v6, s.dev.opts.Underlay)
 	if err != nil {
 		return -1, err
 	}
-	if err := s.connectTo(fd, p); err != nil {
+	if err := s.connectTo(fd, p, class); err != nil {
 		unix.Close(fd)
 		return -1, err
 	}
 	return fd, nil
 }
 
-func (s *sender) connectTo(fd int, p *path) error {
+func (s *sender) connectTo(fd int, p *path, class uint8) error {
 	d := s.dev
 	opts := append(sendOptions(s.v6, false, int(d.ifindex.Load())),
 		sockopt{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1, "SO_REUSEADDR", false},
-		sockopt{unix.IPPROTO_IPV6, unix.IPV6_TCLASS, int(p.attr.TrafficClass), "IPV6_TCLASS", false},
+		sockopt{unix.IPPROTO_IPV6, unix.IPV6_TCLASS, int(class), "IPV6_TCLASS", false},
 		sockopt{unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, int(p.attr.HopLimit), "IPV6_UNICAST_HOPS", false})
 	if err := setAll(fd, opts); err != nil {
 		return err
@@ -217,7 +218,7 @@ func (d *Device) tryConnect() {
 	p, err := d.newPath(verbs.AHAttr{DGID: own, SGID: own}, false, 0, 0)
 	if err == nil {
 		var fd int
-		if fd, err = p.sender.connect(p); err == nil {
+		if fd, err = p.sender.connect(p, p.class()); err == nil {
 			unix.Close(fd)
 			return
 		}

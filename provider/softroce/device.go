@@ -10,10 +10,9 @@
 // on the poster's goroutine, or on the reader's when an acknowledgement makes
 // room. No payload is copied on its way out.
 //
-// Sources: IBA annex A17, docs/adr/0003-verbs-contract.md, docs/adr/0004-roce-datagrams.md
-// and docs/adr/0019-groups-on-an-underlay.md, docs/security.md. Missing: congestion control
-// (CNPs are counted), and the packet socket
-// that would see foreign IPv4 identifications.
+// Sources: IBA annex A17, docs/adr/0003-verbs-contract.md, docs/adr/0004-roce-datagrams.md,
+// docs/adr/0019-groups-on-an-underlay.md and docs/adr/0029-congestion-marks.md,
+// docs/security.md. Missing: the packet socket that would see foreign IPv4 identifications.
 package softroce
 
 import (
@@ -338,7 +337,7 @@ func (d *Device) CreateQP(init verbs.QPInit) (verbs.QP, error) {
 	cfg := engine.Config{
 		Transport: init.Transport, SendDepth: init.SendDepth, RecvDepth: init.RecvDepth,
 		MaxSendSGE: init.MaxSendSGE, MaxRecvSGE: init.MaxRecvSGE,
-		Memory: &d.mem, Buffers: &d.early, Sink: q, Window: d.opts.window(), WindowOctets: d.opts.windowOctets(), MaxWindowOctets: maxWindow, AckWithin: ackWithin, MaxUDPayload: d.opts.maxUDPayload(),
+		Memory: &d.mem, Buffers: &d.early, Sink: q, Window: d.opts.window(), WindowOctets: d.opts.windowOctets(), MaxWindowOctets: maxWindow, AckWithin: ackWithin, MaxUDPayload: d.opts.maxUDPayload(), ECN: d.opts.ECN,
 	}
 	if init.SRQ != nil {
 		s, ok := init.SRQ.(*srq)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/provider/softroce/engine"
 	"ipoibcm/wire/roce"
 )
 
@@ -44,6 +45,8 @@ type Options struct {
 	// TrafficClass is that of all packets whose path has none: the DSCP in the upper six
 	// bits. The lower two are zero, those of ECN.
 	TrafficClass uint8
+	// ECN says which packets leave ECN-capable.
+	ECN engine.ECNMode
 	// RecvBuffer and SendBuffer are asked from the kernel for each receiving and
 	// sending socket, in octets. Zero means 16 MiB and 4 MiB; the counters show
 	// what the kernel gave.

@@ -78,7 +78,7 @@ func TestSourcePortsAreOurs(t *testing.T) {
 		}
 		p, err := a.newPath(verbs.AHAttr{SGID: gid(f.a), DGID: gid(f.b)}, false, 17, 18)
 		must(t, err)
-		fd, err := senders[0].connect(p)
+		fd, err := senders[0].connect(p, p.class())
 		must(t, err)
 		for _, from := range []netip.Addr{all, netip.MustParseAddr(f.a)} {
 			if _, err := localUser(t, from, senders[0].port); !errors.Is(err, unix.EADDRINUSE) {
@@ -86,7 +86,7 @@ func TestSourcePortsAreOurs(t *testing.T) {
 			}
 		}
 		senders[0].cut = &shortcut{fd: fd, path: p}
-		again, err := senders[0].connect(p)
+		again, err := senders[0].connect(p, p.class())
 		if err != nil {
 			t.Errorf("a further socket of our own: %v", err)
 			continue

@@ -45,6 +45,9 @@ type path struct {
 	// other paths.
 	whole *path
 	route *routeMTU // nil: not asked for
+	// capable says that packets leave ECN-capable, which belongs to a connection and changes
+	// while it lasts.
+	capable atomic.Bool
 
 	ifindex int32 // that name and ctl are made for
 	name    [unix.SizeofSockaddrInet6]byte
@@ -150,6 +153,30 @@ func (p *path) batchPassed() {
 	}
 }
 
+// ECN in a traffic class (RFC 3168 section 5): its bits, and ECT(0).
+const ecnMask, ect0 = 3, 2
+
+// class returns the traffic class of packets on p.
+func (p *path) class() uint8 {
+	if p.capable.Load() {
+		return p.attr.TrafficClass&^ecnMask | ect0
+	}
+	return p.attr.TrafficClass
+}
+
+// setCapable has packets on p leave ECN-capable or not. The caller holds the lock of its
+// sender.
+func (p *path) setCapable(on bool) {
+	if p.capable.Swap(on) == on {
+		return
+	}
+	p.head.TrafficClass = p.class()
+	p.bind()
+	if s := p.sender; s.cut != nil && s.cut.path == p {
+		s.uncut() // it has the other class
+	}
+}
+
 // bind writes what names the network device. It is called again when that was
 // removed and made anew.
 func (p *path) bind() {
@@ -179,7 +206,7 @@ func (p *path) address(port uint16) {
 }
 
 func (p *path) control() {
-	at := 0
+	at, class := 0, p.class()
 	put := func(level, typ int32, n int) []byte {
 		data, space := putCmsg(p.ctl[at:], level, typ, n)
 		at += space
@@ -189,8 +216,8 @@ func (p *path) control() {
 		data := put(unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unix.SizeofInet6Pktinfo)
 		copy(data, p.attr.SGID[:])
 		native.PutUint32(data[16:], uint32(p.ifindex))
-		if p.attr.TrafficClass != 0 {
-			native.PutUint32(put(unix.IPPROTO_IPV6, unix.IPV6_TCLASS, 4), uint32(p.attr.TrafficClass))
+		if class != 0 {
+			native.PutUint32(put(unix.IPPROTO_IPV6, unix.IPV6_TCLASS, 4), uint32(class))
 		}
 		if p.attr.HopLimit != defaultHopLimit {
 			native.PutUint32(put(unix.IPPROTO_IPV6, unix.IPV6_HOPLIMIT, 4), uint32(p.attr.HopLimit))
@@ -199,8 +226,8 @@ func (p *path) control() {
 		data := put(unix.IPPROTO_IP, unix.IP_PKTINFO, unix.SizeofInet4Pktinfo)
 		native.PutUint32(data, uint32(p.ifindex))
 		copy(data[4:], p.attr.SGID[12:])
-		if p.attr.TrafficClass != 0 {
-			native.PutUint32(put(unix.IPPROTO_IP, unix.IP_TOS, 4), uint32(p.attr.TrafficClass))
+		if class != 0 {
+			native.PutUint32(put(unix.IPPROTO_IP, unix.IP_TOS, 4), uint32(class))
 		}
 		if p.attr.HopLimit != defaultHopLimit {
 			native.PutUint32(put(unix.IPPROTO_IP, unix.IP_TTL, 4), uint32(p.attr.HopLimit))

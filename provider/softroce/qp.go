@@ -187,6 +187,7 @@ func (q *qp) flush(now time.Time) {
 func (q *qp) flushPath(now time.Time) {
 	s, sc := q.path.sender, q.dev.scratch.get()
 	s.mu.Lock()
+	q.path.setCapable(q.eng.SendsECT())
 	for {
 		if b := s.backlogOf(q.path); b.full {
 			b.wait(q)

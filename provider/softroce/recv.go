@@ -288,9 +288,10 @@ func (r *receiver) packet(b []byte, id, port uint16, now time.Time) {
 		r.multicast(len(b), now)
 	case qpn == ib.QPNGSI:
 		r.dev.gsi.receive(pkt, r.src, r.dst, now)
-	case pkt.Op == roce.CNP:
-		c.rxCNP.Add(1) // we have no rate to lower
 	default:
+		if pkt.Op == roce.CNP {
+			c.rxCNP.Add(1)
+		}
 		q := r.dev.qps.lookup(qpn)
 		if q == nil {
 			c.rxUnknownQPN.Add(1)
@@ -320,6 +321,7 @@ func (r *receiver) deliver(q *qp, n int, now time.Time) {
 		q.mu.Lock()
 		r.held = q
 	}
+	r.from.ECN = r.head.TrafficClass & ecnMask
 	if q.transport == ib.UD {
 		r.head.PutGRH(r.from.GRH[:], n)
 	}

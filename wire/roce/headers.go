@@ -71,6 +71,14 @@ func (h BTH) Reserved() uint8 { return h[8] & MaxReserved }
 // SetReserved sets the seven reserved bits beside the A bit.
 func (h BTH) SetReserved(v uint8) { h[8] = h[8]&^MaxReserved | v&MaxReserved }
 
+// SetBECN sets or clears the backward congestion bit.
+func (h BTH) SetBECN(v bool) {
+	h[4] &^= 0x40
+	if v {
+		h[4] |= 0x40
+	}
+}
+
 // SetAckReq sets or clears the A bit, as a resend may need. The ICRC covers it.
 func (h BTH) SetAckReq(v bool) {
 	h[8] &^= 0x80

@@ -40,9 +40,11 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 	switch {
 	case s.IsACK():
 		q.count.ACKsIn++
+		una, flight := r.una, r.highest.Sub(r.una)
 		q.ackTo(psn, now)
 		q.learnMSN(pkt.AETH().MSN())
 		q.ackMissing()
+		q.ecnAcked(pkt.BTH.Reserved(), r.una.Sub(una), flight)
 	case s.IsRNR():
 		q.count.RNRIn++
 		if !r.rnrDeadline.IsZero() {
@@ -141,7 +143,16 @@ func (q *QP) lost() {
 // sent again for nothing at most. What has got through since the last loss counts
 // if it is more than usual. Of a peer that keeps what is behind it is a quarter of those
 // between two losses: there is mostly one gap, which takes a round trip to close.
+// CE marks bound it too.
 func (q *QP) flight() int {
+	n := q.lossFlight()
+	if allowed := q.req.ecn.allowed; allowed > 0 {
+		n = min(n, allowed)
+	}
+	return n
+}
+
+func (q *QP) lossFlight() int {
 	r := &q.req
 	if r.lossEvery == 0 {
 		return q.window()

@@ -42,6 +42,11 @@ type Counters struct {
 	RNROut, RNRIn         uint64 // RNR NAKs
 	Duplicates            uint64 // packets taken before
 	Early                 uint64 // packets kept because others were missing
+	CEIn                  uint64 // packets taken that had a CE mark
+	CNPsOut, CNPsIn       uint64
+	CNPsIgnored           uint64 // of those that came, without an effect
+	Reductions            uint64 // times fewer packets were let be in flight because of marks
+	ECTLost               uint64 // 1 if packets are not ECN-capable any more because the path clears that
 	Drops                 [NumDropReasons]uint64
 }
 
@@ -64,6 +69,12 @@ func (c *Counters) Each(f func(name string, value uint64)) {
 	f("rnr_in", c.RNRIn)
 	f("duplicates", c.Duplicates)
 	f("early", c.Early)
+	f("ce_in", c.CEIn)
+	f("cnps_out", c.CNPsOut)
+	f("cnps_in", c.CNPsIn)
+	f("cnps_ignored", c.CNPsIgnored)
+	f("ce_reductions", c.Reductions)
+	f("ect_lost", c.ECTLost)
 	for r := DropOpcode; r < NumDropReasons; r++ {
 		f("drop_"+r.String(), c.Drops[r])
 	}
@@ -88,6 +99,12 @@ func (c *Counters) Add(o *Counters) {
 	c.RNRIn += o.RNRIn
 	c.Duplicates += o.Duplicates
 	c.Early += o.Early
+	c.CEIn += o.CEIn
+	c.CNPsOut += o.CNPsOut
+	c.CNPsIn += o.CNPsIn
+	c.CNPsIgnored += o.CNPsIgnored
+	c.Reductions += o.Reductions
+	c.ECTLost += o.ECTLost
 	for i, n := range o.Drops {
 		c.Drops[i] += n
 	}

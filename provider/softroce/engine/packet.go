@@ -53,6 +53,8 @@ type Source struct {
 	// GRH becomes the first octets of a UD receive; see [roce.IPHeader.PutGRH].
 	// RC and UC do not read it.
 	GRH [verbs.GRHLen]byte
+	// ECN is the codepoint of the IP header (RFC 3168 section 5).
+	ECN uint8
 }
 
 // A Sink takes what a QP has to tell. It is called from within the methods of

@@ -81,6 +81,8 @@ type Config struct {
 	// for a message that takes it along, or for [QP.UrgeAck]. Zero means that it
 	// does not wait.
 	AckWithin int
+	// ECN says which packets leave ECN-capable.
+	ECN ECNMode
 	// MaxUDPayload is the largest UD payload in octets. Zero means 4096.
 	MaxUDPayload int
 }
@@ -273,6 +275,9 @@ func (q *QP) receive(pkt *roce.Packet, from *Source, now time.Time) DropReason {
 	case !pkt.BTH.PKey().Match(q.attr.PKey):
 		return DropPKey
 	}
+	if pkt.Op == roce.CNP {
+		return q.receiveCNP(from, now)
+	}
 	if t, ok := pkt.Op.Transport(); !ok || t != q.cfg.Transport {
 		return DropOpcode
 	}
@@ -291,9 +296,9 @@ func (q *QP) receive(pkt *roce.Packet, from *Source, now time.Time) DropReason {
 	}
 	switch {
 	case q.cfg.Transport == ib.UC:
-		return q.receiveUC(pkt)
+		return q.receiveUC(pkt, from.ECN, now)
 	case !pkt.Op.IsResponse():
-		return q.receiveRequest(pkt, now)
+		return q.receiveRequest(pkt, from.ECN, now)
 	case q.state != verbs.StateRTS:
 		return DropStale
 	case pkt.Op.IsAck():
@@ -312,6 +317,9 @@ func (q *QP) Output(pkts []Packet, now time.Time) int {
 		return q.outputUnreliable(pkts)
 	}
 	n := 0
+	if len(pkts) > 0 && q.nextCNP(&pkts[0]) {
+		n = 1
+	}
 	for n < len(pkts) && q.nextResponse(&pkts[n]) {
 		n++
 	}

@@ -49,6 +49,7 @@ type requester struct {
 	rnrDeadline time.Time // waiting out an RNR NAK
 
 	missing missing
+	ecn     ecnRequester
 	ours    bool // the peer knows what sentAgain says: it has told how long a gap is
 }
 

@@ -45,6 +45,7 @@ type responder struct {
 	nak        roce.Syndrome
 	nakPSN     ib.PSN
 
+	ecn   ecnResponder
 	reads []readJob // being answered, by PSN
 }
 
@@ -62,7 +63,7 @@ func (r *responder) sendNAK(s roce.Syndrome, psn ib.PSN) {
 }
 
 // receiveRequest takes one RC request packet (IBA volume 1, 9.7.4).
-func (q *QP) receiveRequest(pkt *roce.Packet, now time.Time) DropReason {
+func (q *QP) receiveRequest(pkt *roce.Packet, ecn uint8, now time.Time) DropReason {
 	r := &q.rsp
 	psn := pkt.BTH.PSN()
 	switch d := psn.Sub(r.epsn); {
@@ -75,7 +76,11 @@ func (q *QP) receiveRequest(pkt *roce.Packet, now time.Time) DropReason {
 		return duplicate
 	}
 	asked := r.waiting
+	r.ecn.packet = ecn == ce
 	reason := q.takeRequest(pkt)
+	if reason == NoDrop {
+		q.heard(ecn, now)
+	}
 	if e := &r.early; e.n > 0 && reason == NoDrop && q.state != verbs.StateError {
 		q.receiveKept(pkt.BTH.Reserved() == sentAgain, asked, now)
 	} else if e.n > 0 {
@@ -89,6 +94,7 @@ func (q *QP) takeRequest(pkt *roce.Packet) DropReason {
 	r := &q.rsp
 	// What was missing is here: a NAK that has not left yet is not needed.
 	r.waiting, r.nakPending = false, false
+	r.ecn.marks(pkt.Op.Starts())
 
 	switch {
 	case pkt.Op.IsReadRequest():
@@ -163,7 +169,9 @@ func (q *QP) deliver(pkt *roce.Packet, op verbs.Opcode) {
 
 func (q *QP) finishRecv(wc verbs.WC) {
 	r := &q.rsp
-	wc.ID = r.wqe.ID
+	if wc.ID = r.wqe.ID; r.ecn.message {
+		wc.Flags |= verbs.Congested
+	}
 	r.have = false
 	clear(r.wqe.SG)
 	q.recvDone(&wc)
@@ -302,11 +310,15 @@ func (q *QP) AckWaits() bool {
 // UrgeAck ends the wait of an ACK: the next [QP.Output] has it.
 func (q *QP) UrgeAck() { q.rsp.urged = q.rsp.ackPending }
 
-// putAck makes an ACK or a NAK. The length of the gap is in the reserved bits of the
-// BTH, which everybody else ignores.
+// putAck makes an ACK or a NAK. The length of the gap, or what is to be said of marks, is
+// in the reserved bits of the BTH, which everybody else ignores.
 func (q *QP) putAck(p *Packet, s roce.Syndrome, psn ib.PSN) {
 	roce.PutBTH(p.Header[:], roce.BTHFields{Opcode: roce.RCAck, PKey: q.attr.PKey, DestQPN: q.attr.DestQPN, PSN: psn})
-	roce.BTH(p.Header[:]).SetReserved(q.gapOf(s, psn))
+	said := q.gapOf(s, psn)
+	if s.IsACK() && q.cfg.ECN != ECNOff {
+		said = q.rsp.ecn.tells()
+	}
+	roce.BTH(p.Header[:]).SetReserved(said)
 	roce.PutAETH(p.Header[roce.BTHLen:], s, q.rsp.msn)
 	p.HeaderLen, p.Pad, p.NPayload, p.PayloadLen, p.AH = roce.BTHLen+roce.AETHLen, 0, 0, 0, nil
 	q.rsp.unacked, q.rsp.urged = 0, false

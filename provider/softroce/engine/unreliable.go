@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"time"
+
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/roce"
@@ -15,6 +17,9 @@ func (q *QP) outputUnreliable(pkts []Packet) int {
 	}
 	q.completeSent()
 	n := 0
+	if len(pkts) > 0 && q.nextCNP(&pkts[0]) {
+		n = 1
+	}
 	for r := &q.req; n < len(pkts) && r.cur != q.sq.tail; n++ {
 		w := q.sq.at(r.cur)
 		if q.cfg.Transport == ib.UD {
@@ -35,8 +40,10 @@ func (q *QP) completeSent() {
 }
 
 // receiveUC takes one UC packet (IBA volume 1 section 9.8). Whatever is wrong costs the message.
-func (q *QP) receiveUC(pkt *roce.Packet) DropReason {
+func (q *QP) receiveUC(pkt *roce.Packet, ecn uint8, now time.Time) DropReason {
 	r := &q.rsp
+	r.ecn.packet = ecn == ce
+	r.ecn.marks(pkt.Op.Starts())
 	psn := pkt.BTH.PSN()
 	if pkt.Op.Starts() {
 		r.msg = msgNone // an unfinished one before it is lost; its buffer is reused
@@ -58,6 +65,9 @@ func (q *QP) receiveUC(pkt *roce.Packet) DropReason {
 		reason = q.takeUCSend(pkt)
 	} else {
 		reason = q.takeUCWrite(pkt)
+	}
+	if reason == NoDrop {
+		q.heard(ecn, now)
 	}
 	if r.msg = m; reason != NoDrop || pkt.Op.Ends() {
 		r.msg = msgNone
@@ -159,6 +169,7 @@ func (q *QP) receiveUD(pkt *roce.Packet, from *Source) DropReason {
 	if pkt.Op.HasImm() {
 		wc.Flags, wc.Imm = verbs.WithGRH|verbs.WithImm, pkt.ImmDt().Value()
 	}
+	r.ecn.message = from.ECN == ce
 	q.finishRecv(wc)
 	return NoDrop
 }

@@ -1,0 +1,224 @@
+package engine
+
+import (
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/roce"
+)
+
+// An ECNMode says which packets leave ECN-capable (RFC 3168).
+type ECNMode uint8
+
+// Modes. What comes with a CE mark is answered in all of them.
+const (
+	ECNOff  ECNMode = iota // none
+	ECNAuto                // those of RC, once the peer has said that it answers marks, and while the path keeps ECT
+	ECNOn                  // those of RC and UC
+)
+
+// ECN codepoints of a received packet, see [Source].
+const (
+	notECT = 0
+	ce     = 3
+)
+
+// What an ACK says in the reserved bits of the BTH, which everybody else sends as zero and
+// ignores (IBA volume 1, 9.2.4): this responder answers CE marks; of the request packets
+// since the last ACK, one came ECN-capable, or with a CE mark.
+const (
+	answersCE = 0x40
+	heardECT  = 0x20
+	heardCE   = 0x10
+)
+
+const (
+	// cnpGap is the least time between two CNPs of a queue pair, as adapters have it
+	// (Zhu et al., SIGCOMM 2015, section 5).
+	cnpGap = 50 * time.Microsecond
+	// cnpRest is how long a CNP counts at least: there is one reaction in a round trip.
+	cnpRest = time.Millisecond
+	// bleachedAfter is how many ACKs in a row for ECN-capable packets that came without
+	// show that something on the path clears the codepoint (RFC 9000 section 13.4.2).
+	bleachedAfter = 10
+	// alphaOne is an alpha of 1, and alphaShift the g of 1/16 (RFC 8257 section 3.3).
+	alphaOne, alphaShift = 1 << 10, 4
+	// leastMarked is how many packets may be in flight however many are marked.
+	leastMarked = 4
+)
+
+// An ecnResponder is what arrives with marks.
+type ecnResponder struct {
+	packet, message bool  // the packet at hand, and one of the message at hand, has a mark
+	heard           uint8 // heardECT, heardCE: since the last ACK
+	cnp             bool  // one is to go out
+	cnpAt           time.Time
+}
+
+// An ecnRequester reacts to what the peer says of marks, as DCTCP does (RFC 8257).
+type ecnRequester struct {
+	peer     bool // it answers marks in its ACKs
+	begun    bool // since is valid
+	since    ib.PSN
+	silent   int  // ACKs in a row that tell of none of the ECN-capable packets
+	bleached bool // the path clears ECT
+
+	alpha         int // the share of packets that are marked, smoothed from the first mark on
+	seen          bool
+	acked, marked int // in this round
+	end           ib.PSN
+	reduced       bool // in this round
+	allowed       int  // packets in flight; 0: as many as without marks
+	cnpAt         time.Time
+}
+
+// SendsECT reports whether the packets that go out are ECN-capable.
+func (q *QP) SendsECT() bool {
+	e := &q.req.ecn
+	switch {
+	case q.cfg.Transport == ib.UD, q.state != verbs.StateRTS:
+		return false
+	case q.cfg.ECN == ECNOn:
+		return true
+	}
+	return q.cfg.ECN == ECNAuto && q.cfg.Transport == ib.RC && e.peer && !e.bleached
+}
+
+// heard takes in the ECN codepoint of a packet that was expected and taken.
+func (q *QP) heard(ecn uint8, now time.Time) {
+	e := &q.rsp.ecn
+	if ecn == notECT {
+		return
+	}
+	e.heard |= heardECT
+	if ecn != ce {
+		return
+	}
+	e.heard |= heardCE
+	q.count.CEIn++
+	if now.Sub(e.cnpAt) >= cnpGap {
+		e.cnp, e.cnpAt = true, now
+	}
+}
+
+// marks has the message at hand remember the mark of a packet of it.
+func (e *ecnResponder) marks(first bool) {
+	e.message, e.packet = e.packet || e.message && !first, false
+}
+
+// tells returns what an ACK says of marks, and begins anew.
+func (e *ecnResponder) tells() uint8 {
+	h := answersCE | e.heard
+	e.heard = 0
+	return h
+}
+
+// nextCNP puts a congestion notification packet into p if one is to go out (Annex A17,
+// 17.9.3): sixteen octets of nothing behind the BTH.
+func (q *QP) nextCNP(p *Packet) bool {
+	if !q.rsp.ecn.cnp {
+		return false
+	}
+	q.rsp.ecn.cnp = false
+	const reserved = 16
+	roce.PutBTH(p.Header[:], roce.BTHFields{Opcode: roce.CNP, PKey: q.attr.PKey, DestQPN: q.attr.DestQPN})
+	roce.BTH(p.Header[:]).SetBECN(true)
+	clear(p.Header[roce.BTHLen : roce.BTHLen+reserved])
+	p.HeaderLen, p.Pad, p.NPayload, p.PayloadLen, p.AH = roce.BTHLen+reserved, 0, 0, 0, nil
+	q.count.CNPsOut++
+	q.count.PacketsOut++
+	return true
+}
+
+// receiveCNP takes a congestion notification packet. It has no PSN, so whoever guesses the
+// QPN can forge one: it counts only where packets leave ECN-capable to a peer that
+// does not tell of marks in its ACKs, once in a round trip, and leaves minFlight packets.
+func (q *QP) receiveCNP(from *Source, now time.Time) DropReason {
+	if q.cfg.Transport == ib.UD {
+		return DropOpcode
+	}
+	if from.Src != q.attr.Path.DGID {
+		return DropSource
+	}
+	q.count.CNPsIn++
+	r := &q.req
+	e := &r.ecn
+	if q.cfg.Transport == ib.RC && q.SendsECT() && !e.peer && now.Sub(e.cnpAt) >= max(cnpRest, r.rtt.mean) {
+		e.cnpAt, e.alpha = now, alphaOne
+		q.reduce(r.highest.Sub(r.una), minFlight)
+		return NoDrop
+	}
+	q.count.CNPsIgnored++
+	return NoDrop
+}
+
+// reduce has fewer packets in flight, of those that are: by half of alpha.
+func (q *QP) reduce(flight, least int) {
+	r := &q.req
+	e := &r.ecn
+	if e.allowed > 0 {
+		flight = min(flight, e.allowed)
+	}
+	e.allowed = max(least, flight-flight*e.alpha/(2*alphaOne))
+	e.reduced, e.end, e.acked, e.marked = true, r.next, 0, 0
+	r.limit = min(r.limit, e.allowed)
+	q.count.Reductions++
+}
+
+// ecnAcked takes in what an ACK says of marks, which acknowledged n packets of the
+// flight there were.
+func (q *QP) ecnAcked(said uint8, n, flight int) {
+	r := &q.req
+	e := &r.ecn
+	if q.cfg.ECN == ECNOff {
+		return
+	}
+	if said&answersCE != 0 && !e.peer {
+		e.peer, e.alpha = true, alphaOne
+	}
+	if n <= 0 {
+		return
+	}
+	if q.SendsECT() && e.peer {
+		q.checkPath(said)
+	}
+	e.acked += n
+	if said&heardCE != 0 && e.begun {
+		e.marked += n
+		if !e.reduced {
+			marked := e.marked
+			q.reduce(flight, leastMarked)
+			e.acked, e.marked = n, marked
+		}
+	}
+	if r.una.Before(e.end) {
+		return
+	}
+	if e.seen = e.seen || e.marked > 0; e.seen {
+		e.alpha += (e.marked*alphaOne/max(e.acked, 1) - e.alpha) >> alphaShift
+	}
+	if e.allowed > 0 && e.marked == 0 {
+		if e.allowed++; e.allowed >= q.window() {
+			e.allowed = 0
+		}
+	}
+	e.end, e.acked, e.marked, e.reduced = r.next, 0, 0, false
+}
+
+// checkPath looks at whether ECN-capable packets arrive as such.
+func (q *QP) checkPath(said uint8) {
+	e := &q.req.ecn
+	switch {
+	case !e.begun:
+		e.begun, e.since = true, q.req.highest
+	case !e.since.Before(q.req.una): // sent before
+	case said&(heardECT|heardCE) != 0:
+		e.silent = 0
+	default:
+		if e.silent++; e.silent >= bleachedAfter && !e.bleached {
+			e.bleached = true
+			q.count.ECTLost++
+		}
+	}
+}
