@@ -392,8 +392,8 @@ func (c *class) WithClass(n uint8) verbs.AH {
 	return c.others[n]
 }
 
-// Where the DSCP is inherited each datagram has that of its IP packet, and no ECN; what is
-// no IP, and everything else where it is not, has the address handle's.
+// Where the DSCP, or the ECN codepoint, is inherited each datagram has that of its IP
+// packet; all else, and what is no IP, has the address handle's.
 func TestInheritedClass(t *testing.T) {
 	a, b := still(t, 256)
 	given := &class{others: map[uint8]verbs.AH{}}
@@ -405,21 +405,23 @@ func TestInheritedClass(t *testing.T) {
 	v6 := make([]byte, 60)
 	v6[0], v6[1], v6[5] = 0x60|0xb, 0x9<<4, 20 // EF and ECT(1)
 	for _, tt := range []struct {
-		name    string
-		inherit bool
-		t       encap.EtherType
-		pkt     []byte
-		want    uint8
+		name   string
+		copies uint8
+		t      encap.EtherType
+		pkt    []byte
+		want   uint8
 	}{
-		{"IPv4", true, encap.IPv4, packet(0x48), 0x48},
-		{"IPv4 and ECN", true, encap.IPv4, packet(0x4b), 0x48},
-		{"IPv6", true, encap.IPv6, v6, 0xb8},
-		{"IPv4 without a DSCP", true, encap.IPv4, packet(0), 0},
-		{"ARP", true, encap.ARP, packet(0x48), 0xff},
-		{"not inherited", false, encap.IPv4, packet(0x48), 0xff},
+		{"IPv4", ip.DSCPMask, encap.IPv4, packet(0x48), 0x4b},
+		{"IPv4 and ECN", ip.DSCPMask, encap.IPv4, packet(0x4b), 0x4b},
+		{"IPv6", ip.DSCPMask, encap.IPv6, v6, 0xbb},
+		{"IPv4 without a DSCP", ip.DSCPMask, encap.IPv4, packet(0), 3},
+		{"ARP", ip.DSCPMask, encap.ARP, packet(0x48), 0xff},
+		{"not inherited", 0, encap.IPv4, packet(0x48), 0xff},
+		{"ECN only", ip.ECNMask, encap.IPv4, packet(0x4a), 0xfe},
+		{"both", ip.ECNMask | ip.DSCPMask, encap.IPv4, packet(0x4b), 0x4b},
 	} {
 		given.TrafficClass = 0xff
-		a.udq.inherit = tt.inherit
+		a.udq.copies = tt.copies
 		slot := a.pool.take(nil, 1)
 		n := copy(a.pool.packet(slot[0]), tt.pkt)
 		encap.Put(a.pool.message(slot[0], 0), tt.t)

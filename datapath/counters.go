@@ -42,9 +42,12 @@ type Counters struct {
 	RxFlood         uint64 // ARP, ND and CM on the UD QP, more than strangers may send
 	RxNotAllowed    uint64 // on the UD QP, of a source not in SetAllow
 	RxUDFlood       uint64 // IP packets of it, more than sources may that we send nothing to by UD
+	RxCongested     uint64 // what carried them has met congestion, and they are not ECN-capable (RFC 6040)
 
 	// Not drops.
 	RxUDOversize   uint64 // UD frames larger than our UD MTU
+	RxMarked       uint64 // got the CE mark of what carried them
+	RxNotECT       uint64 // delivered without: not ECN-capable, and came over RC
 	TxStale        uint64 // TXStale frames handed up
 	TxStaleFull    uint64 // TXStale frames put off because the ring up was full
 	TxMarked       uint64 // got a CE mark because they waited for too long
@@ -56,9 +59,9 @@ type Counters struct {
 
 // counters are the same, counting.
 type counters struct {
-	TxPackets, TxOctets, TxUD, TxConn, RxPackets, RxOctets, RxUD, RxConn, Up, Injected                                                                                                                                                                                                                   atomic.Uint64
-	TxUnreachable, TxGone, TxQueueFull, TxUDQueueFull, TxLate, TxNoBuffer, TxPostError, TxError, TxFlushed, TxMalformed, TxMulticastConn, UpFull, RxError, RxShort, RxUnknownType, RxARPConn, RxMulticastConn, RxOwnEcho, RxNotWanted, RxMalformed, RxUnknownQP, RxTUN, RxFlood, RxNotAllowed, RxUDFlood atomic.Uint64
-	RxUDOversize, TxStale, TxStaleFull, TxMarked, TxWaited, TxMoved, FloodFilters, RepostFailures                                                                                                                                                                                                        atomic.Uint64
+	TxPackets, TxOctets, TxUD, TxConn, RxPackets, RxOctets, RxUD, RxConn, Up, Injected                                                                                                                                                                                                                                atomic.Uint64
+	TxUnreachable, TxGone, TxQueueFull, TxUDQueueFull, TxLate, TxNoBuffer, TxPostError, TxError, TxFlushed, TxMalformed, TxMulticastConn, UpFull, RxError, RxShort, RxUnknownType, RxARPConn, RxMulticastConn, RxOwnEcho, RxNotWanted, RxMalformed, RxUnknownQP, RxTUN, RxFlood, RxNotAllowed, RxUDFlood, RxCongested atomic.Uint64
+	RxUDOversize, RxMarked, RxNotECT, TxStale, TxStaleFull, TxMarked, TxWaited, TxMoved, FloodFilters, RepostFailures                                                                                                                                                                                                 atomic.Uint64
 }
 
 // Counters returns the counts of the loop.
@@ -100,7 +103,10 @@ func (l *Loop) Counters() Counters {
 		RxFlood:         c.RxFlood.Load(),
 		RxNotAllowed:    c.RxNotAllowed.Load(),
 		RxUDFlood:       c.RxUDFlood.Load(),
+		RxCongested:     c.RxCongested.Load(),
 		RxUDOversize:    c.RxUDOversize.Load(),
+		RxMarked:        c.RxMarked.Load(),
+		RxNotECT:        c.RxNotECT.Load(),
 		TxStale:         c.TxStale.Load(),
 		TxStaleFull:     c.TxStaleFull.Load(),
 		TxMarked:        c.TxMarked.Load(),

@@ -16,6 +16,7 @@ import (
 	"ipoibcm/rtnl"
 	"ipoibcm/tun"
 	"ipoibcm/verbs"
+	"ipoibcm/wire/ip"
 )
 
 // Errors of the sending functions.
@@ -53,6 +54,9 @@ type Config struct {
 	// InheritClass copies the DSCP of IP packets to the datagrams that carry them. A
 	// connection has one traffic class, because packets of two may overtake each other.
 	InheritClass bool
+	// CopyECN copies the ECN codepoint too (RFC 6040, normal mode): who gets the datagrams
+	// must pass a CE mark on.
+	CopyECN bool
 
 	// NoAttend keeps the TUN reader a goroutine of its own where the provider
 	// could do its work ([verbs.Attender]).
@@ -207,6 +211,17 @@ func (l *Loop) makeQueues() error {
 	return nil
 }
 
+// copiedClass returns the bits of the traffic class that datagrams have from IP packets.
+func (c *Config) copiedClass() (bits uint8) {
+	if c.InheritClass {
+		bits = ip.DSCPMask
+	}
+	if c.CopyECN {
+		bits |= ip.ECNMask
+	}
+	return bits
+}
+
 func (l *Loop) makeUD() error {
 	udq := newSendQ(l.pool, l.cfg.udSendDepth(), true, l.gen<<genShift)
 	qp, err := l.p.CreateQP(verbs.QPInit{
@@ -216,7 +231,7 @@ func (l *Loop) makeUD() error {
 	if err != nil {
 		return fmt.Errorf("create UD QP: %w", err)
 	}
-	udq.inherit = l.cfg.InheritClass
+	udq.copies = l.cfg.copiedClass()
 	udq.qp, l.udq, l.ud.shared.to = qp, udq, qp
 	if f, ok := l.p.(verbs.DatagramFilterer); ok {
 		l.filtered = true

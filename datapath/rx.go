@@ -9,6 +9,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
 	"ipoibcm/wire/nd"
 )
 
@@ -90,7 +91,7 @@ func (s *rxSide) batch(wcs []verbs.WC, now int64) {
 		case ud:
 			s.takeUD(pool.buf(slot, wc.ByteLen), wc, now)
 		case c != nil:
-			s.takeConn(pool.buf(slot, wc.ByteLen), c, now)
+			s.takeConn(pool.buf(slot, wc.ByteLen), c, wc.Flags&verbs.Congested != 0, now)
 		default:
 			l.c.RxUnknownQP.Add(1)
 		}
@@ -183,6 +184,9 @@ func (s *rxSide) takeUD(msg []byte, wc *verbs.WC, now int64) {
 			}
 		}
 	}
+	if wc.Flags&verbs.Congested != 0 && !s.congested(pkt, ib.UD) {
+		return
+	}
 	l.c.RxUD.Add(1)
 	s.deliver(pkt)
 }
@@ -190,7 +194,7 @@ func (s *rxSide) takeUD(msg []byte, wc *verbs.WC, now int64) {
 // takeConn looks at one message of a connection, which carries unicast IP only
 // (RFC 4755 sections 2.1 and 4). Unicast ND is IP unicast (section 7), and Linux
 // sends it there (ipoib_start_xmit): it is taken.
-func (s *rxSide) takeConn(msg []byte, c *Conn, now int64) {
+func (s *rxSide) takeConn(msg []byte, c *Conn, met bool, now int64) {
 	l := s.l
 	c.lastRx.Store(now)
 	if len(msg) < headerLen {
@@ -221,8 +225,29 @@ func (s *rxSide) takeConn(msg []byte, c *Conn, now int64) {
 		l.recvUp(RXND, t, pkt, ib.GID{}, 0, ib.GID{}, c)
 		return
 	}
+	if met && !s.congested(pkt, c.transport) {
+		return
+	}
 	l.c.RxConn.Add(1)
 	s.deliver(pkt)
+}
+
+// congested passes on to the IP packet that what carried it has met congestion, and reports
+// whether that is to be delivered (RFC 6040 section 4.2). One that is not ECN-capable is
+// dropped, so that its sender learns of it; but not what came over RC, where the QP at
+// the other end slows down, and drops from the queue in front of it.
+func (s *rxSide) congested(pkt []byte, t ib.Transport) bool {
+	switch {
+	case ip.ECNCapable(pkt):
+		ip.SetCE(pkt)
+		s.l.c.RxMarked.Add(1)
+	case t == ib.RC:
+		s.l.c.RxNotECT.Add(1)
+	default:
+		s.l.c.RxCongested.Add(1)
+		return false
+	}
+	return true
 }
 
 // checkIP counts what has no room for an IP header or another version than the

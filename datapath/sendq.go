@@ -38,11 +38,11 @@ type sendQ struct {
 	qp   verbs.QP
 	pool *sendPool
 	ud   bool
-	// inherit has each datagram go out with the DSCP of its IP packet.
-	inherit bool
-	depth   int
-	ring    []int32 // slots; a power of two
-	base    uint64  // first work request ID; no two queues share any
+	// copies has the bits that the traffic class of a datagram has from its IP packet.
+	copies uint8
+	depth  int
+	ring   []int32 // slots; a power of two
+	base   uint64  // first work request ID; no two queues share any
 
 	mu     sync.Mutex // tail, closed
 	closed bool
@@ -173,10 +173,10 @@ func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool
 	return taken, false, err
 }
 
-// classed returns the address handle of a datagram: with the DSCP of the IP packet in it,
-// where that is copied. ARP and CM messages have none.
+// classed returns the address handle of a datagram: with the DSCP and the ECN codepoint of
+// the IP packet in it, where those are copied. ARP and CM messages have none.
 func (q *sendQ) classed(it *sendItem) verbs.AH {
-	if !q.inherit {
+	if q.copies == 0 {
 		return it.ud.AH
 	}
 	ah, ok := it.ud.AH.(verbs.ClassAH)
@@ -184,7 +184,7 @@ func (q *sendQ) classed(it *sendItem) verbs.AH {
 	if !ok || t != encap.IPv4 && t != encap.IPv6 {
 		return it.ud.AH
 	}
-	return ah.WithClass(ip.TrafficClass(q.pool.packet(it.slot)) &^ ip.ECNMask)
+	return ah.WithClass(ip.TrafficClass(q.pool.packet(it.slot))&q.copies | ah.Attr().TrafficClass&^q.copies)
 }
 
 // complete takes back the slots up to the request id and appends them to dst.

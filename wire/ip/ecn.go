@@ -3,8 +3,11 @@ package ip
 import "encoding/binary"
 
 // ECN codepoints, the low two bits of TOS and traffic class (RFC 3168 section 5).
-// ECNMask has the bits of ECN in a traffic class.
-const ECNMask = 3
+// The bits of a traffic class (RFC 2474 section 3, RFC 3168 section 5).
+const (
+	DSCPMask = 0xfc
+	ECNMask  = 3
+)
 
 const (
 	notECT = 0
