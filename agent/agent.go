@@ -74,6 +74,8 @@ type Options struct {
 	OwnTUNThread bool
 	// InheritClass copies the DSCP of IP packets to datagrams ([datapath.Config]).
 	InheritClass bool
+	// CopyECN does the same with the ECN codepoint.
+	CopyECN bool
 	// NoChecksum leaves the checksums of TCP and UDP to the kernel ([tun.Options]).
 	NoChecksum bool
 	// NoSegments has the kernel give and take single packets only ([tun.Options]).

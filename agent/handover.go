@@ -111,7 +111,7 @@ func (a *Agent) sameLink(gid ib.GID) bool {
 func (a *Agent) openLoop(gid ib.GID) (*datapath.Loop, error) {
 	c := datapath.Config{Provider: a.opt.Provider, TUN: a.tun, PKey: a.opt.PKey, QKey: a.opt.QKey,
 		UDMTU: mtu.AcceptUD(a.opt.UDMTU), ReceiveMTU: a.opt.ReceiveMTU,
-		InheritClass: a.opt.InheritClass, NoAttend: a.opt.OwnTUNThread}
+		InheritClass: a.opt.InheritClass, CopyECN: a.opt.CopyECN, NoAttend: a.opt.OwnTUNThread}
 	if !a.sameLink(gid) {
 		if s := a.opt.Heritage.State; s != nil {
 			a.log.Warn("the process before was on another link: neighbours are learnt anew", "gid", s.Link.GID, "pkey", s.PKey, "underlay", s.Underlay)

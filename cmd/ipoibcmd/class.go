@@ -13,7 +13,7 @@ import (
 type trafficClass int
 
 // inheritClass has datagrams take the DSCP of the IP packet in them.
-const inheritClass trafficClass = 0x100
+const inheritClass trafficClass = 1 << 16
 
 const inheritWord = "inherit"
 
@@ -46,7 +46,7 @@ func (c *trafficClass) Set(s string) error {
 	n := 0
 	if number, slash := strings.CutPrefix(rest, "/"); !inherits || rest != "" {
 		var err error
-		if n, err = strconv.Atoi(number); err != nil || inherits != slash || n < 0 || n > 255 {
+		if n, err = strconv.Atoi(number); err != nil || inherits != slash || n < 0 || n >= int(inheritClass) {
 			return fmt.Errorf("%q is neither a number from 0 to 252, nor inherit, nor inherit/NUMBER", s)
 		}
 	}

@@ -23,7 +23,7 @@ func TestTrafficClassSetting(t *testing.T) {
 			t.Errorf("%s is printed as %s", tt.in, got)
 		}
 	}
-	for _, in := range []string{"", "inherit/", "inherit104", "/104", "inherit/256", "-4", "inherit/-4", "af31"} {
+	for _, in := range []string{"", "inherit/", "inherit104", "/104", "inherit/65536", "-4", "inherit/-4", "af31"} {
 		var c trafficClass
 		if err := c.Set(in); err == nil {
 			t.Errorf("%q was taken as %v", in, c)

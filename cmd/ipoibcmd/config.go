@@ -50,6 +50,7 @@ type Config struct {
 	UDMTU       udMTU        `yaml:"ud_mtu"`
 	ReceiveMTU  int          `yaml:"receive_mtu"`
 	Class       trafficClass `yaml:"traffic_class"`
+	ECN         string       `yaml:"ecn"`
 	GID         string       `yaml:"gid"`
 	Provider    string       `yaml:"provider"`
 	Device      string       `yaml:"device"`
@@ -127,6 +128,7 @@ func defaults() Config {
 		Mode:        "rc",
 		CMTransport: "auto",
 		ReceiveMTU:  65524,
+		ECN:         ecnAuto,
 		Provider:    "softroce",
 		LogLevel:    "info",
 		LogFormat:   "text",
@@ -158,6 +160,7 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.IntVar(&c.ReceiveMTU, "receive-mtu", c.ReceiveMTU, "largest connected-mode message accepted, 4-octet header included")
 	f.StringArrayVar(&c.Allow, "allow", c.Allow, "GID, or prefix of GIDs, of hosts to talk with at all (default: all); repeatable")
 	f.Var(&c.Class, "traffic-class", "traffic class of RoCEv2 packets: four times the DSCP; inherit: that of the IP packet in a datagram")
+	f.StringVar(&c.ECN, "ecn", c.ECN, "ECN-capable RoCEv2 packets: auto (RC, where peer and path allow), on or off")
 	f.StringVar(&c.GID, "gid", c.GID, "GID to use: an address of the underlay (default: its IPv6 link-local address)")
 	f.StringVar(&c.Provider, "provider", c.Provider, "verbs provider: softroce (no kernel module, no hardware) or ibverbs (kernel Soft-RoCE, RoCE adapters)")
 	f.StringVar(&c.Device, "device", c.Device, "with ibverbs: RDMA device (default: that of the underlay)")
@@ -309,6 +312,7 @@ func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 	set("ud-mtu", func() { c.UDMTU = flags.UDMTU })
 	set("receive-mtu", func() { c.ReceiveMTU = flags.ReceiveMTU })
 	set("traffic-class", func() { c.Class = flags.Class })
+	set("ecn", func() { c.ECN = flags.ECN })
 	set("gid", func() { c.GID = flags.GID })
 	set("provider", func() { c.Provider = flags.Provider })
 	set("device", func() { c.Device = flags.Device })
@@ -383,6 +387,10 @@ func (c *Config) settings() (s settings, err error) {
 		return bad("traffic_class", "traffic_class %v: must be four times a DSCP, 0 to 252: the lower two bits are those of ECN", c.Class)
 	case c.Class != 0 && c.Provider != softRoCE:
 		return bad("traffic_class", "traffic_class %v: only provider softroce sets it", c.Class)
+	case !slices.Contains([]string{ecnOff, ecnAuto, ecnOn}, c.ECN):
+		return bad("ecn", "ecn %q: must be auto, on or off", c.ECN)
+	case c.ECN == ecnOn && c.Provider != softRoCE:
+		return bad("ecn", "ecn on: only provider softroce sets it; an adapter has settings of its own")
 	case c.PKey&0x7fff == 0:
 		return bad("pkey", "pkey 0x%04x: partition 0 does not exist", c.PKey)
 	case c.PKey&uint16(ib.PKeyFull) == 0:

@@ -12,6 +12,7 @@ import (
 	"ipoibcm/mtu"
 	"ipoibcm/provider/ibverbs"
 	"ipoibcm/provider/softroce"
+	"ipoibcm/provider/softroce/engine"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 )
@@ -21,6 +22,12 @@ const (
 	softRoCE = "softroce"
 	ibVerbs  = "ibverbs"
 )
+
+// ecnModes are the values of ecn.
+var ecnModes = map[string]engine.ECNMode{ecnOff: engine.ECNOff, ecnAuto: engine.ECNAuto, ecnOn: engine.ECNOn}
+
+// Values of ecn.
+const ecnOff, ecnAuto, ecnOn = "off", "auto", "on"
 
 // openProvider opens what carries RDMA, and checks that the UD MTU fits it. The
 // notes are what an operator should know about the choice.
@@ -74,7 +81,7 @@ func (c *Config) openDevice(ctx context.Context, s settings, heir *inheritance, 
 		dev, err = heir.whenReleased(func() (verbs.Provider, error) {
 			d, err := softroce.Open(softroce.Options{
 				Underlay: c.Underlay, GID: s.gid, MaxUDPayload: c.UDMTU.most() + encap.HeaderLen,
-				TrafficClass: uint8(c.Class.fixed()), PKeys: []ib.PKey{ib.PKey(cmp.Or(c.PKey, uint16(ib.DefaultPKey)))},
+				TrafficClass: uint8(c.Class.fixed()), ECN: ecnModes[c.ECN], PKeys: []ib.PKey{ib.PKey(cmp.Or(c.PKey, uint16(ib.DefaultPKey)))},
 				NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), HoldP: !off(c.Offload.HoldP),
 				BusyPoll: poll, NoConnect: off(c.Offload.Connected), Stop: ctx.Done(), Log: log,
 				Sockets: heir.sockets, GUID: heir.guid(),

@@ -29,8 +29,8 @@ var liveKeys = map[string]string{
 var restartReasons = map[string]string{
 	"underlay": "queue pairs and sockets are on the old device", "provider": "queue pairs are the old provider's",
 	"device": "queue pairs are on the old device", "gid": "queue pairs and connections have the old GID",
-	"traffic_class": "paths have the old one",
-	"name":          "it would be another interface", "netns": "the interface is in the old namespace",
+	"traffic_class": "paths have the old one", "ecn": "queue pairs have the old one",
+	"name": "it would be another interface", "netns": "the interface is in the old namespace",
 	"control": "clients use the old socket", "control_group": "the socket is open",
 	"cm_transport": "connections are set up the old way", "ud_mtu": "buffers are laid out for the old one",
 	"metrics": "its listener is open", "metric_peers": "series would begin and end",

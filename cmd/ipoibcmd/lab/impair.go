@@ -96,6 +96,17 @@ func (h *Host) Swallow(dev string, from *Host, devFrom string, mtu int) error {
 		"  udp dport 4791 ip6 length > %d counter drop\n }\n}\n", dev, mtu-header))
 }
 
+// Mark makes a device change the ECN codepoint of RoCEv2 packets that come in, one in n,
+// from one to another, as nft(8) names them. It begins anew with each call.
+func (h *Host) Mark(dev, from, to string, n int) error {
+	script := "table netdev ipoibcm_mark {}\ndelete table netdev ipoibcm_mark\n" +
+		fmt.Sprintf("table netdev ipoibcm_mark {\n chain marks {\n  type filter hook ingress device %q priority 0; policy accept;\n", dev)
+	for _, family := range []string{"ip", "ip6"} {
+		script += fmt.Sprintf("  %s ecn %s udp dport 4791 numgen inc mod %d == 0 counter %s ecn set %s\n", family, from, n, family, to)
+	}
+	return h.nft(script + " }\n}\n")
+}
+
 // Block makes a device drop every RoCEv2 packet that comes in, until Unblock.
 func (h *Host) Block(dev string) error {
 	return h.nft(fmt.Sprintf("table netdev ipoibcm_block {\n chain block {\n  type filter hook ingress device %q priority -1; policy accept;\n"+
