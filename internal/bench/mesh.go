@@ -24,18 +24,29 @@ const (
 	meshPeer      // what the sender loads; the way to it may be narrow
 	meshBystander // what others of the sender's packets go to
 	meshHosts
+	// meshTarget is what three senders send to, in a mesh of four.
+	meshTarget = meshHosts
 )
 
-// A mesh is three hosts on one bridge that reach each other by one contender. Stress
+// A meshKind says what a mesh is made of.
+type meshKind struct {
+	at    place
+	hosts int
+	// hop is the largest packet of RoCEv2 that gets to any host, without a word about others,
+	// as a router lets pass whose ICMP is not believed. 0: all get there.
+	hop int
+}
+
+// A mesh is three hosts or four on one bridge that reach each other by one contender. Stress
 // is measured there: a bottleneck is one port of the bridge, or one class of the
 // sender's own device.
 type mesh struct {
 	pair   // what ends with it; its hosts are not used
 	at     place
 	bridge *lab.Host
-	hosts  [meshHosts]*lab.Host
-	agents [meshHosts]*lab.Agent
-	addrs  [meshHosts]netip.Addr // through the contender
+	hosts  []*lab.Host
+	agents []*lab.Agent
+	addrs  []netip.Addr // through the contender
 }
 
 // meshAddr is the address of host i, behind the tunnel or of the underlay.
@@ -53,27 +64,40 @@ func meshAddr(at place, i int, inner bool) string {
 
 // newMesh makes the hosts, the bridge and the contender. It returns once the sender
 // reaches the others.
-func (b *bench) newMesh(ctx context.Context, contender string, at place) (m *mesh, err error) {
-	m = &mesh{pair: pair{contender: contender}, at: at}
+func (b *bench) newMesh(ctx context.Context, contender string, kind meshKind) (m *mesh, err error) {
+	at, n := kind.at, kind.hosts
+	m = &mesh{pair: pair{contender: contender}, at: at,
+		hosts: make([]*lab.Host, n), agents: make([]*lab.Agent, n), addrs: make([]netip.Addr, n)}
 	defer func() {
 		if err != nil {
 			m.close()
 			err = fmt.Errorf("%s, %v: %w", contender, at, err)
 		}
 	}()
-	for _, h := range []**lab.Host{&m.bridge, &m.hosts[0], &m.hosts[1], &m.hosts[2]} {
-		if *h, err = b.newHost(); err != nil {
+	for i := range n + 1 {
+		h, err := b.newHost()
+		if err != nil {
 			return nil, err
 		}
-		m.onClose(func() { (*h).Close() })
+		m.onClose(func() { h.Close() })
+		if i == n {
+			m.bridge = h
+		} else {
+			m.hosts[i] = h
+		}
 	}
-	if err := lab.Segment(m.bridge, m.hosts[:], at.mtu); err != nil {
+	if err := lab.Segment(m.bridge, m.hosts, at.mtu); err != nil {
 		return nil, err
 	}
 	for i, h := range m.hosts {
 		m.addrs[i] = addr(meshAddr(at, i, contender != raw))
 		if err := h.AddAddr("eth0", meshAddr(at, i, false)); err != nil {
 			return nil, err
+		}
+		if kind.hop > 0 {
+			if err := h.Swallow("eth0", m.bridge, fmt.Sprintf("port%d", i), kind.hop); err != nil {
+				return nil, err
+			}
 		}
 	}
 	switch contender {
@@ -160,7 +184,7 @@ func (m *mesh) vxlan() error {
 
 // wireguard starts a wireguard-go on each host, with all others as peers.
 func (m *mesh) wireguard(ctx context.Context, b *bench) error {
-	var keys [meshHosts]*ecdh.PrivateKey
+	keys := make([]*ecdh.PrivateKey, len(m.hosts))
 	for i := range keys {
 		var err error
 		if keys[i], err = ecdh.X25519().GenerateKey(rand.Reader); err != nil {
@@ -168,7 +192,7 @@ func (m *mesh) wireguard(ctx context.Context, b *bench) error {
 		}
 	}
 	for i, h := range m.hosts {
-		name := fmt.Sprintf("wgb%d", b.hosts-meshHosts+1+i) // its control socket is visible to all namespaces
+		name := fmt.Sprintf("wgb%d", b.hosts-len(m.hosts)+1+i) // its control socket is visible to all namespaces
 		if err := m.startWireguard(b, h, name); err != nil {
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,9 +45,11 @@ var (
 // stressPlan returns the rows of make stress.
 func (b *bench) stressPlan() (steps []step) {
 	at := place{9000, family6}
+	on := func(kind meshKind, who []string, name string, measure func(context.Context, *mesh) error) {
+		steps = append(steps, step{name, kind.at, nil, func(ctx context.Context) error { return b.onMeshes(ctx, name, kind, who, measure) }})
+	}
 	add := func(name string, measure func(context.Context, *mesh) error) {
-		at := at
-		steps = append(steps, step{name, at, nil, func(ctx context.Context) error { return b.onMeshes(ctx, name, at, measure) }})
+		on(meshKind{at: at, hosts: meshHosts}, stressed, name, measure)
 	}
 	for _, n := range []bottleneck{overload, ownClass} {
 		add("bystander, "+n.name, func(ctx context.Context, m *mesh) error { return b.bystander(m, n) })
@@ -61,6 +64,12 @@ func (b *bench) stressPlan() (steps []step) {
 		}
 	}
 	add("fast stream "+besideSlow, b.fastBesideSlow)
+	on(meshKind{at: at, hosts: meshHosts + 1}, stressed, "three senders to one host", b.threeToOne)
+	for _, mtu := range []int{9000, hopMTU} {
+		at := place{mtu, family6}
+		on(meshKind{at: at, hosts: meshHosts, hop: hopMTU}, []string{oursRC, oursUC, oursUD},
+			fmt.Sprintf("hop of %d, %v", hopMTU, at), b.overHop)
+	}
 	for _, p := range paths {
 		add("path, "+p.name, func(ctx context.Context, m *mesh) error { return b.overPath(ctx, m, p) })
 	}
@@ -90,7 +99,7 @@ func stressTargets(r *Report) (list []target) {
 			list = append(list, target{name: fmt.Sprintf("goodput of the overloaded peer, %s, RC, %v", v, p), num: p.key(testOverTCP, v, oursRC), bound: 18, unit: "Mb/s"})
 		}
 	}
-	list = append(append(list, fastTargets(r)...), pathTargets(r)...)
+	list = slices.Concat(list, fastTargets(r), shareTargets(r), hopTargets(r), pathTargets(r))
 	for _, p := range r.places(testPPS) {
 		for _, v := range r.variants(testPPS, p.mtu, p.family) {
 			bound := 1.0
@@ -111,19 +120,19 @@ func goodputBound(variant string) float64 {
 }
 
 // onMeshes makes one mesh for each contender, and measures them in interleaved rounds.
-func (b *bench) onMeshes(ctx context.Context, name string, at place, measure func(context.Context, *mesh) error) error {
+func (b *bench) onMeshes(ctx context.Context, name string, kind meshKind, who []string, measure func(context.Context, *mesh) error) error {
 	var list []*mesh
 	defer func() {
 		for _, m := range list {
 			m.close()
 		}
 	}()
-	for _, who := range stressed {
+	for _, who := range who {
 		if who == wireguard && b.wireguard == "" || b.contender != "" && who != raw && who != b.contender {
 			continue
 		}
 		b.say("%s: setting up %s", name, who)
-		m, err := b.newMesh(ctx, who, at)
+		m, err := b.newMesh(ctx, who, kind)
 		if err != nil {
 			b.r.skip(fmt.Sprintf("%s, %s", who, name), "%v", err)
 			continue
@@ -154,9 +163,12 @@ func tc(h *lab.Host, format string, args ...any) error {
 }
 
 // narrow puts the bottleneck on the way to the peer. The returned function removes it.
-func (m *mesh) narrow(n bottleneck) (widen func() error, err error) {
+func (m *mesh) narrow(n bottleneck) (widen func() error, err error) { return m.narrowTo(meshPeer, n) }
+
+// narrowTo puts it on the way to another host; the sender's own class is to the peer always.
+func (m *mesh) narrowTo(host int, n bottleneck) (widen func() error, err error) {
 	if n.queue != "" {
-		port := fmt.Sprintf("port%d", meshPeer)
+		port := fmt.Sprintf("port%d", host)
 		// A bucket of two full frames: what is longer tbf cuts into packets.
 		err := tc(m.bridge, "qdisc replace dev %s root tbf rate %dmbit burst %d %s", port, n.mbps, 2*(m.at.mtu+100), n.queue)
 		return func() error { return tc(m.bridge, "qdisc del dev %s root", port) }, err

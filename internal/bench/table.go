@@ -85,6 +85,9 @@ var sections = []section{
 	{testAgain, "TCP segments of that load sent again", 1, "", false, true},
 	{testFast, "Goodput of one TCP stream to a fast host", 1, "Mb/s", true, true},
 	{testFastPing, "Ping to that host, median", 1, "ms", false, true},
+	{testShare, "Least and most of three senders to one host, of an equal share", 1, "of equal", true, true},
+	{testThree, "Goodput of three senders to one host, together", 1, "Mb/s", true, true},
+	{testHop, "Goodput of one TCP stream over a hop of 1500, 2 s after it began", 1, "Mb/s", true, true},
 	{testPath, "Goodput of one TCP stream over a path, with each packet one frame", 1, "Mb/s", true, true},
 	{testPPS, "Datagrams received per second", 1000, "thousand", true, true},
 }

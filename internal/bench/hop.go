@@ -1,0 +1,47 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+const (
+	testHop = "goodput over a hop" // Mb/s of one TCP stream, 2 s after it began
+	hopMTU  = 1500
+	// hopFound is how long it may take until the hop is known.
+	hopFound = 2 * time.Second
+)
+
+// hopVariant names the row.
+var hopVariant = fmt.Sprintf("hop of %d", hopMTU)
+
+// overHop measures one TCP stream to the peer, which begins with the first packet between
+// the two.
+func (b *bench) overHop(ctx context.Context, m *mesh) error {
+	l, err := streams(ctx, m.hosts[meshSender], m.hosts[meshPeer], m.addrs[meshPeer], 1)
+	if err != nil {
+		return err
+	}
+	defer l.stop()
+	time.Sleep(hopFound)
+	mbps, _, err := l.during(func() error { time.Sleep(b.transferTime(0)); return nil })
+	if err != nil {
+		return err
+	}
+	b.r.add(m.at.key(testHop, hopVariant, m.contender), "Mb/s", mbps)
+	return nil
+}
+
+// hopTargets are those of the row, if it was measured.
+func hopTargets(r *Report) (list []target) {
+	near := place{hopMTU, family6}
+	for _, p := range r.places(testHop) {
+		if p == near {
+			continue
+		}
+		list = append(list, target{name: fmt.Sprintf("RC's goodput over a %s, of that between hosts at %d, %v", hopVariant, hopMTU, p),
+			num: p.key(testHop, hopVariant, oursRC), den: near.key(testHop, hopVariant, oursRC), bound: 0.9})
+	}
+	return list
+}
