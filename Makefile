@@ -19,6 +19,7 @@ LDFLAGS = -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 .PHONY: build ibverbs packages demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak chaos flood oracle nightly interop architectures specs clean
 .PHONY: build ibverbs demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak chaos flood oracle nightly interop interop-full architectures specs clean
 .PHONY: build cni ibverbs packages demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak chaos flood oracle nightly interop architectures specs clean
+.PHONY: build ibverbs packages demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak chaos cluster flood oracle nightly interop architectures specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o bin/ipoibcmd ./cmd/ipoibcmd
@@ -70,6 +71,11 @@ chaos: ## faults of operators, processes and the network under load, for D altog
 
 flood: ## forged ARP, ND and CM packets and UD data, 50,000 a second and more for ten seconds, five times each undisturbed, and what that costs; as root, 10 to 20 minutes
 	$(GO) test ./test/netns -run '^TestFlood$$' -v -count 1 -timeout 40m -flood 10s
+cluster: ## HOSTS agents, 60, on a routed underlay without multicast and three members of etcd, with faults for D, ten minutes, by SEED; as root
+	$(GO) test ./test/netns -run '^TestCluster$$' -v -count 1 -timeout 0 -cluster $(or $(D),10m) -cluster.hosts $(or $(HOSTS),60) $(if $(SEED),-cluster.seed $(SEED))
+
+flood: ## forged ARP, ND and CM packets, 50,000 a second for ten seconds, five times each, and what that costs; as root
+	$(GO) test ./test/netns -run '^TestFlood$$' -v -count 1 -timeout 20m -flood 10s
 
 oracle: ## 300 random configurations of addresses, routes and rules: packets go where the kernel itself sends them; as root
 	$(GO) test ./test/netns -run '^TestOracle$$' -v -count 1 -timeout 30m -oracle 300

@@ -76,6 +76,21 @@ func TestMembersFromEtcd(t *testing.T) {
 		pair[0].connect(pair[1], "RC")
 		both(pair[1], pair[0].reach)
 	}
+	a.showsMembers(b)
+	s.eventually(patience, "the list is on disk", func() error {
+		b, err := os.ReadFile(filepath.Join(s.dir, "c", ifName+".members.0"))
+		if err == nil && !strings.Contains(string(b), `"id":"b"`) {
+			err = fmt.Errorf("it has %d octets", len(b))
+		}
+		return err
+	})
+	s.withoutEtcd(etcd, run)
+}
+
+// showsMembers looks at what members and explain say on host a, of three, about b.
+func (a *host) showsMembers(b *host) {
+	t := a.seg.T
+	t.Helper()
 	d := a.members()
 	for i, want := range []string{control.MemberSelf, control.MemberHeard, control.MemberHeard} {
 		if got := d.Members[i].State; got != want {
@@ -91,18 +106,11 @@ func TestMembersFromEtcd(t *testing.T) {
 	if e := a.explain(b.v4); !strings.Contains(strings.Join(e.Why, "\n"), "b publishes "+b.v4.String()) {
 		t.Errorf("explain says %q, want who publishes it", e.Why)
 	}
-	s.eventually(patience, "the list is on disk", func() error {
-		_, err := os.Stat(filepath.Join(s.dir, "c", ifName+".members.0"))
-		if err != nil || c.members().Saved {
-			return fmt.Errorf("not yet: %v", err)
-		}
-		b, err := os.ReadFile(filepath.Join(s.dir, "c", ifName+".members.0"))
-		if err == nil && !strings.Contains(string(b), `"id":"b"`) {
-			err = fmt.Errorf("it has %d octets", len(b))
-		}
-		return err
-	})
+}
 
+// withoutEtcd has etcd die, a host start meanwhile, etcd come back, and the host die.
+func (s *segment) withoutEtcd(etcd *daemon, run func(h *host, id string)) {
+	t, a, b, c := s.T, s.hosts[0], s.hosts[1], s.hosts[2]
 	etcd.kill()
 	c.kill()
 	run(c, "c")
