@@ -60,7 +60,7 @@ type Options struct {
 	// that there is multicast.
 	Members *Members
 	// MaxConns bounds connections and MaxNeighbours the neighbour cache, and peers on
-	// record. Zero means 1024 and 4096.
+	// record. Zero means 2048 and 4096.
 	MaxConns, MaxNeighbours int
 	// Allow has the GIDs of the hosts that are talked with at all: whose datagrams and
 	// CM messages are taken. Empty: everybody.
@@ -398,7 +398,7 @@ func (a *Agent) udMTU(port verbs.Port) int {
 	return plan.MTU // zero if there was an error, which status shows
 }
 
-func (o *Options) maxConns() int      { return cmp.Or(o.MaxConns, 1024) }
+func (o *Options) maxConns() int      { return cmp.Or(o.MaxConns, 2048) }
 func (o *Options) maxNeighbours() int { return cmp.Or(o.MaxNeighbours, 4096) }
 
 // newRand returns a generator that outsiders cannot predict: communication IDs

@@ -10,6 +10,7 @@ import (
 	"ipoibcm/cm"
 	"ipoibcm/fib"
 	"ipoibcm/ib"
+	"ipoibcm/lru"
 	"ipoibcm/mtu"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
@@ -66,6 +67,8 @@ type conn struct {
 
 	since, up, used time.Time
 	use             ConnUse
+
+	lru.Links[conn] // in conns.inUse, once it is up
 }
 
 // oneWay reports whether c carries packets in one direction only.
@@ -79,7 +82,9 @@ func (c *conn) rxOnly() bool { return c.oneWay() && !c.active }
 type conns struct {
 	byID       map[fib.Conn]*conn
 	byHandle   map[cm.Handle]*conn
-	up         int // of them established
+	ofHost     map[ib.GID]int // how many there are with link-layer addresses of one GID
+	up         int            // of them established
+	inUse      lru.List[conn, *conn]
 	lastID     fib.Conn
 	lastHandle cm.Handle
 	gone       []fib.Conn // QPs to destroy at the end of the Step
@@ -93,11 +98,12 @@ func (s *conns) byAge() []*conn {
 // newConn makes the record of a connection and asks for its QP. It returns nil
 // if there is no room.
 func (f *Interface) newConn(p *peer, t ib.Transport, form serviceid.Form, active bool) *conn {
-	if f.ofHost(p) >= connsPerHost {
+	if f.conns.ofHost[p.key.GID] >= connsPerHost {
 		f.count(dropHostConns)
-		f.note(Note{Kind: NoteConn, Peer: p.key, Text: fmt.Sprintf("%d connections with other link-layer addresses of its GID: it gets no more", connsPerHost)})
+		f.note(Note{Kind: NoteConn, Peer: p.key, Text: fmt.Sprintf("%d connections with link-layer addresses of its GID: it gets no more", connsPerHost)})
 		return nil
 	}
+	f.makeRoom()
 	if len(f.conns.byID) >= f.opt.maxConns() {
 		f.count(dropConns)
 		f.atLimit(fmt.Sprintf("%d connections: there is no room for one more", len(f.conns.byID)))
@@ -116,20 +122,34 @@ func (f *Interface) newConn(p *peer, t ib.Transport, form serviceid.Form, active
 		c.receive = min(c.receive, p.receive)
 	}
 	f.conns.byID[c.id] = c
+	f.conns.ofHost[p.key.GID]++
 	f.do(CreateQP{Conn: c.id, Peer: p.key.GID, Transport: t,
 		ReceiveMTU: int(c.receive), Init: verbs.QPAttr{State: verbs.StateInit, PKey: f.opt.pkey()}})
 	return c
 }
 
-// ofHost returns how many connections there are with other link-layer addresses of p's GID: those of
-// other interfaces of one host, or of as many as it makes up to take the places of others.
-func (f *Interface) ofHost(p *peer) (n int) {
-	for _, c := range f.conns.byID {
-		if c.peer != p && c.peer.key.GID == p.key.GID {
-			n++
-		}
+// roomAfter is how long a connection must have carried nothing to make room for another.
+const roomAfter = 10 * time.Second
+
+// makeRoom ends the connection that was used longest ago, where one more would bring the number
+// to that with which no mode is announced any more. One that has carried something of late, or
+// whose last packets nobody has acknowledged, stays: with those alone the limit is one.
+func (f *Interface) makeRoom() {
+	if len(f.conns.byID)+1 >= f.fullAt() {
+		f.letIdleGo()
 	}
-	return n
+}
+
+// letIdleGo ends the connection that was used longest ago, if it may go, and says whether one did.
+func (f *Interface) letIdleGo() bool {
+	c := f.conns.inUse.Oldest()
+	if c == nil || f.opt.maxConns() < 16 || // where one sixteenth is none
+		f.counted.Sub(c.used) < roomAfter || c.use.TxUnacked > 0 || len(c.peer.queue) > 0 {
+		return false
+	}
+	f.count(nRoomMade)
+	f.hangUp(c, fmt.Sprintf("there are %d, and it was used longest ago", len(f.conns.byID)))
+	return true
 }
 
 // drop removes c from every record and lets its QP go. The CM has been told.
@@ -138,8 +158,12 @@ func (f *Interface) drop(c *conn) {
 		return
 	}
 	delete(f.conns.byID, c.id)
+	if f.conns.ofHost[c.peer.key.GID]--; f.conns.ofHost[c.peer.key.GID] == 0 {
+		delete(f.conns.ofHost, c.peer.key.GID)
+	}
 	if c.state == connUp {
 		f.conns.up--
+		f.conns.inUse.Remove(c)
 	}
 	delete(f.conns.byHandle, c.handle)
 	if c.booked != 0 {
@@ -256,6 +280,7 @@ func (f *Interface) established(c *conn, how string) {
 	p := c.peer
 	c.state, c.up, c.used = connUp, f.now, f.now
 	f.conns.up++
+	f.conns.inUse.Push(c)
 	f.remember(p, viaOf(c.params.CMQPN))
 	if c.active {
 		f.count(nEstablishedActive)

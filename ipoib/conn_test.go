@@ -822,3 +822,65 @@ func TestConnectionsOfOneHost(t *testing.T) {
 		t.Errorf("there are %d connections in the end, want 2", n)
 	}
 }
+
+// Beyond the limit the connection that was used longest ago makes room for another, and
+// never one that carries something; nobody is offered no mode for it.
+func TestIdleMakesRoom(t *testing.T) {
+	w := newWorld(t, 31)
+	a := w.node(1, Options{MaxConns: 16, Idle: time.Hour})
+	const others = 30
+	for i := range others {
+		w.node(2+i, Options{Idle: time.Hour})
+	}
+	w.run(2 * time.Second)
+	first := fmt.Sprintf("10.0.0.%d", 2)
+	a.ping(first, 100, true)
+	w.run(time.Second)
+	kept := a.up()[0].Conn
+	for i := range others {
+		a.ping(fmt.Sprintf("10.0.0.%d", 2+i), 100, true)
+		for range 3 {
+			a.ping(first, 100, true)
+			w.run(4 * time.Second)
+		}
+		if last := a.up(); last[len(last)-1].Peer.GID != gid(2+i) {
+			t.Fatalf("peer %d has no connection: the last is to %v", 2+i, last[len(last)-1].Peer)
+		}
+	}
+	if got := a.up()[0].Conn; got != kept {
+		t.Errorf("the oldest connection is %d, want %d, which is used all the time", got, kept)
+	}
+	if got := a.counter("modes_withdrawn"); got != 0 {
+		t.Errorf("modes were withdrawn %d times, want never", got)
+	}
+	if got, want := a.counter("conns_made_room"), uint64(others-14); got < want {
+		t.Errorf("%d connections made room, want %d at least", got, want)
+	}
+}
+
+// Where all connections carry something the limit is one: no mode is announced. When they fall idle it
+// is announced again, without a packet.
+func TestLimitWithTraffic(t *testing.T) {
+	w := newWorld(t, 32)
+	a := w.node(1, Options{MaxConns: 16, Idle: time.Hour})
+	for i := range 20 {
+		w.node(2+i, Options{Idle: time.Hour})
+	}
+	w.run(2 * time.Second)
+	for range 10 {
+		for i := range 20 {
+			a.ping(fmt.Sprintf("10.0.0.%d", 2+i), 100, true)
+		}
+		w.run(time.Second)
+	}
+	if got := a.counter("conns_made_room"); got != 0 {
+		t.Errorf("%d connections made room, want none: all are in use", got)
+	}
+	if got := a.counter("modes_withdrawn"); got != 1 {
+		t.Errorf("modes were withdrawn %d times, want once", got)
+	}
+	w.run(20 * time.Second)
+	if a.f.crowded {
+		t.Errorf("no mode is announced with %d idle connections", len(a.up()))
+	}
+}

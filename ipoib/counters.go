@@ -18,6 +18,7 @@ const (
 	nIdle
 	nOrphaned
 	nCrowded
+	nRoomMade
 	nFallbacks
 	nMoved
 	nCrossSeen
@@ -44,6 +45,9 @@ const (
 	nRouterOut
 	nRouterIn
 	nUntold
+	nCopies
+	nCopiesWaited
+	dropCopies
 	dropQueueFull
 	dropQueueTotal
 	dropQueueGone
@@ -88,6 +92,7 @@ var counterNames = [numCounters]string{
 	nIdle:               "closed_idle",
 	nOrphaned:           "closed_without_neighbour",
 	nCrowded:            "modes_withdrawn",
+	nRoomMade:           "conns_made_room",
 	nFallbacks:          "service_id_fallbacks",
 	nMoved:              "peer_qpn_changed",
 	nCrossSeen:          "crossings_seen",
@@ -114,6 +119,9 @@ var counterNames = [numCounters]string{
 	nRouterOut:          "router_messages_out",
 	nRouterIn:           "router_messages_in",
 	nUntold:             "drops_not_told",
+	nCopies:             "copies",
+	nCopiesWaited:       "copies_waited",
+	dropCopies:          "drop_copies",
 	dropQueueFull:       "drop_connection_queue",
 	dropQueueTotal:      "drop_connection_queue_total",
 	dropQueueGone:       "drop_connection_queue_given_up",

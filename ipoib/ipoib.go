@@ -78,6 +78,9 @@ type Interface struct {
 	n     [numCounters]uint64
 	tells tells
 
+	copies copies
+	class  copyClass // of what is sent now
+
 	unreachable unreachable
 	answers     answers
 
@@ -95,7 +98,8 @@ func New(opt Options) *Interface {
 		ipv6:   opt.udMTU() >= mtu.MinIPv6,
 		budget: mtu.Budget{Limit: opt.ucBudget(), Ring: opt.ucRing(), Full: uint32(opt.receiveMTU())},
 		addrs:  addrs{prefixes: map[netip.Addr][]netip.Prefix{}}, peers: map[encap.LinkAddr]*peer{},
-		conns: conns{byID: map[fib.Conn]*conn{}, byHandle: map[cm.Handle]*conn{}}, hops: hops{peers: map[netip.Addr]*peer{}, groups: map[netip.Addr]bool{}},
+		conns: conns{byID: map[fib.Conn]*conn{}, byHandle: map[cm.Handle]*conn{}, ofHost: map[ib.GID]int{}},
+		hops:  hops{peers: map[netip.Addr]*peer{}, groups: map[netip.Addr]bool{}},
 	}
 	if f.log == nil {
 		f.log = slog.New(slog.NewTextHandler(io.Discard, nil))
@@ -211,7 +215,7 @@ func (f *Interface) Deadline() time.Time {
 		}
 		return time.Time{}
 	}
-	return earliest(earliest(earliest(f.cm.Deadline(), f.neigh.Deadline()), earliest(f.group.Deadline(), f.timers.first())), f.fib.Deadline())
+	return earliest(earliest(earliest(f.cm.Deadline(), f.neigh.Deadline()), earliest(f.group.Deadline(), f.timers.first())), earliest(f.fib.Deadline(), f.copies.deadline()))
 }
 
 // earliest returns the earlier of two deadlines, where zero means never.
@@ -288,6 +292,7 @@ func (f *Interface) linkDown(why string) {
 		f.forgetBlackHole(p)
 	}
 	f.neighStep(neigh.Flush{})
+	f.copies.waiting = [copyClasses][]copyJob{}
 	for _, a := range f.addrs.sorted() {
 		f.neighStep(neigh.AddrRemoved{IP: a.Addr()})
 		f.groupStep(group.DelAddr{Prefix: a})
@@ -310,13 +315,12 @@ func (f *Interface) stop() {
 // sends another with its next packet, and no packet; to flags of zero it sends
 // by UD.
 func (f *Interface) advertise() {
-	limit := f.opt.maxConns()
-	full := limit - limit/16
+	limit, full := f.opt.maxConns(), f.fullAt()
 	switch n := len(f.conns.byID); {
 	case !f.crowded && n >= full:
 		f.count(nCrowded)
 		f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("%d of %d connections: no mode is announced until there is room", n, limit), Report: LimitReached})
-	case f.crowded && n < full-limit/16:
+	case f.crowded && n < f.leaveAt():
 		f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("%d of %d connections: modes are announced again", n, limit), Report: LimitLeft})
 	default:
 		return
@@ -324,6 +328,12 @@ func (f *Interface) advertise() {
 	f.crowded = !f.crowded
 	f.neighStep(neigh.SetFlags{Flags: f.announced().Flags})
 }
+
+// fullAt is how many connections are so many that no mode is announced any more.
+func (f *Interface) fullAt() int { return f.opt.maxConns() - f.opt.maxConns()/16 }
+
+// leaveAt is how few they must be until modes are announced again.
+func (f *Interface) leaveAt() int { return f.fullAt() - f.opt.maxConns()/16 }
 
 // announced is our link-layer address as peers hear it.
 func (f *Interface) announced() encap.LinkAddr {

@@ -59,7 +59,8 @@ func TestHintsSpareCopies(t *testing.T) {
 		peers = append(peers, gid(i+1))
 	}
 	opt := Options{Peers: peers, Copies: true}
-	a, b := w.node(1, opt), w.node(2, opt)
+	a := w.node(1, opt)
+	w.node(2, opt)
 	w.run(5 * time.Second)
 	a.step(SetMembers{Peers: peers, Copies: true, Hints: map[netip.Addr]ib.GID{ip4("10.0.0.2"): gid(2), ip4("10.0.0.3"): gid(7)}})
 	count := func(dst string) (n int) {
@@ -81,8 +82,56 @@ func TestHintsSpareCopies(t *testing.T) {
 	if got := count("10.0.0.2"); got != 1 {
 		t.Errorf("%d packets ask for a member that is published, want 1", got)
 	}
-	if got := count("10.0.0.9"); got != len(peers) {
+	before := a.f.n[nCopies]
+	if got := count("10.0.0.9"); got != copyBurst {
+		t.Errorf("%d packets at once ask for one that is not, want %d", got, copyBurst)
+	}
+	w.run(150 * time.Millisecond)
+	if got := int(a.f.n[nCopies] - before); got != len(peers) {
 		t.Errorf("%d packets ask for one that is not, want %d", got, len(peers))
 	}
-	_ = b
+}
+
+// A host that floods a group of a thousand members sends no more copies than the bound, and its
+// questions of address resolution go first all the same.
+func TestCopiesAreSpread(t *testing.T) {
+	w := newWorld(t, 10)
+	var peers []ib.GID
+	for i := range 1000 {
+		peers = append(peers, gid(i+1))
+	}
+	a := w.node(1, Options{Peers: peers, Copies: true})
+	w.run(5 * time.Second)
+	sent := func() (n uint64) { return a.f.n[nCopies] }
+	before := sent()
+	g := mustEcho("10.0.0.1", "224.0.0.1", 100)
+	const rounds = 200
+	for i := range rounds {
+		a.output(g)
+		if i == rounds/2 {
+			a.ping("10.0.0.77", 64, true)
+			if got := len(a.f.copies.waiting[copyAsk]); got > 1 {
+				t.Errorf("%d questions wait, want 1 at most", got)
+			}
+		}
+		w.run(10 * time.Millisecond)
+	}
+	got, most := sent()-before, uint64(copyBurst+copyRate*rounds/100+copyRate/10)
+	if got > most {
+		t.Errorf("%d copies in %v, want %d at most", got, rounds*10*time.Millisecond, most)
+	}
+	if got < most/2 {
+		t.Errorf("%d copies, want about %d: they are sent too slowly", got, most)
+	}
+	if a.f.n[dropCopies] == 0 {
+		t.Error("no packet was dropped, and more came than can be sent")
+	}
+	if got := len(a.f.copies.waiting[copyOther]); got > maxWaitingCopies {
+		t.Errorf("%d packets wait, want %d at most", got, maxWaitingCopies)
+	}
+	// What waits is sent when there is time, and then nothing wakes the machine any more.
+	w.run(20 * time.Second)
+	if got := a.f.copies.len(); got != 0 {
+		t.Errorf("%d packets wait for ever", got)
+	}
 }

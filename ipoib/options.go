@@ -106,7 +106,8 @@ type Options struct {
 	RetryMin, RetryMax time.Duration
 
 	// MaxConns bounds connected QPs, dialling ones included. Zero means 1024. With
-	// 15 of 16 in use no mode is announced any more, so that peers use UD.
+	// 15 of 16 in use idle ones make room; where none is idle no mode is announced any
+	// more, so that peers use UD.
 	MaxConns int
 
 	// MaxPeers bounds records of link-layer addresses. Zero means 4096.

@@ -219,9 +219,7 @@ func (f *Interface) sendMGID(g ib.GID, fr []byte) {
 		f.do(SendUD{MGID: g, Frame: fr})
 		return
 	}
-	for _, gid := range peers {
-		f.do(SendUD{Link: encap.LinkAddr{QPN: ib.QPNMulticast, GID: gid}, Frame: slices.Clone(fr)})
-	}
+	f.sendCopies(peers, fr)
 }
 
 // sendUD sends an IP packet by UD. Only what fits comes here, but for packets

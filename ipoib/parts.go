@@ -146,12 +146,15 @@ func (f *Interface) onNeigh(a neigh.Action) {
 		fr := frameOf(a.EtherType, a.Payload)
 		switch {
 		case a.To.Broadcast:
+			f.class = classOf(a.To)
 			f.sendMGID(f.group.Table().Broadcast(), fr)
 		case a.To.Group.IsValid():
+			f.class = classOf(a.To)
 			f.sendGroup(a.To.Group, fr)
 		default:
 			f.do(SendUD{Link: a.To.LinkAddr, Frame: fr})
 		}
+		f.class = copyOther
 	case neigh.Resolved:
 		f.learn(a.IP, a.LinkAddr)
 		f.note(Note{Kind: NoteNeigh, Addr: a.IP, Peer: a.LinkAddr.Key(), Text: fmt.Sprintf("%v is at %v", a.IP, a.LinkAddr)})
@@ -219,6 +222,10 @@ func (f *Interface) usage(ev Usage) {
 		c.use = u
 		if u.TxPackets != old.TxPackets || u.RxPackets != old.RxPackets {
 			c.used = f.now
+			if c.state == connUp {
+				f.conns.inUse.Remove(c)
+				f.conns.inUse.Push(c)
+			}
 		}
 		if u.RxPackets != old.RxPackets {
 			f.heardFrom(c.peer.key.GID)
@@ -243,6 +250,8 @@ func (f *Interface) usage(ev Usage) {
 		}
 	}
 	f.counted = f.now
+	for f.crowded && len(f.conns.byID) >= f.leaveAt() && f.letIdleGo() { // each ends one of them
+	}
 	for _, c := range f.conns.byID { // in any order: it is wake that closes them
 		f.arm(c.peer, f.idleEnd(c))
 	}

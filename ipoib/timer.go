@@ -31,6 +31,9 @@ func (f *Interface) wake() {
 	if due(f.fib.Deadline()) {
 		f.fibStep(fib.Wake{})
 	}
+	if due(f.copies.deadline()) {
+		f.drainCopies()
+	}
 	for due(f.timers.first()) {
 		p := f.timers[0]
 		f.wakePeer(p, due)

@@ -10,11 +10,13 @@ import (
 // this file are all there are.
 type Action interface{ action() }
 
-// A Dest says where a UD packet goes. Exactly one of the three is set.
+// A Dest says where a UD packet goes. Exactly one of the first three is set.
 type Dest struct {
 	Broadcast bool           // the broadcast-GID
 	Group     netip.Addr     // the MGID of this IP multicast group
 	LinkAddr  encap.LinkAddr // unicast to this QPN and GID; the flags do not matter
+	// Later says that nothing waits for it: detection of duplicates, announcements.
+	Later bool
 }
 
 // SendUD sends Payload after an encapsulation header of EtherType, from the UD

@@ -161,9 +161,9 @@ func (t *Table) addrTimer(dst []Action, now time.Time, o *ownAddr) []Action {
 	i := t.o.dadInterval()
 	t.set(&o.timer, now.Add(i*3/4+time.Duration(t.o.Rand.Int64N(int64(i)/2+1))))
 	if o.ip.Is4() {
-		return t.sendARP(dst, arp.NewProbe(t.link, o.ip), Dest{Broadcast: true})
+		return t.sendARP(dst, arp.NewProbe(t.link, o.ip), Dest{Broadcast: true, Later: true})
 	}
-	return t.sendNS(dst, nd.NewDAD(o.ip), Dest{Broadcast: true})
+	return t.sendNS(dst, nd.NewDAD(o.ip), Dest{Broadcast: true, Later: true})
 }
 
 func (t *Table) verified(dst []Action, now time.Time, o *ownAddr) []Action {
@@ -191,9 +191,9 @@ func (t *Table) sendAnnouncement(dst []Action, now time.Time, o *ownAddr) []Acti
 	t.n.Announces++
 	o.announced = now
 	if o.ip.Is4() {
-		return t.sendARP(dst, arp.NewAnnouncement(t.link, o.ip), Dest{Broadcast: true})
+		return t.sendARP(dst, arp.NewAnnouncement(t.link, o.ip), Dest{Broadcast: true, Later: true})
 	}
-	return t.sendNA(dst, nd.NewAnnouncement(o.ip, t.link, t.router), Dest{Group: ip.AllNodes})
+	return t.sendNA(dst, nd.NewAnnouncement(o.ip, t.link, t.router), Dest{Group: ip.AllNodes, Later: true})
 }
 
 // claimed handles that somebody else says o is theirs. While detection runs that

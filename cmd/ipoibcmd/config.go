@@ -143,7 +143,7 @@ func defaults() Config {
 		PeerAllow:   []string{agent.DefaultPeerAllow[0].String()},
 		Offload:     Offload{GSO: &gso, GRO: &gro, OneThread: &one, HoldP: &hold, BusyPoll: &poll, Connected: &connected, Checksum: &sum, TSO: &tso, USO: &uso},
 		Sandbox:     Sandbox{Landlock: &landlock, Seccomp: &seccomp},
-		Limits:      Limits{Connections: 1024, Neighbours: 4096},
+		Limits:      Limits{Connections: 2048, Neighbours: 4096},
 	}
 }
 

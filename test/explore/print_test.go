@@ -43,6 +43,7 @@ var unprinted = map[string]string{
 	"ipoib.Interface.timers":  "an index of the peers",
 	"ipoib.Interface.spare":   "an index of the peers",
 	"ipoib.conns.up":          "a count of byID",
+	"ipoib.conns.ofHost":      "a count of byID",
 	"ipoib.Interface.group":   "no part in connections; static here",
 	"ipoib.conns.byHandle":    "an index of byID",
 	"ipoib.conn.since":        "shown only",

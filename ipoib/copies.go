@@ -1,0 +1,126 @@
+package ipoib
+
+import (
+	"slices"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/neigh"
+	"ipoibcm/wire/encap"
+)
+
+// Bounds of the copies that stand for multicast.
+const (
+	// copyRate and copyOctets are how many copies a second one host sends, and how many
+	// octets; copyBurst is how many leave at once. What is beyond waits.
+	copyRate   = 10_000
+	copyOctets = 32 << 20
+	copyBurst  = 64
+	// copyTick is how often those that wait are looked at. In between the machine does
+	// all else: an answer to the first copy does not wait for the last.
+	copyTick = time.Millisecond
+	// maxWaitingCopies is how many packets of each class may wait.
+	maxWaitingCopies = 128
+)
+
+// A copyClass says who goes first.
+type copyClass uint8
+
+const (
+	copyOther copyClass = iota // packets of the kernel
+	copyTell                   // detection of duplicates, announcements
+	copyAsk                    // questions for which packets wait
+	copyClasses
+)
+
+// classOf returns the class of a message of address resolution.
+func classOf(to neigh.Dest) copyClass {
+	if to.Later {
+		return copyTell
+	}
+	return copyAsk
+}
+
+// copies spreads what goes to every member over time: a packet for a thousand members
+// is a thousand packets. A host that floods its link still resolves, because questions
+// go before all else.
+type copies struct {
+	waiting [copyClasses][]copyJob
+	packets float64 // that may be sent at time at
+	octets  float64
+	at      time.Time
+}
+
+// A copyJob is one packet and who is still to get it.
+type copyJob struct {
+	frame []byte
+	to    []ib.GID
+}
+
+// refill adds what time has brought.
+func (c *copies) refill(now time.Time) {
+	if c.at.IsZero() {
+		c.packets, c.octets = copyBurst, copyBurst*encapMax
+	} else if d := now.Sub(c.at).Seconds(); d > 0 {
+		c.packets = min(copyBurst, c.packets+d*copyRate)
+		c.octets = min(copyBurst*encapMax, c.octets+d*copyOctets)
+	}
+	c.at = now
+}
+
+// encapMax is more than any frame of the UD QP has, in octets.
+const encapMax = 4096 + encap.HeaderLen
+
+// len returns how many packets wait.
+func (c *copies) len() (n int) {
+	for _, q := range c.waiting {
+		n += len(q)
+	}
+	return n
+}
+
+// deadline is when the next copies may be sent; zero if none wait.
+func (c *copies) deadline() time.Time {
+	if c.len() == 0 {
+		return time.Time{}
+	}
+	return c.at.Add(copyTick)
+}
+
+// sendCopies sends a frame to each of peers, at once or bit by bit.
+func (f *Interface) sendCopies(peers []ib.GID, fr []byte) {
+	q := &f.copies.waiting[f.class]
+	switch {
+	case len(peers) == 0:
+		return
+	case len(*q) >= maxWaitingCopies:
+		f.count(dropCopies)
+		return
+	}
+	*q = append(*q, copyJob{frame: fr, to: peers})
+	f.drainCopies()
+}
+
+// drainCopies sends what may be sent now.
+func (f *Interface) drainCopies() {
+	c := &f.copies
+	c.refill(f.now)
+	for class := copyClasses; class > 0; class-- {
+		q := &c.waiting[class-1]
+		for len(*q) > 0 {
+			j := &(*q)[0]
+			for len(j.to) > 0 && c.packets >= 1 && c.octets >= float64(len(j.frame)) {
+				f.do(SendUD{Link: encap.LinkAddr{QPN: ib.QPNMulticast, GID: j.to[0]}, Frame: slices.Clone(j.frame)})
+				j.to = j.to[1:]
+				c.packets--
+				c.octets -= float64(len(j.frame))
+				f.count(nCopies)
+			}
+			if len(j.to) > 0 {
+				f.count(nCopiesWaited)
+				return
+			}
+			*q = slices.Delete(*q, 0, 1)
+		}
+	}
+}

@@ -1,0 +1,93 @@
+package netns
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/long"
+)
+
+// Address resolution on a link of many members without multicast: how many packets it costs, and how
+// long it takes, where the list says who has which address and where it does not. Of the
+// members two are there; the others cost what absent ones do.
+func TestResolutionAmongMany(t *testing.T) {
+	needRoot(t)
+	sizes := long.Of([]int{1000}, []int{10, 100, 1000, 4000})
+	t.Logf("%8s %6s %10s %10s %10s", "members", "hints", "packets", "p50", "slowest")
+	for _, n := range sizes {
+		for _, hints := range []bool{false, true} {
+			packets, times := resolutions(t, n, hints)
+			slices.Sort(times)
+			p50 := times[len(times)/2]
+			t.Logf("%8d %6v %10.1f %10v %10v", n, hints, packets, p50.Round(10*time.Microsecond), times[len(times)-1].Round(10*time.Microsecond))
+			if hints && packets > 3 {
+				t.Errorf("%d members: %.1f packets for a resolution, want 3 at most", n, packets)
+			}
+			if hints && n <= 1000 && p50 > 5*time.Millisecond {
+				t.Errorf("%d members: half of the resolutions took %v or more, want 5ms at most", n, p50)
+			}
+		}
+	}
+}
+
+// resolutions has a host resolve addresses of another, one by one, and returns how many packets of address
+// resolution it sent for each, and how long each first ping took.
+func resolutions(t *testing.T, n int, hints bool) (packets float64, times []time.Duration) {
+	const tries = 20
+	s := newSegment(t, topology{ipv4: true})
+	a, b := s.hosts[0], s.hosts[1]
+	s.must(a.AddRoute(underlay, "10.77.0.0/16", "192.168.7.2")) // nobody has these, and b forwards nothing
+	target := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(100 + i)}) }
+	var list strings.Builder
+	list.WriteString("a 192.168.7.1\nb 192.168.7.2")
+	for i := range tries {
+		if hints {
+			fmt.Fprintf(&list, " ip=%v", target(i))
+		}
+	}
+	for i := range n - 2 {
+		fmt.Fprintf(&list, "\nc%04d 10.77.%d.%d", i, i/250, i%250+1)
+	}
+	file := filepath.Join(s.dir, "members")
+	s.must(os.WriteFile(file, []byte(list.String()), 0o644))
+	for _, h := range s.hosts {
+		h.run(append(h.config("state_dir: \"\"\n"), "--log-level", "info", "--membership", "file://"+file)...)
+	}
+	a.connect(b, "RC")
+	s.eventually(patience, "a knows all members", func() error {
+		if got := len(a.members().Members); got != n {
+			return fmt.Errorf("%d members", got)
+		}
+		return nil
+	})
+	for i := range tries {
+		s.must(b.AddAddr(ifName, target(i).String()+"/24"))
+	}
+	time.Sleep(4 * time.Second) // its announcements are over; they make nobody known who was not
+	count := func() (sum uint64) {
+		for _, name := range []string{"copies", "neigh_hinted"} {
+			v, err := a.agent.Counter(s.ctx, "ipoib", name)
+			s.must(err)
+			sum += v
+		}
+		return sum
+	}
+	before := count()
+	for i := range tries {
+		rtt, err := a.Ping(lab.Ping{Dst: target(i), Timeout: 5 * time.Second})
+		s.must(err)
+		times = append(times, rtt)
+	}
+	sent := count() - before
+	for _, h := range s.hosts {
+		h.stop()
+	}
+	return float64(sent)/tries + 1, times // and the answer
+}
