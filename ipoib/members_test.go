@@ -110,8 +110,13 @@ func TestCopiesAreSpread(t *testing.T) {
 		a.output(g)
 		if i == rounds/2 {
 			a.ping("10.0.0.77", 64, true)
-			if got := len(a.f.copies.waiting[copyAsk]); got > 1 {
-				t.Errorf("%d questions wait, want 1 at most", got)
+		}
+		if i == rounds/2+15 { // 150 ms later
+			if got := len(a.f.copies.waiting[copyAsk]); got != 0 {
+				t.Errorf("%d questions wait, want none: they go first", got)
+			}
+			if got := len(a.f.copies.waiting[copyOther]); got == 0 {
+				t.Error("nothing else waits, so this shows nothing")
 			}
 		}
 		w.run(10 * time.Millisecond)
