@@ -91,3 +91,77 @@ func resolutions(t *testing.T, n int, hints bool) (packets float64, times []time
 	}
 	return float64(sent)/tries + 1, times // and the answer
 }
+
+// An agent among a thousand members that says nothing to anybody: memory and processor time, and how soon
+// after its start it reaches a member.
+func TestIdleAmongMany(t *testing.T) {
+	needRoot(t)
+	s := newSegment(t, topology{ipv4: true})
+	a, b := s.hosts[0], s.hosts[1]
+	s.must(a.AddRoute(underlay, "10.77.0.0/16", "192.168.7.2"))
+	var list strings.Builder
+	list.WriteString("a 192.168.7.1\nb 192.168.7.2 ip=10.0.0.2\n")
+	for i := range 998 {
+		fmt.Fprintf(&list, "c%04d 10.77.%d.%d\n", i, i/250, i%250+1)
+	}
+	file := filepath.Join(s.dir, "members")
+	s.must(os.WriteFile(file, []byte(list.String()), 0o644))
+	args := func(h *host) []string {
+		return append(h.config("state_dir: \"\"\n"), "--log-level", "info", "--membership", "file://"+file)
+	}
+	b.run(args(b)...)
+	began := time.Now()
+	a.run(args(a)...)
+	for {
+		if _, err := a.Ping(lab.Ping{Dst: b.v4, Timeout: 20 * time.Millisecond}); err == nil {
+			break
+		}
+		if time.Since(began) > patience {
+			t.Fatal("a does not reach b")
+		}
+	}
+	joined := time.Since(began)
+	time.Sleep(5 * time.Second) // its announcements are over
+	const look = 5 * time.Second
+	before := ticks(t, a.agent.PID())
+	time.Sleep(look)
+	busy := float64(ticks(t, a.agent.PID())-before) / 100 / look.Seconds() * 100 // of USER_HZ, in percent
+	rss := residentOf(t, a.agent.PID())
+	t.Logf("first ping %v after the start; %.1f %% of a processor, %d MiB", joined.Round(time.Millisecond), busy, rss>>20)
+	if joined > time.Second {
+		t.Errorf("the first ping came %v after the start, want 1s at most", joined)
+	}
+	if rss > 80<<20 {
+		t.Errorf("%d MiB of memory, want 80 at most", rss>>20)
+	}
+	if busy > 1 {
+		t.Errorf("%.1f %% of a processor, want 1 at most", busy)
+	}
+}
+
+// ticks returns the processor time of a process, in hundredths of a second.
+func ticks(t *testing.T, pid int) (sum int) {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(b), ") ")
+	for _, w := range strings.Fields(rest)[11:13] {
+		n := 0
+		fmt.Sscan(w, &n)
+		sum += n
+	}
+	return sum
+}
+
+// residentOf returns the memory of a process, in octets.
+func residentOf(t *testing.T, pid int) (octets int) {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Sscan(strings.Fields(string(b))[1], &octets)
+	return octets * os.Getpagesize()
+}
