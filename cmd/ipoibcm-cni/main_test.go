@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"reflect"
 	"strconv"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
+	"go.yaml.in/yaml/v3"
 
 	"ipoibcm/node"
 )
@@ -73,6 +75,31 @@ func TestAttachment(t *testing.T) {
 	}
 	if _, err := prefix(&net.IPNet{IP: net.IPv4(10, 0, 0, 1), Mask: net.CIDRMask(100, 128)}); err == nil {
 		t.Error("a mask of the other family is taken")
+	}
+}
+
+// The network of the example for Kubernetes is one that the plugin takes.
+func TestExample(t *testing.T) {
+	text, err := os.ReadFile("../../packaging/kubernetes/network.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var example struct {
+		Metadata struct{ Name string }
+		Spec     struct{ Config string }
+	}
+	if err := yaml.Unmarshal(text, &example); err != nil {
+		t.Fatal(err)
+	}
+	c, err := configure([]byte(example.Spec.Config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := c.Type, "ipoibcm"; got != want {
+		t.Errorf("its type is %q, want %q", got, want)
+	}
+	if got, want := c.Name, example.Metadata.Name; got != want {
+		t.Errorf("its network is %q, want the object's name %q", got, want)
 	}
 }
 

@@ -1,13 +1,16 @@
 package cni
 
 import (
+	"fmt"
 	"maps"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"ipoibcm/internal/long"
 )
@@ -83,7 +86,10 @@ func TestDeaths(t *testing.T) {
 		t.Error("CHECK finds nothing wrong though the service is dead")
 	}
 	if _, err := h.cni("del", pods[0], "net1"); err == nil {
-		t.Error("DEL succeeds though the service is dead: the address would be given to another")
+		t.Error("DEL succeeds though the service is dead")
+	}
+	if _, err := os.Stat(h.dir + "/addresses/fabric/" + addresses[0]); err != nil {
+		t.Errorf("the address may be given to another, and the pod has it still: %v", err)
 	}
 	h.start()
 	if got := h.agents(); !maps.Equal(got, before) {
@@ -99,9 +105,9 @@ func TestDeaths(t *testing.T) {
 	}
 
 	ip(t, "netns", "delete", pods[2]) // without a DEL
-	h.within(15e9, "an agent ends with its pod", func() error {
+	h.within(15*time.Second, "an agent ends with its pod", func() error {
 		if n := len(h.agents()); n != 2 {
-			return errAgents(n)
+			return fmt.Errorf("there are %d agents, want 2", n)
 		}
 		return nil
 	})
@@ -112,10 +118,6 @@ func TestDeaths(t *testing.T) {
 	}
 	h.clean()
 }
-
-type errAgents int
-
-func (n errAgents) Error() string { return strings.Repeat("agent ", int(n)) }
 
 // Many pods come and go at once, the runtime's requests are killed in their middle, and
 // so is the service: no address is there twice, and in the end nothing is left.

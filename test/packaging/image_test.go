@@ -119,6 +119,22 @@ func TestImageRuns(t *testing.T) {
 		t.Errorf("it runs as %q, want %q", got, want)
 	}
 	f.must("healthcheck", "run", names[0])
+	// As on Kubernetes' hosts, it brings the plugin.
+	dir := t.TempDir()
+	f.Cleanup(func() { f.remove("node") })
+	f.must("run", "--detach", "--name", "node", "--user", "0", "--network", "ns:/run/netns/"+names[0], "--cap-drop", "all", "--cap-add", "NET_ADMIN,SYS_ADMIN,SYS_PTRACE",
+		"--tmpfs", "/run/ipoibcm-node", "--ulimit", "nofile=1024:4096", "--ulimit", "nproc=1024:1024", "--volume", dir+":/host", f.image, "node", "--cni-bin", "/host")
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		out, err := exec.Command(dir+"/ipoibcm", "--version").CombinedOutput()
+		if err == nil && strings.Contains(string(out), "1.1.0") {
+			break
+		}
+		if time.Now().After(end) {
+			logs, _ := f.podman("logs", "node")
+			t.Errorf("the plugin was not installed: %v %s\n%s", err, out, logs)
+			break
+		}
+	}
 	// Without the capability it starts, and says what it lacks.
 	if out := f.must("run", "--rm", "--cap-drop", "all", "--network", "ns:/run/netns/"+names[0], "--ulimit", "nofile=1024:4096",
 		"--ulimit", "nproc=1024:1024", f.image, "version"); !strings.HasPrefix(out, "ipoibcmd ") {
