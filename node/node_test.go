@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"log/slog"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -189,5 +190,29 @@ func TestQuieten(t *testing.T) {
 		if got := takesRoutes(tt.acceptRA, tt.forwarding); got != tt.want {
 			t.Errorf("accept_ra %s, forwarding %s: got %v, want %v", tt.acceptRA, tt.forwarding, got, tt.want)
 		}
+	}
+}
+
+// A service goes on with what was attached, and undoes what was interrupted.
+func TestAdopt(t *testing.T) {
+	s := &Service{opt: Options{Dir: t.TempDir()}, log: slog.New(slog.DiscardHandler), pods: map[Key]*pod{}}
+	whole, half := &pod{}, &pod{}
+	whole.Key, whole.Ready, half.Key = Key{"whole", "net1"}, true, Key{"half", "net1"}
+	for _, p := range []*pod{whole, half} {
+		if err := s.save(p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.adopt(); err != nil {
+		t.Fatal(err)
+	}
+	if s.pods[whole.Key] == nil {
+		t.Error("what was attached is forgotten")
+	}
+	if s.pods[half.Key] != nil {
+		t.Error("what was interrupted is taken for attached")
+	}
+	if _, err := os.Stat(s.recordPath(half.Key)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the record of what was interrupted is left: %v", err)
 	}
 }
