@@ -104,19 +104,26 @@ func TestDeaths(t *testing.T) {
 		t.Error("a new agent's interface has no route")
 	}
 
+	h.serves(3)                       // all agents are back
 	ip(t, "netns", "delete", pods[2]) // without a DEL
-	h.within(15*time.Second, "an agent ends with its pod", func() error {
-		if n := len(h.agents()); n != 2 {
-			return fmt.Errorf("there are %d agents, want 2", n)
-		}
-		return nil
-	})
+	h.serves(2)
 	for _, p := range pods {
 		if _, err := h.cni("del", p, "net1"); err != nil {
 			t.Error(err)
 		}
 	}
 	h.clean()
+}
+
+// serves waits until so many pods have agents.
+func (h *host) serves(want int) {
+	h.Helper()
+	h.within(15*time.Second, "agents of all pods", func() error {
+		if got := len(h.agents()); got != want {
+			return fmt.Errorf("there are %d agents, want %d", got, want)
+		}
+		return nil
+	})
 }
 
 // Many pods come and go at once, the runtime's requests are killed in their middle, and
