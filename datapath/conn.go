@@ -2,7 +2,6 @@ package datapath
 
 import (
 	"fmt"
-	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -77,7 +76,7 @@ func (l *Loop) NewConn(t ib.Transport, recvMTU int) (*Conn, error) {
 		return nil, fmt.Errorf("create %v QP: %w", t, err)
 	}
 	c.q.qp, c.back.to = qp, qp
-	l.setConns(func(m map[ib.QPN]*Conn) { m[qp.QPN()] = c })
+	l.conns.set(qp.QPN(), c)
 	return c, nil
 }
 
@@ -106,7 +105,7 @@ func (c *Conn) Close() error {
 	c.closeOnce.Do(func() {
 		l := c.loop
 		l.mu.Lock()
-		l.setConns(func(m map[ib.QPN]*Conn) { delete(m, c.q.qp.QPN()) })
+		l.conns.set(c.q.qp.QPN(), nil)
 		l.mu.Unlock()
 		c.closeErr = c.q.close()
 		l.abandon(c.q)
@@ -124,13 +123,6 @@ func (c *Conn) freeRing() {
 	}
 	c.loop.recvMemory.Add(-int64(len(c.recv.region.Buf)))
 	c.loop.p.Deregister(c.recv.region)
-}
-
-// setConns replaces the map that the completion handlers read. l.mu is held.
-func (l *Loop) setConns(change func(map[ib.QPN]*Conn)) {
-	m := maps.Clone(*l.conns.Load())
-	change(m)
-	l.conns.Store(&m)
 }
 
 // ConnCounters are the counts of one connection.

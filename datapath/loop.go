@@ -103,7 +103,7 @@ type Loop struct {
 	groups   atomic.Pointer[map[netip.Addr]struct{}]
 	allow    atomic.Pointer[ib.GIDSet]
 	gid      atomic.Pointer[ib.GID]
-	conns    atomic.Pointer[map[ib.QPN]*Conn]
+	conns    connTable // changed with mu held
 	// broadcasts are IPv4 addresses in order.
 	broadcasts atomic.Pointer[[]uint32]
 
@@ -143,7 +143,6 @@ func New(cfg Config) (_ *Loop, err error) {
 	if cfg.receiveMTU() > maxPacket {
 		return nil, fmt.Errorf("receive MTU %d is above %d", cfg.receiveMTU(), maxPacket)
 	}
-	l.conns.Store(&map[ib.QPN]*Conn{})
 	l.ResetDests(rtnl.DstOnly)
 	gid := cfg.GID
 	if gid.IsZero() {
@@ -311,7 +310,7 @@ func (l *Loop) done() bool { return l.stopped.Load() }
 func (l *Loop) destroyQueues() {
 	l.mu.Lock()
 	l.closed = true
-	conns := *l.conns.Load()
+	conns := slices.Collect(l.conns.all())
 	l.mu.Unlock()
 	for _, c := range conns {
 		c.Close()

@@ -55,7 +55,6 @@ func (s *rxSide) drain() {
 
 func (s *rxSide) batch(wcs []verbs.WC, now int64) {
 	l := s.l
-	conns := *l.conns.Load()
 	udQPN := l.udq.qp.QPN()
 	for i := range wcs {
 		wc := &wcs[i]
@@ -63,7 +62,7 @@ func (s *rxSide) batch(wcs []verbs.WC, now int64) {
 		pool, back := s.pool, &s.shared
 		ud := wc.QPN == udQPN
 		if !ud {
-			c = conns[wc.QPN]
+			c = l.conns.get(wc.QPN)
 		}
 		if gen := wc.ID >> genShift; gen != 0 {
 			if c == nil || c.recv == nil || c.q.base>>genShift != gen {
@@ -299,13 +298,12 @@ func (s *sendDone) drain() {
 
 func (s *sendDone) batch(wcs []verbs.WC, now int64) {
 	l := s.l
-	conns := *l.conns.Load()
 	udQPN := l.udq.qp.QPN()
 	for i := range wcs {
 		wc := &wcs[i]
 		q := l.udq
 		if wc.QPN != udQPN {
-			c := conns[wc.QPN]
+			c := l.conns.get(wc.QPN)
 			if c == nil {
 				continue // closed: close has taken its buffers back
 			}
