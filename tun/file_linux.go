@@ -445,7 +445,8 @@ func (t *File) write(bufs [][]byte) (tried int, e unix.Errno) {
 	return 1, t.writev(iov[:])
 }
 
-// writeMerged writes what m is.
+// writeMerged writes the TCP packets of m to the kernel as one GSO packet. tried is how
+// many they were.
 func (t *File) writeMerged(bufs [][]byte, m *merger) (tried int, e unix.Errno) {
 	var head [maxHead]byte
 	copy(head[:], m.first[:m.seg.head])
@@ -460,7 +461,8 @@ func (t *File) writeMerged(bufs [][]byte, m *merger) (tried int, e unix.Errno) {
 	return n, e
 }
 
-// writeDatagrams writes what m is.
+// writeDatagrams writes the datagrams of m to the kernel as one GSO packet. tried is how
+// many they were.
 func (t *File) writeDatagrams(bufs [][]byte, m *datagrams) (tried int, e unix.Errno) {
 	var head [maxHead]byte
 	copy(head[:], m.first[:m.seg.head])

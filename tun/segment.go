@@ -27,7 +27,7 @@ const (
 
 const (
 	maxTotal = 65535 // octets of an IPv4 packet
-	// maxMerged is how many packets one that the kernel gets is made of at most.
+	// maxMerged bounds the packets that are merged into one GSO packet for the kernel.
 	maxMerged = 64
 	// maxHead is octets of IPv6 and TCP headers, with all of its options.
 	maxHead = 40 + 60
@@ -159,7 +159,7 @@ func (l *large) next(buf []byte) int {
 	return total
 }
 
-// keep moves what is left into buf, because the one it lies in is given away.
+// keep moves the rest of the GSO packet into buf, because its own buffer is given away.
 func (l *large) keep(buf []byte) {
 	n := copy(buf, l.p[:l.head])
 	n += copy(buf[n:], l.p[l.at:])

@@ -226,8 +226,8 @@ func (e *trialPeer) packet(flags byte, payload []byte) []byte {
 	return b
 }
 
-// trySegments has a TCP connection carry 4 packets of a thousand octets to the
-// kernel, which get there as one, and as much from it, which must come as packets.
+// trySegments has a TCP connection carry 4000 octets each way. To the kernel they go as
+// one GSO packet; what the kernel gives out must become packets.
 func (t *File) trySegments() error {
 	l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
