@@ -252,10 +252,10 @@ type WCFlags uint8
 
 // Completion flags.
 const (
-	WithGRH WCFlags = 1 << iota // UD: the GRH area was filled
-	WithImm                     // Imm is valid
-	WithInv                     // Imm is the R_Key that was invalidated
-	Congested                   // a packet of the message had met congestion: a CE mark (RFC 3168)
+	WithGRH   WCFlags = 1 << iota // UD: the GRH area was filled
+	WithImm                       // Imm is valid
+	WithInv                       // Imm is the R_Key that was invalidated
+	Congested                     // a packet of the message had met congestion: a CE mark (RFC 3168)
 )
 
 // A WC is a work completion.
