@@ -547,6 +547,9 @@ func (w *linuxWorld) twoLinux(l *linuxGuest) {
 		pings(pair[0], pair[1], 64, maxMTU)
 		transfers(pair[0], pair[1], 1<<20)
 	}
+	for _, g := range w.linux { // whose connections to ours have become idle meanwhile
+		pings(o, g.node, 64)
+	}
 	o.oneWay(2)
 	hears(o, m.node, "10.9.0.255:5003", 100)
 	hears(m.node, l.node, "10.9.0.255:5003", 100)
