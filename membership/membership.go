@@ -167,6 +167,9 @@ type Tracker struct {
 	held map[string]time.Time // members that are missing, and when they go
 	last []Member             // the list without those
 	back time.Time            // until when those who are missing are held
+	// returned says that no list has come since the source failed: who is missing in
+	// the next may be on his way back. Who is in that and goes later is gone.
+	returned bool
 
 	failures, refused uint64
 }
@@ -229,7 +232,7 @@ func (t *Tracker) fail(now time.Time, err error) {
 // a while.
 func (t *Tracker) good(now time.Time) {
 	if !t.now.Failing.IsZero() {
-		t.back = now.Add(t.o.Grace)
+		t.back, t.returned = now.Add(t.o.Grace), true
 		for id := range t.held {
 			t.held[id] = t.back
 		}
@@ -264,10 +267,11 @@ func (t *Tracker) listed(now time.Time, ev Listed) bool {
 	t.last = bounded(list)
 	for _, m := range t.now.Members {
 		_, held := t.held[m.ID]
-		if find(t.last, m.ID) == nil && !held && now.Before(t.back) {
+		if find(t.last, m.ID) == nil && !held && t.returned && now.Before(t.back) {
 			t.held[m.ID] = t.back
 		}
 	}
+	t.returned = false
 	return t.settle(now)
 }
 

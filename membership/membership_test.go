@@ -120,6 +120,20 @@ func TestGraceAfterFailure(t *testing.T) {
 	}
 }
 
+// Who is on the first list after a failure, and goes while the source works, is gone at
+// once: his lease has ended since.
+func TestGraceIsForTheFirstList(t *testing.T) {
+	tr := NewTracker(Options{Grace: 5 * time.Second})
+	play(t, tr, []step{
+		{0, Listed{Members: list("a b c")}, "a b c"},
+		{1, Failed{errTest}, "a b c"},
+		{2, Current{}, "a b c"},
+		{3, Listed{Members: list("a b")}, "a b c"},
+		{4, Listed{Members: list("a")}, "a c"},
+		{7, nil, "a"},
+	})
+}
+
 // Who is held and comes back has never been away.
 func TestHeldComesBack(t *testing.T) {
 	tr := NewTracker(Options{Grace: 5 * time.Second})
