@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"sync"
@@ -87,6 +88,9 @@ type Options struct {
 	// empty: none. MetricPeers is how many peers have series of their own there.
 	Metrics     string
 	MetricPeers int
+	// MetricsTLS is a PEM file with a certificate chain and its key, MetricsAuth one with
+	// lines of user:password. Both are read again when they have changed. Empty: neither.
+	MetricsTLS, MetricsAuth string
 
 	// Reload reads the configuration anew; nil means that there is none. Hangup asks
 	// for it, as clients of the control socket may.
@@ -216,7 +220,11 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 		}
 	}
 	var scrapes net.Listener
+	var metrics *http.Server
 	if a.opt.Metrics != "" {
+		if metrics, err = a.metricsServer(); err != nil {
+			return err
+		}
 		if scrapes, err = listenMetrics(a.opt.Metrics); err != nil {
 			return err
 		}
@@ -273,7 +281,7 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	}
 	if scrapes != nil {
 		wg.Go(func() {
-			if err := a.serveMetrics(loopCtx, scrapes); err != nil {
+			if err := a.serveMetrics(loopCtx, metrics, scrapes); err != nil {
 				stop(fmt.Errorf("metrics: %w", err))
 			}
 		})

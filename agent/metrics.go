@@ -2,12 +2,12 @@ package agent
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"net/http"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -203,10 +203,10 @@ func listenMetrics(addr string) (net.Listener, error) {
 }
 
 // serveMetrics answers scrapes on l, and nothing else, until ctx ends.
-func (a *Agent) serveMetrics(ctx context.Context, l net.Listener) error {
-	mux := http.NewServeMux()
-	mux.Handle("GET "+control.PathMetrics, a.metrics())
-	srv := &http.Server{Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+func (a *Agent) serveMetrics(ctx context.Context, srv *http.Server, l net.Listener) error {
+	if srv.TLSConfig != nil {
+		l = tls.NewListener(l, srv.TLSConfig)
+	}
 	return a.serveUntil(ctx, srv, l)
 }
 

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -68,6 +69,8 @@ type Config struct {
 	Etcd        Etcd         `yaml:"etcd"`
 	Metrics     string       `yaml:"metrics"`
 	MetricPeers int          `yaml:"metric_peers"`
+	MetricsTLS  string       `yaml:"metrics_tls"`
+	MetricsAuth string       `yaml:"metrics_auth"`
 	Allow       []string     `yaml:"allow"`
 	PeerAllow   []string     `yaml:"peer_allow"`
 	PeerTrust   []string     `yaml:"peer_trust"`
@@ -354,6 +357,24 @@ func (c *Config) check() error {
 	return err
 }
 
+// checkGuards says what is wrong with what guards the metrics, but for the files'
+// contents, which only the daemon may be able to read.
+func (c *Config) checkGuards() error {
+	for _, f := range []struct{ key, path string }{{"metrics_tls", c.MetricsTLS}, {"metrics_auth", c.MetricsAuth}} {
+		switch {
+		case f.path != "" && c.Metrics == "":
+			return &valueError{f.key, f.key + ": there is nothing to guard, because metrics is empty"}
+		case f.path != "" && !filepath.IsAbs(f.path):
+			return &valueError{f.key, fmt.Sprintf("%s %q: want an absolute path", f.key, f.path)}
+		}
+	}
+	host, _, _ := net.SplitHostPort(c.Metrics)
+	if a, err := netip.ParseAddr(host); c.MetricsAuth != "" && c.MetricsTLS == "" && host != "" && (err != nil || !a.IsLoopback()) {
+		return &valueError{"metrics_auth", fmt.Sprintf("metrics_auth: passwords would go to %s in the clear: set metrics_tls too", c.Metrics)}
+	}
+	return nil
+}
+
 func (c *Config) settings() (s settings, err error) {
 	bad := func(key, format string, args ...any) (settings, error) {
 		return s, &valueError{key, fmt.Sprintf(format, args...)}
@@ -455,6 +476,9 @@ func (c *Config) settings() (s settings, err error) {
 	}
 	if _, port, err := net.SplitHostPort(c.Metrics); c.Metrics != "" && (err != nil || port == "") {
 		return bad("metrics", "metrics %q: want an address with port, such as 127.0.0.1:9755, or :9755, which is the same", c.Metrics)
+	}
+	if err := c.checkGuards(); err != nil {
+		return s, err
 	}
 	if c.MetricPeers < 0 || c.MetricPeers > agent.MaxMetricPeers {
 		return bad("metric_peers", "metric_peers %d: must be 0 to %d", c.MetricPeers, agent.MaxMetricPeers)

@@ -31,6 +31,11 @@ func (c *Config) confine(s settings, file string) func() ([]control.Protection, 
 	}
 	dirs, ports := c.memberFiles(s.link)
 	o.ReadDirs, o.ConnectPorts = append(o.ReadDirs, dirs...), ports
+	for _, path := range []string{c.MetricsTLS, c.MetricsAuth} {
+		if path != "" {
+			o.ReadDirs = append(o.ReadDirs, filepath.Dir(path))
+		}
+	}
 	o.Abstract = strings.HasPrefix(os.Getenv("NOTIFY_SOCKET"), "@")
 	return func() ([]control.Protection, error) {
 		_ = time.Now().Local().String() // has the time zone read, which no log may have done so far

@@ -34,6 +34,7 @@ var restartReasons = map[string]string{
 	"control": "clients use the old socket", "control_group": "the socket is open",
 	"cm_transport": "connections are set up the old way", "ud_mtu": "buffers are laid out for the old one",
 	"metrics": "its listener is open", "metric_peers": "series would begin and end",
+	"metrics_tls": "its listener is open; the file itself is read again when it changes", "metrics_auth": "its listener is open; the file itself is read again when it changes",
 	"log_format": "readers of the log expect the old one",
 	"arp_accept": "the neighbour cache is made with it", "pkey": "the link is another one", "qkey": "the UD QP has the old one", "offload": "it is set up with the interface",
 	"link": "this host is published under the old one", "membership": "the source of members runs", "member_id": "this host is published under the old one",

@@ -138,8 +138,11 @@ func serve(ctx context.Context, c Config, s settings, r reloading, queue *logque
 	opt := agent.Options{
 		Members:  members,
 		Provider: provider, GID: gid, Name: c.Name, Netns: c.Netns, Prefixes: s.prefixes, Control: c.controlPath(), Group: c.Group,
-		Metrics: c.Metrics, MetricPeers: c.MetricPeers, MaxConns: c.Limits.Connections, MaxNeighbours: c.Limits.Neighbours,
-		Mode: mode, CM: cmTransport, UDMTU: int(c.UDMTU), InheritClass: c.Class.inherits(), CopyECN: c.ECN == ecnOn && c.Provider == softRoCE, ReceiveMTU: c.ReceiveMTU, PKey: ib.PKey(c.PKey), QKey: ib.QKey(c.QKey),
+		Metrics: c.Metrics, MetricPeers: c.MetricPeers, MetricsTLS: c.MetricsTLS, MetricsAuth: c.MetricsAuth,
+		MaxConns: c.Limits.Connections, MaxNeighbours: c.Limits.Neighbours,
+		Mode: mode, CM: cmTransport, UDMTU: int(c.UDMTU), InheritClass: c.Class.inherits(),
+		CopyECN:    c.ECN == ecnOn && c.Provider == softRoCE,
+		ReceiveMTU: c.ReceiveMTU, PKey: ib.PKey(c.PKey), QKey: ib.QKey(c.QKey),
 		Idle: s.machineIdle(), ARPAlways: c.ARPAccept == arpAlways, Peers: s.peers, Allow: s.allow, PeerAllow: s.ask, PeerTrust: s.trust,
 		OwnTUNThread: off(c.Offload.OneThread), NoChecksum: off(c.Offload.Checksum), NoSegments: off(c.Offload.TSO), NoDatagrams: off(c.Offload.USO),
 		Build: stamp().String(), Notes: notes, Check: c.checkUD(s.gid), NoQP1: whyNoQP1(provider),
