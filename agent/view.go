@@ -463,7 +463,7 @@ func snake(s string) string {
 
 func (a *Agent) viewExplain(ip netip.Addr, hop fib.NextHop) control.Explanation {
 	e := a.m.Explain(ip, hop)
-	out := control.Explanation{Version: control.Version, IP: ip.String(), Mode: e.Mode, MTU: e.Path.MTU, LastREJ: e.LastREJ, Crossing: e.Crossing, Why: e.Reasons}
+	out := control.Explanation{Version: control.Version, IP: ip.String(), Mode: e.Mode, MTU: e.Path.MTU, LastREJ: e.LastREJ, Crossing: e.Crossing, Outcome: e.Outcome.String(), Why: e.Reasons}
 	if e.NextHop.IsValid() {
 		out.NextHop = e.NextHop.String()
 	}

@@ -279,6 +279,7 @@ type Explanation struct {
 	MTU      int      `json:"mtu,omitempty"`
 	LastREJ  string   `json:"last_rej,omitempty"`
 	Crossing string   `json:"crossing,omitempty"`
+	Outcome  string   `json:"outcome"` // of a packet sent now: sent, unknown, elsewhere or dropped
 	Why      []string `json:"why"` // one sentence per decision, in order
 }
 

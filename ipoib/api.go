@@ -405,5 +405,6 @@ type Explanation struct {
 	Mode     string // "RC", "UC", "UD", "none"
 	LastREJ  string // "" if there was none
 	Crossing string // verdict when REQs last crossed; "" if they never did
+	Outcome  Outcome
 	Reasons  []string
 }

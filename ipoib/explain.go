@@ -16,7 +16,12 @@ import (
 // Explain says why packets to addr go where they go, when the kernel sends them
 // to hop ([fib.Ask]). Times are as of the last Step.
 func (f *Interface) Explain(addr netip.Addr, hop fib.NextHop) Explanation {
-	addr = addr.Unmap().WithZone("")
+	e := f.explain(addr.Unmap().WithZone(""), hop)
+	e.Outcome = f.outcome(&e, hop)
+	return e
+}
+
+func (f *Interface) explain(addr netip.Addr, hop fib.NextHop) Explanation {
 	e := Explanation{Addr: addr, NextHop: hop.Addr, Mode: "none"}
 	say := func(format string, args ...any) { e.Reasons = append(e.Reasons, fmt.Sprintf(format, args...)) }
 	switch {

@@ -28,7 +28,17 @@ func TestExplainWhileItHappens(t *testing.T) {
 			t.Errorf("%s: %+v, want one connection that is there because %q", stage, cs, want)
 		}
 	}
+	outcome := func(stage, dst string, want Outcome) {
+		t.Helper()
+		if e := a.explain(ip4(dst)); e.Outcome != want {
+			t.Errorf("%s: outcome %v, want %v: %q", stage, e.Outcome, want, e.Reasons)
+		}
+	}
 	says("before", "the next packet asks for it")
+	outcome("before", "10.0.0.2", OutcomeUnknown)
+	outcome("own address", "10.0.0.1", OutcomeSent)
+	outcome("group", "239.1.2.3", OutcomeSent)
+	outcome("no route", "203.0.113.9", OutcomeDropped)
 	w.loss = 1
 	a.ping("10.0.0.2", 9000, true)
 	says("asked", "1 times so far; 1 packets wait")
@@ -37,6 +47,7 @@ func TestExplainWhileItHappens(t *testing.T) {
 	}
 	w.run(5 * time.Second)
 	says("no answer", "nobody answered")
+	outcome("no answer", "10.0.0.2", OutcomeDropped)
 	w.run(5 * time.Second)
 
 	w.loss = 0
@@ -47,6 +58,7 @@ func TestExplainWhileItHappens(t *testing.T) {
 	conn(a, "dialling", "our REQ waits")
 	w.dropMAD = func(_ *node, m mad.Message) bool { _, is := m.(mad.RTU); return is }
 	w.run(300 * time.Millisecond) // and the REQ is repeated; data stands for the RTU
+	outcome("up", "10.0.0.2", OutcomeSent)
 	conn(a, "up", "packets to 10.0.0.2 go by it; closed after 1m0s more")
 	conn(b, "up", "packets to 10.0.0.1 go by it")
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -193,6 +194,9 @@ func newExplain() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain IP",
 		Short: "say why packets to IP go the way they do",
+		Long: "explain says where a packet to IP would go now, and why. Exit status 0: to a\n" +
+			"neighbour that is known, a group or this host; 3: nowhere; 4: not known yet\n" +
+			"(nobody was asked), or by another device.",
 		Example: `  ipoibcmd explain 10.0.0.2
   ipoibcmd explain fd00::2 --json`,
 		Args: cobra.ExactArgs(1),
@@ -201,17 +205,37 @@ func newExplain() *cobra.Command {
 			if err != nil {
 				return usageError{fmt.Errorf("%q is not an IP address", args[0])}
 			}
-			return show(cmd.Context(), &flags, control.PathExplain, url.Values{"ip": {ip.String()}}, printExplanation)
+			e, err := fetch[control.Explanation](cmd.Context(), &flags, control.PathExplain, url.Values{"ip": {ip.String()}})
+			if err != nil {
+				return err
+			}
+			if flags.json {
+				err = printJSON(e)
+			} else {
+				printExplanation(stdout, e)
+			}
+			return errors.Join(err, outcome(e))
 		},
 	}
 	flags.bindJSON(cmd)
 	return cmd
 }
 
+// outcome is what the exit status says of e.
+func outcome(e *control.Explanation) error {
+	switch e.Outcome {
+	case "dropped":
+		return exitError(exitDown)
+	case "unknown", "elsewhere":
+		return exitError(exitDegraded)
+	}
+	return nil
+}
+
 func printExplanation(w io.Writer, e *control.Explanation) {
 	width := widthOf(w)
 	fmt.Fprintf(w, "%s\n", e.IP)
-	for _, kv := range [][2]string{{"next hop", e.NextHop}, {"peer", e.Peer}, {"class", e.Class}, {"mode", e.Mode}, {"MTU", mtuText(e.MTU)}, {"last REJ", e.LastREJ}, {"crossing", e.Crossing}} {
+	for _, kv := range [][2]string{{"next hop", e.NextHop}, {"peer", e.Peer}, {"class", e.Class}, {"mode", e.Mode}, {"MTU", mtuText(e.MTU)}, {"outcome", e.Outcome}, {"last REJ", e.LastREJ}, {"crossing", e.Crossing}} {
 		if kv[1] != "" {
 			printWrapped(w, fmt.Sprintf("  %-10s", kv[0]), 12, kv[1], width)
 		}

@@ -55,6 +55,12 @@ func (h *host) agrees(dst netip.Addr, says string) error {
 		mtu = maxMTU // of the connection
 	}
 	switch {
+	case refused != "" && e.Outcome != "dropped":
+		return fmt.Errorf("explain %s: outcome %s, and ip says %s", dst, e.Outcome, refused)
+	case refused == "" && dev != ifName && dev != "lo" && e.Outcome != "elsewhere":
+		return fmt.Errorf("explain %s: outcome %s, and ip says device %s", dst, e.Outcome, dev)
+	case refused == "" && dev == ifName && e.Outcome != "sent" && e.Outcome != "unknown":
+		return fmt.Errorf("explain %s: outcome %s, and ip says it goes by %s", dst, e.Outcome, dev)
 	case !strings.Contains(why, says):
 		return fmt.Errorf("explain %s does not say %q:\n%s", dst, says, why)
 	case refused != "" && dst.Is6() && e.NextHop != "":
