@@ -20,6 +20,7 @@ LDFLAGS = -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 .PHONY: build ibverbs demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak chaos flood oracle nightly interop interop-full architectures specs clean
 .PHONY: build cni ibverbs packages demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak chaos flood oracle nightly interop architectures specs clean
 .PHONY: build ibverbs packages demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak chaos cluster flood oracle nightly interop architectures specs clean
+.PHONY: build ibverbs demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak service chaos flood oracle nightly interop architectures specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o bin/ipoibcmd ./cmd/ipoibcmd
@@ -65,6 +66,9 @@ explore: ## connection set-up in every interleaving, to larger bounds than make 
 
 soak: ## load, deaths and restarts for D, ten minutes, and nothing leaks; as root
 	$(GO) test ./test/netns -run '^TestSoak$$' -v -count 1 -timeout 0 -soak $(or $(D),10m)
+
+service: ## a reload every 10 s and a handover every minute under load for D, ten minutes: no connection is lost by a reload, and nothing leaks; as root
+	$(GO) test ./test/netns -run '^TestServiceSoak$$' -v -count 1 -timeout 0 -servicesoak $(or $(D),10m)
 
 chaos: ## faults of operators, processes and the network under load, for D altogether, ten minutes, with two seeds or SEED; as root
 	$(GO) test ./test/netns -run '^TestChaos$$' -v -count 1 -timeout 0 -parallel 2 -chaos $(or $(D),10m) $(if $(SEED),-chaos.seed $(SEED))

@@ -37,6 +37,7 @@ func steps(hour time.Duration) []step {
 		{"explore", "connection set-up in every interleaving", []string{"make", "--no-print-directory", "explore"}},
 		{"mutants", "every mutant", []string{"make", "--no-print-directory", "mutants"}},
 		{"soak", "load, deaths and restarts", []string{"make", "--no-print-directory", "soak", "D=" + d}},
+		{"service", "reloads and handovers under load", []string{"make", "--no-print-directory", "service", "D=" + d}},
 		{"bench-full", "the whole benchmark", []string{"make", "--no-print-directory", "bench-full"}},
 	}
 }

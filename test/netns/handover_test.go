@@ -146,8 +146,14 @@ func (k *keeper) drain() {
 	}
 }
 
-// start starts the host's agent with what is kept.
+// start starts the host's agent, as run does, with what is kept.
 func (k *keeper) start(args ...string) {
+	k.h.seg.Helper()
+	k.startWith(k.h.args(args...)...)
+}
+
+// startWith is start with these arguments and no others.
+func (k *keeper) startWith(args ...string) {
 	h := k.h
 	h.seg.Helper()
 	k.drain()
@@ -163,7 +169,7 @@ func (k *keeper) start(args ...string) {
 		}
 	}
 	a, err := lab.StartAgent(h.seg.ctx, h.Host, lab.AgentConfig{Program: cmp.Or(h.old, program), Control: h.path(".sock"), Log: h.path(".log"),
-		Args: h.args(args...), Files: files, FileNames: names, Env: []string{"NOTIFY_SOCKET=" + h.path(".notify"), "FDSTORE=16"}})
+		Args: args, Files: files, FileNames: names, Env: []string{"NOTIFY_SOCKET=" + h.path(".notify"), "FDSTORE=16"}})
 	h.seg.must(err)
 	h.agent = a
 	h.seg.eventually(patience, "the interface is kept", func() error {
