@@ -94,10 +94,18 @@ func (a *Agent) serveUntil(ctx context.Context, srv *http.Server, l net.Listener
 // document serves what view returns on the driver's goroutine.
 func document[T any](a *Agent, get func(string, http.HandlerFunc), path string, view func() T) {
 	get(path, func(w http.ResponseWriter, r *http.Request) {
+		page, err := control.ParsePage(r.URL.Query().Get)
+		if err != nil {
+			fail(w, http.StatusBadRequest, err.Error(), path+"?limit=100")
+			return
+		}
 		v, err := ask(r.Context(), a, view)
 		if err != nil {
 			fail(w, http.StatusServiceUnavailable, err.Error(), "try again; the agent may be stopping")
 			return
+		}
+		if list, ok := any(&v).(interface{ Select(control.Page) }); ok {
+			list.Select(page)
 		}
 		show(w, r, v)
 	})

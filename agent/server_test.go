@@ -181,6 +181,47 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// The agent serves what docs/openapi.json describes, by the methods it names.
+func TestOpenAPIIsServed(t *testing.T) {
+	b, err := os.ReadFile("../docs/openapi.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var doc struct {
+		Paths map[string]map[string]json.RawMessage `json:"paths"`
+	}
+	if err := json.Unmarshal(b, &doc); err != nil {
+		t.Fatal(err)
+	}
+	if len(doc.Paths) < 15 {
+		t.Fatalf("%d paths are described, too few", len(doc.Paths))
+	}
+	s := serveAgent(t)
+	for path, methods := range doc.Paths {
+		for method := range methods {
+			resp := s.open(t, strings.ToUpper(method), path)
+			if resp.StatusCode == http.StatusNotFound {
+				t.Errorf("%s %s is not served", method, path)
+			}
+			resp.Body.Close()
+		}
+	}
+}
+
+// Lists come in pages, and a parameter that makes no sense is refused.
+func TestPagesAreServed(t *testing.T) {
+	s := serveAgent(t)
+	for _, path := range []string{control.PathStatus, control.PathConns, control.PathNeigh, control.PathRoutes} {
+		for query, want := range map[string]int{"?limit=1&after=a&peer=fe80::1": 200, "?limit=0": 400, "?peer=somebody": 400} {
+			resp := s.open(t, "GET", path+query)
+			if resp.StatusCode != want {
+				t.Errorf("%s%s: status %d, want %d", path, query, resp.StatusCode, want)
+			}
+			resp.Body.Close()
+		}
+	}
+}
+
 func TestEventStream(t *testing.T) {
 	s := serveAgent(t)
 	resp := s.open(t, "GET", control.PathEvents)

@@ -20,7 +20,7 @@ const Version = 2 // 2: a Route has next_hop where it had prefix and gateway
 
 // The paths of the API, all GET.
 const (
-	PathStatus     = "/v1/status"
+	PathStatus     = "/v1/status" // ?peer=&limit=&after= choose from its peers, and from the lists of the next three ([Page])
 	PathConns      = "/v1/conns"
 	PathNeigh      = "/v1/neigh"
 	PathRoutes     = "/v1/routes"
@@ -80,6 +80,7 @@ type Status struct {
 	Protections []Protection `json:"protections,omitempty"`
 	// Limited says what is left out and why, in the status of another host's agent.
 	Limited string `json:"limited,omitempty"`
+	Next    string `json:"next,omitempty"` // key of the last element, where a page ends before the list does
 }
 
 // A Protection is one part of the second line of defence.
@@ -205,6 +206,7 @@ type Health struct {
 type Conns struct {
 	Version int    `json:"version"`
 	Conns   []Conn `json:"conns"`
+	Next    string `json:"next,omitempty"` // key of the last element, where a page ends before the list does
 }
 
 // A Neighbour is one entry of the ARP and ND cache.
@@ -220,6 +222,7 @@ type Neighbour struct {
 type Neighbours struct {
 	Version    int         `json:"version"`
 	Neighbours []Neighbour `json:"neighbours"`
+	Next       string      `json:"next,omitempty"` // key of the last element, where a page ends before the list does
 }
 
 // A Route is one entry of the table packets are sent by.
@@ -238,6 +241,7 @@ type Routes struct {
 	Version      int     `json:"version"`
 	Destinations int     `json:"destinations"` // in use, of all next hops
 	Routes       []Route `json:"routes"`
+	Next         string  `json:"next,omitempty"` // key of the last element, where a page ends before the list does
 }
 
 // A Group is one MGID the interface has joined.
@@ -280,7 +284,7 @@ type Explanation struct {
 	LastREJ  string   `json:"last_rej,omitempty"`
 	Crossing string   `json:"crossing,omitempty"`
 	Outcome  string   `json:"outcome"` // of a packet sent now: sent, unknown, elsewhere or dropped
-	Why      []string `json:"why"` // one sentence per decision, in order
+	Why      []string `json:"why"`     // one sentence per decision, in order
 }
 
 // An Event is one line of PathEvents: a CM message, or a decision.

@@ -1,0 +1,102 @@
+package control
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// MaxPage is the most elements that one page may have.
+const MaxPage = 10_000
+
+// A Page selects elements of a list: ?peer=ADDRESS has those of one peer, by GID or by an
+// IP address of it; ?limit=N has so many at most, in the order of their keys as text, and
+// ?after=KEY goes on behind a page whose Next was KEY. What has one key is on one page,
+// which may be longer for it. Elements that come and go between two pages are missed or
+// seen once, never twice. A key is an address: no identifier of a connection.
+type Page struct {
+	Peer  netip.Addr // not valid: all
+	After string
+	Limit int // zero: all
+}
+
+// ParsePage reads the parameters of a request, of which get returns one by its name.
+func ParsePage(get func(string) string) (p Page, err error) {
+	if s := get("peer"); s != "" {
+		if p.Peer, err = netip.ParseAddr(s); err != nil {
+			return Page{}, fmt.Errorf("peer %q is not an address", s)
+		}
+		p.Peer = p.Peer.WithZone("").Unmap()
+	}
+	p.After = get("after")
+	if s := get("limit"); s != "" {
+		if p.Limit, err = strconv.Atoi(s); err != nil || p.Limit < 1 || p.Limit > MaxPage {
+			return Page{}, fmt.Errorf("limit %q: must be 1 to %d", s, MaxPage)
+		}
+	}
+	return p, nil
+}
+
+// has reports whether one of texts names the peer: an address, or a link-layer address,
+// whose last word is the GID.
+func (p Page) has(texts ...string) bool {
+	for _, s := range texts {
+		if i := strings.LastIndexByte(s, ' '); i >= 0 {
+			s = s[i+1:]
+		}
+		if a, err := netip.ParseAddr(s); err == nil && a.Unmap() == p.Peer {
+			return true
+		}
+	}
+	return false
+}
+
+// choose returns the elements of a page, and the key of the last if there are more.
+func choose[T any](p Page, all []T, key func(*T) string, has func(*T) bool) (page []T, next string) {
+	page = all
+	if p.Peer.IsValid() {
+		page = slices.DeleteFunc(page, func(e T) bool { return !has(&e) })
+	}
+	if p.Limit == 0 && p.After == "" {
+		return page, ""
+	}
+	slices.SortFunc(page, func(x, y T) int { return cmp.Compare(key(&x), key(&y)) })
+	page = slices.DeleteFunc(page, func(e T) bool { return p.After != "" && key(&e) <= p.After })
+	if p.Limit == 0 || len(page) <= p.Limit {
+		return page, ""
+	}
+	n := p.Limit
+	next = key(&page[n-1])
+	for n < len(page) && key(&page[n]) == next {
+		n++
+	}
+	if n == len(page) {
+		next = ""
+	}
+	return page[:n], next
+}
+
+// Select has s show the peers of a page. Their key is gid.
+func (s *Status) Select(p Page) {
+	s.Peers, s.Next = choose(p, s.Peers, func(e *Peer) string { return e.GID }, func(e *Peer) bool {
+		return p.has(e.GID) || p.has(e.Addresses...)
+	})
+}
+
+// Select has c show the connections of a page. Their key is the GID of their peer.
+func (c *Conns) Select(p Page) {
+	c.Conns, c.Next = choose(p, c.Conns, func(e *Conn) string { return e.Peer[strings.LastIndexByte(e.Peer, ' ')+1:] }, func(e *Conn) bool { return p.has(e.Peer) })
+}
+
+// Select has n show the entries of a page. Their key is ip.
+func (n *Neighbours) Select(p Page) {
+	n.Neighbours, n.Next = choose(p, n.Neighbours, func(e *Neighbour) string { return e.IP }, func(e *Neighbour) bool { return p.has(e.IP, e.LinkAddr) })
+}
+
+// Select has r show the next hops of a page. Their key is next_hop.
+func (r *Routes) Select(p Page) {
+	r.Routes, r.Next = choose(p, r.Routes, func(e *Route) string { return e.NextHop }, func(e *Route) bool { return p.has(e.NextHop, e.Peer) })
+}
