@@ -42,7 +42,7 @@ func (d *Device) openFamily(v6 bool, fixed ib.GID) error {
 	if err := d.openReceiver(v6, netip.Addr{}, true, !fixed.IsZero()); err != nil {
 		return err
 	}
-	for range sendersPerFamily {
+	for range senderCount() {
 		s, err := d.openSender(v6, false)
 		if err != nil {
 			return err
@@ -61,6 +61,16 @@ func (d *Device) openFamily(v6 bool, fixed ib.GID) error {
 		d.sender6UD = s
 	}
 	return nil
+}
+
+// senderCount returns how many sending sockets each family gets: an eighth of the descriptors
+// that the process may have, sendersPerFamily at most.
+func senderCount() int {
+	var limit unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
+		return 1
+	}
+	return int(max(1, min(sendersPerFamily, limit.Cur/8)))
 }
 
 func (d *Device) openReceiver(v6 bool, addr netip.Addr, mcast, share bool) error {

@@ -2,6 +2,7 @@ package netns
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -103,6 +104,12 @@ func (a *host) showsMembers(b *host) {
 	if !slices.Contains(d.Members[1].IPs, b.v4.String()) {
 		t.Errorf("b publishes %v, want %v among them", d.Members[1].IPs, b.v4)
 	}
+	body, err := a.agent.Stream(a.seg.ctx, control.PathMetrics)
+	a.seg.must(err)
+	defer body.Close()
+	text, err := io.ReadAll(body)
+	a.seg.must(err)
+	a.seg.alertsKnow(string(text), true)
 	if e := a.explain(b.v4); !strings.Contains(strings.Join(e.Why, "\n"), "b publishes "+b.v4.String()) {
 		t.Errorf("explain says %q, want who publishes it", e.Why)
 	}
