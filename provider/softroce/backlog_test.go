@@ -86,7 +86,7 @@ func TestFullSocketKeepsFewDatagrams(t *testing.T) {
 		_, err = x.qp.PostSend([]verbs.SendWR{{SG: x.sge(0, size), AH: h, RemoteQPN: y.qp.QPN(), RemoteQKey: 0x1b}})
 		must(t, err)
 	}
-	if took := time.Since(begun); took > 100*time.Millisecond {
+	if took := time.Since(begun); took > time.Second { // it takes two to leave
 		t.Errorf("posting took %v", took)
 	}
 	lost := counter(a, "tx_drop_no_room")

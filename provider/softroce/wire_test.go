@@ -146,10 +146,12 @@ func TestMAD(t *testing.T) {
 			if want := (verbs.MAD{Remote: gid(f.a), Local: gid(f.b), QPN: ib.QPNGSI, PKey: ib.DefaultPKey, Data: m.Data}); *got != want {
 				t.Errorf("got %+v\nwant %+v", *got, want)
 			}
-			for range 200 { // more than one source may ask
-				must(t, da.MADPort().SendMAD(m))
-			}
-			until(t, "MADs refused", func() bool { return counter(db, "mads_drop_flood") > 0 })
+			until(t, "MADs refused", func() bool {
+				for range 200 { // more than one source may ask, unless they take seconds
+					must(t, da.MADPort().SendMAD(m))
+				}
+				return counter(db, "mads_drop_flood") > 0
+			})
 			copy(m.Data[16:], []byte{0, byte(mad.AttrREP)})
 			for range madQueue { // nobody reads
 				must(t, da.MADPort().SendMAD(m))
@@ -479,7 +481,7 @@ func TestNoAllocation(t *testing.T) {
 	recv := []verbs.RecvWR{{SG: b.sge(0, size)}}
 	send := []verbs.SendWR{{Flags: verbs.Signaled, SG: a.sge(0, size)}}
 	var wcs [4]verbs.WC
-	if n := testing.AllocsPerRun(200, func() {
+	one := func() {
 		_, _ = b.qp.PostRecv(recv)
 		_, _ = a.qp.PostSend(send)
 		for a.cq.Poll(wcs[:]) == 0 {
@@ -488,7 +490,13 @@ func TestNoAllocation(t *testing.T) {
 		for b.cq.Poll(wcs[:]) == 0 {
 			_ = b.cq.Wait()
 		}
-	}); n != 0 {
+	}
+	// What other goroutines allocate meanwhile is counted, too: the least of some counts is ours.
+	n := testing.AllocsPerRun(200, one)
+	for i := 0; n != 0 && i < 4; i++ {
+		n = min(n, testing.AllocsPerRun(200, one))
+	}
+	if n != 0 {
 		t.Errorf("%v allocations per message", n)
 	}
 }

@@ -61,6 +61,9 @@ func execRouteOnly(args []string) {
 // nor nfnetlink; and it leaves nothing behind.
 func TestDemoNeedsRouteOnly(t *testing.T) {
 	parallel(t)
+	if runtime.GOARCH == "386" {
+		t.Skip("sockets are opened by socketcall there, whose arguments a filter does not see")
+	}
 	s := newSegment(t, topology{})
 	self, err := os.Executable()
 	s.must(err)
