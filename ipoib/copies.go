@@ -49,6 +49,7 @@ type copies struct {
 	packets float64 // that may be sent at time at
 	octets  float64
 	at      time.Time
+	turn    int // of the packets that wait
 }
 
 // A copyJob is one packet and who is still to get it.
@@ -108,19 +109,22 @@ func (f *Interface) drainCopies() {
 	for class := copyClasses; class > 0; class-- {
 		q := &c.waiting[class-1]
 		for len(*q) > 0 {
-			j := &(*q)[0]
-			for len(j.to) > 0 && c.packets >= 1 && c.octets >= float64(len(j.frame)) {
-				f.do(SendUD{Link: encap.LinkAddr{QPN: ib.QPNMulticast, GID: j.to[0]}, Frame: slices.Clone(j.frame)})
-				j.to = j.to[1:]
-				c.packets--
-				c.octets -= float64(len(j.frame))
-				f.count(nCopies)
-			}
-			if len(j.to) > 0 {
+			// In turn: a question does not wait for all copies of the one before, which
+			// may have been answered.
+			i := c.turn % len(*q)
+			j := &(*q)[i]
+			if c.packets < 1 || c.octets < float64(len(j.frame)) {
 				f.count(nCopiesWaited)
 				return
 			}
-			*q = slices.Delete(*q, 0, 1)
+			f.do(SendUD{Link: encap.LinkAddr{QPN: ib.QPNMulticast, GID: j.to[0]}, Frame: slices.Clone(j.frame)})
+			j.to = j.to[1:]
+			c.packets--
+			c.octets -= float64(len(j.frame))
+			f.count(nCopies)
+			if c.turn = i + 1; len(j.to) == 0 {
+				*q, c.turn = slices.Delete(*q, i, i+1), i
+			}
 		}
 	}
 }

@@ -140,3 +140,22 @@ func TestCopiesAreSpread(t *testing.T) {
 		t.Errorf("%d packets wait for ever", got)
 	}
 }
+
+// A question does not wait until all copies of the one before have left.
+func TestQuestionsTakeTurns(t *testing.T) {
+	w := newWorld(t, 11)
+	var peers []ib.GID
+	for i := range 1000 {
+		peers = append(peers, gid(i+1))
+	}
+	a := w.node(1, Options{Peers: peers, Copies: true})
+	b := w.node(2, Options{Copies: true})
+	b.addAddr("10.0.0.200/24")
+	w.run(5 * time.Second)
+	a.ping("10.0.0.77", 64, true) // who is not there
+	p := a.ping("10.0.0.200", 64, true)
+	w.run(20 * time.Millisecond)
+	if got := b.got(p); got != 1 {
+		t.Errorf("%d packets came within 20ms, want 1", got)
+	}
+}
