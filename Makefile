@@ -75,11 +75,9 @@ chaos: ## faults of operators, processes and the network under load, for D altog
 
 flood: ## forged ARP, ND and CM packets and UD data, 50,000 a second and more for ten seconds, five times each undisturbed, and what that costs; as root, 10 to 20 minutes
 	$(GO) test ./test/netns -run '^TestFlood$$' -v -count 1 -timeout 40m -flood 10s
+
 cluster: ## HOSTS agents, 60, on a routed underlay without multicast and three members of etcd, with faults for D, ten minutes, by SEED; as root
 	$(GO) test ./test/netns -run '^TestCluster$$' -v -count 1 -timeout 0 -cluster $(or $(D),10m) -cluster.hosts $(or $(HOSTS),60) $(if $(SEED),-cluster.seed $(SEED))
-
-flood: ## forged ARP, ND and CM packets, 50,000 a second for ten seconds, five times each, and what that costs; as root
-	$(GO) test ./test/netns -run '^TestFlood$$' -v -count 1 -timeout 20m -flood 10s
 
 oracle: ## 300 random configurations of addresses, routes and rules: packets go where the kernel itself sends them; as root
 	$(GO) test ./test/netns -run '^TestOracle$$' -v -count 1 -timeout 30m -oracle 300

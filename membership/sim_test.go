@@ -27,7 +27,6 @@ type simHost struct {
 	listed    bool      // since it was last cut off
 	again     time.Time // when it tries again
 	next      time.Time // when it renews its lease and asks for a sign of life
-	died      time.Time
 }
 
 const (
