@@ -16,7 +16,7 @@ var lastPort atomic.Int32
 // pair opens two devices on the loopback device.
 func pair(t *testing.T, opts Options) (a, b *Device) {
 	t.Helper()
-	opts.Port = 21000 + os.Getpid()%1000*20 + int(lastPort.Add(1)%20)
+	opts.Port = 21000 + os.Getpid()%580*20 + int(lastPort.Add(1)%20) // below those that the kernel gives to others
 	open := func(addr string) *Device {
 		opts.Addr = netip.MustParseAddr(addr)
 		d, err := Open(opts)

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -176,6 +177,19 @@ var special map[reflect.Type]writer
 // instants are nanoseconds since the base of the table that they stand in.
 const instants = "neigh.instant"
 
+// indexes are sets in an order, as trees, whose shape tells only in what order they grew.
+const indexes = "fib.index["
+
+func (ws writers) index(t reflect.Type) writer {
+	return func(p *printer, x unsafe.Pointer) {
+		items := reflect.NewAt(t, x).Elem().FieldByName("BTreeG").MethodByName("Items").Call(nil)[0]
+		p.uint(uint64(items.Len()))
+		for i := range items.Len() {
+			ws.of(items.Type().Elem())(p, items.Index(i).Addr().UnsafePointer())
+		}
+	}
+}
+
 func (p *printer) instant(v int64) {
 	if v == 0 {
 		p.time(time.Time{})
@@ -246,6 +260,10 @@ func (ws writers) of(t reflect.Type) writer {
 	if w := special[t]; w != nil {
 		ws[t] = w
 		return w
+	}
+	if strings.HasPrefix(t.String(), indexes) {
+		ws[t] = ws.index(t)
+		return ws[t]
 	}
 	if t.String() == instants {
 		ws[t] = func(p *printer, x unsafe.Pointer) { p.instant(at[int64](x)) }

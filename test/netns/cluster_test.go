@@ -391,7 +391,7 @@ func (c *cluster) round(n int) {
 		c.churn()
 		time.Sleep(time.Duration(c.r.IntN(1500)) * time.Millisecond)
 	}
-	time.Sleep(time.Duration(c.r.IntN(int(2 * clusterLease))))
+	time.Sleep(time.Duration(c.r.Int64N(int64(2 * clusterLease))))
 	c.heal()
 	healed := time.Now()
 	c.say("healed")
