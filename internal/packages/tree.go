@@ -39,8 +39,9 @@ func (b *build) fromTree() error {
 
 // documents installs the documentation, but for what is about building and testing.
 func (b *build) documents() error {
-	b.add("README.md", "/usr/share/doc/ipoibcm/README.md", 0o644)
-	b.add("SECURITY.md", "/usr/share/doc/ipoibcm/SECURITY.md", 0o644)
+	for _, name := range []string{"README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"} {
+		b.add(name, "/usr/share/doc/ipoibcm/"+name, 0o644)
+	}
 	return filepath.WalkDir("docs", func(path string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() && strings.HasSuffix(path, ".md") {
 			b.add(path, "/usr/share/doc/ipoibcm/"+filepath.ToSlash(path), 0o644)
