@@ -42,13 +42,14 @@ func execute(ctx context.Context, args []string) int {
 	stdout.err = nil
 	root.SetOut(stdout)
 	cmd, err := root.ExecuteContextC(ctx)
-	if err == nil {
-		err = stdout.err
+	exit := exitError(0)
+	if stdout.err != nil && (err == nil || errors.As(err, &exit)) {
+		err = stdout.err // a status of its own says nothing where the words did not arrive
 	}
 	if err == nil {
 		return 0
 	}
-	if exit := exitError(0); errors.As(err, &exit) {
+	if errors.As(err, &exit) {
 		return int(exit)
 	}
 	var silent silentError
