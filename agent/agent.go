@@ -103,10 +103,10 @@ type Options struct {
 	Notify   func(string)
 	Watchdog time.Duration
 
-	// Store keeps descriptors for the next process; nil: there is none. Heritage is what
+	// Store keeps descriptors for the next process; nil: there is none. Predecessor is what
 	// the process before left there.
-	Store    Store
-	Heritage Heritage
+	Store       Store
+	Predecessor Predecessor
 
 	Build string   // version, for status
 	Notes []string // what is worth knowing about the provider, for status

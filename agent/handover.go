@@ -42,8 +42,8 @@ const (
 // releasedWithin bounds the wait for what a Store is to let go of.
 const releasedWithin = 2 * time.Second
 
-// A Heritage is what the process before left.
-type Heritage struct {
+// A Predecessor is what the process before left.
+type Predecessor struct {
 	TUN   *os.File        // nil: none. Run closes it
 	State *handover.State // nil: none that can be used
 }
@@ -78,11 +78,11 @@ func (a *Agent) prepareHandOver() error {
 // adoptTUN goes on with the interface of the process before; nil if there is none that is
 // what o says.
 func (a *Agent) adoptTUN(o tun.Options) *tun.File {
-	f := a.opt.Heritage.TUN
+	f := a.opt.Predecessor.TUN
 	if f == nil {
 		return nil
 	}
-	a.opt.Heritage.TUN = nil
+	a.opt.Predecessor.TUN = nil
 	defer f.Close()
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err == nil {
@@ -102,7 +102,7 @@ func (a *Agent) adoptTUN(o tun.Options) *tun.File {
 
 // sameLink reports whether the process before was on the link that we are on with gid.
 func (a *Agent) sameLink(gid ib.GID) bool {
-	s := a.opt.Heritage.State
+	s := a.opt.Predecessor.State
 	return s != nil && s.Link.GID == gid && s.PKey == cmp.Or(a.opt.PKey, ib.DefaultPKey) && s.Underlay == a.opt.Provider.Port().UnderlayIf
 }
 
@@ -113,13 +113,13 @@ func (a *Agent) openLoop(gid ib.GID) (*datapath.Loop, error) {
 		UDMTU: mtu.AcceptUD(a.opt.UDMTU), ReceiveMTU: a.opt.ReceiveMTU,
 		InheritClass: a.opt.InheritClass, CopyECN: a.opt.CopyECN, NoAttend: a.opt.OwnTUNThread}
 	if !a.sameLink(gid) {
-		if s := a.opt.Heritage.State; s != nil {
+		if s := a.opt.Predecessor.State; s != nil {
 			a.log.Warn("the process before was on another link: neighbours are learnt anew", "gid", s.Link.GID, "pkey", s.PKey, "underlay", s.Underlay)
-			a.opt.Heritage.State.Memory = ipoib.Memory{}
+			a.opt.Predecessor.State.Memory = ipoib.Memory{}
 		}
 		return datapath.New(c)
 	}
-	c.UDQPN = a.opt.Heritage.State.Link.QPN
+	c.UDQPN = a.opt.Predecessor.State.Link.QPN
 	l, err := datapath.New(c)
 	if errors.Is(err, verbs.ErrInvalid) {
 		a.log.Warn("the UD QPN of the process before cannot be had", "qpn", c.UDQPN, "err", err)
@@ -131,7 +131,7 @@ func (a *Agent) openLoop(gid ib.GID) (*datapath.Loop, error) {
 
 // memory returns what the process before knew.
 func (a *Agent) memory() ipoib.Memory {
-	if s := a.opt.Heritage.State; s != nil {
+	if s := a.opt.Predecessor.State; s != nil {
 		return s.Memory
 	}
 	return ipoib.Memory{}
@@ -148,7 +148,7 @@ func (a *Agent) tidy(d *hostnet.Device) error {
 	if _, err := d.RemoveOurs(); err != nil {
 		return fmt.Errorf("remove routes of the process before: %w", err)
 	}
-	s := a.opt.Heritage.State
+	s := a.opt.Predecessor.State
 	if s == nil {
 		return nil
 	}

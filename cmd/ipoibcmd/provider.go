@@ -31,8 +31,8 @@ const ecnOff, ecnAuto, ecnOn = "off", "auto", "on"
 
 // openProvider opens what carries RDMA, and checks that the UD MTU fits it. The
 // notes are what an operator should know about the choice.
-func openProvider(ctx context.Context, c Config, s settings, heir *inheritance, log *slog.Logger) (verbs.Provider, ib.GID, []string, error) {
-	dev, err := c.openDevice(ctx, s, heir, log)
+func openProvider(ctx context.Context, c Config, s settings, before *predecessor, log *slog.Logger) (verbs.Provider, ib.GID, []string, error) {
+	dev, err := c.openDevice(ctx, s, before, log)
 	if err != nil {
 		return nil, ib.GID{}, nil, err
 	}
@@ -55,7 +55,7 @@ func openProvider(ctx context.Context, c Config, s settings, heir *inheritance, 
 	return dev, s.gid, notes, nil
 }
 
-func (c *Config) openDevice(ctx context.Context, s settings, heir *inheritance, log *slog.Logger) (verbs.Provider, error) {
+func (c *Config) openDevice(ctx context.Context, s settings, before *predecessor, log *slog.Logger) (verbs.Provider, error) {
 	if c.Provider == ibVerbs && !ibverbs.Built {
 		return nil, fmt.Errorf("provider ibverbs: %w", ibverbs.ErrNotBuilt)
 	}
@@ -77,14 +77,14 @@ func (c *Config) openDevice(ctx context.Context, s settings, heir *inheritance, 
 		if off(c.Offload.BusyPoll) {
 			poll = 0
 		}
-		heir.suits(c.Underlay)
-		dev, err = heir.whenReleased(func() (verbs.Provider, error) {
+		before.suits(c.Underlay)
+		dev, err = before.whenReleased(func() (verbs.Provider, error) {
 			d, err := softroce.Open(softroce.Options{
 				Underlay: c.Underlay, GID: s.gid, MaxUDPayload: c.UDMTU.most() + encap.HeaderLen,
 				TrafficClass: uint8(c.Class.fixed()), ECN: ecnModes[c.ECN], PKeys: []ib.PKey{ib.PKey(cmp.Or(c.PKey, uint16(ib.DefaultPKey)))},
 				NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), HoldP: !off(c.Offload.HoldP),
 				BusyPoll: poll, NoConnect: off(c.Offload.Connected), Stop: ctx.Done(), Log: log,
-				Sockets: heir.sockets, GUID: heir.guid(),
+				Sockets: before.sockets, GUID: before.guid(),
 			})
 			if err != nil {
 				return nil, err // not a nil Device in an interface

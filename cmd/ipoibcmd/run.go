@@ -110,8 +110,8 @@ func serve(ctx context.Context, c Config, s settings, r reloading, queue *logque
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1) // one for the thread that holds it while it waits
 	}
 	store := openStore()
-	heir := inherit(store, log)
-	provider, gid, notes, err := openProvider(ctx, c, s, &heir, log)
+	before := predecessorOf(store, log)
+	provider, gid, notes, err := openProvider(ctx, c, s, &before, log)
 	if errors.Is(err, softroce.ErrStopped) || errors.Is(err, ibverbs.ErrStopped) {
 		return nil // interrupted before there was anything to end
 	}
@@ -147,7 +147,7 @@ func serve(ctx context.Context, c Config, s settings, r reloading, queue *logque
 		OwnTUNThread: off(c.Offload.OneThread), NoChecksum: off(c.Offload.Checksum), NoSegments: off(c.Offload.TSO), NoDatagrams: off(c.Offload.USO),
 		Build: stamp().String(), Notes: notes, Check: c.checkUD(s.gid), NoQP1: whyNoQP1(provider),
 		Log: log, LogCounts: func() (lost, leftOut uint64) { n := queue.Counts(); return n.Lost, n.LeftOut },
-		Confine: c.confine(s, r.file), Store: store, Heritage: heir.Heritage,
+		Confine: c.confine(s, r.file), Store: store, Predecessor: before.Predecessor,
 	}
 	opt.Notify, opt.Watchdog = notifier(log)
 	if opt.Hangup = r.hangup; r.file != "" {

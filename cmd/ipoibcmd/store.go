@@ -64,16 +64,16 @@ func (s *fdStore) send(text string, fds []int) error {
 // sendWithin bounds the wait for a manager that does not listen.
 const sendWithin = time.Second
 
-// An inheritance is what the process before left for this one.
-type inheritance struct {
-	agent.Heritage
+// A predecessor is what the process before left for this one.
+type predecessor struct {
+	agent.Predecessor
 	sockets []int
 	held    bool // the store had sockets, and lets go of them sooner or later
 }
 
-// inherit takes what the service manager has kept. What cannot be used is closed, with a
+// predecessorOf takes what the service manager has kept. What cannot be used is closed, with a
 // word about why.
-func inherit(store agent.Store, log *slog.Logger) (h inheritance) {
+func predecessorOf(store agent.Store, log *slog.Logger) (h predecessor) {
 	var state *os.File
 	for _, f := range activation.Files(true) {
 		switch {
@@ -113,13 +113,13 @@ func inherit(store agent.Store, log *slog.Logger) (h inheritance) {
 }
 
 // suits closes the sockets unless they are of underlay.
-func (h *inheritance) suits(underlay string) {
+func (h *predecessor) suits(underlay string) {
 	if h.State != nil && h.State.Underlay != underlay {
 		h.dropSockets()
 	}
 }
 
-func (h *inheritance) dropSockets() {
+func (h *predecessor) dropSockets() {
 	for _, fd := range h.sockets {
 		unix.Close(fd)
 	}
@@ -127,7 +127,7 @@ func (h *inheritance) dropSockets() {
 }
 
 // guid returns that of the process before, zero if there was none.
-func (h *inheritance) guid() ib.GUID {
+func (h *predecessor) guid() ib.GUID {
 	if h.State == nil {
 		return 0
 	}
@@ -138,7 +138,7 @@ func (h *inheritance) guid() ib.GUID {
 const releasedWithin = 2 * time.Second
 
 // whenReleased opens a device, whose port the store may still hold.
-func (h *inheritance) whenReleased(open func() (verbs.Provider, error)) (verbs.Provider, error) {
+func (h *predecessor) whenReleased(open func() (verbs.Provider, error)) (verbs.Provider, error) {
 	until := time.Now().Add(releasedWithin)
 	for {
 		dev, err := open()

@@ -88,7 +88,7 @@ type Device struct {
 	routes    routeMTUs
 
 	closing atomic.Bool
-	heritage
+	handover
 
 	attended atomic.Bool // a receiver looks after a descriptor of the user's
 	stepping atomic.Bool // it is calling the user's step

@@ -14,8 +14,8 @@ import (
 
 var _ verbs.Successor = (*Device)(nil)
 
-// A heritage is what a device has of the process before it, and leaves to the next.
-type heritage struct {
+// A handover is what a device has of the process before it, and leaves to the next.
+type handover struct {
 	adopted bool // sockets: nothing is read before Begin
 	begin   sync.Once
 	reading sync.WaitGroup // the receivers' goroutines
