@@ -28,10 +28,11 @@ import (
 
 // Times of a session with the cluster.
 const (
-	requestWithin = 3 * time.Second        // patience for one request
-	pingEvery     = 5 * time.Second        // of a connection that is silent
-	retryMin      = 200 * time.Millisecond // after a failure, doubled up to retryMax
-	retryMax      = 2 * time.Second
+	requestWithin = 3 * time.Second         // patience for one request
+	pingEvery     = 5 * time.Second         // of a connection that is silent
+	retryMin      = 200 * time.Millisecond  // after a failure, doubled up to retryMax
+	retryMax      = time.Second             // so that a fault that ends is over within seconds
+	connectWithin = 1500 * time.Millisecond // a SYN is sent twice
 	// gather is how long changes are collected before they make a list: in a large link they come
 	// by the hundred.
 	gather = 20 * time.Millisecond
@@ -178,7 +179,7 @@ func (s *source) connect(ctx context.Context, tell func(membership.Event)) error
 		Endpoints: s.c.Endpoints, TLS: s.tls, Context: base, Logger: zap.NewNop(),
 		DialTimeout: requestWithin, DialKeepAliveTime: pingEvery, DialKeepAliveTimeout: requestWithin, PermitWithoutStream: true,
 		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff: backoff.Config{BaseDelay: retryMin, Multiplier: 1.6, Jitter: 0.2, MaxDelay: retryMax}, MinConnectTimeout: requestWithin})},
+			Backoff: backoff.Config{BaseDelay: retryMin, Multiplier: 1.6, Jitter: 0.2, MaxDelay: retryMax}, MinConnectTimeout: connectWithin})},
 	}
 	if s.c.User != "" {
 		password, err := s.c.Password()
