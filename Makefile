@@ -90,7 +90,7 @@ nightly: ## all that takes long, one after the other; goes on where it was stopp
 interop: ## beside kernel Soft-RoCE, librdmacm and siw of two kernels in virtual machines, and the demo on the oldest; KERNEL=6.1 for one; as root, with QEMU
 	$(GO) run ./internal/check -interop $(if $(KERNEL),-kernel $(KERNEL)) -summary .cache/interop.txt
 
-interop-full: ## the long form of interop: what else it runs is Linux's ib_ipoib on an underlay of 1500; KERNEL=6.1 for one; as root, with QEMU
+interop-full: ## the long form of interop: what else it runs are more rows beside Linux's ib_ipoib, and all on an underlay of 1500; KERNEL=6.1 for one; as root, with QEMU
 	$(GO) run ./internal/check -interop -long $(if $(KERNEL),-kernel $(KERNEL)) -summary .cache/interop.txt
 
 architectures: ## vet and link for all of them, the tests as 386 programs, codecs and machines as arm, arm64 and s390x in QEMU's user mode
