@@ -9,9 +9,8 @@ import (
 	"os"
 	"os/user"
 	"strconv"
-	"syscall"
 
-	"golang.org/x/sys/unix"
+	"ipoibcm/peercred"
 )
 
 // share gives the members of a group access to the control socket at path. Where
@@ -39,40 +38,18 @@ func share(path, group string) error {
 	return nil
 }
 
-// userKey is the key of a client's user in the context of its requests.
-type userKey struct{}
-
-// withUser notes who is at the other end of a connection, as the kernel says.
+// withUser notes who is at the other end of a connection.
 func withUser(ctx context.Context, c net.Conn) context.Context {
 	if cl, ok := c.(*client); ok {
 		c = cl.Conn
 	}
-	s, ok := c.(syscall.Conn)
-	if !ok {
-		return ctx
-	}
-	raw, err := s.SyscallConn()
-	if err != nil {
-		return ctx
-	}
-	var cred *unix.Ucred
-	if raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }) != nil || err != nil {
-		return ctx
-	}
-	return context.WithValue(ctx, userKey{}, int(cred.Uid))
-}
-
-// mayChange reports whether a request comes from root or from our own user: whoever
-// else may open the socket may look, and neither change anything nor read packets.
-func mayChange(ctx context.Context) bool {
-	uid, known := ctx.Value(userKey{}).(int)
-	return known && (uid == 0 || uid == os.Geteuid())
+	return peercred.WithUser(ctx, c)
 }
 
 // owners lets h serve those who may change things.
 func owners(h http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if !mayChange(r.Context()) {
+		if !peercred.MayChange(r.Context()) {
 			fail(w, http.StatusForbidden, fmt.Sprintf("%s %s: only for root and the agent's own user", r.Method, r.URL.Path),
 				"become root; members of the socket's group may look, and not change settings or read packets")
 			return

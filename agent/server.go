@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"ipoibcm/control"
+	"ipoibcm/peercred"
 )
 
 // listen opens the control socket. A socket that nobody answers on is left over
@@ -146,7 +147,7 @@ func (a *Agent) explain(w http.ResponseWriter, r *http.Request) {
 
 // show answers with a document, as the client may see it.
 func show[T any](w http.ResponseWriter, r *http.Request, v T) {
-	if !mayChange(r.Context()) {
+	if !peercred.MayChange(r.Context()) {
 		v = forLookers(v)
 	}
 	answer(w, v)
@@ -171,7 +172,7 @@ func (a *Agent) events(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	flush := http.NewResponseController(w).Flush
 	flush()
-	enc, all := json.NewEncoder(w), mayChange(r.Context())
+	enc, all := json.NewEncoder(w), peercred.MayChange(r.Context())
 	for {
 		select {
 		case e, ok := <-s.ch:

@@ -7,35 +7,14 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"ipoibcm/peercred"
 )
-
-// userKey is the key of a client's user in the context of its requests.
-type userKey struct{}
-
-// withUser notes who is at the other end of a connection, as the kernel says.
-func withUser(ctx context.Context, conn net.Conn) context.Context {
-	c, ok := conn.(*net.UnixConn)
-	if !ok {
-		return ctx
-	}
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return ctx
-	}
-	var cred *unix.Ucred
-	if raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }) != nil || err != nil {
-		return ctx
-	}
-	return context.WithValue(ctx, userKey{}, int(cred.Uid))
-}
 
 // serve answers on l until ctx ends.
 func (s *Service) serve(ctx context.Context, l net.Listener) error {
-	srv := &http.Server{Handler: s.handler(), ConnContext: withUser, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10}
+	srv := &http.Server{Handler: s.handler(), ConnContext: peercred.WithUser, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10}
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(l) }()
 	select {
@@ -58,8 +37,7 @@ func (s *Service) handler() http.Handler {
 	mux := http.NewServeMux()
 	handle := func(pattern string, f func(r *http.Request) (any, error)) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			uid, known := r.Context().Value(userKey{}).(int)
-			if !known || (uid != 0 && uid != os.Geteuid()) {
+			if !peercred.MayChange(r.Context()) {
 				answer(w, http.StatusForbidden, answerError{"only root may ask"})
 				return
 			}

@@ -79,6 +79,7 @@ var layers = []layered{
 	{"verbs/events", 2, edge},
 	{"hostnet", 1, edge},
 	{"logqueue", 1, edge},
+	{"peercred", 1, edge},
 	{"sandbox", 1, edge},
 	{"ib", 0, pure},
 	{"lru", 0, pure},

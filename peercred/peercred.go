@@ -1,0 +1,45 @@
+// Package peercred tells which user is at the other end of a unix socket, as the
+// kernel says (SO_PEERCRED, unix(7)), for servers that let some change things.
+package peercred
+
+import (
+	"context"
+	"net"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// userKey is the key of a client's user in the context of its requests.
+type userKey struct{}
+
+// WithUser returns ctx with the user at the other end of c. Where the kernel does not
+// know one, because c is no unix socket, it is ctx.
+func WithUser(ctx context.Context, c net.Conn) context.Context {
+	s, ok := c.(syscall.Conn)
+	if !ok {
+		return ctx
+	}
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return ctx
+	}
+	var cred *unix.Ucred
+	if raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }) != nil || err != nil {
+		return ctx
+	}
+	return As(ctx, int(cred.Uid))
+}
+
+// As returns ctx with a user ID.
+func As(ctx context.Context, uid int) context.Context {
+	return context.WithValue(ctx, userKey{}, uid)
+}
+
+// MayChange reports whether a request comes from root or from our own user. One whose user is
+// not known comes from neither.
+func MayChange(ctx context.Context) bool {
+	uid, known := ctx.Value(userKey{}).(int)
+	return known && (uid == 0 || uid == os.Geteuid())
+}
