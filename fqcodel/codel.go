@@ -70,10 +70,11 @@ func (s *Scheduler) control(q *Queue, f *flow, now int64, dropped []int32) (id i
 
 // late reports whether packets have waited too long for an interval, now that p
 // was taken out. A destination that has no more than one packet waiting is slow,
-// and not behind.
+// and not behind. The same holds of a flow that has nothing else waiting: what it waited
+// for are the turns of others, which no loss of its own makes shorter.
 func (s *Scheduler) late(q *Queue, f *flow, p *packet, now int64) bool {
 	c := &f.codel
-	if now-p.since < s.target || q.octets <= f.largest {
+	if now-p.since < s.target || f.packets == 0 || q.octets <= f.largest {
 		c.firstAbove = 0
 		return false
 	}

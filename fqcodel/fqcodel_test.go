@@ -230,6 +230,40 @@ func TestOnePacketIsNoQueue(t *testing.T) {
 	}
 }
 
+// A flow with one packet at a time waits for the turns of others, on a slow link for longer than the
+// target each time. None of it is dropped or marked: that would make nobody's wait shorter.
+func TestLonePacketsAreNoQueue(t *testing.T) {
+	for _, ecn := range []bool{false, true} {
+		w := newWorld(t, Options{}, 64)
+		var q Queue
+		const every = 26 * ms // a message of 64 KB through 20 Mb/s
+		sent, came := 0, 0
+		for now := int64(0); now < 10_000*ms; now += every {
+			for i := range 2 {
+				for w.flows[i].octets < 3*61440 {
+					w.put(&q, i, 61440, false, now-every/2)
+				}
+			}
+			if w.flows[2].packets == 0 {
+				w.put(&q, 2, 88, ecn, now-every/2)
+				sent++
+			}
+			for q.octets > 4*61440 { // what the small one leaves of a turn is taken by the next
+				flow, mark, drops := w.take(&q, now)
+				if slices.Contains(drops, 2) || mark {
+					t.Fatalf("ECN %v: after %d ms the packet of the flow that has no other was dropped or marked", ecn, now/ms)
+				}
+				if flow == 2 {
+					came++
+				}
+			}
+		}
+		if came < sent-1 || came < 100 {
+			t.Errorf("ECN %v: %d of %d came", ecn, came, sent)
+		}
+	}
+}
+
 // The fattest flow gives way, however many packets the others have.
 func TestDropFattest(t *testing.T) {
 	w := newWorld(t, Options{}, 64)
