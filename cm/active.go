@@ -178,7 +178,7 @@ func (m *Manager) ready(ev Ready) {
 	if c == nil {
 		return
 	}
-	m.stopTimer(c)
+	m.timers.Stop(c)
 	m.setState(c, StateEstablished)
 	rtu := mad.RTU{TransactionID: c.tid, LocalCommID: c.p.LocalCommID, RemoteCommID: c.p.RemoteCommID}
 	fill(rtu.PrivateData[:], ev.PrivateData)

@@ -94,7 +94,7 @@ func TestTimewait(t *testing.T) {
 			t.Errorf("QPN a1 was used again: %+v", failed)
 		}
 		end := time.Time{}
-		for _, c := range m.timers {
+		for _, c := range m.timers.All() {
 			if c.state == StateTimewait {
 				end = c.deadline
 			}

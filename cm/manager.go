@@ -2,13 +2,13 @@ package cm
 
 import (
 	"cmp"
-	"container/heap"
 	"fmt"
 	"slices"
 	"time"
 
 	"ipoibcm/ib"
 	"ipoibcm/serviceid"
+	"ipoibcm/timerheap"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/mad"
 )
@@ -26,7 +26,7 @@ type Manager struct {
 	byRemote   map[remoteID]*conn
 	byRemoteQP map[remoteQP]*conn
 	byQPN      map[ib.QPN]*conn // our QPN
-	timers     timers
+	timers     timerheap.Heap[conn, *conn]
 
 	lastIncoming Handle
 	lastSeq      uint64
@@ -88,8 +88,8 @@ type conn struct {
 	answer [verbs.MADLen]byte
 
 	deadline time.Time
-	index    int    // in timers, -1 if not there
 	seq      uint64 // breaks ties
+	timerheap.Slot
 }
 
 // New returns a Manager without connections or listeners.
@@ -154,10 +154,10 @@ func (m *Manager) Step(dst []Action, now time.Time, ev Event) []Action {
 
 // Deadline says when the driver must send Wake; zero means never.
 func (m *Manager) Deadline() time.Time {
-	if len(m.timers) == 0 {
-		return time.Time{}
+	if c := m.timers.First(); c != nil {
+		return c.deadline
 	}
-	return m.timers[0].deadline
+	return time.Time{}
 }
 
 // Conns lists the connections, those in TIMEWAIT and REJECTED included, by handle.
@@ -226,7 +226,7 @@ func (m *Manager) add(c *conn) {
 		c.p.LocalCommID = mad.CommID(m.opt.Rand.Uint64())
 	}
 	m.lastSeq++
-	c.seq, c.index, c.since = m.lastSeq, -1, m.now
+	c.seq, c.since = m.lastSeq, m.now
 	m.byHandle[c.handle] = c
 	m.byLocal[c.p.LocalCommID] = c
 	m.indexRemote(c)
@@ -315,17 +315,7 @@ func (m *Manager) makeRoom() {
 // setTimer makes c due after d.
 func (m *Manager) setTimer(c *conn, d time.Duration) {
 	c.deadline = m.now.Add(d)
-	if c.index < 0 {
-		heap.Push(&m.timers, c)
-		return
-	}
-	heap.Fix(&m.timers, c.index)
-}
-
-func (m *Manager) stopTimer(c *conn) {
-	if c.index >= 0 {
-		heap.Remove(&m.timers, c.index)
-	}
+	m.timers.Set(c)
 }
 
 // end tells the user how c ended, once.
@@ -347,7 +337,7 @@ func (m *Manager) timewait(c *conn) {
 func (m *Manager) release(c *conn) {
 	rejected := c.state == StateRejected && !c.active
 	m.setState(c, StateIdle)
-	m.stopTimer(c)
+	m.timers.Stop(c)
 	delete(m.byHandle, c.handle)
 	delete(m.byLocal, c.p.LocalCommID)
 	if m.byRemote[c.remoteID()] == c {

@@ -307,7 +307,7 @@ func FuzzStep(f *testing.F) {
 			}
 		}
 		m := u.m
-		if len(m.byHandle)+len(m.byLocal)+len(m.byRemote)+len(m.byRemoteQP)+len(m.byQPN)+len(m.timers)+len(m.rejected)+len(m.halfOpen) != 0 {
+		if len(m.byHandle)+len(m.byLocal)+len(m.byRemote)+len(m.byRemoteQP)+len(m.byQPN)+m.timers.Len()+len(m.rejected)+len(m.halfOpen) != 0 {
 			t.Errorf("left behind: %+v", m.Conns()) // 4755-3.2-7
 		}
 		if len(u.open)+len(u.qpn) != 0 {
@@ -472,8 +472,8 @@ func (u *fuzzUser) step(ev Event) {
 func (u *fuzzUser) check() {
 	m := u.m
 	if len(m.byHandle) > 12 || len(m.byHandle) != len(m.byLocal) || len(m.byRemote) > len(m.byHandle) ||
-		len(m.byRemoteQP) > len(m.byHandle) || len(m.byQPN) > len(m.byHandle) || len(m.timers) > len(m.byHandle) {
-		u.t.Fatalf("tables: %d %d %d %d %d %d", len(m.byHandle), len(m.byLocal), len(m.byRemote), len(m.byRemoteQP), len(m.byQPN), len(m.timers))
+		len(m.byRemoteQP) > len(m.byHandle) || len(m.byQPN) > len(m.byHandle) || m.timers.Len() > len(m.byHandle) {
+		u.t.Fatalf("tables: %d %d %d %d %d %d", len(m.byHandle), len(m.byLocal), len(m.byRemote), len(m.byRemoteQP), len(m.byQPN), m.timers.Len())
 	}
 	halfOpen := 0
 	for h, c := range m.byHandle {
@@ -483,7 +483,7 @@ func (u *fuzzUser) check() {
 		if c.handle != h || m.byLocal[c.p.LocalCommID] != c {
 			u.t.Fatalf("%v is filed wrongly", h)
 		}
-		if (c.index < 0) != (c.state == StateEstablished) {
+		if c.Armed() == (c.state == StateEstablished) {
 			u.t.Fatalf("%v has no deadline in %v", h, c.state)
 		}
 	}

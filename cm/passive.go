@@ -205,7 +205,7 @@ func (m *Manager) data(ev DataOnQP) {
 
 // up makes a passive connection established.
 func (m *Manager) up(c *conn, rtuData []byte) {
-	m.stopTimer(c)
+	m.timers.Stop(c)
 	m.setState(c, StateEstablished)
 	m.act(Established{Handle: c.handle, Params: c.p, ByData: c.byData, RTUPrivateData: rtuData})
 }

@@ -1,7 +1,6 @@
 package cm
 
 import (
-	"container/heap"
 	"time"
 
 	"ipoibcm/ib"
@@ -31,42 +30,18 @@ func tryWait(respond, ack ib.Timeout) time.Duration {
 // from us at the latest: with half of it left for the way.
 func patience(respond ib.Timeout) time.Duration { return max(minWait, bounded(respond)/2) }
 
-// timers is a heap of connections by deadline, then by age.
-type timers []*conn
-
-func (t timers) Len() int { return len(t) }
-func (t timers) Less(i, j int) bool {
-	if !t[i].deadline.Equal(t[j].deadline) {
-		return t[i].deadline.Before(t[j].deadline)
+// Before orders connections by deadline, then by age.
+func (c *conn) Before(o *conn) bool {
+	if !c.deadline.Equal(o.deadline) {
+		return c.deadline.Before(o.deadline)
 	}
-	return t[i].seq < t[j].seq
-}
-func (t timers) Swap(i, j int) {
-	t[i], t[j] = t[j], t[i]
-	t[i].index, t[j].index = i, j
-}
-
-// Push and Pop serve container/heap.
-func (t *timers) Push(x any) {
-	c := x.(*conn)
-	c.index = len(*t)
-	*t = append(*t, c)
-}
-
-func (t *timers) Pop() any {
-	last := len(*t) - 1
-	c := (*t)[last]
-	(*t)[last] = nil
-	*t = (*t)[:last]
-	c.index = -1
-	return c
+	return c.seq < o.seq
 }
 
 // wake handles every deadline that has passed.
 func (m *Manager) wake() {
-	for len(m.timers) > 0 && !m.now.Before(m.timers[0].deadline) {
-		c := m.timers[0]
-		heap.Pop(&m.timers)
+	for c := m.timers.First(); c != nil && !m.now.Before(c.deadline); c = m.timers.First() {
+		m.timers.Stop(c)
 		m.expire(c)
 	}
 }

@@ -38,6 +38,7 @@ import (
 	"ipoibcm/mtu"
 	"ipoibcm/neigh"
 	"ipoibcm/serviceid"
+	"ipoibcm/timerheap"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
 )
@@ -66,7 +67,7 @@ type Interface struct {
 	addrs addrs // on the device
 
 	peers  map[encap.LinkAddr]*peer
-	timers peerTimers
+	timers timerheap.Heap[peer, *peer]
 	spare  spare
 	queued int // octets waiting for connections
 
@@ -215,7 +216,7 @@ func (f *Interface) Deadline() time.Time {
 		}
 		return time.Time{}
 	}
-	return earliest(earliest(earliest(f.cm.Deadline(), f.neigh.Deadline()), earliest(f.group.Deadline(), f.timers.first())), earliest(f.fib.Deadline(), f.copies.deadline()))
+	return earliest(earliest(earliest(f.cm.Deadline(), f.neigh.Deadline()), earliest(f.group.Deadline(), f.firstPeer())), earliest(f.fib.Deadline(), f.copies.deadline()))
 }
 
 // earliest returns the earlier of two deadlines, where zero means never.

@@ -10,6 +10,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/lru"
 	"ipoibcm/serviceid"
+	"ipoibcm/timerheap"
 	"ipoibcm/wire/encap"
 )
 
@@ -78,11 +79,9 @@ type peer struct {
 	touched time.Time
 	kept    *memo // nil: nothing to tell
 
-	// When the timer looks at it, early at worst, and where it is among those
-	// that wait for that, plus 1.
-	at   time.Time
-	slot int
+	at time.Time // when the timer looks at it, early at worst
 
+	timerheap.Slot  // in Interface.timers
 	lru.Links[peer] // in Interface.spare
 }
 
@@ -153,7 +152,7 @@ func (f *Interface) evictPeer() bool {
 func (f *Interface) forgetPeer(p *peer) {
 	delete(f.peers, p.key)
 	f.spare.remove(p)
-	f.disarm(p)
+	f.timers.Stop(p)
 }
 
 // allPeers returns the peers in the order of their link-layer addresses: what is

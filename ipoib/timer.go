@@ -1,7 +1,6 @@
 package ipoib
 
 import (
-	"container/heap"
 	"slices"
 	"time"
 
@@ -34,10 +33,9 @@ func (f *Interface) wake() {
 	if due(f.copies.deadline()) {
 		f.drainCopies()
 	}
-	for due(f.timers.first()) {
-		p := f.timers[0]
+	for p := f.timers.First(); p != nil && due(p.at); p = f.timers.First() {
 		f.wakePeer(p, due)
-		f.disarm(p)
+		f.timers.Stop(p)
 		if t := f.peerDue(p); f.peers[p.key] == p && !t.IsZero() {
 			if due(t) {
 				t = f.now.Add(1) // later: others are due as well
@@ -130,61 +128,26 @@ func (f *Interface) peerDue(p *peer) time.Time {
 // arm makes sure that wake looks at p at t; a zero t is never. Timers that move
 // away leave it early, which is harmless; looking at every peer is not.
 func (f *Interface) arm(p *peer, t time.Time) {
-	switch {
-	case t.IsZero() || f.peers[p.key] != p: // it has been forgotten
-	case p.slot == 0:
-		p.at = t
-		heap.Push(&f.timers, p)
-	case t.Before(p.at):
-		p.at = t
-		heap.Fix(&f.timers, p.slot-1)
+	if t.IsZero() || f.peers[p.key] != p || p.Armed() && !t.Before(p.at) {
+		return // it has been forgotten, or is looked at sooner
 	}
+	p.at = t
+	f.timers.Set(p)
 }
 
-func (f *Interface) disarm(p *peer) {
-	if p.slot != 0 {
-		heap.Remove(&f.timers, p.slot-1)
+// firstPeer returns when wake is to look at a peer next; zero means never.
+func (f *Interface) firstPeer() time.Time {
+	if p := f.timers.First(); p != nil {
+		return p.at
 	}
+	return time.Time{}
 }
 
-// peerTimers is a heap of the peers that wake is to look at, by when. Of those due at
-// once the lower link-layer address comes first.
-type peerTimers []*peer
-
-// first returns when the first is due; zero means never.
-func (ts peerTimers) first() time.Time {
-	if len(ts) == 0 {
-		return time.Time{}
-	}
-	return ts[0].at
-}
-
-func (ts peerTimers) Len() int { return len(ts) }
-
-func (ts peerTimers) Less(i, j int) bool {
-	if c := ts[i].at.Compare(ts[j].at); c != 0 {
+// Before orders peers by when wake is to look at them; of those due at once the lower
+// link-layer address comes first.
+func (p *peer) Before(o *peer) bool {
+	if c := p.at.Compare(o.at); c != 0 {
 		return c < 0
 	}
-	return ts[i].key.Compare(ts[j].key) < 0
-}
-
-func (ts peerTimers) Swap(i, j int) {
-	ts[i], ts[j] = ts[j], ts[i]
-	ts[i].slot, ts[j].slot = i+1, j+1
-}
-
-// Push and Pop serve container/heap.
-func (ts *peerTimers) Push(x any) {
-	p := x.(*peer)
-	*ts = append(*ts, p)
-	p.slot = len(*ts)
-}
-
-func (ts *peerTimers) Pop() any {
-	last := len(*ts) - 1
-	p := (*ts)[last]
-	(*ts)[last] = nil
-	*ts = (*ts)[:last]
-	p.slot = 0
-	return p
+	return p.key.Compare(o.key) < 0
 }

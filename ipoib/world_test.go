@@ -238,7 +238,7 @@ func (n *node) checkPeers() {
 		}
 	}
 	for key, p := range f.peers {
-		if t := f.peerDue(p); !f.shutdown && !t.IsZero() && (p.slot == 0 || t.Before(p.at)) {
+		if t := f.peerDue(p); !f.shutdown && !t.IsZero() && (!p.Armed() || t.Before(p.at)) {
 			w.failf("%s: a timer of %v is due at %v, armed is %v", n.name, key, t, p.at)
 		}
 		if p.unused() {
@@ -255,8 +255,8 @@ func (n *node) checkPeers() {
 			up++
 		}
 	}
-	if spare != 0 || up != f.conns.up || len(f.timers) > len(f.peers) {
-		w.failf("%s: %d peers to spare too many, %d connections up of %d, %d timers of %d peers", n.name, spare, f.conns.up, up, len(f.timers), len(f.peers))
+	if spare != 0 || up != f.conns.up || f.timers.Len() > len(f.peers) {
+		w.failf("%s: %d peers to spare too many, %d connections up of %d, %d timers of %d peers", n.name, spare, f.conns.up, up, f.timers.Len(), len(f.peers))
 	}
 }
 

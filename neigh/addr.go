@@ -81,7 +81,7 @@ func (t *Table) removeAddr(dst []Action, now time.Time, a netip.Addr) []Action {
 	if o == nil {
 		return dst
 	}
-	t.timers.stop(&o.timer)
+	t.timers.Stop(&o.timer)
 	delete(t.own, a)
 	if t.o.AskOthers {
 		// The kernel tells that an address goes before it has taken its local route away,
@@ -136,7 +136,7 @@ func (t *Table) setRouter(dst []Action, now time.Time, on bool) []Action {
 // own it waits for SetLinkAddr.
 func (t *Table) detect(dst []Action, now time.Time, o *ownAddr) []Action {
 	o.state, o.probes, o.pauses, o.by = AddrOptimistic, 0, 0, encap.LinkAddr{}
-	t.timers.stop(&o.timer)
+	t.timers.Stop(&o.timer)
 	if !validLink(t.link) {
 		return dst
 	}
@@ -174,7 +174,7 @@ func (t *Table) verified(dst []Action, now time.Time, o *ownAddr) []Action {
 }
 
 func (t *Table) announce(dst []Action, now time.Time, o *ownAddr) []Action {
-	t.timers.stop(&o.timer)
+	t.timers.Stop(&o.timer)
 	if !validLink(t.link) {
 		return dst
 	}

@@ -433,7 +433,7 @@ func (t *Table) remove(dst []Action, e *entry, reason ExpireReason, why Drop) []
 	dst = t.discardQueue(dst, e, why)
 	t.unindex(e)
 	t.endChallenge(e)
-	t.timers.stop(&e.timer)
+	t.timers.Stop(&e.timer)
 	t.listOf(e).Remove(e)
 	delete(t.entries, e.ip)
 	return dst

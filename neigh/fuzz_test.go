@@ -81,7 +81,7 @@ func fuzzStep(t *testing.T, in []byte) {
 			if n.State.Known() != validLink(n.LinkAddr) && n.State != StateFailed {
 				t.Fatalf("state and address disagree: %+v", n)
 			}
-			if tab.entries[n.IP].timer.pos == 0 {
+			if !tab.entries[n.IP].timer.Armed() {
 				t.Fatalf("%v in %v waits for nothing", n.IP, n.State)
 			}
 		}

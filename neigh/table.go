@@ -144,8 +144,8 @@ func (t *Table) forget(dst []Action, entries []*entry) []Action {
 // wake does what is due.
 func (t *Table) wake(dst []Action, now time.Time) []Action {
 	at := t.instant(now)
-	for tm := t.timers.due(at); tm != nil; tm = t.timers.due(at) {
-		t.timers.stop(tm)
+	for tm := t.timers.First(); tm != nil && at >= tm.at; tm = t.timers.First() {
+		t.timers.Stop(tm)
 		if tm.entry != nil {
 			dst = t.entryTimer(dst, now, tm.entry)
 		} else {

@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/timerheap"
 	wire "ipoibcm/wire/sa"
 )
 
@@ -75,7 +77,7 @@ type Client struct {
 	traps    []*subscription
 	queue    []*task // those that wait for a place among MaxInFlight, oldest first
 	byTID    map[uint32]*task
-	timers   timers
+	timers   timerheap.Heap[task, *task]
 	lastSeq  uint64
 	counters counts
 
@@ -140,10 +142,10 @@ func (c *Client) Step(dst []Action, now time.Time, ev Event) []Action {
 
 // Deadline says when the driver must send Wake; zero means never.
 func (c *Client) Deadline() time.Time {
-	if len(c.timers) == 0 {
-		return time.Time{}
+	if t := c.timers.First(); t != nil {
+		return t.deadline
 	}
-	return c.timers[0].deadline
+	return time.Time{}
 }
 
 func (c *Client) act(a Action) { c.dst = append(c.dst, a) }
@@ -199,7 +201,8 @@ func (c *Client) atManager() {
 
 // recall takes back all questions that are on their way, to be asked again.
 func (c *Client) recall() {
-	for _, t := range c.timers.inOrder() {
+	byAge := slices.SortedFunc(slices.Values(c.timers.All()), func(a, b *task) int { return cmp.Compare(a.seq, b.seq) })
+	for _, t := range byAge {
 		if t.status != sent || t == c.probe {
 			continue
 		}

@@ -22,10 +22,7 @@ func (c *Client) check() error {
 	if len(c.byTID) > c.opt.MaxInFlight {
 		return fmt.Errorf("%d questions out, want at most %d", len(c.byTID), c.opt.MaxInFlight)
 	}
-	for i, t := range c.timers {
-		if t.index != i {
-			return fmt.Errorf("timer %d thinks it is %d", i, t.index)
-		}
+	for _, t := range c.timers.All() {
 		if t.status == idle || t.status == queued && t.kind != kindPath {
 			return fmt.Errorf("a task of kind %d in status %d has a deadline", t.kind, t.status)
 		}
@@ -52,7 +49,7 @@ func (c *Client) check() error {
 		if c.paths[p.key] != p {
 			return fmt.Errorf("path to %v is listed and not in paths", p.key.DGID)
 		}
-		if p.inQuestion() && p.task.index < 0 {
+		if p.inQuestion() && !p.task.Armed() {
 			return fmt.Errorf("path to %v is in question for ever", p.key.DGID)
 		}
 		if c.state == StateDown && p.inQuestion() {
@@ -82,7 +79,7 @@ func (c *Client) checkTasks(all []*task, waiting map[*task]bool) error {
 		if (t.status == queued) != waiting[t] {
 			return fmt.Errorf("a task of kind %d in status %d is queued: %v", t.kind, t.status, waiting[t])
 		}
-		if t.index >= 0 {
+		if t.Armed() {
 			timed++
 		}
 		if t.status == sent {
@@ -94,8 +91,8 @@ func (c *Client) checkTasks(all []*task, waiting map[*task]bool) error {
 		delete(waiting, t)
 	}
 	switch {
-	case timed != len(c.timers):
-		return fmt.Errorf("%d tasks have a deadline, %d timers", timed, len(c.timers))
+	case timed != c.timers.Len():
+		return fmt.Errorf("%d tasks have a deadline, %d timers", timed, c.timers.Len())
 	case out != len(c.byTID):
 		return fmt.Errorf("%d tasks are out, %d transaction IDs", out, len(c.byTID))
 	case len(waiting) != 0:

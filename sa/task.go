@@ -1,11 +1,10 @@
 package sa
 
 import (
-	"cmp"
-	"container/heap"
 	"slices"
 	"time"
 
+	"ipoibcm/timerheap"
 	wire "ipoibcm/wire/sa"
 )
 
@@ -59,61 +58,27 @@ type task struct {
 	failures int // in a row, for the wait after them
 
 	deadline time.Time
-	index    int    // in timers, -1 if not there
 	seq      uint64 // breaks ties
+	timerheap.Slot
 }
 
 func (c *Client) newTask(k kind) *task {
 	c.lastSeq++
-	return &task{kind: k, index: -1, seq: c.lastSeq}
+	return &task{kind: k, seq: c.lastSeq}
 }
 
-// timers is a heap of tasks by deadline, then by age.
-type timers []*task
-
-func (t timers) Len() int { return len(t) }
-func (t timers) Less(i, j int) bool {
-	if !t[i].deadline.Equal(t[j].deadline) {
-		return t[i].deadline.Before(t[j].deadline)
+// Before orders tasks by deadline, then by age.
+func (t *task) Before(o *task) bool {
+	if !t.deadline.Equal(o.deadline) {
+		return t.deadline.Before(o.deadline)
 	}
-	return t[i].seq < t[j].seq
-}
-func (t timers) Swap(i, j int) {
-	t[i], t[j] = t[j], t[i]
-	t[i].index, t[j].index = i, j
-}
-
-// Push and Pop serve container/heap.
-func (t *timers) Push(x any) {
-	k := x.(*task)
-	k.index = len(*t)
-	*t = append(*t, k)
-}
-
-func (t *timers) Pop() any {
-	last := len(*t) - 1
-	k := (*t)[last]
-	(*t)[last] = nil
-	*t = (*t)[:last]
-	k.index = -1
-	return k
-}
-
-// inOrder returns the tasks by age.
-func (t timers) inOrder() []*task {
-	all := slices.Clone(t)
-	slices.SortFunc(all, func(a, b *task) int { return cmp.Compare(a.seq, b.seq) })
-	return all
+	return t.seq < o.seq
 }
 
 // setTimer makes t due after d.
 func (c *Client) setTimer(t *task, d time.Duration) {
 	t.deadline = c.now.Add(d)
-	if t.index < 0 {
-		heap.Push(&c.timers, t)
-		return
-	}
-	heap.Fix(&c.timers, t.index)
+	c.timers.Set(t)
 }
 
 // stop takes t out of everything.
@@ -125,9 +90,7 @@ func (c *Client) stop(t *task) {
 		delete(c.byTID, uint32(t.tid))
 	}
 	t.status = idle
-	if t.index >= 0 {
-		heap.Remove(&c.timers, t.index)
-	}
+	c.timers.Stop(t)
 }
 
 // enqueue lets t be asked as soon as it may. A path in question keeps the time
@@ -214,8 +177,8 @@ func (c *Client) transmit(t *task) {
 
 // wake handles every deadline that has passed.
 func (c *Client) wake() {
-	for len(c.timers) > 0 && !c.now.Before(c.timers[0].deadline) {
-		c.expire(c.timers[0])
+	for t := c.timers.First(); t != nil && !c.now.Before(t.deadline); t = c.timers.First() {
+		c.expire(t)
 	}
 }
 

@@ -83,6 +83,7 @@ var layers = []layered{
 	{"sandbox", 1, edge},
 	{"ib", 0, pure},
 	{"lru", 0, pure},
+	{"timerheap", 0, pure},
 	{"rtnl", 0, pure},
 }
 

@@ -17,6 +17,7 @@ import (
 	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/timerheap"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/mad"
 )
@@ -51,7 +52,7 @@ var unprinted = map[string]string{
 	"ipoib.peer.kept":         "shown only",
 	"ipoib.peer.touched":      "looked at after ten minutes",
 	"ipoib.peer.at":           "found anew when it is due",
-	"ipoib.peer.slot":         "a place in timers",
+	"ipoib.peer.Slot":         "a place in timers",
 	"ipoib.peer.isSpare":      "what unused says",
 	"ipoib.peer.Links":        "a place in spare",
 	"cm.Manager.opt":          "fixed",
@@ -335,15 +336,9 @@ func (ws writers) make(t reflect.Type) writer {
 	return func(*printer, unsafe.Pointer) { panic(fmt.Sprintf("explore: no way to print a %v", t)) }
 }
 
-// armed reports whether a value with a deadline and its place in a heap is
-// waiting: a stopped timer keeps the deadline that it had.
-var armed = map[string]struct {
-	index, deadline string
-	stopped         int
-}{
-	"cm.conn":     {"index", "deadline", -1},
-	"neigh.timer": {"pos", "at", 0},
-}
+// deadlines are the fields with the deadlines of what stands in a [timerheap.Heap] while it
+// waits: a stopped timer keeps the deadline that it had.
+var deadlines = map[string]string{"cm.conn": "deadline", "neigh.timer": "at"}
 
 func (ws writers) structure(t reflect.Type) writer {
 	type part struct {
@@ -351,19 +346,19 @@ func (ws writers) structure(t reflect.Type) writer {
 		w      writer
 	}
 	var parts []part
-	timer, timed := armed[t.String()]
+	timer, timed := deadlines[t.String()]
 	for i := range t.NumField() {
 		f := t.Field(i)
-		if _, skip := unprinted[t.String()+"."+f.Name]; skip || timed && (f.Name == timer.index || f.Name == timer.deadline) {
+		if _, skip := unprinted[t.String()+"."+f.Name]; skip || timed && (f.Name == "Slot" || f.Name == timer) {
 			continue
 		}
 		parts = append(parts, part{f.Offset, ws.of(f.Type)})
 	}
 	if timed {
-		index, _ := t.FieldByName(timer.index)
-		deadline, _ := t.FieldByName(timer.deadline)
+		slot, _ := t.FieldByName("Slot")
+		deadline, _ := t.FieldByName(timer)
 		parts = append(parts, part{0, func(p *printer, x unsafe.Pointer) {
-			if at[int](unsafe.Add(x, index.Offset)) == timer.stopped {
+			if s := at[timerheap.Slot](unsafe.Add(x, slot.Offset)); !s.Armed() {
 				p.time(time.Time{})
 				return
 			}

@@ -19,7 +19,7 @@ var (
 )
 
 // counted are the packages whose every block is counted, and the libraries that loop for them.
-const counted = "ipoibcm/ipoib,ipoibcm/cm,ipoibcm/fib,ipoibcm/lru,ipoibcm/neigh,ipoibcm/group,ipoibcm/mtu,slices,maps,container/heap"
+const counted = "ipoibcm/ipoib,ipoibcm/cm,ipoibcm/fib,ipoibcm/lru,ipoibcm/neigh,ipoibcm/group,ipoibcm/mtu,ipoibcm/timerheap,slices,maps,container/heap"
 
 // TestProbe is run by TestSweeps, in a binary that counts.
 func TestProbe(t *testing.T) {
