@@ -267,6 +267,25 @@ func eachFamily(t *testing.T, f func(t *testing.T, w *world, fam family)) {
 	}
 }
 
+// explain ends what a failed test left running in the guest, and logs what it said, what
+// each side counted, and what the guest's kernel has to say.
+func (w *world) explain(t *testing.T, d verbs.Provider, proc *vm.Proc) {
+	t.Helper()
+	proc.Kill()
+	_, _ = proc.Wait(time.Second)
+	var ours strings.Builder
+	d.Counters(func(name string, v uint64) {
+		if v != 0 {
+			fmt.Fprintf(&ours, " %s %d", name, v)
+		}
+	})
+	theirs, err := w.vm.Sh(patience, "cd /sys/class/infiniband/rxe0/ports/1/hw_counters; for f in *; do echo -n \"$f $(cat $f) \"; done; echo; cat /proc/loadavg; dmesg | tail -30")
+	if err != nil {
+		theirs += fmt.Sprintf("the guest does not answer: %v", err)
+	}
+	t.Logf("the program in the guest:\n%s\nwe counted:%s\nthe guest:\n%s", proc.Output(), ours.String(), theirs)
+}
+
 // counter returns one of the device's counters.
 func counter(t *testing.T, d verbs.Provider, name string) (value uint64) {
 	t.Helper()

@@ -206,6 +206,11 @@ func (p pingpong) run(t *testing.T, w *world, d *softroce.Device, fam family) {
 		proc, err = w.vm.Start(argv...)
 		return err
 	}
+	defer func() {
+		if t.Failed() {
+			w.explain(t, d, proc)
+		}
+	}()
 	path := verbs.AHAttr{SGID: fam.host, DGID: fam.guest}
 	err = p.exchange(w, start, ours, func(got []destination) {
 		theirs = got
@@ -214,8 +219,7 @@ func (p pingpong) run(t *testing.T, w *world, d *softroce.Device, fam family) {
 		}
 	})
 	if err != nil {
-		proc.Kill()
-		t.Fatalf("%v\nin the guest: %s", err, proc.Output())
+		t.Fatal(err)
 	}
 	if p.transport == ib.UD {
 		if ah, err = d.CreateAH(path); err != nil {
