@@ -105,6 +105,12 @@ func (d *diagram) block() string {
 	return "```mermaid\nsequenceDiagram\n    " + strings.Join(d.lines, "\n    ") + "\n```\n"
 }
 
+// send has the kernel of n send a packet that only a connection carries.
+func (d *diagram) send(n *node, dst string) {
+	d.say(n, "the kernel sends 9000 octets to "+dst)
+	n.ping(dst, 9000, true)
+}
+
 // scenes play what the page tells.
 var scenes = map[string]func(t *testing.T) *diagram{
 	"first packet": func(t *testing.T) *diagram {
@@ -113,8 +119,7 @@ var scenes = map[string]func(t *testing.T) *diagram{
 		w.node(2, Options{})
 		w.run(2 * time.Second)
 		d := draw(w, "b")
-		d.say(a, "the kernel sends 9000 octets to 10.0.0.2")
-		a.ping("10.0.0.2", 9000, true)
+		d.send(a, "10.0.0.2")
 		w.run(time.Second)
 		return d
 	},
@@ -127,10 +132,8 @@ var scenes = map[string]func(t *testing.T) *diagram{
 		w.run(time.Second)
 		w.delay = 1
 		d := draw(w, "b")
-		d.say(a, "the kernel sends 9000 octets to 10.0.0.2")
-		a.ping("10.0.0.2", 9000, true)
-		d.say(b, "the kernel sends 9000 octets to 10.0.0.1")
-		b.ping("10.0.0.1", 9000, true)
+		d.send(a, "10.0.0.2")
+		d.send(b, "10.0.0.1")
 		w.run(time.Second)
 		return d
 	},
@@ -139,8 +142,7 @@ var scenes = map[string]func(t *testing.T) *diagram{
 		a, k := w.node(1, Options{}), w.linux(2)
 		w.run(2 * time.Second)
 		d := draw(w, "b (Linux)")
-		d.say(a, "the kernel sends 9000 octets to 10.0.0.2")
-		a.ping("10.0.0.2", 9000, true)
+		d.send(a, "10.0.0.2")
 		w.run(time.Second)
 		d.say(k, "it has a packet for 10.0.0.1")
 		k.legacy.connect(a)
@@ -153,8 +155,7 @@ var scenes = map[string]func(t *testing.T) *diagram{
 		w.foreign(2, foreign.Options{Kind: foreign.WinOFED, ReceiveMTU: 4096})
 		w.run(2 * time.Second)
 		d := draw(w, "b (WinOFED)")
-		d.say(a, "the kernel sends 9000 octets to 10.0.0.2")
-		a.ping("10.0.0.2", 9000, true)
+		d.send(a, "10.0.0.2")
 		w.run(time.Second)
 		return d
 	},
@@ -170,8 +171,7 @@ var scenes = map[string]func(t *testing.T) *diagram{
 		w.run(time.Second)
 		b.boot()
 		w.run(time.Second)
-		d.say(b, "the kernel sends 9000 octets to 10.0.0.1")
-		b.ping("10.0.0.1", 9000, true)
+		d.send(b, "10.0.0.1")
 		w.run(time.Second)
 		return d
 	},
