@@ -25,10 +25,7 @@ func wantTooBig(t *testing.T, err error) {
 // What "ip addr add" and "ip addr del" do is followed while the agent runs.
 func TestAddressAddedAndRemoved(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	s.start()
-	a, b := s.hosts[0], s.hosts[1]
-	a.connect(b, "RC")
+	s, a, b := connectedPair(t)
 	reqs := func() uint64 { return a.counter("ipoib", "req_sent") + b.counter("ipoib", "req_sent") }
 	before := reqs()
 	for _, tt := range []struct{ ours, theirs string }{

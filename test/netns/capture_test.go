@@ -348,10 +348,7 @@ func checkHandshake(t *testing.T, fs []frame, mine, theirs control.Conn, links m
 // no route says so of is dropped and counted.
 func TestOversizeMulticast(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	s.start()
-	a, b := s.hosts[0], s.hosts[1]
-	a.connect(b, "RC")
+	s, a, b := connectedPair(t)
 	both(b, a.reach)
 	seen := a.capture()
 	for _, g := range []netip.Addr{netip.MustParseAddr("239.9.9.9"), netip.MustParseAddr("ff05::99"), netip.MustParseAddr("10.0.0.255")} {

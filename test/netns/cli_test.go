@@ -354,10 +354,7 @@ func TestCaptureFile(t *testing.T) {
 // A REQ in flight, a follower and a busy device do not keep SIGTERM waiting.
 func TestStopIsQuick(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	s.start()
-	a, b := s.hosts[0], s.hosts[1]
-	a.connect(b, "RC")
+	s, a, b := connectedPair(t)
 	a.follow("monitor", "--control", a.path(".sock"))
 	a.follow("capture", a.path(".pcapng"), "--snap", "64", "--control", a.path(".sock"))
 	stop := transfer(a, b)

@@ -138,10 +138,7 @@ func (s *segment) onlyOwnRoutes() {
 func TestUnderlayDownUnderLoad(t *testing.T) {
 	parallel(t)
 	const down = 10 * time.Second
-	s := newSegment(t, topology{})
-	s.start()
-	a, b := s.hosts[0], s.hosts[1]
-	a.connect(b, "RC")
+	s, a, b := connectedPair(t)
 	b.reach(a.v6)
 	stop := s.load(a, b)
 	s.moving(a, b)

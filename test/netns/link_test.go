@@ -81,10 +81,7 @@ func TestThreeHostsOnOneSegment(t *testing.T) {
 // DREQs, within a second. Meanwhile the others' REQs are refused.
 func TestSilentPeerDelaysNoStop(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
-	s.start()
-	a.connect(b, "RC")
+	s, a, b := connectedPair(t)
 	s.must(syscall.Kill(b.agent.PID(), syscall.SIGSTOP))
 	defer func() { s.must(syscall.Kill(b.agent.PID(), syscall.SIGCONT)) }()
 	agent := a.agent

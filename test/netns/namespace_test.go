@@ -136,10 +136,7 @@ func checkOf(d control.Doctor, name string) (c control.Check) {
 func TestMovedToAnotherNamespace(t *testing.T) {
 	parallel(t)
 	needIP(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
-	s.start()
-	a.connect(b, "RC")
+	s, a, b := connectedPair(t)
 	first, second := a.container(), a.container()
 	for n, move := range []struct {
 		from, to  *host

@@ -176,10 +176,7 @@ func (h *host) waitState(want string) {
 // first goes on.
 func TestSecondDaemon(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	s.start()
-	a, b := s.hosts[0], s.hosts[1]
-	a.connect(b, "RC")
+	s, a, b := connectedPair(t)
 	s.must(lab.Connect(a.Host, "eth1", b.Host, "eth1", 9000))
 	for _, tt := range []struct {
 		name string
@@ -270,10 +267,7 @@ func TestInterrupt(t *testing.T) {
 // An interface that is taken away ends its agent, with a word.
 func TestInterfaceTakenAway(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
-	s.start()
-	a.connect(b, "RC")
+	s, a, b := connectedPair(t)
 	l, err := b.Link(ifName)
 	s.must(err)
 	s.must(b.Netlink().LinkDel(l))

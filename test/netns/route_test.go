@@ -83,10 +83,7 @@ func TestGatewayRoute(t *testing.T) {
 // them back.
 func TestDeviceMTULowered(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	s.start()
-	a, b := s.hosts[0], s.hosts[1]
-	a.connect(b, "RC")
+	s, a, b := connectedPair(t)
 	both(b, a.reach)
 	both(b, func(dst netip.Addr) { a.waitRoute(patience, dst, maxMTU) })
 	for _, tt := range []struct{ device, host, ud int }{
@@ -116,10 +113,7 @@ func TestDeviceMTULowered(t *testing.T) {
 // Routes that someone else edits are put right again.
 func TestForeignEditRepaired(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	s.start()
-	a, b := s.hosts[0], s.hosts[1]
-	a.connect(b, "RC")
+	s, a, b := connectedPair(t)
 	both(b, a.reach)
 	both(b, func(dst netip.Addr) { a.waitRoute(patience, dst, maxMTU) })
 	want := a.hostRoutes()
@@ -232,10 +226,7 @@ func scopeOf(n *net.IPNet) netlink.Scope {
 // of ours.
 func TestRouterAdvertisementMTU(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	s.start()
-	a, b := s.hosts[0], s.hosts[1]
-	a.connect(b, "RC")
+	s, a, b := connectedPair(t)
 	both(b, a.reach)
 	both(b, func(dst netip.Addr) { a.waitRoute(patience, dst, maxMTU) })
 	before := a.hostRoutes()

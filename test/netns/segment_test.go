@@ -195,6 +195,16 @@ func (s *segment) start(args ...string) {
 	s.must(errors.Join(errs...))
 }
 
+// connectedPair is a segment with two hosts that have an RC connection.
+func connectedPair(t *testing.T) (s *segment, a, b *host) {
+	t.Helper()
+	s = newSegment(t, topology{})
+	s.start()
+	a, b = s.hosts[0], s.hosts[1]
+	a.connect(b, "RC")
+	return s, a, b
+}
+
 // eventually waits until f returns nil.
 func (s *segment) eventually(timeout time.Duration, what string, f func() error) {
 	s.Helper()
