@@ -16,6 +16,9 @@ const (
 	copyRate   = 10_000
 	copyOctets = 32 << 20
 	copyBurst  = 64
+	// kernelCost is what a copy of a packet of the kernel takes of them: half of the rate
+	// leaves TCP nine tenths of what it had.
+	kernelCost = 2
 	// copyTick is how often those that wait are looked at. In between the machine does
 	// all else: an answer to the first copy does not wait for the last.
 	copyTick = time.Millisecond
@@ -107,20 +110,23 @@ func (f *Interface) drainCopies() {
 	c := &f.copies
 	c.refill(f.now)
 	for class := copyClasses; class > 0; class-- {
-		q := &c.waiting[class-1]
+		q, cost := &c.waiting[class-1], 1.
+		if class-1 == copyOther {
+			cost = kernelCost
+		}
 		for len(*q) > 0 {
 			// In turn: a question does not wait for all copies of the one before, which
 			// may have been answered.
 			i := c.turn % len(*q)
 			j := &(*q)[i]
-			if c.packets < 1 || c.octets < float64(len(j.frame)) {
+			if c.packets < cost || c.octets < cost*float64(len(j.frame)) {
 				f.count(nCopiesWaited)
 				return
 			}
 			f.do(SendUD{Link: encap.LinkAddr{QPN: ib.QPNMulticast, GID: j.to[0]}, Frame: slices.Clone(j.frame)})
 			j.to = j.to[1:]
-			c.packets--
-			c.octets -= float64(len(j.frame))
+			c.packets -= cost
+			c.octets -= cost * float64(len(j.frame))
 			f.count(nCopies)
 			if c.turn = i + 1; len(j.to) == 0 {
 				*q, c.turn = slices.Delete(*q, i, i+1), i

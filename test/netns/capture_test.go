@@ -401,8 +401,8 @@ func isFragment(p []byte) bool {
 	return err == nil && v6.NextHeader() == unix.IPPROTO_FRAGMENT
 }
 
-// shout sends one UDP datagram to a broadcast address through the interface.
-func shout(dst netip.Addr, size int) error {
+// shouter is a socket that may send to broadcast addresses through the interface.
+func shouter() (net.PacketConn, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		c.Control(func(fd uintptr) {
 			err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_BROADCAST, 1), unix.BindToDevice(int(fd), ifName),
@@ -410,7 +410,12 @@ func shout(dst netip.Addr, size int) error {
 		})
 		return err
 	}}
-	c, err := lc.ListenPacket(context.Background(), "udp4", "0.0.0.0:0")
+	return lc.ListenPacket(context.Background(), "udp4", "0.0.0.0:0")
+}
+
+// shout sends one UDP datagram to a broadcast address through the interface.
+func shout(dst netip.Addr, size int) error {
+	c, err := shouter()
 	if err != nil {
 		return err
 	}

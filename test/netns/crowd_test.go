@@ -1,18 +1,109 @@
 package netns
 
 import (
+	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/internal/long"
 )
+
+// crowd makes a segment of two hosts whose list names n members without multicast, b with what it
+// publishes. The others' packets come to b, which drops them. The arguments to run a host are returned, too.
+func crowd(t *testing.T, n int, published string) (s *segment, args func(h *host) []string) {
+	t.Helper()
+	s = newSegment(t, topology{ipv4: true})
+	s.must(s.hosts[0].AddRoute(underlay, "10.77.0.0/16", "192.168.7.2")) // nobody has these, and b forwards nothing
+	var list strings.Builder
+	fmt.Fprintf(&list, "a 192.168.7.1\nb 192.168.7.2%s\n", published)
+	for i := range n - 2 {
+		fmt.Fprintf(&list, "c%04d 10.77.%d.%d\n", i, i/250, i%250+1)
+	}
+	file := filepath.Join(s.dir, "members")
+	s.must(os.WriteFile(file, []byte(list.String()), 0o644))
+	return s, func(h *host) []string {
+		return append(h.config("state_dir: \"\"\n"), "--log-level", "info", "--membership", "file://"+file)
+	}
+}
+
+// quiet waits until a host sends no copies any more.
+func (h *host) quiet() {
+	h.seg.Helper()
+	last := h.counter("ipoib", "copies")
+	h.seg.eventually(2*patience, "copies have an end", func() error {
+		time.Sleep(300 * time.Millisecond)
+		before := last
+		if last = h.counter("ipoib", "copies"); last != before {
+			return fmt.Errorf("%d copies more", last-before)
+		}
+		return nil
+	})
+}
+
+// A program that sends to groups as fast as it can, on a link of a thousand members without multicast,
+// takes at most a tenth of the data rate of a TCP stream of the same host.
+func TestStormLeavesData(t *testing.T) {
+	long.Only(t)
+	needRoot(t)
+	s, args := crowd(t, 1000, "")
+	a, b := s.hosts[0], s.hosts[1]
+	for _, h := range s.hosts {
+		h.run(args(h)...)
+	}
+	a.connect(b, "RC")
+	var storming atomic.Bool
+	var out net.PacketConn
+	s.must(a.Do(func() (err error) {
+		out, err = shouter()
+		return err
+	}))
+	defer out.Close()
+	ctx, cancel := context.WithCancel(s.ctx)
+	var ended sync.WaitGroup
+	ended.Go(func() {
+		for msg := make([]byte, 1200); ctx.Err() == nil; time.Sleep(200 * time.Microsecond) {
+			if storming.Load() {
+				_, _ = out.WriteTo(msg, &net.UDPAddr{IP: net.IPv4(10, 0, 0, 255), Port: 9})
+			}
+		}
+	})
+	defer ended.Wait()
+	defer cancel()
+	rate := func(storm bool) float64 {
+		storming.Store(storm)
+		defer storming.Store(false)
+		tr, err := a.Send(s.ctx, b.Host, b.v4, 0, time.Second)
+		s.must(err)
+		return tr.Mbps()
+	}
+	var ratios []float64
+	copies := uint64(0)
+	for range 5 {
+		a.quiet()
+		without := rate(false)
+		before := a.counter("ipoib", "copies")
+		ratios = append(ratios, rate(true)/without)
+		copies += a.counter("ipoib", "copies") - before
+	}
+	slices.Sort(ratios)
+	t.Logf("with a storm %.2f of the rate without (%.2f to %.2f), %d copies", ratios[len(ratios)/2], ratios[0], ratios[len(ratios)-1], copies)
+	if copies < 10_000 {
+		t.Errorf("%d copies were sent: that is no storm", copies)
+	}
+	if p50 := ratios[len(ratios)/2]; p50 < 0.9 {
+		t.Errorf("with a storm %.2f of the rate without, want 0.9", p50)
+	}
+}
 
 // Address resolution on a link of many members without multicast: how many packets it costs, and how
 // long it takes, where the list says who has which address and where it does not. Of the
@@ -41,24 +132,17 @@ func TestResolutionAmongMany(t *testing.T) {
 // resolution it sent for each, and how long each first ping took.
 func resolutions(t *testing.T, n int, hints bool) (packets float64, times []time.Duration) {
 	const tries = 8
-	s := newSegment(t, topology{ipv4: true})
-	a, b := s.hosts[0], s.hosts[1]
-	s.must(a.AddRoute(underlay, "10.77.0.0/16", "192.168.7.2")) // nobody has these, and b forwards nothing
 	target := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(100 + i)}) }
-	var list strings.Builder
-	list.WriteString("a 192.168.7.1\nb 192.168.7.2")
+	published := ""
 	for i := range tries {
 		if hints {
-			fmt.Fprintf(&list, " ip=%v", target(i))
+			published += fmt.Sprintf(" ip=%v", target(i))
 		}
 	}
-	for i := range n - 2 {
-		fmt.Fprintf(&list, "\nc%04d 10.77.%d.%d", i, i/250, i%250+1)
-	}
-	file := filepath.Join(s.dir, "members")
-	s.must(os.WriteFile(file, []byte(list.String()), 0o644))
+	s, args := crowd(t, n, published)
+	a, b := s.hosts[0], s.hosts[1]
 	for _, h := range s.hosts {
-		h.run(append(h.config("state_dir: \"\"\n"), "--log-level", "info", "--membership", "file://"+file)...)
+		h.run(args(h)...)
 	}
 	a.connect(b, "RC")
 	s.eventually(patience, "a knows all members", func() error {
@@ -77,10 +161,7 @@ func resolutions(t *testing.T, n int, hints bool) (packets float64, times []time
 	}
 	time.Sleep(3 * time.Second)
 	for _, h := range s.hosts { // announcements are over
-		for last := uint64(0); last != counter(h, "copies"); time.Sleep(300 * time.Millisecond) {
-			last = counter(h, "copies")
-			time.Sleep(300 * time.Millisecond)
-		}
+		h.quiet()
 	}
 	// A question that goes where a hint says is one packet; any other one for each member.
 	count := func() uint64 {
@@ -104,19 +185,8 @@ func resolutions(t *testing.T, n int, hints bool) (packets float64, times []time
 // after its start it reaches a member.
 func TestIdleAmongMany(t *testing.T) {
 	needRoot(t)
-	s := newSegment(t, topology{ipv4: true})
+	s, args := crowd(t, 1000, " ip=10.0.0.2")
 	a, b := s.hosts[0], s.hosts[1]
-	s.must(a.AddRoute(underlay, "10.77.0.0/16", "192.168.7.2"))
-	var list strings.Builder
-	list.WriteString("a 192.168.7.1\nb 192.168.7.2 ip=10.0.0.2\n")
-	for i := range 998 {
-		fmt.Fprintf(&list, "c%04d 10.77.%d.%d\n", i, i/250, i%250+1)
-	}
-	file := filepath.Join(s.dir, "members")
-	s.must(os.WriteFile(file, []byte(list.String()), 0o644))
-	args := func(h *host) []string {
-		return append(h.config("state_dir: \"\"\n"), "--log-level", "info", "--membership", "file://"+file)
-	}
 	b.run(args(b)...)
 	began := time.Now()
 	a.run(args(a)...)
