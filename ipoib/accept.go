@@ -112,15 +112,9 @@ func (f *Interface) refuse(ev cm.RequestReceived, r cm.Reason, ari []byte, why s
 // takeLegacy accepts a 0x10 REQ for receiving. The crossing rule is not for it
 // (docs/adr/0007-both-service-ids.md), and what its private data says does not matter: we never send on it.
 func (f *Interface) takeLegacy(p *peer, ev cm.RequestReceived) {
-	if sid, _ := serviceid.Parse(ev.ServiceID); sid == serviceid.Legacy && p.class != ClassRFC {
-		p.legacy = true
-		if p.class == ClassUnknown {
-			f.setClass(p, ClassLegacy, "it used the 0x10 service ID")
-		}
-	}
 	if len(p.rx) >= maxLegacyRx {
 		f.count(dropLegacyConns)
-		f.hangUp(p.rx[0], "the peer opened too many")
+		f.hangUp(p.leastOfRx(), "the peer opened too many")
 	}
 	c := f.newConn(p, ev.Transport, serviceid.Legacy, false)
 	if c == nil {
@@ -130,6 +124,28 @@ func (f *Interface) takeLegacy(p *peer, ev cm.RequestReceived) {
 	p.rx = append(p.rx, c)
 	f.spare.file(p)
 	f.take(c, ev)
+}
+
+// leastOfRx returns the connection of a legacy peer that goes first: the oldest of those
+// that are not established, which anybody may have asked for in its name.
+func (p *peer) leastOfRx() *conn {
+	if i := slices.IndexFunc(p.rx, func(c *conn) bool { return c.state != connUp }); i >= 0 {
+		return p.rx[i]
+	}
+	return p.rx[0]
+}
+
+// provedLegacy notes the class of a peer by its own connection c. The REQ alone proves
+// nothing, because whoever forges it need not hear the REP; what establishes c does.
+func (f *Interface) provedLegacy(c *conn) {
+	p := c.peer
+	if sid, _ := serviceid.Parse(c.params.ServiceID); sid != serviceid.Legacy || p.class == ClassRFC {
+		return
+	}
+	p.legacy = true
+	if p.class == ClassUnknown {
+		f.setClass(p, ClassLegacy, "it used the 0x10 service ID")
+	}
 }
 
 // take ties a REQ to the connection made for it.

@@ -291,6 +291,7 @@ func (f *Interface) established(c *conn, how string) {
 		}
 	} else {
 		f.count(nEstablishedPassive)
+		f.provedLegacy(c)
 	}
 	f.note(Note{Kind: NoteConn, Peer: p.key, Conn: c.id, Report: ConnectionUp,
 		Text: fmt.Sprintf("%v connection up (%s), service ID %v, QPN %v to %v, MTU %d",

@@ -40,7 +40,7 @@ type peer struct {
 
 	class      Class
 	isSpare    bool      // in Interface.spare
-	legacy     bool      // a connection or a REQ of the 0x10 form has proven it, and nothing the contrary
+	legacy     bool      // a connection of the 0x10 form has proven it, and nothing the contrary
 	classUntil time.Time // of ClassLegacy
 
 	tx     *conn   // up, ours to send on; two-way unless legacy

@@ -3,11 +3,13 @@ package netns
 import (
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -182,6 +184,53 @@ func TestBlindCM(t *testing.T) {
 	}
 	if n := l.victim.counter("ipoib", "cm_challenges"); n == 0 {
 		t.Error("the peer was never asked whether it has lost the connection: the REQs did not arrive")
+	}
+}
+
+// TestBlindForm: two hosts that have not met, and a liar asks one of them in the name of the other, with
+// Linux's service ID and all else as the other would. They meet as RFC 4755 has it nevertheless.
+func TestBlindForm(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{hosts: 3})
+	victim, peer := s.hosts[0], s.hosts[1]
+	victim.run()
+	peer.run()
+	l := &blindLiar{victim: victim, peer: peer, peerGID: netip.MustParseAddr(peer.status().Interface.GID), forger: s.forger(s.hosts[2], victim)}
+	l.r = rand.New(rand.NewPCG(4791, uint64(l.forger.qpn)))
+	l.guid = ib.GUID(l.r.Uint64())
+	var reqs []mad.Message
+	for range 30 {
+		req := l.req(ib.QPN(2 + l.r.Uint32N(1<<24-3)))
+		req.ServiceID = serviceid.New(serviceid.Legacy, l.forger.qpn)
+		reqs = append(reqs, req)
+	}
+	asked := victim.counter("ipoib", "cm_rx_req")
+	l.tell(60, reqs...)
+	if got := victim.counter("ipoib", "cm_rx_req") - asked; got == 0 {
+		t.Fatal("no forged REQ arrived: this shows nothing")
+	}
+	victim.reach(peer.v4)
+	if got, want := victim.firstClass(), "peer class is rfc"; !strings.HasPrefix(got, want) {
+		t.Errorf("what %s notes first is %q, want %q", victim.Name, got, want)
+	}
+	victim.pairedBy(peer, "RC", func() { _, _ = victim.Ping(lab.Ping{Dst: peer.v4, Timeout: 100 * time.Millisecond}) })
+}
+
+// firstClass waits for the event that says first which conventions a peer follows.
+func (h *host) firstClass() string {
+	s := h.seg
+	s.Helper()
+	ctx, stop := context.WithTimeout(s.ctx, patience)
+	defer stop()
+	body, err := h.agent.Stream(ctx, control.PathEvents+"?since=1m")
+	s.must(err)
+	defer body.Close()
+	for d := json.NewDecoder(body); ; {
+		var e control.Event
+		s.must(d.Decode(&e))
+		if strings.HasPrefix(e.Text, "peer class is") {
+			return e.Text
+		}
 	}
 }
 

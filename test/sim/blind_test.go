@@ -343,6 +343,32 @@ func (x *blind) req(qpn ib.QPN, guid ib.GUID) mad.REQ {
 	return req
 }
 
+// TestBlindForm: before two hosts have met, the attacker asks one of them in the name of the
+// other, with Linux's service ID and all else as the other would. They meet as RFC 4755 has
+// it nevertheless: the first REQ has its service ID, and there is one connection for both ways.
+func TestBlindForm(t *testing.T) {
+	seeds(t, 20, func(w *world) {
+		a, b := w.host(config{}), w.host(config{})
+		x := w.blind(a, b)
+		for range 32 {
+			req := x.req(ib.QPN(2+x.r.Uint32N(1<<24-3)), b.port.Port().GUID)
+			req.ServiceID = serviceid.New(serviceid.Legacy, a.link.QPN)
+			x.mad(req)
+			w.run(17 * time.Millisecond) // 64 a second pass
+		}
+		a.send(b.addr4(), 100, true)
+		w.run(500 * time.Millisecond)
+		for _, c := range a.with(b) {
+			form, _ := serviceid.Parse(serviceid.ID(c.ServiceID))
+			w.want(!c.Tx || form == serviceid.RFC, "sends on a connection of service ID %#016x, want the form of RFC 4755", c.ServiceID)
+			w.want(!c.Tx || c.Class == ipoib.ClassRFC, "the peer is taken for %v, want rfc", c.Class)
+		}
+		w.arrives(b, a.addr4(), 100, ib.RC, time.Second)
+		w.settle()
+		w.end()
+	})
+}
+
 // TestBlindGuesses: the attacker lacks the last eight bits of one item, and tries all
 // of them in a drawn order. A DREQ ends the connection with the right one, not before,
 // and takes half of them on average: every bit counts.
