@@ -21,6 +21,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
 
 	"ipoibcm/ib"
 	"ipoibcm/membership"
@@ -45,6 +46,8 @@ const (
 type source struct {
 	c   Config
 	tls *tls.Config
+
+	fault fault
 
 	mu      sync.Mutex
 	self    *membership.Member
@@ -140,7 +143,7 @@ func (s *source) Run(ctx context.Context, tell func(membership.Event)) {
 			wait = retryMin
 		}
 		if !errors.Is(err, errAgain) {
-			tell(membership.Failed{Err: short(err)})
+			tell(membership.Failed{Err: s.short(err)})
 		}
 		timer := time.NewTimer(wait/2 + rand.N(wait))
 		wait = min(2*wait, retryMax)
@@ -156,8 +159,11 @@ func (s *source) Run(ctx context.Context, tell func(membership.Event)) {
 var errAgain = errors.New("the list is read again")
 
 // short leaves out what gRPC wraps around an error.
-func short(err error) error {
+func (s *source) short(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
+		if fault := s.fault.get(); fault != nil {
+			return fmt.Errorf("no answer in time: %w", fault)
+		}
 		return errors.New("no answer in time")
 	}
 	text := err.Error()
@@ -178,8 +184,11 @@ func (s *source) connect(ctx context.Context, tell func(membership.Event)) error
 	conf := clientv3.Config{
 		Endpoints: s.c.Endpoints, TLS: s.tls, Context: base, Logger: zap.NewNop(),
 		DialTimeout: requestWithin, DialKeepAliveTime: pingEvery, DialKeepAliveTimeout: requestWithin, PermitWithoutStream: true,
-		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
+		DialOptions: []grpc.DialOption{grpc.WithContextDialer(s.dial), grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{BaseDelay: retryMin, Multiplier: 1.6, Jitter: 0.2, MaxDelay: retryMax}, MinConnectTimeout: connectWithin})},
+	}
+	if s.tls != nil {
+		conf.DialOptions = append(conf.DialOptions, grpc.WithTransportCredentials(handshaker{credentials.NewTLS(s.tls), &s.fault}))
 	}
 	if s.c.User != "" {
 		password, err := s.c.Password()
@@ -276,7 +285,7 @@ func (v *session) report(err error) {
 	}
 	var name nameError
 	if !errors.As(err, &name) {
-		err = short(err)
+		err = v.short(err)
 		v.tell(membership.Failed{Err: err})
 	}
 	v.tell(membership.Published{Err: err})

@@ -4,6 +4,7 @@ package etcd
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
 	"os"
 	"os/exec"
@@ -26,12 +27,16 @@ type server struct {
 	dir            string
 	client, peer   string
 	cmd            *exec.Cmd
+	scheme         string
 	extra          []string
 	administration *clientv3.Client
 }
 
 // newServer starts etcd, or skips the test where there is none.
-func newServer(t *testing.T, extra ...string) *server {
+func newServer(t *testing.T, extra ...string) *server { return newServerWith(t, nil, extra...) }
+
+// newServerWith starts one that talks TLS to clients, as config does, unless that is nil.
+func newServerWith(t *testing.T, config *tls.Config, extra ...string) *server {
 	t.Helper()
 	if _, err := exec.LookPath("etcd"); err != nil {
 		if os.Getenv("CI") == "true" {
@@ -39,9 +44,12 @@ func newServer(t *testing.T, extra ...string) *server {
 		}
 		t.Skip("etcd is missing (Debian: etcd-server)")
 	}
-	s := &server{t: t, dir: t.TempDir(), client: freePort(t), peer: freePort(t), extra: extra}
+	s := &server{t: t, dir: t.TempDir(), client: freePort(t), peer: freePort(t), scheme: "http://", extra: extra}
+	if config != nil {
+		s.scheme = "https://"
+	}
 	s.start()
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{s.client}, Logger: zap.NewNop(), DialTimeout: 5 * time.Second})
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{s.scheme + s.client}, TLS: config, Logger: zap.NewNop(), DialTimeout: 5 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,8 +79,8 @@ func (s *server) start() {
 		s.t.Fatal(err)
 	}
 	defer log.Close()
-	s.cmd = exec.Command("etcd", append([]string{"--data-dir", filepath.Join(s.dir, "data"), "--listen-client-urls", "http://" + s.client,
-		"--advertise-client-urls", "http://" + s.client, "--listen-peer-urls", "http://" + s.peer,
+	s.cmd = exec.Command("etcd", append([]string{"--data-dir", filepath.Join(s.dir, "data"), "--listen-client-urls", s.scheme + s.client,
+		"--advertise-client-urls", s.scheme + s.client, "--listen-peer-urls", "http://" + s.peer,
 		"--initial-advertise-peer-urls", "http://" + s.peer, "--initial-cluster", "default=http://" + s.peer, "--unsafe-no-fsync"}, s.extra...)...)
 	if out, _ := exec.Command("etcd", "--version").Output(); strings.Contains(string(out), "3.4.") {
 		s.cmd.Args = slices.DeleteFunc(s.cmd.Args, func(a string) bool { return a == "--unsafe-no-fsync" })
@@ -358,7 +366,10 @@ func TestRoles(t *testing.T) {
 func TestNobodyListens(t *testing.T) {
 	c := Config{Endpoints: []string{"127.0.0.1:1"}, Link: "blue", PKey: 0x8001, ID: "a"}
 	h := newHost(t, c, "fe80::a")
-	h.until("a failure", func(s membership.Snapshot) bool { return s.Err != nil })
+	got := h.until("a failure", func(s membership.Snapshot) bool { return s.Err != nil })
+	if !strings.Contains(got.Err.Error(), "connection refused") {
+		t.Errorf("error %v, want that the connection was refused", got.Err)
+	}
 	began := time.Now()
 	h.end()
 	if took := time.Since(began); took > 2*time.Second {
