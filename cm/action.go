@@ -44,6 +44,9 @@ type Params struct {
 	TrafficClass uint8
 	HopLimit     uint8
 	SL           uint8
+	// Path is the way to the peer on InfiniBand: that of Connect, or the one that the
+	// REQ describes. Zero on Ethernet.
+	Path verbs.Path
 
 	LocalCommID, RemoteCommID mad.CommID
 	RemoteCAGUID              ib.GUID

@@ -34,7 +34,12 @@ func (m *Manager) connect(ev Connect) {
 			FlowLabel: ev.FlowLabel & 0xfffff, TrafficClass: ev.TrafficClass, HopLimit: cmp.Or(ev.HopLimit, 64), SL: ev.SL & 15,
 		},
 	}
-	c.wait = tryWait(respond, c.p.AckTimeout)
+	rate := cmp.Or(ev.PacketRate&63, 3)
+	if p := ev.Path; p.DLID != 0 {
+		c.p.FlowLabel, c.p.TrafficClass, c.p.HopLimit, c.p.SL = p.FlowLabel&0xfffff, p.TrafficClass, p.HopLimit, p.SL&15
+		c.p.Path, rate = p, uint8(cmp.Or(p.Rate&63, ib.Rate10G))
+	}
+	c.wait = tryWait(respond, min(c.p.AckTimeout, maxTryLife))
 	c.patience = patience(respond)
 	if cause, reason, text := m.unfit(c); text != "" {
 		m.decide(c, text)
@@ -55,9 +60,12 @@ func (m *Manager) connect(ev Connect) {
 		PathMTU: c.p.PathMTU, MaxCMRetries: uint8(retries), SRQ: ev.SRQ,
 		Primary: mad.PathInfo{
 			LocalLID: ib.PermissiveLID, RemoteLID: ib.PermissiveLID, LocalGID: c.p.Local, RemoteGID: c.p.Remote,
-			FlowLabel: c.p.FlowLabel, PacketRate: cmp.Or(ev.PacketRate&63, 3), TrafficClass: c.p.TrafficClass,
+			FlowLabel: c.p.FlowLabel, PacketRate: rate, TrafficClass: c.p.TrafficClass,
 			HopLimit: c.p.HopLimit, SL: c.p.SL, SubnetLocal: c.p.HopLimit <= 1, LocalACKTimeout: c.p.AckTimeout,
 		},
+	}
+	if p := c.p.Path; p.DLID != 0 && p.SubnetLocal() { // beyond the subnet, LIDs mean nothing to the peer
+		req.Primary.LocalLID, req.Primary.RemoteLID = p.SLID, p.DLID
 	}
 	fill(req.PrivateData[:], ev.PrivateData)
 	m.sendUntilAnswered(c, req)

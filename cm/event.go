@@ -85,6 +85,10 @@ type Connect struct {
 	SL           uint8
 	PacketRate   uint8 // 6-bit rate code; zero means 3 (10 Gbit/s)
 
+	// Path is the way to Remote on InfiniBand. If it has a DLID it says everything of
+	// the five fields above, and the MADs go that way.
+	Path verbs.Path
+
 	// PrivateData is at most 92 octets and goes into the REQ, and into the MRA
 	// and REJ that the Manager sends by itself on this connection.
 	PrivateData []byte

@@ -113,11 +113,29 @@ func (m *Manager) newREQ(in *verbs.MAD, src ib.GID, req *mad.REQ) {
 			PrivateData: slices.Clone(req.PrivateData[:]),
 		},
 	}
+	c.p.Path = pathOfREQ(&c.p, in.Path, req)
 	m.add(c)
 	m.setState(c, StateREQRcvd)
 	m.setTimer(c, min(c.patience, m.opt.UserTimeout))
 	m.took(c, "")
 	m.act(RequestReceived{Handle: c.handle, Params: c.p})
+}
+
+// pathOfREQ returns the path to the sender of a REQ that came by way of back: as the
+// REQ describes it, with what the packet shows where that names no LIDs, as for a
+// path with a GRH. It is zero on Ethernet.
+func pathOfREQ(c *Params, back verbs.Path, req *mad.REQ) verbs.Path {
+	if back.DLID == 0 {
+		return verbs.Path{}
+	}
+	p, r := back, req.Primary
+	p.SGID, p.DGID, p.GRH = c.Local, c.Remote, back.GRH || r.HopLimit > 1
+	p.FlowLabel, p.TrafficClass, p.HopLimit = r.FlowLabel, r.TrafficClass, r.HopLimit
+	p.PKey, p.MTU, p.Rate, p.Life = c.PKey, c.PathMTU, ib.Rate(r.PacketRate), max(r.LocalACKTimeout, 1)-1
+	if r.SubnetLocal && r.LocalLID != 0 && r.LocalLID != ib.PermissiveLID {
+		p.DLID, p.SL = r.LocalLID, r.SL
+	}
+	return p
 }
 
 // unfitREQ says why a REQ cannot lead to a connection; text is empty if it can.

@@ -50,13 +50,13 @@ func (m *Manager) repeat(c *conn, buf *[verbs.MADLen]byte) {
 func (m *Manager) transmit(c *conn, buf *[verbs.MADLen]byte, msg mad.Message, again bool) {
 	n := describe(msg, Sent)
 	n.Handle, n.Remote, n.State, n.Repeat = c.handle, c.p.Remote, c.state, again
-	m.emit(&verbs.MAD{Remote: c.p.Remote, Local: c.p.Local, QPN: c.p.CMQPN, PKey: c.pkey, Data: *buf}, msg, n)
+	m.emit(&verbs.MAD{Remote: c.p.Remote, Local: c.p.Local, QPN: c.p.CMQPN, PKey: c.pkey, Path: c.p.Path, Data: *buf}, msg, n)
 }
 
 // reply answers a MAD without a connection: to its source, and to QP 1 whatever
 // QPN a MAD at QP 1 names as its sender.
 func (m *Manager) reply(in *verbs.MAD, msg mad.Message) {
-	out := &verbs.MAD{Remote: in.Remote, Local: in.Local, QPN: m.rx.from, PKey: in.PKey}
+	out := &verbs.MAD{Remote: in.Remote, Local: in.Local, QPN: m.rx.from, PKey: in.PKey, Path: in.Path}
 	put(&out.Data, msg)
 	n := describe(msg, Sent)
 	n.Remote = in.Remote

@@ -20,6 +20,11 @@ const (
 // bounded returns the duration of t, at most maxWait.
 func bounded(t ib.Timeout) time.Duration { return min(t.Duration(), maxWait) }
 
+// maxTryLife bounds what a try allows for the way: the packet life that subnet
+// managers give out is that of the worst fabric (opensm: 1.07 s), and a lost REQ is
+// to be repeated before the peer's user has given up.
+const maxTryLife ib.Timeout = 14 // 67 ms
+
 // tryWait is how long one try waits: the peer may take respond to answer, and the
 // way there and back takes an ACK timeout (2 x packet life time).
 func tryWait(respond, ack ib.Timeout) time.Duration {

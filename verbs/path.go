@@ -37,7 +37,7 @@ func PathTo(p Provider, sgid, dgid ib.GID) Path {
 
 // AH returns what address handles and queue pairs take of p.
 func (p Path) AH() AHAttr {
-	a := AHAttr{SGID: p.SGID, DGID: p.DGID, SL: p.SL, LID: p.DLID}
+	a := AHAttr{SGID: p.SGID, DGID: p.DGID, SL: p.SL, LID: p.DLID, GRH: p.GRH, Rate: p.Rate}
 	if p.GRH {
 		a.FlowLabel, a.TrafficClass, a.HopLimit = p.FlowLabel, p.TrafficClass, p.HopLimit
 	}

@@ -127,6 +127,15 @@ type Port struct {
 	MTU        ib.MTU // largest path MTU that the underlay carries
 	UnderlayIf string // network device below, "" on InfiniBand
 	UnderMTU   int    // its MTU in octets, 0 if unknown
+
+	// InfiniBand says that the link layer is InfiniBand: paths come from the subnet
+	// administrator ([SubnetProvider]). What follows is zero on Ethernet.
+	InfiniBand bool
+	SMLID      ib.LID // of the subnet manager; zero: none has been here
+	SMSL       uint8
+	// SubnetTimeout is how long a MAD may be on its way; zero: not known.
+	SubnetTimeout ib.Timeout
+	GRHRequired   bool // all packets of the port need a GRH
 }
 
 // Access says what a region may be used for, beyond local sends and receives.
@@ -535,7 +544,11 @@ type AHAttr struct {
 	TrafficClass uint8
 	HopLimit     uint8 // zero means 64 on RoCE
 	SL           uint8
-	LID          ib.LID // InfiniBand only
+
+	// InfiniBand only.
+	LID  ib.LID  // of the port, or of the group of a multicast GID; zero on Ethernet
+	GRH  bool    // packets carry one; on Ethernet they always do
+	Rate ib.Rate // zero: that of the port
 }
 
 // An AH is an address handle. It stays usable until Destroy.
@@ -562,7 +575,11 @@ type MAD struct {
 	Local  ib.GID  // ours; zero on output: the default GID of the family
 	QPN    ib.QPN  // sender's QPN; on output the destination, usually QPNGSI
 	PKey   ib.PKey // zero on output: the default
-	Data   [MADLen]byte
+	// Path is the way to Remote, on receipt the way back to the sender as the packet
+	// shows it: LIDs, SL and GRH. Zero on Ethernet, where Remote says all. On InfiniBand
+	// Remote is zero where the packet had no GRH.
+	Path Path
+	Data [MADLen]byte
 }
 
 // A MADPort is access to QP 1 for the messages of CM: class 7, version 2, method
@@ -588,11 +605,16 @@ const (
 	GIDChange                    // Port().GIDs changed
 	MTUChange                    // Port().MTU or UnderMTU changed
 	DeviceFatal                  // the device is gone; only Close is left
+	LIDChange                    // Port().LID changed
+	SMChange                     // another subnet manager, or another place of it
+	PKeyChange                   // Port().PKeys changed
+	Reregister                   // the subnet manager asks for all joins and subscriptions again
 )
 
 // String names k.
 func (k EventKind) String() string {
-	return [...]string{"QP_FATAL", "COMM_EST", "PORT_ACTIVE", "PORT_ERR", "GID_CHANGE", "MTU_CHANGE", "DEVICE_FATAL"}[min(k, DeviceFatal)]
+	return [...]string{"QP_FATAL", "COMM_EST", "PORT_ACTIVE", "PORT_ERR", "GID_CHANGE", "MTU_CHANGE", "DEVICE_FATAL",
+		"LID_CHANGE", "SM_CHANGE", "PKEY_CHANGE", "CLIENT_REREGISTER"}[min(k, Reregister)]
 }
 
 // An Event is an asynchronous event.
