@@ -222,6 +222,9 @@ func (f *Interface) qpCreated(ev QPCreated) {
 		return
 	}
 	c.qpn, c.pathMTU = ev.QPN, ev.PathMTU
+	if p := f.pathTo(c.peer.key.GID); p.MTU != 0 {
+		c.pathMTU = p.MTU
+	}
 	switch most := c.acceptPath(f.pathMTU); {
 	case c.active:
 		f.ask(c)

@@ -199,11 +199,18 @@ type (
 	// destroys it. The handle is gone with this action.
 	DestroyQP struct{ Conn fib.Conn }
 
-	// JoinGroup joins a group of the underlay with the UD QP.
-	JoinGroup struct{ MGID ib.GID }
+	// JoinGroup joins a group of the underlay with the UD QP. MLID is its LID on
+	// InfiniBand, where the port is a member of it by now; zero on Ethernet.
+	JoinGroup struct {
+		MGID ib.GID
+		MLID ib.LID
+	}
 
 	// LeaveGroup undoes JoinGroup.
-	LeaveGroup struct{ MGID ib.GID }
+	LeaveGroup struct {
+		MGID ib.GID
+		MLID ib.LID
+	}
 
 	// PublishGroups hands the data path a new table of groups: what it may accept
 	// and where multicast goes.

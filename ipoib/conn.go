@@ -241,6 +241,10 @@ func (f *Interface) attrs(c *conn) (rtr, rts verbs.QPAttr) {
 			TrafficClass: k.TrafficClass, HopLimit: k.HopLimit, SL: k.SL},
 		PathMTU: c.usedPath(f.pathMTU), DestQPN: k.RemoteQPN, RQPSN: c.psn, MinRNRTimer: rnrTimer,
 	}
+	if p := k.Path; p.DLID != 0 {
+		rtr.Path = p.AH()
+		rtr.Path.SGID, rtr.Path.DGID = k.Local, k.Remote
+	}
 	rts = verbs.QPAttr{State: verbs.StateRTS, SQPSN: k.SendPSN}
 	if c.trans == ib.RC {
 		rts.Timeout, rts.RetryCount, rts.RNRRetry = ackTimeout, retryCount, rnrRetry

@@ -47,7 +47,13 @@ const (
 	nUntold
 	nCopies
 	nCopiesWaited
+	nPathsAsked
+	nToRouters
 	dropCopies
+	dropPathQueue
+	dropNoPath
+	dropGroupQueue
+	dropNoGroup
 	dropQueueFull
 	dropQueueTotal
 	dropQueueGone
@@ -121,7 +127,13 @@ var counterNames = [numCounters]string{
 	nUntold:             "drops_not_told",
 	nCopies:             "copies",
 	nCopiesWaited:       "copies_waited",
+	nPathsAsked:         "paths_asked",
+	nToRouters:          "sent_to_all_routers",
 	dropCopies:          "drop_copies",
+	dropPathQueue:       "drop_path_queue",
+	dropNoPath:          "drop_no_path",
+	dropGroupQueue:      "drop_group_queue",
+	dropNoGroup:         "drop_no_group",
 	dropQueueFull:       "drop_connection_queue",
 	dropQueueTotal:      "drop_connection_queue_total",
 	dropQueueGone:       "drop_connection_queue_given_up",
@@ -167,5 +179,8 @@ func (f *Interface) Counters() []Counter {
 	f.cm.Counters(add("cm_"))
 	f.group.Counters(add("group_"))
 	f.fib.Counters().Each(add("fib_"))
+	if f.fab != nil {
+		f.fab.sa.Counters(add("sa_"))
+	}
 	return appendNeigh(cs, f.neigh.Counters())
 }

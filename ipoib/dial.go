@@ -1,6 +1,7 @@
 package ipoib
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -18,6 +19,10 @@ func (f *Interface) dial(p *peer) {
 	t := f.transport(p)
 	if t == ib.UD {
 		f.fail(p, "no mode in common")
+		return
+	}
+	if !f.takePath(p.key.GID) {
+		f.fail(p, "no path to its port")
 		return
 	}
 	form := f.form(p)
@@ -54,13 +59,14 @@ func (f *Interface) ask(c *conn) {
 	if c.via == ViaInband {
 		inband = c.peer.key.QPN
 	}
+	path := f.pathTo(c.peer.key.GID)
 	f.cmStep(cm.Connect{
-		Handle: c.handle, Local: f.link.GID, Remote: c.peer.key.GID, Inband: inband,
+		Path: path, Handle: c.handle, Local: f.link.GID, Remote: c.peer.key.GID, Inband: inband,
 		// The QPN is the peer's: that of address resolution (RFC 4755 section 3.5).
 		ServiceID: serviceid.New(c.form, c.peer.key.QPN),
 		Transport: c.trans, QPN: c.qpn, StartingPSN: c.psn, PathMTU: c.reqPath(f.pathMTU), PKey: f.opt.pkey(),
 		SRQ:        f.opt.SRQ && c.trans == ib.RC,
-		AckTimeout: ackTimeout, RetryCount: retryCount, RNRRetry: rnrRetry,
+		AckTimeout: cmp.Or(path.AckTimeout(), ackTimeout), RetryCount: retryCount, RNRRetry: rnrRetry,
 		ResponseTimeout: cmTimeout, MaxRetries: cmRetries,
 		PrivateData: f.privateData(c.receive),
 	})
@@ -109,6 +115,7 @@ func (f *Interface) dialFailed(c *conn, ev cm.Failed) {
 	}
 	if ev.Cause == cm.TimedOut {
 		f.neighStep(doubted(p.key))
+		f.doubtPath(p.key.GID)
 		f.forgetBlackHole(p) // small packets are lost as well
 		if c.via == ViaInband {
 			f.unanswered(p)

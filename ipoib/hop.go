@@ -88,8 +88,8 @@ func (f *Interface) path(p *peer) fib.Path {
 		return fib.Path{Kind: fib.PathConn, Conn: c.id, Link: link, MTU: mtu.Effective(f.deviceMTU, c.mtu)}
 	}
 	kind := fib.PathUD
-	if f.mayDial(p) {
-		kind = fib.PathMiss // so that the next packet opens a connection
+	if f.mayDial(p) || !f.pathKnown(p.key.GID) {
+		kind = fib.PathMiss // so that the next packet opens a connection, or asks for the path
 	}
 	return fib.Path{Kind: kind, Link: link, MTU: f.udMTU()}
 }
@@ -144,7 +144,11 @@ func (f *Interface) groupPath(a netip.Addr) fib.Path {
 	if _, copies := t.Replicate(); !ok || copies || !f.up {
 		return fib.Path{}
 	}
-	return fib.Path{Kind: fib.PathGroup, Link: encap.LinkAddr{QPN: ib.QPNMulticast, GID: g}, MTU: f.udMTU()}
+	path := fib.Path{Kind: fib.PathGroup, Link: encap.LinkAddr{QPN: ib.QPNMulticast, GID: g}, MTU: f.udMTU()}
+	if !f.groupKnown(g) {
+		path.Kind = fib.PathMiss // so that the next packet has it joined
+	}
+	return path
 }
 
 // settleGroups looks at the groups again that the data path sends to by itself.
@@ -222,7 +226,7 @@ func (f *Interface) onDevice(ev rtnl.Event) {
 			f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("device MTU is %d", l.MTU), Report: MTUChanged})
 			f.settleGroups()
 		}
-		if l.Up {
+		if f.deviceUp = l.Up; l.Up {
 			f.linkUp()
 		} else {
 			f.linkDown("the interface went down")

@@ -172,7 +172,7 @@ func (f *Interface) remember(p *peer, via CMPath) {
 // sendInband sends a MAD to the UD QP that it names.
 func (f *Interface) sendInband(m *verbs.MAD) {
 	f.count(nInbandSent)
-	f.do(SendUD{Link: encap.LinkAddr{QPN: m.QPN, GID: m.Remote}, Frame: frameOf(encap.InbandCM, m.Data[:])})
+	f.sendTo(encap.LinkAddr{QPN: m.QPN, GID: m.Remote}, frameOf(encap.InbandCM, m.Data[:]))
 }
 
 // recvInband takes a MAD from the UD QP. A message without a known sender, or a
@@ -242,6 +242,7 @@ func (f *Interface) recvMAD(m *verbs.MAD) {
 		f.note(Note{Kind: NoteCMRecv, Peer: encap.LinkAddr{GID: m.Remote}, Text: "received a MAD at QP 1 dropped: CM messages travel in-band only here"})
 		return
 	}
+	f.nameSender(m)
 	if !f.allows(m.Remote) {
 		f.count(dropNotAllowed)
 		return

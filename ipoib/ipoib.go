@@ -20,6 +20,14 @@
 // Packets too large for UD wait in the peer's queue while a connection is on
 // its way; those that fit go by UD meanwhile (docs/ambiguities.md).
 //
+// # One port
+//
+// On Ethernet a link-layer address that is known can be sent to. On InfiniBand
+// ([Fabric]) the administrator is asked for the path to its port first, and packets
+// and connections wait for that; and the interface is up when the port has joined the
+// broadcast group, which says what the link is like. It is one machine: Ethernet has
+// every path at once.
+//
 // Sources: RFC 4755, RFC 4391, docs/rfc4755.md and the decisions in docs/adr.
 package ipoib
 
@@ -37,6 +45,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
 	"ipoibcm/neigh"
+	"ipoibcm/sa"
 	"ipoibcm/serviceid"
 	"ipoibcm/timerheap"
 	"ipoibcm/wire/encap"
@@ -79,6 +88,9 @@ type Interface struct {
 	n     [numCounters]uint64
 	tells tells
 
+	fab      *fabric // nil: Ethernet
+	deviceUp bool
+
 	copies copies
 	class  copyClass // of what is sent now
 
@@ -106,6 +118,7 @@ func New(opt Options) *Interface {
 		f.log = slog.New(slog.NewTextHandler(io.Discard, nil))
 	}
 	f.link.Flags = opt.Mode.Flags()
+	f.fab = newFabric(&f.opt)
 	f.fib = fib.New(fib.Options{UDMTU: opt.udMTU(), BestMessage: opt.BestMessage})
 	f.neigh = neigh.New(f.neighOptions())
 	c := opt.CM
@@ -196,6 +209,12 @@ func (f *Interface) handle(ev Event) {
 	case JoinFailed:
 		f.note(Note{Kind: NoteGroup, Text: fmt.Sprintf("joining %v failed: %v", ev.MGID, ev.Err)})
 		f.groupStep(group.JoinFailed{MGID: ev.MGID, Err: ev.Err})
+	case RecvSubnet:
+		if f.fab != nil {
+			f.saStep(sa.RecvMAD{MAD: ev.MAD})
+		}
+	case PortChanged:
+		f.portChanged(ev)
 	case Shutdown:
 		f.stop()
 	case HandOver:
@@ -216,7 +235,8 @@ func (f *Interface) Deadline() time.Time {
 		}
 		return time.Time{}
 	}
-	return earliest(earliest(earliest(f.cm.Deadline(), f.neigh.Deadline()), earliest(f.group.Deadline(), f.firstPeer())), earliest(f.fib.Deadline(), f.copies.deadline()))
+	parts := earliest(earliest(f.cm.Deadline(), f.neigh.Deadline()), earliest(f.group.Deadline(), f.firstPeer()))
+	return earliest(parts, earliest(earliest(f.fib.Deadline(), f.copies.deadline()), f.fabricDeadline()))
 }
 
 // earliest returns the earlier of two deadlines, where zero means never.
@@ -241,7 +261,10 @@ func (f *Interface) start() {
 	}
 	f.started = true
 	f.listen()
-	f.addLinkLocal()
+	if f.fab == nil {
+		f.addLinkLocal() // else when the UD MTU is known
+	}
+	f.startFabric()
 }
 
 func (f *Interface) listen() {
@@ -261,7 +284,7 @@ func (f *Interface) addLinkLocal() {
 }
 
 func (f *Interface) linkUp() {
-	if !f.started || f.up || f.shutdown {
+	if !f.started || f.up || f.shutdown || !f.Ready() {
 		return
 	}
 	f.up, f.hops.allDirty = true, true
@@ -299,6 +322,7 @@ func (f *Interface) linkDown(why string) {
 		f.groupStep(group.DelAddr{Prefix: a})
 	}
 	f.groupStep(group.Down{})
+	f.dropPaths()
 	f.hops.allDirty = true
 	f.note(Note{Kind: NoteLink, Text: "interface down: " + why, Report: InterfaceDown})
 }
@@ -307,6 +331,7 @@ func (f *Interface) linkDown(why string) {
 // REJ 3, where a REJ 8 would look like that of another kind of peer.
 func (f *Interface) stop() {
 	f.linkDown("the agent stops")
+	f.leaveFabric()
 	f.fibStep(fib.Stop{})
 	f.shutdown = true
 }

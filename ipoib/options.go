@@ -53,6 +53,9 @@ type Options struct {
 	QKey    ib.QKey        // of the link; zero means 0x00000b1b; shown only
 	SRQ     bool           // RC receives come from an SRQ: REQ and REP say so
 
+	// Fabric is what an InfiniBand port needs. Nil means that the link layer is Ethernet.
+	Fabric *Fabric
+
 	// Underlay4 is the one group that all others ride on where the underlay is
 	// IPv4 (docs/adr/0019-groups-on-an-underlay.md). Zero means 239.192.p.q with p.q the P_Key.
 	Underlay4 netip.Addr

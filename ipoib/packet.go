@@ -117,6 +117,10 @@ func (f *Interface) deliver(a netip.Addr, link encap.LinkAddr, pkt []byte) {
 		f.sendUD(link, pkt)
 		return
 	}
+	if !f.takePath(p.key.GID) {
+		f.awaitPath(pathJob{link: link, hop: a, packet: pkt})
+		return
+	}
 	if f.mayDial(p) {
 		f.endAttempt(p)
 		f.dial(p)
@@ -216,7 +220,7 @@ func (f *Interface) sendGroup(dst netip.Addr, fr []byte) {
 func (f *Interface) sendMGID(g ib.GID, fr []byte) {
 	peers, copies := f.group.Table().Replicate()
 	if !copies {
-		f.do(SendUD{MGID: g, Frame: fr})
+		f.sendMulticast(g, fr)
 		return
 	}
 	f.sendCopies(peers, fr)
@@ -229,7 +233,7 @@ func (f *Interface) sendUD(link encap.LinkAddr, pkt []byte) {
 		f.count(dropOversize)
 		return
 	}
-	f.do(SendUD{Link: link, Frame: frame(pkt)})
+	f.sendTo(link, frame(pkt))
 }
 
 // frame puts the encapsulation header before an IP packet.

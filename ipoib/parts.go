@@ -33,6 +33,9 @@ func (f *Interface) onCM(a cm.Action) {
 			f.sendInband(a.MAD)
 			return
 		}
+		if p := f.pathTo(a.MAD.Remote); p.DLID != 0 && a.MAD.Path.DLID == 0 {
+			a.MAD.Path = p
+		}
 		f.do(SendMAD{MAD: a.MAD})
 	case cm.RequestReceived:
 		f.requested(a)
@@ -152,7 +155,7 @@ func (f *Interface) onNeigh(a neigh.Action) {
 			f.class = classOf(a.To)
 			f.sendGroup(a.To.Group, fr)
 		default:
-			f.do(SendUD{Link: a.To.LinkAddr, Frame: fr})
+			f.sendTo(a.To.LinkAddr, fr)
 		}
 		f.class = copyOther
 	case neigh.Resolved:
@@ -197,10 +200,10 @@ func (f *Interface) groupStep(ev group.Event) {
 		switch a := a.(type) {
 		case group.Join:
 			f.note(Note{Kind: NoteGroup, Text: fmt.Sprintf("joining %v", a.MGID)})
-			f.do(JoinGroup{MGID: a.MGID})
+			f.joinGroup(a.MGID)
 		case group.Leave:
 			f.note(Note{Kind: NoteGroup, Text: fmt.Sprintf("leaving %v", a.MGID)})
-			f.do(LeaveGroup{MGID: a.MGID})
+			f.leaveGroup(a.MGID)
 		case group.Publish:
 			f.do(PublishGroups{Table: a.Table})
 			f.settleGroups()

@@ -15,9 +15,11 @@ const (
 	PeerMoved         // an address has another link-layer address
 	MTUChanged        // of the device, or of the path to a peer
 	InterfaceUp
+	SubnetReady // the subnet administrator of an InfiniBand port answers
 	LimitLeft
 	InterfaceDown
 	DuplicateAddress
+	NoSubnetManager // of an InfiniBand port
 	LimitReached
 )
 
@@ -25,6 +27,7 @@ var reportNames = [...]string{
 	ConnectionUp: "connection up", ConnectionClosed: "connection closed", ConnectionLost: "connection lost", ConnectionRefused: "connection refused",
 	ConnectionFailed: "connection failed", PeerMoved: "peer moved", MTUChanged: "MTU changed", InterfaceUp: "interface carries packets",
 	LimitLeft: "below a limit again", InterfaceDown: "interface carries nothing", DuplicateAddress: "duplicate address", LimitReached: "limit reached",
+	SubnetReady: "subnet administrator answers", NoSubnetManager: "no subnet manager",
 }
 
 // String prints the message that a log has for it, a constant.

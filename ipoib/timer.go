@@ -8,6 +8,7 @@ import (
 	"ipoibcm/fib"
 	"ipoibcm/group"
 	"ipoibcm/neigh"
+	"ipoibcm/sa"
 )
 
 // legacyReap is how long a legacy peer's own connection may be silent before we
@@ -29,6 +30,9 @@ func (f *Interface) wake() {
 	}
 	if due(f.fib.Deadline()) {
 		f.fibStep(fib.Wake{})
+	}
+	if due(f.fabricDeadline()) {
+		f.saStep(sa.Wake{})
 	}
 	if due(f.copies.deadline()) {
 		f.drainCopies()

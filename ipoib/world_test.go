@@ -15,6 +15,7 @@ import (
 	"ipoibcm/fib"
 	"ipoibcm/fib/fibtest"
 	"ipoibcm/ib"
+	"ipoibcm/internal/simsm"
 	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -45,6 +46,7 @@ type world struct {
 	serial   uint32        // of packets: no two are alike
 	madDelay time.Duration // set by dropMAD for the MAD at hand
 	report   time.Time     // when the data paths report next what they counted
+	subnet   *simsm.Subnet // nil: Ethernet
 }
 
 type flight struct {
@@ -70,12 +72,13 @@ type node struct {
 	qps    map[fib.Conn]*fakeQP
 	nextQP ib.QPN
 	ud     map[encap.LinkAddr]uint64
-	noQP   bool   // CreateQP fails
-	slow   bool   // CreateQP is not answered
-	pathTo ib.MTU // that the driver knows of every peer
-	hole   ib.MTU // connections with a larger path MTU lose what does not fit into this; zero: none
-	taken  bool   // QP 1 is the kernel's, which rejects every REQ
-	silent bool   // QP 1 takes nothing and says nothing
+	noQP   bool    // CreateQP fails
+	slow   bool    // CreateQP is not answered
+	pathTo ib.MTU  // that the driver knows of every peer
+	hole   ib.MTU  // connections with a larger path MTU lose what does not fit into this; zero: none
+	taken  bool    // QP 1 is the kernel's, which rejects every REQ
+	silent bool    // QP 1 takes nothing and says nothing
+	ib     *ibNode // of a subnet
 
 	tun                   [][]byte // what the kernel was given
 	notes                 []Note
@@ -139,6 +142,9 @@ func (n *node) boot() {
 	o.Rand = rand.New(rand.NewPCG(n.w.r.Uint64(), 1))
 	if o.PathMTU == 0 {
 		o.PathMTU = ib.MTU1024
+	}
+	if n.ib != nil {
+		o.Fabric = n.ib.boot(n.opt.Fabric)
 	}
 	n.f = New(o)
 	n.joined, n.dests, n.paths = map[ib.GID]bool{}, map[rtnl.Flow]netip.Addr{}, map[netip.Addr]fib.Path{}
@@ -277,6 +283,10 @@ func (n *node) do(a Action) {
 			return
 		}
 		n.checkFrame(a.Frame, false)
+		if n.ib != nil {
+			n.sendSubnetUD(a)
+			return
+		}
 		if !a.MGID.IsZero() {
 			n.onGroup++
 			for _, to := range w.nodes {
@@ -320,6 +330,9 @@ func (n *node) do(a Action) {
 			w.failf("%s: timeout %v retries %d outlast a TCP timeout", n.name, a.RTS.Timeout.Duration(), a.RTS.RetryCount)
 		}
 		q.rts, q.dest, q.destGID, q.pathMTU = true, a.RTR.DestQPN, a.RTR.Path.DGID, a.RTR.PathMTU
+		if n.ib != nil {
+			n.checkWay(a.RTR.Path, a.RTR.Path.DGID)
+		}
 		q.rqPSN, q.sqPSN, q.rnrWait = a.RTR.RQPSN, a.RTS.SQPSN, a.RTS.MaxRNRWait
 	case DestroyQP:
 		if n.qps[a.Conn] == nil {
@@ -331,8 +344,19 @@ func (n *node) do(a Action) {
 			}
 		}
 		delete(n.qps, a.Conn)
+	case SendSubnet:
+		w.subnet.Send(w.now, n.ib.port, a.MAD)
+	case UsePath:
+		n.ib.paths[a.Path.DGID] = a.Path
+	case ForgetPath:
+		delete(n.ib.paths, a.DGID)
+	case SetQKey:
+		n.ib.qkey = a.QKey
 	case JoinGroup:
 		n.joined[a.MGID] = true
+		if n.ib != nil {
+			n.ib.at[a.MGID] = a.MLID
+		}
 	case LeaveGroup:
 		delete(n.joined, a.MGID)
 	case PublishGroups:
@@ -542,6 +566,13 @@ func (n *node) sendMAD(m *verbs.MAD) {
 	}
 	in := *m
 	in.Local, in.Remote, in.QPN = m.Remote, n.opt.Link.GID, ib.QPNGSI
+	if n.ib != nil {
+		n.checkWay(m.Path.AH(), m.Remote)
+		in.Path = verbs.Path{SLID: m.Path.DLID, DLID: n.ib.port.LID, SL: m.Path.SL, GRH: m.Path.GRH}
+		if !m.Path.GRH {
+			in.Remote = ib.GID{}
+		}
+	}
 	for _, to := range n.w.nodes {
 		if to.opt.Link.GID == m.Remote {
 			n.carryMAD(msg, to, func() { to.recvMAD(in) })
@@ -721,6 +752,12 @@ func (w *world) run(d time.Duration) {
 		}
 		next := end
 		var who *node
+		if w.subnet != nil {
+			w.deliverSubnet()
+			if t := w.subnet.Due(); !t.IsZero() && t.Before(next) {
+				next = t
+			}
+		}
 		what := -1
 		for i, q := range w.queue {
 			if q.at.Before(next) {
@@ -755,6 +792,7 @@ func (w *world) run(d time.Duration) {
 			if d := who.deadline(); !d.IsZero() && !d.After(before) {
 				w.failf("%s: deadline %v does not move on at %v", who.name, d, before)
 			}
+		case w.subnet != nil && w.now.Before(end): // the subnet has something
 		default:
 			return
 		}

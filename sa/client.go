@@ -128,6 +128,10 @@ func (c *Client) Step(dst []Action, now time.Time, ev Event) []Action {
 		c.leave(ev)
 	case Query:
 		c.query(ev.PathKey)
+	case Doubt:
+		if p := c.paths[ev.PathKey]; p != nil && !p.inQuestion() {
+			c.forget(p)
+		}
 	case Subscribe:
 		c.subscribe(ev.Trap)
 	case Unsubscribe:

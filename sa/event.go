@@ -120,6 +120,10 @@ type PathKey struct {
 // Query asks for a path.
 type Query struct{ PathKey }
 
+// Doubt says that a path does not seem to lead to its port any more: what is known of
+// it is forgotten, and a later Query asks.
+type Doubt struct{ PathKey }
+
 // Subscribe asks for the notices of a trap, and keeps asking.
 type Subscribe struct{ Trap wire.Trap }
 
@@ -133,6 +137,7 @@ func (Wake) isEvent()        {}
 func (Join) isEvent()        {}
 func (Leave) isEvent()       {}
 func (Query) isEvent()       {}
+func (Doubt) isEvent()       {}
 func (Subscribe) isEvent()   {}
 func (Unsubscribe) isEvent() {}
 

@@ -35,6 +35,8 @@ func SolicitedNode(a netip.Addr) netip.Addr {
 
 // Groups everybody on a link has joined.
 var (
-	AllSystems = netip.AddrFrom4([4]byte{224, 0, 0, 1}) // 224.0.0.1
-	AllNodes   = netip.IPv6LinkLocalAllNodes()          // ff02::1
+	AllRouters4 = netip.AddrFrom4([4]byte{224, 0, 0, 2}) // 224.0.0.2
+	AllRouters6 = netip.IPv6LinkLocalAllRouters()        // ff02::2
+	AllSystems  = netip.AddrFrom4([4]byte{224, 0, 0, 1}) // 224.0.0.1
+	AllNodes    = netip.IPv6LinkLocalAllNodes()          // ff02::1
 )

@@ -1,0 +1,290 @@
+package ipoib
+
+import (
+	"fmt"
+	"net/netip"
+
+	"ipoibcm/ib"
+	"ipoibcm/lru"
+	"ipoibcm/sa"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/mad"
+)
+
+// Bounds of what waits for paths.
+const (
+	// maxPathJobs is how many packets wait for one path. Linux keeps three; there may
+	// be several peers at a port of ours.
+	maxPathJobs = 16
+	// maxAllPathJobs is how many wait for all paths together.
+	maxAllPathJobs = 2048
+)
+
+// A portPath is the path to another port: the step between a link-layer address that
+// is known and the packets and connections that go there. On Ethernet the GID is the
+// whole of it; on InfiniBand the administrator is asked (RFC 4391 section 9.3.1).
+type portPath struct {
+	path  verbs.Path // DGID is set from the beginning
+	known bool
+	stale bool // it may have changed: used until the administrator has said so
+	asked bool
+	jobs  []pathJob
+
+	lru.Links[portPath] // in fabric.unused
+}
+
+// A pathJob is a packet that waits for a path: a datagram, or an IP packet with its
+// next hop that may open a connection.
+type pathJob struct {
+	link   encap.LinkAddr
+	hop    netip.Addr // of an IP packet
+	packet []byte     // frame of a datagram, or IP packet
+}
+
+// pathKnown reports whether packets to the port can leave.
+func (f *Interface) pathKnown(dgid ib.GID) bool {
+	if f.fab == nil {
+		return true
+	}
+	p := f.fab.paths[dgid]
+	return p != nil && p.known
+}
+
+// takePath is pathKnown for a packet that is about to leave.
+func (f *Interface) takePath(dgid ib.GID) bool {
+	known := f.pathKnown(dgid)
+	if known && f.fab != nil {
+		f.usePath(f.fab.paths[dgid])
+	}
+	return known
+}
+
+// pathTo returns the path to a port: zero on Ethernet, and where it is not known.
+func (f *Interface) pathTo(dgid ib.GID) verbs.Path {
+	if f.pathKnown(dgid) && f.fab != nil {
+		return f.fab.paths[dgid].path
+	}
+	return verbs.Path{}
+}
+
+// usePath notes that p is of use, and asks for it again if it may have changed.
+func (f *Interface) usePath(p *portPath) {
+	f.fab.unused.Remove(p)
+	f.fab.unused.Push(p)
+	if p.stale {
+		f.askPath(p)
+	}
+}
+
+// sendTo sends a frame to a UD QP as soon as there is a path to its port.
+func (f *Interface) sendTo(link encap.LinkAddr, fr []byte) {
+	if f.takePath(link.GID) {
+		f.do(SendUD{Link: link, Frame: fr})
+		return
+	}
+	f.awaitPath(pathJob{link: link, packet: fr})
+}
+
+// awaitPath keeps a packet until the path to its port is known.
+func (f *Interface) awaitPath(j pathJob) {
+	p := f.fab.paths[j.link.GID]
+	if p == nil {
+		if p = f.newPath(j.link.GID); p == nil {
+			f.count(dropPathQueue)
+			return
+		}
+	}
+	if len(p.jobs) >= maxPathJobs || f.fab.waiting >= maxAllPathJobs {
+		f.count(dropPathQueue)
+		return
+	}
+	p.jobs = append(p.jobs, j)
+	f.fab.waiting++
+	f.usePath(p)
+	f.askPath(p)
+}
+
+// newPath makes room for a path; nil if all there may be are in question.
+func (f *Interface) newPath(dgid ib.GID) *portPath {
+	if len(f.fab.paths) >= f.opt.maxPeers() {
+		old := f.fab.unused.Oldest()
+		for old != nil && (old.asked || len(old.jobs) > 0) {
+			old = old.Newer()
+		}
+		if old == nil {
+			return nil
+		}
+		f.forgetPath(old)
+	}
+	p := &portPath{path: verbs.Path{DGID: dgid}}
+	f.fab.paths[dgid] = p
+	f.fab.unused.Push(p)
+	return p
+}
+
+func (f *Interface) forgetPath(p *portPath) {
+	delete(f.fab.paths, p.path.DGID)
+	f.fab.unused.Remove(p)
+	if p.known {
+		f.touchPort(p.path.DGID)
+		f.do(ForgetPath{DGID: p.path.DGID})
+	}
+}
+
+// askPath asks for p, unless that is going on. Without an administrator only who has
+// no path at all asks, and hears at once that there is none.
+func (f *Interface) askPath(p *portPath) {
+	if p.asked || p.known && f.fab.state != sa.StateReady {
+		return
+	}
+	p.asked = true
+	f.count(nPathsAsked)
+	f.saStep(sa.Query{PathKey: f.pathKey(p)})
+}
+
+// pathKey is how a path is asked for: in the partition of the link, with its traffic
+// class, as Linux asks.
+func (f *Interface) pathKey(p *portPath) sa.PathKey {
+	return sa.PathKey{DGID: p.path.DGID, PKey: f.opt.pkey() | ib.PKeyFull, TrafficClass: f.fab.broadcast.TrafficClass}
+}
+
+// askAgain asks for all paths that may have changed.
+func (f *Interface) askAgain() {
+	if f.fab.state != sa.StateReady {
+		return
+	}
+	for _, p := range f.pathsInOrder() {
+		if p.stale {
+			f.askPath(p)
+		}
+	}
+}
+
+// pathsInOrder returns the paths, those not used for longest first: what is done to
+// all of them must not depend on the order of a map.
+func (f *Interface) pathsInOrder() (all []*portPath) {
+	for p := f.fab.unused.Oldest(); p != nil; p = p.Newer() {
+		all = append(all, p)
+	}
+	return all
+}
+
+// pathFound takes what the administrator says of a path.
+func (f *Interface) pathFound(path verbs.Path) {
+	p := f.fab.paths[path.DGID]
+	if p == nil {
+		return
+	}
+	news, first := p.path != path || !p.known, !p.known
+	p.path, p.known, p.stale, p.asked = path, true, false, false
+	if news {
+		f.note(Note{Kind: NoteNeigh, Peer: encap.LinkAddr{GID: path.DGID}, Text: pathText(path)})
+		f.do(UsePath{Path: path})
+	}
+	if first {
+		f.touchPort(path.DGID)
+	}
+	for _, j := range f.takeJobs(p) {
+		if j.hop.IsValid() {
+			f.deliver(j.hop, j.link, j.packet)
+		} else {
+			f.do(SendUD{Link: j.link, Frame: j.packet})
+		}
+	}
+}
+
+func pathText(p verbs.Path) string {
+	s := fmt.Sprintf("path to %v: LID %d, SL %d, MTU %v, rate %v, packet life %v", p.DGID, p.DLID, p.SL, p.MTU, p.Rate, p.Life.Duration())
+	if p.GRH {
+		s += fmt.Sprintf(", GRH with hop limit %d", p.HopLimit)
+	}
+	return s
+}
+
+// pathFailed gives up what waits for a path. One that was known goes on unless the
+// administrator says that there is none any more.
+func (f *Interface) pathFailed(a sa.PathFailed) {
+	p := f.fab.paths[a.Key.DGID]
+	if p == nil {
+		return
+	}
+	p.asked = false
+	jobs := f.takeJobs(p)
+	f.n[dropNoPath] += uint64(len(jobs))
+	why := a.Cause.String()
+	if a.Cause == sa.Refused {
+		why = a.Status.String()
+	}
+	if f.mayTell() {
+		f.note(Note{Kind: NoteNeigh, Peer: encap.LinkAddr{GID: a.Key.DGID}, Text: fmt.Sprintf("no path to %v: %s", a.Key.DGID, why)})
+	}
+	switch {
+	case !p.known:
+		f.forgetPath(p)
+	case a.Cause == sa.Refused:
+		f.losePath(p)
+	}
+}
+
+// losePath is for a path that leads nowhere any more.
+func (f *Interface) losePath(p *portPath) {
+	f.n[dropNoPath] += uint64(len(f.takeJobs(p)))
+	f.forgetPath(p)
+}
+
+// doubtPath has the path to a port that did not answer asked for again.
+func (f *Interface) doubtPath(dgid ib.GID) {
+	if f.fab == nil {
+		return
+	}
+	if p := f.fab.paths[dgid]; p != nil && p.known && !p.asked {
+		p.stale = true
+		f.saStep(sa.Doubt{PathKey: f.pathKey(p)})
+	}
+}
+
+func (f *Interface) takeJobs(p *portPath) []pathJob {
+	jobs := p.jobs
+	f.fab.waiting -= len(jobs)
+	p.jobs = nil
+	return jobs
+}
+
+// touchPort marks every next hop at a port for settle.
+func (f *Interface) touchPort(dgid ib.GID) {
+	for _, p := range f.peers {
+		if p.key.GID == dgid {
+			f.touch(p) // settle sorts them
+		}
+	}
+}
+
+// dropPaths gives up what waits for paths: the link is down.
+func (f *Interface) dropPaths() {
+	if f.fab == nil {
+		return
+	}
+	for _, p := range f.pathsInOrder() {
+		f.n[dropNoPath] += uint64(len(f.takeJobs(p)))
+	}
+}
+
+// nameSender gives a MAD without a GRH the GID of the port that it came from, as far as
+// paths show it. A REQ says itself who sends it.
+func (f *Interface) nameSender(m *verbs.MAD) {
+	if f.fab == nil || !m.Remote.IsZero() {
+		return
+	}
+	for _, p := range f.fab.paths { // at most one, but for ports with several GIDs
+		if p.known && p.path.DLID == m.Path.DLID && !p.path.GRH {
+			m.Remote = p.path.DGID
+			return
+		}
+	}
+	if _, msg, err := mad.Parse(m.Data[:]); err == nil {
+		if req, ok := msg.(mad.REQ); ok {
+			m.Remote = req.Primary.LocalGID
+		}
+	}
+}

@@ -1,0 +1,530 @@
+package ipoib
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"ipoibcm/fib"
+	"ipoibcm/group"
+	"ipoibcm/ib"
+	"ipoibcm/internal/simsm"
+	"ipoibcm/sa"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/arp"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
+	wire "ipoibcm/wire/sa"
+)
+
+// An ibNode is a host's port in the world's subnet. What it sends goes where the
+// LID of its path leads, and nowhere where there was no path.
+type ibNode struct {
+	port  *simsm.Port
+	grh   bool
+	paths map[ib.GID]verbs.Path // as UsePath told
+	at    map[ib.GID]ib.LID     // where the UD QP is attached
+	qkey  ib.QKey
+}
+
+func (p *ibNode) now() sa.Port {
+	s := p.port.Now()
+	s.GRHRequired = p.grh
+	return s
+}
+
+func (p *ibNode) boot(o *Fabric) *Fabric {
+	p.paths, p.at, p.qkey = map[ib.GID]verbs.Path{}, map[ib.GID]ib.LID{}, ib.QKeyIPoIB
+	var out Fabric
+	if o != nil {
+		out = *o
+	}
+	out.Port = p.now()
+	return &out
+}
+
+// newSubnet returns a world whose hosts are ports of an InfiniBand subnet.
+func newSubnet(t testing.TB, seed uint64, opt simsm.Options) *world {
+	w := newWorld(t, seed)
+	opt.Seed = seed
+	w.subnet = simsm.New(opt)
+	return w
+}
+
+// port adds a host at a port of the subnet.
+func (w *world) port(i int, grh bool, opt Options) *node {
+	opt.Link = encap.LinkAddr{QPN: ib.QPN(0x100 + i), GID: gid(i)}
+	opt.PathMTU = ib.MTU2048
+	n := &node{w: w, name: string(rune('a' + i - 1)), opt: opt, joined: map[ib.GID]bool{},
+		ib: &ibNode{port: w.subnet.AddPort(ib.GUID(i)), grh: grh}}
+	w.nodes = append(w.nodes, n)
+	n.boot()
+	n.addAddr("10.0.0." + string(rune('0'+i)) + "/24")
+	n.addAddr("fd00::" + string(rune('0'+i)) + "/64")
+	return n
+}
+
+// deliverSubnet hands out what the subnet manager says by now.
+func (w *world) deliverSubnet() {
+	for _, d := range w.subnet.Take(w.now) {
+		i := slices.IndexFunc(w.nodes, func(n *node) bool { return n.ib != nil && n.ib.port == d.To })
+		switch n := w.nodes[i]; ev := d.Event.(type) {
+		case sa.RecvMAD:
+			n.step(RecvSubnet{MAD: ev.MAD})
+		case sa.Reregister:
+			n.step(PortChanged{Port: n.ib.now(), Reregister: true})
+		case sa.SetPort:
+			n.step(PortChanged{Port: n.ib.now()})
+			n.step(UnderlayChanged{Link: n.opt.Link, PathMTU: ib.MTU2048, Active: n.ib.port.Up})
+		}
+	}
+}
+
+// checkWay fails where a packet leaves for a port without saying how it gets there.
+func (n *node) checkWay(attr verbs.AHAttr, to ib.GID) {
+	n.w.t.Helper()
+	if attr.LID == 0 || n.ib.grh && !attr.GRH {
+		n.w.failf("%s: packet to %v by %+v", n.name, to, attr)
+	}
+}
+
+// sendSubnetUD carries a datagram by the LID of the path to its port or group.
+func (n *node) sendSubnetUD(a SendUD) {
+	w := n.w
+	dst := a.Link.GID
+	if !a.MGID.IsZero() {
+		dst = a.MGID
+		n.onGroup++
+	}
+	path, ok := n.ib.paths[dst]
+	if !ok {
+		w.failf("%s: a datagram to %v leaves before its path is known", n.name, dst)
+	}
+	n.checkWay(path.AH(), dst)
+	from := n.link()
+	if !path.GRH {
+		from.GID = ib.GID{} // the receiver does not hear it
+	}
+	for _, to := range w.nodes {
+		if to == n || !to.ib.port.Up || !n.ib.port.Up {
+			continue
+		}
+		if a.MGID.IsZero() && to.ib.port.LID == path.DLID && to.opt.Link.QPN == a.Link.QPN {
+			w.send(func() { to.recvUD(from, to.opt.Link.GID, a.Frame) }, to, true)
+		}
+		sends := w.subnet.Members(dst)[n.opt.Link.GID] != 0
+		if _, in := w.subnet.Members(dst)[to.opt.Link.GID]; in && sends && to.ib.at[dst] == path.DLID && !a.MGID.IsZero() {
+			w.send(func() {
+				if to.joined[dst] {
+					to.recvUD(from, dst, a.Frame)
+				}
+			}, to, true)
+		}
+	}
+}
+
+// trouble is what may be wrong with a subnet.
+var trouble = []struct {
+	name string
+	opt  simsm.Options
+	grh  bool
+	up   time.Duration // within which the interface is up
+}{
+	{"by LIDs alone", simsm.Options{}, false, 500 * time.Millisecond},
+	{"a GRH is required", simsm.Options{}, true, 500 * time.Millisecond},
+	{"MADs are lost and come twice", simsm.Options{Loss: 0.3, Dup: 0.2, Jitter: 20 * time.Millisecond}, true, time.Minute},
+	{"it is busy", simsm.Options{Busy: 0.5}, false, time.Minute},
+	{"it is slow", simsm.Options{Delay: 300 * time.Millisecond}, true, 5 * time.Second},
+}
+
+// Two hosts on a subnet: nothing leaves before the broadcast group is joined and the
+// path is known (the world sees to that); then all is as on Ethernet, by real LIDs.
+func TestSubnet(t *testing.T) {
+	for _, tt := range trouble {
+		t.Run(tt.name, func(t *testing.T) {
+			for seed := range uint64(5) {
+				w := newSubnet(t, seed, tt.opt)
+				a, b := w.port(1, tt.grh, Options{}), w.port(2, tt.grh, Options{})
+				if a.f.Status().Up {
+					w.failf("up before the broadcast group was joined")
+				}
+				w.run(tt.up)
+				for _, n := range w.nodes {
+					if !n.f.Status().Up {
+						w.failf("%s is not up after %v: %+v", n.name, tt.up, n.f.Fabric())
+					}
+				}
+				w.run(3 * time.Second) // announcements
+				var p, q []byte
+				for range 4 {
+					p, q = a.ping("10.0.0.2", 9000, true), b.ping("fd00::1", 100, true)
+					w.run(20 * time.Second)
+				}
+				w.settle()
+				x, _ := w.agree(a, b)
+				if x.MTU != 65520 {
+					w.failf("MTU %d, want 65520", x.MTU)
+				}
+				if got := b.got(p); got != 1 {
+					w.failf("b got %d packets, want 1", got)
+				}
+				if got := a.got(q); got != 1 {
+					w.failf("a got %d packets, want 1", got)
+				}
+				if path := a.ib.paths[b.opt.Link.GID]; path.DLID != b.ib.port.LID || path.GRH != tt.grh || path.Life != 18 {
+					w.failf("path %+v, want LID %d, GRH %v, life 18", path, b.ib.port.LID, tt.grh)
+				}
+				for _, req := range append(a.reqs, b.reqs...) {
+					if r := req.Primary; r.LocalLID == 0 || r.LocalLID == ib.PermissiveLID || !r.SubnetLocal || r.LocalACKTimeout != 19 {
+						w.failf("REQ with primary path %+v", r)
+					}
+				}
+			}
+		})
+	}
+}
+
+// Without a subnet manager the interface says so and asks now and then; when one comes
+// it is up within two seconds.
+func TestNoSubnetManager(t *testing.T) {
+	w := newSubnet(t, 1, simsm.Options{})
+	w.subnet.Stop()
+	a, b := w.port(1, true, Options{}), w.port(2, true, Options{})
+	w.run(time.Minute)
+	asked := a.counter("sa_tx_info")
+	w.run(10 * time.Minute)
+	if n := a.counter("sa_tx_info") - asked; n == 0 || n > 1200 {
+		t.Errorf("%d questions in ten minutes, want some, and not more than two a second", n)
+	}
+	s := a.f.Fabric()
+	if s.Admin.State != sa.StateAsking {
+		t.Errorf("administrator is %q, want %q", s.Admin.State, sa.StateAsking)
+	}
+	if s.Joined {
+		t.Error("the broadcast group is joined, and there is nobody who could say so")
+	}
+	if a.f.Status().Up {
+		t.Error("the interface is up without a broadcast group")
+	}
+	a.output(mustEcho("10.0.0.1", "10.0.0.2", 100))
+	if got := a.counter("drop_interface_down"); got != 1 {
+		t.Errorf("%d packets were dropped, want 1", got)
+	}
+	w.subnet.Start(w.now)
+	w.run(2 * time.Second)
+	if !a.f.Status().Up || !b.f.Status().Up {
+		w.failf("not up two seconds after the subnet manager came")
+	}
+	w.run(3 * time.Second)
+	p := a.ping("10.0.0.2", 100, true)
+	w.settle()
+	if got := b.got(p); got != 1 {
+		t.Errorf("b got %d packets, want 1", got)
+	}
+}
+
+// A port that no subnet manager has configured is shown as such.
+func TestPortWithoutSubnetManager(t *testing.T) {
+	w := newSubnet(t, 1, simsm.Options{})
+	a := w.port(1, true, Options{})
+	port := a.ib.now()
+	port.SMLID = 0
+	a.step(PortChanged{Port: port})
+	w.run(time.Second)
+	if s := a.f.Fabric(); s.Admin.State != sa.StateDown {
+		t.Errorf("administrator is %q, want %q", s.Admin.State, sa.StateDown)
+	}
+	told := slices.ContainsFunc(a.notes, func(n Note) bool { return n.Report == NoSubnetManager })
+	if !told {
+		t.Error("nobody was told")
+	}
+}
+
+// The subnet manager starts anew and has forgotten everybody, with other MLIDs: members
+// are back within two seconds of its word, and connections never notice.
+func TestReregister(t *testing.T) {
+	w := newSubnet(t, 3, simsm.Options{})
+	a, b := w.port(1, true, Options{}), w.port(2, true, Options{})
+	w.run(4 * time.Second)
+	a.ping("10.0.0.2", 9000, true)
+	w.settle()
+	before, _ := w.agree(a, b)
+	broadcast := a.f.broadcastMGID()
+	was := a.ib.at[broadcast]
+	a.neighbourGroups(t)
+	w.subnet.Start(w.now)
+	w.run(2 * time.Second)
+	for _, n := range w.nodes {
+		for mgid := range n.joined {
+			if n.ib.at[mgid] == 0 || w.subnet.Members(mgid)[n.opt.Link.GID]&wire.FullMember == 0 {
+				w.failf("%s is no member of %v again", n.name, mgid)
+			}
+		}
+	}
+	if now := a.ib.at[broadcast]; now == was || now != a.ib.paths[broadcast].DLID {
+		w.failf("the UD QP is attached at MLID %#x, it was %#x before; the path leads to %#x", now, was, a.ib.paths[broadcast].DLID)
+	}
+	p := a.ping("10.0.0.2", 9000, true)
+	w.settle()
+	after, _ := w.agree(a, b)
+	if after.Conn != before.Conn {
+		w.failf("connection %d, want that of before, %d", after.Conn, before.Conn)
+	}
+	if got := b.got(p); got != 1 {
+		w.failf("b got %d packets, want 1", got)
+	}
+}
+
+// neighbourGroups checks that a has joined more than the broadcast group.
+func (n *node) neighbourGroups(t *testing.T) {
+	t.Helper()
+	if got := len(slices.Collect(maps.Keys(n.joined))); got < 4 {
+		t.Errorf("%s has joined %d groups, want broadcast, 224.0.0.1, ff02::1 and solicited-node groups", n.name, got)
+	}
+}
+
+// Another LID of the peer: the connection breaks as its packets go nowhere, and the
+// path is asked for again before the next.
+func TestPeerHasAnotherLID(t *testing.T) {
+	w := newSubnet(t, 4, simsm.Options{})
+	a, b := w.port(1, false, Options{Mode: ModeUD}), w.port(2, false, Options{Mode: ModeUD})
+	w.run(4 * time.Second)
+	a.ping("10.0.0.2", 100, true)
+	w.settle()
+	w.subnet.Relabel(w.now, b.ib.port)
+	w.subnet.Start(w.now) // all are asked to register again
+	w.run(5 * time.Second)
+	p := a.ping("10.0.0.2", 100, true)
+	w.settle()
+	if got := b.got(p); got != 1 {
+		w.failf("b got %d packets, want 1", got)
+	}
+	if got := a.ib.paths[b.opt.Link.GID].DLID; got != b.ib.port.LID {
+		w.failf("path to LID %d, want %d", got, b.ib.port.LID)
+	}
+}
+
+// A host that no path leads to: what waits for it is bounded, and given up.
+func TestNoPath(t *testing.T) {
+	w := newSubnet(t, 5, simsm.Options{})
+	a, b := w.port(1, true, Options{}), w.port(2, true, Options{})
+	w.run(4 * time.Second)
+	w.subnet.SetLink(w.now, b.ib.port, false)
+	w.run(time.Second)
+	a.output(mustEcho("10.0.0.1", "10.0.0.2", 100))
+	a.recvUD(b.link(), a.opt.Link.GID, mustReply(b, a)) // as if it had come at the last moment
+	for range 40 {
+		a.output(mustEcho("10.0.0.1", "10.0.0.2", 100))
+	}
+	if got := a.f.fab.waiting; got != maxPathJobs {
+		t.Errorf("%d packets wait for the path, want the %d that may", got, maxPathJobs)
+	}
+	if got := a.counter("drop_path_queue"); got != 41-maxPathJobs {
+		t.Errorf("%d packets found no room, want %d", got, 41-maxPathJobs)
+	}
+	w.run(time.Minute)
+	if got := a.counter("drop_no_path"); got < maxPathJobs {
+		t.Errorf("%d packets were given up for want of a path, want %d at least", got, maxPathJobs)
+	}
+	if a.f.fab.waiting != 0 {
+		t.Errorf("%d packets still wait", a.f.fab.waiting)
+	}
+	if n := len(a.f.fab.paths); n != 0 {
+		t.Errorf("%d paths on record, want none", n)
+	}
+}
+
+// mustReply is an ARP reply of from.
+func mustReply(from, to *node) []byte {
+	b, _ := arp.NewRequest(to.opt.Link, ip4("10.0.0.1"), ip4("10.0.0.2")).ReplyFrom(from.opt.Link).AppendBinary(nil)
+	return frameOf(encap.ARP, b)
+}
+
+// The broadcast group's Q_Key, MTU, SL and rate are those of the link, and other
+// groups are made with them (RFC 4391 section 10).
+func TestBroadcastGroupDecides(t *testing.T) {
+	params := sa.Params{QKey: 0x1234, MTU: ib.MTU1024, Rate: 5, SL: 3, TrafficClass: 9, HopLimit: 2}
+	w := newSubnet(t, 6, simsm.Options{Partitions: []simsm.Partition{{PKey: ib.DefaultPKey, Group: true, Params: params}}})
+	a := w.port(1, true, Options{})
+	w.run(4 * time.Second)
+	s := a.f.Status()
+	if s.QKey != 0x1234 || a.ib.qkey != 0x1234 {
+		t.Errorf("Q_Key %v in status and %v of the UD QP, want 0x1234", s.QKey, a.ib.qkey)
+	}
+	if s.UDMTU != 1020 {
+		t.Errorf("UD MTU %d, want 1020", s.UDMTU)
+	}
+	if s.IPv6 {
+		t.Error("there is IPv6 on a link of 1020")
+	}
+	b := w.port(2, true, Options{UDMTU: 576})
+	w.run(4 * time.Second)
+	if got := b.f.Status().UDMTU; got != 576 {
+		t.Errorf("UD MTU %d where 576 was configured, want that", got)
+	}
+	mgid, _ := group.MGID(ip4("224.0.0.1"), ib.DefaultPKey, group.DefaultScope)
+	path := a.ib.paths[mgid]
+	want := verbs.Path{SGID: a.opt.Link.GID, DGID: mgid, DLID: a.ib.at[mgid], GRH: true, TrafficClass: 9, HopLimit: 2, SL: 3,
+		PKey: ib.DefaultPKey, MTU: ib.MTU1024, Rate: 5}
+	if path != want {
+		t.Errorf("path of a group: got %+v\nwant %+v", path, want)
+	}
+}
+
+// Where the subnet manager has no broadcast group there is no link, unless we are told
+// to make one.
+func TestCreateBroadcast(t *testing.T) {
+	none := simsm.Options{Partitions: []simsm.Partition{{PKey: ib.DefaultPKey}}}
+	w := newSubnet(t, 7, none)
+	a := w.port(1, true, Options{})
+	w.run(10 * time.Second)
+	if a.f.Status().Up {
+		t.Error("up without a broadcast group")
+	}
+	if s := a.f.Fabric(); s.Failed == nil || !s.Failed.NoGroup {
+		t.Errorf("why it is not joined: got %+v, want that it does not exist", s.Failed)
+	}
+	w.port(2, true, Options{Fabric: &Fabric{CreateBroadcast: true}})
+	w.run(2 * time.Minute) // a's next try
+	for _, n := range w.nodes {
+		if !n.f.Status().Up {
+			t.Errorf("%s is not up, and there is a broadcast group now", n.name)
+		}
+	}
+}
+
+// What is sent to a group that nobody here has joined makes the port a member that
+// sends, and waits for that; not more of it than there is room for.
+func TestSendOnly(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		opt   simsm.Options
+		state wire.JoinState
+	}{
+		{"a full member that sends", simsm.Options{Delay: 50 * time.Millisecond}, wire.SendOnlyFullMember},
+		{"an administrator of old", simsm.Options{Delay: 50 * time.Millisecond, NoSendOnlyFull: true}, wire.SendOnlyNonMember},
+	} {
+		w := newSubnet(t, 8, tt.opt)
+		a, b := w.port(1, true, Options{}), w.port(2, true, Options{})
+		w.run(5 * time.Second)
+		g := ip4("239.1.2.3")
+		mgid, _ := group.MGID(g, ib.DefaultPKey, group.DefaultScope)
+		b.step(KernelGroups{Groups: []netip.Addr{g}})
+		w.run(time.Second)
+		n := len(b.tun)
+		for range maxGroupQueue + 5 {
+			a.output(mustEcho("10.0.0.1", "239.1.2.3", 100))
+		}
+		w.run(time.Second)
+		if got := len(b.tun) - n; got != maxGroupQueue {
+			t.Errorf("%s: b got %d packets, want the %d that may wait", tt.name, got, maxGroupQueue)
+		}
+		if got := a.counter("drop_group_queue"); got != 5 {
+			t.Errorf("%s: %d packets dropped, want 5", tt.name, got)
+		}
+		if got := w.subnet.Members(mgid)[a.opt.Link.GID]; got != tt.state {
+			t.Errorf("%s: a is %v of the group, want %v", tt.name, got, tt.state)
+		}
+		if a.ib.at[mgid] != 0 {
+			t.Errorf("%s: the UD QP of a receives the group", tt.name)
+		}
+		if path, _ := a.path(g); path.Kind != fib.PathGroup {
+			t.Errorf("%s: the data path sends by %v, want by itself", tt.name, path.Kind)
+		}
+	}
+}
+
+// A group that is not there, and that nobody may make by sending to it: the packet goes
+// to all routers, if there are any (RFC 4391 section 10).
+func TestToAllRouters(t *testing.T) {
+	w := newSubnet(t, 9, simsm.Options{NoSendOnlyFull: true})
+	a, b := w.port(1, true, Options{}), w.port(2, true, Options{})
+	w.run(5 * time.Second)
+	a.output(mustEcho("10.0.0.1", "239.1.2.3", 100))
+	w.run(time.Second)
+	if got := a.counter("drop_no_group"); got != 1 {
+		t.Errorf("%d packets dropped without routers, want 1", got)
+	}
+	b.step(KernelGroups{Groups: []netip.Addr{ip.AllRouters4}})
+	w.run(time.Minute)
+	for n := range uint64(2) {
+		before, arrived := a.counter("sent_to_all_routers"), len(b.tun)
+		a.output(mustEcho("10.0.0.1", "239.1.2.4", 100))
+		w.run(time.Second)
+		if got := a.counter("sent_to_all_routers") - before; got != 1 {
+			t.Errorf("packet %d: %d went to all routers, want 1", n, got)
+		}
+		if got := len(b.tun) - arrived; got != 1 {
+			t.Errorf("packet %d: %d arrived at a router, want 1", n, got)
+		}
+	}
+	mgid, _ := group.MGID(ip.AllRouters4, ib.DefaultPKey, group.DefaultScope)
+	if w.subnet.Members(mgid)[a.opt.Link.GID] == 0 {
+		t.Error("a has not joined the group of all routers to send")
+	}
+}
+
+// At the end memberships end as well, but for those that the kernel's own interface on
+// the port needs.
+func TestLeaveRule(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		w := newSubnet(t, 10, simsm.Options{})
+		a := w.port(1, true, Options{Fabric: &Fabric{Shared: shared}})
+		w.run(4 * time.Second)
+		n := 0
+		for _, g := range w.subnet.Groups() {
+			if w.subnet.Members(g)[a.opt.Link.GID] != 0 {
+				n++
+			}
+		}
+		if n < 4 {
+			t.Errorf("member of %d groups, want 4 at least", n)
+		}
+		a.step(Shutdown{})
+		w.run(time.Second)
+		left := 0
+		for _, g := range w.subnet.Groups() {
+			if w.subnet.Members(g)[a.opt.Link.GID] != 0 {
+				left++
+			}
+		}
+		want := 0
+		if shared {
+			want = n
+		}
+		if left != want {
+			t.Errorf("shared %v: member of %d groups after the end, want %d", shared, left, want)
+		}
+		if len(a.joined) != 0 {
+			t.Errorf("shared %v: the UD QP is attached to %v", shared, a.joined)
+		}
+	}
+}
+
+// The link goes and comes back, with LIDs, P_Keys and members as they were or not: the
+// hosts speak again.
+func TestSubnetLink(t *testing.T) {
+	w := newSubnet(t, 11, simsm.Options{Loss: 0.1, Jitter: time.Millisecond})
+	a, b := w.port(1, true, Options{}), w.port(2, true, Options{})
+	w.run(10 * time.Second)
+	for i := range 5 {
+		n := w.nodes[i%2]
+		w.subnet.SetLink(w.now, n.ib.port, false)
+		w.run(time.Duration(w.r.Int64N(int64(5 * time.Second))))
+		if i%2 == 0 {
+			w.subnet.Relabel(w.now, n.ib.port)
+		}
+		w.subnet.SetLink(w.now, n.ib.port, true)
+		w.run(time.Minute)
+		w.subnet.Start(w.now)
+		w.run(time.Minute)
+	}
+	w.run(5 * time.Minute)
+	p, q := a.ping("10.0.0.2", 100, true), b.ping("10.0.0.1", 9000, true)
+	w.settle()
+	if a.got(q) != 1 || b.got(p) != 1 {
+		w.failf("got %d and %d packets, want 1 and 1", a.got(q), b.got(p))
+	}
+}
