@@ -25,10 +25,10 @@ const (
 	maxClients = 3 * maxFollowers
 	// maxTurnedAway is how many more are told that there are too many.
 	maxTurnedAway = 8
-	// spareDescriptors are kept for requests that are short, and followDescriptors must
+	// reservedDescriptors are kept for requests that are short, and followDescriptors must
 	// be left beside each follower.
-	spareDescriptors  = 4
-	followDescriptors = 16
+	reservedDescriptors = 4
+	followDescriptors   = 16
 	// clientIdle is how long a connection stays without a request, and writeWithin how
 	// long the client of one document has to read it.
 	clientIdle  = 30 * time.Second
@@ -43,7 +43,7 @@ type clients struct {
 	n       atomic.Int64
 	refused *atomic.Uint64
 	mu      sync.Mutex
-	spare   []int // eventfds
+	reserve []int // eventfds
 	closed  bool
 }
 
@@ -99,12 +99,12 @@ func (l *clients) Close() error {
 func (l *clients) giveSpare() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	n := len(l.spare)
+	n := len(l.reserve)
 	if n == 0 {
 		return false
 	}
-	unix.Close(l.spare[n-1])
-	l.spare = l.spare[:n-1]
+	unix.Close(l.reserve[n-1])
+	l.reserve = l.reserve[:n-1]
 	return true
 }
 
@@ -112,12 +112,12 @@ func (l *clients) giveSpare() bool {
 func (l *clients) keepSpare() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for !l.closed && len(l.spare) < spareDescriptors {
+	for !l.closed && len(l.reserve) < reservedDescriptors {
 		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 		if err != nil {
 			return
 		}
-		l.spare = append(l.spare, fd)
+		l.reserve = append(l.reserve, fd)
 	}
 }
 

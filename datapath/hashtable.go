@@ -31,7 +31,7 @@ type hashTable[K comparable] struct {
 	hash  func(k K) uint32 // of the writer; readers inline it
 
 	copied int       // of the slots of before, how many have been; of the writer
-	spare  []dest[K] // for copies
+	chunk  []dest[K] // for copies
 }
 
 type slots[K comparable] struct {
@@ -149,18 +149,18 @@ func (t *hashTable[K]) copy(entries, slots int) {
 	}
 	for ; entries > 0 && slots > 0 && t.copied < len(old.slot); slots-- {
 		for d := old.slot[t.copied].Load(); d != nil; d = d.next.Load() {
-			if len(t.spare) == 0 {
-				t.spare = make([]dest[K], copyChunk)
+			if len(t.chunk) == 0 {
+				t.chunk = make([]dest[K], copyChunk)
 			}
-			s.insert(&t.spare[0], t.hash(d.key), d.key, d.path.Load(), mark(d.mark.Load()))
-			t.spare = t.spare[1:]
+			s.insert(&t.chunk[0], t.hash(d.key), d.key, d.path.Load(), mark(d.mark.Load()))
+			t.chunk = t.chunk[1:]
 			entries--
 		}
 		t.copied++
 	}
 	if t.copied == len(old.slot) {
 		s.old.Store(nil)
-		t.spare = nil
+		t.chunk = nil
 	}
 }
 

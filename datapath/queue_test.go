@@ -9,9 +9,9 @@ import (
 )
 
 // queue returns a send queue without a QP, n of whose messages are posted, among
-// spare free buffers.
-func queue(n, spare int) *sendQ {
-	q := newSendQ(&sendPool{large: 200, octets: make([]int32, 200), free: make([]int32, spare)}, 64, false, 7<<genShift)
+// free free buffers.
+func queue(n, free int) *sendQ {
+	q := newSendQ(&sendPool{large: 200, octets: make([]int32, 200), free: make([]int32, free)}, 64, false, 7<<genShift)
 	for i := range n {
 		q.ring[i] = int32(100 + i)
 	}
@@ -46,11 +46,11 @@ func TestCompletionOfAnotherLife(t *testing.T) {
 
 // A queue has no more of the buffers than are left for the others, but always a few.
 func TestRoom(t *testing.T) {
-	for _, tt := range []struct{ posted, spare, want int }{
+	for _, tt := range []struct{ posted, free, want int }{
 		{0, 1000, 64}, {10, 1000, 54}, {0, 20, 20}, {10, 20, 10}, {0, 0, minShare}, {minShare, 0, 0},
 	} {
-		if got := queue(tt.posted, tt.spare).room(); got != tt.want {
-			t.Errorf("%d posted and %d buffers free: room for %d, want %d", tt.posted, tt.spare, got, tt.want)
+		if got := queue(tt.posted, tt.free).room(); got != tt.want {
+			t.Errorf("%d posted and %d buffers free: room for %d, want %d", tt.posted, tt.free, got, tt.want)
 		}
 	}
 }

@@ -73,11 +73,11 @@ func (s *sender) step() (n int, err error) {
 func (s *sender) batch(n int, now int64) {
 	l := s.l
 	cache := l.dests.Load()
-	kept, spare := 0, len(s.slots)-n
+	kept, extra := 0, len(s.slots)-n
 	scarce := l.pool.available() < batchLen
 	for i := range n {
 		if s.route(cache, i, now) && !(scarce && s.small()) {
-			if spare+kept+n-1-i > 0 {
+			if extra+kept+n-1-i > 0 {
 				continue
 			}
 			last := len(s.items) - 1

@@ -83,7 +83,7 @@ func (f *Interface) requested(ev cm.RequestReceived) {
 		f.note(Note{Kind: NoteConn, Peer: key, Conn: c.id, Text: "the peer dials again; the old connection stays until the new one is up"})
 	}
 	p.accept = c
-	f.spare.file(p)
+	f.unused.file(p)
 	f.take(c, ev)
 	_ = f.negotiate(c, pd.ReceiveMTU) // cannot fail: checked above, a UC offer is never below 16388
 	f.touch(p)
@@ -122,7 +122,7 @@ func (f *Interface) takeLegacy(p *peer, ev cm.RequestReceived) {
 		return
 	}
 	p.rx = append(p.rx, c)
-	f.spare.file(p)
+	f.unused.file(p)
 	f.take(c, ev)
 }
 
@@ -173,14 +173,14 @@ func (f *Interface) cross(p *peer, ev cm.RequestReceived) bool {
 	// The flags octet is zero in both: it is zeroed in the comparison.
 	if f.link.Compare(p.key) < 0 {
 		f.count(nCrossAccepted)
-		p.keep().verdict = "REQs crossed: the peer's was accepted because our address is smaller"
-		f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.memo().verdict})
+		p.diagnose().verdict = "REQs crossed: the peer's was accepted because our address is smaller"
+		f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.diagnostics().verdict})
 		f.withdraw(d)
 		return true
 	}
 	f.count(nCrossRejected)
-	p.keep().verdict = "REQs crossed: the peer's was rejected with 28 because our address is larger"
-	f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.memo().verdict})
+	p.diagnose().verdict = "REQs crossed: the peer's was rejected with 28 because our address is larger"
+	f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.diagnostics().verdict})
 	f.refuse(ev, cm.ReasonConsumer, nil, "REQs crossed and ours wins")
 	return false
 }
@@ -278,7 +278,7 @@ func (f *Interface) qpError(ev QPError) {
 	switch {
 	case up && f.swallowed(c, ev.Status):
 		f.drop(c)
-		c.peer.keep().lastFail = why
+		c.peer.diagnose().lastFail = why
 		f.dial(c.peer)
 	case up:
 		f.lost(c, why)

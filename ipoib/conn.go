@@ -222,7 +222,7 @@ func (f *Interface) lost(c *conn, why string) {
 	case young: // a peer that closes at once must not make us dial per packet
 		f.fail(p, why)
 	default:
-		p.keep().lastFail = why // dial again at the next packet
+		p.diagnose().lastFail = why // dial again at the next packet
 	}
 }
 

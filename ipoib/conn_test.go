@@ -880,7 +880,7 @@ func TestLimitWithTraffic(t *testing.T) {
 		t.Errorf("modes were withdrawn %d times, want once", got)
 	}
 	w.run(20 * time.Second)
-	if a.f.crowded {
+	if a.f.atCapacity {
 		t.Errorf("no mode is announced with %d idle connections", len(a.up()))
 	}
 }

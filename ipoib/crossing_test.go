@@ -87,7 +87,7 @@ func TestCrossing(t *testing.T) {
 				if a.counter("dial_failed") > 1 || len(distinct(a.reqs)) != 1 || len(distinct(b.reqs)) != 1 {
 					w.failf("a new REQ because of a verdict")
 				}
-				if e := a.explain(ip4("10.0.0.2")); a.f.peers[b.link()].memo().verdict == "" || e.Mode == "UD" {
+				if e := a.explain(ip4("10.0.0.2")); a.f.peers[b.link()].diagnostics().verdict == "" || e.Mode == "UD" {
 					t.Errorf("%+v", e)
 				}
 			})

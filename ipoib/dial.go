@@ -34,7 +34,7 @@ func (f *Interface) dial(p *peer) {
 	}
 	c.via = f.cmVia(p)
 	p.dial = c
-	f.spare.file(p)
+	f.unused.file(p)
 	f.touch(p)
 }
 
@@ -131,7 +131,7 @@ func (f *Interface) dialFailed(c *conn, ev cm.Failed) {
 func (f *Interface) rejected(c *conn, ev cm.Failed) {
 	p := c.peer
 	f.count(nREJReceived)
-	p.keep().lastREJ = fmt.Sprintf("%v to our REQ in the %v form", ev.Reason, c.form)
+	p.diagnose().lastREJ = fmt.Sprintf("%v to our REQ in the %v form", ev.Reason, c.form)
 	var pd encap.PrivateData
 	_ = pd.UnmarshalBinary(ev.PrivateData) // too short reads as zeros
 	switch ev.Reason {
@@ -214,7 +214,7 @@ func (f *Interface) wrongMTU(c *conn, ev cm.Failed, pd encap.PrivateData) {
 		f.fail(p, "rejected: invalid MTU, twice")
 		return
 	}
-	p.tried26, p.keep().lowered = true, f.now
+	p.tried26, p.diagnose().lowered = true, f.now
 	if len(ev.ARI) > 0 {
 		if m := ib.MTU(ev.ARI[0]); m.Octets() > 0 && m < c.reqPath(f.pathMTU) {
 			p.pathMTU = m
@@ -257,8 +257,8 @@ func (c *conn) mostPath(port ib.MTU) ib.MTU {
 func (f *Interface) yield(p *peer) {
 	f.count(nCrossSeen)
 	f.count(nCrossYielded)
-	p.keep().verdict = "REQs crossed: ours was rejected with 28 because our address is smaller; the peer's REQ stands"
-	f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.memo().verdict})
+	p.diagnose().verdict = "REQs crossed: ours was rejected with 28 because our address is smaller; the peer's REQ stands"
+	f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.diagnostics().verdict})
 	p.waitUntil = f.now.Add(reqLifetime + time.Duration(f.opt.Rand.Int64N(int64(reqLifetime/4))))
 	f.arm(p, p.waitUntil)
 	f.touch(p)

@@ -124,7 +124,7 @@ func (f *Interface) explainHop(e *Explanation, say func(string, ...any)) {
 		}
 		return
 	}
-	e.Path, e.Link, e.Class, e.LastREJ = f.path(peer), peer.key, peer.class, peer.memo().lastREJ
+	e.Path, e.Link, e.Class, e.LastREJ = f.path(peer), peer.key, peer.class, peer.diagnostics().lastREJ
 	e.Link.Flags = peer.flags
 	t := ib.UD
 	if c := peer.tx; c != nil {
@@ -138,11 +138,11 @@ func (f *Interface) explainHop(e *Explanation, say func(string, ...any)) {
 		e.Via = f.cmVia(peer)
 		f.explainVia(peer, say)
 	}
-	if e.Crossing = peer.memo().verdict; peer.memo().verdict != "" {
-		say("%s", peer.memo().verdict)
+	if e.Crossing = peer.diagnostics().verdict; peer.diagnostics().verdict != "" {
+		say("%s", peer.diagnostics().verdict)
 	}
-	if peer.memo().lastREJ != "" {
-		say("last REJ: %s", peer.memo().lastREJ)
+	if peer.diagnostics().lastREJ != "" {
+		say("last REJ: %s", peer.diagnostics().lastREJ)
 	}
 }
 
@@ -173,7 +173,7 @@ func (f *Interface) explainMode(p *peer, say func(string, ...any)) {
 	ours := f.opt.Mode.Flags()
 	say("modes: we offer %v, the peer %v", ours, p.flags)
 	if hole := p.blackHole; hole != 0 {
-		say("path MTU %v and not %v since %v: larger packets were lost on the way", p.pathMTU, hole, p.memo().lowered.Format(time.TimeOnly))
+		say("path MTU %v and not %v since %v: larger packets were lost on the way", p.pathMTU, hole, p.diagnostics().lowered.Format(time.TimeOnly))
 	}
 	c := p.tx
 	switch {
@@ -197,11 +197,11 @@ func (f *Interface) explainMode(p *peer, say func(string, ...any)) {
 	case f.transport(p) == ib.UD:
 		say("UD, because the two have no connected mode in common")
 	case f.now.Before(p.holdUntil):
-		say("UD, because the last attempt failed (%s); the next may begin in %v", p.memo().lastFail, p.holdUntil.Sub(f.now).Round(time.Millisecond))
+		say("UD, because the last attempt failed (%s); the next may begin in %v", p.diagnostics().lastFail, p.holdUntil.Sub(f.now).Round(time.Millisecond))
 	default:
 		say("no connection now; the next packet opens one")
-		if p.memo().lastFail != "" {
-			say("the last one ended: %s", p.memo().lastFail)
+		if p.diagnostics().lastFail != "" {
+			say("the last one ended: %s", p.diagnostics().lastFail)
 		}
 	}
 	if c == nil {

@@ -41,7 +41,7 @@ func (f *Interface) learn(a netip.Addr, link encap.LinkAddr) {
 		f.hops.peers[a] = p
 		i, _ := slices.BinarySearchFunc(p.addrs, a, netip.Addr.Compare)
 		p.addrs = slices.Insert(p.addrs, i, a)
-		f.spare.file(p)
+		f.unused.file(p)
 	}
 	f.hops.dirty = append(f.hops.dirty, a)
 }

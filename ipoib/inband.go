@@ -113,7 +113,7 @@ func (f *Interface) turn(c *conn, why string) bool {
 		f.count(nInbandSpared)
 		return false
 	}
-	p.turned, p.turnedTo, p.keep().viaWhy = true, to, why
+	p.turned, p.turnedTo, p.diagnose().viaWhy = true, to, why
 	if to == ViaInband {
 		f.count(nInbandTurns)
 		f.again(p, "in-band, because "+why)
@@ -158,11 +158,11 @@ func (f *Interface) remember(p *peer, via CMPath) {
 	if via == ViaInband {
 		switch {
 		case !f.gsi():
-			if p.memo().viaWhy != "" {
-				p.keep().viaWhy = ""
+			if p.diagnostics().viaWhy != "" {
+				p.diagnose().viaWhy = ""
 			}
-		case !p.turned && (p.via != ViaInband || p.memo().viaWhy == ""):
-			p.keep().viaWhy = "the peer asked so"
+		case !p.turned && (p.via != ViaInband || p.diagnostics().viaWhy == ""):
+			p.diagnose().viaWhy = "the peer asked so"
 		}
 		f.count(nInbandEstablished)
 	}
@@ -259,9 +259,9 @@ func (f *Interface) explainVia(p *peer, say func(string, ...any)) {
 	case !f.gsi():
 		say(how + "QP 1 cannot be had here")
 	case f.cmVia(p) == ViaInband && p.turned:
-		say(how+"%s", p.memo().viaWhy)
+		say(how+"%s", p.diagnostics().viaWhy)
 	case f.cmVia(p) == ViaInband:
-		say(how+"%s; remembered for %v", p.memo().viaWhy, p.viaUntil.Sub(f.now).Round(time.Second))
+		say(how+"%s; remembered for %v", p.diagnostics().viaWhy, p.viaUntil.Sub(f.now).Round(time.Second))
 	default:
 		say("CM messages travel by QP 1")
 	}

@@ -66,7 +66,7 @@ type Interface struct {
 	ipv6             bool // the UD MTU allows it
 	started, up      bool
 	active, shutdown bool // of the underlay; after Shutdown
-	crowded          bool // so few connections may still be made that none are offered
+	atCapacity       bool // so few connections may still be made that none are offered
 
 	neigh  *neigh.Table
 	cm     *cm.Manager
@@ -77,7 +77,7 @@ type Interface struct {
 
 	peers  map[encap.LinkAddr]*peer
 	timers timerheap.Heap[peer, *peer]
-	spare  spare
+	unused unusedPeers
 	queued int // octets waiting for connections
 
 	conns   conns
@@ -343,15 +343,15 @@ func (f *Interface) stop() {
 func (f *Interface) advertise() {
 	limit, full := f.opt.maxConns(), f.fullAt()
 	switch n := len(f.conns.byID); {
-	case !f.crowded && n >= full:
+	case !f.atCapacity && n >= full:
 		f.count(nCrowded)
 		f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("%d of %d connections: no mode is announced until there is room", n, limit), Report: LimitReached})
-	case f.crowded && n < f.leaveAt():
+	case f.atCapacity && n < f.leaveAt():
 		f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("%d of %d connections: modes are announced again", n, limit), Report: LimitLeft})
 	default:
 		return
 	}
-	f.crowded = !f.crowded
+	f.atCapacity = !f.atCapacity
 	f.neighStep(neigh.SetFlags{Flags: f.announced().Flags})
 }
 
@@ -364,7 +364,7 @@ func (f *Interface) leaveAt() int { return f.fullAt() - f.opt.maxConns()/16 }
 // announced is our link-layer address as peers hear it.
 func (f *Interface) announced() encap.LinkAddr {
 	link := f.link
-	if f.crowded {
+	if f.atCapacity {
 		link.Flags = 0
 	}
 	return link

@@ -50,7 +50,7 @@ func (f *Interface) Conns() []ConnInfo {
 			Conn: c.id, Peer: p.key, State: cm.StateIdle.String(), Transport: c.trans, Class: p.class, Active: c.active,
 			Tx: c.active || !c.oneWay(), Rx: !c.active || !c.oneWay(),
 			LocalQPN: c.qpn, ReceiveMTU: c.theirs, MTU: c.mtu, PathMTU: c.reqPath(f.pathMTU), Via: c.via,
-			Established: c.up, LastUsed: c.used, Use: c.use, Addrs: slices.Clone(p.addrs), Crossing: p.memo().verdict, Why: f.why(c),
+			Established: c.up, LastUsed: c.used, Use: c.use, Addrs: slices.Clone(p.addrs), Crossing: p.diagnostics().verdict, Why: f.why(c),
 		}
 		i.Peer.Flags = p.flags
 		if c.params.PathMTU != 0 { // settled

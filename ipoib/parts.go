@@ -70,7 +70,7 @@ func (f *Interface) onCM(a cm.Action) {
 		why := fmt.Sprintf("ended by %v", a.By)
 		if a.Reason != 0 {
 			why += ", " + a.Reason.String()
-			c.peer.keep().lastREJ = a.Reason.String() + " on a connection"
+			c.peer.diagnose().lastREJ = a.Reason.String() + " on a connection"
 		}
 		if a.By != cm.ByUser {
 			f.count(nDREQByPeer)
@@ -110,7 +110,7 @@ func (f *Interface) cmFailed(a cm.Failed) {
 	if a.Cause == cm.Rejected {
 		f.count(nREJReceived)
 		why += ", " + a.Reason.String()
-		c.peer.keep().lastREJ = a.Reason.String() + " to our REP"
+		c.peer.diagnose().lastREJ = a.Reason.String() + " to our REP"
 	}
 	f.acceptFailed(c, why)
 }
@@ -253,7 +253,7 @@ func (f *Interface) usage(ev Usage) {
 		}
 	}
 	f.counted = f.now
-	for f.crowded && len(f.conns.byID) >= f.leaveAt() && f.letIdleGo() { // each ends one of them
+	for f.atCapacity && len(f.conns.byID) >= f.leaveAt() && f.letIdleGo() { // each ends one of them
 	}
 	for _, c := range f.conns.byID { // in any order: it is wake that closes them
 		f.arm(c.peer, f.idleEnd(c))

@@ -25,7 +25,7 @@ func (f *Interface) swallowed(c *conn, status verbs.Status) bool {
 		return false
 	}
 	if used := c.usedPath(f.pathMTU); used > basePathMTU {
-		p.pathMTU, p.blackHole, p.keep().lowered = basePathMTU, used, f.now
+		p.pathMTU, p.blackHole, p.diagnose().lowered = basePathMTU, used, f.now
 		f.count(nBlackHoles)
 		f.note(Note{Kind: NoteConn, Peer: p.key, Conn: c.id, Report: MTUChanged,
 			Text: fmt.Sprintf("packets of path MTU %v seem to be lost on the way: asking for %v", used, basePathMTU)})

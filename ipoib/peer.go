@@ -39,7 +39,7 @@ type peer struct {
 	// Small things stand together: there may be very many peers.
 
 	class      Class
-	isSpare    bool      // in Interface.spare
+	listed     bool      // in Interface.unused
 	legacy     bool      // a connection of the 0x10 form has proven it, and nothing the contrary
 	classUntil time.Time // of ClassLegacy
 
@@ -77,35 +77,35 @@ type peer struct {
 	udPackets uint64 // sent by UD, as the data path counted
 
 	touched time.Time
-	kept    *memo // nil: nothing to tell
+	diag    *diagnostics // nil: nothing to tell
 
 	at time.Time // when the timer looks at it, early at worst
 
 	timerheap.Slot  // in Interface.timers
-	lru.Links[peer] // in Interface.spare
+	lru.Links[peer] // in Interface.unused
 }
 
-// A memo is what there is to tell of a peer. Most have none.
-type memo struct {
+// Diagnostics are what users are told of a peer, and nothing is decided by. Most peers have none.
+type diagnostics struct {
 	lastREJ, lastFail, verdict, viaWhy string
 
 	lowered time.Time // when receive or pathMTU of the peer was last set
 }
 
-// memo returns what is to be told of p.
-func (p *peer) memo() memo {
-	if p.kept == nil {
-		return memo{}
+// diagnostics returns what users are told of p.
+func (p *peer) diagnostics() diagnostics {
+	if p.diag == nil {
+		return diagnostics{}
 	}
-	return *p.kept
+	return *p.diag
 }
 
-// keep returns the memo of p to write in.
-func (p *peer) keep() *memo {
-	if p.kept == nil {
-		p.kept = new(memo)
+// diagnose returns the diagnostics of p to write in.
+func (p *peer) diagnose() *diagnostics {
+	if p.diag == nil {
+		p.diag = new(diagnostics)
 	}
-	return p.kept
+	return p.diag
 }
 
 // connecting reports whether a connection is on its way.
@@ -133,25 +133,25 @@ func (f *Interface) peer(key encap.LinkAddr) *peer {
 		f.arm(p, f.now.Add(classMemory))
 	}
 	p.touched = f.now
-	f.spare.file(p)
+	f.unused.file(p)
 	return p
 }
 
 // evictPeer forgets the peer that was unused for longest.
 func (f *Interface) evictPeer() bool {
-	for p := f.spare.Oldest(); p != nil; p = f.spare.Oldest() {
+	for p := f.unused.Oldest(); p != nil; p = f.unused.Oldest() {
 		if p.unused() {
 			f.forgetPeer(p)
 			return true
 		}
-		f.spare.remove(p)
+		f.unused.remove(p)
 	}
 	return false
 }
 
 func (f *Interface) forgetPeer(p *peer) {
 	delete(f.peers, p.key)
-	f.spare.remove(p)
+	f.unused.remove(p)
 	f.timers.Stop(p)
 }
 
@@ -161,21 +161,21 @@ func (f *Interface) allPeers() []*peer {
 	return slices.SortedFunc(maps.Values(f.peers), func(a, b *peer) int { return a.key.Compare(b.key) })
 }
 
-// A spare is the peers that nothing hangs on, by when they were touched.
-type spare struct{ lru.List[peer, *peer] }
+// An unusedPeers is the peers that nothing hangs on, by when they were touched.
+type unusedPeers struct{ lru.List[peer, *peer] }
 
 // file puts p where it belongs: at the end if nothing hangs on it, else nowhere.
-func (s *spare) file(p *peer) {
+func (s *unusedPeers) file(p *peer) {
 	s.remove(p)
 	if p.unused() {
-		p.isSpare = true
+		p.listed = true
 		s.Push(p)
 	}
 }
 
-func (s *spare) remove(p *peer) {
-	if p.isSpare {
-		p.isSpare = false
+func (s *unusedPeers) remove(p *peer) {
+	if p.listed {
+		p.listed = false
 		s.Remove(p)
 	}
 }
@@ -263,7 +263,7 @@ func (f *Interface) fail(p *peer, why string) {
 		p.holdUntil = p.inbandAfter // there is no other way to ask
 	}
 	f.arm(p, p.holdUntil)
-	p.keep().lastFail = why
+	p.diagnose().lastFail = why
 	f.endAttempt(p)
 	f.note(Note{Kind: NoteConn, Peer: p.key, Report: ConnectionFailed, Text: fmt.Sprintf("no connection: %s; UD until the next attempt in %v at the earliest", why, p.holdUntil.Sub(f.now).Round(time.Millisecond))})
 	for _, pkt := range f.takeQueue(p) {
@@ -276,7 +276,7 @@ func (f *Interface) fail(p *peer, why string) {
 func (f *Interface) endAttempt(p *peer) {
 	p.quick, p.triedForm, p.tried26, p.turned = 0, [3]bool{}, false, false
 	p.waitUntil = time.Time{}
-	if (p.receive != 0 || p.pathMTU != 0) && f.now.Sub(p.memo().lowered) >= classMemory {
+	if (p.receive != 0 || p.pathMTU != 0) && f.now.Sub(p.diagnostics().lowered) >= classMemory {
 		f.forgetBlackHole(p)
 		p.receive, p.pathMTU = 0, 0 // the peer may take more by now
 	}

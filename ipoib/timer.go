@@ -82,7 +82,7 @@ func (f *Interface) wakePeer(p *peer, due func(time.Time) bool) {
 func (f *Interface) retire(p *peer) {
 	p.touched = f.now
 	f.arm(p, f.now.Add(classMemory))
-	f.spare.file(p)
+	f.unused.file(p)
 }
 
 // idleAt returns when c is torn down if nothing uses it; zero means never, or when

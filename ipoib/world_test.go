@@ -237,10 +237,10 @@ func (n *node) step(ev Event) {
 // checkPeers looks at what is kept of peers besides the peers themselves.
 func (n *node) checkPeers() {
 	f, w := n.f, n.w
-	spare := 0
-	for p := f.spare.Oldest(); p != nil; p = p.Newer() {
-		if spare++; f.peers[p.key] != p || !p.unused() || p.Newer() != nil && p.Newer().touched.Before(p.touched) {
-			w.failf("%s: %v is out of place among those to spare", n.name, p.key)
+	extra := 0
+	for p := f.unused.Oldest(); p != nil; p = p.Newer() {
+		if extra++; f.peers[p.key] != p || !p.unused() || p.Newer() != nil && p.Newer().touched.Before(p.touched) {
+			w.failf("%s: %v is out of place among the unused", n.name, p.key)
 		}
 	}
 	for key, p := range f.peers {
@@ -248,7 +248,7 @@ func (n *node) checkPeers() {
 			w.failf("%s: a timer of %v is due at %v, armed is %v", n.name, key, t, p.at)
 		}
 		if p.unused() {
-			spare--
+			extra--
 		}
 		// Only a peer without a connection waits for one, and on a link that is up.
 		if !p.waitUntil.IsZero() && (p.tx != nil || p.dial != nil || p.accept != nil || !f.up) {
@@ -261,8 +261,8 @@ func (n *node) checkPeers() {
 			up++
 		}
 	}
-	if spare != 0 || up != f.conns.up || f.timers.Len() > len(f.peers) {
-		w.failf("%s: %d peers to spare too many, %d connections up of %d, %d timers of %d peers", n.name, spare, f.conns.up, up, f.timers.Len(), len(f.peers))
+	if extra != 0 || up != f.conns.up || f.timers.Len() > len(f.peers) {
+		w.failf("%s: %d unused peers too many, %d connections up of %d, %d timers of %d peers", n.name, extra, f.conns.up, up, f.timers.Len(), len(f.peers))
 	}
 }
 

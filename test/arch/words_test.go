@@ -34,9 +34,9 @@ var retiredWords = []retired{
 	{[]string{"kick", "kicks", "kicked"}, "notify", []string{"provider/softroce"}},
 	{[]string{"poke", "pokes", "poked"}, "notify", []string{"provider/softroce", "provider/ibverbs"}},
 	{[]string{"letGo"}, "unregister", []string{"provider/softroce", "test/interop/vm"}},
-	{[]string{"memo", "memos"}, "diagnostics", []string{"ipoib", "test/explore", "internal/mutants/list"}},
-	{[]string{"crowded"}, "at capacity", []string{"ipoib", "internal/mutants/list"}},
-	{[]string{"spare"}, "LRU", []string{"ipoib", "datapath", "agent", "test/explore"}},
+	{[]string{"memo", "memos"}, "diagnostics", nil},
+	{[]string{"crowded"}, "at capacity", nil},
+	{[]string{"spare"}, "LRU, or unused", nil},
 	{[]string{"stranger", "strangers"}, "unknown source", []string{"gate", "docs", "datapath", "provider/softroce/engine",
 		"provider/softroce/engine/testdata", "provider/ibverbs", "ipoib", "verbs/regions", "internal/mutants/list"}},
 }

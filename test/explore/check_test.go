@@ -115,7 +115,7 @@ func (w *world) check() {
 		if len(conns) != len(n.qps) {
 			w.failf("%s has %d queue pairs for %d connections", n.name(), len(n.qps), len(conns))
 		}
-		if !w.restarted && n.tally() != n.ended && !w.spare(n.index) {
+		if !w.restarted && n.tally() != n.ended && !w.surplus(n.index) {
 			w.failf("an attempt of %s failed, though fewer messages were lost than are sent again", n.name())
 		}
 	}
@@ -142,12 +142,12 @@ func (w *world) check() {
 	}
 }
 
-// spare reports whether what ended at node i was one more connection beside
+// surplus reports whether what ended at node i was one more connection beside
 // those that are up: a REQ that crossed ours and came so late that ours was
 // answered already is no longer a crossing (RFC 4755 section 3.2). It is accepted as a
 // redial, and comes to nothing because its sender has abandoned it. And a 0x10
 // connection, or the REQ for it, is given up for a 0x01 one.
-func (w *world) spare(i int) bool {
+func (w *world) surplus(i int) bool {
 	n := w.nodes[i]
 	now := n.tally()
 	if !w.mixed() {

@@ -182,8 +182,8 @@ var (
 			if !ok {
 				return msg
 			}
-			n.memo[uint64(req.LocalCommID)]++
-			if times := n.memo[uint64(req.LocalCommID)]; times > 1 {
+			n.seen[uint64(req.LocalCommID)]++
+			if times := n.seen[uint64(req.LocalCommID)]; times > 1 {
 				req.LocalCommID |= mad.CommID(times) << 28
 				req.LocalQPN |= ib.QPN(times) << 21
 			}
@@ -204,7 +204,7 @@ var (
 	// An RTU is sent once only, and data does not stand for it.
 	rtuOnce = &fault{deaf: true, out: func(_ *world, n *node, _ ib.GID, msg mad.Message) mad.Message {
 		if rtu, ok := msg.(mad.RTU); ok {
-			if n.memo[uint64(rtu.LocalCommID)]++; n.memo[uint64(rtu.LocalCommID)] > 1 {
+			if n.seen[uint64(rtu.LocalCommID)]++; n.seen[uint64(rtu.LocalCommID)] > 1 {
 				return nil
 			}
 		}

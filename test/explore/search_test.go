@@ -40,12 +40,12 @@ func (w *world) print() prints {
 			p.b = append(p.b, byte(n.paths[j].Kind), n.got[j][0], n.got[j][1])
 			p.name(&p.conn, uint64(n.paths[j].Conn))
 		}
-		var memo [][2]uint64
-		for k, v := range n.memo {
-			memo = append(memo, [2]uint64{k, uint64(v)})
+		var seen [][2]uint64
+		for k, v := range n.seen {
+			seen = append(seen, [2]uint64{k, uint64(v)})
 		}
-		slices.SortFunc(memo, func(a, b [2]uint64) int { return slices.Compare(a[:], b[:]) })
-		for _, m := range memo {
+		slices.SortFunc(seen, func(a, b [2]uint64) int { return slices.Compare(a[:], b[:]) })
+		for _, m := range seen {
 			p.name(&p.comm, m[0])
 			p.uint(m[1])
 		}

@@ -88,7 +88,7 @@ type node struct {
 	shown  [3]fib.Path // as the data path has them
 	kernel *fibtest.Kernel
 	got    [3][2]uint8    // packets from each, by tag: of the search, of recover
-	memo   map[uint64]int // of the fault
+	seen   map[uint64]int // of the fault
 	ended  tally          // when the search began, and what is no failure since
 }
 
@@ -199,12 +199,12 @@ func (w *world) node(i int) *node {
 		n.f = clone(w.t.plans, n.f)
 		n.kernel = clone(w.t.plans, n.kernel)
 		n.qps = slices.Clone(n.qps)
-		if n.memo != nil {
-			m := make(map[uint64]int, len(n.memo))
-			for k, v := range n.memo {
+		if n.seen != nil {
+			m := make(map[uint64]int, len(n.seen))
+			for k, v := range n.seen {
 				m[k] = v
 			}
-			n.memo = m
+			n.seen = m
 		}
 		w.nodes[i], w.own[i] = &n, true
 	}
@@ -333,7 +333,7 @@ func (w *world) start(i int, heard bool) {
 	n.boot++
 	n.qps, n.made, n.paths, n.shown = nil, 0, [3]fib.Path{}, [3]fib.Path{}
 	if n.fault != nil {
-		n.memo = map[uint64]int{}
+		n.seen = map[uint64]int{}
 	}
 	id := uint64(i<<4 | n.boot)
 	o := ipoib.Options{
