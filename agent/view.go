@@ -171,7 +171,7 @@ func silence(q ipoib.Silence, now time.Time) string {
 // path that loses some.
 const shortReceive = 8196
 
-// trouble counts what the gates of the UD QP and of QP 1 have turned away, and of
+// trouble counts what the limiters of the UD QP and of QP 1 have turned away, and of
 // the packets over UC those that came in vain.
 func (a *Agent) trouble() (flood, ucIn, ucUseless uint64) {
 	flood = a.loop.Counters().RxFlood

@@ -39,7 +39,7 @@ type Counters struct {
 	RxMalformed     uint64 // IP version differs from the type
 	RxUnknownQP     uint64 // of a QP that is gone
 	RxTUN           uint64 // the kernel refused it
-	RxFlood         uint64 // ARP, ND and CM on the UD QP, more than strangers may send
+	RxFlood         uint64 // ARP, ND and CM on the UD QP, more than unknown sources may send
 	RxNotAllowed    uint64 // on the UD QP, of a source not in SetAllow
 	RxUDFlood       uint64 // IP packets of it, more than sources may that we send nothing to by UD
 	RxCongested     uint64 // what carried them has met congestion, and they are not ECN-capable (RFC 6040)

@@ -416,8 +416,8 @@ func TestDestsConcurrently(t *testing.T) {
 	}
 }
 
-// What a stranger can choose does not make chains long.
-func TestDestsOfStrangers(t *testing.T) {
+// What anybody can choose does not make chains long.
+func TestDestsOfUnknownSources(t *testing.T) {
 	const n = 1 << 14
 	for name, addr := range map[string]func(i int) netip.Addr{
 		"one after the other": func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}) },

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"ipoibcm/gate"
+	"ipoibcm/ratelimit"
 	"ipoibcm/verbs"
 )
 
@@ -29,12 +29,12 @@ const (
 )
 
 // A floodFilter decides which sources of UD data pass below the provider during a flood. It belongs
-// to a dataGates, and is under its lock.
+// to a dataLimits, and is under its lock.
 type floodFilter struct {
 	again chan struct{} // holds at most one: a flood has begun, or what is known has changed
 
 	on        bool
-	met       *gate.Memory
+	met       *ratelimit.Memory
 	returning map[udPeer]*returningSender
 	unknown   int   // datagrams of others since the last look
 	looked    int64 // when that was
@@ -51,7 +51,7 @@ type returningSender struct {
 }
 
 func newFloodFilter() floodFilter {
-	return floodFilter{again: make(chan struct{}, 1), met: gate.NewMemory(gateKeys()), returning: map[udPeer]*returningSender{}}
+	return floodFilter{again: make(chan struct{}, 1), met: ratelimit.NewMemory(limiterKeys()), returning: map[udPeer]*returningSender{}}
 }
 
 // lookAgain wakes whoever tells the provider.

@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"ipoibcm/gate"
 	"ipoibcm/ib"
+	"ipoibcm/ratelimit"
 	"ipoibcm/verbs"
 )
 
@@ -40,7 +40,7 @@ func (k *filterKernel) passes(gid ib.GID, qpn ib.QPN) bool {
 // one source that sends twice its share. Whom we send to passes whole; steady
 // streams do so once they were noticed. It ends when the flood has.
 func TestFloodFilter(t *testing.T) {
-	l := &Loop{data: newDataGates()}
+	l := &Loop{data: newDataLimits()}
 	peer := udPeer{ib.GID{0xfe, 0x80, 15: 1}, 7}
 	l.KnowUD(peer.gid, peer.qpn, 1)
 	var k filterKernel
@@ -101,7 +101,7 @@ func TestFloodFilter(t *testing.T) {
 		name        string
 		least, most int
 	}{
-		{"forged", 1, 10 * 3 * dataGate.Strangers},
+		{"forged", 1, 10 * 3 * dataRate.Unknown},
 		{"peer", counts["peer"], counts["peer"]},
 		{"greedy", 9 * dataShare / 10, 9 * dataShare},
 		{"stream", counts["stream"] * 8 / 10, counts["stream"]},
@@ -113,14 +113,14 @@ func TestFloodFilter(t *testing.T) {
 	}
 	for name, share := range map[string]float64{"forged": 2.0 / verbs.FloodSlices, "greedy": 0.85} {
 		if got := float64(reached[name]) / float64(counts[name]); got > share {
-			t.Errorf("%s: %.2f of them reached the gate, want %.2f at most", name, got, share)
+			t.Errorf("%s: %.2f of them reached the limiter, want %.2f at most", name, got, share)
 		}
 	}
 }
 
 // A thousand and more sources that each come again do not fill memory.
 func TestFloodFilterIsBounded(t *testing.T) {
-	l := &Loop{data: newDataGates()}
+	l := &Loop{data: newDataLimits()}
 	s := &l.data.flood
 	s.begin(1)
 	for round := range 3 {
@@ -168,13 +168,13 @@ func (p *filterProvider) last() (n int, known []verbs.DatagramSource) {
 // flood is over, or the loop ends.
 func TestKeepFloodFilter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := &Loop{data: newDataGates()}
+		l := &Loop{data: newDataLimits()}
 		ctx, stop := context.WithCancel(t.Context())
 		var p filterProvider
 		var wg sync.WaitGroup
 		wg.Go(func() { l.keepFloodFilter(ctx, &p) })
 		// With keys that are drawn its memory takes one sender for another in some runs.
-		l.data.flood.met = gate.NewMemory([2]uint64{0x243f6a8885a308d3, 0x13198a2e03707344})
+		l.data.flood.met = ratelimit.NewMemory([2]uint64{0x243f6a8885a308d3, 0x13198a2e03707344})
 		flood := func() {
 			for i := range 20_000 {
 				l.allowData(nanotime(), ib.GID{0xfe, 0x80, 13: 1, 14: byte(i >> 8), 15: byte(i)}, 9)
@@ -224,7 +224,7 @@ func TestFloodFilterAndAllow(t *testing.T) {
 		{"IPv4", append([]byte{8, 0, 0, 0, 0x45}, make([]byte, 60)...), true},
 		{"ARP", append([]byte{8, 6, 0, 0}, make([]byte, 60)...), false},
 	} {
-		l := &Loop{data: newDataGates()}
+		l := &Loop{data: newDataLimits()}
 		l.gid.Store(&ib.GID{1})
 		l.SetAllow(ib.NewGIDSet([]netip.Prefix{netip.MustParsePrefix("fd00::/8")}))
 		for i := range filterAfter {

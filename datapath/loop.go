@@ -97,7 +97,7 @@ type Loop struct {
 	c    counters
 
 	udPeers  udPeers
-	data     *dataGates
+	data     *dataLimits
 	filtered bool // the provider asks passDatagram
 	dests    atomic.Pointer[dests]
 	groups   atomic.Pointer[map[netip.Addr]struct{}]
@@ -138,7 +138,7 @@ func New(cfg Config) (_ *Loop, err error) {
 	l := &Loop{
 		cfg: cfg, p: cfg.Provider, caps: cfg.Provider.Caps(), tun: cfg.TUN,
 		up: newUpRing(cfg.upDepth()), stop: make(chan struct{}), gen: 1,
-		data: newDataGates(),
+		data: newDataLimits(),
 	}
 	if cfg.receiveMTU() > maxPacket {
 		return nil, fmt.Errorf("receive MTU %d is above %d", cfg.receiveMTU(), maxPacket)

@@ -100,7 +100,7 @@ func TestFloodOfARP(t *testing.T) {
 	}
 	eventually(t, "all counted", func() bool { return b.Counters().RxFlood+b.Counters().Up+b.Counters().UpFull == sent })
 	// The share of one source may come twice in a second, and the second may end meanwhile.
-	if n := b.Counters().RxFlood; n < sent-4*uint64(requestGate.Source) {
-		t.Errorf("%d of %d were too many, want more than %d", n, sent, sent-4*requestGate.Source)
+	if n := b.Counters().RxFlood; n < sent-4*uint64(requestRate.Source) {
+		t.Errorf("%d of %d were too many, want more than %d", n, sent, sent-4*requestRate.Source)
 	}
 }

@@ -24,7 +24,7 @@ type rxSide struct {
 	cq     verbs.CQ
 	pool   *recvPool // UD or shared buffers; nil if every connection has its own
 	shared reposter
-	gates  gates // of the UD QP
+	limits limiters // of the UD QP
 
 	mu    sync.Mutex // one run at a time, and Conn.Close against it
 	wcs   [batchLen]verbs.WC
@@ -33,7 +33,7 @@ type rxSide struct {
 }
 
 func newRXSide(l *Loop, cq verbs.CQ, pool *recvPool) *rxSide {
-	s := &rxSide{l: l, cq: cq, pool: pool, gates: newGates(), pkts: make([][]byte, 0, batchLen), conns: make([]*Conn, 0, batchLen)}
+	s := &rxSide{l: l, cq: cq, pool: pool, limits: newLimiters(), pkts: make([][]byte, 0, batchLen), conns: make([]*Conn, 0, batchLen)}
 	if pool != nil {
 		s.shared.wrs = make([]verbs.RecvWR, 0, len(pool.wrs))
 	}

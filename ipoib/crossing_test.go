@@ -192,8 +192,8 @@ func TestCrossingWinnerLost(t *testing.T) {
 	}
 }
 
-// 4755-3.2-13: a REQ from a stranger; its address is known from the REQ alone.
-func TestStranger(t *testing.T) {
+// 4755-3.2-13: a REQ from a peer that is not known; its address is known from the REQ alone.
+func TestREQFromUnknownPeer(t *testing.T) {
 	w := newWorld(t, 5)
 	a, b := w.node(1, Options{}), w.node(2, Options{})
 	w.run(2 * time.Second)

@@ -196,7 +196,7 @@ func TestPathMemory(t *testing.T) {
 
 // Peers of another make are not bothered for ever, by a host that has QP 1 or by
 // one that has not.
-func TestInbandSparesStrangers(t *testing.T) {
+func TestInbandSparesUnknown(t *testing.T) {
 	for _, h := range []cmHost{{}, {taken: true}} {
 		w := newWorld(t, 5)
 		a, k := w.cmNode(1, h, Options{}), w.foreign(2, foreign.Options{Deaf: true})

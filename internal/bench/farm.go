@@ -156,7 +156,7 @@ func monotonic() int64 {
 }
 
 func newFarm(n int, gids netip.Prefix) (f *farm, err error) {
-	dev, err := softroce.Open(softroce.Options{Underlay: "eth0", NoGate: true,
+	dev, err := softroce.Open(softroce.Options{Underlay: "eth0", NoLimits: true,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 	if err != nil {
 		return nil, err

@@ -81,7 +81,7 @@ func (r *ring) take(place uint32) (e entry, ok bool) {
 	return r.entries[int(place)&(len(r.entries)-1)], true
 }
 
-// clear forgets everything. Places go on, so that old completions are strangers.
+// clear forgets everything. Places go on, so that old completions are unknown.
 func (r *ring) clear() { r.head = r.tail }
 
 // A slots remembers what is posted on a shared receive queue, which completes in

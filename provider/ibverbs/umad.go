@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"ipoibcm/gate"
 	"ipoibcm/ib"
+	"ipoibcm/ratelimit"
 	"ipoibcm/verbs"
 	"ipoibcm/wire"
 	"ipoibcm/wire/mad"
@@ -121,8 +121,8 @@ const (
 // What QP 1 takes per second, as softroce: messages that begin something, and
 // those that answer.
 var (
-	askGate    = gate.Options{Strangers: 64, Returning: 1024, Source: 64}
-	answerGate = gate.Options{Strangers: 1024, Returning: 2048, Source: 256}
+	askRate    = ratelimit.Options{Unknown: 64, Returning: 1024, Source: 64}
+	answerRate = ratelimit.Options{Unknown: 1024, Returning: 2048, Source: 256}
 )
 
 // A madPort is QP 1 by way of ib_umad. It implements [verbs.MADPort].
@@ -143,7 +143,7 @@ type madPort struct {
 	mu     sync.Mutex
 	closed bool
 
-	asks, answers *gate.Gate
+	asks, answers *ratelimit.Limiter
 
 	received, sent, dropped, flood, refused, slow atomic.Uint64
 }
@@ -177,7 +177,7 @@ func newMADPort(file *os.File, agent uint32, gids func() gidTable, pkeys func() 
 	m := &madPort{
 		file: file, agent: agent, gids: gids, pkeys: pkeys, log: log,
 		in: make(chan *verbs.MAD, madQueue), out: make(chan verbs.MAD, madQueue),
-		asks: gate.New(askGate, [2]uint64(keys[:2])), answers: gate.New(answerGate, [2]uint64(keys[2:])),
+		asks: ratelimit.New(askRate, [2]uint64(keys[:2])), answers: ratelimit.New(answerRate, [2]uint64(keys[2:])),
 	}
 	m.wg.Go(m.receive)
 	m.wg.Go(m.send)

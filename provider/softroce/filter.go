@@ -16,7 +16,7 @@ var _ verbs.FloodFilterer = (*Device)(nil)
 
 // FilterDatagrams implements [verbs.DatagramFilterer].
 func (d *Device) FilterDatagrams(qpn ib.QPN, pass func(src ib.GID, srcQPN ib.QPN, payload []byte) bool) {
-	if pass == nil || d.opts.NoGate {
+	if pass == nil || d.opts.NoLimits {
 		d.filter.Store(nil)
 		d.FilterFlood(nil)
 		return

@@ -5,9 +5,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"ipoibcm/gate"
 	"ipoibcm/ib"
 	"ipoibcm/provider/softroce/engine"
+	"ipoibcm/ratelimit"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/mad"
 	"ipoibcm/wire/roce"
@@ -23,23 +23,23 @@ type gsi struct {
 	psn atomic.Uint32
 
 	mu            sync.Mutex // several sockets may receive
-	asks, answers *gate.Gate
+	asks, answers *ratelimit.Limiter
 }
 
 // What QP 1 takes per second: messages that begin something, each of which may
 // cost a connection or at least an answer, and those that answer.
 var (
-	askGate    = gate.Options{Strangers: 64, Returning: 1024, Source: 64}
-	answerGate = gate.Options{Strangers: 1024, Returning: 2048, Source: 256}
+	askRate    = ratelimit.Options{Unknown: 64, Returning: 1024, Source: 64}
+	answerRate = ratelimit.Options{Unknown: 1024, Returning: 2048, Source: 256}
 )
 
 func newGSI(d *Device) *gsi {
-	next := func(o gate.Options) *gate.Gate {
+	next := func(o ratelimit.Options) *ratelimit.Limiter {
 		var b [16]byte
 		d.opts.random(b[:])
-		return gate.New(o, [2]uint64{native.Uint64(b[:8]), native.Uint64(b[8:])})
+		return ratelimit.New(o, [2]uint64{native.Uint64(b[:8]), native.Uint64(b[8:])})
 	}
-	return &gsi{dev: d, in: make(chan *verbs.MAD, madQueue), asks: next(askGate), answers: next(answerGate)}
+	return &gsi{dev: d, in: make(chan *verbs.MAD, madQueue), asks: next(askRate), answers: next(answerRate)}
 }
 
 var _ verbs.MADPort = (*gsi)(nil)
@@ -89,7 +89,7 @@ func (g *gsi) receive(p *roce.Packet, src, dst ib.GID, now time.Time) {
 	case !d.matchPKey(p.BTH.PKey()):
 		c.rxDrops[engine.DropPKey].Add(1)
 		return
-	case !d.opts.NoGate && !g.allow(p.Payload, src, now):
+	case !d.opts.NoLimits && !g.allow(p.Payload, src, now):
 		c.madsFlood.Add(1)
 		return
 	}

@@ -84,9 +84,9 @@ type Options struct {
 	// testReopen lets tests have sockets not opened again.
 	testReopen func() error
 
-	// NoGate takes every MAD in. It is for a process that plays many hosts: what
+	// NoLimits takes every MAD in. It is for a process that plays many hosts: what
 	// comes for all of them together would look like a flood.
-	NoGate bool
+	NoLimits bool
 
 	// Rand fills b with unpredictable octets, for QPNs and keys. Nil means
 	// crypto/rand.

@@ -162,8 +162,8 @@ func TestMAD(t *testing.T) {
 }
 
 // A device that plays many hosts takes more from one source than a host would.
-func TestNoGate(t *testing.T) {
-	da, db := pair(t, families[0], func(o *Options) { o.NoGate = true })
+func TestNoLimits(t *testing.T) {
+	da, db := pair(t, families[0], func(o *Options) { o.NoLimits = true })
 	m := &verbs.MAD{Remote: gid(families[0].b), QPN: ib.QPNGSI}
 	for i := range m.Data {
 		m.Data[i] = byte(i)

@@ -70,7 +70,7 @@ var layers = []layered{
 	{"wire/pcapng", 1, pure},
 	{"wire/sums", 1, pure},
 	{"serviceid", 1, pure},
-	{"gate", 1, pure},
+	{"ratelimit", 1, pure},
 	{"fqcodel", 1, pure},
 	{"control", 1, pure},
 	{"peerrpc", 1, pure},

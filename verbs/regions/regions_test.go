@@ -76,8 +76,8 @@ func TestEndOfRegion(t *testing.T) {
 	if _, why := tab.Find(r.RKey, r.Addr, 1, verbs.RemoteWrite); why != NoRegion {
 		t.Errorf("invalidated: %v", why)
 	}
-	stranger := *r
-	if tab.Deregister(&stranger) == nil || tab.Deregister(nil) == nil {
+	copied := *r
+	if tab.Deregister(&copied) == nil || tab.Deregister(nil) == nil {
 		t.Error("what was not registered was deregistered")
 	}
 	if err := tab.Deregister(r); err != nil {

@@ -30,7 +30,7 @@ var update = flag.Bool("update", false, "rewrite the indented lines of the packe
 //	modify ERR               move to a state
 //	+DURATION                let time go by
 //	< OPCODE psn=            a packet arrives; A again gap= len= syndrome= msn= imm= inv=
-//	                         va= rkey= dma= pkey= stranger
+//	                         va= rkey= dma= pkey= foreign
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -284,7 +284,7 @@ func (s *script) packet(name string, m map[string]string) {
 		s.t.Fatalf("line %d: %v", s.line, err)
 	}
 	src := Source{Src: gidB, Dst: gidA}
-	if _, ok := m["stranger"]; ok {
+	if _, ok := m["foreign"]; ok {
 		src.Src[0] = 0xfe
 	}
 	if r := s.q.Receive(&pkt, &src, s.now); r != NoDrop {

@@ -6,41 +6,41 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"ipoibcm/gate"
 	"ipoibcm/ib"
+	"ipoibcm/ratelimit"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/mad"
 	"ipoibcm/wire/nd"
 )
 
 // What the control plane takes from the UD QP, per second. Requests are what
-// anybody may send at any time and what we answer: each answer to a stranger may make
+// anybody may send at any time and what we answer: each answer to an unknown source may make
 // the kernel resolve an address of the underlay that does not exist, and its
 // table of those has 1024 entries by default. Answers follow requests of ours.
 var (
-	requestGate = gate.Options{Strangers: 128, Returning: 2048, Source: 64}
-	answerGate  = gate.Options{Strangers: 1024, Returning: 2048, Source: 64}
+	requestRate = ratelimit.Options{Unknown: 128, Returning: 2048, Source: 64}
+	answerRate  = ratelimit.Options{Unknown: 1024, Returning: 2048, Source: 64}
 )
 
-// dataGate is for UD data of sources that we send nothing to by UD: hosts that have
+// dataRate is for UD data of sources that we send nothing to by UD: hosts that have
 // only just found us, and those whose multicast we receive. Each packet costs a write to
 // the TUN and what the kernel does with it. One of them has dataShare a second.
-var dataGate = gate.Options{Strangers: 2048, Returning: 32768, Source: dataShare}
+var dataRate = ratelimit.Options{Unknown: 2048, Returning: 32768, Source: dataShare}
 
 const dataShare = 16384
 
-// gates keep floods out of the ring up.
-type gates struct {
-	resolve, resolved *gate.Gate // ARP and ND: requests, answers
-	cm, cmAnswers     *gate.Gate // CM messages in-band
+// limiters keep floods out of the ring up.
+type limiters struct {
+	resolve, resolved *ratelimit.Limiter // ARP and ND: requests, answers
+	cm, cmAnswers     *ratelimit.Limiter // CM messages in-band
 }
 
-// A dataGates keeps floods of UD data out of the TUN. The provider asks, where it can, or
+// A dataLimits keeps floods of UD data out of the TUN. The provider asks, where it can, or
 // the receiving side.
-type dataGates struct {
-	mu     sync.Mutex
-	gate   *gate.Gate
-	shares *gate.Shares
+type dataLimits struct {
+	mu      sync.Mutex
+	limiter *ratelimit.Limiter
+	shares  *ratelimit.Shares
 
 	last      udPeer // the source that was looked up last,
 	lastKnown bool   // and what was found
@@ -49,8 +49,8 @@ type dataGates struct {
 	flood floodFilter
 }
 
-func newDataGates() *dataGates {
-	return &dataGates{gate: gate.New(dataGate, gateKeys()), shares: gate.NewShares(gateKeys()), flood: newFloodFilter()}
+func newDataLimits() *dataLimits {
+	return &dataLimits{limiter: ratelimit.New(dataRate, limiterKeys()), shares: ratelimit.NewShares(limiterKeys()), flood: newFloodFilter()}
 }
 
 // A udPeer is where UD packets come from.
@@ -135,7 +135,7 @@ func (l *Loop) allowData(now int64, src ib.GID, qpn ib.QPN) bool {
 	}
 	inShare := g.shares.Take(now, src, dataShare)
 	g.flood.saw(now, k, inShare)
-	if inShare && g.gate.Allow(now, src) {
+	if inShare && g.limiter.Allow(now, src) {
 		return true
 	}
 	g.flood.refused(now)
@@ -143,28 +143,28 @@ func (l *Loop) allowData(now int64, src ib.GID, qpn ib.QPN) bool {
 }
 
 // turnAway has the flood filter know of a datagram that is refused whatever comes.
-func (g *dataGates) turnAway(now int64, src ib.GID, qpn ib.QPN) {
+func (g *dataLimits) turnAway(now int64, src ib.GID, qpn ib.QPN) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.flood.saw(now, udPeer{src, qpn}, false)
 	g.flood.refused(now)
 }
 
-// gateKeys are drawn anew for each gate.
-func gateKeys() [2]uint64 {
+// limiterKeys are drawn anew for each limiter.
+func limiterKeys() [2]uint64 {
 	var b [16]byte
 	rand.Read(b[:]) // it never fails
 	return [2]uint64{binary.LittleEndian.Uint64(b[:8]), binary.LittleEndian.Uint64(b[8:])}
 }
 
-func newGates() gates {
-	next := func(o gate.Options) *gate.Gate { return gate.New(o, gateKeys()) }
-	return gates{resolve: next(requestGate), resolved: next(answerGate), cm: next(requestGate), cmAnswers: next(answerGate)}
+func newLimiters() limiters {
+	next := func(o ratelimit.Options) *ratelimit.Limiter { return ratelimit.New(o, limiterKeys()) }
+	return limiters{resolve: next(requestRate), resolved: next(answerRate), cm: next(requestRate), cmAnswers: next(answerRate)}
 }
 
 // allow reports whether a frame of the UD QP may go up. pkt is what follows the
 // 4-octet header.
-func (g *gates) allow(now int64, k FrameKind, pkt []byte, src ib.GID, qpn ib.QPN) bool {
+func (g *limiters) allow(now int64, k FrameKind, pkt []byte, src ib.GID, qpn ib.QPN) bool {
 	if src.IsZero() { // no GRH: the QPN is all there is
 		binary.BigEndian.PutUint32(src[12:], uint32(qpn))
 	}
@@ -188,7 +188,7 @@ func (g *gates) allow(now int64, k FrameKind, pkt []byte, src ib.GID, qpn ib.QPN
 // control hands an ARP, ND or CM frame of the UD QP up, unless there is a flood
 // of them that it belongs to.
 func (s *rxSide) control(k FrameKind, t encap.EtherType, pkt []byte, src ib.GID, qpn ib.QPN, dst ib.GID, now int64) {
-	if !s.gates.allow(now, k, pkt, src, qpn) {
+	if !s.limits.allow(now, k, pkt, src, qpn) {
 		s.l.c.RxFlood.Add(1)
 		return
 	}

@@ -23,7 +23,7 @@ func TestGates(t *testing.T) {
 		b, _ := m.AppendBinary(nil)
 		return b
 	}
-	stranger := func(i int) ib.GID { return ib.GID{0xfe, 0x80, 14: byte(i >> 8), 15: byte(i)} }
+	unknown := func(i int) ib.GID { return ib.GID{0xfe, 0x80, 14: byte(i >> 8), 15: byte(i)} }
 	for _, tt := range []struct {
 		name         string
 		kind         FrameKind
@@ -37,31 +37,31 @@ func TestGates(t *testing.T) {
 		{"REPs", RXCM, message(mad.REP{}), RXCM, message(mad.RTU{}), message(mad.REQ{})},
 		{"too short for a MAD", RXCM, []byte{1}, RXCM, message(mad.REQ{}), message(mad.REJ{})},
 	} {
-		g := newGates()
+		g := newLimiters()
 		passed := 0
 		for i := range 10_000 {
-			if g.allow(1, tt.kind, tt.flood, stranger(i), 7) {
+			if g.allow(1, tt.kind, tt.flood, unknown(i), 7) {
 				passed++
 			}
 		}
-		if passed == 0 || passed > 2*answerGate.Strangers {
+		if passed == 0 || passed > 2*answerRate.Unknown {
 			t.Errorf("%s: %d of a flood passed", tt.name, passed)
 		}
-		if g.allow(1, tt.others, tt.shut, stranger(60_000), 7) {
-			t.Errorf("%s: a stranger passed by the same gate in the middle of the flood", tt.name)
+		if g.allow(1, tt.others, tt.shut, unknown(60_000), 7) {
+			t.Errorf("%s: an unknown source passed by the same limiter in the middle of the flood", tt.name)
 		}
-		if !g.allow(1, tt.kind, tt.flood, stranger(9_999), 7) {
+		if !g.allow(1, tt.kind, tt.flood, unknown(9_999), 7) {
 			t.Errorf("%s: one who came twice was turned away", tt.name)
 		}
-		if !g.allow(1, tt.others, tt.passes, stranger(60_001), 7) {
-			t.Errorf("%s: it kept out what goes by another gate", tt.name)
+		if !g.allow(1, tt.others, tt.passes, unknown(60_001), 7) {
+			t.Errorf("%s: it kept out what goes by another limiter", tt.name)
 		}
-		if tt.kind != RXCM && !g.allow(1, RXCM, message(mad.REQ{}), stranger(60_002), 7) {
+		if tt.kind != RXCM && !g.allow(1, RXCM, message(mad.REQ{}), unknown(60_002), 7) {
 			t.Errorf("%s: it kept out CM messages", tt.name)
 		}
 	}
 	// Without a GRH senders are told apart by QPN.
-	g := newGates()
+	g := newLimiters()
 	for range 1000 {
 		g.allow(1, RXARP, arpRequest, ib.GID{}, 7)
 	}
@@ -73,8 +73,8 @@ func TestGates(t *testing.T) {
 // UD data: of a flood from forged sources few packets pass, of one from a single source
 // its share. Beside it all pass of those that we send to, and of a host whose multicast
 // comes in a steady stream.
-func TestDataGate(t *testing.T) {
-	l := &Loop{data: newDataGates()}
+func TestDataLimits(t *testing.T) {
+	l := &Loop{data: newDataLimits()}
 	peer, stream, one := ib.GID{0xfe, 0x80, 15: 1}, ib.GID{0xfe, 0x80, 15: 2}, ib.GID{0xfe, 0x80, 15: 3}
 	l.KnowUD(peer, 7, 1)
 	l.KnowUD(peer, 7, 1)
@@ -98,7 +98,7 @@ func TestDataGate(t *testing.T) {
 		name        string
 		least, most int
 	}{
-		{"forged", 1, 3 * seconds * dataGate.Strangers},
+		{"forged", 1, 3 * seconds * dataRate.Unknown},
 		{"peer", seconds * 100_000, seconds * 100_000},
 		{"one", seconds * dataShare / 2, seconds * dataShare},
 		{"stream", seconds*5_000 - 100, seconds * 5_000},

@@ -1,4 +1,4 @@
-package gate
+package ratelimit
 
 import (
 	"time"
@@ -7,7 +7,7 @@ import (
 )
 
 // Shares bound how many packets one source may send within a second, where that is
-// many. Unlike the shares of a [Gate], which are small and exact while there are few sources,
+// many. Unlike the shares of a [Limiter], which are small and exact while there are few sources,
 // they hold beside a flood from any number of others: what is counted are the sums of
 // all sources that meet in a place, in two tables, and the smaller sum counts.
 //

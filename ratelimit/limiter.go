@@ -1,10 +1,10 @@
-// Package gate keeps floods of packets with forged sources away from what is
-// costly, and lets honest strangers through all the same.
+// Package ratelimit keeps floods of packets with forged sources away from what is
+// costly, and lets honest sources that are not known through all the same.
 //
 // A forged source is drawn anew for each packet and never asks twice; whoever
 // really wants something repeats itself, because ARP, ND and CM messages are
-// all sent again. So a [Gate] lets everybody pass while there is little to do.
-// When strangers come faster than they may, most of them are turned away and
+// all sent again. So a [Limiter] lets everybody pass while there is little to do.
+// When unknown sources come faster than they may, most of them are turned away and
 // remembered, and those who come again within a few seconds pass by an allowance of
 // their own. A single source gets no more than its share either way.
 //
@@ -13,7 +13,7 @@
 // per packet, before anything has been copied or decoded.
 //
 // It is pure and belongs to one caller at a time.
-package gate
+package ratelimit
 
 import (
 	"encoding/binary"
@@ -23,10 +23,10 @@ import (
 	"ipoibcm/ib"
 )
 
-// Options are the allowances of a Gate, all per second. Twice as much may come at
+// Options are the allowances of a Limiter, all per second. Twice as much may come at
 // once.
 type Options struct {
-	Strangers int // sources that have not been there lately
+	Unknown   int // sources that have not been there lately
 	Returning int // those that have
 	Source    int // of either, from one source
 }
@@ -36,14 +36,14 @@ const (
 	shares = 1024
 )
 
-// A Gate decides which packets pass.
-type Gate struct {
+// A Limiter decides which packets pass.
+type Limiter struct {
 	opt  Options
 	keys [2]uint64
 
-	strangers, returning bucket
-	shares               []share
-	met                  Memory // who was turned away, or came in when there was little room
+	unknown, returning bucket
+	shares             []share
+	met                Memory // who was turned away, or came in when there was little room
 }
 
 // A share counts the packets of one source within one second.
@@ -59,41 +59,41 @@ type bucket struct {
 	at   int64
 }
 
-// New returns a Gate. The keys keep others from knowing which sources are alike
+// New returns a Limiter. The keys keep others from knowing which sources are alike
 // to it; they should be random.
-func New(o Options, keys [2]uint64) *Gate {
-	return &Gate{opt: o, keys: keys, shares: make([]share, shares)}
+func New(o Options, keys [2]uint64) *Limiter {
+	return &Limiter{opt: o, keys: keys, shares: make([]share, shares)}
 }
 
 // Allow reports whether a packet from src may pass at time now, in nanoseconds of
 // any clock that runs on.
-func (g *Gate) Allow(now int64, src ib.GID) bool {
-	h := hash(g.keys, src)
-	if !g.inShare(now, h) {
+func (l *Limiter) Allow(now int64, src ib.GID) bool {
+	h := hash(l.keys, src)
+	if !l.inShare(now, h) {
 		return false
 	}
-	g.strangers.refill(now, g.opt.Strangers)
-	if g.strangers.used <= float64(g.opt.Strangers) { // more than half of it is left
-		g.strangers.used++
+	l.unknown.refill(now, l.opt.Unknown)
+	if l.unknown.used <= float64(l.opt.Unknown) { // more than half of it is left
+		l.unknown.used++
 		return true
 	}
-	if g.met.seen(now, h) {
-		g.returning.refill(now, g.opt.Returning)
-		if g.returning.take(g.opt.Returning) {
+	if l.met.seen(now, h) {
+		l.returning.refill(now, l.opt.Returning)
+		if l.returning.take(l.opt.Returning) {
 			return true
 		}
 	}
-	return g.strangers.take(g.opt.Strangers)
+	return l.unknown.take(l.opt.Unknown)
 }
 
 // inShare counts a packet and reports whether its source has not had its share.
-func (g *Gate) inShare(now int64, h uint64) bool {
-	s := &g.shares[h>>32%shares]
+func (l *Limiter) inShare(now int64, h uint64) bool {
+	s := &l.shares[h>>32%shares]
 	if second := now / int64(time.Second); s.tag != uint32(h) || s.second != second {
 		*s = share{tag: uint32(h), second: second}
 	}
 	s.count++
-	return int(s.count) <= 2*g.opt.Source
+	return int(s.count) <= 2*l.opt.Source
 }
 
 func hash(keys [2]uint64, src ib.GID) uint64 {

@@ -1,4 +1,4 @@
-package gate
+package ratelimit
 
 import (
 	"encoding/binary"
@@ -11,7 +11,7 @@ import (
 
 const second = int64(time.Second)
 
-var options = Options{Strangers: 100, Returning: 1000, Source: 50}
+var options = Options{Unknown: 100, Returning: 1000, Source: 50}
 
 func source(n uint64) (g ib.GID) {
 	g[0], g[1] = 0xfe, 0x80
@@ -19,17 +19,17 @@ func source(n uint64) (g ib.GID) {
 	return g
 }
 
-func newGate() *Gate { return New(options, [2]uint64{0x1234567890abcdef, 0xfedcba0987654321}) }
+func newLimiter() *Limiter { return New(options, [2]uint64{0x1234567890abcdef, 0xfedcba0987654321}) }
 
 // While there is little to do everybody passes, and nothing is remembered.
 func TestCalm(t *testing.T) {
-	g := newGate()
+	l := newLimiter()
 	for i := range 2000 {
-		if now := int64(i) * second / 90; !g.Allow(now, source(uint64(i))) {
-			t.Fatalf("stranger %d was turned away at 90 a second", i)
+		if now := int64(i) * second / 90; !l.Allow(now, source(uint64(i))) {
+			t.Fatalf("unknown source %d was turned away at 90 a second", i)
 		}
 	}
-	if g.met.young != nil {
+	if l.met.young != nil {
 		t.Error("it remembers, though there was no need")
 	}
 }
@@ -38,34 +38,34 @@ func TestCalm(t *testing.T) {
 // again after 250 ms does, whenever that is.
 func TestFlood(t *testing.T) {
 	const rate, seconds = 50_000, 10
-	g := newGate()
+	l := newLimiter()
 	r := rand.New(rand.NewPCG(1, 2))
 	passed := 0
 	honest := map[int]ib.GID{} // by when they come again
 	tries, second1 := 0, 0
 	for i := range rate * seconds {
 		now := int64(i) * second / rate
-		if g.Allow(now, source(r.Uint64())) {
+		if l.Allow(now, source(r.Uint64())) {
 			passed++
 		}
 		if i > rate/2 && i%997 == 0 { // 50 a second
 			who := source(r.Uint64())
 			tries++
-			if g.Allow(now, who) {
+			if l.Allow(now, who) {
 				second1++
 			} else {
 				honest[i+rate/4] = who
 			}
 		}
 		if who, ok := honest[i]; ok {
-			if g.Allow(now, who) {
+			if l.Allow(now, who) {
 				second1++
 			} else {
 				t.Errorf("%v came twice and was turned away twice", who)
 			}
 		}
 	}
-	if most := options.Strangers*(seconds+2) + rate*seconds/1000; passed > most {
+	if most := options.Unknown*(seconds+2) + rate*seconds/1000; passed > most {
 		t.Errorf("%d forged packets passed, at most %d should", passed, most)
 	}
 	t.Logf("%d of %d forged packets passed, %d of %d honest sources", passed, rate*seconds, second1, tries)
@@ -73,14 +73,14 @@ func TestFlood(t *testing.T) {
 
 // One source that floods gets its share, and others are none the worse for it.
 func TestOneSource(t *testing.T) {
-	g := newGate()
+	l := newLimiter()
 	passed, others := 0, 0
 	for i := range 100_000 {
 		now := int64(i) * second / 50_000
-		if g.Allow(now, source(7)) {
+		if l.Allow(now, source(7)) {
 			passed++
 		}
-		if i%1000 == 0 && g.Allow(now, source(uint64(1000+i))) {
+		if i%1000 == 0 && l.Allow(now, source(uint64(1000+i))) {
 			others++
 		}
 	}
@@ -92,41 +92,41 @@ func TestOneSource(t *testing.T) {
 // What was turned away is forgotten after two generations at the latest, and the
 // clock may stand still or jump.
 func TestForgets(t *testing.T) {
-	g := newGate()
+	l := newLimiter()
 	now := second
-	for i := range 2*options.Strangers + 1 {
-		g.Allow(now, source(uint64(i)))
+	for i := range 2*options.Unknown + 1 {
+		l.Allow(now, source(uint64(i)))
 	}
 	who := source(1 << 40)
-	if g.Allow(now, who) {
-		t.Fatal("there was no room left for a stranger")
+	if l.Allow(now, who) {
+		t.Fatal("there was no room left for an unknown source")
 	}
-	if !g.met.seen(now+generation, hash(g.keys, who)) {
+	if !l.met.seen(now+generation, hash(l.keys, who)) {
 		t.Error("forgotten after one generation")
 	}
-	if g.met.seen(now+5*generation, hash(g.keys, who)) {
+	if l.met.seen(now+5*generation, hash(l.keys, who)) {
 		t.Error("remembered after five")
 	}
-	if g.met.seen(now-100*generation, hash(g.keys, source(1<<41))) {
+	if l.met.seen(now-100*generation, hash(l.keys, source(1<<41))) {
 		t.Error("a clock that went back makes it remember what never was")
 	}
 }
 
 func TestNoAllocation(t *testing.T) {
-	g := newGate()
+	l := newLimiter()
 	i := uint64(0)
-	if n := testing.AllocsPerRun(10_000, func() { i++; g.Allow(int64(i)*1000, source(i)) }); n > 0.01 {
+	if n := testing.AllocsPerRun(10_000, func() { i++; l.Allow(int64(i)*1000, source(i)) }); n > 0.01 {
 		t.Errorf("%v allocations per packet", n)
 	}
 }
 
 func BenchmarkFlood(b *testing.B) {
-	g := newGate()
+	l := newLimiter()
 	r := rand.New(rand.NewPCG(1, 2))
 	i := int64(0)
 	for b.Loop() {
 		i++
-		g.Allow(i*20_000, source(r.Uint64()))
+		l.Allow(i*20_000, source(r.Uint64()))
 	}
 }
 
