@@ -253,9 +253,12 @@ func (v *session) serve(ctx context.Context) error {
 				v.tell(membership.Current{})
 				continue
 			}
-			v.events(r.Events)
+			gone := v.events(r.Events)
 			v.revision = r.Header.Revision
 			batch.Reset(gather)
+			if gone && v.lost() { // our lease has ended
+				v.report(v.publish(ctx))
+			}
 		case <-batch.C:
 			v.tellList()
 		case <-v.changed:
@@ -325,17 +328,20 @@ func (v *session) take(key string, value []byte) {
 	}
 }
 
-func (v *session) events(evs []*clientv3.Event) {
+// events takes changes of the list, and reports whether our key was among those that went.
+func (v *session) events(evs []*clientv3.Event) (gone bool) {
 	for _, e := range evs {
 		key := string(e.Kv.Key)
 		if e.Type == clientv3.EventTypeDelete {
 			id := strings.TrimPrefix(key, v.c.Prefix())
 			delete(v.members, id)
 			delete(v.bad, id)
+			gone = gone || id == v.c.ID
 			continue
 		}
 		v.take(key, e.Kv.Value)
 	}
+	return gone
 }
 
 func (v *session) tellList() {
@@ -359,23 +365,36 @@ func (v *session) publish(ctx context.Context) error {
 	}
 	within, cancel := context.WithTimeout(ctx, requestWithin)
 	defer cancel()
-	if v.lease == 0 {
-		l, err := v.client.Grant(within, int64(v.c.lease()/time.Second))
-		if err != nil {
-			return err
-		}
-		v.lease = l.ID
+	err = v.claim(within, m, string(record))
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) { // it has ended
+		v.lease = 0
+		err = v.claim(within, m, string(record))
 	}
-	if err := v.claim(within, m, string(record)); err != nil {
-		return err
+	if err == nil {
+		v.put = m
 	}
-	v.put = m
-	return nil
+	return err
+}
+
+// lost reports whether our key has gone, and takes note of it.
+func (v *session) lost() bool {
+	if _, there := v.members[v.c.ID]; v.put == nil || there {
+		return false
+	}
+	v.put = nil
+	return true
 }
 
 // claim puts our key under our lease: if nobody has it, or we do, or if it has our
 // GID, as after a restart. Anybody else may live: he has the name until his lease ends.
 func (v *session) claim(ctx context.Context, m *membership.Member, record string) error {
+	if v.lease == 0 {
+		l, err := v.client.Grant(ctx, int64(v.c.lease()/time.Second))
+		if err != nil {
+			return err
+		}
+		v.lease = l.ID
+	}
 	key := v.c.Prefix() + v.c.ID
 	put := clientv3.OpPut(key, record, clientv3.WithLease(v.lease))
 	r, err := v.client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).Then(put).Else(clientv3.OpGet(key)).Commit()
@@ -400,10 +419,7 @@ func (v *session) claim(ctx context.Context, m *membership.Member, record string
 // renew renews our lease. Where it is lost the record is put under another, and where our key has gone
 // it is put again.
 func (v *session) renew(ctx context.Context) error {
-	if _, there := v.members[v.c.ID]; v.put != nil && !there {
-		v.put = nil
-	}
-	if v.lease == 0 || v.put == nil {
+	if v.lost() || v.lease == 0 || v.put == nil {
 		return v.publish(ctx)
 	}
 	within, cancel := context.WithTimeout(ctx, requestWithin)

@@ -315,6 +315,33 @@ func TestRestartTakesItsKey(t *testing.T) {
 	a.until("our QPN", func(s membership.Snapshot) bool { return len(s.Members) == 1 && s.Members[0].QPN == 0x123 })
 }
 
+// A host whose lease ends while it lives, as when etcd could not renew it in time, is back at once.
+func TestLostLease(t *testing.T) {
+	s := newServer(t)
+	c := s.config("a")
+	c.Lease = time.Minute // renewed too rarely to help
+	a := newHost(t, c, "fe80::a")
+	a.until("published", func(s membership.Snapshot) bool { return s.Published })
+	for round := range 2 {
+		r, err := s.administration.Leases(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.Leases) != 1 {
+			t.Fatalf("%d leases, want 1", len(r.Leases))
+		}
+		before := a.want("a").Revision
+		began := time.Now()
+		if _, err := s.administration.Revoke(t.Context(), r.Leases[0].ID); err != nil {
+			t.Fatal(err)
+		}
+		a.until("a new record", func(s membership.Snapshot) bool { return s.Revision >= before+2 && names(s) == "a" })
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("round %d: back after %v, want at once", round, took)
+		}
+	}
+}
+
 // Users and roles: a host can write its own key and read the others', and no more
 // (docs/cluster.md).
 func TestRoles(t *testing.T) {
