@@ -69,7 +69,7 @@ service: ## a reload every 10 s and a handover every minute under load for D, te
 chaos: ## faults of operators, processes and the network under load, for D altogether, ten minutes, with two seeds or SEED; as root
 	$(GO) test ./test/netns -run '^TestChaos$$' -v -count 1 -timeout 0 -parallel 2 -chaos $(or $(D),10m) $(if $(SEED),-chaos.seed $(SEED))
 
-flood: ## forged ARP, ND and CM packets and UD data, 50,000 a second and more for ten seconds, five times each undisturbed, and what that costs; as root, 10 to 20 minutes
+flood: ## forged ARP, ND and CM packets and UD data, 50,000 a second and more for ten seconds, five times each between two controls, more often where that decides nothing, and what they cost; as root, 10 to 30 minutes
 	$(GO) test ./test/netns -run '^TestFlood$$' -v -count 1 -timeout 40m -flood 10s
 
 cluster: ## HOSTS agents, 60, on a routed underlay without multicast and three members of etcd, with faults for D, ten minutes, by SEED; as root

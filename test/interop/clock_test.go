@@ -189,7 +189,7 @@ func TestSuspend(t *testing.T) {
 			defer close(done)
 			w.a.transferWithin(w.b, w.b.v4(), 6<<20, 2*patience+2*away)
 		}()
-		time.Sleep(300 * time.Millisecond)
+		w.a.sends(256 << 10)
 		start := time.Now()
 		if err := tt.begin(); err != nil {
 			t.Fatalf("%s: %v", tt.name, err)
@@ -220,6 +220,28 @@ func TestSuspend(t *testing.T) {
 		w.a.leaked(a)
 		w.b.leaked(b)
 	}
+}
+
+// sends waits until so many octets more have left by n's connections: a stream is under way.
+func (n *node) sends(octets uint64) {
+	n.t.Helper()
+	sent := func() (sum uint64) {
+		var conns control.Conns
+		if err := n.ask(&conns, "show", "conn"); err != nil {
+			n.t.Fatal(err)
+		}
+		for _, c := range conns.Conns {
+			sum += c.TxOctets
+		}
+		return sum
+	}
+	begin := sent()
+	n.until(fmt.Sprintf("%d octets have left", octets), func() error {
+		if now := sent(); now < begin+octets {
+			return fmt.Errorf("%d before, %d now", begin, now)
+		}
+		return nil
+	})
 }
 
 // freeze has the guest suspend itself to idle.

@@ -26,10 +26,10 @@ var floodFor = flag.Duration("flood", 0, "how long each flood of TestFlood goes 
 var floodOnly = flag.String("flood.only", "", "only this kind of forged packets in TestFlood")
 
 const (
-	floodRate  = 50_000 // forged packets per second
-	dataRate   = 98_000 // and of data
-	unreadPort = 4792   // nobody reads it
-	floodPairs = 5      // of make flood, of which as many again may be disturbed
+	floodRate   = 50_000 // forged packets per second
+	dataRate    = 98_000 // and of data
+	unreadPort  = 4792   // nobody reads it
+	floodRounds = 5      // of make flood; three times as many where others disturb them or they do not agree
 
 	// mostOthers is the part of the processors' time that others may have while a rate is
 	// measured that counts.
@@ -50,14 +50,11 @@ const (
 
 // A flooded is what was measured of one kind of flood.
 type flooded struct {
-	kind              forgery
-	perSecond         int       // forged packets that left, on average
-	arrived           float64   // part of them that the agent has counted
-	quiet             []float64 // rates beside the control, Mb/s,
-	loud              []float64 // and beside the flood, in the same order
-	disturbed         []float64 // what others had of the processors during pairs that do not count for it
-	anyQuiet, anyLoud []float64 // rates of all pairs, disturbed ones too, which is to be read only
-	connected         time.Duration
+	kind      forgery
+	perSecond int     // forged packets that left, on average
+	arrived   float64 // part of them that the agent has counted
+	rounds    []floodRound
+	connected time.Duration
 
 	before, after     control.Runtime
 	neighs, conns     int // most there were at the end of a flood
@@ -80,24 +77,11 @@ func (k forgery) keeps() float64 {
 	return keeps
 }
 
-// kept returns the part of its rate that traffic kept, 0 if that is not known.
-func (r *flooded) kept() float64 { return ratio(r.loud, r.quiet) }
+// verdict judges by the rounds during which other processes had little of the machine.
+func (r *flooded) verdict() verdict { return judge(r.rounds, floodRound.counts) }
 
-// ratio returns the median of some numbers by that of others. A median of ratios would have each
-// pair's luck twice.
-func ratio(loud, quiet []float64) float64 {
-	if len(quiet) == 0 {
-		return 0
-	}
-	return median(loud) / median(quiet)
-}
-
-// median returns that of some numbers.
-func median(of []float64) float64 {
-	l := slices.Sorted(slices.Values(of))
-	n := len(l)
-	return (l[n/2] + l[(n-1)/2]) / 2
-}
+// disturbed reports whether others had much of the machine during some round.
+func (r *flooded) disturbed() bool { return r.verdict().rounds < len(r.rounds) }
 
 // TestFlood sends an agent forged ARP, ND and CM packets, 50,000 a second. A peer
 // that is new connects meanwhile, existing traffic keeps its rate, and what the
@@ -115,7 +99,7 @@ func TestFlood(t *testing.T) {
 		kinds = []forgery{forgery(*floodOnly)}
 	}
 	s := newSegment(t, topology{hosts: 3 + len(kinds)})
-	ctx, cancel := context.WithTimeout(context.Background(), 10*patience+100**floodFor)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*patience+200**floodFor)
 	defer cancel()
 	s.ctx = ctx
 	a, b, newcomers, x := s.hosts[0], s.hosts[1], s.hosts[2:2+len(kinds)], s.hosts[2+len(kinds)]
@@ -125,11 +109,12 @@ func TestFlood(t *testing.T) {
 	a.connect(b, "RC")
 	unread(b)
 	var table strings.Builder
-	fmt.Fprintln(&table, "| forged | per second | control, Mb/s | flood, Mb/s | medians' ratio | of all pairs | others had, where disturbed | newcomer connected after | refused | neighbours | connections | heap before, after (KiB) |")
-	fmt.Fprintln(&table, "|---|---|---|---|---|---|---|---|---|---|---|---|")
+	fmt.Fprintln(&table, "| forged | per second | kept | of all rounds | control, flood, control in Mb/s (most that others had) | newcomer connected after | refused | neighbours | connections | heap before, after (KiB) |")
+	fmt.Fprintln(&table, "|---|---|---|---|---|---|---|---|---|---|")
 	for i, kind := range kinds {
 		r := s.flood(x, kind, a, b, newcomers[i])
-		fmt.Fprintf(&table, "| %s | %d | %.0f | %.0f | %.2f | %.2f of %d | %.2f | %v | %d | %d | %d | %d, %d |\n", kind, r.perSecond, r.quiet, r.loud, r.kept(), ratio(r.anyLoud, r.anyQuiet), len(r.anyQuiet), r.disturbed,
+		all := judge(r.rounds, func(r floodRound) bool { return r.before+r.after > 0 })
+		fmt.Fprintf(&table, "| %s | %d | %v | %v | %v | %v | %d | %d | %d | %d, %d |\n", kind, r.perSecond, r.verdict(), all, r.rounds,
 			r.connected.Round(time.Millisecond), r.refused, r.neighs, r.conns, r.before.HeapOctets>>10, r.after.HeapOctets>>10)
 		r.check(t)
 	}
@@ -142,20 +127,23 @@ func (r *flooded) check(t *testing.T) {
 	if r.connected >= newcomerWaits() {
 		t.Errorf("%s: a newcomer was not connected within %v", r.kind, newcomerWaits())
 	}
-	if len(r.quiet) > 0 && len(r.disturbed) == 0 && r.connected > connectWithin {
+	v := r.verdict()
+	if v.rounds > 0 && !r.disturbed() && r.connected > connectWithin {
 		t.Errorf("%s: a newcomer was connected after %v, want %v", r.kind, r.connected, connectWithin)
 	}
-	if len(r.quiet) > 0 && len(r.disturbed) == 0 && r.arrived < 0.9 {
+	if v.rounds > 0 && !r.disturbed() && r.arrived < 0.9 {
 		t.Errorf("%s: only %.0f %% of the forged packets reached the agent, and %d overflowed: this shows nothing", r.kind, 100*r.arrived, r.overflow)
 	}
 	switch {
 	case raceDetector || !rates():
-	case len(r.quiet) == 0:
-		t.Logf("%s: the machine was busy with something else: rates are not judged; others had %.2f of it", r.kind, r.disturbed)
+	case *floodFor > 0 && v.rounds < floodRounds || v.rounds == 0:
+		t.Logf("%s: the machine was busy with something else: rates are not judged; %v", r.kind, r.rounds)
 	case r.perSecond < r.kind.rate()*9/10:
 		t.Errorf("%s: the machine sent %d forged packets a second, too few", r.kind, r.perSecond)
-	case r.kept() < r.kind.keeps():
-		t.Errorf("%s: traffic kept %.2f of its rate, want %.2f; beside the flood %.0f, beside the control %.0f Mb/s", r.kind, r.kept(), r.kind.keeps(), r.loud, r.quiet)
+	case v.median < r.kind.keeps():
+		t.Errorf("%s: traffic kept %v of its rate, want %.2f; rounds %v", r.kind, v, r.kind.keeps(), r.rounds)
+	default:
+		t.Logf("%s: traffic kept %v of its rate, at least %.2f is wanted", r.kind, v, r.kind.keeps())
 	}
 	if r.refused == 0 {
 		t.Errorf("%s: nothing was refused", r.kind)
@@ -211,67 +199,34 @@ func (s *segment) flood(x *host, kind forgery, a, b, newcomer *host) *flooded {
 	s.Helper()
 	r := &flooded{kind: kind}
 	s.must(b.agent.Get(s.ctx, control.PathRuntime, &r.before))
-	rate, least, most, window := kind.rate(), 1, 7, time.Second
+	rate := kind.rate()
 	first := connectWithin + 500*time.Millisecond // it has to last until the newcomer is there
-	if *floodFor > 0 {
-		least, most, window, first = floodPairs, 2*floodPairs, *floodFor, max(first, *floodFor)
-	}
-	if !rates() {
-		first, most = time.Second, 1
+	switch {
+	case *floodFor > 0:
+		first = max(first, *floodFor)
+	case !rates():
+		first = time.Second
 	}
 	if raceDetector { // everything takes ten times as long
-		rate, most = rate/20, 1
+		rate /= 20
 	}
 	begin := s.floodCounts(b)
 	f := s.forge(x, b, kind, int(first.Seconds()*float64(rate))+forgerBatch)
-	total := 0
-	var took time.Duration
-	for i := 0; i < most && (len(r.quiet) < least || !raceDetector && r.kept() < kind.keeps() && *floodFor == 0); i++ {
-		d, meanwhile := window, func() {}
-		if i == 0 {
-			d, meanwhile = first, func() { r.connected = s.connects(newcomer, b) }
-		}
-		f.renew()
-		if !rates() {
-			// Where others have the processors fewer packets leave, and none is one too many.
-			for end := time.Now().Add(patience); ; meanwhile = func() {} {
-				_, n := s.beside(f, roce.Port, rate, d, a, b, meanwhile)
-				total, took = total+n, took+d
-				s.held(b, r)
-				if s.floodCounts(b).refused > begin.refused || time.Now().After(end) {
-					break
-				}
-				f.renew()
-			}
-			break
-		}
-		var none, with, others float64
-		sent := 0
-		measure := func(port int, meanwhile func()) (mbps float64) {
-			ended := s.others()
-			mbps, sent = s.beside(f, port, rate, d, a, b, meanwhile)
-			others = max(others, ended())
-			return mbps
-		}
-		control := func() { none = measure(unreadPort, func() {}) }
-		if i%2 == 0 { // so that a machine that becomes faster or slower favours neither
-			control()
-		}
-		with = measure(roce.Port, meanwhile)
-		total, took = total+sent, took+d
-		s.held(b, r)
-		if i%2 == 1 {
-			control()
-		}
-		r.anyQuiet, r.anyLoud = append(r.anyQuiet, none), append(r.anyLoud, with)
-		if others > mostOthers {
-			r.disturbed = append(r.disturbed, others)
-			if len(r.disturbed) >= 2 && len(r.quiet) == 0 && *floodFor == 0 {
+	connects := func() { r.connected = s.connects(newcomer, b) }
+	total, took := 0, time.Duration(0)
+	if rates() {
+		total, took = s.floodRounds(f, rate, first, a, b, r, connects)
+	} else {
+		// Where others have the processors fewer packets leave, and none is one too many.
+		for end := time.Now().Add(patience); ; connects = func() {} {
+			_, n := s.beside(f, roce.Port, rate, first, a, b, connects)
+			total, took = total+n, took+first
+			s.held(b, r)
+			if s.floodCounts(b).refused > begin.refused || time.Now().After(end) {
 				break
 			}
-			continue
+			f.renew()
 		}
-		r.quiet, r.loud = append(r.quiet, none), append(r.loud, with)
 	}
 	r.perSecond = int(float64(total) / took.Seconds())
 	end := s.floodCounts(b)
@@ -285,6 +240,42 @@ func (s *segment) flood(x *host, kind forgery, a, b, newcomer *host) *flooded {
 	})
 	s.must(b.agent.Get(s.ctx, control.PathRuntime, &r.after))
 	return r
+}
+
+// floodRounds measures rounds until they say whether traffic keeps what it has to, and returns how many
+// forged packets have left in what time. connects is called beside the first flood.
+func (s *segment) floodRounds(f *forger, rate int, first time.Duration, a, b *host, r *flooded, connects func()) (total int, took time.Duration) {
+	s.Helper()
+	window, most := time.Second, 7
+	if *floodFor > 0 {
+		window, most = *floodFor, 3*floodRounds
+	}
+	if raceDetector {
+		most = 1
+	}
+	enough := func() bool {
+		v := r.verdict()
+		if *floodFor > 0 {
+			return v.decided(r.kind.keeps())
+		}
+		return v.rounds > 0 && v.median >= r.kind.keeps() || v.rounds == 0 && len(r.rounds) == 2
+	}
+	measure := func(port int, d time.Duration, meanwhile func()) (mbps, others float64, sent int) {
+		ended := s.others()
+		mbps, sent = s.beside(f, port, rate, d, a, b, meanwhile)
+		return mbps, ended(), sent
+	}
+	before, hadBefore, _ := measure(unreadPort, window, func() {})
+	for i, d := 0, first; i < most && !enough(); i, d, connects = i+1, window, func() {} {
+		f.renew()
+		mbps, had, sent := measure(roce.Port, d, connects)
+		total, took = total+sent, took+d
+		s.held(b, r)
+		after, hadAfter, _ := measure(unreadPort, window, func() {})
+		r.rounds = append(r.rounds, floodRound{before, mbps, after, max(hadBefore, had, hadAfter)})
+		before, hadBefore = after, hadAfter
+	}
+	return total, took
 }
 
 // floodCounts are what an agent has counted of a flood.

@@ -25,7 +25,9 @@ import (
 
 // Bounds.
 const (
-	bootTimeout = 60 * time.Second
+	// bootTimeout is for a guest that never boots: one takes some 20 s of a processor, which
+	// others may want too.
+	bootTimeout = 4 * time.Minute
 	// lifetime ends a guest whose user has forgotten it.
 	lifetime  = "1200"
 	maxOutput = 4 << 20 // octets kept of one command
