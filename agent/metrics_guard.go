@@ -15,6 +15,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Bounds of the files that guard the metrics.
@@ -80,11 +82,15 @@ func (w *watched[T]) read() (T, error) {
 }
 
 func content(path string) ([]byte, error) {
-	f, err := os.Open(path)
+	// Without waiting: to open a pipe takes until somebody writes to it.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, errors.Unwrap(err)
 	}
 	defer f.Close()
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return nil, errors.Join(err, errors.New("not a regular file"))
+	}
 	b, err := io.ReadAll(io.LimitReader(f, maxGuardFile+1))
 	if err == nil && len(b) > maxGuardFile {
 		err = fmt.Errorf("more than %d octets", maxGuardFile)

@@ -18,6 +18,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // certificate writes a certificate for 127.0.0.1 with its key, and returns a pool with it.
@@ -187,4 +189,22 @@ func FuzzUsers(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A file of the metrics that is a pipe is refused: nobody who scrapes waits for a writer.
+func TestGuardFileIsAPipe(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "m.users")
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- newUsers(path, slog.New(slog.DiscardHandler)).open() }()
+	select {
+	case err := <-failed:
+		if err == nil || !strings.Contains(err.Error(), "not a regular file") {
+			t.Errorf("error %v, want one that says: not a regular file", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it waits for a writer")
+	}
 }

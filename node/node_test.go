@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -214,5 +215,39 @@ func TestAdopt(t *testing.T) {
 	}
 	if _, err := os.Stat(s.recordPath(half.Key)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the record of what was interrupted is left: %v", err)
+	}
+}
+
+// A process that only looks like an agent by its arguments is not taken for one: any user, and
+// whoever is in a container, can call itself what it likes.
+func TestAgentsAreOurs(t *testing.T) {
+	dir := t.TempDir()
+	for _, tt := range []struct {
+		name string
+		as   *syscall.SysProcAttr
+		want bool
+	}{
+		{"ours", &syscall.SysProcAttr{}, true},
+		{"another user's", &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}, false},
+		{"a container's", &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}, false},
+	} {
+		if os.Geteuid() != 0 && !tt.want {
+			continue // it cannot be made
+		}
+		config := filepath.Join(dir, strings.Fields(tt.name)[0]+".yaml")
+		c := exec.Command("/bin/sh", "-c", "read x; :", "sh", "--config", config)
+		c.SysProcAttr = tt.as
+		in, err := c.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Start(); err != nil {
+			t.Fatalf("%s: %v", tt.name, err)
+		}
+		if p, got := agentsOf(dir)[config]; got != tt.want || got && p.PID != c.Process.Pid {
+			t.Errorf("%s is taken for an agent: %v (%+v), want %v", tt.name, got, p, tt.want)
+		}
+		in.Close()
+		c.Wait()
 	}
 }

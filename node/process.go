@@ -175,15 +175,28 @@ func agentUp(ctx context.Context, c *http.Client) (bool, error) {
 	return true, nil
 }
 
+// ours reports whether the process with that folder below /proc is of our user, and of our PID
+// namespace, here, where we might have started it.
+func ours(folder, here string) bool {
+	var st unix.Stat_t
+	if err := unix.Stat(folder, &st); err != nil || st.Uid != uint32(os.Geteuid()) {
+		return false
+	}
+	namespace, err := os.Readlink(filepath.Join(folder, "ns/pid"))
+	return err == nil && namespace == here
+}
+
 // agentsOf returns the processes that were started with a configuration file in dir, by
 // that file. It is for a service that was killed before it had noted whom it started.
+// What a process calls itself is its own affair: it counts of our own user, and outside of containers.
 func agentsOf(dir string) map[string]process {
 	found := map[string]process{}
+	here, _ := os.Readlink("/proc/self/ns/pid")
 	paths, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is good
 	for _, path := range paths {
 		text, err := os.ReadFile(path)
-		if err != nil {
-			continue // it has ended
+		if err != nil || !ours(filepath.Dir(path), here) {
+			continue // it has ended, or is somebody else
 		}
 		args := strings.Split(string(text), "\x00")
 		i := slices.Index(args, "--config")

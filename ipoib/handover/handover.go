@@ -50,18 +50,54 @@ type State struct {
 	Memory   ipoib.Memory
 }
 
+// head is what each state has once.
+type head struct {
+	Version  int      `json:"version"`
+	Name     string   `json:"name"`
+	Underlay string   `json:"underlay"`
+	Link     linkAddr `json:"link"`
+	GUID     uint64   `json:"guid"`
+	PKey     uint16   `json:"pkey"`
+	QKey     uint32   `json:"qkey"`
+}
+
 // document is State as it is written.
 type document struct {
-	Version    int            `json:"version"`
-	Name       string         `json:"name"`
-	Underlay   string         `json:"underlay"`
-	Link       linkAddr       `json:"link"`
-	GUID       uint64         `json:"guid"`
-	PKey       uint16         `json:"pkey"`
-	QKey       uint32         `json:"qkey"`
+	head
 	Prefixes   []netip.Prefix `json:"prefixes,omitempty"`
 	Neighbours []neighbour    `json:"neighbours,omitempty"`
 	Peers      []peer         `json:"peers,omitempty"`
+}
+
+// unread is document as it is read: what its lists are is decided one by one.
+type unread struct {
+	head
+	Prefixes   json.RawMessage `json:"prefixes"`
+	Neighbours json.RawMessage `json:"neighbours"`
+	Peers      json.RawMessage `json:"peers"`
+}
+
+// list reads a list, and refuses it at its bound: three octets of text may be a hundred of memory.
+func list[T any](name string, text json.RawMessage, most int) (l []T, err error) {
+	if len(text) == 0 {
+		return nil, nil
+	}
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if first, err := d.Token(); err != nil || first != json.Delim('[') {
+		return nil, fmt.Errorf("malformed: %s are no list", name)
+	}
+	for d.More() {
+		if len(l) == most {
+			return nil, fmt.Errorf("%s: more than %d", name, most)
+		}
+		var x T
+		if err := d.Decode(&x); err != nil {
+			return nil, fmt.Errorf("malformed: %s: %w", name, err)
+		}
+		l = append(l, x)
+	}
+	return l, nil
 }
 
 type linkAddr struct {
@@ -87,8 +123,8 @@ type peer struct {
 
 // AppendBinary appends s to b. What is above a bound is left out.
 func (s *State) AppendBinary(b []byte) ([]byte, error) {
-	d := document{Version: Version, Name: s.Name, Underlay: s.Underlay, Link: fromLink(s.Link),
-		GUID: uint64(s.GUID), PKey: uint16(s.PKey), QKey: uint32(s.QKey), Prefixes: s.Prefixes[:min(len(s.Prefixes), maxPrefixes)]}
+	d := document{head: head{Version: Version, Name: s.Name, Underlay: s.Underlay, Link: fromLink(s.Link),
+		GUID: uint64(s.GUID), PKey: uint16(s.PKey), QKey: uint32(s.QKey)}, Prefixes: s.Prefixes[:min(len(s.Prefixes), maxPrefixes)]}
 	for _, n := range s.Memory.Neighbours[:min(len(s.Memory.Neighbours), maxNeighbours)] {
 		d.Neighbours = append(d.Neighbours, neighbour{Addr: n.Addr, Link: fromLink(n.Link), Router: n.Router})
 	}
@@ -119,7 +155,7 @@ func (s *State) UnmarshalBinary(b []byte) error {
 	if v != Version {
 		return fmt.Errorf("version %d, and this program knows %d", v, Version)
 	}
-	var d document
+	var d unread
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&d); err != nil {
@@ -157,39 +193,41 @@ func versionOf(b []byte) (int64, error) {
 }
 
 // state checks every value.
-func (d *document) state() (s State, err error) {
+func (d *unread) state() (s State, err error) {
 	switch {
 	case d.Name == "" || len(d.Name) > maxName:
 		return s, fmt.Errorf("name of %d octets", len(d.Name))
 	case d.Underlay == "" || len(d.Underlay) > maxName:
 		return s, fmt.Errorf("underlay of %d octets", len(d.Underlay))
-	case len(d.Prefixes) > maxPrefixes:
-		return s, fmt.Errorf("%d prefixes, more than %d", len(d.Prefixes), maxPrefixes)
-	case len(d.Neighbours) > maxNeighbours:
-		return s, fmt.Errorf("%d neighbours, more than %d", len(d.Neighbours), maxNeighbours)
-	case len(d.Peers) > maxPeers:
-		return s, fmt.Errorf("%d peers, more than %d", len(d.Peers), maxPeers)
 	}
-	s = State{Name: d.Name, Underlay: d.Underlay, GUID: ib.GUID(d.GUID), PKey: ib.PKey(d.PKey), QKey: ib.QKey(d.QKey), Prefixes: d.Prefixes}
+	s = State{Name: d.Name, Underlay: d.Underlay, GUID: ib.GUID(d.GUID), PKey: ib.PKey(d.PKey), QKey: ib.QKey(d.QKey)}
 	if s.Link, err = d.Link.link(); err != nil {
 		return State{}, fmt.Errorf("own address: %w", err)
 	}
-	if len(d.Prefixes) == 0 {
-		s.Prefixes = nil
+	if s.Prefixes, err = list[netip.Prefix]("prefixes", d.Prefixes, maxPrefixes); err != nil {
+		return State{}, err
 	}
-	for _, p := range d.Prefixes {
+	neighbours, err := list[neighbour]("neighbours", d.Neighbours, maxNeighbours)
+	if err != nil {
+		return State{}, err
+	}
+	peers, err := list[peer]("peers", d.Peers, maxPeers)
+	if err != nil {
+		return State{}, err
+	}
+	for _, p := range s.Prefixes {
 		if !p.IsValid() || !unicast(p.Addr()) {
 			return State{}, fmt.Errorf("prefix %v is not of a host", p)
 		}
 	}
-	for _, n := range d.Neighbours {
+	for _, n := range neighbours {
 		k, err := n.known()
 		if err != nil {
 			return State{}, fmt.Errorf("neighbour %v: %w", n.Addr, err)
 		}
 		s.Memory.Neighbours = append(s.Memory.Neighbours, k)
 	}
-	for _, p := range d.Peers {
+	for _, p := range peers {
 		k, err := p.known()
 		if err != nil {
 			return State{}, fmt.Errorf("peer: %w", err)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -66,7 +67,7 @@ func TestRefused(t *testing.T) {
 		{"zone", strings.Replace(good, `"10.0.0.2"`, `"fe80::1%eth0"`, 1), "no address of a host"},
 		{"class", strings.Replace(good, `"class":2`, `"class":9`, 1), "class 9"},
 		{"time", strings.Replace(good, `"left_ms":60000`, `"left_ms":-1`, 1), "-1 ms"},
-		{"too many", strings.Replace(good, `"prefixes":[`, `"prefixes":[`+strings.Repeat(`"10.0.0.1/24",`, maxPrefixes), 1), "1025 prefixes"},
+		{"too many", strings.Replace(good, `"prefixes":[`, `"prefixes":[`+strings.Repeat(`"10.0.0.1/24",`, maxPrefixes), 1), "prefixes: more than 1024"},
 	} {
 		if tt.text == good {
 			t.Errorf("%s: the text was not changed", tt.name)
@@ -119,4 +120,29 @@ func FuzzState(f *testing.F) {
 			t.Fatalf("round trip: %+v, then %+v (%v)", a, b, err)
 		}
 	})
+}
+
+// What a text makes of itself in memory has a bound: lists of nothing, as many as there is
+// room for, are refused at the first that is too much.
+func TestListsAreBounded(t *testing.T) {
+	s := sample()
+	b, _ := s.AppendBinary(nil)
+	for _, tt := range []struct{ name, item, want string }{
+		{"prefixes", `"10.0.0.0/8",`, "prefixes: more than 1024"},
+		{"neighbours", "{},", "neighbours: more than 100000"},
+		{"peers", "{},", "peers: more than 100000"},
+	} {
+		name, item := tt.name, tt.item
+		text := []byte(strings.Replace(string(b), `"`+name+`":[`, `"`+name+`":[`+strings.Repeat(item, 400_000), 1))
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		err := new(State).UnmarshalBinary(text)
+		runtime.ReadMemStats(&after)
+		if err == nil || err.Error() != tt.want {
+			t.Errorf("%s: error %v, want %s", name, err, tt.want)
+		}
+		if got, want := after.TotalAlloc-before.TotalAlloc, uint64(4*len(text)+64<<20); got > want {
+			t.Errorf("%s: %d octets of text took %d of memory, want %d at most", name, len(text), got, want)
+		}
+	}
 }

@@ -40,6 +40,11 @@ const (
 	// signsPerLease is how often in the time of a lease it is renewed, and a sign of life
 	// asked of the watch. Without one for the whole time the list is read again.
 	signsPerLease = 3
+
+	// maxAnswer bounds an answer of the cluster in octets: twice what as many records take as there can be,
+	// and maxKeyLen what is kept of a key.
+	maxAnswer = 64 << 20
+	maxKeyLen = 256
 )
 
 // A source is one link in one cluster.
@@ -183,7 +188,8 @@ func (s *source) connect(ctx context.Context, tell func(membership.Event)) error
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(leaveWithin, cancel) })()
 	conf := clientv3.Config{
 		Endpoints: s.c.Endpoints, TLS: s.tls, Context: base, Logger: zap.NewNop(),
-		DialTimeout: requestWithin, DialKeepAliveTime: pingEvery, DialKeepAliveTimeout: requestWithin, PermitWithoutStream: true,
+		MaxCallRecvMsgSize: maxAnswer,
+		DialTimeout:        requestWithin, DialKeepAliveTime: pingEvery, DialKeepAliveTimeout: requestWithin, PermitWithoutStream: true,
 		DialOptions: []grpc.DialOption{grpc.WithContextDialer(s.dial), grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{BaseDelay: retryMin, Multiplier: 1.6, Jitter: 0.2, MaxDelay: retryMax}, MinConnectTimeout: connectWithin})},
 	}
@@ -212,7 +218,8 @@ type session struct {
 	client *clientv3.Client
 	tell   func(membership.Event)
 
-	members  map[string]membership.Member
+	members  map[string]membership.Member // one more than can be, at most
+	leftOut  bool                         // there are still others
 	bad      map[string]error
 	revision int64
 
@@ -253,7 +260,10 @@ func (v *session) serve(ctx context.Context) error {
 				v.tell(membership.Current{})
 				continue
 			}
-			gone := v.events(r.Events)
+			gone, again := v.events(r.Events)
+			if again {
+				return errAgain
+			}
 			v.revision = r.Header.Revision
 			batch.Reset(gather)
 			if gone && v.lost() { // our lease has ended
@@ -308,32 +318,46 @@ func (v *session) list(ctx context.Context) error {
 	for _, kv := range r.Kvs {
 		v.take(string(kv.Key), kv.Value)
 	}
+	v.leftOut = v.leftOut || r.More
 	v.revision = r.Header.Revision
 	v.tellList()
 	return nil
 }
 
-// take reads one record.
-func (v *session) take(key string, value []byte) {
+// name returns the member that a key is of. Of a key that is longer than a name can be no more
+// is kept than shows that.
+func (v *session) name(key string) string {
 	id := strings.TrimPrefix(key, v.c.Prefix())
-	m, err := membership.ParseRecord(id, key, value)
-	delete(v.bad, id)
-	if err == nil {
-		v.members[id] = m
-		return
-	}
-	delete(v.members, id)
-	if len(v.bad) < membership.MaxMembers {
-		v.bad[id] = err
-	}
+	return id[:min(len(id), maxKeyLen)]
 }
 
-// events takes changes of the list, and reports whether our key was among those that went.
-func (v *session) events(evs []*clientv3.Event) (gone bool) {
+// take reads one record. Whoever may write to the cluster may write any number of them.
+func (v *session) take(key string, value []byte) {
+	id := v.name(key)
+	m, err := membership.ParseRecord(id, key, value)
+	delete(v.bad, id)
+	if err != nil {
+		delete(v.members, id)
+		if len(v.bad) < membership.MaxMembers {
+			v.bad[id] = err
+		}
+		return
+	}
+	// One more than there can be, so that it shows; and we, who look for ourselves.
+	if _, known := v.members[id]; !known && id != v.c.ID && len(v.members) > membership.MaxMembers {
+		v.leftOut = true
+		return
+	}
+	v.members[id] = m
+}
+
+// events takes what has changed. It reports whether our key was among those that went, and whether the list has
+// to be read again: there is room now for some that were left out.
+func (v *session) events(evs []*clientv3.Event) (gone, again bool) {
 	for _, e := range evs {
 		key := string(e.Kv.Key)
 		if e.Type == clientv3.EventTypeDelete {
-			id := strings.TrimPrefix(key, v.c.Prefix())
+			id := v.name(key)
 			delete(v.members, id)
 			delete(v.bad, id)
 			gone = gone || id == v.c.ID
@@ -341,7 +365,7 @@ func (v *session) events(evs []*clientv3.Event) (gone bool) {
 		}
 		v.take(key, e.Kv.Value)
 	}
-	return gone
+	return gone, v.leftOut && len(v.members) < membership.MaxMembers
 }
 
 func (v *session) tellList() {

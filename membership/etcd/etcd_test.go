@@ -160,7 +160,7 @@ func (h *host) want(ids string) membership.Snapshot {
 
 func (h *host) until(what string, good func(membership.Snapshot) bool) membership.Snapshot {
 	h.t.Helper()
-	end := time.After(15 * time.Second)
+	end := time.After(time.Minute) // others may want the processors
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for !good(h.tr.Snapshot()) {
@@ -271,7 +271,7 @@ func TestCompaction(t *testing.T) {
 	a.want("a")
 	s.kill()
 	s.start()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // etcd has just started
 	defer cancel()
 	var last int64
 	for range 20 {
@@ -346,7 +346,7 @@ func TestLostLease(t *testing.T) {
 // (docs/cluster.md).
 func TestRoles(t *testing.T) {
 	s := newServer(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	adm := s.administration
 	try := func(err error) {
@@ -384,9 +384,10 @@ func TestRoles(t *testing.T) {
 	}
 	c.Password = func() (string, error) { return "wrong", nil }
 	w := newHost(t, c, "")
-	if got := w.until("a failure", func(s membership.Snapshot) bool { return s.Err != nil }); !strings.Contains(got.Err.Error(), "authentication failed") {
-		t.Errorf("a wrong password: %v, want authentication failed", got.Err)
-	}
+	// A busy server may be slow to refuse, which is a failure too.
+	w.until("a refusal of the password", func(s membership.Snapshot) bool {
+		return s.Err != nil && strings.Contains(s.Err.Error(), "authentication failed")
+	})
 }
 
 // Where nobody listens the source fails, and ends when it is told to.

@@ -64,11 +64,15 @@ func (f *File) Run(ctx context.Context, tell func(membership.Event)) {
 
 // Read reads the file once.
 func (f *File) Read() membership.Event {
-	in, err := os.Open(f.Path)
+	// Without waiting: to open a pipe takes until somebody writes to it.
+	in, err := os.OpenFile(f.Path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return membership.Failed{Err: err}
 	}
 	defer in.Close()
+	if st, err := in.Stat(); err != nil || !st.Mode().IsRegular() {
+		return membership.Failed{Err: errors.Join(err, fmt.Errorf("%s: not a regular file", f.Path))}
+	}
 	b, err := io.ReadAll(io.LimitReader(in, maxFile+1))
 	if err != nil {
 		return membership.Failed{Err: err}
