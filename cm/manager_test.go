@@ -240,8 +240,8 @@ func TestBoundedTables(t *testing.T) {
 			t.Fatalf("source %d is refused its first", i)
 		}
 	}
-	if len(l.buckets) != maxSources {
-		t.Errorf("%d sources are known, want %d", len(l.buckets), maxSources)
+	if len(l.sources) != maxSources {
+		t.Errorf("%d sources are known, want %d", len(l.sources), maxSources)
 	}
 	old, fresh := ib.GID{15: 1}, ib.GID{0: byte(4999 >> 8), 1: byte(4999 & 255)}
 	for i, want := range []bool{true, false, false} {

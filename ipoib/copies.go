@@ -6,6 +6,7 @@ import (
 
 	"ipoibcm/ib"
 	"ipoibcm/neigh"
+	"ipoibcm/ratelimit"
 	"ipoibcm/wire/encap"
 )
 
@@ -49,27 +50,16 @@ func classOf(to neigh.Dest) copyClass {
 // go before all else.
 type copies struct {
 	waiting [copyClasses][]copyJob
-	packets float64 // that may be sent at time at
-	octets  float64
-	at      time.Time
-	turn    int // of the packets that wait
+	packets ratelimit.Bucket
+	octets  ratelimit.Bucket
+	at      time.Time // when they were looked at last
+	turn    int       // of the packets that wait
 }
 
 // A copyJob is one packet and who is still to get it.
 type copyJob struct {
 	frame []byte
 	to    []ib.GID
-}
-
-// refill adds what time has brought.
-func (c *copies) refill(now time.Time) {
-	if c.at.IsZero() {
-		c.packets, c.octets = copyBurst, copyBurst*encapMax
-	} else if d := now.Sub(c.at).Seconds(); d > 0 {
-		c.packets = min(copyBurst, c.packets+d*copyRate)
-		c.octets = min(copyBurst*encapMax, c.octets+d*copyOctets)
-	}
-	c.at = now
 }
 
 // encapMax is more than any frame of the UD QP has, in octets.
@@ -108,7 +98,7 @@ func (f *Interface) sendCopies(peers []ib.GID, fr []byte) {
 // drainCopies sends what may be sent now.
 func (f *Interface) drainCopies() {
 	c := &f.copies
-	c.refill(f.now)
+	c.at = f.now
 	for class := copyClasses; class > 0; class-- {
 		q, cost := &c.waiting[class-1], 1.
 		if class-1 == copyOther {
@@ -119,14 +109,15 @@ func (f *Interface) drainCopies() {
 			// may have been answered.
 			i := c.turn % len(*q)
 			j := &(*q)[i]
-			if c.packets < cost || c.octets < cost*float64(len(j.frame)) {
+			size := cost * float64(len(j.frame))
+			if c.packets.Left(f.now, copyRate, copyBurst) < cost || c.octets.Left(f.now, copyOctets, copyBurst*encapMax) < size {
 				f.count(nCopiesWaited)
 				return
 			}
 			f.do(SendUD{Link: encap.LinkAddr{QPN: ib.QPNMulticast, GID: j.to[0]}, Frame: slices.Clone(j.frame)})
 			j.to = j.to[1:]
-			c.packets -= cost
-			c.octets -= cost * float64(len(j.frame))
+			c.packets.Spend(cost)
+			c.octets.Spend(size)
 			f.count(nCopies)
 			if c.turn = i + 1; len(j.to) == 0 {
 				*q, c.turn = slices.Delete(*q, i, i+1), i

@@ -3,6 +3,7 @@ package neigh
 import (
 	"time"
 
+	"ipoibcm/ratelimit"
 	"ipoibcm/wire/encap"
 )
 
@@ -12,29 +13,29 @@ const maxSources = 1024
 
 // A limiter bounds the requests we act on, by source and in all.
 type limiter struct {
-	all, other       bucket
+	all, other       ratelimit.Bucket
 	rate, sourceRate int
-	sources          map[encap.LinkAddr]*bucket
+	sources          map[encap.LinkAddr]*ratelimit.Bucket
 	swept            time.Time
 }
 
 func newLimiter(rate, sourceRate int) limiter {
-	return limiter{rate: rate, sourceRate: sourceRate, sources: make(map[encap.LinkAddr]*bucket)}
+	return limiter{rate: rate, sourceRate: sourceRate, sources: make(map[encap.LinkAddr]*ratelimit.Bucket)}
 }
 
 // allow reports whether one more request from link may be acted on, and if not,
 // which bound refused it.
 func (l *limiter) allow(now time.Time, link encap.LinkAddr) (Drop, bool) {
-	if l.sourceRate > 0 && !l.source(now, link.Key()).take(now, l.sourceRate) {
+	if l.sourceRate > 0 && !takeOf(l.source(now, link.Key()), now, l.sourceRate) {
 		return DropRateSource, false
 	}
-	if l.rate > 0 && !l.all.take(now, l.rate) {
+	if l.rate > 0 && !takeOf(&l.all, now, l.rate) {
 		return DropRateAll, false
 	}
 	return 0, true
 }
 
-func (l *limiter) source(now time.Time, key encap.LinkAddr) *bucket {
+func (l *limiter) source(now time.Time, key encap.LinkAddr) *ratelimit.Bucket {
 	if b := l.sources[key]; b != nil {
 		return b
 	}
@@ -44,33 +45,20 @@ func (l *limiter) source(now time.Time, key encap.LinkAddr) *bucket {
 		}
 		l.swept = now
 		for k, b := range l.sources { // what is deleted does not depend on the order
-			if now.Sub(b.at) >= time.Second {
-				delete(l.sources, k) // full again: nothing to remember
+			if b.Full(now, float64(l.sourceRate)) {
+				delete(l.sources, k) // nothing to remember
 			}
 		}
 		if len(l.sources) >= maxSources {
 			return &l.other
 		}
 	}
-	b := new(bucket)
+	b := new(ratelimit.Bucket)
 	l.sources[key] = b
 	return b
 }
 
-// A bucket holds up to one second's worth of tokens. Its zero value is full.
-type bucket struct {
-	used float64 // tokens missing
-	at   time.Time
-}
-
-func (b *bucket) take(now time.Time, rate int) bool {
-	if d := now.Sub(b.at); d > 0 {
-		b.used = max(0, b.used-d.Seconds()*float64(rate))
-		b.at = now
-	}
-	if b.used+1 > float64(rate) {
-		return false
-	}
-	b.used++
-	return true
+// takeOf takes a token of b, which holds up to one second's worth.
+func takeOf(b *ratelimit.Bucket, now time.Time, rate int) bool {
+	return b.Take(now, float64(rate), float64(rate))
 }

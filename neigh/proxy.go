@@ -61,7 +61,7 @@ func (t *Table) others(dst []Action, now time.Time, target netip.Addr, q questio
 	case o == nil && len(t.asked) >= maxOthers && !t.sweepOthers(now):
 		t.drop(DropAskFull)
 		return dst, rtnl.AnswerNot
-	case !t.askRate.take(now, othersRate):
+	case !takeOf(&t.askRate, now, othersRate):
 		t.drop(DropAskFull)
 		return dst, rtnl.AnswerNot
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"ipoibcm/ratelimit"
 	"ipoibcm/wire/encap"
 )
 
@@ -34,7 +35,7 @@ type Table struct {
 	limit  limiter
 
 	asked    map[netip.Addr]*other
-	askRate  bucket
+	askRate  ratelimit.Bucket
 	askSwept time.Time
 
 	n Counters
