@@ -57,6 +57,7 @@ var layers = []layered{
 	{"cm", 3, pure},
 	{"mtu", 3, pure},
 	{"group", 3, pure},
+	{"pathmtu", 3, pure},
 	{"mpa", 3, pure},
 	{"rpcrdma", 3, pure},
 	{"wire/arp", 3, pure},

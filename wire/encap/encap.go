@@ -29,6 +29,9 @@ const (
 	// InbandCM carries a CM MAD of 256 octets on the UD QP: an extension of our own,
 	// under the first EtherType that IEEE 802 leaves to local experiments.
 	InbandCM EtherType = 0x88b5
+	// PathProbe carries a [Probe], under the second of them. Other implementations, and
+	// older versions, drop what has a type that they do not know.
+	PathProbe EtherType = 0x88b6
 )
 
 // String names the types we know and prints the others in hexadecimal.
@@ -44,6 +47,8 @@ func (t EtherType) String() string {
 		return "IPv6"
 	case InbandCM:
 		return "CM in-band"
+	case PathProbe:
+		return "path MTU probe"
 	}
 	return fmt.Sprintf("0x%04x", uint16(t))
 }

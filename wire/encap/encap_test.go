@@ -39,7 +39,8 @@ func TestHeader(t *testing.T) {
 		{encap.ARP, "08060000", "ARP"},
 		{encap.RARP, "80350000", "RARP"},
 		{encap.InbandCM, "88b50000", "CM in-band"},
-		{0x88b6, "88b60000", "0x88b6"},
+		{encap.PathProbe, "88b60000", "path MTU probe"},
+		{0x88b7, "88b70000", "0x88b7"},
 	} {
 		b, _ := encap.Header{Type: tt.typ}.AppendBinary(nil)
 		if got := hex.EncodeToString(b); got != tt.want || tt.typ.String() != tt.name {
