@@ -144,8 +144,13 @@ func (a *Agent) dest(ah verbs.AH, qpn ib.QPN) datapath.UDDest {
 
 func (a *Agent) sendConn(act ipoib.SendConn) {
 	err := error(datapath.ErrClosed)
-	if c := a.conns[act.Conn]; c != nil && c.path != nil && len(act.Frame) > encap.HeaderLen {
-		err = a.loop.Send(c.path, act.Frame[encap.HeaderLen:])
+	var h encap.Header
+	if c := a.conns[act.Conn]; c != nil && c.path != nil && h.UnmarshalBinary(act.Frame) == nil {
+		if body := act.Frame[encap.HeaderLen:]; h.Type == encap.PathProbe {
+			err = a.loop.SendConn(c.dp, h.Type, body)
+		} else {
+			err = a.loop.Send(c.path, body)
+		}
 	}
 	count(&a.counters.sendConn, &a.counters.sendConnFailed, err)
 }

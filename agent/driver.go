@@ -161,7 +161,7 @@ func (a *Agent) frames(f *datapath.Frame, in *inputs) {
 
 func (a *Agent) frame(f *datapath.Frame) {
 	switch f.Kind {
-	case datapath.RXARP, datapath.RXND, datapath.RXCM:
+	case datapath.RXARP, datapath.RXND, datapath.RXCM, datapath.RXProbe:
 		head, _ := encap.Header{Type: f.Type}.AppendBinary(make([]byte, 0, encap.HeaderLen+len(f.Data)))
 		ev := ipoib.RecvFrame{SrcGID: f.SrcGID, DstGID: f.DstGID, SrcQPN: f.SrcQPN, Frame: append(head, f.Data...)}
 		if f.Conn != nil {

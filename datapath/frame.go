@@ -21,11 +21,12 @@ const (
 	RXARP                      // on the UD QP
 	RXND                       // ICMPv6 133 to 137, on any QP
 	RXCM                       // a CM message in-band, on the UD QP
+	RXProbe                    // of a path's MTU, on any QP
 )
 
 // String names k.
 func (k FrameKind) String() string {
-	return [...]string{"tx-miss", "tx-no-route", "tx-too-big", "tx-stale", "tx-control", "rx-arp", "rx-nd", "rx-cm"}[min(k, RXCM)]
+	return [...]string{"tx-miss", "tx-no-route", "tx-too-big", "tx-stale", "tx-control", "rx-arp", "rx-nd", "rx-cm", "rx-probe"}[min(k, RXProbe)]
 }
 
 // data reports whether k comes of a data packet, which may fill its share of the ring only.
@@ -35,7 +36,7 @@ func (k FrameKind) data() bool { return k <= TXStale }
 // which Data is not its own any more.
 type Frame struct {
 	Kind FrameKind
-	Type encap.EtherType // IPv4, IPv6, ARP or InbandCM
+	Type encap.EtherType // IPv4, IPv6, ARP, InbandCM or PathProbe
 	Data []byte          // the IP packet, ARP packet or MAD, without the 4-octet header
 
 	// TX: the path it would have taken (nil: TXNoRoute, TXControl) and the

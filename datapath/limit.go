@@ -33,6 +33,7 @@ const dataShare = 16384
 type limiters struct {
 	resolve, resolved *ratelimit.Limiter // ARP and ND: requests, answers
 	cm, cmAnswers     *ratelimit.Limiter // CM messages in-band
+	probes, heard     *ratelimit.Limiter // probes of a path's MTU, answers to ours
 }
 
 // A dataLimits keeps floods of UD data out of the TUN. The provider asks, where it can, or
@@ -159,7 +160,8 @@ func limiterKeys() [2]uint64 {
 
 func newLimiters() limiters {
 	next := func(o ratelimit.Options) *ratelimit.Limiter { return ratelimit.New(o, limiterKeys()) }
-	return limiters{resolve: next(requestRate), resolved: next(answerRate), cm: next(requestRate), cmAnswers: next(answerRate)}
+	return limiters{resolve: next(requestRate), resolved: next(answerRate), cm: next(requestRate), cmAnswers: next(answerRate),
+		probes: next(requestRate), heard: next(answerRate)}
 }
 
 // allow reports whether a frame of the UD QP may go up. pkt is what follows the
@@ -178,6 +180,10 @@ func (g *limiters) allow(now int64, k FrameKind, pkt []byte, src ib.GID, qpn ib.
 	case RXCM:
 		asks = mad.Asks(pkt)
 		to, from = g.cm, g.cmAnswers
+	case RXProbe:
+		var p encap.Probe
+		asks = p.UnmarshalBinary(pkt) != nil || !p.Answer
+		to, from = g.probes, g.heard
 	}
 	if asks {
 		return to.Allow(now, src)

@@ -23,6 +23,10 @@ func TestGates(t *testing.T) {
 		b, _ := m.AppendBinary(nil)
 		return b
 	}
+	probe := func(answer bool) []byte {
+		b, _ := encap.Probe{Octets: encap.ProbeLen, Answer: answer}.AppendBinary(nil)
+		return b
+	}
 	unknown := func(i int) ib.GID { return ib.GID{0xfe, 0x80, 14: byte(i >> 8), 15: byte(i)} }
 	for _, tt := range []struct {
 		name         string
@@ -35,6 +39,7 @@ func TestGates(t *testing.T) {
 		{"NS", RXND, icmp(byte(nd.NeighborSolicitation)), RXARP, arpRequest, arpReply},
 		{"REQs", RXCM, message(mad.REQ{}), RXCM, message(mad.DREQ{}), message(mad.REP{})},
 		{"REPs", RXCM, message(mad.REP{}), RXCM, message(mad.RTU{}), message(mad.REQ{})},
+		{"probes of the path's MTU", RXProbe, probe(false), RXProbe, []byte{1}, probe(true)},
 		{"too short for a MAD", RXCM, []byte{1}, RXCM, message(mad.REQ{}), message(mad.REJ{})},
 	} {
 		g := newLimiters()

@@ -347,6 +347,41 @@ func TestDropsHaveReasons(t *testing.T) {
 	_ = cb
 }
 
+// Probes of a path's MTU go up, from the UD QP with who has sent them, from a connection with that.
+func TestProbesGoUp(t *testing.T) {
+	w := newWorld()
+	a, b := start(t, w, 1, nil), start(t, w, 2, nil)
+	ca, cb := connect(t, a, b, ib.UC)
+	probe, _ := encap.Probe{Octets: 1000, ID: 7}.AppendBinary(nil)
+	for _, tt := range []struct {
+		name string
+		send func() error
+		qpn  ib.QPN
+		conn *Conn
+	}{
+		{"UD", func() error { return a.SendUD(a.udTo(b), encap.PathProbe, probe) }, a.UDQP().QPN(), nil},
+		{"a connection", func() error { return a.SendConn(ca, encap.PathProbe, probe) }, 0, cb},
+	} {
+		if err := tt.send(); err != nil {
+			t.Fatalf("%s: %v", tt.name, err)
+		}
+		f := up(t, b)
+		if f.Kind != RXProbe {
+			t.Errorf("%s: a frame of kind %v, want %v", tt.name, f.Kind, RXProbe)
+		}
+		if !bytes.Equal(f.Data, probe) {
+			t.Errorf("%s: %d octets, want the %d that were sent", tt.name, len(f.Data), len(probe))
+		}
+		if f.SrcQPN != tt.qpn {
+			t.Errorf("%s: from QP %v, want %v", tt.name, f.SrcQPN, tt.qpn)
+		}
+		if f.Conn != tt.conn {
+			t.Errorf("%s: connection %p, want %p", tt.name, f.Conn, tt.conn)
+		}
+		f.Release()
+	}
+}
+
 func TestARPAndNDGoUp(t *testing.T) {
 	w := newWorld()
 	a, b := start(t, w, 1, nil), start(t, w, 2, nil)

@@ -153,6 +153,9 @@ func (s *rxSide) takeUD(msg []byte, wc *verbs.WC, now int64) {
 	case encap.InbandCM:
 		s.control(RXCM, t, pkt, src, wc.SrcQPN, dst, now)
 		return
+	case encap.PathProbe:
+		s.control(RXProbe, t, pkt, src, wc.SrcQPN, dst, now)
+		return
 	case encap.IPv4, encap.IPv6:
 	default:
 		l.c.RxUnknownType.Add(1)
@@ -204,6 +207,9 @@ func (s *rxSide) takeConn(msg []byte, c *Conn, met bool, now int64) {
 	pkt := msg[headerLen:]
 	switch t {
 	case encap.IPv4, encap.IPv6:
+	case encap.PathProbe:
+		l.recvUp(RXProbe, t, pkt, ib.GID{}, 0, ib.GID{}, c)
+		return
 	case encap.ARP, encap.RARP:
 		l.c.RxARPConn.Add(1)
 		return

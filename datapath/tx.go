@@ -232,6 +232,13 @@ func (l *Loop) SendUD(dst UDDest, t encap.EtherType, payload []byte) error {
 	return l.sendOne(l.udq, nil, dst, t, payload)
 }
 
+// SendConn sends payload behind a header of type t on a connection: what is no IP packet.
+func (l *Loop) SendConn(c *Conn, t encap.EtherType, payload []byte) error {
+	l.hand.RLock()
+	defer l.hand.RUnlock()
+	return l.sendOne(c.q, nil, UDDest{}, t, payload)
+}
+
 func (l *Loop) sendOne(q *sendQ, p *Path, dst UDDest, t encap.EtherType, payload []byte) error {
 	if len(payload) > maxPacket {
 		return ErrTooBig

@@ -316,6 +316,9 @@ func (f *Interface) established(c *conn, how string) {
 	}
 	p.tx = c
 	f.endAttempt(p)
+	if c.trans == ib.UC {
+		f.probe(p, ib.UC)
+	}
 	f.neighStep(confirmed(p.key)) // a handshake is proof that it hears us
 	for _, pkt := range f.takeQueue(p) {
 		f.count(nQueueSent)

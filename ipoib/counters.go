@@ -27,6 +27,9 @@ const (
 	nCrossYielded
 	nCrossExpired
 	nBlackHoles
+	nProbes
+	nProbesHeard
+	nProbesAnswered
 	nREJReceived
 	nREJSent
 	nInbandSent
@@ -61,6 +64,7 @@ const (
 	dropIPv6Off
 	dropMalformed
 	dropFrame
+	dropProbe
 	dropARPOnConn
 	dropOversize
 	dropSilent
@@ -107,6 +111,9 @@ var counterNames = [numCounters]string{
 	nCrossYielded:       "crossings_yielded",
 	nCrossExpired:       "crossings_expired",
 	nBlackHoles:         "path_mtu_lowered",
+	nProbes:             "path_probes_sent",
+	nProbesHeard:        "path_probes_acknowledged",
+	nProbesAnswered:     "path_probes_answered",
 	nREJReceived:        "rej_received",
 	nREJSent:            "rej_sent",
 	nInbandSent:         "inband_sent",
@@ -141,6 +148,7 @@ var counterNames = [numCounters]string{
 	dropIPv6Off:         "drop_ipv6_off",
 	dropMalformed:       "drop_malformed_packet",
 	dropFrame:           "drop_malformed_frame",
+	dropProbe:           "drop_path_probe",
 	dropARPOnConn:       "drop_arp_on_connection",
 	dropOversize:        "drop_oversize",
 	dropSilent:          "drop_oversize_unanswerable",

@@ -51,6 +51,7 @@ func (f *Interface) again(p *peer, why string) {
 
 // ask sends the REQ once the QP is there.
 func (f *Interface) ask(c *conn) {
+	f.tryLarger(c.peer)
 	f.conns.lastHandle++
 	c.handle, c.state = f.conns.lastHandle, connAsked
 	f.conns.byHandle[c.handle] = c
@@ -234,8 +235,10 @@ func (f *Interface) wrongMTU(c *conn, ev cm.Failed, pd encap.PrivateData) {
 // reqPath returns the path MTU that our REQ asks for.
 func (c *conn) reqPath(port ib.MTU) ib.MTU {
 	path := c.mostPath(port)
-	if c.peer.pathMTU != 0 {
-		return min(path, c.peer.pathMTU)
+	for _, most := range [...]ib.MTU{c.peer.pathMTU, c.peer.probedPath()} {
+		if most != 0 {
+			path = min(path, most)
+		}
 	}
 	return path
 }

@@ -175,6 +175,10 @@ func (f *Interface) explainMode(p *peer, say func(string, ...any)) {
 	if hole := p.blackHole; hole != 0 {
 		say("path MTU %v and not %v since %v: larger packets were lost on the way", p.pathMTU, hole, p.diagnostics().lowered.Format(time.TimeOnly))
 	}
+	if s := p.search; s != nil && s.Lowered() {
+		say("datagrams of up to %d octets, packets of path MTU %v at most since %v: larger probes were lost on the way",
+			f.udMTUTo(p), p.probedPath(), s.Since().Format(time.TimeOnly))
+	}
 	c := p.tx
 	switch {
 	case c != nil:
@@ -205,7 +209,11 @@ func (f *Interface) explainMode(p *peer, say func(string, ...any)) {
 		}
 	}
 	if c == nil {
-		say("the MTU is that of UD, %s, until there is a connection", f.udMTUText())
+		if n := f.udMTUTo(p); n < f.udMTU() {
+			say("the MTU is %d, the largest datagram that reaches it, until there is a connection", n)
+		} else {
+			say("the MTU is that of UD, %s, until there is a connection", f.udMTUText())
+		}
 	}
 }
 

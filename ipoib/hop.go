@@ -43,6 +43,9 @@ func (f *Interface) learn(a netip.Addr, link encap.LinkAddr) {
 		p.addrs = slices.Insert(p.addrs, i, a)
 		f.unused.file(p)
 	}
+	if p.search == nil && p.tx == nil && f.transport(p) == ib.UD {
+		f.probe(p, ib.UD)
+	}
 	f.hops.dirty = append(f.hops.dirty, a)
 }
 
@@ -91,7 +94,7 @@ func (f *Interface) path(p *peer) fib.Path {
 	if f.mayDial(p) || !f.pathKnown(p.key.GID) {
 		kind = fib.PathMiss // so that the next packet opens a connection, or asks for the path
 	}
-	return fib.Path{Kind: kind, Link: link, MTU: f.udMTU()}
+	return fib.Path{Kind: kind, Link: link, MTU: f.udMTUTo(p)}
 }
 
 // pathOf returns how neighbour or group a is reached now; false if it is not known.

@@ -314,6 +314,7 @@ func (f *Interface) linkDown(why string) {
 		f.endAttempt(p)
 		p.holdUntil, p.failures = time.Time{}, 0
 		f.forgetBlackHole(p)
+		p.search = nil
 	}
 	f.neighStep(neigh.Flush{})
 	f.copies.waiting = [copyClasses][]copyJob{}
@@ -435,6 +436,7 @@ func (f *Interface) underlay(ev UnderlayChanged) {
 	back := ev.Active && !f.active
 	f.active, f.pathMTU = ev.Active, cmp.Or(ev.PathMTU, f.pathMTU)
 	f.setUDMTU(ev.UDMTU)
+	f.probeAgain()
 	f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("underlay: %v, path MTU %v, active %v", ev.Link.GID, f.pathMTU, ev.Active)})
 	if moved {
 		wasUp := f.up

@@ -135,7 +135,7 @@ func (f *Interface) sendPeer(p *peer, pkt []byte) {
 	if !ok {
 		return
 	}
-	hop := mtu.NextHop{MTU: f.udMTU()}
+	hop := mtu.NextHop{MTU: f.udMTUTo(p)}
 	c := p.tx
 	if c != nil {
 		hop.MTU = mtu.Effective(f.deviceMTU, c.mtu)
@@ -281,6 +281,8 @@ func (f *Interface) fromFabric(ev RecvFrame) {
 	switch {
 	case from == f.link.Key():
 		f.count(dropReflected)
+	case h.Type == encap.PathProbe:
+		f.recvProbe(from, ev.Conn != 0, body)
 	case h.Type == encap.ARP && ev.Conn != 0:
 		f.count(dropARPOnConn) // no type of a connected QP (RFC 4755 section 4)
 	case h.Type == encap.ARP:

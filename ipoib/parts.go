@@ -237,6 +237,7 @@ func (f *Interface) usage(ev Usage) {
 			for _, a := range slices.Clone(c.peer.addrs) {
 				f.neighStep(neigh.Used{IP: a})
 			}
+			f.usedPath(c.peer)
 		}
 		if c.trans == ib.RC && u.TxPackets-u.TxUnacked > old.TxPackets-old.TxUnacked {
 			f.neighStep(confirmed(c.peer.key))
@@ -248,6 +249,7 @@ func (f *Interface) usage(ev Usage) {
 			continue
 		}
 		p.udPackets = u.TxPackets
+		f.usedPath(p)
 		for _, a := range slices.Clone(p.addrs) {
 			f.neighStep(neigh.Used{IP: a})
 		}

@@ -29,6 +29,7 @@ func (f *Interface) swallowed(c *conn, status verbs.Status) bool {
 		f.count(nBlackHoles)
 		f.note(Note{Kind: NoteConn, Peer: p.key, Conn: c.id, Report: MTUChanged,
 			Text: fmt.Sprintf("packets of path MTU %v seem to be lost on the way: asking for %v", used, basePathMTU)})
+		f.probe(p, ib.RC) // for datagrams, and to hear when more is carried again
 		return true
 	}
 	f.forgetBlackHole(p)

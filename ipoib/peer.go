@@ -9,6 +9,7 @@ import (
 
 	"ipoibcm/ib"
 	"ipoibcm/lru"
+	"ipoibcm/pathmtu"
 	"ipoibcm/serviceid"
 	"ipoibcm/timerheap"
 	"ipoibcm/wire/encap"
@@ -75,6 +76,8 @@ type peer struct {
 	waitUntil time.Time // a crossing was decided for the peer: its REQ is due
 
 	udPackets uint64 // sent by UD, as the data path counted
+
+	search *pathmtu.Search // of what the path carries; nil: its packets are not probed
 
 	touched time.Time
 	diag    *diagnostics // nil: nothing to tell

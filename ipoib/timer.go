@@ -73,6 +73,9 @@ func (f *Interface) wakePeer(p *peer, due func(time.Time) bool) {
 			f.hangUp(c, "the peer has long been silent")
 		}
 	}
+	if p.search != nil && due(p.search.Deadline()) {
+		f.wakeSearch(p)
+	}
 	if p.unused() && due(p.touched.Add(classMemory)) {
 		f.forgetPeer(p)
 	}
@@ -117,6 +120,9 @@ func (f *Interface) idleEnd(c *conn) time.Time {
 // peerDue returns when wake has something to do for p; zero means never.
 func (f *Interface) peerDue(p *peer) time.Time {
 	t := earliest(p.waitUntil, p.holdUntil)
+	if p.search != nil {
+		t = earliest(t, p.search.Deadline())
+	}
 	if p.tx != nil {
 		t = earliest(t, f.idleAt(p.tx))
 	}

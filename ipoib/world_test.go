@@ -72,6 +72,9 @@ type node struct {
 	qps    map[fib.Conn]*fakeQP
 	nextQP ib.QPN
 	ud     map[encap.LinkAddr]uint64
+	probes []int   // octets of probes and answers sent
+	older  bool    // it knows no probes
+	holeUD int     // larger datagrams are lost, in octets of IP; zero: none
 	noQP   bool    // CreateQP fails
 	slow   bool    // CreateQP is not answered
 	pathTo ib.MTU  // that the driver knows of every peer
@@ -444,6 +447,10 @@ func (n *node) link() encap.LinkAddr { return n.opt.Link.Key() }
 func (n *node) checkFrame(fr []byte, connected bool) {
 	t := encap.EtherType(binary.BigEndian.Uint16(fr))
 	// 4755-4-1, 4755-4-2, 4755-4-3
+	if t == encap.PathProbe {
+		n.probes = append(n.probes, len(fr)-encap.HeaderLen)
+		return
+	}
 	if fr[2] != 0 || fr[3] != 0 || t != encap.IPv4 && t != encap.IPv6 && (connected || t != encap.ARP) {
 		n.w.failf("%s: encapsulation header % x, connected %v", n.name, fr[:4], connected) // 4755-4-5
 	}
@@ -473,6 +480,9 @@ func (w *world) send(f func(), to *node, lossy bool) {
 }
 
 func (n *node) sendUD(to encap.LinkAddr, fr []byte) {
+	if n.holeUD != 0 && len(fr)-encap.HeaderLen > n.holeUD {
+		return
+	}
 	for _, m := range n.w.nodes {
 		if m.link() == to.Key() || to.QPN == ib.QPNMulticast && to.GID == m.opt.Link.GID && m != n {
 			n.w.send(func() { m.recvUD(n.link(), m.opt.Link.GID, fr) }, m, true)
@@ -493,7 +503,10 @@ func (n *node) recvUD(from encap.LinkAddr, dst ib.GID, fr []byte) {
 
 // recv does what the data path does with a frame.
 func (n *node) recv(ev RecvFrame) {
-	if t := encap.EtherType(binary.BigEndian.Uint16(ev.Frame)); t == encap.ARP || t == encap.InbandCM || nd.KindOf(ev.Frame[4:]) != nd.None {
+	if n.older && encap.EtherType(binary.BigEndian.Uint16(ev.Frame)) == encap.PathProbe {
+		return
+	}
+	if t := encap.EtherType(binary.BigEndian.Uint16(ev.Frame)); t == encap.ARP || t == encap.InbandCM || t == encap.PathProbe || nd.KindOf(ev.Frame[4:]) != nd.None {
 		n.step(ev)
 		return
 	}

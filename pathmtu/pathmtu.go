@@ -12,7 +12,6 @@ package pathmtu
 
 import (
 	"math/bits"
-	"math/rand/v2"
 	"slices"
 	"time"
 )
@@ -27,7 +26,7 @@ const (
 	// heardFirst and heardAgain are in how many rounds the smallest size must be answered, and
 	// a larger one not, for that to count as lost because of its size: for the first time on a
 	// path, and where the larger one was answered before.
-	heardFirst = 4
+	heardFirst = 5
 	heardAgain = 6
 	// heardRaise is the same where more is tried than the path is known to carry.
 	heardRaise = 2
@@ -67,7 +66,6 @@ type Probe struct {
 // [New].
 type Search struct {
 	sizes []int // ascending; the first is what every path is taken to carry
-	rand  *rand.Rand
 
 	state  State
 	result int // index of the size in force
@@ -77,6 +75,7 @@ type Search struct {
 	best   int // the largest that was answered in them; -1: none
 	need   int // in how many rounds the smallest must be heard
 	round  int
+	known  bool   // the other end has answered a probe
 	heard  uint16 // rounds whose smallest probe was answered
 	id     uint64 // of the rounds under way; its last octet is that of the round
 	due    time.Time
@@ -88,14 +87,14 @@ type Search struct {
 	quietFor   time.Duration
 }
 
-// New returns a search among sizes, which ascend. Nothing is sent before [Search.Start]. It
-// panics if there are no sizes, or too many.
-func New(sizes []int, r *rand.Rand) *Search {
-	if len(sizes) == 0 || len(sizes) > MaxSizes || !slices.IsSorted(sizes) || r == nil {
-		panic("pathmtu: New with bad sizes or without randomness") // our bug
+// New returns a search among sizes, which ascend and are not changed any more. Nothing is sent
+// before [Search.Start]. It panics if there are no sizes, or too many.
+func New(sizes []int) *Search {
+	if len(sizes) == 0 || len(sizes) > MaxSizes || !slices.IsSorted(sizes) {
+		panic("pathmtu: New with bad sizes") // our bug
 	}
 	top := len(sizes) - 1
-	return &Search{sizes: slices.Clone(sizes), rand: r, result: top, most: top, best: -1,
+	return &Search{sizes: sizes, result: top, most: top, best: -1,
 		raiseAfter: raiseFirst, quietFor: silentFirst}
 }
 
@@ -114,6 +113,9 @@ func (s *Search) Trust() { s.result = len(s.sizes) - 1 }
 // State returns how far the search is.
 func (s *Search) State() State { return s.state }
 
+// Answered reports whether the other end has ever answered.
+func (s *Search) Answered() bool { return s.known }
+
 // Sizes returns all sizes. They must not be changed.
 func (s *Search) Sizes() []int { return s.sizes }
 
@@ -127,14 +129,15 @@ func (s *Search) Limit(n int) {
 	s.target = min(s.target, s.most)
 }
 
-// Start begins a search from nothing and appends its first probes to dst.
-func (s *Search) Start(dst []Probe, now time.Time) []Probe {
-	return s.begin(dst, now, min(s.result, s.most), -1, heardFirst)
+// Start begins a search from nothing and appends its first probes to dst. Their IDs begin as id
+// does, which nobody can guess.
+func (s *Search) Start(dst []Probe, now time.Time, id uint64) []Probe {
+	return s.begin(dst, now, id, min(s.result, s.most), -1, heardFirst)
 }
 
-func (s *Search) begin(dst []Probe, now time.Time, target, best, need int) []Probe {
+func (s *Search) begin(dst []Probe, now time.Time, id uint64, target, best, need int) []Probe {
 	s.state, s.target, s.best, s.need, s.round, s.heard = Searching, target, best, need, 0, 0
-	s.id = s.rand.Uint64() &^ 0xff
+	s.id = id &^ 0xff
 	return s.send(dst, now)
 }
 
@@ -166,7 +169,7 @@ func (s *Search) Answer(now time.Time, p Probe) (ours, changed bool) {
 	if !ok || s.id == 0 || p.ID&^0xff != s.id || int(p.ID&0xff) >= s.round {
 		return false, false
 	}
-	s.quietFor = silentFirst
+	s.quietFor, s.known = silentFirst, true
 	if i == 0 {
 		s.heard |= 1 << (p.ID & 0xff)
 	}
@@ -234,8 +237,9 @@ func (s *Search) Wake(dst []Probe, now time.Time) (probes []Probe, changed bool)
 }
 
 // Used says that packets have gone to the other end since it was called last, and appends to dst
-// what is to be sent therefore: whether the path still carries the size in force, or more.
-func (s *Search) Used(dst []Probe, now time.Time) []Probe {
+// what is to be sent therefore: whether the path still carries the size in force, or more. A
+// search that begins has that id.
+func (s *Search) Used(dst []Probe, now time.Time, id uint64) []Probe {
 	switch {
 	case s.state == Searching:
 		return dst
@@ -243,11 +247,11 @@ func (s *Search) Used(dst []Probe, now time.Time) []Probe {
 		if now.Before(s.again) {
 			return dst
 		}
-		return s.begin(dst, now, min(s.result, s.most), -1, heardFirst)
+		return s.begin(dst, now, id, min(s.result, s.most), -1, heardFirst)
 	case s.Lowered() && s.most > s.result && !now.Before(s.again):
-		return s.begin(dst, now, s.most, s.result, heardRaise)
+		return s.begin(dst, now, id, s.most, s.result, heardRaise)
 	case now.Sub(s.confirmed) >= confirmEvery:
-		return s.begin(dst, now, min(s.result, s.most), -1, heardAgain)
+		return s.begin(dst, now, id, min(s.result, s.most), -1, heardAgain)
 	}
 	return dst
 }

@@ -2,7 +2,6 @@ package pathmtu
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,7 +30,7 @@ type answer struct {
 }
 
 func newPath() *path {
-	return &path{s: New(sizes, rand.New(rand.NewPCG(1, 2))), now: time.Unix(1000, 0), carries: 9000, rtt: time.Millisecond}
+	return &path{s: New(sizes), now: time.Unix(1000, 0), carries: 9000, rtt: time.Millisecond}
 }
 
 // put puts probes on the way, and prints their sizes.
@@ -74,9 +73,9 @@ func (p *path) Do(line string) ([]string, error) {
 	case "trust":
 		p.s.Trust()
 	case "start":
-		return p.put(p.s.Start(nil, p.now)), nil
+		return p.put(p.s.Start(nil, p.now, 0x1234500)), nil
 	case "used":
-		return p.put(p.s.Used(nil, p.now)), nil
+		return p.put(p.s.Used(nil, p.now, 0x6789a00)), nil
 	case "status":
 		return []string{fmt.Sprintf("%v %d lowered=%v", p.s.State(), p.s.Octets(), p.s.Lowered())}, nil
 	default:
@@ -121,7 +120,7 @@ func TestScripts(t *testing.T) {
 // An answer counts only if it has an ID that was sent, and a size.
 func TestForgedAnswers(t *testing.T) {
 	p := newPath()
-	probes := p.s.Start(nil, p.now)
+	probes := p.s.Start(nil, p.now, 0x1234500)
 	for _, tt := range []struct {
 		name string
 		p    Probe
@@ -144,7 +143,7 @@ func TestForgedAnswers(t *testing.T) {
 func FuzzSearch(f *testing.F) {
 	f.Add(uint64(1), []byte{0, 1, 2, 3, 4, 5, 6, 7, 255})
 	f.Fuzz(func(t *testing.T, seed uint64, ops []byte) {
-		s, now := New(sizes, rand.New(rand.NewPCG(seed, 0))), time.Unix(1, 0)
+		s, now := New(sizes), time.Unix(1, 0)
 		var sent []Probe
 		take := func(ps []Probe) {
 			if len(ps) > len(sizes) {
@@ -156,9 +155,9 @@ func FuzzSearch(f *testing.F) {
 			now = now.Add(time.Duration(op>>4) * 50 * time.Millisecond)
 			switch op & 7 {
 			case 0:
-				take(s.Start(nil, now))
+				take(s.Start(nil, now, seed))
 			case 1:
-				take(s.Used(nil, now))
+				take(s.Used(nil, now, seed+1<<9))
 			case 2:
 				s.Limit(sizes[op>>3&3])
 			case 3:

@@ -40,8 +40,10 @@ func hopTargets(r *Report) (list []target) {
 		if p == near {
 			continue
 		}
-		list = append(list, target{name: fmt.Sprintf("RC's goodput over a %s, of that between hosts at %d, %v", hopVariant, hopMTU, p),
-			num: p.key(testHop, hopVariant, oursRC), den: near.key(testHop, hopVariant, oursRC), bound: 0.9})
+		for _, who := range []string{oursRC, oursUC, oursUD} {
+			list = append(list, target{name: fmt.Sprintf("%s's goodput over a %s, of that between hosts at %d, %v", who, hopVariant, hopMTU, p),
+				num: p.key(testHop, hopVariant, who), den: near.key(testHop, hopVariant, who), bound: 0.9})
+		}
 	}
 	return list
 }

@@ -1,6 +1,8 @@
 package netns
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 )
@@ -37,5 +39,53 @@ func TestBlackHole(t *testing.T) {
 	t.Logf("8 MiB more in %v", r.Duration.Round(time.Millisecond))
 	if n := a.counter("ipoib", "qp_errors") - before; n != 0 {
 		t.Errorf("%d connections were lost after that, want none", n)
+	}
+}
+
+// Over UC and UD, which tell nothing of losses, such a path is found by probes: TCP has it within
+// two seconds of its first packet, and then loses no packet to it.
+func TestBlackHoleWithoutAcks(t *testing.T) {
+	needNFT(t)
+	for _, mode := range []string{"UC", "UD"} {
+		for _, ipv4 := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, IPv4 %v", mode, ipv4), func(t *testing.T) {
+				parallel(t)
+				s := newSegment(t, topology{ipv4: ipv4})
+				a, b := s.hosts[0], s.hosts[1]
+				s.must(a.Swallow(underlay, b.Host, underlay, 1500))
+				s.must(b.Swallow(underlay, a.Host, underlay, 1500))
+				s.start("--mode", strings.ToLower(mode))
+				datagram := 1424
+				if ipv4 {
+					datagram = 1444
+				}
+				began := time.Now()
+				a.send(b, b.v4, 256<<10)
+				if took := time.Since(began); took > 2*time.Second {
+					t.Errorf("TCP took %v for its first 256 KiB, want 2 s at most", took.Round(time.Millisecond))
+				}
+				if mode == "UC" {
+					mine, theirs := a.paired(b, mode)
+					for _, c := range []struct {
+						of   string
+						path int
+					}{{a.Name, mine.PathMTU}, {b.Name, theirs.PathMTU}} {
+						if c.path != 1024 {
+							t.Errorf("%s has a connection with path MTU %d, want 1024", c.of, c.path)
+						}
+					}
+				} else if got := a.explain(b.v4).MTU; got != datagram {
+					t.Errorf("explain has MTU %d, want %d", got, datagram)
+				}
+				if why := strings.Join(a.explain(b.v4).Why, "\n"); !strings.Contains(why, fmt.Sprintf("datagrams of up to %d octets", datagram)) {
+					t.Errorf("explained as:\n%s", why)
+				}
+				r := a.send(b, b.v6, 8<<20)
+				t.Logf("8 MiB more in %v", r.Duration.Round(time.Millisecond))
+				if r.Duration > 2*time.Second {
+					t.Errorf("8 MiB more took %v, want 2 s at most", r.Duration.Round(time.Millisecond))
+				}
+			})
+		}
 	}
 }

@@ -27,6 +27,7 @@ func (h *host) checkPost(c *conn, fr []byte) {
 	if c.id != 0 {
 		dst, _ := ip.Dst(pkt)
 		switch {
+		case hd.Type == encap.PathProbe && c.trans == uc: // an extension, to peers that know it
 		case hd.Type != encap.IPv4 && hd.Type != encap.IPv6:
 			h.w.fatalf("%s: a frame of type %v on connection %d", h.name(), hd.Type, c.id)
 		case nd.KindOf(pkt) != nd.None:

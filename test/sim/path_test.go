@@ -388,7 +388,7 @@ func (h *host) takeConn(c *conn, fr []byte) {
 	h.checkRecv(c, fr)
 	c.rxPackets++
 	c.rxOctets += uint64(len(fr) - encap.HeaderLen)
-	if t := encap.EtherType(fr[0])<<8 | encap.EtherType(fr[1]); t == encap.ARP || t == encap.IPv6 && nd.KindOf(fr[encap.HeaderLen:]) != nd.None {
+	if t := encap.EtherType(fr[0])<<8 | encap.EtherType(fr[1]); t == encap.ARP || t == encap.PathProbe || t == encap.IPv6 && nd.KindOf(fr[encap.HeaderLen:]) != nd.None {
 		h.event(ipoib.RecvFrame{Conn: c.id, Frame: fr}) // Linux sends ND so
 		return
 	}

@@ -85,15 +85,16 @@ func (h *Host) Lose(dev string, from *Host, devFrom string, n int) error {
 }
 
 // Swallow makes a device drop, without a word, the RoCEv2 packets of more than mtu
-// octets that come in over IPv6, as a router with a smaller MTU does whose ICMP is
+// octets that come in, as a router with a smaller MTU does whose ICMP is
 // filtered. from is the host at the other end.
 func (h *Host) Swallow(dev string, from *Host, devFrom string, mtu int) error {
 	if err := from.OffloadsOff(devFrom, "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation"); err != nil {
 		return err
 	}
 	const header = 40 // of IPv6, which its length does not count
+	rules := fmt.Sprintf("  udp dport 4791 ip6 length > %d counter drop\n  udp dport 4791 ip length > %d counter drop\n", mtu-header, mtu)
 	return h.nft(fmt.Sprintf("table netdev ipoibcm_swallow {\n chain swallow {\n  type filter hook ingress device %q priority 0; policy accept;\n"+
-		"  udp dport 4791 ip6 length > %d counter drop\n }\n}\n", dev, mtu-header))
+		"%s }\n}\n", dev, rules))
 }
 
 // Mark makes a device change the ECN codepoint of RoCEv2 packets that come in, one in n,

@@ -1,0 +1,209 @@
+package ipoib
+
+import (
+	"fmt"
+	"slices"
+
+	"ipoibcm/ib"
+	"ipoibcm/mtu"
+	"ipoibcm/pathmtu"
+	"ipoibcm/wire/encap"
+)
+
+// This file has each peer's path probed whose queue pairs tell nothing of what is lost:
+// UC and UD (docs/adr/0030-probes-of-the-path.md). Datagrams are probed by datagrams, and a UC
+// connection by a message that is one packet of its path MTU. Answers are short datagrams.
+
+// plateaus are MTUs that underlays have and hosts do not see (RFC 8899 section 5.3.2): of
+// Ethernet, PPPoE, VXLAN, WireGuard, and IPsec. A last one is that of IPv6 itself.
+var plateaus = [...]int{1500, 1492, 1450, 1420, 1400}
+
+// probeSizes returns the sizes to search among for a peer that is reached over transport t, in
+// octets of IP.
+func (f *Interface) probeSizes(t ib.Transport) []int {
+	least := mtu.MinIPv4
+	if f.ipv6 {
+		least = mtu.MinIPv6
+	}
+	most := max(f.opt.udMTU(), least)
+	sizes := []int{least, most, min(mtu.DefaultUD, most)}
+	for _, n := range plateaus {
+		if n = mtu.LargestUD(n, f.link.GID.Is4()); n > least && n < most {
+			sizes = append(sizes, n)
+		}
+	}
+	if n := f.pathMTU.Octets() - encap.HeaderLen; t == ib.UC && n > most {
+		sizes = append(sizes, n)
+	}
+	slices.Sort(sizes)
+	return slices.Compact(sizes)
+}
+
+// probe begins to probe the path to p, which is reached over transport t. On InfiniBand the
+// subnet administrator knows what a path carries.
+func (f *Interface) probe(p *peer, t ib.Transport) {
+	sizes := f.probeSizes(t)
+	if len(sizes) < 2 || p.legacy || !f.up || f.fab != nil {
+		return
+	}
+	if p.search == nil || !slices.Equal(p.search.Sizes(), sizes) {
+		p.search = pathmtu.New(sizes)
+	}
+	if c := p.tx; c != nil && c.trans == ib.UC && c.usedPath(f.pathMTU) > c.reqPath(f.pathMTU) {
+		p.search.Trust() // the peer has found that the path carries more
+	}
+	p.search.Limit(f.canProbe(p))
+	f.probes(p, p.search.Start(nil, f.now, f.opt.Rand.Uint64()))
+}
+
+// probeAgain begins again with peers whose sizes are others after a change of the underlay.
+func (f *Interface) probeAgain() {
+	for _, p := range f.allPeers() {
+		if p.search == nil {
+			continue
+		}
+		t := f.transport(p)
+		if p.tx != nil {
+			t = p.tx.trans
+		}
+		if !slices.Equal(p.search.Sizes(), f.probeSizes(t)) {
+			p.search = nil
+			f.touch(p)
+			f.probe(p, t)
+		}
+	}
+}
+
+// canProbe returns the largest size that can be sent to p: that of a datagram, or of a packet of
+// its connection.
+func (f *Interface) canProbe(p *peer) int {
+	n := f.opt.udMTU()
+	if c := p.tx; c != nil && c.trans == ib.UC {
+		n = max(n, min(c.usedPath(f.pathMTU).Octets()-encap.HeaderLen, c.mtu))
+	}
+	return n
+}
+
+// probes sends what a search wants sent, and notes when it goes on.
+func (f *Interface) probes(p *peer, out []pathmtu.Probe) {
+	for _, pr := range out {
+		conn := pr.Octets > f.opt.udMTU()
+		if conn && (p.tx == nil || !p.search.Answered()) {
+			continue // what is no IP goes on connections to those only that know it
+		}
+		b, _ := encap.Probe{Octets: pr.Octets, ID: pr.ID}.AppendBinary(nil)
+		fr := frameOf(encap.PathProbe, b)
+		f.count(nProbes)
+		if conn {
+			f.do(SendConn{Conn: p.tx.id, Frame: fr})
+		} else {
+			f.sendTo(p.key, fr)
+		}
+	}
+	f.arm(p, p.search.Deadline())
+}
+
+// wakeSearch goes on with the search of p, whose timer is due.
+func (f *Interface) wakeSearch(p *peer) {
+	if p.unused() {
+		p.search = nil
+		return
+	}
+	out, lowered := p.search.Wake(nil, f.now)
+	f.probes(p, out)
+	if lowered {
+		f.probesFound(p)
+	}
+}
+
+// recvProbe takes a probe, or the answer to one of ours.
+func (f *Interface) recvProbe(from encap.LinkAddr, conn bool, b []byte) {
+	var pr encap.Probe
+	switch err := pr.UnmarshalBinary(b); {
+	case err != nil:
+		f.count(dropProbe)
+	case !pr.Answer:
+		f.count(nProbesAnswered)
+		pr.Answer = true
+		out, _ := pr.AppendBinary(nil)
+		f.sendTo(from.Key(), frameOf(encap.PathProbe, out))
+	default:
+		p := f.peers[from.Key()]
+		if p == nil || p.search == nil || conn {
+			f.count(dropProbe)
+			return
+		}
+		ours, raised := p.search.Answer(f.now, pathmtu.Probe{Octets: pr.Octets, ID: pr.ID})
+		if !ours {
+			f.count(dropProbe)
+			return
+		}
+		f.count(nProbesHeard)
+		f.arm(p, p.search.Deadline())
+		if raised {
+			if p.search.Octets() >= f.opt.udMTU() {
+				p.search.Trust() // larger ones cannot be probed now: the next connection tells
+				f.forgetBlackHole(p)
+			}
+			f.probesFound(p)
+		}
+	}
+}
+
+// probedPath returns the path MTU that probes have found on the way to p; zero if they have
+// found none that is less than the port's.
+func (p *peer) probedPath() ib.MTU {
+	switch {
+	case p.search == nil || !p.search.Lowered():
+		return 0
+	case p.search.Octets() >= mtu.DefaultUD: // a datagram of that size has more around it
+		return ib.MTU2048
+	}
+	return basePathMTU
+}
+
+// udMTUTo returns the largest datagram to p, in octets of IP.
+func (f *Interface) udMTUTo(p *peer) int {
+	if p.search != nil {
+		return min(f.udMTU(), p.search.Octets())
+	}
+	return f.udMTU()
+}
+
+// probesFound has what probes have found of the path to p in force: for datagrams at once, for a
+// connection by another one.
+func (f *Interface) probesFound(p *peer) {
+	f.note(Note{Kind: NoteConn, Peer: p.key, Report: MTUChanged,
+		Text: fmt.Sprintf("probes have found that datagrams of up to %d octets reach it", f.udMTUTo(p))})
+	f.touch(p)
+	c := p.tx
+	if c == nil {
+		return
+	}
+	used, now := c.usedPath(f.pathMTU), c.reqPath(f.pathMTU)
+	if used == now || c.trans == ib.RC && now < used { // what RC loses it notices by itself
+		return
+	}
+	if now < used {
+		f.count(nBlackHoles)
+	}
+	f.hangUp(c, fmt.Sprintf("packets of path MTU %v are used, and the path carries those of %v", used, now))
+	if len(p.addrs) > 0 && !p.connecting() && f.transport(p) != ib.UD {
+		f.dial(p)
+	}
+}
+
+// usedPath has the path to p confirmed, to which packets have gone. RC tells of its losses.
+func (f *Interface) usedPath(p *peer) {
+	if s := p.search; s != nil && (p.tx == nil || p.tx.trans != ib.RC || s.Lowered()) {
+		f.probes(p, s.Used(nil, f.now, f.opt.Rand.Uint64()))
+	}
+}
+
+// tryLarger has the next connection to p use larger packets again where none could be
+// probed since they were found to be lost.
+func (f *Interface) tryLarger(p *peer) {
+	if s := p.search; s != nil && s.Octets() >= f.opt.udMTU() && f.now.Sub(s.Since()) >= classMemory {
+		s.Trust()
+	}
+}
