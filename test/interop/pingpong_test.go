@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/long"
 	"ipoibcm/provider/softroce"
 	"ipoibcm/verbs"
 )
@@ -328,7 +329,12 @@ func TestPingPong(t *testing.T) {
 		var runs []pingpong
 		for _, role := range []string{"server", "client"} {
 			for _, size := range []int{1, 3, mtu, mtu + 1, 65536, 1 << 20} {
-				runs = append(runs, pingpong{"ibv_rc_pingpong", ib.RC, size, role, 0}, pingpong{"ibv_uc_pingpong", ib.UC, size, role, 0})
+				runs = append(runs, pingpong{"ibv_rc_pingpong", ib.RC, size, role, 0})
+				// Nothing slows a UC message of a thousand packets down, and the program waits for ever
+				// for what a guest on a busy machine has lost.
+				if size <= long.Of(65536, 1<<20) {
+					runs = append(runs, pingpong{"ibv_uc_pingpong", ib.UC, size, role, 0})
+				}
 			}
 			for _, size := range []int{1, 2, mtu / 2, mtu} {
 				runs = append(runs, pingpong{"ibv_ud_pingpong", ib.UD, size, role, 0})
