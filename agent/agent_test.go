@@ -61,7 +61,10 @@ func (m modelKernel) Index() int                               { return fibtest.
 
 // newAgent returns an agent whose driver is the test: the machine has an
 // address and is up, and no action of it is carried out.
-func newAgent(t testing.TB) (*Agent, *stubProvider) {
+func newAgent(t testing.TB) (*Agent, *stubProvider) { return newAgentOf(t, func(*ipoib.Options) {}) }
+
+// newAgentOf is newAgent with other options of the machine.
+func newAgentOf(t testing.TB, set func(*ipoib.Options)) (*Agent, *stubProvider) {
 	p := &stubProvider{tap: make(chan verbs.Tap, 16)}
 	a := &Agent{
 		opt: Options{Provider: p, Name: "ibcm0", Build: "test"}, log: slog.New(slog.DiscardHandler), start: time.Now(),
@@ -72,6 +75,7 @@ func newAgent(t testing.TB) (*Agent, *stubProvider) {
 	a.members = a.newMembers()
 	mo := a.machineOptions(p.Port())
 	mo.Rand = rand.New(rand.NewPCG(1, 2))
+	set(&mo)
 	a.m = ipoib.New(mo)
 	a.taps.provider = p
 	k := fibtest.New()
@@ -186,7 +190,7 @@ func TestWarnsOfTrouble(t *testing.T) {
 	} {
 		a, p := newAgent(t)
 		p.counters = tt.counters
-		got := strings.Join(a.warnings(ipoib.Status{ReceiveMTU: tt.receive}, true, nil), "\n")
+		got := strings.Join(a.warnings(ipoib.Status{ReceiveMTU: tt.receive}, a.providerCounters(), true, nil), "\n")
 		if tt.want == "" && got != "" || !strings.HasPrefix(got, tt.want) {
 			t.Errorf("%s: %q", tt.name, got)
 		}

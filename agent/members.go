@@ -223,8 +223,26 @@ func (a *Agent) publishSelf() {
 	p.Publish(self)
 }
 
+// A memberList is what the driver knows of the members at one moment.
+type memberList struct {
+	control.Members
+	list  []membership.Member // never changed: a new list is another
+	heard map[ib.GID]time.Time
+	self  ib.GID
+	allow ib.GIDSet
+}
+
 // viewMembers answers PathMembers.
-func (a *Agent) viewMembers() control.Members {
+func (a *Agent) viewMembers(ctx context.Context) (control.Members, error) {
+	l, err := ask(ctx, a, a.memberList)
+	if err != nil {
+		return l.Members, err
+	}
+	return l.view(time.Now()), nil
+}
+
+// memberList runs on the driver's goroutine.
+func (a *Agent) memberList() memberList {
 	s, now := a.members.tracker.Snapshot(), time.Now()
 	out := control.Members{Version: control.Version, Source: s.Source, Copies: a.copies(), Revision: s.Revision, Members: []control.Member{}, Held: s.Held,
 		Failures: a.members.tracker.Failures(), Refused: a.members.tracker.Refused(), Published: s.Published}
@@ -241,8 +259,13 @@ func (a *Agent) viewMembers() control.Members {
 	if s.Unpublished != nil {
 		out.Unpublished = s.Unpublished.Error()
 	}
-	heard := a.m.Heard()
-	for _, m := range s.Members {
+	return memberList{Members: out, list: s.Members, heard: a.m.Heard(), self: a.link.GID, allow: a.opt.Allow}
+}
+
+// view is the document of l.
+func (l *memberList) view(now time.Time) control.Members {
+	out := l.Members
+	for _, m := range l.list {
 		v := control.Member{ID: m.ID, By: m.By, GIDs: []string{}, IPs: []string{}}
 		if m.QPN != 0 {
 			v.UDQPN = m.QPN.String()
@@ -250,12 +273,12 @@ func (a *Agent) viewMembers() control.Members {
 		var at time.Time
 		for _, g := range m.GIDs {
 			v.GIDs = append(v.GIDs, g.String())
-			if g == a.link.GID {
+			if g == l.self {
 				v.State = control.MemberSelf
-			} else if !a.allows(g) && v.State == "" {
+			} else if !l.allow.IsEmpty() && !l.allow.Contains(g) && v.State == "" {
 				v.State = control.MemberRefused
 			}
-			if t := heard[g]; t.After(at) {
+			if t := l.heard[g]; t.After(at) {
 				at = t
 			}
 		}

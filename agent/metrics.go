@@ -110,13 +110,28 @@ type reading struct {
 	members  control.Members
 }
 
-// Collect asks the driver once and sends everything.
+// read gathers them.
+func (c collector) read(ctx context.Context) (r reading, err error) {
+	a := c.a
+	if r.status, err = a.viewStatus(ctx); err != nil {
+		return r, err
+	}
+	if r.members, err = a.viewMembers(ctx); err != nil {
+		return r, err
+	}
+	provider := a.providerStats()
+	_, err = ask(ctx, a, func() struct{} {
+		s := a.m.Status()
+		r.counters, r.silent, r.conns = a.allCounters(provider), s.Silence.Asked.IsValid(), s.Conns
+		return struct{}{}
+	})
+	return r, err
+}
+
+// Collect sends everything.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	a := c.a
-	r, err := ask(context.Background(), a, func() reading {
-		s := a.m.Status()
-		return reading{a.allCounters(), a.viewStatus(), s.Silence.Asked.IsValid(), s.Conns, a.viewMembers()}
-	})
+	r, err := c.read(context.Background())
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(upDesc, err)
 		return

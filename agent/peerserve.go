@@ -68,7 +68,7 @@ func (a *Agent) openPeers() error {
 	s := &a.peers
 	s.from = map[ib.GID]int{}
 	s.a, s.known, s.live, s.past = a, map[netip.Addr]ib.GID{}, map[*transport.End]struct{}{}, map[string]uint64{}
-	s.view = func(ctx context.Context) (control.Status, error) { return ask(ctx, a, a.viewStatus) }
+	s.view = a.viewStatus
 	if a.opt.Provider.MADPort() == nil {
 		return nil
 	}

@@ -47,13 +47,13 @@ func listen(path string) (net.Listener, error) {
 func (a *Agent) handler(ctx context.Context) http.Handler {
 	mux := http.NewServeMux()
 	get := func(path string, h http.HandlerFunc) { mux.HandleFunc("GET "+path, h) }
-	document(a, get, control.PathStatus, a.viewStatus)
-	document(a, get, control.PathConns, a.viewConns)
-	document(a, get, control.PathNeigh, a.viewNeigh)
-	document(a, get, control.PathRoutes, a.viewRoutes)
-	document(a, get, control.PathGroups, a.viewGroups)
-	document(a, get, control.PathStats, a.viewStats)
-	document(a, get, control.PathMembers, a.viewMembers)
+	document(get, control.PathStatus, a.viewStatus)
+	document(get, control.PathConns, a.viewConns)
+	document(get, control.PathNeigh, a.viewNeigh)
+	document(get, control.PathRoutes, a.viewRoutes)
+	document(get, control.PathGroups, a.viewGroups)
+	document(get, control.PathStats, a.viewStats)
+	document(get, control.PathMembers, a.viewMembers)
 	get(control.PathExplain, a.explain)
 	get(control.PathPeerStatus, a.peerStatus)
 	get(control.PathPeerPing, a.peerPing)
@@ -92,15 +92,15 @@ func (a *Agent) serveUntil(ctx context.Context, srv *http.Server, l net.Listener
 	return nil
 }
 
-// document serves what view returns on the driver's goroutine.
-func document[T any](a *Agent, get func(string, http.HandlerFunc), path string, view func() T) {
+// document serves what view returns.
+func document[T any](get func(string, http.HandlerFunc), path string, view func(context.Context) (T, error)) {
 	get(path, func(w http.ResponseWriter, r *http.Request) {
 		page, err := control.ParsePage(r.URL.Query().Get)
 		if err != nil {
 			fail(w, http.StatusBadRequest, err.Error(), path+"?limit=100")
 			return
 		}
-		v, err := ask(r.Context(), a, view)
+		v, err := view(r.Context())
 		if err != nil {
 			fail(w, http.StatusServiceUnavailable, err.Error(), "try again; the agent may be stopping")
 			return

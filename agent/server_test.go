@@ -315,7 +315,7 @@ func TestAskGivesUp(t *testing.T) {
 	a, _ := newAgent(t) // nobody drives it
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	if _, err := ask(ctx, a, a.viewConns); err == nil {
+	if _, err := a.viewConns(ctx); err == nil {
 		t.Error("an answer from nobody")
 	}
 }

@@ -2,7 +2,9 @@ package agent
 
 import (
 	"cmp"
+	"context"
 	"fmt"
+	"iter"
 	"math"
 	"net/netip"
 	"os"
@@ -19,9 +21,10 @@ import (
 	"ipoibcm/ipoib"
 	"ipoibcm/tun"
 	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
 )
 
-// The view functions run on the driver's goroutine.
+// The view functions run where they are asked, and have the driver tell them what it owns.
 
 func since(now, t time.Time) int64 {
 	if t.IsZero() {
@@ -30,7 +33,18 @@ func since(now, t time.Time) int64 {
 	return max(0, now.Sub(t).Milliseconds())
 }
 
-func (a *Agent) viewStatus() control.Status {
+func (a *Agent) viewStatus(ctx context.Context) (control.Status, error) {
+	n := a.providerCounters()
+	out, err := ask(ctx, a, func() control.Status { return a.statusHead(n) })
+	if err == nil {
+		out.Peers, err = a.viewPeers(ctx)
+	}
+	return out, err
+}
+
+// statusHead is the status but for the peers, with the provider's counters n. It runs on the
+// driver's goroutine.
+func (a *Agent) statusHead(n map[string]uint64) control.Status {
 	s, port, now := a.m.Status(), a.port(), time.Now()
 	notes, unfit := a.checkPort(port)
 	state := "up"
@@ -53,9 +67,8 @@ func (a *Agent) viewStatus() control.Status {
 		},
 		Underlay: control.Underlay{Provider: a.opt.Provider.Caps().Name, Device: a.opt.Provider.Caps().Device, MTU: port.UnderMTU,
 			PathMTU: port.MTU.Octets(), Active: port.Active, Notes: notes, GIDs: []string{}},
-		Peers:       a.viewPeers(now),
 		Protections: a.protected,
-		Warnings:    a.warnings(s, port.Active, unfit),
+		Warnings:    a.warnings(s, n, port.Active, unfit),
 	}
 	if p, ok := a.opt.Provider.(verbs.Offloader); ok {
 		for _, o := range append(p.Offloads(), a.loop.Offload()) {
@@ -103,7 +116,7 @@ func (a *Agent) checkPort(port verbs.Port) ([]string, error) {
 	return slices.Concat(a.opt.Notes, plan.Notes), err
 }
 
-func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) {
+func (a *Agent) warnings(s ipoib.Status, counted map[string]uint64, active bool, unfit error) (w []string) {
 	if unfit != nil {
 		w = append(w, unfit.Error())
 	}
@@ -131,8 +144,10 @@ func (a *Agent) warnings(s ipoib.Status, active bool, unfit error) (w []string) 
 	if n := a.loop.Counters().RxUDOversize; n > 0 {
 		w = append(w, fmt.Sprintf("%d datagrams were larger than the %d octets that may come: another host has a larger ud_mtu", n, s.UDAccept))
 	}
-	flood, ucIn, ucUseless := a.trouble()
-	if n := a.tooBig() - a.tooBigBefore; n > 0 {
+	flood := a.loop.Counters().RxFlood + counted["mads_drop_flood"]
+	ucUseless := counted["uc_drop_sequence"]
+	ucIn := counted["uc_packets_in"] + ucUseless
+	if n := counted[tooBigName] - a.tooBigBefore; n > 0 {
 		port := a.port()
 		w = append(w, fmt.Sprintf("%d packets were not sent, because they are larger than the way to their destination: "+
 			"%s has MTU %d, and \"ip route get GID\" shows whether a route has a smaller one; raise it, or use a smaller ud_mtu "+
@@ -171,24 +186,6 @@ func silence(q ipoib.Silence, now time.Time) string {
 // path that loses some.
 const shortReceive = 8196
 
-// trouble counts what the limiters of the UD QP and of QP 1 have turned away, and of
-// the packets over UC those that came in vain.
-func (a *Agent) trouble() (flood, ucIn, ucUseless uint64) {
-	flood = a.loop.Counters().RxFlood
-	a.opt.Provider.Counters(func(name string, v uint64) {
-		switch name {
-		case "mads_drop_flood":
-			flood += v
-		case "uc_packets_in":
-			ucIn += v
-		case "uc_drop_sequence":
-			ucUseless += v
-			ucIn += v
-		}
-	})
-	return flood, ucIn, ucUseless
-}
-
 // logCounts says what of the log was not written.
 func (a *Agent) logCounts() (lost, leftOut uint64) {
 	if a.opt.LogCounts == nil {
@@ -197,115 +194,177 @@ func (a *Agent) logCounts() (lost, leftOut uint64) {
 	return a.opt.LogCounts()
 }
 
-// tooBig counts the packets that the underlay did not take because of their size.
+// providerCounters returns what the provider has counted. It looks at every queue pair, which is
+// nothing for the driver to wait for.
+func (a *Agent) providerCounters() map[string]uint64 {
+	n := map[string]uint64{}
+	a.opt.Provider.Counters(func(name string, v uint64) { n[name] = v })
+	return n
+}
+
+// tooBigName is the provider's counter of packets that the underlay did not take because of their size.
+const tooBigName = "tx_drop_too_big"
+
+// tooBig reads it.
 func (a *Agent) tooBig() (n uint64) {
 	a.opt.Provider.Counters(func(name string, v uint64) {
-		if name == "tx_drop_too_big" {
+		if name == tooBigName {
 			n = v
 		}
 	})
 	return n
 }
 
-// viewPeers joins neighbours and connections by link-layer address.
-func (a *Agent) viewPeers(now time.Time) []control.Peer {
-	peers := map[string]*control.Peer{}
-	var order []string
-	at := func(key string) *control.Peer {
-		p := peers[key]
-		if p == nil {
-			p = &control.Peer{LinkAddr: key, Class: "unknown", Mode: "UD", State: "ud", Addresses: []string{}}
-			peers[key] = p
-			order = append(order, key)
-		}
-		return p
-	}
-	for _, n := range a.m.Neighbours() {
+// A neighbourUse is an entry of the neighbour cache with what was sent to its host by UD.
+type neighbourUse struct {
+	ipoib.NeighbourInfo
+	ud ipoib.UDUse
+}
+
+// neighbourUses yields the neighbours that are known.
+func (a *Agent) neighbourUses(yield func(neighbourUse) bool) {
+	for n := range a.m.AllNeighbours() {
 		if n.Link.IsZero() {
 			continue
 		}
-		p := at(n.Link.Key().String())
+		u := neighbourUse{NeighbourInfo: n}
+		if use := a.udUse[n.Link.Key()]; use != nil {
+			u.ud = *use
+		}
+		if !yield(u) {
+			return
+		}
+	}
+}
+
+// A connUse is a connection with what the data path and the provider know of it.
+type connUse struct {
+	ipoib.ConnInfo
+	live   bool // there is a queue pair
+	queue  datapath.ConnCounters
+	health *verbs.Health
+}
+
+// connUses yields the connections; closely: with what only a list of connections shows.
+func (a *Agent) connUses(closely bool) iter.Seq[connUse] {
+	return func(yield func(connUse) bool) {
+		for c := range a.m.AllConns(closely) {
+			u := connUse{ConnInfo: c}
+			if qp := a.conns[c.Conn]; qp != nil {
+				u.live, u.queue = true, qp.dp.Counters()
+				if h, ok := qp.dp.Health(); ok && closely {
+					u.health = &h
+				}
+			}
+			if !yield(u) {
+				return
+			}
+		}
+	}
+}
+
+// viewPeers joins neighbours and connections by link-layer address.
+func (a *Agent) viewPeers(ctx context.Context) ([]control.Peer, error) {
+	neighbours, err := gather(ctx, a, a.neighbourUses)
+	if err != nil {
+		return nil, err
+	}
+	conns, err := gather(ctx, a, a.connUses(false))
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(neighbours, func(x, y neighbourUse) int { return x.Addr.Compare(y.Addr) })
+	neighbours = slices.CompactFunc(neighbours, func(x, y neighbourUse) bool { return x.Addr == y.Addr })
+	slices.SortFunc(conns, func(x, y connUse) int { return cmp.Compare(x.Conn, y.Conn) })
+	return joinPeers(neighbours, conns, time.Now()), nil
+}
+
+// joinPeers does.
+func joinPeers(neighbours []neighbourUse, conns []connUse, now time.Time) []control.Peer {
+	peers := map[encap.LinkAddr]*control.Peer{}
+	at := func(key encap.LinkAddr) *control.Peer {
+		p := peers[key]
+		if p == nil {
+			p = &control.Peer{LinkAddr: key.String(), Class: "unknown", Mode: "UD", State: "ud", Addresses: []string{}}
+			peers[key] = p
+		}
+		return p
+	}
+	for _, n := range neighbours {
+		p := at(n.Link.Key())
 		p.GID, p.UDQPN, p.MTU = n.Link.GID.String(), n.Link.QPN.String(), n.Path.MTU
 		p.LinkAddr = n.Link.String()
 		p.Addresses = append(p.Addresses, n.Addr.String())
 		p.AgeMS = since(now, n.Updated)
-		if use := a.udUse[n.Link.Key()]; use != nil && p.TxPackets == 0 {
-			p.TxPackets, p.TxOctets = use.TxPackets, use.TxOctets
-		}
+		p.TxPackets, p.TxOctets = n.ud.TxPackets, n.ud.TxOctets
 	}
-	for _, c := range a.m.Conns() {
-		p := at(c.Peer.Key().String())
+	for _, c := range conns {
+		p := at(c.Peer.Key())
 		p.GID, p.UDQPN, p.Class, p.State = c.Peer.GID.String(), c.Peer.QPN.String(), c.Class.String(), c.State
 		p.CMPath = c.Via.String()
-		if use, ok := a.connUse(c.Conn); ok {
-			p.TxPackets += use.TxPackets
-			p.TxOctets += use.TxOctets
-			p.RxPackets += use.RxPackets
-			p.RxOctets += use.RxOctets
-		}
+		p.TxPackets += c.queue.TxPackets
+		p.TxOctets += c.queue.TxOctets
+		p.RxPackets += c.queue.RxPackets
+		p.RxOctets += c.queue.RxOctets
 		if !c.Established.IsZero() {
 			p.Mode, p.MTU, p.AgeMS = c.Transport.String(), c.MTU, since(now, c.Established)
 		}
 	}
-	out := make([]control.Peer, 0, len(order))
-	for _, key := range order {
-		out = append(out, *peers[key])
+	out := make([]control.Peer, 0, len(peers))
+	for _, p := range peers {
+		out = append(out, *p)
 	}
 	slices.SortFunc(out, func(x, y control.Peer) int { return cmp.Compare(x.LinkAddr[2:], y.LinkAddr[2:]) })
 	return out
 }
 
-// connUse reads the data path's counts of a connection as they are now.
-func (a *Agent) connUse(h fib.Conn) (u ipoib.ConnUse, ok bool) {
-	c := a.conns[h]
-	if c == nil {
-		return u, false
+// viewConns answers PathConns.
+func (a *Agent) viewConns(ctx context.Context) (control.Conns, error) {
+	out := control.Conns{Version: control.Version, Conns: []control.Conn{}}
+	conns, err := gather(ctx, a, a.connUses(true))
+	if err != nil {
+		return out, err
 	}
-	n := c.dp.Counters()
-	return ipoib.ConnUse{Conn: h, TxPackets: n.TxPackets, TxOctets: n.TxOctets, RxPackets: n.RxPackets, RxOctets: n.RxOctets}, true
+	slices.SortFunc(conns, func(x, y connUse) int { return cmp.Compare(x.Conn, y.Conn) })
+	now := time.Now()
+	for i := range conns {
+		out.Conns = append(out.Conns, viewConn(&conns[i], now))
+	}
+	return out, nil
 }
 
-func (a *Agent) viewConns() control.Conns {
-	now := time.Now()
-	out := control.Conns{Version: control.Version, Conns: []control.Conn{}}
-	for _, c := range a.m.Conns() {
-		role, direction := "passive", "both"
-		if c.Active {
-			role = "active"
-		}
-		if !c.Rx {
-			direction = "send"
-		} else if !c.Tx {
-			direction = "receive"
-		}
-		use, ok := a.connUse(c.Conn)
-		if !ok {
-			use = c.Use
-		}
-		var queue datapath.ConnCounters
-		var health *control.Health
-		if qp := a.conns[c.Conn]; qp != nil {
-			queue = qp.dp.Counters()
-			if h, ok := qp.dp.Health(); ok {
-				health = viewHealth(h)
-			}
-		}
-		idle := c.LastUsed
-		if idle.IsZero() {
-			idle = c.Established
-		}
-		out.Conns = append(out.Conns, control.Conn{
-			Peer: c.Peer.String(), Mode: c.Transport.String(), State: c.State, Role: role,
-			ServiceID: fmt.Sprintf("0x%016x", c.ServiceID), LocalQPN: c.LocalQPN.String(), RemoteQPN: c.RemoteQPN.String(), CMPath: c.Via.String(),
-			LocalCommID: fmt.Sprintf("0x%08x", c.LocalComm), RemoteCommID: fmt.Sprintf("0x%08x", c.RemoteComm),
-			MTU: c.MTU, PeerReceiveMTU: int(min(c.ReceiveMTU, math.MaxInt32)), PathMTU: c.PathMTU.Octets(), Direction: direction,
-			AgeMS: since(now, c.Established), IdleMS: since(now, idle), Crossing: c.Crossing, Why: c.Why, Health: health,
-			TxQueued: queue.Queued, TxQueuedOctets: queue.QueuedOctets, TxQueuedLimit: queue.QueuedLimit, TxBacklog: queue.Backlog,
-			TxOverflow: queue.QueueFull, TxLate: queue.Late, TxMarked: queue.Marked,
-			TxPackets: use.TxPackets, TxOctets: use.TxOctets, RxPackets: use.RxPackets, RxOctets: use.RxOctets,
-		})
+func viewConn(c *connUse, now time.Time) control.Conn {
+	role, direction := "passive", "both"
+	if c.Active {
+		role = "active"
 	}
-	return out
+	if !c.Rx {
+		direction = "send"
+	} else if !c.Tx {
+		direction = "receive"
+	}
+	queue, use := c.queue, c.Use
+	if c.live {
+		use = ipoib.ConnUse{TxPackets: queue.TxPackets, TxOctets: queue.TxOctets, RxPackets: queue.RxPackets, RxOctets: queue.RxOctets}
+	}
+	var health *control.Health
+	if c.health != nil {
+		health = viewHealth(*c.health)
+	}
+	idle := c.LastUsed
+	if idle.IsZero() {
+		idle = c.Established
+	}
+	return control.Conn{
+		Peer: c.Peer.String(), Mode: c.Transport.String(), State: c.State, Role: role,
+		ServiceID: fmt.Sprintf("0x%016x", c.ServiceID), LocalQPN: c.LocalQPN.String(), RemoteQPN: c.RemoteQPN.String(), CMPath: c.Via.String(),
+		LocalCommID: fmt.Sprintf("0x%08x", c.LocalComm), RemoteCommID: fmt.Sprintf("0x%08x", c.RemoteComm),
+		MTU: c.MTU, PeerReceiveMTU: int(min(c.ReceiveMTU, math.MaxInt32)), PathMTU: c.PathMTU.Octets(), Direction: direction,
+		AgeMS: since(now, c.Established), IdleMS: since(now, idle), Crossing: c.Crossing, Why: c.Why, Health: health,
+		TxQueued: queue.Queued, TxQueuedOctets: queue.QueuedOctets, TxQueuedLimit: queue.QueuedLimit, TxBacklog: queue.Backlog,
+		TxOverflow: queue.QueueFull, TxLate: queue.Late, TxMarked: queue.Marked,
+		TxPackets: use.TxPackets, TxOctets: use.TxOctets, RxPackets: use.RxPackets, RxOctets: use.RxOctets,
+	}
 }
 
 func viewHealth(h verbs.Health) *control.Health {
@@ -314,24 +373,43 @@ func viewHealth(h verbs.Health) *control.Health {
 		Packets: h.Packets, Retransmits: h.Retransmits, Timeouts: h.Timeouts, Probes: h.Probes, NotReady: h.NotReady}
 }
 
-func (a *Agent) viewNeigh() control.Neighbours {
-	now := time.Now()
+// viewNeigh answers PathNeigh.
+func (a *Agent) viewNeigh(ctx context.Context) (control.Neighbours, error) {
 	out := control.Neighbours{Version: control.Version, Neighbours: []control.Neighbour{}}
-	for _, n := range a.m.Neighbours() {
+	neighbours, err := gather(ctx, a, a.m.AllNeighbours())
+	if err != nil {
+		return out, err
+	}
+	slices.SortFunc(neighbours, func(x, y ipoib.NeighbourInfo) int { return x.Addr.Compare(y.Addr) })
+	neighbours = slices.CompactFunc(neighbours, func(x, y ipoib.NeighbourInfo) bool { return x.Addr == y.Addr })
+	now := time.Now()
+	for _, n := range neighbours {
 		e := control.Neighbour{IP: n.Addr.String(), State: n.State, AgeMS: since(now, n.Updated), Queued: n.Queued}
 		if !n.Link.IsZero() {
 			e.LinkAddr = n.Link.String()
 		}
 		out.Neighbours = append(out.Neighbours, e)
 	}
-	return out
+	return out, nil
 }
 
 var routeKinds = map[fib.PathKind]string{fib.PathMiss: "resolve", fib.PathConn: "connection", fib.PathUD: "ud", fib.PathGroup: "multicast", fib.PathDrop: "drop"}
 
-func (a *Agent) viewRoutes() control.Routes {
-	out := control.Routes{Version: control.Version, Destinations: a.m.Dests(), Routes: []control.Route{}}
-	for _, h := range a.m.Hops() {
+// viewRoutes answers PathRoutes.
+func (a *Agent) viewRoutes(ctx context.Context) (control.Routes, error) {
+	out := control.Routes{Version: control.Version, Routes: []control.Route{}}
+	dests, err := ask(ctx, a, a.m.Dests)
+	if err != nil {
+		return out, err
+	}
+	hops, err := gather(ctx, a, a.m.AllHops())
+	if err != nil {
+		return out, err
+	}
+	out.Destinations = dests
+	slices.SortFunc(hops, func(x, y fib.HopInfo) int { return x.Addr.Compare(y.Addr) })
+	hops = slices.CompactFunc(hops, func(x, y fib.HopInfo) bool { return x.Addr == y.Addr })
+	for _, h := range hops {
 		e := control.Route{NextHop: h.Addr.String(), Kind: routeKinds[h.Path.Kind], MTU: h.Path.MTU, Destinations: h.Dests, Kernel: h.MTU != 0, Why: h.Why}
 		switch h.Path.Kind {
 		case fib.PathConn, fib.PathUD:
@@ -341,10 +419,16 @@ func (a *Agent) viewRoutes() control.Routes {
 		}
 		out.Routes = append(out.Routes, e)
 	}
-	return out
+	return out, nil
 }
 
-func (a *Agent) viewGroups() control.Groups {
+// viewGroups answers PathGroups.
+func (a *Agent) viewGroups(ctx context.Context) (control.Groups, error) {
+	return ask(ctx, a, a.groupsNow)
+}
+
+// groupsNow runs on the driver's goroutine.
+func (a *Agent) groupsNow() control.Groups {
 	now := time.Now()
 	out := control.Groups{Version: control.Version, Groups: []control.Group{}}
 	index := map[ib.GID]int{}
@@ -373,8 +457,19 @@ func (a *Agent) viewGroups() control.Groups {
 	return out
 }
 
-func (a *Agent) viewStats() control.Stats {
-	return control.Stats{Version: control.Version, Counters: a.allCounters()}
+// viewStats answers PathStats.
+func (a *Agent) viewStats(ctx context.Context) (control.Stats, error) {
+	provider := a.providerStats()
+	return ask(ctx, a, func() control.Stats {
+		return control.Stats{Version: control.Version, Counters: a.allCounters(provider)}
+	})
+}
+
+// providerStats are the counters of the provider, in its order.
+func (a *Agent) providerStats() (out []control.Counter) {
+	part := a.opt.Provider.Caps().Name
+	a.opt.Provider.Counters(func(name string, v uint64) { out = append(out, control.Counter{Part: part, Name: name, Value: v}) })
+	return out
 }
 
 // tunOffloads is what the TUN says of its three, before there is one too.
@@ -385,8 +480,9 @@ func (a *Agent) tunOffloads() (sums tun.Checksums, tcp tun.Segments, udp tun.Dat
 	return sums, tcp, udp
 }
 
-// allCounters gathers every counter of every part, in a fixed order.
-func (a *Agent) allCounters() []control.Counter {
+// allCounters gathers every counter of every part, in a fixed order, the provider's among them. It
+// runs on the driver's goroutine.
+func (a *Agent) allCounters(provider []control.Counter) []control.Counter {
 	var out []control.Counter
 	add := func(part, name string, v uint64) {
 		out = append(out, control.Counter{Part: part, Name: name, Value: v})
@@ -398,7 +494,7 @@ func (a *Agent) allCounters() []control.Counter {
 	for i := range dp.NumField() {
 		add("datapath", snake(dp.Type().Field(i).Name), dp.Field(i).Uint())
 	}
-	a.opt.Provider.Counters(func(name string, v uint64) { add(a.opt.Provider.Caps().Name, name, v) })
+	out = append(out, provider...)
 	sums, tcp, udp := a.tunOffloads()
 	add("tun", "checksums_completed", sums.Completed)
 	add("tun", "checksums_verified", sums.Verified)

@@ -160,11 +160,21 @@ func (m *Manager) Deadline() time.Time {
 	return time.Time{}
 }
 
+// Conn tells of the connection that h names, if there is one.
+func (m *Manager) Conn(h Handle) (ConnInfo, bool) {
+	c := m.byHandle[h]
+	if c == nil {
+		return ConnInfo{}, false
+	}
+	return ConnInfo{Handle: c.handle, State: c.state, Active: c.active, Since: c.since, Params: c.p}, true
+}
+
 // Conns lists the connections, those in TIMEWAIT and REJECTED included, by handle.
 func (m *Manager) Conns() []ConnInfo {
 	out := make([]ConnInfo, 0, len(m.byHandle))
-	for _, c := range m.byHandle {
-		out = append(out, ConnInfo{Handle: c.handle, State: c.state, Active: c.active, Since: c.since, Params: c.p})
+	for h := range m.byHandle {
+		i, _ := m.Conn(h)
+		out = append(out, i)
 	}
 	slices.SortFunc(out, func(a, b ConnInfo) int { return cmp.Compare(a.Handle, b.Handle) })
 	return out

@@ -1,6 +1,7 @@
 package fib
 
 import (
+	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -105,11 +106,19 @@ func (t *Table) Hop(a netip.Addr) HopInfo {
 	return i
 }
 
+// AllHops yields the next hops that destinations lead to, in no order. Events may come between
+// two: what comes or goes meanwhile is yielded or not, and what goes and comes again may be twice.
+func (t *Table) AllHops() iter.Seq[HopInfo] {
+	return func(yield func(HopInfo) bool) {
+		for a := range t.hops {
+			if !yield(t.Hop(a)) {
+				return
+			}
+		}
+	}
+}
+
 // Hops lists the next hops that destinations lead to, by address.
 func (t *Table) Hops() []HopInfo {
-	out := make([]HopInfo, 0, len(t.hops))
-	for _, a := range slices.SortedFunc(maps.Keys(t.hops), netip.Addr.Compare) {
-		out = append(out, t.Hop(a))
-	}
-	return out
+	return slices.SortedFunc(t.AllHops(), func(x, y HopInfo) int { return x.Addr.Compare(y.Addr) })
 }

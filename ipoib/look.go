@@ -1,6 +1,7 @@
 package ipoib
 
 import (
+	"iter"
 	"net/netip"
 	"slices"
 
@@ -37,60 +38,98 @@ func (f *Interface) Status() Status {
 	return s
 }
 
-// Conns lists the connections in the record, oldest first (RFC 4755 section 3.2).
-func (f *Interface) Conns() []ConnInfo {
-	states := map[cm.Handle]cm.ConnInfo{}
-	for _, c := range f.cm.Conns() {
-		states[c.Handle] = c
+// AllConns yields the connections in the record (RFC 4755 section 3.2) in no order, without Addrs,
+// and without Why unless it is asked for. Events may come between two: a connection that comes or
+// goes meanwhile is yielded or not.
+func (f *Interface) AllConns(why bool) iter.Seq[ConnInfo] {
+	return func(yield func(ConnInfo) bool) {
+		for _, c := range f.conns.byID {
+			i := f.connInfo(c)
+			if why {
+				i.Why = f.why(c)
+			}
+			if !yield(i) {
+				return
+			}
+		}
 	}
+}
+
+// Conns lists the connections in the record, oldest first.
+func (f *Interface) Conns() []ConnInfo {
 	out := make([]ConnInfo, 0, len(f.conns.byID))
 	for _, c := range f.conns.byAge() {
-		p := c.peer
-		i := ConnInfo{
-			Conn: c.id, Peer: p.key, State: cm.StateIdle.String(), Transport: c.trans, Class: p.class, Active: c.active,
-			Tx: c.active || !c.oneWay(), Rx: !c.active || !c.oneWay(),
-			LocalQPN: c.qpn, ReceiveMTU: c.theirs, MTU: c.mtu, PathMTU: c.reqPath(f.pathMTU), Via: c.via,
-			Established: c.up, LastUsed: c.used, Use: c.use, Addrs: slices.Clone(p.addrs), Crossing: p.diagnostics().verdict, Why: f.why(c),
-		}
-		i.Peer.Flags = p.flags
-		if c.params.PathMTU != 0 { // settled
-			i.PathMTU = c.usedPath(f.pathMTU)
-		}
-		if k, ok := states[c.handle]; ok && c.handle != 0 {
-			i.State, i.RemoteQPN, i.ServiceID = k.State.String(), k.RemoteQPN, uint64(k.ServiceID)
-			i.LocalComm, i.RemoteComm = uint32(k.LocalCommID), uint32(k.RemoteCommID)
-			i.Via = viaOf(k.CMQPN)
-		}
+		i := f.connInfo(c)
+		i.Addrs, i.Why = slices.Clone(c.peer.addrs), f.why(c)
 		out = append(out, i)
 	}
 	return out
+}
+
+// connInfo tells of c, but for Addrs and Why.
+func (f *Interface) connInfo(c *conn) ConnInfo {
+	p := c.peer
+	i := ConnInfo{
+		Conn: c.id, Peer: p.key, State: cm.StateIdle.String(), Transport: c.trans, Class: p.class, Active: c.active,
+		Tx: c.active || !c.oneWay(), Rx: !c.active || !c.oneWay(),
+		LocalQPN: c.qpn, ReceiveMTU: c.theirs, MTU: c.mtu, PathMTU: c.reqPath(f.pathMTU), Via: c.via,
+		Established: c.up, LastUsed: c.used, Use: c.use, Crossing: p.diagnostics().verdict,
+	}
+	i.Peer.Flags = p.flags
+	if c.params.PathMTU != 0 { // settled
+		i.PathMTU = c.usedPath(f.pathMTU)
+	}
+	if k, ok := f.cm.Conn(c.handle); ok && c.handle != 0 {
+		i.State, i.RemoteQPN, i.ServiceID = k.State.String(), k.RemoteQPN, uint64(k.ServiceID)
+		i.LocalComm, i.RemoteComm = uint32(k.LocalCommID), uint32(k.RemoteCommID)
+		i.Via = viaOf(k.CMQPN)
+	}
+	return i
 }
 
 // CommIDs returns how many communication IDs the CM holds: those of Conns, and
 // those that are in timewait or remember a rejection.
 func (f *Interface) CommIDs() int { return f.cm.Len() }
 
+// AllNeighbours yields the neighbour cache in no order. Events may come between two: what
+// comes or goes meanwhile is yielded or not, and what goes and comes again may be twice.
+func (f *Interface) AllNeighbours() iter.Seq[NeighbourInfo] {
+	return func(yield func(NeighbourInfo) bool) {
+		for n := range f.neigh.All() {
+			if !yield(f.neighbourInfo(&n)) {
+				return
+			}
+		}
+	}
+}
+
 // Neighbours lists the neighbour cache by address.
 func (f *Interface) Neighbours() []NeighbourInfo {
-	var out []NeighbourInfo
-	for _, n := range f.neigh.Neighbors() {
-		i := NeighbourInfo{Addr: n.IP, Link: n.LinkAddr, State: n.State.String(), Queued: n.QueuedPackets, QueuedOctets: n.QueuedOctets, Updated: n.Confirmed}
-		if !n.Lost.IsZero() {
-			i.Updated = n.Lost
-		}
-		if p := f.hops.peers[n.IP]; p != nil {
-			i.Path = f.path(p)
-			i.Queued += len(p.queue)
-			i.QueuedOctets += p.queueOctets
-		}
-		out = append(out, i)
+	return slices.SortedFunc(f.AllNeighbours(), func(x, y NeighbourInfo) int { return x.Addr.Compare(y.Addr) })
+}
+
+// neighbourInfo tells of n.
+func (f *Interface) neighbourInfo(n *neigh.Neighbor) NeighbourInfo {
+	i := NeighbourInfo{Addr: n.IP, Link: n.LinkAddr, State: n.State.String(), Queued: n.QueuedPackets, QueuedOctets: n.QueuedOctets, Updated: n.Confirmed}
+	if !n.Lost.IsZero() {
+		i.Updated = n.Lost
 	}
-	return out
+	if p := f.hops.peers[n.IP]; p != nil {
+		i.Path = f.path(p)
+		i.Queued += len(p.queue)
+		i.QueuedOctets += p.queueOctets
+	}
+	return i
 }
 
 // Device returns the device as the kernel last told of it; its index is zero
 // before it first did.
 func (f *Interface) Device() rtnl.Link { return f.fib.Link() }
+
+// AllHops yields the next hops and groups that packets go to, as [fib.Table.AllHops] does.
+func (f *Interface) AllHops() iter.Seq[fib.HopInfo] {
+	return func(yield func(fib.HopInfo) bool) { f.fib.AllHops()(yield) }
+}
 
 // Hops lists the next hops and groups that packets go to, by address.
 func (f *Interface) Hops() []fib.HopInfo { return f.fib.Hops() }

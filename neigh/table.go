@@ -2,6 +2,7 @@ package neigh
 
 import (
 	"fmt"
+	"iter"
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
@@ -166,6 +167,18 @@ func (t *Table) Lookup(ip netip.Addr) (Neighbor, bool) {
 		return Neighbor{}, false
 	}
 	return t.snapshot(e), true
+}
+
+// All yields the entries in no order. Events may come between two: what comes or goes
+// meanwhile is yielded or not, and what goes and comes again may be twice.
+func (t *Table) All() iter.Seq[Neighbor] {
+	return func(yield func(Neighbor) bool) {
+		for _, e := range t.entries {
+			if !yield(t.snapshot(e)) {
+				return
+			}
+		}
+	}
 }
 
 // Neighbors returns all entries, ordered by address.

@@ -1,0 +1,132 @@
+package netns
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/control"
+	"ipoibcm/ib"
+	"ipoibcm/internal/long"
+	"ipoibcm/wire/arp"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/roce"
+)
+
+// Whoever reads the status of a host with very many peers delays none of its packets by more than
+// a millisecond: neither those of a connection nor those that the driver is asked for.
+func TestStatusAmongManyPeers(t *testing.T) {
+	needRoot(t)
+	const most, rounds = time.Millisecond, 6
+	peers := long.Of(1000, 10_000)
+	s := newSegment(t, topology{})
+	a, b := s.hosts[0], s.hosts[1]
+	a.run(append(a.config(fmt.Sprintf("limits:\n  neighbours: %d\n", 4*peers)), "--log-level", "error")...)
+	b.run("--log-level", "error")
+	a.connect(b, "RC")
+	crowd := netip.MustParsePrefix("10.50.0.1/16")
+	s.must(a.AddAddr(ifName, crowd.String()))
+	time.Sleep(time.Second) // its announcement
+	s.introduce(a, crowd.Addr(), peers)
+	if got := len(a.status().Peers); got < peers {
+		t.Fatalf("%d peers, want %d", got, peers)
+	}
+	var quiet, read []time.Duration
+	documents := 0
+	for range rounds {
+		quiet = append(quiet, a.roundTrips(t, b.v4)...)
+		done := a.readStatus(t)
+		read = append(read, a.roundTrips(t, b.v4)...)
+		documents += done()
+	}
+	slices.Sort(quiet)
+	slices.Sort(read)
+	at := func(times []time.Duration, share float64) time.Duration {
+		return times[int(float64(len(times)-1)*share)]
+	}
+	for _, share := range []float64{0.5, 0.9, 0.99, 1} {
+		t.Logf("%d peers: of %d round trips %3.0f %% within %v; while status was read %d times, within %v",
+			peers, len(quiet), 100*share, at(quiet, share), documents, at(read, share))
+	}
+	if got := at(read, 0.9) - at(quiet, 0.9); got > most {
+		t.Errorf("status delays a tenth of the packets by %v, want %v at most", got, most)
+	}
+}
+
+// introduce makes n hosts and more known to h, which has address self: each asks for it.
+func (s *segment) introduce(h *host, self netip.Addr, n int) {
+	s.Helper()
+	f := s.forger(s.hosts[1], h)
+	r := rand.New(rand.NewPCG(1, uint64(n)))
+	packets := make([][]byte, n+n/3) // some are turned away each time
+	for i := range packets {
+		src := [16]byte{0: 0xfe, 1: 0x80, 8: 2}
+		binary.BigEndian.PutUint32(src[12:], uint32(i))
+		from := netip.AddrFrom16(src)
+		link := encap.LinkAddr{QPN: ib.QPN(0x1000 + i), GID: ib.GIDFromAddr(from)} // datagrams only
+		body, err := arp.NewRequest(link, netip.AddrFrom4([4]byte{10, 50, byte(1 + i>>8), byte(i)}), self).
+			AppendBinary([]byte{byte(encap.ARP >> 8), byte(encap.ARP & 0xff), 0, 0})
+		s.must(err)
+		packets[i] = forgedUD(r, from, f.gid, link.QPN, f.qpn, ib.QKeyIPoIB, body)
+	}
+	f.load(packets)
+	ctx, stop := context.WithTimeout(s.ctx, 4*patience)
+	defer stop()
+	// Few unknown sources may speak in a second, more of those that come again.
+	for try := 0; len(h.status().Peers) < n && try < 20; try++ {
+		sent, err := f.send(ctx, roce.Port, 1000)
+		s.must(err)
+		if sent != len(packets) {
+			s.Fatalf("%d of %d hosts were introduced", sent, len(packets))
+		}
+	}
+}
+
+// roundTrips pings dst every few milliseconds for a while.
+func (h *host) roundTrips(t *testing.T, dst netip.Addr) (times []time.Duration) {
+	t.Helper()
+	for range 200 {
+		rtt, err := h.Ping(lab.Ping{Dst: dst, Timeout: time.Second})
+		h.seg.must(err)
+		times = append(times, rtt)
+		time.Sleep(2 * time.Millisecond)
+	}
+	return times
+}
+
+// readStatus reads the agent's status again and again, until what it returns is called, which says how
+// often.
+func (h *host) readStatus(t *testing.T) func() int {
+	ctx, stop := context.WithCancel(h.seg.ctx)
+	var n atomic.Int64
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil {
+			doc, err := h.agent.Stream(ctx, control.PathStatus)
+			if err == nil {
+				_, err = io.Copy(io.Discard, doc) // to make sense of it would delay our pings
+				doc.Close()
+			}
+			if err == nil {
+				n.Add(1)
+			} else if ctx.Err() == nil {
+				t.Error(err)
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+	}()
+	return func() int {
+		stop()
+		<-ended
+		return int(n.Load())
+	}
+}
