@@ -73,6 +73,8 @@ type Options struct {
 	// OwnTUNThread keeps reading the TUN from the thread that receives packets
 	// ([datapath.Config]).
 	OwnTUNThread bool
+	// TrafficClass is what the provider was opened with.
+	TrafficClass uint8
 	// InheritClass copies the DSCP of IP packets to datagrams ([datapath.Config]).
 	InheritClass bool
 	// CopyECN does the same with the ECN codepoint.

@@ -12,6 +12,7 @@ import (
 	"ipoibcm/control"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/verbs"
 )
 
 // Live are the settings that can change while the agent runs, as Options has them.
@@ -23,6 +24,12 @@ type Live struct {
 	Peers                []ib.GID
 	Allow                ib.GIDSet
 	PeerAllow, PeerTrust []netip.Prefix
+
+	ARPAlways               bool
+	MaxConns, MaxNeighbours int
+	TrafficClass            uint8 // of the provider's packets
+	InheritClass            bool
+	Offloads                map[string]bool // those of the provider by name, "tso" and "uso"
 }
 
 // A Plan is what a configuration file wants that differs from what runs.
@@ -128,8 +135,28 @@ func (a *Agent) apply(l Live) {
 	}
 	a.link.Flags = l.Mode.Flags()
 	a.loop.SetAllow(l.Allow)
-	a.step(ipoib.Reconfigure{Mode: l.Mode, ReceiveMTU: l.ReceiveMTU, Idle: l.Idle, Allow: l.Allow})
+	a.opt.ARPAlways, a.opt.MaxConns, a.opt.MaxNeighbours = l.ARPAlways, l.MaxConns, l.MaxNeighbours
+	a.step(ipoib.Reconfigure{Mode: l.Mode, ReceiveMTU: l.ReceiveMTU, Idle: l.Idle, Allow: l.Allow,
+		AcceptAlways: l.ARPAlways, MaxConns: a.opt.maxConns(), MaxPeers: a.opt.maxNeighbours()})
 	a.setPeers(l.Peers)
+	a.tune(l)
+}
+
+// tune changes how packets leave and come in.
+func (a *Agent) tune(l Live) {
+	if p, ok := a.opt.Provider.(verbs.Tuner); ok {
+		for name, on := range l.Offloads { // one has nothing to do with another
+			p.SetOffload(name, on)
+		}
+		p.SetTrafficClass(l.TrafficClass)
+	}
+	a.tun.SetGSO(l.Offloads["tso"], l.Offloads["uso"])
+	a.opt.NoSegments, a.opt.NoDatagrams = !l.Offloads["tso"], !l.Offloads["uso"] // for another namespace
+	a.loop.SetInheritClass(l.InheritClass)
+	if a.opt.TrafficClass != l.TrafficClass {
+		a.opt.TrafficClass = l.TrafficClass
+		a.readdress() // datagrams have it at once, connections once they are made anew
+	}
 }
 
 // hangups reloads whenever a signal asks for it, until ctx ends.

@@ -147,19 +147,23 @@ type Disconnect struct {
 // was lost (communication established).
 type DataOnQP struct{ QPN ib.QPN }
 
-func (RecvMAD) isEvent()    {}
-func (RecvInband) isEvent() {}
-func (Wake) isEvent()       {}
-func (Listen) isEvent()     {}
-func (Unlisten) isEvent()   {}
-func (Connect) isEvent()    {}
-func (Ready) isEvent()      {}
-func (Accept) isEvent()     {}
-func (Reject) isEvent()     {}
-func (Defer) isEvent()      {}
-func (Cancel) isEvent()     {}
-func (Disconnect) isEvent() {}
-func (DataOnQP) isEvent()   {}
+// SetMaxConns changes Options.MaxConns. Connections above a lower one stay.
+type SetMaxConns struct{ MaxConns int }
+
+func (RecvMAD) isEvent()     {}
+func (RecvInband) isEvent()  {}
+func (Wake) isEvent()        {}
+func (SetMaxConns) isEvent() {}
+func (Listen) isEvent()      {}
+func (Unlisten) isEvent()    {}
+func (Connect) isEvent()     {}
+func (Ready) isEvent()       {}
+func (Accept) isEvent()      {}
+func (Reject) isEvent()      {}
+func (Defer) isEvent()       {}
+func (Cancel) isEvent()      {}
+func (Disconnect) isEvent()  {}
+func (DataOnQP) isEvent()    {}
 
 // Options configures a Manager. GID, CAGUID and Rand are needed; zero of the
 // others is the default.

@@ -125,6 +125,8 @@ func (m *Manager) Step(dst []Action, now time.Time, ev Event) []Action {
 		m.recv(ev.MAD, ev.MAD.QPN)
 	case Wake:
 		m.wake()
+	case SetMaxConns:
+		m.opt.MaxConns = cmp.Or(ev.MaxConns, 4096)
 	case Listen:
 		m.listen(ev)
 	case Unlisten:

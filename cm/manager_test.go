@@ -491,3 +491,31 @@ func (u *fuzzUser) check() {
 		u.t.Fatalf("%d half-open, counted %d", halfOpen, len(m.halfOpen))
 	}
 }
+
+// The bound on connections changes while there are some: more than a smaller one allows stay.
+func TestSetMaxConns(t *testing.T) {
+	m := newManager(Options{REQsPerSecond: -1, MaxConns: 4})
+	next := Handle(0)
+	connect := func() bool {
+		next++
+		for _, a := range m.Step(nil, time.Time{}, Connect{Handle: next, Remote: ib.GID{1}, Transport: ib.RC, QPN: ib.QPN(100 + next), PathMTU: ib.MTU1024}) {
+			if f, ok := a.(Failed); ok && f.Cause == NoRoom {
+				return false
+			}
+		}
+		return true
+	}
+	for _, tt := range []struct{ most, fit int }{{4, 4}, {6, 2}, {3, 0}, {7, 1}} {
+		m.Step(nil, time.Time{}, SetMaxConns{MaxConns: tt.most})
+		fit := 0
+		for connect() {
+			fit++
+		}
+		if fit != tt.fit {
+			t.Errorf("with a bound of %d: %d more, want %d", tt.most, fit, tt.fit)
+		}
+	}
+	if got := m.Len(); got != 7 {
+		t.Errorf("%d connections, want 7", got)
+	}
+}

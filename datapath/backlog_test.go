@@ -421,7 +421,7 @@ func TestInheritedClass(t *testing.T) {
 		{"both", ip.ECNMask | ip.DSCPMask, encap.IPv4, packet(0x4b), 0x4b},
 	} {
 		given.TrafficClass = 0xff
-		a.udq.copies = tt.copies
+		a.udq.copies.Store(uint32(tt.copies))
 		slot := a.pool.take(nil, 1)
 		n := copy(a.pool.packet(slot[0]), tt.pkt)
 		encap.Put(a.pool.message(slot[0], 0), tt.t)

@@ -221,6 +221,12 @@ func (c *Config) copiedClass() (bits uint8) {
 	return bits
 }
 
+// SetInheritClass changes Config.InheritClass for datagrams that are sent from now on.
+func (l *Loop) SetInheritClass(on bool) {
+	c := Config{InheritClass: on, CopyECN: l.cfg.CopyECN}
+	l.udq.copies.Store(uint32(c.copiedClass()))
+}
+
 func (l *Loop) makeUD() error {
 	udq := newSendQ(l.pool, l.cfg.udSendDepth(), true, l.gen<<genShift)
 	qp, err := l.p.CreateQP(verbs.QPInit{
@@ -230,7 +236,7 @@ func (l *Loop) makeUD() error {
 	if err != nil {
 		return fmt.Errorf("create UD QP: %w", err)
 	}
-	udq.copies = l.cfg.copiedClass()
+	udq.copies.Store(uint32(l.cfg.copiedClass()))
 	udq.qp, l.udq, l.ud.shared.to = qp, udq, qp
 	if f, ok := l.p.(verbs.DatagramFilterer); ok {
 		l.filtered = true

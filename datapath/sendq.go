@@ -39,7 +39,7 @@ type sendQ struct {
 	pool *sendPool
 	ud   bool
 	// copies has the bits that the traffic class of a datagram has from its IP packet.
-	copies uint8
+	copies atomic.Uint32
 	depth  int
 	ring   []int32 // slots; a power of two
 	base   uint64  // first work request ID; no two queues share any
@@ -176,7 +176,8 @@ func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool
 // classed returns the address handle of a datagram: with the DSCP and the ECN codepoint of
 // the IP packet in it, where those are copied. ARP and CM messages have none.
 func (q *sendQ) classed(it *sendItem) verbs.AH {
-	if q.copies == 0 {
+	copies := uint8(q.copies.Load())
+	if copies == 0 {
 		return it.ud.AH
 	}
 	ah, ok := it.ud.AH.(verbs.ClassAH)
@@ -184,7 +185,7 @@ func (q *sendQ) classed(it *sendItem) verbs.AH {
 	if !ok || t != encap.IPv4 && t != encap.IPv6 {
 		return it.ud.AH
 	}
-	return ah.WithClass(ip.TrafficClass(q.pool.packet(it.slot))&q.copies | ah.Attr().TrafficClass&^q.copies)
+	return ah.WithClass(ip.TrafficClass(q.pool.packet(it.slot))&copies | ah.Attr().TrafficClass&^copies)
 }
 
 // complete takes back the slots up to the request id and appends them to dst.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"ipoibcm/cm"
 	"ipoibcm/ib"
 	"ipoibcm/neigh"
 )
@@ -15,6 +16,12 @@ type Reconfigure struct {
 	ReceiveMTU int           // of new connections; zero means 65524
 	Idle       time.Duration // as Options.Idle
 	Allow      ib.GIDSet     // as Options.Allow; connections to others end
+	// AcceptAlways is that of Options.Neigh.
+	AcceptAlways bool
+	// MaxConns and MaxPeers are as in Options, and MaxPeers is Options.Neigh.MaxNeighbors too.
+	// Connections above a lower bound end with the next Usage in the order of their last use, as
+	// far as they are idle, and neighbours are forgotten as far as they are not in use.
+	MaxConns, MaxPeers int
 }
 
 func (Reconfigure) event() {}
@@ -29,6 +36,7 @@ func (f *Interface) reconfigure(ev Reconfigure) {
 		f.arm(c.peer, f.idleEnd(c))
 	}
 	f.expel()
+	f.relimit(ev)
 	if !mode {
 		return
 	}
@@ -36,6 +44,15 @@ func (f *Interface) reconfigure(ev Reconfigure) {
 	f.neighStep(neigh.SetLinkAddr{LinkAddr: f.announced()})
 	for _, p := range f.peers {
 		f.touch(p) // what they can have with us may be another mode
+	}
+}
+
+// relimit puts the limits of ev in force.
+func (f *Interface) relimit(ev Reconfigure) {
+	f.opt.MaxConns, f.opt.MaxPeers = ev.MaxConns, ev.MaxPeers
+	f.cmStep(cm.SetMaxConns{MaxConns: 4 * f.opt.maxConns()}) // half-open ones and TIMEWAIT included
+	f.neighStep(neigh.SetPolicy{AcceptAlways: ev.AcceptAlways, MaxNeighbors: f.opt.maxPeers()})
+	for len(f.peers) > f.opt.maxPeers() && f.evictPeer() {
 	}
 }
 

@@ -1,6 +1,7 @@
 package ipoib
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -107,5 +108,73 @@ func TestAllow(t *testing.T) {
 	w.run(2 * time.Minute)
 	if got := a.got(p); got == 0 {
 		t.Error("a host does not get through after the list is empty again")
+	}
+}
+
+// Limits change while there is more than they allow: no new connection is made, those that carry
+// something stay, idle ones go, and a higher limit has room at once.
+func TestReconfigureLimits(t *testing.T) {
+	w := newWorld(t, 33)
+	const others = 24
+	a := w.node(1, Options{MaxConns: 64, Idle: time.Hour})
+	for i := range others {
+		w.node(2+i, Options{Idle: time.Hour})
+	}
+	w.run(2 * time.Second)
+	for i := range others {
+		a.ping(fmt.Sprintf("10.0.0.%d", 2+i), 100, true)
+	}
+	w.run(2 * time.Second)
+	if got := len(a.up()); got != others {
+		t.Fatalf("%d connections, want %d", got, others)
+	}
+	first := a.up()[0].Conn
+	a.step(Reconfigure{Idle: time.Hour, MaxConns: 16})
+	if got := len(a.up()); got != others {
+		t.Errorf("%d connections right after, want %d: they are in use", got, others)
+	}
+	for range 20 {
+		a.ping("10.0.0.2", 100, true)
+		w.run(time.Second)
+	}
+	if got, most := len(a.up()), 14; got > most {
+		t.Errorf("%d connections once most are idle, want %d at most", got, most)
+	}
+	if got := a.up()[0].Conn; got != first {
+		t.Errorf("the oldest is %d, want %d, which is in use", got, first)
+	}
+	a.step(Reconfigure{Idle: time.Hour, MaxConns: 64})
+	for i := range others {
+		a.ping(fmt.Sprintf("10.0.0.%d", 2+i), 100, true)
+	}
+	w.run(2 * time.Second)
+	if got := len(a.up()); got != others {
+		t.Errorf("%d connections with the old limit, want %d", got, others)
+	}
+}
+
+// Neighbours above a new limit are forgotten, those in use stay.
+func TestReconfigureNeighbours(t *testing.T) {
+	w := newWorld(t, 34)
+	const others = 24
+	a := w.node(1, Options{Mode: ModeUD})
+	for i := range others {
+		w.node(2+i, Options{Mode: ModeUD})
+	}
+	w.run(2 * time.Second)
+	for i := range others {
+		a.ping(fmt.Sprintf("10.0.0.%d", 2+i), 100, true)
+	}
+	w.run(2 * time.Second)
+	if got := len(a.f.Neighbours()); got < others {
+		t.Fatalf("%d neighbours, want %d", got, others)
+	}
+	w.run(50 * time.Second) // they are stale
+	a.step(Reconfigure{Mode: ModeUD, MaxPeers: 16})
+	if got := len(a.f.Neighbours()); got > 16 {
+		t.Errorf("%d neighbours, want 16 at most", got)
+	}
+	if got := len(a.f.peers); got > 16 {
+		t.Errorf("%d interfaces on record, want 16 at most", got)
 	}
 }

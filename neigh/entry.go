@@ -121,14 +121,33 @@ func (t *Table) add(dst []Action, ip netip.Addr, heard bool) ([]Action, *entry) 
 		if victim == nil {
 			return dst, nil
 		}
-		t.n.Evicted++
-		dst = t.remove(dst, victim, ExpireEvicted, DropUnresolved)
+		dst = t.evict(dst, victim)
 	}
 	e := &entry{ip: ip, heard: heard}
 	e.timer.entry = e
 	t.listOf(e).Push(e)
 	t.entries[ip] = e
 	return dst, e
+}
+
+func (t *Table) evict(dst []Action, e *entry) []Action {
+	t.n.Evicted++
+	return t.remove(dst, e, ExpireEvicted, DropUnresolved)
+}
+
+// shrink evicts what is above the bounds, which have changed.
+func (t *Table) shrink(dst []Action) []Action {
+	for t.heard.Len() > max(1, t.o.maxNeighbors()/2) {
+		dst = t.evict(dst, t.heard.Oldest())
+	}
+	for len(t.entries) > t.o.maxNeighbors() {
+		victim := t.victim()
+		if victim == nil {
+			return dst // those in use stay
+		}
+		dst = t.evict(dst, victim)
+	}
+	return dst
 }
 
 // victim returns the entry to evict, nil if there is none. One that did not answer

@@ -116,6 +116,13 @@ type SetRouter struct{ On bool }
 // SetStaleTime changes Options.StaleTime, for entries that become stale from now on.
 type SetStaleTime struct{ After time.Duration }
 
+// SetPolicy changes Options.AcceptAlways and Options.MaxNeighbors. Entries above a lower bound are
+// evicted as far as they may be, in the order in which new ones would take their place.
+type SetPolicy struct {
+	AcceptAlways bool
+	MaxNeighbors int
+}
+
 // Reannounce announces every address again and looks again whether those found
 // duplicate still are: the underlay is back.
 type Reannounce struct{}
@@ -140,6 +147,7 @@ func (AddrRemoved) event()   {}
 func (Insist) event()        {}
 func (SetLinkAddr) event()   {}
 func (SetStaleTime) event()  {}
+func (SetPolicy) event()     {}
 func (SetFlags) event()      {}
 func (SetRouter) event()     {}
 func (OtherIs) event()       {}

@@ -425,3 +425,53 @@ func TestTotalQueue(t *testing.T) {
 		t.Errorf("%d octets wait, want 12", got)
 	}
 }
+
+// The policy changes while the table is in use: a smaller bound evicts as new entries would, what is
+// in use stays, and an announcement is believed from then on.
+func TestSetPolicy(t *testing.T) {
+	own, other := hosts["A"], hosts["B"]
+	tab := New(Options{LinkAddr: own, DADProbes: -1, MaxNeighbors: 64, RequestRate: -1, SourceRate: -1})
+	now := time.Unix(1000, 0)
+	step := func(ev Event) (moved []netip.Addr) {
+		for _, a := range tab.Step(nil, now, ev) {
+			if c, ok := a.(Changed); ok {
+				moved = append(moved, c.IP)
+			}
+		}
+		return moved
+	}
+	step(AddrAdded{netip.MustParsePrefix("10.0.0.1/8")})
+	claim := func(link encap.LinkAddr, i int) []netip.Addr {
+		b, err := arp.NewRequest(link, netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}), netip.MustParseAddr("10.0.0.1")).AppendBinary(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return step(RecvARP{From: link.Key(), Payload: b})
+	}
+	used := netip.AddrFrom4([4]byte{10, 1, 0, 0})
+	for i := range 30 {
+		claim(other, i)
+	}
+	step(Confirmed{used})
+	step(SetPolicy{MaxNeighbors: 16})
+	if got, want := len(tab.Neighbors()), 9; got != want { // half of 16 are hearsay
+		t.Errorf("%d neighbours after the bound went down, want %d", got, want)
+	}
+	if _, ok := tab.Lookup(used); !ok {
+		t.Error("the one in use had to go")
+	}
+	if got, want := tab.Counters().Evicted, uint64(21); got != want {
+		t.Errorf("%d were evicted, want %d", got, want)
+	}
+	now = now.Add(2 * time.Second) // it may not move at once
+	if moved := claim(hosts["C"], 0); len(moved) != 0 {
+		t.Errorf("%v moved as soon as somebody said so, want none", moved)
+	}
+	now = now.Add(10 * time.Second)
+	step(Confirmed{used})
+	now = now.Add(2 * time.Second)
+	step(SetPolicy{MaxNeighbors: 16, AcceptAlways: true})
+	if moved := claim(hosts["C"], 0); !slices.Equal(moved, []netip.Addr{used}) {
+		t.Errorf("%v moved, want %v", moved, used)
+	}
+}

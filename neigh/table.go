@@ -126,6 +126,9 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 	case SetStaleTime:
 		t.o.StaleTime = ev.After
 		return dst
+	case SetPolicy:
+		t.o.AcceptAlways, t.o.MaxNeighbors = ev.AcceptAlways, ev.MaxNeighbors
+		return t.shrink(dst)
 	case Reannounce:
 		return t.reannounce(dst, now)
 	case Wake:

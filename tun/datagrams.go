@@ -35,8 +35,7 @@ type Datagrams struct {
 
 // uso is the state behind it.
 type uso struct {
-	on                     bool
-	why                    string
+	toggle
 	noMerge                atomic.Bool // the kernel refused one that was merged
 	split, merged, written atomic.Uint64
 }
@@ -48,7 +47,7 @@ func (t *File) Datagrams() Datagrams {
 	if s.noMerge.Load() {
 		why = "the kernel did not take one of ours: no more are put together"
 	}
-	return Datagrams{On: s.on, Why: why, Split: s.split.Load(), Merged: s.merged.Load(), Written: s.written.Load()}
+	return Datagrams{On: s.on.Load(), Why: why, Split: s.split.Load(), Merged: s.merged.Load(), Written: s.written.Load()}
 }
 
 // asLargeUDP takes what the kernel gave with header h. It reports whether that makes

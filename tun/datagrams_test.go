@@ -298,7 +298,9 @@ func TestDatagramsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := &File{fd: fds[0], ended: -1}
-	f.csum.on, f.tso.on, f.uso.on = true, true, true
+	f.csum.on = true
+	f.tso.on.Store(true)
+	f.uso.on.Store(true)
 	var bufs, want, got [][]byte
 	for i := range 20 {
 		p := datagram(false, 9, uint16(i), random(1000))

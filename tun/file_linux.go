@@ -118,18 +118,22 @@ func (t *File) takeOver(o Options) error {
 // flags finds out what there may be before packets, and returns the flags of the TUN.
 func (t *File) flags(o Options) uint16 {
 	flags := uint16(unix.IFF_TUN | unix.IFF_NO_PI)
-	t.csum.why, t.tso.why, t.uso.why = "switched off", "switched off", "switched off"
+	t.csum.why, t.tso.why, t.uso.why = switchedOff, switchedOff, switchedOff
 	if !o.NoChecksum {
 		t.mayVnet(o)
 	}
 	if t.csum.on {
 		flags |= unix.IFF_VNET_HDR
 	}
-	if !t.csum.on && !o.NoSegments {
-		t.tso.why = "needs checksums by us: " + t.csum.why
+	if !t.csum.on {
+		t.tso.cannot = "needs checksums by us: " + t.csum.why
+		t.uso.cannot = t.tso.cannot
 	}
-	if !t.csum.on && !o.NoDatagrams {
-		t.uso.why = "needs checksums by us: " + t.csum.why
+	if !o.NoSegments {
+		t.tso.set(true)
+	}
+	if !o.NoDatagrams {
+		t.uso.set(true)
 	}
 	return flags
 }
@@ -202,12 +206,8 @@ func (t *File) mayVnet(o Options) {
 	if t.csum.on, t.csum.why = judge(sums); !t.csum.on {
 		return
 	}
-	if !o.NoSegments {
-		t.tso.on, t.tso.why = judge(segments)
-	}
-	if !o.NoDatagrams {
-		t.uso.on, t.uso.why = judge(datagrams)
-	}
+	t.tso.judged(segments)
+	t.uso.judged(datagrams)
 }
 
 // judge says what a trial's error means. Where nothing could be tried we trust
@@ -233,19 +233,8 @@ func (t *File) vnet() error {
 	if err != nil {
 		return fmt.Errorf("length of the header before packets: %w", err)
 	}
-	if t.uso.on {
-		e := t.offload(t.features())
-		if e == 0 {
-			return nil
-		}
-		t.uso.on, t.uso.why = false, "the kernel does not give UDP in GSO packets: "+e.Error()
-	}
-	if t.tso.on {
-		e := t.offload(t.features())
-		if e == 0 {
-			return nil
-		}
-		t.tso.on, t.tso.why = false, "the kernel does not give TCP in GSO packets: "+e.Error()
+	if t.offerGSO(); t.uso.on.Load() || t.tso.on.Load() {
+		return nil
 	}
 	if e := t.offload(tunFCsum); e != 0 {
 		t.csum.why = "the kernel keeps checksums to itself: " + e.Error()
@@ -256,10 +245,10 @@ func (t *File) vnet() error {
 // features are what the kernel may leave to us, as TUNSETOFFLOAD has them.
 func (t *File) features() (f uintptr) {
 	f = tunFCsum
-	if t.tso.on {
+	if t.tso.on.Load() {
 		f |= tunFTSO4 | tunFTSO6
 	}
-	if t.uso.on {
+	if t.uso.on.Load() {
 		f |= tunFUSO4 | tunFUSO6
 	}
 	return f
@@ -417,7 +406,7 @@ func (t *File) write(bufs [][]byte) (tried int, e unix.Errno) {
 	}
 	var h [vnetLen]byte
 	s, right := t.csum.look(b)
-	if t.uso.on && len(bufs) > 1 && !t.uso.noMerge.Load() && isUDP(b) {
+	if t.uso.on.Load() && len(bufs) > 1 && !t.uso.noMerge.Load() && isUDP(b) {
 		var m datagrams
 		if m.begin(b, s, right) {
 			for m.n < len(bufs) && m.add(bufs[m.n]) {
@@ -427,7 +416,7 @@ func (t *File) write(bufs [][]byte) (tried int, e unix.Errno) {
 			}
 			s, right = m.seg, true
 		}
-	} else if right && t.tso.on && len(bufs) > 1 && !t.tso.noMerge.Load() {
+	} else if right && t.tso.on.Load() && len(bufs) > 1 && !t.tso.noMerge.Load() {
 		var m merger
 		if m.begin(b, s) {
 			for m.n < len(bufs) && m.add(bufs[m.n]) {

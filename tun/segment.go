@@ -49,8 +49,7 @@ type Segments struct {
 
 // tso is the state behind it.
 type tso struct {
-	on                                      bool
-	why                                     string
+	toggle
 	noMerge                                 atomic.Bool // the kernel refused one that was merged
 	split, made, merged, written, malformed atomic.Uint64
 
@@ -65,7 +64,7 @@ func (t *File) Segments() Segments {
 	if s.noMerge.Load() {
 		why = "the kernel did not take one of ours: no more are put together"
 	}
-	return Segments{On: s.on, Why: why, Split: s.split.Load(), Made: s.made.Load(), Merged: s.merged.Load(), Written: s.written.Load(), Malformed: s.malformed.Load()}
+	return Segments{On: s.on.Load(), Why: why, Split: s.split.Load(), Made: s.made.Load(), Merged: s.merged.Load(), Written: s.written.Load(), Malformed: s.malformed.Load()}
 }
 
 // A large is a GSO packet of TCP or UDP from the kernel, to be split. RFC 791, RFC

@@ -472,7 +472,8 @@ func TestMergeRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := &File{fd: fds[0], ended: -1}
-	f.csum.on, f.tso.on = true, true
+	f.csum.on = true
+	f.tso.on.Store(true)
 	// A File writes without telling the scheduler, which a TUN does not mind. This
 	// socket blocks until its reader has run, and a collection would wait for both.
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
@@ -697,5 +698,56 @@ func TestMergeWhileDown(t *testing.T) {
 		if s := f.Segments(); s.Why != "" || (s.Merged == 5) != up {
 			t.Errorf("up %v: %+v", up, s)
 		}
+	}
+}
+
+// GSO packets are switched off and on while a stream goes on: nothing of it is lost, and what is
+// switched off is not used any more.
+func TestGSOSwitchedLive(t *testing.T) {
+	j := newJoint(t, 1500, Options{trial: says(nil, nil)})
+	defer j.a.Close()
+	defer j.b.Close()
+	sent := sha256.Sum256(random(8 << 20))
+	stream := func() (split, written uint64) {
+		t.Helper()
+		a, b := j.a.Segments(), j.b.Segments()
+		l, err := net.Listen("tcp", "10.7.0.2:7")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		done := make(chan error, 1)
+		go func() { done <- serve(l, sent) }()
+		if err := j.send(l.Addr().String(), random(8<<20)); err != nil {
+			t.Error(err)
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		return j.a.Segments().Split - a.Split, j.b.Segments().Written - b.Written
+	}
+	set := func(on bool) {
+		for _, f := range []*File{j.a, j.b} {
+			f.SetGSO(on, on)
+			for name, got := range map[string]bool{"TCP": f.Segments().On, "UDP": f.Datagrams().On} {
+				if got != on {
+					t.Errorf("%s in GSO packets: %v, want %v", name, got, on)
+				}
+			}
+		}
+	}
+	if split, written := stream(); split == 0 || written == 0 {
+		t.Errorf("at first: %d GSO packets from the kernel, %d to it, want some", split, written)
+	}
+	set(false)
+	if why := j.a.Segments().Why; why != switchedOff {
+		t.Errorf("off because %q, want %q", why, switchedOff)
+	}
+	if split, written := stream(); split != 0 || written != 0 {
+		t.Errorf("switched off: %d GSO packets from the kernel, %d to it, want none", split, written)
+	}
+	set(true)
+	if split, written := stream(); split == 0 || written == 0 {
+		t.Errorf("on again: %d GSO packets from the kernel, %d to it, want some", split, written)
 	}
 }

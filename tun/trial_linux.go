@@ -68,10 +68,10 @@ func trial() (checksums, segments, datagrams error) {
 	if err := t.tryChecksums(); err != nil {
 		return err, nil, nil
 	}
-	if datagrams = errors.New(t.uso.why); t.uso.on {
+	if datagrams = errors.New(t.uso.why); t.uso.on.Load() {
 		datagrams = t.tryDatagrams()
 	}
-	if segments = errors.New(t.tso.why); t.tso.on {
+	if segments = errors.New(t.tso.why); t.tso.on.Load() {
 		segments = t.trySegments()
 	}
 	return nil, segments, datagrams

@@ -392,6 +392,17 @@ type Offloader interface {
 	Offloads() []Offload
 }
 
+// A Tuner is a provider of which some settings can change while packets move. It is optional: ask
+// with a type assertion.
+type Tuner interface {
+	// SetOffload switches an offload. What it does not know, or cannot have, stays as it is:
+	// Offloads says so.
+	SetOffload(name string, on bool)
+	// SetTrafficClass changes the traffic class of paths that are made from now on and have none
+	// of their own.
+	SetTrafficClass(class uint8)
+}
+
 // A Trimmer is a provider that keeps things at hand which it could do without. It
 // is optional: ask with a type assertion.
 type Trimmer interface {

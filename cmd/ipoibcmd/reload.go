@@ -22,25 +22,29 @@ import (
 var liveKeys = map[string]string{
 	"addresses": control.EffectNow, "idle_timeout": control.EffectNow, "log_level": control.EffectNow, "peers": control.EffectNow,
 	"allow": control.EffectNow, "peer_allow": control.EffectNow, "peer_trust": control.EffectNow,
-	"mode": control.EffectNewConnections, "receive_mtu": control.EffectNewConnections,
+	"mode": control.EffectNewConnections, "receive_mtu": control.EffectNewConnections, "traffic_class": control.EffectNewConnections,
+	"arp_accept": control.EffectNow, "limits.connections": control.EffectNow, "limits.neighbours": control.EffectNow,
+	"offload.gso": control.EffectNow, "offload.gro": control.EffectNow, "offload.connected": control.EffectNow,
+	"offload.tso": control.EffectNow, "offload.uso": control.EffectNow,
 }
 
-// restartReasons say why others do not; those of offload have one together.
+// restartReasons say why others do not.
 var restartReasons = map[string]string{
 	"underlay": "queue pairs and sockets are on the old device", "provider": "queue pairs are the old provider's",
 	"device": "queue pairs are on the old device", "gid": "queue pairs and connections have the old GID",
-	"traffic_class": "paths have the old one", "ecn": "queue pairs have the old one",
+	"ecn":  "queue pairs have the old one",
 	"name": "it would be another interface", "netns": "the interface is in the old namespace",
 	"control": "clients use the old socket", "control_group": "the socket is open",
 	"cm_transport": "connections are set up the old way", "ud_mtu": "buffers are laid out for the old one",
 	"metrics": "its listener is open", "metric_peers": "series would begin and end",
 	"metrics_tls": "its listener is open; the file itself is read again when it changes", "metrics_auth": "its listener is open; the file itself is read again when it changes",
 	"log_format": "readers of the log expect the old one",
-	"arp_accept": "the neighbour cache is made with it", "pkey": "the link is another one", "qkey": "the UD QP has the old one", "offload": "it is set up with the interface",
+	"pkey":       "the link is another one", "qkey": "the UD QP has the old one",
+	"offload.checksum": "the interface is made with it", "offload.one_thread": "threads are laid out for it",
+	"offload.hold_p": "threads are laid out for it", "offload.busy_poll": "threads are laid out for it",
 	"link": "this host is published under the old one", "membership": "the source of members runs", "member_id": "this host is published under the old one",
 	"state_dir": "its files are open", "etcd": "the source of members runs",
-	"limits": "tables and queues are laid out for them",
-	"user":   "the process has given up the rights to change it", "sandbox": "what was given up cannot be had back",
+	"user": "the process has given up the rights to change it", "sandbox": "what was given up cannot be had back",
 }
 
 // differences lists the settings in which b differs from a. Receive buffers are laid
@@ -102,7 +106,11 @@ func (c *Config) live() (agent.Live, settings, error) {
 	}
 	mode, err := ipoib.ParseMode(c.Mode)
 	return agent.Live{Prefixes: s.prefixes, Mode: mode, ReceiveMTU: c.ReceiveMTU, Idle: s.machineIdle(), Peers: s.peers,
-		Allow: s.allow, PeerAllow: s.ask, PeerTrust: s.trust}, s, err
+		Allow: s.allow, PeerAllow: s.ask, PeerTrust: s.trust, ARPAlways: c.ARPAccept == arpAlways,
+		MaxConns: c.Limits.Connections, MaxNeighbours: c.Limits.Neighbours,
+		TrafficClass: uint8(c.Class.fixed()), InheritClass: c.Class.inherits(),
+		Offloads: map[string]bool{"gso": !off(c.Offload.GSO), "gro": !off(c.Offload.GRO), "connected": !off(c.Offload.Connected),
+			"tso": !off(c.Offload.TSO), "uso": !off(c.Offload.USO)}}, s, err
 }
 
 // reloader returns what reads the configuration anew with read, and plans how the

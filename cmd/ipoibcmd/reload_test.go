@@ -93,7 +93,10 @@ func TestReloader(t *testing.T) {
 		{"receive_mtu: 8196\nmode: auto\n", "mode: new connections, receive_mtu: new connections"},
 		{"receive_mtu: 16389\n", "receive_mtu: restart"},
 		{"receive_mtu: 16388\nlog_level: debug\nidle_timeout: 1m\n", "log_level: now, idle_timeout: now"},
-		{"receive_mtu: 16388\noffload:\n  gso: false\n", "offload.gso: restart"},
+		{"receive_mtu: 16388\noffload:\n  gso: false\n", "offload.gso: now"},
+		{"receive_mtu: 16388\noffload:\n  hold_p: false\n", "offload.hold_p: restart"},
+		{"receive_mtu: 16388\narp_accept: always\nlimits:\n  connections: 100\n", "arp_accept: now, limits.connections: now"},
+		{"receive_mtu: 16388\ntraffic_class: inherit/104\n", "traffic_class: new connections"},
 		{"receive_mtu: 16388\nmode: fast\n", `mode "fast": must be rc, uc, auto or ud`},
 	} {
 		if got := effects(tt.text); got != tt.want {

@@ -140,7 +140,7 @@ func serve(ctx context.Context, c Config, s settings, r reloading, queue *logque
 		Provider: provider, GID: gid, Name: c.Name, Netns: c.Netns, Prefixes: s.prefixes, Control: c.controlPath(), Group: c.Group,
 		Metrics: c.Metrics, MetricPeers: c.MetricPeers, MetricsTLS: c.MetricsTLS, MetricsAuth: c.MetricsAuth,
 		MaxConns: c.Limits.Connections, MaxNeighbours: c.Limits.Neighbours,
-		Mode: mode, CM: cmTransport, UDMTU: int(c.UDMTU), InheritClass: c.Class.inherits(),
+		Mode: mode, CM: cmTransport, UDMTU: int(c.UDMTU), TrafficClass: uint8(c.Class.fixed()), InheritClass: c.Class.inherits(),
 		CopyECN:    c.ECN == ecnOn && c.Provider == softRoCE,
 		ReceiveMTU: c.ReceiveMTU, PKey: ib.PKey(c.PKey), QKey: ib.QKey(c.QKey),
 		Idle: s.machineIdle(), ARPAlways: c.ARPAccept == arpAlways, Peers: s.peers, Allow: s.allow, PeerAllow: s.ask, PeerTrust: s.trust,

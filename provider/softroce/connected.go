@@ -91,7 +91,7 @@ func (s *sender) cutTo(p *path) {
 	case err != nil:
 		s.dev.count.connectFailed.Add(1)
 		s.dev.log.Debug("no connected socket", "dgid", p.attr.DGID, "err", err)
-	case s.fd < 0 || p.class() != class || p.ifindex != s.dev.ifindex.Load() || !s.dev.port.Load().has(p.attr.SGID):
+	case s.fd < 0 || s.dev.noConnect.Load() || p.class() != class || p.ifindex != s.dev.ifindex.Load() || !s.dev.port.Load().has(p.attr.SGID):
 		unix.Close(fd) // too late
 	default:
 		s.uncut()
@@ -204,11 +204,11 @@ func (s *sender) bindToo(fd int, p *path) error {
 // own addresses, which sends nothing.
 func (d *Device) tryConnect() {
 	if d.opts.NoConnect {
-		d.offloadOff(connected, "switched off")
+		d.offloadOff(connected, switchedOff)
 		return
 	}
 	if len(d.senders6) == 0 {
-		d.offloadOff(connected, "for IPv6 only")
+		d.offloadOff(connected, onlyIPv6)
 		return
 	}
 	own := d.port.Load().gidOf(false)

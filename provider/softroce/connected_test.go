@@ -120,7 +120,7 @@ func TestConnected(t *testing.T) {
 	}
 
 	// A path that has no class has the device's.
-	b.opts.TrafficClass = 0x68
+	b.SetTrafficClass(0x68)
 	for _, tt := range []struct{ asked, want uint8 }{{0, 0x68}, {0x48, 0x48}} {
 		p, err := b.newPath(verbs.AHAttr{DGID: a.Port().GIDs[0], TrafficClass: tt.asked}, false, 1, 2)
 		must(t, err)

@@ -62,6 +62,7 @@ type Device struct {
 	early   earlyPool
 	timers  timers
 	count   counters
+	class   atomic.Uint32 // traffic class of paths that have none of their own
 	noGSO   atomic.Bool
 	noGRO   atomic.Bool
 	whyOff  [offloads]atomic.Pointer[string] // why they are off, or not tried

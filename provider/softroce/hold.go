@@ -85,7 +85,7 @@ func (d *Device) tryHold() {
 	d.maxHolding = runtime.GOMAXPROCS(0)
 	switch {
 	case !d.opts.HoldP:
-		d.offloadOff(hold, "switched off")
+		d.offloadOff(hold, switchedOff)
 	case d.maxHolding < 2:
 		d.offloadOff(hold, "GOMAXPROCS is 1: nothing else could run meanwhile")
 	}

@@ -2,6 +2,7 @@ package softroce
 
 import (
 	"errors"
+	"slices"
 	"sync/atomic"
 
 	"ipoibcm/verbs"
@@ -19,34 +20,88 @@ const (
 
 // tryOffloads tests what is not switched off, and switches off what fails.
 func (d *Device) tryOffloads() {
+	d.SetTrafficClass(d.opts.TrafficClass)
 	d.noGSO.Store(d.opts.NoGSO)
 	d.noGRO.Store(d.opts.NoGRO)
 	for i, off := range []bool{d.opts.NoGSO, d.opts.NoGRO} {
 		if off {
-			d.offloadOff(i, "switched off")
+			d.offloadOff(i, switchedOff)
 			continue
 		}
-		test := d.opts.testOffload
-		if test == nil {
-			test = testOffload
-		}
-		switch err := test(i == gso, i == gro); {
-		case errors.Is(err, ErrLoopback):
-			text := "not tried, because " + err.Error()
-			d.whyOff[i].Store(&text)
-		case err != nil:
-			d.count.selfTestFailed[i].Add(1)
-			d.log.Warn("an offload does not work and is not used", "offload", offloadNames[i].what, "err", err)
-			d.offloadOff(i, "its test failed: "+err.Error())
-		}
+		d.tryOffload(i)
 	}
 	d.tryHold()
 	d.trySpin()
 }
 
+// switchedOff is why an offload is off that was not wanted.
+const switchedOff = "switched off"
+
+// onlyIPv6 is why there are no connected sockets on an IPv4 underlay.
+const onlyIPv6 = "for IPv6 only"
+
+// tryOffload tests UDP_SEGMENT or UDP_GRO, and switches it off if that fails.
+func (d *Device) tryOffload(i int) {
+	test := d.opts.testOffload
+	if test == nil {
+		test = testOffload
+	}
+	switch err := test(i == gso, i == gro); {
+	case errors.Is(err, ErrLoopback):
+		text := "not tried, because " + err.Error()
+		d.whyOff[i].Store(&text)
+	case err != nil:
+		d.count.selfTestFailed[i].Add(1)
+		d.log.Warn("an offload does not work and is not used", "offload", offloadNames[i].what, "err", err)
+		d.offloadOff(i, "its test failed: "+err.Error())
+	}
+}
+
+// SetOffload implements [verbs.Tuner] for gso, gro and connected. What the threads were laid out for
+// (hold_p and busy_poll) stays.
+func (d *Device) SetOffload(name string, on bool) {
+	i := slices.IndexFunc(offloadNames[:], func(n struct{ name, what string }) bool { return n.name == name })
+	if i != gso && i != gro && i != connected {
+		return
+	}
+	if off := d.isOff(i); off.Load() == !on {
+		return
+	} else if on {
+		d.whyOff[i].Store(nil)
+		off.Store(false)
+		if i != connected {
+			d.tryOffload(i)
+		} else if len(d.senders6) == 0 {
+			d.offloadOff(i, onlyIPv6)
+		}
+	} else {
+		d.offloadOff(i, switchedOff)
+	}
+	if i == connected && !on {
+		for _, s := range d.senders {
+			s.mu.Lock()
+			s.uncut()
+			s.mu.Unlock()
+		}
+	}
+	if i == gro {
+		for _, r := range d.receivers {
+			r.setGRO(r.fd)
+		}
+	}
+}
+
+// SetTrafficClass implements [verbs.Tuner].
+func (d *Device) SetTrafficClass(class uint8) { d.class.Store(uint32(class)) }
+
+// isOff returns the switch of offload i.
+func (d *Device) isOff(i int) *atomic.Bool {
+	return [...]*atomic.Bool{gso: &d.noGSO, gro: &d.noGRO, hold: &d.noHold, busyPoll: &d.noSpin, connected: &d.noConnect}[i]
+}
+
 // offloadOff switches one off and notes why.
 func (d *Device) offloadOff(i int, why string) {
-	[...]*atomic.Bool{gso: &d.noGSO, gro: &d.noGRO, hold: &d.noHold, busyPoll: &d.noSpin, connected: &d.noConnect}[i].Store(true)
+	d.isOff(i).Store(true)
 	d.whyOff[i].Store(&why)
 }
 

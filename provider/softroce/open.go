@@ -129,13 +129,19 @@ func (r *receiver) prepare(fd int) error {
 	}
 	d.count.recvBufferAsked.Store(uint64(d.opts.recvBuffer()))
 	d.count.recvBuffer.Store(uint64(setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, d.opts.recvBuffer())))
+	r.setGRO(fd)
+	return nil
+}
+
+// setGRO has a socket of r merge packets, or not.
+func (r *receiver) setGRO(fd int) {
+	d := r.dev
 	if d.noGRO.Load() {
 		_ = unix.SetsockoptInt(fd, unix.IPPROTO_UDP, optUDPGRO, 0) // it may have been on before
 	} else if unix.SetsockoptInt(fd, unix.IPPROTO_UDP, optUDPGRO, 1) != nil {
 		d.count.groRefused.Add(1)
 		d.offloadOff(gro, "the kernel refuses it on this socket")
 	}
-	return nil
 }
 
 func (d *Device) openSender(v6, fragment bool) (*sender, error) {

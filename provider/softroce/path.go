@@ -82,7 +82,7 @@ func (d *Device) newPath(attr verbs.AHAttr, ud bool, src, dst ib.QPN) (*path, er
 	if attr.HopLimit == 0 {
 		attr.HopLimit = defaultHopLimit
 	}
-	attr.TrafficClass = cmp.Or(attr.TrafficClass, d.opts.TrafficClass)
+	attr.TrafficClass = cmp.Or(attr.TrafficClass, uint8(d.class.Load()))
 	s := d.pickSender(!attr.DGID.Is4(), roce.SourcePort(attr.FlowLabel, src, dst))
 	if s == nil {
 		return nil, fmt.Errorf("%w: no socket for %v", verbs.ErrInvalid, attr.DGID)

@@ -112,7 +112,7 @@ var yield = func() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 func (d *Device) trySpin() {
 	switch {
 	case d.opts.BusyPoll <= 0:
-		d.offloadOff(busyPoll, "switched off")
+		d.offloadOff(busyPoll, switchedOff)
 	case d.noHold.Load():
 		d.offloadOff(busyPoll, "waits give their P back")
 	}

@@ -82,3 +82,75 @@ func TestOffloadsAreTried(t *testing.T) {
 		})
 	}
 }
+
+// Offloads are switched, and the traffic class changes, while a device is in use.
+func TestTune(t *testing.T) {
+	a, b := pair(t, families[1], func(o *Options) { o.testOffload = func(_, _ bool) error { return nil } })
+	ea, eb := newEnd(t, a, ib.RC, 4, 60000), newEnd(t, b, ib.RC, 4, 60000)
+	connect(ea, eb)
+	counter := func(d *Device, name string) (n uint64) {
+		d.Counters(func(s string, v uint64) {
+			if s == name {
+				n = v
+			}
+		})
+		return n
+	}
+	message := func() (batches, chains uint64) {
+		t.Helper()
+		batches, chains = counter(a, "tx_batches"), counter(b, "rx_chains")
+		_, err := eb.qp.PostRecv([]verbs.RecvWR{{SG: eb.sge(0, 60000)}})
+		must(t, err)
+		_, err = ea.qp.PostSend([]verbs.SendWR{{Flags: verbs.Signaled, SG: ea.sge(0, 60000)}})
+		must(t, err)
+		if wc := eb.next(); wc.Status != verbs.Success || wc.ByteLen != 60000 {
+			t.Fatalf("received %+v", wc)
+		}
+		if wc := ea.next(); wc.Status != verbs.Success {
+			t.Fatalf("sent %+v", wc)
+		}
+		return counter(a, "tx_batches") - batches, counter(b, "rx_chains") - chains
+	}
+	for _, tt := range []struct {
+		gso, gro        bool
+		batches, chains bool
+	}{
+		{true, true, true, true}, {true, false, true, false}, {false, true, false, false}, {true, true, true, true},
+	} {
+		a.SetOffload("gso", tt.gso)
+		b.SetOffload("gro", tt.gro)
+		batches, chains := message()
+		if got := batches > 0; got != tt.batches {
+			t.Errorf("gso %v: %d batches", tt.gso, batches)
+		}
+		if got := chains > 0; got != tt.chains {
+			t.Errorf("gso %v, gro %v: %d chains", tt.gso, tt.gro, chains)
+		}
+		if o := a.Offloads()[gso]; o.On != tt.gso || (o.Why == switchedOff) == tt.gso {
+			t.Errorf("gso %v: %+v", tt.gso, o)
+		}
+	}
+	a.SetOffload("connected", false)
+	if o := a.Offloads()[connected]; o.On || o.Why != switchedOff {
+		t.Errorf("connected sockets: %+v, want off", o)
+	}
+	hold := a.Offloads()[hold].On
+	a.SetOffload("hold_p", !hold)
+	if got := a.Offloads(); got[2].On != hold {
+		t.Errorf("hold_p: %v, want %v: the threads were laid out for it", got[2].On, hold)
+	}
+	class := func() uint8 {
+		h, err := a.CreateAH(verbs.AHAttr{DGID: b.Port().GIDs[0]})
+		must(t, err)
+		defer h.Destroy()
+		return h.Attr().TrafficClass
+	}
+	a.SetTrafficClass(104)
+	if got := class(); got != 104 {
+		t.Errorf("traffic class %d, want 104", got)
+	}
+	a.SetTrafficClass(0)
+	if got := class(); got != 0 {
+		t.Errorf("traffic class %d, want 0", got)
+	}
+}

@@ -4,11 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"ipoibcm/ib"
 	"ipoibcm/wire/ip"
 	"ipoibcm/wire/roce"
 )
@@ -68,6 +70,66 @@ func TestTrafficClass(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A traffic class that is reloaded is that of datagrams at once, and of a connection once it is made
+// anew.
+func TestTrafficClassReloaded(t *testing.T) {
+	parallel(t)
+	const class = 26 << 2
+	s := newSegment(t, topology{})
+	a, b := s.hosts[0], s.hosts[1]
+	fd := b.packetSocket()
+	a.runFile("")
+	b.run()
+	a.connect(b, "RC")
+	gid := netip.MustParseAddr(a.status().Interface.GID)
+	// seen returns how many packets of a's have which class since the last time, by whether they are UD.
+	seen := func() (ud, rc map[uint8]int) {
+		ud, rc = map[uint8]int{}, map[uint8]int{}
+		frame := make([]byte, 1<<16)
+		for {
+			n, err := unix.Read(fd, frame)
+			if errors.Is(err, unix.EAGAIN) {
+				return ud, rc
+			}
+			s.must(err)
+			if n < etherLen {
+				continue
+			}
+			h, rest, err := roce.ParseIP(frame[etherLen:n])
+			if err != nil || h.Src != gid {
+				continue
+			}
+			to := rc
+			if t, _ := roce.BTH(rest).Opcode().Transport(); t == ib.UD {
+				to = ud
+			}
+			to[h.TrafficClass&^ip.ECNMask]++
+		}
+	}
+	a.ping(b.v4, 1400, false)
+	if ud, rc := seen(); ud[class]+rc[class] != 0 || rc[0] == 0 {
+		t.Errorf("classes of datagrams %v and of the connection %v, want 0 only", ud, rc)
+	}
+	a.rewrite(a.settings(fmt.Sprintf("traffic_class: %d\n", class)))
+	if out := a.reload(0); !strings.Contains(out, "for new connections") {
+		t.Errorf("reload: %s", out)
+	}
+	seen()
+	a.ping(b.v4, 1400, false)
+	s.must(a.Multicast(ifName, b.Host, ifName, netip.MustParseAddr("239.9.9.9"), 1200, patience))
+	if ud, rc := seen(); rc[0] == 0 || ud[class] == 0 || ud[0] != 0 {
+		t.Errorf("after the reload datagrams have classes %v, want %d, and the connection %v, want 0", ud, class, rc)
+	}
+	b.stop()
+	b.run()
+	a.connect(b, "RC")
+	seen()
+	a.ping(b.v4, 1400, false)
+	if _, rc := seen(); rc[class] == 0 || rc[0] != 0 {
+		t.Errorf("a new connection has classes %v, want %d", rc, class)
 	}
 }
 

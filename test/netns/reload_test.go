@@ -217,3 +217,74 @@ func TestReloadPeers(t *testing.T) {
 	a.reload(0)
 	a.reach(b.v4)
 }
+
+// Limits, the traffic class, offloads and how far announcements are believed change under traffic, and
+// each is in force afterwards.
+func TestReloadTuning(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{})
+	a, b := s.hosts[0], s.hosts[1]
+	a.runFile("")
+	b.run()
+	before, _ := a.connect(b, "RC")
+	ping := a.pinging(b.v4, 20*time.Millisecond)
+	stop := transfer(a, b)
+	offloads := func() map[string]control.Offload {
+		m := map[string]control.Offload{}
+		for _, o := range a.status().Underlay.Offloads {
+			m[o.Name] = o
+		}
+		return m
+	}
+	was := offloads()
+	live := []string{"gso", "gro", "connected", "tso", "uso"}
+	text := "traffic_class: 104\narp_accept: always\nlimits:\n  connections: 16\n  neighbours: 32\noffload:\n"
+	for _, name := range live {
+		text += "  " + name + ": false\n"
+	}
+	a.rewrite(a.settings(text))
+	if out := a.reload(0); !strings.Contains(out, "9 settings changed") {
+		t.Errorf("reload: %s", out)
+	}
+	if got := a.conns(b); len(got) != 1 || got[0].LocalCommID != before.LocalCommID {
+		t.Errorf("connections %+v, want the one that was there before", got)
+	}
+	for _, name := range live {
+		if o := offloads()[name]; o.On || o.Why != "switched off" {
+			t.Errorf("offload %s: %+v, want off", name, o)
+		}
+	}
+	used := offloads()
+	time.Sleep(200 * time.Millisecond) // the stream goes on
+	for _, name := range live {
+		if now := offloads()[name].Uses; now != used[name].Uses {
+			t.Errorf("offload %s was used %d times while it was off", name, now-used[name].Uses)
+		}
+	}
+	if out := a.reload(0); !strings.Contains(out, "says what the daemon has already") {
+		t.Errorf("again: %s", out)
+	}
+
+	// What the threads and the interface are made with is refused, each with its reason.
+	a.rewrite(a.settings(text + "  checksum: false\n  hold_p: false\n"))
+	out := a.reload(1)
+	for _, why := range []string{"the interface is made with it", "threads are laid out for it", "nothing was changed"} {
+		if !strings.Contains(out, why) {
+			t.Errorf("refused: %q does not say %q", out, why)
+		}
+	}
+
+	a.rewrite(a.settings(""))
+	a.reload(0)
+	stop()
+	for _, name := range live {
+		if o := offloads()[name]; o.On != was[name].On {
+			t.Errorf("offload %s: %+v, want it as it was: %+v", name, o, was[name])
+		}
+	}
+	ping.end()
+	if full := a.tunDrops() + b.tunDrops(); full == 0 && ping.lost != 0 {
+		stats, _, _ := a.output("show", "stats", "--control", a.path(".sock"))
+		t.Errorf("%d of %d echo requests were lost: %v\n%s", ping.lost, ping.sent, ping.last, stats)
+	}
+}

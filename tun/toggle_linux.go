@@ -1,0 +1,70 @@
+package tun
+
+import "sync/atomic"
+
+// switchedOff is why something is off that was not wanted.
+const switchedOff = "switched off"
+
+// A toggle is one kind of GSO packets: on or off while packets move.
+type toggle struct {
+	on     atomic.Bool
+	why    string // it is off, or what is doubtful
+	cannot string // why it can never be on; empty: it can
+	doubt  string // what is doubtful of it when it is on
+}
+
+// judged takes what a trial has found.
+func (o *toggle) judged(err error) {
+	if ok, why := judge(err); ok {
+		o.doubt = why
+	} else {
+		o.cannot = why
+	}
+}
+
+// set switches it, as far as that can be, and reports whether that changes anything.
+func (o *toggle) set(on bool) bool {
+	o.why = switchedOff
+	if on {
+		o.why = o.doubt
+		if o.cannot != "" {
+			on, o.why = false, o.cannot
+		}
+	}
+	return o.on.Swap(on) != on
+}
+
+// fail notes that the kernel refuses it.
+func (o *toggle) fail(why string) {
+	o.on.Store(false)
+	o.cannot, o.why = why, why
+}
+
+// SetGSO says whether the kernel gives and takes TCP and UDP in GSO packets, as [Options.NoSegments]
+// and [Options.NoDatagrams] do at the start. Packets may move meanwhile. It and what reports on them
+// are of one goroutine.
+func (t *File) SetGSO(segments, datagrams bool) {
+	tcp, udp := t.tso.set(segments), t.uso.set(datagrams)
+	if !tcp && !udp || !t.csum.on {
+		return
+	}
+	if t.offerGSO(); !t.tso.on.Load() && !t.uso.on.Load() {
+		t.offload(tunFCsum)
+	}
+}
+
+// offerGSO tells the kernel of what is on, and takes back what it refuses.
+func (t *File) offerGSO() {
+	if t.uso.on.Load() {
+		e := t.offload(t.features())
+		if e == 0 {
+			return
+		}
+		t.uso.fail("the kernel does not give UDP in GSO packets: " + e.Error())
+	}
+	if t.tso.on.Load() {
+		if e := t.offload(t.features()); e != 0 {
+			t.tso.fail("the kernel does not give TCP in GSO packets: " + e.Error())
+		}
+	}
+}
