@@ -52,6 +52,9 @@ func (d *Device) CreateAH(attr verbs.AHAttr) (verbs.AH, error) {
 // path turns attr into what libibverbs wants, with the GID's index of this moment.
 func (d *Device) path(attr verbs.AHAttr) (p C.struct_shim_path, from gidEntry, err error) {
 	from, ok := d.state.Load().table.source(attr.SGID, attr.DGID)
+	if d.infiniBand() {
+		return d.pathIB(attr)
+	}
 	switch {
 	case attr.DGID.IsZero():
 		return p, from, fmt.Errorf("%w: no destination", verbs.ErrInvalid)
@@ -63,7 +66,26 @@ func (d *Device) path(attr verbs.AHAttr) (p C.struct_shim_path, from gidEntry, e
 	*(*ib.GID)(unsafe.Pointer(&p.dgid)) = attr.DGID
 	p.sgid_index, p.port = C.uint32_t(from.index), C.uint32_t(d.port)
 	p.flow_label, p.traffic_class = C.uint32_t(attr.FlowLabel&0xfffff), C.uint8_t(attr.TrafficClass)
-	p.hop_limit, p.sl = C.uint8_t(cmp.Or(attr.HopLimit, 64)), C.uint8_t(attr.SL)
+	p.hop_limit, p.sl, p.grh = C.uint8_t(cmp.Or(attr.HopLimit, 64)), C.uint8_t(attr.SL), 1
+	return p, from, nil
+}
+
+// pathIB is path on InfiniBand: a LID leads there, and a GRH goes with it where the
+// path says so.
+func (d *Device) pathIB(attr verbs.AHAttr) (p C.struct_shim_path, from gidEntry, err error) {
+	from, ok := d.state.Load().table.source(attr.SGID, attr.SGID)
+	switch {
+	case attr.LID == 0:
+		return p, from, fmt.Errorf("%w: no LID of %v", verbs.ErrInvalid, attr.DGID)
+	case !ok:
+		return p, from, fmt.Errorf("%w: %s port %d has no GID %v", verbs.ErrInvalid, d.name, d.port, attr.SGID)
+	}
+	p.port, p.dlid, p.sl, p.rate = C.uint32_t(d.port), C.uint16_t(attr.LID), C.uint8_t(attr.SL), C.uint8_t(attr.Rate)
+	if attr.GRH {
+		*(*ib.GID)(unsafe.Pointer(&p.dgid)) = attr.DGID
+		p.grh, p.sgid_index, p.hop_limit = 1, C.uint32_t(from.index), C.uint8_t(attr.HopLimit)
+		p.flow_label, p.traffic_class = C.uint32_t(attr.FlowLabel&0xfffff), C.uint8_t(attr.TrafficClass)
+	}
 	return p, from, nil
 }
 

@@ -14,6 +14,7 @@ package ibverbs
 import "C"
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -61,6 +62,7 @@ type Device struct {
 	groups  memberships
 	mads    *madPort // nil: somebody else has the CM messages
 	madErr  error
+	subnet  *SAPort // InfiniBand
 	monitor *monitor
 	async   *os.File
 	fatal   chan string // the watcher is told that the device is gone
@@ -91,12 +93,17 @@ type Device struct {
 
 var _ verbs.Provider = (*Device)(nil)
 
-// Open opens the port of an RDMA device that belongs to the underlay.
+// infiniBand reports whether the port is an InfiniBand one: it has no network device.
+func (d *Device) infiniBand() bool { return d.opts.Underlay == "" }
+
+// Open opens the port of an RDMA device that belongs to the underlay, or an InfiniBand port.
 func Open(opts Options) (verbs.Provider, error) {
 	d := &Device{opts: opts, qps: map[ib.QPN]*qp{}, cqs: map[*cq]struct{}{}, srqs: map[uint32]*srq{}, ahs: map[*ah]struct{}{},
 		regions: map[*verbs.Region]*region{}, fatal: make(chan string, 1)}
 	d.events = events.NewQueue(&d.count.eventsDropped)
-	d.log = opts.log().With("underlay", opts.Underlay)
+	if d.log = opts.log(); opts.Underlay != "" {
+		d.log = d.log.With("underlay", opts.Underlay)
+	}
 	var b [8]byte
 	rand.Read(b[:])                                                  // never fails
 	d.guid = ib.GUID(binary.BigEndian.Uint64(b[:])&^(1<<56) | 1<<57) // of this agent, not of the adapter: two agents may share one
@@ -112,16 +119,8 @@ func (d *Device) open() (err error) {
 	if d.monitor, err = newMonitor(); err != nil { // before we look: no change is missed
 		return err
 	}
-	link, err := netlink.LinkByName(d.opts.Underlay)
-	if err != nil {
-		return fmt.Errorf("underlay %s: %w", d.opts.Underlay, err)
-	}
-	d.ifindex = link.Attrs().Index
-	d.groups.ifindex = d.ifindex
-	if d.name = d.opts.Device; d.name == "" {
-		if d.name, err = findDevice(d.opts.Underlay); err != nil {
-			return err
-		}
+	if err = d.find(); err != nil {
+		return err
 	}
 	if err := d.openContext(); err != nil {
 		return err
@@ -139,9 +138,32 @@ func (d *Device) open() (err error) {
 		d.openCM()
 	}
 	d.caps.MAD = d.mads != nil
+	if d.infiniBand() {
+		if d.subnet, err = OpenSA(d.name, d.port, d.pkeys); err != nil {
+			return fmt.Errorf("subnet administration of %s port %d: %w", d.name, d.port, err)
+		}
+	}
 	d.wg.Go(d.readAsync)
 	d.wg.Go(d.watch)
 	return nil
+}
+
+// find settles which device and port it is.
+func (d *Device) find() error {
+	d.name, d.port = d.opts.Device, cmp.Or(d.opts.Port, 1)
+	if d.infiniBand() {
+		return nil
+	}
+	link, err := netlink.LinkByName(d.opts.Underlay)
+	if err != nil {
+		return fmt.Errorf("underlay %s: %w", d.opts.Underlay, err)
+	}
+	d.ifindex = link.Attrs().Index
+	d.groups.ifindex = d.ifindex
+	if d.name == "" {
+		d.name, err = findDevice(d.opts.Underlay)
+	}
+	return err
 }
 
 // openContext opens the device by its name.
@@ -180,12 +202,15 @@ func (d *Device) waitGID() error {
 			return err
 		}
 		// An IPv4 address is taken once there is nothing better to wait for.
-		t := chooseGIDs(all, d.ifindex, d.opts.GID, ib.GID{})
+		t := d.choose(all, ib.GID{})
 		if len(t) > 0 && (!t[0].gid.Is4() || !d.opts.GID.IsZero() || !soon || time.Now().After(end)) {
 			d.port = t[0].port
 			break
 		}
 		if time.Now().After(end) {
+			if d.infiniBand() {
+				return fmt.Errorf("port %d of %s has no GID", d.port, d.name)
+			}
 			if g := d.opts.GID; !g.IsZero() {
 				return fmt.Errorf("%s has no RoCE v2 GID %v on %s; it has %v", d.name, g, d.opts.Underlay, chooseGIDs(all, d.ifindex, ib.GID{}, ib.GID{}).gids())
 			}
@@ -236,12 +261,22 @@ func (d *Device) openCM() {
 	}
 	node, err := findUMAD(classMAD, d.name, d.port)
 	if err == nil {
-		d.mads, err = openMADs(node, func() gidTable { return d.state.Load().table }, func() []ib.PKey { return d.state.Load().PKeys }, keys, d.log)
+		d.mads, err = openMADs(node, d.infiniBand(), func() gidTable { return d.state.Load().table }, d.pkeys, keys, d.log)
 	}
 	if err != nil {
 		d.madErr = err
 		d.log.Info("no CM messages through QP 1", "why", err)
 	}
+}
+
+func (d *Device) pkeys() []ib.PKey { return d.state.Load().PKeys }
+
+// SubnetPort implements [verbs.SubnetProvider].
+func (d *Device) SubnetPort() verbs.SubnetPort {
+	if d.subnet == nil {
+		return nil
+	}
+	return d.subnet
 }
 
 // MADError says why MADPort is nil; nil if it is not.
@@ -263,10 +298,6 @@ func pollable(fd int, name string) (*os.File, error) {
 // readGIDs reads the GID table, less what is no address of the underlay that can
 // be used by now. soon says that there will be more.
 func (d *Device) readGIDs() (all []gidEntry, soon bool, err error) {
-	addrs, tentative, err := d.monitor.addresses(d.ifindex)
-	if err != nil {
-		return nil, false, fmt.Errorf("addresses of %s: %w", d.opts.Underlay, err)
-	}
 	buf := make([]C.struct_shim_gid, maxGIDs)
 	n := int(C.shim_gids(d.ctx, &buf[0], maxGIDs))
 	if n < 0 {
@@ -275,10 +306,25 @@ func (d *Device) readGIDs() (all []gidEntry, soon bool, err error) {
 	for _, g := range buf[:n] {
 		all = append(all, gidEntry{gid: *(*ib.GID)(unsafe.Pointer(&g.gid)), index: int(g.index), port: int(g.port), kind: int(g._type), ifindex: int(g.ifindex)})
 	}
+	if d.infiniBand() {
+		return all, false, nil
+	}
+	addrs, tentative, err := d.monitor.addresses(d.ifindex)
+	if err != nil {
+		return nil, false, fmt.Errorf("addresses of %s: %w", d.opts.Underlay, err)
+	}
 	all = withAddress(all, addrs)
 	have := chooseGIDs(all, d.ifindex, ib.GID{}, ib.GID{}).gids()
 	lacks := func(g ib.GID) bool { return !g.Is4() && !slices.Contains(have, g) }
 	return all, tentative || slices.ContainsFunc(addrs, lacks), nil
+}
+
+// choose returns the entries of the table that are the port's, the one to use by default first.
+func (d *Device) choose(all []gidEntry, prefer ib.GID) gidTable {
+	if d.infiniBand() {
+		return chooseIB(all, d.port, d.opts.GID)
+	}
+	return chooseGIDs(all, d.ifindex, d.opts.GID, prefer)
 }
 
 // A portState is the port at one moment. It is immutable.
@@ -297,17 +343,9 @@ func (d *Device) read(prefer ib.GID) (*portState, error) {
 	if rc := C.shim_port(d.ctx, C.int(d.port), &port); rc != 0 {
 		return nil, fmt.Errorf("query port %d of %s: %w", d.port, d.name, syscall.Errno(rc))
 	}
-	if port.link_layer == C.IBV_LINK_LAYER_INFINIBAND {
-		return nil, fmt.Errorf("port %d of %s is InfiniBand, which needs subnet administration: only RoCE is supported", d.port, d.name)
-	}
-	link, err := d.monitor.handle.LinkByIndex(d.ifindex)
-	if err != nil {
-		return nil, fmt.Errorf("underlay %s: %w", d.opts.Underlay, err)
-	}
-	at := link.Attrs()
-	p := &portState{table: chooseGIDs(all, d.ifindex, d.opts.GID, prefer)}
-	p.Port = verbs.Port{GIDs: p.table.gids(), GUID: d.guid, LID: ib.PermissiveLID, MTU: ib.MTU(port.active_mtu), UnderlayIf: at.Name, UnderMTU: at.MTU}
-	p.Active = port.state == C.IBV_PORT_ACTIVE && at.Flags&net.FlagUp != 0 && at.RawFlags&unix.IFF_RUNNING != 0 && len(p.GIDs) > 0
+	p := &portState{table: d.choose(all, prefer)}
+	p.Port = verbs.Port{GIDs: p.table.gids(), GUID: d.guid, LID: ib.PermissiveLID, MTU: ib.MTU(port.active_mtu)}
+	p.Active = port.state == C.IBV_PORT_ACTIVE && len(p.GIDs) > 0
 	for i := range C.int(port.pkey_tbl_len) {
 		var k C.__be16
 		if C.ibv_query_pkey(d.ctx, C.uint8_t(d.port), i, &k) != 0 {
@@ -315,6 +353,24 @@ func (d *Device) read(prefer ib.GID) (*portState, error) {
 		}
 		p.PKeys = append(p.PKeys, ib.PKey(binary.BigEndian.Uint16((*[2]byte)(unsafe.Pointer(&k))[:])))
 	}
+	isIB := port.link_layer == C.IBV_LINK_LAYER_INFINIBAND
+	switch {
+	case isIB && d.infiniBand():
+		p.InfiniBand, p.LID, p.SMLID, p.SMSL = true, ib.LID(port.lid), ib.LID(port.sm_lid), uint8(port.sm_sl)
+		p.SubnetTimeout, p.GRHRequired = ib.Timeout(port.subnet_timeout), port.flags&C.IBV_QPF_GRH_REQUIRED != 0
+		return p, nil
+	case isIB:
+		return nil, fmt.Errorf("port %d of %s is InfiniBand: give --device and --port, and no --underlay", d.port, d.name)
+	case d.infiniBand():
+		return nil, fmt.Errorf("port %d of %s is not InfiniBand: give its --underlay", d.port, d.name)
+	}
+	link, err := d.monitor.handle.LinkByIndex(d.ifindex)
+	if err != nil {
+		return nil, fmt.Errorf("underlay %s: %w", d.opts.Underlay, err)
+	}
+	at := link.Attrs()
+	p.UnderlayIf, p.UnderMTU = at.Name, at.MTU
+	p.Active = p.Active && at.Flags&net.FlagUp != 0 && at.RawFlags&unix.IFF_RUNNING != 0
 	return p, nil
 }
 
@@ -360,6 +416,9 @@ func (d *Device) Close() error {
 func (d *Device) release() error {
 	if d.mads != nil {
 		d.mads.close()
+	}
+	if d.subnet != nil {
+		_ = d.subnet.Close()
 	}
 	if d.monitor != nil {
 		d.monitor.stop()

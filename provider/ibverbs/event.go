@@ -2,6 +2,7 @@ package ibverbs
 
 import (
 	"fmt"
+	"slices"
 
 	"ipoibcm/verbs"
 )
@@ -29,12 +30,13 @@ const (
 type asyncAction uint8
 
 const (
-	asyncNothing asyncAction = iota
-	asyncQPDied              // the QP went to ERR; asyncStatus says why
-	asyncCQDied              // every QP of the CQ goes to ERR
-	asyncComm                // first packet on a QP in RTR
-	asyncPort                // look at the port again
-	asyncFatal               // the device is gone
+	asyncNothing  asyncAction = iota
+	asyncQPDied               // the QP went to ERR; asyncStatus says why
+	asyncCQDied               // every QP of the CQ goes to ERR
+	asyncComm                 // first packet on a QP in RTR
+	asyncPort                 // look at the port again
+	asyncRegister             // the same, and tell that all joins are to be repeated
+	asyncFatal                // the device is gone
 )
 
 // asyncOf maps an event.
@@ -46,8 +48,10 @@ func asyncOf(event int) asyncAction {
 		return asyncCQDied
 	case evCommEst:
 		return asyncComm
-	case evPortActive, evPortError, evLIDChange, evPKeyChange, evSMChange, evReregister, evGIDChange:
+	case evPortActive, evPortError, evLIDChange, evPKeyChange, evSMChange, evGIDChange:
 		return asyncPort
+	case evReregister:
+		return asyncRegister
 	case evDeviceFatal:
 		return asyncFatal
 	}
@@ -68,6 +72,9 @@ func asyncStatus(event int) verbs.Status {
 // portEvents compares two states of the port, as softroce does: first whether it
 // is usable, then GIDs, then MTUs.
 func portEvents(old, now *verbs.Port) (events []verbs.Event) {
+	if now.InfiniBand {
+		return infiniBandEvents(old, now)
+	}
 	if now.Active != old.Active {
 		ev := verbs.Event{Kind: verbs.PortActive, Text: "underlay " + now.UnderlayIf + " is usable"}
 		if !now.Active {
@@ -84,6 +91,29 @@ func portEvents(old, now *verbs.Port) (events []verbs.Event) {
 	if now.UnderMTU != old.UnderMTU || now.MTU != old.MTU {
 		events = append(events, verbs.Event{Kind: verbs.MTUChange,
 			Text: fmt.Sprintf("underlay MTU %d, path MTU %d", now.UnderMTU, now.MTU.Octets())})
+	}
+	return events
+}
+
+// infiniBandEvents is portEvents of an InfiniBand port.
+func infiniBandEvents(old, now *verbs.Port) (events []verbs.Event) {
+	for _, e := range []struct {
+		kind    verbs.EventKind
+		changed bool
+		text    string
+	}{
+		{verbs.PortActive, now.Active && !old.Active, "the port is active"},
+		{verbs.PortError, !now.Active && old.Active, "the port is not active"},
+		{verbs.LIDChange, now.LID != old.LID, fmt.Sprintf("LID %d", now.LID)},
+		{verbs.SMChange, now.SMLID != old.SMLID || now.SMSL != old.SMSL || now.GRHRequired != old.GRHRequired,
+			fmt.Sprintf("subnet manager at LID %d", now.SMLID)},
+		{verbs.PKeyChange, !slices.Equal(now.PKeys, old.PKeys), fmt.Sprint(now.PKeys)},
+		{verbs.GIDChange, !slices.Equal(now.GIDs, old.GIDs), fmt.Sprint(now.GIDs)},
+		{verbs.MTUChange, now.MTU != old.MTU, fmt.Sprintf("path MTU %d", now.MTU.Octets())},
+	} {
+		if e.changed {
+			events = append(events, verbs.Event{Kind: e.kind, Text: e.text})
+		}
 	}
 	return events
 }

@@ -63,6 +63,17 @@ func chooseGIDs(all []gidEntry, ifindex int, only, prefer ib.GID) gidTable {
 	return t
 }
 
+// chooseIB returns the entries of an InfiniBand port in the order of the table, whose
+// first is the port's own. If only is not zero nothing else counts.
+func chooseIB(all []gidEntry, port int, only ib.GID) (t gidTable) {
+	for _, e := range all {
+		if e.kind == gidIB && e.port == port && !e.gid.IsZero() && (only.IsZero() || e.gid == only) {
+			t = append(t, e)
+		}
+	}
+	return t
+}
+
 // gids returns the addresses alone.
 func (t gidTable) gids() []ib.GID {
 	var l []ib.GID

@@ -1,5 +1,5 @@
 // Package ibverbs is RDMA by the kernel: a verbs provider over libibverbs, for
-// Soft-RoCE (rdma_rxe) and for adapters that do RoCE.
+// Soft-RoCE (rdma_rxe), for adapters that do RoCE, and for InfiniBand ports.
 //
 // The binding is our own and needs cgo and the build tag ibverbs; without them
 // [Open] says so. Everything that decides is plain Go and is tested without a
@@ -7,15 +7,17 @@
 // through /dev/infiniband/umad* without any library.
 //
 // A device is found by its network device, and a GID by its address and its type
-// RoCE v2, never by an index. Work requests are posted, and completions taken, a
-// batch at a time through one C call each; C sees Go memory only if it is a
-// pinned [verbs.Region].
+// RoCE v2, never by an index; an InfiniBand port, which has no network device, by the
+// names of both. There the user joins groups at the subnet administrator, through
+// [verbs.SubnetPort], and says the path of each packet.
+//
+// Work requests are posted, and completions taken, a batch at a time through one C call
+// each; C sees Go memory only if it is a pinned [verbs.Region].
 //
 // Sources: docs/adr/0012-libibverbs.md, ib_user_mad.h, libibverbs. Missing:
-// InfiniBand ports, which need subnet administration; QPNs are the kernel's and
-// not unpredictable (docs/security.md); SEND with invalidate, which a memory region of
-// libibverbs cannot serve; copies of multicast packets by unicast, which a kernel
-// QP does not receive.
+// QPNs are the kernel's and not unpredictable (docs/security.md); SEND with invalidate,
+// which a memory region of libibverbs cannot serve; copies of multicast packets by
+// unicast, which a kernel QP does not receive.
 package ibverbs
 
 import (
@@ -27,10 +29,13 @@ import (
 	"ipoibcm/ib"
 )
 
-// Options says which device to open. Only Underlay must be set.
+// Options says which device to open. Underlay must be set, or Device of an InfiniBand port.
 type Options struct {
-	// Underlay is the network device of the RDMA device's port, such as "eth0".
+	// Underlay is the network device of the RDMA device's port, such as "eth0". Empty
+	// means that the port is an InfiniBand one, which has none.
 	Underlay string
+	// Port is that of Device where there is no Underlay. Zero means 1.
+	Port int
 	// Device is the name of the RDMA device. Empty means the one whose GIDs belong
 	// to Underlay.
 	Device string

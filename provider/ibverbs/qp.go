@@ -6,6 +6,7 @@ package ibverbs
 import "C"
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -34,7 +35,7 @@ type qp struct {
 
 	mu     sync.Mutex
 	h      *C.struct_ibv_qp // changed with all three locks held; nil after destroy
-	groups []ib.GID
+	groups []attached
 
 	sendMu   sync.Mutex
 	send     ring
@@ -475,18 +476,16 @@ func (q *qp) AttachMulticast(mgid ib.GID) error {
 	if q.h == nil {
 		return verbs.ErrClosed
 	}
-	if slices.Contains(q.groups, mgid) {
+	if slices.Contains(q.groups, attached{mgid: mgid}) {
 		return nil
 	}
 	if err := q.dev.groups.join(mgid); err != nil {
 		return err
 	}
-	raw := C.union_ibv_gid(mgid)
-	if rc := C.ibv_attach_mcast(q.h, &raw, 0); rc != 0 {
+	if err := q.attach(attached{mgid: mgid}); err != nil {
 		q.dev.groups.leave(mgid)
-		return errno(fmt.Sprintf("attach to %v", mgid), positive(rc))
+		return err
 	}
-	q.groups = append(q.groups, mgid)
 	return nil
 }
 
@@ -494,17 +493,66 @@ func (q *qp) AttachMulticast(mgid ib.GID) error {
 func (q *qp) DetachMulticast(mgid ib.GID) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	i := slices.Index(q.groups, mgid)
+	err := q.detach(attached{mgid: mgid})
+	if !errors.Is(err, errNotAttached) {
+		q.dev.groups.leave(mgid)
+	}
+	return err
+}
+
+// An attached is a group that a QP receives; its LID is zero on Ethernet.
+type attached struct {
+	mgid ib.GID
+	mlid ib.LID
+}
+
+var _ verbs.GroupQP = (*qp)(nil)
+
+// AttachGroup implements [verbs.GroupQP].
+func (q *qp) AttachGroup(mgid ib.GID, mlid ib.LID) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch {
+	case q.h == nil:
+		return verbs.ErrClosed
+	case q.transport != ib.UD || !mgid.IsMulticast() || mlid == 0:
+		return fmt.Errorf("%w: %v at LID %#x is no group that a %v QP can have", verbs.ErrInvalid, mgid, uint16(mlid), q.transport)
+	case slices.Contains(q.groups, attached{mgid, mlid}):
+		return nil
+	}
+	return q.attach(attached{mgid, mlid})
+}
+
+// DetachGroup implements [verbs.GroupQP].
+func (q *qp) DetachGroup(mgid ib.GID, mlid ib.LID) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.detach(attached{mgid, mlid})
+}
+
+func (q *qp) attach(g attached) error {
+	raw := C.union_ibv_gid(g.mgid)
+	if rc := C.ibv_attach_mcast(q.h, &raw, C.uint16_t(g.mlid)); rc != 0 {
+		return errno(fmt.Sprintf("attach to %v", g.mgid), positive(rc))
+	}
+	q.groups = append(q.groups, g)
+	return nil
+}
+
+// errNotAttached is of a QP that never had the group.
+var errNotAttached = fmt.Errorf("%w: not attached", verbs.ErrInvalid)
+
+func (q *qp) detach(g attached) error {
+	i := slices.Index(q.groups, g)
 	if i < 0 {
-		return fmt.Errorf("%w: not attached to %v", verbs.ErrInvalid, mgid)
+		return fmt.Errorf("%v: %w", g.mgid, errNotAttached)
 	}
 	q.groups = slices.Delete(q.groups, i, i+1)
-	q.dev.groups.leave(mgid)
 	if q.h == nil {
 		return nil
 	}
-	raw := C.union_ibv_gid(mgid)
-	return errno(fmt.Sprintf("detach from %v", mgid), positive(C.ibv_detach_mcast(q.h, &raw, 0)))
+	raw := C.union_ibv_gid(g.mgid)
+	return errno(fmt.Sprintf("detach from %v", g.mgid), positive(C.ibv_detach_mcast(q.h, &raw, C.uint16_t(g.mlid))))
 }
 
 // positive makes an error number of a result that may be negative.
@@ -536,10 +584,10 @@ func (q *qp) destroy() error {
 	if q.h == nil {
 		return verbs.ErrClosed
 	}
-	for _, mgid := range q.groups {
-		raw := C.union_ibv_gid(mgid)
-		C.ibv_detach_mcast(q.h, &raw, 0)
-		q.dev.groups.leave(mgid)
+	for _, g := range q.groups {
+		raw := C.union_ibv_gid(g.mgid)
+		C.ibv_detach_mcast(q.h, &raw, C.uint16_t(g.mlid))
+		q.dev.groups.leave(g.mgid) // nothing on InfiniBand
 	}
 	q.groups = nil
 	if q.srq != nil && q.known() != verbs.StateReset {

@@ -27,21 +27,11 @@ const (
 	saVersion = 2
 )
 
-// An SAMAD is a MAD of subnet administration: to another port, or from it.
-type SAMAD struct {
-	LID  ib.LID
-	SL   uint8
-	QPN  ib.QPN
-	QKey ib.QKey
-	PKey ib.PKey // zero on output: the default
-	// Of the GRH; zero GID: none.
-	GID          ib.GID
-	FlowLabel    uint32
-	TrafficClass uint8
-	Data         [verbs.MADLen]byte
-}
+// An SAMAD is a MAD of subnet administration.
+type SAMAD = verbs.SubnetMAD
 
-// An SAPort sends questions of subnet administration and receives the answers.
+// An SAPort sends questions of subnet administration and receives the answers. It
+// implements [verbs.SubnetPort].
 type SAPort struct {
 	file  *os.File
 	agent uint32
@@ -80,6 +70,8 @@ func saRequest() (req [28]byte) {
 	return req
 }
 
+var _ verbs.SubnetPort = (*SAPort)(nil)
+
 // newSAPort starts what reads a registered file.
 func newSAPort(file *os.File, agent uint32, pkeys func() []ib.PKey) *SAPort {
 	p := &SAPort{file: file, agent: agent, pkeys: pkeys, in: make(chan *SAMAD, madQueue), done: make(chan struct{})}
@@ -87,14 +79,14 @@ func newSAPort(file *os.File, agent uint32, pkeys func() []ib.PKey) *SAPort {
 	return p
 }
 
-// MADs returns what comes in; it is closed with the port.
-func (p *SAPort) MADs() <-chan *SAMAD { return p.in }
+// SubnetMADs implements [verbs.SubnetPort].
+func (p *SAPort) SubnetMADs() <-chan *SAMAD { return p.in }
 
 // Dropped returns how many MADs were none of subnet administration, or found a full queue.
 func (p *SAPort) Dropped() uint64 { return p.dropped.Load() }
 
-// Send sends a MAD, once. The kernel lets an answer in until wait is over.
-func (p *SAPort) Send(m *SAMAD, wait time.Duration) error {
+// SendSubnet implements [verbs.SubnetPort].
+func (p *SAPort) SendSubnet(m *SAMAD, wait time.Duration) error {
 	buf := make([]byte, umadHeaderLen+verbs.MADLen)
 	h := umadHeader{agent: p.agent, timeout: uint32(wait.Milliseconds()), length: uint32(len(buf)),
 		qpn: m.QPN, qkey: m.QKey, lid: m.LID, sl: m.SL}
@@ -223,6 +215,11 @@ func ibPorts(class, device string) (ports []IBPort) {
 	return ports
 }
 
+// IsInfiniBand reports whether a port of a device is an InfiniBand one.
+func IsInfiniBand(device string, port int) bool {
+	return slices.ContainsFunc(IBPorts(device), func(p IBPort) bool { return p.Port == port })
+}
+
 // maxPKeys is how much of a P_Key table we look at.
 const maxPKeys = 128
 
@@ -230,4 +227,32 @@ const maxPKeys = 128
 func number(dir, name string) uint64 {
 	n, _ := strconv.ParseUint(lineOf(filepath.Join(dir, name)), 0, 16)
 	return n
+}
+
+// KernelIPoIB returns the names of the kernel's own IPoIB interfaces on a port and
+// partition: what a port leaves they have left as well.
+func KernelIPoIB(device string, port int, pkey ib.PKey) []string {
+	return kernelIPoIB(classNet, device, port, pkey)
+}
+
+const classNet = "/sys/class/net"
+
+// arphrdInfiniBand is the hardware type of such interfaces (linux/if_arp.h).
+const arphrdInfiniBand = 32
+
+func kernelIPoIB(class, device string, port int, pkey ib.PKey) (names []string) {
+	dirs, _ := filepath.Glob(filepath.Join(class, "*"))
+	slices.Sort(dirs)
+	for _, d := range dirs {
+		if number(d, "type") != arphrdInfiniBand || int(number(d, "dev_port"))+1 != port {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(d, "device/infiniband", device)); err != nil {
+			continue
+		}
+		if k := ib.PKey(number(d, "pkey")); (k^pkey)&^ib.PKeyFull == 0 {
+			names = append(names, filepath.Base(d))
+		}
+	}
+	return names
 }

@@ -40,7 +40,7 @@ func TestSAPort(t *testing.T) {
 	buf := make([]byte, 1000)
 	for _, tt := range saMADs {
 		tt.mad.Data = [verbs.MADLen]byte{1, 3, 2, 1}
-		if err := p.Send(&tt.mad, 800*time.Millisecond); err != nil {
+		if err := p.SendSubnet(&tt.mad, 800*time.Millisecond); err != nil {
 			t.Fatalf("%s: %v", tt.name, err)
 		}
 		kernel.SetReadDeadline(time.Now().Add(10 * time.Second))
@@ -61,13 +61,13 @@ func TestSAPort(t *testing.T) {
 		if _, err := kernel.Write(buf[:n]); err != nil {
 			t.Fatal(err)
 		}
-		back, want := <-p.MADs(), tt.mad
+		back, want := <-p.SubnetMADs(), tt.mad
 		want.PKey = keys[tt.want.pkeyIdx]
 		if *back != want {
 			t.Errorf("%s: received %+v, want %+v", tt.name, back, want)
 		}
 	}
-	if err := p.Send(&SAMAD{LID: 3, QPN: 1, PKey: 0x8005}, time.Second); err == nil {
+	if err := p.SendSubnet(&SAMAD{LID: 3, QPN: 1, PKey: 0x8005}, time.Second); err == nil {
 		t.Error("a MAD was sent in a partition that the port is not in")
 	}
 
@@ -86,7 +86,7 @@ func TestSAPort(t *testing.T) {
 	if err := p.Close(); err != nil {
 		t.Error(err)
 	}
-	if _, open := <-p.MADs(); open {
+	if _, open := <-p.SubnetMADs(); open {
 		t.Error("something came in")
 	}
 }

@@ -173,7 +173,7 @@ struct ibv_mr *shim_reg_mr(struct ibv_pd *pd, uint64_t addr, uint64_t len, int a
 static struct ibv_ah_attr path_of(const struct shim_path *p)
 {
 	struct ibv_ah_attr a = {
-		.is_global = 1, .port_num = p->port, .sl = p->sl,
+		.is_global = p->grh, .port_num = p->port, .sl = p->sl, .dlid = p->dlid, .static_rate = p->rate,
 		.grh = { .sgid_index = p->sgid_index, .flow_label = p->flow_label, .hop_limit = p->hop_limit, .traffic_class = p->traffic_class },
 	};
 	memcpy(a.grh.dgid.raw, p->dgid, 16);

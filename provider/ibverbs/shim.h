@@ -32,6 +32,8 @@ struct shim_path {
 	uint8_t dgid[16];
 	uint32_t sgid_index, flow_label, port;
 	uint8_t hop_limit, traffic_class, sl;
+	uint8_t grh, rate; // rate 0: the port's
+	uint16_t dlid;     // InfiniBand
 };
 
 struct shim_event {

@@ -87,7 +87,7 @@ func TestAsync(t *testing.T) {
 		{evPKeyChange, asyncPort, verbs.GeneralError},
 		{evSMChange, asyncPort, verbs.GeneralError},
 		{evLastWQE, asyncNothing, verbs.GeneralError},
-		{evReregister, asyncPort, verbs.GeneralError},
+		{evReregister, asyncRegister, verbs.GeneralError},
 		{evGIDChange, asyncPort, verbs.GeneralError},
 		{99, asyncNothing, verbs.GeneralError},
 	} {

@@ -135,6 +135,8 @@ type madPort struct {
 	gids  func() gidTable
 	pkeys func() []ib.PKey
 	log   *slog.Logger
+	// infiniBand says that ports have LIDs, and packets need no GRH.
+	infiniBand bool
 
 	in  chan *verbs.MAD
 	out chan verbs.MAD
@@ -152,7 +154,7 @@ var _ verbs.MADPort = (*madPort)(nil)
 
 // openMADs registers for the CM messages of the port behind node. The error is
 // [ErrCMTaken] where somebody else has.
-func openMADs(node string, gids func() gidTable, pkeys func() []ib.PKey, keys [4]uint64, log *slog.Logger) (*madPort, error) {
+func openMADs(node string, infiniBand bool, gids func() gidTable, pkeys func() []ib.PKey, keys [4]uint64, log *slog.Logger) (*madPort, error) {
 	fd, err := unix.Open(node, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", node, err)
@@ -169,13 +171,13 @@ func openMADs(node string, gids func() gidTable, pkeys func() []ib.PKey, keys [4
 		}
 		return nil, fmt.Errorf("%s: register for CM messages: %w", node, err)
 	}
-	return newMADPort(os.NewFile(uintptr(fd), node), binary.NativeEndian.Uint32(req[:]), gids, pkeys, keys, log), nil
+	return newMADPort(os.NewFile(uintptr(fd), node), binary.NativeEndian.Uint32(req[:]), infiniBand, gids, pkeys, keys, log), nil
 }
 
 // newMADPort starts what serves a registered file.
-func newMADPort(file *os.File, agent uint32, gids func() gidTable, pkeys func() []ib.PKey, keys [4]uint64, log *slog.Logger) *madPort {
+func newMADPort(file *os.File, agent uint32, infiniBand bool, gids func() gidTable, pkeys func() []ib.PKey, keys [4]uint64, log *slog.Logger) *madPort {
 	m := &madPort{
-		file: file, agent: agent, gids: gids, pkeys: pkeys, log: log,
+		file: file, agent: agent, infiniBand: infiniBand, gids: gids, pkeys: pkeys, log: log,
 		in: make(chan *verbs.MAD, madQueue), out: make(chan verbs.MAD, madQueue),
 		asks: ratelimit.New(askRate, [2]uint64(keys[:2])), answers: ratelimit.New(answerRate, [2]uint64(keys[2:])),
 	}
@@ -215,6 +217,12 @@ func (m *madPort) send() {
 	for d := range m.out {
 		from, ok := m.gids().source(d.Local, d.Remote)
 		h := umadHeader{agent: m.agent, qpn: d.QPN, qkey: ib.QKeyGSI, grh: true, gidIdx: uint8(from.index), hops: 64, gid: d.Remote, length: uint32(len(buf))}
+		if p := d.Path; p.DLID != 0 { // InfiniBand
+			h.lid, h.sl, h.grh, h.hops, h.class, h.flow = p.DLID, p.SL, p.GRH, p.HopLimit, p.TrafficClass, p.FlowLabel
+			if ok = ok || d.Remote.IsZero(); !h.grh {
+				h.gid, h.gidIdx = ib.GID{}, 0
+			}
+		}
 		if !ok || from.index > 255 {
 			m.refused.Add(1)
 			continue
@@ -269,7 +277,7 @@ func (m *madPort) receive() {
 // status; they are dropped, because CM has timeouts of its own.
 func (m *madPort) take(b []byte, now time.Time) (*verbs.MAD, bool) {
 	var h umadHeader
-	if h.UnmarshalBinary(b) != nil || h.status != 0 || len(b) != umadHeaderLen+verbs.MADLen || !h.grh {
+	if h.UnmarshalBinary(b) != nil || h.status != 0 || len(b) != umadHeaderLen+verbs.MADLen || !h.grh && !m.infiniBand {
 		m.dropped.Add(1)
 		return nil, false
 	}
@@ -278,7 +286,11 @@ func (m *madPort) take(b []byte, now time.Time) (*verbs.MAD, bool) {
 	if mad.Asks(body) {
 		g = m.asks
 	}
-	if !g.Allow(now.UnixNano(), h.gid) {
+	source := h.gid
+	if !h.grh {
+		source = ib.GID{14: byte(h.lid >> 8), 15: byte(h.lid)}
+	}
+	if !g.Allow(now.UnixNano(), source) {
 		m.flood.Add(1)
 		return nil, false
 	}
@@ -291,6 +303,12 @@ func (m *madPort) take(b []byte, now time.Time) (*verbs.MAD, bool) {
 	}
 	if keys := m.pkeys(); int(h.pkeyIdx) < len(keys) {
 		d.PKey = keys[h.pkeyIdx]
+	}
+	if m.infiniBand {
+		d.Path = verbs.Path{SGID: d.Local, DGID: h.gid, DLID: h.lid, SL: h.sl, GRH: h.grh, HopLimit: h.hops, TrafficClass: h.class, FlowLabel: h.flow}
+		if !h.grh {
+			d.Remote, d.Path.HopLimit, d.Path.TrafficClass, d.Path.FlowLabel = ib.GID{}, 0, 0, 0
+		}
 	}
 	return d, true
 }

@@ -64,7 +64,7 @@ func TestMADPort(t *testing.T) {
 	defer kernel.Close()
 	own := chooseGIDs(table, 3, ib.GID{}, ib.GID{})
 	keys := []ib.PKey{0xffff, 0x8005}
-	m := newMADPort(os.NewFile(uintptr(fds[0]), "umad"), 7, func() gidTable { return own }, func() []ib.PKey { return keys }, [4]uint64{}, slog.New(slog.DiscardHandler))
+	m := newMADPort(os.NewFile(uintptr(fds[0]), "umad"), 7, false, func() gidTable { return own }, func() []ib.PKey { return keys }, [4]uint64{}, slog.New(slog.DiscardHandler))
 	defer m.close()
 
 	buf := make([]byte, 1000)
@@ -154,7 +154,7 @@ func TestMADPort(t *testing.T) {
 // TestOpenMADs opens what is no umad node.
 func TestOpenMADs(t *testing.T) {
 	for _, node := range []string{"/dev/null", "/no/such/node"} {
-		if m, err := openMADs(node, nil, nil, [4]uint64{}, nil); err == nil {
+		if m, err := openMADs(node, false, nil, nil, [4]uint64{}, nil); err == nil {
 			m.close()
 			t.Errorf("%s is a umad node", node)
 		}

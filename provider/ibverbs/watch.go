@@ -201,6 +201,9 @@ func (d *Device) gone(why string) {
 	if d.mads != nil {
 		d.mads.close()
 	}
+	if d.subnet != nil {
+		_ = d.subnet.Close()
+	}
 	d.async.Close()
 	_ = d.teardown()
 	d.events.Tell(verbs.Event{Kind: verbs.DeviceFatal, Text: why})
@@ -260,6 +263,9 @@ func (d *Device) asyncEvent(event int, qpn ib.QPN, h *C.struct_ibv_cq) {
 			}
 		}
 	case asyncPort:
+		d.monitor.poke()
+	case asyncRegister:
+		d.events.Tell(verbs.Event{Kind: verbs.Reregister, Text: "the subnet manager asks for it"})
 		d.monitor.poke()
 	case asyncFatal:
 		d.lost("RDMA device " + d.name + " was removed")

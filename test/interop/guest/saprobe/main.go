@@ -91,7 +91,7 @@ func (p *probe) step(ev sa.Event) {
 		switch a := a.(type) {
 		case sa.SendMAD:
 			to := a.MAD.Peer
-			p.err = errors.Join(p.err, p.umad.Send(&ibverbs.SAMAD{LID: to.LID, SL: to.SL, QPN: to.QPN, QKey: to.QKey, PKey: to.PKey,
+			p.err = errors.Join(p.err, p.umad.SendSubnet(&ibverbs.SAMAD{LID: to.LID, SL: to.SL, QPN: to.QPN, QKey: to.QKey, PKey: to.PKey,
 				GID: to.GID, FlowLabel: to.FlowLabel, TrafficClass: to.TrafficClass, Data: a.MAD.Data}, a.Wait))
 		case sa.StateChanged:
 			fmt.Println("state", a.State)
@@ -124,7 +124,7 @@ func (p *probe) serve() error {
 			next = d
 		}
 		select {
-		case m, ok := <-p.umad.MADs():
+		case m, ok := <-p.umad.SubnetMADs():
 			if !ok {
 				return errors.New("ib_umad has closed")
 			}
