@@ -74,10 +74,18 @@ func (a *Agent) do(act ipoib.Action) {
 	case ipoib.DestroyQP:
 		a.destroyQP(act.Conn)
 	case ipoib.JoinGroup:
-		a.joinGroup(act.MGID)
+		a.joinGroup(act.MGID, act.MLID)
+	case ipoib.SendSubnet:
+		count(&a.counters.sendMAD, &a.counters.sendMADFailed, a.sendSubnet(act.MAD, act.Wait))
+	case ipoib.UsePath:
+		a.usePath(act.Path)
+	case ipoib.ForgetPath:
+		delete(a.fabric.paths, act.DGID)
+	case ipoib.SetQKey:
+		a.setQKey(act.QKey)
 	case ipoib.LeaveGroup:
 		delete(a.groups, act.MGID)
-		if err := a.loop.UDQP().DetachMulticast(act.MGID); err != nil {
+		if err := a.detach(act.MGID, act.MLID); err != nil {
 			a.log.Warn("cannot leave group", "mgid", act.MGID, "err", err)
 		}
 	case ipoib.PublishGroups:
@@ -170,9 +178,9 @@ func (a *Agent) ah(gid ib.GID) (verbs.AH, error) {
 			}
 		}
 	}
-	attr := verbs.AHAttr{DGID: gid}
-	if a.link.GID.Is4() == gid.Is4() {
-		attr.SGID = a.link.GID
+	attr, err := a.attr(gid)
+	if err != nil {
+		return nil, err
 	}
 	ah, err := a.opt.Provider.CreateAH(attr)
 	if err != nil {
@@ -262,8 +270,8 @@ func (a *Agent) destroyQP(handle fib.Conn) {
 	}
 }
 
-func (a *Agent) joinGroup(mgid ib.GID) {
-	if err := a.loop.UDQP().AttachMulticast(mgid); err != nil {
+func (a *Agent) joinGroup(mgid ib.GID, mlid ib.LID) {
+	if err := a.attach(mgid, mlid); err != nil {
 		a.counters.joinFailed.Add(1)
 		a.log.Warn("cannot join group", "mgid", mgid, "err", err) // RFC 4391 section 12
 		a.pending = append(a.pending, ipoib.JoinFailed{MGID: mgid, Err: err})
@@ -309,12 +317,16 @@ func (a *Agent) ref(p fib.Path, n int) {
 	if p.Kind == fib.PathUD {
 		a.loop.KnowUD(gid, p.Link.QPN, n)
 	}
+	a.refAH(p, n)
+}
+
+func (a *Agent) refAH(p fib.Path, n int) {
 	switch p.Kind {
 	case fib.PathUD, fib.PathGroup:
 	default:
 		return
 	}
-	if h := a.ahs[gid]; h != nil {
+	if h := a.ahs[p.Link.GID]; h != nil {
 		h.refs += n
 	}
 }

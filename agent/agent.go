@@ -113,6 +113,11 @@ type Options struct {
 	Build string   // version, for status
 	Notes []string // what is worth knowing about the provider, for status
 	NoQP1 error    // why the provider has no QP 1, if it is known
+	// CreateBroadcast makes the broadcast group of an InfiniBand port where the subnet
+	// manager has none. Shared says whether the kernel has an IPoIB interface of its own
+	// on that port and P_Key; nil means that it has none.
+	CreateBroadcast bool
+	Shared          func() bool
 	// Check says which UD MTU the underlay has as it is now, and what else is worth
 	// knowing of it; an error means that it does not carry the UD MTU any more. Nil means
 	// nothing to say.
@@ -159,6 +164,7 @@ type Agent struct {
 	groups   map[ib.GID]time.Time
 	kernel   *kernelWorker
 	counters counters
+	fabric   fabric
 	legacy   legacy
 	udDied   string // why the UD QP went to ERR, until it is back
 	// tooBigBefore is what tooBig counted when the MTU of the underlay or of a route
@@ -245,6 +251,9 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	a.loop.SetAllow(a.opt.Allow)
 	a.link = encap.LinkAddr{Flags: a.opt.Mode.Flags(), QPN: a.loop.UDQP().QPN(), GID: gid}
 	if err := a.takeCopies(gid); err != nil {
+		return errors.Join(err, a.loop.Close(), a.tun.Close())
+	}
+	if err := a.openFabric(port); err != nil {
 		return errors.Join(err, a.loop.Close(), a.tun.Close())
 	}
 	a.m = ipoib.New(a.machineOptions(port))
@@ -392,7 +401,7 @@ func (a *Agent) machineOptions(port verbs.Port) ipoib.Options {
 		SRQ: a.opt.Provider.Caps().SRQ, Mode: a.opt.Mode, CMTransport: a.opt.CM, NoGSI: a.opt.Provider.MADPort() == nil,
 		UDMTU: a.udMTU(port), UDAuto: a.opt.UDMTU == 0, ReceiveMTU: a.opt.ReceiveMTU,
 		BestMessage: a.opt.Provider.Caps().BestMessage, Idle: a.opt.Idle,
-		Peers: a.memberGIDs(), Copies: a.copies(), Allow: a.opt.Allow, Log: a.log, Rand: newRand(),
+		Fabric: a.machineFabric(port), Peers: a.memberGIDs(), Copies: a.copies(), Allow: a.opt.Allow, Log: a.log, Rand: newRand(),
 		Memory: a.memory(), MaxConns: a.opt.maxConns(), MaxPeers: a.opt.maxNeighbours(),
 		Neigh: neigh.Options{AcceptAlways: a.opt.ARPAlways, MaxNeighbors: a.opt.maxNeighbours()},
 		CM:    cm.Options{MaxConns: 4 * a.opt.maxConns()}, // half-open ones and TIMEWAIT included

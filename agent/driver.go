@@ -32,6 +32,9 @@ func (a *Agent) drive(ctx context.Context, ready func()) {
 	if p := a.opt.Provider.MADPort(); p != nil {
 		in.mads = p.MADs()
 	}
+	if p := a.fabric.port; p != nil {
+		in.subnet = p.SubnetMADs()
+	}
 	announced := false
 	for ctx.Err() == nil {
 		a.setTimer(timer)
@@ -63,6 +66,7 @@ func (a *Agent) drive(ctx context.Context, ready func()) {
 type inputs struct {
 	up     <-chan *datapath.Frame
 	mads   <-chan *verbs.MAD
+	subnet <-chan *verbs.SubnetMAD
 	events <-chan verbs.Event
 	host   <-chan rtnl.Event
 	kernel <-chan outcome
@@ -99,6 +103,12 @@ func (a *Agent) turn(done <-chan struct{}, timer *time.Timer, tick <-chan time.T
 			return false
 		}
 		a.step(ipoib.RecvMAD{MAD: m})
+	case m, ok := <-in.subnet:
+		if !ok {
+			in.subnet = nil
+			return false
+		}
+		a.subnetMAD(m)
 	case ev, ok := <-in.events:
 		if !ok {
 			in.events = nil
@@ -128,6 +138,7 @@ func (a *Agent) turn(done <-chan struct{}, timer *time.Timer, tick <-chan time.T
 		q()
 	case <-tick:
 		a.reviveUD()
+		a.fabricTick()
 		if a.lost != "" {
 			a.follow()
 		}
@@ -191,6 +202,7 @@ func (a *Agent) step(ev ipoib.Event) {
 		}
 	}
 	a.pending = nil
+	a.checkReady()
 }
 
 func (a *Agent) verbsEvent(ev verbs.Event) {
@@ -217,6 +229,11 @@ func (a *Agent) verbsEvent(ev verbs.Event) {
 		a.end(fmt.Errorf("the device is lost: %s", cmp.Or(ev.Text, "it is gone")))
 	case verbs.PortActive, verbs.PortError, verbs.GIDChange, verbs.MTUChange:
 		a.underlayChanged(ev)
+		a.portChanged(ev.Kind == verbs.PortActive)
+	case verbs.LIDChange, verbs.SMChange, verbs.PKeyChange, verbs.Reregister:
+		a.log.Info("port changed", "event", ev.Kind, "text", ev.Text)
+		a.hub.publish(a.event("agent", ev.Kind.String(), ev.Text))
+		a.portChanged(ev.Kind != verbs.LIDChange)
 	}
 }
 
@@ -240,6 +257,7 @@ func (a *Agent) reviveUD() {
 
 // carry gives the interface a carrier while the underlay has one.
 func (a *Agent) carry(on bool) {
+	on = on && a.m.Ready()
 	if err := a.tun.SetCarrier(on); err != nil && !errors.Is(err, syscall.EINVAL) { // before Linux 5.0
 		a.log.Warn("cannot set the carrier", "on", on, "err", err)
 	}

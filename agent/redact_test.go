@@ -172,7 +172,8 @@ func TestNumbersForPeersAreNoIdentifiers(t *testing.T) {
 			}
 		case reflect.String, reflect.Bool:
 		default:
-			if suspect.MatchString(path) && !strings.HasSuffix(path, ".PID") {
+			if suspect.MatchString(path) && !strings.HasSuffix(path, ".PID") &&
+				!strings.HasPrefix(path, "Status.Underlay.Subnet.") { // LIDs are addresses, which every packet shows
 				t.Errorf("%s is a %v and would be sent as it is", path, typ)
 			}
 		}

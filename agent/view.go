@@ -53,6 +53,8 @@ func (a *Agent) statusHead(n map[string]uint64) control.Status {
 		state = "down"
 	case !port.Active:
 		state = "underlay down"
+	case !a.m.Ready():
+		state = "no link"
 	case !s.Up:
 		state = "down"
 	}
@@ -66,7 +68,7 @@ func (a *Agent) statusHead(n map[string]uint64) control.Status {
 			Addresses: []control.Address{},
 		},
 		Underlay: control.Underlay{Provider: a.opt.Provider.Caps().Name, Device: a.opt.Provider.Caps().Device, MTU: port.UnderMTU,
-			PathMTU: port.MTU.Octets(), Active: port.Active, Notes: notes, GIDs: []string{}},
+			PathMTU: port.MTU.Octets(), Active: port.Active, Notes: notes, GIDs: []string{}, Subnet: a.viewSubnet()},
 		Protections: a.protected,
 		Warnings:    a.warnings(s, n, port.Active, unfit),
 	}
@@ -122,6 +124,9 @@ func (a *Agent) warnings(s ipoib.Status, counted map[string]uint64, active bool,
 	}
 	if !active {
 		w = append(w, "the underlay is down or has lost its address")
+	}
+	if s := a.viewSubnet(); s != nil && !s.Joined {
+		w = append(w, "the broadcast group is not joined, and without it there is no link: "+s.Why)
 	}
 	if a.lost != "" {
 		w = append(w, "the interface is in another network namespace, and cannot be followed: "+a.lost)

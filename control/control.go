@@ -94,7 +94,7 @@ type Protection struct {
 type Interface struct {
 	Name           string    `json:"name"`
 	Netns          string    `json:"netns,omitempty"`       // network namespace it is in, where that is not the agent's: its name, or net:[INODE]
-	State          string    `json:"state"`                 // "up", "down" or "underlay down"
+	State          string    `json:"state"`                 // "up", "down", "underlay down" or "no link"
 	Mode           string    `json:"mode"`                  // policy: rc, uc, auto or ud
 	MTU            int       `json:"mtu"`                   // device MTU
 	UDMTU          int       `json:"ud_mtu"`                // largest datagram sent, octets of IP
@@ -132,6 +132,23 @@ type Underlay struct {
 	Notes    []string `json:"notes,omitempty"` // offloads and limits in force
 	// Offloads are the switches of offload in the configuration, as they are now.
 	Offloads []Offload `json:"offloads,omitempty"`
+	// Subnet is how an InfiniBand port stands; absent on Ethernet.
+	Subnet *Subnet `json:"subnet,omitempty"`
+}
+
+// A Subnet is what an InfiniBand port and its subnet administrator say of each other.
+type Subnet struct {
+	LID         int    `json:"lid"`
+	SMLID       int    `json:"sm_lid"` // of the subnet manager; 0: none has been here
+	GRHRequired bool   `json:"grh_required"`
+	Admin       string `json:"admin"`         // "no subnet manager", "asking" or "ready"
+	Joined      bool   `json:"joined"`        // the broadcast group, without which there is no link
+	Why         string `json:"why,omitempty"` // it is not
+	MLID        int    `json:"mlid,omitempty"`
+	SL          int    `json:"sl"`
+	Rate        string `json:"rate,omitempty"`
+	Paths       int    `json:"paths"`  // to other ports that are known
+	Shared      bool   `json:"shared"` // the kernel has an interface of its own on the port: groups are not left
 }
 
 // A Peer is one neighbour interface: a link-layer address.

@@ -3,6 +3,7 @@ package datapath
 import (
 	"fmt"
 
+	"ipoibcm/ib"
 	"ipoibcm/verbs"
 )
 
@@ -20,6 +21,14 @@ func (l *Loop) ReviveUD() error {
 	defer l.one.Unlock()
 	l.pump(l.udq, l.oneWork, nanotime())
 	return nil
+}
+
+// SetQKey gives the UD QP another Q_Key. What is on its way is lost, as with ReviveUD.
+func (l *Loop) SetQKey(k ib.QKey) error {
+	l.udq.mu.Lock()
+	l.cfg.QKey = k
+	l.udq.mu.Unlock()
+	return l.ReviveUD()
 }
 
 func (l *Loop) reviveUD() error {

@@ -55,6 +55,8 @@ type Config struct {
 	GID         string       `yaml:"gid"`
 	Provider    string       `yaml:"provider"`
 	Device      string       `yaml:"device"`
+	Port        int          `yaml:"port"`
+	MakeLink    bool         `yaml:"create_broadcast"`
 	LogLevel    string       `yaml:"log_level"`
 	LogFormat   string       `yaml:"log_format"`
 	PKey        uint16       `yaml:"pkey"`
@@ -136,6 +138,7 @@ func defaults() Config {
 		LogLevel:    "info",
 		LogFormat:   "text",
 		Group:       "ipoibcm",
+		Port:        1,
 		PKey:        uint16(ib.DefaultPKey),
 		QKey:        uint32(ib.QKeyIPoIB),
 		IdleTimeout: "5m",
@@ -167,6 +170,7 @@ func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.GID, "gid", c.GID, "GID to use: an address of the underlay (default: its IPv6 link-local address)")
 	f.StringVar(&c.Provider, "provider", c.Provider, "verbs provider: softroce (no kernel module, no hardware) or ibverbs (kernel Soft-RoCE, RoCE adapters)")
 	f.StringVar(&c.Device, "device", c.Device, "with ibverbs: RDMA device (default: that of the underlay)")
+	f.IntVar(&c.Port, "port", c.Port, "with an InfiniBand device, which has no underlay: its port")
 	f.StringVar(&c.ARPAccept, "arp-accept", c.ARPAccept, "when a neighbour has moved: probe (its old place is silent) or always (an announcement says so)")
 	f.StringVar(&c.Link, "link", c.Link, "name of the link, the same on all of its hosts (for --membership)")
 	f.StringVar(&c.Membership, "membership", c.Membership, "who is on the link, where the underlay has no multicast: etcd://HOST:2379,…, dns://NAME, file:///PATH or static (peers of the file)")
@@ -319,6 +323,7 @@ func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 	set("gid", func() { c.GID = flags.GID })
 	set("provider", func() { c.Provider = flags.Provider })
 	set("device", func() { c.Device = flags.Device })
+	set("port", func() { c.Port = flags.Port })
 	set("arp-accept", func() { c.ARPAccept = flags.ARPAccept })
 	set("link", func() { c.Link = flags.Link })
 	set("membership", func() { c.Membership = flags.Membership })
@@ -375,6 +380,15 @@ func (c *Config) checkGuards() error {
 	return nil
 }
 
+// maxPort is the largest number of a port (IBA volume 1 section 14.2.5.3).
+const maxPort = 255
+
+// infiniBand reports whether the interface is on an InfiniBand port: a device is named,
+// and it has no network device below it.
+func (c *Config) infiniBand() bool {
+	return c.Underlay == "" && c.Device != "" && c.Provider == ibVerbs
+}
+
 func (c *Config) settings() (s settings, err error) {
 	bad := func(key, format string, args ...any) (settings, error) {
 		return s, &valueError{key, fmt.Sprintf(format, args...)}
@@ -384,9 +398,13 @@ func (c *Config) settings() (s settings, err error) {
 		return bad("provider", "provider %q: must be softroce or ibverbs", c.Provider)
 	case c.Device != "" && c.Provider != ibVerbs:
 		return bad("device", "device %q: only provider ibverbs has RDMA devices", c.Device)
-	case c.Underlay == "" && c.Device != "":
-		return bad("device", "device %q: no RDMA device of that name has a network device (ipoibcmd devices lists them)", c.Device)
-	case c.Underlay == "":
+	case c.infiniBand() && !ibverbs.IsInfiniBand(c.Device, c.Port):
+		return bad("device", "device %q: no RDMA device of that name has a network device, or an InfiniBand port %d (ipoibcmd devices lists them)", c.Device, c.Port)
+	case c.Port < 1 || c.Port > maxPort:
+		return bad("port", "port %d: the ports of a device are 1 to %d", c.Port, maxPort)
+	case c.MakeLink && !c.infiniBand():
+		return bad("create_broadcast", "create_broadcast: only a subnet administrator has groups that are made; give the device of an InfiniBand port, and no underlay")
+	case c.Underlay == "" && !c.infiniBand():
 		return bad("underlay", "no underlay: give --underlay DEVICE (ipoibcmd devices lists them)")
 	case !validIfName(c.Name):
 		return bad("name", "name %q: an interface name has 1 to 15 characters, no slash, colon or blank, and is not all, default or lo", c.Name)

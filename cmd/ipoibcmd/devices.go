@@ -146,7 +146,7 @@ func printPorts(w io.Writer, devices []control.RDMADevice) {
 	if some {
 		fmt.Fprintln(w)
 		t.render(w)
-		fmt.Fprintln(w, "no provider opens an InfiniBand port yet")
+		fmt.Fprintln(w, "ipoibcmd-ibverbs run --provider ibverbs --device DEVICE --port N serves an InfiniBand port")
 	}
 }
 

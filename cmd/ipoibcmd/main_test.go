@@ -93,6 +93,7 @@ func TestExitStatusAndHints(t *testing.T) {
 		{"unknown provider", []string{"run", "--underlay=lo", "--provider=other"}, 2, []string{`provider "other": must be softroce or ibverbs`}},
 		{"provider of the other binary", []string{"run", "--underlay=lo", "--provider=ibverbs"}, 1, []string{"provider ibverbs: this program was built without libibverbs: use ipoibcmd-ibverbs, which make ibverbs builds"}},
 		{"no such RDMA device", []string{"run", "--device=nothere9", "--provider=ibverbs"}, 2, []string{`device "nothere9": no RDMA device of that name has a network device`}},
+		{"no such port", []string{"run", "--underlay=lo", "--port=0"}, 2, []string{"port 0: the ports of a device are 1 to 255"}},
 		{"RDMA device of softroce", []string{"run", "--underlay=lo", "--device=rxe0"}, 2, []string{`device "rxe0": only provider ibverbs has RDMA devices`}},
 		{"peers with ibverbs", []string{"run", "--config", peers}, 2, []string{"peers: provider ibverbs cannot receive the copies"}},
 		{"user with ibverbs", []string{"run", "--underlay=lo", "--provider=ibverbs", "--user=65534"}, 2, []string{"user: provider ibverbs cannot go on as another user"}},

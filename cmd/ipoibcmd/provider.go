@@ -59,6 +59,13 @@ func (c *Config) openDevice(ctx context.Context, s settings, before *predecessor
 	if c.Provider == ibVerbs && !ibverbs.Built {
 		return nil, fmt.Errorf("provider ibverbs: %w", ibverbs.ErrNotBuilt)
 	}
+	if c.infiniBand() {
+		dev, err := ibverbs.Open(ibverbs.Options{Device: c.Device, Port: c.Port, GID: s.gid, NoCM: c.CMTransport == "inband", Stop: ctx.Done(), Log: log})
+		if err != nil {
+			return nil, fmt.Errorf("open port %d of %s: %w", c.Port, c.Device, err)
+		}
+		return dev, nil
+	}
 	link, err := hostnet.Lookup(c.Underlay)
 	if err != nil {
 		if errors.Is(err, hostnet.ErrNotFound) {
@@ -109,6 +116,9 @@ func whyNoQP1(p verbs.Provider) error {
 // checkUD returns what says whether a port carries the UD MTU, and how.
 func (c *Config) checkUD(gid ib.GID) func(verbs.Port) (mtu.UDPlan, error) {
 	return func(port verbs.Port) (mtu.UDPlan, error) {
+		if port.InfiniBand { // the broadcast group says it
+			return mtu.UDPlan{MTU: int(c.UDMTU), IPv6: c.UDMTU.most() >= mtu.MinIPv6}, nil
+		}
 		g := gid
 		if g.IsZero() && len(port.GIDs) > 0 {
 			g = port.GIDs[0]

@@ -31,7 +31,8 @@ var liveKeys = map[string]string{
 // restartReasons say why others do not.
 var restartReasons = map[string]string{
 	"underlay": "queue pairs and sockets are on the old device", "provider": "queue pairs are the old provider's",
-	"device": "queue pairs are on the old device", "gid": "queue pairs and connections have the old GID",
+	"device": "queue pairs are on the old device", "port": "queue pairs are on the old port",
+	"create_broadcast": "the group is joined", "gid": "queue pairs and connections have the old GID",
 	"ecn":  "queue pairs have the old one",
 	"name": "it would be another interface", "netns": "the interface is in the old namespace",
 	"control": "clients use the old socket", "control_group": "the socket is open",

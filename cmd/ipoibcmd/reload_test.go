@@ -21,6 +21,8 @@ func TestEverySettingCanBeReloadedOrSaysWhyNot(t *testing.T) {
 			v.SetString(v.String() + "x")
 		case reflect.Int:
 			v.SetInt(v.Int() - 1)
+		case reflect.Bool:
+			v.SetBool(!v.Bool())
 		case reflect.Uint16, reflect.Uint32:
 			v.SetUint(v.Uint() - 1)
 		case reflect.Slice:

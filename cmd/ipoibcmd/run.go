@@ -147,6 +147,7 @@ func serve(ctx context.Context, c Config, s settings, r reloading, queue *logque
 		OwnTUNThread: off(c.Offload.OneThread), NoChecksum: off(c.Offload.Checksum), NoSegments: off(c.Offload.TSO), NoDatagrams: off(c.Offload.USO),
 		Build: stamp().String(), Notes: notes, Check: c.checkUD(s.gid), NoQP1: whyNoQP1(provider),
 		Log: log, LogCounts: func() (lost, leftOut uint64) { n := queue.Counts(); return n.Lost, n.LeftOut },
+		CreateBroadcast: c.MakeLink, Shared: c.sharesPort(),
 		Confine: c.confine(s, r.file), Store: store, Predecessor: before.Predecessor,
 	}
 	opt.Notify, opt.Watchdog = notifier(log)
@@ -165,6 +166,15 @@ func (s *settings) machineIdle() time.Duration {
 		return -1
 	}
 	return s.idle
+}
+
+// sharesPort returns what says whether the kernel has an IPoIB interface on the same
+// InfiniBand port and P_Key; nil on Ethernet.
+func (c *Config) sharesPort() func() bool {
+	if !c.infiniBand() {
+		return nil
+	}
+	return func() bool { return len(ibverbs.KernelIPoIB(c.Device, c.Port, ib.PKey(c.PKey))) > 0 }
 }
 
 // off says that a switch was set to false.

@@ -115,6 +115,24 @@ func printPeers(w io.Writer, peers []control.Peer) {
 	t.render(w)
 }
 
+// subnetLine is how an InfiniBand port and its subnet administrator stand.
+func subnetLine(n *control.Subnet) string {
+	s := fmt.Sprintf("subnet manager at LID %d, administrator %s", n.SMLID, n.Admin)
+	if n.SMLID == 0 {
+		s = n.Admin
+	}
+	if n.Joined {
+		s += fmt.Sprintf("; broadcast group at LID %#x, SL %d, rate %s; %d paths", n.MLID, n.SL, n.Rate, n.Paths)
+	}
+	if n.GRHRequired {
+		s += "; a GRH is required"
+	}
+	if n.Shared {
+		s += "; the kernel has an interface on it, so groups are not left"
+	}
+	return s
+}
+
 // printInterface shows how the interface and its underlay are set up.
 func printInterface(w io.Writer, s *control.Status, verbose bool) {
 	i, u, width := s.Interface, s.Underlay, widthOf(w)
@@ -144,7 +162,12 @@ func printInterface(w io.Writer, s *control.Status, verbose bool) {
 	if !u.Active {
 		state = "DOWN"
 	}
-	line("underlay", "%s on %s, %s, MTU %d, IB path MTU %d", u.Provider, u.Device, state, u.MTU, u.PathMTU)
+	if n := u.Subnet; n != nil {
+		line("port", "%s on %s, %s, LID %d, IB path MTU %d", u.Provider, u.Device, state, n.LID, u.PathMTU)
+		line("subnet", "%s", subnetLine(n))
+	} else {
+		line("underlay", "%s on %s, %s, MTU %d, IB path MTU %d", u.Provider, u.Device, state, u.MTU, u.PathMTU)
+	}
 	for _, n := range u.Notes {
 		line("", "%s", n)
 	}
