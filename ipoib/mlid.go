@@ -305,7 +305,8 @@ func (f *Interface) toRouters(g *mcGroup, fr []byte) {
 		routers = ip.AllRouters6
 	}
 	mgid, _ := group.MGID(routers, f.opt.pkey(), group.DefaultScope)
-	if !g.gone || mgid == g.mgid {
+	// Routers forward no group of the link itself.
+	if dst, _ := ip.Dst(fr[encap.HeaderLen:]); !g.gone || mgid == g.mgid || dst.IsLinkLocalMulticast() {
 		f.count(dropNoGroup)
 		return
 	}

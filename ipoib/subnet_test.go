@@ -140,7 +140,8 @@ var trouble = []struct {
 }
 
 // Two hosts on a subnet: nothing leaves before the broadcast group is joined and the
-// path is known (the world sees to that); then all is as on Ethernet, by real LIDs.
+// path is known (the world sees to that); then all is as on Ethernet, by real LIDs:
+// 4391-5-1, 4391-9.1.2-2, 4755-3.1-14.
 func TestSubnet(t *testing.T) {
 	for _, tt := range trouble {
 		t.Run(tt.name, func(t *testing.T) {
@@ -343,7 +344,7 @@ func mustReply(from, to *node) []byte {
 }
 
 // The broadcast group's Q_Key, MTU, SL and rate are those of the link, and other
-// groups are made with them (RFC 4391 section 10).
+// groups are made with them (RFC 4391 section 10): 4391-5-2, 4391-9.1.2-1, 4391-10-4, 4391-10-5.
 func TestBroadcastGroupDecides(t *testing.T) {
 	params := sa.Params{QKey: 0x1234, MTU: ib.MTU1024, Rate: 5, SL: 3, TrafficClass: 9, HopLimit: 2}
 	w := newSubnet(t, 6, simsm.Options{Partitions: []simsm.Partition{{PKey: ib.DefaultPKey, Group: true, Params: params}}})
@@ -396,7 +397,7 @@ func TestCreateBroadcast(t *testing.T) {
 }
 
 // What is sent to a group that nobody here has joined makes the port a member that
-// sends, and waits for that; not more of it than there is room for.
+// sends, and waits for that; not more of it than there is room for: 4391-10-1.
 func TestSendOnly(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -437,7 +438,8 @@ func TestSendOnly(t *testing.T) {
 }
 
 // A group that is not there, and that nobody may make by sending to it: the packet goes
-// to all routers, if there are any (RFC 4391 section 10).
+// to all routers, if there are any (RFC 4391 section 10), but for groups of the link
+// itself: 4391-10-2.
 func TestToAllRouters(t *testing.T) {
 	w := newSubnet(t, 9, simsm.Options{NoSendOnlyFull: true})
 	a, b := w.port(1, true, Options{}), w.port(2, true, Options{})
@@ -449,6 +451,11 @@ func TestToAllRouters(t *testing.T) {
 	}
 	b.step(KernelGroups{Groups: []netip.Addr{ip.AllRouters4}})
 	w.run(time.Minute)
+	a.output(mustEcho("10.0.0.1", "224.0.0.77", 100))
+	w.run(time.Second)
+	if got := a.counter("drop_no_group"); got != 2 {
+		t.Errorf("%d packets dropped after one to a group of the link, want 2", got)
+	}
 	for n := range uint64(2) {
 		before, arrived := a.counter("sent_to_all_routers"), len(b.tun)
 		a.output(mustEcho("10.0.0.1", "239.1.2.4", 100))
