@@ -88,7 +88,10 @@ func newLinuxWorld(t *testing.T, mtu int) *linuxWorld {
 }
 
 // boot starts a guest, or one in the place of a guest that is gone.
-func (w *linuxWorld) boot(number int) *linuxGuest {
+func (w *linuxWorld) boot(number int) *linuxGuest { return w.bootWith(number, "") }
+
+// bootWith is boot with parameters of the port.
+func (w *linuxWorld) bootWith(number int, params string) *linuxGuest {
 	w.t.Helper()
 	g, err := vm.Boot(context.Background(), w.img, vm.Config{Name: fmt.Sprintf("linux%d", number), Segment: w.seg, MAC: mac(byte(number)),
 		MTU: w.mtu, NoRXE: true, Modules: []string{"udp_tunnel", "ip6_udp_tunnel", "crc32_generic", "ib_uverbs", "ib_umad", "ib_cm"}})
@@ -97,7 +100,7 @@ func (w *linuxWorld) boot(number int) *linuxGuest {
 	}
 	w.t.Cleanup(g.Kill)
 	l := &linuxGuest{node: linuxNode(w.t, g, number), vm: g}
-	l.up("connected")
+	l.up("connected", params)
 	i := slices.IndexFunc(w.linux, func(o *linuxGuest) bool { return o.number == number })
 	if i < 0 {
 		w.linux = append(w.linux, l)
@@ -108,11 +111,11 @@ func (w *linuxWorld) boot(number int) *linuxGuest {
 }
 
 // up makes the port and brings the interface up.
-func (l *linuxGuest) up(mode string) {
+func (l *linuxGuest) up(mode, params string) {
 	l.t.Helper()
 	mtu := fmt.Sprint(maxMTU)
 	// Idle neighbours of ib_ipoib go after twice gc_interval, in place of twice 30 s.
-	l.sh("set -e; echo 3 >/proc/sys/net/ipv4/neigh/default/gc_interval; insmod " + vm.SoftIBModule + "; modprobe ib_ipoib; /usr/bin/rdma link add rxe0 type rxe netdev eth0; " +
+	l.sh("set -e; echo 3 >/proc/sys/net/ipv4/neigh/default/gc_interval; insmod " + vm.SoftIBModule + " " + params + "; modprobe ib_ipoib; /usr/bin/rdma link add rxe0 type rxe netdev eth0; " +
 		"n=0; until [ -e /sys/class/net/ib0 ] || [ $n = 100 ]; do sleep 0.05; n=$((n+1)); done; " +
 		"echo " + mode + " >/sys/class/net/ib0/mode; /usr/bin/ip link set ib0 mtu " + mtu + " up; " +
 		"/usr/bin/ip addr add " + l.v4() + "/24 brd + dev ib0; /usr/bin/ip addr add " + l.v6() + "/64 dev ib0 nodad")
