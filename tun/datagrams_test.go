@@ -40,7 +40,7 @@ func datagram(v6 bool, port, id uint16, payload []byte) []byte {
 	}
 	s, ok := findSum(p)
 	if !ok {
-		panic("not UDP")
+		panic("not UDP") // it was made so above: the mistake would be this function's
 	}
 	binary.BigEndian.PutUint16(u[6:], ^uint16(ip.Sum(s.sum, u)))
 	return p

@@ -203,7 +203,7 @@ func (r *run) all() {
 	}
 	if !r.long {
 		r.do(append(steps,
-			step{"tests", func() { r.test(g.unit) }},
+			step{"tests", func() { r.test(g.unit, oneMore) }},
 			step{"network namespaces", func() { r.test(g.netns, netnsFlags...) }},
 			step{"concurrent packages with the race detector", r.race(g.concurrent)}))
 		return
@@ -222,7 +222,7 @@ func (r *run) all() {
 }
 
 // netnsFlags let the tests in network namespaces, which mostly wait, overlap.
-var netnsFlags = []string{"-p=1", "-parallel=6"}
+var netnsFlags = []string{"-p=1", "-parallel=8"}
 
 // A grouping is which packages are tested together.
 type grouping struct {
@@ -233,8 +233,13 @@ type grouping struct {
 	concurrent []string
 }
 
-// slowest are the packages that take longest, which therefore begin first.
-var slowest = []string{"test/sim", "provider/softroce", "test/explore", "test/scale", "test/arch", "ipoib", "mpa"}
+// slowest are the packages that take longest, which therefore begin first. The first, the third and the
+// fourth wait for other programs most of the time.
+var slowest = []string{"test/packaging", "test/sim", "membership/etcd", "test/cni", "provider/softroce", "test/explore", "test/scale", "test/arch",
+	"ipoib", "mpa"}
+
+// oneMore has go test run one package more than there are processors: some wait.
+var oneMore = fmt.Sprintf("-p=%d", runtime.GOMAXPROCS(0)+1)
 
 var concurrentPackages = []string{"agent", "datapath", "hostnet", "provider/softiwarp", "provider/softroce",
 	"rdmacm", "rpcrdma/transport", "tun", "verbs/events", "verbs/regions"}

@@ -26,11 +26,21 @@ func limit(t *testing.T, d *Device, rate uint64) {
 // is lost or overtaken: what has no room in the socket leaves later.
 func TestFullSocketHoldsUpNobody(t *testing.T) {
 	for _, v4 := range []bool{false, true} {
-		t.Run(fmt.Sprintf("IPv4 %v", v4), func(t *testing.T) { testFullSocket(t, v4) })
+		t.Run(fmt.Sprintf("IPv4 %v", v4), func(t *testing.T) {
+			// Who waits for the device waits each time; others may have the processors now and then.
+			took := time.Hour
+			for i := 0; i < 5 && took > 100*time.Millisecond; i++ {
+				t.Run(fmt.Sprint("try ", i+1), func(t *testing.T) { took = min(took, fillSocket(t, v4)) })
+			}
+			if took > 100*time.Millisecond {
+				t.Errorf("posting took %v at least, want 100ms at most", took)
+			}
+		})
 	}
 }
 
-func testFullSocket(t *testing.T, v4 bool) {
+// fillSocket posts more than a slow device takes, checks what comes of it, and returns how long posting took.
+func fillSocket(t *testing.T, v4 bool) (took time.Duration) {
 	a, b := vethPair(t, 9000, v4, func(o *Options) { o.SendBuffer = 64 << 10 })
 	limit(t, a, 4<<20)
 	const n, size = 24, 60000
@@ -47,9 +57,7 @@ func testFullSocket(t *testing.T, v4 bool) {
 		_, err := x.qp.PostSend([]verbs.SendWR{{ID: uint64(i), Flags: verbs.Signaled, SG: s}})
 		must(t, err)
 	}
-	if took := time.Since(begun); took > 100*time.Millisecond {
-		t.Errorf("posting took %v", took)
-	}
+	took = time.Since(begun)
 	if counter(a, "tx_waits") == 0 {
 		t.Error("the socket was never full")
 	}
@@ -67,6 +75,7 @@ func testFullSocket(t *testing.T, v4 bool) {
 			t.Fatalf("send %d: %+v", i, wc)
 		}
 	}
+	return took
 }
 
 // Of datagrams a full socket keeps some and loses the rest, and says how many.

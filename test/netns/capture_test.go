@@ -137,6 +137,7 @@ func (f *frame) ipoib() (t encap.EtherType, inner []byte, ok bool) {
 // but unicast IP, and only once its connection is up; the CM messages carry what
 // RFC 4755 wants in them.
 func TestWhatTravelsWhere(t *testing.T) {
+	parallel(t)
 	for _, mode := range []string{"rc", "uc"} {
 		t.Run(mode, func(t *testing.T) { // 4755-1-1
 			parallel(t)

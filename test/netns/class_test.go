@@ -18,6 +18,7 @@ import (
 // With traffic_class every RoCEv2 packet of a host has it, whatever its transport and
 // family; those of a host without have none.
 func TestTrafficClass(t *testing.T) {
+	parallel(t)
 	const class = 26 << 2
 	for _, tt := range []struct {
 		mode string
@@ -136,6 +137,7 @@ func TestTrafficClassReloaded(t *testing.T) {
 // With traffic_class inherit a datagram has the DSCP of the packet in it, and all else,
 // a connection's packets too, the number behind it. The bits of ECN are another matter.
 func TestInheritedClass(t *testing.T) {
+	parallel(t)
 	const class, voice = 26 << 2, 46 << 2
 	for _, tt := range []struct {
 		mode string

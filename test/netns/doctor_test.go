@@ -116,6 +116,7 @@ func TestDoctorFine(t *testing.T) {
 
 // For each thing that is missing the check that names it fails, and run refuses.
 func TestDoctorFindings(t *testing.T) {
+	parallel(t)
 	for _, tt := range []struct {
 		name    string
 		top     topology

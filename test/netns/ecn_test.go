@@ -10,6 +10,7 @@ import (
 // the TCP connections inside. Who does not answer is not sent ECN-capable packets, and
 // nobody is where the path clears the bits.
 func TestCongestionMarks(t *testing.T) {
+	parallel(t)
 	needNFT(t)
 	const first, second = 0, 1
 	type want struct {

@@ -58,6 +58,7 @@ func (s *segment) links() map[netip.Addr]ib.QPN {
 // Two agents of which one or both leave QP 1 alone are connected all the same,
 // by messages in-band, which every way of looking in shows.
 func TestCMInband(t *testing.T) {
+	parallel(t)
 	for _, tt := range []struct {
 		name, mode string
 		a, b       string // cm_transport

@@ -60,6 +60,7 @@ func (s *segment) moving(a, b *host) {
 // A daemon that is killed while both ends send is back within three seconds of
 // its start, and nothing of its predecessor is left anywhere.
 func TestKilledUnderLoad(t *testing.T) {
+	parallel(t)
 	for _, mode := range []string{"RC", "UC"} {
 		t.Run(mode, func(t *testing.T) {
 			parallel(t)

@@ -92,6 +92,7 @@ func TestSilentPeerDelaysNoStop(t *testing.T) {
 }
 
 func TestUnderlays(t *testing.T) {
+	parallel(t)
 	for _, tt := range []struct {
 		name        string
 		top         topology

@@ -142,11 +142,20 @@ func (s *segment) withoutEtcd(etcd *daemon, run func(h *host, id string)) {
 		return nil
 	})
 	a.knows("a", "b", "c")
-	c.kill()
-	died := time.Now()
-	a.knows("a", "b")
-	if took := time.Since(died); took > 3*time.Second+2*time.Second {
-		t.Errorf("c was a member for %v after its death, want its lease of 3s and 2s", took)
+	const lease, within = 3 * time.Second, 5 * time.Second
+	took := time.Hour
+	for i := 0; i < 3 && took > within; i++ { // others may have had the processors
+		if i > 0 {
+			run(c, "c")
+			a.knows("a", "b", "c")
+		}
+		c.kill()
+		died := time.Now()
+		a.knows("a", "b")
+		took = min(took, time.Since(died))
+	}
+	if took > within {
+		t.Errorf("c was a member for %v after its death at least, want %v at most, of which its lease is %v", took, within, lease)
 	}
 }
 

@@ -71,6 +71,7 @@ func (h *host) talk(b *host, dev string) {
 
 // run --netns makes the interface in another namespace. The underlay stays here.
 func TestNetns(t *testing.T) {
+	parallel(t)
 	for _, by := range []string{"name", "path"} {
 		t.Run("by "+by, func(t *testing.T) {
 			parallel(t)

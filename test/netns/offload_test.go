@@ -12,6 +12,7 @@ import (
 // With each offload off, and all of them, everything arrives as it does with
 // them; status says which are used, and how often.
 func TestEachOffloadOff(t *testing.T) {
+	parallel(t)
 	for _, tt := range []struct {
 		name, yaml string
 		off        []string
@@ -113,6 +114,7 @@ func idle(h *host) (names []string) {
 // Where packets are short, TCP leaves the kernel and gets there in pieces of many;
 // between the hosts they are packets, and nothing else changes.
 func TestLongPieces(t *testing.T) {
+	parallel(t)
 	for _, off := range []bool{false, true} {
 		for _, mode := range []string{"ud", "rc"} {
 			t.Run(fmt.Sprintf("%s, off %v", mode, off), func(t *testing.T) {

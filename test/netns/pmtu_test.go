@@ -197,6 +197,7 @@ func (v *victim) unharmed(when string) {
 // MTU to a peer by quoting RoCE packets that it never saw, whatever source port it
 // guesses and whichever address of the host it writes to.
 func TestForgedPathMTU(t *testing.T) {
+	parallel(t)
 	for _, tt := range []struct {
 		name         string
 		ipv4, global bool
@@ -226,6 +227,7 @@ func TestForgedPathMTU(t *testing.T) {
 // TestPathMTUInTheKernel: a path MTU that the kernel has learned before the agent
 // starts, or from another program's socket, does not matter to it.
 func TestPathMTUInTheKernel(t *testing.T) {
+	parallel(t)
 	for _, ipv4 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("IPv4 %v", ipv4), func(t *testing.T) {
 			parallel(t)
@@ -284,6 +286,7 @@ func (v *victim) gullible() {
 // is that of connections in both directions, and status says so when packets of
 // before were larger.
 func TestUnderlayRouteMTU(t *testing.T) {
+	parallel(t)
 	for _, ipv4 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("IPv4 %v", ipv4), func(t *testing.T) {
 			parallel(t)

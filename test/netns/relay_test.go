@@ -38,6 +38,7 @@ func (s *segment) throughWire(mid *lab.Host) {
 // One wire packet in twenty is lost, one in ten comes twice, and some overtake
 // others, both ways. TCP transfers end with the right hash.
 func TestHostileWire(t *testing.T) {
+	parallel(t)
 	imp := lab.Impairment{Lose: 50, Duplicate: 100, Reorder: 50}
 	for _, tt := range []struct {
 		mode   string
@@ -105,6 +106,7 @@ func (h *host) silence(on bool) {
 // One direction of the underlay is blocked for a while: nothing hangs, and when
 // it is open again traffic is back, on one connection.
 func TestOneWayBlocked(t *testing.T) {
+	parallel(t)
 	const blocked = 4 * time.Second
 	for _, mode := range []string{"RC", "UC"} {
 		t.Run(mode, func(t *testing.T) {

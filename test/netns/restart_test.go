@@ -22,6 +22,7 @@ func contextOf(s *segment) (context.Context, context.CancelFunc) { return contex
 // A daemon that was killed, or stopped, and started again is found again; both
 // ends have one connection.
 func TestDaemonRestart(t *testing.T) {
+	parallel(t)
 	for _, mode := range []string{"RC", "UC"} {
 		t.Run(mode, func(t *testing.T) {
 			parallel(t)
@@ -106,6 +107,7 @@ func TestInterfaceDownAndUp(t *testing.T) {
 // Both ends dial at the same instant, until REQs have crossed: each time one
 // connection is left.
 func TestBothDialAtOnce(t *testing.T) {
+	parallel(t)
 	const tries = 50
 	for _, mode := range []string{"RC", "UC"} {
 		t.Run(mode, func(t *testing.T) {

@@ -162,6 +162,7 @@ func TestSandboxSwitches(t *testing.T) {
 // With a namespace for the interface the user keeps CAP_SYS_ADMIN, which entering it
 // takes. Without, an interface that is moved away is not followed, and the log says so.
 func TestUserAndNamespaces(t *testing.T) {
+	parallel(t)
 	t.Run("netns", func(t *testing.T) {
 		parallel(t)
 		needIP(t)

@@ -70,6 +70,7 @@ func fixed(s string, dirs ...string) string {
 // The scripts in testdata/script say which command comes when, how it ends and what
 // it prints, in lines of at most 80 characters.
 func TestScripts(t *testing.T) {
+	parallel(t)
 	files, err := filepath.Glob("testdata/script/*.txtar")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("%d scripts, %v", len(files), err)

@@ -58,6 +58,7 @@ func (s *segment) tunnelled() (names []string) {
 // the full MTU, IB path MTU and UD fragments that fit the tunnel without being told, and
 // nothing of ours outside of it.
 func TestOverWireGuard(t *testing.T) {
+	parallel(t)
 	for _, tt := range []struct{ mtu, pathMTU int }{{9000, 4096}, {1500, 1024}} {
 		t.Run(fmt.Sprint("underlay ", tt.mtu), func(t *testing.T) {
 			parallel(t)

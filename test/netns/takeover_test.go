@@ -59,6 +59,7 @@ func (h *host) at(a netip.Addr) string {
 // second. What goes there goes on going there, over the same connection. With
 // arp_accept always the same packets take them.
 func TestTakeover(t *testing.T) {
+	parallel(t)
 	for _, accept := range []string{"probe", "always"} {
 		t.Run(accept, func(t *testing.T) {
 			parallel(t)

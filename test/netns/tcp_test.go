@@ -17,6 +17,7 @@ import (
 // A TCP connection whose SYN is the first packet ever sent to the peer reaches
 // the MSS of the RC connection, and so does one that follows an idle teardown.
 func TestFirstPacketIsSYN(t *testing.T) {
+	parallel(t)
 	for _, tt := range []struct {
 		name string
 		dst  func(*host) netip.Addr

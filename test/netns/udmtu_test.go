@@ -9,6 +9,7 @@ import (
 // What one frame of the underlay carries leaves without fragments, on IPv6 and on IPv4.
 // A host of an older version, or an explicit ud_mtu, sends more, and that is taken.
 func TestAutoUDMTU(t *testing.T) {
+	parallel(t)
 	for _, tt := range []struct {
 		name string
 		top  topology
