@@ -70,6 +70,33 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
+// What an interface that is taken over shows the kernel to be able to do is not given up because a
+// busy machine does not answer its trial in time.
+func TestAdoptOnBusyMachine(t *testing.T) {
+	f := open(t, Options{Name: "ibcm7"})
+	if !f.Checksums().On {
+		t.Skipf("no checksums by us on this kernel: %s", f.Checksums().Why)
+	}
+	held, err := unix.FcntlInt(uintptr(f.FD()), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	silent := func() (error, error, error) { return errSilence, errSilence, errSilence }
+	g, err := Adopt(held, Options{Name: "ibcm7", trial: silent})
+	if err != nil {
+		unix.Close(held)
+		t.Fatal(err)
+	}
+	defer g.Close()
+	if got := g.Checksums(); !got.On {
+		t.Errorf("checksums by us are off: %s", got.Why)
+	}
+	fresh := open(t, Options{Name: "ibcm8", trial: silent})
+	if fresh.Checksums().On {
+		t.Error("checksums by us are on at a new interface whose trial nobody answered")
+	}
+}
+
 // sendUDP sends a datagram of so many octets.
 func sendUDP(t *testing.T, dst string, size int) {
 	t.Helper()

@@ -53,9 +53,10 @@ type File struct {
 	readMu  sync.Mutex
 	readHdr [vnetLen]byte // under readMu
 
-	csum csums
-	tso  tso
-	uso  uso
+	hadHeaders bool // when it was taken over
+	csum       csums
+	tso        tso
+	uso        uso
 }
 
 var _ Pollable = (*File)(nil)
@@ -104,7 +105,9 @@ func (t *File) takeOver(o Options) error {
 	if err := unix.SetNonblock(t.fd, true); err != nil {
 		return err
 	}
-	want, have := t.flags(o), ifr.Uint16()
+	have := ifr.Uint16()
+	t.hadHeaders = have&unix.IFF_VNET_HDR != 0
+	want := t.flags(o)
 	const matter = unix.IFF_TUN | unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_MULTI_QUEUE
 	if have&matter != want {
 		return fmt.Errorf("its flags are 0x%04x, want 0x%04x: offload.checksum has changed", have&matter, want)
@@ -203,6 +206,9 @@ func (t *File) mayVnet(o Options) {
 		trial = tryHeaders
 	}
 	sums, segments, datagrams := trial()
+	if t.hadHeaders && slow(sums) {
+		sums = nil // the process before has tried it, on this kernel: it can, and the machine has much to do
+	}
 	if t.csum.on, t.csum.why = judge(sums); !t.csum.on {
 		return
 	}
