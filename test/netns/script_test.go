@@ -49,6 +49,8 @@ var varying = []struct {
 	{regexp.MustCompile(`build .*`), "build B"},
 	{regexp.MustCompile(`  +([^ ])`), "  $1"},
 	{regexp.MustCompile(`(?m)^  sandbox  .*\n`), ""}, // as the kernel has it
+	// Where a line of keys breaks depends on how long the values are.
+	{regexp.MustCompile(`\n  ((?:RX|RTT|IN FLIGHT|SENT AGAIN|ROLE|DIRECTION|SERVICE ID|QPN|REMOTE QPN) |CM (?:gsi|inband)\b)`), "  $1"},
 	// Both may dial at once. Verdicts are the last column, and after the keys.
 	{regexp.MustCompile(`\n?  CROSSING [^\n]*(?:\n  [^\n]*)*`), ""},
 	{regexp.MustCompile(`\n  (?:crossing|- [^\n]*\bcross)[^\n]*(?:\n  [^-][^\n]*)*`), ""},
