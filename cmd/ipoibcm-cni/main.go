@@ -11,6 +11,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"time"
 
@@ -78,6 +80,30 @@ func configure(stdin []byte) (c netConf, err error) {
 	return c, nil
 }
 
+// notHere are settings of the agent that look as if this plugin had them too, and why it has not.
+// A pod that was attached without one of them would be on another link than its author thinks.
+var notHere = map[string]string{
+	"link": noMembers, "membership": noMembers, "peers": noMembers, "member_id": noMembers, "etcd": noMembers,
+	"underlay": "it is called master", "device": "the service makes one on master", "gid": "each pod has its own",
+	"addresses": "ipam gives them", "netns": "the runtime says which",
+}
+
+const noMembers = "pods have no list of members: the underlay of master must carry multicast"
+
+// refuse reports a setting that would be ignored. A pod that is there already is deleted all the same.
+func refuse(stdin []byte) error {
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(stdin, &all); err != nil {
+		return types.NewError(types.ErrDecodingFailure, "the configuration is not understood", err.Error())
+	}
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		if why := notHere[key]; why != "" {
+			return types.NewError(types.ErrInvalidNetworkConfig, key+" cannot be set here: "+why, "leave it out")
+		}
+	}
+	return nil
+}
+
 // failed says an error as the specification has it: the runtime tries again later where
 // the service does not answer.
 func failed(what string, err error) error {
@@ -92,6 +118,9 @@ func failed(what string, err error) error {
 func add(args *skel.CmdArgs) error {
 	c, err := configure(args.StdinData)
 	if err != nil {
+		return err
+	}
+	if err := refuse(args.StdinData); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -178,6 +207,9 @@ const errNotAvailable = 50
 func status(args *skel.CmdArgs) error {
 	c, err := configure(args.StdinData)
 	if err != nil {
+		return err
+	}
+	if err := refuse(args.StdinData); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

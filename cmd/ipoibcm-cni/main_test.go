@@ -46,6 +46,38 @@ func TestConfigure(t *testing.T) {
 	}
 }
 
+// What would be ignored is refused in words, by ADD and STATUS; DEL goes on.
+func TestRefuse(t *testing.T) {
+	const conf = `{"cniVersion":"1.1.0","name":"n","type":"ipoibcm","master":"eth0","mode":"rc","ipam":{"type":"host-local"}`
+	if err := refuse([]byte(conf + `,"runtimeConfig":{},"args":{}}`)); err != nil {
+		t.Errorf("nothing to refuse: %v", err)
+	}
+	for key, want := range map[string]string{
+		"link": "must carry multicast", "membership": "must carry multicast", "peers": "must carry multicast", "gid": "each pod has its own", "underlay": "master",
+	} {
+		text := conf + `,"` + key + `":"x"}`
+		var said *types.Error
+		if err := refuse([]byte(text)); !errors.As(err, &said) {
+			t.Errorf("%s: got %v, want an error of CNI", key, err)
+			continue
+		}
+		if !strings.HasPrefix(said.Msg, key+" cannot be set here: ") || !strings.Contains(said.Msg, want) {
+			t.Errorf("%s: got %q, want %q in it", key, said.Msg, want)
+		}
+		if got, want := said.Code, uint(types.ErrInvalidNetworkConfig); got != want {
+			t.Errorf("%s: code %d, want %d", key, got, want)
+		}
+		for name, command := range map[string]func(*skel.CmdArgs) error{"ADD": add, "STATUS": status} {
+			if err := command(&skel.CmdArgs{StdinData: []byte(text)}); err == nil || !strings.Contains(err.Error(), "cannot be set here") {
+				t.Errorf("%s with %s: %v", name, key, err)
+			}
+		}
+		if _, err := configure([]byte(text)); err != nil {
+			t.Errorf("DEL with %s: %v", key, err)
+		}
+	}
+}
+
 // What host-local gives becomes what the service is asked for.
 func TestAttachment(t *testing.T) {
 	var r current.Result
