@@ -90,6 +90,11 @@ func (a *Agent) reload(ctx context.Context, check bool) (control.Reload, error) 
 		return out, nil
 	}
 	a.service.tell(reloading())
+	if p, ok := a.opt.Provider.(verbs.Tuner); ok {
+		for name, on := range plan.Live.Offloads { // here, because each is tried first; one has nothing to do with another
+			p.SetOffload(name, on)
+		}
+	}
 	_, err = ask(ctx, a, func() struct{} {
 		a.apply(plan.Live)
 		return struct{}{}
@@ -145,9 +150,6 @@ func (a *Agent) apply(l Live) {
 // tune changes how packets leave and come in.
 func (a *Agent) tune(l Live) {
 	if p, ok := a.opt.Provider.(verbs.Tuner); ok {
-		for name, on := range l.Offloads { // one has nothing to do with another
-			p.SetOffload(name, on)
-		}
 		p.SetTrafficClass(l.TrafficClass)
 	}
 	a.tun.SetGSO(l.Offloads["tso"], l.Offloads["uso"])

@@ -374,7 +374,7 @@ func (e *exam) offload(name, option, key string, off bool, err string) {
 	case err != "":
 		e.warn(name, key+": false", "%s does not work, packets are handled one by one: %s", option, err)
 	case !e.f.Loopback:
-		e.ok(name, "the kernel has %s (not tried with packets: the loopback device is down)", option)
+		e.ok(name, "the kernel has %s (not tried with packets: the loopback device is down, or a firewall closes it)", option)
 	default:
 		e.ok(name, "%s works", option)
 	}

@@ -1,8 +1,11 @@
 package ipoib
 
 import (
+	"regexp"
 	"testing"
 	"time"
+
+	"ipoibcm/wire/mad"
 )
 
 // An operator hears of a connection once when it comes and once when it goes, and
@@ -44,5 +47,25 @@ func TestReports(t *testing.T) {
 	}
 	if ConnectionLost.Urgent() || !DuplicateAddress.Urgent() {
 		t.Error("a lost connection is urgent, or a duplicate address is not")
+	}
+}
+
+// An attempt that failed says why, in a sentence of which no part is missing.
+func TestFailedAttemptInWords(t *testing.T) {
+	w := newWorld(t, 35)
+	a, b := w.node(1, Options{}), w.node(2, Options{})
+	w.run(2 * time.Second)
+	w.dropMAD = func(n *node, _ mad.Message) bool { return true }
+	a.ping("10.0.0.2", 100, true)
+	w.run(time.Minute)
+	_ = b
+	said := ""
+	for _, note := range a.notes {
+		if note.Report == ConnectionFailed {
+			said = note.Text
+		}
+	}
+	if !regexp.MustCompile(`^no connection: \S.*\S; UD until the next attempt in [0-9]\S* at the earliest$`).MatchString(said) {
+		t.Errorf("the attempt failed with %q", said)
 	}
 }

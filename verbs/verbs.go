@@ -395,7 +395,7 @@ type Offloader interface {
 // A Tuner is a provider of which some settings can change while packets move. It is optional: ask
 // with a type assertion.
 type Tuner interface {
-	// SetOffload switches an offload. What it does not know, or cannot have, stays as it is:
+	// SetOffload switches an offload, and may take a second to try it. What it does not know, or cannot have, stays as it is:
 	// Offloads says so.
 	SetOffload(name string, on bool)
 	// SetTrafficClass changes the traffic class of paths that are made from now on and have none

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"ipoibcm/group"
 	"ipoibcm/ib"
 )
 
@@ -121,6 +124,7 @@ func TestEveryBadValueIsNamed(t *testing.T) {
 		{"nothing", func(c *Config) { c.Addresses = []string{"0.0.0.0/0"} }, `address "0.0.0.0/0"`},
 		{"mapped", func(c *Config) { c.Addresses = []string{"::ffff:10.0.0.1/120"} }, `address "::ffff:10.0.0.1/120"`},
 		{"gid", func(c *Config) { c.GID = "eth0" }, "gid: "},
+		{"too many peers", func(c *Config) { c.Peers = slices.Repeat([]string{"fe80::1"}, group.MaxPeers+1) }, fmt.Sprintf("peers: %d are given, at most %d can be", group.MaxPeers+1, group.MaxPeers)},
 		{"peers", func(c *Config) { c.Peers = []string{"fe80::1", "host"} }, "peers: "},
 		{"peer_allow", func(c *Config) { c.PeerAllow = []string{"fe80::/10", "all"} }, `peer_allow "all": want GIDs`},
 		{"peer_trust", func(c *Config) { c.PeerTrust = []string{"fe80::1", "host"} }, `peer_trust "host": want GIDs`},

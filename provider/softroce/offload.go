@@ -64,7 +64,7 @@ func (d *Device) SetOffload(name string, on bool) {
 	if i != gso && i != gro && i != connected {
 		return
 	}
-	if off := d.isOff(i); off.Load() == !on {
+	if off := d.isOff(i); off.Load() == !on || d.closing.Load() {
 		return
 	} else if on {
 		d.whyOff[i].Store(nil)

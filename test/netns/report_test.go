@@ -51,3 +51,41 @@ func TestLogForOperators(t *testing.T) {
 		t.Errorf("connection up has detail %q", up["detail"])
 	}
 }
+
+// At level debug the log has each event once.
+func TestDebugSaysEachEventOnce(t *testing.T) {
+	parallel(t)
+	s := newSegment(t, topology{})
+	a, b := s.hosts[0], s.hosts[1]
+	a.run("--log-level", "debug", "--log-format", "json")
+	b.run()
+	a.connect(b, "RC")
+	for _, h := range s.hosts {
+		h.stop()
+	}
+	text, err := os.ReadFile(a.path(".log"))
+	s.must(err)
+	times := map[string]int{}
+	for line := range strings.Lines(string(text)) {
+		var e struct{ Msg, Kind, Detail string }
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		for _, what := range []string{"RC connection up", "sent REQ", "received REP", "sent RTU", "sent REP", "received RTU", "interface up", "address 10.0.0.1/24 added"} {
+			if strings.HasPrefix(e.Detail, what) {
+				times[e.Detail]++
+			}
+		}
+		if e.Detail == "" && strings.Contains(line, "REQ") {
+			t.Errorf("a second line for a message of the CM: %s", line)
+		}
+	}
+	if len(times) < 4 {
+		t.Errorf("only %d events in the log: %v", len(times), times)
+	}
+	for what, n := range times {
+		if n != 1 {
+			t.Errorf("%d lines say %q, want 1", n, what)
+		}
+	}
+}

@@ -73,8 +73,8 @@ func systemdRoot(s *segment) string {
 }
 
 // boot starts systemd with our unit installed as docs/service.md says, and the host's
-// settings.
-func boot(h *host, yaml string) *container {
+// settings, on control groups of that version.
+func boot(h *host, yaml string, cgroup int) *container {
 	s := h.seg
 	s.Helper()
 	nspawn, err := exec.LookPath("systemd-nspawn")
@@ -108,6 +108,7 @@ func boot(h *host, yaml string) *container {
 	s.must(err)
 	c.cmd = exec.Command(nspawn, "--register=no", "--keep-unit", "-D", c.root, "-b", "--console=pipe",
 		"--network-namespace-path=/run/netns/"+h.Name, "--machine="+h.Name, "--bind=/dev/net/tun", "--capability=CAP_NET_ADMIN")
+	c.cmd.Env = append(os.Environ(), fmt.Sprintf("SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=%d", cgroup-1))
 	c.cmd.Stdout, c.cmd.Stderr = console, console
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	s.must(c.cmd.Start())
@@ -226,12 +227,22 @@ func (c *container) journal(text string) (found []map[string]any) {
 // A real systemd starts the unit as it is shipped, reloads it, hands it over in a restart,
 // starts it again after a crash and when the watchdog starves, and stops it.
 func TestSystemd(t *testing.T) {
+	for version, kind := range map[int]string{1: "tmpfs", 2: "cgroup2fs"} {
+		t.Run(fmt.Sprintf("cgroup v%d", version), func(t *testing.T) { underSystemd(t, version, kind) })
+	}
+}
+
+// underSystemd does it on control groups of a version, whose root is a file system of a kind.
+func underSystemd(t *testing.T, cgroup int, kind string) {
 	s := newSegment(t, topology{})
 	a, b := s.hosts[0], s.hosts[1]
 	b.run()
 	yaml := fmt.Sprintf("underlay: %s\nname: %s\naddresses: [%s/24, %s/64]\n", underlay, ifName, a.v4, a.v6)
-	c := boot(a, yaml)
-	t.Logf("%s; cgroup: %s", strings.SplitN(c.run("systemctl", "--version"), "\n", 2)[0], c.run("stat", "-fc", "%T", "/sys/fs/cgroup"))
+	c := boot(a, yaml, cgroup)
+	t.Log(strings.SplitN(c.run("systemctl", "--version"), "\n", 2)[0])
+	if got := c.run("stat", "-fc", "%T", "/sys/fs/cgroup"); got != kind {
+		t.Skipf("control groups are %s here, want %s", got, kind)
+	}
 
 	c.run("systemctl", "start", unit)
 	if got := c.property("ActiveState"); got != "active" {
