@@ -41,10 +41,12 @@ func TestThresholds(t *testing.T) {
 	}{
 		// V2-2.3-1, V2-2.3-3, V2-6.1-2, V2-2.1-1
 		{"version two", Options{}, Options{}, 36, 4096, 4096},
-		{"version two, whatever was said for one", Options{SendSize: 65536, RecvSize: 65536}, Options{SendSize: 65536, RecvSize: 65536}, 36, 4096, 4096},
+		{"version two, whatever was said for one", Options{SendSize: 65536, RecvSize: 65536},
+			Options{SendSize: 65536, RecvSize: 65536}, 36, 4096, 4096},
 		// V2-6.2-5, V2-R1-4, 8797-3.1-2
 		{"version one", Options{Silent: true}, one(Options{}), 28, 1024, 1024},
-		{"version one, private data", Options{SendSize: 16384, RecvSize: 8192}, one(Options{SendSize: 65536, RecvSize: 2048}), 28, 2048, 8192},
+		{"version one, private data", Options{SendSize: 16384, RecvSize: 8192},
+			one(Options{SendSize: 65536, RecvSize: 2048}), 28, 2048, 8192},
 	} {
 		for _, over := range []int{0, 4} {
 			w := up(t, tt.client, tt.server)
@@ -57,8 +59,13 @@ func TestThresholds(t *testing.T) {
 			}
 			c.step(Submit{ID: 1, Payload: rpc(call), MaxReply: tt.reply - tt.head + over})
 			w.run(time.Second)
-			if d := c.result(1); d.Err != nil || !bytes.Equal(d.Payload[24:], args(tt.reply-tt.head-24+over)) || xidOf(d.Payload) == 0 {
-				w.fail("%s, %d over: %v", tt.name, over, d.Err)
+			switch d := c.result(1); {
+			case d.Err != nil:
+				w.fail("%s, %d over: d.Err is %v, want nil", tt.name, over, d.Err)
+			case !bytes.Equal(d.Payload[24:], args(tt.reply-tt.head-24+over)):
+				w.fail("%s, %d over: d.Payload[24:] is %x, want %x", tt.name, over, d.Payload[24:], args(tt.reply-tt.head-24+over))
+			case xidOf(d.Payload) == 0:
+				w.fail("%s, %d over: xidOf(d.Payload) is 0, want any other", tt.name, over)
 			}
 			h, _ := c.header(-1)
 			r, _ := s.header(-1)
@@ -82,42 +89,47 @@ func TestThresholds(t *testing.T) {
 	}
 }
 
+// chunkCases are the cases of TestChunks.
+var chunkCases = []struct {
+	name    string
+	call    int    // octets of arguments
+	reduce  []Span // of the call
+	reply   int    // octets of results
+	items   []Span // of the reply
+	max     int
+	results []int
+	want    string // headers of call and reply, without numbers
+}{
+	{"inline", 100, nil, 100, nil, 200, nil, "MSG MSG"},
+	// V2-5.2-4, V2-R1-11: an item has a position; the rest stays
+	{"an item", 9000, []Span{{44, 8900}}, 10, nil, 100, nil, "MSG r@44 MSG"},
+	// The padding of an odd item stays out, and comes back as zero.
+	{"an odd item", 9000, []Span{{44, 8893}}, 10, nil, 100, nil, "MSG r@44 MSG"},
+	{"two items", 9000, []Span{{44, 4001}, {4052, 4900}}, 10, nil, 100, nil, "MSG r@44 r@4052 MSG"},
+	{"items that are not enough", 9000, []Span{{44, 1000}}, 10, nil, 100, nil, "NOMSG r@0 MSG"},
+	{"items that need not move", 900, []Span{{44, 800}}, 10, nil, 100, nil, "MSG MSG"},
+	{"Long Call", 20000, nil, 10, nil, 100, nil, "NOMSG r@0 MSG"},
+	// V2-R1-13: unused chunks come back with lengths of zero
+	{"a Reply chunk that is not used", 100, nil, 100, nil, 9000, nil, "MSG R MSG R0"},
+	{"Long Reply", 100, nil, 8900, nil, 9000, nil, "MSG R NOMSG R8924"},
+	{"Long Call and Long Reply", 20000, nil, 8900, nil, 9000, nil, "NOMSG r@0 R NOMSG R8924"},
+	// V2-5.2-5, V2-5.2-6: results by themselves
+	{"a result", 100, nil, 5000, []Span{{28, 4900}}, 200, []int{6000}, "MSG w MSG w4900"},
+	{"an odd result", 100, nil, 5000, []Span{{28, 4901}}, 200, []int{6000}, "MSG w MSG w4901"},
+	{"two results", 100, nil, 9000, []Span{{28, 3000}, {3028, 5000}}, 1100, []int{3000, 6000},
+		"MSG w w R NOMSG w3000 w5000 R1024"},
+	{"one result for two chunks", 100, nil, 3000, []Span{{28, 2900}}, 200, []int{3000, 6000}, "MSG w w MSG w2900 w0"},
+	{"no result for a chunk", 100, nil, 100, nil, 200, []int{3000}, "MSG w MSG w0"},
+	{"everything", 9000, []Span{{44, 8900}}, 9000, []Span{{28, 3000}}, 9000, []int{3000},
+		"MSG r@44 w R NOMSG w3000 R6024"},
+}
+
 // TestChunks: calls and replies of every shape, in both versions, in memory of
 // one segment and of many.
 func TestChunks(t *testing.T) {
 	for _, version := range []Version{1, 2} {
 		for _, segment := range []int{0, 1000} {
-			for _, tt := range []struct {
-				name    string
-				call    int    // octets of arguments
-				reduce  []Span // of the call
-				reply   int    // octets of results
-				items   []Span // of the reply
-				max     int
-				results []int
-				want    string // headers of call and reply, without numbers
-			}{
-				{"inline", 100, nil, 100, nil, 200, nil, "MSG MSG"},
-				// V2-5.2-4, V2-R1-11: an item has a position; the rest stays
-				{"an item", 9000, []Span{{44, 8900}}, 10, nil, 100, nil, "MSG r@44 MSG"},
-				// The padding of an odd item stays out, and comes back as zero.
-				{"an odd item", 9000, []Span{{44, 8893}}, 10, nil, 100, nil, "MSG r@44 MSG"},
-				{"two items", 9000, []Span{{44, 4001}, {4052, 4900}}, 10, nil, 100, nil, "MSG r@44 r@4052 MSG"},
-				{"items that are not enough", 9000, []Span{{44, 1000}}, 10, nil, 100, nil, "NOMSG r@0 MSG"},
-				{"items that need not move", 900, []Span{{44, 800}}, 10, nil, 100, nil, "MSG MSG"},
-				{"Long Call", 20000, nil, 10, nil, 100, nil, "NOMSG r@0 MSG"},
-				// V2-R1-13: unused chunks come back with lengths of zero
-				{"a Reply chunk that is not used", 100, nil, 100, nil, 9000, nil, "MSG R MSG R0"},
-				{"Long Reply", 100, nil, 8900, nil, 9000, nil, "MSG R NOMSG R8924"},
-				{"Long Call and Long Reply", 20000, nil, 8900, nil, 9000, nil, "NOMSG r@0 R NOMSG R8924"},
-				// V2-5.2-5, V2-5.2-6: results by themselves
-				{"a result", 100, nil, 5000, []Span{{28, 4900}}, 200, []int{6000}, "MSG w MSG w4900"},
-				{"an odd result", 100, nil, 5000, []Span{{28, 4901}}, 200, []int{6000}, "MSG w MSG w4901"},
-				{"two results", 100, nil, 9000, []Span{{28, 3000}, {3028, 5000}}, 1100, []int{3000, 6000}, "MSG w w R NOMSG w3000 w5000 R1024"},
-				{"one result for two chunks", 100, nil, 3000, []Span{{28, 2900}}, 200, []int{3000, 6000}, "MSG w w MSG w2900 w0"},
-				{"no result for a chunk", 100, nil, 100, nil, 200, []int{3000}, "MSG w MSG w0"},
-				{"everything", 9000, []Span{{44, 8900}}, 9000, []Span{{28, 3000}}, 9000, []int{3000}, "MSG r@44 w R NOMSG w3000 R6024"},
-			} {
+			for _, tt := range chunkCases {
 				name := fmt.Sprintf("version %d, segments of %d, %s", version, segment, tt.name)
 				o := Options{MaxVersion: version, SendSize: 1024, RecvSize: 1024}
 				w := up(t, o, o)
@@ -165,8 +177,13 @@ func TestChunks(t *testing.T) {
 				if rest := without(whole, tt.items); !bytes.Equal(d.Payload[4:], rest[4:]) {
 					w.fail("%s: the reply has %d octets, want %d", name, len(d.Payload), len(rest))
 				}
-				if len(d.Results) != len(tt.results) || w.violations > 0 || c.exposed() > 0 {
-					w.fail("%s: %d results, %d violations, %d exposed", name, len(d.Results), w.violations, c.exposed())
+				switch {
+				case len(d.Results) != len(tt.results):
+					w.fail("%s: len(d.Results) is %v, want %v", name, len(d.Results), len(tt.results))
+				case w.violations > 0:
+					w.fail("%s: w.violations is %v, want 0", name, w.violations)
+				case c.exposed() > 0:
+					w.fail("%s: c.exposed() is %v, want 0", name, c.exposed())
 				}
 				// The program was told what it may answer.
 				if got := s.serves[len(s.serves)-1]; !slices.Equal(got.Results, tt.results) || got.MaxReply < tt.max-200 {
@@ -249,13 +266,15 @@ func TestRegistration(t *testing.T) {
 		tt.prepare(c)
 		c.step(Submit{ID: 1, Payload: rpc(20000)})
 		w.run(time.Second)
-		if d := c.result(1); tt.want == ReasonNone && d.Err != nil || tt.want != ReasonNone && (d.Err == nil || d.Err.Reason != tt.want) {
+		if d := c.result(1); tt.want == ReasonNone && d.Err != nil ||
+			tt.want != ReasonNone && (d.Err == nil || d.Err.Reason != tt.want) {
 			w.fail("%s: %v, want %v", tt.name, d.Err, tt.want)
 		}
 		if c.exposed() > 0 || w.violations > 0 {
 			w.fail("%s: %d exposed", tt.name, c.exposed())
 		}
-		*c = end{Conn: c.Conn, w: w, name: c.name, peer: c.peer, mem: c.mem, regs: c.regs, posted: c.posted, size: c.size, queue: c.queue}
+		*c = end{Conn: c.Conn, w: w, name: c.name, peer: c.peer, mem: c.mem, regs: c.regs, posted: c.posted,
+			size: c.size, queue: c.queue}
 		c.step(Submit{ID: 2, Payload: rpc(10)}) // the connection is fine
 		w.run(time.Second)
 		if d := c.result(2); d.Err != nil {
@@ -264,36 +283,53 @@ func TestRegistration(t *testing.T) {
 	}
 }
 
-// TestInvalidation: which handle a reply invalidates.
-func TestInvalidation(t *testing.T) {
+// invalidationCases are the cases of TestInvalidation.
+func invalidationCases() []invalidationCase {
+
 	const yes = true
-	for _, tt := range []struct {
-		name           string
-		client, server Options
-		fixed          bool
-		submit         Submit
-		inv            bool // the call names a handle
-		want           bool // and the reply invalidates one
-	}{
+
+	return []invalidationCase{
 		// V2-5.2.3-1, V2-5.2.3-6, V2-5.2.3-7, V2-3-2, V2-3-3
 		{"version two", Options{RecvInv: yes}, Options{SendInv: yes}, false, Submit{Payload: rpc(20000)}, true, true},
-		{"several handles", Options{RecvInv: yes}, Options{SendInv: yes}, false, Submit{Payload: rpc(20000), MaxReply: 9000, Results: []int{5000}}, true, true},
+		{"several handles", Options{RecvInv: yes}, Options{SendInv: yes}, false,
+			Submit{Payload: rpc(20000), MaxReply: 9000, Results: []int{5000}}, true, true},
 		// V2-5.2.3-4: copied although the responder cannot
 		{"the responder cannot", Options{RecvInv: yes}, Options{}, false, Submit{Payload: rpc(20000)}, true, false},
 		// V2-5.2.3-2, V2-5.2.3-5, V2-3-1
 		{"the requester cannot", Options{}, Options{SendInv: yes}, false, Submit{Payload: rpc(20000)}, false, false},
-		{"the memory must stay", Options{RecvInv: yes}, Options{SendInv: yes}, true, Submit{Payload: rpc(20000)}, false, false},
+		{"the memory must stay", Options{RecvInv: yes}, Options{SendInv: yes}, true, Submit{Payload: rpc(20000)},
+			false, false},
 		{"no memory", Options{RecvInv: yes}, Options{SendInv: yes}, false, Submit{Payload: rpc(20)}, false, false},
 		// 8797-4.1-1, 8797-4.1-2, 8797-4-9: both R bits, and one handle
-		{"version one", one(Options{RecvInv: yes}), one(Options{SendInv: yes}), false, Submit{Payload: rpc(20000)}, false, true},
-		{"version one, two handles", one(Options{RecvInv: yes}), one(Options{SendInv: yes}), false, Submit{Payload: rpc(20000), MaxReply: 9000}, false, false},
+		{"version one", one(Options{RecvInv: yes}), one(Options{SendInv: yes}), false, Submit{Payload: rpc(20000)},
+			false, true},
+		{"version one, two handles", one(Options{RecvInv: yes}), one(Options{SendInv: yes}), false,
+			Submit{Payload: rpc(20000), MaxReply: 9000}, false, false},
 		// 8797-4.1-3, 8797-3.2-1: three combinations
-		{"version one, no R from the server", one(Options{RecvInv: yes}), one(Options{}), false, Submit{Payload: rpc(20000)}, false, false},
-		{"version one, no R from the client", one(Options{}), one(Options{SendInv: yes}), false, Submit{Payload: rpc(20000)}, false, false},
+		{"version one, no R from the server", one(Options{RecvInv: yes}), one(Options{}), false,
+			Submit{Payload: rpc(20000)}, false, false},
+		{"version one, no R from the client", one(Options{}), one(Options{SendInv: yes}), false,
+			Submit{Payload: rpc(20000)}, false, false},
 		{"version one, no R at all", one(Options{}), one(Options{}), false, Submit{Payload: rpc(20000)}, false, false},
-		{"version one, a silent client", one(Options{RecvInv: yes, Silent: yes}), one(Options{SendInv: yes}), false, Submit{Payload: rpc(20000)}, false, false},
-		{"version one, mixed memory", one(Options{RecvInv: yes, MixedHandles: yes}), one(Options{SendInv: yes}), true, Submit{Payload: rpc(20000)}, false, false},
-	} {
+		{"version one, a silent client", one(Options{RecvInv: yes, Silent: yes}), one(Options{SendInv: yes}), false,
+			Submit{Payload: rpc(20000)}, false, false},
+		{"version one, mixed memory", one(Options{RecvInv: yes, MixedHandles: yes}), one(Options{SendInv: yes}), true,
+			Submit{Payload: rpc(20000)}, false, false},
+	}
+}
+
+type invalidationCase struct {
+	name           string
+	client, server Options
+	fixed          bool
+	submit         Submit
+	inv            bool // the call names a handle
+	want           bool // and the reply invalidates one
+}
+
+// TestInvalidation: which handle a reply invalidates.
+func TestInvalidation(t *testing.T) {
+	for _, tt := range invalidationCases() {
 		w := up(t, tt.client, tt.server)
 		c, s := w.client(), w.server()
 		c.fixed = tt.fixed
@@ -313,14 +349,25 @@ func TestInvalidation(t *testing.T) {
 		call, _ := c.header(-1)
 		reply, _ := s.header(-1)
 		sent := s.sends[len(s.sends)-1]
-		if (call.InvHandle != 0) != tt.inv || tt.inv && !call.HasHandle(call.InvHandle) || reply.InvHandle != call.InvHandle {
-			w.fail("%s: %v answered by %v", tt.name, &call, &reply)
+		switch {
+		case (call.InvHandle != 0) != tt.inv:
+			w.fail("%s: call.InvHandle != 0 is %v, want %v", tt.name, call.InvHandle != 0, tt.inv)
+		case tt.inv && !call.HasHandle(call.InvHandle):
+			w.fail("%s: call.HasHandle(call.InvHandle) is false", tt.name)
+		case reply.InvHandle != call.InvHandle:
+			w.fail("%s: reply.InvHandle is %v, want %v", tt.name, reply.InvHandle, call.InvHandle)
 		}
-		if sent.WithInv != tt.want || tt.want && !call.HasHandle(sent.Invalidate) || tt.inv && tt.want && sent.Invalidate != call.InvHandle {
-			w.fail("%s: invalidates %v %08x", tt.name, sent.WithInv, sent.Invalidate)
+		switch {
+		case sent.WithInv != tt.want:
+			w.fail("%s: sent.WithInv is %v, want %v", tt.name, sent.WithInv, tt.want)
+		case tt.want && !call.HasHandle(sent.Invalidate):
+			w.fail("%s: call.HasHandle(sent.Invalidate) is false", tt.name)
+		case tt.inv && tt.want && sent.Invalidate != call.InvHandle:
+			w.fail("%s: sent.Invalidate is %v, want %v", tt.name, sent.Invalidate, call.InvHandle)
 		}
 		// The requester knows what it need not take back itself (8797-3.2-2).
-		if tt.want && (len(released) == 0 || !slices.Contains(released, sent.Invalidate)) || !tt.want && slices.Max(append(released, 0)) > 0 {
+		if tt.want && (len(released) == 0 || !slices.Contains(released, sent.Invalidate)) ||
+			!tt.want && slices.Max(append(released, 0)) > 0 {
 			w.fail("%s: released %x", tt.name, released)
 		}
 	}
@@ -344,12 +391,22 @@ func TestInvalidationOfItsOwn(t *testing.T) {
 		for i := range 2 {
 			call, _ := c.header(1 + i)
 			reply, _ := s.header(2 - i)
-			if inv := s.sends[2-i]; call.XID != reply.XID || !inv.WithInv || !call.HasHandle(inv.Invalidate) {
-				w.fail("version %d: %v answered by %v, invalidating %08x", version, &call, &reply, inv.Invalidate)
+			switch inv := s.sends[2-i]; {
+			case call.XID != reply.XID:
+				w.fail("version %d: call.XID is %v, want %v", version, call.XID, reply.XID)
+			case !inv.WithInv:
+				w.fail("version %d: inv.WithInv is false", version)
+			case !call.HasHandle(inv.Invalidate):
+				w.fail("version %d: call.HasHandle(inv.Invalidate) is false", version)
 			}
 		}
-		if w.violations > 0 || c.exposed() > 0 || c.Counters()[ReasonWrongInv] > 0 {
-			w.fail("%d violations", w.violations)
+		switch {
+		case w.violations > 0:
+			w.fail("w.violations is %v, want 0", w.violations)
+		case c.exposed() > 0:
+			w.fail("c.exposed() is %v, want 0", c.exposed())
+		case c.Counters()[ReasonWrongInv] > 0:
+			w.fail("c.Counters()[ReasonWrongInv] is %v, want 0", c.Counters()[ReasonWrongInv])
 		}
 	}
 }
@@ -378,8 +435,15 @@ func TestWrongInvalidation(t *testing.T) {
 	}
 	answer(one.XID, 0x99, two.InvHandle) // the other call's
 	answer(two.XID, two.InvHandle, 0x77) // nobody's
-	if d := c.result(1); d.Err != nil || len(released) != 2 || released[0].Invalidated != 0 || released[1].Invalidated != two.InvHandle {
-		w.fail("%v, released %+v", d.Err, released)
+	switch d := c.result(1); {
+	case d.Err != nil:
+		w.fail("d.Err is %v, want nil", d.Err)
+	case len(released) != 2:
+		w.fail("len(released) is %v, want 2", len(released))
+	case released[0].Invalidated != 0:
+		w.fail("released[0].Invalidated is %v, want 0", released[0].Invalidated)
+	case released[1].Invalidated != two.InvHandle:
+		w.fail("released[1].Invalidated is %v, want %v", released[1].Invalidated, two.InvHandle)
 	}
 	if n := c.Counters()[ReasonWrongInv]; n != 3 {
 		w.fail("counted %d", n)
@@ -395,7 +459,14 @@ func TestBogusInvalidationHandle(t *testing.T) {
 	copy(in[20:], words(6))
 	s.step(Recv{Data: in})
 	h, _ := s.header(-1)
-	if last := s.sends[len(s.sends)-1]; last.WithInv || h.InvHandle != 6 || h.XID != 7 || s.Counters()[ReasonInvHandle] != 1 {
-		w.fail("%v, invalidating %v %08x", &h, last.WithInv, last.Invalidate)
+	switch last := s.sends[len(s.sends)-1]; {
+	case last.WithInv:
+		w.fail("last.WithInv is true")
+	case h.InvHandle != 6:
+		w.fail("h.InvHandle is %v, want 6", h.InvHandle)
+	case h.XID != 7:
+		w.fail("h.XID is %v, want 7", h.XID)
+	case s.Counters()[ReasonInvHandle] != 1:
+		w.fail("s.Counters()[ReasonInvHandle] is %v, want 1", s.Counters()[ReasonInvHandle])
 	}
 }

@@ -47,8 +47,15 @@ func TestCredits(t *testing.T) {
 				}
 				s.step(echo(s.serves[len(c.done)+1]))
 			}
-			if most != tt.most || c.granted != tt.wantGranted || w.violations > 0 || s.Counters()[ReasonOverrun] > 0 {
-				w.fail("%s: %d at a time, %d granted", tt.name, most, c.granted)
+			switch {
+			case most != tt.most:
+				w.fail("%s: most is %v, want %v", tt.name, most, tt.most)
+			case c.granted != tt.wantGranted:
+				w.fail("%s: c.granted is %v, want %v", tt.name, c.granted, tt.wantGranted)
+			case w.violations > 0:
+				w.fail("%s: w.violations is %v, want 0", tt.name, w.violations)
+			case s.Counters()[ReasonOverrun] > 0:
+				w.fail("%s: s.Counters()[ReasonOverrun] is %v, want 0", tt.name, s.Counters()[ReasonOverrun])
 			}
 			for i, d := range c.done { // in their order
 				if d.ID != uint64(i) || d.Err != nil {
@@ -128,20 +135,42 @@ func TestTimeouts(t *testing.T) {
 	}
 	s.step(echo(s.serves[1])) // the answer to 1, late
 	w.run(time.Second)
-	if c.flight() != 2 || len(c.abandoned) != 0 || len(c.done) != 2 || c.Counters()[ReasonStray] != 1 {
-		w.fail("%d in flight, %d of them given up", c.flight(), len(c.abandoned))
+	switch {
+	case c.flight() != 2:
+		w.fail("c.flight() is %v, want 2", c.flight())
+	case len(c.abandoned) != 0:
+		w.fail("len(c.abandoned) is %v, want 0", len(c.abandoned))
+	case len(c.done) != 2:
+		w.fail("len(c.done) is %v, want 2", len(c.done))
+	case c.Counters()[ReasonStray] != 1:
+		w.fail("c.Counters()[ReasonStray] is %v, want 1", c.Counters()[ReasonStray])
 	}
 	c.step(Cancel{2})
-	if d := c.result(2); d.Err == nil || d.Err.Reason != ReasonCancelled || c.closed != nil {
-		w.fail("%+v", d)
+	switch d := c.result(2); {
+	case d.Err == nil:
+		w.fail("d.Err is nil")
+	case d.Err.Reason != ReasonCancelled:
+		w.fail("d.Err.Reason is %v, want %v", d.Err.Reason, ReasonCancelled)
+	case c.closed != nil:
+		w.fail("c.closed is %v, want nil", c.closed)
 	}
 	c.step(Cancel{4})
-	if c.closed == nil || c.closed.Reason != ReasonStarved || !c.Deadline().IsZero() {
-		w.fail("closed: %v", c.closed)
+	switch {
+	case c.closed == nil:
+		w.fail("closed: c.closed is nil")
+	case c.closed.Reason != ReasonStarved:
+		w.fail("closed: c.closed.Reason is %v, want %v", c.closed.Reason, ReasonStarved)
+	case !c.Deadline().IsZero():
+		w.fail("closed: c.Deadline().IsZero() is false")
 	}
 	// Nothing can be done with it any more.
-	if answer, calls, reason := c.hear(unhex(vecNullCall2)); answer != "" || calls != 0 || reason != ReasonNone {
-		w.fail("%q, %d calls, %v", answer, calls, reason)
+	switch answer, calls, reason := c.hear(unhex(vecNullCall2)); {
+	case answer != "":
+		w.fail("answer is %q, want \"\"", answer)
+	case calls != 0:
+		w.fail("calls is %v, want 0", calls)
+	case reason != ReasonNone:
+		w.fail("reason is %v, want %v", reason, ReasonNone)
 	}
 	c.step(Submit{ID: 5, Payload: rpc(0)})
 	if d := c.result(5); d.Err == nil || d.Err.Reason != ReasonDisconnected {
@@ -187,8 +216,13 @@ func TestSubmit(t *testing.T) {
 		c := w.client()
 		tt.s.ID = 1
 		c.step(tt.s)
-		if d := c.result(1); d.Err == nil || d.Err.Reason != tt.want || c.Counters()[tt.want] != 1 {
-			w.fail("%s: %+v", tt.name, d)
+		switch d := c.result(1); {
+		case d.Err == nil:
+			w.fail("%s: d.Err is nil", tt.name)
+		case d.Err.Reason != tt.want:
+			w.fail("%s: d.Err.Reason is %v, want %v", tt.name, d.Err.Reason, tt.want)
+		case c.Counters()[tt.want] != 1:
+			w.fail("%s: c.Counters()[tt.want] is %v, want 1", tt.name, c.Counters()[tt.want])
 		}
 	}
 	// V2-6-4: the first message is small, whatever has to be sent.
@@ -228,8 +262,17 @@ func TestFirstReply(t *testing.T) {
 	w.run(time.Second)
 	first, _ := s.header(0)
 	second, _ := s.header(1)
-	if first.Proc != ProcNOMSG || second.Proc != ProcMSG || second.Reply != nil || c.result(1).Err != nil || c.result(2).Err != nil {
-		w.fail("%v, %v", &first, &second)
+	switch {
+	case first.Proc != ProcNOMSG:
+		w.fail("first.Proc is %v, want %v", first.Proc, ProcNOMSG)
+	case second.Proc != ProcMSG:
+		w.fail("second.Proc is %v, want %v", second.Proc, ProcMSG)
+	case second.Reply != nil:
+		w.fail("second.Reply is %v, want nil", second.Reply)
+	case c.result(1).Err != nil:
+		w.fail("c.result(1).Err is %v, want nil", c.result(1).Err)
+	case c.result(2).Err != nil:
+		w.fail("c.result(2).Err is %v, want nil", c.result(2).Err)
 	}
 	// V2-6.2-6, V2-2.3-1: the buffers are large enough from the start.
 	for _, o := range []Options{{}, {Client: true}, {Silent: true}, {SendSize: 1024, RecvSize: 1024}} {
@@ -279,8 +322,17 @@ func TestBackward(t *testing.T) {
 		}
 		fh, _ := c.header(-1)
 		bh, _ := s.header(-1)
-		if fh.XID != bh.XID || bh.Vers != version || bh.Credit != 2 || fh.Credit != 32 || version == 2 && bh.Direction != DirCall { // V2-R1-17
-			w.fail("%v, %v", &fh, &bh)
+		switch { // V2-R1-17
+		case fh.XID != bh.XID:
+			w.fail("fh.XID is %v, want %v", fh.XID, bh.XID)
+		case bh.Vers != version:
+			w.fail("bh.Vers is %v, want %v", bh.Vers, version)
+		case bh.Credit != 2:
+			w.fail("bh.Credit is %v, want 2", bh.Credit)
+		case fh.Credit != 32:
+			w.fail("fh.Credit is %v, want 32", fh.Credit)
+		case version == 2 && bh.Direction != DirCall:
+			w.fail("bh.Direction is %v, want %v", bh.Direction, DirCall)
 		}
 		c.program = sizes(8)
 		c.step(sizes(8)(c.serves[0]))
@@ -299,21 +351,32 @@ func TestBackward(t *testing.T) {
 			w.fail("%+v", d)
 		}
 
-		// Chunks, and what a reply invalidates: V2-3.1-1, V2-3.1-2
-		s.step(Submit{ID: 30, Payload: rpc(20000), MaxReply: 100})
-		w.run(time.Second)
-		switch d := s.result(30); version {
-		case 1: // V2-R1-18: a peer need not take them
-			if d.Err == nil || d.Err.Reason != ReasonTooBig {
-				w.fail("%+v", d)
-			}
-		case 2:
-			if sent := c.sends[len(c.sends)-1]; d.Err != nil || !sent.WithInv || s.exposed() > 0 {
-				w.fail("%+v, %+v", d, sent.WithInv)
-			}
-		}
+		backwardChunk(w, version)
 		if w.violations > 0 {
 			w.fail("%d violations", w.violations)
+		}
+	}
+}
+
+// backwardChunk has the server call with a chunk.
+func backwardChunk(w *fabric, version Version) {
+	c, s := w.client(), w.server()
+	// Chunks, and what a reply invalidates: V2-3.1-1, V2-3.1-2
+	s.step(Submit{ID: 30, Payload: rpc(20000), MaxReply: 100})
+	w.run(time.Second)
+	switch d := s.result(30); version {
+	case 1: // V2-R1-18: a peer need not take them
+		if d.Err == nil || d.Err.Reason != ReasonTooBig {
+			w.fail("%+v", d)
+		}
+	case 2:
+		switch sent := c.sends[len(c.sends)-1]; {
+		case d.Err != nil:
+			w.fail("d.Err is %v, want nil", d.Err)
+		case !sent.WithInv:
+			w.fail("sent.WithInv is false")
+		case s.exposed() > 0:
+			w.fail("s.exposed() is %v, want 0", s.exposed())
 		}
 	}
 }
@@ -337,7 +400,8 @@ func TestBackwardThreshold(t *testing.T) {
 			s.step(Submit{ID: 1, Payload: rpc(tt.call - tt.head - 40 + over), MaxReply: tt.reply - tt.head})
 			w.run(time.Second)
 			d := s.result(1)
-			if over == 0 && (d.Err != nil || len(d.Payload) != tt.reply-tt.head || len(s.sends[len(s.sends)-1].Data) != tt.call) {
+			if over == 0 && (d.Err != nil || len(d.Payload) != tt.reply-tt.head ||
+				len(s.sends[len(s.sends)-1].Data) != tt.call) {
 				w.fail("%+v: %v", tt.server, d.Err)
 			}
 			if h, _ := s.header(-1); over > 0 && (d.Err == nil) != (h.Proc == ProcNOMSG) {
@@ -381,15 +445,26 @@ func TestBackwardChunks(t *testing.T) {
 	} {
 		w := up(t, tt.o, one(Options{}))
 		got, calls, reason := w.client().hear(in)
-		if got != tt.want || calls != tt.calls || reason != tt.reason {
-			w.fail("%+v: %q, %d calls, %v", tt.o, got, calls, reason)
+		switch {
+		case got != tt.want:
+			w.fail("%+v: got is %v, want %v", tt.o, got, tt.want)
+		case calls != tt.calls:
+			w.fail("%+v: calls is %v, want %v", tt.o, calls, tt.calls)
+		case reason != tt.reason:
+			w.fail("%+v: reason is %v, want %v", tt.o, reason, tt.reason)
 		}
 	}
 	// What a client cannot tell from a reply it does not answer (V2-R1-8).
 	w := up(t, Options{}, one(Options{}))
-	for _, in := range [][]byte{words(7, 1, 1, 0, 1, 0, 0), words(7, 1, 1, 1, 0, 0, 0), words(7, 1, 1, 2, 0, 0, 0, 0, 0), words(7, 1, 1, 9, 0, 0, 0)} {
-		if got, calls, reason := w.client().hear(in); got != "" || calls != 0 || reason == ReasonNone {
-			w.fail("%x: %q, %v", in, got, reason)
+	for _, in := range [][]byte{words(7, 1, 1, 0, 1, 0, 0), words(7, 1, 1, 1, 0, 0, 0),
+		words(7, 1, 1, 2, 0, 0, 0, 0, 0), words(7, 1, 1, 9, 0, 0, 0)} {
+		switch got, calls, reason := w.client().hear(in); {
+		case got != "":
+			w.fail("%x: got is %q, want \"\"", in, got)
+		case calls != 0:
+			w.fail("%x: calls is %v, want 0", in, calls)
+		case reason == ReasonNone:
+			w.fail("%x: reason is %v, want any other", in, reason)
 		}
 	}
 }

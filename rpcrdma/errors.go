@@ -63,9 +63,10 @@ var reasonNames = [reasonCount]string{
 	ReasonNeverSent: "never_sent", ReasonDirection: "direction", ReasonXID: "xid", ReasonNoPayload: "no_payload",
 	ReasonNoChunks: "no_chunks", ReasonExtra: "extra", ReasonReadList: "read_list", ReasonOption: "option",
 	ReasonBackward: "backward", ReasonOverrun: "overrun", ReasonStray: "stray", ReasonWrongVers: "wrong_vers",
-	ReasonBadRange: "bad_range", ReasonBadReply: "bad_reply", ReasonZeroCredits: "zero_credits", ReasonInvHandle: "inv_handle",
-	ReasonWrongInv: "wrong_inv", ReasonPeerError: "peer_error", ReasonTimeout: "timeout", ReasonStarved: "starved",
-	ReasonNoVersion: "no_version", ReasonDisconnected: "disconnected", ReasonCancelled: "cancelled", ReasonTooBig: "too_big",
+	ReasonBadRange: "bad_range", ReasonBadReply: "bad_reply", ReasonZeroCredits: "zero_credits",
+	ReasonInvHandle: "inv_handle", ReasonWrongInv: "wrong_inv", ReasonPeerError: "peer_error",
+	ReasonTimeout: "timeout", ReasonStarved: "starved", ReasonNoVersion: "no_version",
+	ReasonDisconnected: "disconnected", ReasonCancelled: "cancelled", ReasonTooBig: "too_big",
 	ReasonTooMany: "too_many", ReasonNotReady: "not_ready", ReasonArgument: "argument", ReasonRegister: "register",
 	ReasonRelease: "release", ReasonRead: "read", ReasonCannotReply: "cannot_reply",
 }

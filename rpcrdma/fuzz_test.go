@@ -22,8 +22,15 @@ func FuzzHeader(f *testing.F) {
 			}
 			return
 		}
-		if len(a.Reads) > MaxSegments || len(a.Writes) > MaxSegments || len(a.Reply) > MaxSegments || len(a.OptInfo) > MaxOptInfo {
-			t.Fatalf("beyond the bounds: %v", &a)
+		switch {
+		case len(a.Reads) > MaxSegments:
+			t.Fatalf("beyond the bounds: len(a.Reads) is %v, want at most %v", len(a.Reads), MaxSegments)
+		case len(a.Writes) > MaxSegments:
+			t.Fatalf("beyond the bounds: len(a.Writes) is %v, want at most %v", len(a.Writes), MaxSegments)
+		case len(a.Reply) > MaxSegments:
+			t.Fatalf("beyond the bounds: len(a.Reply) is %v, want at most %v", len(a.Reply), MaxSegments)
+		case len(a.OptInfo) > MaxOptInfo:
+			t.Fatalf("beyond the bounds: len(a.OptInfo) is %v, want at most %v", len(a.OptInfo), MaxOptInfo)
 		}
 		if d, ok := a.MessageDirection(payload); ok && d > DirReply {
 			t.Fatalf("%v: direction %v", &a, d)
@@ -53,12 +60,20 @@ func FuzzPrivateData(f *testing.F) {
 	f.Add(unhex("f6ab0e18f6ab0e180101ff00ff"))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		p, at := FindPrivateData(in)
-		if at < 0 && p != DefaultPrivateData() || at+PrivateDataLen > len(in) && at >= 0 {
-			t.Fatalf("%v at %d of %d octets", p, at, len(in))
+		switch {
+		case at < 0 && p != DefaultPrivateData():
+			t.Fatalf("p is %v, want %v", p, DefaultPrivateData())
+		case at+PrivateDataLen > len(in) && at >= 0:
+			t.Fatalf("at is %v of %d octets, want room for %d", at, len(in), PrivateDataLen)
 		}
 		out, err := p.AppendBinary(nil)
-		if q, at := FindPrivateData(out); err != nil || q != p || at != 0 {
-			t.Fatalf("%v, then %v at %d (%v)", p, q, at, err)
+		switch q, at := FindPrivateData(out); {
+		case err != nil:
+			t.Fatalf("err is %v, want nil", err)
+		case q != p:
+			t.Fatalf("q is %v, want %v", q, p)
+		case at != 0:
+			t.Fatalf("at is %v, want 0", at)
 		}
 		if at >= 0 && (!bytes.Equal(out[:5], in[at:at+5]) || out[5] != in[at+5]&1 || !bytes.Equal(out[6:], in[at+6:at+8])) {
 			t.Fatalf("%x was written as %x", in[at:at+8], out)
@@ -75,14 +90,24 @@ func FuzzRPC(f *testing.F) {
 	f.Fuzz(func(t *testing.T, in []byte) {
 		if c, args, err := ParseRPCCall(in); err == nil {
 			d, again, err := ParseRPCCall(append(c.Append(nil), args...))
-			if err != nil || !reflect.DeepEqual(c, d) || !bytes.Equal(args, again) {
-				t.Fatalf("%+v, then %+v (%v)", c, d, err)
+			switch {
+			case err != nil:
+				t.Fatalf("err is %v, want nil", err)
+			case !reflect.DeepEqual(c, d):
+				t.Fatalf("c is %v, want %v", c, d)
+			case !bytes.Equal(args, again):
+				t.Fatalf("args is %x, want %x", args, again)
 			}
 		}
 		if p, results, err := ParseRPCReply(in); err == nil {
 			q, again, err := ParseRPCReply(append(p.Append(nil), results...))
-			if err != nil || !reflect.DeepEqual(p, q) || !bytes.Equal(results, again) {
-				t.Fatalf("%+v, then %+v (%v)", p, q, err)
+			switch {
+			case err != nil:
+				t.Fatalf("err is %v, want nil", err)
+			case !reflect.DeepEqual(p, q):
+				t.Fatalf("p is %v, want %v", p, q)
+			case !bytes.Equal(results, again):
+				t.Fatalf("results is %x, want %x", results, again)
 			}
 		}
 	})

@@ -19,7 +19,8 @@ func FuzzConn(f *testing.F) {
 	f.Add(byte(4), append([]byte{0, 14, 76}, unhex(vecNullCall2)...))
 	f.Fuzz(func(t *testing.T, mode byte, in []byte) {
 		o := Options{Client: mode&1 != 0, Program: uint32(mode >> 1 & 1), RecvInv: mode&4 != 0, SendInv: mode&8 != 0,
-			Silent: mode&16 != 0, BackwardChunks: mode&32 != 0, Ask: 3, Grant: 2, MaxLong: 8192, MaxCalls: 6, OptTypes: []uint32{7}}
+			Silent: mode&16 != 0, BackwardChunks: mode&32 != 0, Ask: 3, Grant: 2, MaxLong: 8192, MaxCalls: 6,
+			OptTypes: []uint32{7}}
 		if mode&64 != 0 {
 			o.MaxVersion = 1
 		}
@@ -95,27 +96,9 @@ func (d *fuzzDriver) next(in []byte) []byte {
 		d.open[s.ID] = true
 		d.step(s)
 	case 7:
-		if i := arg(); len(d.reads) > 0 {
-			r := d.reads[i%len(d.reads)]
-			data := rpc(max(0, r.Len-40))[:r.Len]
-			if len(d.c.served) > 0 && len(data) >= 4 && i&1 == 0 {
-				binary.BigEndian.PutUint32(data, uint32(d.c.served[0].h.XID))
-			}
-			ev := ReadDone{Read: r.Read, Data: data}
-			if i > 250 {
-				ev = ReadDone{Read: r.Read, Err: errors.New("x")}
-			}
-			d.step(ev)
-		}
+		d.readDone(arg())
 	case 8:
-		if i := arg(); len(d.serves) > 0 {
-			s := d.serves[i%len(d.serves)]
-			a := Answer{ID: s.ID, Payload: append((&RPCReply{}).Append(nil), make([]byte, i*24)...)}
-			if i > 10 {
-				a.Reduce = []Span{{24, i}}
-			}
-			d.step(a)
-		}
+		d.answer(arg())
 	case 9:
 		if i := arg(); len(d.serves) > 0 {
 			d.step(CannotAnswer{d.serves[i%len(d.serves)].ID, i * 100})
@@ -123,18 +106,7 @@ func (d *fuzzDriver) next(in []byte) []byte {
 	case 10:
 		d.step(PeerReady{})
 	case 11:
-		if i := arg(); len(d.regs) > 0 {
-			r := d.regs[i%len(d.regs)]
-			ev := Registered{Reg: r.Reg, Buf: make([]byte, r.Len), Invalidatable: i&1 == 0}
-			for at, n := 0, 1+i>>4; at < r.Len; at += r.Len/n + 1 {
-				ev.Segments = append(ev.Segments, Segment{uint32(r.Reg)<<8 + uint32(at), uint32(min(r.Len-at, r.Len/n+1)), uint64(at)})
-			}
-			if i > 250 {
-				ev = Registered{Reg: r.Reg, Err: errors.New("x")}
-			}
-			d.bufs[r.Reg] = ev.Buf
-			d.step(ev)
-		}
+		d.registered(arg())
 	case 12:
 		d.step(Cancel{uint64(arg())})
 	case 13:
@@ -147,22 +119,75 @@ func (d *fuzzDriver) next(in []byte) []byte {
 		d.hear(d.reply(arg()), arg())
 	case 16: // a call
 		d.hear(d.call(arg()), arg())
-	case 17: // an error
-		code, n := arg(), arg()
-		e := Header{XID: d.last.XID, Vers: d.last.Vers, Credit: uint32(n & 7), Proc: ProcERROR,
-			Error: TransportError{Code: ErrCode(code & 7), Low: Version(code >> 3 & 3), High: Version(code >> 5), Processed: n&64 != 0, SegmentIndex: uint32(n & 3), LengthNeeded: uint32(n) * 64}}
-		if e.Error.Code == ErrBadXDR || e.Vers == 1 && e.Error.Code > ErrBadXDR {
-			e.Error = TransportError{Code: ErrBadXDR}
-		}
-		if b, err := e.AppendBinary(nil); err == nil {
-			d.hear(b, 0)
-		}
+	case 17:
+		d.transportError(arg(), arg())
 	case 18:
 		if i := arg(); len(d.regs) > 0 {
 			d.step(ReleaseFailed{d.regs[i%len(d.regs)].Reg})
 		}
 	}
 	return in
+}
+
+// answer answers one of the calls that the program has, which i chooses.
+func (d *fuzzDriver) answer(i int) {
+	if len(d.serves) == 0 {
+		return
+	}
+	s := d.serves[i%len(d.serves)]
+	a := Answer{ID: s.ID, Payload: append((&RPCReply{}).Append(nil), make([]byte, i*24)...)}
+	if i > 10 {
+		a.Reduce = []Span{{24, i}}
+	}
+	d.step(a)
+}
+
+// transportError has the peer answer the last call with an error.
+func (d *fuzzDriver) transportError(code, n int) {
+	e := Header{XID: d.last.XID, Vers: d.last.Vers, Credit: uint32(n & 7), Proc: ProcERROR,
+		Error: TransportError{Code: ErrCode(code & 7), Low: Version(code >> 3 & 3), High: Version(code >> 5),
+			Processed: n&64 != 0, SegmentIndex: uint32(n & 3), LengthNeeded: uint32(n) * 64}}
+	if e.Error.Code == ErrBadXDR || e.Vers == 1 && e.Error.Code > ErrBadXDR {
+		e.Error = TransportError{Code: ErrBadXDR}
+	}
+	if b, err := e.AppendBinary(nil); err == nil {
+		d.hear(b, 0)
+	}
+}
+
+// readDone ends one of the reads that are asked for, which i chooses.
+func (d *fuzzDriver) readDone(i int) {
+	if len(d.reads) == 0 {
+		return
+	}
+	r := d.reads[i%len(d.reads)]
+	data := rpc(max(0, r.Len-40))[:r.Len]
+	if len(d.c.served) > 0 && len(data) >= 4 && i&1 == 0 {
+		binary.BigEndian.PutUint32(data, uint32(d.c.served[0].h.XID))
+	}
+	ev := ReadDone{Read: r.Read, Data: data}
+	if i > 250 {
+		ev = ReadDone{Read: r.Read, Err: errors.New("x")}
+	}
+	d.step(ev)
+}
+
+// registered ends one of the registrations that are asked for, which i chooses.
+func (d *fuzzDriver) registered(i int) {
+	if len(d.regs) == 0 {
+		return
+	}
+	r := d.regs[i%len(d.regs)]
+	ev := Registered{Reg: r.Reg, Buf: make([]byte, r.Len), Invalidatable: i&1 == 0}
+	for at, n := 0, 1+i>>4; at < r.Len; at += r.Len/n + 1 {
+		ev.Segments = append(ev.Segments, Segment{uint32(r.Reg)<<8 + uint32(at),
+			uint32(min(r.Len-at, r.Len/n+1)), uint64(at)})
+	}
+	if i > 250 {
+		ev = Registered{Reg: r.Reg, Err: errors.New("x")}
+	}
+	d.bufs[r.Reg] = ev.Buf
+	d.step(ev)
 }
 
 // reply answers the last call that was sent; how says what is written.
@@ -248,8 +273,13 @@ func (d *fuzzDriver) step(ev Event) {
 		switch a := a.(type) {
 		case Send:
 			h, _, err := ParseHeader(a.Data)
-			if _, size := d.c.SendBuffers(); err != nil || len(a.Data) > size || d.closed {
-				d.t.Fatalf("sends %x (%v), closed %v", a.Data, err, d.closed)
+			switch _, size := d.c.SendBuffers(); {
+			case err != nil:
+				d.t.Fatalf("err is %v, want nil", err)
+			case len(a.Data) > size:
+				d.t.Fatalf("len(a.Data) is %v, want at most %v", len(a.Data), size)
+			case d.closed:
+				d.t.Fatalf("d.closed is true")
 			}
 			if h.Proc == ProcERROR && a.WithInv {
 				d.t.Fatal("an error invalidates")

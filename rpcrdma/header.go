@@ -60,7 +60,8 @@ const (
 
 // String prints the code as version two has it, without its prefix.
 func (e ErrCode) String() string {
-	if names := [...]string{"", "VERS", "BAD_XDR", "CANT_REPLY", "INVAL_PROC", "INVAL_OPTION"}; e > 0 && int64(e) < int64(len(names)) {
+	if names := [...]string{"", "VERS", "BAD_XDR", "CANT_REPLY", "INVAL_PROC", "INVAL_OPTION"}; e > 0 &&
+		int64(e) < int64(len(names)) {
 		return names[e]
 	}
 	return fmt.Sprintf("error %d", uint32(e))

@@ -18,7 +18,9 @@ func reasonOf(err error) Reason {
 // words makes a message of 32-bit words.
 func words(w ...uint32) []byte { return appendU32(nil, w...) }
 
-func TestBadHeaders(t *testing.T) {
+// badHeaderCases are the cases of TestBadHeaders.
+func badHeaderCases() []badHeaderCase {
+
 	seg := []uint32{0xa, 64, 0, 0x1000}
 	lists := func(head []uint32, more ...[]uint32) []byte {
 		for _, m := range more {
@@ -36,11 +38,8 @@ func TestBadHeaders(t *testing.T) {
 		writes65 = append(append(writes65, 1, 1), seg...)
 		empty65 = append(empty65, 1, 0)
 	}
-	for _, tt := range []struct {
-		name string
-		in   []byte
-		want Reason
-	}{
+
+	return []badHeaderCase{
 		// V2-R1-7: nothing can be said of what is too short
 		{"nothing", nil, ReasonShort},
 		{"15 octets", make([]byte, 15), ReasonShort},
@@ -74,12 +73,23 @@ func TestBadHeaders(t *testing.T) {
 		{"65 segments to read", lists(v1, reads65, []uint32{0, 0, 0}), ReasonBound},
 		{"65 chunks to write", lists(v2, []uint32{0}, empty65, []uint32{0, 0}), ReasonBound},
 		{"65 segments to write", lists(v2, []uint32{0}, writes65, []uint32{0, 0}), ReasonBound},
-		{"two chunks of 33 segments to write", lists(v2, []uint32{0, 1, 33}, many33, []uint32{1, 33}, many33, []uint32{0, 0}), ReasonBound},
+		{"two chunks of 33 segments to write", lists(v2, []uint32{0, 1, 33}, many33, []uint32{1, 33}, many33,
+			[]uint32{0, 0}), ReasonBound},
 		{"a Reply chunk of 65 segments", lists(v2, []uint32{0, 0, 1, 65}), ReasonBound},
 		{"position 2", lists(v2, []uint32{1, 2}, seg, []uint32{0, 0, 0}), ReasonPosition},
 		{"an option of 0xffffffff octets", words(7, 2, 32, 5, 0, 1, 0xffffffff), ReasonBound},
 		{"an option without its padding", append(words(7, 2, 32, 5, 0, 1, 1), 'x'), ReasonTruncated},
-	} {
+	}
+}
+
+type badHeaderCase struct {
+	name string
+	in   []byte
+	want Reason
+}
+
+func TestBadHeaders(t *testing.T) {
+	for _, tt := range badHeaderCases() {
 		h, payload, err := ParseHeader(tt.in)
 		if reasonOf(err) != tt.want || payload != nil {
 			t.Errorf("%s: in %x: got %v, want %v", tt.name, tt.in, err, tt.want)
@@ -140,7 +150,8 @@ func TestUnsendable(t *testing.T) {
 		{"DONE", Header{Vers: 1, Proc: ProcDONE}, "not in version 1"},
 		{"OPTIONAL in version one", Header{Vers: 1, Proc: ProcOPTIONAL}, "not in version 1"},
 		{"procedure 6", Header{Vers: 2, Proc: 6}, "not in version 2"},
-		{"an error of version two in version one", Header{Vers: 1, Proc: ProcERROR, Error: TransportError{Code: ErrInvalProc}}, "INVAL_PROC in version 1"},
+		{"an error of version two in version one", Header{Vers: 1, Proc: ProcERROR,
+			Error: TransportError{Code: ErrInvalProc}}, "INVAL_PROC in version 1"},
 		{"no error", Header{Vers: 2, Proc: ProcERROR}, "error 0 in version 2"},
 		{"direction 2", Header{Vers: 2, Direction: 2}, "direction 2"},
 		// V2-5.2.3-3, V2-5.2.3-1
@@ -182,10 +193,13 @@ func TestVersionOne(t *testing.T) {
 		want Header
 	}{
 		{"DONE", words(7, 1, 32, 3), Header{XID: 7, Vers: 1, Credit: 32, Proc: ProcDONE}},
-		{"MSGP", words(7, 1, 32, 2, 512, 4096, 0, 0, 0), Header{XID: 7, Vers: 1, Credit: 32, Proc: ProcMSGP, Align: 512, Thresh: 4096}},
-		{"ERR_CHUNK", words(7, 1, 32, 4, 2), Header{XID: 7, Vers: 1, Credit: 32, Proc: ProcERROR, Error: TransportError{Code: ErrChunk}}},
+		{"MSGP", words(7, 1, 32, 2, 512, 4096, 0, 0, 0),
+			Header{XID: 7, Vers: 1, Credit: 32, Proc: ProcMSGP, Align: 512, Thresh: 4096}},
+		{"ERR_CHUNK", words(7, 1, 32, 4, 2), Header{XID: 7, Vers: 1, Credit: 32, Proc: ProcERROR,
+			Error: TransportError{Code: ErrChunk}}},
 		// V2-5.2-5: a chunk may have no segments, which is not the same as no chunk
-		{"a chunk without segments", words(7, 1, 32, 1, 0, 1, 0, 0, 1, 0), Header{XID: 7, Vers: 1, Credit: 32, Proc: ProcNOMSG, Writes: []Chunk{{}}, Reply: Chunk{}}},
+		{"a chunk without segments", words(7, 1, 32, 1, 0, 1, 0, 0, 1, 0),
+			Header{XID: 7, Vers: 1, Credit: 32, Proc: ProcNOMSG, Writes: []Chunk{{}}, Reply: Chunk{}}},
 	} {
 		if h, _, err := ParseHeader(tt.in); err != nil || !reflect.DeepEqual(h, tt.want) {
 			t.Errorf("%s: got %+v (%v)\nwant %+v", tt.name, h, err, tt.want)
@@ -215,8 +229,11 @@ func TestMessageDirection(t *testing.T) {
 		{"version one Long Reply", Header{Vers: 1, Proc: ProcNOMSG, Reply: Chunk{}}, nil, DirReply, true},
 		{"version one NOMSG without chunks", Header{Vers: 1, Proc: ProcNOMSG}, nil, 0, false},
 	} {
-		if d, ok := tt.h.MessageDirection(tt.payload); ok != tt.ok || ok && d != tt.want {
-			t.Errorf("%s: %v %v, want %v %v", tt.name, d, ok, tt.want, tt.ok)
+		switch d, ok := tt.h.MessageDirection(tt.payload); {
+		case ok != tt.ok:
+			t.Errorf("%s: ok is %v, want %v", tt.name, ok, tt.ok)
+		case ok && d != tt.want:
+			t.Errorf("%s: d is %v, want %v", tt.name, d, tt.want)
 		}
 	}
 }

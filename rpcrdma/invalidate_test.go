@@ -38,8 +38,17 @@ func TestBackwardInvalidation(t *testing.T) {
 		if tt.named {
 			want = handle
 		}
-		if wordAt(call, 3) != 1 || wordAt(call, 4) != 0 || wordAt(call, 6) != 1 || wordAt(call, 7) != 0 || handle == 0 {
-			t.Fatalf("%+v: the call is %x", tt, call)
+		switch {
+		case wordAt(call, 3) != 1:
+			t.Fatalf("%+v: wordAt(call, 3) is %v, want 1", tt, wordAt(call, 3))
+		case wordAt(call, 4) != 0:
+			t.Fatalf("%+v: wordAt(call, 4) is %v, want 0", tt, wordAt(call, 4))
+		case wordAt(call, 6) != 1:
+			t.Fatalf("%+v: wordAt(call, 6) is %v, want 1", tt, wordAt(call, 6))
+		case wordAt(call, 7) != 0:
+			t.Fatalf("%+v: wordAt(call, 7) is %v, want 0", tt, wordAt(call, 7))
+		case handle == 0:
+			t.Fatalf("%+v: handle is 0, want any other", tt)
 		}
 		if got := wordAt(call, 5); got != want {
 			t.Errorf("%+v: rdma_inv_handle %#x, want %#x", tt, got, want)
@@ -48,9 +57,11 @@ func TestBackwardInvalidation(t *testing.T) {
 			t.Errorf("%+v: the reply copies %#x, want %#x", tt, got, want)
 		}
 		reply := c.sends[len(c.sends)-1]
-		if reply.WithInv != tt.used || reply.WithInv && reply.Invalidate != handle {
-			t.Errorf("%+v: the reply invalidates %v %#x, want %v %#x",
-				tt, reply.WithInv, reply.Invalidate, tt.used, handle)
+		switch {
+		case reply.WithInv != tt.used:
+			t.Errorf("%+v: reply.WithInv is %v, want %v", tt, reply.WithInv, tt.used)
+		case reply.WithInv && reply.Invalidate != handle:
+			t.Errorf("%+v: reply.Invalidate is %v, want %v", tt, reply.Invalidate, handle)
 		}
 	}
 }
@@ -62,7 +73,8 @@ func TestPlainSendWithoutR(t *testing.T) {
 	inv := 0
 	for how := range 128 {
 		bit := func(n int) bool { return how>>n&1 != 0 }
-		o := Options{MaxVersion: 1, Silent: bit(1), SendInv: bit(2), RecvInv: bit(3), MixedHandles: bit(4), Client: bit(6), BackwardChunks: true}
+		o := Options{MaxVersion: 1, Silent: bit(1), SendInv: bit(2), RecvInv: bit(3), MixedHandles: bit(4),
+			Client: bit(6), BackwardChunks: true}
 		peer := octets("f6ab0e18 01 00 0303")
 		if bit(0) {
 			peer[5] = 1
@@ -94,9 +106,13 @@ func TestPlainSendWithoutR(t *testing.T) {
 			t.Fatalf("%+v: no reply", o)
 		}
 		want := both && o.SendInv
-		if send.WithInv != want || want && send.Invalidate != 0x0a0b0c0d {
-			t.Errorf("%+v, own private data %x, the peer's %x: invalidates %v %#x, want %v",
-				o, c.Private(), peer, send.WithInv, send.Invalidate, want)
+		switch {
+		case send.WithInv != want:
+			t.Errorf("%+v, own private data %x, the peer's %x: send.WithInv is %v, want %v", o, c.Private(), peer,
+				send.WithInv, want)
+		case want && send.Invalidate != 0x0a0b0c0d:
+			t.Errorf("%+v, own private data %x, the peer's %x: send.Invalidate is %#x, want 0x0a0b0c0d", o, c.Private(),
+				peer, send.Invalidate)
 		}
 		if send.WithInv {
 			inv++

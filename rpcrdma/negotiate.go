@@ -13,7 +13,8 @@ func (c *Conn) refusedVersion(dst []Action, now time.Time, k *call, e TransportE
 	}
 	if v < e.Low || v < c.opts.minVersion() {
 		dst = append(dst, Learned{Version: 0})
-		return c.close(dst, fault(ReasonNoVersion, "the peer has %d to %d, we have %d to %d", e.Low, e.High, c.opts.minVersion(), c.opts.maxVersion()))
+		return c.close(dst, fault(ReasonNoVersion, "the peer has %d to %d, we have %d to %d", e.Low, e.High,
+			c.opts.minVersion(), c.opts.maxVersion()))
 	}
 	dst = append(dst, Learned{Version: v})
 	return c.again(dst, now, k, v)

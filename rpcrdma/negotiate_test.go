@@ -41,10 +41,12 @@ func TestNegotiation(t *testing.T) {
 		{"both are silent", Options{Program: 100003, Silent: true}, Options{MaxVersion: 1, Silent: true}, false,
 			"v2 MSG 76; learned 1; v1 MSG 68; ready v1 1024/1024 refused 2"},
 		// 8797-4.2-4, 8797-7-1
-		{"other sizes", Options{Program: 100003, SendSize: 65536, RecvSize: 2048}, Options{MaxVersion: 1, SendSize: 8192, RecvSize: 16384}, false,
+		{"other sizes", Options{Program: 100003, SendSize: 65536, RecvSize: 2048},
+			Options{MaxVersion: 1, SendSize: 8192, RecvSize: 16384}, false,
 			"v2 MSG 76; learned 1; v1 MSG 68; ready v1 16384/2048 refused 2"},
 		// Version two has its own thresholds (V2-2.1-3, V2-2.3-3).
-		{"other sizes in version two", Options{Program: 100003, SendSize: 65536, RecvSize: 65536}, Options{SendSize: 65536, RecvSize: 65536}, false,
+		{"other sizes in version two", Options{Program: 100003, SendSize: 65536, RecvSize: 65536},
+			Options{SendSize: 65536, RecvSize: 65536}, false,
 			"v2 MSG 76; learned 2; ready v2 4096/4096"},
 		// V2-6.3-1, V2-1-1
 		{"a client of version one", Options{Program: 100003, MaxVersion: 1}, Options{}, false,
@@ -125,8 +127,13 @@ func TestNothingIsLost(t *testing.T) {
 	}
 	first, _ := c.header(0)
 	second, payload := c.header(1)
-	if first.XID == second.XID || second.Vers != 1 || xidOf(payload) != second.XID { // V2-R1-5
-		w.fail("%v, then %v", &first, &second)
+	switch { // V2-R1-5
+	case first.XID == second.XID:
+		w.fail("first.XID is %v, want any other", first.XID)
+	case second.Vers != 1:
+		w.fail("second.Vers is %v, want 1", second.Vers)
+	case xidOf(payload) != second.XID:
+		w.fail("xidOf(payload) is %v, want %v", xidOf(payload), second.XID)
 	}
 	if len(w.server().serves) != 2 {
 		w.fail("%d calls ran", len(w.server().serves))
@@ -171,7 +178,8 @@ func TestNoLoop(t *testing.T) {
 			w.connect().run(time.Second)
 			now = w.now
 		}
-		if want := map[string]string{"cut instead of an answer": "v2 v1 v1 ", "cut behind the refusal": "v2 v1 v1 v1 "}[tt.name]; offers != want {
+		if want := map[string]string{"cut instead of an answer": "v2 v1 v1 ",
+			"cut behind the refusal": "v2 v1 v1 v1 "}[tt.name]; offers != want {
 			t.Errorf("%s: offered %q, want %q", tt.name, offers, want)
 		}
 		// It is forgotten after a while, so that a peer may learn.
@@ -229,7 +237,8 @@ func TestRanges(t *testing.T) {
 		got := ""
 		c.notify = func(a Action) { got += "; " + brief(a) }
 		h, _ := c.header(0)
-		e := Header{XID: h.XID, Vers: tt.vers, Credit: 7, Proc: ProcERROR, Error: TransportError{Code: ErrVers, Low: tt.low, High: tt.high}}
+		e := Header{XID: h.XID, Vers: tt.vers, Credit: 7, Proc: ProcERROR,
+			Error: TransportError{Code: ErrVers, Low: tt.low, High: tt.high}}
 		b, _ := e.AppendBinary(nil)
 		c.step(Recv{Data: b})
 		if got = trim(got); got != tt.want {
@@ -281,24 +290,34 @@ func TestReconnect(t *testing.T) {
 		{Options{MaxVersion: 1, Silent: true, SendInv: true}, 1024, 1024, false},
 		{Options{MaxVersion: 1, SendSize: 1 << 20, RecvSize: 1 << 20, SendInv: true}, 8192, 8192, true},
 	} {
-		w := pair(t, Options{Program: 1, MaxVersion: 1, SendSize: 8192, RecvSize: 8192, RecvInv: true}, tt.server).connect().run(time.Second)
+		w := pair(t, Options{Program: 1, MaxVersion: 1, SendSize: 8192, RecvSize: 8192, RecvInv: true}, tt.server).
+			connect().run(time.Second)
 		c := w.client()
 		if len(c.ready) != 1 {
 			w.fail("ready %d times", len(c.ready))
 		}
 		i := c.ready[0]
-		if s := w.server().own.SendSize; i.SendInline != min(8192, w.server().own.RecvSize) || i.RecvInline != min(8192, s) || i.RemoteInv != tt.inv {
-			w.fail("%+v", i)
+		switch s := w.server().own.SendSize; {
+		case i.SendInline != min(8192, w.server().own.RecvSize):
+			w.fail("i.SendInline is %v, want %v", i.SendInline, min(8192, w.server().own.RecvSize))
+		case i.RecvInline != min(8192, s):
+			w.fail("i.RecvInline is %v, want %v", i.RecvInline, min(8192, s))
+		case i.RemoteInv != tt.inv:
+			w.fail("i.RemoteInv is %v, want %v", i.RemoteInv, tt.inv)
 		}
 		if tt.server.SendSize != 0 && (i.SendInline != tt.send || i.RecvInline != tt.recv) {
 			w.fail("%+v, want %d and %d", i, tt.send, tt.recv)
 		}
-		if silent := tt.server.Silent; silent != (i.PeerAt < 0) || !silent && i.PeerAt != 3 {
-			w.fail("private data at %d", i.PeerAt)
+		switch silent := tt.server.Silent; {
+		case silent != (i.PeerAt < 0):
+			w.fail("silent is %v, want %v", silent, i.PeerAt < 0)
+		case !silent && i.PeerAt != 3:
+			w.fail("i.PeerAt is %v, want 3", i.PeerAt)
 		}
 	}
 	// 8797-4.2-6, 8797-7-1: options that cannot be announced are refused.
-	for _, o := range []Options{{SendSize: 1023}, {RecvSize: 1}, {MinVersion: 2, MaxVersion: 1}, {MaxVersion: 3}, {Start: 2, MaxVersion: 1}, {Ask: 1 << 20}, {MaxCalls: -1}} {
+	for _, o := range []Options{{SendSize: 1023}, {RecvSize: 1}, {MinVersion: 2, MaxVersion: 1}, {MaxVersion: 3},
+		{Start: 2, MaxVersion: 1}, {Ask: 1 << 20}, {MaxCalls: -1}} {
 		if _, err := NewConn(o); err == nil {
 			t.Errorf("%+v was taken", o)
 		}
@@ -351,8 +370,15 @@ func TestNothingLearned(t *testing.T) {
 		b, _ := e.AppendBinary(nil)
 		c.peer.queue = nil
 		c.step(Recv{Data: b})
-		if d := c.result(uint64(i)); d.Err == nil || c.granted != 0 || c.settled || !c.Deadline().IsZero() { // V2-6-2
-			w.fail("%+v, %d credits, deadline %v", d, c.granted, c.Deadline())
+		switch d := c.result(uint64(i)); { // V2-6-2
+		case d.Err == nil:
+			w.fail("d.Err is nil")
+		case c.granted != 0:
+			w.fail("c.granted is %v, want 0", c.granted)
+		case c.settled:
+			w.fail("c.settled is true")
+		case !c.Deadline().IsZero():
+			w.fail("c.Deadline().IsZero() is false")
 		}
 	}
 	// Two versions that refuse each other are no loop.
@@ -364,11 +390,17 @@ func TestNothingLearned(t *testing.T) {
 		}
 		h, _ := c.header(-1)
 		other := 3 - h.Vers
-		e := Header{XID: h.XID, Vers: h.Vers, Credit: 7, Proc: ProcERROR, Error: TransportError{Code: ErrVers, Low: other, High: other}}
+		e := Header{XID: h.XID, Vers: h.Vers, Credit: 7, Proc: ProcERROR,
+			Error: TransportError{Code: ErrVers, Low: other, High: other}}
 		b, _ := e.AppendBinary(nil)
 		c.step(Recv{Data: b})
 	}
-	if c.closed == nil || c.closed.Reason != ReasonNoVersion || len(c.sends) != 2 {
-		w.fail("%d messages, closed %v", len(c.sends), c.closed)
+	switch {
+	case c.closed == nil:
+		w.fail("c.closed is nil")
+	case c.closed.Reason != ReasonNoVersion:
+		w.fail("c.closed.Reason is %v, want %v", c.closed.Reason, ReasonNoVersion)
+	case len(c.sends) != 2:
+		w.fail("len(c.sends) is %v, want 2", len(c.sends))
 	}
 }

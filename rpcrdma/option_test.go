@@ -57,25 +57,28 @@ func TestOptionalPayloadSent(t *testing.T) {
 	}
 }
 
+// optionalPayloads are the cases of TestOptionalPayloadRefused.
+var optionalPayloads = []struct {
+	name, payload string
+	opt           uint32
+	fromClient    Reason // as the payload of a call
+	fromServer    Reason // as that of a reply
+}{
+	{"nothing", "", 0x2a, ReasonNone, ReasonNone},
+	{"a call", rpcCall7, 0x2a, ReasonNone, ReasonDirection},
+	{"a reply", rpcReply7, 0x2a, ReasonDirection, ReasonNone},
+	{"neither", "00000007 00000002", 0x2a, ReasonDirection, ReasonDirection},
+	{"7 octets", "00000007 000000", 0x2a, ReasonNoPayload, ReasonNoPayload},
+	{"another XID", rpcCall8, 0x2a, ReasonXID, ReasonDirection},
+	// A later part of an RPC message has no msg_type.
+	{"a tail", "00000008 00000009 0a", 0x2b, ReasonNone, ReasonNone},
+}
+
 // TestOptionalPayloadRefused: a payload whose msg_type is not rdma_optdir is
 // neither sent nor taken (V2-5.2.2-4).
 func TestOptionalPayloadRefused(t *testing.T) {
 	o := Options{OptTypes: []uint32{0x2a, 0x2b}, TailTypes: []uint32{0x2b}}
-	for _, tt := range []struct {
-		name, payload string
-		opt           uint32
-		fromClient    Reason // as the payload of a call
-		fromServer    Reason // as that of a reply
-	}{
-		{"nothing", "", 0x2a, ReasonNone, ReasonNone},
-		{"a call", rpcCall7, 0x2a, ReasonNone, ReasonDirection},
-		{"a reply", rpcReply7, 0x2a, ReasonDirection, ReasonNone},
-		{"neither", "00000007 00000002", 0x2a, ReasonDirection, ReasonDirection},
-		{"7 octets", "00000007 000000", 0x2a, ReasonNoPayload, ReasonNoPayload},
-		{"another XID", rpcCall8, 0x2a, ReasonXID, ReasonDirection},
-		// A later part of an RPC message has no msg_type.
-		{"a tail", "00000008 00000009 0a", 0x2b, ReasonNone, ReasonNone},
-	} {
+	for _, tt := range optionalPayloads {
 		// A call that comes.
 		w := up(t, o, o)
 		in := append(words(7, 2, 1, 5, 0, tt.opt, 0), octets(tt.payload)...)
@@ -84,9 +87,13 @@ func TestOptionalPayloadRefused(t *testing.T) {
 		if tt.fromClient != ReasonNone {
 			want = "v2 ERROR xid=00000007 credit=32 BAD_XDR"
 		}
-		if answer != want || reason != tt.fromClient || (calls == 1) != (want == "") {
-			t.Errorf("%s, to a server: answered %q, %d calls, %v; want %q, %v",
-				tt.name, answer, calls, reason, want, tt.fromClient)
+		switch {
+		case answer != want:
+			t.Errorf("%s, to a server: answer is %v, want %v", tt.name, answer, want)
+		case reason != tt.fromClient:
+			t.Errorf("%s, to a server: reason is %v, want %v", tt.name, reason, tt.fromClient)
+		case (calls == 1) != (want == ""):
+			t.Errorf("%s, to a server: calls == 1 is %v, want %v", tt.name, calls == 1, want == "")
 		}
 
 		// A call of the user's.
@@ -107,9 +114,13 @@ func TestOptionalPayloadRefused(t *testing.T) {
 			copy(payload, words(xid))
 		}
 		answer, _, reason = c.hear(append(words(xid, 2, 1, 5, 1, tt.opt, 0), payload...))
-		if answer != "" || reason != tt.fromServer || (len(c.done) == 1) != (tt.fromServer == ReasonNone) {
-			t.Errorf("%s, to a client: answered %q, %v, %d calls done; want %v",
-				tt.name, answer, reason, len(c.done), tt.fromServer)
+		switch {
+		case answer != "":
+			t.Errorf("%s, to a client: answer is %q, want \"\"", tt.name, answer)
+		case reason != tt.fromServer:
+			t.Errorf("%s, to a client: reason is %v, want %v", tt.name, reason, tt.fromServer)
+		case (len(c.done) == 1) != (tt.fromServer == ReasonNone):
+			t.Errorf("%s, to a client: len(c.done) == 1 is %v, want %v", tt.name, len(c.done) == 1, tt.fromServer == ReasonNone)
 		}
 	}
 	// The program's mistake is no peer's.

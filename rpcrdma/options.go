@@ -109,7 +109,8 @@ func (o *Options) private() PrivateData {
 	if o.Silent {
 		return DefaultPrivateData()
 	}
-	p := PrivateData{SendSize: min(MaxInline, cmp.Or(o.SendSize, 4096)) &^ 1023, RecvSize: min(MaxInline, cmp.Or(o.RecvSize, 4096)) &^ 1023}
+	p := PrivateData{SendSize: min(MaxInline, cmp.Or(o.SendSize, 4096)) &^ 1023,
+		RecvSize: min(MaxInline, cmp.Or(o.RecvSize, 4096)) &^ 1023}
 	if o.Client {
 		p.RemoteInv = o.RecvInv && !o.MixedHandles // RFC 8797 section 3.2
 	} else {

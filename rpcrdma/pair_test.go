@@ -91,7 +91,8 @@ func pair(t testing.TB, client, server Options) *fabric {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e := &end{Conn: c, w: w, name: [...]string{"client", "server"}[i], mem: map[uint32]*memory{}, regs: map[RegID]*memory{}}
+		e := &end{Conn: c, w: w, name: [...]string{"client", "server"}[i], mem: map[uint32]*memory{},
+			regs: map[RegID]*memory{}}
 		e.posted, e.size = c.RecvBuffers()
 		e.program = echo
 		w.ends[i] = e

@@ -89,7 +89,8 @@ func TestInline(t *testing.T) {
 		toClient       int
 	}{
 		{"equal", PrivateData{SendSize: 4096, RecvSize: 4096}, PrivateData{SendSize: 4096, RecvSize: 4096}, 4096, 4096},
-		{"each its own", PrivateData{SendSize: 65536, RecvSize: 2048}, PrivateData{SendSize: 8192, RecvSize: 16384}, 16384, 2048},
+		{"each its own", PrivateData{SendSize: 65536, RecvSize: 2048}, PrivateData{SendSize: 8192, RecvSize: 16384},
+			16384, 2048},
 		// 8797-1-1: with a silent server both are the default
 		{"silent server", PrivateData{SendSize: 65536, RecvSize: 65536}, DefaultPrivateData(), 1024, 1024},
 		{"silent client", DefaultPrivateData(), PrivateData{SendSize: 4096, RecvSize: 4096}, 1024, 1024},
@@ -144,7 +145,8 @@ func TestAnnouncedSizeHolds(t *testing.T) {
 func TestSilent(t *testing.T) {
 	for how := range 16 {
 		bit := func(n int) bool { return how>>n&1 != 0 }
-		o := Options{MaxVersion: 1, Silent: true, SendSize: 65536, RecvSize: 65536, Client: bit(0), RecvInv: bit(1), SendInv: bit(2)}
+		o := Options{MaxVersion: 1, Silent: true, SendSize: 65536, RecvSize: 65536, Client: bit(0), RecvInv: bit(1),
+			SendInv: bit(2)}
 		c, err := NewConn(o)
 		if err != nil {
 			t.Fatal(err)

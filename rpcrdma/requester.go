@@ -198,7 +198,8 @@ func (c *Conn) newXID() XID {
 	for {
 		x := c.nextXID
 		c.nextXID++
-		if !slices.Contains(c.abandoned, x) && !slices.ContainsFunc(c.calls, func(k *call) bool { return k.xid == x && k.state != callQueued }) {
+		if !slices.Contains(c.abandoned, x) && !slices.ContainsFunc(c.calls,
+			func(k *call) bool { return k.xid == x && k.state != callQueued }) {
 			return x
 		}
 	}
@@ -226,7 +227,8 @@ func (c *Conn) transmit(dst []Action, now time.Time, k *call) []Action {
 		return c.pump(c.begin(dst, now, k), now)
 	}
 	if err != nil || len(out)+len(payload) > send {
-		return c.pump(c.end(dst, k, fault(ReasonTooBig, "%d octets, the threshold is %d (%v)", len(out)+len(payload), send, err)), now)
+		return c.pump(c.end(dst, k, fault(ReasonTooBig, "%d octets, the threshold is %d (%v)", len(out)+len(payload),
+			send, err)), now)
 	}
 	k.state, k.keepXID = callSent, false
 	if c.opts.Client && !c.settled && (k.probe || k.vers == Version2) {

@@ -253,7 +253,8 @@ func (c *Conn) answer(dst []Action, ev Answer) []Action {
 	}
 	option := s.h.Proc == ProcOPTIONAL
 	rpc := !option || c.opts.beginsRPC(s.h.OptType, ev.Payload)
-	if rpc && !isRPC(ev.Payload, DirReply) || !option && !spansFit(ev.Reduce, len(ev.Payload)) || len(ev.OptInfo) > MaxOptInfo {
+	if rpc && !isRPC(ev.Payload, DirReply) || !option && !spansFit(ev.Reduce, len(ev.Payload)) ||
+		len(ev.OptInfo) > MaxOptInfo {
 		panic("rpcrdma: an answer that is no reply")
 	}
 	h := c.replyHeader(s)

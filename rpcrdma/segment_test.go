@@ -167,8 +167,13 @@ func TestRetryWithAnySegment(t *testing.T) {
 			t.Errorf("segment %d: XID %#x, want %#x", index, got, xid)
 		}
 		// Read list, Write list, Reply chunk, its segments of four words each.
-		if wordAt(again, 6) != 0 || wordAt(again, 7) != 0 || wordAt(again, 8) != 1 {
-			t.Fatalf("segment %d: %x", index, again)
+		switch {
+		case wordAt(again, 6) != 0:
+			t.Fatalf("segment %d: wordAt(again, 6) is %v, want 0", index, wordAt(again, 6))
+		case wordAt(again, 7) != 0:
+			t.Fatalf("segment %d: wordAt(again, 7) is %v, want 0", index, wordAt(again, 7))
+		case wordAt(again, 8) != 1:
+			t.Fatalf("segment %d: wordAt(again, 8) is %v, want 1", index, wordAt(again, 8))
 		}
 		total := uint32(0)
 		for i := range int(wordAt(again, 9)) {

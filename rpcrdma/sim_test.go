@@ -46,7 +46,8 @@ type tally struct {
 }
 
 func (a *tally) add(b tally) {
-	a.calls, a.good, a.bad, a.lives, a.long, a.dropped = a.calls+b.calls, a.good+b.good, a.bad+b.bad, a.lives+b.lives, a.long+b.long, a.dropped+b.dropped
+	a.calls, a.good, a.bad, a.lives, a.long, a.dropped = a.calls+b.calls, a.good+b.good, a.bad+b.bad,
+		a.lives+b.lives, a.long+b.long, a.dropped+b.dropped
 	a.violations += b.violations
 	for i := range a.versions {
 		a.versions[i] += b.versions[i]
@@ -71,8 +72,15 @@ func TestSimulation(t *testing.T) {
 				sum.add(s.tally)
 			}
 			t.Logf("%+v", sum)
-			if sum.good < seeds*10 || sum.long < seeds || sum.versions[1] == 0 || sum.versions[2] == 0 {
-				t.Errorf("hardly anything happened: %+v", sum)
+			switch {
+			case sum.good < seeds*10:
+				t.Errorf("hardly anything happened: sum.good is %v, want at least %v", sum.good, seeds*10)
+			case sum.long < seeds:
+				t.Errorf("hardly anything happened: sum.long is %v, want at least %v", sum.long, seeds)
+			case sum.versions[1] == 0:
+				t.Errorf("hardly anything happened: sum.versions[1] is 0, want any other")
+			case sum.versions[2] == 0:
+				t.Errorf("hardly anything happened: sum.versions[2] is 0, want any other")
 			}
 			if how.noReturn && (sum.bad > 0 || sum.violations > 0) {
 				t.Errorf("%d calls failed, %d violations", sum.bad, sum.violations)
@@ -126,8 +134,9 @@ func (s *simulation) chance(p float64) bool { return p > 0 && s.r.Float64() < p 
 
 // options are those of an end on its next connection.
 func (s *simulation) options() Options {
-	o := Options{SendSize: 1024 << s.r.IntN(4), RecvSize: 1024 << s.r.IntN(4), Silent: s.chance(0.2), RecvInv: s.chance(0.5), SendInv: s.chance(0.5),
-		MixedHandles: s.chance(0.3), Ask: 1 + s.r.IntN(8), Grant: 1 + s.r.IntN(8), MaxLong: 1 << 16, MaxCalls: 12, CallTimeout: 20 * time.Second}
+	o := Options{SendSize: 1024 << s.r.IntN(4), RecvSize: 1024 << s.r.IntN(4), Silent: s.chance(0.2),
+		RecvInv: s.chance(0.5), SendInv: s.chance(0.5), MixedHandles: s.chance(0.3), Ask: 1 + s.r.IntN(8),
+		Grant: 1 + s.r.IntN(8), MaxLong: 1 << 16, MaxCalls: 12, CallTimeout: 20 * time.Second}
 	if s.chance(0.3) {
 		o.MaxVersion = 1
 	}
@@ -167,7 +176,8 @@ func (s *simulation) life() {
 				if s.r.IntN(2) == 0 {
 					i = s.r.IntN(min(len(data)/4, 24)) * 4 // the header
 				}
-				copy(data[i:], words([]uint32{0, 1, 2, 3, 4, 5, 6, 65, 1 << 31, 0xffffffff, w.nextHandle, s.r.Uint32()}[s.r.IntN(12)]))
+				copy(data[i:], words([]uint32{0, 1, 2, 3, 4, 5, 6, 65, 1 << 31, 0xffffffff, w.nextHandle,
+					s.r.Uint32()}[s.r.IntN(12)]))
 			}
 		}
 		return data
@@ -188,17 +198,7 @@ func (s *simulation) life() {
 		w.run(time.Second)
 	}
 	w.cut(w.client())
-	for i, e := range w.ends {
-		if len(s.asked[i]) > 0 || len(e.calls) > 0 || len(e.served) > 0 || !e.Deadline().IsZero() {
-			w.fail("seed %d: %s: calls %v stay open, %d served", s.seed, e.name, s.asked[i], len(e.served))
-		}
-		for r := ReasonShort; r <= ReasonWrongInv; r++ {
-			s.dropped += int(e.Counters()[r])
-			if s.how.noReturn && e.Counters()[r] > 0 && r != ReasonVersion {
-				w.fail("seed %d: %s has counted %v", s.seed, e.name, r)
-			}
-		}
-	}
+	s.nothingLeft(w)
 	for _, l := range w.client().learned {
 		s.cache.Learn("server", w.now, l)
 	}
@@ -208,6 +208,28 @@ func (s *simulation) life() {
 	s.violations += w.violations
 	s.now = w.now.Add(time.Second)
 	s.lives++
+}
+
+// nothingLeft checks that no end of w waits for anything, and counts what was dropped.
+func (s *simulation) nothingLeft(w *fabric) {
+	for i, e := range w.ends {
+		switch {
+		case len(s.asked[i]) > 0:
+			w.fail("seed %d: len(s.asked[i]) is %v, want 0", s.seed, len(s.asked[i]))
+		case len(e.calls) > 0:
+			w.fail("seed %d: len(e.calls) is %v, want 0", s.seed, len(e.calls))
+		case len(e.served) > 0:
+			w.fail("seed %d: len(e.served) is %v, want 0", s.seed, len(e.served))
+		case !e.Deadline().IsZero():
+			w.fail("seed %d: e.Deadline().IsZero() is false", s.seed)
+		}
+		for r := ReasonShort; r <= ReasonWrongInv; r++ {
+			s.dropped += int(e.Counters()[r])
+			if s.how.noReturn && e.Counters()[r] > 0 && r != ReasonVersion {
+				w.fail("seed %d: %s has counted %v", s.seed, e.name, r)
+			}
+		}
+	}
 }
 
 // round is a while of a connection.

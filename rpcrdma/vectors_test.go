@@ -16,9 +16,12 @@ func unhex(s string) []byte {
 }
 
 const (
-	vecNullCall1 = "11223344000000010000002000000000000000000000000000000000112233440000000000000002000186a3000000040000000000000000000000000000000000000000"
-	vecNullCall2 = "112233440000000200000020000000000000000000000000000000000000000000000000112233440000000000000002000186a3000000040000000000000000000000000000000000000000"
-	vecNullReply = "112233440000000200000020000000000000000100000000000000000000000000000000112233440000000100000000000000000000000000000000"
+	vecNullCall1 = "11223344000000010000002000000000000000000000000000000000112233440000000000000002" +
+		"000186a3000000040000000000000000000000000000000000000000"
+	vecNullCall2 = "11223344000000020000002000000000000000000000000000000000000000000000000011223344" +
+		"0000000000000002000186a3000000040000000000000000000000000000000000000000"
+	vecNullReply = "11223344000000020000002000000000000000010000000000000000000000000000000011223344" +
+		"0000000100000000000000000000000000000000"
 	vecVers11    = "11223344000000020000002000000004000000010000000100000001"
 	vecVers12    = "11223344000000030000002000000004000000010000000100000002"
 	vecBadXDR    = "1122334400000002000000200000000400000002"
@@ -26,7 +29,9 @@ const (
 	vecInvalProc = "1122334400000002000000200000000400000004"
 	vecInvalOpt  = "1122334400000002000000200000000400000005"
 	vecOptional  = "112233440000000200000020000000050000000080000001" + "0000000568656c6c6f000000"
-	vecChunks    = "11223344000000020000002000000000000000000a0b0c0d00000001000000440a0b0c0d0000100000000000000010000000000000000001000000010a0b0c0e0000200000000000000020000000000000000001000000010a0b0c0f000040000000000000003000"
+	vecChunks    = "11223344000000020000002000000000000000000a0b0c0d00000001000000440a0b0c0d00001000" +
+		"00000000000010000000000000000001000000010a0b0c0e000020000000000000002000000000000000000100000001" +
+		"0a0b0c0f000040000000000000003000"
 )
 
 // vecHeaders are whole messages, with the header and the payload they hold.
@@ -42,18 +47,24 @@ var vecHeaders = []struct {
 	{"NULL call", vecNullCall2, Header{XID: 0x11223344, Vers: 2, Credit: 32}, vecNullCall2[72:]},
 	{"NULL reply", vecNullReply, Header{XID: 0x11223344, Vers: 2, Credit: 32, Direction: DirReply}, vecNullReply[72:]},
 	// V2-5.2-9, V2-5.2-8, V2-5.2.4-3, V2-6.2-1
-	{"ERR_VERS of a version one responder", vecVers11, Header{XID: 0x11223344, Vers: 2, Credit: 32, Proc: ProcERROR, Error: TransportError{Code: ErrVers, Low: 1, High: 1}}, ""},
+	{"ERR_VERS of a version one responder", vecVers11, Header{XID: 0x11223344, Vers: 2, Credit: 32,
+		Proc: ProcERROR, Error: TransportError{Code: ErrVers, Low: 1, High: 1}}, ""},
 	// V2-5.2.4-2: version three was asked for, and is copied
-	{"ERR_VERS of a version two responder", vecVers12, Header{XID: 0x11223344, Vers: 3, Credit: 32, Proc: ProcERROR, Error: TransportError{Code: ErrVers, Low: 1, High: 2}}, ""},
+	{"ERR_VERS of a version two responder", vecVers12, Header{XID: 0x11223344, Vers: 3, Credit: 32,
+		Proc: ProcERROR, Error: TransportError{Code: ErrVers, Low: 1, High: 2}}, ""},
 	// V2-5.2-11, V2-5.2.1-2
-	{"BAD_XDR", vecBadXDR, Header{XID: 0x11223344, Vers: 2, Credit: 32, Proc: ProcERROR, Error: TransportError{Code: ErrBadXDR}}, ""},
+	{"BAD_XDR", vecBadXDR, Header{XID: 0x11223344, Vers: 2, Credit: 32, Proc: ProcERROR,
+		Error: TransportError{Code: ErrBadXDR}}, ""},
 	// V2-5.2-10
 	{"CANT_REPLY", vecCantReply, Header{XID: 0x11223344, Vers: 2, Credit: 32, Proc: ProcERROR,
 		Error: TransportError{Code: ErrCantReply, Processed: true, SegmentIndex: 2, LengthNeeded: 65536}}, ""},
-	{"INVAL_PROC", vecInvalProc, Header{XID: 0x11223344, Vers: 2, Credit: 32, Proc: ProcERROR, Error: TransportError{Code: ErrInvalProc}}, ""},
-	{"INVAL_OPTION", vecInvalOpt, Header{XID: 0x11223344, Vers: 2, Credit: 32, Proc: ProcERROR, Error: TransportError{Code: ErrInvalOption}}, ""},
+	{"INVAL_PROC", vecInvalProc, Header{XID: 0x11223344, Vers: 2, Credit: 32, Proc: ProcERROR,
+		Error: TransportError{Code: ErrInvalProc}}, ""},
+	{"INVAL_OPTION", vecInvalOpt, Header{XID: 0x11223344, Vers: 2, Credit: 32, Proc: ProcERROR,
+		Error: TransportError{Code: ErrInvalOption}}, ""},
 	// V2-5.2-12, V2-4.1-1, V2-4.1-2, V2-5.2-13
-	{"OPTIONAL", vecOptional, Header{XID: 0x11223344, Vers: 2, Credit: 32, Proc: ProcOPTIONAL, OptType: 0x80000001, OptInfo: []byte("hello")}, ""},
+	{"OPTIONAL", vecOptional, Header{XID: 0x11223344, Vers: 2, Credit: 32, Proc: ProcOPTIONAL, OptType: 0x80000001,
+		OptInfo: []byte("hello")}, ""},
 	// V2-5.2-2, V2-5.2-3, V2-5.2-4, V2-5.2-5, V2-5.2-6, V2-5.2-7
 	{"every list", vecChunks, Header{XID: 0x11223344, Vers: 2, Credit: 32, InvHandle: 0x0a0b0c0d,
 		Reads:  []ReadSegment{{0x44, Segment{0x0a0b0c0d, 4096, 0x1000}}},
@@ -82,8 +93,15 @@ func TestRPCVectors(t *testing.T) {
 		t.Errorf("NULL call: %x", got)
 	}
 	got, args, err := ParseRPCCall(unhex(vecNullCall1[56:]))
-	if err != nil || len(args) != 0 || !reflect.DeepEqual(got, RPCCall{XID: 0x11223344, Prog: 100003, Vers: 4, Cred: Auth{Body: []byte{}}, Verf: Auth{Body: []byte{}}}) {
-		t.Errorf("NULL call: %+v %x %v", got, args, err)
+	switch {
+	case err != nil:
+		t.Errorf("NULL call: err is %v, want nil", err)
+	case len(args) != 0:
+		t.Errorf("NULL call: len(args) is %v, want 0", len(args))
+	case !reflect.DeepEqual(got, RPCCall{XID: 0x11223344, Prog: 100003, Vers: 4, Cred: Auth{Body: []byte{}},
+		Verf: Auth{Body: []byte{}}}):
+		t.Errorf("NULL call: got is %v, want %v", got,
+			RPCCall{XID: 0x11223344, Prog: 100003, Vers: 4, Cred: Auth{Body: []byte{}}, Verf: Auth{Body: []byte{}}})
 	}
 	reply := RPCReply{XID: 0x11223344}
 	if got := reply.Append(nil); hex.EncodeToString(got) != vecNullReply[72:] || len(got) != 24 {
@@ -95,9 +113,11 @@ func TestRPCVectors(t *testing.T) {
 		want string // behind the XID and msg_type
 	}{
 		{"results", RPCReply{}, "00000000" + "0000000000000000" + "00000000"},
-		{"versions of the program", RPCReply{Status: RPCProgMismatch, Low: 3, High: 4}, "00000000" + "0000000000000000" + "00000002" + "0000000300000004"},
+		{"versions of the program", RPCReply{Status: RPCProgMismatch, Low: 3, High: 4},
+			"00000000" + "0000000000000000" + "00000002" + "0000000300000004"},
 		{"garbage", RPCReply{Status: RPCGarbageArgs}, "00000000" + "0000000000000000" + "00000004"},
-		{"verifier", RPCReply{Status: RPCSystemErr, Verf: Auth{6, []byte("abcde")}}, "00000000" + "0000000600000005" + "6162636465000000" + "00000005"},
+		{"verifier", RPCReply{Status: RPCSystemErr, Verf: Auth{6, []byte("abcde")}}, "00000000" + "0000000600000005" +
+			"6162636465000000" + "00000005"},
 		{"versions of RPC", RPCReply{Status: RPCMismatch, Low: 2, High: 2}, "00000001" + "00000000" + "0000000200000002"},
 		{"authentication", RPCReply{Status: RPCAuthError, AuthStat: 5}, "00000001" + "00000001" + "00000005"},
 	} {
@@ -110,8 +130,13 @@ func TestRPCVectors(t *testing.T) {
 		if len(p.Verf.Body) == 0 {
 			p.Verf.Body = nil
 		}
-		if err != nil || string(results) != "res!" || !reflect.DeepEqual(p, tt.p) {
-			t.Errorf("%s: read as %+v, %q (%v)", tt.name, p, results, err)
+		switch {
+		case err != nil:
+			t.Errorf("%s: err is %v, want nil", tt.name, err)
+		case string(results) != "res!":
+			t.Errorf("%s: string(results) is %q, want \"res!\"", tt.name, string(results))
+		case !reflect.DeepEqual(p, tt.p):
+			t.Errorf("%s: p is %v, want %v", tt.name, p, tt.p)
 		}
 	}
 }

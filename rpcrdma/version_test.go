@@ -30,9 +30,14 @@ func TestUnspokenVersion(t *testing.T) {
 				own := bytes.Clone(c.lastSent())
 				xid := wordAt(own, 0)
 				in := words(xid, v, 9, proc, 1, 0, 0, 0, 0, xid, 1, 0, 0, 0, 0)
-				if answer, calls, reason := c.hear(in); answer != "" || calls != 0 || reason != ReasonVersion {
-					t.Errorf("%s, a client hears version %d, procedure %d: answered %q, %d calls, %v",
-						tt.name, v, proc, answer, calls, reason)
+				switch answer, calls, reason := c.hear(in); {
+				case answer != "":
+					t.Errorf("%s, a client hears version %d, procedure %d: answer is %q, want \"\"", tt.name, v, proc, answer)
+				case calls != 0:
+					t.Errorf("%s, a client hears version %d, procedure %d: calls is %v, want 0", tt.name, v, proc, calls)
+				case reason != ReasonVersion:
+					t.Errorf("%s, a client hears version %d, procedure %d: reason is %v, want %v", tt.name, v, proc, reason,
+						ReasonVersion)
 				}
 				if len(c.done) != 0 || c.granted == 9 {
 					t.Errorf("%s: version %d counts as a reply: %+v, %d credits", tt.name, v, c.done, c.granted)

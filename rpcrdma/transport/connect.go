@@ -53,12 +53,14 @@ func (e *End) setup() rdmacm.Setup {
 // startup are the MPA options of both sides: depths are negotiated, and CRCs used
 // where either wants them.
 func (e *End) startup() softiwarp.Startup {
-	return softiwarp.Startup{Options: mpa.Options{Negotiate: true, Depths: mpa.Depths{IRD: reads, ORD: reads}}, Private: e.Private()}
+	return softiwarp.Startup{Options: mpa.Options{Negotiate: true, Depths: mpa.Depths{IRD: reads, ORD: reads}},
+		Private: e.Private()}
 }
 
 // DialIWARP connects by MPA over the connection that dial makes. Dev is
 // Opt.Provider.
-func DialIWARP(ctx context.Context, dev *softiwarp.Device, dial func(context.Context) (net.Conn, error), opt Options) (*End, error) {
+func DialIWARP(ctx context.Context, dev *softiwarp.Device, dial func(context.Context) (net.Conn, error),
+	opt Options) (*End, error) {
 	opt.RPC.Client, opt.Provider = true, dev
 	e, err := New(opt)
 	if err != nil {

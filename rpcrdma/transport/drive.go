@@ -272,7 +272,8 @@ func (e *End) read(a rpcrdma.Read) {
 			continue
 		}
 		r.left++
-		e.enqueue(verbs.SendWR{Opcode: verbs.Read, SG: []verbs.SGE{{Region: region, Buf: region.Buf[at : at+n]}}, RemoteAddr: s.Offset, RKey: s.Handle}, work{read: r})
+		e.enqueue(verbs.SendWR{Opcode: verbs.Read, SG: []verbs.SGE{{Region: region, Buf: region.Buf[at : at+n]}},
+			RemoteAddr: s.Offset, RKey: s.Handle}, work{read: r})
 		at += n
 	}
 	if r.left == 0 {
@@ -306,7 +307,8 @@ func (e *End) write(a rpcrdma.Write) {
 			w.region, w.held = region, len(a.Data) // in order: the others are done by then
 			e.held += w.held
 		}
-		e.enqueue(verbs.SendWR{Opcode: verbs.Write, SG: []verbs.SGE{{Region: region, Buf: rest[:n]}}, RemoteAddr: s.Offset, RKey: s.Handle}, w)
+		e.enqueue(verbs.SendWR{Opcode: verbs.Write, SG: []verbs.SGE{{Region: region, Buf: rest[:n]}},
+			RemoteAddr: s.Offset, RKey: s.Handle}, w)
 		rest = rest[n:]
 	}
 }

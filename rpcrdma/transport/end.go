@@ -121,8 +121,9 @@ func New(opt Options) (*End, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &End{opt: opt, machine: m, work: map[uint64]work{}, memory: map[rpcrdma.RegID]*verbs.Region{}, reads: map[rpcrdma.ReadID]*read{},
-		calls: map[uint64]chan rpcrdma.Done{}, started: make(chan struct{}), ready: make(chan struct{}), done: make(chan struct{}), unbind: func() {}}
+	e := &End{opt: opt, machine: m, work: map[uint64]work{}, memory: map[rpcrdma.RegID]*verbs.Region{},
+		reads: map[rpcrdma.ReadID]*read{}, calls: map[uint64]chan rpcrdma.Done{}, started: make(chan struct{}),
+		ready: make(chan struct{}), done: make(chan struct{}), unbind: func() {}}
 	e.ctx, e.cancel = context.WithCancelCause(context.Background())
 	if err := e.make(); err != nil {
 		e.destroy()
@@ -143,10 +144,12 @@ func (e *End) make() (err error) {
 	if e.cq, err = p.CreateCQ(count + e.depth); err != nil {
 		return err
 	}
-	if e.qp, err = p.CreateQP(verbs.QPInit{Transport: ib.RC, SendCQ: e.cq, RecvCQ: e.cq, SendDepth: e.depth, RecvDepth: count, MaxSendSGE: 1, MaxRecvSGE: 1}); err != nil {
+	if e.qp, err = p.CreateQP(verbs.QPInit{Transport: ib.RC, SendCQ: e.cq, RecvCQ: e.cq, SendDepth: e.depth,
+		RecvDepth: count, MaxSendSGE: 1, MaxRecvSGE: 1}); err != nil {
 		return err
 	}
-	if err := e.qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: ib.DefaultPKey, Access: verbs.RemoteRead | verbs.RemoteWrite}); err != nil {
+	if err := e.qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: ib.DefaultPKey,
+		Access: verbs.RemoteRead | verbs.RemoteWrite}); err != nil {
 		return err
 	}
 	e.recvSize, e.scratch = size, make([]byte, size)

@@ -166,8 +166,15 @@ func TestStopsBeforeItTakesBack(t *testing.T) {
 			t.Errorf("the call ended with %v", err)
 		}
 		got := s.notes()
-		if len(got) < 3 || got[0] != "register write" || got[1] != "stop" || got[2] != "deregister" {
-			t.Errorf("got %q, want the memory, the stop, and then that the memory is taken back", got)
+		switch {
+		case len(got) < 3:
+			t.Errorf("len(got) is %v, want at least 3", len(got))
+		case got[0] != "register write":
+			t.Errorf("got[0] is %q, want \"register write\"", got[0])
+		case got[1] != "stop":
+			t.Errorf("got[1] is %q, want \"stop\"", got[1])
+		case got[2] != "deregister":
+			t.Errorf("got[2] is %q, want \"deregister\"", got[2])
 		}
 	})
 }

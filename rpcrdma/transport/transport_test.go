@@ -139,8 +139,13 @@ func joined(t *testing.T, c, s *End) (*End, *End) {
 		c.Close()
 		s.Close()
 		for _, e := range []*End{c, s} {
-			if e.memory != nil || e.work != nil || len(e.calls) != 0 {
-				t.Errorf("left: %d regions, %d work requests, %d calls", len(e.memory), len(e.work), len(e.calls))
+			switch {
+			case e.memory != nil:
+				t.Errorf("left: e.memory is %v, want nil", e.memory)
+			case e.work != nil:
+				t.Errorf("left: e.work is %v, want nil", e.work)
+			case len(e.calls) != 0:
+				t.Errorf("left: len(e.calls) is %v, want 0", len(e.calls))
 			}
 		}
 	})
@@ -228,8 +233,17 @@ func TestCalls(t *testing.T) {
 				if got := result2(t)(c.Call(ctx, rpcrdma.Submit{Payload: call(procNULL)})); len(got) != 0 {
 					t.Errorf("NULL returned %x", got)
 				}
-				if i := c.Info(); i.Version != v || !i.Settled || i.Granted == 0 || i.PeerAt < 0 || i.SendInline != 4096 {
-					t.Errorf("%+v", i)
+				switch i := c.Info(); {
+				case i.Version != v:
+					t.Errorf("i.Version is %v, want %v", i.Version, v)
+				case !i.Settled:
+					t.Errorf("i.Settled is false")
+				case i.Granted == 0:
+					t.Errorf("i.Granted is 0, want any other")
+				case i.PeerAt < 0:
+					t.Errorf("i.PeerAt is %v, want at least 0", i.PeerAt)
+				case i.SendInline != 4096:
+					t.Errorf("i.SendInline is %v, want 4096", i.SendInline)
 				}
 				for _, n := range []int{0, 1, 999, 4000, 5001, 60000, 300001} {
 					arg := opaque(n)
@@ -282,7 +296,8 @@ func TestVersionOneServer(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			learned = append(learned, l)
-		}, RPC: rpcrdma.Options{Program: program, ProgVersion: 1}}, Options{RPC: rpcrdma.Options{MaxVersion: rpcrdma.Version1}, Serve: serve})
+		}, RPC: rpcrdma.Options{Program: program,
+			ProgVersion: 1}}, Options{RPC: rpcrdma.Options{MaxVersion: rpcrdma.Version1}, Serve: serve})
 		select {
 		case <-c.Ready():
 		case <-within(t).Done():
@@ -330,7 +345,8 @@ func TestCallsEnd(t *testing.T) {
 		result2(t)(c.Call(within(t), rpcrdma.Submit{Payload: call(procNULL)}))
 		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 		defer cancel()
-		if _, err := c.Call(ctx, rpcrdma.Submit{Payload: call(procSleep), Results: []int{9000}, MaxReply: replyHead + 4}); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := c.Call(ctx, rpcrdma.Submit{Payload: call(procSleep), Results: []int{9000},
+			MaxReply: replyHead + 4}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("a call without an answer: %v", err)
 		}
 		c.mu.Lock()
@@ -464,7 +480,8 @@ func TestNoMemoryForReply(t *testing.T) {
 		s.mu.Lock()
 		s.opt.Provider = poor{s.opt.Provider}
 		s.mu.Unlock()
-		r, err := c.Call(within(t), rpcrdma.Submit{Payload: call(procMake, word(9000)...), Results: []int{9000}, MaxReply: replyHead + 4})
+		r, err := c.Call(within(t), rpcrdma.Submit{Payload: call(procMake, word(9000)...), Results: []int{9000},
+			MaxReply: replyHead + 4})
 		if err == nil {
 			t.Errorf("%d results, of which nothing was written", len(r.Results))
 		}
