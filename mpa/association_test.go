@@ -240,7 +240,8 @@ func TestSessionOverSCTP(t *testing.T) {
 					}
 					acts := a.wait("SessionUp")
 					res := acts[0].(SessionUp).Result
-					if string(res.Private) != "yes" || res.PeerToPeer != o.PeerToPeer || o.enhanced() && (res.ORD > up.Result.IRD || up.Result.ORD > res.IRD) {
+					if string(res.Private) != "yes" || res.PeerToPeer != o.PeerToPeer ||
+						o.enhanced() && (res.ORD > up.Result.IRD || up.Result.ORD > res.IRD) {
 						t.Fatalf("%+v and %+v", res, up.Result)
 					}
 					for i := range messages {

@@ -9,36 +9,42 @@ import (
 	"time"
 )
 
+func requestFrame(bits, rev int) []byte { return frameBy(false, bits, rev, "", 1, 1, "") }
+
+// withLength puts n into b as the length of its private data.
+func withLength(b []byte, n int) []byte { b[18], b[19] = byte(n>>8), byte(n); return b }
+
+// badFrames are the cases of TestBadFrames.
+var badFrames = []struct {
+	name   string
+	in     []byte
+	reason Reason // ReasonNone: it is taken
+	code   Code
+}{
+	{"wrong key in the first octet", []byte("X"), ReasonKey, CodeFrame},
+	{"wrong key in the last octet", []byte("MPA ID Req Fram3"), ReasonKey, CodeFrame},
+	{"another protocol", []byte("GET / HTTP/1.1\r\n\r\n"), ReasonKey, CodeFrame},
+	{"a reply", frameBy(true, 0, 1, "", 0, 0, ""), ReasonBothResponders, CodeFrame},
+	{"revision 0", requestFrame(0, 0), ReasonRev, CodeFrame},
+	{"revision 3", requestFrame(0x10, 3), ReasonRev, CodeFrame},
+	{"PD_Length 513", withLength(requestFrame(0, 1), 513), ReasonTooLong, CodeFrame},
+	{"PD_Length 65535", withLength(requestFrame(0, 1), 65535), ReasonTooLong, CodeFrame},
+	{"S with PD_Length 0", withLength(requestFrame(0x10, 2), 0)[:20], ReasonNoData, CodeFrame}, // 6581-6-12
+	{"S with PD_Length 1", withLength(requestFrame(0x10, 2), 1)[:21], ReasonNoData, CodeFrame},
+	{"S with PD_Length 2", withLength(requestFrame(0x10, 2), 2)[:22], ReasonNoData, CodeFrame},
+	{"S with PD_Length 3", withLength(requestFrame(0x10, 2), 3)[:23], ReasonNoData, CodeFrame},
+	{"S with PD_Length 4", requestFrame(0x10, 2), ReasonNone, 0},
+	{"PD_Length below what comes", append(requestFrame(0x10, 2), 0), ReasonEarlyData, CodeFrame},
+	{"reserved bits", requestFrame(0x0f, 2), ReasonNone, 0}, // 6581-6-6
+	{"R in a request", requestFrame(0x20, 1), ReasonNone, 0},
+	{"512 octets", frameBy(false, 0, 1, "", 0, 0, strings.Repeat("x", 512)), ReasonNone, 0},
+	{"508 octets behind enhanced data", frameBy(false, 0x10, 2, "", 0, 0, strings.Repeat("x", 508)), ReasonNone, 0},
+}
+
 // TestBadFrames: every way to be wrong ends in a defined way, with a code and a
 // counter.
 func TestBadFrames(t *testing.T) {
-	req := func(bits, rev int) []byte { return frameBy(false, bits, rev, "", 1, 1, "") }
-	length := func(b []byte, n int) []byte { b[18], b[19] = byte(n>>8), byte(n); return b }
-	for _, tt := range []struct {
-		name   string
-		in     []byte
-		reason Reason // ReasonNone: it is taken
-		code   Code
-	}{
-		{"wrong key in the first octet", []byte("X"), ReasonKey, CodeFrame},
-		{"wrong key in the last octet", []byte("MPA ID Req Fram3"), ReasonKey, CodeFrame},
-		{"another protocol", []byte("GET / HTTP/1.1\r\n\r\n"), ReasonKey, CodeFrame},
-		{"a reply", frameBy(true, 0, 1, "", 0, 0, ""), ReasonBothResponders, CodeFrame},
-		{"revision 0", req(0, 0), ReasonRev, CodeFrame},
-		{"revision 3", req(0x10, 3), ReasonRev, CodeFrame},
-		{"PD_Length 513", length(req(0, 1), 513), ReasonTooLong, CodeFrame},
-		{"PD_Length 65535", length(req(0, 1), 65535), ReasonTooLong, CodeFrame},
-		{"S with PD_Length 0", length(req(0x10, 2), 0)[:20], ReasonNoData, CodeFrame}, // 6581-6-12
-		{"S with PD_Length 1", length(req(0x10, 2), 1)[:21], ReasonNoData, CodeFrame},
-		{"S with PD_Length 2", length(req(0x10, 2), 2)[:22], ReasonNoData, CodeFrame},
-		{"S with PD_Length 3", length(req(0x10, 2), 3)[:23], ReasonNoData, CodeFrame},
-		{"S with PD_Length 4", req(0x10, 2), ReasonNone, 0},
-		{"PD_Length below what comes", append(req(0x10, 2), 0), ReasonEarlyData, CodeFrame},
-		{"reserved bits", req(0x0f, 2), ReasonNone, 0}, // 6581-6-6
-		{"R in a request", req(0x20, 1), ReasonNone, 0},
-		{"512 octets", frameBy(false, 0, 1, "", 0, 0, strings.Repeat("x", 512)), ReasonNone, 0},
-		{"508 octets behind enhanced data", frameBy(false, 0x10, 2, "", 0, 0, strings.Repeat("x", 508)), ReasonNone, 0},
-	} {
+	for _, tt := range badFrames {
 		// The whole at once, and octet by octet: the same end, at the first octet
 		// that shows it.
 		for _, single := range []bool{false, true} {
@@ -57,8 +63,13 @@ func TestBadFrames(t *testing.T) {
 				if tt.reason == ReasonEarlyData && single {
 					want = "Request " + want
 				}
-				if r.Counters()[tt.reason] != 1 || tt.reason.Code() != tt.code || tt.reason.Outcome() != CloseTCP {
-					t.Errorf("%s: counted %d, code %d", tt.name, r.Counters()[tt.reason], tt.reason.Code())
+				switch {
+				case r.Counters()[tt.reason] != 1:
+					t.Errorf("%s: r.Counters()[tt.reason] is %v, want 1", tt.name, r.Counters()[tt.reason])
+				case tt.reason.Code() != tt.code:
+					t.Errorf("%s: tt.reason.Code() is %v, want %v", tt.name, tt.reason.Code(), tt.code)
+				case tt.reason.Outcome() != CloseTCP:
+					t.Errorf("%s: tt.reason.Outcome() is %v, want %v", tt.name, tt.reason.Outcome(), CloseTCP)
 				}
 			}
 			expect(t, tt.name, acts, want)
@@ -72,7 +83,7 @@ func TestBadFrames(t *testing.T) {
 		reason Reason
 	}{
 		{"a request", p2p, frameBy(false, 0, 1, "", 0, 0, ""), ReasonBothInitiators},
-		{"a short enhanced reply", p2p, length(frameBy(true, 0x10, 2, "", 0, 0, ""), 3)[:23], ReasonNoData},
+		{"a short enhanced reply", p2p, withLength(frameBy(true, 0x10, 2, "", 0, 0, ""), 3)[:23], ReasonNoData},
 		{"an unenhanced reply", p2p, frameBy(true, 0, 2, "", 0, 0, ""), ReasonUnenhancedReply},
 		{"a reply of revision 1", p2p, frameBy(true, 0x10, 1, "", 0, 0, ""), ReasonUnenhancedReply},
 		{"an enhanced reply that was not asked for", Options{}, frameBy(true, 0x10, 2, "", 0, 0, ""), ReasonUnaskedEnhanced},
@@ -133,8 +144,15 @@ func TestSlowDrip(t *testing.T) {
 func TestReasonsAreComplete(t *testing.T) {
 	seen := map[string]bool{}
 	for r := ReasonNone + 1; r < NumReasons; r++ {
-		if r.String() == "" || seen[r.String()] || r.Clause() == "" || r.Outcome() == Terminate && r.Code() == 0 {
-			t.Errorf("reason %d: %q %v %v %q", r, r, r.Outcome(), r.Code(), r.Clause())
+		switch {
+		case r.String() == "":
+			t.Errorf("reason %d: r.String() is %q, want any other", r, r.String())
+		case seen[r.String()]:
+			t.Errorf("reason %d: seen[r.String()] is true", r)
+		case r.Clause() == "":
+			t.Errorf("reason %d: r.Clause() is %q, want any other", r, r.Clause())
+		case r.Outcome() == Terminate && r.Code() == 0:
+			t.Errorf("reason %d: r.Code() is 0, want any other", r)
 		}
 		seen[r.String()] = true
 	}
@@ -164,7 +182,8 @@ func TestReasonsAreDocumented(t *testing.T) {
 			}
 			found = true
 			code := strings.TrimSpace(cells[4])
-			if !strings.Contains(cells[3], r.Outcome().String()) || strings.TrimSpace(cells[5]) != r.Clause() || r.Code() != 0 && code != fmt.Sprint(uint8(r.Code())) {
+			if !strings.Contains(cells[3], r.Outcome().String()) || strings.TrimSpace(cells[5]) != r.Clause() ||
+				r.Code() != 0 && code != fmt.Sprint(uint8(r.Code())) {
 				t.Errorf("%v: %v, code %d, %s; the row is\n%s", r, r.Outcome(), r.Code(), r.Clause(), row)
 			}
 		}
@@ -183,8 +202,17 @@ func TestTerminateCodes(t *testing.T) {
 		}
 		got, perr := ParseTerminate(s.Payload)
 		// 6581-8-1
-		if perr != nil || got != c.Cause() || got.Layer() != 2 || got.Type() != 0 || got.Code() != uint8(c) {
-			t.Errorf("code %d: %v %v", c, got, perr)
+		switch {
+		case perr != nil:
+			t.Errorf("code %d: perr is %v, want nil", c, perr)
+		case got != c.Cause():
+			t.Errorf("code %d: got is %v, want %v", c, got, c.Cause())
+		case got.Layer() != 2:
+			t.Errorf("code %d: got.Layer() is %v, want 2", c, got.Layer())
+		case got.Type() != 0:
+			t.Errorf("code %d: got.Type() is %v, want 0", c, got.Type())
+		case got.Code() != uint8(c):
+			t.Errorf("code %d: got.Code() is %v, want %v", c, got.Code(), uint8(c))
 		}
 	}
 	// 6581-8-5, 6581-8-1: layer 2, type 0, and the codes of RFC 5044 section 8

@@ -36,7 +36,8 @@ func TestKernel(t *testing.T) {
 	}{
 		{"siw_rping_mpa.txt", Options{Negotiate: true, Depths: Depths{IRD: 1, ORD: 1}}},
 		// siw offers Write and Read, and answers with Write.
-		{"siw_rping_mpa_p2p.txt", Options{Negotiate: true, PeerToPeer: true, RTR: RTRWrite | RTRRead, Depths: Depths{IRD: 1, ORD: 1}}},
+		{"siw_rping_mpa_p2p.txt", Options{Negotiate: true, PeerToPeer: true, RTR: RTRWrite | RTRRead,
+			Depths: Depths{IRD: 1, ORD: 1}}},
 	} {
 		t.Run(tt.file, func(t *testing.T) {
 			client, server := readCapture(t, tt.file)
@@ -52,8 +53,15 @@ func TestKernel(t *testing.T) {
 			}
 			acts = i.Step(nil, t0, Recv{server[0]})
 			up, ok := has[Established](acts)
-			if !ok || up.Result.IRD != 1 || up.Result.ORD != 1 || up.Result.CRC {
-				t.Fatalf("%+v", acts)
+			switch {
+			case !ok:
+				t.Fatalf("ok is false")
+			case up.Result.IRD != 1:
+				t.Fatalf("up.Result.IRD is %v, want 1", up.Result.IRD)
+			case up.Result.ORD != 1:
+				t.Fatalf("up.Result.ORD is %v, want 1", up.Result.ORD)
+			case up.Result.CRC:
+				t.Fatalf("up.Result.CRC is true")
 			}
 			first := bytes.Join(client[1:], nil)
 			var fr Framer

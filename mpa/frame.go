@@ -107,8 +107,8 @@ func (f *Frame) UnmarshalBinary(b []byte) error {
 // set reads a frame that was checked.
 func (f *Frame) set(b []byte) {
 	flags := b[16]
-	*f = Frame{Reply: string(b[:keyLen]) == replyKey, Markers: flags&bitM != 0, CRC: flags&bitC != 0, Reject: flags&bitR != 0,
-		S: flags&bitS != 0 && b[17] >= 2, Rev: b[17], Private: b[FrameHeaderLen:]}
+	*f = Frame{Reply: string(b[:keyLen]) == replyKey, Markers: flags&bitM != 0, CRC: flags&bitC != 0,
+		Reject: flags&bitR != 0, S: flags&bitS != 0 && b[17] >= 2, Rev: b[17], Private: b[FrameHeaderLen:]}
 	if f.S {
 		_ = f.Enhanced.UnmarshalBinary(f.Private)
 		f.Private = f.Private[EnhancedLen:]

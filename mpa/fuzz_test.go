@@ -32,8 +32,21 @@ func FuzzFrame(f *testing.F) {
 			t.Fatalf("%x, then %x", a.Private, b.Private)
 		}
 		a.Private, b.Private = nil, nil
-		if a.Enhanced != b.Enhanced || a.Rev != b.Rev || a.S != b.S || a.Reply != b.Reply || a.Reject != b.Reject || a.CRC != b.CRC || a.Markers != b.Markers {
-			t.Fatalf("%+v, then %+v", a, b)
+		switch {
+		case a.Enhanced != b.Enhanced:
+			t.Fatalf("a.Enhanced is %v, want %v", a.Enhanced, b.Enhanced)
+		case a.Rev != b.Rev:
+			t.Fatalf("a.Rev is %v, want %v", a.Rev, b.Rev)
+		case a.S != b.S:
+			t.Fatalf("a.S is %v, want %v", a.S, b.S)
+		case a.Reply != b.Reply:
+			t.Fatalf("a.Reply is %v, want %v", a.Reply, b.Reply)
+		case a.Reject != b.Reject:
+			t.Fatalf("a.Reject is %v, want %v", a.Reject, b.Reject)
+		case a.CRC != b.CRC:
+			t.Fatalf("a.CRC is %v, want %v", a.CRC, b.CRC)
+		case a.Markers != b.Markers:
+			t.Fatalf("a.Markers is %v, want %v", a.Markers, b.Markers)
 		}
 	})
 }
@@ -107,8 +120,13 @@ func FuzzMachines(f *testing.F) {
 			if drips && (failed != 1 || up != 0) {
 				t.Fatalf("octets dripped: %s", said(acts))
 			}
-			if failed > 1 || up > 1 || !m.Deadline().IsZero() {
-				t.Fatalf("%s, deadline %v", said(acts), m.Deadline())
+			switch {
+			case failed > 1:
+				t.Fatalf("failed is %v, want at most 1", failed)
+			case up > 1:
+				t.Fatalf("up is %v, want at most 1", up)
+			case !m.Deadline().IsZero():
+				t.Fatalf("m.Deadline().IsZero() is false")
 			}
 		}
 	})
@@ -126,8 +144,13 @@ func FuzzDeframer(f *testing.F) {
 		parts := whole
 		a, err1 := frames(&whole, in, max(1, len(in)))
 		b, err2 := frames(&parts, in, max(1, int(step)))
-		if len(a) != len(b) || (err1 == nil) != (err2 == nil) || err1 != nil && err1.Reason != err2.Reason {
-			t.Fatalf("cut differently it is different: %d, %v and %d, %v", len(a), err1, len(b), err2)
+		switch {
+		case len(a) != len(b):
+			t.Fatalf("cut differently it is different: len(a) is %v, want %v", len(a), len(b))
+		case (err1 == nil) != (err2 == nil):
+			t.Fatalf("cut differently it is different: err1 == nil is %v, want %v", err1 == nil, err2 == nil)
+		case err1 != nil && err1.Reason != err2.Reason:
+			t.Fatalf("cut differently it is different: err1.Reason is %v, want %v", err1.Reason, err2.Reason)
 		}
 		for i := range a {
 			if !bytes.Equal(a[i], b[i]) {
@@ -142,8 +165,15 @@ func FuzzDeframer(f *testing.F) {
 				_, _ = ParseTerminate(s.Payload)
 				_, _ = s.RTR(), s.String()
 				again, err := ParseSegment(append(s.AppendHeader(nil), s.Payload...))
-				if err != nil || again.String() != s.String() || again.TO != s.TO || again.MSN != s.MSN {
-					t.Fatalf("%+v, then %+v (%v)", s, again, err)
+				switch {
+				case err != nil:
+					t.Fatalf("err is %v, want nil", err)
+				case again.String() != s.String():
+					t.Fatalf("again.String() is %v, want %v", again.String(), s.String())
+				case again.TO != s.TO:
+					t.Fatalf("again.TO is %v, want %v", again.TO, s.TO)
+				case again.MSN != s.MSN:
+					t.Fatalf("again.MSN is %v, want %v", again.MSN, s.MSN)
 				}
 			}
 		}

@@ -109,8 +109,15 @@ func TestPeerToPeer(t *testing.T) {
 		// 6581-5-1
 		acts := r.Step(nil, t0, Recv{req})
 		expect(t, "request", acts, "Request")
-		if q := acts[0].(Request); !q.Enhanced || q.Peer.RTR != k || q.Peer.IRD != 4 || q.Rev != 2 {
-			t.Errorf("request %+v", q)
+		switch q := acts[0].(Request); {
+		case !q.Enhanced:
+			t.Errorf("q.Enhanced is false")
+		case q.Peer.RTR != k:
+			t.Errorf("q.Peer.RTR is %v, want %v", q.Peer.RTR, k)
+		case q.Peer.IRD != 4:
+			t.Errorf("q.Peer.IRD is %v, want 4", q.Peer.IRD)
+		case q.Rev != 2:
+			t.Errorf("q.Rev is %v, want 2", q.Rev)
 		}
 		// 6581-5-2
 		acts = r.Step(nil, t0, Accept{Private: []byte("hi")})
@@ -122,8 +129,13 @@ func TestPeerToPeer(t *testing.T) {
 		// 6581-5-4, 6581-5-6, 6581-9.3-1
 		acts = i.Step(nil, t0, Recv{acts[0].(Write).Data})
 		expect(t, "reply", acts, "SendRTR-"+k.String()+" Established")
-		if res := acts[1].(Established).Result; string(res.Private) != "hi" || !res.PeerToPeer || res.RTR != k {
-			t.Errorf("%+v", res)
+		switch res := acts[1].(Established).Result; {
+		case string(res.Private) != "hi":
+			t.Errorf("string(res.Private) is %q, want \"hi\"", string(res.Private))
+		case !res.PeerToPeer:
+			t.Errorf("res.PeerToPeer is false")
+		case res.RTR != k:
+			t.Errorf("res.RTR is %v, want %v", res.RTR, k)
 		}
 		acts = r.Step(nil, t0, FPDU{rtrSegment(k)})
 		expect(t, "RTR", acts, "Established")
@@ -140,8 +152,11 @@ func TestClientServer(t *testing.T) {
 	for _, o := range []Options{{}, cs, {Revision: 2}, {Revision: 1}} {
 		i, req := asks(o)
 		// 6581-10-4, 6581-6-7, 6581-6-8, 6581-6-9
-		if enhanced := o.Negotiate; (req[16]&0x10 != 0) != enhanced || !enhanced && len(req) != 20 {
-			t.Errorf("%+v asks with %x", o, req)
+		switch enhanced := o.Negotiate; {
+		case (req[16]&0x10 != 0) != enhanced:
+			t.Errorf("req[16]&0x10 != 0 is %v, want %v", req[16]&0x10 != 0, enhanced)
+		case !enhanced && len(req) != 20:
+			t.Errorf("len(req) is %v, want 20", len(req))
 		}
 		r := responder(t, Options{})
 		acts := append(r.Step(nil, t0, Recv{req}), r.Step(nil, t0, Accept{})...)
@@ -190,7 +205,8 @@ func TestFirstMessage(t *testing.T) {
 		{"a type that the reply named", rtrSegment(RTRWrite), "Established"},
 		{"another", rtrSegment(RTRRead), "SendTerminate7 Close Failed-not_rtr"},
 		{"data before the RTR", dataSegment, "SendTerminate7 Close Failed-not_rtr"},
-		{"a Write with data", Segment{Opcode: OpWrite, Last: true, Payload: []byte{1}}, "SendTerminate7 Close Failed-not_rtr"},
+		{"a Write with data", Segment{Opcode: OpWrite, Last: true, Payload: []byte{1}},
+			"SendTerminate7 Close Failed-not_rtr"},
 		{"a Write that is not all", Segment{Opcode: OpWrite}, "SendTerminate7 Close Failed-not_rtr"},
 		{"a Terminate", terminateSegment(CodeNoRTR), "Close Failed-terminated7"}, // 6581-8-4: the initiator tells why
 		{"an empty Terminate", Segment{Opcode: OpTerminate, Last: true}, "Close Failed-terminated"},
@@ -298,8 +314,15 @@ func TestAskAgain(t *testing.T) {
 	_, _, reply = answerTo(or, req)
 	acts = i.Step(nil, t0, Recv{reply})
 	expect(t, "second attempt", acts, "Established")
-	if res := acts[0].(Established).Result; res.IRD != 6 || res.ORD != 2 || res.Peer.ORD != 6 || res.Peer.IRD != 2 {
-		t.Errorf("%+v", res)
+	switch res := acts[0].(Established).Result; {
+	case res.IRD != 6:
+		t.Errorf("res.IRD is %v, want 6", res.IRD)
+	case res.ORD != 2:
+		t.Errorf("res.ORD is %v, want 2", res.ORD)
+	case res.Peer.ORD != 6:
+		t.Errorf("res.Peer.ORD is %v, want 6", res.Peer.ORD)
+	case res.Peer.IRD != 2:
+		t.Errorf("res.Peer.IRD is %v, want 2", res.Peer.IRD)
 	}
 }
 
@@ -326,8 +349,15 @@ func TestFallback(t *testing.T) {
 		_, _, reply := answerTo(old, acts[0].(Write).Data)
 		acts = i.Step(nil, t0, Recv{reply})
 		expect(t, tt.name+", reply", acts, "Established")
-		if res := acts[0].(Established).Result; !res.Fallback || res.Enhanced || res.PeerToPeer || res.ORD != 4 {
-			t.Errorf("%+v", res)
+		switch res := acts[0].(Established).Result; {
+		case !res.Fallback:
+			t.Errorf("res.Fallback is false")
+		case res.Enhanced:
+			t.Errorf("res.Enhanced is true")
+		case res.PeerToPeer:
+			t.Errorf("res.PeerToPeer is true")
+		case res.ORD != 4:
+			t.Errorf("res.ORD is %v, want 4", res.ORD)
 		}
 		// Without the option: the end. 6581-10-8
 		i, _ = asks(p2p)
@@ -351,9 +381,19 @@ func TestMarkersAndCRC(t *testing.T) {
 		m.Step(nil, t0, Recv{reply})
 		a, b := m.Result(), r.Result()
 		// Each receiver decides about markers; one wish is enough for CRCs.
-		if a.RecvMarkers != oi.Markers || b.RecvMarkers != or.Markers || a.SendMarkers != or.Markers || b.SendMarkers != oi.Markers ||
-			a.CRC != (oi.CRC || or.CRC) || b.CRC != a.CRC {
-			t.Errorf("%+v with %+v: %+v and %+v", oi, or, a, b)
+		switch {
+		case a.RecvMarkers != oi.Markers:
+			t.Errorf("%+v with %+v: a.RecvMarkers is %v, want %v", oi, or, a.RecvMarkers, oi.Markers)
+		case b.RecvMarkers != or.Markers:
+			t.Errorf("%+v with %+v: b.RecvMarkers is %v, want %v", oi, or, b.RecvMarkers, or.Markers)
+		case a.SendMarkers != or.Markers:
+			t.Errorf("%+v with %+v: a.SendMarkers is %v, want %v", oi, or, a.SendMarkers, or.Markers)
+		case b.SendMarkers != oi.Markers:
+			t.Errorf("%+v with %+v: b.SendMarkers is %v, want %v", oi, or, b.SendMarkers, oi.Markers)
+		case a.CRC != (oi.CRC || or.CRC):
+			t.Errorf("%+v with %+v: a.CRC is %v, want %v", oi, or, a.CRC, oi.CRC || or.CRC)
+		case b.CRC != a.CRC:
+			t.Errorf("%+v with %+v: b.CRC is %v, want %v", oi, or, b.CRC, a.CRC)
 		}
 	}
 }
@@ -406,9 +446,15 @@ func TestOptionsRefused(t *testing.T) {
 // TestDepthLimits: what a peer asks for is capped by what there is.
 func TestDepthLimits(t *testing.T) {
 	// 6581-12-1, 6581-9.1-22
-	r, _, wrote := answerTo(Options{Depths: Depths{IRD: 4, MaxIRD: 16, ORD: 32}}, frameBy(false, 0x10, 2, "", 0x3ffe, 0x3ffe, ""))
-	if _, _, _, _, ird, ord := frameOf(wrote); ird != 16 || ord != 32 || r.Result().Peer.IRD != MaxDepth {
-		t.Errorf("reply IRD %d ORD %d", ird, ord)
+	r, _, wrote := answerTo(Options{Depths: Depths{IRD: 4, MaxIRD: 16, ORD: 32}},
+		frameBy(false, 0x10, 2, "", 0x3ffe, 0x3ffe, ""))
+	switch _, _, _, _, ird, ord := frameOf(wrote); {
+	case ird != 16:
+		t.Errorf("ird is %v, want 16", ird)
+	case ord != 32:
+		t.Errorf("ord is %v, want 32", ord)
+	case r.Result().Peer.IRD != MaxDepth:
+		t.Errorf("r.Result().Peer.IRD is %v, want %v", r.Result().Peer.IRD, MaxDepth)
 	}
 	// Options out of range do not become 0x3FFF by accident.
 	_, req := asks(Options{Negotiate: true, Depths: Depths{IRD: 0x7fff, ORD: 0x3fff}})

@@ -178,7 +178,8 @@ func TestEveryRequest(t *testing.T) {
 						for ownORD := range 3 {
 							for _, strict := range []bool{false, true} {
 								n++
-								o := Options{Depths: Depths{IRD: Depth(irds[0]), MaxIRD: Depth(irds[1]), ORD: Depth(ownORD)}, RTR: setOf(own), StrictIRD: strict}
+								o := Options{Depths: Depths{IRD: Depth(irds[0]), MaxIRD: Depth(irds[1]), ORD: Depth(ownORD)},
+									RTR: setOf(own), StrictIRD: strict}
 								wantFlags := ""
 								if p2p { // 6581-9.2-6
 									wantFlags = "A" + replyRTR[kinds][set]
@@ -194,7 +195,8 @@ func TestEveryRequest(t *testing.T) {
 								gotR, s, rev, gotFlags, gotIRD, gotORD := frameOf(wrote)
 								// 6581-10-1, 6581-10-7
 								if gotR != reject || !s || rev != 2 || gotFlags != wantFlags || gotIRD != wantIRD || gotORD != wantORD {
-									t.Fatalf("%s\n got R=%v S=%v rev %d %q IRD %d ORD %d\nwant R=%v %q IRD %d ORD %d", what, gotR, s, rev, gotFlags, gotIRD, gotORD, reject, wantFlags, wantIRD, wantORD)
+									t.Fatalf("%s\n got R=%v S=%v rev %d %q IRD %d ORD %d\nwant R=%v %q IRD %d ORD %d", what, gotR, s, rev,
+										gotFlags, gotIRD, gotORD, reject, wantFlags, wantIRD, wantORD)
 								}
 								if reject {
 									f, ok := has[Failed](acts)
@@ -216,8 +218,15 @@ func TestEveryRequest(t *testing.T) {
 									t.Fatalf("%s: local IRD %v ORD %v, want %d %d", what, res.IRD, res.ORD, localIRD, localORD)
 								}
 								// 6581-9.1-6
-								if int(res.Peer.IRD) != ird || int(res.Peer.ORD) != ord || !res.Enhanced || res.PeerToPeer != p2p {
-									t.Fatalf("%s: result %+v", what, res)
+								switch {
+								case int(res.Peer.IRD) != ird:
+									t.Fatalf("%s: int(res.Peer.IRD) is %v, want %v", what, int(res.Peer.IRD), ird)
+								case int(res.Peer.ORD) != ord:
+									t.Fatalf("%s: int(res.Peer.ORD) is %v, want %v", what, int(res.Peer.ORD), ord)
+								case !res.Enhanced:
+									t.Fatalf("%s: res.Enhanced is false", what)
+								case res.PeerToPeer != p2p:
+									t.Fatalf("%s: res.PeerToPeer is %v, want %v", what, res.PeerToPeer, p2p)
 								}
 							}
 						}
@@ -232,13 +241,19 @@ func TestEveryRequest(t *testing.T) {
 // TestNeededORD: a responder whose ULP cannot do with less rejects and says what
 // it needs. By initiator IRD, then needed ORD 0 to 3: -1 accepts.
 func TestNeededORD(t *testing.T) {
-	for ird, row := range map[int][4]int{0: {-1, 1, 2, 3}, 1: {-1, -1, 2, 3}, 2: {-1, -1, -1, 3}, 3: {-1, -1, -1, -1}, u: {-1, -1, -1, -1}} {
+	for ird, row := range map[int][4]int{0: {-1, 1, 2, 3}, 1: {-1, -1, 2, 3}, 2: {-1, -1, -1, 3},
+		3: {-1, -1, -1, -1}, u: {-1, -1, -1, -1}} {
 		for need, want := range row {
 			o := Options{Depths: Depths{IRD: 1, ORD: 1, MinORD: Depth(need)}}
 			_, acts, wrote := answerTo(o, frameBy(false, 0x10, 2, "AC", ird, 1, "hello"))
 			r, s, _, _, _, ord := frameOf(wrote)
-			if r != (want >= 0) || !s || r && ord != want {
-				t.Errorf("initiator IRD %d, needed ORD %d: R=%v S=%v ORD %d", ird, need, r, s, ord)
+			switch {
+			case r != (want >= 0):
+				t.Errorf("initiator IRD %d, needed ORD %d: r is %v, want %v", ird, need, r, want >= 0)
+			case !s:
+				t.Errorf("initiator IRD %d, needed ORD %d: s is false", ird, need)
+			case r && ord != want:
+				t.Errorf("initiator IRD %d, needed ORD %d: ord is %v, want %v", ird, need, ord, want)
 			}
 			// 6581-9.1-10, 6581-9.1-11: no Terminate, the code is for the ULP
 			if _, ok := has[SendTerminate](acts); ok {
@@ -293,8 +308,15 @@ func TestEveryRevision(t *testing.T) {
 			}
 			_, closes := has[Close](acts)
 			f, failed := has[Failed](acts)
-			if got != tt.want || closes != (got == closed) || failed != closes || failed && f.Err.Code() != CodeFrame {
-				t.Errorf("%+v: got %d, %+v", tt, got, acts)
+			switch {
+			case got != tt.want:
+				t.Errorf("%+v: got is %v, want %v", tt, got, tt.want)
+			case closes != (got == closed):
+				t.Errorf("%+v: closes is %v, want %v", tt, closes, got == closed)
+			case failed != closes:
+				t.Errorf("%+v: failed is %v, want %v", tt, failed, closes)
+			case failed && f.Err.Code() != CodeFrame:
+				t.Errorf("%+v: f.Err.Code() is %v, want %v", tt, f.Err.Code(), CodeFrame)
 			}
 			if res != 0 && tt.rev == 1 && r.Counters()[ReasonReserved] != 1 {
 				t.Errorf("%+v: reserved bits were not counted", tt)
@@ -314,15 +336,18 @@ func TestEveryReplyForm(t *testing.T) {
 		no     // rejected, without depths
 		noS    // rejected, with the responder's depths
 	)
-	asked := map[string]Options{"plain": {}, "plain 2": {Revision: 2}, "only 1": {Revision: 1}, "enhanced": {Negotiate: true, Depths: Depths{IRD: 1, ORD: 1}}}
+	asked := map[string]Options{"plain": {}, "plain 2": {Revision: 2}, "only 1": {Revision: 1},
+		"enhanced": {Negotiate: true, Depths: Depths{IRD: 1, ORD: 1}}}
 	n := 0
 	for _, tt := range []struct {
 		rev, s, r                     int
 		plain, plain2, only1, enhance int
 	}{
 		// RFC 5044 section 7.1.1: close if unable to interoperate
-		{0, 0, 0, closed, closed, closed, closed}, {0, 1, 0, closed, closed, closed, closed}, {0, 0, 1, closed, closed, closed, closed},
-		{3, 0, 0, closed, closed, closed, closed}, {3, 1, 0, closed, closed, closed, closed}, {3, 1, 1, closed, closed, closed, closed},
+		{0, 0, 0, closed, closed, closed, closed}, {0, 1, 0, closed, closed, closed, closed},
+		{0, 0, 1, closed, closed, closed, closed},
+		{3, 0, 0, closed, closed, closed, closed}, {3, 1, 0, closed, closed, closed, closed},
+		{3, 1, 1, closed, closed, closed, closed},
 		{255, 0, 0, closed, closed, closed, closed}, {255, 1, 1, closed, closed, closed, closed},
 		// S is a reserved bit in revision 1; what accepts an enhanced request must be enhanced
 		{1, 0, 0, up, up, up, closed}, {1, 1, 0, up, up, up, closed},
@@ -331,7 +356,8 @@ func TestEveryReplyForm(t *testing.T) {
 		// An unenhanced request gets an unenhanced reply. 6581-10-3
 		{2, 1, 0, closed, closed, closed, upS}, {2, 1, 1, closed, closed, closed, noS},
 	} {
-		for ask, want := range map[string]int{"plain": tt.plain, "plain 2": tt.plain2, "only 1": tt.only1, "enhanced": tt.enhance} {
+		for ask, want := range map[string]int{"plain": tt.plain, "plain 2": tt.plain2, "only 1": tt.only1,
+			"enhanced": tt.enhance} {
 			for more := range 64 { // M, C, Res
 				n++
 				bits := more>>4<<6 | tt.r<<5 | tt.s<<4 | more&0x0f
@@ -349,12 +375,20 @@ func TestEveryReplyForm(t *testing.T) {
 				if res.Enhanced {
 					got++
 				}
-				if ok && (string(res.Private) != "ulp!" || res.SendMarkers != (more&0x20 != 0) || res.CRC != (more&0x10 != 0) || int(res.Rev) != tt.rev) {
+				if ok && (string(res.Private) != "ulp!" || res.SendMarkers != (more&0x20 != 0) ||
+					res.CRC != (more&0x10 != 0) || int(res.Rev) != tt.rev) {
 					t.Errorf("%s: %+v", what, res)
 				}
 				f, failed := has[Failed](acts)
-				if _, told := has[SendTerminate](acts); got != want || failed == ok || failed && f.Err.Code() != CodeFrame || told {
-					t.Errorf("%s: got %d, want %d, %+v", what, got, want, acts)
+				switch _, told := has[SendTerminate](acts); {
+				case got != want:
+					t.Errorf("%s: got is %v, want %v", what, got, want)
+				case failed == ok:
+					t.Errorf("%s: failed is %v, want any other", what, failed)
+				case failed && f.Err.Code() != CodeFrame:
+					t.Errorf("%s: f.Err.Code() is %v, want %v", what, f.Err.Code(), CodeFrame)
+				case told:
+					t.Errorf("%s: told is true", what)
 				}
 				if ok && (m.Counters()[ReasonReserved] == 1) != (more&0x0f != 0) { // 6581-6-6
 					t.Errorf("%s: reserved bits counted %d", what, m.Counters()[ReasonReserved])
@@ -439,8 +473,19 @@ func TestEveryReply(t *testing.T) {
 						wantORD = u
 					}
 					r, s, rev, flags, gotIRD, gotORD := frameOf(req)
-					if r || !s || rev != 2 || flags != wantFlags || gotIRD != wantIRD || gotORD != wantORD {
-						t.Fatalf("%+v asks S=%v rev %d %q IRD %d ORD %d", o, s, rev, flags, gotIRD, gotORD)
+					switch {
+					case r:
+						t.Fatalf("r is true")
+					case !s:
+						t.Fatalf("s is false")
+					case rev != 2:
+						t.Fatalf("rev is %v, want 2", rev)
+					case flags != wantFlags:
+						t.Fatalf("flags is %v, want %v", flags, wantFlags)
+					case gotIRD != wantIRD:
+						t.Fatalf("gotIRD is %v, want %v", gotIRD, wantIRD)
+					case gotORD != wantORD:
+						t.Fatalf("gotORD is %v, want %v", gotORD, wantORD)
 					}
 					for _, flags := range flagSets() {
 						for _, rIRD := range wireDepths {
@@ -464,15 +509,29 @@ func oneReply(t *testing.T, o Options, own string, i, ord int, flags string, rIR
 	acts := m.Step(nil, t0, Recv{frameBy(true, 0x30, 2, flags, rIRD, rORD, "why")})
 	// 6581-9.1-6, 6581-9.1-15: in a rejection too
 	rej, ok := has[Rejected](acts)
-	if !ok || len(acts) != 1 || int(rej.Result.Peer.IRD) != rIRD || int(rej.Result.Peer.ORD) != rORD || string(rej.Result.Private) != "why" {
-		t.Fatalf("%s, rejecting: %+v", what, acts)
+	switch {
+	case !ok:
+		t.Fatalf("%s, rejecting: ok is false", what)
+	case len(acts) != 1:
+		t.Fatalf("%s, rejecting: len(acts) is %v, want 1", what, len(acts))
+	case int(rej.Result.Peer.IRD) != rIRD:
+		t.Fatalf("%s, rejecting: int(rej.Result.Peer.IRD) is %v, want %v", what, int(rej.Result.Peer.IRD), rIRD)
+	case int(rej.Result.Peer.ORD) != rORD:
+		t.Fatalf("%s, rejecting: int(rej.Result.Peer.ORD) is %v, want %v", what, int(rej.Result.Peer.ORD), rORD)
+	case string(rej.Result.Private) != "why":
+		t.Fatalf("%s, rejecting: string(rej.Result.Private) is %q, want \"why\"", what, string(rej.Result.Private))
 	}
 
 	m, _ = asks(o)
 	acts = m.Step(nil, t0, Recv{frameBy(true, 0x10, 2, flags, rIRD, rORD, "")})
 	res := m.Result()
-	if int(res.Peer.IRD) != rIRD || int(res.Peer.ORD) != rORD || !res.Enhanced {
-		t.Fatalf("%s: result %+v", what, res)
+	switch {
+	case int(res.Peer.IRD) != rIRD:
+		t.Fatalf("%s: int(res.Peer.IRD) is %v, want %v", what, int(res.Peer.IRD), rIRD)
+	case int(res.Peer.ORD) != rORD:
+		t.Fatalf("%s: int(res.Peer.ORD) is %v, want %v", what, int(res.Peer.ORD), rORD)
+	case !res.Enhanced:
+		t.Fatalf("%s: res.Enhanced is false", what)
 	}
 	kinds, p2p := strings.CutPrefix(flags, "A")
 	wantIRD, wantORD := initiatorIRD[rORD][i], initiatorORD[rIRD][ord]
@@ -496,22 +555,49 @@ func oneReply(t *testing.T, o Options, own string, i, ord int, flags string, rIR
 		term, ok1 := has[SendTerminate](acts)
 		_, ok2 := acts[1].(Close)
 		f, ok3 := has[Failed](acts)
-		if len(acts) != 3 || !ok1 || !ok2 || !ok3 || term.Code != code || f.Err.Code() != code {
-			t.Fatalf("%s: %+v, want Terminate %d", what, acts, code)
+		switch {
+		case len(acts) != 3:
+			t.Fatalf("%s: len(acts) is %v, want 3", what, len(acts))
+		case !ok1:
+			t.Fatalf("%s: ok1 is false", what)
+		case !ok2:
+			t.Fatalf("%s: ok2 is false", what)
+		case !ok3:
+			t.Fatalf("%s: ok3 is false", what)
+		case term.Code != code:
+			t.Fatalf("%s: term.Code is %v, want %v", what, term.Code, code)
+		case f.Err.Code() != code:
+			t.Fatalf("%s: f.Err.Code() is %v, want %v", what, f.Err.Code(), code)
 		}
 		return
 	}
 	if allowed != "" {
 		// 6581-9.3-1, 6581-5-4, 6581-5-5: the RTR comes before everything else
 		rtr, ok := acts[0].(SendRTR)
-		if !ok || rtr.Type&setOf(allowed) != rtr.Type || rtr.Type == 0 || rtr.Type != res.RTR {
-			t.Fatalf("%s: %+v, want an RTR of %q first", what, acts, allowed)
+		switch {
+		case !ok:
+			t.Fatalf("%s: ok is false", what)
+		case rtr.Type&setOf(allowed) != rtr.Type:
+			t.Fatalf("%s: rtr.Type&setOf(allowed) is %v, want %v", what, rtr.Type&setOf(allowed), rtr.Type)
+		case rtr.Type == 0:
+			t.Fatalf("%s: rtr.Type is 0, want any other", what)
+		case rtr.Type != res.RTR:
+			t.Fatalf("%s: rtr.Type is %v, want %v", what, rtr.Type, res.RTR)
 		}
 		acts = acts[1:]
 	}
 	up, ok := acts[0].(Established)
-	if !ok || len(acts) != 1 || int(up.Result.IRD) != wantIRD || int(up.Result.ORD) != wantORD || up.Result.PeerToPeer != p2p {
-		t.Fatalf("%s: %+v, want IRD %d ORD %d", what, acts, wantIRD, wantORD)
+	switch {
+	case !ok:
+		t.Fatalf("%s: ok is false", what)
+	case len(acts) != 1:
+		t.Fatalf("%s: len(acts) is %v, want 1", what, len(acts))
+	case int(up.Result.IRD) != wantIRD:
+		t.Fatalf("%s: int(up.Result.IRD) is %v, want %v", what, int(up.Result.IRD), wantIRD)
+	case int(up.Result.ORD) != wantORD:
+		t.Fatalf("%s: int(up.Result.ORD) is %v, want %v", what, int(up.Result.ORD), wantORD)
+	case up.Result.PeerToPeer != p2p:
+		t.Fatalf("%s: up.Result.PeerToPeer is %v, want %v", what, up.Result.PeerToPeer, p2p)
 	}
 }
 
@@ -527,7 +613,8 @@ func TestBothSides(t *testing.T) {
 						n++
 						oi := Options{Negotiate: neg, PeerToPeer: p2p, Revision: rev, RTR: RTRTypes(a/27 + 1),
 							Depths: Depths{IRD: Depth(a % 3), ORD: Depth(a / 3 % 3), MaxIRD: Depth(a / 9 % 3)}}
-						or := Options{RTR: RTRTypes(b/27 + 1), Depths: Depths{IRD: Depth(b % 3), ORD: Depth(b / 3 % 3), MaxIRD: Depth(b / 9 % 3)}}
+						or := Options{RTR: RTRTypes(b/27 + 1),
+							Depths: Depths{IRD: Depth(b % 3), ORD: Depth(b / 3 % 3), MaxIRD: Depth(b / 9 % 3)}}
 						m, req := asks(oi)
 						r, _, reply := answerTo(or, req)
 						acts := m.Step(nil, t0, Recv{reply})
@@ -540,8 +627,15 @@ func TestBothSides(t *testing.T) {
 						}
 						up++
 						i, p := got.Result, r.Result()
-						if i.Enhanced != (neg || p2p) || p.Enhanced != i.Enhanced || i.PeerToPeer != p2p || p.PeerToPeer != p2p {
-							t.Fatalf("%+v with %+v: %+v and %+v", oi, or, i, p)
+						switch {
+						case i.Enhanced != (neg || p2p):
+							t.Fatalf("%+v with %+v: i.Enhanced is %v, want %v", oi, or, i.Enhanced, neg || p2p)
+						case p.Enhanced != i.Enhanced:
+							t.Fatalf("%+v with %+v: p.Enhanced is %v, want %v", oi, or, p.Enhanced, i.Enhanced)
+						case i.PeerToPeer != p2p:
+							t.Fatalf("%+v with %+v: i.PeerToPeer is %v, want %v", oi, or, i.PeerToPeer, p2p)
+						case p.PeerToPeer != p2p:
+							t.Fatalf("%+v with %+v: p.PeerToPeer is %v, want %v", oi, or, p.PeerToPeer, p2p)
 						}
 						if !neg {
 							continue

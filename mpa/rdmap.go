@@ -207,7 +207,8 @@ func (r *ReadRequest) UnmarshalBinary(b []byte) error {
 	if len(b) != ReadRequestLen {
 		return termError(DDPTooLong, "Read Request of %d octets", len(b))
 	}
-	*r = ReadRequest{SinkSTag: binary.BigEndian.Uint32(b), SinkTO: binary.BigEndian.Uint64(b[4:]), Size: binary.BigEndian.Uint32(b[12:]),
-		SourceSTag: binary.BigEndian.Uint32(b[16:]), SourceTO: binary.BigEndian.Uint64(b[20:])}
+	*r = ReadRequest{SinkSTag: binary.BigEndian.Uint32(b), SinkTO: binary.BigEndian.Uint64(b[4:]),
+		Size: binary.BigEndian.Uint32(b[12:]), SourceSTag: binary.BigEndian.Uint32(b[16:]),
+		SourceTO: binary.BigEndian.Uint64(b[20:])}
 	return nil
 }

@@ -120,7 +120,8 @@ func (m *Responder) recv(dst []Action, data []byte) []Action {
 		return m.fail(dst, fault(ReasonRev, "%d", f.Rev))
 	}
 	m.req, m.state, m.deadline = f, responderAsking, time.Time{}
-	return append(dst, Request{Rev: f.Rev, Enhanced: f.S, Peer: f.Enhanced, Markers: f.Markers, CRC: f.CRC, Private: f.Private})
+	return append(dst, Request{Rev: f.Rev, Enhanced: f.S, Peer: f.Enhanced, Markers: f.Markers, CRC: f.CRC,
+		Private: f.Private})
 }
 
 func (m *Responder) accept(dst []Action, now time.Time, ev Accept) []Action {

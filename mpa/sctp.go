@@ -38,7 +38,8 @@ const (
 
 // String names the function.
 func (f Function) String() string {
-	names := [...]string{"function 0", "Initiate", "Accept", "Reject", "Terminate", "Enhanced Initiate", "Enhanced Accept", "Enhanced Reject"}
+	names := [...]string{"function 0", "Initiate", "Accept", "Reject", "Terminate", "Enhanced Initiate",
+		"Enhanced Accept", "Enhanced Reject"}
 	if int(f) < len(names) {
 		return names[f]
 	}
@@ -92,7 +93,8 @@ func (c *Control) UnmarshalBinary(b []byte) error {
 	if len(b) < controlLen {
 		return &wire.ShortError{What: "DDP session control", Need: controlLen, Have: len(b)}
 	}
-	*c = Control{SSN: binary.BigEndian.Uint16(b), Function: Function(binary.BigEndian.Uint16(b[ssnLen:])), Private: b[controlLen:]}
+	*c = Control{SSN: binary.BigEndian.Uint16(b), Function: Function(binary.BigEndian.Uint16(b[ssnLen:])),
+		Private: b[controlLen:]}
 	n := len(c.Private)
 	switch {
 	case c.Function < FuncInitiate || c.Function > FuncEnhancedReject:

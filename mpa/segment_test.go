@@ -147,8 +147,13 @@ func TestStream(t *testing.T) {
 		}
 		if markers { // every 512 octets, reserved half and low bits zero
 			for at := 0; at < len(stream); at += 512 {
-				if m := stream[at : at+4]; m[0] != 0 || m[1] != 0 || m[3]&3 != 0 {
-					t.Fatalf("octets %x at %d are no marker", m, at)
+				switch m := stream[at : at+4]; {
+				case m[0] != 0:
+					t.Fatalf("m[0] is %v, want 0", m[0])
+				case m[1] != 0:
+					t.Fatalf("m[1] is %v, want 0", m[1])
+				case m[3]&3 != 0:
+					t.Fatalf("m[3]&3 is %v, want 0", m[3]&3)
 				}
 			}
 		}
@@ -181,8 +186,11 @@ func TestBadStream(t *testing.T) {
 				d := Deframer{Markers: markers, CRC: true}
 				got, err := frames(&d, bad, step)
 				// A changed length may just make it wait for more.
-				if len(got) != 0 || err == nil && !d.Partial() {
-					t.Fatalf("octet %d changed, markers %v: taken (%v)", at, markers, err)
+				switch {
+				case len(got) != 0:
+					t.Fatalf("octet %d changed, markers %v: len(got) is %v, want 0", at, markers, len(got))
+				case err == nil && !d.Partial():
+					t.Fatalf("octet %d changed, markers %v: d.Partial() is false", at, markers)
 				}
 				if err != nil && err.Code() != CodeCRC && err.Code() != CodeMarker {
 					t.Fatalf("octet %d: %v", at, err)

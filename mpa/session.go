@@ -287,7 +287,8 @@ func (e *Endpoint) Step(dst []SessionAction, ev SessionEvent) []SessionAction {
 
 func (e *Endpoint) connect(dst []SessionAction, ev SessionConnect) []SessionAction {
 	if e.sessions[ev.Stream] != nil || len(e.sessions) >= e.opts.maxSessions() {
-		return append(dst, SessionDown{ev.Stream, &SessionError{SessionIllegal, CodeLocal, "stream in use, or too many sessions"}})
+		return append(dst, SessionDown{ev.Stream,
+			&SessionError{SessionIllegal, CodeLocal, "stream in use, or too many sessions"}})
 	}
 	s := &session{stream: ev.Stream, opts: ev.Options, enhanced: ev.Options.enhanced(), state: sessionAsked}
 	c := Control{Function: FuncInitiate, Private: ev.Private}
@@ -380,7 +381,8 @@ func (e *Endpoint) chunk(dst []SessionAction, c Chunk) []SessionAction {
 
 // keep holds a chunk that overtook another.
 func (e *Endpoint) keep(dst []SessionAction, s *session, c Chunk, ahead uint16) []SessionAction {
-	if n := len(c.Data); ahead > sessionWindow || s.octets+n > sessionWindowOctets || e.octets+n+chunkOverhead > endpointWindowOctets {
+	if n := len(c.Data); ahead > sessionWindow || s.octets+n > sessionWindowOctets ||
+		e.octets+n+chunkOverhead > endpointWindowOctets {
 		return e.end(dst, s, SessionWindow, "DDP-SSN is %d ahead", ahead)
 	}
 	ssn := s.rx + ahead
@@ -414,8 +416,8 @@ func (e *Endpoint) unknown(dst []SessionAction, c Chunk) []SessionAction {
 		e.count[SessionStray]++
 		return dst
 	}
-	s := &session{stream: c.Stream, state: sessionPending, enhanced: m.Function.enhanced(), rx: 1, asked: m.Enhanced, opts: e.opts.Options,
-		private: append([]byte(nil), m.Private...)}
+	s := &session{stream: c.Stream, state: sessionPending, enhanced: m.Function.enhanced(), rx: 1,
+		asked: m.Enhanced, opts: e.opts.Options, private: append([]byte(nil), m.Private...)}
 	e.sessions[s.stream] = s
 	e.pending++
 	switch {
@@ -461,7 +463,8 @@ func (e *Endpoint) due(dst []SessionAction, s *session, c Chunk) []SessionAction
 
 // result is what an active session knows after the answer m.
 func (s *session) result(m *Control) Result {
-	return Result{Enhanced: m.HasData, Sent: s.asked, Peer: m.Enhanced, IRD: s.depths.IRD, ORD: s.depths.ORD, Private: m.Private}
+	return Result{Enhanced: m.HasData, Sent: s.asked, Peer: m.Enhanced, IRD: s.depths.IRD, ORD: s.depths.ORD,
+		Private: m.Private}
 }
 
 func (e *Endpoint) accepted(dst []SessionAction, s *session, m *Control) []SessionAction {
@@ -515,7 +518,8 @@ func (e *Endpoint) answer(dst []SessionAction, s *session, ev SessionAnswer) []S
 	}
 	e.pending--
 	s.state = sessionUp
-	res := Result{Enhanced: s.enhanced, Sent: c.Enhanced, Peer: s.asked, PeerToPeer: c.Enhanced.PeerToPeer, IRD: d.IRD, ORD: d.ORD, Private: s.private}
+	res := Result{Enhanced: s.enhanced, Sent: c.Enhanced, Peer: s.asked, PeerToPeer: c.Enhanced.PeerToPeer,
+		IRD: d.IRD, ORD: d.ORD, Private: s.private}
 	s.private = nil
 	return append(dst, SessionUp{s.stream, res})
 }

@@ -16,9 +16,12 @@ func TestControlVectors(t *testing.T) {
 	}{
 		{Control{Function: FuncInitiate}, "00000001"},
 		{Control{Function: FuncEnhancedInitiate, HasData: true, Enhanced: all4}, "00000005c008c004"},
-		{Control{Function: FuncEnhancedAccept, HasData: true, Enhanced: Enhanced{PeerToPeer: true, RTR: RTRWrite, IRD: 4, ORD: 8}}, "0000000680048008"},
-		{Control{Function: FuncEnhancedReject, HasData: true, Enhanced: Enhanced{PeerToPeer: true, RTR: RTRWrite, IRD: 4, ORD: 16}}, "0000000780048010"},
-		{Control{Function: FuncEnhancedInitiate, HasData: true, Enhanced: all4, Private: []byte("ulp")}, "00000005c008c004756c70"},
+		{Control{Function: FuncEnhancedAccept, HasData: true,
+			Enhanced: Enhanced{PeerToPeer: true, RTR: RTRWrite, IRD: 4, ORD: 8}}, "0000000680048008"},
+		{Control{Function: FuncEnhancedReject, HasData: true,
+			Enhanced: Enhanced{PeerToPeer: true, RTR: RTRWrite, IRD: 4, ORD: 16}}, "0000000780048010"},
+		{Control{Function: FuncEnhancedInitiate, HasData: true, Enhanced: all4, Private: []byte("ulp")},
+			"00000005c008c004756c70"},
 		{Control{SSN: 7, Function: FuncTerminate}, "00070004"},
 	} {
 		got, err := tt.c.AppendBinary(nil)
@@ -26,8 +29,17 @@ func TestControlVectors(t *testing.T) {
 			t.Errorf("%v: %x %v, want %s", tt.c.Function, got, err, tt.want)
 		}
 		var c Control
-		if err := c.UnmarshalBinary(got); err != nil || c.Function != tt.c.Function || c.Enhanced != tt.c.Enhanced || c.HasData != tt.c.HasData || !bytes.Equal(c.Private, tt.c.Private) {
-			t.Errorf("%v: read as %+v, %v", tt.c.Function, c, err)
+		switch err := c.UnmarshalBinary(got); {
+		case err != nil:
+			t.Errorf("%v: err is %v, want nil", tt.c.Function, err)
+		case c.Function != tt.c.Function:
+			t.Errorf("%v: c.Function is %v, want %v", tt.c.Function, c.Function, tt.c.Function)
+		case c.Enhanced != tt.c.Enhanced:
+			t.Errorf("%v: c.Enhanced is %v, want %v", tt.c.Function, c.Enhanced, tt.c.Enhanced)
+		case c.HasData != tt.c.HasData:
+			t.Errorf("%v: c.HasData is %v, want %v", tt.c.Function, c.HasData, tt.c.HasData)
+		case !bytes.Equal(c.Private, tt.c.Private):
+			t.Errorf("%v: c.Private is %x, want %x", tt.c.Function, c.Private, tt.c.Private)
 		}
 	}
 }
@@ -62,8 +74,13 @@ func TestControlLimits(t *testing.T) {
 		}
 	}
 	// An Enhanced Reject may come without data.
-	if err := c.UnmarshalBinary(unhex("00000007aabb")); err != nil || c.HasData || len(c.Private) != 2 {
-		t.Errorf("%+v %v", c, err)
+	switch err := c.UnmarshalBinary(unhex("00000007aabb")); {
+	case err != nil:
+		t.Errorf("err is %v, want nil", err)
+	case c.HasData:
+		t.Errorf("c.HasData is true")
+	case len(c.Private) != 2:
+		t.Errorf("len(c.Private) is %v, want 2", len(c.Private))
 	}
 }
 
@@ -142,15 +159,21 @@ func TestSessionAccepted(t *testing.T) {
 		acts := e.expect("connect", e.a.Step(nil, SessionConnect{5, o, []byte("hello")}), name+"Initiate/0")
 		acts = e.expect("initiate", move(e.b, acts), "SessionRequest")
 		// 6581-7-9, 6581-7-10
-		if q := acts[0].(SessionRequest); string(q.Private) != "hello" || q.Enhanced != o.enhanced() || q.Stream != 5 {
-			t.Errorf("%+v", q)
+		switch q := acts[0].(SessionRequest); {
+		case string(q.Private) != "hello":
+			t.Errorf("string(q.Private) is %q, want \"hello\"", string(q.Private))
+		case q.Enhanced != o.enhanced():
+			t.Errorf("q.Enhanced is %v, want %v", q.Enhanced, o.enhanced())
+		case q.Stream != 5:
+			t.Errorf("q.Stream is %v, want 5", q.Stream)
 		}
 		acts = e.expect("accept", e.b.Step(nil, SessionAnswer{Stream: 5, Private: []byte("yes")}), name+"Accept/0, SessionUp")
 		b := acts[1].(SessionUp).Result
 		// No RTR is sent over SCTP, whatever the model.
 		acts = e.expect("accepted", move(e.a, acts), "SessionUp")
 		a := acts[0].(SessionUp).Result
-		if o.enhanced() && (a.ORD > b.IRD || b.ORD > a.IRD || b.ORD != 4) || string(a.Private) != "yes" || string(b.Private) != "hello" || a.PeerToPeer != o.PeerToPeer {
+		if o.enhanced() && (a.ORD > b.IRD || b.ORD > a.IRD || b.ORD != 4) || string(a.Private) != "yes" ||
+			string(b.Private) != "hello" || a.PeerToPeer != o.PeerToPeer {
 			t.Errorf("%+v and %+v", a, b)
 		}
 		// 6581-7-13: either side first
@@ -188,9 +211,11 @@ func TestSessionRejected(t *testing.T) {
 		// 6581-7-3: what would have been accepted without negotiation
 		{"needs more ORD", cs, Options{Depths: Depths{MinORD: 16}}, SessionAnswer{}, "Enhanced Reject/0, SessionDown-settle"},
 		{"strict about IRD", cs, Options{StrictIRD: true}, SessionAnswer{}, "Enhanced Reject/0, SessionDown-settle"},
-		{"the same, unenhanced", Options{Depths: Depths{ORD: 99}}, Options{StrictIRD: true, Depths: Depths{MinORD: 16}}, SessionAnswer{}, "Accept/0, SessionUp"},
+		{"the same, unenhanced", Options{Depths: Depths{ORD: 99}},
+			Options{StrictIRD: true, Depths: Depths{MinORD: 16}}, SessionAnswer{}, "Accept/0, SessionUp"},
 		// 6581-7-11: no common RTR is answered by an Accept that names ours
-		{"no common RTR", Options{PeerToPeer: true, RTR: RTRSend}, Options{RTR: RTRWrite}, SessionAnswer{}, "Enhanced Accept/0, SessionUp"},
+		{"no common RTR", Options{PeerToPeer: true, RTR: RTRSend}, Options{RTR: RTRWrite}, SessionAnswer{},
+			"Enhanced Accept/0, SessionUp"},
 	} {
 		e := newEndpoints(t, EndpointOptions{Options: tt.own})
 		acts := move(e.b, e.a.Step(nil, SessionConnect{0, tt.o, nil}))
@@ -201,8 +226,11 @@ func TestSessionRejected(t *testing.T) {
 		if strings.Contains(tt.want, "Reject") {
 			e.expect(tt.name, acts, "SessionRejected")
 			rej := acts[0].(SessionRejected).Result
-			if string(rej.Private) != "because" || tt.own.MinORD > 0 && rej.Peer.ORD != 16 {
-				t.Errorf("%s: %+v", tt.name, rej)
+			switch {
+			case string(rej.Private) != "because":
+				t.Errorf("%s: string(rej.Private) is %q, want \"because\"", tt.name, string(rej.Private))
+			case tt.own.MinORD > 0 && rej.Peer.ORD != 16:
+				t.Errorf("%s: rej.Peer.ORD is %v, want 16", tt.name, rej.Peer.ORD)
 			}
 		}
 	}
@@ -225,8 +253,13 @@ func TestSessionSettle(t *testing.T) {
 		acts := e.a.Step(nil, ChunkIn{Chunk{0, PPIDControl, unhex(tt.accept)}})
 		e.expect(tt.name, acts, "segment/1, Terminate/2, SessionDown-settle")
 		s, _ := ParseSegment(acts[0].(SendChunk).Chunk.Data[2:])
-		if c, err := ParseTerminate(s.Payload); err != nil || c != tt.code.Cause() || acts[2].(SessionDown).Err.Code != tt.code {
-			t.Errorf("%s: %v %v", tt.name, c, err)
+		switch c, err := ParseTerminate(s.Payload); {
+		case err != nil:
+			t.Errorf("%s: err is %v, want nil", tt.name, err)
+		case c != tt.code.Cause():
+			t.Errorf("%s: c is %v, want %v", tt.name, c, tt.code.Cause())
+		case acts[2].(SessionDown).Err.Code != tt.code:
+			t.Errorf("%s: acts[2].(SessionDown).Err.Code is %v, want %v", tt.name, acts[2].(SessionDown).Err.Code, tt.code)
 		}
 	}
 }
@@ -246,8 +279,10 @@ func TestSessionIllegal(t *testing.T) {
 	}{
 		{"Accept to an Enhanced Initiate", p2p, ctl(0, FuncAccept), "Terminate/1, SessionDown-illegal_sequence"},
 		{"Reject to an Enhanced Initiate", p2p, ctl(0, FuncReject), "Terminate/1, SessionDown-illegal_sequence"},
-		{"Enhanced Accept to an Initiate", Options{}, ctl(0, FuncEnhancedAccept, data...), "Terminate/1, SessionDown-illegal_sequence"},
-		{"Enhanced Initiate that crosses", p2p, ctl(0, FuncEnhancedInitiate, data...), "Terminate/1, SessionDown-illegal_sequence"},
+		{"Enhanced Accept to an Initiate", Options{}, ctl(0, FuncEnhancedAccept, data...),
+			"Terminate/1, SessionDown-illegal_sequence"},
+		{"Enhanced Initiate that crosses", p2p, ctl(0, FuncEnhancedInitiate, data...),
+			"Terminate/1, SessionDown-illegal_sequence"},
 		{"segment before the Accept", p2p, seg, "Terminate/1, SessionDown-illegal_sequence"},
 		{"unknown function", p2p, ctl(0, 9), "Terminate/1, SessionDown-malformed"},
 		{"Terminate with private data", p2p, ctl(0, FuncTerminate, 1), "Terminate/1, SessionDown-malformed"},
@@ -278,7 +313,8 @@ func TestSessionIllegal(t *testing.T) {
 		{"Initiate that is not the first chunk", EndpointOptions{Listen: true}, ctl(1, FuncInitiate), ""},
 		{"malformed", EndpointOptions{Listen: true}, ctl(0, FuncEnhancedInitiate), ""},
 		{"nobody listens", EndpointOptions{}, ctl(0, FuncInitiate), ""},
-		{"RFC 5043 only", EndpointOptions{Listen: true, Options: Options{Revision: 1}}, ctl(0, FuncEnhancedInitiate, data...), "Terminate/0"},
+		{"RFC 5043 only", EndpointOptions{Listen: true, Options: Options{Revision: 1}},
+			ctl(0, FuncEnhancedInitiate, data...), "Terminate/0"},
 		{"Enhanced Initiate", EndpointOptions{Listen: true}, ctl(0, FuncEnhancedInitiate, data...), "SessionRequest"},
 	} {
 		b, err := NewEndpoint(tt.o)
@@ -288,7 +324,8 @@ func TestSessionIllegal(t *testing.T) {
 		e := &endpoints{t, nil, b}
 		e.expect(tt.name, b.Step(nil, tt.ev), tt.want)
 		if tt.want == "SessionRequest" {
-			e.expect("data while the user thinks", b.Step(nil, ChunkIn{Chunk{3, PPIDSegment, []byte{0, 1, 2}}}), "Terminate/0, SessionDown-illegal_sequence")
+			e.expect("data while the user thinks", b.Step(nil, ChunkIn{Chunk{3, PPIDSegment, []byte{0, 1, 2}}}),
+				"Terminate/0, SessionDown-illegal_sequence")
 		}
 	}
 }
@@ -448,8 +485,13 @@ func TestSessionWindowOfAll(t *testing.T) {
 
 func TestSessionReasonsAreComplete(t *testing.T) {
 	for r := range NumSessionReasons {
-		if r.String() == "" || r.Clause() == "" || r.Outcome() == Refuse {
-			t.Errorf("reason %d: %q %q %v", r, r.String(), r.Clause(), r.Outcome())
+		switch {
+		case r.String() == "":
+			t.Errorf("reason %d: r.String() is %q, want any other", r, r.String())
+		case r.Clause() == "":
+			t.Errorf("reason %d: r.Clause() is %q, want any other", r, r.Clause())
+		case r.Outcome() == Refuse:
+			t.Errorf("reason %d: r.Outcome() is %v, want any other", r, r.Outcome())
 		}
 	}
 }
@@ -491,8 +533,13 @@ func FuzzEndpoint(f *testing.F) {
 			if octets != e.octets {
 				t.Fatalf("%d octets wait, counted %d", octets, e.octets)
 			}
-			if len(e.sessions) > 4 || pending != e.pending || pending > 2 {
-				t.Fatalf("%d sessions, %d pending, counted %d", len(e.sessions), pending, e.pending)
+			switch {
+			case len(e.sessions) > 4:
+				t.Fatalf("len(e.sessions) is %v, want at most 4", len(e.sessions))
+			case pending != e.pending:
+				t.Fatalf("pending is %v, want %v", pending, e.pending)
+			case pending > 2:
+				t.Fatalf("pending is %v, want at most 2", pending)
 			}
 		}
 	})

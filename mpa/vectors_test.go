@@ -20,9 +20,10 @@ const (
 	vecRepR2 = "4d504120494420526570204672616d655002000c80048008f6ab0e1801000303"
 	vecRejR2 = "4d504120494420526570204672616d657002000480048010"
 
-	vecRTRSend     = "0012414300000000000000000000000100000000587be8c4"
-	vecRTRWrite    = "000ec140000000010000000000000000ebd34c5f"
-	vecRTRRead     = "002e4141000000000000000100000001000000000000000100000000000000000000000000000001000000000000000027dbd7e7"
+	vecRTRSend  = "0012414300000000000000000000000100000000587be8c4"
+	vecRTRWrite = "000ec140000000010000000000000000ebd34c5f"
+	vecRTRRead  = "002e4141000000000000000100000001000000000000000100000000000000000000000000000001" +
+		"000000000000000027dbd7e7"
 	vecRTRReadResp = "000ec14200000001000000000000000021a3e83e"
 	vecTerm5       = "0016414700000000000000020000000100000000200500001680d5f1"
 	vecTerm6       = "0016414700000000000000020000000100000000200600006540fb1b"
@@ -44,10 +45,12 @@ func TestFrameVectors(t *testing.T) {
 		{"request of revision 1", Frame{CRC: true, Rev: 1}, vecReqR1},
 		// 6581-9-1, 6581-9-3, 6581-9-4, 6581-9-5, 6581-9.2-1, 6581-9.2-2
 		{"enhanced request", Frame{CRC: true, Rev: 2, S: true, Enhanced: all4, Private: rpcData}, vecReqR2},
-		{"enhanced accept", Frame{Reply: true, CRC: true, Rev: 2, S: true, Enhanced: Enhanced{PeerToPeer: true, RTR: RTRWrite, IRD: 4, ORD: 8},
-			Private: unhex("f6ab0e1801000303")}, vecRepR2},
+		{"enhanced accept", Frame{Reply: true, CRC: true, Rev: 2, S: true,
+			Enhanced: Enhanced{PeerToPeer: true, RTR: RTRWrite, IRD: 4, ORD: 8},
+			Private:  unhex("f6ab0e1801000303")}, vecRepR2},
 		// 6581-9.1-10: a rejection that needs ORD 16
-		{"enhanced reject", Frame{Reply: true, CRC: true, Reject: true, Rev: 2, S: true, Enhanced: Enhanced{PeerToPeer: true, RTR: RTRWrite, IRD: 4, ORD: 16}}, vecRejR2},
+		{"enhanced reject", Frame{Reply: true, CRC: true, Reject: true, Rev: 2, S: true,
+			Enhanced: Enhanced{PeerToPeer: true, RTR: RTRWrite, IRD: 4, ORD: 16}}, vecRejR2},
 	} {
 		got, err := tt.f.AppendBinary(nil)
 		if err != nil || hex.EncodeToString(got) != tt.want {
@@ -104,8 +107,15 @@ func TestFPDUVectors(t *testing.T) {
 		}
 		d := Deframer{CRC: true}
 		u, rest, ok, err := d.Next(unhex(tt.want))
-		if !ok || err != nil || len(rest) != 0 || !bytes.Equal(u, tt.ulpdu) {
-			t.Errorf("%s: taken apart: %x %x %v %v", tt.name, u, rest, ok, err)
+		switch {
+		case !ok:
+			t.Errorf("%s: ok is false", tt.name)
+		case err != nil:
+			t.Errorf("%s: err is %v, want nil", tt.name, err)
+		case len(rest) != 0:
+			t.Errorf("%s: len(rest) is %v, want 0", tt.name, len(rest))
+		case !bytes.Equal(u, tt.ulpdu):
+			t.Errorf("%s: u is %x, want %x", tt.name, u, tt.ulpdu)
 		}
 	}
 }
@@ -115,7 +125,8 @@ func TestFigures(t *testing.T) {
 	head := (&Segment{Opcode: OpSend, Last: true, QN: 0, MSN: 1}).AppendHeader(nil)
 	fr := Framer{Markers: true, CRC: true}
 	got := fr.Append(nil, head, make([]byte, 24))
-	want := unhex("00000000002a4143" + "0000000000000000" + "00000001" + "00000000" + "000000000000000000000000000000000000000000000000" + "52239983")
+	want := unhex("00000000002a4143" + "0000000000000000" + "00000001" + "00000000" +
+		"000000000000000000000000000000000000000000000000" + "52239983")
 	if !bytes.Equal(got, want) {
 		t.Errorf("figure 5:\n got %x\nwant %x", got, want)
 	}
@@ -123,7 +134,8 @@ func TestFigures(t *testing.T) {
 	fr.pos = markerInterval - 20
 	head = (&Segment{Opcode: OpSend, Last: true, QN: 0, MSN: 2}).AppendHeader(nil)
 	got = fr.Append(nil, head, make([]byte, 24))
-	want = unhex("002a4143" + "0000000000000000" + "00000002" + "00000000" + "00000014" + "000000000000000000000000000000000000000000000000" + "84925898")
+	want = unhex("002a4143" + "0000000000000000" + "00000002" + "00000000" + "00000014" +
+		"000000000000000000000000000000000000000000000000" + "84925898")
 	if !bytes.Equal(got, want) {
 		t.Errorf("figure 6:\n got %x\nwant %x", got, want)
 	}
