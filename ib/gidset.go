@@ -34,7 +34,8 @@ func (s GIDSet) IsEmpty() bool { return len(s.disjoint) == 0 }
 // prefixes, and does not allocate.
 func (s GIDSet) Contains(g GID) bool {
 	a := g.Addr().Unmap()
-	i, found := slices.BinarySearchFunc(s.disjoint, a, func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) })
+	i, found := slices.BinarySearchFunc(s.disjoint, a,
+		func(p netip.Prefix, a netip.Addr) int { return p.Addr().Compare(a) })
 	if found {
 		return true
 	}

@@ -44,8 +44,13 @@ func FuzzPSN(f *testing.F) {
 	f.Fuzz(func(t *testing.T, v uint32, n int) {
 		p, d := ib.PSN(v)&ib.PSNMask, n%(1<<23)
 		q := p.Add(d)
-		if q > ib.PSNMask || q.Sub(p) != d || q.Before(p) != (d < 0) {
-			t.Fatalf("%v + %d = %v, and back %d", p, d, q, q.Sub(p))
+		switch {
+		case q > ib.PSNMask:
+			t.Fatalf("q is %v, want at most %v", q, ib.PSNMask)
+		case q.Sub(p) != d:
+			t.Fatalf("q.Sub(p) is %v, want %v", q.Sub(p), d)
+		case q.Before(p) != (d < 0):
+			t.Fatalf("q.Before(p) is %v, want %v", q.Before(p), d < 0)
 		}
 	})
 }
@@ -65,13 +70,27 @@ func TestGID(t *testing.T) {
 		{"::", false, false, "::", "::"},
 	} {
 		g, err := ib.ParseGID(tt.in)
-		if err != nil || g.Is4() != tt.is4 || g.IsMulticast() != tt.mc || g.Addr() != netip.MustParseAddr(tt.addr) || g.String() != tt.out {
-			t.Errorf("%s: %v (%v), IPv4 %v, multicast %v, address %v; want %+v", tt.in, g, err, g.Is4(), g.IsMulticast(), g.Addr(), tt)
+		switch {
+		case err != nil:
+			t.Errorf("%s: err is %v, want nil", tt.in, err)
+		case g.Is4() != tt.is4:
+			t.Errorf("%s: g.Is4() is %v, want %v", tt.in, g.Is4(), tt.is4)
+		case g.IsMulticast() != tt.mc:
+			t.Errorf("%s: g.IsMulticast() is %v, want %v", tt.in, g.IsMulticast(), tt.mc)
+		case g.Addr() != netip.MustParseAddr(tt.addr):
+			t.Errorf("%s: g.Addr() is %v, want %v", tt.in, g.Addr(), netip.MustParseAddr(tt.addr))
+		case g.String() != tt.out:
+			t.Errorf("%s: g.String() is %v, want %v", tt.in, g.String(), tt.out)
 		}
 		text, _ := g.MarshalText()
 		var back ib.GID
-		if err := back.UnmarshalText(text); err != nil || back != g || ib.GIDFromAddr(g.Addr()) != g {
-			t.Errorf("%s: %s reads as %v (%v)", tt.in, text, back, err)
+		switch err := back.UnmarshalText(text); {
+		case err != nil:
+			t.Errorf("%s: err is %v, want nil", tt.in, err)
+		case back != g:
+			t.Errorf("%s: back is %v, want %v", tt.in, back, g)
+		case ib.GIDFromAddr(g.Addr()) != g:
+			t.Errorf("%s: ib.GIDFromAddr(g.Addr()) is %v, want %v", tt.in, ib.GIDFromAddr(g.Addr()), g)
 		}
 	}
 	if _, err := ib.ParseGID("eth0"); err == nil {
@@ -94,7 +113,8 @@ func TestMTU(t *testing.T) {
 			t.Errorf("MTU for %d octets is %d, want %d", tt.octets, uint8(got), uint8(tt.want))
 		}
 	}
-	for m, want := range map[ib.MTU]int{0: 0, 1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096, 6: 0, 255: 0} { // 4755-1-3: UD payload
+	// 4755-1-3: UD payload
+	for m, want := range map[ib.MTU]int{0: 0, 1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096, 6: 0, 255: 0} {
 		if m.Octets() != want {
 			t.Errorf("MTU code %d is %d octets, want %d", uint8(m), m.Octets(), want)
 		}
@@ -124,7 +144,8 @@ func TestTimeout(t *testing.T) {
 		d    time.Duration
 		want ib.Timeout
 	}{
-		{0, 0}, {4096, 0}, {4097, 1}, {16 * time.Millisecond, 12}, {67 * time.Millisecond, 14}, {time.Second, 18}, {5 * time.Hour, 31},
+		{0, 0}, {4096, 0}, {4097, 1}, {16 * time.Millisecond, 12}, {67 * time.Millisecond, 14}, {time.Second, 18},
+		{5 * time.Hour, 31},
 	} {
 		if got := ib.TimeoutFor(tt.d); got != tt.want {
 			t.Errorf("code for %v is %d, want %d", tt.d, got, tt.want)
@@ -140,7 +161,8 @@ func TestTimeout(t *testing.T) {
 
 // TestRNRTimer holds the RNR NAK timers of IBA volume 1 section 9.7.5.2.8, in milliseconds.
 func TestRNRTimer(t *testing.T) {
-	for code, ms := range []float64{655.36, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.48, 0.64, 0.96, 1.28, 1.92,
+	for code, ms := range []float64{655.36, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.48, 0.64,
+		0.96, 1.28, 1.92,
 		2.56, 3.84, 5.12, 7.68, 10.24, 15.36, 20.48, 30.72, 40.96, 61.44, 81.92, 122.88, 163.84, 245.76, 327.68, 491.52} {
 		if got := ib.RNRTimer(code).Duration(); got != time.Duration(ms*100+0.5)*10*time.Microsecond {
 			t.Errorf("code %d is %v, want %v ms", code, got, ms)

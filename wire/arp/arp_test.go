@@ -19,7 +19,8 @@ func unhex(s string) []byte {
 
 var (
 	// v8 is the ARP request of vector V8, behind its encapsulation header.
-	v8 = unhex("00200800140400018000012300000000000000000000ffffc00002010a00000100000000000000000000000000000000000000000a000002")
+	v8 = unhex("00200800140400018000012300000000000000000000ffffc00002010a0000010000000000000000" +
+		"0000000000000000000000000a000002")
 
 	ip1, ip2 = netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
 	link1    = encap.LinkAddr{Flags: encap.FlagRC, QPN: 0x123, GID: gid("192.0.2.1")}
@@ -38,13 +39,16 @@ func TestPackets(t *testing.T) {
 		{"request, vector V8", NewRequest(link1, ip1, ip2), hex.EncodeToString(v8)},
 		// 4755-3.1-13: the answer carries the owner's UD QPN, GID and flags
 		// 4755-3.1-6: RC and UC both set
-		{"reply", NewRequest(link1, ip1, ip2).ReplyFrom(link2), "002008001404" + "0002" + "c000045600000000000000000000ffffc0000202" + "0a000002" +
-			"8000012300000000000000000000ffffc0000201" + "0a000001"},
+		{"reply", NewRequest(link1, ip1, ip2).ReplyFrom(link2),
+			"002008001404" + "0002" + "c000045600000000000000000000ffffc0000202" + "0a000002" +
+				"8000012300000000000000000000ffffc0000201" + "0a000001"},
 		// 4755-3.1-9, 4755-3.1-7: UD only is flags 0
-		{"probe, UD only", NewProbe(link1.Key(), ip2), "002008001404" + "0001" + "0000012300000000000000000000ffffc0000201" + "00000000" +
-			"0000000000000000000000000000000000000000" + "0a000002"},
-		{"announcement", NewAnnouncement(link1, ip1), "002008001404" + "0001" + "8000012300000000000000000000ffffc0000201" + "0a000001" +
-			"0000000000000000000000000000000000000000" + "0a000001"},
+		{"probe, UD only", NewProbe(link1.Key(), ip2),
+			"002008001404" + "0001" + "0000012300000000000000000000ffffc0000201" + "00000000" +
+				"0000000000000000000000000000000000000000" + "0a000002"},
+		{"announcement", NewAnnouncement(link1, ip1),
+			"002008001404" + "0001" + "8000012300000000000000000000ffffc0000201" + "0a000001" +
+				"0000000000000000000000000000000000000000" + "0a000001"},
 	} {
 		b, err := tt.p.AppendBinary(nil)
 		if err != nil || hex.EncodeToString(b) != tt.want || len(b) != Len {

@@ -67,11 +67,19 @@ func TestLinkAddr(t *testing.T) {
 		modes string
 	}{
 		// 4755-3.1-1, 4391-9.1.1-1: flags, 24-bit QPN, GID.
-		{"RC", "80000123" + "00000000000000000000ffffc0000201", encap.LinkAddr{Flags: encap.FlagRC, QPN: 0x123, GID: gid("192.0.2.1")}, "rc"},  // 4755-3.1-2
-		{"UC", "40ffffff" + "fe800000000000000000000000000001", encap.LinkAddr{Flags: encap.FlagUC, QPN: 0xffffff, GID: gid("fe80::1")}, "uc"}, // 4755-3.1-3
-		{"both", "c0000001" + "fe800000000000000000000000000001", encap.LinkAddr{Flags: 0xc0, QPN: 1, GID: gid("fe80::1")}, "rc+uc"},           // 4755-3.1-6
-		{"UD only", "00000001" + "fe800000000000000000000000000001", encap.LinkAddr{QPN: 1, GID: gid("fe80::1")}, "ud"},                        // 4755-3.1-7, 4755-3.1-9
-		{"RFC 4391 broadcast", "00ffffff" + "ff12401bffff000000000000ffffffff", encap.LinkAddr{QPN: 0xffffff, GID: gid("ff12:401b:ffff::ffff:ffff")}, "ud"},
+		// 4755-3.1-2
+		{"RC", "80000123" + "00000000000000000000ffffc0000201",
+			encap.LinkAddr{Flags: encap.FlagRC, QPN: 0x123, GID: gid("192.0.2.1")}, "rc"},
+		// 4755-3.1-3
+		{"UC", "40ffffff" + "fe800000000000000000000000000001",
+			encap.LinkAddr{Flags: encap.FlagUC, QPN: 0xffffff, GID: gid("fe80::1")}, "uc"},
+		// 4755-3.1-6
+		{"both", "c0000001" + "fe800000000000000000000000000001",
+			encap.LinkAddr{Flags: 0xc0, QPN: 1, GID: gid("fe80::1")}, "rc+uc"},
+		// 4755-3.1-7, 4755-3.1-9
+		{"UD only", "00000001" + "fe800000000000000000000000000001", encap.LinkAddr{QPN: 1, GID: gid("fe80::1")}, "ud"},
+		{"RFC 4391 broadcast", "00ffffff" + "ff12401bffff000000000000ffffffff",
+			encap.LinkAddr{QPN: 0xffffff, GID: gid("ff12:401b:ffff::ffff:ffff")}, "ud"},
 	} {
 		b, _ := tt.want.AppendBinary(nil)
 		if got := hex.EncodeToString(b); got != tt.wire {
@@ -81,8 +89,14 @@ func TestLinkAddr(t *testing.T) {
 			b := unhex(tt.wire)
 			b[0] |= reserved
 			var got encap.LinkAddr
-			if err := got.UnmarshalBinary(b); err != nil || got != tt.want || got.Flags.String() != tt.modes {
-				t.Errorf("%s with reserved bits %#x: %v (%v), want %v", tt.name, reserved, got, err, tt.want)
+			switch err := got.UnmarshalBinary(b); {
+			case err != nil:
+				t.Errorf("%s with reserved bits %#x: err is %v, want nil", tt.name, reserved, err)
+			case got != tt.want:
+				t.Errorf("%s with reserved bits %#x: got is %v, want %v", tt.name, reserved, got, tt.want)
+			case got.Flags.String() != tt.modes:
+				t.Errorf("%s with reserved bits %#x: got.Flags.String() is %v, want %v", tt.name, reserved,
+					got.Flags.String(), tt.modes)
 			}
 		}
 		rude := tt.want
@@ -106,15 +120,26 @@ func TestCompare(t *testing.T) {
 		a, b encap.LinkAddr
 		want int
 	}{
-		{"QPN decides", encap.LinkAddr{QPN: 1, GID: gid("ffff::")}, encap.LinkAddr{QPN: 2, GID: gid("::1")}, -1},                       // 4755-3.3-8
-		{"QPN as a number, not octet by octet from the end", encap.LinkAddr{QPN: 0x0100ff}, encap.LinkAddr{QPN: 0x020000}, -1},         // 4755-3.3-8
-		{"QPN is unsigned", encap.LinkAddr{QPN: 0x7fffff}, encap.LinkAddr{QPN: 0x800000}, -1},                                          // 4755-3.3-8
-		{"the GID's last octet decides", encap.LinkAddr{QPN: 1, GID: gid("fe80::1")}, encap.LinkAddr{QPN: 1, GID: gid("fe80::2")}, -1}, // 4755-3.3-5
+		// 4755-3.3-8
+		{"QPN decides", encap.LinkAddr{QPN: 1, GID: gid("ffff::")}, encap.LinkAddr{QPN: 2, GID: gid("::1")}, -1},
+		// 4755-3.3-8
+		{"QPN as a number, not octet by octet from the end", encap.LinkAddr{QPN: 0x0100ff},
+			encap.LinkAddr{QPN: 0x020000}, -1},
+		// 4755-3.3-8
+		{"QPN is unsigned", encap.LinkAddr{QPN: 0x7fffff}, encap.LinkAddr{QPN: 0x800000}, -1},
+		// 4755-3.3-5
+		{"the GID's last octet decides", encap.LinkAddr{QPN: 1, GID: gid("fe80::1")},
+			encap.LinkAddr{QPN: 1, GID: gid("fe80::2")}, -1},
 		{"the GID is unsigned", encap.LinkAddr{GID: gid("7fff::")}, encap.LinkAddr{GID: gid("8000::")}, -1},
-		{"flags would invert the order", encap.LinkAddr{Flags: 0xc0, QPN: 1}, encap.LinkAddr{QPN: 2}, -1},                                      // 4755-3.3-7
-		{"flags alone make no difference", encap.LinkAddr{Flags: 0x80, QPN: 1}, encap.LinkAddr{Flags: 0x40, QPN: 1}, 0},                        // 4755-3.3-7
-		{"reserved flags neither", encap.LinkAddr{Flags: 0x3f, QPN: 1}, encap.LinkAddr{QPN: 1}, 0},                                             // 4755-3.1-5
-		{"an address is not smaller than itself", encap.LinkAddr{QPN: 9, GID: gid("fe80::1")}, encap.LinkAddr{QPN: 9, GID: gid("fe80::1")}, 0}, // 4755-3.3-11
+		// 4755-3.3-7
+		{"flags would invert the order", encap.LinkAddr{Flags: 0xc0, QPN: 1}, encap.LinkAddr{QPN: 2}, -1},
+		// 4755-3.3-7
+		{"flags alone make no difference", encap.LinkAddr{Flags: 0x80, QPN: 1}, encap.LinkAddr{Flags: 0x40, QPN: 1}, 0},
+		// 4755-3.1-5
+		{"reserved flags neither", encap.LinkAddr{Flags: 0x3f, QPN: 1}, encap.LinkAddr{QPN: 1}, 0},
+		// 4755-3.3-11
+		{"an address is not smaller than itself", encap.LinkAddr{QPN: 9, GID: gid("fe80::1")},
+			encap.LinkAddr{QPN: 9, GID: gid("fe80::1")}, 0},
 	} {
 		if got := tt.a.Compare(tt.b); got != tt.want {
 			t.Errorf("%s: %v against %v is %d, want %d", tt.name, tt.a, tt.b, got, tt.want)
@@ -159,10 +184,16 @@ func TestShort(t *testing.T) {
 	for _, tt := range []struct {
 		need int
 		f    func([]byte) error
-	}{{encap.HeaderLen, h.UnmarshalBinary}, {encap.LinkAddrLen, a.UnmarshalBinary}, {encap.PrivateDataLen, p.UnmarshalBinary}} {
+	}{{encap.HeaderLen, h.UnmarshalBinary}, {encap.LinkAddrLen, a.UnmarshalBinary},
+		{encap.PrivateDataLen, p.UnmarshalBinary}} {
 		var short *wire.ShortError
-		if err := tt.f(make([]byte, tt.need-1)); !errors.As(err, &short) || short.Need != tt.need || short.Have != tt.need-1 {
-			t.Errorf("one octet short of %d: %v", tt.need, err)
+		switch err := tt.f(make([]byte, tt.need-1)); {
+		case !errors.As(err, &short):
+			t.Errorf("one octet short of %d: errors.As(err, &short) is false", tt.need)
+		case short.Need != tt.need:
+			t.Errorf("one octet short of %d: short.Need is %v, want %v", tt.need, short.Need, tt.need)
+		case short.Have != tt.need-1:
+			t.Errorf("one octet short of %d: short.Have is %v, want %v", tt.need, short.Have, tt.need-1)
 		}
 	}
 }

@@ -64,17 +64,23 @@ func TestFlowOf(t *testing.T) {
 		{"first fragment", v4Packet("10.0.0.2", ProtoUDP, 0, 0x2000, 0, p...), with(v4, 0, ProtoUDP, 0x1234, 80)},
 		{"second fragment", v4Packet("10.0.0.2", ProtoUDP, 0, 1, 0, p...), with(v4, 0, ProtoUDP, 0, 0)},
 		{"cut before the ports", v4Packet("10.0.0.2", ProtoUDP, 0, 0, 0, 1, 2, 3), with(v4, 0, ProtoUDP, 0, 0)},
-		{"header length of none", append([]byte{0x41}, v4Packet("10.0.0.2", ProtoUDP, 0, 0, 0, p...)[1:]...), with(v4, 0, ProtoUDP, 0, 0)},
+		{"header length of none", append([]byte{0x41}, v4Packet("10.0.0.2", ProtoUDP, 0, 0, 0, p...)[1:]...),
+			with(v4, 0, ProtoUDP, 0, 0)},
 		{"UDP over IPv6", v6Packet("fd00::2", ProtoUDP, 0xb9, p...), with(v6, 0xb8, ProtoUDP, 0x1234, 80)},
-		{"behind options", v6Packet("fd00::2", ProtoHopByHop, 0, join(ext(ProtoRouting, 1), routing, p)...), with(v6, 0, ProtoUDP, 0x1234, 80)},
-		{"IPv6 first fragment", v6Packet("fd00::2", ProtoFragment, 0, join(fragment(ProtoTCP, 1), p)...), with(v6, 0, ProtoTCP, 0x1234, 80)},
-		{"IPv6 second fragment", v6Packet("fd00::2", ProtoFragment, 0, join(fragment(ProtoTCP, 8), p)...), with(v6, 0, ProtoTCP, 0, 0)},
+		{"behind options", v6Packet("fd00::2", ProtoHopByHop, 0, join(ext(ProtoRouting, 1), routing, p)...),
+			with(v6, 0, ProtoUDP, 0x1234, 80)},
+		{"IPv6 first fragment", v6Packet("fd00::2", ProtoFragment, 0, join(fragment(ProtoTCP, 1), p)...),
+			with(v6, 0, ProtoTCP, 0x1234, 80)},
+		{"IPv6 second fragment", v6Packet("fd00::2", ProtoFragment, 0, join(fragment(ProtoTCP, 8), p)...),
+			with(v6, 0, ProtoTCP, 0, 0)},
 		{"ESP", v6Packet("fd00::2", 50, 0, p...), with(v6, 0, 50, 0, 0)},
-		{"header beyond the end", v6Packet("fd00::2", ProtoDestOpts, 0, ext(ProtoUDP, 1)[:8]...), with(v6, 0, ProtoDestOpts, 0, 0)},
+		{"header beyond the end", v6Packet("fd00::2", ProtoDestOpts, 0, ext(ProtoUDP, 1)[:8]...),
+			with(v6, 0, ProtoDestOpts, 0, 0)},
 		{"group", v4Packet("224.0.0.9", ProtoUDP, 0xb8, 0, 0, p...), rtnl.Flow{Dst: netip.MustParseAddr("224.0.0.9")}},
 		{"limited broadcast", v4Packet("255.255.255.255", ProtoUDP, 0, 0, 0, p...), rtnl.Flow{Dst: LimitedBroadcast}},
 		{"IPv6 group", v6Packet("ff05::1", ProtoUDP, 0, p...), rtnl.Flow{Dst: netip.MustParseAddr("ff05::1")}},
-		{"mapped group is none", v6Packet("::ffff:224.0.0.9", ProtoUDP, 0, p...), with(rtnl.Flow{Dst: netip.MustParseAddr("::ffff:224.0.0.9"), Src: v6.Src}, 0, ProtoUDP, 0x1234, 80)},
+		{"mapped group is none", v6Packet("::ffff:224.0.0.9", ProtoUDP, 0, p...),
+			with(rtnl.Flow{Dst: netip.MustParseAddr("::ffff:224.0.0.9"), Src: v6.Src}, 0, ProtoUDP, 0x1234, 80)},
 	} {
 		for _, f := range []rtnl.Fields{rtnl.DstOnly, rtnl.WithSource, rtnl.WithPorts} {
 			got, ok := FlowOf(tt.pkt, f)
@@ -86,7 +92,8 @@ func TestFlowOf(t *testing.T) {
 			}
 		}
 	}
-	for name, pkt := range map[string][]byte{"nothing": nil, "short IPv4": make([]byte, 19), "short IPv6": append([]byte{0x60}, make([]byte, 38)...), "version 5": append([]byte{0x50}, make([]byte, 60)...)} {
+	for name, pkt := range map[string][]byte{"nothing": nil, "short IPv4": make([]byte, 19),
+		"short IPv6": append([]byte{0x60}, make([]byte, 38)...), "version 5": append([]byte{0x50}, make([]byte, 60)...)} {
 		if flow, ok := FlowOf(pkt, rtnl.WithPorts); ok {
 			t.Errorf("%s: got %+v, want none", name, flow)
 		}
@@ -124,13 +131,16 @@ func TestICMPv6Offset(t *testing.T) {
 	}{
 		{"plain", v6Packet("fd00::2", ProtoICMPv6, 0, na...), 40},
 		{"hop-by-hop options", v6Packet("fd00::2", ProtoHopByHop, 0, join(ext(ProtoICMPv6, 1), na)...), 56},
-		{"hop-by-hop and destination options", v6Packet("fd00::2", ProtoHopByHop, 0, join(ext(ProtoDestOpts, 0), ext(ProtoICMPv6, 0), na)...), 56},
+		{"hop-by-hop and destination options", v6Packet("fd00::2", ProtoHopByHop, 0,
+			join(ext(ProtoDestOpts, 0), ext(ProtoICMPv6, 0), na)...), 56},
 		{"routing header that is done", v6Packet("fd00::2", ProtoRouting, 0, join(ext(ProtoICMPv6, 2), na)...), 64},
 		{"eight headers", v6Packet("fd00::2", ProtoDestOpts, 0, join(eight, na)...), 104},
 		{"nine headers", v6Packet("fd00::2", ProtoDestOpts, 0, join(ext(ProtoDestOpts, 0), eight, na)...), -1},
 		{"routing header with a segment left", v6Packet("fd00::2", ProtoRouting, 0, join(left, na)...), -1},
-		{"hop-by-hop options in second place", v6Packet("fd00::2", ProtoDestOpts, 0, join(ext(ProtoHopByHop, 0), ext(ProtoICMPv6, 0), na)...), -1},
-		{"atomic fragment", v6Packet("fd00::2", ProtoFragment, 0, join(fragment(ProtoICMPv6, 0), na)...), -1}, // RFC 6980 section 5
+		{"hop-by-hop options in second place", v6Packet("fd00::2", ProtoDestOpts, 0,
+			join(ext(ProtoHopByHop, 0), ext(ProtoICMPv6, 0), na)...), -1},
+		// RFC 6980 section 5
+		{"atomic fragment", v6Packet("fd00::2", ProtoFragment, 0, join(fragment(ProtoICMPv6, 0), na)...), -1},
 		{"authentication header", v6Packet("fd00::2", ProtoAH, 0, join(ext(ProtoICMPv6, 0), na)...), -1},
 		{"TCP", v6Packet("fd00::2", ProtoTCP, 0, na...), -1},
 		{"nothing behind the header", v6Packet("fd00::2", ProtoICMPv6, 0), -1},

@@ -30,10 +30,33 @@ func TestView4(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.TotalLen() != 28 || len(p) != 28 || p.HeaderLen() != 20 || p.ID() != 1 || p.DF() || p.MF() || p.FragOffset() != 0 ||
-		p.TTL() != 64 || p.Protocol() != ProtoICMP || p.Src() != addr("10.0.0.1") || p.Dst() != addr("10.0.0.2") ||
-		len(p.Options()) != 0 || len(p.Payload()) != 8 {
-		t.Errorf("view of %x is wrong", echo4)
+	switch {
+	case p.TotalLen() != 28:
+		t.Errorf("p.TotalLen() is %v, want 28", p.TotalLen())
+	case len(p) != 28:
+		t.Errorf("len(p) is %v, want 28", len(p))
+	case p.HeaderLen() != 20:
+		t.Errorf("p.HeaderLen() is %v, want 20", p.HeaderLen())
+	case p.ID() != 1:
+		t.Errorf("p.ID() is %v, want 1", p.ID())
+	case p.DF():
+		t.Errorf("p.DF() is true")
+	case p.MF():
+		t.Errorf("p.MF() is true")
+	case p.FragOffset() != 0:
+		t.Errorf("p.FragOffset() is %v, want 0", p.FragOffset())
+	case p.TTL() != 64:
+		t.Errorf("p.TTL() is %v, want 64", p.TTL())
+	case p.Protocol() != ProtoICMP:
+		t.Errorf("p.Protocol() is %v, want %v", p.Protocol(), ProtoICMP)
+	case p.Src() != addr("10.0.0.1"):
+		t.Errorf("p.Src() is %v, want %v", p.Src(), addr("10.0.0.1"))
+	case p.Dst() != addr("10.0.0.2"):
+		t.Errorf("p.Dst() is %v, want %v", p.Dst(), addr("10.0.0.2"))
+	case len(p.Options()) != 0:
+		t.Errorf("len(p.Options()) is %v, want 0", len(p.Options()))
+	case len(p.Payload()) != 8:
+		t.Errorf("len(p.Payload()) is %v, want 8", len(p.Payload()))
 	}
 	if Checksum(p[:20]) != 0 {
 		t.Errorf("checksum of a right header = %#x, want 0", Checksum(p[:20]))
@@ -42,7 +65,8 @@ func TestView4(t *testing.T) {
 		name string
 		off  int
 		v    byte
-	}{{"version", 0, 0x65}, {"header length", 0, 0x44}, {"header longer than the packet", 0, 0x4f}, {"total below header", 3, 19}, {"total beyond the end", 3, 29}} {
+	}{{"version", 0, 0x65}, {"header length", 0, 0x44}, {"header longer than the packet", 0, 0x4f},
+		{"total below header", 3, 19}, {"total beyond the end", 3, 29}} {
 		b := bytes.Clone(echo4)
 		b[tt.off] = tt.v
 		if _, err := AsV4(b); err == nil {
@@ -57,7 +81,8 @@ func TestView6(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.TotalLen() != 43 || len(p) != 43 || p.NextHeader() != ProtoUDP || p.HopLimit() != 7 || p.Src() != addr("2001:db8::1") ||
+	if p.TotalLen() != 43 || len(p) != 43 || p.NextHeader() != ProtoUDP || p.HopLimit() != 7 ||
+		p.Src() != addr("2001:db8::1") ||
 		p.Dst() != addr("ff02::1") || !bytes.Equal(p.Payload(), []byte{1, 2, 3}) {
 		t.Errorf("view of %x is wrong", b)
 	}
@@ -82,8 +107,15 @@ func TestAddressesOfAnyPacket(t *testing.T) {
 	} {
 		src, ok := Src(tt.b)
 		dst, ok2 := Dst(tt.b)
-		if src != tt.src || dst != tt.dst || ok != tt.ok || ok2 != tt.ok {
-			t.Errorf("%x: %v > %v %v %v, want %v > %v %v", tt.b, src, dst, ok, ok2, tt.src, tt.dst, tt.ok)
+		switch {
+		case src != tt.src:
+			t.Errorf("%x: src is %v, want %v", tt.b, src, tt.src)
+		case dst != tt.dst:
+			t.Errorf("%x: dst is %v, want %v", tt.b, dst, tt.dst)
+		case ok != tt.ok:
+			t.Errorf("%x: ok is %v, want %v", tt.b, ok, tt.ok)
+		case ok2 != tt.ok:
+			t.Errorf("%x: ok2 is %v, want %v", tt.b, ok2, tt.ok)
 		}
 	}
 	if n := testing.AllocsPerRun(100, func() { Dst(v6); Dst(echo4) }); n != 0 {
@@ -111,11 +143,20 @@ func TestUpper(t *testing.T) {
 		{"authentication, 4-octet units", ext(ProtoAH, "3a01000000000000000000003a"), ProtoICMPv6, 52, true, true},
 		{"cut short", ext(ProtoHopByHop, "3a000502"), ProtoHopByHop, 40, true, false},
 		{"longer than the packet", ext(ProtoHopByHop, "3a01050200000100"), ProtoHopByHop, 40, true, false},
-		{"nine headers", ext(ProtoDestOpts, "3c000000000000003c000000000000003c000000000000003c000000000000003c000000000000003c000000000000003c000000000000003c000000000000003c00000000000000"), ProtoDestOpts, 104, true, false},
+		{"nine headers", ext(ProtoDestOpts, "3c000000000000003c000000000000003c000000000000003c00000000000000"+
+			"3c000000000000003c000000000000003c000000000000003c000000000000003c00000000000000"),
+			ProtoDestOpts, 104, true, false},
 	} {
 		proto, off, first, ok := tt.p.Upper()
-		if proto != tt.proto || off != tt.off || first != tt.first || ok != tt.ok {
-			t.Errorf("%s: %d at %d %v %v, want %d at %d %v %v", tt.name, proto, off, first, ok, tt.proto, tt.off, tt.first, tt.ok)
+		switch {
+		case proto != tt.proto:
+			t.Errorf("%s: proto is %v, want %v", tt.name, proto, tt.proto)
+		case off != tt.off:
+			t.Errorf("%s: off is %v, want %v", tt.name, off, tt.off)
+		case first != tt.first:
+			t.Errorf("%s: first is %v, want %v", tt.name, first, tt.first)
+		case ok != tt.ok:
+			t.Errorf("%s: ok is %v, want %v", tt.name, ok, tt.ok)
 		}
 	}
 }
@@ -136,7 +177,8 @@ func TestChecksum(t *testing.T) {
 		}
 	}
 	// A router solicitation that a Linux kernel sent.
-	rs := unhex("6000000000103afffe80000000000000505400fffe770001ff0200000000000000000000000000028500d995000000000101525400770001")
+	rs := unhex("6000000000103afffe80000000000000505400fffe770001ff020000000000000000000000000002" +
+		"8500d995000000000101525400770001")
 	if got := Checksum6(V6(rs).Src(), V6(rs).Dst(), ProtoICMPv6, rs[40:]); got != 0 {
 		t.Errorf("checksum of a kernel's RS = %#04x, want 0", got)
 	}
@@ -190,8 +232,15 @@ func TestRAMTU(t *testing.T) {
 
 func TestEcho(t *testing.T) {
 	var e Echo
-	if err := e.UnmarshalBinary(echo4); err != nil || e.TTL != 64 || e.Reply || e.Src != addr("10.0.0.1") {
-		t.Fatalf("vector: %v, %v", e, err)
+	switch err := e.UnmarshalBinary(echo4); {
+	case err != nil:
+		t.Fatalf("vector: err is %v, want nil", err)
+	case e.TTL != 64:
+		t.Fatalf("vector: e.TTL is %v, want 64", e.TTL)
+	case e.Reply:
+		t.Fatalf("vector: e.Reply is true")
+	case e.Src != addr("10.0.0.1"):
+		t.Fatalf("vector: e.Src is %v, want %v", e.Src, addr("10.0.0.1"))
 	}
 	for _, e := range []Echo{
 		{Src: addr("10.0.0.1"), Dst: addr("10.0.0.2"), ID: 7, Seq: 9, TTL: 3, DF: true, Data: []byte("odd")},
@@ -211,8 +260,13 @@ func TestEcho(t *testing.T) {
 			t.Errorf("%v: other data", e)
 		}
 		got.Data, e.Data = nil, nil
-		if got.String() != e.String() || got.TTL != e.TTL || got.DF != e.DF {
-			t.Errorf("got %+v, want %+v", got, e)
+		switch {
+		case got.String() != e.String():
+			t.Errorf("got.String() is %v, want %v", got.String(), e.String())
+		case got.TTL != e.TTL:
+			t.Errorf("got.TTL is %v, want %v", got.TTL, e.TTL)
+		case got.DF != e.DF:
+			t.Errorf("got.DF is %v, want %v", got.DF, e.DF)
 		}
 		b[len(b)-1] ^= 1
 		if got.UnmarshalBinary(b) == nil {
@@ -231,8 +285,13 @@ func reassemble(t *testing.T, frags [][]byte, mtu int) (payload []byte, more boo
 	base := V4(frags[0]).FragOffset()
 	for i, b := range frags {
 		p, err := AsV4(b)
-		if err != nil || len(p) != len(b) || Checksum(p[:p.HeaderLen()]) != 0 {
-			t.Fatalf("fragment %d: %v: %x", i, err, b)
+		switch {
+		case err != nil:
+			t.Fatalf("fragment %d: err is %v, want nil", i, err)
+		case len(p) != len(b):
+			t.Fatalf("fragment %d: len(p) is %v, want %v", i, len(p), len(b))
+		case Checksum(p[:p.HeaderLen()]) != 0:
+			t.Fatalf("fragment %d: Checksum(p[:p.HeaderLen()]) is %v, want 0", i, Checksum(p[:p.HeaderLen()]))
 		}
 		if len(b) > mtu {
 			t.Fatalf("fragment %d: %d octets, MTU %d", i, len(b), mtu)
@@ -260,45 +319,52 @@ func fragments(pkt []byte, mtu int) (out [][]byte, err error) {
 	return out, err
 }
 
-func TestFragments(t *testing.T) {
-	pkt := func(n int, opts string, flags byte, off int) []byte {
-		o := unhex(opts)
-		b := appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, 0, false, len(o)+n)
-		b[0] += byte(len(o) / 4)
-		b[4], b[5] = 0xab, 0xcd
-		binary.BigEndian.PutUint16(b[6:], uint16(flags)<<8|uint16(off/8))
-		b = append(b, o...)
-		for i := range n {
-			b = append(b, byte(rand.IntN(256)+i))
-		}
-		b[10], b[11] = 0, 0
-		binary.BigEndian.PutUint16(b[10:], Checksum(b[:20+len(o)]))
-		return b
+// fragmentable returns a packet with n octets behind its options.
+func fragmentable(n int, opts string, flags byte, off int) []byte {
+	o := unhex(opts)
+	b := appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, 0, false, len(o)+n)
+	b[0] += byte(len(o) / 4)
+	b[4], b[5] = 0xab, 0xcd
+	binary.BigEndian.PutUint16(b[6:], uint16(flags)<<8|uint16(off/8))
+	b = append(b, o...)
+	for i := range n {
+		b = append(b, byte(rand.IntN(256)+i))
 	}
-	const (
-		rr       = "0707040000000000" // record route: only in the first
-		alertRR  = "940400000707040000000000"
-		badOpt   = "94050000"
-		oneOctet = "00000094"
-	)
-	for _, tt := range []struct {
-		name  string
-		pkt   []byte
-		mtu   int
-		count int
-		hlens []int
-	}{
-		{"fits exactly", pkt(2024, "", 0, 0), 2044, 1, []int{20}},
-		{"one octet over", pkt(2025, "", 0, 0), 2044, 2, []int{20, 20}},
-		{"largest packet, default MTU", pkt(65500, "", 0, 0), 2044, 33, []int{20, 20}},
-		{"smallest MTU", pkt(200, "", 0, 0), 68, 5, []int{20, 20}},
-		{"payload room not a multiple of 8", pkt(3000, "", 0, 0), 1499, 3, []int{20, 20, 20}},
-		{"option without the copied bit", pkt(3000, rr, 0, 0), 1500, 3, []int{28, 20, 20}},
-		{"option with the copied bit", pkt(3000, alertRR, 0, 0), 1500, 3, []int{32, 24, 24}},
-		{"what follows the end of options is none", pkt(3000, oneOctet, 0, 0), 1500, 3, []int{24, 20, 20}},
-		{"a middle fragment", pkt(1600, "", 0x20, 4000), 1000, 2, []int{20, 20}},
-		{"a last fragment", pkt(1601, "", 0, 4000), 1000, 2, []int{20, 20}},
-	} {
+	b[10], b[11] = 0, 0
+	binary.BigEndian.PutUint16(b[10:], Checksum(b[:20+len(o)]))
+	return b
+}
+
+// Options, as octets.
+const (
+	rr       = "0707040000000000" // record route: only in the first
+	alertRR  = "940400000707040000000000"
+	badOpt   = "94050000"
+	oneOctet = "00000094"
+)
+
+// fragmentCases are the cases of TestFragments.
+var fragmentCases = []struct {
+	name  string
+	pkt   []byte
+	mtu   int
+	count int
+	hlens []int
+}{
+	{"fits exactly", fragmentable(2024, "", 0, 0), 2044, 1, []int{20}},
+	{"one octet over", fragmentable(2025, "", 0, 0), 2044, 2, []int{20, 20}},
+	{"largest packet, default MTU", fragmentable(65500, "", 0, 0), 2044, 33, []int{20, 20}},
+	{"smallest MTU", fragmentable(200, "", 0, 0), 68, 5, []int{20, 20}},
+	{"payload room not a multiple of 8", fragmentable(3000, "", 0, 0), 1499, 3, []int{20, 20, 20}},
+	{"option without the copied bit", fragmentable(3000, rr, 0, 0), 1500, 3, []int{28, 20, 20}},
+	{"option with the copied bit", fragmentable(3000, alertRR, 0, 0), 1500, 3, []int{32, 24, 24}},
+	{"what follows the end of options is none", fragmentable(3000, oneOctet, 0, 0), 1500, 3, []int{24, 20, 20}},
+	{"a middle fragment", fragmentable(1600, "", 0x20, 4000), 1000, 2, []int{20, 20}},
+	{"a last fragment", fragmentable(1601, "", 0, 4000), 1000, 2, []int{20, 20}},
+}
+
+func TestFragments(t *testing.T) {
+	for _, tt := range fragmentCases {
 		in, _ := AsV4(tt.pkt)
 		out, err := fragments(tt.pkt, tt.mtu)
 		if err != nil || len(out) != tt.count {
@@ -306,13 +372,25 @@ func TestFragments(t *testing.T) {
 			continue
 		}
 		payload, more := reassemble(t, out, tt.mtu)
-		if !bytes.Equal(payload, in.Payload()) || more != in.MF() || V4(out[0]).FragOffset() != in.FragOffset() {
-			t.Errorf("%s: what is put together is not what was cut", tt.name)
+		switch {
+		case !bytes.Equal(payload, in.Payload()):
+			t.Errorf("%s: payload is %x, want %x", tt.name, payload, in.Payload())
+		case more != in.MF():
+			t.Errorf("%s: more is %v, want %v", tt.name, more, in.MF())
+		case V4(out[0]).FragOffset() != in.FragOffset():
+			t.Errorf("%s: V4(out[0]).FragOffset() is %v, want %v", tt.name, V4(out[0]).FragOffset(), in.FragOffset())
 		}
 		for i, hlen := range tt.hlens {
 			p := V4(out[i])
-			if p.HeaderLen() != hlen || p.ID() != 0xabcd && tt.count > 1 || p.TTL() != 64 || p.Protocol() != ProtoUDP {
-				t.Errorf("%s: header of fragment %d: %x", tt.name, i, p[:p.HeaderLen()])
+			switch {
+			case p.HeaderLen() != hlen:
+				t.Errorf("%s: p.HeaderLen() is %v, want %v", tt.name, p.HeaderLen(), hlen)
+			case p.ID() != 0xabcd && tt.count > 1:
+				t.Errorf("%s: p.ID() is %#x, want 0xabcd", tt.name, p.ID())
+			case p.TTL() != 64:
+				t.Errorf("%s: p.TTL() is %v, want 64", tt.name, p.TTL())
+			case p.Protocol() != ProtoUDP:
+				t.Errorf("%s: p.Protocol() is %v, want %v", tt.name, p.Protocol(), ProtoUDP)
 			}
 		}
 	}
@@ -322,15 +400,20 @@ func TestFragments(t *testing.T) {
 		mtu  int
 		err  error
 	}{
-		{"DF", pkt(3000, "", 0x40, 0), 1500, ErrDontFragment},
-		{"MTU below 68", pkt(3000, "", 0, 0), 67, nil},
-		{"beyond 65535 in all", pkt(3000, "", 0, 64000), 1500, nil},
-		{"a middle fragment of odd length", pkt(3001, "", 0x20, 0), 1500, nil},
-		{"an option longer than the options", pkt(3000, badOpt, 0, 0), 1500, nil},
+		{"DF", fragmentable(3000, "", 0x40, 0), 1500, ErrDontFragment},
+		{"MTU below 68", fragmentable(3000, "", 0, 0), 67, nil},
+		{"beyond 65535 in all", fragmentable(3000, "", 0, 64000), 1500, nil},
+		{"a middle fragment of odd length", fragmentable(3001, "", 0x20, 0), 1500, nil},
+		{"an option longer than the options", fragmentable(3000, badOpt, 0, 0), 1500, nil},
 	} {
 		_, err := NewFragmenter(tt.pkt, tt.mtu)
-		if err == nil || tt.err != nil && !errors.Is(err, tt.err) || tt.err == nil && errors.Is(err, ErrDontFragment) {
-			t.Errorf("%s: %v", tt.name, err)
+		switch {
+		case err == nil:
+			t.Errorf("%s: err is nil", tt.name)
+		case tt.err != nil && !errors.Is(err, tt.err):
+			t.Errorf("%s: err is %v, want %v", tt.name, err, tt.err)
+		case tt.err == nil && errors.Is(err, ErrDontFragment):
+			t.Errorf("%s: errors.Is(err, ErrDontFragment) is true", tt.name)
 		}
 	}
 }
@@ -350,7 +433,8 @@ func TestFragmentsDoNotAllocate(t *testing.T) {
 
 func FuzzFragments(f *testing.F) {
 	f.Add(echo4, 68)
-	f.Add(append(appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, 0, false, 300), make([]byte, 300)...), 100)
+	f.Add(append(appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, 0, false, 300),
+		make([]byte, 300)...), 100)
 	f.Fuzz(func(t *testing.T, in []byte, mtu int) {
 		out, err := fragments(in, mtu)
 		if err != nil || len(out) == 1 {

@@ -13,8 +13,10 @@ import (
 var (
 	igmpJoin  = unhex("46c00028000040000102f9ab0a4d0001e0000016940400002200e9af0000000104000000ef4d0101")
 	igmpLeave = unhex("46c00028000040000102f9ab0a4d0001e0000016940400002200eaaf0000000103000000ef4d0101")
-	mldJoin   = unhex("6000000000380001fe800000000000006c1f23fffe813566ff0200000000000000000000000000163a000502000001008f00b5000000000204000000ff15000000000000000000000000beef04000000ff0200000000000000000001ff813566")
-	mldLeave  = unhex("6000000000240001fe800000000000006c1f23fffe813566ff0200000000000000000000000000163a000502000001008f00ee010000000103000000ff15000000000000000000000000beef")
+	mldJoin   = unhex("6000000000380001fe800000000000006c1f23fffe813566ff020000000000000000000000000016" +
+		"3a000502000001008f00b5000000000204000000ff15000000000000000000000000beef04000000ff0200000000000000000001ff813566")
+	mldLeave = unhex("6000000000240001fe800000000000006c1f23fffe813566ff020000000000000000000000000016" +
+		"3a000502000001008f00ee010000000103000000ff15000000000000000000000000beef")
 )
 
 // igmp puts a message, whose checksum it makes right, into a packet.
@@ -49,8 +51,8 @@ func TestReports(t *testing.T) {
 		{"IGMPv3, every kind, sources and auxiliary data", igmp("2200000000000007" +
 			"01000001ef0000010a000009" + "02000000ef000002" + "03000002ef0000030a0000090a00000a" + "04010000ef000004deadbeef" +
 			"05000001ef0000050a000009" + "06000001ef0000060a000009" + "09000000ef000007"),
-			[]Change{ch("239.0.0.1", Include, 1), ch("239.0.0.2", Exclude, 0), ch("239.0.0.3", Include, 2), ch("239.0.0.4", Exclude, 0),
-				ch("239.0.0.5", Allow, 1), ch("239.0.0.6", Block, 1)}},
+			[]Change{ch("239.0.0.1", Include, 1), ch("239.0.0.2", Exclude, 0), ch("239.0.0.3", Include, 2),
+				ch("239.0.0.4", Exclude, 0), ch("239.0.0.5", Allow, 1), ch("239.0.0.6", Block, 1)}},
 		{"MLDv1 report", mld("8300000000000000ff15000000000000000000000000beef"), []Change{ch("ff15::beef", Join, 0)}},
 		{"MLDv1 done", mld("8400000000000000ff15000000000000000000000000beef"), []Change{ch("ff15::beef", Leave, 0)}},
 		{"no records", igmp("2200000000000000"), nil},
@@ -86,8 +88,13 @@ func TestNoReports(t *testing.T) {
 		{"short MLD", mld("8300000000000000ff15"), false},
 	} {
 		got, err := AppendChanges(nil, tt.pkt)
-		if err == nil || errors.Is(err, ErrNotReport) != tt.not || len(got) != 0 {
-			t.Errorf("%s: %v, %v", tt.name, got, err)
+		switch {
+		case err == nil:
+			t.Errorf("%s: err is nil", tt.name)
+		case errors.Is(err, ErrNotReport) != tt.not:
+			t.Errorf("%s: errors.Is(err, ErrNotReport) is %v, want %v", tt.name, errors.Is(err, ErrNotReport), tt.not)
+		case len(got) != 0:
+			t.Errorf("%s: len(got) is %v, want 0", tt.name, len(got))
 		}
 	}
 }
@@ -108,7 +115,8 @@ func TestWanted(t *testing.T) {
 }
 
 func FuzzReports(f *testing.F) {
-	for _, b := range [][]byte{igmpJoin, igmpLeave, mldJoin, mldLeave, igmp("16000000ef010203"), mld("8300000000000000ff15000000000000000000000000beef")} {
+	for _, b := range [][]byte{igmpJoin, igmpLeave, mldJoin, mldLeave, igmp("16000000ef010203"),
+		mld("8300000000000000ff15000000000000000000000000beef")} {
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, in []byte) {

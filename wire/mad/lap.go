@@ -81,8 +81,9 @@ const (
 
 // String names s.
 func (s APRStatus) String() string {
-	names := [...]string{"success", "invalid communication ID", "unsupported", "reject", "redirect", "is current", "invalid QPN or EECN",
-		"invalid LID", "invalid GID", "invalid flow label", "invalid traffic class", "invalid hop limit", "invalid packet rate", "invalid SL"}
+	names := [...]string{"success", "invalid communication ID", "unsupported", "reject", "redirect", "is current",
+		"invalid QPN or EECN", "invalid LID", "invalid GID", "invalid flow label", "invalid traffic class",
+		"invalid hop limit", "invalid packet rate", "invalid SL"}
 	if int(s) < len(names) {
 		return names[s]
 	}

@@ -73,9 +73,9 @@ func private(q ib.QPN) []byte {
 
 func vectorV1() mad.REQ {
 	m := mad.REQ{
-		TransactionID: tid, LocalCommID: idA, ServiceID: serviceid.New(serviceid.Legacy, udQPNB), LocalCAGUID: guidA, LocalQPN: 0xa1,
-		ResponderResources: 4, RemoteCMResponseTimeout: 20, Transport: ib.RC, LocalCMResponseTimeout: 20, RetryCount: 0,
-		PKey: ib.DefaultPKey, PathMTU: ib.MTU1024, MaxCMRetries: 15, SRQ: true,
+		TransactionID: tid, LocalCommID: idA, ServiceID: serviceid.New(serviceid.Legacy, udQPNB), LocalCAGUID: guidA,
+		LocalQPN: 0xa1, ResponderResources: 4, RemoteCMResponseTimeout: 20, Transport: ib.RC,
+		LocalCMResponseTimeout: 20, RetryCount: 0, PKey: ib.DefaultPKey, PathMTU: ib.MTU1024, MaxCMRetries: 15, SRQ: true,
 		Primary: mad.PathInfo{
 			LocalLID: ib.PermissiveLID, RemoteLID: ib.PermissiveLID, LocalGID: gid("192.0.2.1"), RemoteGID: gid("192.0.2.2"),
 			FlowLabel: 0x12345, PacketRate: 3, TrafficClass: 0x20, HopLimit: 64, SL: 5, LocalACKTimeout: 18,
@@ -91,7 +91,8 @@ func TestVectors(t *testing.T) {
 	v7.TransactionID, v7.LocalCommID, v7.ServiceID = tid+2, 0x11223355, serviceid.New(serviceid.RFC, udQPNB)
 	v7.LocalQPN, v7.StartingPSN, v7.Transport, v7.SRQ = 0xa2, 0x10, ib.UC, false
 	v7.ResponderResources, v7.Primary.FlowLabel, v7.Primary.TrafficClass = 0, 0, 0
-	v2 := mad.REP{TransactionID: tid, LocalCommID: idB, RemoteCommID: idA, LocalQPN: 0xb2, StartingPSN: 0x123456, TargetACKDelay: 15, SRQ: true, LocalCAGUID: guidB}
+	v2 := mad.REP{TransactionID: tid, LocalCommID: idB, RemoteCommID: idA, LocalQPN: 0xb2, StartingPSN: 0x123456,
+		TargetACKDelay: 15, SRQ: true, LocalCAGUID: guidB}
 	v3 := mad.RTU{TransactionID: tid, LocalCommID: idA, RemoteCommID: idB}
 	v4 := mad.REJ{TransactionID: tid, RemoteCommID: idA, Reason: mad.RejConsumer}
 	v5 := mad.DREQ{TransactionID: tid + 1, LocalCommID: idA, RemoteCommID: idB, RemoteQPN: 0xb2}
@@ -124,8 +125,15 @@ func TestVectors(t *testing.T) {
 		if out, err := tt.msg.AppendBinary(nil); err != nil || !bytes.Equal(out, vs[tt.name]) {
 			t.Errorf("%s: %v\n got %x\nwant %x", tt.name, err, out, vs[tt.name])
 		}
-		if h.Class != mad.ClassCM || h.ClassVersion != mad.VersionCM || h.Method != mad.MethodSend || h.Attr != tt.msg.Attr() {
-			t.Errorf("%s: header %+v", tt.name, h)
+		switch {
+		case h.Class != mad.ClassCM:
+			t.Errorf("%s: h.Class is %v, want %v", tt.name, h.Class, mad.ClassCM)
+		case h.ClassVersion != mad.VersionCM:
+			t.Errorf("%s: h.ClassVersion is %v, want %v", tt.name, h.ClassVersion, mad.VersionCM)
+		case h.Method != mad.MethodSend:
+			t.Errorf("%s: h.Method is %v, want %v", tt.name, h.Method, mad.MethodSend)
+		case h.Attr != tt.msg.Attr():
+			t.Errorf("%s: h.Attr is %v, want %v", tt.name, h.Attr, tt.msg.Attr())
 		}
 	}
 }
@@ -152,113 +160,125 @@ func TestREQNamesItsSender(t *testing.T) {
 	}
 }
 
+var allOnes = ib.GID(bytes.Repeat([]byte{0xff}, 16))
+
+// pathWith returns a path in which f sets a field.
+func pathWith(f func(*mad.PathInfo)) (p mad.PathInfo) { f(&p); return p }
+
+// fieldPlaces are the cases of TestEveryFieldHasItsPlace.
+var fieldPlaces = []struct {
+	name string
+	msg  mad.Message
+	off  int    // in CM data
+	want string // octets there; all others are zero
+}{
+	{"REQ local communication ID", mad.REQ{LocalCommID: 0xffffffff}, 0, "ffffffff"},
+	{"REQ service ID", mad.REQ{ServiceID: 0x0100000000000048}, 8, "0100000000000048"}, // 4755-3.5-4
+	{"REQ CA GUID", mad.REQ{LocalCAGUID: 0xffffffffffffffff}, 16, "ffffffffffffffff"},
+	{"REQ Q_Key", mad.REQ{LocalQKey: 0xffffffff}, 28, "ffffffff"},
+	{"REQ QPN", mad.REQ{LocalQPN: 0xffffff}, 32, "ffffff"},
+	{"REQ responder resources", mad.REQ{ResponderResources: 0xff}, 35, "ff"},
+	{"REQ initiator depth", mad.REQ{InitiatorDepth: 0xff}, 39, "ff"},
+	{"REQ remote response timeout", mad.REQ{RemoteCMResponseTimeout: 31}, 43, "f8"},
+	{"REQ transport", mad.REQ{Transport: 3}, 43, "06"},
+	{"REQ flow control", mad.REQ{EndToEndFlowControl: true}, 43, "01"},
+	{"REQ starting PSN", mad.REQ{StartingPSN: 0xffffff}, 44, "ffffff"},
+	{"REQ local response timeout", mad.REQ{LocalCMResponseTimeout: 31}, 47, "f8"},
+	{"REQ retry count", mad.REQ{RetryCount: 7}, 47, "07"},
+	{"REQ P_Key", mad.REQ{PKey: 0xffff}, 48, "ffff"},
+	{"REQ path MTU", mad.REQ{PathMTU: ib.MTU4096}, 50, "50"},
+	{"REQ RDC exists", mad.REQ{RDCExists: true}, 50, "08"},
+	{"REQ RNR retry count", mad.REQ{RNRRetryCount: 7}, 50, "07"},
+	{"REQ max CM retries", mad.REQ{MaxCMRetries: 15}, 51, "f0"},
+	{"REQ SRQ", mad.REQ{SRQ: true}, 51, "08"},
+	{"REQ extended transport", mad.REQ{ExtendedTransport: 7}, 51, "07"},
+	{"REQ primary LIDs", mad.REQ{Primary: mad.PathInfo{LocalLID: 1, RemoteLID: 2}}, 52, "00010002"},
+	{"REQ primary local GID", mad.REQ{Primary: mad.PathInfo{LocalGID: allOnes}}, 56, strings.Repeat("ff", 16)},
+	{"REQ primary remote GID", mad.REQ{Primary: mad.PathInfo{RemoteGID: allOnes}}, 72, strings.Repeat("ff", 16)},
+	{"REQ primary flow label", mad.REQ{Primary: mad.PathInfo{FlowLabel: 0xfffff}}, 88, "fffff0"},
+	{"REQ primary packet rate", mad.REQ{Primary: mad.PathInfo{PacketRate: 63}}, 91, "3f"},
+	{"REQ primary traffic class", mad.REQ{Primary: mad.PathInfo{TrafficClass: 255}}, 92, "ff"},
+	{"REQ primary hop limit", mad.REQ{Primary: mad.PathInfo{HopLimit: 255}}, 93, "ff"},
+	{"REQ primary SL", mad.REQ{Primary: mad.PathInfo{SL: 15}}, 94, "f0"},
+	{"REQ primary subnet local", mad.REQ{Primary: mad.PathInfo{SubnetLocal: true}}, 94, "08"},
+	{"REQ primary ACK timeout", mad.REQ{Primary: mad.PathInfo{LocalACKTimeout: 31}}, 95, "f8"},
+	{"REQ alternate LIDs", mad.REQ{Alternate: mad.PathInfo{LocalLID: 1, RemoteLID: 2}}, 96, "00010002"},
+	{"REQ alternate local GID", mad.REQ{Alternate: mad.PathInfo{LocalGID: allOnes}}, 100, strings.Repeat("ff", 16)},
+	{"REQ alternate flow label", mad.REQ{Alternate: mad.PathInfo{FlowLabel: 0xfffff}}, 132, "fffff0"},
+	{"REQ alternate ACK timeout", mad.REQ{Alternate: mad.PathInfo{LocalACKTimeout: 31}}, 139, "f8"},
+	{"REQ private data", mad.REQ{PrivateData: [92]byte{0: 1, 91: 2}}, 140, "01" + strings.Repeat("00", 90) + "02"},
+
+	{"MRA IDs", mad.MRA{LocalCommID: 1, RemoteCommID: 2}, 0, "0000000100000002"},
+	{"MRA message", mad.MRA{MessageMRAed: mad.KindLAP}, 8, "80"},
+	{"MRA timeout", mad.MRA{ServiceTimeout: 31}, 9, "f8"},
+	{"MRA private data", mad.MRA{PrivateData: [222]byte{0: 1, 221: 2}}, 10, "01" + strings.Repeat("00", 220) + "02"},
+
+	{"REJ IDs", mad.REJ{LocalCommID: 1, RemoteCommID: 2}, 0, "0000000100000002"},
+	{"REJ message", mad.REJ{MessageRejected: mad.KindREP}, 8, "40"},
+	{"REJ info length", mad.REJ{ARILength: 8}, 9, "10"},
+	{"REJ reason", mad.REJ{Reason: mad.RejConsumer}, 10, "001c"}, // 4755-3.3-6
+	{"REJ info", mad.REJ{ARI: [72]byte{0: 1, 71: 2}}, 12, "01" + strings.Repeat("00", 70) + "02"},
+	{"REJ private data", mad.REJ{PrivateData: [148]byte{0: 1, 147: 2}}, 84, "01" + strings.Repeat("00", 146) + "02"},
+
+	{"REP IDs", mad.REP{LocalCommID: 1, RemoteCommID: 2}, 0, "0000000100000002"},
+	{"REP Q_Key", mad.REP{LocalQKey: 0xffffffff}, 8, "ffffffff"},
+	{"REP QPN", mad.REP{LocalQPN: 0xffffff}, 12, "ffffff"},
+	{"REP starting PSN", mad.REP{StartingPSN: 0xffffff}, 20, "ffffff"},
+	{"REP resources and depth", mad.REP{ResponderResources: 1, InitiatorDepth: 2}, 24, "0102"},
+	{"REP ack delay", mad.REP{TargetACKDelay: 31}, 26, "f8"},
+	{"REP failover", mad.REP{FailoverAccepted: 3}, 26, "06"},
+	{"REP flow control", mad.REP{EndToEndFlowControl: true}, 26, "01"},
+	{"REP RNR retry count", mad.REP{RNRRetryCount: 7}, 27, "e0"},
+	{"REP SRQ", mad.REP{SRQ: true}, 27, "10"},
+	{"REP CA GUID", mad.REP{LocalCAGUID: 0xffffffffffffffff}, 28, "ffffffffffffffff"},
+	{"REP private data", mad.REP{PrivateData: [196]byte{0: 1, 195: 2}}, 36, "01" + strings.Repeat("00", 194) + "02"},
+
+	{"RTU IDs", mad.RTU{LocalCommID: 1, RemoteCommID: 2}, 0, "0000000100000002"},
+	{"RTU private data", mad.RTU{PrivateData: [224]byte{0: 1, 223: 2}}, 8, "01" + strings.Repeat("00", 222) + "02"},
+	{"DREQ QPN", mad.DREQ{RemoteQPN: 0xffffff}, 8, "ffffff"},
+	{"DREQ private data", mad.DREQ{PrivateData: [220]byte{0: 1, 219: 2}}, 12, "01" + strings.Repeat("00", 218) + "02"},
+	{"DREP private data", mad.DREP{PrivateData: [224]byte{0: 1, 223: 2}}, 8, "01" + strings.Repeat("00", 222) + "02"},
+
+	{"SIDR_REQ", mad.SIDRREQ{RequestID: 1, PKey: 0xffff, ServiceID: 2}, 0, "00000001ffff00000000000000000002"},
+	{"SIDR_REQ private data", mad.SIDRREQ{PrivateData: [216]byte{0: 1, 215: 2}}, 16,
+		"01" + strings.Repeat("00", 214) + "02"},
+	{"SIDR_REP", mad.SIDRREP{RequestID: 1, Status: mad.SIDRRejected, InfoLength: 3, QPN: 0xffffff,
+		ServiceID: 4, QKey: 5}, 0,
+		"00000001" + "02030000" + "ffffff00" + "0000000000000004" + "00000005"},
+	{"SIDR_REP info", mad.SIDRREP{Info: [72]byte{0: 1, 71: 2}}, 24, "01" + strings.Repeat("00", 70) + "02"},
+	{"SIDR_REP private data", mad.SIDRREP{PrivateData: [136]byte{0: 1, 135: 2}}, 96,
+		"01" + strings.Repeat("00", 134) + "02"},
+
+	{"LAP QPN", mad.LAP{RemoteQPN: 0xffffff}, 12, "ffffff"},
+	{"LAP timeout", mad.LAP{RemoteCMResponseTimeout: 31}, 15, "f8"},
+	{"LAP LIDs", mad.LAP{Alternate: mad.PathInfo{LocalLID: 1, RemoteLID: 2}}, 20, "00010002"},
+	{"LAP local GID", mad.LAP{Alternate: mad.PathInfo{LocalGID: allOnes}}, 24, strings.Repeat("ff", 16)},
+	{"LAP remote GID", mad.LAP{Alternate: mad.PathInfo{RemoteGID: allOnes}}, 40, strings.Repeat("ff", 16)},
+	{"LAP flow label", mad.LAP{Alternate: mad.PathInfo{FlowLabel: 0xfffff}}, 56, "fffff0"},
+	{"LAP traffic class", mad.LAP{Alternate: pathWith(func(p *mad.PathInfo) { p.TrafficClass = 255 })}, 59, "ff"},
+	{"LAP hop limit", mad.LAP{Alternate: pathWith(func(p *mad.PathInfo) { p.HopLimit = 255 })}, 60, "ff"},
+	{"LAP packet rate", mad.LAP{Alternate: pathWith(func(p *mad.PathInfo) { p.PacketRate = 63 })}, 61, "3f"},
+	{"LAP SL and subnet local", mad.LAP{Alternate: pathWith(func(p *mad.PathInfo) {
+		p.SL, p.SubnetLocal = 15, true
+	})}, 62, "f8"},
+	{"LAP ACK timeout", mad.LAP{Alternate: pathWith(func(p *mad.PathInfo) { p.LocalACKTimeout = 31 })}, 63, "f8"},
+	{"LAP private data", mad.LAP{PrivateData: [168]byte{0: 1, 167: 2}}, 64, "01" + strings.Repeat("00", 166) + "02"},
+
+	{"APR", mad.APR{InfoLength: 5, Status: mad.APRReject}, 8, "0503"},
+	{"APR info", mad.APR{Info: [72]byte{0: 1, 71: 2}}, 12, "01" + strings.Repeat("00", 70) + "02"},
+	{"APR private data", mad.APR{PrivateData: [148]byte{0: 1, 147: 2}}, 84, "01" + strings.Repeat("00", 146) + "02"},
+
+	{"ClassPortInfo", mad.ClassPortInfo{Method: mad.MethodGetResp, BaseVersion: 1, ClassVersion: 2,
+		CapabilityMask: 0xffff, CapabilityMask2: 1, ResponseTime: 31},
+		0, "0102ffff0000003f"},
+	{"ClassPortInfo rest", mad.ClassPortInfo{Method: mad.MethodGet, Redirect: [32]byte{31: 1},
+		Trap: [32]byte{0: 2}}, 39, "0102"},
+}
+
 // TestEveryFieldHasItsPlace sets one field to all ones, and shows which octets
 // of the MAD hold it.
 func TestEveryFieldHasItsPlace(t *testing.T) {
-	path := mad.PathInfo{}
-	with := func(f func(*mad.PathInfo)) mad.PathInfo { p := path; f(&p); return p }
-	ones := ib.GID(bytes.Repeat([]byte{0xff}, 16))
-	for _, tt := range []struct {
-		name string
-		msg  mad.Message
-		off  int    // in CM data
-		want string // octets there; all others are zero
-	}{
-		{"REQ local communication ID", mad.REQ{LocalCommID: 0xffffffff}, 0, "ffffffff"},
-		{"REQ service ID", mad.REQ{ServiceID: 0x0100000000000048}, 8, "0100000000000048"}, // 4755-3.5-4
-		{"REQ CA GUID", mad.REQ{LocalCAGUID: 0xffffffffffffffff}, 16, "ffffffffffffffff"},
-		{"REQ Q_Key", mad.REQ{LocalQKey: 0xffffffff}, 28, "ffffffff"},
-		{"REQ QPN", mad.REQ{LocalQPN: 0xffffff}, 32, "ffffff"},
-		{"REQ responder resources", mad.REQ{ResponderResources: 0xff}, 35, "ff"},
-		{"REQ initiator depth", mad.REQ{InitiatorDepth: 0xff}, 39, "ff"},
-		{"REQ remote response timeout", mad.REQ{RemoteCMResponseTimeout: 31}, 43, "f8"},
-		{"REQ transport", mad.REQ{Transport: 3}, 43, "06"},
-		{"REQ flow control", mad.REQ{EndToEndFlowControl: true}, 43, "01"},
-		{"REQ starting PSN", mad.REQ{StartingPSN: 0xffffff}, 44, "ffffff"},
-		{"REQ local response timeout", mad.REQ{LocalCMResponseTimeout: 31}, 47, "f8"},
-		{"REQ retry count", mad.REQ{RetryCount: 7}, 47, "07"},
-		{"REQ P_Key", mad.REQ{PKey: 0xffff}, 48, "ffff"},
-		{"REQ path MTU", mad.REQ{PathMTU: ib.MTU4096}, 50, "50"},
-		{"REQ RDC exists", mad.REQ{RDCExists: true}, 50, "08"},
-		{"REQ RNR retry count", mad.REQ{RNRRetryCount: 7}, 50, "07"},
-		{"REQ max CM retries", mad.REQ{MaxCMRetries: 15}, 51, "f0"},
-		{"REQ SRQ", mad.REQ{SRQ: true}, 51, "08"},
-		{"REQ extended transport", mad.REQ{ExtendedTransport: 7}, 51, "07"},
-		{"REQ primary LIDs", mad.REQ{Primary: mad.PathInfo{LocalLID: 1, RemoteLID: 2}}, 52, "00010002"},
-		{"REQ primary local GID", mad.REQ{Primary: mad.PathInfo{LocalGID: ones}}, 56, strings.Repeat("ff", 16)},
-		{"REQ primary remote GID", mad.REQ{Primary: mad.PathInfo{RemoteGID: ones}}, 72, strings.Repeat("ff", 16)},
-		{"REQ primary flow label", mad.REQ{Primary: mad.PathInfo{FlowLabel: 0xfffff}}, 88, "fffff0"},
-		{"REQ primary packet rate", mad.REQ{Primary: mad.PathInfo{PacketRate: 63}}, 91, "3f"},
-		{"REQ primary traffic class", mad.REQ{Primary: mad.PathInfo{TrafficClass: 255}}, 92, "ff"},
-		{"REQ primary hop limit", mad.REQ{Primary: mad.PathInfo{HopLimit: 255}}, 93, "ff"},
-		{"REQ primary SL", mad.REQ{Primary: mad.PathInfo{SL: 15}}, 94, "f0"},
-		{"REQ primary subnet local", mad.REQ{Primary: mad.PathInfo{SubnetLocal: true}}, 94, "08"},
-		{"REQ primary ACK timeout", mad.REQ{Primary: mad.PathInfo{LocalACKTimeout: 31}}, 95, "f8"},
-		{"REQ alternate LIDs", mad.REQ{Alternate: mad.PathInfo{LocalLID: 1, RemoteLID: 2}}, 96, "00010002"},
-		{"REQ alternate local GID", mad.REQ{Alternate: mad.PathInfo{LocalGID: ones}}, 100, strings.Repeat("ff", 16)},
-		{"REQ alternate flow label", mad.REQ{Alternate: mad.PathInfo{FlowLabel: 0xfffff}}, 132, "fffff0"},
-		{"REQ alternate ACK timeout", mad.REQ{Alternate: mad.PathInfo{LocalACKTimeout: 31}}, 139, "f8"},
-		{"REQ private data", mad.REQ{PrivateData: [92]byte{0: 1, 91: 2}}, 140, "01" + strings.Repeat("00", 90) + "02"},
-
-		{"MRA IDs", mad.MRA{LocalCommID: 1, RemoteCommID: 2}, 0, "0000000100000002"},
-		{"MRA message", mad.MRA{MessageMRAed: mad.KindLAP}, 8, "80"},
-		{"MRA timeout", mad.MRA{ServiceTimeout: 31}, 9, "f8"},
-		{"MRA private data", mad.MRA{PrivateData: [222]byte{0: 1, 221: 2}}, 10, "01" + strings.Repeat("00", 220) + "02"},
-
-		{"REJ IDs", mad.REJ{LocalCommID: 1, RemoteCommID: 2}, 0, "0000000100000002"},
-		{"REJ message", mad.REJ{MessageRejected: mad.KindREP}, 8, "40"},
-		{"REJ info length", mad.REJ{ARILength: 8}, 9, "10"},
-		{"REJ reason", mad.REJ{Reason: mad.RejConsumer}, 10, "001c"}, // 4755-3.3-6
-		{"REJ info", mad.REJ{ARI: [72]byte{0: 1, 71: 2}}, 12, "01" + strings.Repeat("00", 70) + "02"},
-		{"REJ private data", mad.REJ{PrivateData: [148]byte{0: 1, 147: 2}}, 84, "01" + strings.Repeat("00", 146) + "02"},
-
-		{"REP IDs", mad.REP{LocalCommID: 1, RemoteCommID: 2}, 0, "0000000100000002"},
-		{"REP Q_Key", mad.REP{LocalQKey: 0xffffffff}, 8, "ffffffff"},
-		{"REP QPN", mad.REP{LocalQPN: 0xffffff}, 12, "ffffff"},
-		{"REP starting PSN", mad.REP{StartingPSN: 0xffffff}, 20, "ffffff"},
-		{"REP resources and depth", mad.REP{ResponderResources: 1, InitiatorDepth: 2}, 24, "0102"},
-		{"REP ack delay", mad.REP{TargetACKDelay: 31}, 26, "f8"},
-		{"REP failover", mad.REP{FailoverAccepted: 3}, 26, "06"},
-		{"REP flow control", mad.REP{EndToEndFlowControl: true}, 26, "01"},
-		{"REP RNR retry count", mad.REP{RNRRetryCount: 7}, 27, "e0"},
-		{"REP SRQ", mad.REP{SRQ: true}, 27, "10"},
-		{"REP CA GUID", mad.REP{LocalCAGUID: 0xffffffffffffffff}, 28, "ffffffffffffffff"},
-		{"REP private data", mad.REP{PrivateData: [196]byte{0: 1, 195: 2}}, 36, "01" + strings.Repeat("00", 194) + "02"},
-
-		{"RTU IDs", mad.RTU{LocalCommID: 1, RemoteCommID: 2}, 0, "0000000100000002"},
-		{"RTU private data", mad.RTU{PrivateData: [224]byte{0: 1, 223: 2}}, 8, "01" + strings.Repeat("00", 222) + "02"},
-		{"DREQ QPN", mad.DREQ{RemoteQPN: 0xffffff}, 8, "ffffff"},
-		{"DREQ private data", mad.DREQ{PrivateData: [220]byte{0: 1, 219: 2}}, 12, "01" + strings.Repeat("00", 218) + "02"},
-		{"DREP private data", mad.DREP{PrivateData: [224]byte{0: 1, 223: 2}}, 8, "01" + strings.Repeat("00", 222) + "02"},
-
-		{"SIDR_REQ", mad.SIDRREQ{RequestID: 1, PKey: 0xffff, ServiceID: 2}, 0, "00000001ffff00000000000000000002"},
-		{"SIDR_REQ private data", mad.SIDRREQ{PrivateData: [216]byte{0: 1, 215: 2}}, 16, "01" + strings.Repeat("00", 214) + "02"},
-		{"SIDR_REP", mad.SIDRREP{RequestID: 1, Status: mad.SIDRRejected, InfoLength: 3, QPN: 0xffffff, ServiceID: 4, QKey: 5}, 0,
-			"00000001" + "02030000" + "ffffff00" + "0000000000000004" + "00000005"},
-		{"SIDR_REP info", mad.SIDRREP{Info: [72]byte{0: 1, 71: 2}}, 24, "01" + strings.Repeat("00", 70) + "02"},
-		{"SIDR_REP private data", mad.SIDRREP{PrivateData: [136]byte{0: 1, 135: 2}}, 96, "01" + strings.Repeat("00", 134) + "02"},
-
-		{"LAP QPN", mad.LAP{RemoteQPN: 0xffffff}, 12, "ffffff"},
-		{"LAP timeout", mad.LAP{RemoteCMResponseTimeout: 31}, 15, "f8"},
-		{"LAP LIDs", mad.LAP{Alternate: mad.PathInfo{LocalLID: 1, RemoteLID: 2}}, 20, "00010002"},
-		{"LAP local GID", mad.LAP{Alternate: mad.PathInfo{LocalGID: ones}}, 24, strings.Repeat("ff", 16)},
-		{"LAP remote GID", mad.LAP{Alternate: mad.PathInfo{RemoteGID: ones}}, 40, strings.Repeat("ff", 16)},
-		{"LAP flow label", mad.LAP{Alternate: mad.PathInfo{FlowLabel: 0xfffff}}, 56, "fffff0"},
-		{"LAP traffic class", mad.LAP{Alternate: with(func(p *mad.PathInfo) { p.TrafficClass = 255 })}, 59, "ff"},
-		{"LAP hop limit", mad.LAP{Alternate: with(func(p *mad.PathInfo) { p.HopLimit = 255 })}, 60, "ff"},
-		{"LAP packet rate", mad.LAP{Alternate: with(func(p *mad.PathInfo) { p.PacketRate = 63 })}, 61, "3f"},
-		{"LAP SL and subnet local", mad.LAP{Alternate: with(func(p *mad.PathInfo) { p.SL, p.SubnetLocal = 15, true })}, 62, "f8"},
-		{"LAP ACK timeout", mad.LAP{Alternate: with(func(p *mad.PathInfo) { p.LocalACKTimeout = 31 })}, 63, "f8"},
-		{"LAP private data", mad.LAP{PrivateData: [168]byte{0: 1, 167: 2}}, 64, "01" + strings.Repeat("00", 166) + "02"},
-
-		{"APR", mad.APR{InfoLength: 5, Status: mad.APRReject}, 8, "0503"},
-		{"APR info", mad.APR{Info: [72]byte{0: 1, 71: 2}}, 12, "01" + strings.Repeat("00", 70) + "02"},
-		{"APR private data", mad.APR{PrivateData: [148]byte{0: 1, 147: 2}}, 84, "01" + strings.Repeat("00", 146) + "02"},
-
-		{"ClassPortInfo", mad.ClassPortInfo{Method: mad.MethodGetResp, BaseVersion: 1, ClassVersion: 2, CapabilityMask: 0xffff, CapabilityMask2: 1, ResponseTime: 31},
-			0, "0102ffff0000003f"},
-		{"ClassPortInfo rest", mad.ClassPortInfo{Method: mad.MethodGet, Redirect: [32]byte{31: 1}, Trap: [32]byte{0: 2}}, 39, "0102"},
-	} {
+	for _, tt := range fieldPlaces {
 		b, err := tt.msg.AppendBinary([]byte{0xee})
 		if err != nil || len(b) != 1+mad.Len {
 			t.Errorf("%s: %d octets, %v", tt.name, len(b), err)
@@ -349,8 +369,13 @@ func TestParseRefuses(t *testing.T) {
 		_, m, err := mad.Parse(tt.in)
 		var short *wire.ShortError
 		var field *wire.FieldError
-		if m != nil || errors.As(err, &short) != tt.short || errors.As(err, &field) == tt.short {
-			t.Errorf("%s: %v, %v", tt.name, m, err)
+		switch {
+		case m != nil:
+			t.Errorf("%s: m is %v, want nil", tt.name, m)
+		case errors.As(err, &short) != tt.short:
+			t.Errorf("%s: errors.As(err, &short) is %v, want %v", tt.name, errors.As(err, &short), tt.short)
+		case errors.As(err, &field) == tt.short:
+			t.Errorf("%s: errors.As(err, &field) is %v, want any other", tt.name, errors.As(err, &field))
 		}
 	}
 	var rep mad.REP
@@ -366,7 +391,8 @@ func TestParseRefuses(t *testing.T) {
 func TestNames(t *testing.T) {
 	for code, want := range map[mad.RejectReason]string{
 		8: "invalid service ID", 10: "stale connection", 26: "invalid path MTU", 28: "consumer reject",
-		33: "invalid alternate flow label", 34: "reason 34", 35: "vendor option not supported", 0: "reason 0", 36: "reason 36",
+		33: "invalid alternate flow label", 34: "reason 34", 35: "vendor option not supported", 0: "reason 0",
+		36: "reason 36",
 	} {
 		if code.String() != want {
 			t.Errorf("reason %d is %q, want %q", uint16(code), code, want)
@@ -382,7 +408,8 @@ func TestNames(t *testing.T) {
 			t.Errorf("attribute %#x has no name", uint16(a))
 		}
 	}
-	if got := vectorV1().String(); got != "REQ comm=11223344 service=0x1000000000000456 qpn=0x0000a1 psn=000000 RC mtu=1024" {
+	if got := vectorV1().String(); got != "REQ comm=11223344 service=0x1000000000000456 qpn=0x0000a1 "+
+		"psn=000000 RC mtu=1024" {
 		t.Error(got)
 	}
 }

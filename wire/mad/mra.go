@@ -67,5 +67,6 @@ func (m MRA) decode(h Header, d []byte) MRA {
 
 // String prints the communication IDs and the wait.
 func (m MRA) String() string {
-	return fmt.Sprintf("MRA comm=%v remote=%v of=%v wait=%v", m.LocalCommID, m.RemoteCommID, m.MessageMRAed, m.ServiceTimeout.Duration())
+	return fmt.Sprintf("MRA comm=%v remote=%v of=%v wait=%v", m.LocalCommID, m.RemoteCommID, m.MessageMRAed,
+		m.ServiceTimeout.Duration())
 }

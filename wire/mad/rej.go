@@ -56,7 +56,8 @@ func (m REJ) decode(h Header, d []byte) REJ {
 
 // String prints the communication IDs and the reason.
 func (m REJ) String() string {
-	return fmt.Sprintf("REJ comm=%v remote=%v of=%v reason=%d (%v)", m.LocalCommID, m.RemoteCommID, m.MessageRejected, uint16(m.Reason), m.Reason)
+	return fmt.Sprintf("REJ comm=%v remote=%v of=%v reason=%d (%v)", m.LocalCommID, m.RemoteCommID,
+		m.MessageRejected, uint16(m.Reason), m.Reason)
 }
 
 // A RejectReason is the reason code of a REJ. It is a wire code, not an error.
@@ -102,18 +103,23 @@ const (
 
 var rejectNames = [...]string{
 	RejNoQP: "no QP available", RejNoEEC: "no EE context available", RejNoResources: "no resources", RejTimeout: "timeout",
-	RejUnsupported: "unsupported request", RejInvalidCommID: "invalid communication ID", RejInvalidCommInstance: "invalid communication instance",
-	RejInvalidServiceID: "invalid service ID", RejInvalidTransport: "invalid transport service type", RejStaleConnection: "stale connection",
-	RejRDCNotExist: "RDC does not exist", RejInvalidPrimaryGID: "invalid primary remote GID", RejInvalidPrimaryLID: "invalid primary remote LID",
-	RejInvalidPrimarySL: "invalid primary SL", RejInvalidPrimaryTrafficClass: "invalid primary traffic class",
-	RejInvalidPrimaryHopLimit: "invalid primary hop limit", RejInvalidPrimaryPacketRate: "invalid primary packet rate",
-	RejInvalidAlternateGID: "invalid alternate GID", RejInvalidAlternateLID: "invalid alternate LID", RejInvalidAlternateSL: "invalid alternate SL",
-	RejInvalidAlternateTrafficClass: "invalid alternate traffic class", RejInvalidAlternateHopLimit: "invalid alternate hop limit",
-	RejInvalidAlternatePacketRate: "invalid alternate packet rate", RejPortCMRedirect: "port and CM redirection", RejPortRedirect: "port redirection",
-	RejInvalidPathMTU: "invalid path MTU", RejInsufficientResponderResources: "insufficient responder resources", RejConsumer: "consumer reject",
-	RejRNRRetryCount: "RNR retry count reject", RejDuplicateCommID: "duplicate local communication ID", RejInvalidClassVersion: "unsupported class version",
-	RejInvalidPrimaryFlowLabel: "invalid primary flow label", RejInvalidAlternateFlowLabel: "invalid alternate flow label",
-	RejVendorOption: "vendor option not supported",
+	RejUnsupported: "unsupported request", RejInvalidCommID: "invalid communication ID",
+	RejInvalidCommInstance: "invalid communication instance", RejInvalidServiceID: "invalid service ID",
+	RejInvalidTransport: "invalid transport service type", RejStaleConnection: "stale connection",
+	RejRDCNotExist: "RDC does not exist", RejInvalidPrimaryGID: "invalid primary remote GID",
+	RejInvalidPrimaryLID: "invalid primary remote LID", RejInvalidPrimarySL: "invalid primary SL",
+	RejInvalidPrimaryTrafficClass: "invalid primary traffic class",
+	RejInvalidPrimaryHopLimit:     "invalid primary hop limit",
+	RejInvalidPrimaryPacketRate:   "invalid primary packet rate", RejInvalidAlternateGID: "invalid alternate GID",
+	RejInvalidAlternateLID: "invalid alternate LID", RejInvalidAlternateSL: "invalid alternate SL",
+	RejInvalidAlternateTrafficClass: "invalid alternate traffic class",
+	RejInvalidAlternateHopLimit:     "invalid alternate hop limit",
+	RejInvalidAlternatePacketRate:   "invalid alternate packet rate", RejPortCMRedirect: "port and CM redirection",
+	RejPortRedirect: "port redirection", RejInvalidPathMTU: "invalid path MTU",
+	RejInsufficientResponderResources: "insufficient responder resources", RejConsumer: "consumer reject",
+	RejRNRRetryCount: "RNR retry count reject", RejDuplicateCommID: "duplicate local communication ID",
+	RejInvalidClassVersion: "unsupported class version", RejInvalidPrimaryFlowLabel: "invalid primary flow label",
+	RejInvalidAlternateFlowLabel: "invalid alternate flow label", RejVendorOption: "vendor option not supported",
 }
 
 // String names r.

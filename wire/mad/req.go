@@ -97,5 +97,6 @@ func (m REQ) decode(h Header, d []byte) REQ {
 
 // String prints what identifies the connection.
 func (m REQ) String() string {
-	return fmt.Sprintf("REQ comm=%v service=%v qpn=%v psn=%v %v mtu=%v", m.LocalCommID, m.ServiceID, m.LocalQPN, m.StartingPSN, m.Transport, m.PathMTU)
+	return fmt.Sprintf("REQ comm=%v service=%v qpn=%v psn=%v %v mtu=%v", m.LocalCommID, m.ServiceID, m.LocalQPN,
+		m.StartingPSN, m.Transport, m.PathMTU)
 }

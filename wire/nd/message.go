@@ -65,7 +65,8 @@ func open(b []byte) (p ip.V6, m []byte, k Kind, err error) {
 	case m[1] != 0:
 		return nil, nil, k, &wire.FieldError{What: k.String(), Field: "code", Value: uint64(m[1])}
 	case ip.Checksum6(p.Src(), p.Dst(), ip.ProtoICMPv6, m) != 0:
-		return nil, nil, k, &wire.FieldError{What: k.String(), Field: "checksum", Value: uint64(binary.BigEndian.Uint16(m[2:]))}
+		return nil, nil, k, &wire.FieldError{What: k.String(), Field: "checksum",
+			Value: uint64(binary.BigEndian.Uint16(m[2:]))}
 	case p.Src().IsMulticast():
 		return nil, nil, k, fmt.Errorf("%s: source %s is a group", k, p.Src())
 	case p.Src().Is4In6(), p.Dst().Is4In6(): // never on a wire; it would be taken for an IPv4 neighbour
@@ -140,7 +141,8 @@ func findLink(k Kind, o []byte, typ uint8) (a encap.LinkAddr, has bool, err erro
 
 // appendMessage appends an NS or NA: the packet up to its options, then one
 // link-layer option if there is one.
-func appendMessage(b []byte, k Kind, flags byte, src, dst, target netip.Addr, opt uint8, link *encap.LinkAddr) ([]byte, error) {
+func appendMessage(b []byte, k Kind, flags byte, src, dst, target netip.Addr, opt uint8,
+	link *encap.LinkAddr) ([]byte, error) {
 	for _, a := range []netip.Addr{src, dst, target} {
 		if !a.Is6() || a.Is4In6() {
 			return b, fmt.Errorf("%s: %v is no IPv6 address", k, a)

@@ -108,7 +108,8 @@ func (m NS) IsDAD() bool { return m.Src.IsUnspecified() }
 // nodes if m is a duplicate address probe. own is the link-layer address of
 // m.Target's owner.
 func (m NS) Answer(own encap.LinkAddr, router bool) NA {
-	na := NA{Src: m.Target, Dst: m.Src, Target: m.Target, Router: router, Solicited: true, Override: true, Link: own, HasLink: true}
+	na := NA{Src: m.Target, Dst: m.Src, Target: m.Target, Router: router, Solicited: true, Override: true,
+		Link: own, HasLink: true}
 	if m.IsDAD() {
 		na.Dst, na.Solicited = ip.AllNodes, false
 	}

@@ -40,8 +40,17 @@ func FuzzWriter(f *testing.F) {
 		if len(c.Packets) != 1 || len(c.Interfaces) != 2 {
 			t.Fatalf("%d packets of %d interfaces", len(c.Packets), len(c.Interfaces))
 		}
-		if p := c.Packets[0]; p.Interface != int(id) || !bytes.Equal(p.Data, frame[:kept]) || p.OrigLen != len(frame) || !p.Time.Equal(at) || p.Out != out {
-			t.Fatalf("%+v out of %x on %d", p, ip, id)
+		switch p := c.Packets[0]; {
+		case p.Interface != int(id):
+			t.Fatalf("p.Interface is %v, want %v", p.Interface, int(id))
+		case !bytes.Equal(p.Data, frame[:kept]):
+			t.Fatalf("p.Data is %x, want %x", p.Data, frame[:kept])
+		case p.OrigLen != len(frame):
+			t.Fatalf("p.OrigLen is %v, want %v", p.OrigLen, len(frame))
+		case !p.Time.Equal(at):
+			t.Fatalf("p.Time.Equal(at) is false")
+		case p.Out != out:
+			t.Fatalf("p.Out is %v, want %v", p.Out, out)
 		}
 	})
 }

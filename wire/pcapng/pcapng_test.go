@@ -22,14 +22,19 @@ func unhex(s string) []byte {
 // RoCEv2 packets: an ARP request by UD over IPv4 (with its ICRC), and UD over
 // IPv6 to a group with no payload worth the name.
 var (
-	arpOverUD = unhex("45000070000040004011b679c0000201c0000202c12312b7005c00006400ffff00ffffff0000000700000b1b000001230806000000200800140400018000012300000000000000000000ffffc00002010a00000100000000000000000000000000000000000000000a000002b15cd6b8")
-	udOverV6  = unhex("600000000040114020010db800000000000000000000000120010db8000000000000000000000002c12312b7004000006400ffff000004560000000900000b1b00000123080000004500001c00010000400166de0a0000010a0000020800f7ff00000000686d5c1c")
+	arpOverUD = unhex("45000070000040004011b679c0000201c0000202c12312b7005c00006400ffff00ffffff00000007" +
+		"00000b1b000001230806000000200800140400018000012300000000000000000000ffffc00002010a00000100000000" +
+		"000000000000000000000000000000000a000002b15cd6b8")
+	udOverV6 = unhex("600000000040114020010db800000000000000000000000120010db8000000000000000000000002" +
+		"c12312b7004000006400ffff000004560000000900000b1b00000123080000004500001c00010000400166de0a000001" +
+		"0a0000020800f7ff00000000686d5c1c")
 )
 
 func capture(t *testing.T) ([]byte, time.Time) {
 	t.Helper()
 	var f bytes.Buffer
-	w, err := NewWriter(&f, "ipoibcmd", Interface{Name: "eth0", Description: "host a"}, Interface{Name: "eth0", SnapLen: 60})
+	w, err := NewWriter(&f, "ipoibcmd", Interface{Name: "eth0", Description: "host a"},
+		Interface{Name: "eth0", SnapLen: 60})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,9 +61,21 @@ func TestRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Application != "ipoibcmd" || len(c.Interfaces) != 2 || c.Interfaces[0].Name != "eth0" ||
-		c.Interfaces[0].Description != "host a" || c.Interfaces[0].SnapLen != DefaultSnapLen || c.Seen != 7 || c.Dropped != 3 {
-		t.Errorf("capture %+v", c)
+	switch {
+	case c.Application != "ipoibcmd":
+		t.Errorf("c.Application is %q, want \"ipoibcmd\"", c.Application)
+	case len(c.Interfaces) != 2:
+		t.Errorf("len(c.Interfaces) is %v, want 2", len(c.Interfaces))
+	case c.Interfaces[0].Name != "eth0":
+		t.Errorf("c.Interfaces[0].Name is %q, want \"eth0\"", c.Interfaces[0].Name)
+	case c.Interfaces[0].Description != "host a":
+		t.Errorf("c.Interfaces[0].Description is %q, want \"host a\"", c.Interfaces[0].Description)
+	case c.Interfaces[0].SnapLen != DefaultSnapLen:
+		t.Errorf("c.Interfaces[0].SnapLen is %v, want %v", c.Interfaces[0].SnapLen, DefaultSnapLen)
+	case c.Seen != 7:
+		t.Errorf("c.Seen is %v, want 7", c.Seen)
+	case c.Dropped != 3:
+		t.Errorf("c.Dropped is %v, want 3", c.Dropped)
 	}
 	for i, want := range []struct {
 		id, kept, orig int
@@ -71,8 +88,17 @@ func TestRoundTrip(t *testing.T) {
 		{1, 60, 14 + 112, false, at.Add(time.Second), "0249c00002020249c00002010800"},
 	} {
 		p := c.Packets[i]
-		if p.Interface != want.id || len(p.Data) != want.kept || p.OrigLen != want.orig || p.Out != want.out || !p.Time.Equal(want.at) {
-			t.Errorf("packet %d: %+v, want %+v", i, p, want)
+		switch {
+		case p.Interface != want.id:
+			t.Errorf("packet %d: p.Interface is %v, want %v", i, p.Interface, want.id)
+		case len(p.Data) != want.kept:
+			t.Errorf("packet %d: len(p.Data) is %v, want %v", i, len(p.Data), want.kept)
+		case p.OrigLen != want.orig:
+			t.Errorf("packet %d: p.OrigLen is %v, want %v", i, p.OrigLen, want.orig)
+		case p.Out != want.out:
+			t.Errorf("packet %d: p.Out is %v, want %v", i, p.Out, want.out)
+		case !p.Time.Equal(want.at):
+			t.Errorf("packet %d: p.Time.Equal(want.at) is false", i)
 		}
 		if got := hex.EncodeToString(p.Data[:EthernetLen]); got != want.eth {
 			t.Errorf("packet %d: Ethernet header %s, want %s", i, got, want.eth)
@@ -138,8 +164,9 @@ func TestTshark(t *testing.T) {
 	if err := os.WriteFile(file, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command(tshark, "-n", "-r", file, "-T", "fields", "-E", "separator=|", "-e", "frame.time_epoch", "-e", "frame.interface_name",
-		"-e", "frame.cap_len", "-e", "frame.packet_flags_direction", "-e", "infiniband.deth.q_key").Output()
+	out, err := exec.Command(tshark, "-n", "-r", file, "-T", "fields", "-E", "separator=|", "-e",
+		"frame.time_epoch", "-e", "frame.interface_name", "-e", "frame.cap_len", "-e", "frame.packet_flags_direction",
+		"-e", "infiniband.deth.q_key").Output()
 	if err != nil {
 		t.Fatalf("tshark: %v", err)
 	}

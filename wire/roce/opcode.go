@@ -266,10 +266,10 @@ func (o Opcode) String() string {
 var operationNames = [32]string{
 	RCSendFirst: "SEND_FIRST", RCSendMiddle: "SEND_MIDDLE", RCSendLast: "SEND_LAST", RCSendLastImm: "SEND_LAST_IMM",
 	RCSendOnly: "SEND_ONLY", RCSendOnlyImm: "SEND_ONLY_IMM",
-	RCWriteFirst: "WRITE_FIRST", RCWriteMiddle: "WRITE_MIDDLE", RCWriteLast: "WRITE_LAST", RCWriteLastImm: "WRITE_LAST_IMM",
-	RCWriteOnly: "WRITE_ONLY", RCWriteOnlyImm: "WRITE_ONLY_IMM",
-	RCReadRequest: "READ_REQUEST", RCReadResponseFirst: "READ_RESPONSE_FIRST", RCReadResponseMiddle: "READ_RESPONSE_MIDDLE",
-	RCReadResponseLast: "READ_RESPONSE_LAST", RCReadResponseOnly: "READ_RESPONSE_ONLY",
-	RCAck: "ACK", RCAtomicAck: "ATOMIC_ACK", RCCompareSwap: "COMPARE_SWAP", RCFetchAdd: "FETCH_ADD",
-	RCSendLastInv: "SEND_LAST_INV", RCSendOnlyInv: "SEND_ONLY_INV",
+	RCWriteFirst: "WRITE_FIRST", RCWriteMiddle: "WRITE_MIDDLE", RCWriteLast: "WRITE_LAST",
+	RCWriteLastImm: "WRITE_LAST_IMM", RCWriteOnly: "WRITE_ONLY", RCWriteOnlyImm: "WRITE_ONLY_IMM",
+	RCReadRequest: "READ_REQUEST", RCReadResponseFirst: "READ_RESPONSE_FIRST",
+	RCReadResponseMiddle: "READ_RESPONSE_MIDDLE", RCReadResponseLast: "READ_RESPONSE_LAST",
+	RCReadResponseOnly: "READ_RESPONSE_ONLY", RCAck: "ACK", RCAtomicAck: "ATOMIC_ACK",
+	RCCompareSwap: "COMPARE_SWAP", RCFetchAdd: "FETCH_ADD", RCSendLastInv: "SEND_LAST_INV", RCSendOnlyInv: "SEND_ONLY_INV",
 }

@@ -45,17 +45,34 @@ func TestOpcodes(t *testing.T) {
 		{roce.UDSendOnlyImm, 0x65, ib.UD, 24, true, true, "UD SEND_ONLY_IMM"},
 	} {
 		tr, ok := tt.op.Transport()
-		if uint8(tt.op) != tt.code || !ok || tr != tt.tr || tt.op.HeaderLen() != tt.headerLen ||
-			tt.op.Starts() != tt.starts || tt.op.Ends() != tt.ends || tt.op.String() != tt.name {
-			t.Errorf("%#02x: %v %v, %d octets, starts %v, ends %v, want %+v", tt.code, tt.op, tr, tt.op.HeaderLen(), tt.op.Starts(), tt.op.Ends(), tt)
+		switch {
+		case uint8(tt.op) != tt.code:
+			t.Errorf("%#02x: uint8(tt.op) is %v, want %v", tt.code, uint8(tt.op), tt.code)
+		case !ok:
+			t.Errorf("%#02x: ok is false", tt.code)
+		case tr != tt.tr:
+			t.Errorf("%#02x: tr is %v, want %v", tt.code, tr, tt.tr)
+		case tt.op.HeaderLen() != tt.headerLen:
+			t.Errorf("%#02x: tt.op.HeaderLen() is %v, want %v", tt.code, tt.op.HeaderLen(), tt.headerLen)
+		case tt.op.Starts() != tt.starts:
+			t.Errorf("%#02x: tt.op.Starts() is %v, want %v", tt.code, tt.op.Starts(), tt.starts)
+		case tt.op.Ends() != tt.ends:
+			t.Errorf("%#02x: tt.op.Ends() is %v, want %v", tt.code, tt.op.Ends(), tt.ends)
+		case tt.op.String() != tt.name:
+			t.Errorf("%#02x: tt.op.String() is %v, want %v", tt.code, tt.op.String(), tt.name)
 		}
 		if got := tt.op.Operation().With(tt.tr); got != tt.op {
 			t.Errorf("%v: operation %v with %v = %v", tt.op, tt.op.Operation(), tt.tr, got)
 		}
 	}
 	for _, op := range []roce.Opcode{0x15, 0x18, 0x2c, 0x36, 0x60, 0x63, 0x66, 0x80, 0xff} {
-		if _, ok := op.Transport(); ok || op.Valid() || op.HeaderLen() != 0 {
-			t.Errorf("%v is valid", op)
+		switch _, ok := op.Transport(); {
+		case ok:
+			t.Errorf("ok is true")
+		case op.Valid():
+			t.Errorf("op.Valid() is true")
+		case op.HeaderLen() != 0:
+			t.Errorf("op.HeaderLen() is %v, want 0", op.HeaderLen())
 		}
 	}
 	if _, ok := roce.CNP.Transport(); ok || !roce.CNP.Valid() {
@@ -83,8 +100,15 @@ func TestSyndrome(t *testing.T) {
 		{0x40, false, false, false, "Syndrome(0x40)"},
 		{0xff, false, false, false, "Syndrome(0xff)"},
 	} {
-		if tt.s.IsACK() != tt.ack || tt.s.IsRNR() != tt.rnr || tt.s.IsNAK() != tt.nak || tt.s.String() != tt.name {
-			t.Errorf("%#02x: ACK %v, RNR %v, NAK %v, %q", uint8(tt.s), tt.s.IsACK(), tt.s.IsRNR(), tt.s.IsNAK(), tt.s)
+		switch {
+		case tt.s.IsACK() != tt.ack:
+			t.Errorf("%#02x: tt.s.IsACK() is %v, want %v", uint8(tt.s), tt.s.IsACK(), tt.ack)
+		case tt.s.IsRNR() != tt.rnr:
+			t.Errorf("%#02x: tt.s.IsRNR() is %v, want %v", uint8(tt.s), tt.s.IsRNR(), tt.rnr)
+		case tt.s.IsNAK() != tt.nak:
+			t.Errorf("%#02x: tt.s.IsNAK() is %v, want %v", uint8(tt.s), tt.s.IsNAK(), tt.nak)
+		case tt.s.String() != tt.name:
+			t.Errorf("%#02x: tt.s.String() is %v, want %v", uint8(tt.s), tt.s.String(), tt.name)
 		}
 	}
 }
@@ -96,19 +120,39 @@ func TestExtensionHeaders(t *testing.T) {
 	roce.PutImmDt(imm[:], 0xdeadbeef)
 	roce.PutIETH(inv[:], 0xcafe)
 	ip := roce.IPHeader{Src: a4, Dst: b4, SrcPort: 0xc000}
-	_, p := mustParse(t, build(ip, roce.BTHFields{Opcode: roce.UCWriteOnlyImm, Solicited: true}, append(reth[:], imm[:]...), []byte("abc")))
-	if h := p.RETH(); h.Addr() != 0x0102030405060708 || h.RKey() != 0x11223344 || h.Length() != 70000 || p.ImmDt().Value() != 0xdeadbeef {
-		t.Errorf("RETH %x, ImmDt %x", h, p.ImmDt())
+	_, p := mustParse(t, build(ip, roce.BTHFields{Opcode: roce.UCWriteOnlyImm, Solicited: true},
+		append(reth[:], imm[:]...), []byte("abc")))
+	switch h := p.RETH(); {
+	case h.Addr() != 0x0102030405060708:
+		t.Errorf("h.Addr() is %#x, want 0x0102030405060708", h.Addr())
+	case h.RKey() != 0x11223344:
+		t.Errorf("h.RKey() is %#x, want 0x11223344", h.RKey())
+	case h.Length() != 70000:
+		t.Errorf("h.Length() is %v, want 70000", h.Length())
+	case p.ImmDt().Value() != 0xdeadbeef:
+		t.Errorf("p.ImmDt().Value() is %#x, want 0xdeadbeef", p.ImmDt().Value())
 	}
 	if string(p.Payload) != "abc" || !p.BTH.Solicited() {
 		t.Errorf("payload %q, BTH %x", p.Payload, p.BTH)
 	}
-	if p.DETH() != nil || p.AETH() != nil || p.IETH() != nil {
-		t.Error("headers that the opcode does not have")
+	switch {
+	case p.DETH() != nil:
+		t.Errorf("p.DETH() is %v, want nil", p.DETH())
+	case p.AETH() != nil:
+		t.Errorf("p.AETH() is %v, want nil", p.AETH())
+	case p.IETH() != nil:
+		t.Errorf("p.IETH() is %v, want nil", p.IETH())
 	}
 	_, p = mustParse(t, build(ip, roce.BTHFields{Opcode: roce.RCSendLastInv}, inv[:], nil))
-	if p.IETH().RKey() != 0xcafe || len(p.Payload) != 0 || p.RETH() != nil || p.ImmDt() != nil {
-		t.Errorf("IETH %x, payload %x", p.IETH(), p.Payload)
+	switch {
+	case p.IETH().RKey() != 0xcafe:
+		t.Errorf("p.IETH().RKey() is %#x, want 0xcafe", p.IETH().RKey())
+	case len(p.Payload) != 0:
+		t.Errorf("len(p.Payload) is %v, want 0", len(p.Payload))
+	case p.RETH() != nil:
+		t.Errorf("p.RETH() is %v, want nil", p.RETH())
+	case p.ImmDt() != nil:
+		t.Errorf("p.ImmDt() is %v, want nil", p.ImmDt())
 	}
 }
 
@@ -119,8 +163,21 @@ func TestBTH(t *testing.T) {
 		t.Errorf("zero BTH is %x", b)
 	}
 	h := roce.BTH(bytes.Repeat([]byte{0xff}, roce.BTHLen)) // and ignored when received
-	if h.PSN() != ib.PSNMask || h.DestQPN() != ib.QPNMulticast || h.Pad() != 3 || !h.FECN() || !h.BECN() || !h.AckReq() || h.Version() != 15 {
-		t.Errorf("BTH of ones: %+v", fields(h))
+	switch {
+	case h.PSN() != ib.PSNMask:
+		t.Errorf("BTH of ones: h.PSN() is %v, want %v", h.PSN(), ib.PSNMask)
+	case h.DestQPN() != ib.QPNMulticast:
+		t.Errorf("BTH of ones: h.DestQPN() is %v, want %v", h.DestQPN(), ib.QPNMulticast)
+	case h.Pad() != 3:
+		t.Errorf("BTH of ones: h.Pad() is %v, want 3", h.Pad())
+	case !h.FECN():
+		t.Errorf("BTH of ones: h.FECN() is false")
+	case !h.BECN():
+		t.Errorf("BTH of ones: h.BECN() is false")
+	case !h.AckReq():
+		t.Errorf("BTH of ones: h.AckReq() is false")
+	case h.Version() != 15:
+		t.Errorf("BTH of ones: h.Version() is %v, want 15", h.Version())
 	}
 	h.SetAckReq(false)
 	if h.AckReq() || h[8] != 0x7f {
@@ -188,8 +245,13 @@ func TestParseIPRefuses(t *testing.T) {
 		{"IPv6 from an IPv4-mapped address", mapped(8)},
 		{"IPv6 to an IPv4-mapped address", mapped(24)},
 	} {
-		if h, p, err := roce.ParseIP(tt.in); err == nil || p != nil || h != (roce.IPHeader{}) {
-			t.Errorf("%s: %+v, %x, %v", tt.name, h, p, err)
+		switch h, p, err := roce.ParseIP(tt.in); {
+		case err == nil:
+			t.Errorf("%s: err is nil", tt.name)
+		case p != nil:
+			t.Errorf("%s: p is %v, want nil", tt.name, p)
+		case h != (roce.IPHeader{}):
+			t.Errorf("%s: h is %v, want %v", tt.name, h, roce.IPHeader{})
 		}
 	}
 	if err := roce.Seal(roce.IPHeader{Src: a4, Dst: b4}.Append(nil, 0)); err == nil {
@@ -217,7 +279,8 @@ func TestICRCAgainstPlainCRC(t *testing.T) {
 		n := roce.BTHLen + len(payload) + roce.ICRCLen
 		p := ip.Append(nil, n)
 		hdr := make([]byte, roce.BTHLen)
-		roce.PutBTH(hdr, roce.BTHFields{Opcode: roce.RCSendMiddle, DestQPN: ib.QPN(r.Uint32()) & ib.QPNMask, PSN: ib.PSN(r.Uint32()) & ib.PSNMask})
+		roce.PutBTH(hdr, roce.BTHFields{Opcode: roce.RCSendMiddle, DestQPN: ib.QPN(r.Uint32()) & ib.QPNMask,
+			PSN: ib.PSN(r.Uint32()) & ib.PSNMask})
 		hdr[4] = byte(r.Uint32())
 		p = append(append(append(p, hdr...), payload...), 0, 0, 0, 0)
 		if err := roce.Seal(p); err != nil {
@@ -338,7 +401,8 @@ func TestSourcePort(t *testing.T) {
 
 // 4755-1-3: a UD payload of 4096 octets is the largest that a path MTU allows.
 func TestPathMTULimit(t *testing.T) {
-	_, p := mustParse(t, build(roce.IPHeader{Src: a6, Dst: b6}, roce.BTHFields{Opcode: roce.UDSendOnly}, deth(1, 2), make([]byte, ib.MTU4096.Octets())))
+	_, p := mustParse(t, build(roce.IPHeader{Src: a6, Dst: b6}, roce.BTHFields{Opcode: roce.UDSendOnly},
+		deth(1, 2), make([]byte, ib.MTU4096.Octets())))
 	if len(p.Payload) != 4096 {
 		t.Errorf("payload of %d octets", len(p.Payload))
 	}
@@ -356,8 +420,13 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 		roce.PutDETH(b[roce.BTHLen:], 7, 8)
 		c := flow.Start(0xc000, len(b), 9).BTH(b).Update(b[roce.BTHLen : len(b)-4])
 		c.Put(b[len(b)-4:])
-		if p.Parse(b) != nil || p.DETH().SrcQPN() != 8 || p.BTH.PSN() != 5 {
-			t.Error("lost")
+		switch {
+		case p.Parse(b) != nil:
+			t.Errorf("p.Parse(b) is %v, want nil", p.Parse(b))
+		case p.DETH().SrcQPN() != 8:
+			t.Errorf("p.DETH().SrcQPN() is %v, want 8", p.DETH().SrcQPN())
+		case p.BTH.PSN() != 5:
+			t.Errorf("p.BTH.PSN() is %v, want 5", p.BTH.PSN())
 		}
 		if id, ok := flow.Verify(0xc000, &p); !ok || id != 9 {
 			t.Error("identification not found")
@@ -411,8 +480,13 @@ func FuzzParseIP(f *testing.F) {
 		}
 		out := append(h.Append(nil, len(payload)), payload...)
 		h2, payload2, err := roce.ParseIP(out)
-		if err != nil || h2 != h || !bytes.Equal(payload, payload2) {
-			t.Fatalf("round trip: %+v, then %+v (%v)", h, h2, err)
+		switch {
+		case err != nil:
+			t.Fatalf("round trip: err is %v, want nil", err)
+		case h2 != h:
+			t.Fatalf("round trip: h2 is %v, want %v", h2, h)
+		case !bytes.Equal(payload, payload2):
+			t.Fatalf("round trip: payload is %x, want %x", payload, payload2)
 		}
 		ok1, err1 := roce.CheckIP(in)
 		ok2, err2 := roce.CheckIP(out)

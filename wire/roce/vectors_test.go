@@ -57,7 +57,8 @@ func build(h roce.IPHeader, f roce.BTHFields, ext, payload []byte) []byte {
 	roce.PutBTH(hdr, f)
 	hdr = append(hdr, ext...)
 	tail := make([]byte, f.Pad)
-	c := roce.NewFlow(h.Src, h.Dst).Start(h.SrcPort, n, h.ID).BTH(hdr).Update(hdr[roce.BTHLen:]).Update(payload).Update(tail)
+	c := roce.NewFlow(h.Src, h.Dst).Start(h.SrcPort, n, h.ID).BTH(hdr).Update(hdr[roce.BTHLen:]).
+		Update(payload).Update(tail)
 	p = append(append(append(p, hdr...), payload...), tail...)
 	p = append(p, 0, 0, 0, 0)
 	c.Put(p[len(p)-4:])
@@ -97,14 +98,21 @@ func TestVectors(t *testing.T) {
 		ext     []byte
 		payload []byte
 	}{
-		{"V8", ab, roce.BTHFields{Opcode: roce.UDSendOnly, PKey: ib.DefaultPKey, DestQPN: ib.QPNMulticast, PSN: 7}, deth(ib.QKeyIPoIB, 0x123), arp},
-		{"V9", ab, roce.BTHFields{Opcode: roce.RCSendOnly, PKey: ib.DefaultPKey, DestQPN: 0xb2, AckReq: true, PSN: 0x123456}, nil, unhex(echo)},
-		{"V10", ba, roce.BTHFields{Opcode: roce.RCAck, PKey: ib.DefaultPKey, DestQPN: 0xa1, PSN: 0x123456}, aeth(roce.SyndromeACK, 1), nil},
+		{"V8", ab, roce.BTHFields{Opcode: roce.UDSendOnly, PKey: ib.DefaultPKey, DestQPN: ib.QPNMulticast, PSN: 7},
+			deth(ib.QKeyIPoIB, 0x123), arp},
+		{"V9", ab, roce.BTHFields{Opcode: roce.RCSendOnly, PKey: ib.DefaultPKey, DestQPN: 0xb2, AckReq: true,
+			PSN: 0x123456}, nil, unhex(echo)},
+		{"V10", ba, roce.BTHFields{Opcode: roce.RCAck, PKey: ib.DefaultPKey, DestQPN: 0xa1, PSN: 0x123456},
+			aeth(roce.SyndromeACK, 1), nil},
 		{"V11", ab, roce.BTHFields{Opcode: roce.UCSendOnly, PKey: ib.DefaultPKey, DestQPN: 0xb2}, nil, unhex(echo)},
-		{"V12", ab, roce.BTHFields{Opcode: roce.RCSendOnly, PKey: ib.DefaultPKey, DestQPN: 0xb2, AckReq: true, PSN: 0x123457}, nil, unhex(udp1)},
-		{"V13", ba, roce.BTHFields{Opcode: roce.RCAck, PKey: ib.DefaultPKey, DestQPN: 0xa1, PSN: 0x123457}, aeth(roce.NAKSequence, 1), nil},
-		{"V14", ba, roce.BTHFields{Opcode: roce.RCAck, PKey: ib.DefaultPKey, DestQPN: 0xa1, PSN: 0x123457}, aeth(roce.RNRSyndrome(12), 1), nil},
-		{"V15", ab6, roce.BTHFields{Opcode: roce.UDSendOnly, PKey: ib.DefaultPKey, DestQPN: 0x456, PSN: 9}, deth(ib.QKeyIPoIB, 0x123), unhex(echo)},
+		{"V12", ab, roce.BTHFields{Opcode: roce.RCSendOnly, PKey: ib.DefaultPKey, DestQPN: 0xb2, AckReq: true,
+			PSN: 0x123457}, nil, unhex(udp1)},
+		{"V13", ba, roce.BTHFields{Opcode: roce.RCAck, PKey: ib.DefaultPKey, DestQPN: 0xa1, PSN: 0x123457},
+			aeth(roce.NAKSequence, 1), nil},
+		{"V14", ba, roce.BTHFields{Opcode: roce.RCAck, PKey: ib.DefaultPKey, DestQPN: 0xa1, PSN: 0x123457},
+			aeth(roce.RNRSyndrome(12), 1), nil},
+		{"V15", ab6, roce.BTHFields{Opcode: roce.UDSendOnly, PKey: ib.DefaultPKey, DestQPN: 0x456, PSN: 9},
+			deth(ib.QKeyIPoIB, 0x123), unhex(echo)},
 	} {
 		want := vs[tt.name]
 		if got := build(tt.ip, tt.f, tt.ext, tt.payload); !bytes.Equal(got, want) {
@@ -128,13 +136,19 @@ func TestVectors(t *testing.T) {
 		t.Errorf("V8: DETH %x", d)
 	}
 	_, p = mustParse(t, vs["V14"])
-	if s := p.AETH().Syndrome(); !s.IsRNR() || s.RNRTimer() != 12 || p.AETH().MSN() != 1 {
-		t.Errorf("V14: AETH %x", p.AETH())
+	switch s := p.AETH().Syndrome(); {
+	case !s.IsRNR():
+		t.Errorf("V14: s.IsRNR() is false")
+	case s.RNRTimer() != 12:
+		t.Errorf("V14: s.RNRTimer() is %v, want 12", s.RNRTimer())
+	case p.AETH().MSN() != 1:
+		t.Errorf("V14: p.AETH().MSN() is %v, want 1", p.AETH().MSN())
 	}
 }
 
 func fields(h roce.BTH) roce.BTHFields {
-	return roce.BTHFields{Opcode: h.Opcode(), Solicited: h.Solicited(), Pad: h.Pad(), PKey: h.PKey(), DestQPN: h.DestQPN(), AckReq: h.AckReq(), PSN: h.PSN()}
+	return roce.BTHFields{Opcode: h.Opcode(), Solicited: h.Solicited(), Pad: h.Pad(), PKey: h.PKey(),
+		DestQPN: h.DestQPN(), AckReq: h.AckReq(), PSN: h.PSN()}
 }
 
 func mustParse(t testing.TB, ip []byte) (h roce.IPHeader, p roce.Packet) {

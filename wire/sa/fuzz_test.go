@@ -35,8 +35,11 @@ func FuzzMessage(f *testing.F) {
 			_, aboutGID := n.GID()
 			_, aboutLID := n.LID()
 			_, hasMask := n.CapabilityMask()
-			if aboutGID && aboutLID || hasMask && !aboutLID {
-				t.Fatalf("%+v is about a GID (%v), a LID (%v), a mask (%v)", n, aboutGID, aboutLID, hasMask)
+			switch {
+			case aboutGID && aboutLID:
+				t.Fatalf("aboutGID and aboutLID are true, want one of them")
+			case hasMask && !aboutLID:
+				t.Fatalf("hasMask is true, want it for a LID only")
 			}
 		}
 	})

@@ -65,7 +65,8 @@ func broadcastJoin() sa.MCMemberRecord {
 // joined is opensm's answer to it.
 func joined() sa.MCMemberRecord {
 	r := broadcastJoin()
-	r.QKey, r.MLID, r.MTUSelector, r.MTU, r.RateSelector, r.Rate = ib.QKeyIPoIB, 0xc000, sa.Exactly, ib.MTU2048, sa.Exactly, ib.Rate10G
+	r.QKey, r.MLID, r.MTUSelector, r.MTU, r.RateSelector, r.Rate = ib.QKeyIPoIB, 0xc000, sa.Exactly, ib.MTU2048,
+		sa.Exactly, ib.Rate10G
 	r.LifeSelector, r.Life, r.Scope = sa.Exactly, 18, 2
 	return r
 }
@@ -86,7 +87,8 @@ func pathAsked(dgid ib.GID) sa.PathRecord {
 
 func path() sa.PathRecord {
 	return sa.PathRecord{DGID: hostD, SGID: hostB, DLID: 6, SLID: 4, Reversible: true, PKey: 0xffff,
-		MTUSelector: sa.Exactly, MTU: ib.MTU2048, RateSelector: sa.Exactly, Rate: ib.Rate10G, LifeSelector: sa.Exactly, Life: 18}
+		MTUSelector: sa.Exactly, MTU: ib.MTU2048, RateSelector: sa.Exactly, Rate: ib.Rate10G,
+		LifeSelector: sa.Exactly, Life: 18}
 }
 
 func informed() sa.InformInfo {
@@ -96,7 +98,8 @@ func informed() sa.InformInfo {
 
 func TestVectors(t *testing.T) {
 	left := broadcastJoin()
-	left.MLID, left.MTUSelector, left.RateSelector, left.LifeSelector, left.Scope, left.JoinState = 0, sa.Exactly, sa.Exactly, sa.Exactly, 2, 0
+	left.MLID, left.MTUSelector, left.RateSelector, left.LifeSelector, left.Scope, left.JoinState = 0, sa.Exactly,
+		sa.Exactly, sa.Exactly, 2, 0
 	unknown := broadcastJoin()
 	unknown.MGID = gid("ff12:401b:ffff::fc")
 
@@ -136,7 +139,8 @@ func TestVectors(t *testing.T) {
 			t.Errorf("%s: %v", tt.name, err)
 			continue
 		}
-		want := sa.Header{Method: tt.method, Status: tt.status, TransactionID: tt.tid, Attr: tt.record.Attr(), AttrOffset: tt.offset, Mask: tt.mask}
+		want := sa.Header{Method: tt.method, Status: tt.status, TransactionID: tt.tid, Attr: tt.record.Attr(),
+			AttrOffset: tt.offset, Mask: tt.mask}
 		if got.Header != want {
 			t.Errorf("%s: header\n got %+v\nwant %+v", tt.name, got.Header, want)
 		}
@@ -165,8 +169,13 @@ func TestReport(t *testing.T) {
 	if !ok {
 		t.Fatalf("record: got %T, want a Notice", m.Record)
 	}
-	if !n.Generic || n.Type != 3 || n.Producer != 4 {
-		t.Errorf("got generic %v, type %d, producer %d; want true, 3 (subnet management), 4 (class manager)", n.Generic, n.Type, n.Producer)
+	switch {
+	case !n.Generic:
+		t.Errorf("n.Generic is false")
+	case n.Type != 3:
+		t.Errorf("n.Type is %v, want 3", n.Type)
+	case n.Producer != 4:
+		t.Errorf("n.Producer is %v, want 4", n.Producer)
 	}
 	if n.Trap != sa.TrapGroupCreated {
 		t.Errorf("trap: got %v, want %v", n.Trap, sa.TrapGroupCreated)
@@ -262,8 +271,9 @@ func TestRefused(t *testing.T) {
 
 // TestSelectedFields: neighbours in one octet do not leak into each other.
 func TestSelectedFields(t *testing.T) {
-	r := sa.MCMemberRecord{MTUSelector: sa.Best, MTU: 0x3f, RateSelector: sa.Less, Rate: 0x2a, LifeSelector: sa.Exactly, Life: 0x15,
-		SL: 0xf, FlowLabel: 0xabcde, HopLimit: 0x77, Scope: 5, JoinState: sa.SendOnlyNonMember, ProxyJoin: true}
+	r := sa.MCMemberRecord{MTUSelector: sa.Best, MTU: 0x3f, RateSelector: sa.Less, Rate: 0x2a,
+		LifeSelector: sa.Exactly, Life: 0x15, SL: 0xf, FlowLabel: 0xabcde, HopLimit: 0x77, Scope: 5,
+		JoinState: sa.SendOnlyNonMember, ProxyJoin: true}
 	b, _ := r.AppendBinary(nil)
 	if got, want := hex.EncodeToString(b[38:]), "ff0000006a95fabcde7754800000"; got != want {
 		t.Errorf("octets 38 to 51: got %s, want %s", got, want)
@@ -295,8 +305,10 @@ func TestWords(t *testing.T) {
 		{sa.Best.String(), "best"},
 		{sa.Trap(300).String(), "trap 300"},
 		{informed().String(), "InformInfo subscribe: group created"},
-		{path().String(), "PathRecord dgid=fe80::2:c900:d0:1 sgid=fe80::2:c900:b0:1 dlid=0x0006 slid=0x0004 pkey=0xffff mtu=2048 rate=3 life=18 sl=0 hop=0"},
-		{joined().String(), "MCMemberRecord mgid=ff12:401b:ffff::ffff:ffff port=fe80::2:c900:b0:1 mlid=0xc000 pkey=0xffff qkey=0x00000b1b mtu=2048 rate=3 sl=0 join=full"},
+		{path().String(), "PathRecord dgid=fe80::2:c900:d0:1 sgid=fe80::2:c900:b0:1 dlid=0x0006 slid=0x0004 " +
+			"pkey=0xffff mtu=2048 rate=3 life=18 sl=0 hop=0"},
+		{joined().String(), "MCMemberRecord mgid=ff12:401b:ffff::ffff:ffff port=fe80::2:c900:b0:1 mlid=0xc000 " +
+			"pkey=0xffff qkey=0x00000b1b mtu=2048 rate=3 sl=0 join=full"},
 		{sa.ClassPortInfo{BaseVersion: 1, ClassVersion: 2, CapabilityMask2: 0xb5e8, ResponseTime: 16}.String(),
 			"ClassPortInfo version=1.2 cap=0x0000 cap2=0x000b5e8 response=268.435456ms"},
 	} {
