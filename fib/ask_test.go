@@ -116,7 +116,8 @@ func TestAskVRF(t *testing.T) {
 		k.VRF(vrf, 10)
 		k.Members = []int{member}
 		add := func(dst, via string, oif int) {
-			r := fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix(dst), Type: rtnl.Unicast, Protocol: rtnl.ProtoBoot, Table: 10}, OIF: oif}
+			r := fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix(dst), Type: rtnl.Unicast,
+				Protocol: rtnl.ProtoBoot, Table: 10}, OIF: oif}
 			if via != "" {
 				r.Via = netip.MustParseAddr(via)
 			}

@@ -14,7 +14,8 @@ import (
 var (
 	testPeer   = netip.MustParseAddr("10.0.0.2")
 	testLink   = rtnl.Link{Index: 7, Name: "ibcm0", MTU: 65520, Up: true, Running: true}
-	testAnswer = rtnl.Answer{Type: rtnl.Unicast, OIF: 7, Protocol: rtnl.ProtoKernel, Prefix: netip.MustParsePrefix("10.0.0.0/24")}
+	testAnswer = rtnl.Answer{Type: rtnl.Unicast, OIF: 7, Protocol: rtnl.ProtoKernel,
+		Prefix: netip.MustParsePrefix("10.0.0.0/24")}
 )
 
 // withPeer returns a machine that wants a host route to testPeer, and what it asked for.
@@ -41,7 +42,8 @@ func routesOf(actions []Action) (out []SetRoute) {
 // of it, is not missed: ours is taken away and the kernel asked again.
 func TestRerouteWhileHostIsAsked(t *testing.T) {
 	m, asked := withPeer(t)
-	if out := routesOf(m.Step(nil, time.Now(), Host{rtnl.Event{Kind: rtnl.Rerouted, Prefix: netip.MustParsePrefix("10.0.0.0/28")}})); len(out) != 0 {
+	if out := routesOf(m.Step(nil, time.Now(),
+		Host{rtnl.Event{Kind: rtnl.Rerouted, Prefix: netip.MustParsePrefix("10.0.0.0/28")}})); len(out) != 0 {
 		t.Errorf("%d changes while one is under way, want none", len(out))
 	}
 	out := routesOf(m.Step(nil, time.Now(), Done{Action: asked, Route: asked.New, Answer: testAnswer}))

@@ -32,7 +32,8 @@ func TestMGID(t *testing.T) {
 		{"all nodes", "ff02::1", 0xffff, 2, "ff12:601b:ffff::1"},
 		{"the full member bit is set", "224.0.0.1", 0x7fff, 2, "ff12:401b:ffff::1"}, // 4391-4.1-1
 		{"28 bits of an IPv4 group", "239.255.1.2", 0xffff, 2, "ff12:401b:ffff::fff:102"},
-		{"80 bits of an IPv6 group", "ff05:1234:5678:9abc:def0:1234:5678:9abc", 0x8001, 2, "ff12:601b:8001:9abc:def0:1234:5678:9abc"},
+		{"80 bits of an IPv6 group", "ff05:1234:5678:9abc:def0:1234:5678:9abc", 0x8001, 2,
+			"ff12:601b:8001:9abc:def0:1234:5678:9abc"},
 		{"the link's scope, not the group's", "ff0e::101", 0xffff, 5, "ff15:601b:ffff::101"}, // 4391-4-4
 		{"IPv4 in IPv6 form", "::ffff:224.0.0.1", 0xffff, 2, "ff12:401b:ffff::1"},
 		{"unicast", "10.0.0.1", 0xffff, 2, ""},
@@ -40,8 +41,11 @@ func TestMGID(t *testing.T) {
 		{"interface-local", "ff01::1", 0xffff, 2, ""},
 	} {
 		got, ok := MGID(addr(tt.a), tt.pkey, tt.scope)
-		if ok != (tt.want != "") || ok && got != gid(tt.want) {
-			t.Errorf("%s: %s gives %s %v, want %s", tt.name, tt.a, got, ok, tt.want)
+		switch {
+		case ok != (tt.want != ""):
+			t.Errorf("%s: ok is %v, want %v", tt.name, ok, tt.want != "")
+		case ok && got != gid(tt.want):
+			t.Errorf("%s: got is %v, want %v", tt.name, got, gid(tt.want))
 		}
 	}
 	if got := UnderlayGroup4(0x7a0b); got != addr("239.192.250.11") {
@@ -95,7 +99,8 @@ func TestAddressesAreBounded(t *testing.T) {
 func FuzzMachine(f *testing.F) {
 	f.Add([]byte{0, 0, 2, 1, 4, 1, 5, 1, 8, 0, 9, 0, 1, 0})
 	f.Add([]byte{4, 1, 4, 2, 4, 3, 0, 1, 7, 1, 0, 0, 3, 1, 6, 3, 7, 0, 8, 9, 10, 0})
-	groups := []string{"239.1.1.1", "239.1.1.2", "ff05::1", "ff02::1:ff00:1", "ff15::beef", "224.0.0.1", "ff01::5", "ff02::beef"}
+	groups := []string{"239.1.1.1", "239.1.1.2", "ff05::1", "ff02::1:ff00:1", "ff15::beef", "224.0.0.1", "ff01::5",
+		"ff02::beef"}
 	addrs := []string{"fe80::1/64", "2001:db8::1/64", "2001:db8::2/64", "10.0.0.1/24", "fe80::1/128"}
 	gids := []string{"fe80::1", "192.0.2.1", "fe80::2", "192.0.2.2"}
 	f.Fuzz(func(t *testing.T, in []byte) {

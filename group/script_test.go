@@ -51,7 +51,8 @@ func (s *scripted) Do(line string) (out []string, err error) {
 	switch w[0] {
 	case "groups":
 		for _, g := range m.Groups() {
-			out = append(out, fmt.Sprintf("%s %s %s refs=%d since=+%s joined=%v", g.IP, g.MGID, g.Reasons, g.Refs, g.Since.Sub(start), g.Joined))
+			out = append(out, fmt.Sprintf("%s %s %s refs=%d since=+%s joined=%v", g.IP, g.MGID, g.Reasons, g.Refs,
+				g.Since.Sub(start), g.Joined))
 		}
 	case "counters":
 		m.Counters(func(name string, v uint64) {

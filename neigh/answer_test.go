@@ -22,7 +22,8 @@ func TestAnswerVector(t *testing.T) {
 		oursI  = "0a000001"
 		nobody = "00" + "000000" + "00000000000000000000000000000000"
 	)
-	link := encap.LinkAddr{QPN: 0x81f203, GID: ib.GIDFromAddr(netip.MustParseAddr("fe80::211:22ff:fe33:4455")), Flags: 0x80}
+	link := encap.LinkAddr{QPN: 0x81f203,
+		GID: ib.GIDFromAddr(netip.MustParseAddr("fe80::211:22ff:fe33:4455")), Flags: 0x80}
 	from := encap.LinkAddr{QPN: 0x00abcd, GID: ib.GIDFromAddr(netip.MustParseAddr("fe80::211:2233:4455:6677"))}
 	tab := newTable(Options{LinkAddr: link})
 	request, err := hex.DecodeString(head + "0001" + asker + askerI + nobody + oursI)

@@ -195,7 +195,8 @@ func (t *Table) settle(e *entry) {
 // recall takes up a neighbour from before.
 func (t *Table) recall(dst []Action, now time.Time, ev Recall) []Action {
 	ip := plain(ev.IP)
-	if !unicast(ip) || t.own[ip] != nil || t.entries[ip] != nil || ev.LinkAddr.IsZero() || len(t.entries) >= t.o.maxNeighbors() {
+	if !unicast(ip) || t.own[ip] != nil || t.entries[ip] != nil || ev.LinkAddr.IsZero() ||
+		len(t.entries) >= t.o.maxNeighbors() {
 		return dst
 	}
 	dst, e := t.add(dst, ip, false)

@@ -85,8 +85,13 @@ func fuzzStep(t *testing.T, in []byte) {
 				t.Fatalf("%v in %v waits for nothing", n.IP, n.State)
 			}
 		}
-		if octets != tab.QueuedOctets() || octets > 60 || packets != len(waiting) {
-			t.Fatalf("%d octets in queues, %d accounted; %d packets, %d not come back", octets, tab.QueuedOctets(), packets, len(waiting))
+		switch {
+		case octets != tab.QueuedOctets():
+			t.Fatalf("octets is %v, want %v", octets, tab.QueuedOctets())
+		case octets > 60:
+			t.Fatalf("octets is %v, want at most 60", octets)
+		case packets != len(waiting):
+			t.Fatalf("packets is %v, want %v", packets, len(waiting))
 		}
 		indexed := 0
 		for key := range tab.byLink {
@@ -104,8 +109,17 @@ func fuzzStep(t *testing.T, in []byte) {
 			}
 		}
 		inLists := tab.lru.Len() + tab.heard.Len() + tab.failed.Len()
-		if len(tab.entries) > 5 || len(tab.addrs) > 3 || listed != 0 || inLists != len(tab.entries) || indexed > len(tab.entries) {
-			t.Fatalf("%d entries, %d in the lists, %d indexed, %d addresses", len(tab.entries), inLists, indexed, len(tab.addrs))
+		switch {
+		case len(tab.entries) > 5:
+			t.Fatalf("len(tab.entries) is %v, want at most 5", len(tab.entries))
+		case len(tab.addrs) > 3:
+			t.Fatalf("len(tab.addrs) is %v, want at most 3", len(tab.addrs))
+		case listed != 0:
+			t.Fatalf("listed is %v, want 0", listed)
+		case inLists != len(tab.entries):
+			t.Fatalf("inLists is %v, want %v", inLists, len(tab.entries))
+		case indexed > len(tab.entries):
+			t.Fatalf("indexed is %v, want at most %v", indexed, len(tab.entries))
 		}
 	}
 }
@@ -141,7 +155,8 @@ func fuzzEvent(i int, k, x byte, rest []byte) Event {
 	case 4:
 		return ForgetLink{link}
 	case 5, 6:
-		p := arp.Packet{Op: arp.Op(1 + k&1), Sender: link, SenderIP: ip4, TargetIP: netip.AddrFrom4([4]byte{10, 0, 0, x >> 4})}
+		p := arp.Packet{Op: arp.Op(1 + k&1), Sender: link, SenderIP: ip4,
+			TargetIP: netip.AddrFrom4([4]byte{10, 0, 0, x >> 4})}
 		if k&0x40 != 0 {
 			p.Target = hosts["A"]
 		}

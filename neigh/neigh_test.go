@@ -52,16 +52,27 @@ func TestQueryVector(t *testing.T) {
 	want := "0020080014040001" + "8000012300000000000000000000ffffc0000201" + "0a000001" +
 		"0000000000000000000000000000000000000000" + "0a000002"
 	// 4755-3-1 (the query goes to the broadcast-GID, in UD), 4755-3.1-4, 4755-9-1
-	if len(got) != 1 || !got[0].To.Broadcast || got[0].EtherType != encap.ARP || hex.EncodeToString(got[0].Payload) != want {
+	if len(got) != 1 || !got[0].To.Broadcast || got[0].EtherType != encap.ARP ||
+		hex.EncodeToString(got[0].Payload) != want {
 		t.Fatalf("query is %+v\nwant %s", got, want)
 	}
 	// A solicitation too, though its IPv6 destination is the solicited-node group.
 	got = sent(tab.Step(nil, t0, Resolve{IP: ll2}))
 	var ns nd.NS
 	// 4755-3-1
-	if len(got) != 1 || !got[0].To.Broadcast || got[0].EtherType != encap.IPv6 || ns.UnmarshalBinary(got[0].Payload) != nil ||
-		ns.Dst != netip.MustParseAddr("ff02::1:ff00:2") || ns.Link != link {
-		t.Fatalf("solicitation is %+v, %+v", got, ns)
+	switch {
+	case len(got) != 1:
+		t.Fatalf("len(got) is %v, want 1", len(got))
+	case !got[0].To.Broadcast:
+		t.Fatalf("got[0].To.Broadcast is false")
+	case got[0].EtherType != encap.IPv6:
+		t.Fatalf("got[0].EtherType is %v, want %v", got[0].EtherType, encap.IPv6)
+	case ns.UnmarshalBinary(got[0].Payload) != nil:
+		t.Fatalf("ns.UnmarshalBinary(got[0].Payload) is %v, want nil", ns.UnmarshalBinary(got[0].Payload))
+	case ns.Dst != netip.MustParseAddr("ff02::1:ff00:2"):
+		t.Fatalf("ns.Dst is %v, want %v", ns.Dst, netip.MustParseAddr("ff02::1:ff00:2"))
+	case ns.Link != link:
+		t.Fatalf("ns.Link is %v, want %v", ns.Link, link)
 	}
 }
 
@@ -77,9 +88,23 @@ func TestAnswers(t *testing.T) {
 			got := sent(tab.Step(nil, t0, RecvARP{From: hosts["B"].Key(), Payload: b}))
 			var p arp.Packet
 			// 4755-7-4, 4755-3.1-13, 4755-3.1-14, 4755-3.1-10, 4755-3.1-9 (flags zero when UD only)
-			if len(got) != 1 || got[0].To.LinkAddr != hosts["B"] || p.UnmarshalBinary(got[0].Payload) != nil ||
-				p.Op != arp.Reply || p.Sender != link || p.SenderIP != ip1 || p.Target != hosts["B"] || p.TargetIP != ip2 {
-				t.Fatalf("flags %v: answer %+v, %v", flags, got, p)
+			switch {
+			case len(got) != 1:
+				t.Fatalf("flags %v: len(got) is %v, want 1", flags, len(got))
+			case got[0].To.LinkAddr != hosts["B"]:
+				t.Fatalf("flags %v: got[0].To.LinkAddr is %v, want %v", flags, got[0].To.LinkAddr, hosts["B"])
+			case p.UnmarshalBinary(got[0].Payload) != nil:
+				t.Fatalf("flags %v: p.UnmarshalBinary(got[0].Payload) is %v, want nil", flags, p.UnmarshalBinary(got[0].Payload))
+			case p.Op != arp.Reply:
+				t.Fatalf("flags %v: p.Op is %v, want %v", flags, p.Op, arp.Reply)
+			case p.Sender != link:
+				t.Fatalf("flags %v: p.Sender is %v, want %v", flags, p.Sender, link)
+			case p.SenderIP != ip1:
+				t.Fatalf("flags %v: p.SenderIP is %v, want %v", flags, p.SenderIP, ip1)
+			case p.Target != hosts["B"]:
+				t.Fatalf("flags %v: p.Target is %v, want %v", flags, p.Target, hosts["B"])
+			case p.TargetIP != ip2:
+				t.Fatalf("flags %v: p.TargetIP is %v, want %v", flags, p.TargetIP, ip2)
 			}
 			tab.Step(nil, t0, Confirmed{ip2})
 		}
@@ -87,9 +112,23 @@ func TestAnswers(t *testing.T) {
 		got := sent(tab.Step(nil, t0, RecvND{From: hosts["B"].Key(), Payload: b}))
 		var na nd.NA
 		// 4755-7-4, 4755-3.1-13
-		if len(got) != 1 || got[0].To.LinkAddr != hosts["B"] || na.UnmarshalBinary(got[0].Payload) != nil ||
-			na.Link != link || na.Target != ll1 || na.Dst != ll2 || !na.Solicited || !na.Override {
-			t.Fatalf("flags %v: advertisement %+v, %+v", flags, got, na)
+		switch {
+		case len(got) != 1:
+			t.Fatalf("flags %v: len(got) is %v, want 1", flags, len(got))
+		case got[0].To.LinkAddr != hosts["B"]:
+			t.Fatalf("flags %v: got[0].To.LinkAddr is %v, want %v", flags, got[0].To.LinkAddr, hosts["B"])
+		case na.UnmarshalBinary(got[0].Payload) != nil:
+			t.Fatalf("flags %v: na.UnmarshalBinary(got[0].Payload) is %v, want nil", flags, na.UnmarshalBinary(got[0].Payload))
+		case na.Link != link:
+			t.Fatalf("flags %v: na.Link is %v, want %v", flags, na.Link, link)
+		case na.Target != ll1:
+			t.Fatalf("flags %v: na.Target is %v, want %v", flags, na.Target, ll1)
+		case na.Dst != ll2:
+			t.Fatalf("flags %v: na.Dst is %v, want %v", flags, na.Dst, ll2)
+		case !na.Solicited:
+			t.Fatalf("flags %v: na.Solicited is false", flags)
+		case !na.Override:
+			t.Fatalf("flags %v: na.Override is false", flags)
 		}
 	}
 }
@@ -144,7 +183,8 @@ func testFlood(t *testing.T, always bool) {
 	for i := range seconds * perSecond {
 		now := t0.Add(time.Duration(i) * time.Second / perSecond)
 		link := encap.LinkAddr{Flags: encap.FlagRC, QPN: 2 + ib.QPN(r.IntN(1<<23)), GID: hosts["C"].GID}
-		q := arp.NewRequest(link, netip.AddrFrom4([4]byte{10, byte(1 + r.IntN(200)), byte(r.Uint32()), byte(r.Uint32())}), ip1)
+		q := arp.NewRequest(link, netip.AddrFrom4([4]byte{10, byte(1 + r.IntN(200)), byte(r.Uint32()),
+			byte(r.Uint32())}), ip1)
 		if i%4 == 0 {
 			q = arp.NewRequest(link, ip2, ip2) // an impostor claims B's address
 		}
@@ -167,8 +207,13 @@ func testFlood(t *testing.T, always bool) {
 	}
 	n := tab.Counters()
 	// 4755-8-1
-	if answers > 4096*(seconds+1) || len(tab.entries) > 4096 || len(tab.limit.sources) > maxSources {
-		t.Errorf("%d answers, %d entries, %d sources", answers, len(tab.entries), len(tab.limit.sources))
+	switch {
+	case answers > 4096*(seconds+1):
+		t.Errorf("answers is %v, want at most %v", answers, 4096*(seconds+1))
+	case len(tab.entries) > 4096:
+		t.Errorf("len(tab.entries) is %v, want at most 4096", len(tab.entries))
+	case len(tab.limit.sources) > maxSources:
+		t.Errorf("len(tab.limit.sources) is %v, want at most %v", len(tab.limit.sources), maxSources)
 	}
 	if always && (changes > seconds || changes == 0) {
 		t.Errorf("%d changes, want 1 to %d", changes, seconds)
@@ -179,8 +224,13 @@ func testFlood(t *testing.T, always bool) {
 	if !always && (probes > seconds || probes == 0) {
 		t.Errorf("%d probes, want 1 to %d", probes, seconds)
 	}
-	if _, ok := tab.Lookup(ip2); !ok || n.Drops[DropRateSource]+n.Drops[DropRateAll] == 0 || n.Drops[DropLocked] == 0 {
-		t.Errorf("neighbour kept %v; drops %v", ok, n.Drops)
+	switch _, ok := tab.Lookup(ip2); {
+	case !ok:
+		t.Errorf("ok is false")
+	case n.Drops[DropRateSource]+n.Drops[DropRateAll] == 0:
+		t.Errorf("n.Drops[DropRateSource]+n.Drops[DropRateAll] is 0, want any other")
+	case n.Drops[DropLocked] == 0:
+		t.Errorf("n.Drops[DropLocked] is 0, want any other")
 	}
 }
 
@@ -189,14 +239,20 @@ func TestScan(t *testing.T) {
 	tab := newTable(Options{MaxNeighbors: 100})
 	out := 0
 	for i := range 1000 {
-		for _, a := range tab.Step(nil, t0, Resolve{IP: netip.AddrFrom4([4]byte{10, 0, 1 + byte(i>>8), byte(i)}), Packet: []byte("x")}) {
+		for _, a := range tab.Step(nil, t0, Resolve{IP: netip.AddrFrom4([4]byte{10, 0, 1 + byte(i>>8), byte(i)}),
+			Packet: []byte("x")}) {
 			if _, ok := a.(Discard); ok {
 				out++
 			}
 		}
 	}
-	if out != 900 || len(tab.entries) != 100 || tab.n.Drops[DropTableFull] != 900 {
-		t.Errorf("%d refused, %d entries, %d counted", out, len(tab.entries), tab.n.Drops[DropTableFull])
+	switch {
+	case out != 900:
+		t.Errorf("out is %v, want 900", out)
+	case len(tab.entries) != 100:
+		t.Errorf("len(tab.entries) is %v, want 100", len(tab.entries))
+	case tab.n.Drops[DropTableFull] != 900:
+		t.Errorf("tab.n.Drops[DropTableFull] is %v, want 900", tab.n.Drops[DropTableFull])
 	}
 	for d := tab.Deadline(); !d.IsZero(); d = tab.Deadline() {
 		tab.Step(nil, d, Wake{})

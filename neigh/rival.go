@@ -43,7 +43,8 @@ type moves struct {
 // silent reports whether the place of e has not answered its probes, so that the
 // answer of another place to the last one, which goes to everybody, is believed.
 func (t *Table) silent(e *entry, solicited bool) bool {
-	return solicited && e.state == StateProbe && e.rival == nil && int(e.queries) >= t.o.probes() && int(e.queries) > challengeProbes
+	return solicited && e.state == StateProbe && e.rival == nil && int(e.queries) >= t.o.probes() &&
+		int(e.queries) > challengeProbes
 }
 
 // claim takes note that e is said to be at link, and asks at the old place. With
@@ -116,7 +117,8 @@ func (t *Table) defended(dst []Action, now time.Time, e *entry) []Action {
 	}
 	if m := t.movesOf(e); !m.refused {
 		m.refused = true
-		t.o.Log.Warn("another host claims the address of a neighbour, which still answers", "ip", e.ip, "neighbour", e.link, "claimed", r.link)
+		t.o.Log.Warn("another host claims the address of a neighbour, which still answers", "ip", e.ip, "neighbour",
+			e.link, "claimed", r.link)
 	}
 	return t.refuse(dst, DropStillThere, e.ip, r.link, r.link)
 }

@@ -46,7 +46,8 @@ func TestTakeover(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var log bytes.Buffer
-			tab := newTable(Options{AcceptAlways: tt.always, Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+			tab := newTable(Options{AcceptAlways: tt.always,
+				Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 			tab.Step(nil, t0, Resolve{IP: ip2})
 			tab.Step(nil, t0, answer(t, hosts["B"]))
 			const ms = time.Millisecond
@@ -95,7 +96,8 @@ func TestChallengesAreBounded(t *testing.T) {
 	tab := newTable(Options{SourceRate: -1, RequestRate: -1})
 	const n = maxChallenges + 50
 	link := func(i int, of byte) encap.LinkAddr {
-		return encap.LinkAddr{QPN: ib.QPN(0x1000 + i), GID: ib.GIDFromAddr(netip.MustParseAddr(fmt.Sprintf("fe80::%x:%x", of, i)))}
+		return encap.LinkAddr{QPN: ib.QPN(0x1000 + i),
+			GID: ib.GIDFromAddr(netip.MustParseAddr(fmt.Sprintf("fe80::%x:%x", of, i)))}
 	}
 	ip := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(1 + i>>8), byte(i)}) }
 	for i := range n {

@@ -67,7 +67,8 @@ import (
 // 4391-9.4-1: reachability.txt
 func TestScripts(t *testing.T) {
 	script.Run(t, "testdata/*.txt", func(t *testing.T) script.Machine {
-		return &scene{t: t, now: time.Unix(1_000_000, 0), o: Options{LinkAddr: hosts["A"], Rand: rand.New(rand.NewPCG(1, 2)), DADProbes: -1}}
+		return &scene{t: t, now: time.Unix(1_000_000, 0),
+			o: Options{LinkAddr: hosts["A"], Rand: rand.New(rand.NewPCG(1, 2)), DADProbes: -1}}
 	})
 }
 
@@ -303,7 +304,8 @@ func (s *scene) frame(f []string) Event {
 	case "na":
 		m := nd.NA{Src: addr(2), Dst: addr(3), Target: addr(2), Link: hosts[f[1]], HasLink: !opts["nolink"]}
 		if len(f) > 4 {
-			m.Solicited, m.Override, m.Router = strings.Contains(f[4], "S"), strings.Contains(f[4], "O"), strings.Contains(f[4], "R")
+			m.Solicited, m.Override, m.Router = strings.Contains(f[4], "S"), strings.Contains(f[4], "O"),
+				strings.Contains(f[4], "R")
 		}
 		if !m.HasLink {
 			m.Link = encap.LinkAddr{}
@@ -379,8 +381,13 @@ func payload(t *testing.T, a SendUD) string {
 		return fmt.Sprintf("ARP %s %s %s to %s %s", p.Op, hostName(p.Sender), p.SenderIP, hostName(p.Target), p.TargetIP)
 	}
 	v6, err := ip.AsV6(a.Payload)
-	if err != nil || v6.HopLimit() != 255 || a.EtherType != encap.IPv6 {
-		t.Fatalf("we sent no ND: %+v %v", a, err)
+	switch {
+	case err != nil:
+		t.Fatalf("we sent no ND: err is %v, want nil", err)
+	case v6.HopLimit() != 255:
+		t.Fatalf("we sent no ND: v6.HopLimit() is %v, want 255", v6.HopLimit())
+	case a.EtherType != encap.IPv6:
+		t.Fatalf("we sent no ND: a.EtherType is %v, want %v", a.EtherType, encap.IPv6)
 	}
 	if nd.KindOf(a.Payload) == nd.NeighborSolicitation {
 		var m nd.NS

@@ -44,8 +44,10 @@ func newLAN(t *testing.T, seed uint64, n int, loss float64) *lan {
 		waiting: map[string]bool{}, got: map[string]int{}}
 	for i := range n {
 		nd := &lanNode{
-			link: encap.LinkAddr{Flags: encap.FlagRC, QPN: ib.QPN(0x100 + i), GID: ib.GIDFromAddr(netip.MustParseAddr(fmt.Sprintf("fe80::%x", i+1)))},
-			ips:  []netip.Addr{netip.MustParseAddr(fmt.Sprintf("10.0.0.%d", i+1)), netip.MustParseAddr(fmt.Sprintf("fd00::%d", i+1))},
+			link: encap.LinkAddr{Flags: encap.FlagRC, QPN: ib.QPN(0x100 + i),
+				GID: ib.GIDFromAddr(netip.MustParseAddr(fmt.Sprintf("fe80::%x", i+1)))},
+			ips: []netip.Addr{netip.MustParseAddr(fmt.Sprintf("10.0.0.%d", i+1)),
+				netip.MustParseAddr(fmt.Sprintf("fd00::%d", i+1))},
 		}
 		l.nodes = append(l.nodes, nd)
 		l.start(nd)

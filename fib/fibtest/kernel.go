@@ -55,7 +55,8 @@ type Kernel struct {
 
 // New returns a kernel whose device is down and has no address.
 func New() *Kernel {
-	return &Kernel{Link: rtnl.Link{Index: Index, Name: "ibcm0", MTU: 65520, Type: "tun"}, Own: map[rtnl.Key]rtnl.Route{}, metrics: map[rtnl.Key]rtnl.Route{}}
+	return &Kernel{Link: rtnl.Link{Index: Index, Name: "ibcm0", MTU: 65520, Type: "tun"},
+		Own: map[rtnl.Key]rtnl.Route{}, metrics: map[rtnl.Key]rtnl.Route{}}
 }
 
 // Start returns the first events.
@@ -188,13 +189,15 @@ func (k *Kernel) kernel() []rtnl.Route {
 			r.Src, r.Scope = p.Addr(), rtnl.ScopeLink
 			add(r)
 			if p.Bits() < 31 {
-				add(rtnl.Route{Dst: single(last(p)), Table: rtnl.TableLocal, Type: rtnl.Broadcast, Protocol: rtnl.ProtoKernel, Scope: rtnl.ScopeLink, Src: p.Addr()})
+				add(rtnl.Route{Dst: single(last(p)), Table: rtnl.TableLocal, Type: rtnl.Broadcast,
+					Protocol: rtnl.ProtoKernel, Scope: rtnl.ScopeLink, Src: p.Addr()})
 			}
 			continue
 		}
 		r.Metric = 256
 		add(r)
-		add(rtnl.Route{Dst: netip.MustParsePrefix("ff00::/8"), Table: rtnl.TableLocal, Type: rtnl.Multicast, Protocol: rtnl.ProtoKernel, Metric: 256})
+		add(rtnl.Route{Dst: netip.MustParsePrefix("ff00::/8"), Table: rtnl.TableLocal, Type: rtnl.Multicast,
+			Protocol: rtnl.ProtoKernel, Metric: 256})
 	}
 	return out
 }
