@@ -42,7 +42,8 @@ type csums struct {
 // Checksums says what became of [Options.NoChecksum], and counts.
 func (t *File) Checksums() Checksums {
 	c := &t.csum
-	return Checksums{On: c.on, Why: c.why, Completed: c.completed.Load(), Verified: c.verified.Load(), Wrong: c.wrong.Load(), Malformed: c.malformed.Load()}
+	return Checksums{On: c.on, Why: c.why, Completed: c.completed.Load(), Verified: c.verified.Load(),
+		Wrong: c.wrong.Load(), Malformed: c.malformed.Load()}
 }
 
 // complete puts the checksum into p, if header h asks for it. It reports whether
@@ -105,7 +106,8 @@ func find(p []byte) (s segment, ok bool) {
 	switch p[0] >> 4 {
 	case 4:
 		n := int(p[0]&15) * 4
-		if n < 20 || len(p) < n || int(binary.BigEndian.Uint16(p[2:])) != len(p) || binary.BigEndian.Uint16(p[6:])&0x3fff != 0 {
+		if n < 20 || len(p) < n || int(binary.BigEndian.Uint16(p[2:])) != len(p) ||
+			binary.BigEndian.Uint16(p[6:])&0x3fff != 0 {
 			return s, false
 		}
 		proto, s.start, s.sum = p[9], n, ip.Sum(0, p[12:20])

@@ -66,8 +66,11 @@ func TestVerify(t *testing.T) {
 				}
 				for _, at := range []int{len(p) - 1, len(p) - n/2 - 1, len(p) - n - 1} {
 					p[at] ^= 0x10
-					if valid, ok := verify(p); valid || !ok && at >= len(p)-n {
-						t.Errorf("v6 %v, protocol %d, %d octets, octet %d changed: valid %v, looked at %v", v6, proto, n, at, valid, ok)
+					switch valid, ok := verify(p); {
+					case valid:
+						t.Errorf("v6 %v, protocol %d, %d octets, octet %d changed: valid is true", v6, proto, n, at)
+					case !ok && at >= len(p)-n:
+						t.Errorf("v6 %v, protocol %d, %d octets: octet %d changed, and not seen", v6, proto, n, at)
 					}
 					p[at] ^= 0x10
 				}
@@ -116,8 +119,13 @@ func TestComplete(t *testing.T) {
 	}
 	// All ones in the sum: no zero in the field, which would mean that there is none.
 	h, p := header(0, 2), []byte{0xff, 0xfe, 0, 1}
-	if !c.complete(&h, p) || p[2] != 0xff || p[3] != 0xff {
-		t.Errorf("%x", p)
+	switch {
+	case !c.complete(&h, p):
+		t.Errorf("c.complete(&h, p) is false")
+	case p[2] != 0xff:
+		t.Errorf("p[2] is %#x, want 0xff", p[2])
+	case p[3] != 0xff:
+		t.Errorf("p[3] is %#x, want 0xff", p[3])
 	}
 	for _, at := range [][2]uint16{{0, 3}, {3, 0}, {4, 0}, {65535, 65535}, {0, 65535}} {
 		h := header(at[0], at[1])
@@ -191,8 +199,13 @@ func TestTrialIsSlow(t *testing.T) {
 	open(t, Options{}) // skips where there are no rights
 	defer func(was func()) { trialPause = was }(trialPause)
 	trialPause = func() { time.Sleep(200 * time.Millisecond) }
-	if sums, segments, datagrams := tryHeaders(); sums != nil || segments != nil || datagrams != nil {
-		t.Errorf("checksums %v, segments %v, datagrams %v", sums, segments, datagrams)
+	switch sums, segments, datagrams := tryHeaders(); {
+	case sums != nil:
+		t.Errorf("sums is %v, want nil", sums)
+	case segments != nil:
+		t.Errorf("segments is %v, want nil", segments)
+	case datagrams != nil:
+		t.Errorf("datagrams is %v, want nil", datagrams)
 	}
 }
 
@@ -209,8 +222,13 @@ func TestTrial(t *testing.T) {
 		t.Errorf("after the trial: %+v", s)
 	}
 	start := time.Now()
-	if sums, segments, datagrams := tryHeaders(); sums != nil || segments != nil || datagrams != nil {
-		t.Error(sums, segments, datagrams)
+	switch sums, segments, datagrams := tryHeaders(); {
+	case sums != nil:
+		t.Errorf("sums is %v, want nil", sums)
+	case segments != nil:
+		t.Errorf("segments is %v, want nil", segments)
+	case datagrams != nil:
+		t.Errorf("datagrams is %v, want nil", datagrams)
 	}
 	t.Logf("the trial took %v", time.Since(start))
 	if links, err := net.Interfaces(); err != nil || len(links) != 2 { // lo and f
@@ -223,12 +241,18 @@ func TestTrial(t *testing.T) {
 		sums     Checksums
 		segments Segments
 	}{
-		"neither works":          {Options{trial: says(errors.New("no good"), errors.New("too bad"))}, Checksums{Why: "its test failed: no good"}, Segments{Why: "needs checksums by us: its test failed: no good"}},
-		"segments do not":        {Options{trial: says(nil, errors.New("too bad"))}, Checksums{On: true}, Segments{Why: "its test failed: too bad"}},
-		"not tried":              {Options{trial: says(notTried, notTried)}, Checksums{On: true, Why: eperm}, Segments{On: true, Why: eperm}},
-		"checksums switched off": {Options{NoChecksum: true}, Checksums{Why: "switched off"}, Segments{Why: "needs checksums by us: switched off"}},
-		"segments switched off":  {Options{NoSegments: true, trial: says(nil, nil)}, Checksums{On: true}, Segments{Why: "switched off"}},
-		"both switched off":      {Options{NoSegments: true, NoChecksum: true}, Checksums{Why: "switched off"}, Segments{Why: "switched off"}},
+		"neither works": {Options{trial: says(errors.New("no good"), errors.New("too bad"))},
+			Checksums{Why: "its test failed: no good"}, Segments{Why: "needs checksums by us: its test failed: no good"}},
+		"segments do not": {Options{trial: says(nil, errors.New("too bad"))}, Checksums{On: true},
+			Segments{Why: "its test failed: too bad"}},
+		"not tried": {Options{trial: says(notTried, notTried)}, Checksums{On: true, Why: eperm},
+			Segments{On: true, Why: eperm}},
+		"checksums switched off": {Options{NoChecksum: true}, Checksums{Why: "switched off"},
+			Segments{Why: "needs checksums by us: switched off"}},
+		"segments switched off": {Options{NoSegments: true, trial: says(nil, nil)}, Checksums{On: true},
+			Segments{Why: "switched off"}},
+		"both switched off": {Options{NoSegments: true, NoChecksum: true}, Checksums{Why: "switched off"},
+			Segments{Why: "switched off"}},
 	} {
 		g, err := Open(tt.o)
 		if err != nil {
@@ -263,7 +287,8 @@ func TestForwarded(t *testing.T) {
 			t.Fatal(err)
 		}
 		a, _ := netlink.ParseAddr("10.10.0.1/24")
-		if err := errors.Join(netlink.AddrAdd(l, a), netlink.LinkSetUp(l), os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0)); err != nil {
+		if err := errors.Join(netlink.AddrAdd(l, a), netlink.LinkSetUp(l),
+			os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0)); err != nil {
 			t.Fatal(err)
 		}
 		for _, n := range []int{600, 20001, 65400} {
@@ -281,8 +306,13 @@ func TestForwarded(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := packets(t, g, 1)[0]
-			if valid, ok := verify(got); !valid || !ok || !bytes.Equal(got[28:], p[28:]) {
-				t.Errorf("off %v, %d octets: valid %v, looked at %v", off, n, valid, ok)
+			switch valid, ok := verify(got); {
+			case !valid:
+				t.Errorf("off %v, %d octets: valid is false", off, n)
+			case !ok:
+				t.Errorf("off %v, %d octets: ok is false", off, n)
+			case !bytes.Equal(got[28:], p[28:]):
+				t.Errorf("off %v, %d octets: got[28:] is %x, want %x", off, n, got[28:], p[28:])
 			}
 		}
 		if v := f.Checksums().Verified; v != 3 {

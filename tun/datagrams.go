@@ -59,7 +59,8 @@ func asLargeUDP(h *[vnetLen]byte, p []byte) (l large, ok bool) {
 	}
 	switch p[0] >> 4 {
 	case 4:
-		if l.tcp < 20 || int(p[0]&15)*4 != l.tcp || p[9] != protoUDP || int(binary.BigEndian.Uint16(p[2:])) != len(p) || binary.BigEndian.Uint16(p[6:])&0x3fff != 0 {
+		if l.tcp < 20 || int(p[0]&15)*4 != l.tcp || p[9] != protoUDP ||
+			int(binary.BigEndian.Uint16(p[2:])) != len(p) || binary.BigEndian.Uint16(p[6:])&0x3fff != 0 {
 			return l, false
 		}
 		l.v4, l.id = true, binary.BigEndian.Uint16(p[4:])

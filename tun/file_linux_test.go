@@ -109,8 +109,13 @@ func TestOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer g.Close()
-	if l, err := netlink.LinkByName("ibcm0"); err != nil || l.Attrs().MTU != 1500 || g.Name() != "ibcm0" {
-		t.Errorf("%s: %v %v", g.Name(), l, err)
+	switch l, err := netlink.LinkByName("ibcm0"); {
+	case err != nil:
+		t.Errorf("%s: err is %v, want nil", g.Name(), err)
+	case l.Attrs().MTU != 1500:
+		t.Errorf("%s: l.Attrs().MTU is %v, want 1500", g.Name(), l.Attrs().MTU)
+	case g.Name() != "ibcm0":
+		t.Errorf("%s: g.Name() is %q, want \"ibcm0\"", g.Name(), g.Name())
 	}
 	for _, o := range []Options{{MTU: MaxMTU + 1}, {MTU: -1}, {Name: "a-name-that-is-too-long"}, {Name: "ibcm0"}} {
 		if h, err := Open(o); err == nil {
@@ -134,8 +139,13 @@ func TestReadBatch(t *testing.T) {
 		t.Errorf("largest batch %d, want all %d at once", most, len(want))
 	}
 	for i, n := range want {
-		if len(got[i]) != n || got[i][0] != byte(i) || got[i][n-1] != byte(i) {
-			t.Errorf("packet %d: %d octets of %d, want %d", i, len(got[i]), got[i][0], n)
+		switch {
+		case len(got[i]) != n:
+			t.Errorf("packet %d: len(got[i]) is %v, want %v", i, len(got[i]), n)
+		case got[i][0] != byte(i):
+			t.Errorf("packet %d: got[i][0] is %v, want %v", i, got[i][0], byte(i))
+		case got[i][n-1] != byte(i):
+			t.Errorf("packet %d: got[i][n-1] is %v, want %v", i, got[i][n-1], byte(i))
 		}
 	}
 }

@@ -28,7 +28,8 @@ func (t *File) Namespace() (fd int, name string, err error) {
 	case errors.Is(err, unix.EBADFD):
 		return -1, "", os.ErrNotExist
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOTTY):
-		return -1, "", fmt.Errorf("find the network namespace of %s: %w (Linux 5.7 or later is needed)", t.name, errors.ErrUnsupported)
+		return -1, "", fmt.Errorf("find the network namespace of %s: %w (Linux 5.7 or later is needed)", t.name,
+			errors.ErrUnsupported)
 	case err != nil:
 		return -1, "", fmt.Errorf("find the network namespace of %s: %w", t.name, err)
 	}

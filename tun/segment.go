@@ -64,7 +64,8 @@ func (t *File) Segments() Segments {
 	if s.noMerge.Load() {
 		why = "the kernel did not take one of ours: no more are put together"
 	}
-	return Segments{On: s.on.Load(), Why: why, Split: s.split.Load(), Made: s.made.Load(), Merged: s.merged.Load(), Written: s.written.Load(), Malformed: s.malformed.Load()}
+	return Segments{On: s.on.Load(), Why: why, Split: s.split.Load(), Made: s.made.Load(), Merged: s.merged.Load(),
+		Written: s.written.Load(), Malformed: s.malformed.Load()}
 }
 
 // A large is a GSO packet of TCP or UDP from the kernel, to be split. RFC 791, RFC
@@ -89,17 +90,20 @@ func asLarge(h *[vnetLen]byte, p []byte) (l large, ok bool) {
 	if h[1] == vnetUDP {
 		return asLargeUDP(h, p)
 	}
-	l = large{p: p, v4: h[1] == vnetTCP4, size: int(binary.NativeEndian.Uint16(h[4:])), tcp: int(binary.NativeEndian.Uint16(h[6:]))}
+	l = large{p: p, v4: h[1] == vnetTCP4, size: int(binary.NativeEndian.Uint16(h[4:])),
+		tcp: int(binary.NativeEndian.Uint16(h[6:]))}
 	if h[0]&vnetNeedsCsum == 0 || h[1] != vnetTCP4 && h[1] != vnetTCP6 || l.size == 0 ||
 		binary.NativeEndian.Uint16(h[8:]) != tcpSum || len(p) < l.tcp+tcpLen {
 		return l, false
 	}
 	if l.v4 {
-		if p[0]>>4 != 4 || l.tcp < 20 || int(p[0]&15)*4 != l.tcp || p[9] != protoTCP || int(binary.BigEndian.Uint16(p[2:])) != len(p) || binary.BigEndian.Uint16(p[6:])&0x3fff != 0 {
+		if p[0]>>4 != 4 || l.tcp < 20 || int(p[0]&15)*4 != l.tcp || p[9] != protoTCP ||
+			int(binary.BigEndian.Uint16(p[2:])) != len(p) || binary.BigEndian.Uint16(p[6:])&0x3fff != 0 {
 			return l, false
 		}
 		l.id = binary.BigEndian.Uint16(p[4:])
-	} else if p[0]>>4 != 6 || l.tcp < 40 || (l.tcp == 40) != (p[6] == protoTCP) || int(binary.BigEndian.Uint16(p[4:])) != len(p)-40 {
+	} else if p[0]>>4 != 6 || l.tcp < 40 || (l.tcp == 40) != (p[6] == protoTCP) ||
+		int(binary.BigEndian.Uint16(p[4:])) != len(p)-40 {
 		return l, false
 	}
 	t := p[l.tcp:]
@@ -255,11 +259,13 @@ func (m *merger) add(p []byte) bool {
 	}
 	s, ok := find(p)
 	n := len(p) - s.head
-	if !ok || s.head != m.seg.head || s.start != m.seg.start || !mergeable(p, s) || n == 0 || n > m.size || m.total+n > maxTotal {
+	if !ok || s.head != m.seg.head || s.start != m.seg.start || !mergeable(p, s) || n == 0 || n > m.size ||
+		m.total+n > maxTotal {
 		return false
 	}
 	t := p[s.start:s.head]
-	if !m.sameIP(p) || !m.sameTCP(t) || binary.BigEndian.Uint32(t[tcpSeq:]) != m.seq || t[tcpFlags]&^tcpPSH != tcpACK || !s.valid(p) {
+	if !m.sameIP(p) || !m.sameTCP(t) || binary.BigEndian.Uint32(t[tcpSeq:]) != m.seq ||
+		t[tcpFlags]&^tcpPSH != tcpACK || !s.valid(p) {
 		return false
 	}
 	m.n, m.total, m.seq = m.n+1, m.total+n, m.seq+uint32(n)

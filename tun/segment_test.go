@@ -35,7 +35,8 @@ func tcp(v6 bool, options int, seq uint32, id uint16, flags byte, payload []byte
 	} else {
 		src, dst = netip.MustParseAddr("10.9.0.2"), netip.MustParseAddr("10.9.0.1")
 		s, d := src.As4(), dst.As4()
-		b = append(append([]byte{0x45, 0x02, byte((20 + n) >> 8), byte(20 + n), byte(id >> 8), byte(id), 0x40, 0, 63, protoTCP, 0, 0}, s[:]...), d[:]...)
+		b = append(append([]byte{0x45, 0x02, byte((20 + n) >> 8), byte(20 + n), byte(id >> 8), byte(id), 0x40, 0, 63,
+			protoTCP, 0, 0}, s[:]...), d[:]...)
 		binary.BigEndian.PutUint16(b[10:], ip.Checksum(b))
 	}
 	seg := make([]byte, tcpLen+options, n)
@@ -105,10 +106,12 @@ func TestSplitMerge(t *testing.T) {
 	const seq, id = 1<<32 - 3000, 0xfff0
 	for _, v6 := range []bool{false, true} {
 		for _, options := range []int{0, 12, 40} {
-			for _, c := range []struct{ size, total int }{{1000, 1001}, {1000, 2000}, {968, 65000}, {1, 60}, {536, 5000}, {30000, 60000}, {1448, 64 * 1448 >> 1}} {
+			for _, c := range []struct{ size, total int }{{1000, 1001}, {1000, 2000}, {968, 65000}, {1, 60}, {536, 5000},
+				{30000, 60000}, {1448, 64 * 1448 >> 1}} {
 				for _, flags := range []byte{tcpACK, tcpACK | tcpPSH, tcpACK | tcpFIN | tcpPSH, tcpACK | tcpCWR} {
 					for _, batch := range []int{1, 2, 32, 100} {
-						name := fmt.Sprintf("v6 %v, options %d, %d of %d, flags %#x, %d at once", v6, options, c.size, c.total, flags, batch)
+						name := fmt.Sprintf("v6 %v, options %d, %d of %d, flags %#x, %d at once", v6, options, c.size, c.total,
+							flags, batch)
 						payload := random(c.total)
 						var want [][]byte
 						for at := 0; at < c.total; at += c.size {
@@ -128,8 +131,13 @@ func TestSplitMerge(t *testing.T) {
 						if !slices.EqualFunc(got, want, bytes.Equal) {
 							t.Fatalf("%s: %d packets, want %d", name, len(got), len(want))
 						}
-						if s.split.Load() != 1 || s.made.Load() != uint64(len(want)) || s.malformed.Load() != 0 {
-							t.Errorf("%s: split %d, made %d, malformed %d", name, s.split.Load(), s.made.Load(), s.malformed.Load())
+						switch {
+						case s.split.Load() != 1:
+							t.Errorf("%s: s.split.Load() is %v, want 1", name, s.split.Load())
+						case s.made.Load() != uint64(len(want)):
+							t.Errorf("%s: s.made.Load() is %v, want %v", name, s.made.Load(), uint64(len(want)))
+						case s.malformed.Load() != 0:
+							t.Errorf("%s: s.malformed.Load() is %v, want 0", name, s.malformed.Load())
 						}
 						if flags&^tcpPSH == tcpACK && len(want) <= maxMerged {
 							remerge(t, name, got, h, gso)
@@ -216,8 +224,13 @@ func TestNotMerged(t *testing.T) {
 			if m.add(p) {
 				t.Errorf("%s, %s: put together", name, what)
 			}
-			if m.n != 1 || m.total != len(first) || !m.add(next()) {
-				t.Errorf("%s, %s: the right one is not taken any more", name, what)
+			switch {
+			case m.n != 1:
+				t.Errorf("%s, %s: m.n is %v, want 1", name, what, m.n)
+			case m.total != len(first):
+				t.Errorf("%s, %s: m.total is %v, want %v", name, what, m.total, len(first))
+			case !m.add(next()):
+				t.Errorf("%s, %s: m.add(next()) is false", name, what)
 			}
 		}
 		p := next()
@@ -231,7 +244,8 @@ func TestNotMerged(t *testing.T) {
 		if !m.add(short) || m.add(tcp(v6, 12, seq+1999, 7, tcpACK, payload)) {
 			t.Errorf("%s: a shorter packet must be the last", name)
 		}
-		if m.begin(first, s); !m.add(tcp(v6, 12, seq+1000, 6, tcpACK|tcpPSH, payload)) || m.add(tcp(v6, 12, seq+2000, 7, tcpACK, payload)) {
+		if m.begin(first, s); !m.add(tcp(v6, 12, seq+1000, 6, tcpACK|tcpPSH, payload)) ||
+			m.add(tcp(v6, 12, seq+2000, 7, tcpACK, payload)) {
 			t.Errorf("%s: one with PSH must be the last", name)
 		}
 		for _, marked := range [][]byte{first, next()} { // packets that say congestion are counted one by one
@@ -247,12 +261,18 @@ func TestNotMerged(t *testing.T) {
 		}
 		half := random(30000) // two of them fit into what IPv4 can say, three do not
 		first = tcp(v6, 12, seq, 5, tcpACK, half)
-		if s, _ := find(first); !m.begin(first, s) || !m.add(tcp(v6, 12, seq+30000, 6, tcpACK, half)) || m.add(tcp(v6, 12, seq+60000, 7, tcpACK, half)) {
-			t.Errorf("%s: not two packets of 30000 octets, or three", name)
+		switch s, _ := find(first); {
+		case !m.begin(first, s):
+			t.Errorf("%s: m.begin(first, s) is false", name)
+		case !m.add(tcp(v6, 12, seq+30000, 6, tcpACK, half)):
+			t.Errorf("%s: m.add(tcp(v6, 12, seq+30000, 6, tcpACK, half)) is false", name)
+		case m.add(tcp(v6, 12, seq+60000, 7, tcpACK, half)):
+			t.Errorf("%s: m.add(tcp(v6, 12, seq+60000, 7, tcpACK, half)) is true", name)
 		}
 		for what, p := range map[string][]byte{
 			"SYN": tcp(v6, 12, seq, 5, tcpSYN, payload), "PSH": tcp(v6, 12, seq, 5, tcpACK|tcpPSH, payload),
-			"empty": tcp(v6, 12, seq, 5, tcpACK, nil), "UDP": packet(v6, 17, 1000), "long": tcp(v6, 0, seq, 5, tcpACK, random(mergeBelow)),
+			"empty": tcp(v6, 12, seq, 5, tcpACK, nil), "UDP": packet(v6, 17, 1000),
+			"long": tcp(v6, 0, seq, 5, tcpACK, random(mergeBelow)),
 		} {
 			if s, ok := find(p); !ok || m.begin(p, s) {
 				t.Errorf("%s, %s: taken as the first", name, what)
@@ -268,15 +288,21 @@ func TestNotMerged(t *testing.T) {
 		same[6], up[6] = 0, 0
 		fix(same, 20)
 		fix(up, 20)
-		if !m.begin(p, s) || m.add(same) || !m.add(up) {
-			t.Error("identifications without DF")
+		switch {
+		case !m.begin(p, s):
+			t.Errorf("m.begin(p, s) is false")
+		case m.add(same):
+			t.Errorf("m.add(same) is true")
+		case !m.add(up):
+			t.Errorf("m.add(up) is false")
 		}
 	}
 }
 
 // fix makes the checksums of p right again, which is TCP behind start octets.
 func fix(p []byte, start int) {
-	if start == 0 || len(p) < start+tcpLen || p[0]>>4 == 4 && p[9] != protoTCP || p[0]>>4 == 6 && p[6] != protoTCP || p[0]>>4 == 4 != (start == 20) {
+	if start == 0 || len(p) < start+tcpLen || p[0]>>4 == 4 && p[9] != protoTCP ||
+		p[0]>>4 == 6 && p[6] != protoTCP || p[0]>>4 == 4 != (start == 20) {
 		return
 	}
 	a, b := netip.Addr{}, netip.Addr{}
@@ -313,21 +339,35 @@ func TestOddSegments(t *testing.T) {
 		"TCP elsewhere": {set(h, 6, 24), gso}, "TCP at 0": {set(h, 6, 0), gso}, "TCP behind the end": {set(h, 6, 65535), gso},
 		"cut off": {h, gso[:2000]}, "cut off in the header": {h, gso[:30]}, "no payload": {h, with(gso[:40], 3, 40)},
 		"header behind the end": {h, with(with(gso[:50], 3, 50), 32, 0xf0)}, "header of 16": {h, with(gso, 32, 0x40)},
-		"version 6": {h, with(gso, 0, 0x65)}, "a fragment": {h, with(gso, 7, 1)}, "more fragments": {h, with(gso, 6, 0x20)}, "not TCP": {h, with(gso, 9, 17)}, "version 4": {h6, with(piece6, 0, 0x45)},
-		"TCP in the IPv6 header": {set(h6, 6, 30), piece6}, "cut off, IPv6": {h6, piece6[:3000]},
+		"version 6": {h, with(gso, 0, 0x65)}, "a fragment": {h, with(gso, 7, 1)},
+		"more fragments": {h, with(gso, 6, 0x20)}, "not TCP": {h, with(gso, 9, 17)},
+		"version 4": {h6, with(piece6, 0, 0x45)}, "TCP in the IPv6 header": {set(h6, 6, 30), piece6},
+		"cut off, IPv6": {h6, piece6[:3000]},
 	} {
 		var s tso
 		bufs, sizes := buffers(4)
-		if n := s.take(&c.h, copy(bufs[0], c.p), bufs, sizes); n != 0 || s.malformed.Load() != 1 || s.split.Load() != 0 || s.rest.more() {
-			t.Errorf("%s: %d packets, %+v", what, n, s.malformed.Load())
+		switch n := s.take(&c.h, copy(bufs[0], c.p), bufs, sizes); {
+		case n != 0:
+			t.Errorf("%s: n is %v, want 0", what, n)
+		case s.malformed.Load() != 1:
+			t.Errorf("%s: s.malformed.Load() is %v, want 1", what, s.malformed.Load())
+		case s.split.Load() != 0:
+			t.Errorf("%s: s.split.Load() is %v, want 0", what, s.split.Load())
+		case s.rest.more():
+			t.Errorf("%s: s.rest.more() is true", what)
 		}
 	}
 	// What a buffer is too short for is lost, and counted.
 	var s tso
 	bufs, sizes := buffers(3)
 	bufs[1] = bufs[1][:500]
-	if n := s.take(&h, copy(bufs[0], gso), bufs, sizes); n != 1 || s.malformed.Load() != 2 || sizes[0] != 1040 {
-		t.Errorf("%d packets of %v, malformed %d", n, sizes, s.malformed.Load())
+	switch n := s.take(&h, copy(bufs[0], gso), bufs, sizes); {
+	case n != 1:
+		t.Errorf("n is %v, want 1", n)
+	case s.malformed.Load() != 2:
+		t.Errorf("s.malformed.Load() is %v, want 2", s.malformed.Load())
+	case sizes[0] != 1040:
+		t.Errorf("sizes[0] is %v, want 1040", sizes[0])
 	}
 }
 
@@ -358,7 +398,8 @@ func newJoint(t *testing.T, mtu int, o Options) joint {
 		addr, _ := netlink.ParseAddr(fmt.Sprintf("10.7.0.%d/24", i+1))
 		addr6, _ := netlink.ParseAddr(fmt.Sprintf("fd07::%d/64", i+1))
 		addr6.Flags = unix.IFA_F_NODAD
-		if err := errors.Join(netlink.AddrDel(l, own), netlink.LinkSetMTU(l, mtu), netlink.AddrAdd(l, addr), netlink.AddrAdd(l, addr6)); err != nil {
+		if err := errors.Join(netlink.AddrDel(l, own), netlink.LinkSetMTU(l, mtu), netlink.AddrAdd(l, addr),
+			netlink.AddrAdd(l, addr6)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -408,8 +449,17 @@ func TestSegments(t *testing.T) {
 				for name, f := range map[string]*File{"a": j.a, "b": j.b} {
 					s, sums := f.Segments(), f.Checksums()
 					// Of packets of 40000 octets no two fit into a GSO packet.
-					if none := s.Split+s.Made+s.Merged+s.Written == 0; off && !none || !off && none && mtu < mergeBelow || s.Malformed != 0 || sums.Wrong != 0 || sums.Malformed != 0 {
-						t.Errorf("off %v, MTU %d, %s, %s: %+v, %+v", off, mtu, dst, name, s, sums)
+					switch none := s.Split+s.Made+s.Merged+s.Written == 0; {
+					case off && !none:
+						t.Errorf("off %v, MTU %d, %s, %s: none is false", off, mtu, dst, name)
+					case !off && none && mtu < mergeBelow:
+						t.Errorf("off %v, MTU %d, %s, %s: none although the MTU is below %v", off, mtu, dst, name, mergeBelow)
+					case s.Malformed != 0:
+						t.Errorf("off %v, MTU %d, %s, %s: s.Malformed is %v, want 0", off, mtu, dst, name, s.Malformed)
+					case sums.Wrong != 0:
+						t.Errorf("off %v, MTU %d, %s, %s: sums.Wrong is %v, want 0", off, mtu, dst, name, sums.Wrong)
+					case sums.Malformed != 0:
+						t.Errorf("off %v, MTU %d, %s, %s: sums.Malformed is %v, want 0", off, mtu, dst, name, sums.Malformed)
 					}
 				}
 				if a, b := j.a.Segments(), j.b.Segments(); !off && mtu <= 1500 && (a.Made < 8*a.Split || b.Merged < 4*b.Written) {
@@ -510,8 +560,13 @@ func TestMergeRefused(t *testing.T) {
 		}()
 		<-started // on a P of its own
 		n, err := f.Write(bufs)
-		if e := <-done; n != len(want) || err != nil || e != nil {
-			t.Errorf("v6 %v: %d written (%v), %v", v6, n, err, e)
+		switch e := <-done; {
+		case n != len(want):
+			t.Errorf("v6 %v: n is %v, want %v", v6, n, len(want))
+		case err != nil:
+			t.Errorf("v6 %v: err is %v, want nil", v6, err)
+		case e != nil:
+			t.Errorf("v6 %v: e is %v, want nil", v6, e)
 		}
 		if !slices.EqualFunc(got, want, bytes.Equal) {
 			t.Errorf("v6 %v: other packets arrived", v6)
@@ -533,7 +588,8 @@ func TestMergeRefused(t *testing.T) {
 		t.Errorf("%d octets arrived", n)
 	}
 	unix.Close(fds[1])
-	if n, err := f.Write([][]byte{tcp(false, 0, 0, 0, tcpACK, random(1000)), tcp(false, 0, 1000, 1, tcpACK, random(1000))}); n != 0 || err == nil {
+	if n, err := f.Write([][]byte{tcp(false, 0, 0, 0, tcpACK, random(1000)),
+		tcp(false, 0, 1000, 1, tcpACK, random(1000))}); n != 0 || err == nil {
 		t.Errorf("nobody there: %d written (%v)", n, err)
 	}
 	unix.Close(fds[0])
@@ -621,8 +677,13 @@ func TestSegmentsNoAllocs(t *testing.T) {
 			t.Fatal(n, err)
 		}
 	})
-	if s := f.Segments(); n > 0 || s.Merged != 32*s.Written || s.Written == 0 {
-		t.Errorf("%v allocations per GSO packet for the kernel, want 0: %+v", n, s)
+	switch s := f.Segments(); {
+	case n > 0:
+		t.Errorf("n is %v, want 0", n)
+	case s.Merged != 32*s.Written:
+		t.Errorf("s.Merged is %v, want %v", s.Merged, 32*s.Written)
+	case s.Written == 0:
+		t.Errorf("s.Written is 0, want any other")
 	}
 }
 

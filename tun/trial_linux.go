@@ -90,7 +90,8 @@ func (t *File) tryChecksums() error {
 		return err
 	}
 	wait := unix.NsecToTimeval(int64(trialWait))
-	if err := errors.Join(unix.Bind(s, &unix.SockaddrInet4{Port: 9, Addr: trialOurs}), unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
+	if err := errors.Join(unix.Bind(s, &unix.SockaddrInet4{Port: 9, Addr: trialOurs}),
+		unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
 		return fmt.Errorf("bind socket: %w", err)
 	}
 	if err := t.tryWrite(s); err != nil {
@@ -235,7 +236,8 @@ func (t *File) trySegments() error {
 	}
 	defer unix.Close(l)
 	wait := unix.NsecToTimeval(int64(trialWait))
-	if err := errors.Join(unix.Bind(l, &unix.SockaddrInet4{Port: 9, Addr: trialOurs}), unix.Listen(l, 1), unix.SetsockoptTimeval(l, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
+	if err := errors.Join(unix.Bind(l, &unix.SockaddrInet4{Port: 9, Addr: trialOurs}), unix.Listen(l, 1),
+		unix.SetsockoptTimeval(l, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
 	// BBR sends single packets to a peer that was slow to answer, which we are where

@@ -21,7 +21,8 @@ func (t *File) tryDatagrams() error {
 	}
 	defer unix.Close(s)
 	wait := unix.NsecToTimeval(int64(trialWait))
-	if err := errors.Join(unix.Bind(s, &unix.SockaddrInet4{Port: 9, Addr: trialOurs}), unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
+	if err := errors.Join(unix.Bind(s, &unix.SockaddrInet4{Port: 9, Addr: trialOurs}),
+		unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
 		return fmt.Errorf("bind socket: %w", err)
 	}
 	if err := t.tryGathered(s); err != nil {

@@ -15,8 +15,17 @@ func TestFake(t *testing.T) {
 		}
 	}
 	bufs, sizes := [][]byte{make([]byte, 4), make([]byte, 1), make([]byte, 4)}, make([]int, 3)
-	if n, err := f.Read(bufs, sizes); n != 2 || err != nil || sizes[0] != 2 || sizes[1] != 1 || bufs[1][0] != 1 {
-		t.Errorf("read %d (%v): %v %v", n, err, sizes, bufs)
+	switch n, err := f.Read(bufs, sizes); {
+	case n != 2:
+		t.Errorf("read %d (%v): n is %v, want 2", n, err, n)
+	case err != nil:
+		t.Errorf("read %d (%v): err is %v, want nil", n, err, err)
+	case sizes[0] != 2:
+		t.Errorf("read %d (%v): sizes[0] is %v, want 2", n, err, sizes[0])
+	case sizes[1] != 1:
+		t.Errorf("read %d (%v): sizes[1] is %v, want 1", n, err, sizes[1])
+	case bufs[1][0] != 1:
+		t.Errorf("read %d (%v): bufs[1][0] is %v, want 1", n, err, bufs[1][0])
 	}
 	if n, err := f.Write([][]byte{{1}, {2}, {3}}); n != 3 || err != nil {
 		t.Errorf("write %d (%v)", n, err)
@@ -28,8 +37,13 @@ func TestFake(t *testing.T) {
 	if p := f.Receive(10 * time.Millisecond); p != nil {
 		t.Errorf("received %v from an empty fake", p)
 	}
-	if f.Lost() != 2 || f.Written() != 3 || f.Waiting() != 0 {
-		t.Errorf("lost %d, written %d, waiting %d", f.Lost(), f.Written(), f.Waiting())
+	switch {
+	case f.Lost() != 2:
+		t.Errorf("f.Lost() is %v, want 2", f.Lost())
+	case f.Written() != 3:
+		t.Errorf("f.Written() is %v, want 3", f.Written())
+	case f.Waiting() != 0:
+		t.Errorf("f.Waiting() is %v, want 0", f.Waiting())
 	}
 	go func() { time.Sleep(10 * time.Millisecond); f.Close() }()
 	if _, err := f.Read(bufs, sizes); !errors.Is(err, os.ErrClosed) {
