@@ -99,7 +99,8 @@ func changeRoutes(b *testing.B, d *Device) (stop func() int) {
 			default:
 			}
 			dst := netip.PrefixFrom(netip.AddrFrom4([4]byte{20, 0, byte(n), 0}), 24)
-			if err := h.RouteReplace(&netlink.Route{LinkIndex: d.Index(), Dst: ipnet(dst.String()), Gw: []byte{10, 0, 0, byte(n>>8%200 + 2)}}); err != nil {
+			if err := h.RouteReplace(&netlink.Route{LinkIndex: d.Index(), Dst: ipnet(dst.String()),
+				Gw: []byte{10, 0, 0, byte(n>>8%200 + 2)}}); err != nil {
 				b.Error(err)
 				return
 			}

@@ -7,8 +7,10 @@ import (
 
 // FuzzGroups reads any text as the kernel's lists of multicast groups.
 func FuzzGroups(f *testing.F) {
-	f.Add("Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter\n1\tlo        :     1      V3\n\t\t\t\t010000E0     1 0:00000000\t\t0\n", uint8(1))
-	f.Add("1    lo              ff020000000000000000000000000001     1 0000000C 0\n2    eth0            ff0200000000000000000001ff000001     1 00000004 0\n", uint8(2))
+	f.Add("Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter\n1\tlo        :     1      "+
+		"V3\n\t\t\t\t010000E0     1 0:00000000\t\t0\n", uint8(1))
+	f.Add("1    lo              ff020000000000000000000000000001     1 0000000C 0\n2    eth0            "+
+		"ff0200000000000000000001ff000001     1 00000004 0\n", uint8(2))
 	f.Add("\t\n2 x\n\tzz\n\t", uint8(2))
 	f.Fuzz(func(t *testing.T, text string, index uint8) {
 		lines := strings.Count(text, "\n") + 1

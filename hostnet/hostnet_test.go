@@ -28,8 +28,15 @@ func TestHostRouteShowsMTU(t *testing.T) {
 			}
 			got := find(snapshot(t, d), to(dst))
 			// 4755-7.2-1
-			if len(got) != 1 || got[0].MTU != mtu || got[0].Protocol != rtnl.Protocol || got[0].Type != rtnl.Unicast {
-				t.Fatalf("%s mtu %d: have %v", dst, mtu, got)
+			switch {
+			case len(got) != 1:
+				t.Fatalf("%s mtu %d: len(got) is %v, want 1", dst, mtu, len(got))
+			case got[0].MTU != mtu:
+				t.Fatalf("%s mtu %d: got[0].MTU is %v, want %v", dst, mtu, got[0].MTU, mtu)
+			case got[0].Protocol != rtnl.Protocol:
+				t.Fatalf("%s mtu %d: got[0].Protocol is %v, want %v", dst, mtu, got[0].Protocol, rtnl.Protocol)
+			case got[0].Type != rtnl.Unicast:
+				t.Fatalf("%s mtu %d: got[0].Type is %v, want %v", dst, mtu, got[0].Type, rtnl.Unicast)
 			}
 			if k := kernelMTU(t, netip.MustParsePrefix(dst).Addr()); k != mtu {
 				t.Errorf("kernel uses MTU %d for %s, want %d", k, dst, mtu)
@@ -109,8 +116,13 @@ func TestRepairOfKernelRoutes(t *testing.T) {
 		t.Errorf("lost: %v", want)
 	}
 	// 4755-5-3
-	if got := find(snap, to("224.0.0.0/4")); len(got) != 1 || got[0].MTU != 2044 || got[0].Protocol != rtnl.Protocol {
-		t.Errorf("224.0.0.0/4: %v", got)
+	switch got := find(snap, to("224.0.0.0/4")); {
+	case len(got) != 1:
+		t.Errorf("224.0.0.0/4: len(got) is %v, want 1", len(got))
+	case got[0].MTU != 2044:
+		t.Errorf("224.0.0.0/4: got[0].MTU is %v, want 2044", got[0].MTU)
+	case got[0].Protocol != rtnl.Protocol:
+		t.Errorf("224.0.0.0/4: got[0].Protocol is %v, want %v", got[0].Protocol, rtnl.Protocol)
 	}
 	if after := snapshot(t, other).Routes; !slices.Equal(before, after) {
 		t.Errorf("routes of the other interface changed:\n%v\n%v", before, after)
@@ -173,7 +185,10 @@ func TestEventsFollowTheKernel(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.until(t, d, "gateway routes", func() bool { return s.has("10.77.0.0/16") && s.has("fd77::/32") && s.has("10.78.0.0/16") })
+	s.until(t, d, "gateway routes", func() bool {
+		return s.has("10.77.0.0/16") && s.has("fd77::/32") &&
+			s.has("10.78.0.0/16")
+	})
 	if r := find(snapshot(t, d), to("10.78.0.0/16")); len(r) != 1 || r[0].Via != mixed.Via {
 		t.Errorf("IPv4 route via IPv6: %v", r)
 	}
@@ -262,8 +277,13 @@ func TestRepairComesToRest(t *testing.T) {
 					quiet = true
 				}
 			}
-			if got := find(snapshot(t, d), to(dst)); repairs != 1 || len(got) != 1 || got[0].MTU != want.MTU {
-				t.Errorf("%s %s: %d repairs, now %v", dst, edit.what, repairs, got)
+			switch got := find(snapshot(t, d), to(dst)); {
+			case repairs != 1:
+				t.Errorf("%s %s: repairs is %v, want 1", dst, edit.what, repairs)
+			case len(got) != 1:
+				t.Errorf("%s %s: len(got) is %v, want 1", dst, edit.what, len(got))
+			case got[0].MTU != want.MTU:
+				t.Errorf("%s %s: got[0].MTU is %v, want %v", dst, edit.what, got[0].MTU, want.MTU)
 			}
 		}
 	}
@@ -301,7 +321,8 @@ func TestSocketOverrunGetsResync(t *testing.T) {
 	go func() { // keep the watch busy
 		defer close(done)
 		for i := range 3000 {
-			d.SetRoute(rtnl.Route{Dst: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, byte(1 + i>>8), byte(i)}), 32), MTU: 8996})
+			d.SetRoute(rtnl.Route{Dst: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, byte(1 + i>>8), byte(i)}), 32),
+				MTU: 8996})
 		}
 	}()
 	deadline := time.Now().Add(5 * time.Second)
@@ -514,8 +535,15 @@ func TestDevices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if i.Driver != "veth" || i.Link.Type != "veth" || i.Link.MTU != 1500 || !i.Link.Up {
-		t.Errorf("eth0: %+v", i)
+	switch {
+	case i.Driver != "veth":
+		t.Errorf("eth0: i.Driver is %q, want \"veth\"", i.Driver)
+	case i.Link.Type != "veth":
+		t.Errorf("eth0: i.Link.Type is %q, want \"veth\"", i.Link.Type)
+	case i.Link.MTU != 1500:
+		t.Errorf("eth0: i.Link.MTU is %v, want 1500", i.Link.MTU)
+	case !i.Link.Up:
+		t.Errorf("eth0: i.Link.Up is false")
 	}
 	if i.Speed != 10000 {
 		t.Errorf("speed %d, want 10000", i.Speed)
@@ -561,8 +589,10 @@ func TestDeviceRemoved(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	f.Add(appendRoute(nil, rtnl.Route{Dst: netip.MustParsePrefix("10.9.0.2/32"), MTU: 8996, AdvMSS: 8956, Table: 254, Protocol: 75}, 7, false))
-	f.Add(appendRoute(nil, rtnl.Route{Dst: netip.MustParsePrefix("10.9.0.0/24"), Via: netip.MustParseAddr("fe80::1"), OnLink: true}, 7, false))
+	f.Add(appendRoute(nil, rtnl.Route{Dst: netip.MustParsePrefix("10.9.0.2/32"), MTU: 8996, AdvMSS: 8956,
+		Table: 254, Protocol: 75}, 7, false))
+	f.Add(appendRoute(nil, rtnl.Route{Dst: netip.MustParsePrefix("10.9.0.0/24"),
+		Via: netip.MustParseAddr("fe80::1"), OnLink: true}, 7, false))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		parseAddr(b)
 		m, err := parseRoute(b)

@@ -130,7 +130,9 @@ func (l *Resolver) ask(q rtnl.Query, flags uint32) (rtnl.Answer, error) {
 		return rtnl.Answer{}, errClosed
 	}
 	l.seq++
-	if _, err := retry(func() (int, error) { return unix.Write(l.fd, appendQuery(l.out[:0], q, flags, l.seq)) }); err != nil {
+	if _, err := retry(func() (int, error) {
+		return unix.Write(l.fd, appendQuery(l.out[:0], q, flags, l.seq))
+	}); err != nil {
 		return rtnl.Answer{}, fmt.Errorf("ask for route: %w", brokenSocket{err})
 	}
 	for range lookupStale {

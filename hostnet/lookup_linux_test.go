@@ -150,51 +150,64 @@ func flow(dst, src string) rtnl.Flow {
 	return f
 }
 
-func TestLookup(t *testing.T) {
-	d, v0 := lookupDevices(t)
-	us := d.Index()
+type lookup struct {
+	name string
+	q    rtnl.Query
+	want answer
+}
+
+// lookups are the cases of TestLookup; us is the interface of the TUN, v0 the first of the others.
+func lookups(us, v0 int) []lookup {
 	const lo = 1
 	dscp, ports := flow("10.13.0.1", "10.0.0.1"), flow("10.12.0.1", "10.0.0.1")
 	dscp.TOS = 0x10
 	ports.Proto, ports.SrcPort, ports.DstPort = unix.IPPROTO_UDP, 4000, 4789
 	gre := ports
 	gre.Proto = unix.IPPROTO_GRE
-	for _, tt := range []struct {
-		name string
-		q    rtnl.Query
-		want answer
-	}{
-		{"on link", rtnl.Query{Flow: flow("10.0.0.5", "")}, answer{typ: rtnl.Unicast, oif: us, src: "10.0.0.1", table: rtnl.TableMain}},
-		{"on link, IPv6", rtnl.Query{Flow: flow("fd00::5", "")}, answer{typ: rtnl.Unicast, oif: us, src: "fd00::1", table: rtnl.TableMain}},
+	return []lookup{
+		{"on link", rtnl.Query{Flow: flow("10.0.0.5", "")},
+			answer{typ: rtnl.Unicast, oif: us, src: "10.0.0.1", table: rtnl.TableMain}},
+		{"on link, IPv6", rtnl.Query{Flow: flow("fd00::5", "")},
+			answer{typ: rtnl.Unicast, oif: us, src: "fd00::1", table: rtnl.TableMain}},
 		{"our host route", rtnl.Query{Flow: flow("10.0.0.77", "")}, answer{typ: rtnl.Unicast, oif: us, mtu: 1400}},
 		{"our host route, IPv6", rtnl.Query{Flow: flow("fd00::77", "")}, answer{typ: rtnl.Unicast, oif: us, mtu: 1400}},
 		{"our address", rtnl.Query{Flow: flow("10.0.0.1", "")}, answer{typ: rtnl.Local, oif: lo, table: rtnl.TableLocal}},
-		{"our address, IPv6", rtnl.Query{Flow: flow("fd00::1", "")}, answer{typ: rtnl.Local, oif: lo, table: rtnl.TableLocal}},
+		{"our address, IPv6", rtnl.Query{Flow: flow("fd00::1", "")},
+			answer{typ: rtnl.Local, oif: lo, table: rtnl.TableLocal}},
 		{"broadcast", rtnl.Query{Flow: flow("10.0.0.255", "")}, answer{typ: rtnl.Broadcast, oif: us, table: rtnl.TableLocal}},
 		{"multicast, by us", rtnl.Query{Flow: flow("224.1.1.1", ""), OIF: us}, answer{typ: rtnl.Multicast, oif: us}},
 		{"multicast, IPv6, by us", rtnl.Query{Flow: flow("ff05::1", ""), OIF: us}, answer{typ: rtnl.Multicast, oif: us}},
 		{"multicast, no route", rtnl.Query{Flow: flow("224.1.1.1", "")}, answer{typ: rtnl.Unreachable}},
 		{"the better metric", rtnl.Query{Flow: flow("10.5.0.1", "")}, answer{typ: rtnl.Unicast, oif: us, via: "10.0.0.2"}},
-		{"the better metric, IPv6", rtnl.Query{Flow: flow("fd05::1", "")}, answer{typ: rtnl.Unicast, oif: us, via: "fd00::2"}},
-		{"gateway of the other family", rtnl.Query{Flow: flow("10.8.0.1", "")}, answer{typ: rtnl.Unicast, oif: us, via: "fd00::9"}},
-		{"gateway that no route leads to", rtnl.Query{Flow: flow("10.10.0.1", "")}, answer{typ: rtnl.Unicast, oif: us, via: "172.16.0.1"}},
-		{"another table", rtnl.Query{Flow: flow("10.11.0.1", "")}, answer{typ: rtnl.Unicast, oif: v0, via: "10.20.0.9", table: 77}},
-		{"another table, IPv6", rtnl.Query{Flow: flow("fd11::1", "")}, answer{typ: rtnl.Unicast, oif: v0, via: "fd20::9", table: 77}},
-		{"by source", rtnl.Query{Flow: flow("10.12.0.1", "10.20.0.1")}, answer{typ: rtnl.Unicast, oif: v0, via: "10.20.0.9", table: 78}},
+		{"the better metric, IPv6", rtnl.Query{Flow: flow("fd05::1", "")},
+			answer{typ: rtnl.Unicast, oif: us, via: "fd00::2"}},
+		{"gateway of the other family", rtnl.Query{Flow: flow("10.8.0.1", "")},
+			answer{typ: rtnl.Unicast, oif: us, via: "fd00::9"}},
+		{"gateway that no route leads to", rtnl.Query{Flow: flow("10.10.0.1", "")},
+			answer{typ: rtnl.Unicast, oif: us, via: "172.16.0.1"}},
+		{"another table", rtnl.Query{Flow: flow("10.11.0.1", "")},
+			answer{typ: rtnl.Unicast, oif: v0, via: "10.20.0.9", table: 77}},
+		{"another table, IPv6", rtnl.Query{Flow: flow("fd11::1", "")},
+			answer{typ: rtnl.Unicast, oif: v0, via: "fd20::9", table: 77}},
+		{"by source", rtnl.Query{Flow: flow("10.12.0.1", "10.20.0.1")},
+			answer{typ: rtnl.Unicast, oif: v0, via: "10.20.0.9", table: 78}},
 		{"not that source", rtnl.Query{Flow: flow("10.12.0.1", "10.0.0.1")}, answer{typ: rtnl.Unreachable}},
 		{"by port", rtnl.Query{Flow: ports}, answer{typ: rtnl.Unicast, oif: v0, via: "10.20.0.8", table: 77}},
 		{"a protocol that cannot be asked with", rtnl.Query{Flow: gre}, answer{typ: rtnl.Unreachable}},
 		{"by DSCP", rtnl.Query{Flow: dscp}, answer{typ: rtnl.Unicast, oif: us, via: "10.0.0.5"}},
-		{"not that DSCP", rtnl.Query{Flow: flow("10.13.0.1", "10.0.0.1")}, answer{typ: rtnl.Unicast, oif: us, via: "10.0.0.6"}},
+		{"not that DSCP", rtnl.Query{Flow: flow("10.13.0.1", "10.0.0.1")},
+			answer{typ: rtnl.Unicast, oif: us, via: "10.0.0.6"}},
 		{"next-hop object", rtnl.Query{Flow: flow("10.6.0.1", "")}, answer{typ: rtnl.Unicast, oif: us, via: "10.0.0.3"}},
 		{"next-hop object, blackhole", rtnl.Query{Flow: flow("10.7.0.1", "")}, answer{typ: rtnl.Blackhole}},
 		{"none", rtnl.Query{Flow: flow("10.99.0.1", "")}, answer{typ: rtnl.Unreachable}},
 		{"none, IPv6", rtnl.Query{Flow: flow("fd99::1", "")}, answer{typ: rtnl.Unreachable}},
-		{"none, by us: taken for on-link", rtnl.Query{Flow: flow("10.99.0.1", ""), OIF: us}, answer{typ: rtnl.Unicast, oif: us}},
+		{"none, by us: taken for on-link", rtnl.Query{Flow: flow("10.99.0.1", ""), OIF: us},
+			answer{typ: rtnl.Unicast, oif: us}},
 		{"none, IPv6, by us", rtnl.Query{Flow: flow("fd99::1", ""), OIF: us}, answer{typ: rtnl.Unreachable}},
 		{"blackhole", rtnl.Query{Flow: flow("10.1.0.1", "")}, answer{typ: rtnl.Blackhole}},
 		{"blackhole with source", rtnl.Query{Flow: flow("10.1.0.1", "10.0.0.1")}, answer{typ: rtnl.Blackhole}},
-		{"blackhole, by us: taken for on-link", rtnl.Query{Flow: flow("10.1.0.1", ""), OIF: us}, answer{typ: rtnl.Unicast, oif: us}},
+		{"blackhole, by us: taken for on-link", rtnl.Query{Flow: flow("10.1.0.1", ""), OIF: us},
+			answer{typ: rtnl.Unicast, oif: us}},
 		{"blackhole, IPv6", rtnl.Query{Flow: flow("fd01::1", "")}, answer{typ: rtnl.Blackhole}},
 		{"unreachable", rtnl.Query{Flow: flow("10.2.0.1", "")}, answer{typ: rtnl.Unreachable}},
 		{"unreachable, IPv6", rtnl.Query{Flow: flow("fd02::1", "")}, answer{typ: rtnl.Unreachable}},
@@ -202,9 +215,17 @@ func TestLookup(t *testing.T) {
 		{"prohibit, IPv6", rtnl.Query{Flow: flow("fd03::1", "")}, answer{typ: rtnl.Prohibit}},
 		{"throw", rtnl.Query{Flow: flow("10.4.0.1", "")}, answer{typ: rtnl.Unreachable}},
 		{"throw, IPv6", rtnl.Query{Flow: flow("fd04::1", "")}, answer{typ: rtnl.Unreachable}},
-		{"foreign source, IPv6", rtnl.Query{Flow: flow("fd05::1", "2001:db8::1")}, answer{typ: rtnl.Unicast, oif: us, via: "fd00::2"}},
-		{"foreign source from lo, forwarding off", rtnl.Query{Flow: flow("10.5.0.1", "192.0.2.1"), IIF: lo}, answer{typ: rtnl.Unreachable}},
-	} {
+		{"foreign source, IPv6", rtnl.Query{Flow: flow("fd05::1", "2001:db8::1")},
+			answer{typ: rtnl.Unicast, oif: us, via: "fd00::2"}},
+		{"foreign source from lo, forwarding off", rtnl.Query{Flow: flow("10.5.0.1", "192.0.2.1"), IIF: lo},
+			answer{typ: rtnl.Unreachable}},
+	}
+}
+
+func TestLookup(t *testing.T) {
+	d, v0 := lookupDevices(t)
+	us := d.Index()
+	for _, tt := range lookups(us, v0) {
 		got, err := d.Lookup(tt.q)
 		tt.want.check(t, tt.name, got, err)
 		if ok := tt.want.oif != 0; err == nil && got.OK() != ok {
@@ -237,8 +258,10 @@ func TestLookupForwarded(t *testing.T) {
 		q    rtnl.Query
 		want answer
 	}{
-		{"IPv4", rtnl.Query{Flow: flow("10.5.0.1", "10.20.0.7"), IIF: v0}, answer{typ: rtnl.Unicast, oif: d.Index(), via: "10.0.0.2"}},
-		{"IPv6", rtnl.Query{Flow: flow("fd05::1", "fd20::7"), IIF: v0}, answer{typ: rtnl.Unicast, oif: d.Index(), via: "fd00::2"}},
+		{"IPv4", rtnl.Query{Flow: flow("10.5.0.1", "10.20.0.7"), IIF: v0},
+			answer{typ: rtnl.Unicast, oif: d.Index(), via: "10.0.0.2"}},
+		{"IPv6", rtnl.Query{Flow: flow("fd05::1", "fd20::7"), IIF: v0},
+			answer{typ: rtnl.Unicast, oif: d.Index(), via: "fd00::2"}},
 		{"blackhole", rtnl.Query{Flow: flow("10.1.0.1", "10.20.0.7"), IIF: v0}, answer{typ: rtnl.Blackhole}},
 		{"prohibit", rtnl.Query{Flow: flow("10.3.0.1", "10.20.0.7"), IIF: v0}, answer{typ: rtnl.Prohibit}},
 		{"none", rtnl.Query{Flow: flow("10.99.0.1", "10.20.0.7"), IIF: v0}, answer{typ: rtnl.Unreachable}},

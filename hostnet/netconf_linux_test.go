@@ -133,7 +133,8 @@ func TestSilentGroups(t *testing.T) {
 		for next(t, notices, 1200*time.Millisecond) != (Notice{}) {
 		}
 		group := netip.MustParseAddr("224.0.0.251")
-		c, err := net.ListenMulticastUDP("udp4", &net.Interface{Index: d.Index()}, &net.UDPAddr{IP: group.AsSlice(), Port: 5353})
+		c, err := net.ListenMulticastUDP("udp4", &net.Interface{Index: d.Index()},
+			&net.UDPAddr{IP: group.AsSlice(), Port: 5353})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -38,7 +38,8 @@ func newNetns(t *testing.T) {
 // newTUN makes a persistent TUN, as the agent's is but without anyone behind it.
 func newTUN(t *testing.T, name string) int {
 	t.Helper()
-	l := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: name}, Mode: netlink.TUNTAP_MODE_TUN, Flags: netlink.TUNTAP_NO_PI, Queues: 1}
+	l := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: name}, Mode: netlink.TUNTAP_MODE_TUN,
+		Flags: netlink.TUNTAP_NO_PI, Queues: 1}
 	if err := netlink.LinkAdd(l); err != nil {
 		t.Skipf("cannot make a TUN: %v", err)
 	}

@@ -156,7 +156,8 @@ func TestOurChangesDoNotReroute(t *testing.T) {
 			}
 		}
 	}
-	if err := d.AddRule(rtnl.Rule{Priority: 1000, To: netip.MustParsePrefix("224.0.0.0/4"), OIF: "ibcm0", Table: 7575}); err != nil {
+	if err := d.AddRule(rtnl.Rule{Priority: 1000, To: netip.MustParsePrefix("224.0.0.0/4"), OIF: "ibcm0",
+		Table: 7575}); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := d.RemoveOurs(); n != 3 || err != nil {
@@ -226,7 +227,8 @@ func TestRoutesOfARouter(t *testing.T) {
 	const n = 3 * EventBound
 	for i := range n {
 		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: d.Index(), Protocol: unix.RTPROT_BGP,
-			Dst: ipnet(netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i >> 8), byte(i), 0}), 24).String()), Gw: []byte{10, 9, 0, 2}}); err != nil {
+			Dst: ipnet(netip.PrefixFrom(netip.AddrFrom4([4]byte{20, byte(i >> 8), byte(i), 0}), 24).String()),
+			Gw:  []byte{10, 9, 0, 2}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -313,7 +315,8 @@ func TestMasterOfLink(t *testing.T) {
 
 // The kernel of this test may have no VRF: so from the attributes of its link.
 func TestVRFOfLink(t *testing.T) {
-	got := linkOf(&netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Index: 3, MasterIndex: 9, Slave: &netlink.VrfSlave{Table: 1001}}})
+	got := linkOf(&netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Index: 3, MasterIndex: 9,
+		Slave: &netlink.VrfSlave{Table: 1001}}})
 	if got.Master != 9 {
 		t.Errorf("master %d, want 9", got.Master)
 	}
@@ -326,8 +329,13 @@ func TestVRFOfLink(t *testing.T) {
 func TestOverrunReroutesAll(t *testing.T) {
 	w := watcher{Device: &Device{events: make(chan rtnl.Event, EventBound)}}
 	w.miss()
-	if !w.lost || !w.rules || !w.scan {
-		t.Errorf("lost %v, rules %v, scan %v, want all of them", w.lost, w.rules, w.scan)
+	switch {
+	case !w.lost:
+		t.Errorf("w.lost is false")
+	case !w.rules:
+		t.Errorf("w.rules is false")
+	case !w.scan:
+		t.Errorf("w.scan is false")
 	}
 	w.tellRerouted()
 	if ev := <-w.events; ev.Kind != rtnl.Rerouted || ev.Prefix.IsValid() {
@@ -340,7 +348,8 @@ func FuzzRule(f *testing.F) {
 	f.Add(appendRule(nil, rtnl.Rule{Priority: 1, To: netip.MustParsePrefix("fd00::/8"), Table: 7}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := parseRule(b)
-		if err != nil || m.family != unix.AF_INET && m.family != unix.AF_INET6 || m.To.Addr().Is4() != (m.family == unix.AF_INET) {
+		if err != nil || m.family != unix.AF_INET && m.family != unix.AF_INET6 ||
+			m.To.Addr().Is4() != (m.family == unix.AF_INET) {
 			return
 		}
 		again, err := parseRule(appendRule(nil, m.Rule))

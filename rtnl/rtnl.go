@@ -50,7 +50,8 @@ const (
 
 // String prints t as ip route does.
 func (t RouteType) String() string {
-	names := [...]string{"unspec", "unicast", "local", "broadcast", "anycast", "multicast", "blackhole", "unreachable", "prohibit"}
+	names := [...]string{"unspec", "unicast", "local", "broadcast", "anycast", "multicast", "blackhole",
+		"unreachable", "prohibit"}
 	if int(t) < len(names) {
 		return names[t]
 	}

@@ -7,7 +7,8 @@ import (
 )
 
 func TestFieldsOf(t *testing.T) {
-	full := Flow{Dst: netip.MustParseAddr("10.0.0.2"), Src: netip.MustParseAddr("10.0.0.1"), TOS: 0x10, Proto: 6, SrcPort: 1, DstPort: 2}
+	full := Flow{Dst: netip.MustParseAddr("10.0.0.2"), Src: netip.MustParseAddr("10.0.0.1"), TOS: 0x10, Proto: 6,
+		SrcPort: 1, DstPort: 2}
 	for _, tt := range []struct {
 		f    Fields
 		want Flow
@@ -53,10 +54,13 @@ func TestRouteString(t *testing.T) {
 		r    Route
 		want string
 	}{
-		{Route{Dst: netip.MustParsePrefix("10.0.0.2/32"), Protocol: Protocol, MTU: 8996, AdvMSS: 8956}, "10.0.0.2/32 proto 75 mtu 8996 advmss 8956"},
-		{Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.0.0.9"), Table: TableMain, Type: Unicast, Protocol: ProtoStatic, Metric: 100},
+		{Route{Dst: netip.MustParsePrefix("10.0.0.2/32"), Protocol: Protocol, MTU: 8996, AdvMSS: 8956},
+			"10.0.0.2/32 proto 75 mtu 8996 advmss 8956"},
+		{Route{Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("10.0.0.9"), Table: TableMain,
+			Type: Unicast, Protocol: ProtoStatic, Metric: 100},
 			"0.0.0.0/0 via 10.0.0.9 proto 4 metric 100"},
-		{Route{Dst: netip.MustParsePrefix("224.0.0.0/4"), Type: Multicast, Table: 7, Protocol: Protocol}, "multicast 224.0.0.0/4 table 7 proto 75"},
+		{Route{Dst: netip.MustParsePrefix("224.0.0.0/4"), Type: Multicast, Table: 7, Protocol: Protocol},
+			"multicast 224.0.0.0/4 table 7 proto 75"},
 	} {
 		if got := tt.r.String(); got != tt.want {
 			t.Errorf("%#v prints %q, want %q", tt.r, got, tt.want)
@@ -110,10 +114,14 @@ func FuzzFields(f *testing.F) {
 		if again := Fields(fields).Of(got); again != got {
 			t.Fatalf("%+v, then %+v", got, again)
 		}
-		r := Route{Dst: netip.PrefixFrom(flow.Dst, int(tos)), Via: flow.Src, Table: int(sport), Metric: uint32(dport), Type: RouteType(proto)}
+		r := Route{Dst: netip.PrefixFrom(flow.Dst, int(tos)), Via: flow.Src, Table: int(sport), Metric: uint32(dport),
+			Type: RouteType(proto)}
 		k := r.Key()
-		if k.Table == 0 || r.Dst.Addr().Is6() && k.Type == 0 {
-			t.Fatalf("%#v has key %+v", r, k)
+		switch {
+		case k.Table == 0:
+			t.Fatalf("k.Table is 0, want any other")
+		case r.Dst.Addr().Is6() && k.Type == 0:
+			t.Fatalf("k.Type is 0, want any other")
 		}
 		if !strings.Contains(r.String(), "proto 0") {
 			t.Fatalf("%#v prints %q", r, r)
