@@ -45,7 +45,8 @@ const (
 // Examine returns one check for each name.
 func Examine(f Facts) control.Doctor {
 	e := &exam{f: &f, out: control.Doctor{Version: control.Version, OK: true}}
-	for _, look := range []func(){e.kernel, e.tun, e.capabilities, e.settings, e.control, e.underlay, e.address, e.gid, e.mtu, e.port,
+	for _, look := range []func(){e.kernel, e.tun, e.capabilities, e.settings, e.control, e.underlay, e.address,
+		e.gid, e.mtu, e.port,
 		e.provider, e.buffers, e.gso, e.gro, e.link, e.rdma, e.cm, e.managers, e.firewall, e.localUsers, e.members, e.demo} {
 		look()
 	}
@@ -61,7 +62,8 @@ type exam struct {
 
 func (e *exam) add(name, status, remedy, format string, args ...any) {
 	e.out.OK = e.out.OK && status != control.CheckFail
-	e.out.Checks = append(e.out.Checks, control.Check{Name: name, Status: status, Detail: fmt.Sprintf(format, args...), Remedy: remedy})
+	e.out.Checks = append(e.out.Checks, control.Check{Name: name, Status: status,
+		Detail: fmt.Sprintf(format, args...), Remedy: remedy})
 }
 
 func (e *exam) ok(name, format string, args ...any) {
@@ -95,9 +97,11 @@ func (e *exam) tun() {
 	case TUNNoNode:
 		e.fail(TUN, "modprobe tun; in a container, give it the device /dev/net/tun", "there is no /dev/net/tun: %s", f.TUNErr)
 	case TUNDenied:
-		e.fail(TUN, "run as root, or with CAP_NET_ADMIN; in a container, allow the device /dev/net/tun", "the kernel refuses: %s", f.TUNErr)
+		e.fail(TUN, "run as root, or with CAP_NET_ADMIN; in a container, allow the device /dev/net/tun",
+			"the kernel refuses: %s", f.TUNErr)
 	case TUNBusy:
-		e.fail(TUN, "choose another --name, or stop what has it (ip link show "+f.Name+")", "there is an interface %s already", f.Name)
+		e.fail(TUN, "choose another --name, or stop what has it (ip link show "+f.Name+")",
+			"there is an interface %s already", f.Name)
 	case TUNNoNamespace:
 		e.fail(TUN, "ip netns list shows those that have a name; entering one needs CAP_SYS_ADMIN", "%s", f.TUNErr)
 	default:
@@ -128,11 +132,13 @@ func (e *exam) settings() {
 		e.fail(Settings, "for IPv6 addresses, net.ipv6.conf.all.disable_ipv6 must be 0",
 			"the kernel refuses settings of the interface: %s", strings.Join(errs, "; "))
 	case len(e.f.ReadOnly) > 0:
-		e.warn(Settings, "mount /proc/sys writable (systemd: ProtectKernelTunables=no), or have the interface inherit it: set net.ipv6.conf.default."+
+		e.warn(Settings, "mount /proc/sys writable (systemd: ProtectKernelTunables=no), or have the interface "+
+			"inherit it: set net.ipv6.conf.default."+
 			strings.Join(e.f.ReadOnly, " and net.ipv6.conf.default.")+" in its network namespace before",
 			"/proc/sys is read-only: the interface would go without %s", strings.Join(e.f.ReadOnly, " and "))
 	case twice.IsValid():
-		e.warn(Settings, "another prefix for the interface", "%s has an address in %v too: the kernel will have two routes to it", e.f.Underlay, twice)
+		e.warn(Settings, "another prefix for the interface",
+			"%s has an address in %v too: the kernel will have two routes to it", e.f.Underlay, twice)
 	default:
 		e.ok(Settings, "the interface takes its settings%s", list(" and ", e.f.Prefixes))
 	}
@@ -155,7 +161,8 @@ func (e *exam) members() {
 	case f.Members == "":
 		e.skip(MemberList, "the configuration has no source of members to ask")
 	case f.MembersErr != "":
-		e.warn(MemberList, "run starts without it, and goes by the list that it had before; docs/cluster.md says what the source needs",
+		e.warn(MemberList, "run starts without it, and goes by the list that it had before; docs/cluster.md says "+
+			"what the source needs",
 			"%s: %s", f.Members, f.MembersErr)
 	default:
 		e.ok(MemberList, "%s names %d hosts", f.Members, f.MemberCount)
@@ -168,7 +175,8 @@ func (e *exam) control() {
 	case ControlFree:
 		e.ok(Control, "%s can be made", f.ControlPath)
 	case ControlServed:
-		e.fail(Control, "ipoibcmd status shows it; stop it, or choose another --name or --control", "an agent serves %s already", f.ControlPath)
+		e.fail(Control, "ipoibcmd status shows it; stop it, or choose another --name or --control",
+			"an agent serves %s already", f.ControlPath)
 	default:
 		e.fail(Control, "choose another --control, or make its directory writable", "%s: %s", f.ControlPath, f.ControlErr)
 	}
@@ -229,10 +237,12 @@ func (e *exam) address() {
 	case len(e.usable) == 0 && !f.Device.Up:
 		e.skip(Address, "%s is down", f.Underlay)
 	case len(e.usable) == 0:
-		e.fail(Address, "give "+f.Underlay+" an address: ip addr add 192.0.2.1/24 dev "+f.Underlay+", or let it have its IPv6 link-local one",
+		e.fail(Address, "give "+f.Underlay+" an address: ip addr add 192.0.2.1/24 dev "+f.Underlay+
+			", or let it have its IPv6 link-local one",
 			"%s has no usable address%s", f.Underlay, why)
 	case f.Device.Up && len(v6) == 0 && len(not) > 0 && !f.opened():
-		e.warn(Address, "wait for duplicate address detection, or give one of two hosts another address", "only%s is usable%s", list(" ", e.usable), why)
+		e.warn(Address, "wait for duplicate address detection, or give one of two hosts another address",
+			"only%s is usable%s", list(" ", e.usable), why)
 	default:
 		e.ok(Address, "%s has%s%s", f.Underlay, list(" ", e.usable), why)
 	}
@@ -253,7 +263,8 @@ func (e *exam) gid() {
 	case f.opened(): // a loopback device has more than it lists
 		e.ok(GID, "%v, as configured", f.GID)
 	default:
-		e.fail(GID, "leave gid empty, or use one of"+list(" ", e.usable), "%v is not a usable address of %s", f.GID, f.Underlay)
+		e.fail(GID, "leave gid empty, or use one of"+list(" ", e.usable), "%v is not a usable address of %s",
+			f.GID, f.Underlay)
 	}
 }
 
@@ -271,10 +282,12 @@ func (e *exam) mtu() {
 	path := mtu.PathMTU(f.Device.MTU)
 	switch {
 	case err != nil:
-		remedy := fmt.Sprintf("ip link set %s mtu 9000, or --ud-mtu %d on every host of the link", f.Underlay, mtu.LargestUD(f.Device.MTU, gid.Is4()))
+		remedy := fmt.Sprintf("ip link set %s mtu 9000, or --ud-mtu %d on every host of the link", f.Underlay,
+			mtu.LargestUD(f.Device.MTU, gid.Is4()))
 		e.fail(MTU, remedy, "%v", err)
 	case path == 0:
-		e.fail(MTU, "ip link set "+f.Underlay+" mtu 1500", "an underlay MTU of %d is too small for any IB path MTU", f.Device.MTU)
+		e.fail(MTU, "ip link set "+f.Underlay+" mtu 1500", "an underlay MTU of %d is too small for any IB path MTU",
+			f.Device.MTU)
 	case plan.Fragmented || !plan.IPv6:
 		remedy := "jumbo frames on the underlay (MTU 4200 or more)"
 		if n := mtu.LargestUD(f.Device.MTU, gid.Is4()); plan.Fragmented && n >= mtu.MinIPv6 {
@@ -306,7 +319,8 @@ func (e *exam) port() {
 		e.skip(Port, "the provider could not be opened so far")
 	case f.Provider == "softroce" && rdma != "" && !strings.HasPrefix(rdma, "rxe"):
 		e.warn(Port, "--provider ibverbs, or another underlay",
-			"the adapter of %s does RoCE itself (%s): it may take packets to UDP port 4791 before the kernel sees them", f.Underlay, rdma)
+			"the adapter of %s does RoCE itself (%s): it may take packets to UDP port 4791 before the kernel sees "+
+				"them", f.Underlay, rdma)
 	default:
 		e.ok(Port, "UDP port 4791 is free on %s", f.Underlay)
 	}
@@ -404,7 +418,8 @@ func (e *exam) link() {
 	}
 	detail := fmt.Sprintf("%s, %s, %s", speed, on("tx-udp-segmentation"), on("rx-gro"))
 	if !slices.ContainsFunc(d.Features, func(s string) bool { return strings.HasPrefix(s, "tx-checksum-") }) {
-		e.warn(Link, "ethtool -K "+e.f.Underlay+" tx on, or offload.gso: false", "%s, checksum offload off: the kernel refuses UDP_SEGMENT", detail)
+		e.warn(Link, "ethtool -K "+e.f.Underlay+" tx on, or offload.gso: false",
+			"%s, checksum offload off: the kernel refuses UDP_SEGMENT", detail)
 		return
 	}
 	e.ok(Link, "%s", detail)
@@ -414,7 +429,8 @@ func (e *exam) rdma() {
 	f := e.f
 	var parts, missing []string
 	for _, r := range f.RDMA {
-		parts = append(parts, fmt.Sprintf("%s on %s (%s)", r.Name, orUnknown(strings.Join(r.NetDevs, ", ")), orUnknown(strings.Join(r.Nodes, ", "))))
+		parts = append(parts, fmt.Sprintf("%s on %s (%s)", r.Name, orUnknown(strings.Join(r.NetDevs, ", ")),
+			orUnknown(strings.Join(r.Nodes, ", "))))
 		if slices.Contains(r.Missing, "uverbs") {
 			missing = append(missing, r.Name)
 		}
@@ -423,11 +439,13 @@ func (e *exam) rdma() {
 	case len(f.RDMA) == 0 && f.Provider == "softroce":
 		e.ok(RDMADevices, "none, and softroce needs none")
 	case len(f.RDMA) == 0:
-		e.fail(RDMADevices, "rdma link add rxe0 type rxe netdev "+f.Underlay+", or an adapter; or --provider softroce", "there is no RDMA device")
+		e.fail(RDMADevices, "rdma link add rxe0 type rxe netdev "+f.Underlay+
+			", or an adapter; or --provider softroce", "there is no RDMA device")
 	case f.Provider == "softroce":
 		e.ok(RDMADevices, "%s; softroce uses none", strings.Join(parts, ", "))
 	case len(missing) > 0:
-		e.fail(RDMADevices, "modprobe ib_uverbs; in a container, give it /dev/infiniband", "no uverbs node for %s", strings.Join(missing, ", "))
+		e.fail(RDMADevices, "modprobe ib_uverbs; in a container, give it /dev/infiniband", "no uverbs node for %s",
+			strings.Join(missing, ", "))
 	default:
 		e.ok(RDMADevices, "%s", strings.Join(parts, ", "))
 	}
@@ -454,7 +472,8 @@ func (e *exam) cm() {
 	case f.CMTransport == "gsi":
 		e.fail(CM, "cm_transport auto, or "+unload, "%s", taken)
 	default:
-		e.warn(CM, "to meet other implementations, "+unload, "%s; messages travel in-band, which only ipoibcmd understands", taken)
+		e.warn(CM, "to meet other implementations, "+unload,
+			"%s; messages travel in-band, which only ipoibcmd understands", taken)
 	}
 }
 
@@ -473,7 +492,8 @@ func (e *exam) firewall() {
 	if gid.IsZero() && len(e.usable) > 0 {
 		gid = e.usable[0]
 	}
-	const remedy = "let UDP port 4791 pass on the underlay, to this host and from it: nft add rule inet filter input iifname %s udp dport 4791 accept, and the like for output"
+	const remedy = "let UDP port 4791 pass on the underlay, to this host and from it: nft add rule inet filter " +
+		"input iifname %s udp dport 4791 accept, and the like for output"
 	worst, text := VerdictAccept, ""
 	for _, hook := range []string{"input", "output"} {
 		v, why := f.Rules.Verdict(RoCEPacket{Hook: hook, Device: f.Underlay, IPv6: !gid.Is4(), User: f.User})
@@ -483,9 +503,11 @@ func (e *exam) firewall() {
 	}
 	switch worst {
 	case VerdictDrop:
-		e.fail(Firewall, fmt.Sprintf(remedy, f.Underlay), "the firewall of this host drops RoCEv2 (UDP port 4791) on %s", text)
+		e.fail(Firewall, fmt.Sprintf(remedy, f.Underlay),
+			"the firewall of this host drops RoCEv2 (UDP port 4791) on %s", text)
 	case VerdictMaybe:
-		e.warn(Firewall, fmt.Sprintf(remedy, f.Underlay), "the firewall of this host may drop RoCEv2 (UDP port 4791) on %s", text)
+		e.warn(Firewall, fmt.Sprintf(remedy, f.Underlay),
+			"the firewall of this host may drop RoCEv2 (UDP port 4791) on %s", text)
 	default:
 		e.ok(Firewall, "rules of this host let RoCEv2 (UDP port 4791) pass")
 	}
@@ -515,7 +537,8 @@ func (e *exam) demo() {
 	case f.Demo == Unknown:
 		e.skip(Demo, "demo needs root: it makes network namespaces")
 	case f.Demo == No:
-		e.warn(Demo, "only demo needs it: root with CAP_SYS_ADMIN, a writable /run/netns and /proc/sys, and the kernel's veth (modprobe veth)",
+		e.warn(Demo, "only demo needs it: root with CAP_SYS_ADMIN, a writable /run/netns and /proc/sys, and the "+
+			"kernel's veth (modprobe veth)",
 			"demo cannot make its network namespaces or the veth pair between them: %s", f.DemoErr)
 	default:
 		e.ok(Demo, "network namespaces and a veth pair between them can be made")

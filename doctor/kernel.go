@@ -37,9 +37,12 @@ var kernelCosts = []struct {
 	cost  string
 }{
 	{kernelVersion{5, 7}, "an interface that is moved to another network namespace is not followed"},
-	{kernelVersion{5, 0}, "no UDP_GRO: packets come in one by one, which costs most of the speed; the interface has a carrier when the underlay has none"},
-	{kernelVersion{4, 20}, "whole routing tables are read where a part would do; packets to groups of other programs come in, and are dropped"},
-	{kernelVersion{4, 18}, "no UDP_SEGMENT: packets leave one by one, which costs most of the speed; rules that look at ports are not followed"},
+	{kernelVersion{5, 0}, "no UDP_GRO: packets come in one by one, which costs most of the speed; the " +
+		"interface has a carrier when the underlay has none"},
+	{kernelVersion{4, 20}, "whole routing tables are read where a part would do; packets to groups of other " +
+		"programs come in, and are dropped"},
+	{kernelVersion{4, 18}, "no UDP_SEGMENT: packets leave one by one, which costs most of the speed; rules " +
+		"that look at ports are not followed"},
 }
 
 // kernel says what an old kernel costs.
@@ -63,5 +66,6 @@ func (e *exam) kernel() {
 	if len(costs) > 0 {
 		lacks = ": " + strings.Join(costs, "; ")
 	}
-	e.warn(Kernel, "Linux "+leastKernel.String()+" or newer", "Linux %s is older than the oldest that is tested, %v%s", e.f.Kernel, leastKernel, lacks)
+	e.warn(Kernel, "Linux "+leastKernel.String()+" or newer",
+		"Linux %s is older than the oldest that is tested, %v%s", e.f.Kernel, leastKernel, lacks)
 }

@@ -48,7 +48,8 @@ func TestKernelCosts(t *testing.T) {
 
 // What is read of a release is what it begins with.
 func FuzzKernel(f *testing.F) {
-	for _, s := range []string{"6.18.0-firecracker", "5.10.0-35-amd64", "4.20", "-5.10", "5.+1", "5", "5.", ".1", " 5.10", "99999.1", "05.010"} {
+	for _, s := range []string{"6.18.0-firecracker", "5.10.0-35-amd64", "4.20", "-5.10", "5.+1", "5", "5.", ".1",
+		" 5.10", "99999.1", "05.010"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, release string) {

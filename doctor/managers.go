@@ -25,12 +25,14 @@ func (e *exam) managers() {
 		case networkManager:
 			if !nmLeaves(f.Files, f.Name) {
 				busy = append(busy, "NetworkManager")
-				remedies = append(remedies, "in /etc/NetworkManager/conf.d/ipoibcm.conf: [keyfile] unmanaged-devices=interface-name:"+f.Name)
+				remedies = append(remedies, "in /etc/NetworkManager/conf.d/ipoibcm.conf: [keyfile] "+
+					"unmanaged-devices=interface-name:"+f.Name)
 			}
 		case networkd:
 			if file := networkdTakes(f.Files, f.Name); file != "" {
 				busy = append(busy, "systemd-networkd by "+file)
-				remedies = append(remedies, "in /etc/systemd/network/05-ipoibcm.network: [Match] Name="+f.Name+" [Link] Unmanaged=yes")
+				remedies = append(remedies, "in /etc/systemd/network/05-ipoibcm.network: [Match] Name="+f.Name+
+					" [Link] Unmanaged=yes")
 			}
 		default:
 			busy = append(busy, m)
@@ -39,7 +41,8 @@ func (e *exam) managers() {
 	}
 	switch {
 	case len(busy) > 0:
-		e.warn(Managers, strings.Join(remedies, "; "), "%s may change addresses and routes of %s", strings.Join(busy, ", "), f.Name)
+		e.warn(Managers, strings.Join(remedies, "; "), "%s may change addresses and routes of %s",
+			strings.Join(busy, ", "), f.Name)
 	case len(f.Managers) > 0:
 		e.ok(Managers, "%s leave %s alone", strings.Join(f.Managers, ", "), f.Name)
 	default:
@@ -58,7 +61,8 @@ func nmLeaves(files []File, name string) bool {
 				continue
 			}
 			for _, d := range strings.FieldsFunc(line.value, func(r rune) bool { return r == ';' || r == ',' }) {
-				if pattern, ok := strings.CutPrefix(strings.TrimSpace(d), "interface-name:"); ok && match(pattern, name) || d == "*" {
+				if pattern, ok := strings.CutPrefix(strings.TrimSpace(d), "interface-name:"); ok &&
+					match(pattern, name) || d == "*" {
 					return true
 				}
 			}

@@ -48,7 +48,8 @@ func ExaminePeer(f PeerFacts) control.Doctor {
 	return e.out
 }
 
-const openPort = "open UDP port 4791 in both directions on both hosts and between them (doctor without --peer reads this host's rules; run it there, too)"
+const openPort = "open UDP port 4791 in both directions on both hosts and between them (doctor without " +
+	"--peer reads this host's rules; run it there, too)"
 
 // peerNeighbour is about ARP and ND, which travel over UD, with the Q_Key and the P_Key.
 func (e *exam) peerNeighbour(f *PeerFacts) {
@@ -60,15 +61,18 @@ func (e *exam) peerNeighbour(f *PeerFacts) {
 	case x.Peer != "":
 		e.ok(PeerNeighbour, "%s is at %s", f.IP, x.Peer)
 	case x.NextHop == "":
-		e.fail(PeerNeighbour, "ip route get "+f.IP+", and ipoibcmd explain "+f.IP, "packets to %s do not leave by %s", f.IP, f.Own.Interface.Name)
+		e.fail(PeerNeighbour, "ip route get "+f.IP+", and ipoibcmd explain "+f.IP, "packets to %s do not leave by %s",
+			f.IP, f.Own.Interface.Name)
 	case f.Small.Tried && f.Small.Err == "":
 		e.fail(PeerNeighbour, "compare pkey, qkey and addresses in status on both hosts; this one has "+keys,
-			"nobody answers ARP or ND for %s, and its agent answers over RC: P_Keys, Q_Keys or groups differ, or it has not that address", x.NextHop)
+			"nobody answers ARP or ND for %s, and its agent answers over RC: P_Keys, Q_Keys or groups differ, or it "+
+				"has not that address", x.NextHop)
 	case len(f.Own.Peers) > 0:
 		e.fail(PeerNeighbour, "is the agent running there, with this address and "+keys+"? Else "+openPort,
 			"nobody answers ARP or ND for %s; other hosts do", x.NextHop)
 	default:
-		e.fail(PeerNeighbour, openPort+"; is the agent running there, with "+keys+"?", "nobody answers ARP or ND for %s, and no other host has been heard", x.NextHop)
+		e.fail(PeerNeighbour, openPort+"; is the agent running there, with "+keys+"?",
+			"nobody answers ARP or ND for %s, and no other host has been heard", x.NextHop)
 	}
 }
 
@@ -80,7 +84,8 @@ func (e *exam) peerPath(f *PeerFacts) {
 	case s.Err == "":
 		e.ok(PeerPath, "its agent answers over RC, in %.2f ms", s.MS)
 	case f.Explained.Peer != "" && f.Explained.Class != "legacy" && s.Hint == "":
-		e.fail(PeerPath, openPort+"; is the agent still running there?", "its address was heard, and its agent does not answer over RC: %s", s.Err)
+		e.fail(PeerPath, openPort+"; is the agent still running there?",
+			"its address was heard, and its agent does not answer over RC: %s", s.Err)
 	case f.Explained.Peer != "":
 		e.warn(PeerPath, s.Hint, "its agent does not answer over RC: %s", s.Err)
 	default:
@@ -96,8 +101,10 @@ func (e *exam) peerLarge(f *PeerFacts) {
 	case l.Err == "":
 		e.ok(PeerLarge, "packets of the path MTU, %d octets, pass in both directions", f.Own.Underlay.PathMTU)
 	default:
-		e.fail(PeerLarge, fmt.Sprintf("find the hop with the smaller MTU: ping -M do -s %d to the underlay address there; raise it, or set mtu on a route to that host (ip route replace)", f.Own.Underlay.MTU-48),
-			"small packets pass, those of the path MTU, %d octets, do not, in one direction at least: %s", f.Own.Underlay.PathMTU, l.Err)
+		e.fail(PeerLarge, fmt.Sprintf("find the hop with the smaller MTU: ping -M do -s %d to the underlay "+
+			"address there; raise it, or set mtu on a route to that host (ip route replace)", f.Own.Underlay.MTU-48),
+			"small packets pass, those of the path MTU, %d octets, do not, in one direction at least: %s",
+			f.Own.Underlay.PathMTU, l.Err)
 	}
 }
 
@@ -110,11 +117,14 @@ func (e *exam) peerAgreement(f *PeerFacts) {
 	case its.State != "up":
 		e.fail(PeerAgreement, "look at status there", "its interface is %s", its.State)
 	case its.UDMTU > expects(own):
-		e.warn(PeerAgreement, "give all hosts of the link the same ud_mtu", "it sends datagrams of %d octets, we expect %d at most", its.UDMTU, expects(own))
+		e.warn(PeerAgreement, "give all hosts of the link the same ud_mtu",
+			"it sends datagrams of %d octets, we expect %d at most", its.UDMTU, expects(own))
 	case own.UDMTU > expects(its):
-		e.warn(PeerAgreement, "give all hosts of the link the same ud_mtu", "we send datagrams of %d octets, it expects %d at most", own.UDMTU, expects(its))
+		e.warn(PeerAgreement, "give all hosts of the link the same ud_mtu",
+			"we send datagrams of %d octets, it expects %d at most", own.UDMTU, expects(its))
 	default:
-		e.ok(PeerAgreement, "both are up, with UD MTU %d there and %d here; its mode is %s, ours %s", its.UDMTU, own.UDMTU, its.Mode, own.Mode)
+		e.ok(PeerAgreement, "both are up, with UD MTU %d there and %d here; its mode is %s, ours %s", its.UDMTU,
+			own.UDMTU, its.Mode, own.Mode)
 	}
 }
 
@@ -128,9 +138,11 @@ const lossyAfter, lossyShare = 1000, 0.02
 func (e *exam) peerConnection(f *PeerFacts) {
 	x := &f.Explained
 	switch c := f.Conn; {
-	case c != nil && c.Health != nil && c.Health.Packets >= lossyAfter && float64(c.Health.Retransmits) > lossyShare*float64(c.Health.Packets):
-		e.warn(PeerConnection, "look for drops on the way: ethtool -S and ip -s link on both hosts and the switches", "%s with MTU %d; %.1f %% of our packets were sent again",
-			c.Mode, c.MTU, 100*float64(c.Health.Retransmits)/float64(c.Health.Packets))
+	case c != nil && c.Health != nil && c.Health.Packets >= lossyAfter &&
+		float64(c.Health.Retransmits) > lossyShare*float64(c.Health.Packets):
+		e.warn(PeerConnection, "look for drops on the way: ethtool -S and ip -s link on both hosts and the switches",
+			"%s with MTU %d; %.1f %% of our packets were sent again", c.Mode, c.MTU,
+			100*float64(c.Health.Retransmits)/float64(c.Health.Packets))
 	case c != nil:
 		e.ok(PeerConnection, "%s with MTU %d", c.Mode, c.MTU)
 	case x.LastREJ != "":

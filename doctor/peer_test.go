@@ -9,10 +9,12 @@ import (
 
 // goodPeer is one with which all is well.
 func goodPeer() PeerFacts {
-	f := PeerFacts{IP: "10.0.0.2", LargeOctets: 16384, Small: Echo{Tried: true, MS: 0.2}, Large: Echo{Tried: true, MS: 0.5},
-		Conn: &control.Conn{Mode: "RC", MTU: 65520, Health: &control.Health{Packets: 10_000, Retransmits: 3}}}
+	f := PeerFacts{IP: "10.0.0.2", LargeOctets: 16384, Small: Echo{Tried: true, MS: 0.2},
+		Large: Echo{Tried: true, MS: 0.5}, Conn: &control.Conn{Mode: "RC", MTU: 65520,
+			Health: &control.Health{Packets: 10_000, Retransmits: 3}}}
 	f.Explained = control.Explanation{IP: f.IP, NextHop: f.IP, Peer: "80 000102 fe80::2", Class: "rfc"}
-	f.Own.Interface = control.Interface{Name: "ibcm0", State: "up", Mode: "rc", UDMTU: 2044, PKey: "0xffff", QKey: "0x00000b1b"}
+	f.Own.Interface = control.Interface{Name: "ibcm0", State: "up", Mode: "rc", UDMTU: 2044, PKey: "0xffff",
+		QKey: "0x00000b1b"}
 	f.Own.Underlay = control.Underlay{MTU: 9000, PathMTU: 4096}
 	f.Own.Peers = []control.Peer{{}}
 	f.Theirs.Interface = control.Interface{State: "up", Mode: "auto", UDMTU: 2044}
@@ -32,18 +34,34 @@ func TestExaminePeer(t *testing.T) {
 		says   string
 	}{
 		{"all is well", func(*PeerFacts) {}, PeerLarge, control.CheckOK, "4096 octets, pass in both directions"},
-		{"behind a gateway", func(f *PeerFacts) { f.Explained.NextHop = "10.0.0.9" }, PeerNeighbour, control.CheckOK, "reached by 10.0.0.9"},
-		{"by another device", func(f *PeerFacts) { gone(f); f.Explained.NextHop = "" }, PeerNeighbour, control.CheckFail, "ip route get 10.0.0.2"},
+		{"behind a gateway", func(f *PeerFacts) { f.Explained.NextHop = "10.0.0.9" }, PeerNeighbour, control.CheckOK,
+			"reached by 10.0.0.9"},
+		{"by another device", func(f *PeerFacts) {
+			gone(f)
+			f.Explained.NextHop = ""
+		}, PeerNeighbour, control.CheckFail, "ip route get 10.0.0.2"},
 		{"silence, others answer", gone, PeerNeighbour, control.CheckFail, "other hosts do"},
-		{"silence of all", func(f *PeerFacts) { gone(f); f.Own.Peers = nil }, PeerNeighbour, control.CheckFail, "open UDP port 4791"},
-		{"RC passes, UD does not", func(f *PeerFacts) { f.Explained.Peer = "" }, PeerNeighbour, control.CheckFail, "Q_Keys or groups differ"},
-		{"UD passes, RC does not", func(f *PeerFacts) { f.Small.Err = "no answer came" }, PeerPath, control.CheckFail, "its address was heard"},
-		{"Linux has no service", func(f *PeerFacts) { f.Small.Err, f.Small.Hint = "rejected", "ping it without --rdma" }, PeerPath, control.CheckWarn, "without --rdma"},
-		{"a black hole", func(f *PeerFacts) { f.Large.Err = "no answer within 5s" }, PeerLarge, control.CheckFail, "ping -M do -s 8952"},
-		{"another UD MTU", func(f *PeerFacts) { f.Theirs.Interface.UDMTU = 1500 }, PeerAgreement, control.CheckWarn, "the same ud_mtu"},
+		{"silence of all", func(f *PeerFacts) {
+			gone(f)
+			f.Own.Peers = nil
+		}, PeerNeighbour, control.CheckFail, "open UDP port 4791"},
+		{"RC passes, UD does not", func(f *PeerFacts) { f.Explained.Peer = "" }, PeerNeighbour, control.CheckFail,
+			"Q_Keys or groups differ"},
+		{"UD passes, RC does not", func(f *PeerFacts) { f.Small.Err = "no answer came" }, PeerPath, control.CheckFail,
+			"its address was heard"},
+		{"Linux has no service", func(f *PeerFacts) {
+			f.Small.Err, f.Small.Hint = "rejected",
+				"ping it without --rdma"
+		}, PeerPath, control.CheckWarn, "without --rdma"},
+		{"a black hole", func(f *PeerFacts) { f.Large.Err = "no answer within 5s" }, PeerLarge, control.CheckFail,
+			"ping -M do -s 8952"},
+		{"another UD MTU", func(f *PeerFacts) { f.Theirs.Interface.UDMTU = 1500 }, PeerAgreement, control.CheckWarn,
+			"the same ud_mtu"},
 		{"it is down", func(f *PeerFacts) { f.Theirs.Interface.State = "down" }, PeerAgreement, control.CheckFail, "down"},
-		{"a lossy path", func(f *PeerFacts) { f.Conn.Health.Retransmits = 500 }, PeerConnection, control.CheckWarn, "5.0 % of our packets"},
-		{"refused", func(f *PeerFacts) { f.Conn, f.Explained.LastREJ = nil, "24 (unsupported)" }, PeerConnection, control.CheckWarn, "24 (unsupported)"},
+		{"a lossy path", func(f *PeerFacts) { f.Conn.Health.Retransmits = 500 }, PeerConnection, control.CheckWarn,
+			"5.0 % of our packets"},
+		{"refused", func(f *PeerFacts) { f.Conn, f.Explained.LastREJ = nil, "24 (unsupported)" }, PeerConnection,
+			control.CheckWarn, "24 (unsupported)"},
 	} {
 		f := goodPeer()
 		tt.change(&f)
