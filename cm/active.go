@@ -26,8 +26,8 @@ func (m *Manager) connect(ev Connect) {
 		private:    slices.Clone(ev.PrivateData),
 		maxRetries: retries,
 		p: Params{
-			Local: m.local(ev.Local), Remote: ev.Remote, CMQPN: cmp.Or(ev.Inband&ib.QPNMask, ib.QPNGSI), ServiceID: ev.ServiceID, Transport: ev.Transport,
-			PKey: cmp.Or(ev.PKey, ib.DefaultPKey), PathMTU: ev.PathMTU,
+			Local: m.local(ev.Local), Remote: ev.Remote, CMQPN: cmp.Or(ev.Inband&ib.QPNMask, ib.QPNGSI),
+			ServiceID: ev.ServiceID, Transport: ev.Transport, PKey: cmp.Or(ev.PKey, ib.DefaultPKey), PathMTU: ev.PathMTU,
 			LocalQPN: ev.QPN & ib.QPNMask, RecvPSN: ev.StartingPSN & ib.PSNMask,
 			AckTimeout: cmp.Or(ev.AckTimeout&31, 14), RetryCount: ev.RetryCount & 7, RNRRetry: ev.RNRRetry & 7,
 			ResponderResources: ev.ResponderResources, InitiatorDepth: ev.InitiatorDepth,

@@ -33,7 +33,8 @@ func (m *Manager) challenge(c *conn, why string) {
 	m.decide(c, why+": it is asked whether this one is lost")
 	c.doubted = m.now
 	m.counts.challenges++
-	dreq := mad.DREQ{TransactionID: m.opt.Rand.Uint64(), LocalCommID: c.p.LocalCommID, RemoteCommID: c.p.RemoteCommID, RemoteQPN: noQPN}
+	dreq := mad.DREQ{TransactionID: m.opt.Rand.Uint64(), LocalCommID: c.p.LocalCommID,
+		RemoteCommID: c.p.RemoteCommID, RemoteQPN: noQPN}
 	m.transmitOnce(c, dreq)
 }
 

@@ -124,7 +124,8 @@ func (m *Manager) disconnect(ev Disconnect) {
 // sendDREQ starts the teardown of a connection whose peer knows it.
 func (m *Manager) sendDREQ(c *conn, private []byte) {
 	c.tid = m.opt.Rand.Uint64() // a DREQ is an exchange of its own
-	dreq := mad.DREQ{TransactionID: c.tid, LocalCommID: c.p.LocalCommID, RemoteCommID: c.p.RemoteCommID, RemoteQPN: c.p.RemoteQPN}
+	dreq := mad.DREQ{TransactionID: c.tid, LocalCommID: c.p.LocalCommID, RemoteCommID: c.p.RemoteCommID,
+		RemoteQPN: c.p.RemoteQPN}
 	fill(dreq.PrivateData[:], private)
 	c.maxRetries = m.opt.MaxRetries // the peer has no say in it
 	m.setState(c, StateDREQSent)
@@ -155,7 +156,8 @@ func (m *Manager) recvREJ(rej *mad.REJ) {
 		return
 	}
 	ari := slices.Clone(rej.ARI[:min(int(rej.ARILength), len(rej.ARI))])
-	failed := Failed{Handle: c.handle, Cause: Rejected, Reason: rej.Reason, ARI: ari, PrivateData: slices.Clone(rej.PrivateData[:])}
+	failed := Failed{Handle: c.handle, Cause: Rejected, Reason: rej.Reason, ARI: ari,
+		PrivateData: slices.Clone(rej.PrivateData[:])}
 	switch c.state {
 	case StateREQSent, StateMRAREQRcvd:
 		m.took(c, "")
@@ -269,7 +271,8 @@ func (m *Manager) recvDREP(drep *mad.DREP) {
 		m.took(c, "")
 		m.end(c, Disconnected{Handle: c.handle, By: ByUser})
 		m.timewait(c)
-	case m.challenged(c) && (c.state == StateEstablished || c.isHalfOpen() || c.state == StateREPRcvd || c.state == StateMRAREPSent):
+	case m.challenged(c) && (c.state == StateEstablished || c.isHalfOpen() || c.state == StateREPRcvd ||
+		c.state == StateMRAREPSent):
 		m.lostByPeer(c)
 	default:
 		m.drop(c, DropState, "")

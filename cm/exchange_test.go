@@ -28,8 +28,17 @@ func TestExchange(t *testing.T) {
 	tid := func(m *verbs.MAD) uint64 { return binary.BigEndian.Uint64(m.Data[8:]) }
 	theirs := func(what string, m *verbs.MAD) {
 		t.Helper()
-		if tid(m) != 0x77 || m.PKey != 0x8123 || m.QPN != ib.QPNGSI || m.Remote != gidB || m.Local != gidA {
-			t.Errorf("%s: transaction %#x, P_Key %v, from %v to QP %v of %v", what, tid(m), m.PKey, m.Local, m.QPN, m.Remote)
+		switch {
+		case tid(m) != 0x77:
+			t.Errorf("%s: tid(m) is %#x, want 0x77", what, tid(m))
+		case m.PKey != 0x8123:
+			t.Errorf("%s: m.PKey is %#x, want 0x8123", what, m.PKey)
+		case m.QPN != ib.QPNGSI:
+			t.Errorf("%s: m.QPN is %v, want %v", what, m.QPN, ib.QPNGSI)
+		case m.Remote != gidB:
+			t.Errorf("%s: m.Remote is %v, want %v", what, m.Remote, gidB)
+		case m.Local != gidA:
+			t.Errorf("%s: m.Local is %v, want %v", what, m.Local, gidA)
 		}
 	}
 	theirs("REJ without a connection", sent(in("REQ", args{"service": "b"})))
@@ -42,25 +51,40 @@ func TestExchange(t *testing.T) {
 	theirs("REP", sent(granted))
 	m.Step(nil, now, in("RTU", args{"remote": "1"}))
 	theirs("APR", sent(in("LAP", args{"remote": "1"})))
-	if bye := sent(Disconnect{Handle: incoming | 1}); tid(bye) == 0x77 || tid(bye) == 0 || bye.PKey != 0x8123 {
-		t.Errorf("DREQ: transaction %#x, P_Key %v", tid(bye), bye.PKey)
+	switch bye := sent(Disconnect{Handle: incoming | 1}); {
+	case tid(bye) == 0x77:
+		t.Errorf("DREQ: tid(bye) is %#x, want any other", tid(bye))
+	case tid(bye) == 0:
+		t.Errorf("DREQ: tid(bye) is 0, want any other")
+	case bye.PKey != 0x8123:
+		t.Errorf("DREQ: bye.PKey is %#x, want 0x8123", bye.PKey)
 	}
 	theirs("DREP", sent(in("DREQ", args{"remote": "1", "qpn": "a2"})))
 
 	// Ours: the REQ draws a transaction ID, and the RTU has it too.
-	req := sent(Connect{Handle: 1, Remote: gidB, QPN: 0xa1, PathMTU: ib.MTU1024, PKey: 0x8123, ServiceID: serviceid.New(serviceid.RFC, 0x0b)})
+	req := sent(Connect{Handle: 1, Remote: gidB, QPN: 0xa1, PathMTU: ib.MTU1024, PKey: 0x8123,
+		ServiceID: serviceid.New(serviceid.RFC, 0x0b)})
 	id := args{"comm": "b7", "qpn": "b8", "remote": mad.CommID(binary.BigEndian.Uint32(req.Data[mad.HeaderLen:])).String()}
 	m.Step(nil, now, in("REP", id))
-	if rtu := sent(Ready{Handle: 1}); tid(rtu) != tid(req) || tid(req) == 0 || rtu.PKey != 0x8123 || req.PKey != 0x8123 {
-		t.Errorf("REQ %#x in %v, RTU %#x in %v", tid(req), req.PKey, tid(rtu), rtu.PKey)
+	switch rtu := sent(Ready{Handle: 1}); {
+	case tid(rtu) != tid(req):
+		t.Errorf("tid(rtu) is %v, want %v", tid(rtu), tid(req))
+	case tid(req) == 0:
+		t.Errorf("tid(req) is 0, want any other")
+	case rtu.PKey != 0x8123:
+		t.Errorf("rtu.PKey is %#x, want 0x8123", rtu.PKey)
+	case req.PKey != 0x8123:
+		t.Errorf("req.PKey is %#x, want 0x8123", req.PKey)
 	}
 }
 
 // TestReply: what a REP says about the queue pairs, seen from the active side.
 func TestReply(t *testing.T) {
 	m, now := newManager(Options{}), time.Time{}
-	m.Step(nil, now, Connect{Handle: 1, Remote: gidB, QPN: 0xa1, PathMTU: ib.MTU1024, AckTimeout: 14, ResponderResources: 1, InitiatorDepth: 2})
-	rep := mad.REP{LocalCommID: 0xb1, RemoteCommID: 2, LocalQPN: 0xb2, LocalCAGUID: guidB, ResponderResources: 3, InitiatorDepth: 4, TargetACKDelay: 15}
+	m.Step(nil, now, Connect{Handle: 1, Remote: gidB, QPN: 0xa1, PathMTU: ib.MTU1024, AckTimeout: 14,
+		ResponderResources: 1, InitiatorDepth: 2})
+	rep := mad.REP{LocalCommID: 0xb1, RemoteCommID: 2, LocalQPN: 0xb2, LocalCAGUID: guidB, ResponderResources: 3,
+		InitiatorDepth: 4, TargetACKDelay: 15}
 	in := message("REP", args{})
 	rep.AppendBinary(in.Data[:0])
 	got := find[ReplyReceived](t, m.Step(nil, now, RecvMAD{in}))
@@ -83,7 +107,8 @@ func TestTimewait(t *testing.T) {
 		// connection takes a transaction ID first.
 		m, now := newManager(Options{Rand: &fixed{100, 5, 101, 5, 5, 6, 102}}), time.Unix(1000, 0)
 		dial := func(h Handle, qpn ib.QPN) []Action {
-			return m.Step(nil, now, Connect{Handle: h, Remote: gidB, QPN: qpn, PathMTU: ib.MTU1024, AckTimeout: tt.ack, ServiceID: serviceid.New(serviceid.RFC, 0x0b)})
+			return m.Step(nil, now, Connect{Handle: h, Remote: gidB, QPN: qpn, PathMTU: ib.MTU1024, AckTimeout: tt.ack,
+				ServiceID: serviceid.New(serviceid.RFC, 0x0b)})
 		}
 		dial(1, 0xa1)
 		m.Step(nil, now, RecvMAD{message("REJ", args{"remote": "5", "reason": "10"})})

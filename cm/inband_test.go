@@ -46,11 +46,16 @@ func TestAnswersWhereItCame(t *testing.T) {
 		{name: "DREQ of an unknown connection", ev: inband("DREQ", args{"remote": "7"}), want: udB},
 		{name: "LAP", ev: inband("LAP", args{"remote": "7"}), want: udB},
 		{name: "SIDR_REQ", ev: inband("SIDR_REQ", args{}), want: udB},
-		{name: "REQ in-band, repeated at QP 1", before: []Event{inband("REQ", args{}), Accept{Handle: incoming | 1, QPN: 0xa2}}, ev: RecvMAD{message("REQ", args{})}, want: ib.QPNGSI},
-		{name: "REQ at QP 1, repeated in-band", before: []Event{RecvMAD{message("REQ", args{})}, Accept{Handle: incoming | 1, QPN: 0xa2}}, ev: inband("REQ", args{}), want: udB},
-		{name: "REQ in-band, accepted", before: []Event{inband("REQ", args{})}, ev: Accept{Handle: incoming | 1, QPN: 0xa2}, want: udB},
-		{name: "REQ in-band, rejected", before: []Event{inband("REQ", args{})}, ev: Reject{Handle: incoming | 1, Reason: 28}, want: udB},
-		{name: "from another GID", before: []Event{inband("REQ", args{}), Accept{Handle: incoming | 1, QPN: 0xa2}}, ev: inband("DREQ", args{"remote": "1", "src": "C", "qpn": "a2"}), none: true},
+		{name: "REQ in-band, repeated at QP 1", before: []Event{inband("REQ", args{}),
+			Accept{Handle: incoming | 1, QPN: 0xa2}}, ev: RecvMAD{message("REQ", args{})}, want: ib.QPNGSI},
+		{name: "REQ at QP 1, repeated in-band", before: []Event{RecvMAD{message("REQ", args{})},
+			Accept{Handle: incoming | 1, QPN: 0xa2}}, ev: inband("REQ", args{}), want: udB},
+		{name: "REQ in-band, accepted", before: []Event{inband("REQ", args{})},
+			ev: Accept{Handle: incoming | 1, QPN: 0xa2}, want: udB},
+		{name: "REQ in-band, rejected", before: []Event{inband("REQ", args{})},
+			ev: Reject{Handle: incoming | 1, Reason: 28}, want: udB},
+		{name: "from another GID", before: []Event{inband("REQ", args{}), Accept{Handle: incoming | 1, QPN: 0xa2}},
+			ev: inband("DREQ", args{"remote": "1", "src": "C", "qpn": "a2"}), none: true},
 	} {
 		m := newManager(Options{})
 		for _, ev := range tt.before {
@@ -78,7 +83,8 @@ func TestConnectInband(t *testing.T) {
 	m := newManager(Options{})
 	now := time.Unix(1000, 0)
 	connect := func(h Handle, qpn, inband ib.QPN) []Action {
-		return m.Step(nil, now, Connect{Handle: h, Remote: gidB, Inband: inband, ServiceID: serviceid.New(serviceid.RFC, udB), QPN: qpn, PathMTU: ib.MTU1024})
+		return m.Step(nil, now, Connect{Handle: h, Remote: gidB, Inband: inband,
+			ServiceID: serviceid.New(serviceid.RFC, udB), QPN: qpn, PathMTU: ib.MTU1024})
 	}
 	comm := func(out []Action) mad.CommID { return findMAD[mad.REQ](t, out).LocalCommID }
 	out := connect(1, 0xa1, udB)

@@ -30,7 +30,8 @@ func ibConnect(t *testing.T, m *Manager, path verbs.Path) (*verbs.MAD, mad.REQ) 
 // On InfiniBand a REQ describes the path that the administrator gave (IBA volume 1
 // section 12.7), and its MAD takes it.
 func TestREQDescribesItsPath(t *testing.T) {
-	path := verbs.Path{SGID: gidA, DGID: gidB, SLID: 4, DLID: 6, SL: 3, Rate: 7, Life: 18, MTU: ib.MTU2048, TrafficClass: 9}
+	path := verbs.Path{SGID: gidA, DGID: gidB, SLID: 4, DLID: 6, SL: 3, Rate: 7, Life: 18, MTU: ib.MTU2048,
+		TrafficClass: 9}
 	for _, tt := range []struct {
 		name         string
 		hops         uint8
@@ -88,7 +89,8 @@ func TestREQIsAnsweredTheWayItCame(t *testing.T) {
 			}
 		}
 		want := tt.want
-		want.SGID, want.DGID, want.PKey, want.MTU, want.Rate, want.Life = gidB, gidA, ib.DefaultPKey, ib.MTU1024, ib.Rate10G, 18
+		want.SGID, want.DGID, want.PKey, want.MTU, want.Rate, want.Life = gidB, gidA, ib.DefaultPKey, ib.MTU1024,
+			ib.Rate10G, 18
 		if asked.Path != want {
 			t.Errorf("%s: got %+v\nwant %+v", tt.name, asked.Path, want)
 		}

@@ -77,8 +77,10 @@ func TestREJOwner(t *testing.T) {
 
 // TestREQVector compares our REQ with V7 of the packet vectors: RFC service ID, UC.
 func TestREQVector(t *testing.T) {
-	want, err := hex.DecodeString("010702030000000000000005000000030010000000000000112233550000000001000000000004560002c9030000111100000000000000000000a2" +
-		"0000000000000000a2000010a0ffff30f0ffffffff00000000000000000000ffffc000020100000000000000000000ffffc000020200000003004050900000" + strings.Repeat("00", 42) + "000001230000fff4")
+	want, err := hex.DecodeString("0107020300000000000000050000000300100000000000001122335500000000" +
+		"01000000000004560002c9030000111100000000000000000000a2" +
+		"0000000000000000a2000010a0ffff30f0ffffffff00000000000000000000ffffc000020100000000000000000000ff" +
+		"ffc000020200000003004050900000" + strings.Repeat("00", 42) + "000001230000fff4")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,15 +94,23 @@ func TestREQVector(t *testing.T) {
 	}
 	// The first number is the transaction ID, the second the communication ID.
 	m := New(Options{GID: gid("192.0.2.1"), CAGUID: 0x0002c90300001111, Rand: &fixed{0x0000000500000003, 0x11223355}})
-	out := m.Step(nil, time.Time{}, Connect{Handle: 1, Remote: gid("192.0.2.2"), ServiceID: serviceid.New(serviceid.RFC, 0x456),
-		Transport: ib.UC, QPN: 0xa2, StartingPSN: 0x10, PathMTU: ib.MTU1024, AckTimeout: 18, ResponseTimeout: 20, MaxRetries: 15, SL: 5,
+	out := m.Step(nil, time.Time{}, Connect{Handle: 1, Remote: gid("192.0.2.2"),
+		ServiceID: serviceid.New(serviceid.RFC, 0x456), Transport: ib.UC, QPN: 0xa2, StartingPSN: 0x10,
+		PathMTU: ib.MTU1024, AckTimeout: 18, ResponseTimeout: 20, MaxRetries: 15, SL: 5,
 		PrivateData: []byte{0, 0, 1, 0x23, 0, 0, 0xff, 0xf4}})
 	got := find[SendMAD](t, out).MAD
 	if !bytes.Equal(got.Data[:], want) { // 4755-3.2-2 4755-3.2-5 4755-3.2-6
 		t.Errorf("got  %x\nwant %x", got.Data, want)
 	}
-	if got.QPN != ib.QPNGSI || got.Remote != gid("192.0.2.2") || got.Local != gid("192.0.2.1") || got.PKey != ib.DefaultPKey {
-		t.Errorf("sent to QP %v of %v, from %v, P_Key %v", got.QPN, got.Remote, got.Local, got.PKey)
+	switch {
+	case got.QPN != ib.QPNGSI:
+		t.Errorf("got.QPN is %v, want %v", got.QPN, ib.QPNGSI)
+	case got.Remote != gid("192.0.2.2"):
+		t.Errorf("got.Remote is %v, want %v", got.Remote, gid("192.0.2.2"))
+	case got.Local != gid("192.0.2.1"):
+		t.Errorf("got.Local is %v, want %v", got.Local, gid("192.0.2.1"))
+	case got.PKey != ib.DefaultPKey:
+		t.Errorf("got.PKey is %v, want %v", got.PKey, ib.DefaultPKey)
 	}
 }
 
@@ -120,13 +130,19 @@ func TestPrivateData(t *testing.T) {
 	ours := private(0x0a)
 	padded := func(b []byte) bool { return bytes.Equal(b[:8], ours) && len(bytes.Trim(b[8:], "\x00")) == 0 }
 	m := newManager(Options{})
-	out := m.Step(nil, now, Connect{Handle: 1, Remote: gidB, ServiceID: serviceid.New(serviceid.RFC, 0x0b), QPN: 0xa1, PathMTU: ib.MTU4096, PrivateData: ours})
+	out := m.Step(nil, now, Connect{Handle: 1, Remote: gidB, ServiceID: serviceid.New(serviceid.RFC, 0x0b),
+		QPN: 0xa1, PathMTU: ib.MTU4096, PrivateData: ours})
 	req := findMAD[mad.REQ](t, out)
 	if !padded(req.PrivateData[:]) { // 4755-3.2-11 4755-6-5
 		t.Errorf("REQ: %x", req.PrivateData)
 	}
-	if req.ServiceID != serviceid.New(serviceid.RFC, 0x0b) || req.LocalQPN != 0xa1 || req.PathMTU != ib.MTU4096 { // 4755-3.2-5
-		t.Errorf("REQ: %v", req)
+	switch { // 4755-3.2-5
+	case req.ServiceID != serviceid.New(serviceid.RFC, 0x0b):
+		t.Errorf("REQ: req.ServiceID is %v, want %v", req.ServiceID, serviceid.New(serviceid.RFC, 0x0b))
+	case req.LocalQPN != 0xa1:
+		t.Errorf("REQ: req.LocalQPN is %#x, want 0xa1", req.LocalQPN)
+	case req.PathMTU != ib.MTU4096:
+		t.Errorf("REQ: req.PathMTU is %v, want %v", req.PathMTU, ib.MTU4096)
 	}
 	reply := find[ReplyReceived](t, m.Step(nil, now, RecvMAD{message("REP", args{"remote": "2"})}))
 	if !bytes.Equal(reply.PrivateData[:8], private(0x0b)) || reply.RemoteQPN != 0xb2 { // 4755-3.2-3
@@ -145,9 +161,17 @@ func TestPrivateData(t *testing.T) {
 	if !padded(mra.PrivateData[:]) || mra.ServiceTimeout != 18 { // 4755-3.2-11
 		t.Errorf("MRA: %v %x", mra, mra.PrivateData)
 	}
-	rep := findMAD[mad.REP](t, m.Step(nil, now, Accept{Handle: request.Handle, QPN: 0xa2, StartingPSN: 5, RNRRetry: 7, PrivateData: ours}))
-	if !padded(rep.PrivateData[:]) || rep.LocalQPN != 0xa2 || rep.RNRRetryCount != 7 || rep.StartingPSN != 5 { // 4755-3.2-3 4755-3.2-11
-		t.Errorf("REP: %v %x", rep, rep.PrivateData)
+	rep := findMAD[mad.REP](t, m.Step(nil, now,
+		Accept{Handle: request.Handle, QPN: 0xa2, StartingPSN: 5, RNRRetry: 7, PrivateData: ours}))
+	switch { // 4755-3.2-3 4755-3.2-11
+	case !padded(rep.PrivateData[:]):
+		t.Errorf("REP: padded(rep.PrivateData[:]) is false")
+	case rep.LocalQPN != 0xa2:
+		t.Errorf("REP: rep.LocalQPN is %#x, want 0xa2", rep.LocalQPN)
+	case rep.RNRRetryCount != 7:
+		t.Errorf("REP: rep.RNRRetryCount is %v, want 7", rep.RNRRetryCount)
+	case rep.StartingPSN != 5:
+		t.Errorf("REP: rep.StartingPSN is %v, want 5", rep.StartingPSN)
 	}
 	dreq := findMAD[mad.DREQ](t, m.Step(nil, now, Disconnect{Handle: 1}))
 	if dreq.PrivateData != [mad.DREQPrivateLen]byte{} || dreq.RemoteQPN != 0xb2 { // 4755-3.4-2
@@ -160,9 +184,15 @@ func TestPrivateData(t *testing.T) {
 		t.Errorf("REJ of a Disconnect: %x", rej.PrivateData)
 	}
 	request = find[RequestReceived](t, m.Step(nil, now, RecvMAD{message("REQ", args{"comm": "b5", "qpn": "b6"})}))
-	rej = findMAD[mad.REJ](t, m.Step(nil, now, Reject{Handle: request.Handle, Reason: ReasonConsumer, ARI: []byte{1, 2}, PrivateData: ours}))
-	if !padded(rej.PrivateData[:]) || rej.ARILength != 2 || rej.ARI[1] != 2 { // 4755-3.2-12
-		t.Errorf("REJ: %v %x", rej, rej.PrivateData)
+	rej = findMAD[mad.REJ](t, m.Step(nil, now,
+		Reject{Handle: request.Handle, Reason: ReasonConsumer, ARI: []byte{1, 2}, PrivateData: ours}))
+	switch { // 4755-3.2-12
+	case !padded(rej.PrivateData[:]):
+		t.Errorf("REJ: padded(rej.PrivateData[:]) is false")
+	case rej.ARILength != 2:
+		t.Errorf("REJ: rej.ARILength is %v, want 2", rej.ARILength)
+	case rej.ARI[1] != 2:
+		t.Errorf("REJ: rej.ARI[1] is %v, want 2", rej.ARI[1])
 	}
 }
 
@@ -184,7 +214,8 @@ func TestNoteString(t *testing.T) {
 	tell(Ready{Handle: 1})
 	want := []string{
 		"sent REQ comm=00000002 qpn=0x0000a1 service=0x010000000000000b in REQ_SENT",
-		"received REJ comm=00000002 reason=8 (invalid service ID) dropped: source in REQ_SENT: it comes from another GID than the connection's",
+		"received REJ comm=00000002 reason=8 (invalid service ID) dropped: source in REQ_SENT: it comes from " +
+			"another GID than the connection's",
 		"received REJ comm=00000002 reason=8 (invalid service ID) in REQ_SENT",
 		"no path MTU (qpn=0x0000a1)",
 		"Ready: the connection cannot take it any more (dropped: stale_handle)",
@@ -199,13 +230,35 @@ func TestParams(t *testing.T) {
 	now := time.Time{}
 	m := newManager(Options{})
 	got := find[RequestReceived](t, m.Step(nil, now, RecvMAD{message("REQ", args{})}))
-	if got.SendPSN != 0xc8 || got.RNRRetry != 6 || got.RetryCount != 7 || got.AckTimeout != 14 || got.PathMTU != ib.MTU1024 || !got.RemoteSRQ {
-		t.Errorf("REQ: %+v", got.Params)
+	switch {
+	case got.SendPSN != 0xc8:
+		t.Errorf("REQ: got.SendPSN is %#x, want 0xc8", got.SendPSN)
+	case got.RNRRetry != 6:
+		t.Errorf("REQ: got.RNRRetry is %v, want 6", got.RNRRetry)
+	case got.RetryCount != 7:
+		t.Errorf("REQ: got.RetryCount is %v, want 7", got.RetryCount)
+	case got.AckTimeout != 14:
+		t.Errorf("REQ: got.AckTimeout is %v, want 14", got.AckTimeout)
+	case got.PathMTU != ib.MTU1024:
+		t.Errorf("REQ: got.PathMTU is %v, want %v", got.PathMTU, ib.MTU1024)
+	case !got.RemoteSRQ:
+		t.Errorf("REQ: got.RemoteSRQ is false")
 	}
-	m.Step(nil, now, Connect{Handle: 1, Remote: gidB, QPN: 0xa1, StartingPSN: 0x64, PathMTU: ib.MTU1024, AckTimeout: 12, RetryCount: 5, RNRRetry: 7})
-	reply := find[ReplyReceived](t, m.Step(nil, now, RecvMAD{message("REP", args{"comm": "b7", "qpn": "b8", "remote": "3"})}))
-	if reply.SendPSN != 0xc9 || reply.RecvPSN != 0x64 || reply.RNRRetry != 5 || reply.RetryCount != 5 || reply.AckTimeout != 12 {
-		t.Errorf("REP: %+v", reply.Params)
+	m.Step(nil, now, Connect{Handle: 1, Remote: gidB, QPN: 0xa1, StartingPSN: 0x64, PathMTU: ib.MTU1024,
+		AckTimeout: 12, RetryCount: 5, RNRRetry: 7})
+	reply := find[ReplyReceived](t, m.Step(nil, now,
+		RecvMAD{message("REP", args{"comm": "b7", "qpn": "b8", "remote": "3"})}))
+	switch {
+	case reply.SendPSN != 0xc9:
+		t.Errorf("REP: reply.SendPSN is %#x, want 0xc9", reply.SendPSN)
+	case reply.RecvPSN != 0x64:
+		t.Errorf("REP: reply.RecvPSN is %#x, want 0x64", reply.RecvPSN)
+	case reply.RNRRetry != 5:
+		t.Errorf("REP: reply.RNRRetry is %v, want 5", reply.RNRRetry)
+	case reply.RetryCount != 5:
+		t.Errorf("REP: reply.RetryCount is %v, want 5", reply.RetryCount)
+	case reply.AckTimeout != 12:
+		t.Errorf("REP: reply.AckTimeout is %v, want 12", reply.AckTimeout)
 	}
 }
 
@@ -268,7 +321,8 @@ func TestRejectedMakeRoom(t *testing.T) {
 	}
 	for i := range 5 {
 		failed := false
-		for _, a := range m.Step(nil, time.Time{}, Connect{Handle: Handle(i + 1), Remote: ib.GID{1}, Transport: ib.RC, QPN: ib.QPN(100 + i), PathMTU: ib.MTU1024}) {
+		for _, a := range m.Step(nil, time.Time{}, Connect{Handle: Handle(i + 1), Remote: ib.GID{1}, Transport: ib.RC,
+			QPN: ib.QPN(100 + i), PathMTU: ib.MTU1024}) {
 			if f, ok := a.(Failed); ok {
 				failed = f.Cause == NoRoom
 			}
@@ -307,7 +361,8 @@ func FuzzStep(f *testing.F) {
 			}
 		}
 		m := u.m
-		if len(m.byHandle)+len(m.byLocal)+len(m.byRemote)+len(m.byRemoteQP)+len(m.byQPN)+m.timers.Len()+len(m.rejected)+len(m.halfOpen) != 0 {
+		if len(m.byHandle)+len(m.byLocal)+len(m.byRemote)+len(m.byRemoteQP)+len(m.byQPN)+m.timers.Len()+
+			len(m.rejected)+len(m.halfOpen) != 0 {
 			t.Errorf("left behind: %+v", m.Conns()) // 4755-3.2-7
 		}
 		if len(u.open)+len(u.qpn) != 0 {
@@ -379,7 +434,8 @@ func (u *fuzzUser) event() Event {
 
 // mad makes a MAD that has a chance of meaning something.
 func (u *fuzzUser) mad() *verbs.MAD {
-	kinds := []string{"REQ", "REQ", "REP", "REP", "RTU", "MRA", "REJ", "DREQ", "DREP", "LAP", "SIDR_REQ", "SIDR_REP", "APR"}
+	kinds := []string{"REQ", "REQ", "REP", "REP", "RTU", "MRA", "REJ", "DREQ", "DREP", "LAP", "SIDR_REQ",
+		"SIDR_REP", "APR"}
 	in := message(kinds[int(u.byte())%len(kinds)], args{})
 	d := in.Data[mad.HeaderLen:]
 	d[3] = u.byte() % 16
@@ -471,9 +527,19 @@ func (u *fuzzUser) step(ev Event) {
 // check compares the tables.
 func (u *fuzzUser) check() {
 	m := u.m
-	if len(m.byHandle) > 12 || len(m.byHandle) != len(m.byLocal) || len(m.byRemote) > len(m.byHandle) ||
-		len(m.byRemoteQP) > len(m.byHandle) || len(m.byQPN) > len(m.byHandle) || m.timers.Len() > len(m.byHandle) {
-		u.t.Fatalf("tables: %d %d %d %d %d %d", len(m.byHandle), len(m.byLocal), len(m.byRemote), len(m.byRemoteQP), len(m.byQPN), m.timers.Len())
+	switch {
+	case len(m.byHandle) > 12:
+		u.t.Fatalf("tables: len(m.byHandle) is %v, want at most 12", len(m.byHandle))
+	case len(m.byHandle) != len(m.byLocal):
+		u.t.Fatalf("tables: len(m.byHandle) is %v, want %v", len(m.byHandle), len(m.byLocal))
+	case len(m.byRemote) > len(m.byHandle):
+		u.t.Fatalf("tables: len(m.byRemote) is %v, want at most %v", len(m.byRemote), len(m.byHandle))
+	case len(m.byRemoteQP) > len(m.byHandle):
+		u.t.Fatalf("tables: len(m.byRemoteQP) is %v, want at most %v", len(m.byRemoteQP), len(m.byHandle))
+	case len(m.byQPN) > len(m.byHandle):
+		u.t.Fatalf("tables: len(m.byQPN) is %v, want at most %v", len(m.byQPN), len(m.byHandle))
+	case m.timers.Len() > len(m.byHandle):
+		u.t.Fatalf("tables: m.timers.Len() is %v, want at most %v", m.timers.Len(), len(m.byHandle))
 	}
 	halfOpen := 0
 	for h, c := range m.byHandle {

@@ -50,7 +50,8 @@ type flight struct {
 func newPair(t *testing.T, seed uint64, loss, dup float64, maxDelay time.Duration) *pair {
 	p := &pair{t: t, r: rand.New(rand.NewPCG(seed, 1)), now: time.Unix(1000, 0), loss: loss, dup: dup, maxDelay: maxDelay}
 	for i, gid := range []ib.GID{gidA, gidB} {
-		h := &host{name: string(rune('A' + i)), gid: gid, next: ib.QPN(i+1) << 16, up: map[Handle]Params{}, held: map[ib.QPN]Handle{}, done: map[Handle]string{}}
+		h := &host{name: string(rune('A' + i)), gid: gid, next: ib.QPN(i+1) << 16, up: map[Handle]Params{},
+			held: map[ib.QPN]Handle{}, done: map[Handle]string{}}
 		h.m = New(Options{GID: gid, CAGUID: ib.GUID(gid[15]), Rand: rand.NewPCG(seed, uint64(i)+2)})
 		p.hosts[i] = h
 		p.step(i, Listen{ServiceID: service(i)})
@@ -69,7 +70,8 @@ func (h *host) newQPN(handle Handle) ib.QPN {
 func (p *pair) connect(i int) Handle {
 	h := p.hosts[i]
 	h.last++
-	p.step(i, Connect{Handle: h.last, Remote: p.hosts[1-i].gid, ServiceID: service(1 - i), QPN: h.newQPN(h.last), StartingPSN: ib.PSN(p.r.Uint32() & 0xffffff), PathMTU: ib.MTU1024})
+	p.step(i, Connect{Handle: h.last, Remote: p.hosts[1-i].gid, ServiceID: service(1 - i), QPN: h.newQPN(h.last),
+		StartingPSN: ib.PSN(p.r.Uint32() & 0xffffff), PathMTU: ib.MTU1024})
 	return h.last
 }
 
@@ -89,11 +91,13 @@ func (p *pair) step(i int, ev Event) {
 			for range n {
 				if p.r.Float64() >= p.loss {
 					p.seq++
-					p.queue = append(p.queue, flight{p.now.Add(time.Millisecond + time.Duration(p.r.Int64N(int64(p.maxDelay)))), p.seq, 1 - i, a.MAD})
+					p.queue = append(p.queue,
+						flight{p.now.Add(time.Millisecond + time.Duration(p.r.Int64N(int64(p.maxDelay)))), p.seq, 1 - i, a.MAD})
 				}
 			}
 		case RequestReceived:
-			p.step(i, Accept{Handle: a.Handle, QPN: h.newQPN(a.Handle), StartingPSN: ib.PSN(p.r.Uint32() & 0xffffff), RNRRetry: 7})
+			p.step(i, Accept{Handle: a.Handle, QPN: h.newQPN(a.Handle), StartingPSN: ib.PSN(p.r.Uint32() & 0xffffff),
+				RNRRetry: 7})
 		case ReplyReceived:
 			p.step(i, Ready{Handle: a.Handle})
 		case Established:
@@ -196,7 +200,8 @@ func (p *pair) agree() {
 				continue
 			}
 			found = true
-			if x.RemoteQPN != y.LocalQPN || x.SendPSN != y.RecvPSN || x.RecvPSN != y.SendPSN || x.LocalCommID != y.RemoteCommID || x.RemoteCommID != y.LocalCommID {
+			if x.RemoteQPN != y.LocalQPN || x.SendPSN != y.RecvPSN || x.RecvPSN != y.SendPSN ||
+				x.LocalCommID != y.RemoteCommID || x.RemoteCommID != y.LocalCommID {
 				p.t.Errorf("%v: the ends differ:\n%+v\n%+v", h, x, y)
 			}
 		}

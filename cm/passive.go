@@ -39,7 +39,8 @@ func (m *Manager) recvREQ(in *verbs.MAD, req *mad.REQ) {
 // answered before, and never asks the user again.
 func (m *Manager) repeatedREQ(in *verbs.MAD, c *conn, req *mad.REQ) {
 	if c.active || c.p.ServiceID != req.ServiceID || c.p.RemoteQPN != req.LocalQPN {
-		m.rejectREQ(in, req, ReasonDuplicateCommID, m.ownerData(m.local(in.Local)), "its communication ID is that of another connection")
+		m.rejectREQ(in, req, ReasonDuplicateCommID, m.ownerData(m.local(in.Local)),
+			"its communication ID is that of another connection")
 		return
 	}
 	if !m.fromPeer(c) {
@@ -103,13 +104,13 @@ func (m *Manager) newREQ(in *verbs.MAD, src ib.GID, req *mad.REQ) {
 		maxRetries: int(req.MaxCMRetries),
 		asked:      m.now,
 		p: Params{
-			Local: to, Remote: src, CMQPN: m.rx.from, ServiceID: req.ServiceID, Transport: req.Transport, PKey: req.PKey, PathMTU: req.PathMTU,
-			RemoteQPN: req.LocalQPN, SendPSN: req.StartingPSN,
+			Local: to, Remote: src, CMQPN: m.rx.from, ServiceID: req.ServiceID, Transport: req.Transport, PKey: req.PKey,
+			PathMTU: req.PathMTU, RemoteQPN: req.LocalQPN, SendPSN: req.StartingPSN,
 			AckTimeout: req.Primary.LocalACKTimeout, RetryCount: req.RetryCount, RNRRetry: req.RNRRetryCount,
 			ResponderResources: req.InitiatorDepth, InitiatorDepth: req.ResponderResources, // they change sides
 			RemoteSRQ: req.SRQ,
-			FlowLabel: req.Primary.FlowLabel, TrafficClass: req.Primary.TrafficClass, HopLimit: req.Primary.HopLimit, SL: req.Primary.SL,
-			RemoteCommID: req.LocalCommID, RemoteCAGUID: req.LocalCAGUID,
+			FlowLabel: req.Primary.FlowLabel, TrafficClass: req.Primary.TrafficClass, HopLimit: req.Primary.HopLimit,
+			SL: req.Primary.SL, RemoteCommID: req.LocalCommID, RemoteCAGUID: req.LocalCAGUID,
 			PrivateData: slices.Clone(req.PrivateData[:]),
 		},
 	}

@@ -24,43 +24,64 @@ type cause struct {
 // The same peer as message makes: B with comm b1 and QPN b2.
 var (
 	first   = args{"comm": "b1", "qpn": "b2"}
-	dialled = Connect{Handle: 1, Remote: gidB, ServiceID: serviceid.New(serviceid.RFC, 0x0b), QPN: 0xa1, PathMTU: ib.MTU1024, PrivateData: private(0x0a)}
+	dialled = Connect{Handle: 1, Remote: gidB, ServiceID: serviceid.New(serviceid.RFC, 0x0b), QPN: 0xa1,
+		PathMTU: ib.MTU1024, PrivateData: private(0x0a)}
 	granted = Accept{Handle: incoming | 1, QPN: 0xa2, RNRRetry: 7, PrivateData: private(0x0a)}
 )
 
 // causes are all there are in this room; ipoib has its own (TestReasons there).
 var causes = []cause{
-	{name: "as many connections as there may be", opt: Options{MaxConns: 1}, before: []any{first}, last: args{"comm": "b3", "qpn": "b4"}, want: ReasonNoQP},
-	{name: "a QPN that is held back", before: []any{dialled, first}, last: Accept{Handle: incoming | 1, QPN: 0xa1}, want: ReasonNoQP},
-	{name: "as many half-open ones", opt: Options{MaxHalfOpen: 1}, before: []any{first}, last: args{"comm": "b3", "qpn": "b4"}, want: ReasonNoResources},
-	{name: "nobody answered our REQ", opt: Options{MaxRetries: -1}, before: []any{dialled}, last: time.Minute, kind: mad.KindOther, want: ReasonTimeout, ari: true},
-	{name: "nobody answered our REP", before: []any{args{"retries": "0"}, granted}, last: time.Minute, kind: mad.KindOther, want: ReasonTimeout, ari: true},
+	{name: "as many connections as there may be", opt: Options{MaxConns: 1}, before: []any{first},
+		last: args{"comm": "b3", "qpn": "b4"}, want: ReasonNoQP},
+	{name: "a QPN that is held back", before: []any{dialled, first}, last: Accept{Handle: incoming | 1, QPN: 0xa1},
+		want: ReasonNoQP},
+	{name: "as many half-open ones", opt: Options{MaxHalfOpen: 1}, before: []any{first},
+		last: args{"comm": "b3", "qpn": "b4"}, want: ReasonNoResources},
+	{name: "nobody answered our REQ", opt: Options{MaxRetries: -1}, before: []any{dialled}, last: time.Minute,
+		kind: mad.KindOther, want: ReasonTimeout, ari: true},
+	{name: "nobody answered our REP", before: []any{args{"retries": "0"}, granted}, last: time.Minute,
+		kind: mad.KindOther, want: ReasonTimeout, ari: true},
 	{name: "our user did not answer a REQ", before: []any{first}, last: time.Minute, want: ReasonTimeout, ari: true},
-	{name: "our user did not answer a REP", before: []any{dialled, reply("")}, last: time.Minute, kind: mad.KindREP, want: ReasonTimeout, ari: true},
-	{name: "our user gave up before the REP", before: []any{dialled}, last: Disconnect{Handle: 1}, kind: mad.KindOther, want: ReasonTimeout, ari: true},
+	{name: "our user did not answer a REP", before: []any{dialled, reply("")}, last: time.Minute,
+		kind: mad.KindREP, want: ReasonTimeout, ari: true},
+	{name: "our user gave up before the REP", before: []any{dialled}, last: Disconnect{Handle: 1},
+		kind: mad.KindOther, want: ReasonTimeout, ari: true},
 	{name: "QP 1", last: args{"qpn": "1"}, want: ReasonUnsupported},
 	{name: "the multicast QPN", last: args{"qpn": "ffffff"}, want: ReasonUnsupported},
 	{name: "another service ID", last: args{"service": "b"}, want: ReasonInvalidServiceID},
 	{name: "the service ID of another QPN", last: args{"service": "010000000000000b"}, want: ReasonInvalidServiceID},
 	{name: "reliable datagram", last: args{"transport": "rd"}, want: ReasonInvalidTransport},
 	{name: "a QP that is in use", before: []any{first}, last: args{"comm": "b3", "qpn": "b2"}, want: ReasonStale},
-	{name: "the QP of a connection in TIMEWAIT", before: []any{first, granted, dreq{}}, last: args{"comm": "b3", "qpn": "b2"}, want: ReasonStale},
-	{name: "the communication ID of a connection in TIMEWAIT", before: []any{first, granted, dreq{}}, last: first, want: ReasonStale},
-	{name: "a REP with a QP that is in use", before: []any{first, granted, dialled}, last: reply("b2"), kind: mad.KindREP, want: ReasonStale},
+	{name: "the QP of a connection in TIMEWAIT", before: []any{first, granted, dreq{}},
+		last: args{"comm": "b3", "qpn": "b2"}, want: ReasonStale},
+	{name: "the communication ID of a connection in TIMEWAIT", before: []any{first, granted, dreq{}}, last: first,
+		want: ReasonStale},
+	{name: "a REP with a QP that is in use", before: []any{first, granted, dialled}, last: reply("b2"),
+		kind: mad.KindREP, want: ReasonStale},
 	{name: "another source GID", last: args{"local": "C"}, want: ReasonInvalidGID},
 	{name: "another destination GID", last: args{"to": "C"}, want: ReasonInvalidGID},
 	{name: "path MTU 0", last: args{"mtu": "0"}, want: ReasonInvalidMTU},
 	{name: "path MTU 6", last: args{"mtu": "6"}, want: ReasonInvalidMTU},
-	{name: "our user's word about a REQ", before: []any{first}, last: Reject{Handle: incoming | 1, Reason: ReasonConsumer, PrivateData: private(0x0a)}, want: ReasonConsumer},
-	{name: "our user's word about a REP", before: []any{dialled, reply("")}, last: Reject{Handle: 1, Reason: ReasonConsumer, PrivateData: private(0x0a)}, kind: mad.KindREP, want: ReasonConsumer},
-	{name: "our user goes with a REQ unanswered", before: []any{first}, last: Disconnect{Handle: incoming | 1}, want: ReasonConsumer},
-	{name: "our user goes with a REP unanswered", before: []any{dialled, reply("")}, last: Disconnect{Handle: 1}, kind: mad.KindREP, want: ReasonConsumer},
-	{name: "our user goes before the RTU", before: []any{first, granted}, last: Disconnect{Handle: incoming | 1}, kind: mad.KindOther, want: ReasonConsumer},
-	{name: "a REP to a REQ that was abandoned", before: []any{dialled, Cancel{1}}, last: reply(""), kind: mad.KindREP, want: ReasonConsumer},
-	{name: "a REP to a REQ that was given up", before: []any{dialled, Disconnect{Handle: 1}}, last: reply(""), kind: mad.KindREP, want: ReasonConsumer},
-	{name: "a communication ID in use, other QP", before: []any{first}, last: args{"comm": "b1", "qpn": "b4"}, want: ReasonDuplicateCommID},
-	{name: "a communication ID in use, other service", before: []any{first}, last: args{"comm": "b1", "qpn": "b2", "service": "b"}, want: ReasonDuplicateCommID},
-	{name: "a REP with a communication ID in use", before: []any{first, granted, dialled}, last: reply("b4"), kind: mad.KindREP, want: ReasonDuplicateCommID},
+	{name: "our user's word about a REQ", before: []any{first},
+		last: Reject{Handle: incoming | 1, Reason: ReasonConsumer, PrivateData: private(0x0a)}, want: ReasonConsumer},
+	{name: "our user's word about a REP", before: []any{dialled, reply("")},
+		last: Reject{Handle: 1, Reason: ReasonConsumer, PrivateData: private(0x0a)}, kind: mad.KindREP, want: ReasonConsumer},
+	{name: "our user goes with a REQ unanswered", before: []any{first}, last: Disconnect{Handle: incoming | 1},
+		want: ReasonConsumer},
+	{name: "our user goes with a REP unanswered", before: []any{dialled, reply("")}, last: Disconnect{Handle: 1},
+		kind: mad.KindREP, want: ReasonConsumer},
+	{name: "our user goes before the RTU", before: []any{first, granted}, last: Disconnect{Handle: incoming | 1},
+		kind: mad.KindOther, want: ReasonConsumer},
+	{name: "a REP to a REQ that was abandoned", before: []any{dialled, Cancel{1}}, last: reply(""),
+		kind: mad.KindREP, want: ReasonConsumer},
+	{name: "a REP to a REQ that was given up", before: []any{dialled, Disconnect{Handle: 1}}, last: reply(""),
+		kind: mad.KindREP, want: ReasonConsumer},
+	{name: "a communication ID in use, other QP", before: []any{first}, last: args{"comm": "b1", "qpn": "b4"},
+		want: ReasonDuplicateCommID},
+	{name: "a communication ID in use, other service", before: []any{first},
+		last: args{"comm": "b1", "qpn": "b2", "service": "b"}, want: ReasonDuplicateCommID},
+	{name: "a REP with a communication ID in use", before: []any{first, granted, dialled}, last: reply("b4"),
+		kind: mad.KindREP, want: ReasonDuplicateCommID},
 	{name: "class version 3", last: args{"version": "3"}, want: ReasonInvalidVersion},
 }
 
@@ -69,7 +90,8 @@ var never = map[Reason]string{
 	2: "reliable datagram, which is answered with 9", 7: "the same", 11: "the same",
 	6:  "every communication ID that a peer may choose is good",
 	13: "LIDs mean nothing on RoCE", 14: "every service level is taken", 15: "every traffic class is taken",
-	16: "every hop limit is taken", 17: "the packet rate is not used: Linux sends what it likes on RoCE", 32: "every flow label is taken",
+	16: "every hop limit is taken", 17: "the packet rate is not used: Linux sends what it likes on RoCE",
+	32: "every flow label is taken",
 	18: "an alternate path is no reason to refuse: the REP says that there is no failover", 19: "the same", 20: "the same",
 	21: "the same", 22: "the same", 23: "the same", 33: "the same",
 	24: "nobody is redirected", 25: "the same",
@@ -164,7 +186,8 @@ func TestAlternatePath(t *testing.T) {
 			t.Errorf("%v: failover %d, want %d", tt.req, rep.FailoverAccepted, tt.want)
 		}
 		m.Step(nil, time.Time{}, RecvMAD{message("RTU", args{"remote": "1"})})
-		if apr := findMAD[mad.APR](t, m.Step(nil, time.Time{}, RecvMAD{message("LAP", args{"remote": "1"})})); apr.Status != mad.APRReject {
+		if apr := findMAD[mad.APR](t, m.Step(nil, time.Time{},
+			RecvMAD{message("LAP", args{"remote": "1"})})); apr.Status != mad.APRReject {
 			t.Errorf("LAP: %v", apr)
 		}
 	}

@@ -156,7 +156,8 @@ func (m *Manager) recvLAP(in *verbs.MAD, lap *mad.LAP) {
 		return
 	}
 	m.took(c, "alternate paths are not supported")
-	apr := mad.APR{TransactionID: lap.TransactionID, LocalCommID: lap.RemoteCommID, RemoteCommID: lap.LocalCommID, Status: mad.APRReject}
+	apr := mad.APR{TransactionID: lap.TransactionID, LocalCommID: lap.RemoteCommID, RemoteCommID: lap.LocalCommID,
+		Status: mad.APRReject}
 	if c == nil || c.state != StateEstablished {
 		apr.Status = mad.APRInvalidCommID
 	}

@@ -173,7 +173,8 @@ func (a args) transport() ib.Transport {
 
 func (s *scene) restart(a args) {
 	s.m = New(Options{GID: gidA, CAGUID: guidA, Rand: &counting{}, MaxRetries: a.dec("retries", 2),
-		MaxConns: a.dec("conns", 0), MaxHalfOpen: a.dec("halfopen", 0), REQsPerSecond: a.dec("reqs", 0), RepliesPerSecond: a.dec("replies", 0)})
+		MaxConns: a.dec("conns", 0), MaxHalfOpen: a.dec("halfopen", 0), REQsPerSecond: a.dec("reqs", 0),
+		RepliesPerSecond: a.dec("replies", 0)})
 	for _, f := range []serviceid.Form{serviceid.RFC, serviceid.Legacy} {
 		s.step(Listen{ServiceID: serviceid.New(f, 0x0a), PrivateData: private(0x0a)})
 	}
@@ -200,13 +201,14 @@ func (s *scene) Do(line string) ([]string, error) {
 	case "restart":
 		s.restart(a)
 	case "connect":
-		s.step(Connect{Handle: h, Remote: a.gid("to", gidB), ServiceID: serviceid.New(serviceid.RFC, 0x0b), Transport: a.transport(),
-			QPN: ib.QPN(a.num("qpn", 0xa1)), StartingPSN: 0x64, PathMTU: ib.MTU1024, SRQ: true, RetryCount: 7, RNRRetry: 7,
-			MaxRetries: uint8(a.dec("retries", 0)), PrivateData: private(0x0a)})
+		s.step(Connect{Handle: h, Remote: a.gid("to", gidB), ServiceID: serviceid.New(serviceid.RFC, 0x0b),
+			Transport: a.transport(), QPN: ib.QPN(a.num("qpn", 0xa1)), StartingPSN: 0x64, PathMTU: ib.MTU1024, SRQ: true,
+			RetryCount: 7, RNRRetry: 7, MaxRetries: uint8(a.dec("retries", 0)), PrivateData: private(0x0a)})
 	case "ready":
 		s.step(Ready{h, private(0x0a)})
 	case "accept":
-		s.step(Accept{Handle: h, QPN: ib.QPN(a.num("qpn", 0xa2)), StartingPSN: 0x65, RNRRetry: 7, SRQ: true, PrivateData: private(0x0a)})
+		s.step(Accept{Handle: h, QPN: ib.QPN(a.num("qpn", 0xa2)), StartingPSN: 0x65, RNRRetry: 7, SRQ: true,
+			PrivateData: private(0x0a)})
 	case "reject":
 		s.step(Reject{Handle: h, Reason: Reason(a.dec("reason", 28)), PrivateData: private(0x0a)})
 	case "defer":
@@ -219,7 +221,8 @@ func (s *scene) Do(line string) ([]string, error) {
 		s.step(DataOnQP{ib.QPN(a.num("qpn", 0))})
 	case "conns":
 		for _, c := range s.m.Conns() {
-			s.out = append(s.out, fmt.Sprintf("%s %v qpn=%x remote=%x", name(c.Handle), c.State, uint32(c.LocalQPN), uint32(c.RemoteQPN)))
+			s.out = append(s.out, fmt.Sprintf("%s %v qpn=%x remote=%x", name(c.Handle), c.State, uint32(c.LocalQPN),
+				uint32(c.RemoteQPN)))
 		}
 	case "counters":
 		s.m.Counters(func(name string, v uint64) {
@@ -289,31 +292,40 @@ func say(a Action) string {
 		}
 		switch m := msg.(type) {
 		case mad.REQ:
-			return fmt.Sprintf("> REQ comm=%x qpn=%x psn=%x %v private=%s%s", uint32(m.LocalCommID), uint32(m.LocalQPN), uint32(m.StartingPSN), m.Transport, private1(m.PrivateData[:]), to)
+			return fmt.Sprintf("> REQ comm=%x qpn=%x psn=%x %v private=%s%s", uint32(m.LocalCommID), uint32(m.LocalQPN),
+				uint32(m.StartingPSN), m.Transport, private1(m.PrivateData[:]), to)
 		case mad.REP:
-			return fmt.Sprintf("> REP comm=%x remote=%x qpn=%x psn=%x private=%s%s", uint32(m.LocalCommID), uint32(m.RemoteCommID), uint32(m.LocalQPN), uint32(m.StartingPSN), private1(m.PrivateData[:]), to)
+			return fmt.Sprintf("> REP comm=%x remote=%x qpn=%x psn=%x private=%s%s", uint32(m.LocalCommID),
+				uint32(m.RemoteCommID), uint32(m.LocalQPN), uint32(m.StartingPSN), private1(m.PrivateData[:]), to)
 		case mad.RTU:
-			return fmt.Sprintf("> RTU comm=%x remote=%x private=%s%s", uint32(m.LocalCommID), uint32(m.RemoteCommID), private1(m.PrivateData[:]), to)
+			return fmt.Sprintf("> RTU comm=%x remote=%x private=%s%s", uint32(m.LocalCommID), uint32(m.RemoteCommID),
+				private1(m.PrivateData[:]), to)
 		case mad.MRA:
-			return fmt.Sprintf("> MRA comm=%x remote=%x of=%v private=%s%s", uint32(m.LocalCommID), uint32(m.RemoteCommID), m.MessageMRAed, private1(m.PrivateData[:]), to)
+			return fmt.Sprintf("> MRA comm=%x remote=%x of=%v private=%s%s", uint32(m.LocalCommID),
+				uint32(m.RemoteCommID), m.MessageMRAed, private1(m.PrivateData[:]), to)
 		case mad.REJ:
 			ari := ""
 			if m.ARILength > 0 {
 				ari = fmt.Sprintf(" ari=%x", m.ARI[:m.ARILength])
 			}
-			return fmt.Sprintf("> REJ comm=%x remote=%x of=%v reason=%d%s private=%s%s", uint32(m.LocalCommID), uint32(m.RemoteCommID), m.MessageRejected, m.Reason, ari, private1(m.PrivateData[:]), to)
+			return fmt.Sprintf("> REJ comm=%x remote=%x of=%v reason=%d%s private=%s%s", uint32(m.LocalCommID),
+				uint32(m.RemoteCommID), m.MessageRejected, m.Reason, ari, private1(m.PrivateData[:]), to)
 		case mad.DREQ:
-			return fmt.Sprintf("> DREQ comm=%x remote=%x qpn=%x private=%s%s", uint32(m.LocalCommID), uint32(m.RemoteCommID), uint32(m.RemoteQPN), private1(m.PrivateData[:]), to)
+			return fmt.Sprintf("> DREQ comm=%x remote=%x qpn=%x private=%s%s", uint32(m.LocalCommID),
+				uint32(m.RemoteCommID), uint32(m.RemoteQPN), private1(m.PrivateData[:]), to)
 		case mad.DREP:
 			return fmt.Sprintf("> DREP comm=%x remote=%x%s", uint32(m.LocalCommID), uint32(m.RemoteCommID), to)
 		}
 		return fmt.Sprintf("> %v%s", msg, to)
 	case RequestReceived:
-		return fmt.Sprintf("request h=%s service=%v %v remote_qpn=%x send_psn=%x private=%s", name(a.Handle), a.ServiceID, a.Transport, uint32(a.RemoteQPN), uint32(a.SendPSN), private1(a.PrivateData))
+		return fmt.Sprintf("request h=%s service=%v %v remote_qpn=%x send_psn=%x private=%s", name(a.Handle),
+			a.ServiceID, a.Transport, uint32(a.RemoteQPN), uint32(a.SendPSN), private1(a.PrivateData))
 	case ReplyReceived:
-		return fmt.Sprintf("reply h=%s remote_qpn=%x send_psn=%x recv_psn=%x private=%s", name(a.Handle), uint32(a.RemoteQPN), uint32(a.SendPSN), uint32(a.RecvPSN), private1(a.PrivateData))
+		return fmt.Sprintf("reply h=%s remote_qpn=%x send_psn=%x recv_psn=%x private=%s", name(a.Handle),
+			uint32(a.RemoteQPN), uint32(a.SendPSN), uint32(a.RecvPSN), private1(a.PrivateData))
 	case Established:
-		return fmt.Sprintf("up h=%s qpn=%x remote_qpn=%x active=%v by_data=%v rtu=%s", name(a.Handle), uint32(a.LocalQPN), uint32(a.RemoteQPN), a.Active, a.ByData, private1(a.RTUPrivateData))
+		return fmt.Sprintf("up h=%s qpn=%x remote_qpn=%x active=%v by_data=%v rtu=%s", name(a.Handle),
+			uint32(a.LocalQPN), uint32(a.RemoteQPN), a.Active, a.ByData, private1(a.RTUPrivateData))
 	case LateRTU:
 		return fmt.Sprintf("late RTU h=%s private=%s", name(a.Handle), private1(a.PrivateData))
 	case Failed:
@@ -347,17 +359,19 @@ func message(what string, a args) *verbs.MAD {
 	var msg mad.Message
 	switch what {
 	case "REQ":
-		req := mad.REQ{LocalCommID: local, ServiceID: serviceid.ID(a.num("service", uint64(serviceid.New(serviceid.RFC, 0x0a)))),
-			LocalCAGUID: ib.GUID(a.num("guid", uint64(guidB))), LocalQPN: qpn, Transport: a.transport(), StartingPSN: 0xc8,
-			LocalCMResponseTimeout: 17, RemoteCMResponseTimeout: 17, RetryCount: 7, RNRRetryCount: 6, PKey: ib.DefaultPKey,
-			PathMTU: ib.MTU(a.num("mtu", 3)), MaxCMRetries: uint8(a.dec("retries", 2)), SRQ: true,
-			Primary: mad.PathInfo{LocalGID: a.gid("local", src), RemoteGID: a.gid("to", gidA), LocalACKTimeout: 14, HopLimit: 64}}
+		req := mad.REQ{LocalCommID: local,
+			ServiceID:   serviceid.ID(a.num("service", uint64(serviceid.New(serviceid.RFC, 0x0a)))),
+			LocalCAGUID: ib.GUID(a.num("guid", uint64(guidB))), LocalQPN: qpn, Transport: a.transport(),
+			StartingPSN: 0xc8, LocalCMResponseTimeout: 17, RemoteCMResponseTimeout: 17, RetryCount: 7, RNRRetryCount: 6,
+			PKey: ib.DefaultPKey, PathMTU: ib.MTU(a.num("mtu", 3)), MaxCMRetries: uint8(a.dec("retries", 2)), SRQ: true,
+			Primary: mad.PathInfo{LocalGID: a.gid("local", src), RemoteGID: a.gid("to", gidA), LocalACKTimeout: 14,
+				HopLimit: 64}}
 		req.Alternate.LocalGID = a.gid("alternate", ib.GID{})
 		copy(req.PrivateData[:], data)
 		msg = req
 	case "REP":
-		rep := mad.REP{LocalCommID: local, RemoteCommID: remote, LocalQPN: qpn, StartingPSN: 0xc9, RNRRetryCount: 5, TargetACKDelay: 10,
-			LocalCAGUID: ib.GUID(a.num("guid", uint64(guidB)))}
+		rep := mad.REP{LocalCommID: local, RemoteCommID: remote, LocalQPN: qpn, StartingPSN: 0xc9, RNRRetryCount: 5,
+			TargetACKDelay: 10, LocalCAGUID: ib.GUID(a.num("guid", uint64(guidB)))}
 		copy(rep.PrivateData[:], data)
 		msg = rep
 	case "RTU":
@@ -365,9 +379,11 @@ func message(what string, a args) *verbs.MAD {
 		copy(rtu.PrivateData[:], data)
 		msg = rtu
 	case "MRA":
-		msg = mad.MRA{LocalCommID: local, RemoteCommID: remote, MessageMRAed: mad.MessageKind(a.num("of", 0)), ServiceTimeout: ib.Timeout(a.dec("wait", 20))}
+		msg = mad.MRA{LocalCommID: local, RemoteCommID: remote, MessageMRAed: mad.MessageKind(a.num("of", 0)),
+			ServiceTimeout: ib.Timeout(a.dec("wait", 20))}
 	case "REJ":
-		rej := mad.REJ{LocalCommID: mad.CommID(a.num("comm", 0)), RemoteCommID: remote, MessageRejected: mad.MessageKind(a.num("of", 0)), Reason: Reason(a.dec("reason", 28))}
+		rej := mad.REJ{LocalCommID: mad.CommID(a.num("comm", 0)), RemoteCommID: remote,
+			MessageRejected: mad.MessageKind(a.num("of", 0)), Reason: Reason(a.dec("reason", 28))}
 		if g := a.num("ari", 0); g != 0 {
 			rej.ARILength, rej.ARI[7] = 8, byte(g)
 		}

@@ -50,7 +50,8 @@ func (m *Manager) repeat(c *conn, buf *[verbs.MADLen]byte) {
 func (m *Manager) transmit(c *conn, buf *[verbs.MADLen]byte, msg mad.Message, again bool) {
 	n := describe(msg, Sent)
 	n.Handle, n.Remote, n.State, n.Repeat = c.handle, c.p.Remote, c.state, again
-	m.emit(&verbs.MAD{Remote: c.p.Remote, Local: c.p.Local, QPN: c.p.CMQPN, PKey: c.pkey, Path: c.p.Path, Data: *buf}, msg, n)
+	m.emit(&verbs.MAD{Remote: c.p.Remote, Local: c.p.Local, QPN: c.p.CMQPN, PKey: c.pkey, Path: c.p.Path,
+		Data: *buf}, msg, n)
 }
 
 // reply answers a MAD without a connection: to its source, and to QP 1 whatever
@@ -79,7 +80,8 @@ func (m *Manager) askPatience(c *conn) {
 
 // sendMRA asks the peer for patience and moves to the state that says so.
 func (m *Manager) sendMRA(c *conn, wait ib.Timeout, private []byte) {
-	mra := mad.MRA{TransactionID: c.tid, LocalCommID: c.p.LocalCommID, RemoteCommID: c.p.RemoteCommID, ServiceTimeout: wait & 31}
+	mra := mad.MRA{TransactionID: c.tid, LocalCommID: c.p.LocalCommID, RemoteCommID: c.p.RemoteCommID,
+		ServiceTimeout: wait & 31}
 	if c.active {
 		mra.MessageMRAed = mad.KindREP
 		m.setState(c, StateMRAREPSent)
@@ -124,7 +126,8 @@ func (m *Manager) rejectREQ(in *verbs.MAD, req *mad.REQ, reason Reason, private 
 
 // answerREQ sends a REJ that nothing is kept of: a repeat gets it made anew.
 func (m *Manager) answerREQ(in *verbs.MAD, req *mad.REQ, reason Reason, private []byte) {
-	rej := mad.REJ{TransactionID: req.TransactionID, RemoteCommID: req.LocalCommID, MessageRejected: mad.KindREQ, Reason: reason}
+	rej := mad.REJ{TransactionID: req.TransactionID, RemoteCommID: req.LocalCommID, MessageRejected: mad.KindREQ,
+		Reason: reason}
 	fill(rej.PrivateData[:], private)
 	m.reply(in, rej)
 }

@@ -34,8 +34,13 @@ func TestNegotiate(t *testing.T) {
 		for _, v := range [][2]uint32{{tt.own, tt.peer}, {tt.peer, tt.own}} {
 			got, err := Negotiate(v[0], v[1], tt.ipv6)
 			var refused *RefusedError
-			if got != tt.want || (err != nil) != (tt.want == 0) || err != nil && !errors.As(err, &refused) {
-				t.Errorf("%s: Negotiate(%d, %d, %v) = %d, %v; want %d", tt.name, v[0], v[1], tt.ipv6, got, err, tt.want)
+			switch {
+			case got != tt.want:
+				t.Errorf("%s: got is %v, want %v", tt.name, got, tt.want)
+			case (err != nil) != (tt.want == 0):
+				t.Errorf("%s: err != nil is %v, want %v", tt.name, err != nil, tt.want == 0)
+			case err != nil && !errors.As(err, &refused):
+				t.Errorf("%s: errors.As(err, &refused) is false", tt.name)
 			}
 			// 4755-5-2: what is below a protocol's minimum is refused.
 			if err != nil && (refused.Own != v[0] || refused.Peer != v[1] || refused.Got >= refused.Need) {
@@ -66,8 +71,15 @@ func TestAfterReject(t *testing.T) {
 
 func TestSizes(t *testing.T) {
 	// 4391-7-1, 4755-5-3 (default of the UD side and so of every route before a connection)
-	if DefaultUD != 2044 || DefaultDevice != 65520 || ReceiveMTU(DefaultDevice) != DefaultReceive || IPMTU(DefaultReceive) != DefaultDevice {
-		t.Error("the defaults do not agree with each other")
+	switch {
+	case DefaultUD != 2044:
+		t.Errorf("DefaultUD is %v, want 2044", DefaultUD)
+	case DefaultDevice != 65520:
+		t.Errorf("DefaultDevice is %v, want 65520", DefaultDevice)
+	case ReceiveMTU(DefaultDevice) != DefaultReceive:
+		t.Errorf("ReceiveMTU(DefaultDevice) is %v, want %v", ReceiveMTU(DefaultDevice), DefaultReceive)
+	case IPMTU(DefaultReceive) != DefaultDevice:
+		t.Errorf("IPMTU(DefaultReceive) is %v, want %v", IPMTU(DefaultReceive), DefaultDevice)
 	}
 	if IPMTU(3) != 0 || ReceiveMTU(-1) != 4 {
 		t.Errorf("IPMTU(3) = %d, ReceiveMTU(-1) = %d", IPMTU(3), ReceiveMTU(-1))
@@ -81,8 +93,13 @@ func TestSizes(t *testing.T) {
 			t.Errorf("ReceiveMTU(%d) = %d, want %d", ip, got, MaxReceive)
 		}
 	}
-	if AdvMSS(65520, false) != 65480 || AdvMSS(65520, true) != 65460 || AdvMSS(10, true) != 0 {
-		t.Error("advmss")
+	switch {
+	case AdvMSS(65520, false) != 65480:
+		t.Errorf("AdvMSS(65520, false) is %v, want 65480", AdvMSS(65520, false))
+	case AdvMSS(65520, true) != 65460:
+		t.Errorf("AdvMSS(65520, true) is %v, want 65460", AdvMSS(65520, true))
+	case AdvMSS(10, true) != 0:
+		t.Errorf("AdvMSS(10, true) is %v, want 0", AdvMSS(10, true))
 	}
 	// 4755-5.1-1, 4755-6-1: what goes into the private data of an ordinary REQ.
 	if DefaultReceive != 0xfff4 {
@@ -116,46 +133,60 @@ func TestPathMTU(t *testing.T) {
 	}
 }
 
+// udPlans are the cases of TestPlanUD.
+var udPlans = []struct {
+	name  string
+	want  int
+	link  Link
+	plan  UDPlan // without Notes
+	notes int
+	err   string // a part of it
+}{
+	{name: "auto, IPv6 1500", link: Link{Underlay: 1500},
+		plan: UDPlan{MTU: 1424, Path: ib.MTU1024, IPv6: true, BeyondPath: true}, notes: 1},
+	{name: "auto, IPv4 1500", link: Link{Underlay: 1500, IPv4: true},
+		plan: UDPlan{MTU: 1444, Path: ib.MTU1024, IPv6: true, BeyondPath: true}, notes: 1},
+	{name: "auto, IPv6 2108", link: Link{Underlay: 2108},
+		plan: UDPlan{MTU: 2032, Path: ib.MTU1024, IPv6: true, BeyondPath: true}, notes: 1},
+	{name: "auto leaves IPv6 its minimum", link: Link{Underlay: 1280},
+		plan: UDPlan{MTU: 1280, Path: ib.MTU1024, IPv6: true, BeyondPath: true, Fragmented: true}, notes: 2},
+	{name: "auto, IPv4 1280", link: Link{Underlay: 1280, IPv4: true},
+		plan: UDPlan{MTU: 1224, Path: ib.MTU1024, BeyondPath: true}, notes: 2},
+	{name: "auto, IPv4 600", link: Link{Underlay: 600, IPv4: true}, err: "raise its MTU"},
+	{name: "auto, kernel rxe on 1500", link: Link{Underlay: 1500, Path: ib.MTU1024},
+		plan: UDPlan{MTU: 1020, Path: ib.MTU1024}, notes: 1},
+	{name: "auto, an HCA of 4096", link: Link{Path: ib.MTU4096}, plan: UDPlan{MTU: 2044, Path: ib.MTU4096, IPv6: true}},
+	{name: "2044, IPv6 1500", want: 2044, link: Link{Underlay: 1500},
+		plan: UDPlan{MTU: 2044, Path: ib.MTU1024, IPv6: true, BeyondPath: true, Fragmented: true}, notes: 2},
+	{name: "auto, IPv6 9000", link: Link{Underlay: 9000}, plan: UDPlan{MTU: 2044, Path: ib.MTU4096, IPv6: true}},
+	{name: "auto, IPv4 9000", link: Link{Underlay: 9000, IPv4: true},
+		plan: UDPlan{MTU: 2044, Path: ib.MTU4096, IPv6: true}},
+	{name: "2044, IPv4 1500", want: 2044, link: Link{Underlay: 1500, IPv4: true}, err: "--ud-mtu 1444"},
+	{name: "and the other remedy", want: 2044, link: Link{Underlay: 1500, IPv4: true},
+		err: "at least 2100 (jumbo frames)"},
+	{name: "1444, IPv4 1500", want: 1444, link: Link{Underlay: 1500, IPv4: true},
+		plan: UDPlan{MTU: 1444, Path: ib.MTU1024, IPv6: true, BeyondPath: true}, notes: 1},
+	{name: "1445, IPv4 1500", want: 1445, link: Link{Underlay: 1500, IPv4: true}, err: "1444"},
+	{name: "2044, IPv4 2100", link: Link{Underlay: 2100, IPv4: true},
+		plan: UDPlan{MTU: 2044, Path: ib.MTU1024, IPv6: true, BeyondPath: true}, notes: 1},
+	{name: "1020 has no IPv6", want: 1020, link: Link{Underlay: 1500},
+		plan: UDPlan{MTU: 1020, Path: ib.MTU1024}, notes: 1},
+	{name: "an HCA", link: Link{Path: ib.MTU2048}, plan: UDPlan{MTU: 2044, Path: ib.MTU2048, IPv6: true}},
+	{name: "2044, kernel rxe on 1500", want: 2044, link: Link{Underlay: 1500, Path: ib.MTU1024},
+		err: "use --ud-mtu 1020"},
+	{name: "2044, kernel rxe on 1500, IPv4", want: 2044, link: Link{Underlay: 1500, Path: ib.MTU1024, IPv4: true},
+		err: "use --ud-mtu 1020 on all hosts of the link, or raise the underlay MTU to at least 2128"},
+	{name: "kernel rxe on 5000", link: Link{Underlay: 5000, Path: ib.MTU4096, IPv4: true},
+		plan: UDPlan{MTU: 2044, Path: ib.MTU4096, IPv6: true}},
+	{name: "4092", want: 4092, link: Link{Underlay: 9000}, plan: UDPlan{MTU: 4092, Path: ib.MTU4096, IPv6: true}},
+	{name: "above any UD payload", want: 4093, link: Link{Underlay: 9000}, err: "not in 576 to 4092"}, // 4755-1-3
+	{name: "below IPv4", want: 500, link: Link{Underlay: 9000}, err: "not in 576"},                    // 4755-5-2
+	{name: "nothing known", want: 2044, link: Link{}, err: "takes 0"},
+	{name: "auto, nothing known", link: Link{}, err: "raise its MTU"},
+}
+
 func TestPlanUD(t *testing.T) {
-	for _, tt := range []struct {
-		name  string
-		want  int
-		link  Link
-		plan  UDPlan // without Notes
-		notes int
-		err   string // a part of it
-	}{
-		{name: "auto, IPv6 1500", link: Link{Underlay: 1500}, plan: UDPlan{MTU: 1424, Path: ib.MTU1024, IPv6: true, BeyondPath: true}, notes: 1},
-		{name: "auto, IPv4 1500", link: Link{Underlay: 1500, IPv4: true}, plan: UDPlan{MTU: 1444, Path: ib.MTU1024, IPv6: true, BeyondPath: true}, notes: 1},
-		{name: "auto, IPv6 2108", link: Link{Underlay: 2108}, plan: UDPlan{MTU: 2032, Path: ib.MTU1024, IPv6: true, BeyondPath: true}, notes: 1},
-		{name: "auto leaves IPv6 its minimum", link: Link{Underlay: 1280},
-			plan: UDPlan{MTU: 1280, Path: ib.MTU1024, IPv6: true, BeyondPath: true, Fragmented: true}, notes: 2},
-		{name: "auto, IPv4 1280", link: Link{Underlay: 1280, IPv4: true}, plan: UDPlan{MTU: 1224, Path: ib.MTU1024, BeyondPath: true}, notes: 2},
-		{name: "auto, IPv4 600", link: Link{Underlay: 600, IPv4: true}, err: "raise its MTU"},
-		{name: "auto, kernel rxe on 1500", link: Link{Underlay: 1500, Path: ib.MTU1024}, plan: UDPlan{MTU: 1020, Path: ib.MTU1024}, notes: 1},
-		{name: "auto, an HCA of 4096", link: Link{Path: ib.MTU4096}, plan: UDPlan{MTU: 2044, Path: ib.MTU4096, IPv6: true}},
-		{name: "2044, IPv6 1500", want: 2044, link: Link{Underlay: 1500},
-			plan: UDPlan{MTU: 2044, Path: ib.MTU1024, IPv6: true, BeyondPath: true, Fragmented: true}, notes: 2},
-		{name: "auto, IPv6 9000", link: Link{Underlay: 9000}, plan: UDPlan{MTU: 2044, Path: ib.MTU4096, IPv6: true}},
-		{name: "auto, IPv4 9000", link: Link{Underlay: 9000, IPv4: true}, plan: UDPlan{MTU: 2044, Path: ib.MTU4096, IPv6: true}},
-		{name: "2044, IPv4 1500", want: 2044, link: Link{Underlay: 1500, IPv4: true}, err: "--ud-mtu 1444"},
-		{name: "and the other remedy", want: 2044, link: Link{Underlay: 1500, IPv4: true}, err: "at least 2100 (jumbo frames)"},
-		{name: "1444, IPv4 1500", want: 1444, link: Link{Underlay: 1500, IPv4: true},
-			plan: UDPlan{MTU: 1444, Path: ib.MTU1024, IPv6: true, BeyondPath: true}, notes: 1},
-		{name: "1445, IPv4 1500", want: 1445, link: Link{Underlay: 1500, IPv4: true}, err: "1444"},
-		{name: "2044, IPv4 2100", link: Link{Underlay: 2100, IPv4: true},
-			plan: UDPlan{MTU: 2044, Path: ib.MTU1024, IPv6: true, BeyondPath: true}, notes: 1},
-		{name: "1020 has no IPv6", want: 1020, link: Link{Underlay: 1500}, plan: UDPlan{MTU: 1020, Path: ib.MTU1024}, notes: 1},
-		{name: "an HCA", link: Link{Path: ib.MTU2048}, plan: UDPlan{MTU: 2044, Path: ib.MTU2048, IPv6: true}},
-		{name: "2044, kernel rxe on 1500", want: 2044, link: Link{Underlay: 1500, Path: ib.MTU1024}, err: "use --ud-mtu 1020"},
-		{name: "2044, kernel rxe on 1500, IPv4", want: 2044, link: Link{Underlay: 1500, Path: ib.MTU1024, IPv4: true}, err: "use --ud-mtu 1020 on all hosts of the link, or raise the underlay MTU to at least 2128"},
-		{name: "kernel rxe on 5000", link: Link{Underlay: 5000, Path: ib.MTU4096, IPv4: true}, plan: UDPlan{MTU: 2044, Path: ib.MTU4096, IPv6: true}},
-		{name: "4092", want: 4092, link: Link{Underlay: 9000}, plan: UDPlan{MTU: 4092, Path: ib.MTU4096, IPv6: true}},
-		{name: "above any UD payload", want: 4093, link: Link{Underlay: 9000}, err: "not in 576 to 4092"}, // 4755-1-3
-		{name: "below IPv4", want: 500, link: Link{Underlay: 9000}, err: "not in 576"},                    // 4755-5-2
-		{name: "nothing known", want: 2044, link: Link{}, err: "takes 0"},
-		{name: "auto, nothing known", link: Link{}, err: "raise its MTU"},
-	} {
+	for _, tt := range udPlans {
 		got, err := PlanUD(tt.want, tt.link)
 		if tt.err != "" {
 			var ue *UDError
@@ -166,9 +197,21 @@ func TestPlanUD(t *testing.T) {
 		}
 		notes := len(got.Notes)
 		got.Notes = nil
-		if err != nil || notes != tt.notes || got.MTU != tt.plan.MTU || got.Path != tt.plan.Path || got.IPv6 != tt.plan.IPv6 ||
-			got.BeyondPath != tt.plan.BeyondPath || got.Fragmented != tt.plan.Fragmented {
-			t.Errorf("%s: got %+v, %d notes, %v; want %+v, %d notes", tt.name, got, notes, err, tt.plan, tt.notes)
+		switch {
+		case err != nil:
+			t.Errorf("%s: err is %v, want nil", tt.name, err)
+		case notes != tt.notes:
+			t.Errorf("%s: notes is %v, want %v", tt.name, notes, tt.notes)
+		case got.MTU != tt.plan.MTU:
+			t.Errorf("%s: got.MTU is %v, want %v", tt.name, got.MTU, tt.plan.MTU)
+		case got.Path != tt.plan.Path:
+			t.Errorf("%s: got.Path is %v, want %v", tt.name, got.Path, tt.plan.Path)
+		case got.IPv6 != tt.plan.IPv6:
+			t.Errorf("%s: got.IPv6 is %v, want %v", tt.name, got.IPv6, tt.plan.IPv6)
+		case got.BeyondPath != tt.plan.BeyondPath:
+			t.Errorf("%s: got.BeyondPath is %v, want %v", tt.name, got.BeyondPath, tt.plan.BeyondPath)
+		case got.Fragmented != tt.plan.Fragmented:
+			t.Errorf("%s: got.Fragmented is %v, want %v", tt.name, got.Fragmented, tt.plan.Fragmented)
 		}
 	}
 }
@@ -191,17 +234,26 @@ func TestDecide(t *testing.T) {
 		{"too big, IPv6", Packet{Len: 9000, Dst: v6}, NextHop{MTU: 8996}, Decision{Verdict: TooBig, MTU: 8996}},
 		{"fits UD while connecting", Packet{Len: 2000, Dst: v4}, NextHop{MTU: 2044, Pending: 65520}, Decision{Verdict: Send}},
 		{"waits for the connection", Packet{Len: 9000, Dst: v4}, NextHop{MTU: 2044, Pending: 65520}, Decision{Verdict: Wait}},
-		{"too big even for that, but can be cut for it", Packet{Len: 65520, Dst: v4}, NextHop{MTU: 2044, Pending: 8996}, Decision{Verdict: Wait}},
-		{"too big even for that, and DF", Packet{Len: 65520, Dst: v4, DF: true}, NextHop{MTU: 2044, Pending: 8996}, Decision{Verdict: TooBig, MTU: 8996}},
-		{"cut for UD, which carries more", Packet{Len: 9000, Dst: v4}, NextHop{MTU: 2044, Pending: 1496}, Decision{Verdict: Fragment, MTU: 2044}},
-		{"too big even for that", Packet{Len: 65520, Dst: v6}, NextHop{MTU: 2044, Pending: 8996}, Decision{Verdict: TooBig, MTU: 8996}},
-		{"limited broadcast", Packet{Len: 3000, Dst: ip("255.255.255.255")}, NextHop{MTU: 2044}, Decision{Verdict: Discard, Reason: ReasonBroadcast}},
-		{"subnet broadcast", Packet{Len: 3000, Dst: ip("10.0.0.255"), Broadcast: true}, NextHop{MTU: 2044}, Decision{Verdict: Fragment, MTU: 2044}},
-		{"subnet broadcast, DF", Packet{Len: 3000, Dst: ip("10.0.0.255"), Broadcast: true, DF: true}, NextHop{MTU: 2044}, Decision{Verdict: Discard, Reason: ReasonGroupDF}},
+		{"too big even for that, but can be cut for it", Packet{Len: 65520, Dst: v4},
+			NextHop{MTU: 2044, Pending: 8996}, Decision{Verdict: Wait}},
+		{"too big even for that, and DF", Packet{Len: 65520, Dst: v4, DF: true}, NextHop{MTU: 2044, Pending: 8996},
+			Decision{Verdict: TooBig, MTU: 8996}},
+		{"cut for UD, which carries more", Packet{Len: 9000, Dst: v4}, NextHop{MTU: 2044, Pending: 1496},
+			Decision{Verdict: Fragment, MTU: 2044}},
+		{"too big even for that", Packet{Len: 65520, Dst: v6}, NextHop{MTU: 2044, Pending: 8996},
+			Decision{Verdict: TooBig, MTU: 8996}},
+		{"limited broadcast", Packet{Len: 3000, Dst: ip("255.255.255.255")}, NextHop{MTU: 2044},
+			Decision{Verdict: Discard, Reason: ReasonBroadcast}},
+		{"subnet broadcast", Packet{Len: 3000, Dst: ip("10.0.0.255"), Broadcast: true}, NextHop{MTU: 2044},
+			Decision{Verdict: Fragment, MTU: 2044}},
+		{"subnet broadcast, DF", Packet{Len: 3000, Dst: ip("10.0.0.255"), Broadcast: true, DF: true},
+			NextHop{MTU: 2044}, Decision{Verdict: Discard, Reason: ReasonGroupDF}},
 		{"group", Packet{Len: 3000, Dst: g4}, NextHop{MTU: 2044}, Decision{Verdict: Fragment, MTU: 2044}},
-		{"group, DF", Packet{Len: 3000, Dst: g4, DF: true}, NextHop{MTU: 2044}, Decision{Verdict: Discard, Reason: ReasonGroupDF}},
+		{"group, DF", Packet{Len: 3000, Dst: g4, DF: true}, NextHop{MTU: 2044},
+			Decision{Verdict: Discard, Reason: ReasonGroupDF}},
 		{"group, IPv6", Packet{Len: 3000, Dst: g6}, NextHop{MTU: 2044}, Decision{Verdict: TooBig, MTU: 2044}},
-		{"IPv6 on too small a link", Packet{Len: 1280, Dst: v6}, NextHop{MTU: 1020}, Decision{Verdict: Discard, Reason: ReasonMinimum}},
+		{"IPv6 on too small a link", Packet{Len: 1280, Dst: v6}, NextHop{MTU: 1020},
+			Decision{Verdict: Discard, Reason: ReasonMinimum}},
 		{"no link at all", Packet{Len: 100, Dst: v4}, NextHop{}, Decision{Verdict: Discard, Reason: ReasonMinimum}},
 	} {
 		if got := Decide(tt.p, tt.h); got != tt.want {

@@ -134,7 +134,8 @@ func (l Link) auto(payload int) int {
 
 func tooSmall(limit int, l Link) error {
 	return &UDError{Want: MinIPv4, Limit: max(0, limit), Underlay: l.Underlay, Text: fmt.Sprintf(
-		"an underlay with MTU %d carries datagrams of %d octets, %d are needed: raise its MTU", l.Underlay, max(0, limit), MinIPv4)}
+		"an underlay with MTU %d carries datagrams of %d octets, %d are needed: raise its MTU", l.Underlay,
+		max(0, limit), MinIPv4)}
 }
 
 // tooLargeIPv4 names both remedies. IPv4 UD packets carry DF, because the ICRC

@@ -85,9 +85,11 @@ func (c *Conn) settle(err error) {
 func (c *Conn) start(p cm.Params) error {
 	c.params = p
 	for _, a := range []verbs.QPAttr{
-		{State: verbs.StateRTR, Path: verbs.AHAttr{SGID: p.Local, DGID: p.Remote, FlowLabel: p.FlowLabel, TrafficClass: p.TrafficClass, HopLimit: p.HopLimit, SL: p.SL},
+		{State: verbs.StateRTR, Path: verbs.AHAttr{SGID: p.Local, DGID: p.Remote, FlowLabel: p.FlowLabel,
+			TrafficClass: p.TrafficClass, HopLimit: p.HopLimit, SL: p.SL},
 			PathMTU: p.PathMTU, DestQPN: p.RemoteQPN, RQPSN: c.psn, MaxDestRDAtomic: p.ResponderResources, MinRNRTimer: 12},
-		{State: verbs.StateRTS, SQPSN: p.SendPSN, Timeout: ackTimeout(p.AckTimeout), RetryCount: p.RetryCount, RNRRetry: p.RNRRetry, MaxRDAtomic: p.InitiatorDepth},
+		{State: verbs.StateRTS, SQPSN: p.SendPSN, Timeout: ackTimeout(p.AckTimeout), RetryCount: p.RetryCount,
+			RNRRetry: p.RNRRetry, MaxRDAtomic: p.InitiatorDepth},
 	} {
 		if err := c.setup.QP.Modify(a); err != nil {
 			return err

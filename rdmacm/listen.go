@@ -132,7 +132,8 @@ func (r *Request) Begin(s Setup) (*Conn, error) {
 		return nil, fmt.Errorf("rdmacm: %d octets of private data, %d fit into a REP", len(s.Private), MaxReplyData)
 	}
 	p := r.port
-	c := &Conn{port: p, handle: r.handle, setup: s, psn: psn(), private: r.Private, settled: make(chan struct{}), done: make(chan struct{})}
+	c := &Conn{port: p, handle: r.handle, setup: s, psn: psn(), private: r.Private, settled: make(chan struct{}),
+		done: make(chan struct{})}
 	params := r.Params
 	params.RecvPSN = c.psn
 	// Neither side may have more READs outstanding than the other answers.
@@ -152,7 +153,8 @@ func (r *Request) Begin(s Setup) (*Conn, error) {
 		ResponderResources: params.ResponderResources, InitiatorDepth: params.InitiatorDepth, PrivateData: s.Private})
 	// The request may have died while its user thought. Its record may still be
 	// there, for repeats of the REQ, but tells of no end any more.
-	taken := slices.ContainsFunc(p.manager.Conns(), func(i cm.ConnInfo) bool { return i.Handle == r.handle && i.State == cm.StateREPSent })
+	taken := slices.ContainsFunc(p.manager.Conns(),
+		func(i cm.ConnInfo) bool { return i.Handle == r.handle && i.State == cm.StateREPSent })
 	if !taken && p.conns[c.handle] == c {
 		p.ended(c, errors.New("rdmacm: the peer has given up, or the answer came too late"))
 	}

@@ -333,7 +333,8 @@ func (p *Port) Dial(ctx context.Context, remote netip.Addr, port uint16, s Setup
 	if err != nil {
 		return nil, err
 	}
-	h := Header{SrcPort: uint16(s.QP.QPN()) | 1<<15, Src: local.Addr().Unmap().WithZone(""), Dst: remote.Unmap().WithZone("")}
+	h := Header{SrcPort: uint16(s.QP.QPN()) | 1<<15, Src: local.Addr().Unmap().WithZone(""),
+		Dst: remote.Unmap().WithZone("")}
 	c := &Conn{port: p, setup: s, settled: make(chan struct{}), done: make(chan struct{})}
 	p.mu.Lock()
 	if p.closed {
@@ -344,9 +345,10 @@ func (p *Port) Dial(ctx context.Context, remote netip.Addr, port uint16, s Setup
 	c.handle, c.psn = p.last, psn()
 	p.conns[c.handle], p.byQPN[s.QP.QPN()] = c, c
 	p.step(cm.Connect{
-		Handle: c.handle, Local: local, Remote: gidOf(remote), ServiceID: serviceid.RDMAIP(port), Transport: ib.RC, QPN: s.QP.QPN(), StartingPSN: c.psn,
-		PathMTU: verbs.PathMTU(p.opt.Provider, gidOf(remote)), RetryCount: 7, RNRRetry: s.RNRRetry,
-		ResponderResources: s.ResponderResources, InitiatorDepth: s.InitiatorDepth, PrivateData: append(h.Append(nil), s.Private...),
+		Handle: c.handle, Local: local, Remote: gidOf(remote), ServiceID: serviceid.RDMAIP(port), Transport: ib.RC,
+		QPN: s.QP.QPN(), StartingPSN: c.psn, PathMTU: verbs.PathMTU(p.opt.Provider, gidOf(remote)), RetryCount: 7,
+		RNRRetry: s.RNRRetry, ResponderResources: s.ResponderResources, InitiatorDepth: s.InitiatorDepth,
+		PrivateData: append(h.Append(nil), s.Private...),
 	})
 	p.unlock()
 	p.notify()

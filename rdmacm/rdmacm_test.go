@@ -71,7 +71,8 @@ func pair(t *testing.T) (a, b *side) { return newSide(t, 0), newSide(t, 1) }
 // qp returns a queue pair with one receive posted.
 func (s *side) qp() verbs.QP {
 	s.t.Helper()
-	qp, err := s.dev.CreateQP(verbs.QPInit{Transport: ib.RC, SendCQ: s.cq, RecvCQ: s.cq, SendDepth: 4, RecvDepth: 4, MaxSendSGE: 1, MaxRecvSGE: 1})
+	qp, err := s.dev.CreateQP(verbs.QPInit{Transport: ib.RC, SendCQ: s.cq, RecvCQ: s.cq, SendDepth: 4,
+		RecvDepth: 4, MaxSendSGE: 1, MaxRecvSGE: 1})
 	if err == nil {
 		err = qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: ib.DefaultPKey})
 	}
@@ -100,7 +101,8 @@ func (s *side) wait() verbs.WC {
 func (s *side) send(qp verbs.QP, text string) {
 	s.t.Helper()
 	n := copy(s.mem.Buf, text)
-	if _, err := qp.PostSend([]verbs.SendWR{{Opcode: verbs.Send, Flags: verbs.Signaled, SG: []verbs.SGE{{Region: s.mem, Buf: s.mem.Buf[:n]}}}}); err != nil {
+	if _, err := qp.PostSend([]verbs.SendWR{{Opcode: verbs.Send, Flags: verbs.Signaled,
+		SG: []verbs.SGE{{Region: s.mem, Buf: s.mem.Buf[:n]}}}}); err != nil {
 		s.t.Fatal(err)
 	}
 	if wc := s.wait(); wc.Status != verbs.Success || wc.Opcode != verbs.Send {
@@ -110,8 +112,13 @@ func (s *side) send(qp verbs.QP, text string) {
 
 func (s *side) expect(text string) {
 	s.t.Helper()
-	if wc := s.wait(); wc.Status != verbs.Success || wc.Opcode != verbs.Recv || string(s.mem.Buf[2048:2048+wc.ByteLen]) != text {
-		s.t.Fatalf("completion %+v, %q", wc, s.mem.Buf[2048:2048+wc.ByteLen])
+	switch wc := s.wait(); {
+	case wc.Status != verbs.Success:
+		s.t.Fatalf("wc.Status is %v, want %v", wc.Status, verbs.Success)
+	case wc.Opcode != verbs.Recv:
+		s.t.Fatalf("wc.Opcode is %v, want %v", wc.Opcode, verbs.Recv)
+	case string(s.mem.Buf[2048:2048+wc.ByteLen]) != text:
+		s.t.Fatalf("string(s.mem.Buf[2048:2048+wc.ByteLen]) is %v, want %v", string(s.mem.Buf[2048:2048+wc.ByteLen]), text)
 	}
 }
 
@@ -148,17 +155,28 @@ func connect(t *testing.T, a, b *side, port uint16) (ca, cb *Conn) {
 			t.Error(err)
 			return
 		}
-		if r.Header.Src != addrs[0] || r.Header.Dst != addrs[1] || r.Header.SrcPort == 0 || !bytes.HasPrefix(r.Private, []byte("of the REQ\x00")) || len(r.Private) != MaxPrivateData {
-			t.Errorf("request %+v", r)
+		switch {
+		case r.Header.Src != addrs[0]:
+			t.Errorf("r.Header.Src is %v, want %v", r.Header.Src, addrs[0])
+		case r.Header.Dst != addrs[1]:
+			t.Errorf("r.Header.Dst is %v, want %v", r.Header.Dst, addrs[1])
+		case r.Header.SrcPort == 0:
+			t.Errorf("r.Header.SrcPort is 0, want any other")
+		case !bytes.HasPrefix(r.Private, []byte("of the REQ\x00")):
+			t.Errorf("bytes.HasPrefix(r.Private, []byte(\"of the REQ\\x00\")) is false")
+		case len(r.Private) != MaxPrivateData:
+			t.Errorf("len(r.Private) is %v, want %v", len(r.Private), MaxPrivateData)
 		}
-		c, err := r.Accept(within(t), Setup{QP: b.qp(), ResponderResources: 3, InitiatorDepth: 9, RNRRetry: 7, Private: []byte("of the REP")})
+		c, err := r.Accept(within(t), Setup{QP: b.qp(), ResponderResources: 3, InitiatorDepth: 9, RNRRetry: 7,
+			Private: []byte("of the REP")})
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		got <- c
 	}()
-	ca, err = a.Dial(within(t), addrs[1], port, Setup{QP: a.qp(), ResponderResources: 5, InitiatorDepth: 4, RNRRetry: 7, Private: []byte("of the REQ")})
+	ca, err = a.Dial(within(t), addrs[1], port, Setup{QP: a.qp(), ResponderResources: 5, InitiatorDepth: 4,
+		RNRRetry: 7, Private: []byte("of the REQ")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +243,8 @@ func TestNobodyListens(t *testing.T) {
 	}
 	var f *FailedError
 	_, err = a.Dial(within(t), addrs[1], 1, Setup{QP: a.qp()})
-	if !errors.As(err, &f) || f.Cause != cm.Rejected || f.Reason != cm.ReasonInvalidServiceID || !strings.Contains(err.Error(), "nobody listens") {
+	if !errors.As(err, &f) || f.Cause != cm.Rejected || f.Reason != cm.ReasonInvalidServiceID ||
+		!strings.Contains(err.Error(), "nobody listens") {
 		t.Error(err)
 	}
 }
@@ -243,8 +262,13 @@ func TestReject(t *testing.T) {
 	}()
 	var f *FailedError
 	_, err = a.Dial(within(t), addrs[1], 1, Setup{QP: a.qp()})
-	if !errors.As(err, &f) || f.Reason != cm.ReasonConsumer || !bytes.HasPrefix(f.Private, []byte("not you\x00")) {
-		t.Errorf("%v %+v", err, f)
+	switch {
+	case !errors.As(err, &f):
+		t.Errorf("errors.As(err, &f) is false")
+	case f.Reason != cm.ReasonConsumer:
+		t.Errorf("f.Reason is %v, want %v", f.Reason, cm.ReasonConsumer)
+	case !bytes.HasPrefix(f.Private, []byte("not you\x00")):
+		t.Errorf("bytes.HasPrefix(f.Private, []byte(\"not you\\x00\")) is false")
 	}
 }
 
@@ -258,8 +282,8 @@ func TestForeignREQ(t *testing.T) {
 	a.notes = nil
 	a.mu.Unlock()
 	qp := a.qp()
-	a.do(cm.Connect{Handle: 1 << 40, Local: gidOf(addrs[0]), Remote: gidOf(addrs[1]), ServiceID: serviceid.RDMAIP(1), Transport: ib.RC,
-		QPN: qp.QPN(), PathMTU: ib.MTU1024, PrivateData: []byte{0x10}})
+	a.do(cm.Connect{Handle: 1 << 40, Local: gidOf(addrs[0]), Remote: gidOf(addrs[1]),
+		ServiceID: serviceid.RDMAIP(1), Transport: ib.RC, QPN: qp.QPN(), PathMTU: ib.MTU1024, PrivateData: []byte{0x10}})
 	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		a.mu.Lock()
 		for _, n := range a.notes {
@@ -301,8 +325,9 @@ func TestWaitingIsBounded(t *testing.T) {
 	}
 	b.Port.mu.Lock()
 	for i := range MaxWaiting + 5 {
-		b.requested(cm.RequestReceived{Handle: 1<<63 + cm.Handle(i), Params: cm.Params{ServiceID: serviceid.RDMAIP(1), Transport: ib.RC,
-			PrivateData: Header{Src: addrs[0], Dst: addrs[1]}.Append(nil)}})
+		b.requested(cm.RequestReceived{Handle: 1<<63 + cm.Handle(i),
+			Params: cm.Params{ServiceID: serviceid.RDMAIP(1), Transport: ib.RC,
+				PrivateData: Header{Src: addrs[0], Dst: addrs[1]}.Append(nil)}})
 	}
 	b.Port.mu.Unlock()
 	if len(l.requests) != MaxWaiting {
@@ -349,18 +374,33 @@ func TestGIDsChange(t *testing.T) {
 		return p.Owns(m)
 	}
 	first, second, third := gidOf(addrs[0]), gidOf(addrs[1]), gidOf(netip.MustParseAddr("127.0.0.3"))
-	if !at(first) || !at(second) || at(third) {
-		t.Error("it does not listen where it should")
+	switch {
+	case !at(first):
+		t.Errorf("at(first) is false")
+	case !at(second):
+		t.Errorf("at(second) is false")
+	case at(third):
+		t.Errorf("at(third) is true")
 	}
 	f.gids = []ib.GID{second, third}
 	p.Event(verbs.Event{Kind: verbs.GIDChange})
-	if at(first) || !at(second) || !at(third) {
-		t.Error("it does not follow the GIDs")
+	switch {
+	case at(first):
+		t.Errorf("at(first) is true")
+	case !at(second):
+		t.Errorf("at(second) is false")
+	case !at(third):
+		t.Errorf("at(third) is false")
 	}
 	f.gids = []ib.GID{first} // which nobody has told yet
 	l.Close()
-	if at(first) || at(second) || at(third) {
-		t.Error("it listens after Close")
+	switch {
+	case at(first):
+		t.Errorf("at(first) is true")
+	case at(second):
+		t.Errorf("at(second) is true")
+	case at(third):
+		t.Errorf("at(third) is true")
 	}
 }
 
@@ -387,8 +427,13 @@ func TestPathMTU(t *testing.T) {
 	defer cancel()
 	_, err = a.Dial(ctx, addrs[1], 9, Setup{QP: a.qp()})
 	var failed *FailedError
-	if !errors.As(err, &failed) || failed.Cause != cm.Rejected || failed.Reason != cm.ReasonInvalidMTU {
-		t.Errorf("a path MTU of 4096 where 1024 is carried: %v", err)
+	switch {
+	case !errors.As(err, &failed):
+		t.Errorf("a path MTU of 4096 where 1024 is carried: errors.As(err, &failed) is false")
+	case failed.Cause != cm.Rejected:
+		t.Errorf("a path MTU of 4096 where 1024 is carried: failed.Cause is %v, want %v", failed.Cause, cm.Rejected)
+	case failed.Reason != cm.ReasonInvalidMTU:
+		t.Errorf("a path MTU of 4096 where 1024 is carried: failed.Reason is %v, want %v", failed.Reason, cm.ReasonInvalidMTU)
 	}
 }
 
@@ -502,8 +547,13 @@ func TestHeader(t *testing.T) {
 			t.Errorf("%v: %x", tt.h, b)
 		}
 		h, rest, err := ParseHeader(append(b, "rest"...))
-		if err != nil || h != tt.h || string(rest) != "rest" {
-			t.Errorf("%v %q %v", h, rest, err)
+		switch {
+		case err != nil:
+			t.Errorf("err is %v, want nil", err)
+		case h != tt.h:
+			t.Errorf("h is %v, want %v", h, tt.h)
+		case string(rest) != "rest":
+			t.Errorf("string(rest) is %q, want \"rest\"", string(rest))
 		}
 		for i, want := range map[int]error{0: errHeaderVersion, 1: errHeaderFamily} {
 			bad := bytes.Clone(b)
@@ -526,8 +576,15 @@ func FuzzHeader(f *testing.F) {
 			return
 		}
 		again, none, err := ParseHeader(h.Append(nil))
-		if err != nil || again != h || len(none) != 0 || len(rest) != len(in)-HeaderLen {
-			t.Fatalf("%v became %v, %v", h, again, err)
+		switch {
+		case err != nil:
+			t.Fatalf("err is %v, want nil", err)
+		case again != h:
+			t.Fatalf("again is %v, want %v", again, h)
+		case len(none) != 0:
+			t.Fatalf("len(none) is %v, want 0", len(none))
+		case len(rest) != len(in)-HeaderLen:
+			t.Fatalf("len(rest) is %v, want %v", len(rest), len(in)-HeaderLen)
 		}
 	})
 }
