@@ -36,9 +36,12 @@ func (d *Device) Counters(f func(name string, value uint64)) {
 		value *atomic.Uint64
 	}{
 		{"streams", &c.streams}, {"connect_errors", &c.connectErrors}, {"accept_errors", &c.acceptErrors},
-		{"pending_refused", &c.guestsRefused}, {"unknown_sources_rejected", &c.unknownSources}, {"no_queue_pair", &c.nobodyHome},
-		{"tx_octets", &c.txOctets}, {"rx_segments", &c.rxSegments}, {"terminates_received", &c.termsIn}, {"terminates_sent", &c.termsOut},
-		{"peer_closed", &c.closes}, {"connections_lost", &c.lost}, {"receive_waits", &c.recvWaits}, {"receive_timeouts", &c.recvTimeouts},
+		{"pending_refused", &c.guestsRefused}, {"unknown_sources_rejected", &c.unknownSources},
+		{"no_queue_pair", &c.nobodyHome},
+		{"tx_octets", &c.txOctets}, {"rx_segments", &c.rxSegments}, {"terminates_received", &c.termsIn},
+		{"terminates_sent", &c.termsOut},
+		{"peer_closed", &c.closes}, {"connections_lost", &c.lost}, {"receive_waits", &c.recvWaits},
+		{"receive_timeouts", &c.recvTimeouts},
 		{"reads_over_ird", &c.overIRD}, {"events_dropped", &c.eventsDropped}, {"cq_over_depth", &c.cqOver},
 		{"rx_faults_rdmap", &c.faultsRDMAP}, {"rx_faults_ddp", &c.faultsDDP},
 	} {

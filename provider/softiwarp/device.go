@@ -116,8 +116,8 @@ func Open(opts Options) (*Device, error) {
 		opts.Rand(b[:])
 		opts.GUID = ib.GUID(binary.BigEndian.Uint64(b[:])&^(1<<56) | 1<<57)
 	}
-	d := &Device{opts: opts, log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)), gid: ib.GIDFromAddr(opts.Addr), ln: opts.Listener,
-		qps: map[ib.QPN]*qp{}, cqs: map[*cq]struct{}{}, streams: map[*Stream]struct{}{},
+	d := &Device{opts: opts, log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)), gid: ib.GIDFromAddr(opts.Addr),
+		ln: opts.Listener, qps: map[ib.QPN]*qp{}, cqs: map[*cq]struct{}{}, streams: map[*Stream]struct{}{},
 		visitors: map[meeting]*visitor{}}
 	d.events = events.NewQueue(&d.count.eventsDropped)
 	if !opts.Addr.IsValid() || opts.Addr.IsUnspecified() || opts.Addr.IsMulticast() {
@@ -158,14 +158,15 @@ func (d *Device) dial(ctx context.Context, local, remote ib.GID) (net.Conn, erro
 
 // Caps implements [verbs.Provider].
 func (d *Device) Caps() verbs.Caps {
-	return verbs.Caps{Name: "softiwarp", Device: d.opts.Addr.String(), RC: true, SRQ: true, RDMA: true, Inv: true, IWARP: true,
-		MaxMessage: MaxMessage, MaxSGE: maxSGE, MaxQPDepth: maxDepth}
+	return verbs.Caps{Name: "softiwarp", Device: d.opts.Addr.String(), RC: true, SRQ: true, RDMA: true,
+		Inv: true, IWARP: true, MaxMessage: MaxMessage, MaxSGE: maxSGE, MaxQPDepth: maxDepth}
 }
 
 // Port implements [verbs.Provider]. TCP has no path MTU of InfiniBand's kinds;
 // the largest stands for it.
 func (d *Device) Port() verbs.Port {
-	return verbs.Port{Active: true, GIDs: []ib.GID{d.gid}, GUID: d.opts.GUID, PKeys: []ib.PKey{ib.DefaultPKey}, MTU: ib.MTU4096}
+	return verbs.Port{Active: true, GIDs: []ib.GID{d.gid}, GUID: d.opts.GUID, PKeys: []ib.PKey{ib.DefaultPKey},
+		MTU: ib.MTU4096}
 }
 
 // Alloc implements [verbs.Provider].

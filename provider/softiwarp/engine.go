@@ -154,7 +154,8 @@ func (e *engine) forget() {
 	for i := range e.sq {
 		e.sq[i] = sendWQE{}
 	}
-	*e = engine{mem: e.mem, access: e.access, sent: e.sent, recvd: e.recvd, pop: e.pop, count: e.count, sq: e.sq, token: e.token}
+	*e = engine{mem: e.mem, access: e.access, sent: e.sent, recvd: e.recvd, pop: e.pop, count: e.count, sq: e.sq,
+		token: e.token}
 }
 
 func (e *engine) wqe(n uint64) *sendWQE { return &e.sq[n%uint64(len(e.sq))] }

@@ -60,11 +60,13 @@ func newSide(t *testing.T, o Options) *side {
 	if err != nil {
 		t.Fatal(err)
 	}
-	qp, err := d.CreateQP(verbs.QPInit{Transport: ib.RC, SendCQ: cq, RecvCQ: cq, SendDepth: 100, RecvDepth: 100, MaxSendSGE: 2, MaxRecvSGE: 2})
+	qp, err := d.CreateQP(verbs.QPInit{Transport: ib.RC, SendCQ: cq, RecvCQ: cq, SendDepth: 100, RecvDepth: 100,
+		MaxSendSGE: 2, MaxRecvSGE: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: ib.DefaultPKey, Access: verbs.RemoteRead | verbs.RemoteWrite}); err != nil {
+	if err := qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: ib.DefaultPKey,
+		Access: verbs.RemoteRead | verbs.RemoteWrite}); err != nil {
 		t.Fatal(err)
 	}
 	return &side{t, d, qp, cq}
@@ -228,8 +230,13 @@ func (p *peer) silent() {
 	p.t.Helper()
 	_ = p.conn.SetReadDeadline(time.Now().Add(80 * time.Millisecond))
 	var b [1]byte
-	if n, err := p.conn.Read(b[:]); n > 0 || err == nil || !isTimeout(err) {
-		p.t.Fatalf("%d octets came, %v", n, err)
+	switch n, err := p.conn.Read(b[:]); {
+	case n > 0:
+		p.t.Fatalf("n is %v, want 0", n)
+	case err == nil:
+		p.t.Fatalf("err is nil")
+	case !isTimeout(err):
+		p.t.Fatalf("isTimeout(err) is false")
 	}
 }
 
@@ -263,7 +270,8 @@ func connected(t *testing.T, o Options, opts mpa.Options, reply mpa.Frame) (*sid
 	p := &peer{t: t, conn: b}
 	settled := make(chan error, 1)
 	go func() {
-		_, err := s.d.Connect(context.Background(), s.qp, Startup{Options: opts}, func(context.Context) (net.Conn, error) { return a, nil })
+		_, err := s.d.Connect(context.Background(), s.qp, Startup{Options: opts},
+			func(context.Context) (net.Conn, error) { return a, nil })
 		settled <- err
 	}()
 	req := p.frame()
@@ -285,7 +293,8 @@ func accepted(t *testing.T, o Options, opts mpa.Options, request mpa.Frame) (*si
 	p := &peer{t: t, conn: b}
 	settled := make(chan error, 1)
 	go func() {
-		_, err := s.d.Accept(context.Background(), s.qp, Startup{Options: opts}, a, func(context.Context, mpa.Request) mpa.Event { return mpa.Accept{} })
+		_, err := s.d.Accept(context.Background(), s.qp, Startup{Options: opts}, a,
+			func(context.Context, mpa.Request) mpa.Event { return mpa.Accept{} })
 		settled <- err
 	}()
 	p.say(request)
@@ -333,13 +342,24 @@ func TestInitiatorSendsRTRFirst(t *testing.T) {
 				s.send(verbs.SendWR{ID: 8, Opcode: verbs.Read, SG: s.mem(make([]byte, 3), 0), RKey: 99, RemoteAddr: 1000})
 				read := p.expect(mpa.OpReadRequest)
 				var r mpa.ReadRequest
-				if err := r.UnmarshalBinary(read.Payload); err != nil || read.MSN != tt.readN || r.Size != 3 || r.SourceSTag != 99 || r.SourceTO != 1000 {
-					t.Fatalf("%+v: MSN %d, %v", r, read.MSN, err)
+				switch err := r.UnmarshalBinary(read.Payload); {
+				case err != nil:
+					t.Fatalf("%+v: err is %v, want nil", r, err)
+				case read.MSN != tt.readN:
+					t.Fatalf("%+v: read.MSN is %v, want %v", r, read.MSN, tt.readN)
+				case r.Size != 3:
+					t.Fatalf("%+v: r.Size is %v, want 3", r, r.Size)
+				case r.SourceSTag != 99:
+					t.Fatalf("%+v: r.SourceSTag is %v, want 99", r, r.SourceSTag)
+				case r.SourceTO != 1000:
+					t.Fatalf("%+v: r.SourceTO is %v, want 1000", r, r.SourceTO)
 				}
 				p.segment(mpa.Segment{Opcode: mpa.OpReadResponse, STag: r.SinkSTag, TO: r.SinkTO, Payload: []byte("ab")})
-				p.segment(mpa.Segment{Opcode: mpa.OpReadResponse, Last: true, STag: r.SinkSTag, TO: r.SinkTO + 2, Payload: []byte("c")})
+				p.segment(mpa.Segment{Opcode: mpa.OpReadResponse, Last: true, STag: r.SinkSTag, TO: r.SinkTO + 2,
+					Payload: []byte("c")})
 				// 6581-5-6: only what was posted completes
-				for _, want := range []verbs.WC{{ID: 7, Opcode: verbs.Send, QPN: s.qp.QPN()}, {ID: 8, Opcode: verbs.Read, QPN: s.qp.QPN(), ByteLen: 3}} {
+				for _, want := range []verbs.WC{{ID: 7, Opcode: verbs.Send, QPN: s.qp.QPN()},
+					{ID: 8, Opcode: verbs.Read, QPN: s.qp.QPN(), ByteLen: 3}} {
 					if got := s.done(); got != want {
 						t.Fatalf("got %+v, want %+v", got, want)
 					}
@@ -361,7 +381,8 @@ func TestFencing(t *testing.T) {
 		{"Send", p2pRequest, mpa.AppendRTR(nil, mpa.RTRSend), false},
 		{"Write", p2pRequest, mpa.AppendRTR(nil, mpa.RTRWrite), false},
 		{"Read", p2pRequest, mpa.AppendRTR(nil, mpa.RTRRead), false},
-		{"client-server", mpa.Frame{Rev: 1}, mpa.AppendRTR(nil, mpa.RTRSend), true}, // 6581-9.2-14, 6581-9.2-18: the ULP sees to it
+		// 6581-9.2-14, 6581-9.2-18: the ULP sees to it
+		{"client-server", mpa.Frame{Rev: 1}, mpa.AppendRTR(nil, mpa.RTRSend), true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, p := accepted(t, Options{}, mpa.Options{Depths: mpa.Depths{IRD: 4, ORD: 4}}, tt.request)
@@ -370,14 +391,24 @@ func TestFencing(t *testing.T) {
 			p.silent() // 6581-3-2
 			p.fpdu(tt.first)
 			if tt.user {
-				if wc := s.done(); wc.ID != 1 || wc.ByteLen != 0 || wc.Opcode != verbs.Recv {
-					t.Fatalf("%+v", wc)
+				switch wc := s.done(); {
+				case wc.ID != 1:
+					t.Fatalf("wc.ID is %v, want 1", wc.ID)
+				case wc.ByteLen != 0:
+					t.Fatalf("wc.ByteLen is %v, want 0", wc.ByteLen)
+				case wc.Opcode != verbs.Recv:
+					t.Fatalf("wc.Opcode is %v, want %v", wc.Opcode, verbs.Recv)
 				}
 				s.recv(1, 10)
 			}
 			if tt.name == "Read" {
-				if r := p.expect(mpa.OpReadResponse); !r.Last || len(r.Payload) != 0 || r.STag != 1 {
-					t.Errorf("%+v", r)
+				switch r := p.expect(mpa.OpReadResponse); {
+				case !r.Last:
+					t.Errorf("r.Last is false")
+				case len(r.Payload) != 0:
+					t.Errorf("len(r.Payload) is %v, want 0", len(r.Payload))
+				case r.STag != 1:
+					t.Errorf("r.STag is %v, want 1", r.STag)
 				}
 			}
 			if m := p.expect(mpa.OpSend); string(m.Payload) != "early" || m.MSN != 1 {
@@ -433,9 +464,11 @@ func TestBadFirstFPDU(t *testing.T) {
 			return b
 		}, false, 0, "mpa_crc"},
 		{"longer than any", func(*peer) []byte { return []byte{0xff, 0xff} }, false, 0, "mpa_ulpdu_length"},
-		{"truncated", func(p *peer) []byte { return p.out.Append(nil, mpa.AppendRTR(nil, mpa.RTRWrite), nil)[:9] }, true, 0, "mpa_closed"},
+		{"truncated", func(p *peer) []byte { return p.out.Append(nil, mpa.AppendRTR(nil, mpa.RTRWrite), nil)[:9] },
+			true, 0, "mpa_closed"},
 		{"nothing", func(*peer) []byte { return nil }, true, 0, "mpa_closed"},
-		{"no segment", func(p *peer) []byte { return p.out.Append(nil, []byte("what is this?!"), nil) }, false, mpa.DDPUntaggedVersion, "rx_faults_ddp"},
+		{"no segment", func(p *peer) []byte { return p.out.Append(nil, []byte("what is this?!"), nil) }, false,
+			mpa.DDPUntaggedVersion, "rx_faults_ddp"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, p := accepted(t, Options{}, mpa.Options{CRC: true}, p2pRequest)
@@ -474,8 +507,10 @@ func TestInitiatorTerminates(t *testing.T) {
 		reply mpa.Enhanced
 		code  mpa.Code
 	}{
-		{"responder ORD above our IRD", mpa.Enhanced{PeerToPeer: true, RTR: mpa.RTRAll, IRD: 4, ORD: 5}, mpa.CodeInsufficient}, // 6581-9.1-14
-		{"no RTR in common", mpa.Enhanced{PeerToPeer: true, IRD: 4, ORD: 4}, mpa.CodeNoRTR},                                    // 6581-9.2-13
+		// 6581-9.1-14
+		{"responder ORD above our IRD", mpa.Enhanced{PeerToPeer: true, RTR: mpa.RTRAll, IRD: 4, ORD: 5},
+			mpa.CodeInsufficient},
+		{"no RTR in common", mpa.Enhanced{PeerToPeer: true, IRD: 4, ORD: 4}, mpa.CodeNoRTR}, // 6581-9.2-13
 	} {
 		s := newSide(t, Options{})
 		a, b := tcpPair(t)
@@ -486,7 +521,8 @@ func TestInitiatorTerminates(t *testing.T) {
 		}
 		settled := make(chan end, 1)
 		go func() {
-			res, err := s.d.Connect(context.Background(), s.qp, Startup{Options: p2pOptions}, func(context.Context) (net.Conn, error) { return a, nil })
+			res, err := s.d.Connect(context.Background(), s.qp, Startup{Options: p2pOptions},
+				func(context.Context) (net.Conn, error) { return a, nil })
 			settled <- end{res, err}
 		}()
 		p.frame()
@@ -495,8 +531,13 @@ func TestInitiatorTerminates(t *testing.T) {
 		_ = p.conn.Close()
 		got := <-settled
 		var e *mpa.Error
-		if !errors.As(got.err, &e) || e.Code() != tt.code || got.res.Peer != tt.reply {
-			t.Errorf("%s: %v, peer %v", tt.name, got.err, got.res.Peer)
+		switch {
+		case !errors.As(got.err, &e):
+			t.Errorf("%s: errors.As(got.err, &e) is false", tt.name)
+		case e.Code() != tt.code:
+			t.Errorf("%s: e.Code() is %v, want %v", tt.name, e.Code(), tt.code)
+		case got.res.Peer != tt.reply:
+			t.Errorf("%s: got.res.Peer is %v, want %v", tt.name, got.res.Peer, tt.reply)
 		}
 		if s.qp.State() != verbs.StateInit {
 			t.Errorf("%s: state %v", tt.name, s.qp.State())
@@ -504,57 +545,65 @@ func TestInitiatorTerminates(t *testing.T) {
 	}
 }
 
+// badSegments are the cases of TestBadSegments.
+var badSegments = []struct {
+	name  string
+	ulpdu func(s *side) []byte
+	cause mpa.Cause
+}{
+	{"too short", func(*side) []byte { return []byte{0x41, 0x43} }, mpa.DDPCatastrophic},
+	{"DDP version", func(*side) []byte { return append([]byte{0x42, 0x43}, make([]byte, 16)...) },
+		mpa.DDPUntaggedVersion},
+	{"RDMAP version", func(*side) []byte { return append([]byte{0x41, 0x83}, make([]byte, 16)...) }, mpa.RDMAPVersion},
+	{"opcode", func(*side) []byte { return append([]byte{0x41, 0x4f}, make([]byte, 16)...) }, mpa.RDMAPOpcode},
+	{"queue", func(*side) []byte {
+		return (&mpa.Segment{Opcode: mpa.OpSend, Last: true, QN: 3, MSN: 2}).AppendHeader(nil)
+	}, mpa.DDPQueue},
+	{"MSN", func(*side) []byte {
+		return (&mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 3}).AppendHeader(nil)
+	}, mpa.DDPMSN},
+	{"MO", func(*side) []byte {
+		return (&mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1, MO: 4}).AppendHeader(nil)
+	}, mpa.DDPMO},
+	{"longer than the receive", func(*side) []byte {
+		return append((&mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1}).AppendHeader(nil), make([]byte, 11)...)
+	}, mpa.DDPTooLong},
+	{"Write to nowhere", func(*side) []byte {
+		return append((&mpa.Segment{Opcode: mpa.OpWrite, Last: true, STag: 7}).AppendHeader(nil), 1)
+	}, mpa.DDPInvalidSTag},
+	{"Write that wraps", func(s *side) []byte {
+		r := s.mem(make([]byte, 10), verbs.RemoteWrite)[0].Region
+		return append((&mpa.Segment{Opcode: mpa.OpWrite, Last: true, STag: r.RKey, TO: 1<<64 - 1}).AppendHeader(nil), 1, 2)
+	}, mpa.DDPWrap},
+	{"Write to read-only memory", func(s *side) []byte {
+		r := s.mem(make([]byte, 10), verbs.RemoteRead)[0].Region
+		return append((&mpa.Segment{Opcode: mpa.OpWrite, Last: true, STag: r.RKey, TO: r.Addr}).AppendHeader(nil), 1)
+	}, mpa.RDMAPAccess},
+	{"Read from nowhere", func(*side) []byte { return readRequest(1, mpa.ReadRequest{Size: 1, SourceSTag: 7}) },
+		mpa.RDMAPInvalidSTag},
+	{"Read beyond the end", func(s *side) []byte {
+		r := s.mem(make([]byte, 10), verbs.RemoteRead)[0].Region
+		return readRequest(1, mpa.ReadRequest{Size: 11, SourceSTag: r.RKey, SourceTO: r.Addr})
+	}, mpa.RDMAPBounds},
+	{"Read of more octets than an int of 32 bits can count", func(s *side) []byte {
+		r := s.mem(make([]byte, 10), verbs.RemoteRead)[0].Region
+		return readRequest(1, mpa.ReadRequest{Size: 1 << 31, SourceSTag: r.RKey, SourceTO: r.Addr})
+	}, mpa.RDMAPBounds},
+	{"Read with the wrong MSN", func(*side) []byte { return readRequest(2, mpa.ReadRequest{}) }, mpa.DDPMSN},
+	{"Read Request of the wrong length", func(*side) []byte { return readRequest(1, mpa.ReadRequest{})[:40] },
+		mpa.DDPTooLong},
+	{"Read Response to nothing", func(*side) []byte {
+		return (&mpa.Segment{Opcode: mpa.OpReadResponse, Last: true}).AppendHeader(nil)
+	}, mpa.DDPInvalidSTag},
+	{"invalidation of nothing", func(*side) []byte {
+		return (&mpa.Segment{Opcode: mpa.OpSendInvalidate, Last: true, MSN: 1, STag: 77}).AppendHeader(nil)
+	}, mpa.RDMAPInvalidate},
+}
+
 // TestBadSegments: every fault of the peer above MPA ends in a Terminate that
 // names it, a flush and a counter.
 func TestBadSegments(t *testing.T) {
-	for _, tt := range []struct {
-		name  string
-		ulpdu func(s *side) []byte
-		cause mpa.Cause
-	}{
-		{"too short", func(*side) []byte { return []byte{0x41, 0x43} }, mpa.DDPCatastrophic},
-		{"DDP version", func(*side) []byte { return append([]byte{0x42, 0x43}, make([]byte, 16)...) }, mpa.DDPUntaggedVersion},
-		{"RDMAP version", func(*side) []byte { return append([]byte{0x41, 0x83}, make([]byte, 16)...) }, mpa.RDMAPVersion},
-		{"opcode", func(*side) []byte { return append([]byte{0x41, 0x4f}, make([]byte, 16)...) }, mpa.RDMAPOpcode},
-		{"queue", func(*side) []byte {
-			return (&mpa.Segment{Opcode: mpa.OpSend, Last: true, QN: 3, MSN: 2}).AppendHeader(nil)
-		}, mpa.DDPQueue},
-		{"MSN", func(*side) []byte { return (&mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 3}).AppendHeader(nil) }, mpa.DDPMSN},
-		{"MO", func(*side) []byte {
-			return (&mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1, MO: 4}).AppendHeader(nil)
-		}, mpa.DDPMO},
-		{"longer than the receive", func(*side) []byte {
-			return append((&mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1}).AppendHeader(nil), make([]byte, 11)...)
-		}, mpa.DDPTooLong},
-		{"Write to nowhere", func(*side) []byte {
-			return append((&mpa.Segment{Opcode: mpa.OpWrite, Last: true, STag: 7}).AppendHeader(nil), 1)
-		}, mpa.DDPInvalidSTag},
-		{"Write that wraps", func(s *side) []byte {
-			r := s.mem(make([]byte, 10), verbs.RemoteWrite)[0].Region
-			return append((&mpa.Segment{Opcode: mpa.OpWrite, Last: true, STag: r.RKey, TO: 1<<64 - 1}).AppendHeader(nil), 1, 2)
-		}, mpa.DDPWrap},
-		{"Write to read-only memory", func(s *side) []byte {
-			r := s.mem(make([]byte, 10), verbs.RemoteRead)[0].Region
-			return append((&mpa.Segment{Opcode: mpa.OpWrite, Last: true, STag: r.RKey, TO: r.Addr}).AppendHeader(nil), 1)
-		}, mpa.RDMAPAccess},
-		{"Read from nowhere", func(*side) []byte { return readRequest(1, mpa.ReadRequest{Size: 1, SourceSTag: 7}) }, mpa.RDMAPInvalidSTag},
-		{"Read beyond the end", func(s *side) []byte {
-			r := s.mem(make([]byte, 10), verbs.RemoteRead)[0].Region
-			return readRequest(1, mpa.ReadRequest{Size: 11, SourceSTag: r.RKey, SourceTO: r.Addr})
-		}, mpa.RDMAPBounds},
-		{"Read of more octets than an int of 32 bits can count", func(s *side) []byte {
-			r := s.mem(make([]byte, 10), verbs.RemoteRead)[0].Region
-			return readRequest(1, mpa.ReadRequest{Size: 1 << 31, SourceSTag: r.RKey, SourceTO: r.Addr})
-		}, mpa.RDMAPBounds},
-		{"Read with the wrong MSN", func(*side) []byte { return readRequest(2, mpa.ReadRequest{}) }, mpa.DDPMSN},
-		{"Read Request of the wrong length", func(*side) []byte { return readRequest(1, mpa.ReadRequest{})[:40] }, mpa.DDPTooLong},
-		{"Read Response to nothing", func(*side) []byte {
-			return (&mpa.Segment{Opcode: mpa.OpReadResponse, Last: true}).AppendHeader(nil)
-		}, mpa.DDPInvalidSTag},
-		{"invalidation of nothing", func(*side) []byte {
-			return (&mpa.Segment{Opcode: mpa.OpSendInvalidate, Last: true, MSN: 1, STag: 77}).AppendHeader(nil)
-		}, mpa.RDMAPInvalidate},
-	} {
+	for _, tt := range badSegments {
 		t.Run(tt.name, func(t *testing.T) {
 			s, p := accepted(t, Options{}, mpa.Options{Depths: mpa.Depths{IRD: 4, ORD: 4}}, p2pRequest)
 			p.fpdu(mpa.AppendRTR(nil, mpa.RTRWrite))
@@ -582,11 +631,13 @@ func readRequest(msn uint32, r mpa.ReadRequest) []byte {
 
 // TestIRD: more Reads at a time than were agreed on.
 func TestIRD(t *testing.T) {
-	s, p := accepted(t, Options{}, mpa.Options{Depths: mpa.Depths{IRD: 2, ORD: 4}}, mpa.Frame{Rev: 2, S: true, Enhanced: mpa.Enhanced{IRD: 4, ORD: 2}})
+	s, p := accepted(t, Options{}, mpa.Options{Depths: mpa.Depths{IRD: 2, ORD: 4}},
+		mpa.Frame{Rev: 2, S: true, Enhanced: mpa.Enhanced{IRD: 4, ORD: 2}})
 	r := s.mem(bytes.Repeat([]byte("x"), 8<<20), verbs.RemoteRead)[0].Region
 	var b []byte
 	for i := range uint32(3) {
-		b = p.out.Append(b, readRequest(i+1, mpa.ReadRequest{Size: uint32(len(r.Buf)), SourceSTag: r.RKey, SourceTO: r.Addr}), nil)
+		b = p.out.Append(b, readRequest(i+1, mpa.ReadRequest{Size: uint32(len(r.Buf)), SourceSTag: r.RKey,
+			SourceTO: r.Addr}), nil)
 	}
 	p.write(b) // the first response is far larger than what TCP takes at once
 	for {
@@ -629,7 +680,8 @@ func TestORD(t *testing.T) {
 	take()
 	p.silent()
 	for i := range uint64(5) {
-		p.segment(mpa.Segment{Opcode: mpa.OpReadResponse, Last: true, STag: due[0].SinkSTag, TO: due[0].SinkTO, Payload: []byte{1}})
+		p.segment(mpa.Segment{Opcode: mpa.OpReadResponse, Last: true, STag: due[0].SinkSTag, TO: due[0].SinkTO,
+			Payload: []byte{1}})
 		due = due[1:]
 		if wc := s.done(); wc.ID != i || wc.Status != verbs.Success {
 			t.Fatalf("%+v", wc)
@@ -687,7 +739,8 @@ func TestBadFPDUs(t *testing.T) {
 // TestPeerTerminates: what the peer says becomes the status of what it is about.
 func TestPeerTerminates(t *testing.T) {
 	for cause, want := range map[mpa.Cause]verbs.Status{
-		mpa.RDMAPAccess: verbs.RemoteAccess, mpa.DDPNoBuffer: verbs.RNRExceeded, mpa.DDPTooLong: verbs.RemoteInvReq, mpa.CodeLocal.Cause(): verbs.RemoteOpError,
+		mpa.RDMAPAccess: verbs.RemoteAccess, mpa.DDPNoBuffer: verbs.RNRExceeded, mpa.DDPTooLong: verbs.RemoteInvReq,
+		mpa.CodeLocal.Cause(): verbs.RemoteOpError,
 	} {
 		s, p := connected(t, Options{}, p2pOptions, p2pReply)
 		s.send(verbs.SendWR{ID: 1, Opcode: verbs.Read, SG: s.mem(make([]byte, 1), 0)})
@@ -767,7 +820,8 @@ func FuzzEngine(f *testing.F) {
 		}
 		f.Add(b)
 	}
-	seed((&mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1, Payload: []byte("x")}).AppendHeader(nil), readRequest(1, mpa.ReadRequest{Size: 1}))
+	seed((&mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1, Payload: []byte("x")}).AppendHeader(nil),
+		readRequest(1, mpa.ReadRequest{Size: 1}))
 	seed(mpa.AppendTerminate(nil, mpa.DDPBounds))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		m := &memory{}

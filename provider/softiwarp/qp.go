@@ -217,17 +217,23 @@ func (q *qp) Destroy() error {
 
 // Connect settles a connection with a foreign peer for a queue pair of d in
 // INIT, which is then in RTS. See [Startup.Connect].
-func (d *Device) Connect(ctx context.Context, v verbs.QP, s Startup, dial func(context.Context) (net.Conn, error)) (mpa.Result, error) {
+func (d *Device) Connect(ctx context.Context, v verbs.QP, s Startup,
+	dial func(context.Context) (net.Conn, error)) (mpa.Result, error) {
 	return d.meet(ctx, v, &s, func(ctx context.Context) (*Stream, mpa.Result, error) { return s.Connect(ctx, dial) }, true)
 }
 
 // Accept answers a foreign peer for a queue pair of d in INIT, which is then in
 // RTS. See [Startup.Accept].
-func (d *Device) Accept(ctx context.Context, v verbs.QP, s Startup, conn net.Conn, decide func(context.Context, mpa.Request) mpa.Event) (mpa.Result, error) {
-	return d.meet(ctx, v, &s, func(ctx context.Context) (*Stream, mpa.Result, error) { return s.Accept(ctx, conn, decide) }, false)
+func (d *Device) Accept(ctx context.Context, v verbs.QP, s Startup, conn net.Conn,
+	decide func(context.Context, mpa.Request) mpa.Event) (mpa.Result, error) {
+	return d.meet(ctx, v, &s, func(ctx context.Context) (*Stream, mpa.Result,
+		error) {
+		return s.Accept(ctx, conn, decide)
+	}, false)
 }
 
-func (d *Device) meet(ctx context.Context, v verbs.QP, s *Startup, f func(context.Context) (*Stream, mpa.Result, error), initiator bool) (mpa.Result, error) {
+func (d *Device) meet(ctx context.Context, v verbs.QP, s *Startup,
+	f func(context.Context) (*Stream, mpa.Result, error), initiator bool) (mpa.Result, error) {
 	q, ok := v.(*qp)
 	if !ok || q.dev != d {
 		return mpa.Result{}, fmt.Errorf("%w: the queue pair is not of this device", verbs.ErrInvalid)

@@ -31,7 +31,8 @@ type session struct {
 
 // attach gives a settled stream to q, whose lock is held.
 func (q *qp) attach(st *Stream, initiator bool) {
-	s := &session{q: q, st: st, wake: make(chan struct{}, 1), recv: make(chan struct{}, 1), done: make(chan struct{}), fenced: st.Fenced()}
+	s := &session{q: q, st: st, wake: make(chan struct{}, 1), recv: make(chan struct{}, 1),
+		done: make(chan struct{}), fenced: st.Fenced()}
 	q.sess = s
 	q.eng.begin(&st.Result, st.MULPDU(), initiator)
 	q.eng.ord = min(q.eng.ord, q.maxORD)

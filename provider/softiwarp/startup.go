@@ -72,7 +72,8 @@ type settling struct {
 // it is settled; dial is called again for a fallback. The result is what is known
 // of the peer, after a failure too. Errors are [*mpa.Error], [*RejectError], or
 // dial's.
-func (s *Startup) Connect(ctx context.Context, dial func(context.Context) (net.Conn, error)) (*Stream, mpa.Result, error) {
+func (s *Startup) Connect(ctx context.Context, dial func(context.Context) (net.Conn, error)) (*Stream,
+	mpa.Result, error) {
 	m, err := mpa.NewInitiator(s.Options, s.Private)
 	if err != nil {
 		return nil, mpa.Result{}, err
@@ -89,7 +90,8 @@ func (s *Startup) Connect(ctx context.Context, dial func(context.Context) (net.C
 // [mpa.Accept], [mpa.Reject] or [mpa.Fail]; it may take its time, and its context
 // ends when the peer goes away meanwhile. The stream is fenced: see
 // [Stream.Fenced].
-func (s *Startup) Accept(ctx context.Context, conn net.Conn, decide func(context.Context, mpa.Request) mpa.Event) (*Stream, mpa.Result, error) {
+func (s *Startup) Accept(ctx context.Context, conn net.Conn,
+	decide func(context.Context, mpa.Request) mpa.Event) (*Stream, mpa.Result, error) {
 	m, err := mpa.NewResponder(s.Options)
 	if err != nil {
 		_ = conn.Close()

@@ -13,7 +13,8 @@ import (
 )
 
 // settle runs both ends over TCP.
-func settle(t *testing.T, i Startup, r mpa.Options, decide func(context.Context, mpa.Request) mpa.Event) (a, b *Stream, ares, bres mpa.Result, aerr, berr error) {
+func settle(t *testing.T, i Startup, r mpa.Options, decide func(context.Context, mpa.Request) mpa.Event) (a,
+	b *Stream, ares, bres mpa.Result, aerr, berr error) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -58,8 +59,19 @@ func TestStartup(t *testing.T) {
 	if aerr != nil || berr != nil {
 		t.Fatal(aerr, berr)
 	}
-	if string(ares.Private) != "yes" || string(bres.Private) != "hello" || ares.ORD != 4 || bres.IRD != 8 || bres.ORD != 2 || strings.Join(trace, " ") != ">Req <Rep" {
-		t.Errorf("%+v and %+v, %q", ares, bres, trace)
+	switch {
+	case string(ares.Private) != "yes":
+		t.Errorf("string(ares.Private) is %q, want \"yes\"", string(ares.Private))
+	case string(bres.Private) != "hello":
+		t.Errorf("string(bres.Private) is %q, want \"hello\"", string(bres.Private))
+	case ares.ORD != 4:
+		t.Errorf("ares.ORD is %v, want 4", ares.ORD)
+	case bres.IRD != 8:
+		t.Errorf("bres.IRD is %v, want 8", bres.IRD)
+	case bres.ORD != 2:
+		t.Errorf("bres.ORD is %v, want 2", bres.ORD)
+	case strings.Join(trace, " ") != ">Req <Rep":
+		t.Errorf("strings.Join(trace, \" \") is %q, want \">Req <Rep\"", strings.Join(trace, " "))
 	}
 	if !b.Fenced() || a.Fenced() {
 		t.Error("wrongly fenced")
@@ -67,14 +79,28 @@ func TestStartup(t *testing.T) {
 	if err := b.Write(&mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1}); !errors.Is(err, ErrFenced) {
 		t.Errorf("sent through the fence: %v", err)
 	}
-	if seg, rtr, err := b.Read(); err != nil || !rtr || seg.RTR() == 0 || b.Fenced() || b.Result.RTR != ares.RTR {
-		t.Errorf("%v %v %v", &seg, rtr, err)
+	switch seg, rtr, err := b.Read(); {
+	case err != nil:
+		t.Errorf("err is %v, want nil", err)
+	case !rtr:
+		t.Errorf("rtr is false")
+	case seg.RTR() == 0:
+		t.Errorf("seg.RTR() is 0, want any other")
+	case b.Fenced():
+		t.Errorf("b.Fenced() is true")
+	case b.Result.RTR != ares.RTR:
+		t.Errorf("b.Result.RTR is %v, want %v", b.Result.RTR, ares.RTR)
 	}
 	if err := b.Write(&mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1, Payload: []byte("x")}); err != nil {
 		t.Error(err)
 	}
-	if seg, rtr, err := a.Read(); err != nil || rtr || string(seg.Payload) != "x" {
-		t.Errorf("%v %v %v", &seg, rtr, err)
+	switch seg, rtr, err := a.Read(); {
+	case err != nil:
+		t.Errorf("err is %v, want nil", err)
+	case rtr:
+		t.Errorf("rtr is true")
+	case string(seg.Payload) != "x":
+		t.Errorf("string(seg.Payload) is %q, want \"x\"", string(seg.Payload))
 	}
 }
 
@@ -85,17 +111,35 @@ func TestRejectedThenAgain(t *testing.T) {
 	_, _, _, _, err, berr := settle(t, Startup{Options: p2pOptions}, r, yes)
 	var rej *RejectError
 	var fault *mpa.Error
-	if !errors.As(err, &rej) || rej.Result.Peer.ORD != 16 || !errors.As(berr, &fault) || fault.Reason != mpa.ReasonNeedORD {
-		t.Fatalf("%v and %v", err, berr)
+	switch {
+	case !errors.As(err, &rej):
+		t.Fatalf("errors.As(err, &rej) is false")
+	case rej.Result.Peer.ORD != 16:
+		t.Fatalf("rej.Result.Peer.ORD is %v, want 16", rej.Result.Peer.ORD)
+	case !errors.As(berr, &fault):
+		t.Fatalf("errors.As(berr, &fault) is false")
+	case fault.Reason != mpa.ReasonNeedORD:
+		t.Fatalf("fault.Reason is %v, want %v", fault.Reason, mpa.ReasonNeedORD)
 	}
 	again := p2pOptions
 	again.IRD = rej.Result.Peer.ORD
-	if _, _, res, _, err, berr := settle(t, Startup{Options: again}, r, yes); err != nil || berr != nil || res.IRD != 16 {
-		t.Errorf("%+v, %v and %v", res, err, berr)
+	switch _, _, res, _, err, berr := settle(t, Startup{Options: again}, r, yes); {
+	case err != nil:
+		t.Errorf("err is %v, want nil", err)
+	case berr != nil:
+		t.Errorf("berr is %v, want nil", berr)
+	case res.IRD != 16:
+		t.Errorf("res.IRD is %v, want 16", res.IRD)
 	}
-	_, _, _, _, err, berr = settle(t, Startup{Options: p2pOptions}, mpa.Options{}, func(context.Context, mpa.Request) mpa.Event { return mpa.Reject{Private: []byte("no")} })
-	if !errors.As(err, &rej) || string(rej.Result.Private) != "no" || berr == nil {
-		t.Errorf("%v and %v", err, berr)
+	_, _, _, _, err, berr = settle(t, Startup{Options: p2pOptions}, mpa.Options{},
+		func(context.Context, mpa.Request) mpa.Event { return mpa.Reject{Private: []byte("no")} })
+	switch {
+	case !errors.As(err, &rej):
+		t.Errorf("errors.As(err, &rej) is false")
+	case string(rej.Result.Private) != "no":
+		t.Errorf("string(rej.Result.Private) is %q, want \"no\"", string(rej.Result.Private))
+	case berr == nil:
+		t.Errorf("berr is nil")
 	}
 }
 
@@ -108,8 +152,17 @@ func TestFallback(t *testing.T) {
 	}
 	o := p2pOptions
 	o.Fallback = true
-	if _, b, res, _, err, berr := settle(t, Startup{Options: o}, old, yes); err != nil || berr != nil || !res.Fallback || res.Enhanced || b == nil {
-		t.Errorf("%+v: %v, %v", res, err, berr)
+	switch _, b, res, _, err, berr := settle(t, Startup{Options: o}, old, yes); {
+	case err != nil:
+		t.Errorf("%+v: err is %v, want nil", res, err)
+	case berr != nil:
+		t.Errorf("%+v: berr is %v, want nil", res, berr)
+	case !res.Fallback:
+		t.Errorf("%+v: res.Fallback is false", res)
+	case res.Enhanced:
+		t.Errorf("%+v: res.Enhanced is true", res)
+	case b == nil:
+		t.Errorf("%+v: b is nil", res)
 	}
 }
 
@@ -168,18 +221,27 @@ func TestSlowPeers(t *testing.T) {
 	counted := mpa.Counters{}
 	s := Startup{Options: mpa.Options{Timeout: 150 * time.Millisecond}, Count: func(c *mpa.Counters) { counted = *c }}
 	var e *mpa.Error
-	if _, _, err := s.Accept(context.Background(), a, yes); !errors.As(err, &e) || e.Reason != mpa.ReasonTimeout || counted[mpa.ReasonTimeout] != 1 {
-		t.Errorf("%v", err)
+	switch _, _, err := s.Accept(context.Background(), a, yes); {
+	case !errors.As(err, &e):
+		t.Errorf("errors.As(err, &e) is false")
+	case e.Reason != mpa.ReasonTimeout:
+		t.Errorf("e.Reason is %v, want %v", e.Reason, mpa.ReasonTimeout)
+	case counted[mpa.ReasonTimeout] != 1:
+		t.Errorf("counted[mpa.ReasonTimeout] is %v, want 1", counted[mpa.ReasonTimeout])
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	a, _ = tcpPair(t)
-	if _, _, err := (&Startup{}).Connect(ctx, func(context.Context) (net.Conn, error) { return a, nil }); !errors.Is(err, context.DeadlineExceeded) {
+	if _, _, err := (&Startup{}).Connect(ctx, func(context.Context) (net.Conn, error) {
+		return a,
+			nil
+	}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v", err)
 	}
 	// Refused by TCP.
 	broken := errors.New("no way")
-	if _, _, err := (&Startup{}).Connect(context.Background(), func(context.Context) (net.Conn, error) { return nil, broken }); !errors.Is(err, broken) {
+	if _, _, err := (&Startup{}).Connect(context.Background(),
+		func(context.Context) (net.Conn, error) { return nil, broken }); !errors.Is(err, broken) {
 		t.Errorf("%v", err)
 	}
 }
@@ -204,8 +266,13 @@ func TestFenceOutlivesDeadline(t *testing.T) {
 	if err := a.Write(seg); err != nil {
 		t.Fatal(err)
 	}
-	if _, rtr, err := b.Read(); err != nil || rtr || b.Fenced() {
-		t.Errorf("%v, RTR %v, fenced %v", err, rtr, b.Fenced())
+	switch _, rtr, err := b.Read(); {
+	case err != nil:
+		t.Errorf("err is %v, want nil", err)
+	case rtr:
+		t.Errorf("rtr is true")
+	case b.Fenced():
+		t.Errorf("b.Fenced() is true")
 	}
 }
 
@@ -224,7 +291,8 @@ func TestOverPipe(t *testing.T) {
 		}
 		done <- end{s, err}
 	}()
-	s, res, err := (&Startup{Options: p2pOptions}).Connect(context.Background(), func(context.Context) (net.Conn, error) { return a, nil })
+	s, res, err := (&Startup{Options: p2pOptions}).
+		Connect(context.Background(), func(context.Context) (net.Conn, error) { return a, nil })
 	if err != nil || res.RTR == 0 {
 		t.Fatal(res, err)
 	}

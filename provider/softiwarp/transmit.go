@@ -91,7 +91,8 @@ func (e *engine) request(f *mpa.Framer, dst []byte) []byte {
 		e.reads = append(e.reads, outRead{stag: e.token, wqe: e.started - 1})
 		s := mpa.Segment{Opcode: mpa.OpReadRequest, Last: true, QN: mpa.QueueRead, MSN: e.readMSN}
 		e.readMSN++
-		e.head = mpa.ReadRequest{SinkSTag: e.token, Size: uint32(w.len), SourceSTag: w.stag, SourceTO: w.to}.Append(s.AppendHeader(e.head[:0]))
+		e.head = mpa.ReadRequest{SinkSTag: e.token, Size: uint32(w.len), SourceSTag: w.stag,
+			SourceTO: w.to}.Append(s.AppendHeader(e.head[:0]))
 		e.cur = current{}
 		return f.Append(dst, e.head, nil)
 	}
@@ -135,7 +136,8 @@ func (e *engine) response(f *mpa.Framer, dst []byte) []byte {
 		}
 		body = b
 	}
-	s := mpa.Segment{Opcode: mpa.OpReadResponse, STag: r.SinkSTag, TO: r.SinkTO + uint64(e.cur.off), Last: e.cur.off+n == int(r.Size)}
+	s := mpa.Segment{Opcode: mpa.OpReadResponse, STag: r.SinkSTag, TO: r.SinkTO + uint64(e.cur.off),
+		Last: e.cur.off+n == int(r.Size)}
 	e.head = s.AppendHeader(e.head[:0])
 	dst = f.Append(dst, e.head, body)
 	if e.cur.off += n; s.Last {
