@@ -129,8 +129,10 @@ func (h *host) configure(i int) {
 	conf := map[string]any{
 		"cniVersion": "1.1.0", "name": "fabric", "plugins": []any{map[string]any{
 			"type": "ipoibcm", "master": "eth0", "mode": "rc", "pkey": "0x8001", "socket": h.socket(),
-			"ipam": map[string]any{"type": "host-local", "dataDir": h.dir + "/addresses", "routes": []any{map[string]any{"dst": "10.88.0.0/16", "gw": "10.77.0.1"}},
-				"ranges": []any{[]any{map[string]any{"subnet": "10.77.0.0/24", "rangeStart": fmt.Sprintf("10.77.0.%d", 10+100*i), "rangeEnd": fmt.Sprintf("10.77.0.%d", 100+100*i)}}}},
+			"ipam": map[string]any{"type": "host-local", "dataDir": h.dir + "/addresses",
+				"routes": []any{map[string]any{"dst": "10.88.0.0/16", "gw": "10.77.0.1"}},
+				"ranges": []any{[]any{map[string]any{"subnet": "10.77.0.0/24",
+					"rangeStart": fmt.Sprintf("10.77.0.%d", 10+100*i), "rangeEnd": fmt.Sprintf("10.77.0.%d", 100+100*i)}}}},
 		}}}
 	text, err := json.Marshal(conf)
 	if err == nil {
@@ -152,7 +154,8 @@ func (h *host) start() {
 		h.Fatal(err)
 	}
 	defer log.Close()
-	h.node = exec.Command("ip", "netns", "exec", h.netns, bin+"/ipoibcmd", "node", "--socket", h.socket(), "--state", h.state())
+	h.node = exec.Command("ip", "netns", "exec", h.netns, bin+"/ipoibcmd", "node", "--socket", h.socket(),
+		"--state", h.state())
 	h.node.Stderr = log
 	if err := h.node.Start(); err != nil {
 		h.Fatal(err)
@@ -212,7 +215,8 @@ func (h *host) cni(verb, pod, ifName string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	c := exec.CommandContext(ctx, "ip", "netns", "exec", h.netns, bin+"/cnitool", verb, "fabric", "/run/netns/"+pod)
-	c.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_PATH=" + bin, "NETCONFPATH=" + h.dir, "CNI_IFNAME=" + ifName, "XDG_CACHE_HOME=" + h.dir}
+	c.Env = []string{"PATH=" + os.Getenv("PATH"), "CNI_PATH=" + bin, "NETCONFPATH=" + h.dir,
+		"CNI_IFNAME=" + ifName, "XDG_CACHE_HOME=" + h.dir}
 	out, err := c.CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("cnitool %s %s: %w: %s", verb, pod, err, bytes.TrimSpace(out))
@@ -273,7 +277,8 @@ func (h *host) within(patience time.Duration, what string, f func() error) {
 func (h *host) reaches(pod, address string, octets int) {
 	h.Helper()
 	h.within(15*time.Second, "pings from "+pod+" to "+address, func() error {
-		out, err := exec.Command("ip", "netns", "exec", pod, "ping", "-c", "1", "-W", "1", "-M", "do", "-s", fmt.Sprint(octets), address).CombinedOutput()
+		out, err := exec.Command("ip", "netns", "exec", pod, "ping", "-c", "1", "-W", "1", "-M", "do", "-s",
+			fmt.Sprint(octets), address).CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}

@@ -37,7 +37,8 @@ func TestPods(t *testing.T) {
 		a.reaches(first.name, other.has, 56)
 		a.reaches(first.name, other.has, 65492)
 	}
-	if got := ip(t, "-n", first.name, "route", "show", "10.88.0.0/16"); !strings.HasPrefix(got, "10.88.0.0/16 via 10.77.0.1 dev net1") {
+	if got := ip(t, "-n", first.name, "route", "show", "10.88.0.0/16"); !strings.HasPrefix(got,
+		"10.88.0.0/16 via 10.77.0.1 dev net1") {
 		t.Errorf("the route of the configuration is %q", got)
 	}
 	if got := ip(t, "-n", first.name, "link", "show", "net1"); !strings.Contains(got, "mtu 65520") {

@@ -17,18 +17,30 @@ func TestBroken(t *testing.T) {
 		setup
 		says string
 	}{
-		{setup{name: "comparison reversed on the smaller side", hosts: with(two(nil), reversed, nil), pairs: both}, "for which"},
-		{setup{name: "comparison reversed on the larger side", hosts: with(two(nil), nil, reversed), pairs: both}, "not one connection"},
+		{setup{name: "comparison reversed on the smaller side", hosts: with(two(nil), reversed, nil), pairs: both},
+			"for which"},
+		{setup{name: "comparison reversed on the larger side", hosts: with(two(nil), nil, reversed), pairs: both},
+			"not one connection"},
 		{setup{name: "flags left in the comparison", hosts: with(two(nil), flagsLeft, flagsLeft), pairs: both}, "for which"},
-		{setup{name: "GID compared before QPN on the smaller side", hosts: with(crossed, gidFirst, nil), pairs: both}, "for which"},
-		{setup{name: "GID compared before QPN on the larger side", hosts: with(two(func(a, b *host) { a.gid, b.gid = 2, 1 }), nil, gidFirst), pairs: both}, "not one connection"},
+		{setup{name: "GID compared before QPN on the smaller side", hosts: with(crossed, gidFirst, nil), pairs: both},
+			"for which"},
+		{setup{name: "GID compared before QPN on the larger side", hosts: with(two(func(a, b *host) {
+			a.gid, b.gid = 2, 1
+		}), nil, gidFirst), pairs: both}, "not one connection"},
 		{setup{name: "REJ fatal for both", hosts: with(two(nil), rejFatal, rejFatal), pairs: both}, "an attempt of"},
-		{setup{name: "a repeated REQ opens a second connection", hosts: with(two(nil), nil, duplicateREQ), pairs: alone, repeats: 1}, "an attempt of"},
-		{setup{name: "a lost RTU is not made up for", hosts: with(two(nil), rtuOnce, rtuOnce), pairs: alone, losses: 1}, "an attempt of"},
-		{setup{name: "crossings are told by mode", hosts: with(oneSeesUC(), keyedByMode, keyedByMode), pairs: both}, "RFC connections up"},
-		{setup{name: "a 0x01 REQ that crosses a 0x10 REQ comes to nothing", hosts: with(two(func(a, b *host) { a.legacyFirst = true }), blackhole, nil), pairs: both}, "without a 0x01 REQ"},
-		{setup{name: "REJ 8 makes an RFC peer legacy", hosts: with(two(nil), rej8Legacy, nil), pairs: alone, restarts: 1}, "0x10 service ID"},
-		{setup{name: "no redial while the old connection looks up", hosts: with(two(nil), noRedial, nil), pairs: both, restarts: 1, up: true}, "without a 0x01 REQ"},
+		{setup{name: "a repeated REQ opens a second connection", hosts: with(two(nil), nil, duplicateREQ),
+			pairs: alone, repeats: 1}, "an attempt of"},
+		{setup{name: "a lost RTU is not made up for", hosts: with(two(nil), rtuOnce, rtuOnce), pairs: alone,
+			losses: 1}, "an attempt of"},
+		{setup{name: "crossings are told by mode", hosts: with(oneSeesUC(), keyedByMode, keyedByMode), pairs: both},
+			"RFC connections up"},
+		{setup{name: "a 0x01 REQ that crosses a 0x10 REQ comes to nothing", hosts: with(two(func(a, b *host) {
+			a.legacyFirst = true
+		}), blackhole, nil), pairs: both}, "without a 0x01 REQ"},
+		{setup{name: "REJ 8 makes an RFC peer legacy", hosts: with(two(nil), rej8Legacy, nil), pairs: alone,
+			restarts: 1}, "0x10 service ID"},
+		{setup{name: "no redial while the old connection looks up", hosts: with(two(nil), noRedial, nil), pairs: both,
+			restarts: 1, up: true}, "without a 0x01 REQ"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.jitter = 0x80

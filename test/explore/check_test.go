@@ -129,11 +129,13 @@ func (w *world) check() {
 				continue
 			}
 			if w.nodes[p[0]].paths[p[1]].Kind != fib.PathConn {
-				w.failf("nothing was lost or delayed, but %s has no connection to send to %s on", w.nodes[p[0]].name(), w.nodes[p[1]].name())
+				w.failf("nothing was lost or delayed, but %s has no connection to send to %s on", w.nodes[p[0]].name(),
+					w.nodes[p[1]].name())
 			}
 			// What is under way when a 0x01 connection takes over from a 0x10 one may be lost.
 			if got := w.nodes[p[1]].got[p[0]][0]; got > 1 || got < 1 && !w.mixed() {
-				w.failf("nothing was lost or delayed, but the packet of %s came %d times to %s", w.nodes[p[0]].name(), got, w.nodes[p[1]].name())
+				w.failf("nothing was lost or delayed, but the packet of %s came %d times to %s", w.nodes[p[0]].name(), got,
+					w.nodes[p[1]].name())
 			}
 		}
 	}

@@ -88,22 +88,36 @@ func worlds(large bool) []setup {
 	}
 	return []setup{
 		{name: "rc", hosts: two(nil), pairs: both, losses: 1, repeats: 1, delays: 1, jitter: 0x80},
-		{name: "rc, more losses", hosts: two(nil), pairs: both, losses: more(2, 3), repeats: more(0, 1), delays: more(1, 1), jitter: 0},
-		{name: "rc, more delays", hosts: two(nil), pairs: both, losses: 0, repeats: more(0, 1), delays: more(2, 3), jitter: 0xff},
-		{name: "uc", hosts: modes(ipoib.ModeUC, ipoib.ModeUC), pairs: both, losses: 1, repeats: more(0, 1), delays: 1, jitter: 0},
+		{name: "rc, more losses", hosts: two(nil), pairs: both, losses: more(2, 3), repeats: more(0, 1),
+			delays: more(1, 1), jitter: 0},
+		{name: "rc, more delays", hosts: two(nil), pairs: both, losses: 0, repeats: more(0, 1), delays: more(2, 3),
+			jitter: 0xff},
+		{name: "uc", hosts: modes(ipoib.ModeUC, ipoib.ModeUC), pairs: both, losses: 1, repeats: more(0, 1),
+			delays: 1, jitter: 0},
 		{name: "rc crosses uc", hosts: oneSeesUC(), pairs: both, losses: 1, repeats: more(0, 1), delays: 1, jitter: 0x80},
-		{name: "queue pairs take time", hosts: two(nil), pairs: both, losses: more(0, 1), repeats: 1, delays: 1, slowQP: true, jitter: 0x80},
-		{name: "0x10 crosses 0x01", hosts: two(func(a, b *host) { a.legacyFirst = true }), pairs: both, losses: 1, repeats: more(0, 1), delays: 1, jitter: 0x80},
-		{name: "0x01 crosses 0x10", hosts: two(func(a, b *host) { b.legacyFirst = true }), pairs: both, losses: 1, repeats: more(0, 1), delays: more(0, 1), jitter: 0x80},
-		{name: "in-band", hosts: two(func(a, b *host) { a.cm, b.cm = ipoib.CMInband, ipoib.CMInband }), inband: true, pairs: both, losses: 1, repeats: more(0, 1), delays: 1, jitter: 0x80},
-		{name: "in-band crosses QP 1", hosts: two(func(a, b *host) { a.diverted = true }), inband: true, pairs: both, losses: 1, repeats: more(0, 1), delays: 1, jitter: 0x80},
-		{name: "QP 1 crosses in-band", hosts: two(func(a, b *host) { b.diverted = true }), inband: true, pairs: both, losses: 1, repeats: more(0, 1), delays: 1, jitter: 0x80},
+		{name: "queue pairs take time", hosts: two(nil), pairs: both, losses: more(0, 1), repeats: 1, delays: 1,
+			slowQP: true, jitter: 0x80},
+		{name: "0x10 crosses 0x01", hosts: two(func(a, b *host) { a.legacyFirst = true }), pairs: both, losses: 1,
+			repeats: more(0, 1), delays: 1, jitter: 0x80},
+		{name: "0x01 crosses 0x10", hosts: two(func(a, b *host) { b.legacyFirst = true }), pairs: both, losses: 1,
+			repeats: more(0, 1), delays: more(0, 1), jitter: 0x80},
+		{name: "in-band", hosts: two(func(a, b *host) { a.cm, b.cm = ipoib.CMInband, ipoib.CMInband }), inband: true,
+			pairs: both, losses: 1, repeats: more(0, 1), delays: 1, jitter: 0x80},
+		{name: "in-band crosses QP 1", hosts: two(func(a, b *host) { a.diverted = true }), inband: true, pairs: both,
+			losses: 1, repeats: more(0, 1), delays: 1, jitter: 0x80},
+		{name: "QP 1 crosses in-band", hosts: two(func(a, b *host) { b.diverted = true }), inband: true, pairs: both,
+			losses: 1, repeats: more(0, 1), delays: 1, jitter: 0x80},
 		{name: "restart", hosts: two(nil), pairs: both, losses: more(0, 1), repeats: 0, delays: 0, restarts: 1, jitter: 0x80},
-		{name: "restart, repeats", hosts: two(nil), pairs: alone, losses: more(0, 1), repeats: 1, delays: more(0, 1), restarts: 1, jitter: 0x80},
-		{name: "restart of one that is up", hosts: two(nil), pairs: both, losses: 1, repeats: more(0, 1), delays: more(0, 1), restarts: 1, up: true, jitter: 0},
-		{name: "three hosts", hosts: three(), pairs: [][2]int{{0, 1}, {1, 0}, {1, 2}}, losses: 1, repeats: more(0, 1), jitter: 0x80},
-		{name: "three hosts, ring", hosts: three(), pairs: [][2]int{{0, 1}, {1, 2}, {2, 0}}, losses: more(0, 1), repeats: more(0, 1), jitter: 0x80},
-		{name: "three hosts, all at once", hosts: three(), pairs: [][2]int{{0, 1}, {1, 0}, {1, 2}, {2, 1}}, losses: more(0, 1), jitter: 0x80},
+		{name: "restart, repeats", hosts: two(nil), pairs: alone, losses: more(0, 1), repeats: 1, delays: more(0, 1),
+			restarts: 1, jitter: 0x80},
+		{name: "restart of one that is up", hosts: two(nil), pairs: both, losses: 1, repeats: more(0, 1),
+			delays: more(0, 1), restarts: 1, up: true, jitter: 0},
+		{name: "three hosts", hosts: three(), pairs: [][2]int{{0, 1}, {1, 0}, {1, 2}}, losses: 1, repeats: more(0, 1),
+			jitter: 0x80},
+		{name: "three hosts, ring", hosts: three(), pairs: [][2]int{{0, 1}, {1, 2}, {2, 0}}, losses: more(0, 1),
+			repeats: more(0, 1), jitter: 0x80},
+		{name: "three hosts, all at once", hosts: three(), pairs: [][2]int{{0, 1}, {1, 0}, {1, 2}, {2, 1}},
+			losses: more(0, 1), jitter: 0x80},
 	}
 }
 
@@ -128,8 +142,10 @@ func TestExplore(t *testing.T) {
 			t.Fatal(r.failure)
 		}
 		total += r.states
-		t.Logf("%-25s losses %d, repeats %d, delays %d, restarts %d: %7d states, %7d new without budgets, %8d transitions, %d steps deep, all can send again within %v; took %v",
-			s.name, s.losses, s.repeats, s.delays, s.restarts, r.states, len(cores)-before, r.transitions, r.depth, r.slowest, time.Since(start).Round(time.Millisecond))
+		t.Logf("%-25s losses %d, repeats %d, delays %d, restarts %d: %7d states, %7d new without budgets, %8d "+
+			"transitions, %d steps deep, all can send again within %v; took %v",
+			s.name, s.losses, s.repeats, s.delays, s.restarts, r.states, len(cores)-before, r.transitions, r.depth,
+			r.slowest, time.Since(start).Round(time.Millisecond))
 		if !r.complete && !raceDetector {
 			t.Errorf("%s: given up at %d states", s.name, most)
 		}

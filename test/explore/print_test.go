@@ -435,7 +435,8 @@ func TestUnprinted(t *testing.T) {
 			}
 		}
 	}
-	for _, v := range []any{ipoib.Interface{}, mad.REQ{}, mad.REP{}, mad.RTU{}, mad.REJ{}, mad.MRA{}, mad.DREQ{}, mad.DREP{}} {
+	for _, v := range []any{ipoib.Interface{}, mad.REQ{}, mad.REP{}, mad.RTU{}, mad.REJ{}, mad.MRA{}, mad.DREQ{},
+		mad.DREP{}} {
 		look(reflect.TypeOf(v))
 	}
 	for name := range unprinted {

@@ -60,7 +60,8 @@ func (w *world) print() prints {
 	for i := range w.wants {
 		p.b = append(p.b, bit(w.wants[i])|bit(w.sent[i])<<1)
 	}
-	p.b = append(p.b, byte(w.left.losses), byte(w.left.repeats), byte(w.left.delays), byte(w.left.restarts), bit(w.mishaps), bit(w.restarted))
+	p.b = append(p.b, byte(w.left.losses), byte(w.left.repeats), byte(w.left.delays), byte(w.left.restarts),
+		bit(w.mishaps), bit(w.restarted))
 	full := sha256.Sum256(p.b)
 	return prints{print(full[:16]), print(core[:16])}
 }
@@ -259,7 +260,8 @@ func (w *world) apply(c choice) {
 
 func (w *world) restart(i, how int) {
 	n := w.node(i)
-	w.sayf("%s restarts%s", n.name(), [...]string{"", " with a new UD QPN", " with a new UD QPN, which nobody hears of"}[how])
+	w.sayf("%s restarts%s", n.name(), [...]string{"", " with a new UD QPN",
+		" with a new UD QPN, which nobody hears of"}[how])
 	w.left.restarts--
 	w.mishaps, w.restarted = true, true
 	w.items = slices.DeleteFunc(w.items, func(it item) bool {

@@ -276,7 +276,8 @@ func (s *setup) begin(t *tools) *world {
 // n as well. No packet is behind it, which would open a connection.
 func (w *world) ask(n, to *node) {
 	link := n.f.Link()
-	b, err := arp.NewRequest(link, addr(n.index), addr(to.index)).AppendBinary([]byte{byte(encap.ARP >> 8), byte(encap.ARP & 0xff), 0, 0})
+	b, err := arp.NewRequest(link, addr(n.index), addr(to.index)).
+		AppendBinary([]byte{byte(encap.ARP >> 8), byte(encap.ARP & 0xff), 0, 0})
 	if err != nil {
 		panic(err)
 	}
@@ -338,8 +339,8 @@ func (w *world) start(i int, heard bool) {
 	id := uint64(i<<4 | n.boot)
 	o := ipoib.Options{
 		Link: encap.LinkAddr{QPN: n.see(w, n.link.QPN), GID: n.link.GID}, GUID: ib.GUID(0xc000 + id), PathMTU: ib.MTU1024,
-		CMTransport: ipoib.CMGSI, Mode: n.mode, ReceiveMTU: n.receive, LegacyFirst: n.legacyFirst, NoLinkLocal: true, Idle: -1, RetryMax: 4 * time.Second,
-		Rand: rand.New(&source{w.jitter, id << 12}),
+		CMTransport: ipoib.CMGSI, Mode: n.mode, ReceiveMTU: n.receive, LegacyFirst: n.legacyFirst, NoLinkLocal: true,
+		Idle: -1, RetryMax: 4 * time.Second, Rand: rand.New(&source{w.jitter, id << 12}),
 		// Neighbours stay for longer than a search.
 		Neigh: neigh.Options{ReachableTime: 24 * time.Hour, DelayTime: 24 * time.Hour, StaleTime: 24 * time.Hour,
 			DADProbes: -1, RequestRate: -1, SourceRate: -1},
@@ -354,7 +355,8 @@ func (w *world) start(i int, heard bool) {
 	n.f = ipoib.New(o)
 	n.kernel = fibtest.New()
 	w.stepUD(i, ipoib.Start{}, heard)
-	for _, ev := range slices.Concat(n.kernel.Start(), n.kernel.Up(true), n.kernel.AddAddr(netip.PrefixFrom(addr(i), 24))) {
+	for _, ev := range slices.Concat(n.kernel.Start(), n.kernel.Up(true),
+		n.kernel.AddAddr(netip.PrefixFrom(addr(i), 24))) {
 		w.stepUD(i, ipoib.FIBEvent{Event: ev}, heard)
 	}
 }
@@ -524,7 +526,8 @@ func (w *world) byGID(g ib.GID) *node {
 func (w *world) sendUD(n *node, a ipoib.SendUD) {
 	if encap.EtherType(binary.BigEndian.Uint16(a.Frame)) == encap.InbandCM {
 		m := &verbs.MAD{Remote: a.Link.GID, PKey: ib.DefaultPKey}
-		if to := w.byGID(a.Link.GID); to == nil || to.link.QPN != n.see(w, a.Link.QPN) || copy(m.Data[:], a.Frame[encap.HeaderLen:]) != verbs.MADLen {
+		if to := w.byGID(a.Link.GID); to == nil || to.link.QPN != n.see(w, a.Link.QPN) ||
+			copy(m.Data[:], a.Frame[encap.HeaderLen:]) != verbs.MADLen {
 			w.failf("%s sends %d octets in-band to %v", n.name(), len(a.Frame), a.Link)
 			return
 		}
@@ -601,7 +604,8 @@ func (w *world) data(it item) {
 	for i := range from.qps {
 		if q := &from.qps[i]; q.qpn == it.src && !q.broken {
 			q.broken = true
-			w.items = append(w.items, item{kind: itemDead, from: it.to, to: it.from, sent: w.now, notYet: w.now.Add(rcGivesUp), conn: q.conn})
+			w.items = append(w.items, item{kind: itemDead, from: it.to, to: it.from, sent: w.now,
+				notYet: w.now.Add(rcGivesUp), conn: q.conn})
 		}
 	}
 }

@@ -217,8 +217,9 @@ func (c *crowd) recvMAD(m *verbs.MAD) {
 	i := gidPeer(m.Remote)
 	switch msg := msg.(type) {
 	case mad.REQ:
-		c.madFrom(i, mad.REP{TransactionID: msg.TransactionID, LocalCommID: commID + mad.CommID(i), RemoteCommID: msg.LocalCommID,
-			LocalQPN: connQPN + ib.QPN(i), StartingPSN: 1, RNRRetryCount: 7, LocalCAGUID: ib.GUID(i + 2), PrivateData: privateData[[196]byte](c, i)})
+		c.madFrom(i, mad.REP{TransactionID: msg.TransactionID, LocalCommID: commID + mad.CommID(i),
+			RemoteCommID: msg.LocalCommID, LocalQPN: connQPN + ib.QPN(i), StartingPSN: 1, RNRRetryCount: 7,
+			LocalCAGUID: ib.GUID(i + 2), PrivateData: privateData[[196]byte](c, i)})
 		c.up++
 	case mad.REP:
 		c.commID = msg.LocalCommID
@@ -233,18 +234,20 @@ func (c *crowd) recvMAD(m *verbs.MAD) {
 // dials is peer i's REQ to the machine. No two have a communication ID or QPN
 // in common.
 func (c *crowd) dials(i, serial int) {
-	c.madFrom(i, mad.REQ{TransactionID: uint64(serial), LocalCommID: 2*commID + mad.CommID(serial), ServiceID: serviceid.New(serviceid.RFC, c.link.QPN),
-		LocalCAGUID: ib.GUID(i + 2), LocalQPN: 2*connQPN + ib.QPN(serial), RemoteCMResponseTimeout: 16, LocalCMResponseTimeout: 16,
-		Transport: ib.RC, StartingPSN: 1, RetryCount: 7, RNRRetryCount: 7, PKey: ib.DefaultPKey, PathMTU: ib.MTU4096, MaxCMRetries: 7,
-		Primary: mad.PathInfo{LocalLID: ib.PermissiveLID, RemoteLID: ib.PermissiveLID, LocalGID: peerGID(i), RemoteGID: c.link.GID,
-			PacketRate: 3, HopLimit: 64, LocalACKTimeout: 14},
+	c.madFrom(i, mad.REQ{TransactionID: uint64(serial), LocalCommID: 2*commID + mad.CommID(serial),
+		ServiceID: serviceid.New(serviceid.RFC, c.link.QPN), LocalCAGUID: ib.GUID(i + 2),
+		LocalQPN: 2*connQPN + ib.QPN(serial), RemoteCMResponseTimeout: 16, LocalCMResponseTimeout: 16,
+		Transport: ib.RC, StartingPSN: 1, RetryCount: 7, RNRRetryCount: 7, PKey: ib.DefaultPKey, PathMTU: ib.MTU4096,
+		MaxCMRetries: 7, Primary: mad.PathInfo{LocalLID: ib.PermissiveLID, RemoteLID: ib.PermissiveLID,
+			LocalGID: peerGID(i), RemoteGID: c.link.GID, PacketRate: 3, HopLimit: 64, LocalACKTimeout: 14},
 		PrivateData: privateData[[92]byte](c, i)})
 	c.flush()
 }
 
 // hangsUp is peer i's DREQ for the connection that dials made last.
 func (c *crowd) hangsUp(i, serial int) {
-	c.madFrom(i, mad.DREQ{TransactionID: 1, LocalCommID: 2*commID + mad.CommID(serial), RemoteCommID: c.commID, RemoteQPN: c.qpn})
+	c.madFrom(i, mad.DREQ{TransactionID: 1, LocalCommID: 2*commID + mad.CommID(serial), RemoteCommID: c.commID,
+		RemoteQPN: c.qpn})
 	c.flush()
 }
 

@@ -49,8 +49,13 @@ func octetsOf(tb testing.TB, n int, connected bool) int64 {
 		tb.Fatalf("%d destinations after two minutes without a packet, want 0", got)
 	}
 	s := c.m.Status()
-	if s.Neighbours != n || s.Peers != n || connected && s.Conns != n {
-		tb.Fatalf("%d neighbours, %d peers and %d connections, want %d", s.Neighbours, s.Peers, s.Conns, n)
+	switch {
+	case s.Neighbours != n:
+		tb.Fatalf("s.Neighbours is %v, want %v", s.Neighbours, n)
+	case s.Peers != n:
+		tb.Fatalf("s.Peers is %v, want %v", s.Peers, n)
+	case connected && s.Conns != n:
+		tb.Fatalf("s.Conns is %v, want %v", s.Conns, n)
 	}
 	return held(c)
 }
@@ -63,7 +68,8 @@ func perNeighbour(tb testing.TB, n int) int64 {
 // perDest returns the octets that each of n destinations behind one neighbour takes.
 func perDest(tb testing.TB, n int) int64 {
 	c := newCrowd(tb, crowdOptions(10))
-	c.told(c.kernel.AddRoute(fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix("64.0.0.0/2"), Type: rtnl.Unicast, Via: peerIP(1)}, OIF: fibtest.Index}))
+	c.told(c.kernel.AddRoute(fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix("64.0.0.0/2"),
+		Type: rtnl.Unicast, Via: peerIP(1)}, OIF: fibtest.Index}))
 	c.meet(0, 10)
 	before := heap()
 	for i := range n {

@@ -89,7 +89,8 @@ var operations = []operation{
 	{"ARP request of a neighbour", func(f *field) { f.asks(f.known()) }},
 	{"false ARP reply", func(f *field) {
 		i := f.known()
-		ev := f.arpFrom(i, arp.Packet{Op: arp.Reply, Sender: f.peerLink(i), SenderIP: peerIP(i), Target: f.link, TargetIP: hubAddr.Addr()}).(ipoib.RecvFrame)
+		ev := f.arpFrom(i, arp.Packet{Op: arp.Reply, Sender: f.peerLink(i), SenderIP: peerIP(i), Target: f.link,
+			TargetIP: hubAddr.Addr()}).(ipoib.RecvFrame)
 		ev.SrcQPN++
 		f.step(ev)
 	}},
@@ -135,7 +136,8 @@ var operations = []operation{
 		f.run(time.Minute)
 	}},
 	{"route by a gateway comes, goes", func(f *field) {
-		r := fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix("192.0.2.0/24"), Type: rtnl.Unicast, Via: peerIP(f.known())}, OIF: fibtest.Index}
+		r := fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix("192.0.2.0/24"), Type: rtnl.Unicast,
+			Via: peerIP(f.known())}, OIF: fibtest.Index}
 		f.told(f.kernel.AddRoute(r))
 		f.told(f.kernel.DelRoute(r))
 	}},

@@ -138,14 +138,16 @@ func (r report) String() string {
 		}
 		rows = append(rows, cells)
 	}
-	row(fmt.Sprintf("octets per neighbour (bound %d)", maxPerNeighbour), func(s figures) string { return fmt.Sprint(s.OctetsNeighbour) })
+	row(fmt.Sprintf("octets per neighbour (bound %d)", maxPerNeighbour),
+		func(s figures) string { return fmt.Sprint(s.OctetsNeighbour) })
 	row(fmt.Sprintf("octets per idle connection, besides its neighbour (bound %d)", maxPerConn), func(s figures) string {
 		if s.OctetsConn == 0 {
 			return "-"
 		}
 		return fmt.Sprint(s.OctetsConn)
 	})
-	row(fmt.Sprintf("median Step (bound: last column %d x first)", maxRatio), func(s figures) string { return micros(s.StepNanos) })
+	row(fmt.Sprintf("median Step (bound: last column %d x first)", maxRatio),
+		func(s figures) string { return micros(s.StepNanos) })
 	var b strings.Builder
 	table(&b, head, rows)
 	rows = nil
@@ -159,7 +161,8 @@ func (r report) String() string {
 	b.WriteByte('\n')
 	table(&b, head, rows)
 	b.WriteByte('\n')
-	table(&b, []string{fmt.Sprintf("set-ups in a second of processor time, %d connections (bound %d)", maxConnField, minSetups), ""}, [][]string{
+	table(&b, []string{fmt.Sprintf("set-ups in a second of processor time, %d connections (bound %d)",
+		maxConnField, minSetups), ""}, [][]string{
 		{"one machine, the REQ is its own", fmt.Sprintf("%.0f", r.Setups.Ours)},
 		{"one machine, the REQ is the peer's", fmt.Sprintf("%.0f", r.Setups.Theirs)},
 		{"both ends, a machine at each", fmt.Sprintf("%.0f", r.Setups.Both)},

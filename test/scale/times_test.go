@@ -88,7 +88,8 @@ func TestSteps(t *testing.T) {
 			break
 		}
 		if try == tries {
-			t.Errorf("a Step among %d neighbours takes %v, among %d %v: more than %d times as long, %d times in a row", few, quick, many, slow, maxRatio, tries)
+			t.Errorf("a Step among %d neighbours takes %v, among %d %v: more than %d times as long, %d times in a row",
+				few, quick, many, slow, maxRatio, tries)
 			break
 		}
 	}
@@ -151,7 +152,8 @@ func TestSetups(t *testing.T) {
 			}
 		}
 		if rate < minSetups {
-			t.Errorf("%.0f connections are set up in a second of processor time (REQs of ours: %v), want %d", rate, ours, minSetups)
+			t.Errorf("%.0f connections are set up in a second of processor time (REQs of ours: %v), want %d", rate,
+				ours, minSetups)
 		}
 		t.Logf("%.0f set-ups in a second of processor time (REQs of ours: %v)", rate, ours)
 	}

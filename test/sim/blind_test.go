@@ -31,7 +31,8 @@ func (w *world) blind(victim, peer *host) *blind {
 // send seals one packet from the peer's GID and sends it. covered is BTH and what
 // follows it.
 func (x *blind) send(covered []byte) {
-	h := roce.IPHeader{Src: x.peer.gid.Addr(), Dst: x.victim.gid.Addr(), HopLimit: 64, SrcPort: 0xc000 | uint16(x.r.Uint32N(1<<14))}
+	h := roce.IPHeader{Src: x.peer.gid.Addr(), Dst: x.victim.gid.Addr(), HopLimit: 64,
+		SrcPort: 0xc000 | uint16(x.r.Uint32N(1<<14))}
 	ip := h.Append(nil, len(covered)+roce.ICRCLen)
 	ip = append(append(ip, covered...), 0, 0, 0, 0)
 	if err := roce.Seal(ip); err != nil {
@@ -80,7 +81,8 @@ func (x *blind) data(qpn ib.QPN, psn ib.PSN) {
 // mad sends a CM message to QP 1.
 func (x *blind) mad(m mad.Message) {
 	b := make([]byte, roce.BTHLen+roce.DETHLen)
-	roce.PutBTH(b, roce.BTHFields{Opcode: roce.UDSendOnly, PKey: ib.DefaultPKey, DestQPN: ib.QPNGSI, PSN: ib.PSN(x.r.Uint32N(1 << 24))})
+	roce.PutBTH(b, roce.BTHFields{Opcode: roce.UDSendOnly, PKey: ib.DefaultPKey, DestQPN: ib.QPNGSI,
+		PSN: ib.PSN(x.r.Uint32N(1 << 24))})
 	roce.PutDETH(b[roce.BTHLen:], ib.QKeyGSI, ib.QPNGSI)
 	b, _ = m.AppendBinary(b) // the error is always nil
 	x.send(b)
@@ -285,7 +287,8 @@ func TestBlindCM(t *testing.T) {
 		}, []string{"the victim's communication ID", "the peer's communication ID"}},
 		{"REJ 4 with the CA GUID", func(_ *blind, s *secrets) mad.Message {
 			l, r := ids(s)
-			rej := mad.REJ{LocalCommID: l, RemoteCommID: r, MessageRejected: mad.KindOther, Reason: cm.ReasonTimeout, ARILength: 8}
+			rej := mad.REJ{LocalCommID: l, RemoteCommID: r, MessageRejected: mad.KindOther, Reason: cm.ReasonTimeout,
+				ARILength: 8}
 			binary.BigEndian.PutUint64(rej.ARI[:], uint64(s.guid))
 			return rej
 		}, []string{"the victim's communication ID", "the peer's communication ID"}},
@@ -305,7 +308,8 @@ func TestBlindCM(t *testing.T) {
 			l, r := ids(s)
 			return mad.REP{LocalCommID: l, RemoteCommID: r, LocalQPN: s.peerQPN, StartingPSN: 7, LocalCAGUID: s.guid}
 		}, []string{"nothing"}},
-		{"REQ that names the peer's QP", func(x *blind, s *secrets) mad.Message { return x.req(s.peerQPN, s.guid) }, []string{"nothing"}},
+		{"REQ that names the peer's QP", func(x *blind, s *secrets) mad.Message { return x.req(s.peerQPN, s.guid) },
+			[]string{"nothing"}},
 		{"REQ in the peer's name", func(x *blind, s *secrets) mad.Message {
 			return x.req(ib.QPN(2+x.r.Uint32N(1<<24-3)), s.guid)
 		}, []string{"nothing"}},
@@ -334,10 +338,13 @@ func TestBlindCM(t *testing.T) {
 
 // req makes a REQ that the peer might send.
 func (x *blind) req(qpn ib.QPN, guid ib.GUID) mad.REQ {
-	req := mad.REQ{TransactionID: x.r.Uint64(), LocalCommID: mad.CommID(x.r.Uint32()), ServiceID: serviceid.New(serviceid.RFC, x.victim.link.QPN),
-		LocalCAGUID: guid, LocalQPN: qpn, RemoteCMResponseTimeout: 16, LocalCMResponseTimeout: 16,
-		Transport: ib.RC, StartingPSN: ib.PSN(x.r.Uint32N(1 << 24)), RetryCount: 7, RNRRetryCount: 7, PKey: ib.DefaultPKey, PathMTU: ib.MTU1024, MaxCMRetries: 15, SRQ: true}
-	req.Primary = mad.PathInfo{LocalLID: ib.PermissiveLID, RemoteLID: ib.PermissiveLID, LocalGID: x.peer.gid, RemoteGID: x.victim.gid, HopLimit: 64, LocalACKTimeout: 14}
+	req := mad.REQ{TransactionID: x.r.Uint64(), LocalCommID: mad.CommID(x.r.Uint32()),
+		ServiceID: serviceid.New(serviceid.RFC, x.victim.link.QPN), LocalCAGUID: guid, LocalQPN: qpn,
+		RemoteCMResponseTimeout: 16, LocalCMResponseTimeout: 16, Transport: ib.RC,
+		StartingPSN: ib.PSN(x.r.Uint32N(1 << 24)), RetryCount: 7, RNRRetryCount: 7, PKey: ib.DefaultPKey,
+		PathMTU: ib.MTU1024, MaxCMRetries: 15, SRQ: true}
+	req.Primary = mad.PathInfo{LocalLID: ib.PermissiveLID, RemoteLID: ib.PermissiveLID, LocalGID: x.peer.gid,
+		RemoteGID: x.victim.gid, HopLimit: 64, LocalACKTimeout: 14}
 	pd, _ := encap.PrivateData{QPN: x.peer.link.QPN, ReceiveMTU: 65524}.AppendBinary(nil)
 	copy(req.PrivateData[:], pd)
 	return req
@@ -360,7 +367,8 @@ func TestBlindForm(t *testing.T) {
 		w.run(500 * time.Millisecond)
 		for _, c := range a.with(b) {
 			form, _ := serviceid.Parse(serviceid.ID(c.ServiceID))
-			w.want(!c.Tx || form == serviceid.RFC, "sends on a connection of service ID %#016x, want the form of RFC 4755", c.ServiceID)
+			w.want(!c.Tx || form == serviceid.RFC,
+				"sends on a connection of service ID %#016x, want the form of RFC 4755", c.ServiceID)
 			w.want(!c.Tx || c.Class == ipoib.ClassRFC, "the peer is taken for %v, want rfc", c.Class)
 		}
 		w.arrives(b, a.addr4(), 100, ib.RC, time.Second)
@@ -383,7 +391,8 @@ func TestBlindGuesses(t *testing.T) {
 				took := 0
 				for i, low := range order {
 					local, remote, qpn := was.LocalComm, was.RemoteComm, uint32(was.LocalQPN)
-					field := map[string]*uint32{"the victim's communication ID": &local, "the peer's communication ID": &remote, "the victim's QPN": &qpn}[item]
+					field := map[string]*uint32{"the victim's communication ID": &local,
+						"the peer's communication ID": &remote, "the victim's QPN": &qpn}[item]
 					right := *field&(1<<bits-1) == uint32(low)
 					*field = *field&^(1<<bits-1) | uint32(low)
 					x.mad(mad.DREQ{LocalCommID: mad.CommID(remote), RemoteCommID: mad.CommID(local), RemoteQPN: ib.QPN(qpn)})
@@ -472,19 +481,23 @@ func TestBlindAnswers(t *testing.T) {
 		state string // of the connection afterwards; "" that there is none
 	}{
 		{"REJ", func(x *blind, id mad.CommID) mad.Message {
-			return mad.REJ{LocalCommID: mad.CommID(x.r.Uint32()), RemoteCommID: id, MessageRejected: mad.KindREQ, Reason: cm.ReasonNoResources}
+			return mad.REJ{LocalCommID: mad.CommID(x.r.Uint32()), RemoteCommID: id, MessageRejected: mad.KindREQ,
+				Reason: cm.ReasonNoResources}
 		}, ""},
 		{"REJ 8 that names another UD QPN", func(x *blind, id mad.CommID) mad.Message {
-			rej := mad.REJ{LocalCommID: mad.CommID(x.r.Uint32()), RemoteCommID: id, MessageRejected: mad.KindREQ, Reason: cm.ReasonInvalidServiceID}
+			rej := mad.REJ{LocalCommID: mad.CommID(x.r.Uint32()), RemoteCommID: id, MessageRejected: mad.KindREQ,
+				Reason: cm.ReasonInvalidServiceID}
 			pd, _ := encap.PrivateData{QPN: 2 + ib.QPN(x.r.Uint32N(1<<24-3)), ReceiveMTU: 65524}.AppendBinary(nil)
 			copy(rej.PrivateData[:], pd)
 			return rej
 		}, ""},
 		{"MRA", func(x *blind, id mad.CommID) mad.Message {
-			return mad.MRA{LocalCommID: mad.CommID(x.r.Uint32()), RemoteCommID: id, MessageMRAed: mad.KindREQ, ServiceTimeout: 31}
+			return mad.MRA{LocalCommID: mad.CommID(x.r.Uint32()), RemoteCommID: id, MessageMRAed: mad.KindREQ,
+				ServiceTimeout: 31}
 		}, "MRA_REQ_RCVD"},
 		{"REP", func(x *blind, id mad.CommID) mad.Message {
-			rep := mad.REP{LocalCommID: mad.CommID(x.r.Uint32()), RemoteCommID: id, LocalQPN: 2 + ib.QPN(x.r.Uint32N(1<<24-3)), StartingPSN: ib.PSN(x.r.Uint32N(1 << 24)),
+			rep := mad.REP{LocalCommID: mad.CommID(x.r.Uint32()), RemoteCommID: id,
+				LocalQPN: 2 + ib.QPN(x.r.Uint32N(1<<24-3)), StartingPSN: ib.PSN(x.r.Uint32N(1 << 24)),
 				LocalCAGUID: ib.GUID(x.r.Uint64()), RNRRetryCount: 7, SRQ: true}
 			pd, _ := encap.PrivateData{QPN: x.peer.link.QPN, ReceiveMTU: 65524}.AppendBinary(nil)
 			copy(rep.PrivateData[:], pd)
@@ -497,7 +510,8 @@ func TestBlindAnswers(t *testing.T) {
 				x, was := asking(w)
 				for i, low := range x.r.Perm(1 << bits) {
 					id := was.LocalComm&^(1<<bits-1) | uint32(low)
-					if id == was.LocalComm && tt.state == "ESTABLISHED" { // on a connection that leads nowhere a simulated host must not send
+					// on a connection that leads nowhere a simulated host must not send
+					if id == was.LocalComm && tt.state == "ESTABLISHED" {
 						sum, n = sum+i+1, n+1
 						break
 					}

@@ -128,7 +128,8 @@ func (w *world) trouble() {
 	switch kind := w.r.IntN(16); kind {
 	case 0, 1:
 		w.f.Options = simfabric.Options{Delay: w.f.Delay, Jitter: w.upTo(500*time.Microsecond) + 1,
-			Loss: oneOf(w.r, 0, 0.001, 0.01, 0.05, 0.1), Dup: oneOf(w.r, 0, 0, 0.02), Reorder: oneOf(w.r, 0, 0.02), Flip: oneOf(w.r, 0, 0.01)}
+			Loss: oneOf(w.r, 0, 0.001, 0.01, 0.05, 0.1), Dup: oneOf(w.r, 0, 0, 0.02), Reorder: oneOf(w.r, 0, 0.02),
+			Flip: oneOf(w.r, 0, 0.01)}
 		w.dups = w.dups || w.f.Dup > 0
 		w.tell("network: %+v", w.f.Options)
 	case 2:

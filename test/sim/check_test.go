@@ -160,7 +160,8 @@ func (w *world) checkQuiet() {
 // catchUp lets each control plane get to what has happened already: a neighbour that
 // answers at the last moment has its host route some milliseconds later.
 func (w *world) catchUp() {
-	w.f.RunWhile(func() bool { return slices.ContainsFunc(w.hosts, func(h *host) bool { return h.held > 0 }) }, time.Second)
+	w.f.RunWhile(func() bool { return slices.ContainsFunc(w.hosts, func(h *host) bool { return h.held > 0 }) },
+		time.Second)
 }
 
 // checkPair: at most one connection, and both ends mean the same one.
@@ -183,7 +184,8 @@ func (w *world) checkPair(a, b *host) {
 	case x.LocalQPN != y.RemoteQPN || y.LocalQPN != x.RemoteQPN || cx.rtr.DestQPN != cy.qpn || cy.rtr.DestQPN != cx.qpn:
 		w.fatalf("%s-%s: QPNs %v to %v and %v to %v", a.name(), b.name(), x.LocalQPN, x.RemoteQPN, y.LocalQPN, y.RemoteQPN)
 	case x.LocalComm != y.RemoteComm || y.LocalComm != x.RemoteComm:
-		w.fatalf("%s-%s: communication IDs %x to %x and %x to %x", a.name(), b.name(), x.LocalComm, x.RemoteComm, y.LocalComm, y.RemoteComm)
+		w.fatalf("%s-%s: communication IDs %x to %x and %x to %x", a.name(), b.name(), x.LocalComm, x.RemoteComm,
+			y.LocalComm, y.RemoteComm)
 	case cx.rts.SQPSN != cy.rtr.RQPSN || cy.rts.SQPSN != cx.rtr.RQPSN:
 		w.fatalf("%s-%s: PSNs differ", a.name(), b.name())
 	case cx.rtr.PathMTU != cy.rtr.PathMTU:

@@ -25,7 +25,9 @@ var faults = []struct {
 	{"gives packets to another host's kernel", deliversElsewhere, []string{"arrived at the wrong host"}},
 	{"ignores the Receive MTU", ignoresMTU, []string{"octets at most", "of MTU 2044"}},
 	{"receives less than it offers", offersMore, []string{"octets at most"}},
-	{"sends multicast on connections", groupsOnConn, []string{"a packet for 239.1.2.3 on connection", "a packet for ff05::1:3 on connection", "a packet for 10.0.0.255 on connection", "a packet for 255.255.255.255 on connection"}},
+	{"sends multicast on connections", groupsOnConn, []string{"a packet for 239.1.2.3 on connection",
+		"a packet for ff05::1:3 on connection", "a packet for 10.0.0.255 on connection",
+		"a packet for 255.255.255.255 on connection"}},
 	{"leaks QPs", leaksQPs, []string{"QPs for the UD QP"}},
 	{"leaks buffers", leaksBuffers, []string{"buffers are registered"}},
 	{"leaks timers", leaksTimers, []string{"timers are set", "woken again and again"}},
@@ -33,7 +35,8 @@ var faults = []struct {
 	{"queues without bound", queuesAll, []string{"octets wait for"}},
 	{"drops without counting", dropsSilently, []string{"packets came in"}},
 	{"sends twice", repeats, []string{"is sent 2 times"}},
-	{"damages octets", changesOctets, []string{"arrived changed", "that nobody sent", "which nobody sent", "quotes a packet"}},
+	{"damages octets", changesOctets, []string{"arrived changed", "that nobody sent", "which nobody sent",
+		"quotes a packet"}},
 	{"forgets a path", forgetsPaths, []string{"the data path has"}},
 	{"cannot explain", forgetsWhy, []string{"no reason"}},
 	{"never hangs up", keepsConns, []string{"to say goodbye", "which has stopped", "left over"}},
@@ -119,7 +122,8 @@ func (h *host) wrong(path fib.Path) fib.Path {
 	switch {
 	case h.cfg.fault == ignoresMTU:
 		path.MTU = 1 << 16
-	case h.cfg.fault == sendsElsewhere && path.Kind == fib.PathConn, h.cfg.fault == groupsOnConn && path.Kind == fib.PathGroup:
+	case h.cfg.fault == sendsElsewhere && path.Kind == fib.PathConn,
+		h.cfg.fault == groupsOnConn && path.Kind == fib.PathGroup:
 		other()
 	}
 	return path

@@ -43,9 +43,10 @@ func (w *world) alien(i int, kind foreign.Kind, tune func(*foreign.Options)) *al
 	a.ud = a.newQP(ib.UD, udDepth, verbs.GRHLen+encap.HeaderLen+udMTU)
 	ok(a.ud.qp.Modify(verbs.QPAttr{State: verbs.StateRTR}))
 	ok(a.ud.qp.Modify(verbs.QPAttr{State: verbs.StateRTS}))
-	a.opt = foreign.Options{Kind: kind, Link: encap.LinkAddr{QPN: a.ud.qpn, GID: gid}, GUID: a.port.Port().GUID, PathMTU: a.port.Port().MTU,
-		Addrs: []netip.Addr{netip.MustParseAddr(fmt.Sprintf("10.0.0.%d", i)), netip.MustParseAddr(fmt.Sprintf("2001:db8::%d", i))},
-		Rand:  rand.New(rand.NewPCG(w.r.Uint64(), 2))}
+	a.opt = foreign.Options{Kind: kind, Link: encap.LinkAddr{QPN: a.ud.qpn, GID: gid}, GUID: a.port.Port().GUID,
+		PathMTU: a.port.Port().MTU, Addrs: []netip.Addr{netip.MustParseAddr(fmt.Sprintf("10.0.0.%d", i)),
+			netip.MustParseAddr(fmt.Sprintf("2001:db8::%d", i))},
+		Rand: rand.New(rand.NewPCG(w.r.Uint64(), 2))}
 	if tune != nil {
 		tune(&a.opt)
 	}
@@ -101,7 +102,8 @@ func (a *alien) SendUD(to encap.LinkAddr, fr []byte) {
 	if fr[0] == 8 && fr[1] == 6 {
 		fr[encap.HeaderLen+8] |= a.reserved
 	}
-	a.post(a.ud, verbs.SendWR{AH: must(a.port.CreateAH(verbs.AHAttr{SGID: a.opt.Link.GID, DGID: to.GID})), RemoteQPN: to.QPN, RemoteQKey: ib.QKeyIPoIB}, fr)
+	a.post(a.ud, verbs.SendWR{AH: must(a.port.CreateAH(verbs.AHAttr{SGID: a.opt.Link.GID, DGID: to.GID})),
+		RemoteQPN: to.QPN, RemoteQKey: ib.QKeyIPoIB}, fr)
 }
 
 func (a *alien) CreateQP() ib.QPN {

@@ -100,7 +100,8 @@ func goodput(w *world, f flow) (mbps float64, lives int) {
 	w.run(goodputTime / 10)
 	before := b.octets
 	w.run(goodputTime)
-	return float64(b.octets-before) * 8 / goodputTime.Seconds() / 1e6, int(a.counter("established_active") + b.counter("established_active"))
+	return float64(b.octets-before) * 8 / goodputTime.Seconds() / 1e6,
+		int(a.counter("established_active") + b.counter("established_active"))
 }
 
 // TestGoodput compares what a link carries with a table, number by number: time
@@ -135,8 +136,10 @@ func TestGoodput(t *testing.T) {
 	}
 	wg.Wait()
 	var out bytes.Buffer
-	fmt.Fprintf(&out, "# Goodput of one stream in virtual time: a link of %.0f Mbit/s, %v one way.\n# Written by go test ./test/sim -run Goodput -update\n#\n", linkRate/1e6, linkDelay)
-	fmt.Fprintf(&out, "# mode, path MTU, Receive MTU, octets of an IP packet, loss, Mbit/s\n%s\n", strings.Join(lines, "\n"))
+	fmt.Fprintf(&out, "# Goodput of one stream in virtual time: a link of %.0f Mbit/s, %v one way.\n# Written "+
+		"by go test ./test/sim -run Goodput -update\n#\n", linkRate/1e6, linkDelay)
+	fmt.Fprintf(&out, "# mode, path MTU, Receive MTU, octets of an IP packet, loss, Mbit/s\n%s\n",
+		strings.Join(lines, "\n"))
 	if *update {
 		if err := os.WriteFile(goodputFile, out.Bytes(), 0o644); err != nil {
 			t.Fatal(err)

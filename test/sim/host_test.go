@@ -130,13 +130,15 @@ func (h *host) boot() {
 	h.openUD()
 	h.link = encap.LinkAddr{QPN: h.ud.qp.QPN(), GID: h.gid}
 	opt := ipoib.Options{Link: h.link, GUID: h.port.Port().GUID, PathMTU: h.port.Port().MTU, SRQ: h.cfg.srq,
-		Mode: h.cfg.mode, CMTransport: h.cfg.cm, NoGSI: h.cfg.qp1 == qp1Taken, ReceiveMTU: h.cfg.receive, Rand: rand.New(rand.NewPCG(h.w.r.Uint64(), 1))}
+		Mode: h.cfg.mode, CMTransport: h.cfg.cm, NoGSI: h.cfg.qp1 == qp1Taken, ReceiveMTU: h.cfg.receive,
+		Rand: rand.New(rand.NewPCG(h.w.r.Uint64(), 1))}
 	if h.cfg.tune != nil {
 		h.cfg.tune(&opt)
 	}
 	h.cfg.spoil(&opt)
 	h.m = ipoib.New(opt)
-	h.tell("boot: %v, mode %v, CM %v with QP 1 %d, Receive MTU %d, path MTU %v, lag %v", h.link, h.cfg.mode, h.cfg.cm, h.cfg.qp1, h.cfg.receiveMTU(), opt.PathMTU, h.cfg.lag)
+	h.tell("boot: %v, mode %v, CM %v with QP 1 %d, Receive MTU %d, path MTU %v, lag %v", h.link, h.cfg.mode,
+		h.cfg.cm, h.cfg.qp1, h.cfg.receiveMTU(), opt.PathMTU, h.cfg.lag)
 	h.port.Notify(h.poll)
 	h.port.SetTap(h.onWire)
 	h.step(ipoib.Start{})
@@ -223,12 +225,14 @@ func (h *host) tell(format string, args ...any) {
 // String prints all that is known of h.
 func (h *host) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "host %s %v mode %v dead %v up %v host routes %v\n", h.name(), h.link, h.cfg.mode, h.dead, h.up, h.hostRoutes())
+	fmt.Fprintf(&b, "host %s %v mode %v dead %v up %v host routes %v\n", h.name(), h.link, h.cfg.mode, h.dead,
+		h.up, h.hostRoutes())
 	if h.dead {
 		return b.String()
 	}
 	for _, c := range h.m.Conns() {
-		fmt.Fprintf(&b, "  conn %d %v %v to %v, %v to %v, comm %08x %08x, mtu %d, addrs %v\n", c.Conn, c.Transport, c.State, c.Peer, c.LocalQPN, c.RemoteQPN, c.LocalComm, c.RemoteComm, c.MTU, c.Addrs)
+		fmt.Fprintf(&b, "  conn %d %v %v to %v, %v to %v, comm %08x %08x, mtu %d, addrs %v\n", c.Conn, c.Transport,
+			c.State, c.Peer, c.LocalQPN, c.RemoteQPN, c.LocalComm, c.RemoteComm, c.MTU, c.Addrs)
 	}
 	for _, n := range h.m.Neighbours() {
 		fmt.Fprintf(&b, "  %v\n", n)
@@ -393,7 +397,8 @@ func (h *host) wake() {
 func (h *host) do(a ipoib.Action) {
 	switch a := a.(type) {
 	case ipoib.SendUD:
-		if hd, _, err := mad.Parse(a.Frame[encap.HeaderLen:]); err == nil && encap.EtherType(binary.BigEndian.Uint16(a.Frame)) == encap.InbandCM {
+		if hd, _, err := mad.Parse(a.Frame[encap.HeaderLen:]); err == nil &&
+			encap.EtherType(binary.BigEndian.Uint16(a.Frame)) == encap.InbandCM {
 			h.mads[hd.Attr]++
 			h.inband++
 		}

@@ -47,7 +47,8 @@ func TestCMTransports(t *testing.T) {
 					return slices.DeleteFunc(h.with(o), func(c ipoib.ConnInfo) bool { return c.State != "ESTABLISHED" })
 				}
 				as := up(a, b)
-				w.want(len(as) == want && len(up(b, a)) == want, "%s-%s: %d and %d connections, want %d", a.name(), b.name(), len(as), len(up(b, a)), want)
+				w.want(len(as) == want && len(up(b, a)) == want, "%s-%s: %d and %d connections, want %d", a.name(),
+					b.name(), len(as), len(up(b, a)), want)
 				if want == 1 && a.cmPath(b) == int(ipoib.ViaInband) {
 					w.want(as[0].Via == ipoib.ViaInband, "%s-%s: connected by QP 1", a.name(), b.name())
 				}
@@ -68,7 +69,8 @@ func TestCrossingPaths(t *testing.T) {
 	seeds(t, 300, func(w *world) {
 		w.f.Delay = 100 * time.Microsecond
 		// b cannot have QP 1; a is rejected there, or is not heard.
-		a := w.host(config{mode: oneOf(w.r, modes[:3]...), cm: oneOf(w.r, ipoib.CMAuto, ipoib.CMInband), qp1: oneOf(w.r, qp1Ours, qp1Silent)})
+		a := w.host(config{mode: oneOf(w.r, modes[:3]...), cm: oneOf(w.r, ipoib.CMAuto, ipoib.CMInband),
+			qp1: oneOf(w.r, qp1Ours, qp1Silent)})
 		b := w.host(config{mode: oneOf(w.r, a.cfg.mode, ipoib.ModeAuto), qp1: oneOf(w.r, qp1Taken, qp1Silent)})
 		w.run(2 * time.Second)
 		var ps []*packet
@@ -107,12 +109,14 @@ func TestCrossingPaths(t *testing.T) {
 // another. Nobody is connected, nobody answers, and each is counted.
 func TestSpoofedInband(t *testing.T) {
 	seeds(t, 20, func(w *world) {
-		a, b, evil := w.host(oneOf(w.r, config{}, config{cm: ipoib.CMInband}, config{qp1: qp1Taken})), w.host(config{}), w.host(config{})
+		a, b, evil := w.host(oneOf(w.r, config{}, config{cm: ipoib.CMInband}, config{qp1: qp1Taken})),
+			w.host(config{}), w.host(config{})
 		w.run(2 * time.Second)
 		n := 1 + w.r.IntN(20)
 		for i := range n {
-			req := mad.REQ{LocalCommID: mad.CommID(i + 1), ServiceID: serviceid.New(serviceid.RFC, a.link.QPN), LocalCAGUID: 9, LocalQPN: 0x55, Transport: ib.RC,
-				PathMTU: ib.MTU1024, PKey: ib.DefaultPKey, MaxCMRetries: 3, LocalCMResponseTimeout: 16, RemoteCMResponseTimeout: 16}
+			req := mad.REQ{LocalCommID: mad.CommID(i + 1), ServiceID: serviceid.New(serviceid.RFC, a.link.QPN),
+				LocalCAGUID: 9, LocalQPN: 0x55, Transport: ib.RC, PathMTU: ib.MTU1024, PKey: ib.DefaultPKey,
+				MaxCMRetries: 3, LocalCMResponseTimeout: 16, RemoteCMResponseTimeout: 16}
 			req.Primary.LocalGID, req.Primary.RemoteGID = b.gid, a.gid
 			pd, _ := encap.PrivateData{QPN: b.link.QPN, ReceiveMTU: 9000}.AppendBinary(nil)
 			copy(req.PrivateData[:], pd)

@@ -135,7 +135,8 @@ func (k *kernel) join(groups ...netip.Addr) {
 }
 
 func (k *kernel) via(dst netip.Prefix, gateway netip.Addr) {
-	r := fibtest.Route{Route: rtnl.Route{Dst: dst, Type: rtnl.Unicast, Via: gateway, Protocol: rtnl.ProtoStatic}, OIF: fibtest.Index}
+	r := fibtest.Route{Route: rtnl.Route{Dst: dst, Type: rtnl.Unicast, Via: gateway, Protocol: rtnl.ProtoStatic},
+		OIF: fibtest.Index}
 	k.gateways = append(k.gateways, r)
 	if k.tables != nil {
 		k.tell(k.tables.AddRoute(r))
@@ -182,7 +183,8 @@ func (h *host) send(dst netip.Addr, size int, df bool) *packet {
 	}
 	w := h.w
 	w.lastID++
-	p := &packet{id: w.lastID, from: h, src: src, dst: dst, at: w.f.Now(), df: df, size: min(max(size, headerLen(dst)+8), h.mtu)}
+	p := &packet{id: w.lastID, from: h, src: src, dst: dst, at: w.f.Now(), df: df,
+		size: min(max(size, headerLen(dst)+8), h.mtu)}
 	if !df {
 		h.ipid++
 		p.ipid = h.ipid

@@ -66,7 +66,8 @@ func (w *world) partners(a *host) (out []*host) {
 // checkOffer: a host never offers to take more than it is configured for.
 func (h *host) checkOffer(c *conn) {
 	if c.receive > h.cfg.receiveMTU() {
-		h.w.fatalf("%s: connection %d offers a Receive MTU of %d, configured is %d", h.name(), c.id, c.receive, h.cfg.receiveMTU())
+		h.w.fatalf("%s: connection %d offers a Receive MTU of %d, configured is %d", h.name(), c.id, c.receive,
+			h.cfg.receiveMTU())
 	}
 }
 
@@ -180,7 +181,8 @@ func (h *host) checkBooks() {
 	}
 	_, queued := h.queued()
 	if have := b.out + b.refused + b.afterwards + uint64(queued) + drops - b.downFrames; have != b.in {
-		h.w.fatalf("%s: %d packets came in; %d went out, %d were answered, %d came after the end, %d wait, and%s less %d frames are counted as dropped: %d in all",
+		h.w.fatalf("%s: %d packets came in; %d went out, %d were answered, %d came after the end, %d wait, and%s "+
+			"less %d frames are counted as dropped: %d in all",
 			h.name(), b.in, b.out, b.refused, b.afterwards, queued, counted, b.downFrames, have)
 	}
 }

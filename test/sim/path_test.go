@@ -158,8 +158,8 @@ func (c *conn) depth() int {
 func (c *conn) up() bool { return c.id == 0 || c.rts.State == verbs.StateRTS }
 
 func (c *conn) use() ipoib.ConnUse {
-	return ipoib.ConnUse{Conn: c.id, TxPackets: c.txPackets, TxOctets: c.txOctets, RxPackets: c.rxPackets, RxOctets: c.rxOctets,
-		TxDropped: c.dropped, TxUnacked: uint64(len(c.inflight))}
+	return ipoib.ConnUse{Conn: c.id, TxPackets: c.txPackets, TxOctets: c.txOctets, RxPackets: c.rxPackets,
+		RxOctets: c.rxOctets, TxDropped: c.dropped, TxUnacked: uint64(len(c.inflight))}
 }
 
 func (h *host) createQP(a ipoib.CreateQP) {
@@ -269,7 +269,8 @@ func (h *host) postUD(to encap.LinkAddr, mgid ib.GID, frame []byte) {
 	if !mgid.IsZero() {
 		gid, qpn = mgid, ib.QPNMulticast
 	}
-	wr := verbs.SendWR{AH: must(h.port.CreateAH(verbs.AHAttr{SGID: h.gid, DGID: gid})), RemoteQPN: qpn, RemoteQKey: ib.QKeyIPoIB}
+	wr := verbs.SendWR{AH: must(h.port.CreateAH(verbs.AHAttr{SGID: h.gid, DGID: gid})), RemoteQPN: qpn,
+		RemoteQKey: ib.QKeyIPoIB}
 	if h.post(h.ud, wr, frame) && mgid.IsZero() {
 		u := h.udUse[to.Key()]
 		u.Link = to.Key()
@@ -388,7 +389,8 @@ func (h *host) takeConn(c *conn, fr []byte) {
 	h.checkRecv(c, fr)
 	c.rxPackets++
 	c.rxOctets += uint64(len(fr) - encap.HeaderLen)
-	if t := encap.EtherType(fr[0])<<8 | encap.EtherType(fr[1]); t == encap.ARP || t == encap.PathProbe || t == encap.IPv6 && nd.KindOf(fr[encap.HeaderLen:]) != nd.None {
+	if t := encap.EtherType(fr[0])<<8 | encap.EtherType(fr[1]); t == encap.ARP || t == encap.PathProbe ||
+		t == encap.IPv6 && nd.KindOf(fr[encap.HeaderLen:]) != nd.None {
 		h.event(ipoib.RecvFrame{Conn: c.id, Frame: fr}) // Linux sends ND so
 		return
 	}

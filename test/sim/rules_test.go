@@ -58,9 +58,11 @@ func (a *alien) raw(h *host, msg mad.Message) {
 
 // req is an honest REQ to h; comm tells several apart.
 func (a *alien) req(h *host, form serviceid.Form, comm mad.CommID) mad.REQ {
-	req := mad.REQ{LocalCommID: comm, ServiceID: serviceid.New(form, h.link.QPN), LocalCAGUID: a.opt.GUID, LocalQPN: 0x1000 + ib.QPN(comm),
-		Transport: ib.RC, PathMTU: ib.MTU1024, PKey: ib.DefaultPKey, RemoteCMResponseTimeout: 16, LocalCMResponseTimeout: 16, MaxCMRetries: 1}
-	req.Primary = mad.PathInfo{LocalLID: ib.PermissiveLID, RemoteLID: ib.PermissiveLID, LocalGID: a.opt.Link.GID, RemoteGID: h.gid, LocalACKTimeout: 14}
+	req := mad.REQ{LocalCommID: comm, ServiceID: serviceid.New(form, h.link.QPN), LocalCAGUID: a.opt.GUID,
+		LocalQPN: 0x1000 + ib.QPN(comm), Transport: ib.RC, PathMTU: ib.MTU1024, PKey: ib.DefaultPKey,
+		RemoteCMResponseTimeout: 16, LocalCMResponseTimeout: 16, MaxCMRetries: 1}
+	req.Primary = mad.PathInfo{LocalLID: ib.PermissiveLID, RemoteLID: ib.PermissiveLID, LocalGID: a.opt.Link.GID,
+		RemoteGID: h.gid, LocalACKTimeout: 14}
 	says(req.PrivateData[:], a.opt.Link.QPN, 65524)
 	return req
 }
@@ -91,7 +93,8 @@ func (a *alien) rejected(h *host, req mad.REQ, why mad.RejectReason) {
 	rej, ok := a.answer(h, req).(mad.REJ)
 	a.w.want(ok && rej.Reason == why, "the answer to a REQ is %v, want a REJ of %v", rej, why)
 	var pd encap.PrivateData
-	a.w.want(pd.UnmarshalBinary(rej.PrivateData[:]) == nil && pd.QPN == h.link.QPN && pd.ReceiveMTU == 65524, "the REJ says %+v", pd)
+	a.w.want(pd.UnmarshalBinary(rej.PrivateData[:]) == nil && pd.QPN == h.link.QPN && pd.ReceiveMTU == 65524,
+		"the REJ says %+v", pd)
 }
 
 // rules are the interoperation rules of docs/rfc4755.md, each as something that
@@ -107,7 +110,8 @@ var rules = []struct {
 		w.reaches(b.send(a.addr4(), 9000, true), 100*time.Millisecond, "a peer with 0x01")
 		w.reaches(l.send(a.addr4(), 9000), 100*time.Millisecond, "a peer with 0x10")
 		w.reaches(a.send(l.addr4(), 9000, true), 100*time.Millisecond, "to the peer with 0x10")
-		w.want(slices.Equal(forms(*all, a, l), []serviceid.Form{serviceid.Legacy}), "the peer's class was not remembered: %v", forms(*all, a, l))
+		w.want(slices.Equal(forms(*all, a, l), []serviceid.Form{serviceid.Legacy}),
+			"the peer's class was not remembered: %v", forms(*all, a, l))
 	}},
 	{"0x01-then-0x10", func(w *world) { // 0x01 first, then 0x10 at once, and remember; the order is configurable
 		tune := func(o *ipoib.Options) { o.Idle = time.Minute }
@@ -139,7 +143,8 @@ var rules = []struct {
 			w.reaches(l.send(a.addr4(), 9000), 20*time.Millisecond, "the peer's connection")
 			w.reaches(a.send(m.addr4(), 9000, true), 50*time.Millisecond, "our own connection")
 		}
-		w.want(a.m.Status().Crossings.Seen == 0 && len(a.with2(l)) == 2, "%+v, crossings %+v", a.with2(l), a.m.Status().Crossings)
+		w.want(a.m.Status().Crossings.Seen == 0 && len(a.with2(l)) == 2, "%+v, crossings %+v", a.with2(l),
+			a.m.Status().Crossings)
 	}},
 	{"0x01-both-ways", func(w *world) { // a 0x01 connection is for both directions, whatever the mode, and the only one
 		w.f.Delay = time.Millisecond
@@ -151,7 +156,8 @@ var rules = []struct {
 		w.run(time.Second)
 		w.arrives(a, b.addr4(), 9000, rc, 50*time.Millisecond)
 		w.arrives(b, a.addr4(), 9000, rc, 50*time.Millisecond)
-		w.want(len(a.with(b)) == 1 && a.mads[mad.AttrREQ]+b.mads[mad.AttrREQ] == 2, "%d connections, %d and %d REQs", len(a.with(b)), a.mads[mad.AttrREQ], b.mads[mad.AttrREQ])
+		w.want(len(a.with(b)) == 1 && a.mads[mad.AttrREQ]+b.mads[mad.AttrREQ] == 2, "%d connections, %d and %d REQs",
+			len(a.with(b)), a.mads[mad.AttrREQ], b.mads[mad.AttrREQ])
 		w.checkQuiet()
 	}},
 	{"what-comes-is-taken", func(w *world) { // what comes on a connection that we opened with 0x10 is taken
@@ -210,7 +216,8 @@ var rules = []struct {
 				continue
 			}
 			var pd encap.PrivateData
-			w.want(pd.UnmarshalBinary(field) == nil && pd.QPN == h.link.QPN && pd.ReceiveMTU == 65524, "%v says %+v", m.msg.Attr(), pd)
+			w.want(pd.UnmarshalBinary(field) == nil && pd.QPN == h.link.QPN && pd.ReceiveMTU == 65524, "%v says %+v",
+				m.msg.Attr(), pd)
 			seen[m.msg.Attr()] = true
 		}
 		w.want(len(seen) == 4, "not every message was seen: %v", seen)
@@ -234,7 +241,8 @@ var rules = []struct {
 		w.reaches(a.send(tiny.addr4(), 500, true), 100*time.Millisecond, "to a peer with too little")
 		w.run(10 * time.Millisecond)
 		rej := tiny.got(mad.AttrREJ)
-		w.want(len(rej) == 1 && rej[0].(mad.REJ).Reason == mad.RejInvalidPathMTU && len(a.with2(tiny)) == 0, "%v, %+v", rej, a.with2(tiny))
+		w.want(len(rej) == 1 && rej[0].(mad.REJ).Reason == mad.RejInvalidPathMTU && len(a.with2(tiny)) == 0,
+			"%v, %+v", rej, a.with2(tiny))
 		req := l.req(a, serviceid.RFC, 1)
 		says(req.PrivateData[:], l.opt.Link.QPN, 1283)
 		l.rejected(a, req, mad.RejInvalidPathMTU)
@@ -255,7 +263,8 @@ var rules = []struct {
 		answers := a.counter("neigh_answers")
 		l.do(func() { l.p.ProbeARP(a.addr4()) })
 		w.run(10 * time.Millisecond)
-		w.want(a.counter("neigh_answers") == answers && a.counter("drop_arp_on_connection") == 1, "ARP on a connection was answered")
+		w.want(a.counter("neigh_answers") == answers && a.counter("drop_arp_on_connection") == 1,
+			"ARP on a connection was answered")
 	}},
 	{"dreq", func(w *world) { // DREQs: unknown IDs are answered, a wrong QPN is dropped, ours has the peer's
 		a, l := w.host(config{}), w.alien(100, foreign.Linux, nil)
@@ -264,7 +273,8 @@ var rules = []struct {
 		_, ok := l.answer(a, mad.DREQ{LocalCommID: 77, RemoteCommID: 78, RemoteQPN: 79}).(mad.DREP)
 		w.want(ok, "a DREQ of an unknown connection was not answered")
 		c := a.with2(l)[0]
-		dreq := mad.DREQ{LocalCommID: mad.CommID(c.RemoteComm), RemoteCommID: mad.CommID(c.LocalComm), RemoteQPN: c.LocalQPN ^ 1}
+		dreq := mad.DREQ{LocalCommID: mad.CommID(c.RemoteComm), RemoteCommID: mad.CommID(c.LocalComm),
+			RemoteQPN: c.LocalQPN ^ 1}
 		w.want(l.answer(a, dreq) == nil && len(a.with2(l)) == 1, "a DREQ of another queue pair was taken")
 		a.stop()
 		w.run(10 * time.Millisecond)
@@ -295,7 +305,8 @@ var rules = []struct {
 			w.reaches(m.send(full.addr4(), 500), 100*time.Millisecond, "to a host without room")
 		}
 	}},
-	{"closed-by-the-peer", func(w *world) { // a peer that closes or loses a connection is dialled again with the next packet
+	// a peer that closes or loses a connection is dialled again with the next packet
+	{"closed-by-the-peer", func(w *world) {
 		a := w.host(config{tune: func(o *ipoib.Options) { o.Idle, o.Neigh = -1, neigh.Options{StaleTime: time.Hour} }})
 		l := w.alien(100, foreign.Linux, nil)
 		w.run(2 * time.Second)

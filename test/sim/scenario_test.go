@@ -54,15 +54,18 @@ func TestModes(t *testing.T) {
 					if mode != ib.UD {
 						n = 2
 					}
-					w.want(len(a.port.QPs()) == n && len(b.port.QPs()) == n, "%d and %d QPs, want %d", len(a.port.QPs()), len(b.port.QPs()), n)
+					w.want(len(a.port.QPs()) == n && len(b.port.QPs()) == n, "%d and %d QPs, want %d", len(a.port.QPs()),
+						len(b.port.QPs()), n)
 					if mode == ib.UD {
 						// 4755-2-1, 4755-3.1-7, 4755-3.1-16: flags oblige nobody.
 						w.want(a.mads[mad.AttrREQ]+b.mads[mad.AttrREQ] == 0, "a REQ without a mode in common")
 						w.arrives(a, b.addr4(), udMTU, mode, time.Second)
 					} else {
-						w.want(a.mads[mad.AttrREQ] == 1 && b.mads[mad.AttrREQ] == 0, "%d and %d REQs", a.mads[mad.AttrREQ], b.mads[mad.AttrREQ])
+						w.want(a.mads[mad.AttrREQ] == 1 && b.mads[mad.AttrREQ] == 0, "%d and %d REQs", a.mads[mad.AttrREQ],
+							b.mads[mad.AttrREQ])
 						// 4755-5.1-3, 4755-5-4: every size up to the limit.
-						for _, size := range []int{28, 60, 1499, 2043, 2044, 2045, 4091, 4092, 4093, 9000, 20000, 65519, 65520, 28 + w.r.IntN(65493)} {
+						for _, size := range []int{28, 60, 1499, 2043, 2044, 2045, 4091, 4092, 4093, 9000, 20000, 65519, 65520,
+							28 + w.r.IntN(65493)} {
 							w.arrives(a, b.addr4(), size, mode, 100*time.Millisecond)
 							w.arrives(b, a.addr4(), size, mode, 100*time.Millisecond)
 						}
@@ -114,7 +117,8 @@ func TestUDOnly(t *testing.T) {
 		w.run(time.Second)
 		// 4755-2.1-1, 4755-2.1-2, 4755-7-3: multicast and broadcast reach all of the
 		// group; checkPost has none of it on a connection. 4755-2.1-3: unicast meanwhile.
-		for dst, n := range map[string]int{"239.1.2.3": 1, "ff05::1:3": 1, "255.255.255.255": 2, "10.0.0.255": 2, "224.0.0.1": 2, "ff02::1": 2} {
+		for dst, n := range map[string]int{"239.1.2.3": 1, "ff05::1:3": 1, "255.255.255.255": 2, "10.0.0.255": 2,
+			"224.0.0.1": 2, "ff02::1": 2} {
 			p := hs[0].send(netip.MustParseAddr(dst), udMTU, true)
 			q := hs[0].send(hs[1].addr4(), udMTU, true)
 			w.run(10 * time.Millisecond)
@@ -245,7 +249,8 @@ func TestMTU(t *testing.T) {
 		for _, o := range []*host{b, c} {
 			// 4755-5.1-2, 4755-5.1-5, 4755-5.1-6: the smaller one less 4 octets, both ways.
 			mtu := min(a.cfg.receiveMTU(), o.cfg.receiveMTU()) - encap.HeaderLen
-			w.want(a.hostRoutes()[o.addr4()] == mtu && o.hostRoutes()[a.addr4()] == mtu, "host routes %d and %d, want %d", a.hostRoutes()[o.addr4()], o.hostRoutes()[a.addr4()], mtu)
+			w.want(a.hostRoutes()[o.addr4()] == mtu && o.hostRoutes()[a.addr4()] == mtu,
+				"host routes %d and %d, want %d", a.hostRoutes()[o.addr4()], o.hostRoutes()[a.addr4()], mtu)
 			w.arrives(a, o.addr4(), mtu, rc, 100*time.Millisecond)
 			w.arrives(o, a.addr4(), mtu, rc, 100*time.Millisecond)
 			if mtu == 65520 {
@@ -396,8 +401,10 @@ func TestLinkDownUp(t *testing.T) {
 		a.linkDown()
 		w.run(10 * time.Millisecond)
 		// 4755-3.4-1, 4755-3.4-2: connections go with the interface, at both ends.
-		w.want(len(a.m.Conns()) == 0 && len(b.m.Conns()) == 0, "%d and %d connections after link down", len(a.m.Conns()), len(b.m.Conns()))
-		w.want(len(a.hostRoutes()) == 0 && len(b.hostRoutes()) == 0 && len(a.paths) == 0, "routes are left over: %v %v", a.hostRoutes(), b.hostRoutes())
+		w.want(len(a.m.Conns()) == 0 && len(b.m.Conns()) == 0, "%d and %d connections after link down",
+			len(a.m.Conns()), len(b.m.Conns()))
+		w.want(len(a.hostRoutes()) == 0 && len(b.hostRoutes()) == 0 && len(a.paths) == 0,
+			"routes are left over: %v %v", a.hostRoutes(), b.hostRoutes())
 		b.send(a.addr4(), 100, true)
 		w.run(time.Second)
 		a.linkUp()
@@ -471,7 +478,8 @@ func TestNeverAnswers(t *testing.T) {
 		// 4755-8-1, 4755-2.2-2: UD carries on, and attempts are bounded. In two minutes there is
 		// room for the pauses 1, 2, 4 … 60 s, halved at worst, and eight REQs for each.
 		w.want(lost == 0, "%d of %d packets were lost", lost, sent)
-		w.want(a.counter("req_sent") <= 12 && a.mads[mad.AttrREQ] <= 96, "%d attempts, %d REQs", a.counter("req_sent"), a.mads[mad.AttrREQ])
+		w.want(a.counter("req_sent") <= 12 && a.mads[mad.AttrREQ] <= 96, "%d attempts, %d REQs",
+			a.counter("req_sent"), a.mads[mad.AttrREQ])
 		w.settle()
 		w.end()
 	})

@@ -41,8 +41,9 @@ func tempest(w *world, n int) {
 	w.count("sim: packets of the workload", w.lastID)
 	w.count("sim: packets on the network", w.f.Stats.Sent)
 	w.count("sim: seconds of virtual time", uint64(w.f.Now().Sub(epoch)/time.Second))
-	for name, n := range map[string]uint64{"lost": w.f.Stats.Lost, "repeated": w.f.Stats.Duplicated, "held back": w.f.Stats.Reordered,
-		"damaged": w.f.Stats.Flipped, "cut off": w.f.Stats.Cut} {
+	for name, n := range map[string]uint64{"lost": w.f.Stats.Lost, "repeated": w.f.Stats.Duplicated,
+		"held back": w.f.Stats.Reordered,
+		"damaged":   w.f.Stats.Flipped, "cut off": w.f.Stats.Cut} {
 		w.count("network: "+name, n)
 	}
 }
@@ -112,7 +113,8 @@ func (f *fleet) figures() string {
 	fmt.Fprintf(&b, "%d simulations of %d hosts\n", f.runs, f.hosts)
 	for _, kind := range []string{"sim: ", "network: ", "delivered", "established", ""} {
 		for _, name := range slices.Sorted(maps.Keys(f.tally)) {
-			if n := f.tally[name]; n > 0 && (kind != "" && strings.HasPrefix(name, kind) || kind == "" && strings.Contains(name, "drop")) {
+			if n := f.tally[name]; n > 0 && (kind != "" && strings.HasPrefix(name, kind) ||
+				kind == "" && strings.Contains(name, "drop")) {
 				fmt.Fprintf(&b, "%12d %s\n", n, strings.TrimPrefix(name, "sim: "))
 			}
 		}
@@ -159,7 +161,8 @@ func TestSize(t *testing.T) {
 				t.Logf("what came before:\n%s", f.failed.before)
 				t.Fatalf("%s\nreplay with: %s", f.failed.text, f.replay())
 			}
-			if *hostsFlag == 0 && simfabric.Seed() == 0 && (f.runs != s.runs || f.tally["sim: hosts"] != uint64(s.runs*s.hosts)) {
+			if *hostsFlag == 0 && simfabric.Seed() == 0 &&
+				(f.runs != s.runs || f.tally["sim: hosts"] != uint64(s.runs*s.hosts)) {
 				t.Errorf("%d simulations with %d hosts in all, want %d", f.runs, f.tally["sim: hosts"], s.runs)
 			}
 		})
@@ -184,9 +187,9 @@ func TestForever(t *testing.T) {
 	f.seeds = func() (uint64, bool) {
 		if time.Since(told) >= time.Second {
 			told = time.Now()
-			fmt.Printf("%8v  %d simulations of %d hosts from seed %d on, %d steps, %d packets, %d connections\n", time.Since(start).Round(time.Second),
-				f.runs, f.hosts, first, f.tally["sim: steps"], f.tally["sim: packets on the network"],
-				f.tally["established_active"])
+			fmt.Printf("%8v  %d simulations of %d hosts from seed %d on, %d steps, %d packets, %d connections\n",
+				time.Since(start).Round(time.Second), f.runs, f.hosts, first, f.tally["sim: steps"],
+				f.tally["sim: packets on the network"], f.tally["established_active"])
 		}
 		seed++
 		return seed - 1, *forFlag == 0 || time.Since(start) < *forFlag

@@ -49,7 +49,8 @@ func TestVRF(t *testing.T) {
 		c.tables.Others = c.local
 		a.via(netip.MustParsePrefix("192.0.2.0/24"), c.addr4())
 		foreign := func(dst string, oif, table int) fibtest.Route {
-			return fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix(dst), Type: rtnl.Unicast, Protocol: rtnl.ProtoBoot, Table: table}, OIF: oif}
+			return fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix(dst), Type: rtnl.Unicast,
+				Protocol: rtnl.ProtoBoot, Table: table}, OIF: oif}
 		}
 		meet := func(table int) {
 			for _, dst := range []netip.Addr{b.addr4(), b.addr6(), behind} {
@@ -74,7 +75,8 @@ func TestVRF(t *testing.T) {
 		better := foreign("10.0.0.0/29", vrfMember, vrfTable)
 		a.kernel.tell(a.tables.AddRoute(better))
 		w.run(time.Second)
-		w.want(a.hostRoutes()[b.addr4()] == 0, "a host route of ours to %v, which another device of the VRF leads to", b.addr4())
+		w.want(a.hostRoutes()[b.addr4()] == 0,
+			"a host route of ours to %v, which another device of the VRF leads to", b.addr4())
 		a.kernel.tell(a.tables.DelRoute(better))
 		meet(vrfTable)
 		a.tables.Routes = nil

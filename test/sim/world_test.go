@@ -35,7 +35,8 @@ func seeds(t *testing.T, n int, body func(w *world)) {
 	if raceDetector {
 		share /= 10
 	}
-	simfabric.Seeds(t, max(1, int(float64(n)*share)), func(t *testing.T, seed uint64) { body(newWorld(t, seed, simfabric.Options{})) })
+	simfabric.Seeds(t, max(1, int(float64(n)*share)),
+		func(t *testing.T, seed uint64) { body(newWorld(t, seed, simfabric.Options{})) })
 }
 
 // A world is one simulation.
@@ -116,7 +117,8 @@ func try(seed uint64, body func(w *world)) (v *violation) {
 		case *violation:
 			v = r
 		default:
-			v = &violation{fmt.Sprintf("seed %d at %v: panic: %v", seed, w.f.Now().Sub(epoch), r), w.before() + string(debug.Stack())}
+			v = &violation{fmt.Sprintf("seed %d at %v: panic: %v", seed, w.f.Now().Sub(epoch), r),
+				w.before() + string(debug.Stack())}
 		}
 	}()
 	body(w)

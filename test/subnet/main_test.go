@@ -87,7 +87,8 @@ func newSimulated(conf int, opt sa.Options) *simulated {
 	}
 	all := []simsm.Partition{def}
 	if conf == partitions {
-		all = append(all, simsm.Partition{PKey: 0x8001, Group: true, Params: simsm.DefaultParams, Full: []ib.GUID{2, 3}, Limited: []ib.GUID{4}})
+		all = append(all, simsm.Partition{PKey: 0x8001, Group: true, Params: simsm.DefaultParams,
+			Full: []ib.GUID{2, 3}, Limited: []ib.GUID{4}})
 	}
 	s := &simulated{simsm.NewWorld(4, simsm.Options{Partitions: all, Quiet: true}, opt), map[string]*host{}}
 	for i, h := range s.world.Hosts {

@@ -56,8 +56,13 @@ func TestCreate(t *testing.T) {
 		if one.MLID == bc.MLID {
 			t.Errorf("MLID: got %#x, that of the broadcast group", one.MLID)
 		}
-		if one.QKey != bc.QKey || one.MTU != bc.MTU || one.Rate != bc.Rate {
-			t.Errorf("got %v, want Q_Key, MTU and rate of %v", one, bc)
+		switch {
+		case one.QKey != bc.QKey:
+			t.Errorf("one.QKey is %v, want %v", one.QKey, bc.QKey)
+		case one.MTU != bc.MTU:
+			t.Errorf("one.MTU is %v, want %v", one.MTU, bc.MTU)
+		case one.Rate != bc.Rate:
+			t.Errorf("one.Rate is %v, want %v", one.Rate, bc.Rate)
 		}
 		two := expectJoined(t, f, c, join(g, wire.FullMember))
 		if two.MLID != one.MLID {
@@ -113,8 +118,13 @@ func TestSendOnly(t *testing.T) {
 			t.Fatalf("C left the group: B got %s, want trap 67", text(a))
 		}
 		a = next(t, f, b)
-		if j, ok := a.(sa.JoinFailed); !ok || j.Cause != sa.Deleted || !j.NoGroup {
-			t.Errorf("after trap 67: got %s, want JoinFailed: deleted", text(a))
+		switch j, ok := a.(sa.JoinFailed); {
+		case !ok:
+			t.Errorf("after trap 67: ok is false")
+		case j.Cause != sa.Deleted:
+			t.Errorf("after trap 67: j.Cause is %v, want %v", j.Cause, sa.Deleted)
+		case !j.NoGroup:
+			t.Errorf("after trap 67: j.NoGroup is false")
 		}
 		expectLeft(t, f, b, g)
 		for _, trap := range []wire.Trap{wire.TrapGroupCreated, wire.TrapGroupDeleted} {
@@ -168,7 +178,8 @@ func TestPaths(t *testing.T) {
 		if r != want { // 4391-9.1.2-2
 			t.Errorf("got %+v\nwant %+v", r, want)
 		}
-		if _, status := ask(t, f, b, ib.GID{0: 0xfe, 1: 0x80, 8: 0xee, 15: 1}, ib.DefaultPKey); status != wire.StatusNoRecords {
+		if _, status := ask(t, f, b, ib.GID{0: 0xfe, 1: 0x80, 8: 0xee, 15: 1},
+			ib.DefaultPKey); status != wire.StatusNoRecords {
 			t.Errorf("unknown GID: got %v, want %v", status, wire.StatusNoRecords)
 		}
 		if _, status := ask(t, f, b, d.gid(), 0x8005); status != wire.StatusNoRecords {
@@ -223,10 +234,12 @@ func TestPartitions(t *testing.T) {
 		if _, status := ask(t, f, b, a.gid(), 0x8001); status != wire.StatusNoRecords {
 			t.Errorf("path to who is no member: got %v, want %v", status, wire.StatusNoRecords)
 		}
-		wrong := sa.Join{MGID: mgid(0x8002, 0xffffffff), PKey: 0x8002, State: wire.FullMember, Create: true, Params: simsm.DefaultParams}
+		wrong := sa.Join{MGID: mgid(0x8002, 0xffffffff), PKey: 0x8002, State: wire.FullMember, Create: true,
+			Params: simsm.DefaultParams}
 		expectRefused(t, f, b, wrong, wire.StatusInvalid, false)
 		// A group is made in the partition of who makes it.
-		made := sa.Join{MGID: mgid(0x8001, 5), PKey: 0x8001, State: wire.FullMember, Create: true, Params: simsm.DefaultParams}
+		made := sa.Join{MGID: mgid(0x8001, 5), PKey: 0x8001, State: wire.FullMember, Create: true,
+			Params: simsm.DefaultParams}
 		if r := expectJoined(t, f, c, made); r.PKey != 0x8001 {
 			t.Errorf("a group made: P_Key: got %v, want 0x8001", r.PKey)
 		}

@@ -27,9 +27,12 @@ func cmFile() file {
 		req("REQ, UC", "", uc),
 		req("REQ, Linux", "the values that Linux sends, and its service ID", legacy),
 		mra(), rep(), rtu(),
-		rej("REJ 28, Consumer Reject", "B refuses the REQ of A because REQs crossed and the address of B is larger", mad.RejConsumer),
-		rej("REJ 8, invalid service ID", "B is an RFC 4755 host with another UD QPN: its own is in the private data", mad.RejInvalidServiceID),
-		rej("REJ 26, invalid path MTU", "the Receive MTU of A is too small for B, whose own is in the private data", mad.RejInvalidPathMTU),
+		rej("REJ 28, Consumer Reject", "B refuses the REQ of A because REQs crossed and the address of B is larger",
+			mad.RejConsumer),
+		rej("REJ 8, invalid service ID", "B is an RFC 4755 host with another UD QPN: its own is in the private data",
+			mad.RejInvalidServiceID),
+		rej("REJ 26, invalid path MTU", "the Receive MTU of A is too small for B, whose own is in the private data",
+			mad.RejInvalidPathMTU),
 		dreq(), drep(),
 	}
 	for i := range f.samples {
@@ -68,11 +71,12 @@ func privateOf(b []byte, qpn ib.QPN) {
 
 func requestOf(form serviceid.Form, transport ib.Transport) mad.REQ {
 	m := mad.REQ{
-		TransactionID: tid, LocalCommID: commA, ServiceID: serviceid.New(form, linkB.QPN), LocalCAGUID: guidA, LocalQPN: 0x0000a1,
-		RemoteCMResponseTimeout: 18, Transport: transport, StartingPSN: 0x123456, LocalCMResponseTimeout: 18, RetryCount: 7,
-		PKey: ib.DefaultPKey, PathMTU: ib.MTU1024, RNRRetryCount: 7, MaxCMRetries: 7, SRQ: true,
-		Primary: mad.PathInfo{LocalLID: ib.PermissiveLID, RemoteLID: ib.PermissiveLID, LocalGID: linkA.GID, RemoteGID: linkB.GID,
-			FlowLabel: 0x12345, PacketRate: 3, TrafficClass: 0x20, HopLimit: 64, SL: 5, LocalACKTimeout: 14},
+		TransactionID: tid, LocalCommID: commA, ServiceID: serviceid.New(form, linkB.QPN), LocalCAGUID: guidA,
+		LocalQPN: 0x0000a1, RemoteCMResponseTimeout: 18, Transport: transport, StartingPSN: 0x123456,
+		LocalCMResponseTimeout: 18, RetryCount: 7, PKey: ib.DefaultPKey, PathMTU: ib.MTU1024, RNRRetryCount: 7,
+		MaxCMRetries: 7, SRQ: true, Primary: mad.PathInfo{LocalLID: ib.PermissiveLID, RemoteLID: ib.PermissiveLID,
+			LocalGID: linkA.GID, RemoteGID: linkB.GID, FlowLabel: 0x12345, PacketRate: 3, TrafficClass: 0x20,
+			HopLimit: 64, SL: 5, LocalACKTimeout: 14},
 	}
 	privateOf(m.PrivateData[:], linkA.QPN)
 	return m
@@ -138,7 +142,8 @@ func (s *sample) path(what string, p mad.PathInfo, clause string) {
 
 func mra() sample {
 	const clause = "IBA volume 1 table 107"
-	m := mad.MRA{TransactionID: tid, LocalCommID: commB, RemoteCommID: commA, MessageMRAed: mad.KindREQ, ServiceTimeout: 19}
+	m := mad.MRA{TransactionID: tid, LocalCommID: commB, RemoteCommID: commA, MessageMRAed: mad.KindREQ,
+		ServiceTimeout: 19}
 	privateOf(m.PrivateData[:], linkB.QPN)
 	s := sample{name: "MRA", note: "B has the REQ and takes longer to answer", want: m}
 	s.mad(m.TransactionID, mad.AttrMRA)
@@ -209,7 +214,8 @@ func rej(name, note string, reason mad.RejectReason) sample {
 func dreq() sample {
 	const clause = "IBA volume 1 table 112"
 	m := mad.DREQ{TransactionID: tid + 1, LocalCommID: commA, RemoteCommID: commB, RemoteQPN: 0x0000b2}
-	s := sample{name: "DREQ", note: "A ends the connection; RFC 4755 section 6 is about setting up, so the private data is zero", want: m}
+	s := sample{name: "DREQ", note: "A ends the connection; RFC 4755 section 6 is about setting up, so the " +
+		"private data is zero", want: m}
 	s.mad(m.TransactionID, mad.AttrDREQ)
 	s.ids(m.LocalCommID, m.RemoteCommID, clause)
 	s.word("remote QPN", 24, uint64(m.RemoteQPN), clause)

@@ -115,14 +115,22 @@ func packets() (all []decision) {
 		{"too large, IPv4 with DF", mtu.Packet{Len: 9000, Dst: host4, DF: true}, mtu.NextHop{MTU: 8996}, "too big", 8996},
 		{"too large, IPv4 without DF", mtu.Packet{Len: 9000, Dst: host4}, mtu.NextHop{MTU: 8996}, "fragment", 8996},
 		{"too large, IPv6", mtu.Packet{Len: 9000, Dst: host6}, mtu.NextHop{MTU: 8996}, "too big", 8996},
-		{"it fits UD while a connection is set up", mtu.Packet{Len: 2000, Dst: host4}, mtu.NextHop{MTU: 2044, Pending: 65520}, "send", 0},
-		{"it fits the connection that is set up", mtu.Packet{Len: 9000, Dst: host4}, mtu.NextHop{MTU: 2044, Pending: 65520}, "wait", 0},
-		{"too large for that, to be fragmented for it", mtu.Packet{Len: 65520, Dst: host4}, mtu.NextHop{MTU: 2044, Pending: 8996}, "wait", 0},
-		{"too large for that, IPv6", mtu.Packet{Len: 65520, Dst: host6}, mtu.NextHop{MTU: 2044, Pending: 8996}, "too big", 8996},
-		{"group, without DF", mtu.Packet{Len: 3000, Dst: netip.MustParseAddr("239.1.1.1")}, mtu.NextHop{MTU: 2044}, "fragment", 2044},
-		{"group, with DF: no ICMP answers a group", mtu.Packet{Len: 3000, Dst: netip.MustParseAddr("239.1.1.1"), DF: true}, mtu.NextHop{MTU: 2044}, "discard", 0},
-		{"group, IPv6: RFC 4443 section 2.4", mtu.Packet{Len: 3000, Dst: netip.MustParseAddr("ff02::1:3")}, mtu.NextHop{MTU: 2044}, "too big", 2044},
-		{"limited broadcast", mtu.Packet{Len: 3000, Dst: netip.MustParseAddr("255.255.255.255")}, mtu.NextHop{MTU: 2044}, "discard", 0},
+		{"it fits UD while a connection is set up", mtu.Packet{Len: 2000, Dst: host4},
+			mtu.NextHop{MTU: 2044, Pending: 65520}, "send", 0},
+		{"it fits the connection that is set up", mtu.Packet{Len: 9000, Dst: host4},
+			mtu.NextHop{MTU: 2044, Pending: 65520}, "wait", 0},
+		{"too large for that, to be fragmented for it", mtu.Packet{Len: 65520, Dst: host4},
+			mtu.NextHop{MTU: 2044, Pending: 8996}, "wait", 0},
+		{"too large for that, IPv6", mtu.Packet{Len: 65520, Dst: host6}, mtu.NextHop{MTU: 2044, Pending: 8996},
+			"too big", 8996},
+		{"group, without DF", mtu.Packet{Len: 3000, Dst: netip.MustParseAddr("239.1.1.1")}, mtu.NextHop{MTU: 2044},
+			"fragment", 2044},
+		{"group, with DF: no ICMP answers a group", mtu.Packet{Len: 3000, Dst: netip.MustParseAddr("239.1.1.1"),
+			DF: true}, mtu.NextHop{MTU: 2044}, "discard", 0},
+		{"group, IPv6: RFC 4443 section 2.4", mtu.Packet{Len: 3000, Dst: netip.MustParseAddr("ff02::1:3")},
+			mtu.NextHop{MTU: 2044}, "too big", 2044},
+		{"limited broadcast", mtu.Packet{Len: 3000, Dst: netip.MustParseAddr("255.255.255.255")},
+			mtu.NextHop{MTU: 2044}, "discard", 0},
 		{"IPv6 where less than 1280 is carried", mtu.Packet{Len: 1280, Dst: host6}, mtu.NextHop{MTU: 1020}, "discard", 0},
 	} {
 		want := object{"verdict": tt.verdict}
@@ -130,7 +138,8 @@ func packets() (all []decision) {
 			want["mtu"] = tt.mtu
 		}
 		all = append(all, decision{Rule: "packet", Name: tt.name, Clause: "RFC 4755 section 7.2",
-			Given: object{"octets": tt.p.Len, "to": tt.p.Dst.String(), "df": tt.p.DF, "mtu": tt.h.MTU, "pending": tt.h.Pending}, Want: want,
+			Given: object{"octets": tt.p.Len, "to": tt.p.Dst.String(), "df": tt.p.DF, "mtu": tt.h.MTU,
+				"pending": tt.h.Pending}, Want: want,
 			decide: func() object {
 				got := mtu.Decide(tt.p, tt.h)
 				o := object{"verdict": got.Verdict.String()}

@@ -309,7 +309,8 @@ func serviceIDFile() file {
 		first              uint64
 	}{
 		{"RFC 4755", "", "RFC 4755 section 3.5", serviceid.RFC, 0x01},
-		{"Linux", "what Linux, FreeBSD and WinOFED listen on", "IPOIB_CM_IETF_ID of drivers/infiniband/ulp/ipoib/ipoib.h", serviceid.Legacy, 0x10},
+		{"Linux", "what Linux, FreeBSD and WinOFED listen on",
+			"IPOIB_CM_IETF_ID of drivers/infiniband/ulp/ipoib/ipoib.h", serviceid.Legacy, 0x10},
 	} {
 		s := sample{name: "service ID, " + tt.name, note: tt.note, want: [2]any{tt.form, ib.QPN(0x456)}}
 		s.word("first octet", 8, tt.first, tt.clause)

@@ -16,14 +16,18 @@ func mpaFile() file {
 		f          mpa.Frame
 	}{
 		{"request of revision 1", "nothing is negotiated", mpa.Frame{CRC: true, Rev: 1}},
-		{"enhanced request", "IRD 8, ORD 4, an RTR of any type; private data of RFC 8797 behind", mpa.Frame{CRC: true, Rev: 2, S: true, Enhanced: peer,
-			Private: []byte{0xf6, 0xab, 0x0e, 0x18, 1, 1, 3, 3}}},
-		{"enhanced request, client-server", "without A the flags B, C and D are zero", mpa.Frame{Rev: 2, S: true, Enhanced: mpa.Enhanced{IRD: 1, ORD: 16}}},
-		{"enhanced request, ORD left to the ULP", "0x3FFF is a mark and no number", mpa.Frame{Rev: 2, S: true, Enhanced: mpa.Enhanced{IRD: 1, ORD: mpa.DepthULP}}},
+		{"enhanced request", "IRD 8, ORD 4, an RTR of any type; private data of RFC 8797 behind",
+			mpa.Frame{CRC: true, Rev: 2, S: true, Enhanced: peer,
+				Private: []byte{0xf6, 0xab, 0x0e, 0x18, 1, 1, 3, 3}}},
+		{"enhanced request, client-server", "without A the flags B, C and D are zero",
+			mpa.Frame{Rev: 2, S: true, Enhanced: mpa.Enhanced{IRD: 1, ORD: 16}}},
+		{"enhanced request, ORD left to the ULP", "0x3FFF is a mark and no number",
+			mpa.Frame{Rev: 2, S: true, Enhanced: mpa.Enhanced{IRD: 1, ORD: mpa.DepthULP}}},
 		{"enhanced accept", "a zero-length Write is the RTR", mpa.Frame{Reply: true, CRC: true, Rev: 2, S: true,
 			Enhanced: mpa.Enhanced{PeerToPeer: true, RTR: mpa.RTRWrite, IRD: 4, ORD: 8}}},
-		{"enhanced reject", "the responder needs an ORD of 16", mpa.Frame{Reply: true, CRC: true, Reject: true, Rev: 2, S: true,
-			Enhanced: mpa.Enhanced{PeerToPeer: true, RTR: mpa.RTRWrite, IRD: 4, ORD: 16}}},
+		{"enhanced reject", "the responder needs an ORD of 16",
+			mpa.Frame{Reply: true, CRC: true, Reject: true, Rev: 2, S: true,
+				Enhanced: mpa.Enhanced{PeerToPeer: true, RTR: mpa.RTRWrite, IRD: 4, ORD: 16}}},
 	} {
 		f.samples = append(f.samples, frame(tt.name, tt.note, tt.f))
 	}
@@ -92,7 +96,8 @@ func negotiations() (all []decision) {
 			object{"ird": 4, "ord": 4}, object{"ird": 4, "ord": 4}, "B"},
 		{"only a Read can be sent, and needs a depth of 1", depths(0, 0, mpa.RTRRead), depths(0, 0, mpa.RTRAll),
 			object{"ird": 0, "ord": 1}, object{"ird": 1, "ord": 0}, "D"},
-		{"no type in common: the initiator sends TERM 2, 0, 7", depths(4, 4, mpa.RTRSend), depths(4, 4, mpa.RTRWrite), nil, nil, ""},
+		{"no type in common: the initiator sends TERM 2, 0, 7", depths(4, 4, mpa.RTRSend), depths(4, 4, mpa.RTRWrite),
+			nil, nil, ""},
 	} {
 		d := decision{Rule: "mpa", Name: tt.name, Clause: "RFC 6581 section 9",
 			Given: object{"initiator": asked(tt.initiator), "responder": asked(tt.responder)}}

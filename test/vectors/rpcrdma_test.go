@@ -5,13 +5,15 @@ import (
 )
 
 func rpcrdmaFile() file {
-	f := file{Title: "RPC-over-RDMA: private data of RFC 8797, transport headers of versions one and two (draft-cel-nfsv4-rpcrdma-version-two-02)"}
+	f := file{Title: "RPC-over-RDMA: private data of RFC 8797, transport headers of versions one and two " +
+		"(draft-cel-nfsv4-rpcrdma-version-two-02)"}
 	for _, tt := range []struct {
 		name     string
 		p        rpcrdma.PrivateData
 		reserved uint64
 	}{
-		{"RFC 8797, 4096 both ways, remote invalidation", rpcrdma.PrivateData{RemoteInv: true, SendSize: 4096, RecvSize: 4096}, 0},
+		{"RFC 8797, 4096 both ways, remote invalidation",
+			rpcrdma.PrivateData{RemoteInv: true, SendSize: 4096, RecvSize: 4096}, 0},
 		{"RFC 8797, the least and the most", rpcrdma.PrivateData{SendSize: 1024, RecvSize: 262144}, 0},
 		{"RFC 8797, reserved bits set", rpcrdma.PrivateData{RemoteInv: true, SendSize: 4096, RecvSize: 4096}, 0x7f},
 	} {
@@ -23,15 +25,18 @@ func rpcrdmaFile() file {
 	}{
 		{"version one, call", "no chunks", rpcrdma.Header{XID: 0x11223344, Vers: 1, Credit: 32}},
 		{"version two, call", "no chunks", rpcrdma.Header{XID: 0x11223344, Vers: 2, Credit: 32}},
-		{"version two, reply", "no chunks", rpcrdma.Header{XID: 0x11223344, Vers: 2, Credit: 32, Direction: rpcrdma.DirReply}},
+		{"version two, reply", "no chunks", rpcrdma.Header{XID: 0x11223344, Vers: 2, Credit: 32,
+			Direction: rpcrdma.DirReply}},
 		{"version two, call with every list", "the responder may invalidate the handle of the Read list", everyList()},
-		{"version two, ERR_VERS", "a responder that knows version one answers version two", failed(2, rpcrdma.TransportError{Code: rpcrdma.ErrVers, Low: 1, High: 1})},
+		{"version two, ERR_VERS", "a responder that knows version one answers version two",
+			failed(2, rpcrdma.TransportError{Code: rpcrdma.ErrVers, Low: 1, High: 1})},
 		{"version two, BAD_XDR", "", failed(2, rpcrdma.TransportError{Code: rpcrdma.ErrBadXDR})},
 		{"version two, CANT_REPLY", "the program has run; segment 2 needs 65536 octets", failed(2,
 			rpcrdma.TransportError{Code: rpcrdma.ErrCantReply, Processed: true, SegmentIndex: 2, LengthNeeded: 65536})},
 		{"version two, INVAL_PROC", "", failed(2, rpcrdma.TransportError{Code: rpcrdma.ErrInvalProc})},
 		{"version two, INVAL_OPTION", "", failed(2, rpcrdma.TransportError{Code: rpcrdma.ErrInvalOption})},
-		{"version two, OPTIONAL", "", rpcrdma.Header{XID: 0x11223344, Vers: 2, Credit: 32, Proc: rpcrdma.ProcOPTIONAL, OptType: 0x80000001, OptInfo: []byte("hello")}},
+		{"version two, OPTIONAL", "", rpcrdma.Header{XID: 0x11223344, Vers: 2, Credit: 32, Proc: rpcrdma.ProcOPTIONAL,
+			OptType: 0x80000001, OptInfo: []byte("hello")}},
 	} {
 		f.samples = append(f.samples, transport(tt.name, tt.note, tt.h))
 	}
@@ -57,7 +62,8 @@ func announced(name string, p rpcrdma.PrivateData, reserved uint64) sample {
 
 func everyList() rpcrdma.Header {
 	return rpcrdma.Header{XID: 0x11223344, Vers: 2, Credit: 32, InvHandle: 0x0a0b0c0d,
-		Reads:  []rpcrdma.ReadSegment{{Position: 68, Segment: rpcrdma.Segment{Handle: 0x0a0b0c0d, Length: 4096, Offset: 0x1000}}},
+		Reads: []rpcrdma.ReadSegment{{Position: 68,
+			Segment: rpcrdma.Segment{Handle: 0x0a0b0c0d, Length: 4096, Offset: 0x1000}}},
 		Writes: []rpcrdma.Chunk{{{Handle: 0x0a0b0c0e, Length: 8192, Offset: 0x2000}}},
 		Reply:  rpcrdma.Chunk{{Handle: 0x0a0b0c0f, Length: 16384, Offset: 0x3000}}}
 }
@@ -152,7 +158,8 @@ func thresholds() (all []decision) {
 	}{
 		{"both the same", both(4096), both(4096), 4096, 4096},
 		{"the server takes less", both(16384), rpcrdma.PrivateData{SendSize: 16384, RecvSize: 2048}, 2048, 16384},
-		{"the client sends less than the server takes", rpcrdma.PrivateData{SendSize: 1024, RecvSize: 8192}, both(4096), 1024, 4096},
+		{"the client sends less than the server takes", rpcrdma.PrivateData{SendSize: 1024, RecvSize: 8192},
+			both(4096), 1024, 4096},
 		{"the server is silent", both(4096), rpcrdma.DefaultPrivateData(), 1024, 1024},
 	} {
 		all = append(all, decision{Rule: "inline", Name: tt.name, Clause: "RFC 8797 section 4.2",
