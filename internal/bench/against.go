@@ -47,8 +47,8 @@ func (r *Report) printAgainst(w io.Writer) {
 			continue
 		}
 		at := place{s.MTU, s.Family}
-		t.row(fmt.Sprintf("%s: %s, %s, %v", s.Test, s.Variant, s.Contender, at), number(s.Median)+" "+s.Unit, number(r.index[old].Median),
-			number(median(of)), number(slices.Min(of))+"–"+number(slices.Max(of)))
+		t.row(fmt.Sprintf("%s: %s, %s, %v", s.Test, s.Variant, s.Contender, at), number(s.Median)+" "+s.Unit,
+			number(r.index[old].Median), number(median(of)), number(slices.Min(of))+"–"+number(slices.Max(of)))
 	}
 	t.print(w)
 }

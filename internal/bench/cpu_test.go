@@ -32,8 +32,13 @@ func TestParseProcStat(t *testing.T) {
 	if err != nil {
 		t.Skip(err)
 	}
-	if p, ok := parseProcStat(string(self)); !ok || p.pid != os.Getpid() || p.parent != os.Getppid() {
-		t.Errorf("of ourselves: %+v, %v", p, ok)
+	switch p, ok := parseProcStat(string(self)); {
+	case !ok:
+		t.Errorf("of ourselves: ok is false")
+	case p.pid != os.Getpid():
+		t.Errorf("of ourselves: p.pid is %v, want %v", p.pid, os.Getpid())
+	case p.parent != os.Getppid():
+		t.Errorf("of ourselves: p.parent is %v, want %v", p.parent, os.Getppid())
 	}
 }
 

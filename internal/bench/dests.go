@@ -215,7 +215,8 @@ func (b *bench) destRound(ctx context.Context, at place, round int) error {
 	if err := p.wait(ctx); err != nil {
 		return err
 	}
-	if err := errors.Join(p.hosts[0].AddRoute("ibcm0", behind.String(), p.dst.String()), p.hosts[1].AddAddr("lo", behind.String())); err != nil {
+	if err := errors.Join(p.hosts[0].AddRoute("ibcm0", behind.String(), p.dst.String()),
+		p.hosts[1].AddAddr("lo", behind.String())); err != nil {
 		return err
 	}
 	s, err := newSprayer(p.hosts[0], p.hosts[1])

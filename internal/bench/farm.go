@@ -161,7 +161,8 @@ func newFarm(n int, gids netip.Prefix) (f *farm, err error) {
 	if err != nil {
 		return nil, err
 	}
-	f = &farm{dev: dev, byQPN: map[ib.QPN]int{}, ahs: map[[2]ib.GID]verbs.AH{}, conns: map[mad.CommID]*farmConn{}, byRemote: map[farmKey]*farmConn{}, byConn: map[ib.QPN]*farmConn{}}
+	f = &farm{dev: dev, byQPN: map[ib.QPN]int{}, ahs: map[[2]ib.GID]verbs.AH{}, conns: map[mad.CommID]*farmConn{},
+		byRemote: map[farmKey]*farmConn{}, byConn: map[ib.QPN]*farmConn{}}
 	for _, g := range dev.Port().GIDs {
 		if gids.Contains(g.Addr()) {
 			f.gids = append(f.gids, g)
@@ -218,7 +219,8 @@ func (f *farm) addPeer(i int) error {
 	if i == 0 {
 		recvs, first = farmFirst, 0
 	}
-	qp, err := f.dev.CreateQP(verbs.QPInit{Transport: ib.UD, SendCQ: f.udCQ, RecvCQ: f.udCQ, SendDepth: 64, RecvDepth: recvs, MaxSendSGE: 1, MaxRecvSGE: 1})
+	qp, err := f.dev.CreateQP(verbs.QPInit{Transport: ib.UD, SendCQ: f.udCQ, RecvCQ: f.udCQ, SendDepth: 64,
+		RecvDepth: recvs, MaxSendSGE: 1, MaxRecvSGE: 1})
 	if err != nil {
 		return err
 	}
@@ -300,7 +302,8 @@ func (f *farm) discard(data chan<- ib.QPN) {
 func (f *farm) frame(fr *farmFrame) {
 	var h encap.Header
 	var p arp.Packet
-	if h.UnmarshalBinary(fr.data) != nil || h.Type != encap.ARP || p.UnmarshalBinary(fr.data[encap.HeaderLen:]) != nil || p.Op != arp.Request {
+	if h.UnmarshalBinary(fr.data) != nil || h.Type != encap.ARP ||
+		p.UnmarshalBinary(fr.data[encap.HeaderLen:]) != nil || p.Op != arp.Request {
 		return
 	}
 	i, ok := farmIndex(p.TargetIP)
@@ -315,11 +318,12 @@ func (f *farm) frame(fr *farmFrame) {
 	buf := f.send.Buf[f.sent%farmSends*farmSendBuf:][:0:farmSendBuf]
 	f.sent++
 	buf, _ = h.AppendBinary(buf)
-	if buf, err = p.ReplyFrom(encap.LinkAddr{Flags: encap.FlagRC, QPN: own.qp.QPN(), GID: own.gid}).AppendBinary(buf); err != nil {
+	if buf, err = p.ReplyFrom(encap.LinkAddr{Flags: encap.FlagRC, QPN: own.qp.QPN(), GID: own.gid}).
+		AppendBinary(buf); err != nil {
 		return
 	}
-	_, _ = own.qp.PostSend([]verbs.SendWR{{Opcode: verbs.Send, Flags: verbs.Signaled, SG: []verbs.SGE{{Region: f.send, Buf: buf}},
-		AH: ah, RemoteQPN: p.Sender.QPN, RemoteQKey: ib.QKeyIPoIB}})
+	_, _ = own.qp.PostSend([]verbs.SendWR{{Opcode: verbs.Send, Flags: verbs.Signaled,
+		SG: []verbs.SGE{{Region: f.send, Buf: buf}}, AH: ah, RemoteQPN: p.Sender.QPN, RemoteQKey: ib.QKeyIPoIB}})
 }
 
 func (f *farm) ah(from, to ib.GID) (verbs.AH, error) {
@@ -384,14 +388,16 @@ func (f *farm) accept(m *verbs.MAD, req mad.REQ) *farmConn {
 	if !known || req.Transport != ib.RC {
 		return nil
 	}
-	qp, err := f.dev.CreateQP(verbs.QPInit{Transport: ib.RC, SendCQ: f.rcCQ, RecvCQ: f.rcCQ, SRQ: f.srq, SendDepth: 1, MaxSendSGE: 1, MaxRecvSGE: 1})
+	qp, err := f.dev.CreateQP(verbs.QPInit{Transport: ib.RC, SendCQ: f.rcCQ, RecvCQ: f.rcCQ, SRQ: f.srq,
+		SendDepth: 1, MaxSendSGE: 1, MaxRecvSGE: 1})
 	if err != nil {
 		return nil
 	}
 	psn := ib.PSN(time.Now().UnixNano()) & ib.PSNMask
 	for _, attr := range []verbs.QPAttr{
 		{State: verbs.StateInit, PKey: ib.DefaultPKey},
-		{State: verbs.StateRTR, Path: verbs.AHAttr{SGID: m.Local, DGID: m.Remote}, PathMTU: min(req.PathMTU, f.dev.Port().MTU),
+		{State: verbs.StateRTR, Path: verbs.AHAttr{SGID: m.Local, DGID: m.Remote},
+			PathMTU: min(req.PathMTU, f.dev.Port().MTU),
 			DestQPN: req.LocalQPN, RQPSN: psn, MinRNRTimer: 12},
 		{State: verbs.StateRTS, SQPSN: req.StartingPSN, Timeout: farmTimeout, RetryCount: 7, RNRRetry: 7},
 	} {
@@ -401,8 +407,9 @@ func (f *farm) accept(m *verbs.MAD, req mad.REQ) *farmConn {
 		}
 	}
 	f.lastComm++
-	c := &farmConn{peer: i, key: key, qp: qp, rep: mad.REP{TransactionID: req.TransactionID, LocalCommID: f.lastComm, RemoteCommID: req.LocalCommID,
-		LocalQPN: qp.QPN(), StartingPSN: psn, RNRRetryCount: 7, SRQ: true, LocalCAGUID: f.dev.Port().GUID}}
+	c := &farmConn{peer: i, key: key, qp: qp, rep: mad.REP{TransactionID: req.TransactionID,
+		LocalCommID: f.lastComm, RemoteCommID: req.LocalCommID, LocalQPN: qp.QPN(), StartingPSN: psn,
+		RNRRetryCount: 7, SRQ: true, LocalCAGUID: f.dev.Port().GUID}}
 	pd, _ := encap.PrivateData{QPN: qpn, ReceiveMTU: farmMessage}.AppendBinary(nil)
 	copy(c.rep.PrivateData[:], pd)
 	f.conns[f.lastComm], f.byRemote[key], f.byConn[qp.QPN()] = c, c, c

@@ -40,8 +40,13 @@ func TestCrowdListens(t *testing.T) {
 	for n := range c.news {
 		got = append(got, n)
 	}
-	if len(got) != 2 || got[0] != (news{1, 77}) || got[1] != (news{0, 80}) {
-		t.Errorf("%+v", got)
+	switch {
+	case len(got) != 2:
+		t.Errorf("len(got) is %v, want 2", len(got))
+	case got[0] != (news{1, 77}):
+		t.Errorf("got[0] is %v, want %v", got[0], news{1, 77})
+	case got[1] != (news{0, 80}):
+		t.Errorf("got[1] is %v, want %v", got[1], news{0, 80})
 	}
 }
 

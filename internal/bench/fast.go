@@ -60,8 +60,10 @@ func (b *bench) pingBeside(m *mesh, fast *background, variant string) error {
 func fastTargets(r *Report) (list []target) {
 	for _, p := range r.places(testFast) {
 		list = append(list,
-			target{name: fmt.Sprintf("RC's ping to a fast host %s, %v", besideSlow, p), num: p.key(testFastPing, besideSlow, oursRC), atMost: true, bound: 1, unit: "ms"},
-			target{name: fmt.Sprintf("RC's fast stream %s, of the same alone, %v", besideSlow, p), num: p.key(testFast, besideSlow, oursRC), den: p.key(testFast, aloneStream, oursRC), bound: 0.7})
+			target{name: fmt.Sprintf("RC's ping to a fast host %s, %v", besideSlow, p),
+				num: p.key(testFastPing, besideSlow, oursRC), atMost: true, bound: 1, unit: "ms"},
+			target{name: fmt.Sprintf("RC's fast stream %s, of the same alone, %v", besideSlow, p),
+				num: p.key(testFast, besideSlow, oursRC), den: p.key(testFast, aloneStream, oursRC), bound: 0.7})
 	}
 	return list
 }

@@ -41,7 +41,8 @@ func hopTargets(r *Report) (list []target) {
 			continue
 		}
 		for _, who := range []string{oursRC, oursUC, oursUD} {
-			list = append(list, target{name: fmt.Sprintf("%s's goodput over a %s, of that between hosts at %d, %v", who, hopVariant, hopMTU, p),
+			list = append(list, target{name: fmt.Sprintf("%s's goodput over a %s, of that between hosts at %d, %v", who,
+				hopVariant, hopMTU, p),
 				num: p.key(testHop, hopVariant, who), den: near.key(testHop, hopVariant, who), bound: 0.9})
 		}
 	}

@@ -11,8 +11,10 @@ func TestDecodeIperf(t *testing.T) {
 		name, in string
 		mbps     float64
 	}{
-		{"one way: what was received, not what was sent", `{"start":{},"end":{"sum_sent":{"bytes":9e9,"seconds":2},"sum_received":{"bytes":1e9,"seconds":2}}}`, 4000},
-		{"both ways", `{"end":{"sum_received":{"bytes":1e9,"seconds":2},"sum_received_bidir_reverse":{"bytes":5e8,"seconds":2}}}`, 6000},
+		{"one way: what was received, not what was sent",
+			`{"start":{},"end":{"sum_sent":{"bytes":9e9,"seconds":2},"sum_received":{"bytes":1e9,"seconds":2}}}`, 4000},
+		{"both ways",
+			`{"end":{"sum_received":{"bytes":1e9,"seconds":2},"sum_received_bidir_reverse":{"bytes":5e8,"seconds":2}}}`, 6000},
 	} {
 		got, err := decodeIperf([]byte(tt.in))
 		if err != nil || got.mbps() != tt.mbps {

@@ -38,8 +38,8 @@ func lossTargets(r *Report) (list []target) {
 }
 
 // wireFeatures hide packets of the wire in batches.
-var wireFeatures = []string{"tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-tcp-ecn-segmentation",
-	"tx-tcp-mangleid-segmentation", "tx-udp_tnl-segmentation", "tx-udp_tnl-csum-segmentation"}
+var wireFeatures = []string{"tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation",
+	"tx-tcp-ecn-segmentation", "tx-tcp-mangleid-segmentation", "tx-udp_tnl-segmentation", "tx-udp_tnl-csum-segmentation"}
 
 // singly makes the veth pair carry every packet of the wire by itself, so that a
 // rule at the receiver's ingress counts and drops packets and not batches.
@@ -61,7 +61,8 @@ func (p *pair) lose(oneIn int) error {
 	}
 	for _, h := range p.hosts {
 		script := "table netdev ipoibcm_bench {}\ndelete table netdev ipoibcm_bench\n" +
-			"table netdev ipoibcm_bench {\n chain loss {\n  type filter hook ingress device \"eth0\" priority 0; policy accept;\n" +
+			"table netdev ipoibcm_bench {\n chain loss {\n  type filter hook ingress device \"eth0\" priority 0; " +
+			"policy accept;\n" +
 			"  meta l4proto { tcp, udp } counter comment \"came\"\n" + drop + " }\n}\n"
 		if err := nft(h, script); err != nil {
 			return err
@@ -107,7 +108,8 @@ func checkLoss(came, lost int, octets int64, mtu, rate int) error {
 	case came == 0:
 		return errors.New("no packet passed the rules")
 	case octets/int64(came) > int64(mtu):
-		return fmt.Errorf("packets of %d octets on average passed the rules: they do not see what the wire does", octets/int64(came))
+		return fmt.Errorf("packets of %d octets on average passed the rules: they do not see what the wire does",
+			octets/int64(came))
 	case rate > 0 && lost == 0 && came > 10*rate:
 		return fmt.Errorf("of %d packets none was lost: the rules do not work", came)
 	}

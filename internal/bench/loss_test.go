@@ -11,11 +11,21 @@ func TestCountLoss(t *testing.T) {
 	}
 }
 `
-	if came, lost, octets := countLoss(out); came != 1000 || lost != 3 || octets != 4096000 {
-		t.Errorf("came %d, lost %d, octets %d", came, lost, octets)
+	switch came, lost, octets := countLoss(out); {
+	case came != 1000:
+		t.Errorf("came is %v, want 1000", came)
+	case lost != 3:
+		t.Errorf("lost is %v, want 3", lost)
+	case octets != 4096000:
+		t.Errorf("octets is %v, want 4096000", octets)
 	}
-	if came, lost, octets := countLoss("table netdev other {}"); came != 0 || lost != 0 || octets != 0 {
-		t.Errorf("of another table: %d, %d, %d", came, lost, octets)
+	switch came, lost, octets := countLoss("table netdev other {}"); {
+	case came != 0:
+		t.Errorf("of another table: came is %v, want 0", came)
+	case lost != 0:
+		t.Errorf("of another table: lost is %v, want 0", lost)
+	case octets != 0:
+		t.Errorf("of another table: octets is %v, want 0", octets)
 	}
 }
 

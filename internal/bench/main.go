@@ -52,9 +52,11 @@ func main() {
 	quick := flag.Bool("quick", false, "three short rounds of everything that the short matrix has: to see that it works")
 	flag.IntVar(&b.rounds, "rounds", 0, "rounds (default 5, with -quick 3)")
 	flag.IntVar(&b.seconds, "seconds", 0, "length of each transfer (default 2, with -quick 1)")
-	stress := flag.Bool("stress", false, "what others feel of an overloaded peer, narrow paths, datagrams: written as stress.md and stress.json")
+	stress := flag.Bool("stress", false, "what others feel of an overloaded peer, narrow paths, datagrams: "+
+		"written as stress.md and stress.json")
 	flag.StringVar(&b.contender, "contender", "", "with -stress or -against: measure only raw veth and this")
-	flag.StringVar(&b.against, "against", "", "measure only raw veth, the program and this older one, and print their ratios")
+	flag.StringVar(&b.against, "against", "",
+		"measure only raw veth, the program and this older one, and print their ratios")
 	only := flag.String("only", "", "run only steps whose name contains this")
 	dir := flag.String("write", "", "write latest.md and latest.json to this directory")
 	flag.Parse()
@@ -120,8 +122,8 @@ func (b *bench) run(ctx context.Context, matrix, only, dir string) (err error) {
 	sweepDead()
 	defer lab.Sweep(fmt.Sprintf("%s%d-", namePrefix, os.Getpid()))
 	b.started = time.Now()
-	b.r = Report{Version: schema, Started: b.started.UTC().Truncate(time.Second), Matrix: matrix, Rounds: b.rounds, Transfer: float64(b.seconds),
-		Build: b.build(), Machine: machine(), Tools: map[string]string{}, Skipped: []Skip{}}
+	b.r = Report{Version: schema, Started: b.started.UTC().Truncate(time.Second), Matrix: matrix, Rounds: b.rounds,
+		Transfer: float64(b.seconds), Build: b.build(), Machine: machine(), Tools: map[string]string{}, Skipped: []Skip{}}
 	b.prepare(ctx)
 	plan := b.plan(matrix)
 	if matrix == "stress" {
@@ -167,7 +169,8 @@ func (b *bench) run(ctx context.Context, matrix, only, dir string) (err error) {
 	for _, s := range b.r.Skipped {
 		fmt.Fprintf(b.out, "not measured: %s: %s\n", s.What, s.Why)
 	}
-	fmt.Fprintf(b.out, "\n%.0f s; other processes used %.0f%% of the processors meanwhile\n", b.r.Seconds, 100*b.r.Machine.OtherCPU)
+	fmt.Fprintf(b.out, "\n%.0f s; other processes used %.0f%% of the processors meanwhile\n", b.r.Seconds,
+		100*b.r.Machine.OtherCPU)
 	if dir == "" {
 		return nil
 	}
@@ -219,9 +222,10 @@ func (b *bench) plan(matrix string) (steps []step) {
 		rates, lossy, losers = losses, places[:2], contenders
 	}
 	for _, p := range places {
-		steps = append(steps, step{"traffic, " + p.String(), p, []string{testTCP, testCPU, testLatency}, func(ctx context.Context) error {
-			return b.traffic(ctx, p, loads)
-		}})
+		steps = append(steps, step{"traffic, " + p.String(), p, []string{testTCP, testCPU, testLatency},
+			func(ctx context.Context) error {
+				return b.traffic(ctx, p, loads)
+			}})
 	}
 	for _, p := range lossy {
 		steps = append(steps, step{"loss, " + p.String(), p, []string{testLoss}, func(ctx context.Context) error {

@@ -24,14 +24,26 @@ func TestTwice(t *testing.T) {
 			n++
 			return n, tt.errs[n-1]
 		})
-		if !errors.Is(err, tt.want) || n != tt.attempts || got != n || len(b.r.Skipped) != tt.told {
-			t.Errorf("%s: %d, %v after %d attempts, %v told", tt.name, got, err, n, b.r.Skipped)
+		switch {
+		case !errors.Is(err, tt.want):
+			t.Errorf("%s: err is %v, want %v", tt.name, err, tt.want)
+		case n != tt.attempts:
+			t.Errorf("%s: n is %v, want %v", tt.name, n, tt.attempts)
+		case got != n:
+			t.Errorf("%s: got is %v, want %v", tt.name, got, n)
+		case len(b.r.Skipped) != tt.told:
+			t.Errorf("%s: len(b.r.Skipped) is %v, want %v", tt.name, len(b.r.Skipped), tt.told)
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	b, n := &bench{}, 0
-	if _, err := twice(ctx, b, &pair{}, place{}, func() (int, error) { n++; return 0, late }); err == nil || n != 1 || len(b.r.Skipped) != 0 {
-		t.Errorf("interrupted: %v after %d attempts", err, n)
+	switch _, err := twice(ctx, b, &pair{}, place{}, func() (int, error) { n++; return 0, late }); {
+	case err == nil:
+		t.Errorf("interrupted: err is nil")
+	case n != 1:
+		t.Errorf("interrupted: n is %v, want 1", n)
+	case len(b.r.Skipped) != 0:
+		t.Errorf("interrupted: len(b.r.Skipped) is %v, want 0", len(b.r.Skipped))
 	}
 }

@@ -169,8 +169,9 @@ func (m *mesh) vxlan() error {
 			return err
 		}
 		for _, k := range m.others(i) {
-			err := h.Netlink().NeighAppend(&netlink.Neigh{LinkIndex: l.Attrs().Index, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT,
-				Flags: netlink.NTF_SELF, IP: net.IP(addr(meshAddr(m.at, k, false)).AsSlice()), HardwareAddr: make(net.HardwareAddr, 6)})
+			err := h.Netlink().NeighAppend(&netlink.Neigh{LinkIndex: l.Attrs().Index, Family: unix.AF_BRIDGE,
+				State: netlink.NUD_PERMANENT, Flags: netlink.NTF_SELF, IP: net.IP(addr(meshAddr(m.at, k, false)).AsSlice()),
+				HardwareAddr: make(net.HardwareAddr, 6)})
 			if err != nil {
 				return fmt.Errorf("default entry of VXLAN: %w", err)
 			}
@@ -199,8 +200,9 @@ func (m *mesh) wireguard(ctx context.Context, b *bench) error {
 		var peers []wg.Peer
 		for _, k := range m.others(i) {
 			inner := addr(meshAddr(m.at, k, true))
-			peers = append(peers, wg.Peer{Key: keys[k].PublicKey(), Endpoint: netip.AddrPortFrom(addr(meshAddr(m.at, k, false)), wg.Port),
-				Allowed: netip.PrefixFrom(inner, inner.BitLen())})
+			peers = append(peers, wg.Peer{Key: keys[k].PublicKey(),
+				Endpoint: netip.AddrPortFrom(addr(meshAddr(m.at, k, false)), wg.Port),
+				Allowed:  netip.PrefixFrom(inner, inner.BitLen())})
 		}
 		err := wg.Configure(ctx, wg.Socket(name), keys[i], peers...)
 		if err != nil {
@@ -216,7 +218,8 @@ func (m *mesh) wireguard(ctx context.Context, b *bench) error {
 // ours starts an agent on each host.
 func (m *mesh) ours(ctx context.Context, b *bench) error {
 	for i, h := range m.hosts {
-		args := []string{"--mode", strings.ToLower(m.contender), "--gid", addr(meshAddr(m.at, i, false)).String(), "--address", meshAddr(m.at, i, true)}
+		args := []string{"--mode", strings.ToLower(m.contender), "--gid", addr(meshAddr(m.at, i, false)).String(),
+			"--address", meshAddr(m.at, i, true)}
 		a, err := b.startAgent(ctx, h, args...)
 		if err != nil {
 			return err

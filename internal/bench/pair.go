@@ -161,7 +161,8 @@ func (p *pair) vxlan(at place) error {
 func (p *pair) ours(ctx context.Context, b *bench, at place) error {
 	under, inner := underlays(at.family), inners(at.family)
 	for i, h := range p.hosts {
-		args := []string{"--mode", strings.ToLower(modeOf(p.contender)), "--gid", addr(under[i]).String(), "--address", inner[i]}
+		args := []string{"--mode", strings.ToLower(modeOf(p.contender)), "--gid", addr(under[i]).String(),
+			"--address", inner[i]}
 		if at.family == family4 && at.mtu < 2100 {
 			args = append(args, "--ud-mtu", "1444") // the most that such an underlay carries
 		}

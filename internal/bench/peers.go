@@ -60,15 +60,19 @@ var setupPlace = place{9000, family6}
 func setupTargets() []target {
 	at := setupPlace
 	return []target{
-		{name: "first packet to established, p50", num: at.key(testSetup, firstPacket, oursRC), atMost: true, bound: 2, unit: "ms"},
-		{name: "connections per second, the whole agent on one core", num: at.key(testSetup, setupRate, oursRC), bound: 2000, unit: "per second"},
-		{name: "idle connection beyond shared buffers", num: at.key(testMemory, perConn, oursRC), atMost: true, bound: 8, unit: "KiB"},
+		{name: "first packet to established, p50", num: at.key(testSetup, firstPacket, oursRC), atMost: true,
+			bound: 2, unit: "ms"},
+		{name: "connections per second, the whole agent on one core", num: at.key(testSetup, setupRate, oursRC),
+			bound: 2000, unit: "per second"},
+		{name: "idle connection beyond shared buffers", num: at.key(testMemory, perConn, oursRC), atMost: true,
+			bound: 8, unit: "KiB"},
 	}
 }
 
 func peerTargets() []target {
 	return []target{{name: fmt.Sprintf("one of %d peers of two hosts", manyPeers),
-		num: setupPlace.key(testPeers, amongMany, oursRC), den: setupPlace.key(testPeers, twoHosts, oursRC), bound: 0.90, rounds: 9}}
+		num: setupPlace.key(testPeers, amongMany, oursRC), den: setupPlace.key(testPeers, twoHosts, oursRC),
+		bound: 0.90, rounds: 9}}
 }
 
 // farmPrefix holds the GIDs of a farm.

@@ -46,7 +46,9 @@ var (
 func (b *bench) stressPlan() (steps []step) {
 	at := place{9000, family6}
 	on := func(kind meshKind, who []string, name string, measure func(context.Context, *mesh) error) {
-		steps = append(steps, step{name, kind.at, nil, func(ctx context.Context) error { return b.onMeshes(ctx, name, kind, who, measure) }})
+		steps = append(steps, step{name, kind.at, nil, func(ctx context.Context) error {
+			return b.onMeshes(ctx, name, kind, who, measure)
+		}})
 	}
 	add := func(name string, measure func(context.Context, *mesh) error) {
 		on(meshKind{at: at, hosts: meshHosts}, stressed, name, measure)
@@ -77,7 +79,8 @@ func (b *bench) stressPlan() (steps []step) {
 		at = place{mtu, family6}
 		for _, size := range []int{64, 1400} {
 			name := fmt.Sprintf("%d octets", size)
-			add("datagrams of "+name+", "+at.String(), func(ctx context.Context, m *mesh) error { return b.datagramRate(m, size, name) })
+			add("datagrams of "+name+", "+at.String(),
+				func(ctx context.Context, m *mesh) error { return b.datagramRate(m, size, name) })
 		}
 	}
 	return steps
@@ -89,14 +92,18 @@ func stressTargets(r *Report) (list []target) {
 		for _, v := range r.variants(testPing, p.mtu, p.family) {
 			if !strings.HasPrefix(v, "bystander") {
 				list = append(list,
-					target{name: fmt.Sprintf("RC's ping of raw veth's, %s, %v", v, p), num: p.key(testPing, v, oursRC), den: p.key(testPing, v, raw), atMost: true, bound: 1.5},
-					target{name: fmt.Sprintf("RC's goodput of raw veth's, %s, %v", v, p), num: p.key(testOverTCP, v, oursRC), den: p.key(testOverTCP, v, raw), bound: goodputBound(v)})
+					target{name: fmt.Sprintf("RC's ping of raw veth's, %s, %v", v, p), num: p.key(testPing, v, oursRC),
+						den: p.key(testPing, v, raw), atMost: true, bound: 1.5},
+					target{name: fmt.Sprintf("RC's goodput of raw veth's, %s, %v", v, p), num: p.key(testOverTCP, v, oursRC),
+						den: p.key(testOverTCP, v, raw), bound: goodputBound(v)})
 				continue
 			}
 			for _, who := range []string{oursRC, oursUC, oursUD} {
-				list = append(list, target{name: fmt.Sprintf("answers to the %s, %s, %v", v, who, p), num: p.key(testPinged, v, who), bound: 1})
+				list = append(list, target{name: fmt.Sprintf("answers to the %s, %s, %v", v, who, p),
+					num: p.key(testPinged, v, who), bound: 1})
 			}
-			list = append(list, target{name: fmt.Sprintf("goodput of the overloaded peer, %s, RC, %v", v, p), num: p.key(testOverTCP, v, oursRC), bound: 18, unit: "Mb/s"})
+			list = append(list, target{name: fmt.Sprintf("goodput of the overloaded peer, %s, RC, %v", v, p),
+				num: p.key(testOverTCP, v, oursRC), bound: 18, unit: "Mb/s"})
 		}
 	}
 	list = slices.Concat(list, fastTargets(r), shareTargets(r), hopTargets(r), pathTargets(r))
@@ -106,7 +113,8 @@ func stressTargets(r *Report) (list []target) {
 			if v != "64 octets" {
 				bound = map[bool]float64{true: 0.9, false: 0.6}[p.mtu >= 9000]
 			}
-			list = append(list, target{name: fmt.Sprintf("RC's datagrams of raw veth's, %s, %v", v, p), num: p.key(testPPS, v, oursRC), den: p.key(testPPS, v, raw), bound: bound})
+			list = append(list, target{name: fmt.Sprintf("RC's datagrams of raw veth's, %s, %v", v, p),
+				num: p.key(testPPS, v, oursRC), den: p.key(testPPS, v, raw), bound: bound})
 		}
 	}
 	return list
@@ -120,7 +128,8 @@ func goodputBound(variant string) float64 {
 }
 
 // onMeshes makes one mesh for each contender, and measures them in interleaved rounds.
-func (b *bench) onMeshes(ctx context.Context, name string, kind meshKind, who []string, measure func(context.Context, *mesh) error) error {
+func (b *bench) onMeshes(ctx context.Context, name string, kind meshKind, who []string,
+	measure func(context.Context, *mesh) error) error {
 	var list []*mesh
 	defer func() {
 		for _, m := range list {
@@ -178,7 +187,8 @@ func (m *mesh) narrowTo(host int, n bottleneck) (widen func() error, err error) 
 		"qdisc replace dev eth0 root handle 1: htb default 2",
 		fmt.Sprintf("class add dev eth0 parent 1: classid 1:1 htb rate %dmbit quantum 10000", n.mbps),
 		"class add dev eth0 parent 1: classid 1:2 htb rate 40gbit quantum 60000",
-		fmt.Sprintf("filter add dev eth0 parent 1: protocol ipv6 u32 match ip6 dst %s flowid 1:1", addr(meshAddr(m.at, meshPeer, false))),
+		fmt.Sprintf("filter add dev eth0 parent 1: protocol ipv6 u32 match ip6 dst %s flowid 1:1",
+			addr(meshAddr(m.at, meshPeer, false))),
 	} {
 		if err := tc(h, "%s", line); err != nil {
 			return nil, errors.Join(err, tc(h, "qdisc del dev eth0 root"))

@@ -192,7 +192,8 @@ func (r *Report) print(w io.Writer) {
 	} else {
 		fmt.Fprintf(w, "Written by `make bench` (%s matrix)", r.Matrix)
 	}
-	fmt.Fprintf(w, " on %s, in %.0f minutes; build %s.\n\n", r.Started.UTC().Format("2006-01-02 15:04 UTC"), r.Seconds/60, r.Build)
+	fmt.Fprintf(w, " on %s, in %.0f minutes; build %s.\n\n", r.Started.UTC().Format("2006-01-02 15:04 UTC"),
+		r.Seconds/60, r.Build)
 	fmt.Fprintf(w, "%s, %d processors, Linux %s, %s", m.CPU, m.Processors, m.Kernel, m.Go)
 	for _, tool := range []string{"iperf3", "wireguard-go"} {
 		if v := r.Tools[tool]; v != "" {
@@ -204,10 +205,12 @@ func (r *Report) print(w io.Writer) {
 		fmt.Fprint(w, ": **timings are noisy**, ratios less so")
 	}
 	if len(m.Copies) > 0 {
-		fmt.Fprintf(w, ". Copies of 16 MiB in memory, before each round: %.1f GB/s (%.1f–%.1f)", median(m.Copies), slices.Min(m.Copies), slices.Max(m.Copies))
+		fmt.Fprintf(w, ". Copies of 16 MiB in memory, before each round: %.1f GB/s (%.1f–%.1f)", median(m.Copies),
+			slices.Min(m.Copies), slices.Max(m.Copies))
 	}
 	fmt.Fprintf(w, ".\n\n")
-	hosts := "Both hosts are network namespaces of this machine, joined by a veth pair; each\ncontender has a pair of its own."
+	hosts := "Both hosts are network namespaces of this machine, joined by a veth pair; each\ncontender has a " +
+		"pair of its own."
 	if r.Matrix == "stress" {
 		hosts = "Three hosts are network namespaces of this machine, joined by a bridge; each\ncontender has its own."
 	}

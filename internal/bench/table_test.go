@@ -27,8 +27,10 @@ func TestTable(t *testing.T) {
 }
 
 func report() *Report {
-	r := &Report{Version: schema, Matrix: "short", Rounds: 3, Transfer: 2, Started: time.Date(2026, 2, 3, 4, 5, 0, 0, time.UTC),
-		Seconds: 300, Build: "b", Machine: Machine{CPU: "a CPU", Processors: 2, Kernel: "6", Go: "go", OtherCPU: 0.3, Copies: []float64{20, 8, 10}}, Tools: map[string]string{"iperf3": "3.18"}}
+	r := &Report{Version: schema, Matrix: "short", Rounds: 3, Transfer: 2,
+		Started: time.Date(2026, 2, 3, 4, 5, 0, 0, time.UTC), Seconds: 300, Build: "b",
+		Machine: Machine{CPU: "a CPU", Processors: 2, Kernel: "6", Go: "go", OtherCPU: 0.3,
+			Copies: []float64{20, 8, 10}}, Tools: map[string]string{"iperf3": "3.18"}}
 	at := place{9000, family6}
 	fill(r, at.key(testTCP, oneStream, raw), 10000, 20000, 30000)
 	fill(r, at.key(testTCP, oneStream, oursRC), 5000, 12000, 15000)
@@ -52,7 +54,9 @@ func TestPrint(t *testing.T) {
 | RC                            | 12.0 (5.00–15.0) = 0.50 |
 
 `,
-		"in 5 minutes; build b.", "a CPU, 2 processors, Linux 6, go, iperf3 3.18. Other processes used 30% of the processors meanwhile: **timings are noisy**, ratios less so. Copies of 16 MiB in memory, before each round: 10.0 GB/s (8.0–20.0).\n",
+		"in 5 minutes; build b.", "a CPU, 2 processors, Linux 6, go, iperf3 3.18. Other processes used 30% of the " +
+			"processors meanwhile: **timings are noisy**, ratios less so. Copies of 16 MiB in memory, before each " +
+			"round: 10.0 GB/s (8.0–20.0).\n",
 		"## Not measured\n\n- wireguard-go: cannot be built\n",
 		"| met, not the aim ≥ 0.60 |",
 	} {
@@ -88,11 +92,27 @@ func TestJSON(t *testing.T) {
 	if err := json.Unmarshal(out, &back); err != nil {
 		t.Fatal(err)
 	}
-	if s := back.Series; len(s) != 2 || s[1].Contender != oursRC || s[1].MTU != 9000 || len(s[1].Values) != 3 || s[1].Median != 12000 {
-		t.Errorf("series: %+v", s)
+	switch s := back.Series; {
+	case len(s) != 2:
+		t.Errorf("series: len(s) is %v, want 2", len(s))
+	case s[1].Contender != oursRC:
+		t.Errorf("series: s[1].Contender is %v, want %v", s[1].Contender, oursRC)
+	case s[1].MTU != 9000:
+		t.Errorf("series: s[1].MTU is %v, want 9000", s[1].MTU)
+	case len(s[1].Values) != 3:
+		t.Errorf("series: len(s[1].Values) is %v, want 3", len(s[1].Values))
+	case s[1].Median != 12000:
+		t.Errorf("series: s[1].Median is %v, want 12000", s[1].Median)
 	}
-	if v := back.Targets; len(v) < 5 || v[0].Measured == nil || *v[0].Measured != 0.5 || v[1].Measured != nil {
-		t.Errorf("targets: %+v", v)
+	switch v := back.Targets; {
+	case len(v) < 5:
+		t.Errorf("targets: len(v) is %v, want at least 5", len(v))
+	case v[0].Measured == nil:
+		t.Errorf("targets: v[0].Measured is nil")
+	case *v[0].Measured != 0.5:
+		t.Errorf("targets: *v[0].Measured is %v, want 0.5", *v[0].Measured)
+	case v[1].Measured != nil:
+		t.Errorf("targets: v[1].Measured is %v, want nil", v[1].Measured)
 	}
 }
 

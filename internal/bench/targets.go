@@ -58,16 +58,21 @@ func targets(r *Report) (list []target) {
 			bound, aim = 0.35, 0.50
 		}
 		list = append(list,
-			target{name: fmt.Sprintf("RC of raw veth, one TCP stream, %v", p), num: one(oursRC), den: one(raw), bound: bound, aim: aim},
-			target{name: fmt.Sprintf("RC of wireguard-go, one TCP stream, %v", p), num: one(oursRC), den: one(wireguard), bound: 2, aim: 2.5},
-			target{name: fmt.Sprintf("UC of RC at the same Receive MTU, %v", p), num: one(oursUC), den: one(oursRC), bound: 0.95},
+			target{name: fmt.Sprintf("RC of raw veth, one TCP stream, %v", p), num: one(oursRC), den: one(raw),
+				bound: bound, aim: aim},
+			target{name: fmt.Sprintf("RC of wireguard-go, one TCP stream, %v", p), num: one(oursRC), den: one(wireguard),
+				bound: 2, aim: 2.5},
+			target{name: fmt.Sprintf("UC of RC at the same Receive MTU, %v", p), num: one(oursUC), den: one(oursRC),
+				bound: 0.95},
 			target{name: fmt.Sprintf("RC's CPU seconds per GB of wireguard-go's, %v", p),
 				num: p.key(testCPU, oneStream, oursRC), den: p.key(testCPU, oneStream, wireguard), atMost: true, bound: 0.5})
 		for _, v := range []string{small.name(pacedNot, "p50"), small.name(paced, "p50")} {
 			of := func(contender string) Key { return p.key(testLatency, v, contender) }
 			list = append(list,
-				target{name: fmt.Sprintf("RC's latency of wireguard-go's, %s, %v", v, p), num: of(oursRC), den: of(wireguard), atMost: true, bound: 0.5},
-				target{name: fmt.Sprintf("RC's latency of VXLAN's, %s, %v", v, p), num: of(oursRC), den: of(vxlan), atMost: true, bound: 2.5})
+				target{name: fmt.Sprintf("RC's latency of wireguard-go's, %s, %v", v, p), num: of(oursRC),
+					den: of(wireguard), atMost: true, bound: 0.5},
+				target{name: fmt.Sprintf("RC's latency of VXLAN's, %s, %v", v, p), num: of(oursRC), den: of(vxlan),
+					atMost: true, bound: 2.5})
 		}
 	}
 	return slices.Concat(list, lossTargets(r), setupTargets(), peerTargets(), destTargets())

@@ -30,18 +30,27 @@ func TestJudge(t *testing.T) {
 		{"at most", []float64{3}, []float64{10}, target{bound: 0.5, atMost: true}, "met", 0.3, false},
 		{"above at most", []float64{6}, []float64{10}, target{bound: 0.5, atMost: true}, "missed", 0.6, false},
 		{"the other contender is missing", []float64{6}, nil, target{bound: 0.5}, "not measured", 0, false},
-		{"too few rounds", []float64{9, 9}, []float64{10, 10}, target{bound: 0.5, rounds: 9}, "only 2 of 9 rounds", 0.9, false},
+		{"too few rounds", []float64{9, 9}, []float64{10, 10}, target{bound: 0.5, rounds: 9},
+			"only 2 of 9 rounds", 0.9, false},
 	} {
 		var r Report
 		fill(&r, num, tt.num...)
 		fill(&r, den, tt.den...)
 		tt.target.num, tt.target.den = num, den
 		v := tt.target.judge(&r)
-		if v.Outcome() != tt.outcome || v.AimMet != tt.aim || v.Met != (tt.outcome == "met") {
-			t.Errorf("%s: %q, met %v, aim %v; want %q, aim %v", tt.name, v.Outcome(), v.Met, v.AimMet, tt.outcome, tt.aim)
+		switch {
+		case v.Outcome() != tt.outcome:
+			t.Errorf("%s: v.Outcome() is %v, want %v", tt.name, v.Outcome(), tt.outcome)
+		case v.AimMet != tt.aim:
+			t.Errorf("%s: v.AimMet is %v, want %v", tt.name, v.AimMet, tt.aim)
+		case v.Met != (tt.outcome == "met"):
+			t.Errorf("%s: v.Met is %v, want %v", tt.name, v.Met, tt.outcome == "met")
 		}
-		if (v.Measured != nil) != (tt.measured != 0) || v.Measured != nil && *v.Measured != tt.measured {
-			t.Errorf("%s: measured %v, want %v", tt.name, v.Measured, tt.measured)
+		switch {
+		case (v.Measured != nil) != (tt.measured != 0):
+			t.Errorf("%s: v.Measured != nil is %v, want %v", tt.name, v.Measured != nil, tt.measured != 0)
+		case v.Measured != nil && *v.Measured != tt.measured:
+			t.Errorf("%s: *v.Measured is %v, want %v", tt.name, *v.Measured, tt.measured)
 		}
 	}
 }
@@ -52,8 +61,15 @@ func TestJudgeNumber(t *testing.T) {
 	k := place{9000, family6}.key("setup", "p50", oursRC)
 	fill(&r, k, 1, 3, 2)
 	v := target{num: k, atMost: true, bound: 2, unit: "ms"}.judge(&r)
-	if v.Outcome() != "met" || v.Want != "≤ 2.00 ms" || *v.Low != 1 || *v.High != 3 {
-		t.Errorf("%+v, %s", v, v.Outcome())
+	switch {
+	case v.Outcome() != "met":
+		t.Errorf("v.Outcome() is %q, want \"met\"", v.Outcome())
+	case v.Want != "≤ 2.00 ms":
+		t.Errorf("v.Want is %q, want \"≤ 2.00 ms\"", v.Want)
+	case *v.Low != 1:
+		t.Errorf("*v.Low is %v, want 1", *v.Low)
+	case *v.High != 3:
+		t.Errorf("*v.High is %v, want 3", *v.High)
 	}
 }
 

@@ -67,7 +67,8 @@ func (m *mesh) prepareWire() error {
 		return err
 	}
 	for _, h := range []int{meshSender, meshPeer} {
-		err := m.hosts[h].OffloadsOff("eth0", "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-checksum-ip-generic")
+		err := m.hosts[h].OffloadsOff("eth0", "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation",
+			"tx-checksum-ip-generic")
 		if err != nil {
 			return err
 		}
@@ -110,7 +111,8 @@ func pathTargets(r *Report) (list []target) {
 			t := of(v)
 			switch {
 			case strings.HasPrefix(v, "round trip"):
-				t = target{name: fmt.Sprintf("RC's goodput of raw veth's, %s, %v", v, p), num: p.key(testPath, v, oursRC), den: p.key(testPath, v, raw), bound: 0.85}
+				t = target{name: fmt.Sprintf("RC's goodput of raw veth's, %s, %v", v, p), num: p.key(testPath, v, oursRC),
+					den: p.key(testPath, v, raw), bound: 0.85}
 			case strings.Contains(v, "displaced"):
 				t.bound = 0.8
 			case strings.HasPrefix(v, "0.1 %"):

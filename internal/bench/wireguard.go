@@ -32,7 +32,8 @@ func (p *pair) wireguard(ctx context.Context, b *bench, at place) error {
 			return err
 		}
 		err := wg.Configure(ctx, wg.Socket(name), keys[i], wg.Peer{Key: keys[1-i].PublicKey(),
-			Endpoint: netip.AddrPortFrom(addr(under[1-i]), wg.Port), Allowed: netip.PrefixFrom(addr(inner[1-i]), addr(inner[1-i]).BitLen())})
+			Endpoint: netip.AddrPortFrom(addr(under[1-i]), wg.Port),
+			Allowed:  netip.PrefixFrom(addr(inner[1-i]), addr(inner[1-i]).BitLen())})
 		if err != nil {
 			return err
 		}

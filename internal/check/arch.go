@@ -35,11 +35,12 @@ var emulations = []emulation{
 	// take minutes there, and look for what is the same everywhere.
 	{packages: []string{"ib", "wire/...", "mtu", "cm", "rpcrdma", "provider/softroce/engine", "neigh", "fib", "ipoib",
 		"ratelimit", "group", "peerrpc", "rtnl", "sa", "serviceid", "verbs/...", "mpa"},
-		skip: []string{"Simulation", "RandomEvents", "Oracle", "Machine", "SessionOverSCTP", "EveryRequest", "EveryReply", "BothSides",
-			"CrossingExhaustively", "InbandSparesUnknown", "ManySeeds", "Flood", "Tshark"}},
+		skip: []string{"Simulation", "RandomEvents", "Oracle", "Machine", "SessionOverSCTP", "EveryRequest",
+			"EveryReply", "BothSides", "CrossingExhaustively", "InbandSparesUnknown", "ManySeeds", "Flood", "Tshark"}},
 	// Of the edges, what the kernel reads and writes; QEMU does not know all of netlink.
 	{packages: []string{"tun", "provider/softroce"},
-		run: []string{"KernelStructures", "ControlMessages", "PathControlMessages", "Verify", "Complete", "NotMerged", "OddSegments", "MergeRefused"}},
+		run: []string{"KernelStructures", "ControlMessages", "PathControlMessages", "Verify", "Complete", "NotMerged",
+			"OddSegments", "MergeRefused"}},
 }
 
 // flags are those of go test.

@@ -38,7 +38,8 @@ func TestEmulations(t *testing.T) {
 			}
 		}
 	}
-	if got, want := (emulation{run: []string{"A", "B"}, skip: []string{"C"}}).flags(), []string{"-run=^Test(A|B)$", "-skip=^Test(C)$"}; !slices.Equal(got, want) {
+	if got, want := (emulation{run: []string{"A", "B"}, skip: []string{"C"}}).flags(),
+		[]string{"-run=^Test(A|B)$", "-skip=^Test(C)$"}; !slices.Equal(got, want) {
 		t.Errorf("flags %q, want %q", got, want)
 	}
 }
@@ -47,7 +48,8 @@ func TestEmulations(t *testing.T) {
 func TestPlaces(t *testing.T) {
 	r := newRun(new(bytes.Buffer))
 	for at, action := range map[string]string{"": "skip", "s390x": "pass", "arm": "fail"} {
-		in := strings.NewReader(`{"Action":"` + action + `","Package":"p","Test":"TestA"}` + "\n" + `{"Action":"pass","Package":"p"}`)
+		in := strings.NewReader(`{"Action":"` + action + `","Package":"p","Test":"TestA"}` + "\n" +
+			`{"Action":"pass","Package":"p"}`)
 		if _, err := r.readTests(in, place{name: at}, 1, func() {}); err != nil {
 			t.Fatal(err)
 		}

@@ -55,7 +55,8 @@ func TestSummary(t *testing.T) {
 	if r.summary(&sum) {
 		t.Error("a run with a failure counts as good")
 	}
-	want := "==== failed\n  p.TestA: got 1, want 2\n==== skipped\n  p.TestB: not root: no namespaces\n1 passed, 1 failed, 1 skipped in "
+	want := "==== failed\n  p.TestA: got 1, want 2\n==== skipped\n  p.TestB: not root: no namespaces\n1 " +
+		"passed, 1 failed, 1 skipped in "
 	if !strings.HasPrefix(sum.String(), want) {
 		t.Errorf("got\n%s\nwant\n%s", &sum, want)
 	}
@@ -113,9 +114,12 @@ func TestFuzzTimeIsNoFailure(t *testing.T) {
 		name, out string
 		want      bool
 	}{
-		{"time", "fuzz: elapsed: 1s, execs: 740\n--- FAIL: FuzzX (1.20s)\n    context deadline exceeded\nFAIL\nexit status 1\nFAIL\tp\t1.2s\n", true},
-		{"a find", "--- FAIL: FuzzX (0.20s)\n    --- FAIL: FuzzX (0.00s)\n        x_test.go:3: bad\n    Failing input written to testdata/fuzz/FuzzX/1\nFAIL\n", false},
-		{"a find at the end", "--- FAIL: FuzzX (1.20s)\n    context deadline exceeded\nFAIL\n    Failing input written to testdata/fuzz/FuzzX/1\n", false},
+		{"time", "fuzz: elapsed: 1s, execs: 740\n--- FAIL: FuzzX (1.20s)\n    context deadline " +
+			"exceeded\nFAIL\nexit status 1\nFAIL\tp\t1.2s\n", true},
+		{"a find", "--- FAIL: FuzzX (0.20s)\n    --- FAIL: FuzzX (0.00s)\n        x_test.go:3: bad\n    Failing " +
+			"input written to testdata/fuzz/FuzzX/1\nFAIL\n", false},
+		{"a find at the end", "--- FAIL: FuzzX (1.20s)\n    context deadline exceeded\nFAIL\n    Failing input " +
+			"written to testdata/fuzz/FuzzX/1\n", false},
 		{"does not build", "FAIL\tp [build failed]\n", false},
 	} {
 		if got := ranOutOfTime(tt.out); got != tt.want {
@@ -151,7 +155,9 @@ func TestWatchdog(t *testing.T) {
 		d.stop()
 		synctest.Wait()
 		begin = time.Now()
-		d = watchdog(10*time.Minute, func(s syscall.Signal) { barks = append(barks, time.Since(begin).String()+" "+s.String()) })
+		d = watchdog(10*time.Minute, func(s syscall.Signal) {
+			barks = append(barks, time.Since(begin).String()+" "+s.String())
+		})
 		time.Sleep(11 * time.Minute)
 		synctest.Wait()
 		if want := []string{"10m0s quit", "10m15s killed"}; !slices.Equal(barks, want) {
@@ -165,7 +171,8 @@ func TestWatchdog(t *testing.T) {
 }
 
 func TestGroup(t *testing.T) {
-	g := group([]string{"ipoibcm/agent", "ipoibcm/cm", "ipoibcm/test/interop", "ipoibcm/test/interop/guest", "ipoibcm/test/netns", "ipoibcm/test/sim"})
+	g := group([]string{"ipoibcm/agent", "ipoibcm/cm", "ipoibcm/test/interop", "ipoibcm/test/interop/guest",
+		"ipoibcm/test/netns", "ipoibcm/test/sim"})
 	if want := []string{"ipoibcm/test/sim", "ipoibcm/agent", "ipoibcm/cm"}; !slices.Equal(g.unit, want) {
 		t.Errorf("unit %v, want %v", g.unit, want)
 	}

@@ -51,7 +51,8 @@ func (r *run) fuzz(d, all time.Duration, keep int) {
 				return err
 			}
 			var out bytes.Buffer
-			c := exec.Command(program, "-test.run=^$", "-test.fuzz=^"+t.name+"$", "-test.fuzztime="+d.String(), "-test.fuzzcachedir="+filepath.Dir(cache), "-test.timeout=0",
+			c := exec.Command(program, "-test.run=^$", "-test.fuzz=^"+t.name+"$", "-test.fuzztime="+d.String(),
+				"-test.fuzzcachedir="+filepath.Dir(cache), "-test.timeout=0",
 				"-test.fuzzminimizetime=1s") // of 60, which it would mostly spend on that
 			c.Dir = t.dir
 			c.Stdout = io.MultiWriter(r.out, &out)
@@ -101,19 +102,23 @@ func readFuzz(out string) (row fuzzRow) {
 func fuzzTable(w io.Writer, rows []fuzzRow) {
 	var took, cpu time.Duration
 	execs, finds := 0, 0
-	fmt.Fprintf(w, "\n| target | time | CPU | executions | new inputs | all inputs | |\n| --- | --- | --- | --- | --- | --- | --- |\n")
+	fmt.Fprintf(w, "\n| target | time | CPU | executions | new inputs | all inputs | |\n| --- | --- | --- | "+
+		"--- | --- | --- | --- |\n")
 	for _, r := range rows {
 		verdict := ""
 		if r.found {
 			verdict = "FAILED"
 			finds++
 		}
-		fmt.Fprintf(w, "| `%s` %s | %.0f s | %.0f s | %d | %d | %d | %s |\n", strings.TrimPrefix(r.target.pkg, "ipoibcm/"), r.target.name, r.took.Seconds(), r.cpu.Seconds(), r.execs, r.fresh, r.total, verdict)
+		fmt.Fprintf(w, "| `%s` %s | %.0f s | %.0f s | %d | %d | %d | %s |\n",
+			strings.TrimPrefix(r.target.pkg, "ipoibcm/"), r.target.name, r.took.Seconds(), r.cpu.Seconds(), r.execs,
+			r.fresh, r.total, verdict)
 		took += r.took
 		cpu += r.cpu
 		execs += r.execs
 	}
-	fmt.Fprintf(w, "\n%d targets, %.1f minutes, %.1f CPU-minutes with %d workers, %d executions, %d finds\n", len(rows), took.Minutes(), cpu.Minutes(), runtime.GOMAXPROCS(0), execs, finds)
+	fmt.Fprintf(w, "\n%d targets, %.1f minutes, %.1f CPU-minutes with %d workers, %d executions, %d finds\n",
+		len(rows), took.Minutes(), cpu.Minutes(), runtime.GOMAXPROCS(0), execs, finds)
 }
 
 // cache is where go test too keeps the inputs that it found worth keeping.
@@ -180,7 +185,8 @@ func ranOutOfTime(out string) bool {
 	return onlyDeadline.MatchString(out) && !strings.Contains(out, "Failing input")
 }
 
-var onlyDeadline = regexp.MustCompile(`(?m)^--- FAIL: Fuzz\w+ \(.*\)\n\s+context deadline exceeded\n(exit status 1\n)?FAIL`)
+var onlyDeadline = regexp.MustCompile(
+	`(?m)^--- FAIL: Fuzz\w+ \(.*\)\n\s+context deadline exceeded\n(exit status 1\n)?FAIL`)
 
 type fuzzTarget struct{ pkg, dir, name string }
 

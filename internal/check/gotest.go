@@ -261,7 +261,8 @@ func (r *run) ended(p *testPackage, at place, e *testEvent) (bad int) {
 
 // packageEnded shows the end of one package. A package can fail without a test
 // that does: it does not build, it panics, its time is over.
-func (r *run) packageEnded(p *testPackage, at place, e *testEvent, builds map[string][]string, done, want int) (bad int) {
+func (r *run) packageEnded(p *testPackage, at place, e *testEvent, builds map[string][]string, done,
+	want int) (bad int) {
 	switch {
 	case e.Action == "skip":
 		return 0 // no test files
@@ -285,7 +286,8 @@ func (r *run) packageEnded(p *testPackage, at place, e *testEvent, builds map[st
 	if e.Action == "fail" {
 		word = "FAIL"
 	}
-	fmt.Fprintf(r.out, "%s %3d/%d  %-32s %7.1f s  %d tests", word, done, want, strings.TrimPrefix(e.Package, "ipoibcm/"), e.Elapsed, p.tests)
+	fmt.Fprintf(r.out, "%s %3d/%d  %-32s %7.1f s  %d tests", word, done, want,
+		strings.TrimPrefix(e.Package, "ipoibcm/"), e.Elapsed, p.tests)
 	if p.skips > 0 {
 		fmt.Fprintf(r.out, ", %d skipped", p.skips)
 	}

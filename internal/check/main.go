@@ -49,7 +49,8 @@ func main() {
 	summary := flag.String("summary", "", "also write the closing summary to this file")
 	flag.Parse()
 	shareBuilds()
-	r := &run{only: *only, long: *long, out: newProgress(os.Stdout), ci: os.Getenv("CI") == "true", results: map[string]*result{}}
+	r := &run{only: *only, long: *long, out: newProgress(os.Stdout), ci: os.Getenv("CI") == "true",
+		results: map[string]*result{}}
 	switch {
 	case *fuzzTime > 0 || *fuzzAll > 0:
 		r.fuzz(*fuzzTime, *fuzzAll, *keep)
@@ -94,7 +95,8 @@ var (
 func (r *run) interop(only string) (steps []step) {
 	guests := func(series string, flags ...string) step {
 		at := place{"Linux " + series, []string{"IPOIBCM_KERNEL=" + series}}
-		return step{"virtual machines, " + at.name, func() { r.testAt(at, []string{"./test/interop/..."}, append(flags, "-p=1")...) }}
+		return step{"virtual machines, " + at.name,
+			func() { r.testAt(at, []string{"./test/interop/..."}, append(flags, "-p=1")...) }}
 	}
 	for _, series := range kernels {
 		if only == "" || only == series {
@@ -199,7 +201,9 @@ func (r *run) all() {
 		{"staticcheck", r.staticcheck},
 		{"go vet with libibverbs", r.libibverbs},
 		{"go vet for " + narrow, r.check("go vet for "+narrow, r.vetNarrow)},
-		{"requirement rows", r.check("requirement rows", func() error { return r.stream("go", "run", "./internal/specs", "-check") })},
+		{"requirement rows", r.check("requirement rows", func() error {
+			return r.stream("go", "run", "./internal/specs", "-check")
+		})},
 	}
 	if !r.long {
 		r.do(append(steps,
@@ -218,7 +222,8 @@ func (r *run) all() {
 		step{"architectures: tests in emulation", r.testEmulated},
 		step{"mutants, a tenth", r.mutants},
 		step{"tests with the race detector, long form", r.race(g.unit)},
-		step{"network namespaces with the race detector, long form", r.race(g.netns, netnsFlags...)})) // the agents too are built with it
+		// the agents too are built with it
+		step{"network namespaces with the race detector, long form", r.race(g.netns, netnsFlags...)}))
 }
 
 // netnsFlags let the tests in network namespaces, which mostly wait, overlap.
@@ -436,7 +441,7 @@ func (r *run) summary(w io.Writer) bool {
 	var used syscall.Rusage
 	_ = syscall.Getrusage(syscall.RUSAGE_CHILDREN, &used) // it cannot fail
 	cpu := time.Duration(used.Utime.Nano() + used.Stime.Nano())
-	fmt.Fprintf(w, "%d passed, %d failed, %d skipped in %v, %v of processor time (%s, %s/%s)\n", n[passed], n[failed], n[skipped],
-		r.out.elapsed(), cpu.Round(time.Second), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	fmt.Fprintf(w, "%d passed, %d failed, %d skipped in %v, %v of processor time (%s, %s/%s)\n", n[passed],
+		n[failed], n[skipped], r.out.elapsed(), cpu.Round(time.Second), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	return n[failed] == 0
 }

@@ -49,7 +49,8 @@ func TestRowsAreNotSkipped(t *testing.T) {
 	}
 	r := newRun(new(bytes.Buffer))
 	r.long = true
-	read(t, r, `{"Action":"output","Package":"m/p","Test":"TestA","Output":"    a_test.go:9: is part of make test-long\n"}`,
+	read(t, r,
+		`{"Action":"output","Package":"m/p","Test":"TestA","Output":"    a_test.go:9: is part of make test-long\n"}`,
 		`{"Action":"skip","Package":"m/p","Test":"TestA"}`, `{"Action":"pass","Package":"m/p"}`)
 	if r.mustPass([]string{"m/p.TestA"}); r.summary(new(bytes.Buffer)) {
 		t.Error("the long form left a test to the long form, and that is good")

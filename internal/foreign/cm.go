@@ -155,12 +155,13 @@ func (p *Peer) request(c *conn) {
 		c.local = mad.CommID(p.lastComm)
 	}
 	req := mad.REQ{
-		TransactionID: uint64(c.local), LocalCommID: c.local, ServiceID: serviceid.New(p.prof.forms[c.try], c.link.QPN), LocalCAGUID: p.opt.GUID,
-		LocalQPN: c.qpn, ResponderResources: p.prof.depth, RemoteCMResponseTimeout: respond, LocalCMResponseTimeout: respond,
-		Transport: ib.RC, RetryCount: p.prof.retry, RNRRetryCount: p.prof.retry, PKey: ib.DefaultPKey, PathMTU: p.opt.PathMTU,
-		MaxCMRetries: maxTries, SRQ: true,
-		Primary: mad.PathInfo{LocalLID: ib.PermissiveLID, RemoteLID: ib.PermissiveLID, LocalGID: p.link.GID, RemoteGID: c.link.GID,
-			PacketRate: 3, HopLimit: 64, LocalACKTimeout: ackTimeout},
+		TransactionID: uint64(c.local), LocalCommID: c.local,
+		ServiceID: serviceid.New(p.prof.forms[c.try], c.link.QPN), LocalCAGUID: p.opt.GUID, LocalQPN: c.qpn,
+		ResponderResources: p.prof.depth, RemoteCMResponseTimeout: respond, LocalCMResponseTimeout: respond,
+		Transport: ib.RC, RetryCount: p.prof.retry, RNRRetryCount: p.prof.retry, PKey: ib.DefaultPKey,
+		PathMTU: p.opt.PathMTU, MaxCMRetries: maxTries, SRQ: true,
+		Primary: mad.PathInfo{LocalLID: ib.PermissiveLID, RemoteLID: ib.PermissiveLID, LocalGID: p.link.GID,
+			RemoteGID: c.link.GID, PacketRate: 3, HopLimit: 64, LocalACKTimeout: ackTimeout},
 	}
 	copy(req.PrivateData[:], p.privateData())
 	c.pathMTU = p.opt.PathMTU
@@ -240,9 +241,10 @@ func (p *Peer) recvREQ(from ib.GID, req mad.REQ) {
 	if p.prof.checks && !p.check(from, req) {
 		return
 	}
-	c := p.newConn(&conn{link: encap.LinkAddr{GID: from}, remote: req.LocalCommID, guid: req.LocalCAGUID, far: req.LocalQPN,
-		tid: req.TransactionID, psn: ib.PSN(p.opt.Rand.Uint32()) & ib.PSNMask, farPSN: req.StartingPSN, pathMTU: req.PathMTU,
-		state: stateReplied, maxTries: int(req.MaxCMRetries), rnr: req.RNRRetryCount})
+	c := p.newConn(&conn{link: encap.LinkAddr{GID: from}, remote: req.LocalCommID, guid: req.LocalCAGUID,
+		far: req.LocalQPN, tid: req.TransactionID, psn: ib.PSN(p.opt.Rand.Uint32()) & ib.PSNMask,
+		farPSN: req.StartingPSN, pathMTU: req.PathMTU, state: stateReplied, maxTries: int(req.MaxCMRetries),
+		rnr: req.RNRRetryCount})
 	c.qpn = p.port.CreateQP()
 	p.ready(c, req.RetryCount)
 	rep := mad.REP{TransactionID: c.tid, LocalCommID: c.local, RemoteCommID: c.remote, LocalQPN: c.qpn, StartingPSN: c.psn,
@@ -284,8 +286,8 @@ func (p *Peer) check(from ib.GID, req mad.REQ) bool {
 // ready takes the QP of c to RTS.
 func (p *Peer) ready(c *conn, retry uint8) {
 	p.port.ConnectQP(c.qpn,
-		verbs.QPAttr{State: verbs.StateRTR, Path: verbs.AHAttr{SGID: p.link.GID, DGID: c.link.GID, HopLimit: 64}, PathMTU: c.pathMTU,
-			DestQPN: c.far, RQPSN: c.psn, MinRNRTimer: 12},
+		verbs.QPAttr{State: verbs.StateRTR, Path: verbs.AHAttr{SGID: p.link.GID, DGID: c.link.GID, HopLimit: 64},
+			PathMTU: c.pathMTU, DestQPN: c.far, RQPSN: c.psn, MinRNRTimer: 12},
 		verbs.QPAttr{State: verbs.StateRTS, SQPSN: c.farPSN, Timeout: ackTimeout, RetryCount: retry, RNRRetry: c.rnr})
 }
 
@@ -343,7 +345,8 @@ func (p *Peer) recvREP(from ib.GID, rep mad.REP) {
 		return
 	}
 	c.max = min(pd.ReceiveMTU, recvMTU)
-	c.remote, c.guid, c.far, c.farPSN, c.rnr = rep.LocalCommID, rep.LocalCAGUID, rep.LocalQPN, rep.StartingPSN, rep.RNRRetryCount
+	c.remote, c.guid, c.far, c.farPSN, c.rnr = rep.LocalCommID, rep.LocalCAGUID, rep.LocalQPN, rep.StartingPSN,
+		rep.RNRRetryCount
 	p.ready(c, p.prof.retry)
 	c.state, c.used, c.msg = stateUp, p.now(), nil
 	p.setIdle(c)
@@ -365,7 +368,8 @@ func (p *Peer) rtu(c *conn) {
 
 // refuse rejects a REP.
 func (p *Peer) refuse(c *conn, rep mad.REP, why mad.RejectReason) {
-	p.sendMAD(c.link.GID, mad.REJ{TransactionID: rep.TransactionID, LocalCommID: c.local, RemoteCommID: rep.LocalCommID, MessageRejected: mad.KindREP, Reason: why})
+	p.sendMAD(c.link.GID, mad.REJ{TransactionID: rep.TransactionID, LocalCommID: c.local,
+		RemoteCommID: rep.LocalCommID, MessageRejected: mad.KindREP, Reason: why})
 	p.fail(c)
 }
 
@@ -475,7 +479,8 @@ func (p *Peer) expire(c *conn) {
 	case c.state == stateBye:
 		p.gone(c)
 	default:
-		rej := mad.REJ{TransactionID: c.tid, LocalCommID: c.local, RemoteCommID: c.remote, MessageRejected: mad.KindOther, Reason: mad.RejTimeout, ARILength: 8}
+		rej := mad.REJ{TransactionID: c.tid, LocalCommID: c.local, RemoteCommID: c.remote,
+			MessageRejected: mad.KindOther, Reason: mad.RejTimeout, ARILength: 8}
 		binary.BigEndian.PutUint64(rej.ARI[:], uint64(p.opt.GUID))
 		p.sendMAD(c.link.GID, rej)
 		p.fail(c)

@@ -60,7 +60,8 @@ var profiles = [...]profile{
 		idleTx: 88 * time.Second, idleRx: 512 * time.Second},
 	Illumos: {listenRFC: true, forms: []serviceid.Form{serviceid.Legacy, serviceid.Legacy, serviceid.RFC}, retry: 1,
 		idleTx: 512 * time.Second, idleRx: 512 * time.Second},
-	WinOFED: {forms: []serviceid.Form{serviceid.Legacy}, retry: 1, rtuData: true, checks: true, onAnswer: true, fallback: true},
+	WinOFED: {forms: []serviceid.Form{serviceid.Legacy}, retry: 1, rtuData: true, checks: true, onAnswer: true,
+		fallback: true},
 }
 
 // Times and bounds of Linux (drivers/infiniband/ulp/ipoib); those of the others are not known.

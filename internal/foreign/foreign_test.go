@@ -69,7 +69,8 @@ var (
 // meet makes a peer that has heard our ARP reply with these flags.
 func meet(kind Kind, flags encap.Flags, tune func(*Options)) (*Peer, *bench) {
 	b := &bench{now: time.Unix(1000, 0), alive: map[ib.QPN]bool{}}
-	o := Options{Kind: kind, Link: encap.LinkAddr{QPN: 0x222, GID: ib.GID{0xfe, 0x80, 15: 2}}, GUID: 9, Addrs: []netip.Addr{hisAddr}, Rand: rand.New(rand.NewPCG(1, 1))}
+	o := Options{Kind: kind, Link: encap.LinkAddr{QPN: 0x222, GID: ib.GID{0xfe, 0x80, 15: 2}}, GUID: 9,
+		Addrs: []netip.Addr{hisAddr}, Rand: rand.New(rand.NewPCG(1, 1))}
 	if tune != nil {
 		tune(&o)
 	}
@@ -103,14 +104,16 @@ func says(field []byte, receive uint32) {
 
 // rep answers the REQ that p has sent.
 func rep(req mad.REQ, receive uint32) mad.REP {
-	m := mad.REP{LocalCommID: 5, RemoteCommID: req.LocalCommID, LocalQPN: 0x55, StartingPSN: 77, RNRRetryCount: 6, LocalCAGUID: 7}
+	m := mad.REP{LocalCommID: 5, RemoteCommID: req.LocalCommID, LocalQPN: 0x55, StartingPSN: 77, RNRRetryCount: 6,
+		LocalCAGUID: 7}
 	says(m.PrivateData[:], receive)
 	return m
 }
 
 // ask is our REQ.
 func ask(p *Peer, form serviceid.Form) mad.REQ {
-	m := mad.REQ{LocalCommID: 5, ServiceID: serviceid.New(form, p.link.QPN), LocalCAGUID: 7, LocalQPN: 0x55, PathMTU: ib.MTU1024, RNRRetryCount: 3, MaxCMRetries: 1, StartingPSN: 66}
+	m := mad.REQ{LocalCommID: 5, ServiceID: serviceid.New(form, p.link.QPN), LocalCAGUID: 7, LocalQPN: 0x55,
+		PathMTU: ib.MTU1024, RNRRetryCount: 3, MaxCMRetries: 1, StartingPSN: 66}
 	says(m.PrivateData[:], 65524)
 	return m
 }
@@ -130,15 +133,39 @@ func TestActive(t *testing.T) {
 		}
 		req := msgs[0].(mad.REQ)
 		var d encap.PrivateData
-		if form, qpn := serviceid.Parse(req.ServiceID); form != serviceid.Legacy || qpn != usLink.QPN || req.Transport != ib.RC ||
-			req.StartingPSN != 0 || req.RetryCount != tt.retry || req.RNRRetryCount != tt.retry || req.ResponderResources != tt.depth ||
-			d.UnmarshalBinary(req.PrivateData[:]) != nil || d.QPN != p.link.QPN || d.ReceiveMTU != 65524 {
-			t.Errorf("%v: %+v", tt.kind, req)
+		switch form, qpn := serviceid.Parse(req.ServiceID); {
+		case form != serviceid.Legacy:
+			t.Errorf("%v: form is %v, want %v", tt.kind, form, serviceid.Legacy)
+		case qpn != usLink.QPN:
+			t.Errorf("%v: qpn is %v, want %v", tt.kind, qpn, usLink.QPN)
+		case req.Transport != ib.RC:
+			t.Errorf("%v: req.Transport is %v, want %v", tt.kind, req.Transport, ib.RC)
+		case req.StartingPSN != 0:
+			t.Errorf("%v: req.StartingPSN is %v, want 0", tt.kind, req.StartingPSN)
+		case req.RetryCount != tt.retry:
+			t.Errorf("%v: req.RetryCount is %v, want %v", tt.kind, req.RetryCount, tt.retry)
+		case req.RNRRetryCount != tt.retry:
+			t.Errorf("%v: req.RNRRetryCount is %v, want %v", tt.kind, req.RNRRetryCount, tt.retry)
+		case req.ResponderResources != tt.depth:
+			t.Errorf("%v: req.ResponderResources is %v, want %v", tt.kind, req.ResponderResources, tt.depth)
+		case d.UnmarshalBinary(req.PrivateData[:]) != nil:
+			t.Errorf("%v: d.UnmarshalBinary(req.PrivateData[:]) is %v, want nil", tt.kind, d.UnmarshalBinary(req.PrivateData[:]))
+		case d.QPN != p.link.QPN:
+			t.Errorf("%v: d.QPN is %v, want %v", tt.kind, d.QPN, p.link.QPN)
+		case d.ReceiveMTU != 65524:
+			t.Errorf("%v: d.ReceiveMTU is %v, want 65524", tt.kind, d.ReceiveMTU)
 		}
 		p.hear(rep(req, 65524))
 		msgs = b.take()
-		if b.kinds(msgs) != "RTU" || b.rts.RNRRetry != 6 || b.rts.SQPSN != 77 || b.rts.RetryCount != tt.retry {
-			t.Fatalf("%v: %s, %+v", tt.kind, b.kinds(msgs), b.rts)
+		switch {
+		case b.kinds(msgs) != "RTU":
+			t.Fatalf("%v: b.kinds(msgs) is %q, want \"RTU\"", tt.kind, b.kinds(msgs))
+		case b.rts.RNRRetry != 6:
+			t.Fatalf("%v: b.rts.RNRRetry is %v, want 6", tt.kind, b.rts.RNRRetry)
+		case b.rts.SQPSN != 77:
+			t.Fatalf("%v: b.rts.SQPSN is %v, want 77", tt.kind, b.rts.SQPSN)
+		case b.rts.RetryCount != tt.retry:
+			t.Fatalf("%v: b.rts.RetryCount is %v, want %v", tt.kind, b.rts.RetryCount, tt.retry)
 		}
 		if rtu := msgs[0].(mad.RTU); (rtu.PrivateData != [mad.RTUPrivateLen]byte{}) != tt.rtuData {
 			t.Errorf("%v: RTU with %x", tt.kind, rtu.PrivateData[:8])
@@ -188,8 +215,13 @@ func TestPassive(t *testing.T) {
 				t.Errorf("%v: %v has private data", tt.kind, m)
 			}
 		case mad.REP:
-			if m.RNRRetryCount != tt.rnr || b.rts.SQPSN != 66 || b.rtr.DestQPN != 0x55 {
-				t.Errorf("%v: RNR retry %d, %+v", tt.kind, m.RNRRetryCount, b.rts)
+			switch {
+			case m.RNRRetryCount != tt.rnr:
+				t.Errorf("%v: m.RNRRetryCount is %v, want %v", tt.kind, m.RNRRetryCount, tt.rnr)
+			case b.rts.SQPSN != 66:
+				t.Errorf("%v: b.rts.SQPSN is %v, want 66", tt.kind, b.rts.SQPSN)
+			case b.rtr.DestQPN != 0x55:
+				t.Errorf("%v: b.rtr.DestQPN is %#x, want 0x55", tt.kind, b.rtr.DestQPN)
 			}
 			p.RecvConn(1, frame(pkt(9000)))
 			if p.hear(mad.RTU{LocalCommID: 5, RemoteCommID: m.LocalCommID}); len(b.conn) != 0 || p.Died != "" {
@@ -209,8 +241,15 @@ func TestFailures(t *testing.T) {
 		}
 		req := b.take()[0].(mad.REQ)
 		p.hear(mad.REJ{RemoteCommID: req.LocalCommID, Reason: why})
-		if p.Count["dropped connecting"] != 5 || len(b.ud) != 0 || len(b.alive) != 0 || len(b.take()) != 0 {
-			t.Errorf("%v: %v, %d by UD", why, p.Count, len(b.ud))
+		switch {
+		case p.Count["dropped connecting"] != 5:
+			t.Errorf("%v: p.Count[\"dropped connecting\"] is %v, want 5", why, p.Count["dropped connecting"])
+		case len(b.ud) != 0:
+			t.Errorf("%v: len(b.ud) is %v, want 0", why, len(b.ud))
+		case len(b.alive) != 0:
+			t.Errorf("%v: len(b.alive) is %v, want 0", why, len(b.alive))
+		case len(b.take()) != 0:
+			t.Errorf("%v: a message is sent, want none", why)
 		}
 		if p.Output(pkt(100)); b.kinds(b.take()) != "REQ" {
 			t.Errorf("%v: no new REQ", why)
@@ -231,7 +270,8 @@ func TestFailures(t *testing.T) {
 		b.now = b.now.Add(illumosWait)
 		p.Wake()
 	}
-	if want := []serviceid.Form{serviceid.Legacy, serviceid.Legacy, serviceid.RFC}; !slices.Equal(got, want) || len(p.conns) != 0 {
+	if want := []serviceid.Form{serviceid.Legacy, serviceid.Legacy, serviceid.RFC}; !slices.Equal(got, want) ||
+		len(p.conns) != 0 {
 		t.Errorf("illumos asked with %v, want %v", got, want)
 	}
 	// A Receive MTU of nothing: REJ 28, and Linux sulks.
@@ -262,8 +302,12 @@ func TestFlags(t *testing.T) {
 		{WinOFED, 0x80, "REQ"}, {WinOFED, 0xC0, ""}, {WinOFED, 0, ""},
 	} {
 		p, b := meet(tt.kind, tt.flags, nil)
-		if p.Output(pkt(100)); b.kinds(b.take()) != tt.want || len(b.ud) != 0 && tt.want != "" && tt.kind == Linux {
-			t.Errorf("%v, flags %#x: want %q", tt.kind, uint8(tt.flags), tt.want)
+		p.Output(pkt(100))
+		switch got := b.kinds(b.take()); {
+		case got != tt.want:
+			t.Errorf("%v, flags %#x: sends %q, want %q", tt.kind, uint8(tt.flags), got, tt.want)
+		case len(b.ud) != 0 && tt.want != "" && tt.kind == Linux:
+			t.Errorf("%v, flags %#x: len(b.ud) is %v, want 0", tt.kind, uint8(tt.flags), len(b.ud))
 		}
 	}
 }
@@ -275,8 +319,16 @@ func TestChecks(t *testing.T) {
 	p.hear(ask(p, serviceid.Legacy))
 	rej, ok := b.take()[0].(mad.REJ)
 	var d encap.PrivateData
-	if !ok || rej.Reason != mad.RejInvalidPathMTU || d.UnmarshalBinary(rej.PrivateData[:]) != nil || d.ReceiveMTU != 9000 {
-		t.Errorf("a larger Receive MTU: %v", rej)
+	switch {
+	case !ok:
+		t.Errorf("a larger Receive MTU: ok is false")
+	case rej.Reason != mad.RejInvalidPathMTU:
+		t.Errorf("a larger Receive MTU: rej.Reason is %v, want %v", rej.Reason, mad.RejInvalidPathMTU)
+	case d.UnmarshalBinary(rej.PrivateData[:]) != nil:
+		t.Errorf("a larger Receive MTU: d.UnmarshalBinary(rej.PrivateData[:]) is %v, want nil",
+			d.UnmarshalBinary(rej.PrivateData[:]))
+	case d.ReceiveMTU != 9000:
+		t.Errorf("a larger Receive MTU: d.ReceiveMTU is %v, want 9000", d.ReceiveMTU)
 	}
 	req := ask(p, serviceid.Legacy)
 	says(req.PrivateData[:], 9000)
@@ -364,8 +416,13 @@ func TestEnds(t *testing.T) {
 		t.Error("no DREP")
 	}
 	n := len(b.conn)
-	if p.Output(pkt(100)); len(b.conn) != n || p.Count["dropped lingering"] != 1 || len(b.take()) != 0 {
-		t.Error("it notices at once")
+	switch p.Output(pkt(100)); {
+	case len(b.conn) != n:
+		t.Errorf("len(b.conn) is %v, want %v", len(b.conn), n)
+	case p.Count["dropped lingering"] != 1:
+		t.Errorf("p.Count[\"dropped lingering\"] is %v, want 1", p.Count["dropped lingering"])
+	case len(b.take()) != 0:
+		t.Error("a message is sent, want none")
 	}
 	b.now = b.now.Add(lingers)
 	p.Wake()

@@ -73,7 +73,8 @@ func (p *Peer) ask(n *neighbour) {
 	n.asked++
 	n.deadline = p.now().Add(askEvery)
 	if n.addr.Is4() {
-		p.sendARP(encap.LinkAddr{QPN: ib.QPNMulticast, GID: group.BroadcastGID(ib.DefaultPKey, 2)}, arp.NewRequest(p.link, p.own(n.addr), n.addr))
+		p.sendARP(encap.LinkAddr{QPN: ib.QPNMulticast, GID: group.BroadcastGID(ib.DefaultPKey, 2)},
+			arp.NewRequest(p.link, p.own(n.addr), n.addr))
 		return
 	}
 	b, err := nd.NewNS(p.own(n.addr), n.addr, p.link).AppendBinary(nil)

@@ -303,7 +303,8 @@ func (c *campaign) tests(bin, pkg, pattern string, number int, more ...string) o
 	// The program ends itself a little earlier, and then says where it was.
 	ctx, stop := context.WithTimeout(context.Background(), c.bound+5*time.Second)
 	defer stop()
-	args := append([]string{"-test.run", pattern, "-test.timeout", c.bound.String(), "-test.failfast", "-test.count=1"}, more...)
+	args := append([]string{"-test.run", pattern, "-test.timeout", c.bound.String(), "-test.failfast",
+		"-test.count=1"}, more...)
 	cmd := exec.CommandContext(ctx, bin, args...)
 	cmd.Dir = filepath.Join(c.root, pkg)
 	cmd.Env = append(os.Environ(), variable+"="+strconv.Itoa(number), "GOMEMLIMIT=2GiB")

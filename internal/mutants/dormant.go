@@ -61,7 +61,8 @@ func (s *source) find(e edit) (int, error) {
 // function returns the function whose body holds octets from to to.
 func (s *source) function(from, to int) *ast.FuncDecl {
 	for _, fn := range s.funcs {
-		if s.offset(fn.Body.Lbrace) < from && to <= s.offset(fn.Body.Rbrace) && fn.Name.Name != "init" && fn.Name.Name != "main" {
+		if s.offset(fn.Body.Lbrace) < from && to <= s.offset(fn.Body.Rbrace) && fn.Name.Name != "init" &&
+			fn.Name.Name != "main" {
 			return fn
 		}
 	}

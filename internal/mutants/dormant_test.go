@@ -70,7 +70,8 @@ func TestCampaign(t *testing.T) {
 		t.Skip("needs the go command")
 	}
 	dir := t.TempDir()
-	for name, text := range map[string]string{"go.mod": "module m\n\ngo 1.26\n", "p/p.go": program, "p/p_test.go": programTest} {
+	for name, text := range map[string]string{"go.mod": "module m\n\ngo 1.26\n", "p/p.go": program,
+		"p/p_test.go": programTest} {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
@@ -82,7 +83,8 @@ func TestCampaign(t *testing.T) {
 	want := map[string]result{}
 	var all []*mutant
 	add := func(r result, old, new string) {
-		m := &mutant{area: "a", name: old, edits: []edit{{"p/p.go", old, new}}, pkg: "p", tests: []string{"TestP"}, number: len(all) + 1}
+		m := &mutant{area: "a", name: old, edits: []edit{{"p/p.go", old, new}}, pkg: "p", tests: []string{"TestP"},
+			number: len(all) + 1}
 		all, want[m.name] = append(all, m), r
 	}
 	add(killed, "return b.v, len(more)", "return b.v, 0")
@@ -97,7 +99,8 @@ func TestCampaign(t *testing.T) {
 	all = append(all, &mutant{area: "a", name: "two edits", pkg: "p", tests: []string{"TestP"}, number: len(all) + 1,
 		edits: []edit{{"p/p.go", "\t\t\tn++", "\t\t\tn += 2"}, {"p/p.go", "defer func()", "n--; defer func()"}}})
 	want["two edits"] = survived
-	all = append(all, &mutant{area: "a", name: "no test", pkg: "p", tests: []string{"TestQ"}, number: len(all) + 1, edits: all[0].edits})
+	all = append(all, &mutant{area: "a", name: "no test", pkg: "p", tests: []string{"TestQ"}, number: len(all) + 1,
+		edits: all[0].edits})
 	want["no test"] = broken
 	j, err := openJournal(filepath.Join(dir, "journal"), "tree", false)
 	if err != nil {

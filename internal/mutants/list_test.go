@@ -174,7 +174,8 @@ func TestParseList(t *testing.T) {
 	}
 	for _, bad := range []string{
 		"mutant x", "file a.go", "- old", "mutant R: m\n- old", "mutant R: m\nfile f\n+ new", "mutant R: m\nfile f\n- a\n+ b",
-		"mutant R: m\ntests p T", "mutant R: m\nfile f\n- a\n+ a\ntests p T", "mutant R: m\nfile f\n- a\ntests p", "mutant R: m\nwhat",
+		"mutant R: m\ntests p T", "mutant R: m\nfile f\n- a\n+ a\ntests p T", "mutant R: m\nfile f\n- a\ntests p",
+		"mutant R: m\nwhat",
 	} {
 		if _, err := parseList("area", bad); err == nil {
 			t.Errorf("no error: %q", bad)

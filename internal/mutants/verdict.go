@@ -44,7 +44,8 @@ func judge(m *mutant, r outcome) (result, string) {
 		return equivalent, m.equivalent
 	case r.err == nil:
 		return survived, ""
-	case !strings.Contains(r.out, "--- FAIL") && !strings.Contains(r.out, "panic:") && !strings.Contains(r.out, "fatal error:"):
+	case !strings.Contains(r.out, "--- FAIL") && !strings.Contains(r.out, "panic:") &&
+		!strings.Contains(r.out, "fatal error:"):
 		return broken, "the tests did not run: " + r.err.Error() + ": " + firstLines(r.out, 3)
 	case m.equivalent != "":
 		return broken, "is no equivalent: " + firstLines(complaints(r.out), 3)

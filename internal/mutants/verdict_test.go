@@ -38,7 +38,8 @@ func TestJudge(t *testing.T) {
 // A survivor and an error fail the whole; what was killed and equivalents do not.
 func TestSummarize(t *testing.T) {
 	m := &mutant{area: "a", name: "R: m", edits: []edit{{"f.go", "x", "y"}}}
-	for res, want := range map[result]bool{killed: true, timedOut: true, equivalent: true, survived: false, broken: false} {
+	for res, want := range map[result]bool{killed: true, timedOut: true, equivalent: true, survived: false,
+		broken: false} {
 		if got := summarize(io.Discard, []verdict{{mutant: m, Result: res}}); got != want {
 			t.Errorf("%s: %v, want %v", res, got, want)
 		}
@@ -73,7 +74,8 @@ func TestJournal(t *testing.T) {
 		{"the same", "tree", true, m, true},
 		{"another tree", "tree2", true, m, false},
 		{"an error is tried again", "tree", true, bad, false},
-		{"another text", "tree", true, &mutant{name: "R: m", pkg: "p", tests: []string{"T"}, edits: []edit{{"f.go", "x", "q"}}}, false},
+		{"another text", "tree", true, &mutant{name: "R: m", pkg: "p", tests: []string{"T"},
+			edits: []edit{{"f.go", "x", "q"}}}, false},
 		{"not asked for", "tree", false, m, false},
 	} {
 		j, err := openJournal(path, tt.tree, tt.resume)

@@ -115,7 +115,8 @@ func (n *night) carryOut(i int, s step) (r result, err error) {
 	for {
 		select {
 		case err := <-ended:
-			r = result{Command: strings.Join(s.command, " "), OK: err == nil, Seconds: time.Since(begin).Seconds(), Last: lastLine(n.log(s))}
+			r = result{Command: strings.Join(s.command, " "), OK: err == nil, Seconds: time.Since(begin).Seconds(),
+				Last: lastLine(n.log(s))}
 			return r, nil
 		case sig := <-n.stop:
 			_ = syscall.Kill(-c.Process.Pid, sig.(syscall.Signal)) // it may have ended

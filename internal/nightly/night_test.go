@@ -34,7 +34,8 @@ func ran(t *testing.T, file string) string {
 func TestGoesOn(t *testing.T) {
 	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "ran")
 	var out bytes.Buffer
-	n := newNight(dir, &out, shell("a", file, "echo well"), shell("b", file, "touch "+file+".b; sleep 60"), shell("c", file, "echo so | tr s z"))
+	n := newNight(dir, &out, shell("a", file, "echo well"), shell("b", file, "touch "+file+".b; sleep 60"),
+		shell("c", file, "echo so | tr s z"))
 	go func() {
 		for range 60_000 {
 			if _, err := os.Stat(file + ".b"); err == nil {
@@ -84,7 +85,8 @@ func TestFailure(t *testing.T) {
 	if got := ran(t, file); got != "a b" {
 		t.Errorf("ran %q, want a b", got)
 	}
-	for _, want := range []string{`| a | FAILED | 0s | a \| b |`, "| b | ok |", "2 of 2  b          0s so far, 0 to come; "} {
+	for _, want := range []string{`| a | FAILED | 0s | a \| b |`, "| b | ok |",
+		"2 of 2  b          0s so far, 0 to come; "} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, &out)
 		}
@@ -98,8 +100,15 @@ func TestFailure(t *testing.T) {
 func TestChoose(t *testing.T) {
 	all := steps(time.Minute)
 	got, err := choose(all, "soak,sim")
-	if err != nil || len(got) != 2 || got[0].name != "soak" || got[1].name != "sim" {
-		t.Errorf("%v, %v", got, err)
+	switch {
+	case err != nil:
+		t.Errorf("err is %v, want nil", err)
+	case len(got) != 2:
+		t.Errorf("len(got) is %v, want 2", len(got))
+	case got[0].name != "soak":
+		t.Errorf("got[0].name is %q, want \"soak\"", got[0].name)
+	case got[1].name != "sim":
+		t.Errorf("got[1].name is %q, want \"sim\"", got[1].name)
 	}
 	if cmd := strings.Join(got[0].command, " "); cmd != "make --no-print-directory soak D=1m0s" {
 		t.Errorf("soak is %q", cmd)

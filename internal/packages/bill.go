@@ -110,13 +110,15 @@ func billOf(programs []billed, all []dependency, version string, at time.Time, c
 		doc.Packages = append(doc.Packages, spdxPackage{
 			Name: path.Base(p.to), ID: id, Version: version, FileName: p.to, Download: noAssertion, Purpose: "APPLICATION",
 			Checksums:        []spdxChecksum{{"SHA256", hex.EncodeToString(p.sum[:])}},
-			LicenseConcluded: "Apache-2.0", LicenseDeclared: "Apache-2.0", Copyright: noAssertion, Source: strings.TrimSpace("commit " + commit),
+			LicenseConcluded: "Apache-2.0", LicenseDeclared: "Apache-2.0", Copyright: noAssertion,
+			Source: strings.TrimSpace("commit " + commit),
 		})
 		doc.Relationships = append(doc.Relationships, spdxRelation{document, "DESCRIBES", id})
 	}
 	for i, d := range all {
-		p := spdxPackage{Name: d.path, ID: fmt.Sprintf("SPDXRef-Package-%d", i), Version: d.version, Download: "https://proxy.golang.org/" + d.path + "/@v/" + d.version + ".zip",
-			LicenseConcluded: d.licence, LicenseDeclared: d.licence, Copyright: noAssertion, Purpose: "LIBRARY",
+		p := spdxPackage{Name: d.path, ID: fmt.Sprintf("SPDXRef-Package-%d", i), Version: d.version,
+			Download: "https://proxy.golang.org/" + d.path + "/@v/" + d.version + ".zip", LicenseConcluded: d.licence,
+			LicenseDeclared: d.licence, Copyright: noAssertion, Purpose: "LIBRARY",
 			Refs: []spdxRef{{"PACKAGE-MANAGER", "purl", "pkg:golang/" + d.path + "@" + d.version}}}
 		if d.path == "std" {
 			p.Download = "https://go.dev/dl/" + d.version + ".src.tar.gz"
@@ -128,7 +130,8 @@ func billOf(programs []billed, all []dependency, version string, at time.Time, c
 		doc.Packages = append(doc.Packages, p)
 		for _, by := range programs {
 			if slices.Contains(by.from, d.path) {
-				doc.Relationships = append(doc.Relationships, spdxRelation{"SPDXRef-Program-" + path.Base(by.to), "STATIC_LINK", p.ID})
+				doc.Relationships = append(doc.Relationships,
+					spdxRelation{"SPDXRef-Program-" + path.Base(by.to), "STATIC_LINK", p.ID})
 			}
 		}
 	}

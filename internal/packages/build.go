@@ -84,7 +84,8 @@ func (b *build) prepare() (err error) {
 		}
 	}
 	for _, part := range []func() error{
-		b.fromTree, func() error { return b.manuals(asker) }, func() error { return b.printed(asker) }, b.licences, b.bill, b.changes,
+		b.fromTree, func() error { return b.manuals(asker) }, func() error { return b.printed(asker) }, b.licences,
+		b.bill, b.changes,
 	} {
 		if err := part(); err != nil {
 			return err

@@ -108,9 +108,9 @@ func (b *build) image(path string) error {
 	at := b.epoch.Format(time.RFC3339)
 	tag := strings.NewReplacer("~", "-", "+", "-").Replace(b.version)
 	labels := map[string]string{
-		"org.opencontainers.image.title": name, "org.opencontainers.image.description": summary, "org.opencontainers.image.licenses": "Apache-2.0",
-		"org.opencontainers.image.version": b.version, "org.opencontainers.image.created": at,
-		"org.opencontainers.image.revision": b.commit(),
+		"org.opencontainers.image.title": name, "org.opencontainers.image.description": summary,
+		"org.opencontainers.image.licenses": "Apache-2.0", "org.opencontainers.image.version": b.version,
+		"org.opencontainers.image.created": at, "org.opencontainers.image.revision": b.commit(),
 	}
 	p := platform{b.arch, "linux"}
 	all := blobs{}
@@ -118,12 +118,14 @@ func (b *build) image(path string) error {
 		Created: at, platform: p, RootFS: imageRootFS{"layers", []string{digest(layer)}},
 		History: []imageHistory{{at, "ipoibcm internal/packages"}},
 		Config: imageRun{User: fmt.Sprintf("%d:%d", imageUser, imageUser), Entrypoint: []string{"/usr/bin/ipoibcmd"},
-			Cmd: []string{"run", "--config", "/etc/ipoibcm/ibcm0.yaml"}, Env: []string{"PATH=/usr/bin"}, WorkingDir: "/", StopSignal: "SIGTERM", Labels: labels},
+			Cmd: []string{"run", "--config", "/etc/ipoibcm/ibcm0.yaml"}, Env: []string{"PATH=/usr/bin"}, WorkingDir: "/",
+			StopSignal: "SIGTERM", Labels: labels},
 	})
 	if err != nil {
 		return err
 	}
-	manifest, err := json.Marshal(imageManifest{2, typeManifest, all.put(typeConfig, config), []descriptor{all.put(typeLayer, packed(layer))}, labels})
+	manifest, err := json.Marshal(imageManifest{2, typeManifest, all.put(typeConfig, config),
+		[]descriptor{all.put(typeLayer, packed(layer))}, labels})
 	if err != nil {
 		return err
 	}
@@ -154,7 +156,8 @@ func (b *build) archive(path string, all blobs, index []byte) error {
 // inImage says whether a file of the packages is also in the image: the program and
 // what licences ask for.
 func inImage(to string) bool {
-	for _, p := range []string{"/usr/bin/", "/usr/lib/cni/", "/usr/share/doc/ipoibcm/licenses/", "/usr/share/doc/ipoibcm/copyright", "/usr/share/doc/ipoibcm/ipoibcm.spdx.json"} {
+	for _, p := range []string{"/usr/bin/", "/usr/lib/cni/", "/usr/share/doc/ipoibcm/licenses/",
+		"/usr/share/doc/ipoibcm/copyright", "/usr/share/doc/ipoibcm/ipoibcm.spdx.json"} {
 		if strings.HasPrefix(to, p) {
 			return true
 		}
@@ -168,7 +171,8 @@ func (b *build) layer() ([]byte, error) {
 	w := treeWriter{tar.NewWriter(&out), b.epoch}
 	owner := &tar.Header{Uid: imageUser, Gid: imageUser}
 	w.dir("etc", nil)
-	w.file("etc/passwd", fmt.Appendf(nil, "root:x:0:0:root:/:/sbin/nologin\n%s:x:%d:%d::/:/sbin/nologin\n", name, imageUser, imageUser), 0o644, nil)
+	w.file("etc/passwd", fmt.Appendf(nil, "root:x:0:0:root:/:/sbin/nologin\n%s:x:%d:%d::/:/sbin/nologin\n", name,
+		imageUser, imageUser), 0o644, nil)
 	w.file("etc/group", fmt.Appendf(nil, "root:x:0:\n%s:x:%d:\n", name, imageUser), 0o644, nil)
 	w.dir("etc/ipoibcm", nil)
 	w.dir("run", nil)

@@ -27,11 +27,13 @@ func TestLicencesIn(t *testing.T) {
 	const bsd = "Redistribution and use in source and binary forms, with or without\nmodification, are permitted"
 	for _, tt := range []struct{ name, text, want string }{
 		{"MIT", "Permission is hereby granted,\n\tfree of charge, to", "MIT"},
-		{"Apache", "  Apache License\n  Version 2.0, January 2004\n\n Licensed under the Apache License, Version 2.0", "Apache-2.0"},
+		{"Apache", "  Apache License\n  Version 2.0, January 2004\n\n Licensed under the Apache License, Version 2.0",
+			"Apache-2.0"},
 		{"two clauses", bsd, "BSD-2-Clause"},
 		{"three clauses", bsd + "\n* Neither the name of Google", "BSD-3-Clause"},
 		{"either of two", "SPDX-License-Identifier: BSD-3-Clause OR GPL-2.0-only\n" + bsd, "BSD-3-Clause OR GPL-2.0-only"},
-		{"both of two", "Permission is hereby granted, free of charge, to\nLicensed under the Apache License, Version 2.0", "Apache-2.0 AND MIT"},
+		{"both of two", "Permission is hereby granted, free of charge, to\nLicensed under the Apache License, " +
+			"Version 2.0", "Apache-2.0 AND MIT"},
 	} {
 		got, err := licenceOf(map[string]string{"LICENSE": tt.text, "NOTICE": "Apache License, Version 2.0"})
 		if err != nil {
@@ -66,7 +68,9 @@ func TestTreeHash(t *testing.T) {
 
 // Two things of one name would be one.
 func TestBillNames(t *testing.T) {
-	doc := billOf([]billed{{to: "/usr/bin/x", from: []string{"std", "example.com/a"}}, {to: "/usr/lib/y", from: []string{"std"}}}, []dependency{{path: "std", version: "go1.26.8"}, {path: "example.com/a", version: "v1.0.0", licence: "MIT"}},
+	doc := billOf([]billed{{to: "/usr/bin/x", from: []string{"std", "example.com/a"}},
+		{to: "/usr/lib/y", from: []string{"std"}}}, []dependency{{path: "std", version: "go1.26.8"},
+		{path: "example.com/a", version: "v1.0.0", licence: "MIT"}},
 		"1.0", time.Unix(0, 0).UTC(), "abc")
 	valid := regexp.MustCompile(`^SPDXRef-[A-Za-z0-9.-]+$`)
 	ids := map[string]bool{}
@@ -100,7 +104,8 @@ func TestDocumentedLicences(t *testing.T) {
 	}
 	t.Chdir("../..")
 	b := build{ctx: t.Context()}
-	rows := regexp.MustCompile(`(?m)^\| ([a-z0-9.]+\.[a-z]+/[^ ]+) \| v[^ ]+ \| ([^|]+) \|`).FindAllStringSubmatch(string(page), -1)
+	rows := regexp.MustCompile(`(?m)^\| ([a-z0-9.]+\.[a-z]+/[^ ]+) \| v[^ ]+ \| ([^|]+) \|`).
+		FindAllStringSubmatch(string(page), -1)
 	if len(rows) < 20 {
 		t.Fatalf("the page has %d modules, want more", len(rows))
 	}
@@ -126,7 +131,8 @@ func TestDocumentedLicences(t *testing.T) {
 			t.Errorf("%s: %v", r[1], err)
 			continue
 		}
-		want := strings.NewReplacer(" and ", " AND ", " or ", " OR ", "GPL-2.0", "GPL-2.0-only", "MIT AND Apache-2.0", "Apache-2.0 AND MIT").Replace(
+		want := strings.NewReplacer(" and ", " AND ", " or ", " OR ", "GPL-2.0", "GPL-2.0-only", "MIT AND Apache-2.0",
+			"Apache-2.0 AND MIT").Replace(
 			strings.ReplaceAll(r[2], " and ", " AND "))
 		if got != want {
 			t.Errorf("%s: its texts say %q, docs/dependencies.md %q", r[1], got, want)

@@ -101,8 +101,9 @@ const (
 // config returns what nfpm is told of a package.
 func (b *build) config(format string) nfpmConfig {
 	c := nfpmConfig{
-		Name: name, Arch: b.arch, Platform: "linux", Version: b.version, Schema: "none", Release: "1", Section: "net", Priority: "optional",
-		Maintainer: maintainer, Vendor: "ipoibcm", Description: description, License: "Apache-2.0", ModTime: b.epoch, Recommends: []string{"systemd", "iproute2"},
+		Name: name, Arch: b.arch, Platform: "linux", Version: b.version, Schema: "none", Release: "1", Section: "net",
+		Priority: "optional", Maintainer: maintainer, Vendor: "ipoibcm", Description: description,
+		License: "Apache-2.0", ModTime: b.epoch, Recommends: []string{"systemd", "iproute2"},
 		Scripts: nfpmScripts{"packaging/scripts/postinst", "packaging/scripts/prerm", "packaging/scripts/postrm"},
 		RPM:     nfpmRPM{Summary: summary, Compression: "gzip", BuildHost: "localhost"}, Deb: nfpmDeb{Compression: "gzip"},
 	}
@@ -111,12 +112,14 @@ func (b *build) config(format string) nfpmConfig {
 	}
 	for _, f := range b.files {
 		if format == "rpm" {
-			f.to = strings.NewReplacer("/zsh/vendor-completions/", "/zsh/site-functions/", "/usr/lib/cni/", "/usr/libexec/cni/").Replace(f.to)
+			f.to = strings.NewReplacer("/zsh/vendor-completions/", "/zsh/site-functions/", "/usr/lib/cni/",
+				"/usr/libexec/cni/").Replace(f.to)
 		}
 		if format == "rpm" && f.to == changelog {
 			continue
 		}
-		n := nfpmContent{Source: f.from, To: f.to, FileInfo: nfpmFileInfo{Mode: f.mode, Owner: "root", Group: "root", ModTime: b.epoch}}
+		n := nfpmContent{Source: f.from, To: f.to,
+			FileInfo: nfpmFileInfo{Mode: f.mode, Owner: "root", Group: "root", ModTime: b.epoch}}
 		switch {
 		case f.from == "":
 			n.Type = "dir"
@@ -154,7 +157,8 @@ func (b *build) fileName(format string) string {
 	case "deb":
 		return fmt.Sprintf("%s_%s-1_%s.deb", name, b.version, b.arch)
 	case "rpm":
-		return fmt.Sprintf("%s-%s-1.%s.rpm", name, b.version, map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[b.arch])
+		return fmt.Sprintf("%s-%s-1.%s.rpm", name, b.version,
+			map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[b.arch])
 	}
 	return fmt.Sprintf("%s-%s-%s.oci.tar", name, b.version, b.arch)
 }

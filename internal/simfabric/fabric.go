@@ -70,8 +70,8 @@ type Fabric struct {
 
 // New returns an empty network. Time starts at the same moment for every seed.
 func New(seed uint64, opts Options) *Fabric {
-	return &Fabric{Options: opts, seed: seed, rnd: rand.New(rand.NewPCG(seed, 0x5eed)), luck: rand.New(rand.NewPCG(seed, 0x10c)),
-		now: time.Unix(1_700_000_000, 0).UTC(), byGID: make(map[ib.GID]*Port)}
+	return &Fabric{Options: opts, seed: seed, rnd: rand.New(rand.NewPCG(seed, 0x5eed)),
+		luck: rand.New(rand.NewPCG(seed, 0x10c)), now: time.Unix(1_700_000_000, 0).UTC(), byGID: make(map[ib.GID]*Port)}
 }
 
 var seedFlag = flag.Uint64("sim.seed", 0, "run simulations with this seed only")

@@ -80,7 +80,8 @@ func newHosts(t *testing.T, f *Fabric, mtu ib.MTU) (a, b *host) {
 }
 
 func (h *host) recv(k int) {
-	if _, err := h.qp.PostRecv([]verbs.RecvWR{{ID: uint64(k), SG: []verbs.SGE{{Region: h.in[k], Buf: h.in[k].Buf[:100]}, {Region: h.in[k], Buf: h.in[k].Buf[100:]}}}}); err != nil {
+	if _, err := h.qp.PostRecv([]verbs.RecvWR{{ID: uint64(k),
+		SG: []verbs.SGE{{Region: h.in[k], Buf: h.in[k].Buf[:100]}, {Region: h.in[k], Buf: h.in[k].Buf[100:]}}}}); err != nil {
 		h.t.Fatal(err)
 	}
 }
@@ -132,8 +133,13 @@ func (h *host) step(peer *host, total int, lazy bool) {
 	for n := h.recvCQ.Poll(wcs[:]); n > 0; n = h.recvCQ.Poll(wcs[:]) {
 		for _, wc := range wcs[:n] {
 			want := message(peer.p.opts.GID, h.got)
-			if wc.Status != verbs.Success || wc.Imm != uint32(h.got) || wc.ByteLen != len(want) {
-				h.t.Fatalf("message %d is %+v, want %d octets", h.got, wc, len(want))
+			switch {
+			case wc.Status != verbs.Success:
+				h.t.Fatalf("wc.Status is %v, want %v", wc.Status, verbs.Success)
+			case wc.Imm != uint32(h.got):
+				h.t.Fatalf("wc.Imm is %v, want %v", wc.Imm, uint32(h.got))
+			case wc.ByteLen != len(want):
+				h.t.Fatalf("wc.ByteLen is %v, want %v", wc.ByteLen, len(want))
 			}
 			if !bytes.Equal(h.in[wc.ID].Buf[:wc.ByteLen], want) {
 				h.t.Fatalf("message %d is damaged", h.got)
@@ -164,7 +170,8 @@ func transfer(t *testing.T, f *Fabric, a, b *host, total int) {
 // hostile is a network that gets worse with the seed.
 func hostile(seed uint64) Options {
 	rate := []float64{0.01, 0.02, 0.05, 0.10}[seed%4]
-	return Options{Loss: rate, Dup: rate, Reorder: rate, Flip: rate / 2, Jitter: time.Duration(seed%3) * 5 * time.Microsecond}
+	return Options{Loss: rate, Dup: rate, Reorder: rate, Flip: rate / 2,
+		Jitter: time.Duration(seed%3) * 5 * time.Microsecond}
 }
 
 // TestHostileRC: every message arrives whole, once and in order, whatever the
@@ -174,8 +181,15 @@ func TestHostileRC(t *testing.T) {
 		f := New(seed, hostile(seed))
 		a, b := newHosts(t, f, []ib.MTU{ib.MTU256, ib.MTU1024, ib.MTU4096}[seed%3])
 		transfer(t, f, a, b, 60)
-		if f.Stats.Lost == 0 || f.Stats.Duplicated == 0 || f.Stats.Reordered == 0 || f.Stats.Flipped == 0 {
-			t.Errorf("the network was kind: %+v", f.Stats)
+		switch {
+		case f.Stats.Lost == 0:
+			t.Errorf("the network was kind: f.Stats.Lost is 0, want any other")
+		case f.Stats.Duplicated == 0:
+			t.Errorf("the network was kind: f.Stats.Duplicated is 0, want any other")
+		case f.Stats.Reordered == 0:
+			t.Errorf("the network was kind: f.Stats.Reordered is 0, want any other")
+		case f.Stats.Flipped == 0:
+			t.Errorf("the network was kind: f.Stats.Flipped is 0, want any other")
 		}
 	})
 }
@@ -300,8 +314,13 @@ func TestEvents(t *testing.T) {
 		t.Errorf("after %v: %v", d, got)
 	}
 	f.RunFor(time.Hour)
-	if fmt.Sprint(got) != "[1 2 3]" || f.Step() || f.Timers() != 0 {
-		t.Errorf("order %v", got)
+	switch {
+	case fmt.Sprint(got) != "[1 2 3]":
+		t.Errorf("fmt.Sprint(got) is %q, want \"[1 2 3]\"", fmt.Sprint(got))
+	case f.Step():
+		t.Errorf("f.Step() is true")
+	case f.Timers() != 0:
+		t.Errorf("f.Timers() is %v, want 0", f.Timers())
 	}
 	stopped.Stop() // of one long gone
 }

@@ -43,7 +43,8 @@ func (p *Port) inputMAD(pkt *roce.Packet, src *engine.Source) {
 		p.count.badPacket++
 		return
 	}
-	mad := &verbs.MAD{Remote: src.Src, Local: src.Dst, QPN: pkt.DETH().SrcQPN(), PKey: pkt.BTH.PKey(), Data: [verbs.MADLen]byte(pkt.Payload)}
+	mad := &verbs.MAD{Remote: src.Src, Local: src.Dst, QPN: pkt.DETH().SrcQPN(), PKey: pkt.BTH.PKey(),
+		Data: [verbs.MADLen]byte(pkt.Payload)}
 	select {
 	case p.mads <- mad:
 		p.tell()

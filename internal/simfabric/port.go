@@ -224,8 +224,8 @@ func (p *Port) attached(mgid ib.GID) bool {
 
 // header makes the IP and UDP headers for a path.
 func header(attr *verbs.AHAttr, src, dst ib.QPN) roce.IPHeader {
-	return roce.IPHeader{Src: attr.SGID.Addr(), Dst: attr.DGID.Addr(), TrafficClass: attr.TrafficClass, HopLimit: attr.HopLimit,
-		FlowLabel: 0, SrcPort: roce.SourcePort(attr.FlowLabel, src, dst)}
+	return roce.IPHeader{Src: attr.SGID.Addr(), Dst: attr.DGID.Addr(), TrafficClass: attr.TrafficClass,
+		HopLimit: attr.HopLimit, FlowLabel: 0, SrcPort: roce.SourcePort(attr.FlowLabel, src, dst)}
 }
 
 // send makes an IP packet of BTH through pad and sends it.

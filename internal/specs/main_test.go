@@ -282,7 +282,8 @@ func TestCheck(t *testing.T) {
 		{name: "a row cut short", change: map[string]string{tableFile: columns + "ROW1\t9.9\n"},
 			want: `"ROW1" has too few columns`},
 		{name: "no table", change: map[string]string{tableFile: ""}, want: "no docs/requirements-NNNN.tsv"},
-		{name: "a row of another RFC", change: map[string]string{"docs/requirements-1234.tsv": columns + "ROW1\t9.9\tMUST\tx\tS\n"},
+		{name: "a row of another RFC", change: map[string]string{"docs/requirements-1234.tsv": columns +
+			"ROW1\t9.9\tMUST\tx\tS\n"},
 			want: "is of another text"},
 		{name: "a reason cut short", change: reasons("ROW1\tpart\n"), want: `"ROW1": want id, kind, reason and ADR`},
 		{name: "a reason without words", change: reasons("ROW1\tpart\t \t\n"), want: "row ROW1 has no reason"},

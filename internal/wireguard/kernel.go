@@ -27,7 +27,8 @@ func ConfigureKernel(device string, own *ecdh.PrivateKey, peers ...Peer) error {
 	if err != nil {
 		return err
 	}
-	_, err = c.Execute(genetlink.Message{Header: genetlink.Header{Command: unix.WG_CMD_SET_DEVICE, Version: unix.WG_GENL_VERSION}, Data: b},
+	_, err = c.Execute(genetlink.Message{Header: genetlink.Header{Command: unix.WG_CMD_SET_DEVICE,
+		Version: unix.WG_GENL_VERSION}, Data: b},
 		family.ID, netlink.Request|netlink.Acknowledge)
 	if err != nil {
 		return fmt.Errorf("configure %s: %w", device, err)

@@ -72,9 +72,11 @@ func Configure(ctx context.Context, socket string, own *ecdh.PrivateKey, peers .
 		}
 	}
 	defer conn.Close()
-	set := fmt.Sprintf("set=1\nprivate_key=%s\nlisten_port=%d\nreplace_peers=true\n", hex.EncodeToString(own.Bytes()), Port)
+	set := fmt.Sprintf("set=1\nprivate_key=%s\nlisten_port=%d\nreplace_peers=true\n",
+		hex.EncodeToString(own.Bytes()), Port)
 	for _, p := range peers {
-		set += fmt.Sprintf("public_key=%s\nendpoint=%s\nallowed_ip=%s\n", hex.EncodeToString(p.Key.Bytes()), p.Endpoint, p.Allowed)
+		set += fmt.Sprintf("public_key=%s\nendpoint=%s\nallowed_ip=%s\n", hex.EncodeToString(p.Key.Bytes()),
+			p.Endpoint, p.Allowed)
 	}
 	if _, err := fmt.Fprint(conn, set+"\n"); err != nil {
 		return err

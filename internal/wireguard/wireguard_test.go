@@ -50,7 +50,8 @@ func TestConfigure(t *testing.T) {
 			t.Errorf("after %q: %v", answer, err)
 		}
 		text := <-got
-		for _, want := range []string{"set=1\nprivate_key=0000", "\nendpoint=[fd00::2]:51820\n", "\nallowed_ip=fd99::2/128\n"} {
+		for _, want := range []string{"set=1\nprivate_key=0000", "\nendpoint=[fd00::2]:51820\n",
+			"\nallowed_ip=fd99::2/128\n"} {
 			if !strings.Contains(text, want) {
 				t.Errorf("%q lacks %q", text, want)
 			}
