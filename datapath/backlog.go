@@ -40,7 +40,8 @@ type backlog struct {
 
 func newBacklog(p *sendPool) backlog {
 	n := p.slots()
-	return backlog{seed: newSeed(), s: fqcodel.New(fqcodel.Options{}, n), items: make([]sendItem, n), drops: make([]int32, 0, n), large: p.large}
+	return backlog{seed: newSeed(), s: fqcodel.New(fqcodel.Options{}, n), items: make([]sendItem, n),
+		drops: make([]int32, 0, n), large: p.large}
 }
 
 // hash is of the flow of an IP packet (RFC 8290 section 4.1.1): addresses, protocol

@@ -58,7 +58,8 @@ func (l *Loop) NewConn(t ib.Transport, recvMTU int) (*Conn, error) {
 	}
 	if l.srq != nil && (t == ib.RC || l.caps.SRQForUC) {
 		if recvMTU > l.cfg.receiveMTU() {
-			return nil, fmt.Errorf("new connection: receive MTU %d above the shared %d: %w", recvMTU, l.cfg.receiveMTU(), verbs.ErrInvalid)
+			return nil, fmt.Errorf("new connection: receive MTU %d above the shared %d: %w", recvMTU, l.cfg.receiveMTU(),
+				verbs.ErrInvalid)
 		}
 		init.SRQ = l.srq
 	} else {

@@ -59,9 +59,13 @@ type Counters struct {
 
 // counters are the same, counting.
 type counters struct {
-	TxPackets, TxOctets, TxUD, TxConn, RxPackets, RxOctets, RxUD, RxConn, Up, Injected                                                                                                                                                                                                                                atomic.Uint64
-	TxUnreachable, TxGone, TxQueueFull, TxUDQueueFull, TxLate, TxNoBuffer, TxPostError, TxError, TxFlushed, TxMalformed, TxMulticastConn, UpFull, RxError, RxShort, RxUnknownType, RxARPConn, RxMulticastConn, RxOwnEcho, RxNotWanted, RxMalformed, RxUnknownQP, RxTUN, RxFlood, RxNotAllowed, RxUDFlood, RxCongested atomic.Uint64
-	RxUDOversize, RxMarked, RxNotECT, TxStale, TxStaleFull, TxMarked, TxWaited, TxMoved, FloodFilters, RepostFailures                                                                                                                                                                                                 atomic.Uint64
+	TxPackets, TxOctets, TxUD, TxConn, RxPackets, RxOctets, RxUD, RxConn, Up,
+	Injected atomic.Uint64
+	TxUnreachable, TxGone, TxQueueFull, TxUDQueueFull, TxLate, TxNoBuffer, TxPostError, TxError, TxFlushed,
+	TxMalformed, TxMulticastConn, UpFull, RxError, RxShort, RxUnknownType, RxARPConn, RxMulticastConn, RxOwnEcho,
+	RxNotWanted, RxMalformed, RxUnknownQP, RxTUN, RxFlood, RxNotAllowed, RxUDFlood, RxCongested atomic.Uint64
+	RxUDOversize, RxMarked, RxNotECT, TxStale, TxStaleFull, TxMarked, TxWaited, TxMoved, FloodFilters,
+	RepostFailures atomic.Uint64
 }
 
 // Counters returns the counts of the loop.

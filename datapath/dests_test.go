@@ -385,7 +385,8 @@ func TestDestsConcurrently(t *testing.T) {
 					return
 				}
 				now := nanotime()
-				if m, gen := mark(at.Load()), c.gen.Load(); m.stale(now, gen) && at.CompareAndSwap(uint64(m), uint64(newMark(now, gen))) {
+				if m, gen := mark(at.Load()), c.gen.Load(); m.stale(now, gen) &&
+					at.CompareAndSwap(uint64(m), uint64(newMark(now, gen))) {
 					asked[r]++
 				}
 			}
@@ -423,8 +424,12 @@ func TestDestsOfUnknownSources(t *testing.T) {
 		"one after the other": func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}) },
 		"every 256th":         func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 1}) },
 		"high bits only":      func(i int) netip.Addr { return netip.AddrFrom4([4]byte{byte(i >> 8), byte(i), 0, 0}) },
-		"one IPv6 subnet":     func(i int) netip.Addr { return netip.AddrFrom16([16]byte{0: 0xfd, 14: byte(i >> 8), 15: byte(i)}) },
-		"IPv6 subnets":        func(i int) netip.Addr { return netip.AddrFrom16([16]byte{0: 0xfd, 6: byte(i >> 8), 7: byte(i), 15: 1}) },
+		"one IPv6 subnet": func(i int) netip.Addr {
+			return netip.AddrFrom16([16]byte{0: 0xfd, 14: byte(i >> 8), 15: byte(i)})
+		},
+		"IPv6 subnets": func(i int) netip.Addr {
+			return netip.AddrFrom16([16]byte{0: 0xfd, 6: byte(i >> 8), 7: byte(i), 15: 1})
+		},
 	} {
 		l := cacheLoop(rtnl.DstOnly)
 		for i := range n {

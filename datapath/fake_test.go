@@ -31,7 +31,8 @@ type world struct {
 func newWorld() *world { return &world{qps: map[ib.QPN]*fakeQP{}, mc: map[ib.GID][]*fakeQP{}} }
 
 func (f *fabric) Caps() verbs.Caps {
-	return verbs.Caps{Name: "fake", RC: true, UC: true, UD: true, SRQ: f.srq, MaxMessage: 1 << 20, MaxUDPayload: 4096, MaxSGE: 1}
+	return verbs.Caps{Name: "fake", RC: true, UC: true, UD: true, SRQ: f.srq, MaxMessage: 1 << 20,
+		MaxUDPayload: 4096, MaxSGE: 1}
 }
 func (f *fabric) Port() verbs.Port { return verbs.Port{Active: true, GIDs: []ib.GID{f.gid}} }
 func (f *fabric) Alloc(n int) (*verbs.Region, error) {

@@ -51,7 +51,8 @@ type returningSender struct {
 }
 
 func newFloodFilter() floodFilter {
-	return floodFilter{again: make(chan struct{}, 1), met: ratelimit.NewMemory(limiterKeys()), returning: map[udPeer]*returningSender{}}
+	return floodFilter{again: make(chan struct{}, 1), met: ratelimit.NewMemory(limiterKeys()),
+		returning: map[udPeer]*returningSender{}}
 }
 
 // lookAgain wakes whoever tells the provider.

@@ -75,21 +75,7 @@ func TestFloodFilter(t *testing.T) {
 			known, _ := s.look(now, l.udPeers.known())
 			k.filter(known)
 		}
-		if since(0, time.Second) && now < int64(10*time.Second) {
-			arrive("forged", udPeer{ib.GID{0xfe, 0x80, 8: 1, 12: byte(i >> 24), 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)}, ib.QPN(i & 0xffff)})
-			if i%3 == 0 {
-				arrive("greedy", udPeer{ib.GID{0xfe, 0x80, 15: 2}, 3})
-			}
-		}
-		if i%10 == 0 {
-			arrive("peer", peer)
-		}
-		if i%20 == 0 && since(0, 5*time.Second) && now < int64(10*time.Second) {
-			arrive("stream", udPeer{ib.GID{0xfe, 0x80, 15: 4}, 4})
-		}
-		if i%10_000 == 0 && since(0, 7*time.Second) && now < int64(10*time.Second) {
-			arrive("slow stream", udPeer{ib.GID{0xfe, 0x80, 15: 5}, 5})
-		}
+		floodArrivals(i, time.Duration(now), arrive)
 	}
 	if began < 0 || began > int64(1200*time.Millisecond) {
 		t.Errorf("the flood filter began after %v, want within 200ms of the flood at 1s", time.Duration(began))
@@ -118,6 +104,26 @@ func TestFloodFilter(t *testing.T) {
 	}
 }
 
+// floodArrivals are the datagrams of step i, at now: a flood from 1 s to 10 s, and senders beside it.
+func floodArrivals(i int, now time.Duration, arrive func(string, udPeer)) {
+	if now >= time.Second && now < 10*time.Second {
+		arrive("forged", udPeer{ib.GID{0xfe, 0x80, 8: 1, 12: byte(i >> 24), 13: byte(i >> 16), 14: byte(i >> 8),
+			15: byte(i)}, ib.QPN(i & 0xffff)})
+		if i%3 == 0 {
+			arrive("greedy", udPeer{ib.GID{0xfe, 0x80, 15: 2}, 3})
+		}
+	}
+	if i%10 == 0 {
+		arrive("peer", udPeer{ib.GID{0xfe, 0x80, 15: 1}, 7})
+	}
+	if i%20 == 0 && now >= 5*time.Second && now < 10*time.Second {
+		arrive("stream", udPeer{ib.GID{0xfe, 0x80, 15: 4}, 4})
+	}
+	if i%10_000 == 0 && now >= 7*time.Second && now < 10*time.Second {
+		arrive("slow stream", udPeer{ib.GID{0xfe, 0x80, 15: 5}, 5})
+	}
+}
+
 // A thousand and more sources that each come again do not fill memory.
 func TestFloodFilterIsBounded(t *testing.T) {
 	l := &Loop{data: newDataLimits()}
@@ -135,7 +141,8 @@ func TestFloodFilterIsBounded(t *testing.T) {
 		t.Errorf("%d are let through, want %d", len(known), maxReturning)
 	}
 	if known, _ := s.look(2*returningFor, nil); len(known) != 0 || len(s.returning) != 0 {
-		t.Errorf("after %v without a datagram %d are let through and %d remembered, want none", time.Duration(returningFor), len(known), len(s.returning))
+		t.Errorf("after %v without a datagram %d are let through and %d remembered, want none",
+			time.Duration(returningFor), len(known), len(s.returning))
 	}
 	if n := testing.AllocsPerRun(1000, func() { l.allowData(1, ib.GID{0xfe, 0x80, 15: 9}, 9) }); n != 0 {
 		t.Errorf("%v allocations, want none", n)

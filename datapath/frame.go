@@ -26,7 +26,8 @@ const (
 
 // String names k.
 func (k FrameKind) String() string {
-	return [...]string{"tx-miss", "tx-no-route", "tx-too-big", "tx-stale", "tx-control", "rx-arp", "rx-nd", "rx-cm", "rx-probe"}[min(k, RXProbe)]
+	return [...]string{"tx-miss", "tx-no-route", "tx-too-big", "tx-stale", "tx-control", "rx-arp", "rx-nd",
+		"rx-cm", "rx-probe"}[min(k, RXProbe)]
 }
 
 // data reports whether k comes of a data packet, which may fill its share of the ring only.
@@ -86,7 +87,8 @@ type upRing struct {
 func newUpRing(depth int) upRing {
 	nControl := max(depth/4, 1)
 	nData := max(depth-nControl, 1)
-	r := upRing{ch: make(chan *Frame, nData+nControl), data: make(chan *Frame, nData), control: make(chan *Frame, nControl)}
+	r := upRing{ch: make(chan *Frame, nData+nControl), data: make(chan *Frame, nData),
+		control: make(chan *Frame, nControl)}
 	for range nData {
 		r.data <- &Frame{pool: r.data}
 	}

@@ -51,7 +51,8 @@ type dataLimits struct {
 }
 
 func newDataLimits() *dataLimits {
-	return &dataLimits{limiter: ratelimit.New(dataRate, limiterKeys()), shares: ratelimit.NewShares(limiterKeys()), flood: newFloodFilter()}
+	return &dataLimits{limiter: ratelimit.New(dataRate, limiterKeys()), shares: ratelimit.NewShares(limiterKeys()),
+		flood: newFloodFilter()}
 }
 
 // A udPeer is where UD packets come from.
@@ -160,8 +161,8 @@ func limiterKeys() [2]uint64 {
 
 func newLimiters() limiters {
 	next := func(o ratelimit.Options) *ratelimit.Limiter { return ratelimit.New(o, limiterKeys()) }
-	return limiters{resolve: next(requestRate), resolved: next(answerRate), cm: next(requestRate), cmAnswers: next(answerRate),
-		probes: next(requestRate), heard: next(answerRate)}
+	return limiters{resolve: next(requestRate), resolved: next(answerRate), cm: next(requestRate),
+		cmAnswers: next(answerRate), probes: next(requestRate), heard: next(answerRate)}
 }
 
 // allow reports whether a frame of the UD QP may go up. pkt is what follows the

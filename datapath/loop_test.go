@@ -166,8 +166,13 @@ func TestPacketsOfEverySizeOverEveryMode(t *testing.T) {
 			}
 			// The receiver may be faster than the sender's own bookkeeping.
 			eventually(t, "sender has counted", func() bool { return p.Counters().Packets >= uint64(sent) })
-			if c := p.Counters(); c.Packets != uint64(sent) || c.Dropped != 0 || time.Since(c.Used) > time.Minute {
-				t.Errorf("path %+v, sent %d", c, sent)
+			switch c := p.Counters(); {
+			case c.Packets != uint64(sent):
+				t.Errorf("c.Packets is %v, want %v", c.Packets, uint64(sent))
+			case c.Dropped != 0:
+				t.Errorf("c.Dropped is %v, want 0", c.Dropped)
+			case time.Since(c.Used) > time.Minute:
+				t.Errorf("time.Since(c.Used) is %v, want at most %v", time.Since(c.Used), time.Minute)
 			}
 		})
 	}
@@ -265,8 +270,15 @@ func TestWhatGoesUp(t *testing.T) {
 	} {
 		a.tun.Send(tt.pkt)
 		f := up(t, a)
-		if f.Kind != tt.kind || f.Path != tt.path || f.MTU != tt.mtu || !bytes.Equal(f.Data, tt.pkt) {
-			t.Errorf("%s: %v path %v mtu %d", tt.name, f, f.Path, f.MTU)
+		switch {
+		case f.Kind != tt.kind:
+			t.Errorf("%s: f.Kind is %v, want %v", tt.name, f.Kind, tt.kind)
+		case f.Path != tt.path:
+			t.Errorf("%s: f.Path is %v, want %v", tt.name, f.Path, tt.path)
+		case f.MTU != tt.mtu:
+			t.Errorf("%s: f.MTU is %v, want %v", tt.name, f.MTU, tt.mtu)
+		case !bytes.Equal(f.Data, tt.pkt):
+			t.Errorf("%s: f.Data is %x, want %x", tt.name, f.Data, tt.pkt)
 		}
 		f.Release()
 	}
@@ -277,6 +289,51 @@ func TestWhatGoesUp(t *testing.T) {
 	eventually(t, "ring full", func() bool { return a.Counters().UpFull == 400-192 })
 	a.tun.Send(rs)
 	eventually(t, "control still goes up", func() bool { return len(a.Up()) == 193 })
+}
+
+type dropReason struct {
+	name  string
+	q     verbs.QP
+	frame []byte
+	count func(Counters) uint64
+}
+
+// dropReasons are the cases of TestDropsHaveReasons: rc and uc are connections, ud is the UD queue pair.
+func dropReasons(rc, uc, ud verbs.QP) []dropReason {
+	frame := func(typ uint16, pkt []byte) []byte {
+		return append([]byte{byte(typ >> 8), byte(typ), 0xff, 0xff}, pkt...) // reserved octets are ignored: 4755-4-3
+	}
+	return []dropReason{
+		// 4755-4-4
+		{"unknown type on a connection", rc, frame(0x88ca, ip4("10.9.0.2", 40, 6)),
+			func(c Counters) uint64 { return c.RxUnknownType }},
+		// 4755-4-5
+		{"ARP on a connection", rc, frame(0x0806, make([]byte, 56)), func(c Counters) uint64 { return c.RxARPConn }},
+		{"short on a connection", rc, []byte{8, 0, 0}, func(c Counters) uint64 { return c.RxShort }},
+		{"header only", rc, frame(0x0800, nil), func(c Counters) uint64 { return c.RxShort - 1 }},
+		{"IPv6 header typed IPv4", rc, frame(0x0800, ip6("fd00::1", 6, 1)),
+			func(c Counters) uint64 { return c.RxMalformed }},
+		{"short on UD", ud, []byte{8}, func(c Counters) uint64 { return c.RxShort - 2 }},
+		{"group not joined", ud, frame(0x0800, ip4("224.9.9.9", 40, 17)),
+			func(c Counters) uint64 { return c.RxNotWanted }},
+		{"larger than our UD MTU", ud, frame(0x0800, ip4("10.9.0.2", 3000, 17)),
+			func(c Counters) uint64 { return c.RxUDOversize }},
+		{"group joined", ud, frame(0x0800, ip4("224.0.0.251", 40, 17)), func(c Counters) uint64 { return c.RxUD - 1 }},
+		{"reserved octets set", rc, frame(0x0800, ip4("10.9.0.2", 40, 17)), func(c Counters) uint64 { return c.RxConn }},
+		// Multicast and broadcast are received on the UD QP alone: 4755-2.1-2 4755-7-3
+		{"multicast over RC", rc, frame(0x0800, ip4("224.9.9.9", 40, 17)),
+			func(c Counters) uint64 { return c.RxMulticastConn }},
+		{"broadcast over RC", rc, frame(0x0800, ip4("255.255.255.255", 40, 17)),
+			func(c Counters) uint64 { return c.RxMulticastConn - 1 }},
+		{"all nodes over RC", rc, frame(0x86dd, ip6("ff02::1", 17, 1)),
+			func(c Counters) uint64 { return c.RxMulticastConn - 2 }},
+		{"multicast over UC", uc, frame(0x0800, ip4("224.9.9.9", 40, 17)),
+			func(c Counters) uint64 { return c.RxMulticastConn - 3 }},
+		{"broadcast over UC", uc, frame(0x0800, ip4("255.255.255.255", 40, 17)),
+			func(c Counters) uint64 { return c.RxMulticastConn - 4 }},
+		{"all nodes over UC", uc, frame(0x86dd, ip6("ff02::1", 17, 1)),
+			func(c Counters) uint64 { return c.RxMulticastConn - 5 }},
+	}
 }
 
 func TestDropsHaveReasons(t *testing.T) {
@@ -305,34 +362,8 @@ func TestDropsHaveReasons(t *testing.T) {
 		defer f.mu.Unlock()
 		f.deliver(&verbs.SendWR{AH: dst.AH, RemoteQPN: dst.QPN, SG: []verbs.SGE{{Buf: frame}}})
 	}
-	frame := func(typ uint16, pkt []byte) []byte {
-		return append([]byte{byte(typ >> 8), byte(typ), 0xff, 0xff}, pkt...) // reserved octets are ignored: 4755-4-3
-	}
 	ud := a.udTo(b)
-	for _, tt := range []struct {
-		name  string
-		q     verbs.QP
-		frame []byte
-		count func(Counters) uint64
-	}{
-		{"unknown type on a connection", ca.QP(), frame(0x88ca, ip4("10.9.0.2", 40, 6)), func(c Counters) uint64 { return c.RxUnknownType }}, // 4755-4-4
-		{"ARP on a connection", ca.QP(), frame(0x0806, make([]byte, 56)), func(c Counters) uint64 { return c.RxARPConn }},                    // 4755-4-5
-		{"short on a connection", ca.QP(), []byte{8, 0, 0}, func(c Counters) uint64 { return c.RxShort }},
-		{"header only", ca.QP(), frame(0x0800, nil), func(c Counters) uint64 { return c.RxShort - 1 }},
-		{"IPv6 header typed IPv4", ca.QP(), frame(0x0800, ip6("fd00::1", 6, 1)), func(c Counters) uint64 { return c.RxMalformed }},
-		{"short on UD", a.UDQP(), []byte{8}, func(c Counters) uint64 { return c.RxShort - 2 }},
-		{"group not joined", a.UDQP(), frame(0x0800, ip4("224.9.9.9", 40, 17)), func(c Counters) uint64 { return c.RxNotWanted }},
-		{"larger than our UD MTU", a.UDQP(), frame(0x0800, ip4("10.9.0.2", 3000, 17)), func(c Counters) uint64 { return c.RxUDOversize }},
-		{"group joined", a.UDQP(), frame(0x0800, ip4("224.0.0.251", 40, 17)), func(c Counters) uint64 { return c.RxUD - 1 }},
-		{"reserved octets set", ca.QP(), frame(0x0800, ip4("10.9.0.2", 40, 17)), func(c Counters) uint64 { return c.RxConn }},
-		// Multicast and broadcast are received on the UD QP alone: 4755-2.1-2 4755-7-3
-		{"multicast over RC", ca.QP(), frame(0x0800, ip4("224.9.9.9", 40, 17)), func(c Counters) uint64 { return c.RxMulticastConn }},
-		{"broadcast over RC", ca.QP(), frame(0x0800, ip4("255.255.255.255", 40, 17)), func(c Counters) uint64 { return c.RxMulticastConn - 1 }},
-		{"all nodes over RC", ca.QP(), frame(0x86dd, ip6("ff02::1", 17, 1)), func(c Counters) uint64 { return c.RxMulticastConn - 2 }},
-		{"multicast over UC", uc.QP(), frame(0x0800, ip4("224.9.9.9", 40, 17)), func(c Counters) uint64 { return c.RxMulticastConn - 3 }},
-		{"broadcast over UC", uc.QP(), frame(0x0800, ip4("255.255.255.255", 40, 17)), func(c Counters) uint64 { return c.RxMulticastConn - 4 }},
-		{"all nodes over UC", uc.QP(), frame(0x86dd, ip6("ff02::1", 17, 1)), func(c Counters) uint64 { return c.RxMulticastConn - 5 }},
-	} {
+	for _, tt := range dropReasons(ca.QP(), uc.QP(), a.UDQP()) {
 		raw(tt.q, ud, tt.frame)
 		eventually(t, tt.name, func() bool { return tt.count(b.Counters()) == 1 })
 	}
@@ -392,18 +423,14 @@ func TestARPAndNDGoUp(t *testing.T) {
 	}
 	// 4755-2.2-2 4755-3-2
 	f := up(t, b)
-	if f.Kind != RXARP || !bytes.Equal(f.Data, arp) || f.SrcGID != a.fab.gid || f.SrcQPN != a.UDQP().QPN() || f.DstGID != b.fab.gid || f.Conn != nil {
-		t.Errorf("ARP: %+v", f)
-	}
+	wantUp(t, f, a, b, RXARP, encap.ARP, arp)
 	f.Release()
 	mad := bytes.Repeat([]byte{1}, verbs.MADLen)
 	if err := a.SendUD(a.udTo(b), encap.InbandCM, mad); err != nil {
 		t.Fatal(err)
 	}
 	f = up(t, b)
-	if f.Kind != RXCM || f.Type != encap.InbandCM || !bytes.Equal(f.Data, mad) || f.SrcGID != a.fab.gid || f.SrcQPN != a.UDQP().QPN() || f.DstGID != b.fab.gid || f.Conn != nil {
-		t.Errorf("CM in-band: %+v", f)
-	}
+	wantUp(t, f, a, b, RXCM, encap.InbandCM, mad)
 	f.Release()
 	na := ip6("fe80::2", 58, 136, 0, 0, 0)
 	p := NewPath(1, Target{Kind: ToUD, UD: a.udTo(b)})
@@ -413,8 +440,13 @@ func TestARPAndNDGoUp(t *testing.T) {
 			t.Fatal(err)
 		}
 		f := up(t, b)
-		if f.Kind != RXND || !bytes.Equal(f.Data, na) || (f.Conn == cb) != (on.Kind == ToConn) {
-			t.Errorf("ND over %v: %+v", on.Kind, f)
+		switch {
+		case f.Kind != RXND:
+			t.Errorf("ND over %v: f.Kind is %v, want %v", on.Kind, f.Kind, RXND)
+		case !bytes.Equal(f.Data, na):
+			t.Errorf("ND over %v: f.Data is %x, want %x", on.Kind, f.Data, na)
+		case (f.Conn == cb) != (on.Kind == ToConn):
+			t.Errorf("ND over %v: f.Conn == cb is %v, want %v", on.Kind, f.Conn == cb, on.Kind == ToConn)
 		}
 		f.Release()
 	}
@@ -423,6 +455,27 @@ func TestARPAndNDGoUp(t *testing.T) {
 	}
 	if err := b.InjectTUN(na); err != nil || !bytes.Equal(b.tun.Receive(patience), na) {
 		t.Errorf("inject: %v", err)
+	}
+}
+
+// wantUp checks a frame that b passed up, from the UD queue pair of a.
+func wantUp(t *testing.T, f *Frame, a, b *host, kind FrameKind, typ encap.EtherType, data []byte) {
+	t.Helper()
+	switch {
+	case f.Kind != kind:
+		t.Errorf("%v: f.Kind is %v, want %v", kind, f.Kind, kind)
+	case kind == RXCM && f.Type != typ:
+		t.Errorf("%v: f.Type is %v, want %v", kind, f.Type, typ)
+	case !bytes.Equal(f.Data, data):
+		t.Errorf("%v: f.Data is %x, want %x", kind, f.Data, data)
+	case f.SrcGID != a.fab.gid:
+		t.Errorf("%v: f.SrcGID is %v, want %v", kind, f.SrcGID, a.fab.gid)
+	case f.SrcQPN != a.UDQP().QPN():
+		t.Errorf("%v: f.SrcQPN is %v, want %v", kind, f.SrcQPN, a.UDQP().QPN())
+	case f.DstGID != b.fab.gid:
+		t.Errorf("%v: f.DstGID is %v, want %v", kind, f.DstGID, b.fab.gid)
+	case f.Conn != nil:
+		t.Errorf("%v: f.Conn is %v, want nil", kind, f.Conn)
 	}
 }
 
@@ -552,7 +605,8 @@ func TestNoAllocsPerPacket(t *testing.T) {
 	ca, _ := connect(t, a, b, ib.RC)
 	a.route("10.9.0.2", NewPath(1, Target{Kind: ToConn, MTU: 65520, Conn: ca}))
 	a.route("10.8.0.2", NewPath(2, Target{Kind: ToUD, MTU: 2044, UD: a.udTo(b)}))
-	big, ack, ud, miss := ip4("10.9.0.2", 65520, 6), ip4("10.9.0.2", 52, 6), ip4("10.8.0.2", 1500, 17), ip4("10.9.1.2", 100, 6)
+	big, ack, ud, miss := ip4("10.9.0.2", 65520, 6), ip4("10.9.0.2", 52, 6), ip4("10.8.0.2", 1500, 17),
+		ip4("10.9.1.2", 100, 6)
 	s := newSender(a.Loop, a.Loop.tun.Read)
 	step := func() {
 		for range 4 {
@@ -638,8 +692,11 @@ func BenchmarkStages(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
-			if got := y.Counters().RxConn; sent == 0 && b.N >= 16 || got != uint64(sent) {
-				b.Fatalf("%d packets sent, %d received", sent, got)
+			switch got := y.Counters().RxConn; {
+			case sent == 0 && b.N >= 16:
+				b.Fatalf("%d runs sent nothing", b.N)
+			case got != uint64(sent):
+				b.Fatalf("got is %v, want %v", got, uint64(sent))
 			}
 			b.ReportMetric(float64(out)/float64(max(sent, 1)), "tun-to-qp-ns/op")
 			b.ReportMetric(float64(in)/float64(max(sent, 1)), "qp-to-tun-ns/op")

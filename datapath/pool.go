@@ -40,7 +40,8 @@ func newSendPool(p verbs.Provider, n int) (*sendPool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("allocate %d send buffers: %w", n, err)
 	}
-	sp := &sendPool{region: r, large: int32(n), octets: make([]int32, n+small), free: make([]int32, n), small: make([]int32, small)}
+	sp := &sendPool{region: r, large: int32(n), octets: make([]int32, n+small), free: make([]int32, n),
+		small: make([]int32, small)}
 	for i := range sp.free {
 		sp.free[i] = int32(n - 1 - i)
 	}

@@ -33,7 +33,8 @@ type rxSide struct {
 }
 
 func newRXSide(l *Loop, cq verbs.CQ, pool *recvPool) *rxSide {
-	s := &rxSide{l: l, cq: cq, pool: pool, limits: newLimiters(), pkts: make([][]byte, 0, batchLen), conns: make([]*Conn, 0, batchLen)}
+	s := &rxSide{l: l, cq: cq, pool: pool, limits: newLimiters(), pkts: make([][]byte, 0, batchLen),
+		conns: make([]*Conn, 0, batchLen)}
 	if pool != nil {
 		s.shared.wrs = make([]verbs.RecvWR, 0, len(pool.wrs))
 	}

@@ -64,12 +64,18 @@ func TestSendLimit(t *testing.T) {
 		longest  time.Duration // beyond round trip and one request, at most
 		longTime time.Duration
 	}{
-		{"20 Mb/s, datagrams", link{rate: 2.5e6, rtt: 200 * time.Microsecond, octets: 1452, depth: 128}, 0.95, 8 * time.Millisecond, 5 * time.Second},
-		{"20 Mb/s, packets of 64 KB", link{rate: 2.5e6, rtt: 200 * time.Microsecond, octets: 65524, depth: 128}, 0.95, 30 * time.Millisecond, 20 * time.Second},
-		{"300 Mb/s, packets of 64 KB", link{rate: 37.5e6, rtt: 200 * time.Microsecond, octets: 65524, depth: 128}, 0.98, 10 * time.Millisecond, 5 * time.Second},
-		{"40 ms, 230 Mb/s", link{rate: 29e6, rtt: 40 * time.Millisecond, octets: 65524, depth: 128}, 0.95, 60 * time.Millisecond, 20 * time.Second},
-		{"10 ms, 1 Gb/s", link{rate: 125e6, rtt: 10 * time.Millisecond, octets: 65524, depth: 128}, 0.95, 20 * time.Millisecond, 20 * time.Second},
-		{"16 Gb/s, nobody else", link{rate: 2e9, rtt: 50 * time.Microsecond, octets: 65524, depth: 128}, 0.98, 8 * time.Millisecond, 3 * time.Second},
+		{"20 Mb/s, datagrams", link{rate: 2.5e6, rtt: 200 * time.Microsecond, octets: 1452, depth: 128}, 0.95,
+			8 * time.Millisecond, 5 * time.Second},
+		{"20 Mb/s, packets of 64 KB", link{rate: 2.5e6, rtt: 200 * time.Microsecond, octets: 65524, depth: 128}, 0.95,
+			30 * time.Millisecond, 20 * time.Second},
+		{"300 Mb/s, packets of 64 KB", link{rate: 37.5e6, rtt: 200 * time.Microsecond, octets: 65524, depth: 128},
+			0.98, 10 * time.Millisecond, 5 * time.Second},
+		{"40 ms, 230 Mb/s", link{rate: 29e6, rtt: 40 * time.Millisecond, octets: 65524, depth: 128}, 0.95,
+			60 * time.Millisecond, 20 * time.Second},
+		{"10 ms, 1 Gb/s", link{rate: 125e6, rtt: 10 * time.Millisecond, octets: 65524, depth: 128}, 0.95,
+			20 * time.Millisecond, 20 * time.Second},
+		{"16 Gb/s, nobody else", link{rate: 2e9, rtt: 50 * time.Microsecond, octets: 65524, depth: 128}, 0.98,
+			8 * time.Millisecond, 3 * time.Second},
 		{"16 Gb/s, 3 ms elsewhere after each 5", link{rate: 2e9, rtt: 50 * time.Microsecond, octets: 65524, depth: 128,
 			stall: 3 * time.Millisecond, every: 5 * time.Millisecond}, 0.90, 12 * time.Millisecond, 5 * time.Second},
 	} {

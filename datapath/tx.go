@@ -31,9 +31,9 @@ type sender struct {
 
 func newSender(l *Loop, read func([][]byte, []int) (int, error)) *sender {
 	return &sender{
-		l: l, read: read, slots: make([]int32, 0, batchLen+1), bufs: make([][]byte, batchLen+1), sizes: make([]int, batchLen+1),
-		to: make([]*sendQ, 0, batchLen), items: make([]sendItem, 0, batchLen), group: make([]sendItem, 0, batchLen),
-		work: newWork(l.pool.slots()),
+		l: l, read: read, slots: make([]int32, 0, batchLen+1), bufs: make([][]byte, batchLen+1),
+		sizes: make([]int, batchLen+1), to: make([]*sendQ, 0, batchLen), items: make([]sendItem, 0, batchLen),
+		group: make([]sendItem, 0, batchLen), work: newWork(l.pool.slots()),
 	}
 }
 
