@@ -52,7 +52,8 @@ func TestREPWithoutPrivateData(t *testing.T) {
 	b.silent = true
 	p := a.ping("10.0.0.2", 100, true)
 	w.run(10 * time.Millisecond)
-	w.inject(b, a, mad.REP{LocalCommID: 0x71, RemoteCommID: a.reqs[0].LocalCommID, LocalQPN: 0x61, LocalCAGUID: 9, RNRRetryCount: 7})
+	w.inject(b, a, mad.REP{LocalCommID: 0x71, RemoteCommID: a.reqs[0].LocalCommID, LocalQPN: 0x61, LocalCAGUID: 9,
+		RNRRetryCount: 7})
 	w.run(10 * time.Millisecond)
 	rej, ok := lastREJ(a)
 	if !ok {

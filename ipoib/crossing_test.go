@@ -132,8 +132,13 @@ func TestCrossingOrder(t *testing.T) {
 			if got := f.cross(p, cm.RequestReceived{Handle: 1 << 63}); got != tt.accept {
 				t.Errorf("%s: accepted = %v", tt.name, got)
 			}
-			if n := f.n; n[nCrossSeen] != 1 || (n[nCrossAccepted] == 1) != tt.accept || (n[nCrossRejected] == 1) == tt.accept {
-				t.Errorf("%s: counters", tt.name)
+			switch n := f.n; {
+			case n[nCrossSeen] != 1:
+				t.Errorf("%s: n[nCrossSeen] is %v, want 1", tt.name, n[nCrossSeen])
+			case (n[nCrossAccepted] == 1) != tt.accept:
+				t.Errorf("%s: n[nCrossAccepted] == 1 is %v, want %v", tt.name, n[nCrossAccepted] == 1, tt.accept)
+			case (n[nCrossRejected] == 1) == tt.accept:
+				t.Errorf("%s: n[nCrossRejected] == 1 is %v, want any other", tt.name, n[nCrossRejected] == 1)
 			}
 		}
 	}
@@ -197,8 +202,9 @@ func TestREQFromUnknownPeer(t *testing.T) {
 	w := newWorld(t, 5)
 	a, b := w.node(1, Options{}), w.node(2, Options{})
 	w.run(2 * time.Second)
-	req := mad.REQ{LocalCommID: 7, ServiceID: serviceid.New(serviceid.RFC, 0x101), LocalCAGUID: 9, LocalQPN: 0x55, Transport: ib.RC,
-		PathMTU: ib.MTU1024, PKey: ib.DefaultPKey, MaxCMRetries: 3, LocalCMResponseTimeout: 16, RemoteCMResponseTimeout: 16}
+	req := mad.REQ{LocalCommID: 7, ServiceID: serviceid.New(serviceid.RFC, 0x101), LocalCAGUID: 9, LocalQPN: 0x55,
+		Transport: ib.RC, PathMTU: ib.MTU1024, PKey: ib.DefaultPKey, MaxCMRetries: 3, LocalCMResponseTimeout: 16,
+		RemoteCMResponseTimeout: 16}
 	req.Primary.LocalGID, req.Primary.RemoteGID = gid(2), gid(1)
 	req.Primary.LocalLID, req.Primary.RemoteLID = ib.PermissiveLID, ib.PermissiveLID
 	pd, _ := encap.PrivateData{QPN: 0x102, ReceiveMTU: 9000}.AppendBinary(nil)
@@ -207,7 +213,8 @@ func TestREQFromUnknownPeer(t *testing.T) {
 	w.inject(b, a, req)
 	w.run(100 * time.Millisecond)
 	cs := a.f.Conns()
-	if len(cs) != 1 || cs[0].Peer.Key() != b.link() || cs[0].MTU != 8996 || cs[0].State != "REP_SENT" { // 4755-3.3-2, 4755-5.1-2
+	// 4755-3.3-2, 4755-5.1-2
+	if len(cs) != 1 || cs[0].Peer.Key() != b.link() || cs[0].MTU != 8996 || cs[0].State != "REP_SENT" {
 		w.failf("%+v", cs)
 	}
 	w.run(time.Minute)
@@ -220,7 +227,8 @@ func TestREQFromUnknownPeer(t *testing.T) {
 func TestOwnREQ(t *testing.T) {
 	w := newWorld(t, 6)
 	a := w.node(1, Options{})
-	req := mad.REQ{LocalCommID: 7, ServiceID: serviceid.New(serviceid.RFC, 0x101), LocalCAGUID: 9, LocalQPN: 0x55, PathMTU: ib.MTU1024, PKey: ib.DefaultPKey}
+	req := mad.REQ{LocalCommID: 7, ServiceID: serviceid.New(serviceid.RFC, 0x101), LocalCAGUID: 9, LocalQPN: 0x55,
+		PathMTU: ib.MTU1024, PKey: ib.DefaultPKey}
 	req.Primary.LocalGID, req.Primary.RemoteGID = gid(1), gid(1)
 	req.Primary.LocalLID, req.Primary.RemoteLID = ib.PermissiveLID, ib.PermissiveLID
 	pd, _ := encap.PrivateData{QPN: 0x101, ReceiveMTU: 9000}.AppendBinary(nil)
@@ -249,7 +257,8 @@ func TestFormsCross(t *testing.T) {
 		if r.got(p) != 1 || l.got(q) != 1 {
 			w.failf("got %d and %d", r.got(p), l.got(q))
 		}
-		if lp.class != ClassRFC || lp.tx == nil || lp.tx.form != serviceid.RFC || l.f.Status().Crossings.Seen+r.f.Status().Crossings.Seen != 0 {
+		if lp.class != ClassRFC || lp.tx == nil || lp.tx.form != serviceid.RFC ||
+			l.f.Status().Crossings.Seen+r.f.Status().Crossings.Seen != 0 {
 			w.failf("class %v", lp.class)
 		}
 	}
@@ -302,7 +311,8 @@ func TestLegacyPeer(t *testing.T) {
 	n := len(a.reqs)
 	a.ping("10.0.0.2", 9000, true)
 	w.run(2 * time.Second)
-	if form, _ := serviceid.Parse(a.reqs[len(a.reqs)-1].ServiceID); len(a.reqs) != n+1 || form != serviceid.Legacy || len(k.legacy.got) != 3 {
+	if form, _ := serviceid.Parse(a.reqs[len(a.reqs)-1].ServiceID); len(a.reqs) != n+1 ||
+		form != serviceid.Legacy || len(k.legacy.got) != 3 {
 		w.failf("%d REQs, form %v, got %d", len(a.reqs)-n, form, len(k.legacy.got))
 	}
 }

@@ -42,8 +42,13 @@ func TestExplainWhileItHappens(t *testing.T) {
 	w.loss = 1
 	a.ping("10.0.0.2", 9000, true)
 	says("asked", "1 times so far; 1 packets wait")
-	if n := a.f.Neighbours(); len(n) != 1 || n[0].Queued != 1 || n[0].QueuedOctets != 9000 {
-		t.Errorf("neighbours %+v, want one with a packet of 9000 octets", n)
+	switch n := a.f.Neighbours(); {
+	case len(n) != 1:
+		t.Errorf("len(n) is %v, want 1", len(n))
+	case n[0].Queued != 1:
+		t.Errorf("n[0].Queued is %v, want 1", n[0].Queued)
+	case n[0].QueuedOctets != 9000:
+		t.Errorf("n[0].QueuedOctets is %v, want 9000", n[0].QueuedOctets)
 	}
 	w.run(5 * time.Second)
 	says("no answer", "nobody answered")

@@ -22,7 +22,8 @@ type cmHost struct {
 }
 
 func (h cmHost) String() string {
-	return fmt.Sprintf("%v%s%s", h.policy, map[bool]string{true: " taken"}[h.taken], map[bool]string{true: " silent"}[h.silent])
+	return fmt.Sprintf("%v%s%s", h.policy, map[bool]string{true: " taken"}[h.taken],
+		map[bool]string{true: " silent"}[h.silent])
 }
 
 // cmNode adds a host that is h.
@@ -33,17 +34,18 @@ func (w *world) cmNode(i int, h cmHost, opt Options) *node {
 	return n
 }
 
-// Hosts of every policy meet, whichever of them asks; where the two have a path
-// in common there is one connection, and where they have not UD carries on.
-func TestCMPaths(t *testing.T) {
+type cmPath struct {
+	a, b cmHost // a asks
+	want CMPath
+	none bool
+	reqs int // of a, repeats not counted
+}
+
+// cmPaths are the cases of TestCMPaths.
+func cmPaths() []cmPath {
 	auto, gsi, only := cmHost{}, cmHost{policy: CMGSI}, cmHost{policy: CMInband}
 	taken, silent := cmHost{taken: true}, cmHost{silent: true}
-	for _, tt := range []struct {
-		a, b cmHost // a asks
-		want CMPath
-		none bool
-		reqs int // of a, repeats not counted
-	}{
+	return []cmPath{
 		{a: auto, b: auto, want: ViaGSI, reqs: 1},
 		{a: auto, b: gsi, want: ViaGSI, reqs: 1},
 		{a: auto, b: only, want: ViaInband, reqs: 2},
@@ -61,7 +63,13 @@ func TestCMPaths(t *testing.T) {
 		{a: taken, b: gsi, none: true},
 		{a: taken, b: only, want: ViaInband, reqs: 1},
 		{a: taken, b: taken, want: ViaInband, reqs: 1},
-	} {
+	}
+}
+
+// Hosts of every policy meet, whichever of them asks; where the two have a path
+// in common there is one connection, and where they have not UD carries on.
+func TestCMPaths(t *testing.T) {
+	for _, tt := range cmPaths() {
 		for _, mode := range []Mode{ModeRC, ModeUC} {
 			w := newWorld(t, 1)
 			a, b := w.cmNode(1, tt.a, Options{Mode: mode}), w.cmNode(2, tt.b, Options{Mode: mode})
@@ -89,7 +97,7 @@ func TestCMPaths(t *testing.T) {
 				w.failf("%s: got %d, by %v and %v, want %v", name, b.got(large), x.Via, y.Via, tt.want)
 			}
 			want := tt.reqs
-			if tt.a == auto && tt.b == taken && mode == ModeUC {
+			if tt.a == (cmHost{}) && tt.b == (cmHost{taken: true}) && mode == ModeUC {
 				want-- // the other service ID knows no UC
 			}
 			if len(reqs) != want {
@@ -100,7 +108,8 @@ func TestCMPaths(t *testing.T) {
 				w.failf("%s: %d messages in-band", name, len(a.inband))
 			}
 			e := a.explain(ip4("10.0.0.2"))
-			if why := strings.Join(e.Reasons, "\n"); e.Via != tt.want || strings.Contains(why, "in-band") != (tt.want == ViaInband) ||
+			if why := strings.Join(e.Reasons, "\n"); e.Via != tt.want ||
+				strings.Contains(why, "in-band") != (tt.want == ViaInband) ||
 				strings.Contains(why, "by QP 1") != (tt.want == ViaGSI) {
 				w.failf("%s: explained as %v:\n%s", name, e.Via, why)
 			}
@@ -134,7 +143,8 @@ func TestCrossingAcrossPaths(t *testing.T) {
 				ca, _ := w.agree(a, b)
 				sa, sb := a.f.Status().Crossings, b.f.Status().Crossings
 				if y.got(q) != 1 || x.got(r) != 1 || later < 20*time.Microsecond && (sa.Seen != 1 || sb.Seen != 1 || ca.Active) {
-					w.failf("%v, host %d in-band, %v later: got %d and %d, active %v, %+v %+v", mode, first, later, y.got(q), x.got(r), ca.Active, sa, sb)
+					w.failf("%v, host %d in-band, %v later: got %d and %d, active %v, %+v %+v", mode, first, later, y.got(q),
+						x.got(r), ca.Active, sa, sb)
 				}
 				if len(x.inband) == 0 || len(y.inband) == len(y.sent) {
 					w.failf("%d of %d in-band, and %d of %d", len(x.inband), len(x.sent), len(y.inband), len(y.sent))
@@ -148,7 +158,8 @@ func TestCrossingAcrossPaths(t *testing.T) {
 // the last word in-band, and then QP 1 is tried again.
 func TestPathMemory(t *testing.T) {
 	w := newWorld(t, 4)
-	a, b := w.cmNode(1, cmHost{}, Options{Idle: 30 * time.Second}), w.cmNode(2, cmHost{policy: CMInband}, Options{Idle: -1})
+	a, b := w.cmNode(1, cmHost{}, Options{Idle: 30 * time.Second}),
+		w.cmNode(2, cmHost{policy: CMInband}, Options{Idle: -1})
 	w.run(2 * time.Second)
 	gsi := 0
 	w.onMAD = func(from *node, m mad.Message) {
@@ -262,35 +273,51 @@ func TestNothingInbandToLinux(t *testing.T) {
 	}
 }
 
+// inbandDrops are the cases of TestInbandDrops.
+var inbandDrops = []struct {
+	name    string
+	policy  CMTransport
+	change  func(ev *RecvFrame, req *mad.REQ)
+	counter string
+	note    string
+}{
+	{"an honest one", CMAuto, nil, "", ""},
+	{"the packet is from another GID", CMAuto, func(ev *RecvFrame, _ *mad.REQ) { ev.SrcGID = gid(9) },
+		"drop_inband_source", "the packet from fe80::9"},
+	{"the REQ is from another GID", CMAuto, func(_ *RecvFrame, r *mad.REQ) { r.Primary.LocalGID = gid(9) },
+		"drop_inband_source", "the REQ is from fe80::9"},
+	{"the packet is from another QP", CMAuto, func(ev *RecvFrame, _ *mad.REQ) { ev.SrcQPN = 0x99 },
+		"drop_inband_source", "names UD QPN"},
+	{"no UD QPN in the private data", CMAuto, func(_ *RecvFrame, r *mad.REQ) {
+		r.PrivateData = [mad.REQPrivateLen]byte{}
+	}, "drop_inband_source", "names UD QPN"},
+	{"no GRH", CMAuto, func(ev *RecvFrame, _ *mad.REQ) { ev.SrcGID, ev.DstGID = ib.GID{}, ib.GID{} },
+		"drop_inband_source", "no GRH"},
+	{"to a group", CMAuto, func(ev *RecvFrame, _ *mad.REQ) { ev.DstGID[0] = 0xff }, "drop_inband_to_group",
+		"not sent to our GID"},
+	{"from QP 1", CMAuto, func(ev *RecvFrame, _ *mad.REQ) { ev.SrcQPN = ib.QPNGSI }, "drop_inband_malformed", "no MAD"},
+	{"from the multicast QPN", CMAuto, func(ev *RecvFrame, _ *mad.REQ) { ev.SrcQPN = ib.QPNMulticast },
+		"drop_inband_malformed", "no MAD"},
+	{"our own", CMAuto, func(ev *RecvFrame, r *mad.REQ) { ev.SrcGID, ev.SrcQPN = gid(1), 0x101 },
+		"drop_reflected", "our own"},
+	{"short", CMAuto, func(ev *RecvFrame, _ *mad.REQ) {
+		ev.Conn = 0
+		ev.Frame = ev.Frame[:100]
+	}, "drop_inband_malformed", "no MAD"},
+	{"policy gsi", CMGSI, nil, "drop_inband_off", "cm_transport is gsi"},
+}
+
 // What is dropped before the CM sees it: nothing is answered, a reason is
 // counted, and monitors are told.
 func TestInbandDrops(t *testing.T) {
-	for _, tt := range []struct {
-		name    string
-		policy  CMTransport
-		change  func(ev *RecvFrame, req *mad.REQ)
-		counter string
-		note    string
-	}{
-		{"an honest one", CMAuto, nil, "", ""},
-		{"the packet is from another GID", CMAuto, func(ev *RecvFrame, _ *mad.REQ) { ev.SrcGID = gid(9) }, "drop_inband_source", "the packet from fe80::9"},
-		{"the REQ is from another GID", CMAuto, func(_ *RecvFrame, r *mad.REQ) { r.Primary.LocalGID = gid(9) }, "drop_inband_source", "the REQ is from fe80::9"},
-		{"the packet is from another QP", CMAuto, func(ev *RecvFrame, _ *mad.REQ) { ev.SrcQPN = 0x99 }, "drop_inband_source", "names UD QPN"},
-		{"no UD QPN in the private data", CMAuto, func(_ *RecvFrame, r *mad.REQ) { r.PrivateData = [mad.REQPrivateLen]byte{} }, "drop_inband_source", "names UD QPN"},
-		{"no GRH", CMAuto, func(ev *RecvFrame, _ *mad.REQ) { ev.SrcGID, ev.DstGID = ib.GID{}, ib.GID{} }, "drop_inband_source", "no GRH"},
-		{"to a group", CMAuto, func(ev *RecvFrame, _ *mad.REQ) { ev.DstGID[0] = 0xff }, "drop_inband_to_group", "not sent to our GID"},
-		{"from QP 1", CMAuto, func(ev *RecvFrame, _ *mad.REQ) { ev.SrcQPN = ib.QPNGSI }, "drop_inband_malformed", "no MAD"},
-		{"from the multicast QPN", CMAuto, func(ev *RecvFrame, _ *mad.REQ) { ev.SrcQPN = ib.QPNMulticast }, "drop_inband_malformed", "no MAD"},
-		{"our own", CMAuto, func(ev *RecvFrame, r *mad.REQ) { ev.SrcGID, ev.SrcQPN = gid(1), 0x101 }, "drop_reflected", "our own"},
-		{"short", CMAuto, func(ev *RecvFrame, _ *mad.REQ) { ev.Conn = 0; ev.Frame = ev.Frame[:100] }, "drop_inband_malformed", "no MAD"},
-		{"policy gsi", CMGSI, nil, "drop_inband_off", "cm_transport is gsi"},
-	} {
+	for _, tt := range inbandDrops {
 		w := newWorld(t, 6)
 		a := w.node(1, Options{CMTransport: tt.policy})
 		w.run(2 * time.Second)
 		a.notes = nil
-		req := mad.REQ{LocalCommID: 7, ServiceID: serviceid.New(serviceid.RFC, 0x101), LocalCAGUID: 9, LocalQPN: 0x55, Transport: ib.RC,
-			PathMTU: ib.MTU1024, PKey: ib.DefaultPKey, MaxCMRetries: 3, LocalCMResponseTimeout: 16, RemoteCMResponseTimeout: 16}
+		req := mad.REQ{LocalCommID: 7, ServiceID: serviceid.New(serviceid.RFC, 0x101), LocalCAGUID: 9, LocalQPN: 0x55,
+			Transport: ib.RC, PathMTU: ib.MTU1024, PKey: ib.DefaultPKey, MaxCMRetries: 3, LocalCMResponseTimeout: 16,
+			RemoteCMResponseTimeout: 16}
 		req.Primary.LocalGID, req.Primary.RemoteGID = gid(2), gid(1)
 		pd, _ := encap.PrivateData{QPN: 0x102, ReceiveMTU: 9000}.AppendBinary(nil)
 		copy(req.PrivateData[:], pd)
@@ -311,7 +338,8 @@ func TestInbandDrops(t *testing.T) {
 			continue
 		}
 		if len(a.f.Conns()) != 0 || len(a.sent) != 0 || a.counter(tt.counter) != 1 || len(a.f.peers) != 0 {
-			w.failf("%s: %+v, %d sent, %s=%d, %d peers", tt.name, a.f.Conns(), len(a.sent), tt.counter, a.counter(tt.counter), len(a.f.peers))
+			w.failf("%s: %+v, %d sent, %s=%d, %d peers", tt.name, a.f.Conns(), len(a.sent), tt.counter,
+				a.counter(tt.counter), len(a.f.peers))
 		}
 		told := ""
 		for _, n := range a.notes {

@@ -28,7 +28,8 @@ func (w *world) linux(i int) *node {
 }
 
 func (w *world) foreign(i int, o foreign.Options) *node {
-	n := &node{w: w, name: string(rune('a' + i - 1)), opt: Options{Link: encap.LinkAddr{Flags: encap.FlagRC, QPN: ib.QPN(0x100 + i), GID: gid(i)}}}
+	n := &node{w: w, name: string(rune('a' + i - 1)),
+		opt: Options{Link: encap.LinkAddr{Flags: encap.FlagRC, QPN: ib.QPN(0x100 + i), GID: gid(i)}}}
 	l := &linux{n: n, ip: netip.MustParseAddr(fmt.Sprintf("10.0.0.%d", i)), qps: map[ib.QPN]verbs.QPAttr{}, next: 0x900000}
 	o.Link, o.GUID, o.Addrs, o.Rand = n.opt.Link, ib.GUID(i), []netip.Addr{l.ip}, rand.New(rand.NewPCG(w.r.Uint64(), 3))
 	l.p = foreign.New(o, l)

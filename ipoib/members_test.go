@@ -62,7 +62,8 @@ func TestHintsSpareCopies(t *testing.T) {
 	a := w.node(1, opt)
 	w.node(2, opt)
 	w.run(5 * time.Second)
-	a.step(SetMembers{Peers: peers, Copies: true, Hints: map[netip.Addr]ib.GID{ip4("10.0.0.2"): gid(2), ip4("10.0.0.3"): gid(7)}})
+	a.step(SetMembers{Peers: peers, Copies: true,
+		Hints: map[netip.Addr]ib.GID{ip4("10.0.0.2"): gid(2), ip4("10.0.0.3"): gid(7)}})
 	count := func(dst string) (n int) {
 		for _, act := range a.f.Step(nil, w.now, Packet{IP: mustEcho("10.0.0.1", dst, 64)}) {
 			for more := []Action{act}; len(more) > 0; more = more[1:] {

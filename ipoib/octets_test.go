@@ -68,7 +68,8 @@ func TestPrivateDataOctets(t *testing.T) {
 	w.run(10 * time.Millisecond)
 	w.inject(c, a, again) // a repeat: MRA
 	w.run(10 * time.Millisecond)
-	for _, what := range []string{"a 0x0010", "b 0x0013", "a 0x0014", "b 0x0010", "c 0x0013", "b 0x0014", "a 0x0012", "c 0x0012", "a 0x0011"} {
+	for _, what := range []string{"a 0x0010", "b 0x0013", "a 0x0014", "b 0x0010", "c 0x0013", "b 0x0014",
+		"a 0x0012", "c 0x0012", "a 0x0011"} {
 		if !seen[what] {
 			w.failf("node and attribute %s were not seen", what)
 		}
@@ -139,7 +140,8 @@ func TestCrossingByNumber(t *testing.T) {
 		x, _ := w.agree(a, b)
 		aWins := number(pair[0]).Cmp(number(pair[1])) > 0
 		if x.Active != aWins {
-			w.failf("%x against %x: the REQ of the first stands = %v, want %v", number(pair[0]), number(pair[1]), x.Active, aWins)
+			w.failf("%x against %x: the REQ of the first stands = %v, want %v", number(pair[0]), number(pair[1]),
+				x.Active, aWins)
 		}
 		winner := b
 		if aWins {

@@ -24,7 +24,8 @@ func (w *world) mtuOf(n *node) ib.MTU {
 // have passed.
 func TestBlackHole(t *testing.T) {
 	w := newWorld(t, 41)
-	a, b := w.node(1, Options{Idle: time.Minute, PathMTU: ib.MTU4096}), w.node(2, Options{Idle: time.Minute, PathMTU: ib.MTU4096})
+	a, b := w.node(1, Options{Idle: time.Minute, PathMTU: ib.MTU4096}),
+		w.node(2, Options{Idle: time.Minute, PathMTU: ib.MTU4096})
 	a.hole = ib.MTU2048 // one way only: b does not notice by itself
 	w.run(2 * time.Second)
 	a.ping("10.0.0.2", 100, true)
@@ -43,7 +44,8 @@ func TestBlackHole(t *testing.T) {
 	if got := a.f.n[nBlackHoles]; got != 1 {
 		t.Errorf("%d black holes counted, want 1", got)
 	}
-	if why := strings.Join(a.explain(ip4("10.0.0.2")).Reasons, "\n"); !strings.Contains(why, "larger packets were lost on the way") {
+	if why := strings.Join(a.explain(ip4("10.0.0.2")).Reasons, "\n"); !strings.Contains(why,
+		"larger packets were lost on the way") {
 		t.Errorf("explained as:\n%s", why)
 	}
 	w.run(3 * time.Minute) // idle: the connection goes

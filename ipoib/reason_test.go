@@ -13,8 +13,9 @@ import (
 
 // honest makes the REQ that b would send to a.
 func honest(a, b *node) mad.REQ {
-	req := mad.REQ{LocalCommID: 7, ServiceID: serviceid.New(serviceid.RFC, a.opt.Link.QPN), LocalCAGUID: 9, LocalQPN: 0x55, Transport: ib.RC,
-		PathMTU: ib.MTU1024, PKey: ib.DefaultPKey, MaxCMRetries: 3, LocalCMResponseTimeout: 16, RemoteCMResponseTimeout: 16}
+	req := mad.REQ{LocalCommID: 7, ServiceID: serviceid.New(serviceid.RFC, a.opt.Link.QPN), LocalCAGUID: 9,
+		LocalQPN: 0x55, Transport: ib.RC, PathMTU: ib.MTU1024, PKey: ib.DefaultPKey, MaxCMRetries: 3,
+		LocalCMResponseTimeout: 16, RemoteCMResponseTimeout: 16}
 	req.Primary.LocalGID, req.Primary.RemoteGID = b.opt.Link.GID, a.opt.Link.GID
 	req.Primary.LocalLID, req.Primary.RemoteLID = ib.PermissiveLID, ib.PermissiveLID
 	says(&req, b.opt.Link.QPN, 65524)
@@ -26,66 +27,65 @@ func says(req *mad.REQ, qpn ib.QPN, receive uint32) {
 	copy(req.PrivateData[:], pd)
 }
 
-// TestReasons shows which cause leads to which reason in this room, and that
-// every REJ has our own values (cm's TestReasons has the causes there). checkMAD
-// looks at the private data as well.
-func TestReasons(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		opt  Options
-		do   func(w *world, a, b *node) // makes a send the REJ
-		want cm.Reason
-		kind mad.MessageKind
-		ari  string
-	}{
-		{name: "no room for the connection", opt: Options{MaxConns: 1}, want: cm.ReasonNoQP, do: func(w *world, a, b *node) {
-			w.node(3, Options{})
-			w.run(2 * time.Second)
-			a.ping("10.0.0.3", 100, true)
-			w.run(time.Second)
-			w.inject(b, a, honest(a, b))
-		}},
-		{name: "the queue pair cannot be made", want: cm.ReasonNoQP, do: func(w *world, a, b *node) {
-			a.noQP = true
-			w.inject(b, a, honest(a, b))
-		}},
-		{name: "the interface is down", want: cm.ReasonNoResources, do: func(w *world, a, b *node) {
-			a.kernel(a.k.Up(false))
-			w.inject(b, a, honest(a, b))
-		}},
-		{name: "no room for the peer", opt: Options{MaxPeers: 1}, want: cm.ReasonNoResources, do: func(w *world, a, b *node) {
-			w.node(3, Options{})
-			w.run(2 * time.Second)
-			a.ping("10.0.0.3", 100, true)
-			w.run(time.Second)
-			w.inject(b, a, honest(a, b))
-		}},
-		{name: "another partition", want: cm.ReasonUnsupported, do: func(w *world, a, b *node) {
-			req := honest(a, b)
-			req.PKey = 0x8001
-			w.inject(b, a, req)
-		}},
-		{name: "a service ID that is not ours", want: cm.ReasonInvalidServiceID, do: func(w *world, a, b *node) {
-			req := honest(a, b)
-			req.ServiceID = serviceid.New(serviceid.RFC, 0x999)
-			w.inject(b, a, req)
-		}},
-		{name: "a source GID that is not the sender's", want: mad.RejInvalidPrimaryGID, do: func(w *world, a, b *node) {
-			req := honest(a, b)
-			req.Primary.LocalGID = gid(9)
-			w.inject(b, a, req)
-		}},
-		{name: "a mode that is not announced", want: cm.ReasonInvalidTransport, do: func(w *world, a, b *node) {
-			req := honest(a, b)
-			req.Transport = ib.UC
-			w.inject(b, a, req)
-		}},
-		{name: "UC with the 0x10 form", opt: Options{Mode: ModeAuto}, want: cm.ReasonInvalidTransport, do: func(w *world, a, b *node) {
+// reasons are the cases of TestReasons.
+var reasons = []struct {
+	name string
+	opt  Options
+	do   func(w *world, a, b *node) // makes a send the REJ
+	want cm.Reason
+	kind mad.MessageKind
+	ari  string
+}{
+	{name: "no room for the connection", opt: Options{MaxConns: 1}, want: cm.ReasonNoQP, do: func(w *world, a, b *node) {
+		w.node(3, Options{})
+		w.run(2 * time.Second)
+		a.ping("10.0.0.3", 100, true)
+		w.run(time.Second)
+		w.inject(b, a, honest(a, b))
+	}},
+	{name: "the queue pair cannot be made", want: cm.ReasonNoQP, do: func(w *world, a, b *node) {
+		a.noQP = true
+		w.inject(b, a, honest(a, b))
+	}},
+	{name: "the interface is down", want: cm.ReasonNoResources, do: func(w *world, a, b *node) {
+		a.kernel(a.k.Up(false))
+		w.inject(b, a, honest(a, b))
+	}},
+	{name: "no room for the peer", opt: Options{MaxPeers: 1}, want: cm.ReasonNoResources, do: func(w *world, a, b *node) {
+		w.node(3, Options{})
+		w.run(2 * time.Second)
+		a.ping("10.0.0.3", 100, true)
+		w.run(time.Second)
+		w.inject(b, a, honest(a, b))
+	}},
+	{name: "another partition", want: cm.ReasonUnsupported, do: func(w *world, a, b *node) {
+		req := honest(a, b)
+		req.PKey = 0x8001
+		w.inject(b, a, req)
+	}},
+	{name: "a service ID that is not ours", want: cm.ReasonInvalidServiceID, do: func(w *world, a, b *node) {
+		req := honest(a, b)
+		req.ServiceID = serviceid.New(serviceid.RFC, 0x999)
+		w.inject(b, a, req)
+	}},
+	{name: "a source GID that is not the sender's", want: mad.RejInvalidPrimaryGID, do: func(w *world, a, b *node) {
+		req := honest(a, b)
+		req.Primary.LocalGID = gid(9)
+		w.inject(b, a, req)
+	}},
+	{name: "a mode that is not announced", want: cm.ReasonInvalidTransport, do: func(w *world, a, b *node) {
+		req := honest(a, b)
+		req.Transport = ib.UC
+		w.inject(b, a, req)
+	}},
+	{name: "UC with the 0x10 form", opt: Options{Mode: ModeAuto}, want: cm.ReasonInvalidTransport,
+		do: func(w *world, a, b *node) {
 			req := honest(a, b)
 			req.Transport, req.ServiceID = ib.UC, serviceid.New(serviceid.Legacy, a.opt.Link.QPN)
 			w.inject(b, a, req)
 		}},
-		{name: "a path MTU above ours", want: cm.ReasonInvalidMTU, ari: string([]byte{byte(ib.MTU1024)}), do: func(w *world, a, b *node) {
+	{name: "a path MTU above ours", want: cm.ReasonInvalidMTU, ari: string([]byte{byte(ib.MTU1024)}),
+		do: func(w *world, a, b *node) {
 			req := honest(a, b)
 			req.PathMTU = ib.MTU4096
 			last := a.nextQP
@@ -95,49 +95,59 @@ func TestReasons(t *testing.T) {
 				w.failf("a queue pair was made for a REQ whose path MTU is above the port's")
 			}
 		}},
-		{name: "a path MTU above the path's", want: cm.ReasonInvalidMTU, ari: string([]byte{byte(ib.MTU512)}), do: func(w *world, a, b *node) {
+	{name: "a path MTU above the path's", want: cm.ReasonInvalidMTU, ari: string([]byte{byte(ib.MTU512)}),
+		do: func(w *world, a, b *node) {
 			a.pathTo = ib.MTU512
 			req := honest(a, b)
 			req.PathMTU = ib.MTU1024
 			w.inject(b, a, req)
 		}},
-		{name: "a Receive MTU below IPv6's minimum", want: cm.ReasonInvalidMTU, do: func(w *world, a, b *node) {
-			req := honest(a, b)
-			says(&req, b.opt.Link.QPN, 1283)
-			w.inject(b, a, req)
-		}},
-		{name: "a REP with a Receive MTU below IPv6's minimum", want: cm.ReasonInvalidMTU, kind: mad.KindREP, do: func(w *world, a, b *node) {
+	{name: "a Receive MTU below IPv6's minimum", want: cm.ReasonInvalidMTU, do: func(w *world, a, b *node) {
+		req := honest(a, b)
+		says(&req, b.opt.Link.QPN, 1283)
+		w.inject(b, a, req)
+	}},
+	{name: "a REP with a Receive MTU below IPv6's minimum", want: cm.ReasonInvalidMTU, kind: mad.KindREP,
+		do: func(w *world, a, b *node) {
 			b.f.ipv6, b.f.opt.ReceiveMTU = false, 1283
 			a.ping("10.0.0.2", 100, true)
 		}},
-		{name: "a REQ from our own address", want: cm.ReasonConsumer, do: func(w *world, a, b *node) {
-			req := honest(a, a)
-			w.inject(a, a, req)
-		}},
-		{name: "a crossing that we win", want: cm.ReasonConsumer, do: func(w *world, a, b *node) {
-			// a, with the larger QPN, waits for an answer when the REQ of b comes.
-			w.dropMAD = func(from *node, m mad.Message) bool { return from == a && m.Attr() == mad.AttrREQ }
-			a.ping("10.0.0.2", 100, true)
-			w.run(100 * time.Millisecond)
-			w.inject(b, a, honest(a, b))
-		}},
-		{name: "our QP broke before the RTU", want: cm.ReasonConsumer, kind: mad.KindOther, do: func(w *world, a, b *node) {
-			w.inject(b, a, honest(a, b))
-			w.run(10 * time.Millisecond)
-			a.step(QPError{Conn: a.f.Conns()[0].Conn})
-		}},
-		{name: "the interface goes down before the RTU", want: cm.ReasonConsumer, kind: mad.KindOther, do: func(w *world, a, b *node) {
+	{name: "a REQ from our own address", want: cm.ReasonConsumer, do: func(w *world, a, b *node) {
+		req := honest(a, a)
+		w.inject(a, a, req)
+	}},
+	{name: "a crossing that we win", want: cm.ReasonConsumer, do: func(w *world, a, b *node) {
+		// a, with the larger QPN, waits for an answer when the REQ of b comes.
+		w.dropMAD = func(from *node, m mad.Message) bool { return from == a && m.Attr() == mad.AttrREQ }
+		a.ping("10.0.0.2", 100, true)
+		w.run(100 * time.Millisecond)
+		w.inject(b, a, honest(a, b))
+	}},
+	{name: "our QP broke before the RTU", want: cm.ReasonConsumer, kind: mad.KindOther, do: func(w *world, a, b *node) {
+		w.inject(b, a, honest(a, b))
+		w.run(10 * time.Millisecond)
+		a.step(QPError{Conn: a.f.Conns()[0].Conn})
+	}},
+	{name: "the interface goes down before the RTU", want: cm.ReasonConsumer, kind: mad.KindOther,
+		do: func(w *world, a, b *node) {
 			w.inject(b, a, honest(a, b))
 			w.run(10 * time.Millisecond)
 			a.kernel(a.k.Up(false))
 		}},
-		{name: "the interface goes down before the REP", want: cm.ReasonTimeout, kind: mad.KindOther, ari: "guid", do: func(w *world, a, b *node) {
+	{name: "the interface goes down before the REP", want: cm.ReasonTimeout, kind: mad.KindOther, ari: "guid",
+		do: func(w *world, a, b *node) {
 			w.dropMAD = func(from *node, m mad.Message) bool { return from == b }
 			a.ping("10.0.0.2", 100, true)
 			w.run(10 * time.Millisecond)
 			a.kernel(a.k.Up(false))
 		}},
-	} {
+}
+
+// TestReasons shows which cause leads to which reason in this room, and that
+// every REJ has our own values (cm's TestReasons has the causes there). checkMAD
+// looks at the private data as well.
+func TestReasons(t *testing.T) {
+	for _, tt := range reasons {
 		w := newWorld(t, 21)
 		a, b := w.node(5, tt.opt), w.node(2, Options{})
 		w.run(2 * time.Second)
@@ -148,7 +158,9 @@ func TestReasons(t *testing.T) {
 			w.failf("%s: REJ %+v, want reason %d of %v", tt.name, rej, tt.want, tt.kind)
 		}
 		var pd encap.PrivateData
-		if pd.UnmarshalBinary(rej.PrivateData[:]) != nil || pd != (encap.PrivateData{QPN: a.opt.Link.QPN, ReceiveMTU: 65524}) { // 4755-3.2-12
+		// 4755-3.2-12
+		if pd.UnmarshalBinary(rej.PrivateData[:]) != nil ||
+			pd != (encap.PrivateData{QPN: a.opt.Link.QPN, ReceiveMTU: 65524}) {
 			w.failf("%s: private data %+v", tt.name, pd)
 		}
 		if ari := string(rej.ARI[:rej.ARILength]); ari != tt.ari && (tt.ari != "guid" || len(ari) != 8) {
@@ -201,7 +213,8 @@ func TestRejectedMTU(t *testing.T) {
 		w.run(300 * time.Millisecond)
 		var pd encap.PrivateData
 		last := a.reqs[len(a.reqs)-1]
-		if pd.UnmarshalBinary(last.PrivateData[:]) != nil || len(a.reqs) != tt.reqs || pd.ReceiveMTU != tt.want || b.got(p) != 1 {
+		if pd.UnmarshalBinary(last.PrivateData[:]) != nil || len(a.reqs) != tt.reqs || pd.ReceiveMTU != tt.want ||
+			b.got(p) != 1 {
 			w.failf("%s: %d REQs, the last with Receive MTU %d; got %d", tt.name, len(a.reqs), pd.ReceiveMTU, b.got(p))
 		}
 		if tt.path != 0 && tt.path < ib.MTU1024 && last.PathMTU != tt.path {

@@ -63,7 +63,8 @@ func TestManySeeds(t *testing.T) {
 			n.step(Shutdown{})
 		}
 		w.run(5 * time.Second)
-		if len(a.qps)+len(b.qps)+len(a.dests)+len(b.dests)+len(a.hostRoutes())+len(b.hostRoutes())+len(a.joined)+len(b.joined) != 0 {
+		if len(a.qps)+len(b.qps)+len(a.dests)+len(b.dests)+len(a.hostRoutes())+len(b.hostRoutes())+len(a.joined)+
+			len(b.joined) != 0 {
 			w.failf("left after shutdown")
 		}
 	}
@@ -146,8 +147,19 @@ func TestDefaults(t *testing.T) {
 	w := newWorld(t, 1)
 	a := w.node(1, Options{})
 	s := a.f.Status()
-	if s.UDMTU != 2044 || s.ReceiveMTU != 65524 || s.DeviceMTU != 65520 || !s.Up || len(s.Addrs) != 3 || !s.IPv6 {
-		t.Errorf("%+v", s)
+	switch {
+	case s.UDMTU != 2044:
+		t.Errorf("s.UDMTU is %v, want 2044", s.UDMTU)
+	case s.ReceiveMTU != 65524:
+		t.Errorf("s.ReceiveMTU is %v, want 65524", s.ReceiveMTU)
+	case s.DeviceMTU != 65520:
+		t.Errorf("s.DeviceMTU is %v, want 65520", s.DeviceMTU)
+	case !s.Up:
+		t.Errorf("s.Up is false")
+	case len(s.Addrs) != 3:
+		t.Errorf("len(s.Addrs) is %v, want 3", len(s.Addrs))
+	case !s.IPv6:
+		t.Errorf("s.IPv6 is false")
 	}
 	for _, c := range a.f.Counters() {
 		if c.Name == "" {
@@ -244,7 +256,8 @@ func TestRouterMessages(t *testing.T) {
 	n, on := len(b.tun), a.onConn
 	a.output(rs)
 	w.run(time.Second)
-	if len(b.tun) != n+1 || b.got(rs) != 1 || a.counter("router_messages_out") != 1 || b.counter("router_messages_in") != 1 {
+	if len(b.tun) != n+1 || b.got(rs) != 1 || a.counter("router_messages_out") != 1 ||
+		b.counter("router_messages_in") != 1 {
 		w.failf("RS: %d", len(b.tun)-n)
 	}
 	ra := icmp6("fe80::200:0:0:2", "fe80::200:0:0:1", append(make([]byte, 16), 5, 1, 0, 0, 0, 0, 7, 0xfc))
@@ -304,7 +317,8 @@ func TestUnderlayChanged(t *testing.T) {
 	if x, _ := w.agree(a, b); b.got(p) != 1 || x.Peer.GID != gid(0x99) {
 		w.failf("got %d", b.got(p))
 	}
-	if !slices.ContainsFunc(b.addrs, func(p netip.Prefix) bool { return p.Addr() == ip.LinkLocal(gid(0x99)) }) || len(b.addrs) != 3 {
+	if !slices.ContainsFunc(b.addrs, func(p netip.Prefix) bool { return p.Addr() == ip.LinkLocal(gid(0x99)) }) ||
+		len(b.addrs) != 3 {
 		w.failf("addresses %v", b.addrs)
 	}
 	a.step(UnderlayChanged{Link: a.opt.Link, Active: false})
@@ -384,7 +398,8 @@ func TestPeerList(t *testing.T) {
 // world watches.
 func FuzzInterface(f *testing.F) {
 	f.Add([]byte("0123456789abcdefghijklmnopqrstuvwxyz"))
-	f.Add([]byte{0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15})
+	f.Add([]byte{0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13,
+		14, 14, 15, 15})
 	f.Fuzz(func(t *testing.T, in []byte) {
 		if len(in) > 300 {
 			return
@@ -413,7 +428,8 @@ func FuzzInterface(f *testing.F) {
 }
 
 func (w *world) odd(a, b, k *node, op, arg byte, rest []byte, r *rand.Rand) {
-	dst := []string{"10.0.0.2", "10.0.0.3", "fd00::2", "10.0.0.9", "239.1.1.1", "192.0.2.1", "ff02::1", "10.0.0.255"}[arg%8]
+	dst := []string{"10.0.0.2", "10.0.0.3", "fd00::2", "10.0.0.9", "239.1.1.1", "192.0.2.1", "ff02::1",
+		"10.0.0.255"}[arg%8]
 	switch op % 20 {
 	case 0, 1, 2:
 		a.ping(dst, 100+int(arg)*200, arg&1 == 0)

@@ -178,7 +178,8 @@ func TestSubnet(t *testing.T) {
 					w.failf("path %+v, want LID %d, GRH %v, life 18", path, b.ib.port.LID, tt.grh)
 				}
 				for _, req := range append(a.reqs, b.reqs...) {
-					if r := req.Primary; r.LocalLID == 0 || r.LocalLID == ib.PermissiveLID || !r.SubnetLocal || r.LocalACKTimeout != 19 {
+					if r := req.Primary; r.LocalLID == 0 || r.LocalLID == ib.PermissiveLID || !r.SubnetLocal ||
+						r.LocalACKTimeout != 19 {
 						w.failf("REQ with primary path %+v", r)
 					}
 				}
@@ -265,7 +266,8 @@ func TestReregister(t *testing.T) {
 		}
 	}
 	if now := a.ib.at[broadcast]; now == was || now != a.ib.paths[broadcast].DLID {
-		w.failf("the UD QP is attached at MLID %#x, it was %#x before; the path leads to %#x", now, was, a.ib.paths[broadcast].DLID)
+		w.failf("the UD QP is attached at MLID %#x, it was %#x before; the path leads to %#x", now, was,
+			a.ib.paths[broadcast].DLID)
 	}
 	p := a.ping("10.0.0.2", 9000, true)
 	w.settle()
@@ -367,8 +369,8 @@ func TestBroadcastGroupDecides(t *testing.T) {
 	}
 	mgid, _ := group.MGID(ip4("224.0.0.1"), ib.DefaultPKey, group.DefaultScope)
 	path := a.ib.paths[mgid]
-	want := verbs.Path{SGID: a.opt.Link.GID, DGID: mgid, DLID: a.ib.at[mgid], GRH: true, TrafficClass: 9, HopLimit: 2, SL: 3,
-		PKey: ib.DefaultPKey, MTU: ib.MTU1024, Rate: 5}
+	want := verbs.Path{SGID: a.opt.Link.GID, DGID: mgid, DLID: a.ib.at[mgid], GRH: true, TrafficClass: 9,
+		HopLimit: 2, SL: 3, PKey: ib.DefaultPKey, MTU: ib.MTU1024, Rate: 5}
 	if path != want {
 		t.Errorf("path of a group: got %+v\nwant %+v", path, want)
 	}
@@ -405,7 +407,8 @@ func TestSendOnly(t *testing.T) {
 		state wire.JoinState
 	}{
 		{"a full member that sends", simsm.Options{Delay: 50 * time.Millisecond}, wire.SendOnlyFullMember},
-		{"an administrator of old", simsm.Options{Delay: 50 * time.Millisecond, NoSendOnlyFull: true}, wire.SendOnlyNonMember},
+		{"an administrator of old", simsm.Options{Delay: 50 * time.Millisecond, NoSendOnlyFull: true},
+			wire.SendOnlyNonMember},
 	} {
 		w := newSubnet(t, 8, tt.opt)
 		a, b := w.port(1, true, Options{}), w.port(2, true, Options{})

@@ -15,7 +15,8 @@ func (n *node) told(dst string) (k int) {
 		if src, _ := ip.Src(p); src != netip.MustParseAddr(dst) {
 			continue
 		}
-		if v4, err := ip.AsV4(p); err == nil && v4.Protocol() == ip.ProtoICMP && v4.Payload()[0] == 3 && v4.Payload()[1] == 1 {
+		if v4, err := ip.AsV4(p); err == nil && v4.Protocol() == ip.ProtoICMP && v4.Payload()[0] == 3 &&
+			v4.Payload()[1] == 1 {
 			k++
 		}
 		if v6, err := ip.AsV6(p); err == nil && v6[6] == ip.ProtoICMPv6 && v6[40] == 1 && v6[41] == 3 {

@@ -112,7 +112,8 @@ type fakeQP struct {
 }
 
 func newWorld(t testing.TB, seed uint64) *world {
-	return &world{t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 7)), now: time.Unix(1000, 0), report: time.Unix(1000, 500), delay: 200 * time.Microsecond}
+	return &world{t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 7)), now: time.Unix(1000, 0),
+		report: time.Unix(1000, 500), delay: 200 * time.Microsecond}
 }
 
 func gid(i int) ib.GID {
@@ -208,7 +209,8 @@ func (n *node) delAddr(s string) {
 }
 
 func (n *node) addRoute(prefix, gw string) {
-	r := fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix(prefix), Type: rtnl.Unicast, Protocol: rtnl.ProtoStatic}, OIF: fibtest.Index}
+	r := fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix(prefix), Type: rtnl.Unicast,
+		Protocol: rtnl.ProtoStatic}, OIF: fibtest.Index}
 	if gw != "" {
 		r.Via = netip.MustParseAddr(gw)
 	}
@@ -265,7 +267,8 @@ func (n *node) checkPeers() {
 		}
 	}
 	if extra != 0 || up != f.conns.up || f.timers.Len() > len(f.peers) {
-		w.failf("%s: %d unused peers too many, %d connections up of %d, %d timers of %d peers", n.name, extra, f.conns.up, up, f.timers.Len(), len(f.peers))
+		w.failf("%s: %d unused peers too many, %d connections up of %d, %d timers of %d peers", n.name, extra,
+			f.conns.up, up, f.timers.Len(), len(f.peers))
 	}
 }
 
@@ -374,7 +377,8 @@ func (n *node) do(a Action) {
 		n.step(OtherIs{a.Addr, n.others[a.Addr]})
 	case Note:
 		n.notes = append(n.notes, a)
-		w.log = append(w.log, fmt.Sprintf("%8.3f %s %-9s %v %d %s", float64(w.now.UnixMilli()-1000000)/1000, n.name, a.Kind, a.Peer, a.Conn, a.Text))
+		w.log = append(w.log, fmt.Sprintf("%8.3f %s %-9s %v %d %s", float64(w.now.UnixMilli()-1000000)/1000, n.name,
+			a.Kind, a.Peer, a.Conn, a.Text))
 	default:
 		w.failf("unknown action %T", a)
 	}
@@ -506,7 +510,8 @@ func (n *node) recv(ev RecvFrame) {
 	if n.older && encap.EtherType(binary.BigEndian.Uint16(ev.Frame)) == encap.PathProbe {
 		return
 	}
-	if t := encap.EtherType(binary.BigEndian.Uint16(ev.Frame)); t == encap.ARP || t == encap.InbandCM || t == encap.PathProbe || nd.KindOf(ev.Frame[4:]) != nd.None {
+	if t := encap.EtherType(binary.BigEndian.Uint16(ev.Frame)); t == encap.ARP || t == encap.InbandCM ||
+		t == encap.PathProbe || nd.KindOf(ev.Frame[4:]) != nd.None {
 		n.step(ev)
 		return
 	}
@@ -544,7 +549,8 @@ func (n *node) sendConn(id fib.Conn, fr []byte) {
 			for _, r := range m.qps {
 				if r.qpn == q.dest && r.rts && r.dest == q.qpn && !r.broken {
 					if r.rqPSN != q.sqPSN {
-						w.failf("PSNs do not meet: %v sends with %v, %v expects %v", n.name, q.sqPSN, m.name, r.rqPSN) // IBA volume 1 section 12.7, Starting PSN
+						// IBA volume 1 section 12.7, Starting PSN
+						w.failf("PSNs do not meet: %v sends with %v, %v expects %v", n.name, q.sqPSN, m.name, r.rqPSN)
 					}
 					if len(fr) > r.receive || r.pathMTU != q.pathMTU {
 						w.failf("%d octets into a buffer of %d, path MTU %v and %v", len(fr), r.receive, q.pathMTU, r.pathMTU)
@@ -646,7 +652,8 @@ func (n *node) recvMAD(in verbs.MAD) {
 	case n.taken: // as the kernel's CM does, which nobody has told of our services
 		_, msg, _ := mad.Parse(in.Data[:])
 		if req, ok := msg.(mad.REQ); ok {
-			rej := mad.REJ{TransactionID: req.TransactionID, RemoteCommID: req.LocalCommID, MessageRejected: mad.KindREQ, Reason: cm.ReasonInvalidServiceID}
+			rej := mad.REJ{TransactionID: req.TransactionID, RemoteCommID: req.LocalCommID, MessageRejected: mad.KindREQ,
+				Reason: cm.ReasonInvalidServiceID}
 			for _, to := range n.w.nodes {
 				if to.opt.Link.GID == in.Remote {
 					n.w.inject(n, to, rej)
@@ -877,7 +884,8 @@ func (w *world) agree(a, b *node) (ConnInfo, ConnInfo) {
 		w.failf("%s has %d connections and %d QPs, %s %d and %d", a.name, len(ca), len(a.qps), b.name, len(cb), len(b.qps))
 	}
 	x, y := ca[0], cb[0]
-	if x.LocalQPN != y.RemoteQPN || x.RemoteQPN != y.LocalQPN || x.MTU != y.MTU || x.Active == y.Active || x.Transport != y.Transport {
+	if x.LocalQPN != y.RemoteQPN || x.RemoteQPN != y.LocalQPN || x.MTU != y.MTU || x.Active == y.Active ||
+		x.Transport != y.Transport {
 		w.failf("they disagree:\n%+v\n%+v", x, y)
 	}
 	return x, y

@@ -124,7 +124,8 @@ type peer struct {
 // AppendBinary appends s to b. What is above a bound is left out.
 func (s *State) AppendBinary(b []byte) ([]byte, error) {
 	d := document{head: head{Version: Version, Name: s.Name, Underlay: s.Underlay, Link: fromLink(s.Link),
-		GUID: uint64(s.GUID), PKey: uint16(s.PKey), QKey: uint32(s.QKey)}, Prefixes: s.Prefixes[:min(len(s.Prefixes), maxPrefixes)]}
+		GUID: uint64(s.GUID), PKey: uint16(s.PKey),
+		QKey: uint32(s.QKey)}, Prefixes: s.Prefixes[:min(len(s.Prefixes), maxPrefixes)]}
 	for _, n := range s.Memory.Neighbours[:min(len(s.Memory.Neighbours), maxNeighbours)] {
 		d.Neighbours = append(d.Neighbours, neighbour{Addr: n.Addr, Link: fromLink(n.Link), Router: n.Router})
 	}

@@ -67,7 +67,8 @@ func TestRefused(t *testing.T) {
 		{"zone", strings.Replace(good, `"10.0.0.2"`, `"fe80::1%eth0"`, 1), "no address of a host"},
 		{"class", strings.Replace(good, `"class":2`, `"class":9`, 1), "class 9"},
 		{"time", strings.Replace(good, `"left_ms":60000`, `"left_ms":-1`, 1), "-1 ms"},
-		{"too many", strings.Replace(good, `"prefixes":[`, `"prefixes":[`+strings.Repeat(`"10.0.0.1/24",`, maxPrefixes), 1), "prefixes: more than 1024"},
+		{"too many", strings.Replace(good, `"prefixes":[`,
+			`"prefixes":[`+strings.Repeat(`"10.0.0.1/24",`, maxPrefixes), 1), "prefixes: more than 1024"},
 	} {
 		if tt.text == good {
 			t.Errorf("%s: the text was not changed", tt.name)
@@ -90,7 +91,8 @@ func TestLargest(t *testing.T) {
 		a := netip.MustParseAddr(fmt.Sprintf("fd00:1234:5678:9abc:ffff:ffff:%x:%x", 0x8000+i>>16, i&0xffff))
 		link := encap.LinkAddr{Flags: encap.FlagRC, QPN: ib.QPN(0x800000 + i), GID: ib.GIDFromAddr(a)}
 		s.Memory.Neighbours = append(s.Memory.Neighbours, ipoib.KnownNeighbour{Addr: a, Link: link, Router: true})
-		s.Memory.Peers = append(s.Memory.Peers, ipoib.KnownPeer{Link: link.Key(), Class: ipoib.ClassRFC, Left: maxLeft, Via: ipoib.ViaInband, ViaLeft: maxLeft})
+		s.Memory.Peers = append(s.Memory.Peers, ipoib.KnownPeer{Link: link.Key(), Class: ipoib.ClassRFC,
+			Left: maxLeft, Via: ipoib.ViaInband, ViaLeft: maxLeft})
 	}
 	b, err := s.AppendBinary(nil)
 	if err != nil {
