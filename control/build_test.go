@@ -11,7 +11,8 @@ func TestBuildInWords(t *testing.T) {
 	}{
 		{"a release", Build{Release: "v1.2", Commit: commit, Go: "go1.26"}, "v1.2, commit 3eeca6315b2d, go1.26"},
 		{"a checkout without tags", Build{Commit: commit, Modified: true}, "commit 3eeca6315b2d with changes"},
-		{"Go's own version has the commit", Build{Release: "v0.0.0-2026-3eeca6315b2d+dirty", Commit: commit, Modified: true}, "v0.0.0-2026-3eeca6315b2d+dirty"},
+		{"Go's own version has the commit", Build{Release: "v0.0.0-2026-3eeca6315b2d+dirty", Commit: commit,
+			Modified: true}, "v0.0.0-2026-3eeca6315b2d+dirty"},
 		{"an archive", Build{Go: "go1.26"}, "of unknown source, go1.26"},
 	} {
 		if got := tt.b.String(); got != tt.want {

@@ -20,21 +20,24 @@ const Version = 2 // 2: a Route has next_hop where it had prefix and gateway
 
 // The paths of the API, all GET.
 const (
-	PathStatus     = "/v1/status" // ?peer=&limit=&after= choose from its peers, and from the lists of the next three ([Page])
-	PathConns      = "/v1/conns"
-	PathNeigh      = "/v1/neigh"
-	PathRoutes     = "/v1/routes"
-	PathGroups     = "/v1/groups"
-	PathStats      = "/v1/stats"
-	PathMembers    = "/v1/members"
-	PathExplain    = "/v1/explain"     // ?ip=ADDRESS
-	PathEvents     = "/v1/events"      // ?since=DURATION: newline-delimited Event, past ones first, until the client leaves
+	// ?peer=&limit=&after= choose from its peers, and from the lists of the next three ([Page])
+	PathStatus  = "/v1/status"
+	PathConns   = "/v1/conns"
+	PathNeigh   = "/v1/neigh"
+	PathRoutes  = "/v1/routes"
+	PathGroups  = "/v1/groups"
+	PathStats   = "/v1/stats"
+	PathMembers = "/v1/members"
+	PathExplain = "/v1/explain" // ?ip=ADDRESS
+	// ?since=DURATION: newline-delimited Event, past ones first, until the client leaves
+	PathEvents     = "/v1/events"
 	PathCapture    = "/v1/capture"     // ?snap=OCTETS: pcapng, until the client leaves
 	PathPeerStatus = "/v1/peer/status" // ?ip=ADDRESS: of another host's agent, over the fabric
 	PathPeerPing   = "/v1/peer/ping"   // ?ip=ADDRESS&count=N&size=OCTETS
 	PathPeerEvents = "/v1/peer/events" // ?ip=ADDRESS&after=NUMBER
-	PathRuntime    = "/v1/runtime"     // what the process uses, after two garbage collections, with what was free given back
-	PathMetrics    = "/metrics"        // Prometheus text
+	// what the process uses, after two garbage collections, with what was free given back
+	PathRuntime = "/v1/runtime"
+	PathMetrics = "/metrics" // Prometheus text
 )
 
 // An Offload is one way to let the kernel, or one thread, do more at a time.
@@ -92,14 +95,16 @@ type Protection struct {
 
 // An Interface is the network interface the agent provides.
 type Interface struct {
-	Name           string    `json:"name"`
-	Netns          string    `json:"netns,omitempty"`       // network namespace it is in, where that is not the agent's: its name, or net:[INODE]
-	State          string    `json:"state"`                 // "up", "down", "underlay down" or "no link"
-	Mode           string    `json:"mode"`                  // policy: rc, uc, auto or ud
-	MTU            int       `json:"mtu"`                   // device MTU
-	UDMTU          int       `json:"ud_mtu"`                // largest datagram sent, octets of IP
-	UDAccept       int       `json:"ud_accepted,omitempty"` // largest datagram that may come; 0: ud_mtu, of an agent before there was a difference
-	ReceiveMTU     int       `json:"receive_mtu"`           // offered, encapsulation header included
+	Name string `json:"name"`
+	// network namespace it is in, where that is not the agent's: its name, or net:[INODE]
+	Netns string `json:"netns,omitempty"`
+	State string `json:"state"`  // "up", "down", "underlay down" or "no link"
+	Mode  string `json:"mode"`   // policy: rc, uc, auto or ud
+	MTU   int    `json:"mtu"`    // device MTU
+	UDMTU int    `json:"ud_mtu"` // largest datagram sent, octets of IP
+	// largest datagram that may come; 0: ud_mtu, of an agent before there was a difference
+	UDAccept       int       `json:"ud_accepted,omitempty"`
+	ReceiveMTU     int       `json:"receive_mtu"` // offered, encapsulation header included
 	GID            string    `json:"gid"`
 	UDQPN          string    `json:"ud_qpn"`
 	LinkAddr       string    `json:"link_addr"` // 20 octets: flags, QPN, GID

@@ -14,7 +14,9 @@ import (
 var update = flag.Bool("update", false, "write testdata/schema.txt anew")
 
 // documents are all that programs read.
-var documents = []any{Error{}, Status{}, Conns{}, Neighbours{}, Routes{}, Groups{}, Stats{}, Explanation{}, Event{}, Devices{}, Doctor{}, Runtime{}, MPAProbe{}, RPCProbe{}, PeerStatus{}, PeerPing{}, PeerEvents{}, Build{}, Reload{}, Members{}}
+var documents = []any{Error{}, Status{}, Conns{}, Neighbours{}, Routes{}, Groups{}, Stats{}, Explanation{},
+	Event{}, Devices{}, Doctor{}, Runtime{}, MPAProbe{}, RPCProbe{}, PeerStatus{}, PeerPing{}, PeerEvents{},
+	Build{}, Reload{}, Members{}}
 
 // TestSchema compares every field's name and kind with the golden file. A line
 // may be added; one that goes or changes needs a new Version.
@@ -129,8 +131,13 @@ func fill(v reflect.Value, n *int) {
 func TestEveryDocumentHasAVersion(t *testing.T) {
 	for _, d := range documents {
 		f, ok := reflect.TypeOf(d).FieldByName("Version")
-		if !ok || f.Tag.Get("json") != "version" || f.Index[0] != 0 {
-			t.Errorf("%T: version is not its first field", d)
+		switch {
+		case !ok:
+			t.Errorf("%T: ok is false", d)
+		case f.Tag.Get("json") != "version":
+			t.Errorf("%T: f.Tag.Get(\"json\") is %q, want \"version\"", d, f.Tag.Get("json"))
+		case f.Index[0] != 0:
+			t.Errorf("%T: f.Index[0] is %v, want 0", d, f.Index[0])
 		}
 	}
 }

@@ -26,11 +26,12 @@ type Member struct {
 
 // Members answers PathMembers.
 type Members struct {
-	Version     int      `json:"version"`
-	Link        string   `json:"link,omitempty"`
-	Source      string   `json:"source"`
-	ID          string   `json:"id,omitempty"`          // of this host there
-	Copies      bool     `json:"copies"`                // broadcasts are copied to members; else the underlay has multicast
+	Version int    `json:"version"`
+	Link    string `json:"link,omitempty"`
+	Source  string `json:"source"`
+	ID      string `json:"id,omitempty"` // of this host there
+	// broadcasts are copied to members; else the underlay has multicast
+	Copies      bool     `json:"copies"`
 	Known       bool     `json:"known"`                 // the source has answered, now or before the start
 	Revision    uint64   `json:"revision"`              // of the source; 0 if it has none
 	AgeMS       int64    `json:"age_ms"`                // since the list was last known to be right

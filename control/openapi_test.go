@@ -45,14 +45,21 @@ var calls = []call{
 	{PathStats, "get", "all counters", nil, Stats{}, ""},
 	{PathMembers, "get", "who gets copies of broadcasts without multicast", nil, Members{}, ""},
 	{PathExplain, "get", "where a packet would go, and why", []param{ipParam}, Explanation{}, ""},
-	{PathEvents, "get", "events, until the client leaves: one JSON object in a line", []param{{"since", "string", "past ones too, of a duration such as 10m", false}}, Event{}, "application/x-ndjson"},
-	{PathCapture, "get", "packets, until the client leaves; root and the agent's user only", []param{{"snap", "integer", "octets of each packet", false}}, nil, "application/x-pcapng"},
-	{PathPeerStatus, "get", "the status of another host's agent, asked over the fabric", []param{ipParam}, PeerStatus{}, ""},
-	{PathPeerPing, "get", "calls to another host's agent", []param{ipParam, {"count", "integer", "how many", false}, {"size", "integer", "octets to return", false}}, PeerPing{}, ""},
-	{PathPeerEvents, "get", "events of another host's agent", []param{ipParam, {"after", "integer", "those behind this number", false}}, PeerEvents{}, ""},
+	{PathEvents, "get", "events, until the client leaves: one JSON object in a line",
+		[]param{{"since", "string", "past ones too, of a duration such as 10m", false}}, Event{}, "application/x-ndjson"},
+	{PathCapture, "get", "packets, until the client leaves; root and the agent's user only",
+		[]param{{"snap", "integer", "octets of each packet", false}}, nil, "application/x-pcapng"},
+	{PathPeerStatus, "get", "the status of another host's agent, asked over the fabric", []param{ipParam},
+		PeerStatus{}, ""},
+	{PathPeerPing, "get", "calls to another host's agent",
+		[]param{ipParam, {"count", "integer", "how many", false}, {"size", "integer", "octets to return", false}},
+		PeerPing{}, ""},
+	{PathPeerEvents, "get", "events of another host's agent",
+		[]param{ipParam, {"after", "integer", "those behind this number", false}}, PeerEvents{}, ""},
 	{PathRuntime, "get", "what the process uses; root and the agent's user only", nil, Runtime{}, ""},
 	{PathMetrics, "get", "Prometheus text", nil, nil, "text/plain"},
-	{PathReload, "post", "read the configuration file again; root and the agent's user only", []param{{"check", "string", "not empty: change nothing", false}}, Reload{}, ""},
+	{PathReload, "post", "read the configuration file again; root and the agent's user only",
+		[]param{{"check", "string", "not empty: change nothing", false}}, Reload{}, ""},
 }
 
 type object map[string]any
@@ -73,12 +80,14 @@ func openAPI() object {
 			content[media] = object{"schema": schemaOf(schemas, reflect.TypeOf(c.answer))}
 		}
 		op := object{"summary": c.summary, "responses": object{
-			"200":     object{"description": "the answer", "content": content},
-			"default": object{"description": "what went wrong", "content": object{"application/json": object{"schema": schemaOf(schemas, reflect.TypeFor[Error]())}}},
+			"200": object{"description": "the answer", "content": content},
+			"default": object{"description": "what went wrong",
+				"content": object{"application/json": object{"schema": schemaOf(schemas, reflect.TypeFor[Error]())}}},
 		}}
 		var params []object
 		for _, p := range c.params {
-			params = append(params, object{"name": p.name, "in": "query", "required": p.required, "description": p.text, "schema": object{"type": p.kind}})
+			params = append(params, object{"name": p.name, "in": "query", "required": p.required, "description": p.text,
+				"schema": object{"type": p.kind}})
 		}
 		if params != nil {
 			op["parameters"] = params
@@ -88,7 +97,8 @@ func openAPI() object {
 	return object{
 		"openapi": "3.0.3",
 		"info": object{"title": "ipoibcmd control API", "version": strconv.Itoa(Version),
-			"description": "HTTP over a UNIX socket, /run/ipoibcm/NAME.sock. Durations are in milliseconds, sizes in octets, times in UTC."},
+			"description": "HTTP over a UNIX socket, /run/ipoibcm/NAME.sock. Durations are in milliseconds, sizes in " +
+				"octets, times in UTC."},
 		"paths": paths, "components": object{"schemas": schemas},
 	}
 }

@@ -88,15 +88,19 @@ func (s *Status) Select(p Page) {
 
 // Select has c show the connections of a page. Their key is the GID of their peer.
 func (c *Conns) Select(p Page) {
-	c.Conns, c.Next = choose(p, c.Conns, func(e *Conn) string { return e.Peer[strings.LastIndexByte(e.Peer, ' ')+1:] }, func(e *Conn) bool { return p.has(e.Peer) })
+	c.Conns, c.Next = choose(p, c.Conns, func(e *Conn) string {
+		return e.Peer[strings.LastIndexByte(e.Peer, ' ')+1:]
+	}, func(e *Conn) bool { return p.has(e.Peer) })
 }
 
 // Select has n show the entries of a page. Their key is ip.
 func (n *Neighbours) Select(p Page) {
-	n.Neighbours, n.Next = choose(p, n.Neighbours, func(e *Neighbour) string { return e.IP }, func(e *Neighbour) bool { return p.has(e.IP, e.LinkAddr) })
+	n.Neighbours, n.Next = choose(p, n.Neighbours, func(e *Neighbour) string { return e.IP },
+		func(e *Neighbour) bool { return p.has(e.IP, e.LinkAddr) })
 }
 
 // Select has r show the next hops of a page. Their key is next_hop.
 func (r *Routes) Select(p Page) {
-	r.Routes, r.Next = choose(p, r.Routes, func(e *Route) string { return e.NextHop }, func(e *Route) bool { return p.has(e.NextHop, e.Peer) })
+	r.Routes, r.Next = choose(p, r.Routes, func(e *Route) string { return e.NextHop },
+		func(e *Route) bool { return p.has(e.NextHop, e.Peer) })
 }

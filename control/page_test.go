@@ -63,8 +63,10 @@ func TestPages(t *testing.T) {
 
 // A peer is found by its GID, however it is written, and by any of its addresses.
 func TestOnePeer(t *testing.T) {
-	for query, want := range map[string]int{"peer=fe80::1": 1, "peer=fe80:0::1": 1, "peer=10.0.0.1": 1, "peer=::ffff:10.0.0.1": 1, "peer=10.0.0.9": 0} {
-		s := Status{Peers: []Peer{{GID: "fe80::1", Addresses: []string{"10.0.0.1", "fd00::1"}}, {GID: "fe80::2", Addresses: []string{"10.0.0.2"}}}}
+	for query, want := range map[string]int{"peer=fe80::1": 1, "peer=fe80:0::1": 1, "peer=10.0.0.1": 1,
+		"peer=::ffff:10.0.0.1": 1, "peer=10.0.0.9": 0} {
+		s := Status{Peers: []Peer{{GID: "fe80::1", Addresses: []string{"10.0.0.1", "fd00::1"}},
+			{GID: "fe80::2", Addresses: []string{"10.0.0.2"}}}}
 		if s.Select(parse(t, query)); len(s.Peers) != want {
 			t.Errorf("%s: %d peers, want %d", query, len(s.Peers), want)
 		}
@@ -73,7 +75,8 @@ func TestOnePeer(t *testing.T) {
 	if c.Select(parse(t, "peer=fe80::2")); len(c.Conns) != 1 {
 		t.Errorf("%d connections, want 1", len(c.Conns))
 	}
-	r := Routes{Routes: []Route{{NextHop: "10.0.0.2", Peer: "80 000123 fe80::2"}, {NextHop: "10.0.0.1", Peer: "80 000123 fe80::1"}}}
+	r := Routes{Routes: []Route{{NextHop: "10.0.0.2", Peer: "80 000123 fe80::2"},
+		{NextHop: "10.0.0.1", Peer: "80 000123 fe80::1"}}}
 	if r.Select(parse(t, "peer=10.0.0.2")); len(r.Routes) != 1 {
 		t.Errorf("%d routes, want 1", len(r.Routes))
 	}
@@ -121,7 +124,8 @@ func FuzzPage(f *testing.F) {
 		if err != nil {
 			return
 		}
-		n := Neighbours{Neighbours: []Neighbour{{IP: "10.0.0.3", LinkAddr: "80 000123 fe80::1"}, {IP: "10.0.0.1"}, {IP: "10.0.0.2"}}}
+		n := Neighbours{Neighbours: []Neighbour{{IP: "10.0.0.3", LinkAddr: "80 000123 fe80::1"}, {IP: "10.0.0.1"},
+			{IP: "10.0.0.2"}}}
 		n.Select(p)
 		if p.Limit > 0 && len(n.Neighbours) > p.Limit {
 			t.Errorf("%d elements, want %d at most", len(n.Neighbours), p.Limit)

@@ -154,7 +154,8 @@ func (q *Queue) write(line []byte, told uint64) uint64 {
 	if lost == told {
 		return told
 	}
-	text := fmt.Sprintf("time=%s level=WARN msg=\"lines of the log were lost\" count=%d\n", time.Now().Format(time.RFC3339Nano), lost-told)
+	text := fmt.Sprintf("time=%s level=WARN msg=\"lines of the log were lost\" count=%d\n",
+		time.Now().Format(time.RFC3339Nano), lost-told)
 	if _, err := io.WriteString(q.w, text); err != nil {
 		return told
 	}

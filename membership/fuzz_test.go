@@ -119,7 +119,8 @@ func FuzzTracker(f *testing.F) {
 			if !changed && ids(before) != ids(after) {
 				t.Fatalf("%T: from %q to %q, and that was not said", ev, ids(before), ids(after))
 			}
-			if _, failed := ev.(Failed); (failed || len(named) == 0 && ev != nil && len(after.Members) == 0) && len(after.Members) < len(before.Members) {
+			if _, failed := ev.(Failed); (failed || len(named) == 0 && ev != nil && len(after.Members) == 0) &&
+				len(after.Members) < len(before.Members) {
 				t.Fatalf("%T: from %q to %q", ev, ids(before), ids(after))
 			}
 			for _, n := range named {

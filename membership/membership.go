@@ -150,7 +150,8 @@ type Snapshot struct {
 }
 
 // errEmpty is the failure of a source that knew somebody and knows nobody any more.
-var errEmpty = errors.New("the source names nobody any more; its last list stays, and a restart without state_dir takes an empty one")
+var errEmpty = errors.New("the source names nobody any more; its last list stays, and a restart without " +
+	"state_dir takes an empty one")
 
 // Options configures a Tracker.
 type Options struct {
@@ -181,7 +182,8 @@ func NewTracker(o Options) *Tracker {
 
 // Restore takes a list of before the start.
 func (t *Tracker) Restore(s Snapshot) {
-	t.now.Members, t.now.Revision, t.now.At, t.now.Changed, t.now.Saved = bounded(s.Members), s.Revision, s.At, s.Changed, true
+	t.now.Members, t.now.Revision, t.now.At, t.now.Changed, t.now.Saved = bounded(s.Members), s.Revision, s.At,
+		s.Changed, true
 	t.last = t.now.Members
 	t.now.Failing = s.At // it is not known to be right since
 }

@@ -137,7 +137,8 @@ func TestGraceIsForTheFirstList(t *testing.T) {
 // Who is held and comes back has never been away.
 func TestHeldComesBack(t *testing.T) {
 	tr := NewTracker(Options{Grace: 5 * time.Second})
-	play(t, tr, []step{{0, Listed{Members: list("a b")}, "a b"}, {1, Failed{errTest}, "a b"}, {2, Listed{Members: list("a")}, "a b"}})
+	play(t, tr, []step{{0, Listed{Members: list("a b")}, "a b"}, {1, Failed{errTest}, "a b"},
+		{2, Listed{Members: list("a")}, "a b"}})
 	if got := tr.Snapshot().Held; !slices.Equal(got, []string{"b"}) {
 		t.Errorf("held are %v, want b", got)
 	}
@@ -236,8 +237,10 @@ func TestParseList(t *testing.T) {
 	for _, tt := range []struct{ in, want string }{
 		{"", "[]"},
 		{"# nobody\n\n", "[]"},
-		{"fe80::1\n192.0.2.7 # seven\n", "[{fe80::1 [fe80::1] [] 0x000000 f:1} {192.0.2.7 [::ffff:192.0.2.7] [] 0x000000 f:2}]"},
-		{"a fe80::1 192.0.2.1 ip=10.0.0.1 ip=fd00::1 qpn=0x48", "[{a [fe80::1 ::ffff:192.0.2.1] [10.0.0.1 fd00::1] 0x000048 f:1}]"},
+		{"fe80::1\n192.0.2.7 # seven\n", "[{fe80::1 [fe80::1] [] 0x000000 f:1} {192.0.2.7 [::ffff:192.0.2.7] [] " +
+			"0x000000 f:2}]"},
+		{"a fe80::1 192.0.2.1 ip=10.0.0.1 ip=fd00::1 qpn=0x48",
+			"[{a [fe80::1 ::ffff:192.0.2.1] [10.0.0.1 fd00::1] 0x000048 f:1}]"},
 		{"a", `line 1: "a": want a GID, or a name and GIDs`},
 		{"a ip=10.0.0.1", "line 1: a has no GID"},
 		{"\na fe80::1\na fe80::2", "line 3: a is on line 2 already"},
@@ -265,7 +268,8 @@ func TestParseRecord(t *testing.T) {
 		{`{"v":2,"gids":["fe80::1"]}`, "version 2 of the record is not known here, only 1"},
 		{`{"v":1}`, "a has no GID"},
 		{`{"v":1,"gids":["fe80::1"]} {}`, "more than one record"},
-		{`{"v":1,"gids":["fe80::1"],"ips":["::ffff:1.2.3.4"]}`, "a publishes the address ::ffff:1.2.3.4, which no host can have"},
+		{`{"v":1,"gids":["fe80::1"],"ips":["::ffff:1.2.3.4"]}`,
+			"a publishes the address ::ffff:1.2.3.4, which no host can have"},
 		{`{"v":1,"gids":["1::1","1::2","1::3","1::4","1::5"]}`, "a has 5 GIDs, at most 4 can be"},
 		{strings.Repeat(" ", maxRecordLen+1), "a record of 8193 octets, at most 8192 can be"},
 	} {

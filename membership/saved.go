@@ -43,7 +43,8 @@ type savedMember struct {
 
 // AppendSaved appends s to b as it is kept on disk for link.
 func AppendSaved(b []byte, link string, generation uint32, s Snapshot) ([]byte, error) {
-	l := savedList{Version: RecordVersion, Link: link, Source: s.Source, At: s.At.UTC(), Revision: s.Revision, Members: []savedMember{}}
+	l := savedList{Version: RecordVersion, Link: link, Source: s.Source, At: s.At.UTC(), Revision: s.Revision,
+		Members: []savedMember{}}
 	for _, m := range s.Members {
 		r, err := AppendRecord(nil, m)
 		if err != nil {

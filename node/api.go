@@ -90,9 +90,10 @@ type Client struct{ http http.Client }
 // NewClient returns a client of the service at a socket.
 func NewClient(socket string) *Client {
 	c := &Client{}
-	c.http.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}}
+	c.http.Transport = &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		}}
 	return c
 }
 

@@ -16,8 +16,9 @@ import (
 // A record is what was saved, and what else is in the directory is said, not guessed at.
 func TestRecords(t *testing.T) {
 	s := &Service{opt: Options{Dir: t.TempDir()}}
-	p := &pod{record: record{Attachment: Attachment{Key: Key{"container", "net1"}, Netns: "/proc/self/ns/net", Master: "eth0",
-		Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24")}}, Ready: true, Agent: process{7, "8"}}}
+	p := &pod{record: record{Attachment: Attachment{Key: Key{"container", "net1"}, Netns: "/proc/self/ns/net",
+		Master: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix(
+			"10.0.0.1/24")}}, Ready: true, Agent: process{7, "8"}}}
 	if err := p.identify(); err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +57,8 @@ func TestRecords(t *testing.T) {
 // Names of devices fit, and differ where container or interface do.
 func TestUnderlayNames(t *testing.T) {
 	seen := map[string]Key{}
-	for _, k := range []Key{{"a", "net1"}, {"a", "net2"}, {"b", "net1"}, {"anet1", ""}, {strings.Repeat("c", 64), "net1"}} {
+	for _, k := range []Key{{"a", "net1"}, {"a", "net2"}, {"b", "net1"}, {"anet1", ""},
+		{strings.Repeat("c", 64), "net1"}} {
 		name := k.underlay()
 		if len(name) > 15 {
 			t.Errorf("%v: %s has %d octets, want 15 at most", k, name, len(name))

@@ -159,7 +159,8 @@ func (s *Service) detach(p *pod) error {
 	if len(errs) > 0 {
 		return errors.Join(errs...) // the record stays, so that somebody tries again
 	}
-	for _, path := range []string{s.controlPath(p.Key), s.configPath(p.Key), s.recordPath(p.Key) + ".new", s.recordPath(p.Key)} {
+	for _, path := range []string{s.controlPath(p.Key), s.configPath(p.Key), s.recordPath(p.Key) + ".new",
+		s.recordPath(p.Key)} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}

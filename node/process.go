@@ -110,7 +110,8 @@ type settings struct {
 
 // spawn starts a pod's agent, which outlives us. ended is closed when it has ended.
 func (s *Service) spawn(p *pod) (proc process, ended <-chan struct{}, err error) {
-	text, err := json.Marshal(settings{p.underlay(), p.IfName, p.Netns, s.controlPath(p.Key), p.Addresses, p.Mode, p.UDMTU, p.ReceiveMTU, p.PKey})
+	text, err := json.Marshal(settings{p.underlay(), p.IfName, p.Netns, s.controlPath(p.Key), p.Addresses, p.Mode,
+		p.UDMTU, p.ReceiveMTU, p.PKey})
 	if err != nil {
 		return process{}, nil, err
 	}
@@ -136,9 +137,10 @@ func (s *Service) spawn(p *pod) (proc process, ended <-chan struct{}, err error)
 
 // awaitAgent waits until an agent says that its interface is up.
 func awaitAgent(ctx context.Context, socket string, ended <-chan struct{}) error {
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}}}
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		}}}
 	for {
 		up, last := agentUp(ctx, &c)
 		if up {

@@ -14,7 +14,8 @@ import (
 
 // serve answers on l until ctx ends.
 func (s *Service) serve(ctx context.Context, l net.Listener) error {
-	srv := &http.Server{Handler: s.handler(), ConnContext: peercred.WithUser, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10}
+	srv := &http.Server{Handler: s.handler(), ConnContext: peercred.WithUser, ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10}
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(l) }()
 	select {

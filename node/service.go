@@ -50,7 +50,8 @@ type Service struct {
 // ready is called once requests are answered.
 func Run(ctx context.Context, opt Options, ready func()) error {
 	opt.Dir, opt.Socket = cmp.Or(opt.Dir, Dir), cmp.Or(opt.Socket, SocketPath)
-	s := &Service{opt: opt, log: opt.Log, starting: make(chan struct{}, maxStarting), look: make(chan struct{}, 1), pods: map[Key]*pod{}}
+	s := &Service{opt: opt, log: opt.Log, starting: make(chan struct{}, maxStarting), look: make(chan struct{}, 1),
+		pods: map[Key]*pod{}}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}

@@ -26,7 +26,9 @@ func WithUser(ctx context.Context, c net.Conn) context.Context {
 		return ctx
 	}
 	var cred *unix.Ucred
-	if raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }) != nil || err != nil {
+	if raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}) != nil || err != nil {
 		return ctx
 	}
 	return As(ctx, int(cred.Uid))

@@ -27,15 +27,30 @@ func TestDocument(t *testing.T) {
 			t.Errorf("%q takes %d octets", s, len(b))
 		}
 		doc, rest, err := ParseDocument(append(bytes.Clone(b), "more"...), nil)
-		if err != nil || string(doc) != s || string(rest) != "more" {
-			t.Errorf("%q: %q, %q, %v", s, doc, rest, err)
+		switch {
+		case err != nil:
+			t.Errorf("%q: err is %v, want nil", s, err)
+		case string(doc) != s:
+			t.Errorf("%q: string(doc) is %v, want %v", s, string(doc), s)
+		case string(rest) != "more":
+			t.Errorf("%q: string(rest) is %q, want \"more\"", s, string(rest))
 		}
-		if doc, rest, err = ParseDocument(b[:4], []byte(s+"and what was there before")); err != nil || string(doc) != s || len(rest) != 0 {
-			t.Errorf("%q written: %q, %q, %v", s, doc, rest, err)
+		switch doc, rest, err = ParseDocument(b[:4], []byte(s+"and what was there before")); {
+		case err != nil:
+			t.Errorf("%q written: err is %v, want nil", s, err)
+		case string(doc) != s:
+			t.Errorf("%q written: string(doc) is %v, want %v", s, string(doc), s)
+		case len(rest) != 0:
+			t.Errorf("%q written: len(rest) is %v, want 0", s, len(rest))
 		}
 		// A peer that offered a Write chunk into which nothing was written.
-		if doc, rest, err = ParseDocument(b, []byte{}); err != nil || string(doc) != s || len(rest) != 0 {
-			t.Errorf("%q inline: %q, %q, %v", s, doc, rest, err)
+		switch doc, rest, err = ParseDocument(b, []byte{}); {
+		case err != nil:
+			t.Errorf("%q inline: err is %v, want nil", s, err)
+		case string(doc) != s:
+			t.Errorf("%q inline: string(doc) is %v, want %v", s, string(doc), s)
+		case len(rest) != 0:
+			t.Errorf("%q inline: len(rest) is %v, want 0", s, len(rest))
 		}
 		if len(b) > 4 {
 			if _, _, err := ParseDocument(b[:len(b)-1], nil); err == nil {
@@ -66,8 +81,13 @@ func TestDocumentIsBounded(t *testing.T) {
 
 func TestBatch(t *testing.T) {
 	b := AppendBatch(nil, 9, []byte("{}\n{}\n"))
-	if last, lines, err := ParseBatch(b, nil); err != nil || last != 9 || string(lines) != "{}\n{}\n" {
-		t.Error(last, lines, err)
+	switch last, lines, err := ParseBatch(b, nil); {
+	case err != nil:
+		t.Errorf("err is %v, want nil", err)
+	case last != 9:
+		t.Errorf("last is %v, want 9", last)
+	case string(lines) != "{}\n{}\n":
+		t.Errorf("string(lines) is %q, want \"{}\\n{}\\n\"", string(lines))
 	}
 	if _, _, err := ParseBatch(append(b, 0), nil); err == nil {
 		t.Error("an octet behind it was taken")

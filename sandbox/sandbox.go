@@ -192,7 +192,8 @@ func identity(t thread) Part {
 }
 
 // capabilityNames are those that the product knows.
-var capabilityNames = map[int]string{unix.CAP_NET_ADMIN: "CAP_NET_ADMIN", unix.CAP_SYS_ADMIN: "CAP_SYS_ADMIN", unix.CAP_NET_RAW: "CAP_NET_RAW"}
+var capabilityNames = map[int]string{unix.CAP_NET_ADMIN: "CAP_NET_ADMIN", unix.CAP_SYS_ADMIN: "CAP_SYS_ADMIN",
+	unix.CAP_NET_RAW: "CAP_NET_RAW"}
 
 // fewCapabilities is how many a process has that was given them one by one.
 const fewCapabilities = 8

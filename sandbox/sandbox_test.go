@@ -288,7 +288,8 @@ func TestUserLosesRoot(t *testing.T) {
 		t.Skip(err)
 	}
 	r := child(t, Options{User: nobody, NoLandlock: true, NoSeccomp: "not in this test"})
-	for name, want := range map[string]string{"another's files": "EACCES", "write kernel": "EACCES", "change user": "EPERM",
+	for name, want := range map[string]string{"another's files": "EACCES", "write kernel": "EACCES",
+		"change user":   "EPERM",
 		"packet socket": "EPERM"} {
 		if got := r.Failed[name]; got != want {
 			t.Errorf("%s: got %q, want %s on all threads", name, got, want)
@@ -350,7 +351,8 @@ func TestNoNewPrivs(t *testing.T) {
 	}
 	without := exec.Command(path)
 	without.Env = []string{inChild + "=" + whoami}
-	without.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(nobody.UID), Gid: uint32(nobody.GID)}}
+	without.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(nobody.UID),
+		Gid: uint32(nobody.GID)}}
 	if out, err := without.Output(); err != nil || string(out) != "0" {
 		t.Skipf("the setuid bit means nothing here: user %q, %v", out, err)
 	}
@@ -381,8 +383,13 @@ func TestSwitches(t *testing.T) {
 }
 
 func TestLookUp(t *testing.T) {
-	if u, err := LookUp("65533"); err != nil || u.UID != 65533 || u.GID != 65533 {
-		t.Errorf("a number without a name: got %+v, %v", u, err)
+	switch u, err := LookUp("65533"); {
+	case err != nil:
+		t.Errorf("a number without a name: err is %v, want nil", err)
+	case u.UID != 65533:
+		t.Errorf("a number without a name: u.UID is %v, want 65533", u.UID)
+	case u.GID != 65533:
+		t.Errorf("a number without a name: u.GID is %v, want 65533", u.GID)
 	}
 	for _, name := range []string{"root", "0", "no-such-user-here", "", "-1", "99999999999"} {
 		if u, err := LookUp(name); err == nil {
@@ -402,8 +409,8 @@ func TestThreadsAreParsed(t *testing.T) {
 		t.Errorf("a thread with all of it: %v", err)
 	}
 	for name, spoil := range map[string]func(*thread){
-		"user": func(t *thread) { t.uid = 0 }, "capabilities": func(t *thread) { t.caps |= 1 }, "no_new_privs": func(t *thread) { t.noNewPrivs = 0 },
-		"filter": func(t *thread) { t.seccomp = 0 },
+		"user": func(t *thread) { t.uid = 0 }, "capabilities": func(t *thread) { t.caps |= 1 },
+		"no_new_privs": func(t *thread) { t.noNewPrivs = 0 }, "filter": func(t *thread) { t.seccomp = 0 },
 	} {
 		left := got
 		spoil(&left)

@@ -13,28 +13,30 @@ import (
 // that Go's runtime makes now and then. An architecture need not have all.
 var calls = []string{
 	// Packets and waiting.
-	"recvmmsg", "sendmmsg", "sendmsg", "recvmsg", "sendto", "recvfrom", "read", "write", "readv", "writev", "pread64", "pwrite64",
-	"ppoll", "poll", "epoll_pwait", "epoll_wait", "epoll_ctl", "epoll_create1", "eventfd2", "timerfd_create", "timerfd_settime",
-	"nanosleep", "clock_nanosleep", "clock_gettime", "futex", "pselect6",
+	"recvmmsg", "sendmmsg", "sendmsg", "recvmsg", "sendto", "recvfrom", "read", "write", "readv", "writev",
+	"pread64", "pwrite64", "ppoll", "poll", "epoll_pwait", "epoll_wait", "epoll_ctl", "epoll_create1", "eventfd2",
+	"timerfd_create", "timerfd_settime", "nanosleep", "clock_nanosleep", "clock_gettime", "futex", "pselect6",
 	// Sockets.
 	"bind", "connect", "accept4", "getsockname", "getpeername", "getsockopt", "setsockopt", "shutdown",
 	// Files.
 	"open", "openat", "close", "fstat", "stat", "lstat", "newfstatat", "statx", "getdents64", "lseek", "fcntl",
-	"readlink", "readlinkat", "unlink", "unlinkat", "faccessat", "faccessat2", "statfs", "fstatfs", "dup", "dup3", "pipe2", "getcwd",
+	"readlink", "readlinkat", "unlink", "unlinkat", "faccessat", "faccessat2", "statfs", "fstatfs", "dup", "dup3",
+	"pipe2", "getcwd",
 	// Lists of members: watched, and kept on disk.
 	"inotify_init1", "inotify_add_watch", "inotify_rm_watch", "fsync",
 	// Memory.
 	"mmap", "munmap", "mremap", "madvise", "brk", "mprotect",
 	// Threads, signals, and what Go asks.
-	"exit", "exit_group", "gettid", "getpid", "tgkill", "tkill", "rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "sigaltstack",
-	"restart_syscall", "sched_yield", "sched_getaffinity", "set_robust_list", "rseq", "membarrier",
-	"getrandom", "getrusage", "prlimit64", "getrlimit", "uname", "sysinfo", "getuid", "geteuid", "getgid", "getegid", "getgroups",
-	"capget", "prctl", "arch_prctl", "set_tid_address", "getcpu",
+	"exit", "exit_group", "gettid", "getpid", "tgkill", "tkill", "rt_sigaction", "rt_sigprocmask", "rt_sigreturn",
+	"sigaltstack", "restart_syscall", "sched_yield", "sched_getaffinity", "set_robust_list", "rseq", "membarrier",
+	"getrandom", "getrusage", "prlimit64", "getrlimit", "uname", "sysinfo", "getuid", "geteuid", "getgid",
+	"getegid", "getgroups", "capget", "prctl", "arch_prctl", "set_tid_address", "getcpu",
 	// What the same are called where a word has 32 bits. On 386 all of a socket's calls
 	// are one, whose family a filter does not see.
-	"socketcall", "mmap2", "_llseek", "fcntl64", "fstat64", "stat64", "lstat64", "fstatat64", "statfs64", "fstatfs64", "ugetrlimit",
-	"ppoll_time64", "pselect6_time64", "futex_time64", "clock_gettime64", "clock_nanosleep_time64", "timerfd_settime64", "recvmmsg_time64",
-	"getuid32", "geteuid32", "getgid32", "getegid32", "getgroups32", "set_thread_area", "get_thread_area", "sigreturn", "send", "recv",
+	"socketcall", "mmap2", "_llseek", "fcntl64", "fstat64", "stat64", "lstat64", "fstatat64", "statfs64",
+	"fstatfs64", "ugetrlimit", "ppoll_time64", "pselect6_time64", "futex_time64", "clock_gettime64",
+	"clock_nanosleep_time64", "timerfd_settime64", "recvmmsg_time64", "getuid32", "geteuid32", "getgid32",
+	"getegid32", "getgroups32", "set_thread_area", "get_thread_area", "sigreturn", "send", "recv",
 	// Network namespaces that the interface is moved to. The kernel asks for
 	// CAP_SYS_ADMIN, which a configured user has not got.
 	"setns",
@@ -88,5 +90,6 @@ func filter() (Part, error) {
 	if err := seccomp.LoadFilter(seccomp.Filter{NoNewPrivs: true, Flag: seccomp.FilterFlagTSync, Policy: p}); err != nil {
 		return Part{}, err
 	}
-	return Part{Name: "seccomp", On: true, Detail: fmt.Sprintf("%d system calls are allowed", len(p.Syscalls[0].Names)+3)}, nil
+	return Part{Name: "seccomp", On: true,
+		Detail: fmt.Sprintf("%d system calls are allowed", len(p.Syscalls[0].Names)+3)}, nil
 }

@@ -189,12 +189,15 @@ func (s *source) connect(ctx context.Context, tell func(membership.Event)) error
 	conf := clientv3.Config{
 		Endpoints: s.c.Endpoints, TLS: s.tls, Context: base, Logger: zap.NewNop(),
 		MaxCallRecvMsgSize: maxAnswer,
-		DialTimeout:        requestWithin, DialKeepAliveTime: pingEvery, DialKeepAliveTimeout: requestWithin, PermitWithoutStream: true,
+		DialTimeout:        requestWithin, DialKeepAliveTime: pingEvery, DialKeepAliveTimeout: requestWithin,
+		PermitWithoutStream: true,
 		DialOptions: []grpc.DialOption{grpc.WithContextDialer(s.dial), grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff: backoff.Config{BaseDelay: retryMin, Multiplier: 1.6, Jitter: 0.2, MaxDelay: retryMax}, MinConnectTimeout: connectWithin})},
+			Backoff:           backoff.Config{BaseDelay: retryMin, Multiplier: 1.6, Jitter: 0.2, MaxDelay: retryMax},
+			MinConnectTimeout: connectWithin})},
 	}
 	if s.tls != nil {
-		conf.DialOptions = append(conf.DialOptions, grpc.WithTransportCredentials(handshaker{credentials.NewTLS(s.tls), &s.fault}))
+		conf.DialOptions = append(conf.DialOptions,
+			grpc.WithTransportCredentials(handshaker{credentials.NewTLS(s.tls), &s.fault}))
 	}
 	if s.c.User != "" {
 		password, err := s.c.Password()
@@ -232,7 +235,8 @@ func (v *session) serve(ctx context.Context) error {
 	if err := v.list(ctx); err != nil {
 		return err
 	}
-	watch := v.client.Watch(ctx, v.c.Prefix(), clientv3.WithPrefix(), clientv3.WithRev(v.revision+1), clientv3.WithCreatedNotify())
+	watch := v.client.Watch(ctx, v.c.Prefix(), clientv3.WithPrefix(), clientv3.WithRev(v.revision+1),
+		clientv3.WithCreatedNotify())
 	err := v.publish(ctx)
 	v.report(err)
 	sign := time.NewTicker(v.c.lease() / signsPerLease)
@@ -421,7 +425,8 @@ func (v *session) claim(ctx context.Context, m *membership.Member, record string
 	}
 	key := v.c.Prefix() + v.c.ID
 	put := clientv3.OpPut(key, record, clientv3.WithLease(v.lease))
-	r, err := v.client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).Then(put).Else(clientv3.OpGet(key)).Commit()
+	r, err := v.client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).Then(put).
+		Else(clientv3.OpGet(key)).Commit()
 	if err != nil || r.Succeeded {
 		return err
 	}
@@ -430,8 +435,10 @@ func (v *session) claim(ctx context.Context, m *membership.Member, record string
 		return errors.New("our key came and went; it is tried again")
 	}
 	old, err := membership.ParseRecord(v.c.ID, key, kvs[0].Value)
-	if clientv3.LeaseID(kvs[0].Lease) != v.lease && err == nil && !slices.ContainsFunc(old.GIDs, func(g ib.GID) bool { return slices.Contains(m.GIDs, g) }) {
-		return nameError{fmt.Errorf("another host, with GID %v, has the name %s: give one of the two another member_id", old.GIDs[0], v.c.ID)}
+	if clientv3.LeaseID(kvs[0].Lease) != v.lease && err == nil &&
+		!slices.ContainsFunc(old.GIDs, func(g ib.GID) bool { return slices.Contains(m.GIDs, g) }) {
+		return nameError{fmt.Errorf("another host, with GID %v, has the name %s: give one of the two another "+
+			"member_id", old.GIDs[0], v.c.ID)}
 	}
 	r, err = v.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", kvs[0].ModRevision)).Then(put).Commit()
 	if err == nil && !r.Succeeded {

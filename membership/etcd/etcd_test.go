@@ -49,7 +49,8 @@ func newServerWith(t *testing.T, config *tls.Config, extra ...string) *server {
 		s.scheme = "https://"
 	}
 	s.start()
-	c, err := clientv3.New(clientv3.Config{Endpoints: []string{s.scheme + s.client}, TLS: config, Logger: zap.NewNop(), DialTimeout: 5 * time.Second})
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{s.scheme + s.client}, TLS: config,
+		Logger: zap.NewNop(), DialTimeout: 5 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,9 +80,11 @@ func (s *server) start() {
 		s.t.Fatal(err)
 	}
 	defer log.Close()
-	s.cmd = exec.Command("etcd", append([]string{"--data-dir", filepath.Join(s.dir, "data"), "--listen-client-urls", s.scheme + s.client,
-		"--advertise-client-urls", s.scheme + s.client, "--listen-peer-urls", "http://" + s.peer,
-		"--initial-advertise-peer-urls", "http://" + s.peer, "--initial-cluster", "default=http://" + s.peer, "--unsafe-no-fsync"}, s.extra...)...)
+	s.cmd = exec.Command("etcd",
+		append([]string{"--data-dir", filepath.Join(s.dir, "data"), "--listen-client-urls", s.scheme + s.client,
+			"--advertise-client-urls", s.scheme + s.client, "--listen-peer-urls", "http://" + s.peer,
+			"--initial-advertise-peer-urls", "http://" + s.peer, "--initial-cluster", "default=http://" + s.peer,
+			"--unsafe-no-fsync"}, s.extra...)...)
 	if out, _ := exec.Command("etcd", "--version").Output(); strings.Contains(string(out), "3.4.") {
 		s.cmd.Args = slices.DeleteFunc(s.cmd.Args, func(a string) bool { return a == "--unsafe-no-fsync" })
 	}
@@ -317,7 +320,8 @@ func TestOneNameTwice(t *testing.T) {
 func TestRestartTakesItsKey(t *testing.T) {
 	s := newServer(t)
 	ctx := t.Context()
-	if _, err := s.administration.Put(ctx, "/ipoibcm/v1/blue/8001/members/a", `{"v":1,"gids":["fe80::a"],"qpn":"0x000007"}`); err != nil {
+	if _, err := s.administration.Put(ctx, "/ipoibcm/v1/blue/8001/members/a",
+		`{"v":1,"gids":["fe80::a"],"qpn":"0x000007"}`); err != nil {
 		t.Fatal(err)
 	}
 	a := newHost(t, s.config("a"), "fe80::a")

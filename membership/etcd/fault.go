@@ -52,7 +52,8 @@ type handshaker struct {
 }
 
 // ClientHandshake does so for one connection.
-func (h handshaker) ClientHandshake(ctx context.Context, authority string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (h handshaker) ClientHandshake(ctx context.Context, authority string, c net.Conn) (net.Conn,
+	credentials.AuthInfo, error) {
 	c, info, err := h.TransportCredentials.ClientHandshake(ctx, authority, c)
 	if err != nil {
 		h.set(err)

@@ -32,8 +32,9 @@ type authority struct {
 func newAuthority(t *testing.T, name string) *authority {
 	t.Helper()
 	a := &authority{t: t, file: filepath.Join(t.TempDir(), name)}
-	a.cert = &x509.Certificate{Subject: pkix.Name{CommonName: name}, SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageCertSign, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
+	a.cert = &x509.Certificate{Subject: pkix.Name{CommonName: name}, SerialNumber: big.NewInt(1), IsCA: true,
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour)}
 	a.key = a.newKey()
 	a.write(a.file, a.file+".key", a.cert, a.key)
 	return a
@@ -51,9 +52,11 @@ func (a *authority) newKey() *ecdsa.PrivateKey {
 // issue writes a certificate for 127.0.0.1 that is good for so long, and its key.
 func (a *authority) issue(cert, key, name string, life time.Duration) {
 	a.t.Helper()
-	a.write(cert, key, &x509.Certificate{Subject: pkix.Name{CommonName: name}, SerialNumber: big.NewInt(time.Now().UnixNano()),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(life)}, a.newKey())
+	a.write(cert, key, &x509.Certificate{Subject: pkix.Name{CommonName: name},
+		SerialNumber: big.NewInt(time.Now().UnixNano()), KeyUsage: x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(life)}, a.newKey())
 }
 
 func (a *authority) write(cert, key string, c *x509.Certificate, k *ecdsa.PrivateKey) {
@@ -66,7 +69,8 @@ func (a *authority) write(cert, key string, c *x509.Certificate, k *ecdsa.Privat
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	for path, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "PRIVATE KEY", Bytes: private}} {
+	for path, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der},
+		key: {Type: "PRIVATE KEY", Bytes: private}} {
 		// As those who replace certificates do: never half a file.
 		if err := os.WriteFile(path+".new", pem.EncodeToMemory(block), 0o600); err != nil {
 			a.t.Fatal(err)
@@ -96,7 +100,8 @@ func TestTLS(t *testing.T) {
 		t.Fatalf("the authority cannot be read: %v", err)
 	}
 	s := newServerWith(t, &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}},
-		"--cert-file", path("server.pem"), "--key-file", path("server.key"), "--trusted-ca-file", ours.file, "--client-cert-auth")
+		"--cert-file", path("server.pem"), "--key-file", path("server.key"), "--trusted-ca-file", ours.file,
+		"--client-cert-auth")
 
 	config := func(id, ca string) Config {
 		c := s.config(id)

@@ -107,7 +107,8 @@ func (d *DNS) lookSRV(ctx context.Context, r Resolver) membership.Event {
 		return membership.Failed{Err: err}
 	}
 	if len(targets) > maxTargets {
-		return membership.Failed{Err: fmt.Errorf("%s has %d SRV records, at most %d can be", d.Host, len(targets), maxTargets)}
+		return membership.Failed{Err: fmt.Errorf("%s has %d SRV records, at most %d can be", d.Host,
+			len(targets), maxTargets)}
 	}
 	var l membership.Listed
 	seen := map[string]bool{}

@@ -92,7 +92,8 @@ func watch(dir string) (<-chan struct{}, func()) {
 	if err != nil {
 		return changed, func() {}
 	}
-	const what = unix.IN_CLOSE_WRITE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_CREATE | unix.IN_DELETE | unix.IN_ATTRIB
+	const what = unix.IN_CLOSE_WRITE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_CREATE | unix.IN_DELETE |
+		unix.IN_ATTRIB
 	if _, err := unix.InotifyAddWatch(fd, dir, what); err != nil {
 		unix.Close(fd)
 		return changed, func() {}

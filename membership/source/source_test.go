@@ -167,14 +167,20 @@ func TestDNSAnswers(t *testing.T) {
 		z          zone
 		want       string
 	}{
-		{"A", "x", zone{a: set{"x": []string{"192.0.2.1", "192.0.2.2"}}}, "192.0.2.1[::ffff:192.0.2.1] 192.0.2.2[::ffff:192.0.2.2]"},
+		{"A", "x", zone{a: set{"x": []string{"192.0.2.1", "192.0.2.2"}}},
+			"192.0.2.1[::ffff:192.0.2.1] 192.0.2.2[::ffff:192.0.2.2]"},
 		{"AAAA", "x", zone{aaaa: set{"x": []string{"2001:db8::1"}}}, "2001:db8::1[2001:db8::1]"},
-		{"both", "x", zone{a: set{"x": []string{"192.0.2.1"}}, aaaa: set{"x": []string{"2001:db8::1"}}}, "192.0.2.1[::ffff:192.0.2.1] 2001:db8::1[2001:db8::1]"},
+		{"both", "x", zone{a: set{"x": []string{"192.0.2.1"}}, aaaa: set{"x": []string{"2001:db8::1"}}},
+			"192.0.2.1[::ffff:192.0.2.1] 2001:db8::1[2001:db8::1]"},
 		{"none", "x", zone{}, "failed: lookup : no such host"},
-		{"half an answer", "x", zone{a: set{"x": []string{"192.0.2.1"}}, aaaa: set{"x": errServer}}, "failed: server misbehaving"},
-		{"SRV", "_i._udp.x", zone{srv: []string{"a.", "b.", "a.", "."}, a: set{"a.": []string{"192.0.2.1"}, "b.": []string{"192.0.2.2"}}}, "a[::ffff:192.0.2.1] b[::ffff:192.0.2.2]"},
-		{"SRV with a target that cannot be had", "_i._udp.x", zone{srv: []string{"a.", "b."}, a: set{"a.": []string{"192.0.2.1"}, "b.": errServer}}, "a[::ffff:192.0.2.1] bad b"},
-		{"SRV with no target that can", "_i._udp.x", zone{srv: []string{"b."}, a: set{"b.": errServer}}, "failed: server misbehaving"},
+		{"half an answer", "x", zone{a: set{"x": []string{"192.0.2.1"}}, aaaa: set{"x": errServer}},
+			"failed: server misbehaving"},
+		{"SRV", "_i._udp.x", zone{srv: []string{"a.", "b.", "a.", "."},
+			a: set{"a.": []string{"192.0.2.1"}, "b.": []string{"192.0.2.2"}}}, "a[::ffff:192.0.2.1] b[::ffff:192.0.2.2]"},
+		{"SRV with a target that cannot be had", "_i._udp.x",
+			zone{srv: []string{"a.", "b."}, a: set{"a.": []string{"192.0.2.1"}, "b.": errServer}}, "a[::ffff:192.0.2.1] bad b"},
+		{"SRV with no target that can", "_i._udp.x", zone{srv: []string{"b."}, a: set{"b.": errServer}},
+			"failed: server misbehaving"},
 		{"SRV refused", "_i._udp.x", zone{srv: errServer}, "failed: server misbehaving"},
 	} {
 		d := &DNS{Host: tt.host, Resolver: &tt.z}
@@ -222,8 +228,8 @@ func TestDNSServer(t *testing.T) {
 	}
 	server := l.LocalAddr().(*net.UDPAddr)
 	l.Close()
-	cmd := exec.Command("dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts", "--pid-file=", "--user=", "--bind-interfaces",
-		"--listen-address=127.0.0.1", fmt.Sprintf("--port=%d", server.Port),
+	cmd := exec.Command("dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv", "--no-hosts",
+		"--pid-file=", "--user=", "--bind-interfaces", "--listen-address=127.0.0.1", fmt.Sprintf("--port=%d", server.Port),
 		"--host-record=link.test,192.0.2.1", "--host-record=link.test,2001:db8::1", "--host-record=a.test,192.0.2.7",
 		"--srv-host=_ipoibcm._udp.link.test,a.test,4791", "--local=/test/")
 	if err := cmd.Start(); err != nil {
@@ -259,7 +265,8 @@ func TestStore(t *testing.T) {
 		t.Error("a list was loaded, want none")
 	}
 	for i := range 5 {
-		if err := s.Save(membership.Snapshot{Revision: uint64(i), Members: []membership.Member{{ID: fmt.Sprint("m", i), GIDs: []ib.GID{{0xfe, 15: 1}}}}}); err != nil {
+		if err := s.Save(membership.Snapshot{Revision: uint64(i),
+			Members: []membership.Member{{ID: fmt.Sprint("m", i), GIDs: []ib.GID{{0xfe, 15: 1}}}}}); err != nil {
 			t.Fatal(err)
 		}
 		got, ok := open("blue").Load()

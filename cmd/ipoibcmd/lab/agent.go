@@ -53,9 +53,10 @@ func StartAgent(ctx context.Context, h *Host, c AgentConfig) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{Host: h, Control: c.Control, log: logFile, done: make(chan struct{})}
-	a.http.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", c.Control)
-	}}
+	a.http.Transport = &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", c.Control)
+		}}
 	a.cmd = exec.Command(c.Program, append([]string{"run", "--control", c.Control}, c.Args...)...)
 	if len(c.Files) > 0 { // whose process it is must be said before there is one
 		a.cmd.Args = append([]string{"sh", "-c", `LISTEN_PID=$$ exec "$0" "$@"`, c.Program}, a.cmd.Args[1:]...)
@@ -184,7 +185,8 @@ func (a *Agent) Counter(ctx context.Context, part, name string) (uint64, error) 
 }
 
 // WaitConns waits until ok holds for the established connections.
-func (a *Agent) WaitConns(ctx context.Context, timeout time.Duration, ok func([]control.Conn) bool) (conns []control.Conn, err error) {
+func (a *Agent) WaitConns(ctx context.Context, timeout time.Duration,
+	ok func([]control.Conn) bool) (conns []control.Conn, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for {

@@ -80,7 +80,8 @@ func (h *Host) Lose(dev string, from *Host, devFrom string, n int) error {
 	if err := from.OffloadsOff(devFrom, "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation"); err != nil {
 		return err
 	}
-	return h.nft(fmt.Sprintf("table netdev ipoibcm {\n chain loss {\n  type filter hook ingress device %q priority 0; policy accept;\n"+
+	return h.nft(fmt.Sprintf("table netdev ipoibcm {\n chain loss {\n  type filter hook ingress device %q "+
+		"priority 0; policy accept;\n"+
 		"  udp dport 4791 numgen random mod %d == 0 counter drop\n }\n}\n", dev, n))
 }
 
@@ -92,8 +93,10 @@ func (h *Host) Swallow(dev string, from *Host, devFrom string, mtu int) error {
 		return err
 	}
 	const header = 40 // of IPv6, which its length does not count
-	rules := fmt.Sprintf("  udp dport 4791 ip6 length > %d counter drop\n  udp dport 4791 ip length > %d counter drop\n", mtu-header, mtu)
-	return h.nft(fmt.Sprintf("table netdev ipoibcm_swallow {\n chain swallow {\n  type filter hook ingress device %q priority 0; policy accept;\n"+
+	rules := fmt.Sprintf("  udp dport 4791 ip6 length > %d counter drop\n  udp dport 4791 ip length > %d "+
+		"counter drop\n", mtu-header, mtu)
+	return h.nft(fmt.Sprintf("table netdev ipoibcm_swallow {\n chain swallow {\n  type filter hook ingress "+
+		"device %q priority 0; policy accept;\n"+
 		"%s }\n}\n", dev, rules))
 }
 
@@ -101,16 +104,19 @@ func (h *Host) Swallow(dev string, from *Host, devFrom string, mtu int) error {
 // from one to another, as nft(8) names them. It begins anew with each call.
 func (h *Host) Mark(dev, from, to string, n int) error {
 	script := "table netdev ipoibcm_mark {}\ndelete table netdev ipoibcm_mark\n" +
-		fmt.Sprintf("table netdev ipoibcm_mark {\n chain marks {\n  type filter hook ingress device %q priority 0; policy accept;\n", dev)
+		fmt.Sprintf("table netdev ipoibcm_mark {\n chain marks {\n  type filter hook ingress device %q priority "+
+			"0; policy accept;\n", dev)
 	for _, family := range []string{"ip", "ip6"} {
-		script += fmt.Sprintf("  %s ecn %s udp dport 4791 numgen inc mod %d == 0 counter %s ecn set %s\n", family, from, n, family, to)
+		script += fmt.Sprintf("  %s ecn %s udp dport 4791 numgen inc mod %d == 0 counter %s ecn set %s\n", family,
+			from, n, family, to)
 	}
 	return h.nft(script + " }\n}\n")
 }
 
 // Block makes a device drop every RoCEv2 packet that comes in, until Unblock.
 func (h *Host) Block(dev string) error {
-	return h.nft(fmt.Sprintf("table netdev ipoibcm_block {\n chain block {\n  type filter hook ingress device %q priority -1; policy accept;\n"+
+	return h.nft(fmt.Sprintf("table netdev ipoibcm_block {\n chain block {\n  type filter hook ingress device "+
+		"%q priority -1; policy accept;\n"+
 		"  udp dport 4791 counter drop\n }\n}\n", dev))
 }
 

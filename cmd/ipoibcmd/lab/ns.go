@@ -218,7 +218,8 @@ func Connect(a *Host, devA string, b *Host, devB string, mtu int) error {
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = devA, mtu
-	err := a.nl.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: devB, PeerMTU: uint32(mtu), PeerNamespace: netlink.NsFd(int(b.ns))})
+	err := a.nl.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: devB, PeerMTU: uint32(mtu),
+		PeerNamespace: netlink.NsFd(int(b.ns))})
 	if err != nil {
 		return fmt.Errorf("veth %s-%s: %w", devA, devB, err)
 	}

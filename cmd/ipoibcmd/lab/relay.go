@@ -48,7 +48,8 @@ func ConnectThrough(a, mid, b *Host, dev string, mtu int, imp Impairment, seed u
 		if err := Connect(end.h, dev, mid, end.side, mtu); err != nil {
 			return nil, err
 		}
-		if err := end.h.OffloadsOff(dev, "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-checksum-ip-generic"); err != nil {
+		if err := end.h.OffloadsOff(dev, "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation",
+			"tx-checksum-ip-generic"); err != nil {
 			return nil, err
 		}
 	}

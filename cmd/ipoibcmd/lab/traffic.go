@@ -113,7 +113,8 @@ func Echo(p Ping) (time.Duration, error) {
 		if v6 {
 			reply = 129
 		}
-		if len(got) < 8 || got[0] != reply || binary.BigEndian.Uint16(got[4:]) != id || binary.BigEndian.Uint16(got[6:]) != seq {
+		if len(got) < 8 || got[0] != reply || binary.BigEndian.Uint16(got[4:]) != id ||
+			binary.BigEndian.Uint16(got[6:]) != seq {
 			continue
 		}
 		if len(got) != len(msg) || string(got[8:]) != string(msg[8:]) {
@@ -170,7 +171,8 @@ func (t Transfer) Mbps() float64 {
 // Send transfers data by TCP from h to addr on host to: octets of it, with the
 // SHA-256 compared at the end, or for the time d if octets is zero. It returns
 // once the receiver has confirmed all of it.
-func (h *Host) Send(ctx context.Context, to *Host, addr netip.Addr, octets int64, d time.Duration) (t Transfer, err error) {
+func (h *Host) Send(ctx context.Context, to *Host, addr netip.Addr, octets int64,
+	d time.Duration) (t Transfer, err error) {
 	var ln *net.TCPListener
 	err = to.Do(func() (err error) {
 		ln, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(addr, 0)))
@@ -306,7 +308,8 @@ func mss(conn *net.TCPConn, t *Transfer) {
 
 // Multicast sends a datagram of that size from h to group through devFrom and
 // waits until to, joined on devTo, has it.
-func (h *Host) Multicast(devFrom string, to *Host, devTo string, group netip.Addr, size int, timeout time.Duration) error {
+func (h *Host) Multicast(devFrom string, to *Host, devTo string, group netip.Addr, size int,
+	timeout time.Duration) error {
 	network := "udp4"
 	if group.Is6() {
 		network = "udp6"
@@ -342,7 +345,8 @@ func (h *Host) Multicast(devFrom string, to *Host, devTo string, group netip.Add
 			if group.Is6() {
 				soErr = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, ifi.Index)
 			} else {
-				soErr = unix.SetsockoptIPMreqn(int(fd), unix.IPPROTO_IP, unix.IP_MULTICAST_IF, &unix.IPMreqn{Ifindex: int32(ifi.Index)})
+				soErr = unix.SetsockoptIPMreqn(int(fd), unix.IPPROTO_IP, unix.IP_MULTICAST_IF,
+					&unix.IPMreqn{Ifindex: int32(ifi.Index)})
 			}
 		})
 		return errors.Join(err, soErr)
