@@ -90,17 +90,20 @@ var layers = []layered{
 
 // testOnly are packages that only tests and tools import. They may import any
 // package; no package of the table may import them.
-var testOnly = []string{"internal", "test", "verbs/verbstest", "tun/tuntest", "datapath/datapathtest", "ipoib/ipoibtest", "fib/fibtest", "hostnet/hostnettest", "cm/cmtest", "neigh/neightest"}
+var testOnly = []string{"internal", "test", "verbs/verbstest", "tun/tuntest", "datapath/datapathtest",
+	"ipoib/ipoibtest", "fib/fibtest", "hostnet/hostnettest", "cm/cmtest", "neigh/neightest"}
 
 // banned are the imports that end purity. Packages below them count too.
-var banned = []string{"net", "os", "sync", "syscall", "golang.org/x/sys", "golang.org/x/net", "github.com/vishvananda/netlink", "testing"}
+var banned = []string{"net", "os", "sync", "syscall", "golang.org/x/sys", "golang.org/x/net",
+	"github.com/vishvananda/netlink", "testing"}
 
 // allowed are below banned imports and pure all the same: values, and what the
 // processor can do.
 var allowed = []string{"net/netip", "golang.org/x/sys/cpu"}
 
 // bannedTime are the names of package time that read or wait for the clock.
-var bannedTime = map[string]bool{"Now": true, "Since": true, "Until": true, "Sleep": true, "After": true, "AfterFunc": true, "NewTimer": true, "NewTicker": true, "Tick": true}
+var bannedTime = map[string]bool{"Now": true, "Since": true, "Until": true, "Sleep": true, "After": true,
+	"AfterFunc": true, "NewTimer": true, "NewTicker": true, "Tick": true}
 
 const module = "ipoibcm/"
 
@@ -223,8 +226,10 @@ func TestCheckerSeesViolations(t *testing.T) {
 		{"lock", "wire/roce", `package p; import _ "sync/atomic"`, "wire/roce is pure and imports sync/atomic"},
 		{"clock", "neigh", `package p; import "time"; var _ = time.Now()`, "neigh is pure and calls time.Now"},
 		{"goroutine", "mtu", `package p; func f() { go f() }`, "mtu is pure and starts a goroutine"},
-		{"test package", "agent", `package p; import _ "ipoibcm/verbs/verbstest"`, "agent imports verbs/verbstest, which is for tests"},
-		{"system call", "wire/sums", `package p; import _ "golang.org/x/sys/unix"`, "wire/sums is pure and imports golang.org/x/sys/unix"},
+		{"test package", "agent", `package p; import _ "ipoibcm/verbs/verbstest"`,
+			"agent imports verbs/verbstest, which is for tests"},
+		{"system call", "wire/sums", `package p; import _ "golang.org/x/sys/unix"`,
+			"wire/sums is pure and imports golang.org/x/sys/unix"},
 		{"the processor is fine", "wire/sums", `package p; import _ "golang.org/x/sys/cpu"`, ""},
 		{"addresses are fine", "neigh", `package p; import _ "net/netip"`, ""},
 		{"down is fine", "agent", `package p; import _ "ipoibcm/ipoib"`, ""},

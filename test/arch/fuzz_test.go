@@ -93,7 +93,8 @@ type goPackage struct {
 // packagesOfTree returns all packages and test packages that ours need, each
 // after what it imports.
 func packagesOfTree(t *testing.T) (all []goPackage) {
-	c := exec.Command("go", "list", "-buildvcs=false", "-test", "-deps", "-export", "-json=ImportPath,Dir,Name,Export,ForTest,Standard,Module,GoFiles,ImportMap", "./...")
+	c := exec.Command("go", "list", "-buildvcs=false", "-test", "-deps", "-export",
+		"-json=ImportPath,Dir,Name,Export,ForTest,Standard,Module,GoFiles,ImportMap", "./...")
 	c.Dir = filepath.Join("..", "..")
 	c.Env = append(os.Environ(), "CGO_ENABLED=0")
 	var complaint strings.Builder
@@ -122,9 +123,10 @@ func packagesOfTree(t *testing.T) (all []goPackage) {
 
 // A graph is which functions there are, and which others each of them names.
 type graph struct {
-	uses     map[string]map[string]bool // by full name; "dir.Method" is any method of that name, called through an interface
-	fuzz     map[string]string          // full name of every fuzz target → directory
-	dirs     map[string]string          // of every function
+	// by full name; "dir.Method" is any method of that name, called through an interface
+	uses     map[string]map[string]bool
+	fuzz     map[string]string // full name of every fuzz target → directory
+	dirs     map[string]string // of every function
 	decoders map[string]bool
 	machines map[string]bool
 }
@@ -140,14 +142,16 @@ func newGraph(t *testing.T) *graph {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &graph{uses: map[string]map[string]bool{}, fuzz: map[string]string{}, dirs: map[string]string{}, decoders: map[string]bool{}, machines: map[string]bool{}}
+	g := &graph{uses: map[string]map[string]bool{}, fuzz: map[string]string{}, dirs: map[string]string{},
+		decoders: map[string]bool{}, machines: map[string]bool{}}
 	for _, p := range all {
 		dir, err := filepath.Rel(root, p.Dir)
 		if p.Module == nil || !p.Module.Main || err != nil || p.Name == "main" && strings.HasSuffix(p.ImportPath, ".test") {
 			continue
 		}
 		dir = filepath.ToSlash(dir)
-		if _, known := find(dir); known && !isTestOnly(dir) && !under(dir, "cmd/ipoibcmd/lab") { // the lab is for the demo and the tests
+		// the lab is for the demo and the tests
+		if _, known := find(dir); known && !isTestOnly(dir) && !under(dir, "cmd/ipoibcmd/lab") {
 			g.add(t, dir, p, exports)
 		}
 	}
@@ -242,8 +246,13 @@ func (g *graph) reach(name string, seen map[string]bool) {
 func TestEverythingIsFuzzed(t *testing.T) {
 	g := newGraph(t)
 	g.corpora(t)
-	if len(g.fuzz) < 30 || len(g.decoders) < 40 || len(g.machines) < 8 {
-		t.Fatalf("only %d fuzz targets, %d decoders and %d machines were found", len(g.fuzz), len(g.decoders), len(g.machines))
+	switch {
+	case len(g.fuzz) < 30:
+		t.Fatalf("len(g.fuzz) is %v, want at least 30", len(g.fuzz))
+	case len(g.decoders) < 40:
+		t.Fatalf("len(g.decoders) is %v, want at least 40", len(g.decoders))
+	case len(g.machines) < 8:
+		t.Fatalf("len(g.machines) is %v, want at least 8", len(g.machines))
 	}
 	t.Logf("%d fuzz targets, %d decoders, %d machines", len(g.fuzz), len(g.decoders), len(g.machines))
 	fuzzed := map[string]bool{}
@@ -284,8 +293,13 @@ func (g *graph) corpora(t *testing.T) {
 	for name, dir := range g.fuzz {
 		target := name[strings.LastIndexByte(name, '.')+1:]
 		inputs, err := os.ReadDir(filepath.Join("..", "..", dir, "testdata", "fuzz", target))
-		if err != nil || len(inputs) == 0 || len(inputs) > most {
-			t.Errorf("%s has %d inputs in testdata, want 1 to %d", name, len(inputs), most)
+		switch {
+		case err != nil:
+			t.Errorf("err is %v, want nil", err)
+		case len(inputs) == 0:
+			t.Errorf("len(inputs) is 0, want any other")
+		case len(inputs) > most:
+			t.Errorf("len(inputs) is %v, want at most %v", len(inputs), most)
 		}
 	}
 }

@@ -151,7 +151,8 @@ func receiver(f *ast.FuncDecl) string {
 }
 
 func isTestName(s string) bool {
-	return slices.ContainsFunc([]string{"Test", "Fuzz", "Benchmark", "Example"}, func(p string) bool { return strings.HasPrefix(s, p) })
+	return slices.ContainsFunc([]string{"Test", "Fuzz", "Benchmark", "Example"},
+		func(p string) bool { return strings.HasPrefix(s, p) })
 }
 
 // markdown adds the lines of a Markdown file.
