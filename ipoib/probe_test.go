@@ -144,7 +144,8 @@ func TestProbesOverUD(t *testing.T) {
 	if n := b.counter("icmp_too_big"); n != 1 {
 		t.Errorf("%d ICMP messages to senders of more than that, want 1", n)
 	}
-	if why := strings.Join(b.explain(ip4("10.0.0.1")).Reasons, "\n"); !strings.Contains(why, "datagrams of up to 1424 octets") {
+	if why := strings.Join(b.explain(ip4("10.0.0.1")).Reasons, "\n"); !strings.Contains(why,
+		"datagrams of up to 1424 octets") {
 		t.Errorf("explained as:\n%s", why)
 	}
 }

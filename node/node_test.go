@@ -246,8 +246,11 @@ func TestAgentsAreOurs(t *testing.T) {
 		if err := c.Start(); err != nil {
 			t.Fatalf("%s: %v", tt.name, err)
 		}
-		if p, got := agentsOf(dir)[config]; got != tt.want || got && p.PID != c.Process.Pid {
-			t.Errorf("%s is taken for an agent: %v (%+v), want %v", tt.name, got, p, tt.want)
+		switch p, got := agentsOf(dir)[config]; {
+		case got != tt.want:
+			t.Errorf("%s is taken for an agent: got is %v, want %v", tt.name, got, tt.want)
+		case got && p.PID != c.Process.Pid:
+			t.Errorf("%s is taken for an agent: p.PID is %v, want %v", tt.name, p.PID, c.Process.Pid)
 		}
 		in.Close()
 		c.Wait()

@@ -123,7 +123,8 @@ func (h *host) bookEvent(ev ipoib.Event) {
 		}
 	case ipoib.RecvFrame:
 		var hd encap.Header
-		if !h.mUp && !h.shutdown && hd.UnmarshalBinary(ev.Frame) == nil && (hd.Type == encap.ARP || hd.Type == encap.PathProbe || hd.Type == encap.IPv6) {
+		if !h.mUp && !h.shutdown && hd.UnmarshalBinary(ev.Frame) == nil &&
+			(hd.Type == encap.ARP || hd.Type == encap.PathProbe || hd.Type == encap.IPv6) {
 			h.books.downFrames++
 		}
 	}

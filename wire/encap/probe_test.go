@@ -13,8 +13,10 @@ func TestProbe(t *testing.T) {
 		p    encap.Probe
 		want string
 	}{
-		{"a probe is as long as it says", encap.Probe{Octets: 20, ID: 0x0102030405060708}, "0100000000000014010203040506070800000000"},
-		{"an answer is short, whatever it says", encap.Probe{Answer: true, Octets: 2044, ID: 7}, "02000000000007fc0000000000000007"},
+		{"a probe is as long as it says", encap.Probe{Octets: 20, ID: 0x0102030405060708},
+			"0100000000000014010203040506070800000000"},
+		{"an answer is short, whatever it says", encap.Probe{Answer: true, Octets: 2044, ID: 7},
+			"02000000000007fc0000000000000007"},
 	} {
 		b, _ := tt.p.AppendBinary(nil)
 		if !bytes.Equal(b, unhex(tt.want)) {
