@@ -214,7 +214,24 @@ func (d *demoRun) connected(mode string) (string, error) {
 	return fmt.Sprintf("service ID %s, QPNs %s and %s, MTU %d", a.ServiceID, a.LocalQPN, b.LocalQPN, a.MTU), nil
 }
 
+// onePair waits until both ends have exactly one connection and agree on it. An attempt that failed
+// is made again for the next packet only, so there is one every second meanwhile.
 func (d *demoRun) onePair(mode string) (a, b control.Conn, err error) {
+	ctx, stop := context.WithCancel(d.ctx)
+	var pinging sync.WaitGroup
+	pinging.Go(func() {
+		for again := time.NewTicker(time.Second); ; {
+			select {
+			case <-again.C:
+				_, _ = d.host[0].Ping(lab.Ping{Dst: demoIPv4[1], Timeout: 500 * time.Millisecond})
+			case <-ctx.Done():
+				again.Stop()
+				return
+			}
+		}
+	})
+	defer pinging.Wait()
+	defer stop()
 	one := func(c []control.Conn) bool { return len(c) == 1 && c[0].Mode == mode }
 	ca, err := d.agent[0].WaitConns(d.ctx, patience, one)
 	if err != nil {
