@@ -564,7 +564,8 @@ func TestSetMaxConns(t *testing.T) {
 	next := Handle(0)
 	connect := func() bool {
 		next++
-		for _, a := range m.Step(nil, time.Time{}, Connect{Handle: next, Remote: ib.GID{1}, Transport: ib.RC, QPN: ib.QPN(100 + next), PathMTU: ib.MTU1024}) {
+		for _, a := range m.Step(nil, time.Time{}, Connect{Handle: next, Remote: ib.GID{1}, Transport: ib.RC,
+			QPN: ib.QPN(100 + next), PathMTU: ib.MTU1024}) {
 			if f, ok := a.(Failed); ok && f.Cause == NoRoom {
 				return false
 			}

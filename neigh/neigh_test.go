@@ -498,7 +498,8 @@ func TestSetPolicy(t *testing.T) {
 	}
 	step(AddrAdded{netip.MustParsePrefix("10.0.0.1/8")})
 	claim := func(link encap.LinkAddr, i int) []netip.Addr {
-		b, err := arp.NewRequest(link, netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}), netip.MustParseAddr("10.0.0.1")).AppendBinary(nil)
+		b, err := arp.NewRequest(link, netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}), netip.MustParseAddr("10.0.0.1")).
+			AppendBinary(nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -240,8 +240,8 @@ type grouping struct {
 
 // slowest are the packages that take longest, which therefore begin first. The first, the third and the
 // fourth wait for other programs most of the time.
-var slowest = []string{"test/packaging", "test/sim", "membership/etcd", "test/cni", "provider/softroce", "test/explore", "test/scale", "test/arch",
-	"ipoib", "mpa"}
+var slowest = []string{"test/packaging", "test/sim", "membership/etcd", "test/cni", "provider/softroce",
+	"test/explore", "test/scale", "test/arch", "ipoib", "mpa"}
 
 // oneMore has go test run one package more than there are processors: some wait.
 var oneMore = fmt.Sprintf("-p=%d", runtime.GOMAXPROCS(0)+1)

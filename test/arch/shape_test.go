@@ -67,7 +67,8 @@ func TestLongFunctions(t *testing.T) {
 	}
 	slices.Sort(long)
 	if len(long) > longFunctions {
-		t.Errorf("%d functions are longer than %d lines, want at most %d:\n%s", len(long), longFunction, longFunctions, strings.Join(long, "\n"))
+		t.Errorf("%d functions are longer than %d lines, want at most %d:\n%s", len(long), longFunction,
+			longFunctions, strings.Join(long, "\n"))
 	}
 	if len(long) < longFunctions-6 {
 		t.Logf("%d functions are longer than %d lines: lower longFunctions", len(long), longFunction)
@@ -97,7 +98,8 @@ func unexplained(f *ast.File) (names []string) {
 		switch d := d.(type) {
 		case *ast.FuncDecl:
 			method := d.Recv != nil
-			if !d.Name.IsExported() || d.Doc != nil || method && !ast.IsExported(receiver(d)) || method && slices.Contains(obvious, d.Name.Name) {
+			if !d.Name.IsExported() || d.Doc != nil || method && !ast.IsExported(receiver(d)) ||
+				method && slices.Contains(obvious, d.Name.Name) {
 				continue
 			}
 			names = append(names, d.Name.Name)
