@@ -185,12 +185,30 @@ func (e *exam) control() {
 func (e *exam) underlay() {
 	f := e.f
 	switch {
+	case f.InfiniBand != nil:
+		e.infiniBand(f.InfiniBand)
 	case f.Device == nil:
 		e.fail(Underlay, "ipoibcmd devices lists what could serve", "%s: %s", f.Underlay, f.DeviceErr)
 	case !f.Device.Up:
 		e.fail(Underlay, "ip link set "+f.Underlay+" up", "%s is down", f.Underlay)
 	default:
 		e.ok(Underlay, "%s is up, driver %s, MTU %d", f.Underlay, orUnknown(f.Device.Driver), f.Device.MTU)
+	}
+}
+
+// infiniBand looks at the port that stands for an underlay.
+func (e *exam) infiniBand(p *InfiniBandPort) {
+	switch {
+	case p.State != "ACTIVE":
+		e.fail(Underlay, "is there a cable, and a subnet manager? ipoibcmd devices shows the port", "port %d of %s is %s", p.Port, p.Device, orUnknown(p.State))
+	case p.SMLID == 0:
+		e.fail(Underlay, "have a subnet manager run, such as opensm", "port %d of %s has no subnet manager", p.Port, p.Device)
+	case !slices.ContainsFunc(p.PKeys, func(k ib.PKey) bool { return (k^p.PKey)&^ib.PKeyFull == 0 }):
+		e.fail(Underlay, "have the subnet manager make the port a member (partitions.conf), or choose another pkey",
+			"port %d of %s is in partitions %v, and not in %v", p.Port, p.Device, p.PKeys, p.PKey)
+	default:
+		e.ok(Underlay, "port %d of %s is an active InfiniBand port, LID %d, subnet manager at LID %d, GID %v; never tried on an adapter",
+			p.Port, p.Device, p.LID, p.SMLID, p.GID)
 	}
 }
 
@@ -315,6 +333,8 @@ func (e *exam) port() {
 			remedy = "rdma link delete " + rdma + ", or another underlay"
 		}
 		e.fail(Port, remedy, "UDP port 4791 is taken by %s", owner(f.PortOwner, rdma))
+	case f.InfiniBand != nil:
+		e.skip(Port, "an InfiniBand port needs no UDP")
 	case !f.opened():
 		e.skip(Port, "the provider could not be opened so far")
 	case f.Provider == "softroce" && rdma != "" && !strings.HasPrefix(rdma, "rxe"):

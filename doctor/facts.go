@@ -6,6 +6,17 @@ import (
 	"ipoibcm/ib"
 )
 
+// An InfiniBandPort is what the kernel says of one, and the partition that is wanted.
+type InfiniBandPort struct {
+	Device     string
+	Port       int
+	State      string // "ACTIVE"
+	LID, SMLID ib.LID // of the subnet manager; zero: none has been here
+	GID        ib.GID
+	PKeys      []ib.PKey
+	PKey       ib.PKey
+}
+
 // Facts are what was found on a host, for a configuration that run would take.
 // An error text is empty where there was no error.
 type Facts struct {
@@ -38,6 +49,8 @@ type Facts struct {
 
 	Device    *Device // the underlay; nil if there is no such device
 	DeviceErr string
+	// InfiniBand is the port that run was told of in place of an underlay; nil: none.
+	InfiniBand *InfiniBandPort
 
 	// The provider, opened as run opens it.
 	Opened    bool // it was tried

@@ -21,7 +21,9 @@ import (
 	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/doctor"
 	"ipoibcm/hostnet"
+	"ipoibcm/ib"
 	"ipoibcm/mtu"
+	"ipoibcm/provider/ibverbs"
 	"ipoibcm/provider/softroce"
 	"ipoibcm/tun"
 )
@@ -42,6 +44,9 @@ func gather(ctx context.Context, c Config, s settings) doctor.Facts {
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		f.Kernel = unix.ByteSliceToString(u.Release[:])
+	}
+	if c.infiniBand() {
+		f.InfiniBand = infiniBandFacts(c.Device, c.Port, ib.PKey(c.PKey))
 	}
 	f.NetAdmin = netAdmin()
 	f.Control, f.ControlErr = controlState(f.ControlPath)
@@ -406,4 +411,15 @@ func managerFiles() (files []doctor.File) {
 		}
 	}
 	return files
+}
+
+// infiniBandFacts reads what the kernel says of an InfiniBand port.
+func infiniBandFacts(device string, port int, pkey ib.PKey) *doctor.InfiniBandPort {
+	out := &doctor.InfiniBandPort{Device: device, Port: port, PKey: pkey}
+	for _, p := range ibverbs.IBPorts(device) {
+		if p.Port == port {
+			out.State, out.LID, out.SMLID, out.GID, out.PKeys = p.State, p.LID, p.SMLID, p.GID, p.PKeys
+		}
+	}
+	return out
 }
