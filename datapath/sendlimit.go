@@ -20,6 +20,10 @@ const (
 	// rateWindow is for how long the highest rate counts: for that long the path may
 	// be slower, or the processor elsewhere, without a consequence.
 	rateWindow = time.Second
+	// othersAfter is how often in a row what a request takes must not follow what is ahead of it.
+	othersAfter = 3
+	// triesAfter is how often in a row less is allowed until more is, for the same reason.
+	triesAfter = 32
 )
 
 // A sendLimit bounds the octets that are posted on a queue pair and not completed,
@@ -33,9 +37,17 @@ type sendLimit struct {
 
 	// One request at a time is timed, and what was completed meanwhile.
 	timing  bool
-	reached bool // the limit held something back since the last request timed was posted
+	reached bool  // the limit held something back since the last request timed was posted
+	cuts    uint8 // times in a row that less was allowed
+	unmoved uint8 // times in a row that what a request took did not follow what was ahead of it
+	ahead   int32 // octets posted before the request, its own included
 	id      uint64
 	at      int64
+
+	// The limit, the octets ahead of a request and what it took when the limit was set last
+	// because of that; zero wasAhead: not known.
+	was, wasAhead int32
+	wasTook       int64
 
 	base   [2]int64 // least latencies of this window and the last, 0: none
 	baseAt int64    // when this window began
@@ -61,9 +73,9 @@ func (s *sendLimit) limit() int64 {
 }
 
 // posted takes in that the request id, which reports its completion, was posted.
-func (s *sendLimit) posted(id uint64, now int64) {
+func (s *sendLimit) posted(id uint64, ahead, now int64) {
 	if !s.timing {
-		s.timing, s.id, s.at = true, id, now
+		s.timing, s.id, s.ahead, s.at = true, id, int32(min(ahead, 2*mostLimit)), now
 	}
 }
 
@@ -128,9 +140,41 @@ func (s *sendLimit) judge(took, now int64) {
 	case took <= may:
 		s.octets = min(s.octets+s.octets/8, mostLimit)
 	default:
-		carries := int64(float64(s.rate()) * float64(may) / 1e9)
-		s.octets = max(leastLimit, min(s.octets, max(s.octets/2, carries)))
+		s.late(took, may)
 	}
+}
+
+// late sets the limit after a request that took more than it may. What waits there may be ours, or
+// that of others on the path, who would have all of it if we left. So what a request took is compared
+// with what one took that had more or less of ours ahead of it.
+func (s *sendLimit) late(took, may int64) {
+	carries := int64(float64(s.rate()) * float64(may) / 1e9)
+	less, more := s.ahead < s.wasAhead/5*4, s.ahead > s.wasAhead/4*5
+	switch {
+	case s.wasAhead > 0 && (less || more) && !s.proportional(took):
+		if s.unmoved++; s.unmoved >= othersAfter {
+			s.octets, s.wasAhead, s.cuts, s.unmoved = max(s.octets, int64(s.was)), 0, 0, 0
+			return
+		}
+	case less || more:
+		s.unmoved = 0
+	case s.cuts >= triesAfter && !more: // where one request is posted at a time, see what two take
+		s.was, s.wasAhead, s.wasTook, s.cuts = int32(s.octets), s.ahead, took, 0
+		s.octets = max(s.octets, int64(s.ahead)) + int64(s.ahead)*3/8
+		return
+	}
+	s.cuts = min(s.cuts+1, triesAfter)
+	s.was, s.wasAhead, s.wasTook = int32(s.octets), s.ahead, took
+	s.octets = max(leastLimit, min(s.octets, max(s.octets/2, carries)))
+}
+
+// proportional reports whether what a request took has changed with the octets ahead of it, by a
+// quarter as much at least.
+func (s *sendLimit) proportional(took int64) bool {
+	if s.ahead < s.wasAhead {
+		return (s.wasTook-took)*4 >= int64(float64(s.wasTook)*(1-float64(s.ahead)/float64(s.wasAhead)))
+	}
+	return (took-s.wasTook)*4 >= int64(float64(s.wasTook)*(float64(s.ahead)/float64(s.wasAhead)-1))
 }
 
 // least returns the least latency of late.

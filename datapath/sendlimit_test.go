@@ -23,7 +23,7 @@ func (k link) run(s *sendLimit, d time.Duration) (rate float64, longest time.Dur
 	var flight []request
 	var now, free, octets, id int64 = 1, 0, 0, 0
 	nextStall := int64(k.every)
-	s.posted(0, 0) // a SYN: one short request by itself
+	s.posted(0, 60, 0) // a SYN: one short request by itself
 	s.completed(0, 60, int64(k.rtt))
 	for now < int64(d) {
 		for s.limit() > octets && len(flight) < k.depth {
@@ -31,7 +31,7 @@ func (k link) run(s *sendLimit, d time.Duration) (rate float64, longest time.Dur
 			flight = append(flight, request{now, free + int64(k.rtt)})
 			octets += k.octets
 			id++
-			s.posted(uint64(id), now)
+			s.posted(uint64(id), octets, now)
 		}
 		s.full()
 		now = max(now, flight[0].done)
@@ -117,7 +117,7 @@ func TestSendLimitOfTheIdle(t *testing.T) {
 	var s sendLimit
 	now := int64(1)
 	for id := range uint64(1000) {
-		s.posted(id, now)
+		s.posted(id, 0, now)
 		now += int64(20 * time.Millisecond) // as from a host that has gone to sleep
 		s.completed(id, 100, now)
 	}
