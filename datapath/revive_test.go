@@ -59,19 +59,7 @@ func TestReviveUD(t *testing.T) {
 					if qp.State() != verbs.StateRTS || h.udq.inflight() != 0 {
 						t.Fatalf("round %d: %v, %d in flight", round, qp.State(), h.udq.inflight())
 					}
-					qp.rq.mu.Lock()
-					posted := map[uint64]bool{}
-					for i := qp.rq.h; i < qp.rq.t; i++ {
-						wr := &qp.rq.ring[i%len(qp.rq.ring)]
-						if posted[wr.ID] {
-							t.Errorf("receive %d is posted twice", wr.ID)
-						}
-						posted[wr.ID] = true
-					}
-					qp.rq.mu.Unlock()
-					if len(posted) != 16 {
-						t.Errorf("%d receives are posted, want 16", len(posted))
-					}
+					postedOnce(t, qp)
 				}
 				passes()
 			}
@@ -79,6 +67,24 @@ func TestReviveUD(t *testing.T) {
 				t.Errorf("%d receives could not be posted again", n)
 			}
 		})
+	}
+}
+
+// postedOnce checks that each of the 16 receives of qp is posted, and once.
+func postedOnce(t *testing.T, qp *fakeQP) {
+	t.Helper()
+	qp.rq.mu.Lock()
+	posted := map[uint64]bool{}
+	for i := qp.rq.h; i < qp.rq.t; i++ {
+		wr := &qp.rq.ring[i%len(qp.rq.ring)]
+		if posted[wr.ID] {
+			t.Errorf("receive %d is posted twice", wr.ID)
+		}
+		posted[wr.ID] = true
+	}
+	qp.rq.mu.Unlock()
+	if len(posted) != 16 {
+		t.Errorf("%d receives are posted, want 16", len(posted))
 	}
 }
 

@@ -505,25 +505,10 @@ func TestEveryReply(t *testing.T) {
 // oneReply gives one reply to an initiator, accepting and rejecting.
 func oneReply(t *testing.T, o Options, own string, i, ord int, flags string, rIRD, rORD int) {
 	what := fmt.Sprintf("%+v, reply %q IRD %d ORD %d", o, flags, rIRD, rORD)
-	m, _ := asks(o)
-	acts := m.Step(nil, t0, Recv{frameBy(true, 0x30, 2, flags, rIRD, rORD, "why")})
-	// 6581-9.1-6, 6581-9.1-15: in a rejection too
-	rej, ok := has[Rejected](acts)
-	switch {
-	case !ok:
-		t.Fatalf("%s, rejecting: ok is false", what)
-	case len(acts) != 1:
-		t.Fatalf("%s, rejecting: len(acts) is %v, want 1", what, len(acts))
-	case int(rej.Result.Peer.IRD) != rIRD:
-		t.Fatalf("%s, rejecting: int(rej.Result.Peer.IRD) is %v, want %v", what, int(rej.Result.Peer.IRD), rIRD)
-	case int(rej.Result.Peer.ORD) != rORD:
-		t.Fatalf("%s, rejecting: int(rej.Result.Peer.ORD) is %v, want %v", what, int(rej.Result.Peer.ORD), rORD)
-	case string(rej.Result.Private) != "why":
-		t.Fatalf("%s, rejecting: string(rej.Result.Private) is %q, want \"why\"", what, string(rej.Result.Private))
-	}
+	oneRejection(t, o, what, flags, rIRD, rORD)
 
-	m, _ = asks(o)
-	acts = m.Step(nil, t0, Recv{frameBy(true, 0x10, 2, flags, rIRD, rORD, "")})
+	m, _ := asks(o)
+	acts := m.Step(nil, t0, Recv{frameBy(true, 0x10, 2, flags, rIRD, rORD, "")})
 	res := m.Result()
 	switch {
 	case int(res.Peer.IRD) != rIRD:
@@ -551,24 +536,7 @@ func oneReply(t *testing.T, o Options, own string, i, ord int, flags string, rIR
 		}
 	}
 	if code != 0 {
-		// A Terminate with the code, then the end; the ULP gets the code.
-		term, ok1 := has[SendTerminate](acts)
-		_, ok2 := acts[1].(Close)
-		f, ok3 := has[Failed](acts)
-		switch {
-		case len(acts) != 3:
-			t.Fatalf("%s: len(acts) is %v, want 3", what, len(acts))
-		case !ok1:
-			t.Fatalf("%s: ok1 is false", what)
-		case !ok2:
-			t.Fatalf("%s: ok2 is false", what)
-		case !ok3:
-			t.Fatalf("%s: ok3 is false", what)
-		case term.Code != code:
-			t.Fatalf("%s: term.Code is %v, want %v", what, term.Code, code)
-		case f.Err.Code() != code:
-			t.Fatalf("%s: f.Err.Code() is %v, want %v", what, f.Err.Code(), code)
-		}
+		terminates(t, what, acts, code)
 		return
 	}
 	if allowed != "" {
@@ -598,6 +566,50 @@ func oneReply(t *testing.T, o Options, own string, i, ord int, flags string, rIR
 		t.Fatalf("%s: int(up.Result.ORD) is %v, want %v", what, int(up.Result.ORD), wantORD)
 	case up.Result.PeerToPeer != p2p:
 		t.Fatalf("%s: up.Result.PeerToPeer is %v, want %v", what, up.Result.PeerToPeer, p2p)
+	}
+}
+
+func isClose(a Action) bool { _, ok := a.(Close); return ok }
+
+// terminates checks that acts are a Terminate with the code, then the end; the ULP gets the code.
+func terminates(t *testing.T, what string, acts []Action, code Code) {
+	t.Helper()
+	term, ok1 := has[SendTerminate](acts)
+	f, ok3 := has[Failed](acts)
+	switch {
+	case len(acts) != 3:
+		t.Fatalf("%s: len(acts) is %v, want 3", what, len(acts))
+	case !ok1:
+		t.Fatalf("%s: no Terminate in %v", what, acts)
+	case !isClose(acts[1]):
+		t.Fatalf("%s: %T comes second, want Close", what, acts[1])
+	case !ok3:
+		t.Fatalf("%s: no Failed in %v", what, acts)
+	case term.Code != code:
+		t.Fatalf("%s: term.Code is %v, want %v", what, term.Code, code)
+	case f.Err.Code() != code:
+		t.Fatalf("%s: f.Err.Code() is %v, want %v", what, f.Err.Code(), code)
+	}
+}
+
+// oneRejection has an initiator with options o hear a reply that rejects: what it offers is told all the same.
+func oneRejection(t *testing.T, o Options, what, flags string, rIRD, rORD int) {
+	t.Helper()
+	m, _ := asks(o)
+	acts := m.Step(nil, t0, Recv{frameBy(true, 0x30, 2, flags, rIRD, rORD, "why")})
+	// 6581-9.1-6, 6581-9.1-15: in a rejection too
+	rej, ok := has[Rejected](acts)
+	switch {
+	case !ok:
+		t.Fatalf("%s, rejecting: ok is false", what)
+	case len(acts) != 1:
+		t.Fatalf("%s, rejecting: len(acts) is %v, want 1", what, len(acts))
+	case int(rej.Result.Peer.IRD) != rIRD:
+		t.Fatalf("%s, rejecting: int(rej.Result.Peer.IRD) is %v, want %v", what, int(rej.Result.Peer.IRD), rIRD)
+	case int(rej.Result.Peer.ORD) != rORD:
+		t.Fatalf("%s, rejecting: int(rej.Result.Peer.ORD) is %v, want %v", what, int(rej.Result.Peer.ORD), rORD)
+	case string(rej.Result.Private) != "why":
+		t.Fatalf("%s, rejecting: string(rej.Result.Private) is %q, want \"why\"", what, string(rej.Result.Private))
 	}
 }
 

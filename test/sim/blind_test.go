@@ -258,6 +258,57 @@ type secrets struct {
 	guid          ib.GUID // the peer's CA GUID, which each of its REPs tells
 }
 
+// ids returns the communication IDs as the peer names them.
+func (s *secrets) ids() (local, remote mad.CommID) { return mad.CommID(s.remote), mad.CommID(s.local) }
+
+// blindMessages are the cases of TestBlindCM.
+var blindMessages = []struct {
+	name  string
+	make  func(x *blind, s *secrets) mad.Message
+	lacks []string // any of these is enough to protect the connection
+}{
+	{"DREQ", func(_ *blind, s *secrets) mad.Message {
+		l, r := s.ids()
+		return mad.DREQ{LocalCommID: l, RemoteCommID: r, RemoteQPN: s.qpn}
+	}, []string{"the victim's communication ID", "the peer's communication ID", "the victim's QPN"}},
+	{"DREP", func(_ *blind, s *secrets) mad.Message {
+		l, r := s.ids()
+		return mad.DREP{LocalCommID: l, RemoteCommID: r}
+	}, []string{"nothing"}},
+	{"REJ", func(_ *blind, s *secrets) mad.Message {
+		l, r := s.ids()
+		return mad.REJ{LocalCommID: l, RemoteCommID: r, MessageRejected: mad.KindOther, Reason: cm.ReasonConsumer}
+	}, []string{"the victim's communication ID", "the peer's communication ID"}},
+	{"REJ 4 with the CA GUID", func(_ *blind, s *secrets) mad.Message {
+		l, r := s.ids()
+		rej := mad.REJ{LocalCommID: l, RemoteCommID: r, MessageRejected: mad.KindOther, Reason: cm.ReasonTimeout,
+			ARILength: 8}
+		binary.BigEndian.PutUint64(rej.ARI[:], uint64(s.guid))
+		return rej
+	}, []string{"the victim's communication ID", "the peer's communication ID"}},
+	{"RTU", func(_ *blind, s *secrets) mad.Message {
+		l, r := s.ids()
+		return mad.RTU{LocalCommID: l, RemoteCommID: r}
+	}, []string{"nothing"}},
+	{"MRA", func(_ *blind, s *secrets) mad.Message {
+		l, r := s.ids()
+		return mad.MRA{LocalCommID: l, RemoteCommID: r, ServiceTimeout: 31}
+	}, []string{"nothing"}},
+	{"LAP", func(_ *blind, s *secrets) mad.Message {
+		l, r := s.ids()
+		return mad.LAP{LocalCommID: l, RemoteCommID: r}
+	}, []string{"nothing"}},
+	{"REP", func(x *blind, s *secrets) mad.Message {
+		l, r := s.ids()
+		return mad.REP{LocalCommID: l, RemoteCommID: r, LocalQPN: s.peerQPN, StartingPSN: 7, LocalCAGUID: s.guid}
+	}, []string{"nothing"}},
+	{"REQ that names the peer's QP", func(x *blind, s *secrets) mad.Message { return x.req(s.peerQPN, s.guid) },
+		[]string{"nothing"}},
+	{"REQ in the peer's name", func(x *blind, s *secrets) mad.Message {
+		return x.req(ib.QPN(2+x.r.Uint32N(1<<24-3)), s.guid)
+	}, []string{"nothing"}},
+}
+
 // TestBlindCM: the attacker knows all about a connection but one item, which it draws
 // anew each time. Whatever the message, the connection goes on.
 func TestBlindCM(t *testing.T) {
@@ -267,53 +318,7 @@ func TestBlindCM(t *testing.T) {
 		"the victim's QPN":              func(s *secrets, r *rand.Rand) { s.qpn = ib.QPN(2 + r.Uint32N(1<<24-3)) },
 		"nothing":                       func(*secrets, *rand.Rand) {},
 	}
-	ids := func(s *secrets) (mad.CommID, mad.CommID) { return mad.CommID(s.remote), mad.CommID(s.local) }
-	for _, tt := range []struct {
-		name  string
-		make  func(x *blind, s *secrets) mad.Message
-		lacks []string // any of these is enough to protect the connection
-	}{
-		{"DREQ", func(_ *blind, s *secrets) mad.Message {
-			l, r := ids(s)
-			return mad.DREQ{LocalCommID: l, RemoteCommID: r, RemoteQPN: s.qpn}
-		}, []string{"the victim's communication ID", "the peer's communication ID", "the victim's QPN"}},
-		{"DREP", func(_ *blind, s *secrets) mad.Message {
-			l, r := ids(s)
-			return mad.DREP{LocalCommID: l, RemoteCommID: r}
-		}, []string{"nothing"}},
-		{"REJ", func(_ *blind, s *secrets) mad.Message {
-			l, r := ids(s)
-			return mad.REJ{LocalCommID: l, RemoteCommID: r, MessageRejected: mad.KindOther, Reason: cm.ReasonConsumer}
-		}, []string{"the victim's communication ID", "the peer's communication ID"}},
-		{"REJ 4 with the CA GUID", func(_ *blind, s *secrets) mad.Message {
-			l, r := ids(s)
-			rej := mad.REJ{LocalCommID: l, RemoteCommID: r, MessageRejected: mad.KindOther, Reason: cm.ReasonTimeout,
-				ARILength: 8}
-			binary.BigEndian.PutUint64(rej.ARI[:], uint64(s.guid))
-			return rej
-		}, []string{"the victim's communication ID", "the peer's communication ID"}},
-		{"RTU", func(_ *blind, s *secrets) mad.Message {
-			l, r := ids(s)
-			return mad.RTU{LocalCommID: l, RemoteCommID: r}
-		}, []string{"nothing"}},
-		{"MRA", func(_ *blind, s *secrets) mad.Message {
-			l, r := ids(s)
-			return mad.MRA{LocalCommID: l, RemoteCommID: r, ServiceTimeout: 31}
-		}, []string{"nothing"}},
-		{"LAP", func(_ *blind, s *secrets) mad.Message {
-			l, r := ids(s)
-			return mad.LAP{LocalCommID: l, RemoteCommID: r}
-		}, []string{"nothing"}},
-		{"REP", func(x *blind, s *secrets) mad.Message {
-			l, r := ids(s)
-			return mad.REP{LocalCommID: l, RemoteCommID: r, LocalQPN: s.peerQPN, StartingPSN: 7, LocalCAGUID: s.guid}
-		}, []string{"nothing"}},
-		{"REQ that names the peer's QP", func(x *blind, s *secrets) mad.Message { return x.req(s.peerQPN, s.guid) },
-			[]string{"nothing"}},
-		{"REQ in the peer's name", func(x *blind, s *secrets) mad.Message {
-			return x.req(ib.QPN(2+x.r.Uint32N(1<<24-3)), s.guid)
-		}, []string{"nothing"}},
-	} {
+	for _, tt := range blindMessages {
 		for _, lacks := range tt.lacks {
 			t.Run(tt.name+" without "+lacks, func(t *testing.T) {
 				seeds(t, 5, func(w *world) {
