@@ -91,8 +91,9 @@ type Interface struct {
 	fab      *fabric // nil: Ethernet
 	deviceUp bool
 
-	copies copies
-	class  copyClass // of what is sent now
+	copies   copies
+	class    copyClass // of what is sent now
+	searches int       // peers whose path is probed
 
 	unreachable unreachable
 	answers     answers
@@ -314,7 +315,7 @@ func (f *Interface) linkDown(why string) {
 		f.endAttempt(p)
 		p.holdUntil, p.failures = time.Time{}, 0
 		f.forgetBlackHole(p)
-		p.search = nil
+		f.setSearch(p, nil)
 	}
 	f.neighStep(neigh.Flush{})
 	f.copies.waiting = [copyClasses][]copyJob{}

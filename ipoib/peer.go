@@ -153,6 +153,7 @@ func (f *Interface) evictPeer() bool {
 }
 
 func (f *Interface) forgetPeer(p *peer) {
+	f.setSearch(p, nil)
 	delete(f.peers, p.key)
 	f.unused.remove(p)
 	f.timers.Stop(p)

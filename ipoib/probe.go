@@ -3,6 +3,7 @@ package ipoib
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
@@ -41,13 +42,14 @@ func (f *Interface) probeSizes(t ib.Transport) []int {
 
 // probe begins to probe the path to p, which is reached over transport t. On InfiniBand the
 // subnet administrator knows what a path carries.
-func (f *Interface) probe(p *peer, t ib.Transport) {
-	sizes := f.probeSizes(t)
+func (f *Interface) probe(p *peer, t ib.Transport) { f.probeAmong(p, f.probeSizes(t)) }
+
+func (f *Interface) probeAmong(p *peer, sizes []int) {
 	if len(sizes) < 2 || p.legacy || !f.up || f.fab != nil {
 		return
 	}
 	if p.search == nil || !slices.Equal(p.search.Sizes(), sizes) {
-		p.search = pathmtu.New(sizes)
+		f.setSearch(p, pathmtu.New(sizes))
 	}
 	if c := p.tx; c != nil && c.trans == ib.UC && c.usedPath(f.pathMTU) > c.reqPath(f.pathMTU) {
 		p.search.Trust() // the peer has found that the path carries more
@@ -56,8 +58,22 @@ func (f *Interface) probe(p *peer, t ib.Transport) {
 	f.probes(p, p.search.Start(nil, f.now, f.opt.Rand.Uint64()))
 }
 
+// setSearch sets or ends the search for what the path to p carries.
+func (f *Interface) setSearch(p *peer, s *pathmtu.Search) {
+	if p.search != nil {
+		f.searches--
+	}
+	if p.search = s; s != nil {
+		f.searches++
+	}
+}
+
 // probeAgain begins again with peers whose sizes are others after a change of the underlay.
 func (f *Interface) probeAgain() {
+	if f.searches == 0 {
+		return
+	}
+	ud, uc := f.probeSizes(ib.UD), f.probeSizes(ib.UC) // once: there may be very many peers
 	for _, p := range f.allPeers() {
 		if p.search == nil {
 			continue
@@ -66,10 +82,14 @@ func (f *Interface) probeAgain() {
 		if p.tx != nil {
 			t = p.tx.trans
 		}
-		if !slices.Equal(p.search.Sizes(), f.probeSizes(t)) {
-			p.search = nil
+		sizes := ud
+		if t == ib.UC {
+			sizes = uc
+		}
+		if !slices.Equal(p.search.Sizes(), sizes) {
+			f.setSearch(p, nil)
 			f.touch(p)
-			f.probe(p, t)
+			f.probeAmong(p, sizes)
 		}
 	}
 }
@@ -100,13 +120,21 @@ func (f *Interface) probes(p *peer, out []pathmtu.Probe) {
 			f.sendTo(p.key, fr)
 		}
 	}
-	f.arm(p, p.search.Deadline())
+	f.arm(p, p.searchDue())
+}
+
+// searchDue is when wakeSearch has something to do; zero means never.
+func (p *peer) searchDue() time.Time {
+	if p.search == nil {
+		return time.Time{}
+	}
+	return earliest(p.search.Deadline(), p.search.IdleAt())
 }
 
 // wakeSearch goes on with the search of p, whose timer is due.
 func (f *Interface) wakeSearch(p *peer) {
-	if p.unused() {
-		p.search = nil
+	if at := p.search.IdleAt(); p.unused() || !at.IsZero() && !f.now.Before(at) {
+		f.setSearch(p, nil)
 		return
 	}
 	out, lowered := p.search.Wake(nil, f.now)
@@ -139,7 +167,7 @@ func (f *Interface) recvProbe(from encap.LinkAddr, conn bool, b []byte) {
 			return
 		}
 		f.count(nProbesHeard)
-		f.arm(p, p.search.Deadline())
+		f.arm(p, p.searchDue())
 		if raised {
 			if p.search.Octets() >= f.opt.udMTU() {
 				p.search.Trust() // larger ones cannot be probed now: the next connection tells

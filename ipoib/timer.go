@@ -73,7 +73,7 @@ func (f *Interface) wakePeer(p *peer, due func(time.Time) bool) {
 			f.hangUp(c, "the peer has long been silent")
 		}
 	}
-	if p.search != nil && due(p.search.Deadline()) {
+	if due(p.searchDue()) {
 		f.wakeSearch(p)
 	}
 	if p.unused() && due(p.touched.Add(classMemory)) {
@@ -120,9 +120,7 @@ func (f *Interface) idleEnd(c *conn) time.Time {
 // peerDue returns when wake has something to do for p; zero means never.
 func (f *Interface) peerDue(p *peer) time.Time {
 	t := earliest(p.waitUntil, p.holdUntil)
-	if p.search != nil {
-		t = earliest(t, p.search.Deadline())
-	}
+	t = earliest(t, p.searchDue())
 	if p.tx != nil {
 		t = earliest(t, f.idleAt(p.tx))
 	}

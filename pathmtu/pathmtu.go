@@ -36,6 +36,8 @@ const (
 	// raiseFirst and raiseMost are the times after which more is tried: twice as long each time.
 	raiseFirst = 10 * time.Second
 	raiseMost  = 10 * time.Minute
+	// idleAfter is for how long a search without a result is of use to nobody while nothing is sent.
+	idleAfter = time.Minute
 	// silentFirst is when an end that answers nothing is asked again; raiseMost bounds that too.
 	silentFirst = 30 * time.Second
 )
@@ -80,6 +82,7 @@ type Search struct {
 	id     uint64 // of the rounds under way; its last octet is that of the round
 	due    time.Time
 
+	used       time.Time // when it was begun, or packets went to the other end
 	confirmed  time.Time // when the size in force was last answered
 	lowered    time.Time // when the size in force became less
 	again      time.Time // when more is tried, or a silent end is asked again
@@ -122,6 +125,15 @@ func (s *Search) Sizes() []int { return s.sizes }
 // Deadline returns when [Search.Wake] is due; zero means never.
 func (s *Search) Deadline() time.Time { return s.due }
 
+// IdleAt returns when the search need not be kept any more, of which there may be very many: it
+// has found nothing that another would not, and nothing was sent for a while. Zero means never.
+func (s *Search) IdleAt() time.Time {
+	if s.state == Searching || s.Lowered() {
+		return time.Time{}
+	}
+	return s.used.Add(idleAfter)
+}
+
 // Limit says that from now on no probe of more than n octets can be sent.
 func (s *Search) Limit(n int) {
 	for s.most = len(s.sizes) - 1; s.most > 0 && s.sizes[s.most] > n; s.most-- {
@@ -136,7 +148,7 @@ func (s *Search) Start(dst []Probe, now time.Time, id uint64) []Probe {
 }
 
 func (s *Search) begin(dst []Probe, now time.Time, id uint64, target, best, need int) []Probe {
-	s.state, s.target, s.best, s.need, s.round, s.heard = Searching, target, best, need, 0, 0
+	s.state, s.target, s.best, s.need, s.round, s.heard, s.used = Searching, target, best, need, 0, 0, now
 	s.id = id &^ 0xff
 	return s.send(dst, now)
 }
@@ -240,6 +252,7 @@ func (s *Search) Wake(dst []Probe, now time.Time) (probes []Probe, changed bool)
 // what is to be sent therefore: whether the path still carries the size in force, or more. A
 // search that begins has that id.
 func (s *Search) Used(dst []Probe, now time.Time, id uint64) []Probe {
+	s.used = now
 	switch {
 	case s.state == Searching:
 		return dst

@@ -227,7 +227,7 @@ func (r *run) all() {
 }
 
 // netnsFlags let the tests in network namespaces, which mostly wait, overlap.
-var netnsFlags = []string{"-p=1", "-parallel=8"}
+var netnsFlags = []string{"-p=1", "-parallel=6"}
 
 // A grouping is which packages are tested together.
 type grouping struct {
