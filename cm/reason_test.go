@@ -29,7 +29,7 @@ var (
 	granted = Accept{Handle: incoming | 1, QPN: 0xa2, RNRRetry: 7, PrivateData: private(0x0a)}
 )
 
-// causes are all there are in this room; ipoib has its own (TestReasons there).
+// causes are all there are in this package; ipoib has its own (TestReasons there).
 var causes = []cause{
 	{name: "as many connections as there may be", opt: Options{MaxConns: 1}, before: []any{first},
 		last: args{"comm": "b3", "qpn": "b4"}, want: ReasonNoQP},

@@ -143,7 +143,7 @@ var reasons = []struct {
 		}},
 }
 
-// TestReasons shows which cause leads to which reason in this room, and that
+// TestReasons shows which cause leads to which reason in this package, and that
 // every REJ has our own values (cm's TestReasons has the causes there). checkMAD
 // looks at the private data as well.
 func TestReasons(t *testing.T) {
