@@ -16,7 +16,9 @@ VERSION ?= $(shell git describe --tags --dirty 2>/dev/null)
 COMMIT  ?= $(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null)
 LDFLAGS = -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 
-.PHONY: build cni ibverbs packages demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak service chaos cluster flood oracle nightly interop interop-full architectures specs clean
+.PHONY: build cni ibverbs packages demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak service chaos cluster flood oracle nightly interop interop-full architectures specs pictures dashboard clean
+.PHONY: build cni ibverbs packages demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak service chaos cluster flood oracle nightly interop interop-full architectures specs pictures clean
+.PHONY: build cni ibverbs packages demo test test-long mutants race fuzz bench bench-full stress cores explore sim scale soak service chaos cluster flood oracle nightly interop interop-full architectures specs clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o bin/ipoibcmd ./cmd/ipoibcmd
@@ -50,12 +52,18 @@ fuzz: ## every fuzz target for T each: make fuzz T=1m; or for ALL together: make
 
 bench: build ## beside a raw veth pair, VXLAN and wireguard-go, interleaved in one run; writes docs/bench/latest.md; as root, at most 8 minutes
 	$(GO) run ./internal/bench -program bin/ipoibcmd -write docs/bench
+	$(GO) run ./internal/pictures
 
 bench-full: build ## the same with IPv4, 4 streams, both directions and every rate of loss; about half an hour
 	$(GO) run ./internal/bench -program bin/ipoibcmd -write docs/bench -full
+	$(GO) run ./internal/pictures
+
+cores: build ## goodput with 1, 2 and 4 data threads, each with 12 % of a processor, beside plain loops; writes docs/bench/cores.md; as root, at most 10 minutes
+	$(GO) run ./internal/bench -program bin/ipoibcmd -cores -write docs/bench
 
 stress: build ## slow, shared and narrow paths beside raw veth, VXLAN and wireguard-go; writes docs/bench/stress.md; as root, at most 10 minutes; ONLY=bystander picks rows
 	$(GO) run ./internal/bench -program bin/ipoibcmd -stress -write docs/bench $(if $(ONLY),-only '$(ONLY)')
+	$(GO) run ./internal/pictures
 
 explore: ## connection set-up in every interleaving, to larger bounds than make test-long; an hour
 	$(GO) test ./test/explore -run TestExplore -v -timeout 0 -explore.large
@@ -98,6 +106,14 @@ architectures: ## vet and link for all of them, the tests as 386 programs, codec
 
 specs: ## write docs/specs.md anew
 	$(GO) run ./internal/specs
+
+pictures: $(if $(DEMO),build) ## draw docs/pictures from code, traces and measurements; DEMO=1 runs the demo for its picture, as root
+	$(if $(DEMO),mkdir -p .cache && bin/ipoibcmd demo >.cache/demo.txt)
+	$(GO) run ./internal/pictures $(if $(DEMO),-demo .cache/demo.txt)
+
+dashboard: ## read the dashboard's queries from a real Prometheus over a minute of traffic, and draw them; as root
+	$(GO) test ./test/netns -run '^TestDashboardQueries$$' -count 1 -dashboard $(CURDIR)/docs/pictures/dashboard.json
+	$(GO) run ./internal/pictures
 
 clean:
 	rm -rf bin .cache

@@ -70,6 +70,10 @@ type Options struct {
 	// whether it lives, PeerTrust of those that may ask the rest. Empty: nobody.
 	PeerAllow, PeerTrust []netip.Prefix
 
+	// FewerThreads has an interface with one queue, that is there already or was handed over, served by one
+	// data thread, however many the provider has; and one with several by one thread, where the provider
+	// has one. Else the one is refused, and the other made anew.
+	FewerThreads bool
 	// OwnTUNThread keeps reading the TUN from the thread that receives packets
 	// ([datapath.Config]).
 	OwnTUNThread bool
@@ -133,9 +137,10 @@ type Options struct {
 
 // Bounds of the driver.
 const (
-	framesPerTurn  = 64               // frames taken from the data path before other events get a turn
-	usageEvery     = time.Second      // how often the data path's counts go to the machine
-	shutdownWithin = time.Second      // patience for DREP at the end: four DREQs. Until it is over peers that answered get REJ 3
+	framesPerTurn = 64          // frames taken from the data path before other events get a turn
+	usageEvery    = time.Second // how often the data path's counts go to the machine
+	// patience for DREP at the end: four DREQs. Until it is over peers that answered get REJ 3
+	shutdownWithin = time.Second
 	addrWithin     = time.Second      // patience with the kernel for each address at the start
 	queryWithin    = 10 * time.Second // patience of a control request
 )
@@ -146,11 +151,15 @@ type Agent struct {
 	log   *slog.Logger
 	start time.Time
 
-	tun  *tun.File
-	host *hostnet.Device // where the interface is
-	loop *datapath.Loop
-	seat seat
-	lost string // why it was not followed into another namespace, until it is
+	tun *tun.File
+	// queues are further ones of tun, for data threads from the second on, and whyFewer says why
+	// there are fewer than the provider has threads.
+	queues   []tun.Device
+	whyFewer string
+	host     *hostnet.Device // where the interface is
+	loop     *datapath.Loop
+	seat     seat
+	lost     string // why it was not followed into another namespace, until it is
 
 	m        *ipoib.Interface
 	link     encap.LinkAddr
@@ -204,44 +213,105 @@ func Run(ctx context.Context, opt Options, ready func()) error {
 }
 
 func (a *Agent) run(ctx context.Context, ready func()) (err error) {
-	port := a.opt.Provider.Port()
 	if err := a.checkCM(); err != nil {
 		return err
 	}
-	gid := a.opt.GID
-	if gid.IsZero() {
-		if len(port.GIDs) == 0 {
-			return errors.New("the provider has no GID: is the underlay up and has it an address?")
-		}
-		gid = port.GIDs[0]
-	}
-	var listener net.Listener
-	if a.opt.Control != "" {
-		// Before the TUN, so that a second agent of the same name fails here
-		// and in words.
-		if listener, err = listen(a.opt.Control); err != nil {
-			return err
-		}
-		defer listener.Close()
-		if err := share(a.opt.Control, a.opt.Group); err != nil {
-			return err
-		}
-	}
-	var scrapes net.Listener
-	var metrics *http.Server
-	if a.opt.Metrics != "" {
-		if metrics, err = a.metricsServer(); err != nil {
-			return err
-		}
-		if scrapes, err = listenMetrics(a.opt.Metrics); err != nil {
-			return err
-		}
-		defer scrapes.Close()
+	in, err := a.listen()
+	defer in.close()
+	if err != nil {
+		return err
 	}
 	if err := a.prepareHandOver(); err != nil {
 		return err
 	}
 	defer a.legacy.close()
+	if err := a.open(); err != nil {
+		return err
+	}
+	a.carry(a.port().Active)
+
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	a.end = stop
+	loopCtx, stopLoop := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	a.begin(ctx, loopCtx, &wg, in)
+	a.drive(ctx, func() {
+		if err := a.confine(); err != nil {
+			stop(err)
+			return
+		}
+		a.keepTUN()
+		ready()
+	})
+	a.hub.close()
+	stopLoop()
+	a.kernel.endNotices()
+	if a.peers.port != nil {
+		a.peers.port.Close()
+	}
+	wg.Wait()
+	err = a.closeHost()
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		err = errors.Join(cause, err)
+	}
+	return err
+}
+
+// listeners are where others ask: the control socket and the metrics. Each may be nil.
+type listeners struct {
+	control, scrapes net.Listener
+	metrics          *http.Server
+}
+
+func (l *listeners) close() {
+	for _, x := range []net.Listener{l.control, l.scrapes} {
+		if x != nil {
+			x.Close()
+		}
+	}
+}
+
+// listen opens the listeners; with an error, some of them may be open. It comes before the
+// TUN, so that a second agent of the same name fails here and in words.
+func (a *Agent) listen() (l listeners, err error) {
+	if a.opt.Control != "" {
+		if l.control, err = listen(a.opt.Control); err != nil {
+			return l, err
+		}
+		if err := share(a.opt.Control, a.opt.Group); err != nil {
+			return l, err
+		}
+	}
+	if a.opt.Metrics != "" {
+		if l.metrics, err = a.metricsServer(); err != nil {
+			return l, err
+		}
+		if l.scrapes, err = listenMetrics(a.opt.Metrics); err != nil {
+			return l, err
+		}
+	}
+	return l, nil
+}
+
+// gid returns the GID of this host: that of the options, else the first of the provider's.
+func (a *Agent) gid(port verbs.Port) (ib.GID, error) {
+	if !a.opt.GID.IsZero() {
+		return a.opt.GID, nil
+	}
+	if len(port.GIDs) == 0 {
+		return ib.GID{}, errors.New("the provider has no GID: is the underlay up and has it an address?")
+	}
+	return port.GIDs[0], nil
+}
+
+// open opens the TUN, the data path, the machine and the kernel's side, in this order.
+func (a *Agent) open() error {
+	port := a.opt.Provider.Port()
+	gid, err := a.gid(port)
+	if err != nil {
+		return err
+	}
 	if err := a.openTUN(); err != nil {
 		return err
 	}
@@ -264,22 +334,28 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	if err := a.openPeers(); err != nil {
 		return errors.Join(err, a.kernel.endNotices(), a.host.Close(), a.loop.Close(), a.tun.Close())
 	}
-	a.carry(a.port().Active)
+	return nil
+}
 
-	ctx, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	a.end = stop
-	loopCtx, stopLoop := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
+// begin starts what runs beside the driver. What carries packets, and what people look
+// through, serves until loopCtx ends; the first part to fail ends ctx.
+func (a *Agent) begin(ctx, loopCtx context.Context, wg *sync.WaitGroup, in listeners) {
+	part := func(what string, serve func() error) {
+		wg.Go(func() {
+			if err := serve(); err != nil {
+				a.end(fmt.Errorf("%s: %w", what, err))
+			}
+		})
+	}
 	if s, ok := a.opt.Provider.(verbs.Successor); ok {
 		s.Begin()
 	}
 	wg.Go(func() {
 		switch err := a.loop.Run(loopCtx); {
 		case errors.Is(err, syscall.EBADFD), errors.Is(err, syscall.ENODEV): // of a TUN
-			stop(fmt.Errorf("interface %s was removed, and not by us", a.opt.Name))
+			a.end(fmt.Errorf("interface %s was removed, and not by us", a.opt.Name))
 		case err != nil:
-			stop(fmt.Errorf("data path: %w", err))
+			a.end(fmt.Errorf("data path: %w", err))
 		}
 	})
 	wg.Go(func() { a.kernel.run(loopCtx) })
@@ -290,56 +366,25 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	if a.opt.Reload != nil {
 		wg.Go(func() { a.hangups(ctx) })
 	}
-	if scrapes != nil {
-		wg.Go(func() {
-			if err := a.serveMetrics(loopCtx, metrics, scrapes); err != nil {
-				stop(fmt.Errorf("metrics: %w", err))
-			}
-		})
+	if in.scrapes != nil {
+		part("metrics", func() error { return a.serveMetrics(loopCtx, in.metrics, in.scrapes) })
 	}
-	wg.Go(func() {
-		if err := a.kernel.watch(loopCtx); err != nil {
-			stop(fmt.Errorf("watch sysctls and groups: %w", err))
-		}
-	})
-	if listener != nil {
-		wg.Go(func() {
-			if err := a.serve(loopCtx, listener); err != nil {
-				stop(fmt.Errorf("control socket: %w", err))
-			}
-		})
+	part("watch sysctls and groups", func() error { return a.kernel.watch(loopCtx) })
+	if in.control != nil {
+		part("control socket", func() error { return a.serve(loopCtx, in.control) })
 	}
 	if a.peers.port != nil {
-		wg.Go(func() {
-			if err := a.peers.serve(ctx); err != nil {
-				stop(fmt.Errorf("answer peers: %w", err))
-			}
-		})
+		part("answer peers", func() error { return a.peers.serve(ctx) })
 	}
-	a.drive(ctx, func() {
-		if err := a.confine(); err != nil {
-			stop(err)
-			return
-		}
-		a.keepTUN()
-		ready()
-	})
-	a.hub.close()
-	stopLoop()
-	a.kernel.endNotices()
-	if a.peers.port != nil {
-		a.peers.port.Close()
+}
+
+// closeHost takes our routes out of the kernel and lets go of the device.
+func (a *Agent) closeHost() error {
+	_, err := a.kernel.host.RemoveOurs()
+	if errors.Is(err, hostnet.ErrNotFound) {
+		err = nil // the routes went with the TUN
 	}
-	wg.Wait()
-	_, rmErr := a.kernel.host.RemoveOurs()
-	if errors.Is(rmErr, hostnet.ErrNotFound) {
-		rmErr = nil // the routes went with the TUN
-	}
-	err = errors.Join(a.kernel.host.Close(), rmErr)
-	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
-		err = errors.Join(cause, err)
-	}
-	return err
+	return errors.Join(a.kernel.host.Close(), err)
 }
 
 // confine gives up what is not needed any more.
@@ -390,7 +435,8 @@ func explainTUN(name string, err error) error {
 	case errors.Is(err, errBusy):
 		return fmt.Errorf("interface %s is there already: choose another --name, or stop the agent that has it", name)
 	case errors.Is(err, syscall.EINVAL): // of TUNSETIFF: a name that it cannot have
-		return fmt.Errorf("interface %s is there already and is no TUN, or its name is impossible: choose another --name", name)
+		return fmt.Errorf("interface %s is there already and is no TUN, or its name is impossible: choose another --name",
+			name)
 	}
 	return err
 }
@@ -401,7 +447,8 @@ func (a *Agent) machineOptions(port verbs.Port) ipoib.Options {
 		SRQ: a.opt.Provider.Caps().SRQ, Mode: a.opt.Mode, CMTransport: a.opt.CM, NoGSI: a.opt.Provider.MADPort() == nil,
 		UDMTU: a.udMTU(port), UDAuto: a.opt.UDMTU == 0, ReceiveMTU: a.opt.ReceiveMTU,
 		BestMessage: a.opt.Provider.Caps().BestMessage, Idle: a.opt.Idle,
-		Fabric: a.machineFabric(port), Peers: a.memberGIDs(), Copies: a.copies(), Allow: a.opt.Allow, Log: a.log, Rand: newRand(),
+		Fabric: a.machineFabric(port), Peers: a.memberGIDs(), Copies: a.copies(), Allow: a.opt.Allow, Log: a.log,
+		Rand:   newRand(),
 		Memory: a.memory(), MaxConns: a.opt.maxConns(), MaxPeers: a.opt.maxNeighbours(),
 		Neigh: neigh.Options{AcceptAlways: a.opt.ARPAlways, MaxNeighbors: a.opt.maxNeighbours()},
 		CM:    cm.Options{MaxConns: 4 * a.opt.maxConns()}, // half-open ones and TIMEWAIT included
@@ -417,6 +464,7 @@ func (a *Agent) udMTU(port verbs.Port) int {
 	return plan.MTU // zero if there was an error, which status shows
 }
 
+func (o *Options) pkey() ib.PKey      { return cmp.Or(o.PKey, ib.DefaultPKey) }
 func (o *Options) maxConns() int      { return cmp.Or(o.MaxConns, 2048) }
 func (o *Options) maxNeighbours() int { return cmp.Or(o.MaxNeighbours, 4096) }
 

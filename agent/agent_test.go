@@ -182,7 +182,8 @@ func TestWarnsOfTrouble(t *testing.T) {
 	}{
 		{"nothing", nil, 65524, ""},
 		{"UC on a good path", map[string]uint64{"uc_packets_in": 99000, "uc_drop_sequence": 1000}, 65524, ""},
-		{"UC on a bad one", map[string]uint64{"uc_packets_in": 900, "uc_drop_sequence": 300}, 65524, "of 1200 packets that came over UC 300 were useless"},
+		{"UC on a bad one", map[string]uint64{"uc_packets_in": 900, "uc_drop_sequence": 300}, 65524,
+			"of 1200 packets that came over UC 300 were useless"},
 		{"too few to say", map[string]uint64{"uc_packets_in": 90, "uc_drop_sequence": 30}, 65524, ""},
 		{"short messages already", map[string]uint64{"uc_packets_in": 900, "uc_drop_sequence": 300}, 8196, ""},
 		{"RC is no matter", map[string]uint64{"rc_packets_in": 900, "rc_drop_sequence": 300}, 65524, ""},
@@ -202,12 +203,30 @@ func TestNotesBecomeEvents(t *testing.T) {
 	s := a.hub.subscribe(time.Time{})
 	a.note(ipoib.Note{Kind: ipoib.NoteCMSent, Peer: encap.LinkAddr{QPN: 2, GID: gidA}, Conn: 3, Text: "REQ"})
 	e := <-s.ch
-	if e.Part != "cm" || e.Out == nil || !*e.Out || e.Fields["conn"] != "3" || e.Peer == "" || e.Version != control.Version {
-		t.Errorf("a message sent: %+v", e)
+	switch {
+	case e.Part != "cm":
+		t.Errorf("a message sent: Part is %v, want \"cm\"", e.Part)
+	case e.Out == nil:
+		t.Error("a message sent: Out is nil")
+	case !*e.Out:
+		t.Error("a message sent: Out is false, want true")
+	case e.Fields["conn"] != "3":
+		t.Errorf("a message sent: Fields[\"conn\"] is %v, want \"3\"", e.Fields["conn"])
+	case e.Peer == "":
+		t.Error("a message sent: Peer is empty")
+	case e.Version != control.Version:
+		t.Errorf("a message sent: Version is %v, want %v", e.Version, control.Version)
 	}
 	a.note(ipoib.Note{Kind: ipoib.NoteNeigh, Addr: netip.MustParseAddr("10.0.0.2"), Text: "resolved"})
-	if e = <-s.ch; e.Part != "neigh" || e.Out != nil || e.Fields["ip"] != "10.0.0.2" || e.Peer != "" {
-		t.Errorf("a decision: %+v", e)
+	switch e = <-s.ch; {
+	case e.Part != "neigh":
+		t.Errorf("a decision: Part is %v, want \"neigh\"", e.Part)
+	case e.Out != nil:
+		t.Errorf("a decision: Out is %v, want nil", e.Out)
+	case e.Fields["ip"] != "10.0.0.2":
+		t.Errorf("a decision: Fields[\"ip\"] is %v, want \"10.0.0.2\"", e.Fields["ip"])
+	case e.Peer != "":
+		t.Errorf("a decision: Peer is %v, want \"\"", e.Peer)
 	}
 	for k, part := range noteParts {
 		if part == "" {

@@ -160,7 +160,8 @@ func TestFollowersLeaveDescriptors(t *testing.T) {
 	for range maxFollowers { // both ends are descriptors of this process
 		resp := s.open(t, "GET", control.PathEvents)
 		var e control.Error
-		if resp.StatusCode == 503 && json.NewDecoder(resp.Body).Decode(&e) == nil && strings.Contains(e.Error, "descriptors left") {
+		if resp.StatusCode == 503 && json.NewDecoder(resp.Body).Decode(&e) == nil &&
+			strings.Contains(e.Error, "descriptors left") {
 			refused = true
 			break
 		}

@@ -28,7 +28,8 @@ func (a *Agent) drive(ctx context.Context, ready func()) {
 	defer timer.Stop()
 	usage := time.NewTicker(usageEvery)
 	defer usage.Stop()
-	in := inputs{up: a.loop.Up(), events: a.opt.Provider.Events(), host: a.host.Events(), kernel: a.kernel.done, member: a.members.events}
+	in := inputs{up: a.loop.Up(), events: a.opt.Provider.Events(), host: a.host.Events(), kernel: a.kernel.done,
+		member: a.members.events}
 	if p := a.opt.Provider.MADPort(); p != nil {
 		in.mads = p.MADs()
 	}
@@ -233,6 +234,10 @@ func (a *Agent) verbsEvent(ev verbs.Event) {
 	case verbs.LIDChange, verbs.SMChange, verbs.PKeyChange, verbs.Reregister:
 		a.log.Info("port changed", "event", ev.Kind, "text", ev.Text)
 		a.hub.publish(a.event("agent", ev.Kind.String(), ev.Text))
+		if ev.Kind == verbs.PKeyChange && a.fabric.port != nil {
+			a.pkeysChanged()
+			return
+		}
 		a.portChanged(ev.Kind != verbs.LIDChange)
 	}
 }
@@ -282,7 +287,8 @@ func (a *Agent) underlayChanged(ev verbs.Event) {
 		a.tooBigBefore = a.tooBig() // what was too big before says nothing of now
 	}
 	a.carry(port.Active)
-	a.log.Info("underlay changed", "event", ev.Kind, "active", port.Active, "gid", a.link.GID, "mtu", port.UnderMTU, "text", ev.Text)
+	a.log.Info("underlay changed", "event", ev.Kind, "active", port.Active, "gid", a.link.GID, "mtu", port.UnderMTU,
+		"text", ev.Text)
 	a.hub.publish(a.event("agent", ev.Kind.String(), "underlay "+port.UnderlayIf+": "+ev.Text))
 	a.step(ipoib.UnderlayChanged{Link: a.link, PathMTU: port.MTU, UDMTU: a.udMTU(port), Active: port.Active})
 }
@@ -301,10 +307,10 @@ func (a *Agent) anotherGID(port verbs.Port) (ib.GID, bool) {
 	return port.GIDs[i], true
 }
 
-// port returns the provider's port, which is of no use without our GID.
+// port returns the provider's port, which is of no use without our GID and our P_Key.
 func (a *Agent) port() verbs.Port {
 	p := a.opt.Provider.Port()
-	p.Active = p.Active && slices.Contains(p.GIDs, a.link.GID)
+	p.Active = p.Active && slices.Contains(p.GIDs, a.link.GID) && a.fabric.pkeyAt >= 0
 	return p
 }
 

@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"ipoibcm/control"
@@ -22,6 +23,7 @@ type fabric struct {
 	paths  map[ib.GID]verbs.Path
 	ready  bool // the broadcast group was joined when we last looked
 	shared bool // the kernel had an interface of its own on the port when we last looked
+	pkeyAt int  // where our P_Key is in the port's table; -1: it is not there
 }
 
 // openFabric looks whether the port is an InfiniBand one.
@@ -33,8 +35,42 @@ func (a *Agent) openFabric(port verbs.Port) error {
 	if !ok || p.SubnetPort() == nil {
 		return errors.New("the port is InfiniBand, and its provider has no subnet administration")
 	}
-	a.fabric = fabric{port: p.SubnetPort(), paths: map[ib.GID]verbs.Path{}, shared: a.shared()}
+	a.fabric = fabric{port: p.SubnetPort(), paths: map[ib.GID]verbs.Path{}, shared: a.shared(),
+		pkeyAt: a.placeOfPKey(port)}
 	return nil
+}
+
+// placeOfPKey returns where our P_Key is in a port's table, by its low 15 bits; -1 if it is not
+// there. On Ethernet there is no such table that changes.
+func (a *Agent) placeOfPKey(port verbs.Port) int {
+	if !port.InfiniBand {
+		return 0
+	}
+	return slices.IndexFunc(port.PKeys, func(k ib.PKey) bool { return (k^a.opt.pkey())&^ib.PKeyFull == 0 })
+}
+
+// pkeysChanged follows the port's table of P_Keys. Queue pairs go by a place in it: where ours
+// has moved they are made anew, and without it there is no link (Linux calls that a heavy flush).
+func (a *Agent) pkeysChanged() {
+	was, now := a.fabric.pkeyAt, a.placeOfPKey(a.opt.Provider.Port())
+	a.fabric.pkeyAt = now
+	port := a.port()
+	if was == now { // it may be a full member's in place of a limited one's
+		a.portChanged(true)
+		return
+	}
+	if a.udDied = ""; now >= 0 {
+		if err := a.loop.ReviveUD(); err != nil {
+			a.udDied = fmt.Sprintf("P_Key %v: %v", a.opt.pkey(), err) // tried again
+		}
+	}
+	a.log.Info("P_Key has moved", "pkey", a.opt.pkey(), "was", was, "now", now)
+	a.carry(port.Active)
+	if was >= 0 {
+		a.step(ipoib.UnderlayChanged{Link: a.link, PathMTU: port.MTU})
+	}
+	a.movedPort()
+	a.step(ipoib.UnderlayChanged{Link: a.link, PathMTU: port.MTU, Active: port.Active})
 }
 
 // shared reports whether the kernel has an IPoIB interface on our port and P_Key.
@@ -45,7 +81,8 @@ func (a *Agent) machineFabric(port verbs.Port) *ipoib.Fabric {
 	if a.fabric.port == nil {
 		return nil
 	}
-	return &ipoib.Fabric{Port: a.subnetPort(port), CreateBroadcast: a.opt.CreateBroadcast, Shared: a.fabric.shared}
+	return &ipoib.Fabric{Port: a.subnetPort(port), CreateBroadcast: a.opt.CreateBroadcast, Shared: a.fabric.shared,
+		NoReports: !a.fabric.port.Reports()}
 }
 
 // subnetPort is port as its client of subnet administration has it.
@@ -63,7 +100,15 @@ func (a *Agent) portChanged(again bool) {
 	}
 	was := a.fabric.shared
 	a.fabric.shared = a.shared()
-	a.step(ipoib.PortChanged{Port: a.subnetPort(a.port()), Shared: a.fabric.shared, Reregister: again || was && !a.fabric.shared})
+	a.step(ipoib.PortChanged{Port: a.subnetPort(a.port()), Shared: a.fabric.shared,
+		Reregister: again || was && !a.fabric.shared})
+}
+
+// movedPort is portChanged for a P_Key that has another place, or none.
+func (a *Agent) movedPort() {
+	a.fabric.shared = a.shared()
+	a.step(ipoib.PortChanged{Port: a.subnetPort(a.port()), Shared: a.fabric.shared,
+		Reregister: a.fabric.pkeyAt >= 0, Moved: true})
 }
 
 // fabricTick looks at what nobody tells of.
@@ -75,8 +120,9 @@ func (a *Agent) fabricTick() {
 
 // subnetMAD takes a MAD of subnet administration in.
 func (a *Agent) subnetMAD(m *verbs.SubnetMAD) {
-	a.step(ipoib.RecvSubnet{MAD: &sa.MAD{Data: m.Data, Peer: sa.Address{LID: m.LID, SL: m.SL, QPN: m.QPN, QKey: m.QKey, PKey: m.PKey,
-		GID: m.GID, FlowLabel: m.FlowLabel, TrafficClass: m.TrafficClass}}})
+	a.step(ipoib.RecvSubnet{MAD: &sa.MAD{Data: m.Data,
+		Peer: sa.Address{LID: m.LID, SL: m.SL, QPN: m.QPN, QKey: m.QKey, PKey: m.PKey,
+			GID: m.GID, FlowLabel: m.FlowLabel, TrafficClass: m.TrafficClass}}})
 }
 
 func (a *Agent) sendSubnet(m *sa.MAD, wait time.Duration) error {
@@ -170,13 +216,19 @@ func (a *Agent) detach(mgid ib.GID, mlid ib.LID) error {
 	return verbs.ErrNotSupported
 }
 
+// noPKey says why there is no link without our P_Key.
+func (a *Agent) noPKey() string {
+	return fmt.Sprintf("the subnet manager has not given the port P_Key %v", a.opt.pkey())
+}
+
 // viewSubnet is how the InfiniBand port stands; nil on Ethernet.
 func (a *Agent) viewSubnet() *control.Subnet {
 	f := a.m.Fabric()
 	if f == nil {
 		return nil
 	}
-	s := &control.Subnet{LID: int(f.Port.LID), SMLID: int(f.Port.SMLID), GRHRequired: f.Port.GRHRequired, Admin: f.Admin.State.String(),
+	s := &control.Subnet{LID: int(f.Port.LID), SMLID: int(f.Port.SMLID), GRHRequired: f.Port.GRHRequired,
+		Admin:  f.Admin.State.String(),
 		Joined: f.Joined, Paths: f.Paths, Shared: f.SharesPort}
 	if f.Joined {
 		b := f.Broadcast
@@ -184,6 +236,8 @@ func (a *Agent) viewSubnet() *control.Subnet {
 		return s
 	}
 	switch why := f.Failed; {
+	case a.fabric.pkeyAt < 0:
+		s.Why = a.noPKey()
 	case f.Admin.State == sa.StateDown:
 		s.Why = "the port has no subnet manager"
 	case f.Admin.State == sa.StateAsking:

@@ -16,9 +16,12 @@ import (
 // an error in words.
 func FuzzRequest(f *testing.F) {
 	for _, path := range []string{
-		control.PathStatus, control.PathConns, control.PathNeigh, control.PathRoutes, control.PathGroups, control.PathStats, control.PathRuntime,
-		control.PathExplain + "?ip=10.0.0.2", control.PathExplain + "?ip=fe80::1%25eth0", control.PathExplain + "?ip=x;", control.PathEvents,
-		control.PathCapture + "?snap=-1", control.PathCapture + "?snap=99999999999999999999", control.PathMetrics, "/", "/v2/status",
+		control.PathStatus, control.PathConns, control.PathNeigh, control.PathRoutes, control.PathGroups, control.PathStats,
+		control.PathRuntime,
+		control.PathExplain + "?ip=10.0.0.2", control.PathExplain + "?ip=fe80::1%25eth0", control.PathExplain + "?ip=x;",
+		control.PathEvents,
+		control.PathCapture + "?snap=-1", control.PathCapture + "?snap=99999999999999999999", control.PathMetrics,
+		"/", "/v2/status",
 	} {
 		f.Add([]byte("GET " + path + " HTTP/1.1\r\nHost: agent\r\n\r\n"))
 	}
@@ -45,8 +48,13 @@ func FuzzRequest(f *testing.F) {
 		h.ServeHTTP(w, r.WithContext(ended))
 		if w.Code >= 400 && w.Header().Get("Content-Type") == "application/json" {
 			var e control.Error
-			if err := json.Unmarshal(w.Body.Bytes(), &e); err != nil || e.Version != control.Version || e.Error == "" {
+			switch err := json.Unmarshal(w.Body.Bytes(), &e); {
+			case err != nil:
 				t.Errorf("%d %q: %v", w.Code, w.Body, err)
+			case e.Version != control.Version:
+				t.Errorf("%d %q: Version is %v, want %v", w.Code, w.Body, e.Version, control.Version)
+			case e.Error == "":
+				t.Errorf("%d %q: Error is empty", w.Code, w.Body)
 			}
 		}
 	})

@@ -87,7 +87,13 @@ func (a *Agent) adoptTUN(o tun.Options) *tun.File {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err == nil {
 		var t *tun.File
-		if t, err = tun.Adopt(fd, o); err == nil {
+		if t, err = tun.Adopt(fd, o); err != nil && a.opt.FewerThreads {
+			o.Queues = !o.Queues
+			if other, no := tun.Adopt(fd, o); no == nil {
+				t, err = other, nil
+			}
+		}
+		if err == nil {
 			a.legacy.adopted = true
 			a.log.Info("interface taken over", "name", o.Name)
 			return t
@@ -103,18 +109,20 @@ func (a *Agent) adoptTUN(o tun.Options) *tun.File {
 // sameLink reports whether the process before was on the link that we are on with gid.
 func (a *Agent) sameLink(gid ib.GID) bool {
 	s := a.opt.Predecessor.State
-	return s != nil && s.Link.GID == gid && s.PKey == cmp.Or(a.opt.PKey, ib.DefaultPKey) && s.Underlay == a.opt.Provider.Port().UnderlayIf
+	return s != nil && s.Link.GID == gid && s.PKey == a.opt.pkey() &&
+		s.Underlay == a.opt.Provider.Port().UnderlayIf
 }
 
 // openLoop makes the data path, with the UD QPN of the process before where that can be
 // had: peers need not learn another.
 func (a *Agent) openLoop(gid ib.GID) (*datapath.Loop, error) {
-	c := datapath.Config{Provider: a.opt.Provider, TUN: a.tun, PKey: a.opt.PKey, QKey: a.opt.QKey,
+	c := datapath.Config{Provider: a.opt.Provider, TUN: a.tun, Queues: a.queues, PKey: a.opt.PKey, QKey: a.opt.QKey,
 		UDMTU: mtu.AcceptUD(a.opt.UDMTU), ReceiveMTU: a.opt.ReceiveMTU,
-		InheritClass: a.opt.InheritClass, CopyECN: a.opt.CopyECN, NoAttend: a.opt.OwnTUNThread}
+		InheritClass: a.opt.InheritClass, CopyECN: a.opt.CopyECN, OwnTUNThread: a.opt.OwnTUNThread}
 	if !a.sameLink(gid) {
 		if s := a.opt.Predecessor.State; s != nil {
-			a.log.Warn("the process before was on another link: neighbours are learnt anew", "gid", s.Link.GID, "pkey", s.PKey, "underlay", s.Underlay)
+			a.log.Warn("the process before was on another link: neighbours are learnt anew", "gid", s.Link.GID, "pkey", s.PKey,
+				"underlay", s.Underlay)
 			a.opt.Predecessor.State.Memory = ipoib.Memory{}
 		}
 		return datapath.New(c)
@@ -127,6 +135,14 @@ func (a *Agent) openLoop(gid ib.GID) (*datapath.Loop, error) {
 		l, err = datapath.New(c)
 	}
 	return l, err
+}
+
+// proven returns which trial of the TUN the process before has seen the kernel pass.
+func (a *Agent) proven() int {
+	if s := a.opt.Predecessor.State; s != nil {
+		return s.Proven
+	}
+	return 0
 }
 
 // memory returns what the process before knew.
@@ -195,6 +211,9 @@ func (a *Agent) handOver() bool {
 		a.leave(&state, nil)
 		return false
 	}
+	if err := a.tun.LeaveQueues(); err != nil {
+		a.log.Warn("packets may be lost", "err", err)
+	}
 	fds, err := p.Freeze()
 	if err != nil {
 		a.log.Warn("sockets are not handed over", "err", err)
@@ -225,14 +244,16 @@ func (a *Agent) leave(s *handover.State, sockets []int) {
 		a.log.Warn("the next process begins anew", "err", err)
 		return
 	}
-	a.log.Info("handed over", "neighbours", len(s.Memory.Neighbours), "peers", len(s.Memory.Peers), "sockets", len(sockets), "octets", len(b))
+	a.log.Info("handed over", "neighbours", len(s.Memory.Neighbours), "peers", len(s.Memory.Peers),
+		"sockets", len(sockets), "octets", len(b))
 }
 
 // state is what the next process is to know.
 func (a *Agent) state() handover.State {
 	port := a.opt.Provider.Port()
 	s := handover.State{Name: a.opt.Name, Underlay: port.UnderlayIf, Link: a.link, GUID: port.GUID,
-		PKey: cmp.Or(a.opt.PKey, ib.DefaultPKey), QKey: cmp.Or(a.opt.QKey, ib.QKeyIPoIB), Prefixes: slices.Clone(a.live.addresses()), Memory: a.m.Memory()}
+		PKey: a.opt.pkey(), QKey: cmp.Or(a.opt.QKey, ib.QKeyIPoIB),
+		Proven: a.tun.Proven(), Prefixes: slices.Clone(a.live.addresses()), Memory: a.m.Memory()}
 	for _, x := range a.m.Status().Addrs {
 		if x.Ours && !slices.Contains(s.Prefixes, x.Prefix) {
 			s.Prefixes = append(s.Prefixes, x.Prefix)

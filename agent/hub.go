@@ -93,7 +93,8 @@ func (h *hub) publish(e control.Event) {
 	h.n++
 	for s := range h.subs {
 		if s.lost > 0 {
-			gap := control.Event{Version: control.Version, Time: e.Time, Part: "agent", Kind: "lost", Text: strconv.FormatUint(s.lost, 10) + " events lost: this follower is too slow"}
+			gap := control.Event{Version: control.Version, Time: e.Time, Part: "agent", Kind: "lost",
+				Text: strconv.FormatUint(s.lost, 10) + " events lost: this follower is too slow"}
 			select {
 			case s.ch <- gap:
 				s.lost = 0
@@ -116,7 +117,8 @@ func (a *Agent) event(part, kind, text string) control.Event {
 
 var noteParts = map[ipoib.NoteKind]string{
 	ipoib.NoteCMSent: "cm", ipoib.NoteCMRecv: "cm", ipoib.NoteConn: "conn", ipoib.NoteCrossing: "conn",
-	ipoib.NoteNeigh: "neigh", ipoib.NoteAddr: "neigh", ipoib.NoteGroup: "group", ipoib.NoteRoute: "mtu", ipoib.NoteLink: "agent",
+	ipoib.NoteNeigh: "neigh", ipoib.NoteAddr: "neigh", ipoib.NoteGroup: "group", ipoib.NoteRoute: "mtu",
+	ipoib.NoteLink: "agent",
 }
 
 // peerName prints a link-layer address, or as much of one as is known.

@@ -134,7 +134,8 @@ func (a *Agent) memberEvent(ev membership.Event) {
 	s := m.tracker.Snapshot()
 	switch failing := !s.Failing.IsZero() && s.Err != nil; {
 	case failing && !m.failing:
-		a.log.Warn("members: the source fails, the last list stays", "source", s.Source, "members", len(s.Members), "err", s.Err)
+		a.log.Warn("members: the source fails, the last list stays", "source", s.Source, "members", len(s.Members),
+			"err", s.Err)
 		a.hub.publish(a.event("agent", "members", fmt.Sprintf("%s fails: %v", s.Source, s.Err)))
 		m.failing = true
 	case !failing && m.failing && s.Failing.IsZero():
@@ -244,7 +245,8 @@ func (a *Agent) viewMembers(ctx context.Context) (control.Members, error) {
 // memberList runs on the driver's goroutine.
 func (a *Agent) memberList() memberList {
 	s, now := a.members.tracker.Snapshot(), time.Now()
-	out := control.Members{Version: control.Version, Source: s.Source, Copies: a.copies(), Revision: s.Revision, Members: []control.Member{}, Held: s.Held,
+	out := control.Members{Version: control.Version, Source: s.Source, Copies: a.copies(), Revision: s.Revision,
+		Members: []control.Member{}, Held: s.Held,
 		Failures: a.members.tracker.Failures(), Refused: a.members.tracker.Refused(), Published: s.Published}
 	if m := a.members.o; m != nil {
 		out.Link, out.ID, out.Note = m.Link, m.ID, m.Note
@@ -338,7 +340,8 @@ func (a *Agent) claims(ip netip.Addr) (lines []string) {
 	case len(claims) > 1:
 		lines = append(lines, fmt.Sprintf("%d members publish it: %s is asked first", len(claims), claims[0].ID))
 	case len(claims) == 1 && !slices.Contains(claims[0].GIDs, a.link.GID):
-		lines = append(lines, fmt.Sprintf("address resolution asks %s first, and everybody if it does not answer", claims[0].ID))
+		lines = append(lines, fmt.Sprintf("address resolution asks %s first, and everybody if it does not answer",
+			claims[0].ID))
 	}
 	return lines
 }

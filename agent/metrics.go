@@ -38,16 +38,19 @@ var (
 	connectionsDesc = desc("connections", "Connections that are established.")
 	duplicatesDesc  = desc("duplicate_addresses", "Addresses of the interface that another host uses.")
 	membersDesc     = desc("members", "Hosts on the list of members, by whether they were heard of late.", "state")
-	memberAgeDesc   = desc("members_age_seconds", "How long ago the list of members was last known to be right; absent before it ever was.")
-	memberFailDesc  = desc("members_source_failing", "1 while the source of the list of members fails.")
-	publishedDesc   = desc("members_published", "1 if other hosts find this one at the source of the list of members.")
-	dropsDesc       = desc("drops_total", "Packets, frames and messages dropped, by part and reason.", "part", "reason")
-	peerDescs       = [...]*prometheus.Desc{
-		desc("peer_transmit_packets_total", "Packets sent to a peer.", "gid", "qpn"), desc("peer_transmit_bytes_total", "Octets of IP sent to a peer.", "gid", "qpn"),
+	memberAgeDesc   = desc("members_age_seconds",
+		"How long ago the list of members was last known to be right; absent before it ever was.")
+	memberFailDesc = desc("members_source_failing", "1 while the source of the list of members fails.")
+	publishedDesc  = desc("members_published", "1 if other hosts find this one at the source of the list of members.")
+	dropsDesc      = desc("drops_total", "Packets, frames and messages dropped, by part and reason.", "part", "reason")
+	peerDescs      = [...]*prometheus.Desc{
+		desc("peer_transmit_packets_total", "Packets sent to a peer.", "gid", "qpn"),
+		desc("peer_transmit_bytes_total", "Octets of IP sent to a peer.", "gid", "qpn"),
 		desc("peer_receive_packets_total", "Packets of a peer that came over a connection.", "gid", "qpn"),
 		desc("peer_receive_bytes_total", "Octets of IP of a peer that came over a connection.", "gid", "qpn"),
 	}
-	peersLeftOutDesc = desc("peers_without_series", "Peers that have no series of their own, because there are more than metrics_peers.")
+	peersLeftOutDesc = desc("peers_without_series",
+		"Peers that have no series of their own, because there are more than metrics_peers.")
 )
 
 // A collector reads the agent at scrape time; nothing is added to the hot path.
@@ -177,7 +180,8 @@ func (c collector) peers(ch chan<- prometheus.Metric, peers []control.Peer) {
 			return int(min(1, max(-1, int64(y.TxOctets+y.RxOctets)-int64(x.TxOctets+x.RxOctets))))
 		})
 	}
-	ch <- prometheus.MustNewConstMetric(peersLeftOutDesc, prometheus.GaugeValue, float64(max(0, len(peers)-most)), c.a.opt.Name)
+	ch <- prometheus.MustNewConstMetric(peersLeftOutDesc, prometheus.GaugeValue,
+		float64(max(0, len(peers)-most)), c.a.opt.Name)
 	for _, p := range peers[:min(most, len(peers))] {
 		for i, v := range []uint64{p.TxPackets, p.TxOctets, p.RxPackets, p.RxOctets} {
 			ch <- prometheus.MustNewConstMetric(peerDescs[i], prometheus.CounterValue, float64(v), c.a.opt.Name, p.GID, p.UDQPN)
@@ -196,7 +200,8 @@ func truth(b bool) float64 {
 // metrics serves the agent's counters and those of the Go runtime.
 func (a *Agent) metrics() http.Handler {
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(collector{a}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	reg.MustRegister(collector{a}, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
 }
 

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -58,7 +59,8 @@ func (w *watched[T]) read() (T, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	st, err := os.Stat(w.path)
-	if err == nil && w.seen != nil && os.SameFile(st, w.seen) && st.ModTime().Equal(w.seen.ModTime()) && st.Size() == w.seen.Size() {
+	if err == nil && w.seen != nil && os.SameFile(st, w.seen) && st.ModTime().Equal(w.seen.ModTime()) &&
+		st.Size() == w.seen.Size() {
 		return w.value, nil
 	}
 	var b []byte
@@ -157,10 +159,20 @@ func (s passwords) permits(r *http.Request) bool {
 	return known && same
 }
 
-// guarded serves h to those whom users permits.
+// guarded serves h to those whom users permits. A host that has sent many wrong passwords
+// waits, whatever it sends then.
 func guarded(users *watched[passwords], h http.Handler) http.Handler {
+	var tried attempts
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !tried.mayTry(r.RemoteAddr, time.Now()) {
+			w.Header().Set("Retry-After", strconv.Itoa(int(1/attemptRate)))
+			http.Error(w, "too many wrong passwords", http.StatusTooManyRequests)
+			return
+		}
 		if !users.get().permits(r) {
+			if _, _, named := r.BasicAuth(); named {
+				tried.wrong(r.RemoteAddr, time.Now())
+			}
 			w.Header().Set("WWW-Authenticate", `Basic realm="ipoibcm", charset="UTF-8"`)
 			http.Error(w, "a user and a password are needed", http.StatusUnauthorized)
 			return
@@ -174,7 +186,8 @@ func guarded(users *watched[passwords], h http.Handler) http.Handler {
 func (a *Agent) metricsServer() (*http.Server, error) {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", a.metrics())
-	srv := &http.Server{Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute,
+	srv := &http.Server{Handler: mux, ReadTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second,
+		IdleTimeout:    time.Minute,
 		MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)}
 	if a.opt.MetricsAuth != "" {
 		users := newUsers(a.opt.MetricsAuth, a.log)

@@ -8,11 +8,13 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"log/slog"
 	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,7 +31,8 @@ func certificate(t *testing.T, path string, serial int64) *x509.CertPool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(serial), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+	template := &x509.Certificate{SerialNumber: big.NewInt(serial), NotBefore: time.Now().Add(-time.Hour),
+		NotAfter:    time.Now().Add(time.Hour),
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
@@ -39,7 +42,8 @@ func certificate(t *testing.T, path string, serial int64) *x509.CertPool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: k})...)
+	text := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: k})...)
 	write(t, path, string(text))
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(text)
@@ -88,7 +92,8 @@ func TestMetricsGuard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv.Handler = guarded(newUsers(userFile, a.log), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "series") }))
+	srv.Handler = guarded(newUsers(userFile, a.log),
+		http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "series") }))
 	l, err := listenMetrics("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -144,7 +149,8 @@ func TestMetricsGuardFiles(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")
 	for _, tt := range []struct{ name, text, want string }{
-		{"empty", "", "no user"}, {"no password", "prom:\n", "line 1: want user:password"}, {"no user", "# x\n:p\n", "line 2"},
+		{"empty", "", "no user"}, {"no password", "prom:\n", "line 1: want user:password"},
+		{"no user", "# x\n:p\n", "line 2"},
 		{"twice", "a:b\na:c\n", `line 2: user "a" is there twice`}, {"many", many(), "more than 64 users"},
 		{"long", strings.Repeat("x", maxGuardFile+1), "more than 1048576 octets"},
 	} {
@@ -154,7 +160,8 @@ func TestMetricsGuardFiles(t *testing.T) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
 		}
 	}
-	for _, o := range []Options{{MetricsTLS: path}, {MetricsTLS: filepath.Join(dir, "none")}, {MetricsAuth: filepath.Join(dir, "none")}} {
+	for _, o := range []Options{{MetricsTLS: path}, {MetricsTLS: filepath.Join(dir, "none")},
+		{MetricsAuth: filepath.Join(dir, "none")}} {
 		if _, err := (&Agent{opt: o}).metricsServer(); err == nil {
 			t.Errorf("%+v: no error", o.MetricsTLS+o.MetricsAuth)
 		}
@@ -206,5 +213,71 @@ func TestGuardFileIsAPipe(t *testing.T) {
 		}
 	case <-time.After(10 * time.Second):
 		t.Error("it waits for a writer")
+	}
+}
+
+// A host that sends wrong passwords may try ten, and then one in eight seconds; another host is not
+// kept from anything, and neither is the memory.
+func TestAttempts(t *testing.T) {
+	var a attempts
+	now := time.Unix(1000, 0)
+	tries := func(addr string, now time.Time) (n int) {
+		for ; n < 50 && a.mayTry(addr, now); n++ {
+			a.wrong(addr, now)
+		}
+		return n
+	}
+	if got := tries("[2001:db8::1]:4000", now); got != attemptBurst {
+		t.Errorf("%d wrong passwords at once, want %d", got, attemptBurst)
+	}
+	if got := tries("[2001:db8::2]:4000", now); got != 0 {
+		t.Errorf("%d more from another address of the subnet, want none", got)
+	}
+	if got := tries("192.0.2.1:4000", now); got != attemptBurst {
+		t.Errorf("%d from another host, want %d", got, attemptBurst)
+	}
+	if got := tries("192.0.2.1:4001", now.Add(16*time.Second)); got != 2 {
+		t.Errorf("%d within 16 s, want 2", got)
+	}
+	for i := range 4 * maxAttempters {
+		tries(fmt.Sprintf("10.0.%d.%d:80", i>>8, i&255), now)
+	}
+	if got := len(a.hosts); got != maxAttempters {
+		t.Errorf("%d hosts are told apart, want %d", got, maxAttempters)
+	}
+	if got := tries("10.9.0.1:80", now.Add(time.Hour)); got != attemptBurst {
+		t.Errorf("%d from a new host an hour later, want %d", got, attemptBurst)
+	}
+	if got := len(a.hosts); got != 1 {
+		t.Errorf("%d hosts are told apart an hour later, want 1", got)
+	}
+}
+
+// Nobody's wrong passwords are looked at without end, and the right one neither then.
+func TestMetricsGuardEnds(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "m.users")
+	write(t, file, "prom:secret\n")
+	h := guarded(newUsers(file, nil), http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	ask := func(password string) int {
+		r := httptest.NewRequest("GET", "/metrics", nil)
+		if password != "" {
+			r.SetBasicAuth("prom", password)
+		}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w.Code
+	}
+	for i := range attemptBurst {
+		if got := ask(""); got != 401 {
+			t.Errorf("without a password: status %d, want 401", got)
+		}
+		if got := ask("wrong"); got != 401 {
+			t.Errorf("wrong password %d: status %d, want 401", i, got)
+		}
+	}
+	for _, password := range []string{"wrong", "secret"} {
+		if got := ask(password); got != 429 {
+			t.Errorf("after many: %s has status %d, want 429", password, got)
+		}
 	}
 }

@@ -25,11 +25,13 @@ func TestSilenceInWords(t *testing.T) {
 	now := time.Unix(1000, 0)
 	addr, _ := ib.ParseGID("::ffff:10.0.0.9")
 	q := ipoib.Silence{Asked: addr.Addr().Unmap(), At: now.Add(-3 * time.Second)}
-	if got := silence(q, now); !strings.Contains(got, "nobody answered for 10.0.0.9 3s ago, and no other host has been heard") {
+	if got := silence(q, now); !strings.Contains(got,
+		"nobody answered for 10.0.0.9 3s ago, and no other host has been heard") {
 		t.Errorf("never: %q", got)
 	}
 	q.Heard = now.Add(-time.Minute)
-	if got := silence(q, now); !strings.Contains(got, "another host was last heard 1m0s ago") || !strings.Contains(got, "UDP port 4791") {
+	if got := silence(q, now); !strings.Contains(got, "another host was last heard 1m0s ago") ||
+		!strings.Contains(got, "UDP port 4791") {
 		t.Errorf("not any more: %q", got)
 	}
 }

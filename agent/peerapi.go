@@ -24,10 +24,12 @@ import (
 func leftOut(n int) string { return fmt.Sprintf("%d peers were left out: too many for one answer", n) }
 
 // peerRequest answers a request that is about a peer: f asks it.
-func (a *Agent) peerRequest(w http.ResponseWriter, r *http.Request, path string, f func(context.Context, *transport.End, control.PeerPath) (any, error)) {
+func (a *Agent) peerRequest(w http.ResponseWriter, r *http.Request, path string,
+	f func(context.Context, *transport.End, control.PeerPath) (any, error)) {
 	ip, err := netip.ParseAddr(r.URL.Query().Get("ip"))
 	if err != nil || ip.IsMulticast() || ip.IsUnspecified() {
-		fail(w, http.StatusBadRequest, fmt.Sprintf("ip %q is not an address of a host", r.URL.Query().Get("ip")), path+"?ip=10.0.0.2, or the GID of its underlay")
+		fail(w, http.StatusBadRequest, fmt.Sprintf("ip %q is not an address of a host", r.URL.Query().Get("ip")),
+			path+"?ip=10.0.0.2, or the GID of its underlay")
 		return
 	}
 	ctx, cancel := context.WithTimeoutCause(r.Context(), peerWithin, fmt.Errorf("no answer within %v", peerWithin))
@@ -79,9 +81,11 @@ func (a *Agent) peerHint(err error, about control.PeerPath) string {
 	switch {
 	case errors.Is(err, errSelf):
 		return "ask without --peer"
-	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonConsumer && bytes.HasPrefix(failed.Private, []byte("peer_allow\x00")):
+	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonConsumer &&
+		bytes.HasPrefix(failed.Private, []byte("peer_allow\x00")):
 		return "put our GID, " + a.ourGID(about) + ", into peer_allow (or peer_trust) of the configuration there"
-	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonConsumer && bytes.HasPrefix(failed.Private, []byte("busy\x00")):
+	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonConsumer &&
+		bytes.HasPrefix(failed.Private, []byte("busy\x00")):
 		return "as many ask it as may at a time: try again in half a minute"
 	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonInvalidMTU:
 		return "the MTU of the peer's underlay is smaller than ours"
@@ -90,7 +94,8 @@ func (a *Agent) peerHint(err error, about control.PeerPath) string {
 	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonInvalidServiceID:
 		return "its agent answers nobody: peer_allow and peer_trust are empty there, or it is an older one"
 	case errors.Is(err, errNoNeighbour):
-		return "ping it once, so that its link-layer address is asked for, or give the GID of its underlay, which status shows there"
+		return "ping it once, so that its link-layer address is asked for, or give the GID of its underlay, which " +
+			"status shows there"
 	case about.Via == viaGiven:
 		return "no neighbour with that address is known: give the GID of its underlay (status there shows it)"
 	}
@@ -98,18 +103,19 @@ func (a *Agent) peerHint(err error, about control.PeerPath) string {
 }
 
 func (a *Agent) peerStatus(w http.ResponseWriter, r *http.Request) {
-	a.peerRequest(w, r, control.PathPeerStatus, func(ctx context.Context, e *transport.End, about control.PeerPath) (any, error) {
-		results, written, err := a.peers.call(ctx, e, peerrpc.ProcStatus, nil)
-		if err != nil {
-			return nil, err
-		}
-		doc, _, err := peerrpc.ParseDocument(results, written)
-		out := control.PeerStatus{Version: control.Version, Path: about}
-		if err == nil {
-			err = json.Unmarshal(doc, &out.Status)
-		}
-		return out, err
-	})
+	a.peerRequest(w, r, control.PathPeerStatus,
+		func(ctx context.Context, e *transport.End, about control.PeerPath) (any, error) {
+			results, written, err := a.peers.call(ctx, e, peerrpc.ProcStatus, nil)
+			if err != nil {
+				return nil, err
+			}
+			doc, _, err := peerrpc.ParseDocument(results, written)
+			out := control.PeerStatus{Version: control.Version, Path: about}
+			if err == nil {
+				err = json.Unmarshal(doc, &out.Status)
+			}
+			return out, err
+		})
 }
 
 func (a *Agent) peerPing(w http.ResponseWriter, r *http.Request) {
@@ -131,19 +137,20 @@ func (a *Agent) peerPing(w http.ResponseWriter, r *http.Request) {
 		}
 		size = n
 	}
-	a.peerRequest(w, r, control.PathPeerPing, func(ctx context.Context, e *transport.End, about control.PeerPath) (any, error) {
-		out := control.PeerPing{Version: control.Version, Path: about, Size: size}
-		payload := make([]byte, size)
-		_, _ = rand.Read(payload)
-		for range count {
-			start := time.Now()
-			if err := a.peers.ping(ctx, e, payload); err != nil {
-				return nil, err
+	a.peerRequest(w, r, control.PathPeerPing,
+		func(ctx context.Context, e *transport.End, about control.PeerPath) (any, error) {
+			out := control.PeerPing{Version: control.Version, Path: about, Size: size}
+			payload := make([]byte, size)
+			_, _ = rand.Read(payload)
+			for range count {
+				start := time.Now()
+				if err := a.peers.ping(ctx, e, payload); err != nil {
+					return nil, err
+				}
+				out.MS = append(out.MS, float64(time.Since(start).Microseconds())/1000)
 			}
-			out.MS = append(out.MS, float64(time.Since(start).Microseconds())/1000)
-		}
-		return out, nil
-	})
+			return out, nil
+		})
 }
 
 // ping calls NULL, or ECHO if there is a payload, which must come back the same.
@@ -176,26 +183,28 @@ func (a *Agent) peerEvents(w http.ResponseWriter, r *http.Request) {
 		}
 		after = n
 	}
-	a.peerRequest(w, r, control.PathPeerEvents, func(ctx context.Context, e *transport.End, about control.PeerPath) (any, error) {
-		results, written, err := a.peers.call(ctx, e, peerrpc.ProcEvents, peerrpc.Range{After: after, Max: peerrpc.MaxEvents}.Append(nil))
-		if err != nil {
-			return nil, err
-		}
-		out := control.PeerEvents{Version: control.Version, Path: about, Events: []control.Event{}}
-		last, lines, err := peerrpc.ParseBatch(results, written)
-		if err != nil {
-			return nil, err
-		}
-		out.Last = last
-		in := bufio.NewScanner(bytes.NewReader(lines))
-		in.Buffer(nil, peerrpc.MaxDocument)
-		for in.Scan() {
-			var ev control.Event
-			if err := json.Unmarshal(in.Bytes(), &ev); err != nil {
+	a.peerRequest(w, r, control.PathPeerEvents,
+		func(ctx context.Context, e *transport.End, about control.PeerPath) (any, error) {
+			results, written, err := a.peers.call(ctx, e, peerrpc.ProcEvents,
+				peerrpc.Range{After: after, Max: peerrpc.MaxEvents}.Append(nil))
+			if err != nil {
 				return nil, err
 			}
-			out.Events = append(out.Events, ev)
-		}
-		return out, in.Err()
-	})
+			out := control.PeerEvents{Version: control.Version, Path: about, Events: []control.Event{}}
+			last, lines, err := peerrpc.ParseBatch(results, written)
+			if err != nil {
+				return nil, err
+			}
+			out.Last = last
+			in := bufio.NewScanner(bytes.NewReader(lines))
+			in.Buffer(nil, peerrpc.MaxDocument)
+			for in.Scan() {
+				var ev control.Event
+				if err := json.Unmarshal(in.Bytes(), &ev); err != nil {
+					return nil, err
+				}
+				out.Events = append(out.Events, ev)
+			}
+			return out, in.Err()
+		})
 }

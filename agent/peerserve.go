@@ -73,7 +73,8 @@ func (a *Agent) openPeers() error {
 		return nil
 	}
 	var err error
-	s.port, err = rdmacm.Open(rdmacm.Options{Provider: a.opt.Provider, Shared: true, CM: cm.Options{GID: a.link.GID, MaxConns: maxPeerConns},
+	s.port, err = rdmacm.Open(rdmacm.Options{Provider: a.opt.Provider, Shared: true,
+		CM: cm.Options{GID: a.link.GID, MaxConns: maxPeerConns},
 		Log: func(n cm.Note) {
 			if n.Dir == cm.Decided && n.Text == "" {
 				return
@@ -226,7 +227,8 @@ func (s *peerService) accept(ctx context.Context, r *rdmacm.Request) {
 	defer idle.Stop()
 	asked := make(chan struct{})
 	var once sync.Once
-	e, err := transport.AcceptRoCE(r, transport.Options{Provider: s.a.opt.Provider, RPC: rpcrdma.Options{Grant: peerGrant, Ask: 1, MaxLong: peerrpc.MaxDocument + 4096},
+	e, err := transport.AcceptRoCE(r, transport.Options{Provider: s.a.opt.Provider,
+		RPC: rpcrdma.Options{Grant: peerGrant, Ask: 1, MaxLong: peerrpc.MaxDocument + 4096},
 		Serve: func(ctx context.Context, c rpcrdma.Serve) rpcrdma.Event {
 			idle.Reset(peerIdle)
 			once.Do(func() { close(asked) }) // which stands for an RTU that was lost
@@ -484,7 +486,8 @@ func (s *peerService) dial(ctx context.Context, ip netip.Addr) (e *transport.End
 	s.n.asked.Add(1)
 	start := time.Now()
 	e, err = transport.DialRoCE(ctx, s.port, g.Addr(), peerrpc.Port, transport.Options{Provider: s.a.opt.Provider,
-		RPC: rpcrdma.Options{Ask: 1, Grant: 1, Program: peerrpc.Program, ProgVersion: peerrpc.Version, NegotiateTimeout: peerWithin / 2, CallTimeout: peerWithin, MaxLong: peerrpc.MaxDocument + 4096}})
+		RPC: rpcrdma.Options{Ask: 1, Grant: 1, Program: peerrpc.Program, ProgVersion: peerrpc.Version,
+			NegotiateTimeout: peerWithin / 2, CallTimeout: peerWithin, MaxLong: peerrpc.MaxDocument + 4096}})
 	about.SetupMS = float64(time.Since(start).Microseconds()) / 1000
 	if err != nil {
 		return nil, about, err
@@ -505,8 +508,10 @@ func (s *peerService) dial(ctx context.Context, ip netip.Addr) (e *transport.End
 
 // call makes one call of the program and returns its results, and the document
 // if it was written by itself.
-func (s *peerService) call(ctx context.Context, e *transport.End, proc uint32, args []byte) (results, written []byte, err error) {
-	req := rpcrdma.Submit{Payload: append((&rpcrdma.RPCCall{Prog: peerrpc.Program, Vers: peerrpc.Version, Proc: proc}).Append(nil), args...), MaxReply: 64}
+func (s *peerService) call(ctx context.Context, e *transport.End, proc uint32,
+	args []byte) (results, written []byte, err error) {
+	req := rpcrdma.Submit{Payload: append((&rpcrdma.RPCCall{Prog: peerrpc.Program, Vers: peerrpc.Version,
+		Proc: proc}).Append(nil), args...), MaxReply: 64}
 	if proc != peerrpc.ProcNull {
 		req.Results = []int{peerrpc.MaxDocument}
 	}

@@ -30,10 +30,22 @@ func TestStatusDocument(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal(b, &got)
 	}
-	if err != nil || len(b) > peerrpc.MaxDocument || len(got.Peers) == 0 || len(got.Peers) == len(v.Peers) {
-		t.Errorf("%d octets, %d peers, %v", len(b), len(got.Peers), err)
+	switch {
+	case err != nil:
+		t.Errorf("%v", err)
+	case len(b) > peerrpc.MaxDocument:
+		t.Errorf("b has %v elements, want at most %v", len(b), peerrpc.MaxDocument)
+	case len(got.Peers) == 0:
+		t.Error("Peers has no elements, want some")
+	case len(got.Peers) == len(v.Peers):
+		t.Errorf("Peers has %v elements, want another than %v", len(got.Peers), len(v.Peers))
 	}
-	if len(got.Warnings) != 2 || got.Warnings[0] != v.Warnings[0] || got.Warnings[1] != leftOut(len(v.Peers)-len(got.Peers)) {
+	switch {
+	case len(got.Warnings) != 2:
+		t.Errorf("Warnings has %v elements, want 2", len(got.Warnings))
+	case got.Warnings[0] != v.Warnings[0]:
+		t.Errorf("Warnings[0] is %v, want %v", got.Warnings[0], v.Warnings[0])
+	case got.Warnings[1] != leftOut(len(v.Peers)-len(got.Peers)):
 		t.Errorf("warnings %q", got.Warnings)
 	}
 	v.Warnings = []string{strings.Repeat("x", peerrpc.MaxDocument)}
@@ -63,8 +75,13 @@ func TestPeerAnswers(t *testing.T) {
 		t.Errorf("NULL: %v", head.Status)
 	}
 	null[11] = 3 // of RPC
-	if head, _, _ := ask(null); head.Status != rpcrdma.RPCMismatch || head.Low != 2 || head.High != 2 {
-		t.Errorf("RPC version 3: %+v", head)
+	switch head, _, _ := ask(null); {
+	case head.Status != rpcrdma.RPCMismatch:
+		t.Errorf("RPC version 3: Status is %v, want %v", head.Status, rpcrdma.RPCMismatch)
+	case head.Low != 2:
+		t.Errorf("RPC version 3: Low is %v, want 2", head.Low)
+	case head.High != 2:
+		t.Errorf("RPC version 3: High is %v, want 2", head.High)
 	}
 	other := (&rpcrdma.RPCCall{Prog: peerrpc.Program + 1, Vers: peerrpc.Version}).Append(nil)
 	if head, _, _ := ask(other); head.Status != rpcrdma.RPCProgUnavail {
@@ -76,8 +93,15 @@ func TestPeerAnswers(t *testing.T) {
 	for _, results := range [][]int{nil, {0}, {4096}} {
 		head, rest, a := ask(events, results...)
 		last, lines, err := peerrpc.ParseBatch(rest, nil)
-		if head.Status != rpcrdma.RPCSuccess || err != nil || last != 1 || !strings.Contains(string(lines), "first") {
-			t.Errorf("%v: %v, %d, %q, %v", results, head.Status, last, lines, err)
+		switch {
+		case head.Status != rpcrdma.RPCSuccess:
+			t.Errorf("%v: Status is %v, want %v", results, head.Status, rpcrdma.RPCSuccess)
+		case err != nil:
+			t.Errorf("%v: %v", results, err)
+		case last != 1:
+			t.Errorf("%v: last is %v, want 1", results, last)
+		case !strings.Contains(string(lines), "first"):
+			t.Errorf("%v: %q does not say \"first\"", results, string(lines))
 		}
 		if reduced := len(results) == 1 && results[0] > 0; reduced != (len(a.Reduce) == 1) {
 			t.Errorf("%v: moves %v", results, a.Reduce)
@@ -154,7 +178,8 @@ func servePeers(t *testing.T, allow string) *peerPair {
 	a := &Agent{log: slog.New(slog.DiscardHandler)}
 	a.opt.Provider = server
 	a.live.set(nil, []netip.Prefix{netip.MustParsePrefix(allow)}, nil)
-	s := &peerService{a: a, port: sp, from: map[ib.GID]int{}, live: map[*transport.End]struct{}{}, past: map[string]uint64{}}
+	s := &peerService{a: a, port: sp, from: map[ib.GID]int{}, live: map[*transport.End]struct{}{},
+		past: map[string]uint64{}}
 	ctx, stop := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() { served <- s.serve(ctx) }()
@@ -164,7 +189,8 @@ func servePeers(t *testing.T, allow string) *peerPair {
 
 // dial asks for a connection once.
 func (p *peerPair) dial() (*transport.End, error) {
-	return transport.DialRoCE(p.t.Context(), p.port, netip.MustParseAddr("127.0.0.1"), peerrpc.Port, transport.Options{Provider: p.client})
+	return transport.DialRoCE(p.t.Context(), p.port, netip.MustParseAddr("127.0.0.1"), peerrpc.Port,
+		transport.Options{Provider: p.client})
 }
 
 // connect asks for a connection until the service listens.
@@ -358,7 +384,8 @@ func TestPeerHints(t *testing.T) {
 	} {
 		private := make([]byte, rdmacm.MaxRejectData)
 		copy(private, c.text)
-		if got := a.peerHint(&rdmacm.FailedError{Cause: cm.Rejected, Reason: c.reason, Private: private}, control.PeerPath{Class: c.class.String()}); !strings.Contains(got, c.want) {
+		if got := a.peerHint(&rdmacm.FailedError{Cause: cm.Rejected, Reason: c.reason, Private: private},
+			control.PeerPath{Class: c.class.String()}); !strings.Contains(got, c.want) {
 			t.Errorf("%v %q: %q", c.reason, c.text, got)
 		}
 	}

@@ -93,7 +93,8 @@ func briefStatus(s control.Status) control.Status {
 	i, u := s.Interface, s.Underlay
 	return control.Status{
 		Version: s.Version,
-		Interface: control.Interface{State: i.State, Mode: i.Mode, UDMTU: i.UDMTU, UDAccept: i.UDAccept, ReceiveMTU: i.ReceiveMTU, Build: i.Build,
+		Interface: control.Interface{State: i.State, Mode: i.Mode, UDMTU: i.UDMTU, UDAccept: i.UDAccept,
+			ReceiveMTU: i.ReceiveMTU, Build: i.Build,
 			CMPaths: []string{}, Addresses: []control.Address{}},
 		Underlay: control.Underlay{PathMTU: u.PathMTU, Active: u.Active, GIDs: []string{}},
 		Peers:    []control.Peer{},

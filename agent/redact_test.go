@@ -137,7 +137,8 @@ func TestPeersGetNoIdentifiers(t *testing.T) {
 	if want := int(peerrpc.ProcLast) + 1; len(procedures) != want {
 		t.Fatalf("%d procedures are asked, there are %d", len(procedures), want)
 	}
-	for _, secret := range []string{secretQPN.String(), "13d7c5", secretPSN.String(), secretQKey.String(), secretComm.String(),
+	for _, secret := range []string{secretQPN.String(), "13d7c5", secretPSN.String(), secretQKey.String(),
+		secretComm.String(),
 		secretRemote.String(), "b3f1"} {
 		if !strings.Contains(secretText(), secret) {
 			t.Fatalf("the text does not have %s: the test shows nothing", secret)
@@ -186,10 +187,13 @@ func TestNumbersForPeersAreNoIdentifiers(t *testing.T) {
 func TestRedact(t *testing.T) {
 	for _, tt := range []struct{ in, want string }{
 		{"10.0.0.2 is at 80 8129ab fe80::4cd9:c6ff:fe53:dc2", "10.0.0.2 is at 80 redacted fe80::4cd9:c6ff:fe53:dc2"},
-		{"sent REQ comm=5eadc0de qpn=0x8129ab service=RFC/8129ab reason=10 (stale)", "sent REQ redacted redacted redacted reason=10 (stale)"},
-		{"REQ rejected, invalid MTU: path MTU 4096 is more than ours of 1024", "REQ rejected, invalid MTU: path MTU 4096 is more than ours of 1024"},
+		{"sent REQ comm=5eadc0de qpn=0x8129ab service=RFC/8129ab reason=10 (stale)",
+			"sent REQ redacted redacted redacted reason=10 (stale)"},
+		{"REQ rejected, invalid MTU: path MTU 4096 is more than ours of 1024",
+			"REQ rejected, invalid MTU: path MTU 4096 is more than ours of 1024"},
 		{"joining ff12:401b:8001::ffff:ffff", "joining redacted::ffff:ffff"},
-		{"fd00:db8:aaaa:bbbb:cccc:dddd:eeee:ffff, 255.255.255.255/32", "fd00:db8:aaaa:bbbb:cccc:dddd:eeee:ffff, 255.255.255.255/32"},
+		{"fd00:db8:aaaa:bbbb:cccc:dddd:eeee:ffff, 255.255.255.255/32",
+			"fd00:db8:aaaa:bbbb:cccc:dddd:eeee:ffff, 255.255.255.255/32"},
 		{"P_Key 0x8001", "P_Key redacted"},
 		{"", ""},
 	} {
@@ -261,7 +265,8 @@ func TestPeerStatusByAsker(t *testing.T) {
 // Events are for those who are trusted, everything else for all that may ask.
 func TestProceduresByAsker(t *testing.T) {
 	for name, p := range procedures {
-		for who, want := range map[asker]rpcrdma.RPCStatus{askerAllowed: rpcrdma.RPCSuccess, askerTrusted: rpcrdma.RPCSuccess} {
+		for who, want := range map[asker]rpcrdma.RPCStatus{
+			askerAllowed: rpcrdma.RPCSuccess, askerTrusted: rpcrdma.RPCSuccess} {
 			s := secretive()
 			if name == "EVENTS" && who == askerAllowed {
 				want = rpcrdma.RPCAuthError
@@ -342,20 +347,25 @@ func TestNoteForPeers(t *testing.T) {
 // Members of the socket's group see no identifier of a connection, in any document: with these a
 // local user could end it.
 func TestLookersGetNoIdentifiers(t *testing.T) {
-	secret := map[string]string{"QPN": "8129ab", "Q_Key": "7ac01b22", "communication ID": "5eadc0de", "the peer's": "31415926"}
-	note := cm.Note{Dir: cm.Sent, Message: "REQ", LocalCommID: secretComm, RemoteCommID: secretRemote, QPN: secretQPN, Text: "as it was"}
+	secret := map[string]string{"QPN": "8129ab", "Q_Key": "7ac01b22", "communication ID": "5eadc0de",
+		"the peer's": "31415926"}
+	note := cm.Note{Dir: cm.Sent, Message: "REQ", LocalCommID: secretComm, RemoteCommID: secretRemote, QPN: secretQPN,
+		Text: "as it was"}
 	text := strings.ToLower(fmt.Sprint(note, " at ", secretQPN, ", key ", secretQKey))
 	for name, s := range secret {
 		if !strings.Contains(text, s) {
 			t.Fatalf("the text does not have the %s: the test shows nothing", name)
 		}
 	}
-	event := control.Event{Text: text, Fields: map[string]string{"comm": secretComm.String(), "remote": secretRemote.String(), "qpn": "8129ab"}}
-	conns := control.Conns{Conns: []control.Conn{{Why: text, Crossing: text, Peer: "80 13d7c5 fe80::2", LocalQPN: "8129ab", RemoteQPN: "8129ab",
+	event := control.Event{Text: text, Fields: map[string]string{"comm": secretComm.String(),
+		"remote": secretRemote.String(), "qpn": "8129ab"}}
+	conns := control.Conns{Conns: []control.Conn{{Why: text, Crossing: text, Peer: "80 13d7c5 fe80::2",
+		LocalQPN: "8129ab", RemoteQPN: "8129ab",
 		LocalCommID: secretComm.String(), RemoteCommID: secretRemote.String()}}}
 	explained := control.Explanation{Why: []string{text}, LastREJ: text}
 	status := control.Status{Warnings: []string{text}, Peers: []control.Peer{{LinkAddr: "80 13d7c5 fe80::2"}}}
-	for what, v := range map[string]any{"event": forLookers(event), "conns": forLookers(conns), "explanation": forLookers(explained), "status": forLookers(status)} {
+	for what, v := range map[string]any{"event": forLookers(event), "conns": forLookers(conns),
+		"explanation": forLookers(explained), "status": forLookers(status)} {
 		b, err := json.Marshal(v)
 		if err != nil {
 			t.Fatal(err)

@@ -85,7 +85,8 @@ func (a *Agent) reload(ctx context.Context, check bool) (control.Reload, error) 
 	}
 	out.File = plan.File
 	out.Changes = append(out.Changes, plan.Changes...)
-	out.Refused = slices.ContainsFunc(plan.Changes, func(c control.Change) bool { return c.Effect == control.EffectRestart })
+	out.Refused = slices.ContainsFunc(plan.Changes,
+		func(c control.Change) bool { return c.Effect == control.EffectRestart })
 	if check || out.Refused || len(plan.Changes) == 0 {
 		return out, nil
 	}
@@ -173,7 +174,8 @@ func (a *Agent) hangups(ctx context.Context) {
 			case got.Refused:
 				for _, c := range got.Changes {
 					if c.Effect == control.EffectRestart {
-						a.log.Error("nothing was changed: a setting takes a restart", "key", c.Key, "from", c.From, "to", c.To, "why", c.Why)
+						a.log.Error("nothing was changed: a setting takes a restart", "key", c.Key, "from", c.From, "to", c.To,
+							"why", c.Why)
 					}
 				}
 			case !got.Applied:
@@ -188,7 +190,8 @@ func (a *Agent) hangups(ctx context.Context) {
 // serveReload answers PathReload.
 func (a *Agent) serveReload(w http.ResponseWriter, r *http.Request) {
 	if a.opt.Reload == nil {
-		fail(w, http.StatusConflict, "the agent has no configuration file: all of its settings are flags", "restart it with --config FILE")
+		fail(w, http.StatusConflict, "the agent has no configuration file: all of its settings are flags",
+			"restart it with --config FILE")
 		return
 	}
 	got, err := a.reload(r.Context(), r.URL.Query().Get("check") != "")

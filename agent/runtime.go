@@ -26,7 +26,8 @@ func (a *Agent) viewRuntime() control.Runtime {
 	debug.FreeOSMemory()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	r := control.Runtime{Version: control.Version, Goroutines: runtime.NumGoroutine(), HeapOctets: m.HeapAlloc, HeapObjects: m.HeapObjects}
+	r := control.Runtime{Version: control.Version, Goroutines: runtime.NumGoroutine(), HeapOctets: m.HeapAlloc,
+		HeapObjects: m.HeapObjects}
 	if fds, err := os.ReadDir("/proc/self/fd"); err == nil {
 		r.Descriptors = len(fds) - 1 // ReadDir's own
 	}

@@ -29,14 +29,26 @@ type seat struct {
 // openTUN makes the interface, in the namespace that is configured.
 func (a *Agent) openTUN() error {
 	open := func() (err error) {
-		o := tun.Options{Name: a.opt.Name, MTU: mtu.DefaultDevice, NoChecksum: a.opt.NoChecksum, NoSegments: a.opt.NoSegments, NoDatagrams: a.opt.NoDatagrams}
+		o := tun.Options{Name: a.opt.Name, MTU: mtu.DefaultDevice, NoChecksum: a.opt.NoChecksum,
+			NoSegments: a.opt.NoSegments, NoDatagrams: a.opt.NoDatagrams,
+			Queues: a.threads() > 1, Proven: a.proven()}
 		if a.tun = a.adoptTUN(o); a.tun != nil {
+			a.openQueues()
 			return nil
 		}
 		a.tun, err = tun.Open(o)
-		for until := time.Now().Add(releasedWithin); a.legacy.refused && errors.Is(err, errBusy) && time.Now().Before(until); {
+		for until := time.Now().Add(releasedWithin); a.legacy.refused && isThere(err) && time.Now().Before(until); {
 			time.Sleep(10 * time.Millisecond) // until the store has let go of it
 			a.tun, err = tun.Open(o)
+		}
+		if o.Queues && a.opt.FewerThreads && errors.Is(err, errBusy) {
+			o.Queues = false // it may be there already, with one queue and nobody's
+			if there, no := tun.Open(o); no == nil {
+				a.tun, err = there, nil
+			}
+		}
+		if err == nil {
+			a.openQueues()
 		}
 		return err
 	}
@@ -54,6 +66,10 @@ func (a *Agent) openTUN() error {
 		return explainTUN(a.opt.Name, err)
 	}
 }
+
+// isThere reports whether TUNSETIFF may have failed because the interface is there. One with several
+// queues cannot be opened with one, and that is EINVAL.
+func isThere(err error) bool { return errors.Is(err, errBusy) || errors.Is(err, syscall.EINVAL) }
 
 func explainNamespace(err error) error {
 	if errors.Is(err, hostnet.ErrEnter) && errors.Is(err, syscall.EPERM) {
@@ -130,16 +146,19 @@ func (a *Agent) prepare(ns netns.NsHandle, name string, up bool) (notes []string
 		set  string // what the device inherits
 	}{
 		{"set addr_gen_mode", d.DisableAddrGen, "", ""},
-		{"set accept_ra_mtu", d.IgnoreRAMTU, "an MTU in router advertisements lowers that of IPv6", "net.ipv6.conf.default.accept_ra_mtu=0"},
-		{"set disable_ipv6", func() error { return a.limitIPv6(d) }, "IPv6 packets are sent in vain, because the link is too small for them",
+		{"set accept_ra_mtu", d.IgnoreRAMTU, "an MTU in router advertisements lowers that of IPv6",
+			"net.ipv6.conf.default.accept_ra_mtu=0"},
+		{"set disable_ipv6", func() error { return a.limitIPv6(d) },
+			"IPv6 packets are sent in vain, because the link is too small for them",
 			"net.ipv6.conf.default.disable_ipv6=1"},
 	} {
 		err := step.do()
 		switch {
 		case err == nil, errors.Is(err, os.ErrNotExist): // no IPv6 in this kernel
 		case errors.Is(err, syscall.EROFS) && step.lack != "":
-			notes = append(notes, fmt.Sprintf("/proc/sys is read-only, so %s: mount it writable (systemd: ProtectKernelTunables=no), "+
-				"or set %s in this network namespace and restart", step.lack, step.set))
+			notes = append(notes,
+				fmt.Sprintf("/proc/sys is read-only, so %s: mount it writable (systemd: ProtectKernelTunables=no), "+
+					"or set %s in this network namespace and restart", step.lack, step.set))
 		default:
 			return nil, fmt.Errorf("%s: %s: %w", name, step.what, err)
 		}

@@ -68,7 +68,8 @@ func (a *Agent) handler(ctx context.Context) http.Handler {
 	})
 	mux.HandleFunc("POST "+control.PathReload, owners(a.serveReload))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		fail(w, http.StatusNotFound, fmt.Sprintf("%s %s: not part of this API", r.Method, r.URL.Path), "see "+control.PathStatus)
+		fail(w, http.StatusNotFound, fmt.Sprintf("%s %s: not part of this API", r.Method, r.URL.Path),
+			"see "+control.PathStatus)
 	})
 	return mux
 }
@@ -128,7 +129,8 @@ func ask[T any](ctx context.Context, a *Agent, view func() T) (v T, err error) {
 func (a *Agent) explain(w http.ResponseWriter, r *http.Request) {
 	ip, err := netip.ParseAddr(r.URL.Query().Get("ip"))
 	if err != nil {
-		fail(w, http.StatusBadRequest, fmt.Sprintf("ip %q is not an address", r.URL.Query().Get("ip")), control.PathExplain+"?ip=10.0.0.2")
+		fail(w, http.StatusBadRequest, fmt.Sprintf("ip %q is not an address", r.URL.Query().Get("ip")),
+			control.PathExplain+"?ip=10.0.0.2")
 		return
 	}
 	ip = ip.WithZone("").Unmap()

@@ -38,9 +38,10 @@ func serveAgent(t *testing.T) *served {
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	s := &served{a: a, p: p, path: path, stop: stop, done: make(chan error, 1)}
-	s.http.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", path)
-	}}
+	s.http.Transport = &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", path)
+		}}
 	driver := make(chan struct{})
 	go func() {
 		defer close(driver)
@@ -93,11 +94,35 @@ func TestDocuments(t *testing.T) {
 	s := serveAgent(t)
 	st := get[control.Status](t, s, control.PathStatus)
 	i, u := st.Interface, st.Underlay
-	if st.Version != control.Version || i.Name != "ibcm0" || i.State != "up" || i.Mode != "rc" || i.UDMTU != 2044 || i.ReceiveMTU != 65524 || i.PID != os.Getpid() || i.Build != "test" {
+	switch {
+	case st.Version != control.Version:
+		t.Errorf("Version is %v, want %v", st.Version, control.Version)
+	case i.Name != "ibcm0":
+		t.Errorf("Name is %v, want \"ibcm0\"", i.Name)
+	case i.State != "up":
+		t.Errorf("State is %v, want \"up\"", i.State)
+	case i.Mode != "rc":
+		t.Errorf("Mode is %v, want \"rc\"", i.Mode)
+	case i.UDMTU != 2044:
+		t.Errorf("UDMTU is %v, want 2044", i.UDMTU)
+	case i.ReceiveMTU != 65524:
+		t.Errorf("ReceiveMTU is %v, want 65524", i.ReceiveMTU)
+	case i.PID != os.Getpid():
 		t.Errorf("interface %+v", i)
+	case i.Build != "test":
+		t.Errorf("Build is %v, want \"test\"", i.Build)
 	}
-	if u.Provider != "stub" || u.Device != "eth0" || u.MTU != 9000 || u.PathMTU != 4096 || !slices.Equal(u.GIDs, []string{gidA.String()}) {
-		t.Errorf("underlay %+v", u)
+	switch {
+	case u.Provider != "stub":
+		t.Errorf("Provider is %v, want \"stub\"", u.Provider)
+	case u.Device != "eth0":
+		t.Errorf("Device is %v, want \"eth0\"", u.Device)
+	case u.MTU != 9000:
+		t.Errorf("MTU is %v, want 9000", u.MTU)
+	case u.PathMTU != 4096:
+		t.Errorf("PathMTU is %v, want 4096", u.PathMTU)
+	case !slices.Equal(u.GIDs, []string{gidA.String()}):
+		t.Errorf("GIDs is %v, want %v", u.GIDs, []string{gidA.String()})
 	}
 	if !slices.ContainsFunc(i.Addresses, func(a control.Address) bool { return a.Prefix == "10.0.0.1/24" }) {
 		t.Errorf("addresses %v", i.Addresses)
@@ -138,7 +163,8 @@ func TestStatsNameEveryPart(t *testing.T) {
 			t.Errorf("no counter of %s", p)
 		}
 	}
-	for _, c := range []string{"datapath.tx_ud_queue_full", "agent.events_lost", "hostnet.dump_retries", "stub.rx_packets"} {
+	for _, c := range []string{"datapath.tx_ud_queue_full", "agent.events_lost", "hostnet.dump_retries",
+		"stub.rx_packets"} {
 		if !seen[c] {
 			t.Errorf("no counter %s", c)
 		}
@@ -149,7 +175,8 @@ func TestMetrics(t *testing.T) {
 	resp := serveAgent(t).open(t, "GET", control.PathMetrics)
 	b, _ := io.ReadAll(resp.Body)
 	for _, want := range []string{`ipoibcm_up{interface="ibcm0"} 1`, `ipoibcm_peers{interface="ibcm0",mode="RC"} 0`,
-		`ipoibcm_stub_rx_packets_total{interface="ibcm0"} 7`, `ipoibcm_build_info{build="test",interface="ibcm0"} 1`, `ipoibcm_answered{interface="ibcm0"} 1`, "go_goroutines"} {
+		`ipoibcm_stub_rx_packets_total{interface="ibcm0"} 7`, `ipoibcm_build_info{build="test",interface="ibcm0"} 1`,
+		`ipoibcm_answered{interface="ibcm0"} 1`, "go_goroutines"} {
 		if !strings.Contains(string(b), want) {
 			t.Errorf("metrics lack %s", want)
 		}
@@ -175,8 +202,15 @@ func TestRefusals(t *testing.T) {
 		if err := json.NewDecoder(resp.Body).Decode(&e); err != nil {
 			t.Errorf("%s %s: %v", tt.method, tt.path, err)
 		}
-		if resp.StatusCode != tt.status || e.Version != control.Version || !strings.Contains(e.Error, tt.text) || !strings.Contains(e.Hint, tt.hint) {
-			t.Errorf("%s %s: %d %+v, want %d %q %q", tt.method, tt.path, resp.StatusCode, e, tt.status, tt.text, tt.hint)
+		switch {
+		case resp.StatusCode != tt.status:
+			t.Errorf("%s %s: StatusCode is %v, want %v", tt.method, tt.path, resp.StatusCode, tt.status)
+		case e.Version != control.Version:
+			t.Errorf("%s %s: Version is %v, want %v", tt.method, tt.path, e.Version, control.Version)
+		case !strings.Contains(e.Error, tt.text):
+			t.Errorf("%s %s: %q does not say %q", tt.method, tt.path, e.Error, tt.text)
+		case !strings.Contains(e.Hint, tt.hint):
+			t.Errorf("%s %s: %q does not say %q", tt.method, tt.path, e.Hint, tt.hint)
 		}
 	}
 }
@@ -212,7 +246,8 @@ func TestOpenAPIIsServed(t *testing.T) {
 func TestPagesAreServed(t *testing.T) {
 	s := serveAgent(t)
 	for _, path := range []string{control.PathStatus, control.PathConns, control.PathNeigh, control.PathRoutes} {
-		for query, want := range map[string]int{"?limit=1&after=a&peer=fe80::1": 200, "?limit=0": 400, "?peer=somebody": 400} {
+		for query, want := range map[string]int{"?limit=1&after=a&peer=fe80::1": 200, "?limit=0": 400,
+			"?peer=somebody": 400} {
 			resp := s.open(t, "GET", path+query)
 			if resp.StatusCode != want {
 				t.Errorf("%s%s: status %d, want %d", path, query, resp.StatusCode, want)
@@ -260,8 +295,15 @@ func TestCaptureStream(t *testing.T) {
 		b = append(b, buf[:n]...)
 		if c, perr := pcapng.Read(b); perr == nil && len(c.Packets) == 2 {
 			for i, p := range c.Packets {
-				if p.Out != (i == 0) || len(p.Data) != 24 || p.OrigLen != pcapng.EthernetLen+len(packet) || p.Data[12] != 0x08 {
-					t.Errorf("packet %d: out %v, %d of %d octets", i, p.Out, len(p.Data), p.OrigLen)
+				switch {
+				case p.Out != (i == 0):
+					t.Errorf("packet %d: Out is %v, want %v", i, p.Out, (i == 0))
+				case len(p.Data) != 24:
+					t.Errorf("packet %d: Data has %v elements, want 24", i, len(p.Data))
+				case p.OrigLen != pcapng.EthernetLen+len(packet):
+					t.Errorf("packet %d: OrigLen is %v, want %v", i, p.OrigLen, pcapng.EthernetLen+len(packet))
+				case p.Data[12] != 0x08:
+					t.Errorf("packet %d: Data[12] is %v, want 0x08", i, p.Data[12])
 				}
 			}
 			break

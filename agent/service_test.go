@@ -13,7 +13,8 @@ import (
 // Who does not drive the agent is found out; who does is alive.
 func TestAliveNamesTheDriver(t *testing.T) {
 	a, _ := newAgent(t) // nobody drives it
-	if err := a.alive(t.Context(), 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "the driver has not moved") {
+	if err := a.alive(t.Context(), 10*time.Millisecond); err == nil ||
+		!strings.Contains(err.Error(), "the driver has not moved") {
 		t.Errorf("got %v, want a complaint about the driver", err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
@@ -70,8 +71,13 @@ func TestServiceIsNotWaitedFor(t *testing.T) {
 
 func TestReloadingHasTheTime(t *testing.T) {
 	text, usec, ok := strings.Cut(reloading(), "MONOTONIC_USEC=")
-	if !ok || text != "RELOADING=1\n" || len(usec) < 7 {
-		t.Errorf("got %q, want RELOADING=1 and the monotonic time in microseconds", reloading())
+	switch {
+	case !ok:
+		t.Error("ok is false, want true")
+	case text != "RELOADING=1\n":
+		t.Errorf("text is %v, want %q", text, "RELOADING=1\n")
+	case len(usec) < 7:
+		t.Errorf("usec has %v elements, want at least 7", len(usec))
 	}
 }
 

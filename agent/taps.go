@@ -124,7 +124,8 @@ func (t *taps) capture(ctx context.Context, w io.Writer, flush func(), name stri
 	}
 	defer t.remove(c)
 	buf := pcapng.AppendHeader(nil, "ipoibcmd")
-	buf = pcapng.AppendInterface(buf, pcapng.Interface{Name: name, SnapLen: snap, Description: "RoCEv2 packets of the agent; Ethernet addresses are synthetic"})
+	buf = pcapng.AppendInterface(buf, pcapng.Interface{Name: name, SnapLen: snap,
+		Description: "RoCEv2 packets of the agent; Ethernet addresses are synthetic"})
 	for {
 		if _, err := w.Write(buf); err != nil {
 			return nil // the client has left

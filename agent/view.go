@@ -61,13 +61,17 @@ func (a *Agent) statusHead(n map[string]uint64) control.Status {
 	out := control.Status{
 		Version: control.Version,
 		Interface: control.Interface{
-			Name: cmp.Or(a.m.Device().Name, a.opt.Name), Netns: a.seat.netns, State: state, Mode: s.Mode.String(), MTU: s.DeviceMTU, UDMTU: s.UDMTU, UDAccept: s.UDAccept, ReceiveMTU: s.ReceiveMTU,
-			GID: s.Link.GID.String(), UDQPN: s.Link.QPN.String(), LinkAddr: s.Link.String(), PKey: s.PKey.String(), QKey: s.QKey.String(),
+			Name: cmp.Or(a.m.Device().Name, a.opt.Name), Netns: a.seat.netns, State: state, Mode: s.Mode.String(),
+			MTU: s.DeviceMTU, UDMTU: s.UDMTU, UDAccept: s.UDAccept, ReceiveMTU: s.ReceiveMTU, Threads: a.loop.Threads(),
+			GID: s.Link.GID.String(), UDQPN: s.Link.QPN.String(), LinkAddr: s.Link.String(), PKey: s.PKey.String(),
+			QKey:        s.QKey.String(),
 			CMTransport: s.CMTransport.String(), CMPaths: cmPaths(s),
-			BroadcastGroup: s.Broadcast.String(), PID: os.Getpid(), Since: a.start, UptimeMS: since(now, a.start), Build: a.opt.Build,
+			BroadcastGroup: s.Broadcast.String(), PID: os.Getpid(), Since: a.start, UptimeMS: since(now, a.start),
+			Build:     a.opt.Build,
 			Addresses: []control.Address{},
 		},
-		Underlay: control.Underlay{Provider: a.opt.Provider.Caps().Name, Device: a.opt.Provider.Caps().Device, MTU: port.UnderMTU,
+		Underlay: control.Underlay{Provider: a.opt.Provider.Caps().Name, Device: a.opt.Provider.Caps().Device,
+			MTU:     port.UnderMTU,
 			PathMTU: port.MTU.Octets(), Active: port.Active, Notes: notes, GIDs: []string{}, Subnet: a.viewSubnet()},
 		Protections: a.protected,
 		Warnings:    a.warnings(s, n, port.Active, unfit),
@@ -79,9 +83,15 @@ func (a *Agent) statusHead(n map[string]uint64) control.Status {
 	}
 	sums, tcp, udp := a.tunOffloads()
 	out.Underlay.Offloads = append(out.Underlay.Offloads,
-		control.Offload{Name: "checksum", What: "checksums at the TUN by us", On: sums.On, Why: sums.Why, Uses: sums.Completed + sums.Verified},
-		control.Offload{Name: "tso", What: "TCP in GSO packets at the TUN", On: tcp.On, Why: tcp.Why, Uses: tcp.Split + tcp.Written},
-		control.Offload{Name: "uso", What: "UDP in GSO packets at the TUN", On: udp.On, Why: udp.Why, Uses: udp.Split + udp.Written})
+		control.Offload{Name: "checksum", What: "checksums at the TUN by us", On: sums.On, Why: sums.Why,
+			Uses: sums.Completed + sums.Verified},
+		control.Offload{Name: "tso", What: "TCP in GSO packets at the TUN", On: tcp.On, Why: tcp.Why,
+			Uses: tcp.Split + tcp.Written},
+		control.Offload{Name: "uso", What: "UDP in GSO packets at the TUN", On: udp.On, Why: udp.Why,
+			Uses: udp.Split + udp.Written})
+	for _, o := range a.threadOffloads() {
+		out.Underlay.Offloads = append(out.Underlay.Offloads, control.Offload(o))
+	}
 	for _, g := range port.GIDs {
 		out.Underlay.GIDs = append(out.Underlay.GIDs, g.String())
 	}
@@ -122,12 +132,7 @@ func (a *Agent) warnings(s ipoib.Status, counted map[string]uint64, active bool,
 	if unfit != nil {
 		w = append(w, unfit.Error())
 	}
-	if !active {
-		w = append(w, "the underlay is down or has lost its address")
-	}
-	if s := a.viewSubnet(); s != nil && !s.Joined {
-		w = append(w, "the broadcast group is not joined, and without it there is no link: "+s.Why)
-	}
+	w = append(w, a.linkWarnings(active)...)
 	if a.lost != "" {
 		w = append(w, "the interface is in another network namespace, and cannot be followed: "+a.lost)
 	}
@@ -147,7 +152,9 @@ func (a *Agent) warnings(s ipoib.Status, counted map[string]uint64, active bool,
 		}
 	}
 	if n := a.loop.Counters().RxUDOversize; n > 0 {
-		w = append(w, fmt.Sprintf("%d datagrams were larger than the %d octets that may come: another host has a larger ud_mtu", n, s.UDAccept))
+		w = append(w,
+			fmt.Sprintf("%d datagrams were larger than the %d octets that may come: another host has a larger ud_mtu",
+				n, s.UDAccept))
 	}
 	flood := a.loop.Counters().RxFlood + counted["mads_drop_flood"]
 	ucUseless := counted["uc_drop_sequence"]
@@ -155,23 +162,47 @@ func (a *Agent) warnings(s ipoib.Status, counted map[string]uint64, active bool,
 	if n := counted[tooBigName] - a.tooBigBefore; n > 0 {
 		port := a.port()
 		w = append(w, fmt.Sprintf("%d packets were not sent, because they are larger than the way to their destination: "+
-			"%s has MTU %d, and \"ip route get GID\" shows whether a route has a smaller one; raise it, or use a smaller ud_mtu "+
+			"%s has MTU %d, and \"ip route get GID\" shows whether a route has a smaller one; raise it, or use a smaller "+
+			"ud_mtu "+
 			"on all hosts; a connection takes the smaller path MTU when it is set up again", n, port.UnderlayIf, port.UnderMTU))
 	}
 	if ucUseless > ucIn/20 && ucIn >= 1000 && s.ReceiveMTU > shortReceive {
-		w = append(w, fmt.Sprintf("of %d packets that came over UC %d were useless, because another of their message was lost: receive_mtu %d makes messages shorter, mode rc sends again what is lost", ucIn, ucUseless, shortReceive))
+		w = append(w,
+			fmt.Sprintf(
+				"of %d packets that came over UC %d were useless, because another of their message was lost: receive_mtu %d "+
+					"makes messages shorter, mode rc sends again what is lost", ucIn, ucUseless, shortReceive))
 	}
 	if flood > 0 {
-		w = append(w, fmt.Sprintf("%d ARP, ND and CM packets were refused because too many came from unknown sources: somebody floods this host, or did", flood))
+		w = append(w,
+			fmt.Sprintf(
+				"%d ARP, ND and CM packets were refused because too many came from unknown sources: somebody floods this "+
+					"host, or did", flood))
 	}
 	if lost, _ := a.logCounts(); lost > 0 {
-		w = append(w, fmt.Sprintf("%d lines of the log were lost: its reader is too slow or has gone, or its disk is full", lost))
+		w = append(w, fmt.Sprintf("%d lines of the log were lost: its reader is too slow or has gone, or its disk is full",
+			lost))
 	}
 	if n := a.loop.Counters().RxUDFlood; n > 0 {
-		w = append(w, fmt.Sprintf("%d datagrams of hosts that nothing is sent to by UD were refused, because there were too many: somebody floods this host, or did", n))
+		w = append(w,
+			fmt.Sprintf(
+				"%d datagrams of hosts that nothing is sent to by UD were refused, because there were too many: somebody "+
+					"floods this host, or did", n))
 	}
 	if n := a.m.FIBCounters().RoutesRefused; n > 0 {
 		w = append(w, fmt.Sprintf("the kernel refused %d route changes; see the log", n))
+	}
+	return w
+}
+
+// linkWarnings say why there is no link.
+func (a *Agent) linkWarnings(active bool) (w []string) {
+	if a.fabric.pkeyAt < 0 {
+		w = append(w, a.noPKey()+", and without it there is no link")
+	} else if !active {
+		w = append(w, "the underlay is down or has lost its address")
+	}
+	if s := a.viewSubnet(); s != nil && !s.Joined {
+		w = append(w, "the broadcast group is not joined, and without it there is no link: "+s.Why)
 	}
 	return w
 }
@@ -183,8 +214,9 @@ func silence(q ipoib.Silence, now time.Time) string {
 	if !q.Heard.IsZero() {
 		heard = "another host was last heard " + ago(q.Heard)
 	}
-	return fmt.Sprintf("no answer from anybody: nobody answered for %v %s, and %s; do the firewalls of all hosts accept UDP port 4791, "+
-		"and do agents run there with the same pkey and qkey?", q.Asked, ago(q.At), heard)
+	return fmt.Sprintf(
+		"no answer from anybody: nobody answered for %v %s, and %s; do the firewalls of all hosts accept UDP port 4791, "+
+			"and do agents run there with the same pkey and qkey?", q.Asked, ago(q.At), heard)
 }
 
 // shortReceive is a Receive MTU with which few packets are a message, for UC on a
@@ -350,7 +382,8 @@ func viewConn(c *connUse, now time.Time) control.Conn {
 	}
 	queue, use := c.queue, c.Use
 	if c.live {
-		use = ipoib.ConnUse{TxPackets: queue.TxPackets, TxOctets: queue.TxOctets, RxPackets: queue.RxPackets, RxOctets: queue.RxOctets}
+		use = ipoib.ConnUse{TxPackets: queue.TxPackets, TxOctets: queue.TxOctets, RxPackets: queue.RxPackets,
+			RxOctets: queue.RxOctets}
 	}
 	var health *control.Health
 	if c.health != nil {
@@ -362,11 +395,13 @@ func viewConn(c *connUse, now time.Time) control.Conn {
 	}
 	return control.Conn{
 		Peer: c.Peer.String(), Mode: c.Transport.String(), State: c.State, Role: role,
-		ServiceID: fmt.Sprintf("0x%016x", c.ServiceID), LocalQPN: c.LocalQPN.String(), RemoteQPN: c.RemoteQPN.String(), CMPath: c.Via.String(),
+		ServiceID: fmt.Sprintf("0x%016x", c.ServiceID), LocalQPN: c.LocalQPN.String(), RemoteQPN: c.RemoteQPN.String(),
+		CMPath:      c.Via.String(),
 		LocalCommID: fmt.Sprintf("0x%08x", c.LocalComm), RemoteCommID: fmt.Sprintf("0x%08x", c.RemoteComm),
 		MTU: c.MTU, PeerReceiveMTU: int(min(c.ReceiveMTU, math.MaxInt32)), PathMTU: c.PathMTU.Octets(), Direction: direction,
 		AgeMS: since(now, c.Established), IdleMS: since(now, idle), Crossing: c.Crossing, Why: c.Why, Health: health,
-		TxQueued: queue.Queued, TxQueuedOctets: queue.QueuedOctets, TxQueuedLimit: queue.QueuedLimit, TxBacklog: queue.Backlog,
+		TxQueued: queue.Queued, TxQueuedOctets: queue.QueuedOctets, TxQueuedLimit: queue.QueuedLimit,
+		TxBacklog:  queue.Backlog,
 		TxOverflow: queue.QueueFull, TxLate: queue.Late, TxMarked: queue.Marked,
 		TxPackets: use.TxPackets, TxOctets: use.TxOctets, RxPackets: use.RxPackets, RxOctets: use.RxOctets,
 	}
@@ -374,7 +409,8 @@ func viewConn(c *connUse, now time.Time) control.Conn {
 
 func viewHealth(h verbs.Health) *control.Health {
 	us := func(d time.Duration) float64 { return float64(d.Round(100*time.Nanosecond)) / 1e3 }
-	return &control.Health{RTTUS: us(h.RTT), RTTSpreadUS: us(h.RTTSpread), InFlight: h.InFlight, Limit: h.Limit, Window: h.Window,
+	return &control.Health{RTTUS: us(h.RTT), RTTSpreadUS: us(h.RTTSpread), InFlight: h.InFlight, Limit: h.Limit,
+		Window:  h.Window,
 		Packets: h.Packets, Retransmits: h.Retransmits, Timeouts: h.Timeouts, Probes: h.Probes, NotReady: h.NotReady}
 }
 
@@ -398,7 +434,8 @@ func (a *Agent) viewNeigh(ctx context.Context) (control.Neighbours, error) {
 	return out, nil
 }
 
-var routeKinds = map[fib.PathKind]string{fib.PathMiss: "resolve", fib.PathConn: "connection", fib.PathUD: "ud", fib.PathGroup: "multicast", fib.PathDrop: "drop"}
+var routeKinds = map[fib.PathKind]string{fib.PathMiss: "resolve", fib.PathConn: "connection", fib.PathUD: "ud",
+	fib.PathGroup: "multicast", fib.PathDrop: "drop"}
 
 // viewRoutes answers PathRoutes.
 func (a *Agent) viewRoutes(ctx context.Context) (control.Routes, error) {
@@ -407,7 +444,7 @@ func (a *Agent) viewRoutes(ctx context.Context) (control.Routes, error) {
 	if err != nil {
 		return out, err
 	}
-	hops, err := gather(ctx, a, a.m.AllHops())
+	hops, err := gather(ctx, a, a.m.Hops())
 	if err != nil {
 		return out, err
 	}
@@ -415,7 +452,8 @@ func (a *Agent) viewRoutes(ctx context.Context) (control.Routes, error) {
 	slices.SortFunc(hops, func(x, y fib.HopInfo) int { return x.Addr.Compare(y.Addr) })
 	hops = slices.CompactFunc(hops, func(x, y fib.HopInfo) bool { return x.Addr == y.Addr })
 	for _, h := range hops {
-		e := control.Route{NextHop: h.Addr.String(), Kind: routeKinds[h.Path.Kind], MTU: h.Path.MTU, Destinations: h.Dests, Kernel: h.MTU != 0, Why: h.Why}
+		e := control.Route{NextHop: h.Addr.String(), Kind: routeKinds[h.Path.Kind], MTU: h.Path.MTU, Destinations: h.Dests,
+			Kernel: h.MTU != 0, Why: h.Why}
 		switch h.Path.Kind {
 		case fib.PathConn, fib.PathUD:
 			e.Peer = h.Path.Link.String()
@@ -445,7 +483,8 @@ func (a *Agent) groupsNow() control.Groups {
 		if !ok {
 			i = len(out.Groups)
 			index[g.MGID] = i
-			out.Groups = append(out.Groups, control.Group{MGID: g.MGID.String(), Groups: []string{}, Reasons: []string{}, AgeMS: since(now, a.groups[g.MGID])})
+			out.Groups = append(out.Groups, control.Group{MGID: g.MGID.String(), Groups: []string{}, Reasons: []string{},
+				AgeMS: since(now, a.groups[g.MGID])})
 		}
 		e := &out.Groups[i]
 		name := "broadcast"
@@ -473,7 +512,9 @@ func (a *Agent) viewStats(ctx context.Context) (control.Stats, error) {
 // providerStats are the counters of the provider, in its order.
 func (a *Agent) providerStats() (out []control.Counter) {
 	part := a.opt.Provider.Caps().Name
-	a.opt.Provider.Counters(func(name string, v uint64) { out = append(out, control.Counter{Part: part, Name: name, Value: v}) })
+	a.opt.Provider.Counters(func(name string, v uint64) {
+		out = append(out, control.Counter{Part: part, Name: name, Value: v})
+	})
 	return out
 }
 
@@ -536,11 +577,13 @@ func (a *Agent) allCounters(provider []control.Counter) []control.Counter {
 		name string
 		v    uint64
 	}{
-		{"ud_frames_sent", c.sendUD.Load()}, {"ud_frames_failed", c.sendUDFailed.Load()}, {"ud_qp_revived", c.udRevived.Load()},
+		{"ud_frames_sent", c.sendUD.Load()}, {"ud_frames_failed", c.sendUDFailed.Load()},
+		{"ud_qp_revived", c.udRevived.Load()},
 		{"queued_packets_sent", c.sendConn.Load()}, {"queued_packets_failed", c.sendConnFailed.Load()},
 		{"mads_sent", c.sendMAD.Load()}, {"mads_failed", c.sendMADFailed.Load()},
 		{"tun_packets_injected", c.writeTUN.Load()}, {"tun_packets_refused", c.writeTUNFailed.Load()},
-		{"qps_failed", c.qpFailed.Load()}, {"group_joins_failed", c.joinFailed.Load()}, {"address_handles_failed", c.ahFailed.Load()},
+		{"qps_failed", c.qpFailed.Load()}, {"group_joins_failed", c.joinFailed.Load()},
+		{"address_handles_failed", c.ahFailed.Load()},
 		{"events_lost", a.hub.lost.Load()}, {"capture_packets_lost", a.taps.dropped.Load()},
 		{"clients_refused", c.clientsRefused.Load()},
 	} {
@@ -564,7 +607,8 @@ func snake(s string) string {
 
 func (a *Agent) viewExplain(ip netip.Addr, hop fib.NextHop) control.Explanation {
 	e := a.m.Explain(ip, hop)
-	out := control.Explanation{Version: control.Version, IP: ip.String(), Mode: e.Mode, MTU: e.Path.MTU, LastREJ: e.LastREJ, Crossing: e.Crossing, Outcome: e.Outcome.String(), Why: e.Reasons}
+	out := control.Explanation{Version: control.Version, IP: ip.String(), Mode: e.Mode, MTU: e.Path.MTU,
+		LastREJ: e.LastREJ, Crossing: e.Crossing, Outcome: e.Outcome.String(), Why: e.Reasons}
 	if e.NextHop.IsValid() {
 		out.NextHop = e.NextHop.String()
 	}

@@ -32,13 +32,13 @@ func TestExchange(t *testing.T) {
 		case tid(m) != 0x77:
 			t.Errorf("%s: tid(m) is %#x, want 0x77", what, tid(m))
 		case m.PKey != 0x8123:
-			t.Errorf("%s: m.PKey is %#x, want 0x8123", what, m.PKey)
+			t.Errorf("%s: PKey is %#x, want 0x8123", what, m.PKey)
 		case m.QPN != ib.QPNGSI:
-			t.Errorf("%s: m.QPN is %v, want %v", what, m.QPN, ib.QPNGSI)
+			t.Errorf("%s: QPN is %v, want %v", what, m.QPN, ib.QPNGSI)
 		case m.Remote != gidB:
-			t.Errorf("%s: m.Remote is %v, want %v", what, m.Remote, gidB)
+			t.Errorf("%s: Remote is %v, want %v", what, m.Remote, gidB)
 		case m.Local != gidA:
-			t.Errorf("%s: m.Local is %v, want %v", what, m.Local, gidA)
+			t.Errorf("%s: Local is %v, want %v", what, m.Local, gidA)
 		}
 	}
 	theirs("REJ without a connection", sent(in("REQ", args{"service": "b"})))
@@ -53,11 +53,11 @@ func TestExchange(t *testing.T) {
 	theirs("APR", sent(in("LAP", args{"remote": "1"})))
 	switch bye := sent(Disconnect{Handle: incoming | 1}); {
 	case tid(bye) == 0x77:
-		t.Errorf("DREQ: tid(bye) is %#x, want any other", tid(bye))
+		t.Errorf("DREQ with transaction ID %#x, that of the exchange before", tid(bye))
 	case tid(bye) == 0:
-		t.Errorf("DREQ: tid(bye) is 0, want any other")
+		t.Errorf("DREQ with transaction ID 0")
 	case bye.PKey != 0x8123:
-		t.Errorf("DREQ: bye.PKey is %#x, want 0x8123", bye.PKey)
+		t.Errorf("DREQ: PKey is %#x, want 0x8123", bye.PKey)
 	}
 	theirs("DREP", sent(in("DREQ", args{"remote": "1", "qpn": "a2"})))
 
@@ -70,11 +70,11 @@ func TestExchange(t *testing.T) {
 	case tid(rtu) != tid(req):
 		t.Errorf("tid(rtu) is %v, want %v", tid(rtu), tid(req))
 	case tid(req) == 0:
-		t.Errorf("tid(req) is 0, want any other")
+		t.Errorf("REQ with transaction ID 0")
 	case rtu.PKey != 0x8123:
-		t.Errorf("rtu.PKey is %#x, want 0x8123", rtu.PKey)
+		t.Errorf("PKey is %#x, want 0x8123", rtu.PKey)
 	case req.PKey != 0x8123:
-		t.Errorf("req.PKey is %#x, want 0x8123", req.PKey)
+		t.Errorf("PKey is %#x, want 0x8123", req.PKey)
 	}
 }
 

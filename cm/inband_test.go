@@ -167,8 +167,17 @@ func TestPathsMixed(t *testing.T) {
 			step(f.to, RecvInband{in})
 		}
 		a, b := m[0].Conns(), m[1].Conns()
-		if up != [2]int{1, 1} || len(a) != 1 || len(b) != 1 || a[0].RemoteQPN != b[0].LocalQPN || b[0].RemoteQPN != 0x50 {
-			t.Fatalf("seed %d: up %v\n%+v\n%+v", seed, up, a, b)
+		switch {
+		case up != [2]int{1, 1}:
+			t.Fatalf("seed %d: up is %v, want %v", seed, up, [2]int{1, 1})
+		case len(a) != 1:
+			t.Fatalf("seed %d: a has %v elements, want 1", seed, len(a))
+		case len(b) != 1:
+			t.Fatalf("seed %d: b has %v elements, want 1", seed, len(b))
+		case a[0].RemoteQPN != b[0].LocalQPN:
+			t.Fatalf("seed %d: a[0]'s RemoteQPN is %v, want %v", seed, a[0].RemoteQPN, b[0].LocalQPN)
+		case b[0].RemoteQPN != 0x50:
+			t.Fatalf("seed %d: b[0]'s RemoteQPN is %v, want 0x50", seed, b[0].RemoteQPN)
 		}
 	}
 }

@@ -104,13 +104,13 @@ func TestREQVector(t *testing.T) {
 	}
 	switch {
 	case got.QPN != ib.QPNGSI:
-		t.Errorf("got.QPN is %v, want %v", got.QPN, ib.QPNGSI)
+		t.Errorf("QPN is %v, want %v", got.QPN, ib.QPNGSI)
 	case got.Remote != gid("192.0.2.2"):
-		t.Errorf("got.Remote is %v, want %v", got.Remote, gid("192.0.2.2"))
+		t.Errorf("Remote is %v, want %v", got.Remote, gid("192.0.2.2"))
 	case got.Local != gid("192.0.2.1"):
-		t.Errorf("got.Local is %v, want %v", got.Local, gid("192.0.2.1"))
+		t.Errorf("Local is %v, want %v", got.Local, gid("192.0.2.1"))
 	case got.PKey != ib.DefaultPKey:
-		t.Errorf("got.PKey is %v, want %v", got.PKey, ib.DefaultPKey)
+		t.Errorf("PKey is %v, want %v", got.PKey, ib.DefaultPKey)
 	}
 }
 
@@ -138,11 +138,11 @@ func TestPrivateData(t *testing.T) {
 	}
 	switch { // 4755-3.2-5
 	case req.ServiceID != serviceid.New(serviceid.RFC, 0x0b):
-		t.Errorf("REQ: req.ServiceID is %v, want %v", req.ServiceID, serviceid.New(serviceid.RFC, 0x0b))
+		t.Errorf("REQ: ServiceID is %v, want %v", req.ServiceID, serviceid.New(serviceid.RFC, 0x0b))
 	case req.LocalQPN != 0xa1:
-		t.Errorf("REQ: req.LocalQPN is %#x, want 0xa1", req.LocalQPN)
+		t.Errorf("REQ: LocalQPN is %#x, want 0xa1", req.LocalQPN)
 	case req.PathMTU != ib.MTU4096:
-		t.Errorf("REQ: req.PathMTU is %v, want %v", req.PathMTU, ib.MTU4096)
+		t.Errorf("REQ: PathMTU is %v, want %v", req.PathMTU, ib.MTU4096)
 	}
 	reply := find[ReplyReceived](t, m.Step(nil, now, RecvMAD{message("REP", args{"remote": "2"})}))
 	if !bytes.Equal(reply.PrivateData[:8], private(0x0b)) || reply.RemoteQPN != 0xb2 { // 4755-3.2-3
@@ -165,13 +165,13 @@ func TestPrivateData(t *testing.T) {
 		Accept{Handle: request.Handle, QPN: 0xa2, StartingPSN: 5, RNRRetry: 7, PrivateData: ours}))
 	switch { // 4755-3.2-3 4755-3.2-11
 	case !padded(rep.PrivateData[:]):
-		t.Errorf("REP: padded(rep.PrivateData[:]) is false")
+		t.Errorf("REP: padded(rep.PrivateData[:]) is false, want true")
 	case rep.LocalQPN != 0xa2:
-		t.Errorf("REP: rep.LocalQPN is %#x, want 0xa2", rep.LocalQPN)
+		t.Errorf("REP: LocalQPN is %#x, want 0xa2", rep.LocalQPN)
 	case rep.RNRRetryCount != 7:
-		t.Errorf("REP: rep.RNRRetryCount is %v, want 7", rep.RNRRetryCount)
+		t.Errorf("REP: RNRRetryCount is %v, want 7", rep.RNRRetryCount)
 	case rep.StartingPSN != 5:
-		t.Errorf("REP: rep.StartingPSN is %v, want 5", rep.StartingPSN)
+		t.Errorf("REP: StartingPSN is %v, want 5", rep.StartingPSN)
 	}
 	dreq := findMAD[mad.DREQ](t, m.Step(nil, now, Disconnect{Handle: 1}))
 	if dreq.PrivateData != [mad.DREQPrivateLen]byte{} || dreq.RemoteQPN != 0xb2 { // 4755-3.4-2
@@ -188,11 +188,11 @@ func TestPrivateData(t *testing.T) {
 		Reject{Handle: request.Handle, Reason: ReasonConsumer, ARI: []byte{1, 2}, PrivateData: ours}))
 	switch { // 4755-3.2-12
 	case !padded(rej.PrivateData[:]):
-		t.Errorf("REJ: padded(rej.PrivateData[:]) is false")
+		t.Errorf("REJ: padded(rej.PrivateData[:]) is false, want true")
 	case rej.ARILength != 2:
-		t.Errorf("REJ: rej.ARILength is %v, want 2", rej.ARILength)
+		t.Errorf("REJ: ARILength is %v, want 2", rej.ARILength)
 	case rej.ARI[1] != 2:
-		t.Errorf("REJ: rej.ARI[1] is %v, want 2", rej.ARI[1])
+		t.Errorf("REJ: ARI[1] is %v, want 2", rej.ARI[1])
 	}
 }
 
@@ -232,17 +232,17 @@ func TestParams(t *testing.T) {
 	got := find[RequestReceived](t, m.Step(nil, now, RecvMAD{message("REQ", args{})}))
 	switch {
 	case got.SendPSN != 0xc8:
-		t.Errorf("REQ: got.SendPSN is %#x, want 0xc8", got.SendPSN)
+		t.Errorf("REQ: SendPSN is %#x, want 0xc8", got.SendPSN)
 	case got.RNRRetry != 6:
-		t.Errorf("REQ: got.RNRRetry is %v, want 6", got.RNRRetry)
+		t.Errorf("REQ: RNRRetry is %v, want 6", got.RNRRetry)
 	case got.RetryCount != 7:
-		t.Errorf("REQ: got.RetryCount is %v, want 7", got.RetryCount)
+		t.Errorf("REQ: RetryCount is %v, want 7", got.RetryCount)
 	case got.AckTimeout != 14:
-		t.Errorf("REQ: got.AckTimeout is %v, want 14", got.AckTimeout)
+		t.Errorf("REQ: AckTimeout is %v, want 14", got.AckTimeout)
 	case got.PathMTU != ib.MTU1024:
-		t.Errorf("REQ: got.PathMTU is %v, want %v", got.PathMTU, ib.MTU1024)
+		t.Errorf("REQ: PathMTU is %v, want %v", got.PathMTU, ib.MTU1024)
 	case !got.RemoteSRQ:
-		t.Errorf("REQ: got.RemoteSRQ is false")
+		t.Errorf("REQ: RemoteSRQ is false, want true")
 	}
 	m.Step(nil, now, Connect{Handle: 1, Remote: gidB, QPN: 0xa1, StartingPSN: 0x64, PathMTU: ib.MTU1024,
 		AckTimeout: 12, RetryCount: 5, RNRRetry: 7})
@@ -250,15 +250,15 @@ func TestParams(t *testing.T) {
 		RecvMAD{message("REP", args{"comm": "b7", "qpn": "b8", "remote": "3"})}))
 	switch {
 	case reply.SendPSN != 0xc9:
-		t.Errorf("REP: reply.SendPSN is %#x, want 0xc9", reply.SendPSN)
+		t.Errorf("REP: SendPSN is %#x, want 0xc9", reply.SendPSN)
 	case reply.RecvPSN != 0x64:
-		t.Errorf("REP: reply.RecvPSN is %#x, want 0x64", reply.RecvPSN)
+		t.Errorf("REP: RecvPSN is %#x, want 0x64", reply.RecvPSN)
 	case reply.RNRRetry != 5:
-		t.Errorf("REP: reply.RNRRetry is %v, want 5", reply.RNRRetry)
+		t.Errorf("REP: RNRRetry is %v, want 5", reply.RNRRetry)
 	case reply.RetryCount != 5:
-		t.Errorf("REP: reply.RetryCount is %v, want 5", reply.RetryCount)
+		t.Errorf("REP: RetryCount is %v, want 5", reply.RetryCount)
 	case reply.AckTimeout != 12:
-		t.Errorf("REP: reply.AckTimeout is %v, want 12", reply.AckTimeout)
+		t.Errorf("REP: AckTimeout is %v, want 12", reply.AckTimeout)
 	}
 }
 
@@ -529,17 +529,17 @@ func (u *fuzzUser) check() {
 	m := u.m
 	switch {
 	case len(m.byHandle) > 12:
-		u.t.Fatalf("tables: len(m.byHandle) is %v, want at most 12", len(m.byHandle))
+		u.t.Fatalf("tables: byHandle has %v elements, want at most 12", len(m.byHandle))
 	case len(m.byHandle) != len(m.byLocal):
-		u.t.Fatalf("tables: len(m.byHandle) is %v, want %v", len(m.byHandle), len(m.byLocal))
+		u.t.Fatalf("tables: byHandle has %v elements, want %v", len(m.byHandle), len(m.byLocal))
 	case len(m.byRemote) > len(m.byHandle):
-		u.t.Fatalf("tables: len(m.byRemote) is %v, want at most %v", len(m.byRemote), len(m.byHandle))
+		u.t.Fatalf("tables: byRemote has %v elements, want at most %v", len(m.byRemote), len(m.byHandle))
 	case len(m.byRemoteQP) > len(m.byHandle):
-		u.t.Fatalf("tables: len(m.byRemoteQP) is %v, want at most %v", len(m.byRemoteQP), len(m.byHandle))
+		u.t.Fatalf("tables: byRemoteQP has %v elements, want at most %v", len(m.byRemoteQP), len(m.byHandle))
 	case len(m.byQPN) > len(m.byHandle):
-		u.t.Fatalf("tables: len(m.byQPN) is %v, want at most %v", len(m.byQPN), len(m.byHandle))
+		u.t.Fatalf("tables: byQPN has %v elements, want at most %v", len(m.byQPN), len(m.byHandle))
 	case m.timers.Len() > len(m.byHandle):
-		u.t.Fatalf("tables: m.timers.Len() is %v, want at most %v", m.timers.Len(), len(m.byHandle))
+		u.t.Fatalf("tables: Len is %v, want at most %v", m.timers.Len(), len(m.byHandle))
 	}
 	halfOpen := 0
 	for h, c := range m.byHandle {

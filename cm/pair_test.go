@@ -200,9 +200,17 @@ func (p *pair) agree() {
 				continue
 			}
 			found = true
-			if x.RemoteQPN != y.LocalQPN || x.SendPSN != y.RecvPSN || x.RecvPSN != y.SendPSN ||
-				x.LocalCommID != y.RemoteCommID || x.RemoteCommID != y.LocalCommID {
-				p.t.Errorf("%v: the ends differ:\n%+v\n%+v", h, x, y)
+			switch {
+			case x.RemoteQPN != y.LocalQPN:
+				p.t.Errorf("%v: x's RemoteQPN is %v, want %v", h, x.RemoteQPN, y.LocalQPN)
+			case x.SendPSN != y.RecvPSN:
+				p.t.Errorf("%v: x's SendPSN is %v, want %v", h, x.SendPSN, y.RecvPSN)
+			case x.RecvPSN != y.SendPSN:
+				p.t.Errorf("%v: x's RecvPSN is %v, want %v", h, x.RecvPSN, y.SendPSN)
+			case x.LocalCommID != y.RemoteCommID:
+				p.t.Errorf("%v: x's LocalCommID is %v, want %v", h, x.LocalCommID, y.RemoteCommID)
+			case x.RemoteCommID != y.LocalCommID:
+				p.t.Errorf("%v: x's RemoteCommID is %v, want %v", h, x.RemoteCommID, y.LocalCommID)
 			}
 		}
 		if !found {

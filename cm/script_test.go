@@ -116,28 +116,9 @@ func (s *scene) said() []string {
 
 type args map[string]string
 
-func (a args) num(key string, def uint64) uint64 {
-	v, ok := a[key]
-	if !ok {
-		return def
-	}
-	n, err := strconv.ParseUint(v, 16, 64)
-	if err != nil {
-		panic(err)
-	}
-	return n
-}
+func (a args) num(key string, def uint64) uint64 { return script.Hex(a, key, def) }
 
-func (a args) dec(key string, def int) int {
-	if v, ok := a[key]; ok {
-		n, err := strconv.Atoi(v)
-		if err != nil {
-			panic(err)
-		}
-		return n
-	}
-	return def
-}
+func (a args) dec(key string, def int) int { return script.Decimal(a, key, def) }
 
 func (a args) gid(key string, def ib.GID) ib.GID {
 	switch a[key] {

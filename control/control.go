@@ -42,7 +42,7 @@ const (
 
 // An Offload is one way to let the kernel, or one thread, do more at a time.
 type Offload struct {
-	Name string `json:"name"` // "gso", "gro", "hold_p", "busy_poll", "connected", "one_thread", "checksum", "tso", "uso"
+	Name string `json:"name"` // "gso", "gro", "hold_p", "busy_poll", "connected", "one_thread", "checksum", "tso", "uso", "steering", "queues"
 	What string `json:"what"`
 	On   bool   `json:"on"`
 	Why  string `json:"why,omitempty"` // why it is off, or what is doubtful
@@ -105,6 +105,7 @@ type Interface struct {
 	// largest datagram that may come; 0: ud_mtu, of an agent before there was a difference
 	UDAccept       int       `json:"ud_accepted,omitempty"`
 	ReceiveMTU     int       `json:"receive_mtu"` // offered, encapsulation header included
+	Threads        int       `json:"threads"`     // data threads
 	GID            string    `json:"gid"`
 	UDQPN          string    `json:"ud_qpn"`
 	LinkAddr       string    `json:"link_addr"` // 20 octets: flags, QPN, GID

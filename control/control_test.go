@@ -135,9 +135,9 @@ func TestEveryDocumentHasAVersion(t *testing.T) {
 		case !ok:
 			t.Errorf("%T: ok is false", d)
 		case f.Tag.Get("json") != "version":
-			t.Errorf("%T: f.Tag.Get(\"json\") is %q, want \"version\"", d, f.Tag.Get("json"))
+			t.Errorf("%T: Tag.Get(\"json\") is %q, want \"version\"", d, f.Tag.Get("json"))
 		case f.Index[0] != 0:
-			t.Errorf("%T: f.Index[0] is %v, want 0", d, f.Index[0])
+			t.Errorf("%T: Index[0] is %v, want 0", d, f.Index[0])
 		}
 	}
 }

@@ -67,7 +67,7 @@ func (q *sendQ) bound() int {
 }
 
 // transmit posts items on q, and has wait what there is no room for.
-func (l *Loop) transmit(q *sendQ, items []sendItem, w *work, now int64) {
+func (l *thread) transmit(q *sendQ, items []sendItem, w *work, now int64) {
 	again := false
 	if q.waiting.Load() == 0 && q.turns.CompareAndSwap(0, 1) {
 		items = l.postNow(q, items, w, now)
@@ -84,7 +84,7 @@ func (l *Loop) transmit(q *sendQ, items []sendItem, w *work, now int64) {
 
 // postNow posts what there is room for and drops what can never be posted; it
 // returns what is left.
-func (l *Loop) postNow(q *sendQ, items []sendItem, w *work, now int64) []sendItem {
+func (l *thread) postNow(q *sendQ, items []sendItem, w *work, now int64) []sendItem {
 	for len(items) > 0 && q.hasRoom() {
 		n := q.fitting(items)
 		taken, gone, err := q.post(items[:n], w, now)
@@ -117,7 +117,7 @@ func (q *sendQ) fitting(items []sendItem) int {
 
 // enqueue has items wait for q. What is too much is dropped, of the flow that has
 // most waiting.
-func (l *Loop) enqueue(q *sendQ, items []sendItem, now int64) {
+func (l *thread) enqueue(q *sendQ, items []sendItem, now int64) {
 	b := &l.backlog
 	b.mu.Lock()
 	if q.gone {
@@ -153,7 +153,8 @@ func (l *Loop) enqueue(q *sendQ, items []sendItem, now int64) {
 // shared-memory switches; Choudhury and Hahne, 1998).
 func (q *sendQ) tooMany(p *sendPool) bool {
 	large, small := p.freeSlots()
-	return q.large > 0 && q.inflight()+q.large > large || q.wait.Len()-q.large > small
+	mine := int(q.large)
+	return mine > 0 && q.inflight()+mine > large || q.wait.Len()-mine > small
 }
 
 // left notes that slot does not wait for q any more. b.mu is held.
@@ -166,7 +167,7 @@ func (b *backlog) left(q *sendQ, slot int32) {
 
 // pump posts what waits for q as far as there is room. If somebody else is at it, he
 // looks again. l.hand is held.
-func (l *Loop) pump(q *sendQ, w *work, now int64) {
+func (l *thread) pump(q *sendQ, w *work, now int64) {
 	if q.waiting.Load() == 0 || q.turns.Add(1) != 1 {
 		return
 	}
@@ -181,7 +182,7 @@ func (l *Loop) pump(q *sendQ, w *work, now int64) {
 }
 
 // pumpBatch posts one batch and reports whether another may follow.
-func (l *Loop) pumpBatch(q *sendQ, w *work, now int64) (more bool) {
+func (l *thread) pumpBatch(q *sendQ, w *work, now int64) (more bool) {
 	if q.waiting.Load() == 0 || !q.hasRoom() {
 		return false
 	}
@@ -203,13 +204,13 @@ func (l *Loop) pumpBatch(q *sendQ, w *work, now int64) (more bool) {
 
 // dequeue fills w.items with packets whose turn it is, as many as may be posted, and
 // w.moved with those that do not go by UD any more.
-func (l *Loop) dequeue(q *sendQ, w *work, now int64) (n int) {
+func (l *thread) dequeue(q *sendQ, w *work, now int64) (n int) {
 	b := &l.backlog
 	w.dropped, w.moved = w.dropped[:0], w.moved[:0]
 	room, octets := min(q.room(), batchLen), q.mayHave.Load()-q.inOctets.Load()
 	b.mu.Lock()
 	for n < room && octets > 0 {
-		slot, mark, ok, dropped := b.s.Dequeue(&q.wait, now, w.dropped)
+		slot, mark, ok, dropped := b.s.Dequeue(&q.wait, q.rate.Load(), now, w.dropped)
 		if w.dropped = dropped; !ok {
 			break
 		}
@@ -246,7 +247,7 @@ func (l *Loop) dequeue(q *sendQ, w *work, now int64) (n int) {
 }
 
 // abandon sends what waits for q, which was closed, where its paths lead now.
-func (l *Loop) abandon(q *sendQ) {
+func (l *thread) abandon(q *sendQ) {
 	b := &l.backlog
 	b.mu.Lock()
 	q.gone = true
@@ -267,7 +268,7 @@ func (l *Loop) abandon(q *sendQ) {
 
 // reroute has packets that waited for q wait for where their paths lead. Those that
 // cannot go there are dropped. l.hand is held.
-func (l *Loop) reroute(q *sendQ, items []sendItem, w *work, now int64) {
+func (l *thread) reroute(q *sendQ, items []sendItem, w *work, now int64) {
 	for i := range items {
 		it := &items[i]
 		t := it.path.target.Load()
@@ -282,14 +283,23 @@ func (l *Loop) reroute(q *sendQ, items []sendItem, w *work, now int64) {
 			l.dropItems(items[i:i+1], &l.c.TxGone)
 			continue
 		}
+		if to.th != l {
+			slot, ok := to.th.pool.carry(l.pool, it)
+			if !ok {
+				l.dropItems(items[i:i+1], &l.c.TxNoBuffer)
+				continue
+			}
+			l.pool.giveOne(it.slot)
+			it.slot = slot
+		}
 		l.c.TxMoved.Add(1)
-		l.enqueue(to, items[i:i+1], now)
-		l.pump(to, w, now)
+		to.th.enqueue(to, items[i:i+1], now)
+		to.th.pump(to, w, now)
 	}
 }
 
 // dropItems drops items for a reason.
-func (l *Loop) dropItems(items []sendItem, reason *atomic.Uint64) {
+func (l *thread) dropItems(items []sendItem, reason *atomic.Uint64) {
 	for i := range items {
 		if p := items[i].path; p != nil {
 			p.c.dropped.Add(1)
@@ -300,7 +310,7 @@ func (l *Loop) dropItems(items []sendItem, reason *atomic.Uint64) {
 }
 
 // dropFull drops a packet because too much waits for q.
-func (l *Loop) dropFull(q *sendQ, it *sendItem) {
+func (l *thread) dropFull(q *sendQ, it *sendItem) {
 	q.full.Add(1)
 	if q.ud {
 		l.c.TxUDQueueFull.Add(1)

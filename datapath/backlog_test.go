@@ -29,10 +29,10 @@ func still(t testing.TB, buffers int) (a, b *host) {
 		h.Loop, hosts[i] = l, h
 		t.Cleanup(func() {
 			l.Close()
-			if large, small := l.pool.freeSlots(); small != l.pool.slots()-int(l.pool.large) ||
-				large < int(l.pool.large)-batchLen-1 {
-				t.Errorf("%d large and %d small buffers came back, want %d and %d", large, small, l.pool.large,
-					l.pool.slots()-int(l.pool.large))
+			if large, small := l.threads[0].pool.freeSlots(); small != l.threads[0].pool.slots()-int(l.threads[0].pool.large) ||
+				large < int(l.threads[0].pool.large)-batchLen-1 {
+				t.Errorf("%d large and %d small buffers came back, want %d and %d", large, small, l.threads[0].pool.large,
+					l.threads[0].pool.slots()-int(l.threads[0].pool.large))
 			}
 		})
 	}
@@ -73,7 +73,7 @@ func TestSlowPeerWaitsByItself(t *testing.T) {
 	slow, qp, p := slowed(t, a, b, "10.9.0.2")
 	other, _ := connect(t, a, b, ib.RC)
 	a.route("10.9.0.3", NewPath(2, Target{Kind: ToConn, Conn: other}))
-	s := newSender(a.Loop, a.tryRead)
+	s := newSender(a.threads[0], a.tryRead)
 	step := func() {
 		t.Helper()
 		for n := 1; n > 0; {
@@ -82,8 +82,8 @@ func TestSlowPeerWaitsByItself(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		b.conn.drain()
-		a.sendWC.drain()
+		b.threads[0].conn.drain()
+		a.threads[0].sendWC.drain()
 	}
 	const sent = 600
 	for i := range sent {
@@ -135,7 +135,7 @@ func TestDeadPeersLeaveBuffers(t *testing.T) {
 	}
 	other, _ := connect(t, a, b, ib.RC)
 	a.route("10.9.0.3", NewPath(2, Target{Kind: ToConn, Conn: other}))
-	s := newSender(a.Loop, a.tryRead)
+	s := newSender(a.threads[0], a.tryRead)
 	for round := range 40 {
 		for i := range peers {
 			for _, size := range []int{60000, 500} {
@@ -149,8 +149,8 @@ func TestDeadPeersLeaveBuffers(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		b.conn.drain()
-		a.sendWC.drain()
+		b.threads[0].conn.drain()
+		a.threads[0].sendWC.drain()
 		if got := b.tun.Written(); got < round {
 			t.Fatalf("%d packets to the live peer arrived of %d: %+v", got, round+1, a.Counters())
 		}
@@ -177,13 +177,13 @@ func TestLatePackets(t *testing.T) {
 			pkt[1] = ect
 			sum := ip.Checksum(pkt[:20])
 			binary.BigEndian.PutUint16(pkt[10:], sum)
-			slot := a.pool.take(nil, 1)[0]
-			copy(a.pool.packet(slot), pkt)
+			slot := a.threads[0].pool.take(nil, 1)[0]
+			copy(a.threads[0].pool.packet(slot), pkt)
 			items = append(items, sendItem{slot: slot, n: int32(len(pkt) + headerLen), path: p})
 		}
-		w := newWork(a.pool.slots())
+		w := newWork(a.threads[0].pool.slots())
 		now := int64(time.Hour)
-		a.transmit(c.q, items, w, now)
+		a.threads[0].transmit(c.q, items, w, now)
 		marked := 0
 		var wcs [batchLen]verbs.WC
 		for range 300 {
@@ -200,8 +200,8 @@ func TestLatePackets(t *testing.T) {
 			}
 			qp.mu.Unlock()
 			qp.release(1)
-			b.conn.drain()
-			a.sendWC.batch(wcs[:a.sendCQ.Poll(wcs[:])], now)
+			b.threads[0].conn.drain()
+			a.threads[0].sendWC.batch(wcs[:a.threads[0].sendCQ.Poll(wcs[:])], now)
 		}
 		n := a.Counters()
 		if ect == 0 {
@@ -230,7 +230,7 @@ func TestWaitingPacketsFollowTheirPath(t *testing.T) {
 	ud.hold = true
 	p := NewPath(1, Target{Kind: ToUD, MTU: 2044, UD: a.udTo(b)})
 	a.route("10.9.0.2", p)
-	s := newSender(a.Loop, a.tryRead)
+	s := newSender(a.threads[0], a.tryRead)
 	send := func(from, to int) {
 		t.Helper()
 		for i := from; i < to; i++ {
@@ -252,7 +252,7 @@ func TestWaitingPacketsFollowTheirPath(t *testing.T) {
 	a.Barrier()
 	ud.release(1000)
 	b.ud.drain()
-	a.sendWC.drain()
+	a.threads[0].sendWC.drain()
 	if n := a.Counters().TxMoved; n == 0 {
 		t.Error("nothing moved from the UD QP to the connection")
 	}
@@ -267,8 +267,8 @@ func TestWaitingPacketsFollowTheirPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 20 {
-		b.conn.drain()
-		a.sendWC.drain()
+		b.threads[0].conn.drain()
+		a.threads[0].sendWC.drain()
 	}
 	last, got := -1, 0
 	for b.tun.Written() > got {
@@ -295,7 +295,7 @@ func TestMovedPacketKeepsMTU(t *testing.T) {
 	for range 200 {
 		a.tun.Send(ip4("10.9.0.2", 3000, 17))
 	}
-	s := newSender(a.Loop, a.tryRead)
+	s := newSender(a.threads[0], a.tryRead)
 	for n := 1; n > 0; {
 		n, _ = s.step()
 	}
@@ -315,20 +315,20 @@ func TestShortPacketsWaitInSmallBuffers(t *testing.T) {
 	a, b := still(t, 64)
 	_, qp, _ := slowed(t, a, b, "10.9.0.2")
 	want := ip4("10.9.0.2", smallPacket, 17)
-	s := newSender(a.Loop, a.tryRead)
+	s := newSender(a.threads[0], a.tryRead)
 	for range 150 {
 		a.tun.Send(want)
 	}
 	for n := 1; n > 0; {
 		n, _ = s.step()
 	}
-	if _, small := a.pool.freeSlots(); small == a.pool.slots()-int(a.pool.large) {
+	if _, small := a.threads[0].pool.freeSlots(); small == a.threads[0].pool.slots()-int(a.threads[0].pool.large) {
 		t.Error("no small buffer is used")
 	}
 	for range 40 {
 		qp.release(8)
-		b.conn.drain()
-		a.sendWC.drain()
+		b.threads[0].conn.drain()
+		a.threads[0].sendWC.drain()
 	}
 	n := b.tun.Written()
 	for range n {
@@ -345,7 +345,7 @@ func TestShortPacketsWaitInSmallBuffers(t *testing.T) {
 func TestNoAllocsWhileWaiting(t *testing.T) {
 	a, b := still(t, 128)
 	b.tun.Discard()
-	s := newSender(a.Loop, a.tryRead)
+	s := newSender(a.threads[0], a.tryRead)
 	pkts := [][]byte{ip4("10.9.0.2", 1000, 17), ip4("10.9.0.2", 60000, 6)}
 	var items []sendItem
 	p := NewPath(1, Target{Kind: ToConn, Conn: func() *Conn { c, _ := connect(t, a, b, ib.RC); return c }()})
@@ -355,21 +355,21 @@ func TestNoAllocsWhileWaiting(t *testing.T) {
 	step := func() {
 		items = items[:0]
 		for i := range 32 {
-			s.slots = a.pool.take(s.slots[:0], 1)
+			s.slots = a.threads[0].pool.take(s.slots[:0], 1)
 			if len(s.slots) == 0 {
 				break
 			}
-			n := copy(a.pool.packet(s.slots[0]), pkts[i%2])
+			n := copy(a.threads[0].pool.packet(s.slots[0]), pkts[i%2])
 			items = append(items, sendItem{slot: s.slots[0], n: int32(n + headerLen), path: p})
 			s.slots = s.slots[:0]
 		}
 		now += int64(time.Millisecond)
-		a.transmit(q, items, s.work, now)
+		a.threads[0].transmit(q, items, s.work, now)
 		q.depth = 4
-		a.pump(q, s.work, now+int64(time.Second))
+		a.threads[0].pump(q, s.work, now+int64(time.Second))
 		q.depth = 0
-		b.conn.drain()
-		a.sendWC.drain()
+		b.threads[0].conn.drain()
+		a.threads[0].sendWC.drain()
 	}
 	for range 50 {
 		step()
@@ -379,11 +379,11 @@ func TestNoAllocsWhileWaiting(t *testing.T) {
 	}
 	switch c := a.Counters(); {
 	case c.TxQueueFull == 0:
-		t.Errorf("c.TxQueueFull is 0, want any other")
+		t.Errorf("TxQueueFull 0, want some")
 	case c.TxWaited == 0:
-		t.Errorf("c.TxWaited is 0, want any other")
+		t.Errorf("TxWaited 0, want some")
 	case c.TxConn == 0:
-		t.Errorf("c.TxConn is 0, want any other")
+		t.Errorf("TxConn 0, want some")
 	}
 }
 
@@ -430,13 +430,13 @@ func TestInheritedClass(t *testing.T) {
 	} {
 		given.TrafficClass = 0xff
 		a.udq.copies.Store(uint32(tt.copies))
-		slot := a.pool.take(nil, 1)
-		n := copy(a.pool.packet(slot[0]), tt.pkt)
-		encap.Put(a.pool.message(slot[0], 0), tt.t)
+		slot := a.threads[0].pool.take(nil, 1)
+		n := copy(a.threads[0].pool.packet(slot[0]), tt.pkt)
+		encap.Put(a.threads[0].pool.message(slot[0], 0), tt.t)
 		it := sendItem{slot: slot[0], n: int32(n + headerLen), ud: UDDest{AH: given, QPN: b.UDQP().QPN()}}
 		if got := a.udq.classed(&it).Attr().TrafficClass; got != tt.want {
 			t.Errorf("%s: traffic class %#x, want %#x", tt.name, got, tt.want)
 		}
-		a.pool.give(slot)
+		a.threads[0].pool.give(slot)
 	}
 }

@@ -44,7 +44,7 @@ func TestCongestionIsPassedOn(t *testing.T) {
 			side.takeUD(append(msg, frame...), &wc, 1)
 		} else {
 			_, c := connect(t, a, b, tt.t)
-			side = b.conn
+			side = b.threads[0].conn
 			side.takeConn(frame, c, tt.met, 1)
 		}
 		got := byte(dropped)

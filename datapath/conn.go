@@ -14,6 +14,7 @@ import (
 // A Conn is a connected QP with the buffers of its queues.
 type Conn struct {
 	loop      *Loop
+	th        *thread // it belongs to for life
 	transport ib.Transport
 	q         *sendQ
 
@@ -51,17 +52,18 @@ func (l *Loop) NewConn(t ib.Transport, recvMTU int) (*Conn, error) {
 	}
 	l.gen++
 	base := l.gen << 32
-	c := &Conn{loop: l, transport: t, q: newSendQ(l.pool, l.cfg.sendDepth(), false, base)}
+	th := l.calmest()
+	c := &Conn{loop: l, th: th, transport: t, q: newSendQ(th, l.cfg.sendDepth(), false, base)}
 	init := verbs.QPInit{
-		Transport: t, SendCQ: l.sendCQ, RecvCQ: l.conn.cq,
+		Transport: t, SendCQ: th.sendCQ, RecvCQ: th.conn.cq,
 		SendDepth: l.cfg.sendDepth(), MaxSendSGE: 1, MaxRecvSGE: 1,
 	}
-	if l.srq != nil && (t == ib.RC || l.caps.SRQForUC) {
+	if th.srq != nil && (t == ib.RC || l.caps.SRQForUC) {
 		if recvMTU > l.cfg.receiveMTU() {
 			return nil, fmt.Errorf("new connection: receive MTU %d above the shared %d: %w", recvMTU, l.cfg.receiveMTU(),
 				verbs.ErrInvalid)
 		}
-		init.SRQ = l.srq
+		init.SRQ = th.srq
 	} else {
 		init.RecvDepth = l.cfg.ucRecvDepth()
 		var err error
@@ -78,11 +80,15 @@ func (l *Loop) NewConn(t ib.Transport, recvMTU int) (*Conn, error) {
 	}
 	c.q.qp, c.back.to = qp, qp
 	l.conns.set(qp.QPN(), c)
+	th.live++
 	return c, nil
 }
 
 // QP returns the queue pair, for its QPN and Modify.
 func (c *Conn) QP() verbs.QP { return c.q.qp }
+
+// Thread returns the data thread that c belongs to, from 0 on.
+func (c *Conn) Thread() int { return c.th.index }
 
 // Transport returns RC or UC.
 func (c *Conn) Transport() ib.Transport { return c.transport }
@@ -107,13 +113,14 @@ func (c *Conn) Close() error {
 		l := c.loop
 		l.mu.Lock()
 		l.conns.set(c.q.qp.QPN(), nil)
+		c.th.live--
 		l.mu.Unlock()
 		c.closeErr = c.q.close()
-		l.abandon(c.q)
+		c.th.abandon(c.q)
 		// Between these no handler looks into the ring, and none finds it later.
-		l.conn.mu.Lock()
+		c.th.conn.mu.Lock()
 		c.freeRing()
-		l.conn.mu.Unlock()
+		c.th.conn.mu.Unlock()
 	})
 	return c.closeErr
 }

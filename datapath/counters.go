@@ -1,6 +1,9 @@
 package datapath
 
-import "sync/atomic"
+import (
+	"reflect"
+	"sync/atomic"
+)
 
 // Counters are what a Loop counts. Packets are IP packets or UD frames; octets
 // are those of IP packets.
@@ -52,6 +55,7 @@ type Counters struct {
 	TxStaleFull    uint64 // TXStale frames put off because the ring up was full
 	TxMarked       uint64 // got a CE mark because they waited for too long
 	TxWaited       uint64 // waited in front of their QP
+	TxOtherThread  uint64 // read by one thread, and posted to a queue pair of another
 	TxMoved        uint64 // waited for one QP and went to another, because their path did
 	FloodFilters   uint64 // floods of UD data that the provider was asked to keep away
 	RepostFailures uint64 // times receive buffers could not be posted again at once
@@ -64,13 +68,29 @@ type counters struct {
 	TxUnreachable, TxGone, TxQueueFull, TxUDQueueFull, TxLate, TxNoBuffer, TxPostError, TxError, TxFlushed,
 	TxMalformed, TxMulticastConn, UpFull, RxError, RxShort, RxUnknownType, RxARPConn, RxMulticastConn, RxOwnEcho,
 	RxNotWanted, RxMalformed, RxUnknownQP, RxTUN, RxFlood, RxNotAllowed, RxUDFlood, RxCongested atomic.Uint64
-	RxUDOversize, RxMarked, RxNotECT, TxStale, TxStaleFull, TxMarked, TxWaited, TxMoved, FloodFilters,
+	RxUDOversize, RxMarked, RxNotECT, TxStale, TxStaleFull, TxMarked, TxWaited, TxOtherThread, TxMoved, FloodFilters,
 	RepostFailures atomic.Uint64
 }
 
 // Counters returns the counts of the loop.
 func (l *Loop) Counters() Counters {
-	c := &l.c
+	sum := l.c.load()
+	for _, th := range l.threads {
+		sum.add(th.c.load())
+	}
+	return sum
+}
+
+// add adds other to c.
+func (c *Counters) add(other Counters) {
+	to, from := reflect.ValueOf(c).Elem(), reflect.ValueOf(other)
+	for i := range to.NumField() {
+		to.Field(i).SetUint(to.Field(i).Uint() + from.Field(i).Uint())
+	}
+}
+
+// load returns the counts as they are.
+func (c *counters) load() Counters {
 	return Counters{
 		TxPackets:       c.TxPackets.Load(),
 		TxOctets:        c.TxOctets.Load(),
@@ -115,6 +135,7 @@ func (l *Loop) Counters() Counters {
 		TxStaleFull:     c.TxStaleFull.Load(),
 		TxMarked:        c.TxMarked.Load(),
 		TxWaited:        c.TxWaited.Load(),
+		TxOtherThread:   c.TxOtherThread.Load(),
 		TxMoved:         c.TxMoved.Load(),
 		FloodFilters:    c.FloodFilters.Load(),
 		RepostFailures:  c.RepostFailures.Load(),

@@ -14,5 +14,5 @@
 //
 // Nothing is allocated per packet, every queue is bounded, and every drop has a
 // counter with a reason ([Counters]). Sources: RFC 4755 sections 2.1 and 4, RFC
-// 4391 section 6. Missing: virtio headers and several TUN queues.
+// 4391 section 6, docs/adr/0041-data-threads.md.
 package datapath

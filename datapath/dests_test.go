@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/long"
 	"ipoibcm/rtnl"
 	"ipoibcm/tun/tuntest"
 	"ipoibcm/wire/encap"
@@ -89,6 +90,7 @@ func packetOf(flow rtnl.Flow) []byte {
 
 // The cache holds what a map would.
 func TestDestsAgainstMap(t *testing.T) {
+	long.OneGoroutine(t)
 	for _, f := range allFields {
 		r := rand.New(rand.NewPCG(1, uint64(f)))
 		l, want := cacheLoop(f), map[rtnl.Flow]*Path{}
@@ -154,6 +156,7 @@ func TestDestsGrowAndShrink(t *testing.T) {
 // No change copies more than a few entries, however many there are, and the table has
 // its new size before it needs the next one.
 func TestDestsGrowBySteps(t *testing.T) {
+	long.OneGoroutine(t)
 	const n = 100_000
 	l, p := cacheLoop(rtnl.DstOnly), &Path{}
 	h := l.dests.Load().key4
@@ -297,7 +300,7 @@ func TestStaleDests(t *testing.T) {
 	p := NewPath(1, Target{Kind: ToUD, UD: a.udTo(b)})
 	pkt := ip4("10.9.0.2", 1000, ip.ProtoUDP)
 	flow := rtnl.Flow{Dst: netip.MustParseAddr("10.9.0.2")}
-	s := newSender(a.Loop, a.tun.Read)
+	s := newSender(a.threads[0], a.threads[0].tun.Read)
 	now, sent := nanotime(), uint64(0)
 	send := func(what string, later time.Duration, want int) {
 		t.Helper()
@@ -308,10 +311,10 @@ func TestStaleDests(t *testing.T) {
 			t.Fatalf("%s: read %d, %v", what, n, err)
 		}
 		s.batch(3, now+int64(later))
-		a.sendWC.drain()
+		a.threads[0].sendWC.drain()
 		b.ud.drain()
 		sent += 3
-		if got := a.c.TxUD.Load(); got != sent {
+		if got := a.Counters().TxUD; got != sent {
 			t.Errorf("%s: %d packets sent, want %d", what, got, sent)
 		}
 		if got := stales(t, a, pkt, p); got != want {
@@ -419,6 +422,7 @@ func TestDestsConcurrently(t *testing.T) {
 
 // What anybody can choose does not make chains long.
 func TestDestsOfUnknownSources(t *testing.T) {
+	long.OneGoroutine(t)
 	const n = 1 << 14
 	for name, addr := range map[string]func(i int) netip.Addr{
 		"one after the other": func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}) },
@@ -458,6 +462,7 @@ func chainSteps[K comparable](h *hashTable[K]) (steps int) {
 
 // 200,000 entries take at most 120 octets each, slots included.
 func TestDestsMemory(t *testing.T) {
+	long.OneGoroutine(t)
 	const n, limit = 200_000, 120
 	for _, f := range []rtnl.Fields{rtnl.DstOnly, rtnl.WithPorts} {
 		for _, v4 := range []bool{true, false} {

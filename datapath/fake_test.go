@@ -20,12 +20,26 @@ type fabric struct {
 	srq      bool
 	callback bool
 	live     int // regions
+	threads  int // data threads; 0: one, and it does not say so
 }
+
+// A threader is a fabric that has several data threads.
+type threader struct{ *fabric }
+
+func (f threader) Threads() int              { return f.threads }
+func (f threader) Thread(int) verbs.Provider { return f.fabric }
+func (f threader) Steering() verbs.Offload   { return verbs.Offload{On: true} }
 
 type world struct {
 	mu  sync.Mutex
 	qps map[ib.QPN]*fakeQP
 	mc  map[ib.GID][]*fakeQP
+}
+
+func (w *world) qp(n ib.QPN) *fakeQP {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.qps[n]
 }
 
 func newWorld() *world { return &world{qps: map[ib.QPN]*fakeQP{}, mc: map[ib.GID][]*fakeQP{}} }
@@ -251,10 +265,10 @@ func (q *fakeQP) deliver(wr *verbs.SendWR) {
 			for _, to := range q.f.w.mc[dgid] {
 				to.receive(wr.SG[0].Buf, q, dgid)
 			}
-		} else if to := q.f.w.qps[wr.RemoteQPN]; to != nil {
+		} else if to := q.f.w.qp(wr.RemoteQPN); to != nil {
 			to.receive(wr.SG[0].Buf, q, dgid)
 		}
-	} else if to := q.f.w.qps[q.dest]; to != nil {
+	} else if to := q.f.w.qp(q.dest); to != nil {
 		to.receive(wr.SG[0].Buf, q, ib.GID{})
 	}
 	if wr.Flags&verbs.Signaled != 0 {

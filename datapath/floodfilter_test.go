@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/long"
 	"ipoibcm/ratelimit"
 	"ipoibcm/verbs"
 )
@@ -40,6 +41,7 @@ func (k *filterKernel) passes(gid ib.GID, qpn ib.QPN) bool {
 // one source that sends twice its share. Whom we send to passes whole; steady
 // streams do so once they were noticed. It ends when the flood has.
 func TestFloodFilter(t *testing.T) {
+	long.OneGoroutine(t)
 	l := &Loop{data: newDataLimits()}
 	peer := udPeer{ib.GID{0xfe, 0x80, 15: 1}, 7}
 	l.KnowUD(peer.gid, peer.qpn, 1)

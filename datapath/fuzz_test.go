@@ -113,7 +113,7 @@ func newLoopUser(t *testing.T, srq bool) *loopUser {
 	}
 	u.peer, u.conn = make(ib.UD, 0), make(ib.RC, u.c.QP().QPN())
 	u.c.QP().(*fakeQP).dest = u.conn.qpn
-	u.send = newSender(l, func(bufs [][]byte, sizes []int) (n int, err error) {
+	u.send = newSender(l.threads[0], func(bufs [][]byte, sizes []int) (n int, err error) {
 		for n = range min(len(bufs), len(u.next)) {
 			sizes[n] = copy(bufs[n], u.next[n])
 		}
@@ -166,7 +166,7 @@ func (u *loopUser) do(kind byte, b []byte) {
 		if len(b) > 1 {
 			wc.ID = uint64(b[0])<<genShift | uint64(b[1]) | 1<<20
 		}
-		base(u.l.conn.cq).add(wc)
+		base(u.l.threads[0].conn.cq).add(wc)
 		u.arrived++
 		u.failed++
 	case 7: // the connection goes
@@ -200,9 +200,9 @@ func (u *loopUser) settle() {
 
 func (u *loopUser) drain() {
 	for {
-		u.l.sendWC.drain()
+		u.l.threads[0].sendWC.drain()
 		u.l.ud.drain()
-		u.l.conn.drain()
+		u.l.threads[0].conn.drain()
 		select {
 		case f := <-u.l.Up():
 			f.Release()
@@ -230,7 +230,7 @@ func (u *loopUser) end() {
 	case out > uint64(u.read):
 		u.t.Errorf("out is %v, want at most %v", out, uint64(u.read))
 	}
-	if n := u.l.pool.available() + len(u.send.slots); n != 2*batchLen {
+	if n := u.l.threads[0].pool.available() + len(u.send.slots); n != 2*batchLen {
 		u.t.Errorf("%d of %d send buffers are left", n, 2*batchLen)
 	}
 	if c.RepostFailures != 0 {

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/long"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
 	"ipoibcm/wire/mad"
@@ -79,6 +80,7 @@ func TestGates(t *testing.T) {
 // its share. Beside it all pass of those that we send to, and of a host whose multicast
 // comes in a steady stream.
 func TestDataLimits(t *testing.T) {
+	long.OneGoroutine(t)
 	l := &Loop{data: newDataLimits()}
 	peer, stream, one := ib.GID{0xfe, 0x80, 15: 1}, ib.GID{0xfe, 0x80, 15: 2}, ib.GID{0xfe, 0x80, 15: 3}
 	l.KnowUD(peer, 7, 1)

@@ -31,6 +31,9 @@ var (
 type Config struct {
 	Provider verbs.Provider
 	TUN      tun.Device
+	// Queues are further queues of TUN. Each has a data thread of its own, as long as the provider
+	// has one for it ([verbs.Threader]).
+	Queues []tun.Device
 
 	GID  ib.GID  // ours; zero means the first of Provider.Port
 	PKey ib.PKey // zero means ib.DefaultPKey
@@ -46,9 +49,9 @@ type Config struct {
 	SendDepth   int // per connection, at least 16 [128]
 	UDSendDepth int // at least 16 [256]
 	UDRecvDepth int // [512]
-	SRQDepth    int // buffers of ReceiveMTU shared by all RC connections [256]
+	SRQDepth    int // buffers of ReceiveMTU shared by all RC connections of a thread [256]
 	UCRecvDepth int // per connection without an SRQ [16]
-	SendBuffers int // of 64 KiB, for all QPs together, at least 64 [512]; there are 8 of 2 KiB for each
+	SendBuffers int // of 64 KiB, for all QPs of a thread, at least 64 [512]; there are 8 of 2 KiB for each
 	UpDepth     int // frames on their way up; a quarter is kept for ARP, ND, IGMP, MLD [256]
 
 	// InheritClass copies the DSCP of IP packets to the datagrams that carry them. A
@@ -58,9 +61,9 @@ type Config struct {
 	// must pass a CE mark on.
 	CopyECN bool
 
-	// NoAttend keeps the TUN reader a goroutine of its own where the provider
-	// could do its work ([verbs.Attender]).
-	NoAttend bool
+	// OwnTUNThread keeps the TUN reader a goroutine of its own where the provider
+	// could do its work ([verbs.FDPoller]).
+	OwnTUNThread bool
 }
 
 func (c *Config) pkey() ib.PKey    { return cmp.Or(c.PKey, ib.DefaultPKey) }
@@ -75,8 +78,8 @@ func (c *Config) ucRecvDepth() int { return cmp.Or(c.UCRecvDepth, 16) }
 func (c *Config) sendBuffers() int { return max(cmp.Or(c.SendBuffers, 512), 2*batchLen) }
 func (c *Config) upDepth() int     { return cmp.Or(c.UpDepth, 256) }
 
-// cqDepth is room for the completions of this many connections' queues; a CQ
-// that overruns is the provider's to grow or refuse.
+// cqDepth is the number of completions that a completion queue is made for. The queue pairs
+// of a data thread share it; what becomes of more completions is up to the provider.
 const cqDepth = 4096
 
 // maxForeignUD is the UD payload that a peer with a larger UD MTU than ours may
@@ -85,16 +88,12 @@ const maxForeignUD = 4096
 
 // A Loop moves the packets of one interface.
 type Loop struct {
-	attending atomic.Pointer[verbs.Offload] // whether the provider's thread reads the TUN
-	turns     atomic.Uint64                 // in which it read packets
-
-	cfg  Config
-	p    verbs.Provider
-	caps verbs.Caps
-	tun  tun.Device
-	pool *sendPool
-	up   upRing
-	c    counters
+	cfg     Config
+	p       verbs.Provider
+	caps    verbs.Caps
+	up      upRing
+	c       counters // but for those of the threads
+	threads []*thread
 
 	udPeers  udPeers
 	data     *dataLimits
@@ -107,20 +106,8 @@ type Loop struct {
 	// broadcasts are IPv4 addresses in order.
 	broadcasts atomic.Pointer[[]uint32]
 
-	sendCQ verbs.CQ
-	udq    *sendQ
-	ud     *rxSide
-	conn   *rxSide
-	srq    verbs.SRQ
-	sendWC *sendDone
-
-	// hand is held for reading while targets are in use.
-	hand sync.RWMutex
-
-	backlog backlog
-
-	one     sync.Mutex // oneWork: of what the control plane sends, one at a time
-	oneWork *work
+	udq *sendQ
+	ud  *rxSide
 
 	stop     chan struct{}
 	stopped  atomic.Bool
@@ -136,7 +123,7 @@ type Loop struct {
 // be called, and then releases them all; or [Loop.Close] without Run.
 func New(cfg Config) (_ *Loop, err error) {
 	l := &Loop{
-		cfg: cfg, p: cfg.Provider, caps: cfg.Provider.Caps(), tun: cfg.TUN,
+		cfg: cfg, p: cfg.Provider, caps: cfg.Provider.Caps(),
 		up: newUpRing(cfg.upDepth()), stop: make(chan struct{}), gen: 1,
 		data: newDataLimits(),
 	}
@@ -156,58 +143,15 @@ func New(cfg Config) (_ *Loop, err error) {
 			l.release()
 		}
 	}()
-	if l.pool, err = newSendPool(l.p, cfg.sendBuffers()); err != nil {
-		return nil, err
-	}
-	l.backlog, l.oneWork = newBacklog(l.pool), newWork(l.pool.slots())
-	if err = l.makeQueues(); err != nil {
-		return nil, err
+	for _, dev := range append([]tun.Device{cfg.TUN}, cfg.Queues...) {
+		if err = l.addThread(dev); err != nil {
+			return nil, err
+		}
 	}
 	if err = l.makeUD(); err != nil {
 		return nil, err
 	}
 	return l, nil
-}
-
-func (l *Loop) makeQueues() error {
-	udSize := verbs.GRHLen + max(l.cfg.udMTU()+headerLen, maxForeignUD)
-	udPool, err := newRecvPool(l.p, l.cfg.udRecvDepth(), udSize, 0)
-	if err != nil {
-		return err
-	}
-	l.ud = newRXSide(l, nil, udPool)
-	var shared *recvPool
-	if l.caps.SRQ {
-		if shared, err = newRecvPool(l.p, l.cfg.srqDepth(), l.cfg.receiveMTU(), 0); err != nil {
-			return err
-		}
-	}
-	l.conn = newRXSide(l, nil, shared)
-	l.sendWC = &sendDone{l: l, slots: make([]int32, 0, l.pool.slots()), work: newWork(l.pool.slots())}
-	for _, q := range []struct {
-		cq    *verbs.CQ
-		drain func()
-	}{{&l.sendCQ, l.sendWC.drain}, {&l.ud.cq, l.ud.drain}, {&l.conn.cq, l.conn.drain}} {
-		cq, err := l.p.CreateCQ(cqDepth)
-		if err != nil {
-			return fmt.Errorf("create CQ: %w", err)
-		}
-		*q.cq = cq
-		if cb, ok := cq.(verbs.CallbackCQ); ok {
-			cb.OnReady(q.drain)
-		}
-	}
-	if shared == nil {
-		return nil
-	}
-	if l.srq, err = l.p.CreateSRQ(verbs.SRQInit{Depth: len(shared.wrs), MaxSGE: 1}); err != nil {
-		return fmt.Errorf("create SRQ: %w", err)
-	}
-	l.conn.shared.to = l.srq
-	if _, err := l.srq.PostRecv(shared.wrs); err != nil {
-		return fmt.Errorf("fill SRQ: %w", err)
-	}
-	return nil
 }
 
 // copiedClass returns the bits of the traffic class that datagrams have from IP packets.
@@ -228,9 +172,10 @@ func (l *Loop) SetInheritClass(on bool) {
 }
 
 func (l *Loop) makeUD() error {
-	udq := newSendQ(l.pool, l.cfg.udSendDepth(), true, l.gen<<genShift)
+	th := l.threads[0]
+	udq := newSendQ(th, l.cfg.udSendDepth(), true, l.gen<<genShift)
 	qp, err := l.p.CreateQP(verbs.QPInit{
-		Transport: ib.UD, QPN: l.cfg.UDQPN, SendCQ: l.sendCQ, RecvCQ: l.ud.cq,
+		Transport: ib.UD, QPN: l.cfg.UDQPN, SendCQ: th.sendCQ, RecvCQ: l.ud.cq,
 		SendDepth: l.cfg.udSendDepth(), RecvDepth: l.cfg.udRecvDepth(), MaxSendSGE: 1, MaxRecvSGE: 1,
 	})
 	if err != nil {
@@ -252,36 +197,30 @@ func (l *Loop) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	var tunReader, pollers sync.WaitGroup
-	unattend := l.attend(stop)
-	if unattend == nil {
-		tunReader.Go(func() { stop(newSender(l, l.tun.Read).run()) })
-	}
-	for _, q := range []struct {
-		cq    verbs.CQ
-		drain func()
-	}{{l.sendCQ, l.sendWC.drain}, {l.ud.cq, l.ud.drain}, {l.conn.cq, l.conn.drain}} {
-		if _, ok := q.cq.(verbs.CallbackCQ); ok {
-			continue
+	var stopPolling []func()
+	for _, th := range l.threads {
+		if end := th.pollTUN(stop); end != nil {
+			stopPolling = append(stopPolling, end)
+		} else {
+			tunReader.Go(func() { stop(newSender(th, th.tun.Read).run()) })
 		}
-		pollers.Go(func() {
-			for {
-				q.drain()
-				if err := q.cq.Wait(); err != nil {
-					stop(fmt.Errorf("wait for completions: %w", err))
-					return
-				}
+		for _, q := range th.queues() {
+			if _, ok := (*q.cq).(verbs.CallbackCQ); !ok {
+				pollers.Go(func() { stop(q.poll()) })
 			}
-		})
+		}
 	}
 	if p, ok := l.p.(verbs.FloodFilterer); ok {
 		pollers.Go(func() { l.keepFloodFilter(ctx, p) })
 	}
 	<-ctx.Done()
 	l.shut()
-	if unattend != nil {
-		unattend()
+	for _, end := range stopPolling {
+		end()
 	}
-	l.tun.Close() // unblocks Read
+	for _, th := range l.threads {
+		th.tun.Close() // unblocks Read
+	}
 	tunReader.Wait()
 	l.destroyQueues() // unblocks Wait
 	pollers.Wait()
@@ -326,34 +265,17 @@ func (l *Loop) destroyQueues() {
 			f.FilterDatagrams(0, nil)
 		}
 		l.udq.close()
-		l.abandon(l.udq)
+		l.udq.th.abandon(l.udq)
 	}
-	for _, cq := range []verbs.CQ{l.sendCQ, l.cqOf(l.ud), l.cqOf(l.conn)} {
-		if cq != nil {
-			cq.Destroy()
-		}
+	for _, th := range l.threads {
+		th.destroyQueues()
 	}
-	if l.srq != nil {
-		l.srq.Destroy()
-	}
-}
-
-func (l *Loop) cqOf(s *rxSide) verbs.CQ {
-	if s == nil {
-		return nil
-	}
-	return s.cq
 }
 
 func (l *Loop) freeMemory() {
 	l.Barrier() // Send and SendUD copy into send buffers
-	if l.pool != nil {
-		l.p.Deregister(l.pool.region)
-	}
-	for _, s := range []*rxSide{l.ud, l.conn} {
-		if s != nil && s.pool != nil {
-			l.p.Deregister(s.pool.region)
-		}
+	for _, th := range l.threads {
+		th.freeMemory()
 	}
 }
 
@@ -430,20 +352,25 @@ func (l *Loop) Up() <-chan *Frame { return l.up.ch }
 // was replaced before the call. Packets that wait for a queue pair look their
 // path's target up again when their turn comes.
 func (l *Loop) Barrier() {
-	l.hand.Lock()
-	//lint:ignore SA2001 whoever held it has let go
-	l.hand.Unlock()
+	for _, th := range l.threads {
+		th.hand.Lock()
+		//lint:ignore SA2001 whoever held it has let go
+		th.hand.Unlock()
+	}
 }
+
+// Threads returns how many data threads there are.
+func (l *Loop) Threads() int { return len(l.threads) }
 
 // InjectTUN gives the kernel an IP packet: ICMP errors, router advertisements.
 func (l *Loop) InjectTUN(packet []byte) error {
 	if l.done() {
 		return ErrClosed
 	}
-	one := [1][]byte{packet}
-	if _, err := l.tun.Write(one[:]); err != nil {
+	one, dev := [1][]byte{packet}, l.threads[0].tun
+	if _, err := dev.Write(one[:]); err != nil {
 		l.c.RxTUN.Add(1)
-		return fmt.Errorf("write to %s: %w", l.tun.Name(), err)
+		return fmt.Errorf("write to %s: %w", dev.Name(), err)
 	}
 	l.c.Injected.Add(1)
 	return nil

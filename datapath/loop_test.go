@@ -58,8 +58,10 @@ func start(t testing.TB, w *world, last byte, tune func(*Config, *fabric)) *host
 		if h.fab.live != 0 {
 			t.Errorf("%d regions left", h.fab.live)
 		}
-		if free := len(l.pool.free); free < cfg.sendBuffers()-batchLen-1 {
-			t.Errorf("%d of %d send buffers came back", free, cfg.sendBuffers())
+		for _, th := range l.threads {
+			if free := len(th.pool.free); free < cfg.sendBuffers()-batchLen-1 {
+				t.Errorf("thread %d: %d of %d send buffers came back", th.index, free, cfg.sendBuffers())
+			}
 		}
 		if l.RecvMemory() != 0 {
 			t.Errorf("%d octets of receive rings left", l.RecvMemory())
@@ -203,11 +205,11 @@ func TestEveryModeIsTaken(t *testing.T) {
 			back.Set(theirs.ofB)
 			n++ // tells the packets apart
 			a.tun.Send(ip4("10.9.0.2", n, 6))
-			if got, want := b.tun.Receive(2*time.Second), ip4("10.9.0.2", n, 6); !bytes.Equal(got, want) {
+			if got, want := b.tun.Receive(patience), ip4("10.9.0.2", n, 6); !bytes.Equal(got, want) {
 				t.Fatalf("by %s: got %d octets, want %d", ours.name, len(got), len(want))
 			}
 			b.tun.Send(ip4("10.9.0.1", n, 6))
-			if got, want := a.tun.Receive(2*time.Second), ip4("10.9.0.1", n, 6); !bytes.Equal(got, want) {
+			if got, want := a.tun.Receive(patience), ip4("10.9.0.1", n, 6); !bytes.Equal(got, want) {
 				t.Fatalf("by %s while we send by %s: got %d octets, want %d", theirs.name, ours.name, len(got), len(want))
 			}
 		}
@@ -607,7 +609,7 @@ func TestNoAllocsPerPacket(t *testing.T) {
 	a.route("10.8.0.2", NewPath(2, Target{Kind: ToUD, MTU: 2044, UD: a.udTo(b)}))
 	big, ack, ud, miss := ip4("10.9.0.2", 65520, 6), ip4("10.9.0.2", 52, 6), ip4("10.8.0.2", 1500, 17),
 		ip4("10.9.1.2", 100, 6)
-	s := newSender(a.Loop, a.Loop.tun.Read)
+	s := newSender(a.threads[0], a.threads[0].tun.Read)
 	step := func() {
 		for range 4 {
 			a.tun.Send(big)
@@ -621,9 +623,9 @@ func TestNoAllocsPerPacket(t *testing.T) {
 		for range 4 {
 			(<-a.Up()).Release()
 		}
-		b.conn.drain()
+		b.threads[0].conn.drain()
 		b.ud.drain()
-		a.sendWC.drain()
+		a.threads[0].sendWC.drain()
 	}
 	for range 100 {
 		step()
@@ -671,7 +673,7 @@ func BenchmarkStages(b *testing.B) {
 			y.tun.Discard()
 			c, _ := connect(b, x, y, ib.RC)
 			x.route("10.9.0.2", NewPath(1, Target{Kind: ToConn, MTU: 65520, Conn: c}))
-			s := newSender(x.Loop, x.Loop.tun.Read)
+			s := newSender(x.threads[0], x.threads[0].tun.Read)
 			pkt := ip4("10.9.0.2", size, 6)
 			var out, in time.Duration
 			b.SetBytes(int64(size))
@@ -683,9 +685,9 @@ func BenchmarkStages(b *testing.B) {
 				}
 				start := time.Now()
 				n, err := s.step()
-				x.sendWC.drain()
+				x.threads[0].sendWC.drain()
 				mid := time.Now()
-				y.conn.drain()
+				y.threads[0].conn.drain()
 				in += time.Since(mid)
 				out += mid.Sub(start)
 				if sent += n; err != nil {

@@ -77,20 +77,29 @@ func (p *sendPool) shrink(slot int32, n int) int32 {
 
 // copySmall copies the packet of n octets in a large slot to a small one.
 func (p *sendPool) copySmall(slot int32, n int) (to int32, ok bool) {
-	if n > smallPacket || slot >= p.large {
+	if slot >= p.large {
+		return 0, false
+	}
+	if to, ok = p.takeSmall(n); ok {
+		copy(p.message(to, n), p.message(slot, n))
+	}
+	return to, ok
+}
+
+// takeSmall returns a free small slot, if a packet of n octets fits in.
+func (p *sendPool) takeSmall(n int) (slot int32, ok bool) {
+	if n > smallPacket {
 		return 0, false
 	}
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	last := len(p.small) - 1
 	if last < 0 {
-		p.mu.Unlock()
 		return 0, false
 	}
-	to = p.small[last]
+	slot = p.small[last]
 	p.small = p.small[:last]
-	p.mu.Unlock()
-	copy(p.message(to, n), p.message(slot, n))
-	return to, true
+	return slot, true
 }
 
 func (p *sendPool) give(slots []int32) {

@@ -15,11 +15,12 @@ func (l *Loop) ReviveUD() error {
 	if err := l.reviveUD(); err != nil {
 		return err
 	}
-	l.hand.RLock()
-	defer l.hand.RUnlock()
-	l.one.Lock()
-	defer l.one.Unlock()
-	l.pump(l.udq, l.oneWork, nanotime())
+	th := l.udq.th
+	th.hand.RLock()
+	defer th.hand.RUnlock()
+	th.one.Lock()
+	defer th.one.Unlock()
+	th.pump(l.udq, th.oneWork, nanotime())
 	return nil
 }
 

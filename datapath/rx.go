@@ -20,7 +20,7 @@ const genShift = 32
 // An rxSide takes what completes on one receive CQ: that of the UD QP or that of
 // all connections. The provider's goroutine or one of ours runs it.
 type rxSide struct {
-	l      *Loop
+	l      *thread
 	cq     verbs.CQ
 	pool   *recvPool // UD or shared buffers; nil if every connection has its own
 	shared reposter
@@ -32,7 +32,7 @@ type rxSide struct {
 	conns []*Conn // with buffers to post again
 }
 
-func newRXSide(l *Loop, cq verbs.CQ, pool *recvPool) *rxSide {
+func newRXSide(l *thread, cq verbs.CQ, pool *recvPool) *rxSide {
 	s := &rxSide{l: l, cq: cq, pool: pool, limits: newLimiters(), pkts: make([][]byte, 0, batchLen),
 		conns: make([]*Conn, 0, batchLen)}
 	if pool != nil {
@@ -283,7 +283,7 @@ func (s *rxSide) deliver(pkt []byte) {
 
 // A sendDone takes what completes on the send CQ, and posts what waited for that.
 type sendDone struct {
-	l     *Loop
+	l     *thread
 	mu    sync.Mutex
 	wcs   [batchLen]verbs.WC
 	slots []int32

@@ -20,8 +20,6 @@ const (
 	// rateWindow is for how long the highest rate counts: for that long the path may
 	// be slower, or the processor elsewhere, without a consequence.
 	rateWindow = time.Second
-	// othersAfter is how often in a row what a request takes must not follow what is ahead of it.
-	othersAfter = 3
 	// triesAfter is how often in a row less is allowed until more is, for the same reason.
 	triesAfter = 32
 )
@@ -39,7 +37,6 @@ type sendLimit struct {
 	timing  bool
 	reached bool  // the limit held something back since the last request timed was posted
 	cuts    uint8 // times in a row that less was allowed
-	unmoved uint8 // times in a row that what a request took did not follow what was ahead of it
 	ahead   int32 // octets posted before the request, its own included
 	id      uint64
 	at      int64
@@ -152,12 +149,9 @@ func (s *sendLimit) late(took, may int64) {
 	less, more := s.ahead < s.wasAhead/5*4, s.ahead > s.wasAhead/4*5
 	switch {
 	case s.wasAhead > 0 && (less || more) && !s.proportional(took):
-		if s.unmoved++; s.unmoved >= othersAfter {
-			s.octets, s.wasAhead, s.cuts, s.unmoved = max(s.octets, int64(s.was)), 0, 0, 0
-			return
-		}
-	case less || more:
-		s.unmoved = 0
+		s.octets, s.wasAhead, s.cuts = max(s.octets, int64(s.was)), 0, 0
+		return
+	case less || more: // it does follow
 	case s.cuts >= triesAfter && !more: // where one request is posted at a time, see what two take
 		s.was, s.wasAhead, s.wasTook, s.cuts = int32(s.octets), s.ahead, took, 0
 		s.octets = max(s.octets, int64(s.ahead)) + int64(s.ahead)*3/8

@@ -36,6 +36,7 @@ type sendItem struct {
 // not wait for a PostSend that is busy sending.
 type sendQ struct {
 	qp   verbs.QP
+	th   *thread // whose buffers it has, and where it completes
 	pool *sendPool
 	ud   bool
 	// copies has the bits that the traffic class of a datagram has from its IP packet.
@@ -57,7 +58,7 @@ type sendQ struct {
 
 	// Packets that wait, see backlog.go.
 	wait    fqcodel.Queue // under backlog.mu
-	large   int           // of wait, those in large slots; under backlog.mu
+	large   int32         // of wait, those in large slots; under backlog.mu
 	gone    bool          // nothing may wait any more; under backlog.mu
 	waiting atomic.Int32  // wait.Len()
 	turns   atomic.Int32  // who posts what waits, and how often others wanted to meanwhile
@@ -67,13 +68,13 @@ type sendQ struct {
 	lastErr                                           atomic.Uint32
 }
 
-func newSendQ(pool *sendPool, depth int, ud bool, base uint64) *sendQ {
+func newSendQ(th *thread, depth int, ud bool, base uint64) *sendQ {
 	size := 1
 	for size < depth {
 		size *= 2
 	}
 	q := &sendQ{
-		pool: pool, ud: ud, depth: depth, ring: make([]int32, size), base: base,
+		th: th, pool: th.pool, ud: ud, depth: depth, ring: make([]int32, size), base: base,
 	}
 	q.head.Store(base)
 	q.tail.Store(base)

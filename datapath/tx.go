@@ -17,7 +17,7 @@ const batchLen = 32
 // A sender is the state of the TUN reader. It never waits for a queue pair: what
 // cannot be posted waits in the backlog, or is dropped there.
 type sender struct {
-	l       *Loop
+	l       *thread
 	slots   []int32
 	bufs    [][]byte
 	sizes   []int
@@ -29,7 +29,7 @@ type sender struct {
 	read    func(bufs [][]byte, sizes []int) (int, error) // blocks or not
 }
 
-func newSender(l *Loop, read func([][]byte, []int) (int, error)) *sender {
+func newSender(l *thread, read func([][]byte, []int) (int, error)) *sender {
 	return &sender{
 		l: l, read: read, slots: make([]int32, 0, batchLen+1), bufs: make([][]byte, batchLen+1),
 		sizes: make([]int, batchLen+1), to: make([]*sendQ, 0, batchLen), items: make([]sendItem, 0, batchLen),
@@ -76,14 +76,11 @@ func (s *sender) batch(n int, now int64) {
 	kept, extra := 0, len(s.slots)-n
 	scarce := l.pool.available() < batchLen
 	for i := range n {
-		if s.route(cache, i, now) && !(scarce && s.small()) {
+		if s.route(cache, i, now) && !s.carried() && !(scarce && s.small()) {
 			if extra+kept+n-1-i > 0 {
 				continue
 			}
-			last := len(s.items) - 1
-			s.items[last].path.c.dropped.Add(1)
-			l.c.TxNoBuffer.Add(1)
-			s.items, s.to = s.items[:last], s.to[:last]
+			s.unroute()
 		}
 		// Not taken: the slot stays, moved to the front.
 		s.slots[kept], s.slots[i] = s.slots[i], s.slots[kept]
@@ -105,9 +102,35 @@ func (s *sender) batch(n int, now int64) {
 				s.group, s.to[k] = append(s.group, s.items[k]), nil
 			}
 		}
-		l.transmit(q, s.group, s.work, now)
+		q.th.transmit(q, s.group, s.work, now)
 	}
 	s.items, s.to = s.items[:0], s.to[:0]
+}
+
+// unroute takes the last item out of the batch, because there is no buffer for it.
+func (s *sender) unroute() {
+	last := len(s.items) - 1
+	s.items[last].path.c.dropped.Add(1)
+	s.l.c.TxNoBuffer.Add(1)
+	s.items, s.to = s.items[:last], s.to[:last]
+}
+
+// carried has the last item of the batch lie in a buffer of the thread that posts it, and
+// reports whether that is another than this. If there is none it is dropped.
+func (s *sender) carried() bool {
+	last := len(s.items) - 1
+	it, th := &s.items[last], s.to[last].th
+	if th == s.l {
+		return false
+	}
+	slot, ok := th.pool.carry(s.l.pool, it)
+	if !ok {
+		s.unroute()
+		return true
+	}
+	it.slot = slot
+	s.l.c.TxOtherThread.Add(1)
+	return true
 }
 
 // small has the last item of the batch lie in a small buffer, and reports whether
@@ -174,7 +197,7 @@ func (s *sender) route(cache *dests, i int, now int64) bool {
 	return true
 }
 
-func (l *Loop) sent(q *sendQ, items []sendItem) {
+func (l *thread) sent(q *sendQ, items []sendItem) {
 	if len(items) == 0 {
 		return
 	}
@@ -206,19 +229,20 @@ func (l *Loop) Send(p *Path, packet []byte) error {
 		l.c.TxMalformed.Add(1)
 		return verbs.ErrInvalid
 	}
-	l.hand.RLock()
-	defer l.hand.RUnlock()
+	hand := &l.threads[0].hand
+	hand.RLock()
+	defer hand.RUnlock()
 	target := p.target.Load()
 	switch target.Kind {
 	case ToUD:
-		return l.sendOne(l.udq, p, target.UD, t, packet)
+		return l.udq.th.sendOne(l.udq, p, target.UD, t, packet)
 	case ToConn:
 		if toMulticast(t, packet) {
 			l.c.TxMulticastConn.Add(1)
 			p.c.dropped.Add(1)
 			return verbs.ErrInvalid
 		}
-		return l.sendOne(target.Conn.q, p, UDDest{}, t, packet)
+		return target.Conn.th.sendOne(target.Conn.q, p, UDDest{}, t, packet)
 	}
 	l.c.TxUnreachable.Add(1)
 	p.c.dropped.Add(1)
@@ -227,19 +251,21 @@ func (l *Loop) Send(p *Path, packet []byte) error {
 
 // SendUD sends payload behind a header of type t on the UD QP.
 func (l *Loop) SendUD(dst UDDest, t encap.EtherType, payload []byte) error {
-	l.hand.RLock()
-	defer l.hand.RUnlock()
-	return l.sendOne(l.udq, nil, dst, t, payload)
+	hand := &l.udq.th.hand
+	hand.RLock()
+	defer hand.RUnlock()
+	return l.udq.th.sendOne(l.udq, nil, dst, t, payload)
 }
 
 // SendConn sends payload behind a header of type t on a connection: what is no IP packet.
 func (l *Loop) SendConn(c *Conn, t encap.EtherType, payload []byte) error {
-	l.hand.RLock()
-	defer l.hand.RUnlock()
-	return l.sendOne(c.q, nil, UDDest{}, t, payload)
+	hand := &c.th.hand
+	hand.RLock()
+	defer hand.RUnlock()
+	return c.th.sendOne(c.q, nil, UDDest{}, t, payload)
 }
 
-func (l *Loop) sendOne(q *sendQ, p *Path, dst UDDest, t encap.EtherType, payload []byte) error {
+func (l *thread) sendOne(q *sendQ, p *Path, dst UDDest, t encap.EtherType, payload []byte) error {
 	if len(payload) > maxPacket {
 		return ErrTooBig
 	}

@@ -200,14 +200,16 @@ func (e *exam) underlay() {
 func (e *exam) infiniBand(p *InfiniBandPort) {
 	switch {
 	case p.State != "ACTIVE":
-		e.fail(Underlay, "is there a cable, and a subnet manager? ipoibcmd devices shows the port", "port %d of %s is %s", p.Port, p.Device, orUnknown(p.State))
+		e.fail(Underlay, "is there a cable, and a subnet manager? ipoibcmd devices shows the port", "port %d of %s is %s",
+			p.Port, p.Device, orUnknown(p.State))
 	case p.SMLID == 0:
 		e.fail(Underlay, "have a subnet manager run, such as opensm", "port %d of %s has no subnet manager", p.Port, p.Device)
 	case !slices.ContainsFunc(p.PKeys, func(k ib.PKey) bool { return (k^p.PKey)&^ib.PKeyFull == 0 }):
 		e.fail(Underlay, "have the subnet manager make the port a member (partitions.conf), or choose another pkey",
 			"port %d of %s is in partitions %v, and not in %v", p.Port, p.Device, p.PKeys, p.PKey)
 	default:
-		e.ok(Underlay, "port %d of %s is an active InfiniBand port, LID %d, subnet manager at LID %d, GID %v; never tried on an adapter",
+		e.ok(Underlay,
+			"port %d of %s is an active InfiniBand port, LID %d, subnet manager at LID %d, GID %v; never tried on an adapter",
 			p.Port, p.Device, p.LID, p.SMLID, p.GID)
 	}
 }

@@ -191,13 +191,13 @@ func TestExamine(t *testing.T) {
 		}
 		switch {
 		case len(d.Checks) != 22:
-			t.Errorf("%s: len(d.Checks) is %v, want 22", tt.name, len(d.Checks))
+			t.Errorf("%s: Checks has %v elements, want 22", tt.name, len(d.Checks))
 		case d.OK != ok:
-			t.Errorf("%s: d.OK is %v, want %v", tt.name, d.OK, ok)
+			t.Errorf("%s: OK is %v, want %v", tt.name, d.OK, ok)
 		case d.OK == (tt.status == control.CheckFail):
-			t.Errorf("%s: d.OK is %v, want any other", tt.name, d.OK)
+			t.Errorf("%s: OK %v beside a check of status %v", tt.name, d.OK, tt.status)
 		case d.Version != control.Version:
-			t.Errorf("%s: d.Version is %v, want %v", tt.name, d.Version, control.Version)
+			t.Errorf("%s: Version is %v, want %v", tt.name, d.Version, control.Version)
 		}
 	}
 }

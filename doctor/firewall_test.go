@@ -34,12 +34,14 @@ func ruleset(expr ...string) *Ruleset { return rulesOf("input", "accept", "", []
 
 func rulesOf(hook, policy, device string, rules, own [][]string) *Ruleset {
 	objects := []string{`{"metainfo": {"json_schema_version": 1}}`,
-		fmt.Sprintf(`{"chain": {"family": "inet", "table": "t", "name": "base", "hook": %q, "prio": 0, "policy": %q}}`, hook, policy),
+		fmt.Sprintf(`{"chain": {"family": "inet", "table": "t", "name": "base", "hook": %q, "prio": 0, "policy": %q}}`,
+			hook, policy),
 		`{"chain": {"family": "inet", "table": "t", "name": "own"}}`}
 	for i, chain := range [][][]string{rules, own} {
 		for j, r := range chain {
-			objects = append(objects, fmt.Sprintf(`{"rule": {"family": "inet", "table": "t", "chain": %q, "handle": %d, "expr": [%s]}}`,
-				[]string{"base", "own"}[i], 10*i+j, strings.Join(r, ", ")))
+			objects = append(objects,
+				fmt.Sprintf(`{"rule": {"family": "inet", "table": "t", "chain": %q, "handle": %d, "expr": [%s]}}`,
+					[]string{"base", "own"}[i], 10*i+j, strings.Join(r, ", ")))
 		}
 	}
 	s, err := ParseRuleset([]byte(`{"nftables": [` + strings.Join(objects, ", ") + `]}`))

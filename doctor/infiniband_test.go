@@ -11,7 +11,8 @@ import (
 // An InfiniBand port stands for an underlay: active, with a subnet manager, in the
 // partition that is wanted.
 func TestInfiniBandPort(t *testing.T) {
-	good := InfiniBandPort{Device: "mlx5_0", Port: 1, State: "ACTIVE", LID: 4, SMLID: 1, PKeys: []ib.PKey{0xffff, 0x0001}, PKey: 0xffff}
+	good := InfiniBandPort{Device: "mlx5_0", Port: 1, State: "ACTIVE", LID: 4, SMLID: 1,
+		PKeys: []ib.PKey{0xffff, 0x0001}, PKey: 0xffff}
 	for _, tt := range []struct {
 		name   string
 		change func(*InfiniBandPort)

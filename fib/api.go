@@ -111,8 +111,9 @@ type (
 	// Lookup asks the kernel for the next hop of a flow with its method Do, not on the
 	// goroutine that steps the machine, and gives Answered.
 	Lookup struct {
-		Flow rtnl.Flow
-		Link rtnl.Link
+		Flow   rtnl.Flow
+		Link   rtnl.Link
+		Resets uint32 // how often all destinations had been forgotten
 	}
 
 	// SetPath makes hop be reached by path in the data path, from now on. A zero

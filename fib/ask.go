@@ -155,7 +155,7 @@ func AskHost(kernel Kernel, link rtnl.Link, a netip.Addr, byDSCP bool) (NextHop,
 		q.OIF = link.Index // every device has its own fe80::/64
 	}
 	answer := k.ask(q)
-	hop := NextHop{Addr: a, Answer: answer, Bound: q.OIF != 0}
+	hop := NextHop{Addr: a, Answer: answer}
 	for q.TOS = 4; q.TOS != 0 && byDSCP && a.Is4(); q.TOS += 4 { // IPv6 has no such routes
 		other := k.ask(q)
 		hop.ByDSCP = hop.ByDSCP || other.Prefix != answer.Prefix || other.Via != answer.Via || other.OIF != answer.OIF

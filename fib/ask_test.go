@@ -46,44 +46,61 @@ func askedKernel() *recorder {
 	return &recorder{Kernel: k}
 }
 
+// An askCase is a flow, and the next hop that the kernel has for it.
+type askCase struct {
+	name     string
+	dst, src string
+	hop      string
+	bound    bool
+}
+
+// ask asks k for the flow of c and compares; ok says whether there was an answer.
+func (c askCase) ask(t *testing.T, k *recorder) (flow rtnl.Flow, ok bool) {
+	t.Helper()
+	flow.Dst = netip.MustParseAddr(c.dst)
+	if c.src != "" {
+		flow.Src = netip.MustParseAddr(c.src)
+	}
+	got, err := fib.Ask(k, k.Link, flow)
+	if err != nil {
+		t.Errorf("%s: %v", c.name, err)
+		return flow, false
+	}
+	if want := netip.MustParseAddr(c.hop); got.Addr != want {
+		t.Errorf("%s: next hop %v, want %v", c.name, got.Addr, want)
+	}
+	if got.Bound != c.bound {
+		t.Errorf("%s: bound %v, want %v", c.name, got.Bound, c.bound)
+	}
+	return flow, true
+}
+
 // TestAsk: the next hop is the gateway of the kernel's route; of another device's,
 // what a sender gets that is bound to ours.
 func TestAsk(t *testing.T) {
 	for _, tt := range []struct {
-		name     string
-		dst, src string
-		rule     string // packets from there use table 100
-		hop      string
-		bound    bool
-		iif      int // of the first question about dst
+		askCase
+		rule string // packets from there use table 100
+		iif  int    // of the first question about dst
 	}{
-		{name: "on the link", dst: "10.0.0.2", hop: "10.0.0.2"},
-		{name: "by a gateway", dst: "192.0.2.9", hop: "10.0.0.2"},
-		{name: "another device has the better route", dst: "198.51.100.1", hop: "10.0.0.254", bound: true},
-		{name: "an own source", dst: "192.0.2.9", src: "10.0.0.1", hop: "10.0.0.2"},
-		{name: "a rule for an own source", dst: "192.0.2.9", src: "10.0.0.1", rule: "10.0.0.1/32", hop: "10.0.0.3"},
-		{name: "forwarded", dst: "192.0.2.9", src: "172.16.0.7", hop: "10.0.0.2", iif: 3},
-		{name: "forwarded, with a rule", dst: "192.0.2.9", src: "172.16.0.7", rule: "172.16.0.0/24", hop: "10.0.0.3", iif: 3},
-		{name: "forwarded from nowhere", dst: "fd00::9", src: "2001:db8::1", hop: "fd00::9", iif: 1},
+		{askCase: askCase{name: "on the link", dst: "10.0.0.2", hop: "10.0.0.2"}},
+		{askCase: askCase{name: "by a gateway", dst: "192.0.2.9", hop: "10.0.0.2"}},
+		{askCase: askCase{name: "another device has the better route", dst: "198.51.100.1", hop: "10.0.0.254", bound: true}},
+		{askCase: askCase{name: "an own source", dst: "192.0.2.9", src: "10.0.0.1", hop: "10.0.0.2"}},
+		{askCase: askCase{name: "a rule for an own source", dst: "192.0.2.9", src: "10.0.0.1", hop: "10.0.0.3"},
+			rule: "10.0.0.1/32"},
+		{askCase: askCase{name: "forwarded", dst: "192.0.2.9", src: "172.16.0.7", hop: "10.0.0.2"}, iif: 3},
+		{askCase: askCase{name: "forwarded, with a rule", dst: "192.0.2.9", src: "172.16.0.7", hop: "10.0.0.3"},
+			rule: "172.16.0.0/24", iif: 3},
+		{askCase: askCase{name: "forwarded from nowhere", dst: "fd00::9", src: "2001:db8::1", hop: "fd00::9"}, iif: 1},
 	} {
 		k := askedKernel()
 		if tt.rule != "" {
 			k.SetRules(fibtest.Rule{From: netip.MustParsePrefix(tt.rule), Table: 100})
 		}
-		flow := rtnl.Flow{Dst: netip.MustParseAddr(tt.dst)}
-		if tt.src != "" {
-			flow.Src = netip.MustParseAddr(tt.src)
-		}
-		got, err := fib.Ask(k, k.Link, flow)
-		if err != nil {
-			t.Errorf("%s: %v", tt.name, err)
+		flow, ok := tt.ask(t, k)
+		if !ok {
 			continue
-		}
-		if want := netip.MustParseAddr(tt.hop); got.Addr != want {
-			t.Errorf("%s: next hop %v, want %v", tt.name, got.Addr, want)
-		}
-		if got.Bound != tt.bound {
-			t.Errorf("%s: bound %v, want %v", tt.name, got.Bound, tt.bound)
 		}
 		for _, q := range k.asked {
 			if q.Dst != flow.Dst {
@@ -100,12 +117,7 @@ func TestAsk(t *testing.T) {
 // TestAskVRF: in a VRF its table counts and no other, with routes by all its devices.
 func TestAskVRF(t *testing.T) {
 	const vrf, member = 9, 4
-	for _, tt := range []struct {
-		name     string
-		dst, src string
-		hop      string
-		bound    bool
-	}{
+	for _, tt := range []askCase{
 		{name: "on the link", dst: "10.0.0.2", hop: "10.0.0.2"},
 		{name: "by a gateway of the VRF", dst: "192.0.2.9", hop: "10.0.0.5"},
 		{name: "an own source", dst: "192.0.2.9", src: "10.0.0.1", hop: "10.0.0.5"},
@@ -126,20 +138,9 @@ func TestAskVRF(t *testing.T) {
 		add("192.0.2.0/24", "10.0.0.5", fibtest.Index)
 		add("10.0.0.128/25", "", member)
 		add("172.17.0.0/24", "", member)
-		flow := rtnl.Flow{Dst: netip.MustParseAddr(tt.dst)}
-		if tt.src != "" {
-			flow.Src = netip.MustParseAddr(tt.src)
-		}
-		got, err := fib.Ask(k, k.Link, flow)
-		if err != nil {
-			t.Errorf("%s: %v", tt.name, err)
+		flow, ok := tt.ask(t, k)
+		if !ok {
 			continue
-		}
-		if want := netip.MustParseAddr(tt.hop); got.Addr != want {
-			t.Errorf("%s: next hop %v, want %v", tt.name, got.Addr, want)
-		}
-		if got.Bound != tt.bound {
-			t.Errorf("%s: bound %v, want %v", tt.name, got.Bound, tt.bound)
 		}
 		host, err := fib.AskHost(k, k.Link, flow.Dst, false)
 		if err != nil {

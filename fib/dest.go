@@ -39,9 +39,11 @@ type dests struct {
 	// asked for again every maxAge, so the oldest is the one that was used longest ago,
 	// give or take that.
 	used       lru.List[dest, *dest]
+	lookups    int    // out
 	packets    int    // waiting for answers
 	octets     int    // of them
 	generation uint32 // counts what concerned all destinations
+	resets     uint32 // counts how often all were forgotten
 }
 
 // deadline returns when the oldest destination has not been used for so long that
@@ -57,7 +59,7 @@ func (s *dests) deadline() time.Time {
 func (ev Resolve) step(t *Table) {
 	d := t.dests.index.get(ev.Flow)
 	if d == nil {
-		if t.lookups >= t.opt.MaxLookups || !t.room() {
+		if t.dests.lookups >= t.opt.MaxLookups || !t.room() {
 			t.n.DropBusy++
 			return
 		}
@@ -104,7 +106,7 @@ func (ev Stale) step(t *Table) {
 	d := t.dests.index.get(ev.Flow)
 	switch {
 	case d == nil || d.asking:
-	case t.lookups >= t.opt.MaxLookups:
+	case t.dests.lookups >= t.opt.MaxLookups:
 		t.do(StaleDest(ev)) // with a later packet
 	default:
 		t.ask(d)
@@ -113,19 +115,19 @@ func (ev Stale) step(t *Table) {
 
 func (t *Table) ask(d *dest) {
 	d.asking, d.asked = true, t.dests.generation
-	t.lookups++
+	t.dests.lookups++
 	t.n.Lookups++
-	t.do(Lookup{Flow: d.flow, Link: t.routes.link})
+	t.do(Lookup{Flow: d.flow, Link: t.routes.link, Resets: t.dests.resets})
 }
 
 // step takes what the kernel says into the data path.
 func (ev Answered) step(t *Table) {
 	d := t.dests.index.get(ev.Lookup.Flow)
-	if d == nil || !d.asking {
-		return // forgotten meanwhile
+	if d == nil || !d.asking || ev.Lookup.Resets != t.dests.resets {
+		return // forgotten meanwhile, and perhaps asked for again
 	}
 	d.asking, d.answered = false, t.now
-	t.lookups--
+	t.dests.lookups--
 	t.dests.used.Remove(d)
 	t.dests.used.Push(d)
 	old, hop := d.hop, ev.NextHop.Addr
@@ -164,7 +166,7 @@ func (t *Table) forget(d *dest) {
 	t.dests.index.Delete(d)
 	t.dests.used.Remove(d)
 	if d.asking {
-		t.lookups--
+		t.dests.lookups--
 	}
 	if d.hop.IsValid() {
 		t.do(SetDest{Flow: d.flow})
@@ -212,12 +214,9 @@ func (t *Table) setFields(f rtnl.Fields) {
 // resetDests forgets all destinations. It returns the packets that waited.
 func (t *Table) resetDests(f rtnl.Fields) (waiting [][]byte) {
 	old := t.dests.index
-	t.dests = dests{fields: f, index: newIndex(&dest{})}
+	t.dests = dests{fields: f, index: newIndex(&dest{}), resets: t.dests.resets + 1}
 	t.do(ResetDests{Fields: f})
 	for d := range old.in(netip.Prefix{}) {
-		if d.asking {
-			t.lookups--
-		}
 		waiting = append(waiting, d.waiting...)
 		if d.hop.IsValid() {
 			t.release(d.hop)

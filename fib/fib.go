@@ -43,14 +43,13 @@ type Options struct {
 
 // A Table is the machine. It is not safe for concurrent use.
 type Table struct {
-	opt     Options
-	dests   dests
-	hops    map[netip.Addr]*hop
-	hosts   index[*host]
-	routes  routes    // of the device
-	lookups int       // out
-	tooBig  time.Time // when the kernel last heard of a smaller MTU
-	n       Counters
+	opt    Options
+	dests  dests
+	hops   map[netip.Addr]*hop
+	hosts  index[*host]
+	routes routes    // of the device
+	tooBig time.Time // when the kernel last heard of a smaller MTU
+	n      Counters
 
 	now time.Time // of the Step under way
 	out []Action

@@ -106,9 +106,9 @@ func (t *Table) Hop(a netip.Addr) HopInfo {
 	return i
 }
 
-// AllHops yields the next hops that destinations lead to, in no order. Events may come between
+// Hops yields the next hops that destinations lead to, in no order. Events may come between
 // two: what comes or goes meanwhile is yielded or not, and what goes and comes again may be twice.
-func (t *Table) AllHops() iter.Seq[HopInfo] {
+func (t *Table) Hops() iter.Seq[HopInfo] {
 	return func(yield func(HopInfo) bool) {
 		for a := range t.hops {
 			if !yield(t.Hop(a)) {
@@ -116,9 +116,4 @@ func (t *Table) AllHops() iter.Seq[HopInfo] {
 			}
 		}
 	}
-}
-
-// Hops lists the next hops that destinations lead to, by address.
-func (t *Table) Hops() []HopInfo {
-	return slices.SortedFunc(t.AllHops(), func(x, y HopInfo) int { return x.Addr.Compare(y.Addr) })
 }

@@ -250,6 +250,9 @@ func (ev Done) step(t *Table) {
 	}
 	if ok && s.Old.Dst.IsValid() {
 		t.n.RoutesRemoved++
+		if !ev.Route.Dst.IsValid() {
+			t.reroute(s.Old.Dst) // it was what the kernel answered with while it was there
+		}
 	}
 	if ok && ev.Route.Dst.IsValid() {
 		t.n.RoutesSet++

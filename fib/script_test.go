@@ -176,76 +176,15 @@ func (b *bench) events(w []string) (evs []fib.Event, err error) {
 			err = fmt.Errorf("%v", r)
 		}
 	}()
-	arg := func(name string) string {
-		for i := 1; i+1 < len(w); i++ {
-			if w[i] == name {
-				return w[i+1]
-			}
-		}
-		return ""
-	}
-	num := func(s string) int { n, _ := strconv.Atoi(s); return n }
 	switch w[0] {
-	case "up", "down":
-		return b.k.Up(w[0] == "up"), nil
-	case "moved":
-		evs = b.k.Up(false)
-		gone := b.k.Link
-		gone.Gone = true
-		evs = append(evs, fib.Host{Event: rtnl.Event{Kind: rtnl.LinkChange, Link: gone}})
-		b.k = fibtest.New()
-		return append(evs, b.k.Start()...), nil
-	case "mtu":
-		return b.k.MTU(num(w[1])), nil
-	case "addr":
-		return b.k.AddAddr(netip.MustParsePrefix(w[1])), nil
-	case "unaddr":
-		return b.k.DelAddr(netip.MustParsePrefix(w[1])), nil
-	case "route", "unroute", "theirs":
-		r := fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix(w[1]), Type: rtnl.Unicast, Protocol: rtnl.ProtoBoot,
-			Metric: uint32(num(arg("metric"))), Table: num(arg("table")), MTU: num(arg("mtu"))}, OIF: fibtest.Index}
-		if arg("dev") != "" {
-			r.OIF = 3
-		}
-		if via := arg("via"); via != "" {
-			r.Via = netip.MustParseAddr(via)
-		}
-		if w[0] == "unroute" {
-			return b.k.DelRoute(r), nil
-		}
-		return b.k.AddRoute(r), nil
-	case "rule":
-		r := fibtest.Rule{Table: num(arg("table"))}
-		if from := arg("from"); from != "" {
-			r.From = netip.MustParsePrefix(from)
-		}
-		if to := arg("to"); to != "" {
-			r.To = netip.MustParsePrefix(to)
-		}
-		return b.k.SetRules(r), nil
-	case "norules":
-		return b.k.SetRules(), nil
 	case "packet":
-		src := "10.0.0.1"
-		if from := arg("from"); from != "" {
-			src = from
-		}
-		dst := netip.MustParseAddr(w[1])
-		if dst.Is6() {
-			src = "fd00::1"
-		}
-		pkt, err := ip.Echo{Src: netip.MustParseAddr(src), Dst: dst}.AppendBinary(nil)
-		if err != nil {
-			return nil, err
-		}
-		f, _ := ip.FlowOf(pkt, b.t.Fields())
-		return []fib.Event{fib.Resolve{Flow: f, Packet: pkt}}, nil
+		return b.packet(w)
 	case "stale":
 		return []fib.Event{fib.Stale{Flow: rtnl.Flow{Dst: netip.MustParseAddr(w[1])}}}, nil
 	case "hop":
-		p := fib.Path{Kind: fib.PathUD, MTU: num(w[len(w)-1])}
+		p := fib.Path{Kind: fib.PathUD, MTU: number(w[len(w)-1])}
 		if w[2] == "conn" {
-			p.Kind, p.Conn = fib.PathConn, fib.Conn(num(w[3]))
+			p.Kind, p.Conn = fib.PathConn, fib.Conn(number(w[3]))
 		}
 		return []fib.Event{fib.SetHop{Addr: netip.MustParseAddr(w[1]), Path: p}}, nil
 	case "gone":
@@ -253,7 +192,7 @@ func (b *bench) events(w []string) (evs []fib.Event, err error) {
 	case "toobig":
 		return []fib.Event{fib.TooBig{}}, nil
 	case "ud":
-		return []fib.Event{fib.SetUDMTU{MTU: num(w[1])}}, nil
+		return []fib.Event{fib.SetUDMTU{MTU: number(w[1])}}, nil
 	case "wait":
 		b.slow = true
 		return nil, nil
@@ -267,6 +206,83 @@ func (b *bench) events(w []string) (evs []fib.Event, err error) {
 	case "accept":
 		b.k.Refuse = nil
 		return nil, nil
+	}
+	return b.kernelEvents(w)
+}
+
+func number(s string) int { n, _ := strconv.Atoi(s); return n }
+
+// argument returns the word after name, if it is there.
+func argument(w []string, name string) string {
+	for i := 1; i+1 < len(w); i++ {
+		if w[i] == name {
+			return w[i+1]
+		}
+	}
+	return ""
+}
+
+// packet is a packet from the TUN.
+func (b *bench) packet(w []string) ([]fib.Event, error) {
+	src := "10.0.0.1"
+	if from := argument(w, "from"); from != "" {
+		src = from
+	}
+	dst := netip.MustParseAddr(w[1])
+	if dst.Is6() {
+		src = "fd00::1"
+	}
+	pkt, err := ip.Echo{Src: netip.MustParseAddr(src), Dst: dst}.AppendBinary(nil)
+	if err != nil {
+		return nil, err
+	}
+	f, _ := ip.FlowOf(pkt, b.t.Fields())
+	return []fib.Event{fib.Resolve{Flow: f, Packet: pkt}}, nil
+}
+
+// kernelEvents changes the kernel as w says, and returns what it tells of that.
+func (b *bench) kernelEvents(w []string) (evs []fib.Event, err error) {
+	arg := func(name string) string { return argument(w, name) }
+	switch w[0] {
+	case "up", "down":
+		return b.k.Up(w[0] == "up"), nil
+	case "moved":
+		evs = b.k.Up(false)
+		gone := b.k.Link
+		gone.Gone = true
+		evs = append(evs, fib.Host{Event: rtnl.Event{Kind: rtnl.LinkChange, Link: gone}})
+		b.k = fibtest.New()
+		return append(evs, b.k.Start()...), nil
+	case "mtu":
+		return b.k.MTU(number(w[1])), nil
+	case "addr":
+		return b.k.AddAddr(netip.MustParsePrefix(w[1])), nil
+	case "unaddr":
+		return b.k.DelAddr(netip.MustParsePrefix(w[1])), nil
+	case "route", "unroute", "theirs":
+		r := fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix(w[1]), Type: rtnl.Unicast, Protocol: rtnl.ProtoBoot,
+			Metric: uint32(number(arg("metric"))), Table: number(arg("table")), MTU: number(arg("mtu"))}, OIF: fibtest.Index}
+		if arg("dev") != "" {
+			r.OIF = 3
+		}
+		if via := arg("via"); via != "" {
+			r.Via = netip.MustParseAddr(via)
+		}
+		if w[0] == "unroute" {
+			return b.k.DelRoute(r), nil
+		}
+		return b.k.AddRoute(r), nil
+	case "rule":
+		r := fibtest.Rule{Table: number(arg("table"))}
+		if from := arg("from"); from != "" {
+			r.From = netip.MustParsePrefix(from)
+		}
+		if to := arg("to"); to != "" {
+			r.To = netip.MustParsePrefix(to)
+		}
+		return b.k.SetRules(r), nil
+	case "norules":
+		return b.k.SetRules(), nil
 	case "lose": // somebody removes a host route of ours
 		for key, r := range b.k.Own {
 			if r.Dst.Addr() == netip.MustParseAddr(w[1]) {

@@ -244,9 +244,9 @@ func TestBounds(t *testing.T) {
 	}
 	switch {
 	case waiting+int(b.t.Counters().DropWaiting) != 74:
-		t.Errorf("waiting+int(b.t.Counters().DropWaiting) is %v, want 74", waiting+int(b.t.Counters().DropWaiting))
+		t.Errorf("waiting+Counters.DropWaiting is %v, want 74", waiting+int(b.t.Counters().DropWaiting))
 	case waiting == 0:
-		t.Errorf("waiting is 0, want any other")
+		t.Errorf("no packet waits, want some")
 	case waiting > 1000/28:
 		t.Errorf("waiting is %v, want at most %v", waiting, 1000/28)
 	}
@@ -453,7 +453,7 @@ func (v *view) check(b *bench) {
 	for _, hop := range v.dests {
 		hops[hop]++
 	}
-	for _, h := range b.t.Hops() {
+	for h := range b.t.Hops() {
 		if h.Dests != hops[h.Addr] {
 			v.failf("%d destinations lead to %v, the machine says %d", hops[h.Addr], h.Addr, h.Dests)
 		}

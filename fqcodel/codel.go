@@ -17,14 +17,15 @@ type codel struct {
 const remember = 16
 
 // control takes the first packet of f that is not dropped.
-func (s *Scheduler) control(q *Queue, f *flow, now int64, dropped []int32) (id int32, mark, ok bool, _ []int32) {
+func (s *Scheduler) control(q *Queue, f *flow, rate, now int64, dropped []int32) (id int32, mark, ok bool, _ []int32) {
 	c := &f.codel
 	if f.head == 0 {
 		c.dropping = false
 		return 0, false, false, dropped
 	}
 	id, p := s.pop(q, f)
-	late := s.late(q, f, p, now)
+	own := f.ownWait(rate, s.interval)
+	late := s.late(q, f, p, own, now)
 	switch {
 	case c.dropping && !late:
 		c.dropping = false
@@ -32,7 +33,7 @@ func (s *Scheduler) control(q *Queue, f *flow, now int64, dropped []int32) (id i
 		for c.dropping && now >= c.dropNext {
 			c.count++
 			if p.ecn {
-				c.dropNext = s.after(c.dropNext, c.count)
+				c.dropNext = s.after(c.dropNext, own, c.count)
 				return id, true, true, dropped
 			}
 			dropped = append(dropped, id)
@@ -40,21 +41,21 @@ func (s *Scheduler) control(q *Queue, f *flow, now int64, dropped []int32) (id i
 				c.dropping = false
 				return 0, false, false, dropped
 			}
-			if id, p = s.pop(q, f); s.late(q, f, p, now) {
-				c.dropNext = s.after(c.dropNext, c.count)
+			if id, p = s.pop(q, f); s.late(q, f, p, own, now) {
+				c.dropNext = s.after(c.dropNext, own, c.count)
 			} else {
 				c.dropping = false
 			}
 		}
 	case late:
 		c.dropping = true
-		if delta := c.count - c.lastCount; delta > 1 && now-c.dropNext < remember*s.interval {
+		if delta := c.count - c.lastCount; delta > 1 && now-c.dropNext < remember*(s.interval+own) {
 			c.count = delta
 		} else {
 			c.count = 1
 		}
 		c.lastCount = c.count
-		c.dropNext = s.after(now, c.count)
+		c.dropNext = s.after(now, own, c.count)
 		if p.ecn {
 			return id, true, true, dropped
 		}
@@ -63,23 +64,37 @@ func (s *Scheduler) control(q *Queue, f *flow, now int64, dropped []int32) (id i
 			return 0, false, false, dropped
 		}
 		id, p = s.pop(q, f)
-		s.late(q, f, p, now)
+		s.late(q, f, p, own, now)
 	}
 	return id, false, true, dropped
 }
 
+// ownPackets is for how many packets as long as its own one of a flow may wait beyond the target. TCP adds
+// one to what is in flight in about two round trips, and a loss takes three tenths (RFC 9438): what a queue
+// has room for decides how often that comes, and so which share of long packets is sent again.
+const ownPackets = 6
+
+// ownWait returns how much longer than the target packets of f may wait, because each of them takes so long
+// where so many octets per second leave: at most so long (RFC 8289 section 4.4; CAKE has one and a half packets).
+func (f *flow) ownWait(rate, most int64) int64 {
+	if rate <= 0 {
+		return 0
+	}
+	return min(int64(ownPackets*float64(f.largest)*1e9/float64(rate)), most)
+}
+
 // late reports whether packets have waited too long for an interval, now that p
-// was taken out. A destination that has no more than one packet waiting is slow,
+// was taken out; own is ownWait of f. A destination that has no more than one packet waiting is slow,
 // and not behind. The same holds of a flow that has nothing else waiting: what it waited
 // for are the turns of others, which no loss of its own makes shorter.
-func (s *Scheduler) late(q *Queue, f *flow, p *packet, now int64) bool {
+func (s *Scheduler) late(q *Queue, f *flow, p *packet, own, now int64) bool {
 	c := &f.codel
-	if now-p.since < s.target || f.packets == 0 || q.octets <= f.largest {
+	if now-p.since < s.target+own || f.packets == 0 || q.octets <= f.largest {
 		c.firstAbove = 0
 		return false
 	}
 	if c.firstAbove == 0 {
-		c.firstAbove = now + s.interval
+		c.firstAbove = now + s.interval + own
 		return false
 	}
 	return now >= c.firstAbove
@@ -87,6 +102,6 @@ func (s *Scheduler) late(q *Queue, f *flow, p *packet, now int64) bool {
 
 // after is the control law: count drops from now on come in intervals that shrink
 // with the square root of their number (RFC 8289 section 3.2).
-func (s *Scheduler) after(t int64, count uint32) int64 {
-	return t + int64(float64(s.interval)/math.Sqrt(float64(count)))
+func (s *Scheduler) after(t, own int64, count uint32) int64 {
+	return t + int64(float64(s.interval+own)/math.Sqrt(float64(count)))
 }

@@ -10,8 +10,8 @@
 //
 // Flows are shared by all destinations as in the kernel's mac80211
 // (include/net/fq_impl.h): a destination that has nothing waiting costs its Queue
-// and nothing else. Two flows of one destination whose hashes meet are one; where
-// they are of two destinations, the later one uses the Queue's own flow.
+// and nothing else. Flows are found in sets of eight. Where a set is full, those that
+// come later use the Queue's own flow.
 //
 // Sources: RFC 8290, RFC 8289; terms and defaults of the kernel's sch_fq_codel.
 // A Scheduler does not lock and does not allocate once it is made.
@@ -37,6 +37,9 @@ type Options struct {
 	// NoECN drops what could be marked.
 	NoECN bool
 }
+
+// flowWays is how many flows a set has.
+const flowWays = 8
 
 // Defaults of [Options].
 const (
@@ -77,6 +80,7 @@ type packet struct {
 // A flow is the packets that wait with one hash.
 type flow struct {
 	owner      *Queue // whose turn it takes part in; nil: nobody's
+	hash       uint32 // of its packets, and of those of codel where it has none
 	next       *flow  // behind it in the list
 	head, tail int32  // numbers plus one
 	packets    int
@@ -89,7 +93,7 @@ type flow struct {
 // A Queue is what waits for one destination. The zero value is empty.
 type Queue struct {
 	fresh, old flowList
-	own        flow // of packets whose flow belongs to another destination
+	own        flow // of packets for whose flow there was no room
 	packets    int
 	octets     int
 }
@@ -124,10 +128,7 @@ func (l *flowList) pop() {
 // Enqueue appends packet id, which must not be waiting anywhere, to the flow with
 // that hash. ecn says that the packet may be marked instead of dropped.
 func (s *Scheduler) Enqueue(q *Queue, id int32, octets int, hash uint32, ecn bool, now int64) {
-	f := &s.flows[uint64(hash)*uint64(len(s.flows))>>32]
-	if f.owner != q && (f.owner != nil || q.own.packets > 0) {
-		f = &q.own // while it has packets, which may be of the same flow
-	}
+	f := s.flowOf(q, hash)
 	if f.owner == nil {
 		f.owner, f.deficit, f.largest = q, s.quantum, 0
 		q.fresh.push(f)
@@ -144,6 +145,29 @@ func (s *Scheduler) Enqueue(q *Queue, id int32, octets int, hash uint32, ecn boo
 	f.largest = max(f.largest, octets)
 	q.packets++
 	q.octets += octets
+}
+
+// flowOf returns the flow of q's packets with that hash, which is one of a set: so few flows meet
+// that a SYN hardly ever waits behind a stream (as in CAKE, Høiland-Jørgensen et al., 2018).
+func (s *Scheduler) flowOf(q *Queue, hash uint32) *flow {
+	n := min(flowWays, len(s.flows))
+	at := int(uint64(hash)*uint64(len(s.flows)/n)>>32) * n
+	var free *flow
+	for i := range n {
+		switch f := &s.flows[at+i]; {
+		case f.owner == q && f.hash == hash:
+			return f
+		case f.owner == nil && (free == nil || f.hash == hash):
+			free = f
+		}
+	}
+	if free == nil || q.own.packets > 0 { // which may be of the same flow
+		return &q.own
+	}
+	if free.hash != hash {
+		free.hash, free.codel = hash, codel{}
+	}
+	return free
 }
 
 // pop takes the first packet of f, which has one, out of q.
@@ -163,8 +187,9 @@ func (s *Scheduler) pop(q *Queue, f *flow) (id int32, p *packet) {
 
 // Dequeue takes out the packet whose turn it is. mark says that it is to have a CE
 // mark. Packets that CoDel drops on the way are appended to dropped. ok is false if
-// nothing is left.
-func (s *Scheduler) Dequeue(q *Queue, now int64, dropped []int32) (id int32, mark, ok bool, _ []int32) {
+// nothing is left. rate is how many octets per second the destination takes, zero if that is not known:
+// where a packet takes long, those of a flow may wait for a few of their own.
+func (s *Scheduler) Dequeue(q *Queue, rate, now int64, dropped []int32) (id int32, mark, ok bool, _ []int32) {
 	for {
 		list := &q.fresh
 		if list.head == nil {
@@ -179,7 +204,7 @@ func (s *Scheduler) Dequeue(q *Queue, now int64, dropped []int32) (id int32, mar
 			q.old.push(f)
 			continue
 		}
-		id, mark, ok, dropped = s.control(q, f, now, dropped)
+		id, mark, ok, dropped = s.control(q, f, rate, now, dropped)
 		if ok {
 			f.deficit -= int(s.packets[id].octets)
 			return id, mark, true, dropped

@@ -9,7 +9,7 @@ import (
 
 const ms = int64(time.Millisecond)
 
-// hashOf makes the hash that leads to flow i of n.
+// hashOf makes the hash of flow i of n, all of which differ.
 func hashOf(i, n int) uint32 { return uint32((uint64(i)<<32 + uint64(n) - 1) / uint64(n)) }
 
 // A world is a scheduler whose packets a test numbers itself.
@@ -18,6 +18,7 @@ type world struct {
 	t    *testing.T
 	free []int32
 	flow map[int32]int // of packets that wait
+	rate int64         // of each destination; 0: not known
 }
 
 func newWorld(t *testing.T, o Options, n int) *world {
@@ -36,10 +37,13 @@ func (w *world) put(q *Queue, flow, octets int, ecn bool, now int64) int32 {
 	return id
 }
 
+// at returns flow i of q.
+func (w *world) at(q *Queue, i int) *flow { return w.flowOf(q, hashOf(i, len(w.flows))) }
+
 // take dequeues one packet, and returns its flow, -1 if nothing was left.
 func (w *world) take(q *Queue, now int64) (flow int, mark bool, drops []int) {
 	w.t.Helper()
-	id, mark, ok, dropped := w.Dequeue(q, now, nil)
+	id, mark, ok, dropped := w.Dequeue(q, w.rate, now, nil)
 	for _, d := range dropped {
 		drops = append(drops, w.gone(d))
 	}
@@ -116,6 +120,35 @@ func TestSparseFlowFirst(t *testing.T) {
 	w.put(&q, 2, 64, false, 6)
 	if f, _, _ := w.take(&q, 7); f != 2 {
 		t.Errorf("got flow %d, want the sparse one, 2", f)
+	}
+}
+
+// Among a hundred flows that have much waiting a packet of another one goes first, whatever their hashes are.
+func TestFlowsHardlyMeet(t *testing.T) {
+	const flows, tries = 100, 500
+	rnd := rand.New(rand.NewPCG(1, 2))
+	behind := 0
+	for range tries {
+		s := New(Options{}, 4*flows+1)
+		var q Queue
+		id := int32(0)
+		for range flows {
+			hash := rnd.Uint32()
+			for range 4 {
+				s.Enqueue(&q, id, 1514, hash, false, 0)
+				id++
+			}
+		}
+		for range flows { // their first turn
+			s.Dequeue(&q, 0, 0, nil)
+		}
+		s.Enqueue(&q, id, 64, rnd.Uint32(), false, 0)
+		if got, _, _, _ := s.Dequeue(&q, 0, 0, nil); got != id {
+			behind++
+		}
+	}
+	if behind > tries/100 {
+		t.Errorf("%d of %d packets waited behind another flow's, want %d at most", behind, tries, tries/100)
 	}
 }
 
@@ -240,11 +273,11 @@ func TestLonePacketsAreNoQueue(t *testing.T) {
 		sent, came := 0, 0
 		for now := int64(0); now < 10_000*ms; now += every {
 			for i := range 2 {
-				for w.flows[i].octets < 3*61440 {
+				for w.at(&q, i).octets < 3*61440 {
 					w.put(&q, i, 61440, false, now-every/2)
 				}
 			}
-			if w.flows[2].packets == 0 {
+			if w.at(&q, 2).packets == 0 {
 				w.put(&q, 2, 88, ecn, now-every/2)
 				sent++
 			}
@@ -289,82 +322,116 @@ func TestDropFattest(t *testing.T) {
 	}
 }
 
+// What TestRandom puts into queues.
+const modelPackets, modelQueues = 128, 5
+
+// A model knows which packets wait in which queue, and in which order those of a flow came.
+type model struct {
+	*testing.T
+	seed  uint64
+	s     *Scheduler
+	q     [modelQueues]Queue
+	waits [modelQueues]map[int32]int // octets
+	of    [modelPackets]struct {
+		flow uint32
+		seq  int
+	}
+	last map[[2]uint32]int // sequence number of a queue's flow that came out last
+	free []int32
+	seq  int
+}
+
+func newModel(t *testing.T, seed uint64, s *Scheduler) *model {
+	m := &model{T: t, seed: seed, s: s, last: map[[2]uint32]int{}, free: make([]int32, modelPackets)}
+	for i := range m.free {
+		m.free[i] = int32(i)
+	}
+	for i := range m.waits {
+		m.waits[i] = map[int32]int{}
+	}
+	return m
+}
+
+// enter puts a packet of n octets into queue k.
+func (m *model) enter(k, n int, flow uint32, ect bool, now int64) {
+	id := m.free[len(m.free)-1]
+	m.free = m.free[:len(m.free)-1]
+	m.seq++
+	m.of[id].flow, m.of[id].seq = flow, m.seq
+	m.waits[k][id] = n
+	m.s.Enqueue(&m.q[k], id, n, flow, ect, now)
+}
+
+// leave notes that packet id came out of queue k, sent or dropped.
+func (m *model) leave(k int, id int32) {
+	m.Helper()
+	if _, ok := m.waits[k][id]; !ok {
+		m.Fatalf("seed %d: packet %d came out of queue %d and is not in it", m.seed, id, k)
+	}
+	delete(m.waits[k], id)
+	m.free = append(m.free, id)
+	key := [2]uint32{uint32(k), m.of[id].flow}
+	if m.of[id].seq <= m.last[key] {
+		m.Fatalf("seed %d: packet %d of flow %d overtook another", m.seed, id, m.of[id].flow)
+	}
+	m.last[key] = m.of[id].seq
+}
+
+// dequeue takes a packet out of queue k, which has one if any waits.
+func (m *model) dequeue(k int, now int64) {
+	m.Helper()
+	id, _, ok, dropped := m.s.Dequeue(&m.q[k], int64(k)*12_500_000, now, nil)
+	for _, d := range dropped {
+		m.leave(k, d)
+	}
+	if ok {
+		m.leave(k, id)
+	} else if len(m.waits[k]) > 0 {
+		m.Fatalf("seed %d: %d packets wait and none comes out", m.seed, len(m.waits[k]))
+	}
+}
+
+// check compares what queue k says of itself.
+func (m *model) check(k int) {
+	m.Helper()
+	octets := 0
+	for _, n := range m.waits[k] {
+		octets += n
+	}
+	if got, want := m.q[k].Len(), len(m.waits[k]); got != want {
+		m.Fatalf("seed %d: Len %d, want %d", m.seed, got, want)
+	}
+	if got := m.q[k].Octets(); got != octets {
+		m.Fatalf("seed %d: Octets %d, want %d", m.seed, got, octets)
+	}
+}
+
 // TestRandom checks what always holds: every packet comes out once, of its own
 // queue, flows keep their order, and counts are right.
 func TestRandom(t *testing.T) {
 	for seed := range uint64(50) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		const packets, queues = 128, 5
-		s := New(Options{Flows: 1 + r.IntN(8), Quantum: 300 + r.IntN(3000)}, packets)
-		var qs [queues]Queue
-		model := [queues]map[int32]int{} // octets of what waits
-		last := map[[2]uint32]int{}      // sequence number that came out last
-		type info struct {
-			flow uint32
-			seq  int
-		}
-		var of [packets]info
-		free := make([]int32, packets)
-		for i := range free {
-			free[i] = int32(i)
-		}
-		for i := range model {
-			model[i] = map[int32]int{}
-		}
-		now, seq := int64(1), 0
-		leave := func(k int, id int32) {
-			if _, ok := model[k][id]; !ok {
-				t.Fatalf("seed %d: packet %d came out of queue %d and is not in it", seed, id, k)
-			}
-			delete(model[k], id)
-			free = append(free, id)
-			key := [2]uint32{uint32(k), of[id].flow}
-			if of[id].seq <= last[key] {
-				t.Fatalf("seed %d: packet %d of flow %d overtook another", seed, id, of[id].flow)
-			}
-			last[key] = of[id].seq
-		}
+		m := newModel(t, seed, New(Options{Flows: 1 + r.IntN(8), Quantum: 300 + r.IntN(3000)}, modelPackets))
+		now := int64(1)
 		for range 5000 {
-			k := r.IntN(queues)
+			k := r.IntN(modelQueues)
 			now += int64(r.IntN(int(3 * ms)))
 			switch op := r.IntN(100); {
-			case op < 55 && len(free) > 0:
-				id := free[len(free)-1]
-				free = free[:len(free)-1]
+			case op < 55 && len(m.free) > 0:
 				n := 1 + r.IntN(9000)
-				seq++
-				of[id] = info{uint32(r.IntN(6)) << 29, seq}
-				model[k][id] = n
-				s.Enqueue(&qs[k], id, n, of[id].flow, r.IntN(2) == 0, now)
+				m.enter(k, n, uint32(r.IntN(6))<<29, r.IntN(2) == 0, now)
 			case op < 95:
-				id, _, ok, dropped := s.Dequeue(&qs[k], now, nil)
-				for _, d := range dropped {
-					leave(k, d)
-				}
-				if ok {
-					leave(k, id)
-				} else if len(model[k]) > 0 {
-					t.Fatalf("seed %d: %d packets wait and none comes out", seed, len(model[k]))
-				}
+				m.dequeue(k, now)
 			case op < 99:
-				for _, d := range s.DropFattest(&qs[k], r.IntN(20000), nil) {
-					leave(k, d)
+				for _, d := range m.s.DropFattest(&m.q[k], r.IntN(20000), nil) {
+					m.leave(k, d)
 				}
 			default:
-				for _, d := range s.Purge(&qs[k], nil) {
-					leave(k, d)
+				for _, d := range m.s.Purge(&m.q[k], nil) {
+					m.leave(k, d)
 				}
 			}
-			octets := 0
-			for _, n := range model[k] {
-				octets += n
-			}
-			if qs[k].Len() != len(model[k]) {
-				t.Fatalf("seed %d: Len %d, want %d", seed, qs[k].Len(), len(model[k]))
-			}
-			if qs[k].Octets() != octets {
-				t.Fatalf("seed %d: Octets %d, want %d", seed, qs[k].Octets(), octets)
-			}
+			m.check(k)
 		}
 	}
 }
@@ -379,7 +446,7 @@ func TestNoAllocations(t *testing.T) {
 			s.Enqueue(&q, i, 1500, uint32(i)<<27, false, now)
 		}
 		for ok := true; ok; now += ms {
-			_, _, ok, dropped = s.Dequeue(&q, now, dropped[:0])
+			_, _, ok, dropped = s.Dequeue(&q, 12_500_000, now, dropped[:0])
 		}
 	}
 	if n := testing.AllocsPerRun(100, step); n > 0 {
@@ -397,8 +464,137 @@ func BenchmarkPacket(b *testing.B) {
 	now := int64(0)
 	for b.Loop() {
 		now += 1000
-		id, _, _, d := s.Dequeue(&q, now, dropped[:0])
+		id, _, _, d := s.Dequeue(&q, 12_500_000, now, dropped[:0])
 		dropped = d
 		s.Enqueue(&q, id, 1500, uint32(id)<<27, false, now)
+	}
+}
+
+// A tcp is one TCP connection whose packets wait in a Queue, with SACK, in packets: CUBIC where it
+// grows as Reno would (RFC 9438 section 4.3).
+type tcp struct {
+	octets, flow   int
+	window, slow   float64 // congestion window; where slow start ends
+	flight         int
+	lost           int   // dropped, and not told of yet
+	recover        int   // sent when the window was cut last
+	sent, again    int   // packets
+	acked          int64 // octets
+	silentSince    int64 // no packet is in flight since
+	acks           []int64
+	retransmission int // packets that are to be sent again
+}
+
+// narrowTCP has n connections with packets of that size send through a Queue whose destination takes rate octets
+// per second, for that time. One packet at a time is on its way, as sendLimit of datapath has it. It returns the
+// share of the packets that were sent again, and that of the rate which arrived.
+func narrowTCP(w *world, n, octets int, rate int64, told bool, end int64) (again, got float64) {
+	const trip = ms / 2
+	q := &Queue{}
+	if told {
+		w.rate = rate
+	}
+	conns := make([]*tcp, n)
+	for i := range conns {
+		conns[i] = &tcp{octets: octets, flow: i, window: 2, slow: 1e9}
+	}
+	took := int64(float64(octets) * 1e9 / float64(rate))
+	busy, onWay := int64(0), -1
+	for now := int64(0); now < end; now += ms / 10 {
+		if onWay >= 0 && now >= busy {
+			conns[onWay].acks = append(conns[onWay].acks, now+trip)
+			onWay = -1
+		}
+		for _, c := range conns {
+			c.step(w, q, now)
+		}
+		if onWay >= 0 {
+			continue
+		}
+		f, _, drops := w.take(q, now)
+		for _, d := range drops {
+			conns[d].lost++
+		}
+		if onWay = f; f >= 0 {
+			busy = max(busy, now-ms/10) + took
+		}
+	}
+	var sent, repeated, acked float64
+	for _, c := range conns {
+		sent, repeated, acked = sent+float64(c.sent), repeated+float64(c.again), acked+float64(c.acked)
+	}
+	return repeated / sent, acked * 1e9 / float64(end) / float64(rate)
+}
+
+// step takes in ACKs and sends what the window allows.
+func (c *tcp) step(w *world, q *Queue, now int64) {
+	for len(c.acks) > 0 && c.acks[0] <= now {
+		c.acks = c.acks[1:]
+		c.flight--
+		c.acked += int64(c.octets)
+		c.learn()
+		if c.window < c.slow {
+			c.window++
+		} else {
+			c.window += 0.53 / c.window // 3 * (1 - 0.7) / (1 + 0.7)
+		}
+	}
+	switch {
+	case c.lost == 0 || c.flight > c.lost || len(c.acks) > 0:
+		c.silentSince = now
+	case now-c.silentSince > 200*ms: // only lost ones are in flight
+		c.learn()
+		c.window = 1
+	}
+	for float64(c.flight) < c.window && c.flight < 30 {
+		if c.retransmission > 0 {
+			c.retransmission--
+			c.again++
+		}
+		w.put(q, c.flow, c.octets, false, now)
+		c.flight++
+		c.sent++
+	}
+}
+
+// learn takes in which packets were lost.
+func (c *tcp) learn() {
+	if c.lost == 0 {
+		return
+	}
+	c.flight -= c.lost
+	c.retransmission += c.lost
+	c.lost = 0
+	if c.sent >= c.recover {
+		c.window = max(2, c.window*0.7)
+		c.slow, c.recover = c.window, c.sent+c.flight
+	}
+}
+
+// TCP whose packets have 61 KB learns of a queue by few losses: CoDel lets them wait for packets of their own,
+// if it knows how long one takes.
+func TestLongPacketsOnASlowPath(t *testing.T) {
+	for _, tt := range []struct {
+		mbps, conns int
+		most        float64 // of the packets, sent again
+	}{
+		{20, 1, 0.08}, {50, 1, 0.04}, {100, 1, 0.03}, {300, 1, 0.015}, {1000, 1, 0.006}, {100, 4, 0.2}, {300, 8, 0.3},
+	} {
+		var again, got [2]float64
+		for i := range again {
+			w := newWorld(t, Options{}, 512)
+			again[i], got[i] = narrowTCP(w, tt.conns, 61444, int64(tt.mbps)*1e6/8, i == 1, 20e9)
+		}
+		if again[1] > tt.most {
+			t.Errorf("%d Mb/s, %d streams: %.3f of the packets were sent again, want %.3f at most", tt.mbps,
+				tt.conns, again[1], tt.most)
+		}
+		if again[1] > again[0]*3/4 {
+			t.Errorf("%d Mb/s, %d streams: %.3f of the packets were sent again, want less than three quarters "+
+				"of the %.3f without a rate", tt.mbps, tt.conns, again[1], again[0])
+		}
+		if got[1] < 0.98 {
+			t.Errorf("%d Mb/s, %d streams: %.2f of the rate, want 0.98", tt.mbps, tt.conns, got[1])
+		}
 	}
 }

@@ -99,39 +99,18 @@ func TestAddressesAreBounded(t *testing.T) {
 func FuzzMachine(f *testing.F) {
 	f.Add([]byte{0, 0, 2, 1, 4, 1, 5, 1, 8, 0, 9, 0, 1, 0})
 	f.Add([]byte{4, 1, 4, 2, 4, 3, 0, 1, 7, 1, 0, 0, 3, 1, 6, 3, 7, 0, 8, 9, 10, 0})
-	groups := []string{"239.1.1.1", "239.1.1.2", "ff05::1", "ff02::1:ff00:1", "ff15::beef", "224.0.0.1", "ff01::5",
-		"ff02::beef"}
-	addrs := []string{"fe80::1/64", "2001:db8::1/64", "2001:db8::2/64", "10.0.0.1/24", "fe80::1/128"}
-	gids := []string{"fe80::1", "192.0.2.1", "fe80::2", "192.0.2.2"}
 	f.Fuzz(func(t *testing.T, in []byte) {
 		m := New(Options{MaxGroups: 4})
 		joined, now, last := map[ib.GID]bool{}, start, (*Table)(nil)
 		for in = in[:min(len(in), 400)]; len(in) >= 2; in = in[2:] {
-			n := int(in[1])
-			g, p := addr(groups[n%len(groups)]), netip.MustParsePrefix(addrs[n%len(addrs)])
-			var ev Event
-			switch in[0] % 11 {
-			case 0:
-				ev = Up{gid(gids[n%len(gids)])}
+			ev := fuzzEvent(in[0], in[1])
+			switch ev.(type) {
+			case Up:
 				clear(joined) // a new QP
-			case 1:
-				ev = Down{}
-			case 2:
-				ev = AddAddr{Prefix: p}
-			case 3:
-				ev = DelAddr{p}
-			case 4, 5, 6:
-				ev = Report{[]ip.Change{{Group: g, Kind: ip.ChangeKind(n%6) + 1, Sources: n & 1}}}
-			case 7:
-				ev = SetPeers{Peers: slices.Repeat([]ib.GID{gid("fe80::9")}, n&1), Copies: n&2 != 0}
-			case 8:
-				ev = JoinFailed{MGID: gid("ff12:601b:ffff::1")}
+			case JoinFailed:
 				delete(joined, gid("ff12:601b:ffff::1"))
-			case 9:
-				now = now.Add(time.Duration(n) * time.Second)
-				ev = Wake{}
-			case 10:
-				ev = Kernel{[]netip.Addr{g, addr("224.0.0.1")}}
+			case Wake:
+				now = now.Add(time.Duration(in[1]) * time.Second)
 			}
 			for _, a := range m.Step(nil, now, ev) {
 				switch a := a.(type) {
@@ -152,35 +131,72 @@ func FuzzMachine(f *testing.F) {
 			if last != nil && last != m.Table() {
 				t.Fatalf("%T: a table was not published", ev)
 			}
-			want := map[ib.GID]bool{}
-			for _, e := range m.Groups() {
-				if e.Joined {
-					want[m.rideOn(m.members[e.IP])] = true
-				}
-				if !m.Wanted(e.IP) {
-					t.Fatalf("%T: member %s is not wanted", ev, e.IP)
-				}
-				if e.Reasons == 0 || (e.Refs > 0) != (e.Reasons&ForAddress != 0) {
-					t.Fatalf("%T: %+v", ev, e)
-				}
-				if m.up && !e.Joined && !m.list && m.Deadline().IsZero() {
-					t.Fatalf("%T: %s is neither joined nor going to be", ev, e.IP)
-				}
-			}
-			if fmt.Sprint(want) != fmt.Sprint(joined) {
-				t.Fatalf("%T: joined %v, want %v", ev, joined, want)
-			}
-			learned := 0
-			for _, e := range m.members {
-				if e.reasons&(Always|ForAddress) == 0 {
-					learned++
-				}
-			}
-			if learned != m.learned {
-				t.Fatalf("%T: %d learned groups counted as %d", ev, learned, m.learned)
-			}
+			checkMachine(t, m, ev, joined)
 		}
 	})
+}
+
+// fuzzEvent is the event that two octets stand for.
+func fuzzEvent(k, x byte) Event {
+	groups := []string{"239.1.1.1", "239.1.1.2", "ff05::1", "ff02::1:ff00:1", "ff15::beef", "224.0.0.1", "ff01::5",
+		"ff02::beef"}
+	addrs := []string{"fe80::1/64", "2001:db8::1/64", "2001:db8::2/64", "10.0.0.1/24", "fe80::1/128"}
+	gids := []string{"fe80::1", "192.0.2.1", "fe80::2", "192.0.2.2"}
+	n := int(x)
+	g, p := addr(groups[n%len(groups)]), netip.MustParsePrefix(addrs[n%len(addrs)])
+	switch k % 11 {
+	case 0:
+		return Up{gid(gids[n%len(gids)])}
+	case 1:
+		return Down{}
+	case 2:
+		return AddAddr{Prefix: p}
+	case 3:
+		return DelAddr{p}
+	case 4, 5, 6:
+		return Report{[]ip.Change{{Group: g, Kind: ip.ChangeKind(n%6) + 1, Sources: n & 1}}}
+	case 7:
+		return SetPeers{Peers: slices.Repeat([]ib.GID{gid("fe80::9")}, n&1), Copies: n&2 != 0}
+	case 8:
+		return JoinFailed{MGID: gid("ff12:601b:ffff::1")}
+	case 9:
+		return Wake{}
+	case 10:
+		return Kernel{[]netip.Addr{g, addr("224.0.0.1")}}
+	}
+	return nil
+}
+
+// checkMachine checks after ev that what is wanted is joined, or going to be, and nothing else.
+func checkMachine(t *testing.T, m *Machine, ev Event, joined map[ib.GID]bool) {
+	t.Helper()
+	want := map[ib.GID]bool{}
+	for _, e := range m.Groups() {
+		if e.Joined {
+			want[m.rideOn(m.members[e.IP])] = true
+		}
+		if !m.Wanted(e.IP) {
+			t.Fatalf("%T: member %s is not wanted", ev, e.IP)
+		}
+		if e.Reasons == 0 || (e.Refs > 0) != (e.Reasons&ForAddress != 0) {
+			t.Fatalf("%T: %+v", ev, e)
+		}
+		if m.up && !e.Joined && !m.list && m.Deadline().IsZero() {
+			t.Fatalf("%T: %s is neither joined nor going to be", ev, e.IP)
+		}
+	}
+	if fmt.Sprint(want) != fmt.Sprint(joined) {
+		t.Fatalf("%T: joined %v, want %v", ev, joined, want)
+	}
+	learned := 0
+	for _, e := range m.members {
+		if e.reasons&(Always|ForAddress) == 0 {
+			learned++
+		}
+	}
+	if learned != m.learned {
+		t.Fatalf("%T: %d learned groups counted as %d", ev, learned, m.learned)
+	}
 }
 
 // A list of peers that is the same again leaves no group, not even for a moment.

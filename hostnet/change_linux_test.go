@@ -59,11 +59,69 @@ func TestAddRouteLeavesNoGap(t *testing.T) {
 	if err := d.AddRoute(r); err != nil {
 		t.Fatal(err)
 	}
+	withoutGap(t, d, r.Dst.Addr(), 300, func(mtu int) error {
+		r.MTU = mtu
+		return d.AddRoute(r)
+	})
+}
+
+// So is one of the kernel's: others to the same subnet, with worse metrics, never count.
+func TestSetRouteLeavesNoGap(t *testing.T) {
+	for _, family := range []struct{ option, addr, worse, to string }{
+		{"4", "10.9.0.1/24", "10.9.0.0/24 via 10.9.0.254 dev ibcm0 metric 300", "10.9.0.2"},
+		{"6", "fd09::1/64", "fd09::/64 via fd09::fe dev ibcm0 metric 300", "fd09::2"},
+	} {
+		t.Run(family.to, func(t *testing.T) {
+			inNetns(t)
+			d := openUp(t, newTUN(t, "ibcm0"))
+			add(t, d, family.addr)
+			if out, err := exec.Command("ip", append([]string{"route", "add"}, strings.Fields(family.worse)...)...).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			a := netip.MustParseAddr(family.to)
+			connected := find(snapshot(t, d), func(r rtnl.Route) bool { return r.Protocol == rtnl.ProtoKernel && r.Dst.Contains(a) })
+			if len(connected) != 1 {
+				t.Fatalf("connected routes %v, want one", connected)
+			}
+			r := connected[0]
+			withoutGap(t, d, a, 300, func(mtu int) error {
+				r.MTU = mtu
+				return d.SetRoute(r)
+			})
+			if got := find(snapshot(t, d), to(r.Dst.String())); len(got) != 1 || got[0] != r {
+				t.Errorf("connected routes %v, want %v", got, r)
+			}
+			if got := ipOut(t, "-"+family.option, "route", "show", "metric", "300"); !strings.Contains(got, " via ") {
+				t.Errorf("the user's route is gone: %q", got)
+			}
+		})
+	}
+}
+
+// Somebody removes a better route again and again: that the kernel has looked at it just
+// then is no reason to say that there is none.
+func TestLookupWhileARouteGoes(t *testing.T) {
+	inNetns(t)
+	d := openUp(t, newTUN(t, "ibcm0"))
+	add(t, d, "fd09::1/64")
+	a := netip.MustParseAddr("fd09::2")
+	better := find(snapshot(t, d), func(r rtnl.Route) bool { return r.Protocol == rtnl.ProtoKernel && r.Dst.Contains(a) })[0]
+	better.Metric = 100
+	withoutGap(t, d, a, 5000, func(int) error {
+		if err := d.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, better); err != nil {
+			return err
+		}
+		return d.route(unix.RTM_DELROUTE, 0, better)
+	})
+}
+
+// withoutGap makes a number of changes to a route, and asks meanwhile whether to is on the link.
+func withoutGap(t *testing.T, d *Device, to netip.Addr, changes int, change func(mtu int) error) {
+	t.Helper()
 	done := make(chan error, 1)
 	go func() {
-		for i := range 300 {
-			r.MTU = 2000 + i
-			if err := d.AddRoute(r); err != nil {
+		for i := range changes {
+			if err := change(2000 + i); err != nil {
 				done <- err
 				return
 			}
@@ -71,11 +129,11 @@ func TestAddRouteLeavesNoGap(t *testing.T) {
 		done <- nil
 	}()
 	for asked := 0; ; asked++ {
-		a, err := d.Lookup(rtnl.Query{Flow: rtnl.Flow{Dst: r.Dst.Addr()}})
+		a, err := d.Lookup(rtnl.Query{Flow: rtnl.Flow{Dst: to}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if a.OIF != d.Index() {
+		if a.OIF != d.Index() || a.Via.IsValid() {
 			t.Fatalf("asked %d times, then %+v", asked, a)
 		}
 		select {

@@ -28,9 +28,14 @@ const requestTimeout = 10 * time.Second
 // under way. What the last try gave is used: the events that follow mend it.
 const dumpTries = 10
 
-// tempMetric marks the route that stands in while SetRoute replaces another. It
-// is worse than any, has protocol [rtnl.Protocol], and is never shown.
-const tempMetric = 0xfffffff0
+const (
+	// tempMetric marks a route that stands in while another is replaced. It is worse
+	// than any, has protocol [rtnl.Protocol], and is never shown.
+	tempMetric = 0xfffffff0
+	// hostMetric is that of routes of ours for IPv6, the kernel's default. One with
+	// another metric stands in.
+	hostMetric = 1024
+)
 
 // A Device is one network device, watched.
 type Device struct {
@@ -211,7 +216,10 @@ func (d *Device) dumpRoutes(family, proto uint8, flags uint32) (routes []rtnl.Ro
 	return routes, err
 }
 
-func isTemp(r rtnl.Route) bool { return r.Metric == tempMetric && r.Protocol == rtnl.Protocol }
+// isTemp reports whether r stands in for another.
+func isTemp(r rtnl.Route) bool {
+	return r.Protocol == rtnl.Protocol && (r.Metric == tempMetric || r.Dst.Addr().Is6() && r.Metric != hostMetric)
+}
 
 // dump runs a dump until the kernel did not interrupt it. reset forgets what an
 // earlier try has given.

@@ -30,13 +30,13 @@ func TestHostRouteShowsMTU(t *testing.T) {
 			// 4755-7.2-1
 			switch {
 			case len(got) != 1:
-				t.Fatalf("%s mtu %d: len(got) is %v, want 1", dst, mtu, len(got))
+				t.Fatalf("%s mtu %d: got has %v elements, want 1", dst, mtu, len(got))
 			case got[0].MTU != mtu:
-				t.Fatalf("%s mtu %d: got[0].MTU is %v, want %v", dst, mtu, got[0].MTU, mtu)
+				t.Fatalf("%s mtu %d: MTU is %v, want %v", dst, mtu, got[0].MTU, mtu)
 			case got[0].Protocol != rtnl.Protocol:
-				t.Fatalf("%s mtu %d: got[0].Protocol is %v, want %v", dst, mtu, got[0].Protocol, rtnl.Protocol)
+				t.Fatalf("%s mtu %d: Protocol is %v, want %v", dst, mtu, got[0].Protocol, rtnl.Protocol)
 			case got[0].Type != rtnl.Unicast:
-				t.Fatalf("%s mtu %d: got[0].Type is %v, want %v", dst, mtu, got[0].Type, rtnl.Unicast)
+				t.Fatalf("%s mtu %d: Type is %v, want %v", dst, mtu, got[0].Type, rtnl.Unicast)
 			}
 			if k := kernelMTU(t, netip.MustParsePrefix(dst).Addr()); k != mtu {
 				t.Errorf("kernel uses MTU %d for %s, want %d", k, dst, mtu)
@@ -74,14 +74,7 @@ func TestRepairOfKernelRoutes(t *testing.T) {
 	}
 	defer other.Close()
 	add(t, other, "10.9.0.7/24", "fe80::7/64")
-	before := snapshot(t, other).Routes
-	for end := time.Now().Add(patience); time.Now().Before(end); { // the kernel adds some by itself
-		time.Sleep(100 * time.Millisecond)
-		last := before
-		if before = snapshot(t, other).Routes; slices.Equal(last, before) {
-			break
-		}
-	}
+	before := settledRoutes(t, other)
 
 	want := map[rtnl.Key]rtnl.Route{}
 	for _, r := range snapshot(t, d).Routes {
@@ -118,11 +111,11 @@ func TestRepairOfKernelRoutes(t *testing.T) {
 	// 4755-5-3
 	switch got := find(snap, to("224.0.0.0/4")); {
 	case len(got) != 1:
-		t.Errorf("224.0.0.0/4: len(got) is %v, want 1", len(got))
+		t.Errorf("224.0.0.0/4: got has %v elements, want 1", len(got))
 	case got[0].MTU != 2044:
-		t.Errorf("224.0.0.0/4: got[0].MTU is %v, want 2044", got[0].MTU)
+		t.Errorf("224.0.0.0/4: MTU is %v, want 2044", got[0].MTU)
 	case got[0].Protocol != rtnl.Protocol:
-		t.Errorf("224.0.0.0/4: got[0].Protocol is %v, want %v", got[0].Protocol, rtnl.Protocol)
+		t.Errorf("224.0.0.0/4: Protocol is %v, want %v", got[0].Protocol, rtnl.Protocol)
 	}
 	if after := snapshot(t, other).Routes; !slices.Equal(before, after) {
 		t.Errorf("routes of the other interface changed:\n%v\n%v", before, after)
@@ -134,6 +127,20 @@ func TestRepairOfKernelRoutes(t *testing.T) {
 	if got := find(snapshot(t, d), to("10.9.0.0/24")); len(got) != 0 {
 		t.Errorf("connected route outlives its address: %v", got)
 	}
+}
+
+// settledRoutes returns the routes of d when the kernel adds no more to them.
+func settledRoutes(t *testing.T, d *Device) []rtnl.Route {
+	t.Helper()
+	routes := snapshot(t, d).Routes
+	for end := time.Now().Add(patience); time.Now().Before(end); { // the kernel adds some by itself
+		time.Sleep(100 * time.Millisecond)
+		last := routes
+		if routes = snapshot(t, d).Routes; slices.Equal(last, routes) {
+			break
+		}
+	}
+	return routes
 }
 
 func TestLeftoversAreRemoved(t *testing.T) {
@@ -281,9 +288,9 @@ func TestRepairComesToRest(t *testing.T) {
 			case repairs != 1:
 				t.Errorf("%s %s: repairs is %v, want 1", dst, edit.what, repairs)
 			case len(got) != 1:
-				t.Errorf("%s %s: len(got) is %v, want 1", dst, edit.what, len(got))
+				t.Errorf("%s %s: got has %v elements, want 1", dst, edit.what, len(got))
 			case got[0].MTU != want.MTU:
-				t.Errorf("%s %s: got[0].MTU is %v, want %v", dst, edit.what, got[0].MTU, want.MTU)
+				t.Errorf("%s %s: MTU is %v, want %v", dst, edit.what, got[0].MTU, want.MTU)
 			}
 		}
 	}
@@ -537,13 +544,13 @@ func TestDevices(t *testing.T) {
 	}
 	switch {
 	case i.Driver != "veth":
-		t.Errorf("eth0: i.Driver is %q, want \"veth\"", i.Driver)
+		t.Errorf("eth0: Driver is %q, want \"veth\"", i.Driver)
 	case i.Link.Type != "veth":
-		t.Errorf("eth0: i.Link.Type is %q, want \"veth\"", i.Link.Type)
+		t.Errorf("eth0: Link.Type is %q, want \"veth\"", i.Link.Type)
 	case i.Link.MTU != 1500:
-		t.Errorf("eth0: i.Link.MTU is %v, want 1500", i.Link.MTU)
+		t.Errorf("eth0: Link.MTU is %v, want 1500", i.Link.MTU)
 	case !i.Link.Up:
-		t.Errorf("eth0: i.Link.Up is false")
+		t.Errorf("eth0: Link.Up is false, want true")
 	}
 	if i.Speed != 10000 {
 		t.Errorf("speed %d, want 10000", i.Speed)

@@ -22,9 +22,10 @@ import (
 //
 // The kernel's own replace is not used: it replaces the first route with this
 // destination and metric, whatever its device, so that mending our fe80::/64 or
-// ff00::/8 would take away another interface's. Instead a stand-in with a poor
-// metric covers the moment between removal and addition. Neither it nor the
-// removal is reported as an Event.
+// ff00::/8 would take away another interface's. No moment passes in which the next
+// best route would count: of IPv4 the new route is there before the old one goes, and
+// of IPv6, where two cannot differ in metrics alone, a stand-in covers the moment. Neither
+// it nor the removal is reported as an Event.
 func (d *Device) SetRoute(r rtnl.Route) error {
 	d.setMu.Lock()
 	defer d.setMu.Unlock()
@@ -33,22 +34,46 @@ func (d *Device) SetRoute(r rtnl.Route) error {
 	if err == nil || !errors.Is(err, unix.EEXIST) {
 		return wrapRoute("add", r, err)
 	}
-	defer d.standIn(r)()
+	if r.Dst.Addr().Is4() {
+		if err := d.append(r); err != nil {
+			return wrapRoute("replace", r, err)
+		}
+	} else {
+		defer d.standIn(r, betterThan(r.Metric))()
+	}
 	old := r
 	old.Protocol = 0 // any: the one there may not be ours yet
 	if err := d.route(unix.RTM_DELROUTE, 0, old); err != nil && !isAbsent(err) {
 		return wrapRoute("replace", r, err)
 	}
-	err = d.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, r)
-	if errors.Is(err, unix.EEXIST) {
-		err = nil // the kernel was faster with one that differs in nothing but metrics
-	}
-	return wrapRoute("replace", r, err)
+	// Of IPv4 the first one went. If that was the new one, because the place was another
+	// device's, it is added now.
+	return wrapRoute("replace", r, d.append(r))
 }
 
-// standIn adds a route like r that is worse than any, and returns what removes it.
-func (d *Device) standIn(r rtnl.Route) (remove func()) {
-	r.Metric, r.Protocol = tempMetric, rtnl.Protocol
+// append adds r behind others with its destination and metric. That it is there already
+// is no error: of IPv6 the kernel may have been faster with one that differs in nothing
+// but metrics.
+func (d *Device) append(r rtnl.Route) error {
+	err := d.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, r)
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	return err
+}
+
+// betterThan returns the metric of a stand-in that comes before a route of IPv6 with this
+// metric, and after what came before that.
+func betterThan(metric uint32) uint32 {
+	if metric <= 1 || metric-1 == hostMetric { // zero stands for the default
+		return tempMetric
+	}
+	return metric - 1
+}
+
+// standIn adds a route like r with another metric, and returns what removes it.
+func (d *Device) standIn(r rtnl.Route, metric uint32) (remove func()) {
+	r.Metric, r.Protocol = metric, rtnl.Protocol
 	if d.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, r) != nil {
 		return func() {}
 	}
@@ -72,7 +97,7 @@ func (d *Device) AddRoute(r rtnl.Route) error {
 	if !errors.Is(err, unix.EEXIST) {
 		return wrapRoute("add", r, err)
 	}
-	defer d.standIn(r)()
+	defer d.standIn(r, tempMetric)()
 	if err := d.route(unix.RTM_DELROUTE, 0, r); isAbsent(err) {
 		return ErrExists // the kernel removes by protocol too, so it is not ours
 	} else if err != nil {
@@ -192,7 +217,7 @@ func normal(r rtnl.Route) rtnl.Route {
 	if r.Dst.Addr().Is6() {
 		r.Scope = 0
 		if r.Metric == 0 {
-			r.Metric = 1024
+			r.Metric = hostMetric
 		}
 	} else if r.Scope == 0 && !r.Via.IsValid() {
 		r.Scope = rtnl.ScopeLink // the kernel refuses an on-link route of wider scope

@@ -331,11 +331,11 @@ func TestOverrunReroutesAll(t *testing.T) {
 	w.miss()
 	switch {
 	case !w.lost:
-		t.Errorf("w.lost is false")
+		t.Errorf("lost is false, want true")
 	case !w.rules:
-		t.Errorf("w.rules is false")
+		t.Errorf("rules is false, want true")
 	case !w.scan:
-		t.Errorf("w.scan is false")
+		t.Errorf("scan is false, want true")
 	}
 	w.tellRerouted()
 	if ev := <-w.events; ev.Kind != rtnl.Rerouted || ev.Prefix.IsValid() {

@@ -48,9 +48,9 @@ func FuzzPSN(f *testing.F) {
 		case q > ib.PSNMask:
 			t.Fatalf("q is %v, want at most %v", q, ib.PSNMask)
 		case q.Sub(p) != d:
-			t.Fatalf("q.Sub(p) is %v, want %v", q.Sub(p), d)
+			t.Fatalf("Sub(p) is %v, want %v", q.Sub(p), d)
 		case q.Before(p) != (d < 0):
-			t.Fatalf("q.Before(p) is %v, want %v", q.Before(p), d < 0)
+			t.Fatalf("Before(p) is %v, want %v", q.Before(p), d < 0)
 		}
 	})
 }
@@ -74,13 +74,13 @@ func TestGID(t *testing.T) {
 		case err != nil:
 			t.Errorf("%s: err is %v, want nil", tt.in, err)
 		case g.Is4() != tt.is4:
-			t.Errorf("%s: g.Is4() is %v, want %v", tt.in, g.Is4(), tt.is4)
+			t.Errorf("%s: Is4 is %v, want %v", tt.in, g.Is4(), tt.is4)
 		case g.IsMulticast() != tt.mc:
-			t.Errorf("%s: g.IsMulticast() is %v, want %v", tt.in, g.IsMulticast(), tt.mc)
+			t.Errorf("%s: IsMulticast is %v, want %v", tt.in, g.IsMulticast(), tt.mc)
 		case g.Addr() != netip.MustParseAddr(tt.addr):
-			t.Errorf("%s: g.Addr() is %v, want %v", tt.in, g.Addr(), netip.MustParseAddr(tt.addr))
+			t.Errorf("%s: Addr is %v, want %v", tt.in, g.Addr(), netip.MustParseAddr(tt.addr))
 		case g.String() != tt.out:
-			t.Errorf("%s: g.String() is %v, want %v", tt.in, g.String(), tt.out)
+			t.Errorf("%s: String is %v, want %v", tt.in, g.String(), tt.out)
 		}
 		text, _ := g.MarshalText()
 		var back ib.GID
@@ -90,7 +90,7 @@ func TestGID(t *testing.T) {
 		case back != g:
 			t.Errorf("%s: back is %v, want %v", tt.in, back, g)
 		case ib.GIDFromAddr(g.Addr()) != g:
-			t.Errorf("%s: ib.GIDFromAddr(g.Addr()) is %v, want %v", tt.in, ib.GIDFromAddr(g.Addr()), g)
+			t.Errorf("%s: GIDFromAddr(g.Addr()) is %v, want %v", tt.in, ib.GIDFromAddr(g.Addr()), g)
 		}
 	}
 	if _, err := ib.ParseGID("eth0"); err == nil {

@@ -23,22 +23,8 @@ func (f *Interface) requested(ev cm.RequestReceived) {
 	// RFC 4755 section 3.3: the UD QPN of the private data and the GID of the
 	// REQ. The address may be new to us; this is how it is learnt.
 	key := encap.LinkAddr{QPN: pd.QPN, GID: ev.Remote}
-	switch {
-	case !f.up:
-		f.refuse(ev, cm.ReasonNoResources, nil, "the interface is down")
-		return
-	case key == f.link.Key(): // equal is not smaller
-		f.refuse(ev, cm.ReasonConsumer, nil, "the REQ is from ourselves")
-		return
-	case !f.offers(ev.Transport, form):
-		f.refuse(ev, cm.ReasonInvalidTransport, nil, fmt.Sprintf("%v is not offered", ev.Transport))
-		return
-	case !ev.PKey.Match(f.opt.pkey()):
-		// The QP will be in our partition, where the peer's would not reach it.
-		f.refuse(ev, cm.ReasonUnsupported, nil, fmt.Sprintf("P_Key %v is not that of the link, %v", ev.PKey, f.opt.pkey()))
-		return
-	case ev.PathMTU > f.pathMTU:
-		f.refuse(ev, cm.ReasonInvalidMTU, []byte{byte(f.pathMTU)}, fmt.Sprintf("path MTU %v is more than ours of %v", ev.PathMTU, f.pathMTU))
+	if reason, info, why := f.unacceptable(ev, form, key); why != "" {
+		f.refuse(ev, reason, info, why)
 		return
 	}
 	p := f.peer(key)
@@ -83,10 +69,30 @@ func (f *Interface) requested(ev cm.RequestReceived) {
 		f.note(Note{Kind: NoteConn, Peer: key, Conn: c.id, Text: "the peer dials again; the old connection stays until the new one is up"})
 	}
 	p.accept = c
-	f.unused.file(p)
+	f.peers.unused.file(p)
 	f.take(c, ev)
 	_ = f.negotiate(c, pd.ReceiveMTU) // cannot fail: checked above, a UC offer is never below 16388
 	f.touch(p)
+}
+
+// unacceptable says why a REQ of the peer at key cannot be taken, whatever else is known of
+// the peer; an empty why means that it can.
+func (f *Interface) unacceptable(ev cm.RequestReceived, form serviceid.Form, key encap.LinkAddr) (
+	reason cm.Reason, info []byte, why string) {
+	switch {
+	case !f.up:
+		return cm.ReasonNoResources, nil, "the interface is down"
+	case key == f.link.Key(): // equal is not smaller
+		return cm.ReasonConsumer, nil, "the REQ is from ourselves"
+	case !f.offers(ev.Transport, form):
+		return cm.ReasonInvalidTransport, nil, fmt.Sprintf("%v is not offered", ev.Transport)
+	case !ev.PKey.Match(f.opt.pkey()):
+		// The QP will be in our partition, where the peer's would not reach it.
+		return cm.ReasonUnsupported, nil, fmt.Sprintf("P_Key %v is not that of the link, %v", ev.PKey, f.opt.pkey())
+	case ev.PathMTU > f.pathMTU:
+		return cm.ReasonInvalidMTU, []byte{byte(f.pathMTU)}, fmt.Sprintf("path MTU %v is more than ours of %v", ev.PathMTU, f.pathMTU)
+	}
+	return 0, nil, ""
 }
 
 // offers reports whether we accept transport t: what our flags announce, and of
@@ -122,7 +128,7 @@ func (f *Interface) takeLegacy(p *peer, ev cm.RequestReceived) {
 		return
 	}
 	p.rx = append(p.rx, c)
-	f.unused.file(p)
+	f.peers.unused.file(p)
 	f.take(c, ev)
 }
 

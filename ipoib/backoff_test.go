@@ -19,7 +19,7 @@ func TestBackOffEnds(t *testing.T) {
 		a.ping("10.0.0.2", 100, false)
 		w.run(time.Second)
 	}
-	p := a.f.peers[b.link()]
+	p := a.f.peers.byLink[b.link()]
 	if p.failures < 5 {
 		t.Fatalf("%d failures, want some", p.failures)
 	}
@@ -36,7 +36,7 @@ func TestBackOffEnds(t *testing.T) {
 	deaf = true
 	a.ping("10.0.0.2", 100, false)
 	w.run(20 * time.Second)
-	p = a.f.peers[b.link()]
+	p = a.f.peers.byLink[b.link()]
 	if p.failures != 1 {
 		t.Errorf("%d failures in a row, want 1", p.failures)
 	}

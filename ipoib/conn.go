@@ -56,14 +56,16 @@ type conn struct {
 	trans  ib.Transport
 	state  connState
 
-	qpn     ib.QPN
-	psn     ib.PSN // first PSN we receive
-	receive uint32 // Receive MTU we offer
-	booked  uint32 // what the UC budget holds for it, 0 for RC
-	theirs  uint32 // the peer's Receive MTU
-	mtu     int    // octets of IP
-	pathMTU ib.MTU // that the path to the peer carries; 0: what the port does
-	params  cm.Params
+	qpn      ib.QPN
+	psn      ib.PSN // first PSN we receive
+	receive  uint32 // Receive MTU we offer
+	booked   uint32 // what the UC budget holds for it, 0 for RC
+	theirs   uint32 // the peer's Receive MTU
+	mtu      int    // octets of IP
+	pathMTU  ib.MTU // that the path to the peer carries; 0: what the port does
+	larger   bool   // its REQ asked for more than probes have found, because that was due
+	unproven bool   // its packets are larger than probes have found: no program's go there yet
+	params   cm.Params
 
 	since, up, used time.Time
 	use             ConnUse
@@ -317,6 +319,8 @@ func (f *Interface) established(c *conn, how string) {
 	p.tx = c
 	f.endAttempt(p)
 	if c.trans == ib.UC {
+		found := p.probedPath()
+		c.unproven = found != 0 && c.usedPath(f.pathMTU) > found
 		f.probe(p, ib.UC)
 	}
 	f.neighStep(confirmed(p.key)) // a handshake is proof that it hears us

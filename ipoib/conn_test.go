@@ -50,17 +50,32 @@ func TestFirstPacket(t *testing.T) {
 			w.failf("%s: got %d and %d", dst, b.got(small), b.got(large))
 		}
 		x, y := w.agree(a, b)
-		if x.MTU != 65520 || x.Transport != ib.RC || !x.Active || x.Class != ClassUnknown && x.Class != ClassRFC ||
-			y.Class != ClassRFC {
-			w.failf("%+v\n%+v", x, y) // 4755-5.1-5, 4755-5.1-6
+		// 4755-5.1-5, 4755-5.1-6
+		switch {
+		case x.MTU != 65520:
+			w.failf("x's MTU is %v, want 65520", x.MTU)
+		case x.Transport != ib.RC:
+			w.failf("x's Transport is %v, want %v", x.Transport, ib.RC)
+		case !x.Active:
+			w.failf("x's Active is false, want true")
+		case x.Class != ClassUnknown && x.Class != ClassRFC:
+			w.failf("%+v\n%+v", x, y)
+		case y.Class != ClassRFC:
+			w.failf("y's Class is %v, want %v", y.Class, ClassRFC)
 		}
 		// 4755-3.2-6, 4755-3.5-4, 4755-3.1-12: 0x01 and the peer's UD QPN
 		if x.ServiceID != 0x0100000000000102 {
 			t.Errorf("service ID %#x", x.ServiceID)
 		}
 		r := a.reqs[0]
-		if r.LocalQPN != x.LocalQPN || r.ServiceID != serviceid.New(serviceid.RFC, 0x102) || r.Primary.LocalGID != gid(1) {
-			t.Errorf("REQ %+v", r) // 4755-2.3-2, 4755-3.2-5
+		// 4755-2.3-2, 4755-3.2-5
+		switch {
+		case r.LocalQPN != x.LocalQPN:
+			t.Errorf("LocalQPN is %v, want %v", r.LocalQPN, x.LocalQPN)
+		case r.ServiceID != serviceid.New(serviceid.RFC, 0x102):
+			t.Errorf("ServiceID is %v, want %v", r.ServiceID, serviceid.New(serviceid.RFC, 0x102))
+		case r.Primary.LocalGID != gid(1):
+			t.Errorf("Primary.LocalGID is %v, want %v", r.Primary.LocalGID, gid(1))
 		}
 		if x.RemoteQPN == 0 || y.LocalQPN != x.RemoteQPN {
 			t.Errorf("REP did not bring the peer's QPN") // 4755-2.3-3, 4755-3.2-3
@@ -105,8 +120,13 @@ func TestOneConnectionForAllAddresses(t *testing.T) {
 		}
 	}
 	x, _ := w.agree(a, b)
-	if len(a.reqs)+len(b.reqs) != 1 || len(x.Addrs) != 3 || len(a.hostRoutes()) != 3 {
+	switch {
+	case len(a.reqs)+len(b.reqs) != 1:
 		w.failf("%d REQs, addresses %v, host routes %v", len(a.reqs)+len(b.reqs), x.Addrs, a.hostRoutes())
+	case len(x.Addrs) != 3:
+		w.failf("x's Addrs has %v elements, want 3", len(x.Addrs))
+	case len(a.hostRoutes()) != 3:
+		w.failf("a's hostRoutes has %v elements, want 3", len(a.hostRoutes()))
 	}
 }
 
@@ -132,8 +152,15 @@ func TestModes(t *testing.T) {
 		cut := a.ping("10.0.0.2", 9000, false)
 		w.settle()
 		e := a.explain(ip4("10.0.0.2"))
-		if b.got(p) != 1 || a.got(q) != 1 || e.Mode != mode || len(e.Reasons) < 3 {
-			w.failf("%v to %v: got %d %d, %+v", k[0], k[1], b.got(p), a.got(q), e)
+		switch {
+		case b.got(p) != 1:
+			w.failf("%v to %v: b got %v of packet p, want 1", k[0], k[1], b.got(p))
+		case a.got(q) != 1:
+			w.failf("%v to %v: a got %v of packet q, want 1", k[0], k[1], a.got(q))
+		case e.Mode != mode:
+			w.failf("%v to %v: Mode is %v, want %v", k[0], k[1], e.Mode, mode)
+		case len(e.Reasons) < 3:
+			w.failf("%v to %v: Reasons has %v elements, want at least 3", k[0], k[1], len(e.Reasons))
 		}
 		if mode == "UD" {
 			// 4755-3.1-7, 4755-3.1-8, 4755-3.1-16, 4755-2-1, 4755-2-2: never a REQ to who has no mode in common
@@ -141,14 +168,21 @@ func TestModes(t *testing.T) {
 				w.failf("%v to %v: a REQ", k[0], k[1])
 			}
 			// 4755-7.2-1: answered (DF) or fragmented
-			if b.got(large) != 0 || a.counter("icmp_too_big") != 1 || b.got(cut) != 0 || a.counter("fragmented") != 1 {
-				w.failf("%v to %v: too big", k[0], k[1])
+			switch {
+			case b.got(large) != 0:
+				w.failf("%v to %v: b got %v of packet large, want 0", k[0], k[1], b.got(large))
+			case a.counter("icmp_too_big") != 1:
+				w.failf("%v to %v: a's icmp_too_big is %v, want 1", k[0], k[1], a.counter("icmp_too_big"))
+			case b.got(cut) != 0:
+				w.failf("%v to %v: b got %v of packet cut, want 0", k[0], k[1], b.got(cut))
+			case a.counter("fragmented") != 1:
+				w.failf("%v to %v: a's fragmented is %v, want 1", k[0], k[1], a.counter("fragmented"))
 			}
 			switch { // 4755-3.1-9
 			case a.f.Link().Flags != k[0].Flags():
-				t.Errorf("a.f.Link().Flags is %v, want %v", a.f.Link().Flags, k[0].Flags())
+				t.Errorf("Link.Flags is %v, want %v", a.f.Link().Flags, k[0].Flags())
 			case k[0] == ModeUD && a.f.Link().Flags != 0:
-				t.Errorf("a.f.Link().Flags is %v, want 0", a.f.Link().Flags)
+				t.Errorf("Link.Flags is %v, want 0", a.f.Link().Flags)
 			}
 			continue
 		}
@@ -188,13 +222,24 @@ func TestReceiveMTU(t *testing.T) {
 		n := len(a.tun)
 		p := a.ping("10.0.0.2", tt.want+1, true)
 		w.run(time.Second)
-		if b.got(p) != 0 || len(a.tun) != n+1 || a.counter("icmp_too_big") == 0 {
-			w.failf("%d octets with DF: got %d, answers %d", tt.want+1, b.got(p), len(a.tun)-n)
+		switch {
+		case b.got(p) != 0:
+			w.failf("%d octets with DF: b got %v of packet p, want 0", tt.want+1, b.got(p))
+		case len(a.tun) != n+1:
+			w.failf("%d octets with DF: a's tun has %v elements, want %v", tt.want+1, len(a.tun), n+1)
+		case a.counter("icmp_too_big") == 0:
+			w.failf("%d octets with DF: a's icmp_too_big is 0, want more", tt.want+1)
 		}
 		src, _ := ip.Src(a.tun[n])
-		if a.tun[n][20] != 3 || a.tun[n][21] != 4 || int(a.tun[n][26])<<8|int(a.tun[n][27]) != tt.want ||
-			src != ip4("10.0.0.2") {
+		switch {
+		case a.tun[n][20] != 3:
+			w.failf("a's tun[n][20] is %v, want 3", a.tun[n][20])
+		case a.tun[n][21] != 4:
+			w.failf("a's tun[n][21] is %v, want 4", a.tun[n][21])
+		case int(a.tun[n][26])<<8|int(a.tun[n][27]) != tt.want:
 			w.failf("ICMP % x", a.tun[n][:28])
+		case src != ip4("10.0.0.2"):
+			w.failf("src is %v, want %v", src, ip4("10.0.0.2"))
 		}
 		n = len(b.tun)
 		a.ping("10.0.0.2", tt.want+1, false)
@@ -213,8 +258,15 @@ func TestUselessReceiveMTU(t *testing.T) {
 	w.run(2 * time.Second)
 	p := a.ping("10.0.0.2", 500, true)
 	w.settle()
-	if b.got(p) != 1 || len(a.up()) != 0 || len(b.up()) != 0 || len(a.qps) != 0 {
-		w.failf("got %d", b.got(p))
+	switch {
+	case b.got(p) != 1:
+		w.failf("b got %v of packet p, want 1", b.got(p))
+	case len(a.up()) != 0:
+		w.failf("a's up has %v elements, want 0", len(a.up()))
+	case len(b.up()) != 0:
+		w.failf("b's up has %v elements, want 0", len(b.up()))
+	case len(a.qps) != 0:
+		w.failf("a's qps has %v elements, want 0", len(a.qps))
 	}
 	rej, ok := lastREJ(a)
 	if !ok || rej.Reason != cm.ReasonInvalidMTU {
@@ -293,9 +345,17 @@ func TestRefusedREP(t *testing.T) {
 	w.run(2 * time.Second)
 	p := a.ping("10.0.0.2", 500, true)
 	w.settle()
-	if rej, ok := lastREJ(a); !ok || rej.Reason != cm.ReasonInvalidMTU || b.got(p) != 1 || len(b.qps) != 0 ||
-		len(a.qps) != 0 {
-		w.failf("REJ %+v %v, got %d", rej, ok, b.got(p))
+	switch rej, ok := lastREJ(a); {
+	case !ok:
+		w.failf("ok is false, want true")
+	case rej.Reason != cm.ReasonInvalidMTU:
+		w.failf("Reason is %v, want %v", rej.Reason, cm.ReasonInvalidMTU)
+	case b.got(p) != 1:
+		w.failf("b got %v of packet p, want 1", b.got(p))
+	case len(b.qps) != 0:
+		w.failf("b's qps has %v elements, want 0", len(b.qps))
+	case len(a.qps) != 0:
+		w.failf("a's qps has %v elements, want 0", len(a.qps))
 	}
 }
 
@@ -314,8 +374,13 @@ func TestGateway(t *testing.T) {
 		p := a.ping(far, 9000, true)
 		q := a.ping(dst, 9000, true)
 		w.settle()
-		if b.got(p) != 1 || b.got(q) != 1 || len(a.reqs) != 1 {
-			w.failf("%s: got %d, %d, %d REQs", far, b.got(p), b.got(q), len(a.reqs))
+		switch {
+		case b.got(p) != 1:
+			w.failf("%s: b got %v of packet p, want 1", far, b.got(p))
+		case b.got(q) != 1:
+			w.failf("%s: b got %v of packet q, want 1", far, b.got(q))
+		case len(a.reqs) != 1:
+			w.failf("%s: a's reqs has %v elements, want 1", far, len(a.reqs))
 		}
 		// What was too large for UD waited, so the kernel never heard of a smaller MTU.
 		if a.k.Flushed != 0 {
@@ -339,61 +404,68 @@ func TestGateway(t *testing.T) {
 	}
 }
 
+// connectedPair returns two hosts of a world with a connection.
+func connectedPair(t *testing.T, opt Options) (*world, *node, *node) {
+	w := newWorld(t, 9)
+	a, b := w.node(1, opt), w.node(2, Options{})
+	w.run(2 * time.Second)
+	a.ping("10.0.0.2", 100, true)
+	w.settle()
+	w.agree(a, b)
+	return w, a, b
+}
+
+// noneLeft fails the test if anything of a connection is left at a or b.
+func noneLeft(w *world, a, b *node) {
+	w.t.Helper()
+	if len(a.f.Conns())+len(b.f.Conns())+len(a.qps)+len(b.qps)+len(a.hostRoutes())+len(b.hostRoutes()) != 0 {
+		w.failf("left: %v %v, host routes %v %v", a.f.Conns(), b.f.Conns(), a.hostRoutes(), b.hostRoutes()) // 4755-3.2-7
+	}
+}
+
+// tearDownLink: the link goes down, and everything is back after it.
+func tearDownLink(t *testing.T) {
+	w, a, b := connectedPair(t, Options{})
+	a.kernel(a.k.Up(false)) // 4755-3.4-2, 4755-3.4-1
+	w.run(time.Second)
+	noneLeft(w, a, b)
+	if len(a.dests)+len(a.paths) != 0 || len(a.joined) != 0 {
+		t.Errorf("left: %v %v", a.dests, a.joined)
+	}
+	ours := a.f.addrs.own
+	a.delAddr(ours.String()) // as the kernel does
+	a.kernel(a.k.Up(true))
+	if !a.f.addrs.has(ours.Addr()) {
+		t.Errorf("the link-local address did not come back")
+	}
+	w.run(2 * time.Second)
+	p := a.ping("10.0.0.2", 9000, true)
+	w.settle()
+	if w.agree(a, b); b.got(p) != 1 {
+		w.failf("not up again")
+	}
+}
+
 func TestTearDown(t *testing.T) {
-	connected := func(opt Options) (*world, *node, *node) {
-		w := newWorld(t, 9)
-		a, b := w.node(1, opt), w.node(2, Options{})
-		w.run(2 * time.Second)
-		a.ping("10.0.0.2", 100, true)
-		w.settle()
-		w.agree(a, b)
-		return w, a, b
-	}
-	gone := func(w *world, a, b *node) {
-		t.Helper()
-		if len(a.f.Conns())+len(b.f.Conns())+len(a.qps)+len(b.qps)+len(a.hostRoutes())+len(b.hostRoutes()) != 0 {
-			w.failf("left: %v %v, host routes %v %v", a.f.Conns(), b.f.Conns(), a.hostRoutes(), b.hostRoutes()) // 4755-3.2-7
-		}
-	}
-	t.Run("link down", func(t *testing.T) {
-		w, a, b := connected(Options{})
-		a.kernel(a.k.Up(false)) // 4755-3.4-2, 4755-3.4-1
-		w.run(time.Second)
-		gone(w, a, b)
-		if len(a.dests)+len(a.paths) != 0 || len(a.joined) != 0 {
-			t.Errorf("left: %v %v", a.dests, a.joined)
-		}
-		ours := a.f.addrs.own
-		a.delAddr(ours.String()) // as the kernel does
-		a.kernel(a.k.Up(true))
-		if !a.f.addrs.has(ours.Addr()) {
-			t.Errorf("the link-local address did not come back")
-		}
-		w.run(2 * time.Second)
-		p := a.ping("10.0.0.2", 9000, true)
-		w.settle()
-		if w.agree(a, b); b.got(p) != 1 {
-			w.failf("not up again")
-		}
-	})
+	t.Run("link down", tearDownLink)
 	t.Run("shutdown", func(t *testing.T) {
-		w, a, b := connected(Options{})
+		w, a, b := connectedPair(t, Options{})
 		a.step(Shutdown{})
 		w.run(time.Second)
-		gone(w, a, b)
+		noneLeft(w, a, b)
 		if !a.f.Deadline().IsZero() {
 			t.Errorf("deadline %v", a.f.Deadline())
 		}
 	})
 	t.Run("idle", func(t *testing.T) { // 4755-3.4-4
-		w, a, b := connected(Options{Idle: 40 * time.Second})
+		w, a, b := connectedPair(t, Options{Idle: 40 * time.Second})
 		for range 6 {
 			a.ping("10.0.0.2", 100, true)
 			w.run(30 * time.Second)
 		}
 		w.agree(a, b)
 		w.run(time.Minute)
-		gone(w, a, b)
+		noneLeft(w, a, b)
 		if a.counter("closed_idle") != 1 {
 			t.Errorf("closed_idle %d", a.counter("closed_idle"))
 		}
@@ -404,7 +476,7 @@ func TestTearDown(t *testing.T) {
 		}
 	})
 	for _, uc := range []bool{false, true} { // 4755-3.4-3
-		w, a, b := connected(Options{Mode: ModeAuto})
+		w, a, b := connectedPair(t, Options{Mode: ModeAuto})
 		if uc {
 			w, a, b = meet(t, 9, ModeUC, ModeUC)
 			a.ping("10.0.0.2", 100, true)
@@ -421,7 +493,7 @@ func TestTearDown(t *testing.T) {
 		}
 	}
 	t.Run("peer's addresses moved away", func(t *testing.T) {
-		w, a, b := connected(Options{})
+		w, a, b := connectedPair(t, Options{})
 		c := w.node(3, Options{})
 		b.delAddr("10.0.0.2/24")
 		c.addAddr("10.0.0.2/24") // announced
@@ -520,8 +592,15 @@ func TestBackOff(t *testing.T) {
 			}
 		}
 		// UD carries on, and the attempts grow rare.
-		if n := a.counter("dial_failed"); lost > 0 || n < 4 || n > 20 || len(a.qps) > 1 {
-			w.failf("reject %v: %d lost, %d attempts", reject, lost, n)
+		switch n := a.counter("dial_failed"); {
+		case lost > 0:
+			w.failf("reject %v: lost is %v, want at most 0", reject, lost)
+		case n < 4:
+			w.failf("reject %v: n is %v, want at least 4", reject, n)
+		case n > 20:
+			w.failf("reject %v: n is %v, want at most 20", reject, n)
+		case len(a.qps) > 1:
+			w.failf("reject %v: a's qps has %v elements, want at most 1", reject, len(a.qps))
 		}
 		for _, r := range b.sent {
 			if rej, ok := r.(mad.REJ); ok && reject && rej.Reason != cm.ReasonNoQP {
@@ -532,12 +611,12 @@ func TestBackOff(t *testing.T) {
 		for range 500 {
 			a.ping("10.0.0.2", 60000, true)
 		}
-		if len(a.f.peers[b.link()].queue) > 64 || a.f.queued > 1<<20 {
-			t.Errorf("queue of %d octets", a.f.queued)
+		if len(a.f.peers.byLink[b.link()].queue) > 64 || a.f.peers.queued > 1<<20 {
+			t.Errorf("queue of %d octets", a.f.peers.queued)
 		}
 		w.settle()
-		if a.f.queued != 0 {
-			w.failf("%d octets still wait", a.f.queued)
+		if a.f.peers.queued != 0 {
+			w.failf("%d octets still wait", a.f.peers.queued)
 		}
 		b.noQP, w.dropMAD = false, nil
 		w.run(2 * time.Minute)
@@ -583,9 +662,13 @@ func TestRejections(t *testing.T) {
 		w.run(2 * time.Second)
 		a.ping("10.0.0.2", 100, true)
 		w.run(200 * time.Millisecond)
-		if (len(a.up()) == 1) != tt.soon || a.f.peers[b.link()].holdUntil.IsZero() != tt.soon ||
-			a.f.Status().Crossings.Seen != 0 {
+		switch {
+		case (len(a.up()) == 1) != tt.soon:
 			w.failf("%s: %v", tt.name, a.f.Conns())
+		case a.f.peers.byLink[b.link()].holdUntil.IsZero() != tt.soon:
+			w.failf("%s: a's IsZero is %v, want %v", tt.name, a.f.peers.byLink[b.link()].holdUntil.IsZero(), tt.soon)
+		case a.f.Status().Crossings.Seen != 0:
+			w.failf("%s: a's Status.Crossings.Seen is %v, want 0", tt.name, a.f.Status().Crossings.Seen)
 		}
 		w.run(5 * time.Second)
 		a.ping("10.0.0.2", 100, true)
@@ -608,8 +691,13 @@ func TestModeNotOffered(t *testing.T) {
 	p := a.ping("10.0.0.2", 100, true)
 	w.run(time.Second)
 	rej, ok := lastREJ(b)
-	if !ok || rej.Reason != cm.ReasonInvalidTransport || b.got(p) != 1 {
-		w.failf("REJ %+v", rej)
+	switch {
+	case !ok:
+		w.failf("ok is false, want true")
+	case rej.Reason != cm.ReasonInvalidTransport:
+		w.failf("Reason is %v, want %v", rej.Reason, cm.ReasonInvalidTransport)
+	case b.got(p) != 1:
+		w.failf("b got %v of packet p, want 1", b.got(p))
 	}
 }
 
@@ -668,12 +756,22 @@ func TestMaxConns(t *testing.T) {
 	p := a.ping("10.0.0.3", 100, true)
 	q := c.ping("10.0.0.1", 100, true)
 	w.settle()
-	if w.agree(a, b); c.got(p) != 1 || a.got(q) != 1 || a.counter("connections_full") == 0 {
-		w.failf("got %d %d", c.got(p), a.got(q))
+	switch w.agree(a, b); {
+	case c.got(p) != 1:
+		w.failf("c got %v of packet p, want 1", c.got(p))
+	case a.got(q) != 1:
+		w.failf("a got %v of packet q, want 1", a.got(q))
+	case a.counter("connections_full") == 0:
+		w.failf("a's connections_full is 0, want more")
 	}
 	// Nobody is refused, because nobody is invited, until there is room.
-	if rej, ok := lastREJ(a); ok || len(c.reqs) != 0 || a.counter("modes_withdrawn") != 1 {
-		w.failf("REJ %+v, %d REQs", rej, len(c.reqs))
+	switch rej, ok := lastREJ(a); {
+	case ok:
+		w.failf("%+v was sent, want no REJ", rej)
+	case len(c.reqs) != 0:
+		w.failf("c's reqs has %v elements, want 0", len(c.reqs))
+	case a.counter("modes_withdrawn") != 1:
+		w.failf("a's modes_withdrawn is %v, want 1", a.counter("modes_withdrawn"))
 	}
 	a.step(QPError{Conn: a.up()[0].Conn})
 	w.run(time.Minute)

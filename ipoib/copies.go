@@ -54,6 +54,7 @@ type copies struct {
 	octets  ratelimit.Bucket
 	at      time.Time // when they were looked at last
 	turn    int       // of the packets that wait
+	class   copyClass // of what is sent now
 }
 
 // A copyJob is one packet and who is still to get it.
@@ -83,7 +84,7 @@ func (c *copies) deadline() time.Time {
 
 // sendCopies sends a frame to each of peers, at once or bit by bit.
 func (f *Interface) sendCopies(peers []ib.GID, fr []byte) {
-	q := &f.copies.waiting[f.class]
+	q := &f.copies.waiting[f.copies.class]
 	switch {
 	case len(peers) == 0:
 		return

@@ -78,8 +78,17 @@ func TestCrossing(t *testing.T) {
 					w.failf("the REQ of the smaller address won")
 				}
 				sa, sb := a.f.Status().Crossings, b.f.Status().Crossings
-				if sa.Seen != 1 || sa.Accepted+sa.Yielded != 1 || sa.Rejected != 0 || sb.Accepted != 0 || sb.Yielded != 0 {
+				switch {
+				case sa.Seen != 1:
+					w.failf("Seen is %v, want 1", sa.Seen)
+				case sa.Accepted+sa.Yielded != 1:
 					w.failf("crossings %+v, %+v", sa, sb)
+				case sa.Rejected != 0:
+					w.failf("Rejected is %v, want 0", sa.Rejected)
+				case sb.Accepted != 0:
+					w.failf("Accepted is %v, want 0", sb.Accepted)
+				case sb.Yielded != 0:
+					w.failf("Yielded is %v, want 0", sb.Yielded)
 				}
 				if rej, ok := lastREJ(b); order != "larger first" && (!ok || rej.Reason != cm.ReasonConsumer) {
 					w.failf("REJ %+v", rej) // 4755-3.3-6
@@ -87,7 +96,7 @@ func TestCrossing(t *testing.T) {
 				if a.counter("dial_failed") > 1 || len(distinct(a.reqs)) != 1 || len(distinct(b.reqs)) != 1 {
 					w.failf("a new REQ because of a verdict")
 				}
-				if e := a.explain(ip4("10.0.0.2")); a.f.peers[b.link()].diagnostics().verdict == "" || e.Mode == "UD" {
+				if e := a.explain(ip4("10.0.0.2")); a.f.peers.byLink[b.link()].diagnostics().verdict == "" || e.Mode == "UD" {
 					t.Errorf("%+v", e)
 				}
 			})
@@ -123,7 +132,7 @@ func TestCrossingOrder(t *testing.T) {
 			f := w.node(1, Options{Mode: mode}).f
 			f.link.QPN, f.link.GID = own.QPN, own.GID
 			p := &peer{key: tt.remote, flags: encap.FlagRC | encap.FlagUC}
-			f.peers[p.key] = p
+			f.peers.byLink[p.key] = p
 			f.now = w.now
 			c := f.newConn(p, ib.RC, serviceid.RFC, true)
 			p.dial = c
@@ -138,7 +147,7 @@ func TestCrossingOrder(t *testing.T) {
 			case (n[nCrossAccepted] == 1) != tt.accept:
 				t.Errorf("%s: n[nCrossAccepted] == 1 is %v, want %v", tt.name, n[nCrossAccepted] == 1, tt.accept)
 			case (n[nCrossRejected] == 1) == tt.accept:
-				t.Errorf("%s: n[nCrossRejected] == 1 is %v, want any other", tt.name, n[nCrossRejected] == 1)
+				t.Errorf("%s: crossings_rejected %d, want %v", tt.name, n[nCrossRejected], map[bool]int{false: 1}[tt.accept])
 			}
 		}
 	}
@@ -167,7 +176,7 @@ func TestCrossingBesideConnection(t *testing.T) {
 	w.settle()
 	w.agree(a, b)
 	for _, n := range []*node{a, b} { // both lose sight of it
-		for _, p := range n.f.peers {
+		for _, p := range n.f.peers.byLink {
 			p.tx = nil
 		}
 		n.f.hops.allDirty = true
@@ -176,8 +185,17 @@ func TestCrossingBesideConnection(t *testing.T) {
 	p, q := a.ping("10.0.0.2", 9000, true), b.ping("10.0.0.1", 9000, true)
 	w.settle()
 	ca, cb := a.up(), b.up()
-	if len(ca) != 2 || len(cb) != 2 || b.got(p) != 1 || a.got(q) != 1 || a.f.Status().Crossings.Seen != 1 {
-		w.failf("%d and %d connections, got %d and %d", len(ca), len(cb), b.got(p), a.got(q))
+	switch {
+	case len(ca) != 2:
+		w.failf("ca has %v elements, want 2", len(ca))
+	case len(cb) != 2:
+		w.failf("cb has %v elements, want 2", len(cb))
+	case b.got(p) != 1:
+		w.failf("b got %v of packet p, want 1", b.got(p))
+	case a.got(q) != 1:
+		w.failf("a got %v of packet q, want 1", a.got(q))
+	case a.f.Status().Crossings.Seen != 1:
+		w.failf("a's Status.Crossings.Seen is %v, want 1", a.f.Status().Crossings.Seen)
 	}
 }
 
@@ -188,12 +206,17 @@ func TestCrossingWinnerLost(t *testing.T) {
 	w.dropMAD = func(from *node, m mad.Message) bool { return from == b && m.Attr() == mad.AttrREQ }
 	p, q := a.ping("10.0.0.2", 9000, true), b.ping("10.0.0.1", 100, true)
 	w.run(500 * time.Millisecond)
-	if s := a.f.Status().Crossings; s.Yielded != 1 || a.f.peers[b.link()].waitUntil.IsZero() {
+	if s := a.f.Status().Crossings; s.Yielded != 1 || a.f.peers.byLink[b.link()].waitUntil.IsZero() {
 		w.failf("%+v", s)
 	}
 	w.settle()
-	if w.agree(a, b); b.got(p) != 1 || a.got(q) != 1 || a.f.Status().Crossings.Expired != 1 {
-		w.failf("got %d and %d, %+v", b.got(p), a.got(q), a.f.Status().Crossings)
+	switch w.agree(a, b); {
+	case b.got(p) != 1:
+		w.failf("b got %v of packet p, want 1", b.got(p))
+	case a.got(q) != 1:
+		w.failf("a got %v of packet q, want 1", a.got(q))
+	case a.f.Status().Crossings.Expired != 1:
+		w.failf("a's Status.Crossings.Expired is %v, want 1", a.f.Status().Crossings.Expired)
 	}
 }
 
@@ -214,8 +237,15 @@ func TestREQFromUnknownPeer(t *testing.T) {
 	w.run(100 * time.Millisecond)
 	cs := a.f.Conns()
 	// 4755-3.3-2, 4755-5.1-2
-	if len(cs) != 1 || cs[0].Peer.Key() != b.link() || cs[0].MTU != 8996 || cs[0].State != "REP_SENT" {
-		w.failf("%+v", cs)
+	switch {
+	case len(cs) != 1:
+		w.failf("cs has %v elements, want 1", len(cs))
+	case cs[0].Peer.Key() != b.link():
+		w.failf("Peer.Key is %v, want %v", cs[0].Peer.Key(), b.link())
+	case cs[0].MTU != 8996:
+		w.failf("MTU is %v, want 8996", cs[0].MTU)
+	case cs[0].State != "REP_SENT":
+		w.failf("State is %v, want \"REP_SENT\"", cs[0].State)
 	}
 	w.run(time.Minute)
 	if len(a.f.Conns())+len(a.qps) != 0 {
@@ -235,8 +265,13 @@ func TestOwnREQ(t *testing.T) {
 	copy(req.PrivateData[:], pd)
 	w.inject(a, a, req)
 	w.run(100 * time.Millisecond)
-	if rej, ok := lastREJ(a); !ok || rej.Reason != cm.ReasonConsumer || len(a.f.Conns()) != 0 {
-		w.failf("REJ %+v", rej)
+	switch rej, ok := lastREJ(a); {
+	case !ok:
+		w.failf("ok is false, want true")
+	case rej.Reason != cm.ReasonConsumer:
+		w.failf("Reason is %v, want %v", rej.Reason, cm.ReasonConsumer)
+	case len(a.f.Conns()) != 0:
+		w.failf("a's Conns has %v elements, want 0", len(a.f.Conns()))
 	}
 }
 
@@ -257,8 +292,14 @@ func TestFormsCross(t *testing.T) {
 		if r.got(p) != 1 || l.got(q) != 1 {
 			w.failf("got %d and %d", r.got(p), l.got(q))
 		}
-		if lp.class != ClassRFC || lp.tx == nil || lp.tx.form != serviceid.RFC ||
-			l.f.Status().Crossings.Seen+r.f.Status().Crossings.Seen != 0 {
+		switch {
+		case lp.class != ClassRFC:
+			w.failf("class is %v, want %v", lp.class, ClassRFC)
+		case lp.tx == nil:
+			w.failf("tx is nil")
+		case lp.tx.form != serviceid.RFC:
+			w.failf("form is %v, want %v", lp.tx.form, serviceid.RFC)
+		case l.f.Status().Crossings.Seen+r.f.Status().Crossings.Seen != 0:
 			w.failf("class %v", lp.class)
 		}
 	}
@@ -273,8 +314,13 @@ func TestLegacyPeer(t *testing.T) {
 	w.run(2 * time.Second)
 	a.ping("10.0.0.2", 9000, true)
 	w.run(time.Second)
-	if len(k.legacy.got) != 1 || len(a.reqs) != 2 || a.counter("service_id_fallbacks") != 1 {
-		w.failf("the kernel got %d, %d REQs", len(k.legacy.got), len(a.reqs))
+	switch {
+	case len(k.legacy.got) != 1:
+		w.failf("k's got has %v elements, want 1", len(k.legacy.got))
+	case len(a.reqs) != 2:
+		w.failf("a's reqs has %v elements, want 2", len(a.reqs))
+	case a.counter("service_id_fallbacks") != 1:
+		w.failf("a's service_id_fallbacks is %v, want 1", a.counter("service_id_fallbacks"))
 	}
 	if f0, _ := serviceid.Parse(a.reqs[0].ServiceID); f0 != serviceid.RFC {
 		t.Errorf("first REQ in form %v", f0)
@@ -293,13 +339,23 @@ func TestLegacyPeer(t *testing.T) {
 		w.failf("got %d and %d", a.got(in), len(k.legacy.got))
 	}
 	for _, c := range a.up() {
-		if c.Class != ClassLegacy || c.Tx == c.Rx || c.Tx != c.Active {
-			w.failf("%+v", c)
+		switch {
+		case c.Class != ClassLegacy:
+			w.failf("c's Class is %v, want %v", c.Class, ClassLegacy)
+		case c.Tx == c.Rx:
+			w.failf("c's Tx is %v, want another than %v", c.Tx, c.Rx)
+		case c.Tx != c.Active:
+			w.failf("c's Tx is %v, want %v", c.Tx, c.Active)
 		}
 	}
 	e := a.explain(ip4("10.0.0.2"))
-	if e.Class != ClassLegacy || e.Mode != "RC" || e.LastREJ == "" {
-		w.failf("%+v", e)
+	switch {
+	case e.Class != ClassLegacy:
+		w.failf("Class is %v, want %v", e.Class, ClassLegacy)
+	case e.Mode != "RC":
+		w.failf("Mode is %v, want \"RC\"", e.Mode)
+	case e.LastREJ == "":
+		w.failf("LastREJ is empty")
 	}
 	// remembered: after a teardown one REQ, of the 0x10 form, is enough
 	for _, c := range a.up() {
@@ -311,9 +367,13 @@ func TestLegacyPeer(t *testing.T) {
 	n := len(a.reqs)
 	a.ping("10.0.0.2", 9000, true)
 	w.run(2 * time.Second)
-	if form, _ := serviceid.Parse(a.reqs[len(a.reqs)-1].ServiceID); len(a.reqs) != n+1 ||
-		form != serviceid.Legacy || len(k.legacy.got) != 3 {
-		w.failf("%d REQs, form %v, got %d", len(a.reqs)-n, form, len(k.legacy.got))
+	switch form, _ := serviceid.Parse(a.reqs[len(a.reqs)-1].ServiceID); {
+	case len(a.reqs) != n+1:
+		w.failf("a's reqs has %v elements, want %v", len(a.reqs), n+1)
+	case form != serviceid.Legacy:
+		w.failf("form is %v, want %v", form, serviceid.Legacy)
+	case len(k.legacy.got) != 3:
+		w.failf("k's got has %v elements, want 3", len(k.legacy.got))
 	}
 }
 
@@ -351,8 +411,13 @@ func TestLegacyFirst(t *testing.T) {
 	k.legacy.sendTo(a, in)
 	a.ping("10.0.0.2", 9000, true)
 	w.run(time.Second)
-	if a.got(in) != 1 || len(k.legacy.got) != 1 || len(a.reqs) != 1 {
-		w.failf("got %d and %d with %d REQs", a.got(in), len(k.legacy.got), len(a.reqs))
+	switch {
+	case a.got(in) != 1:
+		w.failf("a got %v of packet in, want 1", a.got(in))
+	case len(k.legacy.got) != 1:
+		w.failf("k's got has %v elements, want 1", len(k.legacy.got))
+	case len(a.reqs) != 1:
+		w.failf("a's reqs has %v elements, want 1", len(a.reqs))
 	}
 	a.step(Shutdown{})
 	w.run(2 * time.Second)
@@ -431,7 +496,7 @@ func TestLegacyBounds(t *testing.T) {
 		w.failf("%d QPs", len(a.qps))
 	}
 	w.run(25 * time.Minute) // silent: reaped
-	if len(a.f.Conns()) != 0 || len(a.f.peers) != 0 {
+	if len(a.f.Conns()) != 0 || len(a.f.peers.byLink) != 0 {
 		w.failf("left %+v", a.f.Conns())
 	}
 }
@@ -444,8 +509,15 @@ func TestLegacyFirstOption(t *testing.T) {
 	w.run(2 * time.Second)
 	p, q := a.ping("10.0.0.2", 9000, true), b.ping("10.0.0.1", 9000, true)
 	w.settle()
-	if b.got(p) != 1 || a.got(q) != 1 || len(a.qps) != 2 || len(b.qps) != 2 {
-		w.failf("got %d and %d with %d and %d QPs", b.got(p), a.got(q), len(a.qps), len(b.qps))
+	switch {
+	case b.got(p) != 1:
+		w.failf("b got %v of packet p, want 1", b.got(p))
+	case a.got(q) != 1:
+		w.failf("a got %v of packet q, want 1", a.got(q))
+	case len(a.qps) != 2:
+		w.failf("a's qps has %v elements, want 2", len(a.qps))
+	case len(b.qps) != 2:
+		w.failf("b's qps has %v elements, want 2", len(b.qps))
 	}
 	if a.f.Status().Crossings.Seen+b.f.Status().Crossings.Seen != 0 {
 		w.failf("the crossing rule is not for the 0x10 form")
@@ -459,8 +531,15 @@ func TestNeitherServiceID(t *testing.T) {
 	w.run(2 * time.Second)
 	a.ping("10.0.0.2", 500, true)
 	w.run(500 * time.Millisecond)
-	if len(a.reqs) != 2 || len(k.legacy.got) != 1 || len(a.qps) != 0 || a.f.peers[k.link()].class != ClassUnknown {
-		w.failf("%d REQs, got %d", len(a.reqs), len(k.legacy.got))
+	switch {
+	case len(a.reqs) != 2:
+		w.failf("a's reqs has %v elements, want 2", len(a.reqs))
+	case len(k.legacy.got) != 1:
+		w.failf("k's got has %v elements, want 1", len(k.legacy.got))
+	case len(a.qps) != 0:
+		w.failf("a's qps has %v elements, want 0", len(a.qps))
+	case a.f.peers.byLink[k.link()].class != ClassUnknown:
+		w.failf("a's class is %v, want %v", a.f.peers.byLink[k.link()].class, ClassUnknown)
 	}
 }
 
@@ -491,8 +570,13 @@ func TestConnectionOfFormerLife(t *testing.T) {
 			w.failf("%d connections", len(a.up()))
 		}
 		w.run(31 * time.Second)
-		if cs := a.up(); len(cs) != 1 || cs[0].Peer.QPN != 0x777 || len(a.qps) != 1 {
-			w.failf("idle %v: %+v", idle, cs)
+		switch cs := a.up(); {
+		case len(cs) != 1:
+			w.failf("idle %v: cs has %v elements, want 1", idle, len(cs))
+		case cs[0].Peer.QPN != 0x777:
+			w.failf("idle %v: Peer.QPN is %v, want 0x777", idle, cs[0].Peer.QPN)
+		case len(a.qps) != 1:
+			w.failf("idle %v: a's qps has %v elements, want 1", idle, len(a.qps))
 		}
 	}
 }

@@ -1,6 +1,8 @@
 package ipoib
 
 import (
+	"cmp"
+	"encoding/binary"
 	"flag"
 	"fmt"
 	"os"
@@ -10,6 +12,7 @@ import (
 	"time"
 
 	"ipoibcm/internal/foreign"
+	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/mad"
 )
@@ -25,17 +28,53 @@ const connections = "../docs/connections.md"
 
 // A diagram is a sequence diagram in the making.
 type diagram struct {
-	w     *world
-	lines []string
-	seen  int // lines of the log
+	w      *world
+	lines  []string
+	seen   int       // lines of the log
+	states [2]string // of the connections at each end, as last drawn
 }
 
 // draw watches a world of two hosts from now on; b is what the second is called.
 func draw(w *world, b string) *diagram {
 	d := &diagram{w: w, seen: len(w.log)}
 	d.lines = append(d.lines, "participant a as a, 10.0.0.1", "participant b as "+b+", 10.0.0.2")
-	w.onMAD = d.message
+	d.states = [2]string{"no connection", "no connection"}
+	d.state(0)
+	d.state(1)
+	w.onMAD, w.onFrame = d.message, d.frame
 	return d
+}
+
+// states names the states of a host's connections, as the CM has them.
+func states(n *node) string {
+	if n.f == nil || n.dead {
+		return ""
+	}
+	var names []string
+	for _, c := range n.f.Conns() {
+		if c.State != "IDLE" { // its queue pair is being made
+			names = append(names, c.State)
+		}
+	}
+	return cmp.Or(strings.Join(names, " and "), "no connection")
+}
+
+// state draws the states of one end if they have changed.
+func (d *diagram) state(i int) {
+	now := states(d.w.nodes[i])
+	if now == "" || now == d.states[i] {
+		return
+	}
+	d.states[i] = now
+	d.lines = append(d.lines, fmt.Sprintf("Note %s of %s: %s", []string{"left", "right"}[i], d.w.nodes[i].name, now))
+}
+
+// ends returns the index of n, and that of the other end.
+func (d *diagram) ends(n *node) (this, other int) {
+	if n == d.w.nodes[0] {
+		return 0, 1
+	}
+	return 1, 0
 }
 
 var (
@@ -61,17 +100,44 @@ func (d *diagram) say(n *node, what string) {
 }
 
 // message draws a CM message.
-func (d *diagram) message(from *node, m mad.Message) {
+func (d *diagram) message(from *node, m mad.Message) { d.arrow(from, label(m)) }
+
+// arrow draws what one host sends to the other, and then its states, which it sent that in.
+func (d *diagram) arrow(from *node, text string) {
+	this, other := d.ends(from)
 	d.notes()
-	to := d.w.nodes[0]
-	if to == from {
-		to = d.w.nodes[1]
-	}
+	d.state(other)
 	arrow := "->>"
-	if to.dead {
+	if d.w.nodes[other].dead {
 		arrow = "-x"
 	}
-	d.lines = append(d.lines, fmt.Sprintf("%s%s%s: %s", from.name, arrow, to.name, label(m)))
+	d.lines = append(d.lines, from.name+arrow+d.w.nodes[other].name+": "+text)
+	d.state(this)
+}
+
+// frame draws ARP and what an application sent.
+func (d *diagram) frame(from *node, conn bool, fr []byte) {
+	by := "UD"
+	if conn {
+		by = "the connection"
+	}
+	switch t := encap.EtherType(binary.BigEndian.Uint16(fr)); t {
+	case encap.ARP:
+		var p arp.Packet
+		switch err := p.UnmarshalBinary(fr[encap.HeaderLen:]); {
+		case err != nil || p.IsAnnouncement():
+		case p.IsProbe():
+			d.arrow(from, fmt.Sprintf("ARP probe for %v by %s, duplicate address detection", p.TargetIP, by))
+		case p.Op == arp.Request:
+			d.arrow(from, fmt.Sprintf("ARP request for %v by %s, from %v", p.TargetIP, by, p.Sender))
+		default:
+			d.arrow(from, fmt.Sprintf("ARP reply by %s, %v is at %v", by, p.SenderIP, p.Sender))
+		}
+	case encap.IPv4:
+		if n := len(fr) - encap.HeaderLen; n > 1000 { // not the reports of IGMP
+			d.arrow(from, fmt.Sprintf("data by %s, IPv4 packet of %d octets", by, n))
+		}
+	}
 }
 
 // label is what counts of a message.
@@ -102,6 +168,8 @@ func label(m mad.Message) string {
 // block is the diagram as Markdown.
 func (d *diagram) block() string {
 	d.notes()
+	d.state(0)
+	d.state(1)
 	return "```mermaid\nsequenceDiagram\n    " + strings.Join(d.lines, "\n    ") + "\n```\n"
 }
 

@@ -34,7 +34,7 @@ func (f *Interface) dial(p *peer) {
 	}
 	c.via = f.cmVia(p)
 	p.dial = c
-	f.unused.file(p)
+	f.peers.unused.file(p)
 	f.touch(p)
 }
 
@@ -51,7 +51,7 @@ func (f *Interface) again(p *peer, why string) {
 
 // ask sends the REQ once the QP is there.
 func (f *Interface) ask(c *conn) {
-	f.tryLarger(c.peer)
+	c.larger = c.trans == ib.UC && c.peer.search != nil && c.peer.search.RaiseDue(f.now)
 	f.conns.lastHandle++
 	c.handle, c.state = f.conns.lastHandle, connAsked
 	f.conns.byHandle[c.handle] = c
@@ -235,10 +235,11 @@ func (f *Interface) wrongMTU(c *conn, ev cm.Failed, pd encap.PrivateData) {
 // reqPath returns the path MTU that our REQ asks for.
 func (c *conn) reqPath(port ib.MTU) ib.MTU {
 	path := c.mostPath(port)
-	for _, most := range [...]ib.MTU{c.peer.pathMTU, c.peer.probedPath()} {
-		if most != 0 {
-			path = min(path, most)
-		}
+	if most := c.peer.pathMTU; most != 0 {
+		path = min(path, most)
+	}
+	if most := c.peer.probedPath(); most != 0 && !c.larger {
+		path = min(path, most)
 	}
 	return path
 }

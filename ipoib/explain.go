@@ -120,7 +120,7 @@ func (f *Interface) explainHop(e *Explanation, say func(string, ...any)) {
 		default: // the record of its interface found no room
 			e.Link, e.Mode, e.Path.MTU = n.LinkAddr, ib.UD.String(), f.udMTU()
 			say("%v is at %v, neighbour state %v", e.NextHop, n.LinkAddr, n.State)
-			say("UD, because %d interfaces are on record and there is no room for one more", len(f.peers))
+			say("UD, because %d interfaces are on record and there is no room for one more", len(f.peers.byLink))
 		}
 		return
 	}

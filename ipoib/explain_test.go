@@ -44,11 +44,11 @@ func TestExplainWhileItHappens(t *testing.T) {
 	says("asked", "1 times so far; 1 packets wait")
 	switch n := a.f.Neighbours(); {
 	case len(n) != 1:
-		t.Errorf("len(n) is %v, want 1", len(n))
+		t.Errorf("n has %v elements, want 1", len(n))
 	case n[0].Queued != 1:
-		t.Errorf("n[0].Queued is %v, want 1", n[0].Queued)
+		t.Errorf("Queued is %v, want 1", n[0].Queued)
 	case n[0].QueuedOctets != 9000:
-		t.Errorf("n[0].QueuedOctets is %v, want 9000", n[0].QueuedOctets)
+		t.Errorf("QueuedOctets is %v, want 9000", n[0].QueuedOctets)
 	}
 	w.run(5 * time.Second)
 	says("no answer", "nobody answered")
@@ -68,13 +68,18 @@ func TestExplainWhileItHappens(t *testing.T) {
 	conn(b, "up", "packets to 10.0.0.1 go by it")
 
 	// b forgets the neighbour, as if it had aged, and a still sends.
-	for _, p := range b.f.peers {
+	for _, p := range b.f.peers.byLink {
 		for len(p.addrs) > 0 {
 			b.f.unlearn(p.addrs[0], neigh.ExpireUnused)
 		}
 	}
 	conn(b, "without a neighbour", "no neighbour leads to it; closed after")
-	// What was queued when a peer is given up is counted.
+	givenUpWithLink(w)
+}
+
+// givenUpWithLink: what was queued when a peer is given up is counted.
+func givenUpWithLink(w *world) {
+	w.t.Helper()
 	w.dropMAD = func(*node, mad.Message) bool { return true }
 	c := w.node(3, Options{})
 	for i := range 3 {
@@ -83,7 +88,7 @@ func TestExplainWhileItHappens(t *testing.T) {
 	w.run(50 * time.Millisecond)
 	c.kernel(c.k.Up(false))
 	if n := c.counter("drop_connection_queue_given_up"); n != 3 {
-		t.Errorf("%d packets were given up with the link, want 3", n)
+		w.t.Errorf("%d packets were given up with the link, want 3", n)
 	}
 }
 
@@ -100,8 +105,13 @@ func TestExplainNoRoom(t *testing.T) {
 		w.run(time.Second)
 	}
 	e := a.explain(ip4("10.0.0.3"))
-	if e.Mode != "UD" || e.Link.IsZero() || !strings.Contains(fmt.Sprint(e.Reasons), "no room") {
+	switch {
+	case e.Mode != "UD":
+		t.Errorf("Mode is %v, want \"UD\"", e.Mode)
+	case e.Link.IsZero():
 		t.Errorf("explained as %+v", e)
+	case !strings.Contains(fmt.Sprint(e.Reasons), "no room"):
+		t.Errorf("%q does not say \"no room\"", fmt.Sprint(e.Reasons))
 	}
 }
 

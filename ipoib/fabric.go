@@ -24,7 +24,10 @@ type Fabric struct {
 	// P_Key: the administrator does not count members, so that what one leaves the
 	// other has left (docs/adr/0032-groups-through-umad.md).
 	Shared bool
-	SA     sa.Options // Rand need not be given
+	// NoReports says that reports of the administrator do not arrive: somebody else on
+	// the host takes them. Traps are not subscribed to then.
+	NoReports bool
+	SA        sa.Options // Rand need not be given
 }
 
 // Events and actions of an InfiniBand port.
@@ -34,11 +37,14 @@ type (
 
 	// PortChanged says what the port is like now, and Reregister that the subnet
 	// manager asks for all joins again: an event of its own, a new subnet manager, or
-	// other P_Keys. UnderlayChanged says the rest.
+	// other P_Keys. Moved says that our P_Key has another place in the port's table than
+	// before, which queue pairs go by: connections are set up anew. UnderlayChanged says
+	// the rest.
 	PortChanged struct {
 		Port       sa.Port
 		Shared     bool // as in Fabric
 		Reregister bool
+		Moved      bool
 	}
 
 	// SendSubnet sends a MAD of subnet administration once; an answer is let in for Wait.
@@ -80,6 +86,7 @@ type fabric struct {
 	udMTU     int // that was configured; zero: the group's
 
 	groups   map[ib.GID]*mcGroup
+	traps    bool // of groups made and gone: subscribed to
 	sendOnly lru.List[mcGroup, *mcGroup]
 
 	paths   map[ib.GID]*portPath
@@ -117,6 +124,12 @@ func (f *Interface) portChanged(ev PortChanged) {
 	}
 	f.fab.opt.Port, f.fab.opt.Shared = ev.Port, ev.Shared
 	f.saStep(sa.SetPort{Port: ev.Port})
+	if ev.Moved {
+		f.linkDown("the P_Key has another place in the table of the port")
+		if f.fib.Link().Up {
+			f.linkUp()
+		}
+	}
 	if ev.Reregister {
 		f.saStep(sa.Reregister{})
 	}
@@ -156,7 +169,10 @@ func (f *Interface) onSA(a sa.Action) {
 		if p := f.fab.paths[a.DGID]; p != nil {
 			f.losePath(p)
 		}
-	case sa.Noticed: // groups are joined again by the client
+	case sa.Noticed: // the client joins the group again, or says that it is gone
+		if f.fab.groups[a.GID] != nil {
+			f.note(Note{Kind: NoteGroup, Text: fmt.Sprintf("the subnet administrator reports: %v, %v", a.Trap, a.GID)})
+		}
 	default:
 		panic(fmt.Sprintf("ipoib: unknown action %T of sa", a))
 	}

@@ -41,7 +41,7 @@ func (f *Interface) learn(a netip.Addr, link encap.LinkAddr) {
 		f.hops.peers[a] = p
 		i, _ := slices.BinarySearchFunc(p.addrs, a, netip.Addr.Compare)
 		p.addrs = slices.Insert(p.addrs, i, a)
-		f.unused.file(p)
+		f.peers.unused.file(p)
 	}
 	if p.search == nil && p.tx == nil && f.transport(p) == ib.UD {
 		f.probe(p, ib.UD)
@@ -87,7 +87,7 @@ func (f *Interface) udMTU() int { return mtu.Effective(f.deviceMTU, f.opt.udMTU(
 func (f *Interface) path(p *peer) fib.Path {
 	link := p.key
 	link.Flags = p.flags
-	if c := p.tx; c != nil {
+	if c := p.sending(); c != nil {
 		return fib.Path{Kind: fib.PathConn, Conn: c.id, Link: link, MTU: mtu.Effective(f.deviceMTU, c.mtu)}
 	}
 	kind := fib.PathUD
@@ -229,7 +229,7 @@ func (f *Interface) onDevice(ev rtnl.Event) {
 			f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("device MTU is %d", l.MTU), Report: MTUChanged})
 			f.settleGroups()
 		}
-		if f.deviceUp = l.Up; l.Up {
+		if l.Up {
 			f.linkUp()
 		} else {
 			f.linkDown("the interface went down")

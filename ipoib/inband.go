@@ -80,6 +80,12 @@ func (f *Interface) gsi() bool {
 
 func (f *Interface) inband() bool { return f.opt.CMTransport != CMGSI }
 
+// foreignREQs reports whether REQs to our QP 1 reach somebody else: on an InfiniBand port the
+// kernel's ib_cm, which rejects them all. To hosts whose driver is Linux's that is the end:
+// they drop what they have for us, and ask again with each packet. So no mode is announced,
+// and they send by UD. Hosts of ours are asked in-band whatever they announce.
+func (f *Interface) foreignREQs() bool { return f.fab != nil && !f.gsi() }
+
 // cmVia returns the path for a REQ to p: where the last connection came up, QP 1 if
 // that is long ago, the other one if this attempt has turned to it.
 func (f *Interface) cmVia(p *peer) CMPath {
@@ -197,6 +203,14 @@ func (f *Interface) recvInband(ev RecvFrame) {
 		}
 		f.note(Note{Kind: NoteCMRecv, Peer: from, Text: fmt.Sprintf("received %s in-band dropped: %s", what, why)})
 		return
+	}
+	if f.fab != nil { // the connection goes the way that the administrator knows
+		if !f.takePath(ev.SrcGID) {
+			f.wantPath(ev.SrcGID)
+			f.count(dropPathQueue) // it is repeated
+			return
+		}
+		in.Path = f.pathTo(ev.SrcGID)
 	}
 	f.cmStep(cm.RecvInband{MAD: in})
 }

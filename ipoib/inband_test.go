@@ -93,8 +93,13 @@ func TestCMPaths(t *testing.T) {
 				continue
 			}
 			x, y := w.agree(a, b)
-			if b.got(large) != 1 || x.Via != tt.want || y.Via != tt.want {
-				w.failf("%s: got %d, by %v and %v, want %v", name, b.got(large), x.Via, y.Via, tt.want)
+			switch {
+			case b.got(large) != 1:
+				w.failf("%s: b got %v of packet large, want 1", name, b.got(large))
+			case x.Via != tt.want:
+				w.failf("%s: x's Via is %v, want %v", name, x.Via, tt.want)
+			case y.Via != tt.want:
+				w.failf("%s: y's Via is %v, want %v", name, y.Via, tt.want)
 			}
 			want := tt.reqs
 			if tt.a == (cmHost{}) && tt.b == (cmHost{taken: true}) && mode == ModeUC {
@@ -142,7 +147,12 @@ func TestCrossingAcrossPaths(t *testing.T) {
 				w.settle()
 				ca, _ := w.agree(a, b)
 				sa, sb := a.f.Status().Crossings, b.f.Status().Crossings
-				if y.got(q) != 1 || x.got(r) != 1 || later < 20*time.Microsecond && (sa.Seen != 1 || sb.Seen != 1 || ca.Active) {
+				switch {
+				case y.got(q) != 1:
+					w.failf("%v, host %d in-band, %v later: y got %v of packet q, want 1", mode, first, later, y.got(q))
+				case x.got(r) != 1:
+					w.failf("%v, host %d in-band, %v later: x got %v of packet r, want 1", mode, first, later, x.got(r))
+				case later < 20*time.Microsecond && (sa.Seen != 1 || sb.Seen != 1 || ca.Active):
 					w.failf("%v, host %d in-band, %v later: got %d and %d, active %v, %+v %+v", mode, first, later, y.got(q),
 						x.got(r), ca.Active, sa, sb)
 				}
@@ -193,7 +203,7 @@ func TestPathMemory(t *testing.T) {
 		w.failf("after long: %v, %d REQs at QP 1", took, gsi)
 	}
 	// It speaks in-band: being away does not count against it.
-	if p := a.f.peers[b.link()]; p != nil {
+	if p := a.f.peers.byLink[b.link()]; p != nil {
 		b.dead = true
 		for range 30 {
 			a.ping("10.0.0.2", 500, true)
@@ -227,8 +237,13 @@ func TestInbandSparesUnknown(t *testing.T) {
 			perDay = append(perDay, len(a.inband)-before)
 		}
 		// Four times eight REQs and a REJ, then after 10 minutes, 20, 40, …
-		if perDay[0] == 0 || perDay[0] > 12*9 || perDay[2] > 9 {
-			w.failf("%v: messages in-band per day: %v", h, perDay)
+		switch {
+		case perDay[0] == 0:
+			w.failf("%v: perDay[0] is 0, want more", h)
+		case perDay[0] > 12*9:
+			w.failf("%v: perDay[0] is %v, want at most %v", h, perDay[0], 12*9)
+		case perDay[2] > 9:
+			w.failf("%v: perDay[2] is %v, want at most 9", h, perDay[2])
 		}
 		if a.counter("inband_given_up") < 5 {
 			w.failf("%v: given up %d times", h, a.counter("inband_given_up"))
@@ -337,9 +352,16 @@ func TestInbandDrops(t *testing.T) {
 			}
 			continue
 		}
-		if len(a.f.Conns()) != 0 || len(a.sent) != 0 || a.counter(tt.counter) != 1 || len(a.f.peers) != 0 {
+		switch {
+		case len(a.f.Conns()) != 0:
+			w.failf("%s: a's Conns has %v elements, want 0", tt.name, len(a.f.Conns()))
+		case len(a.sent) != 0:
+			w.failf("%s: a's sent has %v elements, want 0", tt.name, len(a.sent))
+		case a.counter(tt.counter) != 1:
 			w.failf("%s: %+v, %d sent, %s=%d, %d peers", tt.name, a.f.Conns(), len(a.sent), tt.counter,
-				a.counter(tt.counter), len(a.f.peers))
+				a.counter(tt.counter), len(a.f.peers.byLink))
+		case len(a.f.peers.byLink) != 0:
+			w.failf("%s: a's byLink has %v elements, want 0", tt.name, len(a.f.peers.byLink))
 		}
 		told := ""
 		for _, n := range a.notes {

@@ -47,7 +47,6 @@ import (
 	"ipoibcm/neigh"
 	"ipoibcm/sa"
 	"ipoibcm/serviceid"
-	"ipoibcm/timerheap"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
 )
@@ -75,11 +74,7 @@ type Interface struct {
 
 	addrs addrs // on the device
 
-	peers  map[encap.LinkAddr]*peer
-	timers timerheap.Heap[peer, *peer]
-	unused unusedPeers
-	queued int // octets waiting for connections
-
+	peers   peers
 	conns   conns
 	counted time.Time // when the data path last told what it counted; zero if it never did
 
@@ -88,13 +83,9 @@ type Interface struct {
 	n     [numCounters]uint64
 	tells tells
 
-	fab      *fabric // nil: Ethernet
-	deviceUp bool
+	fab *fabric // nil: Ethernet
 
-	copies   copies
-	class    copyClass // of what is sent now
-	searches int       // peers whose path is probed
-
+	copies      copies
 	unreachable unreachable
 	answers     answers
 
@@ -111,7 +102,7 @@ func New(opt Options) *Interface {
 		opt: opt, log: opt.Log, link: opt.Link, pathMTU: opt.PathMTU, deviceMTU: opt.deviceMTU(), active: true,
 		ipv6:   opt.udMTU() >= mtu.MinIPv6,
 		budget: mtu.Budget{Limit: opt.ucBudget(), Ring: opt.ucRing(), Full: uint32(opt.receiveMTU())},
-		addrs:  addrs{prefixes: map[netip.Addr][]netip.Prefix{}}, peers: map[encap.LinkAddr]*peer{},
+		addrs:  addrs{prefixes: map[netip.Addr][]netip.Prefix{}}, peers: peers{byLink: map[encap.LinkAddr]*peer{}},
 		conns: conns{byID: map[fib.Conn]*conn{}, byHandle: map[cm.Handle]*conn{}, ofHost: map[ib.GID]int{}},
 		hops:  hops{peers: map[netip.Addr]*peer{}, groups: map[netip.Addr]bool{}},
 	}
@@ -132,7 +123,7 @@ func New(opt Options) *Interface {
 
 func (f *Interface) neighOptions() neigh.Options {
 	o := f.opt.Neigh
-	o.LinkAddr, o.Rand, o.Log, o.AskOthers = f.link, f.opt.Rand, f.opt.Log, true
+	o.LinkAddr, o.Rand, o.Log, o.AskOthers = f.announced(), f.opt.Rand, f.opt.Log, true
 	o.StaleTime = f.staleTime()
 	return o
 }
@@ -155,19 +146,8 @@ func (f *Interface) Step(dst []Action, now time.Time, ev Event) []Action {
 }
 
 func (f *Interface) handle(ev Event) {
-	if f.shutdown { // only what lets the DREQs complete
-		switch ev := ev.(type) {
-		case RecvMAD:
-			f.recvMAD(ev.MAD)
-		case RecvFrame:
-			if isInband(ev) {
-				f.recvInband(ev)
-			}
-		case FIBEvent:
-			f.fibStep(ev.Event)
-		case Wake:
-			f.cmStep(cm.Wake{})
-		}
+	if f.shutdown {
+		f.handleLeaving(ev)
 		return
 	}
 	switch ev := ev.(type) {
@@ -224,6 +204,22 @@ func (f *Interface) handle(ev Event) {
 		f.wake()
 	default:
 		panic(fmt.Sprintf("ipoib: unknown event %T", ev)) // our bug
+	}
+}
+
+// handleLeaving takes, after Shutdown, only what lets the DREQs complete.
+func (f *Interface) handleLeaving(ev Event) {
+	switch ev := ev.(type) {
+	case RecvMAD:
+		f.recvMAD(ev.MAD)
+	case RecvFrame:
+		if isInband(ev) {
+			f.recvInband(ev)
+		}
+	case FIBEvent:
+		f.fibStep(ev.Event)
+	case Wake:
+		f.cmStep(cm.Wake{})
 	}
 }
 
@@ -366,7 +362,7 @@ func (f *Interface) leaveAt() int { return f.fullAt() - f.opt.maxConns()/16 }
 // announced is our link-layer address as peers hear it.
 func (f *Interface) announced() encap.LinkAddr {
 	link := f.link
-	if f.atCapacity {
+	if f.atCapacity || f.foreignREQs() {
 		link.Flags = 0
 	}
 	return link
@@ -436,7 +432,9 @@ func (f *Interface) underlay(ev UnderlayChanged) {
 	moved := ev.Link.Key() != f.link.Key()
 	back := ev.Active && !f.active
 	f.active, f.pathMTU = ev.Active, cmp.Or(ev.PathMTU, f.pathMTU)
-	f.setUDMTU(ev.UDMTU)
+	if f.fab == nil { // otherwise the broadcast group says it
+		f.setUDMTU(ev.UDMTU)
+	}
 	f.probeAgain()
 	f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("underlay: %v, path MTU %v, active %v", ev.Link.GID, f.pathMTU, ev.Active)})
 	if moved {

@@ -48,6 +48,9 @@ func (l *linux) Tell(string)          {}
 func (l *linux) SendUD(to encap.LinkAddr, fr []byte) {
 	for _, m := range l.n.w.nodes {
 		if m.link() == to.Key() || to.QPN == ib.QPNMulticast && m != l.n && m.joined[to.GID] {
+			if l.n.w.onFrame != nil {
+				l.n.w.onFrame(l.n, false, fr)
+			}
 			l.n.w.send(func() { m.recvUD(l.n.link(), m.opt.Link.GID, fr) }, m, false)
 		}
 	}

@@ -21,7 +21,7 @@ func (f *Interface) Status() Status {
 	s := Status{
 		Up: f.up && f.active, Link: f.link, Mode: f.opt.Mode, PKey: f.opt.pkey(), QKey: f.opt.qkey(), PathMTU: f.pathMTU,
 		Broadcast: f.group.Table().Broadcast(), UDMTU: f.opt.udMTU(), UDAccept: mtu.AcceptUD(f.opt.udMTU()), UDAuto: f.opt.UDAuto, ReceiveMTU: f.opt.receiveMTU(), DeviceMTU: f.deviceMTU,
-		IPv6: f.ipv6, Peers: len(f.peers), Neighbours: len(f.hops.peers), Conns: f.conns.up,
+		IPv6: f.ipv6, Peers: len(f.peers.byLink), Neighbours: len(f.hops.peers), Conns: f.conns.up,
 		Crossings: Crossings{Seen: f.n[nCrossSeen], Accepted: f.n[nCrossAccepted], Rejected: f.n[nCrossRejected],
 			Yielded: f.n[nCrossYielded], Expired: f.n[nCrossExpired]},
 		Silence: f.silence(), CMTransport: f.opt.CMTransport, GSI: f.gsi(), Inband: f.inband(),
@@ -126,13 +126,8 @@ func (f *Interface) neighbourInfo(n *neigh.Neighbor) NeighbourInfo {
 // before it first did.
 func (f *Interface) Device() rtnl.Link { return f.fib.Link() }
 
-// AllHops yields the next hops and groups that packets go to, as [fib.Table.AllHops] does.
-func (f *Interface) AllHops() iter.Seq[fib.HopInfo] {
-	return func(yield func(fib.HopInfo) bool) { f.fib.AllHops()(yield) }
-}
-
-// Hops lists the next hops and groups that packets go to, by address.
-func (f *Interface) Hops() []fib.HopInfo { return f.fib.Hops() }
+// Hops yields the next hops and groups that packets go to, as [fib.Table.Hops] does.
+func (f *Interface) Hops() iter.Seq[fib.HopInfo] { return f.fib.Hops() }
 
 // FIBCounters returns what fib has counted.
 func (f *Interface) FIBCounters() fib.Counters { return f.fib.Counters() }

@@ -70,7 +70,7 @@ func (f *Interface) Memory() Memory {
 // recall takes up what an earlier process knew. What is known already stays.
 func (f *Interface) recall(m Memory) {
 	for _, k := range m.Peers {
-		if !f.allows(k.Link.GID) || k.Link.Key() == f.link.Key() || len(f.peers) >= f.opt.maxPeers() {
+		if !f.allows(k.Link.GID) || k.Link.Key() == f.link.Key() || len(f.peers.byLink) >= f.opt.maxPeers() {
 			continue
 		}
 		p := f.peer(k.Link)

@@ -123,7 +123,7 @@ func (f *Interface) broadcastJoined(r wire.MCMemberRecord) {
 	f.setUDMTU(n)
 	if first {
 		f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("the broadcast group is joined: Q_Key %v, UD MTU %d, SL %d, rate %v", r.QKey, n, r.SL, r.Rate)})
-		if f.deviceUp {
+		if f.fib.Link().Up {
 			f.linkUp()
 		}
 		return
@@ -176,8 +176,34 @@ func (f *Interface) newGroup(mgid ib.GID, member bool) *mcGroup {
 	f.fab.groups[mgid] = g
 	if !member {
 		f.fab.sendOnly.Push(g)
+		f.hearOfGroups()
 	}
 	return g
+}
+
+// hearOfGroups subscribes to the traps that tell of groups made and gone, as who sends
+// to a group that it has not joined must (RFC 4391 section 10): 4391-10-3.
+func (f *Interface) hearOfGroups() {
+	if f.fab.traps || f.fab.opt.NoReports {
+		return
+	}
+	f.fab.traps = true
+	for _, t := range groupTraps {
+		f.saStep(sa.Subscribe{Trap: t})
+	}
+}
+
+var groupTraps = [...]wire.Trap{wire.TrapGroupCreated, wire.TrapGroupDeleted}
+
+// hearNoMore ends hearOfGroups. The administrator counts no subscriptions of a port
+// either.
+func (f *Interface) hearNoMore() {
+	if !f.fab.traps || f.fab.opt.Shared {
+		return
+	}
+	for _, t := range groupTraps {
+		f.saStep(sa.Unsubscribe{Trap: t})
+	}
 }
 
 // joinAdmin asks the administrator for g, as a member that receives or one that sends.
@@ -253,7 +279,9 @@ func (f *Interface) leaveFabric() {
 			f.forgetGroup(g)
 		}
 	}
+	f.hearNoMore()
 	f.saStep(sa.Leave{MGID: f.broadcastMGID(), Forget: f.fab.opt.Shared})
+	f.saStep(sa.Finish{})
 }
 
 func (f *Interface) groupsInOrder() []*mcGroup {

@@ -136,10 +136,10 @@ func (f *Interface) sendPeer(p *peer, pkt []byte) {
 		return
 	}
 	hop := mtu.NextHop{MTU: f.udMTUTo(p)}
-	c := p.tx
+	c := p.sending()
 	if c != nil {
 		hop.MTU = mtu.Effective(f.deviceMTU, c.mtu)
-	} else if p.connecting() {
+	} else if p.tx != nil || p.connecting() {
 		hop.Pending = mtu.Effective(f.deviceMTU, mtu.IPMTU(uint32(f.opt.receiveMTU())))
 	}
 	send := func(pkt []byte) {

@@ -149,15 +149,15 @@ func (f *Interface) onNeigh(a neigh.Action) {
 		fr := frameOf(a.EtherType, a.Payload)
 		switch {
 		case a.To.Broadcast:
-			f.class = classOf(a.To)
+			f.copies.class = classOf(a.To)
 			f.sendMGID(f.group.Table().Broadcast(), fr)
 		case a.To.Group.IsValid():
-			f.class = classOf(a.To)
+			f.copies.class = classOf(a.To)
 			f.sendGroup(a.To.Group, fr)
 		default:
 			f.sendTo(a.To.LinkAddr, fr)
 		}
-		f.class = copyOther
+		f.copies.class = copyOther
 	case neigh.Resolved:
 		f.learn(a.IP, a.LinkAddr)
 		f.note(Note{Kind: NoteNeigh, Addr: a.IP, Peer: a.LinkAddr.Key(), Text: fmt.Sprintf("%v is at %v", a.IP, a.LinkAddr)})
@@ -244,7 +244,7 @@ func (f *Interface) usage(ev Usage) {
 		}
 	}
 	for _, u := range ev.UD {
-		p := f.peers[u.Link.Key()]
+		p := f.peers.byLink[u.Link.Key()]
 		if p == nil || p.udPackets == u.TxPackets {
 			continue
 		}

@@ -93,7 +93,7 @@ func TestNoBlackHole(t *testing.T) {
 			a.ping("10.0.0.2", 100, true)
 			w.run(time.Second)
 			tt.lose(w, a, b)
-			p := a.f.peers[b.link()]
+			p := a.f.peers.byLink[b.link()]
 			if got := p.blackHole; got != 0 {
 				t.Errorf("a black hole for path MTU %v, want none", got)
 			}

@@ -19,8 +19,13 @@ func resolved(t *testing.T, seed uint64, oa, ob Options) (w *world, a, b *node) 
 	w.run(time.Second)
 	a.f.opt.Mode, a.f.hops.allDirty = oa.Mode, true
 	a.step(Wake{})
-	if p := a.f.peers[b.link()]; p == nil || len(p.addrs) != 1 || p.tx != nil {
-		w.failf("a does not know b, or is connected already")
+	switch p := a.f.peers.byLink[b.link()]; {
+	case p == nil:
+		w.failf("a does not know b, or is connected already: p is nil")
+	case len(p.addrs) != 1:
+		w.failf("a does not know b, or is connected already: addrs has %v elements, want 1", len(p.addrs))
+	case p.tx != nil:
+		w.failf("a does not know b, or is connected already: tx is %v, want nil", p.tx)
 	}
 	return w, a, b
 }
@@ -51,7 +56,7 @@ func TestNoCrossingBeforeTheREQ(t *testing.T) {
 			w, b, a = resolved(t, 1, Options{}, Options{})
 			a.f.learn(ip4("10.0.0.1"), b.f.link)
 		}
-		p := a.f.peers[b.link()]
+		p := a.f.peers.byLink[b.link()]
 		a.f.now = w.now
 		a.f.dial(p) // CreateQP is not carried out
 		if p.dial == nil || p.dial.state != connCreating {
@@ -98,8 +103,8 @@ func TestStartingPSNs(t *testing.T) {
 // What waits for all connections together has a bound.
 func TestTotalQueueOfConnections(t *testing.T) {
 	w, a, b := resolved(t, 1, Options{}, Options{})
-	p := a.f.peers[b.link()]
-	a.f.queued = maxQueuedOctets - 100
+	p := a.f.peers.byLink[b.link()]
+	a.f.peers.queued = maxQueuedOctets - 100
 	a.f.enqueue(p, make([]byte, 100))
 	a.f.enqueue(p, make([]byte, 1))
 	if len(p.queue) != 1 {

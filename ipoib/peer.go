@@ -40,7 +40,7 @@ type peer struct {
 	// Small things stand together: there may be very many peers.
 
 	class      Class
-	listed     bool      // in Interface.unused
+	listed     bool      // in peers.unused
 	legacy     bool      // a connection of the 0x10 form has proven it, and nothing the contrary
 	classUntil time.Time // of ClassLegacy
 
@@ -84,8 +84,8 @@ type peer struct {
 
 	at time.Time // when the timer looks at it, early at worst
 
-	timerheap.Slot  // in Interface.timers
-	lru.Links[peer] // in Interface.unused
+	timerheap.Slot  // in peers.timers
+	lru.Links[peer] // in peers.unused
 }
 
 // Diagnostics are what users are told of a peer, and nothing is decided by. Most peers have none.
@@ -116,6 +116,14 @@ func (p *peer) connecting() bool {
 	return p.dial != nil || p.accept != nil || !p.waitUntil.IsZero()
 }
 
+// sending returns the connection that packets to p go on; nil if there is none yet.
+func (p *peer) sending() *conn {
+	if p.tx != nil && p.tx.unproven {
+		return nil
+	}
+	return p.tx
+}
+
 // unused reports whether nothing hangs on p.
 func (p *peer) unused() bool {
 	return len(p.addrs) == 0 && p.tx == nil && len(p.rx) == 0 && !p.connecting()
@@ -124,45 +132,54 @@ func (p *peer) unused() bool {
 // peer returns the record of key, made now if need be; nil if there is no room.
 func (f *Interface) peer(key encap.LinkAddr) *peer {
 	key = key.Key()
-	p := f.peers[key]
+	p := f.peers.byLink[key]
 	if p == nil {
-		if len(f.peers) >= f.opt.maxPeers() && !f.evictPeer() {
+		if len(f.peers.byLink) >= f.opt.maxPeers() && !f.evictPeer() {
 			f.count(dropPeers)
-			f.atLimit(fmt.Sprintf("%d interfaces are on record: there is no room for one more", len(f.peers)))
+			f.atLimit(fmt.Sprintf("%d interfaces are on record: there is no room for one more", len(f.peers.byLink)))
 			return nil
 		}
 		p = &peer{key: key}
-		f.peers[key] = p
+		f.peers.byLink[key] = p
 		f.arm(p, f.now.Add(classMemory))
 	}
 	p.touched = f.now
-	f.unused.file(p)
+	f.peers.unused.file(p)
 	return p
 }
 
 // evictPeer forgets the peer that was unused for longest.
 func (f *Interface) evictPeer() bool {
-	for p := f.unused.Oldest(); p != nil; p = f.unused.Oldest() {
+	for p := f.peers.unused.Oldest(); p != nil; p = f.peers.unused.Oldest() {
 		if p.unused() {
 			f.forgetPeer(p)
 			return true
 		}
-		f.unused.remove(p)
+		f.peers.unused.remove(p)
 	}
 	return false
 }
 
 func (f *Interface) forgetPeer(p *peer) {
 	f.setSearch(p, nil)
-	delete(f.peers, p.key)
-	f.unused.remove(p)
-	f.timers.Stop(p)
+	delete(f.peers.byLink, p.key)
+	f.peers.unused.remove(p)
+	f.peers.timers.Stop(p)
 }
 
 // allPeers returns the peers in the order of their link-layer addresses: what is
 // done to all of them must not depend on the order of a map.
 func (f *Interface) allPeers() []*peer {
-	return slices.SortedFunc(maps.Values(f.peers), func(a, b *peer) int { return a.key.Compare(b.key) })
+	return slices.SortedFunc(maps.Values(f.peers.byLink), func(a, b *peer) int { return a.key.Compare(b.key) })
+}
+
+// peers are the interfaces on record, which take part in connections or did.
+type peers struct {
+	byLink   map[encap.LinkAddr]*peer
+	timers   timerheap.Heap[peer, *peer]
+	unused   unusedPeers
+	queued   int // octets waiting for connections
+	searches int // peers whose path is probed
 }
 
 // An unusedPeers is the peers that nothing hangs on, by when they were touched.
@@ -214,6 +231,9 @@ func (f *Interface) setClass(p *peer, c Class, why string) {
 // 4755 section 3.1), UD if nothing is left or p's answers rule it out.
 func (f *Interface) transport(p *peer) ib.Transport {
 	common := f.opt.Mode.Flags() & p.flags.Known()
+	if p.flags.Known() == 0 && f.foreignREQs() { // it may be in the same position
+		common = f.opt.Mode.Flags()
+	}
 	switch {
 	case common&encap.FlagRC != 0:
 		return ib.RC
@@ -235,20 +255,20 @@ func (f *Interface) enqueue(p *peer, pkt []byte) {
 	case len(p.queue) >= f.opt.queuePackets() || p.queueOctets+len(pkt) > f.opt.queueOctets():
 		f.count(dropQueueFull)
 		return
-	case f.queued+len(pkt) > maxQueuedOctets:
+	case f.peers.queued+len(pkt) > maxQueuedOctets:
 		f.count(dropQueueTotal)
 		return
 	}
 	p.queue = append(p.queue, pkt)
 	p.queueOctets += len(pkt)
-	f.queued += len(pkt)
+	f.peers.queued += len(pkt)
 	f.count(nQueued)
 }
 
 // takeQueue empties p's queue.
 func (f *Interface) takeQueue(p *peer) [][]byte {
 	q := p.queue
-	f.queued -= p.queueOctets
+	f.peers.queued -= p.queueOctets
 	p.queue, p.queueOctets = nil, 0
 	return q
 }

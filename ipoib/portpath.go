@@ -105,6 +105,17 @@ func (f *Interface) awaitPath(j pathJob) {
 	f.askPath(p)
 }
 
+// wantPath asks for a path that nothing waits for yet.
+func (f *Interface) wantPath(dgid ib.GID) {
+	p := f.fab.paths[dgid]
+	if p == nil {
+		p = f.newPath(dgid)
+	}
+	if p != nil {
+		f.askPath(p)
+	}
+}
+
 // newPath makes room for a path; nil if all there may be are in question.
 func (f *Interface) newPath(dgid ib.GID) *portPath {
 	if len(f.fab.paths) >= f.opt.maxPeers() {
@@ -253,7 +264,7 @@ func (f *Interface) takeJobs(p *portPath) []pathJob {
 
 // touchPort marks every next hop at a port for settle.
 func (f *Interface) touchPort(dgid ib.GID) {
-	for _, p := range f.peers {
+	for _, p := range f.peers.byLink {
 		if p.key.GID == dgid {
 			f.touch(p) // settle sorts them
 		}

@@ -51,26 +51,27 @@ func (f *Interface) probeAmong(p *peer, sizes []int) {
 	if p.search == nil || !slices.Equal(p.search.Sizes(), sizes) {
 		f.setSearch(p, pathmtu.New(sizes))
 	}
-	if c := p.tx; c != nil && c.trans == ib.UC && c.usedPath(f.pathMTU) > c.reqPath(f.pathMTU) {
-		p.search.Trust() // the peer has found that the path carries more
-	}
 	p.search.Limit(f.canProbe(p))
-	f.probes(p, p.search.Start(nil, f.now, f.opt.Rand.Uint64()))
+	begin := p.search.Start
+	if c := p.tx; c != nil && c.unproven {
+		begin = p.search.Raise
+	}
+	f.probes(p, begin(nil, f.now, f.opt.Rand.Uint64()))
 }
 
 // setSearch sets or ends the search for what the path to p carries.
 func (f *Interface) setSearch(p *peer, s *pathmtu.Search) {
 	if p.search != nil {
-		f.searches--
+		f.peers.searches--
 	}
 	if p.search = s; s != nil {
-		f.searches++
+		f.peers.searches++
 	}
 }
 
 // probeAgain begins again with peers whose sizes are others after a change of the underlay.
 func (f *Interface) probeAgain() {
-	if f.searches == 0 {
+	if f.peers.searches == 0 {
 		return
 	}
 	ud, uc := f.probeSizes(ib.UD), f.probeSizes(ib.UC) // once: there may be very many peers
@@ -133,13 +134,15 @@ func (p *peer) searchDue() time.Time {
 
 // wakeSearch goes on with the search of p, whose timer is due.
 func (f *Interface) wakeSearch(p *peer) {
-	if at := p.search.IdleAt(); p.unused() || !at.IsZero() && !f.now.Before(at) {
+	s := p.search
+	at := s.IdleAt()
+	if p.unused() && (!s.Lowered() || s.State() == pathmtu.Searching) || !at.IsZero() && !f.now.Before(at) {
 		f.setSearch(p, nil)
 		return
 	}
-	out, lowered := p.search.Wake(nil, f.now)
+	out, lowered := s.Wake(nil, f.now)
 	f.probes(p, out)
-	if lowered {
+	if c := p.tx; lowered || c != nil && c.unproven && s.State() != pathmtu.Searching {
 		f.probesFound(p)
 	}
 }
@@ -156,7 +159,7 @@ func (f *Interface) recvProbe(from encap.LinkAddr, conn bool, b []byte) {
 		out, _ := pr.AppendBinary(nil)
 		f.sendTo(from.Key(), frameOf(encap.PathProbe, out))
 	default:
-		p := f.peers[from.Key()]
+		p := f.peers.byLink[from.Key()]
 		if p == nil || p.search == nil || conn {
 			f.count(dropProbe)
 			return
@@ -170,8 +173,7 @@ func (f *Interface) recvProbe(from encap.LinkAddr, conn bool, b []byte) {
 		f.arm(p, p.searchDue())
 		if raised {
 			if p.search.Octets() >= f.opt.udMTU() {
-				p.search.Trust() // larger ones cannot be probed now: the next connection tells
-				f.forgetBlackHole(p)
+				f.forgetBlackHole(p) // the next connection probes larger ones
 			}
 			f.probesFound(p)
 		}
@@ -208,7 +210,12 @@ func (f *Interface) probesFound(p *peer) {
 	if c == nil {
 		return
 	}
+	c.larger = false // its own probes have been judged
 	used, now := c.usedPath(f.pathMTU), c.reqPath(f.pathMTU)
+	if c.unproven && used <= now {
+		f.proven(c)
+		return
+	}
 	if used == now || c.trans == ib.RC && now < used { // what RC loses it notices by itself
 		return
 	}
@@ -228,10 +235,11 @@ func (f *Interface) usedPath(p *peer) {
 	}
 }
 
-// tryLarger has the next connection to p use larger packets again where none could be
-// probed since they were found to be lost.
-func (f *Interface) tryLarger(p *peer) {
-	if s := p.search; s != nil && s.Octets() >= f.opt.udMTU() && f.now.Sub(s.Since()) >= classMemory {
-		s.Trust()
+// proven has packets go on c, of whose size a probe has been answered.
+func (f *Interface) proven(c *conn) {
+	c.unproven = false
+	for _, pkt := range f.takeQueue(c.peer) {
+		f.count(nQueueSent)
+		f.sendPeer(c.peer, pkt)
 	}
 }

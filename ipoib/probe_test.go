@@ -59,7 +59,7 @@ func TestProbesOverUC(t *testing.T) {
 			if n := b.got(ping); n != 1 {
 				t.Errorf("a packet of 60000 octets arrived %d times, want once", n)
 			}
-			p := a.f.peers[b.link()]
+			p := a.f.peers.byLink[b.link()]
 			if got := a.f.udMTUTo(p); got != tt.wantUD {
 				t.Errorf("datagrams of up to %d octets, want %d", got, tt.wantUD)
 			}
@@ -100,6 +100,43 @@ func TestProbesRaise(t *testing.T) {
 				t.Errorf("path MTU %v half a minute later, want %v", got, ib.MTU4096)
 			}
 		})
+	}
+}
+
+// What probes have found outlives the connection: the next one sends larger packets only after one of
+// them has been answered, however long ago the last was lost, and none of a program's is lost to find out.
+func TestLargerIsProvenFirst(t *testing.T) {
+	w := newWorld(t, 49)
+	opt := jumbo(ModeUC)
+	opt.Idle = 30 * time.Second
+	a, b := w.node(1, opt), w.node(2, opt)
+	narrow(ib.MTU2048, 2044, a, b)
+	w.run(2 * time.Second)
+	a.ping("10.0.0.2", 100, true)
+	w.run(time.Second)
+	for i, want := range []ib.MTU{ib.MTU2048, ib.MTU2048, ib.MTU4096} {
+		if want == ib.MTU4096 {
+			narrow(0, 0, a, b)
+		}
+		w.run(9 * time.Minute)
+		if n := len(a.f.Conns()); n != 0 {
+			t.Fatalf("%d: %d connections after nine minutes without a packet, want none", i, n)
+		}
+		var pings [][]byte
+		for range 40 {
+			pings = append(pings, a.ping("10.0.0.2", 8000, false))
+			w.run(25 * time.Millisecond)
+		}
+		w.run(time.Second)
+		for k, ping := range pings {
+			if n := b.got(ping); n != 1 {
+				t.Errorf("%d: packet %d arrived %d times, want once", i, k, n)
+			}
+		}
+		w.agree(a, b)
+		if got := w.mtuOf(a); got != want {
+			t.Errorf("%d: path MTU %v, want %v", i, got, want)
+		}
 	}
 }
 

@@ -154,8 +154,14 @@ func TestReasons(t *testing.T) {
 		tt.do(w, a, b)
 		w.run(10 * time.Millisecond)
 		rej, ok := lastREJ(a)
-		if !ok || rej.Reason != tt.want || rej.MessageRejected != tt.kind { // 4755-3.2-9
-			w.failf("%s: REJ %+v, want reason %d of %v", tt.name, rej, tt.want, tt.kind)
+		// 4755-3.2-9
+		switch {
+		case !ok:
+			w.failf("%s: ok is false, want true", tt.name)
+		case rej.Reason != tt.want:
+			w.failf("%s: Reason is %v, want %v", tt.name, rej.Reason, tt.want)
+		case rej.MessageRejected != tt.kind:
+			w.failf("%s: MessageRejected is %v, want %v", tt.name, rej.MessageRejected, tt.kind)
 		}
 		var pd encap.PrivateData
 		// 4755-3.2-12
@@ -213,9 +219,15 @@ func TestRejectedMTU(t *testing.T) {
 		w.run(300 * time.Millisecond)
 		var pd encap.PrivateData
 		last := a.reqs[len(a.reqs)-1]
-		if pd.UnmarshalBinary(last.PrivateData[:]) != nil || len(a.reqs) != tt.reqs || pd.ReceiveMTU != tt.want ||
-			b.got(p) != 1 {
+		switch {
+		case pd.UnmarshalBinary(last.PrivateData[:]) != nil:
 			w.failf("%s: %d REQs, the last with Receive MTU %d; got %d", tt.name, len(a.reqs), pd.ReceiveMTU, b.got(p))
+		case len(a.reqs) != tt.reqs:
+			w.failf("%s: a's reqs has %v elements, want %v", tt.name, len(a.reqs), tt.reqs)
+		case pd.ReceiveMTU != tt.want:
+			w.failf("%s: ReceiveMTU is %v, want %v", tt.name, pd.ReceiveMTU, tt.want)
+		case b.got(p) != 1:
+			w.failf("%s: b got %v of packet p, want 1", tt.name, b.got(p))
 		}
 		if tt.path != 0 && tt.path < ib.MTU1024 && last.PathMTU != tt.path {
 			w.failf("%s: path MTU %v", tt.name, last.PathMTU)

@@ -42,7 +42,7 @@ func (f *Interface) reconfigure(ev Reconfigure) {
 	}
 	f.link.Flags = ev.Mode.Flags()
 	f.neighStep(neigh.SetLinkAddr{LinkAddr: f.announced()})
-	for _, p := range f.peers {
+	for _, p := range f.peers.byLink {
 		f.touch(p) // what they can have with us may be another mode
 	}
 }
@@ -52,7 +52,7 @@ func (f *Interface) relimit(ev Reconfigure) {
 	f.opt.MaxConns, f.opt.MaxPeers = ev.MaxConns, ev.MaxPeers
 	f.cmStep(cm.SetMaxConns{MaxConns: 4 * f.opt.maxConns()}) // half-open ones and TIMEWAIT included
 	f.neighStep(neigh.SetPolicy{AcceptAlways: ev.AcceptAlways, MaxNeighbors: f.opt.maxPeers()})
-	for len(f.peers) > f.opt.maxPeers() && f.evictPeer() {
+	for len(f.peers.byLink) > f.opt.maxPeers() && f.evictPeer() {
 	}
 }
 

@@ -174,7 +174,7 @@ func TestReconfigureNeighbours(t *testing.T) {
 	if got := len(a.f.Neighbours()); got > 16 {
 		t.Errorf("%d neighbours, want 16 at most", got)
 	}
-	if got := len(a.f.peers); got > 16 {
+	if got := len(a.f.peers.byLink); got > 16 {
 		t.Errorf("%d interfaces on record, want 16 at most", got)
 	}
 }

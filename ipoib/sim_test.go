@@ -54,8 +54,8 @@ func TestManySeeds(t *testing.T) {
 		if b.got(p) != 1 || a.got(q) != 1 {
 			w.failf("got %d and %d", b.got(p), a.got(q))
 		}
-		if a.f.queued+b.f.queued != 0 {
-			w.failf("%d and %d octets wait", a.f.queued, b.f.queued)
+		if a.f.peers.queued+b.f.peers.queued != 0 {
+			w.failf("%d and %d octets wait", a.f.peers.queued, b.f.peers.queued)
 		}
 		crossings += a.f.Status().Crossings.Seen + b.f.Status().Crossings.Seen
 		redials += a.counter("redials_accepted") + b.counter("redials_accepted")
@@ -121,8 +121,19 @@ func TestThree(t *testing.T) {
 	q := a.ping("10.0.0.3", 9000, true)
 	r := b.ping("10.0.0.3", 9000, true)
 	w.settle()
-	if b.got(p) != 1 || c.got(q) != 1 || c.got(r) != 1 || len(a.up()) != 2 || len(b.up()) != 2 || len(c.up()) != 2 {
-		w.failf("got %d %d %d", b.got(p), c.got(q), c.got(r))
+	switch {
+	case b.got(p) != 1:
+		w.failf("b got %v of packet p, want 1", b.got(p))
+	case c.got(q) != 1:
+		w.failf("c got %v of packet q, want 1", c.got(q))
+	case c.got(r) != 1:
+		w.failf("c got %v of packet r, want 1", c.got(r))
+	case len(a.up()) != 2:
+		w.failf("a's up has %v elements, want 2", len(a.up()))
+	case len(b.up()) != 2:
+		w.failf("b's up has %v elements, want 2", len(b.up()))
+	case len(c.up()) != 2:
+		w.failf("c's up has %v elements, want 2", len(c.up()))
 	}
 	c.dead = true
 	for range 200 {
@@ -137,7 +148,7 @@ func TestThree(t *testing.T) {
 	for range 200 {
 		a.ping("10.0.0.3", 9000, true)
 	}
-	if q := a.f.peers[c.link()]; q != nil && len(q.queue) > 64 {
+	if q := a.f.peers.byLink[c.link()]; q != nil && len(q.queue) > 64 {
 		w.failf("%d packets wait for the dead", len(q.queue))
 	}
 }
@@ -149,17 +160,17 @@ func TestDefaults(t *testing.T) {
 	s := a.f.Status()
 	switch {
 	case s.UDMTU != 2044:
-		t.Errorf("s.UDMTU is %v, want 2044", s.UDMTU)
+		t.Errorf("UDMTU is %v, want 2044", s.UDMTU)
 	case s.ReceiveMTU != 65524:
-		t.Errorf("s.ReceiveMTU is %v, want 65524", s.ReceiveMTU)
+		t.Errorf("ReceiveMTU is %v, want 65524", s.ReceiveMTU)
 	case s.DeviceMTU != 65520:
-		t.Errorf("s.DeviceMTU is %v, want 65520", s.DeviceMTU)
+		t.Errorf("DeviceMTU is %v, want 65520", s.DeviceMTU)
 	case !s.Up:
-		t.Errorf("s.Up is false")
+		t.Errorf("Up is false, want true")
 	case len(s.Addrs) != 3:
-		t.Errorf("len(s.Addrs) is %v, want 3", len(s.Addrs))
+		t.Errorf("Addrs has %v elements, want 3", len(s.Addrs))
 	case !s.IPv6:
-		t.Errorf("s.IPv6 is false")
+		t.Errorf("IPv6 is false, want true")
 	}
 	for _, c := range a.f.Counters() {
 		if c.Name == "" {
@@ -232,8 +243,15 @@ func TestNoIPv6(t *testing.T) {
 	p := a.ping("10.0.0.2", 9000, true)
 	a.output(echo6())
 	w.settle()
-	if b.got(p) != 1 || a.counter("drop_ipv6_off") != 1 || a.f.Status().IPv6 || len(a.f.Status().Addrs) != 1 {
-		w.failf("got %d, %+v", b.got(p), a.f.Status())
+	switch {
+	case b.got(p) != 1:
+		w.failf("b got %v of packet p, want 1", b.got(p))
+	case a.counter("drop_ipv6_off") != 1:
+		w.failf("a's drop_ipv6_off is %v, want 1", a.counter("drop_ipv6_off"))
+	case a.f.Status().IPv6:
+		w.failf("a's Status.IPv6 is true, want false")
+	case len(a.f.Status().Addrs) != 1:
+		w.failf("a's Status.Addrs has %v elements, want 1", len(a.f.Status().Addrs))
 	}
 }
 
@@ -256,9 +274,15 @@ func TestRouterMessages(t *testing.T) {
 	n, on := len(b.tun), a.onConn
 	a.output(rs)
 	w.run(time.Second)
-	if len(b.tun) != n+1 || b.got(rs) != 1 || a.counter("router_messages_out") != 1 ||
-		b.counter("router_messages_in") != 1 {
-		w.failf("RS: %d", len(b.tun)-n)
+	switch {
+	case len(b.tun) != n+1:
+		w.failf("RS: b's tun has %v elements, want %v", len(b.tun), n+1)
+	case b.got(rs) != 1:
+		w.failf("RS: b got %v of packet rs, want 1", b.got(rs))
+	case a.counter("router_messages_out") != 1:
+		w.failf("RS: a's router_messages_out is %v, want 1", a.counter("router_messages_out"))
+	case b.counter("router_messages_in") != 1:
+		w.failf("RS: b's router_messages_in is %v, want 1", b.counter("router_messages_in"))
 	}
 	ra := icmp6("fe80::200:0:0:2", "fe80::200:0:0:1", append(make([]byte, 16), 5, 1, 0, 0, 0, 0, 7, 0xfc))
 	ra[40] = 134
@@ -268,8 +292,15 @@ func TestRouterMessages(t *testing.T) {
 	if a.got(ra) != 1 {
 		w.failf("RA got %d", a.got(ra))
 	}
-	if y, _ := w.agree(a, b); y.MTU != x.MTU || a.k.HostMTU(ip4("fd00::2")) != 65520 || a.onConn != on || b.onConn != 0 {
+	switch y, _ := w.agree(a, b); {
+	case y.MTU != x.MTU:
+		w.failf("an RA changed MTU or mode: y's MTU is %v, want %v", y.MTU, x.MTU)
+	case a.k.HostMTU(ip4("fd00::2")) != 65520:
 		w.failf("an RA changed MTU or mode: %v, %d on connections", a.hostRoutes(), b.onConn)
+	case a.onConn != on:
+		w.failf("an RA changed MTU or mode: a's onConn is %v, want %v", a.onConn, on)
+	case b.onConn != 0:
+		w.failf("an RA changed MTU or mode: b's onConn is %v, want 0", b.onConn)
 	}
 	na := icmp6("fd00::1", "fd00::2", append([]byte{136, 0, 0, 0, 0, 0, 0, 0}, make([]byte, 16)...))
 	a.output(na)
@@ -290,8 +321,13 @@ func TestNDOnConnection(t *testing.T) {
 	a.step(RecvFrame{Conn: x.Conn, Frame: frameOf(encap.IPv6, neighborSolicitation("fd00::2", "fd00::1", b.link()))})
 	w.run(time.Second)
 	// 4755-7-4, 4755-3.1-13, 4755-2.2-2: answered by UD
-	if a.f.neigh.Counters().Answers != answers+1 || a.onConn != on || a.counter("nd_on_connection") != 1 {
-		w.failf("answers %d", a.f.neigh.Counters().Answers-answers)
+	switch {
+	case a.f.neigh.Counters().Answers != answers+1:
+		w.failf("a's Counters.Answers is %v, want %v", a.f.neigh.Counters().Answers, answers+1)
+	case a.onConn != on:
+		w.failf("a's onConn is %v, want %v", a.onConn, on)
+	case a.counter("nd_on_connection") != 1:
+		w.failf("a's nd_on_connection is %v, want 1", a.counter("nd_on_connection"))
 	}
 	a.step(RecvFrame{Conn: x.Conn, Frame: frameOf(encap.ARP, make([]byte, 56))})
 	a.step(RecvFrame{Conn: x.Conn, Frame: frameOf(0x88ca, make([]byte, 56))})
@@ -372,8 +408,13 @@ func TestPathMTU(t *testing.T) {
 	w.run(2 * time.Second)
 	p := a.ping("10.0.0.2", 3000, true)
 	w.settle()
-	if w.agree(a, b); b.got(p) != 1 || len(a.reqs) != 2 || a.reqs[1].PathMTU != ib.MTU1024 {
-		w.failf("%d REQs", len(a.reqs))
+	switch w.agree(a, b); {
+	case b.got(p) != 1:
+		w.failf("b got %v of packet p, want 1", b.got(p))
+	case len(a.reqs) != 2:
+		w.failf("a's reqs has %v elements, want 2", len(a.reqs))
+	case a.reqs[1].PathMTU != ib.MTU1024:
+		w.failf("a's PathMTU is %v, want %v", a.reqs[1].PathMTU, ib.MTU1024)
 	}
 }
 
@@ -389,8 +430,17 @@ func TestPeerList(t *testing.T) {
 	w.settle()
 	a.output(g)
 	w.run(time.Second)
-	if c.got(p) != 1 || b.got(g) != 2 || c.got(g) != 2 || a.got(g) != 0 || a.onGroup != 0 {
-		w.failf("got %d, %d, %d", c.got(p), b.got(g), c.got(g))
+	switch {
+	case c.got(p) != 1:
+		w.failf("c got %v of packet p, want 1", c.got(p))
+	case b.got(g) != 2:
+		w.failf("b got %v of packet g, want 2", b.got(g))
+	case c.got(g) != 2:
+		w.failf("c got %v of packet g, want 2", c.got(g))
+	case a.got(g) != 0:
+		w.failf("a got %v of packet g, want 0", a.got(g))
+	case a.onGroup != 0:
+		w.failf("a's onGroup is %v, want 0", a.onGroup)
 	}
 }
 
@@ -413,7 +463,8 @@ func FuzzInterface(f *testing.F) {
 			w.run(time.Duration(in[i+1]) * 3 * time.Millisecond)
 		}
 		a.f.Conns()
-		a.f.Hops()
+		for range a.f.Hops() {
+		}
 		a.f.Groups()
 		a.f.Neighbours()
 		a.explain(ip4("10.0.0.2"))
@@ -421,7 +472,7 @@ func FuzzInterface(f *testing.F) {
 		a.step(Shutdown{})
 		b.step(Shutdown{})
 		w.run(10 * time.Second)
-		if len(a.qps)+len(a.dests)+len(a.hostRoutes())+len(a.joined) != 0 || a.f.queued != 0 {
+		if len(a.qps)+len(a.dests)+len(a.hostRoutes())+len(a.joined) != 0 || a.f.peers.queued != 0 {
 			w.failf("left after shutdown: %d %d %d %d", len(a.qps), len(a.dests), len(a.hostRoutes()), len(a.joined))
 		}
 	})

@@ -1,6 +1,7 @@
 package ipoib
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -174,13 +175,24 @@ func TestSubnet(t *testing.T) {
 				if got := a.got(q); got != 1 {
 					w.failf("a got %d packets, want 1", got)
 				}
-				if path := a.ib.paths[b.opt.Link.GID]; path.DLID != b.ib.port.LID || path.GRH != tt.grh || path.Life != 18 {
-					w.failf("path %+v, want LID %d, GRH %v, life 18", path, b.ib.port.LID, tt.grh)
+				switch path := a.ib.paths[b.opt.Link.GID]; {
+				case path.DLID != b.ib.port.LID:
+					w.failf("DLID is %v, want %v", path.DLID, b.ib.port.LID)
+				case path.GRH != tt.grh:
+					w.failf("GRH is %v, want %v", path.GRH, tt.grh)
+				case path.Life != 18:
+					w.failf("Life is %v, want 18", path.Life)
 				}
 				for _, req := range append(a.reqs, b.reqs...) {
-					if r := req.Primary; r.LocalLID == 0 || r.LocalLID == ib.PermissiveLID || !r.SubnetLocal ||
-						r.LocalACKTimeout != 19 {
-						w.failf("REQ with primary path %+v", r)
+					switch r := req.Primary; {
+					case r.LocalLID == 0:
+						w.failf("LocalLID is 0, want more")
+					case r.LocalLID == ib.PermissiveLID:
+						w.failf("LocalLID is %v, want another than %v", r.LocalLID, ib.PermissiveLID)
+					case !r.SubnetLocal:
+						w.failf("SubnetLocal is false, want true")
+					case r.LocalACKTimeout != 19:
+						w.failf("LocalACKTimeout is %v, want 19", r.LocalACKTimeout)
 					}
 				}
 			}
@@ -288,6 +300,67 @@ func (n *node) neighbourGroups(t *testing.T) {
 	}
 }
 
+// Where ib_cm has QP 1 of the port, REQs of others are rejected by it for ever. So no mode is
+// announced: who knows QP 1 only sends by UD, and hosts of ours connect in-band, of which one has
+// QP 1 or neither.
+func TestForeignREQs(t *testing.T) {
+	w := newSubnet(t, 17, simsm.Options{})
+	a, b := w.port(1, true, Options{NoGSI: true}), w.port(2, true, Options{NoGSI: true})
+	c, d := w.port(3, true, Options{}), w.port(4, true, Options{CMTransport: CMGSI})
+	a.taken, b.taken = true, true
+	w.run(4 * time.Second)
+	for i, to := range []*node{b, c, d} {
+		addr := fmt.Sprintf("10.0.0.%d", 2+i)
+		p, q := a.ping(addr, 100, true), to.ping("10.0.0.1", 100, true)
+		w.settle()
+		if got := to.got(p) + a.got(q); got != 2 {
+			w.failf("%s: %d packets arrived, want both ways", to.name, got)
+		}
+		via := to.up()
+		if to == d {
+			if len(via) != 0 {
+				w.failf("d has connections that nobody could have set up: %+v", via)
+			}
+		} else if len(via) != 1 || via[0].Via != ViaInband || via[0].Transport != ib.RC {
+			w.failf("%s: connections %+v, want one, RC and in-band", to.name, via)
+		}
+	}
+	if n := len(d.reqs); n != 0 {
+		t.Errorf("d sent %d REQs to a, whose QP 1 rejects them all", n)
+	}
+	for _, n := range []*node{b, c, d} {
+		i := slices.IndexFunc(n.f.Neighbours(), func(x NeighbourInfo) bool { return x.Addr == ip4("10.0.0.1") })
+		if got := n.f.Neighbours()[i].Link.Flags; got != 0 {
+			t.Errorf("%s hears that a offers %v, want nothing", n.name, got)
+		}
+	}
+}
+
+// Our P_Key has another place in the port's table: queue pairs go by the place, so connections
+// are set up anew, and what had been learnt of neighbours is asked again.
+func TestPKeyMoves(t *testing.T) {
+	w := newSubnet(t, 16, simsm.Options{})
+	a, b := w.port(1, true, Options{}), w.port(2, true, Options{})
+	w.run(4 * time.Second)
+	a.ping("10.0.0.2", 9000, true)
+	w.settle()
+	before, _ := w.agree(a, b)
+	a.step(PortChanged{Port: a.ib.now(), Reregister: true, Moved: true})
+	w.run(2 * time.Second)
+	if !a.f.Status().Up {
+		w.failf("a is not up again")
+	}
+	p, q := a.ping("10.0.0.2", 9000, true), b.ping("10.0.0.1", 9000, true)
+	w.settle()
+	after, _ := w.agree(a, b)
+	if after.Conn == before.Conn {
+		w.failf("connection %d is that of before: its queue pair goes by a place that is another's", after.Conn)
+	}
+	if got := b.got(p) + a.got(q); got != 2 {
+		w.failf("%d packets arrived, want 2", got)
+	}
+}
+
 // Another LID of the peer: the connection breaks as its packets go nowhere, and the
 // path is asked for again before the next.
 func TestPeerHasAnotherLID(t *testing.T) {
@@ -361,6 +434,10 @@ func TestBroadcastGroupDecides(t *testing.T) {
 	}
 	if s.IPv6 {
 		t.Error("there is IPv6 on a link of 1020")
+	}
+	a.step(UnderlayChanged{Link: a.opt.Link, PathMTU: ib.MTU2048, UDMTU: 2044, Active: true})
+	if got := a.f.Status().UDMTU; got != 1020 {
+		t.Errorf("UD MTU %d after an event of the port, want the group's 1020", got)
 	}
 	b := w.port(2, true, Options{UDMTU: 576})
 	w.run(4 * time.Second)
@@ -476,6 +553,121 @@ func TestToAllRouters(t *testing.T) {
 	}
 }
 
+// Who sends to a group that is not there hears of it when it is made, when it goes, and when
+// it is made anew with another LID (traps 66 and 67): 4391-10-3.
+func TestGroupTraps(t *testing.T) {
+	for _, opt := range []simsm.Options{
+		{NoSendOnlyFull: true}, {NoSendOnlyFull: true, Loss: 0.2, Dup: 0.2, Jitter: 5 * time.Millisecond},
+	} {
+		for seed := range uint64(3) {
+			w := newSubnet(t, 12+seed, opt)
+			a, b, c := w.port(1, true, Options{}), w.port(2, true, Options{}), w.port(3, true, Options{})
+			w.run(20 * time.Second)
+			g := ip4("239.1.2.3")
+			mgid, _ := group.MGID(g, ib.DefaultPKey, group.DefaultScope)
+			send := func(want string) {
+				t.Helper()
+				tun, dropped := len(b.tun), a.counter("drop_no_group")
+				a.output(mustEcho("10.0.0.1", "239.1.2.3", 100))
+				w.run(10 * time.Millisecond)
+				got := "lost"
+				if len(b.tun) == tun+1 {
+					got = "received"
+				} else if a.counter("drop_no_group") == dropped+1 {
+					got = "dropped"
+				}
+				if got != want {
+					w.failf("a packet to the group was %s, want it %s", got, want)
+				}
+			}
+			a.output(mustEcho("10.0.0.1", "239.1.2.3", 100))
+			w.run(2 * time.Minute) // tries have become rare
+			send("dropped")
+
+			// Long before the next of them, but for reports that were lost, which the
+			// administrator repeats.
+			within := 500 * time.Millisecond
+			if opt.Loss > 0 {
+				within = 10 * time.Second
+			}
+			b.step(KernelGroups{Groups: []netip.Addr{g}})
+			w.run(within)
+			send("received")
+			old := a.ib.paths[mgid].DLID
+
+			b.step(KernelGroups{})
+			w.run(within)
+			send("dropped")
+			if path, _ := a.path(g); path.Kind == fib.PathGroup {
+				w.failf("the data path goes on sending to a group that is gone")
+			}
+
+			c.step(KernelGroups{Groups: []netip.Addr{ip4("239.9.9.9")}}) // has the LID now
+			w.run(within)
+			b.step(KernelGroups{Groups: []netip.Addr{g}})
+			w.run(within)
+			if got := a.ib.paths[mgid].DLID; got == old {
+				w.failf("packets to the group made anew have MLID %#x, as before", got)
+			}
+			send("received")
+		}
+	}
+}
+
+// Traps are subscribed to when something is sent to a group, and only where reports arrive.
+// They end with the agent, unless the kernel's own interface is on the port.
+func TestSubscriptions(t *testing.T) {
+	for _, tt := range []struct {
+		name             string
+		fabric           Fabric
+		sends, then, end bool
+	}{
+		{"nothing is sent", Fabric{}, false, false, false},
+		{"something is sent", Fabric{}, true, true, false},
+		{"others take the reports", Fabric{NoReports: true}, true, false, false},
+		{"the kernel's interface is on the port", Fabric{Shared: true}, true, true, true},
+	} {
+		w := newSubnet(t, 13, simsm.Options{})
+		a := w.port(1, true, Options{Fabric: &tt.fabric})
+		w.run(4 * time.Second)
+		if tt.sends {
+			a.output(mustEcho("10.0.0.1", "239.1.2.3", 100))
+		}
+		w.run(time.Second)
+		for _, trap := range groupTraps {
+			if got := w.subnet.Subscribed(a.ib.port, trap); got != tt.then {
+				t.Errorf("%s: %v subscribed to: %v, want %v", tt.name, trap, got, tt.then)
+			}
+		}
+		a.step(Shutdown{})
+		w.run(time.Second)
+		for _, trap := range groupTraps {
+			if got := w.subnet.Subscribed(a.ib.port, trap); got != tt.end {
+				t.Errorf("%s: after the end %v subscribed to: %v, want %v", tt.name, trap, got, tt.end)
+			}
+		}
+	}
+}
+
+// A subnet manager that started anew has forgotten the subscriptions, too.
+func TestSubscriptionsReturn(t *testing.T) {
+	w := newSubnet(t, 14, simsm.Options{})
+	a := w.port(1, true, Options{})
+	w.run(4 * time.Second)
+	a.output(mustEcho("10.0.0.1", "239.1.2.3", 100))
+	w.run(time.Second)
+	w.subnet.Start(w.now)
+	if w.subnet.Subscribed(a.ib.port, wire.TrapGroupCreated) {
+		t.Fatal("a subnet manager that has just started knows subscriptions")
+	}
+	w.run(2 * time.Second)
+	for _, trap := range groupTraps {
+		if !w.subnet.Subscribed(a.ib.port, trap) {
+			t.Errorf("%v is not subscribed to again", trap)
+		}
+	}
+}
+
 // At the end memberships end as well, but for those that the kernel's own interface on
 // the port needs.
 func TestLeaveRule(t *testing.T) {
@@ -509,6 +701,33 @@ func TestLeaveRule(t *testing.T) {
 		}
 		if len(a.joined) != 0 {
 			t.Errorf("shared %v: the UD QP is attached to %v", shared, a.joined)
+		}
+	}
+}
+
+// However many groups there are, none is left behind, nor those whose join is under way: at
+// the end nobody waits for answers.
+func TestLeavesAll(t *testing.T) {
+	w := newSubnet(t, 15, simsm.Options{})
+	a := w.port(1, true, Options{})
+	w.run(4 * time.Second)
+	var many []netip.Addr
+	for i := range byte(40) {
+		many = append(many, netip.AddrFrom4([4]byte{239, 1, 2, i}))
+	}
+	a.step(KernelGroups{Groups: many})
+	w.run(time.Second)
+	for i := range byte(40) {
+		a.output(mustEcho("10.0.0.1", fmt.Sprintf("239.3.4.%d", i), 100))
+	}
+	if n := len(w.subnet.Groups()); n < 40 {
+		t.Fatalf("%d groups, want 40 at least", n)
+	}
+	a.step(Shutdown{})
+	w.run(time.Second)
+	for _, g := range w.subnet.Groups() {
+		if how := w.subnet.Members(g)[a.opt.Link.GID]; how != 0 {
+			t.Errorf("after the end a is a %v member of %v", how, g)
 		}
 	}
 }

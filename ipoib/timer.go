@@ -37,10 +37,10 @@ func (f *Interface) wake() {
 	if due(f.copies.deadline()) {
 		f.drainCopies()
 	}
-	for p := f.timers.First(); p != nil && due(p.at); p = f.timers.First() {
+	for p := f.peers.timers.First(); p != nil && due(p.at); p = f.peers.timers.First() {
 		f.wakePeer(p, due)
-		f.timers.Stop(p)
-		if t := f.peerDue(p); f.peers[p.key] == p && !t.IsZero() {
+		f.peers.timers.Stop(p)
+		if t := f.peerDue(p); f.peers.byLink[p.key] == p && !t.IsZero() {
 			if due(t) {
 				t = f.now.Add(1) // later: others are due as well
 			}
@@ -85,7 +85,7 @@ func (f *Interface) wakePeer(p *peer, due func(time.Time) bool) {
 func (f *Interface) retire(p *peer) {
 	p.touched = f.now
 	f.arm(p, f.now.Add(classMemory))
-	f.unused.file(p)
+	f.peers.unused.file(p)
 }
 
 // idleAt returns when c is torn down if nothing uses it; zero means never, or when
@@ -136,16 +136,16 @@ func (f *Interface) peerDue(p *peer) time.Time {
 // arm makes sure that wake looks at p at t; a zero t is never. Timers that move
 // away leave it early, which is harmless; looking at every peer is not.
 func (f *Interface) arm(p *peer, t time.Time) {
-	if t.IsZero() || f.peers[p.key] != p || p.Armed() && !t.Before(p.at) {
+	if t.IsZero() || f.peers.byLink[p.key] != p || p.Armed() && !t.Before(p.at) {
 		return // it has been forgotten, or is looked at sooner
 	}
 	p.at = t
-	f.timers.Set(p)
+	f.peers.timers.Set(p)
 }
 
 // firstPeer returns when wake is to look at a peer next; zero means never.
 func (f *Interface) firstPeer() time.Time {
-	if p := f.timers.First(); p != nil {
+	if p := f.peers.timers.First(); p != nil {
 		return p.at
 	}
 	return time.Time{}

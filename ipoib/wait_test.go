@@ -200,7 +200,7 @@ func TestFlagsFollowTheLast(t *testing.T) {
 		w.run(3 * time.Second)
 		a.ping("10.0.0.2", 100, true)
 		w.settle()
-		if got := a.f.peers[b.link()].flags; got != tt.want {
+		if got := a.f.peers.byLink[b.link()].flags; got != tt.want {
 			w.failf("%v: flags %#02x, want %#02x", tt.mode, uint8(got), uint8(tt.want))
 		}
 	}

@@ -40,8 +40,9 @@ type world struct {
 	queue []flight
 	// dropMAD, when set, decides about each MAD by itself.
 	dropMAD  func(from *node, m mad.Message) bool
-	onMAD    func(from *node, m mad.Message) // sees each MAD that a node sends
-	onOctets func(from *node, mad []byte)    // the same, as it is on the wire
+	onMAD    func(from *node, m mad.Message)        // sees each MAD that a node sends
+	onOctets func(from *node, mad []byte)           // the same, as it is on the wire
+	onFrame  func(from *node, conn bool, fr []byte) // sees each frame that a node sends, by a connection or UD
 	log      []string
 	serial   uint32        // of packets: no two are alike
 	madDelay time.Duration // set by dropMAD for the MAD at hand
@@ -243,12 +244,12 @@ func (n *node) step(ev Event) {
 func (n *node) checkPeers() {
 	f, w := n.f, n.w
 	extra := 0
-	for p := f.unused.Oldest(); p != nil; p = p.Newer() {
-		if extra++; f.peers[p.key] != p || !p.unused() || p.Newer() != nil && p.Newer().touched.Before(p.touched) {
+	for p := f.peers.unused.Oldest(); p != nil; p = p.Newer() {
+		if extra++; f.peers.byLink[p.key] != p || !p.unused() || p.Newer() != nil && p.Newer().touched.Before(p.touched) {
 			w.failf("%s: %v is out of place among the unused", n.name, p.key)
 		}
 	}
-	for key, p := range f.peers {
+	for key, p := range f.peers.byLink {
 		if t := f.peerDue(p); !f.shutdown && !t.IsZero() && (!p.Armed() || t.Before(p.at)) {
 			w.failf("%s: a timer of %v is due at %v, armed is %v", n.name, key, t, p.at)
 		}
@@ -266,9 +267,13 @@ func (n *node) checkPeers() {
 			up++
 		}
 	}
-	if extra != 0 || up != f.conns.up || f.timers.Len() > len(f.peers) {
-		w.failf("%s: %d unused peers too many, %d connections up of %d, %d timers of %d peers", n.name, extra,
-			f.conns.up, up, f.timers.Len(), len(f.peers))
+	switch {
+	case extra != 0:
+		w.failf("%s: extra is %v, want 0", n.name, extra)
+	case up != f.conns.up:
+		w.failf("%s: up is %v, want %v", n.name, up, f.conns.up)
+	case f.peers.timers.Len() > len(f.peers.byLink):
+		w.failf("%s: Len is %v, want at most %v", n.name, f.peers.timers.Len(), len(f.peers.byLink))
 	}
 }
 
@@ -284,37 +289,86 @@ func (n *node) do(a Action) {
 	w := n.w
 	switch a := a.(type) {
 	case SendUD:
-		if encap.EtherType(binary.BigEndian.Uint16(a.Frame)) == encap.InbandCM {
-			n.sendInband(a)
-			return
-		}
-		n.checkFrame(a.Frame, false)
-		if n.ib != nil {
-			n.sendSubnetUD(a)
-			return
-		}
-		if !a.MGID.IsZero() {
-			n.onGroup++
-			for _, to := range w.nodes {
-				if to != n {
-					w.send(func(to *node) func() {
-						return func() {
-							if to.joined[a.MGID] || to.legacy != nil {
-								to.recvUD(n.link(), a.MGID, a.Frame)
-							}
-						}
-					}(to), to, true)
-				}
-			}
-			return
-		}
-		n.sendUD(a.Link, a.Frame)
+		n.sendFrame(a)
 	case SendConn:
 		n.sendConn(a.Conn, a.Frame)
 	case WriteTUN:
 		n.tun = append(n.tun, slices.Clone(a.IP))
 	case SendMAD:
 		n.sendMAD(a.MAD)
+	case CreateQP, ConnectQP, DestroyQP:
+		n.doQP(a)
+	case SendSubnet:
+		w.subnet.Send(w.now, n.ib.port, a.MAD)
+	case UsePath:
+		n.ib.paths[a.Path.DGID] = a.Path
+	case ForgetPath:
+		delete(n.ib.paths, a.DGID)
+	case SetQKey:
+		n.ib.qkey = a.QKey
+	case JoinGroup:
+		n.joined[a.MGID] = true
+		if n.ib != nil {
+			n.ib.at[a.MGID] = a.MLID
+		}
+	case LeaveGroup:
+		delete(n.joined, a.MGID)
+	case PublishGroups:
+	case FIBAction:
+		n.doFIB(a.Action)
+	case AddAddr:
+		n.addAddr(a.Prefix.String())
+	case RemoveAddr:
+		n.delAddr(a.Prefix.String())
+	case SetUpIPv6:
+	case AskOther:
+		n.step(OtherIs{a.Addr, n.others[a.Addr]})
+	case Note:
+		n.notes = append(n.notes, a)
+		w.log = append(w.log, fmt.Sprintf("%8.3f %s %-9s %v %d %s", float64(w.now.UnixMilli()-1000000)/1000, n.name,
+			a.Kind, a.Peer, a.Conn, a.Text))
+	default:
+		w.failf("unknown action %T", a)
+	}
+}
+
+// sendFrame carries a frame of UD: in-band CM, to a group, or to one link-layer address.
+func (n *node) sendFrame(a SendUD) {
+	w := n.w
+	if encap.EtherType(binary.BigEndian.Uint16(a.Frame)) == encap.InbandCM {
+		n.sendInband(a)
+		return
+	}
+	n.checkFrame(a.Frame, false)
+	if n.ib != nil {
+		n.sendSubnetUD(a)
+		return
+	}
+	if !a.MGID.IsZero() {
+		n.onGroup++
+		if w.onFrame != nil {
+			w.onFrame(n, false, a.Frame)
+		}
+		for _, to := range w.nodes {
+			if to != n {
+				w.send(func(to *node) func() {
+					return func() {
+						if to.joined[a.MGID] || to.legacy != nil {
+							to.recvUD(n.link(), a.MGID, a.Frame)
+						}
+					}
+				}(to), to, true)
+			}
+		}
+		return
+	}
+	n.sendUD(a.Link, a.Frame)
+}
+
+// doQP makes, connects and destroys queue pairs, and checks that nothing leads to none.
+func (n *node) doQP(a Action) {
+	w := n.w
+	switch a := a.(type) {
 	case CreateQP:
 		if n.noQP {
 			n.step(QPFailed{a.Conn, "out of memory"})
@@ -350,37 +404,6 @@ func (n *node) do(a Action) {
 			}
 		}
 		delete(n.qps, a.Conn)
-	case SendSubnet:
-		w.subnet.Send(w.now, n.ib.port, a.MAD)
-	case UsePath:
-		n.ib.paths[a.Path.DGID] = a.Path
-	case ForgetPath:
-		delete(n.ib.paths, a.DGID)
-	case SetQKey:
-		n.ib.qkey = a.QKey
-	case JoinGroup:
-		n.joined[a.MGID] = true
-		if n.ib != nil {
-			n.ib.at[a.MGID] = a.MLID
-		}
-	case LeaveGroup:
-		delete(n.joined, a.MGID)
-	case PublishGroups:
-	case FIBAction:
-		n.doFIB(a.Action)
-	case AddAddr:
-		n.addAddr(a.Prefix.String())
-	case RemoveAddr:
-		n.delAddr(a.Prefix.String())
-	case SetUpIPv6:
-	case AskOther:
-		n.step(OtherIs{a.Addr, n.others[a.Addr]})
-	case Note:
-		n.notes = append(n.notes, a)
-		w.log = append(w.log, fmt.Sprintf("%8.3f %s %-9s %v %d %s", float64(w.now.UnixMilli()-1000000)/1000, n.name,
-			a.Kind, a.Peer, a.Conn, a.Text))
-	default:
-		w.failf("unknown action %T", a)
 	}
 }
 
@@ -455,8 +478,14 @@ func (n *node) checkFrame(fr []byte, connected bool) {
 		n.probes = append(n.probes, len(fr)-encap.HeaderLen)
 		return
 	}
-	if fr[2] != 0 || fr[3] != 0 || t != encap.IPv4 && t != encap.IPv6 && (connected || t != encap.ARP) {
-		n.w.failf("%s: encapsulation header % x, connected %v", n.name, fr[:4], connected) // 4755-4-5
+	// 4755-4-5
+	switch {
+	case fr[2] != 0:
+		n.w.failf("%s: fr[2] is %v, want 0", n.name, fr[2])
+	case fr[3] != 0:
+		n.w.failf("%s: fr[3] is %v, want 0", n.name, fr[3])
+	case t != encap.IPv4 && t != encap.IPv6 && (connected || t != encap.ARP):
+		n.w.failf("%s: encapsulation header % x, connected %v", n.name, fr[:4], connected)
 	}
 	if !connected && len(fr) > n.f.opt.udMTU()+4 {
 		n.w.failf("%s: UD frame of %d octets", n.name, len(fr))
@@ -486,6 +515,9 @@ func (w *world) send(f func(), to *node, lossy bool) {
 func (n *node) sendUD(to encap.LinkAddr, fr []byte) {
 	if n.holeUD != 0 && len(fr)-encap.HeaderLen > n.holeUD {
 		return
+	}
+	if n.w.onFrame != nil {
+		n.w.onFrame(n, false, fr)
 	}
 	for _, m := range n.w.nodes {
 		if m.link() == to.Key() || to.QPN == ib.QPNMulticast && to.GID == m.opt.Link.GID && m != n {
@@ -533,6 +565,9 @@ func (n *node) sendConn(id fib.Conn, fr []byte) {
 	}
 	n.onConn++
 	q.tx++
+	if w.onFrame != nil {
+		w.onFrame(n, true, fr)
+	}
 	for _, m := range w.nodes {
 		if m.opt.Link.GID != q.destGID {
 			continue
@@ -603,8 +638,16 @@ func (n *node) sendMAD(m *verbs.MAD) {
 func (n *node) sendInband(a SendUD) {
 	w := n.w
 	m := &verbs.MAD{Remote: a.Link.GID, QPN: a.Link.QPN}
-	if len(a.Frame) != encap.HeaderLen+verbs.MADLen || !a.MGID.IsZero() || a.Frame[2] != 0 || a.Frame[3] != 0 {
-		w.failf("%s sends in-band to %v %v: % x", n.name, a.MGID, a.Link, a.Frame[:4])
+	switch {
+	case len(a.Frame) != encap.HeaderLen+verbs.MADLen:
+		w.failf("%s sends in-band to %v %v: a's Frame has %v elements, want %v", n.name, a.MGID, a.Link, len(a.Frame),
+			encap.HeaderLen+verbs.MADLen)
+	case !a.MGID.IsZero():
+		w.failf("%s sends in-band to %v %v: a's MGID.IsZero is false, want true", n.name, a.MGID, a.Link)
+	case a.Frame[2] != 0:
+		w.failf("%s sends in-band to %v %v: a's Frame[2] is %v, want 0", n.name, a.MGID, a.Link, a.Frame[2])
+	case a.Frame[3] != 0:
+		w.failf("%s sends in-band to %v %v: a's Frame[3] is %v, want 0", n.name, a.MGID, a.Link, a.Frame[3])
 	}
 	copy(m.Data[:], a.Frame[encap.HeaderLen:])
 	msg := n.readMAD(m)
@@ -880,13 +923,28 @@ func (w *world) agree(a, b *node) (ConnInfo, ConnInfo) {
 	w.t.Helper()
 	ca, cb := a.up(), b.up()
 	// 4755-2.3-4: one QP at each end, nothing left over
-	if len(ca) != 1 || len(cb) != 1 || len(a.qps) != 1 || len(b.qps) != 1 {
-		w.failf("%s has %d connections and %d QPs, %s %d and %d", a.name, len(ca), len(a.qps), b.name, len(cb), len(b.qps))
+	switch {
+	case len(ca) != 1:
+		w.failf("ca has %v elements, want 1", len(ca))
+	case len(cb) != 1:
+		w.failf("cb has %v elements, want 1", len(cb))
+	case len(a.qps) != 1:
+		w.failf("a's qps has %v elements, want 1", len(a.qps))
+	case len(b.qps) != 1:
+		w.failf("b's qps has %v elements, want 1", len(b.qps))
 	}
 	x, y := ca[0], cb[0]
-	if x.LocalQPN != y.RemoteQPN || x.RemoteQPN != y.LocalQPN || x.MTU != y.MTU || x.Active == y.Active ||
-		x.Transport != y.Transport {
-		w.failf("they disagree:\n%+v\n%+v", x, y)
+	switch {
+	case x.LocalQPN != y.RemoteQPN:
+		w.failf("x's LocalQPN is %v, want %v", x.LocalQPN, y.RemoteQPN)
+	case x.RemoteQPN != y.LocalQPN:
+		w.failf("x's RemoteQPN is %v, want %v", x.RemoteQPN, y.LocalQPN)
+	case x.MTU != y.MTU:
+		w.failf("x's MTU is %v, want %v", x.MTU, y.MTU)
+	case x.Active == y.Active:
+		w.failf("x's Active is %v, want another than %v", x.Active, y.Active)
+	case x.Transport != y.Transport:
+		w.failf("x's Transport is %v, want %v", x.Transport, y.Transport)
 	}
 	return x, y
 }

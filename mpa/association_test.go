@@ -240,8 +240,12 @@ func TestSessionOverSCTP(t *testing.T) {
 					}
 					acts := a.wait("SessionUp")
 					res := acts[0].(SessionUp).Result
-					if string(res.Private) != "yes" || res.PeerToPeer != o.PeerToPeer ||
-						o.enhanced() && (res.ORD > up.Result.IRD || up.Result.ORD > res.IRD) {
+					switch {
+					case string(res.Private) != "yes":
+						t.Fatalf("Private is %v, want \"yes\"", string(res.Private))
+					case res.PeerToPeer != o.PeerToPeer:
+						t.Fatalf("PeerToPeer is %v, want %v", res.PeerToPeer, o.PeerToPeer)
+					case o.enhanced() && (res.ORD > up.Result.IRD || up.Result.ORD > res.IRD):
 						t.Fatalf("%+v and %+v", res, up.Result)
 					}
 					for i := range messages {

@@ -65,11 +65,11 @@ func TestBadFrames(t *testing.T) {
 				}
 				switch {
 				case r.Counters()[tt.reason] != 1:
-					t.Errorf("%s: r.Counters()[tt.reason] is %v, want 1", tt.name, r.Counters()[tt.reason])
+					t.Errorf("%s: Counters()[tt.reason] is %v, want 1", tt.name, r.Counters()[tt.reason])
 				case tt.reason.Code() != tt.code:
-					t.Errorf("%s: tt.reason.Code() is %v, want %v", tt.name, tt.reason.Code(), tt.code)
+					t.Errorf("%s: Code is %v, want %v", tt.name, tt.reason.Code(), tt.code)
 				case tt.reason.Outcome() != CloseTCP:
-					t.Errorf("%s: tt.reason.Outcome() is %v, want %v", tt.name, tt.reason.Outcome(), CloseTCP)
+					t.Errorf("%s: Outcome is %v, want %v", tt.name, tt.reason.Outcome(), CloseTCP)
 				}
 			}
 			expect(t, tt.name, acts, want)
@@ -146,13 +146,13 @@ func TestReasonsAreComplete(t *testing.T) {
 	for r := ReasonNone + 1; r < NumReasons; r++ {
 		switch {
 		case r.String() == "":
-			t.Errorf("reason %d: r.String() is %q, want any other", r, r.String())
+			t.Errorf("reason %d has no name", r)
 		case seen[r.String()]:
-			t.Errorf("reason %d: seen[r.String()] is true", r)
+			t.Errorf("reason %d: seen[r.String()] is true, want false", r)
 		case r.Clause() == "":
-			t.Errorf("reason %d: r.Clause() is %q, want any other", r, r.Clause())
+			t.Errorf("reason %d (%v) has no clause", r, r)
 		case r.Outcome() == Terminate && r.Code() == 0:
-			t.Errorf("reason %d: r.Code() is 0, want any other", r)
+			t.Errorf("reason %d (%v) ends with a Terminate of code 0", r, r)
 		}
 		seen[r.String()] = true
 	}
@@ -208,11 +208,11 @@ func TestTerminateCodes(t *testing.T) {
 		case got != c.Cause():
 			t.Errorf("code %d: got is %v, want %v", c, got, c.Cause())
 		case got.Layer() != 2:
-			t.Errorf("code %d: got.Layer() is %v, want 2", c, got.Layer())
+			t.Errorf("code %d: Layer is %v, want 2", c, got.Layer())
 		case got.Type() != 0:
-			t.Errorf("code %d: got.Type() is %v, want 0", c, got.Type())
+			t.Errorf("code %d: Type is %v, want 0", c, got.Type())
 		case got.Code() != uint8(c):
-			t.Errorf("code %d: got.Code() is %v, want %v", c, got.Code(), uint8(c))
+			t.Errorf("code %d: Code is %v, want %v", c, got.Code(), uint8(c))
 		}
 	}
 	// 6581-8-5, 6581-8-1: layer 2, type 0, and the codes of RFC 5044 section 8

@@ -57,11 +57,11 @@ func TestKernel(t *testing.T) {
 			case !ok:
 				t.Fatalf("ok is false")
 			case up.Result.IRD != 1:
-				t.Fatalf("up.Result.IRD is %v, want 1", up.Result.IRD)
+				t.Fatalf("Result.IRD is %v, want 1", up.Result.IRD)
 			case up.Result.ORD != 1:
-				t.Fatalf("up.Result.ORD is %v, want 1", up.Result.ORD)
+				t.Fatalf("Result.ORD is %v, want 1", up.Result.ORD)
 			case up.Result.CRC:
-				t.Fatalf("up.Result.CRC is true")
+				t.Fatalf("Result.CRC is true, want false")
 			}
 			first := bytes.Join(client[1:], nil)
 			var fr Framer

@@ -183,7 +183,7 @@ func (r *frameReader) read(p []byte, count *Counters) (f Frame, rest []byte, ok 
 	return f, p, true, nil
 }
 
-// note counts what is wrong with a frame and must be ignored.
+// note counts faults of a frame that the RFCs have a receiver ignore, such as reserved bits.
 func (r *frameReader) note(f *Frame, count *Counters) {
 	flags := r.buf[16]
 	if flags&maskRes != 0 {

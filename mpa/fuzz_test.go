@@ -34,19 +34,19 @@ func FuzzFrame(f *testing.F) {
 		a.Private, b.Private = nil, nil
 		switch {
 		case a.Enhanced != b.Enhanced:
-			t.Fatalf("a.Enhanced is %v, want %v", a.Enhanced, b.Enhanced)
+			t.Fatalf("Enhanced is %v, want %v", a.Enhanced, b.Enhanced)
 		case a.Rev != b.Rev:
-			t.Fatalf("a.Rev is %v, want %v", a.Rev, b.Rev)
+			t.Fatalf("Rev is %v, want %v", a.Rev, b.Rev)
 		case a.S != b.S:
-			t.Fatalf("a.S is %v, want %v", a.S, b.S)
+			t.Fatalf("S is %v, want %v", a.S, b.S)
 		case a.Reply != b.Reply:
-			t.Fatalf("a.Reply is %v, want %v", a.Reply, b.Reply)
+			t.Fatalf("Reply is %v, want %v", a.Reply, b.Reply)
 		case a.Reject != b.Reject:
-			t.Fatalf("a.Reject is %v, want %v", a.Reject, b.Reject)
+			t.Fatalf("Reject is %v, want %v", a.Reject, b.Reject)
 		case a.CRC != b.CRC:
-			t.Fatalf("a.CRC is %v, want %v", a.CRC, b.CRC)
+			t.Fatalf("CRC is %v, want %v", a.CRC, b.CRC)
 		case a.Markers != b.Markers:
-			t.Fatalf("a.Markers is %v, want %v", a.Markers, b.Markers)
+			t.Fatalf("Markers is %v, want %v", a.Markers, b.Markers)
 		}
 	})
 }
@@ -60,7 +60,6 @@ func FuzzMachines(f *testing.F) {
 	f.Add(byte(0x35), frameBy(false, 0x10, 2, "ABCD", 1, 1, ""), frameBy(true, 0x10, 2, "AD", 0, 9, ""))
 	f.Add(byte(0x13), unhex(vecReqR2), unhex(vecRepR2))
 	f.Fuzz(func(t *testing.T, mode byte, req, rep []byte) {
-		drips := mode&0x10 != 0
 		o := Options{Negotiate: mode&1 != 0, PeerToPeer: mode&2 != 0, Fallback: mode&4 != 0, StrictIRD: mode&8 != 0,
 			Depths: Depths{IRD: Depth(mode >> 6), ORD: Depth(mode >> 5 & 3), MaxIRD: 2}}
 		i, err := NewInitiator(o, nil)
@@ -68,68 +67,78 @@ func FuzzMachines(f *testing.F) {
 			t.Fatal(err)
 		}
 		r, _ := NewResponder(o)
-		for k, m := range []interface {
-			Step([]Action, time.Time, Event) []Action
-			Deadline() time.Time
-		}{i, r} {
-			in := [][]byte{rep, req}[k]
-			var acts []Action
-			now := t0
-			step := func(ev Event) {
-				n := len(acts)
-				acts = m.Step(acts, now, ev)
-				for j, a := range acts[n:] {
-					switch a := a.(type) {
-					case Redial:
-						acts = m.Step(acts, now, Start{})
-					case Request:
-						acts = m.Step(acts, now, Accept{Private: a.Private[:min(len(a.Private), MaxULPData(true))]})
-					case Failed:
-						if n+j != len(acts)-1 {
-							t.Fatalf("after Failed: %s", said(acts))
-						}
-					}
-				}
-			}
-			step(Start{})
-			cut := int(mode) % (len(in) + 1)
-			if drips {
-				for _, b := range in {
-					now = now.Add(time.Second)
-					step(Wake{})
-					step(Recv{[]byte{b}})
-				}
-			} else {
-				step(Recv{in[:cut]})
-				step(Recv{in[cut:]})
-			}
-			step(FPDU{dataSegment})
-			now = now.Add(time.Minute)
-			step(Wake{})
-			step(PeerClosed{})
-			step(Fail{})
-			failed, up := 0, 0
-			for _, a := range acts {
-				switch a.(type) {
-				case Failed:
-					failed++
-				case Established:
-					up++
-				}
-			}
-			if drips && (failed != 1 || up != 0) {
-				t.Fatalf("octets dripped: %s", said(acts))
-			}
-			switch {
-			case failed > 1:
-				t.Fatalf("failed is %v, want at most 1", failed)
-			case up > 1:
-				t.Fatalf("up is %v, want at most 1", up)
-			case !m.Deadline().IsZero():
-				t.Fatalf("m.Deadline().IsZero() is false")
-			}
+		for k, m := range []machine{i, r} {
+			fuzzMachine(t, m, mode, [][]byte{rep, req}[k])
 		}
 	})
+}
+
+// A machine is either end.
+type machine interface {
+	Step([]Action, time.Time, Event) []Action
+	Deadline() time.Time
+}
+
+// fuzzMachine has m read in, whole, in two parts or octet by octet, as mode says, and then
+// whatever else may happen. It must end once, and never be up after octets that dripped.
+func fuzzMachine(t *testing.T, m machine, mode byte, in []byte) {
+	t.Helper()
+	drips := mode&0x10 != 0
+	var acts []Action
+	now := t0
+	step := func(ev Event) {
+		n := len(acts)
+		acts = m.Step(acts, now, ev)
+		for j, a := range acts[n:] {
+			switch a := a.(type) {
+			case Redial:
+				acts = m.Step(acts, now, Start{})
+			case Request:
+				acts = m.Step(acts, now, Accept{Private: a.Private[:min(len(a.Private), MaxULPData(true))]})
+			case Failed:
+				if n+j != len(acts)-1 {
+					t.Fatalf("after Failed: %s", said(acts))
+				}
+			}
+		}
+	}
+	step(Start{})
+	cut := int(mode) % (len(in) + 1)
+	if drips {
+		for _, b := range in {
+			now = now.Add(time.Second)
+			step(Wake{})
+			step(Recv{[]byte{b}})
+		}
+	} else {
+		step(Recv{in[:cut]})
+		step(Recv{in[cut:]})
+	}
+	step(FPDU{dataSegment})
+	now = now.Add(time.Minute)
+	step(Wake{})
+	step(PeerClosed{})
+	step(Fail{})
+	failed, up := 0, 0
+	for _, a := range acts {
+		switch a.(type) {
+		case Failed:
+			failed++
+		case Established:
+			up++
+		}
+	}
+	if drips && (failed != 1 || up != 0) {
+		t.Fatalf("octets dripped: %s", said(acts))
+	}
+	switch {
+	case failed > 1:
+		t.Fatalf("failed is %v, want at most 1", failed)
+	case up > 1:
+		t.Fatalf("up is %v, want at most 1", up)
+	case !m.Deadline().IsZero():
+		t.Fatalf("Deadline.IsZero is false, want true")
+	}
 }
 
 func FuzzDeframer(f *testing.F) {
@@ -146,11 +155,11 @@ func FuzzDeframer(f *testing.F) {
 		b, err2 := frames(&parts, in, max(1, int(step)))
 		switch {
 		case len(a) != len(b):
-			t.Fatalf("cut differently it is different: len(a) is %v, want %v", len(a), len(b))
+			t.Fatalf("cut differently it is different: a has %v elements, want %v", len(a), len(b))
 		case (err1 == nil) != (err2 == nil):
 			t.Fatalf("cut differently it is different: err1 == nil is %v, want %v", err1 == nil, err2 == nil)
 		case err1 != nil && err1.Reason != err2.Reason:
-			t.Fatalf("cut differently it is different: err1.Reason is %v, want %v", err1.Reason, err2.Reason)
+			t.Fatalf("cut differently it is different: Reason is %v, want %v", err1.Reason, err2.Reason)
 		}
 		for i := range a {
 			if !bytes.Equal(a[i], b[i]) {
@@ -169,11 +178,11 @@ func FuzzDeframer(f *testing.F) {
 				case err != nil:
 					t.Fatalf("err is %v, want nil", err)
 				case again.String() != s.String():
-					t.Fatalf("again.String() is %v, want %v", again.String(), s.String())
+					t.Fatalf("String is %v, want %v", again.String(), s.String())
 				case again.TO != s.TO:
-					t.Fatalf("again.TO is %v, want %v", again.TO, s.TO)
+					t.Fatalf("TO is %v, want %v", again.TO, s.TO)
 				case again.MSN != s.MSN:
-					t.Fatalf("again.MSN is %v, want %v", again.MSN, s.MSN)
+					t.Fatalf("MSN is %v, want %v", again.MSN, s.MSN)
 				}
 			}
 		}

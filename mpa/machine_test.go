@@ -111,13 +111,13 @@ func TestPeerToPeer(t *testing.T) {
 		expect(t, "request", acts, "Request")
 		switch q := acts[0].(Request); {
 		case !q.Enhanced:
-			t.Errorf("q.Enhanced is false")
+			t.Errorf("Enhanced is false, want true")
 		case q.Peer.RTR != k:
-			t.Errorf("q.Peer.RTR is %v, want %v", q.Peer.RTR, k)
+			t.Errorf("Peer.RTR is %v, want %v", q.Peer.RTR, k)
 		case q.Peer.IRD != 4:
-			t.Errorf("q.Peer.IRD is %v, want 4", q.Peer.IRD)
+			t.Errorf("Peer.IRD is %v, want 4", q.Peer.IRD)
 		case q.Rev != 2:
-			t.Errorf("q.Rev is %v, want 2", q.Rev)
+			t.Errorf("Rev is %v, want 2", q.Rev)
 		}
 		// 6581-5-2
 		acts = r.Step(nil, t0, Accept{Private: []byte("hi")})
@@ -131,11 +131,11 @@ func TestPeerToPeer(t *testing.T) {
 		expect(t, "reply", acts, "SendRTR-"+k.String()+" Established")
 		switch res := acts[1].(Established).Result; {
 		case string(res.Private) != "hi":
-			t.Errorf("string(res.Private) is %q, want \"hi\"", string(res.Private))
+			t.Errorf("Private is %q, want \"hi\"", string(res.Private))
 		case !res.PeerToPeer:
-			t.Errorf("res.PeerToPeer is false")
+			t.Errorf("PeerToPeer is false, want true")
 		case res.RTR != k:
-			t.Errorf("res.RTR is %v, want %v", res.RTR, k)
+			t.Errorf("RTR is %v, want %v", res.RTR, k)
 		}
 		acts = r.Step(nil, t0, FPDU{rtrSegment(k)})
 		expect(t, "RTR", acts, "Established")
@@ -156,7 +156,7 @@ func TestClientServer(t *testing.T) {
 		case (req[16]&0x10 != 0) != enhanced:
 			t.Errorf("req[16]&0x10 != 0 is %v, want %v", req[16]&0x10 != 0, enhanced)
 		case !enhanced && len(req) != 20:
-			t.Errorf("len(req) is %v, want 20", len(req))
+			t.Errorf("req has %v elements, want 20", len(req))
 		}
 		r := responder(t, Options{})
 		acts := append(r.Step(nil, t0, Recv{req}), r.Step(nil, t0, Accept{})...)
@@ -316,13 +316,13 @@ func TestAskAgain(t *testing.T) {
 	expect(t, "second attempt", acts, "Established")
 	switch res := acts[0].(Established).Result; {
 	case res.IRD != 6:
-		t.Errorf("res.IRD is %v, want 6", res.IRD)
+		t.Errorf("IRD is %v, want 6", res.IRD)
 	case res.ORD != 2:
-		t.Errorf("res.ORD is %v, want 2", res.ORD)
+		t.Errorf("ORD is %v, want 2", res.ORD)
 	case res.Peer.ORD != 6:
-		t.Errorf("res.Peer.ORD is %v, want 6", res.Peer.ORD)
+		t.Errorf("Peer.ORD is %v, want 6", res.Peer.ORD)
 	case res.Peer.IRD != 2:
-		t.Errorf("res.Peer.IRD is %v, want 2", res.Peer.IRD)
+		t.Errorf("Peer.IRD is %v, want 2", res.Peer.IRD)
 	}
 }
 
@@ -351,13 +351,13 @@ func TestFallback(t *testing.T) {
 		expect(t, tt.name+", reply", acts, "Established")
 		switch res := acts[0].(Established).Result; {
 		case !res.Fallback:
-			t.Errorf("res.Fallback is false")
+			t.Errorf("Fallback is false, want true")
 		case res.Enhanced:
-			t.Errorf("res.Enhanced is true")
+			t.Errorf("Enhanced is true, want false")
 		case res.PeerToPeer:
-			t.Errorf("res.PeerToPeer is true")
+			t.Errorf("PeerToPeer is true, want false")
 		case res.ORD != 4:
-			t.Errorf("res.ORD is %v, want 4", res.ORD)
+			t.Errorf("ORD is %v, want 4", res.ORD)
 		}
 		// Without the option: the end. 6581-10-8
 		i, _ = asks(p2p)
@@ -383,17 +383,17 @@ func TestMarkersAndCRC(t *testing.T) {
 		// Each receiver decides about markers; one wish is enough for CRCs.
 		switch {
 		case a.RecvMarkers != oi.Markers:
-			t.Errorf("%+v with %+v: a.RecvMarkers is %v, want %v", oi, or, a.RecvMarkers, oi.Markers)
+			t.Errorf("%+v with %+v: RecvMarkers is %v, want %v", oi, or, a.RecvMarkers, oi.Markers)
 		case b.RecvMarkers != or.Markers:
-			t.Errorf("%+v with %+v: b.RecvMarkers is %v, want %v", oi, or, b.RecvMarkers, or.Markers)
+			t.Errorf("%+v with %+v: RecvMarkers is %v, want %v", oi, or, b.RecvMarkers, or.Markers)
 		case a.SendMarkers != or.Markers:
-			t.Errorf("%+v with %+v: a.SendMarkers is %v, want %v", oi, or, a.SendMarkers, or.Markers)
+			t.Errorf("%+v with %+v: SendMarkers is %v, want %v", oi, or, a.SendMarkers, or.Markers)
 		case b.SendMarkers != oi.Markers:
-			t.Errorf("%+v with %+v: b.SendMarkers is %v, want %v", oi, or, b.SendMarkers, oi.Markers)
+			t.Errorf("%+v with %+v: SendMarkers is %v, want %v", oi, or, b.SendMarkers, oi.Markers)
 		case a.CRC != (oi.CRC || or.CRC):
-			t.Errorf("%+v with %+v: a.CRC is %v, want %v", oi, or, a.CRC, oi.CRC || or.CRC)
+			t.Errorf("%+v with %+v: CRC is %v, want %v", oi, or, a.CRC, oi.CRC || or.CRC)
 		case b.CRC != a.CRC:
-			t.Errorf("%+v with %+v: b.CRC is %v, want %v", oi, or, b.CRC, a.CRC)
+			t.Errorf("%+v with %+v: CRC is %v, want %v", oi, or, b.CRC, a.CRC)
 		}
 	}
 }
@@ -454,7 +454,7 @@ func TestDepthLimits(t *testing.T) {
 	case ord != 32:
 		t.Errorf("ord is %v, want 32", ord)
 	case r.Result().Peer.IRD != MaxDepth:
-		t.Errorf("r.Result().Peer.IRD is %v, want %v", r.Result().Peer.IRD, MaxDepth)
+		t.Errorf("Result.Peer.IRD is %v, want %v", r.Result().Peer.IRD, MaxDepth)
 	}
 	// Options out of range do not become 0x3FFF by accident.
 	_, req := asks(Options{Negotiate: true, Depths: Depths{IRD: 0x7fff, ORD: 0x3fff}})

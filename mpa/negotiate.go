@@ -85,8 +85,8 @@ func (o *Options) check(initiator bool) error {
 	return nil
 }
 
-// offer returns what an initiator asks for, and its depths as they are then. A
-// Read RTR needs an ORD of at least one.
+// offer returns the enhanced data of an initiator's request, and the IRD and ORD that it
+// keeps itself. If it offers an RDMA Read as its RTR, its ORD is at least one.
 func (o *Options) offer() (Enhanced, Depths) {
 	d := o.Depths.limited()
 	var e Enhanced

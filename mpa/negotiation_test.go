@@ -169,65 +169,14 @@ func has[T Action](acts []Action) (v T, ok bool) {
 func TestEveryRequest(t *testing.T) {
 	n := 0
 	for _, flags := range flagSets() {
-		kinds, p2p := strings.CutPrefix(flags, "A")
-		for set, own := range rtrSets {
+		for set := range rtrSets {
 			for _, ird := range wireDepths {
 				for _, ord := range wireDepths {
-					req := frameBy(false, 0x10, 2, flags, ird, ord, "")
-					for i, irds := range ownIRDs {
+					for i := range ownIRDs {
 						for ownORD := range 3 {
 							for _, strict := range []bool{false, true} {
 								n++
-								o := Options{Depths: Depths{IRD: Depth(irds[0]), MaxIRD: Depth(irds[1]), ORD: Depth(ownORD)},
-									RTR: setOf(own), StrictIRD: strict}
-								wantFlags := ""
-								if p2p { // 6581-9.2-6
-									wantFlags = "A" + replyRTR[kinds][set]
-								} // else 6581-9.2-16, 6581-9.2-17, 6581-9.2-18
-								wantIRD := replyIRD[ord][i]
-								if strings.Contains(wantFlags, "D") {
-									wantIRD = readIRD[wantIRD]
-								}
-								wantORD := replyORD[ird][ownORD]
-								reject := strict && strictRejects[ord][i]
-								r, acts, wrote := answerTo(o, req)
-								what := fmt.Sprintf("request %q IRD %d ORD %d, we %v %+v strict %v", flags, ird, ord, own, o.Depths, strict)
-								gotR, s, rev, gotFlags, gotIRD, gotORD := frameOf(wrote)
-								// 6581-10-1, 6581-10-7
-								if gotR != reject || !s || rev != 2 || gotFlags != wantFlags || gotIRD != wantIRD || gotORD != wantORD {
-									t.Fatalf("%s\n got R=%v S=%v rev %d %q IRD %d ORD %d\nwant R=%v %q IRD %d ORD %d", what, gotR, s, rev,
-										gotFlags, gotIRD, gotORD, reject, wantFlags, wantIRD, wantORD)
-								}
-								if reject {
-									f, ok := has[Failed](acts)
-									if !ok || f.Err.Code() != CodeInsufficient {
-										t.Fatalf("%s: %+v", what, acts)
-									}
-									continue
-								}
-								res := r.Result()
-								// What this end has: as in the reply, or unchanged where the ULP sees to it.
-								localIRD, localORD := wantIRD, wantORD
-								if ord == u {
-									localIRD = irds[0]
-								}
-								if ird == u {
-									localORD = ownORD
-								}
-								if int(res.IRD) != localIRD || int(res.ORD) != localORD {
-									t.Fatalf("%s: local IRD %v ORD %v, want %d %d", what, res.IRD, res.ORD, localIRD, localORD)
-								}
-								// 6581-9.1-6
-								switch {
-								case int(res.Peer.IRD) != ird:
-									t.Fatalf("%s: int(res.Peer.IRD) is %v, want %v", what, int(res.Peer.IRD), ird)
-								case int(res.Peer.ORD) != ord:
-									t.Fatalf("%s: int(res.Peer.ORD) is %v, want %v", what, int(res.Peer.ORD), ord)
-								case !res.Enhanced:
-									t.Fatalf("%s: res.Enhanced is false", what)
-								case res.PeerToPeer != p2p:
-									t.Fatalf("%s: res.PeerToPeer is %v, want %v", what, res.PeerToPeer, p2p)
-								}
+								checkReply(t, request{flags, set, ird, ord}, i, ownORD, strict)
 							}
 						}
 					}
@@ -236,6 +185,81 @@ func TestEveryRequest(t *testing.T) {
 		}
 	}
 	t.Logf("%d requests", n)
+}
+
+// A request is one with enhanced data: its flags and depths, and which of rtrSets the
+// responder takes.
+type request struct {
+	flags    string
+	set      int
+	ird, ord int
+}
+
+// checkReply has a responder of ownIRDs[i] and ownORD answer q, and compares with the tables.
+func checkReply(t *testing.T, q request, i, ownORD int, strict bool) {
+	t.Helper()
+	kinds, p2p := strings.CutPrefix(q.flags, "A")
+	own, irds := rtrSets[q.set], ownIRDs[i]
+	o := Options{Depths: Depths{IRD: Depth(irds[0]), MaxIRD: Depth(irds[1]), ORD: Depth(ownORD)},
+		RTR: setOf(own), StrictIRD: strict}
+	wantFlags := ""
+	if p2p { // 6581-9.2-6
+		wantFlags = "A" + replyRTR[kinds][q.set]
+	} // else 6581-9.2-16, 6581-9.2-17, 6581-9.2-18
+	wantIRD := replyIRD[q.ord][i]
+	if strings.Contains(wantFlags, "D") {
+		wantIRD = readIRD[wantIRD]
+	}
+	wantORD := replyORD[q.ird][ownORD]
+	reject := strict && strictRejects[q.ord][i]
+	r, acts, wrote := answerTo(o, frameBy(false, 0x10, 2, q.flags, q.ird, q.ord, ""))
+	what := fmt.Sprintf("request %q IRD %d ORD %d, we %v %+v strict %v", q.flags, q.ird, q.ord, own, o.Depths, strict)
+	gotR, s, rev, gotFlags, gotIRD, gotORD := frameOf(wrote)
+	// 6581-10-1, 6581-10-7
+	switch {
+	case gotR != reject:
+		t.Fatalf("gotR is %v, want %v", gotR, reject)
+	case !s:
+		t.Fatal("s is false, want true")
+	case rev != 2:
+		t.Fatalf("rev is %v, want 2", rev)
+	case gotFlags != wantFlags:
+		t.Fatalf("gotFlags is %v, want %v", gotFlags, wantFlags)
+	case gotIRD != wantIRD:
+		t.Fatalf("gotIRD is %v, want %v", gotIRD, wantIRD)
+	case gotORD != wantORD:
+		t.Fatalf("gotORD is %v, want %v", gotORD, wantORD)
+	}
+	if reject {
+		f, ok := has[Failed](acts)
+		if !ok || f.Err.Code() != CodeInsufficient {
+			t.Fatalf("%s: %+v", what, acts)
+		}
+		return
+	}
+	res := r.Result()
+	// What this end has: as in the reply, or unchanged where the ULP sees to it.
+	localIRD, localORD := wantIRD, wantORD
+	if q.ord == u {
+		localIRD = irds[0]
+	}
+	if q.ird == u {
+		localORD = ownORD
+	}
+	if int(res.IRD) != localIRD || int(res.ORD) != localORD {
+		t.Fatalf("%s: local IRD %v ORD %v, want %d %d", what, res.IRD, res.ORD, localIRD, localORD)
+	}
+	// 6581-9.1-6
+	switch {
+	case int(res.Peer.IRD) != q.ird:
+		t.Fatalf("%s: Peer.IRD is %v, want %v", what, int(res.Peer.IRD), q.ird)
+	case int(res.Peer.ORD) != q.ord:
+		t.Fatalf("%s: Peer.ORD is %v, want %v", what, int(res.Peer.ORD), q.ord)
+	case !res.Enhanced:
+		t.Fatalf("%s: Enhanced is false, want true", what)
+	case res.PeerToPeer != p2p:
+		t.Fatalf("%s: PeerToPeer is %v, want %v", what, res.PeerToPeer, p2p)
+	}
 }
 
 // TestNeededORD: a responder whose ULP cannot do with less rejects and says what
@@ -316,7 +340,7 @@ func TestEveryRevision(t *testing.T) {
 			case failed != closes:
 				t.Errorf("%+v: failed is %v, want %v", tt, failed, closes)
 			case failed && f.Err.Code() != CodeFrame:
-				t.Errorf("%+v: f.Err.Code() is %v, want %v", tt, f.Err.Code(), CodeFrame)
+				t.Errorf("%+v: Err.Code is %v, want %v", tt, f.Err.Code(), CodeFrame)
 			}
 			if res != 0 && tt.rev == 1 && r.Counters()[ReasonReserved] != 1 {
 				t.Errorf("%+v: reserved bits were not counted", tt)
@@ -384,9 +408,9 @@ func TestEveryReplyForm(t *testing.T) {
 				case got != want:
 					t.Errorf("%s: got is %v, want %v", what, got, want)
 				case failed == ok:
-					t.Errorf("%s: failed is %v, want any other", what, failed)
+					t.Errorf("%s: failed %v, want %v", what, failed, !ok)
 				case failed && f.Err.Code() != CodeFrame:
-					t.Errorf("%s: f.Err.Code() is %v, want %v", what, f.Err.Code(), CodeFrame)
+					t.Errorf("%s: Err.Code is %v, want %v", what, f.Err.Code(), CodeFrame)
 				case told:
 					t.Errorf("%s: told is true", what)
 				}
@@ -512,11 +536,11 @@ func oneReply(t *testing.T, o Options, own string, i, ord int, flags string, rIR
 	res := m.Result()
 	switch {
 	case int(res.Peer.IRD) != rIRD:
-		t.Fatalf("%s: int(res.Peer.IRD) is %v, want %v", what, int(res.Peer.IRD), rIRD)
+		t.Fatalf("%s: Peer.IRD is %v, want %v", what, int(res.Peer.IRD), rIRD)
 	case int(res.Peer.ORD) != rORD:
-		t.Fatalf("%s: int(res.Peer.ORD) is %v, want %v", what, int(res.Peer.ORD), rORD)
+		t.Fatalf("%s: Peer.ORD is %v, want %v", what, int(res.Peer.ORD), rORD)
 	case !res.Enhanced:
-		t.Fatalf("%s: res.Enhanced is false", what)
+		t.Fatalf("%s: Enhanced is false, want true", what)
 	}
 	kinds, p2p := strings.CutPrefix(flags, "A")
 	wantIRD, wantORD := initiatorIRD[rORD][i], initiatorORD[rIRD][ord]
@@ -546,11 +570,11 @@ func oneReply(t *testing.T, o Options, own string, i, ord int, flags string, rIR
 		case !ok:
 			t.Fatalf("%s: ok is false", what)
 		case rtr.Type&setOf(allowed) != rtr.Type:
-			t.Fatalf("%s: rtr.Type&setOf(allowed) is %v, want %v", what, rtr.Type&setOf(allowed), rtr.Type)
+			t.Fatalf("%s: Type&setOf(allowed) is %v, want %v", what, rtr.Type&setOf(allowed), rtr.Type)
 		case rtr.Type == 0:
-			t.Fatalf("%s: rtr.Type is 0, want any other", what)
+			t.Fatalf("%s: no type of RTR was chosen, want one of %q", what, allowed)
 		case rtr.Type != res.RTR:
-			t.Fatalf("%s: rtr.Type is %v, want %v", what, rtr.Type, res.RTR)
+			t.Fatalf("%s: Type is %v, want %v", what, rtr.Type, res.RTR)
 		}
 		acts = acts[1:]
 	}
@@ -559,13 +583,13 @@ func oneReply(t *testing.T, o Options, own string, i, ord int, flags string, rIR
 	case !ok:
 		t.Fatalf("%s: ok is false", what)
 	case len(acts) != 1:
-		t.Fatalf("%s: len(acts) is %v, want 1", what, len(acts))
+		t.Fatalf("%s: acts has %v elements, want 1", what, len(acts))
 	case int(up.Result.IRD) != wantIRD:
-		t.Fatalf("%s: int(up.Result.IRD) is %v, want %v", what, int(up.Result.IRD), wantIRD)
+		t.Fatalf("%s: Result.IRD is %v, want %v", what, int(up.Result.IRD), wantIRD)
 	case int(up.Result.ORD) != wantORD:
-		t.Fatalf("%s: int(up.Result.ORD) is %v, want %v", what, int(up.Result.ORD), wantORD)
+		t.Fatalf("%s: Result.ORD is %v, want %v", what, int(up.Result.ORD), wantORD)
 	case up.Result.PeerToPeer != p2p:
-		t.Fatalf("%s: up.Result.PeerToPeer is %v, want %v", what, up.Result.PeerToPeer, p2p)
+		t.Fatalf("%s: Result.PeerToPeer is %v, want %v", what, up.Result.PeerToPeer, p2p)
 	}
 }
 
@@ -578,7 +602,7 @@ func terminates(t *testing.T, what string, acts []Action, code Code) {
 	f, ok3 := has[Failed](acts)
 	switch {
 	case len(acts) != 3:
-		t.Fatalf("%s: len(acts) is %v, want 3", what, len(acts))
+		t.Fatalf("%s: acts has %v elements, want 3", what, len(acts))
 	case !ok1:
 		t.Fatalf("%s: no Terminate in %v", what, acts)
 	case !isClose(acts[1]):
@@ -586,9 +610,9 @@ func terminates(t *testing.T, what string, acts []Action, code Code) {
 	case !ok3:
 		t.Fatalf("%s: no Failed in %v", what, acts)
 	case term.Code != code:
-		t.Fatalf("%s: term.Code is %v, want %v", what, term.Code, code)
+		t.Fatalf("%s: Code is %v, want %v", what, term.Code, code)
 	case f.Err.Code() != code:
-		t.Fatalf("%s: f.Err.Code() is %v, want %v", what, f.Err.Code(), code)
+		t.Fatalf("%s: Err.Code is %v, want %v", what, f.Err.Code(), code)
 	}
 }
 
@@ -603,13 +627,13 @@ func oneRejection(t *testing.T, o Options, what, flags string, rIRD, rORD int) {
 	case !ok:
 		t.Fatalf("%s, rejecting: ok is false", what)
 	case len(acts) != 1:
-		t.Fatalf("%s, rejecting: len(acts) is %v, want 1", what, len(acts))
+		t.Fatalf("%s, rejecting: acts has %v elements, want 1", what, len(acts))
 	case int(rej.Result.Peer.IRD) != rIRD:
-		t.Fatalf("%s, rejecting: int(rej.Result.Peer.IRD) is %v, want %v", what, int(rej.Result.Peer.IRD), rIRD)
+		t.Fatalf("%s, rejecting: Result.Peer.IRD is %v, want %v", what, int(rej.Result.Peer.IRD), rIRD)
 	case int(rej.Result.Peer.ORD) != rORD:
-		t.Fatalf("%s, rejecting: int(rej.Result.Peer.ORD) is %v, want %v", what, int(rej.Result.Peer.ORD), rORD)
+		t.Fatalf("%s, rejecting: Result.Peer.ORD is %v, want %v", what, int(rej.Result.Peer.ORD), rORD)
 	case string(rej.Result.Private) != "why":
-		t.Fatalf("%s, rejecting: string(rej.Result.Private) is %q, want \"why\"", what, string(rej.Result.Private))
+		t.Fatalf("%s, rejecting: Result.Private is %q, want \"why\"", what, string(rej.Result.Private))
 	}
 }
 
@@ -641,19 +665,24 @@ func TestBothSides(t *testing.T) {
 						i, p := got.Result, r.Result()
 						switch {
 						case i.Enhanced != (neg || p2p):
-							t.Fatalf("%+v with %+v: i.Enhanced is %v, want %v", oi, or, i.Enhanced, neg || p2p)
+							t.Fatalf("%+v with %+v: Enhanced is %v, want %v", oi, or, i.Enhanced, neg || p2p)
 						case p.Enhanced != i.Enhanced:
-							t.Fatalf("%+v with %+v: p.Enhanced is %v, want %v", oi, or, p.Enhanced, i.Enhanced)
+							t.Fatalf("%+v with %+v: Enhanced is %v, want %v", oi, or, p.Enhanced, i.Enhanced)
 						case i.PeerToPeer != p2p:
-							t.Fatalf("%+v with %+v: i.PeerToPeer is %v, want %v", oi, or, i.PeerToPeer, p2p)
+							t.Fatalf("%+v with %+v: PeerToPeer is %v, want %v", oi, or, i.PeerToPeer, p2p)
 						case p.PeerToPeer != p2p:
-							t.Fatalf("%+v with %+v: p.PeerToPeer is %v, want %v", oi, or, p.PeerToPeer, p2p)
+							t.Fatalf("%+v with %+v: PeerToPeer is %v, want %v", oi, or, p.PeerToPeer, p2p)
 						}
 						if !neg {
 							continue
 						}
 						// 6581-9.1-5, 6581-9.1-22
-						if i.ORD > p.IRD || p.ORD > i.IRD || i.RTR == RTRRead && (i.ORD == 0 || p.IRD == 0) {
+						switch {
+						case i.ORD > p.IRD:
+							t.Fatalf("%+v with %+v: ORD is %v, want at most %v", oi, or, i.ORD, p.IRD)
+						case p.ORD > i.IRD:
+							t.Fatalf("%+v with %+v: ORD is %v, want at most %v", oi, or, p.ORD, i.IRD)
+						case i.RTR == RTRRead && (i.ORD == 0 || p.IRD == 0):
 							t.Fatalf("%+v with %+v: %+v and %+v", oi, or, i, p)
 						}
 					}

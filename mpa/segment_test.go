@@ -188,9 +188,9 @@ func TestBadStream(t *testing.T) {
 				// A changed length may just make it wait for more.
 				switch {
 				case len(got) != 0:
-					t.Fatalf("octet %d changed, markers %v: len(got) is %v, want 0", at, markers, len(got))
+					t.Fatalf("octet %d changed, markers %v: got has %v elements, want 0", at, markers, len(got))
 				case err == nil && !d.Partial():
-					t.Fatalf("octet %d changed, markers %v: d.Partial() is false", at, markers)
+					t.Fatalf("octet %d changed, markers %v: Partial is false, want true", at, markers)
 				}
 				if err != nil && err.Code() != CodeCRC && err.Code() != CodeMarker {
 					t.Fatalf("octet %d: %v", at, err)

@@ -33,13 +33,13 @@ func TestControlVectors(t *testing.T) {
 		case err != nil:
 			t.Errorf("%v: err is %v, want nil", tt.c.Function, err)
 		case c.Function != tt.c.Function:
-			t.Errorf("%v: c.Function is %v, want %v", tt.c.Function, c.Function, tt.c.Function)
+			t.Errorf("%v: Function is %v, want %v", tt.c.Function, c.Function, tt.c.Function)
 		case c.Enhanced != tt.c.Enhanced:
-			t.Errorf("%v: c.Enhanced is %v, want %v", tt.c.Function, c.Enhanced, tt.c.Enhanced)
+			t.Errorf("%v: Enhanced is %v, want %v", tt.c.Function, c.Enhanced, tt.c.Enhanced)
 		case c.HasData != tt.c.HasData:
-			t.Errorf("%v: c.HasData is %v, want %v", tt.c.Function, c.HasData, tt.c.HasData)
+			t.Errorf("%v: HasData is %v, want %v", tt.c.Function, c.HasData, tt.c.HasData)
 		case !bytes.Equal(c.Private, tt.c.Private):
-			t.Errorf("%v: c.Private is %x, want %x", tt.c.Function, c.Private, tt.c.Private)
+			t.Errorf("%v: Private is %x, want %x", tt.c.Function, c.Private, tt.c.Private)
 		}
 	}
 }
@@ -78,9 +78,9 @@ func TestControlLimits(t *testing.T) {
 	case err != nil:
 		t.Errorf("err is %v, want nil", err)
 	case c.HasData:
-		t.Errorf("c.HasData is true")
+		t.Errorf("HasData is true, want false")
 	case len(c.Private) != 2:
-		t.Errorf("len(c.Private) is %v, want 2", len(c.Private))
+		t.Errorf("Private has %v elements, want 2", len(c.Private))
 	}
 }
 
@@ -161,20 +161,26 @@ func TestSessionAccepted(t *testing.T) {
 		// 6581-7-9, 6581-7-10
 		switch q := acts[0].(SessionRequest); {
 		case string(q.Private) != "hello":
-			t.Errorf("string(q.Private) is %q, want \"hello\"", string(q.Private))
+			t.Errorf("Private is %q, want \"hello\"", string(q.Private))
 		case q.Enhanced != o.enhanced():
-			t.Errorf("q.Enhanced is %v, want %v", q.Enhanced, o.enhanced())
+			t.Errorf("Enhanced is %v, want %v", q.Enhanced, o.enhanced())
 		case q.Stream != 5:
-			t.Errorf("q.Stream is %v, want 5", q.Stream)
+			t.Errorf("Stream is %v, want 5", q.Stream)
 		}
 		acts = e.expect("accept", e.b.Step(nil, SessionAnswer{Stream: 5, Private: []byte("yes")}), name+"Accept/0, SessionUp")
 		b := acts[1].(SessionUp).Result
 		// No RTR is sent over SCTP, whatever the model.
 		acts = e.expect("accepted", move(e.a, acts), "SessionUp")
 		a := acts[0].(SessionUp).Result
-		if o.enhanced() && (a.ORD > b.IRD || b.ORD > a.IRD || b.ORD != 4) || string(a.Private) != "yes" ||
-			string(b.Private) != "hello" || a.PeerToPeer != o.PeerToPeer {
+		switch {
+		case o.enhanced() && (a.ORD > b.IRD || b.ORD > a.IRD || b.ORD != 4):
 			t.Errorf("%+v and %+v", a, b)
+		case string(a.Private) != "yes":
+			t.Errorf("a's Private is %v, want \"yes\"", string(a.Private))
+		case string(b.Private) != "hello":
+			t.Errorf("b's Private is %v, want \"hello\"", string(b.Private))
+		case a.PeerToPeer != o.PeerToPeer:
+			t.Errorf("a's PeerToPeer is %v, want %v", a.PeerToPeer, o.PeerToPeer)
 		}
 		// 6581-7-13: either side first
 		acts = e.expect("passive sends", e.b.Step(nil, SessionSend{5, []byte("seg")}), "segment/1")
@@ -228,9 +234,9 @@ func TestSessionRejected(t *testing.T) {
 			rej := acts[0].(SessionRejected).Result
 			switch {
 			case string(rej.Private) != "because":
-				t.Errorf("%s: string(rej.Private) is %q, want \"because\"", tt.name, string(rej.Private))
+				t.Errorf("%s: Private is %q, want \"because\"", tt.name, string(rej.Private))
 			case tt.own.MinORD > 0 && rej.Peer.ORD != 16:
-				t.Errorf("%s: rej.Peer.ORD is %v, want 16", tt.name, rej.Peer.ORD)
+				t.Errorf("%s: Peer.ORD is %v, want 16", tt.name, rej.Peer.ORD)
 			}
 		}
 	}
@@ -487,11 +493,11 @@ func TestSessionReasonsAreComplete(t *testing.T) {
 	for r := range NumSessionReasons {
 		switch {
 		case r.String() == "":
-			t.Errorf("reason %d: r.String() is %q, want any other", r, r.String())
+			t.Errorf("reason %d has no name", r)
 		case r.Clause() == "":
-			t.Errorf("reason %d: r.Clause() is %q, want any other", r, r.Clause())
+			t.Errorf("reason %d (%v) has no clause", r, r)
 		case r.Outcome() == Refuse:
-			t.Errorf("reason %d: r.Outcome() is %v, want any other", r, r.Outcome())
+			t.Errorf("reason %d (%v) has outcome %v, which is for start-up", r, r, r.Outcome())
 		}
 	}
 }
@@ -535,7 +541,7 @@ func FuzzEndpoint(f *testing.F) {
 			}
 			switch {
 			case len(e.sessions) > 4:
-				t.Fatalf("len(e.sessions) is %v, want at most 4", len(e.sessions))
+				t.Fatalf("sessions has %v elements, want at most 4", len(e.sessions))
 			case pending != e.pending:
 				t.Fatalf("pending is %v, want %v", pending, e.pending)
 			case pending > 2:

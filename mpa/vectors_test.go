@@ -113,7 +113,7 @@ func TestFPDUVectors(t *testing.T) {
 		case err != nil:
 			t.Errorf("%s: err is %v, want nil", tt.name, err)
 		case len(rest) != 0:
-			t.Errorf("%s: len(rest) is %v, want 0", tt.name, len(rest))
+			t.Errorf("%s: rest has %v elements, want 0", tt.name, len(rest))
 		case !bytes.Equal(u, tt.ulpdu):
 			t.Errorf("%s: u is %x, want %x", tt.name, u, tt.ulpdu)
 		}

@@ -40,7 +40,7 @@ func TestNegotiate(t *testing.T) {
 			case (err != nil) != (tt.want == 0):
 				t.Errorf("%s: err != nil is %v, want %v", tt.name, err != nil, tt.want == 0)
 			case err != nil && !errors.As(err, &refused):
-				t.Errorf("%s: errors.As(err, &refused) is false", tt.name)
+				t.Errorf("%s: As(err, &refused) is false, want true", tt.name)
 			}
 			// 4755-5-2: what is below a protocol's minimum is refused.
 			if err != nil && (refused.Own != v[0] || refused.Peer != v[1] || refused.Got >= refused.Need) {
@@ -190,7 +190,12 @@ func TestPlanUD(t *testing.T) {
 		got, err := PlanUD(tt.want, tt.link)
 		if tt.err != "" {
 			var ue *UDError
-			if err == nil || !strings.Contains(err.Error(), tt.err) || !errors.As(err, &ue) {
+			switch {
+			case err == nil:
+				t.Errorf("%s: no error, want one", tt.name)
+			case !strings.Contains(err.Error(), tt.err):
+				t.Errorf("%s: %q does not say %q", tt.name, err.Error(), tt.err)
+			case !errors.As(err, &ue):
 				t.Errorf("%s: error %v, want one with %q", tt.name, err, tt.err)
 			}
 			continue
@@ -203,15 +208,15 @@ func TestPlanUD(t *testing.T) {
 		case notes != tt.notes:
 			t.Errorf("%s: notes is %v, want %v", tt.name, notes, tt.notes)
 		case got.MTU != tt.plan.MTU:
-			t.Errorf("%s: got.MTU is %v, want %v", tt.name, got.MTU, tt.plan.MTU)
+			t.Errorf("%s: MTU is %v, want %v", tt.name, got.MTU, tt.plan.MTU)
 		case got.Path != tt.plan.Path:
-			t.Errorf("%s: got.Path is %v, want %v", tt.name, got.Path, tt.plan.Path)
+			t.Errorf("%s: Path is %v, want %v", tt.name, got.Path, tt.plan.Path)
 		case got.IPv6 != tt.plan.IPv6:
-			t.Errorf("%s: got.IPv6 is %v, want %v", tt.name, got.IPv6, tt.plan.IPv6)
+			t.Errorf("%s: IPv6 is %v, want %v", tt.name, got.IPv6, tt.plan.IPv6)
 		case got.BeyondPath != tt.plan.BeyondPath:
-			t.Errorf("%s: got.BeyondPath is %v, want %v", tt.name, got.BeyondPath, tt.plan.BeyondPath)
+			t.Errorf("%s: BeyondPath is %v, want %v", tt.name, got.BeyondPath, tt.plan.BeyondPath)
 		case got.Fragmented != tt.plan.Fragmented:
-			t.Errorf("%s: got.Fragmented is %v, want %v", tt.name, got.Fragmented, tt.plan.Fragmented)
+			t.Errorf("%s: Fragmented is %v, want %v", tt.name, got.Fragmented, tt.plan.Fragmented)
 		}
 	}
 }

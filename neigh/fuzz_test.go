@@ -57,70 +57,77 @@ func fuzzStep(t *testing.T, in []byte) {
 				}
 			}
 		}
-		octets, packets, rivals := 0, 0, 0
-		for _, e := range tab.entries {
-			if e.rival == nil {
-				continue
-			}
-			if rivals++; e.state != StateProbe {
-				t.Fatalf("%v has a rival in %v", e.ip, e.state)
+		checkTable(t, tab, len(waiting))
+	}
+}
+
+// checkTable checks that the table is within its bounds, that its lists and indexes agree
+// with its entries, and that as many packets wait as were not given back.
+func checkTable(t *testing.T, tab *Table, waiting int) {
+	t.Helper()
+	octets, packets, rivals := 0, 0, 0
+	for _, e := range tab.entries {
+		if e.rival == nil {
+			continue
+		}
+		if rivals++; e.state != StateProbe {
+			t.Fatalf("%v has a rival in %v", e.ip, e.state)
+		}
+	}
+	if rivals != tab.challenges {
+		t.Fatalf("%d rivals, %d counted", rivals, tab.challenges)
+	}
+	for _, n := range tab.Neighbors() {
+		octets += n.QueuedOctets
+		packets += n.QueuedPackets
+		if n.QueuedPackets > 3 || n.QueuedOctets > 40 {
+			t.Fatalf("bound passed: %+v", n)
+		}
+		if n.QueuedPackets > 0 && n.State != StateIncomplete {
+			t.Fatalf("packets wait in %v", n.State)
+		}
+		if n.State.Known() != validLink(n.LinkAddr) && n.State != StateFailed {
+			t.Fatalf("state and address disagree: %+v", n)
+		}
+		if !tab.entries[n.IP].timer.Armed() {
+			t.Fatalf("%v in %v waits for nothing", n.IP, n.State)
+		}
+	}
+	switch {
+	case octets != tab.QueuedOctets():
+		t.Fatalf("octets is %v, want %v", octets, tab.QueuedOctets())
+	case octets > 60:
+		t.Fatalf("octets is %v, want at most 60", octets)
+	case packets != waiting:
+		t.Fatalf("packets is %v, want %v", packets, waiting)
+	}
+	indexed := 0
+	for key := range tab.byLink {
+		for _, e := range tab.at(key) {
+			if indexed++; e.link.Key() != key || tab.entries[e.ip] != e {
+				t.Fatalf("index of %v holds %v", key, e.ip)
 			}
 		}
-		if rivals != tab.challenges {
-			t.Fatalf("%d rivals, %d counted", rivals, tab.challenges)
+	}
+	listed := 0
+	for _, l := range []order{tab.lru, tab.heard, tab.failed} {
+		listed -= l.Len()
+		for e := l.Oldest(); e != nil; e = e.Newer() {
+			listed++
 		}
-		for _, n := range tab.Neighbors() {
-			octets += n.QueuedOctets
-			packets += n.QueuedPackets
-			if n.QueuedPackets > 3 || n.QueuedOctets > 40 {
-				t.Fatalf("bound passed: %+v", n)
-			}
-			if n.QueuedPackets > 0 && n.State != StateIncomplete {
-				t.Fatalf("packets wait in %v", n.State)
-			}
-			if n.State.Known() != validLink(n.LinkAddr) && n.State != StateFailed {
-				t.Fatalf("state and address disagree: %+v", n)
-			}
-			if !tab.entries[n.IP].timer.Armed() {
-				t.Fatalf("%v in %v waits for nothing", n.IP, n.State)
-			}
-		}
-		switch {
-		case octets != tab.QueuedOctets():
-			t.Fatalf("octets is %v, want %v", octets, tab.QueuedOctets())
-		case octets > 60:
-			t.Fatalf("octets is %v, want at most 60", octets)
-		case packets != len(waiting):
-			t.Fatalf("packets is %v, want %v", packets, len(waiting))
-		}
-		indexed := 0
-		for key := range tab.byLink {
-			for _, e := range tab.at(key) {
-				if indexed++; e.link.Key() != key || tab.entries[e.ip] != e {
-					t.Fatalf("index of %v holds %v", key, e.ip)
-				}
-			}
-		}
-		listed := 0
-		for _, l := range []order{tab.lru, tab.heard, tab.failed} {
-			listed -= l.Len()
-			for e := l.Oldest(); e != nil; e = e.Newer() {
-				listed++
-			}
-		}
-		inLists := tab.lru.Len() + tab.heard.Len() + tab.failed.Len()
-		switch {
-		case len(tab.entries) > 5:
-			t.Fatalf("len(tab.entries) is %v, want at most 5", len(tab.entries))
-		case len(tab.addrs) > 3:
-			t.Fatalf("len(tab.addrs) is %v, want at most 3", len(tab.addrs))
-		case listed != 0:
-			t.Fatalf("listed is %v, want 0", listed)
-		case inLists != len(tab.entries):
-			t.Fatalf("inLists is %v, want %v", inLists, len(tab.entries))
-		case indexed > len(tab.entries):
-			t.Fatalf("indexed is %v, want at most %v", indexed, len(tab.entries))
-		}
+	}
+	inLists := tab.lru.Len() + tab.heard.Len() + tab.failed.Len()
+	switch {
+	case len(tab.entries) > 5:
+		t.Fatalf("entries has %v elements, want at most 5", len(tab.entries))
+	case len(tab.addrs) > 3:
+		t.Fatalf("addrs has %v elements, want at most 3", len(tab.addrs))
+	case listed != 0:
+		t.Fatalf("listed is %v, want 0", listed)
+	case inLists != len(tab.entries):
+		t.Fatalf("inLists is %v, want %v", inLists, len(tab.entries))
+	case indexed > len(tab.entries):
+		t.Fatalf("indexed is %v, want at most %v", indexed, len(tab.entries))
 	}
 }
 
@@ -154,20 +161,6 @@ func fuzzEvent(i int, k, x byte, rest []byte) Event {
 		return Forget{ip}
 	case 4:
 		return ForgetLink{link}
-	case 5, 6:
-		p := arp.Packet{Op: arp.Op(1 + k&1), Sender: link, SenderIP: ip4,
-			TargetIP: netip.AddrFrom4([4]byte{10, 0, 0, x >> 4})}
-		if k&0x40 != 0 {
-			p.Target = hosts["A"]
-		}
-		b, _ := p.AppendBinary(nil)
-		return RecvARP{From: encap.LinkAddr{}, Payload: b}
-	case 7:
-		b, err := nd.NewNS(ip6, netip.AddrFrom16([16]byte{0: 0xfd, 15: x >> 4}), link).AppendBinary(nil)
-		if err != nil {
-			return RecvND{Payload: rest}
-		}
-		return RecvND{From: link.Key(), Payload: b}
 	case 8:
 		return AddrAdded{netip.PrefixFrom(ip, 24)}
 	case 9:
@@ -192,6 +185,33 @@ func fuzzEvent(i int, k, x byte, rest []byte) Event {
 		return Reannounce{}
 	case 13:
 		return Flush{}
+	case 5, 6, 7, 14, 15:
+		return fuzzMessage(k, x, ip4, ip6, link, rest)
+	default:
+		if x&8 != 0 {
+			return DoubtedLink{link}
+		}
+		return ConfirmedLink{link}
+	}
+}
+
+// fuzzMessage is an ARP or ND message from link, or what claims to be one.
+func fuzzMessage(k, x byte, ip4, ip6 netip.Addr, link encap.LinkAddr, rest []byte) Event {
+	switch k % 17 {
+	case 5, 6:
+		p := arp.Packet{Op: arp.Op(1 + k&1), Sender: link, SenderIP: ip4,
+			TargetIP: netip.AddrFrom4([4]byte{10, 0, 0, x >> 4})}
+		if k&0x40 != 0 {
+			p.Target = hosts["A"]
+		}
+		b, _ := p.AppendBinary(nil)
+		return RecvARP{From: encap.LinkAddr{}, Payload: b}
+	case 7:
+		b, err := nd.NewNS(ip6, netip.AddrFrom16([16]byte{0: 0xfd, 15: x >> 4}), link).AppendBinary(nil)
+		if err != nil {
+			return RecvND{Payload: rest}
+		}
+		return RecvND{From: link.Key(), Payload: b}
 	case 14:
 		m := nd.NA{Src: ip6, Dst: netip.AddrFrom16([16]byte{0: 0xfd, 15: x >> 4}), Target: ip6, Link: link, HasLink: x&1 == 0,
 			Solicited: x&2 != 0, Override: x&4 != 0, Router: x&8 != 0}
@@ -200,13 +220,8 @@ func fuzzEvent(i int, k, x byte, rest []byte) Event {
 			return RecvND{Payload: rest}
 		}
 		return RecvND{Payload: b}
-	case 15:
-		return RecvARP{Payload: rest}
 	default:
-		if x&8 != 0 {
-			return DoubtedLink{link}
-		}
-		return ConfirmedLink{link}
+		return RecvARP{Payload: rest}
 	}
 }
 

@@ -72,7 +72,7 @@ func (t *Table) foreign(link, from encap.LinkAddr) (Drop, bool) {
 	switch own := t.link.Key(); {
 	case hasLink && link.Key() == own || hasFrom && from.Key() == own:
 		return DropReflected, true
-	case hasLink && hasFrom && link.Key() != from.Key() && !t.o.AllowForeignSender:
+	case hasLink && hasFrom && link.Key() != from.Key():
 		return DropSpoofed, true
 	}
 	return 0, false

@@ -88,10 +88,6 @@ type Options struct {
 	// negative means no bound.
 	RequestRate, SourceRate int
 
-	// AllowForeignSender accepts ARP and ND whose link-layer address differs from
-	// the packet's own source GID and QPN. Off, they are dropped as spoofed.
-	AllowForeignSender bool
-
 	// AcceptAlways has a known neighbour move as soon as an announcement says so.
 	// Off, it moves when its old place does not answer two probes, or asks for the
 	// address itself.

@@ -52,8 +52,14 @@ func TestQueryVector(t *testing.T) {
 	want := "0020080014040001" + "8000012300000000000000000000ffffc0000201" + "0a000001" +
 		"0000000000000000000000000000000000000000" + "0a000002"
 	// 4755-3-1 (the query goes to the broadcast-GID, in UD), 4755-3.1-4, 4755-9-1
-	if len(got) != 1 || !got[0].To.Broadcast || got[0].EtherType != encap.ARP ||
-		hex.EncodeToString(got[0].Payload) != want {
+	switch {
+	case len(got) != 1:
+		t.Fatalf("got has %v elements, want 1", len(got))
+	case !got[0].To.Broadcast:
+		t.Fatal("To.Broadcast is false, want true")
+	case got[0].EtherType != encap.ARP:
+		t.Fatalf("EtherType is %v, want %v", got[0].EtherType, encap.ARP)
+	case hex.EncodeToString(got[0].Payload) != want:
 		t.Fatalf("query is %+v\nwant %s", got, want)
 	}
 	// A solicitation too, though its IPv6 destination is the solicited-node group.
@@ -62,17 +68,17 @@ func TestQueryVector(t *testing.T) {
 	// 4755-3-1
 	switch {
 	case len(got) != 1:
-		t.Fatalf("len(got) is %v, want 1", len(got))
+		t.Fatalf("got has %v elements, want 1", len(got))
 	case !got[0].To.Broadcast:
-		t.Fatalf("got[0].To.Broadcast is false")
+		t.Fatalf("To.Broadcast is false, want true")
 	case got[0].EtherType != encap.IPv6:
-		t.Fatalf("got[0].EtherType is %v, want %v", got[0].EtherType, encap.IPv6)
+		t.Fatalf("EtherType is %v, want %v", got[0].EtherType, encap.IPv6)
 	case ns.UnmarshalBinary(got[0].Payload) != nil:
-		t.Fatalf("ns.UnmarshalBinary(got[0].Payload) is %v, want nil", ns.UnmarshalBinary(got[0].Payload))
+		t.Fatalf("does not parse: %v", ns.UnmarshalBinary(got[0].Payload))
 	case ns.Dst != netip.MustParseAddr("ff02::1:ff00:2"):
-		t.Fatalf("ns.Dst is %v, want %v", ns.Dst, netip.MustParseAddr("ff02::1:ff00:2"))
+		t.Fatalf("Dst is %v, want %v", ns.Dst, netip.MustParseAddr("ff02::1:ff00:2"))
 	case ns.Link != link:
-		t.Fatalf("ns.Link is %v, want %v", ns.Link, link)
+		t.Fatalf("Link is %v, want %v", ns.Link, link)
 	}
 }
 
@@ -90,21 +96,21 @@ func TestAnswers(t *testing.T) {
 			// 4755-7-4, 4755-3.1-13, 4755-3.1-14, 4755-3.1-10, 4755-3.1-9 (flags zero when UD only)
 			switch {
 			case len(got) != 1:
-				t.Fatalf("flags %v: len(got) is %v, want 1", flags, len(got))
+				t.Fatalf("flags %v: got has %v elements, want 1", flags, len(got))
 			case got[0].To.LinkAddr != hosts["B"]:
-				t.Fatalf("flags %v: got[0].To.LinkAddr is %v, want %v", flags, got[0].To.LinkAddr, hosts["B"])
+				t.Fatalf("flags %v: To.LinkAddr is %v, want %v", flags, got[0].To.LinkAddr, hosts["B"])
 			case p.UnmarshalBinary(got[0].Payload) != nil:
-				t.Fatalf("flags %v: p.UnmarshalBinary(got[0].Payload) is %v, want nil", flags, p.UnmarshalBinary(got[0].Payload))
+				t.Fatalf("flags %v: does not parse: %v", flags, p.UnmarshalBinary(got[0].Payload))
 			case p.Op != arp.Reply:
-				t.Fatalf("flags %v: p.Op is %v, want %v", flags, p.Op, arp.Reply)
+				t.Fatalf("flags %v: Op is %v, want %v", flags, p.Op, arp.Reply)
 			case p.Sender != link:
-				t.Fatalf("flags %v: p.Sender is %v, want %v", flags, p.Sender, link)
+				t.Fatalf("flags %v: Sender is %v, want %v", flags, p.Sender, link)
 			case p.SenderIP != ip1:
-				t.Fatalf("flags %v: p.SenderIP is %v, want %v", flags, p.SenderIP, ip1)
+				t.Fatalf("flags %v: SenderIP is %v, want %v", flags, p.SenderIP, ip1)
 			case p.Target != hosts["B"]:
-				t.Fatalf("flags %v: p.Target is %v, want %v", flags, p.Target, hosts["B"])
+				t.Fatalf("flags %v: Target is %v, want %v", flags, p.Target, hosts["B"])
 			case p.TargetIP != ip2:
-				t.Fatalf("flags %v: p.TargetIP is %v, want %v", flags, p.TargetIP, ip2)
+				t.Fatalf("flags %v: TargetIP is %v, want %v", flags, p.TargetIP, ip2)
 			}
 			tab.Step(nil, t0, Confirmed{ip2})
 		}
@@ -114,21 +120,21 @@ func TestAnswers(t *testing.T) {
 		// 4755-7-4, 4755-3.1-13
 		switch {
 		case len(got) != 1:
-			t.Fatalf("flags %v: len(got) is %v, want 1", flags, len(got))
+			t.Fatalf("flags %v: got has %v elements, want 1", flags, len(got))
 		case got[0].To.LinkAddr != hosts["B"]:
-			t.Fatalf("flags %v: got[0].To.LinkAddr is %v, want %v", flags, got[0].To.LinkAddr, hosts["B"])
+			t.Fatalf("flags %v: To.LinkAddr is %v, want %v", flags, got[0].To.LinkAddr, hosts["B"])
 		case na.UnmarshalBinary(got[0].Payload) != nil:
-			t.Fatalf("flags %v: na.UnmarshalBinary(got[0].Payload) is %v, want nil", flags, na.UnmarshalBinary(got[0].Payload))
+			t.Fatalf("flags %v: does not parse: %v", flags, na.UnmarshalBinary(got[0].Payload))
 		case na.Link != link:
-			t.Fatalf("flags %v: na.Link is %v, want %v", flags, na.Link, link)
+			t.Fatalf("flags %v: Link is %v, want %v", flags, na.Link, link)
 		case na.Target != ll1:
-			t.Fatalf("flags %v: na.Target is %v, want %v", flags, na.Target, ll1)
+			t.Fatalf("flags %v: Target is %v, want %v", flags, na.Target, ll1)
 		case na.Dst != ll2:
-			t.Fatalf("flags %v: na.Dst is %v, want %v", flags, na.Dst, ll2)
+			t.Fatalf("flags %v: Dst is %v, want %v", flags, na.Dst, ll2)
 		case !na.Solicited:
-			t.Fatalf("flags %v: na.Solicited is false", flags)
+			t.Fatalf("flags %v: Solicited is false, want true", flags)
 		case !na.Override:
-			t.Fatalf("flags %v: na.Override is false", flags)
+			t.Fatalf("flags %v: Override is false, want true", flags)
 		}
 	}
 }
@@ -211,9 +217,9 @@ func testFlood(t *testing.T, always bool) {
 	case answers > 4096*(seconds+1):
 		t.Errorf("answers is %v, want at most %v", answers, 4096*(seconds+1))
 	case len(tab.entries) > 4096:
-		t.Errorf("len(tab.entries) is %v, want at most 4096", len(tab.entries))
+		t.Errorf("entries has %v elements, want at most 4096", len(tab.entries))
 	case len(tab.limit.sources) > maxSources:
-		t.Errorf("len(tab.limit.sources) is %v, want at most %v", len(tab.limit.sources), maxSources)
+		t.Errorf("sources has %v elements, want at most %v", len(tab.limit.sources), maxSources)
 	}
 	if always && (changes > seconds || changes == 0) {
 		t.Errorf("%d changes, want 1 to %d", changes, seconds)
@@ -228,9 +234,9 @@ func testFlood(t *testing.T, always bool) {
 	case !ok:
 		t.Errorf("ok is false")
 	case n.Drops[DropRateSource]+n.Drops[DropRateAll] == 0:
-		t.Errorf("n.Drops[DropRateSource]+n.Drops[DropRateAll] is 0, want any other")
+		t.Errorf("the rate limiters dropped nothing")
 	case n.Drops[DropLocked] == 0:
-		t.Errorf("n.Drops[DropLocked] is 0, want any other")
+		t.Errorf("nothing was dropped because an entry was locked")
 	}
 }
 
@@ -250,9 +256,9 @@ func TestScan(t *testing.T) {
 	case out != 900:
 		t.Errorf("out is %v, want 900", out)
 	case len(tab.entries) != 100:
-		t.Errorf("len(tab.entries) is %v, want 100", len(tab.entries))
+		t.Errorf("entries has %v elements, want 100", len(tab.entries))
 	case tab.n.Drops[DropTableFull] != 900:
-		t.Errorf("tab.n.Drops[DropTableFull] is %v, want 900", tab.n.Drops[DropTableFull])
+		t.Errorf("Drops[DropTableFull] is %v, want 900", tab.n.Drops[DropTableFull])
 	}
 	for d := tab.Deadline(); !d.IsZero(); d = tab.Deadline() {
 		tab.Step(nil, d, Wake{})

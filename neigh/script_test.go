@@ -385,9 +385,9 @@ func payload(t *testing.T, a SendUD) string {
 	case err != nil:
 		t.Fatalf("we sent no ND: err is %v, want nil", err)
 	case v6.HopLimit() != 255:
-		t.Fatalf("we sent no ND: v6.HopLimit() is %v, want 255", v6.HopLimit())
+		t.Fatalf("we sent no ND: HopLimit is %v, want 255", v6.HopLimit())
 	case a.EtherType != encap.IPv6:
-		t.Fatalf("we sent no ND: a.EtherType is %v, want %v", a.EtherType, encap.IPv6)
+		t.Fatalf("we sent no ND: EtherType is %v, want %v", a.EtherType, encap.IPv6)
 	}
 	if nd.KindOf(a.Payload) == nd.NeighborSolicitation {
 		var m nd.NS

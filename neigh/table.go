@@ -95,9 +95,6 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 		return dst
 	case ForgetLink:
 		return t.releasedBy(t.forget(dst, t.at(ev.LinkAddr)), now, ev.LinkAddr)
-	case SetHints:
-		t.hints = ev.Hints
-		return dst
 	case Flush:
 		return t.forget(dst, t.sorted())
 	case RecvARP:
@@ -110,6 +107,25 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 		return t.removeAddr(dst, now, plain(ev.IP))
 	case Insist:
 		return t.insist(dst, now, t.own[plain(ev.IP)])
+	case OtherIs:
+		return t.otherIs(dst, now, ev)
+	case Reannounce:
+		return t.reannounce(dst, now)
+	case Wake:
+		return t.wake(dst, now)
+	case SetHints, SetLinkAddr, SetFlags, SetRouter, SetStaleTime, SetPolicy:
+		return t.configure(dst, now, ev)
+	default:
+		panic(fmt.Sprintf("neigh: unknown event %T", ev)) // our bug, not the peer's
+	}
+}
+
+// configure takes another setting: of the link, of who we are on it, of what is kept.
+func (t *Table) configure(dst []Action, now time.Time, ev Event) []Action {
+	switch ev := ev.(type) {
+	case SetHints:
+		t.hints = ev.Hints
+		return dst
 	case SetLinkAddr:
 		if ev.LinkAddr == t.link {
 			return dst
@@ -121,21 +137,14 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 		return dst
 	case SetRouter:
 		return t.setRouter(dst, now, ev.On)
-	case OtherIs:
-		return t.otherIs(dst, now, ev)
 	case SetStaleTime:
 		t.o.StaleTime = ev.After
 		return dst
 	case SetPolicy:
 		t.o.AcceptAlways, t.o.MaxNeighbors = ev.AcceptAlways, ev.MaxNeighbors
 		return t.shrink(dst)
-	case Reannounce:
-		return t.reannounce(dst, now)
-	case Wake:
-		return t.wake(dst, now)
-	default:
-		panic(fmt.Sprintf("neigh: unknown event %T", ev)) // our bug, not the peer's
 	}
+	return dst
 }
 
 // forget removes entries that somebody says are out of date.

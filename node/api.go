@@ -53,8 +53,28 @@ type Attachment struct {
 	UDMTU      int            `json:"ud_mtu,omitempty"`
 	ReceiveMTU int            `json:"receive_mtu,omitempty"`
 	PKey       uint16         `json:"pkey,omitempty"`
+	Members    Members        `json:"members,omitzero"`
 	Addresses  []netip.Prefix `json:"addresses"`
 	Routes     []Route        `json:"routes,omitempty"`
+}
+
+// Members says who else is on the link where the underlay carries no multicast. The
+// settings are the agent's, of the same names; paths are of the host.
+type Members struct {
+	Link       string   `json:"link,omitempty"`
+	Membership string   `json:"membership,omitempty"` // etcd://…, dns://…, file://…
+	Peers      []string `json:"peers,omitempty"`      // GIDs
+	Etcd       *Etcd    `json:"etcd,omitempty"`
+}
+
+// Etcd says how etcd is spoken to.
+type Etcd struct {
+	CA       string `json:"ca,omitempty"`
+	Cert     string `json:"cert,omitempty"`
+	Key      string `json:"key,omitempty"`
+	User     string `json:"user,omitempty"`
+	Password string `json:"password_file,omitempty"`
+	Lease    string `json:"lease,omitempty"` // such as 10s
 }
 
 // A Route is one of the pod, through the interface.

@@ -250,7 +250,7 @@ func TestAgentsAreOurs(t *testing.T) {
 		case got != tt.want:
 			t.Errorf("%s is taken for an agent: got is %v, want %v", tt.name, got, tt.want)
 		case got && p.PID != c.Process.Pid:
-			t.Errorf("%s is taken for an agent: p.PID is %v, want %v", tt.name, p.PID, c.Process.Pid)
+			t.Errorf("%s is taken for an agent: PID is %v, want %v", tt.name, p.PID, c.Process.Pid)
 		}
 		in.Close()
 		c.Wait()

@@ -49,6 +49,9 @@ func (s *Service) recordPath(k Key) string  { return filepath.Join(s.opt.Dir, k.
 func (s *Service) configPath(k Key) string  { return filepath.Join(s.opt.Dir, k.id()+".yaml") }
 func (s *Service) controlPath(k Key) string { return filepath.Join(s.opt.Dir, k.id()+".sock") }
 
+// membersPath is the directory where the agent keeps its last good list of members.
+func (s *Service) membersPath(k Key) string { return filepath.Join(s.opt.Dir, k.id()+".members") }
+
 // save writes a pod's record, whole or not at all.
 func (s *Service) save(p *pod) error {
 	text, err := json.Marshal(p.record)
@@ -159,9 +162,9 @@ func (s *Service) detach(p *pod) error {
 	if len(errs) > 0 {
 		return errors.Join(errs...) // the record stays, so that somebody tries again
 	}
-	for _, path := range []string{s.controlPath(p.Key), s.configPath(p.Key), s.recordPath(p.Key) + ".new",
-		s.recordPath(p.Key)} {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	for _, path := range []string{s.controlPath(p.Key), s.configPath(p.Key), s.membersPath(p.Key),
+		s.recordPath(p.Key) + ".new", s.recordPath(p.Key)} {
+		if err := os.RemoveAll(path); err != nil {
 			errs = append(errs, err)
 		}
 	}

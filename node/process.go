@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/control"
+	"ipoibcm/membership"
 )
 
 // A process is an agent, or none: its number is used again one day, its number with the
@@ -106,12 +107,27 @@ type settings struct {
 	UDMTU      int            `json:"ud_mtu,omitempty"`
 	ReceiveMTU int            `json:"receive_mtu,omitempty"`
 	PKey       uint16         `json:"pkey,omitempty"`
+	Threads    int            `json:"threads"` // one: the pods of a node share its processors as they are
+	Members
+	MemberID string `json:"member_id"`
+	StateDir string `json:"state_dir"`
+}
+
+// memberID names a pod on its link: by its host, for people, and by itself.
+func memberID(k Key) string {
+	if name, err := os.Hostname(); err == nil && membership.ValidID(name+"."+k.id()) {
+		return name + "." + k.id()
+	}
+	return k.id()
 }
 
 // spawn starts a pod's agent, which outlives us. ended is closed when it has ended.
 func (s *Service) spawn(p *pod) (proc process, ended <-chan struct{}, err error) {
-	text, err := json.Marshal(settings{p.underlay(), p.IfName, p.Netns, s.controlPath(p.Key), p.Addresses, p.Mode,
-		p.UDMTU, p.ReceiveMTU, p.PKey})
+	text, err := json.Marshal(settings{
+		Underlay: p.underlay(), Name: p.IfName, Netns: p.Netns, Control: s.controlPath(p.Key), Addresses: p.Addresses,
+		Mode: p.Mode, UDMTU: p.UDMTU, ReceiveMTU: p.ReceiveMTU, PKey: p.PKey, Threads: 1,
+		Members: p.Members, MemberID: memberID(p.Key), StateDir: s.membersPath(p.Key),
+	})
 	if err != nil {
 		return process{}, nil, err
 	}

@@ -110,8 +110,14 @@ func (s *Search) Lowered() bool { return s.result < len(s.sizes)-1 }
 // Since returns when the size in force became less; zero if it never did.
 func (s *Search) Since() time.Time { return s.lowered }
 
-// Trust has the largest size in force again, which the caller has reason to believe in.
-func (s *Search) Trust() { s.result = len(s.sizes) - 1 }
+// RaiseDue reports whether it is time to try a larger size than that in force (RFC 8899 section
+// 5.1.1, PMTU_RAISE_TIMER).
+func (s *Search) RaiseDue(now time.Time) bool { return s.Lowered() && !now.Before(s.again) }
+
+// Raise begins to try the largest size that can be sent, and appends the first probes to dst.
+func (s *Search) Raise(dst []Probe, now time.Time, id uint64) []Probe {
+	return s.begin(dst, now, id, s.most, s.result, heardRaise)
+}
 
 // State returns how far the search is.
 func (s *Search) State() State { return s.state }
@@ -261,8 +267,8 @@ func (s *Search) Used(dst []Probe, now time.Time, id uint64) []Probe {
 			return dst
 		}
 		return s.begin(dst, now, id, min(s.result, s.most), -1, heardFirst)
-	case s.Lowered() && s.most > s.result && !now.Before(s.again):
-		return s.begin(dst, now, id, s.most, s.result, heardRaise)
+	case s.most > s.result && s.RaiseDue(now):
+		return s.Raise(dst, now, id)
 	case now.Sub(s.confirmed) >= confirmEvery:
 		return s.begin(dst, now, id, min(s.result, s.most), -1, heardAgain)
 	}

@@ -70,14 +70,15 @@ func (p *path) Do(line string) ([]string, error) {
 		p.lose = num(1)
 	case "limit":
 		p.s.Limit(num(1))
-	case "trust":
-		p.s.Trust()
+	case "raise":
+		return p.put(p.s.Raise(nil, p.now, 0xabcde00)), nil
 	case "start":
 		return p.put(p.s.Start(nil, p.now, 0x1234500)), nil
 	case "used":
 		return p.put(p.s.Used(nil, p.now, 0x6789a00)), nil
 	case "status":
-		return []string{fmt.Sprintf("%v %d lowered=%v", p.s.State(), p.s.Octets(), p.s.Lowered())}, nil
+		return []string{fmt.Sprintf("%v %d lowered=%v raise=%v", p.s.State(), p.s.Octets(), p.s.Lowered(),
+			p.s.RaiseDue(p.now))}, nil
 	default:
 		return nil, fmt.Errorf("unknown line %q", line)
 	}
@@ -161,7 +162,7 @@ func FuzzSearch(f *testing.F) {
 			case 2:
 				s.Limit(sizes[op>>3&3])
 			case 3:
-				s.Trust()
+				take(s.Raise(nil, now, seed+2<<9))
 			case 4, 5:
 				if len(sent) > 0 {
 					s.Answer(now, sent[int(op>>3)*7%len(sent)])

@@ -31,26 +31,26 @@ func TestDocument(t *testing.T) {
 		case err != nil:
 			t.Errorf("%q: err is %v, want nil", s, err)
 		case string(doc) != s:
-			t.Errorf("%q: string(doc) is %v, want %v", s, string(doc), s)
+			t.Errorf("%q: doc is %v, want %v", s, string(doc), s)
 		case string(rest) != "more":
-			t.Errorf("%q: string(rest) is %q, want \"more\"", s, string(rest))
+			t.Errorf("%q: rest is %q, want \"more\"", s, string(rest))
 		}
 		switch doc, rest, err = ParseDocument(b[:4], []byte(s+"and what was there before")); {
 		case err != nil:
 			t.Errorf("%q written: err is %v, want nil", s, err)
 		case string(doc) != s:
-			t.Errorf("%q written: string(doc) is %v, want %v", s, string(doc), s)
+			t.Errorf("%q written: doc is %v, want %v", s, string(doc), s)
 		case len(rest) != 0:
-			t.Errorf("%q written: len(rest) is %v, want 0", s, len(rest))
+			t.Errorf("%q written: rest has %v elements, want 0", s, len(rest))
 		}
 		// A peer that offered a Write chunk into which nothing was written.
 		switch doc, rest, err = ParseDocument(b, []byte{}); {
 		case err != nil:
 			t.Errorf("%q inline: err is %v, want nil", s, err)
 		case string(doc) != s:
-			t.Errorf("%q inline: string(doc) is %v, want %v", s, string(doc), s)
+			t.Errorf("%q inline: doc is %v, want %v", s, string(doc), s)
 		case len(rest) != 0:
-			t.Errorf("%q inline: len(rest) is %v, want 0", s, len(rest))
+			t.Errorf("%q inline: rest has %v elements, want 0", s, len(rest))
 		}
 		if len(b) > 4 {
 			if _, _, err := ParseDocument(b[:len(b)-1], nil); err == nil {
@@ -87,7 +87,7 @@ func TestBatch(t *testing.T) {
 	case last != 9:
 		t.Errorf("last is %v, want 9", last)
 	case string(lines) != "{}\n{}\n":
-		t.Errorf("string(lines) is %q, want \"{}\\n{}\\n\"", string(lines))
+		t.Errorf("lines is %q, want \"{}\\n{}\\n\"", string(lines))
 	}
 	if _, _, err := ParseBatch(append(b, 0), nil); err == nil {
 		t.Error("an octet behind it was taken")

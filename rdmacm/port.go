@@ -228,7 +228,7 @@ func (p *Port) do(ev cm.Event) {
 	p.notify()
 }
 
-// unlock frees mu and then calls who wants to be told.
+// unlock releases mu, and then calls the functions that were queued while it was held.
 func (p *Port) unlock() {
 	tell := p.tell
 	p.tell = nil

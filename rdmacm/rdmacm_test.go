@@ -114,11 +114,11 @@ func (s *side) expect(text string) {
 	s.t.Helper()
 	switch wc := s.wait(); {
 	case wc.Status != verbs.Success:
-		s.t.Fatalf("wc.Status is %v, want %v", wc.Status, verbs.Success)
+		s.t.Fatalf("Status is %v, want %v", wc.Status, verbs.Success)
 	case wc.Opcode != verbs.Recv:
-		s.t.Fatalf("wc.Opcode is %v, want %v", wc.Opcode, verbs.Recv)
+		s.t.Fatalf("Opcode is %v, want %v", wc.Opcode, verbs.Recv)
 	case string(s.mem.Buf[2048:2048+wc.ByteLen]) != text:
-		s.t.Fatalf("string(s.mem.Buf[2048:2048+wc.ByteLen]) is %v, want %v", string(s.mem.Buf[2048:2048+wc.ByteLen]), text)
+		s.t.Fatalf("Buf[2048:2048+wc.ByteLen] is %v, want %v", string(s.mem.Buf[2048:2048+wc.ByteLen]), text)
 	}
 }
 
@@ -157,15 +157,15 @@ func connect(t *testing.T, a, b *side, port uint16) (ca, cb *Conn) {
 		}
 		switch {
 		case r.Header.Src != addrs[0]:
-			t.Errorf("r.Header.Src is %v, want %v", r.Header.Src, addrs[0])
+			t.Errorf("Header.Src is %v, want %v", r.Header.Src, addrs[0])
 		case r.Header.Dst != addrs[1]:
-			t.Errorf("r.Header.Dst is %v, want %v", r.Header.Dst, addrs[1])
+			t.Errorf("Header.Dst is %v, want %v", r.Header.Dst, addrs[1])
 		case r.Header.SrcPort == 0:
-			t.Errorf("r.Header.SrcPort is 0, want any other")
+			t.Errorf("the header has source port 0")
 		case !bytes.HasPrefix(r.Private, []byte("of the REQ\x00")):
-			t.Errorf("bytes.HasPrefix(r.Private, []byte(\"of the REQ\\x00\")) is false")
+			t.Errorf("HasPrefix(r.Private, []byte(\"of the REQ\\x00\")) is false, want true")
 		case len(r.Private) != MaxPrivateData:
-			t.Errorf("len(r.Private) is %v, want %v", len(r.Private), MaxPrivateData)
+			t.Errorf("Private has %v elements, want %v", len(r.Private), MaxPrivateData)
 		}
 		c, err := r.Accept(within(t), Setup{QP: b.qp(), ResponderResources: 3, InitiatorDepth: 9, RNRRetry: 7,
 			Private: []byte("of the REP")})
@@ -243,9 +243,15 @@ func TestNobodyListens(t *testing.T) {
 	}
 	var f *FailedError
 	_, err = a.Dial(within(t), addrs[1], 1, Setup{QP: a.qp()})
-	if !errors.As(err, &f) || f.Cause != cm.Rejected || f.Reason != cm.ReasonInvalidServiceID ||
-		!strings.Contains(err.Error(), "nobody listens") {
+	switch {
+	case !errors.As(err, &f):
 		t.Error(err)
+	case f.Cause != cm.Rejected:
+		t.Errorf("Cause is %v, want %v", f.Cause, cm.Rejected)
+	case f.Reason != cm.ReasonInvalidServiceID:
+		t.Errorf("Reason is %v, want %v", f.Reason, cm.ReasonInvalidServiceID)
+	case !strings.Contains(err.Error(), "nobody listens"):
+		t.Errorf("%q does not say \"nobody listens\"", err.Error())
 	}
 }
 
@@ -264,11 +270,11 @@ func TestReject(t *testing.T) {
 	_, err = a.Dial(within(t), addrs[1], 1, Setup{QP: a.qp()})
 	switch {
 	case !errors.As(err, &f):
-		t.Errorf("errors.As(err, &f) is false")
+		t.Errorf("As(err, &f) is false, want true")
 	case f.Reason != cm.ReasonConsumer:
-		t.Errorf("f.Reason is %v, want %v", f.Reason, cm.ReasonConsumer)
+		t.Errorf("Reason is %v, want %v", f.Reason, cm.ReasonConsumer)
 	case !bytes.HasPrefix(f.Private, []byte("not you\x00")):
-		t.Errorf("bytes.HasPrefix(f.Private, []byte(\"not you\\x00\")) is false")
+		t.Errorf("HasPrefix(f.Private, []byte(\"not you\\x00\")) is false, want true")
 	}
 }
 
@@ -376,31 +382,31 @@ func TestGIDsChange(t *testing.T) {
 	first, second, third := gidOf(addrs[0]), gidOf(addrs[1]), gidOf(netip.MustParseAddr("127.0.0.3"))
 	switch {
 	case !at(first):
-		t.Errorf("at(first) is false")
+		t.Errorf("at(first) is false, want true")
 	case !at(second):
-		t.Errorf("at(second) is false")
+		t.Errorf("at(second) is false, want true")
 	case at(third):
-		t.Errorf("at(third) is true")
+		t.Errorf("at(third) is true, want false")
 	}
 	f.gids = []ib.GID{second, third}
 	p.Event(verbs.Event{Kind: verbs.GIDChange})
 	switch {
 	case at(first):
-		t.Errorf("at(first) is true")
+		t.Errorf("at(first) is true, want false")
 	case !at(second):
-		t.Errorf("at(second) is false")
+		t.Errorf("at(second) is false, want true")
 	case !at(third):
-		t.Errorf("at(third) is false")
+		t.Errorf("at(third) is false, want true")
 	}
 	f.gids = []ib.GID{first} // which nobody has told yet
 	l.Close()
 	switch {
 	case at(first):
-		t.Errorf("at(first) is true")
+		t.Errorf("at(first) is true, want false")
 	case at(second):
-		t.Errorf("at(second) is true")
+		t.Errorf("at(second) is true, want false")
 	case at(third):
-		t.Errorf("at(third) is true")
+		t.Errorf("at(third) is true, want false")
 	}
 }
 
@@ -429,11 +435,11 @@ func TestPathMTU(t *testing.T) {
 	var failed *FailedError
 	switch {
 	case !errors.As(err, &failed):
-		t.Errorf("a path MTU of 4096 where 1024 is carried: errors.As(err, &failed) is false")
+		t.Errorf("a path MTU of 4096 where 1024 is carried: As(err, &failed) is false, want true")
 	case failed.Cause != cm.Rejected:
-		t.Errorf("a path MTU of 4096 where 1024 is carried: failed.Cause is %v, want %v", failed.Cause, cm.Rejected)
+		t.Errorf("a path MTU of 4096 where 1024 is carried: Cause is %v, want %v", failed.Cause, cm.Rejected)
 	case failed.Reason != cm.ReasonInvalidMTU:
-		t.Errorf("a path MTU of 4096 where 1024 is carried: failed.Reason is %v, want %v", failed.Reason, cm.ReasonInvalidMTU)
+		t.Errorf("a path MTU of 4096 where 1024 is carried: Reason is %v, want %v", failed.Reason, cm.ReasonInvalidMTU)
 	}
 }
 
@@ -553,7 +559,7 @@ func TestHeader(t *testing.T) {
 		case h != tt.h:
 			t.Errorf("h is %v, want %v", h, tt.h)
 		case string(rest) != "rest":
-			t.Errorf("string(rest) is %q, want \"rest\"", string(rest))
+			t.Errorf("rest is %q, want \"rest\"", string(rest))
 		}
 		for i, want := range map[int]error{0: errHeaderVersion, 1: errHeaderFamily} {
 			bad := bytes.Clone(b)
@@ -582,9 +588,9 @@ func FuzzHeader(f *testing.F) {
 		case again != h:
 			t.Fatalf("again is %v, want %v", again, h)
 		case len(none) != 0:
-			t.Fatalf("len(none) is %v, want 0", len(none))
+			t.Fatalf("none has %v elements, want 0", len(none))
 		case len(rest) != len(in)-HeaderLen:
-			t.Fatalf("len(rest) is %v, want %v", len(rest), len(in)-HeaderLen)
+			t.Fatalf("rest has %v elements, want %v", len(rest), len(in)-HeaderLen)
 		}
 	})
 }

@@ -61,11 +61,11 @@ func TestThresholds(t *testing.T) {
 			w.run(time.Second)
 			switch d := c.result(1); {
 			case d.Err != nil:
-				w.fail("%s, %d over: d.Err is %v, want nil", tt.name, over, d.Err)
+				w.fail("%s, %d over: Err is %v, want nil", tt.name, over, d.Err)
 			case !bytes.Equal(d.Payload[24:], args(tt.reply-tt.head-24+over)):
 				w.fail("%s, %d over: d.Payload[24:] is %x, want %x", tt.name, over, d.Payload[24:], args(tt.reply-tt.head-24+over))
 			case xidOf(d.Payload) == 0:
-				w.fail("%s, %d over: xidOf(d.Payload) is 0, want any other", tt.name, over)
+				w.fail("%s, %d over: the reply has XID 0, want that of its call", tt.name, over)
 			}
 			h, _ := c.header(-1)
 			r, _ := s.header(-1)
@@ -179,11 +179,11 @@ func TestChunks(t *testing.T) {
 				}
 				switch {
 				case len(d.Results) != len(tt.results):
-					w.fail("%s: len(d.Results) is %v, want %v", name, len(d.Results), len(tt.results))
+					w.fail("%s: Results has %v elements, want %v", name, len(d.Results), len(tt.results))
 				case w.violations > 0:
-					w.fail("%s: w.violations is %v, want 0", name, w.violations)
+					w.fail("%s: violations is %v, want 0", name, w.violations)
 				case c.exposed() > 0:
-					w.fail("%s: c.exposed() is %v, want 0", name, c.exposed())
+					w.fail("%s: exposed is %v, want 0", name, c.exposed())
 				}
 				// The program was told what it may answer.
 				if got := s.serves[len(s.serves)-1]; !slices.Equal(got.Results, tt.results) || got.MaxReply < tt.max-200 {
@@ -353,17 +353,17 @@ func TestInvalidation(t *testing.T) {
 		case (call.InvHandle != 0) != tt.inv:
 			w.fail("%s: call.InvHandle != 0 is %v, want %v", tt.name, call.InvHandle != 0, tt.inv)
 		case tt.inv && !call.HasHandle(call.InvHandle):
-			w.fail("%s: call.HasHandle(call.InvHandle) is false", tt.name)
+			w.fail("%s: HasHandle(call.InvHandle) is false, want true", tt.name)
 		case reply.InvHandle != call.InvHandle:
-			w.fail("%s: reply.InvHandle is %v, want %v", tt.name, reply.InvHandle, call.InvHandle)
+			w.fail("%s: InvHandle is %v, want %v", tt.name, reply.InvHandle, call.InvHandle)
 		}
 		switch {
 		case sent.WithInv != tt.want:
-			w.fail("%s: sent.WithInv is %v, want %v", tt.name, sent.WithInv, tt.want)
+			w.fail("%s: WithInv is %v, want %v", tt.name, sent.WithInv, tt.want)
 		case tt.want && !call.HasHandle(sent.Invalidate):
-			w.fail("%s: call.HasHandle(sent.Invalidate) is false", tt.name)
+			w.fail("%s: HasHandle(sent.Invalidate) is false, want true", tt.name)
 		case tt.inv && tt.want && sent.Invalidate != call.InvHandle:
-			w.fail("%s: sent.Invalidate is %v, want %v", tt.name, sent.Invalidate, call.InvHandle)
+			w.fail("%s: Invalidate is %v, want %v", tt.name, sent.Invalidate, call.InvHandle)
 		}
 		// The requester knows what it need not take back itself (8797-3.2-2).
 		if tt.want && (len(released) == 0 || !slices.Contains(released, sent.Invalidate)) ||
@@ -393,20 +393,20 @@ func TestInvalidationOfItsOwn(t *testing.T) {
 			reply, _ := s.header(2 - i)
 			switch inv := s.sends[2-i]; {
 			case call.XID != reply.XID:
-				w.fail("version %d: call.XID is %v, want %v", version, call.XID, reply.XID)
+				w.fail("version %d: XID is %v, want %v", version, call.XID, reply.XID)
 			case !inv.WithInv:
-				w.fail("version %d: inv.WithInv is false", version)
+				w.fail("version %d: WithInv is false, want true", version)
 			case !call.HasHandle(inv.Invalidate):
-				w.fail("version %d: call.HasHandle(inv.Invalidate) is false", version)
+				w.fail("version %d: HasHandle(inv.Invalidate) is false, want true", version)
 			}
 		}
 		switch {
 		case w.violations > 0:
-			w.fail("w.violations is %v, want 0", w.violations)
+			w.fail("violations is %v, want 0", w.violations)
 		case c.exposed() > 0:
-			w.fail("c.exposed() is %v, want 0", c.exposed())
+			w.fail("exposed is %v, want 0", c.exposed())
 		case c.Counters()[ReasonWrongInv] > 0:
-			w.fail("c.Counters()[ReasonWrongInv] is %v, want 0", c.Counters()[ReasonWrongInv])
+			w.fail("Counters()[ReasonWrongInv] is %v, want 0", c.Counters()[ReasonWrongInv])
 		}
 	}
 }
@@ -437,13 +437,13 @@ func TestWrongInvalidation(t *testing.T) {
 	answer(two.XID, two.InvHandle, 0x77) // nobody's
 	switch d := c.result(1); {
 	case d.Err != nil:
-		w.fail("d.Err is %v, want nil", d.Err)
+		w.fail("Err is %v, want nil", d.Err)
 	case len(released) != 2:
-		w.fail("len(released) is %v, want 2", len(released))
+		w.fail("released has %v elements, want 2", len(released))
 	case released[0].Invalidated != 0:
-		w.fail("released[0].Invalidated is %v, want 0", released[0].Invalidated)
+		w.fail("Invalidated is %v, want 0", released[0].Invalidated)
 	case released[1].Invalidated != two.InvHandle:
-		w.fail("released[1].Invalidated is %v, want %v", released[1].Invalidated, two.InvHandle)
+		w.fail("Invalidated is %v, want %v", released[1].Invalidated, two.InvHandle)
 	}
 	if n := c.Counters()[ReasonWrongInv]; n != 3 {
 		w.fail("counted %d", n)
@@ -461,12 +461,12 @@ func TestBogusInvalidationHandle(t *testing.T) {
 	h, _ := s.header(-1)
 	switch last := s.sends[len(s.sends)-1]; {
 	case last.WithInv:
-		w.fail("last.WithInv is true")
+		w.fail("WithInv is true, want false")
 	case h.InvHandle != 6:
-		w.fail("h.InvHandle is %v, want 6", h.InvHandle)
+		w.fail("InvHandle is %v, want 6", h.InvHandle)
 	case h.XID != 7:
-		w.fail("h.XID is %v, want 7", h.XID)
+		w.fail("XID is %v, want 7", h.XID)
 	case s.Counters()[ReasonInvHandle] != 1:
-		w.fail("s.Counters()[ReasonInvHandle] is %v, want 1", s.Counters()[ReasonInvHandle])
+		w.fail("Counters()[ReasonInvHandle] is %v, want 1", s.Counters()[ReasonInvHandle])
 	}
 }

@@ -51,11 +51,11 @@ func TestCredits(t *testing.T) {
 			case most != tt.most:
 				w.fail("%s: most is %v, want %v", tt.name, most, tt.most)
 			case c.granted != tt.wantGranted:
-				w.fail("%s: c.granted is %v, want %v", tt.name, c.granted, tt.wantGranted)
+				w.fail("%s: granted is %v, want %v", tt.name, c.granted, tt.wantGranted)
 			case w.violations > 0:
-				w.fail("%s: w.violations is %v, want 0", tt.name, w.violations)
+				w.fail("%s: violations is %v, want 0", tt.name, w.violations)
 			case s.Counters()[ReasonOverrun] > 0:
-				w.fail("%s: s.Counters()[ReasonOverrun] is %v, want 0", tt.name, s.Counters()[ReasonOverrun])
+				w.fail("%s: Counters()[ReasonOverrun] is %v, want 0", tt.name, s.Counters()[ReasonOverrun])
 			}
 			for i, d := range c.done { // in their order
 				if d.ID != uint64(i) || d.Err != nil {
@@ -137,31 +137,31 @@ func TestTimeouts(t *testing.T) {
 	w.run(time.Second)
 	switch {
 	case c.flight() != 2:
-		w.fail("c.flight() is %v, want 2", c.flight())
+		w.fail("flight is %v, want 2", c.flight())
 	case len(c.abandoned) != 0:
-		w.fail("len(c.abandoned) is %v, want 0", len(c.abandoned))
+		w.fail("abandoned has %v elements, want 0", len(c.abandoned))
 	case len(c.done) != 2:
-		w.fail("len(c.done) is %v, want 2", len(c.done))
+		w.fail("done has %v elements, want 2", len(c.done))
 	case c.Counters()[ReasonStray] != 1:
-		w.fail("c.Counters()[ReasonStray] is %v, want 1", c.Counters()[ReasonStray])
+		w.fail("Counters()[ReasonStray] is %v, want 1", c.Counters()[ReasonStray])
 	}
 	c.step(Cancel{2})
 	switch d := c.result(2); {
 	case d.Err == nil:
-		w.fail("d.Err is nil")
+		w.fail("Err is nil")
 	case d.Err.Reason != ReasonCancelled:
-		w.fail("d.Err.Reason is %v, want %v", d.Err.Reason, ReasonCancelled)
+		w.fail("Err.Reason is %v, want %v", d.Err.Reason, ReasonCancelled)
 	case c.closed != nil:
-		w.fail("c.closed is %v, want nil", c.closed)
+		w.fail("closed is %v, want nil", c.closed)
 	}
 	c.step(Cancel{4})
 	switch {
 	case c.closed == nil:
-		w.fail("closed: c.closed is nil")
+		w.fail("closed: closed is nil")
 	case c.closed.Reason != ReasonStarved:
-		w.fail("closed: c.closed.Reason is %v, want %v", c.closed.Reason, ReasonStarved)
+		w.fail("closed: Reason is %v, want %v", c.closed.Reason, ReasonStarved)
 	case !c.Deadline().IsZero():
-		w.fail("closed: c.Deadline().IsZero() is false")
+		w.fail("closed: Deadline.IsZero is false, want true")
 	}
 	// Nothing can be done with it any more.
 	switch answer, calls, reason := c.hear(unhex(vecNullCall2)); {
@@ -218,11 +218,11 @@ func TestSubmit(t *testing.T) {
 		c.step(tt.s)
 		switch d := c.result(1); {
 		case d.Err == nil:
-			w.fail("%s: d.Err is nil", tt.name)
+			w.fail("%s: Err is nil", tt.name)
 		case d.Err.Reason != tt.want:
-			w.fail("%s: d.Err.Reason is %v, want %v", tt.name, d.Err.Reason, tt.want)
+			w.fail("%s: Err.Reason is %v, want %v", tt.name, d.Err.Reason, tt.want)
 		case c.Counters()[tt.want] != 1:
-			w.fail("%s: c.Counters()[tt.want] is %v, want 1", tt.name, c.Counters()[tt.want])
+			w.fail("%s: Counters()[tt.want] is %v, want 1", tt.name, c.Counters()[tt.want])
 		}
 	}
 	// V2-6-4: the first message is small, whatever has to be sent.
@@ -264,15 +264,15 @@ func TestFirstReply(t *testing.T) {
 	second, _ := s.header(1)
 	switch {
 	case first.Proc != ProcNOMSG:
-		w.fail("first.Proc is %v, want %v", first.Proc, ProcNOMSG)
+		w.fail("Proc is %v, want %v", first.Proc, ProcNOMSG)
 	case second.Proc != ProcMSG:
-		w.fail("second.Proc is %v, want %v", second.Proc, ProcMSG)
+		w.fail("Proc is %v, want %v", second.Proc, ProcMSG)
 	case second.Reply != nil:
-		w.fail("second.Reply is %v, want nil", second.Reply)
+		w.fail("Reply is %v, want nil", second.Reply)
 	case c.result(1).Err != nil:
-		w.fail("c.result(1).Err is %v, want nil", c.result(1).Err)
+		w.fail("Err is %v, want nil", c.result(1).Err)
 	case c.result(2).Err != nil:
-		w.fail("c.result(2).Err is %v, want nil", c.result(2).Err)
+		w.fail("Err is %v, want nil", c.result(2).Err)
 	}
 	// V2-6.2-6, V2-2.3-1: the buffers are large enough from the start.
 	for _, o := range []Options{{}, {Client: true}, {Silent: true}, {SendSize: 1024, RecvSize: 1024}} {
@@ -324,15 +324,15 @@ func TestBackward(t *testing.T) {
 		bh, _ := s.header(-1)
 		switch { // V2-R1-17
 		case fh.XID != bh.XID:
-			w.fail("fh.XID is %v, want %v", fh.XID, bh.XID)
+			w.fail("XID is %v, want %v", fh.XID, bh.XID)
 		case bh.Vers != version:
-			w.fail("bh.Vers is %v, want %v", bh.Vers, version)
+			w.fail("Vers is %v, want %v", bh.Vers, version)
 		case bh.Credit != 2:
-			w.fail("bh.Credit is %v, want 2", bh.Credit)
+			w.fail("Credit is %v, want 2", bh.Credit)
 		case fh.Credit != 32:
-			w.fail("fh.Credit is %v, want 32", fh.Credit)
+			w.fail("Credit is %v, want 32", fh.Credit)
 		case version == 2 && bh.Direction != DirCall:
-			w.fail("bh.Direction is %v, want %v", bh.Direction, DirCall)
+			w.fail("Direction is %v, want %v", bh.Direction, DirCall)
 		}
 		c.program = sizes(8)
 		c.step(sizes(8)(c.serves[0]))
@@ -372,11 +372,11 @@ func backwardChunk(w *fabric, version Version) {
 	case 2:
 		switch sent := c.sends[len(c.sends)-1]; {
 		case d.Err != nil:
-			w.fail("d.Err is %v, want nil", d.Err)
+			w.fail("Err is %v, want nil", d.Err)
 		case !sent.WithInv:
-			w.fail("sent.WithInv is false")
+			w.fail("WithInv is false, want true")
 		case s.exposed() > 0:
-			w.fail("s.exposed() is %v, want 0", s.exposed())
+			w.fail("exposed is %v, want 0", s.exposed())
 		}
 	}
 }
@@ -464,7 +464,7 @@ func TestBackwardChunks(t *testing.T) {
 		case calls != 0:
 			w.fail("%x: calls is %v, want 0", in, calls)
 		case reason == ReasonNone:
-			w.fail("%x: reason is %v, want any other", in, reason)
+			w.fail("%x: no reason, want one", in)
 		}
 	}
 }

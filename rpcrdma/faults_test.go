@@ -291,11 +291,11 @@ func TestErrorsToRequester(t *testing.T) {
 		case reason != ReasonPeerError:
 			w.fail("%+v: reason is %v, want %v", te, reason, ReasonPeerError)
 		case d.Err == nil:
-			w.fail("%+v: d.Err is nil", te)
+			w.fail("%+v: Err is nil", te)
 		case d.Err.Reason != ReasonPeerError:
-			w.fail("%+v: d.Err.Reason is %v, want %v", te, d.Err.Reason, ReasonPeerError)
+			w.fail("%+v: Err.Reason is %v, want %v", te, d.Err.Reason, ReasonPeerError)
 		case d.Transport != te:
-			w.fail("%+v: d.Transport is %v, want %v", te, d.Transport, te)
+			w.fail("%+v: Transport is %v, want %v", te, d.Transport, te)
 		}
 		if c.granted != 5 { // section 6: "non-error"
 			w.fail("%d credits", c.granted)
@@ -356,13 +356,13 @@ func TestCantReply(t *testing.T) {
 			}
 			switch last := s.sends[len(s.sends)-1]; {
 			case last.WithInv:
-				w.fail("version %d, %s: last.WithInv is true", version, tt.name)
+				w.fail("version %d, %s: WithInv is true, want false", version, tt.name)
 			case w.violations > 0:
-				w.fail("version %d, %s: w.violations is %v, want 0", version, tt.name, w.violations)
+				w.fail("version %d, %s: violations is %v, want 0", version, tt.name, w.violations)
 			case len(s.served) > 0:
-				w.fail("version %d, %s: len(s.served) is %v, want 0", version, tt.name, len(s.served))
+				w.fail("version %d, %s: served has %v elements, want 0", version, tt.name, len(s.served))
 			case s.Counters()[ReasonCannotReply] != 1:
-				w.fail("version %d, %s: s.Counters()[ReasonCannotReply] is %v, want 1", version, tt.name,
+				w.fail("version %d, %s: Counters()[ReasonCannotReply] is %v, want 1", version, tt.name,
 					s.Counters()[ReasonCannotReply])
 			}
 		}
@@ -417,11 +417,11 @@ func TestRetry(t *testing.T) {
 		h, _ := c.header(-1)
 		switch d := c.result(1); {
 		case d.Transport != tt.say:
-			w.fail("%s: d.Transport is %v, want %v", tt.name, d.Transport, tt.say)
+			w.fail("%s: Transport is %v, want %v", tt.name, d.Transport, tt.say)
 		case len(c.sends)-before != tt.sends:
 			w.fail("%s: len(c.sends)-before is %v, want %v", tt.name, len(c.sends)-before, tt.sends)
 		case h.XID != first.XID:
-			w.fail("%s: h.XID is %v, want %v", tt.name, h.XID, first.XID)
+			w.fail("%s: XID is %v, want %v", tt.name, h.XID, first.XID)
 		}
 		if got := shape(&h, true); got != "MSG "+tt.last {
 			w.fail("%s: %s, want %s", tt.name, got, tt.last)
@@ -473,29 +473,29 @@ func TestOptions(t *testing.T) {
 		// V2-5.2.2-6, V2-5.2.2-7: XID and credits as in that direction's calls and replies
 		switch {
 		case h.Proc != ProcOPTIONAL:
-			w.fail("%s: h.Proc is %v, want %v", tt.name, h.Proc, ProcOPTIONAL)
+			w.fail("%s: Proc is %v, want %v", tt.name, h.Proc, ProcOPTIONAL)
 		case h.Direction != DirCall:
-			w.fail("%s: h.Direction is %v, want %v", tt.name, h.Direction, DirCall)
+			w.fail("%s: Direction is %v, want %v", tt.name, h.Direction, DirCall)
 		case h.Credit != 32:
-			w.fail("%s: h.Credit is %v, want 32", tt.name, h.Credit)
+			w.fail("%s: Credit is %v, want 32", tt.name, h.Credit)
 		case r.Direction != DirReply:
-			w.fail("%s: r.Direction is %v, want %v", tt.name, r.Direction, DirReply)
+			w.fail("%s: Direction is %v, want %v", tt.name, r.Direction, DirReply)
 		case r.XID != h.XID:
-			w.fail("%s: r.XID is %v, want %v", tt.name, r.XID, h.XID)
+			w.fail("%s: XID is %v, want %v", tt.name, r.XID, h.XID)
 		case r.Credit != 32:
-			w.fail("%s: r.Credit is %v, want 32", tt.name, r.Credit)
+			w.fail("%s: Credit is %v, want 32", tt.name, r.Credit)
 		}
 		switch {
 		case d.Err != nil:
-			w.fail("%s: d.Err is %v, want nil", tt.name, d.Err)
+			w.fail("%s: Err is %v, want nil", tt.name, d.Err)
 		case d.Option == nil:
-			w.fail("%s: d.Option is nil", tt.name)
+			w.fail("%s: Option is nil", tt.name)
 		case d.Option.Type != 7:
-			w.fail("%s: d.Option.Type is %v, want 7", tt.name, d.Option.Type)
+			w.fail("%s: Option.Type is %v, want 7", tt.name, d.Option.Type)
 		case string(d.Option.Info) != "abc":
-			w.fail("%s: string(d.Option.Info) is %q, want \"abc\"", tt.name, string(d.Option.Info))
+			w.fail("%s: Option.Info is %q, want \"abc\"", tt.name, string(d.Option.Info))
 		case len(d.Payload) != len(tt.payload):
-			w.fail("%s: len(d.Payload) is %v, want %v", tt.name, len(d.Payload), len(tt.payload))
+			w.fail("%s: Payload has %v elements, want %v", tt.name, len(d.Payload), len(tt.payload))
 		}
 		if last := s.serves[len(s.serves)-1]; last.Option == nil || last.Option.Type != 7 {
 			w.fail("%s: %+v", tt.name, last)
@@ -547,7 +547,7 @@ func TestBadLongCalls(t *testing.T) {
 			case (tt.reason == ReasonNone) != (calls == 1):
 				w.fail("%s: tt.reason == ReasonNone is %v, want %v", tt.name, tt.reason == ReasonNone, calls == 1)
 			case tt.reason != ReasonNone && s.Counters()[tt.reason] != 1:
-				w.fail("%s: s.Counters()[tt.reason] is %v, want 1", tt.name, s.Counters()[tt.reason])
+				w.fail("%s: Counters()[tt.reason] is %v, want 1", tt.name, s.Counters()[tt.reason])
 			}
 			if h, _ := s.header(-1); calls == 0 && (h.Error.Code != ErrBadXDR || h.Vers != version) {
 				w.fail("%s: answered by %v", tt.name, &h)

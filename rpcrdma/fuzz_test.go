@@ -24,13 +24,13 @@ func FuzzHeader(f *testing.F) {
 		}
 		switch {
 		case len(a.Reads) > MaxSegments:
-			t.Fatalf("beyond the bounds: len(a.Reads) is %v, want at most %v", len(a.Reads), MaxSegments)
+			t.Fatalf("beyond the bounds: Reads has %v elements, want at most %v", len(a.Reads), MaxSegments)
 		case len(a.Writes) > MaxSegments:
-			t.Fatalf("beyond the bounds: len(a.Writes) is %v, want at most %v", len(a.Writes), MaxSegments)
+			t.Fatalf("beyond the bounds: Writes has %v elements, want at most %v", len(a.Writes), MaxSegments)
 		case len(a.Reply) > MaxSegments:
-			t.Fatalf("beyond the bounds: len(a.Reply) is %v, want at most %v", len(a.Reply), MaxSegments)
+			t.Fatalf("beyond the bounds: Reply has %v elements, want at most %v", len(a.Reply), MaxSegments)
 		case len(a.OptInfo) > MaxOptInfo:
-			t.Fatalf("beyond the bounds: len(a.OptInfo) is %v, want at most %v", len(a.OptInfo), MaxOptInfo)
+			t.Fatalf("beyond the bounds: OptInfo has %v elements, want at most %v", len(a.OptInfo), MaxOptInfo)
 		}
 		if d, ok := a.MessageDirection(payload); ok && d > DirReply {
 			t.Fatalf("%v: direction %v", &a, d)
@@ -49,7 +49,12 @@ func FuzzHeader(f *testing.F) {
 			t.Fatalf("%v cannot be written: %v", &a, err)
 		}
 		b, rest, err := ParseHeader(append(out, payload...))
-		if err != nil || !bytes.Equal(rest, payload) || !reflect.DeepEqual(a, b) {
+		switch {
+		case err != nil:
+			t.Fatalf("%v", err)
+		case !bytes.Equal(rest, payload):
+			t.Fatalf("rest is %x, want %x", rest, payload)
+		case !reflect.DeepEqual(a, b):
 			t.Fatalf("%+v, then %+v (%v)\n in %x\nout %x", a, b, err, in, out)
 		}
 	})

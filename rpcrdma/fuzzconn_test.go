@@ -277,9 +277,9 @@ func (d *fuzzDriver) step(ev Event) {
 			case err != nil:
 				d.t.Fatalf("err is %v, want nil", err)
 			case len(a.Data) > size:
-				d.t.Fatalf("len(a.Data) is %v, want at most %v", len(a.Data), size)
+				d.t.Fatalf("Data has %v elements, want at most %v", len(a.Data), size)
 			case d.closed:
-				d.t.Fatalf("d.closed is true")
+				d.t.Fatalf("closed is true, want false")
 			}
 			if h.Proc == ProcERROR && a.WithInv {
 				d.t.Fatal("an error invalidates")

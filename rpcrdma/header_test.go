@@ -163,8 +163,13 @@ func TestUnsendable(t *testing.T) {
 		{"65 segments to reply", Header{Vers: 2, Reply: many}, "more than 64"},
 		{"too much information", Header{Vers: 2, Proc: ProcOPTIONAL, OptInfo: make([]byte, MaxOptInfo+1)}, "1025 octets"},
 	} {
-		if b, err := tt.h.AppendBinary(nil); err == nil || !strings.Contains(err.Error(), tt.want) || len(b) != 0 {
-			t.Errorf("%s: %x, %v; want an error with %q", tt.name, b, err, tt.want)
+		switch b, err := tt.h.AppendBinary(nil); {
+		case err == nil:
+			t.Errorf("%s: no error, want one", tt.name)
+		case !strings.Contains(err.Error(), tt.want):
+			t.Errorf("%s: %q does not say %q", tt.name, err.Error(), tt.want)
+		case len(b) != 0:
+			t.Errorf("%s: b has %v elements, want 0", tt.name, len(b))
 		}
 	}
 	// A responder copies what it was given, good or not (V2-5.2.3-4).

@@ -48,7 +48,7 @@ func TestBackwardInvalidation(t *testing.T) {
 		case wordAt(call, 7) != 0:
 			t.Fatalf("%+v: wordAt(call, 7) is %v, want 0", tt, wordAt(call, 7))
 		case handle == 0:
-			t.Fatalf("%+v: handle is 0, want any other", tt)
+			t.Fatalf("%+v: the chunk has handle 0, want that of a region", tt)
 		}
 		if got := wordAt(call, 5); got != want {
 			t.Errorf("%+v: rdma_inv_handle %#x, want %#x", tt, got, want)
@@ -59,9 +59,9 @@ func TestBackwardInvalidation(t *testing.T) {
 		reply := c.sends[len(c.sends)-1]
 		switch {
 		case reply.WithInv != tt.used:
-			t.Errorf("%+v: reply.WithInv is %v, want %v", tt, reply.WithInv, tt.used)
+			t.Errorf("%+v: WithInv is %v, want %v", tt, reply.WithInv, tt.used)
 		case reply.WithInv && reply.Invalidate != handle:
-			t.Errorf("%+v: reply.Invalidate is %v, want %v", tt, reply.Invalidate, handle)
+			t.Errorf("%+v: Invalidate is %v, want %v", tt, reply.Invalidate, handle)
 		}
 	}
 }
@@ -108,10 +108,10 @@ func TestPlainSendWithoutR(t *testing.T) {
 		want := both && o.SendInv
 		switch {
 		case send.WithInv != want:
-			t.Errorf("%+v, own private data %x, the peer's %x: send.WithInv is %v, want %v", o, c.Private(), peer,
+			t.Errorf("%+v, own private data %x, the peer's %x: WithInv is %v, want %v", o, c.Private(), peer,
 				send.WithInv, want)
 		case want && send.Invalidate != 0x0a0b0c0d:
-			t.Errorf("%+v, own private data %x, the peer's %x: send.Invalidate is %#x, want 0x0a0b0c0d", o, c.Private(),
+			t.Errorf("%+v, own private data %x, the peer's %x: Invalidate is %#x, want 0x0a0b0c0d", o, c.Private(),
 				peer, send.Invalidate)
 		}
 		if send.WithInv {

@@ -129,9 +129,9 @@ func TestNothingIsLost(t *testing.T) {
 	second, payload := c.header(1)
 	switch { // V2-R1-5
 	case first.XID == second.XID:
-		w.fail("first.XID is %v, want any other", first.XID)
+		w.fail("both headers have XID %v, want one each", first.XID)
 	case second.Vers != 1:
-		w.fail("second.Vers is %v, want 1", second.Vers)
+		w.fail("Vers is %v, want 1", second.Vers)
 	case xidOf(payload) != second.XID:
 		w.fail("xidOf(payload) is %v, want %v", xidOf(payload), second.XID)
 	}
@@ -299,11 +299,11 @@ func TestReconnect(t *testing.T) {
 		i := c.ready[0]
 		switch s := w.server().own.SendSize; {
 		case i.SendInline != min(8192, w.server().own.RecvSize):
-			w.fail("i.SendInline is %v, want %v", i.SendInline, min(8192, w.server().own.RecvSize))
+			w.fail("SendInline is %v, want %v", i.SendInline, min(8192, w.server().own.RecvSize))
 		case i.RecvInline != min(8192, s):
-			w.fail("i.RecvInline is %v, want %v", i.RecvInline, min(8192, s))
+			w.fail("RecvInline is %v, want %v", i.RecvInline, min(8192, s))
 		case i.RemoteInv != tt.inv:
-			w.fail("i.RemoteInv is %v, want %v", i.RemoteInv, tt.inv)
+			w.fail("RemoteInv is %v, want %v", i.RemoteInv, tt.inv)
 		}
 		if tt.server.SendSize != 0 && (i.SendInline != tt.send || i.RecvInline != tt.recv) {
 			w.fail("%+v, want %d and %d", i, tt.send, tt.recv)
@@ -312,7 +312,7 @@ func TestReconnect(t *testing.T) {
 		case silent != (i.PeerAt < 0):
 			w.fail("silent is %v, want %v", silent, i.PeerAt < 0)
 		case !silent && i.PeerAt != 3:
-			w.fail("i.PeerAt is %v, want 3", i.PeerAt)
+			w.fail("PeerAt is %v, want 3", i.PeerAt)
 		}
 	}
 	// 8797-4.2-6, 8797-7-1: options that cannot be announced are refused.
@@ -372,13 +372,13 @@ func TestNothingLearned(t *testing.T) {
 		c.step(Recv{Data: b})
 		switch d := c.result(uint64(i)); { // V2-6-2
 		case d.Err == nil:
-			w.fail("d.Err is nil")
+			w.fail("Err is nil")
 		case c.granted != 0:
-			w.fail("c.granted is %v, want 0", c.granted)
+			w.fail("granted is %v, want 0", c.granted)
 		case c.settled:
-			w.fail("c.settled is true")
+			w.fail("settled is true, want false")
 		case !c.Deadline().IsZero():
-			w.fail("c.Deadline().IsZero() is false")
+			w.fail("Deadline.IsZero is false, want true")
 		}
 	}
 	// Two versions that refuse each other are no loop.
@@ -397,10 +397,10 @@ func TestNothingLearned(t *testing.T) {
 	}
 	switch {
 	case c.closed == nil:
-		w.fail("c.closed is nil")
+		w.fail("closed is nil")
 	case c.closed.Reason != ReasonNoVersion:
-		w.fail("c.closed.Reason is %v, want %v", c.closed.Reason, ReasonNoVersion)
+		w.fail("Reason is %v, want %v", c.closed.Reason, ReasonNoVersion)
 	case len(c.sends) != 2:
-		w.fail("len(c.sends) is %v, want 2", len(c.sends))
+		w.fail("sends has %v elements, want 2", len(c.sends))
 	}
 }

@@ -35,8 +35,13 @@ func TestOracleVectors(t *testing.T) {
 			t.Fatalf("%q", l)
 		}
 		got, rest, err := oracleText(kind, in)
-		if err != nil || got != want || rest != len(in) {
-			t.Errorf("%x:\n got %s (%v), %d of %d octets\nwant %s", in, got, err, rest, len(in), want)
+		switch {
+		case err != nil:
+			t.Errorf("%v", err)
+		case got != want:
+			t.Errorf("got is %v, want %v", got, want)
+		case rest != len(in):
+			t.Errorf("rest is %v, want %v", rest, len(in))
 		}
 		seen[kind]++
 		var out []byte

@@ -74,13 +74,13 @@ func TestSimulation(t *testing.T) {
 			t.Logf("%+v", sum)
 			switch {
 			case sum.good < seeds*10:
-				t.Errorf("hardly anything happened: sum.good is %v, want at least %v", sum.good, seeds*10)
+				t.Errorf("hardly anything happened: good is %v, want at least %v", sum.good, seeds*10)
 			case sum.long < seeds:
-				t.Errorf("hardly anything happened: sum.long is %v, want at least %v", sum.long, seeds)
+				t.Errorf("hardly anything happened: long is %v, want at least %v", sum.long, seeds)
 			case sum.versions[1] == 0:
-				t.Errorf("hardly anything happened: sum.versions[1] is 0, want any other")
+				t.Errorf("hardly anything happened: no run ended with version 1")
 			case sum.versions[2] == 0:
-				t.Errorf("hardly anything happened: sum.versions[2] is 0, want any other")
+				t.Errorf("hardly anything happened: no run ended with version 2")
 			}
 			if how.noReturn && (sum.bad > 0 || sum.violations > 0) {
 				t.Errorf("%d calls failed, %d violations", sum.bad, sum.violations)
@@ -215,13 +215,13 @@ func (s *simulation) nothingLeft(w *fabric) {
 	for i, e := range w.ends {
 		switch {
 		case len(s.asked[i]) > 0:
-			w.fail("seed %d: len(s.asked[i]) is %v, want 0", s.seed, len(s.asked[i]))
+			w.fail("seed %d: asked[i] has %v elements, want 0", s.seed, len(s.asked[i]))
 		case len(e.calls) > 0:
-			w.fail("seed %d: len(e.calls) is %v, want 0", s.seed, len(e.calls))
+			w.fail("seed %d: calls has %v elements, want 0", s.seed, len(e.calls))
 		case len(e.served) > 0:
-			w.fail("seed %d: len(e.served) is %v, want 0", s.seed, len(e.served))
+			w.fail("seed %d: served has %v elements, want 0", s.seed, len(e.served))
 		case !e.Deadline().IsZero():
-			w.fail("seed %d: e.Deadline().IsZero() is false", s.seed)
+			w.fail("seed %d: Deadline.IsZero is false, want true", s.seed)
 		}
 		for r := ReasonShort; r <= ReasonWrongInv; r++ {
 			s.dropped += int(e.Counters()[r])

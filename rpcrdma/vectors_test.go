@@ -97,7 +97,7 @@ func TestRPCVectors(t *testing.T) {
 	case err != nil:
 		t.Errorf("NULL call: err is %v, want nil", err)
 	case len(args) != 0:
-		t.Errorf("NULL call: len(args) is %v, want 0", len(args))
+		t.Errorf("NULL call: args has %v elements, want 0", len(args))
 	case !reflect.DeepEqual(got, RPCCall{XID: 0x11223344, Prog: 100003, Vers: 4, Cred: Auth{Body: []byte{}},
 		Verf: Auth{Body: []byte{}}}):
 		t.Errorf("NULL call: got is %v, want %v", got,
@@ -134,7 +134,7 @@ func TestRPCVectors(t *testing.T) {
 		case err != nil:
 			t.Errorf("%s: err is %v, want nil", tt.name, err)
 		case string(results) != "res!":
-			t.Errorf("%s: string(results) is %q, want \"res!\"", tt.name, string(results))
+			t.Errorf("%s: results is %q, want \"res!\"", tt.name, string(results))
 		case !reflect.DeepEqual(p, tt.p):
 			t.Errorf("%s: p is %v, want %v", tt.name, p, tt.p)
 		}

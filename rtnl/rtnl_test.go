@@ -119,9 +119,9 @@ func FuzzFields(f *testing.F) {
 		k := r.Key()
 		switch {
 		case k.Table == 0:
-			t.Fatalf("k.Table is 0, want any other")
+			t.Fatalf("%v: its key has no table", r)
 		case r.Dst.Addr().Is6() && k.Type == 0:
-			t.Fatalf("k.Type is 0, want any other")
+			t.Fatalf("%v: its key has no type", r)
 		}
 		if !strings.Contains(r.String(), "proto 0") {
 			t.Fatalf("%#v prints %q", r, r)

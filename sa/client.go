@@ -3,6 +3,7 @@ package sa
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -136,12 +137,26 @@ func (c *Client) Step(dst []Action, now time.Time, ev Event) []Action {
 		c.subscribe(ev.Trap)
 	case Unsubscribe:
 		c.unsubscribe(ev.Trap)
+	case Finish:
+		c.finish()
 	default:
 		panic(fmt.Sprintf("sa: unknown event %T", ev)) // our bug, not the administrator's
 	}
 	c.pump()
 	dst, c.dst = c.dst, nil
 	return dst
+}
+
+// finish lets everything go out that ends something. A question that is out about a
+// group to be left is not waited for: its answer would come too late.
+func (c *Client) finish() {
+	c.opt.MaxInFlight = math.MaxInt
+	for _, g := range c.order {
+		if g.want == 0 && g.task.status == sent && g.task.msg.Method == wire.MethodSet {
+			g.unheard()
+			c.enqueue(g.task)
+		}
+	}
 }
 
 // Deadline says when the driver must send Wake; zero means never.

@@ -139,13 +139,20 @@ func TestPathOfRecord(t *testing.T) {
 		c, now := ready(t, Options{}, port, wire.ClassPortInfo{})
 		key := PathKey{DGID: names["D"], PKey: 0x8001, TrafficClass: 5}
 		q := sentMAD(t, c.Step(nil, now, Query{key}))
-		r := wire.PathRecord{DGID: names["D"], SGID: names["B"], DLID: 6, SLID: 4, FlowLabel: 9, HopLimit: tt.hop, TrafficClass: 5,
-			PKey: 0x8001, SL: 3, MTU: ib.MTU1024, Rate: 7, Life: 17}
-		want := verbs.Path{SGID: names["B"], DGID: names["D"], SLID: 4, DLID: 6, GRH: tt.want, FlowLabel: 9, TrafficClass: 5, HopLimit: tt.hop,
+		r := wire.PathRecord{DGID: names["D"], SGID: names["B"], DLID: 6, SLID: 4, FlowLabel: 9, HopLimit: tt.hop,
+			TrafficClass: 5,
+			PKey:         0x8001, SL: 3, MTU: ib.MTU1024, Rate: 7, Life: 17}
+		want := verbs.Path{SGID: names["B"], DGID: names["D"], SLID: 4, DLID: 6, GRH: tt.want, FlowLabel: 9,
+			TrafficClass: 5, HopLimit: tt.hop,
 			SL: 3, PKey: 0x8001, MTU: ib.MTU1024, Rate: 7, Life: 17}
 		for _, a := range c.Step(nil, now, RecvMAD{answer(t, q, r)}) {
-			if got, ok := a.(PathFound); !ok || got.Path != want || got.Key != key {
-				t.Errorf("%s: got %+v\nwant %+v", tt.name, a, want)
+			switch got, ok := a.(PathFound); {
+			case !ok:
+				t.Errorf("%s: ok is false, want true", tt.name)
+			case got.Path != want:
+				t.Errorf("%s: Path is %v, want %v", tt.name, got.Path, want)
+			case got.Key != key:
+				t.Errorf("%s: Key is %v, want %v", tt.name, got.Key, key)
 			}
 		}
 		if got := c.Info().Paths; got != 1 {
@@ -238,9 +245,11 @@ func TestWords(t *testing.T) {
 // limit with the broadcast group, and should have it share the rest.
 // 4391-10-4, 4391-10-5, 4391-9.1.2-1
 func TestParamsOf(t *testing.T) {
-	r := wire.MCMemberRecord{QKey: 0xb1b, MTU: ib.MTU4096, Rate: 7, TrafficClass: 3, SL: 2, FlowLabel: 9, HopLimit: 64, PKey: 0x8001}
+	r := wire.MCMemberRecord{QKey: 0xb1b, MTU: ib.MTU4096, Rate: 7, TrafficClass: 3, SL: 2, FlowLabel: 9,
+		HopLimit: 64, PKey: 0x8001}
 	c, now := ready(t, Options{}, testPort, wire.ClassPortInfo{})
-	q := sentMAD(t, c.Step(nil, now, Join{MGID: names["g1"], PKey: r.PKey, State: wire.FullMember, Create: true, Params: ParamsOf(r)}))
+	q := sentMAD(t, c.Step(nil, now, Join{MGID: names["g1"], PKey: r.PKey, State: wire.FullMember, Create: true,
+		Params: ParamsOf(r)}))
 	var m wire.Message
 	if err := m.UnmarshalBinary(q.MAD.Data[:]); err != nil {
 		t.Fatal(err)

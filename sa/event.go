@@ -130,6 +130,10 @@ type Subscribe struct{ Trap wire.Trap }
 // Unsubscribe ends a Subscribe.
 type Unsubscribe struct{ Trap wire.Trap }
 
+// Finish says that the user ends. What ends memberships and subscriptions is sent at
+// once, and what is left of them need not be waited for.
+type Finish struct{}
+
 func (SetPort) isEvent()     {}
 func (Reregister) isEvent()  {}
 func (RecvMAD) isEvent()     {}
@@ -140,6 +144,7 @@ func (Query) isEvent()       {}
 func (Doubt) isEvent()       {}
 func (Subscribe) isEvent()   {}
 func (Unsubscribe) isEvent() {}
+func (Finish) isEvent()      {}
 
 // An Action is something the driver must do or tell: one of the types below.
 type Action interface{ isAction() }

@@ -49,8 +49,10 @@ type user struct {
 }
 
 func fuzzStep(t *testing.T, in []byte) {
-	u := &user{t: t, now: time.Unix(1000, 0), asked: map[PathKey]bool{}, joined: map[ib.GID]wire.JoinState{}, left: map[ib.GID]int{}}
-	u.c = New(Options{Rand: rand.NewPCG(1, 2), MaxGroups: 3, MaxPaths: 4, MaxInFlight: 2, MaxTries: 2, Refresh: 20 * time.Second})
+	u := &user{t: t, now: time.Unix(1000, 0), asked: map[PathKey]bool{}, joined: map[ib.GID]wire.JoinState{},
+		left: map[ib.GID]int{}}
+	u.c = New(Options{Rand: rand.NewPCG(1, 2), MaxGroups: 3, MaxPaths: 4, MaxInFlight: 2, MaxTries: 2,
+		Refresh: 20 * time.Second})
 	for i := 0; i+1 < len(in); i += 2 {
 		u.event(in[i], in[i+1])
 	}
@@ -105,8 +107,12 @@ func (u *user) event(k, x byte) {
 	states := []wire.JoinState{wire.FullMember, wire.SendOnlyNonMember, wire.SendOnlyFullMember}
 	switch k % 16 {
 	case 0:
-		u.step(SetPort{Port{Active: x&1 != 0, LID: ib.LID(4 + x>>7), SMLID: ib.LID(x >> 1 & 3), GID: ib.GID{0xfe, 0x80, 15: x >> 3 & 1}}})
+		u.step(SetPort{Port{Active: x&1 != 0, LID: ib.LID(4 + x>>7), SMLID: ib.LID(x >> 1 & 3),
+			GID: ib.GID{0xfe, 0x80, 15: x >> 3 & 1}}})
 	case 1:
+		if x == 0xff {
+			u.step(Finish{})
+		}
 		u.step(Reregister{})
 	case 2, 3:
 		s := states[int(x>>4)%3]

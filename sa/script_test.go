@@ -15,8 +15,10 @@ import (
 
 // names are what scripts call GIDs. We are B.
 var names = map[string]ib.GID{
-	"B": mustGID("fe80::b"), "B'": mustGID("fec0::b"), "D": mustGID("fe80::d"), "E": mustGID("fe80::e"), "F": mustGID("fe80::f"),
-	"bc": mustGID("ff12:401b:ffff::ffff:ffff"), "g1": mustGID("ff12:401b:ffff::1"), "g2": mustGID("ff12:401b:ffff::2"), "g3": mustGID("ff12:401b:ffff::3"),
+	"B": mustGID("fe80::b"), "B'": mustGID("fec0::b"), "D": mustGID("fe80::d"), "E": mustGID("fe80::e"),
+	"F":  mustGID("fe80::f"),
+	"bc": mustGID("ff12:401b:ffff::ffff:ffff"), "g1": mustGID("ff12:401b:ffff::1"), "g2": mustGID("ff12:401b:ffff::2"),
+	"g3": mustGID("ff12:401b:ffff::3"),
 }
 
 func mustGID(s string) ib.GID {
@@ -83,27 +85,9 @@ type scene struct {
 
 type args map[string]string
 
-func (a args) num(key string, def uint64) uint64 {
-	if v, ok := a[key]; ok {
-		n, err := strconv.ParseUint(v, 16, 64)
-		if err != nil {
-			panic(err)
-		}
-		return n
-	}
-	return def
-}
+func (a args) num(key string, def uint64) uint64 { return script.Hex(a, key, def) }
 
-func (a args) dec(key string, def int) int {
-	if v, ok := a[key]; ok {
-		n, err := strconv.Atoi(v)
-		if err != nil {
-			panic(err)
-		}
-		return n
-	}
-	return def
-}
+func (a args) dec(key string, def int) int { return script.Decimal(a, key, def) }
 
 func (a args) duration(key string) time.Duration {
 	d, err := time.ParseDuration(a[key])
@@ -114,8 +98,10 @@ func (a args) duration(key string) time.Duration {
 }
 
 func (s *scene) restart(a args) {
-	s.c = New(Options{Rand: rand.NewPCG(1, 2), Spread: -1, Refresh: a.duration("refresh"), MaxInFlight: a.dec("inflight", 0),
-		MaxGroups: a.dec("groups", 0), MaxPaths: a.dec("paths", 0), PathLife: a.duration("pathlife"), MaxTries: a.dec("tries", 2)})
+	s.c = New(Options{Rand: rand.NewPCG(1, 2), Spread: -1, Refresh: a.duration("refresh"),
+		MaxInFlight: a.dec("inflight", 0),
+		MaxGroups:   a.dec("groups", 0), MaxPaths: a.dec("paths", 0), PathLife: a.duration("pathlife"),
+		MaxTries: a.dec("tries", 2)})
 	s.asked, s.tids = map[string]MAD{}, map[uint64]bool{}
 	s.port = Port{Active: true, LID: 4, SMLID: 1, GID: names["B"]}
 }
@@ -164,7 +150,8 @@ func (s *scene) Do(line string) ([]string, error) {
 }
 
 func (s *scene) user(word, name string, a args) error {
-	states := map[string]wire.JoinState{"": wire.FullMember, "send": wire.SendOnlyNonMember, "sendfull": wire.SendOnlyFullMember, "none": 0}
+	states := map[string]wire.JoinState{"": wire.FullMember, "send": wire.SendOnlyNonMember,
+		"sendfull": wire.SendOnlyFullMember, "none": 0}
 	_, create := a["create"]
 	_, forget := a["forget"]
 	trap, _ := strconv.Atoi(name)
@@ -194,6 +181,8 @@ func (s *scene) user(word, name string, a args) error {
 		s.step(Subscribe{wire.Trap(trap)})
 	case "unsubscribe":
 		s.step(Unsubscribe{wire.Trap(trap)})
+	case "finish":
+		s.step(Finish{})
 	case "reregister":
 		s.step(Reregister{})
 	case "counters":
@@ -279,7 +268,8 @@ func granted(m wire.Message, a args) wire.Record {
 		}
 		return r
 	case wire.ClassPortInfo:
-		return wire.ClassPortInfo{ResponseTime: ib.Timeout(a.dec("response", 16)), CapabilityMask2: uint32(a.num("cap2", 0x1000))}
+		return wire.ClassPortInfo{ResponseTime: ib.Timeout(a.dec("response", 16)),
+			CapabilityMask2: uint32(a.num("cap2", 0x1000))}
 	}
 	return m.Record
 }

@@ -17,7 +17,8 @@ var broadcast = ib.GID{0: 0xff, 1: 0x12, 2: 0x40, 3: 0x1b, 4: 0xff, 5: 0xff, 12:
 func group(n byte) ib.GID { return ib.GID{0: 0xff, 1: 0x12, 2: 0x40, 3: 0x1b, 4: 0xff, 5: 0xff, 15: n} }
 
 func full(mgid ib.GID) sa.Join {
-	return sa.Join{MGID: mgid, PKey: ib.DefaultPKey, State: wire.FullMember, Create: mgid != broadcast, Params: simsm.DefaultParams}
+	return sa.Join{MGID: mgid, PKey: ib.DefaultPKey, State: wire.FullMember, Create: mgid != broadcast,
+		Params: simsm.DefaultParams}
 }
 
 // members returns how many ports are members of a group.
@@ -52,7 +53,8 @@ func TestAdminForgets(t *testing.T) {
 				w.SetLink(w.Now, h.Port, true)
 			}
 		}, 2 * time.Second},
-		{"some MADs are lost", simsm.Options{Loss: 0.1, Dup: 0.1, Jitter: 10 * time.Millisecond}, func(w *simsm.World) { w.Start(w.Now) }, 20 * time.Second},
+		{"some MADs are lost", simsm.Options{Loss: 0.1, Dup: 0.1, Jitter: 10 * time.Millisecond},
+			func(w *simsm.World) { w.Start(w.Now) }, 20 * time.Second},
 		{"it is busy", simsm.Options{Busy: 0.5}, func(w *simsm.World) { w.Start(w.Now) }, 20 * time.Second},
 	} {
 		tt.opt.Seed = 7

@@ -387,9 +387,9 @@ func TestLookUp(t *testing.T) {
 	case err != nil:
 		t.Errorf("a number without a name: err is %v, want nil", err)
 	case u.UID != 65533:
-		t.Errorf("a number without a name: u.UID is %v, want 65533", u.UID)
+		t.Errorf("a number without a name: UID is %v, want 65533", u.UID)
 	case u.GID != 65533:
-		t.Errorf("a number without a name: u.GID is %v, want 65533", u.GID)
+		t.Errorf("a number without a name: GID is %v, want 65533", u.GID)
 	}
 	for _, name := range []string{"root", "0", "no-such-user-here", "", "-1", "99999999999"} {
 		if u, err := LookUp(name); err == nil {

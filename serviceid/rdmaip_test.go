@@ -17,7 +17,7 @@ func TestRDMAIP(t *testing.T) {
 		case ok != (want >= 0):
 			t.Errorf("%v: ok is %v, want %v", id, ok, want >= 0)
 		case ok && int(port) != want:
-			t.Errorf("%v: int(port) is %v, want %v", id, int(port), want)
+			t.Errorf("%v: port is %v, want %v", id, int(port), want)
 		}
 	}
 }

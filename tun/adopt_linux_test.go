@@ -97,6 +97,48 @@ func TestAdoptOnBusyMachine(t *testing.T) {
 	}
 }
 
+// What the kernel has shown to one process the next one need not try: no packet passes meanwhile.
+func TestAdoptProven(t *testing.T) {
+	f := open(t, Options{Name: "ibcm7"})
+	if f.Proven() != trialVersion {
+		t.Skip("this kernel does not pass the trial")
+	}
+	trials := 0
+	try := func() (error, error, error) { trials++; return nil, errSilence, nil }
+	adopt := func(o Options) *File {
+		held, err := unix.FcntlInt(uintptr(f.FD()), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Name, o.trial = "ibcm7", try
+		g, err := Adopt(held, o)
+		if err != nil {
+			unix.Close(held)
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { g.Close() })
+		return g
+	}
+	g := adopt(Options{Proven: f.Proven()})
+	if trials != 0 {
+		t.Errorf("%d trials of what was proven, want none", trials)
+	}
+	if got, want := g.Checksums().On, f.Checksums().On; got != want {
+		t.Errorf("checksums by us: %v, want %v", got, want)
+	}
+	if got, want := g.Segments(), f.Segments(); got.On != want.On || got.Why != want.Why {
+		t.Errorf("segments: %+v, want %+v", got, want)
+	}
+	if got := g.Proven(); got != trialVersion {
+		t.Errorf("the next process is told %d, want %d", got, trialVersion)
+	}
+	if other := adopt(Options{Proven: trialVersion + 1}); trials != 1 {
+		t.Errorf("%d trials where another one was passed, want 1", trials)
+	} else if got := other.Proven(); got != 0 {
+		t.Errorf("the next process is told %d after a trial that failed in part, want 0", got)
+	}
+}
+
 // sendUDP sends a datagram of so many octets.
 func sendUDP(t *testing.T, dst string, size int) {
 	t.Helper()

@@ -42,8 +42,14 @@ type csums struct {
 // Checksums says what became of [Options.NoChecksum], and counts.
 func (t *File) Checksums() Checksums {
 	c := &t.csum
-	return Checksums{On: c.on, Why: c.why, Completed: c.completed.Load(), Verified: c.verified.Load(),
+	s := Checksums{On: c.on, Why: c.why, Completed: c.completed.Load(), Verified: c.verified.Load(),
 		Wrong: c.wrong.Load(), Malformed: c.malformed.Load()}
+	for _, q := range t.queues {
+		more := q.Checksums()
+		s.Completed, s.Verified = s.Completed+more.Completed, s.Verified+more.Verified
+		s.Wrong, s.Malformed = s.Wrong+more.Wrong, s.Malformed+more.Malformed
+	}
+	return s
 }
 
 // complete puts the checksum into p, if header h asks for it. It reports whether

@@ -121,7 +121,7 @@ func TestComplete(t *testing.T) {
 	h, p := header(0, 2), []byte{0xff, 0xfe, 0, 1}
 	switch {
 	case !c.complete(&h, p):
-		t.Errorf("c.complete(&h, p) is false")
+		t.Errorf("complete(&h, p) is false, want true")
 	case p[2] != 0xff:
 		t.Errorf("p[2] is %#x, want 0xff", p[2])
 	case p[3] != 0xff:

@@ -47,7 +47,12 @@ func (t *File) Datagrams() Datagrams {
 	if s.noMerge.Load() {
 		why = "the kernel did not take one of ours: no more are put together"
 	}
-	return Datagrams{On: s.on.Load(), Why: why, Split: s.split.Load(), Merged: s.merged.Load(), Written: s.written.Load()}
+	sum := Datagrams{On: s.on.Load(), Why: why, Split: s.split.Load(), Merged: s.merged.Load(), Written: s.written.Load()}
+	for _, q := range t.queues {
+		more := q.Datagrams()
+		sum.Split, sum.Merged, sum.Written = sum.Split+more.Split, sum.Merged+more.Merged, sum.Written+more.Written
+	}
+	return sum
 }
 
 // asLargeUDP takes what the kernel gave with header h. It reports whether that makes

@@ -377,8 +377,8 @@ func TestDatagramsNoAllocs(t *testing.T) {
 	case n > 0:
 		t.Errorf("n is %v, want 0", n)
 	case d.Written == 0:
-		t.Errorf("d.Written is 0, want any other")
+		t.Errorf("0 GSO packets were written, want some")
 	case d.Merged != 32*d.Written:
-		t.Errorf("d.Merged is %v, want %v", d.Merged, 32*d.Written)
+		t.Errorf("Merged is %v, want %v", d.Merged, 32*d.Written)
 	}
 }

@@ -29,6 +29,12 @@ type Options struct {
 	// (UDP_SEGMENT) before it gives it out, and puts no datagrams together. It does so
 	// too with NoChecksum. See [Datagrams].
 	NoDatagrams bool
+	// Queues says that there may be further queues ([File.Queue]). The name must then be
+	// that of no interface yet.
+	Queues bool
+	// Proven is what [File.Proven] of a process before said, on the kernel that runs: where the
+	// trial is the same it is not made again. Zero: it is made.
+	Proven int
 	// trial replaces tryHeaders in tests, and in the trial itself.
 	trial func() (checksums, segments, datagrams error)
 }
@@ -53,7 +59,11 @@ type File struct {
 	readMu  sync.Mutex
 	readHdr [vnetLen]byte // under readMu
 
+	parent *File   // of a further queue
+	queues []*File // further ones
+
 	hadHeaders bool // when it was taken over
+	proven     bool // the kernel has passed all of the trial
 	csum       csums
 	tso        tso
 	uso        uso
@@ -110,7 +120,11 @@ func (t *File) takeOver(o Options) error {
 	want := t.flags(o)
 	const matter = unix.IFF_TUN | unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_MULTI_QUEUE
 	if have&matter != want {
-		return fmt.Errorf("its flags are 0x%04x, want 0x%04x: offload.checksum has changed", have&matter, want)
+		setting := "offload.checksum"
+		if (have^want)&unix.IFF_MULTI_QUEUE != 0 {
+			setting = "threads"
+		}
+		return fmt.Errorf("its flags are 0x%04x, want 0x%04x: %s has changed", have&matter, want, setting)
 	}
 	if persist := have & unix.IFF_PERSIST; persist != 0 {
 		return errors.New("it would outlive its process")
@@ -127,6 +141,9 @@ func (t *File) flags(o Options) uint16 {
 	}
 	if t.csum.on {
 		flags |= unix.IFF_VNET_HDR
+	}
+	if o.Queues {
+		flags |= unix.IFF_MULTI_QUEUE
 	}
 	if !t.csum.on {
 		t.tso.cannot = "needs checksums by us: " + t.csum.why
@@ -146,7 +163,11 @@ func (t *File) setup(o Options) error {
 	if err != nil {
 		return fmt.Errorf("open TUN %q: name too long", o.Name)
 	}
-	ifr.SetUint16(t.flags(o))
+	flags := t.flags(o)
+	if o.Queues {
+		flags |= iffExcl
+	}
+	ifr.SetUint16(flags)
 	if err := unix.IoctlIfreq(t.fd, unix.TUNSETIFF, ifr); err != nil {
 		return fmt.Errorf("create TUN %q: %w", o.Name, err)
 	}
@@ -201,11 +222,16 @@ func (t *File) mayVnet(o Options) {
 		t.csum.why = "the kernel has no IFF_VNET_HDR"
 		return
 	}
+	if t.proven = o.Proven == trialVersion; t.proven {
+		t.csum.on, t.csum.why = true, ""
+		return
+	}
 	trial := o.trial
 	if trial == nil {
 		trial = tryHeaders
 	}
 	sums, segments, datagrams := trial()
+	t.proven = sums == nil && segments == nil && datagrams == nil
 	if t.hadHeaders && slow(sums) {
 		sums = nil // the process before has tried it, on this kernel: it can, and the machine has much to do
 	}
@@ -214,6 +240,16 @@ func (t *File) mayVnet(o Options) {
 	}
 	t.tso.judged(segments)
 	t.uso.judged(datagrams)
+}
+
+// Proven returns which trial the kernel has passed in all its parts, for the [Options] of the
+// process that takes the TUN over; zero if it has not. A trial takes tens of milliseconds, in which
+// no packet passes.
+func (t *File) Proven() int {
+	if t.proven {
+		return trialVersion
+	}
+	return 0
 }
 
 // judge says what a trial's error means. Where nothing could be tried we trust
@@ -279,6 +315,9 @@ func (t *File) FD() int { return t.fd }
 func (t *File) Close() error {
 	if t.shut.Swap(true) {
 		return os.ErrClosed
+	}
+	for _, q := range t.queues {
+		_ = q.Close() // it may be closed already
 	}
 	one := [8]byte{1}
 	_, _ = unix.Write(t.ended, one[:])

@@ -113,9 +113,9 @@ func TestOpen(t *testing.T) {
 	case err != nil:
 		t.Errorf("%s: err is %v, want nil", g.Name(), err)
 	case l.Attrs().MTU != 1500:
-		t.Errorf("%s: l.Attrs().MTU is %v, want 1500", g.Name(), l.Attrs().MTU)
+		t.Errorf("%s: Attrs.MTU is %v, want 1500", g.Name(), l.Attrs().MTU)
 	case g.Name() != "ibcm0":
-		t.Errorf("%s: g.Name() is %q, want \"ibcm0\"", g.Name(), g.Name())
+		t.Errorf("%s: Name is %q, want \"ibcm0\"", g.Name(), g.Name())
 	}
 	for _, o := range []Options{{MTU: MaxMTU + 1}, {MTU: -1}, {Name: "a-name-that-is-too-long"}, {Name: "ibcm0"}} {
 		if h, err := Open(o); err == nil {
@@ -141,7 +141,7 @@ func TestReadBatch(t *testing.T) {
 	for i, n := range want {
 		switch {
 		case len(got[i]) != n:
-			t.Errorf("packet %d: len(got[i]) is %v, want %v", i, len(got[i]), n)
+			t.Errorf("packet %d: got[i] has %v elements, want %v", i, len(got[i]), n)
 		case got[i][0] != byte(i):
 			t.Errorf("packet %d: got[i][0] is %v, want %v", i, got[i][0], byte(i))
 		case got[i][n-1] != byte(i):

@@ -64,8 +64,14 @@ func (t *File) Segments() Segments {
 	if s.noMerge.Load() {
 		why = "the kernel did not take one of ours: no more are put together"
 	}
-	return Segments{On: s.on.Load(), Why: why, Split: s.split.Load(), Made: s.made.Load(), Merged: s.merged.Load(),
+	sum := Segments{On: s.on.Load(), Why: why, Split: s.split.Load(), Made: s.made.Load(), Merged: s.merged.Load(),
 		Written: s.written.Load(), Malformed: s.malformed.Load()}
+	for _, q := range t.queues {
+		more := q.Segments()
+		sum.Split, sum.Made, sum.Merged = sum.Split+more.Split, sum.Made+more.Made, sum.Merged+more.Merged
+		sum.Written, sum.Malformed = sum.Written+more.Written, sum.Malformed+more.Malformed
+	}
+	return sum
 }
 
 // A large is a GSO packet of TCP or UDP from the kernel, to be split. RFC 791, RFC

@@ -133,11 +133,11 @@ func TestSplitMerge(t *testing.T) {
 						}
 						switch {
 						case s.split.Load() != 1:
-							t.Errorf("%s: s.split.Load() is %v, want 1", name, s.split.Load())
+							t.Errorf("%s: Load is %v, want 1", name, s.split.Load())
 						case s.made.Load() != uint64(len(want)):
-							t.Errorf("%s: s.made.Load() is %v, want %v", name, s.made.Load(), uint64(len(want)))
+							t.Errorf("%s: Load is %v, want %v", name, s.made.Load(), uint64(len(want)))
 						case s.malformed.Load() != 0:
-							t.Errorf("%s: s.malformed.Load() is %v, want 0", name, s.malformed.Load())
+							t.Errorf("%s: Load is %v, want 0", name, s.malformed.Load())
 						}
 						if flags&^tcpPSH == tcpACK && len(want) <= maxMerged {
 							remerge(t, name, got, h, gso)
@@ -172,9 +172,45 @@ func remerge(t *testing.T, name string, packets [][]byte, h [vnetLen]byte, gso [
 	}
 }
 
+const seq = 77
+
+// notMergeable are changes of a second packet for which it does not go with the first.
+func notMergeable(v6 bool, start int, payload []byte) map[string]func(p []byte) []byte {
+	tests := map[string]func(p []byte) []byte{
+		"another source":       func(p []byte) []byte { p[start-5]++; return p },
+		"another destination":  func(p []byte) []byte { p[start-1]++; return p },
+		"another port":         func(p []byte) []byte { p[start+1]++; return p },
+		"another ACK":          func(p []byte) []byte { p[start+8]++; return p },
+		"another window":       func(p []byte) []byte { p[start+14]++; return p },
+		"urgent":               func(p []byte) []byte { p[start+19]++; return p },
+		"another option":       func(p []byte) []byte { p[start+25]++; return p },
+		"a reserved bit":       func(p []byte) []byte { p[start+12]++; return p },
+		"a gap":                func([]byte) []byte { return tcp(v6, 12, seq+1001, 6, tcpACK, payload) },
+		"once more":            func([]byte) []byte { return tcp(v6, 12, seq, 6, tcpACK, payload) },
+		"longer":               func([]byte) []byte { return tcp(v6, 12, seq+1000, 6, tcpACK, random(1001)) },
+		"empty":                func([]byte) []byte { return tcp(v6, 12, seq+1000, 6, tcpACK, nil) },
+		"FIN":                  func([]byte) []byte { return tcp(v6, 12, seq+1000, 6, tcpACK|tcpFIN, payload) },
+		"RST":                  func([]byte) []byte { return tcp(v6, 12, seq+1000, 6, tcpACK|4, payload) },
+		"ECE":                  func([]byte) []byte { return tcp(v6, 12, seq+1000, 6, tcpACK|0x40, payload) },
+		"no ACK":               func([]byte) []byte { return tcp(v6, 12, seq+1000, 6, 0, payload) },
+		"more options":         func([]byte) []byte { return tcp(v6, 16, seq+1000, 6, tcpACK, payload) },
+		"another hop limit":    func(p []byte) []byte { p[map[bool]int{false: 8, true: 7}[v6]]++; return p },
+		"another class or ECN": func(p []byte) []byte { p[1]++; return p },
+		"the other family":     func([]byte) []byte { return tcp(!v6, 12, seq+1000, 6, tcpACK, payload) },
+		"UDP":                  func([]byte) []byte { return packet(v6, 17, 1000) },
+		"nothing":              func([]byte) []byte { return []byte{} },
+	}
+	if !v6 {
+		tests["a fragment"] = func(p []byte) []byte { p[6] = 0x20; return p }
+		tests["without DF"] = func(p []byte) []byte { p[6] = 0; return p }
+	} else {
+		tests["another flow label"] = func(p []byte) []byte { p[3]++; return p }
+	}
+	return tests
+}
+
 // What is not the continuation of the packet before is not put together with it.
 func TestNotMerged(t *testing.T) {
-	const seq = 77
 	payload := random(1000)
 	for _, v6 := range []bool{false, true} {
 		start, name := 20, "v4"
@@ -183,36 +219,7 @@ func TestNotMerged(t *testing.T) {
 		}
 		first := tcp(v6, 12, seq, 5, tcpACK, payload)
 		next := func() []byte { return tcp(v6, 12, seq+1000, 6, tcpACK, payload) }
-		tests := map[string]func(p []byte) []byte{
-			"another source":       func(p []byte) []byte { p[start-5]++; return p },
-			"another destination":  func(p []byte) []byte { p[start-1]++; return p },
-			"another port":         func(p []byte) []byte { p[start+1]++; return p },
-			"another ACK":          func(p []byte) []byte { p[start+8]++; return p },
-			"another window":       func(p []byte) []byte { p[start+14]++; return p },
-			"urgent":               func(p []byte) []byte { p[start+19]++; return p },
-			"another option":       func(p []byte) []byte { p[start+25]++; return p },
-			"a reserved bit":       func(p []byte) []byte { p[start+12]++; return p },
-			"a gap":                func([]byte) []byte { return tcp(v6, 12, seq+1001, 6, tcpACK, payload) },
-			"once more":            func([]byte) []byte { return tcp(v6, 12, seq, 6, tcpACK, payload) },
-			"longer":               func([]byte) []byte { return tcp(v6, 12, seq+1000, 6, tcpACK, random(1001)) },
-			"empty":                func([]byte) []byte { return tcp(v6, 12, seq+1000, 6, tcpACK, nil) },
-			"FIN":                  func([]byte) []byte { return tcp(v6, 12, seq+1000, 6, tcpACK|tcpFIN, payload) },
-			"RST":                  func([]byte) []byte { return tcp(v6, 12, seq+1000, 6, tcpACK|4, payload) },
-			"ECE":                  func([]byte) []byte { return tcp(v6, 12, seq+1000, 6, tcpACK|0x40, payload) },
-			"no ACK":               func([]byte) []byte { return tcp(v6, 12, seq+1000, 6, 0, payload) },
-			"more options":         func([]byte) []byte { return tcp(v6, 16, seq+1000, 6, tcpACK, payload) },
-			"another hop limit":    func(p []byte) []byte { p[map[bool]int{false: 8, true: 7}[v6]]++; return p },
-			"another class or ECN": func(p []byte) []byte { p[1]++; return p },
-			"the other family":     func([]byte) []byte { return tcp(!v6, 12, seq+1000, 6, tcpACK, payload) },
-			"UDP":                  func([]byte) []byte { return packet(v6, 17, 1000) },
-			"nothing":              func([]byte) []byte { return []byte{} },
-		}
-		if !v6 {
-			tests["a fragment"] = func(p []byte) []byte { p[6] = 0x20; return p }
-			tests["without DF"] = func(p []byte) []byte { p[6] = 0; return p }
-		} else {
-			tests["another flow label"] = func(p []byte) []byte { p[3]++; return p }
-		}
+		tests := notMergeable(v6, start, payload)
 		for what, change := range tests {
 			p := change(next())
 			fix(p, start)
@@ -226,11 +233,11 @@ func TestNotMerged(t *testing.T) {
 			}
 			switch {
 			case m.n != 1:
-				t.Errorf("%s, %s: m.n is %v, want 1", name, what, m.n)
+				t.Errorf("%s, %s: n is %v, want 1", name, what, m.n)
 			case m.total != len(first):
-				t.Errorf("%s, %s: m.total is %v, want %v", name, what, m.total, len(first))
+				t.Errorf("%s, %s: total is %v, want %v", name, what, m.total, len(first))
 			case !m.add(next()):
-				t.Errorf("%s, %s: m.add(next()) is false", name, what)
+				t.Errorf("%s, %s: add(next()) is false, want true", name, what)
 			}
 		}
 		p := next()
@@ -248,54 +255,67 @@ func TestNotMerged(t *testing.T) {
 			m.add(tcp(v6, 12, seq+2000, 7, tcpACK, payload)) {
 			t.Errorf("%s: one with PSH must be the last", name)
 		}
-		for _, marked := range [][]byte{first, next()} { // packets that say congestion are counted one by one
-			if v6 {
-				marked[1] |= 0x30
-			} else {
-				marked[1] |= 3
-			}
-			fix(marked, start)
+		notTheFirst(t, v6, start, first, next(), payload)
+	}
+	differentIdentifications(t, payload)
+}
+
+// notTheFirst: what no other packet may be put behind, or no third one.
+func notTheFirst(t *testing.T, v6 bool, start int, first, next, payload []byte) {
+	t.Helper()
+	name := map[bool]string{false: "v4", true: "v6"}[v6]
+	var m merger
+	for _, marked := range [][]byte{first, next} { // packets that say congestion are counted one by one
+		if v6 {
+			marked[1] |= 0x30
+		} else {
+			marked[1] |= 3
 		}
-		if s, ok := find(first); !ok || m.begin(first, s) {
-			t.Errorf("%s: taken as the first, although marked", name)
-		}
-		half := random(30000) // two of them fit into what IPv4 can say, three do not
-		first = tcp(v6, 12, seq, 5, tcpACK, half)
-		switch s, _ := find(first); {
-		case !m.begin(first, s):
-			t.Errorf("%s: m.begin(first, s) is false", name)
-		case !m.add(tcp(v6, 12, seq+30000, 6, tcpACK, half)):
-			t.Errorf("%s: m.add(tcp(v6, 12, seq+30000, 6, tcpACK, half)) is false", name)
-		case m.add(tcp(v6, 12, seq+60000, 7, tcpACK, half)):
-			t.Errorf("%s: m.add(tcp(v6, 12, seq+60000, 7, tcpACK, half)) is true", name)
-		}
-		for what, p := range map[string][]byte{
-			"SYN": tcp(v6, 12, seq, 5, tcpSYN, payload), "PSH": tcp(v6, 12, seq, 5, tcpACK|tcpPSH, payload),
-			"empty": tcp(v6, 12, seq, 5, tcpACK, nil), "UDP": packet(v6, 17, 1000),
-			"long": tcp(v6, 0, seq, 5, tcpACK, random(mergeBelow)),
-		} {
-			if s, ok := find(p); !ok || m.begin(p, s) {
-				t.Errorf("%s, %s: taken as the first", name, what)
-			}
+		fix(marked, start)
+	}
+	if s, ok := find(first); !ok || m.begin(first, s) {
+		t.Errorf("%s: taken as the first, although marked", name)
+	}
+	half := random(30000) // two of them fit into what IPv4 can say, three do not
+	first = tcp(v6, 12, seq, 5, tcpACK, half)
+	switch s, _ := find(first); {
+	case !m.begin(first, s):
+		t.Errorf("%s: begin(first, s) is false, want true", name)
+	case !m.add(tcp(v6, 12, seq+30000, 6, tcpACK, half)):
+		t.Errorf("%s: add(tcp(v6, 12, seq+30000, 6, tcpACK, half)) is false, want true", name)
+	case m.add(tcp(v6, 12, seq+60000, 7, tcpACK, half)):
+		t.Errorf("%s: add(tcp(v6, 12, seq+60000, 7, tcpACK, half)) is true, want false", name)
+	}
+	for what, p := range map[string][]byte{
+		"SYN": tcp(v6, 12, seq, 5, tcpSYN, payload), "PSH": tcp(v6, 12, seq, 5, tcpACK|tcpPSH, payload),
+		"empty": tcp(v6, 12, seq, 5, tcpACK, nil), "UDP": packet(v6, 17, 1000),
+		"long": tcp(v6, 0, seq, 5, tcpACK, random(mergeBelow)),
+	} {
+		if s, ok := find(p); !ok || m.begin(p, s) {
+			t.Errorf("%s, %s: taken as the first", name, what)
 		}
 	}
-	if p := tcp(false, 0, seq, 5, tcpACK, payload); true { // identifications count where DF is not set
-		p[6] = 0
-		fix(p, 20)
-		var m merger
-		s, _ := find(p)
-		same, up := tcp(false, 0, seq+1000, 5, tcpACK, payload), tcp(false, 0, seq+1000, 6, tcpACK, payload)
-		same[6], up[6] = 0, 0
-		fix(same, 20)
-		fix(up, 20)
-		switch {
-		case !m.begin(p, s):
-			t.Errorf("m.begin(p, s) is false")
-		case m.add(same):
-			t.Errorf("m.add(same) is true")
-		case !m.add(up):
-			t.Errorf("m.add(up) is false")
-		}
+}
+
+// differentIdentifications: they count where DF is not set.
+func differentIdentifications(t *testing.T, payload []byte) {
+	t.Helper()
+	p := tcp(false, 0, seq, 5, tcpACK, payload)
+	p[6] = 0
+	fix(p, 20)
+	var m merger
+	s, _ := find(p)
+	same, up := tcp(false, 0, seq+1000, 5, tcpACK, payload), tcp(false, 0, seq+1000, 6, tcpACK, payload)
+	same[6], up[6] = 0, 0
+	fix(same, 20)
+	fix(up, 20)
+	switch {
+	case !m.begin(p, s):
+		t.Errorf("begin(p, s) is false, want true")
+	case m.add(same):
+		t.Errorf("add(same) is true, want false")
+	case !m.add(up):
+		t.Errorf("add(up) is false, want true")
 	}
 }
 
@@ -350,11 +370,11 @@ func TestOddSegments(t *testing.T) {
 		case n != 0:
 			t.Errorf("%s: n is %v, want 0", what, n)
 		case s.malformed.Load() != 1:
-			t.Errorf("%s: s.malformed.Load() is %v, want 1", what, s.malformed.Load())
+			t.Errorf("%s: Load is %v, want 1", what, s.malformed.Load())
 		case s.split.Load() != 0:
-			t.Errorf("%s: s.split.Load() is %v, want 0", what, s.split.Load())
+			t.Errorf("%s: Load is %v, want 0", what, s.split.Load())
 		case s.rest.more():
-			t.Errorf("%s: s.rest.more() is true", what)
+			t.Errorf("%s: more is true, want false", what)
 		}
 	}
 	// What a buffer is too short for is lost, and counted.
@@ -365,7 +385,7 @@ func TestOddSegments(t *testing.T) {
 	case n != 1:
 		t.Errorf("n is %v, want 1", n)
 	case s.malformed.Load() != 2:
-		t.Errorf("s.malformed.Load() is %v, want 2", s.malformed.Load())
+		t.Errorf("Load is %v, want 2", s.malformed.Load())
 	case sizes[0] != 1040:
 		t.Errorf("sizes[0] is %v, want 1040", sizes[0])
 	}
@@ -455,11 +475,11 @@ func TestSegments(t *testing.T) {
 					case !off && none && mtu < mergeBelow:
 						t.Errorf("off %v, MTU %d, %s, %s: none although the MTU is below %v", off, mtu, dst, name, mergeBelow)
 					case s.Malformed != 0:
-						t.Errorf("off %v, MTU %d, %s, %s: s.Malformed is %v, want 0", off, mtu, dst, name, s.Malformed)
+						t.Errorf("off %v, MTU %d, %s, %s: Malformed is %v, want 0", off, mtu, dst, name, s.Malformed)
 					case sums.Wrong != 0:
-						t.Errorf("off %v, MTU %d, %s, %s: sums.Wrong is %v, want 0", off, mtu, dst, name, sums.Wrong)
+						t.Errorf("off %v, MTU %d, %s, %s: Wrong is %v, want 0", off, mtu, dst, name, sums.Wrong)
 					case sums.Malformed != 0:
-						t.Errorf("off %v, MTU %d, %s, %s: sums.Malformed is %v, want 0", off, mtu, dst, name, sums.Malformed)
+						t.Errorf("off %v, MTU %d, %s, %s: Malformed is %v, want 0", off, mtu, dst, name, sums.Malformed)
 					}
 				}
 				if a, b := j.a.Segments(), j.b.Segments(); !off && mtu <= 1500 && (a.Made < 8*a.Split || b.Merged < 4*b.Written) {
@@ -541,22 +561,9 @@ func TestMergeRefused(t *testing.T) {
 		done, started := make(chan error, 1), make(chan struct{})
 		go func() {
 			close(started)
-			for range want {
-				b := make([]byte, 32768)
-				n, _, err := unix.Recvfrom(fds[1], b, 0)
-				if err != nil || n < vnetLen {
-					done <- fmt.Errorf("%d octets, %w", n, err)
-					return
-				}
-				h, p := [vnetLen]byte(b), b[vnetLen:n]
-				var c csums
-				if h[1] != 0 || !c.complete(&h, p) {
-					done <- fmt.Errorf("header %x", h)
-					return
-				}
-				got = append(got, p)
-			}
-			done <- nil
+			var err error
+			got, err = receiveEach(fds[1], len(want))
+			done <- err
 		}()
 		<-started // on a P of its own
 		n, err := f.Write(bufs)
@@ -593,6 +600,24 @@ func TestMergeRefused(t *testing.T) {
 		t.Errorf("nobody there: %d written (%v)", n, err)
 	}
 	unix.Close(fds[0])
+}
+
+// receiveEach receives n packets, each by itself and with its checksum complete.
+func receiveEach(fd, n int) (got [][]byte, err error) {
+	for range n {
+		b := make([]byte, 32768)
+		octets, _, err := unix.Recvfrom(fd, b, 0)
+		if err != nil || octets < vnetLen {
+			return got, fmt.Errorf("%d octets, %w", octets, err)
+		}
+		h, p := [vnetLen]byte(b), b[vnetLen:octets]
+		var c csums
+		if h[1] != 0 || !c.complete(&h, p) {
+			return got, fmt.Errorf("header %x", h)
+		}
+		got = append(got, p)
+	}
+	return got, nil
 }
 
 // Whatever the kernel, or a peer, gives: nothing is read or written outside of it,
@@ -681,9 +706,9 @@ func TestSegmentsNoAllocs(t *testing.T) {
 	case n > 0:
 		t.Errorf("n is %v, want 0", n)
 	case s.Merged != 32*s.Written:
-		t.Errorf("s.Merged is %v, want %v", s.Merged, 32*s.Written)
+		t.Errorf("Merged is %v, want %v", s.Merged, 32*s.Written)
 	case s.Written == 0:
-		t.Errorf("s.Written is 0, want any other")
+		t.Errorf("0 GSO packets were written, want some")
 	}
 }
 

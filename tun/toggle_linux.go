@@ -51,6 +51,9 @@ func (t *File) SetGSO(segments, datagrams bool) {
 	if t.offerGSO(); !t.tso.on.Load() && !t.uso.on.Load() {
 		t.offload(tunFCsum)
 	}
+	for _, q := range t.queues {
+		q.follow(t)
+	}
 }
 
 // offerGSO tells the kernel of what is on, and takes back what it refuses.

@@ -22,6 +22,9 @@ var errNotTried = errors.New("a network namespace for the test cannot be made")
 var errSilence = errors.New("no packet came")
 
 const (
+	// trialVersion is another one whenever a trial looks at something else: who has passed an
+	// earlier one has not shown that.
+	trialVersion = 1
 	// trialWait bounds each wait of a trial.
 	trialWait = time.Second
 	// trialAttempts is how often it is made at most.

@@ -7,8 +7,6 @@
 // address; netlink is for hostnet.
 //
 // Sources: drivers/net/tun.c, Documentation/networking/tuntap, struct virtio_net_hdr.
-//
-// Missing: IFF_MULTI_QUEUE, one more [Device] per queue of the same name.
 package tun
 
 // Sizes in octets.

@@ -55,7 +55,8 @@ func TestPathOverEthernet(t *testing.T) {
 }
 
 func TestPathOverInfiniBand(t *testing.T) {
-	p := Path{SGID: ib.GID{15: 1}, DGID: ib.GID{15: 2}, SLID: 4, DLID: 6, FlowLabel: 7, TrafficClass: 8, HopLimit: 1, SL: 3,
+	p := Path{SGID: ib.GID{15: 1}, DGID: ib.GID{15: 2}, SLID: 4, DLID: 6, FlowLabel: 7, TrafficClass: 8,
+		HopLimit: 1, SL: 3,
 		Rate: ib.Rate10G, Life: 18}
 	want := AHAttr{SGID: p.SGID, DGID: p.DGID, LID: 6, SL: 3, Rate: ib.Rate10G}
 	if got := p.AH(); got != want {

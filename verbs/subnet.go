@@ -22,6 +22,9 @@ type SubnetPort interface {
 	// SubnetMADs is the bounded channel of what arrives; when the reader lags, MADs
 	// are dropped and counted. It is closed with the provider.
 	SubnetMADs() <-chan *SubnetMAD
+	// Reports says whether the administrator's reports, which answer no question, are
+	// among what arrives. There is one receiver of them on a port.
+	Reports() bool
 }
 
 // A SubnetMAD is a MAD of subnet administration: to another port, or from it.

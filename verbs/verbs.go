@@ -179,7 +179,8 @@ const (
 
 // String prints the operation in capitals.
 func (o Opcode) String() string {
-	names := [...]string{"SEND", "SEND_WITH_IMM", "SEND_WITH_INV", "RDMA_WRITE", "RDMA_WRITE_WITH_IMM", "RDMA_READ", "RECV", "RECV_RDMA_WITH_IMM"}
+	names := [...]string{"SEND", "SEND_WITH_IMM", "SEND_WITH_INV", "RDMA_WRITE", "RDMA_WRITE_WITH_IMM", "RDMA_READ",
+		"RECV", "RECV_RDMA_WITH_IMM"}
 	if int(o) < len(names) {
 		return names[o]
 	}
@@ -244,8 +245,9 @@ const (
 var statusNames = map[Status]string{
 	Success: "success", LocalLengthError: "local length error", LocalQPOpError: "local QP operation error",
 	LocalProtError: "local protection error", WRFlushError: "work request flushed", RemoteInvReq: "remote invalid request",
-	RemoteAccess: "remote access error", RemoteOpError: "remote operation error", RetryExceeded: "transport retry counter exceeded",
-	RNRExceeded: "RNR retry counter exceeded", GeneralError: "general error",
+	RemoteAccess: "remote access error", RemoteOpError: "remote operation error",
+	RetryExceeded: "transport retry counter exceeded",
+	RNRExceeded:   "RNR retry counter exceeded", GeneralError: "general error",
 }
 
 // String names s.
@@ -336,12 +338,12 @@ type FloodFilterer interface {
 // turn.
 const FloodSlices = 8
 
-// An Attender is a provider one of whose receiving goroutines can look after a
+// An FDPoller is a provider one of whose receiving goroutines can look after a
 // descriptor of its user as well, so that what arrives there and what arrives
 // from the wire are handled by one thread and neither has to wake another. It is
 // optional: ask with a type assertion.
-type Attender interface {
-	// Attend makes the provider call step when fd can be read and each time it
+type FDPoller interface {
+	// PollFD makes the provider call step when fd can be read and each time it
 	// has taken packets in, never twice at once and with no lock held. step does
 	// some work and does not block. more asks for another call as soon as packets
 	// that wait have been looked at. A positive wait asks not to look at fd, but
@@ -349,9 +351,9 @@ type Attender interface {
 	// step causes reach their handlers ([CallbackCQ]) when it has returned.
 	//
 	// stop returns when step is not running, will not run again, and fd is not
-	// used any more; step must not call it. Where a descriptor is attended to
+	// used any more; step must not call it. Where a descriptor is polled
 	// already the error is ErrQueueFull.
-	Attend(fd int, step func() (more bool, wait time.Duration)) (stop func(), err error)
+	PollFD(fd int, step func() (more bool, wait time.Duration)) (stop func(), err error)
 }
 
 // A Successor is a provider that goes on with the sockets of a process before, under the
@@ -362,7 +364,7 @@ type Successor interface {
 	Begin()
 	// Freeze ends reception for good. What arrives from then on waits at the sockets,
 	// whose descriptors it returns, for the caller to hand on and close. Sending goes on
-	// until Close. What an Attender looked after is let go.
+	// until Close. What an FDPoller looked after is let go.
 	Freeze() ([]int, error)
 }
 
@@ -395,7 +397,8 @@ type Offloader interface {
 // A Tuner is a provider of which some settings can change while packets move. It is optional: ask
 // with a type assertion.
 type Tuner interface {
-	// SetOffload switches an offload, and may take a second to try it. What it does not know, or cannot have, stays as it is:
+	// SetOffload switches an offload, and may take a second to try it. What it does not know, or
+	// cannot have, stays as it is:
 	// Offloads says so.
 	SetOffload(name string, on bool)
 	// SetTrafficClass changes the traffic class of paths that are made from now on and have none

@@ -16,8 +16,10 @@ import (
 // plugin gave.
 func attachment(c netConf, args *skel.CmdArgs, r *current.Result) (node.Attachment, error) {
 	a := node.Attachment{
-		Key: node.Key{ContainerID: args.ContainerID, IfName: args.IfName}, Network: c.Name, Netns: args.Netns, Master: c.Master,
-		Mode: c.Mode, UDMTU: c.UDMTU, ReceiveMTU: c.ReceiveMTU, PKey: uint16(c.PKey),
+		Key: node.Key{ContainerID: args.ContainerID, IfName: args.IfName}, Network: c.Name, Netns: args.Netns,
+		Master: c.Master,
+		Mode:   c.Mode, UDMTU: c.UDMTU, ReceiveMTU: c.ReceiveMTU, PKey: uint16(c.PKey),
+		Members: c.Members,
 	}
 	if len(r.IPs) == 0 {
 		return a, errors.New("the IPAM plugin gave no address")

@@ -42,6 +42,7 @@ type netConf struct {
 	ReceiveMTU int        `json:"receive_mtu"`
 	PKey       jsonNumber `json:"pkey"`
 	Socket     string     `json:"socket"` // of ipoibcmd node
+	node.Members
 }
 
 // A jsonNumber is a number, or one in quotes: JSON has no hexadecimal ones.
@@ -83,12 +84,10 @@ func configure(stdin []byte) (c netConf, err error) {
 // notHere are settings of the agent that look as if this plugin had them too, and why it has not.
 // A pod that was attached without one of them would be on another link than its author thinks.
 var notHere = map[string]string{
-	"link": noMembers, "membership": noMembers, "peers": noMembers, "member_id": noMembers, "etcd": noMembers,
+	"member_id": "the service names each pod", "state_dir": "the service has one for each pod",
 	"underlay": "it is called master", "device": "the service makes one on master", "gid": "each pod has its own",
 	"addresses": "ipam gives them", "netns": "the runtime says which",
 }
-
-const noMembers = "pods have no list of members: the underlay of master must carry multicast"
 
 // refuse reports a setting that would be ignored. A pod that is there already is deleted all the same.
 func refuse(stdin []byte) error {
@@ -159,7 +158,8 @@ func del(args *skel.CmdArgs) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	if err := node.NewClient(c.Socket).Delete(ctx, node.Key{ContainerID: args.ContainerID, IfName: args.IfName}); err != nil {
+	if err := node.NewClient(c.Socket).Delete(ctx,
+		node.Key{ContainerID: args.ContainerID, IfName: args.IfName}); err != nil {
 		return failed("the interface cannot be removed", err)
 	}
 	return invoke.DelegateDel(ctx, c.IPAM.Type, args.StdinData, nil)
@@ -175,7 +175,8 @@ func check(args *skel.CmdArgs) error {
 	if err := invoke.DelegateCheck(ctx, c.IPAM.Type, args.StdinData, nil); err != nil {
 		return err
 	}
-	if err := node.NewClient(c.Socket).Check(ctx, node.Key{ContainerID: args.ContainerID, IfName: args.IfName}); err != nil {
+	if err := node.NewClient(c.Socket).Check(ctx,
+		node.Key{ContainerID: args.ContainerID, IfName: args.IfName}); err != nil {
 		return failed("the interface is not as it was made", err)
 	}
 	return nil

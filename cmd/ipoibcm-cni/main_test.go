@@ -53,7 +53,8 @@ func TestRefuse(t *testing.T) {
 		t.Errorf("nothing to refuse: %v", err)
 	}
 	for key, want := range map[string]string{
-		"link": "must carry multicast", "membership": "must carry multicast", "peers": "must carry multicast", "gid": "each pod has its own", "underlay": "master",
+		"member_id": "names each pod", "state_dir": "one for each pod",
+		"gid": "each pod has its own", "underlay": "master",
 	} {
 		text := conf + `,"` + key + `":"x"}`
 		var said *types.Error
@@ -68,7 +69,8 @@ func TestRefuse(t *testing.T) {
 			t.Errorf("%s: code %d, want %d", key, got, want)
 		}
 		for name, command := range map[string]func(*skel.CmdArgs) error{"ADD": add, "STATUS": status} {
-			if err := command(&skel.CmdArgs{StdinData: []byte(text)}); err == nil || !strings.Contains(err.Error(), "cannot be set here") {
+			if err := command(&skel.CmdArgs{StdinData: []byte(text)}); err == nil ||
+				!strings.Contains(err.Error(), "cannot be set here") {
 				t.Errorf("%s with %s: %v", name, key, err)
 			}
 		}
@@ -92,7 +94,8 @@ func TestAttachment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := node.Attachment{Key: node.Key{ContainerID: "id", IfName: "net1"}, Network: "fabric", Netns: "/run/netns/x", Master: "eth0", Mode: "uc", UDMTU: 1444, PKey: 0x8001,
+	want := node.Attachment{Key: node.Key{ContainerID: "id", IfName: "net1"}, Network: "fabric", Netns: "/run/netns/x",
+		Master: "eth0", Mode: "uc", UDMTU: 1444, PKey: 0x8001,
 		Addresses: []netip.Prefix{netip.MustParsePrefix("10.77.0.5/24"), netip.MustParsePrefix("fd00::5/64")},
 		Routes: []node.Route{
 			{Dst: netip.MustParsePrefix("0.0.0.0/0"), GW: netip.MustParseAddr("10.77.0.1")}, // of the address

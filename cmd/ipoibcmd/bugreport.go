@@ -150,12 +150,16 @@ func reportItems(flags *clientFlags, config string) []reportItem {
 		config = "/etc/ipoibcm/" + name + ".yaml"
 	}
 	items := []reportItem{
-		{"version.json", "this program", func(context.Context) ([]byte, error) { return json.MarshalIndent(stamp(), "", "  ") }},
+		{"version.json", "this program", func(context.Context) ([]byte, error) {
+			return json.MarshalIndent(stamp(),
+				"", "  ")
+		}},
 		{"config.yaml", config, func(context.Context) ([]byte, error) { return reportConfig(config) }},
 		{"doctor.json", "ipoibcmd doctor", func(ctx context.Context) ([]byte, error) { return reportDoctor(ctx, config) }},
 	}
 	for _, p := range []struct{ file, path string }{
-		{"status.json", control.PathStatus}, {"conns.json", control.PathConns}, {"neighbours.json", control.PathNeigh}, {"routes.json", control.PathRoutes},
+		{"status.json", control.PathStatus}, {"conns.json", control.PathConns}, {"neighbours.json", control.PathNeigh},
+		{"routes.json", control.PathRoutes},
 		{"groups.json", control.PathGroups}, {"counters.json", control.PathStats}, {"runtime.json", control.PathRuntime},
 	} {
 		items = append(items, reportItem{p.file, "the daemon, " + p.path, func(ctx context.Context) ([]byte, error) {
@@ -170,11 +174,15 @@ func reportItems(flags *clientFlags, config string) []reportItem {
 			return json.MarshalIndent(redactJSON(v), "", "  ")
 		}})
 	}
-	items = append(items, reportItem{"events.txt", "the daemon, " + control.PathEvents, func(ctx context.Context) ([]byte, error) { return reportEventsOf(ctx, flags) }})
+	items = append(items, reportItem{"events.txt", "the daemon, " + control.PathEvents,
+		func(ctx context.Context) ([]byte, error) { return reportEventsOf(ctx, flags) }})
 	for _, c := range []struct{ file, command string }{
-		{"address.txt", "ip -details address"}, {"link-statistics.txt", "ip -statistics link"}, {"neighbour.txt", "ip neighbour"},
-		{"route4.txt", "ip route show table all"}, {"route6.txt", "ip -6 route show table all"}, {"rule4.txt", "ip rule"}, {"rule6.txt", "ip -6 rule"},
-		{"nexthop.txt", "ip nexthop"}, {"nftables.txt", "nft list ruleset"}, {"rdma.txt", "rdma link"}, {"sockets.txt", "ss -lunp"},
+		{"address.txt", "ip -details address"}, {"link-statistics.txt", "ip -statistics link"},
+		{"neighbour.txt", "ip neighbour"},
+		{"route4.txt", "ip route show table all"}, {"route6.txt", "ip -6 route show table all"}, {"rule4.txt", "ip rule"},
+		{"rule6.txt", "ip -6 rule"},
+		{"nexthop.txt", "ip nexthop"}, {"nftables.txt", "nft list ruleset"}, {"rdma.txt", "rdma link"},
+		{"sockets.txt", "ss -lunp"},
 		{"journal.txt", "journalctl --no-pager -n " + reportLogLines + " -u ipoibcm@" + name + ".service"},
 	} {
 		items = append(items, reportItem{"host/" + c.file, c.command, func(ctx context.Context) ([]byte, error) {
@@ -190,11 +198,14 @@ func reportItems(flags *clientFlags, config string) []reportItem {
 		}})
 	}
 	for _, p := range []struct{ file, pattern string }{
-		{"kernel.txt", "/proc/version"}, {"os-release.txt", "/etc/os-release"}, {"meminfo.txt", "/proc/meminfo"}, {"modules.txt", "/proc/modules"},
+		{"kernel.txt", "/proc/version"}, {"os-release.txt", "/etc/os-release"}, {"meminfo.txt", "/proc/meminfo"},
+		{"modules.txt", "/proc/modules"},
 		{"sysctl-ipv4.txt", "/proc/sys/net/ipv4/conf/*/*"}, {"sysctl-ipv6.txt", "/proc/sys/net/ipv6/conf/*/*"},
-		{"sysctl-neigh.txt", "/proc/sys/net/ipv[46]/neigh/*/*"}, {"sysctl-core.txt", "/proc/sys/net/core/*"}, {"snmp.txt", "/proc/net/snmp*"},
+		{"sysctl-neigh.txt", "/proc/sys/net/ipv[46]/neigh/*/*"}, {"sysctl-core.txt", "/proc/sys/net/core/*"},
+		{"snmp.txt", "/proc/net/snmp*"},
 	} {
-		items = append(items, reportItem{"host/" + p.file, p.pattern, func(context.Context) ([]byte, error) { return reportFiles(p.pattern) }})
+		items = append(items, reportItem{"host/" + p.file, p.pattern,
+			func(context.Context) ([]byte, error) { return reportFiles(p.pattern) }})
 	}
 	return items
 }

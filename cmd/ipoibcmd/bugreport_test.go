@@ -77,7 +77,8 @@ func TestBugreport(t *testing.T) {
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, mode %v; want 0600", err, info.Mode())
 	}
-	if err := bugreport(t.Context(), time.Now(), file, items); err == nil || !strings.Contains(err.Error(), "there already") {
+	if err := bugreport(t.Context(), time.Now(), file, items); err == nil ||
+		!strings.Contains(err.Error(), "there already") {
 		t.Errorf("a second report to the same file: %v", err)
 	}
 }
@@ -85,17 +86,20 @@ func TestBugreport(t *testing.T) {
 // Secrets of the configuration stay here.
 func TestBugreportConfig(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.yaml")
-	if err := os.WriteFile(file, []byte("name: ibcm0\nqkey: 0x12345\nmembership:\n  password: geheim # of etcd\nmode: rc\n"), 0o600); err != nil {
+	if err := os.WriteFile(file,
+		[]byte("name: ibcm0\nqkey: 0x12345\nmembership:\n  password: geheim # of etcd\nmode: rc\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	b, err := reportConfig(file)
-	if want := "name: ibcm0\nqkey: left out\nmembership:\n  password: left out\nmode: rc\n"; err != nil || string(b) != want {
+	if want := "name: ibcm0\nqkey: left out\nmembership:\n  password: left out\nmode: rc\n"; err != nil ||
+		string(b) != want {
 		t.Errorf("%v\n%s\nwant\n%s", err, b, want)
 	}
 }
 
 func TestRedactJSON(t *testing.T) {
-	v := redactJSON(map[string]any{"qpn": "0x123456", "n": 1234567.0, "l": []any{"comm=abcdef01", "10.0.0.1"}}).(map[string]any)
+	v := redactJSON(map[string]any{"qpn": "0x123456", "n": 1234567.0,
+		"l": []any{"comm=abcdef01", "10.0.0.1"}}).(map[string]any)
 	if v["qpn"] != "redacted" {
 		t.Errorf("a QPN is %v", v["qpn"])
 	}

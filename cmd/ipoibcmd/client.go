@@ -37,7 +37,8 @@ type clientFlags struct {
 }
 
 func (f *clientFlags) bind(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.control, "control", "", "control socket (default: of --name, else the only one in "+control.SocketDir+")")
+	cmd.Flags().StringVar(&f.control, "control", "", "control socket (default: of --name, else the only one in "+
+		control.SocketDir+")")
 	cmd.Flags().StringVar(&f.name, "name", "", "interface of the agent to ask")
 }
 
@@ -61,7 +62,8 @@ func (f *clientFlags) open() (*client, error) {
 		case 1:
 			path = found[0]
 		default:
-			return nil, hintError{fmt.Errorf("%d agents are running here: %s", len(found), strings.Join(found, ", ")), "choose one with --name or --control"}
+			return nil, hintError{fmt.Errorf("%d agents are running here: %s", len(found), strings.Join(found, ", ")),
+				"choose one with --name or --control"}
 		}
 	}
 	return newClient(path), nil
@@ -90,11 +92,14 @@ func (c *client) request(ctx context.Context, method, path string, query url.Val
 	resp, err := c.http.Do(req)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, hintError{fmt.Errorf("no agent: %s does not exist", c.path), "start one with ipoibcmd run, or name the right socket with --control"}
+		return nil, hintError{fmt.Errorf("no agent: %s does not exist", c.path),
+			"start one with ipoibcmd run, or name the right socket with --control"}
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return nil, hintError{fmt.Errorf("no agent answers at %s", c.path), "it was probably killed; start it again with ipoibcmd run"}
+		return nil, hintError{fmt.Errorf("no agent answers at %s", c.path),
+			"it was probably killed; start it again with ipoibcmd run"}
 	case errors.Is(err, os.ErrPermission):
-		return nil, hintError{fmt.Errorf("not allowed to open %s", c.path), "become root, or a member of its control_group (usually ipoibcm)"}
+		return nil, hintError{fmt.Errorf("not allowed to open %s", c.path),
+			"become root, or a member of its control_group (usually ipoibcm)"}
 	case err != nil:
 		return nil, fmt.Errorf("ask the agent at %s: %w", c.path, err)
 	}

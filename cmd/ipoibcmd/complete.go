@@ -16,13 +16,17 @@ import (
 // values are what the flags can be set to, by name; nil means that only the host
 // knows.
 var values = map[string][]string{
-	"mode":         {"rc\treliable connections", "uc\tunreliable connections", "auto\tboth, RC preferred", "ud\tno connections"},
+	"mode": {"rc\treliable connections", "uc\tunreliable connections", "auto\tboth, RC preferred",
+		"ud\tno connections"},
 	"provider":     {softRoCE + "\tRoCEv2 over UDP sockets", ibVerbs + "\tkernel Soft-RoCE, RoCE adapters"},
 	"log-format":   {"text", "json"},
 	"log-level":    {"debug", "info", "warn", "error"},
 	"cm-transport": {"auto\tQP 1 where it leads to the peer", "gsi\tQP 1", "inband\tthe UD QPs"},
-	"ecn":          {"auto\tRC, where peer and path allow it, the default", "on\tall; for a link whose hosts all pass marks on", "off"},
-	"ud-mtu":       {"auto\twhat one frame of the underlay carries, the default", "2044\tthe most of auto; in fragments on an IPv6 underlay of 1500"},
+	"ecn": {"auto\tRC, where peer and path allow it, the default",
+		"on\tall; for a link whose hosts all pass marks on", "off"},
+	"threads": {"auto\tas many as processors, 4 at most", "1\tthe default"},
+	"ud-mtu": {"auto\twhat one frame of the underlay carries, the default",
+		"2044\tthe most of auto; in fragments on an IPv6 underlay of 1500"},
 }
 
 // lookups complete what depends on the host.
@@ -57,9 +61,10 @@ func complete(cmd *cobra.Command) {
 }
 
 func register(cmd *cobra.Command, name string, list func() []string) {
-	err := cmd.RegisterFlagCompletionFunc(name, func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		return list(), cobra.ShellCompDirectiveNoFileComp
-	})
+	err := cmd.RegisterFlagCompletionFunc(name,
+		func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return list(), cobra.ShellCompDirectiveNoFileComp
+		})
 	if err != nil {
 		panic(err) // our bug: the flag is not there, or has one
 	}

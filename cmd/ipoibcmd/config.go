@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -28,6 +30,7 @@ import (
 	"ipoibcm/membership/etcd"
 	"ipoibcm/mtu"
 	"ipoibcm/provider/ibverbs"
+	"ipoibcm/provider/softroce"
 	"ipoibcm/sandbox"
 	"ipoibcm/wire/encap"
 )
@@ -56,6 +59,7 @@ type Config struct {
 	Provider    string       `yaml:"provider"`
 	Device      string       `yaml:"device"`
 	Port        int          `yaml:"port"`
+	Threads     threadCount  `yaml:"threads"`
 	MakeLink    bool         `yaml:"create_broadcast"`
 	LogLevel    string       `yaml:"log_level"`
 	LogFormat   string       `yaml:"log_format"`
@@ -126,7 +130,8 @@ type Offload struct {
 
 // defaults returns the configuration that holds where nothing is said.
 func defaults() Config {
-	gso, gro, one, hold, poll, connected, sum, tso, uso := true, true, true, true, true, true, true, true, true // apart: the file writes through the pointers
+	// apart: the file writes through the pointers
+	gso, gro, one, hold, poll, connected, sum, tso, uso := true, true, true, true, true, true, true, true, true
 	landlock, seccomp := true, true
 	return Config{
 		Name:        "ibcm0",
@@ -139,6 +144,7 @@ func defaults() Config {
 		LogFormat:   "text",
 		Group:       "ipoibcm",
 		Port:        1,
+		Threads:     1,
 		PKey:        uint16(ib.DefaultPKey),
 		QKey:        uint32(ib.QKeyIPoIB),
 		IdleTimeout: "5m",
@@ -147,9 +153,10 @@ func defaults() Config {
 		StateDir:    "/var/lib/ipoibcm",
 		Etcd:        Etcd{Lease: etcd.DefaultLease.String()},
 		PeerAllow:   []string{agent.DefaultPeerAllow[0].String()},
-		Offload:     Offload{GSO: &gso, GRO: &gro, OneThread: &one, HoldP: &hold, BusyPoll: &poll, Connected: &connected, Checksum: &sum, TSO: &tso, USO: &uso},
-		Sandbox:     Sandbox{Landlock: &landlock, Seccomp: &seccomp},
-		Limits:      Limits{Connections: 2048, Neighbours: 4096},
+		Offload: Offload{GSO: &gso, GRO: &gro, OneThread: &one, HoldP: &hold, BusyPoll: &poll, Connected: &connected,
+			Checksum: &sum, TSO: &tso, USO: &uso},
+		Sandbox: Sandbox{Landlock: &landlock, Seccomp: &seccomp},
+		Limits:  Limits{Connections: 2048, Neighbours: 4096},
 	}
 }
 
@@ -157,28 +164,60 @@ func defaults() Config {
 func (c *Config) bind(f *pflag.FlagSet) {
 	f.StringVar(&c.Underlay, "underlay", c.Underlay, "network device that carries RoCEv2, such as eth0")
 	f.StringVar(&c.Name, "name", c.Name, "name of the interface to create")
-	f.StringVar(&c.Netns, "netns", c.Netns, "network namespace to create it in, by name (ip netns) or path; the underlay stays here")
+	f.StringVar(&c.Netns, "netns", c.Netns,
+		"network namespace to create it in, by name (ip netns) or path; the underlay stays here")
 	f.StringArrayVar(&c.Addresses, "address", c.Addresses, "address of the interface with prefix length; repeatable")
 	f.StringVar(&c.Control, "control", c.Control, "control socket (default "+control.SocketPath("NAME")+")")
 	f.StringVar(&c.Mode, "mode", c.Mode, "connected mode: rc, uc, auto (both) or ud (none)")
-	f.StringVar(&c.CMTransport, "cm-transport", c.CMTransport, "path of CM messages: auto, gsi (QP 1) or inband (the UD QP)")
-	f.Var(&c.UDMTU, "ud-mtu", "MTU of datagrams, multicast and broadcast that are sent: octets, or auto (one frame, 2044 at most)")
-	f.IntVar(&c.ReceiveMTU, "receive-mtu", c.ReceiveMTU, "largest connected-mode message accepted, 4-octet header included")
-	f.StringArrayVar(&c.Allow, "allow", c.Allow, "GID, or prefix of GIDs, of hosts to talk with at all (default: all); repeatable")
-	f.Var(&c.Class, "traffic-class", "traffic class of RoCEv2 packets: four times the DSCP; inherit: that of the IP packet in a datagram")
+	f.StringVar(&c.CMTransport, "cm-transport", c.CMTransport,
+		"path of CM messages: auto, gsi (QP 1) or inband (the UD QP)")
+	f.Var(&c.UDMTU, "ud-mtu",
+		"MTU of datagrams, multicast and broadcast that are sent: octets, or auto (one frame, 2044 at most)")
+	f.IntVar(&c.ReceiveMTU, "receive-mtu", c.ReceiveMTU,
+		"largest connected-mode message accepted, 4-octet header included")
+	f.StringArrayVar(&c.Allow, "allow", c.Allow,
+		"GID, or prefix of GIDs, of hosts to talk with at all (default: all); repeatable")
+	f.Var(&c.Class, "traffic-class",
+		"traffic class of RoCEv2 packets: four times the DSCP; inherit: that of the IP packet in a datagram")
 	f.StringVar(&c.ECN, "ecn", c.ECN, "ECN-capable RoCEv2 packets: auto (RC, where peer and path allow), on or off")
 	f.StringVar(&c.GID, "gid", c.GID, "GID to use: an address of the underlay (default: its IPv6 link-local address)")
-	f.StringVar(&c.Provider, "provider", c.Provider, "verbs provider: softroce (no kernel module, no hardware) or ibverbs (kernel Soft-RoCE, RoCE adapters)")
+	f.StringVar(&c.Provider, "provider", c.Provider,
+		"verbs provider: softroce (no kernel module, no hardware) or ibverbs (kernel Soft-RoCE, RoCE adapters)")
 	f.StringVar(&c.Device, "device", c.Device, "with ibverbs: RDMA device (default: that of the underlay)")
 	f.IntVar(&c.Port, "port", c.Port, "with an InfiniBand device, which has no underlay: its port")
-	f.StringVar(&c.ARPAccept, "arp-accept", c.ARPAccept, "when a neighbour has moved: probe (its old place is silent) or always (an announcement says so)")
+	f.Var(&c.Threads, "threads", "data threads: a number, or auto (as many as processors, 4 at most)")
+	f.Var((*pkeyValue)(&c.PKey), "pkey", "P_Key of the link: the same on all of its hosts, such as 0x8001")
+	f.StringVar(&c.ARPAccept, "arp-accept", c.ARPAccept,
+		"when a neighbour has moved: probe (its old place is silent) or always (an announcement says so)")
 	f.StringVar(&c.Link, "link", c.Link, "name of the link, the same on all of its hosts (for --membership)")
-	f.StringVar(&c.Membership, "membership", c.Membership, "who is on the link, where the underlay has no multicast: etcd://HOST:2379,…, dns://NAME, file:///PATH or static (peers of the file)")
+	f.StringVar(&c.Membership, "membership", c.Membership,
+		"who is on the link, where the underlay has no multicast: etcd://HOST:2379,…, dns://NAME, file:///PATH or "+
+			"static (peers of the file)")
 	f.StringVar(&c.MemberID, "member-id", c.MemberID, "name of this host on the link (default: its host name)")
 	f.StringVar(&c.LogFormat, "log-format", c.LogFormat, "text or json")
-	f.StringVar(&c.User, "user", c.User, "user to go on as once the interface is up, with CAP_NET_ADMIN only (default: who started it)")
+	f.StringVar(&c.User, "user", c.User,
+		"user to go on as once the interface is up, with CAP_NET_ADMIN only (default: who started it)")
 	f.StringVar(&c.LogLevel, "log-level", c.LogLevel, "debug, info, warn or error")
 }
+
+// A pkeyValue is a P_Key as a flag.
+type pkeyValue uint16
+
+// String implements [pflag.Value].
+func (k pkeyValue) String() string { return fmt.Sprintf("0x%04x", uint16(k)) }
+
+// Set implements [pflag.Value].
+func (k *pkeyValue) Set(s string) error {
+	n, err := strconv.ParseUint(s, 0, 16)
+	if err != nil {
+		return fmt.Errorf("%q is no P_Key, such as 0x8001", s)
+	}
+	*k = pkeyValue(n)
+	return nil
+}
+
+// Type implements [pflag.Value].
+func (*pkeyValue) Type() string { return "P_Key" }
 
 // A valueError is a value that a setting cannot have.
 type valueError struct {
@@ -187,6 +226,10 @@ type valueError struct {
 }
 
 func (e *valueError) Error() string { return e.text }
+
+func bad(key, format string, args ...any) error {
+	return &valueError{key, fmt.Sprintf(format, args...)}
+}
 
 // load reads the file at path over c and returns the line of every key. Unknown
 // keys are errors with line numbers.
@@ -229,7 +272,8 @@ func eachKey(b []byte, visit func(key string, value *yaml.Node)) {
 // What the YAML library says of a type error, in terms of Go.
 var (
 	yamlUnknown = regexp.MustCompile(`line (\d+): field ((?s).*) not found in type \S+`)
-	yamlType    = regexp.MustCompile("line (\\d+): cannot unmarshal !+((?s).*?)(?: `((?s).*)`)? into (\\S+)$") // a tag may have any characters
+	// a tag may have any characters
+	yamlType = regexp.MustCompile("line (\\d+): cannot unmarshal !+((?s).*?)(?: `((?s).*)`)? into (\\S+)$")
 )
 
 // typeError says it in terms of the file.
@@ -282,7 +326,8 @@ func (c *Config) decode(b []byte) error {
 	}
 	eachKey(b, func(key string, value *yaml.Node) {
 		// The library would cut the fraction off.
-		if err == nil && value.ShortTag() == "!!float" && slices.Contains([]string{"ud_mtu", "receive_mtu", "pkey", "qkey"}, key) {
+		if err == nil && value.ShortTag() == "!!float" &&
+			slices.Contains([]string{"ud_mtu", "receive_mtu", "pkey", "qkey", "threads"}, key) {
 			err = fmt.Errorf("line %d: %q where a whole number belongs", value.Line, value.Value)
 		}
 	})
@@ -299,13 +344,14 @@ func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 			return c, err
 		}
 	}
+	over := overridden{file: c, path: file, lines: maps.Clone(lines)}
 	set := func(name string, apply func()) {
 		if f := cmd.Flags().Lookup(name); f != nil && f.Changed {
 			apply()
 			key := strings.ReplaceAll(name, "-", "_")
-			delete(lines, key)
-			list := map[string]string{"address": "addresses", "allow": "allow"}[name]
-			maps.DeleteFunc(lines, func(k string, _ int) bool { return list != "" && strings.HasPrefix(k, list) })
+			key = cmp.Or(map[string]string{"address": "addresses"}[key], key)
+			over.add(key)
+			maps.DeleteFunc(lines, func(k string, _ int) bool { return stem(k) == key })
 		}
 	}
 	set("underlay", func() { c.Underlay = flags.Underlay })
@@ -324,6 +370,8 @@ func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 	set("provider", func() { c.Provider = flags.Provider })
 	set("device", func() { c.Device = flags.Device })
 	set("port", func() { c.Port = flags.Port })
+	set("threads", func() { c.Threads = flags.Threads })
+	set("pkey", func() { c.PKey = flags.PKey })
 	set("arp-accept", func() { c.ARPAccept = flags.ARPAccept })
 	set("link", func() { c.Link = flags.Link })
 	set("membership", func() { c.Membership = flags.Membership })
@@ -338,6 +386,9 @@ func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 	var v *valueError
 	if errors.As(err, &v) && lines[v.key] > 0 {
 		err = fmt.Errorf("%s: line %d: %w", file, lines[v.key], err)
+	}
+	if err == nil {
+		err = over.check(&c)
 	}
 	return c, err
 }
@@ -374,8 +425,10 @@ func (c *Config) checkGuards() error {
 		}
 	}
 	host, _, _ := net.SplitHostPort(c.Metrics)
-	if a, err := netip.ParseAddr(host); c.MetricsAuth != "" && c.MetricsTLS == "" && host != "" && (err != nil || !a.IsLoopback()) {
-		return &valueError{"metrics_auth", fmt.Sprintf("metrics_auth: passwords would go to %s in the clear: set metrics_tls too", c.Metrics)}
+	if a, err := netip.ParseAddr(host); c.MetricsAuth != "" && c.MetricsTLS == "" && host != "" &&
+		(err != nil || !a.IsLoopback()) {
+		return &valueError{"metrics_auth",
+			fmt.Sprintf("metrics_auth: passwords would go to %s in the clear: set metrics_tls too", c.Metrics)}
 	}
 	return nil
 }
@@ -390,24 +443,42 @@ func (c *Config) infiniBand() bool {
 }
 
 func (c *Config) settings() (s settings, err error) {
-	bad := func(key, format string, args ...any) (settings, error) {
-		return s, &valueError{key, fmt.Sprintf(format, args...)}
+	for _, step := range []func(*settings) error{c.checkUnderlay, c.checkInterface, c.checkPackets, c.parseAddresses,
+		c.parsePeers, c.parseHosts, c.checkMetrics, c.checkLimits, c.parseUser, c.parseLog, c.parseIdle} {
+		if err := step(&s); err != nil {
+			return s, err
+		}
 	}
+	return s, nil
+}
+
+func (c *Config) checkUnderlay(*settings) error {
 	switch {
 	case c.Provider != softRoCE && c.Provider != ibVerbs:
 		return bad("provider", "provider %q: must be softroce or ibverbs", c.Provider)
 	case c.Device != "" && c.Provider != ibVerbs:
 		return bad("device", "device %q: only provider ibverbs has RDMA devices", c.Device)
 	case c.infiniBand() && !ibverbs.IsInfiniBand(c.Device, c.Port):
-		return bad("device", "device %q: no RDMA device of that name has a network device, or an InfiniBand port %d (ipoibcmd devices lists them)", c.Device, c.Port)
+		return bad("device",
+			"device %q: no RDMA device of that name has a network device, or an InfiniBand port %d (ipoibcmd devices "+
+				"lists them)", c.Device, c.Port)
 	case c.Port < 1 || c.Port > maxPort:
 		return bad("port", "port %d: the ports of a device are 1 to %d", c.Port, maxPort)
 	case c.MakeLink && !c.infiniBand():
-		return bad("create_broadcast", "create_broadcast: only a subnet administrator has groups that are made; give the device of an InfiniBand port, and no underlay")
+		return bad("create_broadcast",
+			"create_broadcast: only a subnet administrator has groups that are made; give the device of an InfiniBand "+
+				"port, and no underlay")
 	case c.Underlay == "" && !c.infiniBand():
 		return bad("underlay", "no underlay: give --underlay DEVICE (ipoibcmd devices lists them)")
+	}
+	return nil
+}
+
+func (c *Config) checkInterface(*settings) error {
+	switch {
 	case !validIfName(c.Name):
-		return bad("name", "name %q: an interface name has 1 to 15 characters, no slash, colon or blank, and is not all, default or lo", c.Name)
+		return bad("name",
+			"name %q: an interface name has 1 to 15 characters, no slash, colon or blank, and is not all, default or lo", c.Name)
 	case len(c.controlPath()) > maxSocketPath:
 		return bad("control", "control %q: a socket's path has at most %d characters", c.Control, maxSocketPath)
 	case !slices.Contains([]string{"rc", "uc", "auto", "ud"}, c.Mode):
@@ -416,37 +487,57 @@ func (c *Config) settings() (s settings, err error) {
 		return bad("arp_accept", "arp_accept %q: must be probe or always", c.ARPAccept)
 	case !slices.Contains([]string{"auto", "gsi", "inband"}, c.CMTransport):
 		return bad("cm_transport", "cm_transport %q: must be auto, gsi or inband", c.CMTransport)
+	}
+	return nil
+}
+
+// checkPackets looks at what packets are sent and taken: their size, class and keys.
+func (c *Config) checkPackets(*settings) error {
+	switch {
 	case c.UDMTU.most() < mtu.MinIPv4 || c.UDMTU.most() > mtu.MaxUD:
 		return bad("ud_mtu", "ud_mtu %d: must be auto, or 576 to 4092 octets", c.UDMTU)
 	case c.ReceiveMTU < 1284 || c.ReceiveMTU > 65524:
 		return bad("receive_mtu", "receive_mtu %d: must be 1284 to 65524 octets, header included", c.ReceiveMTU)
 	case c.ReceiveMTU < c.UDMTU.most()+encap.HeaderLen:
-		return bad("receive_mtu", "receive_mtu %d: must be at least ud_mtu and 4 more, %d, or connections would carry less than datagrams", c.ReceiveMTU, c.UDMTU.most()+encap.HeaderLen)
+		return bad("receive_mtu",
+			"receive_mtu %d: must be at least ud_mtu and 4 more, %d, or connections would carry less than datagrams",
+			c.ReceiveMTU, c.UDMTU.most()+encap.HeaderLen)
 	case c.Class.fixed() < 0 || c.Class.fixed() > 252 || c.Class&3 != 0:
-		return bad("traffic_class", "traffic_class %v: must be four times a DSCP, 0 to 252: the lower two bits are those of ECN", c.Class)
+		return bad("traffic_class",
+			"traffic_class %v: must be four times a DSCP, 0 to 252: the lower two bits are those of ECN", c.Class)
 	case c.Class != 0 && c.Provider != softRoCE:
 		return bad("traffic_class", "traffic_class %v: only provider softroce sets it", c.Class)
 	case !slices.Contains([]string{ecnOff, ecnAuto, ecnOn}, c.ECN):
 		return bad("ecn", "ecn %q: must be auto, on or off", c.ECN)
 	case c.ECN == ecnOn && c.Provider != softRoCE:
 		return bad("ecn", "ecn on: only provider softroce sets it; an adapter has settings of its own")
+	case c.Threads < 0 || c.Threads > softroce.MaxThreads:
+		return bad("threads", "threads %d: must be auto, or 1 to %d", c.Threads, softroce.MaxThreads)
+	case c.Threads > 1 && c.Provider != softRoCE:
+		return bad("threads", "threads %d: only provider softroce has several", c.Threads)
 	case c.PKey&0x7fff == 0:
 		return bad("pkey", "pkey 0x%04x: partition 0 does not exist", c.PKey)
 	case c.PKey&uint16(ib.PKeyFull) == 0:
 		// IBTA volume 1 section 10.9.1.1: two limited members cannot talk to each
 		// other, and the broadcast group of RFC 4391 is that of full members.
-		return bad("pkey", "pkey 0x%04x: a limited member, which not all could talk to: must be 0x8001 to 0xffff, such as 0x%04x",
+		return bad("pkey",
+			"pkey 0x%04x: a limited member, which not all could talk to: must be 0x8001 to 0xffff, such as 0x%04x",
 			c.PKey, c.PKey|uint16(ib.PKeyFull))
 	case c.QKey == 0:
 		return bad("qkey", "qkey 0: must not be 0")
 	}
+	return nil
+}
+
+func (c *Config) parseAddresses(s *settings) error {
 	for i, a := range c.Addresses {
 		key := fmt.Sprintf("addresses[%d]", i)
 		p, err := netip.ParsePrefix(a)
 		if err != nil {
 			return bad(key, "address %q: want an address with prefix length, such as 10.0.0.1/24", a)
 		}
-		if a := p.Addr(); a.IsMulticast() || a.IsUnspecified() || a.IsLoopback() || a.Is4In6() || a.Zone() != "" || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
+		if a := p.Addr(); a.IsMulticast() || a.IsUnspecified() || a.IsLoopback() || a.Is4In6() || a.Zone() != "" ||
+			a == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
 			return bad(key, "address %q: not an address an interface can have", p)
 		}
 		if p.Addr().Is6() && c.UDMTU.most() < mtu.MinIPv6 {
@@ -454,16 +545,24 @@ func (c *Config) settings() (s settings, err error) {
 		}
 		s.prefixes = append(s.prefixes, p)
 	}
+	return nil
+}
+
+func (c *Config) parsePeers(s *settings) (err error) {
 	if c.GID != "" {
 		if s.gid, err = parseGID(c.GID); err != nil {
 			return bad("gid", "gid: %v", err)
 		}
 	}
 	if len(c.Peers) > 0 && c.Provider == ibVerbs {
-		return bad("peers", "peers: provider ibverbs cannot receive the copies that take the place of multicast; leave the list out, and have the underlay carry multicast")
+		return bad("peers",
+			"peers: provider ibverbs cannot receive the copies that take the place of multicast; leave the list out, and "+
+				"have the underlay carry multicast")
 	}
 	if len(c.Peers) > group.MaxPeers {
-		return bad("peers", "peers: %d are given, at most %d can be: each packet to a group is copied to all of them; use an underlay that carries multicast",
+		return bad("peers",
+			"peers: %d are given, at most %d can be: each packet to a group is copied to all of them; use an underlay that "+
+				"carries multicast",
 			len(c.Peers), group.MaxPeers)
 	}
 	for i, p := range c.Peers {
@@ -473,60 +572,89 @@ func (c *Config) settings() (s settings, err error) {
 		}
 		s.peers = append(s.peers, g)
 	}
+	return nil
+}
+
+// parseHosts finds out who is on the link, and who of them is talked with.
+func (c *Config) parseHosts(s *settings) (err error) {
 	if s.link, err = c.parseMembership(); err != nil {
-		return s, err
+		return err
 	}
 	allow, err := gidPrefixes("allow", c.Allow)
 	if err != nil {
-		return s, err
+		return err
 	}
 	s.allow = ib.NewGIDSet(allow)
 	for i, g := range s.peers {
 		if !s.allow.IsEmpty() && !s.allow.Contains(g) {
-			return bad(fmt.Sprintf("peers[%d]", i), "peers: %v is not in allow, so nothing of it would be taken: add it there, or leave allow empty", g)
+			return bad(fmt.Sprintf("peers[%d]", i),
+				"peers: %v is not in allow, so nothing of it would be taken: add it there, or leave allow empty", g)
 		}
 	}
 	if s.ask, err = gidPrefixes("peer_allow", c.PeerAllow); err != nil {
-		return s, err
+		return err
 	}
 	if s.trust, err = gidPrefixes("peer_trust", c.PeerTrust); err != nil {
-		return s, err
+		return err
 	}
+	return nil
+}
+
+func (c *Config) checkMetrics(*settings) error {
 	if _, port, err := net.SplitHostPort(c.Metrics); c.Metrics != "" && (err != nil || port == "") {
-		return bad("metrics", "metrics %q: want an address with port, such as 127.0.0.1:9755, or :9755, which is the same", c.Metrics)
+		return bad("metrics", "metrics %q: want an address with port, such as 127.0.0.1:9755, or :9755, which is the same",
+			c.Metrics)
 	}
 	if err := c.checkGuards(); err != nil {
-		return s, err
+		return err
 	}
 	if c.MetricPeers < 0 || c.MetricPeers > agent.MaxMetricPeers {
 		return bad("metric_peers", "metric_peers %d: must be 0 to %d", c.MetricPeers, agent.MaxMetricPeers)
 	}
+	return nil
+}
+
+func (c *Config) checkLimits(*settings) error {
 	if n := c.Limits.Connections; n < leastLimit || n > mostConnections {
 		return bad("limits.connections", "limits.connections %d: must be %d to %d", n, leastLimit, mostConnections)
 	}
 	if n := c.Limits.Neighbours; n < leastLimit || n > mostNeighbours {
 		return bad("limits.neighbours", "limits.neighbours %d: must be %d to %d", n, leastLimit, mostNeighbours)
 	}
-	if c.LogFormat != "text" && c.LogFormat != "json" {
-		return bad("log_format", "log_format %q: must be text or json", c.LogFormat)
-	}
+	return nil
+}
+
+func (c *Config) parseUser(s *settings) (err error) {
 	if c.User != "" && c.Provider == ibVerbs {
 		// Uverbs takes writes only with the credentials that opened it (include/rdma/ib.h,
 		// ib_safe_file_access), and rdma_rxe's send queue is rung by one.
-		return bad("user", "user: provider ibverbs cannot go on as another user: the kernel takes no requests after that; start the program as that user, with CAP_NET_ADMIN")
+		return bad("user",
+			"user: provider ibverbs cannot go on as another user: the kernel takes no requests after that; start the "+
+				"program as that user, with CAP_NET_ADMIN")
 	}
 	if c.User != "" {
 		if s.user, err = sandbox.LookUp(c.User); err != nil {
 			return bad("user", "%v", err)
 		}
 	}
+	return nil
+}
+
+func (c *Config) parseLog(s *settings) error {
+	if c.LogFormat != "text" && c.LogFormat != "json" {
+		return bad("log_format", "log_format %q: must be text or json", c.LogFormat)
+	}
 	if err := s.level.UnmarshalText([]byte(c.LogLevel)); err != nil {
 		return bad("log_level", "log_level %q: must be debug, info, warn or error", c.LogLevel)
 	}
+	return nil
+}
+
+func (c *Config) parseIdle(s *settings) (err error) {
 	if s.idle, err = time.ParseDuration(c.IdleTimeout); err != nil || s.idle < 0 {
 		return bad("idle_timeout", "idle_timeout %q: want a duration such as 5m; 0 means connections stay", c.IdleTimeout)
 	}
-	return s, nil
+	return nil
 }
 
 // maxSocketPath is the longest path that the kernel takes for a UNIX socket.
@@ -555,7 +683,8 @@ const maxGIDPrefixes = 4096
 // gidPrefixes reads the list of GIDs and prefixes of them that key has.
 func gidPrefixes(key string, texts []string) (out []netip.Prefix, err error) {
 	if len(texts) > maxGIDPrefixes {
-		return nil, &valueError{key, fmt.Sprintf("%s: %d are given, at most %d can be: use shorter prefixes", key, len(texts), maxGIDPrefixes)}
+		return nil, &valueError{key, fmt.Sprintf("%s: %d are given, at most %d can be: use shorter prefixes", key,
+			len(texts), maxGIDPrefixes)}
 	}
 	for i, text := range texts {
 		p, ok := gidPrefix(text)

@@ -16,7 +16,8 @@ func (c *Config) confine(s settings, file string) func() ([]control.Protection, 
 	// Landlock gives the process other credentials, with which uverbs takes no writes on a
 	// descriptor that was opened before (include/rdma/ib.h, ib_safe_file_access): no
 	// datagram leaves rdma_rxe.
-	o := sandbox.Options{User: s.user, SysAdmin: c.Netns != "", NoLandlock: off(c.Sandbox.Landlock) || c.Provider == ibVerbs, Socket: c.controlPath()}
+	o := sandbox.Options{User: s.user, SysAdmin: c.Netns != "",
+		NoLandlock: off(c.Sandbox.Landlock) || c.Provider == ibVerbs, Socket: c.controlPath()}
 	o.OwnFolder = filepath.Dir(o.Socket) == control.SocketDir
 	switch {
 	case off(c.Sandbox.Seccomp):

@@ -19,6 +19,7 @@ import (
 type demoOptions struct {
 	json       bool
 	duration   time.Duration
+	transfer   int // MiB
 	mtu        int
 	ipv4       bool
 	pcap       string
@@ -46,9 +47,12 @@ func newDemo() *cobra.Command {
 	f := cmd.Flags()
 	f.BoolVar(&opt.json, "json", false, "print one JSON object at the end instead of the checklist")
 	f.DurationVar(&opt.duration, "duration", 2*time.Second, "how long each rate is measured")
+	f.IntVar(&opt.transfer, "transfer", 64, "MiB of each transfer whose hashes are compared")
+	f.MarkHidden("transfer") // for machines that are emulated
 	f.IntVar(&opt.mtu, "underlay-mtu", 9000, "MTU of the veth pair")
 	f.BoolVar(&opt.ipv4, "ipv4-underlay", false, "use IPv4 between the hosts instead of IPv6")
-	f.StringVar(&opt.pcap, "pcap", "", "write the underlay's packets of both hosts, transfers left out, to this pcapng file")
+	f.StringVar(&opt.pcap, "pcap", "",
+		"write the underlay's packets of both hosts, transfers left out, to this pcapng file")
 	f.BoolVar(&opt.keep, "keep", false, "leave namespaces and two fresh agents running, and say how to look at them")
 	return cmd
 }
@@ -58,6 +62,8 @@ func (o *demoOptions) check() error {
 	switch {
 	case o.duration < 100*time.Millisecond || o.duration > time.Minute:
 		return usageError{fmt.Errorf("--duration %v: must be 100ms to 1m", o.duration)}
+	case o.transfer < 1 || o.transfer > 4096:
+		return usageError{fmt.Errorf("--transfer %d: must be 1 to 4096", o.transfer)}
 	case o.mtu < 1500 || o.mtu > 65535:
 		return usageError{fmt.Errorf("--underlay-mtu %d: must be 1500 to 65535", o.mtu)}
 	case os.Geteuid() != 0:

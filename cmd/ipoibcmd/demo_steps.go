@@ -26,8 +26,6 @@ const (
 	demoUnderlay = "eth0"
 	// maxCrossings bounds how often the two ends dial at the same instant.
 	maxCrossings = 50
-	// hashedOctets is how much the compared transfers carry.
-	hashedOctets = 64 << 20
 	// patience is how long the demo waits for what takes milliseconds on an idle
 	// machine.
 	patience = 30 * time.Second
@@ -150,7 +148,8 @@ func (d *demoRun) startAgent(i int, mode string, detached bool) (err error) {
 	if d.opt.ipv4 {
 		args = append(args, "--gid", strings.TrimSuffix(demoBase[i], "/24"))
 	}
-	d.agent[i], err = lab.StartAgent(d.ctx, d.host[i], lab.AgentConfig{Program: d.opt.executable, Control: d.path(i, ".sock"), Log: d.path(i, ".log"), Args: args, Detached: detached})
+	d.agent[i], err = lab.StartAgent(d.ctx, d.host[i], lab.AgentConfig{Program: d.opt.executable,
+		Control: d.path(i, ".sock"), Log: d.path(i, ".log"), Args: args, Detached: detached})
 	return err
 }
 
@@ -243,7 +242,8 @@ func (d *demoRun) onePair(mode string) (a, b control.Conn, err error) {
 	}
 	a, b = ca[0], cb[0]
 	if a.LocalQPN != b.RemoteQPN || a.RemoteQPN != b.LocalQPN || a.MTU != b.MTU {
-		return a, b, fmt.Errorf("the ends disagree: a has QPNs %s-%s, MTU %d; b %s-%s, MTU %d", a.LocalQPN, a.RemoteQPN, a.MTU, b.LocalQPN, b.RemoteQPN, b.MTU)
+		return a, b, fmt.Errorf("the ends disagree: a has QPNs %s-%s, MTU %d; b %s-%s, MTU %d", a.LocalQPN, a.RemoteQPN,
+			a.MTU, b.LocalQPN, b.RemoteQPN, b.MTU)
 	}
 	return a, b, nil
 }
@@ -341,11 +341,12 @@ func (d *demoRun) hashed(from, to int, addrs [2]netip.Addr) (string, error) {
 	d.stopCapture()
 	ctx, cancel := context.WithTimeout(d.ctx, 4*patience)
 	defer cancel()
-	t, err := d.host[from].Send(ctx, d.host[to], addrs[to], hashedOctets, 0)
+	t, err := d.host[from].Send(ctx, d.host[to], addrs[to], int64(d.opt.transfer)<<20, 0)
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%d MiB in %v, SHA-256 %x…, MSS %d", t.Octets>>20, t.Duration.Round(time.Millisecond), t.SHA256[:4], t.MSS), nil
+	return fmt.Sprintf("%d MiB in %v, SHA-256 %x…, MSS %d", t.Octets>>20, t.Duration.Round(time.Millisecond),
+		t.SHA256[:4], t.MSS), nil
 }
 
 // rate measures one TCP stream.
@@ -362,7 +363,8 @@ func (d *demoRun) rate(r *demoRate) (string, error) {
 		return "", err
 	}
 	*r = demoRate{Mbps: float64(int(t.Mbps()*10)) / 10, MTU: mtu}
-	return fmt.Sprintf("%.2f Gb/s for %v at MTU %d, MSS %d", t.Mbps()/1000, t.Duration.Round(10*time.Millisecond), mtu, t.MSS), nil
+	return fmt.Sprintf("%.2f Gb/s for %v at MTU %d, MSS %d", t.Mbps()/1000, t.Duration.Round(10*time.Millisecond),
+		mtu, t.MSS), nil
 }
 
 // crossing makes both ends dial at the same instant until their REQs have
@@ -462,7 +464,8 @@ func (d *demoRun) verdict(a control.Conn) string {
 	if a.Role == "active" {
 		winner = "a"
 	}
-	return fmt.Sprintf("one connection, the REQ of %s won: %s against %s", winner, sa.Interface.LinkAddr, sb.Interface.LinkAddr)
+	return fmt.Sprintf("one connection, the REQ of %s won: %s against %s", winner, sa.Interface.LinkAddr,
+		sb.Interface.LinkAddr)
 }
 
 // restart kills one agent without warning and measures until traffic is back.
@@ -484,7 +487,8 @@ func (d *demoRun) restart() (string, error) {
 	if _, _, err := d.onePair("RC"); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("traffic back %v after the restart, of which the start took %v", back.Round(time.Millisecond), up.Round(time.Millisecond)), nil
+	return fmt.Sprintf("traffic back %v after the restart, of which the start took %v", back.Round(time.Millisecond),
+		up.Round(time.Millisecond)), nil
 }
 
 // teardown stops b and looks at a: no connection, no route. Then a goes too.
@@ -524,6 +528,7 @@ func (d *demoRun) sayKept() {
 	for i, h := range d.host {
 		fmt.Fprintf(stdout, "  ip netns exec %s %s status --control %s\n", h.Name, d.opt.executable, d.path(i, ".sock"))
 	}
-	fmt.Fprintf(stdout, "  ip netns exec %s ping %s\nTo end it:\n  kill %d %d; ip netns delete %s; ip netns delete %s; rm -r %s\n",
+	fmt.Fprintf(stdout,
+		"  ip netns exec %s ping %s\nTo end it:\n  kill %d %d; ip netns delete %s; ip netns delete %s; rm -r %s\n",
 		d.host[0].Name, demoIPv4[1], d.agent[0].PID(), d.agent[1].PID(), d.host[0].Name, d.host[1].Name, d.dir)
 }

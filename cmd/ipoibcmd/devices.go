@@ -57,7 +57,8 @@ func listDevices() (*control.Devices, error) {
 		if i.Link.Name == "lo" || i.Link.Type == "tun" || i.Link.Type == "tuntap" {
 			continue
 		}
-		u := control.UnderlayDevice{Name: i.Link.Name, Driver: i.Driver, Up: i.Link.Up, MTU: i.Link.MTU, PathMTU: mtu.PathMTU(i.Link.MTU).Octets(),
+		u := control.UnderlayDevice{Name: i.Link.Name, Driver: i.Driver, Up: i.Link.Up, MTU: i.Link.MTU,
+			PathMTU:   mtu.PathMTU(i.Link.MTU).Octets(),
 			SpeedMbps: i.Speed, Addresses: []string{}, Features: map[string]bool{}, RDMA: i.RDMA}
 		for _, a := range i.Addrs {
 			u.Addresses = append(u.Addresses, a.Prefix.String())
@@ -82,7 +83,8 @@ func listDevices() (*control.Devices, error) {
 func rdmaDevice(name string, netdevs []string) control.RDMADevice {
 	r := control.RDMADevice{Name: name, NetDevs: netdevs, Nodes: rdmamap.GetRdmaCharDevices(name), Missing: []string{}}
 	for _, p := range ibverbs.IBPorts(name) {
-		port := control.InfiniBandPort{Port: p.Port, State: p.State, LID: int(p.LID), SMLID: int(p.SMLID), GID: p.GID.String(), PKeys: []string{}, Rate: p.Rate}
+		port := control.InfiniBandPort{Port: p.Port, State: p.State, LID: int(p.LID), SMLID: int(p.SMLID),
+			GID: p.GID.String(), PKeys: []string{}, Rate: p.Rate}
 		for _, k := range p.PKeys {
 			if k != 0 {
 				port.PKeys = append(port.PKeys, k.String())

@@ -137,3 +137,46 @@ func TestDocumentedTargets(t *testing.T) {
 		}
 	}
 }
+
+// TestREADMEIsRun: each line of README's blocks of code is run: a target of make in
+// continuous integration, a command of ours by test/netns, TestREADME.
+func TestREADMEIsRun(t *testing.T) {
+	ci, err := os.ReadFile("../../.ci/run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for i, part := range strings.Split(documents(t)["../../README.md"], "```") {
+		if i%2 == 0 {
+			continue
+		}
+		for l := range strings.Lines(strings.TrimSpace(part)) {
+			seen++
+			l = strings.TrimSpace(l)
+			if !strings.HasPrefix(l, "ipoibcmd ") && !regexp.MustCompile(`(?m) `+regexp.QuoteMeta(l)+`$`).Match(ci) {
+				t.Errorf(".ci/run does not run %q", l)
+			}
+		}
+	}
+	if seen < 4 {
+		t.Errorf("%d lines of code in README, want 4 at least", seen)
+	}
+}
+
+// TestAlertsAreExplained: the operator's guide says of each alert where to look.
+func TestAlertsAreExplained(t *testing.T) {
+	rules, err := os.ReadFile("../../packaging/prometheus/ipoibcm.rules.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := documents(t)["../../docs/operating.md"]
+	alerts := regexp.MustCompile(`- alert: (\w+)`).FindAllStringSubmatch(string(rules), -1)
+	for _, m := range alerts {
+		if !strings.Contains(page, m[1]) {
+			t.Errorf("docs/operating.md says nothing of alert %s", m[1])
+		}
+	}
+	if len(alerts) < 5 {
+		t.Errorf("%d alerts were found, want 5 at least", len(alerts))
+	}
+}

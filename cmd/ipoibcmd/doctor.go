@@ -83,7 +83,8 @@ func printDoctor(w io.Writer, d *control.Doctor, verdict string) {
 			printWrapped(w, fmt.Sprintf("%-8s %-13s -> ", "", ""), 26, c.Remedy, width)
 		}
 	}
-	fmt.Fprintf(w, "%s: %d ok, %d to look at, %d failed, %d skipped\n", verdict, n[control.CheckOK], n[control.CheckWarn], n[control.CheckFail], n[control.CheckSkipped])
+	fmt.Fprintf(w, "%s: %d ok, %d to look at, %d failed, %d skipped\n", verdict, n[control.CheckOK],
+		n[control.CheckWarn], n[control.CheckFail], n[control.CheckSkipped])
 }
 
 // doctorPeer asks the running daemon about one host.

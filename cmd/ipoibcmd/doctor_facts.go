@@ -175,7 +175,8 @@ func deviceFacts(f *doctor.Facts) map[string][]string {
 	case err != nil:
 		f.DeviceErr = err.Error()
 	default:
-		d := &doctor.Device{Up: i.Link.Up, MTU: i.Link.MTU, Driver: i.Driver, SpeedMbps: i.Speed, Features: i.Features, RDMA: i.RDMA}
+		d := &doctor.Device{Up: i.Link.Up, MTU: i.Link.MTU, Driver: i.Driver, SpeedMbps: i.Speed, Features: i.Features,
+			RDMA: i.RDMA}
 		for _, a := range i.Addrs {
 			d.Addrs = append(d.Addrs, doctor.Addr{IP: a.Prefix.Addr(), Tentative: a.Tentative, DADFailed: a.DADFailed})
 		}
@@ -196,7 +197,7 @@ func deviceFacts(f *doctor.Facts) map[string][]string {
 // openFacts opens the provider as run does, and closes it again.
 func openFacts(ctx context.Context, f *doctor.Facts, c Config, s settings) {
 	f.Opened = true
-	p, _, _, err := openProvider(ctx, c, s, new(predecessor), slog.New(slog.DiscardHandler))
+	p, _, _, err := openProvider(ctx, c, s, 1, new(predecessor), slog.New(slog.DiscardHandler))
 	if err != nil {
 		f.OpenErr = err.Error()
 		if f.PortTaken = errors.Is(err, unix.EADDRINUSE); f.PortTaken {

@@ -10,8 +10,10 @@ import (
 func FuzzConfig(f *testing.F) {
 	f.Add(sample)
 	for _, s := range []string{
-		"", "underlay: eth0\n", "underlay: eth0\nname: averyveryverylongname0\n", "mode: [rc]\n", "ud_mtu: -1\nunderlay: e\n", "peers: [fe80::1]\n",
-		"pkey: 0x8001\nqkey: 0xffffffff\nunderlay: eth0\n", "idle_timeout: -5s\nunderlay: eth0\n", "a: &a [*a]\n", "offload: {gso: maybe}\n",
+		"", "underlay: eth0\n", "underlay: eth0\nname: averyveryverylongname0\n", "mode: [rc]\n",
+		"ud_mtu: -1\nunderlay: e\n", "peers: [fe80::1]\n",
+		"pkey: 0x8001\nqkey: 0xffffffff\nunderlay: eth0\n", "idle_timeout: -5s\nunderlay: eth0\n", "a: &a [*a]\n",
+		"offload: {gso: maybe}\n",
 	} {
 		f.Add([]byte(s))
 	}
@@ -31,8 +33,54 @@ func FuzzConfig(f *testing.F) {
 			}
 			return
 		}
-		if c.Underlay == "" || c.Name == "" || len(c.Name) > 15 || c.UDMTU.most() < 68 || c.ReceiveMTU < c.UDMTU.most() {
+		switch {
+		case c.Underlay == "":
+			t.Error("c's Underlay is empty")
+		case c.Name == "":
+			t.Error("c's Name is empty")
+		case len(c.Name) > 15:
+			t.Errorf("c's Name has %v elements, want at most 15", len(c.Name))
+		case c.UDMTU.most() < 68:
 			t.Errorf("accepted %+v, settings %+v", c, s)
+		case c.ReceiveMTU < c.UDMTU.most():
+			t.Errorf("accepted %+v, settings %+v", c, s)
+		}
+	})
+}
+
+// FuzzInterfaces gives run any file with several interfaces. It is refused in words, or they
+// have different names.
+func FuzzInterfaces(f *testing.F) {
+	for _, s := range []string{
+		twoInterfaces, "", "interfaces: []\n", "interfaces: [a]\n", "interfaces:\n- {name: a}\n- {name: a}\n",
+		"a: &a [*a]\ninterfaces: *a\n", "interfaces: &x\n- *x\n", ibEth0 + "interfaces:\n- {name: a}\n- {name: b}\n",
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) > 1<<12 {
+			return
+		}
+		common, each, err := splitInterfaces(b)
+		if err == nil && each == nil {
+			return
+		}
+		var all []Config
+		if err == nil {
+			all, err = decodeInterfaces(common, each)
+		}
+		if err != nil {
+			if text := err.Error(); text == "" || strings.Contains(text, "panic") || strings.Contains(text, "main.") {
+				t.Errorf("error %q", text)
+			}
+			return
+		}
+		names := map[string]bool{}
+		for _, c := range all {
+			if names[c.Name] {
+				t.Errorf("two interfaces are %s", c.Name)
+			}
+			names[c.Name] = true
 		}
 	})
 }

@@ -13,7 +13,8 @@ import (
 // TestModuleUsers: what uses ib_cm comes in an order in which it can be unloaded, each once.
 func TestModuleUsers(t *testing.T) {
 	dir := t.TempDir()
-	for _, h := range []string{"ib_cm/holders/rdma_cm", "ib_cm/holders/ib_ipoib", "rdma_cm/holders/rdma_ucm", "rdma_cm/holders/rpcrdma", "other/holders/x"} {
+	for _, h := range []string{"ib_cm/holders/rdma_cm", "ib_cm/holders/ib_ipoib", "rdma_cm/holders/rdma_ucm",
+		"rdma_cm/holders/rpcrdma", "other/holders/x"} {
 		if err := os.MkdirAll(filepath.Join(dir, h), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -38,7 +39,8 @@ func TestInfiniBandPorts(t *testing.T) {
 		t.Errorf("without an InfiniBand port there is %q", &b)
 	}
 	printPorts(&b, []control.RDMADevice{{Name: "mlx5_0", Ports: []control.InfiniBandPort{
-		{Port: 1, State: "ACTIVE", LID: 18, SMLID: 1, GID: "fe80::2:c903:0:1234", PKeys: []string{"0xffff", "0x8001"}, Rate: "10 Gb/sec (4X SDR)"},
+		{Port: 1, State: "ACTIVE", LID: 18, SMLID: 1, GID: "fe80::2:c903:0:1234", PKeys: []string{"0xffff", "0x8001"},
+			Rate: "10 Gb/sec (4X SDR)"},
 		{Port: 2, State: "DOWN", GID: "fe80::2:c903:0:1235"},
 	}}})
 	words := strings.Join(strings.Fields(b.String()), " ") // a narrow terminal has lines of its own

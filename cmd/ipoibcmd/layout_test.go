@@ -12,8 +12,10 @@ func TestTableFitsTheLine(t *testing.T) {
 	g.add("fe80::a", "RC", "71 µs", "10.0.0.2 fd00::2")
 	g.add("fe80::b", "UD", "", "10.0.0.3")
 	for _, tt := range []struct{ name, columns, want string }{
-		{"all beside each other", "80", "PEER     MODE  RTT    ADDRESSES\nfe80::a  RC    71 µs  10.0.0.2 fd00::2\nfe80::b  UD           10.0.0.3\n"},
-		{"exactly", "40", "PEER     MODE  RTT    ADDRESSES\nfe80::a  RC    71 µs  10.0.0.2 fd00::2\nfe80::b  UD           10.0.0.3\n"},
+		{"all beside each other", "80",
+			"PEER     MODE  RTT    ADDRESSES\nfe80::a  RC    71 µs  10.0.0.2 fd00::2\nfe80::b  UD           10.0.0.3\n"},
+		{"exactly", "40",
+			"PEER     MODE  RTT    ADDRESSES\nfe80::a  RC    71 µs  10.0.0.2 fd00::2\nfe80::b  UD           10.0.0.3\n"},
 	} {
 		t.Setenv("COLUMNS", tt.columns)
 		var b bytes.Buffer

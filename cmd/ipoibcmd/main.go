@@ -140,7 +140,8 @@ func newRoot() *cobra.Command {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	exampleCompletion(root)
-	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages ", fmt.Sprintf(".FlagUsagesWrapped %d ", defaultWidth)))
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages ",
+		fmt.Sprintf(".FlagUsagesWrapped %d ", defaultWidth)))
 	strict(root)
 	complete(root)
 	return root
@@ -201,7 +202,8 @@ func newHelp() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			found, rest, err := cmd.Root().Find(args)
 			if err != nil || len(rest) > 0 {
-				return usageError{hintError{fmt.Errorf("unknown command %q", strings.Join(args, " ")), "see: " + cmd.Root().CommandPath() + " --help"}}
+				return usageError{hintError{fmt.Errorf("unknown command %q", strings.Join(args, " ")),
+					"see: " + cmd.Root().CommandPath() + " --help"}}
 			}
 			found.InitDefaultHelpFlag()
 			found.InitDefaultVersionFlag()

@@ -40,69 +40,101 @@ func command(t *testing.T, args ...string) (status int, stdout, stderr string) {
 	return status, string(out), string(errOut)
 }
 
-func TestExitStatusAndHints(t *testing.T) {
+// exitFiles are sockets that nobody listens on, and configurations that are refused.
+type exitFiles struct{ stale, missing, peers, many string }
+
+func newExitFiles(t *testing.T) exitFiles {
 	dir := t.TempDir()
-	stale := filepath.Join(dir, "stale.sock")
-	l, err := net.Listen("unix", stale)
+	f := exitFiles{stale: filepath.Join(dir, "stale.sock"), missing: filepath.Join(dir, "none.sock"),
+		peers: filepath.Join(dir, "peers.yaml"), many: filepath.Join(dir, "many.yaml")}
+	l, err := net.Listen("unix", f.stale)
 	if err != nil {
 		t.Fatal(err)
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	l.Close()
-	missing := filepath.Join(dir, "none.sock")
-	peers := filepath.Join(dir, "peers.yaml")
-	if err := os.WriteFile(peers, []byte("underlay: lo\nprovider: ibverbs\npeers: [10.0.0.1]\n"), 0o600); err != nil {
+	if err := os.WriteFile(f.peers, []byte("underlay: lo\nprovider: ibverbs\npeers: [10.0.0.1]\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	many := filepath.Join(dir, "many.yaml")
 	var list strings.Builder
 	list.WriteString("underlay: lo\npeers:\n")
 	for i := range 4097 {
 		fmt.Fprintf(&list, "- fe80::%x\n", i+1)
 	}
-	if err := os.WriteFile(many, []byte(list.String()), 0o600); err != nil {
+	if err := os.WriteFile(f.many, []byte(list.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, tt := range []struct {
-		name   string
-		args   []string
-		status int
-		want   []string // on standard error
-	}{
+	return f
+}
+
+// An exitCase is a command line that fails.
+type exitCase struct {
+	name   string
+	args   []string
+	status int
+	want   []string // on standard error
+}
+
+func (f exitFiles) cases() []exitCase {
+	return []exitCase{
 		{"unknown command", []string{"bogus"}, 2, []string{`ipoibcmd: unknown command "bogus"`, "see: ipoibcmd --help"}},
 		{"words after a subcommand", []string{"show", "conn", "x"}, 2, []string{"ipoibcmd show conn: 1 arguments given"}},
-		{"unknown subcommand", []string{"show", "bogus"}, 2, []string{`unknown command "bogus"`, "see: ipoibcmd show --help"}},
+		{"unknown subcommand", []string{"show", "bogus"}, 2,
+			[]string{`unknown command "bogus"`, "see: ipoibcmd show --help"}},
 		{"no subcommand", []string{"show"}, 2, []string{"say what: conn, groups, neigh, routes, stats"}},
 		{"unknown flag", []string{"status", "--bogus"}, 2, []string{"unknown flag: --bogus", "see: ipoibcmd status --help"}},
-		{"argument too few", []string{"explain"}, 2, []string{"ipoibcmd explain: 0 arguments given; usage: ipoibcmd explain IP"}},
+		{"argument too few", []string{"explain"}, 2,
+			[]string{"ipoibcmd explain: 0 arguments given; usage: ipoibcmd explain IP"}},
 		{"argument too many", []string{"run", "eth0"}, 2, []string{"see: ipoibcmd run --help"}},
 		{"not an address", []string{"explain", "here"}, 2, []string{`"here" is not an IP address`}},
 		{"negative snap", []string{"capture", "--snap=-1", "-"}, 2, []string{"--snap -1: must not be negative"}},
-		{"help about nothing", []string{"help", "nosuch"}, 2, []string{`ipoibcmd help: unknown command "nosuch"`, "see: ipoibcmd --help"}},
+		{"help about nothing", []string{"help", "nosuch"}, 2,
+			[]string{`ipoibcmd help: unknown command "nosuch"`, "see: ipoibcmd --help"}},
 		{"help about nothing below", []string{"help", "show", "nosuch"}, 2, []string{`unknown command "show nosuch"`}},
 		{"unknown shell", []string{"completion", "nosuch"}, 2, []string{`unknown command "nosuch"`}},
 		{"no calls", []string{"ping", "--rdma", "-c", "0", "10.0.0.2"}, 2, []string{"--count 0: must be 1 to 100"}},
 		{"too many calls", []string{"ping", "--rdma", "-c", "101", "10.0.0.2"}, 2, []string{"--count 101: must be 1 to 100"}},
-		{"too large a call", []string{"ping", "--rdma", "-s", "16385", "10.0.0.2"}, 2, []string{"--size 16385: must be 0 to 16384"}},
-		{"ping of no address", []string{"ping", "--rdma", "here"}, 2, []string{`"here" is not an IP address or GID of a host`, "such as 10.0.0.2"}},
-		{"status of no address", []string{"status", "--peer", "224.0.0.1"}, 2, []string{`"224.0.0.1" is not an IP address or GID of a host`}},
-		{"events of no address", []string{"monitor", "--peer", "::"}, 2, []string{`"::" is not an IP address or GID of a host`}},
-		{"too many peers", []string{"run", "--config", many}, 2, []string{many + ": line 3: peers: 4097 are given, at most 4096 can be"}},
-		{"run without underlay", []string{"run"}, 2, []string{"no underlay: give --underlay DEVICE (ipoibcmd devices lists them)"}},
+		{"too large a call", []string{"ping", "--rdma", "-s", "16385", "10.0.0.2"}, 2,
+			[]string{"--size 16385: must be 0 to 16384"}},
+		{"ping of no address", []string{"ping", "--rdma", "here"},
+			2, []string{`"here" is not an IP address or GID of a host`, "such as 10.0.0.2"}},
+		{"status of no address", []string{"status", "--peer", "224.0.0.1"}, 2,
+			[]string{`"224.0.0.1" is not an IP address or GID of a host`}},
+		{"events of no address", []string{"monitor", "--peer", "::"}, 2,
+			[]string{`"::" is not an IP address or GID of a host`}},
+		{"too many peers", []string{"run", "--config", f.many},
+			2, []string{f.many + ": line 3: peers: 4097 are given, at most 4096 can be"}},
+		{"run without underlay", []string{"run"}, 2,
+			[]string{"no underlay: give --underlay DEVICE (ipoibcmd devices lists them)"}},
 		{"bad configuration", []string{"run", "--underlay=eth0", "--mode=fast"}, 2, []string{`ipoibcmd run: mode "fast"`}},
-		{"unknown provider", []string{"run", "--underlay=lo", "--provider=other"}, 2, []string{`provider "other": must be softroce or ibverbs`}},
-		{"provider of the other binary", []string{"run", "--underlay=lo", "--provider=ibverbs"}, 1, []string{"provider ibverbs: this program was built without libibverbs: use ipoibcmd-ibverbs, which make ibverbs builds"}},
-		{"no such RDMA device", []string{"run", "--device=nothere9", "--provider=ibverbs"}, 2, []string{`device "nothere9": no RDMA device of that name has a network device`}},
-		{"no such port", []string{"run", "--underlay=lo", "--port=0"}, 2, []string{"port 0: the ports of a device are 1 to 255"}},
-		{"RDMA device of softroce", []string{"run", "--underlay=lo", "--device=rxe0"}, 2, []string{`device "rxe0": only provider ibverbs has RDMA devices`}},
-		{"peers with ibverbs", []string{"run", "--config", peers}, 2, []string{"peers: provider ibverbs cannot receive the copies"}},
-		{"user with ibverbs", []string{"run", "--underlay=lo", "--provider=ibverbs", "--user=65534"}, 2, []string{"user: provider ibverbs cannot go on as another user"}},
-		{"no such underlay", []string{"run", "--underlay=nothere9"}, 1, []string{"underlay nothere9: there is no such device", "ipoibcmd devices lists what could serve"}},
-		{"no agent", []string{"status", "--control", missing}, 1, []string{"no agent: " + missing + " does not exist", "start one with ipoibcmd run"}},
-		{"dead agent", []string{"show", "conn", "--control", stale}, 1, []string{"no agent answers at " + stale, "it was probably killed"}},
+		{"unknown provider", []string{"run", "--underlay=lo", "--provider=other"}, 2,
+			[]string{`provider "other": must be softroce or ibverbs`}},
+		{"provider of the other binary", []string{"run", "--underlay=lo", "--provider=ibverbs"},
+			1, []string{
+				"provider ibverbs: this program was built without libibverbs: use ipoibcmd-ibverbs, which make ibverbs builds"}},
+		{"no such RDMA device", []string{"run", "--device=nothere9", "--provider=ibverbs"},
+			2, []string{`device "nothere9": no RDMA device of that name has a network device`}},
+		{"no such port", []string{"run", "--underlay=lo", "--port=0"}, 2,
+			[]string{"port 0: the ports of a device are 1 to 255"}},
+		{"RDMA device of softroce", []string{"run", "--underlay=lo", "--device=rxe0"},
+			2, []string{`device "rxe0": only provider ibverbs has RDMA devices`}},
+		{"peers with ibverbs", []string{"run", "--config", f.peers},
+			2, []string{"peers: provider ibverbs cannot receive the copies"}},
+		{"user with ibverbs", []string{"run", "--underlay=lo", "--provider=ibverbs", "--user=65534"}, 2,
+			[]string{"user: provider ibverbs cannot go on as another user"}},
+		{"no such underlay", []string{"run", "--underlay=nothere9"},
+			1, []string{"underlay nothere9: there is no such device", "ipoibcmd devices lists what could serve"}},
+		{"no agent", []string{"status", "--control", f.missing},
+			1, []string{"no agent: " + f.missing + " does not exist", "start one with ipoibcmd run"}},
+		{"dead agent", []string{"show", "conn", "--control", f.stale},
+			1, []string{"no agent answers at " + f.stale, "it was probably killed"}},
 		{"demo too short", []string{"demo", "--duration=1ms"}, 2, []string{"--duration 1ms: must be 100ms to 1m"}},
 		{"demo underlay", []string{"demo", "--underlay-mtu=1000"}, 2, []string{"--underlay-mtu 1000: must be 1500 to 65535"}},
-	} {
+	}
+}
+
+func TestExitStatusAndHints(t *testing.T) {
+	for _, tt := range newExitFiles(t).cases() {
 		status, stdout, stderr := command(t, tt.args...)
 		if status != tt.status || stdout != "" {
 			t.Errorf("%s: exit status %d and output %q, want %d and none", tt.name, status, stdout, tt.status)
@@ -121,21 +153,37 @@ func TestExitStatusAndHints(t *testing.T) {
 func TestErrorsAreJSONToo(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "none.sock")
 	for _, args := range [][]string{
-		{"status"}, {"show", "conn"}, {"show", "neigh"}, {"show", "routes"}, {"show", "groups"}, {"show", "stats"}, {"explain", "10.0.0.2"}, {"monitor"},
+		{"status"}, {"show", "conn"}, {"show", "neigh"}, {"show", "routes"}, {"show", "groups"}, {"show", "stats"},
+		{"explain", "10.0.0.2"}, {"monitor"},
 	} {
 		status, stdout, stderr := command(t, append(args, "--json", "--control", missing)...)
 		var e control.Error
-		if err := json.Unmarshal([]byte(stdout), &e); err != nil || status != 1 || stderr != "" {
-			t.Errorf("%v: status %d, %q, %q: %v", args, status, stdout, stderr, err)
+		switch err := json.Unmarshal([]byte(stdout), &e); {
+		case err != nil:
+			t.Errorf("%v: %v", args, err)
+		case status != 1:
+			t.Errorf("%v: status is %v, want 1", args, status)
+		case stderr != "":
+			t.Errorf("%v: stderr is %v, want \"\"", args, stderr)
 		}
-		if e.Version != control.Version || !strings.Contains(e.Error, "does not exist") || e.Hint == "" {
-			t.Errorf("%v: %+v", args, e)
+		switch {
+		case e.Version != control.Version:
+			t.Errorf("%v: Version is %v, want %v", args, e.Version, control.Version)
+		case !strings.Contains(e.Error, "does not exist"):
+			t.Errorf("%v: %q does not say \"does not exist\"", args, e.Error)
+		case e.Hint == "":
+			t.Errorf("%v: Hint is empty", args)
 		}
 	}
 	status, stdout, _ := command(t, "status", "--json", "--bogus")
 	var e control.Error
-	if err := json.Unmarshal([]byte(stdout), &e); err != nil || status != 2 || e.Hint == "" {
-		t.Errorf("a wrong flag: status %d, %+v, %v", status, e, err)
+	switch err := json.Unmarshal([]byte(stdout), &e); {
+	case err != nil:
+		t.Errorf("a wrong flag: %v", err)
+	case status != 2:
+		t.Errorf("a wrong flag: status is %v, want 2", status)
+	case e.Hint == "":
+		t.Error("a wrong flag: Hint is empty")
 	}
 }
 
@@ -176,43 +224,59 @@ func fakeAgent(t *testing.T, docs map[string]any) string {
 
 var (
 	testStatus = control.Status{Version: 1,
-		Interface: control.Interface{Name: "ibcm0", State: "up", Mode: "auto", MTU: 65520, UDMTU: 2044, ReceiveMTU: 65524, GID: "fe80::a", UDQPN: "0x000048",
-			LinkAddr: "c0:00:00:48:fe80::a", PKey: "0xffff", QKey: "0x00000b1b", BroadcastGroup: "ff12:401b:ffff::ffff:ffff", UptimeMS: 90_000, Build: "test",
+		Interface: control.Interface{Name: "ibcm0", State: "up", Mode: "auto", MTU: 65520, UDMTU: 2044, ReceiveMTU: 65524,
+			GID: "fe80::a", UDQPN: "0x000048",
+			LinkAddr: "c0:00:00:48:fe80::a", PKey: "0xffff", QKey: "0x00000b1b", BroadcastGroup: "ff12:401b:ffff::ffff:ffff",
+			UptimeMS: 90_000, Build: "test",
 			Addresses: []control.Address{{Prefix: "10.0.0.1/24", State: "ok"}, {Prefix: "fd00::1/64", State: "duplicate"}}},
-		Underlay: control.Underlay{Provider: "softroce", Device: "eth0", MTU: 9000, PathMTU: 4096, Active: true, Notes: []string{"a note"},
+		Underlay: control.Underlay{Provider: "softroce", Device: "eth0", MTU: 9000, PathMTU: 4096, Active: true,
+			Notes:    []string{"a note"},
 			Offloads: []control.Offload{{Name: "gso", What: "batches", Why: "refused", Uses: 3}}},
-		Peers: []control.Peer{{LinkAddr: "80:00:00:49:fe80::b", GID: "fe80::b", UDQPN: "0x000049", Addresses: []string{"10.0.0.2"}, Class: "rfc", Mode: "RC",
+		Peers: []control.Peer{{LinkAddr: "80:00:00:49:fe80::b", GID: "fe80::b", UDQPN: "0x000049",
+			Addresses: []string{"10.0.0.2"}, Class: "rfc", Mode: "RC",
 			MTU: 65520, State: "ESTABLISHED", AgeMS: 1500, TxPackets: 10, TxOctets: 1 << 20}},
 		Warnings: []string{"look at this"},
 	}
-	testConns = control.Conns{Version: 1, Conns: []control.Conn{{Peer: "80:00:00:49:fe80::b", Mode: "UC", State: "ESTABLISHED", Role: "active",
-		ServiceID: "0x0100000000000049", LocalQPN: "0x000050", RemoteQPN: "0x000051", MTU: 8996, Direction: "both", Crossing: "accepted"}}}
+	testConns = control.Conns{Version: 1,
+		Conns: []control.Conn{{Peer: "80:00:00:49:fe80::b", Mode: "UC", State: "ESTABLISHED", Role: "active",
+			ServiceID: "0x0100000000000049", LocalQPN: "0x000050", RemoteQPN: "0x000051", MTU: 8996, Direction: "both",
+			Crossing: "accepted"}}}
 )
 
 func TestTables(t *testing.T) {
 	socket := fakeAgent(t, map[string]any{
-		control.PathStatus:  testStatus,
-		control.PathConns:   testConns,
-		control.PathNeigh:   control.Neighbours{Version: 1, Neighbours: []control.Neighbour{{IP: "10.0.0.3", State: "INCOMPLETE", Queued: 3}}},
-		control.PathRoutes:  control.Routes{Version: 1, Routes: []control.Route{{NextHop: "10.0.0.2", Kind: "connection", Destinations: 3, MTU: 65520, Kernel: true}}},
-		control.PathGroups:  control.Groups{Version: 1, Groups: []control.Group{{MGID: "ff12:401b::1", Groups: []string{"224.0.0.1"}, Reasons: []string{"always"}}}},
-		control.PathStats:   control.Stats{Version: 1, Counters: []control.Counter{{Part: "cm", Name: "req_sent", Value: 4}, {Part: "cm", Name: "rej_sent"}}},
-		control.PathExplain: control.Explanation{Version: 1, IP: "10.0.0.2", Mode: "rc", MTU: 65520, LastREJ: "28", Why: []string{"because"}},
+		control.PathStatus: testStatus,
+		control.PathConns:  testConns,
+		control.PathNeigh: control.Neighbours{Version: 1,
+			Neighbours: []control.Neighbour{{IP: "10.0.0.3", State: "INCOMPLETE", Queued: 3}}},
+		control.PathRoutes: control.Routes{Version: 1,
+			Routes: []control.Route{{NextHop: "10.0.0.2", Kind: "connection", Destinations: 3, MTU: 65520, Kernel: true}}},
+		control.PathGroups: control.Groups{Version: 1,
+			Groups: []control.Group{{MGID: "ff12:401b::1", Groups: []string{"224.0.0.1"}, Reasons: []string{"always"}}}},
+		control.PathStats: control.Stats{Version: 1,
+			Counters: []control.Counter{{Part: "cm", Name: "req_sent", Value: 4}, {Part: "cm", Name: "rej_sent"}}},
+		control.PathExplain: control.Explanation{Version: 1, IP: "10.0.0.2", Mode: "rc", MTU: 65520, LastREJ: "28",
+			Why: []string{"because"}},
 	})
 	for _, tt := range []struct {
 		args      []string
 		want, not []string
 	}{
-		{[]string{"status"}, []string{"ibcm0: up, mode auto, MTU 65520 (UD 2044, Receive MTU 65524), up 90.0s\n  ! look at this\n\nPEER ", "fe80::a", "0x000048", "0xffff",
-			"ff12:401b:ffff::ffff:ffff", "10.0.0.1/24", "fd00::1/64 (duplicate)", "softroce on eth0, active, MTU 9000, IB path MTU 4096", "a note", "! look at this",
-			"fe80::b", "RC", "rfc", "ESTABLISHED", "1.5s", "10 (1.0 MiB)", "10.0.0.2"}, []string{"10.0.0.1/24 (ok)", "gso"}},
-		{[]string{"status", "--verbose"}, []string{"gso: batches off (refused), used 3 times", "build           test, process 0"}, nil},
+		{[]string{"status"},
+			[]string{"ibcm0: up, mode auto, MTU 65520 (UD 2044, Receive MTU 65524), up 90.0s\n  ! look at this\n\nPEER ",
+				"fe80::a", "0x000048", "0xffff",
+				"ff12:401b:ffff::ffff:ffff", "10.0.0.1/24", "fd00::1/64 (duplicate)",
+				"softroce on eth0, active, MTU 9000, IB path MTU 4096", "a note", "! look at this",
+				"fe80::b", "RC", "rfc", "ESTABLISHED", "1.5s", "10 (1.0 MiB)", "10.0.0.2"}, []string{"10.0.0.1/24 (ok)", "gso"}},
+		{[]string{"status", "--verbose"}, []string{"gso: batches off (refused), used 3 times",
+			"build           test, process 0"}, nil},
 		{[]string{"show", "conn"}, []string{"SERVICE ID", "0x0100000000000049", "UC", "active", "8996", "accepted"}, nil},
 		{[]string{"show", "neigh"}, []string{"10.0.0.3", "INCOMPLETE", "3"}, nil},
 		{[]string{"show", "routes"}, []string{"10.0.0.2", "connection", "65520", "3", "yes"}, nil},
 		{[]string{"show", "groups"}, []string{"ff12:401b::1", "224.0.0.1", "always"}, nil},
 		{[]string{"show", "stats"}, []string{"req_sent", "4"}, []string{"rej_sent"}},
-		{[]string{"explain", "10.0.0.2"}, []string{"10.0.0.2", "mode", "rc", "65520", "last REJ", "28", "- because"}, []string{"next hop", "crossing"}},
+		{[]string{"explain", "10.0.0.2"}, []string{"10.0.0.2", "mode", "rc", "65520", "last REJ", "28", "- because"},
+			[]string{"next hop", "crossing"}},
 	} {
 		status, stdout, stderr := command(t, append(tt.args, "--control", socket)...)
 		wantStatus := 0
@@ -259,22 +323,26 @@ func TestJSONIsTheAgentsDocument(t *testing.T) {
 }
 
 func TestRefusalByTheAgent(t *testing.T) {
-	socket := fakeAgent(t, map[string]any{control.PathStatus: control.Error{Version: 1, Error: "it is busy", Hint: "try again"}, control.PathConns: []byte("no JSON")})
+	socket := fakeAgent(t, map[string]any{control.PathStatus: control.Error{Version: 1, Error: "it is busy",
+		Hint: "try again"}, control.PathConns: []byte("no JSON")})
 	status, _, stderr := command(t, "status", "--control", socket)
 	if want := "ipoibcmd status: it is busy\n  try again\n"; status != 1 || stderr != want {
 		t.Errorf("status %d, %q, want 1, %q", status, stderr, want)
 	}
-	if status, _, stderr = command(t, "show", "conn", "--control", socket); status != 1 || !strings.Contains(stderr, "read the agent's answer") {
+	if status, _, stderr = command(t, "show", "conn", "--control", socket); status != 1 ||
+		!strings.Contains(stderr, "read the agent's answer") {
 		t.Errorf("no JSON: status %d, %q", status, stderr)
 	}
-	if status, _, stderr = command(t, "show", "neigh", "--control", socket); status != 1 || !strings.Contains(stderr, "404") {
+	if status, _, stderr = command(t, "show", "neigh", "--control", socket); status != 1 ||
+		!strings.Contains(stderr, "404") {
 		t.Errorf("an agent of another version: status %d, %q", status, stderr)
 	}
 }
 
 func TestMonitorAndCapture(t *testing.T) {
 	out := true
-	event := control.Event{Version: 1, Time: time.Date(2026, 1, 2, 3, 4, 5, 6000, time.Local), Part: "cm", Kind: "cm-sent", Peer: "fe80::b", Out: &out, Text: "REQ",
+	event := control.Event{Version: 1, Time: time.Date(2026, 1, 2, 3, 4, 5, 6000, time.Local), Part: "cm",
+		Kind: "cm-sent", Peer: "fe80::b", Out: &out, Text: "REQ",
 		Fields: map[string]string{"ip": "10.0.0.2", "conn": "3"}}
 	line, _ := json.Marshal(event)
 	packets := pcapng.AppendPacket(pcapng.AppendHeader(nil, "test"), 0, time.Unix(1, 0), true, make([]byte, 60), 0)
@@ -294,8 +362,13 @@ func TestMonitorAndCapture(t *testing.T) {
 
 	file := filepath.Join(t.TempDir(), "x.pcapng")
 	status, _, stderr = command(t, "capture", "--control", socket, file)
-	if b, _ := os.ReadFile(file); !bytes.Equal(b, packets) || !strings.Contains(stderr, "capturing to "+file) || status != 1 {
-		t.Errorf("file %q, status %d, %q", b, status, stderr)
+	switch b, _ := os.ReadFile(file); {
+	case !bytes.Equal(b, packets):
+		t.Errorf("b is %x, want %x", b, packets)
+	case !strings.Contains(stderr, "capturing to "+file):
+		t.Errorf("%q does not say %q", stderr, "capturing to "+file)
+	case status != 1:
+		t.Errorf("status is %v, want 1", status)
 	}
 	if _, stdout, _ = command(t, "capture", "--control", socket, "-"); stdout != string(packets) {
 		t.Errorf("to standard output: %q", stdout)
@@ -303,12 +376,14 @@ func TestMonitorAndCapture(t *testing.T) {
 }
 
 func TestWordsForSizesAndAges(t *testing.T) {
-	for ms, want := range map[int64]string{0: "0ms", 999: "999ms", 1500: "1.5s", 119_900: "119.9s", 120_000: "2m0s", 3_661_000: "1h1m1s", 48 * 3_600_000: "2d"} {
+	for ms, want := range map[int64]string{0: "0ms", 999: "999ms", 1500: "1.5s", 119_900: "119.9s", 120_000: "2m0s",
+		3_661_000: "1h1m1s", 48 * 3_600_000: "2d"} {
 		if got := age(ms); got != want {
 			t.Errorf("%d ms: %s, want %s", ms, got, want)
 		}
 	}
-	for n, want := range map[uint64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 3 << 19: "1.5 MiB", 1 << 30: "1.0 GiB", 1 << 41: "2.0 TiB"} {
+	for n, want := range map[uint64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 3 << 19: "1.5 MiB",
+		1 << 30: "1.0 GiB", 1 << 41: "2.0 TiB"} {
 		if got := octets(n); got != want {
 			t.Errorf("%d octets: %s, want %s", n, got, want)
 		}
@@ -330,8 +405,13 @@ func TestDemoUDMTU(t *testing.T) {
 func TestDevices(t *testing.T) {
 	status, stdout, stderr := command(t, "devices", "--json")
 	var d control.Devices
-	if err := json.Unmarshal([]byte(stdout), &d); err != nil || status != 0 || stderr != "" {
-		t.Fatalf("status %d, %q, %q: %v", status, stdout, stderr, err)
+	switch err := json.Unmarshal([]byte(stdout), &d); {
+	case err != nil:
+		t.Fatalf("%v", err)
+	case status != 0:
+		t.Fatalf("status is %v, want 0", status)
+	case stderr != "":
+		t.Fatalf("stderr is %v, want \"\"", stderr)
 	}
 	for _, u := range d.Underlays {
 		if u.Name == "lo" || u.Name == "" {
@@ -340,12 +420,16 @@ func TestDevices(t *testing.T) {
 	}
 	var b bytes.Buffer
 	printDevices(&b, &control.Devices{
-		Underlays: []control.UnderlayDevice{{Name: "eth0", Driver: "veth", Up: true, MTU: 1500, PathMTU: 1024, SpeedMbps: 10000,
-			Features: map[string]bool{"tx-udp-segmentation": true, "rx-gro": false}, Addresses: []string{"fe80::1/64"}}, {Name: "eth1"}},
-		RDMA:  []control.RDMADevice{{Name: "rxe0", NetDevs: []string{"eth0"}, Nodes: []string{"/dev/infiniband/uverbs0"}, Missing: []string{"umad"}}},
+		Underlays: []control.UnderlayDevice{{Name: "eth0", Driver: "veth", Up: true, MTU: 1500, PathMTU: 1024,
+			SpeedMbps: 10000,
+			Features:  map[string]bool{"tx-udp-segmentation": true, "rx-gro": false}, Addresses: []string{"fe80::1/64"}},
+			{Name: "eth1"}},
+		RDMA: []control.RDMADevice{{Name: "rxe0", NetDevs: []string{"eth0"}, Nodes: []string{"/dev/infiniband/uverbs0"},
+			Missing: []string{"umad"}}},
 		Notes: []string{"a note"},
 	})
-	for _, want := range []string{"eth0", "veth", "1024", "10000 Mb/s", "fe80::1/64", "on", "off", "down", "?", "rxe0", "uverbs0", "umad", "a note"} {
+	for _, want := range []string{"eth0", "veth", "1024", "10000 Mb/s", "fe80::1/64", "on", "off", "down", "?", "rxe0",
+		"uverbs0", "umad", "a note"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("devices lack %q:\n%s", want, &b)
 		}
@@ -398,7 +482,8 @@ func TestHelpHasExamples(t *testing.T) {
 			line, _, _ = strings.Cut(line, " | ")
 			line, _, _ = strings.Cut(line, " > ")
 			words := strings.Fields(line)
-			if len(words) < len(strings.Fields(c.CommandPath())) || !strings.HasPrefix(strings.Join(words, " "), c.CommandPath()) {
+			if len(words) < len(strings.Fields(c.CommandPath())) ||
+				!strings.HasPrefix(strings.Join(words, " "), c.CommandPath()) {
 				t.Errorf("%s: example %q is not of it", c.CommandPath(), line)
 				continue
 			}
@@ -429,8 +514,10 @@ func TestHealthColumns(t *testing.T) {
 	}{
 		{nil, [3]string{}},
 		{&control.Health{Limit: 256, Window: 256}, [3]string{"", "0 of 256", ""}},
-		{&control.Health{RTTUS: 71.4, InFlight: 3, Limit: 40, Window: 256, Packets: 2000, Retransmits: 15}, [3]string{"71 µs", "3 of 40 (256)", "0.75 %"}},
-		{&control.Health{RTTUS: 1234.5, InFlight: 512, Limit: 512, Window: 512, Packets: 10}, [3]string{"1234 µs", "512 of 512", "0 %"}},
+		{&control.Health{RTTUS: 71.4, InFlight: 3, Limit: 40, Window: 256, Packets: 2000, Retransmits: 15},
+			[3]string{"71 µs", "3 of 40 (256)", "0.75 %"}},
+		{&control.Health{RTTUS: 1234.5, InFlight: 512, Limit: 512, Window: 512, Packets: 10},
+			[3]string{"1234 µs", "512 of 512", "0 %"}},
 	} {
 		rtt, flight, again := health(tt.h)
 		if got := [3]string{rtt, flight, again}; got != tt.want {
@@ -490,8 +577,15 @@ func TestVersion(t *testing.T) {
 	}
 	_, stdout, _ = command(t, "version", "--json")
 	var b control.Build
-	if err := json.Unmarshal([]byte(stdout), &b); err != nil || b.Release != "v9.8" || b.Commit != "0123456789abcdef" || !b.Modified {
-		t.Errorf("%+v, %v", b, err)
+	switch err := json.Unmarshal([]byte(stdout), &b); {
+	case err != nil:
+		t.Errorf("%v", err)
+	case b.Release != "v9.8":
+		t.Errorf("b's Release is %v, want \"v9.8\"", b.Release)
+	case b.Commit != "0123456789abcdef":
+		t.Errorf("b's Commit is %v, want \"0123456789abcdef\"", b.Commit)
+	case !b.Modified:
+		t.Error("b's Modified is false, want true")
 	}
 	if _, stdout, _ = command(t, "--version"); !strings.Contains(stdout, "v9.8") {
 		t.Errorf("--version: %q", stdout)

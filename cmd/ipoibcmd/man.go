@@ -32,7 +32,8 @@ func newMan() *cobra.Command {
 			root := cmd.Root()
 			root.DisableAutoGenTag = true
 			return doc.GenManTreeFromOpts(root, doc.GenManTreeOptions{Path: dir, CommandSeparator: "-",
-				Header: &doc.GenManHeader{Section: "8", Date: &date, Source: "ipoibcmd " + b.Release, Manual: "IP over InfiniBand connected mode"}})
+				Header: &doc.GenManHeader{Section: "8", Date: &date, Source: "ipoibcmd " + b.Release,
+					Manual: "IP over InfiniBand connected mode"}})
 		},
 	}
 }

@@ -127,7 +127,12 @@ func printMembers(w io.Writer, d *control.Members) {
 	for _, m := range d.Members {
 		n[m.State]++
 	}
-	printWrapped(w, "", 2, fmt.Sprintf("%s%s: %d members, %d heard; %s", link, d.Source, len(d.Members), n[control.MemberHeard], state), width)
+	members := "members"
+	if len(d.Members) == 1 {
+		members = "member"
+	}
+	printWrapped(w, "", 2, fmt.Sprintf("%s%s: %d %s, %d heard; %s", link, d.Source, len(d.Members), members,
+		n[control.MemberHeard], state), width)
 	for _, line := range memberTrouble(d) {
 		printWrapped(w, "  ! ", 4, line, width)
 	}
@@ -150,7 +155,8 @@ func printMembers(w io.Writer, d *control.Members) {
 func memberTrouble(d *control.Members) (lines []string) {
 	switch {
 	case d.Error != "" && d.FailingMS > 0:
-		lines = append(lines, fmt.Sprintf("the source fails since %s, and the last list stays: %s", age(d.FailingMS), d.Error))
+		lines = append(lines, fmt.Sprintf("the source fails since %s, and the last list stays: %s",
+			age(d.FailingMS), d.Error))
 	case d.Error != "":
 		lines = append(lines, d.Error)
 	}

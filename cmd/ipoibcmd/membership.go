@@ -61,29 +61,28 @@ const (
 
 // parseMembership reads the settings about members.
 func (c *Config) parseMembership() (l linkSpec, err error) {
-	bad := func(key, format string, args ...any) (linkSpec, error) {
-		return l, &valueError{key, fmt.Sprintf(format, args...)}
-	}
 	if c.Link != "" && !membership.ValidID(c.Link) {
-		return bad("link", "link %q: want letters, digits and . _ - :", c.Link)
+		return l, bad("link", "link %q: want letters, digits and . _ - :", c.Link)
 	}
 	if l.id = c.MemberID; l.id == "" {
 		l.id, _ = os.Hostname()
 	} else if !membership.ValidID(l.id) {
-		return bad("member_id", "member_id %q: want letters, digits and . _ - :", l.id)
+		return l, bad("member_id", "member_id %q: want letters, digits and . _ - :", l.id)
 	}
 	scheme, rest, ok := strings.Cut(c.Membership, "://")
 	if ok && rest == "" {
-		return bad("membership", "membership %q: nothing follows ://", c.Membership)
+		return l, bad("membership", "membership %q: nothing follows ://", c.Membership)
 	}
 	switch {
 	case c.Membership == "" || c.Membership == fromStatic:
 		l.kind = fromStatic
 		return l, nil
 	case len(c.Peers) > 0:
-		return bad("peers", "peers: membership %s finds the hosts of the link; give one of the two", c.Membership)
+		return l, bad("peers", "peers: membership %s finds the hosts of the link; give one of the two", c.Membership)
 	case c.Provider == ibVerbs:
-		return bad("membership", "membership: provider ibverbs cannot receive the copies that take the place of multicast; leave it out, and have the underlay carry multicast")
+		return l, bad("membership",
+			"membership: provider ibverbs cannot receive the copies that take the place of multicast; leave it out, and "+
+				"have the underlay carry multicast")
 	case ok && (scheme == "etcd" || scheme == "etcds"):
 		l.kind, l.tls = fromEtcd, scheme == "etcds" || c.Etcd.CA != "" || c.Etcd.Cert != ""
 		err = c.parseEtcd(&l, rest)
@@ -92,10 +91,11 @@ func (c *Config) parseMembership() (l linkSpec, err error) {
 		err = parseDNS(&l, rest)
 	case ok && scheme == "file":
 		if l.kind, l.path = fromFile, rest; !filepath.IsAbs(rest) {
-			return bad("membership", "membership %q: want a whole path, such as file:///etc/ipoibcm/members", c.Membership)
+			return l, bad("membership", "membership %q: want a whole path, such as file:///etc/ipoibcm/members", c.Membership)
 		}
 	default:
-		return bad("membership", "membership %q: want etcd://HOST:2379,…, etcds://… (TLS), dns://NAME, file:///PATH or static", c.Membership)
+		return l, bad("membership",
+			"membership %q: want etcd://HOST:2379,…, etcds://… (TLS), dns://NAME, file:///PATH or static", c.Membership)
 	}
 	if v := (*valueError)(nil); err != nil && !errors.As(err, &v) {
 		err = &valueError{"membership", fmt.Sprintf("membership %q: %v", c.Membership, err)}
@@ -106,9 +106,11 @@ func (c *Config) parseMembership() (l linkSpec, err error) {
 func (c *Config) parseEtcd(l *linkSpec, rest string) error {
 	switch {
 	case c.Link == "":
-		return &valueError{"link", "link: etcd keeps the hosts of many links: give this one a name, the same on all of its hosts (--link NAME)"}
+		return &valueError{
+			"link", "link: etcd keeps the hosts of many links: give this one a name, the same on all of its hosts (--link NAME)"}
 	case !membership.ValidID(l.id):
-		return &valueError{"member_id", fmt.Sprintf("member_id: the name of this host, %q, cannot be a key: give another", l.id)}
+		return &valueError{"member_id", fmt.Sprintf("member_id: the name of this host, %q, cannot be a key: give another",
+			l.id)}
 	case (c.Etcd.Cert == "") != (c.Etcd.Key == ""):
 		return &valueError{"etcd.cert", "etcd: cert and key belong together"}
 	case (c.Etcd.User == "") != (c.Etcd.Password == ""):

@@ -92,15 +92,19 @@ func TestMemberFiles(t *testing.T) {
 
 // The table says what is wrong first, and fits 80 columns.
 func TestPrintMembers(t *testing.T) {
-	d := control.Members{Link: "blue", Source: "etcd://h1:2379", Copies: true, Known: true, Saved: true, AgeMS: 90_000, FailingMS: 60_000, Revision: 12,
+	d := control.Members{Link: "blue", Source: "etcd://h1:2379", Copies: true, Known: true, Saved: true, AgeMS: 90_000,
+		FailingMS: 60_000, Revision: 12,
 		Error: "no answer in time", Unpublished: "permission denied", Held: []string{"c"}, Members: []control.Member{
-			{ID: "a", State: control.MemberSelf, GIDs: []string{"fe80::a"}, IPs: []string{}, By: "/ipoibcm/v1/blue/ffff/members/a"},
-			{ID: "b", State: control.MemberHeard, Heard: true, HeardMS: 1500, GIDs: []string{"::ffff:192.168.100.100", "fe80::200:ffff:c0a8:701"},
-				IPs: []string{"10.0.0.2", "fd00::2"}, UDQPN: "0x000048", By: "/ipoibcm/v1/blue/ffff/members/b"}}}
+			{ID: "a", State: control.MemberSelf, GIDs: []string{"fe80::a"}, IPs: []string{},
+				By: "/ipoibcm/v1/blue/ffff/members/a"},
+			{ID: "b", State: control.MemberHeard, Heard: true, HeardMS: 1500,
+				GIDs: []string{"::ffff:192.168.100.100", "fe80::200:ffff:c0a8:701"},
+				IPs:  []string{"10.0.0.2", "fd00::2"}, UDQPN: "0x000048", By: "/ipoibcm/v1/blue/ffff/members/b"}}}
 	var b strings.Builder
 	printMembers(&b, &d)
 	out := b.String()
-	for _, want := range []string{"2 members, 1 heard", "of before the start", "revision 12", "! the source fails since 1.0m", "! others do not find this host: permission denied",
+	for _, want := range []string{"2 members, 1 heard", "of before the start", "revision 12",
+		"! the source fails since 1.0m", "! others do not find this host: permission denied",
 		"kept for a moment: c", "/ipoibcm/v1/blue/ffff/members/b", "0x000048", "1.5s"} {
 		if want = strings.ReplaceAll(want, "1.0m", "60.0s"); !strings.Contains(out, want) {
 			t.Errorf("%q is missing in\n%s", want, out)

@@ -43,7 +43,8 @@ func newNode() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&opt.Socket, "socket", node.SocketPath, "where the plugin asks")
-	cmd.Flags().StringVar(&opt.Dir, "state", node.Dir, "directory of what is known of each pod; it must not outlive a boot")
+	cmd.Flags().StringVar(&opt.Dir, "state", node.Dir,
+		"directory of what is known of each pod; it must not outlive a boot")
 	cmd.Flags().StringVar(&cniBin, "cni-bin", "", "directory to copy the plugin to first, from where the image has it")
 	_ = cmd.MarkFlagDirname("state")
 	_ = cmd.MarkFlagDirname("cni-bin")

@@ -52,7 +52,8 @@ not, queue pairs and CM work and the fault is above them.`,
 	}
 	cmd.Flags().BoolVar(&rdma, "rdma", false, "over the fabric (RPC-over-RDMA)")
 	cmd.Flags().IntVarP(&count, "count", "c", 3, fmt.Sprintf("calls to make, 1 to %d", control.MaxPings))
-	cmd.Flags().IntVarP(&size, "size", "s", 0, fmt.Sprintf("octets that the other agent is to return, 0 to %d", control.MaxPingSize))
+	cmd.Flags().IntVarP(&size, "size", "s", 0, fmt.Sprintf("octets that the other agent is to return, 0 to %d",
+		control.MaxPingSize))
 	flags.bindJSON(cmd)
 	return cmd
 }
@@ -61,14 +62,16 @@ not, queue pairs and CM work and the fault is above them.`,
 func checkHost(s string) error {
 	ip, err := netip.ParseAddr(s)
 	if err != nil || ip.IsMulticast() || ip.IsUnspecified() {
-		return usageError{hintError{fmt.Errorf("%q is not an IP address or GID of a host", s), "such as 10.0.0.2, or the GID that status shows there"}}
+		return usageError{hintError{fmt.Errorf("%q is not an IP address or GID of a host", s),
+			"such as 10.0.0.2, or the GID that status shows there"}}
 	}
 	return nil
 }
 
 func printPath(w io.Writer, p *control.PeerPath) {
-	printWrapped(w, "", columnGap, fmt.Sprintf("asked %s at GID %s (%s) over RPC-over-RDMA version %d, connected in %.2f ms",
-		p.IP, p.GID, p.Via, p.RPCRDMA, p.SetupMS), widthOf(w))
+	printWrapped(w, "", columnGap,
+		fmt.Sprintf("asked %s at GID %s (%s) over RPC-over-RDMA version %d, connected in %.2f ms",
+			p.IP, p.GID, p.Via, p.RPCRDMA, p.SetupMS), widthOf(w))
 }
 
 func printPing(w io.Writer, p *control.PeerPing) {
@@ -82,7 +85,8 @@ func printPing(w io.Writer, p *control.PeerPing) {
 	}
 	sorted := slices.Sorted(slices.Values(p.MS))
 	if len(sorted) > 1 {
-		fmt.Fprintf(w, "%d calls answered, min %.3f, median %.3f, max %.3f ms\n", len(sorted), sorted[0], sorted[len(sorted)/2], sorted[len(sorted)-1])
+		fmt.Fprintf(w, "%d calls answered, min %.3f, median %.3f, max %.3f ms\n", len(sorted), sorted[0],
+			sorted[len(sorted)/2], sorted[len(sorted)-1])
 	}
 }
 
@@ -106,8 +110,9 @@ func printBrief(w io.Writer, s *control.Status) {
 	if !s.Underlay.Active {
 		underlay = "DOWN"
 	}
-	printWrapped(w, "", columnGap, fmt.Sprintf("%s, mode %s, UD MTU %d, Receive MTU %d, underlay %s, IB path MTU %d, build %s",
-		i.State, i.Mode, i.UDMTU, i.ReceiveMTU, underlay, s.Underlay.PathMTU, i.Build), widthOf(w))
+	printWrapped(w, "", columnGap,
+		fmt.Sprintf("%s, mode %s, UD MTU %d, Receive MTU %d, underlay %s, IB path MTU %d, build %s",
+			i.State, i.Mode, i.UDMTU, i.ReceiveMTU, underlay, s.Underlay.PathMTU, i.Build), widthOf(w))
 }
 
 // plain takes out of another host's text what a terminal would obey, all control
@@ -137,7 +142,8 @@ func monitorPeer(ctx context.Context, flags *clientFlags, peer string) error {
 	defer tick.Stop()
 	for after := uint64(0); ; {
 		var got control.PeerEvents
-		if err := c.get(ctx, control.PathPeerEvents, url.Values{"ip": {peer}, "after": {strconv.FormatUint(after, 10)}}, &got); err != nil {
+		if err := c.get(ctx, control.PathPeerEvents, url.Values{"ip": {peer}, "after": {strconv.FormatUint(after, 10)}},
+			&got); err != nil {
 			if ctx.Err() != nil {
 				return nil
 			}

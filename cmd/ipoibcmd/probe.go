@@ -76,9 +76,11 @@ func newProbeMPA() *cobra.Command {
 	f.BoolVar(&p.opts.Markers, "markers", false, "ask for markers in what is received (M)")
 	f.BoolVar(&p.opts.CRC, "crc", false, "ask for CRCs (C)")
 	f.StringVar(&p.private, "private-data", "", "private data in hexadecimal, or text: and text")
-	f.BoolVar(&p.opts.Fallback, "fallback", false, "initiator: try again unenhanced where an enhanced request is met by a close")
+	f.BoolVar(&p.opts.Fallback, "fallback", false,
+		"initiator: try again unenhanced where an enhanced request is met by a close")
 	f.BoolVar(&p.reject, "reject", false, "responder: reject the request")
-	f.DurationVar(&p.timeout, "timeout", 10*time.Second, "bound on each wait: for TCP, for the startup frame, for the RTR indication")
+	f.DurationVar(&p.timeout, "timeout", 10*time.Second,
+		"bound on each wait: for TCP, for the startup frame, for the RTR indication")
 	f.DurationVar(&p.hold, "hold", 200*time.Millisecond, "how long to look for a message of the peer before ending")
 	return cmd
 }
@@ -101,12 +103,14 @@ func (p *mpaProbe) parse(cmd *cobra.Command, addr string) (err error) {
 		*d = mpa.Depth(n)
 		return nil
 	}
-	if err := errors.Join(depth("ird", p.ird, &p.opts.IRD, &p.opts.ULPIRD), depth("ord", p.ord, &p.opts.ORD, &p.opts.ULPORD)); err != nil {
+	if err := errors.Join(depth("ird", p.ird, &p.opts.IRD, &p.opts.ULPIRD),
+		depth("ord", p.ord, &p.opts.ORD, &p.opts.ULPORD)); err != nil {
 		return err
 	}
 	p.opts.RTR = mpa.RTRNone
 	for kind := range strings.SplitSeq(p.rtr, ",") {
-		t, ok := map[string]mpa.RTRTypes{"send": mpa.RTRSend, "write": mpa.RTRWrite, "read": mpa.RTRRead, "none": mpa.RTRNone}[kind]
+		t, ok := map[string]mpa.RTRTypes{"send": mpa.RTRSend, "write": mpa.RTRWrite, "read": mpa.RTRRead,
+			"none": mpa.RTRNone}[kind]
 		if !ok {
 			return fmt.Errorf("--rtr %s: want a list of send, write and read", p.rtr)
 		}
@@ -141,7 +145,8 @@ func (p *mpaProbe) parse(cmd *cobra.Command, addr string) (err error) {
 func (p *mpaProbe) run(ctx context.Context, addr string) error {
 	p.out = control.MPAProbe{Version: control.Version, Role: "initiator", Outcome: "failed", Frames: []control.MPAFrame{}}
 	if len(p.data) > mpa.LinuxPrivateData {
-		p.out.Notes = append(p.out.Notes, fmt.Sprintf("%d octets of private data: Linux takes %d at most", len(p.data), mpa.LinuxPrivateData))
+		p.out.Notes = append(p.out.Notes, fmt.Sprintf("%d octets of private data: Linux takes %d at most", len(p.data),
+			mpa.LinuxPrivateData))
 	}
 	s := softiwarp.Startup{Options: p.opts, Private: p.data, Trace: p.trace, Count: p.counted}
 	var st *softiwarp.Stream
@@ -228,18 +233,21 @@ func (p *mpaProbe) frame(sent bool, b []byte) {
 	if f.UnmarshalBinary(b) != nil {
 		return // the error says it
 	}
-	c := control.MPAFrame{Sent: sent, Kind: "request", Revision: int(f.Rev), Markers: f.Markers, CRC: f.CRC, Reject: f.Reject, Reserved: int(b[16] & 0x0f)}
+	c := control.MPAFrame{Sent: sent, Kind: "request", Revision: int(f.Rev), Markers: f.Markers, CRC: f.CRC,
+		Reject: f.Reject, Reserved: int(b[16] & 0x0f)}
 	if f.Reply {
 		c.Kind = "reply"
 	}
 	if f.S {
-		c.Enhanced = &control.MPAEnhanced{PeerToPeer: f.Enhanced.PeerToPeer, RTR: []string{}, IRD: depthOf(f.Enhanced.IRD), ORD: depthOf(f.Enhanced.ORD)}
+		c.Enhanced = &control.MPAEnhanced{PeerToPeer: f.Enhanced.PeerToPeer, RTR: []string{}, IRD: depthOf(f.Enhanced.IRD),
+			ORD: depthOf(f.Enhanced.ORD)}
 		if f.Enhanced.RTR != 0 {
 			c.Enhanced.RTR = strings.Split(f.Enhanced.RTR.String(), "+")
 		}
 	}
 	if len(f.Private) > 0 {
-		c.Private = &control.MPAPrivate{Hex: hex.EncodeToString(f.Private), Octets: len(f.Private), Meaning: privateMeaning(f.Private)}
+		c.Private = &control.MPAPrivate{Hex: hex.EncodeToString(f.Private), Octets: len(f.Private),
+			Meaning: privateMeaning(f.Private)}
 	}
 	p.out.Frames = append(p.out.Frames, c)
 }
@@ -296,8 +304,10 @@ func (p *mpaProbe) look(st *softiwarp.Stream) error {
 	default:
 		return err
 	}
-	p.out.Settled = &control.MPASettled{Revision: int(res.Rev), Enhanced: res.Enhanced, PeerToPeer: res.PeerToPeer, RTR: res.RTR.String(),
-		IRD: int(res.IRD), ORD: int(res.ORD), SendMarkers: res.SendMarkers, RecvMarkers: res.RecvMarkers, CRC: res.CRC, MULPDU: st.MULPDU(), Fallback: res.Fallback}
+	p.out.Settled = &control.MPASettled{Revision: int(res.Rev), Enhanced: res.Enhanced, PeerToPeer: res.PeerToPeer,
+		RTR: res.RTR.String(),
+		IRD: int(res.IRD), ORD: int(res.ORD), SendMarkers: res.SendMarkers, RecvMarkers: res.RecvMarkers, CRC: res.CRC,
+		MULPDU: st.MULPDU(), Fallback: res.Fallback}
 	return nil
 }
 
@@ -409,7 +419,8 @@ func printMPA(w io.Writer, p *control.MPAProbe) {
 		if s.PeerToPeer {
 			model = "peer-to-peer"
 		}
-		fmt.Fprintf(w, "settled  IRD %d, ORD %d, %s, RTR %s, markers sent %s, received %s, CRC %s\n", s.IRD, s.ORD, model, s.RTR,
+		fmt.Fprintf(w, "settled  IRD %d, ORD %d, %s, RTR %s, markers sent %s, received %s, CRC %s\n", s.IRD, s.ORD,
+			model, s.RTR,
 			yesNo(s.SendMarkers), yesNo(s.RecvMarkers), yesNo(s.CRC))
 		if s.Fallback {
 			fmt.Fprintln(w, "  after a fallback: the enhanced request was met by a close")

@@ -19,5 +19,6 @@ func privateMeaning(b []byte) string {
 	if m[4] != 1 {
 		return fmt.Sprintf("RFC 8797 version %d, which is not known: defaults hold", m[4])
 	}
-	return fmt.Sprintf("RFC 8797 version 1: remote invalidation %s, send size %d, receive size %d", yesNo(m[5]&1 != 0), (int(m[6])+1)*1024, (int(m[7])+1)*1024)
+	return fmt.Sprintf("RFC 8797 version 1: remote invalidation %s, send size %d, receive size %d", yesNo(m[5]&1 != 0),
+		(int(m[6])+1)*1024, (int(m[7])+1)*1024)
 }

@@ -96,7 +96,8 @@ func newProbeRPC() *cobra.Command {
 	f.IntVar(&p.recvSize, "receive-size", 4096, "receive size to announce, in octets")
 	f.IntVarP(&p.count, "count", "c", 3, "NULL calls to make, 1 to 1000")
 	f.DurationVarP(&p.interval, "interval", "i", 0, "pause between them")
-	f.DurationVar(&p.pause, "pause", 100*time.Millisecond, "iwarp: wait before the first message, because Linux's siw may overlook one that comes early")
+	f.DurationVar(&p.pause, "pause", 100*time.Millisecond,
+		"iwarp: wait before the first message, because Linux's siw may overlook one that comes early")
 	f.DurationVar(&p.timeout, "timeout", 10*time.Second, "bound on the connection's set-up, and on each call")
 	return cmd
 }
@@ -224,7 +225,8 @@ func (p *rpcProbe) ask(ctx context.Context) error {
 			}
 		}
 		start := time.Now()
-		r, err := end.Call(ctx, rpcrdma.Submit{Payload: (&rpcrdma.RPCCall{Prog: p.out.Program, Vers: p.progVersion}).Append(nil), MaxReply: 64})
+		r, err := end.Call(ctx,
+			rpcrdma.Submit{Payload: (&rpcrdma.RPCCall{Prog: p.out.Program, Vers: p.progVersion}).Append(nil), MaxReply: 64})
 		if err != nil {
 			return err
 		}
@@ -316,7 +318,8 @@ func (p *rpcProbe) open() (func(context.Context) (*transport.End, func(), error)
 	}
 	dev, err := softroce.Open(softroce.Options{Underlay: p.underlay, GID: ib.GID(p.local.WithZone("").As16())})
 	if err != nil {
-		return nil, hintError{err, "if a daemon on this host has the underlay's UDP port 4791: ask through it (ping --rdma), or use --transport iwarp"}
+		return nil, hintError{err,
+			"if a daemon on this host has the underlay's UDP port 4791: ask through it (ping --rdma), or use --transport iwarp"}
 	}
 	return func(ctx context.Context) (*transport.End, func(), error) {
 		closeAll := func() { dev.Close() }
@@ -342,7 +345,8 @@ func (p *rpcProbe) learn(e *transport.End) {
 	own, at := rpcrdma.FindPrivateData(e.Private())
 	o.Sent = privateOf(e.Private(), own, at)
 	o.Received = privateOf(e.PeerPrivate(), i.Peer, i.PeerAt)
-	o.Refused, o.SendInline, o.RecvInline, o.RemoteInv, o.Asked, o.Granted = int(i.Refused), i.SendInline, i.RecvInline, i.RemoteInv, i.Asked, i.Granted
+	o.Refused, o.SendInline, o.RecvInline, o.RemoteInv, o.Asked, o.Granted = int(i.Refused), i.SendInline, i.RecvInline,
+		i.RemoteInv, i.Asked, i.Granted
 	if i.Settled {
 		o.Agreed = int(i.Version)
 	}
@@ -357,7 +361,8 @@ func (p *rpcProbe) learn(e *transport.End) {
 }
 
 func privateOf(b []byte, d rpcrdma.PrivateData, at int) *control.RPCPrivate {
-	return &control.RPCPrivate{Hex: hex.EncodeToString(bytes.TrimRight(b, "\x00")), At: at, SendSize: d.SendSize, RecvSize: d.RecvSize, RemoteInv: d.RemoteInv}
+	return &control.RPCPrivate{Hex: hex.EncodeToString(bytes.TrimRight(b, "\x00")), At: at, SendSize: d.SendSize,
+		RecvSize: d.RecvSize, RemoteInv: d.RemoteInv}
 }
 
 func printRPC(w io.Writer, o *control.RPCProbe) {
@@ -372,9 +377,11 @@ func printRPC(w io.Writer, o *control.RPCProbe) {
 		switch {
 		case side.p == nil:
 		case side.p.At < 0:
-			line(side.name, "none of RFC 8797: send size %d, receive size %d, no remote invalidation", side.p.SendSize, side.p.RecvSize)
+			line(side.name, "none of RFC 8797: send size %d, receive size %d, no remote invalidation", side.p.SendSize,
+				side.p.RecvSize)
 		default:
-			line(side.name, "send size %d, receive size %d, remote invalidation %s", side.p.SendSize, side.p.RecvSize, yesNo(side.p.RemoteInv))
+			line(side.name, "send size %d, receive size %d, remote invalidation %s", side.p.SendSize, side.p.RecvSize,
+				yesNo(side.p.RemoteInv))
 		}
 	}
 	if o.Received != nil {
@@ -393,7 +400,8 @@ func printRPC(w io.Writer, o *control.RPCProbe) {
 	if len(o.NullMS) > 0 {
 		line("program", "%d version %d: %s", o.Program, o.ProgramVersion, o.Status)
 		sorted := slices.Sorted(slices.Values(o.NullMS))
-		line("NULL", "%d calls, round trip min %.3f, median %.3f, max %.3f ms", len(sorted), sorted[0], sorted[len(sorted)/2], sorted[len(sorted)-1])
+		line("NULL", "%d calls, round trip min %.3f, median %.3f, max %.3f ms", len(sorted), sorted[0],
+			sorted[len(sorted)/2], sorted[len(sorted)-1])
 	}
 	for _, name := range slices.Sorted(maps.Keys(o.Counters)) {
 		line("counted", "%s %d", name, o.Counters[name])

@@ -125,28 +125,65 @@ func nfs(_ context.Context, s rpcrdma.Serve) rpcrdma.Event {
 func TestProbeRPC(t *testing.T) {
 	for _, carrier := range []string{"roce", "iwarp"} {
 		t.Run(carrier, func(t *testing.T) {
-			addr := serveRPC(t, carrier, transport.Options{Serve: nfs, RPC: rpcrdma.Options{SendSize: 8192, RecvSize: 2048, Grant: 5}})
-			status, text, d := probeRPC(t, addr, "--transport", carrier, "--json", "--count", "4")
-			if status != 0 || d.Outcome != "answered" || d.Agreed != 2 || d.Offered != 2 || d.Refused != 0 || d.Granted != 5 || len(d.NullMS) != 4 || d.Status != "SUCCESS" {
-				t.Errorf("status %d: %s", status, text)
+			addr := serveRPC(t, carrier, transport.Options{Serve: nfs,
+				RPC: rpcrdma.Options{SendSize: 8192, RecvSize: 2048, Grant: 5}})
+			status, _, d := probeRPC(t, addr, "--transport", carrier, "--json", "--count", "4")
+			switch {
+			case status != 0:
+				t.Errorf("status is %v, want 0", status)
+			case d.Outcome != "answered":
+				t.Errorf("Outcome is %v, want \"answered\"", d.Outcome)
+			case d.Agreed != 2:
+				t.Errorf("Agreed is %v, want 2", d.Agreed)
+			case d.Offered != 2:
+				t.Errorf("Offered is %v, want 2", d.Offered)
+			case d.Refused != 0:
+				t.Errorf("Refused is %v, want 0", d.Refused)
+			case d.Granted != 5:
+				t.Errorf("Granted is %v, want 5", d.Granted)
+			case len(d.NullMS) != 4:
+				t.Errorf("NullMS has %v elements, want 4", len(d.NullMS))
+			case d.Status != "SUCCESS":
+				t.Errorf("Status is %v, want \"SUCCESS\"", d.Status)
 			}
-			if d.Sent == nil || d.Sent.SendSize != 4096 || d.Received == nil || d.Received.SendSize != 8192 || d.Received.RecvSize != 2048 || d.Received.At != 0 ||
-				!strings.HasPrefix(d.Received.Hex, "f6ab0e1801") || !d.Received.RemoteInv {
-				t.Errorf("private data: %s", text)
+			switch {
+			case d.Sent == nil:
+				t.Error("private data: Sent is nil")
+			case d.Sent.SendSize != 4096:
+				t.Errorf("private data: Sent.SendSize is %v, want 4096", d.Sent.SendSize)
+			case d.Received == nil:
+				t.Error("private data: Received is nil")
+			case d.Received.SendSize != 8192:
+				t.Errorf("private data: Received.SendSize is %v, want 8192", d.Received.SendSize)
+			case d.Received.RecvSize != 2048:
+				t.Errorf("private data: Received.RecvSize is %v, want 2048", d.Received.RecvSize)
+			case d.Received.At != 0:
+				t.Errorf("private data: Received.At is %v, want 0", d.Received.At)
+			case !strings.HasPrefix(d.Received.Hex, "f6ab0e1801"):
+				t.Errorf("private data: %q does not begin with \"f6ab0e1801\"", d.Received.Hex)
+			case !d.Received.RemoteInv:
+				t.Error("private data: Received.RemoteInv is false, want true")
 			}
-			status, text, _ = probeRPC(t, addr, "--transport", carrier)
-			for _, want := range []string{"version          2 (offered 2)", "4096 octets to the peer", "100003 version 4: SUCCESS", "NULL             3 calls", "\nanswered\n"} {
+			status, text, _ := probeRPC(t, addr, "--transport", carrier)
+			for _, want := range []string{"version          2 (offered 2)", "4096 octets to the peer",
+				"100003 version 4: SUCCESS", "NULL             3 calls", "\nanswered\n"} {
 				if status != 0 || !strings.Contains(text, want) {
 					t.Errorf("%q is not in\n%s", want, text)
 				}
 			}
 			status, text, d = probeRPC(t, addr, "--transport", carrier, "--json", "--rpcrdma", "1", "--version", "9")
-			if status != 1 || d.Outcome != "refused" || d.Agreed != 1 || d.RecvInline != 4096 || d.SendInline != 2048 || !strings.Contains(d.Status, "versions 3 to 4") {
+			if status != 1 || d.Outcome != "refused" || d.Agreed != 1 || d.RecvInline != 4096 || d.SendInline != 2048 ||
+				!strings.Contains(d.Status, "versions 3 to 4") {
 				t.Errorf("status %d: %s", status, text)
 			}
-			status, text, d = probeRPC(t, addr, "--transport", carrier, "--json", "--vers-only", "--program", "0x20000001")
-			if status != 0 || d.Agreed != 2 || len(d.NullMS) != 0 {
-				t.Errorf("status %d: %s", status, text)
+			status, _, d = probeRPC(t, addr, "--transport", carrier, "--json", "--vers-only", "--program", "0x20000001")
+			switch {
+			case status != 0:
+				t.Errorf("status is %v, want 0", status)
+			case d.Agreed != 2:
+				t.Errorf("Agreed is %v, want 2", d.Agreed)
+			case len(d.NullMS) != 0:
+				t.Errorf("NullMS has %v elements, want 0", len(d.NullMS))
 			}
 		})
 	}
@@ -155,8 +192,15 @@ func TestProbeRPC(t *testing.T) {
 // A server that speaks version one only.
 func TestProbeRPCVersionOne(t *testing.T) {
 	addr := serveRPC(t, "roce", transport.Options{Serve: nfs, RPC: rpcrdma.Options{MaxVersion: 1}})
-	if status, text, d := probeRPC(t, addr, "--json"); status != 0 || d.Agreed != 1 || d.Refused != 2 || d.SendInline != 4096 {
-		t.Errorf("status %d: %s", status, text)
+	switch status, text, d := probeRPC(t, addr, "--json"); {
+	case status != 0:
+		t.Errorf("status is %v, want 0: %s", status, text)
+	case d.Agreed != 1:
+		t.Errorf("Agreed is %v, want 1", d.Agreed)
+	case d.Refused != 2:
+		t.Errorf("Refused is %v, want 2", d.Refused)
+	case d.SendInline != 4096:
+		t.Errorf("SendInline is %v, want 4096", d.SendInline)
 	}
 }
 
@@ -186,7 +230,8 @@ func serveOld(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	qp, err := dev.CreateQP(verbs.QPInit{Transport: ib.RC, SendCQ: cq, RecvCQ: cq, SendDepth: 16, RecvDepth: 16, MaxSendSGE: 1, MaxRecvSGE: 1})
+	qp, err := dev.CreateQP(verbs.QPInit{Transport: ib.RC, SendCQ: cq, RecvCQ: cq, SendDepth: 16, RecvDepth: 16,
+		MaxSendSGE: 1, MaxRecvSGE: 1})
 	if err == nil {
 		err = qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: ib.DefaultPKey})
 	}
@@ -222,8 +267,15 @@ func serveOld(t *testing.T) {
 // A server that does not answer version two is asked in version one in time.
 func TestProbeRPCOldServer(t *testing.T) {
 	serveOld(t)
-	if status, text, d := probeRPC(t, "127.0.0.2", "--timeout", "2s", "--count", "1", "--json"); status != 0 || d.Agreed != 1 || d.Refused != 0 || d.Outcome != "answered" {
-		t.Errorf("status %d: %s", status, text)
+	switch status, text, d := probeRPC(t, "127.0.0.2", "--timeout", "2s", "--count", "1", "--json"); {
+	case status != 0:
+		t.Errorf("status is %v, want 0: %s", status, text)
+	case d.Agreed != 1:
+		t.Errorf("Agreed is %v, want 1", d.Agreed)
+	case d.Refused != 0:
+		t.Errorf("Refused is %v, want 0", d.Refused)
+	case d.Outcome != "answered":
+		t.Errorf("Outcome is %v, want \"answered\"", d.Outcome)
 	}
 }
 

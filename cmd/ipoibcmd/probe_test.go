@@ -96,73 +96,92 @@ func connecting(t *testing.T, addr string, args ...string) (p probed) {
 	return p
 }
 
-// TestProbeMPA runs the program at both ends.
-func TestProbeMPA(t *testing.T) {
-	for _, tt := range []struct {
-		name            string
-		listen, connect string
-		outcome         [2]string // of the responder and of the initiator
-		check           func(t *testing.T, r, i *control.MPAProbe)
-	}{
-		{"defaults", "", "", [2]string{"established", "established"}, func(t *testing.T, r, i *control.MPAProbe) {
-			if !i.Settled.Enhanced || i.Settled.IRD != 16 || r.Settled.ORD != 16 || i.Settled.PeerToPeer || i.Settled.RTR != "none" || i.Settled.CRC {
-				t.Errorf("%+v", i.Settled)
+// mpaProbes are both ends of a negotiation, how it ends and what they say of it.
+var mpaProbes = []struct {
+	name            string
+	listen, connect string
+	outcome         [2]string // of the responder and of the initiator
+	check           func(t *testing.T, r, i *control.MPAProbe)
+}{
+	{"defaults", "", "", [2]string{"established", "established"}, func(t *testing.T, r, i *control.MPAProbe) {
+		if !i.Settled.Enhanced || i.Settled.IRD != 16 || r.Settled.ORD != 16 || i.Settled.PeerToPeer ||
+			i.Settled.RTR != "none" || i.Settled.CRC {
+			t.Errorf("%+v", i.Settled)
+		}
+	}},
+	{"peer-to-peer", "--ird 3 --ord 9 --rtr write,read --crc",
+		"--peer-to-peer --ird 8 --ord 4 --rtr read,send --markers", [2]string{"established", "established"},
+		func(t *testing.T, r, i *control.MPAProbe) {
+			if i.Settled.RTR != "read" || r.Settled.RTR != "read" || i.Settled.ORD != 3 || r.Settled.ORD != 8 ||
+				!i.Settled.CRC || !r.Settled.SendMarkers || i.Settled.SendMarkers {
+				t.Errorf("%+v and %+v", i.Settled, r.Settled)
+			}
+			if *i.Frames[0].Enhanced.IRD != 8 || *i.Frames[1].Enhanced.ORD != 8 ||
+				strings.Join(i.Frames[0].Enhanced.RTR, "+") != "send+read" {
+				t.Errorf("%+v", i.Frames)
+			}
+			if i.FirstMessage != "Read Response of 0 octets" && i.FirstMessage != "" ||
+				!strings.HasPrefix(r.FirstMessage, "RTR indication: Read Request") {
+				t.Errorf("%q and %q", i.FirstMessage, r.FirstMessage)
 			}
 		}},
-		{"peer-to-peer", "--ird 3 --ord 9 --rtr write,read --crc", "--peer-to-peer --ird 8 --ord 4 --rtr read,send --markers", [2]string{"established", "established"},
-			func(t *testing.T, r, i *control.MPAProbe) {
-				if i.Settled.RTR != "read" || r.Settled.RTR != "read" || i.Settled.ORD != 3 || r.Settled.ORD != 8 || !i.Settled.CRC || !r.Settled.SendMarkers || i.Settled.SendMarkers {
-					t.Errorf("%+v and %+v", i.Settled, r.Settled)
-				}
-				if *i.Frames[0].Enhanced.IRD != 8 || *i.Frames[1].Enhanced.ORD != 8 || strings.Join(i.Frames[0].Enhanced.RTR, "+") != "send+read" {
-					t.Errorf("%+v", i.Frames)
-				}
-				if i.FirstMessage != "Read Response of 0 octets" && i.FirstMessage != "" || !strings.HasPrefix(r.FirstMessage, "RTR indication: Read Request") {
-					t.Errorf("%q and %q", i.FirstMessage, r.FirstMessage)
-				}
-			}},
-		{"revision 1", "", "--revision 1 --private-data text:hello", [2]string{"established", "established"}, func(t *testing.T, r, i *control.MPAProbe) {
-			if i.Settled.Revision != 1 || i.Settled.Enhanced || r.Frames[0].Enhanced != nil || r.Frames[0].Private.Hex != "68656c6c6f" {
+	{"revision 1", "", "--revision 1 --private-data text:hello", [2]string{"established", "established"},
+		func(t *testing.T, r, i *control.MPAProbe) {
+			if i.Settled.Revision != 1 || i.Settled.Enhanced || r.Frames[0].Enhanced != nil ||
+				r.Frames[0].Private.Hex != "68656c6c6f" {
 				t.Errorf("%+v %+v", i.Settled, r.Frames)
 			}
 		}},
-		{"left to the ULP", "", "--ird ulp --ord ulp", [2]string{"established", "established"}, func(t *testing.T, r, i *control.MPAProbe) {
+	{"left to the ULP", "", "--ird ulp --ord ulp", [2]string{"established", "established"},
+		func(t *testing.T, r, i *control.MPAProbe) {
 			for _, f := range i.Frames {
 				if f.Enhanced.IRD != nil || f.Enhanced.ORD != nil {
 					t.Errorf("%+v", f.Enhanced)
 				}
 			}
 		}},
-		{"RFC 8797", "--private-data f6ab0e1801000303", "--private-data f6ab0e1801010300", [2]string{"established", "established"}, func(t *testing.T, r, i *control.MPAProbe) {
-			if m := r.Frames[0].Private.Meaning; m != "RFC 8797 version 1: remote invalidation yes, send size 4096, receive size 1024" {
+	{"RFC 8797", "--private-data f6ab0e1801000303", "--private-data f6ab0e1801010300",
+		[2]string{"established", "established"}, func(t *testing.T, r, i *control.MPAProbe) {
+			if m := r.Frames[0].Private.Meaning; m != "RFC 8797 version 1: remote invalidation yes, send size 4096, "+
+				"receive size 1024" {
 				t.Error(m)
 			}
 			if m := i.Frames[1].Private.Meaning; !strings.Contains(m, "invalidation no") {
 				t.Error(m)
 			}
 		}},
-		{"needs more ORD", "--need-ord 20", "", [2]string{"rejected", "rejected"}, func(t *testing.T, r, i *control.MPAProbe) {
-			if i.Frames[1].Enhanced == nil || *i.Frames[1].Enhanced.ORD != 20 || !i.Frames[1].Reject || *r.Code != 6 || r.Clause != "RFC 6581 section 9.1" {
+	{"needs more ORD", "--need-ord 20", "", [2]string{"rejected", "rejected"},
+		func(t *testing.T, r, i *control.MPAProbe) {
+			if i.Frames[1].Enhanced == nil || *i.Frames[1].Enhanced.ORD != 20 || !i.Frames[1].Reject || *r.Code != 6 ||
+				r.Clause != "RFC 6581 section 9.1" {
 				t.Errorf("%+v %+v", i, r)
 			}
 		}},
-		{"rejected", "--reject", "--peer-to-peer", [2]string{"rejected", "rejected"}, func(t *testing.T, r, i *control.MPAProbe) {
+	{"rejected", "--reject", "--peer-to-peer", [2]string{"rejected", "rejected"},
+		func(t *testing.T, r, i *control.MPAProbe) {
 			if i.Clause == "" || i.Reason != "peer_rejected" {
 				t.Errorf("%+v", i)
 			}
 		}},
-		{"no RTR in common", "--rtr send", "--peer-to-peer --rtr write", [2]string{"failed", "failed"}, func(t *testing.T, r, i *control.MPAProbe) {
-			if *i.Code != 7 || i.Clause != "RFC 6581 section 9.2" || i.Reason != "no_rtr" || *r.Code != 7 || r.Terminate != "2/0/7 no matching RTR option" {
+	{"no RTR in common", "--rtr send", "--peer-to-peer --rtr write", [2]string{"failed", "failed"},
+		func(t *testing.T, r, i *control.MPAProbe) {
+			if *i.Code != 7 || i.Clause != "RFC 6581 section 9.2" || i.Reason != "no_rtr" || *r.Code != 7 ||
+				r.Terminate != "2/0/7 no matching RTR option" {
 				t.Errorf("%+v and %+v", i, r)
 			}
 		}},
-		{"too little IRD", "--need-ord 5 --ord 5", "--ird 4 --max-ird 4", [2]string{"rejected", "rejected"}, nil},
-		{"old responder", "--revision 1", "--peer-to-peer", [2]string{"failed", "failed"}, func(t *testing.T, r, i *control.MPAProbe) {
+	{"too little IRD", "--need-ord 5 --ord 5", "--ird 4 --max-ird 4", [2]string{"rejected", "rejected"}, nil},
+	{"old responder", "--revision 1", "--peer-to-peer", [2]string{"failed", "failed"},
+		func(t *testing.T, r, i *control.MPAProbe) {
 			if *i.Code != 1 || *r.Code != 4 || r.Reason != "enhanced_request" || r.Counters["enhanced_request"] != 1 {
 				t.Errorf("%+v and %+v", i, r)
 			}
 		}},
-	} {
+}
+
+// TestProbeMPA runs the program at both ends.
+func TestProbeMPA(t *testing.T) {
+	for _, tt := range mpaProbes {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			addr, end := listening(t, append(strings.Fields(tt.listen), "--json")...)
@@ -173,15 +192,25 @@ func TestProbeMPA(t *testing.T) {
 				if tt.outcome[k] == "established" {
 					want = 0
 				}
-				if p.json.Outcome != tt.outcome[k] || p.status != want || p.json.Version != control.Version {
-					t.Errorf("%s: status %d\n%s", p.json.Role, p.status, p.text)
+				switch {
+				case p.json.Outcome != tt.outcome[k]:
+					t.Errorf("%s: Outcome is %v, want %v", p.json.Role, p.json.Outcome, tt.outcome[k])
+				case p.status != want:
+					t.Errorf("%s: status is %v, want %v", p.json.Role, p.status, want)
+				case p.json.Version != control.Version:
+					t.Errorf("%s: Version is %v, want %v", p.json.Role, p.json.Version, control.Version)
 				}
 				if (p.json.Error == "") != (want == 0) {
 					t.Errorf("%s: error %q", p.json.Role, p.json.Error)
 				}
 			}
-			if i.json.Role != "initiator" || r.json.Role != "responder" || i.json.Remote != addr {
-				t.Errorf("%+v and %+v", i.json, r.json)
+			switch {
+			case i.json.Role != "initiator":
+				t.Errorf("Role is %v, want \"initiator\"", i.json.Role)
+			case r.json.Role != "responder":
+				t.Errorf("Role is %v, want \"responder\"", r.json.Role)
+			case i.json.Remote != addr:
+				t.Errorf("Remote is %v, want %v", i.json.Remote, addr)
 			}
 			if tt.check != nil && !t.Failed() {
 				tt.check(t, &r.json, &i.json)
@@ -195,7 +224,8 @@ func TestProbeMPAText(t *testing.T) {
 	addr, end := listening(t, "--need-ord", "20")
 	i, r := connecting(t, addr, "--private-data", "f6ab0e1801010303"), probed{}
 	r = end()
-	for _, want := range []string{"request  sent     revision 2, flags S", "asked          IRD 16, ORD 16, client-server", "offered        IRD 16, ORD 20", "flags R S",
+	for _, want := range []string{"request  sent     revision 2, flags S",
+		"asked          IRD 16, ORD 16, client-server", "offered        IRD 16, ORD 20", "flags R S",
 		"RFC 8797 version 1", "outcome  rejected", "RFC 5044 section 7.1.2"} {
 		if !strings.Contains(i.text, want) {
 			t.Errorf("no %q in\n%s", want, i.text)
@@ -209,51 +239,58 @@ func TestProbeMPAText(t *testing.T) {
 	addr, end = listening(t, "--crc")
 	i = connecting(t, addr, "--peer-to-peer", "--ird", "ulp")
 	end()
-	for _, want := range []string{"IRD 0x3FFF (left to the ULP)", "peer-to-peer (A), RTR send, write, read", "settled  IRD 16, ORD 16, peer-to-peer, RTR write", "CRC yes", "outcome  established"} {
+	for _, want := range []string{"IRD 0x3FFF (left to the ULP)", "peer-to-peer (A), RTR send, write, read",
+		"settled  IRD 16, ORD 16, peer-to-peer, RTR write", "CRC yes", "outcome  established"} {
 		if !strings.Contains(i.text, want) {
 			t.Errorf("no %q in\n%s", want, i.text)
 		}
 	}
 }
 
+// badMPAPeers are peers that speak no MPA, or not to the end.
+var badMPAPeers = []struct {
+	name   string
+	peer   func(net.Conn)
+	code   int
+	reason string
+}{
+	{"another protocol", func(c net.Conn) { fmt.Fprint(c, "HTTP/1.1 400 Bad Request\r\n\r\n") }, 4, "key"},
+	{"closes", func(c net.Conn) { io.CopyN(io.Discard, c, 24) }, 1, "closed"},
+	{"says nothing", func(c net.Conn) { io.Copy(io.Discard, c) }, 4, "timeout"},
+	{"both initiators", func(c net.Conn) { c.Write([]byte("MPA ID Req Frame\x00\x01\x00\x00")) }, 4, "both_initiators"},
+	{"terminates", func(c net.Conn) {
+		io.CopyN(io.Discard, c, 24)
+		c.Write([]byte("MPA ID Rep Frame\x10\x02\x00\x04\x00\x10\x00\x10"))
+		c.Write([]byte(
+			"\x00\x16\x41\x47\x00\x00\x00\x00\x00\x00\x00\x02\x00\x00\x00\x01\x00\x00\x00\x00\x20\x05\x00\x00\x00\x00\x00\x00"))
+	}, 5, "terminated"},
+	{"closes in the middle", func(c net.Conn) { io.CopyN(io.Discard, c, 24); c.Write([]byte("MPA ID Rep Frame\x10")) },
+		1, "closed"},
+	{"promises more than it sends", func(c net.Conn) {
+		c.Write([]byte("MPA ID Rep Frame\x10\x02\x00\x05\x00\x10\x00\x10"))
+		io.Copy(io.Discard, c)
+	}, 4, "timeout"},
+	{"promises more than there may be", func(c net.Conn) { c.Write([]byte("MPA ID Rep Frame\x10\x02\x02\x01")) }, 4,
+		"pd_length"},
+	{"S and no data", func(c net.Conn) { c.Write([]byte("MPA ID Rep Frame\x10\x02\x00\x00")) }, 4, "no_enhanced_data"},
+	{"promises less than it sends", func(c net.Conn) {
+		io.CopyN(io.Discard, c, 24)
+		c.Write([]byte("MPA ID Rep Frame\x10\x02\x00\x04\x00\x10\x00\x10\xff\xff")) // taken for an FPDU
+		io.Copy(io.Discard, c)
+	}, 5, "ulpdu_length"},
+	{"drips", func(c net.Conn) {
+		for _, b := range []byte("MPA ID Rep Frame") {
+			if _, err := c.Write([]byte{b}); err != nil {
+				return
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	}, 4, "timeout"},
+}
+
 // TestProbeMPABadPeers: peers that are no iWARP, say nothing, or are not there.
 func TestProbeMPABadPeers(t *testing.T) {
-	for _, tt := range []struct {
-		name   string
-		peer   func(net.Conn)
-		code   int
-		reason string
-	}{
-		{"another protocol", func(c net.Conn) { fmt.Fprint(c, "HTTP/1.1 400 Bad Request\r\n\r\n") }, 4, "key"},
-		{"closes", func(c net.Conn) { io.CopyN(io.Discard, c, 24) }, 1, "closed"},
-		{"says nothing", func(c net.Conn) { io.Copy(io.Discard, c) }, 4, "timeout"},
-		{"both initiators", func(c net.Conn) { c.Write([]byte("MPA ID Req Frame\x00\x01\x00\x00")) }, 4, "both_initiators"},
-		{"terminates", func(c net.Conn) {
-			io.CopyN(io.Discard, c, 24)
-			c.Write([]byte("MPA ID Rep Frame\x10\x02\x00\x04\x00\x10\x00\x10"))
-			c.Write([]byte("\x00\x16\x41\x47\x00\x00\x00\x00\x00\x00\x00\x02\x00\x00\x00\x01\x00\x00\x00\x00\x20\x05\x00\x00\x00\x00\x00\x00"))
-		}, 5, "terminated"},
-		{"closes in the middle", func(c net.Conn) { io.CopyN(io.Discard, c, 24); c.Write([]byte("MPA ID Rep Frame\x10")) }, 1, "closed"},
-		{"promises more than it sends", func(c net.Conn) {
-			c.Write([]byte("MPA ID Rep Frame\x10\x02\x00\x05\x00\x10\x00\x10"))
-			io.Copy(io.Discard, c)
-		}, 4, "timeout"},
-		{"promises more than there may be", func(c net.Conn) { c.Write([]byte("MPA ID Rep Frame\x10\x02\x02\x01")) }, 4, "pd_length"},
-		{"S and no data", func(c net.Conn) { c.Write([]byte("MPA ID Rep Frame\x10\x02\x00\x00")) }, 4, "no_enhanced_data"},
-		{"promises less than it sends", func(c net.Conn) {
-			io.CopyN(io.Discard, c, 24)
-			c.Write([]byte("MPA ID Rep Frame\x10\x02\x00\x04\x00\x10\x00\x10\xff\xff")) // taken for an FPDU
-			io.Copy(io.Discard, c)
-		}, 5, "ulpdu_length"},
-		{"drips", func(c net.Conn) {
-			for _, b := range []byte("MPA ID Rep Frame") {
-				if _, err := c.Write([]byte{b}); err != nil {
-					return
-				}
-				time.Sleep(100 * time.Millisecond)
-			}
-		}, 4, "timeout"},
-	} {
+	for _, tt := range badMPAPeers {
 		ln, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
@@ -304,8 +341,20 @@ func (p *probed) failed(t *testing.T, what string, code int, reason string) {
 	if p.json.Code != nil {
 		got = *p.json.Code
 	}
-	if p.status != 1 || p.json.Outcome != "failed" || got != code || p.json.Reason != reason || p.json.Clause == "" || p.json.Error == "" ||
-		reason != "segment" && p.json.Counters[reason] != 1 {
+	switch {
+	case p.status != 1:
+		t.Errorf("%s: status is %v, want 1", what, p.status)
+	case p.json.Outcome != "failed":
+		t.Errorf("%s: Outcome is %v, want \"failed\"", what, p.json.Outcome)
+	case got != code:
+		t.Errorf("%s: got is %v, want %v", what, got, code)
+	case p.json.Reason != reason:
+		t.Errorf("%s: Reason is %v, want %v", what, p.json.Reason, reason)
+	case p.json.Clause == "":
+		t.Errorf("%s: Clause is empty", what)
+	case p.json.Error == "":
+		t.Errorf("%s: Error is empty", what)
+	case reason != "segment" && p.json.Counters[reason] != 1:
 		t.Errorf("%s: status %d\n%s", what, p.status, p.text)
 	}
 }
@@ -327,7 +376,9 @@ func TestProbeMPABadInitiators(t *testing.T) {
 		{"revision 3", "MPA ID Req Frame\x10\x03\x00\x04", "", false, 4, "revision"},
 		{"no RTR", request, "", false, 5, "rtr_timeout"},
 		{"half an RTR", request, "\x00\x0e\xc1", true, 1, "closed"},
-		{"data before the RTR", request, "\x00\x16\x41\x43\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00data\x00\x00\x00\x00", false, 7, "not_rtr"},
+		{"data before the RTR", request,
+			"\x00\x16\x41\x43\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00data\x00\x00\x00\x00", false,
+			7, "not_rtr"},
 		{"an FPDU longer than any", request, "\xff\xff", false, 5, "ulpdu_length"},
 		{"no segment", request, "\x00\x02zz\x00\x00\x00\x00", false, 0, "segment"},
 	} {
@@ -357,10 +408,14 @@ func TestProbeMPABadInitiators(t *testing.T) {
 }
 
 func TestProbeMPAUsage(t *testing.T) {
-	for _, args := range [][]string{{}, {"host"}, {"h:1", "--ird", "16383"}, {"h:1", "--ord", "x"}, {"h:1", "--rtr", "bogus"}, {"h:1", "--private-data", "xyz"},
-		{"h:1", "--revision", "3"}, {"h:1", "--revision", "1", "--peer-to-peer"}, {"h:1", "--rtr", "none", "--peer-to-peer"}, {"h:1", "--timeout", "0s"},
-		{"h:1", "--private-data", "text:" + strings.Repeat("x", 509)}, {":0", "--listen", "--private-data", "text:" + strings.Repeat("x", 509)}} {
-		if status, _, stderr := command(t, append([]string{"probe", "mpa"}, args...)...); status != 2 || !strings.Contains(stderr, "see: ipoibcmd probe mpa --help") {
+	for _, args := range [][]string{{}, {"host"}, {"h:1", "--ird", "16383"}, {"h:1", "--ord", "x"},
+		{"h:1", "--rtr", "bogus"}, {"h:1", "--private-data", "xyz"},
+		{"h:1", "--revision", "3"}, {"h:1", "--revision", "1", "--peer-to-peer"},
+		{"h:1", "--rtr", "none", "--peer-to-peer"}, {"h:1", "--timeout", "0s"},
+		{"h:1", "--private-data", "text:" + strings.Repeat("x", 509)},
+		{":0", "--listen", "--private-data", "text:" + strings.Repeat("x", 509)}} {
+		if status, _, stderr := command(t, append([]string{"probe", "mpa"}, args...)...); status != 2 ||
+			!strings.Contains(stderr, "see: ipoibcmd probe mpa --help") {
 			t.Errorf("%q: status %d, %q", args, status, stderr)
 		}
 	}

@@ -31,8 +31,9 @@ const ecnOff, ecnAuto, ecnOn = "off", "auto", "on"
 
 // openProvider opens what carries RDMA, and checks that the UD MTU fits it. The
 // notes are what an operator should know about the choice.
-func openProvider(ctx context.Context, c Config, s settings, before *predecessor, log *slog.Logger) (verbs.Provider, ib.GID, []string, error) {
-	dev, err := c.openDevice(ctx, s, before, log)
+func openProvider(ctx context.Context, c Config, s settings, threads int, before *predecessor,
+	log *slog.Logger) (verbs.Provider, ib.GID, []string, error) {
+	dev, err := c.openDevice(ctx, s, threads, before, log)
 	if err != nil {
 		return nil, ib.GID{}, nil, err
 	}
@@ -55,12 +56,14 @@ func openProvider(ctx context.Context, c Config, s settings, before *predecessor
 	return dev, s.gid, notes, nil
 }
 
-func (c *Config) openDevice(ctx context.Context, s settings, before *predecessor, log *slog.Logger) (verbs.Provider, error) {
+func (c *Config) openDevice(ctx context.Context, s settings, threads int, before *predecessor,
+	log *slog.Logger) (verbs.Provider, error) {
 	if c.Provider == ibVerbs && !ibverbs.Built {
 		return nil, fmt.Errorf("provider ibverbs: %w", ibverbs.ErrNotBuilt)
 	}
 	if c.infiniBand() {
-		dev, err := ibverbs.Open(ibverbs.Options{Device: c.Device, Port: c.Port, GID: s.gid, NoCM: c.CMTransport == "inband", Stop: ctx.Done(), Log: log})
+		dev, err := ibverbs.Open(ibverbs.Options{Device: c.Device, Port: c.Port, GID: s.gid,
+			NoCM: c.CMTransport == "inband", Stop: ctx.Done(), Log: log})
 		if err != nil {
 			return nil, fmt.Errorf("open port %d of %s: %w", c.Port, c.Device, err)
 		}
@@ -78,7 +81,8 @@ func (c *Config) openDevice(ctx context.Context, s settings, before *predecessor
 	}
 	var dev verbs.Provider
 	if c.Provider == ibVerbs {
-		dev, err = ibverbs.Open(ibverbs.Options{Underlay: c.Underlay, Device: c.Device, GID: s.gid, NoCM: c.CMTransport == "inband", Stop: ctx.Done(), Log: log})
+		dev, err = ibverbs.Open(ibverbs.Options{Underlay: c.Underlay, Device: c.Device, GID: s.gid,
+			NoCM: c.CMTransport == "inband", Stop: ctx.Done(), Log: log})
 	} else {
 		poll := softroce.DefaultBusyPoll
 		if off(c.Offload.BusyPoll) {
@@ -88,10 +92,11 @@ func (c *Config) openDevice(ctx context.Context, s settings, before *predecessor
 		dev, err = before.whenReleased(func() (verbs.Provider, error) {
 			d, err := softroce.Open(softroce.Options{
 				Underlay: c.Underlay, GID: s.gid, MaxUDPayload: c.UDMTU.most() + encap.HeaderLen,
-				TrafficClass: uint8(c.Class.fixed()), ECN: ecnModes[c.ECN], PKeys: []ib.PKey{ib.PKey(cmp.Or(c.PKey, uint16(ib.DefaultPKey)))},
+				TrafficClass: uint8(c.Class.fixed()), ECN: ecnModes[c.ECN],
+				PKeys: []ib.PKey{ib.PKey(cmp.Or(c.PKey, uint16(ib.DefaultPKey)))},
 				NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), HoldP: !off(c.Offload.HoldP),
 				BusyPoll: poll, NoConnect: off(c.Offload.Connected), Stop: ctx.Done(), Log: log,
-				Sockets: before.sockets, GUID: before.guid(),
+				Sockets: before.sockets, GUID: before.guid(), Threads: threads,
 			})
 			if err != nil {
 				return nil, err // not a nil Device in an interface
@@ -135,7 +140,8 @@ func (c *Config) checkUD(gid ib.GID) func(verbs.Port) (mtu.UDPlan, error) {
 func (s settings) needIPv6(plan mtu.UDPlan) error {
 	for _, p := range s.prefixes {
 		if p.Addr().Is6() && !plan.IPv6 {
-			return fmt.Errorf("address %v: there is no IPv6 on a link whose UD MTU, %d on this underlay, is below %d: raise the underlay's MTU",
+			return fmt.Errorf(
+				"address %v: there is no IPv6 on a link whose UD MTU, %d on this underlay, is below %d: raise the underlay's MTU",
 				p, plan.MTU, mtu.MinIPv6)
 		}
 	}

@@ -20,10 +20,12 @@ import (
 
 // liveKeys are the settings that change while the agent runs, and for what.
 var liveKeys = map[string]string{
-	"addresses": control.EffectNow, "idle_timeout": control.EffectNow, "log_level": control.EffectNow, "peers": control.EffectNow,
+	"addresses": control.EffectNow, "idle_timeout": control.EffectNow, "log_level": control.EffectNow,
+	"peers": control.EffectNow,
 	"allow": control.EffectNow, "peer_allow": control.EffectNow, "peer_trust": control.EffectNow,
-	"mode": control.EffectNewConnections, "receive_mtu": control.EffectNewConnections, "traffic_class": control.EffectNewConnections,
-	"arp_accept": control.EffectNow, "limits.connections": control.EffectNow, "limits.neighbours": control.EffectNow,
+	"mode": control.EffectNewConnections, "receive_mtu": control.EffectNewConnections,
+	"traffic_class": control.EffectNewConnections,
+	"arp_accept":    control.EffectNow, "limits.connections": control.EffectNow, "limits.neighbours": control.EffectNow,
 	"offload.gso": control.EffectNow, "offload.gro": control.EffectNow, "offload.connected": control.EffectNow,
 	"offload.tso": control.EffectNow, "offload.uso": control.EffectNow,
 }
@@ -38,12 +40,15 @@ var restartReasons = map[string]string{
 	"control": "clients use the old socket", "control_group": "the socket is open",
 	"cm_transport": "connections are set up the old way", "ud_mtu": "buffers are laid out for the old one",
 	"metrics": "its listener is open", "metric_peers": "series would begin and end",
-	"metrics_tls": "its listener is open; the file itself is read again when it changes", "metrics_auth": "its listener is open; the file itself is read again when it changes",
-	"log_format": "readers of the log expect the old one",
-	"pkey":       "the link is another one", "qkey": "the UD QP has the old one",
+	"metrics_tls":  "its listener is open; the file itself is read again when it changes",
+	"metrics_auth": "its listener is open; the file itself is read again when it changes",
+	"log_format":   "readers of the log expect the old one",
+	"pkey":         "the link is another one", "qkey": "the UD QP has the old one",
 	"offload.checksum": "the interface is made with it", "offload.one_thread": "threads are laid out for it",
+	"threads":        "queues of the interface, sockets and queue pairs are divided among them",
 	"offload.hold_p": "threads are laid out for it", "offload.busy_poll": "threads are laid out for it",
-	"link": "this host is published under the old one", "membership": "the source of members runs", "member_id": "this host is published under the old one",
+	"link": "this host is published under the old one", "membership": "the source of members runs",
+	"member_id": "this host is published under the old one",
 	"state_dir": "its files are open", "etcd": "the source of members runs",
 	"user": "the process has given up the rights to change it", "sandbox": "what was given up cannot be had back",
 }
@@ -110,13 +115,15 @@ func (c *Config) live() (agent.Live, settings, error) {
 		Allow: s.allow, PeerAllow: s.ask, PeerTrust: s.trust, ARPAlways: c.ARPAccept == arpAlways,
 		MaxConns: c.Limits.Connections, MaxNeighbours: c.Limits.Neighbours,
 		TrafficClass: uint8(c.Class.fixed()), InheritClass: c.Class.inherits(),
-		Offloads: map[string]bool{"gso": !off(c.Offload.GSO), "gro": !off(c.Offload.GRO), "connected": !off(c.Offload.Connected),
-			"tso": !off(c.Offload.TSO), "uso": !off(c.Offload.USO)}}, s, err
+		Offloads: map[string]bool{"gso": !off(c.Offload.GSO), "gro": !off(c.Offload.GRO),
+			"connected": !off(c.Offload.Connected),
+			"tso":       !off(c.Offload.TSO), "uso": !off(c.Offload.USO)}}, s, err
 }
 
 // reloader returns what reads the configuration anew with read, and plans how the
 // agent comes from the one that runs, first current, to that.
-func reloader(file string, current Config, level *slog.LevelVar, read func() (Config, error)) func() (agent.Plan, error) {
+func reloader(file string, current Config, level *slog.LevelVar,
+	read func() (Config, error)) func() (agent.Plan, error) {
 	largest := current.ReceiveMTU
 	return func() (agent.Plan, error) {
 		next, err := read()

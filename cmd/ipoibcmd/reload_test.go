@@ -50,7 +50,8 @@ func TestEverySettingCanBeReloadedOrSaysWhyNot(t *testing.T) {
 		}
 	}
 	n := 0
-	eachSetting("", reflect.ValueOf(&a).Elem(), reflect.ValueOf(&a).Elem(), func(string, reflect.Value, reflect.Value) { n++ })
+	eachSetting("", reflect.ValueOf(&a).Elem(), reflect.ValueOf(&a).Elem(),
+		func(string, reflect.Value, reflect.Value) { n++ })
 	if len(keys) != n {
 		t.Errorf("%d of %d settings changed", len(keys), n)
 	}
@@ -132,12 +133,16 @@ func TestReloadInWords(t *testing.T) {
 		want        string
 	}{
 		{"nothing", control.Reload{File: "a.yaml"}, false, false, "a.yaml says what the daemon has already\n"},
-		{"one", control.Reload{Changes: []control.Change{{Key: "mode", From: "rc", To: "uc", Effect: control.EffectNewConnections}}, Applied: true}, false, false,
+		{"one", control.Reload{Changes: []control.Change{{Key: "mode", From: "rc", To: "uc",
+			Effect: control.EffectNewConnections}}, Applied: true}, false, false,
 			"mode           for new connections\n1 setting changed\n"},
-		{"with values, checked", control.Reload{Changes: []control.Change{{Key: "mode", From: "rc", To: "uc", Effect: control.EffectNow}}}, true, true,
+		{"with values, checked", control.Reload{Changes: []control.Change{{Key: "mode", From: "rc", To: "uc",
+			Effect: control.EffectNow}}}, true, true,
 			"mode           at once\n  - rc\n  + uc\n1 setting would change\n"},
-		{"refused", control.Reload{Changes: []control.Change{{Key: "pkey", Effect: control.EffectRestart, Why: "because"}}, Refused: true}, false, false,
-			"pkey           only after a restart: because\nnothing was changed; systemctl restart, or start run again, for all of it\n"},
+		{"refused", control.Reload{Changes: []control.Change{{Key: "pkey", Effect: control.EffectRestart, Why: "because"}},
+			Refused: true}, false, false,
+			"pkey           only after a restart: because\nnothing was changed; systemctl restart, or start run again, for " +
+				"all of it\n"},
 	} {
 		var b strings.Builder
 		printReload(&b, &tt.r, tt.check, tt.diff)

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/activation"
 	"github.com/spf13/cobra"
 
 	"ipoibcm/agent"
@@ -33,7 +34,8 @@ func newRun() *cobra.Command {
 			"  ipoibcmd run --config /etc/ipoibcm/ibcm0.yaml",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := configure(cmd, &flags, file)
+			readAll := func() ([]Config, error) { return configureAll(cmd, &flags, file) }
+			all, err := readAll()
 			if err != nil {
 				return usageError{err}
 			}
@@ -46,13 +48,26 @@ func newRun() *cobra.Command {
 					stop()
 				}()
 			}
-			r := reloading{file: file, level: new(slog.LevelVar), read: func() (Config, error) { return configure(cmd, &flags, file) }}
+			r := reloading{file: file, level: new(slog.LevelVar), read: func() (Config, error) {
+				all, err := readAll()
+				if err == nil && len(all) > 1 {
+					err = errors.New("the file has several interfaces now, which takes a restart")
+				}
+				if err != nil {
+					return Config{}, err
+				}
+				return all[0], nil
+			}}
 			if hangupIsOurs(os.Args[1:]) {
 				var stop func()
 				ctx, r.hangup, stop = hangups(ctx, file)
 				defer stop()
 			}
-			err = run(ctx, c, r)
+			if len(all) > 1 {
+				err = runAll(ctx, all, r, readAll)
+			} else {
+				err = run(ctx, all[0], r)
+			}
 			if errors.Is(err, syscall.EMFILE) {
 				err = hintError{err, "raise the limit of descriptors: ulimit -n 256, or LimitNOFILE=256 of the service"}
 			}
@@ -88,6 +103,12 @@ type reloading struct {
 	read   func() (Config, error)
 	hangup <-chan os.Signal
 	level  *slog.LevelVar
+	// together is what other interfaces of the process share; nil: there are none.
+	together *together
+	member   int // of them
+	// kept is what the process before left of this interface, and owner its name for that.
+	kept  []*os.File
+	owner string
 }
 
 // run serves one interface as c says.
@@ -100,18 +121,20 @@ func run(ctx context.Context, c Config, r reloading) error {
 	r.level.Set(s.level)
 	queue := logqueue.New(os.Stderr, logqueue.Options{Level: r.level, JSON: c.LogFormat == "json"})
 	defer queue.Close(logPatience)
+	r.kept = heirs(activation.Files(true), []string{r.owner}, openStore, queue.Logger())[r.owner]
 	return serve(ctx, c, s, r, queue)
 }
 
 // serve serves one interface as c says, and logs to queue.
 func serve(ctx context.Context, c Config, s settings, r reloading, queue *logqueue.Queue) error {
-	log := queue.Logger()
+	log := r.logger(queue.Logger(), c.Name)
+	threads := c.threads()
 	if c.Provider != ibVerbs && !off(c.Offload.HoldP) && os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1) // one for the thread that holds it while it waits
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + threads) // one for each that holds it while it waits
 	}
-	store := openStore()
-	before := predecessorOf(store, log)
-	provider, gid, notes, err := openProvider(ctx, c, s, &before, log)
+	store := openStore(r.owner)
+	before := predecessorOf(r.kept, store, log)
+	provider, gid, notes, err := openProvider(ctx, c, s, threads, &before, log)
 	if errors.Is(err, softroce.ErrStopped) || errors.Is(err, ibverbs.ErrStopped) {
 		return nil // interrupted before there was anything to end
 	}
@@ -137,20 +160,27 @@ func serve(ctx context.Context, c Config, s settings, r reloading, queue *logque
 	defer endMembers()
 	opt := agent.Options{
 		Members:  members,
-		Provider: provider, GID: gid, Name: c.Name, Netns: c.Netns, Prefixes: s.prefixes, Control: c.controlPath(), Group: c.Group,
+		Provider: provider, GID: gid, Name: c.Name, Netns: c.Netns, Prefixes: s.prefixes, Control: c.controlPath(),
+		Group:   c.Group,
 		Metrics: c.Metrics, MetricPeers: c.MetricPeers, MetricsTLS: c.MetricsTLS, MetricsAuth: c.MetricsAuth,
 		MaxConns: c.Limits.Connections, MaxNeighbours: c.Limits.Neighbours,
-		Mode: mode, CM: cmTransport, UDMTU: int(c.UDMTU), TrafficClass: uint8(c.Class.fixed()), InheritClass: c.Class.inherits(),
-		CopyECN:    c.ECN == ecnOn && c.Provider == softRoCE,
-		ReceiveMTU: c.ReceiveMTU, PKey: ib.PKey(c.PKey), QKey: ib.QKey(c.QKey),
-		Idle: s.machineIdle(), ARPAlways: c.ARPAccept == arpAlways, Peers: s.peers, Allow: s.allow, PeerAllow: s.ask, PeerTrust: s.trust,
-		OwnTUNThread: off(c.Offload.OneThread), NoChecksum: off(c.Offload.Checksum), NoSegments: off(c.Offload.TSO), NoDatagrams: off(c.Offload.USO),
-		Build: stamp().String(), Notes: notes, Check: c.checkUD(s.gid), NoQP1: whyNoQP1(provider),
+		Mode: mode, CM: cmTransport, UDMTU: int(c.UDMTU), TrafficClass: uint8(c.Class.fixed()),
+		InheritClass: c.Class.inherits(),
+		CopyECN:      c.ECN == ecnOn && c.Provider == softRoCE,
+		ReceiveMTU:   c.ReceiveMTU, PKey: ib.PKey(c.PKey), QKey: ib.QKey(c.QKey),
+		Idle: s.machineIdle(), ARPAlways: c.ARPAccept == arpAlways, Peers: s.peers, Allow: s.allow, PeerAllow: s.ask,
+		PeerTrust:    s.trust,
+		FewerThreads: c.Threads == 0,
+		OwnTUNThread: off(c.Offload.OneThread), NoChecksum: off(c.Offload.Checksum), NoSegments: off(c.Offload.TSO),
+		NoDatagrams: off(c.Offload.USO),
+		Build:       stamp().String(), Notes: notes, Check: c.checkUD(s.gid), NoQP1: whyNoQP1(provider),
 		Log: log, LogCounts: func() (lost, leftOut uint64) { n := queue.Counts(); return n.Lost, n.LeftOut },
-		CreateBroadcast: c.MakeLink, Shared: c.sharesPort(),
+		CreateBroadcast: c.MakeLink, Shared: c.sharesPort(r.together.links(c)),
 		Confine: c.confine(s, r.file), Store: store, Predecessor: before.Predecessor,
 	}
-	opt.Notify, opt.Watchdog = notifier(log)
+	if opt.Notify, opt.Watchdog = notifier(log); r.together != nil {
+		opt.Notify, opt.Watchdog = r.together.notifier(r.member), r.together.watchdog
+	}
 	if opt.Hangup = r.hangup; r.file != "" {
 		opt.Reload = reloader(r.file, c, r.level, r.read)
 	}
@@ -168,13 +198,13 @@ func (s *settings) machineIdle() time.Duration {
 	return s.idle
 }
 
-// sharesPort returns what says whether the kernel has an IPoIB interface on the same
-// InfiniBand port and P_Key; nil on Ethernet.
-func (c *Config) sharesPort() func() bool {
+// sharesPort returns what says whether the kernel, or this process by itself, has another
+// interface on the same InfiniBand port and P_Key; nil on Ethernet.
+func (c *Config) sharesPort(links int) func() bool {
 	if !c.infiniBand() {
 		return nil
 	}
-	return func() bool { return len(ibverbs.KernelIPoIB(c.Device, c.Port, ib.PKey(c.PKey))) > 0 }
+	return func() bool { return links > 1 || len(ibverbs.KernelIPoIB(c.Device, c.Port, ib.PKey(c.PKey))) > 0 }
 }
 
 // off says that a switch was set to false.

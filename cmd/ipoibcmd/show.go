@@ -55,7 +55,8 @@ func fetch[T any](ctx context.Context, flags *clientFlags, path string, query ur
 }
 
 // show asks for one document and prints it, as JSON or by print.
-func show[T any](ctx context.Context, flags *clientFlags, path string, query url.Values, print func(io.Writer, *T)) error {
+func show[T any](ctx context.Context, flags *clientFlags, path string, query url.Values,
+	print func(io.Writer, *T)) error {
 	doc, err := fetch[T](ctx, flags, path, query)
 	if err != nil {
 		return err
@@ -91,7 +92,8 @@ func newShow() *cobra.Command {
 		}},
 	} {
 		var flags clientFlags
-		c := &cobra.Command{Use: sub.use, Short: sub.short, Example: "  ipoibcmd show " + sub.use + "\n  ipoibcmd show " + sub.use + " --json", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		c := &cobra.Command{Use: sub.use, Short: sub.short, Example: "  ipoibcmd show " + sub.use + "\n  ipoibcmd show " +
+			sub.use + " --json", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 			return sub.run(cmd.Context(), &flags)
 		}}
 		flags.bindJSON(c)
@@ -105,11 +107,13 @@ func printConns(w io.Writer, d *control.Conns) {
 		fmt.Fprintln(w, "no connections")
 		return
 	}
-	t := newTable("PEER", "MODE", "STATE", "MTU", "AGE", "IDLE", "TX", "RX", "RTT", "IN FLIGHT", "SENT AGAIN", "WAITING", "ROLE", "DIRECTION",
+	t := newTable("PEER", "MODE", "STATE", "MTU", "AGE", "IDLE", "TX", "RX", "RTT", "IN FLIGHT", "SENT AGAIN", "WAITING",
+		"ROLE", "DIRECTION",
 		"SERVICE ID", "QPN", "REMOTE QPN", "CM", "CROSSING")
 	for _, c := range d.Conns {
 		rtt, flight, again := health(c.Health)
-		t.add(c.Peer, c.Mode, c.State, c.MTU, age(c.AgeMS), age(c.IdleMS), octets(c.TxOctets), octets(c.RxOctets), rtt, flight, again, waiting(&c),
+		t.add(c.Peer, c.Mode, c.State, c.MTU, age(c.AgeMS), age(c.IdleMS), octets(c.TxOctets), octets(c.RxOctets),
+			rtt, flight, again, waiting(&c),
 			c.Role, c.Direction, c.ServiceID, c.LocalQPN, c.RemoteQPN, c.CMPath, c.Crossing)
 	}
 	t.render(w)
@@ -235,7 +239,8 @@ func outcome(e *control.Explanation) error {
 func printExplanation(w io.Writer, e *control.Explanation) {
 	width := widthOf(w)
 	fmt.Fprintf(w, "%s\n", e.IP)
-	for _, kv := range [][2]string{{"next hop", e.NextHop}, {"peer", e.Peer}, {"class", e.Class}, {"mode", e.Mode}, {"MTU", mtuText(e.MTU)}, {"outcome", e.Outcome}, {"last REJ", e.LastREJ}, {"crossing", e.Crossing}} {
+	for _, kv := range [][2]string{{"next hop", e.NextHop}, {"peer", e.Peer}, {"class", e.Class}, {"mode", e.Mode},
+		{"MTU", mtuText(e.MTU)}, {"outcome", e.Outcome}, {"last REJ", e.LastREJ}, {"crossing", e.Crossing}} {
 		if kv[1] != "" {
 			printWrapped(w, fmt.Sprintf("  %-10s", kv[0]), 12, kv[1], width)
 		}
@@ -275,8 +280,10 @@ func newMonitor() *cobra.Command {
 			return monitor(cmd.Context(), &flags, since)
 		},
 	}
-	cmd.Flags().DurationVar(&since, "since", 0, "show past events of so long too, as far as the daemon has kept them (1024)")
-	cmd.Flags().StringVar(&peer, "peer", "", "follow the agent of the host with this address, or this GID, over the fabric")
+	cmd.Flags().DurationVar(&since, "since", 0,
+		"show past events of so long too, as far as the daemon has kept them (1024)")
+	cmd.Flags().StringVar(&peer, "peer", "",
+		"follow the agent of the host with this address, or this GID, over the fabric")
 	flags.bindJSON(cmd)
 	return cmd
 }

@@ -110,7 +110,8 @@ func printPeers(w io.Writer, peers []control.Peer) {
 	t := newTable("PEER", "MODE", "MTU", "STATE", "AGE", "ADDRESSES", "QPN", "TX", "RX", "CLASS", "CM")
 	for _, p := range peers {
 		t.add(p.GID, p.Mode, p.MTU, p.State, age(p.AgeMS), strings.Join(p.Addresses, " "), p.UDQPN,
-			fmt.Sprintf("%d (%s)", p.TxPackets, octets(p.TxOctets)), fmt.Sprintf("%d (%s)", p.RxPackets, octets(p.RxOctets)), p.Class, p.CMPath)
+			fmt.Sprintf("%d (%s)", p.TxPackets, octets(p.TxOctets)), fmt.Sprintf("%d (%s)", p.RxPackets, octets(p.RxOctets)),
+			p.Class, p.CMPath)
 	}
 	t.render(w)
 }
@@ -180,6 +181,7 @@ func printInterface(w io.Writer, s *control.Status, verbose bool) {
 	for _, p := range s.Protections {
 		line("", "%s: %s", p.Name, p.Detail)
 	}
+	line("data threads", "%d", i.Threads)
 	for n, o := range u.Offloads {
 		key, state := "", "on"
 		if n == 0 {

@@ -5,11 +5,12 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
-	"github.com/coreos/go-systemd/v22/activation"
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/agent"
@@ -17,28 +18,33 @@ import (
 	"ipoibcm/verbs"
 )
 
-// A fdStore is the service manager's file-descriptor store, as sd_notify(3) has it.
-type fdStore struct{ socket string }
+// A fdStore is the service manager's file-descriptor store, as sd_notify(3) has it. Of one of
+// several interfaces in a process the names there end with whose they are.
+type fdStore struct{ socket, owner string }
+
+// ownerOf is the end of names in the store of an interface that shares its process.
+func ownerOf(name string) string { return "@" + name }
 
 // openStore returns the store, nil where the manager has none: systemd says so from
-// version 254 on in FDSTORE, before that the unit does.
-func openStore() agent.Store {
+// version 254 on in FDSTORE, before that the unit does. Owner is empty for the only interface of
+// a process.
+func openStore(owner string) agent.Store {
 	socket := os.Getenv("NOTIFY_SOCKET")
 	if n, err := strconv.Atoi(os.Getenv("FDSTORE")); err != nil || n <= 0 || socket == "" {
 		return nil
 	}
-	return &fdStore{socket}
+	return &fdStore{socket, owner}
 }
 
 // Put implements [agent.Store]. The manager does not watch the descriptors: a packet
 // would wake it, and an ICMP message about a socket make it let go of it.
 func (s *fdStore) Put(name string, fds ...int) error {
-	return s.send("FDSTORE=1\nFDNAME="+name+"\nFDPOLL=0", fds)
+	return s.send("FDSTORE=1\nFDNAME="+name+s.owner+"\nFDPOLL=0", fds)
 }
 
 // Remove implements [agent.Store].
 func (s *fdStore) Remove(name string) error {
-	return s.send("FDSTOREREMOVE=1\nFDNAME="+name, nil)
+	return s.send("FDSTOREREMOVE=1\nFDNAME="+name+s.owner, nil)
 }
 
 func (s *fdStore) send(text string, fds []int) error {
@@ -71,19 +77,45 @@ type predecessor struct {
 	held    bool // the store had sockets, and lets go of them sooner or later
 }
 
-// predecessorOf takes what the service manager has kept. What cannot be used is closed, with a
-// word about why.
-func predecessorOf(store agent.Store, log *slog.Logger) (h predecessor) {
+// heirs gives what the service manager has kept to its owners among those of this process. What is
+// of none of them is let go of: an interface that is in no configuration any more ends with that.
+func heirs(files []*os.File, owners []string, open func(owner string) agent.Store,
+	log *slog.Logger) map[string][]*os.File {
+	all := map[string][]*os.File{}
+	for _, f := range files {
+		base, owner, found := strings.Cut(f.Name(), "@")
+		if found {
+			owner = ownerOf(owner)
+		}
+		if slices.Contains(owners, owner) {
+			all[owner] = append(all[owner], f)
+			continue
+		}
+		log.Warn("what the service manager has kept is of no interface of this process", "name", f.Name())
+		f.Close()
+		if store := open(owner); store != nil {
+			if err := store.Remove(base); err != nil {
+				log.Warn("the service manager was not told to let go of it", "name", f.Name(), "err", err)
+			}
+		}
+	}
+	return all
+}
+
+// predecessorOf takes what the service manager has kept of an interface. What cannot be used is
+// closed, with a word about why.
+func predecessorOf(files []*os.File, store agent.Store, log *slog.Logger) (h predecessor) {
 	var state *os.File
-	for _, f := range activation.Files(true) {
+	for _, f := range files {
+		base, _, _ := strings.Cut(f.Name(), "@")
 		switch {
-		case f.Name() == agent.StoreTUN && h.TUN == nil:
+		case base == agent.StoreTUN && h.TUN == nil:
 			h.TUN = f
 			continue
-		case f.Name() == agent.StoreState && state == nil:
+		case base == agent.StoreState && state == nil:
 			state = f
 			continue
-		case f.Name() == agent.StoreSockets:
+		case base == agent.StoreSockets:
 			if fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0); err == nil {
 				h.sockets, h.held = append(h.sockets, fd), true
 			}

@@ -19,7 +19,8 @@ var version, commit string
 
 // stamp returns what the program was built from.
 func stamp() control.Build {
-	b := control.Build{Version: control.Version, Release: version, Commit: commit, Go: runtime.Version(), Providers: []string{softRoCE}}
+	b := control.Build{Version: control.Version, Release: version, Commit: commit, Go: runtime.Version(),
+		Providers: []string{softRoCE}}
 	if ibverbs.Built {
 		b.Providers = append(b.Providers, ibVerbs)
 	}

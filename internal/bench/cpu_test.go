@@ -36,9 +36,9 @@ func TestParseProcStat(t *testing.T) {
 	case !ok:
 		t.Errorf("of ourselves: ok is false")
 	case p.pid != os.Getpid():
-		t.Errorf("of ourselves: p.pid is %v, want %v", p.pid, os.Getpid())
+		t.Errorf("of ourselves: pid is %v, want %v", p.pid, os.Getpid())
 	case p.parent != os.Getppid():
-		t.Errorf("of ourselves: p.parent is %v, want %v", p.parent, os.Getppid())
+		t.Errorf("of ourselves: parent is %v, want %v", p.parent, os.Getppid())
 	}
 }
 

@@ -42,7 +42,7 @@ func TestCrowdListens(t *testing.T) {
 	}
 	switch {
 	case len(got) != 2:
-		t.Errorf("len(got) is %v, want 2", len(got))
+		t.Errorf("got has %v elements, want 2", len(got))
 	case got[0] != (news{1, 77}):
 		t.Errorf("got[0] is %v, want %v", got[0], news{1, 77})
 	case got[1] != (news{0, 80}):

@@ -16,6 +16,16 @@ const (
 // hopVariant names the row.
 var hopVariant = fmt.Sprintf("hop of %d", hopMTU)
 
+// hopRows are those of hosts on jumbo frames with a smaller hop between them, and of hosts without.
+func (b *bench) hopRows() (rows []row) {
+	for _, mtu := range []int{9000, hopMTU} {
+		at := place{mtu, family6}
+		rows = append(rows, row{name: fmt.Sprintf("%s, %v", hopVariant, at), judged: ours, rounds: 2, measure: b.overHop,
+			kind: meshKind{at: at, hosts: meshHosts, hop: hopMTU}})
+	}
+	return rows
+}
+
 // overHop measures one TCP stream to the peer, which begins with the first packet between
 // the two.
 func (b *bench) overHop(ctx context.Context, m *mesh) error {

@@ -9,11 +9,14 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
+	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/cmd/ipoibcmd/lab"
@@ -138,7 +141,74 @@ type background struct {
 	end             chan struct{}
 	running         sync.WaitGroup
 	closers         []func() error
-	retrans         func() int // segments that TCP sent again
+	resent          func() resent // of TCP; nil: of a load that is none
+
+	mu   sync.Mutex
+	each []*atomic.Uint64 // octets received, by connection
+}
+
+// A resent is what was sent, and what of that was sent again.
+type resent struct{ again, sent, qpAgain, qpSent uint64 }
+
+// since returns which share of what was sent after before was sent again, in percent: of TCP's octets
+// and, where packets of a queue pair are below it, of those.
+func (r resent) since(before resent) float64 {
+	share := func(again, sent uint64) float64 { return 100 * float64(again) / float64(max(sent, 1)) }
+	return share(r.again-before.again, r.sent-before.sent) + r.qpSince(before)
+}
+
+// qpSince returns the share of the queue pair's packets alone.
+func (r resent) qpSince(before resent) float64 {
+	return 100 * float64(r.qpAgain-before.qpAgain) / float64(max(r.qpSent-before.qpSent, 1))
+}
+
+// resent returns what was sent again so far for a load of the sender's.
+func (m *mesh) resent(l *background) (r resent) {
+	if l.resent == nil {
+		return r
+	}
+	r = l.resent()
+	a := m.agents[meshSender]
+	if a == nil {
+		return r
+	}
+	ctx, stop := context.WithTimeout(context.Background(), time.Second)
+	defer stop()
+	conns, err := a.Conns(ctx)
+	if err != nil {
+		return r
+	}
+	for _, c := range conns {
+		if h := c.Health; h != nil {
+			r.qpAgain, r.qpSent = r.qpAgain+h.Retransmits, r.qpSent+h.Packets
+		}
+	}
+	return r
+}
+
+// received returns what has arrived of each connection.
+func (l *background) received() (octets []float64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, n := range l.each {
+		octets = append(octets, float64(n.Load()))
+	}
+	return octets
+}
+
+// shares returns the least and the most of what connections or loads have received between two
+// readings, of what each would have if all had the same, and the sum.
+func shares(before, after []float64) (least, most, sum float64) {
+	got := make([]float64, min(len(before), len(after)))
+	for i := range got {
+		got[i] = after[i] - before[i]
+		sum += got[i]
+	}
+	if len(got) == 0 || sum == 0 {
+		return 0, 0, sum
+	}
+	equal := sum / float64(len(got))
+	return slices.Min(got) / equal, slices.Max(got) / equal, sum
 }
 
 // stop ends the load.
@@ -159,9 +229,9 @@ func (l *background) during(f func() error) (mbps, pps float64, err error) {
 }
 
 // datagrams sends UDP datagrams of that size from one host to an address of the
-// other, so many per second, or as fast as it goes if that is zero. A multicast
-// address is sent to without a join.
-func datagrams(from, to *lab.Host, dst netip.Addr, size, perSecond int) (l *background, err error) {
+// other, so many per second, or as fast as it goes if that is zero. To a multicast
+// address they go by the device dev, on which the other joins.
+func datagrams(from, to *lab.Host, dev string, dst netip.Addr, size, perSecond int) (l *background, err error) {
 	l = &background{end: make(chan struct{})}
 	var in, out *net.UDPConn
 	err = to.Do(func() (err error) {
@@ -173,6 +243,12 @@ func datagrams(from, to *lab.Host, dst netip.Addr, size, perSecond int) (l *back
 	}
 	l.closers = append(l.closers, in.Close)
 	_ = in.SetReadBuffer(4 << 20)
+	if dst.IsMulticast() {
+		if dst, err = join(from, to, dev, dst, in); err != nil {
+			in.Close()
+			return nil, err
+		}
+	}
 	port := in.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 	err = from.Do(func() (err error) {
 		out, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, port)))
@@ -186,6 +262,22 @@ func datagrams(from, to *lab.Host, dst netip.Addr, size, perSecond int) (l *back
 	l.running.Go(func() { l.sinkDatagrams(in) })
 	l.running.Go(func() { l.sendDatagrams(out, size, perSecond) })
 	return l, nil
+}
+
+// join has a socket of one host take what comes to a group, and returns the group as the other sends
+// to it, with its device.
+func join(from, to *lab.Host, dev string, group netip.Addr, in *net.UDPConn) (netip.Addr, error) {
+	out, err := from.Link(dev)
+	if err != nil {
+		return group, err
+	}
+	l, err := to.Link(dev)
+	if err != nil {
+		return group, err
+	}
+	err = ipv6.NewPacketConn(in).JoinGroup(&net.Interface{Index: l.Attrs().Index}, &net.UDPAddr{IP: group.AsSlice()})
+	// By number: names of devices are remembered for all namespaces alike.
+	return group.WithZone(strconv.Itoa(out.Attrs().Index)), err
 }
 
 // sinkDatagrams counts what comes. It reads in blocking system calls of its own.
@@ -238,11 +330,12 @@ func streams(ctx context.Context, from, to *lab.Host, dst netip.Addr, n int) (l 
 	}
 	l.closers = append(l.closers, ln.Close)
 	var conns []*net.TCPConn
-	l.retrans = func() (total int) {
+	l.resent = func() (r resent) {
 		for _, c := range conns {
-			total += retransmitted(c)
+			again, sent := retransmitted(c)
+			r.again, r.sent = r.again+again, r.sent+sent
 		}
-		return total
+		return r
 	}
 	l.running.Go(func() { l.accept(ln) })
 	for range n {
@@ -259,6 +352,8 @@ func streams(ctx context.Context, from, to *lab.Host, dst netip.Addr, n int) (l 
 		_ = tcp.SetLinger(0) // nothing is left of it when it ends
 		conns = append(conns, tcp)
 		l.closers = append(l.closers, tcp.Close)
+	}
+	for _, tcp := range conns {
 		l.running.Go(func() {
 			block := make([]byte, 256<<10)
 			for {
@@ -278,6 +373,10 @@ func (l *background) accept(ln net.Listener) {
 		if err != nil {
 			return
 		}
+		got := new(atomic.Uint64)
+		l.mu.Lock()
+		l.each = append(l.each, got)
+		l.mu.Unlock()
 		l.running.Go(func() {
 			defer c.Close()
 			buf := make([]byte, 256<<10)
@@ -285,6 +384,7 @@ func (l *background) accept(ln net.Listener) {
 				_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
 				n, err := c.Read(buf)
 				l.octets.Add(uint64(n))
+				got.Add(uint64(n))
 				select {
 				case <-l.end:
 					return
@@ -298,16 +398,16 @@ func (l *background) accept(ln net.Listener) {
 	}
 }
 
-// retransmitted returns how many segments a connection has sent again.
-func retransmitted(c syscall.Conn) (n int) {
+// retransmitted returns how many octets a connection has sent again, and how many in all.
+func retransmitted(c syscall.Conn) (again, sent uint64) {
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return 0
+		return 0, 0
 	}
 	_ = raw.Control(func(fd uintptr) {
 		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-			n = int(info.Total_retrans)
+			again, sent = info.Bytes_retrans, info.Bytes_sent
 		}
 	})
-	return n
+	return again, sent
 }

@@ -7,6 +7,7 @@
 //	go run ./internal/bench -program bin/ipoibcmd -full    # the whole matrix
 //	go run ./internal/bench -program bin/ipoibcmd -quick   # everything, too short to mean much
 //	go run ./internal/bench -program bin/ipoibcmd -stress  # slow, shared and narrow paths
+//	go run ./internal/bench -program bin/ipoibcmd -cores   # data threads, on slow processors
 //	go run ./internal/bench -program bin/ipoibcmd -against OLD  # this program beside an older one
 //
 // It builds wireguard-go into .cache, installs Debian's iperf3 if it is missing,
@@ -48,15 +49,17 @@ func main() {
 	_, err := unix.IoctlGetTermios(int(os.Stderr.Fd()), unix.TCGETS)
 	b.terminal = err == nil
 	flag.StringVar(&b.program, "program", "bin/ipoibcmd", "the ipoibcmd binary to measure")
-	full := flag.Bool("full", false, "the whole matrix: IPv4 too, 4 streams, both directions, every rate of loss")
+	flag.BoolVar(&b.full, "full", false, "the whole matrix: IPv4 too, 4 streams, both directions, every rate of loss; "+
+		"with -against 4 streams and both directions")
 	quick := flag.Bool("quick", false, "three short rounds of everything that the short matrix has: to see that it works")
 	flag.IntVar(&b.rounds, "rounds", 0, "rounds (default 5, with -quick 3)")
-	flag.IntVar(&b.seconds, "seconds", 0, "length of each transfer (default 2, with -quick 1)")
+	flag.IntVar(&b.seconds, "seconds", 0, "length of each transfer (default 2, with -quick or -stress 1)")
 	stress := flag.Bool("stress", false, "what others feel of an overloaded peer, narrow paths, datagrams: "+
 		"written as stress.md and stress.json")
 	flag.StringVar(&b.contender, "contender", "", "with -stress or -against: measure only raw veth and this")
 	flag.StringVar(&b.against, "against", "",
 		"measure only raw veth, the program and this older one, and print their ratios")
+	cores := flag.Bool("cores", false, "goodput with 1, 2 and 4 data threads on slow processors: written as cores.md")
 	only := flag.String("only", "", "run only steps whose name contains this")
 	dir := flag.String("write", "", "write latest.md and latest.json to this directory")
 	flag.Parse()
@@ -66,14 +69,17 @@ func main() {
 	switch {
 	case *quick:
 		matrix, b.rounds, b.seconds = "quick", cmp.Or(b.rounds, 3), cmp.Or(b.seconds, 1)
-	case *full:
+	case b.full:
 		matrix = "full"
 	}
 	if b.against != "" {
 		matrix = "against"
 	}
 	if *stress {
-		matrix, b.rounds = "stress", cmp.Or(b.rounds, 3)
+		matrix, b.rounds, b.seconds = "stress", cmp.Or(b.rounds, 3), cmp.Or(b.seconds, 1)
+	}
+	if *cores {
+		matrix, b.rounds = "cores", cmp.Or(b.rounds, 3)
 	}
 	b.rounds, b.seconds = cmp.Or(b.rounds, 5), cmp.Or(b.seconds, 2)
 	exit(b.run(ctx, matrix, *only, *dir))
@@ -91,6 +97,7 @@ func exit(err error) {
 type bench struct {
 	program         string
 	against         string // an older program to compare with; empty: none
+	full            bool   // more loads
 	rounds, seconds int
 	out, progress   io.Writer
 	terminal        bool // progress is one
@@ -103,6 +110,9 @@ type bench struct {
 	cpu       cpuUse // of all loads
 	started   time.Time
 	r         Report
+
+	meshes   map[string]*mesh // of meshKind, by contender; nil: it could not be made
+	meshKind meshKind
 }
 
 func (b *bench) run(ctx context.Context, matrix, only, dir string) (err error) {
@@ -122,23 +132,27 @@ func (b *bench) run(ctx context.Context, matrix, only, dir string) (err error) {
 	sweepDead()
 	defer lab.Sweep(fmt.Sprintf("%s%d-", namePrefix, os.Getpid()))
 	b.started = time.Now()
+	if matrix == "cores" {
+		return b.cores(ctx, dir)
+	}
 	b.r = Report{Version: schema, Started: b.started.UTC().Truncate(time.Second), Matrix: matrix, Rounds: b.rounds,
 		Transfer: float64(b.seconds), Build: b.build(), Machine: machine(), Tools: map[string]string{}, Skipped: []Skip{}}
 	b.prepare(ctx)
+	defer b.closeMeshes()
 	plan := b.plan(matrix)
 	if matrix == "stress" {
 		plan = b.stressPlan()
 	}
 	first, cpuErr := readCPU()
 	for _, s := range plan {
+		if ctx.Err() != nil {
+			break
+		}
 		if !strings.Contains(s.name, only) {
 			b.r.skip(s.name, "not asked for")
 			continue
 		}
 		if err := s.do(ctx); err != nil {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
 			b.r.skip(s.name, "%v", err)
 		}
 		b.clear()
@@ -155,6 +169,15 @@ func (b *bench) run(ctx context.Context, matrix, only, dir string) (err error) {
 	if b.cpu.wall > 0 {
 		b.r.Machine.OtherCPU = b.cpu.other.Seconds() / b.cpu.wall.Seconds() / float64(runtime.NumCPU())
 	}
+	b.print(matrix)
+	if dir == "" || ctx.Err() != nil { // what was measured until then is not the whole
+		return ctx.Err()
+	}
+	return b.write(dir)
+}
+
+// print judges what was measured and prints it.
+func (b *bench) print(matrix string) {
 	if matrix == "stress" {
 		for _, sec := range sections {
 			sec.printAll(b.out, &b.r)
@@ -171,10 +194,6 @@ func (b *bench) run(ctx context.Context, matrix, only, dir string) (err error) {
 	}
 	fmt.Fprintf(b.out, "\n%.0f s; other processes used %.0f%% of the processors meanwhile\n", b.r.Seconds,
 		100*b.r.Machine.OtherCPU)
-	if dir == "" {
-		return nil
-	}
-	return b.write(dir)
 }
 
 // sweepDead removes what runs that were killed left behind.
@@ -216,9 +235,11 @@ func (b *bench) plan(matrix string) (steps []step) {
 	places := []place{{9000, family6}, {1500, family6}}
 	loads := []load{{streams: 1}}
 	rates, lossy, losers := []int{0, 1000}, places[:1], []string{raw, oursRC}
+	if b.full {
+		loads = append(loads, load{streams: 4}, load{streams: 1, both: true})
+	}
 	if matrix == "full" {
 		places = append(places, place{9000, family4}, place{1500, family4})
-		loads = append(loads, load{streams: 4}, load{streams: 1, both: true})
 		rates, lossy, losers = losses, places[:2], contenders
 	}
 	for _, p := range places {

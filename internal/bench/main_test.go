@@ -32,7 +32,7 @@ func TestTwice(t *testing.T) {
 		case got != n:
 			t.Errorf("%s: got is %v, want %v", tt.name, got, n)
 		case len(b.r.Skipped) != tt.told:
-			t.Errorf("%s: len(b.r.Skipped) is %v, want %v", tt.name, len(b.r.Skipped), tt.told)
+			t.Errorf("%s: Skipped has %v elements, want %v", tt.name, len(b.r.Skipped), tt.told)
 		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -44,6 +44,6 @@ func TestTwice(t *testing.T) {
 	case n != 1:
 		t.Errorf("interrupted: n is %v, want 1", n)
 	case len(b.r.Skipped) != 0:
-		t.Errorf("interrupted: len(b.r.Skipped) is %v, want 0", len(b.r.Skipped))
+		t.Errorf("interrupted: Skipped has %v elements, want 0", len(b.r.Skipped))
 	}
 }

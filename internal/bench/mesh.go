@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
 	"strings"
 	"time"
 
@@ -35,9 +36,13 @@ type meshKind struct {
 	// hop is the largest packet of RoCEv2 that gets to any host, without a word about others,
 	// as a router lets pass whose ICMP is not believed. 0: all get there.
 	hop int
+	// path names what lies on the way to the peer, see [paths]. Empty: nothing.
+	path string
+	// threads are the data threads of the sender. 0: one.
+	threads int
 }
 
-// A mesh is three hosts or four on one bridge that reach each other by one contender. Stress
+// A mesh is two to four hosts on one bridge that reach each other by one contender. Stress
 // is measured there: a bottleneck is one port of the bridge, or one class of the
 // sender's own device.
 type mesh struct {
@@ -100,6 +105,11 @@ func (b *bench) newMesh(ctx context.Context, contender string, kind meshKind) (m
 			}
 		}
 	}
+	if kind.path != "" {
+		if err := m.lay(kind.path); err != nil {
+			return nil, err
+		}
+	}
 	switch contender {
 	case raw:
 	case vxlan:
@@ -107,7 +117,7 @@ func (b *bench) newMesh(ctx context.Context, contender string, kind meshKind) (m
 	case wireguard:
 		err = m.wireguard(ctx, b)
 	default:
-		err = m.ours(ctx, b)
+		err = m.ours(ctx, b, kind.threads)
 	}
 	if err != nil {
 		return nil, err
@@ -133,6 +143,20 @@ func (m *mesh) wait(ctx context.Context) error {
 	}
 	_, err := m.agents[meshSender].WaitConns(ctx, 5*time.Second, connected(m.contender))
 	return err
+}
+
+// device is the name of the device that the contender's packets leave by, on every host; empty for
+// wireguard-go, whose hosts have each another one.
+func (m *mesh) device() string {
+	switch m.contender {
+	case raw:
+		return "eth0"
+	case vxlan:
+		return "tunnel"
+	case wireguard:
+		return ""
+	}
+	return "ibcm0"
 }
 
 // others are the hosts but i.
@@ -215,11 +239,14 @@ func (m *mesh) wireguard(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// ours starts an agent on each host.
-func (m *mesh) ours(ctx context.Context, b *bench) error {
+// ours starts an agent on each host; that of the sender has so many data threads.
+func (m *mesh) ours(ctx context.Context, b *bench, threads int) error {
 	for i, h := range m.hosts {
 		args := []string{"--mode", strings.ToLower(m.contender), "--gid", addr(meshAddr(m.at, i, false)).String(),
 			"--address", meshAddr(m.at, i, true)}
+		if i == meshSender && threads > 1 { // programs of before do not know the setting
+			args = append(args, "--threads", strconv.Itoa(threads))
+		}
 		a, err := b.startAgent(ctx, h, args...)
 		if err != nil {
 			return err

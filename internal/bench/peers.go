@@ -280,6 +280,14 @@ func (b *bench) setupRound(ctx context.Context, contender string, at place) erro
 	}
 	key := func(test, variant string) Key { return at.key(test, variant, contender) }
 
+	if err := b.firstPackets(ctx, c, a, key); err != nil {
+		return err
+	}
+	return b.bursts(ctx, c, a, key)
+}
+
+// firstPackets measures how long the first packet to a peer takes, one peer after the other.
+func (b *bench) firstPackets(ctx context.Context, c *crowd, a *lab.Agent, key func(test, variant string) Key) error {
 	var each []float64
 	for i := range somePeers {
 		time.Sleep(2 * time.Millisecond) // nothing is left of the one before
@@ -298,7 +306,11 @@ func (b *bench) setupRound(ctx context.Context, contender string, at place) erro
 	}
 	b.r.add(key(testSetup, firstPacket), "ms", quantile(each, 0.50))
 	b.r.add(key(testSetup, firstTail), "ms", quantile(each, 0.99))
+	return nil
+}
 
+// bursts measures connections to as many peers as there are, asked for at once.
+func (b *bench) bursts(ctx context.Context, c *crowd, a *lab.Agent, key func(test, variant string) Key) (err error) {
 	var took time.Duration
 	var cpu time.Duration
 	var half memory

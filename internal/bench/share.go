@@ -3,14 +3,14 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
+	"strings"
 	"time"
 
 	"ipoibcm/cmd/ipoibcmd/lab"
 )
 
 const (
-	testShare    = "share of three senders"   // of what each would have if all had the same
+	testShare    = "share of several senders" // of what each would have if all had the same
 	testThree    = "goodput of three senders" // together, Mb/s
 	sendersToOne = 3
 	// sharesTake is how long shares are measured: TCP does not share a second fairly.
@@ -41,31 +41,31 @@ func (b *bench) threeToOne(ctx context.Context, m *mesh) error {
 		loads = append(loads, l)
 	}
 	time.Sleep(2 * time.Second)
-	var got []float64
-	for _, l := range loads {
-		got = append(got, -float64(l.octets.Load()))
+	reading := func() (octets []float64) {
+		for _, l := range loads {
+			octets = append(octets, float64(l.octets.Load()))
+		}
+		return octets
 	}
-	d := b.transferTime(sharesTake)
+	before, d := reading(), b.transferTime(sharesTake)
 	time.Sleep(d)
-	sum := 0.0
-	for i, l := range loads {
-		got[i] += float64(l.octets.Load())
-		sum += got[i]
-	}
-	b.r.add(m.at.key(testShare, "least, "+midTCP.name, m.contender), "of equal", slices.Min(got)*sendersToOne/max(sum, 1))
-	b.r.add(m.at.key(testShare, "most, "+midTCP.name, m.contender), "of equal", slices.Max(got)*sendersToOne/max(sum, 1))
+	least, most, sum := shares(before, reading())
+	b.r.add(m.at.key(testShare, "least of three senders, "+midTCP.name, m.contender), "of equal", least)
+	b.r.add(m.at.key(testShare, "most of three senders, "+midTCP.name, m.contender), "of equal", most)
 	b.r.add(m.at.key(testThree, midTCP.name, m.contender), "Mb/s", sum*8/1e6/d.Seconds())
 	return nil
 }
 
-// shareTargets are those of the row, if it was measured.
+// shareTargets are those of the rows that were measured.
 func shareTargets(r *Report) (list []target) {
 	for _, p := range r.places(testShare) {
-		of := func(which string, atMost bool, bound float64) target {
-			return target{name: fmt.Sprintf("RC's %s share of three senders, %s, %v", which, midTCP.name, p),
-				num: p.key(testShare, which+", "+midTCP.name, oursRC), atMost: atMost, bound: bound}
+		for _, v := range r.variants(testShare, p.mtu, p.family) {
+			t := target{name: fmt.Sprintf("RC's share, %s, %v", v, p), num: p.key(testShare, v, oursRC), bound: 0.7}
+			if strings.HasPrefix(v, "most") {
+				t.atMost, t.bound = true, 1.3
+			}
+			list = append(list, t)
 		}
-		list = append(list, of("least", false, 0.7), of("most", true, 1.3))
 	}
 	return list
 }

@@ -38,3 +38,12 @@ func ratios(num, den []float64) []float64 {
 	}
 	return out
 }
+
+// beyond returns what the rounds of one contender have beyond so many times those of another.
+func beyond(num, den []float64, times float64) []float64 {
+	out := make([]float64, min(len(num), len(den)))
+	for i := range out {
+		out[i] = num[i] - times*den[i]
+	}
+	return out
+}

@@ -60,3 +60,55 @@ func TestRatios(t *testing.T) {
 		t.Errorf("a ratio to nothing = %v", got)
 	}
 }
+
+// What is beyond another's is that of each round, and what one of them has not measured is none.
+func TestBeyond(t *testing.T) {
+	var r Report
+	at := place{9000, family6}
+	num, den := at.key(testPing, "v", oursRC), at.key(testPing, "v", raw)
+	fill(&r, num, 0.9, 3, 0.7, 9)
+	fill(&r, den, 0.2, 1, 0.1)
+	v := target{num: num, den: den, less: 2, atMost: true, bound: 0.5, unit: "ms"}.judge(&r)
+	if want := 0.5; v.Measured == nil || *v.Measured != want {
+		t.Errorf("measured %v, want %v", v.Measured, want)
+	}
+	if !v.Met {
+		t.Error("not met, and it is the bound itself")
+	}
+}
+
+func TestShares(t *testing.T) {
+	for _, tt := range []struct {
+		name             string
+		before, after    []float64
+		least, most, sum float64
+	}{
+		{"alike", []float64{1, 5}, []float64{11, 15}, 1, 1, 20},
+		{"one has half", []float64{0, 0, 0}, []float64{10, 25, 25}, 0.5, 1.25, 60},
+		{"a connection came later", []float64{0, 0}, []float64{10, 10, 99}, 1, 1, 20},
+		{"nothing", []float64{7, 7}, []float64{7, 7}, 0, 0, 0},
+		{"nobody", nil, nil, 0, 0, 0},
+	} {
+		least, most, sum := shares(tt.before, tt.after)
+		for i, v := range [][2]float64{{least, tt.least}, {most, tt.most}, {sum, tt.sum}} {
+			if v[0] != v[1] {
+				t.Errorf("%s: %s is %v, want %v", tt.name, [...]string{"least", "most", "sum"}[i], v[0], v[1])
+			}
+		}
+	}
+}
+
+// What a queue pair sends again comes on top of what TCP does.
+func TestResent(t *testing.T) {
+	before := resent{again: 10, sent: 1000, qpAgain: 1, qpSent: 100}
+	after := resent{again: 30, sent: 2000, qpAgain: 4, qpSent: 200}
+	if got, want := after.since(before), 5.0; got != want {
+		t.Errorf("%v %%, want %v", got, want)
+	}
+	if got, want := after.qpSince(before), 3.0; got != want {
+		t.Errorf("%v %% of the queue pair's, want %v", got, want)
+	}
+	if got := before.since(before); got != 0 {
+		t.Errorf("%v %% of nothing, want 0", got)
+	}
+}

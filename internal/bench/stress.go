@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os/exec"
 	"slices"
 	"strings"
@@ -17,12 +19,27 @@ const (
 	testPing    = "ping under load"    // ms
 	testPinged  = "answers under load" // share of pings that were answered
 	testOverTCP = "goodput under load" // of that load, Mb/s
-	testAgain   = "sent again"         // TCP segments
+	testAgain   = "sent again"         // share of what was sent, %
+	testQPAgain = "sent again by QP"   // share of the queue pair's packets, %
 	testPPS     = "datagrams"          // received per second
 )
 
-// stressed are who is measured, in the order of each round.
-var stressed = []string{raw, vxlan, wireguard, oursRC, oursUC, oursUD}
+// Who is measured: the judged in every round, the others beside them in the first one, so that all
+// rows fit into ten minutes.
+var (
+	ours     = []string{oursRC, oursUC, oursUD}
+	judgedRC = []string{raw, oursRC}
+	besideRC = []string{vxlan, wireguard}
+)
+
+// A row is what is measured of some contenders, in interleaved rounds.
+type row struct {
+	name           string
+	kind           meshKind
+	judged, others []string
+	rounds         int // of the judged; 0: those of the run
+	measure        func(context.Context, *mesh) error
+}
 
 // A bottleneck is a narrow place on the way to the peer.
 type bottleneck struct {
@@ -36,54 +53,65 @@ type bottleneck struct {
 var (
 	overload = bottleneck{name: "20 Mb/s behind the bridge", mbps: 20, queue: "latency 50ms"}
 	ownClass = bottleneck{name: "20 Mb/s in the sender's own class", mbps: 20}
-	slowTCP  = bottleneck{name: "20 Mb/s, 50 ms of queue", mbps: 20, queue: "latency 50ms", long: 4 * time.Second}
+	slowTCP  = bottleneck{name: "20 Mb/s, 50 ms of queue", mbps: 20, queue: "latency 50ms", long: 3 * time.Second}
 	midTCP   = bottleneck{name: "300 Mb/s, 10 ms of queue", mbps: 300, queue: "latency 10ms"}
 	short30  = bottleneck{name: "100 Mb/s, 30 KB of queue", mbps: 100, queue: "limit 30000"}
 	short60  = bottleneck{name: "100 Mb/s, 60 KB of queue", mbps: 100, queue: "limit 60000"}
 )
 
-// stressPlan returns the rows of make stress.
+// stressPlan returns the rows of make stress. Those of one kind of mesh follow each other.
 func (b *bench) stressPlan() (steps []step) {
-	at := place{9000, family6}
-	on := func(kind meshKind, who []string, name string, measure func(context.Context, *mesh) error) {
-		steps = append(steps, step{name, kind.at, nil, func(ctx context.Context) error {
-			return b.onMeshes(ctx, name, kind, who, measure)
-		}})
+	for _, r := range slices.Concat(b.sharedRows(), b.datagramRows(1500), b.hopRows(), b.pathRows()) {
+		steps = append(steps, step{r.name, r.kind.at, nil, func(ctx context.Context) error { return b.measureRow(ctx, r) }})
 	}
-	add := func(name string, measure func(context.Context, *mesh) error) {
-		on(meshKind{at: at, hosts: meshHosts}, stressed, name, measure)
-	}
+	return steps
+}
+
+// sharedRows are those of four hosts on underlays of 9000.
+func (b *bench) sharedRows() (rows []row) {
+	kind := meshKind{at: place{9000, family6}, hosts: meshHosts + 1}
 	for _, n := range []bottleneck{overload, ownClass} {
-		add("bystander, "+n.name, func(ctx context.Context, m *mesh) error { return b.bystander(m, n) })
+		rows = append(rows, row{name: "bystander, " + n.name, judged: slices.Concat([]string{raw}, ours),
+			others:  []string{vxlan, wireguard},
+			measure: func(_ context.Context, m *mesh) error { return b.bystander(m, n, m.addrs[meshPeer]) }})
 	}
+	rows = append(rows, row{name: multicastVariant, judged: slices.Concat([]string{raw}, ours), others: []string{vxlan},
+		measure: func(_ context.Context, m *mesh) error { return b.bystander(m, overload, multicastGroup) }})
 	for _, n := range []bottleneck{slowTCP, midTCP, short30, short60} {
 		for _, l := range []load{{streams: 1}, {streams: 8}} {
 			if l.streams > 1 && n.long == 0 && n != midTCP {
 				continue
 			}
 			name := fmt.Sprintf("%v, %s", l, n.name)
-			add(name, func(ctx context.Context, m *mesh) error { return b.besideTCP(ctx, m, n, l, name) })
+			rows = append(rows, row{name: name, judged: judgedRC, others: besideRC,
+				measure: func(ctx context.Context, m *mesh) error { return b.besideTCP(ctx, m, n, l, name) }})
 		}
 	}
-	add("fast stream "+besideSlow, b.fastBesideSlow)
-	on(meshKind{at: at, hosts: meshHosts + 1}, stressed, "three senders to one host", b.threeToOne)
-	for _, mtu := range []int{9000, hopMTU} {
-		at := place{mtu, family6}
-		on(meshKind{at: at, hosts: meshHosts, hop: hopMTU}, []string{oursRC, oursUC, oursUD},
-			fmt.Sprintf("hop of %d, %v", hopMTU, at), b.overHop)
+	rows = append(rows,
+		row{name: "fast stream " + besideSlow, judged: judgedRC, others: besideRC, measure: b.fastBesideSlow},
+		row{name: "three senders to one host", judged: judgedRC, others: besideRC, measure: b.threeToOne},
+		row{name: besideBusy, judged: []string{raw, wireguard, oursRC},
+			rounds: busyRounds, measure: b.besideBusy})
+	for i := range rows {
+		rows[i].kind = kind
 	}
-	for _, p := range paths {
-		add("path, "+p.name, func(ctx context.Context, m *mesh) error { return b.overPath(ctx, m, p) })
+	for _, r := range b.datagramRows(kind.at.mtu) {
+		r.kind = kind
+		rows = append(rows, r)
 	}
-	for _, mtu := range []int{9000, 1500} {
-		at = place{mtu, family6}
-		for _, size := range []int{64, 1400} {
-			name := fmt.Sprintf("%d octets", size)
-			add("datagrams of "+name+", "+at.String(),
-				func(ctx context.Context, m *mesh) error { return b.datagramRate(m, size, name) })
-		}
+	return rows
+}
+
+// datagramRows are those of datagrams sent as fast as it goes.
+func (b *bench) datagramRows(mtu int) (rows []row) {
+	at := place{mtu, family6}
+	for _, size := range []int{64, 1400} {
+		name := fmt.Sprintf("%d octets", size)
+		rows = append(rows, row{name: "datagrams of " + name + ", " + at.String(), kind: meshKind{at: at, hosts: meshHosts},
+			judged: judgedRC, others: []string{vxlan, wireguard, oursUC, oursUD},
+			measure: func(_ context.Context, m *mesh) error { return b.datagramRate(m, size, name) }})
 	}
-	return steps
+	return rows
 }
 
 // stressTargets are those of the rows that were measured.
@@ -96,17 +124,16 @@ func stressTargets(r *Report) (list []target) {
 						den: p.key(testPing, v, raw), atMost: true, bound: 1.5},
 					target{name: fmt.Sprintf("RC's goodput of raw veth's, %s, %v", v, p), num: p.key(testOverTCP, v, oursRC),
 						den: p.key(testOverTCP, v, raw), bound: goodputBound(v)})
+				if strings.Contains(v, shortQueue) {
+					list = append(list, target{name: fmt.Sprintf("of RC's packets sent again, %s, %v", v, p),
+						num: p.key(testAgain, v, oursRC), atMost: true, bound: 3, unit: "%"})
+				}
 				continue
 			}
-			for _, who := range []string{oursRC, oursUC, oursUD} {
-				list = append(list, target{name: fmt.Sprintf("answers to the %s, %s, %v", v, who, p),
-					num: p.key(testPinged, v, who), bound: 1})
-			}
-			list = append(list, target{name: fmt.Sprintf("goodput of the overloaded peer, %s, RC, %v", v, p),
-				num: p.key(testOverTCP, v, oursRC), bound: 18, unit: "Mb/s"})
+			list = append(list, bystanderTargets(p, v)...)
 		}
 	}
-	list = slices.Concat(list, fastTargets(r), shareTargets(r), hopTargets(r), pathTargets(r))
+	list = slices.Concat(list, fastTargets(r), shareTargets(r), busyTargets(r), hopTargets(r), pathTargets(r))
 	for _, p := range r.places(testPPS) {
 		for _, v := range r.variants(testPPS, p.mtu, p.family) {
 			bound := 1.0
@@ -120,42 +147,86 @@ func stressTargets(r *Report) (list []target) {
 	return list
 }
 
+// bystanderTargets are those of one row of overload: nothing of the bystander's is lost, and its
+// median is at most twice raw veth's and half a millisecond.
+func bystanderTargets(p place, v string) (list []target) {
+	for _, who := range ours {
+		list = append(list,
+			target{name: fmt.Sprintf("answers to the %s, %s, %v", v, who, p), num: p.key(testPinged, v, who), bound: 1},
+			target{name: fmt.Sprintf("ping beyond twice raw veth's, %s, %s, %v", v, who, p), num: p.key(testPing, v, who),
+				den: p.key(testPing, v, raw), less: 2, atMost: true, bound: 0.5, unit: "ms"})
+	}
+	if v != multicastVariant {
+		list = append(list, target{name: fmt.Sprintf("goodput of the overloaded peer, %s, RC, %v", v, p),
+			num: p.key(testOverTCP, v, oursRC), bound: 18, unit: "Mb/s"})
+	}
+	return list
+}
+
+// shortQueue is what the names of bottlenecks with few octets of queue have.
+const shortQueue = "KB of queue"
+
 func goodputBound(variant string) float64 {
-	if strings.Contains(variant, "KB of queue") {
+	if strings.Contains(variant, shortQueue) {
 		return 0.85
 	}
 	return 0.9
 }
 
-// onMeshes makes one mesh for each contender, and measures them in interleaved rounds.
-func (b *bench) onMeshes(ctx context.Context, name string, kind meshKind, who []string,
-	measure func(context.Context, *mesh) error) error {
-	var list []*mesh
-	defer func() {
-		for _, m := range list {
+// meshesOf returns a mesh for each of a row's contenders, in the order of all. They are kept for the
+// next row, until one of another kind comes.
+func (b *bench) meshesOf(ctx context.Context, r row) (list []*mesh) {
+	if b.meshKind != r.kind {
+		b.closeMeshes()
+		b.meshKind, b.meshes = r.kind, map[string]*mesh{}
+	}
+	for _, who := range contenders {
+		if !slices.Contains(r.judged, who) && !slices.Contains(r.others, who) || who == wireguard && b.wireguard == "" ||
+			b.contender != "" && who != raw && who != b.contender {
+			continue
+		}
+		m, tried := b.meshes[who]
+		if !tried {
+			b.say("%s: setting up %s", r.name, who)
+			var err error
+			if m, err = b.newMesh(ctx, who, r.kind); err != nil {
+				b.r.skip(fmt.Sprintf("%s, from %q on, for as long as hosts are the same", who, r.name), "%v", err)
+				m = nil
+			}
+			b.meshes[who] = m
+		}
+		if m != nil {
+			list = append(list, m)
+		}
+	}
+	return list
+}
+
+// closeMeshes ends what [bench.meshesOf] has kept.
+func (b *bench) closeMeshes() {
+	for _, who := range contenders {
+		if m := b.meshes[who]; m != nil {
 			m.close()
 		}
-	}()
-	for _, who := range who {
-		if who == wireguard && b.wireguard == "" || b.contender != "" && who != raw && who != b.contender {
-			continue
-		}
-		b.say("%s: setting up %s", name, who)
-		m, err := b.newMesh(ctx, who, kind)
-		if err != nil {
-			b.r.skip(fmt.Sprintf("%s, %s", who, name), "%v", err)
-			continue
-		}
-		list = append(list, m)
 	}
-	for round := range b.rounds {
+	b.meshes = nil
+}
+
+// measureRow measures its contenders in interleaved rounds.
+func (b *bench) measureRow(ctx context.Context, r row) error {
+	list := b.meshesOf(ctx, r)
+	rounds := cmp.Or(r.rounds, b.rounds)
+	for round := range rounds {
 		for _, m := range list {
-			b.say("%s, round %d of %d: %s", name, round+1, b.rounds, m.contender)
-			if err := measure(ctx, m); err != nil {
+			if round > 0 && !slices.Contains(r.judged, m.contender) {
+				continue
+			}
+			b.say("%s, round %d of %d: %s", r.name, round+1, rounds, m.contender)
+			if err := r.measure(ctx, m); err != nil {
 				if ctx.Err() != nil {
 					return ctx.Err()
 				}
-				b.r.skip(fmt.Sprintf("%s, %s, one measurement", m.contender, name), "%v", err)
+				b.r.skip(fmt.Sprintf("%s, %s, one measurement", m.contender, r.name), "%v", err)
 			}
 		}
 	}
@@ -201,20 +272,30 @@ func (m *mesh) narrowTo(host int, n bottleneck) (widen func() error, err error) 
 const settle = 500 * time.Millisecond
 
 func (b *bench) transferTime(least time.Duration) time.Duration {
-	return max(time.Duration(b.seconds)*time.Second, least*time.Duration(b.seconds)/2)
+	return max(time.Duration(b.seconds)*time.Second, least)
 }
 
+// multicastGroup is what multicast is sent to; of the link, so that no route decides.
+var multicastGroup = netip.MustParseAddr("ff12::4791")
+
+// multicastVariant names the row whose load is multicast.
+var multicastVariant = "bystander, multicast to " + overload.name
+
 // bystander measures what a ping to an idle host meets while the peer is sent ten
-// times what the way to it carries.
-func (b *bench) bystander(m *mesh, n bottleneck) error {
+// times what the way to it carries, alone or as a member of a group.
+func (b *bench) bystander(m *mesh, n bottleneck, dst netip.Addr) error {
 	variant := "bystander, " + n.name
+	if dst.IsMulticast() {
+		variant = multicastVariant
+	}
 	widen, err := m.narrow(n)
 	if err != nil {
 		return err
 	}
 	defer widen()
 	const size = 1400
-	l, err := datagrams(m.hosts[meshSender], m.hosts[meshPeer], m.addrs[meshPeer], size, 200_000_000/8/size)
+	l, err := datagrams(m.hosts[meshSender], m.hosts[meshPeer], m.device(), dst, size,
+		200_000_000/8/size)
 	if err != nil {
 		return err
 	}
@@ -226,10 +307,7 @@ func (b *bench) bystander(m *mesh, n bottleneck) error {
 // pingUnder pings while a load runs, and takes down what became of both.
 func (b *bench) pingUnder(m *mesh, l *background, to int, variant string, d time.Duration) error {
 	var p pings
-	again := 0
-	if l.retrans != nil {
-		again = l.retrans()
-	}
+	before := m.resent(l)
 	mbps, _, err := l.during(func() (err error) {
 		p, err = runPings(m.hosts[meshSender], m.addrs[to], d)
 		return err
@@ -240,8 +318,12 @@ func (b *bench) pingUnder(m *mesh, l *background, to int, variant string, d time
 	b.r.add(m.at.key(testPing, variant, m.contender), "ms", p.p50())
 	b.r.add(m.at.key(testPinged, variant, m.contender), "of all", 1-p.lost())
 	b.r.add(m.at.key(testOverTCP, variant, m.contender), "Mb/s", mbps)
-	if l.retrans != nil {
-		b.r.add(m.at.key(testAgain, variant, m.contender), "segments", float64(l.retrans()-again))
+	if l.resent != nil {
+		after := m.resent(l)
+		b.r.add(m.at.key(testAgain, variant, m.contender), "%", after.since(before))
+		if after.qpSent > before.qpSent {
+			b.r.add(m.at.key(testQPAgain, variant, m.contender), "%", after.qpSince(before))
+		}
 	}
 	return nil
 }
@@ -264,7 +346,7 @@ func (b *bench) besideTCP(ctx context.Context, m *mesh, n bottleneck, what load,
 
 // datagramRate measures how many datagrams arrive that are sent as fast as it goes.
 func (b *bench) datagramRate(m *mesh, size int, variant string) error {
-	l, err := datagrams(m.hosts[meshSender], m.hosts[meshPeer], m.addrs[meshPeer], size, 0)
+	l, err := datagrams(m.hosts[meshSender], m.hosts[meshPeer], m.device(), m.addrs[meshPeer], size, 0)
 	if err != nil {
 		return err
 	}

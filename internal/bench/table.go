@@ -82,10 +82,12 @@ var sections = []section{
 	{testPing, "Ping under load, median", 1, "ms", false, true},
 	{testPinged, "Share of these pings that were answered", 1, "", false, true},
 	{testOverTCP, "Goodput of that load", 1, "Mb/s", true, true},
-	{testAgain, "TCP segments of that load sent again", 1, "", false, true},
+	{testAgain, "Share of that load that was sent again, by TCP and by the queue pair", 1, "%", false, true},
+	{testQPAgain, "Of these the queue pair's share alone", 1, "%", false, true},
 	{testFast, "Goodput of one TCP stream to a fast host", 1, "Mb/s", true, true},
 	{testFastPing, "Ping to that host, median", 1, "ms", false, true},
-	{testShare, "Least and most of three senders to one host, of an equal share", 1, "of equal", true, true},
+	{testBusy, "Ping beside two busy programs", 1, "ms", false, true},
+	{testShare, "Least and most of several senders, of an equal share", 1, "of equal", true, true},
 	{testThree, "Goodput of three senders to one host, together", 1, "Mb/s", true, true},
 	{testHop, "Goodput of one TCP stream over a hop of 1500, 2 s after it began", 1, "Mb/s", true, true},
 	{testPath, "Goodput of one TCP stream over a path, with each packet one frame", 1, "Mb/s", true, true},
@@ -212,10 +214,11 @@ func (r *Report) print(w io.Writer) {
 	hosts := "Both hosts are network namespaces of this machine, joined by a veth pair; each\ncontender has a " +
 		"pair of its own."
 	if r.Matrix == "stress" {
-		hosts = "Three hosts are network namespaces of this machine, joined by a bridge; each\ncontender has its own."
+		hosts = "Two to four hosts are network namespaces of this machine, joined by a bridge; each\ncontender has " +
+			"its own. Who no target is about is measured in the first round only."
 	}
 	fmt.Fprintf(w, `%s Rounds are interleaved (raw, VXLAN, … UD, raw,
-…): %d of them, transfers of %s s. Cells are the median (lowest–highest) of the
+…): %d of them, transfers of %s s at least. Cells are the median (lowest–highest) of the
 rounds; "= x" is the median of the ratios to the raw veth pair within a round.
 Underlay and traffic are of the same family. How each number is made:
 [README.md](README.md).

@@ -94,25 +94,25 @@ func TestJSON(t *testing.T) {
 	}
 	switch s := back.Series; {
 	case len(s) != 2:
-		t.Errorf("series: len(s) is %v, want 2", len(s))
+		t.Errorf("series: s has %v elements, want 2", len(s))
 	case s[1].Contender != oursRC:
-		t.Errorf("series: s[1].Contender is %v, want %v", s[1].Contender, oursRC)
+		t.Errorf("series: Contender is %v, want %v", s[1].Contender, oursRC)
 	case s[1].MTU != 9000:
-		t.Errorf("series: s[1].MTU is %v, want 9000", s[1].MTU)
+		t.Errorf("series: MTU is %v, want 9000", s[1].MTU)
 	case len(s[1].Values) != 3:
-		t.Errorf("series: len(s[1].Values) is %v, want 3", len(s[1].Values))
+		t.Errorf("series: Values has %v elements, want 3", len(s[1].Values))
 	case s[1].Median != 12000:
-		t.Errorf("series: s[1].Median is %v, want 12000", s[1].Median)
+		t.Errorf("series: Median is %v, want 12000", s[1].Median)
 	}
 	switch v := back.Targets; {
 	case len(v) < 5:
-		t.Errorf("targets: len(v) is %v, want at least 5", len(v))
+		t.Errorf("targets: v has %v elements, want at least 5", len(v))
 	case v[0].Measured == nil:
-		t.Errorf("targets: v[0].Measured is nil")
+		t.Errorf("targets: Measured is nil")
 	case *v[0].Measured != 0.5:
-		t.Errorf("targets: *v[0].Measured is %v, want 0.5", *v[0].Measured)
+		t.Errorf("targets: Measured is %v, want 0.5", *v[0].Measured)
 	case v[1].Measured != nil:
-		t.Errorf("targets: v[1].Measured is %v, want nil", v[1].Measured)
+		t.Errorf("targets: Measured is %v, want nil", v[1].Measured)
 	}
 }
 

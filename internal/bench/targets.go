@@ -37,7 +37,8 @@ func (v Verdict) Outcome() string {
 type target struct {
 	name   string
 	num    Key
-	den    Key // zero: num by itself
+	den    Key     // zero: num by itself
+	less   float64 // not zero: not the ratio counts, but num less so many times den
 	atMost bool
 	bound  float64
 	aim    float64 // zero: none
@@ -84,7 +85,10 @@ func (t target) judge(r *Report) Verdict {
 	if t.atMost {
 		sign = "≤"
 	}
-	if t.den != (Key{}) {
+	switch {
+	case t.less != 0:
+		values = beyond(values, r.values(t.den), t.less)
+	case t.den != (Key{}):
 		values = ratios(values, r.values(t.den))
 	}
 	v := Verdict{Name: t.name, Want: sign + " " + number(t.bound), Rounds: len(values), Needed: t.rounds}

@@ -40,17 +40,17 @@ func TestJudge(t *testing.T) {
 		v := tt.target.judge(&r)
 		switch {
 		case v.Outcome() != tt.outcome:
-			t.Errorf("%s: v.Outcome() is %v, want %v", tt.name, v.Outcome(), tt.outcome)
+			t.Errorf("%s: Outcome is %v, want %v", tt.name, v.Outcome(), tt.outcome)
 		case v.AimMet != tt.aim:
-			t.Errorf("%s: v.AimMet is %v, want %v", tt.name, v.AimMet, tt.aim)
+			t.Errorf("%s: AimMet is %v, want %v", tt.name, v.AimMet, tt.aim)
 		case v.Met != (tt.outcome == "met"):
-			t.Errorf("%s: v.Met is %v, want %v", tt.name, v.Met, tt.outcome == "met")
+			t.Errorf("%s: Met is %v, want %v", tt.name, v.Met, tt.outcome == "met")
 		}
 		switch {
 		case (v.Measured != nil) != (tt.measured != 0):
 			t.Errorf("%s: v.Measured != nil is %v, want %v", tt.name, v.Measured != nil, tt.measured != 0)
 		case v.Measured != nil && *v.Measured != tt.measured:
-			t.Errorf("%s: *v.Measured is %v, want %v", tt.name, *v.Measured, tt.measured)
+			t.Errorf("%s: Measured is %v, want %v", tt.name, *v.Measured, tt.measured)
 		}
 	}
 }
@@ -63,13 +63,13 @@ func TestJudgeNumber(t *testing.T) {
 	v := target{num: k, atMost: true, bound: 2, unit: "ms"}.judge(&r)
 	switch {
 	case v.Outcome() != "met":
-		t.Errorf("v.Outcome() is %q, want \"met\"", v.Outcome())
+		t.Errorf("Outcome is %q, want \"met\"", v.Outcome())
 	case v.Want != "≤ 2.00 ms":
-		t.Errorf("v.Want is %q, want \"≤ 2.00 ms\"", v.Want)
+		t.Errorf("Want is %q, want \"≤ 2.00 ms\"", v.Want)
 	case *v.Low != 1:
-		t.Errorf("*v.Low is %v, want 1", *v.Low)
+		t.Errorf("Low is %v, want 1", *v.Low)
 	case *v.High != 3:
-		t.Errorf("*v.High is %v, want 3", *v.High)
+		t.Errorf("High is %v, want 3", *v.High)
 	}
 }
 

@@ -36,28 +36,34 @@ const (
 	wireSeed = 4791
 )
 
-// onPath are who is measured there.
-var onPath = []string{raw, wireguard, oursRC}
-
-// lay puts the path between the bridge and the peer. The returned function removes it.
-func (m *mesh) lay(p path) (remove func() error, err error) {
-	port := fmt.Sprintf("port%d", meshPeer)
-	if _, err := m.bridge.Link("wire0"); err != nil {
-		if err := m.prepareWire(); err != nil {
-			return nil, err
+// pathRows are those of the paths. The hosts of each have never known another one.
+func (b *bench) pathRows() (rows []row) {
+	for _, p := range paths {
+		judged, others := []string{oursRC}, []string{raw, vxlan, wireguard}
+		if p.way.Delay > 0 { // where RC is compared with raw veth
+			judged, others = judgedRC, besideRC
 		}
+		rows = append(rows, row{name: "path, " + p.name, judged: judged, others: others,
+			kind:    meshKind{at: place{9000, family6}, hosts: meshPeer + 1, path: p.name},
+			measure: func(ctx context.Context, m *mesh) error { return b.overPath(ctx, m, p) }})
 	}
-	if err := errors.Join(m.bridge.SetMaster(port, ""), m.bridge.SetMaster("wire0", "br0")); err != nil {
-		return nil, err
-	}
-	w, err := m.bridge.NewWire("wire1", port, m.at.mtu, p.way, wireSeed)
+	return rows
+}
+
+// lay puts the path of that name between the bridge and the peer.
+func (m *mesh) lay(name string) error {
+	i := slices.IndexFunc(paths, func(p path) bool { return p.name == name })
+	port := fmt.Sprintf("port%d", meshPeer)
+	err := errors.Join(m.prepareWire(), m.bridge.SetMaster(port, ""), m.bridge.SetMaster("wire0", "br0"))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return func() error {
-		w.Close()
-		return errors.Join(m.bridge.SetMaster("wire0", ""), m.bridge.SetMaster(port, "br0"))
-	}, nil
+	w, err := m.bridge.NewWire("wire1", port, m.at.mtu, paths[i].way, wireSeed)
+	if err != nil {
+		return err
+	}
+	m.onClose(w.Close)
+	return nil
 }
 
 // prepareWire makes the devices that a wire joins, and has every packet of the wire be
@@ -78,14 +84,6 @@ func (m *mesh) prepareWire() error {
 
 // overPath measures one TCP stream to the peer.
 func (b *bench) overPath(ctx context.Context, m *mesh, p path) error {
-	if !slices.Contains(onPath, m.contender) {
-		return nil
-	}
-	remove, err := m.lay(p)
-	if err != nil {
-		return err
-	}
-	defer remove()
 	l, err := streams(ctx, m.hosts[meshSender], m.hosts[meshPeer], m.addrs[meshPeer], 1)
 	if err != nil {
 		return err

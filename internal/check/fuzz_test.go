@@ -8,11 +8,11 @@ func TestReadFuzz(t *testing.T) {
 		"(436/sec), new interesting: 6 (total: 17)\nPASS\n")
 	switch {
 	case got.execs != 706:
-		t.Errorf("got.execs is %v, want 706", got.execs)
+		t.Errorf("execs is %v, want 706", got.execs)
 	case got.fresh != 6:
-		t.Errorf("got.fresh is %v, want 6", got.fresh)
+		t.Errorf("fresh is %v, want 6", got.fresh)
 	case got.total != 17:
-		t.Errorf("got.total is %v, want 17", got.total)
+		t.Errorf("total is %v, want 17", got.total)
 	}
 	if got := readFuzz("--- FAIL: FuzzX\n"); got != (fuzzRow{}) {
 		t.Errorf("from nothing %+v", got)

@@ -238,10 +238,10 @@ type grouping struct {
 	concurrent []string
 }
 
-// slowest are the packages that take longest, which therefore begin first. The first, the third and the
-// fourth wait for other programs most of the time.
-var slowest = []string{"test/packaging", "test/sim", "membership/etcd", "test/cni", "provider/softroce",
-	"test/explore", "test/scale", "test/arch", "ipoib", "mpa"}
+// slowest are the packages that take longest, which therefore begin first. Those at odd places wait
+// most of the time.
+var slowest = []string{"test/packaging", "test/explore", "test/cni", "test/sim", "provider/softroce", "test/scale",
+	"test/subnet", "test/arch", "membership/etcd", "mpa", "hostnet", "datapath", "agent", "ipoib", "cmd/ipoibcmd"}
 
 // oneMore has go test run one package more than there are processors: some wait.
 var oneMore = fmt.Sprintf("-p=%d", runtime.GOMAXPROCS(0)+1)

@@ -139,33 +139,33 @@ func TestActive(t *testing.T) {
 		case qpn != usLink.QPN:
 			t.Errorf("%v: qpn is %v, want %v", tt.kind, qpn, usLink.QPN)
 		case req.Transport != ib.RC:
-			t.Errorf("%v: req.Transport is %v, want %v", tt.kind, req.Transport, ib.RC)
+			t.Errorf("%v: Transport is %v, want %v", tt.kind, req.Transport, ib.RC)
 		case req.StartingPSN != 0:
-			t.Errorf("%v: req.StartingPSN is %v, want 0", tt.kind, req.StartingPSN)
+			t.Errorf("%v: StartingPSN is %v, want 0", tt.kind, req.StartingPSN)
 		case req.RetryCount != tt.retry:
-			t.Errorf("%v: req.RetryCount is %v, want %v", tt.kind, req.RetryCount, tt.retry)
+			t.Errorf("%v: RetryCount is %v, want %v", tt.kind, req.RetryCount, tt.retry)
 		case req.RNRRetryCount != tt.retry:
-			t.Errorf("%v: req.RNRRetryCount is %v, want %v", tt.kind, req.RNRRetryCount, tt.retry)
+			t.Errorf("%v: RNRRetryCount is %v, want %v", tt.kind, req.RNRRetryCount, tt.retry)
 		case req.ResponderResources != tt.depth:
-			t.Errorf("%v: req.ResponderResources is %v, want %v", tt.kind, req.ResponderResources, tt.depth)
+			t.Errorf("%v: ResponderResources is %v, want %v", tt.kind, req.ResponderResources, tt.depth)
 		case d.UnmarshalBinary(req.PrivateData[:]) != nil:
-			t.Errorf("%v: d.UnmarshalBinary(req.PrivateData[:]) is %v, want nil", tt.kind, d.UnmarshalBinary(req.PrivateData[:]))
+			t.Errorf("%v: does not parse: %v", tt.kind, d.UnmarshalBinary(req.PrivateData[:]))
 		case d.QPN != p.link.QPN:
-			t.Errorf("%v: d.QPN is %v, want %v", tt.kind, d.QPN, p.link.QPN)
+			t.Errorf("%v: QPN is %v, want %v", tt.kind, d.QPN, p.link.QPN)
 		case d.ReceiveMTU != 65524:
-			t.Errorf("%v: d.ReceiveMTU is %v, want 65524", tt.kind, d.ReceiveMTU)
+			t.Errorf("%v: ReceiveMTU is %v, want 65524", tt.kind, d.ReceiveMTU)
 		}
 		p.hear(rep(req, 65524))
 		msgs = b.take()
 		switch {
 		case b.kinds(msgs) != "RTU":
-			t.Fatalf("%v: b.kinds(msgs) is %q, want \"RTU\"", tt.kind, b.kinds(msgs))
+			t.Fatalf("%v: kinds(msgs) is %q, want \"RTU\"", tt.kind, b.kinds(msgs))
 		case b.rts.RNRRetry != 6:
-			t.Fatalf("%v: b.rts.RNRRetry is %v, want 6", tt.kind, b.rts.RNRRetry)
+			t.Fatalf("%v: RNRRetry is %v, want 6", tt.kind, b.rts.RNRRetry)
 		case b.rts.SQPSN != 77:
-			t.Fatalf("%v: b.rts.SQPSN is %v, want 77", tt.kind, b.rts.SQPSN)
+			t.Fatalf("%v: SQPSN is %v, want 77", tt.kind, b.rts.SQPSN)
 		case b.rts.RetryCount != tt.retry:
-			t.Fatalf("%v: b.rts.RetryCount is %v, want %v", tt.kind, b.rts.RetryCount, tt.retry)
+			t.Fatalf("%v: RetryCount is %v, want %v", tt.kind, b.rts.RetryCount, tt.retry)
 		}
 		if rtu := msgs[0].(mad.RTU); (rtu.PrivateData != [mad.RTUPrivateLen]byte{}) != tt.rtuData {
 			t.Errorf("%v: RTU with %x", tt.kind, rtu.PrivateData[:8])
@@ -217,11 +217,11 @@ func TestPassive(t *testing.T) {
 		case mad.REP:
 			switch {
 			case m.RNRRetryCount != tt.rnr:
-				t.Errorf("%v: m.RNRRetryCount is %v, want %v", tt.kind, m.RNRRetryCount, tt.rnr)
+				t.Errorf("%v: RNRRetryCount is %v, want %v", tt.kind, m.RNRRetryCount, tt.rnr)
 			case b.rts.SQPSN != 66:
-				t.Errorf("%v: b.rts.SQPSN is %v, want 66", tt.kind, b.rts.SQPSN)
+				t.Errorf("%v: SQPSN is %v, want 66", tt.kind, b.rts.SQPSN)
 			case b.rtr.DestQPN != 0x55:
-				t.Errorf("%v: b.rtr.DestQPN is %#x, want 0x55", tt.kind, b.rtr.DestQPN)
+				t.Errorf("%v: DestQPN is %#x, want 0x55", tt.kind, b.rtr.DestQPN)
 			}
 			p.RecvConn(1, frame(pkt(9000)))
 			if p.hear(mad.RTU{LocalCommID: 5, RemoteCommID: m.LocalCommID}); len(b.conn) != 0 || p.Died != "" {
@@ -245,9 +245,9 @@ func TestFailures(t *testing.T) {
 		case p.Count["dropped connecting"] != 5:
 			t.Errorf("%v: p.Count[\"dropped connecting\"] is %v, want 5", why, p.Count["dropped connecting"])
 		case len(b.ud) != 0:
-			t.Errorf("%v: len(b.ud) is %v, want 0", why, len(b.ud))
+			t.Errorf("%v: ud has %v elements, want 0", why, len(b.ud))
 		case len(b.alive) != 0:
-			t.Errorf("%v: len(b.alive) is %v, want 0", why, len(b.alive))
+			t.Errorf("%v: alive has %v elements, want 0", why, len(b.alive))
 		case len(b.take()) != 0:
 			t.Errorf("%v: a message is sent, want none", why)
 		}
@@ -307,7 +307,7 @@ func TestFlags(t *testing.T) {
 		case got != tt.want:
 			t.Errorf("%v, flags %#x: sends %q, want %q", tt.kind, uint8(tt.flags), got, tt.want)
 		case len(b.ud) != 0 && tt.want != "" && tt.kind == Linux:
-			t.Errorf("%v, flags %#x: len(b.ud) is %v, want 0", tt.kind, uint8(tt.flags), len(b.ud))
+			t.Errorf("%v, flags %#x: ud has %v elements, want 0", tt.kind, uint8(tt.flags), len(b.ud))
 		}
 	}
 }
@@ -323,12 +323,12 @@ func TestChecks(t *testing.T) {
 	case !ok:
 		t.Errorf("a larger Receive MTU: ok is false")
 	case rej.Reason != mad.RejInvalidPathMTU:
-		t.Errorf("a larger Receive MTU: rej.Reason is %v, want %v", rej.Reason, mad.RejInvalidPathMTU)
+		t.Errorf("a larger Receive MTU: Reason is %v, want %v", rej.Reason, mad.RejInvalidPathMTU)
 	case d.UnmarshalBinary(rej.PrivateData[:]) != nil:
-		t.Errorf("a larger Receive MTU: d.UnmarshalBinary(rej.PrivateData[:]) is %v, want nil",
+		t.Errorf("a larger Receive MTU: does not parse: %v",
 			d.UnmarshalBinary(rej.PrivateData[:]))
 	case d.ReceiveMTU != 9000:
-		t.Errorf("a larger Receive MTU: d.ReceiveMTU is %v, want 9000", d.ReceiveMTU)
+		t.Errorf("a larger Receive MTU: ReceiveMTU is %v, want 9000", d.ReceiveMTU)
 	}
 	req := ask(p, serviceid.Legacy)
 	says(req.PrivateData[:], 9000)
@@ -355,25 +355,43 @@ func TestChecks(t *testing.T) {
 	}
 }
 
+// upWithOwn is a peer whose own connection is up.
+func upWithOwn() (*Peer, *bench) {
+	p, b := meet(Linux, encap.FlagRC, nil)
+	p.Output(pkt(100))
+	p.hear(rep(b.take()[0].(mad.REQ), 65524))
+	b.take()
+	return p, b
+}
+
 // TestEnds: idle connections, broken ones, DREQs, stale QPNs.
 func TestEnds(t *testing.T) {
-	up := func() (*Peer, *bench) {
-		p, b := meet(Linux, encap.FlagRC, nil)
-		p.Output(pkt(100))
-		p.hear(rep(b.take()[0].(mad.REQ), 65524))
-		b.take()
-		return p, b
-	}
-	p, b := up()
-	if idle := p.Deadline().Sub(b.now); idle != 88*time.Second {
-		t.Errorf("its own connection goes after %v", idle)
-	}
-	b.now = p.Deadline()
-	if p.Wake(); b.kinds(b.take()) != "DREQ" || len(b.alive) != 0 {
-		t.Error("no DREQ")
-	}
+	t.Run("its own, unused", func(t *testing.T) {
+		p, b := upWithOwn()
+		if idle := p.Deadline().Sub(b.now); idle != 88*time.Second {
+			t.Errorf("its own connection goes after %v", idle)
+		}
+		b.now = p.Deadline()
+		if p.Wake(); b.kinds(b.take()) != "DREQ" || len(b.alive) != 0 {
+			t.Error("no DREQ")
+		}
+	})
+	t.Run("ours", endOfOurs)
+	t.Run("its own, broken", func(t *testing.T) {
+		p, b := upWithOwn()
+		if p.QPError(1); b.kinds(b.take()) != "DREQ" {
+			t.Error("a broken queue pair")
+		}
+		if p.Output(pkt(100)); b.kinds(b.take()) != "REQ" {
+			t.Error("the next packet does not ask again")
+		}
+	})
+	t.Run("its own, by our DREQ", lingeringEnd)
+}
 
-	p, b = meet(Linux, 0, nil)
+// endOfOurs: DREQs of an unknown QPN or connection, REQs from a QPN in use, TIMEWAIT.
+func endOfOurs(t *testing.T) {
+	p, b := meet(Linux, 0, nil)
 	req := ask(p, serviceid.Legacy)
 	p.hear(req)
 	local := b.take()[0].(mad.REP).LocalCommID
@@ -401,16 +419,11 @@ func TestEnds(t *testing.T) {
 	if p.hear(again); b.kinds(b.take()) != "REP" {
 		t.Error("TIMEWAIT never ends")
 	}
+}
 
-	p, b = up()
-	if p.QPError(1); b.kinds(b.take()) != "DREQ" {
-		t.Error("a broken queue pair")
-	}
-	if p.Output(pkt(100)); b.kinds(b.take()) != "REQ" {
-		t.Error("the next packet does not ask again")
-	}
-
-	p, b = up() // our DREQ for its own connection: answered, and packets are lost
+// lingeringEnd: our DREQ is answered, and packets are lost until it notices.
+func lingeringEnd(t *testing.T) {
+	p, b := upWithOwn()
 	own := p.conns[0]
 	if p.hear(mad.DREQ{LocalCommID: 5, RemoteCommID: own.local, RemoteQPN: own.qpn}); b.kinds(b.take()) != "DREP" {
 		t.Error("no DREP")
@@ -418,7 +431,7 @@ func TestEnds(t *testing.T) {
 	n := len(b.conn)
 	switch p.Output(pkt(100)); {
 	case len(b.conn) != n:
-		t.Errorf("len(b.conn) is %v, want %v", len(b.conn), n)
+		t.Errorf("conn has %v elements, want %v", len(b.conn), n)
 	case p.Count["dropped lingering"] != 1:
 		t.Errorf("p.Count[\"dropped lingering\"] is %v, want 1", p.Count["dropped lingering"])
 	case len(b.take()) != 0:

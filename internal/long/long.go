@@ -36,3 +36,13 @@ func Only(tb testing.TB) {
 		tb.Skip(Reason)
 	}
 }
+
+// OneGoroutine is for a test of which all happens on one goroutine, and that takes long: the race
+// detector has nothing to see there and makes it ten times as slow. The short form skips it under the
+// race detector; it runs without in the same make test, and in make test-long with it.
+func OneGoroutine(tb testing.TB) {
+	tb.Helper()
+	if Race && !Form() {
+		tb.Skip("is on one goroutine, and runs without the race detector too")
+	}
+}

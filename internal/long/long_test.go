@@ -26,5 +26,13 @@ func TestForm(t *testing.T) {
 		if ran != tt.want {
 			t.Errorf("%s=%q: a test without a short form ran: %v, want %v", Variable, tt.value, ran, tt.want)
 		}
+		ran = false
+		t.Run("one goroutine", func(t *testing.T) {
+			OneGoroutine(t)
+			ran = true
+		})
+		if want := tt.want || !Race; ran != want {
+			t.Errorf("%s=%q, race detector %v: a test on one goroutine ran: %v, want %v", Variable, tt.value, Race, ran, want)
+		}
 	}
 }

@@ -104,11 +104,11 @@ func TestChoose(t *testing.T) {
 	case err != nil:
 		t.Errorf("err is %v, want nil", err)
 	case len(got) != 2:
-		t.Errorf("len(got) is %v, want 2", len(got))
+		t.Errorf("got has %v elements, want 2", len(got))
 	case got[0].name != "soak":
-		t.Errorf("got[0].name is %q, want \"soak\"", got[0].name)
+		t.Errorf("name is %q, want \"soak\"", got[0].name)
 	case got[1].name != "sim":
-		t.Errorf("got[1].name is %q, want \"sim\"", got[1].name)
+		t.Errorf("name is %q, want \"sim\"", got[1].name)
 	}
 	if cmd := strings.Join(got[0].command, " "); cmd != "make --no-print-directory soak D=1m0s" {
 		t.Errorf("soak is %q", cmd)

@@ -4,7 +4,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 )
 
 // fromPackaging are files of packaging/ and where they go.
@@ -43,7 +42,7 @@ func (b *build) documents() error {
 		b.add(name, "/usr/share/doc/ipoibcm/"+name, 0o644)
 	}
 	return filepath.WalkDir("docs", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && !d.IsDir() && strings.HasSuffix(path, ".md") {
+		if ext := filepath.Ext(path); err == nil && !d.IsDir() && (ext == ".md" || ext == ".svg") {
 			b.add(path, "/usr/share/doc/ipoibcm/"+filepath.ToSlash(path), 0o644)
 		}
 		return err

@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -124,4 +125,27 @@ func input(lines []string, i int) string {
 		}
 	}
 	return lines[0]
+}
+
+// Hex returns the hexadecimal number that an argument of a line has, or def. It panics at
+// one that is none.
+func Hex(args map[string]string, key string, def uint64) uint64 {
+	return number(args, key, def, 16)
+}
+
+// Decimal is Hex for decimal numbers.
+func Decimal(args map[string]string, key string, def int) int {
+	return int(number(args, key, uint64(def), 10))
+}
+
+func number(args map[string]string, key string, def uint64, base int) uint64 {
+	v, ok := args[key]
+	if !ok {
+		return def
+	}
+	n, err := strconv.ParseUint(v, base, 64)
+	if err != nil {
+		panic(err)
+	}
+	return n
 }

@@ -135,11 +135,11 @@ func (h *host) step(peer *host, total int, lazy bool) {
 			want := message(peer.p.opts.GID, h.got)
 			switch {
 			case wc.Status != verbs.Success:
-				h.t.Fatalf("wc.Status is %v, want %v", wc.Status, verbs.Success)
+				h.t.Fatalf("Status is %v, want %v", wc.Status, verbs.Success)
 			case wc.Imm != uint32(h.got):
-				h.t.Fatalf("wc.Imm is %v, want %v", wc.Imm, uint32(h.got))
+				h.t.Fatalf("Imm is %v, want %v", wc.Imm, uint32(h.got))
 			case wc.ByteLen != len(want):
-				h.t.Fatalf("wc.ByteLen is %v, want %v", wc.ByteLen, len(want))
+				h.t.Fatalf("ByteLen is %v, want %v", wc.ByteLen, len(want))
 			}
 			if !bytes.Equal(h.in[wc.ID].Buf[:wc.ByteLen], want) {
 				h.t.Fatalf("message %d is damaged", h.got)
@@ -183,13 +183,13 @@ func TestHostileRC(t *testing.T) {
 		transfer(t, f, a, b, 60)
 		switch {
 		case f.Stats.Lost == 0:
-			t.Errorf("the network was kind: f.Stats.Lost is 0, want any other")
+			t.Errorf("the network was kind: nothing was lost")
 		case f.Stats.Duplicated == 0:
-			t.Errorf("the network was kind: f.Stats.Duplicated is 0, want any other")
+			t.Errorf("the network was kind: nothing was duplicated")
 		case f.Stats.Reordered == 0:
-			t.Errorf("the network was kind: f.Stats.Reordered is 0, want any other")
+			t.Errorf("the network was kind: nothing was reordered")
 		case f.Stats.Flipped == 0:
-			t.Errorf("the network was kind: f.Stats.Flipped is 0, want any other")
+			t.Errorf("the network was kind: no bit was flipped")
 		}
 	})
 }
@@ -268,7 +268,12 @@ func TestLink(t *testing.T) {
 	p.Notify(func() { told++ })
 	p.SetActive(false)
 	p.SetActive(false)
-	if f.RunFor(time.Millisecond); p.Port().Active || told != 1 || (<-p.Events()).Kind != verbs.PortError {
+	switch f.RunFor(time.Millisecond); {
+	case p.Port().Active:
+		t.Error("link down: Port.Active is true, want false")
+	case told != 1:
+		t.Errorf("link down: told is %v, want 1", told)
+	case (<-p.Events()).Kind != verbs.PortError:
 		t.Errorf("link down: active %v, told %d times", p.Port().Active, told)
 	}
 	p.SetActive(true)
@@ -316,11 +321,11 @@ func TestEvents(t *testing.T) {
 	f.RunFor(time.Hour)
 	switch {
 	case fmt.Sprint(got) != "[1 2 3]":
-		t.Errorf("fmt.Sprint(got) is %q, want \"[1 2 3]\"", fmt.Sprint(got))
+		t.Errorf("got is %q, want \"[1 2 3]\"", fmt.Sprint(got))
 	case f.Step():
-		t.Errorf("f.Step() is true")
+		t.Errorf("Step is true, want false")
 	case f.Timers() != 0:
-		t.Errorf("f.Timers() is %v, want 0", f.Timers())
+		t.Errorf("Timers is %v, want 0", f.Timers())
 	}
 	stopped.Stop() // of one long gone
 }

@@ -216,6 +216,11 @@ func (s *Subnet) Members(mgid ib.GID) map[ib.GID]wire.JoinState {
 	return nil
 }
 
+// Subscribed reports whether a port is told of a trap.
+func (s *Subnet) Subscribed(p *Port, trap wire.Trap) bool {
+	return slices.Contains(s.informs, inform{p, trap})
+}
+
 // Groups returns the MGIDs of all groups, the oldest first.
 func (s *Subnet) Groups() (all []ib.GID) {
 	for _, g := range s.groups {
@@ -266,6 +271,23 @@ func (s *Subnet) Take(now time.Time) (out []Delivery) {
 	s.inbox = slices.Delete(s.inbox, 0, n)
 	return out
 }
+
+// Drain returns all that is on its way, due or not, for those who decide themselves when it
+// arrives.
+func (s *Subnet) Drain() []Delivery {
+	out := s.inbox
+	s.inbox = nil
+	return out
+}
+
+// Repeat repeats the reports that are due.
+func (s *Subnet) Repeat(now time.Time) { s.repeatReports(now) }
+
+// Ports returns the ports in the order in which they were attached.
+func (s *Subnet) Ports() []*Port { return s.ports }
+
+// Running reports whether there is a subnet manager.
+func (s *Subnet) Running() bool { return s.running }
 
 // Send takes a MAD from the client at p.
 func (s *Subnet) Send(now time.Time, p *Port, m *sa.MAD) {

@@ -41,11 +41,13 @@ const (
 // A State is what is handed over by a process that has ended its connections.
 type State struct {
 	Name     string // of the interface
-	Underlay string // device
+	Underlay string // device; an InfiniBand port has none
 	Link     encap.LinkAddr
 	GUID     ib.GUID
 	PKey     ib.PKey
 	QKey     ib.QKey
+	// Proven says which trial of the TUN this kernel has passed; zero: none.
+	Proven   int
 	Prefixes []netip.Prefix // that the process put on the device
 	Memory   ipoib.Memory
 }
@@ -59,6 +61,7 @@ type head struct {
 	GUID     uint64   `json:"guid"`
 	PKey     uint16   `json:"pkey"`
 	QKey     uint32   `json:"qkey"`
+	Proven   uint16   `json:"proven,omitempty"`
 }
 
 // document is State as it is written.
@@ -125,7 +128,7 @@ type peer struct {
 func (s *State) AppendBinary(b []byte) ([]byte, error) {
 	d := document{head: head{Version: Version, Name: s.Name, Underlay: s.Underlay, Link: fromLink(s.Link),
 		GUID: uint64(s.GUID), PKey: uint16(s.PKey),
-		QKey: uint32(s.QKey)}, Prefixes: s.Prefixes[:min(len(s.Prefixes), maxPrefixes)]}
+		QKey: uint32(s.QKey), Proven: uint16(s.Proven)}, Prefixes: s.Prefixes[:min(len(s.Prefixes), maxPrefixes)]}
 	for _, n := range s.Memory.Neighbours[:min(len(s.Memory.Neighbours), maxNeighbours)] {
 		d.Neighbours = append(d.Neighbours, neighbour{Addr: n.Addr, Link: fromLink(n.Link), Router: n.Router})
 	}
@@ -198,10 +201,11 @@ func (d *unread) state() (s State, err error) {
 	switch {
 	case d.Name == "" || len(d.Name) > maxName:
 		return s, fmt.Errorf("name of %d octets", len(d.Name))
-	case d.Underlay == "" || len(d.Underlay) > maxName:
+	case len(d.Underlay) > maxName:
 		return s, fmt.Errorf("underlay of %d octets", len(d.Underlay))
 	}
-	s = State{Name: d.Name, Underlay: d.Underlay, GUID: ib.GUID(d.GUID), PKey: ib.PKey(d.PKey), QKey: ib.QKey(d.QKey)}
+	s = State{Name: d.Name, Underlay: d.Underlay, GUID: ib.GUID(d.GUID), PKey: ib.PKey(d.PKey), QKey: ib.QKey(d.QKey),
+		Proven: int(d.Proven)}
 	if s.Link, err = d.Link.link(); err != nil {
 		return State{}, fmt.Errorf("own address: %w", err)
 	}

@@ -19,7 +19,7 @@ func sample() State {
 	with := b
 	with.Flags = encap.FlagRC
 	return State{
-		Name: "ibcm0", Underlay: "eth0", GUID: 7, PKey: 0xffff, QKey: 0xb1b,
+		Name: "ibcm0", Underlay: "eth0", GUID: 7, PKey: 0xffff, QKey: 0xb1b, Proven: 1,
 		Link:     encap.LinkAddr{Flags: encap.FlagRC, QPN: 0x123, GID: ib.GIDFromAddr(netip.MustParseAddr("fe80::1"))},
 		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.1/24")},
 		Memory: ipoib.Memory{
@@ -65,6 +65,7 @@ func TestRefused(t *testing.T) {
 		{"no name", strings.Replace(good, `"ibcm0"`, `""`, 1), "name of 0"},
 		{"multicast neighbour", strings.Replace(good, `"10.0.0.2"`, `"224.0.0.1"`, 1), "no address of a host"},
 		{"zone", strings.Replace(good, `"10.0.0.2"`, `"fe80::1%eth0"`, 1), "no address of a host"},
+		{"trial", strings.Replace(good, `"proven":1`, `"proven":-1`, 1), "malformed"},
 		{"class", strings.Replace(good, `"class":2`, `"class":9`, 1), "class 9"},
 		{"time", strings.Replace(good, `"left_ms":60000`, `"left_ms":-1`, 1), "-1 ms"},
 		{"too many", strings.Replace(good, `"prefixes":[`,

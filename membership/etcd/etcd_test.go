@@ -5,12 +5,14 @@ package etcd
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	"go.uber.org/zap"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/ownnet"
 	"ipoibcm/membership"
 )
 
@@ -56,7 +59,7 @@ func newServerWith(t *testing.T, config *tls.Config, extra ...string) *server {
 	}
 	t.Cleanup(func() { c.Close() })
 	s.administration = c
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, err := c.Get(ctx, "ready"); err != nil {
 		t.Fatalf("etcd did not start: %v", err)
@@ -64,7 +67,19 @@ func newServerWith(t *testing.T, config *tls.Config, extra ...string) *server {
 	return s
 }
 
+// TestMain gives the tests a network namespace of their own: nobody else takes a port there while its
+// server is dead.
+func TestMain(m *testing.M) { ownnet.Main(m, nil) }
+
+// firstPort is below what the kernel gives to who asks for any.
+const firstPort = 20000
+
+var ports atomic.Int32 // taken so far
+
 func freePort(t *testing.T) string {
+	if ownnet.Have() {
+		return fmt.Sprintf("127.0.0.1:%d", firstPort+ports.Add(1))
+	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -205,6 +220,7 @@ func names(s membership.Snapshot) string {
 
 // Hosts find each other, one that leaves is gone at once, and one that dies with its lease.
 func TestHostsComeAndGo(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	s := newServer(t)
 	a := newHost(t, s.config("a"), "fe80::a")
 	leaves := s.config("b")
@@ -259,6 +275,7 @@ func TestHostsComeAndGo(t *testing.T) {
 // A host that was published and whose list is full loses nobody when etcd is killed, and
 // goes on when it is back.
 func TestServerDies(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	s := newServer(t)
 	a := newHost(t, s.config("a"), "fe80::a")
 	b := newHost(t, s.config("b"), "fe80::b")
@@ -278,6 +295,7 @@ func TestServerDies(t *testing.T) {
 
 // The watch goes on from a revision that has been compacted, by reading the list again.
 func TestCompaction(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	s := newServer(t)
 	a := newHost(t, s.config("a"), "fe80::a")
 	a.want("a")
@@ -301,6 +319,7 @@ func TestCompaction(t *testing.T) {
 
 // Two hosts with one name: the second is told, and has it when the first has gone.
 func TestOneNameTwice(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	s := newServer(t)
 	first := newHost(t, s.config("a"), "fe80::a")
 	first.want("a")
@@ -318,6 +337,7 @@ func TestOneNameTwice(t *testing.T) {
 
 // After a restart the host has another QPN and an old key: it takes that over at once.
 func TestRestartTakesItsKey(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	s := newServer(t)
 	ctx := t.Context()
 	if _, err := s.administration.Put(ctx, "/ipoibcm/v1/blue/8001/members/a",
@@ -330,6 +350,7 @@ func TestRestartTakesItsKey(t *testing.T) {
 
 // A host whose lease ends while it lives, as when etcd could not renew it in time, is back at once.
 func TestLostLease(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	s := newServer(t)
 	c := s.config("a")
 	c.Lease = time.Minute // renewed too rarely to help
@@ -349,8 +370,8 @@ func TestLostLease(t *testing.T) {
 			t.Fatal(err)
 		}
 		a.until("a new record", func(s membership.Snapshot) bool { return s.Revision >= before+2 && names(s) == "a" })
-		if took := time.Since(began); took > 2*time.Second {
-			t.Errorf("round %d: back after %v, want at once", round, took)
+		if took := time.Since(began); took > c.Lease/4 { // it is renewed after a third of it
+			t.Errorf("round %d: back after %v, want before the lease of %v would be renewed", round, took, c.Lease)
 		}
 	}
 }
@@ -358,6 +379,7 @@ func TestLostLease(t *testing.T) {
 // Users and roles: a host can write its own key and read the others', and no more
 // (docs/cluster.md).
 func TestRoles(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	s := newServer(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -413,7 +435,7 @@ func TestNobodyListens(t *testing.T) {
 	}
 	began := time.Now()
 	h.end()
-	if took := time.Since(began); took > 10*time.Second { // what is tried has no end of its own
-		t.Errorf("ended after %v, want within 10s", took)
+	if took := time.Since(began); took > time.Minute { // what is tried has no end of its own
+		t.Errorf("ended after %v, want within a minute", took)
 	}
 }

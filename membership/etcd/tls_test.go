@@ -84,6 +84,7 @@ func (a *authority) write(cert, key string, c *x509.Certificate, k *ecdsa.Privat
 // With TLS both sides show a certificate that the other's authority signed. A host whose certificate was
 // replaced uses the new one when it connects again.
 func TestTLS(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	ours, others := newAuthority(t, "ours"), newAuthority(t, "others")
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }
@@ -108,7 +109,7 @@ func TestTLS(t *testing.T) {
 		c.CA, c.Cert, c.Key = ca, path(id+".pem"), path(id+".key")
 		return c
 	}
-	const life = 4 * time.Second
+	const life = 8 * time.Second
 	issued := time.Now()
 	ours.issue(path("a.pem"), path("a.key"), "a", life)
 	a := newHost(t, config("a", ours.file), "fe80::a")

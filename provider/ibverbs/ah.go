@@ -59,7 +59,8 @@ func (d *Device) path(attr verbs.AHAttr) (p C.struct_shim_path, from gidEntry, e
 	case attr.DGID.IsZero():
 		return p, from, fmt.Errorf("%w: no destination", verbs.ErrInvalid)
 	case !ok:
-		return p, from, fmt.Errorf("%w: %s has no GID %v of the family of %v", verbs.ErrInvalid, d.opts.Underlay, attr.SGID, attr.DGID)
+		return p, from, fmt.Errorf("%w: %s has no GID %v of the family of %v", verbs.ErrInvalid, d.opts.Underlay,
+			attr.SGID, attr.DGID)
 	case from.gid.Is4() != attr.DGID.Is4():
 		return p, from, fmt.Errorf("%w: %v and %v are of different families", verbs.ErrInvalid, from.gid, attr.DGID)
 	}

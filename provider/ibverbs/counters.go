@@ -18,7 +18,8 @@ func (d *Device) Counters(f func(name string, value uint64)) {
 		value *atomic.Uint64
 	}{
 		{"events_dropped", &c.eventsDropped}, {"async_events", &c.asyncEvents}, {"stale_completions", &c.stale},
-		{"send_queue_errors", &c.sqErrors}, {"completion_queue_errors", &c.cqErrors}, {"multicast_join_errors", &c.joinErrors},
+		{"send_queue_errors", &c.sqErrors}, {"completion_queue_errors", &c.cqErrors},
+		{"multicast_join_errors", &c.joinErrors},
 	} {
 		f(e.name, e.value.Load())
 	}
@@ -30,13 +31,17 @@ func (d *Device) Counters(f func(name string, value uint64)) {
 	f("completion_queues", uint64(cqs))
 	f("address_handles", uint64(ahs))
 	f("memory_regions", uint64(regions))
-	m := d.mads
-	if m == nil {
-		m = &madPort{}
+	m := &madPort{} // the port's, whoever else uses it
+	if d.mads != nil {
+		m = d.mads.gsi.raw
 	}
 	f("mads_in", m.received.Load())
 	f("mads_out", m.sent.Load())
-	f("mads_dropped", m.dropped.Load())
+	dropped := m.dropped.Load()
+	if d.mads != nil {
+		dropped += d.mads.dropped.Load()
+	}
+	f("mads_dropped", dropped)
 	f("mads_drop_flood", m.flood.Load())
 	f("mads_refused", m.refused.Load())
 	f("mads_slow", m.slow.Load())

@@ -40,7 +40,8 @@ func (d *Device) CreateCQ(depth int) (verbs.CQ, error) {
 		return nil, err
 	}
 	defer d.life.RUnlock()
-	c := &cq{dev: d, gone: make(chan struct{}), raw: make([]C.struct_shim_wc, batchLen), stash: make([]verbs.WC, 0, batchLen)}
+	c := &cq{dev: d, gone: make(chan struct{}), raw: make([]C.struct_shim_wc, batchLen),
+		stash: make([]verbs.WC, 0, batchLen)}
 	var err error
 	if c.ch, err = C.ibv_create_comp_channel(d.ctx); c.ch == nil {
 		return nil, wrapErrno("completion channel", err)

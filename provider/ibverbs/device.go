@@ -60,7 +60,7 @@ type Device struct {
 	ifindex int
 	guid    ib.GUID
 	groups  memberships
-	mads    *madPort // nil: somebody else has the CM messages
+	mads    *gsiUser // nil: somebody else has the CM messages
 	madErr  error
 	subnet  *SAPort // InfiniBand
 	monitor *monitor
@@ -98,20 +98,23 @@ func (d *Device) infiniBand() bool { return d.opts.Underlay == "" }
 
 // Open opens the port of an RDMA device that belongs to the underlay, or an InfiniBand port.
 func Open(opts Options) (verbs.Provider, error) {
-	d := &Device{opts: opts, qps: map[ib.QPN]*qp{}, cqs: map[*cq]struct{}{}, srqs: map[uint32]*srq{}, ahs: map[*ah]struct{}{},
+	d := &Device{opts: opts, qps: map[ib.QPN]*qp{}, cqs: map[*cq]struct{}{}, srqs: map[uint32]*srq{},
+		ahs:     map[*ah]struct{}{},
 		regions: map[*verbs.Region]*region{}, fatal: make(chan string, 1)}
 	d.events = events.NewQueue(&d.count.eventsDropped)
 	if d.log = opts.log(); opts.Underlay != "" {
 		d.log = d.log.With("underlay", opts.Underlay)
 	}
 	var b [8]byte
-	rand.Read(b[:])                                                  // never fails
-	d.guid = ib.GUID(binary.BigEndian.Uint64(b[:])&^(1<<56) | 1<<57) // of this agent, not of the adapter: two agents may share one
+	rand.Read(b[:]) // never fails
+	// of this agent, not of the adapter: two agents may share one
+	d.guid = ib.GUID(binary.BigEndian.Uint64(b[:])&^(1<<56) | 1<<57)
 	if err := d.open(); err != nil {
 		return nil, errors.Join(err, d.release())
 	}
 	p := d.state.Load()
-	d.log.Info("ibverbs open", "device", d.name, "port", d.port, "gids", p.GIDs, "mtu", p.MTU.Octets(), "cm", d.mads != nil)
+	d.log.Info("ibverbs open", "device", d.name, "port", d.port, "gids", p.GIDs, "mtu", p.MTU.Octets(),
+		"cm", d.mads != nil)
 	return d, nil
 }
 
@@ -190,7 +193,9 @@ func (d *Device) openContext() error {
 		}
 		return nil
 	}
-	return fmt.Errorf("libibverbs does not know RDMA device %s: is its driver (package ibverbs-providers) installed, and ib_uverbs loaded?", d.name)
+	return fmt.Errorf(
+		"libibverbs does not know RDMA device %s: is its driver (package ibverbs-providers) installed, and ib_uverbs "+
+			"loaded?", d.name)
 }
 
 // waitGID reads the port's state until there is a GID to use.
@@ -212,7 +217,8 @@ func (d *Device) waitGID() error {
 				return fmt.Errorf("port %d of %s has no GID", d.port, d.name)
 			}
 			if g := d.opts.GID; !g.IsZero() {
-				return fmt.Errorf("%s has no RoCE v2 GID %v on %s; it has %v", d.name, g, d.opts.Underlay, chooseGIDs(all, d.ifindex, ib.GID{}, ib.GID{}).gids())
+				return fmt.Errorf("%s has no RoCE v2 GID %v on %s; it has %v", d.name, g, d.opts.Underlay,
+					chooseGIDs(all, d.ifindex, ib.GID{}, ib.GID{}).gids())
 			}
 			return fmt.Errorf("%s has no RoCE v2 GID on %s: give that an address", d.name, d.opts.Underlay)
 		}
@@ -261,7 +267,11 @@ func (d *Device) openCM() {
 	}
 	node, err := findUMAD(classMAD, d.name, d.port)
 	if err == nil {
-		d.mads, err = openMADs(node, d.infiniBand(), func() gidTable { return d.state.Load().table }, d.pkeys, keys, d.log)
+		open := func(gids func() gidTable, pkeys func() []ib.PKey) (*madPort, error) {
+			return openMADs(node, d.infiniBand(), gids, pkeys, keys, d.log)
+		}
+		d.mads, err = shareMADs(node, open, cmView{gids: func() gidTable { return d.state.Load().table }, pkeys: d.pkeys,
+			serves: d.servesUD, inPartition: d.inPartition})
 	}
 	if err != nil {
 		d.madErr = err
@@ -270,6 +280,26 @@ func (d *Device) openCM() {
 }
 
 func (d *Device) pkeys() []ib.PKey { return d.state.Load().PKeys }
+
+// servesUD reports whether a UD QP is ours.
+func (d *Device) servesUD(qpn ib.QPN) bool {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	q := d.qps[qpn]
+	return q != nil && q.transport == ib.UD
+}
+
+// inPartition reports whether a UD QP of ours is in a partition.
+func (d *Device) inPartition(k ib.PKey) bool {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	for _, q := range d.qps {
+		if q.transport == ib.UD && (q.pkey^k)&^ib.PKeyFull == 0 {
+			return true
+		}
+	}
+	return false
+}
 
 // SubnetPort implements [verbs.SubnetProvider].
 func (d *Device) SubnetPort() verbs.SubnetPort {
@@ -304,7 +334,8 @@ func (d *Device) readGIDs() (all []gidEntry, soon bool, err error) {
 		return nil, false, fmt.Errorf("read the GIDs of %s: %w", d.name, syscall.Errno(-n))
 	}
 	for _, g := range buf[:n] {
-		all = append(all, gidEntry{gid: *(*ib.GID)(unsafe.Pointer(&g.gid)), index: int(g.index), port: int(g.port), kind: int(g._type), ifindex: int(g.ifindex)})
+		all = append(all, gidEntry{gid: *(*ib.GID)(unsafe.Pointer(&g.gid)), index: int(g.index), port: int(g.port),
+			kind: int(g._type), ifindex: int(g.ifindex)})
 	}
 	if d.infiniBand() {
 		return all, false, nil

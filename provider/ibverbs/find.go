@@ -21,9 +21,11 @@ func findDevice(netdev string) (string, error) {
 	}
 	have := rdmamap.GetRdmaDeviceList()
 	if len(have) == 0 {
-		return "", fmt.Errorf("%w %s: this host has none (rdma link add rxe0 type rxe netdev %s makes one)", ErrNoDevice, netdev, netdev)
+		return "", fmt.Errorf("%w %s: this host has none (rdma link add rxe0 type rxe netdev %s makes one)", ErrNoDevice,
+			netdev, netdev)
 	}
-	return "", fmt.Errorf("%w %s: there are %s (rdma link add rxe1 type rxe netdev %s makes one)", ErrNoDevice, netdev, strings.Join(have, ", "), netdev)
+	return "", fmt.Errorf("%w %s: there are %s (rdma link add rxe1 type rxe netdev %s makes one)", ErrNoDevice, netdev,
+		strings.Join(have, ", "), netdev)
 }
 
 // NetworkDevice returns the network device of an RDMA device, "" if it has none.

@@ -33,9 +33,12 @@ func TestChooseGIDs(t *testing.T) {
 		only, prefer ib.GID
 		want         []ib.GID
 	}{
-		{"link-local first, IPv4 last", 3, ib.GID{}, ib.GID{}, []ib.GID{gid("fe80::9"), gid("2001:db8::1"), gid("10.0.0.1"), gid("10.0.0.2")}},
-		{"the one in use stays first", 3, ib.GID{}, gid("10.0.0.2"), []ib.GID{gid("10.0.0.2"), gid("fe80::9"), gid("2001:db8::1"), gid("10.0.0.1")}},
-		{"the one in use has gone", 3, ib.GID{}, gid("10.0.0.3"), []ib.GID{gid("fe80::9"), gid("2001:db8::1"), gid("10.0.0.1"), gid("10.0.0.2")}},
+		{"link-local first, IPv4 last", 3, ib.GID{}, ib.GID{},
+			[]ib.GID{gid("fe80::9"), gid("2001:db8::1"), gid("10.0.0.1"), gid("10.0.0.2")}},
+		{"the one in use stays first", 3, ib.GID{}, gid("10.0.0.2"),
+			[]ib.GID{gid("10.0.0.2"), gid("fe80::9"), gid("2001:db8::1"), gid("10.0.0.1")}},
+		{"the one in use has gone", 3, ib.GID{}, gid("10.0.0.3"),
+			[]ib.GID{gid("fe80::9"), gid("2001:db8::1"), gid("10.0.0.1"), gid("10.0.0.2")}},
 		{"only one is wanted", 3, gid("10.0.0.1"), ib.GID{}, []ib.GID{gid("10.0.0.1")}},
 		{"only RoCE v2 counts", 3, gid("fe80::a"), ib.GID{}, nil},
 		{"another network device", 4, ib.GID{}, ib.GID{}, []ib.GID{gid("fe80::2")}},
@@ -49,8 +52,13 @@ func TestChooseGIDs(t *testing.T) {
 
 func TestWithAddress(t *testing.T) {
 	got := withAddress(table, []ib.GID{gid("10.0.0.1"), gid("fe80::2")})
-	if len(got) != 2 || got[0].index != 1 || got[1].index != 3 {
-		t.Errorf("%+v", got)
+	switch {
+	case len(got) != 2:
+		t.Errorf("got has %v elements, want 2", len(got))
+	case got[0].index != 1:
+		t.Errorf("index is %v, want 1", got[0].index)
+	case got[1].index != 3:
+		t.Errorf("index is %v, want 3", got[1].index)
 	}
 	if len(table) != 9 {
 		t.Error("the table itself has changed")
@@ -86,9 +94,11 @@ func TestSourceGID(t *testing.T) {
 func TestFind(t *testing.T) {
 	class := t.TempDir()
 	for name, text := range map[string]string{
-		"mlx5_0/ports/1/gid_attrs/ndevs/0": "eth0\n", "mlx5_0/ports/1/gid_attrs/ndevs/1": "eth0.5\n", "mlx5_0/ports/1/gid_attrs/ndevs/2": "",
-		"rxe0/ports/1/gid_attrs/ndevs/0": "eth1\n",
-		"umad0/ibdev":                    "mlx5_0\n", "umad0/port": "1\n", "umad1/ibdev": "mlx5_0\n", "umad1/port": "2\n", "umad2/ibdev": "rxe0\n", "umad2/port": "1\n",
+		"mlx5_0/ports/1/gid_attrs/ndevs/0": "eth0\n", "mlx5_0/ports/1/gid_attrs/ndevs/1": "eth0.5\n",
+		"mlx5_0/ports/1/gid_attrs/ndevs/2": "",
+		"rxe0/ports/1/gid_attrs/ndevs/0":   "eth1\n",
+		"umad0/ibdev":                      "mlx5_0\n", "umad0/port": "1\n", "umad1/ibdev": "mlx5_0\n", "umad1/port": "2\n",
+		"umad2/ibdev": "rxe0\n", "umad2/port": "1\n",
 	} {
 		file := filepath.Join(class, name)
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
@@ -108,7 +118,8 @@ func TestFind(t *testing.T) {
 		port   int
 		want   string // "": an error
 	}{
-		{"mlx5_0", 1, "/dev/infiniband/umad0"}, {"mlx5_0", 2, "/dev/infiniband/umad1"}, {"rxe0", 1, "/dev/infiniband/umad2"}, {"rxe0", 2, ""},
+		{"mlx5_0", 1, "/dev/infiniband/umad0"}, {"mlx5_0", 2, "/dev/infiniband/umad1"},
+		{"rxe0", 1, "/dev/infiniband/umad2"}, {"rxe0", 2, ""},
 	} {
 		if got, err := findUMAD(class, tt.device, tt.port); got != tt.want || (err == nil) != (tt.want != "") {
 			t.Errorf("umad node of %s port %d: %q, %v; want %q", tt.device, tt.port, got, err, tt.want)

@@ -43,7 +43,8 @@ func TestChooseIB(t *testing.T) {
 
 // Each change of an InfiniBand port is told by its own event, and nothing else is.
 func TestInfiniBandEvents(t *testing.T) {
-	base := verbs.Port{InfiniBand: true, Active: true, GIDs: []ib.GID{gid("fe80::1")}, LID: 4, SMLID: 1, PKeys: []ib.PKey{0xffff}, MTU: ib.MTU2048}
+	base := verbs.Port{InfiniBand: true, Active: true, GIDs: []ib.GID{gid("fe80::1")}, LID: 4, SMLID: 1,
+		PKeys: []ib.PKey{0xffff}, MTU: ib.MTU2048}
 	for _, tt := range []struct {
 		name   string
 		change func(*verbs.Port)
@@ -55,7 +56,8 @@ func TestInfiniBandEvents(t *testing.T) {
 		{"another subnet manager", func(p *verbs.Port) { p.SMLID = 9 }, []verbs.EventKind{verbs.SMChange}},
 		{"another SL of it", func(p *verbs.Port) { p.SMSL = 2 }, []verbs.EventKind{verbs.SMChange}},
 		{"a P_Key goes", func(p *verbs.Port) { p.PKeys = nil }, []verbs.EventKind{verbs.PKeyChange}},
-		{"another subnet prefix", func(p *verbs.Port) { p.GIDs = []ib.GID{gid("fec0::1")} }, []verbs.EventKind{verbs.GIDChange}},
+		{"another subnet prefix", func(p *verbs.Port) { p.GIDs = []ib.GID{gid("fec0::1")} },
+			[]verbs.EventKind{verbs.GIDChange}},
 		{"another MTU", func(p *verbs.Port) { p.MTU = ib.MTU4096 }, []verbs.EventKind{verbs.MTUChange}},
 	} {
 		now := base

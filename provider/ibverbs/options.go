@@ -72,4 +72,5 @@ var ErrStopped = errors.New("asked to stop")
 var ErrNoDevice = errors.New("no RDMA device on this network device")
 
 // ErrNotBuilt says that this program was made without libibverbs.
-var ErrNotBuilt = errors.New("this program was built without libibverbs: use ipoibcmd-ibverbs, which make ibverbs builds")
+var ErrNotBuilt = errors.New(
+	"this program was built without libibverbs: use ipoibcmd-ibverbs, which make ibverbs builds")

@@ -114,7 +114,8 @@ func (d *Device) CreateQP(init verbs.QPInit) (verbs.QP, error) {
 	q.sendWRs = make([]C.struct_shim_send, 0, batchLen)
 	q.sendSGEs = make([]C.struct_ibv_sge, 0, batchLen*sendSGE+1)
 	sendWR, recvWR := C.uint32_t(sendDepth), C.uint32_t(recvDepth)
-	h, err := C.shim_create_qp(d.pd, kind, send.h, recv.h, shared, &sendWR, &recvWR, C.uint32_t(sendSGE), C.uint32_t(recvSGE))
+	h, err := C.shim_create_qp(d.pd, kind, send.h, recv.h, shared, &sendWR, &recvWR, C.uint32_t(sendSGE),
+		C.uint32_t(recvSGE))
 	if h == nil {
 		return nil, wrapErrno(fmt.Sprintf("create %v QP", init.Transport), err)
 	}
@@ -195,7 +196,8 @@ func (q *qp) Modify(attr verbs.QPAttr) error {
 			return err
 		}
 	case attr.State == verbs.StateRTS:
-		rc := C.shim_to_rts(q.h, C.uint32_t(attr.SQPSN&ib.PSNMask), C.int(attr.Timeout), C.int(attr.RetryCount), C.int(attr.RNRRetry), C.int(attr.MaxRDAtomic))
+		rc := C.shim_to_rts(q.h, C.uint32_t(attr.SQPSN&ib.PSNMask), C.int(attr.Timeout), C.int(retryCount(attr.RetryCount)),
+			C.int(attr.RNRRetry), C.int(attr.MaxRDAtomic))
 		if err := errno(what, rc); err != nil {
 			return err
 		}
@@ -212,7 +214,8 @@ func (q *qp) toInit(what string, attr verbs.QPAttr) error {
 	if index < 0 {
 		return fmt.Errorf("%w: P_Key %#04x is not in the table of %s", verbs.ErrInvalid, uint16(attr.PKey), q.dev.name)
 	}
-	if err := errno(what, C.shim_to_init(q.h, C.int(q.dev.port), C.int(index), C.uint32_t(attr.QKey), accessFlags(attr.Access))); err != nil {
+	if err := errno(what, C.shim_to_init(q.h, C.int(q.dev.port), C.int(index), C.uint32_t(attr.QKey),
+		accessFlags(attr.Access))); err != nil {
 		return err
 	}
 	q.sendMu.Lock()
@@ -238,7 +241,8 @@ func (q *qp) toRTR(what string, attr verbs.QPAttr) error {
 		q.recvPSN, q.msn = attr.RQPSN&ib.PSNMask, 0
 		q.recvMu.Unlock()
 	}
-	rc := C.shim_to_rtr(q.h, &p, C.int(attr.PathMTU), C.uint32_t(attr.DestQPN), C.uint32_t(attr.RQPSN&ib.PSNMask), C.int(attr.MaxDestRDAtomic), C.int(attr.MinRNRTimer))
+	rc := C.shim_to_rtr(q.h, &p, C.int(attr.PathMTU), C.uint32_t(attr.DestQPN), C.uint32_t(attr.RQPSN&ib.PSNMask),
+		C.int(attr.MaxDestRDAtomic), C.int(attr.MinRNRTimer))
 	return errno(what, rc)
 }
 
@@ -299,14 +303,16 @@ func (q *qp) addSend(wr *verbs.SendWR) error {
 	for _, s := range wr.SG {
 		length += len(s.Buf)
 	}
-	out := C.struct_shim_send{opcode: C.uint32_t(kind.opcode), flags: C.uint32_t(sendFlags(wr.Flags)), remote_addr: C.uint64_t(wr.RemoteAddr), rkey: C.uint32_t(wr.RKey)}
+	out := C.struct_shim_send{opcode: C.uint32_t(kind.opcode), flags: C.uint32_t(sendFlags(wr.Flags)),
+		remote_addr: C.uint64_t(wr.RemoteAddr), rkey: C.uint32_t(wr.RKey)}
 	if kind.imm {
 		out.imm = C.uint32_t(wr.Imm)
 	}
 	if q.transport == ib.UD {
 		// rdma_rxe reports a datagram over the path MTU as sent, and it is not.
 		if length > q.dev.state.Load().MTU.Octets() {
-			return fmt.Errorf("%w: datagram of %d octets, the path MTU is %d", verbs.ErrInvalid, length, q.dev.state.Load().MTU.Octets())
+			return fmt.Errorf("%w: datagram of %d octets, the path MTU is %d", verbs.ErrInvalid, length,
+				q.dev.state.Load().MTU.Octets())
 		}
 		a, _ := wr.AH.(*ah)
 		if a == nil || a.dev != q.dev {
@@ -351,7 +357,8 @@ func appendSG(to []C.struct_ibv_sge, sg []verbs.SGE) ([]C.struct_ibv_sge, C.uint
 	n := C.uint32_t(0)
 	for _, s := range sg {
 		if len(s.Buf) > 0 {
-			to = append(to, C.struct_ibv_sge{addr: C.uint64_t(uintptr(unsafe.Pointer(&s.Buf[0]))), length: C.uint32_t(len(s.Buf)), lkey: C.uint32_t(s.Region.LKey)})
+			to = append(to, C.struct_ibv_sge{addr: C.uint64_t(uintptr(unsafe.Pointer(&s.Buf[0]))),
+				length: C.uint32_t(len(s.Buf)), lkey: C.uint32_t(s.Region.LKey)})
 			n++
 		}
 	}
@@ -516,7 +523,8 @@ func (q *qp) AttachGroup(mgid ib.GID, mlid ib.LID) error {
 	case q.h == nil:
 		return verbs.ErrClosed
 	case q.transport != ib.UD || !mgid.IsMulticast() || mlid == 0:
-		return fmt.Errorf("%w: %v at LID %#x is no group that a %v QP can have", verbs.ErrInvalid, mgid, uint16(mlid), q.transport)
+		return fmt.Errorf("%w: %v at LID %#x is no group that a %v QP can have", verbs.ErrInvalid, mgid,
+			uint16(mlid), q.transport)
 	case slices.Contains(q.groups, attached{mgid, mlid}):
 		return nil
 	}

@@ -95,7 +95,8 @@ type slots struct {
 }
 
 func newSlots(depth, maxSGE int) slots {
-	s := slots{entries: make([]entry, depth), used: make([]bool, depth), sges: make([]verbs.SGE, depth*maxSGE), maxSGE: maxSGE}
+	s := slots{entries: make([]entry, depth), used: make([]bool, depth), sges: make([]verbs.SGE, depth*maxSGE),
+		maxSGE: maxSGE}
 	for i := range depth {
 		s.free = append(s.free, uint32(depth-1-i))
 	}
@@ -109,7 +110,8 @@ func (s *slots) push(id uint64, sg []verbs.SGE) (place uint32) {
 	s.free = s.free[:len(s.free)-1]
 	i := int(place)
 	s.used[i] = true
-	s.entries[i] = entry{id: id, op: verbs.Recv, sg: s.sges[i*s.maxSGE : i*s.maxSGE+copy(s.sges[i*s.maxSGE:(i+1)*s.maxSGE], sg)]}
+	s.entries[i] = entry{id: id, op: verbs.Recv,
+		sg: s.sges[i*s.maxSGE : i*s.maxSGE+copy(s.sges[i*s.maxSGE:(i+1)*s.maxSGE], sg)]}
 	return place
 }
 

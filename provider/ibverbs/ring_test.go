@@ -35,8 +35,17 @@ func TestRing(t *testing.T) {
 		t.Error("took what was not posted after all")
 	}
 	// Not signaled: 0 completes without a word when 1 does.
-	if e, ok := r.take(places[1]); !ok || e.id != 1 || e.len != 1 || len(e.sg) != 2 || string(e.sg[0].Buf) != "a" {
-		t.Errorf("took %+v, %v; want 1", e, ok)
+	switch e, ok := r.take(places[1]); {
+	case !ok:
+		t.Error("ok is false, want true")
+	case e.id != 1:
+		t.Errorf("id is %v, want 1", e.id)
+	case e.len != 1:
+		t.Errorf("len is %v, want 1", e.len)
+	case len(e.sg) != 2:
+		t.Errorf("sg has %v elements, want 2", len(e.sg))
+	case string(e.sg[0].Buf) != "a":
+		t.Errorf("Buf is %v, want \"a\"", string(e.sg[0].Buf))
 	}
 	for _, p := range []uint32{places[0], places[1]} {
 		if e, ok := r.take(p); ok {

@@ -17,6 +17,7 @@ import (
 
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
+	wire "ipoibcm/wire/sa"
 )
 
 // This file is subnet administration of an InfiniBand port by way of ib_umad, and what
@@ -33,11 +34,12 @@ type SAMAD = verbs.SubnetMAD
 // An SAPort sends questions of subnet administration and receives the answers. It
 // implements [verbs.SubnetPort].
 type SAPort struct {
-	file  *os.File
-	agent uint32
-	pkeys func() []ib.PKey
-	in    chan *SAMAD
-	done  chan struct{}
+	file    *os.File
+	agent   uint32
+	pkeys   func() []ib.PKey
+	in      chan *SAMAD
+	done    chan struct{}
+	reports *reports // nil: another process has them
 
 	dropped atomic.Uint64
 }
@@ -48,26 +50,31 @@ func OpenSA(device string, port int, pkeys func() []ib.PKey) (*SAPort, error) {
 	if err != nil {
 		return nil, err
 	}
+	file, agent, err := registerSA(node, 0)
+	if err != nil {
+		return nil, err
+	}
+	p := newSAPort(file, agent, pkeys)
+	p.takeReports(node)
+	return p, nil
+}
+
+// registerSA opens node and registers for subnet administration: for answers, and for MADs of
+// these methods, one bit for each, of which there is one receiver on a port.
+func registerSA(node string, methods uint32) (*os.File, uint32, error) {
 	fd, err := unix.Open(node, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", node, err)
+		return nil, 0, fmt.Errorf("open %s: %w", node, err)
 	}
-	req := saRequest()
+	req := umadRequest(saClass, saVersion, methods)
 	if err = ioctl(fd, umadEnablePKey, 0); err == nil {
 		err = ioctl(fd, umadRegister, uintptr(unsafe.Pointer(&req[0])))
 	}
 	if err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("%s: register for subnet administration: %w", node, err)
+		return nil, 0, fmt.Errorf("%s: register for subnet administration: %w", node, err)
 	}
-	return newSAPort(os.NewFile(uintptr(fd), node), binary.NativeEndian.Uint32(req[:]), pkeys), nil
-}
-
-// saRequest is what registers QP 1, class 3, version 2 (struct ib_user_mad_reg_req), for answers
-// only: no method.
-func saRequest() (req [28]byte) {
-	req[20], req[21], req[22] = byte(ib.QPNGSI), saClass, saVersion
-	return req
+	return os.NewFile(uintptr(fd), node), binary.NativeEndian.Uint32(req[:]), nil
 }
 
 var _ verbs.SubnetPort = (*SAPort)(nil)
@@ -87,6 +94,9 @@ func (p *SAPort) Dropped() uint64 { return p.dropped.Load() }
 
 // SendSubnet implements [verbs.SubnetPort].
 func (p *SAPort) SendSubnet(m *SAMAD, wait time.Duration) error {
+	if p.reports != nil && wire.Method(m.Data[methodAt]) == wire.MethodReportResp && !p.reports.answers(p) {
+		return nil // another interface on this port does
+	}
 	buf := make([]byte, umadHeaderLen+verbs.MADLen)
 	h := umadHeader{agent: p.agent, timeout: uint32(wait.Milliseconds()), length: uint32(len(buf)),
 		qpn: m.QPN, qkey: m.QKey, lid: m.LID, sl: m.SL}
@@ -158,6 +168,7 @@ func (p *SAPort) take(b []byte) (*SAMAD, bool) {
 
 // Close ends the port.
 func (p *SAPort) Close() error {
+	p.leaveReports()
 	err := p.file.Close()
 	<-p.done
 	return err

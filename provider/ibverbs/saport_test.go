@@ -22,8 +22,10 @@ var saMADs = []struct {
 }{
 	{"by LID", SAMAD{LID: 3, SL: 2, QPN: 1, QKey: ib.QKeyGSI},
 		umadHeader{agent: 7, timeout: 800, length: 320, qpn: 1, qkey: ib.QKeyGSI, lid: 3, sl: 2}},
-	{"with a GRH, in a partition", SAMAD{LID: 3, QPN: 1, QKey: ib.QKeyGSI, PKey: 0x8001, GID: gid("fe80::1"), FlowLabel: 5, TrafficClass: 6},
-		umadHeader{agent: 7, timeout: 800, length: 320, qpn: 1, qkey: ib.QKeyGSI, lid: 3, grh: true, hops: 64, class: 6, gid: gid("fe80::1"), flow: 5, pkeyIdx: 2}},
+	{"with a GRH, in a partition", SAMAD{LID: 3, QPN: 1, QKey: ib.QKeyGSI, PKey: 0x8001, GID: gid("fe80::1"),
+		FlowLabel: 5, TrafficClass: 6},
+		umadHeader{agent: 7, timeout: 800, length: 320, qpn: 1, qkey: ib.QKeyGSI, lid: 3, grh: true, hops: 64, class: 6,
+			gid: gid("fe80::1"), flow: 5, pkeyIdx: 2}},
 }
 
 // TestSAPort speaks to a port as ib_umad does.
@@ -95,9 +97,12 @@ func TestSAPort(t *testing.T) {
 func TestIBPorts(t *testing.T) {
 	class := t.TempDir()
 	for name, text := range map[string]string{
-		"mlx5_0/ports/1/link_layer": "InfiniBand", "mlx5_0/ports/1/state": "4: ACTIVE", "mlx5_0/ports/1/lid": "0x12", "mlx5_0/ports/1/sm_lid": "0x1",
-		"mlx5_0/ports/1/sm_sl": "3", "mlx5_0/ports/1/rate": "10 Gb/sec (4X SDR)", "mlx5_0/ports/1/gids/0": "fe80:0000:0000:0000:0002:c903:0000:1234",
-		"mlx5_0/ports/1/pkeys/0": "0xffff", "mlx5_0/ports/1/pkeys/1": "0x0000", "mlx5_0/ports/1/pkeys/2": "0x8001", "mlx5_0/ports/1/pkeys/3": "0x0000",
+		"mlx5_0/ports/1/link_layer": "InfiniBand", "mlx5_0/ports/1/state": "4: ACTIVE", "mlx5_0/ports/1/lid": "0x12",
+		"mlx5_0/ports/1/sm_lid": "0x1",
+		"mlx5_0/ports/1/sm_sl":  "3", "mlx5_0/ports/1/rate": "10 Gb/sec (4X SDR)",
+		"mlx5_0/ports/1/gids/0":  "fe80:0000:0000:0000:0002:c903:0000:1234",
+		"mlx5_0/ports/1/pkeys/0": "0xffff", "mlx5_0/ports/1/pkeys/1": "0x0000", "mlx5_0/ports/1/pkeys/2": "0x8001",
+		"mlx5_0/ports/1/pkeys/3":    "0x0000",
 		"mlx5_0/ports/2/link_layer": "Ethernet", "mlx5_0/ports/2/state": "4: ACTIVE",
 	} {
 		file := filepath.Join(class, name)
@@ -117,7 +122,8 @@ func TestIBPorts(t *testing.T) {
 		t.Errorf("P_Keys %v, want %v", p.PKeys, want)
 	}
 	p.PKeys = nil
-	want := IBPort{Device: "mlx5_0", Port: 1, State: "ACTIVE", LID: 0x12, SMLID: 1, SMSL: 3, GID: gid("fe80::2:c903:0:1234"), Rate: "10 Gb/sec (4X SDR)"}
+	want := IBPort{Device: "mlx5_0", Port: 1, State: "ACTIVE", LID: 0x12, SMLID: 1, SMSL: 3,
+		GID: gid("fe80::2:c903:0:1234"), Rate: "10 Gb/sec (4X SDR)"}
 	if fmt.Sprintf("%+v", p) != fmt.Sprintf("%+v", want) {
 		t.Errorf("got %+v, want %+v", p, want)
 	}

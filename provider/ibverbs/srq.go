@@ -124,7 +124,8 @@ type recvBatch struct {
 }
 
 func newRecvBatch(maxSGE int) recvBatch {
-	return recvBatch{maxSGE: maxSGE, wrs: make([]C.struct_shim_recv, 0, batchLen), sges: make([]C.struct_ibv_sge, 0, batchLen*maxSGE+1)}
+	return recvBatch{maxSGE: maxSGE, wrs: make([]C.struct_shim_recv, 0, batchLen),
+		sges: make([]C.struct_ibv_sge, 0, batchLen*maxSGE+1)}
 }
 
 func (b *recvBatch) reset() { b.wrs, b.sges = b.wrs[:0], b.sges[:0] }

@@ -122,3 +122,8 @@ func sendFlags(f verbs.SendFlags) (flags uint32) {
 	}
 	return flags
 }
+
+// retryCount is how often the kernel is to send again of n that were asked for. Soft-RoCE takes 7,
+// the most that there is, for ever (drivers/infiniband/sw/rxe/rxe_comp.c): a connection to a host
+// that is gone would never end.
+func retryCount(n uint8) uint8 { return min(n, 6) }

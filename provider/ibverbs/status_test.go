@@ -59,11 +59,19 @@ func TestFlags(t *testing.T) {
 	}
 	for _, op := range []verbs.Opcode{verbs.Send, verbs.SendImm, verbs.Write, verbs.WriteImm, verbs.Read} {
 		k := wrKinds[op]
-		if !k.rc || k.uc == (op == verbs.Read) || k.imm != (op == verbs.SendImm || op == verbs.WriteImm) || k.remote != (op >= verbs.Write) {
-			t.Errorf("%v: %+v", op, k)
+		switch {
+		case !k.rc:
+			t.Errorf("%v: k's rc is false, want true", op)
+		case k.uc == (op == verbs.Read):
+			t.Errorf("%v: k's uc is %v, want another than %v", op, k.uc, (op == verbs.Read))
+		case k.imm != (op == verbs.SendImm || op == verbs.WriteImm):
+			t.Errorf("%v: k's imm is %v, want %v", op, k.imm, (op == verbs.SendImm || op == verbs.WriteImm))
+		case k.remote != (op >= verbs.Write):
+			t.Errorf("%v: k's remote is %v, want %v", op, k.remote, (op >= verbs.Write))
 		}
 	}
-	if codes := []uint32{wrKinds[verbs.Write].opcode, wrKinds[verbs.WriteImm].opcode, wrKinds[verbs.Send].opcode, wrKinds[verbs.SendImm].opcode, wrKinds[verbs.Read].opcode}; !slices.Equal(codes, []uint32{0, 1, 2, 3, 4}) {
+	if codes := []uint32{wrKinds[verbs.Write].opcode, wrKinds[verbs.WriteImm].opcode, wrKinds[verbs.Send].opcode,
+		wrKinds[verbs.SendImm].opcode, wrKinds[verbs.Read].opcode}; !slices.Equal(codes, []uint32{0, 1, 2, 3, 4}) {
 		t.Errorf("opcodes are %v", codes)
 	}
 }
@@ -98,7 +106,8 @@ func TestAsync(t *testing.T) {
 }
 
 func TestPortEvents(t *testing.T) {
-	up := verbs.Port{Active: true, GIDs: []ib.GID{gid("fe80::1"), gid("10.0.0.1")}, MTU: ib.MTU1024, UnderMTU: 1500, UnderlayIf: "eth0"}
+	up := verbs.Port{Active: true, GIDs: []ib.GID{gid("fe80::1"), gid("10.0.0.1")}, MTU: ib.MTU1024, UnderMTU: 1500,
+		UnderlayIf: "eth0"}
 	for _, tt := range []struct {
 		name   string
 		change func(*verbs.Port)
@@ -107,7 +116,8 @@ func TestPortEvents(t *testing.T) {
 		{"nothing", func(*verbs.Port) {}, nil},
 		{"link down", func(p *verbs.Port) { p.Active = false }, []verbs.EventKind{verbs.PortError}},
 		{"an address gone", func(p *verbs.Port) { p.GIDs = p.GIDs[:1] }, []verbs.EventKind{verbs.GIDChange}},
-		{"all addresses gone", func(p *verbs.Port) { p.Active, p.GIDs = false, nil }, []verbs.EventKind{verbs.PortError, verbs.GIDChange}},
+		{"all addresses gone", func(p *verbs.Port) { p.Active, p.GIDs = false, nil },
+			[]verbs.EventKind{verbs.PortError, verbs.GIDChange}},
 		{"jumbo frames", func(p *verbs.Port) { p.UnderMTU, p.MTU = 5000, ib.MTU4096 }, []verbs.EventKind{verbs.MTUChange}},
 	} {
 		now := up
@@ -126,6 +136,15 @@ func TestPortEvents(t *testing.T) {
 			if !slices.Equal(got, tt.want) {
 				t.Errorf("%s (back: %v): %v, want %v", tt.name, way.back, got, tt.want)
 			}
+		}
+	}
+}
+
+// Kernel Soft-RoCE would never give up with 7.
+func TestRetryCount(t *testing.T) {
+	for n, want := range []uint8{0, 1, 2, 3, 4, 5, 6, 6} {
+		if got := retryCount(uint8(n)); got != want {
+			t.Errorf("retry count %d becomes %d, want %d", n, got, want)
 		}
 	}
 }

@@ -44,8 +44,10 @@ func packets(n, mtu int) int {
 // opcodes of the first, middle, last, and only packet without and with immediate,
 // less the transport's bits.
 var (
-	sendOps  = [...]roce.Opcode{roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLast, roce.RCSendLastImm, roce.RCSendOnly, roce.RCSendOnlyImm}
-	writeOps = [...]roce.Opcode{roce.RCWriteFirst, roce.RCWriteMiddle, roce.RCWriteLast, roce.RCWriteLastImm, roce.RCWriteOnly, roce.RCWriteOnlyImm}
+	sendOps = [...]roce.Opcode{roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLast, roce.RCSendLastImm,
+		roce.RCSendOnly, roce.RCSendOnlyImm}
+	writeOps = [...]roce.Opcode{roce.RCWriteFirst, roce.RCWriteMiddle, roce.RCWriteLast, roce.RCWriteLastImm,
+		roce.RCWriteOnly, roce.RCWriteOnlyImm}
 )
 
 // show hands the packets of m to tap. READ requests are not shown.
@@ -107,7 +109,8 @@ func (f *flow) ack(tap verbs.Tap, out bool, psn ib.PSN, msn uint32) {
 
 // begin returns IP, UDP and BTH of a packet with n octets of payload.
 func (f *flow) begin(op roce.Opcode, n int, bth roce.BTHFields) []byte {
-	h := roce.IPHeader{Src: f.src.Addr(), Dst: f.dst.Addr(), TrafficClass: f.class, HopLimit: f.hops, FlowLabel: f.label, SrcPort: roce.SourcePort(f.label, f.qpn, f.peer)}
+	h := roce.IPHeader{Src: f.src.Addr(), Dst: f.dst.Addr(), TrafficClass: f.class, HopLimit: f.hops, FlowLabel: f.label,
+		SrcPort: roce.SourcePort(f.label, f.qpn, f.peer)}
 	total := op.HeaderLen() + n + roce.Pad(n) + roce.ICRCLen
 	b := h.Append(make([]byte, 0, h.Len()+total), total)
 	b = append(b, make([]byte, roce.BTHLen)...)

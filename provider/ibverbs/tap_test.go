@@ -25,11 +25,14 @@ func TestShow(t *testing.T) {
 	}{
 		{"RC of three packets", flow{transport: ib.RC, mtu: 1024}, message{op: verbs.Send, payload: payload},
 			[]roce.Opcode{roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLast}},
-		{"one with immediate", flow{transport: ib.RC, mtu: 4096}, message{op: verbs.SendImm, imm: 0x01020304, payload: payload},
+		{"one with immediate", flow{transport: ib.RC, mtu: 4096},
+			message{op: verbs.SendImm, imm: 0x01020304, payload: payload},
 			[]roce.Opcode{roce.RCSendOnlyImm}},
-		{"UC write", flow{transport: ib.UC, mtu: 2048}, message{op: verbs.Write, remoteAddr: 1 << 40, rkey: 9, payload: payload},
+		{"UC write", flow{transport: ib.UC, mtu: 2048},
+			message{op: verbs.Write, remoteAddr: 1 << 40, rkey: 9, payload: payload},
 			[]roce.Opcode{roce.RCWriteFirst.With(ib.UC), roce.RCWriteLast.With(ib.UC)}},
-		{"UD", flow{transport: ib.UD, qkey: 0x0b1b}, message{op: verbs.Send, payload: payload}, []roce.Opcode{roce.RCSendOnly.With(ib.UD)}},
+		{"UD", flow{transport: ib.UD, qkey: 0x0b1b}, message{op: verbs.Send, payload: payload},
+			[]roce.Opcode{roce.RCSendOnly.With(ib.UD)}},
 		{"nothing in it", flow{transport: ib.RC, mtu: 1024}, message{op: verbs.Send}, []roce.Opcode{roce.RCSendOnly}},
 		{"a READ is not shown", flow{transport: ib.RC, mtu: 1024}, message{op: verbs.Read, payload: payload}, nil},
 	} {
@@ -39,11 +42,19 @@ func TestShow(t *testing.T) {
 		var whole []byte
 		tt.f.show(func(out bool, ip []byte) {
 			h, udp, err := roce.ParseIP(ip)
-			if ok, bad := roce.CheckIP(ip); err != nil || bad != nil || !ok || !out {
-				t.Fatalf("%s: %v, %v, ICRC %v\n%x", tt.name, err, bad, ok, ip)
+			switch ok, bad := roce.CheckIP(ip); {
+			case err != nil:
+				t.Fatalf("%s: %v", tt.name, err)
+			case bad != nil:
+				t.Fatalf("%s: bad is %v, want nil", tt.name, bad)
+			case !ok:
+				t.Fatalf("%s: ok is false, want true", tt.name)
+			case !out:
+				t.Fatalf("%s: out is false, want true", tt.name)
 			}
 			bth := roce.BTH(ip[h.Len():])
-			if ib.GIDFromAddr(h.Dst) != tt.f.dst || bth.DestQPN() != 0x22 || bth.PSN() != ib.PSN(0xffffff).Add(len(got)) || len(udp) == 0 {
+			if ib.GIDFromAddr(h.Dst) != tt.f.dst || bth.DestQPN() != 0x22 || bth.PSN() != ib.PSN(0xffffff).Add(len(got)) ||
+				len(udp) == 0 {
 				t.Errorf("%s: packet %d: %v", tt.name, len(got), bth)
 			}
 			op := bth.Opcode()

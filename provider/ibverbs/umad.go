@@ -91,18 +91,19 @@ const (
 	cmMethod  = 3 // Send: the only one CM has
 )
 
-// umadRequest is what registers QP 1, class 7, version 2, method Send (struct
-// ib_user_mad_reg_req). The kernel puts the agent's number into the first 4 octets.
-func umadRequest() (req [28]byte) {
+// umadRequest is what registers QP 1 and a class, for MADs of these methods, one bit for each,
+// and for answers (struct ib_user_mad_reg_req). The kernel puts the agent's number into the
+// first 4 octets.
+func umadRequest(class, version uint8, methods uint32) (req [28]byte) {
 	// The mask is an array of long, bit 0 of the first being method 0.
 	word := make([]byte, 8)
 	if longLen == 8 {
-		binary.NativeEndian.PutUint64(word, 1<<cmMethod)
+		binary.NativeEndian.PutUint64(word, uint64(methods))
 	} else {
-		binary.NativeEndian.PutUint32(word, 1<<cmMethod)
+		binary.NativeEndian.PutUint32(word, methods)
 	}
 	copy(req[4:], word)
-	req[20], req[21], req[22] = byte(ib.QPNGSI), cmClass, cmVersion
+	req[20], req[21], req[22] = byte(ib.QPNGSI), class, version
 	return req
 }
 
@@ -154,7 +155,8 @@ var _ verbs.MADPort = (*madPort)(nil)
 
 // openMADs registers for the CM messages of the port behind node. The error is
 // [ErrCMTaken] where somebody else has.
-func openMADs(node string, infiniBand bool, gids func() gidTable, pkeys func() []ib.PKey, keys [4]uint64, log *slog.Logger) (*madPort, error) {
+func openMADs(node string, infiniBand bool, gids func() gidTable, pkeys func() []ib.PKey, keys [4]uint64,
+	log *slog.Logger) (*madPort, error) {
 	fd, err := unix.Open(node, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", node, err)
@@ -163,7 +165,7 @@ func openMADs(node string, infiniBand bool, gids func() gidTable, pkeys func() [
 		unix.Close(fd)
 		return nil, fmt.Errorf("%s: P_Keys in the header: %w", node, err)
 	}
-	req := umadRequest()
+	req := umadRequest(cmClass, cmVersion, 1<<cmMethod)
 	if err := ioctl(fd, umadRegister, uintptr(unsafe.Pointer(&req[0]))); err != nil {
 		unix.Close(fd)
 		if errors.Is(err, unix.EINVAL) {
@@ -171,11 +173,13 @@ func openMADs(node string, infiniBand bool, gids func() gidTable, pkeys func() [
 		}
 		return nil, fmt.Errorf("%s: register for CM messages: %w", node, err)
 	}
-	return newMADPort(os.NewFile(uintptr(fd), node), binary.NativeEndian.Uint32(req[:]), infiniBand, gids, pkeys, keys, log), nil
+	return newMADPort(os.NewFile(uintptr(fd), node), binary.NativeEndian.Uint32(req[:]), infiniBand, gids, pkeys,
+		keys, log), nil
 }
 
 // newMADPort starts what serves a registered file.
-func newMADPort(file *os.File, agent uint32, infiniBand bool, gids func() gidTable, pkeys func() []ib.PKey, keys [4]uint64, log *slog.Logger) *madPort {
+func newMADPort(file *os.File, agent uint32, infiniBand bool, gids func() gidTable, pkeys func() []ib.PKey,
+	keys [4]uint64, log *slog.Logger) *madPort {
 	m := &madPort{
 		file: file, agent: agent, infiniBand: infiniBand, gids: gids, pkeys: pkeys, log: log,
 		in: make(chan *verbs.MAD, madQueue), out: make(chan verbs.MAD, madQueue),
@@ -216,7 +220,8 @@ func (m *madPort) send() {
 	buf := make([]byte, umadHeaderLen+verbs.MADLen)
 	for d := range m.out {
 		from, ok := m.gids().source(d.Local, d.Remote)
-		h := umadHeader{agent: m.agent, qpn: d.QPN, qkey: ib.QKeyGSI, grh: true, gidIdx: uint8(from.index), hops: 64, gid: d.Remote, length: uint32(len(buf))}
+		h := umadHeader{agent: m.agent, qpn: d.QPN, qkey: ib.QKeyGSI, grh: true, gidIdx: uint8(from.index), hops: 64,
+			gid: d.Remote, length: uint32(len(buf))}
 		if p := d.Path; p.DLID != 0 { // InfiniBand
 			h.lid, h.sl, h.grh, h.hops, h.class, h.flow = p.DLID, p.SL, p.GRH, p.HopLimit, p.TrafficClass, p.FlowLabel
 			if ok = ok || d.Remote.IsZero(); !h.grh {
@@ -305,7 +310,8 @@ func (m *madPort) take(b []byte, now time.Time) (*verbs.MAD, bool) {
 		d.PKey = keys[h.pkeyIdx]
 	}
 	if m.infiniBand {
-		d.Path = verbs.Path{SGID: d.Local, DGID: h.gid, DLID: h.lid, SL: h.sl, GRH: h.grh, HopLimit: h.hops, TrafficClass: h.class, FlowLabel: h.flow}
+		d.Path = verbs.Path{SGID: d.Local, DGID: h.gid, DLID: h.lid, SL: h.sl, GRH: h.grh, HopLimit: h.hops,
+			TrafficClass: h.class, FlowLabel: h.flow}
 		if !h.grh {
 			d.Remote, d.Path.HopLimit, d.Path.TrafficClass, d.Path.FlowLabel = ib.GID{}, 0, 0, 0
 		}

@@ -17,7 +17,8 @@ import (
 
 // TestUMADHeader compares with struct ib_user_mad_hdr octet by octet.
 func TestUMADHeader(t *testing.T) {
-	h := umadHeader{agent: 3, timeout: 0x205, length: 320, qpn: 1, qkey: ib.QKeyGSI, lid: 0x1234, sl: 7, grh: true, gidIdx: 5, hops: 64, class: 9,
+	h := umadHeader{agent: 3, timeout: 0x205, length: 320, qpn: 1, qkey: ib.QKeyGSI, lid: 0x1234, sl: 7, grh: true,
+		gidIdx: 5, hops: 64, class: 9,
 		gid: gid("10.0.0.1"), flow: 0xabcde, pkeyIdx: 2}
 	want := make([]byte, 64)
 	want[0], want[16], want[17] = 3, 0x40, 1           // in the host's order
@@ -64,9 +65,24 @@ func TestMADPort(t *testing.T) {
 	defer kernel.Close()
 	own := chooseGIDs(table, 3, ib.GID{}, ib.GID{})
 	keys := []ib.PKey{0xffff, 0x8005}
-	m := newMADPort(os.NewFile(uintptr(fds[0]), "umad"), 7, false, func() gidTable { return own }, func() []ib.PKey { return keys }, [4]uint64{}, slog.New(slog.DiscardHandler))
+	m := newMADPort(os.NewFile(uintptr(fds[0]), "umad"), 7, false, func() gidTable { return own },
+		func() []ib.PKey { return keys }, [4]uint64{}, slog.New(slog.DiscardHandler))
 	defer m.close()
 
+	sendMADs(t, m, kernel)
+	receiveMADs(t, m, kernel)
+	floodMADs(t, m, kernel)
+	m.close()
+	if err := m.SendMAD(&verbs.MAD{Remote: gid("10.0.0.9")}); !errors.Is(err, verbs.ErrClosed) {
+		t.Errorf("sent after close: %v", err)
+	}
+	for range m.MADs() { // it is closed, so this ends
+	}
+}
+
+// sendMADs: the GID and P_Key indexes that the kernel is given.
+func sendMADs(t *testing.T, m *madPort, kernel *os.File) {
+	t.Helper()
 	buf := make([]byte, 1000)
 	for _, tt := range []struct {
 		name         string
@@ -74,7 +90,8 @@ func TestMADPort(t *testing.T) {
 		index, pkeys int
 	}{
 		{"the family's default", verbs.MAD{Remote: gid("10.0.0.9"), QPN: 1}, 1, 0},
-		{"an address of ours, another P_Key", verbs.MAD{Remote: gid("10.0.0.9"), Local: gid("10.0.0.2"), QPN: 1, PKey: 0x8005}, 6, 1},
+		{"an address of ours, another P_Key", verbs.MAD{Remote: gid("10.0.0.9"), Local: gid("10.0.0.2"), QPN: 1,
+			PKey: 0x8005}, 6, 1},
 		{"IPv6", verbs.MAD{Remote: gid("fe80::1"), QPN: 0x12345}, 4, 0},
 	} {
 		tt.mad.Data = [verbs.MADLen]byte{1, 7, 2, 3}
@@ -90,7 +107,8 @@ func TestMADPort(t *testing.T) {
 		if err := h.UnmarshalBinary(buf[:n]); err != nil {
 			t.Fatal(err)
 		}
-		want := umadHeader{agent: 7, length: 320, qpn: tt.mad.QPN, qkey: ib.QKeyGSI, grh: true, gidIdx: uint8(tt.index), hops: 64, gid: tt.mad.Remote, pkeyIdx: uint16(tt.pkeys)}
+		want := umadHeader{agent: 7, length: 320, qpn: tt.mad.QPN, qkey: ib.QKeyGSI, grh: true, gidIdx: uint8(tt.index),
+			hops: 64, gid: tt.mad.Remote, pkeyIdx: uint16(tt.pkeys)}
 		if h != want || !bytes.Equal(buf[umadHeaderLen:n], tt.mad.Data[:]) {
 			t.Errorf("%s:\n got %+v\nwant %+v", tt.name, h, want)
 		}
@@ -98,25 +116,43 @@ func TestMADPort(t *testing.T) {
 	if err := m.SendMAD(&verbs.MAD{Remote: gid("10.0.0.9"), Local: gid("10.0.0.3")}); err != nil {
 		t.Fatal(err) // an address that is not ours: refused, but later
 	}
+}
 
-	in := func(h umadHeader, tail int) []byte {
-		b := make([]byte, umadHeaderLen+tail)
-		h.put(b)
-		copy(b[umadHeaderLen:], []byte{1, 7, 2, 3})
-		return b
-	}
-	from := umadHeader{agent: 7, qpn: 0x77, grh: true, gid: gid("10.0.0.9"), gidIdx: 6, pkeyIdx: 1}
+// fromAsker heads a MAD that asks us.
+var fromAsker = umadHeader{agent: 7, qpn: 0x77, grh: true, gid: gid("10.0.0.9"), gidIdx: 6, pkeyIdx: 1}
+
+// inMAD is what the kernel hands up: h, and tail octets of a MAD.
+func inMAD(h umadHeader, tail int) []byte {
+	b := make([]byte, umadHeaderLen+tail)
+	h.put(b)
+	copy(b[umadHeaderLen:], []byte{1, 7, 2, 3})
+	return b
+}
+
+// receiveMADs: of four that cannot be and one that can, the one comes in.
+func receiveMADs(t *testing.T, m *madPort, kernel *os.File) {
+	t.Helper()
+	from := fromAsker
 	bad, noGRH := from, from
 	bad.status, noGRH.grh = uint32(unix.ETIMEDOUT), false
-	for _, b := range [][]byte{in(bad, 256), in(noGRH, 256), in(from, 24), []byte("short"), in(from, 256)} {
+	for _, b := range [][]byte{inMAD(bad, 256), inMAD(noGRH, 256), inMAD(from, 24), []byte("short"), inMAD(from, 256)} {
 		if _, err := kernel.Write(b); err != nil {
 			t.Fatal(err)
 		}
 	}
 	select {
 	case d := <-m.MADs():
-		if d.Remote != from.gid || d.Local != gid("10.0.0.2") || d.QPN != 0x77 || d.PKey != 0x8005 || d.Data[3] != 3 {
-			t.Errorf("came in as %+v", d)
+		switch {
+		case d.Remote != from.gid:
+			t.Errorf("Remote is %v, want %v", d.Remote, from.gid)
+		case d.Local != gid("10.0.0.2"):
+			t.Errorf("Local is %v, want %v", d.Local, gid("10.0.0.2"))
+		case d.QPN != 0x77:
+			t.Errorf("QPN is %v, want 0x77", d.QPN)
+		case d.PKey != 0x8005:
+			t.Errorf("PKey is %v, want 0x8005", d.PKey)
+		case d.Data[3] != 3:
+			t.Errorf("Data[3] is %v, want 3", d.Data[3])
 		}
 	case <-time.After(10 * time.Second):
 		t.Fatal("nothing comes in")
@@ -125,13 +161,21 @@ func TestMADPort(t *testing.T) {
 	for end := time.Now().Add(10 * time.Second); m.sent.Load()+m.refused.Load() < 4 && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
-	if m.dropped.Load() != 4 || m.refused.Load() != 1 || m.sent.Load() != 3 {
-		t.Errorf("dropped %d, refused %d, sent %d; want 4, 1, 3", m.dropped.Load(), m.refused.Load(), m.sent.Load())
+	switch {
+	case m.dropped.Load() != 4:
+		t.Errorf("Load is %v, want 4", m.dropped.Load())
+	case m.refused.Load() != 1:
+		t.Errorf("Load is %v, want 1", m.refused.Load())
+	case m.sent.Load() != 3:
+		t.Errorf("Load is %v, want 3", m.sent.Load())
 	}
+}
 
-	// A flood of those that ask is turned away, and the port stays up.
+// floodMADs: of a flood of those that ask some are turned away, and the port stays up.
+func floodMADs(t *testing.T, m *madPort, kernel *os.File) {
+	t.Helper()
 	for range 500 {
-		b := in(from, 256)
+		b := inMAD(fromAsker, 256)
 		if _, err := kernel.Write(b); errors.Is(err, unix.EAGAIN) {
 			break
 		}
@@ -143,12 +187,6 @@ func TestMADPort(t *testing.T) {
 	if m.flood.Load() == 0 {
 		t.Error("nothing of a flood was turned away")
 	}
-	m.close()
-	if err := m.SendMAD(&verbs.MAD{Remote: gid("10.0.0.9")}); !errors.Is(err, verbs.ErrClosed) {
-		t.Errorf("sent after close: %v", err)
-	}
-	for range m.MADs() { // it is closed, so this ends
-	}
 }
 
 // TestOpenMADs opens what is no umad node.
@@ -159,7 +197,14 @@ func TestOpenMADs(t *testing.T) {
 			t.Errorf("%s is a umad node", node)
 		}
 	}
-	if r := umadRequest(); r[4] != 1<<cmMethod && r[4+longLen-1] != 1<<cmMethod || r[20] != 1 || r[21] != cmClass || r[22] != cmVersion {
+	switch r := umadRequest(cmClass, cmVersion, 1<<cmMethod); {
+	case r[4] != 1<<cmMethod && r[4+longLen-1] != 1<<cmMethod:
 		t.Errorf("registration is %x", r)
+	case r[20] != 1:
+		t.Errorf("r[20] is %v, want 1", r[20])
+	case r[21] != cmClass:
+		t.Errorf("r[21] is %v, want %v", r[21], cmClass)
+	case r[22] != cmVersion:
+		t.Errorf("r[22] is %v, want %v", r[22], cmVersion)
 	}
 }

@@ -50,7 +50,8 @@ func newMonitor() (*monitor, error) {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
 	groups := uint32(unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR)
-	m := &monitor{nl: os.NewFile(uintptr(fd), "netlink"), ns: netns.None(), wake: make(chan struct{}, 1), done: make(chan struct{})}
+	m := &monitor{nl: os.NewFile(uintptr(fd), "netlink"), ns: netns.None(), wake: make(chan struct{}, 1),
+		done: make(chan struct{})}
 	if err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err == nil {
 		if m.ns, err = netns.Get(); err == nil {
 			m.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE)

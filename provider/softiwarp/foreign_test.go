@@ -236,7 +236,7 @@ func (p *peer) silent() {
 	case err == nil:
 		p.t.Fatalf("err is nil")
 	case !isTimeout(err):
-		p.t.Fatalf("isTimeout(err) is false")
+		p.t.Fatalf("isTimeout(err) is false, want true")
 	}
 }
 
@@ -346,13 +346,13 @@ func TestInitiatorSendsRTRFirst(t *testing.T) {
 				case err != nil:
 					t.Fatalf("%+v: err is %v, want nil", r, err)
 				case read.MSN != tt.readN:
-					t.Fatalf("%+v: read.MSN is %v, want %v", r, read.MSN, tt.readN)
+					t.Fatalf("%+v: MSN is %v, want %v", r, read.MSN, tt.readN)
 				case r.Size != 3:
-					t.Fatalf("%+v: r.Size is %v, want 3", r, r.Size)
+					t.Fatalf("%+v: Size is %v, want 3", r, r.Size)
 				case r.SourceSTag != 99:
-					t.Fatalf("%+v: r.SourceSTag is %v, want 99", r, r.SourceSTag)
+					t.Fatalf("%+v: SourceSTag is %v, want 99", r, r.SourceSTag)
 				case r.SourceTO != 1000:
-					t.Fatalf("%+v: r.SourceTO is %v, want 1000", r, r.SourceTO)
+					t.Fatalf("%+v: SourceTO is %v, want 1000", r, r.SourceTO)
 				}
 				p.segment(mpa.Segment{Opcode: mpa.OpReadResponse, STag: r.SinkSTag, TO: r.SinkTO, Payload: []byte("ab")})
 				p.segment(mpa.Segment{Opcode: mpa.OpReadResponse, Last: true, STag: r.SinkSTag, TO: r.SinkTO + 2,
@@ -393,22 +393,22 @@ func TestFencing(t *testing.T) {
 			if tt.user {
 				switch wc := s.done(); {
 				case wc.ID != 1:
-					t.Fatalf("wc.ID is %v, want 1", wc.ID)
+					t.Fatalf("ID is %v, want 1", wc.ID)
 				case wc.ByteLen != 0:
-					t.Fatalf("wc.ByteLen is %v, want 0", wc.ByteLen)
+					t.Fatalf("ByteLen is %v, want 0", wc.ByteLen)
 				case wc.Opcode != verbs.Recv:
-					t.Fatalf("wc.Opcode is %v, want %v", wc.Opcode, verbs.Recv)
+					t.Fatalf("Opcode is %v, want %v", wc.Opcode, verbs.Recv)
 				}
 				s.recv(1, 10)
 			}
 			if tt.name == "Read" {
 				switch r := p.expect(mpa.OpReadResponse); {
 				case !r.Last:
-					t.Errorf("r.Last is false")
+					t.Errorf("Last is false, want true")
 				case len(r.Payload) != 0:
-					t.Errorf("len(r.Payload) is %v, want 0", len(r.Payload))
+					t.Errorf("Payload has %v elements, want 0", len(r.Payload))
 				case r.STag != 1:
-					t.Errorf("r.STag is %v, want 1", r.STag)
+					t.Errorf("STag is %v, want 1", r.STag)
 				}
 			}
 			if m := p.expect(mpa.OpSend); string(m.Payload) != "early" || m.MSN != 1 {
@@ -533,11 +533,11 @@ func TestInitiatorTerminates(t *testing.T) {
 		var e *mpa.Error
 		switch {
 		case !errors.As(got.err, &e):
-			t.Errorf("%s: errors.As(got.err, &e) is false", tt.name)
+			t.Errorf("%s: As(got.err, &e) is false, want true", tt.name)
 		case e.Code() != tt.code:
-			t.Errorf("%s: e.Code() is %v, want %v", tt.name, e.Code(), tt.code)
+			t.Errorf("%s: Code is %v, want %v", tt.name, e.Code(), tt.code)
 		case got.res.Peer != tt.reply:
-			t.Errorf("%s: got.res.Peer is %v, want %v", tt.name, got.res.Peer, tt.reply)
+			t.Errorf("%s: Peer is %v, want %v", tt.name, got.res.Peer, tt.reply)
 		}
 		if s.qp.State() != verbs.StateInit {
 			t.Errorf("%s: state %v", tt.name, s.qp.State())

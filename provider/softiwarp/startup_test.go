@@ -61,17 +61,17 @@ func TestStartup(t *testing.T) {
 	}
 	switch {
 	case string(ares.Private) != "yes":
-		t.Errorf("string(ares.Private) is %q, want \"yes\"", string(ares.Private))
+		t.Errorf("Private is %q, want \"yes\"", string(ares.Private))
 	case string(bres.Private) != "hello":
-		t.Errorf("string(bres.Private) is %q, want \"hello\"", string(bres.Private))
+		t.Errorf("Private is %q, want \"hello\"", string(bres.Private))
 	case ares.ORD != 4:
-		t.Errorf("ares.ORD is %v, want 4", ares.ORD)
+		t.Errorf("ORD is %v, want 4", ares.ORD)
 	case bres.IRD != 8:
-		t.Errorf("bres.IRD is %v, want 8", bres.IRD)
+		t.Errorf("IRD is %v, want 8", bres.IRD)
 	case bres.ORD != 2:
-		t.Errorf("bres.ORD is %v, want 2", bres.ORD)
+		t.Errorf("ORD is %v, want 2", bres.ORD)
 	case strings.Join(trace, " ") != ">Req <Rep":
-		t.Errorf("strings.Join(trace, \" \") is %q, want \">Req <Rep\"", strings.Join(trace, " "))
+		t.Errorf("Join(trace, \" \") is %q, want \">Req <Rep\"", strings.Join(trace, " "))
 	}
 	if !b.Fenced() || a.Fenced() {
 		t.Error("wrongly fenced")
@@ -85,11 +85,11 @@ func TestStartup(t *testing.T) {
 	case !rtr:
 		t.Errorf("rtr is false")
 	case seg.RTR() == 0:
-		t.Errorf("seg.RTR() is 0, want any other")
+		t.Errorf("the first segment is no RTR message, want one")
 	case b.Fenced():
-		t.Errorf("b.Fenced() is true")
+		t.Errorf("Fenced is true, want false")
 	case b.Result.RTR != ares.RTR:
-		t.Errorf("b.Result.RTR is %v, want %v", b.Result.RTR, ares.RTR)
+		t.Errorf("Result.RTR is %v, want %v", b.Result.RTR, ares.RTR)
 	}
 	if err := b.Write(&mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1, Payload: []byte("x")}); err != nil {
 		t.Error(err)
@@ -100,7 +100,7 @@ func TestStartup(t *testing.T) {
 	case rtr:
 		t.Errorf("rtr is true")
 	case string(seg.Payload) != "x":
-		t.Errorf("string(seg.Payload) is %q, want \"x\"", string(seg.Payload))
+		t.Errorf("Payload is %q, want \"x\"", string(seg.Payload))
 	}
 }
 
@@ -113,13 +113,13 @@ func TestRejectedThenAgain(t *testing.T) {
 	var fault *mpa.Error
 	switch {
 	case !errors.As(err, &rej):
-		t.Fatalf("errors.As(err, &rej) is false")
+		t.Fatalf("As(err, &rej) is false, want true")
 	case rej.Result.Peer.ORD != 16:
-		t.Fatalf("rej.Result.Peer.ORD is %v, want 16", rej.Result.Peer.ORD)
+		t.Fatalf("Result.Peer.ORD is %v, want 16", rej.Result.Peer.ORD)
 	case !errors.As(berr, &fault):
-		t.Fatalf("errors.As(berr, &fault) is false")
+		t.Fatalf("As(berr, &fault) is false, want true")
 	case fault.Reason != mpa.ReasonNeedORD:
-		t.Fatalf("fault.Reason is %v, want %v", fault.Reason, mpa.ReasonNeedORD)
+		t.Fatalf("Reason is %v, want %v", fault.Reason, mpa.ReasonNeedORD)
 	}
 	again := p2pOptions
 	again.IRD = rej.Result.Peer.ORD
@@ -129,15 +129,15 @@ func TestRejectedThenAgain(t *testing.T) {
 	case berr != nil:
 		t.Errorf("berr is %v, want nil", berr)
 	case res.IRD != 16:
-		t.Errorf("res.IRD is %v, want 16", res.IRD)
+		t.Errorf("IRD is %v, want 16", res.IRD)
 	}
 	_, _, _, _, err, berr = settle(t, Startup{Options: p2pOptions}, mpa.Options{},
 		func(context.Context, mpa.Request) mpa.Event { return mpa.Reject{Private: []byte("no")} })
 	switch {
 	case !errors.As(err, &rej):
-		t.Errorf("errors.As(err, &rej) is false")
+		t.Errorf("As(err, &rej) is false, want true")
 	case string(rej.Result.Private) != "no":
-		t.Errorf("string(rej.Result.Private) is %q, want \"no\"", string(rej.Result.Private))
+		t.Errorf("Result.Private is %q, want \"no\"", string(rej.Result.Private))
 	case berr == nil:
 		t.Errorf("berr is nil")
 	}
@@ -158,9 +158,9 @@ func TestFallback(t *testing.T) {
 	case berr != nil:
 		t.Errorf("%+v: berr is %v, want nil", res, berr)
 	case !res.Fallback:
-		t.Errorf("%+v: res.Fallback is false", res)
+		t.Errorf("%+v: Fallback is false, want true", res)
 	case res.Enhanced:
-		t.Errorf("%+v: res.Enhanced is true", res)
+		t.Errorf("%+v: Enhanced is true, want false", res)
 	case b == nil:
 		t.Errorf("%+v: b is nil", res)
 	}
@@ -223,9 +223,9 @@ func TestSlowPeers(t *testing.T) {
 	var e *mpa.Error
 	switch _, _, err := s.Accept(context.Background(), a, yes); {
 	case !errors.As(err, &e):
-		t.Errorf("errors.As(err, &e) is false")
+		t.Errorf("As(err, &e) is false, want true")
 	case e.Reason != mpa.ReasonTimeout:
-		t.Errorf("e.Reason is %v, want %v", e.Reason, mpa.ReasonTimeout)
+		t.Errorf("Reason is %v, want %v", e.Reason, mpa.ReasonTimeout)
 	case counted[mpa.ReasonTimeout] != 1:
 		t.Errorf("counted[mpa.ReasonTimeout] is %v, want 1", counted[mpa.ReasonTimeout])
 	}
@@ -272,7 +272,7 @@ func TestFenceOutlivesDeadline(t *testing.T) {
 	case rtr:
 		t.Errorf("rtr is true")
 	case b.Fenced():
-		t.Errorf("b.Fenced() is true")
+		t.Errorf("Fenced is true, want false")
 	}
 }
 

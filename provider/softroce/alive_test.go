@@ -15,7 +15,7 @@ func TestAlive(t *testing.T) {
 	}
 	c := newCounterFD(t)
 	held, release := make(chan struct{}, 1), make(chan struct{})
-	stop, err := a.Attend(c.fd, func() (bool, time.Duration) {
+	stop, err := a.PollFD(c.fd, func() (bool, time.Duration) {
 		select {
 		case held <- struct{}{}:
 			<-release

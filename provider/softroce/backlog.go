@@ -41,8 +41,8 @@ type pendingCall struct {
 
 // backlogOf returns the backlog that packets on p would wait in.
 func (s *sender) backlogOf(p *path) *backlog {
-	if s.cut != nil && s.cut.path == p {
-		return &s.cut.backlog
+	if s.conn != nil && s.conn.path == p {
+		return &s.conn.backlog
 	}
 	return &s.backlog
 }
@@ -69,8 +69,8 @@ func (s *sender) park(b *backlog, sc *scratch, p *path, n, size int) bool {
 	if !b.full {
 		s.full(b)
 	}
-	if b == &s.backlog && s.cut == nil && s.canCut(p) {
-		s.startCut(p) // whatever holds it up then holds up nobody else on this port
+	if b == &s.backlog && s.conn == nil && s.mayConnect(p) {
+		s.startConnect(p) // whatever holds it up then holds up nobody else on this port
 	}
 	return true
 }
@@ -79,13 +79,13 @@ func (s *sender) park(b *backlog, sc *scratch, p *path, n, size int) bool {
 func (s *sender) full(b *backlog) {
 	fd, which := s.fd, int32(0)
 	if b != &s.backlog {
-		fd, which = s.cut.fd, 1
+		fd, which = s.conn.fd, 1
 	}
 	b.full = true
 	ev := unix.EpollEvent{Events: unix.EPOLLOUT | unix.EPOLLONESHOT, Fd: s.index, Pad: which}
-	err := unix.EpollCtl(s.dev.room, unix.EPOLL_CTL_MOD, fd, &ev)
+	err := unix.EpollCtl(s.th.writable, unix.EPOLL_CTL_MOD, fd, &ev)
 	if err != nil { // not known yet, or another socket under that number
-		err = unix.EpollCtl(s.dev.room, unix.EPOLL_CTL_ADD, fd, &ev)
+		err = unix.EpollCtl(s.th.writable, unix.EPOLL_CTL_ADD, fd, &ev)
 	}
 	if err != nil { // nobody would ever tell
 		s.dev.log.Warn("cannot wait for room in a socket", "err", err)
@@ -96,7 +96,7 @@ func (s *sender) full(b *backlog) {
 
 // handOver lets the calls on the path of c wait for its socket, so that nothing
 // overtakes them there.
-func (s *sender) handOver(c *shortcut) {
+func (s *sender) handOver(c *connectedSocket) {
 	from, to := &s.backlog, &c.backlog
 	rest := from.calls[:0]
 	for _, call := range from.calls {
@@ -185,7 +185,7 @@ func (s *sender) callAgain(c *pendingCall) unix.Errno {
 func (r *receiver) goOn(now time.Time) {
 	d := r.dev
 	var events [roomEvents]unix.EpollEvent
-	n, err := unix.EpollWait(r.room, events[:], 0)
+	n, err := unix.EpollWait(r.writable, events[:], 0)
 	if err != nil {
 		return // EINTR: it is still readable
 	}
@@ -196,8 +196,8 @@ func (r *receiver) goOn(now time.Time) {
 		switch {
 		case ev.Pad == 0:
 			qps = s.drain(&s.backlog)
-		case s.cut != nil:
-			qps = s.drain(&s.cut.backlog)
+		case s.conn != nil:
+			qps = s.drain(&s.conn.backlog)
 		}
 		s.mu.Unlock()
 		for _, q := range qps {

@@ -90,15 +90,11 @@ func TestFullSocketKeepsFewDatagrams(t *testing.T) {
 	}
 	h, err := a.CreateAH(verbs.AHAttr{DGID: b.Port().GIDs[0]})
 	must(t, err)
-	begun := time.Now()
 	for range n {
 		_, err = x.qp.PostSend([]verbs.SendWR{{SG: x.sge(0, size), AH: h, RemoteQPN: y.qp.QPN(), RemoteQKey: 0x1b}})
 		must(t, err)
 	}
-	if took := time.Since(begun); took > time.Second { // it takes two to leave
-		t.Errorf("posting took %v", took)
-	}
-	lost := counter(a, "tx_drop_no_room")
+	lost := counter(a, "tx_drop_no_room") // who waits for the device loses none
 	if lost == 0 || lost > n-backlogOctets/(size+100) {
 		t.Errorf("%d of %d were lost", lost, n)
 	}

@@ -22,66 +22,66 @@ const (
 	connectIdle = 500 * time.Millisecond
 )
 
-// A shortcut is a second socket of a sender, on the same source port, that is
+// A connectedSocket is the second socket of a sender, on the same source port, that is
 // connected to the destination of one path. The kernel looks the route up for
 // each packet of an unconnected socket, but keeps it for a connected one.
 //
 // IPv6 only: on IPv4 the kernel numbers what a connected socket sends in the
 // identification, which the ICRC covers.
-type shortcut struct {
+type connectedSocket struct {
 	fd      int
 	path    *path
 	used    bool // since the last look
 	backlog backlog
 }
 
-// A cutter decides when a sender gets a shortcut.
-type cutter struct {
-	cut    *shortcut // nil: there is none
-	next   *path     // whose calls are counted
-	streak int       // of them, in a row
-	calls  int       // since the last attempt, of all paths
-	busy   bool      // somebody is opening one
+// A connector decides when a sender gets a connected socket.
+type connector struct {
+	conn   *connectedSocket // nil: there is none
+	next   *path            // whose calls are counted
+	streak int              // of them, in a row
+	calls  int              // since the last attempt, of all paths
+	busy   bool             // somebody is opening one
 }
 
-// shortcut returns the connected socket for p, -1 if there is none (yet). The
+// connectedFD returns the connected socket for p, -1 if there is none (yet). The
 // caller holds s.mu.
-func (s *sender) shortcut(p *path) (fd int) {
-	if s.cut != nil && s.cut.path == p {
-		s.cut.used = true
-		return s.cut.fd
+func (s *sender) connectedFD(p *path) (fd int) {
+	if s.conn != nil && s.conn.path == p {
+		s.conn.used = true
+		return s.conn.fd
 	}
-	if !s.canCut(p) {
+	if !s.mayConnect(p) {
 		return -1
 	}
 	s.calls++
 	if s.next != p {
 		s.next, s.streak = p, 0
 	}
-	if s.streak++; s.streak < connectAfter || s.calls < connectAgain && s.cut != nil {
+	if s.streak++; s.streak < connectAfter || s.calls < connectAgain && s.conn != nil {
 		return -1
 	}
 	s.calls, s.streak = 0, 0
-	s.startCut(p)
+	s.startConnect(p)
 	return -1
 }
 
-// canCut reports whether p may have a connected socket.
-func (s *sender) canCut(p *path) bool {
+// mayConnect reports whether p may have a connected socket.
+func (s *sender) mayConnect(p *path) bool {
 	return p.v6 && s.gso && !s.dev.noConnect.Load() && !p.attr.DGID.IsMulticast()
 }
 
-// startCut begins to open a connected socket for p. The caller holds s.mu.
-func (s *sender) startCut(p *path) {
+// startConnect begins to open a connected socket for p. The caller holds s.mu.
+func (s *sender) startConnect(p *path) {
 	if s.fd >= 0 && !s.busy {
 		s.busy = true
-		s.dev.cutting.Go(func() { s.cutTo(p) })
+		s.dev.connecting.Go(func() { s.connectFor(p) })
 	}
 }
 
-// cutTo gives s a connected socket for p. It is not done by who sends, because it
+// connectFor gives s a connected socket for p. It is not done by who sends, because it
 // takes long, and must be done in the network namespace of the device.
-func (s *sender) cutTo(p *path) {
+func (s *sender) connectFor(p *path) {
 	class := p.class()
 	fd, err := s.connectIn(s.dev.monitor.ns, p, class)
 	s.mu.Lock()
@@ -94,44 +94,44 @@ func (s *sender) cutTo(p *path) {
 	case s.fd < 0 || s.dev.noConnect.Load() || p.class() != class || p.ifindex != s.dev.ifindex.Load() || !s.dev.port.Load().has(p.attr.SGID):
 		unix.Close(fd) // too late
 	default:
-		s.uncut()
-		c := &shortcut{fd: fd, path: p, used: true}
-		s.cut = c
+		s.disconnect()
+		c := &connectedSocket{fd: fd, path: p, used: true}
+		s.conn = c
 		s.handOver(c)
 		time.AfterFunc(connectIdle, func() { s.look(c) })
 	}
 }
 
 // look closes c if it was not used since the last look.
-func (s *sender) look(c *shortcut) {
+func (s *sender) look(c *connectedSocket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.cut != c:
+	case s.conn != c:
 	case c.used || c.backlog.full:
 		c.used = false
 		time.AfterFunc(connectIdle, func() { s.look(c) })
 	default:
-		s.uncut()
+		s.disconnect()
 	}
 }
 
-// uncut closes the connected socket, if there is one. What waited for it waits
+// disconnect closes the connected socket, if there is one. What waited for it waits
 // for the other then. The caller holds s.mu.
-func (s *sender) uncut() {
-	if c := s.cut; c != nil {
+func (s *sender) disconnect() {
+	if c := s.conn; c != nil {
 		unix.Close(c.fd)
-		s.cut = nil
+		s.conn = nil
 		s.adopt(&c.backlog)
 	}
 }
 
-// uncutAll closes all connected sockets: the addresses or the network device that
+// disconnectAll closes all connected sockets: the addresses or the network device that
 // they are bound to may be gone.
-func (d *Device) uncutAll() {
+func (d *Device) disconnectAll() {
 	for _, s := range d.senders {
 		s.mu.Lock()
-		s.uncut()
+		s.disconnect()
 		s.mu.Unlock()
 	}
 }
@@ -139,7 +139,7 @@ func (d *Device) uncutAll() {
 var _ verbs.Trimmer = (*Device)(nil)
 
 // Trim implements [verbs.Trimmer]: it closes the connected sockets.
-func (d *Device) Trim() { d.uncutAll() }
+func (d *Device) Trim() { d.disconnectAll() }
 
 // connectIn is connect in a network namespace.
 func (s *sender) connectIn(ns netns.NsHandle, p *path, class uint8) (fd int, err error) {
@@ -191,8 +191,8 @@ func (s *sender) bindToo(fd int, p *path) error {
 	s.mu.Lock() // the sockets stay what they are
 	defer s.mu.Unlock()
 	have := []int{s.fd, s.guard}
-	if s.cut != nil {
-		have = append(have, s.cut.fd)
+	if s.conn != nil {
+		have = append(have, s.conn.fd)
 	}
 	share(true, have...)
 	err := unix.Bind(fd, sockaddr(s.v6, p.attr.SGID.Addr(), s.port, int(p.ifindex)))

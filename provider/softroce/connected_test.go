@@ -34,10 +34,10 @@ func TestConnected(t *testing.T) {
 	fd := func() int {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.cut == nil {
+		if s.conn == nil {
 			return -1
 		}
-		return s.cut.fd
+		return s.conn.fd
 	}
 	send(connectAfter / 4)
 	if fd() >= 0 {
@@ -60,7 +60,7 @@ func TestConnected(t *testing.T) {
 	must(t, err)
 	defer unix.Close(null)
 	s.mu.Lock()
-	must(t, unix.Dup2(null, s.cut.fd))
+	must(t, unix.Dup2(null, s.conn.fd))
 	s.mu.Unlock()
 	send(1)
 	if lost, drops := counter(b, "tx_connect_lost"), counter(b, "tx_drop_errors"); lost != 1 || drops != 0 || fd() >= 0 {
@@ -185,7 +185,7 @@ func TestConnectedOff(t *testing.T) {
 				}
 				for _, s := range a.senders {
 					s.mu.Lock()
-					if s.cut != nil {
+					if s.conn != nil {
 						n++
 					}
 					s.mu.Unlock()

@@ -7,49 +7,46 @@ import (
 	"ipoibcm/provider/softroce/engine"
 )
 
-// counters are those of the device; queue pairs count for themselves.
+// counters are those of the device; queue pairs count for themselves, and so does each data thread.
 type counters struct {
-	txPackets, txCalls, txBatches        atomic.Uint64
-	txWaits, txNoRoom, txTooBig          atomic.Uint64
-	txErrors, lastErrno, gsoRefused      atomic.Uint64
-	selfTestFailed                       [2]atomic.Uint64 // of GSO and GRO
-	txFragmented, groRefused             atomic.Uint64
-	rxSpinHits, rxSpinMisses, rxSpinLate atomic.Uint64
-	txConnected                          atomic.Uint64
-	connectFailed, connectLost           atomic.Uint64
-	rxPackets, rxCalls, rxChains, rxHeld atomic.Uint64
-	rxErrors, rxTruncated, rxOverflow    atomic.Uint64
-	rxMalformed, rxICRC, rxForeignID     atomic.Uint64
-	rxOtherGID, rxOwnEcho, rxUnknownQPN  atomic.Uint64
-	rxNoMember, rxCNP                    atomic.Uint64
-	rxNotOurs, rxRefused                 atomic.Uint64
-	rxFiltered, filterErrors             atomic.Uint64
-	rxDrops                              [engine.NumDropReasons]atomic.Uint64
-	madsIn, madsOut, madsDropped         atomic.Uint64
-	madsFlood                            atomic.Uint64
-	eventsDropped, cqGrown, joinErrors   atomic.Uint64
-	reopenFailed                         atomic.Uint64
-	recvBuffer, sendBuffer               atomic.Uint64
-	recvBufferAsked, sendBufferAsked     atomic.Uint64
+	txWaits, txNoRoom, txTooBig         atomic.Uint64
+	txErrors, lastErrno, gsoRefused     atomic.Uint64
+	selfTestFailed                      [2]atomic.Uint64 // of GSO and GRO
+	txFragmented, groRefused            atomic.Uint64
+	connectFailed, connectLost          atomic.Uint64
+	rxErrors, rxTruncated, rxOverflow   atomic.Uint64
+	rxMalformed, rxICRC, rxForeignID    atomic.Uint64
+	rxOtherGID, rxOwnEcho, rxUnknownQPN atomic.Uint64
+	rxNoMember, rxCNP                   atomic.Uint64
+	rxNotOurs, rxRefused                atomic.Uint64
+	rxFiltered, filterErrors            atomic.Uint64
+	rxDrops                             [engine.NumDropReasons]atomic.Uint64
+	madsIn, madsOut, madsDropped        atomic.Uint64
+	madsFlood                           atomic.Uint64
+	eventsDropped, cqGrown, joinErrors  atomic.Uint64
+	reopenFailed                        atomic.Uint64
+	recvBuffer, sendBuffer              atomic.Uint64
+	recvBufferAsked, sendBufferAsked    atomic.Uint64
 }
 
 // Counters implements [verbs.Provider]: what the sockets did and dropped, what
 // the kernel gave, and the sums over all queue pairs there were and are, by
 // transport.
 func (d *Device) Counters(f func(name string, value uint64)) {
+	for i, e := range d.threads[0].count.all() {
+		value := e.value.Load()
+		for _, th := range d.threads[1:] {
+			value += th.count.all()[i].value.Load()
+		}
+		f(e.name, value)
+	}
 	c := &d.count
-	for _, e := range [...]struct {
-		name  string
-		value *atomic.Uint64
-	}{
-		{"tx_packets", &c.txPackets}, {"tx_calls", &c.txCalls}, {"tx_batches", &c.txBatches},
+	for _, e := range [...]namedCounter{
 		{"tx_waits", &c.txWaits}, {"tx_drop_no_room", &c.txNoRoom}, {"tx_drop_too_big", &c.txTooBig},
 		{"tx_drop_errors", &c.txErrors}, {"tx_last_errno", &c.lastErrno}, {"tx_gso_refused", &c.gsoRefused},
 		{"tx_fragmented", &c.txFragmented}, {"rx_gro_refused", &c.groRefused},
-		{"tx_connected", &c.txConnected}, {"tx_connect_failed", &c.connectFailed}, {"tx_connect_lost", &c.connectLost},
+		{"tx_connect_failed", &c.connectFailed}, {"tx_connect_lost", &c.connectLost},
 		{"tx_gso_selftest_failed", &c.selfTestFailed[gso]}, {"rx_gro_selftest_failed", &c.selfTestFailed[gro]},
-		{"rx_packets", &c.rxPackets}, {"rx_calls", &c.rxCalls}, {"rx_chains", &c.rxChains}, {"rx_held_waits", &c.rxHeld},
-		{"rx_poll_hits", &c.rxSpinHits}, {"rx_poll_misses", &c.rxSpinMisses}, {"rx_poll_late", &c.rxSpinLate},
 		{"rx_errors", &c.rxErrors}, {"rx_drop_truncated", &c.rxTruncated}, {"rx_drop_overflow", &c.rxOverflow},
 		{"rx_drop_malformed", &c.rxMalformed}, {"rx_drop_icrc", &c.rxICRC}, {"rx_foreign_id", &c.rxForeignID},
 		{"rx_drop_other_gid", &c.rxOtherGID}, {"rx_drop_own_echo", &c.rxOwnEcho}, {"rx_drop_unknown_qpn", &c.rxUnknownQPN},

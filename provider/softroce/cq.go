@@ -8,32 +8,33 @@ import (
 )
 
 // A cq is a completion queue. Completions are added under the lock of a QP;
-// whoever holds that lock calls kick after it was released.
+// whoever holds that lock calls notify after that was released.
 type cq struct {
 	dev *Device
+	th  *thread
 
 	mu         sync.Mutex
 	ring       []verbs.WC // length is a power of two
 	head, tail uint32     // count up for ever
 
-	pending atomic.Bool   // something was added since the last kick
+	pending atomic.Bool   // something was added since the user was last told
 	wake    chan struct{} // holds at most one
 	gone    chan struct{} // closed by Destroy
 
 	ready  func()
-	active atomic.Int32 // kicks that the running handler has to serve; 0: none runs
+	active atomic.Int32 // how often the running handler is asked for; 0: it does not run
 	closed atomic.Bool
 	idle   chan struct{} // closed by the handler's runner when it ends after closed
 }
 
 var _ verbs.CallbackCQ = (*cq)(nil)
 
-func newCQ(d *Device, depth int) *cq {
+func newCQ(th *thread, depth int) *cq {
 	n := 16
 	for n < depth {
 		n *= 2
 	}
-	return &cq{dev: d, ring: make([]verbs.WC, n), wake: make(chan struct{}, 1), gone: make(chan struct{}), idle: make(chan struct{})}
+	return &cq{dev: th.dev, th: th, ring: make([]verbs.WC, n), wake: make(chan struct{}, 1), gone: make(chan struct{}), idle: make(chan struct{})}
 }
 
 // add appends wc. The ring grows when the user asked for too small a one: a
@@ -90,15 +91,15 @@ func (c *cq) Wait() error {
 // OnReady implements [verbs.CallbackCQ].
 func (c *cq) OnReady(f func()) { c.ready = f }
 
-// kick tells the user about what was added. The caller holds no lock. direct
+// notify tells the user about what was added. The caller holds no lock. direct
 // says that the caller is a goroutine of ours that may run the user's handler.
-func (c *cq) kick(direct bool) {
+func (c *cq) notify(direct bool) {
 	if !c.pending.Load() {
 		return
 	}
 	if !direct && c.ready != nil {
-		c.dev.deferred.Store(true) // before the look at stepping: it may end now
-		if c.dev.stepping.Load() {
+		c.th.deferred.Store(true) // before the look at stepping: it may end now
+		if c.th.stepping.Load() {
 			return
 		}
 	}
@@ -145,6 +146,6 @@ func (c *cq) Destroy() error {
 	if c.active.Add(1) != 1 {
 		<-c.idle
 	}
-	c.dev.forgetCQ(c)
+	c.th.forget(c)
 	return nil
 }

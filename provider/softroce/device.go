@@ -52,25 +52,26 @@ type Device struct {
 	under    underlay
 	port     atomic.Pointer[portState]
 
-	mem    memory
-	qps    qpTable
-	groups groups
-	gsi    *gsi
-	// room is an epoll descriptor: it is readable when a send buffer that was full takes packets again.
-	room    int
-	scratch scratches
+	mem     memory
+	qps     qpTable
+	groups  groups
+	gsi     *gsi
 	early   earlyPool
-	timers  timers
 	count   counters
-	class   atomic.Uint32 // traffic class of paths that have none of their own
-	noGSO   atomic.Bool
-	noGRO   atomic.Bool
-	whyOff  [offloads]atomic.Pointer[string] // why they are off, or not tried
+	threads []*thread
+	// whyFewer says why there are fewer threads than were asked for, and whyUnsteered why
+	// packets do not come to the thread of their queue pair.
+	whyFewer     string
+	whyUnsteered atomic.Pointer[string]
+	class        atomic.Uint32 // traffic class of paths that have none of their own
+	noGSO        atomic.Bool
+	noGRO        atomic.Bool
+	whyOff       [offloads]atomic.Pointer[string] // why they are off, or not tried
 
 	noHold     atomic.Bool
 	noSpin     atomic.Bool
 	noConnect  atomic.Bool
-	cutting    sync.WaitGroup // those who open connected sockets
+	connecting sync.WaitGroup // those who open connected sockets
 	maxHolding int            // fewer threads of the process than this may hold a P
 	tap        events.Tap
 	filter     atomic.Pointer[datagramFilter]
@@ -81,7 +82,8 @@ type Device struct {
 	dropHook atomic.Pointer[func(udp []byte) bool]
 
 	receivers []*receiver
-	senders   []*sender // all, each at its index
+	ports     [2]portSet // by familyIndex: source ports that are ours
+	senders   []*sender  // all, each at its index
 	senders4  []*sender
 	senders6  []*sender
 	sender6UD *sender // its packets may be fragmented
@@ -91,14 +93,9 @@ type Device struct {
 	closing atomic.Bool
 	handover
 
-	attended atomic.Bool // a receiver looks after a descriptor of the user's
-	stepping atomic.Bool // it is calling the user's step
-	deferred atomic.Bool // completions may wait for the step to end
-
 	wg sync.WaitGroup
 
 	mu      sync.Mutex
-	cqs     map[*cq]struct{}
 	retired [3]engine.Counters // of destroyed queue pairs, by transportIndex
 	events  *events.Queue
 
@@ -119,13 +116,15 @@ func Open(opts Options) (*Device, error) {
 		opts.random(b[:])
 		opts.GUID = ib.GUID(binary.BigEndian.Uint64(b[:])&^(1<<56) | 1<<57) // locally administered, unicast
 	}
-	d := &Device{opts: opts, pkeys: opts.pkeys(), cqs: make(map[*cq]struct{}), room: -1}
+	d := &Device{opts: opts, pkeys: opts.pkeys()}
 	d.events = events.NewQueue(&d.count.eventsDropped)
 	d.log = opts.log().With("underlay", opts.Underlay)
 	d.mem.Init(d.opts.random)
 	d.groups.dev, d.routes.dev = d, d
 	d.gsi = newGSI(d)
-	d.timers.wake, d.timers.stop = make(chan struct{}, 1), make(chan struct{})
+	for i := range opts.threads() {
+		d.threads = append(d.threads, newThread(d, i))
+	}
 	d.notes.wake = make(chan struct{}, 1)
 	d.tryOffloads()
 	if err := d.open(); err != nil {
@@ -164,8 +163,10 @@ func (d *Device) open() error {
 	if p.MTU == 0 {
 		return fmt.Errorf("underlay %s: MTU %d is too small for any path MTU", d.opts.Underlay, p.UnderMTU)
 	}
-	if d.room, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
-		return fmt.Errorf("create epoll: %w", err)
+	for _, th := range d.threads {
+		if err := th.open(); err != nil {
+			return err
+		}
 	}
 	defer d.dropSockets()
 	if err := d.openSockets(p); err != nil {
@@ -185,13 +186,15 @@ func (d *Device) open() error {
 
 // start runs the goroutines; Close waits for them.
 func (d *Device) start() {
-	if r := d.attendant(); r != nil {
-		r.room = d.room
+	for _, th := range d.threads {
+		if r := th.eventLoop(); r != nil {
+			r.writable = th.writable
+		}
+		d.wg.Go(th.timers.run)
 	}
 	if !d.adopted {
 		d.Begin()
 	}
-	d.wg.Go(d.timers.run)
 	d.wg.Go(d.notifier)
 	d.wg.Go(d.monitor.run)
 	d.wg.Go(d.monitor.watchRoutes)
@@ -205,20 +208,18 @@ func (d *Device) Close() error {
 	for _, q := range d.qps.all() {
 		_ = q.Destroy()
 	}
-	d.mu.Lock()
-	var cqs []*cq
-	for c := range d.cqs {
-		cqs = append(cqs, c)
-	}
-	d.mu.Unlock()
-	for _, c := range cqs {
-		_ = c.Destroy()
+	for _, th := range d.threads {
+		for _, c := range th.queues() {
+			_ = c.Destroy()
+		}
 	}
 	for _, r := range d.receivers {
 		r.wake()
 	}
-	close(d.timers.stop)
-	d.poke()
+	for _, th := range d.threads {
+		close(th.timers.stop)
+	}
+	d.wakeUp()
 	d.release()
 	return nil
 }
@@ -232,16 +233,18 @@ func (d *Device) release() {
 	d.wg.Wait()
 	for _, s := range d.senders {
 		s.mu.Lock()
-		s.uncut()
-		unix.Close(s.fd)
+		s.disconnect()
+		if s.fd >= 0 {
+			unix.Close(s.fd)
+		}
 		s.fd = -1
 		s.backlog = backlog{}
 		s.closeGuard()
 		s.mu.Unlock()
 	}
-	d.cutting.Wait()
-	if d.room >= 0 {
-		unix.Close(d.room)
+	d.connecting.Wait()
+	for _, th := range d.threads {
+		th.close()
 	}
 	if d.monitor != nil {
 		d.monitor.close()
@@ -295,20 +298,7 @@ func (d *Device) Deregister(r *verbs.Region) error {
 
 // CreateCQ implements [verbs.Provider].
 func (d *Device) CreateCQ(depth int) (verbs.CQ, error) {
-	if d.closing.Load() {
-		return nil, verbs.ErrClosed
-	}
-	c := newCQ(d, min(max(1, depth), maxDepth*4))
-	d.mu.Lock()
-	d.cqs[c] = struct{}{}
-	d.mu.Unlock()
-	return c, nil
-}
-
-func (d *Device) forgetCQ(c *cq) {
-	d.mu.Lock()
-	delete(d.cqs, c)
-	d.mu.Unlock()
+	return d.threads[0].createCQ(depth)
 }
 
 // CreateSRQ implements [verbs.Provider].
@@ -334,7 +324,7 @@ func (d *Device) CreateQP(init verbs.QPInit) (verbs.QP, error) {
 	case init.SendDepth > maxDepth || init.RecvDepth > maxDepth || init.MaxSendSGE > engine.MaxSGE || init.MaxRecvSGE > engine.MaxSGE:
 		return nil, fmt.Errorf("%w: queue pair larger than the capabilities", verbs.ErrInvalid)
 	}
-	q := &qp{dev: d, transport: init.Transport, sendCQ: send, recvCQ: recv}
+	q := &qp{dev: d, th: recv.th, transport: init.Transport, sendCQ: send, recvCQ: recv}
 	cfg := engine.Config{
 		Transport: init.Transport, SendDepth: init.SendDepth, RecvDepth: init.RecvDepth,
 		MaxSendSGE: init.MaxSendSGE, MaxRecvSGE: init.MaxRecvSGE,
@@ -350,7 +340,7 @@ func (d *Device) CreateQP(init verbs.QPInit) (verbs.QP, error) {
 	if init.Transport == ib.UD {
 		q.udPkts = make([]engine.Packet, udOutput)
 	}
-	err := d.qps.insert(q, init.QPN, d.opts.random, func(n ib.QPN) {
+	err := d.qps.insert(q, init.QPN, d.steer(q), d.opts.random, func(n ib.QPN) {
 		cfg.QPN = n
 		q.eng = engine.New(cfg)
 	})
@@ -397,10 +387,10 @@ func (d *Device) notify(c *cq) {
 	d.notes.mu.Lock()
 	d.notes.list = append(d.notes.list, c)
 	d.notes.mu.Unlock()
-	d.poke()
+	d.wakeUp()
 }
 
-func (d *Device) poke() {
+func (d *Device) wakeUp() {
 	select {
 	case d.notes.wake <- struct{}{}:
 	default:

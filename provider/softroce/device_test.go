@@ -23,7 +23,13 @@ type end struct {
 
 func newEnd(t testing.TB, d *Device, tr ib.Transport, depth, size int) *end {
 	t.Helper()
-	c, err := d.CreateCQ(4 * depth)
+	return newEndOn(t, d, 0, tr, depth, size)
+}
+
+// newEndOn makes an end of a data thread.
+func newEndOn(t testing.TB, d *Device, thread int, tr ib.Transport, depth, size int) *end {
+	t.Helper()
+	c, err := d.Thread(thread).CreateCQ(4 * depth)
 	must(t, err)
 	q, err := d.CreateQP(verbs.QPInit{Transport: tr, SendCQ: c, RecvCQ: c, SendDepth: depth, RecvDepth: depth, MaxSendSGE: 2, MaxRecvSGE: 2})
 	must(t, err)

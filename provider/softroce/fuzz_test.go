@@ -18,7 +18,7 @@ import (
 // kernels pass on, is dropped.
 func TestMappedSource(t *testing.T) {
 	_, d := pair(t, families[1], nil)
-	r := &receiver{dev: d, v6: true}
+	r := &receiver{dev: d, th: d.threads[0], v6: true}
 	r.init()
 	dst, src := gid(families[1].b), gid("::ffff:10.0.0.1")
 	copy((*[unix.SizeofSockaddrInet6]byte)(unsafe.Pointer(&r.names[0]))[8:24], src[:])
@@ -57,7 +57,7 @@ func FuzzReceive(f *testing.F) {
 	connect(u, v)
 	d := newEnd(f, db, ib.UD, 8, 5000).datagram()
 	ends := []*end{b, u, d}
-	r := &receiver{dev: db, src: gid("127.0.0.1"), dst: gid("127.0.0.2")}
+	r := &receiver{dev: db, th: db.threads[0], src: gid("127.0.0.1"), dst: gid("127.0.0.2")}
 	from, to := netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2")
 	r.flow, r.head = roce.NewFlow(from, to), roce.IPHeader{Src: from, Dst: to}
 	r.from.Src, r.from.Dst = r.src, r.dst

@@ -29,7 +29,7 @@ func (d *Device) Begin() {
 			d.reading.Add(1)
 			d.wg.Go(func() {
 				defer d.reading.Done()
-				r.run()
+				r.th.run(r)
 			})
 		}
 	})
@@ -45,6 +45,9 @@ func (d *Device) Freeze() (fds []int, err error) {
 	}
 	d.reading.Wait()
 	for _, r := range d.receivers {
+		if r.th.index > 0 { // what comes is for connections, which end
+			continue
+		}
 		fd, e := unix.FcntlInt(uintptr(r.fd), unix.F_DUPFD_CLOEXEC, 0)
 		if e != nil {
 			err = errors.Join(err, fmt.Errorf("duplicate a socket: %w", e))
@@ -86,7 +89,7 @@ func (d *Device) dropSockets() {
 	}
 }
 
-// suits reports why fd is not what r would open.
+// suits returns an error if the inherited socket fd differs from the one that r would open.
 func (r *receiver) suits(fd int) error {
 	opts := &r.dev.opts
 	for _, o := range []struct {

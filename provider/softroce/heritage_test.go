@@ -41,11 +41,15 @@ func (e *end) send(y *end, size int) {
 // the QPN of the one before, and groups stay joined.
 func TestHandOver(t *testing.T) {
 	for _, f := range []struct {
-		name string
-		v4   bool
-	}{{"IPv4", true}, {"IPv6", false}} {
+		name     string
+		v4       bool
+		from, to int // threads
+	}{
+		{"IPv4", true, 1, 1}, {"IPv6", false, 1, 1}, {"more threads, IPv4", true, 1, 3}, {"more threads, IPv6", false, 2, 4},
+		{"fewer threads", false, 4, 1},
+	} {
 		t.Run(f.name, func(t *testing.T) {
-			a, b := vethPair(t, 9000, f.v4, nil)
+			a, b := vethPair(t, 9000, f.v4, func(o *Options) { o.Threads = f.from })
 			x, y := newEnd(t, a, ib.UD, 16, 4096).datagram(), newEnd(t, b, ib.UD, 16, 4096).datagram()
 			group := gid("ff12:401b:ffff::1")
 			if f.v4 {
@@ -64,12 +68,15 @@ func TestHandOver(t *testing.T) {
 			y.send(x, 200)
 
 			o := a.opts
-			o.Sockets = fds
+			o.Sockets, o.Threads = fds, f.to
 			next := open(t, o)
 			for _, fd := range fds {
 				if fd >= 0 {
 					t.Errorf("socket %d was not taken into use", fd)
 				}
+			}
+			if got := next.Threads(); got != f.to {
+				t.Errorf("%d threads, want %d: %s", got, f.to, next.Steering().Why)
 			}
 			z := named(t, next, qpn)
 			must(t, z.qp.AttachMulticast(group)) // the socket is a member already
@@ -85,6 +92,19 @@ func TestHandOver(t *testing.T) {
 				if wc := z.next(); wc.Status != verbs.Success || wc.ByteLen != want+verbs.GRHLen {
 					t.Errorf("datagram %d: %v, %d octets; want %d", i, wc.Status, wc.ByteLen, want+verbs.GRHLen)
 				}
+			}
+			last := newEndOn(t, next, f.to-1, ib.RC, 16, 4096)
+			peer := newEnd(t, b, ib.RC, 16, 4096)
+			connect(last, peer)
+			_, err = last.qp.PostRecv([]verbs.RecvWR{{SG: last.sge(0, 4096)}})
+			must(t, err)
+			_, err = peer.qp.PostSend([]verbs.SendWR{{Flags: verbs.Signaled, SG: peer.sge(0, 4096)}})
+			must(t, err)
+			if wc := last.next(); wc.Status != verbs.Success {
+				t.Errorf("to the last thread: %v", wc.Status)
+			}
+			if n := counter(next, "rx_other_thread"); n != 0 {
+				t.Errorf("%d packets came to another thread than that of their queue pair", n)
 			}
 		})
 	}

@@ -25,13 +25,13 @@ var holding atomic.Int32
 //
 // A wait that Go's runtime knows of gives the P (the right to run Go code) back
 // after a while, and getting one again takes longer than the wake-up itself, for
-// the runtime's monitor is woken first. So the thread that attends a descriptor
+// the runtime's monitor is woken first. So the thread that polls a descriptor
 // holds its P for a time after each packet. It leaves at least one to the others.
 func (r *receiver) poll(fds []unix.PollFd, limit time.Duration) error {
 	hold, spins := r.mayHold(), limit <= 0
 	if hold {
 		if int(holding.Add(1)) < r.dev.maxHolding {
-			r.dev.count.rxHeld.Add(1)
+			r.th.count.rxHeld.Add(1)
 			if limit <= 0 || limit > holdMax {
 				limit = holdMax
 			}
@@ -44,7 +44,7 @@ func (r *receiver) poll(fds []unix.PollFd, limit time.Duration) error {
 		return nil
 	}
 	if r.keeps {
-		if next := r.dev.timers.rest(hold); next > 0 && (limit <= 0 || next < limit) {
+		if next := r.th.timers.rest(hold); next > 0 && (limit <= 0 || next < limit) {
 			limit = next
 		}
 	}
@@ -68,9 +68,9 @@ func (r *receiver) poll(fds []unix.PollFd, limit time.Duration) error {
 	return nil
 }
 
-// mayHold reports whether r attends something and was active of late.
+// mayHold reports whether r polls something and was active of late.
 func (r *receiver) mayHold() bool {
-	if r.dev.noHold.Load() || r.att.Load() == nil {
+	if r.dev.noHold.Load() || r.polled.Load() == nil {
 		return false
 	}
 	now := time.Now()

@@ -10,7 +10,7 @@ import (
 )
 
 // A wait that holds its P ends when a packet, the descriptor or the runtime calls,
-// and is not begun where nothing came for long, where nothing is attended, or where
+// and is not begun where nothing came for long, where no descriptor is polled, or where
 // no P would be left.
 func TestHoldP(t *testing.T) {
 	procs := runtime.GOMAXPROCS(0)
@@ -29,13 +29,13 @@ func TestHoldP(t *testing.T) {
 	}
 	send()
 	if n := counter(a, "rx_held_waits"); n != 0 {
-		t.Errorf("%d waits held the P though nothing is attended", n)
+		t.Errorf("%d waits held the P though no descriptor is polled", n)
 	}
 	c, d := newCounterFD(t), newCounterFD(t)
-	stop, err := a.Attend(c.fd, c.step)
+	stop, err := a.PollFD(c.fd, c.step)
 	must(t, err)
 	defer stop()
-	stopB, err := b.Attend(d.fd, d.step)
+	stopB, err := b.PollFD(d.fd, d.step)
 	must(t, err)
 	defer stopB()
 	until(t, "a wait that holds its P", func() bool { // the next packet may come too late for it

@@ -126,7 +126,7 @@ func (d *Device) refresh() {
 	}
 	d.port.Store(now)
 	if now.Active != old.Active || !slices.Equal(now.GIDs, old.GIDs) {
-		d.uncutAll()
+		d.disconnectAll()
 	}
 	if now.Active != old.Active {
 		if now.Active {

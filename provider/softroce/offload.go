@@ -80,7 +80,7 @@ func (d *Device) SetOffload(name string, on bool) {
 	if i == connected && !on {
 		for _, s := range d.senders {
 			s.mu.Lock()
-			s.uncut()
+			s.disconnect()
 			s.mu.Unlock()
 		}
 	}
@@ -119,10 +119,10 @@ func (d *Device) Offloads() []verbs.Offload {
 			out[i].Why = *why
 		}
 	}
-	out[gso].On, out[gso].Uses = !d.noGSO.Load(), d.count.txBatches.Load()
-	out[gro].On, out[gro].Uses = !d.noGRO.Load(), d.count.rxChains.Load()
-	out[hold].On, out[hold].Uses = !d.noHold.Load(), d.count.rxHeld.Load()
-	out[busyPoll].On, out[busyPoll].Uses = !d.noSpin.Load(), d.count.rxSpinHits.Load()
-	out[connected].On, out[connected].Uses = !d.noConnect.Load(), d.count.txConnected.Load()
+	out[gso].On, out[gso].Uses = !d.noGSO.Load(), d.sum(func(c *threadCounters) *atomic.Uint64 { return &c.txBatches })
+	out[gro].On, out[gro].Uses = !d.noGRO.Load(), d.sum(func(c *threadCounters) *atomic.Uint64 { return &c.rxChains })
+	out[hold].On, out[hold].Uses = !d.noHold.Load(), d.sum(func(c *threadCounters) *atomic.Uint64 { return &c.rxHeld })
+	out[busyPoll].On, out[busyPoll].Uses = !d.noSpin.Load(), d.sum(func(c *threadCounters) *atomic.Uint64 { return &c.rxSpinHits })
+	out[connected].On, out[connected].Uses = !d.noConnect.Load(), d.sum(func(c *threadCounters) *atomic.Uint64 { return &c.txConnected })
 	return out
 }

@@ -5,17 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
+	"ipoibcm/hostnet"
 	"ipoibcm/ib"
+	"ipoibcm/verbs"
 )
 
 // openSockets opens the receiving and sending sockets of the families that are
 // in use: of both without Options.GID, of that GID's with it.
 func (d *Device) openSockets(p *portState) error {
 	fixed := d.opts.GID
-	for _, v6 := range []bool{true, false} {
+	for _, v6 := range []bool{!d.firstGID.Is4(), d.firstGID.Is4()} { // first that of the data threads
 		if !fixed.IsZero() && fixed.Is4() == v6 {
 			continue
 		}
@@ -35,15 +39,21 @@ func (d *Device) openFamily(v6 bool, fixed ib.GID) error {
 	if !fixed.IsZero() {
 		// Others may be on the same device: take the packets to this GID on one
 		// socket, and groups, which nobody owns, on another.
-		if err := d.openReceiver(v6, fixed.Addr(), false, true); err != nil {
+		if err := d.openReceiver(d.threads[0], v6, fixed.Addr(), false, true); err != nil {
 			return err
 		}
+		d.openSiblings(v6)
 	}
-	if err := d.openReceiver(v6, netip.Addr{}, true, !fixed.IsZero()); err != nil {
+	if err := d.openReceiver(d.threads[0], v6, netip.Addr{}, true, !fixed.IsZero()); err != nil {
 		return err
 	}
-	for range senderCount() {
-		s, err := d.openSender(v6, false)
+	if fixed.IsZero() {
+		d.openSiblings(v6)
+	}
+	// The other family is there for peers that have it, of which a link has none as a rule.
+	now := v6 != d.firstGID.Is4()
+	for i := range max(senderCount(), len(d.threads)) {
+		s, err := d.newSender(d.threads[i%len(d.threads)], v6, false, now)
 		if err != nil {
 			return err
 		}
@@ -54,7 +64,7 @@ func (d *Device) openFamily(v6 bool, fixed ib.GID) error {
 		}
 	}
 	if v6 {
-		s, err := d.openSender(v6, true)
+		s, err := d.newSender(d.threads[0], v6, true, now)
 		if err != nil {
 			return err
 		}
@@ -73,9 +83,12 @@ func senderCount() int {
 	return int(max(1, min(sendersPerFamily, limit.Cur/8)))
 }
 
-func (d *Device) openReceiver(v6 bool, addr netip.Addr, mcast, share bool) error {
-	r := &receiver{dev: d, fd: -1, room: -1, v6: v6, mcast: mcast, addr: addr, share: share}
-	fd, ok := d.adopt(r)
+func (d *Device) openReceiver(th *thread, v6 bool, addr netip.Addr, mcast, share bool) error {
+	r := &receiver{dev: d, th: th, fd: -1, writable: -1, v6: v6, mcast: mcast, addr: addr, share: share}
+	fd, ok := -1, false
+	if th.index == 0 { // what waits at other sockets is for queue pairs that are gone
+		fd, ok = d.adopt(r)
+	}
 	if !ok {
 		var err error
 		if fd, err = r.socket(); err != nil {
@@ -107,6 +120,11 @@ func (r *receiver) socket() (fd int, err error) {
 		}
 	}()
 	port := d.opts.udpPort()
+	if r.th.index > 0 {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
+			return -1, fmt.Errorf("set SO_REUSEPORT: %w", err)
+		}
+	}
 	if err := unix.Bind(fd, sockaddr(r.v6, r.addr, port, int(d.ifindex.Load()))); err != nil {
 		if errors.Is(err, unix.EADDRINUSE) {
 			return -1, fmt.Errorf("UDP port %d on %s is taken, by another agent or by a kernel RDMA device (rdma_rxe): %w", port, d.opts.Underlay, err)
@@ -144,15 +162,70 @@ func (r *receiver) setGRO(fd int) {
 	}
 }
 
-func (d *Device) openSender(v6, fragment bool) (*sender, error) {
-	s := &sender{dev: d, v6: v6, gso: !fragment, guard: -1}
-	fd, err := s.socket()
-	if err != nil {
-		return nil, err
+// newSender makes a sender, which has its socket now or when something is to be sent.
+func (d *Device) newSender(th *thread, v6, fragment, now bool) (*sender, error) {
+	s := &sender{dev: d, th: th, v6: v6, gso: !fragment, fd: -1, guard: -1, index: int32(len(d.senders))}
+	if now {
+		if err := s.open(); err != nil {
+			return nil, err
+		}
 	}
-	s.fd, s.index = fd, int32(len(d.senders))
 	d.senders = append(d.senders, s)
 	return s, nil
+}
+
+// open opens the socket of s in the network namespace of the device, unless it has one.
+func (s *sender) open() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.fd >= 0:
+		return nil
+	case s.dev.closing.Load():
+		return verbs.ErrClosed
+	}
+	var fd int
+	err := hostnet.InNamespace(s.dev.monitor.ns, func() (err error) {
+		fd, err = s.socket()
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	s.dev.ports[familyIndex(s.v6)].add(s.port)
+	s.fd = fd
+	return nil
+}
+
+// A portSet is the source ports of a family, which only grows. Whoever receives reads it.
+type portSet struct {
+	list atomic.Pointer[[]uint16]
+}
+
+func (p *portSet) add(port uint16) {
+	for {
+		old := p.list.Load()
+		list := []uint16{port}
+		if old != nil {
+			list = append(list, *old...)
+		}
+		if p.list.CompareAndSwap(old, &list) {
+			return
+		}
+	}
+}
+
+func (p *portSet) has(port uint16) bool {
+	list := p.list.Load()
+	return list != nil && slices.Contains(*list, port)
+}
+
+// familyIndex is the place of a family in Device.ports.
+func familyIndex(v6 bool) int {
+	if v6 {
+		return 1
+	}
+	return 0
 }
 
 // socket opens the socket of s on a source port of 0xc000 to 0xffff, the one it
@@ -257,38 +330,53 @@ func (d *Device) reopen() error {
 		}
 	}
 	for _, r := range d.receivers {
+		if r.th.index > 0 { // the first of a port takes it for itself, so nobody may have it
+			if err := closeUnder(r.fd); err != nil {
+				return err
+			}
+		}
+	}
+	for _, r := range d.receivers {
+		if r.th.index == 1 {
+			if err := d.admit(r.v6); err != nil {
+				return err
+			}
+		}
 		err := replace(r.fd, r.socket)
 		r.wake() // it waits for the old one, which its poll holds
 		if err != nil {
 			return err
 		}
 	}
+	d.steerSockets()
 	for _, s := range d.senders {
-		s.mu.Lock()
-		s.uncut()
-		err := replace(s.fd, s.socket)
-		if s.backlog.full {
-			s.full(&s.backlog)
-		}
-		s.mu.Unlock()
-		if err != nil {
+		if err := s.reopen(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// reopen is Device.reopen of one sender.
+func (s *sender) reopen() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fd < 0 {
+		return nil // it has none yet
+	}
+	s.disconnect()
+	err := replace(s.fd, s.socket)
+	if s.backlog.full {
+		s.full(&s.backlog)
+	}
+	return err
+}
+
 // replace opens a socket under the number old. What was bound to it is let go
 // before: the new one needs its port.
 func replace(old int, open func() (int, error)) error {
-	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open /dev/null: %w", err)
-	}
-	err = unix.Dup3(null, old, unix.O_CLOEXEC)
-	unix.Close(null)
-	if err != nil {
-		return fmt.Errorf("close old socket: %w", err)
+	if err := closeUnder(old); err != nil {
+		return err
 	}
 	fd, err := open()
 	if err != nil {
@@ -298,16 +386,32 @@ func replace(old int, open func() (int, error)) error {
 	return unix.Dup3(fd, old, unix.O_CLOEXEC)
 }
 
-// pickSender returns the socket for a flow whose source port by the generic
-// rule would be port; nil if the family is not open.
-func (d *Device) pickSender(v6 bool, port uint16) *sender {
-	switch {
-	case v6 && len(d.senders6) > 0:
-		return d.senders6[int(port)%len(d.senders6)]
-	case !v6 && len(d.senders4) > 0:
-		return d.senders4[int(port)%len(d.senders4)]
+// closeUnder closes the socket that has the number old, and keeps the number.
+func closeUnder(old int) error {
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open /dev/null: %w", err)
+	}
+	err = unix.Dup3(null, old, unix.O_CLOEXEC)
+	unix.Close(null)
+	if err != nil {
+		return fmt.Errorf("close old socket: %w", err)
 	}
 	return nil
+}
+
+// pickSender returns the socket of th for a flow whose source port by the generic
+// rule would be port; nil if the family is not open.
+func (th *thread) pickSender(v6 bool, port uint16) *sender {
+	all, n := th.dev.senders4, len(th.dev.threads)
+	if v6 {
+		all = th.dev.senders6
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	own := (len(all)-1-th.index)/n + 1 // every n-th is its own
+	return all[int(port)%own*n+th.index]
 }
 
 // groupReceiver returns the receiver that joins groups of a family.

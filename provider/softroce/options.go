@@ -65,7 +65,7 @@ type Options struct {
 	// both on the loopback device, and they are used unless that fails, until the
 	// kernel refuses; both are counted, and Offloads tells.
 	NoGSO, NoGRO bool
-	// HoldP lets the thread that attends a descriptor (see [Device.Attend]) hold
+	// HoldP lets the thread that polls a descriptor (see [Device.PollFD]) hold
 	// its P while it waits, for 1.5 s after each packet: it wakes sooner, and Go's
 	// scheduler has one P less for the rest. It needs a GOMAXPROCS of 2 and is best
 	// with one more than there are processors.
@@ -84,6 +84,10 @@ type Options struct {
 	// testReopen lets tests have sockets not opened again.
 	testReopen func() error
 
+	// Threads is how many data threads there are ([verbs.Threader]). Zero means one; there
+	// are MaxThreads at most.
+	Threads int
+
 	// NoLimits takes every MAD in. It is for a process that plays many hosts: what
 	// comes for all of them together would look like a flood.
 	NoLimits bool
@@ -94,6 +98,9 @@ type Options struct {
 	// Log gets state changes; nil discards them.
 	Log *slog.Logger
 }
+
+// MaxThreads bounds Options.Threads.
+const MaxThreads = 64
 
 // maxWindow bounds the octets of an RC queue pair that are sent and not acknowledged.
 const maxWindow = 8 << 20
@@ -111,6 +118,8 @@ func (o *Options) windowOctets() int {
 func (o *Options) recvBuffer() int            { return cmp.Or(o.RecvBuffer, 16<<20) }
 func (o *Options) sendBuffer() int            { return cmp.Or(o.SendBuffer, 4<<20) }
 func (o *Options) addressWait() time.Duration { return max(0, cmp.Or(o.AddressWait, 5*time.Second)) }
+
+func (o *Options) threads() int { return min(max(1, o.Threads), MaxThreads) }
 
 func (o *Options) pkeys() []ib.PKey {
 	if len(o.PKeys) == 0 {

@@ -41,15 +41,15 @@ func TestOwnGIDIsNotBelievedOfOthers(t *testing.T) {
 	must(t, unix.Sendto(fd, pkt[at:], 0, sockaddr(false, own, a.opts.udpPort(), 0)))
 	for end := time.Now().Add(10 * time.Second); a.count.rxNotOurs.Load() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("the packet was not refused; %d packets were taken", a.count.rxPackets.Load())
+			t.Fatalf("the packet was not refused; %d packets were taken", a.threads[0].count.rxPackets.Load())
 		}
 	}
-	if n := a.count.rxPackets.Load(); n != 0 {
+	if n := a.threads[0].count.rxPackets.Load(); n != 0 {
 		t.Errorf("%d packets were taken, want 0", n)
 	}
 	s := a.senders4[0]
 	must(t, unix.Sendto(s.fd, pkt[at:], 0, sockaddr(false, own, a.opts.udpPort(), 0)))
-	for end := time.Now().Add(10 * time.Second); a.count.rxPackets.Load() == 0; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); a.threads[0].count.rxPackets.Load() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("a packet of our own was not taken")
 		}
@@ -85,12 +85,65 @@ func TestSourcePortsAreOurs(t *testing.T) {
 				t.Errorf("bind port %d of ours and %v beside a connected socket: got %v, want EADDRINUSE", senders[0].port, from, err)
 			}
 		}
-		senders[0].cut = &shortcut{fd: fd, path: p}
+		senders[0].conn = &connectedSocket{fd: fd, path: p}
 		again, err := senders[0].connect(p, p.class())
 		if err != nil {
 			t.Errorf("a further socket of our own: %v", err)
 			continue
 		}
 		unix.Close(again)
+	}
+}
+
+// Nobody pays for a family that no peer has: its source ports have sockets once something is to
+// be sent by them, and are ours from then on.
+func TestSourcePortsOfTheOtherFamily(t *testing.T) {
+	own(t)
+	d := open(t, Options{Underlay: "lo"})
+	opened := func(all []*sender) (n int) {
+		for _, s := range all {
+			s.mu.Lock()
+			if s.fd >= 0 {
+				n++
+			}
+			s.mu.Unlock()
+		}
+		return n
+	}
+	first, other, to, mine := d.senders6, d.senders4, gid("127.0.0.2"), gid("127.0.0.1")
+	if d.firstGID.Is4() { // a kernel without IPv6
+		t.Skip("the loopback device has no IPv6")
+	}
+	if got := opened(first); got != len(first) {
+		t.Errorf("%d of %d source ports of the GID's family have sockets, want all", got, len(first))
+	}
+	if got := opened(other); got != 0 {
+		t.Errorf("%d source ports of the other family have sockets, want none", got)
+	}
+	p, err := d.newPath(verbs.AHAttr{DGID: to}, false, 17, 18)
+	must(t, err)
+	if got := opened(other); got != 1 {
+		t.Errorf("%d source ports of the other family have sockets after one path was made, want 1", got)
+	}
+	if d.forgesUs(mine, p.sender.port) {
+		t.Errorf("port %d is taken for somebody else's", p.sender.port)
+	}
+	if !d.forgesUs(mine, p.sender.port^1) {
+		t.Errorf("port %d is taken for ours", p.sender.port^1)
+	}
+	if _, err := localUser(t, netip.IPv4Unspecified(), p.sender.port); !errors.Is(err, unix.EADDRINUSE) {
+		t.Errorf("bind port %d of ours: got %v, want EADDRINUSE", p.sender.port, err)
+	}
+	again, err := d.newPath(verbs.AHAttr{DGID: to}, false, 17, 18)
+	must(t, err)
+	if again.sender.fd != p.sender.fd {
+		t.Errorf("the same flow once more has socket %d, want %d", again.sender.fd, p.sender.fd)
+	}
+	must(t, d.Close())
+	if got := opened(other) + opened(first); got != 0 {
+		t.Errorf("%d sockets after Close, want none", got)
+	}
+	if err := other[0].open(); !errors.Is(err, verbs.ErrClosed) {
+		t.Errorf("a socket after Close: %v, want ErrClosed", err)
 	}
 }

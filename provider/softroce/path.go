@@ -66,6 +66,11 @@ type path struct {
 // newPath checks attr, fills in what it leaves open, and returns the path that
 // packets between the two QPNs take; the QPNs matter for the source port only.
 func (d *Device) newPath(attr verbs.AHAttr, ud bool, src, dst ib.QPN) (*path, error) {
+	return d.threads[0].newPath(attr, ud, src, dst)
+}
+
+func (th *thread) newPath(attr verbs.AHAttr, ud bool, src, dst ib.QPN) (*path, error) {
+	d := th.dev
 	if attr.DGID.IsZero() {
 		return nil, fmt.Errorf("%w: no destination GID", verbs.ErrInvalid)
 	}
@@ -83,12 +88,18 @@ func (d *Device) newPath(attr verbs.AHAttr, ud bool, src, dst ib.QPN) (*path, er
 		attr.HopLimit = defaultHopLimit
 	}
 	attr.TrafficClass = cmp.Or(attr.TrafficClass, uint8(d.class.Load()))
-	s := d.pickSender(!attr.DGID.Is4(), roce.SourcePort(attr.FlowLabel, src, dst))
+	s := th.pickSender(!attr.DGID.Is4(), roce.SourcePort(attr.FlowLabel, src, dst))
 	if s == nil {
 		return nil, fmt.Errorf("%w: no socket for %v", verbs.ErrInvalid, attr.DGID)
 	}
+	if err := s.open(); err != nil {
+		return nil, fmt.Errorf("no socket for %v: %w", attr.DGID, err)
+	}
 	p := d.pathOver(s, attr)
 	if ud && p.v6 {
+		if err := d.sender6UD.open(); err != nil {
+			return nil, fmt.Errorf("no socket for %v: %w", attr.DGID, err)
+		}
 		p.whole = d.pathOver(d.sender6UD, attr)
 	}
 	return p, nil
@@ -172,8 +183,8 @@ func (p *path) setCapable(on bool) {
 	}
 	p.head.TrafficClass = p.class()
 	p.bind()
-	if s := p.sender; s.cut != nil && s.cut.path == p {
-		s.uncut() // it has the other class
+	if s := p.sender; s.conn != nil && s.conn.path == p {
+		s.disconnect() // it has the other class
 	}
 }
 
@@ -246,8 +257,8 @@ func (p *path) sendUD(pkts []engine.Packet) {
 	if p.whole != nil {
 		most = p.most()
 	}
-	sc := p.sender.dev.scratch.get()
-	defer p.sender.dev.scratch.put(sc)
+	sc := p.sender.th.scratch.get()
+	defer p.sender.th.scratch.put(sc)
 	for len(pkts) > 0 {
 		n := 0
 		for n < len(pkts) && pkts[n].Len() <= most {

@@ -22,6 +22,7 @@ const (
 // take.
 type qp struct {
 	dev            *Device
+	th             *thread
 	qpn            ib.QPN
 	transport      ib.Transport
 	sendCQ, recvCQ *cq
@@ -76,7 +77,7 @@ func (q *qp) Modify(attr verbs.QPAttr) error {
 	q.mu.Lock()
 	err := q.modify(attr)
 	q.mu.Unlock()
-	q.kick()
+	q.notify()
 	return err
 }
 
@@ -88,7 +89,7 @@ func (q *qp) modify(attr verbs.QPAttr) error {
 	case attr.State == verbs.StateInit && !q.dev.matchPKey(attr.PKey):
 		return fmt.Errorf("%w: P_Key %v is not in the table", verbs.ErrInvalid, attr.PKey)
 	case attr.State == verbs.StateRTR && q.transport != ib.UD:
-		p, err := q.dev.newPath(attr.Path, false, q.qpn, attr.DestQPN)
+		p, err := q.th.newPath(attr.Path, false, q.qpn, attr.DestQPN)
 		if err != nil {
 			return err
 		}
@@ -118,7 +119,7 @@ func (q *qp) PostSend(wrs []verbs.SendWR) (int, error) {
 	n, err := q.eng.PostSend(wrs, now)
 	q.flush(now)
 	q.mu.Unlock()
-	q.kick()
+	q.notify()
 	return n, err
 }
 
@@ -131,7 +132,7 @@ func (q *qp) PostRecv(wrs []verbs.RecvWR) (int, error) {
 	}
 	n, err := q.eng.PostRecv(wrs)
 	q.mu.Unlock()
-	q.kick() // in ERR they are flushed
+	q.notify() // in ERR they are flushed
 	return n, err
 }
 
@@ -179,13 +180,13 @@ func (q *qp) flush(now time.Time) {
 	case q.path != nil:
 		q.flushPath(now)
 	}
-	q.dev.timers.arm(q)
+	q.th.timers.arm(q)
 }
 
 // flushPath sends until the machine has nothing more, or the socket has no room:
 // then q waits for that, and the machine keeps the rest.
 func (q *qp) flushPath(now time.Time) {
-	s, sc := q.path.sender, q.dev.scratch.get()
+	s, sc := q.path.sender, q.th.scratch.get()
 	s.mu.Lock()
 	q.path.setCapable(q.eng.SendsECT())
 	for {
@@ -200,7 +201,7 @@ func (q *qp) flushPath(now time.Time) {
 		s.send(sc, q.path, sc.pkts[:n])
 	}
 	s.mu.Unlock()
-	q.dev.scratch.put(sc)
+	q.th.scratch.put(sc)
 }
 
 // flushUD sends runs of packets that go to the same address.
@@ -235,21 +236,21 @@ func (q *qp) expire(at, now time.Time) {
 	}
 	q.timerAt = time.Time{}
 	if d := q.eng.Deadline(); q.waits && !d.IsZero() {
-		q.dev.timers.add(q, now.Add(waitsLook)) // what cannot leave cannot be answered
+		q.th.timers.add(q, now.Add(waitsLook)) // what cannot leave cannot be answered
 	} else if !d.IsZero() && !now.Before(d) {
 		q.eng.Wake(now)
 		q.flush(now)
 	} else {
-		q.dev.timers.arm(q)
+		q.th.timers.arm(q)
 	}
 	q.mu.Unlock()
-	q.kick()
+	q.notify()
 }
 
-// kick tells the users of the completion queues. No lock is held.
-func (q *qp) kick() {
-	q.sendCQ.kick(false)
+// notify tells the users of the completion queues. No lock is held.
+func (q *qp) notify() {
+	q.sendCQ.notify(false)
 	if q.recvCQ != q.sendCQ {
-		q.recvCQ.kick(false)
+		q.recvCQ.notify(false)
 	}
 }

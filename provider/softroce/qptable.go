@@ -44,9 +44,9 @@ func (t *qpTable) lookup(n ib.QPN) *qp {
 	return nil
 }
 
-// insert gives q an unpredictable QPN, or want if that is not zero, and makes it known;
+// insert gives q an unpredictable QPN of class c, or want if that is not zero, and makes it known;
 // build is called with it before anybody can find q.
-func (t *qpTable) insert(q *qp, want ib.QPN, random func([]byte), build func(ib.QPN)) error {
+func (t *qpTable) insert(q *qp, want ib.QPN, c qpnClass, random func([]byte), build func(ib.QPN)) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.n >= maxQPs {
@@ -55,7 +55,7 @@ func (t *qpTable) insert(q *qp, want ib.QPN, random func([]byte), build func(ib.
 	for want == 0 {
 		var r [4]byte
 		random(r[:])
-		n := ib.QPN(binary.LittleEndian.Uint32(r[:])) & ib.QPNMask
+		n := c.of(ib.QPN(binary.LittleEndian.Uint32(r[:])) & ib.QPNMask)
 		if _, tired := t.resting[n]; n <= ib.QPNGSI || n == ib.QPNMulticast || tired || t.lookup(n) != nil {
 			continue
 		}

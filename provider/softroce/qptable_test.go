@@ -17,7 +17,7 @@ func TestQPNsRest(t *testing.T) {
 	}
 	make := func() *qp {
 		q := &qp{}
-		must(t, table.insert(q, 0, random, func(ib.QPN) {}))
+		must(t, table.insert(q, 0, qpnClass{}, random, func(ib.QPN) {}))
 		return q
 	}
 	first := make()

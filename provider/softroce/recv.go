@@ -39,6 +39,7 @@ type mmsghdr struct {
 // A receiver is one receiving socket and the goroutine that reads it.
 type receiver struct {
 	dev   *Device
+	th    *thread // whose queue pairs its packets are for, if they come as they should
 	fd    int
 	v6    bool
 	addr  netip.Addr // bound to; the zero Addr is the wildcard
@@ -57,15 +58,15 @@ type receiver struct {
 	flow     roce.Flow
 	head     roce.IPHeader
 
-	wakeFD int           // eventfd
-	turns  atomic.Uint64 // of run, for Alive
-	room   int           // Device.room, for the one that looks after it; else -1
+	wakeFD   int           // eventfd
+	turns    atomic.Uint64 // of run, for Alive
+	writable int           // that of the thread, for the one that looks after it; else -1
 
-	att   atomic.Pointer[attention]
-	kicks []*cq // attend's own
+	polled atomic.Pointer[polledFD]
+	due    []*cq // of stepUser
 	spinner
-	attMu sync.Mutex
-	ended bool // under attMu
+	polledMu sync.Mutex
+	ended    bool // under polledMu
 
 	keeps    bool      // the timers, while it is awake
 	readable bool      // as far as we know
@@ -112,26 +113,26 @@ func (r *receiver) run() {
 	r.init()
 	r.readable = true
 	defer r.end()
-	defer r.dev.timers.rest(false)
+	defer r.th.timers.rest(false)
 	for !r.dev.closing.Load() && !r.dev.frozen.Load() {
 		r.turns.Add(1)
-		switch attends := r.att.Load() != nil; {
-		case attends:
-			r.dev.timers.keep()
+		switch polls := r.polled.Load() != nil; {
+		case polls:
+			r.th.timers.keep()
 			r.keeps = true
 		case r.keeps: // it has let go
-			r.dev.timers.rest(false)
+			r.th.timers.rest(false)
 			r.keeps = false
 		}
 		n, errno := 0, unix.EAGAIN
-		tx := r.dev.count.txPackets.Load() // all of the device's, which is near enough
+		tx := r.th.count.txPackets.Load() // all of the thread's, which is near enough
 		if r.readable {
 			n, errno = r.read()
 		}
 		r.readable = true
 		switch errno {
 		case 0:
-			r.dev.count.rxCalls.Add(1)
+			r.th.count.rxCalls.Add(1)
 			r.active = true
 			r.take(n, time.Now())
 		case unix.EAGAIN, unix.EINTR:
@@ -139,14 +140,14 @@ func (r *receiver) run() {
 			r.dev.count.rxErrors.Add(1)
 			time.Sleep(10 * time.Millisecond) // ENETDOWN and the like
 		}
-		more, wait := r.attend()
+		more, wait := r.stepUser()
 		r.settle()
 		if r.keeps {
-			r.dev.timers.service(time.Now())
+			r.th.timers.service(time.Now())
 		}
 		// After a single datagram there is hardly another: poll tells.
 		if !more && (errno == unix.EAGAIN || n == 1) {
-			r.spinner.turn(errno == 0, r.dev.count.txPackets.Load() != tx)
+			r.spinner.turn(errno == 0, r.th.count.txPackets.Load() != tx)
 			r.sleep(wait)
 		}
 	}
@@ -192,7 +193,7 @@ func (r *receiver) take(n int, now time.Time) {
 // tell runs the handlers of the completion queues to which something was added.
 func (r *receiver) tell() {
 	for i, c := range r.touched {
-		c.kick(true)
+		c.notify(true)
 		r.touched[i] = nil
 	}
 	r.touched = r.touched[:0]
@@ -240,7 +241,7 @@ func (r *receiver) datagram(i int, b []byte, now time.Time) {
 	size := len(b)
 	if md.segment > 0 && md.segment < size {
 		size = md.segment
-		c.rxChains.Add(1)
+		r.th.count.rxChains.Add(1)
 	}
 	for id := uint16(0); ; id++ {
 		n := min(size, len(b))
@@ -255,7 +256,7 @@ func (r *receiver) datagram(i int, b []byte, now time.Time) {
 // the sender is one of ours and the chain is one of its calls.
 func (r *receiver) packet(b []byte, id, port uint16, now time.Time) {
 	c := &r.dev.count
-	c.rxPackets.Add(1)
+	r.th.count.rxPackets.Add(1)
 	if drop := r.dev.dropHook.Load(); drop != nil && (*drop)(b) {
 		return
 	}
@@ -296,6 +297,9 @@ func (r *receiver) packet(b []byte, id, port uint16, now time.Time) {
 		if q == nil {
 			c.rxUnknownQPN.Add(1)
 			return
+		}
+		if q.th != r.th {
+			r.th.count.rxElsewhere.Add(1)
 		}
 		r.deliver(q, len(b), now)
 	}

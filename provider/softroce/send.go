@@ -23,6 +23,7 @@ const (
 // connected (connected.go), and what they had no room for (backlog.go).
 type sender struct {
 	dev   *Device
+	th    *thread // whose queue pairs send by it
 	fd    int
 	index int32 // in Device.senders
 	v6    bool
@@ -33,7 +34,7 @@ type sender struct {
 	fragMTU int // the MTU that the kernel fragments for; 0: that of the link
 
 	mu sync.Mutex
-	cutter
+	connector
 	backlog backlog // of fd
 	// fail lets tests refuse a call of n packets.
 	fail func(p *path, n int) unix.Errno
@@ -190,7 +191,7 @@ func (s *sender) sendBatch(sc *scratch, p *path, pkts []engine.Packet) unix.Errn
 
 // sent counts a call that passed.
 func (s *sender) sent(p *path, n int) {
-	c := &s.dev.count
+	c := &s.th.count
 	c.txCalls.Add(1)
 	c.txPackets.Add(uint64(n))
 	if n > 1 {
@@ -258,7 +259,7 @@ func (s *sender) call(msg *unix.Msghdr, iov *unix.Iovec, niov int, p *path, n, s
 		native.PutUint16(p.ctl[p.segAt:], uint16(size))
 	}
 	raceSent()
-	if fd := s.shortcut(p); fd >= 0 {
+	if fd := s.connectedFD(p); fd >= 0 {
 		msg.Name, msg.Namelen, msg.Control = nil, 0, nil
 		msg.SetControllen(0)
 		if n > 1 {
@@ -267,14 +268,14 @@ func (s *sender) call(msg *unix.Msghdr, iov *unix.Iovec, niov int, p *path, n, s
 		}
 		switch errno := push(fd, msg); errno {
 		case 0:
-			s.dev.count.txConnected.Add(1)
+			s.th.count.txConnected.Add(1)
 			return 0
 		case unix.EMSGSIZE, unix.EAGAIN, unix.ENOBUFS:
 			return errno
 		}
 		// An ICMP message about an earlier packet, or the address is gone.
 		s.dev.count.connectLost.Add(1)
-		s.uncut()
+		s.disconnect()
 		if s.backlog.full {
 			return unix.EAGAIN
 		}

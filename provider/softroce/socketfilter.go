@@ -172,7 +172,7 @@ func (d *Device) FilterFlood(known []verbs.DatagramSource) {
 			panic("softroce: " + err.Error()) // of our own making
 		}
 		for _, r := range d.receivers {
-			if r.v6 == v6 {
+			if r.v6 == v6 && r.th.index == 0 { // datagrams come to it
 				r.attach(raw)
 			}
 		}

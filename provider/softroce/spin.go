@@ -78,7 +78,7 @@ func (s *spinner) hit() { s.pause -= s.pause / 8 }
 // whether there is something. Between two looks whoever else wants the processor
 // has it.
 func (r *receiver) spin(fds []unix.PollFd) bool {
-	s, c := &r.spinner, &r.dev.count
+	s, c := &r.spinner, &r.th.count
 	start := time.Now()
 	bound := s.bound(start)
 	if bound == 0 {

@@ -57,12 +57,12 @@ func (t *timers) add(q *qp, d time.Time) {
 	}
 	t.mu.Unlock()
 	if first {
-		t.poke()
+		t.wakeUp()
 	}
 }
 
-// poke has run look at the heap again.
-func (t *timers) poke() {
+// wakeUp has run look at the heap again.
+func (t *timers) wakeUp() {
 	select {
 	case t.wake <- struct{}{}:
 	default:
@@ -88,7 +88,7 @@ func (t *timers) rest(wakes bool) (limit time.Duration) {
 	if !wakes {
 		if t.missed {
 			t.missed = false
-			t.poke()
+			t.wakeUp()
 		}
 		return 0
 	}

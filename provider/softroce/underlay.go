@@ -42,19 +42,7 @@ func (d *Device) forgesUs(src ib.GID, port uint16) bool {
 	if fixed := d.opts.GID; !fixed.IsZero() && src != fixed || fixed.IsZero() && !d.port.Load().has(src) {
 		return false
 	}
-	senders := d.senders4
-	if !src.Is4() {
-		if d.sender6UD != nil && d.sender6UD.port == port {
-			return false
-		}
-		senders = d.senders6
-	}
-	for _, s := range senders {
-		if s.port == port {
-			return false
-		}
-	}
-	return true
+	return !d.ports[familyIndex(!src.Is4())].has(port)
 }
 
 // gidOf returns our first GID of a family, zero if there is none.

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/long"
 	"ipoibcm/verbs"
 	"ipoibcm/verbs/verbstest"
 )
@@ -24,6 +25,8 @@ func TestVerbsOnVeth(t *testing.T) {
 	})
 }
 
+// Under the race detector, in its short form, both are off: with one of them the code is that of this test
+// and of TestVerbs, on the same threads.
 func TestVerbsWithoutOffload(t *testing.T) {
 	for name, off := range map[string]func(*Options){
 		"GSO":  func(o *Options) { o.NoGSO = true },
@@ -31,6 +34,9 @@ func TestVerbsWithoutOffload(t *testing.T) {
 		"both": func(o *Options) { o.NoGSO, o.NoGRO = true, true },
 	} {
 		t.Run(name, func(t *testing.T) {
+			if long.Race && name != "both" {
+				long.Only(t)
+			}
 			verbstest.Run(t, func(t *testing.T) verbstest.Pair {
 				a, b := pair(t, families[0], off)
 				return verbstest.Pair{A: a, B: b}

@@ -408,6 +408,12 @@ func TestPortEvents(t *testing.T) {
 // connections work again.
 func TestUnderlayReplaced(t *testing.T) {
 	own(t)
+	for _, threads := range []int{1, 3} {
+		t.Run(fmt.Sprintf("threads %d", threads), func(t *testing.T) { underlayReplaced(t, threads) })
+	}
+}
+
+func underlayReplaced(t *testing.T, threads int) {
 	make := func() {
 		l := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "dum0", MTU: 4000}, PeerName: "dum1"}
 		must(t, netlink.LinkAdd(l))
@@ -420,13 +426,13 @@ func TestUnderlayReplaced(t *testing.T) {
 	}
 	make()
 	var refuse atomic.Bool // whatever it is that keeps sockets from being opened again
-	d := open(t, Options{Underlay: "dum0", PreferIPv4: true, testReopen: func() error {
+	d := open(t, Options{Underlay: "dum0", PreferIPv4: true, Threads: threads, testReopen: func() error {
 		if refuse.Load() {
 			return unix.EADDRINUSE
 		}
 		return nil
 	}})
-	a, b := newEnd(t, d, ib.RC, 8, 10000), newEnd(t, d, ib.RC, 8, 10000)
+	a, b := newEndOn(t, d, threads-1, ib.RC, 8, 10000), newEndOn(t, d, threads/2, ib.RC, 8, 10000)
 	connect(a, b)
 	must(t, newEnd(t, d, ib.UD, 8, 100).datagram().qp.AttachMulticast(gid("239.192.0.1")))
 	transfer := func() {
@@ -460,6 +466,9 @@ func TestUnderlayReplaced(t *testing.T) {
 	transfer()
 	if n := counter(d, "multicast_join_errors"); n != 0 {
 		t.Errorf("%d groups lost", n)
+	}
+	if n := counter(d, "rx_other_thread"); n != 0 {
+		t.Errorf("%d packets came to another thread than that of their queue pair", n)
 	}
 }
 

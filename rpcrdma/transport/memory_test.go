@@ -168,7 +168,7 @@ func TestStopsBeforeItTakesBack(t *testing.T) {
 		got := s.notes()
 		switch {
 		case len(got) < 3:
-			t.Errorf("len(got) is %v, want at least 3", len(got))
+			t.Errorf("got has %v elements, want at least 3", len(got))
 		case got[0] != "register write":
 			t.Errorf("got[0] is %q, want \"register write\"", got[0])
 		case got[1] != "stop":

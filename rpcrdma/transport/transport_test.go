@@ -132,6 +132,11 @@ func overIWARP(t *testing.T, client, server Options) (c, s *End) {
 
 func joined(t *testing.T, c, s *End) (*End, *End) {
 	t.Helper()
+	t.Cleanup(func() {
+		if t.Failed() && s != nil {
+			t.Logf("the client ended with %v, the server with %v", c.Err(), s.Err())
+		}
+	})
 	if s == nil {
 		t.FailNow()
 	}
@@ -141,11 +146,11 @@ func joined(t *testing.T, c, s *End) (*End, *End) {
 		for _, e := range []*End{c, s} {
 			switch {
 			case e.memory != nil:
-				t.Errorf("left: e.memory is %v, want nil", e.memory)
+				t.Errorf("left: memory is %v, want nil", e.memory)
 			case e.work != nil:
-				t.Errorf("left: e.work is %v, want nil", e.work)
+				t.Errorf("left: work is %v, want nil", e.work)
 			case len(e.calls) != 0:
-				t.Errorf("left: len(e.calls) is %v, want 0", len(e.calls))
+				t.Errorf("left: calls has %v elements, want 0", len(e.calls))
 			}
 		}
 	})
@@ -235,15 +240,15 @@ func TestCalls(t *testing.T) {
 				}
 				switch i := c.Info(); {
 				case i.Version != v:
-					t.Errorf("i.Version is %v, want %v", i.Version, v)
+					t.Errorf("Version is %v, want %v", i.Version, v)
 				case !i.Settled:
-					t.Errorf("i.Settled is false")
+					t.Errorf("Settled is false, want true")
 				case i.Granted == 0:
-					t.Errorf("i.Granted is 0, want any other")
+					t.Errorf("0 credits are granted, want some")
 				case i.PeerAt < 0:
-					t.Errorf("i.PeerAt is %v, want at least 0", i.PeerAt)
+					t.Errorf("PeerAt is %v, want at least 0", i.PeerAt)
 				case i.SendInline != 4096:
-					t.Errorf("i.SendInline is %v, want 4096", i.SendInline)
+					t.Errorf("SendInline is %v, want 4096", i.SendInline)
 				}
 				for _, n := range []int{0, 1, 999, 4000, 5001, 60000, 300001} {
 					arg := opaque(n)

@@ -248,11 +248,11 @@ func TestEverythingIsFuzzed(t *testing.T) {
 	g.corpora(t)
 	switch {
 	case len(g.fuzz) < 30:
-		t.Fatalf("len(g.fuzz) is %v, want at least 30", len(g.fuzz))
+		t.Fatalf("fuzz has %v elements, want at least 30", len(g.fuzz))
 	case len(g.decoders) < 40:
-		t.Fatalf("len(g.decoders) is %v, want at least 40", len(g.decoders))
+		t.Fatalf("decoders has %v elements, want at least 40", len(g.decoders))
 	case len(g.machines) < 8:
-		t.Fatalf("len(g.machines) is %v, want at least 8", len(g.machines))
+		t.Fatalf("machines has %v elements, want at least 8", len(g.machines))
 	}
 	t.Logf("%d fuzz targets, %d decoders, %d machines", len(g.fuzz), len(g.decoders), len(g.machines))
 	fuzzed := map[string]bool{}
@@ -297,9 +297,9 @@ func (g *graph) corpora(t *testing.T) {
 		case err != nil:
 			t.Errorf("err is %v, want nil", err)
 		case len(inputs) == 0:
-			t.Errorf("len(inputs) is 0, want any other")
+			t.Errorf("the corpus has no input")
 		case len(inputs) > most:
-			t.Errorf("len(inputs) is %v, want at most %v", len(inputs), most)
+			t.Errorf("inputs has %v elements, want at most %v", len(inputs), most)
 		}
 	}
 }

@@ -138,7 +138,8 @@ func TestDecisionsExist(t *testing.T) {
 }
 
 // fileNamed finds what looks like the path of a file of ours.
-var fileNamed = regexp.MustCompile(`[\w.*/-]+/[\w.*/-]+\.(?:go|md|txt|tsv|json|pcap|pcapng|service|ya?ml|sh|py|svg|s)\b`)
+var fileNamed = regexp.MustCompile(
+	`[\w.*/-]+/[\w.*/-]+\.(?:go|md|txt|tsv|json|pcap|pcapng|service|ya?ml|sh|py|svg|s)\b`)
 
 // ours says whether a path begins in a directory at the top of the repository, or in docs.
 func (t *tree) ours(name string) bool {
@@ -174,7 +175,8 @@ func (t *tree) there(name string) bool {
 var (
 	testNamed = regexp.MustCompile(`\b(?:Test|Fuzz|Benchmark)[A-Z][A-Za-z0-9]+\b`)
 	docLink   = regexp.MustCompile(`(?:^|[\s(])\[((?:[a-z][a-z0-9]*\.)?\*?[A-Z]\w*(?:\.[A-Z]\w*)?)\]`)
-	mdSymbol  = regexp.MustCompile("`((?:[a-z0-9]+/)*[a-z0-9]+)\\.([A-Z][A-Za-z0-9]*(?:\\.[A-Z][A-Za-z0-9]*)?)(?:\\(\\))?`")
+	mdSymbol  = regexp.MustCompile(
+		"`((?:[a-z0-9]+/)*[a-z0-9]+)\\.([A-Z][A-Za-z0-9]*(?:\\.[A-Z][A-Za-z0-9]*)?)(?:\\(\\))?`")
 )
 
 // TestTestsExist: each test that a comment or a document names exists.

@@ -27,7 +27,7 @@ var retiredWords = []retired{
 	{[]string{"Concerns"}, "Owns", nil},
 	{[]string{"rouse", "rouses", "roused"}, "wake or notify", nil},
 	{[]string{"maxPieces", "drop_piece_malformed"}, "GSO packets", nil},
-	{[]string{"attend", "attends", "attended", "attending", "attendant", "Attend", "Attender"}, "event loop, poll",
+	{[]string{"attend", "attends", "attended", "attending", "attendant", "PollFD", "FDPoller"}, "event loop, poll",
 		[]string{"datapath", "provider/softroce", "verbs"}},
 	{[]string{"shortcut", "shortcuts", "cutter", "uncut"}, "connected socket", []string{"provider/softroce"}},
 	{[]string{"owe", "owes", "owed"}, "delayed ACK, or what is missing", []string{"provider/softroce"}},

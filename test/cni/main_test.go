@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -123,17 +124,24 @@ func hosts(t *testing.T, n int) (all []*host) {
 	return all
 }
 
+// hub is the namespace with the bridge between the hosts.
+func (h *host) hub() string { return h.netns[:strings.LastIndexByte(h.netns, '-')+1] + "hub" }
+
 // configure writes the network's configuration of a host.
-func (h *host) configure(i int) {
+func (h *host) configure(i int) { h.configureWith(i, nil) }
+
+// configureWith does so with more settings.
+func (h *host) configureWith(i int, more map[string]any) {
 	h.Helper()
-	conf := map[string]any{
-		"cniVersion": "1.1.0", "name": "fabric", "plugins": []any{map[string]any{
-			"type": "ipoibcm", "master": "eth0", "mode": "rc", "pkey": "0x8001", "socket": h.socket(),
-			"ipam": map[string]any{"type": "host-local", "dataDir": h.dir + "/addresses",
-				"routes": []any{map[string]any{"dst": "10.88.0.0/16", "gw": "10.77.0.1"}},
-				"ranges": []any{[]any{map[string]any{"subnet": "10.77.0.0/24",
-					"rangeStart": fmt.Sprintf("10.77.0.%d", 10+100*i), "rangeEnd": fmt.Sprintf("10.77.0.%d", 100+100*i)}}}},
-		}}}
+	plugin := map[string]any{
+		"type": "ipoibcm", "master": "eth0", "mode": "rc", "pkey": "0x8001", "socket": h.socket(),
+		"ipam": map[string]any{"type": "host-local", "dataDir": h.dir + "/addresses",
+			"routes": []any{map[string]any{"dst": "10.88.0.0/16", "gw": "10.77.0.1"}},
+			"ranges": []any{[]any{map[string]any{"subnet": "10.77.0.0/24",
+				"rangeStart": fmt.Sprintf("10.77.0.%d", 10+100*i), "rangeEnd": fmt.Sprintf("10.77.0.%d", 100+100*i)}}}},
+	}
+	maps.Copy(plugin, more)
+	conf := map[string]any{"cniVersion": "1.1.0", "name": "fabric", "plugins": []any{plugin}}
 	text, err := json.Marshal(conf)
 	if err == nil {
 		err = os.WriteFile(h.dir+"/10-fabric.conflist", text, 0o644)

@@ -265,11 +265,34 @@ func (w *world) alike(n, m *node, c ipoib.ConnInfo, others []ipoib.ConnInfo) {
 	}
 	d := others[i]
 	p, q := n.qp(c.Conn), m.qp(d.Conn)
-	if p == nil || q == nil || c.LocalComm != d.RemoteComm || c.LocalQPN != d.RemoteQPN || c.RemoteQPN != d.LocalQPN ||
-		c.Active == d.Active || c.Transport != d.Transport || p.dest != q.qpn || q.dest != p.qpn ||
-		p.rqPSN != q.sqPSN || q.rqPSN != p.sqPSN || p.pathMTU != q.pathMTU ||
-		!isLegacy(c.ServiceID) && (p.receive != int(d.ReceiveMTU) || q.receive != int(c.ReceiveMTU) || c.MTU != d.MTU) {
-		w.failf("%s and %s see their connection differently:\n%+v %+v\n%+v %+v", n.name(), m.name(), c, p, d, q) // 4755-5.1-3
+	// 4755-5.1-3
+	switch {
+	case p == nil:
+		w.failf("p is nil")
+	case q == nil:
+		w.failf("q is nil")
+	case c.LocalComm != d.RemoteComm:
+		w.failf("c's LocalComm is %v, want %v", c.LocalComm, d.RemoteComm)
+	case c.LocalQPN != d.RemoteQPN:
+		w.failf("c's LocalQPN is %v, want %v", c.LocalQPN, d.RemoteQPN)
+	case c.RemoteQPN != d.LocalQPN:
+		w.failf("c's RemoteQPN is %v, want %v", c.RemoteQPN, d.LocalQPN)
+	case c.Active == d.Active:
+		w.failf("c's Active is %v, want another than %v", c.Active, d.Active)
+	case c.Transport != d.Transport:
+		w.failf("c's Transport is %v, want %v", c.Transport, d.Transport)
+	case p.dest != q.qpn:
+		w.failf("dest is %v, want %v", p.dest, q.qpn)
+	case q.dest != p.qpn:
+		w.failf("dest is %v, want %v", q.dest, p.qpn)
+	case p.rqPSN != q.sqPSN:
+		w.failf("rqPSN is %v, want %v", p.rqPSN, q.sqPSN)
+	case q.rqPSN != p.sqPSN:
+		w.failf("rqPSN is %v, want %v", q.rqPSN, p.sqPSN)
+	case p.pathMTU != q.pathMTU:
+		w.failf("pathMTU is %v, want %v", p.pathMTU, q.pathMTU)
+	case !isLegacy(c.ServiceID) && (p.receive != int(d.ReceiveMTU) || q.receive != int(c.ReceiveMTU) || c.MTU != d.MTU):
+		w.failf("%s and %s see their connection differently:\n%+v %+v\n%+v %+v", n.name(), m.name(), c, p, d, q)
 	}
 }
 
@@ -304,17 +327,7 @@ func (w *world) recover(known *memory) time.Duration {
 				w.failf("%v after the last mishap there is not one connection that both use, and nothing else: %s", d, w.describe())
 				return 0
 			}
-			for _, n := range w.nodes {
-				for j := range n.got {
-					w.node(n.index).got[j][1] = 0
-				}
-			}
-			for _, p := range w.pairs {
-				w.send(p[0], p[1], 2)
-				if back := [2]int{p[1], p[0]}; !slices.Contains(w.pairs, back) {
-					w.send(p[1], p[0], 2)
-				}
-			}
+			w.pulse()
 			pulse = w.now.Add(500 * time.Millisecond)
 			h := w.print().core
 			if rest, ok := known.rest(h); ok {
@@ -346,6 +359,21 @@ func (w *world) recover(known *memory) time.Duration {
 	}
 	known.add(path, times, up, clean)
 	return up.Sub(begin)
+}
+
+// pulse sends a packet between each two hosts that should reach each other, both ways.
+func (w *world) pulse() {
+	for _, n := range w.nodes {
+		for j := range n.got {
+			w.node(n.index).got[j][1] = 0
+		}
+	}
+	for _, p := range w.pairs {
+		w.send(p[0], p[1], 2)
+		if back := [2]int{p[1], p[0]}; !slices.Contains(w.pairs, back) {
+			w.send(p[1], p[0], 2)
+		}
+	}
 }
 
 // ghosts reports whether somebody has a connection to a peer's former life.

@@ -32,6 +32,12 @@
 // the announcements of a restarted host; of the random pauses one length is
 // tried per world; rate limits and idle times are off.
 //
+// A second search (TestSubnets) has two such machines at ports of a simulated InfiniBand subnet
+// (internal/simsm): its manager goes away, starts anew with a word or without, answers late
+// or not at all, P_Keys move, LIDs change, links fail, and a group is joined, left and sent to.
+// A path keeps the order of MADs, as InfiniBand's do; all else happens in every order. Hosts have
+// UD only there, and at most two questions on their way.
+//
 // The same worlds serve to tell a machine lies in every state it can be in (TestLies).
 //
 // What is broken on purpose, and how it is noticed, is in TestBroken. A failure

@@ -547,7 +547,7 @@ func TestRepeatedLies(t *testing.T) {
 	n := sc.a.counts()
 	switch rejs := len(sc.items); {
 	case rejs == 0:
-		t.Errorf("rejs is 0, want any other")
+		t.Errorf("no REJ was sent, want some")
 	case rejs > 128:
 		t.Errorf("rejs is %v, want at most 128", rejs)
 	case n["cm_tx_rej"] != uint64(rejs):

@@ -16,6 +16,7 @@ import (
 	"ipoibcm/cm"
 	"ipoibcm/fib"
 	"ipoibcm/ib"
+	"ipoibcm/internal/simsm"
 	"ipoibcm/ipoib"
 	"ipoibcm/timerheap"
 	"ipoibcm/verbs"
@@ -33,68 +34,68 @@ const (
 // unprinted are fields that do not decide what a machine does next. Whatever is
 // not named here is part of the state, new fields too.
 var unprinted = map[string]string{
-	"ipoib.Interface.opt":      "fixed",
-	"ipoib.Interface.log":      "",
-	"ipoib.Interface.now":      "of the last Step",
-	"ipoib.Interface.out":      "of the last Step",
-	"ipoib.Interface.n":        "statistics",
-	"ipoib.Interface.tells":    "of notes only",
-	"ipoib.Interface.answers":  "of status only",
-	"ipoib.conns.lastID":       "numbers only",
-	"ipoib.conns.lastHandle":   "numbers only",
-	"ipoib.Interface.timers":   "an index of the peers",
-	"ipoib.Interface.unused":   "an index of the peers",
-	"ipoib.conns.up":           "a count of byID",
-	"ipoib.Interface.searches": "a count of the peers",
-	"ipoib.conns.ofHost":       "a count of byID",
-	"ipoib.Interface.group":    "no part in connections; static here",
-	"ipoib.conns.byHandle":     "an index of byID",
-	"ipoib.conn.since":         "shown only",
-	"ipoib.peer.diag":          "shown only",
-	"ipoib.peer.touched":       "looked at after ten minutes",
-	"ipoib.peer.at":            "found anew when it is due",
-	"ipoib.peer.Slot":          "a place in timers",
-	"ipoib.peer.listed":        "what unused says",
-	"ipoib.peer.Links":         "a place in unused",
-	"cm.Manager.opt":           "fixed",
-	"cm.Manager.dst":           "of the last Step",
-	"cm.Manager.now":           "of the last Step",
-	"cm.Manager.rx":            "of the last Step",
-	"cm.Manager.halfOpen":      "never full",
-	"cm.conn.asked":            "never full",
-	"cm.Manager.counts":        "statistics",
-	"cm.Manager.lastIncoming":  "numbers only",
-	"cm.Manager.lastSeq":       "numbers only",
-	"cm.Manager.leaving":       "a count of byHandle",
-	"cm.Manager.byLocal":       "an index of byHandle",
-	"cm.Manager.byQPN":         "an index of byHandle",
-	"cm.Manager.timers":        "an index of the connections",
-	"cm.Manager.reqs":          "limits are off",
-	"cm.Manager.replies":       "limits are off",
-	"cm.conn.since":            "shown only",
-	"cm.conn.tid":              "peers do not look at it",
-	"cm.conn.seq":              "numbers only",
-	"neigh.Table.o":            "fixed",
-	"neigh.Table.lru":          "never full",
-	"neigh.Table.heard":        "never full",
-	"neigh.entry.heard":        "never full",
-	"neigh.Table.addrs":        "an index of own",
-	"neigh.Table.timers":       "an index of the entries",
-	"neigh.Table.limit":        "limits are off",
-	"neigh.Table.n":            "statistics",
-	"neigh.entry.since":        "shown only",
-	"neigh.entry.confirmed":    "lasts longer than a search",
-	"neigh.entry.used":         "lasts longer than a search",
-	"neigh.entry.Links":        "a place in lru",
-	"neigh.Table.base":         "what the instants count from",
-	"neigh.timer.seq":          "numbers only",
-	"mad.REQ.TransactionID":    "peers do not look at it",
-	"mad.REP.TransactionID":    "",
-	"mad.RTU.TransactionID":    "",
-	"mad.REJ.TransactionID":    "",
-	"mad.MRA.TransactionID":    "",
-	"mad.DREQ.TransactionID":   "",
-	"mad.DREP.TransactionID":   "",
+	"ipoib.Interface.opt":     "fixed",
+	"ipoib.Interface.log":     "",
+	"ipoib.Interface.now":     "of the last Step",
+	"ipoib.Interface.out":     "of the last Step",
+	"ipoib.Interface.n":       "statistics",
+	"ipoib.Interface.tells":   "of notes only",
+	"ipoib.Interface.answers": "of status only",
+	"ipoib.conns.lastID":      "numbers only",
+	"ipoib.conns.lastHandle":  "numbers only",
+	"ipoib.peers.timers":      "an index of the peers",
+	"ipoib.peers.unused":      "an index of the peers",
+	"ipoib.conns.up":          "a count of byID",
+	"ipoib.peers.searches":    "a count of the peers",
+	"ipoib.conns.ofHost":      "a count of byID",
+	"ipoib.Interface.group":   "no part in connections; static here",
+	"ipoib.conns.byHandle":    "an index of byID",
+	"ipoib.conn.since":        "shown only",
+	"ipoib.peer.diag":         "shown only",
+	"ipoib.peer.touched":      "looked at after ten minutes",
+	"ipoib.peer.at":           "found anew when it is due",
+	"ipoib.peer.Slot":         "a place in timers",
+	"ipoib.peer.listed":       "what unused says",
+	"ipoib.peer.Links":        "a place in unused",
+	"cm.Manager.opt":          "fixed",
+	"cm.Manager.dst":          "of the last Step",
+	"cm.Manager.now":          "of the last Step",
+	"cm.Manager.rx":           "of the last Step",
+	"cm.Manager.halfOpen":     "never full",
+	"cm.conn.asked":           "never full",
+	"cm.Manager.counts":       "statistics",
+	"cm.Manager.lastIncoming": "numbers only",
+	"cm.Manager.lastSeq":      "numbers only",
+	"cm.Manager.leaving":      "a count of byHandle",
+	"cm.Manager.byLocal":      "an index of byHandle",
+	"cm.Manager.byQPN":        "an index of byHandle",
+	"cm.Manager.timers":       "an index of the connections",
+	"cm.Manager.reqs":         "limits are off",
+	"cm.Manager.replies":      "limits are off",
+	"cm.conn.since":           "shown only",
+	"cm.conn.tid":             "peers do not look at it",
+	"cm.conn.seq":             "numbers only",
+	"neigh.Table.o":           "fixed",
+	"neigh.Table.lru":         "never full",
+	"neigh.Table.heard":       "never full",
+	"neigh.entry.heard":       "never full",
+	"neigh.Table.addrs":       "an index of own",
+	"neigh.Table.timers":      "an index of the entries",
+	"neigh.Table.limit":       "limits are off",
+	"neigh.Table.n":           "statistics",
+	"neigh.entry.since":       "shown only",
+	"neigh.entry.confirmed":   "lasts longer than a search",
+	"neigh.entry.used":        "lasts longer than a search",
+	"neigh.entry.Links":       "a place in lru",
+	"neigh.Table.base":        "what the instants count from",
+	"neigh.timer.seq":         "numbers only",
+	"mad.REQ.TransactionID":   "peers do not look at it",
+	"mad.REP.TransactionID":   "",
+	"mad.RTU.TransactionID":   "",
+	"mad.REJ.TransactionID":   "",
+	"mad.MRA.TransactionID":   "",
+	"mad.DREQ.TransactionID":  "",
+	"mad.DREP.TransactionID":  "",
 }
 
 // A printer writes a state so that two states print alike if the same can
@@ -106,8 +107,8 @@ type printer struct {
 	raw  bool      // numbers as they are, for sorting
 	seen map[unsafe.Pointer]int
 	// Numbers drawn at random or counted up, by the order in which they are met.
-	comm, qpn, psn, handle, conn names
-	writers                      writers
+	comm, qpn, psn, handle, conn, tid names
+	writers                           writers
 }
 
 type names map[uint64]uint64
@@ -333,6 +334,8 @@ func (ws writers) make(t reflect.Type) writer {
 		return func(p *printer, x unsafe.Pointer) { p.uint(at[uint64](x)) }
 	case reflect.String:
 		return special[reflect.TypeFor[string]()]
+	case reflect.Interface:
+		return ws.record(t)
 	}
 	return func(*printer, unsafe.Pointer) { panic(fmt.Sprintf("explore: no way to print a %v", t)) }
 }
@@ -340,6 +343,9 @@ func (ws writers) make(t reflect.Type) writer {
 // deadlines are the fields with the deadlines of what stands in a [timerheap.Heap] while it
 // waits: a stopped timer keeps the deadline that it had.
 var deadlines = map[string]string{"cm.conn": "deadline", "neigh.timer": "at"}
+
+// transactionID is the field that has that of a MAD of subnet administration.
+const transactionID = "sa.Header.TransactionID"
 
 func (ws writers) structure(t reflect.Type) writer {
 	type part struct {
@@ -353,7 +359,11 @@ func (ws writers) structure(t reflect.Type) writer {
 		if _, skip := unprinted[t.String()+"."+f.Name]; skip || timed && (f.Name == "Slot" || f.Name == timer) {
 			continue
 		}
-		parts = append(parts, part{f.Offset, ws.of(f.Type)})
+		w := ws.of(f.Type)
+		if t.String()+"."+f.Name == transactionID {
+			w = func(p *printer, x unsafe.Pointer) { p.name(&p.tid, at[uint64](x)) }
+		}
+		parts = append(parts, part{f.Offset, w})
 	}
 	if timed {
 		slot, _ := t.FieldByName("Slot")
@@ -436,7 +446,7 @@ func TestUnprinted(t *testing.T) {
 			}
 		}
 	}
-	for _, v := range []any{ipoib.Interface{}, mad.REQ{}, mad.REP{}, mad.RTU{}, mad.REJ{}, mad.MRA{}, mad.DREQ{},
+	for _, v := range []any{ipoib.Interface{}, simsm.Subnet{}, mad.REQ{}, mad.REP{}, mad.RTU{}, mad.REJ{}, mad.MRA{}, mad.DREQ{},
 		mad.DREP{}} {
 		look(reflect.TypeOf(v))
 	}

@@ -65,8 +65,8 @@ func (n *node) holding() (h holding) {
 	n.t.Helper()
 	var neighs control.Neighbours
 	var conns control.Conns
-	if err := errors.Join(json.Unmarshal([]byte(n.must(trafficProgram, "runtime", n.socket)), &h.runtime),
-		n.ask(&neighs, "show", "neigh"), n.ask(&conns, "show", "conn")); err != nil {
+	if err := errors.Join(json.Unmarshal([]byte(n.must(trafficProgram, "get", n.socket, control.PathRuntime)), &h.runtime),
+		n.ask(&neighs), n.ask(&conns)); err != nil {
 		n.t.Fatal(err)
 	}
 	h.neighs, h.conns = len(neighs.Neighbours), len(conns.Conns)
@@ -227,7 +227,7 @@ func (n *node) sends(octets uint64) {
 	n.t.Helper()
 	sent := func() (sum uint64) {
 		var conns control.Conns
-		if err := n.ask(&conns, "show", "conn"); err != nil {
+		if err := n.ask(&conns); err != nil {
 			n.t.Fatal(err)
 		}
 		for _, c := range conns.Conns {

@@ -89,9 +89,11 @@ func (h *cmHost) end(buf int) *end { return newEnd(h.t, h.dev, endConfig{transpo
 func (h *cmHost) rts(e *end, p cm.Params) {
 	h.t.Helper()
 	for _, a := range []verbs.QPAttr{
-		{State: verbs.StateRTR, Path: verbs.AHAttr{SGID: p.Local, DGID: p.Remote, HopLimit: p.HopLimit}, PathMTU: p.PathMTU, DestQPN: p.RemoteQPN,
-			RQPSN: p.RecvPSN, MaxDestRDAtomic: p.ResponderResources, MinRNRTimer: 12},
-		{State: verbs.StateRTS, SQPSN: p.SendPSN, Timeout: p.AckTimeout, RetryCount: p.RetryCount, RNRRetry: p.RNRRetry, MaxRDAtomic: p.InitiatorDepth},
+		{State: verbs.StateRTR, Path: verbs.AHAttr{SGID: p.Local, DGID: p.Remote, HopLimit: p.HopLimit}, PathMTU: p.PathMTU,
+			DestQPN: p.RemoteQPN,
+			RQPSN:   p.RecvPSN, MaxDestRDAtomic: p.ResponderResources, MinRNRTimer: 12},
+		{State: verbs.StateRTS, SQPSN: p.SendPSN, Timeout: p.AckTimeout, RetryCount: p.RetryCount, RNRRetry: p.RNRRetry,
+			MaxRDAtomic: p.InitiatorDepth},
 	} {
 		if err := e.qp.Modify(a); err != nil {
 			h.t.Fatalf("%v with %+v", err, p)
@@ -119,8 +121,9 @@ func (h *cmHost) connect(handle cm.Handle, e *end, port uint16, private ...byte)
 // request sends the REQ.
 func (h *cmHost) request(handle cm.Handle, e *end, port uint16, private ...byte) {
 	h.cm.Do(cm.Connect{
-		Handle: handle, Remote: h.fam.guest, ServiceID: serviceid.RDMAIP(port), Transport: ib.RC, QPN: e.qp.QPN(), StartingPSN: startPSN,
-		PathMTU: pathMTU(h.w.mtu), RetryCount: 7, RNRRetry: 7, ResponderResources: 1, InitiatorDepth: 1,
+		Handle: handle, Remote: h.fam.guest, ServiceID: serviceid.RDMAIP(port), Transport: ib.RC, QPN: e.qp.QPN(),
+		StartingPSN: startPSN,
+		PathMTU:     pathMTU(h.w.mtu), RetryCount: 7, RNRRetry: 7, ResponderResources: 1, InitiatorDepth: 1,
 		PrivateData: append(ipHeader(h.fam.host.Addr(), h.fam.guest.Addr(), 40000), private...),
 	})
 }
@@ -133,14 +136,22 @@ func (h *cmHost) accept(e *end, posted func()) (cm.Handle, cm.Params) {
 	got := append([]byte(nil), r.PrivateData[:rdmacm.HeaderLen]...)
 	got[2], got[3] = 0, 0 // its source port is any
 	same(h.t, "IP CM header of the REQ", got, want)
-	if r.Transport != ib.RC || r.Remote != h.fam.guest || r.Local != h.fam.host || r.PathMTU != pathMTU(h.w.mtu) {
+	switch {
+	case r.Transport != ib.RC:
+		h.t.Errorf("REQ from the kernel: Transport is %v, want %v", r.Transport, ib.RC)
+	case r.Remote != h.fam.guest:
+		h.t.Errorf("REQ from the kernel: Remote is %v, want %v", r.Remote, h.fam.guest)
+	case r.Local != h.fam.host:
+		h.t.Errorf("REQ from the kernel: Local is %v, want %v", r.Local, h.fam.host)
+	case r.PathMTU != pathMTU(h.w.mtu):
 		h.t.Errorf("REQ from the kernel: %+v", r.Params)
 	}
 	p := r.Params
 	p.RecvPSN = startPSN
 	h.rts(e, p)
 	posted()
-	h.cm.Do(cm.Accept{Handle: r.Handle, QPN: e.qp.QPN(), StartingPSN: p.RecvPSN, RNRRetry: 7, ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth})
+	h.cm.Do(cm.Accept{Handle: r.Handle, QPN: e.qp.QPN(), StartingPSN: p.RecvPSN, RNRRetry: 7,
+		ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth})
 	return r.Handle, p
 }
 
@@ -214,7 +225,8 @@ func (h *cmHost) beServer(e *end, n int) {
 	h.t.Helper()
 	for i, op := range []verbs.Opcode{verbs.Read, verbs.Write} {
 		b := h.expectInfo(e)
-		e.postSend(verbs.SendWR{ID: 2, Opcode: op, SG: e.sg(atSink, rpingSize), RemoteAddr: binary.BigEndian.Uint64(b), RKey: binary.BigEndian.Uint32(b[8:])})
+		e.postSend(verbs.SendWR{ID: 2, Opcode: op, SG: e.sg(atSink, rpingSize), RemoteAddr: binary.BigEndian.Uint64(b),
+			RKey: binary.BigEndian.Uint32(b[8:])})
 		if wc := e.sent(); wc.Opcode != op {
 			h.t.Fatalf("completion %+v, want %v", wc, op)
 		}
@@ -285,7 +297,8 @@ func TestRping(t *testing.T) {
 		t.Run("WeConnect", func(t *testing.T) {
 			h := newCMHost(t, w, fam)
 			// What it says of the end on standard error would land inside its output.
-			p := h.start("/bin/sh", "-c", fmt.Sprintf("exec rping -s -v -V -a %s -p %d -S %d 2>/dev/null", addr(fam.guest), rpingPort, rpingSize))
+			p := h.start("/bin/sh", "-c", fmt.Sprintf("exec rping -s -v -V -a %s -p %d -S %d 2>/dev/null", addr(fam.guest),
+				rpingPort, rpingSize))
 			h.listening(p)
 			e := h.end(rpingBuf)
 			e.postRecv(1, atRecv, rpingInfo)
@@ -311,7 +324,8 @@ func TestRping(t *testing.T) {
 		t.Run("TheyConnect", func(t *testing.T) {
 			h := newCMHost(t, w, fam)
 			h.cm.Do(cm.Listen{ServiceID: serviceid.RDMAIP(rpingPort)})
-			p := h.start("rping", "-c", "-v", "-V", "-a", addr(fam.host), "-p", fmt.Sprint(rpingPort), "-S", fmt.Sprint(rpingSize), "-C", "3")
+			p := h.start("rping", "-c", "-v", "-V", "-a", addr(fam.host), "-p", fmt.Sprint(rpingPort), "-S",
+				fmt.Sprint(rpingSize), "-C", "3")
 			e := h.end(rpingBuf)
 			handle, _ := h.accept(e, func() { e.postRecv(1, atRecv, rpingInfo) })
 			if up := next[cm.Established](h); up.Handle != handle || up.Active {
@@ -377,7 +391,8 @@ func TestCMEnds(t *testing.T) {
 		t.Run(fam.name+"/WeDisconnectTheirs", func(t *testing.T) {
 			h := newCMHost(t, w, fam)
 			h.cm.Do(cm.Listen{ServiceID: serviceid.RDMAIP(rpingPort)})
-			p := h.start("rping", "-c", "-a", addr(fam.host), "-p", fmt.Sprint(rpingPort), "-S", fmt.Sprint(rpingSize), "-C", "3", "-v")
+			p := h.start("rping", "-c", "-a", addr(fam.host), "-p", fmt.Sprint(rpingPort), "-S", fmt.Sprint(rpingSize),
+				"-C", "3", "-v")
 			e := h.end(rpingBuf)
 			handle, _ := h.accept(e, func() { e.postRecv(1, atRecv, rpingInfo) })
 			next[cm.Established](h)

@@ -21,7 +21,8 @@ const (
 )
 
 func ucmatose(h *cmHost, more ...string) *vm.Proc {
-	return h.start(append([]string{"ucmatose", "-c", fmt.Sprint(ucmatoseConns), "-C", fmt.Sprint(ucmatoseCount), "-S", fmt.Sprint(ucmatoseSize)}, more...)...)
+	return h.start(append([]string{"ucmatose", "-c", fmt.Sprint(ucmatoseConns), "-C", fmt.Sprint(ucmatoseCount), "-S",
+		fmt.Sprint(ucmatoseSize)}, more...)...)
 }
 
 // atReply is where the replies are in the buffer of an end.
@@ -75,8 +76,13 @@ func (h *cmHost) disconnectAll(handles []cm.Handle) {
 		if !ok {
 			continue // Released, of those before
 		}
-		if ended[d.Handle] || d.By == cm.ByStale || d.Reason != 0 {
+		switch {
+		case ended[d.Handle]:
 			h.t.Errorf("disconnected: %+v", d)
+		case d.By == cm.ByStale:
+			h.t.Errorf("disconnected: By is %v, want another than %v", d.By, cm.ByStale)
+		case d.Reason != 0:
+			h.t.Errorf("disconnected: Reason is %v, want 0", d.Reason)
 		}
 		ended[d.Handle] = true
 	}
@@ -86,78 +92,86 @@ func (h *cmHost) disconnectAll(handles []cm.Handle) {
 func TestManyConnections(t *testing.T) {
 	w := open(t, 1500)
 	for _, fam := range w.families(t) {
-		t.Run(fam.name+"/TheyConnect", func(t *testing.T) {
-			h := newCMHost(t, w, fam)
-			h.cm.Do(cm.Listen{ServiceID: serviceid.RDMAIP(ucmatosePort)})
-			ends := ucmatoseEnds(h)
-			var handles []cm.Handle
-			p := ucmatose(h, "-s", addr(fam.host))
-			for up := 0; up < len(ends); {
-				a, err := h.cm.Next(patience)
-				if err != nil {
-					t.Fatal(err)
-				}
-				switch a := a.(type) {
-				case cm.RequestReceived: // several before the first RTU
-					e := ends[len(handles)]
-					handles = append(handles, a.Handle)
-					q := a.Params
-					q.RecvPSN = startPSN
-					h.rts(e, q)
-					h.cm.Do(cm.Accept{Handle: a.Handle, QPN: e.qp.QPN(), StartingPSN: startPSN, RNRRetry: 7})
-				case cm.Established:
-					up++
-				default:
-					t.Fatalf("cm says %T %+v", a, a)
-				}
-			}
-			for _, e := range ends {
-				e.sendMany()
-			}
-			for _, e := range ends {
-				e.receiveMany()
-			}
-			h.disconnectAll(handles)
-			if out, err := p.Wait(patience); err != nil {
-				t.Errorf("%v\n%s", err, out)
-			}
-		})
-		t.Run(fam.name+"/WeConnect", func(t *testing.T) {
-			h := newCMHost(t, w, fam)
-			p := ucmatose(h, "-b", addr(fam.guest))
-			h.listening(p)
-			ends := ucmatoseEnds(h)
-			var handles []cm.Handle
-			for i := range ends {
-				handles = append(handles, cm.Handle(i+1))
-				h.request(handles[i], ends[i], ucmatosePort)
-			}
-			for up := 0; up < len(ends); {
-				a, err := h.cm.Next(patience)
-				if err != nil {
-					t.Fatal(err)
-				}
-				switch a := a.(type) {
-				case cm.ReplyReceived:
-					h.rts(ends[a.Handle-1], a.Params)
-					h.cm.Do(cm.Ready{Handle: a.Handle})
-				case cm.Established:
-					up++
-				default:
-					t.Fatalf("cm says %T %+v", a, a)
-				}
-			}
-			for _, e := range ends {
-				e.receiveMany()
-			}
-			for _, e := range ends {
-				e.sendMany()
-			}
-			h.disconnectAll(handles)
-			if out, err := p.Wait(patience); err != nil {
-				t.Errorf("%v\n%s", err, out)
-			}
-		})
+		t.Run(fam.name+"/TheyConnect", func(t *testing.T) { theyConnectMany(newCMHost(t, w, fam), fam) })
+		t.Run(fam.name+"/WeConnect", func(t *testing.T) { weConnectMany(newCMHost(t, w, fam), fam) })
+	}
+}
+
+// theyConnectMany: the guest's program asks for many connections, several before the first RTU.
+func theyConnectMany(h *cmHost, fam family) {
+	t := h.t
+	t.Helper()
+	h.cm.Do(cm.Listen{ServiceID: serviceid.RDMAIP(ucmatosePort)})
+	ends := ucmatoseEnds(h)
+	var handles []cm.Handle
+	p := ucmatose(h, "-s", addr(fam.host))
+	for up := 0; up < len(ends); {
+		a, err := h.cm.Next(patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch a := a.(type) {
+		case cm.RequestReceived: // several before the first RTU
+			e := ends[len(handles)]
+			handles = append(handles, a.Handle)
+			q := a.Params
+			q.RecvPSN = startPSN
+			h.rts(e, q)
+			h.cm.Do(cm.Accept{Handle: a.Handle, QPN: e.qp.QPN(), StartingPSN: startPSN, RNRRetry: 7})
+		case cm.Established:
+			up++
+		default:
+			t.Fatalf("cm says %T %+v", a, a)
+		}
+	}
+	for _, e := range ends {
+		e.sendMany()
+	}
+	for _, e := range ends {
+		e.receiveMany()
+	}
+	h.disconnectAll(handles)
+	if out, err := p.Wait(patience); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// weConnectMany: we ask the guest's program for many connections.
+func weConnectMany(h *cmHost, fam family) {
+	t := h.t
+	t.Helper()
+	p := ucmatose(h, "-b", addr(fam.guest))
+	h.listening(p)
+	ends := ucmatoseEnds(h)
+	var handles []cm.Handle
+	for i := range ends {
+		handles = append(handles, cm.Handle(i+1))
+		h.request(handles[i], ends[i], ucmatosePort)
+	}
+	for up := 0; up < len(ends); {
+		a, err := h.cm.Next(patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch a := a.(type) {
+		case cm.ReplyReceived:
+			h.rts(ends[a.Handle-1], a.Params)
+			h.cm.Do(cm.Ready{Handle: a.Handle})
+		case cm.Established:
+			up++
+		default:
+			t.Fatalf("cm says %T %+v", a, a)
+		}
+	}
+	for _, e := range ends {
+		e.receiveMany()
+	}
+	for _, e := range ends {
+		e.sendMany()
+	}
+	h.disconnectAll(handles)
+	if out, err := p.Wait(patience); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 

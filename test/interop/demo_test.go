@@ -23,7 +23,8 @@ func TestDemoInGuest(t *testing.T) {
 	base := image(t)
 	dir := t.TempDir()
 	program := filepath.Join(dir, "ipoibcmd")
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", program, "ipoibcm/cmd/ipoibcmd")
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", program,
+		"ipoibcm/cmd/ipoibcmd")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build ipoibcmd: %v\n%s", err, out)
@@ -34,7 +35,8 @@ func TestDemoInGuest(t *testing.T) {
 	}
 	seg := vm.NewSegment()
 	defer seg.Close()
-	g, err := vm.Boot(context.Background(), img, vm.Config{Name: "demo", Segment: seg, MAC: mac(1), MTU: 9000, IPv4: guestIPv4 + "/24", NoRXE: true,
+	g, err := vm.Boot(context.Background(), img, vm.Config{Name: "demo", Segment: seg, MAC: mac(1), MTU: 9000,
+		IPv4: guestIPv4 + "/24", NoRXE: true,
 		Memory: 1024, Modules: []string{"tun", "veth"}})
 	if err != nil {
 		t.Fatal(err)
@@ -61,7 +63,8 @@ func TestDemoInGuest(t *testing.T) {
 // demoHolds runs the demo in g. It ends with the agents' logs if a step fails.
 func demoHolds(t *testing.T, g *vm.VM) {
 	t.Helper()
-	out, err := g.Run(demoTimeout, "ipoibcmd", "demo", "--duration", "500ms")
+	// 64 MiB each, as elsewhere, take long here: all of it is emulated.
+	out, err := g.Run(demoTimeout, "ipoibcmd", "demo", "--duration", "500ms", "--transfer", "4")
 	if err != nil {
 		t.Errorf("demo: %v", err)
 		return

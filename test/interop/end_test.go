@@ -53,11 +53,13 @@ func newEnd(t *testing.T, dev verbs.Provider, c endConfig) *end {
 		must()
 	}
 	e.qp, err = dev.CreateQP(verbs.QPInit{
-		Transport: c.transport, SendCQ: e.sendCQ, RecvCQ: e.recvCQ, SRQ: c.srq, SendDepth: 128, RecvDepth: 256, MaxSendSGE: 1, MaxRecvSGE: 1,
+		Transport: c.transport, SendCQ: e.sendCQ, RecvCQ: e.recvCQ, SRQ: c.srq, SendDepth: 128, RecvDepth: 256,
+		MaxSendSGE: 1, MaxRecvSGE: 1,
 	})
 	must()
 	t.Cleanup(func() { e.qp.Destroy() })
-	err = e.qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: ib.DefaultPKey, QKey: c.qkey, Access: verbs.RemoteRead | verbs.RemoteWrite})
+	err = e.qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: ib.DefaultPKey, QKey: c.qkey,
+		Access: verbs.RemoteRead | verbs.RemoteWrite})
 	must()
 	return e
 }
@@ -66,7 +68,8 @@ func newEnd(t *testing.T, dev verbs.Provider, c endConfig) *end {
 func (e *end) connect(path verbs.AHAttr, mtu ib.MTU, dest ib.QPN, recvPSN ib.PSN) {
 	e.t.Helper()
 	for _, a := range []verbs.QPAttr{
-		{State: verbs.StateRTR, Path: path, PathMTU: mtu, DestQPN: dest, RQPSN: recvPSN, MaxDestRDAtomic: 16, MinRNRTimer: 12},
+		{State: verbs.StateRTR, Path: path, PathMTU: mtu, DestQPN: dest, RQPSN: recvPSN, MaxDestRDAtomic: 16,
+			MinRNRTimer: 12},
 		{State: verbs.StateRTS, SQPSN: startPSN, Timeout: 16, RetryCount: 7, RNRRetry: 7, MaxRDAtomic: 16},
 	} {
 		if err := e.qp.Modify(a); err != nil {
@@ -162,7 +165,8 @@ func same(t *testing.T, what string, got, want []byte) {
 	for i < len(got) && i < len(want) && got[i] == want[i] {
 		i++
 	}
-	t.Fatalf("%s: %d octets, want %d; they differ from octet %d on: %x, want %x", what, len(got), len(want), i, got[i:min(i+8, len(got))], want[i:min(i+8, len(want))])
+	t.Fatalf("%s: %d octets, want %d; they differ from octet %d on: %x, want %x", what, len(got), len(want), i,
+		got[i:min(i+8, len(got))], want[i:min(i+8, len(want))])
 }
 
 // A peer is a queue pair of the guest: the program guest/src/peer.c at work.
@@ -240,7 +244,8 @@ const (
 func (e *peer) poll() (c guestWC) {
 	e.t.Helper()
 	a := e.do("poll %d", patience.Milliseconds())
-	if _, err := fmt.Sscanf(a, "id=%d status=%d opcode=%d len=%d flags=%d imm=0x%x srcqp=0x%x", &c.id, &c.status, &c.opcode, &c.byteLen, &c.flags, &c.imm, &c.srcQP); err != nil {
+	if _, err := fmt.Sscanf(a, "id=%d status=%d opcode=%d len=%d flags=%d imm=0x%x srcqp=0x%x", &c.id, &c.status,
+		&c.opcode, &c.byteLen, &c.flags, &c.imm, &c.srcQP); err != nil {
 		e.t.Fatalf("poll in the guest: %q: %v", a, err)
 	}
 	return c
@@ -274,7 +279,8 @@ func join(a *end, b *peer, w *world, fam family) {
 	// The guest uses one number for both directions: SQ and RQ PSN.
 	b.do("connect %x %d %d 14 7 7 12", fam.host[:], a.qp.QPN(), peerPSN)
 	for _, attr := range []verbs.QPAttr{
-		{State: verbs.StateRTR, Path: verbs.AHAttr{SGID: fam.host, DGID: fam.guest}, PathMTU: pathMTU(w.mtu), DestQPN: b.qpn, RQPSN: peerPSN, MaxDestRDAtomic: 16, MinRNRTimer: 12},
+		{State: verbs.StateRTR, Path: verbs.AHAttr{SGID: fam.host, DGID: fam.guest}, PathMTU: pathMTU(w.mtu),
+			DestQPN: b.qpn, RQPSN: peerPSN, MaxDestRDAtomic: 16, MinRNRTimer: 12},
 		{State: verbs.StateRTS, SQPSN: peerPSN, Timeout: 16, RetryCount: 7, RNRRetry: 7, MaxRDAtomic: 16},
 	} {
 		if err := a.qp.Modify(attr); err != nil {

@@ -29,14 +29,16 @@ func TestVerbsOnRXE(t *testing.T) {
 	base := image(t)
 	dir := t.TempDir()
 	program := filepath.Join(dir, "ibverbs.test")
-	build(t, "test", "-c", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-tags=ibverbs", "-o", program, "ipoibcm/provider/ibverbs")
+	build(t, "test", "-c", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-tags=ibverbs", "-o", program,
+		"ipoibcm/provider/ibverbs")
 	img, err := vm.WithPrograms(context.Background(), base, dir, program)
 	if err != nil {
 		t.Fatal(err)
 	}
 	seg := vm.NewSegment()
 	t.Cleanup(seg.Close)
-	g, err := vm.Boot(context.Background(), img, vm.Config{Name: "guest", Segment: seg, MAC: mac(1), MTU: 1500, IPv4: guestIPv4 + "/24",
+	g, err := vm.Boot(context.Background(), img, vm.Config{Name: "guest", Segment: seg, MAC: mac(1), MTU: 1500,
+		IPv4:    guestIPv4 + "/24",
 		Modules: []string{"rdma_rxe", "ib_umad", "veth"}, NoRXE: true})
 	if err != nil {
 		t.Fatal(err)

@@ -1,6 +1,7 @@
 package interop
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -60,22 +62,16 @@ var linuxSettings = map[int]struct {
 	1500: {ud: 1020, flags: []string{"--ud-mtu=1280"}},
 }
 
+// linuxWorlds counts them, for names.
+var linuxWorlds atomic.Int32
+
 func newLinuxWorld(t *testing.T, mtu int) *linuxWorld {
 	t.Helper()
-	base, dir := productImage(t)
-	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
-	defer cancel()
-	img, err := vm.WithSoftIB(ctx, base, t.TempDir())
-	var missing *vm.MissingError
-	if errors.Is(err, vm.ErrNoSoftIB) || errors.As(err, &missing) && os.Getenv("CI") != "true" {
-		t.Skip(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	img, dir := softIBImage(t)
 	w := &linuxWorld{t: t, mtu: mtu, seg: vm.NewSegment(), img: img}
 	t.Cleanup(w.seg.Close)
-	if w.host, err = lab.NewHost(fmt.Sprintf("%s%d-l%d", namePrefix, os.Getpid(), mtu)); err != nil {
+	var err error
+	if w.host, err = lab.NewHost(fmt.Sprintf("%s%d-l%d", namePrefix, os.Getpid(), linuxWorlds.Add(1))); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { w.host.Close() })
@@ -93,8 +89,10 @@ func (w *linuxWorld) boot(number int) *linuxGuest { return w.bootWith(number, ""
 // bootWith is boot with parameters of the port.
 func (w *linuxWorld) bootWith(number int, params string) *linuxGuest {
 	w.t.Helper()
-	g, err := vm.Boot(context.Background(), w.img, vm.Config{Name: fmt.Sprintf("linux%d", number), Segment: w.seg, MAC: mac(byte(number)),
-		MTU: w.mtu, NoRXE: true, Modules: []string{"udp_tunnel", "ip6_udp_tunnel", "crc32_generic", "ib_uverbs", "ib_umad", "ib_cm"}})
+	g, err := vm.Boot(context.Background(), w.img,
+		vm.Config{Name: fmt.Sprintf("linux%d", number), Segment: w.seg, MAC: mac(byte(number)),
+			MTU: w.mtu, NoRXE: true, Modules: []string{"udp_tunnel", "ip6_udp_tunnel", "crc32_generic", "ib_uverbs",
+				"ib_umad", "ib_cm"}})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -115,7 +113,8 @@ func (l *linuxGuest) up(mode, params string) {
 	l.t.Helper()
 	mtu := fmt.Sprint(maxMTU)
 	// Idle neighbours of ib_ipoib go after twice gc_interval, in place of twice 30 s.
-	l.sh("set -e; echo 3 >/proc/sys/net/ipv4/neigh/default/gc_interval; insmod " + vm.SoftIBModule + " " + params + "; modprobe ib_ipoib; /usr/bin/rdma link add rxe0 type rxe netdev eth0; " +
+	l.sh("set -e; echo 3 >/proc/sys/net/ipv4/neigh/default/gc_interval; insmod " + vm.SoftIBModule + " " + params +
+		"; modprobe ib_ipoib; /usr/bin/rdma link add rxe0 type rxe netdev eth0; " +
 		"n=0; until [ -e /sys/class/net/ib0 ] || [ $n = 100 ]; do sleep 0.05; n=$((n+1)); done; " +
 		"echo " + mode + " >/sys/class/net/ib0/mode; /usr/bin/ip link set ib0 mtu " + mtu + " up; " +
 		"/usr/bin/ip addr add " + l.v4() + "/24 brd + dev ib0; /usr/bin/ip addr add " + l.v6() + "/64 dev ib0 nodad")
@@ -144,7 +143,8 @@ func (l *linuxGuest) sh(line string) string {
 }
 
 // complaint is what a kernel's log must not have.
-var complaint = regexp.MustCompile(`WARNING:|BUG:|Oops|cut here|Call Trace|general protection|refcount_t|stack-protector`)
+var complaint = regexp.MustCompile(
+	`WARNING:|BUG:|Oops|cut here|Call Trace|general protection|refcount_t|stack-protector`)
 
 // clean reports what a guest's kernel complained of.
 func (l *linuxGuest) clean(t *testing.T) {
@@ -176,7 +176,7 @@ func (w *linuxWorld) row(name string, f func(t *testing.T)) {
 			w.t.Logf("%s:\n%s", l.name, out)
 		}
 		var conns control.Conns
-		_ = w.ours.ask(&conns, "show", "conn")
+		_ = w.ours.ask(&conns)
 		w.t.Logf("connections of ours: %+v", conns.Conns)
 	}
 }
@@ -211,13 +211,13 @@ func (w *linuxWorld) byDatagram(l *linuxGuest) {
 	o.t.Helper()
 	if ud >= leastIPv6 {
 		pings(o, l.node, 64, min(ud, o.status().Interface.UDMTU))
-		transfers(o, l.node, 1<<20)
+		transfers(o, l.node, someOctets)
 		return
 	}
 	between(o, l.node, func(from, to *node) {
 		from.reach(to.v4(), 64)
 		from.reach(to.v4(), ud)
-		from.transfer(to, to.v4(), 1<<20)
+		from.transfer(to, to.v4(), someOctets)
 	})
 }
 
@@ -228,10 +228,8 @@ const leastIPv6 = 1280
 func pings(a, b *node, sizes ...int) {
 	a.t.Helper()
 	between(a, b, func(from, to *node) {
-		for _, size := range sizes {
-			from.reach(to.v4(), size)
-			from.reach(to.v6(), size)
-		}
+		from.reach(to.v4(), sizes...)
+		from.reach(to.v6(), sizes...)
 	})
 }
 
@@ -249,7 +247,7 @@ func (n *node) device() string {
 	if n.socket == "" {
 		return linuxIf
 	}
-	return productIf
+	return cmp.Or(n.ifname, productIf)
 }
 
 // hears has a datagram that one end sends to many reach the other.
@@ -299,7 +297,7 @@ func exchanges(from, to *node, addr string, sizes ...int) {
 // conns returns the established connections of ours with a host.
 func (n *node) conns(dir string) (found []control.Conn) {
 	var all control.Conns
-	if err := n.ask(&all, "show", "conn"); err != nil {
+	if err := n.ask(&all); err != nil {
 		n.t.Fatal(err)
 	}
 	for _, c := range all.Conns {
@@ -350,7 +348,8 @@ func (l *linuxGuest) subnetAdministration() {
 	out := l.must(saProgram, "rxe0", "grh", other)
 	for _, want := range []string{
 		"port ACTIVE LID 1 SM 1 GID " + guestIPv6, "state ready",
-		fmt.Sprintf("joined %s MLID %d Q_Key 0x00000b1b MTU %d P_Key 0xffff", group, 0xc0ff, min(2048, pathMTU(l.mtu()).Octets())),
+		fmt.Sprintf("joined %s MLID %d Q_Key 0x00000b1b MTU %d P_Key 0xffff", group, 0xc0ff,
+			min(2048, pathMTU(l.mtu()).Octets())),
 		"path " + other + " LIDs 1 254 GRH true hops 64", "left " + group,
 	} {
 		if !strings.Contains(out, want) {
@@ -409,7 +408,7 @@ func (w *linuxWorld) rows(l *linuxGuest) {
 		l = w.boot(1)
 		w.tell(t)
 		pings(w.ours, l.node, 64, maxMTU)
-		transfers(w.ours, l.node, 1<<20)
+		transfers(w.ours, l.node, someOctets)
 	})
 	w.row("two Linux and one of ours", func(*testing.T) { w.twoLinux(l) })
 	w.row("small datagrams", func(t *testing.T) { w.smallDatagrams(t, l, w.linux[1]) })
@@ -422,7 +421,7 @@ func (w *linuxWorld) traffic(l *linuxGuest) {
 		pings(o, l.node, 64)
 		l.knows(o)
 		var all control.Neighbours
-		if err := o.ask(&all, "show", "neigh"); err != nil {
+		if err := o.ask(&all); err != nil {
 			t.Fatal(err)
 		}
 		for _, a := range []string{l.v4(), l.v6()} {
@@ -455,7 +454,7 @@ func (w *linuxWorld) traffic(l *linuxGuest) {
 		}
 	})
 	w.row("subnet administration through umad", func(t *testing.T) { l.subnetAdministration() })
-	w.row("TCP", func(t *testing.T) { transfers(o, l.node, 4<<20) })
+	w.row("TCP", func(t *testing.T) { transfers(o, l.node, 1<<20) })
 	w.row("UDP", func(t *testing.T) {
 		between(o, l.node, func(from, to *node) {
 			exchanges(from, to, to.v4(), 64, 1400, 60000)
@@ -482,7 +481,7 @@ func (w *linuxWorld) restarts(l *linuxGuest) {
 			o.end(signal)
 			w.agent("rc")
 			pings(o, l.node, 64, maxMTU)
-			transfers(o, l.node, 1<<20)
+			transfers(o, l.node, someOctets)
 			l.knows(o)
 		})
 	}
@@ -492,10 +491,11 @@ func (w *linuxWorld) restarts(l *linuxGuest) {
 func (w *linuxWorld) links(l *linuxGuest) {
 	o := w.ours
 	w.row("link of Linux down and up", func(t *testing.T) {
-		l.sh("/usr/bin/ip link set ib0 down; sleep 0.5; /usr/bin/ip link set ib0 up; /usr/bin/ip addr add " + l.v6() + "/64 dev ib0 nodad")
+		l.sh("/usr/bin/ip link set ib0 down; sleep 0.5; /usr/bin/ip link set ib0 up; /usr/bin/ip addr add " + l.v6() +
+			"/64 dev ib0 nodad")
 		l.carrier()
 		pings(o, l.node, 64, maxMTU)
-		transfers(o, l.node, 1<<20)
+		transfers(o, l.node, someOctets)
 	})
 	w.row("link below ours down and up", func(t *testing.T) {
 		if err := w.host.Down("eth0"); err != nil {
@@ -507,13 +507,13 @@ func (w *linuxWorld) links(l *linuxGuest) {
 		}
 		o.until("the interface is up", func() error { return stateIs(o, "up") })
 		pings(o, l.node, 64, maxMTU)
-		transfers(o, l.node, 1<<20)
+		transfers(o, l.node, someOctets)
 	})
 	w.row("link below Linux down and up", func(t *testing.T) {
 		l.sh("/usr/bin/ip link set eth0 down; sleep 1; /usr/bin/ip link set eth0 up")
 		l.carrier()
 		pings(o, l.node, 64, maxMTU)
-		transfers(o, l.node, 1<<20)
+		transfers(o, l.node, someOctets)
 	})
 }
 
@@ -529,7 +529,7 @@ func (w *linuxWorld) modes(l *linuxGuest) {
 				return
 			}
 			pings(o, l.node, 64, maxMTU)
-			transfers(o, l.node, 1<<20)
+			transfers(o, l.node, someOctets)
 		})
 	}
 	w.row("Linux in datagram mode", func(t *testing.T) {
@@ -552,7 +552,7 @@ func (w *linuxWorld) twoLinux(l *linuxGuest) {
 	w.tell(t)
 	for _, pair := range [][2]*node{{o, l.node}, {o, m.node}, {l.node, m.node}} {
 		pings(pair[0], pair[1], 64, maxMTU)
-		transfers(pair[0], pair[1], 1<<20)
+		transfers(pair[0], pair[1], someOctets)
 	}
 	for _, g := range w.linux { // whose connections to ours have become idle meanwhile
 		pings(o, g.node, 64)
@@ -608,7 +608,8 @@ func (w *linuxWorld) smallDatagrams(t *testing.T, from, to *linuxGuest) {
 			theirs = append(theirs, flood(from.node, to.node))
 			ours = append(ours, flood(w.ours, to.node))
 		}
-		t.Logf("UDP of %d octets at %d Mb/s arrives in Linux, from Linux: %.1f; from ours: %.1f Mb/s", datagramSize, datagramRate, theirs, ours)
+		t.Logf("UDP of %d octets at %d Mb/s arrives in Linux, from Linux: %.1f; from ours: %.1f Mb/s", datagramSize,
+			datagramRate, theirs, ours)
 		slices.Sort(ours)
 		slices.Sort(theirs)
 		if got, want = ours[datagramRounds/2], leastOfLinux*theirs[datagramRounds/2]; got >= want {

@@ -157,7 +157,8 @@ func newWorld(img *vm.Image, mtu int, name string) (w *world, err error) {
 // boot starts the guest.
 func (w *world) boot() (err error) {
 	w.vm, err = vm.Boot(context.Background(), w.img, vm.Config{
-		Name: "guest", Segment: w.seg, MAC: mac(1), MTU: w.mtu, IPv4: guestIPv4 + "/24", Modules: []string{"rdma_rxe", "rdma_ucm"},
+		Name: "guest", Segment: w.seg, MAC: mac(1), MTU: w.mtu, IPv4: guestIPv4 + "/24",
+		Modules: []string{"rdma_rxe", "rdma_ucm"},
 	})
 	return err
 }
@@ -279,7 +280,9 @@ func (w *world) explain(t *testing.T, d verbs.Provider, proc *vm.Proc) {
 			fmt.Fprintf(&ours, " %s %d", name, v)
 		}
 	})
-	theirs, err := w.vm.Sh(patience, "cd /sys/class/infiniband/rxe0/ports/1/hw_counters; for f in *; do echo -n \"$f $(cat $f) \"; done; echo; cat /proc/loadavg; dmesg | tail -30")
+	theirs, err := w.vm.Sh(patience,
+		"cd /sys/class/infiniband/rxe0/ports/1/hw_counters; for f in *; do echo -n \"$f $(cat $f) \"; done; echo; cat "+
+			"/proc/loadavg; dmesg | tail -30")
 	if err != nil {
 		theirs += fmt.Sprintf("the guest does not answer: %v", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/provider/softroce"
 	"ipoibcm/test/interop/judge"
+	"ipoibcm/test/interop/vm"
 	"ipoibcm/verbs"
 )
 
@@ -79,7 +80,8 @@ func TestMulticast(t *testing.T) {
 
 			send := func(imm uint32) {
 				copy(a.mem.Buf[4096:], pattern(n, imm))
-				a.postSend(verbs.SendWR{ID: 1, Opcode: verbs.SendImm, Imm: imm, SG: a.sg(4096, n), AH: ah, RemoteQPN: ib.QPNMulticast, RemoteQKey: ib.QKeyIPoIB})
+				a.postSend(verbs.SendWR{ID: 1, Opcode: verbs.SendImm, Imm: imm, SG: a.sg(4096, n), AH: ah,
+					RemoteQPN: ib.QPNMulticast, RemoteQKey: ib.QKeyIPoIB})
 				a.sent()
 			}
 			probes := awaitMembership(t, b, n+verbs.GRHLen, func() { send(probe) })
@@ -92,39 +94,68 @@ func TestMulticast(t *testing.T) {
 					b.do("recv %d 0 %d", i, n+verbs.GRHLen)
 					wc = b.expect(wcRecv)
 				}
-				if wc.id != uint64(i) || wc.byteLen != n+verbs.GRHLen || wc.srcQP != a.qp.QPN() || wc.flags&wcImm == 0 || wc.imm != seed {
-					t.Fatalf("datagram in the guest: %+v, want %d octets from %v", wc, n+verbs.GRHLen, a.qp.QPN())
+				switch {
+				case wc.id != uint64(i):
+					t.Fatalf("datagram in the guest: id is %v, want %v", wc.id, uint64(i))
+				case wc.byteLen != n+verbs.GRHLen:
+					t.Fatalf("datagram in the guest: byteLen is %v, want %v", wc.byteLen, n+verbs.GRHLen)
+				case wc.srcQP != a.qp.QPN():
+					t.Fatalf("datagram in the guest: srcQP is %v, want %v", wc.srcQP, a.qp.QPN())
+				case wc.flags&wcImm == 0:
+					t.Fatal("datagram in the guest: flags lacks wcImm")
+				case wc.imm != seed:
+					t.Fatalf("datagram in the guest: imm is %v, want %v", wc.imm, seed)
 				}
 				b.do("check %d %d %d", verbs.GRHLen, n, seed)
 			}
 			b.do("ah %x", mgid[:])
-			for i := range 5 {
-				seed := uint32(i + 1)
-				a.postRecv(uint64(i), 0, n+verbs.GRHLen)
-				b.do("fill 4096 %d %d", n, seed)
-				b.do("udsend 9 4096 %d 0xffffff 0x%x", n, uint32(ib.QKeyIPoIB))
-				b.expect(wcSend)
-				wc := a.received()
-				src, dst := verbs.GRHAddrs(a.mem.Buf, mgid.Is4())
-				if wc.ID != uint64(i) || wc.ByteLen != n+verbs.GRHLen || wc.SrcQPN != b.qpn || src != fam.guest || dst != mgid {
-					t.Fatalf("datagram from %v to %v: %+v", src, dst, wc)
-				}
-				same(t, "data", a.mem.Buf[verbs.GRHLen:][:n], pattern(n, seed))
-			}
-			// Each of them was on the wire as Ethernet and RoCE have it.
-			want, _ := hex.DecodeString(tt.mac)
-			seen := map[string]int{}
-			for _, p := range c.Packets() {
-				if h, ok := judge.Base(p.Frame); ok && h.QPN == uint32(ib.QPNMulticast) {
-					seen[p.From]++
-					if !bytes.Equal(p.Frame[:6], want) {
-						t.Errorf("multicast of %s went to %x, want %x", p.From, p.Frame[:6], want)
-					}
-				}
-			}
-			if seen[w.vm.Name] != 5 || seen[w.host.Name] != 5+probes {
-				t.Errorf("datagrams on the wire: %v, want 5 of the guest and %d of the host", seen, 5+probes)
-			}
+			receiveGroup(t, a, b, fam, mgid, n)
+			multicastOnWire(t, w, c, tt.mac, probes)
 		})
+	}
+}
+
+// receiveGroup: the guest's datagrams to the group arrive.
+func receiveGroup(t *testing.T, a *end, b *peer, fam family, mgid ib.GID, n int) {
+	t.Helper()
+	for i := range 5 {
+		seed := uint32(i + 1)
+		a.postRecv(uint64(i), 0, n+verbs.GRHLen)
+		b.do("fill 4096 %d %d", n, seed)
+		b.do("udsend 9 4096 %d 0xffffff 0x%x", n, uint32(ib.QKeyIPoIB))
+		b.expect(wcSend)
+		wc := a.received()
+		src, dst := verbs.GRHAddrs(a.mem.Buf, mgid.Is4())
+		switch {
+		case wc.ID != uint64(i):
+			t.Fatalf("datagram from %v to %v: ID is %v, want %v", src, dst, wc.ID, uint64(i))
+		case wc.ByteLen != n+verbs.GRHLen:
+			t.Fatalf("datagram from %v to %v: ByteLen is %v, want %v", src, dst, wc.ByteLen, n+verbs.GRHLen)
+		case wc.SrcQPN != b.qpn:
+			t.Fatalf("datagram from %v to %v: SrcQPN is %v, want %v", src, dst, wc.SrcQPN, b.qpn)
+		case src != fam.guest:
+			t.Fatalf("datagram from %v to %v: src is %v, want %v", src, dst, src, fam.guest)
+		case dst != mgid:
+			t.Fatalf("datagram from %v to %v: dst is %v, want %v", src, dst, dst, mgid)
+		}
+		same(t, "data", a.mem.Buf[verbs.GRHLen:][:n], pattern(n, seed))
+	}
+}
+
+// multicastOnWire: each datagram was on the wire as Ethernet and RoCE have it.
+func multicastOnWire(t *testing.T, w *world, c *vm.Capture, mac string, probes int) {
+	t.Helper()
+	want, _ := hex.DecodeString(mac)
+	seen := map[string]int{}
+	for _, p := range c.Packets() {
+		if h, ok := judge.Base(p.Frame); ok && h.QPN == uint32(ib.QPNMulticast) {
+			seen[p.From]++
+			if !bytes.Equal(p.Frame[:6], want) {
+				t.Errorf("multicast of %s went to %x, want %x", p.From, p.Frame[:6], want)
+			}
+		}
+	}
+	if seen[w.vm.Name] != 5 || seen[w.host.Name] != 5+probes {
+		t.Errorf("datagrams on the wire: %v, want 5 of the guest and %d of the host", seen, 5+probes)
 	}
 }

@@ -108,7 +108,8 @@ func newNFSWorld(t *testing.T) (*world, error) {
 	if err != nil {
 		return w, fmt.Errorf("%w\n%s", err, w.vm.Console())
 	}
-	t.Logf("the guest took %v, the server %v: %s", booted.Sub(start), time.Since(booted), strings.Join(strings.Fields(out), " "))
+	t.Logf("the guest took %v, the server %v: %s", booted.Sub(start), time.Since(booted),
+		strings.Join(strings.Fields(out), " "))
 	return w, nil
 }
 
@@ -247,17 +248,21 @@ func speak(c *nfsConn) {
 	t.Helper()
 	null := func(xid uint32) {
 		t.Helper()
-		c.ask("NULL", append(rdmaHeader(xid, 1, askCredits, rdmaMSG), rpcCall(xid, procNULL)...), append(rdmaHeader(xid, 1, 0, rdmaMSG), rpcReply(xid)...))
+		c.ask("NULL", append(rdmaHeader(xid, 1, askCredits, rdmaMSG), rpcCall(xid, procNULL)...),
+			append(rdmaHeader(xid, 1, 0, rdmaMSG), rpcReply(xid)...))
 	}
 	const xid = 0x11223344
 	// Offered version two first, it says that it has version one only (RFC 8166
 	// section 4.5), and goes on.
-	c.ask("version two", append(words(xid, 2, askCredits, rdmaMSG, 0, 0, 0, 0, 0), rpcCall(xid, procNULL)...), words(xid, 2, 0, rdmaERROR, errVERS, 1, 1))
+	c.ask("version two", append(words(xid, 2, askCredits, rdmaMSG, 0, 0, 0, 0, 0), rpcCall(xid, procNULL)...),
+		words(xid, 2, 0, rdmaERROR, errVERS, 1, 1))
 	null(xid)
 	for _, vers := range []uint32{0, 3, 0xffffffff} {
-		c.ask(fmt.Sprintf("version %d", vers), rdmaHeader(xid, vers, askCredits, rdmaMSG), words(xid, vers, 0, rdmaERROR, errVERS, 1, 1))
+		c.ask(fmt.Sprintf("version %d", vers), rdmaHeader(xid, vers, askCredits, rdmaMSG),
+			words(xid, vers, 0, rdmaERROR, errVERS, 1, 1))
 	}
-	c.ask("procedure 9", append(rdmaHeader(xid, 1, askCredits, 9), rpcCall(xid, procNULL)...), words(xid, 1, 0, rdmaERROR, errCHUNK))
+	c.ask("procedure 9", append(rdmaHeader(xid, 1, askCredits, 9), rpcCall(xid, procNULL)...),
+		words(xid, 1, 0, rdmaERROR, errCHUNK))
 	null(xid + 1)
 	c.bye()
 	// It knows version one only, and what belongs to it.
@@ -290,8 +295,10 @@ func nfsMessages(t *testing.T, wire *vm.Capture) (got []string) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	rows, err := judge.RPCFields(ctx, file, "rpcordma", "frame.number", "_ws.malformed", "_ws.expert.severity", "_ws.expert.message",
-		"rpcordma.xid", "rpcordma.version", "rpcordma.msg_type", "rpcordma.errcode", "rpc.xid", "rpc.msgtyp", "rpc.program", "rpc.programversion", "rpc.procedure", "rpc.state_accept")
+	rows, err := judge.RPCFields(ctx, file, "rpcordma", "frame.number", "_ws.malformed", "_ws.expert.severity",
+		"_ws.expert.message",
+		"rpcordma.xid", "rpcordma.version", "rpcordma.msg_type", "rpcordma.errcode", "rpc.xid", "rpc.msgtyp", "rpc.program",
+		"rpc.programversion", "rpc.procedure", "rpc.state_accept", "infiniband.bth.destqp", "infiniband.bth.psn")
 	if errors.Is(err, judge.ErrNoTshark) {
 		t.Log(err)
 		return nil
@@ -299,7 +306,13 @@ func nfsMessages(t *testing.T, wire *vm.Capture) (got []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	seen := map[string]bool{}
 	for _, r := range rows {
+		at := r[14] + " " + r[15]
+		if r[15] != "" && seen[at] {
+			continue // an ACK was late on a busy machine, and the packet was sent again
+		}
+		seen[at] = true
 		if r[1] != "" || strings.Contains(r[2], "8388608") && !judge.Known(r[3]) {
 			t.Errorf("tshark: packet %s: %s %s", r[0], r[1], r[3])
 		}

@@ -44,7 +44,8 @@ func TestNFSProbe(t *testing.T) {
 			defer cancel()
 			run := func(args ...string) (d control.RPCProbe) {
 				t.Helper()
-				c := exec.CommandContext(ctx, program, append([]string{"probe", "rpcrdma", tt.addr, "--transport", tt.carrier, "--pause", "500ms", "--json"}, args...)...)
+				c := exec.CommandContext(ctx, program,
+					append([]string{"probe", "rpcrdma", tt.addr, "--transport", tt.carrier, "--pause", "500ms", "--json"}, args...)...)
 				var out, complaints bytes.Buffer
 				c.Stdout, c.Stderr = &out, &complaints
 				if err := w.host.Start(c); err != nil {
@@ -58,17 +59,34 @@ func TestNFSProbe(t *testing.T) {
 				return d
 			}
 			d := run("--count", "3")
-			if d.Outcome != "answered" || d.Offered != 2 || d.Refused != 2 || d.Agreed != 1 || d.Granted == 0 || d.Status != "SUCCESS" || len(d.NullMS) != 3 || len(d.Counters) != 0 {
-				t.Errorf("%+v", d)
+			switch {
+			case d.Outcome != "answered":
+				t.Errorf("Outcome is %v, want \"answered\"", d.Outcome)
+			case d.Offered != 2:
+				t.Errorf("Offered is %v, want 2", d.Offered)
+			case d.Refused != 2:
+				t.Errorf("Refused is %v, want 2", d.Refused)
+			case d.Agreed != 1:
+				t.Errorf("Agreed is %v, want 1", d.Agreed)
+			case d.Granted == 0:
+				t.Error("Granted is 0, want more")
+			case d.Status != "SUCCESS":
+				t.Errorf("Status is %v, want \"SUCCESS\"", d.Status)
+			case len(d.NullMS) != 3:
+				t.Errorf("NullMS has %v elements, want 3", len(d.NullMS))
+			case len(d.Counters) != 0:
+				t.Errorf("Counters has %v elements, want 0", len(d.Counters))
 			}
 			// The kernel's message: 4096 octets both ways, and R not set.
-			if r := d.Received; r.At != 0 || r.Hex != "f6ab0e1801000303" || r.SendSize != 4096 || r.RecvSize != 4096 || r.RemoteInv || d.RemoteInv {
+			if r := d.Received; r.At != 0 || r.Hex != "f6ab0e1801000303" || r.SendSize != 4096 || r.RecvSize != 4096 ||
+				r.RemoteInv || d.RemoteInv {
 				t.Errorf("private data of the kernel: %+v", r)
 			}
 			if d.SendInline != 4096 || d.RecvInline != 4096 {
 				t.Errorf("inline %d and %d", d.SendInline, d.RecvInline)
 			}
-			if d := run("--count", "1", "--send-size", "1024", "--receive-size", "2048", "--rpcrdma", "1"); d.SendInline != 1024 || d.RecvInline != 2048 || d.Refused != 0 {
+			if d := run("--count", "1", "--send-size", "1024", "--receive-size", "2048", "--rpcrdma",
+				"1"); d.SendInline != 1024 || d.RecvInline != 2048 || d.Refused != 0 {
 				t.Errorf("small sizes: %+v", d)
 			}
 			if d := run("--vers-only"); d.Agreed != 1 || len(d.NullMS) != 0 {
@@ -102,7 +120,8 @@ func rpcEnd(t *testing.T, w *world, fam *family, o rpcrdma.Options) *transport.E
 			t.Fatal(err)
 		}
 		t.Cleanup(port.Close)
-		if e, err = transport.DialRoCE(ctx, port, fam.guest.Addr(), nfsPort, transport.Options{Provider: verbs.Provider(dev), RPC: o}); err != nil {
+		if e, err = transport.DialRoCE(ctx, port, fam.guest.Addr(), nfsPort,
+			transport.Options{Provider: verbs.Provider(dev), RPC: o}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -194,8 +213,15 @@ func TestNFSCalls(t *testing.T) {
 					t.Errorf("EXCHANGE_ID %s: %x", what, b)
 				}
 			}
-			if i := e.Info(); i.Version != 1 || i.Refused != 2 || i.SendInline != 1024 || i.RecvInline != 4096 {
-				t.Errorf("%+v", i)
+			switch i := e.Info(); {
+			case i.Version != 1:
+				t.Errorf("Version is %v, want 1", i.Version)
+			case i.Refused != 2:
+				t.Errorf("Refused is %v, want 2", i.Refused)
+			case i.SendInline != 1024:
+				t.Errorf("SendInline is %v, want 1024", i.SendInline)
+			case i.RecvInline != 4096:
+				t.Errorf("RecvInline is %v, want 4096", i.RecvInline)
 			}
 			// Before the READs: it takes a reply whose data is in a Write chunk for all of it.
 			got := nfsMessages(t, wire)
@@ -207,29 +233,7 @@ func TestNFSCalls(t *testing.T) {
 					}
 				}
 			}
-			file := numbers()
-			for _, at := range []struct{ off, n int }{{0, 100}, {0, 5000}, {7, 4097}, {200000, 65536}, {299990, 100}} {
-				body := words(opPutRootFH, opLookup)
-				body = append(append(body, xdrString("numbers")...), words(opRead, 0, 0, 0, 0, 0, uint32(at.off), uint32(at.n))...)
-				r, err := e.Call(ctx, rpcrdma.Submit{Payload: compound(0, 3, body), MaxReply: 200, Results: []int{at.n}})
-				b := compoundReply(t, r, err)
-				want := file[at.off:min(len(file), at.off+at.n)]
-				eof := uint32(0)
-				if at.off+at.n >= len(file) {
-					eof = 1
-				}
-				head := words(opPutRootFH, 0, opLookup, 0, opRead, 0, eof, uint32(len(want)))
-				if !bytes.HasPrefix(b, head) {
-					t.Fatalf("READ of %d at %d: %x", at.n, at.off, b)
-				}
-				got := append(b[len(head):], bytes.Join(r.Results, nil)...)
-				if inline := len(b) - len(head); at.n >= 4096 && (inline != 0 || len(r.Results) != 1) {
-					t.Errorf("READ of %d: %d octets inline, %d results", at.n, inline, len(r.Results))
-				}
-				if len(got) < len(want) || !bytes.Equal(got[:len(want)], want) {
-					t.Errorf("READ of %d at %d: %d octets, not those of the file", at.n, at.off, len(got))
-				}
-			}
+			readNumbers(ctx, t, e)
 			e.Close()
 			e.Counters(func(name string, v uint64) {
 				if v != 0 && name != "disconnected" && name != "version" {
@@ -237,5 +241,33 @@ func TestNFSCalls(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// readNumbers reads parts of the file of numbers, small ones inline and larger ones by chunks.
+func readNumbers(ctx context.Context, t *testing.T, e *transport.End) {
+	t.Helper()
+	file := numbers()
+	for _, at := range []struct{ off, n int }{{0, 100}, {0, 5000}, {7, 4097}, {200000, 65536}, {299990, 100}} {
+		body := words(opPutRootFH, opLookup)
+		body = append(append(body, xdrString("numbers")...), words(opRead, 0, 0, 0, 0, 0, uint32(at.off), uint32(at.n))...)
+		r, err := e.Call(ctx, rpcrdma.Submit{Payload: compound(0, 3, body), MaxReply: 200, Results: []int{at.n}})
+		b := compoundReply(t, r, err)
+		want := file[at.off:min(len(file), at.off+at.n)]
+		eof := uint32(0)
+		if at.off+at.n >= len(file) {
+			eof = 1
+		}
+		head := words(opPutRootFH, 0, opLookup, 0, opRead, 0, eof, uint32(len(want)))
+		if !bytes.HasPrefix(b, head) {
+			t.Fatalf("READ of %d at %d: %x", at.n, at.off, b)
+		}
+		got := append(b[len(head):], bytes.Join(r.Results, nil)...)
+		if inline := len(b) - len(head); at.n >= 4096 && (inline != 0 || len(r.Results) != 1) {
+			t.Errorf("READ of %d: %d octets inline, %d results", at.n, inline, len(r.Results))
+		}
+		if len(got) < len(want) || !bytes.Equal(got[:len(want)], want) {
+			t.Errorf("READ of %d at %d: %d octets, not those of the file", at.n, at.off, len(got))
+		}
 	}
 }

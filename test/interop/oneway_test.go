@@ -52,7 +52,8 @@ func (w *oneWayWatch) request(from string, frame []byte) (to farQP, ok bool) {
 func (w *oneWayWatch) see(from string, frame []byte) {
 	if to, ok := w.request(from, frame); ok {
 		if w.theirs[to] {
-			w.wrong = append(w.wrong, fmt.Sprintf("a packet of ours on the connection that %v opened with its QPN %v", to.host, to.qpn))
+			w.wrong = append(w.wrong, fmt.Sprintf("a packet of ours on the connection that %v opened with its QPN %v",
+				to.host, to.qpn))
 		} else {
 			w.sent++
 		}

@@ -75,33 +75,15 @@ func readDestination(r io.Reader) (d destination, err error) {
 // exchange tells the program of ours and returns its own. ready is called when
 // the program's are known and before it may send.
 func (p pingpong) exchange(w *world, run func() error, ours []destination, ready func([]destination)) error {
-	var conn net.Conn
 	var line []byte
 	for _, d := range ours {
 		line = d.append(line)
-	}
-	read := func() ([]destination, error) {
-		theirs := make([]destination, len(ours))
-		for i := range theirs {
-			var err error
-			if theirs[i], err = readDestination(conn); err != nil {
-				return nil, err
-			}
-		}
-		return theirs, nil
 	}
 	if p.guestIs == "server" {
 		if err := run(); err != nil {
 			return err
 		}
-		err := w.host.Do(func() (err error) {
-			for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) { // it is not listening yet
-				conn, err = net.DialTimeout("tcp4", fmt.Sprintf("%s:%d", guestIPv4, pingpongPort), patience)
-				if err == nil || time.Now().After(end) {
-					return err
-				}
-			}
-		})
+		conn, err := dialPingpong(w)
 		if err != nil {
 			return err
 		}
@@ -110,7 +92,7 @@ func (p pingpong) exchange(w *world, run func() error, ours []destination, ready
 		if _, err := conn.Write(line); err != nil {
 			return err
 		}
-		theirs, err := read()
+		theirs, err := readDestinations(conn, len(ours))
 		if err != nil {
 			return err
 		}
@@ -136,7 +118,7 @@ func (p pingpong) exchange(w *world, run func() error, ours []destination, ready
 	}
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(patience))
-	theirs, err := read()
+	theirs, err := readDestinations(conn, len(ours))
 	if err != nil {
 		return err
 	}
@@ -149,6 +131,29 @@ func (p pingpong) exchange(w *world, run func() error, ours []destination, ready
 		return errors.Join(err, fmt.Errorf("side channel: %q instead of done", done))
 	}
 	return nil
+}
+
+// dialPingpong connects to the guest's program, which may not listen yet.
+func dialPingpong(w *world) (conn net.Conn, err error) {
+	err = w.host.Do(func() (err error) {
+		for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) { // it is not listening yet
+			conn, err = net.DialTimeout("tcp4", fmt.Sprintf("%s:%d", guestIPv4, pingpongPort), patience)
+			if err == nil || time.Now().After(end) {
+				return err
+			}
+		}
+	})
+	return conn, err
+}
+
+func readDestinations(conn net.Conn, n int) (theirs []destination, err error) {
+	theirs = make([]destination, n)
+	for i := range theirs {
+		if theirs[i], err = readDestination(conn); err != nil {
+			return nil, err
+		}
+	}
+	return theirs, nil
 }
 
 // run plays one ping-pong and compares all data.
@@ -187,7 +192,8 @@ func (p pingpong) run(t *testing.T, w *world, d *softroce.Device, fam family) {
 	for p.qps > 0 && len(ours) < srqDestinations {
 		ours = append(ours, destination{gid: fam.host})
 	}
-	argv := []string{p.program, "-g", fmt.Sprint(fam.index), "-s", fmt.Sprint(p.size), "-n", fmt.Sprint(iterations * qps), "-p", fmt.Sprint(pingpongPort), "-r", "64"}
+	argv := []string{p.program, "-g", fmt.Sprint(fam.index), "-s", fmt.Sprint(p.size), "-n",
+		fmt.Sprint(iterations * qps), "-p", fmt.Sprint(pingpongPort), "-r", "64"}
 	if p.transport != ib.UD {
 		argv = append(argv, "-m", fmt.Sprint(pathMTU(w.mtu).Octets()))
 	}
@@ -309,7 +315,8 @@ func (p pingpong) run(t *testing.T, w *world, d *softroce.Device, fam family) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := fmt.Sprintf("QPN 0x%06x, PSN 0x%06x", uint32(ours[0].qpn), uint32(startPSN)); !strings.Contains(text, want) {
+	if want := fmt.Sprintf("QPN 0x%06x, PSN 0x%06x", uint32(ours[0].qpn),
+		uint32(startPSN)); !strings.Contains(text, want) {
 		t.Errorf("the program has not understood our line %q:\n%s", want, text)
 	}
 	for _, e := range ends {
@@ -344,7 +351,8 @@ func TestPingPong(t *testing.T) {
 			}
 		}
 		for _, p := range runs {
-			t.Run(fmt.Sprintf("%s/%d/guest=%s", strings.TrimSuffix(strings.TrimPrefix(p.program, "ibv_"), "_pingpong"), p.size, p.guestIs), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s/%d/guest=%s", strings.TrimSuffix(strings.TrimPrefix(p.program, "ibv_"), "_pingpong"), p.size,
+				p.guestIs), func(t *testing.T) {
 				p.run(t, w, d, fam)
 			})
 			if t.Failed() {

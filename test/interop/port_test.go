@@ -40,35 +40,12 @@ func TestPortChanges(t *testing.T) {
 	t.Run("another GID", func(t *testing.T) {
 		a.t, b.t = t, t
 		defer p.tell(t)
-		old := b.status().Interface.GID
-		sh(t, g, "/usr/bin/ip addr add fe80::77/64 dev eth0 nodad; /usr/bin/ip addr del "+guestIPv6+"/64 dev eth0")
-		b.until("the GID is the new address", func() error {
-			s := b.status()
-			if s.Interface.GID == old || !slices.Contains(s.Underlay.GIDs, s.Interface.GID) || !strings.Contains(s.Interface.GID, "77") {
-				return fmt.Errorf("it is %s of %v", s.Interface.GID, s.Underlay.GIDs)
-			}
-			return nil
-		})
-		p.meet("rc")
+		anotherGID(t, p, g)
 	})
 	t.Run("another MTU", func(t *testing.T) {
 		a.t, b.t = t, t
 		defer p.tell(t)
-		warned := func(want bool) func() error {
-			return func() error {
-				s := b.status()
-				got := strings.Contains(strings.Join(s.Warnings, "\n"), "UD MTU 2044 needs an IB path MTU of 2048, the device has 1024")
-				if got != want {
-					return fmt.Errorf("path MTU %d, warnings %q", s.Underlay.PathMTU, s.Warnings)
-				}
-				return nil
-			}
-		}
-		sh(t, g, "/usr/bin/ip link set eth0 mtu 1500")
-		b.until("a warning", warned(true))
-		sh(t, g, "/usr/bin/ip link set eth0 mtu 5000")
-		b.until("no warning", warned(false))
-		p.meet("rc")
+		anotherMTU(t, p, g)
 	})
 	t.Run("link down and up", func(t *testing.T) {
 		a.t, b.t = t, t
@@ -82,48 +59,100 @@ func TestPortChanges(t *testing.T) {
 	t.Run("a datagram without a route", func(t *testing.T) {
 		a.t, b.t = t, t
 		defer p.tell(t)
-		// It takes the UD QP of rdma_rxe to ERR, as one in the moment when a link
-		// comes up may.
-		sh(t, g, "/usr/bin/ip -6 route del ff00::/8 dev eth0 table local")
-		_, _ = b.run(trafficProgram, "ping", "10.9.0.99", "100") // asks everybody
-		b.until("the UD QP has come back", func() error {
-			for line := range strings.Lines(b.must(productProgram, "show", "stats", "--control="+b.socket)) {
-				if strings.Contains(line, "ud_qp_revived") {
-					return nil // counters at zero are left out
-				}
-			}
-			return errors.New("it was not brought back")
-		})
-		sh(t, g, "/usr/bin/ip -6 route add multicast ff00::/8 dev eth0 table local")
-		// A new address is found over the UD QPs only, by a query and an answer.
-		sh(t, g, "/usr/bin/ip addr add 10.9.0.7/24 dev "+productIf)
-		a.reach("10.9.0.7", 100)
-		p.meet("rc")
+		withoutRoute(t, p, g)
 	})
 	t.Run("the device is removed", func(t *testing.T) {
 		a.t, b.t = t, t
 		defer p.tell(t)
-		// It takes until the agent has let go; the agent ends, for a supervisor to start anew.
-		sh(t, g, "rdma link delete rxe0")
-		if _, err := b.agent.Wait(patience); err == nil {
-			t.Error("the agent ended as if it had been asked to")
+		removedDevice(t, p, g)
+	})
+}
+
+// anotherGID: the underlay gets another address, and the connection comes back.
+func anotherGID(t *testing.T, p *pairing, g *vm.VM) {
+	t.Helper()
+	b := p.b
+	old := b.status().Interface.GID
+	sh(t, g, "/usr/bin/ip addr add fe80::77/64 dev eth0 nodad; /usr/bin/ip addr del "+guestIPv6+"/64 dev eth0")
+	b.until("the GID is the new address", func() error {
+		s := b.status()
+		if s.Interface.GID == old || !slices.Contains(s.Underlay.GIDs, s.Interface.GID) ||
+			!strings.Contains(s.Interface.GID, "77") {
+			return fmt.Errorf("it is %s of %v", s.Interface.GID, s.Underlay.GIDs)
 		}
-		if out := b.agent.Output(); !strings.Contains(out, "the device is lost: RDMA device rxe0 was removed") {
-			t.Errorf("the agent said %q", out)
-		}
-		a.until("the peer notices", func() error {
-			if _, err := a.run(trafficProgram, "ping", b.v4(), "100"); err == nil {
-				return errors.New("it still answers")
+		return nil
+	})
+	p.meet("rc")
+}
+
+// anotherMTU: status warns while the path MTU is too small for the UD MTU.
+func anotherMTU(t *testing.T, p *pairing, g *vm.VM) {
+	t.Helper()
+	b := p.b
+	warned := func(want bool) func() error {
+		return func() error {
+			s := b.status()
+			got := strings.Contains(strings.Join(s.Warnings, "\n"),
+				"UD MTU 2044 needs an IB path MTU of 2048, the device has 1024")
+			if got != want {
+				return fmt.Errorf("path MTU %d, warnings %q", s.Underlay.PathMTU, s.Warnings)
 			}
 			return nil
-		})
-		sh(t, g, "rdma link add rxe0 type rxe netdev eth0")
-		b.up(b.args...)
-		// An attempt of the peer may have turned to the UD QPs meanwhile, because nobody
-		// answered at QP 1.
-		p.path = ""
-		p.meet("rc")
+		}
+	}
+	sh(t, g, "/usr/bin/ip link set eth0 mtu 1500")
+	b.until("a warning", warned(true))
+	sh(t, g, "/usr/bin/ip link set eth0 mtu 5000")
+	b.until("no warning", warned(false))
+	p.meet("rc")
+}
+
+// withoutRoute: a datagram without a route takes the UD QP of rdma_rxe to ERR, as one in the
+// moment when a link comes up may.
+func withoutRoute(t *testing.T, p *pairing, g *vm.VM) {
+	t.Helper()
+	a, b := p.a, p.b
+	sh(t, g, "/usr/bin/ip -6 route del ff00::/8 dev eth0 table local")
+	_, _ = b.run(trafficProgram, "ping", "10.9.0.99", "100") // asks everybody
+	b.until("the UD QP has come back", func() error {
+		for line := range strings.Lines(b.must(productProgram, "show", "stats", "--control="+b.socket)) {
+			if strings.Contains(line, "ud_qp_revived") {
+				return nil // counters at zero are left out
+			}
+		}
+		return errors.New("it was not brought back")
 	})
+	sh(t, g, "/usr/bin/ip -6 route add multicast ff00::/8 dev eth0 table local")
+	// A new address is found over the UD QPs only, by a query and an answer.
+	sh(t, g, "/usr/bin/ip addr add 10.9.0.7/24 dev "+productIf)
+	a.reach("10.9.0.7", 100)
+	p.meet("rc")
+}
+
+// removedDevice: it takes until the agent has let go; the agent ends, for a supervisor to
+// start it anew.
+func removedDevice(t *testing.T, p *pairing, g *vm.VM) {
+	t.Helper()
+	a, b := p.a, p.b
+	sh(t, g, "rdma link delete rxe0")
+	if _, err := b.agent.Wait(patience); err == nil {
+		t.Error("the agent ended as if it had been asked to")
+	}
+	if out := b.agent.Output(); !strings.Contains(out, "the device is lost: RDMA device rxe0 was removed") {
+		t.Errorf("the agent said %q", out)
+	}
+	a.until("the peer notices", func() error {
+		if _, err := a.run(trafficProgram, "ping", b.v4(), "100"); err == nil {
+			return errors.New("it still answers")
+		}
+		return nil
+	})
+	sh(t, g, "rdma link add rxe0 type rxe netdev eth0")
+	b.up(b.args...)
+	// An attempt of the peer may have turned to the UD QPs meanwhile, because nobody
+	// answered at QP 1.
+	p.path = ""
+	p.meet("rc")
 }
 
 // tell logs what both agents know if the test has failed.

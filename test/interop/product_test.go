@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -35,6 +36,9 @@ var products struct {
 	img *vm.Image
 	dir string
 	err error
+
+	softIB    *vm.Image // img with a soft InfiniBand port
+	softIBErr error
 }
 
 // productImage returns an image with the product and the traffic program, and the
@@ -56,8 +60,35 @@ func productImage(t *testing.T) (*vm.Image, string) {
 	return products.img, products.dir
 }
 
+// softIBImage is productImage with the soft InfiniBand port, which is built once. It skips the test
+// where that cannot be.
+func softIBImage(t *testing.T) (*vm.Image, string) {
+	t.Helper()
+	base, dir := productImage(t)
+	products.Lock()
+	defer products.Unlock()
+	if products.softIB == nil && products.softIBErr == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
+		defer cancel()
+		port := filepath.Join(dir, "softib")
+		if products.softIBErr = os.Mkdir(port, 0o700); products.softIBErr == nil {
+			products.softIB, products.softIBErr = vm.WithSoftIB(ctx, base, port)
+		}
+	}
+	err := products.softIBErr
+	var missing *vm.MissingError
+	if errors.Is(err, vm.ErrNoSoftIB) || errors.As(err, &missing) && os.Getenv("CI") != "true" {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return products.softIB, dir
+}
+
 func makeProductImage(base *vm.Image, dir string) (*vm.Image, error) {
-	product, traffic, admin := filepath.Join(dir, productProgram), filepath.Join(dir, trafficProgram), filepath.Join(dir, saProgram)
+	product, traffic, admin := filepath.Join(dir, productProgram), filepath.Join(dir, trafficProgram),
+		filepath.Join(dir, saProgram)
 	for _, b := range []struct {
 		cgo  string
 		args []string
@@ -97,6 +128,8 @@ type node struct {
 	name     string
 	provider []string // arguments of run
 	number   int      // of its addresses
+	link     int      // that they belong to; zero for all but a second link of the same hosts
+	ifname   string   // of the interface; empty: productIf
 	socket   string   // control socket
 	start    func(argv ...string) (proc, error)
 
@@ -106,14 +139,16 @@ type node struct {
 
 // guestNode runs agents on rxe0 of a guest, which does not load ib_cm by itself.
 func guestNode(t *testing.T, g *vm.VM, number int) *node {
-	return &node{t: t, name: g.Name, number: number, socket: "/run/agent.sock", provider: []string{"--provider=ibverbs", "--device=rxe0"},
-		start: func(argv ...string) (proc, error) { return g.Start(argv...) }}
+	return &node{t: t, name: g.Name, number: number, socket: "/run/agent.sock",
+		provider: []string{"--provider=ibverbs", "--device=rxe0"},
+		start:    func(argv ...string) (proc, error) { return g.Start(argv...) }}
 }
 
 // hostNode runs agents on eth0 of a namespace of the host.
 func hostNode(t *testing.T, h *lab.Host, dir string, number int) *node {
-	return &node{t: t, name: "host", number: number, socket: filepath.Join(dir, h.Name+".sock"), provider: []string{"--provider=softroce", "--underlay=eth0"},
-		start: func(argv ...string) (proc, error) { return startHere(h, dir, argv) }}
+	return &node{t: t, name: "host", number: number, socket: filepath.Join(dir, h.Name+".sock"),
+		provider: []string{"--provider=softroce", "--underlay=eth0"},
+		start:    func(argv ...string) (proc, error) { return startHere(h, dir, argv) }}
 }
 
 // A hostProc is a command in a namespace.
@@ -218,14 +253,17 @@ func (n *node) must(argv ...string) string {
 
 const productIf = "ibcm0"
 
-func (n *node) v4() string { return fmt.Sprintf("10.9.0.%d", n.number) }
-func (n *node) v6() string { return fmt.Sprintf("fd09::%d", n.number) }
+func (n *node) v4() string { return fmt.Sprintf("10.9.%d.%d", n.link, n.number) }
+func (n *node) v6() string {
+	return netip.MustParseAddr(fmt.Sprintf("fd09:%d::%d", n.link, n.number)).String()
+}
 
 // up starts the agent and waits until its interface is up.
 func (n *node) up(args ...string) {
 	n.t.Helper()
 	n.args = args
-	argv := append([]string{productProgram, "run", "--name=" + productIf, "--control=" + n.socket, "--address=" + n.v4() + "/24"}, n.provider...)
+	argv := append([]string{productProgram, "run", "--name=" + productIf, "--control=" + n.socket,
+		"--address=" + n.v4() + "/24"}, n.provider...)
 	var err error
 	if n.agent, err = n.start(append(argv, args...)...); err != nil {
 		n.t.Fatal(err)
@@ -239,7 +277,7 @@ func (n *node) up(args ...string) {
 	})
 	n.until("the interface is up", func() error {
 		var s control.Status
-		if err := n.ask(&s, "status"); err != nil {
+		if err := n.ask(&s); err != nil {
 			return err
 		}
 		if s.Interface.State != "up" {
@@ -258,19 +296,37 @@ func (n *node) end(signal string) {
 	}
 }
 
-// ask reads one document of the agent.
-func (n *node) ask(v any, what ...string) error {
-	out, err := n.run(append(append([]string{productProgram}, what...), "--json", "--control="+n.socket)...)
-	bad := json.Unmarshal([]byte(out), v)
-	if s, ok := v.(*control.Status); ok && bad == nil && s.Interface.Name != "" {
-		return nil // the exit status is about the interface
+// ask reads one document of the agent. A guest starts the program for that in a third of the time that
+// ours takes.
+func (n *node) ask(v any) error {
+	path := ""
+	switch v.(type) {
+	case *control.Status:
+		path = control.PathStatus
+	case *control.Conns:
+		path = control.PathConns
+	case *control.Neighbours:
+		path = control.PathNeigh
+	case *control.Stats:
+		path = control.PathStats
+	default:
+		panic(fmt.Sprintf("no document %T", v))
 	}
-	return errors.Join(err, bad)
+	return n.askAt(v, path)
+}
+
+// askAt reads the document at a path of the control API.
+func (n *node) askAt(v any, path string) error {
+	out, err := n.run(trafficProgram, "get", n.socket, path)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal([]byte(out), v)
 }
 
 func (n *node) status() (s control.Status) {
 	n.t.Helper()
-	if err := n.ask(&s, "status"); err != nil {
+	if err := n.ask(&s); err != nil {
 		n.t.Fatal(err)
 	}
 	return s
@@ -290,10 +346,14 @@ func (n *node) until(what string, ok func() error) {
 
 // reach pings until there is an answer: resolving takes a moment, and the first
 // packets may have been lost.
-func (n *node) reach(dst string, size int) {
+func (n *node) reach(dst string, sizes ...int) {
 	n.t.Helper()
-	n.until(fmt.Sprintf("ping %s with %d octets", dst, size), func() error {
-		_, err := n.run(trafficProgram, "ping", dst, fmt.Sprint(size))
+	argv := []string{trafficProgram, "ping", dst}
+	for _, size := range sizes {
+		argv = append(argv, fmt.Sprint(size))
+	}
+	n.until(fmt.Sprintf("ping %s with %d octets", dst, sizes), func() error {
+		_, err := n.run(argv...)
 		return err
 	})
 }
@@ -304,7 +364,7 @@ func (n *node) connected(mode, path string) (c control.Conn) {
 	n.t.Helper()
 	n.until("one "+mode+" connection", func() error {
 		var all control.Conns
-		if err := n.ask(&all, "show", "conn"); err != nil {
+		if err := n.ask(&all); err != nil {
 			return err
 		}
 		up := 0
@@ -332,6 +392,9 @@ func (n *node) routeMTU(dst string, mtu int) {
 		return err
 	})
 }
+
+// someOctets are more than one packet of a connection, and no more than shows that the next ones arrive.
+const someOctets = 256 << 10
 
 // transfer sends octets by TCP and compares the hashes of both ends. It returns how long
 // that took.
@@ -428,7 +491,7 @@ func (p *pairing) accept(mode string, restart bool) {
 		a.reach(b.v4(), 100)
 		a.t.Logf("SIG%s: traffic back after %v", signal, time.Since(start).Round(time.Millisecond))
 		p.meet(mode)
-		a.transfer(b, b.v4(), 1<<20)
+		a.transfer(b, b.v4(), someOctets)
 	}
 }
 
@@ -442,8 +505,15 @@ func (p *pairing) work(mode string) {
 	mtu := p.ud
 	if mode != "ud" {
 		x, y := a.connected(strings.ToUpper(mode), p.path), b.connected(strings.ToUpper(mode), p.path)
-		if x.LocalQPN != y.RemoteQPN || y.LocalQPN != x.RemoteQPN || x.MTU != maxMTU || y.MTU != maxMTU {
-			a.t.Errorf("the two ends of the connection:\n%+v\n%+v", x, y)
+		switch {
+		case x.LocalQPN != y.RemoteQPN:
+			a.t.Errorf("x's LocalQPN is %v, want %v", x.LocalQPN, y.RemoteQPN)
+		case y.LocalQPN != x.RemoteQPN:
+			a.t.Errorf("y's LocalQPN is %v, want %v", y.LocalQPN, x.RemoteQPN)
+		case x.MTU != maxMTU:
+			a.t.Errorf("x's MTU is %v, want %v", x.MTU, maxMTU)
+		case y.MTU != maxMTU:
+			a.t.Errorf("y's MTU is %v, want %v", y.MTU, maxMTU)
 		}
 		mtu = maxMTU
 	}
@@ -452,8 +522,8 @@ func (p *pairing) work(mode string) {
 		b.routeMTU(p.addrs(a)[i], mtu)
 		a.reach(dst, mtu)
 		b.reach(p.addrs(a)[i], mtu)
-		a.transfer(b, dst, 1<<20)
-		b.transfer(a, p.addrs(a)[i], 1<<20)
+		a.transfer(b, dst, someOctets)
+		b.transfer(a, p.addrs(a)[i], someOctets)
 	}
 }
 
@@ -471,7 +541,8 @@ func (p *pairing) meet(mode string) {
 // guestWith starts a guest for the product.
 func guestWith(t *testing.T, seg *vm.Segment, img *vm.Image, number byte, mtu int, modules ...string) *vm.VM {
 	t.Helper()
-	g, err := vm.Boot(context.Background(), img, vm.Config{Name: fmt.Sprintf("guest%d", number), Segment: seg, MAC: mac(number), MTU: mtu,
+	g, err := vm.Boot(context.Background(), img, vm.Config{Name: fmt.Sprintf("guest%d", number), Segment: seg,
+		MAC: mac(number), MTU: mtu,
 		IPv4: fmt.Sprintf("10.77.0.%d/24", number), Modules: append([]string{"rdma_rxe", "tun"}, modules...)})
 	if err != nil {
 		t.Fatal(err)
@@ -525,30 +596,29 @@ func TestGuestMeetsHost(t *testing.T) {
 }
 
 // TestGuestMeetsGuest has two agents on libibverbs meet, with CM on QP 1, and
-// in-band where ib_cm owns that.
+// in-band where ib_cm owns that. All of it is on the same two guests.
 func TestGuestMeetsGuest(t *testing.T) {
 	t.Parallel()
-	for _, cm := range []struct {
-		name, path string
-		modules    []string
-	}{
-		{"without ib_cm", "gsi", []string{"ib_umad"}},
-		{"with ib_cm", "inband", []string{"ib_umad", "rdma_ucm"}},
+	img, _ := productImage(t)
+	seg := vm.NewSegment()
+	t.Cleanup(seg.Close)
+	a, b := guestWith(t, seg, img, 1, 5000, "ib_umad"), guestWith(t, seg, img, 2, 5000, "ib_umad")
+	for _, cm := range []struct{ name, path, prepare string }{
+		{"without ib_cm", "gsi", "test ! -e /sys/module/ib_cm"},
+		{"with ib_cm", "inband", "modprobe rdma_ucm"},
 	} {
 		for _, tt := range []struct {
 			mtu, ud int
 			ipv6    bool
-			modes   []string
 		}{
-			{5000, 2044, true, []string{"rc", "uc", "ud"}},
-			{1500, 1020, false, []string{"rc", "uc", "ud"}},
+			{5000, 2044, true},
+			{1500, 1020, false},
 		} {
 			t.Run(cm.name+"/"+mtuName(tt.mtu), func(t *testing.T) {
-				img, _ := productImage(t)
-				seg := vm.NewSegment()
-				t.Cleanup(seg.Close)
-				a, b := guestWith(t, seg, img, 1, tt.mtu, cm.modules...), guestWith(t, seg, img, 2, tt.mtu, cm.modules...)
-				for i, mode := range tt.modes {
+				for _, g := range []*vm.VM{a, b} {
+					sh(t, g, cm.prepare+" && /usr/bin/ip link set eth0 mtu "+fmt.Sprint(tt.mtu))
+				}
+				for i, mode := range []string{"rc", "uc", "ud"} {
 					t.Run(mode, func(t *testing.T) {
 						(&world{seg: seg}).watch(t)
 						p := &pairing{a: guestNode(t, a, 1), b: guestNode(t, b, 2), ipv6: tt.ipv6, path: cm.path, ud: tt.ud}

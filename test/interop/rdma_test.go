@@ -57,8 +57,13 @@ func ourRDMA(t *testing.T, a *end, b *peer, sizes []int) {
 		clear(a.mem.Buf)
 		b.do("fill 77 %d %d", n, seed+100)
 		a.postSend(b.to(verbs.Read, 2, a.sg(0, n), 77))
-		if wc := a.sent(); wc.ID != 2 || wc.Opcode != verbs.Read || wc.ByteLen != n {
-			t.Fatalf("read of %d: %+v", n, wc)
+		switch wc := a.sent(); {
+		case wc.ID != 2:
+			t.Fatalf("read of %d: ID is %v, want 2", n, wc.ID)
+		case wc.Opcode != verbs.Read:
+			t.Fatalf("read of %d: Opcode is %v, want %v", n, wc.Opcode, verbs.Read)
+		case wc.ByteLen != n:
+			t.Fatalf("read of %d: ByteLen is %v, want %v", n, wc.ByteLen, n)
 		}
 		same(t, "what was read", a.mem.Buf[:n], pattern(n, seed+100))
 		same(t, "octets behind", a.mem.Buf[n:n+10], make([]byte, 10))
@@ -69,8 +74,15 @@ func ourRDMA(t *testing.T, a *end, b *peer, sizes []int) {
 		wr.Imm = 0x01020304
 		a.postSend(wr)
 		a.sent()
-		if c := b.expect(wcRecvWriteImm); c.id != 7 || c.byteLen != n || c.flags&wcImm == 0 || c.imm != 0x01020304 {
-			t.Fatalf("write with immediate of %d in the guest: %+v", n, c)
+		switch c := b.expect(wcRecvWriteImm); {
+		case c.id != 7:
+			t.Fatalf("write with immediate of %d in the guest: c's id is %v, want 7", n, c.id)
+		case c.byteLen != n:
+			t.Fatalf("write with immediate of %d in the guest: c's byteLen is %v, want %v", n, c.byteLen, n)
+		case c.flags&wcImm == 0:
+			t.Fatalf("write with immediate of %d in the guest: c's flags lacks wcImm", n)
+		case c.imm != 0x01020304:
+			t.Fatalf("write with immediate of %d in the guest: c's imm is %v, want 0x01020304", n, c.imm)
 		}
 		b.do("check 100 %d %d", n, seed+200)
 	}
@@ -101,8 +113,17 @@ func theirRDMA(t *testing.T, a *end, b *peer, sizes []int) {
 		a.postRecv(7, 0, 0)
 		b.do("fill 0 %d %d", n, seed+200)
 		b.do("writeimm 3 0 %d 0x%x 0x%x 0x01020304", n, a.mem.Addr+100, a.mem.RKey)
-		if wc := a.received(); wc.ID != 7 || wc.Opcode != verbs.RecvWriteImm || wc.ByteLen != n || wc.Flags&verbs.WithImm == 0 || wc.Imm != 0x01020304 {
-			t.Fatalf("write with immediate of %d: %+v", n, wc)
+		switch wc := a.received(); {
+		case wc.ID != 7:
+			t.Fatalf("write with immediate of %d: ID is %v, want 7", n, wc.ID)
+		case wc.Opcode != verbs.RecvWriteImm:
+			t.Fatalf("write with immediate of %d: Opcode is %v, want %v", n, wc.Opcode, verbs.RecvWriteImm)
+		case wc.ByteLen != n:
+			t.Fatalf("write with immediate of %d: ByteLen is %v, want %v", n, wc.ByteLen, n)
+		case wc.Flags&verbs.WithImm == 0:
+			t.Fatalf("write with immediate of %d: Flags lacks verbs.WithImm", n)
+		case wc.Imm != 0x01020304:
+			t.Fatalf("write with immediate of %d: Imm is %v, want 0x01020304", n, wc.Imm)
 		}
 		b.expect(wcWrite)
 		same(t, "what the guest wrote", a.mem.Buf[100:100+n], pattern(n, seed+200))
@@ -117,16 +138,30 @@ func immediate(t *testing.T, a *end, b *peer, sizes []int) {
 		copy(a.mem.Buf, pattern(n, seed))
 		a.postSend(verbs.SendWR{ID: 1, Opcode: verbs.SendImm, SG: a.sg(0, n), Imm: 0xcafe0000 + seed})
 		a.sent()
-		if c := b.expect(wcRecv); c.id != 4 || c.byteLen != n || c.flags&wcImm == 0 || c.imm != 0xcafe0000+seed {
-			t.Fatalf("send with immediate of %d in the guest: %+v", n, c)
+		switch c := b.expect(wcRecv); {
+		case c.id != 4:
+			t.Fatalf("send with immediate of %d in the guest: c's id is %v, want 4", n, c.id)
+		case c.byteLen != n:
+			t.Fatalf("send with immediate of %d in the guest: c's byteLen is %v, want %v", n, c.byteLen, n)
+		case c.flags&wcImm == 0:
+			t.Fatalf("send with immediate of %d in the guest: c's flags lacks wcImm", n)
+		case c.imm != 0xcafe0000+seed:
+			t.Fatalf("send with immediate of %d in the guest: c's imm is %v, want %v", n, c.imm, 0xcafe0000+seed)
 		}
 		b.do("check 0 %d %d", n, seed)
 
 		a.postRecv(5, 1000, n+3)
 		b.do("fill 0 %d %d", n, seed+50)
 		b.do("sendimm 6 0 %d 0xbeef%04x", n, seed)
-		if wc := a.received(); wc.ID != 5 || wc.ByteLen != n || wc.Flags&verbs.WithImm == 0 || wc.Imm != 0xbeef0000+seed {
-			t.Fatalf("send with immediate of %d: %+v", n, wc)
+		switch wc := a.received(); {
+		case wc.ID != 5:
+			t.Fatalf("send with immediate of %d: ID is %v, want 5", n, wc.ID)
+		case wc.ByteLen != n:
+			t.Fatalf("send with immediate of %d: ByteLen is %v, want %v", n, wc.ByteLen, n)
+		case wc.Flags&verbs.WithImm == 0:
+			t.Fatalf("send with immediate of %d: Flags lacks verbs.WithImm", n)
+		case wc.Imm != 0xbeef0000+seed:
+			t.Fatalf("send with immediate of %d: Imm is %v, want %v", n, wc.Imm, 0xbeef0000+seed)
 		}
 		b.expect(wcSend)
 		same(t, "what the guest sent", a.mem.Buf[1000:1000+n], pattern(n, seed+50))
@@ -181,8 +216,13 @@ func theirWindow(t *testing.T, a *end, b *peer) {
 	b.do("recv 8 20000 100")
 	a.postSend(verbs.SendWR{ID: 2, Opcode: verbs.SendInv, SG: a.sg(0, 100), InvKey: key})
 	a.sent()
-	if c := b.expect(wcRecv); c.id != 8 || c.flags&wcInv == 0 || c.imm != key {
-		t.Fatalf("send with invalidate in the guest: %+v, want R_Key %#x", c, key)
+	switch c := b.expect(wcRecv); {
+	case c.id != 8:
+		t.Fatalf("send with invalidate in the guest: c's id is %v, want 8", c.id)
+	case c.flags&wcInv == 0:
+		t.Fatal("send with invalidate in the guest: c's flags lacks wcInv")
+	case c.imm != key:
+		t.Fatalf("send with invalidate in the guest: c's imm is %v, want %v", c.imm, key)
 	}
 	b.do("check 20000 100 3")
 	wr.ID = 3
@@ -208,8 +248,15 @@ func ourRegion(t *testing.T, a *end, b *peer) {
 	same(t, "what the guest wrote", r.Buf, pattern(5000, 4))
 	a.postRecv(9, 0, 200)
 	b.do("sendinv 2 0 100 0x%x", r.RKey)
-	if wc := a.received(); wc.ID != 9 || wc.ByteLen != 100 || wc.Flags&verbs.WithInv == 0 || wc.Imm != r.RKey {
-		t.Fatalf("send with invalidate: %+v, want R_Key %#x", wc, r.RKey)
+	switch wc := a.received(); {
+	case wc.ID != 9:
+		t.Fatalf("send with invalidate: ID is %v, want 9", wc.ID)
+	case wc.ByteLen != 100:
+		t.Fatalf("send with invalidate: ByteLen is %v, want 100", wc.ByteLen)
+	case wc.Flags&verbs.WithInv == 0:
+		t.Fatal("send with invalidate: Flags lacks verbs.WithInv")
+	case wc.Imm != r.RKey:
+		t.Fatalf("send with invalidate: Imm is %v, want %v", wc.Imm, r.RKey)
 	}
 	b.expect(wcSend)
 	same(t, "what the guest sent", a.mem.Buf[:100], pattern(5000, 4)[:100])

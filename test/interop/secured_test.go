@@ -181,7 +181,7 @@ func (p *pairOfHosts) meet(t *testing.T, u securedUnderlay) {
 func (n *node) counters() map[string]uint64 {
 	n.t.Helper()
 	var st control.Stats
-	if err := n.ask(&st, "show", "stats"); err != nil {
+	if err := n.ask(&st); err != nil {
 		n.t.Fatal(err)
 	}
 	m := map[string]uint64{}
@@ -209,8 +209,13 @@ func (p *pairOfHosts) outside(t *testing.T, n *node) func() int {
 		}
 		line, err := c.Line(patience)
 		seen := 0
-		if _, bad := fmt.Sscan(line, &roce, &seen); err != nil || bad != nil || seen == 0 {
-			t.Errorf("outside: %q, %v, %v", line, err, bad)
+		switch _, bad := fmt.Sscan(line, &roce, &seen); {
+		case err != nil:
+			t.Errorf("outside: %v", err)
+		case bad != nil:
+			t.Errorf("outside: bad is %v, want nil", bad)
+		case seen == 0:
+			t.Error("outside: seen is 0, want more")
 		}
 		return roce
 	}

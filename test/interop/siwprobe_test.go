@@ -19,12 +19,14 @@ import (
 func TestSIWProbe(t *testing.T) {
 	w := openSIW(t, "siw-p2p")
 	program := filepath.Join(t.TempDir(), "ipoibcmd")
-	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, "ipoibcm/cmd/ipoibcmd").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program,
+		"ipoibcm/cmd/ipoibcmd").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	start := func(args ...string) (c *exec.Cmd, out *bytes.Buffer, stderr *bufio.Reader) {
 		t.Helper()
-		c, out = exec.CommandContext(t.Context(), program, append([]string{"probe", "mpa", "--json", "--hold", "1s"}, args...)...), new(bytes.Buffer)
+		c, out = exec.CommandContext(t.Context(), program,
+			append([]string{"probe", "mpa", "--json", "--hold", "1s"}, args...)...), new(bytes.Buffer)
 		c.Stdout = out
 		pipe, err := c.StderrPipe()
 		if err != nil {
@@ -38,8 +40,13 @@ func TestSIWProbe(t *testing.T) {
 	told := func(c *exec.Cmd, out *bytes.Buffer) (p control.MPAProbe) {
 		t.Helper()
 		err := c.Wait()
-		if jerr := json.Unmarshal(out.Bytes(), &p); jerr != nil || err != nil || p.Outcome != "established" {
-			t.Fatalf("%v, %v\n%s", err, jerr, out)
+		switch jerr := json.Unmarshal(out.Bytes(), &p); {
+		case jerr != nil:
+			t.Fatalf("%v", jerr)
+		case err != nil:
+			t.Fatalf("%v", err)
+		case p.Outcome != "established":
+			t.Fatalf("Outcome is %v, want \"established\"", p.Outcome)
 		}
 		return p
 	}
@@ -57,7 +64,8 @@ func TestSIWProbe(t *testing.T) {
 		c, out, _ := start(fmt.Sprintf("%s:%d", guestIPv4, siwPort), "--peer-to-peer", "--ird", "4", "--ord", "3")
 		p := told(c, out)
 		// siw takes the two depths crosswise and names its choice of RTR.
-		if p.Settled.RTR != "write" || p.Settled.ORD != 3 || p.Settled.IRD != 4 || len(p.Frames) != 2 || strings.Join(p.Frames[1].Enhanced.RTR, "+") != "write" {
+		if p.Settled.RTR != "write" || p.Settled.ORD != 3 || p.Settled.IRD != 4 || len(p.Frames) != 2 ||
+			strings.Join(p.Frames[1].Enhanced.RTR, "+") != "write" {
 			t.Errorf("%s", out)
 		}
 	})
@@ -72,7 +80,8 @@ func TestSIWProbe(t *testing.T) {
 		}
 		defer client.Kill()
 		p := told(c, out)
-		if p.Settled.RTR != "write" || p.FirstMessage != "RTR indication: Write of 0 octets" || *p.Frames[0].Enhanced.IRD != 1 {
+		if p.Settled.RTR != "write" || p.FirstMessage != "RTR indication: Write of 0 octets" ||
+			*p.Frames[0].Enhanced.IRD != 1 {
 			t.Errorf("%s", out)
 		}
 	})

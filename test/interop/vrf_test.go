@@ -82,8 +82,11 @@ func TestVRF(t *testing.T) {
 	p.meet("rc")
 	b.hostRouteIn(a.v4(), "main")
 
-	sh(t, g, "/usr/bin/ip link add vrf0 type vrf table 10 && /usr/bin/ip link set vrf0 up && /usr/bin/ip link set "+productIf+" master vrf0")
-	sh(t, g, "/usr/bin/ip route add 10.9.0.0/28 dev eth0; /usr/bin/ip -6 route add fd09::/112 dev eth0; /usr/bin/ip route add 192.0.2.0/24 dev eth0")
+	sh(t, g, "/usr/bin/ip link add vrf0 type vrf table 10 && /usr/bin/ip link set vrf0 up && /usr/bin/ip link set "+
+		productIf+" master vrf0")
+	sh(t, g,
+		"/usr/bin/ip route add 10.9.0.0/28 dev eth0; /usr/bin/ip -6 route add fd09::/112 dev eth0; /usr/bin/ip route "+
+			"add 192.0.2.0/24 dev eth0")
 	sh(t, g, "/usr/bin/ip route add 192.0.2.0/24 via "+a.v4()+" dev "+productIf+" table 10")
 	for _, dst := range p.addrs(a) {
 		b.vrfReach(dst)
@@ -94,16 +97,33 @@ func TestVRF(t *testing.T) {
 		a.reach(dst, 60000)
 	}
 	var e control.Explanation
-	if err := b.ask(&e, "explain", "192.0.2.1"); err != nil {
+	if err := b.askAt(&e, control.PathExplain+"?ip=192.0.2.1"); err != nil {
 		t.Fatal(err)
 	}
 	if e.NextHop != a.v4() {
 		t.Errorf("explain 192.0.2.1: next hop %s, want %s of the VRF's route", e.NextHop, a.v4())
 	}
 
-	// Another device of the VRF has the better route: no host route of ours then.
-	sh(t, g, "/usr/bin/ip link add other type veth peer name far && /usr/bin/ip link set other master vrf0 up && /usr/bin/ip link set far up && "+
-		"/usr/bin/ip route add 10.9.0.0/30 dev other table 10")
+	betterRoute(t, p, g)
+	sh(t, g,
+		"/usr/bin/ip route del 10.9.0.0/28 dev eth0; /usr/bin/ip -6 route del fd09::/112 dev eth0; /usr/bin/ip link set "+
+			productIf+" nomaster")
+	p.meet("rc")
+	for _, dst := range p.addrs(a) {
+		b.reach(dst, 60000)
+		b.hostRouteIn(dst, "main")
+	}
+}
+
+// betterRoute: where another device of the VRF has the better route there is no host route
+// of ours.
+func betterRoute(t *testing.T, p *pairing, g *vm.VM) {
+	t.Helper()
+	a, b := p.a, p.b
+	sh(t, g,
+		"/usr/bin/ip link add other type veth peer name far && /usr/bin/ip link set other master vrf0 up && /usr/bin/ip "+
+			"link set far up && "+
+			"/usr/bin/ip route add 10.9.0.0/30 dev other table 10")
 	b.until("no host route of ours where another device of the VRF leads", func() error {
 		out, err := b.run("/usr/bin/ip", "-4", "route", "show", "table", "10", "proto", "75")
 		if err == nil && strings.Contains(out, a.v4()+" ") {
@@ -115,10 +135,4 @@ func TestVRF(t *testing.T) {
 	b.vrfReach(a.v4())
 	b.hostRouteIn(a.v4(), "10")
 
-	sh(t, g, "/usr/bin/ip route del 10.9.0.0/28 dev eth0; /usr/bin/ip -6 route del fd09::/112 dev eth0; /usr/bin/ip link set "+productIf+" nomaster")
-	p.meet("rc")
-	for _, dst := range p.addrs(a) {
-		b.reach(dst, 60000)
-		b.hostRouteIn(dst, "main")
-	}
 }

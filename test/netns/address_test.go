@@ -196,7 +196,12 @@ func TestAddressWithTwoLengths(t *testing.T) {
 	a.stop()
 	a.run() // it knows nobody
 	both(b, a.reach)
-	if got := neighOf(a, b.v4.String()); got == "" || got == "INCOMPLETE" || got == "FAILED" {
-		t.Errorf("a's entry for %s is %q", b.v4, got)
+	switch got := neighOf(a, b.v4.String()); {
+	case got == "":
+		t.Error("got is empty")
+	case got == "INCOMPLETE":
+		t.Error("got is \"INCOMPLETE\", want another")
+	case got == "FAILED":
+		t.Error("got is \"FAILED\", want another")
 	}
 }

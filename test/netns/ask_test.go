@@ -82,22 +82,36 @@ func TestAskPeers(t *testing.T) {
 	// Before anything has been resolved there is only the GID.
 	var ping control.PeerPing
 	a.asks(&ping, "ping", "--rdma", gid, "--count", "4")
-	if p := ping.Path; len(ping.MS) != 4 || p.GID != gid || p.Via != "as given" || p.RPCRDMA != 2 {
-		t.Errorf("%+v", ping)
+	switch p := ping.Path; {
+	case len(ping.MS) != 4:
+		t.Errorf("MS has %v elements, want 4", len(ping.MS))
+	case p.GID != gid:
+		t.Errorf("GID is %v, want %v", p.GID, gid)
+	case p.Via != "as given":
+		t.Errorf("Via is %v, want \"as given\"", p.Via)
+	case p.RPCRDMA != 2:
+		t.Errorf("RPCRDMA is %v, want 2", p.RPCRDMA)
 	}
 	a.connect(b, "RC")
 	a.echoes(gid)
 	a.asks(&ping, "ping", "--rdma", "10.0.0.2")
-	if p := ping.Path; len(ping.MS) != 3 || p.GID != gid || p.Via != "neighbour" {
-		t.Errorf("%+v", ping)
+	switch p := ping.Path; {
+	case len(ping.MS) != 3:
+		t.Errorf("MS has %v elements, want 3", len(ping.MS))
+	case p.GID != gid:
+		t.Errorf("GID is %v, want %v", p.GID, gid)
+	case p.Via != "neighbour":
+		t.Errorf("Via is %v, want \"neighbour\"", p.Via)
 	}
 	var st control.PeerStatus
 	a.reach(b.v6)
 	a.asks(&st, "status", "--peer", "fd00::2")
-	if own := b.status(); st.Path.GID != gid || st.Status.Interface.PID != own.Interface.PID || len(st.Status.Peers) != len(own.Peers) {
+	if own := b.status(); st.Path.GID != gid || st.Status.Interface.PID != own.Interface.PID ||
+		len(st.Status.Peers) != len(own.Peers) {
 		t.Errorf("%+v", st)
 	}
-	if out, errs, code := a.output("status", "--peer", "10.0.0.2", "--control", a.path(".sock")); code != 0 || !strings.Contains(out, gid) || !strings.Contains(out, "mode rc") {
+	if out, errs, code := a.output("status", "--peer", "10.0.0.2", "--control", a.path(".sock")); code != 0 ||
+		!strings.Contains(out, gid) || !strings.Contains(out, "mode rc") {
 		t.Errorf("exit status %d\n%s%s", code, out, errs)
 	}
 	f := a.follow("monitor", "--peer", "10.0.0.2", "--control", a.path(".sock"))
@@ -106,22 +120,7 @@ func TestAskPeers(t *testing.T) {
 	})
 	f.interrupt()
 
-	// IP is broken at b in every way: addresses, routes and the interface itself.
-	s.must(b.DelAddr(ifName, "10.0.0.2/24"))
-	s.must(b.DelAddr(ifName, "fd00::2/64"))
-	s.must(b.Down(ifName))
-	s.eventually(patience, "the interface is down", func() error {
-		if out, _, code := a.output("status", "--peer", gid, "--control", a.path(".sock"), "--json"); code != 3 || !strings.Contains(out, `"state": "down"`) {
-			return fmt.Errorf("exit status %d: %s", code, out)
-		}
-		return nil
-	})
-	time.Sleep(50 * time.Millisecond)
-	a.asks(&ping, "ping", "--rdma", "10.0.0.2")
-	if p := ping.Path; len(ping.MS) != 3 || p.GID != gid || p.Via == "as given" {
-		t.Errorf("with IP broken: %+v", ping)
-	}
-
+	a.asksWithoutIP(b, gid)
 	a.refused("nobody listens", "ping", "--rdma", c.status().Interface.GID)
 	a.refused("that is this host", "ping", "--rdma", a.status().Interface.GID)
 	a.refused("the GID of its underlay", "ping", "--rdma", "10.0.0.99")
@@ -136,6 +135,34 @@ func TestAskPeers(t *testing.T) {
 	a.refused("peer_allow", "status", "--peer", b.status().Interface.GID)
 	if n := b.counter("peers", "drop_not_allowed"); n != 1 {
 		t.Errorf("%d were counted as not allowed", n)
+	}
+}
+
+// asksWithoutIP breaks IP at b in every way: addresses, routes and the interface itself.
+// Its agent still answers.
+func (a *host) asksWithoutIP(b *host, gid string) {
+	s := a.seg
+	s.Helper()
+	var ping control.PeerPing
+	s.must(b.DelAddr(ifName, "10.0.0.2/24"))
+	s.must(b.DelAddr(ifName, "fd00::2/64"))
+	s.must(b.Down(ifName))
+	s.eventually(patience, "the interface is down", func() error {
+		if out, _, code := a.output("status", "--peer", gid, "--control", a.path(".sock"), "--json"); code != 3 ||
+			!strings.Contains(out, `"state": "down"`) {
+			return fmt.Errorf("exit status %d: %s", code, out)
+		}
+		return nil
+	})
+	time.Sleep(50 * time.Millisecond)
+	a.asks(&ping, "ping", "--rdma", "10.0.0.2")
+	switch p := ping.Path; {
+	case len(ping.MS) != 3:
+		s.Errorf("with IP broken: MS has %v elements, want 3", len(ping.MS))
+	case p.GID != gid:
+		s.Errorf("with IP broken: GID is %v, want %v", p.GID, gid)
+	case p.Via == "as given":
+		s.Error("with IP broken: Via is \"as given\", want another")
 	}
 }
 

@@ -46,7 +46,7 @@ func newRouted(t *testing.T, dsts ...string) *routed {
 // carriedBy waits until what a sends to dst arrives at one host.
 func (r *routed) carriedBy(within time.Duration, dst netip.Addr, want *ear) {
 	r.Helper()
-	r.eventually(within, fmt.Sprintf("%s carries %s", want.host.Name, dst), func() error {
+	r.within(within, fmt.Sprintf("%s carries %s", want.host.Name, dst), func() error {
 		id, err := r.mouth.say(dst)
 		if err != nil {
 			time.Sleep(50 * time.Millisecond)
@@ -83,7 +83,7 @@ func (r *routed) notExported() {
 func (h *host) hears(prefixes ...string) {
 	h.seg.Helper()
 	for _, dst := range prefixes {
-		h.seg.eventually(30*time.Second, h.Name+" hears of "+dst, func() error {
+		h.seg.within(30*time.Second, h.Name+" hears of "+dst, func() error {
 			if got, err := h.exactly(dst); err != nil || !strings.Contains(got, "via") {
 				return fmt.Errorf("ip route: %q (%v)", got, err)
 			}
@@ -106,7 +106,8 @@ func TestBIRD(t *testing.T) {
 	daemons := map[*host]*daemon{}
 	for i, h := range r.hosts {
 		text := strings.ReplaceAll(common, "METRIC", fmt.Sprint(100*(i+1))) // b is nearer than c
-		if h != r.a {                                                       // what BGP tells of; any address there is this host's
+		// what BGP tells of; any address there is this host's
+		if h != r.a {
 			for f, net := range nets {
 				text += fmt.Sprintf("protocol static { %s; route %s unreachable; }\n", f, net)
 				h.ip(fmt.Sprintf("-%c route add local %s dev lo", f[3], net))
@@ -118,8 +119,11 @@ func TestBIRD(t *testing.T) {
 				continue
 			}
 			for f, addr := range map[string][2]netip.Addr{"ipv4": {h.v4, p.v4}, "ipv6": {h.v6, p.v6}} {
-				text += fmt.Sprintf("protocol bgp bgp_%s_%d {\n local %s as %d;\n neighbor %s as %d;\n hold time 6; connect delay time 1; connect retry time 2; error wait time 1, 2;\n"+
-					" %s { import filter { bgp_local_pref = %d; accept; }; export where source = RTS_INHERIT || source = RTS_STATIC; };\n}\n",
+				text += fmt.Sprintf(
+					"protocol bgp bgp_%s_%d {\n local %s as %d;\n neighbor %s as %d;\n hold time 6; connect delay time 1; "+
+						"connect retry time 2; error wait time 1, 2;\n"+
+						" %s { import filter { bgp_local_pref = %d; accept; }; export where source = RTS_INHERIT || source = "+
+						"RTS_STATIC; };\n}\n",
 					f, j, addr[0], 65001+i, addr[1], 65001+j, f, 200-10*j)
 			}
 		}

@@ -29,7 +29,8 @@ func TestBugreport(t *testing.T) {
 			t.Errorf("the report has %s, which protects a connection", secret)
 		}
 	}
-	for _, want := range []string{`"local_comm_id": "redacted"`, "qkey: left out", "connection up", b.v4.String(), "/proc/sys/net/ipv4/conf/" + ifName, "doctor.json "} {
+	for _, want := range []string{`"local_comm_id": "redacted"`, "qkey: left out", "connection up", b.v4.String(),
+		"/proc/sys/net/ipv4/conf/" + ifName, "doctor.json "} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the report does not have %q", want)
 		}

@@ -184,7 +184,8 @@ func TestWhatTravelsWhere(t *testing.T) {
 					// 4755-4-1 4755-4-2 the type of every frame; 4755-5-1 both families on the connection
 					examine(t, f, n, links, broadcast)
 				}
-				for _, what := range []string{"REQ", "REP", "RTU", "ARP request", "ARP reply in", "ARP reply out", "NS", "NA in", "NA out",
+				for _, what := range []string{"REQ", "REP", "RTU", "ARP request", "ARP reply in", "ARP reply out", "NS",
+					"NA in", "NA out",
 					"multicast in", "multicast out", "IPv4 on " + want, "IPv6 on " + want} {
 					if n[what] == 0 {
 						return fmt.Errorf("no %s: %v", what, n)
@@ -224,25 +225,7 @@ func examine(t *testing.T, f frame, n map[string]int, links map[netip.Addr]ib.QP
 	}
 	switch typ {
 	case encap.ARP:
-		if connected {
-			t.Error("ARP on a connected QP")
-		}
-		var p arp.Packet
-		if err := p.UnmarshalBinary(inner); err != nil {
-			t.Errorf("ARP: %v", err)
-			return
-		}
-		if p.Sender.GID.Addr() != f.src || p.Sender.QPN != links[f.src] {
-			t.Errorf("ARP from %s has sender %s", f.src, p.Sender)
-		}
-		if p.Op == arp.Reply {
-			n["ARP reply"+dir]++
-			if f.BTH.DestQPN() != links[f.dst] {
-				t.Errorf("an ARP reply goes to %s QPN %s, not to the asker's UD QP", f.dst, f.BTH.DestQPN())
-			}
-		} else if f.dst == broadcast {
-			n["ARP request"]++
-		}
+		examineARP(t, f, inner, n, links, broadcast)
 		return
 	case encap.PathProbe: // of our own kind: they ask what the path carries
 		return
@@ -276,6 +259,31 @@ func examine(t *testing.T, f frame, n map[string]int, links map[netip.Addr]ib.QP
 		if connected {
 			t.Error("a Neighbor Advertisement on a connected QP")
 		}
+	}
+}
+
+// examineARP: ARP goes by UD, replies to the UD QP of the asker.
+func examineARP(t *testing.T, f frame, inner []byte, n map[string]int, links map[netip.Addr]ib.QPN,
+	broadcast netip.Addr) {
+	t.Helper()
+	if f.transport != ib.UD {
+		t.Error("ARP on a connected QP")
+	}
+	var p arp.Packet
+	if err := p.UnmarshalBinary(inner); err != nil {
+		t.Errorf("ARP: %v", err)
+		return
+	}
+	if p.Sender.GID.Addr() != f.src || p.Sender.QPN != links[f.src] {
+		t.Errorf("ARP from %s has sender %s", f.src, p.Sender)
+	}
+	if p.Op == arp.Reply {
+		n["ARP reply"+map[bool]string{true: " out", false: " in"}[f.out]]++
+		if f.BTH.DestQPN() != links[f.dst] {
+			t.Errorf("an ARP reply goes to %s QPN %s, not to the asker's UD QP", f.dst, f.BTH.DestQPN())
+		}
+	} else if f.dst == broadcast {
+		n["ARP request"]++
 	}
 }
 
@@ -332,8 +340,15 @@ func checkHandshake(t *testing.T, fs []frame, mine, theirs control.Conn, links m
 			continue
 		}
 		var p encap.PrivateData
-		if err := p.UnmarshalBinary(private); err != nil || p.QPN != links[f.src] || p.ReceiveMTU != 65524 || private[0] != 0 {
-			t.Errorf("%v: private data % x, %v", m.Attr(), private[:8], err)
+		switch err := p.UnmarshalBinary(private); {
+		case err != nil:
+			t.Errorf("%v: %v", m.Attr(), err)
+		case p.QPN != links[f.src]:
+			t.Errorf("%v: QPN is %v, want %v", m.Attr(), p.QPN, links[f.src])
+		case p.ReceiveMTU != 65524:
+			t.Errorf("%v: ReceiveMTU is %v, want 65524", m.Attr(), p.ReceiveMTU)
+		case private[0] != 0:
+			t.Errorf("%v: private[0] is %v, want 0", m.Attr(), private[0])
 		}
 		for _, x := range private[encap.PrivateDataLen:] {
 			if x != 0 {
@@ -354,7 +369,8 @@ func TestOversizeMulticast(t *testing.T) {
 	s, a, b := connectedPair(t)
 	both(b, a.reach)
 	seen := a.capture()
-	for _, g := range []netip.Addr{netip.MustParseAddr("239.9.9.9"), netip.MustParseAddr("ff05::99"), netip.MustParseAddr("10.0.0.255")} {
+	for _, g := range []netip.Addr{netip.MustParseAddr("239.9.9.9"), netip.MustParseAddr("ff05::99"),
+		netip.MustParseAddr("10.0.0.255")} {
 		if g.IsMulticast() {
 			s.must(a.Multicast(ifName, b.Host, ifName, g, 6000, patience))
 		} else {
@@ -408,7 +424,8 @@ func isFragment(p []byte) bool {
 func shouter() (net.PacketConn, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		c.Control(func(fd uintptr) {
-			err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_BROADCAST, 1), unix.BindToDevice(int(fd), ifName),
+			err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_BROADCAST, 1),
+				unix.BindToDevice(int(fd), ifName),
 				unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT))
 		})
 		return err

@@ -27,7 +27,8 @@ import (
 
 var (
 	chaosFor  = flag.Duration("chaos", 0, "how long TestChaos goes on for each of its seeds; without it a few faults")
-	chaosSeed = flag.Uint64("chaos.seed", 0, "the only seed of TestChaos; 0 means two that are drawn, or in the short form 1 and 2")
+	chaosSeed = flag.Uint64("chaos.seed", 0,
+		"the only seed of TestChaos; 0 means two that are drawn, or in the short form 1 and 2")
 )
 
 const (
@@ -75,8 +76,12 @@ var faults = []fault{
 	{name: "flood", do: (*chaos).floods},
 	{name: "forgeries", do: (*chaos).forgeries},
 	{name: "corrupting path", do: func(c *chaos) { c.impaired(lab.Impairment{Corrupt: 20}, 3*time.Second) }},
-	{name: "losing path", do: func(c *chaos) { c.impaired(lab.Impairment{Lose: 30, Duplicate: 30, Reorder: 30}, 3*time.Second) }},
-	{name: "partition", do: func(c *chaos) { c.impaired(lab.Impairment{Lose: 1000}, 4*time.Second) }, back: 15 * time.Second},
+	{name: "losing path", do: func(c *chaos) {
+		c.impaired(lab.Impairment{Lose: 30, Duplicate: 30, Reorder: 30},
+			3*time.Second)
+	}},
+	{name: "partition", do: func(c *chaos) { c.impaired(lab.Impairment{Lose: 1000}, 4*time.Second) },
+		back: 15 * time.Second},
 }
 
 // Faults of operators, processes and the network, one after the other and under load.
@@ -111,7 +116,8 @@ func chaosRun(t *testing.T, seed uint64) {
 		h.run("--log-level", "info")
 	}
 	c.a.connect(c.b, "RC")
-	c.round(fault{name: "SIGKILL once", do: func(c *chaos) { c.b.kill(); c.b.run("--log-level", "info") }}) // what it costs once is no leak
+	// what it costs once is no leak
+	c.round(fault{name: "SIGKILL once", do: func(c *chaos) { c.b.kill(); c.b.run("--log-level", "info") }})
 	before := s.atRest()
 	few, begin, n := long.Of(5, len(faults)), time.Now(), 0
 	for order := c.r.Perm(len(faults)); n < few && *chaosFor == 0 || time.Since(begin) < *chaosFor; n++ {
@@ -128,7 +134,8 @@ func chaosRun(t *testing.T, seed uint64) {
 	c.onlyOwnRoutes()
 	after := s.atRest()
 	t.Logf("%d faults in %v; memory %d MiB at most; goroutines %d and %d, descriptors %d and %d, heap %d and %d KiB", n,
-		time.Since(begin).Round(time.Second), c.most>>20, before.Goroutines, after.Goroutines, before.Descriptors, after.Descriptors,
+		time.Since(begin).Round(time.Second), c.most>>20, before.Goroutines, after.Goroutines, before.Descriptors,
+		after.Descriptors,
 		before.HeapOctets>>10, after.HeapOctets>>10)
 	if after.Goroutines > before.Goroutines {
 		t.Errorf("%d goroutines in the end, %d before", after.Goroutines, before.Goroutines)
@@ -170,7 +177,8 @@ func (c *chaos) round(f fault) {
 			c.Errorf("%s: %s has %d MiB, want %d at most", f.name, h.Name, m>>20, chaosMemory>>20)
 		}
 	}
-	c.Logf("%-30s %6.2f s, traffic back after %v, %d MB carried", f.name, time.Since(begin).Seconds(), away.Round(time.Millisecond), octets/1e6)
+	c.Logf("%-30s %6.2f s, traffic back after %v, %d MB carried", f.name, time.Since(begin).Seconds(),
+		away.Round(time.Millisecond), octets/1e6)
 }
 
 // resident returns what the agent has of the machine's memory.
@@ -276,11 +284,14 @@ func (c *chaos) forgeries() {
 	var packets [][]byte
 	for range 1000 {
 		nak := make([]byte, roce.BTHLen+roce.AETHLen)
-		roce.PutBTH(nak, roce.BTHFields{Opcode: roce.RCAck, PKey: ib.DefaultPKey, DestQPN: qpn, PSN: ib.PSN(c.r.Uint32N(1 << 24))})
+		roce.PutBTH(nak, roce.BTHFields{Opcode: roce.RCAck, PKey: ib.DefaultPKey, DestQPN: qpn,
+			PSN: ib.PSN(c.r.Uint32N(1 << 24))})
 		roce.PutAETH(nak[roce.BTHLen:], roce.Syndrome(0x60|c.r.Uint32N(5)), c.r.Uint32N(1<<24))
 		data := make([]byte, roce.BTHLen+64)
-		roce.PutBTH(data, roce.BTHFields{Opcode: roce.RCSendOnly, PKey: ib.DefaultPKey, DestQPN: ib.QPN(c.r.Uint32N(1 << 24)), PSN: ib.PSN(c.r.Uint32N(1 << 24))})
-		bye, _ := mad.DREQ{LocalCommID: mad.CommID(c.r.Uint32()), RemoteCommID: mad.CommID(c.r.Uint32()), RemoteQPN: qpn}.AppendBinary(nil)
+		roce.PutBTH(data, roce.BTHFields{Opcode: roce.RCSendOnly, PKey: ib.DefaultPKey,
+			DestQPN: ib.QPN(c.r.Uint32N(1 << 24)), PSN: ib.PSN(c.r.Uint32N(1 << 24))})
+		bye, _ := mad.DREQ{LocalCommID: mad.CommID(c.r.Uint32()), RemoteCommID: mad.CommID(c.r.Uint32()),
+			RemoteQPN: qpn}.AppendBinary(nil)
 		packets = append(packets, sealed(c.r, from, f.gid, nak), sealed(c.r, from, f.gid, data),
 			forgedUD(c.r, from, f.gid, ib.QPNGSI, ib.QPNGSI, ib.QKeyGSI, bye))
 	}

@@ -26,8 +26,10 @@ func TestNextHopByMetricAndTable(t *testing.T) {
 		prefix [3]string
 		dst    [3]string
 	}{
-		{"-4", b.v4, c.v4, [3]string{"192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24"}, [3]string{"192.0.2.1", "198.51.100.1", "203.0.113.1"}},
-		{"-6", b.v6, c.v6, [3]string{"2001:db8:1::/64", "2001:db8:2::/64", "2001:db8:3::/64"}, [3]string{"2001:db8:1::1", "2001:db8:2::1", "2001:db8:3::1"}},
+		{"-4", b.v4, c.v4, [3]string{"192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24"},
+			[3]string{"192.0.2.1", "198.51.100.1", "203.0.113.1"}},
+		{"-6", b.v6, c.v6, [3]string{"2001:db8:1::/64", "2001:db8:2::/64", "2001:db8:3::/64"},
+			[3]string{"2001:db8:1::1", "2001:db8:2::1", "2001:db8:3::1"}},
 	} {
 		for _, h := range []*host{b, c} { // any address of these is theirs
 			for _, p := range f.prefix {
@@ -85,12 +87,17 @@ func TestMultipath(t *testing.T) {
 		shares float64 // of b
 		routes []string
 	}{
-		{"IPv4 multipath", false, 0.25, []string{fmt.Sprintf("add PREFIX nexthop via %s weight 1 nexthop via %s weight 3", b.v4, c.v4)}},
-		{"IPv4 by IPv6 gateways", false, 0.5, []string{fmt.Sprintf("add PREFIX nexthop via inet6 %s dev %s nexthop via inet6 %s dev %s", b.v6, ifName, c.v6, ifName)}},
+		{"IPv4 multipath", false, 0.25, []string{fmt.Sprintf("add PREFIX nexthop via %s weight 1 nexthop via %s weight 3",
+			b.v4, c.v4)}},
+		{"IPv4 by IPv6 gateways", false, 0.5,
+			[]string{fmt.Sprintf("add PREFIX nexthop via inet6 %s dev %s nexthop via inet6 %s dev %s", b.v6, ifName,
+				c.v6, ifName)}},
 		{"IPv4 next-hop object", false, 1, []string{"add PREFIX nhid 1"}},
 		{"IPv4 group of objects", false, 0.75, []string{"add PREFIX nhid 3"}},
-		{"IPv6 multipath", true, 0.75, []string{fmt.Sprintf("add PREFIX nexthop via %s weight 3 nexthop via %s weight 1", b.v6, c.v6)}},
-		{"IPv6 append", true, 0.5, []string{fmt.Sprintf("add PREFIX via %s dev %s", b.v6, ifName), fmt.Sprintf("append PREFIX via %s dev %s", c.v6, ifName)}},
+		{"IPv6 multipath", true, 0.75, []string{fmt.Sprintf("add PREFIX nexthop via %s weight 3 nexthop via %s weight 1",
+			b.v6, c.v6)}},
+		{"IPv6 append", true, 0.5, []string{fmt.Sprintf("add PREFIX via %s dev %s", b.v6, ifName),
+			fmt.Sprintf("append PREFIX via %s dev %s", c.v6, ifName)}},
 		{"IPv6 next-hop object", true, 0, []string{"add PREFIX nhid 5"}},
 		{"IPv6 group of objects", true, 0.25, []string{"add PREFIX nhid 6"}},
 	} {

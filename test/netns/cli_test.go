@@ -53,13 +53,16 @@ func TestLookingIn(t *testing.T) {
 		want []string // for people
 		json []string // keys of the document
 	}{
-		{[]string{"status"}, []string{ifName, in.GID, in.UDQPN, in.BroadcastGroup, "mode rc", "MTU 65520", in.PKey, "rfc", "10.0.0.2"}, []string{"interface", "underlay", "peers"}},
-		{[]string{"show", "conn"}, []string{"RC", "ESTABLISHED", mine.LocalQPN, mine.RemoteQPN, mine.ServiceID, "65520"}, []string{"conns"}},
+		{[]string{"status"}, []string{ifName, in.GID, in.UDQPN, in.BroadcastGroup, "mode rc", "MTU 65520", in.PKey, "rfc",
+			"10.0.0.2"}, []string{"interface", "underlay", "peers"}},
+		{[]string{"show", "conn"}, []string{"RC", "ESTABLISHED", mine.LocalQPN, mine.RemoteQPN, mine.ServiceID, "65520"},
+			[]string{"conns"}},
 		{[]string{"show", "neigh"}, []string{"10.0.0.2", "fd00::2", "REACHABLE"}, []string{"neighbours"}},
 		{[]string{"show", "routes"}, []string{"10.0.0.2 ", "connection", "65520"}, []string{"routes"}},
 		{[]string{"show", "groups"}, []string{in.BroadcastGroup, "224.0.0.1", "ff02::1"}, []string{"groups"}},
 		{[]string{"show", "stats"}, []string{"established_", "tx_packets"}, []string{"counters"}},
-		{[]string{"explain", "10.0.0.2"}, []string{"RC", "65520", "Receive MTU", "rfc"}, []string{"ip", "peer", "class", "mode", "mtu", "why"}},
+		{[]string{"explain", "10.0.0.2"}, []string{"RC", "65520", "Receive MTU", "rfc"},
+			[]string{"ip", "peer", "class", "mode", "mtu", "why"}},
 		{[]string{"explain", "fd00::2"}, []string{"RC", "65520"}, []string{"why"}},
 		{[]string{"explain", "239.1.1.1"}, []string{"UD"}, []string{"why"}},
 		{[]string{"explain", "10.0.0.77"}, []string{"10.0.0.77"}, []string{"why"}},
@@ -112,22 +115,39 @@ func TestNoAgent(t *testing.T) {
 	a, b := s.hosts[0], s.hosts[1]
 	a.run()
 	a.kill() // its socket stays
-	for _, cmd := range [][]string{{"status"}, {"show", "conn"}, {"show", "neigh"}, {"show", "routes"}, {"show", "groups"}, {"show", "stats"},
+	for _, cmd := range [][]string{{"status"}, {"show", "conn"}, {"show", "neigh"}, {"show", "routes"},
+		{"show", "groups"}, {"show", "stats"},
 		{"explain", "10.0.0.2"}, {"monitor"}, {"capture", b.path(".pcapng")}} {
-		for _, tt := range []struct{ socket, what string }{{b.path(".sock"), "does not exist"}, {a.path(".sock"), "no agent answers"}} {
+		for _, tt := range []struct{ socket, what string }{
+			{b.path(".sock"), "does not exist"}, {a.path(".sock"), "no agent answers"}} {
 			args := append(slices.Clone(cmd), "--control", tt.socket)
 			stdout, stderr, code := a.output(args...)
-			if err := containsAll(stderr, "no agent", tt.what, "ipoibcmd run"); err != nil || code != 1 || stdout != "" {
-				t.Errorf("%v: exit status %d, %v", args, code, err)
+			switch err := containsAll(stderr, "no agent", tt.what, "ipoibcmd run"); {
+			case err != nil:
+				t.Errorf("%v: %v", args, err)
+			case code != 1:
+				t.Errorf("%v: code is %v, want 1", args, code)
+			case stdout != "":
+				t.Errorf("%v: stdout is %v, want \"\"", args, stdout)
 			}
 			if cmd[0] == "capture" {
 				continue // has no --json
 			}
 			stdout, stderr, code = a.output(append(args, "--json")...)
 			var e control.Error
-			if err := json.Unmarshal([]byte(stdout), &e); err != nil || code != 1 || e.Version != control.Version ||
-				!strings.Contains(e.Error, tt.what) || !strings.Contains(e.Hint, "ipoibcmd run") || stderr != "" {
-				t.Errorf("%v --json: exit status %d, %v: %s%s", args, code, err, stdout, stderr)
+			switch err := json.Unmarshal([]byte(stdout), &e); {
+			case err != nil:
+				t.Errorf("%v --json: %v", args, err)
+			case code != 1:
+				t.Errorf("%v --json: code is %v, want 1", args, code)
+			case e.Version != control.Version:
+				t.Errorf("%v --json: Version is %v, want %v", args, e.Version, control.Version)
+			case !strings.Contains(e.Error, tt.what):
+				t.Errorf("%v --json: %q does not say %q", args, e.Error, tt.what)
+			case !strings.Contains(e.Hint, "ipoibcmd run"):
+				t.Errorf("%v --json: %q does not say \"ipoibcmd run\"", args, e.Hint)
+			case stderr != "":
+				t.Errorf("%v --json: stderr is %v, want \"\"", args, stderr)
 			}
 		}
 	}
@@ -153,8 +173,19 @@ func TestDevices(t *testing.T) {
 	if i < 0 {
 		t.Fatalf("no %s: %s", underlay, out)
 	}
-	if u := d.Underlays[i]; !u.Up || u.MTU != 4200 || u.PathMTU != 4096 && u.PathMTU != 2048 || u.Driver != "veth" || !u.Features["tx-udp-segmentation"] || len(u.Addresses) == 0 {
+	switch u := d.Underlays[i]; {
+	case !u.Up:
+		t.Error("Up is false, want true")
+	case u.MTU != 4200:
+		t.Errorf("MTU is %v, want 4200", u.MTU)
+	case u.PathMTU != 4096 && u.PathMTU != 2048:
 		t.Errorf("%s is %+v", underlay, u)
+	case u.Driver != "veth":
+		t.Errorf("Driver is %v, want \"veth\"", u.Driver)
+	case !u.Features["tx-udp-segmentation"]:
+		t.Error("Features[\"tx-udp-segmentation\"] is false, want true")
+	case len(u.Addresses) == 0:
+		t.Error("Addresses has no elements, want some")
 	}
 }
 
@@ -247,7 +278,14 @@ func TestMonitor(t *testing.T) {
 			continue
 		}
 		var e control.Event
-		if err := json.Unmarshal([]byte(l), &e); err != nil || e.Version != control.Version || e.Text == "" || e.Time.IsZero() {
+		switch err := json.Unmarshal([]byte(l), &e); {
+		case err != nil:
+			t.Errorf("line %q: %v", l, err)
+		case e.Version != control.Version:
+			t.Errorf("line %q: Version is %v, want %v", l, e.Version, control.Version)
+		case e.Text == "":
+			t.Errorf("line %q: Text is empty", l)
+		case e.Time.IsZero():
 			t.Errorf("line %q: %v", l, err)
 		}
 		kinds[e.Part]++
@@ -255,8 +293,17 @@ func TestMonitor(t *testing.T) {
 			directions[*e.Out]++
 		}
 	}
-	if kinds["cm"] == 0 || kinds["conn"] == 0 || kinds["neigh"] == 0 || directions[true] == 0 || directions[false] == 0 {
-		t.Errorf("events by part %v, by direction %v", kinds, directions)
+	switch {
+	case kinds["cm"] == 0:
+		t.Error("kinds[\"cm\"] is 0, want more")
+	case kinds["conn"] == 0:
+		t.Error("kinds[\"conn\"] is 0, want more")
+	case kinds["neigh"] == 0:
+		t.Error("kinds[\"neigh\"] is 0, want more")
+	case directions[true] == 0:
+		t.Error("directions[true] is 0, want more")
+	case directions[false] == 0:
+		t.Error("directions[false] is 0, want more")
 	}
 }
 
@@ -334,7 +381,8 @@ func TestCaptureFile(t *testing.T) {
 	if _, err := exec.LookPath("tshark"); err != nil {
 		t.Log("tshark is not installed: its opinion of the file was not asked")
 	} else {
-		out, err := exec.Command("tshark", "-r", file, "-Y", "infiniband.mad.attributeid == 0x0010", "-T", "fields", "-e", "infiniband.bth.destqp").CombinedOutput()
+		out, err := exec.Command("tshark", "-r", file, "-Y", "infiniband.mad.attributeid == 0x0010", "-T", "fields", "-e",
+			"infiniband.bth.destqp").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "0x") {
 			t.Errorf("tshark sees no REQ: %v\n%s", err, out)
 		}

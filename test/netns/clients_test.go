@@ -18,7 +18,8 @@ func (h *host) runLimited(before string, args ...string) {
 	h.seg.Helper()
 	script := h.path(".sh")
 	h.seg.must(os.WriteFile(script, []byte("#!/bin/sh\n"+before+"\nexec "+program+" \"$@\"\n"), 0o700))
-	a, err := lab.StartAgent(h.seg.ctx, h.Host, lab.AgentConfig{Program: script, Control: h.path(".sock"), Log: h.path(".log"), Args: h.args(args...)})
+	a, err := lab.StartAgent(h.seg.ctx, h.Host, lab.AgentConfig{Program: script, Control: h.path(".sock"),
+		Log: h.path(".log"), Args: h.args(args...)})
 	h.seg.must(err)
 	h.agent = a
 }
@@ -27,7 +28,7 @@ func (h *host) runLimited(before string, args ...string) {
 // are answered, traffic goes on, and what is refused is refused in words.
 func TestManyMonitorsFewDescriptors(t *testing.T) {
 	parallel(t)
-	const limit, monitors = 110, 40 // an agent alone has some 78
+	const limit, monitors = 110, 110 // and an agent has some of its own
 	s := newSegment(t, topology{})
 	a, b := s.hosts[0], s.hosts[1]
 	a.run()
@@ -70,7 +71,8 @@ func TestOutputThatCannotBeWritten(t *testing.T) {
 	s := newSegment(t, topology{})
 	a := s.hosts[0]
 	a.run()
-	for _, command := range []string{"status", "status --json", "show stats", "devices", "init", "explain 10.0.0.2", "--help", "--version"} {
+	for _, command := range []string{"status", "status --json", "show stats", "devices", "init", "explain 10.0.0.2",
+		"--help", "--version"} {
 		args := strings.Fields(command)
 		if command != "devices" && command != "init" && args[0][0] != '-' {
 			args = append(args, "--control", a.path(".sock"))

@@ -27,9 +27,10 @@ import (
 )
 
 var (
-	clusterFor    = flag.Duration("cluster", 0, "how long TestCluster goes on; without it a few rounds")
-	clusterHosts  = flag.Int("cluster.hosts", 8, "how many agents TestCluster has, at most 100")
-	clusterSeed   = flag.Uint64("cluster.seed", 0, "the seed of TestCluster; 0 means 1 in the short form, and one that is drawn in the long one")
+	clusterFor   = flag.Duration("cluster", 0, "how long TestCluster goes on; without it a few rounds")
+	clusterHosts = flag.Int("cluster.hosts", 8, "how many agents TestCluster has, at most 100")
+	clusterSeed  = flag.Uint64("cluster.seed", 0,
+		"the seed of TestCluster; 0 means 1 in the short form, and one that is drawn in the long one")
 	clusterRounds = flag.Int("cluster.rounds", 3, "how many rounds TestCluster has in the short form")
 )
 
@@ -52,7 +53,6 @@ type cluster struct {
 	r      *rand.Rand
 	router *lab.Host
 	live   map[*host]bool
-	died   map[*host]time.Time
 	etcd   [etcdMembers]*etcdMember
 	ctl    *clientv3.Client // for what operators do
 	notes  []string
@@ -78,7 +78,7 @@ func newCluster(t *testing.T, n int, seed uint64) *cluster {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	c := &cluster{segment: &segment{T: t, topology: topology{mtu: 9000, ipv4: true, udMTU: udMTU}, ctx: ctx, dir: dir},
-		r: rand.New(rand.NewPCG(seed, 9)), live: map[*host]bool{}, died: map[*host]time.Time{}}
+		r: rand.New(rand.NewPCG(seed, 9)), live: map[*host]bool{}}
 	prefix := fmt.Sprintf("%s%d-%d", namePrefix, os.Getpid(), serial.Add(1))
 	namespace := func(name string) *lab.Host {
 		h, err := lab.NewHost(prefix + name)
@@ -152,7 +152,8 @@ func (c *cluster) peers() string {
 func (c *cluster) startEtcd(i int) {
 	e := c.etcd[i]
 	url := "http://" + clusterAddr(e.h.i)
-	e.d = e.h.daemon("etcd", "--name", fmt.Sprint("m", i), "--data-dir", e.dir, "--listen-client-urls", url+":2379", "--advertise-client-urls", url+":2379",
+	e.d = e.h.daemon("etcd", "--name", fmt.Sprint("m", i), "--data-dir", e.dir, "--listen-client-urls", url+":2379",
+		"--advertise-client-urls", url+":2379",
 		"--listen-peer-urls", url+":2380", "--initial-advertise-peer-urls", url+":2380", "--initial-cluster", c.peers())
 }
 
@@ -168,16 +169,15 @@ func id(h *host) string { return fmt.Sprintf("h%02d", h.i) }
 // start starts the agent of h.
 func (c *cluster) start(h *host) {
 	args := h.config("state_dir: " + filepath.Join(c.dir, id(h)) + "\netcd: {lease: " + clusterLease.String() + "}\n")
-	h.run(append(args, "--log-level", "info", "--link", "blue", "--membership", "etcd://"+strings.Join(c.endpoints(), ","), "--member-id", id(h))...)
+	h.run(append(args, "--log-level", "info", "--link", "blue", "--membership",
+		"etcd://"+strings.Join(c.endpoints(), ","), "--member-id", id(h))...)
 	c.live[h] = true
-	delete(c.died, h)
 }
 
 // die ends the agent of h without a goodbye.
 func (c *cluster) die(h *host) {
 	h.kill()
 	delete(c.live, h)
-	c.died[h] = time.Now()
 }
 
 func (c *cluster) say(format string, args ...any) {
@@ -213,7 +213,8 @@ type etcdFault struct {
 
 var etcdFaults = []etcdFault{
 	{"one member is killed", func(c *cluster) { c.killEtcd(c.r.IntN(etcdMembers)) }},
-	{"two members are killed", func(c *cluster) { i := c.r.IntN(etcdMembers); c.killEtcd(i); c.killEtcd((i + 1) % etcdMembers) }},
+	{"two members are killed",
+		func(c *cluster) { i := c.r.IntN(etcdMembers); c.killEtcd(i); c.killEtcd((i + 1) % etcdMembers) }},
 	{"all members are killed", func(c *cluster) {
 		for i := range c.etcd {
 			c.killEtcd(i)
@@ -283,7 +284,8 @@ func (c *cluster) restore() {
 	}
 	for i, e := range c.etcd {
 		c.must(os.RemoveAll(e.dir))
-		cmd := exec.Command("etcdctl", "snapshot", "restore", file, "--name", fmt.Sprint("m", i), "--initial-cluster", c.peers(),
+		cmd := exec.Command("etcdctl", "snapshot", "restore", file, "--name", fmt.Sprint("m", i),
+			"--initial-cluster", c.peers(),
 			"--initial-advertise-peer-urls", "http://"+clusterAddr(e.h.i)+":2380", "--data-dir", e.dir)
 		cmd.Env = append(os.Environ(), "ETCDCTL_API=3")
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -365,7 +367,7 @@ func TestCluster(t *testing.T) {
 	for _, h := range c.hosts[:max(4, n*3/4)] {
 		c.start(h)
 	}
-	c.settled(time.Now())
+	c.settled(c.stopwatch())
 	end := time.Now().Add(*clusterFor)
 	rounds := 0
 	for ; rounds < *clusterRounds && *clusterFor == 0 || time.Now().Before(end); rounds++ {
@@ -380,7 +382,7 @@ func TestCluster(t *testing.T) {
 // round has one fault of etcd, hosts that come and go meanwhile, and a look at what must hold.
 func (c *cluster) round(n int) {
 	a, b := c.hosts[0], c.hosts[1] // these two live from the beginning to the end
-	p := c.pulse(a, b)
+	p, w := c.pulse(a, b), c.stopwatch()
 	f := etcdFaults[c.r.IntN(len(etcdFaults))]
 	if *clusterFor == 0 {
 		f = etcdFaults[[]int{2, 7, 5, 1, 6, 3, 4, 0}[n%8]]
@@ -393,10 +395,12 @@ func (c *cluster) round(n int) {
 	}
 	time.Sleep(time.Duration(c.r.Int64N(int64(2 * clusterLease))))
 	c.heal()
-	healed := time.Now()
+	healed := c.stopwatch()
 	c.say("healed")
-	if silence := p.end(); silence > clusterSilence {
-		c.Errorf("round %d, %s: a connection was silent for %v, want none for a fault of etcd", n, f.name, silence)
+	_, waited := w.read()
+	if silence := p.end(); silence-waited > clusterSilence {
+		c.Errorf("round %d, %s: a connection was silent for %v, of which %v were waiting for a processor; want none",
+			n, f.name, silence, waited)
 	}
 	c.settled(healed)
 }
@@ -413,15 +417,14 @@ func (c *cluster) churn() {
 		c.say("%s stops", id(h))
 		h.stop()
 		delete(c.live, h)
-		c.died[h] = time.Now()
 	default:
 		c.say("%s dies", id(h))
 		c.die(h)
 	}
 }
 
-// settled looks at what must hold after the last fault, which was at that time.
-func (c *cluster) settled(fault time.Time) {
+// settled looks at what must hold after the last fault, since which the stopwatch runs.
+func (c *cluster) settled(fault *stopwatch) {
 	c.Helper()
 	var live []*host
 	for _, h := range c.hosts {
@@ -429,7 +432,13 @@ func (c *cluster) settled(fault time.Time) {
 			live = append(live, h)
 		}
 	}
-	// Pairs that reach each other: all of few hosts, some of many.
+	c.reach(live, fault)
+	c.listsAreRight(live, fault)
+}
+
+// reach waits until pairs of hosts reach each other: all of few hosts, some of many.
+func (c *cluster) reach(live []*host, fault *stopwatch) {
+	c.Helper()
 	type pair struct{ a, b *host }
 	var pairs []pair
 	for i, x := range live {
@@ -439,7 +448,6 @@ func (c *cluster) settled(fault time.Time) {
 	}
 	c.r.Shuffle(len(pairs), func(i, j int) { pairs[i], pairs[j] = pairs[j], pairs[i] })
 	pairs = pairs[:min(len(pairs), 40)]
-	deadline := fault.Add(clusterBack)
 	var wg sync.WaitGroup
 	limit := make(chan struct{}, 8)
 	for _, p := range pairs {
@@ -451,43 +459,43 @@ func (c *cluster) settled(fault time.Time) {
 				if err == nil {
 					return
 				}
-				if time.Now().After(deadline) {
-					c.Errorf("%s does not reach %s %v after the last fault: %v", id(p.a), id(p.b), time.Since(fault).Round(time.Millisecond), err)
+				if time.Since(fault.began) > patience {
+					c.Errorf("%s does not reach %s %v after the last fault: %v", id(p.a), id(p.b), patience, err)
 					return
 				}
 			}
 		})
 	}
 	wg.Wait()
-	c.say("reached each other: %d pairs, %v after the last fault", len(pairs), time.Since(fault).Round(time.Millisecond))
+	if err := fault.over(clusterBack); err != nil {
+		c.Errorf("all reach each other after the last fault: %v", err)
+	}
+	c.say("reached each other: %d pairs, %v after the last fault", len(pairs),
+		time.Since(fault.began).Round(time.Millisecond))
+}
+
+// listsAreRight waits until every host knows those that live, and no other.
+func (c *cluster) listsAreRight(live []*host, fault *stopwatch) {
+	c.Helper()
 	var want []string
 	for _, h := range live {
 		want = append(want, id(h))
 	}
-	gone := fault
-	for _, at := range c.died {
-		if at.After(gone) {
-			gone = at
-		}
-	}
-	deadline = gone.Add(clusterLease + clusterGone)
 	for _, h := range live {
-		for {
+		c.eventuallyBy(fault, patience, id(h)+" knows those that live", func() error {
 			var got []string
 			d := h.members()
 			for _, m := range d.Members {
 				got = append(got, m.ID)
 			}
-			if slices.Equal(got, want) {
-				break
+			if !slices.Equal(got, want) {
+				return fmt.Errorf("it knows %v, want %v (%s; held %v)", got, want, d.Error, d.Held)
 			}
-			if time.Now().After(deadline) {
-				c.Errorf("%s knows %v %v after the last fault, want %v (%s; held %v)", id(h), got, time.Since(gone).Round(time.Millisecond), want, d.Error, d.Held)
-				break
-			}
-			time.Sleep(100 * time.Millisecond)
-		}
+			return nil
+		})
 	}
-	c.say("lists are right %v after the last fault", time.Since(gone).Round(time.Millisecond))
-	clear(c.died)
+	if err := fault.over(clusterLease + clusterGone); err != nil { // nobody dies after the last fault
+		c.Errorf("the lists are right after the last fault: %v", err)
+	}
+	c.say("lists are right %v after the last fault", time.Since(fault.began).Round(time.Millisecond))
 }

@@ -28,6 +28,7 @@ func (h *host) daemon(name string, args ...string) *daemon {
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	h.seg.must(h.Start(d.cmd))
+	h.seg.daemons = append(h.seg.daemons, d)
 	go func() {
 		defer close(d.done)
 		defer log.Close()

@@ -3,10 +3,12 @@ package netns
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"os/exec"
@@ -17,7 +19,13 @@ import (
 	"time"
 )
 
+var dashboardTo = flag.String("dashboard", "",
+	"the file to which TestDashboardQueries writes what all panels show, over a minute of traffic")
+
 const dashboardFile = "../../packaging/grafana/ipoibcm.json"
+
+// dropsPanel is the title of the panel whose query leaves out what is 0.
+const dropsPanel = "Drops by reason"
 
 // A dashboard is what of Grafana's JSON model the test looks at.
 type dashboard struct {
@@ -87,7 +95,14 @@ func TestDashboardModel(t *testing.T) {
 			t.Errorf("%s: no unit or no description", p.Title)
 		}
 		g := p.GridPos
-		if g.W < 1 || g.H < 1 || g.X < 0 || g.X+g.W > 24 {
+		switch {
+		case g.W < 1:
+			t.Errorf("%s: W is %v, want at least 1", p.Title, g.W)
+		case g.H < 1:
+			t.Errorf("%s: H is %v, want at least 1", p.Title, g.H)
+		case g.X < 0:
+			t.Errorf("%s: X is %v, want at least 0", p.Title, g.X)
+		case g.X+g.W > 24:
 			t.Errorf("%s: place %+v", p.Title, g)
 		}
 		for x := g.X; x < g.X+g.W; x++ {
@@ -130,10 +145,14 @@ func TestDashboardQueries(t *testing.T) {
 	b.run()
 	a.connect(b, "RC")
 	config := filepath.Join(s.dir, "prometheus.yml")
-	s.must(os.WriteFile(config, []byte("global: {scrape_interval: 1s}\nscrape_configs:\n  - job_name: ipoibcm\n    static_configs: [{targets: ['127.0.0.1:9755']}]\n"), 0o600))
+	s.must(os.WriteFile(config,
+		[]byte(
+			"global: {scrape_interval: 1s}\nscrape_configs:\n  - job_name: ipoibcm\n    static_configs: [{targets: "+
+				"['127.0.0.1:9755']}]\n"), 0o600))
 	log, err := os.Create(filepath.Join(s.dir, "prometheus.log"))
 	s.must(err)
-	cmd := exec.Command(prometheus, "--config.file="+config, "--storage.tsdb.path="+filepath.Join(s.dir, "tsdb"), "--web.listen-address=127.0.0.1:9090")
+	cmd := exec.Command(prometheus, "--config.file="+config, "--storage.tsdb.path="+filepath.Join(s.dir, "tsdb"),
+		"--web.listen-address=127.0.0.1:9090")
 	cmd.Stdout, cmd.Stderr = log, log
 	s.must(a.Start(cmd))
 	s.Cleanup(func() {
@@ -143,11 +162,22 @@ func TestDashboardQueries(t *testing.T) {
 	})
 	stop := transfer(a, b)
 	defer stop()
+	_, dropped := a.flow(b, nextTo(b.v4), 100) // nobody has that address
+	defer dropped()
 	ask := promClient(a)
 	for _, p := range d.Panels {
 		for _, q := range p.Targets {
-			expr := strings.NewReplacer("$__rate_interval", "30s", "$instance", ".*", "$interface", ".*").Replace(q.Expr)
-			s.eventually(patience, p.Title+" "+q.RefID, func() error { return ask(s.ctx, expr) })
+			expr := concrete(q.Expr, "30s")
+			var got []promSeries
+			s.eventually(patience, p.Title+" "+q.RefID, func() (err error) {
+				got, err = ask(s.ctx, "query", url.Values{"query": {expr}})
+				return err
+			})
+			for _, series := range got {
+				if p.Title == dropsPanel && series.Value[1] == "0" {
+					t.Errorf("%s: %v is 0, want those alone that count", p.Title, series.Metric)
+				}
+			}
 		}
 	}
 	for _, v := range d.Templating.List {
@@ -159,44 +189,75 @@ func TestDashboardQueries(t *testing.T) {
 			t.Errorf("variable %s: %q is not understood", v.Name, v.Definition)
 			continue
 		}
-		s.eventually(patience, "variable "+v.Name, func() error { return ask(s.ctx, "count by ("+m[2]+") ("+m[1]+")") })
+		s.eventually(patience, "variable "+v.Name, func() error {
+			_, err := ask(s.ctx, "query", url.Values{"query": {"count by (" + m[2] + ") (" + m[1] + ")"}})
+			return err
+		})
+	}
+	if *dashboardTo != "" {
+		stop()
+		dropped()
+		paint(t, d, a, b, ask)
 	}
 }
 
-// promClient returns what asks the Prometheus of a host and reports an error where the
-// answer is empty or none.
-func promClient(h *host) func(ctx context.Context, expr string) error {
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
-		err = h.Do(func() error {
-			conn, err = net.DialTimeout(network, addr, time.Second)
-			return err
-		})
-		return conn, err
-	}}}
-	return func(ctx context.Context, expr string) error {
-		r, err := http.NewRequestWithContext(ctx, "GET", "http://127.0.0.1:9090/api/v1/query?query="+url.QueryEscape(expr), nil)
+// nextTo returns another address of the network that a is in.
+func nextTo(a netip.Addr) netip.Addr {
+	b := a.As4()
+	b[3] ^= 0x80
+	return netip.AddrFrom4(b)
+}
+
+// concrete is a query with the variables of the dashboard filled in.
+func concrete(expr, interval string) string {
+	return strings.NewReplacer("$__rate_interval", interval, "$instance", ".*", "$interface", ".*").Replace(expr)
+}
+
+// A promSeries is one series of an answer: of query the last value, of query_range all.
+type promSeries struct {
+	Metric map[string]string
+	Value  [2]any
+	Values [][2]any
+}
+
+// A promAsk asks a Prometheus by a path of its API.
+type promAsk func(ctx context.Context, what string, ask url.Values) ([]promSeries, error)
+
+// promClient returns what asks the Prometheus of a host, and reports an error where
+// the answer is empty or none.
+func promClient(h *host) promAsk {
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
+			err = h.Do(func() error {
+				conn, err = net.DialTimeout(network, addr, time.Second)
+				return err
+			})
+			return conn, err
+		}}}
+	return func(ctx context.Context, what string, ask url.Values) ([]promSeries, error) {
+		r, err := http.NewRequestWithContext(ctx, "GET", "http://127.0.0.1:9090/api/v1/"+what+"?"+ask.Encode(), nil)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		resp, err := c.Do(r)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		defer resp.Body.Close()
 		b, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
 		if err != nil {
-			return err
+			return nil, err
 		}
 		var got struct {
 			Status, Error string
-			Data          struct{ Result []json.RawMessage }
+			Data          struct{ Result []promSeries }
 		}
 		if err := json.Unmarshal(b, &got); err != nil {
-			return fmt.Errorf("%w: %s", err, b)
+			return nil, fmt.Errorf("%w: %s", err, b)
 		}
 		if got.Status != "success" || len(got.Data.Result) == 0 {
-			return fmt.Errorf("%s: %s %s, %d series", expr, got.Status, got.Error, len(got.Data.Result))
+			return nil, fmt.Errorf("%s: %s %s, %d series", ask.Get("query"), got.Status, got.Error, len(got.Data.Result))
 		}
-		return nil
+		return got.Data.Result, nil
 	}
 }

@@ -45,16 +45,30 @@ func (h *host) wrapped(shell string, within time.Duration, args ...string) (out,
 // examined runs doctor with --json and returns what it says.
 func (h *host) examined(shell string, args ...string) (d control.Doctor, code int) {
 	h.seg.Helper()
-	out, errs, code := h.wrapped(shell, patience, append([]string{"doctor", "--json", "--control", h.path(".sock")}, args...)...)
-	if err := json.Unmarshal([]byte(out), &d); err != nil || d.Version != control.Version || errs != "" {
-		h.seg.Fatalf("doctor: exit status %d, %v\n%s%s", code, err, out, errs)
+	out, errs, code := h.wrapped(shell, patience,
+		append([]string{"doctor", "--json", "--control", h.path(".sock")}, args...)...)
+	switch err := json.Unmarshal([]byte(out), &d); {
+	case err != nil:
+		h.seg.Fatalf("doctor: %v", err)
+	case d.Version != control.Version:
+		h.seg.Fatalf("doctor: Version is %v, want %v", d.Version, control.Version)
+	case errs != "":
+		h.seg.Fatalf("doctor: errs is %v, want \"\"", errs)
 	}
 	seen := map[string]bool{}
 	for _, c := range d.Checks {
-		if seen[c.Name] || c.Detail == "" || !slices.Contains([]string{control.CheckOK, control.CheckWarn, control.CheckFail, control.CheckSkipped}, c.Status) {
+		switch {
+		case seen[c.Name]:
 			h.seg.Errorf("check %+v", c)
+		case c.Detail == "":
+			h.seg.Error("c's Detail is empty")
+		case !slices.Contains([]string{control.CheckOK, control.CheckWarn, control.CheckFail, control.CheckSkipped},
+			c.Status):
+			h.seg.Errorf("%v has no %v", []string{control.CheckOK, control.CheckWarn, control.CheckFail, control.CheckSkipped},
+				c.Status)
 		}
-		if seen[c.Name] = true; c.Remedy == "" && (c.Status == control.CheckWarn || c.Status == control.CheckFail && c.Name != doctor.Provider) {
+		if seen[c.Name] = true; c.Remedy == "" &&
+			(c.Status == control.CheckWarn || c.Status == control.CheckFail && c.Name != doctor.Provider) {
 			h.seg.Errorf("no remedy: %+v", c)
 		}
 	}
@@ -82,8 +96,10 @@ func TestDoctorFine(t *testing.T) {
 	if code != 0 || len(withStatus(d, control.CheckFail)) != 0 {
 		t.Fatalf("exit status %d: %+v", code, d)
 	}
-	for _, must := range []string{doctor.TUN, doctor.Capabilities, doctor.Settings, doctor.Control, doctor.Underlay, doctor.Address,
-		doctor.GID, doctor.MTU, doctor.Port, doctor.Provider, doctor.Buffers, doctor.GSO, doctor.GRO, doctor.CM, doctor.Demo} {
+	for _, must := range []string{doctor.TUN, doctor.Capabilities, doctor.Settings, doctor.Control, doctor.Underlay,
+		doctor.Address,
+		doctor.GID, doctor.MTU, doctor.Port, doctor.Provider, doctor.Buffers, doctor.GSO, doctor.GRO, doctor.CM,
+		doctor.Demo} {
 		if ok := withStatus(d, control.CheckOK); !slices.Contains(ok, must) {
 			t.Errorf("%s is not ok: %+v", must, d.Checks)
 		}
@@ -92,8 +108,13 @@ func TestDoctorFine(t *testing.T) {
 		t.Errorf("doctor has left %s", ifName)
 	}
 	out, errs, code := a.wrapped("", patience, append([]string{"doctor", "--control", a.path(".sock")}, a.args()...)...)
-	if err := containsAll(out, "ok       tun", "run would work"); err != nil || code != 0 || errs != "" {
-		t.Errorf("for people: %d, %v %s", code, err, errs)
+	switch err := containsAll(out, "ok       tun", "run would work"); {
+	case err != nil:
+		t.Errorf("for people: %v", err)
+	case code != 0:
+		t.Errorf("for people: code is %v, want 0", code)
+	case errs != "":
+		t.Errorf("for people: errs is %v, want \"\"", errs)
 	}
 	s.start()
 	a.connect(b, "RC")
@@ -114,43 +135,54 @@ func TestDoctorFine(t *testing.T) {
 	a.ping(b.v4, maxMTU, true)
 }
 
+// doctorFindings are hosts on which one thing is missing.
+var doctorFindings = []struct {
+	name    string
+	top     topology
+	shell   string // before the command
+	prepare func(t *testing.T, h *host)
+	args    []string
+	fails   []string // all of them
+	says    string
+}{
+	{name: "no TUN node", shell: "mount -t tmpfs none /dev/net", fails: []string{doctor.TUN}, says: "modprobe tun"},
+	{name: "no privilege", shell: "setpriv --bounding-set=-net_admin --inh-caps=-net_admin true",
+		fails: []string{doctor.TUN, doctor.Capabilities}, says: "CAP_NET_ADMIN"},
+	{name: "port taken", prepare: func(t *testing.T, h *host) {
+		var c net.PacketConn
+		if err := h.Do(func() (err error) {
+			c, err = net.ListenPacket("udp6", "[::]:4791")
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+	}, fails: []string{doctor.Port}, says: ownName() + ", process"},
+	{name: "no underlay", args: []string{"--underlay", "nosuch0"}, fails: []string{doctor.Underlay},
+		says: "ipoibcmd devices"},
+	{name: "underlay down", prepare: func(t *testing.T, h *host) { h.seg.must(h.Down(underlay)) },
+		fails: []string{doctor.Underlay}, says: "ip link set " + underlay + " up"},
+	{name: "no underlay address", top: topology{ipv4: true},
+		prepare: func(t *testing.T, h *host) { h.seg.must(h.DelAddr(underlay, "192.168.7.1/24")) },
+		fails:   []string{doctor.Address}, says: "ip addr add"},
+	{name: "GID of another", args: []string{"--gid", "fe80::1:2:3"}, fails: []string{doctor.GID},
+		says: "leave gid empty"},
+	{name: "MTU too small", top: topology{ipv4: true, mtu: 1500}, fails: []string{doctor.MTU}, says: "--ud-mtu 1444"},
+	{name: "provider of the other binary", prepare: func(t *testing.T, h *host) { h.usable() },
+		args: []string{"--provider", "ibverbs"}, fails: []string{doctor.Provider, doctor.RDMADevices},
+		says: "ipoibcmd-ibverbs"},
+	{name: "name taken", args: []string{"--name", underlay}, fails: []string{doctor.TUN}, says: "choose another --name"},
+	{name: "no directory for the socket", args: []string{"--control", "/dev/null/ibcm0.sock"},
+		fails: []string{doctor.Control}, says: "choose another --control"},
+	{name: "IPv6 address without IPv6", prepare: func(t *testing.T, h *host) {
+		h.seg.must(h.Sysctl("net/ipv6/conf/default/disable_ipv6", "1"))
+	}, fails: []string{doctor.Settings}, says: "disable_ipv6"},
+}
+
 // For each thing that is missing the check that names it fails, and run refuses.
 func TestDoctorFindings(t *testing.T) {
 	parallel(t)
-	for _, tt := range []struct {
-		name    string
-		top     topology
-		shell   string // before the command
-		prepare func(t *testing.T, h *host)
-		args    []string
-		fails   []string // all of them
-		says    string
-	}{
-		{name: "no TUN node", shell: "mount -t tmpfs none /dev/net", fails: []string{doctor.TUN}, says: "modprobe tun"},
-		{name: "no privilege", shell: "setpriv --bounding-set=-net_admin --inh-caps=-net_admin true", fails: []string{doctor.TUN, doctor.Capabilities}, says: "CAP_NET_ADMIN"},
-		{name: "port taken", prepare: func(t *testing.T, h *host) {
-			var c net.PacketConn
-			if err := h.Do(func() (err error) {
-				c, err = net.ListenPacket("udp6", "[::]:4791")
-				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { c.Close() })
-		}, fails: []string{doctor.Port}, says: ownName() + ", process"},
-		{name: "no underlay", args: []string{"--underlay", "nosuch0"}, fails: []string{doctor.Underlay}, says: "ipoibcmd devices"},
-		{name: "underlay down", prepare: func(t *testing.T, h *host) { h.seg.must(h.Down(underlay)) }, fails: []string{doctor.Underlay}, says: "ip link set " + underlay + " up"},
-		{name: "no underlay address", top: topology{ipv4: true}, prepare: func(t *testing.T, h *host) { h.seg.must(h.DelAddr(underlay, "192.168.7.1/24")) },
-			fails: []string{doctor.Address}, says: "ip addr add"},
-		{name: "GID of another", args: []string{"--gid", "fe80::1:2:3"}, fails: []string{doctor.GID}, says: "leave gid empty"},
-		{name: "MTU too small", top: topology{ipv4: true, mtu: 1500}, fails: []string{doctor.MTU}, says: "--ud-mtu 1444"},
-		{name: "provider of the other binary", prepare: func(t *testing.T, h *host) { h.usable() }, args: []string{"--provider", "ibverbs"}, fails: []string{doctor.Provider, doctor.RDMADevices}, says: "ipoibcmd-ibverbs"},
-		{name: "name taken", args: []string{"--name", underlay}, fails: []string{doctor.TUN}, says: "choose another --name"},
-		{name: "no directory for the socket", args: []string{"--control", "/dev/null/ibcm0.sock"}, fails: []string{doctor.Control}, says: "choose another --control"},
-		{name: "IPv6 address without IPv6", prepare: func(t *testing.T, h *host) {
-			h.seg.must(h.Sysctl("net/ipv6/conf/default/disable_ipv6", "1"))
-		}, fails: []string{doctor.Settings}, says: "disable_ipv6"},
-	} {
+	for _, tt := range doctorFindings {
 		t.Run(tt.name, func(t *testing.T) {
 			parallel(t)
 			if strings.HasPrefix(tt.shell, "setpriv") {
@@ -198,23 +230,27 @@ func TestDoctorUsage(t *testing.T) {
 	parallel(t)
 	s := newSegment(t, topology{})
 	h := s.hosts[0]
-	for _, args := range [][]string{{"doctor"}, {"doctor", "--underlay", underlay, "--mode", "fast"}, {"doctor", "--underlay", underlay, "extra"}} {
+	for _, args := range [][]string{{"doctor"}, {"doctor", "--underlay", underlay, "--mode", "fast"},
+		{"doctor", "--underlay", underlay, "extra"}} {
 		if out, code := h.command(args...); code != 2 {
 			t.Errorf("%v: exit status %d\n%s", args, code, out)
 		}
 	}
 	// Below what IPv6 needs is worth a warning, no more, unless the interface has
 	// IPv6 addresses.
-	if out, code := h.command(append([]string{"doctor"}, h.args("--ud-mtu", "1000")...)...); code != 2 || !strings.Contains(out, "ud_mtu, 1000 here") {
+	if out, code := h.command(append([]string{"doctor"}, h.args("--ud-mtu", "1000")...)...); code != 2 ||
+		!strings.Contains(out, "ud_mtu, 1000 here") {
 		t.Errorf("UD MTU 1000 and an IPv6 address: exit status %d\n%s", code, out)
 	}
-	d, code := h.examined("", "--underlay", underlay, "--name", ifName, "--ud-mtu", "1000", "--address", h.v4.String()+"/24")
+	d, code := h.examined("", "--underlay", underlay, "--name", ifName, "--ud-mtu", "1000", "--address",
+		h.v4.String()+"/24")
 	if code != 0 || !slices.Contains(withStatus(d, control.CheckWarn), doctor.MTU) {
 		t.Errorf("UD MTU 1000: exit status %d, %+v", code, d.Checks)
 	}
 	// The same prefix on underlay and interface too.
 	s.must(h.AddAddr(underlay, "10.0.0.200/24"))
-	if d, code = h.examined("", h.args()...); code != 0 || !slices.Contains(withStatus(d, control.CheckWarn), doctor.Settings) {
+	if d, code = h.examined("", h.args()...); code != 0 ||
+		!slices.Contains(withStatus(d, control.CheckWarn), doctor.Settings) {
 		t.Errorf("overlapping prefixes: exit status %d, %+v", code, d.Checks)
 	}
 }

@@ -29,11 +29,14 @@ func TestCongestionMarks(t *testing.T) {
 		wants    []want
 	}{
 		{"RC", "rc", false, [2]string{"auto", "auto"}, "ect0", "ce", 40, []want{
-			{second, "softroce", "rc_ce_in", true}, {second, "softroce", "rc_cnps_out", true}, {second, "datapath", "rx_marked", true},
-			{first, "softroce", "rx_cnp", true}, {first, "softroce", "rc_ce_reductions", true}, {first, "softroce", "rc_ect_lost", false},
+			{second, "softroce", "rc_ce_in", true}, {second, "softroce", "rc_cnps_out", true},
+			{second, "datapath", "rx_marked", true},
+			{first, "softroce", "rx_cnp", true}, {first, "softroce", "rc_ce_reductions", true},
+			{first, "softroce", "rc_ect_lost", false},
 			{second, "datapath", "rx_congested", false}}},
 		{"RC over IPv4", "rc", true, [2]string{"auto", "auto"}, "ect0", "ce", 40, []want{
-			{second, "softroce", "rc_ce_in", true}, {second, "datapath", "rx_marked", true}, {first, "softroce", "rc_ce_reductions", true}}},
+			{second, "softroce", "rc_ce_in", true}, {second, "datapath", "rx_marked", true},
+			{first, "softroce", "rc_ce_reductions", true}}},
 		{"the other does not", "rc", false, [2]string{"auto", "off"}, "ect0", "ce", 1, []want{
 			{second, "softroce", "rc_ce_in", false}, {first, "softroce", "rc_ce_reductions", false}}},
 		{"the path clears it", "rc", false, [2]string{"auto", "auto"}, "ect0", "not-ect", 1, []want{
@@ -41,7 +44,8 @@ func TestCongestionMarks(t *testing.T) {
 		{"UD, on", "ud", false, [2]string{"on", "on"}, "ect0", "ce", 40, []want{
 			{second, "datapath", "rx_marked", true}, {second, "datapath", "rx_congested", false}}},
 		{"UC, on", "uc", false, [2]string{"on", "auto"}, "ect0", "ce", 400, []want{
-			{second, "softroce", "uc_ce_in", true}, {second, "softroce", "uc_cnps_out", true}, {second, "datapath", "rx_marked", true}}},
+			{second, "softroce", "uc_ce_in", true}, {second, "softroce", "uc_cnps_out", true},
+			{second, "datapath", "rx_marked", true}}},
 		{"UD by itself", "ud", false, [2]string{"auto", "auto"}, "ect0", "ce", 1, []want{
 			{second, "datapath", "rx_marked", false}}},
 	} {

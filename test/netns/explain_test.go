@@ -98,14 +98,18 @@ func TestExplainAgreesWithTheKernel(t *testing.T) {
 		says string // empty: no more than the fields
 	}{
 		{"on the link", "", "X", "on the link itself"},
-		{"the user's host route with an MTU", "route replace X dev ibcm0 mtu lock 1400 initcwnd 50", "X", "has MTU 1400, which counts"},
+		{"the user's host route with an MTU", "route replace X dev ibcm0 mtu lock 1400 initcwnd 50", "X",
+			"has MTU 1400, which counts"},
 		{"a gateway", "route add 192.0.2.0/24 via X", "192.0.2.9", "by the gateway X"},
 		{"a gateway, IPv6", "route add 2001:db8::/64 via X6", "2001:db8::9", "by the gateway X6"},
 		{"a gateway with an MTU", "route add 192.0.3.0/24 via X mtu 3000", "192.0.3.9", "has MTU 3000, which counts"},
 		{"a gateway of IPv6 for IPv4", "route add 192.0.4.0/24 via inet6 X6", "192.0.4.9", "by the gateway X6"},
-		{"a next-hop object", "nexthop add id 7 via X dev ibcm0;route add 192.0.5.0/24 nhid 7", "192.0.5.9", "by the gateway X"},
-		{"a next-hop object, IPv6", "nexthop add id 8 via X6 dev ibcm0;route add 2001:db8:5::/64 nhid 8", "2001:db8:5::9", "by the gateway X6"},
-		{"the better of two metrics", "route add 192.0.6.0/24 via 10.0.0.77 metric 9;route add 192.0.6.0/24 via X metric 8", "192.0.6.9", "by the gateway X"},
+		{"a next-hop object", "nexthop add id 7 via X dev ibcm0;route add 192.0.5.0/24 nhid 7", "192.0.5.9",
+			"by the gateway X"},
+		{"a next-hop object, IPv6", "nexthop add id 8 via X6 dev ibcm0;route add 2001:db8:5::/64 nhid 8", "2001:db8:5::9",
+			"by the gateway X6"},
+		{"the better of two metrics", "route add 192.0.6.0/24 via 10.0.0.77 metric 9;route add 192.0.6.0/24 via X metric 8",
+			"192.0.6.9", "by the gateway X"},
 		{"another device", "route add 192.0.7.0/24 dev eth1", "192.0.7.9", "by another device"},
 		{"another device, IPv6", "route add 2001:db8:7::/64 dev eth1", "2001:db8:7::9", "by another device"},
 		{"blackhole", "route add blackhole 192.0.8.0/24", "192.0.8.9", "drops what is sent there (blackhole)"},
@@ -129,7 +133,8 @@ func TestExplainAgreesWithTheKernel(t *testing.T) {
 	dead := netip.MustParseAddr("10.0.0.99")
 	a.Ping(lab.Ping{Dst: dead, Timeout: patience / 10})
 	s.eventually(patience, "explain says since when nobody answers", func() error {
-		if why := strings.Join(a.explain(dead).Why, "\n"); !strings.Contains(why, "nobody answered for 10.0.0.99 since") || !strings.Contains(why, "ago") {
+		if why := strings.Join(a.explain(dead).Why, "\n"); !strings.Contains(why, "nobody answered for 10.0.0.99 since") ||
+			!strings.Contains(why, "ago") {
 			return fmt.Errorf("it says\n%s", why)
 		}
 		return nil

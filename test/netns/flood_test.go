@@ -21,7 +21,9 @@ import (
 	"ipoibcm/wire/roce"
 )
 
-var floodFor = flag.Duration("flood", 0, "how long each flood of TestFlood goes on, five of every kind; without it they are short, and in the long form as many as it takes")
+var floodFor = flag.Duration("flood", 0,
+	"how long each flood of TestFlood goes on, five of every kind; without it they are short, and in the long form "+
+		"as many as it takes")
 
 var floodOnly = flag.String("flood.only", "", "only this kind of forged packets in TestFlood")
 
@@ -109,12 +111,15 @@ func TestFlood(t *testing.T) {
 	a.connect(b, "RC")
 	unread(b)
 	var table strings.Builder
-	fmt.Fprintln(&table, "| forged | per second | kept | of all rounds | control, flood, control in Mb/s (most that others had) | newcomer connected after | refused | neighbours | connections | heap before, after (KiB) |")
+	fmt.Fprintln(&table,
+		"| forged | per second | kept | of all rounds | control, flood, control in Mb/s (most that others had) | "+
+			"newcomer connected after | refused | neighbours | connections | heap before, after (KiB) |")
 	fmt.Fprintln(&table, "|---|---|---|---|---|---|---|---|---|---|")
 	for i, kind := range kinds {
 		r := s.flood(x, kind, a, b, newcomers[i])
 		all := judge(r.rounds, func(r floodRound) bool { return r.before+r.after > 0 })
-		fmt.Fprintf(&table, "| %s | %d | %v | %v | %v | %v | %d | %d | %d | %d, %d |\n", kind, r.perSecond, r.verdict(), all, r.rounds,
+		fmt.Fprintf(&table, "| %s | %d | %v | %v | %v | %v | %d | %d | %d | %d, %d |\n", kind, r.perSecond, r.verdict(),
+			all, r.rounds,
 			r.connected.Round(time.Millisecond), r.refused, r.neighs, r.conns, r.before.HeapOctets>>10, r.after.HeapOctets>>10)
 		r.check(t)
 	}
@@ -132,7 +137,8 @@ func (r *flooded) check(t *testing.T) {
 		t.Errorf("%s: a newcomer was connected after %v, want %v", r.kind, r.connected, connectWithin)
 	}
 	if v.rounds > 0 && !r.disturbed() && r.arrived < 0.9 {
-		t.Errorf("%s: only %.0f %% of the forged packets reached the agent, and %d overflowed: this shows nothing", r.kind, 100*r.arrived, r.overflow)
+		t.Errorf("%s: only %.0f %% of the forged packets reached the agent, and %d overflowed: this shows nothing", r.kind,
+			100*r.arrived, r.overflow)
 	}
 	switch {
 	case raceDetector || !rates():
@@ -148,8 +154,13 @@ func (r *flooded) check(t *testing.T) {
 	if r.refused == 0 {
 		t.Errorf("%s: nothing was refused", r.kind)
 	}
-	if r.neighs > maxNeighbours || r.neighs > maxHearsay+16 || r.conns > maxConns {
-		t.Errorf("%s: %d neighbours, %d connections", r.kind, r.neighs, r.conns)
+	switch {
+	case r.neighs > maxNeighbours:
+		t.Errorf("%s: neighs is %v, want at most %v", r.kind, r.neighs, maxNeighbours)
+	case r.neighs > maxHearsay+16:
+		t.Errorf("%s: neighs is %v, want at most %v", r.kind, r.neighs, maxHearsay+16)
+	case r.conns > maxConns:
+		t.Errorf("%s: conns is %v, want at most %v", r.kind, r.conns, maxConns)
 	}
 	if grown := int64(r.after.HeapOctets) - int64(r.before.HeapOctets); grown > heapCap {
 		t.Errorf("%s: the heap has grown by %d octets", r.kind, grown)
@@ -187,7 +198,10 @@ func unread(h *host) {
 		}
 		const noCheck6RX = 102 // UDP_NO_CHECK6_RX
 		var set error
-		if err := raw.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), syscall.IPPROTO_UDP, noCheck6RX, 1) }); err != nil {
+		if err := raw.Control(func(fd uintptr) {
+			set = unix.SetsockoptInt(int(fd), syscall.IPPROTO_UDP, noCheck6RX,
+				1)
+		}); err != nil {
 			return err
 		}
 		return set
@@ -244,7 +258,8 @@ func (s *segment) flood(x *host, kind forgery, a, b, newcomer *host) *flooded {
 
 // floodRounds measures rounds until they say whether traffic keeps what it has to, and returns how many
 // forged packets have left in what time. connects is called beside the first flood.
-func (s *segment) floodRounds(f *forger, rate int, first time.Duration, a, b *host, r *flooded, connects func()) (total int, took time.Duration) {
+func (s *segment) floodRounds(f *forger, rate int, first time.Duration, a, b *host, r *flooded,
+	connects func()) (total int, took time.Duration) {
 	s.Helper()
 	window, most := time.Second, 7
 	if *floodFor > 0 {
@@ -321,7 +336,8 @@ func (s *segment) held(b *host, r *flooded) {
 
 // beside returns the rate of TCP from a to b for d beside forged packets to a
 // port, of which sent left. meanwhile is called when they have begun.
-func (s *segment) beside(f *forger, port, rate int, d time.Duration, a, b *host, meanwhile func()) (mbps float64, sent int) {
+func (s *segment) beside(f *forger, port, rate int, d time.Duration, a, b *host,
+	meanwhile func()) (mbps float64, sent int) {
 	s.Helper()
 	ctx, stop := context.WithTimeout(s.ctx, d)
 	defer stop()

@@ -80,7 +80,8 @@ func TestFloodVerdict(t *testing.T) {
 		}
 		return rounds
 	}
-	busy := append(of(0.9, 0.9, 0.9, 0.9, 0.9), floodRound{before: 8000, flood: 10, after: 8000, others: 0.4}, floodRound{})
+	busy := append(of(0.9, 0.9, 0.9, 0.9, 0.9), floodRound{before: 8000, flood: 10, after: 8000, others: 0.4},
+		floodRound{})
 	for _, tt := range []struct {
 		name    string
 		rounds  []floodRound

@@ -144,22 +144,29 @@ func forged(r *rand.Rand, kind forgery, victim *host, gid netip.Addr, qpn ib.QPN
 	switch kind {
 	case forgedARP:
 		sender := netip.AddrFrom4([4]byte{10, byte(1 + r.Uint32N(200)), byte(r.Uint32()), byte(1 + r.Uint32N(250))})
-		body, err = arp.NewRequest(link, sender, victim.v4).AppendBinary([]byte{byte(encap.ARP >> 8), byte(encap.ARP & 0xff), 0, 0})
+		body, err = arp.NewRequest(link, sender, victim.v4).AppendBinary([]byte{byte(encap.ARP >> 8),
+			byte(encap.ARP & 0xff), 0, 0})
 	case forgedND:
 		b := victim.v6.As16()
 		binary.BigEndian.PutUint64(b[8:], r.Uint64())
-		body, err = nd.NewNS(netip.AddrFrom16(b), victim.v6, link).AppendBinary([]byte{byte(encap.IPv6 >> 8), byte(encap.IPv6 & 0xff), 0, 0})
+		body, err = nd.NewNS(netip.AddrFrom16(b), victim.v6,
+			link).AppendBinary([]byte{byte(encap.IPv6 >> 8), byte(encap.IPv6 & 0xff), 0, 0})
 	case forgedData: // to a UDP port of the interface that is closed
 		a := [4]byte{10, byte(1 + r.Uint32N(200)), byte(r.Uint32()), byte(1 + r.Uint32N(250))}
 		udp := append(binary.BigEndian.AppendUint16(nil, uint16(r.Uint32())), 0, 9, 0, 8+64, 0, 0)
-		body = append(header4(netip.AddrFrom4(a), victim.v4, unix.IPPROTO_UDP, len(udp)+64), append(udp, make([]byte, 64)...)...)
+		body = append(header4(netip.AddrFrom4(a), victim.v4, unix.IPPROTO_UDP, len(udp)+64),
+			append(udp, make([]byte, 64)...)...)
 		body = append([]byte{byte(encap.IPv4 >> 8), byte(encap.IPv4 & 0xff), 0, 0}, body...)
 	case forgedREQ, inbandREQ, askingREQ:
-		req := mad.REQ{TransactionID: r.Uint64(), LocalCommID: mad.CommID(r.Uint32()), ServiceID: serviceid.New(serviceid.RFC, qpn),
-			LocalCAGUID: ib.GUID(r.Uint64()), LocalQPN: 2 + ib.QPN(r.Uint32N(1<<24-3)), RemoteCMResponseTimeout: 16, LocalCMResponseTimeout: 16,
-			Transport: ib.RC, StartingPSN: ib.PSN(r.Uint32N(1 << 24)), RetryCount: 7, RNRRetryCount: 7, PKey: ib.DefaultPKey, PathMTU: ib.MTU1024, MaxCMRetries: 15, SRQ: true}
-		req.Primary = mad.PathInfo{LocalLID: ib.PermissiveLID, RemoteLID: ib.PermissiveLID, LocalGID: link.GID, RemoteGID: ib.GIDFromAddr(gid),
-			HopLimit: 64, LocalACKTimeout: 14}
+		req := mad.REQ{TransactionID: r.Uint64(), LocalCommID: mad.CommID(r.Uint32()),
+			ServiceID:   serviceid.New(serviceid.RFC, qpn),
+			LocalCAGUID: ib.GUID(r.Uint64()), LocalQPN: 2 + ib.QPN(r.Uint32N(1<<24-3)), RemoteCMResponseTimeout: 16,
+			LocalCMResponseTimeout: 16,
+			Transport:              ib.RC, StartingPSN: ib.PSN(r.Uint32N(1 << 24)), RetryCount: 7, RNRRetryCount: 7,
+			PKey: ib.DefaultPKey, PathMTU: ib.MTU1024, MaxCMRetries: 15, SRQ: true}
+		req.Primary = mad.PathInfo{LocalLID: ib.PermissiveLID, RemoteLID: ib.PermissiveLID, LocalGID: link.GID,
+			RemoteGID: ib.GIDFromAddr(gid),
+			HopLimit:  64, LocalACKTimeout: 14}
 		pd, _ := encap.PrivateData{QPN: link.QPN, ReceiveMTU: 65524}.AppendBinary(nil)
 		copy(req.PrivateData[:], pd)
 		if kind == askingREQ {
@@ -183,7 +190,8 @@ func forged(r *rand.Rand, kind forgery, victim *host, gid netip.Addr, qpn ib.QPN
 func forgedUD(r *rand.Rand, src, dst netip.Addr, from, to ib.QPN, key ib.QKey, body []byte) []byte {
 	pad := roce.Pad(len(body))
 	b := make([]byte, roce.BTHLen+roce.DETHLen, roce.BTHLen+roce.DETHLen+len(body)+pad)
-	roce.PutBTH(b, roce.BTHFields{Opcode: roce.UDSendOnly, Pad: pad, PKey: ib.DefaultPKey, DestQPN: to, PSN: ib.PSN(r.Uint32N(1 << 24))})
+	roce.PutBTH(b, roce.BTHFields{Opcode: roce.UDSendOnly, Pad: pad, PKey: ib.DefaultPKey, DestQPN: to,
+		PSN: ib.PSN(r.Uint32N(1 << 24))})
 	roce.PutDETH(b[roce.BTHLen:], key, from)
 	return sealed(r, src, dst, append(append(b, body...), make([]byte, pad)...))
 }
@@ -216,7 +224,8 @@ func (f *forger) send(ctx context.Context, port, perSecond int) (sent int, err e
 		for _, fr := range f.frames[sent : sent+n] {
 			binary.BigEndian.PutUint16(fr[destPortAt:], uint16(port))
 		}
-		did, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(f.fd), uintptr(unsafe.Pointer(&f.msgs[sent])), uintptr(n), 0, 0, 0)
+		did, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(f.fd), uintptr(unsafe.Pointer(&f.msgs[sent])),
+			uintptr(n), 0, 0, 0)
 		switch errno {
 		case 0:
 			sent += int(did)

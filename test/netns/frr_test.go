@@ -23,7 +23,8 @@ func (h *host) frr(t *testing.T, zebraConf, bgpConf string) []*daemon {
 	gid, _ := strconv.Atoi(daemonUser.Gid)
 	h.seg.must(os.Chown(dir, uid, gid))
 	args := func(name, conf string) []string {
-		return []string{"--log", "stdout", "-f", h.file(name+".conf", conf), "-i", dir + "/" + name + ".pid", "-z", dir + "/zserv", "--vty_socket", dir,
+		return []string{"--log", "stdout", "-f", h.file(name+".conf", conf), "-i", dir + "/" + name + ".pid", "-z",
+			dir + "/zserv", "--vty_socket", dir,
 			"-A", "127.0.0.1", "-P", "0"}
 	}
 	out := []*daemon{h.daemon(zebra, args("zebra", zebraConf)...)}
@@ -47,14 +48,18 @@ func TestFRR(t *testing.T) {
 	daemons := map[*host][]*daemon{}
 	for i, h := range r.hosts {
 		var b strings.Builder
-		fmt.Fprintf(&b, "%srouter bgp %d\n bgp router-id %s\n no bgp ebgp-requires-policy\n no bgp network import-check\n timers bgp 2 6\n", documented(t, "frr"), 65001+i, h.v4)
+		fmt.Fprintf(&b,
+			"%srouter bgp %d\n bgp router-id %s\n no bgp ebgp-requires-policy\n no bgp network import-check\n timers "+
+				"bgp 2 6\n", documented(t, "frr"), 65001+i, h.v4)
 		families := [2]string{}
 		for j, p := range r.hosts {
 			if h == p || h != r.a && p != r.a {
 				continue
 			}
 			for f, addr := range []netip.Addr{p.v4, p.v6} {
-				fmt.Fprintf(&b, " neighbor %s remote-as %d\n neighbor %s timers connect 2\n neighbor %s advertisement-interval 0\n neighbor %s disable-connected-check\n",
+				fmt.Fprintf(&b,
+					" neighbor %s remote-as %d\n neighbor %s timers connect 2\n neighbor %s advertisement-interval 0\n neighbor "+
+						"%s disable-connected-check\n",
 					addr, 65001+j, addr, addr, addr)
 				families[f] += fmt.Sprintf("  neighbor %s activate\n  neighbor %s weight %d\n", addr, addr, 200-10*j)
 				if f == 1 {
@@ -62,7 +67,8 @@ func TestFRR(t *testing.T) {
 				}
 			}
 		}
-		redistribute := [2]string{"  redistribute kernel route-map no-neighbours\n", "  redistribute kernel route-map no-neighbours-6\n"}
+		redistribute := [2]string{"  redistribute kernel route-map no-neighbours\n",
+			"  redistribute kernel route-map no-neighbours-6\n"}
 		if h != r.a {
 			redistribute = [2]string{"  network 203.0.113.1/32\n", "  network 2001:db8:2::1/128\n"}
 		}
@@ -107,10 +113,14 @@ func TestFRRUnnumbered(t *testing.T) {
 		if h == b {
 			networks = [2]string{"  network 203.0.113.1/32\n", "  network 2001:db8:2::1/128\n"}
 		}
-		h.frr(t, "", fmt.Sprintf("router bgp %d\n bgp router-id %s\n no bgp ebgp-requires-policy\n no bgp network import-check\n timers bgp 2 6\n"+
-			" neighbor %s interface remote-as external\n neighbor %s timers connect 2\n neighbor %s capability extended-nexthop\n"+
-			" address-family ipv4 unicast\n%s exit-address-family\n"+
-			" address-family ipv6 unicast\n  neighbor %s activate\n%s exit-address-family\n", 65001+i, h.v4, ifName, ifName, ifName, networks[0], ifName, networks[1]))
+		h.frr(t, "",
+			fmt.Sprintf(
+				"router bgp %d\n bgp router-id %s\n no bgp ebgp-requires-policy\n no bgp network import-check\n timers bgp 2 6\n"+
+					" neighbor %s interface remote-as external\n neighbor %s timers connect 2\n neighbor %s capability "+
+					"extended-nexthop\n"+
+					" address-family ipv4 unicast\n%s exit-address-family\n"+
+					" address-family ipv6 unicast\n  neighbor %s activate\n%s exit-address-family\n", 65001+i, h.v4, ifName, ifName,
+				ifName, networks[0], ifName, networks[1]))
 	}
 	m, atB := a.speak(), b.listen()
 	r := &routed{segment: s, a: a, b: b, mouth: m}

@@ -192,7 +192,8 @@ func (h *host) mtuByInterface(group netip.Addr) (mtu int, err error) {
 			return err
 		}
 		defer unix.Close(fd)
-		if err := unix.SetsockoptIPMreqn(fd, unix.IPPROTO_IP, unix.IP_MULTICAST_IF, &unix.IPMreqn{Ifindex: int32(ifi.Index)}); err != nil {
+		if err := unix.SetsockoptIPMreqn(fd, unix.IPPROTO_IP, unix.IP_MULTICAST_IF,
+			&unix.IPMreqn{Ifindex: int32(ifi.Index)}); err != nil {
 			return err
 		}
 		if err := unix.Connect(fd, &unix.SockaddrInet4{Port: 9, Addr: group.As4()}); err != nil {

@@ -29,6 +29,9 @@ type keeper struct {
 	names []string // in the order they came
 	files []*os.File
 	said  []string
+	// heard sees each message, and started what a process is given.
+	heard   func(text string)
+	started func(names []string)
 }
 
 func newKeeper(h *host) *keeper {
@@ -72,6 +75,9 @@ func (k *keeper) take(text string, fds []int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.said = append(k.said, text)
+	if k.heard != nil {
+		k.heard(text)
+	}
 	name := ""
 	for line := range strings.Lines(text) {
 		if v, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "FDNAME="); ok {
@@ -168,8 +174,12 @@ func (k *keeper) startWith(args ...string) {
 			}
 		}
 	}
-	a, err := lab.StartAgent(h.seg.ctx, h.Host, lab.AgentConfig{Program: cmp.Or(h.old, program), Control: h.path(".sock"), Log: h.path(".log"),
-		Args: args, Files: files, FileNames: names, Env: []string{"NOTIFY_SOCKET=" + h.path(".notify"), "FDSTORE=16"}})
+	if k.started != nil {
+		k.started(names)
+	}
+	a, err := lab.StartAgent(h.seg.ctx, h.Host,
+		lab.AgentConfig{Program: cmp.Or(h.old, program), Control: h.path(".sock"), Log: h.path(".log"),
+			Args: args, Files: files, FileNames: names, Env: []string{"NOTIFY_SOCKET=" + h.path(".notify"), "FDSTORE=16"}})
 	h.seg.must(err)
 	h.agent = a
 	h.seg.eventually(patience, "the interface is kept", func() error {
@@ -195,6 +205,7 @@ type gapMeter struct {
 	mu   sync.Mutex
 	last time.Time
 	gap  time.Duration
+	late time.Duration // by how much the meter itself was late to ask, at most
 	got  int
 	lost int
 }
@@ -202,9 +213,10 @@ type gapMeter struct {
 func (h *host) measureGap(dst netip.Addr) *gapMeter {
 	g := &gapMeter{stop: make(chan struct{})}
 	g.wg.Go(func() {
-		tick := time.NewTicker(20 * time.Millisecond)
+		const every = 20 * time.Millisecond
+		tick := time.NewTicker(every)
 		defer tick.Stop()
-		for {
+		for asked := time.Now(); ; {
 			g.wg.Go(func() {
 				_, err := h.Ping(lab.Ping{Dst: dst, Timeout: 3 * time.Second})
 				g.mu.Lock()
@@ -222,6 +234,8 @@ func (h *host) measureGap(dst netip.Addr) *gapMeter {
 			})
 			select {
 			case <-tick.C:
+				g.late = max(g.late, time.Since(asked)-every)
+				asked = time.Now()
 			case <-g.stop:
 				return
 			}
@@ -230,10 +244,11 @@ func (h *host) measureGap(dst netip.Addr) *gapMeter {
 	return g
 }
 
+// end returns the longest time without an answer, less that for which nobody asked.
 func (g *gapMeter) end() (gap time.Duration, lost int) {
 	close(g.stop)
 	g.wg.Wait()
-	return g.gap, g.lost
+	return max(0, g.gap-g.late), g.lost
 }
 
 // otherVersion builds the program with another version.
@@ -263,36 +278,7 @@ func TestHandOver(t *testing.T) {
 	index, link := a.index(ifName), a.link()
 	gaps := []time.Duration{}
 	for i, prog := range []string{"", next, next} {
-		before := a.conns(b)
-		there, back := a.measureGap(b.v4), b.measureGap(a.v6)
-		time.Sleep(200 * time.Millisecond)
-		a.old = prog
-		k.restart()
-		time.Sleep(300 * time.Millisecond)
-		for _, m := range []struct {
-			name string
-			*gapMeter
-		}{{"there", there}, {"back", back}} {
-			gap, lost := m.end()
-			t.Logf("restart %d: %s: gap %v, %d lost", i, m.name, gap.Round(time.Millisecond), lost)
-			gaps = append(gaps, gap)
-		}
-		if got := a.index(ifName); got != index {
-			t.Errorf("restart %d: interface %d, want %d: it was made anew", i, got, index)
-		}
-		if got := a.link(); got != link {
-			t.Errorf("restart %d: link-layer address %s, want %s", i, got, link)
-		}
-		if n := a.counter("ipoib", "neigh_queries"); n != 0 {
-			t.Errorf("restart %d: %d queries for neighbours that are known, want none", i, n)
-		}
-		after, _ := a.paired(b, "RC")
-		if len(before) == 1 && after.LocalCommID == before[0].LocalCommID {
-			t.Errorf("restart %d: connection %s is the old one", i, after.LocalCommID)
-		}
-		if got := k.has(); got != "tun" {
-			t.Errorf("restart %d: kept is %q, want the interface alone", i, got)
-		}
+		gaps = append(gaps, restartsWithGaps(k, b, i, prog, index, link)...)
 	}
 	// A stream goes on, whatever it does to a ping beside it.
 	moved := transfer(a, b)
@@ -318,7 +304,54 @@ func TestHandOver(t *testing.T) {
 	b.send(a, a.v6, 4<<20) // sums are compared
 	a.send(b, b.v4, 4<<20)
 
-	// A stop is a stop: the manager lets go, and the interface with it.
+	stopIsStop(k)
+}
+
+// restartsWithGaps restarts a's daemon as prog and returns how long echo requests were not
+// answered, there and back. Interface, link-layer address and neighbours are as before.
+func restartsWithGaps(k *keeper, b *host, i int, prog string, index int, link string) (gaps []time.Duration) {
+	a, t := k.h, k.h.seg
+	t.Helper()
+	before := a.conns(b)
+	there, back := a.measureGap(b.v4), b.measureGap(a.v6)
+	w := k.h.seg.stopwatch()
+	time.Sleep(200 * time.Millisecond)
+	a.old = prog
+	k.restart()
+	time.Sleep(300 * time.Millisecond)
+	for _, m := range []struct {
+		name string
+		*gapMeter
+	}{{"there", there}, {"back", back}} {
+		gap, lost := m.end()
+		_, waited := w.read()
+		t.Logf("restart %d: %s: gap %v, of which at most %v were waiting for a processor; %d lost", i, m.name,
+			gap.Round(time.Millisecond), waited.Round(time.Millisecond), lost)
+		gaps = append(gaps, max(0, gap-waited))
+	}
+	if got := a.index(ifName); got != index {
+		t.Errorf("restart %d: interface %d, want %d: it was made anew", i, got, index)
+	}
+	if got := a.link(); got != link {
+		t.Errorf("restart %d: link-layer address %s, want %s", i, got, link)
+	}
+	if n := a.counter("ipoib", "neigh_queries"); n != 0 {
+		t.Errorf("restart %d: %d queries for neighbours that are known, want none", i, n)
+	}
+	after, _ := a.paired(b, "RC")
+	if len(before) == 1 && after.LocalCommID == before[0].LocalCommID {
+		t.Errorf("restart %d: connection %s is the old one", i, after.LocalCommID)
+	}
+	if got := k.has(); got != "tun" {
+		t.Errorf("restart %d: kept is %q, want the interface alone", i, got)
+	}
+	return gaps
+}
+
+// stopIsStop: the manager lets go, and the interface with it.
+func stopIsStop(k *keeper) {
+	a, t := k.h, k.h.seg
+	t.Helper()
 	a.stop()
 	if _, err := a.Link(ifName); err != nil {
 		t.Errorf("the interface is gone while the manager keeps it: %v", err)
@@ -360,10 +393,12 @@ func TestHandOverRefused(t *testing.T) {
 		same    bool // the interface stays
 	}{
 		{"garbage", func() { k.put("state", file("\x00\x01garbage")) }, "", "not a state of ipoibcmd", true},
-		{"newer", func() { k.put("state", file(`{"version":2,"future":true}`)) }, "", "version 2, and this program knows 1", true},
+		{"newer", func() { k.put("state", file(`{"version":2,"future":true}`)) }, "",
+			"version 2, and this program knows 1", true},
 		{"a pipe", func() { k.put("state", pipe()) }, "", "a file of mode", true},
 		{"no TUN", func() { k.put("tun", file("")) }, "", "it is no TUN with an interface", false},
-		{"strange", func() { k.put("strange", file("")) }, "", `a descriptor of the service manager's is not known" name=strange`, true},
+		{"strange", func() { k.put("strange", file("")) }, "",
+			`a descriptor of the service manager's is not known" name=strange`, true},
 		{"another P_Key", func() {}, "pkey: 0x8001\n", "the process before was on another link", true},
 		{"and back", func() {}, "", "the process before was on another link", true},
 		{"other offloads", func() {}, "offload: {checksum: false}\n", "offload.checksum has changed", false},

@@ -31,8 +31,10 @@ func cmMessages(t *testing.T, frames []frame, links map[netip.Addr]ib.QPN) (gsi,
 			continue
 		}
 		h, msg, err := mad.Parse(inner)
-		if err != nil || len(inner) != verbs.MADLen || f.transport != ib.UD || f.DETH().SrcQPN() != links[f.src] || f.BTH.DestQPN() != links[f.dst] {
-			t.Errorf("in-band from %s QPN %s to %s QPN %s by %v: %d octets, %v", f.src, f.DETH().SrcQPN(), f.dst, f.BTH.DestQPN(), f.transport, len(inner), err)
+		if err != nil || len(inner) != verbs.MADLen || f.transport != ib.UD || f.DETH().SrcQPN() != links[f.src] ||
+			f.BTH.DestQPN() != links[f.dst] {
+			t.Errorf("in-band from %s QPN %s to %s QPN %s by %v: %d octets, %v", f.src, f.DETH().SrcQPN(), f.dst,
+				f.BTH.DestQPN(), f.transport, len(inner), err)
 			continue
 		}
 		if req, ok := msg.(mad.REQ); ok && req.Primary.LocalGID.Addr() != f.src {
@@ -78,8 +80,13 @@ func TestCMInband(t *testing.T) {
 			monitor := a.follow("monitor", "--control", a.path(".sock"))
 			want := map[string]string{"rc": "RC", "uc": "UC"}[tt.mode]
 			mine, theirs := a.connect(b, want)
-			if mine.CMPath != "inband" || theirs.CMPath != "inband" || mine.MTU != maxMTU {
-				t.Errorf("connected by %s and %s, MTU %d", mine.CMPath, theirs.CMPath, mine.MTU)
+			switch {
+			case mine.CMPath != "inband":
+				t.Errorf("CMPath is %v, want \"inband\"", mine.CMPath)
+			case theirs.CMPath != "inband":
+				t.Errorf("CMPath is %v, want \"inband\"", theirs.CMPath)
+			case mine.MTU != maxMTU:
+				t.Errorf("MTU is %v, want %v", mine.MTU, maxMTU)
 			}
 			both(b, func(dst netip.Addr) {
 				a.reach(dst)
@@ -102,23 +109,11 @@ func TestCMInband(t *testing.T) {
 				}
 				return nil
 			})
-			if a.counter("ipoib", "inband_sent") == 0 || b.counter("ipoib", "inband_received") == 0 || b.counter("ipoib", "inband_established") == 0 {
+			if a.counter("ipoib", "inband_sent") == 0 || b.counter("ipoib", "inband_received") == 0 ||
+				b.counter("ipoib", "inband_established") == 0 {
 				t.Error("messages in-band are not counted")
 			}
-			for _, look := range []struct{ args, want []string }{
-				{[]string{"status"}, []string{"CM messages", tt.a, "inband"}},
-				{[]string{"explain", b.v4.String()}, []string{"in-band", "extension to RFC 4755"}},
-				{[]string{"show", "conn"}, []string{"inband"}},
-			} {
-				out, code := a.command(append(look.args, "--control", a.path(".sock"))...)
-				if err := containsAll(out, look.want...); err != nil || code != 0 {
-					t.Errorf("%v: %d, %v", look.args, code, err)
-				}
-			}
-			paths := a.status().Interface.CMPaths
-			if wantPaths := map[string]string{"auto": "[gsi inband]", "inband": "[inband]"}[tt.a]; fmt.Sprint(paths) != wantPaths {
-				t.Errorf("paths %v, want %s", paths, wantPaths)
-			}
+			a.saysInband(b, tt.a)
 			b.stop() // says goodbye in-band
 			a.noConns()
 			s.eventually(patience, "goodbye", func() error {
@@ -131,6 +126,27 @@ func TestCMInband(t *testing.T) {
 				return containsAll(strings.Join(monitor.output(), "\n"), "DREQ in-band", "DREP in-band")
 			})
 		})
+	}
+}
+
+// saysInband: status, explain and the connections say that CM messages go in-band.
+func (a *host) saysInband(b *host, transport string) {
+	t := a.seg
+	t.Helper()
+	for _, look := range []struct{ args, want []string }{
+		{[]string{"status"}, []string{"CM messages", transport, "inband"}},
+		{[]string{"explain", b.v4.String()}, []string{"in-band", "extension to RFC 4755"}},
+		{[]string{"show", "conn"}, []string{"inband"}},
+	} {
+		out, code := a.command(append(look.args, "--control", a.path(".sock"))...)
+		if err := containsAll(out, look.want...); err != nil || code != 0 {
+			t.Errorf("%v: %d, %v", look.args, code, err)
+		}
+	}
+	paths := a.status().Interface.CMPaths
+	if wantPaths := map[string]string{"auto": "[gsi inband]",
+		"inband": "[inband]"}[transport]; fmt.Sprint(paths) != wantPaths {
+		t.Errorf("paths %v, want %s", paths, wantPaths)
 	}
 }
 
@@ -172,7 +188,8 @@ func TestSilentQP1(t *testing.T) {
 		mine = cs[0]
 		return nil
 	})
-	if mine.CMPath != "inband" || a.counter("ipoib", "inband_turned_to") == 0 && b.counter("ipoib", "inband_turned_to") == 0 {
+	if mine.CMPath != "inband" || a.counter("ipoib", "inband_turned_to") == 0 &&
+		b.counter("ipoib", "inband_turned_to") == 0 {
 		t.Errorf("connected by %s", mine.CMPath)
 	}
 	a.ping(b.v4, maxMTU, true)
@@ -211,7 +228,8 @@ func TestNoCMPathInCommon(t *testing.T) {
 	}
 	both(b, func(dst netip.Addr) { a.ping(dst, udMTU, true) })
 	s.eventually(patience, "explain names the failure", func() error { // another attempt may be under way
-		if out, _ := a.command("explain", b.v4.String(), "--control", a.path(".sock")); !strings.Contains(out, "UD, because the last attempt failed") {
+		if out, _ := a.command("explain", b.v4.String(), "--control", a.path(".sock")); !strings.Contains(out,
+			"UD, because the last attempt failed") {
 			return fmt.Errorf("explained as:\n%s", out)
 		}
 		return nil

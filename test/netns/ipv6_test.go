@@ -17,9 +17,11 @@ func TestIPv6ComesBack(t *testing.T) {
 		name      string
 		off, back func(a *host)
 	}{
-		{"device MTU", func(a *host) { a.ip("link set " + ifName + " mtu 1000") }, func(a *host) { a.ip("link set " + ifName + " mtu 65520") }},
+		{"device MTU", func(a *host) { a.ip("link set " + ifName + " mtu 1000") },
+			func(a *host) { a.ip("link set " + ifName + " mtu 65520") }},
 		{"disable_ipv6", func(a *host) { a.disableIPv6("1") }, func(a *host) { a.disableIPv6("0") }},
-		{"link", func(a *host) { a.ip("link set " + ifName + " down") }, func(a *host) { a.ip("link set " + ifName + " up") }},
+		{"link", func(a *host) { a.ip("link set " + ifName + " down") },
+			func(a *host) { a.ip("link set " + ifName + " up") }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			parallel(t)
@@ -37,7 +39,8 @@ func TestIPv6ComesBack(t *testing.T) {
 			})
 			tt.back(a)
 			s.eventually(patience, "the addresses are back", func() error {
-				if got := a.ip("-6 -o addr show dev " + ifName); strings.Count(got, "\n") != strings.Count(before, "\n") || !strings.Contains(got, "inet6 "+a.v6.String()+"/") {
+				if got := a.ip("-6 -o addr show dev " + ifName); strings.Count(got, "\n") != strings.Count(before, "\n") ||
+					!strings.Contains(got, "inet6 "+a.v6.String()+"/") {
 					return fmt.Errorf("addresses\n%s, want those of before:\n%s", got, before)
 				}
 				return nil

@@ -131,7 +131,8 @@ func TestUnderlays(t *testing.T) {
 				})
 				b.send(a, a.v4, 8<<20)
 				for _, c := range a.conns(b) {
-					if h := c.Health; (mode == "RC") != (h != nil) || h != nil && (h.RTTUS <= 0 || h.Packets == 0 || h.Window < h.Limit || h.Limit == 0) {
+					if h := c.Health; (mode == "RC") != (h != nil) ||
+						h != nil && (h.RTTUS <= 0 || h.Packets == 0 || h.Window < h.Limit || h.Limit == 0) {
 						t.Errorf("health of a connection over %s: %+v", mode, h)
 					}
 				}
@@ -188,8 +189,13 @@ func TestUDOnlyPeerOfConnectedHost(t *testing.T) {
 		}
 		h.noConns()
 	}
-	if p := a.status().Peers; len(p) != 1 || p[0].Mode != "UD" || !strings.HasPrefix(p[0].LinkAddr, "00 ") {
-		t.Errorf("a sees its peers as %+v", p)
+	switch p := a.status().Peers; {
+	case len(p) != 1:
+		t.Errorf("p has %v elements, want 1", len(p))
+	case p[0].Mode != "UD":
+		t.Errorf("Mode is %v, want \"UD\"", p[0].Mode)
+	case !strings.HasPrefix(p[0].LinkAddr, "00 "):
+		t.Errorf("%q does not begin with \"00 \"", p[0].LinkAddr)
 	}
 }
 
@@ -252,8 +258,14 @@ func TestReceiveMTUMismatch(t *testing.T) {
 	b.run("--receive-mtu", "9000")
 	c.run()
 	mine, theirs := a.connect(b, "RC")
-	if mine.MTU != 8996 || mine.PeerReceiveMTU != 9000 || theirs.PeerReceiveMTU != 65524 { // 4755-5.1-1 4755-5.1-5 4755-5.1-6
-		t.Errorf("a: MTU %d, peer's Receive MTU %d; b: peer's %d", mine.MTU, mine.PeerReceiveMTU, theirs.PeerReceiveMTU)
+	// 4755-5.1-1 4755-5.1-5 4755-5.1-6
+	switch {
+	case mine.MTU != 8996:
+		t.Errorf("a: MTU is %v, want 8996", mine.MTU)
+	case mine.PeerReceiveMTU != 9000:
+		t.Errorf("a: PeerReceiveMTU is %v, want 9000", mine.PeerReceiveMTU)
+	case theirs.PeerReceiveMTU != 65524:
+		t.Errorf("a: PeerReceiveMTU is %v, want 65524", theirs.PeerReceiveMTU)
 	}
 	a.connect(c, "RC")
 	for _, pair := range [][2]*host{{a, b}, {b, a}} {
@@ -409,8 +421,9 @@ func TestNoIPv6OnSmallLink(t *testing.T) {
 	s := newSegment(t, topology{})
 	for _, h := range s.hosts {
 		var err error
-		h.agent, err = lab.StartAgent(s.ctx, h.Host, lab.AgentConfig{Program: program, Control: h.path(".sock"), Log: h.path(".log"),
-			Args: []string{"--underlay", underlay, "--ud-mtu", "1000", "--address", h.v4.String() + "/24"}})
+		h.agent, err = lab.StartAgent(s.ctx, h.Host,
+			lab.AgentConfig{Program: program, Control: h.path(".sock"), Log: h.path(".log"),
+				Args: []string{"--underlay", underlay, "--ud-mtu", "1000", "--address", h.v4.String() + "/24"}})
 		s.must(err)
 	}
 	a, b := s.hosts[0], s.hosts[1]

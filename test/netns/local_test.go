@@ -48,7 +48,8 @@ func (h *host) sendAs(uid int, to *host) error {
 			return err
 		}
 		defer unix.Close(fd)
-		return unix.Sendto(fd, []byte("not RoCE"), 0, &unix.SockaddrInet6{Port: 4791, Addr: dst.As16(), ZoneId: uint32(l.Attrs().Index)})
+		return unix.Sendto(fd, []byte("not RoCE"), 0,
+			&unix.SockaddrInet6{Port: 4791, Addr: dst.As16(), ZoneId: uint32(l.Attrs().Index)})
 	})
 }
 
@@ -64,7 +65,8 @@ func TestLocalUserRule(t *testing.T) {
 	a.run("--user", "65533")
 	b.run()
 	doctor := func() string {
-		out, _ := a.command("doctor", "--underlay", underlay, "--name", "other0", "--control", a.path("2.sock"), "--gid", "fe80::dead")
+		out, _ := a.command("doctor", "--underlay", underlay, "--name", "other0", "--control", a.path("2.sock"), "--gid",
+			"fe80::dead")
 		for line := range strings.Lines(out) {
 			if f := strings.Fields(line); len(f) > 1 && f[1] == "local" {
 				return f[0]
@@ -129,8 +131,11 @@ func TestDoctorReadsTheFirewall(t *testing.T) {
 	if got := doctor(); !strings.Contains(got, "let RoCEv2 (UDP port 4791) pass") {
 		t.Errorf("without rules: %s", got)
 	}
-	rules("table inet filter {\nchain input {\ntype filter hook input priority 0; policy drop;\nct state established,related accept\ntcp dport 22 accept\n}\n}")
-	if err := containsAll(doctor(), "drops RoCEv2 (UDP port 4791) on input, by policy of chain inet filter input", "udp dport 4791 accept"); err != nil {
+	rules(
+		"table inet filter {\nchain input {\ntype filter hook input priority 0; policy drop;\nct state " +
+			"established,related accept\ntcp dport 22 accept\n}\n}")
+	if err := containsAll(doctor(), "drops RoCEv2 (UDP port 4791) on input, by policy of chain inet filter input",
+		"udp dport 4791 accept"); err != nil {
 		t.Error(err)
 	}
 	for line := range strings.Lines(all) { // its tests send on the loopback device, which is closed too
@@ -176,7 +181,8 @@ func TestLookersLearnNoIdentifiers(t *testing.T) {
 		cmd := exec.CommandContext(ctx, program, append(args, "--control", a.path(".sock"), "--json")...)
 		cmd.Dir = "/"
 		if uid != 0 {
-			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid, Groups: []uint32{uint32(gid)}}}
+			cmd.SysProcAttr = &syscall.SysProcAttr{
+				Credential: &syscall.Credential{Uid: uid, Gid: uid, Groups: []uint32{uint32(gid)}}}
 		}
 		if args[0] == "monitor" { // it goes on until it is told to stop
 			cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
@@ -189,7 +195,8 @@ func TestLookersLearnNoIdentifiers(t *testing.T) {
 		return strings.ToLower(string(out))
 	}
 	all := 0
-	for _, args := range [][]string{{"status"}, {"show", "conn"}, {"show", "neigh"}, {"show", "routes"}, {"show", "groups"}, {"show", "stats"},
+	for _, args := range [][]string{{"status"}, {"show", "conn"}, {"show", "neigh"}, {"show", "routes"},
+		{"show", "groups"}, {"show", "stats"},
 		{"explain", b.v4.String()}, {"monitor", "--since", "10m"}} {
 		whole, seen := look(0, args...), look(65534, args...)
 		if !strings.Contains(seen, "{") {

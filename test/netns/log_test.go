@@ -3,6 +3,8 @@ package netns
 import (
 	"context"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -16,7 +18,8 @@ import (
 // runLoggingTo starts the host's agent with its log going to f.
 func (h *host) runLoggingTo(f *os.File, args ...string) {
 	h.seg.Helper()
-	a, err := lab.StartAgent(h.seg.ctx, h.Host, lab.AgentConfig{Program: program, Control: h.path(".sock"), Log: h.path(".log"),
+	a, err := lab.StartAgent(h.seg.ctx, h.Host, lab.AgentConfig{Program: program, Control: h.path(".sock"),
+		Log:    h.path(".log"),
 		Stderr: f, Args: h.args(args...)})
 	h.seg.must(err)
 	h.agent = a
@@ -84,10 +87,10 @@ func TestLogReaderStalls(t *testing.T) {
 	s.chatter(b)
 	a.connect(b, "RC")
 	a.send(b, b.v4, 1<<20)
-	begin := time.Now()
+	sw := s.stopwatch()
 	b.stop()
-	if d := time.Since(begin); d > 10*time.Second {
-		t.Errorf("it ended %v after SIGTERM, want 10s at most", d)
+	if err := sw.over(10 * time.Second); err != nil {
+		t.Errorf("its end after SIGTERM: %v", err)
 	}
 	if _, err := os.Stat(b.path(".sock")); err == nil {
 		t.Errorf("the socket is there after the end")
@@ -117,12 +120,52 @@ func TestFloodedLog(t *testing.T) {
 	before := s.logged(b)
 	sent := s.forged(x, b, rate, lasts)
 	wrote, left := s.logged(b)-before, b.counter("log", "lines_left_out")
-	t.Logf("%d forged packets, %d octets of log, %.1f MB a day; %d lines left out", sent, wrote, float64(wrote)*float64(24*time.Hour/lasts)/1e6, left)
+	t.Logf("%d forged packets, %d octets of log, %.1f MB a day; %d lines left out", sent, wrote,
+		float64(wrote)*float64(24*time.Hour/lasts)/1e6, left)
 	if left == 0 {
 		t.Errorf("no line was left out")
 	}
 	if wrote > octetsAllowed {
 		t.Errorf("%d octets of log in %v, want %d at most", wrote, lasts, octetsAllowed)
+	}
+}
+
+// A sweep of a subnet that nobody else is in, as a monitoring system makes one, is
+// some lines of the log, and not one for each address.
+func TestSweepInTheLog(t *testing.T) {
+	parallel(t)
+	const swept, searched, allowed = 252, 200, 40 // a busy machine loses some of the packets
+	s := newSegment(t, topology{})
+	a := s.hosts[0]
+	a.run("--log-level", "info")
+	before := s.logged(a)
+	sink := netip.AddrPortFrom(a.v4, 9) // of the discard service
+	s.must(a.Do(func() error {
+		c, err := net.ListenUDP("udp4", nil)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		for i := range swept {
+			b := sink.Addr().As4()
+			b[3] = byte(i + 3)
+			_, _ = c.WriteToUDPAddrPort([]byte{0}, netip.AddrPortFrom(netip.AddrFrom4(b), sink.Port())) // the error of one before
+			time.Sleep(time.Millisecond)
+		}
+		return nil
+	}))
+	s.eventually(patience, "an end of the search for all", func() error {
+		if n := a.counter("ipoib", "neigh_drop_unresolved"); n < searched {
+			return fmt.Errorf("%d searches failed, want %d at least", n, searched)
+		}
+		return nil
+	})
+	text, err := os.ReadFile(a.path(".log"))
+	s.must(err)
+	lines := strings.Count(string(text[before:]), "\n")
+	t.Logf("%d lines of log, %d left out", lines, a.counter("log", "lines_left_out"))
+	if lines > allowed {
+		t.Errorf("%d lines of log after a sweep of %d addresses, want %d at most:\n%s", lines, swept, allowed, text[before:])
 	}
 }
 

@@ -22,43 +22,52 @@ import (
 )
 
 // Whoever reads the status of a host with very many peers delays none of its packets by more than
-// a millisecond: neither those of a connection nor those that the driver is asked for.
+// a millisecond: neither those of a connection nor those that the driver is asked for. What other work
+// on the machine delays them is seen by reading another host's, which has as many and no part in them.
 func TestStatusAmongManyPeers(t *testing.T) {
 	needRoot(t)
 	const most, rounds = time.Millisecond, 6
 	peers := long.Of(1000, 10_000)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
-	a.run(append(a.config(fmt.Sprintf("limits:\n  neighbours: %d\n", 4*peers)), "--log-level", "error")...)
-	b.run("--log-level", "error")
-	a.connect(b, "RC")
+	s := newSegment(t, topology{hosts: 3})
+	a, b, other := s.hosts[0], s.hosts[1], s.hosts[2]
 	crowd := netip.MustParsePrefix("10.50.0.1/16")
-	s.must(a.AddAddr(ifName, crowd.String()))
-	time.Sleep(time.Second) // its announcement
-	s.introduce(a, crowd.Addr(), peers)
-	if got := len(a.status().Peers); got < peers {
-		t.Fatalf("%d peers, want %d", got, peers)
+	b.run("--log-level", "error")
+	for _, h := range []*host{a, other} {
+		h.run(append(h.config(fmt.Sprintf("limits:\n  neighbours: %d\n", 4*peers)), "--log-level", "error")...)
+		s.must(h.AddAddr(ifName, crowd.String()))
+		time.Sleep(time.Second) // its announcement
+		s.introduce(h, crowd.Addr(), peers)
+		if got := len(h.status().Peers); got < peers {
+			t.Fatalf("%d peers, want %d", got, peers)
+		}
+		s.must(h.DelAddr(ifName, crowd.String()))
 	}
-	var quiet, read []time.Duration
+	a.connect(b, "RC")
+	var quiet, beside, read []time.Duration
 	documents := 0
 	for range rounds {
 		quiet = append(quiet, a.roundTrips(t, b.v4)...)
-		done := a.readStatus(t)
+		done := other.readStatus(t)
+		beside = append(beside, a.roundTrips(t, b.v4)...)
+		done()
+		done = a.readStatus(t)
 		read = append(read, a.roundTrips(t, b.v4)...)
 		documents += done()
 	}
-	slices.Sort(quiet)
-	slices.Sort(read)
+	for _, times := range [][]time.Duration{quiet, beside, read} {
+		slices.Sort(times)
+	}
 	at := func(times []time.Duration, share float64) time.Duration {
 		return times[int(float64(len(times)-1)*share)]
 	}
 	for _, share := range []float64{0.5, 0.9, 0.99, 1} {
-		t.Logf("%d peers: of %d round trips %3.0f %% within %v; while status was read %d times, within %v",
-			peers, len(quiet), 100*share, at(quiet, share), documents, at(read, share))
+		t.Logf("%d peers: of %d round trips %3.0f %% within %v; while another's status was read %v; while this one's was, %d times, %v",
+			peers, len(quiet), 100*share, at(quiet, share), at(beside, share), documents, at(read, share))
 	}
-	// Of the slower ones other work on the machine has the greater part.
-	if got := at(read, 0.5) - at(quiet, 0.5); got > most {
-		t.Errorf("status delays half of the packets by %v, want %v at most", got, most)
+	for _, share := range []float64{0.5, 0.9} {
+		if got := at(read, share) - at(beside, share); got > most {
+			t.Errorf("status delays %.0f %% of the packets by %v more than another's, want %v at most", 100*share, got, most)
+		}
 	}
 }
 

@@ -70,8 +70,10 @@ func TestMetrics(t *testing.T) {
 	body.Close()
 	s.must(err)
 	text := string(raw)
-	for _, want := range []string{"ipoibcm_up{", "ipoibcm_build_info{", "ipoibcm_answered{", `ipoibcm_peers{interface="` + ifName + `",mode="RC"} 1`,
-		"ipoibcm_connections{interface=\"" + ifName + "\"} 1", "ipoibcm_datapath_tx_bytes_total{", "ipoibcm_peer_transmit_bytes_total{", "ipoibcm_drops_total{"} {
+	for _, want := range []string{"ipoibcm_up{", "ipoibcm_build_info{", "ipoibcm_answered{",
+		`ipoibcm_peers{interface="` + ifName + `",mode="RC"} 1`,
+		"ipoibcm_connections{interface=\"" + ifName + "\"} 1", "ipoibcm_datapath_tx_bytes_total{",
+		"ipoibcm_peer_transmit_bytes_total{", "ipoibcm_drops_total{"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %s", want)
 		}

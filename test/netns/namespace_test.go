@@ -212,7 +212,8 @@ func (h *host) runReadOnly(args ...string) {
 	h.seg.must(os.Chmod(shell, 0o755))
 	wrapper := h.file("unshared", "#!/bin/sh\nexec unshare --mount "+shell+` "$@"`+"\n")
 	h.seg.must(os.Chmod(wrapper, 0o755))
-	a, err := lab.StartAgent(h.seg.ctx, h.Host, lab.AgentConfig{Program: wrapper, Control: h.path(".sock"), Log: h.path(".log"), Args: h.args(args...)})
+	a, err := lab.StartAgent(h.seg.ctx, h.Host, lab.AgentConfig{Program: wrapper, Control: h.path(".sock"),
+		Log: h.path(".log"), Args: h.args(args...)})
 	h.seg.must(err)
 	h.agent = a
 }
@@ -256,7 +257,8 @@ func TestReadOnlySysctls(t *testing.T) {
 	if w := a.status().Warnings; len(w) != 0 {
 		t.Errorf("warnings %q, though the interface has inherited its settings", w)
 	}
-	if d, _ := a.examined(readOnlySys, "--underlay", underlay, "--name", "ibcm1", "--control", a.path(".other")); checkOf(d, doctor.Settings).Status != control.CheckOK {
+	if d, _ := a.examined(readOnlySys, "--underlay", underlay, "--name", "ibcm1", "--control",
+		a.path(".other")); checkOf(d, doctor.Settings).Status != control.CheckOK {
 		t.Errorf("doctor says %+v", checkOf(d, doctor.Settings))
 	}
 }

@@ -9,26 +9,33 @@ import (
 	"ipoibcm/control"
 )
 
+// offloadsOff are configurations without some offloads.
+var offloadsOff = []struct {
+	name, yaml string
+	off        []string
+}{
+	{"none", "", nil},
+	{"gso", "offload: {gso: false}\n", []string{"gso"}},
+	{"gro", "offload: {gro: false}\n", []string{"gro"}},
+	{"one_thread", "offload: {one_thread: false}\n", []string{"one_thread"}},
+	{"hold_p", "offload: {hold_p: false}\n", []string{"hold_p"}},
+	{"busy_poll", "offload: {busy_poll: false}\n", []string{"busy_poll"}},
+	{"connected", "offload: {connected: false}\n", []string{"connected"}},
+	{"checksum", "offload: {checksum: false}\n", []string{"checksum"}},
+	{"tso", "offload: {tso: false}\n", []string{"tso"}},
+	{"uso", "offload: {uso: false}\n", []string{"uso"}},
+	{
+		"all",
+		"offload: {gso: false, gro: false, one_thread: false, hold_p: false, busy_poll: false, connected: false, " +
+			"checksum: false, tso: false, uso: false}\n",
+		[]string{"gso", "gro", "one_thread", "hold_p", "busy_poll", "connected", "checksum", "tso", "uso"}},
+}
+
 // With each offload off, and all of them, everything arrives as it does with
 // them; status says which are used, and how often.
 func TestEachOffloadOff(t *testing.T) {
 	parallel(t)
-	for _, tt := range []struct {
-		name, yaml string
-		off        []string
-	}{
-		{"none", "", nil},
-		{"gso", "offload: {gso: false}\n", []string{"gso"}},
-		{"gro", "offload: {gro: false}\n", []string{"gro"}},
-		{"one_thread", "offload: {one_thread: false}\n", []string{"one_thread"}},
-		{"hold_p", "offload: {hold_p: false}\n", []string{"hold_p"}},
-		{"busy_poll", "offload: {busy_poll: false}\n", []string{"busy_poll"}},
-		{"connected", "offload: {connected: false}\n", []string{"connected"}},
-		{"checksum", "offload: {checksum: false}\n", []string{"checksum"}},
-		{"tso", "offload: {tso: false}\n", []string{"tso"}},
-		{"uso", "offload: {uso: false}\n", []string{"uso"}},
-		{"all", "offload: {gso: false, gro: false, one_thread: false, hold_p: false, busy_poll: false, connected: false, checksum: false, tso: false, uso: false}\n", []string{"gso", "gro", "one_thread", "hold_p", "busy_poll", "connected", "checksum", "tso", "uso"}},
-	} {
+	for _, tt := range offloadsOff {
 		t.Run(tt.name, func(t *testing.T) {
 			parallel(t)
 			s := newSegment(t, topology{})
@@ -59,7 +66,8 @@ func TestEachOffloadOff(t *testing.T) {
 				for _, o := range h.status().Underlay.Offloads {
 					got[o.Name] = o
 				}
-				for _, name := range []string{"gso", "gro", "one_thread", "hold_p", "busy_poll", "connected", "checksum", "tso", "uso"} {
+				for _, name := range []string{"gso", "gro", "one_thread", "hold_p", "busy_poll", "connected", "checksum",
+					"tso", "uso"} {
 					off := false
 					for _, n := range tt.off {
 						off = off || n == name
@@ -84,7 +92,8 @@ func TestEachOffloadOff(t *testing.T) {
 					}
 				}
 				out, _, _ := h.output("status", "--verbose", "--control", h.path(".sock"))
-				if err := containsAll(out, fmt.Sprintf("gso: UDP_SEGMENT %s", map[bool]string{true: "on", false: "off"}[got["gso"].On])); err != nil {
+				if err := containsAll(out, fmt.Sprintf("gso: UDP_SEGMENT %s",
+					map[bool]string{true: "on", false: "off"}[got["gso"].On])); err != nil {
 					t.Error(err)
 				}
 			}
@@ -103,7 +112,8 @@ func idle(h *host) (names []string) {
 		on[o.Name] = o.On
 	}
 	for _, o := range offloads {
-		could := map[string]bool{"gso": true, "gro": on["gso"], "one_thread": true, "hold_p": on["one_thread"], "connected": true, "checksum": true}
+		could := map[string]bool{"gso": true, "gro": on["gso"], "one_thread": true, "hold_p": on["one_thread"],
+			"connected": true, "checksum": true}
 		if o.On && o.Uses == 0 && could[o.Name] {
 			names = append(names, o.Name)
 		}
@@ -129,14 +139,17 @@ func TestLongPieces(t *testing.T) {
 				}
 				both(b, a.reach)
 				both(b, func(dst netip.Addr) { a.send(b, dst, 16<<20) })
-				if split, packets := a.counter("tun", "pieces_split"), a.counter("tun", "packets_split"); off != (split == 0) || packets < 4*split {
+				if split, packets := a.counter("tun", "pieces_split"), a.counter("tun", "packets_split"); off != (split == 0) ||
+					packets < 4*split {
 					t.Errorf("%d pieces split into %d packets", split, packets)
 				}
-				if merged, packets := b.counter("tun", "pieces_merged"), b.counter("tun", "packets_merged"); off != (merged == 0) || packets < 2*merged {
+				if merged, packets := b.counter("tun", "pieces_merged"),
+					b.counter("tun", "packets_merged"); off != (merged == 0) || packets < 2*merged {
 					t.Errorf("%d packets merged into %d pieces", packets, merged)
 				}
 				for _, h := range s.hosts {
-					if n := h.counter("tun", "drop_gso_malformed") + h.counter("tun", "drop_checksum_range") + h.counter("tun", "checksums_wrong"); n != 0 {
+					if n := h.counter("tun", "drop_gso_malformed") + h.counter("tun", "drop_checksum_range") + h.counter("tun",
+						"checksums_wrong"); n != 0 {
 						t.Errorf("%s: %d packets dropped or wrong", h.Name, n)
 					}
 				}

@@ -159,7 +159,8 @@ func TestRollingUpgrade(t *testing.T) {
 		h.run("--mode", "rc")
 		meet(fmt.Sprintf("%d new", i+1))
 		if ping.end(); ping.lost > 0 {
-			t.Errorf("%d of %d pings between the other two were lost while %s was restarted: %v", ping.lost, ping.sent, h.Name, ping.last)
+			t.Errorf("%d of %d pings between the other two were lost while %s was restarted: %v", ping.lost, ping.sent,
+				h.Name, ping.last)
 		}
 	}
 }

@@ -101,9 +101,10 @@ type oracleConfig struct {
 	now     []setting // in force
 	sourced [2]bool   // rules look at the source, by family
 	groups  map[string][]hopAt
-	objects map[int]hopAt    // next-hop objects with a gateway
-	members map[string][]int // of the groups that are next-hop objects
-	sources [2][]netip.Addr  // addresses of the host
+	objects map[int]hopAt     // next-hop objects with a gateway
+	members map[string][]int  // of the groups that are next-hop objects
+	sources [2][]netip.Addr   // addresses of the host
+	undone  map[string]func() // what it means that a line of a change is refused
 
 	subnets map[netip.Prefix]string // and the devices that have them
 	used    map[string]int          // gateways taken, by family and device
@@ -112,7 +113,8 @@ type oracleConfig struct {
 }
 
 func newOracleConfig(seed uint64, book *addressBook) *oracleConfig {
-	c := &oracleConfig{r: rand.New(rand.NewPCG(seed, 1)), book: book, groups: map[string][]hopAt{}, objects: map[int]hopAt{},
+	c := &oracleConfig{r: rand.New(rand.NewPCG(seed, 1)), book: book, groups: map[string][]hopAt{},
+		objects: map[int]hopAt{}, undone: map[string]func(){},
 		members: map[string][]int{}, used: map[string]int{}, subnets: map[netip.Prefix]string{}}
 	c.sources[0] = []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("172.16.1.1")}
 	c.sources[1] = []netip.Addr{netip.MustParseAddr("fd00::1"), netip.MustParseAddr("fd16:1::1")}
@@ -164,12 +166,14 @@ func (c *oracleConfig) device() string {
 // address puts an address on a device, sometimes with two lengths at once.
 func (c *oracleConfig) address(f int) {
 	near := pick(c.r, c.book.pool[f]).As16()
-	near[15] = byte(240 + c.r.IntN(10))
+	// Not the first of four: it can be the anycast address of routers in a subnet, which a
+	// kernel takes as a source or not, by what the subnet had before.
+	near[15] = pick(c.r, []byte{241, 242, 243, 245, 246, 247, 249})
 	a := netip.AddrFrom16(near).Unmap()
 	if slices.Contains(c.sources[f], a) {
 		return
 	}
-	c.sources[f] = append(c.sources[f], a)
+	had := len(c.now)
 	lengths, tail := [][]int{{30, 28, 24, 22, 16, 15}, {126, 120, 64, 48, 46}}[f], []string{"", " nodad"}[f]
 	dev := c.device()
 	for range 1 + c.r.IntN(2)*c.r.IntN(2) {
@@ -184,10 +188,14 @@ func (c *oracleConfig) address(f int) {
 		what := fmt.Sprintf("%s/%d dev %s", a, n, dev)
 		c.add("addr add "+what+tail, "addr del "+what)
 	}
+	if len(c.now) > had { // else it may be an anycast address of a subnet, which kernels take as a source or not
+		c.sources[f] = append(c.sources[f], a)
+	}
 }
 
 func (c *oracleConfig) prefix(f int) netip.Prefix {
-	p, _ := pick(c.r, c.book.pool[f]).Prefix(pick(c.r, [][]int{{0, 8, 14, 15, 16, 22, 23, 24, 25, 28, 30, 32}, {0, 16, 31, 32, 46, 48, 64, 120, 126, 128}}[f]))
+	p, _ := pick(c.r, c.book.pool[f]).Prefix(pick(c.r,
+		[][]int{{0, 8, 14, 15, 16, 22, 23, 24, 25, 28, 30, 32}, {0, 16, 31, 32, 46, 48, 64, 120, 126, 128}}[f]))
 	return p
 }
 
@@ -292,7 +300,8 @@ func (c *oracleConfig) nextHop(f int, dev string) int {
 	c.object++
 	h := hopAt{dev, c.gateway(f, dev)}
 	c.objects[c.object] = h
-	c.add(fmt.Sprintf("nexthop add id %d via %s dev %s", c.object, h.addr, h.dev), fmt.Sprintf("nexthop del id %d", c.object))
+	c.add(fmt.Sprintf("nexthop add id %d via %s dev %s", c.object, h.addr, h.dev),
+		fmt.Sprintf("nexthop del id %d", c.object))
 	return c.object
 }
 
@@ -306,7 +315,8 @@ func (c *oracleConfig) nextHopGroup(f int) int {
 	}
 	c.object++
 	c.members[fmt.Sprint(c.object)] = ids
-	c.add(fmt.Sprintf("nexthop add id %d group %s", c.object, strings.Join(list, "/")), fmt.Sprintf("nexthop del id %d", c.object))
+	c.add(fmt.Sprintf("nexthop add id %d group %s", c.object, strings.Join(list, "/")),
+		fmt.Sprintf("nexthop del id %d", c.object))
 	return c.object
 }
 
@@ -369,15 +379,27 @@ func (c *oracleConfig) change() string {
 			if h.addr.Is6() {
 				f = 1
 			}
+			old := h
 			h.addr = c.gateway(f, h.dev)
 			c.objects[id] = h
-			fmt.Fprintf(&b, "nexthop replace id %d via %s dev %s\n", id, h.addr, h.dev)
+			line := fmt.Sprintf("nexthop replace id %d via %s dev %s", id, h.addr, h.dev)
+			c.undone[line] = func() { c.objects[id] = old }
+			fmt.Fprintln(&b, line)
 		}
 	}
 	for _, s := range c.now[before:] {
 		fmt.Fprintln(&b, s.on)
 	}
 	return b.String()
+}
+
+// refused takes in that ip refused these lines.
+func (c *oracleConfig) refused(lines []string) {
+	for _, line := range lines {
+		if undo := c.undone[line]; undo != nil {
+			undo()
+		}
+	}
 }
 
 // alike reports whether two next hops are those of one multipath route.

@@ -20,8 +20,10 @@ import (
 // oracleForeign are the sources of packets to be forwarded, by family. The last
 // has no route back.
 var oracleForeign = [2][]netip.Addr{
-	{netip.MustParseAddr("172.16.3.10"), netip.MustParseAddr("172.16.3.11"), netip.MustParseAddr("172.16.3.12"), netip.MustParseAddr("198.51.100.5")},
-	{netip.MustParseAddr("fd16:3::10"), netip.MustParseAddr("fd16:3::11"), netip.MustParseAddr("fd16:3::12"), netip.MustParseAddr("2001:db8:99::5")},
+	{netip.MustParseAddr("172.16.3.10"), netip.MustParseAddr("172.16.3.11"), netip.MustParseAddr("172.16.3.12"),
+		netip.MustParseAddr("198.51.100.5")},
+	{netip.MustParseAddr("fd16:3::10"), netip.MustParseAddr("fd16:3::11"), netip.MustParseAddr("fd16:3::12"),
+		netip.MustParseAddr("2001:db8:99::5")},
 }
 
 // A probe is one packet that both hosts are to send.
@@ -247,7 +249,8 @@ func (f *fabric) link(a netip.Addr) (encap.LinkAddr, bool) {
 	return encap.LinkAddr{QPN: firstQPN + ib.QPN(id), GID: ib.GIDFromAddr(f.gid)}, true
 }
 
-func (f *fabric) reply(to, own encap.LinkAddr, t encap.EtherType, m interface{ AppendBinary([]byte) ([]byte, error) }, dst netip.AddrPort) {
+func (f *fabric) reply(to, own encap.LinkAddr, t encap.EtherType, m interface{ AppendBinary([]byte) ([]byte, error) },
+	dst netip.AddrPort) {
 	body, err := m.AppendBinary([]byte{byte(t >> 8), byte(t & 0xff), 0, 0})
 	if err != nil {
 		return
@@ -259,7 +262,8 @@ func (f *fabric) reply(to, own encap.LinkAddr, t encap.EtherType, m interface{ A
 	at := len(pkt)
 	pkt = append(pkt, make([]byte, n)...)
 	f.psn++
-	roce.PutBTH(pkt[at:], roce.BTHFields{Opcode: roce.UDSendOnly, Pad: pad, PKey: ib.DefaultPKey, DestQPN: to.QPN, PSN: f.psn & 0xffffff})
+	roce.PutBTH(pkt[at:], roce.BTHFields{Opcode: roce.UDSendOnly, Pad: pad, PKey: ib.DefaultPKey, DestQPN: to.QPN,
+		PSN: f.psn & 0xffffff})
 	roce.PutDETH(pkt[at+roce.BTHLen:], ib.QKeyIPoIB, own.QPN)
 	copy(pkt[at+roce.BTHLen+roce.DETHLen:], body)
 	if roce.Seal(pkt) == nil {
@@ -294,7 +298,8 @@ func watch(devices map[int]func(frame []byte), done <-chan struct{}) (wait func(
 			if err != nil {
 				continue
 			}
-			if sll, ok := from.(*unix.SockaddrLinklayer); ok && sll.Pkttype != unix.PACKET_OUTGOING && devices[sll.Ifindex] != nil {
+			if sll, ok := from.(*unix.SockaddrLinklayer); ok && sll.Pkttype != unix.PACKET_OUTGOING &&
+				devices[sll.Ifindex] != nil {
 				devices[sll.Ifindex](b[:n])
 			}
 		}

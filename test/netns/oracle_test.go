@@ -65,7 +65,8 @@ func TestOracle(t *testing.T) {
 		o.seed = seed + uint64(i)
 		o.run()
 	}
-	t.Logf("%d packets compared; %d found their neighbour only when sent again, the last %v after a change", o.compared, o.late, o.slowest)
+	t.Logf("%d packets compared; %d found their neighbour only when sent again, the last %v after a change", o.compared,
+		o.late, o.slowest)
 }
 
 // newOracle makes the hosts: a with the agent, b with another that is a neighbour
@@ -147,7 +148,8 @@ func (o *oracle) newSide(name string, h, sink *lab.Host, far string) *side {
 			}
 		}
 		return errors.Join(unix.Bind(s.fd[0], &unix.SockaddrInet4{Port: probePort}),
-			unix.SetsockoptInt(s.fd[1], unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1), unix.Bind(s.fd[1], &unix.SockaddrInet6{Port: probePort}))
+			unix.SetsockoptInt(s.fd[1], unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1),
+			unix.Bind(s.fd[1], &unix.SockaddrInet6{Port: probePort}))
 	}))
 	here, err := h.Link(arrival)
 	o.must(err)
@@ -180,7 +182,8 @@ func (o *oracle) observe(b, sink *lab.Host) {
 	}
 	l, err := b.Link(ifName)
 	o.must(err)
-	real := map[int]func([]byte){l.Attrs().Index: func(packet []byte) { o.agent.saw(packet, hopAt{ifName, realNeighbour}) }}
+	real := map[int]func([]byte){
+		l.Attrs().Index: func(packet []byte) { o.agent.saw(packet, hopAt{ifName, realNeighbour}) }}
 	for h, devices := range map[*lab.Host]map[int]func([]byte){sink: far, b: real} {
 		var wait func()
 		o.must(h.Do(func() (err error) { wait, err = watch(devices, done); return err }))
@@ -208,7 +211,7 @@ func (o *oracle) run() {
 	probes := o.probes()
 	stop := o.traffic(probes)
 	change := o.config.change()
-	o.batch(change)
+	o.config.refused(o.batch(change)) // such as a next hop that cannot be reached any more
 	stop()
 	o.phase = "after\n" + change
 	o.compare(o.probes())
@@ -216,8 +219,8 @@ func (o *oracle) run() {
 }
 
 // batch gives ip the same commands on both hosts. What one kernel refuses the
-// other must refuse too.
-func (o *oracle) batch(text string) {
+// other must refuse too; it is returned.
+func (o *oracle) batch(text string) (refused []string) {
 	o.Helper()
 	var out [2]string
 	var wg sync.WaitGroup
@@ -231,8 +234,17 @@ func (o *oracle) batch(text string) {
 	}
 	wg.Wait()
 	if out[0] != out[1] {
-		o.Fatalf("seed %d, %s: ip says on the host with the agent\n%son its twin\n%sto\n%s", o.seed, o.phase, out[0], out[1], text)
+		o.Fatalf("seed %d, %s: ip says on the host with the agent\n%son its twin\n%sto\n%s", o.seed, o.phase, out[0],
+			out[1], text)
 	}
+	lines := strings.Split(text, "\n")
+	for said := range strings.SplitSeq(out[0], "\n") {
+		var n int
+		if _, err := fmt.Sscanf(said, "Command failed -:%d", &n); err == nil && n >= 1 && n <= len(lines) {
+			refused = append(refused, lines[n-1])
+		}
+	}
+	return refused
 }
 
 // probes draws one packet of the host's own and one to be forwarded for each
@@ -242,7 +254,8 @@ func (o *oracle) probes() (out []probe) {
 	for f := range 2 {
 		for _, dst := range o.book.pool[f] {
 			for _, forward := range []bool{false, true} {
-				p := probe{dst: dst, tos: pick(c.r, []byte{0, 0, 0x10, 0xb8}), port: pick(c.r, []uint16{9, 9, 10}), forward: forward}
+				p := probe{dst: dst, tos: pick(c.r, []byte{0, 0, 0x10, 0xb8}), port: pick(c.r, []uint16{9, 9, 10}),
+					forward: forward}
 				switch {
 				case forward:
 					p.src = pick(c.r, oracleForeign[f])
@@ -306,25 +319,32 @@ func (o *oracle) compare(probes []probe) {
 		all[i] = i
 	}
 	want := make([]outcome, len(probes))
-	for todo, tries := all, 0; len(todo) > 0 && tries < 10; tries++ { // what is dropped stays in todo
+	spoken := func(i int) bool { return want[i] != (outcome{}) }
+	askTwin := func(todo []int) {
 		got := o.round(o.twin, probes, todo, func(got []outcome) bool {
 			return len(different(todo, func(i int) bool { return got[i] != (outcome{}) })) == 0
 		})
 		for _, i := range todo {
 			want[i] = got[i]
 		}
-		silent := func(i int) bool { return want[i] != (outcome{}) || probes[i].forward && tries > 0 }
-		todo = different(todo, silent)
+	}
+	for todo, tries := all, 0; len(todo) > 0 && tries < 10; tries++ { // what is dropped stays in todo
+		askTwin(todo)
+		todo = different(todo, func(i int) bool { return spoken(i) || probes[i].forward && tries > 0 })
 	}
 	same := func(got []outcome) func(i int) bool { return func(i int) bool { return o.same(got[i], want[i]) } }
 	todo, begin := all, time.Now()
 	for {
-		todo = different(todo, same(o.round(o.agent, probes, todo, func(got []outcome) bool { return len(different(todo, same(got))) == 0 })))
+		todo = different(todo, same(o.round(o.agent, probes, todo,
+			func(got []outcome) bool { return len(different(todo, same(got))) == 0 })))
 		if len(todo) == 0 || time.Since(begin) > settleWithin {
 			break
 		}
 		o.late += len(todo)
 		o.slowest = max(o.slowest, time.Since(begin))
+		if silent := different(todo, spoken); len(silent) > 0 {
+			askTwin(silent) // where the machine is busy a packet that was late was taken for none
+		}
 	}
 	for i, p := range probes {
 		if !p.forward && want[i] == (outcome{}) {
@@ -348,7 +368,8 @@ func (o *oracle) compare(probes []probe) {
 		o.Errorf("seed %d: %v: got %v, want %v", o.seed, probes[i], got[i], want[i])
 	}
 	if len(wrong) > 0 {
-		o.Fatalf("seed %d, %s: %d of %d packets differ. The configuration:\n%s", o.seed, o.phase, len(wrong), len(probes), o.config.text())
+		o.Fatalf("seed %d, %s: %d of %d packets differ. The configuration:\n%s", o.seed, o.phase, len(wrong), len(probes),
+			o.config.text())
 	}
 	o.compared += len(probes)
 }

@@ -24,10 +24,13 @@ func TestDoctorPeer(t *testing.T) {
 		ok   bool
 		says []string
 	}{
-		{name: "well", ok: true, says: []string{"is reached as it should be: 5 ok", "pass in both directions", "RC with MTU 65520"}},
+		{name: "well", ok: true, says: []string{"is reached as it should be: 5 ok", "pass in both directions",
+			"RC with MTU 65520"}},
 		{name: "firewall", do: func(s *segment) {
 			b := s.hosts[1]
-			nft := exec.Command("nft", "add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in udp dport 4791 drop")
+			nft := exec.Command("nft",
+				"add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in udp dport "+
+					"4791 drop")
 			_, err := b.Output(nft)
 			s.must(err)
 		}, says: []string{"its address was heard, and its agent does not answer over RC", "open UDP port 4791"}},

@@ -3,8 +3,6 @@ package netns
 import (
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -28,7 +26,8 @@ func (s *segment) throughWire(mid *lab.Host) {
 	for i, end := range []string{"left", "right"} {
 		h := s.hosts[i].Host
 		s.must(lab.Connect(h, underlay, mid, end, s.mtu))
-		s.must(h.OffloadsOff(underlay, "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation", "tx-checksum-ip-generic"))
+		s.must(h.OffloadsOff(underlay, "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation",
+			"tx-checksum-ip-generic"))
 	}
 	w, err := mid.NewWire("left", "right", s.mtu, *s.topology.wire, relaySeed)
 	s.must(err)
@@ -71,7 +70,8 @@ func TestHostileWire(t *testing.T) {
 			packets, lost, twice, late := r.Packets.Load(), r.Lost.Load(), r.Duplicated.Load(), r.Reordered.Load()
 			t.Logf("%d packets, %d lost, %d twice, %d late", packets, lost, twice, late)
 			if least := octets / 4096; packets < least {
-				t.Errorf("the relay saw %d packets, less than the %d that carry the data: it does not see wire packets", packets, least)
+				t.Errorf("the relay saw %d packets, less than the %d that carry the data: it does not see wire packets",
+					packets, least)
 			}
 			for _, n := range []struct {
 				what       string
@@ -143,14 +143,7 @@ func TestOneWayBlocked(t *testing.T) {
 // counting for how long the agents waited for a processor that others had.
 func (h *host) backWithin(d time.Duration, p *host) {
 	h.seg.Helper()
-	begin, waited := time.Now(), -h.queued()-p.queued()
-	defer func() {
-		took := time.Since(begin)
-		if waited += h.queued() + p.queued(); took-waited > d {
-			h.seg.Errorf("traffic was back after %v, of which the agents waited %v for a processor; want %v", took, waited, d)
-		}
-	}()
-	h.seg.eventually(patience, "traffic both ways", func() error {
+	h.seg.within(d, "traffic both ways", func() error {
 		if _, err := h.Ping(lab.Ping{Dst: p.v4, Timeout: 100 * time.Millisecond}); err != nil {
 			return fmt.Errorf("%s to %s: %w", h.Name, p.Name, err)
 		}
@@ -159,19 +152,4 @@ func (h *host) backWithin(d time.Duration, p *host) {
 		}
 		return nil
 	})
-}
-
-// queued returns how long the threads of the host's agent have been ready to run
-// and did not (Documentation/scheduler/sched-stats.rst of the kernel).
-func (h *host) queued() (d time.Duration) {
-	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", h.agent.PID()))
-	for _, f := range files {
-		var onCPU, waiting int64
-		if b, err := os.ReadFile(f); err == nil {
-			if n, _ := fmt.Sscan(string(b), &onCPU, &waiting); n == 2 {
-				d += time.Duration(waiting)
-			}
-		}
-	}
-	return d
 }

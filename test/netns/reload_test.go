@@ -42,7 +42,8 @@ func (h *host) settings(more string) string {
 func (h *host) runFile(more string) {
 	h.seg.Helper()
 	h.rewrite(h.settings(more))
-	a, err := lab.StartAgent(h.seg.ctx, h.Host, lab.AgentConfig{Program: program, Control: h.path(".sock"), Log: h.path(".log"),
+	a, err := lab.StartAgent(h.seg.ctx, h.Host, lab.AgentConfig{Program: program, Control: h.path(".sock"),
+		Log:  h.path(".log"),
 		Args: []string{"--config", h.path(".yaml")}})
 	h.seg.must(err)
 	h.agent = a
@@ -112,7 +113,8 @@ func TestReload(t *testing.T) {
 	changed := "mode: auto\nreceive_mtu: 32772\nidle_timeout: 1h\npeer_allow: []\naddresses: [10.0.0.1/24, fd00::1/64, " + third + "]\n"
 	text := strings.Replace(a.settings(changed), "addresses: [10.0.0.1/24, fd00::1/64]\n", "", 1)
 	a.rewrite(text)
-	if out := a.reload(0, "--check", "--diff"); !strings.Contains(out, "- rc\n  + auto\n") || !strings.Contains(out, "5 settings would change") {
+	if out := a.reload(0, "--check", "--diff"); !strings.Contains(out, "- rc\n  + auto\n") ||
+		!strings.Contains(out, "5 settings would change") {
 		t.Errorf("checked: %s", out)
 	}
 	if got := a.status().Interface.Mode; got != "rc" {
@@ -133,32 +135,8 @@ func TestReload(t *testing.T) {
 	}
 	b.refused("nobody listens", "ping", "--rdma", in.GID)
 
-	// What takes a restart is refused as a whole.
-	a.rewrite(text + "pkey: 0x8001\n")
-	a.rewrite(strings.Replace(text, "mode: auto", "mode: ud", 1) + "pkey: 0x8001\n")
-	if out := a.reload(1); !strings.Contains(out, "only after a restart: the link is another one") {
-		t.Errorf("refused: %s", out)
-	}
-	if got := a.status().Interface.Mode; got != "auto" {
-		t.Errorf("mode %s after a refusal, want auto", got)
-	}
-	a.rewrite("underlay: eth0\nmood: bad\n")
-	if out := a.reload(1); !strings.Contains(out, `unknown key "mood"`) {
-		t.Errorf("a bad file: %s", out)
-	}
-
-	// SIGHUP does the same, again and again.
-	for i := range 10 {
-		mode := []string{"rc", "auto"}[i%2]
-		a.rewrite(strings.Replace(text, "mode: auto", "mode: "+mode, 1))
-		s.must(syscall.Kill(a.agent.PID(), syscall.SIGHUP))
-		s.eventually(patience, "SIGHUP reloads", func() error {
-			if got := a.status().Interface.Mode; got != mode {
-				return fmt.Errorf("mode %s, want %s", got, mode)
-			}
-			return nil
-		})
-	}
+	a.refusesReloads(text)
+	a.reloadsBySignal(text)
 	a.rewrite(a.settings("mode: auto\n"))
 	a.reload(0)
 	s.eventually(patience, "the address has gone", func() error {
@@ -171,15 +149,7 @@ func TestReload(t *testing.T) {
 	time.Sleep(10 * 20 * time.Millisecond) // for some echo requests at least, wherever all this took less
 	stop()
 	ping.end()
-	if full := a.tunDrops() + b.tunDrops(); full != 0 { // on a busy machine the transfer fills the queue of the TUN
-		t.Logf("%d packets found a full TUN queue; %d of %d echo requests were lost", full, ping.lost, ping.sent)
-	} else if ping.lost != 0 {
-		stats, _, _ := a.output("show", "stats", "--control", a.path(".sock"))
-		t.Errorf("%d of %d echo requests were lost: %v\n%s", ping.lost, ping.sent, ping.last, stats)
-	}
-	if ping.sent < 10 {
-		t.Errorf("%d echo requests, too few to say anything", ping.sent)
-	}
+	a.lostNone(b, ping)
 	after := a.conns(b)
 	if len(after) != 1 || after[0].LocalCommID != before.LocalCommID {
 		t.Errorf("connections %+v, want the one that was there before, %s", after, before.LocalCommID)
@@ -189,6 +159,56 @@ func TestReload(t *testing.T) {
 	}
 	if _, text, err := a.RouteTo(netip.MustParseAddr("10.77.1.1")); err != nil || !strings.Contains(text, ifName) {
 		t.Errorf("the user's route: %q, %v", text, err)
+	}
+}
+
+// lostNone: no echo request was lost, or so much was sent that the queue of a TUN was full.
+func (a *host) lostNone(b *host, ping *pinger) {
+	t := a.seg
+	t.Helper()
+	if full := a.tunDrops() + b.tunDrops(); full != 0 { // on a busy machine the transfer fills the queue of the TUN
+		t.Logf("%d packets found a full TUN queue; %d of %d echo requests were lost", full, ping.lost, ping.sent)
+	} else if ping.lost != 0 {
+		stats, _, _ := a.output("show", "stats", "--control", a.path(".sock"))
+		t.Errorf("%d of %d echo requests were lost: %v\n%s", ping.lost, ping.sent, ping.last, stats)
+	}
+	if ping.sent < 10 {
+		t.Errorf("%d echo requests, too few to say anything", ping.sent)
+	}
+}
+
+// refusesReloads: what takes a restart is refused as a whole, and a bad file.
+func (a *host) refusesReloads(text string) {
+	t := a.seg
+	t.Helper()
+	a.rewrite(text + "pkey: 0x8001\n")
+	a.rewrite(strings.Replace(text, "mode: auto", "mode: ud", 1) + "pkey: 0x8001\n")
+	if out := a.reload(1); !strings.Contains(out, "only after a restart: the link is another one") {
+		t.Errorf("refused: %s", out)
+	}
+	if got := a.status().Interface.Mode; got != "auto" {
+		t.Errorf("mode %s after a refusal, want auto", got)
+	}
+	a.rewrite("underlay: eth0\nmood: bad\n")
+	if out := a.reload(1); !strings.Contains(out, `unknown key "mood"`) {
+		t.Errorf("a bad file: %s", out)
+	}
+}
+
+// reloadsBySignal: SIGHUP does the same as the command, again and again.
+func (a *host) reloadsBySignal(text string) {
+	s := a.seg
+	s.Helper()
+	for i := range 10 {
+		mode := []string{"rc", "auto"}[i%2]
+		a.rewrite(strings.Replace(text, "mode: auto", "mode: "+mode, 1))
+		s.must(syscall.Kill(a.agent.PID(), syscall.SIGHUP))
+		s.eventually(patience, "SIGHUP reloads", func() error {
+			if got := a.status().Interface.Mode; got != mode {
+				return fmt.Errorf("mode %s, want %s", got, mode)
+			}
+			return nil
+		})
 	}
 }
 

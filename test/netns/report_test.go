@@ -71,7 +71,8 @@ func TestDebugSaysEachEventOnce(t *testing.T) {
 		if err := json.Unmarshal([]byte(line), &e); err != nil {
 			t.Fatalf("%q: %v", line, err)
 		}
-		for _, what := range []string{"RC connection up", "sent REQ", "received REP", "sent RTU", "sent REP", "received RTU", "interface up", "address 10.0.0.1/24 added"} {
+		for _, what := range []string{"RC connection up", "sent REQ", "received REP", "sent RTU", "sent REP",
+			"received RTU", "interface up", "address 10.0.0.1/24 added"} {
 			if strings.HasPrefix(e.Detail, what) {
 				times[e.Detail]++
 			}

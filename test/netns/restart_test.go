@@ -185,9 +185,11 @@ func TestSecondDaemon(t *testing.T) {
 		args []string
 		want []string
 	}{
-		{"same control path", []string{"--underlay", "eth1", "--name", "other0", "--control", a.path(".sock")}, []string{a.path(".sock"), "an agent answers there already", "--control"}},
+		{"same control path", []string{"--underlay", "eth1", "--name", "other0", "--control", a.path(".sock")},
+			[]string{a.path(".sock"), "an agent answers there already", "--control"}},
 		{"same name", []string{"--underlay", "eth1", "--control", a.path("2.sock")}, []string{ifName, "already", "--name"}},
-		{"same underlay", []string{"--name", "other0", "--control", a.path("2.sock")}, []string{underlay, "taken", "another agent"}},
+		{"same underlay", []string{"--name", "other0", "--control", a.path("2.sock")},
+			[]string{underlay, "taken", "another agent"}},
 	} {
 		out, code := a.command(append([]string{"run"}, a.args(tt.args...)...)...)
 		if code != 1 {
@@ -274,14 +276,15 @@ func TestInterfaceTakenAway(t *testing.T) {
 	s.must(err)
 	s.must(b.Netlink().LinkDel(l))
 	a.noConns() // the peer is told all the same
-	err = b.agent.Stop(patience)
+	err = b.agent.Wait(patience)
 	if err == nil || !strings.Contains(b.agent.LogTail(3), "interface "+ifName+" was removed, and not by us") {
 		t.Errorf("the agent ended with %v:\n%s", err, b.agent.LogTail(3))
 	}
 	b.agent = nil
 	b.run()
 	a.connect(b, "RC")
-	out, code := b.command("run", "--underlay", underlay, "--gid", b.status().Interface.GID, "--name", underlay, "--control", b.path("2.sock"))
+	out, code := b.command("run", "--underlay", underlay, "--gid", b.status().Interface.GID, "--name", underlay,
+		"--control", b.path("2.sock"))
 	if code != 1 {
 		t.Errorf("an interface of the underlay's name: exit status %d\n%s", code, out)
 	}

@@ -191,14 +191,16 @@ func TestLeftoverRoutesRemoved(t *testing.T) {
 	s.must(a.Do(func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = ifName
-		return netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: attrs, Mode: netlink.TUNTAP_MODE_TUN, Flags: netlink.TUNTAP_NO_PI | netlink.TUNTAP_ONE_QUEUE})
+		return netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: attrs, Mode: netlink.TUNTAP_MODE_TUN,
+			Flags: netlink.TUNTAP_NO_PI | netlink.TUNTAP_ONE_QUEUE})
 	}))
 	s.must(a.Up(ifName))
 	l, err := a.Link(ifName)
 	s.must(err)
 	for _, dst := range []string{"10.0.0.77/32", "fd00::77/128"} {
 		_, n, _ := net.ParseCIDR(dst)
-		s.must(a.Netlink().RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: n, Protocol: rtnl.Protocol, MTU: 65520, Scope: scopeOf(n)}))
+		s.must(a.Netlink().RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: n, Protocol: rtnl.Protocol, MTU: 65520,
+			Scope: scopeOf(n)}))
 	}
 	if n := len(a.hostRoutes()); n != 2 {
 		t.Fatalf("%d routes made", n)
@@ -294,10 +296,13 @@ func advertise(prefix string, mtu uint32) error {
 		}
 	}
 	m := make([]byte, 16, 56)
-	m[0], m[4] = 134, 64                                                             // RFC 4861 section 4.2; lifetime 0: no default router
+	// RFC 4861 section 4.2; lifetime 0: no default router
+	m[0], m[4] = 134, 64
 	m = append(m, 5, 1, 0, 0, byte(mtu>>24), byte(mtu>>16), byte(mtu>>8), byte(mtu)) // MTU option
-	m = append(m, 3, 4, 64, 0x40, 0, 0, 14, 16, 0, 0, 14, 16, 0, 0, 0, 0)            // prefix option, autonomous, not on-link
+	// prefix option, autonomous, not on-link
+	m = append(m, 3, 4, 64, 0x40, 0, 0, 14, 16, 0, 0, 14, 16, 0, 0, 0, 0)
 	p := netip.MustParseAddr(prefix).As16()
 	m = append(m, p[:]...)
-	return unix.Sendto(fd, m, 0, &unix.SockaddrInet6{Addr: netip.MustParseAddr("ff02::1").As16(), ZoneId: uint32(ifi.Index)})
+	return unix.Sendto(fd, m, 0, &unix.SockaddrInet6{Addr: netip.MustParseAddr("ff02::1").As16(),
+		ZoneId: uint32(ifi.Index)})
 }

@@ -45,7 +45,8 @@ func (h *host) confined(uid string) {
 	want := map[string]string{"NoNewPrivs": "1", "Seccomp": "2"}
 	if uid != "0" {
 		want["Uid"] = strings.Join([]string{uid, uid, uid, uid}, " ")
-		want["CapPrm"], want["CapEff"], want["CapInh"], want["CapAmb"] = "0000000000001000", "0000000000001000", "0000000000000000", "0000000000000000"
+		want["CapPrm"], want["CapEff"], want["CapInh"], want["CapAmb"] = "0000000000001000", "0000000000001000",
+			"0000000000000000", "0000000000000000"
 		want["Groups"] = "65534"
 	}
 	for _, t := range threads {
@@ -112,7 +113,8 @@ func TestUnprivilegedUser(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, 30*time.Second)
 	defer cancel()
-	for _, path := range []string{control.PathStatus, control.PathStats, control.PathRuntime, control.PathNeigh, control.PathExplain + "?ip=10.0.0.1"} {
+	for _, path := range []string{control.PathStatus, control.PathStats, control.PathRuntime, control.PathNeigh,
+		control.PathExplain + "?ip=10.0.0.1"} {
 		var v any
 		if err := b.agent.Get(ctx, path, &v); err != nil {
 			t.Errorf("%s: %v", path, err)

@@ -50,7 +50,9 @@ var varying = []struct {
 	{regexp.MustCompile(`  +([^ ])`), "  $1"},
 	{regexp.MustCompile(`(?m)^  sandbox  .*\n`), ""}, // as the kernel has it
 	// Where a line of keys breaks depends on how long the values are.
-	{regexp.MustCompile(`\n  ((?:RX|RTT|IN FLIGHT|SENT AGAIN|ROLE|DIRECTION|SERVICE ID|QPN|REMOTE QPN) |CM (?:gsi|inband)\b)`), "  $1"},
+	{
+		regexp.MustCompile(
+			`\n  ((?:RX|RTT|IN FLIGHT|SENT AGAIN|ROLE|DIRECTION|SERVICE ID|QPN|REMOTE QPN) |CM (?:gsi|inband)\b)`), "  $1"},
 	// Both may dial at once. Verdicts are the last column, and after the keys.
 	{regexp.MustCompile(`\n?  CROSSING [^\n]*(?:\n  [^\n]*)*`), ""},
 	{regexp.MustCompile(`\n  (?:crossing|- [^\n]*\bcross)[^\n]*(?:\n  [^-][^\n]*)*`), ""},
@@ -87,7 +89,8 @@ func TestScripts(t *testing.T) {
 			testscript.Run(t, testscript.Params{
 				Files: []string{file}, UpdateScripts: updateScripts, RequireUniqueNames: true,
 				Cmds: map[string]func(*testscript.TestScript, bool, []string){
-					"ipoibcmd": r.command, "agent": r.start, "stop": r.end, "reach": r.meet, "ask": r.ask, "net": r.change, "follow": r.watch,
+					"ipoibcmd": r.command, "agent": r.start, "end": r.end, "reach": r.meet, "ask": r.ask, "net": r.change,
+					"follow": r.watch,
 				},
 			})
 		})
@@ -102,7 +105,12 @@ type scripted struct{ *segment }
 
 // host returns the host that a script names, and the rest of its line.
 func (r *scripted) host(ts *testscript.TestScript, args []string) (*host, []string) {
-	if len(args) == 0 || len(args[0]) != 1 || int(args[0][0]-'a') >= len(r.hosts) {
+	switch {
+	case len(args) == 0:
+		ts.Fatalf("say on which host: args has no elements, want some")
+	case len(args[0]) != 1:
+		ts.Fatalf("say on which host: args[0] has %v elements, want 1", len(args[0]))
+	case int(args[0][0]-'a') >= len(r.hosts):
 		ts.Fatalf("say on which host: a or b")
 	}
 	return r.hosts[args[0][0]-'a'], args[1:]
@@ -129,7 +137,8 @@ func (r *scripted) command(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Fatalf("exit status %d, want %d\n%s%s", got, want, &out, &errs)
 	}
 	for _, line := range strings.Split(out.String(), "\n") {
-		if utf8.RuneCountInString(line) > widest && !slices.Contains(args, "--json") && args[0] != "completion" && strings.Contains(line, "  ") {
+		if utf8.RuneCountInString(line) > widest && !slices.Contains(args, "--json") && args[0] != "completion" &&
+			strings.Contains(line, "  ") {
 			ts.Fatalf("a line of %d characters:\n%s", utf8.RuneCountInString(line), line)
 		}
 	}
@@ -137,7 +146,7 @@ func (r *scripted) command(ts *testscript.TestScript, _ bool, args []string) {
 	fmt.Fprint(ts.Stderr(), fixed(errs.String(), dir, r.dir))
 }
 
-// start starts an agent: HOST ARGUMENT….
+// start starts an agent: HOST ARGUMENT…. Files of the script are $WORK/FILE.
 func (r *scripted) start(ts *testscript.TestScript, _ bool, args []string) {
 	h, args := r.host(ts, args)
 	ts.Check(h.tryRun(append([]string{"--gid", gidOf(h)}, args...)...))

@@ -46,7 +46,8 @@ func (s *segment) tunnelled() (names []string) {
 		s.must(err)
 		inner := netip.MustParseAddr(fmt.Sprintf("fd77::%d", 2-i))
 		s.must(wireguard.Configure(ctx, wireguard.Socket(name), keys[i], wireguard.Peer{Key: keys[1-i].PublicKey(),
-			Endpoint: netip.AddrPortFrom(under.WithZone(fmt.Sprint(l.Attrs().Index)), wireguard.Port), Allowed: netip.PrefixFrom(inner, 128)}))
+			Endpoint: netip.AddrPortFrom(under.WithZone(fmt.Sprint(l.Attrs().Index)), wireguard.Port),
+			Allowed:  netip.PrefixFrom(inner, 128)}))
 		s.must(h.SetMTU(name, s.mtu-80))
 		s.must(h.AddAddr(name, fmt.Sprintf("fd77::%d/64", i+1)))
 		s.must(h.Up(name))

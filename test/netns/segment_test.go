@@ -27,7 +27,8 @@ const (
 	ifName   = "ibcm0" // of every agent
 	underlay = "eth0"  // of every host
 
-	patience   = time.Minute            // for what takes milliseconds on an idle machine, and longer on one that has much to do
+	// for what takes milliseconds on an idle machine, and longer on one that has much to do
+	patience   = time.Minute
 	pollEvery  = 5 * time.Millisecond   // how often a condition is looked at
 	pingWithin = 500 * time.Millisecond // of one ping that is repeated
 
@@ -54,12 +55,13 @@ type topology struct {
 type segment struct {
 	*testing.T
 	topology
-	ctx    context.Context
-	dir    string // sockets and logs
-	hosts  []*host
-	bridge *lab.Host  // of more than two hosts
-	relay  *lab.Relay // of topology.relay
-	mid    *lab.Host  // where that is
+	ctx     context.Context
+	dir     string // sockets and logs
+	hosts   []*host
+	bridge  *lab.Host  // of more than two hosts
+	daemons []*daemon  // other programs of theirs
+	relay   *lab.Relay // of topology.relay
+	mid     *lab.Host  // where that is
 }
 
 // A host has at most one agent at a time. Host i has 10.0.0.(i+1) and
@@ -208,16 +210,23 @@ func connectedPair(t *testing.T) (s *segment, a, b *host) {
 // eventually waits until f returns nil.
 func (s *segment) eventually(timeout time.Duration, what string, f func() error) {
 	s.Helper()
+	s.eventuallyBy(&stopwatch{}, timeout, what, f)
+}
+
+// eventuallyBy is eventually, and w knows how late it was to look.
+func (s *segment) eventuallyBy(w *stopwatch, timeout time.Duration, what string, f func() error) {
+	s.Helper()
 	end := time.Now().Add(timeout)
 	for {
+		last := time.Now().After(end) // before the look: whoever was kept from looking looks once more
 		err := f()
 		if err == nil {
 			return
 		}
-		if time.Now().After(end) || s.ctx.Err() != nil {
+		if last || s.ctx.Err() != nil {
 			s.Fatalf("%s: not within %v: %v", what, timeout, err)
 		}
-		time.Sleep(pollEvery)
+		w.sleep(pollEvery)
 	}
 }
 
@@ -228,6 +237,9 @@ func (h *host) path(suffix string) string {
 func (h *host) args(more ...string) []string {
 	args := []string{"--underlay", underlay, "--name", ifName, "--log-level", "debug", "--ud-mtu", fmt.Sprint(h.seg.udMTU),
 		"--address", h.v4.String() + "/24", "--address", h.v6.String() + "/64"}
+	if *dataThreads > 0 {
+		args = append(args, "--threads", fmt.Sprint(*dataThreads))
+	}
 	return append(args, more...)
 }
 
@@ -238,7 +250,8 @@ func (h *host) run(args ...string) {
 }
 
 func (h *host) tryRun(args ...string) error {
-	a, err := lab.StartAgent(h.seg.ctx, h.Host, lab.AgentConfig{Program: cmp.Or(h.old, program), Control: h.path(".sock"), Log: h.path(".log"), Args: h.args(args...)})
+	a, err := lab.StartAgent(h.seg.ctx, h.Host, lab.AgentConfig{Program: cmp.Or(h.old, program),
+		Control: h.path(".sock"), Log: h.path(".log"), Args: h.args(args...)})
 	if err != nil {
 		return err
 	}
@@ -370,7 +383,8 @@ func (h *host) pairedBy(p *host, mode string, talk func()) (mine, theirs control
 			return fmt.Errorf("they have %d and %d", len(a), len(b))
 		}
 		mine, theirs = a[0], b[0]
-		if mine.Mode != mode || theirs.Mode != mode || mine.LocalQPN != theirs.RemoteQPN || mine.RemoteQPN != theirs.LocalQPN || mine.MTU != theirs.MTU {
+		if mine.Mode != mode || theirs.Mode != mode || mine.LocalQPN != theirs.RemoteQPN ||
+			mine.RemoteQPN != theirs.LocalQPN || mine.MTU != theirs.MTU {
 			return fmt.Errorf("the ends disagree: %+v and %+v", mine, theirs)
 		}
 		return nil

@@ -55,7 +55,8 @@ func (m *manager) heard(from int) []string {
 func (h *host) manage(watchdog time.Duration, args ...string) *manager {
 	h.seg.Helper()
 	m := newManager(h.seg, h.path(".notify"))
-	a, err := lab.StartAgent(h.seg.ctx, h.Host, lab.AgentConfig{Program: program, Control: h.path(".sock"), Log: h.path(".log"), Args: h.args(args...),
+	a, err := lab.StartAgent(h.seg.ctx, h.Host, lab.AgentConfig{Program: program, Control: h.path(".sock"),
+		Log: h.path(".log"), Args: h.args(args...),
 		Env: []string{"NOTIFY_SOCKET=" + h.path(".notify"), fmt.Sprintf("WATCHDOG_USEC=%d", watchdog.Microseconds())}})
 	h.seg.must(err)
 	h.agent = a

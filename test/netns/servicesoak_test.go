@@ -13,8 +13,9 @@ import (
 	"ipoibcm/internal/long"
 )
 
-var serviceSoakFor = flag.Duration("servicesoak", 0, "how long TestServiceSoak goes on, with a reload every 10 s and a handover every minute; "+
-	"without it for seconds, or two minutes in the long form")
+var serviceSoakFor = flag.Duration("servicesoak", 0,
+	"how long TestServiceSoak goes on, with a reload every 10 s and a handover every minute; "+
+		"without it for seconds, or two minutes in the long form")
 
 // An operator who never rests: the daemon reloads again and again and is handed over now
 // and then, while streams go both ways. No reload ends a connection, every stream arrives
@@ -24,7 +25,8 @@ func TestServiceSoak(t *testing.T) {
 		t.Skip("the race detector's own memory would be measured: run without it")
 	}
 	parallel(t)
-	d, reloadEvery, handOverEvery := long.Of(6*time.Second, 2*time.Minute), long.Of(500*time.Millisecond, 10*time.Second), long.Of(2*time.Second, time.Minute)
+	d, reloadEvery, handOverEvery := long.Of(6*time.Second, 2*time.Minute),
+		long.Of(500*time.Millisecond, 10*time.Second), long.Of(2*time.Second, time.Minute)
 	if *serviceSoakFor != 0 {
 		d, reloadEvery, handOverEvery = *serviceSoakFor, 10*time.Second, time.Minute
 	}
@@ -77,16 +79,24 @@ func TestServiceSoak(t *testing.T) {
 	a.reach(b.v4)
 	a.connect(b, "RC")
 	first, firstPeer := a.atRestHere(), b.atRestHere()
-	t.Logf("%d reloads, %d handovers, %d streams with %d MB; descriptors %d, fresh %d; the peer's goroutines %d and %d", reloads, handOvers,
+	t.Logf("%d reloads, %d handovers, %d streams with %d MB; descriptors %d, fresh %d; the peer's goroutines %d and %d",
+		reloads, handOvers,
 		sent, octets/1e6, last.Descriptors, first.Descriptors, lastPeer.Goroutines, firstPeer.Goroutines)
-	if last.Descriptors > first.Descriptors+2 {
-		t.Errorf("%d descriptors after %d reloads, a fresh process has %d", last.Descriptors, reloads, first.Descriptors)
-	}
-	if lastPeer.Goroutines > firstPeer.Goroutines+4 {
-		t.Errorf("the peer has %d goroutines after %d handovers, later %d", lastPeer.Goroutines, handOvers, firstPeer.Goroutines)
-	}
+	nothingGrew(t, first, last, firstPeer, lastPeer)
 	if out, err := a.tryIP("route show 10.77.0.0/16"); err == nil && !strings.Contains(out, ifName) {
 		t.Errorf("the user's route: %q", out)
+	}
+}
+
+// nothingGrew compares a process that was reloaded and handed over with a fresh one, and
+// its peer with itself later.
+func nothingGrew(t *testing.T, first, last, firstPeer, lastPeer control.Runtime) {
+	t.Helper()
+	if last.Descriptors > first.Descriptors+2 {
+		t.Errorf("%d descriptors, a fresh process has %d", last.Descriptors, first.Descriptors)
+	}
+	if lastPeer.Goroutines > firstPeer.Goroutines+4 {
+		t.Errorf("the peer has %d goroutines, later %d", lastPeer.Goroutines, firstPeer.Goroutines)
 	}
 }
 
@@ -97,7 +107,8 @@ func (h *host) reloadKeeps(p *host, yaml string) {
 	h.rewrite(h.settings(yaml))
 	h.reload(0)
 	after := h.conns(p)
-	if len(before) == 0 || !slices.ContainsFunc(after, func(c control.Conn) bool { return c.LocalCommID == before[0].LocalCommID }) {
+	if len(before) == 0 || !slices.ContainsFunc(after,
+		func(c control.Conn) bool { return c.LocalCommID == before[0].LocalCommID }) {
 		h.seg.Errorf("reload: connections %+v, before it %+v", after, before)
 	}
 }

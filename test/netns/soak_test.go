@@ -11,7 +11,8 @@ import (
 	"ipoibcm/internal/long"
 )
 
-var soakFor = flag.Duration("soak", 0, "how long TestSoak goes on, of load, deaths and restarts; without it for seconds, or a minute in the long form")
+var soakFor = flag.Duration("soak", 0,
+	"how long TestSoak goes on, of load, deaths and restarts; without it for seconds, or a minute in the long form")
 
 // One agent lives through load, deaths and restarts of its peer, links that go
 // and come, and addresses that are added and removed. In the end it uses what it
@@ -41,8 +42,11 @@ func TestSoak(t *testing.T) {
 		}
 	}
 	after := s.atRest()
-	t.Logf("%d rounds in %v, %d MB carried; goroutines %d and %d, descriptors %d and %d, heap %d and %d KiB in %d and %d objects",
-		rounds, time.Since(begin).Round(time.Second), octets/1e6, before.Goroutines, after.Goroutines, before.Descriptors, after.Descriptors,
+	t.Logf(
+		"%d rounds in %v, %d MB carried; goroutines %d and %d, descriptors %d and %d, heap %d and %d KiB in %d and %d "+
+			"objects",
+		rounds, time.Since(begin).Round(time.Second), octets/1e6, before.Goroutines, after.Goroutines, before.Descriptors,
+		after.Descriptors,
 		before.HeapOctets>>10, after.HeapOctets>>10, before.HeapObjects, after.HeapObjects)
 	if after.Goroutines != before.Goroutines || after.Descriptors != before.Descriptors {
 		t.Errorf("%d goroutines and %d descriptors, after the first rounds %d and %d",
@@ -97,7 +101,8 @@ func (s *segment) atRest() (r control.Runtime) {
 		if err := a.agent.Get(s.ctx, control.PathRuntime, &r); err != nil {
 			return err
 		}
-		if same++; r.Goroutines != last.Goroutines || r.Descriptors != last.Descriptors || r.HeapObjects > last.HeapObjects+200 {
+		if same++; r.Goroutines != last.Goroutines || r.Descriptors != last.Descriptors ||
+			r.HeapObjects > last.HeapObjects+200 {
 			same = 0
 		}
 		if same < 5 {

@@ -57,9 +57,11 @@ func systemdRoot(s *segment) string {
 	tmp, err := os.MkdirTemp(filepath.Dir(root), "tmp-systemd-")
 	s.must(err)
 	defer os.RemoveAll(tmp)
+	s.must(os.Mkdir(tmp+"/root", 0o755))
 	for _, c := range []*exec.Cmd{
 		exec.CommandContext(ctx, tool, "--variant=minbase", "--include=systemd,dbus,iproute2", debianSuite, tmp+"/root.tar"),
-		exec.CommandContext(ctx, "tar", "-C", tmp, "--one-top-level=root", "-xf", tmp+"/root.tar"),
+		// GNU tar 1.34 cannot make hard links with --one-top-level.
+		exec.CommandContext(ctx, "tar", "-C", tmp+"/root", "-xf", tmp+"/root.tar"),
 	} {
 		if out, err := c.CombinedOutput(); err != nil {
 			s.Fatalf("%v: %v\n%s", c.Args, err, out)
@@ -83,21 +85,7 @@ func boot(h *host, yaml string, cgroup int) *container {
 	}
 	lower := systemdRoot(s)
 	c := &container{h: h, root: filepath.Join(s.dir, "root")}
-	upper, work := filepath.Join(s.dir, "up"), filepath.Join(s.dir, "work")
-	for _, d := range []string{c.root, upper, work} {
-		s.must(os.Mkdir(d, 0o755))
-	}
-	s.must(unix.Mount("tmpfs", upper, "tmpfs", 0, "")) // overlay needs one file system for both, and not an overlay
-	s.must(os.Mkdir(upper+"/up", 0o755))
-	s.must(os.Mkdir(upper+"/work", 0o755))
-	if err := unix.Mount("overlay", c.root, "overlay", 0, fmt.Sprintf("lowerdir=%s,upperdir=%s/up,workdir=%s/work", lower, upper, upper)); err != nil {
-		unix.Unmount(upper, 0)
-		s.Skipf("no overlay file system here: %v", err)
-	}
-	s.Cleanup(func() {
-		unix.Unmount(c.root, unix.MNT_DETACH)
-		unix.Unmount(upper, unix.MNT_DETACH)
-	})
+	c.mountRoot(lower)
 	c.install(program, "/usr/bin/ipoibcmd", 0o755)
 	c.install(unitFolder+"/systemd/ipoibcm@.service", "/etc/systemd/system/ipoibcm@.service", 0o644)
 	c.install(unitFolder+"/sysusers.d/ipoibcm.conf", "/usr/lib/sysusers.d/ipoibcm.conf", 0o644)
@@ -107,7 +95,8 @@ func boot(h *host, yaml string, cgroup int) *container {
 	console, err := os.Create(filepath.Join(s.dir, "console"))
 	s.must(err)
 	c.cmd = exec.Command(nspawn, "--register=no", "--keep-unit", "-D", c.root, "-b", "--console=pipe",
-		"--network-namespace-path=/run/netns/"+h.Name, "--machine="+h.Name, "--bind=/dev/net/tun", "--capability=CAP_NET_ADMIN")
+		"--network-namespace-path=/run/netns/"+h.Name, "--machine="+h.Name, "--bind=/dev/net/tun",
+		"--capability=CAP_NET_ADMIN")
 	c.cmd.Env = append(os.Environ(), fmt.Sprintf("SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=%d", cgroup-1))
 	c.cmd.Stdout, c.cmd.Stderr = console, console
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -146,6 +135,28 @@ func boot(h *host, yaml string, cgroup int) *container {
 	return c
 }
 
+// mountRoot makes c.root a writable view of lower. Without overlays the test is skipped.
+func (c *container) mountRoot(lower string) {
+	s := c.h.seg
+	s.Helper()
+	upper, work := filepath.Join(s.dir, "up"), filepath.Join(s.dir, "work")
+	for _, d := range []string{c.root, upper, work} {
+		s.must(os.Mkdir(d, 0o755))
+	}
+	s.must(unix.Mount("tmpfs", upper, "tmpfs", 0, "")) // overlay needs one file system for both, and not an overlay
+	s.must(os.Mkdir(upper+"/up", 0o755))
+	s.must(os.Mkdir(upper+"/work", 0o755))
+	if err := unix.Mount("overlay", c.root, "overlay", 0,
+		fmt.Sprintf("lowerdir=%s,upperdir=%s/up,workdir=%s/work", lower, upper, upper)); err != nil {
+		unix.Unmount(upper, 0)
+		s.Skipf("no overlay file system here: %v", err)
+	}
+	s.Cleanup(func() {
+		unix.Unmount(c.root, unix.MNT_DETACH)
+		unix.Unmount(upper, unix.MNT_DETACH)
+	})
+}
+
 // end halts the container.
 func (c *container) end(ended <-chan struct{}) {
 	if pid, err := strconv.Atoi(c.leader); err == nil {
@@ -178,7 +189,8 @@ func (c *container) write(to, text string) {
 func (c *container) try(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(c.h.seg.ctx, patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"-t", c.leader, "-m", "-u", "-i", "-n", "-p", "--"}, args...)...)
+	cmd := exec.CommandContext(ctx, "nsenter",
+		append([]string{"-t", c.leader, "-m", "-u", "-i", "-n", "-p", "--"}, args...)...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {
@@ -256,7 +268,8 @@ func underSystemd(t *testing.T, cgroup int, kind string) {
 	if got := c.run("stat", "-c", "%U", "/proc/"+pid); got != "ipoibcm" {
 		t.Errorf("it runs as %q, want ipoibcm", got)
 	}
-	c.hasFields("interface up", map[string]string{"PRIORITY": "6", "SYSLOG_IDENTIFIER": "ipoibcmd", "_SYSTEMD_UNIT": unit + ".service", "_COMM": "ipoibcmd"})
+	c.hasFields("interface up", map[string]string{"PRIORITY": "6", "SYSLOG_IDENTIFIER": "ipoibcmd",
+		"_SYSTEMD_UNIT": unit + ".service", "_COMM": "ipoibcmd"})
 
 	c.write("/etc/ipoibcm/ibcm0.yaml", yaml+"mode: auto\n")
 	c.run("systemctl", "reload", unit)
@@ -273,14 +286,14 @@ func underSystemd(t *testing.T, cgroup int, kind string) {
 	s.must(a.AddRoute(ifName, "10.77.0.0/16", b.v4.String()))
 	index := a.index(ifName)
 	before := c.linkAddr()
-	ping := b.measureGap(a.v4)
+	ping, w := b.measureGap(a.v4), s.stopwatch()
 	time.Sleep(300 * time.Millisecond)
 	c.run("systemctl", "restart", unit)
 	time.Sleep(500 * time.Millisecond)
 	gap, lost := ping.end()
 	t.Logf("systemctl restart: gap %v, %d lost", gap.Round(time.Millisecond), lost)
-	if gap > 3*time.Second {
-		t.Errorf("a gap of %v", gap)
+	if _, waited := w.read(); gap-waited > 3*time.Second {
+		t.Errorf("a gap of %v, of which %v were waiting for a processor; want 3s at most", gap, waited)
 	}
 	if got := c.linkAddr(); got != before {
 		t.Errorf("link-layer address %s after a restart, want %s", got, before)

@@ -29,7 +29,8 @@ func (s *segment) announce(x, victim, peer *host, d time.Duration) (packets int)
 	for range int(d / (200 * time.Millisecond)) {
 		a, err := arp.NewAnnouncement(me, peer.v4).AppendBinary([]byte{byte(encap.ARP >> 8), byte(encap.ARP & 0xff), 0, 0})
 		s.must(err)
-		n, err := nd.NewAnnouncement(peer.v6, me, false).AppendBinary([]byte{byte(encap.IPv6 >> 8), byte(encap.IPv6 & 0xff), 0, 0})
+		n, err := nd.NewAnnouncement(peer.v6, me, false).AppendBinary([]byte{byte(encap.IPv6 >> 8),
+			byte(encap.IPv6 & 0xff), 0, 0})
 		s.must(err)
 		for _, b := range [][]byte{a, n} {
 			claims = append(claims, forgedUD(r, gid, f.gid, me.QPN, f.qpn, ib.QKeyIPoIB, b))

@@ -38,21 +38,24 @@ func newVRRP(t *testing.T, args ...string) *vrrpPair {
 // vrrp starts keepalived on a host.
 func (p *vrrpPair) vrrp(h *host) {
 	p.Helper()
-	conf := h.file("keepalived.conf", strings.ReplaceAll(documented(p.T, "keepalived"), "PRIORITY", fmt.Sprint(200-50*h.i)))
+	conf := h.file("keepalived.conf", strings.ReplaceAll(documented(p.T, "keepalived"), "PRIORITY",
+		fmt.Sprint(200-50*h.i)))
 	d := h.dir()
-	for _, pid := range []string{"/keepalived.pid", "/vrrp.pid"} { // of one that was killed: its number may be another's by now
+	// of one that was killed: its number may be another's by now
+	for _, pid := range []string{"/keepalived.pid", "/vrrp.pid"} {
 		_ = os.Remove(d + pid)
 	}
-	p.daemons[h] = h.daemon(p.keepalived, "-n", "-l", "-D", "-P", "-f", conf, "-p", d+"/keepalived.pid", "-r", d+"/vrrp.pid")
+	p.daemons[h] = h.daemon(p.keepalived, "-n", "-l", "-D", "-P", "-f", conf, "-p", d+"/keepalived.pid", "-r",
+		d+"/vrrp.pid")
 }
 
 // serves waits until the client's datagrams to both virtual addresses reach one
 // host, and tells how long each took.
 func (p *vrrpPair) serves(what string, within time.Duration, want *ear) {
 	p.Helper()
-	start := time.Now()
+	w := p.stopwatch()
 	for _, dst := range []string{"10.0.0.100", "fd00::100"} {
-		p.eventually(max(time.Millisecond, within-time.Since(start)), what+": "+want.host.Name+" serves "+dst, func() error {
+		p.eventuallyBy(w, max(within, patience), what+": "+want.host.Name+" serves "+dst, func() error {
 			id, err := p.mouth.say(netip.MustParseAddr(dst))
 			if err != nil {
 				return err
@@ -64,7 +67,10 @@ func (p *vrrpPair) serves(what string, within time.Duration, want *ear) {
 			}
 			return fmt.Errorf("not heard there")
 		})
-		p.Logf("%s: %s after %v", what, dst, time.Since(start))
+		p.Logf("%s: %s after %v", what, dst, time.Since(w.began))
+	}
+	if err := w.over(within); err != nil {
+		p.Errorf("%s: %s serves: %v", what, want.host.Name, err)
 	}
 }
 

@@ -23,7 +23,8 @@ type fleet struct {
 
 func (f *fleet) podman(args ...string) (string, error) {
 	// The crun of Debian 12 refuses hosts that have cgroups of both versions.
-	all := []string{"--root", f.dir + "/store", "--runroot", f.dir + "/run", "--cgroup-manager", "cgroupfs", "--runtime", "runc"}
+	all := []string{"--root", f.dir + "/store", "--runroot", f.dir + "/run", "--cgroup-manager", "cgroupfs",
+		"--runtime", "runc"}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // cleanups need it too
 	defer cancel()
 	out, err := exec.CommandContext(ctx, "podman", append(all, args...)...).CombinedOutput()
@@ -52,7 +53,8 @@ func newFleet(t *testing.T) *fleet {
 	f := &fleet{T: t, dir: t.TempDir()}
 	t.Cleanup(func() { exec.Command("umount", "-R", f.dir+"/store/overlay").Run() })
 	out := f.must("load", "--quiet", "--input", built(t, "image"))
-	f.image = strings.TrimSpace(strings.TrimPrefix(out[strings.LastIndex(strings.TrimSpace(out), "\n")+1:], "Loaded image: "))
+	f.image = strings.TrimSpace(strings.TrimPrefix(out[strings.LastIndex(strings.TrimSpace(out), "\n")+1:],
+		"Loaded image: "))
 	return f
 }
 
@@ -64,7 +66,8 @@ func (f *fleet) start(name, netns, address string) {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() { f.remove(name) })
-	f.must("run", "--detach", "--name", name, "--network", "ns:/run/netns/"+netns, "--cap-drop", "all", "--cap-add", "NET_ADMIN", "--device", "/dev/net/tun",
+	f.must("run", "--detach", "--name", name, "--network", "ns:/run/netns/"+netns, "--cap-drop", "all", "--cap-add",
+		"NET_ADMIN", "--device", "/dev/net/tun",
 		"--read-only", "--tmpfs", "/run/ipoibcm:mode=0750,U", "--ulimit", "nofile=1024:4096", "--ulimit", "nproc=1024:1024",
 		"--health-cmd", `["/usr/bin/ipoibcmd","show","stats"]`, "--volume", config+":/etc/ipoibcm/ibcm0.yaml:ro", f.image)
 }
@@ -115,15 +118,18 @@ func TestImageRuns(t *testing.T) {
 	if !strings.Contains(status, "/proc/sys is read-only") {
 		t.Errorf("status does not say that /proc/sys is read-only:\n%s", status)
 	}
-	if got, want := strings.TrimSpace(f.must("inspect", "--format", "{{.Config.User}}", names[0])), "65532:65532"; got != want {
+	if got, want := strings.TrimSpace(f.must("inspect", "--format", "{{.Config.User}}", names[0])),
+		"65532:65532"; got != want {
 		t.Errorf("it runs as %q, want %q", got, want)
 	}
 	f.must("healthcheck", "run", names[0])
 	// As on Kubernetes' hosts, it brings the plugin.
 	dir := t.TempDir()
 	f.Cleanup(func() { f.remove("node") })
-	f.must("run", "--detach", "--name", "node", "--user", "0", "--network", "ns:/run/netns/"+names[0], "--cap-drop", "all", "--cap-add", "NET_ADMIN,SYS_ADMIN,SYS_PTRACE",
-		"--tmpfs", "/run/ipoibcm-node", "--ulimit", "nofile=1024:4096", "--ulimit", "nproc=1024:1024", "--volume", dir+":/host", f.image, "node", "--cni-bin", "/host")
+	f.must("run", "--detach", "--name", "node", "--user", "0", "--network", "ns:/run/netns/"+names[0], "--cap-drop",
+		"all", "--cap-add", "NET_ADMIN,SYS_ADMIN,SYS_PTRACE",
+		"--tmpfs", "/run/ipoibcm-node", "--ulimit", "nofile=1024:4096", "--ulimit", "nproc=1024:1024", "--volume",
+		dir+":/host", f.image, "node", "--cni-bin", "/host")
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(100 * time.Millisecond) {
 		out, err := exec.Command(dir+"/ipoibcm", "--version").CombinedOutput()
 		if err == nil && strings.Contains(string(out), "1.1.0") {
@@ -136,7 +142,8 @@ func TestImageRuns(t *testing.T) {
 		}
 	}
 	// Without the capability it starts, and says what it lacks.
-	if out := f.must("run", "--rm", "--cap-drop", "all", "--network", "ns:/run/netns/"+names[0], "--ulimit", "nofile=1024:4096",
+	if out := f.must("run", "--rm", "--cap-drop", "all", "--network", "ns:/run/netns/"+names[0], "--ulimit",
+		"nofile=1024:4096",
 		"--ulimit", "nproc=1024:1024", f.image, "version"); !strings.HasPrefix(out, "ipoibcmd ") {
 		t.Errorf("without capabilities version prints %q", out)
 	}

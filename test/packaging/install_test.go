@@ -142,7 +142,8 @@ func upgrade(t *testing.T, ms [2]*machine) {
 	if before == after {
 		t.Errorf("process %s served before and after the upgrade: it was not started anew", strings.TrimSpace(after))
 	}
-	if got := ms[0].run("dpkg-query -W -f '${Version}' ipoibcm; ipoibcmd version"); !strings.HasPrefix(got, "1.0-1ipoibcmd 1.0") {
+	if got := ms[0].run("dpkg-query -W -f '${Version}' ipoibcm; ipoibcmd version"); !strings.HasPrefix(got,
+		"1.0-1ipoibcmd 1.0") {
 		t.Errorf("after the upgrade there is %q, want version 1.0", got)
 	}
 	gap, err := longestGap(ms[1].run("cat ping.log"))

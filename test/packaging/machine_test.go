@@ -38,7 +38,8 @@ func base(t *testing.T) string {
 	if err := os.MkdirAll(filepath.Dir(part), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.CommandContext(t.Context(), "mmdebstrap", "--variant=minbase", "--include="+inMachines, release, part).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "mmdebstrap", "--variant=minbase", "--include="+inMachines, release,
+		part).CombinedOutput()
 	if err != nil {
 		missing(t, "mmdebstrap could not make a system: %v\n%s", err, out)
 	}
@@ -126,8 +127,10 @@ func (m *machine) boot() {
 	if err != nil {
 		m.Fatal(err)
 	}
-	c := exec.Command("systemd-nspawn", "--quiet", "--boot", "--directory="+m.root(), "--machine="+m.name, "--register=no", "--keep-unit",
-		"--console=pipe", "--network-namespace-path=/run/netns/"+m.netns, "--bind=/dev/net/tun", "--capability=CAP_NET_ADMIN", "--resolv-conf=off")
+	c := exec.Command("systemd-nspawn", "--quiet", "--boot", "--directory="+m.root(), "--machine="+m.name,
+		"--register=no", "--keep-unit",
+		"--console=pipe", "--network-namespace-path=/run/netns/"+m.netns, "--bind=/dev/net/tun",
+		"--capability=CAP_NET_ADMIN", "--resolv-conf=off")
 	c.Stdout, c.Stderr = log, log
 	if err := c.Start(); err != nil {
 		m.Fatal(err)
@@ -181,7 +184,8 @@ func initOf(pid int) int {
 func (m *machine) try(script string) (string, error) {
 	ctx, cancel := context.WithTimeout(m.Context(), 2*time.Minute)
 	defer cancel()
-	c := exec.CommandContext(ctx, "nsenter", "--target", strconv.Itoa(m.leader), "--mount", "--pid", "--net", "--uts", "--ipc", "--cgroup",
+	c := exec.CommandContext(ctx, "nsenter", "--target", strconv.Itoa(m.leader), "--mount", "--pid", "--net", "--uts",
+		"--ipc", "--cgroup",
 		"--root", "--wd", "sh", "-c", "cd /root && { "+script+"\n}")
 	c.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "DEBIAN_FRONTEND=noninteractive"}
 	out, err := c.CombinedOutput()

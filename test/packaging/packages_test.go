@@ -100,7 +100,8 @@ func TestContents(t *testing.T) {
 				t.Errorf("%s: %v", format, err)
 				continue
 			}
-			if got := strings.TrimLeft(info.Mode().Perm().String(), "-"); got != map[string]string{"644": "rw-r--r--", "755": "rwxr-xr-x"}[mode] {
+			if got := strings.TrimLeft(info.Mode().Perm().String(), "-"); got != map[string]string{
+				"644": "rw-r--r--", "755": "rwxr-xr-x"}[mode] {
 				t.Errorf("%s: %s has mode %s, want %s", format, path, got, mode)
 			}
 		}
@@ -114,7 +115,7 @@ func TestContents(t *testing.T) {
 	}
 }
 
-// linksHold checks that a page of the documentation is there if README.md names it.
+// linksHold checks that a page or picture of the documentation is there if README.md names it.
 func linksHold(t *testing.T, format, dir string) {
 	t.Helper()
 	text, err := os.ReadFile(dir + "/README.md")
@@ -125,7 +126,7 @@ func linksHold(t *testing.T, format, dir string) {
 	for _, part := range strings.Split(string(text), "](")[1:] {
 		target, _, _ := strings.Cut(part, ")")
 		target, _, _ = strings.Cut(target, "#")
-		if !strings.HasSuffix(target, ".md") || strings.Contains(target, "://") {
+		if ext := filepath.Ext(target); ext != ".md" && ext != ".svg" || strings.Contains(target, "://") {
 			continue
 		}
 		pages++
@@ -338,7 +339,8 @@ func TestImage(t *testing.T) {
 	if got := program.PAXRecords["SCHILY.xattr.security.capability"]; got != capability {
 		t.Errorf("the program's capabilities are %q, want CAP_NET_ADMIN permitted: %q", got, capability)
 	}
-	for _, name := range []string{"usr/share/doc/ipoibcm/copyright", "usr/share/doc/ipoibcm/licenses/std/LICENSE", "run/ipoibcm/", "etc/ipoibcm/"} {
+	for _, name := range []string{"usr/share/doc/ipoibcm/copyright", "usr/share/doc/ipoibcm/licenses/std/LICENSE",
+		"run/ipoibcm/", "etc/ipoibcm/"} {
 		if im.files[name] == nil {
 			t.Errorf("the layer has no %s", name)
 		}

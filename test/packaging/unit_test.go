@@ -64,7 +64,8 @@ func TestAlerts(t *testing.T) {
 	if err != nil {
 		t.Skip("promtool (Debian's prometheus) is not installed: the alert rules are not tested")
 	}
-	if out, err := exec.Command(promtool, "test", "rules", "../../packaging/prometheus/ipoibcm.rules_test.yml").CombinedOutput(); err != nil {
+	if out, err := exec.Command(promtool, "test", "rules",
+		"../../packaging/prometheus/ipoibcm.rules_test.yml").CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

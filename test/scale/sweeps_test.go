@@ -54,7 +54,8 @@ func TestSweeps(t *testing.T) {
 	}
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "counting")
-	if out, err := exec.Command("go", "test", "-c", "-vet=off", "-covermode=count", "-coverpkg="+counted, "-o", bin, ".").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "test", "-c", "-vet=off", "-covermode=count", "-coverpkg="+counted, "-o",
+		bin, ".").CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	if found := sweeps(t, bin); len(found) > 0 {

@@ -126,6 +126,16 @@ func (w *world) trouble() {
 	a := oneOf(w.r, w.hosts...)
 	back := w.upTo(4 * time.Second)
 	switch kind := w.r.IntN(16); kind {
+	case 0, 1, 2, 3, 4, 11:
+		w.networkTrouble(kind, a, back)
+	default:
+		w.hostTrouble(kind, a, back)
+	}
+}
+
+// networkTrouble: the network loses, delays or stops packets, for a time.
+func (w *world) networkTrouble(kind int, a *host, back time.Duration) {
+	switch kind {
 	case 0, 1:
 		w.f.Options = simfabric.Options{Delay: w.f.Delay, Jitter: w.upTo(500*time.Microsecond) + 1,
 			Loss: oneOf(w.r, 0, 0.001, 0.01, 0.05, 0.1), Dup: oneOf(w.r, 0, 0, 0.02), Reorder: oneOf(w.r, 0, 0.02),
@@ -145,6 +155,21 @@ func (w *world) trouble() {
 		w.f.Filter = func(from, to *simfabric.Port, ip []byte) bool { return !isMAD(ip) }
 		w.tell("no MADs for %v", back)
 		w.f.After(back, func() { w.f.Filter = nil })
+	case 11:
+		var parts [3][]*simfabric.Port
+		for _, h := range w.hosts {
+			i := w.r.IntN(len(parts))
+			parts[i] = append(parts[i], h.port)
+		}
+		w.f.Partition(parts[:]...)
+		w.tell("the network is in parts of %d, %d and %d for %v", len(parts[0]), len(parts[1]), len(parts[2]), back)
+		w.f.After(back, func() { w.f.Partition() })
+	}
+}
+
+// hostTrouble: something happens to host a.
+func (w *world) hostTrouble(kind int, a *host, back time.Duration) {
+	switch kind {
 	case 5:
 		a.kill()
 		w.run(back / 4)
@@ -186,15 +211,6 @@ func (w *world) trouble() {
 		} else {
 			a.setMTU(oneOf(w.r, 65520, 9000, 2044, 1500))
 		}
-	case 11:
-		var parts [3][]*simfabric.Port
-		for _, h := range w.hosts {
-			i := w.r.IntN(len(parts))
-			parts[i] = append(parts[i], h.port)
-		}
-		w.f.Partition(parts[:]...)
-		w.tell("the network is in parts of %d, %d and %d for %v", len(parts[0]), len(parts[1]), len(parts[2]), back)
-		w.f.After(back, func() { w.f.Partition() })
 	case 12:
 		a.changeQPN()
 	case 13: // a virtual machine that slept, or a clock that was set

@@ -104,8 +104,13 @@ func (w *world) packetIn(b []byte) *packet {
 // RC delivers all of it in order and once, UC nothing else.
 func (h *host) checkRecv(c *conn, fr []byte) {
 	far := h.w.ends[end{c.rtr.Path.DGID, c.rtr.DestQPN}]
-	if far == nil || far.rtr.DestQPN != c.qpn || far.rtr.Path.DGID != h.gid {
-		h.w.fatalf("%s: a frame arrived on connection %d, whose other end does not know it", h.name(), c.id)
+	switch {
+	case far == nil:
+		h.w.fatalf("%s: far is nil", h.name())
+	case far.rtr.DestQPN != c.qpn:
+		h.w.fatalf("%s: DestQPN is %v, want %v", h.name(), far.rtr.DestQPN, c.qpn)
+	case far.rtr.Path.DGID != h.gid:
+		h.w.fatalf("%s: Path.DGID is %v, want %v", h.name(), far.rtr.Path.DGID, h.gid)
 	}
 	x := hash(fr)
 	switch c.trans {
@@ -167,8 +172,13 @@ func (w *world) catchUp() {
 // checkPair: at most one connection, and both ends mean the same one.
 func (w *world) checkPair(a, b *host) {
 	as, bs := a.with(b), b.with(a)
-	if len(as) > 1 || len(bs) > 1 || len(as) != len(bs) {
-		w.fatalf("%s has %d connections to %s, which has %d back", a.name(), len(as), b.name(), len(bs))
+	switch {
+	case len(as) > 1:
+		w.fatalf("as has %v elements, want at most 1", len(as))
+	case len(bs) > 1:
+		w.fatalf("bs has %v elements, want at most 1", len(bs))
+	case len(as) != len(bs):
+		w.fatalf("as has %v elements, want %v", len(as), len(bs))
 	}
 	if len(as) == 0 {
 		return
@@ -217,7 +227,7 @@ func (w *world) checkRoutes(h *host) {
 		w.fatalf("%s: host routes %v, want %v", h.name(), have, want)
 	}
 	paths := map[netip.Addr]fib.Path{}
-	for _, hop := range h.m.Hops() {
+	for hop := range h.m.Hops() {
 		if hop.Dests > 0 {
 			paths[hop.Addr] = hop.Path
 		}

@@ -52,6 +52,7 @@ type host struct {
 	i   int
 	cfg config
 	gid ib.GID
+	ib  *ibPort // nil: on Ethernet
 
 	kernel
 
@@ -107,6 +108,9 @@ func (w *world) host(cfg config) *host {
 	}
 	h := &host{w: w, i: i, cfg: cfg}
 	h.gid, _ = ib.ParseGID(fmt.Sprintf("fe80::%x:%x", w.r.Uint32N(0xffff), i))
+	if w.subnet != nil {
+		h.attachPort()
+	}
 	h.kernel = kernel{h: h, addrs: []netip.Prefix{
 		netip.MustParsePrefix(fmt.Sprintf("10.0.0.%d/24", i)),
 		netip.MustParsePrefix(fmt.Sprintf("2001:db8::%d/64", i)),
@@ -132,6 +136,9 @@ func (h *host) boot() {
 	opt := ipoib.Options{Link: h.link, GUID: h.port.Port().GUID, PathMTU: h.port.Port().MTU, SRQ: h.cfg.srq,
 		Mode: h.cfg.mode, CMTransport: h.cfg.cm, NoGSI: h.cfg.qp1 == qp1Taken, ReceiveMTU: h.cfg.receive,
 		Rand: rand.New(rand.NewPCG(h.w.r.Uint64(), 1))}
+	if h.ib != nil {
+		opt.Fabric = h.ib.reset()
+	}
 	if h.cfg.tune != nil {
 		h.cfg.tune(&opt)
 	}
@@ -264,6 +271,7 @@ func (h *host) recvMAD(m *verbs.MAD) {
 	if h.deaf(m) {
 		return
 	}
+	h.nameLIDs(m)
 	switch h.cfg.qp1 {
 	case qp1Ours:
 		h.later(func() { h.step(ipoib.RecvMAD{MAD: m}) })
@@ -395,6 +403,9 @@ func (h *host) wake() {
 
 // do carries out one action.
 func (h *host) do(a ipoib.Action) {
+	if h.doSubnet(a) {
+		return
+	}
 	switch a := a.(type) {
 	case ipoib.SendUD:
 		if hd, _, err := mad.Parse(a.Frame[encap.HeaderLen:]); err == nil &&

@@ -190,6 +190,9 @@ func (h *host) connectQP(a ipoib.ConnectQP) {
 		return
 	}
 	c.rtr, c.rts, c.peer = a.RTR, a.RTS, a.Peer.Key()
+	if h.ib != nil {
+		h.ib.qps[a.RTR.DestQPN] = a.RTR.Path.LID
+	}
 	ok(c.qp.Modify(a.RTR))
 	ok(c.qp.Modify(a.RTS))
 }
@@ -269,6 +272,7 @@ func (h *host) postUD(to encap.LinkAddr, mgid ib.GID, frame []byte) {
 	if !mgid.IsZero() {
 		gid, qpn = mgid, ib.QPNMulticast
 	}
+	h.checkPath(gid)
 	wr := verbs.SendWR{AH: must(h.port.CreateAH(verbs.AHAttr{SGID: h.gid, DGID: gid})), RemoteQPN: qpn,
 		RemoteQKey: ib.QKeyIPoIB}
 	if h.post(h.ud, wr, frame) && mgid.IsZero() {

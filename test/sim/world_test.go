@@ -23,6 +23,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/internal/long"
 	"ipoibcm/internal/simfabric"
+	"ipoibcm/internal/simsm"
 	"ipoibcm/wire/encap"
 )
 
@@ -55,6 +56,9 @@ type world struct {
 	digest  uint64            // of all events and actions
 	fault   fault             // of the first host
 	ring    int               // hosts up to so far apart keep talking; 0: all with all
+
+	subnet      *simsm.Subnet // of which hosts are ports; nil: Ethernet
+	subnetTimer simfabric.Timer
 }
 
 // An end names a queue pair on the fabric.
@@ -147,8 +151,9 @@ func (w *world) chance(p float64) bool { return w.r.Float64() < p }
 // heal makes the network perfect.
 func (w *world) heal() {
 	w.f.Options = simfabric.Options{Delay: w.f.Delay}
-	w.f.Filter = nil
+	w.f.Filter = w.filter()
 	w.f.Partition()
+	w.healSubnet()
 	for _, h := range w.hosts {
 		if !h.dead {
 			h.port.SetActive(true)

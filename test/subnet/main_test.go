@@ -81,16 +81,8 @@ type simulated struct {
 }
 
 func newSimulated(conf int, opt sa.Options) *simulated {
-	def := simsm.Partition{PKey: ib.DefaultPKey, Group: conf != noGroup, Params: simsm.DefaultParams}
-	if conf == mtu4096 {
-		def.Params.MTU = ib.MTU4096
-	}
-	all := []simsm.Partition{def}
-	if conf == partitions {
-		all = append(all, simsm.Partition{PKey: 0x8001, Group: true, Params: simsm.DefaultParams,
-			Full: []ib.GUID{2, 3}, Limited: []ib.GUID{4}})
-	}
-	s := &simulated{simsm.NewWorld(4, simsm.Options{Partitions: all, Quiet: true}, opt), map[string]*host{}}
+	net := simsm.Options{Partitions: simPartitions(conf), Quiet: true}
+	s := &simulated{simsm.NewWorld(4, net, opt), map[string]*host{}}
 	for i, h := range s.world.Hosts {
 		name := string(rune('A' + i))
 		s.hosts[name] = &host{name: name, client: h.Client, port: h.Now, sim: h}
@@ -103,6 +95,20 @@ func newSimulated(conf int, opt sa.Options) *simulated {
 		}
 	}
 	return s
+}
+
+// simPartitions are those of a test as internal/simsm has them.
+func simPartitions(conf int) []simsm.Partition {
+	def := simsm.Partition{PKey: ib.DefaultPKey, Group: conf != noGroup, Params: simsm.DefaultParams}
+	if conf == mtu4096 {
+		def.Params.MTU = ib.MTU4096
+	}
+	all := []simsm.Partition{def}
+	if conf == partitions {
+		all = append(all, simsm.Partition{PKey: 0x8001, Group: true, Params: simsm.DefaultParams,
+			Full: []ib.GUID{2, 3}, Limited: []ib.GUID{4}})
+	}
+	return all
 }
 
 func (s *simulated) setLoss(share float64)                      { s.world.Loss, s.world.Dup = share, share }
@@ -130,14 +136,17 @@ type received struct {
 	mad  *sa.MAD
 }
 
+// partitionsConf are those of a test as opensm has them.
+var partitionsConf = map[int]string{
+	noGroup: "Default=0x7fff : ALL=full ;\n",
+	mtu4096: "Default=0x7fff, ipoib, mtu=5, rate=7 : ALL=full ;\n",
+	partitions: "Default=0x7fff, ipoib : ALL=full ;\n" +
+		"other=0x8001, ipoib, defmember=full : 0x2c90000b00001, 0x2c90000c00001 ;\n" +
+		"other=0x8001 : 0x2c90000d00001=limited ;\n",
+}
+
 func newReal(t *testing.T, conf int, opt sa.Options) *real {
-	text := map[int]string{
-		noGroup: "Default=0x7fff : ALL=full ;\n",
-		mtu4096: "Default=0x7fff, ipoib, mtu=5, rate=7 : ALL=full ;\n",
-		partitions: "Default=0x7fff, ipoib : ALL=full ;\n" +
-			"other=0x8001, ipoib, defmember=full : 0x2c90000b00001, 0x2c90000c00001 ;\n" +
-			"other=0x8001 : 0x2c90000d00001=limited ;\n",
-	}[conf]
+	text := partitionsConf[conf]
 	r := &real{t: t, sim: ibsim.Start(t, text), conf: text, hosts: map[string]*host{}, inbox: make(chan received, 64),
 		luck: rand.New(rand.NewPCG(1, 2))}
 	for i, name := range []string{"A", "B", "C", "D"} {

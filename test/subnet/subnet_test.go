@@ -58,11 +58,11 @@ func TestCreate(t *testing.T) {
 		}
 		switch {
 		case one.QKey != bc.QKey:
-			t.Errorf("one.QKey is %v, want %v", one.QKey, bc.QKey)
+			t.Errorf("QKey is %v, want %v", one.QKey, bc.QKey)
 		case one.MTU != bc.MTU:
-			t.Errorf("one.MTU is %v, want %v", one.MTU, bc.MTU)
+			t.Errorf("MTU is %v, want %v", one.MTU, bc.MTU)
 		case one.Rate != bc.Rate:
-			t.Errorf("one.Rate is %v, want %v", one.Rate, bc.Rate)
+			t.Errorf("Rate is %v, want %v", one.Rate, bc.Rate)
 		}
 		two := expectJoined(t, f, c, join(g, wire.FullMember))
 		if two.MLID != one.MLID {
@@ -122,9 +122,9 @@ func TestSendOnly(t *testing.T) {
 		case !ok:
 			t.Errorf("after trap 67: ok is false")
 		case j.Cause != sa.Deleted:
-			t.Errorf("after trap 67: j.Cause is %v, want %v", j.Cause, sa.Deleted)
+			t.Errorf("after trap 67: Cause is %v, want %v", j.Cause, sa.Deleted)
 		case !j.NoGroup:
-			t.Errorf("after trap 67: j.NoGroup is false")
+			t.Errorf("after trap 67: NoGroup is false, want true")
 		}
 		expectLeft(t, f, b, g)
 		for _, trap := range []wire.Trap{wire.TrapGroupCreated, wire.TrapGroupDeleted} {

@@ -30,20 +30,20 @@ func TestFake(t *testing.T) {
 	if n, err := f.Write([][]byte{{1}, {2}, {3}}); n != 3 || err != nil {
 		t.Errorf("write %d (%v)", n, err)
 	}
-	if p := f.Receive(time.Second); len(p) != 1 || p[0] != 1 {
+	if p := f.Receive(time.Minute); len(p) != 1 || p[0] != 1 {
 		t.Errorf("received %v", p)
 	}
-	f.Receive(time.Second)
+	f.Receive(time.Minute)
 	if p := f.Receive(10 * time.Millisecond); p != nil {
 		t.Errorf("received %v from an empty fake", p)
 	}
 	switch {
 	case f.Lost() != 2:
-		t.Errorf("f.Lost() is %v, want 2", f.Lost())
+		t.Errorf("Lost is %v, want 2", f.Lost())
 	case f.Written() != 3:
-		t.Errorf("f.Written() is %v, want 3", f.Written())
+		t.Errorf("Written is %v, want 3", f.Written())
 	case f.Waiting() != 0:
-		t.Errorf("f.Waiting() is %v, want 0", f.Waiting())
+		t.Errorf("Waiting is %v, want 0", f.Waiting())
 	}
 	go func() { time.Sleep(10 * time.Millisecond); f.Close() }()
 	if _, err := f.Read(bufs, sizes); !errors.Is(err, os.ErrClosed) {

@@ -48,7 +48,8 @@ func TestFind(t *testing.T) {
 		{"more than an int of 32 bits can count", r.RKey, r.Addr, 1 << 31, verbs.RemoteWrite, Outside},
 	} {
 		got, why := tab.Find(tt.key, tt.addr, tt.n, tt.access)
-		if why != tt.want || why == Found && (uint64(len(got)) != tt.n || uint64(cap(got)) != tt.n) || why != Found && got != nil {
+		if why != tt.want || why == Found && (uint64(len(got)) != tt.n || uint64(cap(got)) != tt.n) ||
+			why != Found && got != nil {
 			t.Errorf("%s: %d octets, %v; want %v", tt.name, len(got), why, tt.want)
 		}
 		if why == Found && tt.n > 0 && &got[0] != &buf[tt.addr-r.Addr] {

@@ -31,7 +31,8 @@ func testPort(e *env) {
 		e.Errorf("both ports have GUID %v and GID %v", a.GUID, a.GIDs[0])
 	}
 	c := e.A.Caps()
-	if c.Name == "" || c.MaxSGE < 1 || c.MaxQPDepth < 1 || (c.UD && c.MaxUDPayload < 256) || (c.RC && c.MaxMessage < 65536) {
+	if c.Name == "" || c.MaxSGE < 1 || c.MaxQPDepth < 1 || (c.UD && c.MaxUDPayload < 256) ||
+		(c.RC && c.MaxMessage < 65536) {
 		e.Errorf("capabilities make no sense: %+v", c)
 	}
 	if c != e.A.Caps() {
@@ -68,7 +69,8 @@ func testMemory(e *env) {
 	r2, err := e.A.Register(make([]byte, 5000), verbs.RemoteRead)
 	e.must(err)
 	if r1.RKey == r2.RKey || r1.Addr < r2.Addr+5000 && r2.Addr < r1.Addr+5000 {
-		e.Errorf("two regions look the same to peers: %#x+%d key %#x, %#x key %#x", r1.Addr, len(r1.Buf), r1.RKey, r2.Addr, r2.RKey)
+		e.Errorf("two regions look the same to peers: %#x+%d key %#x, %#x key %#x", r1.Addr, len(r1.Buf), r1.RKey,
+			r2.Addr, r2.RKey)
 	}
 	e.must(e.A.Deregister(r1))
 	e.must(e.A.Deregister(r2))
@@ -264,7 +266,8 @@ func testMAD(e *env) {
 		e.must(e.A.MADPort().SendMAD(out))
 		in := recv(e.B)
 		clear(in.Data[8:12]) // a provider may put its own there
-		want := verbs.MAD{Remote: e.A.Port().GIDs[0], Local: e.B.Port().GIDs[0], QPN: ib.QPNGSI, PKey: in.PKey, Data: out.Data}
+		want := verbs.MAD{Remote: e.A.Port().GIDs[0], Local: e.B.Port().GIDs[0], QPN: ib.QPNGSI, PKey: in.PKey,
+			Data: out.Data}
 		if *in != want || !in.PKey.Match(ib.DefaultPKey) {
 			e.Fatalf("MAD\n got %+v\nwant %+v", *in, want)
 		}

@@ -44,7 +44,8 @@ func testRCGather(e *env) {
 	for i, n := range []int{3, 5000, 65524} {
 		src, dst := a.filled(n, i)[0], b.buf(n)[0]
 		cut := func(s verbs.SGE, x, y int) []verbs.SGE {
-			return []verbs.SGE{{Region: s.Region, Buf: s.Buf[:x]}, {Region: s.Region, Buf: s.Buf[x:y]}, {Region: s.Region, Buf: s.Buf[y:]}}
+			return []verbs.SGE{{Region: s.Region, Buf: s.Buf[:x]}, {Region: s.Region, Buf: s.Buf[x:y]},
+				{Region: s.Region, Buf: s.Buf[y:]}}
 		}
 		b.postRecv(1, cut(dst, n/2, n/2+1))
 		a.postSend(signaled(verbs.Send, 1, cut(src, 1, n/3+1)))
@@ -97,7 +98,8 @@ func testRCOrder(e *env) {
 			}
 			s.send, s.recv = s.send[:0], s.recv[:0]
 		}
-		return a.opt == b.opt && sides[0].got == messages && sides[1].got == messages && sides[0].done == messages && sides[1].done == messages
+		return a.opt == b.opt && sides[0].got == messages && sides[1].got == messages && sides[0].done == messages &&
+			sides[1].done == messages
 	})
 }
 
@@ -129,7 +131,8 @@ func testRCShared(e *env) {
 	a1, b1 := e.connected(opt)
 	a2 := e.newEnd(e.A, rc)
 	b2 := e.newEnd(e.B, rc)
-	qp, err := e.B.CreateQP(verbs.QPInit{Transport: ib.RC, SendCQ: b2.sendCQ, RecvCQ: b2.recvCQ, SRQ: b1.srq, SendDepth: 8, MaxSendSGE: 1})
+	qp, err := e.B.CreateQP(verbs.QPInit{Transport: ib.RC, SendCQ: b2.sendCQ, RecvCQ: b2.recvCQ, SRQ: b1.srq,
+		SendDepth: 8, MaxSendSGE: 1})
 	e.must(err)
 	e.must(b2.qp.Destroy())
 	b2.qp = qp
@@ -167,7 +170,8 @@ func testRCImmediate(e *env) {
 		wr := signaled(verbs.SendImm, 6, a.filled(n, i))
 		wr.Imm = 0xa1b2c3d4
 		a.postSend(wr)
-		b.equal("receive", b.received(), verbs.WC{ID: 5, Opcode: verbs.Recv, Flags: verbs.WithImm, Imm: 0xa1b2c3d4, ByteLen: n})
+		b.equal("receive", b.received(), verbs.WC{ID: 5, Opcode: verbs.Recv, Flags: verbs.WithImm,
+			Imm: 0xa1b2c3d4, ByteLen: n})
 		a.equal("send", a.sent(), verbs.WC{ID: 6, Opcode: verbs.SendImm})
 	}
 }
@@ -187,7 +191,8 @@ func testRCInvalidate(e *env) {
 	inv := signaled(verbs.SendInv, 6, a.filled(5000, 2))
 	inv.InvKey = target.RKey
 	a.postSend(inv)
-	b.equal("receive", b.received(), verbs.WC{ID: 5, Opcode: verbs.Recv, Flags: verbs.WithInv, Imm: target.RKey, ByteLen: 5000})
+	b.equal("receive", b.received(), verbs.WC{ID: 5, Opcode: verbs.Recv, Flags: verbs.WithInv, Imm: target.RKey,
+		ByteLen: 5000})
 	a.equal("send", a.sent(), verbs.WC{ID: 6, Opcode: verbs.SendInv})
 	if e.A.Caps().RDMA {
 		a.postSend(write)

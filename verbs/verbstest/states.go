@@ -10,10 +10,12 @@ import (
 // state.
 func testStates(e *env) {
 	allowed := map[[2]verbs.QPState]bool{
-		{verbs.StateReset, verbs.StateInit}: true, {verbs.StateInit, verbs.StateRTR}: true, {verbs.StateRTR, verbs.StateRTS}: true,
+		{verbs.StateReset, verbs.StateInit}: true, {verbs.StateInit, verbs.StateRTR}: true,
+		{verbs.StateRTR, verbs.StateRTS}: true,
 	}
 	order := []verbs.QPState{verbs.StateInit, verbs.StateRTR, verbs.StateRTS}
-	for _, from := range []verbs.QPState{verbs.StateReset, verbs.StateInit, verbs.StateRTR, verbs.StateRTS, verbs.StateError} {
+	for _, from := range []verbs.QPState{verbs.StateReset, verbs.StateInit, verbs.StateRTR, verbs.StateRTS,
+		verbs.StateError} {
 		for _, to := range order {
 			if allowed[[2]verbs.QPState{from, to}] || from == to {
 				continue
@@ -44,7 +46,8 @@ func testStates(e *env) {
 			a.to(b, s)
 			a.postRecv(uint64(s), a.buf(10))
 		}
-		if n, err := a.qp.PostSend([]verbs.SendWR{signaled(verbs.Send, 1, a.filled(1, 1))}); n != 0 || !errors.Is(err, verbs.ErrState) {
+		if n, err := a.qp.PostSend([]verbs.SendWR{signaled(verbs.Send, 1, a.filled(1, 1))}); n != 0 ||
+			!errors.Is(err, verbs.ErrState) {
 			e.Errorf("PostSend in %v: took %d, %v; want ErrState", s, n, err)
 		}
 	}
@@ -77,7 +80,8 @@ func testStatesUD(e *env) {
 		e.Errorf("PostSend in RTR: %v, want ErrState", err)
 	}
 	a.to(nil, verbs.StateRTS)
-	if _, err := a.qp.PostSend([]verbs.SendWR{signaled(verbs.Send, 1, a.filled(1, 1))}); !errors.Is(err, verbs.ErrInvalid) {
+	if _, err := a.qp.PostSend([]verbs.SendWR{signaled(verbs.Send, 1, a.filled(1, 1))}); !errors.Is(err,
+		verbs.ErrInvalid) {
 		e.Errorf("UD send without an address handle: %v, want ErrInvalid", err)
 	}
 	a.postRecv(1, a.buf(100))
@@ -122,7 +126,8 @@ func testCQOverflow(e *env) {
 	e.until("all completions, or ERR", func() bool {
 		a.poll()
 		b.poll()
-		return len(a.send) >= messages && len(b.recv) >= messages || a.qp.State() == verbs.StateError || b.qp.State() == verbs.StateError
+		return len(a.send) >= messages && len(b.recv) >= messages || a.qp.State() == verbs.StateError ||
+			b.qp.State() == verbs.StateError
 	})
 	for _, wcs := range [][]verbs.WC{a.send, b.recv} {
 		if len(wcs) < 4 {

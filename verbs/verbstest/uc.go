@@ -97,7 +97,8 @@ func testUCWrite(e *env) {
 	b.postRecv(5, b.buf(0))
 	wr := remote(verbs.WriteImm, 1, a.filled(9000, 1), mem, 100)
 	wr.Imm = 7
-	b.equal("receive", b.arrives(a, wr), verbs.WC{ID: 5, Opcode: verbs.RecvWriteImm, Flags: verbs.WithImm, Imm: 7, ByteLen: 9000})
+	b.equal("receive", b.arrives(a, wr), verbs.WC{ID: 5, Opcode: verbs.RecvWriteImm, Flags: verbs.WithImm, Imm: 7,
+		ByteLen: 9000})
 	e.same("memory", mem.Buf[100:9100], pattern(9000, 1))
 
 	// What is not allowed is lost, without an answer.

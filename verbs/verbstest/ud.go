@@ -55,7 +55,8 @@ func testUD(e *env) {
 			sg := b.buf(verbs.GRHLen + limit)
 			b.postRecv(9, sg)
 			wr := a.datagramTo(b, a.filled(n, i))
-			want := verbs.WC{ID: 9, Opcode: verbs.Recv, Flags: verbs.WithGRH, SrcQPN: a.qp.QPN(), ByteLen: verbs.GRHLen + n, PKey: e.A.Port().PKeys[0]}
+			want := verbs.WC{ID: 9, Opcode: verbs.Recv, Flags: verbs.WithGRH, SrcQPN: a.qp.QPN(), ByteLen: verbs.GRHLen + n,
+				PKey: e.A.Port().PKeys[0]}
 			if imm {
 				wr.Opcode, wr.Imm = verbs.SendImm, 0x01020304
 				want.Flags, want.Imm = verbs.WithGRH|verbs.WithImm, 0x01020304
@@ -180,7 +181,8 @@ func testMulticast(e *env) {
 	e.must(b.qp.AttachMulticast(mgid))
 	e.must(b.qp.AttachMulticast(mgid)) // twice is no error
 	e.must(c.qp.AttachMulticast(mgid))
-	wr := verbs.SendWR{Opcode: verbs.Send, SG: a.filled(60, 1), Flags: verbs.Signaled, AH: a.ah(mgid), RemoteQPN: ib.QPNMulticast, RemoteQKey: b.opt.qkey}
+	wr := verbs.SendWR{Opcode: verbs.Send, SG: a.filled(60, 1), Flags: verbs.Signaled, AH: a.ah(mgid),
+		RemoteQPN: ib.QPNMulticast, RemoteQKey: b.opt.qkey}
 	for _, n := range []*end{b, c} {
 		n.postRecv(1, n.buf(200))
 		n.postRecv(2, n.buf(200))
@@ -188,7 +190,8 @@ func testMulticast(e *env) {
 	a.postSend(wr)
 	a.sent()
 	for _, n := range []*end{b, c} { // each gets its own copy
-		n.equal("receive", n.received(), verbs.WC{ID: 1, Opcode: verbs.Recv, Flags: verbs.WithGRH, SrcQPN: a.qp.QPN(), ByteLen: 100, PKey: e.A.Port().PKeys[0]})
+		n.equal("receive", n.received(), verbs.WC{ID: 1, Opcode: verbs.Recv, Flags: verbs.WithGRH, SrcQPN: a.qp.QPN(),
+			ByteLen: 100, PKey: e.A.Port().PKeys[0]})
 	}
 	e.must(b.qp.DetachMulticast(mgid)) // one is enough
 	a.postSend(wr)

@@ -22,7 +22,7 @@ type Pair struct {
 	// Pass lets d go by. Nil means that it goes by itself: time.Sleep. A
 	// simulation moves its clock.
 	Pass func(d time.Duration)
-	// Timeout is how long something may take that must happen. Zero means 10 s.
+	// Timeout is how long something may take that must happen. Zero means a minute.
 	Timeout time.Duration
 	// Quiet is how long the suite looks when nothing must happen. Zero means 50 ms.
 	Quiet time.Duration
@@ -95,7 +95,7 @@ func Run(t *testing.T, mk func(t *testing.T) Pair) {
 	for _, part := range parts {
 		t.Run(part.name, func(t *testing.T) {
 			e := &env{T: t, Pair: mk(t)}
-			e.Timeout = cmp.Or(e.Timeout, 10*time.Second)
+			e.Timeout = cmp.Or(e.Timeout, time.Minute)
 			e.Quiet = cmp.Or(e.Quiet, 50*time.Millisecond)
 			for _, p := range []verbs.Provider{e.A, e.B} {
 				if part.need != nil && !part.need(p.Caps()) {

@@ -51,8 +51,13 @@ func TestPackets(t *testing.T) {
 				"0000000000000000000000000000000000000000" + "0a000001"},
 	} {
 		b, err := tt.p.AppendBinary(nil)
-		if err != nil || hex.EncodeToString(b) != tt.want || len(b) != Len {
+		switch {
+		case err != nil:
+			t.Errorf("%s: %v", tt.name, err)
+		case hex.EncodeToString(b) != tt.want:
 			t.Errorf("%s: %v\n got %x\nwant %s", tt.name, err, b, tt.want)
+		case len(b) != Len:
+			t.Errorf("%s: b has %v elements, want %v", tt.name, len(b), Len)
 		}
 		var got Packet
 		if err := got.UnmarshalBinary(append(b, 0xff)); err != nil || got != tt.p {

@@ -95,7 +95,7 @@ func TestLinkAddr(t *testing.T) {
 			case got != tt.want:
 				t.Errorf("%s with reserved bits %#x: got is %v, want %v", tt.name, reserved, got, tt.want)
 			case got.Flags.String() != tt.modes:
-				t.Errorf("%s with reserved bits %#x: got.Flags.String() is %v, want %v", tt.name, reserved,
+				t.Errorf("%s with reserved bits %#x: Flags.String is %v, want %v", tt.name, reserved,
 					got.Flags.String(), tt.modes)
 			}
 		}
@@ -189,11 +189,11 @@ func TestShort(t *testing.T) {
 		var short *wire.ShortError
 		switch err := tt.f(make([]byte, tt.need-1)); {
 		case !errors.As(err, &short):
-			t.Errorf("one octet short of %d: errors.As(err, &short) is false", tt.need)
+			t.Errorf("one octet short of %d: As(err, &short) is false, want true", tt.need)
 		case short.Need != tt.need:
-			t.Errorf("one octet short of %d: short.Need is %v, want %v", tt.need, short.Need, tt.need)
+			t.Errorf("one octet short of %d: Need is %v, want %v", tt.need, short.Need, tt.need)
 		case short.Have != tt.need-1:
-			t.Errorf("one octet short of %d: short.Have is %v, want %v", tt.need, short.Have, tt.need-1)
+			t.Errorf("one octet short of %d: Have is %v, want %v", tt.need, short.Have, tt.need-1)
 		}
 	}
 }

@@ -32,31 +32,31 @@ func TestView4(t *testing.T) {
 	}
 	switch {
 	case p.TotalLen() != 28:
-		t.Errorf("p.TotalLen() is %v, want 28", p.TotalLen())
+		t.Errorf("TotalLen is %v, want 28", p.TotalLen())
 	case len(p) != 28:
-		t.Errorf("len(p) is %v, want 28", len(p))
+		t.Errorf("p has %v elements, want 28", len(p))
 	case p.HeaderLen() != 20:
-		t.Errorf("p.HeaderLen() is %v, want 20", p.HeaderLen())
+		t.Errorf("HeaderLen is %v, want 20", p.HeaderLen())
 	case p.ID() != 1:
-		t.Errorf("p.ID() is %v, want 1", p.ID())
+		t.Errorf("ID is %v, want 1", p.ID())
 	case p.DF():
-		t.Errorf("p.DF() is true")
+		t.Errorf("DF is true, want false")
 	case p.MF():
-		t.Errorf("p.MF() is true")
+		t.Errorf("MF is true, want false")
 	case p.FragOffset() != 0:
-		t.Errorf("p.FragOffset() is %v, want 0", p.FragOffset())
+		t.Errorf("FragOffset is %v, want 0", p.FragOffset())
 	case p.TTL() != 64:
-		t.Errorf("p.TTL() is %v, want 64", p.TTL())
+		t.Errorf("TTL is %v, want 64", p.TTL())
 	case p.Protocol() != ProtoICMP:
-		t.Errorf("p.Protocol() is %v, want %v", p.Protocol(), ProtoICMP)
+		t.Errorf("Protocol is %v, want %v", p.Protocol(), ProtoICMP)
 	case p.Src() != addr("10.0.0.1"):
-		t.Errorf("p.Src() is %v, want %v", p.Src(), addr("10.0.0.1"))
+		t.Errorf("Src is %v, want %v", p.Src(), addr("10.0.0.1"))
 	case p.Dst() != addr("10.0.0.2"):
-		t.Errorf("p.Dst() is %v, want %v", p.Dst(), addr("10.0.0.2"))
+		t.Errorf("Dst is %v, want %v", p.Dst(), addr("10.0.0.2"))
 	case len(p.Options()) != 0:
-		t.Errorf("len(p.Options()) is %v, want 0", len(p.Options()))
+		t.Errorf("Options has %v elements, want 0", len(p.Options()))
 	case len(p.Payload()) != 8:
-		t.Errorf("len(p.Payload()) is %v, want 8", len(p.Payload()))
+		t.Errorf("Payload has %v elements, want 8", len(p.Payload()))
 	}
 	if Checksum(p[:20]) != 0 {
 		t.Errorf("checksum of a right header = %#x, want 0", Checksum(p[:20]))
@@ -81,10 +81,21 @@ func TestView6(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.TotalLen() != 43 || len(p) != 43 || p.NextHeader() != ProtoUDP || p.HopLimit() != 7 ||
-		p.Src() != addr("2001:db8::1") ||
-		p.Dst() != addr("ff02::1") || !bytes.Equal(p.Payload(), []byte{1, 2, 3}) {
-		t.Errorf("view of %x is wrong", b)
+	switch {
+	case p.TotalLen() != 43:
+		t.Errorf("TotalLen is %v, want 43", p.TotalLen())
+	case len(p) != 43:
+		t.Errorf("p has %v elements, want 43", len(p))
+	case p.NextHeader() != ProtoUDP:
+		t.Errorf("NextHeader is %v, want %v", p.NextHeader(), ProtoUDP)
+	case p.HopLimit() != 7:
+		t.Errorf("HopLimit is %v, want 7", p.HopLimit())
+	case p.Src() != addr("2001:db8::1"):
+		t.Errorf("Src is %v, want %v", p.Src(), addr("2001:db8::1"))
+	case p.Dst() != addr("ff02::1"):
+		t.Errorf("Dst is %v, want %v", p.Dst(), addr("ff02::1"))
+	case !bytes.Equal(p.Payload(), []byte{1, 2, 3}):
+		t.Errorf("Payload is %x, want %x", p.Payload(), []byte{1, 2, 3})
 	}
 	if _, err := AsV6(b); err == nil {
 		t.Error("payload missing: no error")
@@ -236,11 +247,11 @@ func TestEcho(t *testing.T) {
 	case err != nil:
 		t.Fatalf("vector: err is %v, want nil", err)
 	case e.TTL != 64:
-		t.Fatalf("vector: e.TTL is %v, want 64", e.TTL)
+		t.Fatalf("vector: TTL is %v, want 64", e.TTL)
 	case e.Reply:
-		t.Fatalf("vector: e.Reply is true")
+		t.Fatalf("vector: Reply is true, want false")
 	case e.Src != addr("10.0.0.1"):
-		t.Fatalf("vector: e.Src is %v, want %v", e.Src, addr("10.0.0.1"))
+		t.Fatalf("vector: Src is %v, want %v", e.Src, addr("10.0.0.1"))
 	}
 	for _, e := range []Echo{
 		{Src: addr("10.0.0.1"), Dst: addr("10.0.0.2"), ID: 7, Seq: 9, TTL: 3, DF: true, Data: []byte("odd")},
@@ -262,11 +273,11 @@ func TestEcho(t *testing.T) {
 		got.Data, e.Data = nil, nil
 		switch {
 		case got.String() != e.String():
-			t.Errorf("got.String() is %v, want %v", got.String(), e.String())
+			t.Errorf("String is %v, want %v", got.String(), e.String())
 		case got.TTL != e.TTL:
-			t.Errorf("got.TTL is %v, want %v", got.TTL, e.TTL)
+			t.Errorf("TTL is %v, want %v", got.TTL, e.TTL)
 		case got.DF != e.DF:
-			t.Errorf("got.DF is %v, want %v", got.DF, e.DF)
+			t.Errorf("DF is %v, want %v", got.DF, e.DF)
 		}
 		b[len(b)-1] ^= 1
 		if got.UnmarshalBinary(b) == nil {
@@ -289,7 +300,7 @@ func reassemble(t *testing.T, frags [][]byte, mtu int) (payload []byte, more boo
 		case err != nil:
 			t.Fatalf("fragment %d: err is %v, want nil", i, err)
 		case len(p) != len(b):
-			t.Fatalf("fragment %d: len(p) is %v, want %v", i, len(p), len(b))
+			t.Fatalf("fragment %d: p has %v elements, want %v", i, len(p), len(b))
 		case Checksum(p[:p.HeaderLen()]) != 0:
 			t.Fatalf("fragment %d: Checksum(p[:p.HeaderLen()]) is %v, want 0", i, Checksum(p[:p.HeaderLen()]))
 		}
@@ -378,19 +389,19 @@ func TestFragments(t *testing.T) {
 		case more != in.MF():
 			t.Errorf("%s: more is %v, want %v", tt.name, more, in.MF())
 		case V4(out[0]).FragOffset() != in.FragOffset():
-			t.Errorf("%s: V4(out[0]).FragOffset() is %v, want %v", tt.name, V4(out[0]).FragOffset(), in.FragOffset())
+			t.Errorf("%s: V4(out[0]).FragOffset is %v, want %v", tt.name, V4(out[0]).FragOffset(), in.FragOffset())
 		}
 		for i, hlen := range tt.hlens {
 			p := V4(out[i])
 			switch {
 			case p.HeaderLen() != hlen:
-				t.Errorf("%s: p.HeaderLen() is %v, want %v", tt.name, p.HeaderLen(), hlen)
+				t.Errorf("%s: HeaderLen is %v, want %v", tt.name, p.HeaderLen(), hlen)
 			case p.ID() != 0xabcd && tt.count > 1:
-				t.Errorf("%s: p.ID() is %#x, want 0xabcd", tt.name, p.ID())
+				t.Errorf("%s: ID is %#x, want 0xabcd", tt.name, p.ID())
 			case p.TTL() != 64:
-				t.Errorf("%s: p.TTL() is %v, want 64", tt.name, p.TTL())
+				t.Errorf("%s: TTL is %v, want 64", tt.name, p.TTL())
 			case p.Protocol() != ProtoUDP:
-				t.Errorf("%s: p.Protocol() is %v, want %v", tt.name, p.Protocol(), ProtoUDP)
+				t.Errorf("%s: Protocol is %v, want %v", tt.name, p.Protocol(), ProtoUDP)
 			}
 		}
 	}
@@ -413,7 +424,7 @@ func TestFragments(t *testing.T) {
 		case tt.err != nil && !errors.Is(err, tt.err):
 			t.Errorf("%s: err is %v, want %v", tt.name, err, tt.err)
 		case tt.err == nil && errors.Is(err, ErrDontFragment):
-			t.Errorf("%s: errors.Is(err, ErrDontFragment) is true", tt.name)
+			t.Errorf("%s: Is(err, ErrDontFragment) is true, want false", tt.name)
 		}
 	}
 }

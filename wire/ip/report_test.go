@@ -92,9 +92,9 @@ func TestNoReports(t *testing.T) {
 		case err == nil:
 			t.Errorf("%s: err is nil", tt.name)
 		case errors.Is(err, ErrNotReport) != tt.not:
-			t.Errorf("%s: errors.Is(err, ErrNotReport) is %v, want %v", tt.name, errors.Is(err, ErrNotReport), tt.not)
+			t.Errorf("%s: Is(err, ErrNotReport) is %v, want %v", tt.name, errors.Is(err, ErrNotReport), tt.not)
 		case len(got) != 0:
-			t.Errorf("%s: len(got) is %v, want 0", tt.name, len(got))
+			t.Errorf("%s: got has %v elements, want 0", tt.name, len(got))
 		}
 	}
 }

@@ -127,13 +127,13 @@ func TestVectors(t *testing.T) {
 		}
 		switch {
 		case h.Class != mad.ClassCM:
-			t.Errorf("%s: h.Class is %v, want %v", tt.name, h.Class, mad.ClassCM)
+			t.Errorf("%s: Class is %v, want %v", tt.name, h.Class, mad.ClassCM)
 		case h.ClassVersion != mad.VersionCM:
-			t.Errorf("%s: h.ClassVersion is %v, want %v", tt.name, h.ClassVersion, mad.VersionCM)
+			t.Errorf("%s: ClassVersion is %v, want %v", tt.name, h.ClassVersion, mad.VersionCM)
 		case h.Method != mad.MethodSend:
-			t.Errorf("%s: h.Method is %v, want %v", tt.name, h.Method, mad.MethodSend)
+			t.Errorf("%s: Method is %v, want %v", tt.name, h.Method, mad.MethodSend)
 		case h.Attr != tt.msg.Attr():
-			t.Errorf("%s: h.Attr is %v, want %v", tt.name, h.Attr, tt.msg.Attr())
+			t.Errorf("%s: Attr is %v, want %v", tt.name, h.Attr, tt.msg.Attr())
 		}
 	}
 }
@@ -373,9 +373,9 @@ func TestParseRefuses(t *testing.T) {
 		case m != nil:
 			t.Errorf("%s: m is %v, want nil", tt.name, m)
 		case errors.As(err, &short) != tt.short:
-			t.Errorf("%s: errors.As(err, &short) is %v, want %v", tt.name, errors.As(err, &short), tt.short)
+			t.Errorf("%s: As(err, &short) is %v, want %v", tt.name, errors.As(err, &short), tt.short)
 		case errors.As(err, &field) == tt.short:
-			t.Errorf("%s: errors.As(err, &field) is %v, want any other", tt.name, errors.As(err, &field))
+			t.Errorf("%s: %v (%T), want an error of a field: %v", tt.name, err, err, !tt.short)
 		}
 	}
 	var rep mad.REP
@@ -475,8 +475,15 @@ func FuzzParse(f *testing.F) {
 		}
 		out, _ := m.AppendBinary(nil)
 		h2, m2, err := mad.Parse(out)
-		if err != nil || m != m2 || h.TransactionID != h2.TransactionID || h.Method != h2.Method {
-			t.Fatalf("round trip: %+v, then %+v (%v)\n in %x\nout %x", m, m2, err, in, out)
+		switch {
+		case err != nil:
+			t.Fatalf("round trip: %v", err)
+		case m != m2:
+			t.Fatalf("round trip: m is %v, want %v", m, m2)
+		case h.TransactionID != h2.TransactionID:
+			t.Fatalf("round trip: TransactionID is %v, want %v", h.TransactionID, h2.TransactionID)
+		case h.Method != h2.Method:
+			t.Fatalf("round trip: Method is %v, want %v", h.Method, h2.Method)
 		}
 		if s, ok := m.(interface{ String() string }); !ok || s.String() == "" {
 			t.Fatalf("%T does not print", m)

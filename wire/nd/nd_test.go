@@ -102,8 +102,18 @@ func TestReservedBits(t *testing.T) {
 	b := packet(a2, a1, "880000007fffffff"+"fe800000000000000000000000123456"+"c801000000000000"+"0203ffff"+
 		"ff123456"+"fe8000000000000000000000000000aa")
 	var m NA
-	if err := m.UnmarshalBinary(b); err != nil || m.Link != link || !m.Solicited || !m.Override || m.Router {
-		t.Errorf("read as %v, %v", m, err) // 4755-3.1-5
+	// 4755-3.1-5
+	switch err := m.UnmarshalBinary(b); {
+	case err != nil:
+		t.Errorf("%v", err)
+	case m.Link != link:
+		t.Errorf("Link is %v, want %v", m.Link, link)
+	case !m.Solicited:
+		t.Error("Solicited is false, want true")
+	case !m.Override:
+		t.Error("Override is false, want true")
+	case m.Router:
+		t.Error("Router is true, want false")
 	}
 }
 
@@ -226,7 +236,7 @@ func TestRewrite(t *testing.T) {
 	case has:
 		t.Errorf("RS with a useless option: has is true")
 	case len(out) != 48:
-		t.Errorf("RS with a useless option: len(out) is %v, want 48", len(out))
+		t.Errorf("RS with a useless option: out has %v elements, want 48", len(out))
 	}
 }
 
@@ -299,15 +309,25 @@ func FuzzND(f *testing.F) {
 		var s, s2 NS
 		if s.UnmarshalBinary(in) == nil {
 			out, err := s.AppendBinary(nil)
-			if err != nil || s2.UnmarshalBinary(out) != nil || s != s2 {
+			switch {
+			case err != nil:
+				t.Fatalf("NS: %v", err)
+			case s2.UnmarshalBinary(out) != nil:
 				t.Fatalf("NS: %v, then %v (%v)\n in %x\nout %x", s, s2, err, in, out)
+			case s != s2:
+				t.Fatalf("NS: s is %v, want %v", s, s2)
 			}
 		}
 		var a, b NA
 		if a.UnmarshalBinary(in) == nil {
 			out, err := a.AppendBinary(nil)
-			if err != nil || b.UnmarshalBinary(out) != nil || a != b {
+			switch {
+			case err != nil:
+				t.Fatalf("NA: %v", err)
+			case b.UnmarshalBinary(out) != nil:
 				t.Fatalf("NA: %v, then %v (%v)\n in %x\nout %x", a, b, err, in, out)
+			case a != b:
+				t.Fatalf("NA: a is %v, want %v", a, b)
 			}
 		}
 		if out, err := AddLink(nil, in, link); err == nil {

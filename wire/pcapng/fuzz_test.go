@@ -42,15 +42,15 @@ func FuzzWriter(f *testing.F) {
 		}
 		switch p := c.Packets[0]; {
 		case p.Interface != int(id):
-			t.Fatalf("p.Interface is %v, want %v", p.Interface, int(id))
+			t.Fatalf("Interface is %v, want %v", p.Interface, int(id))
 		case !bytes.Equal(p.Data, frame[:kept]):
-			t.Fatalf("p.Data is %x, want %x", p.Data, frame[:kept])
+			t.Fatalf("Data is %x, want %x", p.Data, frame[:kept])
 		case p.OrigLen != len(frame):
-			t.Fatalf("p.OrigLen is %v, want %v", p.OrigLen, len(frame))
+			t.Fatalf("OrigLen is %v, want %v", p.OrigLen, len(frame))
 		case !p.Time.Equal(at):
-			t.Fatalf("p.Time.Equal(at) is false")
+			t.Fatalf("Time.Equal(at) is false, want true")
 		case p.Out != out:
-			t.Fatalf("p.Out is %v, want %v", p.Out, out)
+			t.Fatalf("Out is %v, want %v", p.Out, out)
 		}
 	})
 }

@@ -63,19 +63,19 @@ func TestRoundTrip(t *testing.T) {
 	}
 	switch {
 	case c.Application != "ipoibcmd":
-		t.Errorf("c.Application is %q, want \"ipoibcmd\"", c.Application)
+		t.Errorf("Application is %q, want \"ipoibcmd\"", c.Application)
 	case len(c.Interfaces) != 2:
-		t.Errorf("len(c.Interfaces) is %v, want 2", len(c.Interfaces))
+		t.Errorf("Interfaces has %v elements, want 2", len(c.Interfaces))
 	case c.Interfaces[0].Name != "eth0":
-		t.Errorf("c.Interfaces[0].Name is %q, want \"eth0\"", c.Interfaces[0].Name)
+		t.Errorf("Interfaces[0].Name is %q, want \"eth0\"", c.Interfaces[0].Name)
 	case c.Interfaces[0].Description != "host a":
-		t.Errorf("c.Interfaces[0].Description is %q, want \"host a\"", c.Interfaces[0].Description)
+		t.Errorf("Interfaces[0].Description is %q, want \"host a\"", c.Interfaces[0].Description)
 	case c.Interfaces[0].SnapLen != DefaultSnapLen:
-		t.Errorf("c.Interfaces[0].SnapLen is %v, want %v", c.Interfaces[0].SnapLen, DefaultSnapLen)
+		t.Errorf("Interfaces[0].SnapLen is %v, want %v", c.Interfaces[0].SnapLen, DefaultSnapLen)
 	case c.Seen != 7:
-		t.Errorf("c.Seen is %v, want 7", c.Seen)
+		t.Errorf("Seen is %v, want 7", c.Seen)
 	case c.Dropped != 3:
-		t.Errorf("c.Dropped is %v, want 3", c.Dropped)
+		t.Errorf("Dropped is %v, want 3", c.Dropped)
 	}
 	for i, want := range []struct {
 		id, kept, orig int
@@ -90,15 +90,15 @@ func TestRoundTrip(t *testing.T) {
 		p := c.Packets[i]
 		switch {
 		case p.Interface != want.id:
-			t.Errorf("packet %d: p.Interface is %v, want %v", i, p.Interface, want.id)
+			t.Errorf("packet %d: Interface is %v, want %v", i, p.Interface, want.id)
 		case len(p.Data) != want.kept:
-			t.Errorf("packet %d: len(p.Data) is %v, want %v", i, len(p.Data), want.kept)
+			t.Errorf("packet %d: Data has %v elements, want %v", i, len(p.Data), want.kept)
 		case p.OrigLen != want.orig:
-			t.Errorf("packet %d: p.OrigLen is %v, want %v", i, p.OrigLen, want.orig)
+			t.Errorf("packet %d: OrigLen is %v, want %v", i, p.OrigLen, want.orig)
 		case p.Out != want.out:
-			t.Errorf("packet %d: p.Out is %v, want %v", i, p.Out, want.out)
+			t.Errorf("packet %d: Out is %v, want %v", i, p.Out, want.out)
 		case !p.Time.Equal(want.at):
-			t.Errorf("packet %d: p.Time.Equal(want.at) is false", i)
+			t.Errorf("packet %d: Time.Equal(want.at) is false, want true", i)
 		}
 		if got := hex.EncodeToString(p.Data[:EthernetLen]); got != want.eth {
 			t.Errorf("packet %d: Ethernet header %s, want %s", i, got, want.eth)

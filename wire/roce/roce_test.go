@@ -47,19 +47,19 @@ func TestOpcodes(t *testing.T) {
 		tr, ok := tt.op.Transport()
 		switch {
 		case uint8(tt.op) != tt.code:
-			t.Errorf("%#02x: uint8(tt.op) is %v, want %v", tt.code, uint8(tt.op), tt.code)
+			t.Errorf("%#02x: op is %v, want %v", tt.code, uint8(tt.op), tt.code)
 		case !ok:
 			t.Errorf("%#02x: ok is false", tt.code)
 		case tr != tt.tr:
 			t.Errorf("%#02x: tr is %v, want %v", tt.code, tr, tt.tr)
 		case tt.op.HeaderLen() != tt.headerLen:
-			t.Errorf("%#02x: tt.op.HeaderLen() is %v, want %v", tt.code, tt.op.HeaderLen(), tt.headerLen)
+			t.Errorf("%#02x: HeaderLen is %v, want %v", tt.code, tt.op.HeaderLen(), tt.headerLen)
 		case tt.op.Starts() != tt.starts:
-			t.Errorf("%#02x: tt.op.Starts() is %v, want %v", tt.code, tt.op.Starts(), tt.starts)
+			t.Errorf("%#02x: Starts is %v, want %v", tt.code, tt.op.Starts(), tt.starts)
 		case tt.op.Ends() != tt.ends:
-			t.Errorf("%#02x: tt.op.Ends() is %v, want %v", tt.code, tt.op.Ends(), tt.ends)
+			t.Errorf("%#02x: Ends is %v, want %v", tt.code, tt.op.Ends(), tt.ends)
 		case tt.op.String() != tt.name:
-			t.Errorf("%#02x: tt.op.String() is %v, want %v", tt.code, tt.op.String(), tt.name)
+			t.Errorf("%#02x: String is %v, want %v", tt.code, tt.op.String(), tt.name)
 		}
 		if got := tt.op.Operation().With(tt.tr); got != tt.op {
 			t.Errorf("%v: operation %v with %v = %v", tt.op, tt.op.Operation(), tt.tr, got)
@@ -70,9 +70,9 @@ func TestOpcodes(t *testing.T) {
 		case ok:
 			t.Errorf("ok is true")
 		case op.Valid():
-			t.Errorf("op.Valid() is true")
+			t.Errorf("Valid is true, want false")
 		case op.HeaderLen() != 0:
-			t.Errorf("op.HeaderLen() is %v, want 0", op.HeaderLen())
+			t.Errorf("HeaderLen is %v, want 0", op.HeaderLen())
 		}
 	}
 	if _, ok := roce.CNP.Transport(); ok || !roce.CNP.Valid() {
@@ -102,13 +102,13 @@ func TestSyndrome(t *testing.T) {
 	} {
 		switch {
 		case tt.s.IsACK() != tt.ack:
-			t.Errorf("%#02x: tt.s.IsACK() is %v, want %v", uint8(tt.s), tt.s.IsACK(), tt.ack)
+			t.Errorf("%#02x: IsACK is %v, want %v", uint8(tt.s), tt.s.IsACK(), tt.ack)
 		case tt.s.IsRNR() != tt.rnr:
-			t.Errorf("%#02x: tt.s.IsRNR() is %v, want %v", uint8(tt.s), tt.s.IsRNR(), tt.rnr)
+			t.Errorf("%#02x: IsRNR is %v, want %v", uint8(tt.s), tt.s.IsRNR(), tt.rnr)
 		case tt.s.IsNAK() != tt.nak:
-			t.Errorf("%#02x: tt.s.IsNAK() is %v, want %v", uint8(tt.s), tt.s.IsNAK(), tt.nak)
+			t.Errorf("%#02x: IsNAK is %v, want %v", uint8(tt.s), tt.s.IsNAK(), tt.nak)
 		case tt.s.String() != tt.name:
-			t.Errorf("%#02x: tt.s.String() is %v, want %v", uint8(tt.s), tt.s.String(), tt.name)
+			t.Errorf("%#02x: String is %v, want %v", uint8(tt.s), tt.s.String(), tt.name)
 		}
 	}
 }
@@ -124,35 +124,35 @@ func TestExtensionHeaders(t *testing.T) {
 		append(reth[:], imm[:]...), []byte("abc")))
 	switch h := p.RETH(); {
 	case h.Addr() != 0x0102030405060708:
-		t.Errorf("h.Addr() is %#x, want 0x0102030405060708", h.Addr())
+		t.Errorf("Addr is %#x, want 0x0102030405060708", h.Addr())
 	case h.RKey() != 0x11223344:
-		t.Errorf("h.RKey() is %#x, want 0x11223344", h.RKey())
+		t.Errorf("RKey is %#x, want 0x11223344", h.RKey())
 	case h.Length() != 70000:
-		t.Errorf("h.Length() is %v, want 70000", h.Length())
+		t.Errorf("Length is %v, want 70000", h.Length())
 	case p.ImmDt().Value() != 0xdeadbeef:
-		t.Errorf("p.ImmDt().Value() is %#x, want 0xdeadbeef", p.ImmDt().Value())
+		t.Errorf("ImmDt.Value is %#x, want 0xdeadbeef", p.ImmDt().Value())
 	}
 	if string(p.Payload) != "abc" || !p.BTH.Solicited() {
 		t.Errorf("payload %q, BTH %x", p.Payload, p.BTH)
 	}
 	switch {
 	case p.DETH() != nil:
-		t.Errorf("p.DETH() is %v, want nil", p.DETH())
+		t.Errorf("DETH is %v, want nil", p.DETH())
 	case p.AETH() != nil:
-		t.Errorf("p.AETH() is %v, want nil", p.AETH())
+		t.Errorf("AETH is %v, want nil", p.AETH())
 	case p.IETH() != nil:
-		t.Errorf("p.IETH() is %v, want nil", p.IETH())
+		t.Errorf("IETH is %v, want nil", p.IETH())
 	}
 	_, p = mustParse(t, build(ip, roce.BTHFields{Opcode: roce.RCSendLastInv}, inv[:], nil))
 	switch {
 	case p.IETH().RKey() != 0xcafe:
-		t.Errorf("p.IETH().RKey() is %#x, want 0xcafe", p.IETH().RKey())
+		t.Errorf("IETH.RKey is %#x, want 0xcafe", p.IETH().RKey())
 	case len(p.Payload) != 0:
-		t.Errorf("len(p.Payload) is %v, want 0", len(p.Payload))
+		t.Errorf("Payload has %v elements, want 0", len(p.Payload))
 	case p.RETH() != nil:
-		t.Errorf("p.RETH() is %v, want nil", p.RETH())
+		t.Errorf("RETH is %v, want nil", p.RETH())
 	case p.ImmDt() != nil:
-		t.Errorf("p.ImmDt() is %v, want nil", p.ImmDt())
+		t.Errorf("ImmDt is %v, want nil", p.ImmDt())
 	}
 }
 
@@ -165,19 +165,19 @@ func TestBTH(t *testing.T) {
 	h := roce.BTH(bytes.Repeat([]byte{0xff}, roce.BTHLen)) // and ignored when received
 	switch {
 	case h.PSN() != ib.PSNMask:
-		t.Errorf("BTH of ones: h.PSN() is %v, want %v", h.PSN(), ib.PSNMask)
+		t.Errorf("BTH of ones: PSN is %v, want %v", h.PSN(), ib.PSNMask)
 	case h.DestQPN() != ib.QPNMulticast:
-		t.Errorf("BTH of ones: h.DestQPN() is %v, want %v", h.DestQPN(), ib.QPNMulticast)
+		t.Errorf("BTH of ones: DestQPN is %v, want %v", h.DestQPN(), ib.QPNMulticast)
 	case h.Pad() != 3:
-		t.Errorf("BTH of ones: h.Pad() is %v, want 3", h.Pad())
+		t.Errorf("BTH of ones: Pad is %v, want 3", h.Pad())
 	case !h.FECN():
-		t.Errorf("BTH of ones: h.FECN() is false")
+		t.Errorf("BTH of ones: FECN is false, want true")
 	case !h.BECN():
-		t.Errorf("BTH of ones: h.BECN() is false")
+		t.Errorf("BTH of ones: BECN is false, want true")
 	case !h.AckReq():
-		t.Errorf("BTH of ones: h.AckReq() is false")
+		t.Errorf("BTH of ones: AckReq is false, want true")
 	case h.Version() != 15:
-		t.Errorf("BTH of ones: h.Version() is %v, want 15", h.Version())
+		t.Errorf("BTH of ones: Version is %v, want 15", h.Version())
 	}
 	h.SetAckReq(false)
 	if h.AckReq() || h[8] != 0x7f {
@@ -422,11 +422,11 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 		c.Put(b[len(b)-4:])
 		switch {
 		case p.Parse(b) != nil:
-			t.Errorf("p.Parse(b) is %v, want nil", p.Parse(b))
+			t.Errorf("Parse(b) is %v, want nil", p.Parse(b))
 		case p.DETH().SrcQPN() != 8:
-			t.Errorf("p.DETH().SrcQPN() is %v, want 8", p.DETH().SrcQPN())
+			t.Errorf("DETH.SrcQPN is %v, want 8", p.DETH().SrcQPN())
 		case p.BTH.PSN() != 5:
-			t.Errorf("p.BTH.PSN() is %v, want 5", p.BTH.PSN())
+			t.Errorf("BTH.PSN is %v, want 5", p.BTH.PSN())
 		}
 		if id, ok := flow.Verify(0xc000, &p); !ok || id != 9 {
 			t.Error("identification not found")

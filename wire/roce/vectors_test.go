@@ -138,11 +138,11 @@ func TestVectors(t *testing.T) {
 	_, p = mustParse(t, vs["V14"])
 	switch s := p.AETH().Syndrome(); {
 	case !s.IsRNR():
-		t.Errorf("V14: s.IsRNR() is false")
+		t.Errorf("V14: IsRNR is false, want true")
 	case s.RNRTimer() != 12:
-		t.Errorf("V14: s.RNRTimer() is %v, want 12", s.RNRTimer())
+		t.Errorf("V14: RNRTimer is %v, want 12", s.RNRTimer())
 	case p.AETH().MSN() != 1:
-		t.Errorf("V14: p.AETH().MSN() is %v, want 1", p.AETH().MSN())
+		t.Errorf("V14: AETH.MSN is %v, want 1", p.AETH().MSN())
 	}
 }
 

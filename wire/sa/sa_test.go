@@ -171,11 +171,11 @@ func TestReport(t *testing.T) {
 	}
 	switch {
 	case !n.Generic:
-		t.Errorf("n.Generic is false")
+		t.Errorf("Generic is false, want true")
 	case n.Type != 3:
-		t.Errorf("n.Type is %v, want 3", n.Type)
+		t.Errorf("Type is %v, want 3", n.Type)
 	case n.Producer != 4:
-		t.Errorf("n.Producer is %v, want 4", n.Producer)
+		t.Errorf("Producer is %v, want 4", n.Producer)
 	}
 	if n.Trap != sa.TrapGroupCreated {
 		t.Errorf("trap: got %v, want %v", n.Trap, sa.TrapGroupCreated)

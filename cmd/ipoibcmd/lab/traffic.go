@@ -42,9 +42,9 @@ func (h *Host) Ping(p Ping) (rtt time.Duration, err error) {
 // Echo does the same from the namespace that the caller is in.
 func Echo(p Ping) (time.Duration, error) {
 	v6 := p.Dst.Is6()
-	family, proto, header := unix.AF_INET, unix.IPPROTO_ICMP, 28
+	header := 28
 	if v6 {
-		family, proto, header = unix.AF_INET6, unix.IPPROTO_ICMPV6, 48
+		header = 48
 	}
 	if p.Size == 0 {
 		p.Size = header + 56
@@ -55,34 +55,13 @@ func Echo(p Ping) (time.Duration, error) {
 	if p.Timeout == 0 {
 		p.Timeout = time.Second
 	}
-	fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, proto)
+	fd, err := p.socket()
 	if err != nil {
-		return 0, fmt.Errorf("ICMP socket: %w", err)
+		return 0, err
 	}
 	defer unix.Close(fd)
-	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1<<20)
-	if !v6 && !p.DF {
-		unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT)
-	} else if !v6 {
-		unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
-	} else if p.DF {
-		unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO)
-		unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_DONTFRAG, 1)
-	}
 	id, seq := uint16(rand.Uint32()), uint16(1)
-	msg := make([]byte, 8+p.Size-header)
-	msg[0] = 8
-	if v6 {
-		msg[0] = 128
-	}
-	binary.BigEndian.PutUint16(msg[4:], id)
-	binary.BigEndian.PutUint16(msg[6:], seq)
-	for i := 8; i < len(msg); i++ {
-		msg[i] = byte(i) ^ byte(id)
-	}
-	if !v6 {
-		binary.BigEndian.PutUint16(msg[2:], checksum(msg))
-	}
+	msg := request(8+p.Size-header, v6, id, seq)
 	start := time.Now()
 	if err := unix.Sendto(fd, msg, 0, sockaddr(p.Dst, p.Zone, 0)); err != nil {
 		return 0, fmt.Errorf("ping %s, %d octets: %w", p.Dst, p.Size, err)
@@ -102,19 +81,8 @@ func Echo(p Ping) (time.Duration, error) {
 		if err != nil {
 			return 0, fmt.Errorf("ping %s: %w", p.Dst, err)
 		}
-		got := buf[:n]
-		if !v6 { // an IPv4 raw socket shows the IP header
-			if n < 20 || n < int(got[0]&15)*4 {
-				continue
-			}
-			got = got[int(got[0]&15)*4:]
-		}
-		reply := byte(0)
-		if v6 {
-			reply = 129
-		}
-		if len(got) < 8 || got[0] != reply || binary.BigEndian.Uint16(got[4:]) != id ||
-			binary.BigEndian.Uint16(got[6:]) != seq {
+		got, ok := reply(buf[:n], v6, id, seq)
+		if !ok {
 			continue
 		}
 		if len(got) != len(msg) || string(got[8:]) != string(msg[8:]) {
@@ -122,6 +90,66 @@ func Echo(p Ping) (time.Duration, error) {
 		}
 		return time.Since(start), nil
 	}
+}
+
+// socket opens a raw ICMP socket that fragments packets, or does not, as p says.
+func (p *Ping) socket() (int, error) {
+	v6 := p.Dst.Is6()
+	family, proto := unix.AF_INET, unix.IPPROTO_ICMP
+	if v6 {
+		family, proto = unix.AF_INET6, unix.IPPROTO_ICMPV6
+	}
+	fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, proto)
+	if err != nil {
+		return -1, fmt.Errorf("ICMP socket: %w", err)
+	}
+	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1<<20)
+	if !v6 && !p.DF {
+		unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT)
+	} else if !v6 {
+		unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
+	} else if p.DF {
+		unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO)
+		unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_DONTFRAG, 1)
+	}
+	return fd, nil
+}
+
+// request is an echo request of size octets; the kernel does the checksum of ICMPv6.
+func request(size int, v6 bool, id, seq uint16) []byte {
+	msg := make([]byte, size)
+	msg[0] = 8
+	if v6 {
+		msg[0] = 128
+	}
+	binary.BigEndian.PutUint16(msg[4:], id)
+	binary.BigEndian.PutUint16(msg[6:], seq)
+	for i := 8; i < len(msg); i++ {
+		msg[i] = byte(i) ^ byte(id)
+	}
+	if !v6 {
+		binary.BigEndian.PutUint16(msg[2:], checksum(msg))
+	}
+	return msg
+}
+
+// reply returns the ICMP message in got if it is the echo reply to id and seq.
+func reply(got []byte, v6 bool, id, seq uint16) ([]byte, bool) {
+	if !v6 { // an IPv4 raw socket shows the IP header
+		if len(got) < 20 || len(got) < int(got[0]&15)*4 {
+			return nil, false
+		}
+		got = got[int(got[0]&15)*4:]
+	}
+	kind := byte(0)
+	if v6 {
+		kind = 129
+	}
+	if len(got) < 8 || got[0] != kind || binary.BigEndian.Uint16(got[4:]) != id ||
+		binary.BigEndian.Uint16(got[6:]) != seq {
+		return nil, false
+	}
+	return got, true
 }
 
 func checksum(b []byte) uint16 {

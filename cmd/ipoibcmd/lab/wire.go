@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -73,12 +74,46 @@ func (w *Wire) Close() {
 
 // A wireFrame is a frame under way, and when it arrives.
 type wireFrame struct {
-	at    time.Time
-	frame []byte
+	at  time.Time
+	buf *[]byte
+	n   int
 }
 
 // frames are for frames under way.
-var frames = sync.Pool{New: func() any { b := make([]byte, 0, 10<<10); return &b }}
+var frames = sync.Pool{New: func() any { b := make([]byte, 10<<10); return &b }}
+
+// A frameBatch is what one system call takes or gives, so that the wire is not what bounds a path.
+type frameBatch struct {
+	bufs [wireBatch]*[]byte
+	iovs [wireBatch]unix.Iovec
+	msgs [wireBatch]struct {
+		unix.Msghdr
+		n uint32
+	}
+}
+
+// wireBatch is how many frames one system call takes or gives at most.
+const wireBatch = 32
+
+// set has slot i hold n octets of buf.
+func (b *frameBatch) set(i int, buf *[]byte, n int) {
+	b.bufs[i] = buf
+	b.iovs[i].Base = &(*buf)[0]
+	b.iovs[i].SetLen(n)
+	b.msgs[i].Iov, b.msgs[i].n = &b.iovs[i], 0
+	b.msgs[i].SetIovlen(1)
+}
+
+// call makes one of recvmmsg and sendmmsg with the slots from one to before another, and returns how
+// many are done.
+func (b *frameBatch) call(trap uintptr, fd, from, to, flags int) (int, error) {
+	done, _, errno := unix.Syscall6(trap, uintptr(fd), uintptr(unsafe.Pointer(&b.msgs[from])), uintptr(to-from),
+		uintptr(flags), 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(done), nil
+}
 
 // take reads frames until the wire is closed. What finds no room is lost.
 func (w *Wire) take(from, mtu int, under chan<- wireFrame, way Way, rnd *rand.Rand) {
@@ -97,9 +132,12 @@ func (w *Wire) take(from, mtu int, under chan<- wireFrame, way Way, rnd *rand.Ra
 			late = nil
 		}
 	}
+	var b frameBatch
+	for i := range b.bufs {
+		b.set(i, frames.Get().(*[]byte), mtu+64)
+	}
 	for !w.stop.Load() {
-		b := *frames.Get().(*[]byte)
-		n, err := unix.Read(from, b[:min(cap(b), mtu+64)])
+		n, err := b.call(unix.SYS_RECVMMSG, from, 0, wireBatch, unix.MSG_WAITFORONE)
 		if err != nil || n == 0 { // timeout, ENETDOWN
 			release()
 			if err != unix.EAGAIN && err != unix.EINTR {
@@ -107,32 +145,71 @@ func (w *Wire) take(from, mtu int, under chan<- wireFrame, way Way, rnd *rand.Ra
 			}
 			continue
 		}
-		w.Packets.Add(1)
-		f := wireFrame{time.Now().Add(way.Delay), b[:n]}
-		switch p := rnd.IntN(1000); {
-		case p < way.Lose:
-			w.Lost.Add(1)
-			continue
-		case p < way.Lose+way.Displace && late == nil:
-			w.Displaced.Add(1)
-			late, left = &f, displacedBy
-			continue
-		}
-		put(f)
-		if left--; left <= 0 {
-			release()
+		w.Packets.Add(int64(n))
+		at := time.Now().Add(way.Delay)
+		for i := range n {
+			f := wireFrame{at, b.bufs[i], int(b.msgs[i].n)}
+			switch p := rnd.IntN(1000); {
+			case p < way.Lose:
+				w.Lost.Add(1)
+				continue // its buffer stays
+			case p < way.Lose+way.Displace && late == nil:
+				w.Displaced.Add(1)
+				late, left = &f, displacedBy
+			default:
+				put(f)
+				if left--; left <= 0 {
+					release()
+				}
+			}
+			b.set(i, frames.Get().(*[]byte), mtu+64)
 		}
 	}
 }
 
-// give writes frames when their time has come.
+// give writes frames when their time has come, all at once whose time has.
 func (w *Wire) give(to int, under <-chan wireFrame) {
-	for f := range under {
-		if d := time.Until(f.at); d > 0 && !w.stop.Load() {
-			time.Sleep(d)
+	var b frameBatch
+	n := 0
+	write := func() {
+		for i := 0; i < n; {
+			done, _ := b.call(unix.SYS_SENDMMSG, to, i, n, 0)
+			if done == 0 { // the device takes no such frame, or is gone
+				w.Lost.Add(1)
+			}
+			i += max(done, 1)
 		}
-		unix.Write(to, f.frame)
-		b := f.frame[:0]
-		frames.Put(&b)
+		for _, buf := range b.bufs[:n] {
+			frames.Put(buf)
+		}
+		n = 0
+	}
+	for {
+		var f wireFrame
+		open := true
+		select {
+		case f, open = <-under:
+		default:
+			if n > 0 {
+				write()
+			}
+			f, open = <-under
+		}
+		if !open {
+			break
+		}
+		if d := time.Until(f.at); d > 0 && !w.stop.Load() {
+			if n > 0 {
+				write()
+			}
+			time.Sleep(time.Until(f.at))
+		}
+		b.set(n, f.buf, f.n)
+		if n++; n == wireBatch {
+			write()
+		}
+	}
+	if n > 0 {
+		write()
 	}
 }

@@ -94,9 +94,9 @@ func (q *QP) nakSequence(psn ib.PSN, gap int) {
 	r.missing = missing{keeps: gap > 0}
 	r.ours = r.ours || gap > 0
 	if !r.nakSeen || psn != r.nakAt {
-		q.lost()
+		q.lost(psn)
 	}
-	r.nakSeen, r.nakAt = true, psn
+	r.nakSeen, r.nakAt, r.sinceNAK = true, psn, 0
 	if gap > 0 && psn == r.una && psn.Add(gap).Before(r.highest) {
 		if r.next.Before(r.highest) {
 			q.seek(r.highest) // it has more than we thought
@@ -127,8 +127,12 @@ func (q *QP) ackMissing() {
 
 // lost notes the loss of a packet. All that is in flight behind it may be sent again,
 // so the more often one is lost the less is worth having in flight.
-func (q *QP) lost() {
+func (q *QP) lost(psn ib.PSN) {
 	r := &q.req
+	if r.missing.keeps && q.congested(psn) {
+		r.limit = min(r.limit, q.flight())
+		return
+	}
 	if r.lossEvery == 0 {
 		r.lossEvery = max(1, r.sinceLoss)
 	} else {
@@ -147,6 +151,9 @@ func (q *QP) lost() {
 func (q *QP) flight() int {
 	n := q.lossFlight()
 	if allowed := q.req.ecn.allowed; allowed > 0 {
+		n = min(n, allowed)
+	}
+	if allowed := q.req.cwnd.allowed; allowed > 0 {
 		n = min(n, allowed)
 	}
 	return n
@@ -201,6 +208,8 @@ func (q *QP) advance(psn ib.PSN, now time.Time) {
 	if !r.una.Before(psn) {
 		return
 	}
+	q.cwndAcked(psn.Sub(r.una), psn)
+	r.sinceNAK = min(r.sinceNAK+psn.Sub(r.una), seldomLost)
 	r.sinceLoss = min(r.sinceLoss+psn.Sub(r.una), lossMemory*q.window())
 	r.una, r.nakSeen = psn, false
 	q.answered(psn)
@@ -215,9 +224,11 @@ func (q *QP) advance(psn ib.PSN, now time.Time) {
 		q.complete(verbs.Success)
 	}
 	r.limit *= 2
-	if r.next.Before(psn) { // acknowledged late, while we were resending: nothing was lost
-		q.seek(r.highest)
-		r.limit = q.window()
+	if r.probe.answered { // the ACK before was a late one after all
+		r.probe.answered, r.rtt.longer = false, r.probe.next
+	}
+	if r.next.Before(psn) {
+		q.overtaken(psn, now)
 	}
 	r.limit = min(r.limit, q.flight())
 	r.retryLeft, r.rnrLeft, r.backoff = q.attr.RetryCount, q.attr.RNRRetry, 0
@@ -226,6 +237,36 @@ func (q *QP) advance(psn ib.PSN, now time.Time) {
 	if r.una != r.highest {
 		q.armTimer(now)
 	}
+}
+
+// overtaken takes in an ACK of all before psn, which is more than was sent again: it was late, and nothing may be
+// lost. But if it answers a probe the peer has dealt with what was sent before that, and the rest is lost: the next
+// probe comes soon, if the peer says no more of itself.
+func (q *QP) overtaken(psn ib.PSN, now time.Time) {
+	r := &q.req
+	q.seek(r.highest)
+	r.limit = q.window()
+	if r.waited == 0 || r.sinceNAK < seldomLost {
+		return
+	}
+	r.probe.next = r.probeAfter
+	if r.probe.answered = psn.Before(r.probe.end) && r.probe.told(&r.rtt, now); !r.probe.answered {
+		r.rtt.longer = r.probe.next
+	}
+}
+
+// A probe is the oldest packet sent again because the peer was silent.
+type probe struct {
+	at       time.Time     // zero: there was none
+	end      ib.PSN        // after all that was sent before
+	next     time.Duration // what the one after it was to wait for
+	answered bool          // the peer has dealt with all before end, it seems, and lacks some of it
+}
+
+// told reports whether an ACK that comes now answers the probe.
+func (p *probe) told(t *roundTrip, now time.Time) bool {
+	least, d := t.least(), now.Sub(p.at)
+	return !p.at.IsZero() && least > 0 && d >= least/2 && d <= 2*least+probeAnswer
 }
 
 // gap asks again for READ responses that were lost, one time per una; the timer
@@ -326,13 +367,18 @@ func (q *QP) Wake(now time.Time) {
 	// One packet finds out what the peer has got; its ACK opens the window again.
 	r.limit = 1
 	r.missing.forget()
+	r.probe = probe{at: now, end: r.highest}
 	q.goBack()
 	q.setDeadline(now)
 }
 
 // armTimer starts the ACK timer for the oldest unacknowledged packet.
 func (q *QP) armTimer(now time.Time) {
-	q.req.waited, q.req.probeAfter = 0, q.probeAfter()
+	r := &q.req
+	r.waited, r.probeAfter = 0, max(q.probeAfter(), r.rtt.longer)
+	if r.probe.answered {
+		r.probeAfter = min(r.probeAfter, max(2*r.rtt.least()+probeAnswer, MinProbe))
+	}
 	q.setDeadline(now)
 }
 
@@ -370,6 +416,14 @@ func (q *QP) setDeadline(now time.Time) {
 	r.ackDeadline = now.Add(d)
 }
 
+const (
+	// tripGrows is how many times what a round trip may take one measurement counts as at most.
+	tripGrows = 4
+	// tripFalls is how many times shorter than the mean one is after which what was measured before counts for
+	// half: no queue runs dry like that all the time.
+	tripFalls = 8
+)
+
 // leastPeriod is for how long the least round trip counts, once or twice.
 const leastPeriod = 10 * time.Second
 
@@ -378,6 +432,8 @@ const leastPeriod = 10 * time.Second
 type roundTrip struct {
 	known        bool
 	mean, spread time.Duration
+	last         time.Duration
+	longer       time.Duration    // a probe waits for this at least: since the last measurement one was in vain
 	leasts       [2]time.Duration // of this leastPeriod and of the one before; 0: none
 	since        time.Time        // when this one began
 
@@ -425,10 +481,17 @@ func (t *roundTrip) end(una ib.PSN, now time.Time) {
 		return
 	}
 	d := max(now.Sub(t.at), 1)
-	t.pending = false
+	t.pending, t.last, t.longer = false, d, 0
 	t.keepLeast(d, now)
 	if !t.known {
 		t.known, t.mean, t.spread = true, d, d/2
+		return
+	}
+	// A host that was away for once says nothing about the path; if it is the path that takes longer now, a few
+	// measurements in a row tell.
+	d = min(d, tripGrows*(t.mean+4*t.spread)+MinProbe)
+	if d < t.mean/tripFalls { // a host was away more than once
+		t.mean, t.spread = (t.mean+d)/2, t.spread/2
 		return
 	}
 	t.spread += ((t.mean - d).Abs() - t.spread) / 4

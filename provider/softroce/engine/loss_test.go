@@ -136,3 +136,44 @@ func TestProbeInVain(t *testing.T) {
 		t.Errorf("%d may be in flight, want %d", h.Limit, h.Window)
 	}
 }
+
+// The answer to a probe shows that the last packet is lost: the next probe, which brings it, comes soon, however long
+// round trips were of late. Another ACK shows that the first one was only late: then it waits.
+func TestLostBehindAProbe(t *testing.T) {
+	for _, another := range []bool{false, true} {
+		p := newPair(t, ib.RC, nil)
+		p.trip(50 * time.Microsecond)
+		for range seldomLost {
+			p.trip(20 * time.Millisecond)
+		}
+		for range 3 {
+			p.b.postRecv(0, make([]byte, 2*256))
+			p.a.post(verbs.SendWR{Opcode: verbs.Send, SG: sg(make([]byte, 2*256))})
+		}
+		flight := p.output(p.a)
+		for _, b := range flight[:2] {
+			p.input(p.b, b)
+		}
+		p.output(p.b) // is lost
+		p.now = p.a.Deadline()
+		p.a.Wake(p.now)
+		probe := p.output(p.a)
+		p.now = p.now.Add(50 * time.Microsecond)
+		for _, b := range append(probe, flight[2:4]...) {
+			p.input(p.b, b)
+			for _, ack := range p.output(p.b) {
+				p.input(p.a, ack)
+			}
+			if !another { // all others are lost
+				break
+			}
+		}
+		wait := p.a.Deadline().Sub(p.now)
+		if !another && wait > MinProbe {
+			t.Errorf("the next probe comes after %v, want %v at most", wait, MinProbe)
+		}
+		if another && wait < 20*time.Millisecond {
+			t.Errorf("the next probe comes after %v although more was acknowledged, want 20 ms at least", wait)
+		}
+	}
+}

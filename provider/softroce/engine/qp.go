@@ -41,12 +41,17 @@ const (
 	// MinProbe is the shortest time after which a packet is sent again without an
 	// answer.
 	MinProbe = 2 * time.Millisecond
+	// probeAnswer is how much longer than twice the least round trip the answer to a probe takes at most.
+	probeAnswer = time.Millisecond
 	// windowTrip is the round trip up to which Window is enough: with packets of 4096
 	// octets it makes 8 Gb/s.
 	windowTrip = time.Millisecond
 	// minFlight is how many packets may be in flight however many are lost, and
 	// lossMemory how many windows without loss make up for any that was.
 	minFlight, lossMemory = 16, 8
+	// seldomLost is how many packets must have got through since the last NAK for a probe that
+	// more is acknowledged after than it had to count as one in vain.
+	seldomLost = 64
 	// rnrFlight is how many packets go out when the time of an RNR NAK is over.
 	rnrFlight = 4
 	// minFlightOctets is the same in octets, if that is less, of a peer that keeps what

@@ -26,6 +26,7 @@ type requester struct {
 	limit     int    // packets in flight: the window, less after a loss or a timeout
 	sinceLoss int    // packets acknowledged since the last loss, at most lossMemory windows
 	lossEvery int    // packets between two losses, on average; 0 means that none was lost
+	sinceNAK  int    // packets acknowledged since the last one for a lost packet, at most seldomLost
 	sinceAck  int    // packets sent since one asked for an ACK
 	gapAt     ib.PSN // una when a lost READ response was last seen
 	gapSeen   bool   // gapAt is valid
@@ -38,6 +39,7 @@ type requester struct {
 
 	probeAfter time.Duration // of silence since the last probe
 	waited     time.Duration // before that, since the timer was armed
+	probe      probe
 	rtt        roundTrip
 
 	first          uint32 // position of the first work request: messages are counted from there
@@ -49,6 +51,7 @@ type requester struct {
 	rnrDeadline time.Time // waiting out an RNR NAK
 
 	missing missing
+	cwnd    congestionWindow
 	ecn     ecnRequester
 	ours    bool // the peer knows what sentAgain says: it has told how long a gap is
 }

@@ -56,7 +56,7 @@ func TestWindowFollowsTheRoundTrip(t *testing.T) {
 // the same, and no probe follows then.
 func TestLongPathIsMeasured(t *testing.T) {
 	p := newPair(t, ib.RC, func(c *Config, attr *verbs.QPAttr) { c.MaxWindowOctets, attr.PathMTU = 8<<20, ib.MTU4096 })
-	p.slowly(20, 40*time.Millisecond) // a probe goes out after a quarter of 67 ms
+	p.slowly(20, 100, 40*time.Millisecond) // a probe goes out after a quarter of 67 ms
 	if got, want := p.a.window(), 2048; got != want {
 		t.Errorf("%d packets may be in flight, want %d", got, want)
 	}
@@ -69,19 +69,35 @@ func TestLongPathIsMeasured(t *testing.T) {
 // that queue.
 func TestQueueIsNotProbed(t *testing.T) {
 	p := newPair(t, ib.RC, nil)
-	p.slowly(20, 20*time.Millisecond, 40*time.Millisecond)
+	p.slowly(20, 100, 20*time.Millisecond, 40*time.Millisecond)
 	if n := p.a.Counters().Probes; n > 2 {
 		t.Errorf("%d probes went out, want 2 at most: no round trip was longer than others", n)
 	}
 }
 
+// A path that comes to take longer than a probe waits is measured all the same: the next probe waits
+// longer, until a packet that was not sent again has been acknowledged (RFC 6298 section 5).
+func TestPathThatTakesLonger(t *testing.T) {
+	p := newPair(t, ib.RC, func(_ *Config, attr *verbs.QPAttr) { attr.PathMTU = ib.MTU256 })
+	for range seldomLost {
+		p.trip(200 * time.Microsecond)
+	}
+	p.slowly(20, 1000, 25*time.Millisecond)
+	if n := p.a.Counters().Probes; n > 4 {
+		t.Errorf("%d probes went out for 20 messages, want 4 at most", n)
+	}
+	if got, least := p.a.req.rtt.mean, 20*time.Millisecond; got < least {
+		t.Errorf("the round trip is taken for %v, want %v at least", got, least)
+	}
+}
+
 // slowly exchanges messages over round trips of these lengths in turn, n times, and lets
 // the requester's timers run meanwhile.
-func (p *pair) slowly(n int, trips ...time.Duration) {
+func (p *pair) slowly(n, octets int, trips ...time.Duration) {
 	for i := range n * len(trips) {
 		trip := trips[i%len(trips)]
-		p.b.postRecv(0, make([]byte, 100))
-		p.a.post(verbs.SendWR{Opcode: verbs.Send, SG: sg(make([]byte, 100))})
+		p.b.postRecv(0, make([]byte, 1000))
+		p.a.post(verbs.SendWR{Opcode: verbs.Send, SG: sg(make([]byte, octets))})
 		wire := p.output(p.a)
 		for end := p.now.Add(trip); p.now.Before(end); p.now = p.now.Add(time.Millisecond) {
 			p.a.Wake(p.now)

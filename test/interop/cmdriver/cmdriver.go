@@ -97,7 +97,8 @@ func (d *Driver) Do(ev cm.Event) {
 				d.sendErr = err
 			}
 		case cm.Note:
-			d.log(fmt.Sprintf("cm: %v %s comm=%v remote=%v reason=%v repeat=%v %s", a.Dir, a.Message, a.LocalCommID, a.RemoteCommID, a.Reason, a.Repeat, a.Text))
+			d.log(fmt.Sprintf("cm: %v %s comm=%v remote=%v reason=%v repeat=%v %s", a.Dir, a.Message, a.LocalCommID,
+				a.RemoteCommID, a.Reason, a.Repeat, a.Text))
 		default:
 			d.queue = append(d.queue, a)
 		}

@@ -16,7 +16,8 @@ var ErrNoTshark = errors.New("tshark is not installed")
 // malformed or unknown ones, RoCEv2 that it does not take for InfiniBand, and
 // expert notes of severity "error". Known faults of tshark itself are left out.
 func Malformed(ctx context.Context, pcap string) ([]string, error) {
-	rows, err := Fields(ctx, pcap, "", "frame.number", "frame.protocols", "_ws.malformed", "_ws.expert.severity", "_ws.expert.message", "udp.dstport", "infiniband.bth.opcode")
+	rows, err := Fields(ctx, pcap, "", "frame.number", "frame.protocols", "_ws.malformed", "_ws.expert.severity",
+		"_ws.expert.message", "udp.dstport", "infiniband.bth.opcode")
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +54,8 @@ var partOf = map[string]bool{"0": true, "1": true, "2": true, "32": true, "33": 
 // Known reports whether an expert note is nobody's mistake: RoCEv2 senders,
 // rxe among them, leave the UDP checksum 0 on IPv6 too.
 func Known(message string) bool {
-	return strings.Contains(message, "Illegal checksum value (0)") || strings.Contains(message, "Illegal Checksum value (0)")
+	return strings.Contains(message, "Illegal checksum value (0)") ||
+		strings.Contains(message, "Illegal Checksum value (0)")
 }
 
 // Fields returns the values of fields, one row per packet that filter lets

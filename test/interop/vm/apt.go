@@ -67,7 +67,8 @@ func otherRelease(ctx context.Context, release, cache string) (apt, error) {
 		a = append(a, "-o", o[0]+"="+filepath.Join(dir, o[1]))
 	}
 	// The directory is root's, which the user _apt cannot write.
-	a = append(a, "-o", "APT::Sandbox::User=root", "-o", "Acquire::Languages=none", "-o", "Acquire::Check-Valid-Until=false")
+	a = append(a, "-o", "APT::Sandbox::User=root", "-o", "Acquire::Languages=none", "-o",
+		"Acquire::Check-Valid-Until=false")
 	done := filepath.Join(dir, "done")
 	if _, err := os.Stat(done); err == nil {
 		return a, nil

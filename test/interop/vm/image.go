@@ -27,7 +27,8 @@ var programs = []string{
 // tools are the programs that making an image and running it takes, and the
 // Debian package of each.
 var tools = [][2]string{
-	{"qemu-system-x86_64", "qemu-system-x86"}, {"apt-get", "apt"}, {"dpkg-deb", "dpkg"}, {"depmod", "kmod"}, {"xz", "xz-utils"}, {"zstd", "zstd"},
+	{"qemu-system-x86_64", "qemu-system-x86"}, {"apt-get", "apt"}, {"dpkg-deb", "dpkg"}, {"depmod", "kmod"},
+	{"xz", "xz-utils"}, {"zstd", "zstd"},
 	{"busybox", "busybox-static"}, {"gcc", "gcc"}, {"ldd", "libc-bin"}, {"ip", "iproute2"},
 	{"ibv_rc_pingpong", "ibverbs-utils"}, {"rping", "rdmacm-utils"},
 }
@@ -106,7 +107,8 @@ func Open(ctx context.Context, series string) (*Image, error) {
 	}
 	defer os.RemoveAll(tmp)
 	daemon := filepath.Join(tmp, "guestd")
-	c := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", daemon, "ipoibcm/test/interop/guest/guestd")
+	c := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", daemon,
+		"ipoibcm/test/interop/guest/guestd")
 	c.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := c.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("build guestd: %w: %s", err, out)
@@ -180,7 +182,8 @@ func build(ctx context.Context, tmp, pkg string, from apt, daemon, cache string)
 	if err != nil {
 		return err
 	}
-	for _, d := range []string{"bin", "sbin", "usr/bin", "usr/sbin", "lib64", "proc", "sys", "dev", "tmp", "run", "var/run", "etc/libibverbs.d"} {
+	for _, d := range []string{"bin", "sbin", "usr/bin", "usr/sbin", "lib64", "proc", "sys", "dev", "tmp", "run",
+		"var/run", "etc/libibverbs.d"} {
 		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
 			return err
 		}
@@ -224,7 +227,8 @@ func build(ctx context.Context, tmp, pkg string, from apt, daemon, cache string)
 	if err := os.WriteFile(src, guest.Peer, 0o644); err != nil {
 		return err
 	}
-	if out, err := exec.CommandContext(ctx, "gcc", "-O1", "-Wall", "-o", peer, src, "-libverbs").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, "gcc", "-O1", "-Wall", "-o", peer, src,
+		"-libverbs").CombinedOutput(); err != nil {
 		return fmt.Errorf("compile peer.c: %w\n%s", err, out)
 	}
 	r.program(peer)

@@ -16,7 +16,8 @@ var modules = []string{
 	"ib_core", "ib_uverbs", "ib_umad", "ib_cm", "rdma_cm", "rdma_ucm", "rdma_rxe",
 	"ib_ipoib", "crc32_generic", "crc32_pclmul", "crc32c_generic", "tun", "veth", "nf_tables",
 	"rpcrdma", "nfsd", "vrf",
-	"wireguard", "xfrm_user", "esp6", "macsec", "gcm", "ghash_generic", "ctr", "seqiv", "drbg", "hmac", "sha512_generic", "jitterentropy_rng", "button",
+	"wireguard", "xfrm_user", "esp6", "macsec", "gcm", "ghash_generic", "ctr", "seqiv", "drbg", "hmac", "sha512_generic",
+	"jitterentropy_rng", "button",
 }
 
 // A kernel is Debian's kernel package, unpacked.

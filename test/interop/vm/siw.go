@@ -87,25 +87,7 @@ func WithSIW(ctx context.Context, img *Image) (*Image, error) {
 		}
 	}
 	root := filepath.Join(tmp, "root")
-	r := &tree{ctx: ctx, root: root}
-	for name := range SIWVariants {
-		r.file(filepath.Join(dir, name+".ko"), "lib/siw/"+name+".ko")
-	}
-	r.file("/etc/libibverbs.d/siw.driver", "/etc/libibverbs.d/siw.driver")
-	r.file(so[0], so[0])
-	r.libraries(so[0])
-	for _, p := range siwPrograms {
-		path, _ := exec.LookPath(p)
-		r.program(path)
-	}
-	if r.err != nil {
-		return nil, r.err
-	}
-	crc, _ := filepath.Glob(filepath.Join(k.dir, "lib/modules", k.version, "kernel/lib/libcrc32c.ko*"))
-	if len(crc) != 1 {
-		return nil, errors.New("the kernel has no libcrc32c")
-	}
-	if err := k.copyModule(ctx, crc[0], filepath.Join(root, "lib/siw", filepath.Base(crc[0]))); err != nil {
+	if err := fillSIWRoot(ctx, k, root, dir, so[0]); err != nil {
 		return nil, err
 	}
 	extra := filepath.Join(tmp, "extra")
@@ -119,6 +101,29 @@ func WithSIW(ctx context.Context, img *Image) (*Image, error) {
 	}
 	out := filepath.Join(dir, "initrd")
 	return &Image{Kernel: img.Kernel, Initrd: out, series: img.series}, os.Rename(whole, out)
+}
+
+// fillSIWRoot puts the modules of dir, libibverbs' driver so and the programs into root.
+func fillSIWRoot(ctx context.Context, k *kernel, root, dir, so string) error {
+	r := &tree{ctx: ctx, root: root}
+	for name := range SIWVariants {
+		r.file(filepath.Join(dir, name+".ko"), "lib/siw/"+name+".ko")
+	}
+	r.file("/etc/libibverbs.d/siw.driver", "/etc/libibverbs.d/siw.driver")
+	r.file(so, so)
+	r.libraries(so)
+	for _, p := range siwPrograms {
+		path, _ := exec.LookPath(p)
+		r.program(path)
+	}
+	if r.err != nil {
+		return r.err
+	}
+	crc, _ := filepath.Glob(filepath.Join(k.dir, "lib/modules", k.version, "kernel/lib/libcrc32c.ko*"))
+	if len(crc) != 1 {
+		return errors.New("the kernel has no libcrc32c")
+	}
+	return k.copyModule(ctx, crc[0], filepath.Join(root, "lib/siw", filepath.Base(crc[0])))
 }
 
 func concat(to string, from ...string) error {

@@ -101,7 +101,8 @@ func softIB(ctx context.Context, img *Image) (string, error) {
 		return "", err
 	}
 	build, out := filepath.Join(tmp, "softib"), filepath.Join(tmp, "softib.ko")
-	if err := errors.Join(os.CopyFS(build, os.DirFS(filepath.Join(src.drivers, "rxe"))), os.CopyFS(build, ours)); err != nil {
+	if err := errors.Join(os.CopyFS(build, os.DirFS(filepath.Join(src.drivers, "rxe"))),
+		os.CopyFS(build, ours)); err != nil {
 		return "", err
 	}
 	if err := src.module(ctx, build, "softib.ko", out); err != nil {

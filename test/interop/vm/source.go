@@ -33,7 +33,8 @@ func unpackSource(ctx context.Context, k *kernel, from apt, cache, tmp string) (
 		kbuild = "linux-kbuild-" + series
 	}
 	fresh := filepath.Join(tmp, "source")
-	for _, pkg := range []string{"linux-headers-" + k.version, "linux-headers-" + abi + "-common", kbuild, "linux-source-" + series} {
+	for _, pkg := range []string{"linux-headers-" + k.version, "linux-headers-" + abi + "-common", kbuild,
+		"linux-source-" + series} {
 		if _, err := from.run(ctx, tmp, "apt-get", "-q", "download", pkg); err != nil {
 			return nil, err
 		}

@@ -80,7 +80,8 @@ func Boot(ctx context.Context, img *Image, c Config) (*VM, error) {
 		return nil, errors.Join(err, netHost.Close(), ctlHost.Close())
 	}
 	defer monGuest.Close()
-	v := &VM{Name: c.Name, ctl: ctlHost, mon: monHost, procs: map[int]*Proc{}, ready: make(chan struct{}), gone: make(chan struct{})}
+	v := &VM{Name: c.Name, ctl: ctlHost, mon: monHost, procs: map[int]*Proc{}, ready: make(chan struct{}),
+		gone: make(chan struct{})}
 	rxe := 1
 	if c.NoRXE {
 		rxe = 0
@@ -89,15 +90,18 @@ func Boot(ctx context.Context, img *Image, c Config) (*VM, error) {
 	if memory == 0 {
 		memory = 512
 	}
-	v.cmd = exec.Command("timeout", "-k", "1", lifetime, "qemu-system-x86_64", "-M", "pc", "-accel", "tcg,thread=multi,tb-size=256", "-cpu", "max",
+	v.cmd = exec.Command("timeout", "-k", "1", lifetime, "qemu-system-x86_64", "-M", "pc", "-accel",
+		"tcg,thread=multi,tb-size=256", "-cpu", "max",
 		"-m", fmt.Sprint(memory), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", img.Kernel, "-initrd", img.Initrd,
 		// The clock's rate is given because measuring it in emulation fails now and then.
-		"-append", fmt.Sprintf("console=ttyS0 quiet panic=-1 mitigations=off no_timer_check tsc_early_khz=2600000 lpj=10400000 "+
+		"-append",
+		fmt.Sprintf("console=ttyS0 quiet panic=-1 mitigations=off no_timer_check tsc_early_khz=2600000 lpj=10400000 "+
 			"guest.ip4=%s guest.mtu=%d guest.mods=%s guest.rxe=%d", c.IPv4, c.MTU, strings.Join(c.Modules, ","), rxe),
 		"-serial", "file:/dev/fd/1", "-chardev", "socket,id=mon,fd=5", "-mon", "chardev=mon,mode=control",
 		"-netdev", "socket,id=n0,fd=3", "-device", fmt.Sprintf("virtio-net-pci,netdev=n0,mac=%s,host_mtu=9000", c.MAC),
-		"-chardev", "socket,id=ctl,fd=4", "-device", "virtio-serial-pci", "-device", "virtserialport,chardev=ctl,name="+guest.Port)
+		"-chardev", "socket,id=ctl,fd=4", "-device", "virtio-serial-pci", "-device",
+		"virtserialport,chardev=ctl,name="+guest.Port)
 	v.cmd.ExtraFiles = []*os.File{netGuest, ctlGuest, monGuest}
 	v.cmd.Stdout, v.cmd.Stderr = &v.cons, &v.cons
 	v.cmd.WaitDelay = time.Second
@@ -281,7 +285,8 @@ func (p *Proc) wait(timeout time.Duration, ok func() bool) error {
 		select {
 		case <-more:
 		case <-t.C:
-			return fmt.Errorf("%s in %s: %w after %v; it has printed:\n%s", p.Command, p.vm.Name, ErrTimeout, timeout, p.Output())
+			return fmt.Errorf("%s in %s: %w after %v; it has printed:\n%s", p.Command, p.vm.Name, ErrTimeout,
+				timeout, p.Output())
 		}
 	}
 }

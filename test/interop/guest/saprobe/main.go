@@ -42,8 +42,10 @@ func run(args []string) error {
 		return fmt.Errorf("%s has no InfiniBand port", args[0])
 	}
 	kernel, args := ports[0], args[1:]
-	fmt.Printf("port %s LID %d SM %d GID %v P_Keys %v rate %s\n", kernel.State, kernel.LID, kernel.SMLID, kernel.GID, kernel.PKeys, kernel.Rate)
-	port := sa.Port{Active: kernel.State == "ACTIVE", LID: kernel.LID, SMLID: kernel.SMLID, SMSL: kernel.SMSL, GID: kernel.GID}
+	fmt.Printf("port %s LID %d SM %d GID %v P_Keys %v rate %s\n", kernel.State, kernel.LID, kernel.SMLID, kernel.GID,
+		kernel.PKeys, kernel.Rate)
+	port := sa.Port{Active: kernel.State == "ACTIVE", LID: kernel.LID, SMLID: kernel.SMLID, SMSL: kernel.SMSL,
+		GID: kernel.GID}
 	if len(args) > 0 && args[0] == "grh" {
 		port.GRHRequired, args = true, args[1:]
 	}
@@ -91,13 +93,15 @@ func (p *probe) step(ev sa.Event) {
 		switch a := a.(type) {
 		case sa.SendMAD:
 			to := a.MAD.Peer
-			p.err = errors.Join(p.err, p.umad.SendSubnet(&ibverbs.SAMAD{LID: to.LID, SL: to.SL, QPN: to.QPN, QKey: to.QKey, PKey: to.PKey,
-				GID: to.GID, FlowLabel: to.FlowLabel, TrafficClass: to.TrafficClass, Data: a.MAD.Data}, a.Wait))
+			p.err = errors.Join(p.err, p.umad.SendSubnet(&ibverbs.SAMAD{LID: to.LID, SL: to.SL, QPN: to.QPN, QKey: to.QKey,
+				PKey: to.PKey,
+				GID:  to.GID, FlowLabel: to.FlowLabel, TrafficClass: to.TrafficClass, Data: a.MAD.Data}, a.Wait))
 		case sa.StateChanged:
 			fmt.Println("state", a.State)
 		case sa.Joined:
 			g := a.Group
-			fmt.Printf("joined %v MLID %d Q_Key %v MTU %d P_Key %v rate %v\n", g.MGID, g.MLID, g.QKey, g.MTU.Octets(), g.PKey, g.Rate)
+			fmt.Printf("joined %v MLID %d Q_Key %v MTU %d P_Key %v rate %v\n", g.MGID, g.MLID, g.QKey, g.MTU.Octets(),
+				g.PKey, g.Rate)
 			p.open--
 		case sa.JoinFailed:
 			p.err = errors.Join(p.err, fmt.Errorf("join %v: %v, status %v", a.MGID, a.Cause, a.Status))

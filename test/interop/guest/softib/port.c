@@ -3,7 +3,7 @@
  * softib makes a soft InfiniBand port of the kernel's Soft-RoCE, so that ib_ipoib, which takes no
  * other, runs without an adapter. It is for tests.
  *
- * The RDMA core sees link layer InfiniBand, a LID, one GID, partition 0xffff and a subnet
+ * The RDMA core sees link layer InfiniBand, a LID, one GID, a table of P_Keys and a subnet
  * administrator. The wire stays RoCEv2 over IPv6: the GID is the link-local address of the network
  * device, and a packet's GIDs are its IPv6 addresses. LIDs are the last octet of a GID and are never
  * on the wire, but inside MADs.
@@ -11,6 +11,7 @@
  * No line of Soft-RoCE is changed. Kbuild compiles it with some of its calls renamed, object by
  * object, and the functions of those names are here. One device at a time.
  */
+#include <linux/inet.h>
 #include <linux/netdevice.h>
 #include <linux/ipv6.h>
 #include <linux/udp.h>
@@ -46,6 +47,85 @@ MODULE_PARM_DESC(sa, "whether the subnet administrator answers");
 static struct rxe_dev *device;
 static struct ib_device_ops stock, ours;
 static int (*encap_rcv)(struct sock *sk, struct sk_buff *skb);
+
+/* ---- partitions and events ---- */
+
+#define PKEYS 8
+
+static u16 pkeys[PKEYS] = { IB_DEFAULT_PKEY_FULL };
+
+static void tell(enum ib_event_type what)
+{
+	struct ib_event ev = { .event = what, .element.port_num = 1 };
+
+	if (!device)
+		return;
+	ev.device = &device->ib_dev;
+	ib_dispatch_event(&ev);
+}
+
+/* The table as a list: 0xffff,0x8001. An entry of 0 is a hole. */
+static int set_pkeys(const char *text, const struct kernel_param *kp)
+{
+	char buf[80], *at = buf, *word;
+	u16 table[PKEYS] = {};
+	int i = 0;
+
+	if (strscpy(buf, text, sizeof(buf)) < 0)
+		return -E2BIG;
+	while ((word = strsep(&at, ",\n")) && *word) {
+		if (i == PKEYS || kstrtou16(word, 0, &table[i++]))
+			return -EINVAL;
+	}
+	memcpy(pkeys, table, sizeof(pkeys));
+	tell(IB_EVENT_PKEY_CHANGE);
+	return 0;
+}
+
+static int get_pkeys(char *buf, const struct kernel_param *kp)
+{
+	int i, n = 0;
+
+	for (i = 0; i < PKEYS; i++)
+		n += sysfs_emit_at(buf, n, "%#06x%c", pkeys[i], i < PKEYS - 1 ? ',' : '\n');
+	return n;
+}
+
+static const struct kernel_param_ops pkey_ops = { .set = set_pkeys, .get = get_pkeys };
+module_param_cb(pkeys, &pkey_ops, NULL, 0644);
+MODULE_PARM_DESC(pkeys, "P_Key table, such as 0xffff,0x8001");
+
+/* What the subnet manager would tell the port of. */
+static int set_event(const char *text, const struct kernel_param *kp)
+{
+	if (sysfs_streq(text, "reregister"))
+		tell(IB_EVENT_CLIENT_REREGISTER);
+	else if (sysfs_streq(text, "sm"))
+		tell(IB_EVENT_SM_CHANGE);
+	else
+		return -EINVAL;
+	return 0;
+}
+
+static const struct kernel_param_ops event_ops = { .set = set_event };
+module_param_cb(event, &event_ops, NULL, 0200);
+MODULE_PARM_DESC(event, "reregister or sm");
+
+/* The place of the port's key of a partition; -1: it has none. */
+static int place(u16 key)
+{
+	int i;
+
+	for (i = 0; i < PKEYS; i++)
+		if ((key & 0x7fff) && !((pkeys[i] ^ key) & 0x7fff))
+			return i;
+	return -1;
+}
+
+static u16 key_at(unsigned int i)
+{
+	return i < PKEYS ? pkeys[i] : 0;
+}
 
 /* ---- GIDs and LIDs ---- */
 
@@ -140,10 +220,20 @@ const struct ib_gid_attr *softib_find_gid(struct ib_device *dev, const union ib_
 	return rdma_find_gid_by_port(dev, gid, IB_GID_TYPE_IB, port, NULL);
 }
 
-/* Without a route a packet is lost, as on a cable that was pulled; it does not end the QP. */
+/*
+ * Soft-RoCE knows partition 0xffff only. Packets leave in that of their queue pair, or of the work
+ * request on QP 1, and look like 0xffff while Soft-RoCE checks what came in for ours.
+ *
+ * Without a route a packet is lost, as on a cable that was pulled; it does not end the QP.
+ */
 int softib_prepare(struct rxe_av *av, struct rxe_pkt_info *pkt, struct sk_buff *skb)
 {
+	struct rxe_qp *qp = pkt->qp;
 	int err = rxe_prepare(av, pkt, skb);
+
+	if (!err)
+		bth_set_pkey(pkt, key_at(qp_type(qp) == IB_QPT_GSI ?
+					 pkt->wqe->wr.wr.ud.pkey_index : qp->attr.pkey_index));
 
 	return err == -EHOSTUNREACH ? 0 : err;
 }
@@ -158,6 +248,49 @@ int softib_xmit(struct rxe_qp *qp, struct rxe_pkt_info *pkt, struct sk_buff *skb
 		rxe_sched_task(&qp->comp.task);
 	}
 	return 0;
+}
+
+#define HAS_KEY 0x50000	/* in the mark of a packet, with its P_Key */
+
+static bool for_qp(struct rxe_pkt_info *pkt, u16 key)
+{
+	struct rxe_qp *qp;
+	bool ok;
+
+	if (bth_qpn(pkt) <= 1 || bth_qpn(pkt) == IB_MULTICAST_QPN)	/* an MGID has its P_Key */
+		return place(key) >= 0 && pkey_match(key, pkeys[place(key)]);
+	qp = rxe_pool_get_index(&pkt->rxe->qp_pool, bth_qpn(pkt));
+	if (!qp)
+		return false;
+	ok = pkey_match(key, key_at(qp->attr.pkey_index));
+	rxe_put(qp);
+	return ok;
+}
+
+void softib_rcv(struct sk_buff *skb)
+{
+	struct rxe_pkt_info *pkt = SKB_TO_PKT(skb);
+	u16 key;
+
+	if (skb->len >= RXE_BTH_BYTES) {
+		key = bth_pkey(pkt);
+		skb->mark = HAS_KEY | key;
+		bth_set_pkey(pkt, for_qp(pkt, key) ? IB_DEFAULT_PKEY_FULL : 0);
+	}
+	rxe_rcv(skb);
+}
+
+int softib_icrc_check(struct sk_buff *skb, struct rxe_pkt_info *pkt)
+{
+	bool checked = (skb->mark & ~0xffff) == HAS_KEY;
+	int err;
+
+	if (checked)
+		bth_set_pkey(pkt, skb->mark & 0xffff);
+	err = rxe_icrc_check(skb, pkt);
+	if (checked && bth_qpn(pkt) == IB_MULTICAST_QPN)	/* it is looked at for each QP */
+		bth_set_pkey(pkt, IB_DEFAULT_PKEY_FULL);
+	return err;
 }
 
 /* Multicast is taken from the device: the IPv6 stack drops what nobody has joined with MLD. */
@@ -210,16 +343,18 @@ int softib_cq_post(struct rxe_cq *cq, struct rxe_cqe *cqe, int solicited)
 	struct rxe_qp *qp = cq->is_user ?
 		rxe_pool_get_index(&device->qp_pool, cqe->uibwc.qp_num) : to_rqp(cqe->ibwc.qp);
 	struct sk_buff *skb = qp ? skb_peek(&qp->req_pkts) : NULL;
-	u16 lid = 0;
+	u16 lid = 0, key = skb ? max(place(skb->mark & 0xffff), 0) : 0;
 
 	if (skb && skb->protocol == htons(ETH_P_IPV6))
 		lid = lid_of((union ib_gid *)&ipv6_hdr(skb)->saddr);
 	if (cq->is_user) {
 		cqe->uibwc.slid = lid;
+		cqe->uibwc.pkey_index = key;
 		if (qp)
 			rxe_put(qp);
 	} else {
 		cqe->ibwc.slid = lid;
+		cqe->ibwc.pkey_index = key;
 		cqe->ibwc.wc_flags &= ~(IB_WC_WITH_NETWORK_HDR_TYPE | IB_WC_WITH_VLAN);
 	}
 	return rxe_cq_post(cq, cqe, solicited);
@@ -250,7 +385,11 @@ void softib_qp_error(struct rxe_qp *qp)
 static int modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, struct ib_udata *udata)
 {
 	bool was = to_rqp(ibqp)->attr.qp_state == IB_QPS_ERR;
-	int err = stock.modify_qp(ibqp, attr, mask, udata);
+	int err;
+
+	if ((mask & IB_QP_PKEY_INDEX) && attr->pkey_index >= PKEYS)
+		return -EINVAL;
+	err = stock.modify_qp(ibqp, attr, mask, udata);
 
 	if (!err && !was && (mask & IB_QP_STATE) && attr->qp_state == IB_QPS_ERR)
 		last_wqe(to_rqp(ibqp));
@@ -283,6 +422,10 @@ static u8 mtu_code(void)
 static u16 sa_path(u8 *r, ib_sa_comp_mask mask)
 {
 	union ib_gid *dgid = (union ib_gid *)(r + 8), *sgid = (union ib_gid *)(r + 24);
+	u16 key = mask & IB_SA_PATH_REC_PKEY ? be16_to_cpup((__be16 *)(r + 50)) : IB_DEFAULT_PKEY_FULL;
+
+	if (place(key) < 0)
+		return STATUS_NONE;
 
 	if (!(mask & IB_SA_PATH_REC_DGID) &&
 	    (!(mask & IB_SA_PATH_REC_DLID) || !gid_of(be16_to_cpup((__be16 *)(r + 40)), dgid)))
@@ -294,7 +437,7 @@ static u16 sa_path(u8 *r, ib_sa_comp_mask mask)
 	be32_at(r + 44, hop_limit);
 	r[48] = 0;		/* traffic class */
 	r[49] = 0x80 | 1;	/* reversible; one path */
-	be16_at(r + 50, 0xffff);
+	be16_at(r + 50, key | 0x8000);
 	be16_at(r + 52, 0);	/* QoS class, SL */
 	r[54] = mtu_code();
 	r[55] = EXACTLY | rate;
@@ -306,7 +449,10 @@ static u16 sa_path(u8 *r, ib_sa_comp_mask mask)
 static u16 sa_member(u8 *r, ib_sa_comp_mask mask, u8 method)
 {
 	union ib_gid *mgid = (union ib_gid *)r;
+	u16 key = mask & IB_SA_MCMEMBER_REC_PKEY ? be16_to_cpup((__be16 *)(r + 40)) : IB_DEFAULT_PKEY_FULL;
 
+	if (place(key) < 0)
+		return STATUS_INVALID;
 	if (!(mask & IB_SA_MCMEMBER_REC_MGID) || mgid->raw[0] != 0xff)
 		return STATUS_INVALID;
 	if (method == IB_SA_METHOD_DELETE)
@@ -317,7 +463,7 @@ static u16 sa_member(u8 *r, ib_sa_comp_mask mask, u8 method)
 	be16_at(r + 36, lid_of(mgid));
 	r[38] = mtu_code();
 	r[39] = 0;
-	be16_at(r + 40, 0xffff);
+	be16_at(r + 40, key | 0x8000);
 	r[42] = EXACTLY | rate;
 	r[43] = EXACTLY | lifetime;
 	be32_at(r + 44, hop_limit);
@@ -334,7 +480,8 @@ static int process_mad(struct ib_device *dev, int flags, u32 port, const struct 
 	ib_sa_comp_mask mask;
 	u16 status = 0;
 
-	if (!sa || in->mad_hdr.mgmt_class != IB_MGMT_CLASS_SUBN_ADM || (method & IB_MGMT_METHOD_RESP))
+	if (!sa || in->mad_hdr.mgmt_class != IB_MGMT_CLASS_SUBN_ADM || (method & IB_MGMT_METHOD_RESP) ||
+	    method == IB_MGMT_METHOD_REPORT)
 		return IB_MAD_RESULT_SUCCESS;
 	memcpy(out, in, sizeof(*in));
 	*out_size = sizeof(*in);
@@ -352,7 +499,7 @@ static int process_mad(struct ib_device *dev, int flags, u32 port, const struct 
 		answer->data[1] = IB_SA_CLASS_VERSION;
 		answer->data[7] = lifetime;
 		break;
-	case IB_SA_ATTR_INFORM_INFO:	/* subscribed; nothing ever happens */
+	case IB_SA_ATTR_INFORM_INFO:	/* nothing happens but by the parameter report */
 		break;
 	default:
 		status = STATUS_METHOD;
@@ -362,6 +509,76 @@ static int process_mad(struct ib_device *dev, int flags, u32 port, const struct 
 		IB_SA_METHOD_DELETE_RESP : IB_MGMT_METHOD_GET_RESP;
 	return IB_MAD_RESULT_SUCCESS | IB_MAD_RESULT_REPLY;
 }
+
+/* ---- reports of the subnet administrator, to the port itself ---- */
+
+static void report_sent(struct ib_mad_agent *agent, struct ib_mad_send_wc *wc)
+{
+	complete(agent->context);
+}
+
+static int report(u16 trap, const struct in6_addr *about)
+{
+	struct rdma_ah_attr to = { .type = RDMA_AH_ATTR_TYPE_IB, .port_num = 1 };
+	DECLARE_COMPLETION_ONSTACK(sent);
+	struct ib_mad_send_buf *buf;
+	struct ib_mad_agent *agent;
+	struct ib_sa_mad *mad;
+	union ib_gid own;
+	int err = -ENOMEM;
+
+	own_gid(&own);
+	agent = ib_register_mad_agent(&device->ib_dev, 1, IB_QPT_GSI, NULL, 0, report_sent, NULL, &sent, 0);
+	if (IS_ERR(agent))
+		return PTR_ERR(agent);
+	buf = ib_create_send_mad(agent, 1, 0, 0, IB_MGMT_SA_HDR, IB_MGMT_SA_DATA, GFP_KERNEL,
+				 IB_MGMT_BASE_VERSION);
+	if (IS_ERR(buf))
+		goto out;
+	rdma_ah_set_dlid(&to, lid_of(&own));
+	rdma_ah_set_grh(&to, &own, 0, 0, 64, 0);
+	buf->ah = rdma_create_ah(agent->qp->pd, &to, 0);
+	if (IS_ERR(buf->ah))
+		goto free;
+	mad = buf->mad;
+	mad->mad_hdr.base_version = IB_MGMT_BASE_VERSION;
+	mad->mad_hdr.mgmt_class = IB_MGMT_CLASS_SUBN_ADM;
+	mad->mad_hdr.class_version = IB_SA_CLASS_VERSION;
+	mad->mad_hdr.method = IB_MGMT_METHOD_REPORT;
+	mad->mad_hdr.attr_id = cpu_to_be16(IB_SA_ATTR_NOTICE);
+	mad->mad_hdr.tid = cpu_to_be64((u64)agent->hi_tid << 32 | 1);
+	/* a Notice (IBA 13.4.8.2): generic, of type 3 by a class manager; the GID is in its details */
+	mad->data[0] = 0x80 | 3;
+	mad->data[3] = 4;
+	be16_at(mad->data + 4, trap);
+	be16_at(mad->data + 6, lid_of(&own));
+	memcpy(mad->data + 16, about, sizeof(*about));
+	memcpy(mad->data + 64, &own, sizeof(own));
+	err = ib_post_send_mad(buf, NULL);
+	if (!err)
+		wait_for_completion(&sent);
+	rdma_destroy_ah(buf->ah, 0);
+free:
+	ib_free_send_mad(buf);
+out:
+	ib_unregister_mad_agent(agent);
+	return err;
+}
+
+static int set_report(const char *text, const struct kernel_param *kp)
+{
+	struct in6_addr about;
+	char gid[48];
+	u16 trap;
+
+	if (!device || sscanf(text, "%hu %47s", &trap, gid) != 2 || !in6_pton(gid, -1, about.s6_addr, -1, NULL))
+		return -EINVAL;
+	return report(trap, &about);
+}
+
+static const struct kernel_param_ops report_ops = { .set = set_report };
+module_param_cb(report, &report_ops, NULL, 0200);
+MODULE_PARM_DESC(report, "a trap and a GID, such as 66 ff12:401b:ffff::1, to be reported");
 
 /* ---- the port ---- */
 
@@ -373,6 +590,7 @@ static int query_port(struct ib_device *dev, u32 port, struct ib_port_attr *attr
 	own_gid(&gid);
 	attr->lid = attr->sm_lid = lid_of(&gid);
 	attr->gid_tbl_len = 1;
+	attr->pkey_tbl_len = PKEYS;
 	attr->active_width = IB_WIDTH_4X;
 	attr->active_speed = IB_SPEED_SDR;
 	attr->subnet_timeout = lifetime;
@@ -384,6 +602,14 @@ static int query_gid(struct ib_device *dev, u32 port, int index, union ib_gid *g
 	if (index)
 		return -EINVAL;
 	own_gid(gid);
+	return 0;
+}
+
+static int query_pkey(struct ib_device *dev, u32 port, u16 index, u16 *key)
+{
+	if (index >= PKEYS)
+		return -EINVAL;
+	*key = pkeys[index];
 	return 0;
 }
 
@@ -411,6 +637,7 @@ void softib_set_ops(struct ib_device *dev, const struct ib_device_ops *ops)
 	ours.process_mad = process_mad;
 	ours.query_port = query_port;
 	ours.query_gid = query_gid;
+	ours.query_pkey = query_pkey;
 	ours.get_link_layer = link_layer;
 	ours.get_port_immutable = immutable;
 	ib_set_device_ops(dev, &ours);

@@ -1,7 +1,7 @@
 // Command traffic makes IP traffic from where it runs, a guest or a namespace,
 // and checks what comes back: it is what both ends of a product test use.
 //
-//	traffic ping ADDR SIZE            one echo of an IP packet of SIZE octets
+//	traffic ping ADDR SIZE...         one echo of an IP packet of each SIZE octets
 //	traffic listen ADDR:PORT          print "ready", then octets and SHA-256 of one TCP connection
 //	traffic send ADDR:PORT OCTETS     print octets and SHA-256 of what was sent, then how long it took
 //	traffic exchange ADDR:PORT SIZE   one UDP datagram of SIZE octets there and back
@@ -11,7 +11,7 @@
 //	traffic say ADDR:PORT SIZE DEVICE one UDP datagram there every tenth of a second, until it is killed
 //	traffic sink ADDR:PORT            print "ready", then how many octets of UDP came until there was silence
 //	traffic flood ADDR:PORT SIZE RATE UDP datagrams of SIZE octets, RATE Mb/s, for floodTime
-//	traffic runtime SOCKET            print what an agent's process uses
+//	traffic get SOCKET PATH           print a document of an agent's control API
 //	traffic outside DEVICE            print "ready", then one line of what was received there when the input
 //	                                  ends: packets of RoCEv2, and all packets
 //	traffic wireguard DEVICE N        set up a WireGuard device: host N of two, fd77::N inside, fd78::N outside
@@ -32,7 +32,6 @@ import (
 	"time"
 
 	"ipoibcm/cmd/ipoibcmd/lab"
-	"ipoibcm/control"
 )
 
 // patience bounds each step: a guest is slow, and a connection may have to come up.
@@ -50,7 +49,7 @@ func run(args []string) error {
 		return errors.New("not enough arguments")
 	}
 	n := 0
-	if len(args) > 2 && args[0] != "hear" {
+	if len(args) > 2 && args[0] != "hear" && args[0] != "get" {
 		var err error
 		if n, err = strconv.Atoi(args[2]); err != nil {
 			return err
@@ -58,15 +57,7 @@ func run(args []string) error {
 	}
 	switch args[0] {
 	case "ping":
-		dst, err := netip.ParseAddr(args[1])
-		if err != nil {
-			return err
-		}
-		rtt, err := lab.Echo(lab.Ping{Dst: dst, Size: n, Timeout: time.Second})
-		if err == nil {
-			fmt.Println(rtt)
-		}
-		return err
+		return ping(args[1], args[2:])
 	case "listen":
 		return listen(args[1])
 	case "send":
@@ -85,8 +76,8 @@ func run(args []string) error {
 			return err
 		}
 		return flood(args[1], n, rate)
-	case "runtime":
-		return runtime(args[1])
+	case "get":
+		return get(args[1], args[2])
 	case "outside":
 		return outside(args[1])
 	case "wireguard":
@@ -95,6 +86,25 @@ func run(args []string) error {
 		return exchange(args[1], n)
 	}
 	return fmt.Errorf("no such command: %s", args[0])
+}
+
+func ping(addr string, sizes []string) error {
+	dst, err := netip.ParseAddr(addr)
+	if err != nil {
+		return err
+	}
+	for _, size := range sizes {
+		n, err := strconv.Atoi(size)
+		if err != nil {
+			return err
+		}
+		rtt, err := lab.Echo(lab.Ping{Dst: dst, Size: n, Timeout: time.Second})
+		if err != nil {
+			return err
+		}
+		fmt.Println(rtt)
+	}
+	return nil
 }
 
 func listen(addr string) error {
@@ -180,15 +190,18 @@ func exchange(addr string, n int) error {
 	return fmt.Errorf("no datagram of %d octets came back", n)
 }
 
-func runtime(socket string) error {
+func get(socket, path string) error {
 	c := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}}
-	r, err := c.Get("http://agent" + control.PathRuntime)
+	r, err := c.Get("http://agent" + path)
 	if err != nil {
 		return err
 	}
 	defer r.Body.Close()
+	if r.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", path, r.Status)
+	}
 	_, err = io.Copy(os.Stdout, r.Body)
 	return err
 }

@@ -10,33 +10,38 @@ import (
 	"ipoibcm/verbs"
 )
 
-var _ verbs.Attender = (*Device)(nil)
+var _ verbs.FDPoller = (*Device)(nil)
 
-// An attention is a descriptor of the user's that a receiver looks after.
-type attention struct {
+// A polledFD is a descriptor of the user's that a receiver looks after.
+type polledFD struct {
 	fd   int
 	step func() (more bool, wait time.Duration)
 	stop atomic.Bool
 	left chan struct{} // closed when the receiver has let go of it
 }
 
-// Attend implements [verbs.Attender]. The receiver of the default GID's family
+// PollFD implements [verbs.FDPoller]. The receiver of the default GID's family
 // does it.
-func (d *Device) Attend(fd int, step func() (more bool, wait time.Duration)) (stop func(), err error) {
-	r := d.attendant()
+func (d *Device) PollFD(fd int, step func() (more bool, wait time.Duration)) (stop func(), err error) {
+	return d.threads[0].pollFD(fd, step)
+}
+
+// pollFD has the receiver of th look after fd.
+func (th *thread) pollFD(fd int, step func() (more bool, wait time.Duration)) (stop func(), err error) {
+	r := th.eventLoop()
 	if fd < 0 || step == nil || r == nil {
 		return nil, verbs.ErrInvalid
 	}
-	a := &attention{fd: fd, step: step, left: make(chan struct{})}
-	r.attMu.Lock()
-	defer r.attMu.Unlock()
+	a := &polledFD{fd: fd, step: step, left: make(chan struct{})}
+	r.polledMu.Lock()
+	defer r.polledMu.Unlock()
 	if r.ended {
 		return nil, verbs.ErrClosed
 	}
-	if !d.attended.CompareAndSwap(false, true) {
+	if !th.polling.CompareAndSwap(false, true) {
 		return nil, verbs.ErrQueueFull
 	}
-	r.att.Store(a)
+	r.polled.Store(a)
 	r.wake()
 	return func() {
 		a.stop.Store(true)
@@ -45,10 +50,11 @@ func (d *Device) Attend(fd int, step func() (more bool, wait time.Duration)) (st
 	}, nil
 }
 
-// attendant picks the receiver that most packets come to.
-func (d *Device) attendant() *receiver {
+// eventLoop picks the receiver of th that most packets come to.
+func (th *thread) eventLoop() *receiver {
+	d := th.dev
 	for _, r := range d.receivers {
-		if r.v6 == !d.firstGID.Is4() && (!r.share || !r.mcast) {
+		if r.th == th && r.v6 == !d.firstGID.Is4() && (!r.share || !r.mcast) {
 			return r
 		}
 	}
@@ -61,61 +67,43 @@ func (r *receiver) wake() {
 	_, _ = unix.Write(r.wakeFD, one[:]) // EAGAIN: it was woken often enough
 }
 
-// attend calls the step of what r looks after, if anything. Completions that it
-// causes wait for its end: their handlers need not run beside it.
-func (r *receiver) attend() (more bool, wait time.Duration) {
-	a := r.att.Load()
+// stepUser calls the step of what r looks after, if anything.
+func (r *receiver) stepUser() (more bool, wait time.Duration) {
+	a := r.polled.Load()
 	if a == nil {
 		return false, 0
 	}
 	if a.stop.Load() {
-		r.letGo()
+		r.stopPolling()
 		return false, 0
 	}
-	d := r.dev
-	d.stepping.Store(true)
-	more, wait = a.step()
-	d.stepping.Store(false)
-	if d.deferred.Swap(false) {
-		d.mu.Lock()
-		r.kicks = r.kicks[:0]
-		for c := range d.cqs {
-			if c.pending.Load() {
-				r.kicks = append(r.kicks, c)
-			}
-		}
-		d.mu.Unlock()
-		for i, c := range r.kicks {
-			c.kick(true)
-			r.kicks[i] = nil
-		}
-	}
+	more, wait, r.due = r.th.step(a, r.due)
 	return more, wait
 }
 
-// letGo ends the attention, if there is one.
-func (r *receiver) letGo() {
-	if a := r.att.Swap(nil); a != nil {
-		r.dev.attended.Store(false)
+// stopPolling ends the polling of the descriptor of the user, if there is one.
+func (r *receiver) stopPolling() {
+	if a := r.polled.Swap(nil); a != nil {
+		r.th.polling.Store(false)
 		close(a.left)
 	}
 }
 
 // end is called when r reads no more.
 func (r *receiver) end() {
-	r.attMu.Lock()
-	defer r.attMu.Unlock()
+	r.polledMu.Lock()
+	defer r.polledMu.Unlock()
 	r.ended = true
-	r.letGo()
+	r.stopPolling()
 }
 
 // sleep returns when there is something to read, or after wait if that is
 // positive; then the descriptor looked after is not watched.
 func (r *receiver) sleep(wait time.Duration) {
 	fds := [4]unix.PollFd{{Fd: int32(r.fd), Events: unix.POLLIN}, {Fd: int32(r.wakeFD), Events: unix.POLLIN},
-		{Fd: int32(r.room), Events: unix.POLLIN}}
+		{Fd: int32(r.writable), Events: unix.POLLIN}}
 	n := 3
-	if a := r.att.Load(); a != nil && wait <= 0 {
+	if a := r.polled.Load(); a != nil && wait <= 0 {
 		fds[3] = unix.PollFd{Fd: int32(a.fd), Events: unix.POLLIN}
 		n = 4
 	}

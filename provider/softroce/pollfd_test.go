@@ -47,14 +47,14 @@ func (c *counterFD) step() (bool, time.Duration) {
 	return false, time.Duration(c.wait.Load())
 }
 
-func TestAttend(t *testing.T) {
+func TestPollFD(t *testing.T) {
 	a, b := vethPair(t, 9000, false, nil)
 	x, y := newEnd(t, a, ib.RC, 16, 4096), newEnd(t, b, ib.RC, 16, 4096)
 	connect(x, y)
 	c := newCounterFD(t)
-	stop, err := a.Attend(c.fd, c.step)
+	stop, err := a.PollFD(c.fd, c.step)
 	must(t, err)
-	if _, err := a.Attend(c.fd, c.step); !errors.Is(err, verbs.ErrQueueFull) {
+	if _, err := a.PollFD(c.fd, c.step); !errors.Is(err, verbs.ErrQueueFull) {
 		t.Errorf("a second descriptor: %v", err)
 	}
 	c.add(5)
@@ -80,18 +80,18 @@ func TestAttend(t *testing.T) {
 	if got := c.sum.Load(); got != 5 {
 		t.Errorf("a step after stop: sum %d", got)
 	}
-	stop2, err := a.Attend(c.fd, c.step) // free again
+	stop2, err := a.PollFD(c.fd, c.step) // free again
 	must(t, err)
 	until(t, "a step for what was there before", func() bool { return c.sum.Load() == 6 })
 	must(t, a.Close()) // ends it
 	stop2()
-	if _, err := a.Attend(c.fd, c.step); !errors.Is(err, verbs.ErrClosed) {
-		t.Errorf("Attend after Close: %v", err)
+	if _, err := a.PollFD(c.fd, c.step); !errors.Is(err, verbs.ErrClosed) {
+		t.Errorf("PollFD after Close: %v", err)
 	}
 }
 
 // While a step waits its descriptor is not watched, and the time is kept.
-func TestAttendWaits(t *testing.T) {
+func TestPollFDWaits(t *testing.T) {
 	a, _ := vethPair(t, 9000, false, nil)
 	c := newCounterFD(t)
 	full := atomic.Bool{}
@@ -104,7 +104,7 @@ func TestAttendWaits(t *testing.T) {
 		return c.step()
 	}
 	begin := time.Now()
-	stop, err := a.Attend(c.fd, step)
+	stop, err := a.PollFD(c.fd, step)
 	must(t, err)
 	defer stop()
 	c.add(7)
@@ -124,7 +124,7 @@ func TestAttendWaits(t *testing.T) {
 
 // A step's own completions reach their handler when it has ended, on no other
 // goroutine.
-func TestAttendCompletions(t *testing.T) {
+func TestPollFDCompletions(t *testing.T) {
 	a, b := vethPair(t, 9000, false, nil)
 	y := newEnd(t, b, ib.UD, 16, 4096)
 	got, err := a.CreateCQ(16)
@@ -159,7 +159,7 @@ func TestAttendCompletions(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 		stepping.Store(false)
 	}
-	stop, err := a.Attend(c.fd, c.step)
+	stop, err := a.PollFD(c.fd, c.step)
 	must(t, err)
 	defer stop()
 	const rounds = 20
@@ -172,12 +172,12 @@ func TestAttendCompletions(t *testing.T) {
 	}
 }
 
-func TestAttendBadInput(t *testing.T) {
+func TestPollFDBadInput(t *testing.T) {
 	a, _ := vethPair(t, 9000, false, nil)
-	if _, err := a.Attend(-1, func() (bool, time.Duration) { return false, 0 }); !errors.Is(err, verbs.ErrInvalid) {
+	if _, err := a.PollFD(-1, func() (bool, time.Duration) { return false, 0 }); !errors.Is(err, verbs.ErrInvalid) {
 		t.Errorf("no descriptor: %v", err)
 	}
-	if _, err := a.Attend(int(os.Stdin.Fd()), nil); !errors.Is(err, verbs.ErrInvalid) {
+	if _, err := a.PollFD(int(os.Stdin.Fd()), nil); !errors.Is(err, verbs.ErrInvalid) {
 		t.Errorf("no step: %v", err)
 	}
 }
@@ -194,7 +194,7 @@ func TestAckRides(t *testing.T) {
 		_, err := y.qp.PostSend([]verbs.SendWR{{ID: 3, Opcode: verbs.Send, SG: y.sge(0, 100), Flags: verbs.Signaled}})
 		answer <- err
 	}
-	stop, err := b.Attend(c.fd, c.step)
+	stop, err := b.PollFD(c.fd, c.step)
 	must(t, err)
 	defer stop()
 	send := func() {

@@ -7,14 +7,14 @@ import (
 	"ipoibcm/verbs"
 )
 
-// attend lets the provider's receiving goroutine read the TUN too. What the
+// pollTUN lets the provider's receiving goroutine read the TUN too. What the
 // kernel answers to a packet that came in then leaves on the same thread, with
 // what it wrote still in the cache and nobody woken. It returns what ends that,
 // nil if the TUN needs a reader of its own. fail is called when the TUN fails.
-func (l *Loop) attend(fail func(error)) (stop func()) {
-	p, ok1 := l.p.(verbs.Attender)
+func (l *thread) pollTUN(fail func(error)) (stop func()) {
+	p, ok1 := l.p.(verbs.FDPoller)
 	dev, ok2 := l.tun.(tun.Pollable)
-	if l.cfg.NoAttend {
+	if l.cfg.OwnTUNThread {
 		l.offload("switched off")
 		return nil
 	}
@@ -24,7 +24,7 @@ func (l *Loop) attend(fail func(error)) (stop func()) {
 	}
 	s := newSender(l, dev.TryRead)
 	failed := false
-	end, err := p.Attend(dev.FD(), func() (bool, time.Duration) {
+	end, err := p.PollFD(dev.FD(), func() (bool, time.Duration) {
 		if failed {
 			return false, time.Hour
 		}
@@ -43,20 +43,23 @@ func (l *Loop) attend(fail func(error)) (stop func()) {
 		l.offload(err.Error())
 		return nil
 	}
-	l.attending.Store(&verbs.Offload{On: true})
+	l.polling.Store(&verbs.Offload{On: true})
 	return end
 }
 
 // offload notes why the TUN has a reader of its own.
-func (l *Loop) offload(why string) { l.attending.Store(&verbs.Offload{Why: why}) }
+func (l *thread) offload(why string) { l.polling.Store(&verbs.Offload{Why: why}) }
 
 // Offload says whether the provider's receiving thread reads the TUN. Uses counts
 // the turns in which it read packets.
 func (l *Loop) Offload() verbs.Offload {
 	var o verbs.Offload
-	if p := l.attending.Load(); p != nil {
-		o = *p
+	for _, th := range l.threads {
+		if p := th.polling.Load(); p != nil && (th.index == 0 || !p.On) {
+			o.On, o.Why = p.On, p.Why
+		}
+		o.Uses += th.turns.Load()
 	}
-	o.Name, o.What, o.Uses = "one_thread", "one thread for TUN and underlay", l.turns.Load()
+	o.Name, o.What = "one_thread", "one thread for TUN and underlay"
 	return o
 }

@@ -1,0 +1,78 @@
+package agent
+
+import (
+	"maps"
+	"net/netip"
+	"sync"
+	"time"
+
+	"ipoibcm/ratelimit"
+)
+
+const (
+	// attemptRate is how many wrong passwords a second a host may send, attemptBurst how
+	// many at once: whoever mistypes one tries again, and a thousand take two hours.
+	attemptRate, attemptBurst = 1.0 / 8, 10
+	// maxAttempters is how many hosts are told apart. More of them share one allowance.
+	maxAttempters = 1024
+)
+
+// attempts counts wrong passwords by host, so that nobody tries many, and who tries many
+// keeps nobody else out.
+type attempts struct {
+	mu     sync.Mutex
+	hosts  map[netip.Prefix]*ratelimit.Bucket
+	others ratelimit.Bucket
+}
+
+// mayTry reports whether requests from addr, as net/http has it, are looked at.
+func (a *attempts) mayTry(addr string, now time.Time) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	b := a.hosts[hostOf(addr)]
+	if b == nil && len(a.hosts) < maxAttempters {
+		return true
+	}
+	if b == nil {
+		b = &a.others
+	}
+	return b.Left(now, attemptRate, attemptBurst) >= 1
+}
+
+// wrong notes that addr sent a wrong password.
+func (a *attempts) wrong(addr string, now time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	host := hostOf(addr)
+	b := a.hosts[host]
+	if b == nil && len(a.hosts) >= maxAttempters {
+		maps.DeleteFunc(a.hosts, func(_ netip.Prefix, b *ratelimit.Bucket) bool { return b.Full(now, attemptRate) })
+	}
+	switch {
+	case b != nil:
+	case len(a.hosts) >= maxAttempters:
+		b = &a.others
+	default:
+		if a.hosts == nil {
+			a.hosts = map[netip.Prefix]*ratelimit.Bucket{}
+		}
+		b = &ratelimit.Bucket{}
+		a.hosts[host] = b
+	}
+	b.Take(now, attemptRate, attemptBurst)
+}
+
+// hostOf returns the host of an address with a port: of IPv6 the subnet, in which one
+// host may have as many addresses as it likes.
+func hostOf(addr string) netip.Prefix {
+	ap, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		return netip.Prefix{} // of no host that is known
+	}
+	a, bits := ap.Addr().Unmap().WithZone(""), 64
+	if a.Is4() {
+		bits = 32
+	}
+	p, _ := a.Prefix(bits)
+	return p
+}

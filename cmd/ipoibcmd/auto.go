@@ -1,0 +1,50 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// automatic is what a person calls the zero of a number that the program may choose.
+const automatic = "auto"
+
+func numberOrAuto(n int) string {
+	if n == 0 {
+		return automatic
+	}
+	return strconv.Itoa(n)
+}
+
+// setOrAuto sets n to the number s, of unit, or to zero for "auto".
+func setOrAuto(n *int, s, unit string) error {
+	if s == automatic {
+		*n = 0
+		return nil
+	}
+	v, err := strconv.Atoi(s)
+	if err != nil || v == 0 {
+		return fmt.Errorf("%q is neither auto nor a number of %s", s, unit)
+	}
+	*n = v
+	return nil
+}
+
+// intOrAuto is setOrAuto for a file. Zero is auto to us, and nothing to those who
+// write it: they are told so by format.
+func intOrAuto(n *int, value *yaml.Node, format string, args ...any) error {
+	if value.Kind == yaml.ScalarNode && value.Value == automatic {
+		*n = 0
+		return nil
+	}
+	var v int
+	if err := value.Decode(&v); err != nil {
+		return err
+	}
+	if v == 0 {
+		return &yaml.TypeError{Errors: []string{fmt.Sprintf("line %d: ", value.Line) + fmt.Sprintf(format, args...)}}
+	}
+	*n = v
+	return nil
+}

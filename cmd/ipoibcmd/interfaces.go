@@ -1,0 +1,303 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/activation"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+
+	"ipoibcm/ib"
+	"ipoibcm/logqueue"
+)
+
+// Several interfaces in one process: the ports and partitions of InfiniBand devices, of which the
+// kernel gives QP 1 of a port to one process only. The file has them under "interfaces"; what
+// is beside that list holds for all.
+
+// interfacesKey is the list's.
+const interfacesKey = "interfaces"
+
+// maxInterfaces bounds the list.
+const maxInterfaces = 64
+
+// splitInterfaces takes the list out of a file: what is left, and each item as a file of its
+// own; none if there is no list.
+func splitInterfaces(b []byte) (common []byte, each [][]byte, err error) {
+	var doc yaml.Node
+	if yaml.Unmarshal(b, &doc) != nil || len(doc.Content) == 0 || doc.Content[0].Kind != yaml.MappingNode {
+		return b, nil, nil // decode says what is wrong
+	}
+	top := doc.Content[0]
+	for i := 0; i+1 < len(top.Content); i += 2 {
+		list := top.Content[i+1]
+		if top.Content[i].Value != interfacesKey {
+			continue
+		}
+		switch {
+		case list.Kind != yaml.SequenceNode || len(list.Content) == 0:
+			return nil, nil, fmt.Errorf("line %d: interfaces: want a list of settings, each with a name", list.Line)
+		case len(list.Content) > maxInterfaces:
+			return nil, nil, fmt.Errorf("line %d: interfaces: %d are given, at most %d can be",
+				list.Line, len(list.Content), maxInterfaces)
+		}
+		for n, item := range list.Content {
+			if item.Kind != yaml.MappingNode {
+				return nil, nil, fmt.Errorf("line %d: interfaces[%d]: want keys and values, such as name: ibcm0", item.Line, n)
+			}
+			out, err := yaml.Marshal(item)
+			if err != nil {
+				return nil, nil, fmt.Errorf("line %d: interfaces[%d]: %w", item.Line, n, err)
+			}
+			each = append(each, out)
+		}
+		top.Content = slices.Delete(top.Content, i, i+2)
+		if common, err = yaml.Marshal(&doc); err != nil {
+			return nil, nil, fmt.Errorf("line %d: interfaces: %w", list.Line, err)
+		}
+		return common, each, nil
+	}
+	return b, nil, nil
+}
+
+// configureAll is configure for run, whose file may have several interfaces.
+func configureAll(cmd *cobra.Command, flags *Config, file string) ([]Config, error) {
+	var each [][]byte
+	var common []byte
+	if file != "" {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return nil, fmt.Errorf("read configuration: %w", err)
+		}
+		if common, each, err = splitInterfaces(b); err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	if each == nil {
+		c, err := configure(cmd, flags, file)
+		return []Config{c}, err
+	}
+	var given []string
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if f.Name != "config" && f.Name != "exit-on-eof" {
+			given = append(given, "--"+f.Name)
+		}
+	})
+	if len(given) > 0 {
+		return nil, fmt.Errorf("%s has several interfaces: %s would be for all of them; write it there",
+			file, strings.Join(given, ", "))
+	}
+	all, err := decodeInterfaces(common, each)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return all, nil
+}
+
+// decodeInterfaces returns the configuration of each interface.
+func decodeInterfaces(common []byte, each [][]byte) (all []Config, err error) {
+	for i, own := range each {
+		c := defaults()
+		if err := c.decode(common); err != nil {
+			return nil, err
+		}
+		err := c.decode(own)
+		if err == nil {
+			err = c.check()
+		}
+		if err != nil {
+			return nil, fmt.Errorf("interfaces[%d]: %w", i, err)
+		}
+		all = append(all, c)
+	}
+	return all, checkTogether(all)
+}
+
+// checkTogether says what interfaces of one process cannot have in common.
+func checkTogether(all []Config) error {
+	for i, c := range all {
+		if c.Provider != ibVerbs {
+			return fmt.Errorf("interfaces[%d]: provider %s: a process has several interfaces of provider ibverbs only; "+
+				"start one for each", i, c.Provider)
+		}
+		for j, other := range all[:i] {
+			for _, same := range []struct {
+				key  string
+				is   bool
+				text string
+			}{
+				{"name", c.Name == other.Name, c.Name},
+				{"control", c.controlPath() == other.controlPath(), c.controlPath()},
+				{"metrics", c.Metrics != "" && c.Metrics == other.Metrics, c.Metrics},
+			} {
+				if same.is {
+					return fmt.Errorf("interfaces[%d]: %s %q is that of interfaces[%d]", i, same.key, same.text, j)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// runAll serves several interfaces. Where one ends, all do.
+func runAll(ctx context.Context, all []Config, r reloading, readAll func() ([]Config, error)) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	s, err := all[0].settings()
+	if err != nil {
+		return err
+	}
+	r.level.Set(s.level)
+	queue := logqueue.New(os.Stderr, logqueue.Options{Level: r.level, JSON: all[0].LogFormat == "json"})
+	defer queue.Close(logPatience)
+	notify, watchdog := notifier(queue.Logger())
+	t := newTogether(notify, len(all))
+	t.all = all
+	t.watchdog = watchdog
+	var wg sync.WaitGroup
+	errs := make([]error, len(all))
+	var owners []string
+	for _, c := range all {
+		owners = append(owners, ownerOf(c.Name))
+	}
+	kept := heirs(activation.Files(true), owners, openStore, queue.Logger())
+	for i, c := range all {
+		s, err := c.settings()
+		if err != nil {
+			return err
+		}
+		own := r
+		own.together, own.member = t, i
+		own.owner, own.kept = owners[i], kept[owners[i]]
+		own.hangup = t.hangups[i]
+		own.read = func() (Config, error) { return configOf(c.Name, readAll) }
+		wg.Go(func() {
+			if errs[i] = serve(ctx, c, s, own, queue); errs[i] != nil {
+				errs[i] = fmt.Errorf("%s: %w", c.Name, errs[i])
+			}
+			stop()
+		})
+	}
+	wg.Go(func() { t.forward(ctx, r.hangup) })
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// configOf returns the configuration of an interface in a file that is read again.
+func configOf(name string, readAll func() ([]Config, error)) (Config, error) {
+	all, err := readAll()
+	if err != nil {
+		return Config{}, err
+	}
+	i := slices.IndexFunc(all, func(c Config) bool { return c.Name == name })
+	if i < 0 {
+		return Config{}, fmt.Errorf("the file has no interface %s any more: a restart ends it", name)
+	}
+	return all[i], nil
+}
+
+// A together makes several interfaces one service in the eyes of its manager.
+type together struct {
+	all      []Config
+	hangups  []chan os.Signal
+	watchdog time.Duration
+
+	mu     sync.Mutex
+	notify func(string) // nil: there is no manager
+	up     bool         // all were ready
+	ready  map[int]bool
+	alive  map[int]bool
+}
+
+func newTogether(notify func(string), n int) *together {
+	t := &together{notify: notify, ready: map[int]bool{}, alive: map[int]bool{}}
+	for range n {
+		t.hangups = append(t.hangups, make(chan os.Signal, 1))
+	}
+	return t
+}
+
+// links is how many interfaces are on the port and in the partition of c, which is one of them.
+func (t *together) links(c Config) (n int) {
+	if t == nil {
+		return 1
+	}
+	for _, o := range t.all {
+		if o.Device == c.Device && o.Port == c.Port && (o.PKey^c.PKey)&^uint16(ib.PKeyFull) == 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// forward gives each SIGHUP to all.
+func (t *together) forward(ctx context.Context, in <-chan os.Signal) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case s := <-in:
+			for _, c := range t.hangups {
+				select {
+				case c <- s:
+				default: // it has one to deal with
+				}
+			}
+		}
+	}
+}
+
+// notifier returns what interface i tells the manager by. The service is ready when all are, and
+// lives as long as all do: the watchdog is fed when each has said so.
+func (t *together) notifier(i int) func(string) {
+	if t.notify == nil {
+		return nil
+	}
+	return func(text string) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		var out []string
+		for line := range strings.SplitSeq(text, "\n") {
+			switch {
+			case line == "READY=1":
+				t.ready[i] = true
+			case line == "WATCHDOG=1":
+				t.alive[i] = true
+			case !strings.HasPrefix(line, "STATUS="):
+				out = append(out, line)
+			}
+		}
+		switch isReady := t.ready[i]; {
+		case !t.up && len(t.ready) == len(t.hangups):
+			t.up, out = true, append(out, "READY=1")
+		case t.up && isReady: // after a reload
+			out = append(out, "READY=1")
+		}
+		if t.up {
+			clear(t.ready)
+		}
+		if len(t.alive) == len(t.hangups) {
+			out, t.alive = append(out, "WATCHDOG=1"), map[int]bool{}
+		}
+		if len(out) > 0 {
+			t.notify(strings.Join(out, "\n"))
+		}
+	}
+}
+
+// logger is that of one of several interfaces.
+func (r *reloading) logger(log *slog.Logger, name string) *slog.Logger {
+	if r.together == nil {
+		return log
+	}
+	return log.With("interface", name)
+}

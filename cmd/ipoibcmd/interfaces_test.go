@@ -1,0 +1,156 @@
+package main
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const twoInterfaces = `# of one host
+provider: ibverbs
+underlay: eth0
+mode: uc
+interfaces:
+  - name: ib0
+    addresses: [10.0.0.1/24]
+  - name: ib1
+    pkey: 0x8001
+    mode: rc
+`
+
+// What stands beside the list holds for all, and what an interface says for itself wins.
+func TestInterfaces(t *testing.T) {
+	common, each, err := splitInterfaces([]byte(twoInterfaces))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := decodeInterfaces(common, each)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) != 2 {
+		t.Fatalf("%d interfaces, want 2", len(all))
+	}
+	for i, want := range []struct {
+		name, mode string
+		pkey       uint16
+		addresses  []string
+	}{
+		{"ib0", "uc", 0xffff, []string{"10.0.0.1/24"}}, {"ib1", "rc", 0x8001, nil},
+	} {
+		c := all[i]
+		if c.Name != want.name || c.Mode != want.mode {
+			t.Errorf("interface %d is %s in mode %s, want %s in %s", i, c.Name, c.Mode, want.name, want.mode)
+		}
+		if c.PKey != want.pkey {
+			t.Errorf("%s: P_Key 0x%04x, want 0x%04x", c.Name, c.PKey, want.pkey)
+		}
+		if !slices.Equal(c.Addresses, want.addresses) {
+			t.Errorf("%s: addresses %v, want %v", c.Name, c.Addresses, want.addresses)
+		}
+	}
+	if all[0].Offload.GSO == all[1].Offload.GSO {
+		t.Error("two interfaces share a switch")
+	}
+}
+
+// A file without the list is left as it is.
+func TestNoInterfaces(t *testing.T) {
+	for _, text := range []string{"", "name: ib0\n", "- a\n", "name: [\n"} {
+		common, each, err := splitInterfaces([]byte(text))
+		if err != nil || each != nil || string(common) != text {
+			t.Errorf("%q: %q, %d interfaces, %v; want it as it is", text, common, len(each), err)
+		}
+	}
+}
+
+// ibEth0 is of all interfaces.
+const ibEth0 = "provider: ibverbs\nunderlay: eth0\n"
+
+func TestBadInterfaces(t *testing.T) {
+	for _, tt := range []struct{ name, text, want string }{
+		{"no list", "interfaces: 3\n", "want a list"},
+		{"an empty list", "interfaces: []\n", "want a list"},
+		{"an item that is a word", "interfaces: [ib0]\n", "interfaces[0]: want keys and values"},
+		{"an unknown key", ibEth0 + "interfaces:\n- nam: x\n", `unknown key "nam"`},
+		{"a bad value", ibEth0 + "interfaces:\n- mode: x\n", "interfaces[0]: mode"},
+		{"a list within", ibEth0 + "interfaces:\n- interfaces: []\n", `unknown key "interfaces"`},
+		{"one name twice", ibEth0 + "interfaces:\n- name: a\n- name: a\n", `name "a" is that of interfaces[0]`},
+		{"one socket", ibEth0 + "control: /run/x\ninterfaces:\n- name: a\n- name: b\n", `control "/run/x" is that of`},
+		{"one address of metrics", ibEth0 + "metrics: 127.0.0.1:9\ninterfaces:\n- name: a\n- name: b\n", "metrics"},
+		{"softroce", "underlay: eth0\ninterfaces:\n- name: a\n- name: b\n", "provider ibverbs only"},
+		{"too many", "interfaces:\n" + strings.Repeat("- name: a\n", maxInterfaces+1), "at most 64"},
+	} {
+		common, each, err := splitInterfaces([]byte(tt.text))
+		if err == nil {
+			_, err = decodeInterfaces(common, each)
+		}
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
+		}
+	}
+}
+
+// An interface that is in the file no more goes on until a restart.
+func TestConfigOf(t *testing.T) {
+	read := func() ([]Config, error) { return []Config{{Name: "a"}, {Name: "b", Mode: "uc"}}, nil }
+	if c, err := configOf("b", read); err != nil || c.Mode != "uc" {
+		t.Errorf("got %+v, %v; want that of b", c, err)
+	}
+	if _, err := configOf("c", read); err == nil || !strings.Contains(err.Error(), "no interface c any more") {
+		t.Errorf("got %v, want that it is gone", err)
+	}
+	bad := errors.New("bad")
+	if _, err := configOf("a", func() ([]Config, error) { return nil, bad }); !errors.Is(err, bad) {
+		t.Errorf("got %v, want %v", err, bad)
+	}
+}
+
+// The service is ready when all interfaces are, and lives while all do.
+func TestTogether(t *testing.T) {
+	var told []string
+	g := newTogether(func(s string) { told = append(told, s) }, 2)
+	a, b := g.notifier(0), g.notifier(1)
+	for _, tt := range []struct {
+		from func(string)
+		say  string
+		want string // what the manager hears; empty: nothing
+	}{
+		{a, "READY=1\nSTATUS=up", ""},
+		{a, "WATCHDOG=1", ""},
+		{a, "WATCHDOG=1", ""},
+		{b, "READY=1", "READY=1"},
+		{b, "WATCHDOG=1", "WATCHDOG=1"},
+		{b, "WATCHDOG=1", ""},
+		{a, "STATUS=x", ""},
+		{a, "RELOADING=1\nMONOTONIC_USEC=5", "RELOADING=1\nMONOTONIC_USEC=5"},
+		{a, "READY=1", "READY=1"},
+		{b, "STOPPING=1", "STOPPING=1"},
+	} {
+		told = nil
+		tt.from(tt.say)
+		if got := strings.Join(told, "|"); got != tt.want {
+			t.Errorf("%q: the manager hears %q, want %q", tt.say, got, tt.want)
+		}
+	}
+	if newTogether(nil, 2).notifier(0) != nil {
+		t.Error("there is a notifier without a manager")
+	}
+}
+
+// Interfaces of one port and partition share what the administrator does not count.
+func TestLinks(t *testing.T) {
+	g := newTogether(nil, 4)
+	g.all = []Config{{Device: "a", Port: 1, PKey: 0xffff}, {Device: "a", Port: 1, PKey: 0x7fff},
+		{Device: "a", Port: 2, PKey: 0xffff}, {Device: "a", Port: 1, PKey: 0x8001}}
+	for i, want := range []int{2, 2, 1, 1} {
+		if got := g.links(g.all[i]); got != want {
+			t.Errorf("interface %d: %d on its port and partition, want %d", i, got, want)
+		}
+	}
+	var alone *together
+	if got := alone.links(Config{}); got != 1 {
+		t.Errorf("an interface alone: %d, want 1", got)
+	}
+}

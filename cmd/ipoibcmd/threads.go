@@ -1,0 +1,42 @@
+package main
+
+import (
+	"runtime"
+
+	"go.yaml.in/yaml/v3"
+
+	"ipoibcm/provider/softroce"
+)
+
+// A threadCount is the setting threads: how many, or zero for "auto".
+type threadCount int
+
+// mostAuto bounds the threads of "auto".
+const mostAuto = 4
+
+// String implements [pflag.Value].
+func (n threadCount) String() string { return numberOrAuto(int(n)) }
+
+// Set implements [pflag.Value].
+func (n *threadCount) Set(s string) error { return setOrAuto((*int)(n), s, "threads") }
+
+// Type implements [pflag.Value].
+func (n *threadCount) Type() string { return "count" }
+
+// UnmarshalYAML implements [yaml.Unmarshaler].
+func (n *threadCount) UnmarshalYAML(value *yaml.Node) error {
+	return intOrAuto((*int)(n), value, "threads 0: must be auto, or 1 to %d", softroce.MaxThreads)
+}
+
+// threads returns how many data threads there are to be. "auto" is as many as processors that this
+// process may use, by its affinity, its cpuset, its share of them (the quota of its control group)
+// and GOMAXPROCS, and mostAuto at most.
+func (c *Config) threads() int {
+	switch {
+	case c.Provider != softRoCE:
+		return 1
+	case c.Threads == 0:
+		return min(mostAuto, runtime.GOMAXPROCS(0))
+	}
+	return int(c.Threads)
+}

@@ -1,0 +1,180 @@
+package datapath
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"ipoibcm/tun"
+	"ipoibcm/verbs"
+)
+
+// A thread is a Loop as one data thread has it: the queue of the TUN that it reads and writes, and
+// the connections that are its own, with their buffers, completions and what waits for
+// them. The UD queue pair is the first thread's. What is read for a connection of another thread is
+// copied into one of that one's buffers and posted at once, under the locks of its
+// queue; else no two threads meet but where the control plane changes something.
+type thread struct {
+	*Loop
+	index int
+	p     verbs.Provider
+	tun   tun.Device
+	c     counters
+	pool  *sendPool
+
+	polling atomic.Pointer[verbs.Offload] // whether the provider's thread reads the TUN
+	turns   atomic.Uint64                 // in which it read packets
+
+	sendCQ verbs.CQ
+	sendWC *sendDone
+	conn   *rxSide
+	srq    verbs.SRQ
+	live   int // connections; under Loop.mu
+
+	// hand is held for reading while targets are in use.
+	hand sync.RWMutex
+
+	backlog backlog
+
+	one     sync.Mutex // oneWork: of what the control plane sends, one at a time
+	oneWork *work
+}
+
+// addThread makes the thread that has this queue of the TUN.
+func (l *Loop) addThread(dev tun.Device) error {
+	th := &thread{Loop: l, index: len(l.threads), p: l.p, tun: dev}
+	if many, ok := l.p.(verbs.Threader); ok {
+		if th.index >= many.Threads() {
+			return fmt.Errorf("%d TUN queues, and the provider has %d threads", 1+len(l.cfg.Queues), many.Threads())
+		}
+		th.p = many.Thread(th.index)
+	} else if th.index > 0 {
+		return fmt.Errorf("%d TUN queues, and the provider has one thread", 1+len(l.cfg.Queues))
+	}
+	l.threads = append(l.threads, th)
+	var err error
+	if th.pool, err = newSendPool(th.p, l.cfg.sendBuffers()); err != nil {
+		return err
+	}
+	th.backlog, th.oneWork = newBacklog(th.pool), newWork(th.pool.slots())
+	return th.makeQueues()
+}
+
+func (l *thread) makeQueues() error {
+	if l.index == 0 { // datagrams are its own
+		udSize := verbs.GRHLen + max(l.cfg.udMTU()+headerLen, maxForeignUD)
+		udPool, err := newRecvPool(l.p, l.cfg.udRecvDepth(), udSize, 0)
+		if err != nil {
+			return err
+		}
+		l.ud = newRXSide(l, nil, udPool)
+	}
+	var shared *recvPool
+	if l.caps.SRQ {
+		var err error
+		if shared, err = newRecvPool(l.p, l.cfg.srqDepth(), l.cfg.receiveMTU(), 0); err != nil {
+			return err
+		}
+	}
+	l.conn = newRXSide(l, nil, shared)
+	l.sendWC = &sendDone{l: l, slots: make([]int32, 0, l.pool.slots()), work: newWork(l.pool.slots())}
+	for _, q := range l.queues() {
+		cq, err := l.p.CreateCQ(cqDepth)
+		if err != nil {
+			return fmt.Errorf("create CQ: %w", err)
+		}
+		*q.cq = cq
+		if cb, ok := cq.(verbs.CallbackCQ); ok {
+			cb.OnReady(q.drain)
+		}
+	}
+	if shared == nil {
+		return nil
+	}
+	var err error
+	if l.srq, err = l.p.CreateSRQ(verbs.SRQInit{Depth: len(shared.wrs), MaxSGE: 1}); err != nil {
+		return fmt.Errorf("create SRQ: %w", err)
+	}
+	l.conn.shared.to = l.srq
+	if _, err := l.srq.PostRecv(shared.wrs); err != nil {
+		return fmt.Errorf("fill SRQ: %w", err)
+	}
+	return nil
+}
+
+// A drained is a completion queue and what empties it.
+type drained struct {
+	cq    *verbs.CQ
+	drain func()
+}
+
+// poll empties it until it is destroyed.
+func (q drained) poll() error {
+	for {
+		q.drain()
+		if err := (*q.cq).Wait(); err != nil {
+			return fmt.Errorf("wait for completions: %w", err)
+		}
+	}
+}
+
+// queues returns the completion queues of l. They may not be made yet, or be nil.
+func (l *thread) queues() (qs []drained) {
+	if l.sendWC != nil {
+		qs = append(qs, drained{&l.sendCQ, l.sendWC.drain})
+	}
+	if l.index == 0 && l.ud != nil {
+		qs = append(qs, drained{&l.ud.cq, l.ud.drain})
+	}
+	if l.conn != nil {
+		qs = append(qs, drained{&l.conn.cq, l.conn.drain})
+	}
+	return qs
+}
+
+// destroyQueues destroys them. Their queue pairs are gone.
+func (l *thread) destroyQueues() {
+	for _, q := range l.queues() {
+		if *q.cq != nil {
+			(*q.cq).Destroy()
+		}
+	}
+	if l.srq != nil {
+		l.srq.Destroy()
+	}
+}
+
+func (l *thread) freeMemory() {
+	if l.pool != nil {
+		l.p.Deregister(l.pool.region)
+	}
+	sides := []*rxSide{l.conn}
+	if l.index == 0 {
+		sides = append(sides, l.ud)
+	}
+	for _, s := range sides {
+		if s != nil && s.pool != nil {
+			l.p.Deregister(s.pool.region)
+		}
+	}
+}
+
+// calmest returns the thread with the fewest connections. l.mu is held.
+func (l *Loop) calmest() *thread {
+	return slices.MinFunc(l.threads, func(a, b *thread) int { return a.live - b.live })
+}
+
+// carry copies a packet, of which it is told the slot in another pool, into a buffer of p.
+func (p *sendPool) carry(from *sendPool, it *sendItem) (slot int32, ok bool) {
+	var one [1]int32
+	n := int(it.n) - headerLen
+	if slot, ok = p.takeSmall(n); !ok {
+		if len(p.take(one[:0], 1)) == 0 {
+			return 0, false
+		}
+		slot = one[0]
+	}
+	copy(p.message(slot, n), from.message(it.slot, n))
+	return slot, true
+}

@@ -1,0 +1,373 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// What data threads are worth is measured on slow processors, because this machine may have two:
+// each data thread has a control group that gives it a part of a processor, and all other threads
+// of the agent have one more. Loops that do nothing but count, in the same groups, say what
+// there is to be had.
+const (
+	corePart   = 12 // per cent of a processor
+	coreRest   = 1  // more, for an agent with one data thread: what the other threads take
+	corePeriod = 20 * time.Millisecond
+	coreHosts  = 5 // one with data threads, and its peers
+	coreFlows  = 2 // for each peer
+	coreSettle = 500 * time.Millisecond
+)
+
+// coreThreads are the numbers of data threads that are compared.
+var coreThreads = []int{1, 2, 4}
+
+// A coreResult is one measurement with so many threads.
+type coreResult struct {
+	mode    string
+	receive bool
+	threads int
+	mbps    float64
+	spins   float64 // of the loops, per second
+	used    float64 // processors that the agent had
+	other   float64 // part of the packets sent that another thread than the connection's has read
+}
+
+// each returns what a whole processor would have carried, in Gb/s.
+func (r coreResult) each() float64 { return r.mbps / 1000 / r.used }
+
+// cores measures goodput with 1, 2 and 4 data threads.
+func (b *bench) cores(ctx context.Context, dir string) error {
+	root, err := cpuGroups()
+	if err != nil {
+		return err
+	}
+	g := &coreGroups{dir: filepath.Join(root, fmt.Sprintf("ipoibcm-bench-%d", os.Getpid()))}
+	defer g.remove()
+	if err := g.make(); err != nil {
+		return err
+	}
+	var all []coreResult
+	for round := range b.rounds {
+		for _, mode := range []string{oursRC, oursUC} {
+			for _, n := range coreThreads {
+				b.say("round %d of %d: %s, %d threads", round+1, b.rounds, mode, n)
+				got, err := b.coreRound(ctx, g, mode, n)
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				if err != nil {
+					return fmt.Errorf("%s, %d threads: %w", mode, n, err)
+				}
+				all = append(all, got...)
+			}
+		}
+	}
+	b.clear()
+	text := coreTable(all)
+	fmt.Fprint(b.out, text)
+	if dir == "" {
+		return nil
+	}
+	head := fmt.Sprintf("# Data threads on slow processors\n\nWritten by `make cores`; build %s. Each data thread had\n%d %% of a processor "+
+		"(cpu.cfs_quota_us, periods of %v), all others of the agent together as much; with one data thread all of them had %d %%. "+
+		"%d peers, %d TCP flows each; %d rounds of %d s, medians.\n\n", b.build(), corePart, corePeriod, corePart+coreRest, coreHosts-1, coreFlows,
+		b.rounds, b.seconds)
+	return os.WriteFile(filepath.Join(dir, "cores.md"), []byte(head+text), 0o644)
+}
+
+// coreRound measures both directions with n data threads, and the loops.
+func (b *bench) coreRound(ctx context.Context, g *coreGroups, mode string, n int) (list []coreResult, err error) {
+	m, err := b.newMesh(ctx, mode, meshKind{at: place{9000, family6}, hosts: coreHosts, threads: n})
+	if err != nil {
+		return nil, err
+	}
+	defer m.close()
+	pid := m.agents[meshSender].PID()
+	defer g.leave(pid)
+	if err := g.enter(pid, n); err != nil {
+		return nil, err
+	}
+	d := time.Duration(b.seconds) * time.Second
+	for _, receive := range []bool{false, true} {
+		r := coreResult{mode: mode, receive: receive, threads: n}
+		if err = b.coreGoodput(ctx, m, g, &r, d); err != nil {
+			return nil, err
+		}
+		if r.spins, err = g.spin(n, d); err != nil {
+			return nil, err
+		}
+		list = append(list, r)
+	}
+	return list, nil
+}
+
+// coreGoodput measures what all flows carry together, and how.
+func (b *bench) coreGoodput(ctx context.Context, m *mesh, g *coreGroups, r *coreResult, d time.Duration) error {
+	var loads []*background
+	defer func() {
+		for _, l := range loads {
+			l.stop()
+		}
+	}()
+	for i := range m.hosts[meshPeer:] {
+		from, to := meshSender, meshPeer+i
+		if r.receive {
+			from, to = to, from
+		}
+		l, err := streams(ctx, m.hosts[from], m.hosts[to], m.addrs[to], coreFlows)
+		if err != nil {
+			return err
+		}
+		loads = append(loads, l)
+	}
+	octets := func() (n uint64) {
+		for _, l := range loads {
+			n += l.octets.Load()
+		}
+		return n
+	}
+	time.Sleep(coreSettle)
+	if err := g.sort(); err != nil { // threads that were begun since
+		return err
+	}
+	counted := func(name string) float64 {
+		n, err := m.agents[meshSender].Counter(ctx, "datapath", name)
+		if err != nil {
+			return math.NaN()
+		}
+		return float64(n)
+	}
+	other, sent := counted("tx_other_thread"), counted("tx_packets")
+	before, used, start := octets(), g.used(), time.Now()
+	time.Sleep(d)
+	took := time.Since(start).Seconds()
+	r.mbps, r.used = float64(octets()-before)*8/1e6/took, (g.used()-used)/took
+	r.other = (counted("tx_other_thread") - other) / max(1, counted("tx_packets")-sent)
+	return nil
+}
+
+// cpuGroups finds where control groups of version 1 have processors.
+func cpuGroups() (string, error) {
+	f, err := os.Open("/proc/mounts")
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		if f := strings.Fields(s.Text()); len(f) > 3 && f[2] == "cgroup" && strings.Contains(","+f[3]+",", ",cpu,") {
+			return f[1], nil
+		}
+	}
+	return "", errors.New("no control groups of version 1 with the controller cpu: those of version 2 take no single threads here")
+}
+
+// coreGroups are the control groups of the data threads, and of all others.
+type coreGroups struct {
+	dir string
+	pid int // whose threads are in them
+	n   int // data threads
+}
+
+func (g *coreGroups) part(name string) string { return filepath.Join(g.dir, name) }
+
+// make makes them.
+func (g *coreGroups) make() error {
+	if err := os.Mkdir(g.dir, 0o755); err != nil {
+		return err
+	}
+	names := []string{restGroup, oneGroup}
+	for i := range coreThreads[len(coreThreads)-1] {
+		names = append(names, dataGroup(i))
+	}
+	for _, name := range names {
+		if err := os.Mkdir(g.part(name), 0o755); err != nil {
+			return err
+		}
+		part := time.Duration(corePart)
+		if name == oneGroup {
+			part += coreRest
+		}
+		for file, d := range map[string]time.Duration{"cpu.cfs_period_us": corePeriod, "cpu.cfs_quota_us": corePeriod * part / 100} {
+			if err := writeNumber(filepath.Join(g.part(name), file), int(d.Microseconds())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Groups of what is no data thread, and of all threads of an agent that has one.
+const restGroup, oneGroup = "rest", "one"
+
+func dataGroup(i int) string { return fmt.Sprintf("data%d", i) }
+
+func writeNumber(file string, n int) error { return os.WriteFile(file, []byte(strconv.Itoa(n)), 0) }
+
+// enter takes the threads of a process in.
+func (g *coreGroups) enter(pid, n int) error {
+	g.pid, g.n = pid, n
+	return g.sort()
+}
+
+// sort puts each thread of the process where it belongs. A single data thread has no name, and its work
+// may move from thread to thread: all threads of such an agent share one group, which has what the
+// others take with several data threads on top.
+func (g *coreGroups) sort() error {
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/comm", g.pid))
+	if err != nil {
+		return err
+	}
+	found := 0
+	for _, f := range files {
+		name, err := os.ReadFile(f)
+		if err != nil {
+			continue // it has ended
+		}
+		tid, _ := strconv.Atoi(filepath.Base(filepath.Dir(f)))
+		group := threadGroup(strings.TrimSpace(string(name)), g.n)
+		if group != restGroup {
+			found++
+		}
+		if err := writeNumber(filepath.Join(g.part(group), "tasks"), tid); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("put thread %d into %s: %w", tid, group, err)
+		}
+	}
+	if g.n > 1 && found != g.n {
+		return fmt.Errorf("%d of %d data threads found", found, g.n)
+	}
+	return nil
+}
+
+// threadGroup is the group of a thread of an agent with so many data threads.
+func threadGroup(name string, threads int) string {
+	if i, ok := strings.CutPrefix(name, "data "); ok {
+		return "data" + i
+	}
+	if threads == 1 {
+		return oneGroup
+	}
+	return restGroup
+}
+
+// times returns the seconds of processor time that each thread has had.
+func (g *coreGroups) times() map[int]float64 {
+	all := map[int]float64{}
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", g.pid)) // nanoseconds on a processor, and two more
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if fields := strings.Fields(string(b)); err == nil && len(fields) > 0 {
+			ns, _ := strconv.ParseUint(fields[0], 10, 64)
+			tid, _ := strconv.Atoi(filepath.Base(filepath.Dir(f)))
+			all[tid] = float64(ns) / 1e9
+		}
+	}
+	return all
+}
+
+// leave gives the threads back, if the process still lives.
+func (g *coreGroups) leave(pid int) {
+	_ = writeNumber(filepath.Join(filepath.Dir(g.dir), "cgroup.procs"), pid)
+}
+
+// remove removes the groups, in which nobody is any more.
+func (g *coreGroups) remove() {
+	for _, name := range []string{restGroup, oneGroup, "data0", "data1", "data2", "data3", ""} {
+		for range 50 { // threads that have ended may be on their way out
+			if err := os.Remove(g.part(name)); err == nil || errors.Is(err, os.ErrNotExist) {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+}
+
+// used returns the seconds of processor time that the agent has had.
+func (g *coreGroups) used() (seconds float64) {
+	for _, s := range g.times() {
+		seconds += s
+	}
+	return seconds
+}
+
+// spin runs n loops, each in the group of a data thread, and returns how often all of them together
+// came round in a second.
+func (g *coreGroups) spin(n int, d time.Duration) (float64, error) {
+	var count atomic.Uint64
+	var stop atomic.Bool
+	errs := make([]error, n)
+	var loops, ready sync.WaitGroup
+	ready.Add(n)
+	for i := range n {
+		loops.Go(func() {
+			runtime.LockOSThread() // not given back: the thread ends with the goroutine
+			errs[i] = writeNumber(filepath.Join(g.part(dataGroup(i)), "tasks"), unix.Gettid())
+			ready.Done()
+			for x := uint64(1); errs[i] == nil && !stop.Load(); count.Add(1) {
+				for range 10_000 {
+					x = x*6364136223846793005 + 1442695040888963407
+				}
+				if x == 0 {
+					return
+				}
+			}
+		})
+	}
+	ready.Wait()
+	before, start := count.Load(), time.Now()
+	time.Sleep(d)
+	n64, took := count.Load()-before, time.Since(start).Seconds()
+	stop.Store(true)
+	loops.Wait()
+	return float64(n64) / took, errors.Join(errs...)
+}
+
+// coreTable prints the medians, and how they scale.
+func coreTable(all []coreResult) string {
+	of := func(mode string, receive bool, threads int, what func(coreResult) float64) float64 {
+		var list []float64
+		for _, r := range all {
+			if r.mode == mode && r.receive == receive && r.threads == threads {
+				list = append(list, what(r))
+			}
+		}
+		return median(list)
+	}
+	var b strings.Builder
+	b.WriteString("| | threads | Mb/s | to one thread | loops to one | of what loops gain | processors used | Gb/s for each | to one thread | read by another thread |\n")
+	b.WriteString("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n")
+	for _, mode := range []string{oursRC, oursUC} {
+		for _, receive := range []bool{false, true} {
+			way := "sending"
+			if receive {
+				way = "receiving"
+			}
+			one := of(mode, receive, 1, func(r coreResult) float64 { return r.mbps })
+			oneSpin := of(mode, receive, 1, func(r coreResult) float64 { return r.spins })
+			oneEach := of(mode, receive, 1, coreResult.each)
+			for _, n := range coreThreads {
+				mbps := of(mode, receive, n, func(r coreResult) float64 { return r.mbps })
+				scale := mbps / one
+				loops := of(mode, receive, n, func(r coreResult) float64 { return r.spins }) / oneSpin
+				used := of(mode, receive, n, func(r coreResult) float64 { return r.used })
+				each := of(mode, receive, n, coreResult.each)
+				read := of(mode, receive, n, func(r coreResult) float64 { return r.other })
+				fmt.Fprintf(&b, "| %s, %s | %d | %.0f | %.2f | %.2f | %.2f | %.3f | %.2f | %.2f | %.1f %% |\n", mode, way, n, mbps, scale, loops,
+					scale/loops, used, each, each/oneEach, 100*read)
+			}
+		}
+	}
+	return b.String()
+}

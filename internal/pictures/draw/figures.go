@@ -1,0 +1,61 @@
+package draw
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// A figure is one row of the table in README: what the first contender has of the second.
+type figure struct {
+	text          string
+	test, variant string
+	of            string // the second contender
+	than          string // variant of the second, if it is another
+}
+
+// figures are the rows: where this wins, and from "behind" on where it does not.
+var figures = []figure{
+	{"one TCP stream: goodput, of wireguard-go's", "tcp", "1 stream", "wireguard-go", ""},
+	{"its processor time for each GB, of wireguard-go's", "cpu", "1 stream", "wireguard-go", ""},
+	{"64 octets there and back: time, of wireguard-go's", "latency", "64 octets, p50", "wireguard-go", ""},
+	{"1 of 1000 packets lost: goodput, of wireguard-go's", "loss", "0.1%", "wireguard-go", ""},
+	{"the same, of our own without loss", "loss", "0.1%", "RC", "no loss"},
+	{"**behind**: one TCP stream: goodput, of the plain underlay's", "tcp", "1 stream", "raw veth", ""},
+	{"the same, of VXLAN's (in the kernel)", "tcp", "1 stream", "VXLAN", ""},
+	{"64 octets every 20 ms: time, of VXLAN's", "latency", "64 octets every 20 ms, p50", "VXLAN", ""},
+}
+
+// FiguresTable writes a report's figures for README, as Markdown.
+func FiguresTable(r Report) (string, error) {
+	var b strings.Builder
+	fmt.Fprintf(&b, "| RC, over IPv6 (median of %d rounds, %s) | underlay 9000 | underlay 1500 |\n"+
+		"| --- | --- | --- |\n", r.Rounds, r.Started.Format(time.DateOnly))
+	for _, f := range figures {
+		b.WriteString("| " + f.text + " |")
+		for _, mtu := range []int{9000, 1500} {
+			than := f.than
+			if than == "" {
+				than = f.variant
+			}
+			ratio, ok := Ratio(r.find(f.test, f.variant, mtu, "RC"), r.find(f.test, than, mtu, f.of))
+			if !ok {
+				return "", fmt.Errorf("%s, %s at %d was not measured beside %s", f.test, f.variant, mtu, f.of)
+			}
+			fmt.Fprintf(&b, " %s |", significant(ratio))
+		}
+		b.WriteString("\n")
+	}
+	for _, one := range []struct{ text, test, variant string }{
+		{"connection up after the first packet", "setup", "first packet to established, p50"},
+		{"connections set up on one core", "setup", "connections per second, one core"},
+		{"memory of an idle connection", "memory", "per idle connection"},
+	} {
+		s := r.find(one.test, one.variant, 9000, "RC")
+		if s == nil {
+			return "", fmt.Errorf("%s, %s was not measured", one.test, one.variant)
+		}
+		fmt.Fprintf(&b, "| %s | %s %s | |\n", one.text, significant(s.Median), s.Unit)
+	}
+	return b.String(), nil
+}

@@ -1,0 +1,174 @@
+package draw
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// A Step is one line of a sequence diagram.
+type Step struct {
+	Kind StepKind
+	From int // the end that acts: 0 left, 1 right
+	Text string
+}
+
+// A StepKind says what a step is.
+type StepKind byte
+
+const (
+	// Message goes from From to the other end.
+	Message StepKind = iota
+	// Lost is a message that nobody takes.
+	Lost
+	// Note is what happens at From.
+	Note
+	// State is what From's connections are in from now on.
+	State
+)
+
+// A Sequence is what two ends do in the order of time.
+type Sequence struct {
+	Ends  [2]string
+	Steps []Step
+}
+
+var (
+	participant = regexp.MustCompile(`^participant ([ab]) as (.+)$`)
+	stepLine    = regexp.MustCompile(`^(?:Note (over|left of|right of) ([ab])|([ab])(->>|-x)[ab]): (.+)$`)
+)
+
+// ReadMermaid reads the sequence diagrams that test ipoib writes into docs/connections.md.
+func ReadMermaid(text string) (s Sequence, err error) {
+	end := map[string]int{"a": 0, "b": 1}
+	for i, line := range strings.Split(strings.TrimSpace(text), "\n") {
+		line = strings.TrimSpace(line)
+		if line == "" || line == "sequenceDiagram" {
+			continue
+		}
+		if m := participant.FindStringSubmatch(line); m != nil {
+			s.Ends[end[m[1]]] = m[2]
+			continue
+		}
+		m := stepLine.FindStringSubmatch(line)
+		switch {
+		case m == nil:
+			return s, fmt.Errorf("line %d: %q is not understood", i+1, line)
+		case m[1] == "over":
+			s.Steps = append(s.Steps, Step{Note, end[m[2]], m[5]})
+		case m[1] != "":
+			s.Steps = append(s.Steps, Step{State, end[m[2]], m[5]})
+		case m[4] == "-x":
+			s.Steps = append(s.Steps, Step{Lost, end[m[3]], m[5]})
+		default:
+			s.Steps = append(s.Steps, Step{Message, end[m[3]], m[5]})
+		}
+	}
+	if s.Ends[0] == "" || s.Ends[1] == "" || len(s.Steps) == 0 {
+		return s, fmt.Errorf("%d steps between %q and %q", len(s.Steps), s.Ends[0], s.Ends[1])
+	}
+	return s, nil
+}
+
+// Places of a sequence diagram.
+const (
+	seqWidth = 940
+	seqA     = 250
+	seqB     = seqWidth - seqA
+	noteRoom = 225 // beside a lifeline
+)
+
+// SequenceSVG draws s under a title. Time runs down; a lifeline is thick while its end has
+// a connection that is ESTABLISHED.
+func SequenceSVG(title, desc string, s Sequence) string {
+	p := New(seqWidth, title, desc)
+	p.Text(20, 30, "title", title)
+	at := [2]float64{seqA, seqB}
+	y := 56.0
+	steps, height := New(seqWidth, "", ""), 0.0 // drawn upon the lifelines
+	top := y + 34
+	y = top + 14
+	from, up := [2]float64{top, top}, [2]bool{}
+	life := func(i int, to float64) {
+		thick, colour := 1.5, rule
+		if up[i] {
+			thick, colour = 4, teal
+		}
+		p.Line(at[i], from[i], at[i], to, thick, colour, "")
+		from[i] = to
+	}
+	for _, st := range s.Steps {
+		if st.Kind == State {
+			life(st.From, y)
+			up[st.From] = strings.Contains(st.Text, "ESTABLISHED")
+		}
+		y += steps.step(st, at, y)
+	}
+	height = y + 20
+	life(0, height-14)
+	life(1, height-14)
+	for i, name := range s.Ends {
+		p.Rect(at[i]-110, top-32, 220, 28, 5, ink, ink)
+		p.Text(at[i], top-13, "bold light middle", name)
+	}
+	p.body.WriteString(steps.body.String())
+	return p.SVG(height)
+}
+
+// step draws one step at y and returns how high it is.
+func (p *Picture) step(st Step, at [2]float64, y float64) float64 {
+	switch st.Kind {
+	case Note:
+		return p.note(st, at[st.From], y)
+	case State:
+		return p.state(st, at[st.From], y)
+	}
+	x1, x2 := at[st.From], at[1-st.From]
+	head, rest := firstClause(st.Text)
+	mid, colour := (x1+x2)/2, blue
+	if strings.HasPrefix(head, "REJ") {
+		colour = amber
+	}
+	p.Text(mid, y+14, "bold middle", head)
+	y2 := y + 22
+	if st.Kind == Lost {
+		x2 = mid + 0.6*(x2-mid)
+		p.Text(x2, y2+5, "bold middle", "×")
+	}
+	p.Arrow(x1+4*sign(x2-x1), y2, x2-4*sign(x2-x1), y2, colour)
+	if rest == "" {
+		return 34
+	}
+	p.Text(mid, y2+15, "small faint middle", rest)
+	return 48
+}
+
+// firstClause splits what a message is from its fields.
+func firstClause(s string) (head, rest string) {
+	head, rest, _ = strings.Cut(s, ", ")
+	return head, rest
+}
+
+// note writes what happens at an end into the margin beside its lifeline.
+func (p *Picture) note(st Step, x, y float64) float64 {
+	const size, lead = 11.5, 15
+	lines := Wrap(st.Text, size, noteRoom-10)
+	for i, l := range lines {
+		base := y + 12 + lead*float64(i)
+		if st.From == 0 {
+			p.Text(x-14, base, "small end", l)
+		} else {
+			p.Text(x+14, base, "small", l)
+		}
+	}
+	p.Dot(x, y+8, 3, faint)
+	return lead*float64(len(lines)) + 7
+}
+
+// state puts the states of an end's connections on its lifeline.
+func (p *Picture) state(st Step, x, y float64) float64 {
+	w := 1.25*TextWidth(st.Text, 11.5) + 14 // bold capitals are wide
+	p.Rect(x-w/2, y+1, w, 19, 9.5, "#e6f4f1", teal)
+	p.Text(x, y+14.5, "small bold middle", st.Text)
+	return 26
+}

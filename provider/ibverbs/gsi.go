@@ -1,0 +1,235 @@
+package ibverbs
+
+import (
+	"encoding/binary"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"ipoibcm/ib"
+	"ipoibcm/serviceid"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/mad"
+)
+
+// This file shares the CM messages of a port among the Devices of a process: the kernel has
+// one receiver of class 7, and a port may have several interfaces.
+
+// Where the messages of CM have what says whose they are (IBA 12.6).
+const (
+	attrAt       = 16
+	firstCommID  = 24 // of the sender; of a SIDR_REP, the receiver's
+	secondCommID = 28 // of the receiver, but in what begins something
+	serviceIDAt  = 32 // of a REQ
+	sidrServeAt  = 40 // of a SIDR_REQ
+)
+
+// maxCommIDs is how many communication IDs of ours are known by their user. The oldest are
+// forgotten: what comes for them goes by partition.
+const maxCommIDs = 1 << 16
+
+// A cmView is what is asked of a user of QP 1.
+type cmView struct {
+	gids  func() gidTable
+	pkeys func() []ib.PKey
+	// serves reports whether a UD QP is the user's, and inPartition whether it has one
+	// in a partition.
+	serves      func(ib.QPN) bool
+	inPartition func(ib.PKey) bool
+}
+
+// A gsi is QP 1 of a port with those who use it.
+type gsi struct {
+	node string
+	raw  *madPort
+	done chan struct{}
+
+	mu     sync.Mutex
+	users  []*gsiUser // the first takes what nobody claims
+	owners map[uint32]*gsiUser
+	ids    []uint32 // of owners, as they came
+	next   int      // of ids, to be replaced
+}
+
+// A gsiUser is QP 1 as one of them sees it. It implements [verbs.MADPort].
+type gsiUser struct {
+	cmView
+	gsi     *gsi
+	in      chan *verbs.MAD
+	dropped atomic.Uint64
+}
+
+var _ verbs.MADPort = (*gsiUser)(nil)
+
+// shareMADs returns QP 1 of the port behind node for one more user.
+func shareMADs(node string, open func(gids func() gidTable, pkeys func() []ib.PKey) (*madPort, error),
+	v cmView) (*gsiUser, error) {
+	shared.Lock()
+	defer shared.Unlock()
+	g := shared.gsi[node]
+	if g == nil {
+		g = &gsi{node: node, done: make(chan struct{}), owners: map[uint32]*gsiUser{}}
+		u := g.add(v) // whom open asks
+		raw, err := open(g.gids, g.pkeys)
+		if err != nil {
+			return nil, err
+		}
+		g.raw = raw
+		go g.serve()
+		if shared.gsi == nil {
+			shared.gsi = map[string]*gsi{}
+		}
+		shared.gsi[node] = g
+		return u, nil
+	}
+	return g.add(v), nil
+}
+
+func (g *gsi) add(v cmView) *gsiUser {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	u := &gsiUser{cmView: v, gsi: g, in: make(chan *verbs.MAD, madQueue)}
+	g.users = append(g.users, u)
+	return u
+}
+
+// gids and pkeys are the port's: all users see the same.
+func (g *gsi) gids() gidTable {
+	if u := g.first(); u != nil {
+		return u.cmView.gids()
+	}
+	return nil
+}
+
+func (g *gsi) pkeys() []ib.PKey {
+	if u := g.first(); u != nil {
+		return u.cmView.pkeys()
+	}
+	return nil
+}
+
+func (g *gsi) first() *gsiUser {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.users) == 0 {
+		return nil
+	}
+	return g.users[0]
+}
+
+// MADs implements [verbs.MADPort].
+func (u *gsiUser) MADs() <-chan *verbs.MAD { return u.in }
+
+// SendMAD implements [verbs.MADPort].
+func (u *gsiUser) SendMAD(m *verbs.MAD) error {
+	u.gsi.learn(u, m)
+	return u.gsi.raw.SendMAD(m)
+}
+
+// learn notes whose communication ID a message of ours has.
+func (g *gsi) learn(u *gsiUser, m *verbs.MAD) {
+	id := binary.BigEndian.Uint32(m.Data[firstCommID:])
+	if id == 0 || attrOf(m) == mad.AttrSIDRREP {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if _, known := g.owners[id]; !known {
+		if len(g.ids) < maxCommIDs {
+			g.ids = append(g.ids, id)
+		} else {
+			delete(g.owners, g.ids[g.next])
+			g.ids[g.next] = id
+			g.next = (g.next + 1) % maxCommIDs
+		}
+	}
+	g.owners[id] = u
+}
+
+func attrOf(m *verbs.MAD) mad.AttrID { return mad.AttrID(binary.BigEndian.Uint16(m.Data[attrAt:])) }
+
+// serve hands what comes in to whom it is for.
+func (g *gsi) serve() {
+	defer close(g.done)
+	for m := range g.raw.MADs() {
+		g.give(m)
+	}
+}
+
+func (g *gsi) give(m *verbs.MAD) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	u := g.userOf(m)
+	if u == nil {
+		return
+	}
+	select {
+	case u.in <- m:
+	default:
+		u.dropped.Add(1)
+	}
+}
+
+// userOf returns whom a message is for. One that answers goes by the communication ID of ours,
+// one that begins something by the UD QP in its service ID; else by partition.
+func (g *gsi) userOf(m *verbs.MAD) *gsiUser {
+	var u *gsiUser
+	switch id := binary.BigEndian.Uint32; attrOf(m) {
+	case mad.AttrREQ:
+		u = g.serving(m.Data[serviceIDAt:])
+	case mad.AttrSIDRREQ:
+		u = g.serving(m.Data[sidrServeAt:])
+	case mad.AttrSIDRREP:
+		u = g.owners[id(m.Data[firstCommID:])]
+	default:
+		u = g.owners[id(m.Data[secondCommID:])]
+	}
+	if u != nil {
+		return u
+	}
+	if i := slices.IndexFunc(g.users, func(u *gsiUser) bool { return u.inPartition(m.PKey) }); i >= 0 {
+		return g.users[i]
+	}
+	if len(g.users) == 0 {
+		return nil
+	}
+	return g.users[0]
+}
+
+// serving returns who has the UD QP that a service ID names; nil if it names none.
+func (g *gsi) serving(id []byte) *gsiUser {
+	form, qpn := serviceid.Parse(serviceid.ID(binary.BigEndian.Uint64(id)))
+	if form == serviceid.Other {
+		return nil
+	}
+	if i := slices.IndexFunc(g.users, func(u *gsiUser) bool { return u.serves(qpn) }); i >= 0 {
+		return g.users[i]
+	}
+	return nil
+}
+
+// close ends the use of QP 1. The last user closes it.
+func (u *gsiUser) close() {
+	shared.Lock()
+	defer shared.Unlock()
+	g := u.gsi
+	g.mu.Lock()
+	i := slices.Index(g.users, u)
+	if i < 0 { // closed before
+		g.mu.Unlock()
+		return
+	}
+	g.users = slices.Delete(g.users, i, i+1)
+	maps.DeleteFunc(g.owners, func(_ uint32, owner *gsiUser) bool { return owner == u })
+	g.ids = slices.DeleteFunc(g.ids, func(id uint32) bool { return g.owners[id] == nil })
+	g.next = 0
+	close(u.in)
+	last := len(g.users) == 0
+	g.mu.Unlock()
+	if last {
+		delete(shared.gsi, g.node)
+		g.raw.close()
+		<-g.done
+	}
+}

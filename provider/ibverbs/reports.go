@@ -1,0 +1,132 @@
+package ibverbs
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/verbs"
+	wire "ipoibcm/wire/sa"
+)
+
+// This file is the reports of a subnet administrator: MADs that answer no question. The kernel
+// has one receiver of them for each port, so the SAPorts of a process on one port share it.
+
+// methodAt is where a MAD has its method (IBA 13.4.2).
+const methodAt = 3
+
+// A reports receives the reports of a port. Each of its SAPorts is given every one; the first
+// answers.
+type reports struct {
+	node string
+	file *os.File
+	done chan struct{}
+
+	mu    sync.Mutex
+	ports []*SAPort
+}
+
+// shared has what the Devices of this process have in common, by the nodes of their ports.
+var shared struct {
+	sync.Mutex
+	reports map[string]*reports
+	gsi     map[string]*gsi
+}
+
+// takeReports makes p one of those that get the reports of node. It does nothing where
+// another process has them.
+func (p *SAPort) takeReports(node string) {
+	shared.Lock()
+	defer shared.Unlock()
+	r := shared.reports[node]
+	if r == nil {
+		file, _, err := registerSA(node, 1<<wire.MethodReport)
+		if err != nil { // who has them answers them
+			return
+		}
+		r = newReports(node, file)
+		if shared.reports == nil {
+			shared.reports = map[string]*reports{}
+		}
+		shared.reports[node] = r
+	}
+	r.add(p)
+}
+
+func newReports(node string, file *os.File) *reports {
+	r := &reports{node: node, file: file, done: make(chan struct{})}
+	go r.receive()
+	return r
+}
+
+func (r *reports) add(p *SAPort) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ports = append(r.ports, p)
+	p.reports = r
+}
+
+// leaveReports undoes takeReports. The last port closes the receiver.
+func (p *SAPort) leaveReports() {
+	r := p.reports
+	if r == nil {
+		return
+	}
+	shared.Lock()
+	defer shared.Unlock()
+	r.mu.Lock()
+	r.ports = slices.DeleteFunc(r.ports, func(o *SAPort) bool { return o == p })
+	last := len(r.ports) == 0
+	r.mu.Unlock()
+	if last {
+		delete(shared.reports, r.node)
+		_ = r.file.Close()
+		<-r.done
+	}
+}
+
+// Reports implements [verbs.SubnetPort].
+func (p *SAPort) Reports() bool { return p.reports != nil }
+
+// answers reports whether p is the one that answers what all hear.
+func (r *reports) answers(p *SAPort) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.ports) > 0 && r.ports[0] == p
+}
+
+func (r *reports) receive() {
+	defer close(r.done)
+	buf := make([]byte, umadHeaderLen+verbs.MADLen)
+	for {
+		n, err := r.file.Read(buf)
+		if errors.Is(err, unix.ENOSPC) { // longer than a MAD: no report
+			continue
+		}
+		if err != nil {
+			return
+		}
+		r.give(buf[:n])
+	}
+}
+
+// give hands what was read to every port.
+func (r *reports) give(b []byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range r.ports {
+		m, ok := p.take(b)
+		if !ok {
+			p.dropped.Add(1)
+			continue
+		}
+		select {
+		case p.in <- m:
+		default:
+			p.dropped.Add(1)
+		}
+	}
+}

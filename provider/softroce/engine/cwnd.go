@@ -1,0 +1,76 @@
+package engine
+
+import (
+	"time"
+
+	"ipoibcm/ib"
+)
+
+const (
+	// queueTrip is how much longer than the least a round trip is at least where a queue on
+	// the path has filled up.
+	queueTrip = 200 * time.Microsecond
+	// keptOf is how many tenths of what was in flight stay in flight after a queue
+	// overflowed (RFC 9438 section 4.6).
+	keptOf = 7
+	// leastCwnd is how many octets are in flight however often that happens, in four packets at least.
+	leastCwnd = 16 << 10
+	// growOctets is how much the first round trip after a loss adds, and growSlowly the window up to
+	// which it adds less, in proportion: a queue of few packets would overflow all the time.
+	growOctets, growSlowly = 4 << 10, 28 * growOctets
+	// growFaster is after how many round trips without a loss as much is added as one does at first.
+	growFaster = 16
+	// wholePart is one packet, in the unit of congestionWindow.part.
+	wholePart = 1 << 10
+)
+
+// A congestionWindow bounds what is in flight to a peer that keeps what arrives early, once a queue on the path
+// has overflowed: additive increase and multiplicative decrease, once for each round trip (RFC 5681).
+// The longer ago the last loss, the more is added (as in H-TCP, Leith and Shorten, 2004).
+type congestionWindow struct {
+	allowed int    // packets in flight; 0: not bounded
+	part    int    // of one more, in 1/wholePart
+	end     ib.PSN // losses before it are the same event
+	round   ib.PSN // end of this round trip
+	rounds  int    // since the last loss
+}
+
+// congested takes in that psn was lost. It reports whether a queue that overflowed is the reason, or
+// was for another packet of the same window.
+func (q *QP) congested(psn ib.PSN) bool {
+	r := &q.req
+	c := &r.cwnd
+	if c.allowed > 0 && psn.Before(c.end) {
+		return true
+	}
+	least := r.rtt.least()
+	if least == 0 || max(r.rtt.mean, r.rtt.last) < least+max(least/4, queueTrip) {
+		return false
+	}
+	flight := r.highest.Sub(psn)
+	if c.allowed > 0 {
+		flight = min(flight, c.allowed)
+	}
+	c.allowed, c.part, c.rounds = max(4, leastCwnd/q.mtu, flight*keptOf/10), 0, 0
+	c.end, c.round = r.highest, r.highest
+	return true
+}
+
+// cwndAcked takes in that n packets were acknowledged, all before una.
+func (q *QP) cwndAcked(n int, una ib.PSN) {
+	r := &q.req
+	c := &r.cwnd
+	if c.allowed == 0 || una.Before(c.end) || r.next.Sub(r.una) < c.allowed/2 {
+		return
+	}
+	more := growOctets * wholePart * (growFaster + c.rounds) / growFaster
+	c.part += n * more / max(c.allowed*q.mtu, growSlowly)
+	c.allowed, c.part = c.allowed+c.part/wholePart, c.part%wholePart
+	if !una.Before(c.round) {
+		c.round = r.highest
+		c.rounds++
+	}
+	if c.allowed >= q.window() {
+		c.allowed = 0
+	}
+}

@@ -1,0 +1,87 @@
+package engine
+
+import (
+	"testing"
+	"time"
+
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+)
+
+// congest is a requester with n packets in flight on a path whose round trip was once least, and is
+// trip now.
+func congest(t *testing.T, n int, least, trip time.Duration) *pair {
+	p := newPair(t, ib.RC, func(c *Config, attr *verbs.QPAttr) { c.Window, attr.PathMTU = 256, ib.MTU4096 })
+	p.trip(least)
+	p.a.req.rtt.last = trip
+	p.a.req.missing.keeps = true
+	p.a.post(verbs.SendWR{Opcode: verbs.Send, SG: sg(make([]byte, n*4096))})
+	if got := len(p.output(p.a)); got != n {
+		t.Fatalf("%d packets left, want %d", got, n)
+	}
+	return p
+}
+
+// A loss where a queue on the path has filled up leaves seven tenths of what was in flight, once for
+// each window; any other loss leaves that to how often packets are lost.
+func TestCongestion(t *testing.T) {
+	for _, tt := range []struct {
+		name        string
+		least, trip time.Duration
+		want        int
+	}{
+		{"a short path with a queue", 100 * time.Microsecond, 2 * time.Millisecond, 35},
+		{"a long path with a queue", 10 * time.Millisecond, 15 * time.Millisecond, 35},
+		{"a short path", 100 * time.Microsecond, 250 * time.Microsecond, 0},
+		{"a long path", 10 * time.Millisecond, 12 * time.Millisecond, 0},
+	} {
+		p := congest(t, 50, tt.least, tt.trip)
+		r := &p.a.req
+		for i := range 3 {
+			p.a.lost(r.una.Add(10 * i)) // of one window
+		}
+		if got := r.cwnd.allowed; got != tt.want {
+			t.Errorf("%s: %d packets may be in flight, want %d", tt.name, got, tt.want)
+		}
+		if got, want := r.lossEvery != 0, tt.want == 0; got != want {
+			t.Errorf("%s: counted as a loss of the path: %v, want %v", tt.name, got, want)
+		}
+		p.a.lost(r.highest) // of the next window
+		if got, want := r.cwnd.allowed < tt.want, tt.want > 0; got != want {
+			t.Errorf("%s: the next window had a loss, %d packets may be in flight, fewer wanted: %v", tt.name,
+				r.cwnd.allowed, want)
+		}
+	}
+}
+
+// What may be in flight grows by a packet or a part of one in a round trip, by more the longer nothing
+// was lost, and is not bounded any more where the window is reached.
+func TestCongestionWindowGrows(t *testing.T) {
+	p := congest(t, 50, 100*time.Microsecond, 2*time.Millisecond)
+	r := &p.a.req
+	p.a.lost(r.una)
+	grown := func(rounds int) int {
+		before := r.cwnd.allowed
+		for range rounds {
+			r.next = r.highest.Add(r.cwnd.allowed)
+			r.una, r.highest = r.highest, r.next
+			p.a.cwndAcked(r.next.Sub(r.una), r.una)
+		}
+		return r.cwnd.allowed - before
+	}
+	if got := grown(10); got < 9 || got > 14 {
+		t.Errorf("%d packets more after ten round trips, want some 10", got)
+	}
+	if got := grown(10); got < 14 || got > 25 {
+		t.Errorf("%d packets more after ten others, want some 18", got)
+	}
+	if got := grown(200); got >= 0 || r.cwnd.allowed != 0 {
+		t.Errorf("%d packets may be in flight in the end, want as many as the window has (0)", r.cwnd.allowed)
+	}
+	for _, n := range []int{4, 7} { // a short queue would overflow all the time
+		r.cwnd = congestionWindow{allowed: n, end: r.una, round: r.una}
+		if got := grown(1); got > 0 {
+			t.Errorf("%d packets: %d more after one round trip, want less than one", n, got)
+		}
+	}
+}

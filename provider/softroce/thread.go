@@ -1,0 +1,160 @@
+package softroce
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"ipoibcm/hostnet"
+	"ipoibcm/verbs"
+)
+
+// A thread is the state of one data thread, which its queue pairs and completion queues use
+// for each packet. A packet that comes in by another thread is delivered there, under the
+// lock of its queue pair. As long as packets come in by the thread of their queue pair,
+// threads do not wait for each other's locks.
+type thread struct {
+	dev   *Device
+	index int // in Device.threads
+
+	// writable is an epoll descriptor: it is readable when a send buffer that was full takes packets again.
+	writable int
+	scratch  scratches
+	timers   timers
+	count    threadCounters
+
+	polling  atomic.Bool // its receiver looks after a descriptor of the user's
+	stepping atomic.Bool // it is calling the user's step
+	deferred atomic.Bool // completions may wait for the step to end
+
+	mu  sync.Mutex
+	cqs map[*cq]struct{}
+}
+
+// threadCounters are counted with each packet, or call.
+type threadCounters struct {
+	txPackets, txCalls, txBatches, txConnected atomic.Uint64
+	rxPackets, rxCalls, rxChains, rxHeld       atomic.Uint64
+	rxSpinHits, rxSpinMisses, rxSpinLate       atomic.Uint64
+	rxElsewhere                                atomic.Uint64 // came to another thread than that of their queue pair
+}
+
+func newThread(d *Device, index int) *thread {
+	th := &thread{dev: d, index: index, writable: -1, cqs: make(map[*cq]struct{})}
+	th.timers.wake, th.timers.stop = make(chan struct{}, 1), make(chan struct{})
+	return th
+}
+
+// open makes the descriptors of th, and close closes them.
+func (th *thread) open() (err error) {
+	if th.writable, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return fmt.Errorf("create epoll: %w", err)
+	}
+	return nil
+}
+
+func (th *thread) close() {
+	if th.writable >= 0 {
+		unix.Close(th.writable)
+	}
+}
+
+// run runs r: the receiver of a data thread on a thread of the system's that has nothing else to
+// do and is named for it, so that "top -H" and control groups find it. Where there is one data thread
+// that is not worth it.
+func (th *thread) run(r *receiver) {
+	if len(th.dev.threads) == 1 || th.eventLoop() != r {
+		r.run()
+		return
+	}
+	_ = hostnet.OwnThread(func() error {
+		name := append([]byte(threadName(th.index)), 0)
+		_, _, _ = unix.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name[0])), 0)
+		r.run()
+		return nil
+	})
+}
+
+// threadName is what the system knows data thread i as, where there are several.
+func threadName(i int) string { return fmt.Sprintf("data %d", i) }
+
+// createCQ makes a completion queue whose queue pairs belong to th.
+func (th *thread) createCQ(depth int) (verbs.CQ, error) {
+	if th.dev.closing.Load() {
+		return nil, verbs.ErrClosed
+	}
+	c := newCQ(th, min(max(1, depth), maxDepth*4))
+	th.mu.Lock()
+	th.cqs[c] = struct{}{}
+	th.mu.Unlock()
+	return c, nil
+}
+
+// forget is told that c is gone.
+func (th *thread) forget(c *cq) {
+	th.mu.Lock()
+	delete(th.cqs, c)
+	th.mu.Unlock()
+}
+
+// queues returns the completion queues of th.
+func (th *thread) queues() []*cq {
+	th.mu.Lock()
+	defer th.mu.Unlock()
+	return slices.Collect(maps.Keys(th.cqs))
+}
+
+// step calls the user's step. Completions that it causes on th wait for its end: their
+// handlers need not run beside it. due is room for them.
+func (th *thread) step(a *polledFD, due []*cq) (more bool, wait time.Duration, _ []*cq) {
+	th.stepping.Store(true)
+	more, wait = a.step()
+	th.stepping.Store(false)
+	if !th.deferred.Swap(false) {
+		return more, wait, due
+	}
+	due = due[:0]
+	th.mu.Lock()
+	for c := range th.cqs {
+		if c.pending.Load() {
+			due = append(due, c)
+		}
+	}
+	th.mu.Unlock()
+	for i, c := range due {
+		c.notify(true)
+		due[i] = nil
+	}
+	return more, wait, due
+}
+
+// sum adds up one counter of all threads.
+func (d *Device) sum(of func(*threadCounters) *atomic.Uint64) (n uint64) {
+	for _, th := range d.threads {
+		n += of(&th.count).Load()
+	}
+	return n
+}
+
+// A namedCounter is a counter and the name that it is shown by.
+type namedCounter struct {
+	name  string
+	value *atomic.Uint64
+}
+
+// all returns the counters of c, in a fixed order.
+func (c *threadCounters) all() []namedCounter {
+	return []namedCounter{
+		{"tx_packets", &c.txPackets}, {"tx_calls", &c.txCalls}, {"tx_batches", &c.txBatches},
+		{"tx_connected", &c.txConnected},
+		{"rx_packets", &c.rxPackets}, {"rx_calls", &c.rxCalls}, {"rx_chains", &c.rxChains}, {"rx_held_waits", &c.rxHeld},
+		{"rx_poll_hits", &c.rxSpinHits}, {"rx_poll_misses", &c.rxSpinMisses}, {"rx_poll_late", &c.rxSpinLate},
+		{"rx_other_thread", &c.rxElsewhere},
+	}
+}

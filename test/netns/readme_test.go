@@ -1,0 +1,67 @@
+package netns
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// readmeCommands returns the lines of README's blocks of code that begin with ipoibcmd.
+func readmeCommands(t *testing.T) (lines []string) {
+	t.Helper()
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, part := range strings.Split(string(text), "```") {
+		for l := range strings.Lines(part) {
+			if i%2 == 1 && strings.HasPrefix(l, "ipoibcmd ") {
+				lines = append(lines, strings.TrimSpace(l))
+			}
+		}
+	}
+	return lines
+}
+
+// TestREADME runs the commands of README as they are written, on a host beside one that
+// has the address which they name: run goes on, and every other must end with status 0.
+func TestREADME(t *testing.T) {
+	parallel(t)
+	commands := readmeCommands(t)
+	if len(commands) < 3 || !strings.HasPrefix(commands[0], "ipoibcmd run ") {
+		t.Fatalf("README has %q, want run and what to look with", commands)
+	}
+	s := newSegment(t, topology{})
+	a, b := s.hosts[0], s.hosts[1]
+	b.run()
+	bin, err := filepath.Abs(program)
+	s.must(err)
+	s.must(os.Symlink(bin, filepath.Join(s.dir, "ipoibcmd")))
+	script := "set -e\nmount -t tmpfs none /run\n" + commands[0] + " 2>" + a.path(".log") + " &\n" +
+		"trap \"kill $!; wait\" EXIT\n" +
+		"for i in $(seq 100); do ping -c 1 -W 1 -s 60000 " + b.v4.String() + " >/dev/null 2>&1 && break; sleep 0.1; done\n"
+	for _, c := range commands[1:] {
+		script += "echo '$ " + c + "'\n" + c + "\n"
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, 2*patience)
+	defer cancel()
+	var out bytes.Buffer
+	c := exec.CommandContext(ctx, "sh", "-c", script)
+	c.Env = append(os.Environ(), "PATH="+s.dir+":"+os.Getenv("PATH"))
+	c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	c.Stdout, c.Stderr, c.WaitDelay = &out, &out, 5*time.Second
+	_, _ = a.Output(c)
+	t.Logf("%s", &out)
+	if c.ProcessState == nil || c.ProcessState.ExitCode() != 0 {
+		t.Errorf("the commands of README: %v, want status 0", c.ProcessState)
+	}
+	if last := commands[len(commands)-1]; !strings.Contains(out.String(), "$ "+last) {
+		t.Errorf("they came not as far as %q", last)
+	}
+}

@@ -1,0 +1,110 @@
+package tun
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// iffExcl is IFF_TUN_EXCL: with IFF_MULTI_QUEUE the kernel would else give a queue of an
+// interface that is there already.
+const iffExcl = 0x8000
+
+// Queue opens a further queue of a TUN that was opened with [Options.Queues]. It is done in the
+// network namespace that the interface is in, before packets move. Closing t closes it.
+//
+// Which queue a packet comes to is the kernel's choice (drivers/net/tun.c,
+// tun_automq_select_queue): that to which somebody wrote a packet of the same flow last, the other way or
+// this, within three seconds; else one by the hash of its flow.
+func (t *File) Queue() (*File, error) {
+	q := &File{name: t.name, index: t.index, parent: t}
+	q.csum.on, q.csum.why = t.csum.on, t.csum.why
+	q.follow(t)
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open /dev/net/tun: %w", err)
+	}
+	q.fd = fd
+	if err := q.join(); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("open a queue of %s: %w", t.name, err)
+	}
+	t.queues = append(t.queues, q)
+	return q, nil
+}
+
+// LeaveQueues has all packets come to the first queue from now on, for whoever has t next.
+// What waits in the others is lost, so they must be read until then. They stay readable, and writable.
+func (t *File) LeaveQueues() error {
+	for _, q := range t.queues {
+		ifr, err := unix.NewIfreq(q.name)
+		if err != nil {
+			return err
+		}
+		ifr.SetUint16(unix.IFF_DETACH_QUEUE)
+		if err := unix.IoctlIfreq(q.fd, unix.TUNSETQUEUE, ifr); err != nil {
+			return fmt.Errorf("leave a queue of %s: %w", t.name, err)
+		}
+	}
+	return nil
+}
+
+// join attaches q to the interface of its parent, and to no other.
+func (q *File) join() error {
+	own, err := unix.NewIfreq(q.name)
+	if err != nil {
+		return err
+	}
+	if err := unix.IoctlIfreq(q.parent.fd, unix.TUNGETIFF, own); err != nil {
+		return err
+	}
+	const matter = unix.IFF_TUN | unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_MULTI_QUEUE
+	flags := own.Uint16() & matter
+	if flags&unix.IFF_MULTI_QUEUE == 0 {
+		return errors.New("it has one queue")
+	}
+	if err := q.isHere(); err != nil { // else the kernel would make one
+		return err
+	}
+	ifr, err := unix.NewIfreq(q.name)
+	if err != nil {
+		return err
+	}
+	ifr.SetUint16(flags)
+	if err := unix.IoctlIfreq(q.fd, unix.TUNSETIFF, ifr); err != nil {
+		return err
+	}
+	if err := q.isHere(); err != nil {
+		return err
+	}
+	q.ended, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	return err
+}
+
+// isHere reports whether the interface of that name, in the namespace of this thread, has the
+// index of ours.
+func (q *File) isHere() error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open socket: %w", err)
+	}
+	defer unix.Close(s)
+	req, err := unix.NewIfreq(q.name)
+	if err != nil {
+		return err
+	}
+	if err := unix.IoctlIfreq(s, unix.SIOCGIFINDEX, req); err != nil {
+		return fmt.Errorf("index: %w", err)
+	}
+	if got := int(req.Uint32()); got != q.index {
+		return fmt.Errorf("its index is %d here, and not %d: it is another", got, q.index)
+	}
+	return nil
+}
+
+// follow has q split, put together and leave be what its parent does.
+func (q *File) follow(t *File) {
+	q.tso.on.Store(t.tso.on.Load())
+	q.uso.on.Store(t.uso.on.Load())
+}
