@@ -16,9 +16,7 @@ VERSION ?= $(shell git describe --tags --dirty 2>/dev/null)
 COMMIT  ?= $(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null)
 LDFLAGS = -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 
-.PHONY: build cni ibverbs packages demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak service chaos cluster flood oracle nightly interop interop-full architectures specs pictures dashboard clean
-.PHONY: build cni ibverbs packages demo test test-long mutants race fuzz bench bench-full stress explore sim scale soak service chaos cluster flood oracle nightly interop interop-full architectures specs pictures clean
-.PHONY: build cni ibverbs packages demo test test-long mutants race fuzz bench bench-full stress cores explore sim scale soak service chaos cluster flood oracle nightly interop interop-full architectures specs clean
+.PHONY: build cni ibverbs packages demo test test-long mutants race fuzz bench bench-full stress cores explore sim scale soak service chaos cluster flood oracle nightly interop interop-full architectures specs pictures dashboard clean
 
 build: ## one static binary, bin/ipoibcmd
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o bin/ipoibcmd ./cmd/ipoibcmd
