@@ -85,6 +85,7 @@ func (t *Table) hostDone(ev Done, s SetRoute, why string) {
 	h := t.hosts.get(rtnl.Flow{Dst: s.Host})
 	if h.busy = false; ev.Err == nil || s.Old.Dst.IsValid() {
 		h.have = ev.Route
+		h.doubt = h.doubt || !s.New.Dst.IsValid() // removed because none was wanted: one may be again
 	}
 	if s.Ask && ev.Err == nil {
 		h.match = ev.Answer

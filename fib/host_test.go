@@ -93,3 +93,20 @@ func TestRefusedWhileDoubted(t *testing.T) {
 		}
 	}
 }
+
+// A neighbour whose connection comes back while its host route is being removed gets one again.
+func TestWantedAgainWhileRemoved(t *testing.T) {
+	m, asked := withPeer(t)
+	m.Step(nil, time.Now(), Done{Action: asked, Route: asked.New, Answer: testAnswer})
+	removal := routesOf(m.Step(nil, time.Now(), SetHop{testPeer, Path{Kind: PathUD, MTU: 2044}}))
+	if len(removal) != 1 || removal[0].Old != asked.New || removal[0].New.Dst.IsValid() {
+		t.Fatalf("a lost connection causes %+v, want its host route removed", removal)
+	}
+	if out := routesOf(m.Step(nil, time.Now(), SetHop{testPeer, Path{Kind: PathConn, MTU: 65520}})); len(out) != 0 {
+		t.Errorf("%d changes while the removal is under way, want none", len(out))
+	}
+	again := routesOf(m.Step(nil, time.Now(), Done{Action: removal[0]}))
+	if len(again) != 1 || !again[0].Ask || again[0].New.MTU != 65520 {
+		t.Errorf("after the removal: %+v, want a route with MTU 65520 asked for", again)
+	}
+}

@@ -306,6 +306,7 @@ func TestMachine(t *testing.T) {
 	}
 	for _, seed := range seeds {
 		machine(t, seed, rand.New(rand.NewPCG(seed, 1)), 300)
+		machine(t, seed, rand.New(rand.NewPCG(seed, 2)), 30) // short: few refusals, after which all is asked again
 	}
 }
 
@@ -330,8 +331,14 @@ func machine(t *testing.T, seed uint64, r *rand.Rand, steps int) {
 	prefix := func() string {
 		return pick("10.0.0.0/16", "10.0.0.0/24", "10.0.0.0/28", "10.0.1.0/30", "0.0.0.0/0", "10.0.0.4/32", "fd00::/120")
 	}
+	var next []string // lines
 	line := func() string {
-		switch r.IntN(21) {
+		if len(next) > 0 {
+			l := next[0]
+			next = next[1:]
+			return l
+		}
+		switch r.IntN(22) {
 		case 0:
 			return pick("up", "up", "down")
 		case 1:
@@ -356,13 +363,20 @@ func machine(t *testing.T, seed uint64, r *rand.Rand, steps int) {
 			return "theirs " + host4(host()) + pick("", " mtu 1400")
 		case 14:
 			return "lose " + host()
+		case 15: // a connection is lost and made anew before the kernel has changed its route
+			h := host()
+			conn := fmt.Sprintf("hop %s conn %d %d", h, 1+r.IntN(9), 2044+r.IntN(60000))
+			next = []string{"wait", pick("gone "+h, "hop "+h+" ud 2044"), conn, "answer", "answer"}
+			return conn
 		}
 		return "packet " + host() + pick("", " from 10.0.1.1")
 	}
 	b.seen = v.action
 	b.feed(b.k.Start())
+	refused := false
 	for range steps {
 		l := line()
+		refused = refused || l == "refuse"
 		if r.IntN(6) == 0 {
 			b.Pass(time.Duration(r.IntN(40)) * time.Second)
 		}
@@ -381,7 +395,9 @@ func machine(t *testing.T, seed uint64, r *rand.Rand, steps int) {
 	for range 20 {
 		b.Do("answer")
 	}
-	b.feed(b.k.SetRules(b.k.Rules...)) // what was refused is tried again with the next change
+	if refused { // what was is tried again with the next change
+		b.feed(b.k.SetRules(b.k.Rules...))
+	}
 	v.settled(b)
 }
 

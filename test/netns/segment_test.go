@@ -172,9 +172,28 @@ func (s *segment) end() {
 			s.Logf("end of the log of %s:\n%s", h.Name, strings.Join(lines[max(0, len(lines)-120/len(s.hosts)):], "\n"))
 		}
 		if h.agent != nil {
+			if s.Failed() {
+				s.Log(h.tables())
+			}
 			h.agent.Kill()
 		}
 	}
+}
+
+// tables prints what the kernel of h and its agent say of where packets to the others go.
+func (h *host) tables() string {
+	var out strings.Builder
+	for _, line := range []string{"route show table all", "-6 route show table all"} {
+		text, err := h.tryIP(line)
+		fmt.Fprintf(&out, "%s: ip %s: %v\n%s", h.Name, line, err, text)
+	}
+	for _, p := range h.seg.hosts {
+		both(p, func(dst netip.Addr) {
+			text, _ := h.command("explain", dst.String(), "--control", h.path(".sock"))
+			fmt.Fprintf(&out, "%s: explain %v:\n%s", h.Name, dst, text)
+		})
+	}
+	return out.String()
 }
 
 func (s *segment) must(err error) {
