@@ -362,23 +362,29 @@ func (n *node) reach(dst string, sizes ...int) {
 // path, any if that is empty, and returns it.
 func (n *node) connected(mode, path string) (c control.Conn) {
 	n.t.Helper()
-	n.until("one "+mode+" connection", func() error {
-		var all control.Conns
-		if err := n.ask(&all); err != nil {
-			return err
-		}
-		up := 0
-		for _, x := range all.Conns {
-			if x.State == lab.Established {
-				c, up = x, up+1
-			}
-		}
-		if up != 1 || c.Mode != mode || path != "" && c.CMPath != path {
-			return fmt.Errorf("%d: %+v", up, all.Conns)
-		}
-		return nil
+	n.until("one "+mode+" connection", func() (err error) {
+		c, err = n.connection(mode, path)
+		return err
 	})
 	return c
+}
+
+// connection returns what connected waits for, if it is there.
+func (n *node) connection(mode, path string) (c control.Conn, err error) {
+	var all control.Conns
+	if err := n.ask(&all); err != nil {
+		return c, err
+	}
+	up := 0
+	for _, x := range all.Conns {
+		if x.State == lab.Established {
+			c, up = x, up+1
+		}
+	}
+	if up != 1 || c.Mode != mode || path != "" && c.CMPath != path {
+		return c, fmt.Errorf("%d: %+v", up, all.Conns)
+	}
+	return c, nil
 }
 
 // routeMTU waits until ip route shows dst with that MTU.
@@ -527,12 +533,18 @@ func (p *pairing) work(mode string) {
 	}
 }
 
-// meet shows that the two ends are connected and a full packet goes both ways.
+// meet shows that the two ends are connected and a full packet goes both ways. Packets go to
+// the peer meanwhile: an attempt that has failed is made again when there is something to send.
 func (p *pairing) meet(mode string) {
 	p.a.t.Helper()
 	for i, dst := range p.addrs(p.b) {
-		p.a.reach(dst, 100)
-		p.a.connected(strings.ToUpper(mode), p.path)
+		p.a.until(mode+" connection to "+dst, func() error {
+			if _, err := p.a.run(trafficProgram, "ping", dst, "100"); err != nil {
+				return err
+			}
+			_, err := p.a.connection(strings.ToUpper(mode), p.path)
+			return err
+		})
 		p.a.reach(dst, maxMTU)
 		p.b.reach(p.addrs(p.a)[i], maxMTU)
 	}
