@@ -271,7 +271,7 @@ func TestBlindAnswers(t *testing.T) {
 			return rep
 		}, func(after control.Conn) bool { return after.State == "ESTABLISHED" }},
 	} {
-		speaks := peer.silenceQP1()
+		speaks := peer.silenceQP1("ingress", "egress") // so that it is the victim who asks
 		var req control.Conn
 		dropped := uint64(all)
 		for try := 0; dropped == all && try < 5; try++ { // a REQ is out for 3 s only

@@ -150,8 +150,9 @@ func (a *host) saysInband(b *host, transport string) {
 	}
 }
 
-// silenceQP1 has nothing arrive at h's QP 1. What it returns ends that.
-func (h *host) silenceQP1() (end func()) {
+// silenceQP1 has nothing arrive at h's QP 1 (hook "ingress"), or nothing of h at the others' ("egress").
+// What it returns ends that.
+func (h *host) silenceQP1(hooks ...string) (end func()) {
 	s := h.seg
 	s.Helper()
 	nft, err := exec.LookPath("nft")
@@ -166,8 +167,10 @@ func (h *host) silenceQP1() (end func()) {
 			s.Fatalf("%v: %s", err, out)
 		}
 	}
-	do(fmt.Sprintf("table netdev qp1 {\n chain in {\n  type filter hook ingress device %q priority 0; policy accept;\n"+
-		"  udp dport 4791 @th,104,24 1 counter drop\n }\n}\n", underlay)) // the destination QP is 5 octets into the BTH
+	for _, hook := range hooks {
+		do(fmt.Sprintf("table netdev qp1 {\n chain %s {\n  type filter hook %[1]s device %q priority 0; policy accept;\n"+
+			"  udp dport 4791 @th,104,24 1 counter drop\n }\n}\n", hook, underlay)) // 5 octets into the BTH
+	}
 	return func() { do("delete table netdev qp1\n") }
 }
 
@@ -176,7 +179,7 @@ func TestSilentQP1(t *testing.T) {
 	parallel(t)
 	s := newSegment(t, topology{})
 	a, b := s.hosts[0], s.hosts[1]
-	b.silenceQP1()
+	b.silenceQP1("ingress")
 	s.start("--mode", "rc")
 	a.reach(b.v4)
 	var mine control.Conn
