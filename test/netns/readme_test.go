@@ -43,9 +43,11 @@ func TestREADME(t *testing.T) {
 	bin, err := filepath.Abs(program)
 	s.must(err)
 	s.must(os.Symlink(bin, filepath.Join(s.dir, "ipoibcmd")))
+	// Whoever reads README has talked to the other host before he looks at status.
+	talked := filepath.Join(s.dir, "talked")
 	script := "set -e\nmount -t tmpfs none /run\n" + commands[0] + " 2>" + a.path(".log") + " &\n" +
 		"trap \"kill $!; wait\" EXIT\n" +
-		"for i in $(seq 100); do ping -c 1 -W 1 -s 60000 " + b.v4.String() + " >/dev/null 2>&1 && break; sleep 0.1; done\n"
+		"for i in $(seq 600); do [ -e " + talked + " ] && break; sleep 0.1; done\n"
 	for _, c := range commands[1:] {
 		script += "echo '$ " + c + "'\n" + c + "\n"
 	}
@@ -56,7 +58,11 @@ func TestREADME(t *testing.T) {
 	c.Env = append(os.Environ(), "PATH="+s.dir+":"+os.Getenv("PATH"))
 	c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	c.Stdout, c.Stderr, c.WaitDelay = &out, &out, 5*time.Second
-	_, _ = a.Output(c)
+	s.must(a.Start(c))
+	a.reach(b.v4)
+	a.ping(b.v4, 60000, false)
+	s.must(os.WriteFile(talked, nil, 0o600))
+	_ = c.Wait()
 	t.Logf("%s", &out)
 	if c.ProcessState == nil || c.ProcessState.ExitCode() != 0 {
 		t.Errorf("the commands of README: %v, want status 0", c.ProcessState)
