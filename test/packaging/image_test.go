@@ -2,6 +2,7 @@ package packaging
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,6 +13,8 @@ import (
 	"time"
 
 	"ipoibcm/internal/long"
+
+	"golang.org/x/sys/unix"
 )
 
 // A fleet are containers of the image under podman, with a store of its own.
@@ -49,7 +52,7 @@ func newFleet(t *testing.T) *fleet {
 	if !ci {
 		long.Only(t)
 	}
-	need(t, "podman", "runc", "ip")
+	need(t, "podman", "runc", "ip", "busybox")
 	f := &fleet{T: t, dir: t.TempDir()}
 	t.Cleanup(func() { exec.Command("umount", "-R", f.dir+"/store/overlay").Run() })
 	out := f.must("load", "--quiet", "--input", built(t, "image"))
@@ -65,9 +68,16 @@ func (f *fleet) start(name, netns, address string) {
 	if err := os.WriteFile(config, []byte("underlay: eth0\naddresses: ["+address+"]\n"), 0o644); err != nil {
 		f.Fatal(err)
 	}
+	tun := filepath.Join(f.dir, "tun") // as udev makes it: this host's may be for root alone
+	if err := unix.Mknod(tun, unix.S_IFCHR, int(unix.Mkdev(10, 200))); err != nil && !errors.Is(err, unix.EEXIST) {
+		f.Fatal(err)
+	}
+	if err := os.Chmod(tun, 0o666); err != nil {
+		f.Fatal(err)
+	}
 	f.Cleanup(func() { f.remove(name) })
 	f.must("run", "--detach", "--name", name, "--network", "ns:/run/netns/"+netns, "--cap-drop", "all", "--cap-add",
-		"NET_ADMIN", "--device", "/dev/net/tun",
+		"NET_ADMIN", "--device", tun+":/dev/net/tun",
 		"--read-only", "--tmpfs", "/run/ipoibcm:mode=0750,U", "--ulimit", "nofile=1024:4096", "--ulimit", "nproc=1024:1024",
 		"--health-cmd", `["/usr/bin/ipoibcmd","show","stats"]`, "--volume", config+":/etc/ipoibcm/ibcm0.yaml:ro", f.image)
 }
@@ -103,7 +113,7 @@ func TestImageRuns(t *testing.T) {
 		f.start(n, n, fmt.Sprintf("10.0.0.%d/24", i+1))
 	}
 	ping := func() (string, error) {
-		out, err := exec.Command("ip", "netns", "exec", names[0], "ping", "-c", "1", "-W", "1", "10.0.0.2").CombinedOutput()
+		out, err := exec.Command("ip", "netns", "exec", names[0], "busybox", "ping", "-c", "1", "-W", "1", "10.0.0.2").CombinedOutput()
 		return string(out), err
 	}
 	out, err := ping()
