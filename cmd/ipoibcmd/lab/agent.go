@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -83,8 +84,9 @@ func StartAgent(ctx context.Context, h *Host, c AgentConfig) (*Agent, error) {
 		close(a.done)
 	}()
 	if err := a.waitUp(ctx); err != nil {
+		stacks := a.stacks()
 		a.Kill()
-		return nil, fmt.Errorf("agent in %s: %w\n%s", h.Name, err, a.LogTail(10))
+		return nil, fmt.Errorf("agent in %s: %w\n%s%s", h.Name, err, stacks, a.LogTail(200))
 	}
 	return a, nil
 }
@@ -109,6 +111,24 @@ func (a *Agent) waitUp(ctx context.Context) error {
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
+}
+
+// stacks tells where the agent stands: its threads in the kernel, and goroutines at the end of its log.
+func (a *Agent) stacks() string {
+	var out strings.Builder
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stack", a.PID()))
+	for _, f := range files {
+		if b, err := os.ReadFile(f); err == nil {
+			fmt.Fprintf(&out, "%s:\n%s", f, b)
+		}
+	}
+	if a.cmd.Process.Signal(syscall.SIGQUIT) == nil {
+		select {
+		case <-a.done:
+		case <-time.After(2 * time.Second):
+		}
+	}
+	return out.String()
 }
 
 // Done is closed when the process has ended.
