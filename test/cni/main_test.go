@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/hostnet"
 	"ipoibcm/internal/long"
 )
 
@@ -281,16 +284,19 @@ func (h *host) within(patience time.Duration, what string, f func() error) {
 	h.Fatalf("%s: not within %v: %v", what, patience, err)
 }
 
-// reaches checks that one pod gets answers of an address.
+// reaches checks that one pod gets answers of an address to packets with that many octets behind the ICMP header.
 func (h *host) reaches(pod, address string, octets int) {
 	h.Helper()
+	ns, err := hostnet.OpenNamespace(pod)
+	if err != nil {
+		h.Fatal(err)
+	}
+	defer ns.Close()
 	h.within(15*time.Second, "pings from "+pod+" to "+address, func() error {
-		out, err := exec.Command("ip", "netns", "exec", pod, "ping", "-c", "1", "-W", "1", "-M", "do", "-s",
-			fmt.Sprint(octets), address).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		return nil
+		return hostnet.InNamespace(ns, func() error {
+			_, err := lab.Echo(lab.Ping{Dst: netip.MustParseAddr(address), Size: octets + 28, DF: true})
+			return err
+		})
 	})
 }
 

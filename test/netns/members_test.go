@@ -7,11 +7,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"ipoibcm/control"
+	"ipoibcm/internal/long"
 )
 
 // needEtcd skips where there is no etcd to run.
@@ -160,6 +162,52 @@ func (s *segment) withoutEtcd(etcd *daemon, run func(h *host, id string)) {
 	if took > within {
 		t.Errorf("c was a member for %v after its death at least, want %v at most, of which its lease is %v", took,
 			within, lease)
+	}
+}
+
+// What an idle link costs etcd, by etcd's own count: the messages and octets of a host in a minute, with the
+// lease that hosts have by default.
+func TestEtcdTraffic(t *testing.T) {
+	parallel(t)
+	needEtcd(t)
+	const hosts = 3
+	look := long.Of(10*time.Second, time.Minute)
+	s := newSegment(t, topology{hosts: hosts, ipv4: true})
+	a := s.hosts[0]
+	a.etcd()
+	for i, h := range s.hosts {
+		h.run(append(h.config("state_dir: \"\"\n"), "--link", "blue", "--membership", "etcd://192.168.7.1:2379",
+			"--member-id", string(rune('a'+i)))...)
+	}
+	for _, h := range s.hosts {
+		h.knows("a", "b", "c")
+	}
+	time.Sleep(5 * time.Second) // what they publish changes while addresses are checked
+	count := func(name string) (sum float64) {
+		text, err := a.scrape("192.168.7.1:2379")
+		s.must(err)
+		for line := range strings.Lines(text) {
+			if f := strings.Fields(line); len(f) == 2 && (f[0] == name || strings.HasPrefix(f[0], name+"{")) {
+				n, err := strconv.ParseFloat(f[1], 64)
+				s.must(err)
+				sum += n
+			}
+		}
+		return sum
+	}
+	names := []string{"grpc_server_msg_received_total", "grpc_server_msg_sent_total", "etcd_network_client_grpc_received_bytes_total",
+		"etcd_network_client_grpc_sent_bytes_total"}
+	var was, got [4]float64
+	for i, name := range names {
+		was[i] = count(name)
+	}
+	time.Sleep(look)
+	for i, name := range names {
+		got[i] = (count(name) - was[i]) / hosts * time.Minute.Seconds() / look.Seconds()
+	}
+	t.Logf("of a host in a minute: %.0f messages to etcd and %.0f from it, %.0f and %.0f octets", got[0], got[1], got[2], got[3])
+	if got[0] == 0 || got[0] > 60 || got[1] > 60 {
+		t.Errorf("%.0f messages of a host in a minute and %.0f answers, want 1 to 60", got[0], got[1])
 	}
 }
 

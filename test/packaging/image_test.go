@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/hostnet"
 	"ipoibcm/internal/long"
 
 	"golang.org/x/sys/unix"
@@ -52,7 +55,7 @@ func newFleet(t *testing.T) *fleet {
 	if !ci {
 		long.Only(t)
 	}
-	need(t, "podman", "runc", "ip", "busybox")
+	need(t, "podman", "runc", "ip")
 	f := &fleet{T: t, dir: t.TempDir()}
 	t.Cleanup(func() { exec.Command("umount", "-R", f.dir+"/store/overlay").Run() })
 	out := f.must("load", "--quiet", "--input", built(t, "image"))
@@ -89,6 +92,30 @@ func (f *fleet) remove(name string) {
 	}
 }
 
+// reaches waits until an address answers the container with that name, in the namespace of that name.
+func (f *fleet) reaches(name, address string) {
+	f.Helper()
+	ns, err := hostnet.OpenNamespace(name)
+	if err != nil {
+		f.Fatal(err)
+	}
+	defer ns.Close()
+	ping := func() error {
+		return hostnet.InNamespace(ns, func() error {
+			_, err := lab.Echo(lab.Ping{Dst: netip.MustParseAddr(address)})
+			return err
+		})
+	}
+	err = ping()
+	for end := time.Now().Add(30 * time.Second); err != nil && time.Now().Before(end); err = ping() {
+		time.Sleep(200 * time.Millisecond)
+	}
+	if err != nil {
+		logs, _ := f.podman("logs", name)
+		f.Fatalf("no answer: %v\n%s", err, logs)
+	}
+}
+
 // Two containers of the image exchange packets as a user without rights but
 // CAP_NET_ADMIN, on a read-only root; what a read-only /proc/sys keeps them from is
 // said; and the health check holds.
@@ -112,18 +139,7 @@ func TestImageRuns(t *testing.T) {
 		ip("-n", n, "link", "set", "eth0", "up")
 		f.start(n, n, fmt.Sprintf("10.0.0.%d/24", i+1))
 	}
-	ping := func() (string, error) {
-		out, err := exec.Command("ip", "netns", "exec", names[0], "busybox", "ping", "-c", "1", "-W", "1", "10.0.0.2").CombinedOutput()
-		return string(out), err
-	}
-	out, err := ping()
-	for end := time.Now().Add(30 * time.Second); err != nil && time.Now().Before(end); out, err = ping() {
-		time.Sleep(200 * time.Millisecond)
-	}
-	if err != nil {
-		logs, _ := f.podman("logs", names[0])
-		t.Fatalf("no answer: %v\n%s\n%s", err, out, logs)
-	}
+	f.reaches(names[0], "10.0.0.2")
 	status, _ := f.podman("exec", names[0], "ipoibcmd", "status")
 	if !strings.Contains(status, "/proc/sys is read-only") {
 		t.Errorf("status does not say that /proc/sys is read-only:\n%s", status)
