@@ -1,0 +1,139 @@
+package ipoib
+
+import (
+	"testing"
+	"time"
+
+	"ipoibcm/cm"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/mad"
+)
+
+// 4755-8-1: a peer that never answers, one that always rejects.
+func TestBackOff(t *testing.T) {
+	for _, reject := range []bool{false, true} {
+		w := newWorld(t, 12)
+		a, b := w.node(1, Options{}), w.node(2, Options{})
+		if reject {
+			b.noQP = true
+		} else {
+			w.dropMAD = func(from *node, m mad.Message) bool { return from == b }
+		}
+		w.run(2 * time.Second)
+		lost := 0
+		for range 300 {
+			p := a.ping("10.0.0.2", 100, true)
+			w.run(time.Second)
+			if b.got(p) == 0 {
+				lost++
+			}
+		}
+		// UD carries on, and the attempts grow rare.
+		switch n := a.counter("dial_failed"); {
+		case lost > 0:
+			w.failf("reject %v: lost is %v, want at most 0", reject, lost)
+		case n < 4:
+			w.failf("reject %v: n is %v, want at least 4", reject, n)
+		case n > 20:
+			w.failf("reject %v: n is %v, want at most 20", reject, n)
+		case len(a.qps) > 1:
+			w.failf("reject %v: a's qps has %v elements, want at most 1", reject, len(a.qps))
+		}
+		for _, r := range b.sent {
+			if rej, ok := r.(mad.REJ); ok && reject && rej.Reason != cm.ReasonNoQP {
+				w.failf("REJ %v", rej.Reason) // 4755-3.2-9
+			}
+		}
+		// the queue is bounded and what is in it goes out or is answered
+		for range 500 {
+			a.ping("10.0.0.2", 60000, true)
+		}
+		if len(a.f.peers.byLink[b.link()].queue) > 64 || a.f.peers.queued > 1<<20 {
+			t.Errorf("queue of %d octets", a.f.peers.queued)
+		}
+		w.settle()
+		if a.f.peers.queued != 0 {
+			w.failf("%d octets still wait", a.f.peers.queued)
+		}
+		b.noQP, w.dropMAD = false, nil
+		w.run(2 * time.Minute)
+		p := a.ping("10.0.0.2", 9000, true)
+		w.settle()
+		if w.agree(a, b); b.got(p) != 1 {
+			w.failf("it never came up")
+		}
+	}
+}
+
+func TestRejections(t *testing.T) {
+	reply := func(w *world, b *node, reason cm.Reason, times int) {
+		w.onMAD = nil
+		n := 0
+		w.dropMAD = func(from *node, m mad.Message) bool {
+			req, ok := m.(mad.REQ)
+			if !ok || from == b || n >= times {
+				return false
+			}
+			n++
+			rej := mad.REJ{RemoteCommID: req.LocalCommID, Reason: reason, TransactionID: req.TransactionID}
+			pd, _ := encap.PrivateData{QPN: b.opt.Link.QPN, ReceiveMTU: 4000}.AppendBinary(nil)
+			copy(rej.PrivateData[:], pd)
+			w.inject(b, from, rej)
+			return true
+		}
+	}
+	for _, tt := range []struct {
+		name   string
+		reason cm.Reason
+		soon   bool // without a pause
+		mtu    int
+	}{
+		{"stale: at once with another QPN", cm.ReasonStale, true, 65520},
+		{"MTU: once more with the peer's", cm.ReasonInvalidMTU, true, 3996},
+		{"no QP: later", cm.ReasonNoQP, false, 65520},
+		{"consumer reject to the larger address is a failure", cm.ReasonConsumer, false, 65520},
+	} {
+		w := newWorld(t, 13)
+		a, b := w.node(5, Options{}), w.node(2, Options{}) // a is the larger
+		reply(w, b, tt.reason, 1)
+		w.run(2 * time.Second)
+		a.ping("10.0.0.2", 100, true)
+		w.run(200 * time.Millisecond)
+		switch {
+		case (len(a.up()) == 1) != tt.soon:
+			w.failf("%s: %v", tt.name, a.f.Conns())
+		case a.f.peers.byLink[b.link()].holdUntil.IsZero() != tt.soon:
+			w.failf("%s: a's IsZero is %v, want %v", tt.name, a.f.peers.byLink[b.link()].holdUntil.IsZero(), tt.soon)
+		case a.f.Status().Crossings.Seen != 0:
+			w.failf("%s: a's Status.Crossings.Seen is %v, want 0", tt.name, a.f.Status().Crossings.Seen)
+		}
+		w.run(5 * time.Second)
+		a.ping("10.0.0.2", 100, true)
+		w.settle()
+		if x, _ := w.agree(a, b); x.MTU != tt.mtu || a.reqs[0].LocalQPN == a.reqs[1].LocalQPN {
+			w.failf("%s: MTU %d", tt.name, x.MTU)
+		}
+		if e := a.explain(ip4("10.0.0.2")); e.LastREJ == "" {
+			t.Errorf("%s: no last REJ", tt.name)
+		}
+	}
+}
+
+// A REQ for a mode that is not announced gets REJ 9 (RFC 4755 section 3.1).
+func TestModeNotOffered(t *testing.T) {
+	w := newWorld(t, 14)
+	a, b := w.node(1, Options{Mode: ModeAuto}), w.node(2, Options{Mode: ModeAuto})
+	w.run(2 * time.Second)
+	b.f.link.Flags = encap.FlagUC // what a has not heard yet
+	p := a.ping("10.0.0.2", 100, true)
+	w.run(time.Second)
+	rej, ok := lastREJ(b)
+	switch {
+	case !ok:
+		w.failf("ok is false, want true")
+	case rej.Reason != cm.ReasonInvalidTransport:
+		w.failf("Reason is %v, want %v", rej.Reason, cm.ReasonInvalidTransport)
+	case b.got(p) != 1:
+		w.failf("b got %v of packet p, want 1", b.got(p))
+	}
+}

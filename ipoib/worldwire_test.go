@@ -1,0 +1,295 @@
+package ipoib
+
+import (
+	"bytes"
+	"encoding/binary"
+	"slices"
+	"time"
+
+	"ipoibcm/cm"
+	"ipoibcm/fib"
+	"ipoibcm/ib"
+	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
+	"ipoibcm/wire/mad"
+	"ipoibcm/wire/nd"
+)
+
+type flight struct {
+	at time.Time
+	to *node
+	f  func()
+}
+
+// checkFrame guards what may be in a frame on each kind of queue pair.
+func (n *node) checkFrame(fr []byte, connected bool) {
+	t := encap.EtherType(binary.BigEndian.Uint16(fr))
+	// 4755-4-1, 4755-4-2, 4755-4-3
+	if t == encap.PathProbe {
+		n.probes = append(n.probes, len(fr)-encap.HeaderLen)
+		return
+	}
+	// 4755-4-5
+	switch {
+	case fr[2] != 0:
+		n.w.failf("%s: fr[2] is %v, want 0", n.name, fr[2])
+	case fr[3] != 0:
+		n.w.failf("%s: fr[3] is %v, want 0", n.name, fr[3])
+	case t != encap.IPv4 && t != encap.IPv6 && (connected || t != encap.ARP):
+		n.w.failf("%s: encapsulation header % x, connected %v", n.name, fr[:4], connected)
+	}
+	if !connected && len(fr) > n.f.opt.udMTU()+4 {
+		n.w.failf("%s: UD frame of %d octets", n.name, len(fr))
+	}
+	if connected && nd.KindOf(fr[4:]) != nd.None {
+		n.w.failf("%s: %v on a connection", n.name, nd.KindOf(fr[4:])) // 4755-7-4
+	}
+	if dst, _ := ip.Dst(fr[4:]); connected && dst.IsMulticast() {
+		n.w.failf("%s: multicast on a connection", n.name) // 4755-2.1-1, 4755-7-3
+	}
+}
+
+// send carries something with loss, duplication and delay.
+func (w *world) send(f func(), to *node, lossy bool) {
+	times := 1
+	if lossy && w.loss > 0 && w.r.Float64() < w.loss {
+		times = 0
+	} else if lossy && w.dup > 0 && w.r.Float64() < w.dup {
+		times = 2
+	}
+	for range times {
+		d := 50*time.Microsecond + time.Duration(w.r.Int64N(int64(w.delay)))
+		w.queue = append(w.queue, flight{w.now.Add(d), to, f})
+	}
+}
+
+func (n *node) sendUD(to encap.LinkAddr, fr []byte) {
+	if n.holeUD != 0 && len(fr)-encap.HeaderLen > n.holeUD {
+		return
+	}
+	if n.w.onFrame != nil {
+		n.w.onFrame(n, false, fr)
+	}
+	for _, m := range n.w.nodes {
+		if m.link() == to.Key() || to.QPN == ib.QPNMulticast && to.GID == m.opt.Link.GID && m != n {
+			n.w.send(func() { m.recvUD(n.link(), m.opt.Link.GID, fr) }, m, true)
+		}
+	}
+}
+
+func (n *node) recvUD(from encap.LinkAddr, dst ib.GID, fr []byte) {
+	if n.dead {
+		return
+	}
+	if n.legacy != nil {
+		n.legacy.recvUD(from, fr)
+		return
+	}
+	n.recv(RecvFrame{SrcGID: from.GID, SrcQPN: from.QPN, DstGID: dst, Frame: fr})
+}
+
+// recv does what the data path does with a frame.
+func (n *node) recv(ev RecvFrame) {
+	if n.older && encap.EtherType(binary.BigEndian.Uint16(ev.Frame)) == encap.PathProbe {
+		return
+	}
+	if t := encap.EtherType(binary.BigEndian.Uint16(ev.Frame)); t == encap.ARP || t == encap.InbandCM ||
+		t == encap.PathProbe || nd.KindOf(ev.Frame[4:]) != nd.None {
+		n.step(ev)
+		return
+	}
+	n.tun = append(n.tun, slices.Clone(ev.Frame[4:]))
+}
+
+func (n *node) sendConn(id fib.Conn, fr []byte) {
+	w := n.w
+	q := n.qps[id]
+	if q == nil || !q.rts {
+		w.failf("%s: sending on connection %d, which is not in RTS", n.name, id)
+	}
+	n.checkFrame(fr, true)
+	for _, c := range n.f.Conns() {
+		// 4755-2.3-1: nothing before the connection is established
+		if c.Conn == id && (c.State != "ESTABLISHED" || !c.Tx || len(fr)-4 > c.MTU) {
+			w.failf("%s: %d octets on connection in state %s tx=%v mtu=%d", n.name, len(fr), c.State, c.Tx, c.MTU)
+		}
+	}
+	n.onConn++
+	q.tx++
+	if w.onFrame != nil {
+		w.onFrame(n, true, fr)
+	}
+	for _, m := range w.nodes {
+		if m.opt.Link.GID != q.destGID {
+			continue
+		}
+		w.send(func() {
+			if m.dead || n.hole != 0 && q.pathMTU > n.hole && len(fr) > n.hole.Octets() {
+				w.retryExceeded(q)
+				return
+			}
+			if m.legacy != nil {
+				m.legacy.recvConn(q, fr)
+				return
+			}
+			for _, r := range m.qps {
+				if r.qpn == q.dest && r.rts && r.dest == q.qpn && !r.broken {
+					if r.rqPSN != q.sqPSN {
+						// IBA volume 1 section 12.7, Starting PSN
+						w.failf("PSNs do not meet: %v sends with %v, %v expects %v", n.name, q.sqPSN, m.name, r.rqPSN)
+					}
+					if len(fr) > r.receive || r.pathMTU != q.pathMTU {
+						w.failf("%d octets into a buffer of %d, path MTU %v and %v", len(fr), r.receive, q.pathMTU, r.pathMTU)
+					}
+					r.rx++
+					m.step(CommEst{r.conn})
+					m.recv(RecvFrame{Conn: r.conn, Frame: fr})
+					return
+				}
+			}
+			w.retryExceeded(q)
+		}, m, q.trans == ib.UC)
+		return
+	}
+}
+
+func (w *world) retryExceeded(q *fakeQP) {
+	if q.trans == ib.RC && !q.broken {
+		q.broken = true
+		w.queue = append(w.queue, flight{w.now.Add(540 * time.Millisecond), q.n, func() {
+			if q.n.qps[q.conn] == q {
+				q.n.step(QPError{Conn: q.conn, Status: verbs.RetryExceeded})
+			}
+		}})
+	}
+}
+
+func (n *node) sendMAD(m *verbs.MAD) {
+	msg := n.readMAD(m)
+	if m.QPN != ib.QPNGSI || n.f != nil && !n.f.gsi() {
+		n.w.failf("%s sends %v to QP %v of the peer, QP 1 can be had: %v", n.name, msg, m.QPN, n.f.gsi())
+	}
+	in := *m
+	in.Local, in.Remote, in.QPN = m.Remote, n.opt.Link.GID, ib.QPNGSI
+	if n.ib != nil {
+		n.checkWay(m.Path.AH(), m.Remote)
+		in.Path = verbs.Path{SLID: m.Path.DLID, DLID: n.ib.port.LID, SL: m.Path.SL, GRH: m.Path.GRH}
+		if !m.Path.GRH {
+			in.Remote = ib.GID{}
+		}
+	}
+	for _, to := range n.w.nodes {
+		if to.opt.Link.GID == m.Remote {
+			n.carryMAD(msg, to, func() { to.recvMAD(in) })
+		}
+	}
+}
+
+// sendInband carries a MAD from UD QP to UD QP.
+func (n *node) sendInband(a SendUD) {
+	w := n.w
+	m := &verbs.MAD{Remote: a.Link.GID, QPN: a.Link.QPN}
+	switch {
+	case len(a.Frame) != encap.HeaderLen+verbs.MADLen:
+		w.failf("%s sends in-band to %v %v: a's Frame has %v elements, want %v", n.name, a.MGID, a.Link, len(a.Frame),
+			encap.HeaderLen+verbs.MADLen)
+	case !a.MGID.IsZero():
+		w.failf("%s sends in-band to %v %v: a's MGID.IsZero is false, want true", n.name, a.MGID, a.Link)
+	case a.Frame[2] != 0:
+		w.failf("%s sends in-band to %v %v: a's Frame[2] is %v, want 0", n.name, a.MGID, a.Link, a.Frame[2])
+	case a.Frame[3] != 0:
+		w.failf("%s sends in-band to %v %v: a's Frame[3] is %v, want 0", n.name, a.MGID, a.Link, a.Frame[3])
+	}
+	copy(m.Data[:], a.Frame[encap.HeaderLen:])
+	msg := n.readMAD(m)
+	n.inband = append(n.inband, msg)
+	for _, to := range w.nodes {
+		if to.link() == a.Link.Key() {
+			n.carryMAD(msg, to, func() { to.recvUD(n.link(), to.opt.Link.GID, a.Frame) })
+		}
+	}
+}
+
+// readMAD keeps the books of what n sends.
+func (n *node) readMAD(m *verbs.MAD) mad.Message {
+	_, msg, err := mad.Parse(m.Data[:])
+	if err != nil {
+		n.w.failf("%s sends a MAD that cannot be read: %v", n.name, err)
+	}
+	n.checkMAD(msg)
+	n.sent = append(n.sent, msg)
+	if n.w.onMAD != nil {
+		n.w.onMAD(n, msg)
+	}
+	if n.w.onOctets != nil {
+		n.w.onOctets(n, m.Data[:])
+	}
+	return msg
+}
+
+func (n *node) carryMAD(msg mad.Message, to *node, arrive func()) {
+	w := n.w
+	if w.dropMAD != nil && w.dropMAD(n, msg) {
+		return
+	}
+	from := len(w.queue)
+	w.send(arrive, to, true)
+	for i := range w.queue[from:] {
+		w.queue[from+i].at = w.queue[from+i].at.Add(w.madDelay)
+	}
+}
+
+// recvMAD takes a MAD at QP 1.
+func (n *node) recvMAD(in verbs.MAD) {
+	switch {
+	case n.silent || n.dead:
+	case n.taken: // as the kernel's CM does, which nobody has told of our services
+		_, msg, _ := mad.Parse(in.Data[:])
+		if req, ok := msg.(mad.REQ); ok {
+			rej := mad.REJ{TransactionID: req.TransactionID, RemoteCommID: req.LocalCommID, MessageRejected: mad.KindREQ,
+				Reason: cm.ReasonInvalidServiceID}
+			for _, to := range n.w.nodes {
+				if to.opt.Link.GID == in.Remote {
+					n.w.inject(n, to, rej)
+				}
+			}
+		}
+	case n.legacy != nil:
+		n.legacy.recvMAD(&in)
+	default:
+		n.step(RecvMAD{&in})
+	}
+}
+
+// checkMAD guards the private data of what we send.
+func (n *node) checkMAD(msg mad.Message) {
+	if n.legacy != nil {
+		return
+	}
+	var pd []byte
+	switch msg := msg.(type) {
+	case mad.REQ:
+		pd = msg.PrivateData[:]
+		n.reqs = append(n.reqs, msg)
+	case mad.REP:
+		pd = msg.PrivateData[:]
+		if msg.RNRRetryCount != 7 {
+			n.w.failf("REP with RNR retry %d", msg.RNRRetryCount)
+		}
+	case mad.RTU:
+		pd = msg.PrivateData[:]
+	case mad.REJ:
+		pd = msg.PrivateData[:]
+	case mad.MRA:
+		pd = msg.PrivateData[:]
+	default:
+		return
+	}
+	// 4755-3.2-11, 4755-3.2-12, 4755-6-1, 4755-6-3, 4755-6-5, 4755-5.1-1, 4755-9-1
+	var d encap.PrivateData
+	if d.UnmarshalBinary(pd) != nil || d.QPN != n.opt.Link.QPN || d.ReceiveMTU < 1284 && n.f.ipv6 || pd[0] != 0 ||
+		bytes.ContainsFunc(pd[8:], func(r rune) bool { return r != 0 }) {
+		n.w.failf("%s: %v carries private data % x", n.name, msg.Attr(), pd[:12])
+	}
+}
