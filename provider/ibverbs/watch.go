@@ -89,15 +89,15 @@ func (m *monitor) addresses(ifindex int) (gids []ib.GID, tentative bool, err err
 	return gids, tentative, err
 }
 
-// poke has the watcher look.
-func (m *monitor) poke() {
+// notify has the watcher look.
+func (m *monitor) notify() {
 	select {
 	case m.wake <- struct{}{}:
 	default:
 	}
 }
 
-// listen pokes after every change, until the socket is closed.
+// listen notifies it after every change, until the socket is closed.
 func (m *monitor) listen() {
 	buf := make([]byte, 1<<16)
 	for {
@@ -105,7 +105,7 @@ func (m *monitor) listen() {
 		if err != nil && !errors.Is(err, unix.ENOBUFS) {
 			return
 		}
-		m.poke()
+		m.notify()
 	}
 }
 
@@ -264,10 +264,10 @@ func (d *Device) asyncEvent(event int, qpn ib.QPN, h *C.struct_ibv_cq) {
 			}
 		}
 	case asyncPort:
-		d.monitor.poke()
+		d.monitor.notify()
 	case asyncRegister:
 		d.events.Tell(verbs.Event{Kind: verbs.Reregister, Text: "the subnet manager asks for it"})
-		d.monitor.poke()
+		d.monitor.notify()
 	case asyncFatal:
 		d.lost("RDMA device " + d.name + " was removed")
 	}

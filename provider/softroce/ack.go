@@ -6,42 +6,42 @@ const (
 	// ackWithin is how many packets of a queue pair wait for one ACK at most: a
 	// quarter of the smallest window that our own requesters have.
 	ackWithin = 64
-	// maxOwed bounds the queue pairs whose ACKs wait in one receiver.
-	maxOwed = 64
+	// maxDelayed bounds the queue pairs whose ACKs wait in one receiver.
+	maxDelayed = 64
 )
 
-// owe notes that an ACK of q waits until what came with it was handled. What the
+// delayACK notes that an ACK of q waits until what came with it was handled. What the
 // user, or the kernel behind the TUN, answers to a message then leaves before the
 // ACK, and takes it along in one call if it is short. The caller holds q.mu.
-func (r *receiver) owe(q *qp, now time.Time) {
-	for _, o := range r.owed {
+func (r *receiver) delayACK(q *qp, now time.Time) {
+	for _, o := range r.delayed {
 		if o == q {
 			return
 		}
 	}
-	if len(r.owed) == maxOwed {
+	if len(r.delayed) == maxDelayed {
 		q.eng.UrgeAck()
 		q.flush(now)
 		return
 	}
-	r.owed = append(r.owed, q)
+	r.delayed = append(r.delayed, q)
 }
 
 // settle sends the ACKs that still wait. It is called once per turn, so none
 // waits longer than the handling of one batch.
 func (r *receiver) settle() {
-	if len(r.owed) == 0 {
+	if len(r.delayed) == 0 {
 		return
 	}
 	now := time.Now()
-	for i, q := range r.owed {
+	for i, q := range r.delayed {
 		q.mu.Lock()
 		if !q.gone && q.eng.AckWaits() {
 			q.eng.UrgeAck()
 			q.flush(now)
 		}
 		q.mu.Unlock()
-		r.owed[i] = nil
+		r.delayed[i] = nil
 	}
-	r.owed = r.owed[:0]
+	r.delayed = r.delayed[:0]
 }

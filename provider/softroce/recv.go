@@ -80,7 +80,7 @@ type receiver struct {
 	pkt     roce.Packet
 	held    *qp // locked while packets in a row are for it
 	touched []*cq
-	owed    []*qp // an ACK of theirs waits
+	delayed []*qp // an ACK of theirs waits
 	tap     []byte
 }
 
@@ -343,7 +343,7 @@ func (r *receiver) release(now time.Time) {
 	r.held = nil
 	q.flush(now)
 	if q.eng.AckWaits() {
-		r.owe(q, now)
+		r.delayACK(q, now)
 	}
 	q.mu.Unlock()
 	r.touch(q.recvCQ)

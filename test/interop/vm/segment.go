@@ -215,7 +215,7 @@ func (s *Segment) forward(from *port, frame []byte) {
 		h.timer = time.AfterFunc(maxHeld, func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			s.letGo(h)
+			s.release(h)
 		})
 		s.held = append(s.held, h)
 	default:
@@ -224,12 +224,12 @@ func (s *Segment) forward(from *port, frame []byte) {
 		}
 	}
 	for _, h := range due {
-		s.letGo(h)
+		s.release(h)
 	}
 }
 
-// letGo delivers a held frame, once.
-func (s *Segment) letGo(h *held) {
+// release delivers a held frame, once.
+func (s *Segment) release(h *held) {
 	if i := slices.Index(s.held, h); i >= 0 {
 		h.timer.Stop()
 		s.held = slices.Delete(s.held, i, i+1)
