@@ -113,6 +113,50 @@ func TestReadsAreBounded(t *testing.T) {
 	}
 }
 
+// A READ that is being answered again may be for nobody any more: its requester has got the first
+// answer and given the memory back. The queue pair goes on. While it is answered for the first time, memory
+// that goes is an error.
+func TestReadOfMemoryThatGoes(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		p := newPair(t, ib.RC, nil)
+		a := p.a
+		a.mem[7] = &mem{buf: make([]byte, 600), access: verbs.RemoteRead}
+		reth := make([]byte, roce.RETHLen)
+		roce.PutRETH(reth, 0, 7, 600)
+		ask := func(psn ib.PSN) {
+			t.Helper()
+			a.Receive(request(t, roce.BTHFields{Opcode: roce.RCReadRequest, PSN: psn}, reth), &Source{Src: gidB, Dst: gidA}, p.now)
+		}
+		ask(0xfffffe)
+		if again {
+			if got := len(p.output(a)); got != 3 {
+				t.Fatalf("%d responses, want 3", got)
+			}
+			ask(0xfffffe)
+		}
+		if n := a.Output(a.pkts[:1], p.now); n != 1 {
+			t.Fatalf("%d packets in a buffer for one", n)
+		}
+		delete(a.mem, 7)
+		p.output(a)
+		want := verbs.StateError
+		if again {
+			want = verbs.StateRTS
+		}
+		if got := a.State(); got != want {
+			t.Errorf("asked again %v: the state is %v, want %v", again, got, want)
+		}
+		if !again {
+			continue
+		}
+		a.mem[7] = &mem{buf: make([]byte, 600), access: verbs.RemoteRead}
+		ask(ib.PSN(0xfffffe).Add(3))
+		if got := len(p.output(a)); got != 3 {
+			t.Errorf("%d responses to the next READ, want 3", got)
+		}
+	}
+}
+
 // The solicited event is in the last packet of a message, and in no other (IBA 9.2).
 func TestSolicitedIsInTheLastPacket(t *testing.T) {
 	p := newPair(t, ib.RC, nil)

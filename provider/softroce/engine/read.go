@@ -96,8 +96,10 @@ func (q *QP) repeatRead(pkt *roce.Packet) DropReason {
 	return duplicate
 }
 
-// nextReadResponse puts the next packet of the oldest READ into p. It returns
-// false if the memory went away meanwhile; the NAK that says so is then pending.
+// nextReadResponse puts the next packet of the oldest READ into p. It returns false if
+// the memory went away meanwhile: a repetition is then dropped, because its requester has
+// got the first answer and given the memory back. Otherwise the NAK that says so is pending,
+// and the state is ERR.
 func (q *QP) nextReadResponse(p *Packet) bool {
 	r := &q.rsp
 	j := &r.reads[0]
@@ -106,6 +108,10 @@ func (q *QP) nextReadResponse(p *Packet) bool {
 	p.NPayload = 0
 	if n > 0 {
 		b, ok := q.lookup(j.rkey, j.va+uint64(off), n, verbs.RemoteRead)
+		if !ok && j.repeat {
+			r.reads = append(r.reads[:0], r.reads[1:]...)
+			return false
+		}
 		if !ok {
 			r.sendNAK(roce.NAKRemoteAccess, j.psn.Add(int(j.sent)))
 			q.fail(verbs.RemoteAccess)

@@ -262,7 +262,7 @@ func (q *QP) refuse(s roce.Syndrome, status verbs.Status) {
 // nextResponse puts the next READ response or NAK into p.
 func (q *QP) nextResponse(p *Packet) bool {
 	r := &q.rsp
-	if len(r.reads) > 0 && q.state != verbs.StateError {
+	for len(r.reads) > 0 && q.state != verbs.StateError {
 		if q.nextReadResponse(p) {
 			return true
 		}
