@@ -272,6 +272,9 @@ func TestBlindAnswers(t *testing.T) {
 		}, func(after control.Conn) bool { return after.State == "ESTABLISHED" }},
 	} {
 		speaks := peer.silenceQP1("ingress", "egress") // so that it is the victim who asks
+		if len(s.connsOf(victim)) > 0 {                // the peer has dialled since the last round
+			victim.down()
+		}
 		var req control.Conn
 		dropped := uint64(all)
 		for try := 0; dropped == all && try < 5; try++ { // a REQ is out for 3 s only
