@@ -28,8 +28,9 @@ func TestFullSocketHoldsUpNobody(t *testing.T) {
 	const most, tries = 100 * time.Millisecond, 5
 	for _, v4 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("IPv4 %v", v4), func(t *testing.T) {
-			// Who waits for the device waits each time, and who has a packet overtaken does; others may have the
-			// processors now and then, and the kernel's queue of each processor may overtake that of another.
+			// Who waits for the device waits each time, and who lets packets overtake others does; others may have
+			// the processors now and then. Beside other work some message in some hundred tries is given up at its
+			// second packet, and which packet was out of order is not known.
 			took, overtaken := time.Hour, uint64(1)
 			for i := 0; i < tries && (took > most || overtaken > 0); i++ {
 				t.Run(fmt.Sprint("try ", i+1), func(t *testing.T) {
