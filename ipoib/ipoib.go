@@ -273,7 +273,7 @@ func (f *Interface) listen() {
 
 // addLinkLocal installs the RFC 4391 link-local address (its section 8).
 func (f *Interface) addLinkLocal() {
-	if !f.ipv6 || f.opt.NoLinkLocal {
+	if !f.ipv6 {
 		return
 	}
 	f.addrs.own, f.addrs.ownGone = netip.PrefixFrom(ip.LinkLocal(f.link.GID), 64), false

@@ -128,8 +128,8 @@ func TestCrossingByNumber(t *testing.T) {
 			pair[0], pair[1] = pair[1], pair[0]
 		}
 		w := newWorld(t, uint64(i))
-		a := w.nodeAt(1, pair[0], Options{Mode: ModeAuto, NoLinkLocal: true})
-		b := w.nodeAt(2, pair[1], Options{Mode: ModeRC, NoLinkLocal: true})
+		a := w.nodeAt(1, pair[0], Options{Mode: ModeAuto, UDMTU: ipv4Only})
+		b := w.nodeAt(2, pair[1], Options{Mode: ModeRC, UDMTU: ipv4Only})
 		w.run(2 * time.Second)
 		a.look(b)
 		b.look(a)

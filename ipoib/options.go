@@ -97,9 +97,6 @@ type Options struct {
 	// LegacyFirst dials with the 0x10 service ID first.
 	LegacyFirst bool
 
-	// NoLinkLocal leaves the IPv6 link-local address to others.
-	NoLinkLocal bool
-
 	// Idle is how long a connection may carry nothing before it is torn down.
 	// Zero means 5 minutes, negative never.
 	Idle time.Duration

@@ -40,8 +40,8 @@ func TestCrossingVectors(t *testing.T) {
 		}
 		tried++
 		w := newWorld(t, uint64(i))
-		local := w.nodeAt(1, link(t, d.Given.Local), Options{Mode: ModeAuto, NoLinkLocal: true})
-		remote := w.nodeAt(2, link(t, d.Given.Remote), Options{Mode: ModeAuto, NoLinkLocal: true})
+		local := w.nodeAt(1, link(t, d.Given.Local), Options{Mode: ModeAuto, UDMTU: ipv4Only})
+		remote := w.nodeAt(2, link(t, d.Given.Remote), Options{Mode: ModeAuto, UDMTU: ipv4Only})
 		w.run(2 * time.Second)
 		local.look(remote)
 		remote.look(local)

@@ -119,6 +119,9 @@ func (w *world) node(i int, opt Options) *node {
 	return w.nodeAt(i, encap.LinkAddr{QPN: ib.QPN(0x100 + i), GID: gid(i)}, opt)
 }
 
+// ipv4Only is a UD MTU that IPv6 does not fit in.
+const ipv4Only = 1024
+
 // nodeAt is node with another link-layer address.
 func (w *world) nodeAt(i int, link encap.LinkAddr, opt Options) *node {
 	opt.Link = link

@@ -45,7 +45,7 @@ const (
 
 func stage(t *testing.T, moment string, inband bool) *scene {
 	s := setup{name: moment, hosts: []host{{qpn: 0x101, gid: 1}, {qpn: 0x102, gid: 2}, {qpn: 0x103, gid: 3}},
-		pairs: alone, inband: inband}
+		pairs: alone, inband: inband, ipv6: true}
 	for i := range s.hosts {
 		if inband {
 			s.hosts[i].cm = ipoib.CMInband

@@ -142,7 +142,7 @@ func (w *subnetWorld) boot(i int) {
 	h := w.hosts[i]
 	h.f = ipoib.New(ipoib.Options{
 		Link: encap.LinkAddr{QPN: ib.QPN(0x101 + i), GID: w.sub.Ports()[i].GID()}, GUID: ib.GUID(0xc000 + i),
-		PathMTU: ib.MTU2048, Mode: ipoib.ModeUD, UDMTU: 1024, NoLinkLocal: true, Idle: -1,
+		PathMTU: ib.MTU2048, Mode: ipoib.ModeUD, UDMTU: 1024, Idle: -1,
 		Rand: rand.New(&counter{uint64(i+1) << 12}),
 		Neigh: neigh.Options{ReachableTime: 24 * time.Hour, DelayTime: 24 * time.Hour, StaleTime: 24 * time.Hour,
 			DADProbes: -1, RequestRate: -1, SourceRate: -1},

@@ -21,6 +21,9 @@ import (
 	"ipoibcm/wire/mad"
 )
 
+// ipv4Only is a UD MTU that IPv6 does not fit in: hosts send nothing of their own then.
+const ipv4Only = 1024
+
 const (
 	// maxDelay bounds what is delayed: more than one repeat of a MAD (335 ms),
 	// less than timewait (1 s), which relies on such a bound.
@@ -42,6 +45,7 @@ type setup struct {
 
 	losses, repeats, delays, restarts int
 
+	ipv6   bool // datagrams have room for it
 	inband bool // CM messages may go in-band; otherwise only by QP 1
 	slowQP bool // making a queue pair takes its time
 	up     bool // begin with the connections that the pairs lead to
@@ -339,12 +343,15 @@ func (w *world) start(i int, heard bool) {
 	id := uint64(i<<4 | n.boot)
 	o := ipoib.Options{
 		Link: encap.LinkAddr{QPN: n.see(w, n.link.QPN), GID: n.link.GID}, GUID: ib.GUID(0xc000 + id), PathMTU: ib.MTU1024,
-		CMTransport: ipoib.CMGSI, Mode: n.mode, ReceiveMTU: n.receive, LegacyFirst: n.legacyFirst, NoLinkLocal: true,
+		CMTransport: ipoib.CMGSI, Mode: n.mode, ReceiveMTU: n.receive, LegacyFirst: n.legacyFirst, UDMTU: ipv4Only,
 		Idle: -1, RetryMax: 4 * time.Second, Rand: rand.New(&source{w.jitter, id << 12}),
 		// Neighbours stay for longer than a search.
 		Neigh: neigh.Options{ReachableTime: 24 * time.Hour, DelayTime: 24 * time.Hour, StaleTime: 24 * time.Hour,
 			DADProbes: -1, RequestRate: -1, SourceRate: -1},
 		CM: cm.Options{REQsPerSecond: -1, RepliesPerSecond: -1},
+	}
+	if w.ipv6 {
+		o.UDMTU = 0
 	}
 	if w.inband {
 		o.CMTransport = n.cm
