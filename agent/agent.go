@@ -50,6 +50,7 @@ type Options struct {
 
 	Mode       ipoib.Mode
 	CM         ipoib.CMTransport // of CM messages; zero means auto
+	LinuxFirst bool              // a new peer is asked for the 0x10 service ID first
 	UDMTU      int               // octets of IP; zero means what Check says, or 2044
 	ReceiveMTU int               // octets with the header; zero means 65524
 	PKey       ib.PKey           // zero means 0xffff
@@ -444,7 +445,8 @@ func explainTUN(name string, err error) error {
 func (a *Agent) machineOptions(port verbs.Port) ipoib.Options {
 	return ipoib.Options{
 		Link: a.link, GUID: port.GUID, PathMTU: port.MTU, PKey: a.opt.PKey, QKey: a.opt.QKey,
-		SRQ: a.opt.Provider.Caps().SRQ, Mode: a.opt.Mode, CMTransport: a.opt.CM, NoGSI: a.opt.Provider.MADPort() == nil,
+		SRQ: a.opt.Provider.Caps().SRQ, Mode: a.opt.Mode, CMTransport: a.opt.CM,
+		LinuxFirst: a.opt.LinuxFirst, NoGSI: a.opt.Provider.MADPort() == nil,
 		UDMTU: a.udMTU(port), UDAuto: a.opt.UDMTU == 0, ReceiveMTU: a.opt.ReceiveMTU,
 		BestMessage: a.opt.Provider.Caps().BestMessage, Idle: a.opt.Idle,
 		Fabric: a.machineFabric(port), Peers: a.memberGIDs(), Copies: a.copies(), Allow: a.opt.Allow, Log: a.log,

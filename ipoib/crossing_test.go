@@ -503,9 +503,9 @@ func TestLegacyBounds(t *testing.T) {
 
 // The order of the service IDs is the operator's; two agents of ours
 // that both begin with 0x10 have two one-way connections.
-func TestLegacyFirstOption(t *testing.T) {
+func TestLinuxFirst(t *testing.T) {
 	w := newWorld(t, 12)
-	a, b := w.node(1, Options{LegacyFirst: true}), w.node(2, Options{LegacyFirst: true})
+	a, b := w.node(1, Options{LinuxFirst: true}), w.node(2, Options{LinuxFirst: true})
 	w.run(2 * time.Second)
 	p, q := a.ping("10.0.0.2", 9000, true), b.ping("10.0.0.1", 9000, true)
 	w.settle()

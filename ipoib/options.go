@@ -94,8 +94,8 @@ type Options struct {
 	// (verbs.Caps). Zero: no matter.
 	BestMessage int
 
-	// LegacyFirst dials with the 0x10 service ID first.
-	LegacyFirst bool
+	// LinuxFirst asks a peer of unknown class for the 0x10 service ID first.
+	LinuxFirst bool
 
 	// Idle is how long a connection may carry nothing before it is torn down.
 	// Zero means 5 minutes, negative never.

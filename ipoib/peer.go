@@ -208,7 +208,7 @@ func (f *Interface) form(p *peer) serviceid.Form {
 		return serviceid.RFC // only our own agents know that
 	case p.class == ClassLegacy && f.now.Before(p.classUntil):
 		return serviceid.Legacy
-	case p.class != ClassRFC && f.opt.LegacyFirst && !p.triedForm[serviceid.Legacy]:
+	case p.class != ClassRFC && f.opt.LinuxFirst && !p.triedForm[serviceid.Legacy]:
 		return serviceid.Legacy
 	}
 	return serviceid.RFC

@@ -100,6 +100,7 @@ var badValues = []struct {
 	{"pattern", func(c *Config) { c.Name = "ib%d" }, `name "ib%d"`},
 	{"ARP accept", func(c *Config) { c.ARPAccept = "never" }, `arp_accept "never": must be probe or always`},
 	{"CM transport", func(c *Config) { c.CMTransport = "qp1" }, `cm_transport "qp1": must be auto, gsi or inband`},
+	{"service ID", func(c *Config) { c.ServiceID = "0x10" }, `service_id "0x10": must be rfc4755 (0x01 first) or linux`},
 	{"ECN in the traffic class", func(c *Config) { c.Class = 105 },
 		"traffic_class 105: must be four times a DSCP, 0 to 252"},
 	{"traffic class too large", func(c *Config) { c.Class = 256 }, "traffic_class 256"},

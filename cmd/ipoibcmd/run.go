@@ -164,7 +164,7 @@ func serve(ctx context.Context, c Config, s settings, r reloading, queue *logque
 		Group:   c.Group,
 		Metrics: c.Metrics, MetricPeers: c.MetricPeers, MetricsTLS: c.MetricsTLS, MetricsAuth: c.MetricsAuth,
 		MaxConns: c.Limits.Connections, MaxNeighbours: c.Limits.Neighbours,
-		Mode: mode, CM: cmTransport, UDMTU: int(c.UDMTU), TrafficClass: uint8(c.Class.fixed()),
+		Mode: mode, CM: cmTransport, LinuxFirst: c.ServiceID == idLinux, UDMTU: int(c.UDMTU), TrafficClass: uint8(c.Class.fixed()),
 		InheritClass: c.Class.inherits(),
 		CopyECN:      c.ECN == ecnOn && c.Provider == softRoCE,
 		ReceiveMTU:   c.ReceiveMTU, PKey: ib.PKey(c.PKey), QKey: ib.QKey(c.QKey),

@@ -343,7 +343,7 @@ func (w *world) start(i int, heard bool) {
 	id := uint64(i<<4 | n.boot)
 	o := ipoib.Options{
 		Link: encap.LinkAddr{QPN: n.see(w, n.link.QPN), GID: n.link.GID}, GUID: ib.GUID(0xc000 + id), PathMTU: ib.MTU1024,
-		CMTransport: ipoib.CMGSI, Mode: n.mode, ReceiveMTU: n.receive, LegacyFirst: n.legacyFirst, UDMTU: ipv4Only,
+		CMTransport: ipoib.CMGSI, Mode: n.mode, ReceiveMTU: n.receive, LinuxFirst: n.legacyFirst, UDMTU: ipv4Only,
 		Idle: -1, RetryMax: 4 * time.Second, Rand: rand.New(&source{w.jitter, id << 12}),
 		// Neighbours stay for longer than a search.
 		Neigh: neigh.Options{ReachableTime: 24 * time.Hour, DelayTime: 24 * time.Hour, StaleTime: 24 * time.Hour,

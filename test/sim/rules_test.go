@@ -116,7 +116,7 @@ var rules = []struct {
 	{"0x01-then-0x10", func(w *world) { // 0x01 first, then 0x10 at once, and remember; the order is configurable
 		tune := func(o *ipoib.Options) { o.Idle = time.Minute }
 		a, l := w.host(config{tune: tune}), w.alien(100, foreign.Linux, nil)
-		b := w.host(config{tune: func(o *ipoib.Options) { o.LegacyFirst = true }})
+		b := w.host(config{tune: func(o *ipoib.Options) { o.LinuxFirst = true }})
 		w.run(2 * time.Second)
 		all := w.listen()
 		w.reaches(a.send(l.addr4(), 9000, true), 5*time.Millisecond, "with two REQs and no pause")

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// load reads the file at path over c and returns the line of every key. Unknown
+// keys are errors with line numbers.
+func (c *Config) load(path string) (lines map[string]int, err error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	if err := c.decode(b); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return linesOf(b), nil
+}
+
+// linesOf returns the line of every key of a file that has been decoded, and of
+// every item of its lists.
+func linesOf(b []byte) map[string]int {
+	lines := map[string]int{}
+	eachKey(b, func(key string, value *yaml.Node) {
+		lines[key] = value.Line
+		for i, item := range value.Content {
+			lines[fmt.Sprintf("%s[%d]", key, i)] = item.Line
+		}
+	})
+	return lines
+}
+
+// eachKey visits the keys at the top of the first document in b.
+func eachKey(b []byte, visit func(key string, value *yaml.Node)) {
+	var doc yaml.Node
+	if yaml.Unmarshal(b, &doc) != nil || len(doc.Content) == 0 || doc.Content[0].Kind != yaml.MappingNode {
+		return
+	}
+	pairs := doc.Content[0].Content
+	for i := 0; i+1 < len(pairs); i += 2 {
+		visit(pairs[i].Value, pairs[i+1])
+	}
+}
+
+// What the YAML library says of a type error, in terms of Go.
+var (
+	yamlUnknown = regexp.MustCompile(`line (\d+): field ((?s).*) not found in type \S+`)
+	// a tag may have any characters
+	yamlType = regexp.MustCompile("line (\\d+): cannot unmarshal !+((?s).*?)(?: `((?s).*)`)? into (\\S+)$")
+)
+
+// typeError says it in terms of the file.
+func typeError(e string) string {
+	e = yamlUnknown.ReplaceAllString(e, `line $1: unknown key "$2" (ipoibcmd init prints all keys)`)
+	m := yamlType.FindStringSubmatch(e)
+	if m == nil {
+		return e
+	}
+	is := map[string]string{"seq": "a list", "map": "keys and values"}[m[2]]
+	if is == "" {
+		is = fmt.Sprintf("%q", m[3])
+	}
+	want := "keys and values, such as name: ibcm0"
+	switch strings.TrimPrefix(m[4], "*") {
+	case "string":
+		want = "a word"
+	case "bool":
+		want = "true or false"
+	case "[]string":
+		want = "a list"
+	case "int", "uint16", "uint32":
+		want = "a number"
+		if m[2] == "int" {
+			want = "a number in range" // it is one, but too large or negative
+		}
+	}
+	return fmt.Sprintf("line %s: %s where %s belongs (ipoibcmd init shows an example)", m[1], is, want)
+}
+
+func (c *Config) decode(b []byte) error {
+	d := yaml.NewDecoder(bytes.NewReader(b))
+	d.KnownFields(true)
+	err := d.Decode(c)
+	if errors.Is(err, io.EOF) {
+		return nil // empty, or comments only
+	}
+	var te *yaml.TypeError
+	if errors.As(err, &te) {
+		for i, e := range te.Errors {
+			te.Errors[i] = typeError(e)
+		}
+		return errors.New(strings.Join(te.Errors, "; "))
+	}
+	if err != nil {
+		return err
+	}
+	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return errors.New("more than one YAML document; the second would be ignored")
+	}
+	eachKey(b, func(key string, value *yaml.Node) {
+		// The library would cut the fraction off.
+		if err == nil && value.ShortTag() == "!!float" &&
+			slices.Contains([]string{"ud_mtu", "receive_mtu", "pkey", "qkey", "threads"}, key) {
+			err = fmt.Errorf("line %d: %q where a whole number belongs", value.Line, value.Value)
+		}
+	})
+	return err
+}
