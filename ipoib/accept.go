@@ -32,7 +32,7 @@ func (f *Interface) requested(ev cm.RequestReceived) {
 		f.refuse(ev, cm.ReasonNoResources, nil, "too many peers")
 		return
 	}
-	if viaOf(ev.CMQPN) == ViaInband {
+	if viaOf(ev.CMQPN) == ViaInband && !p.provenLegacy() {
 		f.heardInband(p)
 	}
 	if form == serviceid.RFC && pd.QPN == 0 {
@@ -45,7 +45,9 @@ func (f *Interface) requested(ev cm.RequestReceived) {
 		f.takeLegacy(p, ev)
 		return
 	}
-	f.setClass(p, ClassRFC, "it used the 0x01 service ID")
+	if !p.provenLegacy() { // else a connection must prove the contrary
+		f.setClass(p, ClassRFC, "it used the 0x01 service ID")
+	}
 	if _, err := mtu.Negotiate(uint32(f.opt.receiveMTU()), pd.ReceiveMTU, f.ipv6); err != nil {
 		f.refuse(ev, cm.ReasonInvalidMTU, nil, err.Error())
 		return
@@ -141,11 +143,15 @@ func (p *peer) leastOfRx() *conn {
 	return p.rx[0]
 }
 
-// provedLegacy notes the class of a peer by its own connection c. The REQ alone proves
+// proved notes the class of a peer by its own connection c. The REQ alone proves
 // nothing, because whoever forges it need not hear the REP; what establishes c does.
-func (f *Interface) provedLegacy(c *conn) {
+func (f *Interface) proved(c *conn) {
 	p := c.peer
-	if sid, _ := serviceid.Parse(c.params.ServiceID); sid != serviceid.Legacy || p.class == ClassRFC {
+	switch sid, _ := serviceid.Parse(c.params.ServiceID); {
+	case sid == serviceid.RFC:
+		f.setClass(p, ClassRFC, "its connection has the 0x01 service ID")
+		return
+	case p.class == ClassRFC:
 		return
 	}
 	p.legacy = true
@@ -167,6 +173,8 @@ func (f *Interface) cross(p *peer, ev cm.RequestReceived) bool {
 	switch {
 	case d == nil:
 		return true // nothing outstanding: section 3.2
+	case d.form != serviceid.RFC && p.provenLegacy():
+		return true // the connection of the REQ will end our attempt, if it ever comes to be: see established
 	case d.state == connCreating:
 		f.withdraw(d) // our REQ has not left, so none crossed
 		return true
@@ -215,7 +223,7 @@ func (f *Interface) acceptFailed(c *conn, why string) {
 	f.drop(c)
 	f.count(nAcceptFailed)
 	f.note(Note{Kind: NoteConn, Peer: p.key, Conn: c.id, Text: "the peer's request came to nothing: " + why})
-	if current && p.tx == nil && p.dial == nil {
+	if current && p.tx == nil && p.dial == nil && !p.provenLegacy() { // a REQ that proves nothing is no failure
 		f.fail(p, "the peer's request came to nothing: "+why)
 	}
 }

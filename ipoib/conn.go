@@ -297,7 +297,7 @@ func (f *Interface) established(c *conn, how string) {
 		}
 	} else {
 		f.count(nEstablishedPassive)
-		f.provedLegacy(c)
+		f.proved(c)
 	}
 	f.note(Note{Kind: NoteConn, Peer: p.key, Conn: c.id, Report: ConnectionUp,
 		Text: fmt.Sprintf("%v connection up (%s), service ID %v, QPN %v to %v, MTU %d",
@@ -311,6 +311,10 @@ func (f *Interface) established(c *conn, how string) {
 	}
 	if p.accept == c {
 		p.accept = nil
+	}
+	if d := p.dial; d != nil { // a peer that was a proven legacy peer until now
+		f.note(Note{Kind: NoteConn, Peer: p.key, Conn: d.id, Text: fmt.Sprintf("our %v REQ is abandoned: the peer uses 0x01", d.form)})
+		f.withdraw(d)
 	}
 	if old := p.tx; old != nil {
 		p.tx = c

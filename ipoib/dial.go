@@ -263,6 +263,11 @@ func (f *Interface) yield(p *peer) {
 	f.count(nCrossYielded)
 	p.diagnose().verdict = "REQs crossed: ours was rejected with 28 because our address is smaller; the peer's REQ stands"
 	f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.diagnostics().verdict})
+	if p.accept != nil { // taken while p was a proven legacy peer, which knows no crossing
+		f.setClass(p, ClassRFC, "it applied the rule for REQs that cross")
+		f.touch(p)
+		return
+	}
 	p.waitUntil = f.now.Add(reqLifetime + time.Duration(f.opt.Rand.Int64N(int64(reqLifetime/4))))
 	f.arm(p, p.waitUntil)
 	f.touch(p)

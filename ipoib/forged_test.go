@@ -1,11 +1,14 @@
 package ipoib
 
 import (
+	"slices"
 	"testing"
 	"time"
 
+	"ipoibcm/cm"
 	"ipoibcm/ib"
 	"ipoibcm/serviceid"
+	"ipoibcm/wire/encap"
 	"ipoibcm/wire/mad"
 )
 
@@ -67,5 +70,127 @@ func TestForgedREQsBesideLegacyConnection(t *testing.T) {
 	w.run(time.Second)
 	if got := a.got(in); got != 1 {
 		t.Errorf("%d packets came over the peer's connection, want 1", got)
+	}
+}
+
+// legacyProven returns a world in which a legacy peer has accepted a connection of a, which has ended.
+func legacyProven(t *testing.T) (w *world, a, k *node) {
+	w = newWorld(t, 63)
+	a, k = w.node(1, Options{Idle: 10 * time.Second}), w.linux(2)
+	w.run(2 * time.Second)
+	a.ping("10.0.0.2", 500, true)
+	w.run(30 * time.Second)
+	if n := len(a.f.Conns()); n != 0 {
+		w.failf("%d connections, want 0", n)
+	}
+	if p := a.f.peers.byLink[k.link()]; !p.provenLegacy() {
+		w.failf("the peer is no proven legacy peer: class %v", p.class)
+	}
+	a.reqs = nil
+	k.silent = true
+	return w, a, k
+}
+
+// formsOf lists the service ID forms of the REQs that a has sent.
+func formsOf(a *node) (forms []serviceid.Form) {
+	for _, req := range a.reqs {
+		form, _ := serviceid.Parse(req.ServiceID)
+		forms = append(forms, form)
+	}
+	return forms
+}
+
+// A REQ of the 0x01 form in the name of a proven legacy peer, by QP 1 or in-band, keeps none of our REQs back, nor
+// the one that is out when it comes. If its connection is established it was the peer's after all: that one stays, and
+// ours is given up.
+func TestForgedREQToProvenLegacy(t *testing.T) {
+	for _, tt := range []struct {
+		name                   string
+		inband, first, answers bool // first: before our own REQ
+	}{
+		{"before ours", false, true, false},
+		{"beside ours", false, false, false},
+		{"in-band before ours", true, true, false},
+		{"in-band beside ours", true, false, false},
+		{"before ours, the peer's", false, true, true},
+		{"beside ours, the peer's", false, false, true},
+	} {
+		w, a, k := legacyProven(t)
+		p := a.f.peers.byLink[k.link()]
+		forge := func() {
+			req := honest(a, k)
+			if tt.inband {
+				body, _ := req.AppendBinary([]byte{byte(encap.InbandCM >> 8), byte(encap.InbandCM & 0xff), 0, 0})
+				w.send(func() { a.recvUD(k.link(), a.opt.Link.GID, body) }, a, false)
+			} else {
+				w.inject(k, a, req)
+			}
+			w.run(time.Millisecond)
+		}
+		if tt.first {
+			forge()
+		}
+		a.ping("10.0.0.2", 500, true)
+		w.run(time.Millisecond)
+		if !tt.first {
+			forge()
+		}
+		if got, want := formsOf(a), []serviceid.Form{serviceid.Legacy}; !slices.Equal(got, want) {
+			t.Errorf("%s: REQs of the forms %v, want %v", tt.name, got, want)
+		}
+		if p.dial == nil {
+			t.Errorf("%s: our REQ has been given up", tt.name)
+		}
+		if p.accept == nil {
+			t.Fatalf("%s: the REQ was not taken", tt.name)
+		}
+		if !tt.answers {
+			k.silent = false
+			w.run(time.Minute)
+			if !p.provenLegacy() {
+				t.Errorf("%s: the peer is no proven legacy peer any more: class %v", tt.name, p.class)
+			}
+			continue
+		}
+		w.inject(k, a, mad.RTU{LocalCommID: 7, RemoteCommID: repOf(w, a).LocalCommID})
+		w.run(time.Millisecond)
+		if p.class != ClassRFC {
+			t.Errorf("%s: the peer's class is %v, want rfc", tt.name, p.class)
+		}
+		cs := a.f.Conns()
+		if len(cs) != 1 {
+			t.Fatalf("%s: %d connections, want 1: %+v", tt.name, len(cs), cs)
+		}
+		if cs[0].Active || !cs[0].Tx {
+			t.Errorf("%s: the connection is %+v, want the peer's, to send on", tt.name, cs[0])
+		}
+	}
+}
+
+// Who answers a REQ of ours with REJ 28 while its own is taken knows the rule of section 3.3 (4755-3.3-9): it is no
+// legacy peer, and its REQ is the one that counts.
+func TestCrossingWithProvenLegacy(t *testing.T) {
+	w, a, k := legacyProven(t)
+	p := a.f.peers.byLink[k.link()]
+	w.run(classMemory)
+	w.inject(k, a, honest(a, k))
+	w.run(time.Millisecond)
+	a.ping("10.0.0.2", 500, true)
+	w.run(time.Millisecond)
+	if got, want := formsOf(a), []serviceid.Form{serviceid.RFC}; !slices.Equal(got, want) {
+		t.Fatalf("REQs of the forms %v, want %v", got, want)
+	}
+	w.inject(k, a, mad.REJ{RemoteCommID: a.reqs[0].LocalCommID, Reason: cm.ReasonConsumer})
+	w.run(time.Millisecond)
+	if p.class != ClassRFC {
+		t.Errorf("the peer's class is %v, want rfc", p.class)
+	}
+	if !p.waitUntil.IsZero() {
+		t.Error("a REQ of the peer is waited for, which is here already")
+	}
+	a.ping("10.0.0.2", 500, true)
+	w.run(time.Millisecond)
+	if n := len(a.reqs); n != 1 {
+		t.Errorf("%d REQs, want 1", n)
 	}
 }

@@ -111,10 +111,16 @@ func (p *peer) diagnose() *diagnostics {
 	return p.diag
 }
 
-// connecting reports whether a connection is on its way.
+// connecting reports whether a connection is on its way. A 0x01 REQ in the name of a proven legacy
+// peer does not count before its connection is established: anybody may have sent it
+// (docs/security.md).
 func (p *peer) connecting() bool {
-	return p.dial != nil || p.accept != nil || !p.waitUntil.IsZero()
+	return p.dial != nil || p.accept != nil && !p.provenLegacy() || !p.waitUntil.IsZero()
 }
+
+// provenLegacy reports whether a connection of the 0x10 form has proven that p uses this form, and none
+// the contrary.
+func (p *peer) provenLegacy() bool { return p.class == ClassLegacy && p.legacy }
 
 // sending returns the connection that packets to p go on; nil if there is none yet.
 func (p *peer) sending() *conn {
@@ -126,7 +132,7 @@ func (p *peer) sending() *conn {
 
 // unused reports whether nothing hangs on p.
 func (p *peer) unused() bool {
-	return len(p.addrs) == 0 && p.tx == nil && len(p.rx) == 0 && !p.connecting()
+	return len(p.addrs) == 0 && p.tx == nil && len(p.rx) == 0 && p.accept == nil && !p.connecting()
 }
 
 // peer returns the record of key, made now if need be; nil if there is no room.

@@ -3,11 +3,13 @@ package sim
 import (
 	"encoding/binary"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
 	"ipoibcm/cm"
 	"ipoibcm/ib"
+	"ipoibcm/internal/foreign"
 	"ipoibcm/internal/simfabric"
 	"ipoibcm/ipoib"
 	"ipoibcm/serviceid"
@@ -22,16 +24,24 @@ type blind struct {
 	w            *world
 	r            *rand.Rand
 	victim, peer *host
+	as           encap.LinkAddr // the peer's
 }
 
 func (w *world) blind(victim, peer *host) *blind {
-	return &blind{w: w, r: rand.New(rand.NewPCG(w.f.Seed(), 4791)), victim: victim, peer: peer}
+	x := w.blindAs(victim, encap.LinkAddr{QPN: peer.link.QPN, GID: peer.gid})
+	x.peer = peer
+	return x
+}
+
+// blindAs is blind for a peer that is not ours.
+func (w *world) blindAs(victim *host, as encap.LinkAddr) *blind {
+	return &blind{w: w, r: rand.New(rand.NewPCG(w.f.Seed(), 4791)), victim: victim, as: as}
 }
 
 // send seals one packet from the peer's GID and sends it. covered is BTH and what
 // follows it.
 func (x *blind) send(covered []byte) {
-	h := roce.IPHeader{Src: x.peer.gid.Addr(), Dst: x.victim.gid.Addr(), HopLimit: 64,
+	h := roce.IPHeader{Src: x.as.GID.Addr(), Dst: x.victim.gid.Addr(), HopLimit: 64,
 		SrcPort: 0xc000 | uint16(x.r.Uint32N(1<<14))}
 	ip := h.Append(nil, len(covered)+roce.ICRCLen)
 	ip = append(append(ip, covered...), 0, 0, 0, 0)
@@ -348,9 +358,9 @@ func (x *blind) req(qpn ib.QPN, guid ib.GUID) mad.REQ {
 		RemoteCMResponseTimeout: 16, LocalCMResponseTimeout: 16, Transport: ib.RC,
 		StartingPSN: ib.PSN(x.r.Uint32N(1 << 24)), RetryCount: 7, RNRRetryCount: 7, PKey: ib.DefaultPKey,
 		PathMTU: ib.MTU1024, MaxCMRetries: 15, SRQ: true}
-	req.Primary = mad.PathInfo{LocalLID: ib.PermissiveLID, RemoteLID: ib.PermissiveLID, LocalGID: x.peer.gid,
+	req.Primary = mad.PathInfo{LocalLID: ib.PermissiveLID, RemoteLID: ib.PermissiveLID, LocalGID: x.as.GID,
 		RemoteGID: x.victim.gid, HopLimit: 64, LocalACKTimeout: 14}
-	pd, _ := encap.PrivateData{QPN: x.peer.link.QPN, ReceiveMTU: 65524}.AppendBinary(nil)
+	pd, _ := encap.PrivateData{QPN: x.as.QPN, ReceiveMTU: 65524}.AppendBinary(nil)
 	copy(req.PrivateData[:], pd)
 	return req
 }
@@ -379,6 +389,59 @@ func TestBlindForm(t *testing.T) {
 		w.arrives(b, a.addr4(), 100, ib.RC, time.Second)
 		w.settle()
 		w.end()
+	})
+}
+
+// TestBlindOtherForm: a host of Linux's kind has rejected the 0x01 service ID and accepted the other. The
+// attacker asks in its name with 0x01, 58 times a second and once more while our own REQ is out. Each REQ
+// of ours has the form that the host uses, the packet that waits for the connection arrives at once, and the
+// connection lives as long as it is used. A queue pair is left, until no RTU has come for it.
+func TestBlindOtherForm(t *testing.T) {
+	const rounds = 10
+	seeds(t, 20, func(w *world) {
+		a, l := w.host(config{tune: func(o *ipoib.Options) { o.Idle = time.Second }}), w.alien(100, foreign.Linux, nil)
+		w.run(2 * time.Second)
+		all := w.listen()
+		w.reaches(a.send(l.addr4(), 9000, true), 5*time.Millisecond, "before any forged REQ")
+		want := []serviceid.Form{serviceid.RFC, serviceid.Legacy}
+		x := w.blindAs(a, l.opt.Link)
+		forge := func() { x.mad(x.req(ib.QPN(2+x.r.Uint32N(1<<24-3)), ib.GUID(x.r.Uint64()))) }
+		for range rounds {
+			w.run(5 * time.Second) // the connection ends, and what was forged before is given up
+			for i := x.r.IntN(100); i >= 0; i-- {
+				forge()
+				w.run(17 * time.Millisecond) // 64 a second pass
+			}
+			w.want(len(a.sendsOn(l)) == 0, "the connection has not ended: %+v", a.sendsOn(l))
+			p := a.send(l.addr4(), 9000, true)
+			w.run(w.upTo(50 * time.Microsecond))
+			forge()
+			w.reaches(p, time.Millisecond, "beside forged REQs")
+			want = append(want, serviceid.Legacy)
+			w.want(slices.Equal(forms(*all, a, l), want), "forms %v, want %v", forms(*all, a, l), want)
+		}
+		was := a.sendsOn(l)
+		w.want(len(was) == 1, "%d connections to send on, want 1", len(was))
+		for range 100 {
+			forge()
+			w.reaches(a.send(l.addr4(), 9000, true), time.Millisecond, "on a connection that is there")
+			w.run(17 * time.Millisecond)
+		}
+		w.reaches(l.send(a.addr4(), 9000), 5*time.Millisecond, "on the peer's own")
+		now := a.sendsOn(l)
+		w.want(len(now) == 1, "%d connections to send on, want 1", len(now))
+		w.want(now[0].Conn == was[0].Conn, "sends on connection %d, want %d", now[0].Conn, was[0].Conn)
+		w.want(now[0].Class == ipoib.ClassLegacy, "the peer is taken for %v, want legacy", now[0].Class)
+		w.want(len(a.with2(l)) <= 3, "%d connections, want at most 3: ours, the peer's and a forged one", len(a.with2(l)))
+		w.run(10 * time.Minute)
+		w.want(len(a.with2(l)) == 0, "left over: %+v", a.with2(l))
+	})
+}
+
+// sendsOn returns the established connections that h sends to an alien on.
+func (h *host) sendsOn(a *alien) []ipoib.ConnInfo {
+	return slices.DeleteFunc(h.with2(a), func(c ipoib.ConnInfo) bool {
+		return !c.Tx || c.State != cm.StateEstablished.String()
 	})
 }
 
