@@ -36,6 +36,9 @@ func (a *Agent) drive(ctx context.Context, ready func()) {
 	if p := a.fabric.port; p != nil {
 		in.subnet = p.SubnetMADs()
 	}
+	// What the kernel has of the interface, which is there at once, comes before the packets: some may have
+	// waited at an interface that was taken over, and the machine drops packets of one that is down.
+	a.hostEvent(<-in.host)
 	announced := false
 	for ctx.Err() == nil {
 		a.setTimer(timer)
@@ -121,13 +124,7 @@ func (a *Agent) turn(done <-chan struct{}, timer *time.Timer, tick <-chan time.T
 			in.host = nil
 			return false
 		}
-		a.step(ipoib.FIBEvent{Event: fib.Host{Event: ev}})
-		if ev.Kind != rtnl.LinkChange {
-			a.publishSelf() // others may already look for an address that came
-		}
-		if ev.Kind == rtnl.LinkChange && ev.Link.Gone || ev.Kind == rtnl.Resync && ev.Snapshot.Link.Gone {
-			a.follow()
-		}
+		a.hostEvent(ev)
 	case done := <-in.kernel:
 		host := a.host
 		if a.kernelDone(done); a.host != host { // the interface was followed
@@ -148,6 +145,17 @@ func (a *Agent) turn(done <-chan struct{}, timer *time.Timer, tick <-chan time.T
 		return true
 	}
 	return false
+}
+
+// hostEvent takes a change of the interface or of the kernel's routes.
+func (a *Agent) hostEvent(ev rtnl.Event) {
+	a.step(ipoib.FIBEvent{Event: fib.Host{Event: ev}})
+	if ev.Kind != rtnl.LinkChange {
+		a.publishSelf() // others may already look for an address that came
+	}
+	if ev.Kind == rtnl.LinkChange && ev.Link.Gone || ev.Kind == rtnl.Resync && ev.Snapshot.Link.Gone {
+		a.follow()
+	}
 }
 
 // frames handles f and what else waits behind it, within bounds.

@@ -1,0 +1,44 @@
+package netns
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"ipoibcm/cmd/ipoibcmd/lab"
+)
+
+// What the host sends while no process serves the interface waits at the TUN, and the next process
+// sends all of it: it knows the interface before it takes the first packet.
+func TestHandOverPacketsWait(t *testing.T) {
+	parallel(t)
+	const restarts, requests = 5, 40
+	s := newSegment(t, topology{})
+	a, b := s.hosts[0], s.hosts[1]
+	b.run()
+	k := newKeeper(a)
+	k.start()
+	a.connect(b, "RC")
+	for i := range restarts {
+		a.stop()
+		var wg sync.WaitGroup
+		var lost atomic.Int32
+		for range requests {
+			wg.Go(func() {
+				if _, err := a.Ping(lab.Ping{Dst: b.v4, Timeout: 5 * time.Second}); err != nil {
+					lost.Add(1)
+				}
+			})
+		}
+		time.Sleep(50 * time.Millisecond) // until they wait
+		k.start()
+		if n := a.counter("ipoib", "drop_interface_down"); n != 0 {
+			t.Errorf("restart %d: %d packets came before the interface was known to be up, want none", i, n)
+		}
+		wg.Wait()
+		if n := lost.Load(); n != 0 {
+			t.Errorf("restart %d: %d of %d requests were not answered", i, n, requests)
+		}
+	}
+}
