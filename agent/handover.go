@@ -205,6 +205,7 @@ func (a *Agent) storeRemove(name string) {
 // dialled, when there is a packet.
 func (a *Agent) handOver() bool {
 	a.hub.publish(a.event("agent", "stopping", "handing over to the next process"))
+	<-a.service.told // a manager hears that we stop before it is given anything
 	state := a.state()
 	p, ok := a.opt.Provider.(verbs.Successor)
 	if !ok { // the next one has another QPN: what is said of ours is goodbye

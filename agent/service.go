@@ -24,20 +24,22 @@ const (
 // life: two may be late.
 const watchdogShare = 3
 
-// A service tells a service manager how the agent is. Nothing waits for it.
+// A service tells a service manager how the agent is. Nothing waits for it, but for the handover at the end.
 type service struct {
 	notify func(string)
 	every  time.Duration // between signs of life; zero: nobody waits for them
 	last   string        // status that was told; the driver's own
 	ready  bool          // the manager knows that traffic can pass; the driver's own
 	queue  chan string
+	told   chan struct{} // closed once the manager knows that the agent stops
 }
 
 // serviceDepth bounds what waits for a manager that does not listen.
 const serviceDepth = 16
 
 func (a *Agent) newService() service {
-	return service{notify: a.opt.Notify, every: a.opt.Watchdog / watchdogShare, queue: make(chan string, serviceDepth)}
+	return service{notify: a.opt.Notify, every: a.opt.Watchdog / watchdogShare, queue: make(chan string, serviceDepth),
+		told: make(chan struct{})}
 }
 
 // tell queues a message, unless there is nobody or too many wait.
@@ -82,6 +84,7 @@ func (a *Agent) report() {
 func (a *Agent) runService(ctx context.Context) {
 	s := &a.service
 	if s.notify == nil {
+		close(s.told)
 		return
 	}
 	if s.every > 0 {
@@ -98,6 +101,7 @@ func (a *Agent) runService(ctx context.Context) {
 			s.notify(text)
 		case <-ctx.Done():
 			s.notify(notifyStopping)
+			close(s.told)
 			return
 		}
 	}

@@ -63,9 +63,15 @@ func TestServiceIsNotWaitedFor(t *testing.T) {
 		}
 	}
 	stop()
-	if got := <-said; got != notifyStopping {
-		t.Errorf("got %q at the end, want %q", got, notifyStopping)
+	select {
+	case <-a.service.told:
+		t.Error("told is closed before the manager has heard that the agent stops")
+	case got := <-said:
+		if got != notifyStopping {
+			t.Errorf("got %q at the end, want %q", got, notifyStopping)
+		}
 	}
+	<-a.service.told // which the handover waits for
 	<-done
 }
 
