@@ -31,6 +31,7 @@ type Counters struct {
 	TxFlushed       uint64 // of a QP that went to ERR; only requests that the provider reports
 	TxMalformed     uint64 // not IP
 	TxMulticastConn uint64 // a multicast whose path led to a connection
+	TxGroupHeld     uint64 // to a group, while HoldGroups is on
 	UpFull          uint64 // the ring up was full
 	RxError         uint64 // completed with an error, flushes not included
 	RxShort         uint64 // shorter than its headers
@@ -66,8 +67,8 @@ type counters struct {
 	TxPackets, TxOctets, TxUD, TxConn, RxPackets, RxOctets, RxUD, RxConn, Up,
 	Injected atomic.Uint64
 	TxUnreachable, TxGone, TxQueueFull, TxUDQueueFull, TxLate, TxNoBuffer, TxPostError, TxError, TxFlushed,
-	TxMalformed, TxMulticastConn, UpFull, RxError, RxShort, RxUnknownType, RxARPConn, RxMulticastConn, RxOwnEcho,
-	RxNotWanted, RxMalformed, RxUnknownQP, RxTUN, RxFlood, RxNotAllowed, RxUDFlood, RxCongested atomic.Uint64
+	TxMalformed, TxMulticastConn, TxGroupHeld, UpFull, RxError, RxShort, RxUnknownType, RxARPConn, RxMulticastConn,
+	RxOwnEcho, RxNotWanted, RxMalformed, RxUnknownQP, RxTUN, RxFlood, RxNotAllowed, RxUDFlood, RxCongested atomic.Uint64
 	RxUDOversize, RxMarked, RxNotECT, TxStale, TxStaleFull, TxMarked, TxWaited, TxOtherThread, TxMoved, FloodFilters,
 	RepostFailures atomic.Uint64
 }
@@ -113,6 +114,7 @@ func (c *counters) load() Counters {
 		TxFlushed:       c.TxFlushed.Load(),
 		TxMalformed:     c.TxMalformed.Load(),
 		TxMulticastConn: c.TxMulticastConn.Load(),
+		TxGroupHeld:     c.TxGroupHeld.Load(),
 		UpFull:          c.UpFull.Load(),
 		RxError:         c.RxError.Load(),
 		RxShort:         c.RxShort.Load(),

@@ -221,7 +221,7 @@ func (u *loopUser) end() {
 	in := c.RxUD + c.RxConn + c.RxError + c.RxShort + c.RxUnknownType + c.RxARPConn + c.RxMulticastConn +
 		c.RxOwnEcho + c.RxNotWanted + c.RxMalformed + c.RxUnknownQP
 	out := c.TxPackets + c.TxUnreachable + c.TxGone + c.TxQueueFull + c.TxUDQueueFull + c.TxPostError +
-		c.TxMalformed + c.TxMulticastConn
+		c.TxMalformed + c.TxMulticastConn + c.TxGroupHeld
 	switch up := c.Up + c.UpFull; {
 	case in+out+up != uint64(u.arrived+u.read):
 		u.t.Errorf("in+out+up is %v, want %v", in+out+up, uint64(u.arrived+u.read))

@@ -102,7 +102,8 @@ type Loop struct {
 	groups   atomic.Pointer[map[netip.Addr]struct{}]
 	allow    atomic.Pointer[ib.GIDSet]
 	gid      atomic.Pointer[ib.GID]
-	conns    connTable // changed with mu held
+	conns    connTable   // changed with mu held
+	hold     atomic.Bool // HoldGroups
 	// broadcasts are IPv4 addresses in order.
 	broadcasts atomic.Pointer[[]uint32]
 
@@ -317,6 +318,10 @@ func (l *Loop) SetGroups(groups []netip.Addr) {
 	}
 	l.groups.Store(&m)
 }
+
+// HoldGroups has packets from the TUN to groups and broadcast addresses dropped that would go
+// up. Those that are for the control plane in any case (TXControl) go up all the same.
+func (l *Loop) HoldGroups(on bool) { l.hold.Store(on) }
 
 // SetBroadcasts says which IPv4 addresses are subnet broadcasts of the interface:
 // connections must not bring packets for them (RFC 4755 section 2.1).

@@ -160,7 +160,9 @@ func (s *sender) route(cache *dests, i int, now int64) bool {
 	}
 	p, at := cache.lookup(t, pkt)
 	if p == nil {
-		l.sendUp(TXNoRoute, t, pkt, nil, 0)
+		if !l.held(t, pkt) {
+			l.sendUp(TXNoRoute, t, pkt, nil, 0)
+		}
 		return false
 	}
 	if m, gen := mark(at.Load()), cache.gen.Load(); m.stale(now, gen) {
@@ -171,7 +173,9 @@ func (s *sender) route(cache *dests, i int, now int64) bool {
 	var q *sendQ
 	switch target.Kind {
 	case Miss:
-		l.sendUp(TXMiss, t, pkt, p, 0)
+		if !l.held(t, pkt) {
+			l.sendUp(TXMiss, t, pkt, p, 0)
+		}
 		return false
 	case Drop:
 		l.c.TxUnreachable.Add(1)
@@ -194,6 +198,15 @@ func (s *sender) route(cache *dests, i int, now int64) bool {
 	encap.Put(l.pool.message(s.slots[i], 0), t)
 	s.to = append(s.to, q)
 	s.items = append(s.items, sendItem{slot: s.slots[i], n: int32(len(pkt) + headerLen), path: p, ud: target.UD})
+	return true
+}
+
+// held reports whether a packet that would go up is dropped because of HoldGroups.
+func (l *thread) held(t encap.EtherType, pkt []byte) bool {
+	if !l.hold.Load() || !l.isGroup(t, pkt) {
+		return false
+	}
+	l.c.TxGroupHeld.Add(1)
 	return true
 }
 
@@ -257,6 +270,20 @@ func (l *Loop) SendUD(dst UDDest, t encap.EtherType, payload []byte) error {
 	return l.udq.th.sendOne(l.udq, nil, dst, t, payload)
 }
 
+// SendCopies sends payload behind a header of type t to each of dst on the UD QP, and returns how
+// many of them left: it never waits.
+func (l *Loop) SendCopies(dst []UDDest, t encap.EtherType, payload []byte) (sent int, err error) {
+	hand := &l.udq.th.hand
+	hand.RLock()
+	defer hand.RUnlock()
+	for err == nil && sent < len(dst) {
+		var n int
+		n, err = l.udq.th.sendBatch(l.udq, dst[sent:min(sent+batchLen, len(dst))], t, payload)
+		sent += n
+	}
+	return sent, err
+}
+
 // SendConn sends payload behind a header of type t on a connection: what is no IP packet.
 func (l *Loop) SendConn(c *Conn, t encap.EtherType, payload []byte) error {
 	hand := &c.th.hand
@@ -300,6 +327,48 @@ func (l *thread) sendOne(q *sendQ, p *Path, dst UDDest, t encap.EtherType, paylo
 	}
 	l.dropFull(q, &items[0])
 	return ErrFull
+}
+
+// sendBatch is sendOne to several destinations, batchLen at most. It returns how many messages
+// were posted; what kept the next one back is the error.
+func (l *thread) sendBatch(q *sendQ, dst []UDDest, t encap.EtherType, payload []byte) (int, error) {
+	if len(payload) > maxPacket {
+		return 0, ErrTooBig
+	}
+	if l.done() {
+		return 0, ErrClosed
+	}
+	var slots [batchLen]int32
+	n := len(l.pool.take(slots[:0], len(dst)))
+	if n == 0 {
+		l.c.TxNoBuffer.Add(1)
+		return 0, ErrFull
+	}
+	var items [batchLen]sendItem
+	for i := range n {
+		items[i] = sendItem{slot: slots[i], n: int32(len(payload) + headerLen), ud: dst[i]}
+		copy(l.pool.packet(slots[i]), payload)
+		encap.Put(l.pool.message(slots[i], 0), t)
+	}
+	l.one.Lock()
+	taken, gone, err := q.post(items[:n], l.oneWork, nanotime())
+	l.one.Unlock()
+	l.sent(q, items[:taken])
+	switch left := items[taken:n]; {
+	case len(left) == 0:
+		return taken, nil
+	case gone:
+		l.dropItems(left, &l.c.TxGone)
+		return taken, ErrClosed
+	case err != nil:
+		l.dropItems(left, &l.c.TxPostError)
+		return taken, fmt.Errorf("post to QP %v: %w", q.qp.QPN(), err)
+	default:
+		for i := range left {
+			l.dropFull(q, &left[i])
+		}
+		return taken, ErrFull
+	}
 }
 
 func isFull(err error) bool { return errors.Is(err, verbs.ErrQueueFull) }
