@@ -57,6 +57,10 @@ func (a *Agent) do(act ipoib.Action) {
 	switch act := act.(type) {
 	case ipoib.SendUD:
 		a.sendUD(act)
+	case ipoib.SendCopies:
+		a.sendCopies(act)
+	case ipoib.HoldGroups:
+		a.loop.HoldGroups(act.On)
 	case ipoib.SendConn:
 		a.sendConn(act)
 	case ipoib.WriteTUN:
@@ -166,8 +170,17 @@ func (a *Agent) sendConn(act ipoib.SendConn) {
 // ah returns the address handle of a GID, making it if need be. Handles that no
 // path uses are dropped when there are too many.
 func (a *Agent) ah(gid ib.GID) (verbs.AH, error) {
+	h, err := a.handle(gid)
+	if err != nil {
+		return nil, err
+	}
+	return h.ah, nil
+}
+
+// handle is ah with the number of those who need it.
+func (a *Agent) handle(gid ib.GID) (*handle, error) {
 	if h := a.ahs[gid]; h != nil {
-		return h.ah, nil
+		return h, nil
 	}
 	if len(a.ahs) >= a.opt.maxNeighbours() {
 		a.loop.Barrier()
@@ -187,8 +200,9 @@ func (a *Agent) ah(gid ib.GID) (verbs.AH, error) {
 		a.counters.ahFailed.Add(1)
 		return nil, err
 	}
-	a.ahs[gid] = &handle{ah: ah}
-	return ah, nil
+	h := &handle{ah: ah}
+	a.ahs[gid] = h
+	return h, nil
 }
 
 // readdress makes every address handle anew: they name the GID we send from,

@@ -176,6 +176,7 @@ type Agent struct {
 	counters counters
 	fabric   fabric
 	legacy   legacy
+	copier   copier
 	udDied   string // why the UD QP went to ERR, until it is back
 	// tooBigBefore is what tooBig counted when the MTU of the underlay or of a route
 	// changed last.

@@ -209,6 +209,10 @@ func (a *Agent) step(ev ipoib.Event) {
 			a.do(act)
 			a.actions[i] = nil // let packets go
 		}
+		if took := a.copier.took; took > 0 {
+			a.copier.took = 0
+			a.pending = append(a.pending, ipoib.CopiesTook{Time: took})
+		}
 	}
 	a.pending = nil
 	a.checkReady()

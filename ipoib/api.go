@@ -109,6 +109,9 @@ type (
 		Err  error
 	}
 
+	// CopiesTook says how much time of a processor the SendCopies of one Step took.
+	CopiesTook struct{ Time time.Duration }
+
 	// Shutdown ends the interface: DREQ to all, everything withdrawn. The driver
 	// keeps stepping until Deadline is zero or its patience ends.
 	Shutdown struct{}
@@ -132,6 +135,7 @@ func (CommEst) event()         {}
 func (Usage) event()           {}
 func (UnderlayChanged) event() {}
 func (JoinFailed) event()      {}
+func (CopiesTook) event()      {}
 func (Shutdown) event()        {}
 func (Wake) event()            {}
 
@@ -156,12 +160,25 @@ type Action interface{ action() }
 type (
 	// SendUD sends a frame, encapsulation header included, from the UD QP: to
 	// the group MGID if that is not zero, else to Link. A Link with QPN 0xffffff
-	// is one of Options.Peers: its copy of a multicast packet.
+	// is one of Options.Peers, who is asked instead of all of them.
 	SendUD struct {
 		MGID  ib.GID
 		Link  encap.LinkAddr
 		Frame []byte
 	}
+
+	// SendCopies sends a frame, encapsulation header included, from the UD QP to QPN 0xffffff
+	// of each of To, who are some of Options.Peers: their copies of a multicast packet. The driver
+	// must change neither slice; there may be more of the same frame later.
+	SendCopies struct {
+		To    []ib.GID
+		Frame []byte
+	}
+
+	// HoldGroups says whether Packet events to multicast and broadcast addresses would be dropped
+	// now. The driver may drop such packets itself; those that must come here in any case (IGMP, ICMPv6
+	// types 130 to 137 and 143) are not meant.
+	HoldGroups struct{ On bool }
 
 	// SendConn sends a frame, encapsulation header included, on a connection.
 	SendConn struct {
@@ -250,6 +267,8 @@ type (
 )
 
 func (SendUD) action()        {}
+func (SendCopies) action()    {}
+func (HoldGroups) action()    {}
 func (SendConn) action()      {}
 func (WriteTUN) action()      {}
 func (SendMAD) action()       {}

@@ -1,6 +1,7 @@
 package ipoib
 
 import (
+	"iter"
 	"slices"
 	"time"
 
@@ -17,14 +18,24 @@ const (
 	copyRate   = 10_000
 	copyOctets = 32 << 20
 	copyBurst  = 64
-	// kernelCost is what a copy of a packet of the kernel takes of them: half of the rate
-	// leaves TCP nine tenths of what it had.
+	// copyShare is how much of a processor copies take, by what the driver measures (CopiesTook): where
+	// they cost more than here there are fewer. copyTimeBurst, in seconds, may be taken before that
+	// counts, so that a single question to everybody leaves at copyRate on slow machines too.
+	copyShare     = 0.1
+	copyTimeBurst = 0.05
+	// kernelCost is what a copy of a packet of the kernel takes of all these: a program that
+	// floods a group has half of what questions of address resolution have.
 	kernelCost = 2
 	// copyTick is how often those that wait are looked at. In between the machine does
-	// all else: an answer to the first copy does not wait for the last.
-	copyTick = time.Millisecond
-	// maxWaitingCopies is how many packets of each class may wait.
+	// all else: an answer to the first copy does not wait for the last. Packets of the kernel
+	// wait for kernelTick, because each look wakes a thread.
+	copyTick   = time.Millisecond
+	kernelTick = 5 * time.Millisecond
+	// maxWaitingCopies is how many packets of each class may wait, and maxKernelCopies how
+	// many copies of those of the kernel, of which one packet may always wait: what a program
+	// has sent is of little use some seconds later.
 	maxWaitingCopies = 128
+	maxKernelCopies  = 16_384
 )
 
 // A copyClass says who goes first.
@@ -52,9 +63,26 @@ type copies struct {
 	waiting [copyClasses][]copyJob
 	packets ratelimit.Bucket
 	octets  ratelimit.Bucket
-	at      time.Time // when they were looked at last
-	turn    int       // of the packets that wait
-	class   copyClass // of what is sent now
+	time    ratelimit.Bucket // of a processor, in seconds
+	at      time.Time        // when they were looked at last
+	turn    int              // of the packets that wait
+	class   copyClass        // of what is sent now
+	held    bool             // HoldGroups
+
+	// The copies that CopiesTook is about, and how many of questions they count as.
+	sent, cost float64
+	told       bool // the next one begins anew
+}
+
+// Each returns what the copies would be, each with a frame of its own.
+func (s SendCopies) Each() iter.Seq[SendUD] {
+	return func(yield func(SendUD) bool) {
+		for _, gid := range s.To {
+			if !yield(SendUD{Link: encap.LinkAddr{QPN: ib.QPNMulticast, GID: gid}, Frame: slices.Clone(s.Frame)}) {
+				return
+			}
+		}
+	}
 }
 
 // A copyJob is one packet and who is still to get it.
@@ -76,53 +104,120 @@ func (c *copies) len() (n int) {
 
 // deadline is when the next copies may be sent; zero if none wait.
 func (c *copies) deadline() time.Time {
-	if c.len() == 0 {
+	switch n := c.len(); n {
+	case 0:
 		return time.Time{}
+	case len(c.waiting[copyOther]):
+		return c.at.Add(kernelTick)
 	}
 	return c.at.Add(copyTick)
 }
 
+// takes reports whether a packet to n members may wait in a class.
+func (c *copies) takes(class copyClass, n int) bool {
+	q := c.waiting[class]
+	if class != copyOther || len(q) == 0 {
+		return len(q) < maxWaitingCopies
+	}
+	for i := range q {
+		n += len(q[i].to)
+	}
+	return len(q) < maxWaitingCopies && n <= maxKernelCopies
+}
+
+// budget returns how many copies of size octets may be sent now.
+func (c *copies) budget(now time.Time, cost float64, size int) int {
+	if c.time.Left(now, copyShare, copyTimeBurst) <= 0 {
+		return 0
+	}
+	packets := c.packets.Left(now, copyRate, copyBurst) / cost
+	octets := c.octets.Left(now, copyOctets, copyBurst*encapMax) / (cost * float64(size))
+	return int(min(packets, octets))
+}
+
+// spend takes n copies of size octets out of the budget.
+func (c *copies) spend(n int, cost float64, size int) {
+	c.packets.Spend(cost * float64(n))
+	c.octets.Spend(cost * float64(n*size))
+	if c.told {
+		c.sent, c.cost, c.told = 0, 0, false
+	}
+	c.sent, c.cost = c.sent+float64(n), c.cost+cost*float64(n)
+}
+
+// copiesTook takes what copies have cost out of the budget.
+func (f *Interface) copiesTook(d time.Duration) {
+	c := &f.copies
+	if c.sent > 0 {
+		c.time.Spend(d.Seconds() * c.cost / c.sent)
+	}
+	c.told = true
+}
+
 // sendCopies sends a frame to each of peers, at once or bit by bit.
 func (f *Interface) sendCopies(peers []ib.GID, fr []byte) {
-	q := &f.copies.waiting[f.copies.class]
+	c := &f.copies
 	switch {
 	case len(peers) == 0:
 		return
-	case len(*q) >= maxWaitingCopies:
+	case !c.takes(c.class, len(peers)):
 		f.count(dropCopies)
 		return
 	}
-	*q = append(*q, copyJob{frame: fr, to: peers})
+	c.waiting[c.class] = append(c.waiting[c.class], copyJob{frame: fr, to: peers})
 	f.drainCopies()
 }
 
 // drainCopies sends what may be sent now.
 func (f *Interface) drainCopies() {
-	c := &f.copies
-	c.at = f.now
+	f.copies.at = f.now
 	for class := copyClasses; class > 0; class-- {
-		q, cost := &c.waiting[class-1], 1.
-		if class-1 == copyOther {
-			cost = kernelCost
+		if !f.drainClass(class - 1) {
+			f.count(nCopiesWaited)
+			break
 		}
-		for len(*q) > 0 {
-			// In turn: a question does not wait for all copies of the one before, which
-			// may have been answered.
-			i := c.turn % len(*q)
-			j := &(*q)[i]
-			size := cost * float64(len(j.frame))
-			if c.packets.Left(f.now, copyRate, copyBurst) < cost || c.octets.Left(f.now, copyOctets, copyBurst*encapMax) < size {
-				f.count(nCopiesWaited)
-				return
-			}
-			f.do(SendUD{Link: encap.LinkAddr{QPN: ib.QPNMulticast, GID: j.to[0]}, Frame: slices.Clone(j.frame)})
-			j.to = j.to[1:]
-			c.packets.Spend(cost)
-			c.octets.Spend(size)
-			f.count(nCopies)
-			if c.turn = i + 1; len(j.to) == 0 {
-				*q, c.turn = slices.Delete(*q, i, i+1), i
-			}
+	}
+	f.holdGroups()
+}
+
+// drainClass sends what may be sent of a class, and reports whether that was all.
+func (f *Interface) drainClass(class copyClass) bool {
+	c := &f.copies
+	q, cost := &c.waiting[class], 1.
+	if class == copyOther {
+		cost = kernelCost
+	}
+	for len(*q) > 0 {
+		// In turn: a question does not wait for all copies of the one before, which
+		// may have been answered. Packets of the kernel go one after the other.
+		i, most := 0, len((*q)[0].to)
+		if class != copyOther && len(*q) > 1 {
+			i, most = c.turn%len(*q), 1
 		}
+		j := &(*q)[i]
+		n := min(c.budget(f.now, cost, len(j.frame)), most)
+		if n == 0 {
+			return false
+		}
+		f.do(SendCopies{To: j.to[:n:n], Frame: j.frame})
+		j.to = j.to[n:]
+		c.spend(n, cost, len(j.frame))
+		f.n[nCopies] += uint64(n)
+		if c.turn = i + 1; len(j.to) == 0 {
+			*q, c.turn = slices.Delete(*q, i, i+1), i
+		}
+	}
+	return true
+}
+
+// holdGroups has the data path drop the kernel's packets to groups while there is no room for
+// them here: to hand up one of them costs about as much as to send a copy.
+func (f *Interface) holdGroups() {
+	c := &f.copies
+	peers, _ := f.group.Table().Replicate()
+	held := len(peers) > 0 && !c.takes(copyOther, len(peers))
+	if held != c.held {
+		c.held = held
+		f.do(HoldGroups{On: held})
 	}
 }

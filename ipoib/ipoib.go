@@ -196,6 +196,8 @@ func (f *Interface) handle(ev Event) {
 		}
 	case PortChanged:
 		f.portChanged(ev)
+	case CopiesTook:
+		f.copiesTook(ev.Time)
 	case Shutdown:
 		f.stop()
 	case HandOver:
@@ -315,6 +317,7 @@ func (f *Interface) linkDown(why string) {
 	}
 	f.neighStep(neigh.Flush{})
 	f.copies.waiting = [copyClasses][]copyJob{}
+	f.holdGroups()
 	for _, a := range f.addrs.sorted() {
 		f.neighStep(neigh.AddrRemoved{IP: a.Addr()})
 		f.groupStep(group.DelAddr{Prefix: a})

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/wire/encap"
 )
 
 // Members come and go. Who is none any more gets no copies, and keeps its connection;
@@ -73,8 +74,11 @@ func TestHintsSpareCopies(t *testing.T) {
 						more = append(more, a.f.Step(nil, w.now, FIBEvent{Event: d})...)
 					}
 				}
-				if _, ok := more[0].(SendUD); ok {
+				switch act := more[0].(type) {
+				case SendUD:
 					n++
+				case SendCopies:
+					n += len(act.To)
 				}
 			}
 		}
@@ -133,13 +137,97 @@ func TestCopiesAreSpread(t *testing.T) {
 	if a.f.n[dropCopies] == 0 {
 		t.Error("no packet was dropped, and more came than can be sent")
 	}
-	if got := len(a.f.copies.waiting[copyOther]); got > maxWaitingCopies {
-		t.Errorf("%d packets wait, want %d at most", got, maxWaitingCopies)
+	late := 0
+	for i, j := range a.f.copies.waiting[copyOther] {
+		if i > 0 && len(j.to) < len(peers) {
+			t.Errorf("packet %d of those that wait has left to some before the one in front of it has left to all", i)
+		}
+		late += len(j.to)
+	}
+	if late > maxKernelCopies {
+		t.Errorf("%d copies wait, want %d at most", late, maxKernelCopies)
+	}
+	if !a.held {
+		t.Error("the data path is not told that there is no room for more")
 	}
 	// What waits is sent when there is time, and then nothing wakes the machine any more.
 	w.run(40 * time.Second)
 	if got := a.f.copies.len(); got != 0 {
 		t.Errorf("%d packets wait for ever", got)
+	}
+	if a.held {
+		t.Error("nothing waits, and the data path still drops packets to groups")
+	}
+}
+
+// Where a copy costs much of a processor there are fewer of them: in the long run they take no more than their
+// share, those of the kernel half of it. A single question takes no longer for that.
+func TestCopiesTakeTheirShare(t *testing.T) {
+	var peers []ib.GID
+	for i := range 1000 {
+		peers = append(peers, gid(i+1))
+	}
+	for _, tt := range []struct {
+		name  string
+		flood func(a *node, i int)
+		share float64
+	}{
+		{"packets of programs", func(a *node, _ int) { a.output(mustEcho("10.0.0.1", "224.0.0.1", 100)) }, copyShare / kernelCost},
+		{"questions", func(a *node, i int) {
+			a.ping(netip.AddrFrom4([4]byte{10, 0, 1, byte(i)}).String(), 64, true)
+		}, copyShare},
+	} {
+		w := newWorld(t, 12)
+		a := w.node(1, Options{Peers: peers, Copies: true})
+		a.copy = 100 * time.Microsecond
+		a.addAddr("10.0.1.250/16")
+		w.run(20 * time.Second)
+		const d = 20 * time.Second
+		before := a.f.n[nCopies]
+		for i := range 200 {
+			tt.flood(a, i)
+			w.run(d / 200)
+		}
+		took := time.Duration(a.f.n[nCopies]-before) * a.copy
+		// The burst was there before; a look takes what copyBurst brings before it knows what that cost.
+		most := time.Duration(tt.share*float64(d+time.Second)) + copyBurst*a.copy
+		if took > most {
+			t.Errorf("%s: %v of %v went to copies, want %v at most", tt.name, took, d, most)
+		}
+		if took < most*3/4 {
+			t.Errorf("%s: %v of %v went to copies, want about %v: they are sent too slowly", tt.name, took, d, most)
+		}
+	}
+	w := newWorld(t, 13)
+	a := w.node(1, Options{Peers: peers, Copies: true})
+	a.copy = 40 * time.Microsecond
+	w.run(20 * time.Second)
+	before := a.f.n[nCopies]
+	a.ping("10.0.0.77", 64, true)
+	w.run(110 * time.Millisecond)
+	if got := int(a.f.n[nCopies] - before); got != len(peers) {
+		t.Errorf("%d copies of a question within 110ms, want all %d", got, len(peers))
+	}
+}
+
+// While the link is down the data path holds nothing back for what waited before.
+func TestNothingHeldWhileDown(t *testing.T) {
+	w := newWorld(t, 14)
+	var peers []ib.GID
+	for i := range 1000 {
+		peers = append(peers, gid(i+1))
+	}
+	a := w.node(1, Options{Peers: peers, Copies: true})
+	w.run(5 * time.Second)
+	for range 100 {
+		a.output(mustEcho("10.0.0.1", "224.0.0.1", 100))
+	}
+	if !a.held {
+		t.Fatal("a hundred packets to a thousand members are not held, so this shows nothing")
+	}
+	a.step(UnderlayChanged{Link: encap.LinkAddr{QPN: a.link().QPN, GID: gid(1001)}})
+	if a.held {
+		t.Error("the link is down, and the data path still drops packets to groups")
 	}
 }
 

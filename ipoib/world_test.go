@@ -65,16 +65,18 @@ type node struct {
 	qps    map[fib.Conn]*fakeQP
 	nextQP ib.QPN
 	ud     map[encap.LinkAddr]uint64
-	probes []int   // octets of probes and answers sent
-	older  bool    // it knows no probes
-	holeUD int     // larger datagrams are lost, in octets of IP; zero: none
-	noQP   bool    // CreateQP fails
-	slow   bool    // CreateQP is not answered
-	pathTo ib.MTU  // that the driver knows of every peer
-	hole   ib.MTU  // connections with a larger path MTU lose what does not fit into this; zero: none
-	taken  bool    // QP 1 is the kernel's, which rejects every REQ
-	silent bool    // QP 1 takes nothing and says nothing
-	ib     *ibNode // of a subnet
+	probes []int         // octets of probes and answers sent
+	older  bool          // it knows no probes
+	holeUD int           // larger datagrams are lost, in octets of IP; zero: none
+	noQP   bool          // CreateQP fails
+	slow   bool          // CreateQP is not answered
+	pathTo ib.MTU        // that the driver knows of every peer
+	hole   ib.MTU        // connections with a larger path MTU lose what does not fit into this; zero: none
+	copy   time.Duration // that a copy takes of a processor
+	held   bool          // HoldGroups
+	taken  bool          // QP 1 is the kernel's, which rejects every REQ
+	silent bool          // QP 1 takes nothing and says nothing
+	ib     *ibNode       // of a subnet
 
 	tun                   [][]byte // what the kernel was given
 	notes                 []Note
@@ -285,6 +287,10 @@ func (n *node) do(a Action) {
 	switch a := a.(type) {
 	case SendUD:
 		n.sendFrame(a)
+	case SendCopies:
+		n.copied(a)
+	case HoldGroups:
+		n.held = a.On
 	case SendConn:
 		n.sendConn(a.Conn, a.Frame)
 	case WriteTUN:
@@ -358,6 +364,16 @@ func (n *node) sendFrame(a SendUD) {
 		return
 	}
 	n.sendUD(a.Link, a.Frame)
+}
+
+// copied carries copies, and says what they took.
+func (n *node) copied(a SendCopies) {
+	for ud := range a.Each() {
+		n.sendFrame(ud)
+	}
+	if n.copy > 0 {
+		n.step(CopiesTook{time.Duration(len(a.To)) * n.copy})
+	}
 }
 
 // doQP makes, connects and destroys queue pairs, and checks that nothing leads to none.

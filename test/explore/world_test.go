@@ -428,6 +428,12 @@ func (w *world) do(i int, ev ipoib.Event, heard bool) {
 			if heard {
 				w.sendUD(n, a)
 			}
+		case ipoib.SendCopies:
+			for ud := range a.Each() {
+				if heard {
+					w.sendUD(n, ud)
+				}
+			}
 		case ipoib.SendConn:
 			w.onConn(n, a.Conn, a.Frame)
 		case ipoib.SendMAD:

@@ -157,6 +157,10 @@ func (c *crowd) do(a ipoib.Action) {
 		} else if a.MGID.IsZero() && c.sent != nil {
 			c.sent[gidPeer(a.Link.GID)]++
 		}
+	case ipoib.SendCopies:
+		for ud := range a.Each() {
+			c.do(ud)
+		}
 	case ipoib.CreateQP:
 		c.qpn++
 		c.last = a.Conn

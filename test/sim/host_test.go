@@ -414,6 +414,10 @@ func (h *host) do(a ipoib.Action) {
 			h.inband++
 		}
 		h.postUD(a.Link, a.MGID, a.Frame)
+	case ipoib.SendCopies:
+		for ud := range a.Each() {
+			h.do(ud)
+		}
 	case ipoib.SendConn:
 		if c := h.conns[a.Conn]; c != nil {
 			h.post(c, verbs.SendWR{}, a.Frame)
@@ -448,6 +452,7 @@ func (h *host) do(a ipoib.Action) {
 		h.table = a.Table
 	case ipoib.FIBAction:
 		h.doFIB(a.Action)
+	case ipoib.HoldGroups: // the machine drops what comes all the same
 	case ipoib.AskOther:
 		h.event(ipoib.OtherIs{Addr: a.Addr})
 	case ipoib.SetUpIPv6: // this kernel forgets no settings

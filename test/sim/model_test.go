@@ -135,6 +135,10 @@ func (h *host) bookAction(a ipoib.Action) {
 	switch a := a.(type) {
 	case ipoib.SendUD:
 		fr = a.Frame
+	case ipoib.SendCopies:
+		for ud := range a.Each() {
+			h.bookAction(ud)
+		}
 	case ipoib.SendConn:
 		fr = a.Frame
 	case ipoib.WriteTUN:

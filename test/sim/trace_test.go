@@ -61,6 +61,10 @@ func (h *host) traceAction(a ipoib.Action) {
 	switch a := a.(type) {
 	case ipoib.SendUD:
 		w.mix(1, uint64(a.Link.QPN), uint64(a.MGID[15]), uint64(len(a.Frame)))
+	case ipoib.SendCopies:
+		for ud := range a.Each() {
+			h.traceAction(ud)
+		}
 	case ipoib.SendConn:
 		w.mix(2, uint64(a.Conn), uint64(len(a.Frame)))
 	case ipoib.SendMAD:
