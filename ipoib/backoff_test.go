@@ -65,6 +65,29 @@ func TestBackOffOfShortConnections(t *testing.T) {
 	}
 }
 
+// Where connections are closed soon for being idle it is no failure that the peer was the first to
+// do so: the next packet has a connection at once.
+func TestPeerClosesIdle(t *testing.T) {
+	w := newWorld(t, 8)
+	a, b := w.node(1, Options{Idle: 2500 * time.Millisecond}), w.node(2, Options{Idle: 2 * time.Second})
+	a.ping("10.0.0.2", 9000, true)
+	w.run(time.Second)
+	for begun := w.now; len(a.up()) > 0; w.run(10 * time.Millisecond) {
+		if w.now.Sub(begun) > 10*time.Second {
+			t.Fatal("the connection is still there")
+		}
+	}
+	if got := b.counter("closed_idle"); got != 1 {
+		t.Fatalf("the peer has closed %d connections for being idle, want 1", got)
+	}
+	if n := a.f.peers.byLink[b.link()].failures; n != 0 {
+		t.Errorf("%d failures, want none", n)
+	}
+	a.ping("10.0.0.2", 9000, true)
+	w.run(100 * time.Millisecond)
+	w.agree(a, b)
+}
+
 // A connection in use is not closed for being idle, however short that is: counts
 // that come once a second say more than their absence in between.
 func TestShortIdle(t *testing.T) {

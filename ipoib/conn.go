@@ -231,7 +231,7 @@ func (f *Interface) lost(c *conn, why string) {
 // served reports whether c has been up for so long that the failures before it do
 // not count any more. One that the peer closes at once is none.
 func (f *Interface) served(c *conn) bool {
-	return c.state == connUp && !c.rxOnly() && f.now.Sub(c.up) >= settled
+	return c.state == connUp && !c.rxOnly() && f.now.Sub(c.up) >= f.opt.settled()
 }
 
 // attrs returns the attributes that take the QP of c to RTR and to RTS.

@@ -144,3 +144,12 @@ func (o *Options) queuePackets() int       { return max(0, cmp.Or(o.QueuePackets
 func (o *Options) queueOctets() int        { return max(0, cmp.Or(o.QueueOctets, 1<<20)) }
 func (o *Options) ucRing() int             { return cmp.Or(o.UCRing, 16) }
 func (o *Options) ucBudget() int           { return cmp.Or(o.UCBudget, 64<<20) }
+
+// settled is the time settled, or Idle where that is less: as a rule the peer has the same, and closes
+// what is idle before we do.
+func (o *Options) settled() time.Duration {
+	if idle := o.idle(); idle > 0 {
+		return min(settled, max(idle, time.Second))
+	}
+	return settled
+}
