@@ -201,7 +201,9 @@ func (p *portWorld) modesBesideLinux(t *testing.T, params string) {
 			}
 			return nil
 		})
-		pings(o.node, l.node, 64, maxMTU)
+		for _, g := range p.linuxWorld.linux {
+			pings(o.node, g.node, 64, maxMTU)
+		}
 		o.oneWay(len(p.linuxWorld.linux))
 	})
 	for _, mode := range []string{"auto", "ud", "uc"} {
