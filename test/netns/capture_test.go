@@ -420,12 +420,12 @@ func isFragment(p []byte) bool {
 	return err == nil && v6.NextHeader() == unix.IPPROTO_FRAGMENT
 }
 
-// shouter is a socket that may send to broadcast addresses through the interface.
-func shouter() (net.PacketConn, error) {
+// shouter is a socket that may send to broadcast addresses through dev.
+func shouter(dev string) (net.PacketConn, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		c.Control(func(fd uintptr) {
 			err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_BROADCAST, 1),
-				unix.BindToDevice(int(fd), ifName),
+				unix.BindToDevice(int(fd), dev),
 				unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT))
 		})
 		return err
@@ -435,7 +435,7 @@ func shouter() (net.PacketConn, error) {
 
 // shout sends one UDP datagram to a broadcast address through the interface.
 func shout(dst netip.Addr, size int) error {
-	c, err := shouter()
+	c, err := shouter(ifName)
 	if err != nil {
 		return err
 	}
