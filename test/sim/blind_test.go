@@ -540,7 +540,7 @@ func (x *blind) datagram(op roce.Opcode, qpn ib.QPN) {
 // TestBlindAnswers: a REQ of the victim is out, and the peer's answer does not come. The attacker
 // knows all but the last eight bits of its communication ID, and tries all of them in a drawn
 // order. The right one is taken for the peer's answer, no other does anything, and it takes half of
-// them on average. Meanwhile UD goes on. What a REP does is left to test/netns.
+// them on average. Meanwhile UD goes on. What a REP does is left to TestBlindREP.
 func TestBlindAnswers(t *testing.T) {
 	const bits = 8
 	for _, tt := range []struct {
@@ -563,14 +563,7 @@ func TestBlindAnswers(t *testing.T) {
 			return mad.MRA{LocalCommID: mad.CommID(x.r.Uint32()), RemoteCommID: id, MessageMRAed: mad.KindREQ,
 				ServiceTimeout: 31}
 		}, "MRA_REQ_RCVD"},
-		{"REP", func(x *blind, id mad.CommID) mad.Message {
-			rep := mad.REP{LocalCommID: mad.CommID(x.r.Uint32()), RemoteCommID: id,
-				LocalQPN: 2 + ib.QPN(x.r.Uint32N(1<<24-3)), StartingPSN: ib.PSN(x.r.Uint32N(1 << 24)),
-				LocalCAGUID: ib.GUID(x.r.Uint64()), RNRRetryCount: 7, SRQ: true}
-			pd, _ := encap.PrivateData{QPN: x.peer.link.QPN, ReceiveMTU: 65524}.AppendBinary(nil)
-			copy(rep.PrivateData[:], pd)
-			return rep
-		}, "ESTABLISHED"},
+		{"REP", func(x *blind, id mad.CommID) mad.Message { return x.rep(id) }, "ESTABLISHED"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			sum, n := 0, 0
@@ -578,7 +571,7 @@ func TestBlindAnswers(t *testing.T) {
 				x, was := asking(w)
 				for i, low := range x.r.Perm(1 << bits) {
 					id := was.LocalComm&^(1<<bits-1) | uint32(low)
-					// on a connection that leads nowhere a simulated host must not send
+					// what comes of that is not what this test is about
 					if id == was.LocalComm && tt.state == "ESTABLISHED" {
 						sum, n = sum+i+1, n+1
 						break
@@ -607,6 +600,48 @@ func TestBlindAnswers(t *testing.T) {
 			t.Logf("%d guesses on average of %d runs; %d are to be expected", sum/n, n, (1<<bits+1)/2)
 		})
 	}
+}
+
+// rep makes a REP to a REQ of the victim.
+func (x *blind) rep(id mad.CommID) mad.REP {
+	rep := mad.REP{LocalCommID: mad.CommID(x.r.Uint32()), RemoteCommID: id, LocalQPN: 2 + ib.QPN(x.r.Uint32N(1<<24-3)),
+		StartingPSN: ib.PSN(x.r.Uint32N(1 << 24)), LocalCAGUID: ib.GUID(x.r.Uint64()), RNRRetryCount: 7, SRQ: true}
+	pd, _ := encap.PrivateData{QPN: x.peer.link.QPN, ReceiveMTU: 65524}.AppendBinary(nil)
+	copy(rep.PrivateData[:], pd)
+	return rep
+}
+
+// TestBlindREP: a REP that is believed makes a connection to a queue pair that does not exist. What is sent on it is
+// lost, until its retries are over: UD goes on then, and the next connection is the peer's.
+func TestBlindREP(t *testing.T) {
+	const every, within = 10 * time.Millisecond, 2 * time.Second
+	var took []time.Duration
+	seeds(t, 20, func(w *world) {
+		x, was := asking(w)
+		rep := x.rep(mad.CommID(was.LocalComm))
+		w.ends[end{x.peer.gid, rep.LocalQPN}] = &conn{receive: 65524} // so that the model lets the victim send there
+		x.mad(rep)
+		w.run(time.Millisecond)
+		cs := x.victim.with(x.peer)
+		w.want(len(cs) == 1, "%d connections, want 1", len(cs))
+		w.want(cs[0].State == "ESTABLISHED", "the connection is %s, want ESTABLISHED", cs[0].State)
+		begin := w.f.Now()
+		p := x.victim.send(x.peer.addr4(), 100, true)
+		w.run(every)
+		w.want(p.delivered == 0, "%v was delivered on a connection that leads nowhere", p)
+		for p.delivered == 0 {
+			p = x.victim.send(x.peer.addr4(), 100, true)
+			w.run(every)
+			w.want(w.f.Now().Sub(begin) <= within, "%v was not delivered, after %v", p, within)
+		}
+		w.want(p.mode() == ib.UD, "%v went by %v, want UD", p, p.mode())
+		took = append(took, w.f.Now().Sub(begin))
+		w.f.Filter = nil
+		w.settle()
+		w.end()
+	})
+	slices.Sort(took)
+	t.Logf("packets arrive after %v to %v in %d runs", took[0], took[len(took)-1], len(took))
 }
 
 // asking returns a world of two hosts that know each other. The REQ of the first is out, and what
