@@ -217,14 +217,8 @@ func TestBlindForm(t *testing.T) {
 	victim.run()
 	peer.run()
 	l := newUnmetLiar(s, victim, peer)
-	var reqs []mad.Message
-	for range 30 {
-		req := l.req(ib.QPN(2 + l.r.Uint32N(1<<24-3)))
-		req.ServiceID = serviceid.New(serviceid.Legacy, l.forger.qpn)
-		reqs = append(reqs, req)
-	}
 	asked := victim.counter("ipoib", "cm_rx_req")
-	l.tell(60, reqs...)
+	l.tell(60, l.legacyREQs(30)...)
 	if got := victim.counter("ipoib", "cm_rx_req") - asked; got == 0 {
 		t.Fatal("no forged REQ arrived: this shows nothing")
 	}
@@ -298,6 +292,58 @@ func TestBlindOtherForm(t *testing.T) {
 	}
 }
 
+// TestBlindFormBesideLegacy: the victim has a connection of Linux's form from the peer, and one to it. A liar asks it in
+// the peer's name with that form, 60 times a second. Both connections live, and the victim's carries what it says. The
+// peer is an agent, as in TestBlindOtherForm.
+func TestBlindFormBesideLegacy(t *testing.T) {
+	parallel(t)
+	const perSecond, places = 60, 4
+	s := newSegment(t, topology{hosts: 3})
+	victim, peer := s.hosts[0], s.hosts[1]
+	victim.run()
+	peer.run()
+	l := newUnmetLiar(s, victim, peer)
+	l.proveLegacy(peer.listenCM())
+	say := victim.saysOnly(peer)
+	s.eventually(patience, "there is a connection", func() error {
+		say()
+		if n := len(victim.sendsOn(peer)); n != 1 {
+			return fmt.Errorf("there are %d to send on", n)
+		}
+		return nil
+	})
+	was := victim.conns(peer)
+	if len(was) != 2 {
+		t.Fatalf("%d connections, want 2: %+v", len(was), was)
+	}
+	sent := victim.sendsOn(peer)[0].TxPackets
+	asked, most := victim.counter("ipoib", "cm_rx_req"), 0
+	l.tellBeside(perSecond, l.legacyREQs(3*perSecond), func() {
+		for range 100 {
+			say()
+			most = max(most, len(s.connsOf(victim)))
+			time.Sleep(30 * time.Millisecond)
+		}
+	})
+	if got := victim.counter("ipoib", "cm_rx_req") - asked; got == 0 {
+		t.Fatal("no forged REQ arrived: this shows nothing")
+	}
+	if most != 1+places {
+		t.Errorf("up to %d connections, want %d: the victim's, the peer's and forged ones", most, 1+places)
+	}
+	now := victim.conns(peer)
+	for _, c := range was {
+		if !slices.ContainsFunc(now, func(n control.Conn) bool { return n.LocalCommID == c.LocalCommID && n.State == c.State }) {
+			t.Errorf("the %s connection %s has ended", c.Direction, c.LocalCommID)
+		}
+	}
+	if on := victim.sendsOn(peer); len(on) != 1 {
+		t.Errorf("%d connections to send on, want 1", len(on))
+	} else if n := on[0].TxPackets - sent; n < 90 { // the counts are reported now and then
+		t.Errorf("%d of 100 datagrams went on the connection", n)
+	}
+}
+
 // saysOnly opens a socket at peer that answers nothing. What it returns sends it a datagram, which must arrive. The kernel
 // drops packets beside floods, so it is sent three times.
 func (h *host) saysOnly(peer *host) func() {
@@ -332,13 +378,22 @@ func (l *blindLiar) reqs(n int) (reqs []mad.Message) {
 	return reqs
 }
 
+// legacyREQs makes REQs that the peer might send if it were of Linux's kind.
+func (l *blindLiar) legacyREQs(n int) (reqs []mad.Message) {
+	for _, m := range l.reqs(n) {
+		req := m.(mad.REQ)
+		req.ServiceID = serviceid.New(serviceid.Legacy, l.forger.qpn)
+		reqs = append(reqs, req)
+	}
+	return reqs
+}
+
 // proveLegacy plays the peer: it opens a connection of Linux's form in its name, and is told what the
 // victim answers.
 func (l *blindLiar) proveLegacy(heard func() []heardCM) {
 	s := l.victim.seg
 	s.Helper()
-	req := l.req(ib.QPN(2 + l.r.Uint32N(1<<24-3)))
-	req.ServiceID = serviceid.New(serviceid.Legacy, l.forger.qpn)
+	req := l.legacyREQs(1)[0].(mad.REQ)
 	l.tell(1000, req)
 	s.eventually(patience, "the victim answers", func() error {
 		for _, h := range heard() {

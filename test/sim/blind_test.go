@@ -438,6 +438,43 @@ func TestBlindOtherForm(t *testing.T) {
 	})
 }
 
+// TestBlindFormBesideLegacy: a host of Linux's kind has a connection to ours, and ours one to it. The attacker asks in its
+// name with its service ID, 58 times a second. Both connections live, and every packet arrives on them at once; what is
+// forged has the other places of such a host, until no RTU has come.
+func TestBlindFormBesideLegacy(t *testing.T) {
+	const reqs, places = 300, 4
+	total, runs := 0, 0
+	seeds(t, 20, func(w *world) {
+		a, l := w.host(config{}), w.alien(100, foreign.Linux, nil)
+		w.run(2 * time.Second)
+		w.reaches(a.send(l.addr4(), 9000, true), 5*time.Millisecond, "before any forged REQ")
+		w.reaches(l.send(a.addr4(), 9000), 5*time.Millisecond, "the other way, before any forged REQ")
+		was := a.with2(l)
+		w.want(len(was) == 2, "%d connections, want 2: %+v", len(was), was)
+		x := w.blindAs(a, l.opt.Link)
+		most := 0
+		for range reqs {
+			req := x.req(ib.QPN(2+x.r.Uint32N(1<<24-3)), ib.GUID(x.r.Uint64()))
+			req.ServiceID = serviceid.New(serviceid.Legacy, a.link.QPN)
+			x.mad(req)
+			w.run(17 * time.Millisecond) // 64 a second pass
+			w.reaches(a.send(l.addr4(), 9000, true), time.Millisecond, "on our connection")
+			w.reaches(l.send(a.addr4(), 9000), time.Millisecond, "on the peer's")
+			most = max(most, len(a.with2(l)))
+		}
+		w.want(most == 1+places, "up to %d connections, want %d: ours, the peer's and forged ones", most, 1+places)
+		now := a.with2(l)
+		for _, c := range was {
+			w.want(slices.ContainsFunc(now, func(n ipoib.ConnInfo) bool { return n.Conn == c.Conn && n.State == c.State }),
+				"the connection %+v has ended", c)
+		}
+		total, runs = total+reqs, runs+1
+		w.run(10 * time.Minute)
+		w.want(len(a.with2(l)) == 0, "left over: %+v", a.with2(l))
+	})
+	t.Logf("%d forged REQs in %d runs", total, runs)
+}
+
 // sendsOn returns the established connections that h sends to an alien on.
 func (h *host) sendsOn(a *alien) []ipoib.ConnInfo {
 	return slices.DeleteFunc(h.with2(a), func(c ipoib.ConnInfo) bool {
