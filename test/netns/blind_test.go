@@ -42,12 +42,13 @@ type blindLiar struct {
 	guid ib.GUID // the peer's
 }
 
-// newBlindLiar connects the first two hosts; the third is the liar.
-func newBlindLiar(s *segment) *blindLiar {
+// newBlindLiar connects the first two hosts; the third is the liar. Of further arguments the first half is the
+// victim's.
+func newBlindLiar(s *segment, args ...string) *blindLiar {
 	s.Helper()
 	victim, peer, x := s.hosts[0], s.hosts[1], s.hosts[2]
-	victim.run()
-	peer.run()
+	victim.run(args[:len(args)/2]...)
+	peer.run(args[len(args)/2:]...)
 	heard := peer.hearMADs()
 	l := &blindLiar{victim: victim, peer: peer}
 	l.was, _ = victim.connect(peer, "RC")
@@ -195,6 +196,72 @@ func TestBlindCM(t *testing.T) {
 	}
 	if n := l.victim.counter("ipoib", "cm_challenges"); n == 0 {
 		t.Error("the peer was never asked whether it has lost the connection: the REQs did not arrive")
+	}
+}
+
+// TestBlindCNP: CNPs to all QPNs that differ from the right one in their last eight bits, and then to the right one only,
+// beside TCP. With a peer of ours, which tells of marks in its ACKs, none has an effect. A peer that does not, as an
+// adapter, and ecn: on: they slow the queue pair down, and it goes on.
+func TestBlindCNP(t *testing.T) {
+	parallel(t)
+	const all, perSecond = 256, 1000
+	for _, tt := range []struct {
+		name         string
+		victim, peer string // their ecn
+		slows        bool
+	}{
+		{"one of ours", "auto", "auto", false},
+		{"as an adapter", "on", "off", true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newSegment(t, topology{hosts: 3})
+			l := newBlindLiar(s, "--ecn", tt.victim, "--ecn", tt.peer)
+			count := func(name string) uint64 { return l.victim.counter("softroce", name) }
+			cnp := func(qpn ib.QPN) []byte {
+				b := make([]byte, roce.BTHLen+16) // the rest is reserved
+				roce.PutBTH(b, roce.BTHFields{Opcode: roce.CNP, PKey: ib.DefaultPKey, DestQPN: qpn})
+				return sealed(l.r, l.peerGID, l.gid, b)
+			}
+			var guesses, told [][]byte
+			for _, low := range l.r.Perm(all) {
+				guesses = append(guesses, cnp(ib.QPN(l.qpn&^(all-1)|uint32(low))))
+			}
+			for range 2 * perSecond {
+				told = append(told, cnp(ib.QPN(l.qpn)))
+			}
+			beside := func(packets [][]byte, d time.Duration) (tcp lab.Transfer) {
+				l.load(packets)
+				ctx, stop := context.WithTimeout(s.ctx, patience)
+				defer stop()
+				var err, failed error
+				var wg sync.WaitGroup
+				wg.Go(func() { _, failed = l.send(ctx, roce.Port, perSecond) })
+				tcp, err = l.victim.Send(ctx, l.peer.Host, l.peer.v4, 0, d)
+				wg.Wait()
+				s.must(err)
+				s.must(failed)
+				return tcp
+			}
+			beside(guesses, time.Second)
+			if n := count("rc_cnps_in"); n > 1 { // the kernel may drop the right one
+				t.Errorf("%d of %d CNPs came in, want 1", n, all)
+			}
+			without := beside(nil, time.Second)
+			before, slowed := count("rc_cnps_in"), count("rc_ce_reductions")
+			with := beside(told, 2*time.Second)
+			in, slows := count("rc_cnps_in")-before, count("rc_ce_reductions")-slowed
+			if in == 0 {
+				t.Fatal("no CNP came in: this shows nothing")
+			}
+			if (slows > 0) != tt.slows {
+				t.Errorf("%d CNPs of %d had an effect, want some: %v", slows, in, tt.slows)
+			}
+			if ignored := count("rc_cnps_ignored"); !tt.slows && ignored != count("rc_cnps_in") {
+				t.Errorf("%d of %d CNPs were ignored, want all", ignored, count("rc_cnps_in"))
+			}
+			l.lives("CNPs")
+			t.Logf("%d CNPs, of which %d had an effect: %.0f Mb/s, without %.0f", in, slows, with.Mbps(), without.Mbps())
+		})
 	}
 }
 

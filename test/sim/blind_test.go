@@ -563,6 +563,43 @@ func TestBlindDatagrams(t *testing.T) {
 	}
 }
 
+// TestBlindCNP: the attacker lacks the last eight bits of the QPN, and sends CNPs to all of them in a drawn order, beside
+// traffic. One comes in, as do 100 more when it is told the QPN. None has an effect: nothing here is ECN-capable. What they
+// do where packets are is left to provider/softroce/engine and test/netns.
+func TestBlindCNP(t *testing.T) {
+	const bits, told = 8, 100
+	seeds(t, 20, func(w *world) {
+		x, was := connected(w)
+		in := func() int { return x.victim.counted("cnps_in") }
+		var sent []*packet
+		cnp := func(qpn ib.QPN) {
+			b := make([]byte, roce.BTHLen+16) // the rest is reserved
+			roce.PutBTH(b, roce.BTHFields{Opcode: roce.CNP, PKey: ib.DefaultPKey, DestQPN: qpn})
+			sent = append(sent, x.victim.send(x.peer.addr4(), 20000, true))
+			x.send(b)
+			w.run(2 * time.Millisecond) // longer than a round trip
+		}
+		for i, low := range x.r.Perm(1 << bits) {
+			qpn := was.LocalQPN&^(1<<bits-1) | ib.QPN(low)
+			before := in()
+			cnp(qpn)
+			w.want((in() > before) == (qpn == was.LocalQPN), "guess %d: %d CNPs came in, the guess is right: %v", i+1, in()-before,
+				qpn == was.LocalQPN)
+		}
+		for range told {
+			cnp(was.LocalQPN)
+		}
+		w.want(in() == 1+told, "%d CNPs came in, want %d", in(), 1+told)
+		w.want(x.victim.counted("cnps_ignored") == in(), "%d of %d CNPs were ignored", x.victim.counted("cnps_ignored"), in())
+		for _, p := range sent {
+			w.want(p.delivered == 1, "%v was delivered %d times", p, p.delivered)
+		}
+		x.lives(was, "CNP")
+		w.settle()
+		w.end()
+	})
+}
+
 // datagram sends a frame of a type that nobody knows.
 func (x *blind) datagram(op roce.Opcode, qpn ib.QPN) {
 	b := make([]byte, roce.BTHLen)
