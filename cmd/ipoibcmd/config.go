@@ -137,7 +137,7 @@ func defaults() Config {
 		LogFormat:   "text",
 		Group:       "ipoibcm",
 		Port:        1,
-		Threads:     1,
+		Threads:     0, // auto
 		PKey:        uint16(ib.DefaultPKey),
 		QKey:        uint32(ib.QKeyIPoIB),
 		IdleTimeout: "5m",

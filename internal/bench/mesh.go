@@ -244,7 +244,7 @@ func (m *mesh) ours(ctx context.Context, b *bench, threads int) error {
 	for i, h := range m.hosts {
 		args := []string{"--mode", strings.ToLower(m.contender), "--gid", addr(meshAddr(m.at, i, false)).String(),
 			"--address", meshAddr(m.at, i, true)}
-		if i == meshSender && threads > 1 { // programs of before do not know the setting
+		if i == meshSender && threads > 0 { // programs of before do not know the setting
 			args = append(args, "--threads", strconv.Itoa(threads))
 		}
 		a, err := b.startAgent(ctx, h, args...)

@@ -10,7 +10,7 @@ import (
 	"ipoibcm/control"
 )
 
-var dataThreads = flag.Int("threads", 0, "data threads of the agents that a test gives no number; 0: one")
+var dataThreads = flag.Int("threads", 0, "data threads of the agents that a test gives no number; 0: the default")
 
 // offload returns what status says of one.
 func (h *host) offload(name string) (o control.Offload) {
