@@ -24,7 +24,7 @@ var values = map[string][]string{
 	"cm-transport": {"auto\tQP 1 where it leads to the peer", "gsi\tQP 1", "inband\tthe UD QPs"},
 	"ecn": {"auto\tRC, where peer and path allow it, the default",
 		"on\tall; for a link whose hosts all pass marks on", "off"},
-	"threads": {"auto\tas many as processors, 4 at most, the default", "1\tone"},
+	"threads": {"auto\tas many as processors, 4 at most, but 1 on two; the default", "1\tone"},
 	"ud-mtu": {"auto\twhat one frame of the underlay carries, the default",
 		"2044\tthe most of auto; in fragments on an IPv6 underlay of 1500"},
 }

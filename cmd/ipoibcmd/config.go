@@ -178,7 +178,7 @@ func (c *Config) bind(f *pflag.FlagSet) {
 		"verbs provider: softroce (no kernel module, no hardware) or ibverbs (kernel Soft-RoCE, RoCE adapters)")
 	f.StringVar(&c.Device, "device", c.Device, "with ibverbs: RDMA device (default: that of the underlay)")
 	f.IntVar(&c.Port, "port", c.Port, "with an InfiniBand device, which has no underlay: its port")
-	f.Var(&c.Threads, "threads", "data threads: a number, or auto (as many as processors, 4 at most)")
+	f.Var(&c.Threads, "threads", "data threads: a number, or auto (as many as processors, 4 at most, but 1 on two)")
 	f.Var((*pkeyValue)(&c.PKey), "pkey", "P_Key of the link: the same on all of its hosts, such as 0x8001")
 	f.StringVar(&c.ARPAccept, "arp-accept", c.ARPAccept,
 		"when a neighbour has moved: probe (its old place is silent) or always (an announcement says so)")

@@ -11,8 +11,13 @@ import (
 // A threadCount is the setting threads: how many, or zero for "auto".
 type threadCount int
 
-// mostAuto bounds the threads of "auto".
-const mostAuto = 4
+const (
+	// mostAuto bounds the threads of "auto".
+	mostAuto = 4
+	// oneAuto is up to how many processors "auto" is one thread. A peer has one connection, so one
+	// thread, and with two processors the other one is its programs'.
+	oneAuto = 2
+)
 
 // String implements [pflag.Value].
 func (n threadCount) String() string { return numberOrAuto(int(n)) }
@@ -30,10 +35,12 @@ func (n *threadCount) UnmarshalYAML(value *yaml.Node) error {
 
 // threads returns how many data threads there are to be. "auto" is as many as processors that this
 // process may use, by its affinity, its cpuset, its share of them (the quota of its control group)
-// and GOMAXPROCS, and mostAuto at most.
+// and GOMAXPROCS, mostAuto at most, but one on up to oneAuto processors.
 func (c *Config) threads() int {
 	switch {
 	case c.Provider != softRoCE:
+		return 1
+	case c.Threads == 0 && runtime.GOMAXPROCS(0) <= oneAuto:
 		return 1
 	case c.Threads == 0:
 		return min(mostAuto, runtime.GOMAXPROCS(0))

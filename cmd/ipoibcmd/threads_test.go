@@ -14,6 +14,7 @@ func TestThreadCount(t *testing.T) {
 		processors, want      int
 	}{
 		{"auto on one processor", "auto", softRoCE, 1, 1},
+		{"auto on two", "auto", softRoCE, 2, 1},
 		{"auto on three", "auto", softRoCE, 3, 3},
 		{"auto on many", "auto", softRoCE, 16, 4},
 		{"a number, whatever there is", "7", softRoCE, 2, 7},
