@@ -172,7 +172,10 @@ func (w *linuxWorld) row(name string, f func(t *testing.T)) {
 	w.tell(w.t)
 	if !ok {
 		for _, l := range w.linux {
-			out, _ := l.vm.Sh(patience, "dmesg | tail -30; /usr/bin/ip neigh show dev ib0; /usr/bin/ip -s link show ib0")
+			out, err := l.vm.Sh(patience, "dmesg | tail -30; /usr/bin/ip neigh show dev ib0; /usr/bin/ip -s link show ib0")
+			if err != nil {
+				out = l.vm.Console() // its kernel has crashed, perhaps
+			}
 			w.t.Logf("%s:\n%s", l.name, out)
 		}
 		var conns control.Conns
