@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -138,29 +139,29 @@ func (m *mouth) spread(p netip.Prefix, n int, x, y *ear) (byX, byY int) {
 			todo = append(todo, a)
 		}
 	}
+	ids := map[netip.Addr][]uint32{} // of all rounds: what a busy host takes late counts, too
 	for range 10 {
-		ids := make([]uint32, len(todo))
 		for i, a := range todo {
-			var err error
-			ids[i], err = m.say(a)
+			id, err := m.say(a)
 			m.seg.must(err)
+			ids[a] = append(ids[a], id)
 			if i%50 == 49 {
 				time.Sleep(2 * time.Millisecond)
 			}
 		}
 		time.Sleep(200 * time.Millisecond)
-		var left []netip.Addr
-		for i, a := range todo {
+		todo = slices.DeleteFunc(todo, func(a netip.Addr) bool {
 			switch {
-			case x.heard(ids[i]):
+			case slices.ContainsFunc(ids[a], x.heard):
 				byX++
-			case y.heard(ids[i]):
+			case slices.ContainsFunc(ids[a], y.heard):
 				byY++
 			default:
-				left = append(left, a)
+				return false
 			}
-		}
-		if todo = left; len(todo) == 0 {
+			return true
+		})
+		if len(todo) == 0 {
 			break
 		}
 	}
