@@ -6,7 +6,7 @@ const (
 	// sendDelay is how much longer than on an idle path a request may take because
 	// of those posted before it. What is beyond waits in front of the queue pair,
 	// where flows take turns and CoDel sees it.
-	sendDelay = 4 * time.Millisecond
+	sendDelay = 3 * time.Millisecond
 	// firstLimit is what may be posted before anything is known of the path.
 	firstLimit = 128 << 10
 	// leastLimit is what may be posted whatever was measured: a few full frames of
@@ -20,6 +20,13 @@ const (
 	// rateWindow is for how long the highest rate counts: for that long the path may
 	// be slower, or the processor elsewhere, without a consequence.
 	rateWindow = time.Second
+	// moreMessages is how many more may be posted than the path carries in the time that a request may take, where one
+	// takes moreWithin at most: of several senders the one that has least gains most by that (as in TCP Vegas, Brakmo and
+	// Peterson, 1995).
+	moreMessages = 2
+	moreWithin   = 10 * time.Millisecond
+	// rateSpans is by how many requests, one after the other, a rate is measured at least.
+	rateSpans = 2
 	// triesAfter is how often in a row less is allowed until more is, for the same reason.
 	triesAfter = 32
 )
@@ -36,8 +43,12 @@ type sendLimit struct {
 	// One request at a time is timed, and what was completed meanwhile.
 	timing  bool
 	reached bool  // the limit held something back since the last request timed was posted
+	drain   bool  // the next request timed is for base
+	held    bool  // the limit held something back while the rate is being measured
+	spans   uint8 // requests that it has been measured by
 	cuts    uint8 // times in a row that less was allowed
-	ahead   int32 // octets posted before the request, its own included
+	size    int32 // octets of the request
+	ahead   int32 // octets posted before it, its own included
 	id      uint64
 	at      int64
 
@@ -48,13 +59,11 @@ type sendLimit struct {
 
 	base   [2]int64 // least latencies of this window and the last, 0: none
 	baseAt int64    // when this window began
-	drain  bool     // the next request timed is for base
 
 	done   int64    // octets completed
 	rates  [2]int64 // highest rates of this window and the last, octets per second
 	rateAt int64    // when this window began
-	held   bool     // the limit held something back while the rate is being measured
-	from   int64    // when that began
+	from   int64    // when the first request was posted that the rate is measured by; 0: none
 	before int64    // done then
 }
 
@@ -69,10 +78,13 @@ func (s *sendLimit) limit() int64 {
 	return s.octets
 }
 
-// posted takes in that the request id, which reports its completion, was posted.
-func (s *sendLimit) posted(id uint64, ahead, now int64) {
+// posted takes in that the request id of size octets, which reports its completion, was posted, as the last of ahead octets.
+func (s *sendLimit) posted(id uint64, size, ahead, now int64) {
 	if !s.timing {
-		s.timing, s.id, s.ahead, s.at = true, id, int32(min(ahead, 2*mostLimit)), now
+		s.timing, s.id, s.size, s.ahead, s.at = true, id, int32(size), int32(min(ahead, 2*mostLimit)), now
+		if s.from == 0 {
+			s.from, s.before, s.spans, s.held = now, s.done, 0, false
+		}
 	}
 }
 
@@ -82,28 +94,31 @@ func (s *sendLimit) full() { s.reached, s.held = true, true }
 // completed takes in that all requests up to id have completed, with so many octets.
 func (s *sendLimit) completed(id uint64, octets, now int64) {
 	s.done += octets
-	s.measureRate(now)
 	if !s.timing || id < s.id {
 		return
 	}
 	s.timing = false
+	s.measureRate(now)
 	s.judge(max(now-s.at, 1), now)
 }
 
-// measureRate measures over sendDelay at least, because what a short burst brings is
-// no rate; and only while there is more to send than may be posted.
+// measureRate measures from the post of one request to the completion of the next that is timed, or of a later one
+// until that is sendDelay, and only while there is more to send than may be posted. A single request
+// is not enough: what arrived while the processor was elsewhere, or while a packet was sent again that others wait
+// for, completes at once, and the request that is posted at that moment takes nearly no time. The one
+// before it took all the more.
 func (s *sendLimit) measureRate(now int64) {
 	d := now - s.from
-	if d < int64(sendDelay) {
+	if s.spans++; s.spans < rateSpans || d < int64(sendDelay) {
 		return
 	}
-	if s.held && s.from != 0 && d < int64(rateWindow) {
+	if s.held && d < int64(rateWindow) {
 		if now-s.rateAt > int64(rateWindow) {
 			s.rates[1], s.rates[0], s.rateAt = s.rates[0], 0, now
 		}
 		s.rates[0] = max(s.rates[0], int64(float64(s.done-s.before)*1e9/float64(d)))
 	}
-	s.from, s.before, s.held = now, s.done, false
+	s.from = 0
 }
 
 // rate returns the highest rate of late, in octets per second.
@@ -132,8 +147,8 @@ func (s *sendLimit) judge(took, now int64) {
 	}
 	may := s.least() + int64(sendDelay)
 	switch {
-	case took <= may-int64(sendDelay)/2:
-		s.octets = min(2*s.octets, mostLimit)
+	case took <= may-int64(sendDelay)/2: // with so much ahead of it, which says little of much more
+		s.octets = max(s.octets, min(2*s.octets, 4*int64(s.ahead), mostLimit))
 	case took <= may:
 		s.octets = min(s.octets+s.octets/8, mostLimit)
 	default:
@@ -145,21 +160,30 @@ func (s *sendLimit) judge(took, now int64) {
 // that of others on the path, who would have all of it if we left. So what a request took is compared
 // with what one took that had more or less of ours ahead of it.
 func (s *sendLimit) late(took, may int64) {
-	carries := int64(float64(s.rate()) * float64(may) / 1e9)
-	less, more := s.ahead < s.wasAhead/5*4, s.ahead > s.wasAhead/4*5
+	less, longer := s.ahead < s.wasAhead/5*4, s.ahead > s.wasAhead/4*5
 	switch {
-	case s.wasAhead > 0 && (less || more) && !s.proportional(took):
+	case s.wasAhead > 0 && (less || longer) && !s.proportional(took):
 		s.octets, s.wasAhead, s.cuts = max(s.octets, int64(s.was)), 0, 0
 		return
-	case less || more: // it does follow
-	case s.cuts >= triesAfter && !more: // where one request is posted at a time, see what two take
+	case less || longer: // it does follow
+	case s.cuts >= triesAfter && !longer: // where one request is posted at a time, see what two take
 		s.was, s.wasAhead, s.wasTook, s.cuts = int32(s.octets), s.ahead, took, 0
 		s.octets = max(s.octets, int64(s.ahead)) + int64(s.ahead)*3/8
 		return
 	}
 	s.cuts = min(s.cuts+1, triesAfter)
 	s.was, s.wasAhead, s.wasTook = int32(s.octets), s.ahead, took
-	s.octets = max(leastLimit, min(s.octets, max(s.octets/2, carries)))
+	s.octets = max(leastLimit, min(s.octets, max(s.octets/2, s.carries(may))))
+}
+
+// carries returns how many octets may be posted for one of them to take so long.
+func (s *sendLimit) carries(may int64) int64 {
+	rate := s.rate()
+	octets := int64(float64(rate) * float64(may) / 1e9)
+	if float64(s.size) <= float64(rate)*moreWithin.Seconds() {
+		octets += moreMessages * int64(s.size)
+	}
+	return octets
 }
 
 // proportional reports whether what a request took has changed with the octets ahead of it, by a

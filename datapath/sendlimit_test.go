@@ -14,6 +14,7 @@ type link struct {
 	depth  int   // requests that the QP takes
 	stall  time.Duration
 	every  time.Duration // between two stalls; 0: none
+	gap    bool          // a stall is a packet that is sent again: one request completes, all behind it a moment later
 }
 
 // run sends over k as much as the limit allows, for d of time. It returns octets per
@@ -23,7 +24,7 @@ func (k link) run(s *sendLimit, d time.Duration) (rate float64, longest time.Dur
 	var flight []request
 	var now, free, octets, id int64 = 1, 0, 0, 0
 	nextStall := int64(k.every)
-	s.posted(0, 60, 0) // a SYN: one short request by itself
+	s.posted(0, 60, 60, 0) // a SYN: one short request by itself
 	s.completed(0, 60, int64(k.rtt))
 	for now < int64(d) {
 		for s.limit() > octets && len(flight) < k.depth {
@@ -31,15 +32,19 @@ func (k link) run(s *sendLimit, d time.Duration) (rate float64, longest time.Dur
 			flight = append(flight, request{now, free + int64(k.rtt)})
 			octets += k.octets
 			id++
-			s.posted(uint64(id), octets, now)
+			s.posted(uint64(id), k.octets, octets, now)
 		}
 		s.full()
 		now = max(now, flight[0].done)
+		most := len(flight)
 		if k.every > 0 && now > nextStall {
 			now, nextStall = now+int64(k.stall), now+int64(k.stall+k.every)
+			if k.gap {
+				most = 1
+			}
 		}
 		n := 0
-		for n < len(flight) && flight[n].done <= now {
+		for n < most && flight[n].done <= now {
 			if now > int64(time.Second) {
 				longest = max(longest, time.Duration(now-flight[n].posted))
 				rate += float64(k.octets)
@@ -117,11 +122,24 @@ func TestSendLimitOfTheIdle(t *testing.T) {
 	var s sendLimit
 	now := int64(1)
 	for id := range uint64(1000) {
-		s.posted(id, 0, now)
+		s.posted(id, 100, 0, now)
 		now += int64(20 * time.Millisecond) // as from a host that has gone to sleep
 		s.completed(id, 100, now)
 	}
 	if got := s.limit(); got != firstLimit {
 		t.Errorf("limit %d, want %d", got, firstLimit)
+	}
+}
+
+// What a packet that is sent again lets through at once is no rate of the path.
+func TestSendLimitRate(t *testing.T) {
+	for _, every := range []time.Duration{15 * time.Millisecond, 25 * time.Millisecond, 40 * time.Millisecond, 100 * time.Millisecond} {
+		var s sendLimit
+		k := link{rate: 37.5e6, rtt: 200 * time.Microsecond, octets: 61444, depth: 128,
+			stall: 12 * time.Millisecond, every: every, gap: true}
+		k.run(&s, 5*time.Second)
+		if got := float64(s.rate()) / k.rate; got < 0.9 || got > 1.6 {
+			t.Errorf("a gap every %v: a rate of %.2f of the path's, want 0.9 to 1.6", every, got)
+		}
 	}
 }

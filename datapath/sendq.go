@@ -154,7 +154,7 @@ func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool
 	// A completion may come before PostSend returns, so tail moves first.
 	q.inOctets.Add(all)
 	q.done.Lock()
-	q.limit.posted(tail+uint64(n)-1, q.inOctets.Load(), now)
+	q.limit.posted(tail+uint64(n)-1, int64(items[n-1].n), q.inOctets.Load(), now)
 	q.done.Unlock()
 	q.tail.Store(tail + uint64(n))
 	taken, err = q.qp.PostSend(w.wrs[:n])

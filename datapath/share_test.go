@@ -184,7 +184,7 @@ func (w *narrow) feed(s *sharer) {
 			return
 		}
 		s.octets += int64(n)
-		s.limit.posted(s.id, s.octets, w.ns())
+		s.limit.posted(s.id, int64(n), s.octets, w.ns())
 	}
 	s.limit.full()
 }
@@ -234,7 +234,7 @@ func (w *narrow) run(d time.Duration) {
 // costs is not taken for one's own.
 func TestShares(t *testing.T) {
 	long.OneGoroutine(t)
-	for seed := range uint64(6) {
+	for seed := range uint64(8) {
 		w := &narrow{t: t, rate: 300e6 / 8, queue: 375_000, rtt: 300 * time.Microsecond, message: 61444,
 			now: time.Unix(1000, 0), jitter: rand.New(rand.NewPCG(seed, 1))}
 		for i := range 3 {
