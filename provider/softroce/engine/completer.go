@@ -244,6 +244,7 @@ func (q *QP) advance(psn ib.PSN, now time.Time) {
 // probe comes soon, if the peer says no more of itself.
 func (q *QP) overtaken(psn ib.PSN, now time.Time) {
 	r := &q.req
+	r.rtt.late(psn, r.next, now)
 	q.seek(r.highest)
 	r.limit = q.window()
 	if r.waited == 0 || r.sinceNAK < seldomLost {
@@ -368,6 +369,7 @@ func (q *QP) Wake(now time.Time) {
 	r.limit = 1
 	r.missing.forget()
 	r.probe = probe{at: now, end: r.highest}
+	r.rtt.doubt()
 	q.goBack()
 	q.setDeadline(now)
 }
@@ -419,6 +421,8 @@ func (q *QP) setDeadline(now time.Time) {
 const (
 	// tripGrows is how many times what a round trip may take one measurement counts as at most.
 	tripGrows = 4
+	// lateTrips is how many ACKs in a row that come after a probe, and are not for it, count as a measurement.
+	lateTrips = 4
 	// tripFalls is how many times shorter than the mean one is after which what was measured before counts for
 	// half: no queue runs dry like that all the time.
 	tripFalls = 8
@@ -440,6 +444,12 @@ type roundTrip struct {
 	pending bool
 	psn     ib.PSN
 	at      time.Time
+
+	doubted  bool  // a probe has left while this was measured
+	lates    uint8 // how many of those have ended since the last measurement
+	doubtPSN ib.PSN
+	doubtAt  time.Time
+	lateTrip time.Duration // the least of those
 }
 
 // begin notes that the packet psn asks for an ACK, if it is sent for the first
@@ -456,6 +466,29 @@ func (t *roundTrip) begin(psn ib.PSN, first bool, now time.Time) {
 func (t *roundTrip) forget(psn ib.PSN) {
 	if t.known && !t.psn.Before(psn) {
 		t.pending = false
+	}
+}
+
+// doubt keeps what is being measured when a probe leaves. It will be sent again too, but has not been yet.
+func (t *roundTrip) doubt() {
+	if t.pending && !t.doubted {
+		t.doubted, t.doubtPSN, t.doubtAt = true, t.psn, t.at
+	}
+}
+
+// late takes in an ACK of all before una, which is more than was sent again: all before next. It was late, or the one
+// before it was lost. Some in a row, and no measurement between them, are of a path that takes longer than a probe waits
+// and would never be measured.
+func (t *roundTrip) late(una, next ib.PSN, now time.Time) {
+	if !t.doubted || !t.doubtPSN.Before(una) || t.doubtPSN.Before(next) {
+		return
+	}
+	d := now.Sub(t.doubtAt)
+	if t.doubted, t.lates = false, t.lates+1; t.lates == 1 || d < t.lateTrip {
+		t.lateTrip = d
+	}
+	if t.lates >= lateTrips {
+		t.take(t.lateTrip, now)
 	}
 }
 
@@ -480,8 +513,13 @@ func (t *roundTrip) end(una ib.PSN, now time.Time) {
 	if !t.pending || !t.psn.Before(una) {
 		return
 	}
-	d := max(now.Sub(t.at), 1)
-	t.pending, t.last, t.longer = false, d, 0
+	t.pending = false
+	t.take(max(now.Sub(t.at), 1), now)
+}
+
+// take takes in one measurement.
+func (t *roundTrip) take(d time.Duration, now time.Time) {
+	t.last, t.longer, t.lates, t.doubted = d, 0, 0, false
 	t.keepLeast(d, now)
 	if !t.known {
 		t.known, t.mean, t.spread = true, d, d/2
