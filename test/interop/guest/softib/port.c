@@ -21,6 +21,7 @@
 #include <rdma/ib_sa.h>
 #include "rxe.h"
 #include "rxe_loc.h"
+#include "rxe_queue.h"
 
 static uint hop_limit = 64;
 module_param(hop_limit, uint, 0444);
@@ -396,6 +397,54 @@ static int modify_qp(struct ib_qp *ibqp, struct ib_qp_attr *attr, int mask, stru
 	return err;
 }
 
+/* take_back removes what a queue pair has completed from a completion queue. */
+static void take_back(struct ib_cq *ibcq, struct ib_qp *gone)
+{
+	struct rxe_cq *cq = to_rcq(ibcq);
+	struct rxe_queue *q = cq->queue;
+	u32 i, to, end, n = 0;
+	struct rxe_cqe *from;
+	unsigned long flags;
+
+	if (cq->is_user)
+		return;
+	spin_lock_irqsave(&cq->cq_lock, flags);
+	to = queue_get_consumer(q, QUEUE_TYPE_TO_CLIENT);
+	end = queue_get_producer(q, QUEUE_TYPE_TO_CLIENT);
+	for (i = to; i != end; i = queue_next_index(q, i)) {
+		from = queue_addr_from_index(q, i);
+		if (from->ibwc.qp == gone) {
+			n++;
+			continue;
+		}
+		memmove(queue_addr_from_index(q, to), from, sizeof(*from));
+		to = queue_next_index(q, to);
+	}
+	q->index = to;
+	smp_store_release(&q->buf->producer_index, to);
+	spin_unlock_irqrestore(&cq->cq_lock, flags);
+	if (n)
+		pr_info("QP %#x was destroyed with %u completions that nobody had looked at\n", gone->qp_num, n);
+}
+
+/*
+ * An adapter's driver takes what a queue pair has completed out of its completion queue when it is destroyed.
+ * Soft-RoCE leaves it there. ib_ipoib destroys a queue pair whose sends did not complete within 5 s, frees what their
+ * completions point to, and crashed when it came upon them.
+ */
+static int destroy_qp(struct ib_qp *ibqp, struct ib_udata *udata)
+{
+	int err = stock.destroy_qp(ibqp, udata);
+
+	if (err)
+		return err;
+	if (ibqp->send_cq)
+		take_back(ibqp->send_cq, ibqp);
+	if (ibqp->recv_cq && ibqp->recv_cq != ibqp->send_cq)
+		take_back(ibqp->recv_cq, ibqp);
+	return 0;
+}
+
 /* ---- subnet administration ---- */
 
 #define STATUS_INVALID	0x0200	/* ERR_REQ_INVALID */
@@ -634,6 +683,7 @@ void softib_set_ops(struct ib_device *dev, const struct ib_device_ops *ops)
 	dev->dev.parent = device->ndev->dev.parent;
 	stock = ours = *ops;
 	ours.modify_qp = modify_qp;
+	ours.destroy_qp = destroy_qp;
 	ours.process_mad = process_mad;
 	ours.query_port = query_port;
 	ours.query_gid = query_gid;
