@@ -160,13 +160,13 @@ func (s *sendLimit) judge(took, now int64) {
 // that of others on the path, who would have all of it if we left. So what a request took is compared
 // with what one took that had more or less of ours ahead of it.
 func (s *sendLimit) late(took, may int64) {
-	less, longer := s.ahead < s.wasAhead/5*4, s.ahead > s.wasAhead/4*5
+	less, more := s.ahead < s.wasAhead/5*4, s.ahead > s.wasAhead/4*5
 	switch {
-	case s.wasAhead > 0 && (less || longer) && !s.proportional(took):
+	case s.wasAhead > 0 && (less || more) && !s.proportional(took):
 		s.octets, s.wasAhead, s.cuts = max(s.octets, int64(s.was)), 0, 0
 		return
-	case less || longer: // it does follow
-	case s.cuts >= triesAfter && !longer: // where one request is posted at a time, see what two take
+	case less || more: // it does follow
+	case s.cuts >= triesAfter && !more: // where one request is posted at a time, see what two take
 		s.was, s.wasAhead, s.wasTook, s.cuts = int32(s.octets), s.ahead, took, 0
 		s.octets = max(s.octets, int64(s.ahead)) + int64(s.ahead)*3/8
 		return

@@ -276,6 +276,7 @@ func TestFillsPath(t *testing.T) {
 		{"100 Mb/s, 30 KB of queue", 100, 30_000, 200 * time.Microsecond, time.Second, 0.85, 0.03},
 		{"100 Mb/s, 60 KB of queue", 100, 60_000, 200 * time.Microsecond, time.Second, 0.9, 0.03},
 		{"10 Mb/s, 40 KB of queue", 10, 40_000, 200 * time.Microsecond, time.Second, 0.9, 0.03},
+		{"20 Mb/s, 20 KB of queue", 20, 20_000, 200 * time.Microsecond, time.Second, 0.9, 0.05},
 		{"20 Mb/s, 30 KB of queue", 20, 30_000, 200 * time.Microsecond, time.Second, 0.9, 0.03},
 		{"20 Mb/s, 50 ms of queue", 20, 125_000, 200 * time.Microsecond, time.Second, 0.95, 0.03},
 		{"300 Mb/s, 10 ms of queue", 300, 375_000, 200 * time.Microsecond, time.Second / 4, 0.95, 0.01},

@@ -456,7 +456,7 @@ type roundTrip struct {
 // time and no other is being watched.
 func (t *roundTrip) begin(psn ib.PSN, first bool, now time.Time) {
 	if first && !t.pending {
-		t.pending, t.psn, t.at = true, psn, now
+		t.pending, t.psn, t.at, t.doubted = true, psn, now, false
 	}
 }
 
@@ -471,7 +471,7 @@ func (t *roundTrip) forget(psn ib.PSN) {
 
 // doubt keeps what is being measured when a probe leaves. It will be sent again too, but has not been yet.
 func (t *roundTrip) doubt() {
-	if t.pending && !t.doubted {
+	if t.pending {
 		t.doubted, t.doubtPSN, t.doubtAt = true, t.psn, t.at
 	}
 }
@@ -480,11 +480,15 @@ func (t *roundTrip) doubt() {
 // before it was lost. Some in a row, and no measurement between them, are of a path that takes longer than a probe waits
 // and would never be measured.
 func (t *roundTrip) late(una, next ib.PSN, now time.Time) {
-	if !t.doubted || !t.doubtPSN.Before(una) || t.doubtPSN.Before(next) {
+	if !t.doubted || !t.doubtPSN.Before(una) {
 		return
 	}
+	t.doubted = false
+	if t.doubtPSN.Before(next) {
+		return // it was sent again
+	}
 	d := now.Sub(t.doubtAt)
-	if t.doubted, t.lates = false, t.lates+1; t.lates == 1 || d < t.lateTrip {
+	if t.lates++; t.lates == 1 || d < t.lateTrip {
 		t.lateTrip = d
 	}
 	if t.lates >= lateTrips {
