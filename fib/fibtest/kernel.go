@@ -17,6 +17,8 @@ import (
 // Index is the index of the device under test.
 const Index = 7
 
+var multicast6 = netip.MustParsePrefix("ff00::/8")
+
 // A Route is one route of the kernel's, with its device.
 type Route struct {
 	rtnl.Route
@@ -173,7 +175,7 @@ func (k *Kernel) kernel() []rtnl.Route {
 	if k.Link.VRFTable != 0 {
 		table = k.Link.VRFTable
 	}
-	var out []rtnl.Route
+	out := make([]rtnl.Route, 0, 2*len(k.addrs))
 	add := func(r rtnl.Route) {
 		if slices.ContainsFunc(out, func(o rtnl.Route) bool { return o.Key() == r.Key() }) {
 			return
@@ -196,7 +198,7 @@ func (k *Kernel) kernel() []rtnl.Route {
 		}
 		r.Metric = 256
 		add(r)
-		add(rtnl.Route{Dst: netip.MustParsePrefix("ff00::/8"), Table: rtnl.TableLocal, Type: rtnl.Multicast,
+		add(rtnl.Route{Dst: multicast6, Table: rtnl.TableLocal, Type: rtnl.Multicast,
 			Protocol: rtnl.ProtoKernel, Metric: 256})
 	}
 	return out
@@ -262,8 +264,10 @@ type router struct{ *Kernel }
 // AddRoute adds a route of protocol 75, or gives it other metrics.
 func (k router) AddRoute(r rtnl.Route) error {
 	k.told("add", r)
-	if slices.ContainsFunc(k.others(), func(o Route) bool { return o.Key() == r.Key() }) {
-		return rtnl.ErrExists
+	for o := range k.others {
+		if o.Key() == r.Key() {
+			return rtnl.ErrExists
+		}
 	}
 	if k.Refuse == nil {
 		k.Own[r.Key()] = r
@@ -319,13 +323,18 @@ func (k *Kernel) own() []rtnl.Route {
 	return slices.SortedFunc(maps.Values(k.Own), func(a, b rtnl.Route) int { return a.Dst.Compare(b.Dst) })
 }
 
-// others returns all routes but those of protocol 75.
-func (k *Kernel) others() []Route {
-	out := slices.Clone(k.Routes)
-	for _, r := range k.kernel() {
-		out = append(out, Route{r, Index})
+// others yields all routes but those of protocol 75, until yield has seen enough.
+func (k *Kernel) others(yield func(Route) bool) {
+	for _, r := range k.Routes {
+		if !yield(r) {
+			return
+		}
 	}
-	return out
+	for _, r := range k.kernel() {
+		if !yield(Route{r, Index}) {
+			return
+		}
+	}
 }
 
 // Lookup answers as RTM_GETROUTE does.
@@ -394,15 +403,11 @@ func (k *Kernel) tables(q rtnl.Query, inVRF bool) (out []int) {
 // best returns the route of the longest prefix, of those the one with the least
 // metric, of those the first.
 func (k *Kernel) best(table int, q rtnl.Query) (best Route, ok bool) {
-	all := k.others()
 	host := rtnl.Route{Dst: single(q.Dst), Table: table, Type: rtnl.Unicast}
 	if q.Dst.Is6() {
 		host.Metric = 1024
 	}
-	if r, there := k.Own[host.Key()]; there {
-		all = append(all, Route{r, Index})
-	}
-	for _, r := range all {
+	look := func(r Route) bool {
 		t := cmp.Or(r.Table, rtnl.TableMain)
 		switch {
 		case t != table || !r.Dst.Contains(q.Dst):
@@ -410,6 +415,11 @@ func (k *Kernel) best(table int, q rtnl.Query) (best Route, ok bool) {
 		case !ok || r.Dst.Bits() > best.Dst.Bits() || r.Dst.Bits() == best.Dst.Bits() && r.Metric < best.Metric:
 			best, ok = r, true
 		}
+		return true
+	}
+	k.others(look)
+	if r, there := k.Own[host.Key()]; there {
+		look(Route{r, Index})
 	}
 	return best, ok
 }

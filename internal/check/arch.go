@@ -154,4 +154,6 @@ func qemuName(arch string) string {
 }
 
 // placeFor is where tests of an architecture run, in their short form.
-func placeFor(arch string) place { return place{arch, []string{"GOARCH=" + arch, long.Variable + "="}} }
+func placeFor(arch string) place {
+	return place{name: arch, env: []string{"GOARCH=" + arch, long.Variable + "="}}
+}

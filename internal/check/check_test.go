@@ -98,6 +98,32 @@ func TestFailuresWithoutATest(t *testing.T) {
 	}
 }
 
+// Steps beside each other are under way at once, and those behind them wait for all.
+func TestStepsBeside(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		r, began := newRun(&out), time.Now()
+		do := func(name string, beside bool) step {
+			return step{name: name, beside: beside, do: func() {
+				time.Sleep(time.Minute)
+				r.note(name, passed, time.Since(began).String())
+			}}
+		}
+		r.do([]step{do("a", false), do("b", false), do("c", true), do("d", true), do("e", false)})
+		var got []string
+		for _, name := range r.order {
+			got = append(got, name+" "+r.results[name].why)
+		}
+		slices.Sort(got)
+		if want := []string{"a 1m0s", "b 2m0s", "c 2m0s", "d 2m0s", "e 3m0s"}; !slices.Equal(got, want) {
+			t.Errorf("ended at %v, want %v", got, want)
+		}
+		if want := "==== 1 of 5: a\n==== 4 of 5: b, beside c, beside d\n==== 5 of 5: e\n"; out.String() != want {
+			t.Errorf("got\n%swant\n%s", &out, want)
+		}
+	})
+}
+
 func TestMissingToolFailsInCI(t *testing.T) {
 	for _, ci := range []bool{false, true} {
 		r := newRun(new(bytes.Buffer))

@@ -41,7 +41,7 @@ func (r *run) fuzz(d, all time.Duration, keep int) {
 	steps := make([]step, 0, len(targets))
 	for _, t := range targets {
 		name := t.pkg + "." + t.name
-		steps = append(steps, step{name, r.check(name, func() error {
+		steps = append(steps, step{name: name, do: r.check(name, func() error {
 			// Built first and by itself, so that what is measured is the fuzzing.
 			if err := r.stream("go", "test", "-c", "-fuzz=^"+t.name+"$", "-o", program, t.pkg); err != nil {
 				return err

@@ -30,8 +30,10 @@ const quiet = 10 * time.Minute
 
 // A place is where tests run.
 type place struct {
-	name string   // it follows those of tests in results; "" is here
-	env  []string // what go test has in its environment beyond ours
+	name   string   // it follows those of tests in results; "" is here
+	env    []string // what go test has in its environment beyond ours
+	label  string   // it follows those of packages in what is shown
+	behind bool     // other processes have the processors first (nice)
 }
 
 // mark ends the name of a test that ran there.
@@ -49,7 +51,11 @@ func (r *run) test(packages []string, flags ...string) { r.testAt(place{}, packa
 func (r *run) testAt(at place, packages []string, flags ...string) {
 	args := append([]string{"test", "-json", "-vet=off", "-count=1", "-timeout=0"}, flags...)
 	fmt.Fprintf(r.out, "go %s (%d packages)\n", strings.Join(args, " "), len(packages))
-	c := exec.Command("go", append(args, packages...)...)
+	command := append([]string{"go"}, append(args, packages...)...)
+	if at.behind {
+		command = append([]string{"nice"}, command...)
+	}
+	c := exec.Command(command[0], command[1:]...)
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // its tests and what they start are ended together
 	c.Env = append(os.Environ(), long.Variable+"="+map[bool]string{true: "1"}[r.long])
 	c.Env = append(c.Env, at.env...)
@@ -65,8 +71,7 @@ func (r *run) testAt(at place, packages []string, flags ...string) {
 		r.note("go test", failed, err.Error())
 		return
 	}
-	r.out.under(c.Process.Pid)
-	defer r.out.under(0)
+	defer r.out.under(c.Process.Pid)()
 	watch := watchdog(quiet, func(sig syscall.Signal) {
 		fmt.Fprintf(r.out, "nothing has happened for %v: %v\n", quiet, sig)
 		_ = syscall.Kill(-c.Process.Pid, sig) // it may have ended meanwhile
@@ -162,7 +167,7 @@ func (s *testStep) about() string {
 	var under []string
 	for name, p := range s.packages {
 		if name != "" && !p.began.IsZero() {
-			under = append(under, strings.TrimSpace(fmt.Sprintf("%s %s", strings.TrimPrefix(name, "ipoibcm/"), p.test)))
+			under = append(under, strings.TrimSpace(strings.TrimPrefix(name, "ipoibcm/")+s.at.label+" "+p.test))
 		}
 	}
 	slices.Sort(under)
@@ -178,8 +183,7 @@ func (s *testStep) about() string {
 // were. It calls alive for every event.
 func (r *run) readTests(in io.Reader, at place, want int, alive func()) (bad int, err error) {
 	st := &testStep{r: r, at: at, packages: map[string]*testPackage{}, builds: map[string][]string{}, want: want}
-	r.out.about(st.about)
-	defer r.out.about(nil)
+	defer r.out.about(st.about)()
 	s := bufio.NewScanner(in)
 	s.Buffer(nil, maxTestLine)
 	for s.Scan() {
@@ -286,12 +290,12 @@ func (r *run) packageEnded(p *testPackage, at place, e *testEvent, builds map[st
 	if e.Action == "fail" {
 		word = "FAIL"
 	}
-	fmt.Fprintf(r.out, "%s %3d/%d  %-32s %7.1f s  %d tests", word, done, want,
-		strings.TrimPrefix(e.Package, "ipoibcm/"), e.Elapsed, p.tests)
+	line := fmt.Sprintf("%s %3d/%d  %-32s %7.1f s  %d tests", word, done, want,
+		strings.TrimPrefix(e.Package, "ipoibcm/")+at.label, e.Elapsed, p.tests)
 	if p.skips > 0 {
-		fmt.Fprintf(r.out, ", %d skipped", p.skips)
+		line += fmt.Sprintf(", %d skipped", p.skips)
 	}
-	fmt.Fprintln(r.out)
+	fmt.Fprintln(r.out, line)
 	return bad
 }
 

@@ -31,6 +31,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -94,9 +95,9 @@ var (
 // band, which the detector cannot see.
 func (r *run) interop(only string) (steps []step) {
 	guests := func(series string, flags ...string) step {
-		at := place{"Linux " + series, []string{"IPOIBCM_KERNEL=" + series}}
-		return step{"virtual machines, " + at.name,
-			func() { r.testAt(at, []string{"./test/interop/..."}, append(flags, "-p=1")...) }}
+		at := place{name: "Linux " + series, env: []string{"IPOIBCM_KERNEL=" + series}}
+		return step{name: "virtual machines, " + at.name,
+			do: func() { r.testAt(at, []string{"./test/interop/..."}, append(flags, "-p=1")...) }}
 	}
 	for _, series := range kernels {
 		if only == "" || only == series {
@@ -124,6 +125,7 @@ type run struct {
 	out  *progress
 	ci   bool
 
+	mu      sync.Mutex         // steps may run beside each other
 	results map[string]*result // by name
 	order   []string
 }
@@ -146,6 +148,8 @@ type result struct {
 
 // note records how name ended.
 func (r *run) note(name string, o outcome, why string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	old := r.results[name]
 	if old == nil {
 		old = &result{}
@@ -169,18 +173,31 @@ func (r *run) missing(name, why string) {
 
 // A step is a part of a run. What it finds is in the run's results.
 type step struct {
-	name string
-	do   func()
+	name   string
+	do     func()
+	beside bool // it runs beside the step before it
 }
 
 // do carries out those steps that are wanted, in order.
 func (r *run) do(steps []step) {
 	steps = slices.DeleteFunc(steps, func(s step) bool { return !strings.Contains(s.name, r.only) })
-	for i, s := range steps {
-		r.out.step(i+1, len(steps), s.name)
-		s.do()
+	for done := 0; done < len(steps); {
+		now := steps[done : done+1]
+		for done += 1; done < len(steps) && steps[done].beside; done++ {
+			now = now[:len(now)+1]
+		}
+		name := now[0].name
+		for _, s := range now[1:] {
+			name += ", beside " + s.name
+		}
+		r.out.step(done, len(steps), name)
+		var all sync.WaitGroup
+		for _, s := range now {
+			all.Go(s.do)
+		}
+		all.Wait()
 		if r.out.interrupted() {
-			r.note(s.name, failed, "interrupted")
+			r.note(name, failed, "interrupted")
 			return
 		}
 	}
@@ -196,34 +213,36 @@ func (r *run) all() {
 	}
 	g := group(packages)
 	steps := []step{
-		{"gofmt", r.check("gofmt", gofmt)},
-		{"go vet", r.check("go vet", func() error { return r.stream("go", "vet", "./...") })},
-		{"staticcheck", r.staticcheck},
-		{"go vet with libibverbs", r.libibverbs},
-		{"go vet for " + narrow, r.check("go vet for "+narrow, r.vetNarrow)},
-		{"requirement rows", r.check("requirement rows", func() error {
+		{name: "gofmt", do: r.check("gofmt", gofmt)},
+		{name: "go vet", do: r.check("go vet", func() error { return r.stream("go", "vet", "./...") })},
+		{name: "staticcheck", do: r.staticcheck},
+		{name: "go vet with libibverbs", do: r.libibverbs},
+		{name: "go vet for " + narrow, do: r.check("go vet for "+narrow, r.vetNarrow)},
+		{name: "requirement rows", do: r.check("requirement rows", func() error {
 			return r.stream("go", "run", "./internal/specs", "-check")
 		})},
 	}
 	if !r.long {
+		// Those in network namespaces wait for most of their time, and are in front when they do not.
+		behind := place{behind: true}
 		r.do(append(steps,
-			step{"tests", func() { r.test(g.unit, oneMore) }},
-			step{"network namespaces", func() { r.test(g.netns, netnsFlags...) }},
-			step{"concurrent packages with the race detector", r.race(g.concurrent)}))
+			step{name: "network namespaces", do: func() { r.test(g.netns, netnsFlags...) }},
+			step{name: "tests", do: func() { r.testAt(behind, g.unit, oneMore) }, beside: true},
+			step{name: "race detector", do: r.race(behind, g.concurrent, "-p=1"), beside: true}))
 		return
 	}
 	steps = slices.DeleteFunc(steps, func(s step) bool { return s.name == "go vet for "+narrow })
 	// Without the race detector too: allocations are counted and large runs are made only there.
 	r.do(append(steps,
-		step{"tests, long form", func() { r.test(g.unit) }},
-		step{"network namespaces, long form", func() { r.test(g.netns, netnsFlags...) }},
-		step{"architectures: vet and build", r.vetAll},
-		step{"architectures: tests on " + narrow, r.testNarrow(g.unit)},
-		step{"architectures: tests in emulation", r.testEmulated},
-		step{"mutants, a tenth", r.mutants},
-		step{"tests with the race detector, long form", r.race(g.unit)},
+		step{name: "tests, long form", do: func() { r.test(g.unit) }},
+		step{name: "network namespaces, long form", do: func() { r.test(g.netns, netnsFlags...) }},
+		step{name: "architectures: vet and build", do: r.vetAll},
+		step{name: "architectures: tests on " + narrow, do: r.testNarrow(g.unit)},
+		step{name: "architectures: tests in emulation", do: r.testEmulated},
+		step{name: "mutants, a tenth", do: r.mutants},
+		step{name: "tests with the race detector, long form", do: r.race(place{}, g.unit)},
 		// the agents too are built with it
-		step{"network namespaces with the race detector, long form", r.race(g.netns, netnsFlags...)}))
+		step{name: "network namespaces with the race detector, long form", do: r.race(place{}, g.netns, netnsFlags...)}))
 }
 
 // netnsFlags let the tests in network namespaces, which mostly wait, overlap.
@@ -391,7 +410,7 @@ func (r *run) needs() {
 }
 
 // race returns a step that tests with the race detector, if building with it works.
-func (r *run) race(packages []string, flags ...string) func() {
+func (r *run) race(at place, packages []string, flags ...string) func() {
 	return func() {
 		c := exec.Command("go", "build", "-race", "-o", os.DevNull, "./internal/specs")
 		c.Env = append(os.Environ(), "CGO_ENABLED=1")
@@ -399,7 +418,8 @@ func (r *run) race(packages []string, flags ...string) func() {
 			r.missing("race detector", "needs cgo and a C compiler: "+cmp.Or(lastLine(string(out)), err.Error()))
 			return
 		}
-		r.test(packages, append([]string{"-race"}, flags...)...)
+		at.label = " -race"
+		r.testAt(at, packages, append([]string{"-race"}, flags...)...)
 	}
 }
 

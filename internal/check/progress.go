@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -42,12 +43,12 @@ type progress struct {
 	name        string // of the step
 	nth, steps  int
 	stepBegan   time.Time
-	detail      func() string // what the step says of itself
+	details     []*func() string // what those say that are part of it
 	times, took map[string]float64
 	stop        chan os.Signal
 	ended       chan struct{}
 	signal      os.Signal
-	group       int // process group under way, 0 for none
+	groups      []int // process groups under way
 }
 
 // newProgress writes to f until end.
@@ -79,8 +80,8 @@ func (p *progress) run() {
 		case s := <-p.stop:
 			p.mu.Lock()
 			p.signal = s
-			if p.group != 0 {
-				_ = syscall.Kill(-p.group, s.(syscall.Signal)) // it may have ended
+			for _, group := range p.groups {
+				_ = syscall.Kill(-group, s.(syscall.Signal)) // it may have ended
 			}
 			p.mu.Unlock()
 		case <-t.C:
@@ -96,11 +97,16 @@ func (p *progress) interrupted() bool {
 	return p.signal != nil
 }
 
-// under says which process group a signal is passed on to, 0 for none.
-func (p *progress) under(group int) {
+// under says which process group signals are passed on to as well, until end.
+func (p *progress) under(group int) (end func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.group = group
+	p.groups = append(p.groups, group)
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.groups = slices.DeleteFunc(p.groups, func(g int) bool { return g == group })
+	}
 }
 
 func (p *progress) elapsed() time.Duration { return p.now().Sub(p.began).Round(time.Second) }
@@ -109,7 +115,7 @@ func (p *progress) elapsed() time.Duration { return p.now().Sub(p.began).Round(t
 func (p *progress) step(nth, steps int, name string) {
 	p.stepEnds()
 	p.mu.Lock()
-	p.nth, p.steps, p.name, p.stepBegan, p.detail = nth, steps, name, p.now(), nil
+	p.nth, p.steps, p.name, p.stepBegan = nth, steps, name, p.now()
 	p.mu.Unlock()
 	fmt.Fprintf(p, "==== %d of %d: %s%s\n", nth, steps, name, p.left())
 }
@@ -181,11 +187,16 @@ func (p *progress) clear() {
 	}
 }
 
-// about sets what the step says of itself.
-func (p *progress) about(detail func() string) {
+// about adds to what the step says of itself, until end.
+func (p *progress) about(detail func() string) (end func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.detail = detail
+	p.details = append(p.details, &detail)
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.details = slices.DeleteFunc(p.details, func(d *func() string) bool { return d == &detail })
+	}
 }
 
 // draw brings the line up to date; where there is no terminal it prints one after
@@ -196,9 +207,10 @@ func (p *progress) draw() {
 	if p.name == "" || !p.atLine || !p.terminal && p.now().Sub(p.last) < silence {
 		return
 	}
-	detail := ""
-	if p.detail != nil {
-		detail = ": " + p.detail()
+	detail, mark := "", ": "
+	for _, d := range p.details {
+		detail += mark + (*d)()
+		mark = "; "
 	}
 	text := fmt.Sprintf("     %d of %d, %s%s; %v so far%s", p.nth, p.steps, p.name, detail, p.elapsed(), p.leftLocked())
 	if !p.terminal {

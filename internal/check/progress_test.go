@@ -68,6 +68,15 @@ func TestProgressOnATerminal(t *testing.T) {
 	if !strings.HasSuffix(out.String(), "\r\x1b[Khalf a line") {
 		t.Errorf("%q", out.String())
 	}
+	first, second := p.about(func() string { return "3 left" }), p.about(func() string { return "8 left" })
+	for _, want := range []string{": 3 left; 8 left; ", ": 8 left; "} {
+		fmt.Fprintln(p)
+		if p.draw(); !strings.Contains(p.line, want) {
+			t.Errorf("the line is %q, want %q in it", p.line, want)
+		}
+		first()
+	}
+	second()
 	if got := clip("äöüäöü", 4); got != "äöü…" {
 		t.Errorf("clipped to %q", got)
 	}
