@@ -30,6 +30,16 @@ func watched(t *testing.T) *Device {
 	d := openUp(t, tun)
 	add(t, d, "10.9.0.1/24", "fd09::1/64")
 	ip(t, "addr add 10.8.0.1/24 dev v0\naddr add fd08::1/64 dev v0 nodad\n")
+	// The kernel begins with IPv6 on a device some time after that came up.
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		routes := ipOut(t, "-6", "route", "show", "table", "local")
+		if strings.Count(routes, "local ") == 4 && strings.Count(routes, "multicast ") == 3 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("routes of two addresses, two link-local ones and three devices are to come:\n%s", routes)
+		}
+	}
 	rest(t, d)
 	return d
 }

@@ -223,15 +223,17 @@ func (r *run) all() {
 		})},
 	}
 	if !r.long {
-		// Those in network namespaces wait for most of their time, and are in front when they do not.
+		// The first two wait for most of their time, and are in front when they do not.
 		behind := place{behind: true}
 		r.do(append(steps,
 			step{name: "network namespaces", do: func() { r.test(g.netns, netnsFlags...) }},
+			step{name: "packages", do: func() { r.test(g.machines) }, beside: true},
 			step{name: "tests", do: func() { r.testAt(behind, g.unit, oneMore) }, beside: true},
 			step{name: "race detector", do: r.race(behind, g.concurrent, "-p=1"), beside: true}))
 		return
 	}
 	steps = slices.DeleteFunc(steps, func(s step) bool { return s.name == "go vet for "+narrow })
+	g.unit = slices.Concat(g.machines, g.unit)
 	// Without the race detector too: allocations are counted and large runs are made only there.
 	r.do(append(steps,
 		step{name: "tests, long form", do: func() { r.test(g.unit) }},
@@ -251,6 +253,8 @@ var netnsFlags = []string{"-p=1", "-parallel=6"}
 // A grouping is which packages are tested together.
 type grouping struct {
 	unit, netns []string
+	// machines are those that install packages on machines of their own.
+	machines []string
 	// concurrent are those whose code runs on several goroutines or threads: the
 	// edges and the shell of test/arch. The race detector looks at them in every
 	// run, at the others in the long form only.
@@ -259,7 +263,7 @@ type grouping struct {
 
 // slowest are the packages that take longest, which therefore begin first. Those at odd places wait
 // most of the time.
-var slowest = []string{"test/packaging", "test/explore", "test/cni", "test/sim", "provider/softroce", "test/scale",
+var slowest = []string{"test/explore", "test/cni", "test/sim", "provider/softroce", "test/scale",
 	"test/subnet", "test/arch", "membership/etcd", "mpa", "hostnet", "datapath", "agent", "ipoib", "cmd/ipoibcmd"}
 
 // oneMore has go test run one package more than there are processors: some wait.
@@ -277,6 +281,9 @@ func group(packages []string) (g grouping) {
 			continue
 		case dir == "test/netns":
 			g.netns = append(g.netns, p)
+			continue
+		case dir == "test/packaging":
+			g.machines = append(g.machines, p)
 			continue
 		case slices.Contains(concurrentPackages, dir):
 			g.concurrent = append(g.concurrent, p)

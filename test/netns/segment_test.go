@@ -440,6 +440,18 @@ func (h *host) hostRoutes() []string {
 	return r
 }
 
+// noHostRoutes waits until there are no such routes: the kernel is told of their removal some time
+// after status shows that nothing needs them.
+func (h *host) noHostRoutes() {
+	h.seg.Helper()
+	h.seg.eventually(patience, h.Name+" has no host routes", func() error {
+		if r := h.hostRoutes(); len(r) != 0 {
+			return fmt.Errorf("%q", r)
+		}
+		return nil
+	})
+}
+
 // send transfers octets by TCP (a tenth under the race detector), compares
 // SHA-256 and returns what was measured.
 func (h *host) send(to *host, dst netip.Addr, octets int64) lab.Transfer {
