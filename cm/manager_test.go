@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/mad"
@@ -102,16 +103,10 @@ func TestREQVector(t *testing.T) {
 	if !bytes.Equal(got.Data[:], want) { // 4755-3.2-2 4755-3.2-5 4755-3.2-6
 		t.Errorf("got  %x\nwant %x", got.Data, want)
 	}
-	switch {
-	case got.QPN != ib.QPNGSI:
-		t.Errorf("QPN is %v, want %v", got.QPN, ib.QPNGSI)
-	case got.Remote != gid("192.0.2.2"):
-		t.Errorf("Remote is %v, want %v", got.Remote, gid("192.0.2.2"))
-	case got.Local != gid("192.0.2.1"):
-		t.Errorf("Local is %v, want %v", got.Local, gid("192.0.2.1"))
-	case got.PKey != ib.DefaultPKey:
-		t.Errorf("PKey is %v, want %v", got.PKey, ib.DefaultPKey)
-	}
+	expect.Equal(t, got.QPN, ib.QPNGSI, "QPN")
+	expect.Equal(t, got.Remote, gid("192.0.2.2"), "Remote")
+	expect.Equal(t, got.Local, gid("192.0.2.1"), "Local")
+	expect.Equal(t, got.PKey, ib.DefaultPKey, "PKey")
 }
 
 // fixed is randomness that is known.
@@ -230,36 +225,21 @@ func TestParams(t *testing.T) {
 	now := time.Time{}
 	m := newManager(Options{})
 	got := find[RequestReceived](t, m.Step(nil, now, RecvMAD{message("REQ", args{})}))
-	switch {
-	case got.SendPSN != 0xc8:
-		t.Errorf("REQ: SendPSN is %#x, want 0xc8", got.SendPSN)
-	case got.RNRRetry != 6:
-		t.Errorf("REQ: RNRRetry is %v, want 6", got.RNRRetry)
-	case got.RetryCount != 7:
-		t.Errorf("REQ: RetryCount is %v, want 7", got.RetryCount)
-	case got.AckTimeout != 14:
-		t.Errorf("REQ: AckTimeout is %v, want 14", got.AckTimeout)
-	case got.PathMTU != ib.MTU1024:
-		t.Errorf("REQ: PathMTU is %v, want %v", got.PathMTU, ib.MTU1024)
-	case !got.RemoteSRQ:
-		t.Errorf("REQ: RemoteSRQ is false, want true")
-	}
+	expect.Equal(t, got.SendPSN, 0xc8, "REQ: SendPSN")
+	expect.Equal(t, got.RNRRetry, 6, "REQ: RNRRetry")
+	expect.Equal(t, got.RetryCount, 7, "REQ: RetryCount")
+	expect.Equal(t, got.AckTimeout, 14, "REQ: AckTimeout")
+	expect.Equal(t, got.PathMTU, ib.MTU1024, "REQ: PathMTU")
+	expect.Equal(t, got.RemoteSRQ, true, "REQ: RemoteSRQ")
 	m.Step(nil, now, Connect{Handle: 1, Remote: gidB, QPN: 0xa1, StartingPSN: 0x64, PathMTU: ib.MTU1024,
 		AckTimeout: 12, RetryCount: 5, RNRRetry: 7})
 	reply := find[ReplyReceived](t, m.Step(nil, now,
 		RecvMAD{message("REP", args{"comm": "b7", "qpn": "b8", "remote": "3"})}))
-	switch {
-	case reply.SendPSN != 0xc9:
-		t.Errorf("REP: SendPSN is %#x, want 0xc9", reply.SendPSN)
-	case reply.RecvPSN != 0x64:
-		t.Errorf("REP: RecvPSN is %#x, want 0x64", reply.RecvPSN)
-	case reply.RNRRetry != 5:
-		t.Errorf("REP: RNRRetry is %v, want 5", reply.RNRRetry)
-	case reply.RetryCount != 5:
-		t.Errorf("REP: RetryCount is %v, want 5", reply.RetryCount)
-	case reply.AckTimeout != 12:
-		t.Errorf("REP: AckTimeout is %v, want 12", reply.AckTimeout)
-	}
+	expect.Equal(t, reply.SendPSN, 0xc9, "REP: SendPSN")
+	expect.Equal(t, reply.RecvPSN, 0x64, "REP: RecvPSN")
+	expect.Equal(t, reply.RNRRetry, 5, "REP: RNRRetry")
+	expect.Equal(t, reply.RetryCount, 5, "REP: RetryCount")
+	expect.Equal(t, reply.AckTimeout, 12, "REP: AckTimeout")
 }
 
 // TestAckTimeout has the arithmetic of Linux's cm_ack_timeout, where life = timeout-1.

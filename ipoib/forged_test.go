@@ -40,7 +40,7 @@ func TestForgedLegacyREQ(t *testing.T) {
 		a.ping(a.peerAddr(b), 500, true)
 		w.run(time.Millisecond)
 		if len(a.reqs) != 1 {
-			w.failf("it answers %v: %d REQs, want 1", answers, len(a.reqs))
+			w.Fatalf("it answers %v: %d REQs, want 1", answers, len(a.reqs))
 		}
 		if form, _ := serviceid.Parse(a.reqs[0].ServiceID); form != want {
 			t.Errorf("it answers %v: the REQ has the form %v, want %v", answers, form, want)
@@ -81,10 +81,10 @@ func legacyProven(t *testing.T) (w *world, a, k *node) {
 	a.ping("10.0.0.2", 500, true)
 	w.run(30 * time.Second)
 	if n := len(a.f.Conns()); n != 0 {
-		w.failf("%d connections, want 0", n)
+		w.Fatalf("%d connections, want 0", n)
 	}
 	if p := a.f.peers.byLink[k.link()]; !p.provenLegacy() {
-		w.failf("the peer is no proven legacy peer: class %v", p.class)
+		w.Fatalf("the peer is no proven legacy peer: class %v", p.class)
 	}
 	a.reqs = nil
 	k.silent = true

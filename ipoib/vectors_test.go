@@ -52,14 +52,14 @@ func TestCrossingVectors(t *testing.T) {
 		w.settle()
 		x, _ := w.agree(local, remote)
 		if accepted := !x.Active; accepted != (d.Want.Verdict == "accept") {
-			w.failf("%s: accepted = %v, want %s", d.Name, accepted, d.Want.Verdict)
+			w.Fatalf("%s: accepted = %v, want %s", d.Name, accepted, d.Want.Verdict)
 		}
 		rej, rejected := lastREJ(local)
 		if rejected != (d.Want.Verdict == "reject") {
-			w.failf("%s: rejected = %v, want %s", d.Name, rejected, d.Want.Verdict)
+			w.Fatalf("%s: rejected = %v, want %s", d.Name, rejected, d.Want.Verdict)
 		}
 		if rejected && uint16(rej.Reason) != d.Want.Reason {
-			w.failf("%s: reason %d, want %d", d.Name, rej.Reason, d.Want.Reason)
+			w.Fatalf("%s: reason %d, want %d", d.Name, rej.Reason, d.Want.Reason)
 		}
 	}
 	if tried < 7 {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
@@ -52,14 +53,10 @@ func TestQueryVector(t *testing.T) {
 	want := "0020080014040001" + "8000012300000000000000000000ffffc0000201" + "0a000001" +
 		"0000000000000000000000000000000000000000" + "0a000002"
 	// 4755-3-1 (the query goes to the broadcast-GID, in UD), 4755-3.1-4, 4755-9-1
-	switch {
-	case len(got) != 1:
-		t.Fatalf("got has %v elements, want 1", len(got))
-	case !got[0].To.Broadcast:
-		t.Fatal("To.Broadcast is false, want true")
-	case got[0].EtherType != encap.ARP:
-		t.Fatalf("EtherType is %v, want %v", got[0].EtherType, encap.ARP)
-	case hex.EncodeToString(got[0].Payload) != want:
+	expect.MustEqual(t, len(got), 1, "length of got")
+	expect.MustEqual(t, got[0].To.Broadcast, true, "To.Broadcast")
+	expect.MustEqual(t, got[0].EtherType, encap.ARP, "EtherType")
+	if hex.EncodeToString(got[0].Payload) != want {
 		t.Fatalf("query is %+v\nwant %s", got, want)
 	}
 	// A solicitation too, though its IPv6 destination is the solicited-node group.
@@ -252,14 +249,9 @@ func TestScan(t *testing.T) {
 			}
 		}
 	}
-	switch {
-	case out != 900:
-		t.Errorf("out is %v, want 900", out)
-	case len(tab.entries) != 100:
-		t.Errorf("entries has %v elements, want 100", len(tab.entries))
-	case tab.n.Drops[DropTableFull] != 900:
-		t.Errorf("Drops[DropTableFull] is %v, want 900", tab.n.Drops[DropTableFull])
-	}
+	expect.Equal(t, out, 900, "out")
+	expect.Equal(t, len(tab.entries), 100, "length of entries")
+	expect.Equal(t, tab.n.Drops[DropTableFull], 900, "Drops[DropTableFull]")
 	for d := tab.Deadline(); !d.IsZero(); d = tab.Deadline() {
 		tab.Step(nil, d, Wake{})
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/internal/script"
 	"ipoibcm/rtnl"
 	"ipoibcm/wire/arp"
@@ -381,14 +382,11 @@ func payload(t *testing.T, a SendUD) string {
 		return fmt.Sprintf("ARP %s %s %s to %s %s", p.Op, hostName(p.Sender), p.SenderIP, hostName(p.Target), p.TargetIP)
 	}
 	v6, err := ip.AsV6(a.Payload)
-	switch {
-	case err != nil:
+	if err != nil {
 		t.Fatalf("we sent no ND: err is %v, want nil", err)
-	case v6.HopLimit() != 255:
-		t.Fatalf("we sent no ND: HopLimit is %v, want 255", v6.HopLimit())
-	case a.EtherType != encap.IPv6:
-		t.Fatalf("we sent no ND: EtherType is %v, want %v", a.EtherType, encap.IPv6)
 	}
+	expect.MustEqual(t, v6.HopLimit(), 255, "we sent no ND: HopLimit")
+	expect.MustEqual(t, a.EtherType, encap.IPv6, "we sent no ND: EtherType")
 	if nd.KindOf(a.Payload) == nd.NeighborSolicitation {
 		var m nd.NS
 		if err := m.UnmarshalBinary(a.Payload); err != nil {

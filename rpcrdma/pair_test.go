@@ -146,7 +146,7 @@ func (e *end) step(ev Event) {
 	}
 	e.busy = false
 	if n := e.exposed(); n > 0 && e.state == connDead {
-		e.w.fail("%s leaves %d pieces of memory exposed", e.name, n)
+		e.w.Fatalf("%s leaves %d pieces of memory exposed", e.name, n)
 	}
 }
 
@@ -176,7 +176,7 @@ func (e *end) do(a Action) {
 			if !slices.ContainsFunc(e.offered, func(o Segment) bool {
 				return o.Handle == s.Handle && o.Offset == s.Offset && s.Length <= o.Length
 			}) {
-				w.fail("%s writes to %v, which nobody has offered", e.name, s)
+				w.Fatalf("%s writes to %v, which nobody has offered", e.name, s)
 			}
 		}
 		w.post(e.peer, packet{action: Write{slices.Clone(a.Segments), slices.Clone(a.Data)}})
@@ -422,11 +422,14 @@ func (w *fabric) run(d time.Duration) *fabric {
 	}
 }
 
-// fail ends the test with what has happened.
-func (w *fabric) fail(format string, args ...any) {
+// Fatalf ends the test with what has happened.
+func (w *fabric) Fatalf(format string, args ...any) {
 	w.t.Helper()
 	w.t.Fatalf("%s\n%s", fmt.Sprintf(format, args...), strings.Join(w.trace, "\n"))
 }
+
+// Helper is for package expect, as Fatalf is.
+func (w *fabric) Helper() { w.t.Helper() }
 
 // header returns the i-th header that an end has sent, from the end if negative.
 func (e *end) header(i int) (h Header, payload []byte) {
@@ -435,11 +438,11 @@ func (e *end) header(i int) (h Header, payload []byte) {
 		i += len(e.sends)
 	}
 	if i < 0 || i >= len(e.sends) {
-		e.w.fail("%s has sent %d messages, not %d", e.name, len(e.sends), i+1)
+		e.w.Fatalf("%s has sent %d messages, not %d", e.name, len(e.sends), i+1)
 	}
 	h, payload, err := ParseHeader(e.sends[i].Data)
 	if err != nil {
-		e.w.fail("%s sent %x: %v", e.name, e.sends[i].Data, err)
+		e.w.Fatalf("%s sent %x: %v", e.name, e.sends[i].Data, err)
 	}
 	return h, payload
 }
@@ -454,7 +457,7 @@ func (e *end) result(id uint64) Done {
 		}
 	}
 	if len(found) != 1 {
-		e.w.fail("%s: call %d ended %d times", e.name, id, len(found))
+		e.w.Fatalf("%s: call %d ended %d times", e.name, id, len(found))
 	}
 	return found[0]
 }

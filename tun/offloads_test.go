@@ -16,6 +16,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"ipoibcm/internal/expect"
 )
 
 // A joint is two hosts, each with an end of a TUN in a network namespace of its
@@ -172,14 +174,12 @@ func TestMergeRefused(t *testing.T) {
 		}()
 		<-started // on a P of its own
 		n, err := f.Write(bufs)
-		switch e := <-done; {
-		case n != len(want):
-			t.Errorf("v6 %v: n is %v, want %v", v6, n, len(want))
-		case err != nil:
+		e := <-done
+		expect.Equal(t, n, len(want), "v6 %v: n", v6)
+		if err != nil {
 			t.Errorf("v6 %v: err is %v, want nil", v6, err)
-		case e != nil:
-			t.Errorf("v6 %v: e is %v, want nil", v6, e)
 		}
+		expect.Equal(t, e, nil, "v6 %v: e", v6)
 		if !slices.EqualFunc(got, want, bytes.Equal) {
 			t.Errorf("v6 %v: other packets arrived", v6)
 		}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/provider/softiwarp"
 	"ipoibcm/provider/softroce"
 	"ipoibcm/rdmacm"
@@ -144,14 +145,9 @@ func joined(t *testing.T, c, s *End) (*End, *End) {
 		c.Close()
 		s.Close()
 		for _, e := range []*End{c, s} {
-			switch {
-			case e.memory != nil:
-				t.Errorf("left: memory is %v, want nil", e.memory)
-			case e.work != nil:
-				t.Errorf("left: work is %v, want nil", e.work)
-			case len(e.calls) != 0:
-				t.Errorf("left: calls has %v elements, want 0", len(e.calls))
-			}
+			expect.Equal(t, e.memory == nil, true, "left: memory == nil")
+			expect.Equal(t, e.work == nil, true, "left: work == nil")
+			expect.Equal(t, len(e.calls), 0, "left: length of calls")
 		}
 	})
 	return c, s

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire"
 	"ipoibcm/wire/encap"
@@ -125,16 +126,10 @@ func TestVectors(t *testing.T) {
 		if out, err := tt.msg.AppendBinary(nil); err != nil || !bytes.Equal(out, vs[tt.name]) {
 			t.Errorf("%s: %v\n got %x\nwant %x", tt.name, err, out, vs[tt.name])
 		}
-		switch {
-		case h.Class != mad.ClassCM:
-			t.Errorf("%s: Class is %v, want %v", tt.name, h.Class, mad.ClassCM)
-		case h.ClassVersion != mad.VersionCM:
-			t.Errorf("%s: ClassVersion is %v, want %v", tt.name, h.ClassVersion, mad.VersionCM)
-		case h.Method != mad.MethodSend:
-			t.Errorf("%s: Method is %v, want %v", tt.name, h.Method, mad.MethodSend)
-		case h.Attr != tt.msg.Attr():
-			t.Errorf("%s: Attr is %v, want %v", tt.name, h.Attr, tt.msg.Attr())
-		}
+		expect.Equal(t, h.Class, mad.ClassCM, "%s: Class", tt.name)
+		expect.Equal(t, h.ClassVersion, mad.VersionCM, "%s: ClassVersion", tt.name)
+		expect.Equal(t, h.Method, mad.MethodSend, "%s: Method", tt.name)
+		expect.Equal(t, h.Attr, tt.msg.Attr(), "%s: Attr", tt.name)
 	}
 }
 
@@ -369,12 +364,9 @@ func TestParseRefuses(t *testing.T) {
 		_, m, err := mad.Parse(tt.in)
 		var short *wire.ShortError
 		var field *wire.FieldError
-		switch {
-		case m != nil:
-			t.Errorf("%s: m is %v, want nil", tt.name, m)
-		case errors.As(err, &short) != tt.short:
-			t.Errorf("%s: As(err, &short) is %v, want %v", tt.name, errors.As(err, &short), tt.short)
-		case errors.As(err, &field) == tt.short:
+		expect.Equal(t, m, nil, "%s: m", tt.name)
+		expect.Equal(t, errors.As(err, &short), tt.short, "%s: As(err, &short)", tt.name)
+		if errors.As(err, &field) == tt.short {
 			t.Errorf("%s: %v (%T), want an error of a field: %v", tt.name, err, err, !tt.short)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/wire/roce"
 )
 
@@ -136,14 +137,10 @@ func TestVectors(t *testing.T) {
 		t.Errorf("V8: DETH %x", d)
 	}
 	_, p = mustParse(t, vs["V14"])
-	switch s := p.AETH().Syndrome(); {
-	case !s.IsRNR():
-		t.Errorf("V14: IsRNR is false, want true")
-	case s.RNRTimer() != 12:
-		t.Errorf("V14: RNRTimer is %v, want 12", s.RNRTimer())
-	case p.AETH().MSN() != 1:
-		t.Errorf("V14: AETH.MSN is %v, want 1", p.AETH().MSN())
-	}
+	s := p.AETH().Syndrome()
+	expect.Equal(t, s.IsRNR(), true, "V14: IsRNR")
+	expect.Equal(t, s.RNRTimer(), 12, "V14: RNRTimer")
+	expect.Equal(t, p.AETH().MSN(), 1, "V14: AETH.MSN")
 }
 
 func fields(h roce.BTH) roce.BTHFields {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/wire"
 	"ipoibcm/wire/mad"
 	"ipoibcm/wire/sa"
@@ -169,14 +170,9 @@ func TestReport(t *testing.T) {
 	if !ok {
 		t.Fatalf("record: got %T, want a Notice", m.Record)
 	}
-	switch {
-	case !n.Generic:
-		t.Errorf("Generic is false, want true")
-	case n.Type != 3:
-		t.Errorf("Type is %v, want 3", n.Type)
-	case n.Producer != 4:
-		t.Errorf("Producer is %v, want 4", n.Producer)
-	}
+	expect.Equal(t, n.Generic, true, "Generic")
+	expect.Equal(t, n.Type, 3, "Type")
+	expect.Equal(t, n.Producer, 4, "Producer")
 	if n.Trap != sa.TrapGroupCreated {
 		t.Errorf("trap: got %v, want %v", n.Trap, sa.TrapGroupCreated)
 	}
