@@ -2,7 +2,6 @@ package cm
 
 import (
 	"bytes"
-	"encoding/hex"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -11,6 +10,7 @@ import (
 
 	"ipoibcm/ib"
 	"ipoibcm/internal/expect"
+	"ipoibcm/internal/vector"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/mad"
@@ -78,13 +78,10 @@ func TestREJOwner(t *testing.T) {
 
 // TestREQVector compares our REQ with V7 of the packet vectors: RFC service ID, UC.
 func TestREQVector(t *testing.T) {
-	want, err := hex.DecodeString("0107020300000000000000050000000300100000000000001122335500000000" +
+	want := vector.Hex("0107020300000000000000050000000300100000000000001122335500000000" +
 		"01000000000004560002c9030000111100000000000000000000a2" +
 		"0000000000000000a2000010a0ffff30f0ffffffff00000000000000000000ffffc000020100000000000000000000ff" +
 		"ffc000020200000003004050900000" + strings.Repeat("00", 42) + "000001230000fff4")
-	if err != nil {
-		t.Fatal(err)
-	}
 	want = append(want, make([]byte, verbs.MADLen-len(want))...)
 	gid := func(s string) ib.GID {
 		g, err := ib.ParseGID(s)

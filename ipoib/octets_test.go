@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/vector"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/mad"
@@ -237,8 +238,7 @@ func TestCrossingBesideLegacyConnection(t *testing.T) {
 				w.Fatalf("the REQ that crossed got REJ %d, want 28", rej.Reason)
 			}
 			rep := mad.REP{LocalCommID: 0x73, RemoteCommID: ours.LocalCommID, LocalQPN: 0x63, LocalCAGUID: 9, RNRRetryCount: 7}
-			pd, _ := hex.DecodeString("000001020000fff4")
-			copy(rep.PrivateData[:], pd)
+			copy(rep.PrivateData[:], vector.Hex("000001020000fff4"))
 			w.inject(b, a, rep)
 		} else {
 			w.inject(b, a, mad.RTU{LocalCommID: 0x72, RemoteCommID: repOf(w, a).LocalCommID})

@@ -1,12 +1,12 @@
 package ipoib
 
 import (
-	"encoding/hex"
 	"encoding/json"
 	"os"
 	"testing"
 	"time"
 
+	"ipoibcm/internal/vector"
 	"ipoibcm/wire/encap"
 )
 
@@ -70,11 +70,7 @@ func TestCrossingVectors(t *testing.T) {
 // link reads 20 octets in hexadecimal.
 func link(t *testing.T, s string) (a encap.LinkAddr) {
 	t.Helper()
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := a.UnmarshalBinary(b); err != nil {
+	if err := a.UnmarshalBinary(vector.Hex(s)); err != nil {
 		t.Fatal(err)
 	}
 	return a

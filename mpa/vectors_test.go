@@ -6,15 +6,10 @@ import (
 	"testing"
 
 	"ipoibcm/internal/expect"
+	"ipoibcm/internal/vector"
 )
 
-func unhex(s string) []byte {
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
+var unhex = vector.Hex
 
 const (
 	vecReqR1 = "4d504120494420526571204672616d6540010000"

@@ -7,15 +7,10 @@ import (
 	"testing"
 
 	"ipoibcm/internal/expect"
+	"ipoibcm/internal/vector"
 )
 
-func unhex(s string) []byte {
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
+var unhex = vector.Hex
 
 const (
 	vecNullCall1 = "11223344000000010000002000000000000000000000000000000000112233440000000000000002" +

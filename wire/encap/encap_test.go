@@ -8,17 +8,12 @@ import (
 
 	"ipoibcm/ib"
 	"ipoibcm/internal/expect"
+	"ipoibcm/internal/vector"
 	"ipoibcm/wire"
 	"ipoibcm/wire/encap"
 )
 
-func unhex(s string) []byte {
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
+var unhex = vector.Hex
 
 func gid(s string) ib.GID {
 	g, err := ib.ParseGID(s)

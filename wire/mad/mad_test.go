@@ -1,10 +1,8 @@
 package mad_test
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"os"
 	"strings"
@@ -14,6 +12,7 @@ import (
 
 	"ipoibcm/ib"
 	"ipoibcm/internal/expect"
+	"ipoibcm/internal/vector"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire"
 	"ipoibcm/wire/encap"
@@ -23,26 +22,9 @@ import (
 // vectors reads the MADs out of testdata/vectors.txt: IPv4 20, UDP 8, BTH 12,
 // DETH 8, then the MAD and the ICRC.
 func vectors(t testing.TB) map[string][]byte {
-	f, err := os.Open("testdata/vectors.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	m := make(map[string][]byte)
-	sc := bufio.NewScanner(f)
-	for sc.Scan() {
-		name, octets, ok := strings.Cut(sc.Text(), " ")
-		if !ok || name == "#" {
-			continue
-		}
-		b, err := hex.DecodeString(octets)
-		if err != nil {
-			t.Fatal(err)
-		}
+	m := vector.File(t, "testdata/vectors.txt")
+	for name, b := range m {
 		m[name] = b[48 : len(b)-4]
-	}
-	if err := sc.Err(); err != nil {
-		t.Fatal(err)
 	}
 	return m
 }
@@ -280,9 +262,8 @@ func TestEveryFieldHasItsPlace(t *testing.T) {
 			continue
 		}
 		b = b[1:]
-		octets, _ := hex.DecodeString(tt.want)
 		data := make([]byte, mad.Len-mad.HeaderLen)
-		copy(data[tt.off:], octets)
+		copy(data[tt.off:], vector.Hex(tt.want))
 		if !bytes.Equal(b[mad.HeaderLen:], data) {
 			t.Errorf("%s:\n got %x\nwant %x", tt.name, b[mad.HeaderLen:], data)
 		}
@@ -313,8 +294,7 @@ func TestNarrowFieldsAreMasked(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := make([]byte, mad.Len-mad.HeaderLen)
-		octets, _ := hex.DecodeString(tt.want)
-		copy(want[tt.off:], octets)
+		copy(want[tt.off:], vector.Hex(tt.want))
 		if got := b[mad.HeaderLen:]; !bytes.Equal(got, want) {
 			t.Errorf("%s:\n got %x\nwant %x", tt.name, got, want)
 		}

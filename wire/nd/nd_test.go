@@ -3,23 +3,17 @@ package nd
 import (
 	"bytes"
 	"encoding/binary"
-	"encoding/hex"
 	"net/netip"
 	"testing"
 
 	"ipoibcm/ib"
 	"ipoibcm/internal/expect"
+	"ipoibcm/internal/vector"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
 )
 
-func unhex(s string) []byte {
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
+var unhex = vector.Hex
 
 var (
 	addr   = netip.MustParseAddr

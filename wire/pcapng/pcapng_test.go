@@ -11,15 +11,10 @@ import (
 	"time"
 
 	"ipoibcm/internal/expect"
+	"ipoibcm/internal/vector"
 )
 
-func unhex(s string) []byte {
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
+var unhex = vector.Hex
 
 // RoCEv2 packets: an ARP request by UD over IPv4 (with its ICRC), and UD over
 // IPv6 to a group with no payload worth the name.

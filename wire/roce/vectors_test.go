@@ -1,7 +1,6 @@
 package roce_test
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
@@ -13,36 +12,14 @@ import (
 
 	"ipoibcm/ib"
 	"ipoibcm/internal/expect"
+	"ipoibcm/internal/vector"
 	"ipoibcm/wire/roce"
 )
 
-func unhex(s string) []byte {
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
+var unhex = vector.Hex
 
 // vectors reads testdata/vectors.txt: whole IP packets by name.
-func vectors(t testing.TB) map[string][]byte {
-	f, err := os.Open("testdata/vectors.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	m := make(map[string][]byte)
-	sc := bufio.NewScanner(f)
-	for sc.Scan() {
-		if name, octets, ok := strings.Cut(sc.Text(), " "); ok && name != "#" {
-			m[name] = unhex(octets)
-		}
-	}
-	if err := sc.Err(); err != nil {
-		t.Fatal(err)
-	}
-	return m
-}
+func vectors(t testing.TB) map[string][]byte { return vector.File(t, "testdata/vectors.txt") }
 
 var (
 	a4, b4 = netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")

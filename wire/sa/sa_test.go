@@ -1,15 +1,13 @@
 package sa_test
 
 import (
-	"bufio"
 	"encoding/hex"
 	"errors"
-	"os"
-	"strings"
 	"testing"
 
 	"ipoibcm/ib"
 	"ipoibcm/internal/expect"
+	"ipoibcm/internal/vector"
 	"ipoibcm/wire"
 	"ipoibcm/wire/mad"
 	"ipoibcm/wire/sa"
@@ -18,26 +16,9 @@ import (
 // vectors returns the MADs of testdata/vectors.txt by name.
 func vectors(t testing.TB) map[string][]byte {
 	t.Helper()
-	f, err := os.Open("testdata/vectors.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	m := map[string][]byte{}
-	sc := bufio.NewScanner(f)
-	for sc.Scan() {
-		if strings.HasPrefix(sc.Text(), "#") {
-			continue
-		}
-		name, octets, _ := strings.Cut(sc.Text(), " ")
-		b, err := hex.DecodeString(octets)
-		if err != nil || len(b) != mad.Len {
-			t.Fatalf("%s: %d octets, %v", name, len(b), err)
-		}
-		m[name] = b
-	}
-	if err := sc.Err(); err != nil {
-		t.Fatal(err)
+	m := vector.File(t, "testdata/vectors.txt")
+	for name, b := range m {
+		expect.MustEqual(t, len(b), mad.Len, "length of %s", name)
 	}
 	return m
 }
