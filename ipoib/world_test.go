@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"ipoibcm/eventqueue"
 	"ipoibcm/fib"
 	"ipoibcm/fib/fibtest"
 	"ipoibcm/ib"
@@ -86,8 +87,7 @@ type node struct {
 	inband                []mad.Message                 // of sent
 	onConn, onUD, onGroup int                           // data packets sent by mode
 	others                map[netip.Addr]rtnl.Answering // addresses that it answers for beside its own
-	inStep                bool
-	pending               []Event
+	pending               eventqueue.Queue[Event]
 }
 
 // A fakeQP is one connected queue pair.
@@ -222,20 +222,13 @@ func (n *node) step(ev Event) {
 	if n.dead || n.f == nil {
 		return
 	}
-	n.pending = append(n.pending, ev)
-	if n.inStep {
-		return
-	}
-	n.inStep = true
-	for len(n.pending) > 0 {
-		ev := n.pending[0]
-		n.pending = n.pending[1:]
+	n.pending.Add(ev)
+	n.pending.Run(func(ev Event) {
 		for _, a := range n.f.Step(nil, n.w.now, ev) {
 			n.do(a)
 		}
 		n.checkPeers()
-	}
-	n.inStep = false
+	})
 }
 
 // checkPeers looks at what is kept of peers besides the peers themselves.

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"ipoibcm/eventqueue"
 )
 
 var t0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -58,8 +60,7 @@ type end struct {
 	sends   []Send
 	notify  func(a Action)
 	offered []Segment // by the calls that came
-	events  []Event
-	busy    bool // carrying out actions
+	events  eventqueue.Queue[Event]
 }
 
 type memory struct {
@@ -131,20 +132,16 @@ func echo(s Serve) Event {
 // step gives an end an event and carries out what comes of it, and then what
 // came of that.
 func (e *end) step(ev Event) {
-	e.events = append(e.events, ev)
-	if e.busy {
-		return
-	}
-	e.busy = true
-	for len(e.events) > 0 {
-		ev := e.events[0]
-		e.events = e.events[1:]
+	e.events.Add(ev)
+	ran := e.events.Run(func(ev Event) {
 		e.w.trace = append(e.w.trace, fmt.Sprintf("%s< %T", e.name, ev))
 		for _, a := range e.Conn.Step(nil, e.w.now, ev) {
 			e.do(a)
 		}
+	})
+	if !ran {
+		return
 	}
-	e.busy = false
 	if n := e.exposed(); n > 0 && e.state == connDead {
 		e.w.Fatalf("%s leaves %d pieces of memory exposed", e.name, n)
 	}
