@@ -46,9 +46,7 @@ func TestREQWithoutPrivateData(t *testing.T) {
 // A REP without private data announces no Receive MTU: it gets REJ 26 with our own
 // values, and packets go by UD. 4755-3.2-4, 4755-5-2
 func TestREPWithoutPrivateData(t *testing.T) {
-	w := newWorld(t, 52)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 52)
 	b.silent = true
 	p := a.ping("10.0.0.2", 100, true)
 	w.run(10 * time.Millisecond)

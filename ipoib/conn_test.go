@@ -297,9 +297,7 @@ func TestPathMTUToPeer(t *testing.T) {
 }
 
 func TestDeviceMTULowered(t *testing.T) {
-	w := newWorld(t, 6)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 6)
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
 	w.agree(a, b)
@@ -403,11 +401,7 @@ func tearDownLink(t *testing.T) {
 		t.Errorf("the link-local address did not come back")
 	}
 	w.run(2 * time.Second)
-	p := a.ping("10.0.0.2", 9000, true)
-	w.settle()
-	if w.agree(a, b); b.got(p) != 1 {
-		w.Fatalf("not up again")
-	}
+	w.connected(a, b, "10.0.0.2", "up again")
 }
 
 func TestTearDown(t *testing.T) {
@@ -475,9 +469,7 @@ func TestTearDown(t *testing.T) {
 
 func TestRestart(t *testing.T) {
 	for _, newQPN := range []bool{false, true} {
-		w := newWorld(t, 10)
-		a, b := w.node(1, Options{}), w.node(2, Options{})
-		w.run(2 * time.Second)
+		w, a, b := newPair(t, 10)
 		a.ping("10.0.0.2", 100, true)
 		w.settle()
 		w.agree(a, b)
@@ -512,9 +504,7 @@ func TestRestart(t *testing.T) {
 // A peer whose UD QPN changed unnoticed answers our REQ with REJ 8 and its new
 // QPN: forget and resolve again (4755-3.5-5).
 func TestMoved(t *testing.T) {
-	w := newWorld(t, 11)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 11)
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
 	b.kernel(b.k.Up(false)) // DREQ, so that a has no connection but knows b
@@ -537,9 +527,7 @@ func TestMoved(t *testing.T) {
 }
 
 func TestQPErrorRedials(t *testing.T) {
-	w := newWorld(t, 15)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 15)
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
 	x, _ := w.agree(a, b)
@@ -561,11 +549,7 @@ func TestDataForRTU(t *testing.T) {
 	a, b := w.node(1, Options{}), w.node(2, Options{})
 	w.dropMAD = func(from *node, m mad.Message) bool { return m.Attr() == mad.AttrRTU }
 	w.run(2 * time.Second)
-	p := a.ping("10.0.0.2", 9000, true)
-	w.settle()
-	if w.agree(a, b); b.got(p) != 1 {
-		w.Fatalf("got %d", b.got(p))
-	}
+	w.connected(a, b, "10.0.0.2", "without an RTU")
 }
 
 // An ARP request from outside every prefix must not give the kernel a route.
@@ -624,9 +608,7 @@ func TestAcknowledgementsConfirm(t *testing.T) {
 
 // The class of a peer is remembered for ten minutes (docs/adr/0007-both-service-ids.md).
 func TestClassIsForgotten(t *testing.T) {
-	w := newWorld(t, 22)
-	a, k := w.node(1, Options{}), w.linux(2)
-	w.run(2 * time.Second)
+	w, a, k := newLinuxPair(t, 22)
 	a.ping("10.0.0.2", 100, true)
 	w.run(time.Second)
 	for i, wait := range []time.Duration{7 * time.Minute, 11 * time.Minute} { // idle after five

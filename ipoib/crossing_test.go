@@ -210,9 +210,7 @@ func TestCrossingWinnerLost(t *testing.T) {
 
 // 4755-3.2-13: a REQ from a peer that is not known; its address is known from the REQ alone.
 func TestREQFromUnknownPeer(t *testing.T) {
-	w := newWorld(t, 5)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 5)
 	req := mad.REQ{LocalCommID: 7, ServiceID: serviceid.New(serviceid.RFC, 0x101), LocalCAGUID: 9, LocalQPN: 0x55,
 		Transport: ib.RC, PathMTU: ib.MTU1024, PKey: ib.DefaultPKey, MaxCMRetries: 3, LocalCMResponseTimeout: 16,
 		RemoteCMResponseTimeout: 16}
@@ -368,9 +366,7 @@ func TestRNRWait(t *testing.T) {
 
 // The kernel dials first: accepted, and its class is known from that.
 func TestLegacyFirst(t *testing.T) {
-	w := newWorld(t, 9)
-	a, k := w.node(1, Options{}), w.linux(2)
-	w.run(2 * time.Second)
+	w, a, k := newLinuxPair(t, 9)
 	k.legacy.connect(a)
 	w.run(time.Second)
 	in := mustEcho("10.0.0.2", "10.0.0.1", 3000)
@@ -446,9 +442,7 @@ func TestCrossingExhaustively(t *testing.T) {
 // A legacy peer that comes again and again, as after crashes, holds a bounded
 // number of connections; one without private data is known by its GID alone.
 func TestLegacyBounds(t *testing.T) {
-	w := newWorld(t, 11)
-	a, k := w.node(1, Options{}), w.linux(2)
-	w.run(2 * time.Second)
+	w, a, k := newLinuxPair(t, 11)
 	for range 10 {
 		k.legacy.connect(a)
 		w.run(time.Second)

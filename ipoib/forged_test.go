@@ -24,9 +24,7 @@ func forged(a, b *node, id mad.CommID) mad.REQ {
 // sends it need not hear the REP. Its RTU does, because the REP has told a communication ID.
 func TestForgedLegacyREQ(t *testing.T) {
 	for _, answers := range []bool{false, true} {
-		w := newWorld(t, 61)
-		a, b := w.node(1, Options{}), w.node(2, Options{})
-		w.run(2 * time.Second)
+		w, a, b := newPair(t, 61)
 		b.silent = true
 		want := serviceid.RFC
 		w.inject(b, a, forged(a, b, 0x71))
@@ -51,9 +49,7 @@ func TestForgedLegacyREQ(t *testing.T) {
 // REQs of the 0x10 form in the name of a legacy peer do not end the connection that it has: those that
 // never came to be make room first.
 func TestForgedREQsBesideLegacyConnection(t *testing.T) {
-	w := newWorld(t, 62)
-	a, k := w.node(1, Options{}), w.linux(2)
-	w.run(2 * time.Second)
+	w, a, k := newLinuxPair(t, 62)
 	k.legacy.connect(a)
 	w.run(time.Second)
 	k.silent = true // what it makes of our REPs is its own affair

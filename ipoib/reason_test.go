@@ -28,6 +28,15 @@ func says(req *mad.REQ, qpn ib.QPN, receive uint32) {
 	copy(req.PrivateData[:], pd)
 }
 
+// askWhenFull has a third host take the only place at a before b asks.
+func askWhenFull(w *world, a, b *node) {
+	w.node(3, Options{})
+	w.run(2 * time.Second)
+	a.ping("10.0.0.3", 100, true)
+	w.run(time.Second)
+	w.inject(b, a, honest(a, b))
+}
+
 // reasons are the cases of TestReasons.
 var reasons = []struct {
 	name string
@@ -37,13 +46,7 @@ var reasons = []struct {
 	kind mad.MessageKind
 	ari  string
 }{
-	{name: "no room for the connection", opt: Options{MaxConns: 1}, want: cm.ReasonNoQP, do: func(w *world, a, b *node) {
-		w.node(3, Options{})
-		w.run(2 * time.Second)
-		a.ping("10.0.0.3", 100, true)
-		w.run(time.Second)
-		w.inject(b, a, honest(a, b))
-	}},
+	{name: "no room for the connection", opt: Options{MaxConns: 1}, want: cm.ReasonNoQP, do: askWhenFull},
 	{name: "the queue pair cannot be made", want: cm.ReasonNoQP, do: func(w *world, a, b *node) {
 		a.noQP = true
 		w.inject(b, a, honest(a, b))
@@ -52,13 +55,7 @@ var reasons = []struct {
 		a.kernel(a.k.Up(false))
 		w.inject(b, a, honest(a, b))
 	}},
-	{name: "no room for the peer", opt: Options{MaxPeers: 1}, want: cm.ReasonNoResources, do: func(w *world, a, b *node) {
-		w.node(3, Options{})
-		w.run(2 * time.Second)
-		a.ping("10.0.0.3", 100, true)
-		w.run(time.Second)
-		w.inject(b, a, honest(a, b))
-	}},
+	{name: "no room for the peer", opt: Options{MaxPeers: 1}, want: cm.ReasonNoResources, do: askWhenFull},
 	{name: "another partition", want: cm.ReasonUnsupported, do: func(w *world, a, b *node) {
 		req := honest(a, b)
 		req.PKey = 0x8001

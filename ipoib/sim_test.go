@@ -166,9 +166,7 @@ func TestDefaults(t *testing.T) {
 
 // Multicast and broadcast go by UD whatever there is: 4755-2.1-2, 4755-2.1-3, 4755-7-3.
 func TestGroups(t *testing.T) {
-	w := newWorld(t, 2)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 2)
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
 	w.agree(a, b)
@@ -284,9 +282,7 @@ func TestRouterMessages(t *testing.T) {
 
 // ND on a connection is accepted, ARP there is not: 4755-7-2, 4755-4-4, 4755-4-5.
 func TestNDOnConnection(t *testing.T) {
-	w := newWorld(t, 5)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 5)
 	a.ping("fd00::2", 3000, true)
 	w.settle()
 	x, _ := w.agree(a, b)
@@ -307,9 +303,7 @@ func TestNDOnConnection(t *testing.T) {
 
 // The underlay's address changes: everything anew under the new one.
 func TestUnderlayChanged(t *testing.T) {
-	w := newWorld(t, 6)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 6)
 	a.ping("10.0.0.2", 3000, true)
 	w.settle()
 	w.agree(a, b)

@@ -103,9 +103,7 @@ func TestPausesAreDrawn(t *testing.T) {
 // How long the loser of a crossing waits is drawn as well: at least for as long as
 // a REQ lives, at most a quarter more.
 func TestWaitAfterCrossingIsDrawn(t *testing.T) {
-	w := newWorld(t, 33)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 33)
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
 	var drawn []time.Duration
@@ -123,9 +121,7 @@ func TestWaitAfterCrossingIsDrawn(t *testing.T) {
 // our REQ names the new QPN. Nothing waits, and yet the address is resolved again
 // without another packet.
 func TestMovedResolvesUnasked(t *testing.T) {
-	w := newWorld(t, 34)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 34)
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
 	b.kernel(b.k.Up(false)) // a knows b and has no connection

@@ -112,6 +112,22 @@ func newWorld(t testing.TB, seed uint64) *world {
 		report: time.Unix(1000, 500), delay: 200 * time.Microsecond}
 }
 
+// newPair is a world of two nodes that have been up for two seconds.
+func newPair(t testing.TB, seed uint64) (w *world, a, b *node) {
+	w = newWorld(t, seed)
+	a, b = w.node(1, Options{}), w.node(2, Options{})
+	w.run(2 * time.Second)
+	return w, a, b
+}
+
+// newLinuxPair is the same with Linux as the second.
+func newLinuxPair(t testing.TB, seed uint64) (w *world, a, k *node) {
+	w = newWorld(t, seed)
+	a, k = w.node(1, Options{}), w.linux(2)
+	w.run(2 * time.Second)
+	return w, a, k
+}
+
 func gid(i int) ib.GID {
 	g, _ := ib.ParseGID(fmt.Sprintf("fe80::%x", i))
 	return g
@@ -649,6 +665,15 @@ func (n *node) up() (cs []ConnInfo) {
 		}
 	}
 	return cs
+}
+
+// connected has a send b, which has address dst, a packet that only a connection carries.
+func (w *world) connected(a, b *node, dst, what string, args ...any) {
+	w.t.Helper()
+	p := a.ping(dst, 9000, true)
+	w.settle()
+	w.agree(a, b)
+	expect.MustEqual(w, b.got(p), 1, what+": b's copies of the packet", args...)
 }
 
 // agree fails unless a and b share exactly one connection.
