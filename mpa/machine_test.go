@@ -181,7 +181,7 @@ func TestFlagsWithoutA(t *testing.T) {
 	// 6581-9.2-18
 	r, acts, wrote := answerTo(Options{}, frameBy(false, 0x10, 2, "BCD", 1, 1, ""))
 	wantActs(t, "request", acts, "Request Write Accepted")
-	if _, _, _, flags, _, _ := frameOf(wrote); flags != "" || r.Counters()[ReasonIdleFlags] != 1 {
+	if flags := frameOf(wrote).flags; flags != "" || r.Counters()[ReasonIdleFlags] != 1 {
 		t.Errorf("reply flags %q", flags)
 	}
 	wantActs(t, "first data", r.Step(nil, t0, FPDU{dataSegment}), "Established")
@@ -258,7 +258,7 @@ func TestFailures(t *testing.T) {
 	r.Step(nil, t0, Recv{req})
 	acts := r.Step(nil, t0, Fail{})
 	wantActs(t, "responder before the reply", acts, "Write Failed-local")
-	if reject, s, _, _, _, _ := frameOf(acts[0].(Write).Data); !reject || !s {
+	if w := frameOf(acts[0].(Write).Data); !w.reject || !w.s {
 		t.Errorf("reply %x", acts[0].(Write).Data)
 	}
 	r, _, _ = answerTo(Options{}, req)
@@ -427,18 +427,14 @@ func TestDepthLimits(t *testing.T) {
 	// 6581-12-1, 6581-9.1-22
 	r, _, wrote := answerTo(Options{Depths: Depths{IRD: 4, MaxIRD: 16, ORD: 32}},
 		frameBy(false, 0x10, 2, "", 0x3ffe, 0x3ffe, ""))
-	switch _, _, _, _, ird, ord := frameOf(wrote); {
-	case ird != 16:
-		t.Errorf("ird is %v, want 16", ird)
-	case ord != 32:
-		t.Errorf("ord is %v, want 32", ord)
-	case r.Result().Peer.IRD != MaxDepth:
-		t.Errorf("Result.Peer.IRD is %v, want %v", r.Result().Peer.IRD, MaxDepth)
-	}
+	reply := frameOf(wrote)
+	expect.Equal(t, reply.ird, 16, "ird")
+	expect.Equal(t, reply.ord, 32, "ord")
+	expect.Equal(t, r.Result().Peer.IRD, MaxDepth, "Result.Peer.IRD")
 	// Options out of range do not become 0x3FFF by accident.
 	_, req := asks(Options{Negotiate: true, Depths: Depths{IRD: 0x7fff, ORD: 0x3fff}})
-	if _, _, _, _, ird, ord := frameOf(req); ird != 0x3ffe || ord != 0x3ffe {
-		t.Errorf("request IRD %#x ORD %#x", ird, ord)
+	if w := frameOf(req); w.ird != 0x3ffe || w.ord != 0x3ffe {
+		t.Errorf("request IRD %#x ORD %#x", w.ird, w.ord)
 	}
 }
 

@@ -98,23 +98,32 @@ func frameBy(reply bool, bits, rev int, flags string, ird, ord int, private stri
 	return append(b, private...)
 }
 
+// A frameWords is what a frame says; without S only the first three.
+type frameWords struct {
+	reject, s bool
+	rev       int
+	flags     string
+	ird, ord  int
+}
+
 // frameOf reads one back.
-func frameOf(b []byte) (reject bool, s bool, rev int, flags string, ird, ord int) {
-	reject, s, rev = b[16]&0x20 != 0, b[16]&0x10 != 0, int(b[17])
-	if !s {
-		return
+func frameOf(b []byte) frameWords {
+	w := frameWords{reject: b[16]&0x20 != 0, s: b[16]&0x10 != 0, rev: int(b[17])}
+	if !w.s {
+		return w
 	}
 	i, o := int(b[20])<<8|int(b[21]), int(b[22])<<8|int(b[23])
 	for k, c := range "ABCD" {
-		w := i
+		depth := i
 		if k >= 2 {
-			w = o
+			depth = o
 		}
-		if w&(0x8000>>(k%2)) != 0 {
-			flags += string(c)
+		if depth&(0x8000>>(k%2)) != 0 {
+			w.flags += string(c)
 		}
 	}
-	return reject, s, rev, flags, i & 0x3fff, o & 0x3fff
+	w.ird, w.ord = i&0x3fff, o&0x3fff
+	return w
 }
 
 func setOf(kinds string) (t RTRTypes) {
@@ -216,14 +225,8 @@ func checkReply(t *testing.T, q request, i, ownORD int, strict bool) {
 	reject := strict && strictRejects[q.ord][i]
 	r, acts, wrote := answerTo(o, frameBy(false, 0x10, 2, q.flags, q.ird, q.ord, ""))
 	what := fmt.Sprintf("request %q IRD %d ORD %d, we %v %+v strict %v", q.flags, q.ird, q.ord, own, o.Depths, strict)
-	gotR, s, rev, gotFlags, gotIRD, gotORD := frameOf(wrote)
 	// 6581-10-1, 6581-10-7
-	expect.MustEqual(t, gotR, reject, "gotR")
-	expect.MustEqual(t, s, true, "s")
-	expect.MustEqual(t, rev, 2, "rev")
-	expect.MustEqual(t, gotFlags, wantFlags, "gotFlags")
-	expect.MustEqual(t, gotIRD, wantIRD, "gotIRD")
-	expect.MustEqual(t, gotORD, wantORD, "gotORD")
+	expect.MustEqual(t, frameOf(wrote), frameWords{reject, true, 2, wantFlags, wantIRD, wantORD}, "%s: reply", what)
 	if reject {
 		f, ok := has[Failed](acts)
 		if !ok || f.Err.Code() != CodeInsufficient {
@@ -258,11 +261,12 @@ func TestNeededORD(t *testing.T) {
 		for need, want := range row {
 			o := Options{Depths: Depths{IRD: 1, ORD: 1, MinORD: Depth(need)}}
 			_, acts, wrote := answerTo(o, frameBy(false, 0x10, 2, "AC", ird, 1, "hello"))
-			r, s, _, _, _, ord := frameOf(wrote)
-			expect.Equal(t, r, want >= 0, "initiator IRD %d, needed ORD %d: r", ird, need)
-			expect.Equal(t, s, true, "initiator IRD %d, needed ORD %d: s", ird, need)
-			if r && ord != want {
-				t.Errorf("initiator IRD %d, needed ORD %d: ord is %v, want %v", ird, need, ord, want)
+			w := frameOf(wrote)
+			r := w.reject
+			expect.Equal(t, r, want >= 0, "initiator IRD %d, needed ORD %d: reject", ird, need)
+			expect.Equal(t, w.s, true, "initiator IRD %d, needed ORD %d: s", ird, need)
+			if r {
+				expect.Equal(t, w.ord, want, "initiator IRD %d, needed ORD %d: ord", ird, need)
 			}
 			// 6581-9.1-10, 6581-9.1-11: no Terminate, the code is for the ULP
 			if _, ok := has[SendTerminate](acts); ok {
@@ -304,11 +308,11 @@ func TestEveryRevision(t *testing.T) {
 			got := closed
 			if len(wrote) > 0 {
 				got = plain
-				_, s, rev, _, _, _ := frameOf(wrote)
-				if s {
+				w := frameOf(wrote)
+				if w.s {
 					got = enhanced
 				}
-				if rev != tt.rev || wrote[16]&0x0f != 0 { // 6581-6-5
+				if w.rev != tt.rev || wrote[16]&0x0f != 0 { // 6581-6-5
 					t.Errorf("%+v: reply %x", tt, wrote)
 				}
 				if string(r.Result().Private) != "ulp!" {
@@ -477,13 +481,7 @@ func TestEveryReply(t *testing.T) {
 					if o.ULPORD {
 						wantORD = u
 					}
-					r, s, rev, flags, gotIRD, gotORD := frameOf(req)
-					expect.MustEqual(t, r, false, "r")
-					expect.MustEqual(t, s, true, "s")
-					expect.MustEqual(t, rev, 2, "rev")
-					expect.MustEqual(t, flags, wantFlags, "flags")
-					expect.MustEqual(t, gotIRD, wantIRD, "gotIRD")
-					expect.MustEqual(t, gotORD, wantORD, "gotORD")
+					expect.MustEqual(t, frameOf(req), frameWords{false, true, 2, wantFlags, wantIRD, wantORD}, "request")
 					for _, flags := range flagSets() {
 						for _, rIRD := range wireDepths {
 							for _, rORD := range wireDepths {
