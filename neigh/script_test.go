@@ -137,25 +137,16 @@ func option(t *testing.T, o *Options, kv string) {
 	k, v, _ := strings.Cut(kv, "=")
 	n := 0
 	fmt.Sscan(v, &n)
+	numbers := map[string]*int{"dad": &o.DADProbes, "packets": &o.MaxQueuedPackets, "octets": &o.MaxQueuedOctets,
+		"total": &o.MaxTotalOctets, "neighbors": &o.MaxNeighbors, "addrs": &o.MaxAddrs, "rate": &o.RequestRate,
+		"sourcerate": &o.SourceRate}
+	if number, ok := numbers[k]; ok {
+		*number = n
+		return
+	}
 	switch k {
-	case "dad":
-		o.DADProbes = n
-	case "packets":
-		o.MaxQueuedPackets = n
-	case "octets":
-		o.MaxQueuedOctets = n
 	case "failed":
 		o.FailedTime = time.Duration(n) * time.Second
-	case "total":
-		o.MaxTotalOctets = n
-	case "neighbors":
-		o.MaxNeighbors = n
-	case "addrs":
-		o.MaxAddrs = n
-	case "rate":
-		o.RequestRate = n
-	case "sourcerate":
-		o.SourceRate = n
 	case "ask":
 		o.AskOthers = n != 0
 	case "always":
