@@ -303,6 +303,20 @@ func TestGSOSwitchedLive(t *testing.T) {
 
 // send sends b over TCP from a.
 func (j joint) send(to string, b []byte) error {
+	return j.inside(func() error {
+		c, err := net.DialTimeout("tcp", to, patience)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(patience))
+		_, err = c.Write(b)
+		return err
+	})
+}
+
+// inside runs f in the network namespace of a.
+func (j joint) inside(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // not given back: the thread ends with the goroutine
@@ -310,15 +324,7 @@ func (j joint) send(to string, b []byte) error {
 			done <- err
 			return
 		}
-		c, err := net.DialTimeout("tcp", to, patience)
-		if err != nil {
-			done <- err
-			return
-		}
-		defer c.Close()
-		c.SetDeadline(time.Now().Add(patience))
-		_, err = c.Write(b)
-		done <- err
+		done <- f()
 	}()
 	return <-done
 }
