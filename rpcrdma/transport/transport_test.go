@@ -429,6 +429,12 @@ func TestDeafPeer(t *testing.T) {
 		t.Errorf("%d queued, at most %d", len(e.queue), n)
 	}
 	e.mu.Unlock()
+	wantDeaf(t, e)
+}
+
+// wantDeaf waits for the end of e because its peer acknowledges nothing.
+func wantDeaf(t *testing.T, e *End) {
+	t.Helper()
 	select {
 	case <-e.Done():
 	case <-time.After(patience):
@@ -457,14 +463,7 @@ func TestDeafPeerMemory(t *testing.T) {
 		t.Errorf("%d of 1 MiB are queued", n)
 	}
 	e.mu.Unlock()
-	select {
-	case <-e.Done():
-	case <-time.After(patience):
-		t.Fatal("it goes on")
-	}
-	if !errors.Is(e.Err(), ErrDeaf) {
-		t.Errorf("ended with %v", e.Err())
-	}
+	wantDeaf(t, e)
 }
 
 // poor is a provider that has no memory left.
