@@ -686,18 +686,11 @@ func (w *world) agree(a, b *node) (ConnInfo, ConnInfo) {
 	expect.MustEqual(w, len(a.qps), 1, "length of a's qps")
 	expect.MustEqual(w, len(b.qps), 1, "length of b's qps")
 	x, y := ca[0], cb[0]
-	switch {
-	case x.LocalQPN != y.RemoteQPN:
-		w.Fatalf("x's LocalQPN is %v, want %v", x.LocalQPN, y.RemoteQPN)
-	case x.RemoteQPN != y.LocalQPN:
-		w.Fatalf("x's RemoteQPN is %v, want %v", x.RemoteQPN, y.LocalQPN)
-	case x.MTU != y.MTU:
-		w.Fatalf("x's MTU is %v, want %v", x.MTU, y.MTU)
-	case x.Active == y.Active:
-		w.Fatalf("x's Active is %v, want another than %v", x.Active, y.Active)
-	case x.Transport != y.Transport:
-		w.Fatalf("x's Transport is %v, want %v", x.Transport, y.Transport)
-	}
+	expect.MustEqual(w, x.LocalQPN, y.RemoteQPN, "x's LocalQPN")
+	expect.MustEqual(w, x.RemoteQPN, y.LocalQPN, "x's RemoteQPN")
+	expect.MustEqual(w, x.MTU, y.MTU, "x's MTU")
+	expect.MustEqual(w, x.Active, !y.Active, "x's Active")
+	expect.MustEqual(w, x.Transport, y.Transport, "x's Transport")
 	return x, y
 }
 
