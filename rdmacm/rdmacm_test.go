@@ -410,7 +410,7 @@ func TestPathMTU(t *testing.T) {
 	defer cancel()
 	_, err = a.Dial(ctx, addrs[1], 9, Setup{QP: a.qp()})
 	var failed *FailedError
-	expect.Equal(t, errors.As(err, &failed), true, "a path MTU of 4096 where 1024 is carried: As(err, &failed)")
+	expect.MustEqual(t, errors.As(err, &failed), true, "a path MTU of 4096 where 1024 is carried: As(err, &failed)")
 	expect.Equal(t, failed.Cause, cm.Rejected, "a path MTU of 4096 where 1024 is carried: Cause")
 	expect.Equal(t, failed.Reason, cm.ReasonInvalidMTU, "a path MTU of 4096 where 1024 is carried: Reason")
 }

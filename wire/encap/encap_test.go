@@ -181,7 +181,7 @@ func TestShort(t *testing.T) {
 		{encap.PrivateDataLen, p.UnmarshalBinary}} {
 		var short *wire.ShortError
 		err := tt.f(make([]byte, tt.need-1))
-		expect.Equal(t, errors.As(err, &short), true, "one octet short of %d: As(err, &short)", tt.need)
+		expect.MustEqual(t, errors.As(err, &short), true, "one octet short of %d: As(err, &short)", tt.need)
 		expect.Equal(t, short.Need, tt.need, "one octet short of %d: Need", tt.need)
 		expect.Equal(t, short.Have, tt.need-1, "one octet short of %d: Have", tt.need)
 	}
