@@ -349,16 +349,22 @@ func (f *fickle) Port() verbs.Port {
 	return p
 }
 
+func opened(t *testing.T, o Options) *Port {
+	t.Helper()
+	p, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
 // A listener listens at the GIDs that there are, and forgets those that there
 // were: as many as come and go in the life of a device would be without bound.
 func TestGIDsChange(t *testing.T) {
 	b := newSide(t, 1)
 	f := &fickle{Provider: b.dev, gids: []ib.GID{gidOf(addrs[0]), gidOf(addrs[1])}}
-	p, err := Open(Options{Provider: f, Shared: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
+	p := opened(t, Options{Provider: f, Shared: true})
 	l, err := p.Listen(9)
 	if err != nil {
 		t.Fatal(err)
@@ -395,12 +401,8 @@ func TestPathMTU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer dev.Close()
-	p, err := Open(Options{Provider: &fickle{Provider: dev, gids: dev.Port().GIDs, mtu: ib.MTU1024}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
+	t.Cleanup(func() { dev.Close() })
+	p := opened(t, Options{Provider: &fickle{Provider: dev, gids: dev.Port().GIDs, mtu: ib.MTU1024}})
 	l, err := p.Listen(9)
 	if err != nil {
 		t.Fatal(err)
@@ -484,11 +486,7 @@ func TestOwns(t *testing.T) {
 		defer mu.Unlock()
 		seen = append(seen, m)
 	})
-	other, err := Open(Options{Provider: b.dev, Shared: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Close()
+	other := opened(t, Options{Provider: b.dev, Shared: true})
 	ca, cb := connect(t, a, b, 9)
 	listens, err := b.Listen(9)
 	if err != nil {
