@@ -17,6 +17,14 @@ func thousandPeers() (peers []ib.GID) {
 	return peers
 }
 
+// newCopying is a world of one node that sends each of a thousand peers a copy.
+func newCopying(t *testing.T, seed uint64) (*world, *node, []ib.GID) {
+	w, peers := newWorld(t, seed), thousandPeers()
+	a := w.node(1, Options{Peers: peers, Copies: true})
+	w.run(5 * time.Second)
+	return w, a, peers
+}
+
 // Members come and go. Who is none any more gets no copies, and keeps its connection;
 // a list of nobody is a list still, and not multicast.
 func TestMembersChange(t *testing.T) {
@@ -105,10 +113,7 @@ func TestHintsSpareCopies(t *testing.T) {
 // A host that floods a group of a thousand members sends no more copies than the bound, and its
 // questions of address resolution go first all the same.
 func TestCopiesAreSpread(t *testing.T) {
-	w := newWorld(t, 10)
-	peers := thousandPeers()
-	a := w.node(1, Options{Peers: peers, Copies: true})
-	w.run(5 * time.Second)
+	w, a, peers := newCopying(t, 10)
 	sent := func() (n uint64) { return a.f.n[nCopies] }
 	before := sent()
 	g := mustEcho("10.0.0.1", "224.0.0.1", 100)
@@ -211,10 +216,7 @@ func TestCopiesTakeTheirShare(t *testing.T) {
 
 // While the link is down the data path holds nothing back for what waited before.
 func TestNothingHeldWhileDown(t *testing.T) {
-	w := newWorld(t, 14)
-	peers := thousandPeers()
-	a := w.node(1, Options{Peers: peers, Copies: true})
-	w.run(5 * time.Second)
+	_, a, _ := newCopying(t, 14)
 	for range 100 {
 		a.output(mustEcho("10.0.0.1", "224.0.0.1", 100))
 	}
