@@ -128,14 +128,10 @@ func TestPrivateData(t *testing.T) {
 	if !padded(req.PrivateData[:]) { // 4755-3.2-11 4755-6-5
 		t.Errorf("REQ: %x", req.PrivateData)
 	}
-	switch { // 4755-3.2-5
-	case req.ServiceID != serviceid.New(serviceid.RFC, 0x0b):
-		t.Errorf("REQ: ServiceID is %v, want %v", req.ServiceID, serviceid.New(serviceid.RFC, 0x0b))
-	case req.LocalQPN != 0xa1:
-		t.Errorf("REQ: LocalQPN is %#x, want 0xa1", req.LocalQPN)
-	case req.PathMTU != ib.MTU4096:
-		t.Errorf("REQ: PathMTU is %v, want %v", req.PathMTU, ib.MTU4096)
-	}
+	// 4755-3.2-5
+	expect.Equal(t, req.ServiceID, serviceid.New(serviceid.RFC, 0x0b), "REQ: ServiceID")
+	expect.Equal(t, req.LocalQPN, 0xa1, "REQ: LocalQPN")
+	expect.Equal(t, req.PathMTU, ib.MTU4096, "REQ: PathMTU")
 	reply := find[ReplyReceived](t, m.Step(nil, now, RecvMAD{message("REP", args{"remote": "2"})}))
 	if !bytes.Equal(reply.PrivateData[:8], private(0x0b)) || reply.RemoteQPN != 0xb2 { // 4755-3.2-3
 		t.Errorf("REP: %x of %v", reply.PrivateData, reply.RemoteQPN)
@@ -155,16 +151,11 @@ func TestPrivateData(t *testing.T) {
 	}
 	rep := findMAD[mad.REP](t, m.Step(nil, now,
 		Accept{Handle: request.Handle, QPN: 0xa2, StartingPSN: 5, RNRRetry: 7, PrivateData: ours}))
-	switch { // 4755-3.2-3 4755-3.2-11
-	case !padded(rep.PrivateData[:]):
-		t.Errorf("REP: padded(rep.PrivateData[:]) is false, want true")
-	case rep.LocalQPN != 0xa2:
-		t.Errorf("REP: LocalQPN is %#x, want 0xa2", rep.LocalQPN)
-	case rep.RNRRetryCount != 7:
-		t.Errorf("REP: RNRRetryCount is %v, want 7", rep.RNRRetryCount)
-	case rep.StartingPSN != 5:
-		t.Errorf("REP: StartingPSN is %v, want 5", rep.StartingPSN)
-	}
+	// 4755-3.2-3 4755-3.2-11
+	expect.Equal(t, padded(rep.PrivateData[:]), true, "REP: padded(rep.PrivateData[:])")
+	expect.Equal(t, rep.LocalQPN, 0xa2, "REP: LocalQPN")
+	expect.Equal(t, rep.RNRRetryCount, 7, "REP: RNRRetryCount")
+	expect.Equal(t, rep.StartingPSN, 5, "REP: StartingPSN")
 	dreq := findMAD[mad.DREQ](t, m.Step(nil, now, Disconnect{Handle: 1}))
 	if dreq.PrivateData != [mad.DREQPrivateLen]byte{} || dreq.RemoteQPN != 0xb2 { // 4755-3.4-2
 		t.Errorf("DREQ: %v %x", dreq, dreq.PrivateData)
@@ -178,14 +169,10 @@ func TestPrivateData(t *testing.T) {
 	request = find[RequestReceived](t, m.Step(nil, now, RecvMAD{message("REQ", args{"comm": "b5", "qpn": "b6"})}))
 	rej = findMAD[mad.REJ](t, m.Step(nil, now,
 		Reject{Handle: request.Handle, Reason: ReasonConsumer, ARI: []byte{1, 2}, PrivateData: ours}))
-	switch { // 4755-3.2-12
-	case !padded(rej.PrivateData[:]):
-		t.Errorf("REJ: padded(rej.PrivateData[:]) is false, want true")
-	case rej.ARILength != 2:
-		t.Errorf("REJ: ARILength is %v, want 2", rej.ARILength)
-	case rej.ARI[1] != 2:
-		t.Errorf("REJ: ARI[1] is %v, want 2", rej.ARI[1])
-	}
+	// 4755-3.2-12
+	expect.Equal(t, padded(rej.PrivateData[:]), true, "REJ: padded(rej.PrivateData[:])")
+	expect.Equal(t, rej.ARILength, 2, "REJ: ARILength")
+	expect.Equal(t, rej.ARI[1], 2, "REJ: ARI[1]")
 }
 
 // TestNoteString shows what people read.

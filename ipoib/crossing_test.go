@@ -79,18 +79,11 @@ func TestCrossing(t *testing.T) {
 					w.Fatalf("the REQ of the smaller address won")
 				}
 				sa, sb := a.f.Status().Crossings, b.f.Status().Crossings
-				switch {
-				case sa.Seen != 1:
-					w.Fatalf("Seen is %v, want 1", sa.Seen)
-				case sa.Accepted+sa.Yielded != 1:
-					w.Fatalf("crossings %+v, %+v", sa, sb)
-				case sa.Rejected != 0:
-					w.Fatalf("Rejected is %v, want 0", sa.Rejected)
-				case sb.Accepted != 0:
-					w.Fatalf("Accepted is %v, want 0", sb.Accepted)
-				case sb.Yielded != 0:
-					w.Fatalf("Yielded is %v, want 0", sb.Yielded)
-				}
+				expect.MustEqual(w, sa.Seen, 1, "Seen of %+v", sa)
+				expect.MustEqual(w, sa.Accepted+sa.Yielded, 1, "Accepted and Yielded of %+v, %+v", sa, sb)
+				expect.MustEqual(w, sa.Rejected, 0, "Rejected of %+v", sa)
+				expect.MustEqual(w, sb.Accepted, 0, "Accepted of %+v", sb)
+				expect.MustEqual(w, sb.Yielded, 0, "Yielded of %+v", sb)
 				if rej, ok := lastREJ(b); order != "larger first" && (!ok || rej.Reason != cm.ReasonConsumer) {
 					w.Fatalf("REJ %+v", rej) // 4755-3.3-6
 				}
