@@ -188,7 +188,8 @@ func (n *node) sendMAD(m *verbs.MAD) {
 func (n *node) sendInband(a SendUD) {
 	w := n.w
 	m := &verbs.MAD{Remote: a.Link.GID, QPN: a.Link.QPN}
-	expect.MustEqual(w, len(a.Frame), encap.HeaderLen+verbs.MADLen, "%s sends in-band to %v %v: length of a's Frame", n.name, a.MGID, a.Link)
+	expect.MustEqual(w, len(a.Frame), encap.HeaderLen+verbs.MADLen, "%s sends in-band to %v %v: length of a's Frame",
+		n.name, a.MGID, a.Link)
 	expect.MustEqual(w, a.MGID.IsZero(), true, "%s sends in-band to %v %v: a's MGID.IsZero", n.name, a.MGID, a.Link)
 	expect.MustEqual(w, a.Frame[2], 0, "%s sends in-band to %v %v: a's Frame[2]", n.name, a.MGID, a.Link)
 	expect.MustEqual(w, a.Frame[3], 0, "%s sends in-band to %v %v: a's Frame[3]", n.name, a.MGID, a.Link)

@@ -165,7 +165,8 @@ func TestSessionAccepted(t *testing.T) {
 		expect.Equal(t, string(q.Private), "hello", "Private")
 		expect.Equal(t, q.Enhanced, o.enhanced(), "Enhanced")
 		expect.Equal(t, q.Stream, 5, "Stream")
-		acts = e.wantActs("accept", e.b.Step(nil, SessionAnswer{Stream: 5, Private: []byte("yes")}), name+"Accept/0, SessionUp")
+		acts = e.wantActs("accept", e.b.Step(nil, SessionAnswer{Stream: 5, Private: []byte("yes")}),
+			name+"Accept/0, SessionUp")
 		b := acts[1].(SessionUp).Result
 		// No RTR is sent over SCTP, whatever the model.
 		acts = e.wantActs("accepted", move(e.a, acts), "SessionUp")

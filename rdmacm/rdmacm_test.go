@@ -267,7 +267,7 @@ func TestReject(t *testing.T) {
 	_, err = a.Dial(within(t), addrs[1], 1, Setup{QP: a.qp()})
 	expect.MustEqual(t, errors.As(err, &f), true, "As(err, &f)")
 	expect.Equal(t, f.Reason, cm.ReasonConsumer, "Reason")
-	expect.Equal(t, bytes.HasPrefix(f.Private, []byte("not you\x00")), true, "HasPrefix(f.Private, []byte(\"not you\\x00\"))")
+	expect.Equal(t, bytes.HasPrefix(f.Private, []byte("not you\x00")), true, "not you as prefix of %q", f.Private)
 }
 
 // A REQ without the header is not taken for one of a librdmacm.

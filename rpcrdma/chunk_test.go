@@ -65,7 +65,8 @@ func TestThresholds(t *testing.T) {
 			case d.Err != nil:
 				w.Fatalf("%s, %d over: Err is %v, want nil", tt.name, over, d.Err)
 			case !bytes.Equal(d.Payload[24:], args(tt.reply-tt.head-24+over)):
-				w.Fatalf("%s, %d over: d.Payload[24:] is %x, want %x", tt.name, over, d.Payload[24:], args(tt.reply-tt.head-24+over))
+				w.Fatalf("%s, %d over: d.Payload[24:] is %x, want %x", tt.name, over, d.Payload[24:],
+					args(tt.reply-tt.head-24+over))
 			case xidOf(d.Payload) == 0:
 				w.Fatalf("%s, %d over: the reply has XID 0, want that of its call", tt.name, over)
 			}
