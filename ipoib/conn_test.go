@@ -401,7 +401,7 @@ func tearDownLink(t *testing.T) {
 		t.Errorf("the link-local address did not come back")
 	}
 	w.run(2 * time.Second)
-	w.connected(a, b, "10.0.0.2", "up again")
+	w.wantConnection(a, b, "10.0.0.2", "up again")
 }
 
 func TestTearDown(t *testing.T) {
@@ -549,7 +549,7 @@ func TestDataForRTU(t *testing.T) {
 	a, b := w.node(1, Options{}), w.node(2, Options{})
 	w.dropMAD = func(from *node, m mad.Message) bool { return m.Attr() == mad.AttrRTU }
 	w.run(2 * time.Second)
-	w.connected(a, b, "10.0.0.2", "without an RTU")
+	w.wantConnection(a, b, "10.0.0.2", "without an RTU")
 }
 
 // An ARP request from outside every prefix must not give the kernel a route.

@@ -411,6 +411,6 @@ func TestInbandLoss(t *testing.T) {
 		w.loss, w.dup = 0, 0
 		a.ping("10.0.0.2", 2000, true)
 		w.run(2 * time.Minute)
-		w.connected(a, b, "10.0.0.2", "%v and %v", h[seed%4], h[1+seed/4%3])
+		w.wantConnection(a, b, "10.0.0.2", "%v and %v", h[seed%4], h[1+seed/4%3])
 	}
 }

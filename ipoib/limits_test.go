@@ -54,7 +54,7 @@ func TestMaxConns(t *testing.T) {
 	w.run(time.Minute)
 	c.ping("10.0.0.1", 100, true) // after so long it asks whether a is still there
 	w.settle()
-	w.connected(c, a, "10.0.0.1", "with room again")
+	w.wantConnection(c, a, "10.0.0.1", "with room again")
 }
 
 // A UC connection that we accept past the budget of receive rings has smaller

@@ -58,7 +58,7 @@ func TestBackOff(t *testing.T) {
 		}
 		b.noQP, w.dropMAD = false, nil
 		w.run(2 * time.Minute)
-		w.connected(a, b, "10.0.0.2", "after all rejections")
+		w.wantConnection(a, b, "10.0.0.2", "after all rejections")
 	}
 }
 

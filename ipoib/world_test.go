@@ -667,8 +667,8 @@ func (n *node) up() (cs []ConnInfo) {
 	return cs
 }
 
-// connected has a send b, which has address dst, a packet that only a connection carries.
-func (w *world) connected(a, b *node, dst, what string, args ...any) {
+// wantConnection has a send b, which has address dst, a packet that only a connection carries.
+func (w *world) wantConnection(a, b *node, dst, what string, args ...any) {
 	w.t.Helper()
 	p := a.ping(dst, 9000, true)
 	w.settle()
