@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/mad"
@@ -28,18 +29,11 @@ func TestExchange(t *testing.T) {
 	tid := func(m *verbs.MAD) uint64 { return binary.BigEndian.Uint64(m.Data[8:]) }
 	theirs := func(what string, m *verbs.MAD) {
 		t.Helper()
-		switch {
-		case tid(m) != 0x77:
-			t.Errorf("%s: tid(m) is %#x, want 0x77", what, tid(m))
-		case m.PKey != 0x8123:
-			t.Errorf("%s: PKey is %#x, want 0x8123", what, m.PKey)
-		case m.QPN != ib.QPNGSI:
-			t.Errorf("%s: QPN is %v, want %v", what, m.QPN, ib.QPNGSI)
-		case m.Remote != gidB:
-			t.Errorf("%s: Remote is %v, want %v", what, m.Remote, gidB)
-		case m.Local != gidA:
-			t.Errorf("%s: Local is %v, want %v", what, m.Local, gidA)
-		}
+		expect.Equal(t, tid(m), 0x77, "%s: tid(m)", what)
+		expect.Equal(t, m.PKey, 0x8123, "%s: PKey", what)
+		expect.Equal(t, m.QPN, ib.QPNGSI, "%s: QPN", what)
+		expect.Equal(t, m.Remote, gidB, "%s: Remote", what)
+		expect.Equal(t, m.Local, gidA, "%s: Local", what)
 	}
 	theirs("REJ without a connection", sent(in("REQ", args{"service": "b"})))
 	theirs("SIDR_REP", sent(in("SIDR_REQ", args{})))

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/mad"
@@ -167,17 +168,10 @@ func TestPathsMixed(t *testing.T) {
 			step(f.to, RecvInband{in})
 		}
 		a, b := m[0].Conns(), m[1].Conns()
-		switch {
-		case up != [2]int{1, 1}:
-			t.Fatalf("seed %d: up is %v, want %v", seed, up, [2]int{1, 1})
-		case len(a) != 1:
-			t.Fatalf("seed %d: a has %v elements, want 1", seed, len(a))
-		case len(b) != 1:
-			t.Fatalf("seed %d: b has %v elements, want 1", seed, len(b))
-		case a[0].RemoteQPN != b[0].LocalQPN:
-			t.Fatalf("seed %d: a[0]'s RemoteQPN is %v, want %v", seed, a[0].RemoteQPN, b[0].LocalQPN)
-		case b[0].RemoteQPN != 0x50:
-			t.Fatalf("seed %d: b[0]'s RemoteQPN is %v, want 0x50", seed, b[0].RemoteQPN)
-		}
+		expect.MustEqual(t, up, [2]int{1, 1}, "seed %d: up", seed)
+		expect.MustEqual(t, len(a), 1, "seed %d: length of a", seed)
+		expect.MustEqual(t, len(b), 1, "seed %d: length of b", seed)
+		expect.MustEqual(t, a[0].RemoteQPN, b[0].LocalQPN, "seed %d: a[0]'s RemoteQPN", seed)
+		expect.MustEqual(t, b[0].RemoteQPN, 0x50, "seed %d: b[0]'s RemoteQPN", seed)
 	}
 }

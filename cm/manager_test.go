@@ -2,7 +2,6 @@ package cm
 
 import (
 	"bytes"
-	"encoding/hex"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -10,6 +9,8 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
+	"ipoibcm/internal/vector"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/mad"
@@ -77,13 +78,10 @@ func TestREJOwner(t *testing.T) {
 
 // TestREQVector compares our REQ with V7 of the packet vectors: RFC service ID, UC.
 func TestREQVector(t *testing.T) {
-	want, err := hex.DecodeString("0107020300000000000000050000000300100000000000001122335500000000" +
+	want := vector.Hex("0107020300000000000000050000000300100000000000001122335500000000" +
 		"01000000000004560002c9030000111100000000000000000000a2" +
 		"0000000000000000a2000010a0ffff30f0ffffffff00000000000000000000ffffc000020100000000000000000000ff" +
 		"ffc000020200000003004050900000" + strings.Repeat("00", 42) + "000001230000fff4")
-	if err != nil {
-		t.Fatal(err)
-	}
 	want = append(want, make([]byte, verbs.MADLen-len(want))...)
 	gid := func(s string) ib.GID {
 		g, err := ib.ParseGID(s)
@@ -102,16 +100,10 @@ func TestREQVector(t *testing.T) {
 	if !bytes.Equal(got.Data[:], want) { // 4755-3.2-2 4755-3.2-5 4755-3.2-6
 		t.Errorf("got  %x\nwant %x", got.Data, want)
 	}
-	switch {
-	case got.QPN != ib.QPNGSI:
-		t.Errorf("QPN is %v, want %v", got.QPN, ib.QPNGSI)
-	case got.Remote != gid("192.0.2.2"):
-		t.Errorf("Remote is %v, want %v", got.Remote, gid("192.0.2.2"))
-	case got.Local != gid("192.0.2.1"):
-		t.Errorf("Local is %v, want %v", got.Local, gid("192.0.2.1"))
-	case got.PKey != ib.DefaultPKey:
-		t.Errorf("PKey is %v, want %v", got.PKey, ib.DefaultPKey)
-	}
+	expect.Equal(t, got.QPN, ib.QPNGSI, "QPN")
+	expect.Equal(t, got.Remote, gid("192.0.2.2"), "Remote")
+	expect.Equal(t, got.Local, gid("192.0.2.1"), "Local")
+	expect.Equal(t, got.PKey, ib.DefaultPKey, "PKey")
 }
 
 // fixed is randomness that is known.
@@ -136,14 +128,10 @@ func TestPrivateData(t *testing.T) {
 	if !padded(req.PrivateData[:]) { // 4755-3.2-11 4755-6-5
 		t.Errorf("REQ: %x", req.PrivateData)
 	}
-	switch { // 4755-3.2-5
-	case req.ServiceID != serviceid.New(serviceid.RFC, 0x0b):
-		t.Errorf("REQ: ServiceID is %v, want %v", req.ServiceID, serviceid.New(serviceid.RFC, 0x0b))
-	case req.LocalQPN != 0xa1:
-		t.Errorf("REQ: LocalQPN is %#x, want 0xa1", req.LocalQPN)
-	case req.PathMTU != ib.MTU4096:
-		t.Errorf("REQ: PathMTU is %v, want %v", req.PathMTU, ib.MTU4096)
-	}
+	// 4755-3.2-5
+	expect.Equal(t, req.ServiceID, serviceid.New(serviceid.RFC, 0x0b), "REQ: ServiceID")
+	expect.Equal(t, req.LocalQPN, 0xa1, "REQ: LocalQPN")
+	expect.Equal(t, req.PathMTU, ib.MTU4096, "REQ: PathMTU")
 	reply := find[ReplyReceived](t, m.Step(nil, now, RecvMAD{message("REP", args{"remote": "2"})}))
 	if !bytes.Equal(reply.PrivateData[:8], private(0x0b)) || reply.RemoteQPN != 0xb2 { // 4755-3.2-3
 		t.Errorf("REP: %x of %v", reply.PrivateData, reply.RemoteQPN)
@@ -163,16 +151,11 @@ func TestPrivateData(t *testing.T) {
 	}
 	rep := findMAD[mad.REP](t, m.Step(nil, now,
 		Accept{Handle: request.Handle, QPN: 0xa2, StartingPSN: 5, RNRRetry: 7, PrivateData: ours}))
-	switch { // 4755-3.2-3 4755-3.2-11
-	case !padded(rep.PrivateData[:]):
-		t.Errorf("REP: padded(rep.PrivateData[:]) is false, want true")
-	case rep.LocalQPN != 0xa2:
-		t.Errorf("REP: LocalQPN is %#x, want 0xa2", rep.LocalQPN)
-	case rep.RNRRetryCount != 7:
-		t.Errorf("REP: RNRRetryCount is %v, want 7", rep.RNRRetryCount)
-	case rep.StartingPSN != 5:
-		t.Errorf("REP: StartingPSN is %v, want 5", rep.StartingPSN)
-	}
+	// 4755-3.2-3 4755-3.2-11
+	expect.Equal(t, padded(rep.PrivateData[:]), true, "REP: padded(rep.PrivateData[:])")
+	expect.Equal(t, rep.LocalQPN, 0xa2, "REP: LocalQPN")
+	expect.Equal(t, rep.RNRRetryCount, 7, "REP: RNRRetryCount")
+	expect.Equal(t, rep.StartingPSN, 5, "REP: StartingPSN")
 	dreq := findMAD[mad.DREQ](t, m.Step(nil, now, Disconnect{Handle: 1}))
 	if dreq.PrivateData != [mad.DREQPrivateLen]byte{} || dreq.RemoteQPN != 0xb2 { // 4755-3.4-2
 		t.Errorf("DREQ: %v %x", dreq, dreq.PrivateData)
@@ -186,14 +169,10 @@ func TestPrivateData(t *testing.T) {
 	request = find[RequestReceived](t, m.Step(nil, now, RecvMAD{message("REQ", args{"comm": "b5", "qpn": "b6"})}))
 	rej = findMAD[mad.REJ](t, m.Step(nil, now,
 		Reject{Handle: request.Handle, Reason: ReasonConsumer, ARI: []byte{1, 2}, PrivateData: ours}))
-	switch { // 4755-3.2-12
-	case !padded(rej.PrivateData[:]):
-		t.Errorf("REJ: padded(rej.PrivateData[:]) is false, want true")
-	case rej.ARILength != 2:
-		t.Errorf("REJ: ARILength is %v, want 2", rej.ARILength)
-	case rej.ARI[1] != 2:
-		t.Errorf("REJ: ARI[1] is %v, want 2", rej.ARI[1])
-	}
+	// 4755-3.2-12
+	expect.Equal(t, padded(rej.PrivateData[:]), true, "REJ: padded(rej.PrivateData[:])")
+	expect.Equal(t, rej.ARILength, 2, "REJ: ARILength")
+	expect.Equal(t, rej.ARI[1], 2, "REJ: ARI[1]")
 }
 
 // TestNoteString shows what people read.
@@ -230,36 +209,21 @@ func TestParams(t *testing.T) {
 	now := time.Time{}
 	m := newManager(Options{})
 	got := find[RequestReceived](t, m.Step(nil, now, RecvMAD{message("REQ", args{})}))
-	switch {
-	case got.SendPSN != 0xc8:
-		t.Errorf("REQ: SendPSN is %#x, want 0xc8", got.SendPSN)
-	case got.RNRRetry != 6:
-		t.Errorf("REQ: RNRRetry is %v, want 6", got.RNRRetry)
-	case got.RetryCount != 7:
-		t.Errorf("REQ: RetryCount is %v, want 7", got.RetryCount)
-	case got.AckTimeout != 14:
-		t.Errorf("REQ: AckTimeout is %v, want 14", got.AckTimeout)
-	case got.PathMTU != ib.MTU1024:
-		t.Errorf("REQ: PathMTU is %v, want %v", got.PathMTU, ib.MTU1024)
-	case !got.RemoteSRQ:
-		t.Errorf("REQ: RemoteSRQ is false, want true")
-	}
+	expect.Equal(t, got.SendPSN, 0xc8, "REQ: SendPSN")
+	expect.Equal(t, got.RNRRetry, 6, "REQ: RNRRetry")
+	expect.Equal(t, got.RetryCount, 7, "REQ: RetryCount")
+	expect.Equal(t, got.AckTimeout, 14, "REQ: AckTimeout")
+	expect.Equal(t, got.PathMTU, ib.MTU1024, "REQ: PathMTU")
+	expect.Equal(t, got.RemoteSRQ, true, "REQ: RemoteSRQ")
 	m.Step(nil, now, Connect{Handle: 1, Remote: gidB, QPN: 0xa1, StartingPSN: 0x64, PathMTU: ib.MTU1024,
 		AckTimeout: 12, RetryCount: 5, RNRRetry: 7})
 	reply := find[ReplyReceived](t, m.Step(nil, now,
 		RecvMAD{message("REP", args{"comm": "b7", "qpn": "b8", "remote": "3"})}))
-	switch {
-	case reply.SendPSN != 0xc9:
-		t.Errorf("REP: SendPSN is %#x, want 0xc9", reply.SendPSN)
-	case reply.RecvPSN != 0x64:
-		t.Errorf("REP: RecvPSN is %#x, want 0x64", reply.RecvPSN)
-	case reply.RNRRetry != 5:
-		t.Errorf("REP: RNRRetry is %v, want 5", reply.RNRRetry)
-	case reply.RetryCount != 5:
-		t.Errorf("REP: RetryCount is %v, want 5", reply.RetryCount)
-	case reply.AckTimeout != 12:
-		t.Errorf("REP: AckTimeout is %v, want 12", reply.AckTimeout)
-	}
+	expect.Equal(t, reply.SendPSN, 0xc9, "REP: SendPSN")
+	expect.Equal(t, reply.RecvPSN, 0x64, "REP: RecvPSN")
+	expect.Equal(t, reply.RNRRetry, 5, "REP: RNRRetry")
+	expect.Equal(t, reply.RetryCount, 5, "REP: RetryCount")
+	expect.Equal(t, reply.AckTimeout, 12, "REP: AckTimeout")
 }
 
 // TestAckTimeout has the arithmetic of Linux's cm_ack_timeout, where life = timeout-1.

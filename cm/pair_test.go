@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
 )
@@ -200,18 +201,11 @@ func (p *pair) agree() {
 				continue
 			}
 			found = true
-			switch {
-			case x.RemoteQPN != y.LocalQPN:
-				p.t.Errorf("%v: x's RemoteQPN is %v, want %v", h, x.RemoteQPN, y.LocalQPN)
-			case x.SendPSN != y.RecvPSN:
-				p.t.Errorf("%v: x's SendPSN is %v, want %v", h, x.SendPSN, y.RecvPSN)
-			case x.RecvPSN != y.SendPSN:
-				p.t.Errorf("%v: x's RecvPSN is %v, want %v", h, x.RecvPSN, y.SendPSN)
-			case x.LocalCommID != y.RemoteCommID:
-				p.t.Errorf("%v: x's LocalCommID is %v, want %v", h, x.LocalCommID, y.RemoteCommID)
-			case x.RemoteCommID != y.LocalCommID:
-				p.t.Errorf("%v: x's RemoteCommID is %v, want %v", h, x.RemoteCommID, y.LocalCommID)
-			}
+			expect.Equal(p.t, x.RemoteQPN, y.LocalQPN, "%v: x's RemoteQPN", h)
+			expect.Equal(p.t, x.SendPSN, y.RecvPSN, "%v: x's SendPSN", h)
+			expect.Equal(p.t, x.RecvPSN, y.SendPSN, "%v: x's RecvPSN", h)
+			expect.Equal(p.t, x.LocalCommID, y.RemoteCommID, "%v: x's LocalCommID", h)
+			expect.Equal(p.t, x.RemoteCommID, y.LocalCommID, "%v: x's RemoteCommID", h)
 		}
 		if !found {
 			p.t.Errorf("%v is up on one side only", h)

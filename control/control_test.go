@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"ipoibcm/internal/expect"
 )
 
 var update = flag.Bool("update", false, "write testdata/schema.txt anew")
@@ -131,14 +133,9 @@ func fill(v reflect.Value, n *int) {
 func TestEveryDocumentHasAVersion(t *testing.T) {
 	for _, d := range documents {
 		f, ok := reflect.TypeOf(d).FieldByName("Version")
-		switch {
-		case !ok:
-			t.Errorf("%T: ok is false", d)
-		case f.Tag.Get("json") != "version":
-			t.Errorf("%T: Tag.Get(\"json\") is %q, want \"version\"", d, f.Tag.Get("json"))
-		case f.Index[0] != 0:
-			t.Errorf("%T: Index[0] is %v, want 0", d, f.Index[0])
-		}
+		expect.MustEqual(t, ok, true, "%T: ok", d)
+		expect.Equal(t, f.Tag.Get("json"), "version", "%T: Tag.Get(\"json\")", d)
+		expect.Equal(t, f.Index[0], 0, "%T: Index[0]", d)
 	}
 }
 

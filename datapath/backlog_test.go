@@ -66,6 +66,17 @@ func numbered(dst string, flow byte, n, size int) []byte {
 	return b
 }
 
+// readAll reads the TUN until it is empty.
+func readAll(t *testing.T, s *sender) {
+	t.Helper()
+	for n := 1; n > 0; {
+		var err error
+		if n, err = s.step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A slow peer's packets wait by themselves: the TUN is read on, what others are sent
 // passes at once, and what waited leaves in order as the peer takes it.
 func TestSlowPeerWaitsByItself(t *testing.T) {
@@ -76,12 +87,7 @@ func TestSlowPeerWaitsByItself(t *testing.T) {
 	s := newSender(a.threads[0], a.tryRead)
 	step := func() {
 		t.Helper()
-		for n := 1; n > 0; {
-			var err error
-			if n, err = s.step(); err != nil {
-				t.Fatal(err)
-			}
-		}
+		readAll(t, s)
 		b.threads[0].conn.drain()
 		a.threads[0].sendWC.drain()
 	}
@@ -143,12 +149,7 @@ func TestDeadPeersLeaveBuffers(t *testing.T) {
 			}
 		}
 		a.tun.Send(ip4("10.9.0.3", 1000, 17))
-		for n := 1; n > 0; {
-			var err error
-			if n, err = s.step(); err != nil {
-				t.Fatal(err)
-			}
-		}
+		readAll(t, s)
 		b.threads[0].conn.drain()
 		a.threads[0].sendWC.drain()
 		if got := b.tun.Written(); got < round {
@@ -236,12 +237,7 @@ func TestWaitingPacketsFollowTheirPath(t *testing.T) {
 		for i := from; i < to; i++ {
 			a.tun.Send(numbered("10.9.0.2", 1, i, 1000))
 		}
-		for n := 1; n > 0; {
-			var err error
-			if n, err = s.step(); err != nil {
-				t.Fatal(err)
-			}
-		}
+		readAll(t, s)
 	}
 	send(0, 300)
 	if n := a.udq.waiting.Load(); n == 0 {
@@ -296,9 +292,7 @@ func TestMovedPacketKeepsMTU(t *testing.T) {
 		a.tun.Send(ip4("10.9.0.2", 3000, 17))
 	}
 	s := newSender(a.threads[0], a.tryRead)
-	for n := 1; n > 0; {
-		n, _ = s.step()
-	}
+	readAll(t, s)
 	waited := c.Counters().Backlog
 	if waited == 0 {
 		t.Fatal("nothing waits")
@@ -319,9 +313,7 @@ func TestShortPacketsWaitInSmallBuffers(t *testing.T) {
 	for range 150 {
 		a.tun.Send(want)
 	}
-	for n := 1; n > 0; {
-		n, _ = s.step()
-	}
+	readAll(t, s)
 	if _, small := a.threads[0].pool.freeSlots(); small == a.threads[0].pool.slots()-int(a.threads[0].pool.large) {
 		t.Error("no small buffer is used")
 	}

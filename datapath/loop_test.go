@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/tun/tuntest"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -52,12 +53,10 @@ func TestPacketsOfEverySizeOverEveryMode(t *testing.T) {
 			}
 			// The receiver may be faster than the sender's own bookkeeping.
 			eventually(t, "sender has counted", func() bool { return p.Counters().Packets >= uint64(sent) })
-			switch c := p.Counters(); {
-			case c.Packets != uint64(sent):
-				t.Errorf("c.Packets is %v, want %v", c.Packets, uint64(sent))
-			case c.Dropped != 0:
-				t.Errorf("c.Dropped is %v, want 0", c.Dropped)
-			case time.Since(c.Used) > time.Minute:
+			c := p.Counters()
+			expect.Equal(t, c.Packets, uint64(sent), "c.Packets")
+			expect.Equal(t, c.Dropped, 0, "c.Dropped")
+			if time.Since(c.Used) > time.Minute {
 				t.Errorf("time.Since(c.Used) is %v, want at most %v", time.Since(c.Used), time.Minute)
 			}
 		})
@@ -156,14 +155,10 @@ func TestWhatGoesUp(t *testing.T) {
 	} {
 		a.tun.Send(tt.pkt)
 		f := up(t, a)
-		switch {
-		case f.Kind != tt.kind:
-			t.Errorf("%s: f.Kind is %v, want %v", tt.name, f.Kind, tt.kind)
-		case f.Path != tt.path:
-			t.Errorf("%s: f.Path is %v, want %v", tt.name, f.Path, tt.path)
-		case f.MTU != tt.mtu:
-			t.Errorf("%s: f.MTU is %v, want %v", tt.name, f.MTU, tt.mtu)
-		case !bytes.Equal(f.Data, tt.pkt):
+		expect.Equal(t, f.Kind, tt.kind, "%s: f.Kind", tt.name)
+		expect.Equal(t, f.Path, tt.path, "%s: f.Path", tt.name)
+		expect.Equal(t, f.MTU, tt.mtu, "%s: f.MTU", tt.name)
+		if !bytes.Equal(f.Data, tt.pkt) {
 			t.Errorf("%s: f.Data is %x, want %x", tt.name, f.Data, tt.pkt)
 		}
 		f.Release()

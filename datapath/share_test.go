@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	pq "container/heap"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -9,6 +8,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/internal/long"
 	"ipoibcm/provider/softroce/engine"
+	"ipoibcm/timerheap"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/roce"
 )
@@ -26,7 +26,7 @@ type narrow struct {
 	now     time.Time
 	free    time.Time // when the last packet has left the queue
 	backlog []leaving
-	events  arrivals
+	events  timerheap.Heap[arrival, *arrival]
 	senders []*sharer
 	seq     int
 }
@@ -37,27 +37,16 @@ type leaving struct {
 }
 
 type arrival struct {
+	timerheap.Slot
 	at  time.Time
 	seq int
 	to  *sharerEnd
 	b   []byte
 }
 
-type arrivals []arrival
-
-func (a arrivals) Len() int { return len(a) }
-func (a arrivals) Less(i, j int) bool {
-	if a[i].at.Equal(a[j].at) {
-		return a[i].seq < a[j].seq
-	}
-	return a[i].at.Before(a[j].at)
-}
-func (a arrivals) Swap(i, j int) { a[i], a[j] = a[j], a[i] }
-func (a *arrivals) Push(x any)   { *a = append(*a, x.(arrival)) }
-func (a *arrivals) Pop() any {
-	last := (*a)[len(*a)-1]
-	*a = (*a)[:len(*a)-1]
-	return last
+// Before orders arrivals; those of one instant come as they were sent.
+func (a *arrival) Before(o *arrival) bool {
+	return a.at.Before(o.at) || a.at.Equal(o.at) && a.seq < o.seq
 }
 
 // A sharer is one sender with its receiver.
@@ -162,7 +151,7 @@ func (w *narrow) flush(e *sharerEnd) {
 				at = w.free.Add(w.rtt / 2)
 			}
 			w.seq++
-			pq.Push(&w.events, arrival{at, w.seq, to, b})
+			w.events.Set(&arrival{at: at, seq: w.seq, to: to, b: b})
 		}
 	}
 }
@@ -208,14 +197,14 @@ func (w *narrow) run(d time.Duration) {
 				next = s.begin
 			}
 		}
-		if len(w.events) > 0 && w.events[0].at.Before(next) {
-			next = w.events[0].at
+		if a := w.events.First(); a != nil && a.at.Before(next) {
+			next = a.at
 		}
 		if next.After(w.now) {
 			w.now = next
 		}
-		for len(w.events) > 0 && !w.events[0].at.After(w.now) {
-			a := pq.Pop(&w.events).(arrival)
+		for a := w.events.First(); a != nil && !a.at.After(w.now); a = w.events.First() {
+			w.events.Stop(a)
 			var pkt roce.Packet
 			if err := pkt.Parse(a.b); err != nil {
 				w.t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"ipoibcm/internal/expect"
 	"ipoibcm/rtnl"
 	"net"
 	"net/netip"
@@ -28,16 +29,10 @@ func TestHostRouteShowsMTU(t *testing.T) {
 			}
 			got := find(snapshot(t, d), to(dst))
 			// 4755-7.2-1
-			switch {
-			case len(got) != 1:
-				t.Fatalf("%s mtu %d: got has %v elements, want 1", dst, mtu, len(got))
-			case got[0].MTU != mtu:
-				t.Fatalf("%s mtu %d: MTU is %v, want %v", dst, mtu, got[0].MTU, mtu)
-			case got[0].Protocol != rtnl.Protocol:
-				t.Fatalf("%s mtu %d: Protocol is %v, want %v", dst, mtu, got[0].Protocol, rtnl.Protocol)
-			case got[0].Type != rtnl.Unicast:
-				t.Fatalf("%s mtu %d: Type is %v, want %v", dst, mtu, got[0].Type, rtnl.Unicast)
-			}
+			expect.MustEqual(t, len(got), 1, "%s mtu %d: length of got", dst, mtu)
+			expect.MustEqual(t, got[0].MTU, mtu, "%s mtu %d: MTU", dst, mtu)
+			expect.MustEqual(t, got[0].Protocol, rtnl.Protocol, "%s mtu %d: Protocol", dst, mtu)
+			expect.MustEqual(t, got[0].Type, rtnl.Unicast, "%s mtu %d: Type", dst, mtu)
 			if k := kernelMTU(t, netip.MustParsePrefix(dst).Addr()); k != mtu {
 				t.Errorf("kernel uses MTU %d for %s, want %d", k, dst, mtu)
 			}
@@ -284,14 +279,10 @@ func TestRepairComesToRest(t *testing.T) {
 					quiet = true
 				}
 			}
-			switch got := find(snapshot(t, d), to(dst)); {
-			case repairs != 1:
-				t.Errorf("%s %s: repairs is %v, want 1", dst, edit.what, repairs)
-			case len(got) != 1:
-				t.Errorf("%s %s: got has %v elements, want 1", dst, edit.what, len(got))
-			case got[0].MTU != want.MTU:
-				t.Errorf("%s %s: MTU is %v, want %v", dst, edit.what, got[0].MTU, want.MTU)
-			}
+			got := find(snapshot(t, d), to(dst))
+			expect.Equal(t, repairs, 1, "%s %s: repairs", dst, edit.what)
+			expect.MustEqual(t, len(got), 1, "%s %s: length of got", dst, edit.what)
+			expect.Equal(t, got[0].MTU, want.MTU, "%s %s: MTU", dst, edit.what)
 		}
 	}
 }
@@ -542,16 +533,10 @@ func TestDevices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	switch {
-	case i.Driver != "veth":
-		t.Errorf("eth0: Driver is %q, want \"veth\"", i.Driver)
-	case i.Link.Type != "veth":
-		t.Errorf("eth0: Link.Type is %q, want \"veth\"", i.Link.Type)
-	case i.Link.MTU != 1500:
-		t.Errorf("eth0: Link.MTU is %v, want 1500", i.Link.MTU)
-	case !i.Link.Up:
-		t.Errorf("eth0: Link.Up is false, want true")
-	}
+	expect.Equal(t, i.Driver, "veth", "eth0: Driver")
+	expect.Equal(t, i.Link.Type, "veth", "eth0: Link.Type")
+	expect.Equal(t, i.Link.MTU, 1500, "eth0: Link.MTU")
+	expect.Equal(t, i.Link.Up, true, "eth0: Link.Up")
 	if i.Speed != 10000 {
 		t.Errorf("speed %d, want 10000", i.Speed)
 	}

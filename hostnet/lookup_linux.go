@@ -275,18 +275,8 @@ func parseAnswer(b []byte, seq uint32, q rtnl.Query) (a rtnl.Answer, mine bool, 
 	}
 	err = eachAttr(m.data[unix.SizeofRtMsg:], func(typ int, v []byte) {
 		switch typ {
-		case unix.RTA_DST:
-			dst = addrOf(v)
 		case unix.RTA_OIF:
 			a.OIF = u32(v)
-		case unix.RTA_GATEWAY:
-			a.Via = addrOf(v)
-		case unix.RTA_VIA:
-			if len(v) > 2 {
-				a.Via = addrOf(v[2:])
-			}
-		case unix.RTA_PREFSRC:
-			a.Src = addrOf(v)
 		case unix.RTA_TABLE:
 			a.Table = u32(v)
 		case unix.RTA_MULTIPATH:
@@ -299,6 +289,8 @@ func parseAnswer(b []byte, seq uint32, q rtnl.Query) (a rtnl.Answer, mine bool, 
 					a.MTU = u32(v)
 				}
 			})
+		default:
+			routeAddr(typ, v, &dst, &a.Via, &a.Src)
 		}
 	})
 	a.Prefix = netip.PrefixFrom(dst, int(m.data[1]))

@@ -64,20 +64,10 @@ func parseRoute(b []byte) (m routeMsg, err error) {
 	}
 	err = eachAttr(b[unix.SizeofRtMsg:], func(typ int, v []byte) {
 		switch typ {
-		case unix.RTA_DST:
-			dst = addrOf(v)
 		case unix.RTA_OIF:
 			m.oif = u32(v)
-		case unix.RTA_GATEWAY:
-			m.Via = addrOf(v)
-		case unix.RTA_VIA:
-			if len(v) > 2 {
-				m.Via = addrOf(v[2:])
-			}
 		case unix.RTA_PRIORITY:
 			m.Metric = uint32(u32(v))
-		case unix.RTA_PREFSRC:
-			m.Src = addrOf(v)
 		case unix.RTA_TABLE:
 			m.Table = u32(v)
 		case unix.RTA_PREF:
@@ -99,6 +89,8 @@ func parseRoute(b []byte) (m routeMsg, err error) {
 				m.hops = append(m.hops, u32(v[4:]))
 				v = v[min((n+3)&^3, len(v)):]
 			}
+		default:
+			routeAddr(typ, v, &dst, &m.Via, &m.Src)
 		}
 	})
 	if err != nil {
@@ -109,6 +101,22 @@ func parseRoute(b []byte) (m routeMsg, err error) {
 	}
 	m.Dst = netip.PrefixFrom(dst, dstLen)
 	return m, nil
+}
+
+// routeAddr reads an attribute that is an address of a route.
+func routeAddr(typ int, v []byte, dst, via, src *netip.Addr) {
+	switch typ {
+	case unix.RTA_DST:
+		*dst = addrOf(v)
+	case unix.RTA_GATEWAY:
+		*via = addrOf(v)
+	case unix.RTA_VIA:
+		if len(v) > 2 {
+			*via = addrOf(v[2:])
+		}
+	case unix.RTA_PREFSRC:
+		*src = addrOf(v)
+	}
 }
 
 func (m *routeMsg) parseMetrics(b []byte) {

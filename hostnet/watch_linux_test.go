@@ -1,6 +1,7 @@
 package hostnet
 
 import (
+	"ipoibcm/internal/expect"
 	"ipoibcm/rtnl"
 	"net/netip"
 	"os"
@@ -339,14 +340,9 @@ func TestVRFOfLink(t *testing.T) {
 func TestOverrunReroutesAll(t *testing.T) {
 	w := watcher{Device: &Device{events: make(chan rtnl.Event, EventBound)}}
 	w.miss()
-	switch {
-	case !w.lost:
-		t.Errorf("lost is false, want true")
-	case !w.rules:
-		t.Errorf("rules is false, want true")
-	case !w.scan:
-		t.Errorf("scan is false, want true")
-	}
+	expect.Equal(t, w.lost, true, "lost")
+	expect.Equal(t, w.rules, true, "rules")
+	expect.Equal(t, w.scan, true, "scan")
 	w.tellRerouted()
 	if ev := <-w.events; ev.Kind != rtnl.Rerouted || ev.Prefix.IsValid() {
 		t.Errorf("told %+v, want REROUTED of all", ev)

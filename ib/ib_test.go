@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 )
 
 func TestPSN(t *testing.T) {
@@ -70,18 +71,13 @@ func TestGID(t *testing.T) {
 		{"::", false, false, "::", "::"},
 	} {
 		g, err := ib.ParseGID(tt.in)
-		switch {
-		case err != nil:
+		if err != nil {
 			t.Errorf("%s: err is %v, want nil", tt.in, err)
-		case g.Is4() != tt.is4:
-			t.Errorf("%s: Is4 is %v, want %v", tt.in, g.Is4(), tt.is4)
-		case g.IsMulticast() != tt.mc:
-			t.Errorf("%s: IsMulticast is %v, want %v", tt.in, g.IsMulticast(), tt.mc)
-		case g.Addr() != netip.MustParseAddr(tt.addr):
-			t.Errorf("%s: Addr is %v, want %v", tt.in, g.Addr(), netip.MustParseAddr(tt.addr))
-		case g.String() != tt.out:
-			t.Errorf("%s: String is %v, want %v", tt.in, g.String(), tt.out)
 		}
+		expect.Equal(t, g.Is4(), tt.is4, "%s: Is4", tt.in)
+		expect.Equal(t, g.IsMulticast(), tt.mc, "%s: IsMulticast", tt.in)
+		expect.Equal(t, g.Addr(), netip.MustParseAddr(tt.addr), "%s: Addr", tt.in)
+		expect.Equal(t, g.String(), tt.out, "%s: String", tt.in)
 		text, _ := g.MarshalText()
 		var back ib.GID
 		switch err := back.UnmarshalText(text); {

@@ -252,11 +252,20 @@ func (f *Interface) qpCreated(ev QPCreated) {
 	}
 }
 
-// qpFailed gives up a connection whose QP the driver could not make or connect.
-func (f *Interface) qpFailed(ev QPFailed) {
-	c := f.conns.byID[ev.Conn]
+// connOf returns the connection that an event is about. If it was given up meanwhile, the
+// event counts as late.
+func (f *Interface) connOf(id fib.Conn) *conn {
+	c := f.conns.byID[id]
 	if c == nil {
 		f.count(dropStaleHandle)
+	}
+	return c
+}
+
+// qpFailed gives up a connection whose QP the driver could not make or connect.
+func (f *Interface) qpFailed(ev QPFailed) {
+	c := f.connOf(ev.Conn)
+	if c == nil {
 		return
 	}
 	f.count(nQPFailed)
@@ -278,9 +287,8 @@ func (f *Interface) qpFailed(ev QPFailed) {
 
 // qpError gives up a connection whose QP broke.
 func (f *Interface) qpError(ev QPError) {
-	c := f.conns.byID[ev.Conn]
+	c := f.connOf(ev.Conn)
 	if c == nil {
-		f.count(dropStaleHandle)
 		return
 	}
 	f.count(nQPErrors)

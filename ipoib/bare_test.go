@@ -24,31 +24,29 @@ func TestREQWithoutPrivateData(t *testing.T) {
 	w.inject(b, a, req)
 	w.run(10 * time.Millisecond)
 	if rej, ok := lastREJ(a); ok {
-		w.failf("it got REJ %d, want a REP", rej.Reason)
+		w.Fatalf("it got REJ %d, want a REP", rej.Reason)
 	}
 	w.inject(b, a, mad.RTU{LocalCommID: req.LocalCommID, RemoteCommID: repOf(w, a).LocalCommID}) // without, too
 	w.run(10 * time.Millisecond)
 	up := a.up()
 	if len(up) != 1 {
-		w.failf("%d connections up, want 1", len(up))
+		w.Fatalf("%d connections up, want 1", len(up))
 	}
 	if !up[0].Rx {
-		w.failf("nothing is received on it")
+		w.Fatalf("nothing is received on it")
 	}
 	if up[0].Tx {
-		w.failf("packets are sent on it")
+		w.Fatalf("packets are sent on it")
 	}
 	if got := len(a.reqs); got != 1 {
-		w.failf("%d REQs of ours, want the one outstanding", got)
+		w.Fatalf("%d REQs of ours, want the one outstanding", got)
 	}
 }
 
 // A REP without private data announces no Receive MTU: it gets REJ 26 with our own
 // values, and packets go by UD. 4755-3.2-4, 4755-5-2
 func TestREPWithoutPrivateData(t *testing.T) {
-	w := newWorld(t, 52)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 52)
 	b.silent = true
 	p := a.ping("10.0.0.2", 100, true)
 	w.run(10 * time.Millisecond)
@@ -57,18 +55,18 @@ func TestREPWithoutPrivateData(t *testing.T) {
 	w.run(10 * time.Millisecond)
 	rej, ok := lastREJ(a)
 	if !ok {
-		w.failf("no REJ")
+		w.Fatalf("no REJ")
 	}
 	if rej.Reason != 26 {
-		w.failf("REJ %d, want 26", rej.Reason)
+		w.Fatalf("REJ %d, want 26", rej.Reason)
 	}
 	if got := privateQPN(rej.PrivateData[:]); got != 0x101 {
-		w.failf("the REJ names QPN %#x, want 0x101", got)
+		w.Fatalf("the REJ names QPN %#x, want 0x101", got)
 	}
 	if got := len(a.up()); got != 0 {
-		w.failf("%d connections up, want 0", got)
+		w.Fatalf("%d connections up, want 0", got)
 	}
 	if got := b.got(p); got != 1 {
-		w.failf("the packet arrived %d times, want once by UD", got)
+		w.Fatalf("the packet arrived %d times, want once by UD", got)
 	}
 }

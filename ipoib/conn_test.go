@@ -8,6 +8,7 @@ import (
 	"ipoibcm/cm"
 	"ipoibcm/fib"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire/ip"
 	"ipoibcm/wire/mad"
@@ -40,26 +41,26 @@ func TestFirstPacket(t *testing.T) {
 		small := a.ping(dst, 100, true)
 		large := a.ping(dst, 65520, true)
 		if len(a.up()) != 0 || len(a.qps) != 0 {
-			w.failf("a connection before address resolution") // 4755-2.3-1
+			w.Fatalf("a connection before address resolution") // 4755-2.3-1
 		}
 		w.settle()
 		// 4755-3.3-10, 4755-5-4: small by UD or connection, large by connection, each once
 		if b.got(small) != 1 || b.got(large) != 1 {
-			w.failf("%s: got %d and %d", dst, b.got(small), b.got(large))
+			w.Fatalf("%s: got %d and %d", dst, b.got(small), b.got(large))
 		}
 		x, y := w.agree(a, b)
 		// 4755-5.1-5, 4755-5.1-6
 		switch {
 		case x.MTU != 65520:
-			w.failf("x's MTU is %v, want 65520", x.MTU)
+			w.Fatalf("x's MTU is %v, want 65520", x.MTU)
 		case x.Transport != ib.RC:
-			w.failf("x's Transport is %v, want %v", x.Transport, ib.RC)
+			w.Fatalf("x's Transport is %v, want %v", x.Transport, ib.RC)
 		case !x.Active:
-			w.failf("x's Active is false, want true")
+			w.Fatalf("x's Active is false, want true")
 		case x.Class != ClassUnknown && x.Class != ClassRFC:
-			w.failf("%+v\n%+v", x, y)
+			w.Fatalf("%+v\n%+v", x, y)
 		case y.Class != ClassRFC:
-			w.failf("y's Class is %v, want %v", y.Class, ClassRFC)
+			w.Fatalf("y's Class is %v, want %v", y.Class, ClassRFC)
 		}
 		// 4755-3.2-6, 4755-3.5-4, 4755-3.1-12: 0x01 and the peer's UD QPN
 		if x.ServiceID != 0x0100000000000102 {
@@ -67,14 +68,9 @@ func TestFirstPacket(t *testing.T) {
 		}
 		r := a.reqs[0]
 		// 4755-2.3-2, 4755-3.2-5
-		switch {
-		case r.LocalQPN != x.LocalQPN:
-			t.Errorf("LocalQPN is %v, want %v", r.LocalQPN, x.LocalQPN)
-		case r.ServiceID != serviceid.New(serviceid.RFC, 0x102):
-			t.Errorf("ServiceID is %v, want %v", r.ServiceID, serviceid.New(serviceid.RFC, 0x102))
-		case r.Primary.LocalGID != gid(1):
-			t.Errorf("Primary.LocalGID is %v, want %v", r.Primary.LocalGID, gid(1))
-		}
+		expect.Equal(t, r.LocalQPN, x.LocalQPN, "LocalQPN")
+		expect.Equal(t, r.ServiceID, serviceid.New(serviceid.RFC, 0x102), "ServiceID")
+		expect.Equal(t, r.Primary.LocalGID, gid(1), "Primary.LocalGID")
 		if x.RemoteQPN == 0 || y.LocalQPN != x.RemoteQPN {
 			t.Errorf("REP did not bring the peer's QPN") // 4755-2.3-3, 4755-3.2-3
 		}
@@ -98,7 +94,7 @@ func TestFirstPacket(t *testing.T) {
 		again := a.ping(dst, 65520, true)
 		w.run(time.Second)
 		if a.got(back) != 1 || b.got(again) != 1 || a.onConn != n+1 || len(a.reqs)+len(b.reqs) != 1 {
-			w.failf("not both ways on one connection")
+			w.Fatalf("not both ways on one connection")
 		}
 	}
 }
@@ -114,17 +110,17 @@ func TestOneConnectionForAllAddresses(t *testing.T) {
 		p := a.ping(d, 1000, true)
 		w.run(3 * time.Second)
 		if b.got(p) != 1 {
-			w.failf("%s: got %d", d, b.got(p))
+			w.Fatalf("%s: got %d", d, b.got(p))
 		}
 	}
 	x, _ := w.agree(a, b)
 	switch {
 	case len(a.reqs)+len(b.reqs) != 1:
-		w.failf("%d REQs, addresses %v, host routes %v", len(a.reqs)+len(b.reqs), x.Addrs, a.hostRoutes())
+		w.Fatalf("%d REQs, addresses %v, host routes %v", len(a.reqs)+len(b.reqs), x.Addrs, a.hostRoutes())
 	case len(x.Addrs) != 3:
-		w.failf("x's Addrs has %v elements, want 3", len(x.Addrs))
+		w.Fatalf("x's Addrs has %v elements, want 3", len(x.Addrs))
 	case len(a.hostRoutes()) != 3:
-		w.failf("a's hostRoutes has %v elements, want 3", len(a.hostRoutes()))
+		w.Fatalf("a's hostRoutes has %v elements, want 3", len(a.hostRoutes()))
 	}
 }
 
@@ -150,32 +146,22 @@ func TestModes(t *testing.T) {
 		cut := a.ping("10.0.0.2", 9000, false)
 		w.settle()
 		e := a.explain(ip4("10.0.0.2"))
-		switch {
-		case b.got(p) != 1:
-			w.failf("%v to %v: b got %v of packet p, want 1", k[0], k[1], b.got(p))
-		case a.got(q) != 1:
-			w.failf("%v to %v: a got %v of packet q, want 1", k[0], k[1], a.got(q))
-		case e.Mode != mode:
-			w.failf("%v to %v: Mode is %v, want %v", k[0], k[1], e.Mode, mode)
-		case len(e.Reasons) < 3:
-			w.failf("%v to %v: Reasons has %v elements, want at least 3", k[0], k[1], len(e.Reasons))
+		expect.MustEqual(w, b.got(p), 1, "%v to %v: b's copies of p", k[0], k[1])
+		expect.MustEqual(w, a.got(q), 1, "%v to %v: a's copies of q", k[0], k[1])
+		expect.MustEqual(w, e.Mode, mode, "%v to %v: Mode", k[0], k[1])
+		if len(e.Reasons) < 3 {
+			w.Fatalf("%v to %v: Reasons has %v elements, want at least 3", k[0], k[1], len(e.Reasons))
 		}
 		if mode == "UD" {
 			// 4755-3.1-7, 4755-3.1-8, 4755-3.1-16, 4755-2-1, 4755-2-2: never a REQ to who has no mode in common
 			if len(a.reqs)+len(b.reqs) != 0 || len(a.qps)+len(b.qps) != 0 {
-				w.failf("%v to %v: a REQ", k[0], k[1])
+				w.Fatalf("%v to %v: a REQ", k[0], k[1])
 			}
 			// 4755-7.2-1: answered (DF) or fragmented
-			switch {
-			case b.got(large) != 0:
-				w.failf("%v to %v: b got %v of packet large, want 0", k[0], k[1], b.got(large))
-			case a.counter("icmp_too_big") != 1:
-				w.failf("%v to %v: a's icmp_too_big is %v, want 1", k[0], k[1], a.counter("icmp_too_big"))
-			case b.got(cut) != 0:
-				w.failf("%v to %v: b got %v of packet cut, want 0", k[0], k[1], b.got(cut))
-			case a.counter("fragmented") != 1:
-				w.failf("%v to %v: a's fragmented is %v, want 1", k[0], k[1], a.counter("fragmented"))
-			}
+			expect.MustEqual(w, b.got(large), 0, "%v to %v: b's copies of large", k[0], k[1])
+			expect.MustEqual(w, a.counter("icmp_too_big"), 1, "%v to %v: a's icmp_too_big", k[0], k[1])
+			expect.MustEqual(w, b.got(cut), 0, "%v to %v: b's copies of cut", k[0], k[1])
+			expect.MustEqual(w, a.counter("fragmented"), 1, "%v to %v: a's fragmented", k[0], k[1])
 			switch { // 4755-3.1-9
 			case a.f.Link().Flags != k[0].Flags():
 				t.Errorf("Link.Flags is %v, want %v", a.f.Link().Flags, k[0].Flags())
@@ -185,11 +171,11 @@ func TestModes(t *testing.T) {
 			continue
 		}
 		if b.got(large) != 1 || b.got(cut) != 1 {
-			w.failf("%v to %v: large packets %d %d", k[0], k[1], b.got(large), b.got(cut))
+			w.Fatalf("%v to %v: large packets %d %d", k[0], k[1], b.got(large), b.got(cut))
 		}
 		x, _ := w.agree(a, b)
 		if x.Transport.String() != mode {
-			w.failf("%v to %v: %v", k[0], k[1], x.Transport)
+			w.Fatalf("%v to %v: %v", k[0], k[1], x.Transport)
 		}
 	}
 }
@@ -205,13 +191,13 @@ func TestReceiveMTU(t *testing.T) {
 		w.settle()
 		x, _ := w.agree(a, b)
 		if x.MTU != tt.want || a.k.HostMTU(ip4("10.0.0.2")) != tt.want {
-			w.failf("%d and %d: MTU %d, host routes %v", tt.a, tt.b, x.MTU, a.hostRoutes()) // 4755-5.1-5, 4755-5.1-6
+			w.Fatalf("%d and %d: MTU %d, host routes %v", tt.a, tt.b, x.MTU, a.hostRoutes()) // 4755-5.1-5, 4755-5.1-6
 		}
 		for _, size := range []int{64, 1280, tt.want - 1, tt.want} { // 4755-5.1-3
 			if p := a.ping("10.0.0.2", size, true); b.got(p) != 0 {
 				t.Fatal("no time passed")
 			} else if w.run(time.Second); b.got(p) != 1 {
-				w.failf("%d octets: got %d", size, b.got(p))
+				w.Fatalf("%d octets: got %d", size, b.got(p))
 			}
 		}
 		if tt.want == 65520 {
@@ -220,30 +206,27 @@ func TestReceiveMTU(t *testing.T) {
 		n := len(a.tun)
 		p := a.ping("10.0.0.2", tt.want+1, true)
 		w.run(time.Second)
-		switch {
-		case b.got(p) != 0:
-			w.failf("%d octets with DF: b got %v of packet p, want 0", tt.want+1, b.got(p))
-		case len(a.tun) != n+1:
-			w.failf("%d octets with DF: a's tun has %v elements, want %v", tt.want+1, len(a.tun), n+1)
-		case a.counter("icmp_too_big") == 0:
-			w.failf("%d octets with DF: a's icmp_too_big is 0, want more", tt.want+1)
+		expect.MustEqual(w, b.got(p), 0, "%d octets with DF: b's copies of p", tt.want+1)
+		expect.MustEqual(w, len(a.tun), n+1, "%d octets with DF: length of a's tun", tt.want+1)
+		if a.counter("icmp_too_big") == 0 {
+			w.Fatalf("%d octets with DF: a's icmp_too_big is 0, want more", tt.want+1)
 		}
 		src, _ := ip.Src(a.tun[n])
 		switch {
 		case a.tun[n][20] != 3:
-			w.failf("a's tun[n][20] is %v, want 3", a.tun[n][20])
+			w.Fatalf("a's tun[n][20] is %v, want 3", a.tun[n][20])
 		case a.tun[n][21] != 4:
-			w.failf("a's tun[n][21] is %v, want 4", a.tun[n][21])
+			w.Fatalf("a's tun[n][21] is %v, want 4", a.tun[n][21])
 		case int(a.tun[n][26])<<8|int(a.tun[n][27]) != tt.want:
-			w.failf("ICMP % x", a.tun[n][:28])
+			w.Fatalf("ICMP % x", a.tun[n][:28])
 		case src != ip4("10.0.0.2"):
-			w.failf("src is %v, want %v", src, ip4("10.0.0.2"))
+			w.Fatalf("src is %v, want %v", src, ip4("10.0.0.2"))
 		}
 		n = len(b.tun)
 		a.ping("10.0.0.2", tt.want+1, false)
 		w.run(time.Second)
 		if len(b.tun) != n+2 {
-			w.failf("fragments: %d", len(b.tun)-n)
+			w.Fatalf("fragments: %d", len(b.tun)-n)
 		}
 	}
 }
@@ -256,24 +239,18 @@ func TestUselessReceiveMTU(t *testing.T) {
 	w.run(2 * time.Second)
 	p := a.ping("10.0.0.2", 500, true)
 	w.settle()
-	switch {
-	case b.got(p) != 1:
-		w.failf("b got %v of packet p, want 1", b.got(p))
-	case len(a.up()) != 0:
-		w.failf("a's up has %v elements, want 0", len(a.up()))
-	case len(b.up()) != 0:
-		w.failf("b's up has %v elements, want 0", len(b.up()))
-	case len(a.qps) != 0:
-		w.failf("a's qps has %v elements, want 0", len(a.qps))
-	}
+	expect.MustEqual(w, b.got(p), 1, "b's copies of p")
+	expect.MustEqual(w, len(a.up()), 0, "length of a's up")
+	expect.MustEqual(w, len(b.up()), 0, "length of b's up")
+	expect.MustEqual(w, len(a.qps), 0, "length of a's qps")
 	rej, ok := lastREJ(a)
 	if !ok || rej.Reason != cm.ReasonInvalidMTU {
-		w.failf("REJ %+v", rej)
+		w.Fatalf("REJ %+v", rej)
 	}
 	q := b.ping("10.0.0.1", 500, true)
 	w.settle()
 	if a.got(q) != 1 || len(a.up()) != 0 {
-		w.failf("got %d", a.got(q))
+		w.Fatalf("got %d", a.got(q))
 	}
 }
 
@@ -320,9 +297,7 @@ func TestPathMTUToPeer(t *testing.T) {
 }
 
 func TestDeviceMTULowered(t *testing.T) {
-	w := newWorld(t, 6)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 6)
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
 	w.agree(a, b)
@@ -343,18 +318,12 @@ func TestRefusedREP(t *testing.T) {
 	w.run(2 * time.Second)
 	p := a.ping("10.0.0.2", 500, true)
 	w.settle()
-	switch rej, ok := lastREJ(a); {
-	case !ok:
-		w.failf("ok is false, want true")
-	case rej.Reason != cm.ReasonInvalidMTU:
-		w.failf("Reason is %v, want %v", rej.Reason, cm.ReasonInvalidMTU)
-	case b.got(p) != 1:
-		w.failf("b got %v of packet p, want 1", b.got(p))
-	case len(b.qps) != 0:
-		w.failf("b's qps has %v elements, want 0", len(b.qps))
-	case len(a.qps) != 0:
-		w.failf("a's qps has %v elements, want 0", len(a.qps))
-	}
+	rej, ok := lastREJ(a)
+	expect.MustEqual(w, ok, true, "ok")
+	expect.MustEqual(w, rej.Reason, cm.ReasonInvalidMTU, "Reason")
+	expect.MustEqual(w, b.got(p), 1, "b's copies of p")
+	expect.MustEqual(w, len(b.qps), 0, "length of b's qps")
+	expect.MustEqual(w, len(a.qps), 0, "length of a's qps")
 }
 
 func TestGateway(t *testing.T) {
@@ -372,24 +341,19 @@ func TestGateway(t *testing.T) {
 		p := a.ping(far, 9000, true)
 		q := a.ping(dst, 9000, true)
 		w.settle()
-		switch {
-		case b.got(p) != 1:
-			w.failf("%s: b got %v of packet p, want 1", far, b.got(p))
-		case b.got(q) != 1:
-			w.failf("%s: b got %v of packet q, want 1", far, b.got(q))
-		case len(a.reqs) != 1:
-			w.failf("%s: a's reqs has %v elements, want 1", far, len(a.reqs))
-		}
+		expect.MustEqual(w, b.got(p), 1, "%s: b's copies of p", far)
+		expect.MustEqual(w, b.got(q), 1, "%s: b's copies of q", far)
+		expect.MustEqual(w, len(a.reqs), 1, "%s: length of a's reqs", far)
 		// What was too large for UD waited, so the kernel never heard of a smaller MTU.
 		if a.k.Flushed != 0 {
-			w.failf("%d flushes", a.k.Flushed)
+			w.Fatalf("%d flushes", a.k.Flushed)
 		}
 		e := a.explain(ip4(far))
 		if e.NextHop != ip4(gw) || e.Mode != "RC" {
-			w.failf("%+v", e)
+			w.Fatalf("%+v", e)
 		}
 		if path, _ := a.path(ip4(far)); path.Kind != fib.PathConn || path.MTU != 65520 {
-			w.failf("path %+v", path)
+			w.Fatalf("path %+v", path)
 		}
 		if a.k.HostMTU(ip4(far)) != 0 {
 			t.Errorf("a host route for what is behind a gateway")
@@ -397,7 +361,7 @@ func TestGateway(t *testing.T) {
 		// a neighbour that the routes put behind a gateway gets no path of its own
 		a.addRoute(ipPrefix(dst+"/"+fmt.Sprint(ip4(dst).BitLen())).String(), "10.0.0.3")
 		if path, _ := a.path(ip4(dst)); path.Kind == fib.PathConn || a.k.HostMTU(ip4(dst)) != 0 {
-			w.failf("path %+v, host routes %v", path, a.hostRoutes())
+			w.Fatalf("path %+v, host routes %v", path, a.hostRoutes())
 		}
 	}
 }
@@ -417,7 +381,7 @@ func connectedPair(t *testing.T, opt Options) (*world, *node, *node) {
 func noneLeft(w *world, a, b *node) {
 	w.t.Helper()
 	if len(a.f.Conns())+len(b.f.Conns())+len(a.qps)+len(b.qps)+len(a.hostRoutes())+len(b.hostRoutes()) != 0 {
-		w.failf("left: %v %v, host routes %v %v", a.f.Conns(), b.f.Conns(), a.hostRoutes(), b.hostRoutes()) // 4755-3.2-7
+		w.Fatalf("left: %v %v, host routes %v %v", a.f.Conns(), b.f.Conns(), a.hostRoutes(), b.hostRoutes()) // 4755-3.2-7
 	}
 }
 
@@ -437,11 +401,7 @@ func tearDownLink(t *testing.T) {
 		t.Errorf("the link-local address did not come back")
 	}
 	w.run(2 * time.Second)
-	p := a.ping("10.0.0.2", 9000, true)
-	w.settle()
-	if w.agree(a, b); b.got(p) != 1 {
-		w.failf("not up again")
-	}
+	w.wantConnection(a, b, "10.0.0.2", "up again")
 }
 
 func TestTearDown(t *testing.T) {
@@ -470,7 +430,7 @@ func TestTearDown(t *testing.T) {
 		p := a.ping("10.0.0.2", 9000, true) // and back on demand
 		w.settle()
 		if w.agree(a, b); b.got(p) != 1 {
-			w.failf("not up again")
+			w.Fatalf("not up again")
 		}
 	})
 	for _, uc := range []bool{false, true} { // 4755-3.4-3
@@ -487,7 +447,7 @@ func TestTearDown(t *testing.T) {
 			w.run(time.Second)
 		}
 		if len(a.f.Conns())+len(a.qps)+len(a.hostRoutes()) != 0 {
-			w.failf("left: %v", a.f.Conns())
+			w.Fatalf("left: %v", a.f.Conns())
 		}
 	}
 	t.Run("peer's addresses moved away", func(t *testing.T) {
@@ -499,19 +459,17 @@ func TestTearDown(t *testing.T) {
 		p := a.ping("10.0.0.2", 9000, true)
 		w.settle()
 		if c.got(p) != 1 || b.got(p) != 0 {
-			w.failf("got %d at c, %d at b", c.got(p), b.got(p))
+			w.Fatalf("got %d at c, %d at b", c.got(p), b.got(p))
 		}
 		if cs := a.up(); len(cs) != 1 || cs[0].Peer.Key() != c.link() {
-			w.failf("%+v", cs)
+			w.Fatalf("%+v", cs)
 		}
 	})
 }
 
 func TestRestart(t *testing.T) {
 	for _, newQPN := range []bool{false, true} {
-		w := newWorld(t, 10)
-		a, b := w.node(1, Options{}), w.node(2, Options{})
-		w.run(2 * time.Second)
+		w, a, b := newPair(t, 10)
 		a.ping("10.0.0.2", 100, true)
 		w.settle()
 		w.agree(a, b)
@@ -533,12 +491,12 @@ func TestRestart(t *testing.T) {
 		w.settle()
 		x, _ := w.agree(a, b)
 		if x.Peer.QPN != b.opt.Link.QPN || w.now.Sub(start) > 22*time.Second {
-			w.failf("%v: %v after %v", newQPN, x.Peer, w.now.Sub(start))
+			w.Fatalf("%v: %v after %v", newQPN, x.Peer, w.now.Sub(start))
 		}
 		q := a.ping("10.0.0.2", 9000, true)
 		w.settle()
 		if w.agree(a, b); b.got(q) != 1 || !newQPN && a.counter("redials_accepted") != 1 {
-			w.failf("%v: got %d, redials %d", newQPN, b.got(q), a.counter("redials_accepted"))
+			w.Fatalf("%v: got %d, redials %d", newQPN, b.got(q), a.counter("redials_accepted"))
 		}
 	}
 }
@@ -546,9 +504,7 @@ func TestRestart(t *testing.T) {
 // A peer whose UD QPN changed unnoticed answers our REQ with REJ 8 and its new
 // QPN: forget and resolve again (4755-3.5-5).
 func TestMoved(t *testing.T) {
-	w := newWorld(t, 11)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 11)
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
 	b.kernel(b.k.Up(false)) // DREQ, so that a has no connection but knows b
@@ -563,29 +519,27 @@ func TestMoved(t *testing.T) {
 	p := a.ping("10.0.0.2", 9000, true)
 	w.settle()
 	if w.agree(a, b); b.got(p) != 1 || a.counter("peer_qpn_changed") != 1 {
-		w.failf("got %d, moved %d", b.got(p), a.counter("peer_qpn_changed"))
+		w.Fatalf("got %d, moved %d", b.got(p), a.counter("peer_qpn_changed"))
 	}
 	if rej, ok := lastREJ(b); !ok || rej.Reason != cm.ReasonInvalidServiceID {
-		w.failf("REJ %+v", rej)
+		w.Fatalf("REJ %+v", rej)
 	}
 }
 
 func TestQPErrorRedials(t *testing.T) {
-	w := newWorld(t, 15)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 15)
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
 	x, _ := w.agree(a, b)
 	a.step(QPError{Conn: x.Conn, Text: "test"})
 	w.run(time.Second)
 	if len(a.f.Conns())+len(b.f.Conns()) != 0 {
-		w.failf("left %v %v", a.f.Conns(), b.f.Conns())
+		w.Fatalf("left %v %v", a.f.Conns(), b.f.Conns())
 	}
 	p := a.ping("10.0.0.2", 9000, true)
 	w.run(time.Second) // at once
 	if w.agree(a, b); b.got(p) != 1 {
-		w.failf("got %d", b.got(p))
+		w.Fatalf("got %d", b.got(p))
 	}
 }
 
@@ -595,11 +549,7 @@ func TestDataForRTU(t *testing.T) {
 	a, b := w.node(1, Options{}), w.node(2, Options{})
 	w.dropMAD = func(from *node, m mad.Message) bool { return m.Attr() == mad.AttrRTU }
 	w.run(2 * time.Second)
-	p := a.ping("10.0.0.2", 9000, true)
-	w.settle()
-	if w.agree(a, b); b.got(p) != 1 {
-		w.failf("got %d", b.got(p))
-	}
+	w.wantConnection(a, b, "10.0.0.2", "without an RTU")
 }
 
 // An ARP request from outside every prefix must not give the kernel a route.
@@ -613,7 +563,7 @@ func TestNoHostRouteOffLink(t *testing.T) {
 	w.settle()
 	w.agree(a, b)
 	if a.k.HostMTU(ip4("10.99.0.2")) != 0 || b.k.HostMTU(ip4("10.0.0.1")) == 0 {
-		w.failf("host routes %v and %v", a.hostRoutes(), b.hostRoutes())
+		w.Fatalf("host routes %v and %v", a.hostRoutes(), b.hostRoutes())
 	}
 }
 
@@ -627,14 +577,14 @@ func TestFlushAfterTooBig(t *testing.T) {
 	a.ping("10.0.0.2", 9000, true)
 	w.run(time.Second)
 	if a.counter("icmp_too_big") != 1 || a.k.Flushed != 0 {
-		w.failf("%d answers, %d flushes", a.counter("icmp_too_big"), a.k.Flushed)
+		w.Fatalf("%d answers, %d flushes", a.counter("icmp_too_big"), a.k.Flushed)
 	}
 	b.noQP = false
 	w.run(5 * time.Second)
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
 	if w.agree(a, b); a.k.Flushed != 1 {
-		w.failf("%d flushes", a.k.Flushed)
+		w.Fatalf("%d flushes", a.k.Flushed)
 	}
 }
 
@@ -658,9 +608,7 @@ func TestAcknowledgementsConfirm(t *testing.T) {
 
 // The class of a peer is remembered for ten minutes (docs/adr/0007-both-service-ids.md).
 func TestClassIsForgotten(t *testing.T) {
-	w := newWorld(t, 22)
-	a, k := w.node(1, Options{}), w.linux(2)
-	w.run(2 * time.Second)
+	w, a, k := newLinuxPair(t, 22)
 	a.ping("10.0.0.2", 100, true)
 	w.run(time.Second)
 	for i, wait := range []time.Duration{7 * time.Minute, 11 * time.Minute} { // idle after five
@@ -669,7 +617,7 @@ func TestClassIsForgotten(t *testing.T) {
 		a.ping("10.0.0.2", 100, true)
 		w.run(time.Second)
 		if got := len(a.reqs) - n; got != 1+i || k.legacy.up() != 1 {
-			w.failf("after %v: %d REQs, %d connections", wait, got, k.legacy.up())
+			w.Fatalf("after %v: %d REQs, %d connections", wait, got, k.legacy.up())
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"ipoibcm/cm"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/internal/foreign"
 	"ipoibcm/internal/long"
 	"ipoibcm/neigh"
@@ -69,32 +70,25 @@ func TestCrossing(t *testing.T) {
 				w.settle()
 				x, y := w.agree(a, b)
 				if b.got(p) != 1 || a.got(q) != 1 {
-					w.failf("delivered %d and %d times", b.got(p), a.got(q))
+					w.Fatalf("delivered %d and %d times", b.got(p), a.got(q))
 				}
 				if len(a.reqs) == 0 || len(b.reqs) == 0 {
-					w.failf("REQs: %d and %d", len(a.reqs), len(b.reqs))
+					w.Fatalf("REQs: %d and %d", len(a.reqs), len(b.reqs))
 				}
 				if !y.Active || x.Active {
-					w.failf("the REQ of the smaller address won")
+					w.Fatalf("the REQ of the smaller address won")
 				}
 				sa, sb := a.f.Status().Crossings, b.f.Status().Crossings
-				switch {
-				case sa.Seen != 1:
-					w.failf("Seen is %v, want 1", sa.Seen)
-				case sa.Accepted+sa.Yielded != 1:
-					w.failf("crossings %+v, %+v", sa, sb)
-				case sa.Rejected != 0:
-					w.failf("Rejected is %v, want 0", sa.Rejected)
-				case sb.Accepted != 0:
-					w.failf("Accepted is %v, want 0", sb.Accepted)
-				case sb.Yielded != 0:
-					w.failf("Yielded is %v, want 0", sb.Yielded)
-				}
+				expect.MustEqual(w, sa.Seen, 1, "Seen of %+v", sa)
+				expect.MustEqual(w, sa.Accepted+sa.Yielded, 1, "Accepted and Yielded of %+v, %+v", sa, sb)
+				expect.MustEqual(w, sa.Rejected, 0, "Rejected of %+v", sa)
+				expect.MustEqual(w, sb.Accepted, 0, "Accepted of %+v", sb)
+				expect.MustEqual(w, sb.Yielded, 0, "Yielded of %+v", sb)
 				if rej, ok := lastREJ(b); order != "larger first" && (!ok || rej.Reason != cm.ReasonConsumer) {
-					w.failf("REJ %+v", rej) // 4755-3.3-6
+					w.Fatalf("REJ %+v", rej) // 4755-3.3-6
 				}
 				if a.counter("dial_failed") > 1 || len(distinct(a.reqs)) != 1 || len(distinct(b.reqs)) != 1 {
-					w.failf("a new REQ because of a verdict")
+					w.Fatalf("a new REQ because of a verdict")
 				}
 				if e := a.explain(ip4("10.0.0.2")); a.f.peers.byLink[b.link()].diagnostics().verdict == "" || e.Mode == "UD" {
 					t.Errorf("%+v", e)
@@ -141,12 +135,10 @@ func TestCrossingOrder(t *testing.T) {
 			if got := f.cross(p, cm.RequestReceived{Handle: 1 << 63}); got != tt.accept {
 				t.Errorf("%s: accepted = %v", tt.name, got)
 			}
-			switch n := f.n; {
-			case n[nCrossSeen] != 1:
-				t.Errorf("%s: n[nCrossSeen] is %v, want 1", tt.name, n[nCrossSeen])
-			case (n[nCrossAccepted] == 1) != tt.accept:
-				t.Errorf("%s: n[nCrossAccepted] == 1 is %v, want %v", tt.name, n[nCrossAccepted] == 1, tt.accept)
-			case (n[nCrossRejected] == 1) == tt.accept:
+			n := f.n
+			expect.Equal(t, n[nCrossSeen], 1, "%s: n[nCrossSeen]", tt.name)
+			expect.Equal(t, n[nCrossAccepted] == 1, tt.accept, "%s: n[nCrossAccepted] == 1", tt.name)
+			if (n[nCrossRejected] == 1) == tt.accept {
 				t.Errorf("%s: crossings_rejected %d, want %v", tt.name, n[nCrossRejected], map[bool]int{false: 1}[tt.accept])
 			}
 		}
@@ -164,7 +156,7 @@ func TestNoCrossingWithOthers(t *testing.T) {
 	p := b.ping("10.0.0.5", 9000, true)
 	w.run(time.Second)
 	if a.got(p) != 1 || a.f.Status().Crossings.Seen != 0 {
-		w.failf("got %d, %+v", a.got(p), a.f.Status().Crossings)
+		w.Fatalf("got %d, %+v", a.got(p), a.f.Status().Crossings)
 	}
 }
 
@@ -185,18 +177,11 @@ func TestCrossingBesideConnection(t *testing.T) {
 	p, q := a.ping("10.0.0.2", 9000, true), b.ping("10.0.0.1", 9000, true)
 	w.settle()
 	ca, cb := a.up(), b.up()
-	switch {
-	case len(ca) != 2:
-		w.failf("ca has %v elements, want 2", len(ca))
-	case len(cb) != 2:
-		w.failf("cb has %v elements, want 2", len(cb))
-	case b.got(p) != 1:
-		w.failf("b got %v of packet p, want 1", b.got(p))
-	case a.got(q) != 1:
-		w.failf("a got %v of packet q, want 1", a.got(q))
-	case a.f.Status().Crossings.Seen != 1:
-		w.failf("a's Status.Crossings.Seen is %v, want 1", a.f.Status().Crossings.Seen)
-	}
+	expect.MustEqual(w, len(ca), 2, "length of ca")
+	expect.MustEqual(w, len(cb), 2, "length of cb")
+	expect.MustEqual(w, b.got(p), 1, "b's copies of p")
+	expect.MustEqual(w, a.got(q), 1, "a's copies of q")
+	expect.MustEqual(w, a.f.Status().Crossings.Seen, 1, "a's Status.Crossings.Seen")
 }
 
 // The REQ that won never completes: the loser asks again after a while.
@@ -207,24 +192,18 @@ func TestCrossingWinnerLost(t *testing.T) {
 	p, q := a.ping("10.0.0.2", 9000, true), b.ping("10.0.0.1", 100, true)
 	w.run(500 * time.Millisecond)
 	if s := a.f.Status().Crossings; s.Yielded != 1 || a.f.peers.byLink[b.link()].waitUntil.IsZero() {
-		w.failf("%+v", s)
+		w.Fatalf("%+v", s)
 	}
 	w.settle()
-	switch w.agree(a, b); {
-	case b.got(p) != 1:
-		w.failf("b got %v of packet p, want 1", b.got(p))
-	case a.got(q) != 1:
-		w.failf("a got %v of packet q, want 1", a.got(q))
-	case a.f.Status().Crossings.Expired != 1:
-		w.failf("a's Status.Crossings.Expired is %v, want 1", a.f.Status().Crossings.Expired)
-	}
+	w.agree(a, b)
+	expect.MustEqual(w, b.got(p), 1, "b's copies of p")
+	expect.MustEqual(w, a.got(q), 1, "a's copies of q")
+	expect.MustEqual(w, a.f.Status().Crossings.Expired, 1, "a's Status.Crossings.Expired")
 }
 
 // 4755-3.2-13: a REQ from a peer that is not known; its address is known from the REQ alone.
 func TestREQFromUnknownPeer(t *testing.T) {
-	w := newWorld(t, 5)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 5)
 	req := mad.REQ{LocalCommID: 7, ServiceID: serviceid.New(serviceid.RFC, 0x101), LocalCAGUID: 9, LocalQPN: 0x55,
 		Transport: ib.RC, PathMTU: ib.MTU1024, PKey: ib.DefaultPKey, MaxCMRetries: 3, LocalCMResponseTimeout: 16,
 		RemoteCMResponseTimeout: 16}
@@ -237,19 +216,13 @@ func TestREQFromUnknownPeer(t *testing.T) {
 	w.run(100 * time.Millisecond)
 	cs := a.f.Conns()
 	// 4755-3.3-2, 4755-5.1-2
-	switch {
-	case len(cs) != 1:
-		w.failf("cs has %v elements, want 1", len(cs))
-	case cs[0].Peer.Key() != b.link():
-		w.failf("Peer.Key is %v, want %v", cs[0].Peer.Key(), b.link())
-	case cs[0].MTU != 8996:
-		w.failf("MTU is %v, want 8996", cs[0].MTU)
-	case cs[0].State != "REP_SENT":
-		w.failf("State is %v, want \"REP_SENT\"", cs[0].State)
-	}
+	expect.MustEqual(w, len(cs), 1, "length of cs")
+	expect.MustEqual(w, cs[0].Peer.Key(), b.link(), "Peer.Key")
+	expect.MustEqual(w, cs[0].MTU, 8996, "MTU")
+	expect.MustEqual(w, cs[0].State, "REP_SENT", "State")
 	w.run(time.Minute)
 	if len(a.f.Conns())+len(a.qps) != 0 {
-		w.failf("left %+v", a.f.Conns()) // 4755-3.2-7
+		w.Fatalf("left %+v", a.f.Conns()) // 4755-3.2-7
 	}
 }
 
@@ -265,14 +238,10 @@ func TestOwnREQ(t *testing.T) {
 	copy(req.PrivateData[:], pd)
 	w.inject(a, a, req)
 	w.run(100 * time.Millisecond)
-	switch rej, ok := lastREJ(a); {
-	case !ok:
-		w.failf("ok is false, want true")
-	case rej.Reason != cm.ReasonConsumer:
-		w.failf("Reason is %v, want %v", rej.Reason, cm.ReasonConsumer)
-	case len(a.f.Conns()) != 0:
-		w.failf("a's Conns has %v elements, want 0", len(a.f.Conns()))
-	}
+	rej, ok := lastREJ(a)
+	expect.MustEqual(w, ok, true, "ok")
+	expect.MustEqual(w, rej.Reason, cm.ReasonConsumer, "Reason")
+	expect.MustEqual(w, len(a.f.Conns()), 0, "length of a's Conns")
 }
 
 // One end knows the peer as legacy, the other dials 0x01: the 0x01 REQ is
@@ -290,17 +259,17 @@ func TestFormsCross(t *testing.T) {
 		q := r.ping(r.peerAddr(l), 9000, true)
 		w.settle()
 		if r.got(p) != 1 || l.got(q) != 1 {
-			w.failf("got %d and %d", r.got(p), l.got(q))
+			w.Fatalf("got %d and %d", r.got(p), l.got(q))
 		}
 		switch {
 		case lp.class != ClassRFC:
-			w.failf("class is %v, want %v", lp.class, ClassRFC)
+			w.Fatalf("class is %v, want %v", lp.class, ClassRFC)
 		case lp.tx == nil:
-			w.failf("tx is nil")
+			w.Fatalf("tx is nil")
 		case lp.tx.form != serviceid.RFC:
-			w.failf("form is %v, want %v", lp.tx.form, serviceid.RFC)
+			w.Fatalf("form is %v, want %v", lp.tx.form, serviceid.RFC)
 		case l.f.Status().Crossings.Seen+r.f.Status().Crossings.Seen != 0:
-			w.failf("class %v", lp.class)
+			w.Fatalf("class %v", lp.class)
 		}
 	}
 }
@@ -314,14 +283,9 @@ func TestLegacyPeer(t *testing.T) {
 	w.run(2 * time.Second)
 	a.ping("10.0.0.2", 9000, true)
 	w.run(time.Second)
-	switch {
-	case len(k.legacy.got) != 1:
-		w.failf("k's got has %v elements, want 1", len(k.legacy.got))
-	case len(a.reqs) != 2:
-		w.failf("a's reqs has %v elements, want 2", len(a.reqs))
-	case a.counter("service_id_fallbacks") != 1:
-		w.failf("a's service_id_fallbacks is %v, want 1", a.counter("service_id_fallbacks"))
-	}
+	expect.MustEqual(w, len(k.legacy.got), 1, "length of k's got")
+	expect.MustEqual(w, len(a.reqs), 2, "length of a's reqs")
+	expect.MustEqual(w, a.counter("service_id_fallbacks"), 1, "a's service_id_fallbacks")
 	if f0, _ := serviceid.Parse(a.reqs[0].ServiceID); f0 != serviceid.RFC {
 		t.Errorf("first REQ in form %v", f0)
 	}
@@ -329,33 +293,30 @@ func TestLegacyPeer(t *testing.T) {
 	k.legacy.connect(a)
 	w.run(time.Second)
 	if len(a.up()) != 2 || k.legacy.up() != 2 {
-		w.failf("%d connections", len(a.up()))
+		w.Fatalf("%d connections", len(a.up()))
 	}
 	in := mustEcho("10.0.0.2", "10.0.0.1", 3000)
 	k.legacy.sendTo(a, in)
 	a.ping("10.0.0.2", 9000, true)
 	w.run(time.Second)
 	if a.got(in) != 1 || len(k.legacy.got) != 2 {
-		w.failf("got %d and %d", a.got(in), len(k.legacy.got))
+		w.Fatalf("got %d and %d", a.got(in), len(k.legacy.got))
 	}
 	for _, c := range a.up() {
 		switch {
 		case c.Class != ClassLegacy:
-			w.failf("c's Class is %v, want %v", c.Class, ClassLegacy)
+			w.Fatalf("c's Class is %v, want %v", c.Class, ClassLegacy)
 		case c.Tx == c.Rx:
-			w.failf("c's Tx is %v, want another than %v", c.Tx, c.Rx)
+			w.Fatalf("c's Tx is %v, want another than %v", c.Tx, c.Rx)
 		case c.Tx != c.Active:
-			w.failf("c's Tx is %v, want %v", c.Tx, c.Active)
+			w.Fatalf("c's Tx is %v, want %v", c.Tx, c.Active)
 		}
 	}
 	e := a.explain(ip4("10.0.0.2"))
-	switch {
-	case e.Class != ClassLegacy:
-		w.failf("Class is %v, want %v", e.Class, ClassLegacy)
-	case e.Mode != "RC":
-		w.failf("Mode is %v, want \"RC\"", e.Mode)
-	case e.LastREJ == "":
-		w.failf("LastREJ is empty")
+	expect.MustEqual(w, e.Class, ClassLegacy, "Class")
+	expect.MustEqual(w, e.Mode, "RC", "Mode")
+	if e.LastREJ == "" {
+		w.Fatalf("LastREJ is empty")
 	}
 	// remembered: after a teardown one REQ, of the 0x10 form, is enough
 	for _, c := range a.up() {
@@ -367,14 +328,10 @@ func TestLegacyPeer(t *testing.T) {
 	n := len(a.reqs)
 	a.ping("10.0.0.2", 9000, true)
 	w.run(2 * time.Second)
-	switch form, _ := serviceid.Parse(a.reqs[len(a.reqs)-1].ServiceID); {
-	case len(a.reqs) != n+1:
-		w.failf("a's reqs has %v elements, want %v", len(a.reqs), n+1)
-	case form != serviceid.Legacy:
-		w.failf("form is %v, want %v", form, serviceid.Legacy)
-	case len(k.legacy.got) != 3:
-		w.failf("k's got has %v elements, want 3", len(k.legacy.got))
-	}
+	form, _ := serviceid.Parse(a.reqs[len(a.reqs)-1].ServiceID)
+	expect.MustEqual(w, len(a.reqs), n+1, "length of a's reqs")
+	expect.MustEqual(w, form, serviceid.Legacy, "form")
+	expect.MustEqual(w, len(k.legacy.got), 3, "length of k's got")
 }
 
 // An RNR NAK of Linux asks for 655 ms and means the least: it is waited out for less. One of
@@ -402,27 +359,20 @@ func TestRNRWait(t *testing.T) {
 
 // The kernel dials first: accepted, and its class is known from that.
 func TestLegacyFirst(t *testing.T) {
-	w := newWorld(t, 9)
-	a, k := w.node(1, Options{}), w.linux(2)
-	w.run(2 * time.Second)
+	w, a, k := newLinuxPair(t, 9)
 	k.legacy.connect(a)
 	w.run(time.Second)
 	in := mustEcho("10.0.0.2", "10.0.0.1", 3000)
 	k.legacy.sendTo(a, in)
 	a.ping("10.0.0.2", 9000, true)
 	w.run(time.Second)
-	switch {
-	case a.got(in) != 1:
-		w.failf("a got %v of packet in, want 1", a.got(in))
-	case len(k.legacy.got) != 1:
-		w.failf("k's got has %v elements, want 1", len(k.legacy.got))
-	case len(a.reqs) != 1:
-		w.failf("a's reqs has %v elements, want 1", len(a.reqs))
-	}
+	expect.MustEqual(w, a.got(in), 1, "a's copies of in")
+	expect.MustEqual(w, len(k.legacy.got), 1, "length of k's got")
+	expect.MustEqual(w, len(a.reqs), 1, "length of a's reqs")
 	a.step(Shutdown{})
 	w.run(2 * time.Second)
 	if len(a.qps) != 0 || k.legacy.up() != 0 {
-		w.failf("left %d, %d", len(a.qps), k.legacy.up())
+		w.Fatalf("left %d, %d", len(a.qps), k.legacy.up())
 	}
 }
 
@@ -436,11 +386,11 @@ func TestLegacyNeverUC(t *testing.T) {
 	w.settle()
 	for _, r := range a.reqs {
 		if form, _ := serviceid.Parse(r.ServiceID); form == serviceid.Legacy {
-			w.failf("a UC REQ in the 0x10 form")
+			w.Fatalf("a UC REQ in the 0x10 form")
 		}
 	}
 	if len(k.legacy.got) != 1 {
-		w.failf("got %d", len(k.legacy.got))
+		w.Fatalf("got %d", len(k.legacy.got))
 	}
 }
 
@@ -470,10 +420,10 @@ func TestCrossingExhaustively(t *testing.T) {
 		w.settle()
 		w.agree(a, b)
 		if b.got(p) != 1 || a.got(q) != 1 {
-			w.failf("fate %d: got %d and %d", fate, b.got(p), a.got(q))
+			w.Fatalf("fate %d: got %d and %d", fate, b.got(p), a.got(q))
 		}
 		if a.f.Status().Crossings.Rejected != 0 || b.f.Status().Crossings.Accepted != 0 {
-			w.failf("fate %d: the larger address won", fate) // 4755-3.3-5
+			w.Fatalf("fate %d: the larger address won", fate) // 4755-3.3-5
 		}
 		seen += a.f.Status().Crossings.Seen
 	}
@@ -485,19 +435,17 @@ func TestCrossingExhaustively(t *testing.T) {
 // A legacy peer that comes again and again, as after crashes, holds a bounded
 // number of connections; one without private data is known by its GID alone.
 func TestLegacyBounds(t *testing.T) {
-	w := newWorld(t, 11)
-	a, k := w.node(1, Options{}), w.linux(2)
-	w.run(2 * time.Second)
+	w, a, k := newLinuxPair(t, 11)
 	for range 10 {
 		k.legacy.connect(a)
 		w.run(time.Second)
 	}
 	if len(a.qps) != maxLegacyRx || a.counter("legacy_connections_full") != 10-maxLegacyRx {
-		w.failf("%d QPs", len(a.qps))
+		w.Fatalf("%d QPs", len(a.qps))
 	}
 	w.run(25 * time.Minute) // silent: reaped
 	if len(a.f.Conns()) != 0 || len(a.f.peers.byLink) != 0 {
-		w.failf("left %+v", a.f.Conns())
+		w.Fatalf("left %+v", a.f.Conns())
 	}
 }
 
@@ -509,18 +457,12 @@ func TestLinuxFirst(t *testing.T) {
 	w.run(2 * time.Second)
 	p, q := a.ping("10.0.0.2", 9000, true), b.ping("10.0.0.1", 9000, true)
 	w.settle()
-	switch {
-	case b.got(p) != 1:
-		w.failf("b got %v of packet p, want 1", b.got(p))
-	case a.got(q) != 1:
-		w.failf("a got %v of packet q, want 1", a.got(q))
-	case len(a.qps) != 2:
-		w.failf("a's qps has %v elements, want 2", len(a.qps))
-	case len(b.qps) != 2:
-		w.failf("b's qps has %v elements, want 2", len(b.qps))
-	}
+	expect.MustEqual(w, b.got(p), 1, "b's copies of p")
+	expect.MustEqual(w, a.got(q), 1, "a's copies of q")
+	expect.MustEqual(w, len(a.qps), 2, "length of a's qps")
+	expect.MustEqual(w, len(b.qps), 2, "length of b's qps")
 	if a.f.Status().Crossings.Seen+b.f.Status().Crossings.Seen != 0 {
-		w.failf("the crossing rule is not for the 0x10 form")
+		w.Fatalf("the crossing rule is not for the 0x10 form")
 	}
 }
 
@@ -531,16 +473,10 @@ func TestNeitherServiceID(t *testing.T) {
 	w.run(2 * time.Second)
 	a.ping("10.0.0.2", 500, true)
 	w.run(500 * time.Millisecond)
-	switch {
-	case len(a.reqs) != 2:
-		w.failf("a's reqs has %v elements, want 2", len(a.reqs))
-	case len(k.legacy.got) != 1:
-		w.failf("k's got has %v elements, want 1", len(k.legacy.got))
-	case len(a.qps) != 0:
-		w.failf("a's qps has %v elements, want 0", len(a.qps))
-	case a.f.peers.byLink[k.link()].class != ClassUnknown:
-		w.failf("a's class is %v, want %v", a.f.peers.byLink[k.link()].class, ClassUnknown)
-	}
+	expect.MustEqual(w, len(a.reqs), 2, "length of a's reqs")
+	expect.MustEqual(w, len(k.legacy.got), 1, "length of k's got")
+	expect.MustEqual(w, len(a.qps), 0, "length of a's qps")
+	expect.MustEqual(w, a.f.peers.byLink[k.link()].class, ClassUnknown, "a's class")
 }
 
 // A host restarts with a new UD QPN while its RTU is on the way: the RTU of
@@ -567,16 +503,12 @@ func TestConnectionOfFormerLife(t *testing.T) {
 		b.ping("10.0.0.1", 9000, true)
 		w.run(time.Second)
 		if len(a.up()) != 2 {
-			w.failf("%d connections", len(a.up()))
+			w.Fatalf("%d connections", len(a.up()))
 		}
 		w.run(31 * time.Second)
-		switch cs := a.up(); {
-		case len(cs) != 1:
-			w.failf("idle %v: cs has %v elements, want 1", idle, len(cs))
-		case cs[0].Peer.QPN != 0x777:
-			w.failf("idle %v: Peer.QPN is %v, want 0x777", idle, cs[0].Peer.QPN)
-		case len(a.qps) != 1:
-			w.failf("idle %v: a's qps has %v elements, want 1", idle, len(a.qps))
-		}
+		cs := a.up()
+		expect.MustEqual(w, len(cs), 1, "idle %v: length of cs", idle)
+		expect.MustEqual(w, cs[0].Peer.QPN, 0x777, "idle %v: Peer.QPN", idle)
+		expect.MustEqual(w, len(a.qps), 1, "idle %v: length of a's qps", idle)
 	}
 }

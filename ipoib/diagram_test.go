@@ -182,19 +182,14 @@ func (d *diagram) send(n *node, dst string) {
 // scenes play what the page tells.
 var scenes = map[string]func(t *testing.T) *diagram{
 	"first packet": func(t *testing.T) *diagram {
-		w := newWorld(t, 1)
-		a := w.node(1, Options{})
-		w.node(2, Options{})
-		w.run(2 * time.Second)
+		w, a, _ := newPair(t, 1)
 		d := draw(w, "b")
 		d.send(a, "10.0.0.2")
 		w.run(time.Second)
 		return d
 	},
 	"crossing": func(t *testing.T) *diagram {
-		w := newWorld(t, 2)
-		a, b := w.node(1, Options{}), w.node(2, Options{})
-		w.run(2 * time.Second)
+		w, a, b := newPair(t, 2)
 		a.look(b)
 		b.look(a)
 		w.run(time.Second)
@@ -206,9 +201,7 @@ var scenes = map[string]func(t *testing.T) *diagram{
 		return d
 	},
 	"linux": func(t *testing.T) *diagram {
-		w := newWorld(t, 3)
-		a, k := w.node(1, Options{}), w.linux(2)
-		w.run(2 * time.Second)
+		w, a, k := newLinuxPair(t, 3)
 		d := draw(w, "b (Linux)")
 		d.send(a, "10.0.0.2")
 		w.run(time.Second)
@@ -228,9 +221,7 @@ var scenes = map[string]func(t *testing.T) *diagram{
 		return d
 	},
 	"restart": func(t *testing.T) *diagram {
-		w := newWorld(t, 5)
-		a, b := w.node(1, Options{}), w.node(2, Options{})
-		w.run(2 * time.Second)
+		w, a, b := newPair(t, 5)
 		a.ping("10.0.0.2", 9000, true)
 		w.run(time.Second)
 		d := draw(w, "b")
@@ -244,10 +235,7 @@ var scenes = map[string]func(t *testing.T) *diagram{
 		return d
 	},
 	"down": func(t *testing.T) *diagram {
-		w := newWorld(t, 6)
-		a := w.node(1, Options{})
-		w.node(2, Options{})
-		w.run(2 * time.Second)
+		w, a, _ := newPair(t, 6)
 		a.ping("10.0.0.2", 9000, true)
 		w.run(time.Second)
 		d := draw(w, "b")

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"ipoibcm/internal/expect"
 	"ipoibcm/neigh"
 	"ipoibcm/wire/mad"
 )
@@ -42,14 +43,10 @@ func TestExplainWhileItHappens(t *testing.T) {
 	w.loss = 1
 	a.ping("10.0.0.2", 9000, true)
 	says("asked", "1 times so far; 1 packets wait")
-	switch n := a.f.Neighbours(); {
-	case len(n) != 1:
-		t.Errorf("n has %v elements, want 1", len(n))
-	case n[0].Queued != 1:
-		t.Errorf("Queued is %v, want 1", n[0].Queued)
-	case n[0].QueuedOctets != 9000:
-		t.Errorf("QueuedOctets is %v, want 9000", n[0].QueuedOctets)
-	}
+	n := a.f.Neighbours()
+	expect.MustEqual(t, len(n), 1, "length of n")
+	expect.Equal(t, n[0].Queued, 1, "Queued")
+	expect.Equal(t, n[0].QueuedOctets, 9000, "QueuedOctets")
 	w.run(5 * time.Second)
 	says("no answer", "nobody answered")
 	outcome("no answer", "10.0.0.2", OutcomeDropped)

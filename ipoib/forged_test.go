@@ -24,9 +24,7 @@ func forged(a, b *node, id mad.CommID) mad.REQ {
 // sends it need not hear the REP. Its RTU does, because the REP has told a communication ID.
 func TestForgedLegacyREQ(t *testing.T) {
 	for _, answers := range []bool{false, true} {
-		w := newWorld(t, 61)
-		a, b := w.node(1, Options{}), w.node(2, Options{})
-		w.run(2 * time.Second)
+		w, a, b := newPair(t, 61)
 		b.silent = true
 		want := serviceid.RFC
 		w.inject(b, a, forged(a, b, 0x71))
@@ -40,7 +38,7 @@ func TestForgedLegacyREQ(t *testing.T) {
 		a.ping(a.peerAddr(b), 500, true)
 		w.run(time.Millisecond)
 		if len(a.reqs) != 1 {
-			w.failf("it answers %v: %d REQs, want 1", answers, len(a.reqs))
+			w.Fatalf("it answers %v: %d REQs, want 1", answers, len(a.reqs))
 		}
 		if form, _ := serviceid.Parse(a.reqs[0].ServiceID); form != want {
 			t.Errorf("it answers %v: the REQ has the form %v, want %v", answers, form, want)
@@ -51,9 +49,7 @@ func TestForgedLegacyREQ(t *testing.T) {
 // REQs of the 0x10 form in the name of a legacy peer do not end the connection that it has: those that
 // never came to be make room first.
 func TestForgedREQsBesideLegacyConnection(t *testing.T) {
-	w := newWorld(t, 62)
-	a, k := w.node(1, Options{}), w.linux(2)
-	w.run(2 * time.Second)
+	w, a, k := newLinuxPair(t, 62)
 	k.legacy.connect(a)
 	w.run(time.Second)
 	k.silent = true // what it makes of our REPs is its own affair
@@ -81,10 +77,10 @@ func legacyProven(t *testing.T) (w *world, a, k *node) {
 	a.ping("10.0.0.2", 500, true)
 	w.run(30 * time.Second)
 	if n := len(a.f.Conns()); n != 0 {
-		w.failf("%d connections, want 0", n)
+		w.Fatalf("%d connections, want 0", n)
 	}
 	if p := a.f.peers.byLink[k.link()]; !p.provenLegacy() {
-		w.failf("the peer is no proven legacy peer: class %v", p.class)
+		w.Fatalf("the peer is no proven legacy peer: class %v", p.class)
 	}
 	a.reqs = nil
 	k.silent = true

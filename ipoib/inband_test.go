@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/internal/foreign"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
@@ -84,45 +85,40 @@ func TestCMPaths(t *testing.T) {
 			small, large := a.ping("10.0.0.2", 500, true), a.ping("10.0.0.2", 9000, false)
 			w.settle()
 			if b.got(small) != 1 {
-				w.failf("%s: what fits UD did not arrive", name)
+				w.Fatalf("%s: what fits UD did not arrive", name)
 			}
 			if tt.none {
 				if len(a.up())+len(b.up()) != 0 {
-					w.failf("%s: connected", name)
+					w.Fatalf("%s: connected", name)
 				}
 				continue
 			}
 			x, y := w.agree(a, b)
-			switch {
-			case b.got(large) != 1:
-				w.failf("%s: b got %v of packet large, want 1", name, b.got(large))
-			case x.Via != tt.want:
-				w.failf("%s: x's Via is %v, want %v", name, x.Via, tt.want)
-			case y.Via != tt.want:
-				w.failf("%s: y's Via is %v, want %v", name, y.Via, tt.want)
-			}
+			expect.MustEqual(w, b.got(large), 1, "%s: b's copies of large", name)
+			expect.MustEqual(w, x.Via, tt.want, "%s: x's Via", name)
+			expect.MustEqual(w, y.Via, tt.want, "%s: y's Via", name)
 			want := tt.reqs
 			if tt.a == (cmHost{}) && tt.b == (cmHost{taken: true}) && mode == ModeUC {
 				want-- // the other service ID knows no UC
 			}
 			if len(reqs) != want {
-				w.failf("%s: %d REQs, want %d", name, len(reqs), want)
+				w.Fatalf("%s: %d REQs, want %d", name, len(reqs), want)
 			}
 			if (len(a.inband) > 0) != (tt.want == ViaInband) || (a.counter("inband_sent") > 0) != (tt.want == ViaInband) ||
 				a.counter("inband_established") != uint64(tt.want) || b.counter("inband_received") == 0 != (tt.want == ViaGSI) {
-				w.failf("%s: %d messages in-band", name, len(a.inband))
+				w.Fatalf("%s: %d messages in-band", name, len(a.inband))
 			}
 			e := a.explain(ip4("10.0.0.2"))
 			if why := strings.Join(e.Reasons, "\n"); e.Via != tt.want ||
 				strings.Contains(why, "in-band") != (tt.want == ViaInband) ||
 				strings.Contains(why, "by QP 1") != (tt.want == ViaGSI) {
-				w.failf("%s: explained as %v:\n%s", name, e.Via, why)
+				w.Fatalf("%s: explained as %v:\n%s", name, e.Via, why)
 			}
 			// Goodbye takes the same path, and is answered.
 			a.step(Shutdown{})
 			w.run(100 * time.Millisecond)
 			if len(b.up())+len(b.qps) != 0 || !a.f.Deadline().IsZero() {
-				w.failf("%s: the end was not agreed upon: %v, %v", name, b.f.Conns(), a.f.Deadline())
+				w.Fatalf("%s: the end was not agreed upon: %v, %v", name, b.f.Conns(), a.f.Deadline())
 			}
 		}
 	}
@@ -147,17 +143,14 @@ func TestCrossingAcrossPaths(t *testing.T) {
 				w.settle()
 				ca, _ := w.agree(a, b)
 				sa, sb := a.f.Status().Crossings, b.f.Status().Crossings
-				switch {
-				case y.got(q) != 1:
-					w.failf("%v, host %d in-band, %v later: y got %v of packet q, want 1", mode, first, later, y.got(q))
-				case x.got(r) != 1:
-					w.failf("%v, host %d in-band, %v later: x got %v of packet r, want 1", mode, first, later, x.got(r))
-				case later < 20*time.Microsecond && (sa.Seen != 1 || sb.Seen != 1 || ca.Active):
-					w.failf("%v, host %d in-band, %v later: got %d and %d, active %v, %+v %+v", mode, first, later, y.got(q),
+				expect.MustEqual(w, y.got(q), 1, "%v, host %d in-band, %v later: y's copies of q", mode, first, later)
+				expect.MustEqual(w, x.got(r), 1, "%v, host %d in-band, %v later: x's copies of r", mode, first, later)
+				if later < 20*time.Microsecond && (sa.Seen != 1 || sb.Seen != 1 || ca.Active) {
+					w.Fatalf("%v, host %d in-band, %v later: got %d and %d, active %v, %+v %+v", mode, first, later, y.got(q),
 						x.got(r), ca.Active, sa, sb)
 				}
 				if len(x.inband) == 0 || len(y.inband) == len(y.sent) {
-					w.failf("%d of %d in-band, and %d of %d", len(x.inband), len(x.sent), len(y.inband), len(y.sent))
+					w.Fatalf("%d of %d in-band, and %d of %d", len(x.inband), len(x.sent), len(y.inband), len(y.sent))
 				}
 			}
 		}
@@ -190,17 +183,17 @@ func TestPathMemory(t *testing.T) {
 		return w.now.Sub(start)
 	}
 	if took := connect(); took < 2*time.Second || gsi == 0 {
-		w.failf("connected after %v and %d REQs at QP 1, which is silent", took, gsi)
+		w.Fatalf("connected after %v and %d REQs at QP 1, which is silent", took, gsi)
 	}
 	w.run(time.Minute) // idle: closed, in-band
 	gsi = 0
 	if took := connect(); took > 10*time.Millisecond || gsi != 0 {
-		w.failf("the second time: %v, %d REQs at QP 1", took, gsi)
+		w.Fatalf("the second time: %v, %d REQs at QP 1", took, gsi)
 	}
 	w.run(time.Minute)
 	w.run(classMemory + time.Minute)
 	if took := connect(); took < 2*time.Second || gsi == 0 {
-		w.failf("after long: %v, %d REQs at QP 1", took, gsi)
+		w.Fatalf("after long: %v, %d REQs at QP 1", took, gsi)
 	}
 	// It speaks in-band: being away does not count against it.
 	if p := a.f.peers.byLink[b.link()]; p != nil {
@@ -210,7 +203,7 @@ func TestPathMemory(t *testing.T) {
 			w.run(10 * time.Second)
 		}
 		if a.counter("inband_given_up") != 0 {
-			w.failf("given up on one that knows it")
+			w.Fatalf("given up on one that knows it")
 		}
 	}
 }
@@ -229,7 +222,7 @@ func TestInbandSparesUnknown(t *testing.T) {
 				p := a.ping("10.0.0.2", 500, true)
 				w.run(time.Minute)
 				if n := len(k.legacy.got); n == 0 || string(k.legacy.got[n-1]) != string(p) {
-					w.failf("%v: UD does not go on", h)
+					w.Fatalf("%v: UD does not go on", h)
 				}
 				k.legacy.got = nil
 			}
@@ -239,18 +232,18 @@ func TestInbandSparesUnknown(t *testing.T) {
 		// Four times eight REQs and a REJ, then after 10 minutes, 20, 40, …
 		switch {
 		case perDay[0] == 0:
-			w.failf("%v: perDay[0] is 0, want more", h)
+			w.Fatalf("%v: perDay[0] is 0, want more", h)
 		case perDay[0] > 12*9:
-			w.failf("%v: perDay[0] is %v, want at most %v", h, perDay[0], 12*9)
+			w.Fatalf("%v: perDay[0] is %v, want at most %v", h, perDay[0], 12*9)
 		case perDay[2] > 9:
-			w.failf("%v: perDay[2] is %v, want at most 9", h, perDay[2])
+			w.Fatalf("%v: perDay[2] is %v, want at most 9", h, perDay[2])
 		}
 		if a.counter("inband_given_up") < 5 {
-			w.failf("%v: given up %d times", h, a.counter("inband_given_up"))
+			w.Fatalf("%v: given up %d times", h, a.counter("inband_given_up"))
 		}
 		why := strings.Join(a.explain(ip4("10.0.0.2")).Reasons, "\n")
 		if !strings.Contains(why, "never answered in-band") {
-			w.failf("not explained:\n%s", why)
+			w.Fatalf("not explained:\n%s", why)
 		}
 		t.Logf("%v: per day %v", h, perDay)
 	}
@@ -280,10 +273,10 @@ func TestNothingInbandToLinux(t *testing.T) {
 			w.run(time.Minute)
 		}
 		if len(a.reqs) == before {
-			w.failf("%s: no attempt was made, so nothing is shown", tt.name)
+			w.Fatalf("%s: no attempt was made, so nothing is shown", tt.name)
 		}
 		if n := len(a.inband); n != 0 {
-			w.failf("%s: %d messages in-band, want none", tt.name, n)
+			w.Fatalf("%s: %d messages in-band, want none", tt.name, n)
 		}
 	}
 }
@@ -348,20 +341,20 @@ func TestInbandDrops(t *testing.T) {
 		a.step(ev)
 		if tt.counter == "" {
 			if len(a.f.Conns()) != 1 || len(a.inband) != 1 {
-				w.failf("%s: %+v, %d sent", tt.name, a.f.Conns(), len(a.inband))
+				w.Fatalf("%s: %+v, %d sent", tt.name, a.f.Conns(), len(a.inband))
 			}
 			continue
 		}
 		switch {
 		case len(a.f.Conns()) != 0:
-			w.failf("%s: a's Conns has %v elements, want 0", tt.name, len(a.f.Conns()))
+			w.Fatalf("%s: a's Conns has %v elements, want 0", tt.name, len(a.f.Conns()))
 		case len(a.sent) != 0:
-			w.failf("%s: a's sent has %v elements, want 0", tt.name, len(a.sent))
+			w.Fatalf("%s: a's sent has %v elements, want 0", tt.name, len(a.sent))
 		case a.counter(tt.counter) != 1:
-			w.failf("%s: %+v, %d sent, %s=%d, %d peers", tt.name, a.f.Conns(), len(a.sent), tt.counter,
+			w.Fatalf("%s: %+v, %d sent, %s=%d, %d peers", tt.name, a.f.Conns(), len(a.sent), tt.counter,
 				a.counter(tt.counter), len(a.f.peers.byLink))
 		case len(a.f.peers.byLink) != 0:
-			w.failf("%s: a's byLink has %v elements, want 0", tt.name, len(a.f.peers.byLink))
+			w.Fatalf("%s: a's byLink has %v elements, want 0", tt.name, len(a.f.peers.byLink))
 		}
 		told := ""
 		for _, n := range a.notes {
@@ -370,7 +363,7 @@ func TestInbandDrops(t *testing.T) {
 			}
 		}
 		if !strings.Contains(told, tt.note) || !strings.Contains(told, "dropped") {
-			w.failf("%s: monitors were told %q", tt.name, told)
+			w.Fatalf("%s: monitors were told %q", tt.name, told)
 		}
 	}
 }
@@ -385,7 +378,7 @@ func TestInbandOnlyElsewhereDropped(t *testing.T) {
 	b.ping("10.0.0.1", 9000, false)
 	w.settle()
 	if n := a.counter("drop_gsi_off"); n < 8 || len(a.sent) != 0 {
-		w.failf("%d dropped, %d answered", n, len(a.sent))
+		w.Fatalf("%d dropped, %d answered", n, len(a.sent))
 	}
 	w = newWorld(t, 8)
 	a = w.node(1, Options{})
@@ -398,7 +391,7 @@ func TestInbandOnlyElsewhereDropped(t *testing.T) {
 	encap.Put(fr, encap.InbandCM)
 	a.step(RecvFrame{Conn: a.up()[0].Conn, Frame: fr})
 	if a.counter("drop_malformed_frame") != before+1 || a.counter("inband_received") != 0 {
-		w.failf("a CM message on a connection was taken")
+		w.Fatalf("a CM message on a connection was taken")
 	}
 }
 
@@ -418,10 +411,6 @@ func TestInbandLoss(t *testing.T) {
 		w.loss, w.dup = 0, 0
 		a.ping("10.0.0.2", 2000, true)
 		w.run(2 * time.Minute)
-		p := a.ping("10.0.0.2", 9000, true)
-		w.settle()
-		if w.agree(a, b); b.got(p) != 1 {
-			w.failf("%v and %v: got %d", h[seed%4], h[1+seed/4%3], b.got(p))
-		}
+		w.wantConnection(a, b, "10.0.0.2", "%v and %v", h[seed%4], h[1+seed/4%3])
 	}
 }

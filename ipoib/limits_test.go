@@ -8,6 +8,7 @@ import (
 
 	"ipoibcm/cm"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/wire/mad"
 )
 
@@ -21,7 +22,7 @@ func TestUCBudget(t *testing.T) {
 	a.ping("10.0.0.3", 100, true)
 	w.settle()
 	if x, y := b.up()[0].MTU, c.up()[0].MTU; x != 65520 || y != 16384 {
-		w.failf("MTUs %d and %d", x, y)
+		w.Fatalf("MTUs %d and %d", x, y)
 	}
 }
 
@@ -34,32 +35,26 @@ func TestMaxConns(t *testing.T) {
 	p := a.ping("10.0.0.3", 100, true)
 	q := c.ping("10.0.0.1", 100, true)
 	w.settle()
-	switch w.agree(a, b); {
-	case c.got(p) != 1:
-		w.failf("c got %v of packet p, want 1", c.got(p))
-	case a.got(q) != 1:
-		w.failf("a got %v of packet q, want 1", a.got(q))
-	case a.counter("connections_full") == 0:
-		w.failf("a's connections_full is 0, want more")
+	w.agree(a, b)
+	expect.MustEqual(w, c.got(p), 1, "c's copies of p")
+	expect.MustEqual(w, a.got(q), 1, "a's copies of q")
+	if a.counter("connections_full") == 0 {
+		w.Fatalf("a's connections_full is 0, want more")
 	}
 	// Nobody is refused, because nobody is invited, until there is room.
 	switch rej, ok := lastREJ(a); {
 	case ok:
-		w.failf("%+v was sent, want no REJ", rej)
+		w.Fatalf("%+v was sent, want no REJ", rej)
 	case len(c.reqs) != 0:
-		w.failf("c's reqs has %v elements, want 0", len(c.reqs))
+		w.Fatalf("c's reqs has %v elements, want 0", len(c.reqs))
 	case a.counter("modes_withdrawn") != 1:
-		w.failf("a's modes_withdrawn is %v, want 1", a.counter("modes_withdrawn"))
+		w.Fatalf("a's modes_withdrawn is %v, want 1", a.counter("modes_withdrawn"))
 	}
 	a.step(QPError{Conn: a.up()[0].Conn})
 	w.run(time.Minute)
 	c.ping("10.0.0.1", 100, true) // after so long it asks whether a is still there
 	w.settle()
-	r := c.ping("10.0.0.1", 9000, true)
-	w.settle()
-	if w.agree(a, c); a.got(r) != 1 {
-		w.failf("got %d", a.got(r))
-	}
+	w.wantConnection(c, a, "10.0.0.1", "with room again")
 }
 
 // A UC connection that we accept past the budget of receive rings has smaller
@@ -77,21 +72,21 @@ func TestUCBudgetInREP(t *testing.T) {
 		p := tt.from.ping("10.0.0.1", 100, true)
 		w.settle()
 		if got := a.got(p); got != 1 {
-			w.failf("%s: a got %d packets, want 1", tt.from.name, got)
+			w.Fatalf("%s: a got %d packets, want 1", tt.from.name, got)
 		}
 		rep, ok := last[mad.REP](a)
 		if !ok {
-			w.failf("%s: no REP", tt.from.name)
+			w.Fatalf("%s: no REP", tt.from.name)
 		}
 		if got := binary.BigEndian.Uint32(rep.PrivateData[4:8]); got != tt.want {
-			w.failf("%s: the REP says Receive MTU %d, want %d", tt.from.name, got, tt.want)
+			w.Fatalf("%s: the REP says Receive MTU %d, want %d", tt.from.name, got, tt.want)
 		}
 		conns := tt.from.up()
 		if len(conns) != 1 {
-			w.failf("%s: %d connections, want 1", tt.from.name, len(conns))
+			w.Fatalf("%s: %d connections, want 1", tt.from.name, len(conns))
 		}
 		if got := conns[0].MTU; got != int(tt.want)-4 {
-			w.failf("%s: MTU %d, want %d", tt.from.name, got, tt.want-4)
+			w.Fatalf("%s: MTU %d, want %d", tt.from.name, got, tt.want-4)
 		}
 	}
 }

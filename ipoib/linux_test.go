@@ -87,7 +87,7 @@ func (l *linux) SendConn(qpn ib.QPN, fr []byte) {
 // posts no receives on the side that dialled).
 func (l *linux) alive() {
 	if l.p.Died != "" {
-		l.n.w.failf("%s: %s", l.n.name, l.p.Died)
+		l.n.w.Fatalf("%s: %s", l.n.name, l.p.Died)
 	}
 }
 
@@ -112,7 +112,7 @@ func (l *linux) connect(m *node) {
 // sendTo sends an IP packet on the kernel's own connection.
 func (l *linux) sendTo(m *node, pkt []byte) {
 	if !l.p.SendOwn(m.opt.Link.GID, pkt) {
-		l.n.w.failf("%s has no connection to %s", l.n.name, m.name)
+		l.n.w.Fatalf("%s has no connection to %s", l.n.name, m.name)
 	}
 }
 

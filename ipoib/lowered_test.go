@@ -18,10 +18,10 @@ func TestLoweredForAWhile(t *testing.T) {
 		a.ping("10.0.0.2", 100, true)
 		w.settle()
 		if len(a.reqs) == 0 {
-			w.failf("%s: no REQ", when)
+			w.Fatalf("%s: no REQ", when)
 		}
 		if got := a.reqs[len(a.reqs)-1].PathMTU; got != want {
-			w.failf("%s: the REQ has path MTU %v, want %v", when, got, want)
+			w.Fatalf("%s: the REQ has path MTU %v, want %v", when, got, want)
 		}
 	}
 	asked("after a REJ 26", ib.MTU512)

@@ -9,6 +9,22 @@ import (
 	"ipoibcm/wire/encap"
 )
 
+// thousandPeers are the peers of a host on a large link.
+func thousandPeers() (peers []ib.GID) {
+	for i := range 1000 {
+		peers = append(peers, gid(i+1))
+	}
+	return peers
+}
+
+// newCopying is a world of one node that sends each of a thousand peers a copy.
+func newCopying(t *testing.T, seed uint64) (*world, *node, []ib.GID) {
+	w, peers := newWorld(t, seed), thousandPeers()
+	a := w.node(1, Options{Peers: peers, Copies: true})
+	w.run(5 * time.Second)
+	return w, a, peers
+}
+
 // Members come and go. Who is none any more gets no copies, and keeps its connection;
 // a list of nobody is a list still, and not multicast.
 func TestMembersChange(t *testing.T) {
@@ -55,10 +71,7 @@ func TestMembersChange(t *testing.T) {
 // nowhere costs a quarter of a second.
 func TestHintsSpareCopies(t *testing.T) {
 	w := newWorld(t, 9)
-	var peers []ib.GID
-	for i := range 1000 {
-		peers = append(peers, gid(i+1))
-	}
+	peers := thousandPeers()
 	opt := Options{Peers: peers, Copies: true}
 	a := w.node(1, opt)
 	w.node(2, opt)
@@ -100,13 +113,7 @@ func TestHintsSpareCopies(t *testing.T) {
 // A host that floods a group of a thousand members sends no more copies than the bound, and its
 // questions of address resolution go first all the same.
 func TestCopiesAreSpread(t *testing.T) {
-	w := newWorld(t, 10)
-	var peers []ib.GID
-	for i := range 1000 {
-		peers = append(peers, gid(i+1))
-	}
-	a := w.node(1, Options{Peers: peers, Copies: true})
-	w.run(5 * time.Second)
+	w, a, peers := newCopying(t, 10)
 	sent := func() (n uint64) { return a.f.n[nCopies] }
 	before := sent()
 	g := mustEcho("10.0.0.1", "224.0.0.1", 100)
@@ -163,10 +170,7 @@ func TestCopiesAreSpread(t *testing.T) {
 // Where a copy costs much of a processor there are fewer of them: in the long run they take no more than their
 // share, those of the kernel half of it. A single question takes no longer for that.
 func TestCopiesTakeTheirShare(t *testing.T) {
-	var peers []ib.GID
-	for i := range 1000 {
-		peers = append(peers, gid(i+1))
-	}
+	peers := thousandPeers()
 	for _, tt := range []struct {
 		name  string
 		flood func(a *node, i int)
@@ -212,13 +216,7 @@ func TestCopiesTakeTheirShare(t *testing.T) {
 
 // While the link is down the data path holds nothing back for what waited before.
 func TestNothingHeldWhileDown(t *testing.T) {
-	w := newWorld(t, 14)
-	var peers []ib.GID
-	for i := range 1000 {
-		peers = append(peers, gid(i+1))
-	}
-	a := w.node(1, Options{Peers: peers, Copies: true})
-	w.run(5 * time.Second)
+	_, a, _ := newCopying(t, 14)
 	for range 100 {
 		a.output(mustEcho("10.0.0.1", "224.0.0.1", 100))
 	}
@@ -234,10 +232,7 @@ func TestNothingHeldWhileDown(t *testing.T) {
 // A question does not wait until all copies of the one before have left.
 func TestQuestionsTakeTurns(t *testing.T) {
 	w := newWorld(t, 11)
-	var peers []ib.GID
-	for i := range 1000 {
-		peers = append(peers, gid(i+1))
-	}
+	peers := thousandPeers()
 	a := w.node(1, Options{Peers: peers, Copies: true})
 	b := w.node(2, Options{Copies: true})
 	b.addAddr("10.0.0.200/24")

@@ -18,9 +18,7 @@ func (n *node) handOver() {
 // The next process knows the neighbours of the one before, asks nobody who they are, and
 // dials as soon as there is a packet.
 func TestHandOver(t *testing.T) {
-	w := newWorld(t, 3)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 3)
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
 	before, _ := w.agree(a, b)
@@ -57,9 +55,7 @@ func TestHandOver(t *testing.T) {
 // Where the DREQ was lost the peer holds on to a connection that nobody serves, until the
 // next process dials.
 func TestHandOverUnheard(t *testing.T) {
-	w := newWorld(t, 4)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 4)
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
 	w.dropMAD = func(_ *node, m mad.Message) bool { _, is := m.(mad.DREQ); return is }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/vector"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/mad"
@@ -47,10 +48,10 @@ func TestPrivateDataOctets(t *testing.T) {
 		}
 		seen[fmt.Sprintf("%s %#04x", from.name, attribute(m))] = true
 		if got := hex.EncodeToString(m[at : at+8]); got != want[from] {
-			w.failf("%s, attribute %#04x: private data %s, want %s", from.name, attribute(m), got, want[from])
+			w.Fatalf("%s, attribute %#04x: private data %s, want %s", from.name, attribute(m), got, want[from])
 		}
 		if rest := m[at+8:]; !bytes.Equal(rest, make([]byte, len(rest))) {
-			w.failf("%s, attribute %#04x: behind the private data %x, want zeros", from.name, attribute(m), rest)
+			w.Fatalf("%s, attribute %#04x: behind the private data %x, want zeros", from.name, attribute(m), rest)
 		}
 	}
 	w.run(2 * time.Second)
@@ -71,7 +72,7 @@ func TestPrivateDataOctets(t *testing.T) {
 	for _, what := range []string{"a 0x0010", "b 0x0013", "a 0x0014", "b 0x0010", "c 0x0013", "b 0x0014",
 		"a 0x0012", "c 0x0012", "a 0x0011"} {
 		if !seen[what] {
-			w.failf("node and attribute %s were not seen", what)
+			w.Fatalf("node and attribute %s were not seen", what)
 		}
 	}
 }
@@ -140,7 +141,7 @@ func TestCrossingByNumber(t *testing.T) {
 		x, _ := w.agree(a, b)
 		aWins := number(pair[0]).Cmp(number(pair[1])) > 0
 		if x.Active != aWins {
-			w.failf("%x against %x: the REQ of the first stands = %v, want %v", number(pair[0]), number(pair[1]),
+			w.Fatalf("%x against %x: the REQ of the first stands = %v, want %v", number(pair[0]), number(pair[1]),
 				x.Active, aWins)
 		}
 		winner := b
@@ -149,13 +150,13 @@ func TestCrossingByNumber(t *testing.T) {
 		}
 		rej, ok := lastREJ(winner)
 		if !ok {
-			w.failf("%x against %x: the larger address sent no REJ", number(pair[0]), number(pair[1]))
+			w.Fatalf("%x against %x: the larger address sent no REJ", number(pair[0]), number(pair[1]))
 		}
 		if rej.Reason != 28 {
-			w.failf("REJ %d, want 28, Consumer Reject", rej.Reason)
+			w.Fatalf("REJ %d, want 28, Consumer Reject", rej.Reason)
 		}
 		if got := b.got(p) + a.got(q); got != 2 {
-			w.failf("%d packets arrived, want 2", got)
+			w.Fatalf("%d packets arrived, want 2", got)
 		}
 	}
 }
@@ -170,7 +171,7 @@ func TestOutstandingToWholeAddress(t *testing.T) {
 	a.ping("10.0.0.2", 100, true)
 	w.run(10 * time.Millisecond)
 	if got := len(a.reqs); got != 1 {
-		w.failf("%d REQs, want 1", got)
+		w.Fatalf("%d REQs, want 1", got)
 	}
 	// The address of a is larger than both: a REQ that crossed would be rejected.
 	other := honest(a, b)
@@ -178,10 +179,10 @@ func TestOutstandingToWholeAddress(t *testing.T) {
 	w.inject(b, a, other)
 	w.run(10 * time.Millisecond)
 	if rej, ok := lastREJ(a); ok {
-		w.failf("the REQ of the other interface got REJ %d", rej.Reason)
+		w.Fatalf("the REQ of the other interface got REJ %d", rej.Reason)
 	}
 	if _, ok := last[mad.REP](a); !ok {
-		w.failf("the REQ of the other interface got no REP")
+		w.Fatalf("the REQ of the other interface got no REP")
 	}
 	// That of the very one does cross.
 	same := honest(a, b)
@@ -189,7 +190,7 @@ func TestOutstandingToWholeAddress(t *testing.T) {
 	w.inject(b, a, same)
 	w.run(10 * time.Millisecond)
 	if rej, _ := lastREJ(a); rej.Reason != 28 {
-		w.failf("the REQ that crossed got REJ %d, want 28", rej.Reason)
+		w.Fatalf("the REQ that crossed got REJ %d, want 28", rej.Reason)
 	}
 }
 
@@ -219,13 +220,13 @@ func TestCrossingBesideLegacyConnection(t *testing.T) {
 		w.inject(b, a, mad.RTU{LocalCommID: 0x71, RemoteCommID: repOf(w, a).LocalCommID})
 		w.run(time.Millisecond)
 		if got := len(a.up()); got != 1 {
-			w.failf("%d connections of the peer's, want 1", got)
+			w.Fatalf("%d connections of the peer's, want 1", got)
 		}
 		asked := len(a.reqs)
 		a.ping("10.0.0.2", 100, true)
 		w.run(time.Millisecond)
 		if got := len(a.reqs) - asked; got != 1 {
-			w.failf("%d REQs outstanding, want 1", got)
+			w.Fatalf("%d REQs outstanding, want 1", got)
 		}
 		ours := a.reqs[asked]
 		crossing := honest(a, b)
@@ -234,21 +235,20 @@ func TestCrossingBesideLegacyConnection(t *testing.T) {
 		w.run(time.Millisecond)
 		if larger {
 			if rej, _ := lastREJ(a); rej.Reason != 28 {
-				w.failf("the REQ that crossed got REJ %d, want 28", rej.Reason)
+				w.Fatalf("the REQ that crossed got REJ %d, want 28", rej.Reason)
 			}
 			rep := mad.REP{LocalCommID: 0x73, RemoteCommID: ours.LocalCommID, LocalQPN: 0x63, LocalCAGUID: 9, RNRRetryCount: 7}
-			pd, _ := hex.DecodeString("000001020000fff4")
-			copy(rep.PrivateData[:], pd)
+			copy(rep.PrivateData[:], vector.Hex("000001020000fff4"))
 			w.inject(b, a, rep)
 		} else {
 			w.inject(b, a, mad.RTU{LocalCommID: 0x72, RemoteCommID: repOf(w, a).LocalCommID})
 		}
 		w.run(time.Millisecond)
 		if got := len(a.up()); got != 2 {
-			w.failf("larger %v: %d connections up, want one more than before", larger, got)
+			w.Fatalf("larger %v: %d connections up, want one more than before", larger, got)
 		}
 		if got := len(a.qps); got != 2 {
-			w.failf("larger %v: %d QPs, want 2", larger, got)
+			w.Fatalf("larger %v: %d QPs, want 2", larger, got)
 		}
 	}
 }
@@ -258,7 +258,7 @@ func repOf(w *world, n *node) mad.REP {
 	w.t.Helper()
 	rep, ok := last[mad.REP](n)
 	if !ok {
-		w.failf("%s has sent no REP", n.name)
+		w.Fatalf("%s has sent no REP", n.name)
 	}
 	return rep
 }
@@ -290,14 +290,14 @@ func TestServiceIDOctets(t *testing.T) {
 		w.inject(b, a, req)
 		w.run(10 * time.Millisecond)
 		if _, got := last[mad.REP](a); got != tt.want {
-			w.failf("%#016x: a REP = %v, want %v", tt.id, got, tt.want)
+			w.Fatalf("%#016x: a REP = %v, want %v", tt.id, got, tt.want)
 		}
 		rej, got := lastREJ(a)
 		if got == tt.want {
-			w.failf("%#016x: a REJ = %v, want %v", tt.id, got, !tt.want)
+			w.Fatalf("%#016x: a REJ = %v, want %v", tt.id, got, !tt.want)
 		}
 		if !tt.want && rej.Reason != 8 {
-			w.failf("%#016x: REJ %d, want 8", tt.id, rej.Reason)
+			w.Fatalf("%#016x: REJ %d, want 8", tt.id, rej.Reason)
 		}
 	}
 }
@@ -320,11 +320,11 @@ func TestReceiveMTUOctets(t *testing.T) {
 			w.settle()
 			for n, want := range map[*node]int{a: receive, b: 4096} {
 				if got := int(said[n]); got != want {
-					w.failf("%v, %s announces %d, want %d", mode, n.name, got, want)
+					w.Fatalf("%v, %s announces %d, want %d", mode, n.name, got, want)
 				}
 				for _, q := range n.qps {
 					if q.receive < want {
-						w.failf("%v, %s has buffers of %d, want %d", mode, n.name, q.receive, want)
+						w.Fatalf("%v, %s has buffers of %d, want %d", mode, n.name, q.receive, want)
 					}
 				}
 			}
@@ -334,17 +334,17 @@ func TestReceiveMTUOctets(t *testing.T) {
 				p := a.ping("10.0.0.2", size, true)
 				w.run(10 * time.Millisecond)
 				if got := b.got(p); got != 1 {
-					w.failf("%v: %d octets arrived %d times, want once", mode, size, got)
+					w.Fatalf("%v: %d octets arrived %d times, want once", mode, size, got)
 				}
 			}
 			before := len(a.tun)
 			a.ping("10.0.0.2", most+1, true)
 			w.run(10 * time.Millisecond)
 			if got := len(a.tun) - before; got != 1 {
-				w.failf("%v: %d answers to %d octets, want an ICMP error", mode, got, most+1)
+				w.Fatalf("%v: %d answers to %d octets, want an ICMP error", mode, got, most+1)
 			}
 			if got := int(binary.BigEndian.Uint16(a.tun[before][26:])); got != most {
-				w.failf("%v: the ICMP error says MTU %d, want %d", mode, got, most)
+				w.Fatalf("%v: the ICMP error says MTU %d, want %d", mode, got, most)
 			}
 		}
 	}
@@ -368,23 +368,23 @@ func TestDefaultLinkMTUOctets(t *testing.T) {
 		p := a.ping(tt.dst, 2044, true)
 		w.settle()
 		if got := b.got(p); got != 1 {
-			w.failf("%s: 2044 octets arrived %d times, want once", tt.dst, got)
+			w.Fatalf("%s: 2044 octets arrived %d times, want once", tt.dst, got)
 		}
 		before := len(a.tun)
 		p = a.ping(tt.dst, 2045, true)
 		w.settle()
 		if got := b.got(p); got != 0 {
-			w.failf("%s: 2045 octets arrived", tt.dst)
+			w.Fatalf("%s: 2045 octets arrived", tt.dst)
 		}
 		if got := len(a.tun) - before; got != 1 {
-			w.failf("%s: %d answers to 2045 octets, want 1", tt.dst, got)
+			w.Fatalf("%s: %d answers to 2045 octets, want 1", tt.dst, got)
 		}
 		icmp := a.tun[before][tt.at:]
 		if got := icmp[:2]; got[0] != tt.kind || got[1] != tt.code {
-			w.failf("%s: ICMP type and code % x, want %d %d", tt.dst, got, tt.kind, tt.code)
+			w.Fatalf("%s: ICMP type and code % x, want %d %d", tt.dst, got, tt.kind, tt.code)
 		}
 		if got := binary.BigEndian.Uint16(icmp[tt.mtu:]); got != 2044 {
-			w.failf("%s: ICMP says MTU %d, want 2044", tt.dst, got)
+			w.Fatalf("%s: ICMP says MTU %d, want 2044", tt.dst, got)
 		}
 	}
 }
@@ -405,18 +405,18 @@ func TestTimersOfREQOctets(t *testing.T) {
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
 	if req == nil {
-		w.failf("no REQ")
+		w.Fatalf("no REQ")
 	}
 	exponent, retries := req[24+95]>>3, req[24+47]&7
 	timeout := time.Duration(4096<<exponent) * time.Nanosecond
 	if exponent == 0 {
-		w.failf("ACK timeout 0, which is none at all")
+		w.Fatalf("ACK timeout 0, which is none at all")
 	}
 	if got := timeout * time.Duration(retries+1); got >= time.Second {
-		w.failf("%d tries of %v are given up after %v, want less than 1 s", retries+1, timeout, got)
+		w.Fatalf("%d tries of %v are given up after %v, want less than 1 s", retries+1, timeout, got)
 	}
 	// One timeout is short, too: below the 200 ms that Linux's TCP waits at least.
 	if timeout >= 200*time.Millisecond {
-		w.failf("ACK timeout %v, want less than 200 ms", timeout)
+		w.Fatalf("ACK timeout %v, want less than 200 ms", timeout)
 	}
 }

@@ -271,9 +271,8 @@ func (f *Interface) fromFabric(ev RecvFrame) {
 	body := ev.Frame[encap.HeaderLen:]
 	from := encap.LinkAddr{QPN: ev.SrcQPN, GID: ev.SrcGID}
 	if ev.Conn != 0 {
-		c := f.conns.byID[ev.Conn]
+		c := f.connOf(ev.Conn)
 		if c == nil {
-			f.count(dropStaleHandle)
 			return
 		}
 		from = c.peer.key

@@ -14,7 +14,7 @@ func (w *world) mtuOf(n *node) ib.MTU {
 	w.t.Helper()
 	conns := n.f.Conns()
 	if len(conns) != 1 {
-		w.failf("%s has %d connections, want 1", n.name, len(conns))
+		w.Fatalf("%s has %d connections, want 1", n.name, len(conns))
 	}
 	return conns[0].PathMTU
 }

@@ -21,11 +21,11 @@ func resolved(t *testing.T, seed uint64, oa, ob Options) (w *world, a, b *node) 
 	a.step(Wake{})
 	switch p := a.f.peers.byLink[b.link()]; {
 	case p == nil:
-		w.failf("a does not know b, or is connected already: p is nil")
+		w.Fatalf("a does not know b, or is connected already: p is nil")
 	case len(p.addrs) != 1:
-		w.failf("a does not know b, or is connected already: addrs has %v elements, want 1", len(p.addrs))
+		w.Fatalf("a does not know b, or is connected already: addrs has %v elements, want 1", len(p.addrs))
 	case p.tx != nil:
-		w.failf("a does not know b, or is connected already: tx is %v, want nil", p.tx)
+		w.Fatalf("a does not know b, or is connected already: tx is %v, want nil", p.tx)
 	}
 	return w, a, b
 }
@@ -60,7 +60,7 @@ func TestNoCrossingBeforeTheREQ(t *testing.T) {
 		a.f.now = w.now
 		a.f.dial(p) // CreateQP is not carried out
 		if p.dial == nil || p.dial.state != connCreating {
-			w.failf("no attempt, or its REQ has left")
+			w.Fatalf("no attempt, or its REQ has left")
 		}
 		a.f.out = nil
 		req, _ := honest(a, b).AppendBinary(nil)
@@ -111,7 +111,7 @@ func TestTotalQueueOfConnections(t *testing.T) {
 		t.Errorf("%d packets wait, want 1", len(p.queue))
 	}
 	if n := a.counter("drop_connection_queue_total"); n != 1 {
-		w.failf("%d drops counted, want 1", n)
+		w.Fatalf("%d drops counted, want 1", n)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"ipoibcm/cm"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/mad"
@@ -27,6 +28,15 @@ func says(req *mad.REQ, qpn ib.QPN, receive uint32) {
 	copy(req.PrivateData[:], pd)
 }
 
+// askWhenFull has a third host take the only place at a before b asks.
+func askWhenFull(w *world, a, b *node) {
+	w.node(3, Options{})
+	w.run(2 * time.Second)
+	a.ping("10.0.0.3", 100, true)
+	w.run(time.Second)
+	w.inject(b, a, honest(a, b))
+}
+
 // reasons are the cases of TestReasons.
 var reasons = []struct {
 	name string
@@ -36,13 +46,7 @@ var reasons = []struct {
 	kind mad.MessageKind
 	ari  string
 }{
-	{name: "no room for the connection", opt: Options{MaxConns: 1}, want: cm.ReasonNoQP, do: func(w *world, a, b *node) {
-		w.node(3, Options{})
-		w.run(2 * time.Second)
-		a.ping("10.0.0.3", 100, true)
-		w.run(time.Second)
-		w.inject(b, a, honest(a, b))
-	}},
+	{name: "no room for the connection", opt: Options{MaxConns: 1}, want: cm.ReasonNoQP, do: askWhenFull},
 	{name: "the queue pair cannot be made", want: cm.ReasonNoQP, do: func(w *world, a, b *node) {
 		a.noQP = true
 		w.inject(b, a, honest(a, b))
@@ -51,13 +55,7 @@ var reasons = []struct {
 		a.kernel(a.k.Up(false))
 		w.inject(b, a, honest(a, b))
 	}},
-	{name: "no room for the peer", opt: Options{MaxPeers: 1}, want: cm.ReasonNoResources, do: func(w *world, a, b *node) {
-		w.node(3, Options{})
-		w.run(2 * time.Second)
-		a.ping("10.0.0.3", 100, true)
-		w.run(time.Second)
-		w.inject(b, a, honest(a, b))
-	}},
+	{name: "no room for the peer", opt: Options{MaxPeers: 1}, want: cm.ReasonNoResources, do: askWhenFull},
 	{name: "another partition", want: cm.ReasonUnsupported, do: func(w *world, a, b *node) {
 		req := honest(a, b)
 		req.PKey = 0x8001
@@ -92,7 +90,7 @@ var reasons = []struct {
 			w.inject(b, a, req)
 			w.run(5 * time.Millisecond)
 			if a.nextQP != last {
-				w.failf("a queue pair was made for a REQ whose path MTU is above the port's")
+				w.Fatalf("a queue pair was made for a REQ whose path MTU is above the port's")
 			}
 		}},
 	{name: "a path MTU above the path's", want: cm.ReasonInvalidMTU, ari: string([]byte{byte(ib.MTU512)}),
@@ -155,22 +153,17 @@ func TestReasons(t *testing.T) {
 		w.run(10 * time.Millisecond)
 		rej, ok := lastREJ(a)
 		// 4755-3.2-9
-		switch {
-		case !ok:
-			w.failf("%s: ok is false, want true", tt.name)
-		case rej.Reason != tt.want:
-			w.failf("%s: Reason is %v, want %v", tt.name, rej.Reason, tt.want)
-		case rej.MessageRejected != tt.kind:
-			w.failf("%s: MessageRejected is %v, want %v", tt.name, rej.MessageRejected, tt.kind)
-		}
+		expect.MustEqual(w, ok, true, "%s: ok", tt.name)
+		expect.MustEqual(w, rej.Reason, tt.want, "%s: Reason", tt.name)
+		expect.MustEqual(w, rej.MessageRejected, tt.kind, "%s: MessageRejected", tt.name)
 		var pd encap.PrivateData
 		// 4755-3.2-12
 		if pd.UnmarshalBinary(rej.PrivateData[:]) != nil ||
 			pd != (encap.PrivateData{QPN: a.opt.Link.QPN, ReceiveMTU: 65524}) {
-			w.failf("%s: private data %+v", tt.name, pd)
+			w.Fatalf("%s: private data %+v", tt.name, pd)
 		}
 		if ari := string(rej.ARI[:rej.ARILength]); ari != tt.ari && (tt.ari != "guid" || len(ari) != 8) {
-			w.failf("%s: additional information %x", tt.name, ari)
+			w.Fatalf("%s: additional information %x", tt.name, ari)
 		}
 	}
 }
@@ -221,19 +214,19 @@ func TestRejectedMTU(t *testing.T) {
 		last := a.reqs[len(a.reqs)-1]
 		switch {
 		case pd.UnmarshalBinary(last.PrivateData[:]) != nil:
-			w.failf("%s: %d REQs, the last with Receive MTU %d; got %d", tt.name, len(a.reqs), pd.ReceiveMTU, b.got(p))
+			w.Fatalf("%s: %d REQs, the last with Receive MTU %d; got %d", tt.name, len(a.reqs), pd.ReceiveMTU, b.got(p))
 		case len(a.reqs) != tt.reqs:
-			w.failf("%s: a's reqs has %v elements, want %v", tt.name, len(a.reqs), tt.reqs)
+			w.Fatalf("%s: a's reqs has %v elements, want %v", tt.name, len(a.reqs), tt.reqs)
 		case pd.ReceiveMTU != tt.want:
-			w.failf("%s: ReceiveMTU is %v, want %v", tt.name, pd.ReceiveMTU, tt.want)
+			w.Fatalf("%s: ReceiveMTU is %v, want %v", tt.name, pd.ReceiveMTU, tt.want)
 		case b.got(p) != 1:
-			w.failf("%s: b got %v of packet p, want 1", tt.name, b.got(p))
+			w.Fatalf("%s: b got %v of packet p, want 1", tt.name, b.got(p))
 		}
 		if tt.path != 0 && tt.path < ib.MTU1024 && last.PathMTU != tt.path {
-			w.failf("%s: path MTU %v", tt.name, last.PathMTU)
+			w.Fatalf("%s: path MTU %v", tt.name, last.PathMTU)
 		}
 		if up := len(a.up()) == 1; up != (tt.reqs > tt.times) {
-			w.failf("%s: connections %v", tt.name, a.f.Conns())
+			w.Fatalf("%s: connections %v", tt.name, a.f.Conns())
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"ipoibcm/cm"
+	"ipoibcm/internal/expect"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/mad"
 )
@@ -31,17 +32,17 @@ func TestBackOff(t *testing.T) {
 		// UD carries on, and the attempts grow rare.
 		switch n := a.counter("dial_failed"); {
 		case lost > 0:
-			w.failf("reject %v: lost is %v, want at most 0", reject, lost)
+			w.Fatalf("reject %v: lost is %v, want at most 0", reject, lost)
 		case n < 4:
-			w.failf("reject %v: n is %v, want at least 4", reject, n)
+			w.Fatalf("reject %v: n is %v, want at least 4", reject, n)
 		case n > 20:
-			w.failf("reject %v: n is %v, want at most 20", reject, n)
+			w.Fatalf("reject %v: n is %v, want at most 20", reject, n)
 		case len(a.qps) > 1:
-			w.failf("reject %v: a's qps has %v elements, want at most 1", reject, len(a.qps))
+			w.Fatalf("reject %v: a's qps has %v elements, want at most 1", reject, len(a.qps))
 		}
 		for _, r := range b.sent {
 			if rej, ok := r.(mad.REJ); ok && reject && rej.Reason != cm.ReasonNoQP {
-				w.failf("REJ %v", rej.Reason) // 4755-3.2-9
+				w.Fatalf("REJ %v", rej.Reason) // 4755-3.2-9
 			}
 		}
 		// the queue is bounded and what is in it goes out or is answered
@@ -53,15 +54,11 @@ func TestBackOff(t *testing.T) {
 		}
 		w.settle()
 		if a.f.peers.queued != 0 {
-			w.failf("%d octets still wait", a.f.peers.queued)
+			w.Fatalf("%d octets still wait", a.f.peers.queued)
 		}
 		b.noQP, w.dropMAD = false, nil
 		w.run(2 * time.Minute)
-		p := a.ping("10.0.0.2", 9000, true)
-		w.settle()
-		if w.agree(a, b); b.got(p) != 1 {
-			w.failf("it never came up")
-		}
+		w.wantConnection(a, b, "10.0.0.2", "after all rejections")
 	}
 }
 
@@ -101,17 +98,17 @@ func TestRejections(t *testing.T) {
 		w.run(200 * time.Millisecond)
 		switch {
 		case (len(a.up()) == 1) != tt.soon:
-			w.failf("%s: %v", tt.name, a.f.Conns())
+			w.Fatalf("%s: %v", tt.name, a.f.Conns())
 		case a.f.peers.byLink[b.link()].holdUntil.IsZero() != tt.soon:
-			w.failf("%s: a's IsZero is %v, want %v", tt.name, a.f.peers.byLink[b.link()].holdUntil.IsZero(), tt.soon)
+			w.Fatalf("%s: a's IsZero is %v, want %v", tt.name, a.f.peers.byLink[b.link()].holdUntil.IsZero(), tt.soon)
 		case a.f.Status().Crossings.Seen != 0:
-			w.failf("%s: a's Status.Crossings.Seen is %v, want 0", tt.name, a.f.Status().Crossings.Seen)
+			w.Fatalf("%s: a's Status.Crossings.Seen is %v, want 0", tt.name, a.f.Status().Crossings.Seen)
 		}
 		w.run(5 * time.Second)
 		a.ping("10.0.0.2", 100, true)
 		w.settle()
 		if x, _ := w.agree(a, b); x.MTU != tt.mtu || a.reqs[0].LocalQPN == a.reqs[1].LocalQPN {
-			w.failf("%s: MTU %d", tt.name, x.MTU)
+			w.Fatalf("%s: MTU %d", tt.name, x.MTU)
 		}
 		if e := a.explain(ip4("10.0.0.2")); e.LastREJ == "" {
 			t.Errorf("%s: no last REJ", tt.name)
@@ -128,12 +125,7 @@ func TestModeNotOffered(t *testing.T) {
 	p := a.ping("10.0.0.2", 100, true)
 	w.run(time.Second)
 	rej, ok := lastREJ(b)
-	switch {
-	case !ok:
-		w.failf("ok is false, want true")
-	case rej.Reason != cm.ReasonInvalidTransport:
-		w.failf("Reason is %v, want %v", rej.Reason, cm.ReasonInvalidTransport)
-	case b.got(p) != 1:
-		w.failf("b got %v of packet p, want 1", b.got(p))
-	}
+	expect.MustEqual(w, ok, true, "ok")
+	expect.MustEqual(w, rej.Reason, cm.ReasonInvalidTransport, "Reason")
+	expect.MustEqual(w, b.got(p), 1, "b's copies of p")
 }

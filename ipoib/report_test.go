@@ -52,9 +52,7 @@ func TestReports(t *testing.T) {
 
 // An attempt that failed says why, in a sentence of which no part is missing.
 func TestFailedAttemptInWords(t *testing.T) {
-	w := newWorld(t, 35)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 35)
 	w.dropMAD = func(n *node, _ mad.Message) bool { return true }
 	a.ping("10.0.0.2", 100, true)
 	w.run(time.Minute)

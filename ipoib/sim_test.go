@@ -12,6 +12,7 @@ import (
 	"ipoibcm/fib/fibtest"
 	"ipoibcm/group"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/internal/long"
 	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
@@ -52,10 +53,10 @@ func TestManySeeds(t *testing.T) {
 		w.settle()
 		w.agree(a, b)
 		if b.got(p) != 1 || a.got(q) != 1 {
-			w.failf("got %d and %d", b.got(p), a.got(q))
+			w.Fatalf("got %d and %d", b.got(p), a.got(q))
 		}
 		if a.f.peers.queued+b.f.peers.queued != 0 {
-			w.failf("%d and %d octets wait", a.f.peers.queued, b.f.peers.queued)
+			w.Fatalf("%d and %d octets wait", a.f.peers.queued, b.f.peers.queued)
 		}
 		crossings += a.f.Status().Crossings.Seen + b.f.Status().Crossings.Seen
 		redials += a.counter("redials_accepted") + b.counter("redials_accepted")
@@ -65,7 +66,7 @@ func TestManySeeds(t *testing.T) {
 		w.run(5 * time.Second)
 		if len(a.qps)+len(b.qps)+len(a.dests)+len(b.dests)+len(a.hostRoutes())+len(b.hostRoutes())+len(a.joined)+
 			len(b.joined) != 0 {
-			w.failf("left after shutdown")
+			w.Fatalf("left after shutdown")
 		}
 	}
 	if crossings == 0 || redials == 0 {
@@ -121,20 +122,12 @@ func TestThree(t *testing.T) {
 	q := a.ping("10.0.0.3", 9000, true)
 	r := b.ping("10.0.0.3", 9000, true)
 	w.settle()
-	switch {
-	case b.got(p) != 1:
-		w.failf("b got %v of packet p, want 1", b.got(p))
-	case c.got(q) != 1:
-		w.failf("c got %v of packet q, want 1", c.got(q))
-	case c.got(r) != 1:
-		w.failf("c got %v of packet r, want 1", c.got(r))
-	case len(a.up()) != 2:
-		w.failf("a's up has %v elements, want 2", len(a.up()))
-	case len(b.up()) != 2:
-		w.failf("b's up has %v elements, want 2", len(b.up()))
-	case len(c.up()) != 2:
-		w.failf("c's up has %v elements, want 2", len(c.up()))
-	}
+	expect.MustEqual(w, b.got(p), 1, "b's copies of p")
+	expect.MustEqual(w, c.got(q), 1, "c's copies of q")
+	expect.MustEqual(w, c.got(r), 1, "c's copies of r")
+	expect.MustEqual(w, len(a.up()), 2, "length of a's up")
+	expect.MustEqual(w, len(b.up()), 2, "length of b's up")
+	expect.MustEqual(w, len(c.up()), 2, "length of c's up")
 	c.dead = true
 	for range 200 {
 		a.ping("10.0.0.3", 9000, true)
@@ -142,14 +135,14 @@ func TestThree(t *testing.T) {
 	p = a.ping("10.0.0.2", 9000, true)
 	w.run(10 * time.Millisecond)
 	if b.got(p) != 1 {
-		w.failf("the dead peer holds up the living")
+		w.Fatalf("the dead peer holds up the living")
 	}
 	w.run(2 * time.Second)
 	for range 200 {
 		a.ping("10.0.0.3", 9000, true)
 	}
 	if q := a.f.peers.byLink[c.link()]; q != nil && len(q.queue) > 64 {
-		w.failf("%d packets wait for the dead", len(q.queue))
+		w.Fatalf("%d packets wait for the dead", len(q.queue))
 	}
 }
 
@@ -158,20 +151,12 @@ func TestDefaults(t *testing.T) {
 	w := newWorld(t, 1)
 	a := w.node(1, Options{})
 	s := a.f.Status()
-	switch {
-	case s.UDMTU != 2044:
-		t.Errorf("UDMTU is %v, want 2044", s.UDMTU)
-	case s.ReceiveMTU != 65524:
-		t.Errorf("ReceiveMTU is %v, want 65524", s.ReceiveMTU)
-	case s.DeviceMTU != 65520:
-		t.Errorf("DeviceMTU is %v, want 65520", s.DeviceMTU)
-	case !s.Up:
-		t.Errorf("Up is false, want true")
-	case len(s.Addrs) != 3:
-		t.Errorf("Addrs has %v elements, want 3", len(s.Addrs))
-	case !s.IPv6:
-		t.Errorf("IPv6 is false, want true")
-	}
+	expect.Equal(t, s.UDMTU, 2044, "UDMTU")
+	expect.Equal(t, s.ReceiveMTU, 65524, "ReceiveMTU")
+	expect.Equal(t, s.DeviceMTU, 65520, "DeviceMTU")
+	expect.Equal(t, s.Up, true, "Up")
+	expect.Equal(t, len(s.Addrs), 3, "length of Addrs")
+	expect.Equal(t, s.IPv6, true, "IPv6")
 	for _, c := range a.f.Counters() {
 		if c.Name == "" {
 			t.Errorf("a counter without a name")
@@ -181,9 +166,7 @@ func TestDefaults(t *testing.T) {
 
 // Multicast and broadcast go by UD whatever there is: 4755-2.1-2, 4755-2.1-3, 4755-7-3.
 func TestGroups(t *testing.T) {
-	w := newWorld(t, 2)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 2)
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
 	w.agree(a, b)
@@ -191,7 +174,7 @@ func TestGroups(t *testing.T) {
 	b.step(KernelGroups{Groups: []netip.Addr{g}})
 	mgid, _ := group.MGID(g, ib.DefaultPKey, 2)
 	if !b.joined[mgid] {
-		w.failf("not joined: %v", b.joined)
+		w.Fatalf("not joined: %v", b.joined)
 	}
 	a.kernel(a.k.AddRoute(fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix("239.0.0.0/8"), Type: rtnl.Unicast,
 		Via: ip4("10.0.0.77")}, OIF: fibtest.Index})) // which does not count
@@ -202,35 +185,35 @@ func TestGroups(t *testing.T) {
 			a.output(p)
 			w.run(time.Second)
 			if b.got(p) == 0 {
-				w.failf("%s: got %d", dst, b.got(p))
+				w.Fatalf("%s: got %d", dst, b.got(p))
 			}
 		}
 		if path, _ := a.path(ip4(dst)); path.Kind != fib.PathGroup || path.MTU != 2044 {
-			w.failf("%s: %+v", dst, path)
+			w.Fatalf("%s: %+v", dst, path)
 		}
 		if e := a.explain(ip4(dst)); e.Mode != "UD" || e.Path.MTU != 2044 {
-			w.failf("%+v", e)
+			w.Fatalf("%+v", e)
 		}
 	}
 	if a.onConn != on {
-		w.failf("multicast on a connection")
+		w.Fatalf("multicast on a connection")
 	}
 	n := len(b.tun)
 	a.output(mustEcho("10.0.0.1", "239.1.2.3", 3000)) // oversize: fragments
 	w.run(time.Second)
 	if len(b.tun) != n+2 {
-		w.failf("%d fragments", len(b.tun)-n)
+		w.Fatalf("%d fragments", len(b.tun)-n)
 	}
 	n = len(b.tun)
 	a.ping("239.1.2.3", 3000, true) // with DF: dropped and counted
 	a.output(mustEcho("10.0.0.1", "255.255.255.255", 3000))
 	w.run(time.Second)
 	if len(b.tun) != n || a.counter("drop_oversize") != 2 {
-		w.failf("%d packets, %d drops", len(b.tun)-n, a.counter("drop_oversize"))
+		w.Fatalf("%d packets, %d drops", len(b.tun)-n, a.counter("drop_oversize"))
 	}
 	a.delAddr("10.0.0.1/24")
 	if path, _ := a.path(ip4("10.0.0.255")); path.Kind != fib.PathMiss {
-		w.failf("packets to what was a subnet's broadcast address go by %v, want them to come up", path.Kind)
+		w.Fatalf("packets to what was a subnet's broadcast address go by %v, want them to come up", path.Kind)
 	}
 }
 
@@ -243,16 +226,10 @@ func TestNoIPv6(t *testing.T) {
 	p := a.ping("10.0.0.2", 9000, true)
 	a.output(echo6())
 	w.settle()
-	switch {
-	case b.got(p) != 1:
-		w.failf("b got %v of packet p, want 1", b.got(p))
-	case a.counter("drop_ipv6_off") != 1:
-		w.failf("a's drop_ipv6_off is %v, want 1", a.counter("drop_ipv6_off"))
-	case a.f.Status().IPv6:
-		w.failf("a's Status.IPv6 is true, want false")
-	case len(a.f.Status().Addrs) != 1:
-		w.failf("a's Status.Addrs has %v elements, want 1", len(a.f.Status().Addrs))
-	}
+	expect.MustEqual(w, b.got(p), 1, "b's copies of p")
+	expect.MustEqual(w, a.counter("drop_ipv6_off"), 1, "a's drop_ipv6_off")
+	expect.MustEqual(w, a.f.Status().IPv6, false, "a's Status.IPv6")
+	expect.MustEqual(w, len(a.f.Status().Addrs), 1, "length of a's Status.Addrs")
 }
 
 func echo6() []byte {
@@ -274,33 +251,27 @@ func TestRouterMessages(t *testing.T) {
 	n, on := len(b.tun), a.onConn
 	a.output(rs)
 	w.run(time.Second)
-	switch {
-	case len(b.tun) != n+1:
-		w.failf("RS: b's tun has %v elements, want %v", len(b.tun), n+1)
-	case b.got(rs) != 1:
-		w.failf("RS: b got %v of packet rs, want 1", b.got(rs))
-	case a.counter("router_messages_out") != 1:
-		w.failf("RS: a's router_messages_out is %v, want 1", a.counter("router_messages_out"))
-	case b.counter("router_messages_in") != 1:
-		w.failf("RS: b's router_messages_in is %v, want 1", b.counter("router_messages_in"))
-	}
+	expect.MustEqual(w, len(b.tun), n+1, "RS: length of b's tun")
+	expect.MustEqual(w, b.got(rs), 1, "RS: b's copies of rs")
+	expect.MustEqual(w, a.counter("router_messages_out"), 1, "RS: a's router_messages_out")
+	expect.MustEqual(w, b.counter("router_messages_in"), 1, "RS: b's router_messages_in")
 	ra := icmp6("fe80::200:0:0:2", "fe80::200:0:0:1", append(make([]byte, 16), 5, 1, 0, 0, 0, 0, 7, 0xfc))
 	ra[40] = 134
 	ra = fix6(ra)
 	b.output(ra)
 	w.run(time.Second)
 	if a.got(ra) != 1 {
-		w.failf("RA got %d", a.got(ra))
+		w.Fatalf("RA got %d", a.got(ra))
 	}
 	switch y, _ := w.agree(a, b); {
 	case y.MTU != x.MTU:
-		w.failf("an RA changed MTU or mode: y's MTU is %v, want %v", y.MTU, x.MTU)
+		w.Fatalf("an RA changed MTU or mode: y's MTU is %v, want %v", y.MTU, x.MTU)
 	case a.k.HostMTU(ip4("fd00::2")) != 65520:
-		w.failf("an RA changed MTU or mode: %v, %d on connections", a.hostRoutes(), b.onConn)
+		w.Fatalf("an RA changed MTU or mode: %v, %d on connections", a.hostRoutes(), b.onConn)
 	case a.onConn != on:
-		w.failf("an RA changed MTU or mode: a's onConn is %v, want %v", a.onConn, on)
+		w.Fatalf("an RA changed MTU or mode: a's onConn is %v, want %v", a.onConn, on)
 	case b.onConn != 0:
-		w.failf("an RA changed MTU or mode: b's onConn is %v, want 0", b.onConn)
+		w.Fatalf("an RA changed MTU or mode: b's onConn is %v, want 0", b.onConn)
 	}
 	na := icmp6("fd00::1", "fd00::2", append([]byte{136, 0, 0, 0, 0, 0, 0, 0}, make([]byte, 16)...))
 	a.output(na)
@@ -311,9 +282,7 @@ func TestRouterMessages(t *testing.T) {
 
 // ND on a connection is accepted, ARP there is not: 4755-7-2, 4755-4-4, 4755-4-5.
 func TestNDOnConnection(t *testing.T) {
-	w := newWorld(t, 5)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 5)
 	a.ping("fd00::2", 3000, true)
 	w.settle()
 	x, _ := w.agree(a, b)
@@ -321,27 +290,20 @@ func TestNDOnConnection(t *testing.T) {
 	a.step(RecvFrame{Conn: x.Conn, Frame: frameOf(encap.IPv6, neighborSolicitation("fd00::2", "fd00::1", b.link()))})
 	w.run(time.Second)
 	// 4755-7-4, 4755-3.1-13, 4755-2.2-2: answered by UD
-	switch {
-	case a.f.neigh.Counters().Answers != answers+1:
-		w.failf("a's Counters.Answers is %v, want %v", a.f.neigh.Counters().Answers, answers+1)
-	case a.onConn != on:
-		w.failf("a's onConn is %v, want %v", a.onConn, on)
-	case a.counter("nd_on_connection") != 1:
-		w.failf("a's nd_on_connection is %v, want 1", a.counter("nd_on_connection"))
-	}
+	expect.MustEqual(w, a.f.neigh.Counters().Answers, answers+1, "a's Counters.Answers")
+	expect.MustEqual(w, a.onConn, on, "a's onConn")
+	expect.MustEqual(w, a.counter("nd_on_connection"), 1, "a's nd_on_connection")
 	a.step(RecvFrame{Conn: x.Conn, Frame: frameOf(encap.ARP, make([]byte, 56))})
 	a.step(RecvFrame{Conn: x.Conn, Frame: frameOf(0x88ca, make([]byte, 56))})
 	a.step(RecvFrame{Conn: x.Conn, Frame: []byte{8}})
 	if a.counter("drop_arp_on_connection") != 1 || a.counter("drop_malformed_frame") != 2 {
-		w.failf("drops %d %d", a.counter("drop_arp_on_connection"), a.counter("drop_malformed_frame"))
+		w.Fatalf("drops %d %d", a.counter("drop_arp_on_connection"), a.counter("drop_malformed_frame"))
 	}
 }
 
 // The underlay's address changes: everything anew under the new one.
 func TestUnderlayChanged(t *testing.T) {
-	w := newWorld(t, 6)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 6)
 	a.ping("10.0.0.2", 3000, true)
 	w.settle()
 	w.agree(a, b)
@@ -351,11 +313,11 @@ func TestUnderlayChanged(t *testing.T) {
 	p := a.ping("10.0.0.2", 3000, true)
 	w.settle()
 	if x, _ := w.agree(a, b); b.got(p) != 1 || x.Peer.GID != gid(0x99) {
-		w.failf("got %d", b.got(p))
+		w.Fatalf("got %d", b.got(p))
 	}
 	if !slices.ContainsFunc(b.addrs, func(p netip.Prefix) bool { return p.Addr() == ip.LinkLocal(gid(0x99)) }) ||
 		len(b.addrs) != 3 {
-		w.failf("addresses %v", b.addrs)
+		w.Fatalf("addresses %v", b.addrs)
 	}
 	a.step(UnderlayChanged{Link: a.opt.Link, Active: false})
 	a.step(UnderlayChanged{Link: a.opt.Link, Active: true})
@@ -408,14 +370,10 @@ func TestPathMTU(t *testing.T) {
 	w.run(2 * time.Second)
 	p := a.ping("10.0.0.2", 3000, true)
 	w.settle()
-	switch w.agree(a, b); {
-	case b.got(p) != 1:
-		w.failf("b got %v of packet p, want 1", b.got(p))
-	case len(a.reqs) != 2:
-		w.failf("a's reqs has %v elements, want 2", len(a.reqs))
-	case a.reqs[1].PathMTU != ib.MTU1024:
-		w.failf("a's PathMTU is %v, want %v", a.reqs[1].PathMTU, ib.MTU1024)
-	}
+	w.agree(a, b)
+	expect.MustEqual(w, b.got(p), 1, "b's copies of p")
+	expect.MustEqual(w, len(a.reqs), 2, "length of a's reqs")
+	expect.MustEqual(w, a.reqs[1].PathMTU, ib.MTU1024, "a's PathMTU")
 }
 
 // Where the underlay has no multicast, each peer of the list gets its copy.
@@ -430,18 +388,11 @@ func TestPeerList(t *testing.T) {
 	w.settle()
 	a.output(g)
 	w.run(time.Second)
-	switch {
-	case c.got(p) != 1:
-		w.failf("c got %v of packet p, want 1", c.got(p))
-	case b.got(g) != 2:
-		w.failf("b got %v of packet g, want 2", b.got(g))
-	case c.got(g) != 2:
-		w.failf("c got %v of packet g, want 2", c.got(g))
-	case a.got(g) != 0:
-		w.failf("a got %v of packet g, want 0", a.got(g))
-	case a.onGroup != 0:
-		w.failf("a's onGroup is %v, want 0", a.onGroup)
-	}
+	expect.MustEqual(w, c.got(p), 1, "c's copies of p")
+	expect.MustEqual(w, b.got(g), 2, "b's copies of g")
+	expect.MustEqual(w, c.got(g), 2, "c's copies of g")
+	expect.MustEqual(w, a.got(g), 0, "a's copies of g")
+	expect.MustEqual(w, a.onGroup, 0, "a's onGroup")
 }
 
 // No event, however odd, makes the machine panic or break a promise that the
@@ -473,7 +424,7 @@ func FuzzInterface(f *testing.F) {
 		b.step(Shutdown{})
 		w.run(10 * time.Second)
 		if len(a.qps)+len(a.dests)+len(a.hostRoutes())+len(a.joined) != 0 || a.f.peers.queued != 0 {
-			w.failf("left after shutdown: %d %d %d %d", len(a.qps), len(a.dests), len(a.hostRoutes()), len(a.joined))
+			w.Fatalf("left after shutdown: %d %d %d %d", len(a.qps), len(a.dests), len(a.hostRoutes()), len(a.joined))
 		}
 	})
 }

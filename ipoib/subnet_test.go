@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/internal/simsm"
 	"ipoibcm/sa"
 	"ipoibcm/verbs"
@@ -83,7 +84,7 @@ func (w *world) deliverSubnet() {
 func (n *node) checkWay(attr verbs.AHAttr, to ib.GID) {
 	n.w.t.Helper()
 	if attr.LID == 0 || n.ib.grh && !attr.GRH {
-		n.w.failf("%s: packet to %v by %+v", n.name, to, attr)
+		n.w.Fatalf("%s: packet to %v by %+v", n.name, to, attr)
 	}
 }
 
@@ -97,7 +98,7 @@ func (n *node) sendSubnetUD(a SendUD) {
 	}
 	path, ok := n.ib.paths[dst]
 	if !ok {
-		w.failf("%s: a datagram to %v leaves before its path is known", n.name, dst)
+		w.Fatalf("%s: a datagram to %v leaves before its path is known", n.name, dst)
 	}
 	n.checkWay(path.AH(), dst)
 	from := n.link()
@@ -146,12 +147,12 @@ func TestSubnet(t *testing.T) {
 				w := newSubnet(t, seed, tt.opt)
 				a, b := w.port(1, tt.grh, Options{}), w.port(2, tt.grh, Options{})
 				if a.f.Status().Up {
-					w.failf("up before the broadcast group was joined")
+					w.Fatalf("up before the broadcast group was joined")
 				}
 				w.run(tt.up)
 				for _, n := range w.nodes {
 					if !n.f.Status().Up {
-						w.failf("%s is not up after %v: %+v", n.name, tt.up, n.f.Fabric())
+						w.Fatalf("%s is not up after %v: %+v", n.name, tt.up, n.f.Fabric())
 					}
 				}
 				w.run(3 * time.Second) // announcements
@@ -163,32 +164,28 @@ func TestSubnet(t *testing.T) {
 				w.settle()
 				x, _ := w.agree(a, b)
 				if x.MTU != 65520 {
-					w.failf("MTU %d, want 65520", x.MTU)
+					w.Fatalf("MTU %d, want 65520", x.MTU)
 				}
 				if got := b.got(p); got != 1 {
-					w.failf("b got %d packets, want 1", got)
+					w.Fatalf("b got %d packets, want 1", got)
 				}
 				if got := a.got(q); got != 1 {
-					w.failf("a got %d packets, want 1", got)
+					w.Fatalf("a got %d packets, want 1", got)
 				}
-				switch path := a.ib.paths[b.opt.Link.GID]; {
-				case path.DLID != b.ib.port.LID:
-					w.failf("DLID is %v, want %v", path.DLID, b.ib.port.LID)
-				case path.GRH != tt.grh:
-					w.failf("GRH is %v, want %v", path.GRH, tt.grh)
-				case path.Life != 18:
-					w.failf("Life is %v, want 18", path.Life)
-				}
+				path := a.ib.paths[b.opt.Link.GID]
+				expect.MustEqual(w, path.DLID, b.ib.port.LID, "DLID")
+				expect.MustEqual(w, path.GRH, tt.grh, "GRH")
+				expect.MustEqual(w, path.Life, 18, "Life")
 				for _, req := range append(a.reqs, b.reqs...) {
 					switch r := req.Primary; {
 					case r.LocalLID == 0:
-						w.failf("LocalLID is 0, want more")
+						w.Fatalf("LocalLID is 0, want more")
 					case r.LocalLID == ib.PermissiveLID:
-						w.failf("LocalLID is %v, want another than %v", r.LocalLID, ib.PermissiveLID)
+						w.Fatalf("LocalLID is %v, want another than %v", r.LocalLID, ib.PermissiveLID)
 					case !r.SubnetLocal:
-						w.failf("SubnetLocal is false, want true")
+						w.Fatalf("SubnetLocal is false, want true")
 					case r.LocalACKTimeout != 19:
-						w.failf("LocalACKTimeout is %v, want 19", r.LocalACKTimeout)
+						w.Fatalf("LocalACKTimeout is %v, want 19", r.LocalACKTimeout)
 					}
 				}
 			}
@@ -225,7 +222,7 @@ func TestNoSubnetManager(t *testing.T) {
 	w.subnet.Start(w.now)
 	w.run(2 * time.Second)
 	if !a.f.Status().Up || !b.f.Status().Up {
-		w.failf("not up two seconds after the subnet manager came")
+		w.Fatalf("not up two seconds after the subnet manager came")
 	}
 	w.run(3 * time.Second)
 	p := a.ping("10.0.0.2", 100, true)
@@ -269,22 +266,22 @@ func TestReregister(t *testing.T) {
 	for _, n := range w.nodes {
 		for mgid := range n.joined {
 			if n.ib.at[mgid] == 0 || w.subnet.Members(mgid)[n.opt.Link.GID]&wire.FullMember == 0 {
-				w.failf("%s is no member of %v again", n.name, mgid)
+				w.Fatalf("%s is no member of %v again", n.name, mgid)
 			}
 		}
 	}
 	if now := a.ib.at[broadcast]; now == was || now != a.ib.paths[broadcast].DLID {
-		w.failf("the UD QP is attached at MLID %#x, it was %#x before; the path leads to %#x", now, was,
+		w.Fatalf("the UD QP is attached at MLID %#x, it was %#x before; the path leads to %#x", now, was,
 			a.ib.paths[broadcast].DLID)
 	}
 	p := a.ping("10.0.0.2", 9000, true)
 	w.settle()
 	after, _ := w.agree(a, b)
 	if after.Conn != before.Conn {
-		w.failf("connection %d, want that of before, %d", after.Conn, before.Conn)
+		w.Fatalf("connection %d, want that of before, %d", after.Conn, before.Conn)
 	}
 	if got := b.got(p); got != 1 {
-		w.failf("b got %d packets, want 1", got)
+		w.Fatalf("b got %d packets, want 1", got)
 	}
 }
 
@@ -310,15 +307,15 @@ func TestForeignREQs(t *testing.T) {
 		p, q := a.ping(addr, 100, true), to.ping("10.0.0.1", 100, true)
 		w.settle()
 		if got := to.got(p) + a.got(q); got != 2 {
-			w.failf("%s: %d packets arrived, want both ways", to.name, got)
+			w.Fatalf("%s: %d packets arrived, want both ways", to.name, got)
 		}
 		via := to.up()
 		if to == d {
 			if len(via) != 0 {
-				w.failf("d has connections that nobody could have set up: %+v", via)
+				w.Fatalf("d has connections that nobody could have set up: %+v", via)
 			}
 		} else if len(via) != 1 || via[0].Via != ViaInband || via[0].Transport != ib.RC {
-			w.failf("%s: connections %+v, want one, RC and in-band", to.name, via)
+			w.Fatalf("%s: connections %+v, want one, RC and in-band", to.name, via)
 		}
 	}
 	if n := len(d.reqs); n != 0 {
@@ -344,16 +341,16 @@ func TestPKeyMoves(t *testing.T) {
 	a.step(PortChanged{Port: a.ib.now(), Reregister: true, Moved: true})
 	w.run(2 * time.Second)
 	if !a.f.Status().Up {
-		w.failf("a is not up again")
+		w.Fatalf("a is not up again")
 	}
 	p, q := a.ping("10.0.0.2", 9000, true), b.ping("10.0.0.1", 9000, true)
 	w.settle()
 	after, _ := w.agree(a, b)
 	if after.Conn == before.Conn {
-		w.failf("connection %d is that of before: its queue pair goes by a place that is another's", after.Conn)
+		w.Fatalf("connection %d is that of before: its queue pair goes by a place that is another's", after.Conn)
 	}
 	if got := b.got(p) + a.got(q); got != 2 {
-		w.failf("%d packets arrived, want 2", got)
+		w.Fatalf("%d packets arrived, want 2", got)
 	}
 }
 
@@ -371,10 +368,10 @@ func TestPeerHasAnotherLID(t *testing.T) {
 	p := a.ping("10.0.0.2", 100, true)
 	w.settle()
 	if got := b.got(p); got != 1 {
-		w.failf("b got %d packets, want 1", got)
+		w.Fatalf("b got %d packets, want 1", got)
 	}
 	if got := a.ib.paths[b.opt.Link.GID].DLID; got != b.ib.port.LID {
-		w.failf("path to LID %d, want %d", got, b.ib.port.LID)
+		w.Fatalf("path to LID %d, want %d", got, b.ib.port.LID)
 	}
 }
 

@@ -175,7 +175,7 @@ func TestGroupTraps(t *testing.T) {
 					got = "dropped"
 				}
 				if got != want {
-					w.failf("a packet to the group was %s, want it %s", got, want)
+					w.Fatalf("a packet to the group was %s, want it %s", got, want)
 				}
 			}
 			a.output(mustEcho("10.0.0.1", "239.1.2.3", 100))
@@ -197,7 +197,7 @@ func TestGroupTraps(t *testing.T) {
 			w.run(within)
 			send("dropped")
 			if path, _ := a.path(g); path.Kind == fib.PathGroup {
-				w.failf("the data path goes on sending to a group that is gone")
+				w.Fatalf("the data path goes on sending to a group that is gone")
 			}
 
 			c.step(KernelGroups{Groups: []netip.Addr{ip4("239.9.9.9")}}) // has the LID now
@@ -205,7 +205,7 @@ func TestGroupTraps(t *testing.T) {
 			b.step(KernelGroups{Groups: []netip.Addr{g}})
 			w.run(within)
 			if got := a.ib.paths[mgid].DLID; got == old {
-				w.failf("packets to the group made anew have MLID %#x, as before", got)
+				w.Fatalf("packets to the group made anew have MLID %#x, as before", got)
 			}
 			send("received")
 		}
@@ -352,6 +352,6 @@ func TestSubnetLink(t *testing.T) {
 	p, q := a.ping("10.0.0.2", 100, true), b.ping("10.0.0.1", 9000, true)
 	w.settle()
 	if a.got(q) != 1 || b.got(p) != 1 {
-		w.failf("got %d and %d packets, want 1 and 1", a.got(q), b.got(p))
+		w.Fatalf("got %d and %d packets, want 1 and 1", a.got(q), b.got(p))
 	}
 }

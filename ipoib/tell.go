@@ -1,6 +1,7 @@
 package ipoib
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -34,27 +35,22 @@ func (f *Interface) mayTell() bool {
 	return true
 }
 
+// refusals are the reasons of neigh that need more words than their names.
+var refusals = map[neigh.Drop]string{
+	neigh.DropSpoofed:     "the packet has another source",
+	neigh.DropBadSender:   "that is no address a host can have",
+	neigh.DropLocked:      "it has only just said otherwise",
+	neigh.DropStillThere:  "it still answers where it was",
+	neigh.DropChallenges:  "too many others are asked whether they still answer",
+	neigh.DropNotOverride: "it does not ask to replace what is known",
+}
+
 // refusal says in words what neigh dropped.
 func refusal(a neigh.Refused) string {
-	why := ""
-	switch a.Reason {
-	case neigh.DropMalformed:
+	if a.Reason == neigh.DropMalformed {
 		return "dropped: address resolution that cannot be read"
-	case neigh.DropSpoofed:
-		why = "the packet has another source"
-	case neigh.DropBadSender:
-		why = "that is no address a host can have"
-	case neigh.DropLocked:
-		why = "it has only just said otherwise"
-	case neigh.DropStillThere:
-		why = "it still answers where it was"
-	case neigh.DropChallenges:
-		why = "too many others are asked whether they still answer"
-	case neigh.DropNotOverride:
-		why = "it does not ask to replace what is known"
-	default:
-		why = a.Reason.String()
 	}
+	why := cmp.Or(refusals[a.Reason], a.Reason.String())
 	if a.Claimed == (encap.LinkAddr{}) {
 		return fmt.Sprintf("dropped: a claim about %v: %s", a.IP, why)
 	}

@@ -1,12 +1,12 @@
 package ipoib
 
 import (
-	"encoding/hex"
 	"encoding/json"
 	"os"
 	"testing"
 	"time"
 
+	"ipoibcm/internal/vector"
 	"ipoibcm/wire/encap"
 )
 
@@ -52,14 +52,14 @@ func TestCrossingVectors(t *testing.T) {
 		w.settle()
 		x, _ := w.agree(local, remote)
 		if accepted := !x.Active; accepted != (d.Want.Verdict == "accept") {
-			w.failf("%s: accepted = %v, want %s", d.Name, accepted, d.Want.Verdict)
+			w.Fatalf("%s: accepted = %v, want %s", d.Name, accepted, d.Want.Verdict)
 		}
 		rej, rejected := lastREJ(local)
 		if rejected != (d.Want.Verdict == "reject") {
-			w.failf("%s: rejected = %v, want %s", d.Name, rejected, d.Want.Verdict)
+			w.Fatalf("%s: rejected = %v, want %s", d.Name, rejected, d.Want.Verdict)
 		}
 		if rejected && uint16(rej.Reason) != d.Want.Reason {
-			w.failf("%s: reason %d, want %d", d.Name, rej.Reason, d.Want.Reason)
+			w.Fatalf("%s: reason %d, want %d", d.Name, rej.Reason, d.Want.Reason)
 		}
 	}
 	if tried < 7 {
@@ -70,11 +70,7 @@ func TestCrossingVectors(t *testing.T) {
 // link reads 20 octets in hexadecimal.
 func link(t *testing.T, s string) (a encap.LinkAddr) {
 	t.Helper()
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := a.UnmarshalBinary(b); err != nil {
+	if err := a.UnmarshalBinary(vector.Hex(s)); err != nil {
 		t.Fatal(err)
 	}
 	return a

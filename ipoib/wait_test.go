@@ -33,26 +33,26 @@ func TestPromisesUnkept(t *testing.T) {
 	a.ping("10.0.0.2", 100, true)
 	w.run(longest + time.Millisecond)
 	if n := len(asked); n != 2 {
-		w.failf("%d REQs, want another after the first promise, without another packet", n)
+		w.Fatalf("%d REQs, want another after the first promise, without another packet", n)
 	}
 	if d := asked[1].Sub(asked[0]); d < promise {
-		w.failf("the second REQ comes after %v, want %v", d, promise)
+		w.Fatalf("the second REQ comes after %v, want %v", d, promise)
 	}
 	for range 300 {
 		p := a.ping("10.0.0.2", 100, true)
 		w.run(time.Second)
 		if got := b.got(p); got != 1 {
-			w.failf("a packet arrived %d times, want once by UD", got)
+			w.Fatalf("a packet arrived %d times, want once by UD", got)
 		}
 	}
 	if n := len(asked); n < 4 || n > 16 {
-		w.failf("%d REQs in 300 s, want 4 to 16", n)
+		w.Fatalf("%d REQs in 300 s, want 4 to 16", n)
 	}
 	if d := asked[2].Sub(asked[1]); d < promise+500*time.Millisecond {
-		w.failf("the third REQ comes after %v, want %v and a pause", d, promise)
+		w.Fatalf("the third REQ comes after %v, want %v and a pause", d, promise)
 	}
 	if d := asked[len(asked)-1].Sub(asked[len(asked)-2]); d < promise+15*time.Second {
-		w.failf("the last pause is %v, want one that has grown", d-promise)
+		w.Fatalf("the last pause is %v, want one that has grown", d-promise)
 	}
 }
 
@@ -103,9 +103,7 @@ func TestPausesAreDrawn(t *testing.T) {
 // How long the loser of a crossing waits is drawn as well: at least for as long as
 // a REQ lives, at most a quarter more.
 func TestWaitAfterCrossingIsDrawn(t *testing.T) {
-	w := newWorld(t, 33)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 33)
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
 	var drawn []time.Duration
@@ -123,9 +121,7 @@ func TestWaitAfterCrossingIsDrawn(t *testing.T) {
 // our REQ names the new QPN. Nothing waits, and yet the address is resolved again
 // without another packet.
 func TestMovedResolvesUnasked(t *testing.T) {
-	w := newWorld(t, 34)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	w.run(2 * time.Second)
+	w, a, b := newPair(t, 34)
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
 	b.kernel(b.k.Up(false)) // a knows b and has no connection
@@ -138,14 +134,14 @@ func TestMovedResolvesUnasked(t *testing.T) {
 	a.ping("10.0.0.2", 100, true)
 	w.run(200 * time.Millisecond)
 	if got := a.counter("peer_qpn_changed"); got != 1 {
-		w.failf("%d peers moved, want 1", got)
+		w.Fatalf("%d peers moved, want 1", got)
 	}
 	h := a.f.hops.peers[ip4("10.0.0.2")]
 	if h == nil {
-		w.failf("10.0.0.2 is not resolved")
+		w.Fatalf("10.0.0.2 is not resolved")
 	}
 	if got := h.key.QPN; got != 0x777 {
-		w.failf("10.0.0.2 is at QPN %v, want 0x000777", got)
+		w.Fatalf("10.0.0.2 is at QPN %v, want 0x000777", got)
 	}
 }
 
@@ -170,19 +166,19 @@ func TestOldServiceID(t *testing.T) {
 		w.run(100 * time.Millisecond)
 		rej, ok := lastREJ(a)
 		if !ok {
-			w.failf("%#016x: no REJ", old)
+			w.Fatalf("%#016x: no REJ", old)
 		}
 		if rej.Reason != 8 {
-			w.failf("%#016x: REJ %d, want 8", old, rej.Reason)
+			w.Fatalf("%#016x: REJ %d, want 8", old, rej.Reason)
 		}
 		if got := privateQPN(rej.PrivateData[:]); got != 0x777 {
-			w.failf("%#016x: the REJ names QPN %#x, want 0x777", old, got)
+			w.Fatalf("%#016x: the REJ names QPN %#x, want 0x777", old, got)
 		}
 		req.ServiceID = serviceid.ID(uint64(first)<<56 | 0x000777)
 		w.inject(b, a, req)
 		w.run(100 * time.Millisecond)
 		if got := len(a.f.Conns()); got != 1 {
-			w.failf("%d connections by the new service ID, want 1", got)
+			w.Fatalf("%d connections by the new service ID, want 1", got)
 		}
 	}
 }
@@ -201,7 +197,7 @@ func TestFlagsFollowTheLast(t *testing.T) {
 		a.ping("10.0.0.2", 100, true)
 		w.settle()
 		if got := a.f.peers.byLink[b.link()].flags; got != tt.want {
-			w.failf("%v: flags %#02x, want %#02x", tt.mode, uint8(got), uint8(tt.want))
+			w.Fatalf("%v: flags %#02x, want %#02x", tt.mode, uint8(got), uint8(tt.want))
 		}
 	}
 }
@@ -225,15 +221,15 @@ func TestEvictedNeighborKeepsConnection(t *testing.T) {
 	p := a.ping("10.0.0.3", 100, true)
 	w.run(time.Second)
 	if got := c.got(p); got != 1 {
-		w.failf("c got %d packets, want 1", got)
+		w.Fatalf("c got %d packets, want 1", got)
 	}
 	if a.f.neigh.Counters().Evicted == before {
-		w.failf("nothing was evicted")
+		w.Fatalf("nothing was evicted")
 	}
 	if a.f.hops.peers[ip4("10.0.0.2")] != nil {
-		w.failf("the entry of b was not evicted")
+		w.Fatalf("the entry of b was not evicted")
 	}
 	if got := len(b.up()); got != 1 {
-		w.failf("b has %d connections, want 1", got)
+		w.Fatalf("b has %d connections, want 1", got)
 	}
 }

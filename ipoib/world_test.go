@@ -11,9 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"ipoibcm/eventqueue"
 	"ipoibcm/fib"
 	"ipoibcm/fib/fibtest"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/internal/simsm"
 	"ipoibcm/rtnl"
 	"ipoibcm/wire/encap"
@@ -85,8 +87,7 @@ type node struct {
 	inband                []mad.Message                 // of sent
 	onConn, onUD, onGroup int                           // data packets sent by mode
 	others                map[netip.Addr]rtnl.Answering // addresses that it answers for beside its own
-	inStep                bool
-	pending               []Event
+	pending               eventqueue.Queue[Event]
 }
 
 // A fakeQP is one connected queue pair.
@@ -109,6 +110,22 @@ type fakeQP struct {
 func newWorld(t testing.TB, seed uint64) *world {
 	return &world{t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 7)), now: time.Unix(1000, 0),
 		report: time.Unix(1000, 500), delay: 200 * time.Microsecond}
+}
+
+// newPair is a world of two nodes that have been up for two seconds.
+func newPair(t testing.TB, seed uint64) (w *world, a, b *node) {
+	w = newWorld(t, seed)
+	a, b = w.node(1, Options{}), w.node(2, Options{})
+	w.run(2 * time.Second)
+	return w, a, b
+}
+
+// newLinuxPair is the same with Linux as the second.
+func newLinuxPair(t testing.TB, seed uint64) (w *world, a, k *node) {
+	w = newWorld(t, seed)
+	a, k = w.node(1, Options{}), w.linux(2)
+	w.run(2 * time.Second)
+	return w, a, k
 }
 
 func gid(i int) ib.GID {
@@ -221,20 +238,13 @@ func (n *node) step(ev Event) {
 	if n.dead || n.f == nil {
 		return
 	}
-	n.pending = append(n.pending, ev)
-	if n.inStep {
-		return
-	}
-	n.inStep = true
-	for len(n.pending) > 0 {
-		ev := n.pending[0]
-		n.pending = n.pending[1:]
+	n.pending.Add(ev)
+	n.pending.Run(func(ev Event) {
 		for _, a := range n.f.Step(nil, n.w.now, ev) {
 			n.do(a)
 		}
 		n.checkPeers()
-	}
-	n.inStep = false
+	})
 }
 
 // checkPeers looks at what is kept of peers besides the peers themselves.
@@ -243,19 +253,19 @@ func (n *node) checkPeers() {
 	extra := 0
 	for p := f.peers.unused.Oldest(); p != nil; p = p.Newer() {
 		if extra++; f.peers.byLink[p.key] != p || !p.unused() || p.Newer() != nil && p.Newer().touched.Before(p.touched) {
-			w.failf("%s: %v is out of place among the unused", n.name, p.key)
+			w.Fatalf("%s: %v is out of place among the unused", n.name, p.key)
 		}
 	}
 	for key, p := range f.peers.byLink {
 		if t := f.peerDue(p); !f.shutdown && !t.IsZero() && (!p.Armed() || t.Before(p.at)) {
-			w.failf("%s: a timer of %v is due at %v, armed is %v", n.name, key, t, p.at)
+			w.Fatalf("%s: a timer of %v is due at %v, armed is %v", n.name, key, t, p.at)
 		}
 		if p.unused() {
 			extra--
 		}
 		// Only a peer without a connection waits for one, and on a link that is up.
 		if !p.waitUntil.IsZero() && (p.tx != nil || p.dial != nil || p.accept != nil || !f.up) {
-			w.failf("%s: %v is waited for beside a connection, or while the link is down", n.name, key)
+			w.Fatalf("%s: %v is waited for beside a connection, or while the link is down", n.name, key)
 		}
 	}
 	up := 0
@@ -264,23 +274,23 @@ func (n *node) checkPeers() {
 			up++
 		}
 	}
-	switch {
-	case extra != 0:
-		w.failf("%s: extra is %v, want 0", n.name, extra)
-	case up != f.conns.up:
-		w.failf("%s: up is %v, want %v", n.name, up, f.conns.up)
-	case f.peers.timers.Len() > len(f.peers.byLink):
-		w.failf("%s: Len is %v, want at most %v", n.name, f.peers.timers.Len(), len(f.peers.byLink))
+	expect.MustEqual(w, extra, 0, "%s: extra", n.name)
+	expect.MustEqual(w, up, f.conns.up, "%s: up", n.name)
+	if f.peers.timers.Len() > len(f.peers.byLink) {
+		w.Fatalf("%s: Len is %v, want at most %v", n.name, f.peers.timers.Len(), len(f.peers.byLink))
 	}
 }
 
-func (w *world) failf(format string, args ...any) {
+func (w *world) Fatalf(format string, args ...any) {
 	w.t.Helper()
 	if len(w.log) > 60 {
 		w.log = w.log[len(w.log)-60:]
 	}
 	w.t.Fatalf("seed %d: %s\n%s", w.seed, fmt.Sprintf(format, args...), strings.Join(w.log, "\n"))
 }
+
+// Helper is for package expect, as Fatalf is.
+func (w *world) Helper() { w.t.Helper() }
 
 func (n *node) do(a Action) {
 	w := n.w
@@ -329,7 +339,7 @@ func (n *node) do(a Action) {
 		w.log = append(w.log, fmt.Sprintf("%8.3f %s %-9s %v %d %s", float64(w.now.UnixMilli()-1000000)/1000, n.name,
 			a.Kind, a.Peer, a.Conn, a.Text))
 	default:
-		w.failf("unknown action %T", a)
+		w.Fatalf("unknown action %T", a)
 	}
 }
 
@@ -393,12 +403,12 @@ func (n *node) doQP(a Action) {
 	case ConnectQP:
 		q := n.qps[a.Conn]
 		if q == nil || q.rts {
-			w.failf("%s: ConnectQP of %d in the wrong state", n.name, a.Conn)
+			w.Fatalf("%s: ConnectQP of %d in the wrong state", n.name, a.Conn)
 		}
 		// 4755-7.1-1: retries exhausted within one second, ACK timeout at most 67 ms
 		if q.trans == ib.RC && (a.RTS.Timeout == 0 || a.RTS.Timeout.Duration() > 68*time.Millisecond ||
 			time.Duration(a.RTS.RetryCount+1)*a.RTS.Timeout.Duration() > time.Second) {
-			w.failf("%s: timeout %v retries %d outlast a TCP timeout", n.name, a.RTS.Timeout.Duration(), a.RTS.RetryCount)
+			w.Fatalf("%s: timeout %v retries %d outlast a TCP timeout", n.name, a.RTS.Timeout.Duration(), a.RTS.RetryCount)
 		}
 		q.rts, q.dest, q.destGID, q.pathMTU = true, a.RTR.DestQPN, a.RTR.Path.DGID, a.RTR.PathMTU
 		if n.ib != nil {
@@ -407,11 +417,11 @@ func (n *node) doQP(a Action) {
 		q.rqPSN, q.sqPSN, q.rnrWait = a.RTR.RQPSN, a.RTS.SQPSN, a.RTS.MaxRNRWait
 	case DestroyQP:
 		if n.qps[a.Conn] == nil {
-			w.failf("%s: DestroyQP of %d, which is not there", n.name, a.Conn)
+			w.Fatalf("%s: DestroyQP of %d, which is not there", n.name, a.Conn)
 		}
 		for hop, path := range n.paths {
 			if path.Kind == fib.PathConn && path.Conn == a.Conn {
-				w.failf("%s: DestroyQP %d while %v leads to it", n.name, a.Conn, hop)
+				w.Fatalf("%s: DestroyQP %d while %v leads to it", n.name, a.Conn, hop)
 			}
 		}
 		delete(n.qps, a.Conn)
@@ -421,11 +431,11 @@ func (n *node) doQP(a Action) {
 // delPath forgets how hop is reached, which nothing may lead to.
 func (n *node) delPath(hop netip.Addr) {
 	if _, ok := n.paths[hop]; !ok {
-		n.w.failf("%s: the path of %v goes, which is not there", n.name, hop)
+		n.w.Fatalf("%s: the path of %v goes, which is not there", n.name, hop)
 	}
 	for flow, to := range n.dests {
 		if to == hop {
-			n.w.failf("%s: the path of %v goes, where %v goes", n.name, hop, flow.Dst)
+			n.w.Fatalf("%s: the path of %v goes, where %v goes", n.name, hop, flow.Dst)
 		}
 	}
 	delete(n.paths, hop)
@@ -442,10 +452,10 @@ func (n *node) doFIB(a fib.Action) {
 		}
 		// 4755-2.1-1: no connected path for a group
 		if a.Path.Kind == fib.PathConn && a.Hop.IsMulticast() {
-			w.failf("%s: group %v on a connection", n.name, a.Hop)
+			w.Fatalf("%s: group %v on a connection", n.name, a.Hop)
 		}
 		if a.Path.Kind == fib.PathConn && (n.qps[a.Path.Conn] == nil || !n.qps[a.Path.Conn].rts) {
-			w.failf("%s: path %v to connection %d, which is not up", n.name, a.Hop, a.Path.Conn)
+			w.Fatalf("%s: path %v to connection %d, which is not up", n.name, a.Hop, a.Path.Conn)
 		}
 		n.paths[a.Hop] = a.Path
 	case fib.SetDest:
@@ -455,9 +465,9 @@ func (n *node) doFIB(a fib.Action) {
 		case a.Hop.IsValid() && path:
 			n.dests[a.Flow] = a.Hop
 		case a.Hop.IsValid():
-			w.failf("%s: SetDest of %v to %v, which has no path", n.name, a.Flow.Dst, a.Hop)
+			w.Fatalf("%s: SetDest of %v to %v, which has no path", n.name, a.Flow.Dst, a.Hop)
 		case !there:
-			w.failf("%s: %v goes, which is not there", n.name, a.Flow.Dst)
+			w.Fatalf("%s: %v goes, which is not there", n.name, a.Flow.Dst)
 		default:
 			delete(n.dests, a.Flow)
 		}
@@ -473,7 +483,7 @@ func (n *node) doFIB(a fib.Action) {
 	default:
 		evs, ok := n.k.Do(a)
 		if !ok {
-			w.failf("%s: unknown action %T of fib", n.name, a)
+			w.Fatalf("%s: unknown action %T of fib", n.name, a)
 		}
 		n.kernel(evs)
 	}
@@ -494,7 +504,7 @@ func (n *node) ping(dst string, size int, df bool) []byte {
 	e.Data = make([]byte, size-head)
 	pkt, err := e.AppendBinary(nil)
 	if err != nil || len(pkt) != size {
-		n.w.failf("echo of %d octets: %d, %v", size, len(pkt), err)
+		n.w.Fatalf("echo of %d octets: %d, %v", size, len(pkt), err)
 	}
 	n.output(pkt)
 	return pkt
@@ -550,7 +560,7 @@ func (w *world) run(d time.Duration) {
 	end := w.now.Add(d)
 	for steps := 0; ; steps++ {
 		if steps > 2_000_000 {
-			w.failf("it never comes to rest")
+			w.Fatalf("it never comes to rest")
 		}
 		next := end
 		var who *node
@@ -592,7 +602,7 @@ func (w *world) run(d time.Duration) {
 			before := w.now
 			who.wake()
 			if d := who.deadline(); !d.IsZero() && !d.After(before) {
-				w.failf("%s: deadline %v does not move on at %v", who.name, d, before)
+				w.Fatalf("%s: deadline %v does not move on at %v", who.name, d, before)
 			}
 		case w.subnet != nil && w.now.Before(end): // the subnet has something
 		default:
@@ -643,7 +653,7 @@ func (n *node) counter(name string) uint64 {
 			return c.Value
 		}
 	}
-	n.w.failf("no counter %q", name)
+	n.w.Fatalf("no counter %q", name)
 	return 0
 }
 
@@ -657,34 +667,30 @@ func (n *node) up() (cs []ConnInfo) {
 	return cs
 }
 
+// wantConnection has a send b, which has address dst, a packet that only a connection carries.
+func (w *world) wantConnection(a, b *node, dst, what string, args ...any) {
+	w.t.Helper()
+	p := a.ping(dst, 9000, true)
+	w.settle()
+	w.agree(a, b)
+	expect.MustEqual(w, b.got(p), 1, what+": b's copies of the packet", args...)
+}
+
 // agree fails unless a and b share exactly one connection.
 func (w *world) agree(a, b *node) (ConnInfo, ConnInfo) {
 	w.t.Helper()
 	ca, cb := a.up(), b.up()
 	// 4755-2.3-4: one QP at each end, nothing left over
-	switch {
-	case len(ca) != 1:
-		w.failf("ca has %v elements, want 1", len(ca))
-	case len(cb) != 1:
-		w.failf("cb has %v elements, want 1", len(cb))
-	case len(a.qps) != 1:
-		w.failf("a's qps has %v elements, want 1", len(a.qps))
-	case len(b.qps) != 1:
-		w.failf("b's qps has %v elements, want 1", len(b.qps))
-	}
+	expect.MustEqual(w, len(ca), 1, "length of ca")
+	expect.MustEqual(w, len(cb), 1, "length of cb")
+	expect.MustEqual(w, len(a.qps), 1, "length of a's qps")
+	expect.MustEqual(w, len(b.qps), 1, "length of b's qps")
 	x, y := ca[0], cb[0]
-	switch {
-	case x.LocalQPN != y.RemoteQPN:
-		w.failf("x's LocalQPN is %v, want %v", x.LocalQPN, y.RemoteQPN)
-	case x.RemoteQPN != y.LocalQPN:
-		w.failf("x's RemoteQPN is %v, want %v", x.RemoteQPN, y.LocalQPN)
-	case x.MTU != y.MTU:
-		w.failf("x's MTU is %v, want %v", x.MTU, y.MTU)
-	case x.Active == y.Active:
-		w.failf("x's Active is %v, want another than %v", x.Active, y.Active)
-	case x.Transport != y.Transport:
-		w.failf("x's Transport is %v, want %v", x.Transport, y.Transport)
-	}
+	expect.MustEqual(w, x.LocalQPN, y.RemoteQPN, "x's LocalQPN")
+	expect.MustEqual(w, x.RemoteQPN, y.LocalQPN, "x's RemoteQPN")
+	expect.MustEqual(w, x.MTU, y.MTU, "x's MTU")
+	expect.MustEqual(w, x.Active, !y.Active, "x's Active")
+	expect.MustEqual(w, x.Transport, y.Transport, "x's Transport")
 	return x, y
 }
 

@@ -9,6 +9,7 @@ import (
 	"ipoibcm/cm"
 	"ipoibcm/fib"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
@@ -31,22 +32,19 @@ func (n *node) checkFrame(fr []byte, connected bool) {
 		return
 	}
 	// 4755-4-5
-	switch {
-	case fr[2] != 0:
-		n.w.failf("%s: fr[2] is %v, want 0", n.name, fr[2])
-	case fr[3] != 0:
-		n.w.failf("%s: fr[3] is %v, want 0", n.name, fr[3])
-	case t != encap.IPv4 && t != encap.IPv6 && (connected || t != encap.ARP):
-		n.w.failf("%s: encapsulation header % x, connected %v", n.name, fr[:4], connected)
+	expect.MustEqual(n.w, fr[2], 0, "%s: fr[2]", n.name)
+	expect.MustEqual(n.w, fr[3], 0, "%s: fr[3]", n.name)
+	if t != encap.IPv4 && t != encap.IPv6 && (connected || t != encap.ARP) {
+		n.w.Fatalf("%s: encapsulation header % x, connected %v", n.name, fr[:4], connected)
 	}
 	if !connected && len(fr) > n.f.opt.udMTU()+4 {
-		n.w.failf("%s: UD frame of %d octets", n.name, len(fr))
+		n.w.Fatalf("%s: UD frame of %d octets", n.name, len(fr))
 	}
 	if connected && nd.KindOf(fr[4:]) != nd.None {
-		n.w.failf("%s: %v on a connection", n.name, nd.KindOf(fr[4:])) // 4755-7-4
+		n.w.Fatalf("%s: %v on a connection", n.name, nd.KindOf(fr[4:])) // 4755-7-4
 	}
 	if dst, _ := ip.Dst(fr[4:]); connected && dst.IsMulticast() {
-		n.w.failf("%s: multicast on a connection", n.name) // 4755-2.1-1, 4755-7-3
+		n.w.Fatalf("%s: multicast on a connection", n.name) // 4755-2.1-1, 4755-7-3
 	}
 }
 
@@ -106,13 +104,13 @@ func (n *node) sendConn(id fib.Conn, fr []byte) {
 	w := n.w
 	q := n.qps[id]
 	if q == nil || !q.rts {
-		w.failf("%s: sending on connection %d, which is not in RTS", n.name, id)
+		w.Fatalf("%s: sending on connection %d, which is not in RTS", n.name, id)
 	}
 	n.checkFrame(fr, true)
 	for _, c := range n.f.Conns() {
 		// 4755-2.3-1: nothing before the connection is established
 		if c.Conn == id && (c.State != "ESTABLISHED" || !c.Tx || len(fr)-4 > c.MTU) {
-			w.failf("%s: %d octets on connection in state %s tx=%v mtu=%d", n.name, len(fr), c.State, c.Tx, c.MTU)
+			w.Fatalf("%s: %d octets on connection in state %s tx=%v mtu=%d", n.name, len(fr), c.State, c.Tx, c.MTU)
 		}
 	}
 	n.onConn++
@@ -137,10 +135,10 @@ func (n *node) sendConn(id fib.Conn, fr []byte) {
 				if r.qpn == q.dest && r.rts && r.dest == q.qpn && !r.broken {
 					if r.rqPSN != q.sqPSN {
 						// IBA volume 1 section 12.7, Starting PSN
-						w.failf("PSNs do not meet: %v sends with %v, %v expects %v", n.name, q.sqPSN, m.name, r.rqPSN)
+						w.Fatalf("PSNs do not meet: %v sends with %v, %v expects %v", n.name, q.sqPSN, m.name, r.rqPSN)
 					}
 					if len(fr) > r.receive || r.pathMTU != q.pathMTU {
-						w.failf("%d octets into a buffer of %d, path MTU %v and %v", len(fr), r.receive, q.pathMTU, r.pathMTU)
+						w.Fatalf("%d octets into a buffer of %d, path MTU %v and %v", len(fr), r.receive, q.pathMTU, r.pathMTU)
 					}
 					r.rx++
 					m.step(CommEst{r.conn})
@@ -168,7 +166,7 @@ func (w *world) retryExceeded(q *fakeQP) {
 func (n *node) sendMAD(m *verbs.MAD) {
 	msg := n.readMAD(m)
 	if m.QPN != ib.QPNGSI || n.f != nil && !n.f.gsi() {
-		n.w.failf("%s sends %v to QP %v of the peer, QP 1 can be had: %v", n.name, msg, m.QPN, n.f.gsi())
+		n.w.Fatalf("%s sends %v to QP %v of the peer, QP 1 can be had: %v", n.name, msg, m.QPN, n.f.gsi())
 	}
 	in := *m
 	in.Local, in.Remote, in.QPN = m.Remote, n.opt.Link.GID, ib.QPNGSI
@@ -190,17 +188,11 @@ func (n *node) sendMAD(m *verbs.MAD) {
 func (n *node) sendInband(a SendUD) {
 	w := n.w
 	m := &verbs.MAD{Remote: a.Link.GID, QPN: a.Link.QPN}
-	switch {
-	case len(a.Frame) != encap.HeaderLen+verbs.MADLen:
-		w.failf("%s sends in-band to %v %v: a's Frame has %v elements, want %v", n.name, a.MGID, a.Link, len(a.Frame),
-			encap.HeaderLen+verbs.MADLen)
-	case !a.MGID.IsZero():
-		w.failf("%s sends in-band to %v %v: a's MGID.IsZero is false, want true", n.name, a.MGID, a.Link)
-	case a.Frame[2] != 0:
-		w.failf("%s sends in-band to %v %v: a's Frame[2] is %v, want 0", n.name, a.MGID, a.Link, a.Frame[2])
-	case a.Frame[3] != 0:
-		w.failf("%s sends in-band to %v %v: a's Frame[3] is %v, want 0", n.name, a.MGID, a.Link, a.Frame[3])
-	}
+	expect.MustEqual(w, len(a.Frame), encap.HeaderLen+verbs.MADLen, "%s sends in-band to %v %v: length of a's Frame",
+		n.name, a.MGID, a.Link)
+	expect.MustEqual(w, a.MGID.IsZero(), true, "%s sends in-band to %v %v: a's MGID.IsZero", n.name, a.MGID, a.Link)
+	expect.MustEqual(w, a.Frame[2], 0, "%s sends in-band to %v %v: a's Frame[2]", n.name, a.MGID, a.Link)
+	expect.MustEqual(w, a.Frame[3], 0, "%s sends in-band to %v %v: a's Frame[3]", n.name, a.MGID, a.Link)
 	copy(m.Data[:], a.Frame[encap.HeaderLen:])
 	msg := n.readMAD(m)
 	n.inband = append(n.inband, msg)
@@ -215,7 +207,7 @@ func (n *node) sendInband(a SendUD) {
 func (n *node) readMAD(m *verbs.MAD) mad.Message {
 	_, msg, err := mad.Parse(m.Data[:])
 	if err != nil {
-		n.w.failf("%s sends a MAD that cannot be read: %v", n.name, err)
+		n.w.Fatalf("%s sends a MAD that cannot be read: %v", n.name, err)
 	}
 	n.checkMAD(msg)
 	n.sent = append(n.sent, msg)
@@ -275,7 +267,7 @@ func (n *node) checkMAD(msg mad.Message) {
 	case mad.REP:
 		pd = msg.PrivateData[:]
 		if msg.RNRRetryCount != 7 {
-			n.w.failf("REP with RNR retry %d", msg.RNRRetryCount)
+			n.w.Fatalf("REP with RNR retry %d", msg.RNRRetryCount)
 		}
 	case mad.RTU:
 		pd = msg.PrivateData[:]
@@ -290,6 +282,6 @@ func (n *node) checkMAD(msg mad.Message) {
 	var d encap.PrivateData
 	if d.UnmarshalBinary(pd) != nil || d.QPN != n.opt.Link.QPN || d.ReceiveMTU < 1284 && n.f.ipv6 || pd[0] != 0 ||
 		bytes.ContainsFunc(pd[8:], func(r rune) bool { return r != 0 }) {
-		n.w.failf("%s: %v carries private data % x", n.name, msg.Attr(), pd[:12])
+		n.w.Fatalf("%s: %v carries private data % x", n.name, msg.Attr(), pd[:12])
 	}
 }

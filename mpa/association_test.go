@@ -11,6 +11,8 @@ import (
 
 	"github.com/pion/logging"
 	"github.com/pion/sctp"
+
+	"ipoibcm/internal/expect"
 )
 
 // This file carries sessions over real SCTP: a user-space implementation of
@@ -240,12 +242,9 @@ func TestSessionOverSCTP(t *testing.T) {
 					}
 					acts := a.wait("SessionUp")
 					res := acts[0].(SessionUp).Result
-					switch {
-					case string(res.Private) != "yes":
-						t.Fatalf("Private is %v, want \"yes\"", string(res.Private))
-					case res.PeerToPeer != o.PeerToPeer:
-						t.Fatalf("PeerToPeer is %v, want %v", res.PeerToPeer, o.PeerToPeer)
-					case o.enhanced() && (res.ORD > up.Result.IRD || up.Result.ORD > res.IRD):
+					expect.MustEqual(t, string(res.Private), "yes", "Private")
+					expect.MustEqual(t, res.PeerToPeer, o.PeerToPeer, "PeerToPeer")
+					if o.enhanced() && (res.ORD > up.Result.IRD || up.Result.ORD > res.IRD) {
 						t.Fatalf("%+v and %+v", res, up.Result)
 					}
 					for i := range messages {

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"ipoibcm/internal/expect"
 )
 
 func requestFrame(bits, rev int) []byte { return frameBy(false, bits, rev, "", 1, 1, "") }
@@ -63,16 +65,11 @@ func TestBadFrames(t *testing.T) {
 				if tt.reason == ReasonEarlyData && single {
 					want = "Request " + want
 				}
-				switch {
-				case r.Counters()[tt.reason] != 1:
-					t.Errorf("%s: Counters()[tt.reason] is %v, want 1", tt.name, r.Counters()[tt.reason])
-				case tt.reason.Code() != tt.code:
-					t.Errorf("%s: Code is %v, want %v", tt.name, tt.reason.Code(), tt.code)
-				case tt.reason.Outcome() != CloseTCP:
-					t.Errorf("%s: Outcome is %v, want %v", tt.name, tt.reason.Outcome(), CloseTCP)
-				}
+				expect.Equal(t, r.Counters()[tt.reason], 1, "%s: Counters()[tt.reason]", tt.name)
+				expect.Equal(t, tt.reason.Code(), tt.code, "%s: Code", tt.name)
+				expect.Equal(t, tt.reason.Outcome(), CloseTCP, "%s: Outcome", tt.name)
 			}
-			expect(t, tt.name, acts, want)
+			wantActs(t, tt.name, acts, want)
 		}
 	}
 	// The initiator's end.
@@ -90,7 +87,7 @@ func TestBadFrames(t *testing.T) {
 		{"revision 2 to revision 1", Options{Revision: 1}, frameBy(true, 0, 2, "", 0, 0, ""), ReasonRev},
 	} {
 		i, _ := asks(tt.opts)
-		expect(t, tt.name, i.Step(nil, t0, Recv{tt.in}), "Close Failed-"+tt.reason.String())
+		wantActs(t, tt.name, i.Step(nil, t0, Recv{tt.in}), "Close Failed-"+tt.reason.String())
 		if i.Counters()[tt.reason] != 1 {
 			t.Errorf("%s is not counted", tt.name)
 		}
@@ -113,32 +110,32 @@ func TestSlowDrip(t *testing.T) {
 		acts = r.Step(acts, now, Recv{[]byte{c}})
 		n++
 	}
-	expect(t, "drip", acts, "Close Failed-timeout")
+	wantActs(t, "drip", acts, "Close Failed-timeout")
 	if n != 4 || r.Counters()[ReasonTimeout] != 1 {
 		t.Errorf("%d octets in %v", n, now.Sub(t0))
 	}
 	// PD_Length that promises more than ever comes.
 	i, _ := asks(p2p)
-	expect(t, "incomplete", i.Step(nil, t0, Recv{frameBy(true, 0x10, 2, "A", 0, 0, "12345678")[:30]}), "")
-	expect(t, "early", i.Step(nil, t0.Add(9999*time.Millisecond), Wake{}), "")
-	expect(t, "late", i.Step(nil, t0.Add(10*time.Second), Wake{}), "Close Failed-timeout")
+	wantActs(t, "incomplete", i.Step(nil, t0, Recv{frameBy(true, 0x10, 2, "A", 0, 0, "12345678")[:30]}), "")
+	wantActs(t, "early", i.Step(nil, t0.Add(9999*time.Millisecond), Wake{}), "")
+	wantActs(t, "late", i.Step(nil, t0.Add(10*time.Second), Wake{}), "Close Failed-timeout")
 	// No RTR.
 	r, _, _ = answerTo(Options{}, req)
-	expect(t, "no RTR", r.Step(nil, r.Deadline(), Wake{}), "Close Failed-rtr_timeout")
+	wantActs(t, "no RTR", r.Step(nil, r.Deadline(), Wake{}), "Close Failed-rtr_timeout")
 	// TCP ends.
 	i, _ = asks(p2p)
 	acts = i.Step(nil, t0, PeerClosed{errors.New("reset")})
-	expect(t, "reset", acts, "Close Failed-closed")
+	wantActs(t, "reset", acts, "Close Failed-closed")
 	if f := acts[1].(Failed); f.Err.Code() != CodeClosed || !strings.Contains(f.Err.Error(), "reset") {
 		t.Error(f.Err)
 	}
 	r = responder(t, Options{})
 	r.Step(nil, t0, Recv{req})
-	expect(t, "closed while the user thinks", r.Step(nil, t0, PeerClosed{}), "Close Failed-closed")
-	expect(t, "too late", r.Step(nil, t0, Accept{}), "")
+	wantActs(t, "closed while the user thinks", r.Step(nil, t0, PeerClosed{}), "Close Failed-closed")
+	wantActs(t, "too late", r.Step(nil, t0, Accept{}), "")
 	r = responder(t, Options{})
 	r.Step(nil, t0, Recv{req})
-	expect(t, "octets while the user thinks", r.Step(nil, t0, Recv{[]byte{0}}), "Close Failed-early_data")
+	wantActs(t, "octets while the user thinks", r.Step(nil, t0, Recv{[]byte{0}}), "Close Failed-early_data")
 }
 
 func TestReasonsAreComplete(t *testing.T) {
@@ -202,18 +199,11 @@ func TestTerminateCodes(t *testing.T) {
 		}
 		got, perr := ParseTerminate(s.Payload)
 		// 6581-8-1
-		switch {
-		case perr != nil:
-			t.Errorf("code %d: perr is %v, want nil", c, perr)
-		case got != c.Cause():
-			t.Errorf("code %d: got is %v, want %v", c, got, c.Cause())
-		case got.Layer() != 2:
-			t.Errorf("code %d: Layer is %v, want 2", c, got.Layer())
-		case got.Type() != 0:
-			t.Errorf("code %d: Type is %v, want 0", c, got.Type())
-		case got.Code() != uint8(c):
-			t.Errorf("code %d: Code is %v, want %v", c, got.Code(), uint8(c))
-		}
+		expect.Equal(t, perr, nil, "code %d: perr", c)
+		expect.Equal(t, got, c.Cause(), "code %d: got", c)
+		expect.Equal(t, got.Layer(), 2, "code %d: Layer", c)
+		expect.Equal(t, got.Type(), 0, "code %d: Type", c)
+		expect.Equal(t, got.Code(), uint8(c), "code %d: Code", c)
 	}
 	// 6581-8-5, 6581-8-1: layer 2, type 0, and the codes of RFC 5044 section 8
 	// beside those of RFC 6581 section 8.

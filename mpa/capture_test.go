@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"ipoibcm/internal/expect"
 )
 
 // readCapture returns what each side wrote, TCP segment by TCP segment.
@@ -53,16 +55,10 @@ func TestKernel(t *testing.T) {
 			}
 			acts = i.Step(nil, t0, Recv{server[0]})
 			up, ok := has[Established](acts)
-			switch {
-			case !ok:
-				t.Fatalf("ok is false")
-			case up.Result.IRD != 1:
-				t.Fatalf("Result.IRD is %v, want 1", up.Result.IRD)
-			case up.Result.ORD != 1:
-				t.Fatalf("Result.ORD is %v, want 1", up.Result.ORD)
-			case up.Result.CRC:
-				t.Fatalf("Result.CRC is true, want false")
-			}
+			expect.MustEqual(t, ok, true, "ok")
+			expect.MustEqual(t, up.Result.IRD, 1, "Result.IRD")
+			expect.MustEqual(t, up.Result.ORD, 1, "Result.ORD")
+			expect.MustEqual(t, up.Result.CRC, false, "Result.CRC")
 			first := bytes.Join(client[1:], nil)
 			var fr Framer
 			if rtr, ok := acts[0].(SendRTR); ok != tt.opts.PeerToPeer {
@@ -86,7 +82,7 @@ func TestKernel(t *testing.T) {
 						t.Fatal(err)
 					}
 					if k == 0 && n == 0 {
-						expect(t, "first message", r.Step(nil, t0, FPDU{s}), "Established")
+						wantActs(t, "first message", r.Step(nil, t0, FPDU{s}), "Established")
 					}
 					got = append(got, fmt.Sprintf("%v %d", s.Opcode, len(s.Payload)))
 					again = fr.Append(again, s.AppendHeader(nil), s.Payload)

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"testing"
 	"time"
+
+	"ipoibcm/internal/expect"
 )
 
 func FuzzFrame(f *testing.F) {
@@ -32,22 +34,13 @@ func FuzzFrame(f *testing.F) {
 			t.Fatalf("%x, then %x", a.Private, b.Private)
 		}
 		a.Private, b.Private = nil, nil
-		switch {
-		case a.Enhanced != b.Enhanced:
-			t.Fatalf("Enhanced is %v, want %v", a.Enhanced, b.Enhanced)
-		case a.Rev != b.Rev:
-			t.Fatalf("Rev is %v, want %v", a.Rev, b.Rev)
-		case a.S != b.S:
-			t.Fatalf("S is %v, want %v", a.S, b.S)
-		case a.Reply != b.Reply:
-			t.Fatalf("Reply is %v, want %v", a.Reply, b.Reply)
-		case a.Reject != b.Reject:
-			t.Fatalf("Reject is %v, want %v", a.Reject, b.Reject)
-		case a.CRC != b.CRC:
-			t.Fatalf("CRC is %v, want %v", a.CRC, b.CRC)
-		case a.Markers != b.Markers:
-			t.Fatalf("Markers is %v, want %v", a.Markers, b.Markers)
-		}
+		expect.MustEqual(t, a.Enhanced, b.Enhanced, "Enhanced")
+		expect.MustEqual(t, a.Rev, b.Rev, "Rev")
+		expect.MustEqual(t, a.S, b.S, "S")
+		expect.MustEqual(t, a.Reply, b.Reply, "Reply")
+		expect.MustEqual(t, a.Reject, b.Reject, "Reject")
+		expect.MustEqual(t, a.CRC, b.CRC, "CRC")
+		expect.MustEqual(t, a.Markers, b.Markers, "Markers")
 	})
 }
 
@@ -153,12 +146,9 @@ func FuzzDeframer(f *testing.F) {
 		parts := whole
 		a, err1 := frames(&whole, in, max(1, len(in)))
 		b, err2 := frames(&parts, in, max(1, int(step)))
-		switch {
-		case len(a) != len(b):
-			t.Fatalf("cut differently it is different: a has %v elements, want %v", len(a), len(b))
-		case (err1 == nil) != (err2 == nil):
-			t.Fatalf("cut differently it is different: err1 == nil is %v, want %v", err1 == nil, err2 == nil)
-		case err1 != nil && err1.Reason != err2.Reason:
+		expect.MustEqual(t, len(a), len(b), "cut differently it is different: length of a")
+		expect.MustEqual(t, err1 == nil, err2 == nil, "cut differently it is different: err1 == nil")
+		if err1 != nil && err1.Reason != err2.Reason {
 			t.Fatalf("cut differently it is different: Reason is %v, want %v", err1.Reason, err2.Reason)
 		}
 		for i := range a {
@@ -174,16 +164,12 @@ func FuzzDeframer(f *testing.F) {
 				_, _ = ParseTerminate(s.Payload)
 				_, _ = s.RTR(), s.String()
 				again, err := ParseSegment(append(s.AppendHeader(nil), s.Payload...))
-				switch {
-				case err != nil:
+				if err != nil {
 					t.Fatalf("err is %v, want nil", err)
-				case again.String() != s.String():
-					t.Fatalf("String is %v, want %v", again.String(), s.String())
-				case again.TO != s.TO:
-					t.Fatalf("TO is %v, want %v", again.TO, s.TO)
-				case again.MSN != s.MSN:
-					t.Fatalf("MSN is %v, want %v", again.MSN, s.MSN)
 				}
+				expect.MustEqual(t, again.String(), s.String(), "String")
+				expect.MustEqual(t, again.TO, s.TO, "TO")
+				expect.MustEqual(t, again.MSN, s.MSN, "MSN")
 			}
 		}
 		if cap(whole.buf) > 4*limit || cap(parts.buf) > 4*limit {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"ipoibcm/internal/expect"
 )
 
 // Initiator
@@ -65,7 +67,7 @@ func said(acts []Action) string {
 	return strings.Join(l, " ")
 }
 
-func expect(t *testing.T, what string, acts []Action, want string) {
+func wantActs(t *testing.T, what string, acts []Action, want string) {
 	t.Helper()
 	if got := said(acts); got != want {
 		t.Errorf("%s:\n got %s\nwant %s", what, got, want)
@@ -108,27 +110,22 @@ func TestPeerToPeer(t *testing.T) {
 		r := responder(t, Options{Depths: Depths{IRD: 8, ORD: 8}})
 		// 6581-5-1
 		acts := r.Step(nil, t0, Recv{req})
-		expect(t, "request", acts, "Request")
-		switch q := acts[0].(Request); {
-		case !q.Enhanced:
-			t.Errorf("Enhanced is false, want true")
-		case q.Peer.RTR != k:
-			t.Errorf("Peer.RTR is %v, want %v", q.Peer.RTR, k)
-		case q.Peer.IRD != 4:
-			t.Errorf("Peer.IRD is %v, want 4", q.Peer.IRD)
-		case q.Rev != 2:
-			t.Errorf("Rev is %v, want 2", q.Rev)
-		}
+		wantActs(t, "request", acts, "Request")
+		q := acts[0].(Request)
+		expect.Equal(t, q.Enhanced, true, "Enhanced")
+		expect.Equal(t, q.Peer.RTR, k, "Peer.RTR")
+		expect.Equal(t, q.Peer.IRD, 4, "Peer.IRD")
+		expect.Equal(t, q.Rev, 2, "Rev")
 		// 6581-5-2
 		acts = r.Step(nil, t0, Accept{Private: []byte("hi")})
-		expect(t, "accept", acts, "Write Accepted")
+		wantActs(t, "accept", acts, "Write Accepted")
 		// 6581-3-2: nothing may be sent until the first message is in
 		if !r.Fenced() {
 			t.Error("not fenced after the reply")
 		}
 		// 6581-5-4, 6581-5-6, 6581-9.3-1
 		acts = i.Step(nil, t0, Recv{acts[0].(Write).Data})
-		expect(t, "reply", acts, "SendRTR-"+k.String()+" Established")
+		wantActs(t, "reply", acts, "SendRTR-"+k.String()+" Established")
 		switch res := acts[1].(Established).Result; {
 		case string(res.Private) != "hi":
 			t.Errorf("Private is %q, want \"hi\"", string(res.Private))
@@ -138,13 +135,13 @@ func TestPeerToPeer(t *testing.T) {
 			t.Errorf("RTR is %v, want %v", res.RTR, k)
 		}
 		acts = r.Step(nil, t0, FPDU{rtrSegment(k)})
-		expect(t, "RTR", acts, "Established")
+		wantActs(t, "RTR", acts, "Established")
 		if res := acts[0].(Established).Result; res.RTR != k || r.Fenced() {
 			t.Errorf("%+v", res)
 		}
 		// 6581-9.3-2: later faults are told by a Terminate, on both sides
-		expect(t, "initiator fails", i.Step(nil, t0, Fail{}), "SendTerminate5 Close Failed-local")
-		expect(t, "responder fails", r.Step(nil, t0, Fail{}), "SendTerminate5 Close Failed-local")
+		wantActs(t, "initiator fails", i.Step(nil, t0, Fail{}), "SendTerminate5 Close Failed-local")
+		wantActs(t, "responder fails", r.Step(nil, t0, Fail{}), "SendTerminate5 Close Failed-local")
 	}
 }
 
@@ -160,13 +157,13 @@ func TestClientServer(t *testing.T) {
 		}
 		r := responder(t, Options{})
 		acts := append(r.Step(nil, t0, Recv{req}), r.Step(nil, t0, Accept{})...)
-		expect(t, "request", acts, "Request Write Accepted")
+		wantActs(t, "request", acts, "Request Write Accepted")
 		// No RTR and no bound on the client's silence.
 		if !r.Deadline().IsZero() {
 			t.Error("a server waits only so long for its client")
 		}
 		acts = i.Step(nil, t0, Recv{append(acts[1].(Write).Data, 1, 2, 3)})
-		expect(t, "reply", acts, "Established Stream")
+		wantActs(t, "reply", acts, "Established Stream")
 		// What the responder sent cannot have waited for our first message.
 		if i.Counters()[ReasonUnfenced] != 1 {
 			t.Error("not counted")
@@ -175,7 +172,7 @@ func TestClientServer(t *testing.T) {
 			t.Error("deadline left")
 		}
 		// 6581-3-2: any first message lifts the fence
-		expect(t, "data", r.Step(nil, t0, FPDU{dataSegment}), "Established")
+		wantActs(t, "data", r.Step(nil, t0, FPDU{dataSegment}), "Established")
 	}
 }
 
@@ -183,13 +180,13 @@ func TestClientServer(t *testing.T) {
 func TestFlagsWithoutA(t *testing.T) {
 	// 6581-9.2-18
 	r, acts, wrote := answerTo(Options{}, frameBy(false, 0x10, 2, "BCD", 1, 1, ""))
-	expect(t, "request", acts, "Request Write Accepted")
-	if _, _, _, flags, _, _ := frameOf(wrote); flags != "" || r.Counters()[ReasonIdleFlags] != 1 {
+	wantActs(t, "request", acts, "Request Write Accepted")
+	if flags := frameOf(wrote).flags; flags != "" || r.Counters()[ReasonIdleFlags] != 1 {
 		t.Errorf("reply flags %q", flags)
 	}
-	expect(t, "first data", r.Step(nil, t0, FPDU{dataSegment}), "Established")
+	wantActs(t, "first data", r.Step(nil, t0, FPDU{dataSegment}), "Established")
 	i, _ := asks(cs)
-	expect(t, "reply", i.Step(nil, t0, Recv{frameBy(true, 0x10, 2, "BCD", 1, 1, "")}), "Established")
+	wantActs(t, "reply", i.Step(nil, t0, Recv{frameBy(true, 0x10, 2, "BCD", 1, 1, "")}), "Established")
 	// 6581-9.2-17: and they are not sent, whoever asks for them
 	if b := (Enhanced{RTR: RTRAll, IRD: 1, ORD: 1}).Append(nil); !bytes.Equal(b, []byte{0, 1, 0, 1}) {
 		t.Errorf("sent %x", b)
@@ -212,7 +209,7 @@ func TestFirstMessage(t *testing.T) {
 		{"an empty Terminate", Segment{Opcode: OpTerminate, Last: true}, "Close Failed-terminated"},
 	} {
 		r, _, _ := answerTo(Options{RTR: RTRWrite}, frameBy(false, 0x10, 2, "ABCD", 1, 1, ""))
-		expect(t, tt.name, r.Step(nil, t0, FPDU{tt.s}), tt.want)
+		wantActs(t, tt.name, r.Step(nil, t0, FPDU{tt.s}), tt.want)
 	}
 }
 
@@ -239,8 +236,8 @@ func TestRTRTimeout(t *testing.T) {
 		if got := r.Deadline().Sub(t0); got != want {
 			t.Errorf("the deadline is after %v, want %v", got, want)
 		}
-		expect(t, "just before", r.Step(nil, t0.Add(want-1), Wake{}), "")
-		expect(t, "then", r.Step(nil, t0.Add(want), Wake{}), "Close Failed-rtr_timeout")
+		wantActs(t, "just before", r.Step(nil, t0.Add(want-1), Wake{}), "")
+		wantActs(t, "then", r.Step(nil, t0.Add(want), Wake{}), "Close Failed-rtr_timeout")
 	}
 	// In the client-server model the client may be silent for ever.
 	_, req = asks(Options{Negotiate: true})
@@ -253,24 +250,24 @@ func TestRTRTimeout(t *testing.T) {
 func TestFailures(t *testing.T) {
 	// 6581-9.3-2: a Terminate where one may be sent, otherwise a rejection or the end
 	i, _ := asks(p2p)
-	expect(t, "initiator before the reply", i.Step(nil, t0, Fail{}), "Close Failed-local")
+	wantActs(t, "initiator before the reply", i.Step(nil, t0, Fail{}), "Close Failed-local")
 	r := responder(t, Options{})
-	expect(t, "responder before the request", r.Step(nil, t0, Fail{}), "Close Failed-local")
+	wantActs(t, "responder before the request", r.Step(nil, t0, Fail{}), "Close Failed-local")
 	r = responder(t, Options{})
 	_, req := asks(p2p)
 	r.Step(nil, t0, Recv{req})
 	acts := r.Step(nil, t0, Fail{})
-	expect(t, "responder before the reply", acts, "Write Failed-local")
-	if reject, s, _, _, _, _ := frameOf(acts[0].(Write).Data); !reject || !s {
+	wantActs(t, "responder before the reply", acts, "Write Failed-local")
+	if w := frameOf(acts[0].(Write).Data); !w.reject || !w.s {
 		t.Errorf("reply %x", acts[0].(Write).Data)
 	}
 	r, _, _ = answerTo(Options{}, req)
-	expect(t, "responder before the first FPDU", r.Step(nil, t0, Fail{}), "Close Failed-local")
+	wantActs(t, "responder before the first FPDU", r.Step(nil, t0, Fail{}), "Close Failed-local")
 	for _, m := range []interface {
 		Step([]Action, time.Time, Event) []Action
 	}{i, r} { // what is dead stays so
 		for _, ev := range []Event{Start{}, Recv{req}, PeerClosed{}, Wake{}, Fail{}, Accept{}, Reject{}, FPDU{dataSegment}} {
-			expect(t, fmt.Sprintf("dead, %T", ev), m.Step(nil, t0.Add(time.Hour), ev), "")
+			wantActs(t, fmt.Sprintf("dead, %T", ev), m.Step(nil, t0.Add(time.Hour), ev), "")
 		}
 	}
 }
@@ -281,9 +278,9 @@ func TestReject(t *testing.T) {
 		r := responder(t, Options{Depths: Depths{IRD: 2, ORD: 2}})
 		r.Step(nil, t0, Recv{req})
 		acts := r.Step(nil, t0, Reject{Private: []byte("no"), Depths: &Depths{IRD: 3, MinORD: 16}})
-		expect(t, "reject", acts, "Write Failed-rejected")
+		wantActs(t, "reject", acts, "Write Failed-rejected")
 		acts = i.Step(nil, t0, Recv{acts[0].(Write).Data})
-		expect(t, "reply", acts, "Rejected")
+		wantActs(t, "reply", acts, "Rejected")
 		res := acts[0].(Rejected).Result
 		// 6581-9.1-15
 		if string(res.Private) != "no" || o.Negotiate && (res.Peer.ORD != 16 || res.Peer.IRD != 3 || !res.Enhanced) {
@@ -293,7 +290,7 @@ func TestReject(t *testing.T) {
 	// A rejection without enhanced data is one all the same.
 	i, _ := asks(p2p)
 	acts := i.Step(nil, t0, Recv{frameBy(true, 0x20, 1, "", 0, 0, "old")})
-	expect(t, "plain rejection", acts, "Rejected")
+	wantActs(t, "plain rejection", acts, "Rejected")
 	if res := acts[0].(Rejected).Result; res.Enhanced || string(res.Private) != "old" {
 		t.Errorf("%+v", res)
 	}
@@ -308,22 +305,17 @@ func TestAskAgain(t *testing.T) {
 	i, req := asks(o)
 	_, _, reply := answerTo(or, req)
 	acts := i.Step(nil, t0, Recv{reply})
-	expect(t, "first attempt", acts, "Rejected")
+	wantActs(t, "first attempt", acts, "Rejected")
 	o.IRD = acts[0].(Rejected).Result.Peer.ORD
 	i, req = asks(o)
 	_, _, reply = answerTo(or, req)
 	acts = i.Step(nil, t0, Recv{reply})
-	expect(t, "second attempt", acts, "Established")
-	switch res := acts[0].(Established).Result; {
-	case res.IRD != 6:
-		t.Errorf("IRD is %v, want 6", res.IRD)
-	case res.ORD != 2:
-		t.Errorf("ORD is %v, want 2", res.ORD)
-	case res.Peer.ORD != 6:
-		t.Errorf("Peer.ORD is %v, want 6", res.Peer.ORD)
-	case res.Peer.IRD != 2:
-		t.Errorf("Peer.IRD is %v, want 2", res.Peer.IRD)
-	}
+	wantActs(t, "second attempt", acts, "Established")
+	res := acts[0].(Established).Result
+	expect.Equal(t, res.IRD, 6, "IRD")
+	expect.Equal(t, res.ORD, 2, "ORD")
+	expect.Equal(t, res.Peer.ORD, 6, "Peer.ORD")
+	expect.Equal(t, res.Peer.IRD, 2, "Peer.IRD")
 }
 
 func TestFallback(t *testing.T) {
@@ -341,24 +333,19 @@ func TestFallback(t *testing.T) {
 		i, req := asks(o)
 		// 6581-10-2, 6581-10-8: an old responder closes
 		_, acts, _ := answerTo(old, req)
-		expect(t, "old responder", acts, "Close Failed-enhanced_request")
+		wantActs(t, "old responder", acts, "Close Failed-enhanced_request")
 		// 6581-10-9
-		expect(t, tt.name, i.Step(nil, t0, tt.ev), "Close Redial")
+		wantActs(t, tt.name, i.Step(nil, t0, tt.ev), "Close Redial")
 		acts = i.Step(nil, t0, Start{})
-		expect(t, tt.name+", again", acts, "Write")
+		wantActs(t, tt.name+", again", acts, "Write")
 		_, _, reply := answerTo(old, acts[0].(Write).Data)
 		acts = i.Step(nil, t0, Recv{reply})
-		expect(t, tt.name+", reply", acts, "Established")
-		switch res := acts[0].(Established).Result; {
-		case !res.Fallback:
-			t.Errorf("Fallback is false, want true")
-		case res.Enhanced:
-			t.Errorf("Enhanced is true, want false")
-		case res.PeerToPeer:
-			t.Errorf("PeerToPeer is true, want false")
-		case res.ORD != 4:
-			t.Errorf("ORD is %v, want 4", res.ORD)
-		}
+		wantActs(t, tt.name+", reply", acts, "Established")
+		res := acts[0].(Established).Result
+		expect.Equal(t, res.Fallback, true, "Fallback")
+		expect.Equal(t, res.Enhanced, false, "Enhanced")
+		expect.Equal(t, res.PeerToPeer, false, "PeerToPeer")
+		expect.Equal(t, res.ORD, 4, "ORD")
 		// Without the option: the end. 6581-10-8
 		i, _ = asks(p2p)
 		if got := said(i.Step(nil, t0, tt.ev)); !strings.HasPrefix(got, "Close Failed-") {
@@ -369,7 +356,7 @@ func TestFallback(t *testing.T) {
 	i, _ := asks(o)
 	i.Step(nil, t0, PeerClosed{})
 	i.Step(nil, t0, Start{})
-	expect(t, "closed again", i.Step(nil, t0, PeerClosed{}), "Close Failed-closed")
+	wantActs(t, "closed again", i.Step(nil, t0, PeerClosed{}), "Close Failed-closed")
 }
 
 func TestMarkersAndCRC(t *testing.T) {
@@ -381,20 +368,12 @@ func TestMarkersAndCRC(t *testing.T) {
 		m.Step(nil, t0, Recv{reply})
 		a, b := m.Result(), r.Result()
 		// Each receiver decides about markers; one wish is enough for CRCs.
-		switch {
-		case a.RecvMarkers != oi.Markers:
-			t.Errorf("%+v with %+v: RecvMarkers is %v, want %v", oi, or, a.RecvMarkers, oi.Markers)
-		case b.RecvMarkers != or.Markers:
-			t.Errorf("%+v with %+v: RecvMarkers is %v, want %v", oi, or, b.RecvMarkers, or.Markers)
-		case a.SendMarkers != or.Markers:
-			t.Errorf("%+v with %+v: SendMarkers is %v, want %v", oi, or, a.SendMarkers, or.Markers)
-		case b.SendMarkers != oi.Markers:
-			t.Errorf("%+v with %+v: SendMarkers is %v, want %v", oi, or, b.SendMarkers, oi.Markers)
-		case a.CRC != (oi.CRC || or.CRC):
-			t.Errorf("%+v with %+v: CRC is %v, want %v", oi, or, a.CRC, oi.CRC || or.CRC)
-		case b.CRC != a.CRC:
-			t.Errorf("%+v with %+v: CRC is %v, want %v", oi, or, b.CRC, a.CRC)
-		}
+		expect.Equal(t, a.RecvMarkers, oi.Markers, "%+v with %+v: RecvMarkers", oi, or)
+		expect.Equal(t, b.RecvMarkers, or.Markers, "%+v with %+v: RecvMarkers", oi, or)
+		expect.Equal(t, a.SendMarkers, or.Markers, "%+v with %+v: SendMarkers", oi, or)
+		expect.Equal(t, b.SendMarkers, oi.Markers, "%+v with %+v: SendMarkers", oi, or)
+		expect.Equal(t, a.CRC, oi.CRC || or.CRC, "%+v with %+v: CRC", oi, or)
+		expect.Equal(t, b.CRC, a.CRC, "%+v with %+v: CRC", oi, or)
 	}
 }
 
@@ -436,10 +415,10 @@ func TestOptionsRefused(t *testing.T) {
 		_, req := asks(o)
 		r := responder(t, Options{})
 		r.Step(nil, t0, Recv{req})
-		expect(t, "too much in a reply", r.Step(nil, t0, Accept{Private: make([]byte, n+1)}), "Write Failed-local")
+		wantActs(t, "too much in a reply", r.Step(nil, t0, Accept{Private: make([]byte, n+1)}), "Write Failed-local")
 		r = responder(t, Options{})
 		r.Step(nil, t0, Recv{req})
-		expect(t, "too much in a rejection", r.Step(nil, t0, Reject{Private: make([]byte, n+1)}), "Write Failed-local")
+		wantActs(t, "too much in a rejection", r.Step(nil, t0, Reject{Private: make([]byte, n+1)}), "Write Failed-local")
 	}
 }
 
@@ -448,18 +427,14 @@ func TestDepthLimits(t *testing.T) {
 	// 6581-12-1, 6581-9.1-22
 	r, _, wrote := answerTo(Options{Depths: Depths{IRD: 4, MaxIRD: 16, ORD: 32}},
 		frameBy(false, 0x10, 2, "", 0x3ffe, 0x3ffe, ""))
-	switch _, _, _, _, ird, ord := frameOf(wrote); {
-	case ird != 16:
-		t.Errorf("ird is %v, want 16", ird)
-	case ord != 32:
-		t.Errorf("ord is %v, want 32", ord)
-	case r.Result().Peer.IRD != MaxDepth:
-		t.Errorf("Result.Peer.IRD is %v, want %v", r.Result().Peer.IRD, MaxDepth)
-	}
+	reply := frameOf(wrote)
+	expect.Equal(t, reply.ird, 16, "ird")
+	expect.Equal(t, reply.ord, 32, "ord")
+	expect.Equal(t, r.Result().Peer.IRD, MaxDepth, "Result.Peer.IRD")
 	// Options out of range do not become 0x3FFF by accident.
 	_, req := asks(Options{Negotiate: true, Depths: Depths{IRD: 0x7fff, ORD: 0x3fff}})
-	if _, _, _, _, ird, ord := frameOf(req); ird != 0x3ffe || ord != 0x3ffe {
-		t.Errorf("request IRD %#x ORD %#x", ird, ord)
+	if w := frameOf(req); w.ird != 0x3ffe || w.ord != 0x3ffe {
+		t.Errorf("request IRD %#x ORD %#x", w.ird, w.ord)
 	}
 }
 
@@ -470,7 +445,7 @@ func TestPortions(t *testing.T) {
 	for cut := range len(req) {
 		r := responder(t, Options{})
 		acts := r.Step(nil, t0, Recv{req[:cut]})
-		expect(t, "part", acts, "")
+		wantActs(t, "part", acts, "")
 		acts = append(r.Step(nil, t0, Recv{req[cut:]}), r.Step(nil, t0, Accept{})...)
 		if !reflect.DeepEqual(acts, whole) {
 			t.Fatalf("cut at %d: %+v", cut, acts)
@@ -481,5 +456,5 @@ func TestPortions(t *testing.T) {
 	for _, c := range append(reply, 'x', 'y') {
 		acts = append(acts, i.Step(nil, t0, Recv{[]byte{c}})...)
 	}
-	expect(t, "octet by octet", acts, "SendRTR-write Established Stream Stream")
+	wantActs(t, "octet by octet", acts, "SendRTR-write Established Stream Stream")
 }

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"ipoibcm/internal/expect"
 )
 
 // This file explores the negotiation exhaustively for small values. What is
@@ -96,23 +98,32 @@ func frameBy(reply bool, bits, rev int, flags string, ird, ord int, private stri
 	return append(b, private...)
 }
 
+// A frameWords is what a frame says; without S only the first three.
+type frameWords struct {
+	reject, s bool
+	rev       int
+	flags     string
+	ird, ord  int
+}
+
 // frameOf reads one back.
-func frameOf(b []byte) (reject bool, s bool, rev int, flags string, ird, ord int) {
-	reject, s, rev = b[16]&0x20 != 0, b[16]&0x10 != 0, int(b[17])
-	if !s {
-		return
+func frameOf(b []byte) frameWords {
+	w := frameWords{reject: b[16]&0x20 != 0, s: b[16]&0x10 != 0, rev: int(b[17])}
+	if !w.s {
+		return w
 	}
 	i, o := int(b[20])<<8|int(b[21]), int(b[22])<<8|int(b[23])
 	for k, c := range "ABCD" {
-		w := i
+		depth := i
 		if k >= 2 {
-			w = o
+			depth = o
 		}
-		if w&(0x8000>>(k%2)) != 0 {
-			flags += string(c)
+		if depth&(0x8000>>(k%2)) != 0 {
+			w.flags += string(c)
 		}
 	}
-	return reject, s, rev, flags, i & 0x3fff, o & 0x3fff
+	w.ird, w.ord = i&0x3fff, o&0x3fff
+	return w
 }
 
 func setOf(kinds string) (t RTRTypes) {
@@ -214,22 +225,8 @@ func checkReply(t *testing.T, q request, i, ownORD int, strict bool) {
 	reject := strict && strictRejects[q.ord][i]
 	r, acts, wrote := answerTo(o, frameBy(false, 0x10, 2, q.flags, q.ird, q.ord, ""))
 	what := fmt.Sprintf("request %q IRD %d ORD %d, we %v %+v strict %v", q.flags, q.ird, q.ord, own, o.Depths, strict)
-	gotR, s, rev, gotFlags, gotIRD, gotORD := frameOf(wrote)
 	// 6581-10-1, 6581-10-7
-	switch {
-	case gotR != reject:
-		t.Fatalf("gotR is %v, want %v", gotR, reject)
-	case !s:
-		t.Fatal("s is false, want true")
-	case rev != 2:
-		t.Fatalf("rev is %v, want 2", rev)
-	case gotFlags != wantFlags:
-		t.Fatalf("gotFlags is %v, want %v", gotFlags, wantFlags)
-	case gotIRD != wantIRD:
-		t.Fatalf("gotIRD is %v, want %v", gotIRD, wantIRD)
-	case gotORD != wantORD:
-		t.Fatalf("gotORD is %v, want %v", gotORD, wantORD)
-	}
+	expect.MustEqual(t, frameOf(wrote), frameWords{reject, true, 2, wantFlags, wantIRD, wantORD}, "%s: reply", what)
 	if reject {
 		f, ok := has[Failed](acts)
 		if !ok || f.Err.Code() != CodeInsufficient {
@@ -250,16 +247,10 @@ func checkReply(t *testing.T, q request, i, ownORD int, strict bool) {
 		t.Fatalf("%s: local IRD %v ORD %v, want %d %d", what, res.IRD, res.ORD, localIRD, localORD)
 	}
 	// 6581-9.1-6
-	switch {
-	case int(res.Peer.IRD) != q.ird:
-		t.Fatalf("%s: Peer.IRD is %v, want %v", what, int(res.Peer.IRD), q.ird)
-	case int(res.Peer.ORD) != q.ord:
-		t.Fatalf("%s: Peer.ORD is %v, want %v", what, int(res.Peer.ORD), q.ord)
-	case !res.Enhanced:
-		t.Fatalf("%s: Enhanced is false, want true", what)
-	case res.PeerToPeer != p2p:
-		t.Fatalf("%s: PeerToPeer is %v, want %v", what, res.PeerToPeer, p2p)
-	}
+	expect.MustEqual(t, int(res.Peer.IRD), q.ird, "%s: Peer.IRD", what)
+	expect.MustEqual(t, int(res.Peer.ORD), q.ord, "%s: Peer.ORD", what)
+	expect.MustEqual(t, res.Enhanced, true, "%s: Enhanced", what)
+	expect.MustEqual(t, res.PeerToPeer, p2p, "%s: PeerToPeer", what)
 }
 
 // TestNeededORD: a responder whose ULP cannot do with less rejects and says what
@@ -270,14 +261,12 @@ func TestNeededORD(t *testing.T) {
 		for need, want := range row {
 			o := Options{Depths: Depths{IRD: 1, ORD: 1, MinORD: Depth(need)}}
 			_, acts, wrote := answerTo(o, frameBy(false, 0x10, 2, "AC", ird, 1, "hello"))
-			r, s, _, _, _, ord := frameOf(wrote)
-			switch {
-			case r != (want >= 0):
-				t.Errorf("initiator IRD %d, needed ORD %d: r is %v, want %v", ird, need, r, want >= 0)
-			case !s:
-				t.Errorf("initiator IRD %d, needed ORD %d: s is false", ird, need)
-			case r && ord != want:
-				t.Errorf("initiator IRD %d, needed ORD %d: ord is %v, want %v", ird, need, ord, want)
+			w := frameOf(wrote)
+			r := w.reject
+			expect.Equal(t, r, want >= 0, "initiator IRD %d, needed ORD %d: reject", ird, need)
+			expect.Equal(t, w.s, true, "initiator IRD %d, needed ORD %d: s", ird, need)
+			if r {
+				expect.Equal(t, w.ord, want, "initiator IRD %d, needed ORD %d: ord", ird, need)
 			}
 			// 6581-9.1-10, 6581-9.1-11: no Terminate, the code is for the ULP
 			if _, ok := has[SendTerminate](acts); ok {
@@ -319,11 +308,11 @@ func TestEveryRevision(t *testing.T) {
 			got := closed
 			if len(wrote) > 0 {
 				got = plain
-				_, s, rev, _, _, _ := frameOf(wrote)
-				if s {
+				w := frameOf(wrote)
+				if w.s {
 					got = enhanced
 				}
-				if rev != tt.rev || wrote[16]&0x0f != 0 { // 6581-6-5
+				if w.rev != tt.rev || wrote[16]&0x0f != 0 { // 6581-6-5
 					t.Errorf("%+v: reply %x", tt, wrote)
 				}
 				if string(r.Result().Private) != "ulp!" {
@@ -332,14 +321,10 @@ func TestEveryRevision(t *testing.T) {
 			}
 			_, closes := has[Close](acts)
 			f, failed := has[Failed](acts)
-			switch {
-			case got != tt.want:
-				t.Errorf("%+v: got is %v, want %v", tt, got, tt.want)
-			case closes != (got == closed):
-				t.Errorf("%+v: closes is %v, want %v", tt, closes, got == closed)
-			case failed != closes:
-				t.Errorf("%+v: failed is %v, want %v", tt, failed, closes)
-			case failed && f.Err.Code() != CodeFrame:
+			expect.Equal(t, got, tt.want, "%+v: got", tt)
+			expect.Equal(t, closes, got == closed, "%+v: closes", tt)
+			expect.Equal(t, failed, closes, "%+v: failed", tt)
+			if failed && f.Err.Code() != CodeFrame {
 				t.Errorf("%+v: Err.Code is %v, want %v", tt, f.Err.Code(), CodeFrame)
 			}
 			if res != 0 && tt.rev == 1 && r.Counters()[ReasonReserved] != 1 {
@@ -496,21 +481,7 @@ func TestEveryReply(t *testing.T) {
 					if o.ULPORD {
 						wantORD = u
 					}
-					r, s, rev, flags, gotIRD, gotORD := frameOf(req)
-					switch {
-					case r:
-						t.Fatalf("r is true")
-					case !s:
-						t.Fatalf("s is false")
-					case rev != 2:
-						t.Fatalf("rev is %v, want 2", rev)
-					case flags != wantFlags:
-						t.Fatalf("flags is %v, want %v", flags, wantFlags)
-					case gotIRD != wantIRD:
-						t.Fatalf("gotIRD is %v, want %v", gotIRD, wantIRD)
-					case gotORD != wantORD:
-						t.Fatalf("gotORD is %v, want %v", gotORD, wantORD)
-					}
+					expect.MustEqual(t, frameOf(req), frameWords{false, true, 2, wantFlags, wantIRD, wantORD}, "request")
 					for _, flags := range flagSets() {
 						for _, rIRD := range wireDepths {
 							for _, rORD := range wireDepths {
@@ -534,14 +505,9 @@ func oneReply(t *testing.T, o Options, own string, i, ord int, flags string, rIR
 	m, _ := asks(o)
 	acts := m.Step(nil, t0, Recv{frameBy(true, 0x10, 2, flags, rIRD, rORD, "")})
 	res := m.Result()
-	switch {
-	case int(res.Peer.IRD) != rIRD:
-		t.Fatalf("%s: Peer.IRD is %v, want %v", what, int(res.Peer.IRD), rIRD)
-	case int(res.Peer.ORD) != rORD:
-		t.Fatalf("%s: Peer.ORD is %v, want %v", what, int(res.Peer.ORD), rORD)
-	case !res.Enhanced:
-		t.Fatalf("%s: Enhanced is false, want true", what)
-	}
+	expect.MustEqual(t, int(res.Peer.IRD), rIRD, "%s: Peer.IRD", what)
+	expect.MustEqual(t, int(res.Peer.ORD), rORD, "%s: Peer.ORD", what)
+	expect.MustEqual(t, res.Enhanced, true, "%s: Enhanced", what)
 	kinds, p2p := strings.CutPrefix(flags, "A")
 	wantIRD, wantORD := initiatorIRD[rORD][i], initiatorORD[rIRD][ord]
 	allowed, code := "", Code(0)
@@ -579,18 +545,11 @@ func oneReply(t *testing.T, o Options, own string, i, ord int, flags string, rIR
 		acts = acts[1:]
 	}
 	up, ok := acts[0].(Established)
-	switch {
-	case !ok:
-		t.Fatalf("%s: ok is false", what)
-	case len(acts) != 1:
-		t.Fatalf("%s: acts has %v elements, want 1", what, len(acts))
-	case int(up.Result.IRD) != wantIRD:
-		t.Fatalf("%s: Result.IRD is %v, want %v", what, int(up.Result.IRD), wantIRD)
-	case int(up.Result.ORD) != wantORD:
-		t.Fatalf("%s: Result.ORD is %v, want %v", what, int(up.Result.ORD), wantORD)
-	case up.Result.PeerToPeer != p2p:
-		t.Fatalf("%s: Result.PeerToPeer is %v, want %v", what, up.Result.PeerToPeer, p2p)
-	}
+	expect.MustEqual(t, ok, true, "%s: ok", what)
+	expect.MustEqual(t, len(acts), 1, "%s: length of acts", what)
+	expect.MustEqual(t, int(up.Result.IRD), wantIRD, "%s: Result.IRD", what)
+	expect.MustEqual(t, int(up.Result.ORD), wantORD, "%s: Result.ORD", what)
+	expect.MustEqual(t, up.Result.PeerToPeer, p2p, "%s: Result.PeerToPeer", what)
 }
 
 func isClose(a Action) bool { _, ok := a.(Close); return ok }
@@ -623,18 +582,11 @@ func oneRejection(t *testing.T, o Options, what, flags string, rIRD, rORD int) {
 	acts := m.Step(nil, t0, Recv{frameBy(true, 0x30, 2, flags, rIRD, rORD, "why")})
 	// 6581-9.1-6, 6581-9.1-15: in a rejection too
 	rej, ok := has[Rejected](acts)
-	switch {
-	case !ok:
-		t.Fatalf("%s, rejecting: ok is false", what)
-	case len(acts) != 1:
-		t.Fatalf("%s, rejecting: acts has %v elements, want 1", what, len(acts))
-	case int(rej.Result.Peer.IRD) != rIRD:
-		t.Fatalf("%s, rejecting: Result.Peer.IRD is %v, want %v", what, int(rej.Result.Peer.IRD), rIRD)
-	case int(rej.Result.Peer.ORD) != rORD:
-		t.Fatalf("%s, rejecting: Result.Peer.ORD is %v, want %v", what, int(rej.Result.Peer.ORD), rORD)
-	case string(rej.Result.Private) != "why":
-		t.Fatalf("%s, rejecting: Result.Private is %q, want \"why\"", what, string(rej.Result.Private))
-	}
+	expect.MustEqual(t, ok, true, "%s, rejecting: ok", what)
+	expect.MustEqual(t, len(acts), 1, "%s, rejecting: length of acts", what)
+	expect.MustEqual(t, int(rej.Result.Peer.IRD), rIRD, "%s, rejecting: Result.Peer.IRD", what)
+	expect.MustEqual(t, int(rej.Result.Peer.ORD), rORD, "%s, rejecting: Result.Peer.ORD", what)
+	expect.MustEqual(t, string(rej.Result.Private), "why", "%s, rejecting: Result.Private", what)
 }
 
 // TestBothSides runs every pair of small configurations against each other, both
@@ -663,16 +615,10 @@ func TestBothSides(t *testing.T) {
 						}
 						up++
 						i, p := got.Result, r.Result()
-						switch {
-						case i.Enhanced != (neg || p2p):
-							t.Fatalf("%+v with %+v: Enhanced is %v, want %v", oi, or, i.Enhanced, neg || p2p)
-						case p.Enhanced != i.Enhanced:
-							t.Fatalf("%+v with %+v: Enhanced is %v, want %v", oi, or, p.Enhanced, i.Enhanced)
-						case i.PeerToPeer != p2p:
-							t.Fatalf("%+v with %+v: PeerToPeer is %v, want %v", oi, or, i.PeerToPeer, p2p)
-						case p.PeerToPeer != p2p:
-							t.Fatalf("%+v with %+v: PeerToPeer is %v, want %v", oi, or, p.PeerToPeer, p2p)
-						}
+						expect.MustEqual(t, i.Enhanced, neg || p2p, "%+v with %+v: Enhanced", oi, or)
+						expect.MustEqual(t, p.Enhanced, i.Enhanced, "%+v with %+v: Enhanced", oi, or)
+						expect.MustEqual(t, i.PeerToPeer, p2p, "%+v with %+v: PeerToPeer", oi, or)
+						expect.MustEqual(t, p.PeerToPeer, p2p, "%+v with %+v: PeerToPeer", oi, or)
 						if !neg {
 							continue
 						}

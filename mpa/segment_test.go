@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"reflect"
 	"testing"
+
+	"ipoibcm/internal/expect"
 )
 
 func TestSegments(t *testing.T) {
@@ -147,14 +149,10 @@ func TestStream(t *testing.T) {
 		}
 		if markers { // every 512 octets, reserved half and low bits zero
 			for at := 0; at < len(stream); at += 512 {
-				switch m := stream[at : at+4]; {
-				case m[0] != 0:
-					t.Fatalf("m[0] is %v, want 0", m[0])
-				case m[1] != 0:
-					t.Fatalf("m[1] is %v, want 0", m[1])
-				case m[3]&3 != 0:
-					t.Fatalf("m[3]&3 is %v, want 0", m[3]&3)
-				}
+				m := stream[at : at+4]
+				expect.MustEqual(t, m[0], 0, "m[0]")
+				expect.MustEqual(t, m[1], 0, "m[1]")
+				expect.MustEqual(t, m[3]&3, 0, "m[3]&3")
 			}
 		}
 		for _, step := range []int{1, 3, 4, 511, 512, 513, 1460, len(stream)} {

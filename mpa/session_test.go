@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"ipoibcm/internal/expect"
 )
 
 func TestControlVectors(t *testing.T) {
@@ -140,7 +142,7 @@ func move(e *Endpoint, acts []SessionAction) (out []SessionAction) {
 	return out
 }
 
-func (e *endpoints) expect(what string, acts []SessionAction, want string) []SessionAction {
+func (e *endpoints) wantActs(what string, acts []SessionAction, want string) []SessionAction {
 	e.Helper()
 	if got := told(acts); got != want {
 		e.Errorf("%s:\n got %s\nwant %s", what, got, want)
@@ -156,21 +158,18 @@ func TestSessionAccepted(t *testing.T) {
 			name = "Enhanced "
 		}
 		// 6581-7-4, 6581-7-14
-		acts := e.expect("connect", e.a.Step(nil, SessionConnect{5, o, []byte("hello")}), name+"Initiate/0")
-		acts = e.expect("initiate", move(e.b, acts), "SessionRequest")
+		acts := e.wantActs("connect", e.a.Step(nil, SessionConnect{5, o, []byte("hello")}), name+"Initiate/0")
+		acts = e.wantActs("initiate", move(e.b, acts), "SessionRequest")
 		// 6581-7-9, 6581-7-10
-		switch q := acts[0].(SessionRequest); {
-		case string(q.Private) != "hello":
-			t.Errorf("Private is %q, want \"hello\"", string(q.Private))
-		case q.Enhanced != o.enhanced():
-			t.Errorf("Enhanced is %v, want %v", q.Enhanced, o.enhanced())
-		case q.Stream != 5:
-			t.Errorf("Stream is %v, want 5", q.Stream)
-		}
-		acts = e.expect("accept", e.b.Step(nil, SessionAnswer{Stream: 5, Private: []byte("yes")}), name+"Accept/0, SessionUp")
+		q := acts[0].(SessionRequest)
+		expect.Equal(t, string(q.Private), "hello", "Private")
+		expect.Equal(t, q.Enhanced, o.enhanced(), "Enhanced")
+		expect.Equal(t, q.Stream, 5, "Stream")
+		acts = e.wantActs("accept", e.b.Step(nil, SessionAnswer{Stream: 5, Private: []byte("yes")}),
+			name+"Accept/0, SessionUp")
 		b := acts[1].(SessionUp).Result
 		// No RTR is sent over SCTP, whatever the model.
-		acts = e.expect("accepted", move(e.a, acts), "SessionUp")
+		acts = e.wantActs("accepted", move(e.a, acts), "SessionUp")
 		a := acts[0].(SessionUp).Result
 		switch {
 		case o.enhanced() && (a.ORD > b.IRD || b.ORD > a.IRD || b.ORD != 4):
@@ -183,23 +182,23 @@ func TestSessionAccepted(t *testing.T) {
 			t.Errorf("a's PeerToPeer is %v, want %v", a.PeerToPeer, o.PeerToPeer)
 		}
 		// 6581-7-13: either side first
-		acts = e.expect("passive sends", e.b.Step(nil, SessionSend{5, []byte("seg")}), "segment/1")
-		acts = e.expect("segment", move(e.a, acts), "SegmentIn")
+		acts = e.wantActs("passive sends", e.b.Step(nil, SessionSend{5, []byte("seg")}), "segment/1")
+		acts = e.wantActs("segment", move(e.a, acts), "SegmentIn")
 		if s := acts[0].(SegmentIn); string(s.Segment) != "seg" {
 			t.Errorf("%+v", s)
 		}
 		// An RTR that comes all the same is a segment like others.
 		acts = move(e.b, e.a.Step(nil, SessionSend{5, AppendRTR(nil, RTRWrite)}))
-		e.expect("active sends", acts, "SegmentIn")
+		e.wantActs("active sends", acts, "SegmentIn")
 		// 6581-7-12: the ordinary Terminate, whatever made the session
-		acts = e.expect("close", e.a.Step(nil, SessionClose{5}), "Terminate/2, SessionDown")
-		e.expect("terminated", move(e.b, acts), "SessionDown")
+		acts = e.wantActs("close", e.a.Step(nil, SessionClose{5}), "Terminate/2, SessionDown")
+		e.wantActs("terminated", move(e.b, acts), "SessionDown")
 		if e.a.Sessions()+e.b.Sessions() != 0 {
 			t.Error("sessions are left")
 		}
-		e.expect("late", e.b.Step(nil, ChunkIn{Chunk{5, PPIDSegment, []byte{0, 9, 1}}}), "")
+		e.wantActs("late", e.b.Step(nil, ChunkIn{Chunk{5, PPIDSegment, []byte{0, 9, 1}}}), "")
 		// The stream can be used again.
-		e.expect("again", move(e.b, e.a.Step(nil, SessionConnect{5, o, nil})), "SessionRequest")
+		e.wantActs("again", move(e.b, e.a.Step(nil, SessionConnect{5, o, nil})), "SessionRequest")
 	}
 }
 
@@ -225,12 +224,12 @@ func TestSessionRejected(t *testing.T) {
 	} {
 		e := newEndpoints(t, EndpointOptions{Options: tt.own})
 		acts := move(e.b, e.a.Step(nil, SessionConnect{0, tt.o, nil}))
-		e.expect(tt.name, acts, "SessionRequest")
+		e.wantActs(tt.name, acts, "SessionRequest")
 		tt.answer.Private = []byte("because")
-		acts = e.expect(tt.name, e.b.Step(nil, tt.answer), tt.want)
+		acts = e.wantActs(tt.name, e.b.Step(nil, tt.answer), tt.want)
 		acts = move(e.a, acts)
 		if strings.Contains(tt.want, "Reject") {
-			e.expect(tt.name, acts, "SessionRejected")
+			e.wantActs(tt.name, acts, "SessionRejected")
 			rej := acts[0].(SessionRejected).Result
 			switch {
 			case string(rej.Private) != "because":
@@ -257,16 +256,14 @@ func TestSessionSettle(t *testing.T) {
 		e := newEndpoints(t, EndpointOptions{})
 		e.a.Step(nil, SessionConnect{0, o, nil})
 		acts := e.a.Step(nil, ChunkIn{Chunk{0, PPIDControl, unhex(tt.accept)}})
-		e.expect(tt.name, acts, "segment/1, Terminate/2, SessionDown-settle")
+		e.wantActs(tt.name, acts, "segment/1, Terminate/2, SessionDown-settle")
 		s, _ := ParseSegment(acts[0].(SendChunk).Chunk.Data[2:])
-		switch c, err := ParseTerminate(s.Payload); {
-		case err != nil:
+		c, err := ParseTerminate(s.Payload)
+		if err != nil {
 			t.Errorf("%s: err is %v, want nil", tt.name, err)
-		case c != tt.code.Cause():
-			t.Errorf("%s: c is %v, want %v", tt.name, c, tt.code.Cause())
-		case acts[2].(SessionDown).Err.Code != tt.code:
-			t.Errorf("%s: acts[2].(SessionDown).Err.Code is %v, want %v", tt.name, acts[2].(SessionDown).Err.Code, tt.code)
 		}
+		expect.Equal(t, c, tt.code.Cause(), "%s: c", tt.name)
+		expect.Equal(t, acts[2].(SessionDown).Err.Code, tt.code, "%s: acts[2].(SessionDown).Err.Code", tt.name)
 	}
 }
 
@@ -305,7 +302,7 @@ func TestSessionIllegal(t *testing.T) {
 	} {
 		e := newEndpoints(t, EndpointOptions{})
 		e.a.Step(nil, SessionConnect{3, tt.o, nil})
-		e.expect(tt.name, e.a.Step(nil, tt.ev), tt.want)
+		e.wantActs(tt.name, e.a.Step(nil, tt.ev), tt.want)
 	}
 	// Passive side, without a session.
 	for _, tt := range []struct {
@@ -328,9 +325,9 @@ func TestSessionIllegal(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := &endpoints{t, nil, b}
-		e.expect(tt.name, b.Step(nil, tt.ev), tt.want)
+		e.wantActs(tt.name, b.Step(nil, tt.ev), tt.want)
 		if tt.want == "SessionRequest" {
-			e.expect("data while the user thinks", b.Step(nil, ChunkIn{Chunk{3, PPIDSegment, []byte{0, 1, 2}}}),
+			e.wantActs("data while the user thinks", b.Step(nil, ChunkIn{Chunk{3, PPIDSegment, []byte{0, 1, 2}}}),
 				"Terminate/0, SessionDown-illegal_sequence")
 		}
 	}
@@ -342,12 +339,12 @@ func TestSecondAccept(t *testing.T) {
 		e := newEndpoints(t, EndpointOptions{})
 		move(e.b, e.a.Step(nil, SessionConnect{3, o, nil}))
 		accept := e.b.Step(nil, SessionAnswer{Stream: 3})
-		e.expect("the Accept", move(e.a, accept), "SessionUp")
+		e.wantActs("the Accept", move(e.a, accept), "SessionUp")
 		for _, act := range accept {
 			if c, ok := act.(SendChunk); ok {
 				again := append([]byte{0, 1}, c.Chunk.Data[2:]...)
 				got := e.a.Step(nil, ChunkIn{Chunk{3, PPIDControl, again}})
-				e.expect("and once more", got, "Terminate/1, SessionDown-illegal_sequence")
+				e.wantActs("and once more", got, "Terminate/1, SessionDown-illegal_sequence")
 			}
 		}
 	}
@@ -362,15 +359,15 @@ func TestSessionPending(t *testing.T) {
 		if stream >= 2 { // 6581-7-16
 			want = "Terminate/0"
 		}
-		acts := e.expect("initiate", move(e.b, e.a.Step(nil, SessionConnect{stream, p2p, nil})), want)
+		acts := e.wantActs("initiate", move(e.b, e.a.Step(nil, SessionConnect{stream, p2p, nil})), want)
 		if stream >= 2 {
-			e.expect("refused", move(e.a, acts), "SessionDown")
+			e.wantActs("refused", move(e.a, acts), "SessionDown")
 		}
 	}
 	e.b.Step(nil, SessionAnswer{Stream: 0})
 	e.b.Step(nil, SessionAnswer{Stream: 1, Reject: true})
 	for stream := uint16(7); stream < 9; stream++ {
-		e.expect("room again", move(e.b, e.a.Step(nil, SessionConnect{stream, p2p, nil})), "SessionRequest")
+		e.wantActs("room again", move(e.b, e.a.Step(nil, SessionConnect{stream, p2p, nil})), "SessionRequest")
 	}
 	n := uint64(0)
 	e.b.Counters(func(name string, v uint64) {
@@ -419,8 +416,8 @@ func TestSessionOrder(t *testing.T) {
 			got = e.a.Step(got, ChunkIn{c}) // once more
 			clear(c.Data)                   // the association's again
 		}
-		e.expect(fmt.Sprint(order), got[:1], "SessionUp")
-		e.expect(fmt.Sprint(order), got[1:], "SegmentIn, SegmentIn, SegmentIn, SessionDown")
+		e.wantActs(fmt.Sprint(order), got[:1], "SessionUp")
+		e.wantActs(fmt.Sprint(order), got[1:], "SegmentIn, SegmentIn, SegmentIn, SessionDown")
 	}
 }
 
@@ -433,7 +430,7 @@ func TestSessionWindow(t *testing.T) {
 	for i := range sessionWindow {
 		got = append(got, move(e.a, e.b.Step(nil, SessionSend{0, []byte{byte(i)}}))...)
 	}
-	e.expect("early", got, "")
+	e.wantActs("early", got, "")
 	got = move(e.a, accept)
 	if len(got) != 1+sessionWindow || told(got[:2]) != "SessionUp, SegmentIn" {
 		t.Fatalf("%d actions: %s", len(got), told(got[:min(3, len(got))]))
@@ -451,7 +448,7 @@ func TestSessionWindow(t *testing.T) {
 		if i == 16 {
 			want = "Terminate/1, SessionDown-window"
 		}
-		e.expect("large ones", e.a.Step(nil, ChunkIn{Chunk{0, PPIDSegment, b}}), want)
+		e.wantActs("large ones", e.a.Step(nil, ChunkIn{Chunk{0, PPIDSegment, b}}), want)
 	}
 }
 
@@ -467,7 +464,7 @@ func TestSessionWindowOfAll(t *testing.T) {
 		for k := range 17 {
 			b[0], b[1] = 0, byte(k+1)
 			if acts := e.a.Step(nil, ChunkIn{Chunk{stream, PPIDSegment, b}}); len(acts) > 0 {
-				e.expect("too much", acts, "Terminate/1, SessionDown-window")
+				e.wantActs("too much", acts, "Terminate/1, SessionDown-window")
 				refused = stream
 				break
 			}
@@ -482,7 +479,7 @@ func TestSessionWindowOfAll(t *testing.T) {
 	}
 	e.a.Step(nil, SessionClose{0})
 	e.a.Step(nil, SessionConnect{500, p2p, nil})
-	e.expect("room again", e.a.Step(nil, ChunkIn{Chunk{500, PPIDSegment, b}}), "")
+	e.wantActs("room again", e.a.Step(nil, ChunkIn{Chunk{500, PPIDSegment, b}}), "")
 	e.a.Step(nil, AssociationDown{})
 	if e.a.octets != 0 || e.a.Sessions() != 0 {
 		t.Errorf("%d octets are left in %d sessions", e.a.octets, e.a.Sessions())

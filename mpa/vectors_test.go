@@ -4,15 +4,12 @@ import (
 	"bytes"
 	"encoding/hex"
 	"testing"
+
+	"ipoibcm/internal/expect"
+	"ipoibcm/internal/vector"
 )
 
-func unhex(s string) []byte {
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
+var unhex = vector.Hex
 
 const (
 	vecReqR1 = "4d504120494420526571204672616d6540010000"
@@ -107,14 +104,12 @@ func TestFPDUVectors(t *testing.T) {
 		}
 		d := Deframer{CRC: true}
 		u, rest, ok, err := d.Next(unhex(tt.want))
-		switch {
-		case !ok:
-			t.Errorf("%s: ok is false", tt.name)
-		case err != nil:
+		expect.Equal(t, ok, true, "%s: ok", tt.name)
+		if err != nil {
 			t.Errorf("%s: err is %v, want nil", tt.name, err)
-		case len(rest) != 0:
-			t.Errorf("%s: rest has %v elements, want 0", tt.name, len(rest))
-		case !bytes.Equal(u, tt.ulpdu):
+		}
+		expect.Equal(t, len(rest), 0, "%s: length of rest", tt.name)
+		if !bytes.Equal(u, tt.ulpdu) {
 			t.Errorf("%s: u is %x, want %x", tt.name, u, tt.ulpdu)
 		}
 	}

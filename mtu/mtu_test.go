@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 )
 
 func TestNegotiate(t *testing.T) {
@@ -71,16 +72,10 @@ func TestAfterReject(t *testing.T) {
 
 func TestSizes(t *testing.T) {
 	// 4391-7-1, 4755-5-3 (default of the UD side and so of every route before a connection)
-	switch {
-	case DefaultUD != 2044:
-		t.Errorf("DefaultUD is %v, want 2044", DefaultUD)
-	case DefaultDevice != 65520:
-		t.Errorf("DefaultDevice is %v, want 65520", DefaultDevice)
-	case ReceiveMTU(DefaultDevice) != DefaultReceive:
-		t.Errorf("ReceiveMTU(DefaultDevice) is %v, want %v", ReceiveMTU(DefaultDevice), DefaultReceive)
-	case IPMTU(DefaultReceive) != DefaultDevice:
-		t.Errorf("IPMTU(DefaultReceive) is %v, want %v", IPMTU(DefaultReceive), DefaultDevice)
-	}
+	expect.Equal(t, DefaultUD, 2044, "DefaultUD")
+	expect.Equal(t, DefaultDevice, 65520, "DefaultDevice")
+	expect.Equal(t, ReceiveMTU(DefaultDevice), DefaultReceive, "ReceiveMTU(DefaultDevice)")
+	expect.Equal(t, IPMTU(DefaultReceive), DefaultDevice, "IPMTU(DefaultReceive)")
 	if IPMTU(3) != 0 || ReceiveMTU(-1) != 4 {
 		t.Errorf("IPMTU(3) = %d, ReceiveMTU(-1) = %d", IPMTU(3), ReceiveMTU(-1))
 	}
@@ -93,14 +88,9 @@ func TestSizes(t *testing.T) {
 			t.Errorf("ReceiveMTU(%d) = %d, want %d", ip, got, MaxReceive)
 		}
 	}
-	switch {
-	case AdvMSS(65520, false) != 65480:
-		t.Errorf("AdvMSS(65520, false) is %v, want 65480", AdvMSS(65520, false))
-	case AdvMSS(65520, true) != 65460:
-		t.Errorf("AdvMSS(65520, true) is %v, want 65460", AdvMSS(65520, true))
-	case AdvMSS(10, true) != 0:
-		t.Errorf("AdvMSS(10, true) is %v, want 0", AdvMSS(10, true))
-	}
+	expect.Equal(t, AdvMSS(65520, false), 65480, "AdvMSS(65520, false)")
+	expect.Equal(t, AdvMSS(65520, true), 65460, "AdvMSS(65520, true)")
+	expect.Equal(t, AdvMSS(10, true), 0, "AdvMSS(10, true)")
 	// 4755-5.1-1, 4755-6-1: what goes into the private data of an ordinary REQ.
 	if DefaultReceive != 0xfff4 {
 		t.Errorf("Receive MTU offered is %#x", DefaultReceive)
@@ -202,22 +192,15 @@ func TestPlanUD(t *testing.T) {
 		}
 		notes := len(got.Notes)
 		got.Notes = nil
-		switch {
-		case err != nil:
+		if err != nil {
 			t.Errorf("%s: err is %v, want nil", tt.name, err)
-		case notes != tt.notes:
-			t.Errorf("%s: notes is %v, want %v", tt.name, notes, tt.notes)
-		case got.MTU != tt.plan.MTU:
-			t.Errorf("%s: MTU is %v, want %v", tt.name, got.MTU, tt.plan.MTU)
-		case got.Path != tt.plan.Path:
-			t.Errorf("%s: Path is %v, want %v", tt.name, got.Path, tt.plan.Path)
-		case got.IPv6 != tt.plan.IPv6:
-			t.Errorf("%s: IPv6 is %v, want %v", tt.name, got.IPv6, tt.plan.IPv6)
-		case got.BeyondPath != tt.plan.BeyondPath:
-			t.Errorf("%s: BeyondPath is %v, want %v", tt.name, got.BeyondPath, tt.plan.BeyondPath)
-		case got.Fragmented != tt.plan.Fragmented:
-			t.Errorf("%s: Fragmented is %v, want %v", tt.name, got.Fragmented, tt.plan.Fragmented)
 		}
+		expect.Equal(t, notes, tt.notes, "%s: notes", tt.name)
+		expect.Equal(t, got.MTU, tt.plan.MTU, "%s: MTU", tt.name)
+		expect.Equal(t, got.Path, tt.plan.Path, "%s: Path", tt.name)
+		expect.Equal(t, got.IPv6, tt.plan.IPv6, "%s: IPv6", tt.name)
+		expect.Equal(t, got.BeyondPath, tt.plan.BeyondPath, "%s: BeyondPath", tt.name)
+		expect.Equal(t, got.Fragmented, tt.plan.Fragmented, "%s: Fragmented", tt.name)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/vector"
 	"ipoibcm/wire/encap"
 )
 
@@ -26,10 +27,7 @@ func TestAnswerVector(t *testing.T) {
 		GID: ib.GIDFromAddr(netip.MustParseAddr("fe80::211:22ff:fe33:4455")), Flags: 0x80}
 	from := encap.LinkAddr{QPN: 0x00abcd, GID: ib.GIDFromAddr(netip.MustParseAddr("fe80::211:2233:4455:6677"))}
 	tab := newTable(Options{LinkAddr: link})
-	request, err := hex.DecodeString(head + "0001" + asker + askerI + nobody + oursI)
-	if err != nil {
-		t.Fatal(err)
-	}
+	request := vector.Hex(head + "0001" + asker + askerI + nobody + oursI)
 	got := sent(tab.Step(nil, t0, RecvARP{From: from, Payload: request}))
 	if len(got) != 1 {
 		t.Fatalf("%d answers, want 1", len(got))

@@ -31,12 +31,9 @@ func (t *Table) recvARP(dst []Action, now time.Time, from encap.LinkAddr, b []by
 	if !validLink(p.Sender) || !probe && !unicast(p.SenderIP) {
 		return t.refuse(dst, DropBadSender, p.SenderIP, p.Sender, from)
 	}
-	if why, bad := t.foreign(p.Sender, from); bad {
-		return t.refuse(dst, why, p.SenderIP, p.Sender, from)
-	}
-	// RFC 5227 section 2.4: whoever sends from our address claims it.
-	if o := t.own[p.SenderIP]; o != nil {
-		return t.claimed(dst, now, o, p.Sender)
+	dst, done := t.disputed(dst, now, p.SenderIP, p.Sender, from)
+	if done {
+		return dst
 	}
 	// RFC 826: the sender's pair updates what we know, whatever the packet is.
 	known := false

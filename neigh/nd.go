@@ -78,6 +78,23 @@ func (t *Table) foreign(link, from encap.LinkAddr) (Drop, bool) {
 	return 0, false
 }
 
+// disputed deals with a message that says a is at link, if its sender is not to be
+// believed or a is an own address. Then nothing else in it counts.
+func (t *Table) disputed(dst []Action, now time.Time, a netip.Addr, link, from encap.LinkAddr) (_ []Action, done bool) {
+	if why, bad := t.foreign(link, from); bad {
+		return t.refuse(dst, why, a, link, from), true
+	}
+	o := t.own[a]
+	if o == nil {
+		return dst, false
+	}
+	// RFC 5227 section 2.4 of ARP: whoever sends from our address claims it.
+	if link.IsZero() {
+		link = from
+	}
+	return t.claimed(dst, now, o, link), true
+}
+
 // refuse drops the claim that a is at link, which came from from.
 func (t *Table) refuse(dst []Action, why Drop, a netip.Addr, link, from encap.LinkAddr) []Action {
 	t.drop(why)
@@ -91,14 +108,9 @@ func (t *Table) recvNS(dst []Action, now time.Time, from encap.LinkAddr, m nd.NS
 	if m.HasLink && !validLink(m.Link) || !m.IsDAD() && !unicast(m.Src) || !unicast(m.Target) {
 		return t.refuse(dst, DropBadSender, m.Src, m.Link, from)
 	}
-	if why, bad := t.foreign(m.Link, from); bad {
-		return t.refuse(dst, why, m.Src, m.Link, from)
-	}
-	if o := t.own[m.Src]; o != nil {
-		if m.HasLink {
-			from = m.Link
-		}
-		return t.claimed(dst, now, o, from)
+	dst, done := t.disputed(dst, now, m.Src, m.Link, from)
+	if done {
+		return dst
 	}
 	e := t.entries[m.Src]
 	if e != nil && m.HasLink {
@@ -181,14 +193,9 @@ func (t *Table) recvNA(dst []Action, now time.Time, from encap.LinkAddr, m nd.NA
 	if m.HasLink && !validLink(m.Link) || !unicast(m.Src) || !unicast(m.Target) {
 		return t.refuse(dst, DropBadSender, m.Target, m.Link, from)
 	}
-	if why, bad := t.foreign(m.Link, from); bad {
-		return t.refuse(dst, why, m.Target, m.Link, from)
-	}
-	if o := t.own[m.Target]; o != nil {
-		if m.HasLink {
-			from = m.Link
-		}
-		return t.claimed(dst, now, o, from)
+	dst, done := t.disputed(dst, now, m.Target, m.Link, from)
+	if done {
+		return dst
 	}
 	e := t.entries[m.Target]
 	if e == nil {

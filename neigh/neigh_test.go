@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
@@ -52,34 +53,22 @@ func TestQueryVector(t *testing.T) {
 	want := "0020080014040001" + "8000012300000000000000000000ffffc0000201" + "0a000001" +
 		"0000000000000000000000000000000000000000" + "0a000002"
 	// 4755-3-1 (the query goes to the broadcast-GID, in UD), 4755-3.1-4, 4755-9-1
-	switch {
-	case len(got) != 1:
-		t.Fatalf("got has %v elements, want 1", len(got))
-	case !got[0].To.Broadcast:
-		t.Fatal("To.Broadcast is false, want true")
-	case got[0].EtherType != encap.ARP:
-		t.Fatalf("EtherType is %v, want %v", got[0].EtherType, encap.ARP)
-	case hex.EncodeToString(got[0].Payload) != want:
+	expect.MustEqual(t, len(got), 1, "length of got")
+	expect.MustEqual(t, got[0].To.Broadcast, true, "To.Broadcast")
+	expect.MustEqual(t, got[0].EtherType, encap.ARP, "EtherType")
+	if hex.EncodeToString(got[0].Payload) != want {
 		t.Fatalf("query is %+v\nwant %s", got, want)
 	}
 	// A solicitation too, though its IPv6 destination is the solicited-node group.
 	got = sent(tab.Step(nil, t0, Resolve{IP: ll2}))
 	var ns nd.NS
 	// 4755-3-1
-	switch {
-	case len(got) != 1:
-		t.Fatalf("got has %v elements, want 1", len(got))
-	case !got[0].To.Broadcast:
-		t.Fatalf("To.Broadcast is false, want true")
-	case got[0].EtherType != encap.IPv6:
-		t.Fatalf("EtherType is %v, want %v", got[0].EtherType, encap.IPv6)
-	case ns.UnmarshalBinary(got[0].Payload) != nil:
-		t.Fatalf("does not parse: %v", ns.UnmarshalBinary(got[0].Payload))
-	case ns.Dst != netip.MustParseAddr("ff02::1:ff00:2"):
-		t.Fatalf("Dst is %v, want %v", ns.Dst, netip.MustParseAddr("ff02::1:ff00:2"))
-	case ns.Link != link:
-		t.Fatalf("Link is %v, want %v", ns.Link, link)
-	}
+	expect.MustEqual(t, len(got), 1, "length of got")
+	expect.MustEqual(t, got[0].To.Broadcast, true, "To.Broadcast")
+	expect.MustEqual(t, got[0].EtherType, encap.IPv6, "EtherType")
+	expect.MustEqual(t, ns.UnmarshalBinary(got[0].Payload), nil, "UnmarshalBinary")
+	expect.MustEqual(t, ns.Dst, netip.MustParseAddr("ff02::1:ff00:2"), "Dst")
+	expect.MustEqual(t, ns.Link, link, "Link")
 }
 
 // TestAnswers shows that answers are unicast UD to the asker and carry our
@@ -94,48 +83,28 @@ func TestAnswers(t *testing.T) {
 			got := sent(tab.Step(nil, t0, RecvARP{From: hosts["B"].Key(), Payload: b}))
 			var p arp.Packet
 			// 4755-7-4, 4755-3.1-13, 4755-3.1-14, 4755-3.1-10, 4755-3.1-9 (flags zero when UD only)
-			switch {
-			case len(got) != 1:
-				t.Fatalf("flags %v: got has %v elements, want 1", flags, len(got))
-			case got[0].To.LinkAddr != hosts["B"]:
-				t.Fatalf("flags %v: To.LinkAddr is %v, want %v", flags, got[0].To.LinkAddr, hosts["B"])
-			case p.UnmarshalBinary(got[0].Payload) != nil:
-				t.Fatalf("flags %v: does not parse: %v", flags, p.UnmarshalBinary(got[0].Payload))
-			case p.Op != arp.Reply:
-				t.Fatalf("flags %v: Op is %v, want %v", flags, p.Op, arp.Reply)
-			case p.Sender != link:
-				t.Fatalf("flags %v: Sender is %v, want %v", flags, p.Sender, link)
-			case p.SenderIP != ip1:
-				t.Fatalf("flags %v: SenderIP is %v, want %v", flags, p.SenderIP, ip1)
-			case p.Target != hosts["B"]:
-				t.Fatalf("flags %v: Target is %v, want %v", flags, p.Target, hosts["B"])
-			case p.TargetIP != ip2:
-				t.Fatalf("flags %v: TargetIP is %v, want %v", flags, p.TargetIP, ip2)
-			}
+			expect.MustEqual(t, len(got), 1, "flags %v: length of got", flags)
+			expect.MustEqual(t, got[0].To.LinkAddr, hosts["B"], "flags %v: To.LinkAddr", flags)
+			expect.MustEqual(t, p.UnmarshalBinary(got[0].Payload), nil, "flags %v: UnmarshalBinary", flags)
+			expect.MustEqual(t, p.Op, arp.Reply, "flags %v: Op", flags)
+			expect.MustEqual(t, p.Sender, link, "flags %v: Sender", flags)
+			expect.MustEqual(t, p.SenderIP, ip1, "flags %v: SenderIP", flags)
+			expect.MustEqual(t, p.Target, hosts["B"], "flags %v: Target", flags)
+			expect.MustEqual(t, p.TargetIP, ip2, "flags %v: TargetIP", flags)
 			tab.Step(nil, t0, Confirmed{ip2})
 		}
 		b, _ = nd.NewNS(ll2, ll1, hosts["B"]).AppendBinary(nil)
 		got := sent(tab.Step(nil, t0, RecvND{From: hosts["B"].Key(), Payload: b}))
 		var na nd.NA
 		// 4755-7-4, 4755-3.1-13
-		switch {
-		case len(got) != 1:
-			t.Fatalf("flags %v: got has %v elements, want 1", flags, len(got))
-		case got[0].To.LinkAddr != hosts["B"]:
-			t.Fatalf("flags %v: To.LinkAddr is %v, want %v", flags, got[0].To.LinkAddr, hosts["B"])
-		case na.UnmarshalBinary(got[0].Payload) != nil:
-			t.Fatalf("flags %v: does not parse: %v", flags, na.UnmarshalBinary(got[0].Payload))
-		case na.Link != link:
-			t.Fatalf("flags %v: Link is %v, want %v", flags, na.Link, link)
-		case na.Target != ll1:
-			t.Fatalf("flags %v: Target is %v, want %v", flags, na.Target, ll1)
-		case na.Dst != ll2:
-			t.Fatalf("flags %v: Dst is %v, want %v", flags, na.Dst, ll2)
-		case !na.Solicited:
-			t.Fatalf("flags %v: Solicited is false, want true", flags)
-		case !na.Override:
-			t.Fatalf("flags %v: Override is false, want true", flags)
-		}
+		expect.MustEqual(t, len(got), 1, "flags %v: length of got", flags)
+		expect.MustEqual(t, got[0].To.LinkAddr, hosts["B"], "flags %v: To.LinkAddr", flags)
+		expect.MustEqual(t, na.UnmarshalBinary(got[0].Payload), nil, "flags %v: UnmarshalBinary", flags)
+		expect.MustEqual(t, na.Link, link, "flags %v: Link", flags)
+		expect.MustEqual(t, na.Target, ll1, "flags %v: Target", flags)
+		expect.MustEqual(t, na.Dst, ll2, "flags %v: Dst", flags)
+		expect.MustEqual(t, na.Solicited, true, "flags %v: Solicited", flags)
+		expect.MustEqual(t, na.Override, true, "flags %v: Override", flags)
 	}
 }
 
@@ -252,14 +221,9 @@ func TestScan(t *testing.T) {
 			}
 		}
 	}
-	switch {
-	case out != 900:
-		t.Errorf("out is %v, want 900", out)
-	case len(tab.entries) != 100:
-		t.Errorf("entries has %v elements, want 100", len(tab.entries))
-	case tab.n.Drops[DropTableFull] != 900:
-		t.Errorf("Drops[DropTableFull] is %v, want 900", tab.n.Drops[DropTableFull])
-	}
+	expect.Equal(t, out, 900, "out")
+	expect.Equal(t, len(tab.entries), 100, "length of entries")
+	expect.Equal(t, tab.n.Drops[DropTableFull], 900, "Drops[DropTableFull]")
 	for d := tab.Deadline(); !d.IsZero(); d = tab.Deadline() {
 		tab.Step(nil, d, Wake{})
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/internal/script"
 	"ipoibcm/rtnl"
 	"ipoibcm/wire/arp"
@@ -136,25 +137,16 @@ func option(t *testing.T, o *Options, kv string) {
 	k, v, _ := strings.Cut(kv, "=")
 	n := 0
 	fmt.Sscan(v, &n)
+	numbers := map[string]*int{"dad": &o.DADProbes, "packets": &o.MaxQueuedPackets, "octets": &o.MaxQueuedOctets,
+		"total": &o.MaxTotalOctets, "neighbors": &o.MaxNeighbors, "addrs": &o.MaxAddrs, "rate": &o.RequestRate,
+		"sourcerate": &o.SourceRate}
+	if number, ok := numbers[k]; ok {
+		*number = n
+		return
+	}
 	switch k {
-	case "dad":
-		o.DADProbes = n
-	case "packets":
-		o.MaxQueuedPackets = n
-	case "octets":
-		o.MaxQueuedOctets = n
 	case "failed":
 		o.FailedTime = time.Duration(n) * time.Second
-	case "total":
-		o.MaxTotalOctets = n
-	case "neighbors":
-		o.MaxNeighbors = n
-	case "addrs":
-		o.MaxAddrs = n
-	case "rate":
-		o.RequestRate = n
-	case "sourcerate":
-		o.SourceRate = n
 	case "ask":
 		o.AskOthers = n != 0
 	case "always":
@@ -381,14 +373,11 @@ func payload(t *testing.T, a SendUD) string {
 		return fmt.Sprintf("ARP %s %s %s to %s %s", p.Op, hostName(p.Sender), p.SenderIP, hostName(p.Target), p.TargetIP)
 	}
 	v6, err := ip.AsV6(a.Payload)
-	switch {
-	case err != nil:
+	if err != nil {
 		t.Fatalf("we sent no ND: err is %v, want nil", err)
-	case v6.HopLimit() != 255:
-		t.Fatalf("we sent no ND: HopLimit is %v, want 255", v6.HopLimit())
-	case a.EtherType != encap.IPv6:
-		t.Fatalf("we sent no ND: EtherType is %v, want %v", a.EtherType, encap.IPv6)
 	}
+	expect.MustEqual(t, v6.HopLimit(), 255, "we sent no ND: HopLimit")
+	expect.MustEqual(t, a.EtherType, encap.IPv6, "we sent no ND: EtherType")
 	if nd.KindOf(a.Payload) == nd.NeighborSolicitation {
 		var m nd.NS
 		if err := m.UnmarshalBinary(a.Payload); err != nil {

@@ -3,6 +3,8 @@ package peerrpc
 import (
 	"bytes"
 	"testing"
+
+	"ipoibcm/internal/expect"
 )
 
 func TestRange(t *testing.T) {
@@ -27,14 +29,11 @@ func TestDocument(t *testing.T) {
 			t.Errorf("%q takes %d octets", s, len(b))
 		}
 		doc, rest, err := ParseDocument(append(bytes.Clone(b), "more"...), nil)
-		switch {
-		case err != nil:
+		if err != nil {
 			t.Errorf("%q: err is %v, want nil", s, err)
-		case string(doc) != s:
-			t.Errorf("%q: doc is %v, want %v", s, string(doc), s)
-		case string(rest) != "more":
-			t.Errorf("%q: rest is %q, want \"more\"", s, string(rest))
 		}
+		expect.Equal(t, string(doc), s, "%q: doc", s)
+		expect.Equal(t, string(rest), "more", "%q: rest", s)
 		switch doc, rest, err = ParseDocument(b[:4], []byte(s+"and what was there before")); {
 		case err != nil:
 			t.Errorf("%q written: err is %v, want nil", s, err)

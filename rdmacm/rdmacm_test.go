@@ -13,6 +13,7 @@ import (
 
 	"ipoibcm/cm"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/provider/softroce"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
@@ -112,14 +113,10 @@ func (s *side) send(qp verbs.QP, text string) {
 
 func (s *side) expect(text string) {
 	s.t.Helper()
-	switch wc := s.wait(); {
-	case wc.Status != verbs.Success:
-		s.t.Fatalf("Status is %v, want %v", wc.Status, verbs.Success)
-	case wc.Opcode != verbs.Recv:
-		s.t.Fatalf("Opcode is %v, want %v", wc.Opcode, verbs.Recv)
-	case string(s.mem.Buf[2048:2048+wc.ByteLen]) != text:
-		s.t.Fatalf("Buf[2048:2048+wc.ByteLen] is %v, want %v", string(s.mem.Buf[2048:2048+wc.ByteLen]), text)
-	}
+	wc := s.wait()
+	expect.MustEqual(s.t, wc.Status, verbs.Success, "Status")
+	expect.MustEqual(s.t, wc.Opcode, verbs.Recv, "Opcode")
+	expect.MustEqual(s.t, string(s.mem.Buf[2048:2048+wc.ByteLen]), text, "Buf[2048:2048+wc.ByteLen]")
 }
 
 func within(t *testing.T) context.Context {
@@ -268,14 +265,9 @@ func TestReject(t *testing.T) {
 	}()
 	var f *FailedError
 	_, err = a.Dial(within(t), addrs[1], 1, Setup{QP: a.qp()})
-	switch {
-	case !errors.As(err, &f):
-		t.Errorf("As(err, &f) is false, want true")
-	case f.Reason != cm.ReasonConsumer:
-		t.Errorf("Reason is %v, want %v", f.Reason, cm.ReasonConsumer)
-	case !bytes.HasPrefix(f.Private, []byte("not you\x00")):
-		t.Errorf("HasPrefix(f.Private, []byte(\"not you\\x00\")) is false, want true")
-	}
+	expect.MustEqual(t, errors.As(err, &f), true, "As(err, &f)")
+	expect.Equal(t, f.Reason, cm.ReasonConsumer, "Reason")
+	expect.Equal(t, bytes.HasPrefix(f.Private, []byte("not you\x00")), true, "not you as prefix of %q", f.Private)
 }
 
 // A REQ without the header is not taken for one of a librdmacm.
@@ -357,16 +349,22 @@ func (f *fickle) Port() verbs.Port {
 	return p
 }
 
+func opened(t *testing.T, o Options) *Port {
+	t.Helper()
+	p, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
 // A listener listens at the GIDs that there are, and forgets those that there
 // were: as many as come and go in the life of a device would be without bound.
 func TestGIDsChange(t *testing.T) {
 	b := newSide(t, 1)
 	f := &fickle{Provider: b.dev, gids: []ib.GID{gidOf(addrs[0]), gidOf(addrs[1])}}
-	p, err := Open(Options{Provider: f, Shared: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
+	p := opened(t, Options{Provider: f, Shared: true})
 	l, err := p.Listen(9)
 	if err != nil {
 		t.Fatal(err)
@@ -380,34 +378,19 @@ func TestGIDsChange(t *testing.T) {
 		return p.Owns(m)
 	}
 	first, second, third := gidOf(addrs[0]), gidOf(addrs[1]), gidOf(netip.MustParseAddr("127.0.0.3"))
-	switch {
-	case !at(first):
-		t.Errorf("at(first) is false, want true")
-	case !at(second):
-		t.Errorf("at(second) is false, want true")
-	case at(third):
-		t.Errorf("at(third) is true, want false")
-	}
+	expect.Equal(t, at(first), true, "at(first)")
+	expect.Equal(t, at(second), true, "at(second)")
+	expect.Equal(t, at(third), false, "at(third)")
 	f.gids = []ib.GID{second, third}
 	p.Event(verbs.Event{Kind: verbs.GIDChange})
-	switch {
-	case at(first):
-		t.Errorf("at(first) is true, want false")
-	case !at(second):
-		t.Errorf("at(second) is false, want true")
-	case !at(third):
-		t.Errorf("at(third) is false, want true")
-	}
+	expect.Equal(t, at(first), false, "at(first)")
+	expect.Equal(t, at(second), true, "at(second)")
+	expect.Equal(t, at(third), true, "at(third)")
 	f.gids = []ib.GID{first} // which nobody has told yet
 	l.Close()
-	switch {
-	case at(first):
-		t.Errorf("at(first) is true, want false")
-	case at(second):
-		t.Errorf("at(second) is true, want false")
-	case at(third):
-		t.Errorf("at(third) is true, want false")
-	}
+	expect.Equal(t, at(first), false, "at(first)")
+	expect.Equal(t, at(second), false, "at(second)")
+	expect.Equal(t, at(third), false, "at(third)")
 }
 
 // A path MTU that our underlay does not carry is refused: large messages would
@@ -418,12 +401,8 @@ func TestPathMTU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer dev.Close()
-	p, err := Open(Options{Provider: &fickle{Provider: dev, gids: dev.Port().GIDs, mtu: ib.MTU1024}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
+	t.Cleanup(func() { dev.Close() })
+	p := opened(t, Options{Provider: &fickle{Provider: dev, gids: dev.Port().GIDs, mtu: ib.MTU1024}})
 	l, err := p.Listen(9)
 	if err != nil {
 		t.Fatal(err)
@@ -433,14 +412,9 @@ func TestPathMTU(t *testing.T) {
 	defer cancel()
 	_, err = a.Dial(ctx, addrs[1], 9, Setup{QP: a.qp()})
 	var failed *FailedError
-	switch {
-	case !errors.As(err, &failed):
-		t.Errorf("a path MTU of 4096 where 1024 is carried: As(err, &failed) is false, want true")
-	case failed.Cause != cm.Rejected:
-		t.Errorf("a path MTU of 4096 where 1024 is carried: Cause is %v, want %v", failed.Cause, cm.Rejected)
-	case failed.Reason != cm.ReasonInvalidMTU:
-		t.Errorf("a path MTU of 4096 where 1024 is carried: Reason is %v, want %v", failed.Reason, cm.ReasonInvalidMTU)
-	}
+	expect.MustEqual(t, errors.As(err, &failed), true, "a path MTU of 4096 where 1024 is carried: As(err, &failed)")
+	expect.Equal(t, failed.Cause, cm.Rejected, "a path MTU of 4096 where 1024 is carried: Cause")
+	expect.Equal(t, failed.Reason, cm.ReasonInvalidMTU, "a path MTU of 4096 where 1024 is carried: Reason")
 }
 
 // A request that the CM has given up, and keeps for repeats of the REQ, makes no
@@ -512,11 +486,7 @@ func TestOwns(t *testing.T) {
 		defer mu.Unlock()
 		seen = append(seen, m)
 	})
-	other, err := Open(Options{Provider: b.dev, Shared: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer other.Close()
+	other := opened(t, Options{Provider: b.dev, Shared: true})
 	ca, cb := connect(t, a, b, 9)
 	listens, err := b.Listen(9)
 	if err != nil {
@@ -553,14 +523,11 @@ func TestHeader(t *testing.T) {
 			t.Errorf("%v: %x", tt.h, b)
 		}
 		h, rest, err := ParseHeader(append(b, "rest"...))
-		switch {
-		case err != nil:
+		if err != nil {
 			t.Errorf("err is %v, want nil", err)
-		case h != tt.h:
-			t.Errorf("h is %v, want %v", h, tt.h)
-		case string(rest) != "rest":
-			t.Errorf("rest is %q, want \"rest\"", string(rest))
 		}
+		expect.Equal(t, h, tt.h, "h")
+		expect.Equal(t, string(rest), "rest", "rest")
 		for i, want := range map[int]error{0: errHeaderVersion, 1: errHeaderFamily} {
 			bad := bytes.Clone(b)
 			bad[i] = 0x50
@@ -582,16 +549,12 @@ func FuzzHeader(f *testing.F) {
 			return
 		}
 		again, none, err := ParseHeader(h.Append(nil))
-		switch {
-		case err != nil:
+		if err != nil {
 			t.Fatalf("err is %v, want nil", err)
-		case again != h:
-			t.Fatalf("again is %v, want %v", again, h)
-		case len(none) != 0:
-			t.Fatalf("none has %v elements, want 0", len(none))
-		case len(rest) != len(in)-HeaderLen:
-			t.Fatalf("rest has %v elements, want %v", len(rest), len(in)-HeaderLen)
 		}
+		expect.MustEqual(t, again, h, "again")
+		expect.MustEqual(t, len(none), 0, "length of none")
+		expect.MustEqual(t, len(rest), len(in)-HeaderLen, "length of rest")
 	})
 }
 

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"ipoibcm/internal/expect"
 )
 
 // up makes a pair whose version is settled.
@@ -14,7 +16,7 @@ func up(t testing.TB, client, server Options) *fabric {
 	client.Program = 100003
 	w := pair(t, client, server).connect().run(time.Second)
 	if len(w.client().ready) != 1 || len(w.server().ready) != 1 {
-		w.fail("ready %d and %d times", len(w.client().ready), len(w.server().ready))
+		w.Fatalf("ready %d and %d times", len(w.client().ready), len(w.server().ready))
 	}
 	return w
 }
@@ -61,11 +63,12 @@ func TestThresholds(t *testing.T) {
 			w.run(time.Second)
 			switch d := c.result(1); {
 			case d.Err != nil:
-				w.fail("%s, %d over: Err is %v, want nil", tt.name, over, d.Err)
+				w.Fatalf("%s, %d over: Err is %v, want nil", tt.name, over, d.Err)
 			case !bytes.Equal(d.Payload[24:], args(tt.reply-tt.head-24+over)):
-				w.fail("%s, %d over: d.Payload[24:] is %x, want %x", tt.name, over, d.Payload[24:], args(tt.reply-tt.head-24+over))
+				w.Fatalf("%s, %d over: d.Payload[24:] is %x, want %x", tt.name, over, d.Payload[24:],
+					args(tt.reply-tt.head-24+over))
 			case xidOf(d.Payload) == 0:
-				w.fail("%s, %d over: the reply has XID 0, want that of its call", tt.name, over)
+				w.Fatalf("%s, %d over: the reply has XID 0, want that of its call", tt.name, over)
 			}
 			h, _ := c.header(-1)
 			r, _ := s.header(-1)
@@ -74,16 +77,16 @@ func TestThresholds(t *testing.T) {
 				want = ProcNOMSG // V2-2.1-4, V2-5.2.1-4: Long Call, Long Reply
 			}
 			if h.Proc != want || r.Proc != want {
-				w.fail("%s, %d over: %v, %v", tt.name, over, &h, &r)
+				w.Fatalf("%s, %d over: %v, %v", tt.name, over, &h, &r)
 			}
 			if over == 0 && (len(c.sends[len(c.sends)-1].Data) != tt.call || len(s.sends[len(s.sends)-1].Data) != tt.reply) {
-				w.fail("%s: %d and %d octets", tt.name, len(c.sends[len(c.sends)-1].Data), len(s.sends[len(s.sends)-1].Data))
+				w.Fatalf("%s: %d and %d octets", tt.name, len(c.sends[len(c.sends)-1].Data), len(s.sends[len(s.sends)-1].Data))
 			}
 			if last := s.serves[len(s.serves)-1]; len(last.Payload) != call+40 || !bytes.Equal(last.Payload[40:], args(call)) {
-				w.fail("%s, %d over: the call came as %d octets", tt.name, over, len(last.Payload))
+				w.Fatalf("%s, %d over: the call came as %d octets", tt.name, over, len(last.Payload))
 			}
 			if w.violations > 0 || c.exposed() > 0 {
-				w.fail("%s: %d violations, %d exposed", tt.name, w.violations, c.exposed())
+				w.Fatalf("%s: %d violations, %d exposed", tt.name, w.violations, c.exposed())
 			}
 		}
 	}
@@ -148,16 +151,16 @@ func TestChunks(t *testing.T) {
 				w.run(time.Second)
 				d := c.result(1)
 				if d.Err != nil {
-					w.fail("%s: %v", name, d.Err)
+					w.Fatalf("%s: %v", name, d.Err)
 				}
 				h, _ := c.header(-1)
 				r, _ := s.header(-1)
 				if got := shape(&h, false) + " " + shape(&r, true); got != want {
-					w.fail("%s: %s, want %s", name, got, want)
+					w.Fatalf("%s: %s, want %s", name, got, want)
 				}
 				// V2-R1-12, V2-5.2.1-1, V2-5.2.1-4
 				if len(r.Reads) > 0 {
-					w.fail("%s: a Read list in a reply", name)
+					w.Fatalf("%s: a Read list in a reply", name)
 				}
 				wantCall := rpc(tt.call)
 				for _, i := range tt.reduce {
@@ -166,28 +169,28 @@ func TestChunks(t *testing.T) {
 					}
 				}
 				if got := s.serves[len(s.serves)-1].Payload; !bytes.Equal(got[4:], wantCall[4:]) {
-					w.fail("%s: the program got\n%x, want\n%x", name, got, wantCall)
+					w.Fatalf("%s: the program got\n%x, want\n%x", name, got, wantCall)
 				}
 				whole := append((&RPCReply{}).Append(nil), args(tt.reply)...)
 				for i, span := range tt.items {
 					if !bytes.Equal(d.Results[i], whole[span.Offset:][:span.Len]) {
-						w.fail("%s: result %d has %d octets", name, i, len(d.Results[i]))
+						w.Fatalf("%s: result %d has %d octets", name, i, len(d.Results[i]))
 					}
 				}
 				if rest := without(whole, tt.items); !bytes.Equal(d.Payload[4:], rest[4:]) {
-					w.fail("%s: the reply has %d octets, want %d", name, len(d.Payload), len(rest))
+					w.Fatalf("%s: the reply has %d octets, want %d", name, len(d.Payload), len(rest))
 				}
 				switch {
 				case len(d.Results) != len(tt.results):
-					w.fail("%s: Results has %v elements, want %v", name, len(d.Results), len(tt.results))
+					w.Fatalf("%s: Results has %v elements, want %v", name, len(d.Results), len(tt.results))
 				case w.violations > 0:
-					w.fail("%s: violations is %v, want 0", name, w.violations)
+					w.Fatalf("%s: violations is %v, want 0", name, w.violations)
 				case c.exposed() > 0:
-					w.fail("%s: exposed is %v, want 0", name, c.exposed())
+					w.Fatalf("%s: exposed is %v, want 0", name, c.exposed())
 				}
 				// The program was told what it may answer.
 				if got := s.serves[len(s.serves)-1]; !slices.Equal(got.Results, tt.results) || got.MaxReply < tt.max-200 {
-					w.fail("%s: %+v", name, got)
+					w.Fatalf("%s: %+v", name, got)
 				}
 			}
 		}
@@ -226,12 +229,12 @@ func TestTakenBack(t *testing.T) {
 	c := w.client()
 	c.notify = func(a Action) {
 		if d, ok := a.(Done); ok && c.exposed() > 0 {
-			w.fail("call %d is done, and %d pieces of memory are exposed", d.ID, c.exposed())
+			w.Fatalf("call %d is done, and %d pieces of memory are exposed", d.ID, c.exposed())
 		}
 	}
 	c.step(Submit{ID: 1, Payload: rpc(20000), MaxReply: 10000})
 	if c.exposed() != 2 {
-		w.fail("%d exposed", c.exposed())
+		w.Fatalf("%d exposed", c.exposed())
 	}
 	w.run(time.Second)
 	c.result(1)
@@ -239,7 +242,7 @@ func TestTakenBack(t *testing.T) {
 	// V2-R1-14: what cannot be taken back ends the connection.
 	c.step(ReleaseFailed{1})
 	if c.closed == nil || c.closed.Reason != ReasonRelease {
-		w.fail("closed: %v", c.closed)
+		w.Fatalf("closed: %v", c.closed)
 	}
 }
 
@@ -268,17 +271,17 @@ func TestRegistration(t *testing.T) {
 		w.run(time.Second)
 		if d := c.result(1); tt.want == ReasonNone && d.Err != nil ||
 			tt.want != ReasonNone && (d.Err == nil || d.Err.Reason != tt.want) {
-			w.fail("%s: %v, want %v", tt.name, d.Err, tt.want)
+			w.Fatalf("%s: %v, want %v", tt.name, d.Err, tt.want)
 		}
 		if c.exposed() > 0 || w.violations > 0 {
-			w.fail("%s: %d exposed", tt.name, c.exposed())
+			w.Fatalf("%s: %d exposed", tt.name, c.exposed())
 		}
 		*c = end{Conn: c.Conn, w: w, name: c.name, peer: c.peer, mem: c.mem, regs: c.regs, posted: c.posted,
 			size: c.size, queue: c.queue}
 		c.step(Submit{ID: 2, Payload: rpc(10)}) // the connection is fine
 		w.run(time.Second)
 		if d := c.result(2); d.Err != nil {
-			w.fail("%s: afterwards %v", tt.name, d.Err)
+			w.Fatalf("%s: afterwards %v", tt.name, d.Err)
 		}
 	}
 }
@@ -344,31 +347,31 @@ func TestInvalidation(t *testing.T) {
 		c.step(tt.submit)
 		w.run(time.Second)
 		if d := c.result(1); d.Err != nil || w.violations > 0 {
-			w.fail("%s: %v, %d violations", tt.name, d.Err, w.violations)
+			w.Fatalf("%s: %v, %d violations", tt.name, d.Err, w.violations)
 		}
 		call, _ := c.header(-1)
 		reply, _ := s.header(-1)
 		sent := s.sends[len(s.sends)-1]
 		switch {
 		case (call.InvHandle != 0) != tt.inv:
-			w.fail("%s: call.InvHandle != 0 is %v, want %v", tt.name, call.InvHandle != 0, tt.inv)
+			w.Fatalf("%s: call.InvHandle != 0 is %v, want %v", tt.name, call.InvHandle != 0, tt.inv)
 		case tt.inv && !call.HasHandle(call.InvHandle):
-			w.fail("%s: HasHandle(call.InvHandle) is false, want true", tt.name)
+			w.Fatalf("%s: HasHandle(call.InvHandle) is false, want true", tt.name)
 		case reply.InvHandle != call.InvHandle:
-			w.fail("%s: InvHandle is %v, want %v", tt.name, reply.InvHandle, call.InvHandle)
+			w.Fatalf("%s: InvHandle is %v, want %v", tt.name, reply.InvHandle, call.InvHandle)
 		}
 		switch {
 		case sent.WithInv != tt.want:
-			w.fail("%s: WithInv is %v, want %v", tt.name, sent.WithInv, tt.want)
+			w.Fatalf("%s: WithInv is %v, want %v", tt.name, sent.WithInv, tt.want)
 		case tt.want && !call.HasHandle(sent.Invalidate):
-			w.fail("%s: HasHandle(sent.Invalidate) is false, want true", tt.name)
+			w.Fatalf("%s: HasHandle(sent.Invalidate) is false, want true", tt.name)
 		case tt.inv && tt.want && sent.Invalidate != call.InvHandle:
-			w.fail("%s: Invalidate is %v, want %v", tt.name, sent.Invalidate, call.InvHandle)
+			w.Fatalf("%s: Invalidate is %v, want %v", tt.name, sent.Invalidate, call.InvHandle)
 		}
 		// The requester knows what it need not take back itself (8797-3.2-2).
 		if tt.want && (len(released) == 0 || !slices.Contains(released, sent.Invalidate)) ||
 			!tt.want && slices.Max(append(released, 0)) > 0 {
-			w.fail("%s: released %x", tt.name, released)
+			w.Fatalf("%s: released %x", tt.name, released)
 		}
 	}
 }
@@ -391,22 +394,18 @@ func TestInvalidationOfItsOwn(t *testing.T) {
 		for i := range 2 {
 			call, _ := c.header(1 + i)
 			reply, _ := s.header(2 - i)
-			switch inv := s.sends[2-i]; {
-			case call.XID != reply.XID:
-				w.fail("version %d: XID is %v, want %v", version, call.XID, reply.XID)
-			case !inv.WithInv:
-				w.fail("version %d: WithInv is false, want true", version)
-			case !call.HasHandle(inv.Invalidate):
-				w.fail("version %d: HasHandle(inv.Invalidate) is false, want true", version)
-			}
+			inv := s.sends[2-i]
+			expect.MustEqual(w, call.XID, reply.XID, "version %d: XID", version)
+			expect.MustEqual(w, inv.WithInv, true, "version %d: WithInv", version)
+			expect.MustEqual(w, call.HasHandle(inv.Invalidate), true, "version %d: HasHandle(inv.Invalidate)", version)
 		}
 		switch {
 		case w.violations > 0:
-			w.fail("violations is %v, want 0", w.violations)
+			w.Fatalf("violations is %v, want 0", w.violations)
 		case c.exposed() > 0:
-			w.fail("exposed is %v, want 0", c.exposed())
+			w.Fatalf("exposed is %v, want 0", c.exposed())
 		case c.Counters()[ReasonWrongInv] > 0:
-			w.fail("Counters()[ReasonWrongInv] is %v, want 0", c.Counters()[ReasonWrongInv])
+			w.Fatalf("Counters()[ReasonWrongInv] is %v, want 0", c.Counters()[ReasonWrongInv])
 		}
 	}
 }
@@ -435,18 +434,13 @@ func TestWrongInvalidation(t *testing.T) {
 	}
 	answer(one.XID, 0x99, two.InvHandle) // the other call's
 	answer(two.XID, two.InvHandle, 0x77) // nobody's
-	switch d := c.result(1); {
-	case d.Err != nil:
-		w.fail("Err is %v, want nil", d.Err)
-	case len(released) != 2:
-		w.fail("released has %v elements, want 2", len(released))
-	case released[0].Invalidated != 0:
-		w.fail("Invalidated is %v, want 0", released[0].Invalidated)
-	case released[1].Invalidated != two.InvHandle:
-		w.fail("Invalidated is %v, want %v", released[1].Invalidated, two.InvHandle)
-	}
+	d := c.result(1)
+	expect.MustEqual(w, d.Err, nil, "Err")
+	expect.MustEqual(w, len(released), 2, "length of released")
+	expect.MustEqual(w, released[0].Invalidated, 0, "Invalidated")
+	expect.MustEqual(w, released[1].Invalidated, two.InvHandle, "Invalidated")
 	if n := c.Counters()[ReasonWrongInv]; n != 3 {
-		w.fail("counted %d", n)
+		w.Fatalf("counted %d", n)
 	}
 }
 
@@ -459,14 +453,9 @@ func TestBogusInvalidationHandle(t *testing.T) {
 	copy(in[20:], words(6))
 	s.step(Recv{Data: in})
 	h, _ := s.header(-1)
-	switch last := s.sends[len(s.sends)-1]; {
-	case last.WithInv:
-		w.fail("WithInv is true, want false")
-	case h.InvHandle != 6:
-		w.fail("InvHandle is %v, want 6", h.InvHandle)
-	case h.XID != 7:
-		w.fail("XID is %v, want 7", h.XID)
-	case s.Counters()[ReasonInvHandle] != 1:
-		w.fail("Counters()[ReasonInvHandle] is %v, want 1", s.Counters()[ReasonInvHandle])
-	}
+	last := s.sends[len(s.sends)-1]
+	expect.MustEqual(w, last.WithInv, false, "WithInv")
+	expect.MustEqual(w, h.InvHandle, 6, "InvHandle")
+	expect.MustEqual(w, h.XID, 7, "XID")
+	expect.MustEqual(w, s.Counters()[ReasonInvHandle], 1, "Counters()[ReasonInvHandle]")
 }

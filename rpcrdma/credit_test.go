@@ -3,6 +3,8 @@ package rpcrdma
 import (
 	"testing"
 	"time"
+
+	"ipoibcm/internal/expect"
 )
 
 // flight is how many calls an end has unanswered, those given up included.
@@ -43,23 +45,23 @@ func TestCredits(t *testing.T) {
 				}
 				most = max(most, c.flight(), len(s.served))
 				if c.flight() == 0 {
-					w.fail("%s: nothing moves", tt.name)
+					w.Fatalf("%s: nothing moves", tt.name)
 				}
 				s.step(echo(s.serves[len(c.done)+1]))
 			}
 			switch {
 			case most != tt.most:
-				w.fail("%s: most is %v, want %v", tt.name, most, tt.most)
+				w.Fatalf("%s: most is %v, want %v", tt.name, most, tt.most)
 			case c.granted != tt.wantGranted:
-				w.fail("%s: granted is %v, want %v", tt.name, c.granted, tt.wantGranted)
+				w.Fatalf("%s: granted is %v, want %v", tt.name, c.granted, tt.wantGranted)
 			case w.violations > 0:
-				w.fail("%s: violations is %v, want 0", tt.name, w.violations)
+				w.Fatalf("%s: violations is %v, want 0", tt.name, w.violations)
 			case s.Counters()[ReasonOverrun] > 0:
-				w.fail("%s: Counters()[ReasonOverrun] is %v, want 0", tt.name, s.Counters()[ReasonOverrun])
+				w.Fatalf("%s: Counters()[ReasonOverrun] is %v, want 0", tt.name, s.Counters()[ReasonOverrun])
 			}
 			for i, d := range c.done { // in their order
 				if d.ID != uint64(i) || d.Err != nil {
-					w.fail("%s: %+v", tt.name, d)
+					w.Fatalf("%s: %+v", tt.name, d)
 				}
 			}
 		}
@@ -84,10 +86,10 @@ func TestGrantChanges(t *testing.T) {
 			w.run(time.Second)
 		}
 		if c.flight() != tt.want || c.granted != tt.want {
-			w.fail("granted %d: %d in flight, want %d", tt.grant, c.flight(), tt.want)
+			w.Fatalf("granted %d: %d in flight, want %d", tt.grant, c.flight(), tt.want)
 		}
 		if h, _ := s.header(-1); h.Credit != uint32(tt.want) {
-			w.fail("%v", &h)
+			w.Fatalf("%v", &h)
 		}
 	}
 }
@@ -101,11 +103,11 @@ func TestOverrun(t *testing.T) {
 		b, _ := h.AppendBinary(nil)
 		_, calls, _ := s.hear(append(b, (&RPCCall{XID: XID(i)}).Append(nil)...))
 		if calls != want {
-			w.fail("call %d: served %d", i, calls)
+			w.Fatalf("call %d: served %d", i, calls)
 		}
 	}
 	if n := s.Counters()[ReasonOverrun]; n != 2 {
-		w.fail("counted %d", n)
+		w.Fatalf("counted %d", n)
 	}
 }
 
@@ -120,61 +122,51 @@ func TestTimeouts(t *testing.T) {
 	c.step(Submit{ID: 3, Payload: rpc(0)}) // waits
 	w.run(9 * time.Second)
 	if len(c.done) != 0 {
-		w.fail("early")
+		w.Fatalf("early")
 	}
 	w.run(2 * time.Second)
 	for _, id := range []uint64{1, 3} {
 		if d := c.result(id); d.Err == nil || d.Err.Reason != ReasonTimeout {
-			w.fail("%+v", d)
+			w.Fatalf("%+v", d)
 		}
 	}
 	c.step(Submit{ID: 4, Payload: rpc(0), Timeout: time.Minute})
 	w.run(time.Second)
 	if c.flight() != 2 {
-		w.fail("%d in flight", c.flight())
+		w.Fatalf("%d in flight", c.flight())
 	}
 	s.step(echo(s.serves[1])) // the answer to 1, late
 	w.run(time.Second)
-	switch {
-	case c.flight() != 2:
-		w.fail("flight is %v, want 2", c.flight())
-	case len(c.abandoned) != 0:
-		w.fail("abandoned has %v elements, want 0", len(c.abandoned))
-	case len(c.done) != 2:
-		w.fail("done has %v elements, want 2", len(c.done))
-	case c.Counters()[ReasonStray] != 1:
-		w.fail("Counters()[ReasonStray] is %v, want 1", c.Counters()[ReasonStray])
-	}
+	expect.MustEqual(w, c.flight(), 2, "flight")
+	expect.MustEqual(w, len(c.abandoned), 0, "length of abandoned")
+	expect.MustEqual(w, len(c.done), 2, "length of done")
+	expect.MustEqual(w, c.Counters()[ReasonStray], 1, "Counters()[ReasonStray]")
 	c.step(Cancel{2})
 	switch d := c.result(2); {
 	case d.Err == nil:
-		w.fail("Err is nil")
+		w.Fatalf("Err is nil")
 	case d.Err.Reason != ReasonCancelled:
-		w.fail("Err.Reason is %v, want %v", d.Err.Reason, ReasonCancelled)
+		w.Fatalf("Err.Reason is %v, want %v", d.Err.Reason, ReasonCancelled)
 	case c.closed != nil:
-		w.fail("closed is %v, want nil", c.closed)
+		w.Fatalf("closed is %v, want nil", c.closed)
 	}
 	c.step(Cancel{4})
 	switch {
 	case c.closed == nil:
-		w.fail("closed: closed is nil")
+		w.Fatalf("closed: closed is nil")
 	case c.closed.Reason != ReasonStarved:
-		w.fail("closed: Reason is %v, want %v", c.closed.Reason, ReasonStarved)
+		w.Fatalf("closed: Reason is %v, want %v", c.closed.Reason, ReasonStarved)
 	case !c.Deadline().IsZero():
-		w.fail("closed: Deadline.IsZero is false, want true")
+		w.Fatalf("closed: Deadline.IsZero is false, want true")
 	}
 	// Nothing can be done with it any more.
-	switch answer, calls, reason := c.hear(unhex(vecNullCall2)); {
-	case answer != "":
-		w.fail("answer is %q, want \"\"", answer)
-	case calls != 0:
-		w.fail("calls is %v, want 0", calls)
-	case reason != ReasonNone:
-		w.fail("reason is %v, want %v", reason, ReasonNone)
-	}
+	answer, calls, reason := c.hear(unhex(vecNullCall2))
+	expect.MustEqual(w, answer, "", "answer")
+	expect.MustEqual(w, calls, 0, "calls")
+	expect.MustEqual(w, reason, ReasonNone, "reason")
 	c.step(Submit{ID: 5, Payload: rpc(0)})
 	if d := c.result(5); d.Err == nil || d.Err.Reason != ReasonDisconnected {
-		w.fail("%+v", d)
+		w.Fatalf("%+v", d)
 	}
 }
 
@@ -188,7 +180,7 @@ func TestSlowFirstCall(t *testing.T) {
 	w.server().step(echo(w.server().serves[0]))
 	w.run(time.Second)
 	if d := w.client().result(1); d.Err != nil {
-		w.fail("%v", d.Err)
+		w.Fatalf("%v", d.Err)
 	}
 }
 
@@ -218,11 +210,11 @@ func TestSubmit(t *testing.T) {
 		c.step(tt.s)
 		switch d := c.result(1); {
 		case d.Err == nil:
-			w.fail("%s: Err is nil", tt.name)
+			w.Fatalf("%s: Err is nil", tt.name)
 		case d.Err.Reason != tt.want:
-			w.fail("%s: Err.Reason is %v, want %v", tt.name, d.Err.Reason, tt.want)
+			w.Fatalf("%s: Err.Reason is %v, want %v", tt.name, d.Err.Reason, tt.want)
 		case c.Counters()[tt.want] != 1:
-			w.fail("%s: Counters()[tt.want] is %v, want 1", tt.name, c.Counters()[tt.want])
+			w.Fatalf("%s: Counters()[tt.want] is %v, want 1", tt.name, c.Counters()[tt.want])
 		}
 	}
 	// V2-6-4: the first message is small, whatever has to be sent.
@@ -233,10 +225,10 @@ func TestSubmit(t *testing.T) {
 		c.step(Submit{ID: 1, Payload: rpc(n)})
 		w.run(time.Second)
 		if d := c.result(1); d.Err != nil || len(c.sends[0].Data) > DefaultInline1 {
-			w.fail("%v, %d octets", d.Err, len(c.sends[0].Data))
+			w.Fatalf("%v, %d octets", d.Err, len(c.sends[0].Data))
 		}
 		if h, _ := c.header(0); (h.Proc == ProcNOMSG) != (n > 948) {
-			w.fail("%v", &h)
+			w.Fatalf("%v", &h)
 		}
 	}
 	// The bound on calls.
@@ -246,7 +238,7 @@ func TestSubmit(t *testing.T) {
 		w.client().step(Submit{ID: uint64(i), Payload: rpc(0)})
 	}
 	if len(w.client().done) != 2 || w.client().done[0].Err.Reason != ReasonTooMany {
-		w.fail("%+v", w.client().done)
+		w.Fatalf("%+v", w.client().done)
 	}
 }
 
@@ -262,18 +254,11 @@ func TestFirstReply(t *testing.T) {
 	w.run(time.Second)
 	first, _ := s.header(0)
 	second, _ := s.header(1)
-	switch {
-	case first.Proc != ProcNOMSG:
-		w.fail("Proc is %v, want %v", first.Proc, ProcNOMSG)
-	case second.Proc != ProcMSG:
-		w.fail("Proc is %v, want %v", second.Proc, ProcMSG)
-	case second.Reply != nil:
-		w.fail("Reply is %v, want nil", second.Reply)
-	case c.result(1).Err != nil:
-		w.fail("Err is %v, want nil", c.result(1).Err)
-	case c.result(2).Err != nil:
-		w.fail("Err is %v, want nil", c.result(2).Err)
-	}
+	expect.MustEqual(w, first.Proc, ProcNOMSG, "Proc")
+	expect.MustEqual(w, second.Proc, ProcMSG, "Proc")
+	expect.MustEqual(w, second.Reply == nil, true, "Reply == nil")
+	expect.MustEqual(w, c.result(1).Err, nil, "Err")
+	expect.MustEqual(w, c.result(2).Err, nil, "Err")
 	// V2-6.2-6, V2-2.3-1: the buffers are large enough from the start.
 	for _, o := range []Options{{}, {Client: true}, {Silent: true}, {SendSize: 1024, RecvSize: 1024}} {
 		c, err := NewConn(o)
@@ -306,7 +291,7 @@ func TestBackward(t *testing.T) {
 		w.run(time.Second)
 		for _, id := range []uint64{1, 2, 3} {
 			if d := s.result(id); d.Err == nil || d.Err.Reason != ReasonNotReady {
-				w.fail("%+v", d)
+				w.Fatalf("%+v", d)
 			}
 		}
 		// V2-4.2-1, V2-R1-15: XIDs and credits of their own, the same ones even
@@ -318,21 +303,21 @@ func TestBackward(t *testing.T) {
 		}
 		w.run(time.Second)
 		if c.flight() != 1 || s.flight() != 1 { // the client has not granted yet
-			w.fail("%d and %d in flight", c.flight(), s.flight())
+			w.Fatalf("%d and %d in flight", c.flight(), s.flight())
 		}
 		fh, _ := c.header(-1)
 		bh, _ := s.header(-1)
 		switch { // V2-R1-17
 		case fh.XID != bh.XID:
-			w.fail("XID is %v, want %v", fh.XID, bh.XID)
+			w.Fatalf("XID is %v, want %v", fh.XID, bh.XID)
 		case bh.Vers != version:
-			w.fail("Vers is %v, want %v", bh.Vers, version)
+			w.Fatalf("Vers is %v, want %v", bh.Vers, version)
 		case bh.Credit != 2:
-			w.fail("Credit is %v, want 2", bh.Credit)
+			w.Fatalf("Credit is %v, want 2", bh.Credit)
 		case fh.Credit != 32:
-			w.fail("Credit is %v, want 32", fh.Credit)
+			w.Fatalf("Credit is %v, want 32", fh.Credit)
 		case version == 2 && bh.Direction != DirCall:
-			w.fail("Direction is %v, want %v", bh.Direction, DirCall)
+			w.Fatalf("Direction is %v, want %v", bh.Direction, DirCall)
 		}
 		c.program = sizes(8)
 		c.step(sizes(8)(c.serves[0]))
@@ -340,20 +325,20 @@ func TestBackward(t *testing.T) {
 		s.step(echo(s.serves[len(s.serves)-1]))
 		w.run(time.Second)
 		if s.granted != 2 || c.granted != 32 {
-			w.fail("granted %d and %d", s.granted, c.granted)
+			w.Fatalf("granted %d and %d", s.granted, c.granted)
 		}
 		for _, id := range []uint64{20, 21, 22} {
 			if d := s.result(id); d.Err != nil { // V2-5.2.2-1
-				w.fail("%+v", d)
+				w.Fatalf("%+v", d)
 			}
 		}
 		if d := c.result(10); d.Err != nil {
-			w.fail("%+v", d)
+			w.Fatalf("%+v", d)
 		}
 
 		backwardChunk(w, version)
 		if w.violations > 0 {
-			w.fail("%d violations", w.violations)
+			w.Fatalf("%d violations", w.violations)
 		}
 	}
 }
@@ -367,16 +352,14 @@ func backwardChunk(w *fabric, version Version) {
 	switch d := s.result(30); version {
 	case 1: // V2-R1-18: a peer need not take them
 		if d.Err == nil || d.Err.Reason != ReasonTooBig {
-			w.fail("%+v", d)
+			w.Fatalf("%+v", d)
 		}
 	case 2:
-		switch sent := c.sends[len(c.sends)-1]; {
-		case d.Err != nil:
-			w.fail("Err is %v, want nil", d.Err)
-		case !sent.WithInv:
-			w.fail("WithInv is false, want true")
-		case s.exposed() > 0:
-			w.fail("exposed is %v, want 0", s.exposed())
+		sent := c.sends[len(c.sends)-1]
+		expect.MustEqual(w, d.Err, nil, "Err")
+		expect.MustEqual(w, sent.WithInv, true, "WithInv")
+		if s.exposed() > 0 {
+			w.Fatalf("exposed is %v, want 0", s.exposed())
 		}
 	}
 }
@@ -402,13 +385,13 @@ func TestBackwardThreshold(t *testing.T) {
 			d := s.result(1)
 			if over == 0 && (d.Err != nil || len(d.Payload) != tt.reply-tt.head ||
 				len(s.sends[len(s.sends)-1].Data) != tt.call) {
-				w.fail("%+v: %v", tt.server, d.Err)
+				w.Fatalf("%+v: %v", tt.server, d.Err)
 			}
 			if h, _ := s.header(-1); over > 0 && (d.Err == nil) != (h.Proc == ProcNOMSG) {
-				w.fail("%+v: %v, %v", tt.server, d.Err, &h)
+				w.Fatalf("%+v: %v, %v", tt.server, d.Err, &h)
 			}
 			if over > 0 && tt.head == 28 && d.Err.Reason != ReasonTooBig {
-				w.fail("%+v: %v", tt.server, d.Err)
+				w.Fatalf("%+v: %v", tt.server, d.Err)
 			}
 		}
 	}
@@ -420,12 +403,12 @@ func TestIdle(t *testing.T) {
 	w.server().step(PeerReady{})
 	w.run(24 * time.Hour)
 	if !w.client().Deadline().IsZero() || w.down {
-		w.fail("deadline %v", w.client().Deadline())
+		w.Fatalf("deadline %v", w.client().Deadline())
 	}
 	w.server().step(Submit{ID: 1, Payload: rpc(0)})
 	w.run(time.Second)
 	if d := w.server().result(1); d.Err != nil {
-		w.fail("%v", d.Err)
+		w.Fatalf("%v", d.Err)
 	}
 }
 
@@ -445,14 +428,9 @@ func TestBackwardChunks(t *testing.T) {
 	} {
 		w := up(t, tt.o, one(Options{}))
 		got, calls, reason := w.client().hear(in)
-		switch {
-		case got != tt.want:
-			w.fail("%+v: got is %v, want %v", tt.o, got, tt.want)
-		case calls != tt.calls:
-			w.fail("%+v: calls is %v, want %v", tt.o, calls, tt.calls)
-		case reason != tt.reason:
-			w.fail("%+v: reason is %v, want %v", tt.o, reason, tt.reason)
-		}
+		expect.MustEqual(w, got, tt.want, "%+v: got", tt.o)
+		expect.MustEqual(w, calls, tt.calls, "%+v: calls", tt.o)
+		expect.MustEqual(w, reason, tt.reason, "%+v: reason", tt.o)
 	}
 	// What a client cannot tell from a reply it does not answer (V2-R1-8).
 	w := up(t, Options{}, one(Options{}))
@@ -460,11 +438,11 @@ func TestBackwardChunks(t *testing.T) {
 		words(7, 1, 1, 2, 0, 0, 0, 0, 0), words(7, 1, 1, 9, 0, 0, 0)} {
 		switch got, calls, reason := w.client().hear(in); {
 		case got != "":
-			w.fail("%x: got is %q, want \"\"", in, got)
+			w.Fatalf("%x: got is %q, want \"\"", in, got)
 		case calls != 0:
-			w.fail("%x: calls is %v, want 0", in, calls)
+			w.Fatalf("%x: calls is %v, want 0", in, calls)
 		case reason == ReasonNone:
-			w.fail("%x: no reason, want one", in)
+			w.Fatalf("%x: no reason, want one", in)
 		}
 	}
 }
@@ -480,16 +458,16 @@ func TestDisconnect(t *testing.T) {
 	w.cut(s)
 	for _, id := range []uint64{1, 2} {
 		if d := c.result(id); d.Err == nil || d.Err.Reason != ReasonDisconnected {
-			w.fail("%+v", d)
+			w.Fatalf("%+v", d)
 		}
 	}
 	if len(c.learned) != 1 { // only that version two works: it was settled
-		w.fail("%+v", c.learned)
+		w.Fatalf("%+v", c.learned)
 	}
 	s.step(echo(Serve{ID: 2, Payload: rpc(0)})) // too late, and no fault
 	c.step(Registered{Reg: 99, Buf: []byte{1}})
 	if len(s.served) > 0 {
-		w.fail("%d served", len(s.served))
+		w.Fatalf("%d served", len(s.served))
 	}
 	n := 0
 	c.Counters().Each(func(name string, value uint64) {
@@ -498,6 +476,6 @@ func TestDisconnect(t *testing.T) {
 		}
 	})
 	if n != 1 {
-		w.fail("counted %d", n)
+		w.Fatalf("counted %d", n)
 	}
 }

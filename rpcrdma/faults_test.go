@@ -3,6 +3,8 @@ package rpcrdma
 import (
 	"testing"
 	"time"
+
+	"ipoibcm/internal/expect"
 )
 
 // said gives an end a message and returns what it sends because of it, the
@@ -133,14 +135,9 @@ func TestAnswersOfResponder(t *testing.T) {
 	for _, tt := range responderCases {
 		w := up(t, Options{}, Options{SendInv: true})
 		got, calls, reason := w.server().hear(tt.in)
-		switch {
-		case got != tt.want:
-			t.Errorf("%s: got is %v, want %v", tt.name, got, tt.want)
-		case reason != tt.reason:
-			t.Errorf("%s: reason is %v, want %v", tt.name, reason, tt.reason)
-		case calls != tt.calls:
-			t.Errorf("%s: calls is %v, want %v", tt.name, calls, tt.calls)
-		}
+		expect.Equal(t, got, tt.want, "%s: got", tt.name)
+		expect.Equal(t, reason, tt.reason, "%s: reason", tt.name)
+		expect.Equal(t, calls, tt.calls, "%s: calls", tt.name)
 	}
 }
 
@@ -287,18 +284,18 @@ func TestErrorsToRequester(t *testing.T) {
 		d := c.result(1)
 		switch { // V2-5.2.4-12
 		case answer != "":
-			w.fail("%+v: answer is %q, want \"\"", te, answer)
+			w.Fatalf("%+v: answer is %q, want \"\"", te, answer)
 		case reason != ReasonPeerError:
-			w.fail("%+v: reason is %v, want %v", te, reason, ReasonPeerError)
+			w.Fatalf("%+v: reason is %v, want %v", te, reason, ReasonPeerError)
 		case d.Err == nil:
-			w.fail("%+v: Err is nil", te)
+			w.Fatalf("%+v: Err is nil", te)
 		case d.Err.Reason != ReasonPeerError:
-			w.fail("%+v: Err.Reason is %v, want %v", te, d.Err.Reason, ReasonPeerError)
+			w.Fatalf("%+v: Err.Reason is %v, want %v", te, d.Err.Reason, ReasonPeerError)
 		case d.Transport != te:
-			w.fail("%+v: Transport is %v, want %v", te, d.Transport, te)
+			w.Fatalf("%+v: Transport is %v, want %v", te, d.Transport, te)
 		}
 		if c.granted != 5 { // section 6: "non-error"
-			w.fail("%d credits", c.granted)
+			w.Fatalf("%d credits", c.granted)
 		}
 	}
 }
@@ -352,17 +349,17 @@ func TestCantReply(t *testing.T) {
 				want = TransportError{Code: ErrChunk} // V2-R1-9
 			}
 			if d := c.result(1); d.Transport != want {
-				w.fail("version %d, %s: %+v, want %+v", version, tt.name, d.Transport, want)
+				w.Fatalf("version %d, %s: %+v, want %+v", version, tt.name, d.Transport, want)
 			}
 			switch last := s.sends[len(s.sends)-1]; {
 			case last.WithInv:
-				w.fail("version %d, %s: WithInv is true, want false", version, tt.name)
+				w.Fatalf("version %d, %s: WithInv is true, want false", version, tt.name)
 			case w.violations > 0:
-				w.fail("version %d, %s: violations is %v, want 0", version, tt.name, w.violations)
+				w.Fatalf("version %d, %s: violations is %v, want 0", version, tt.name, w.violations)
 			case len(s.served) > 0:
-				w.fail("version %d, %s: served has %v elements, want 0", version, tt.name, len(s.served))
+				w.Fatalf("version %d, %s: served has %v elements, want 0", version, tt.name, len(s.served))
 			case s.Counters()[ReasonCannotReply] != 1:
-				w.fail("version %d, %s: Counters()[ReasonCannotReply] is %v, want 1", version, tt.name,
+				w.Fatalf("version %d, %s: Counters()[ReasonCannotReply] is %v, want 1", version, tt.name,
 					s.Counters()[ReasonCannotReply])
 			}
 		}
@@ -415,19 +412,15 @@ func TestRetry(t *testing.T) {
 		}
 		first, _ := c.header(before)
 		h, _ := c.header(-1)
-		switch d := c.result(1); {
-		case d.Transport != tt.say:
-			w.fail("%s: Transport is %v, want %v", tt.name, d.Transport, tt.say)
-		case len(c.sends)-before != tt.sends:
-			w.fail("%s: len(c.sends)-before is %v, want %v", tt.name, len(c.sends)-before, tt.sends)
-		case h.XID != first.XID:
-			w.fail("%s: XID is %v, want %v", tt.name, h.XID, first.XID)
-		}
+		d := c.result(1)
+		expect.MustEqual(w, d.Transport, tt.say, "%s: Transport", tt.name)
+		expect.MustEqual(w, len(c.sends)-before, tt.sends, "%s: len(c.sends)-before", tt.name)
+		expect.MustEqual(w, h.XID, first.XID, "%s: XID", tt.name)
 		if got := shape(&h, true); got != "MSG "+tt.last {
-			w.fail("%s: %s, want %s", tt.name, got, tt.last)
+			w.Fatalf("%s: %s, want %s", tt.name, got, tt.last)
 		}
 		if c.exposed() > 0 {
-			w.fail("%s: %d exposed", tt.name, c.exposed())
+			w.Fatalf("%s: %d exposed", tt.name, c.exposed())
 		}
 	}
 }
@@ -459,53 +452,45 @@ func TestOptions(t *testing.T) {
 		switch {
 		case tt.want == "too_big":
 			if d.Err == nil || d.Err.Reason != ReasonTooBig {
-				w.fail("%s: %v", tt.name, d.Err)
+				w.Fatalf("%s: %v", tt.name, d.Err)
 			}
 			continue
 		case tt.want != "":
 			if d.Err == nil || d.Transport.Code.String() != tt.want {
-				w.fail("%s: %+v", tt.name, d)
+				w.Fatalf("%s: %+v", tt.name, d)
 			}
 			continue
 		}
 		h, _ := c.header(-1)
 		r, _ := s.header(-1)
 		// V2-5.2.2-6, V2-5.2.2-7: XID and credits as in that direction's calls and replies
-		switch {
-		case h.Proc != ProcOPTIONAL:
-			w.fail("%s: Proc is %v, want %v", tt.name, h.Proc, ProcOPTIONAL)
-		case h.Direction != DirCall:
-			w.fail("%s: Direction is %v, want %v", tt.name, h.Direction, DirCall)
-		case h.Credit != 32:
-			w.fail("%s: Credit is %v, want 32", tt.name, h.Credit)
-		case r.Direction != DirReply:
-			w.fail("%s: Direction is %v, want %v", tt.name, r.Direction, DirReply)
-		case r.XID != h.XID:
-			w.fail("%s: XID is %v, want %v", tt.name, r.XID, h.XID)
-		case r.Credit != 32:
-			w.fail("%s: Credit is %v, want 32", tt.name, r.Credit)
-		}
+		expect.MustEqual(w, h.Proc, ProcOPTIONAL, "%s: Proc", tt.name)
+		expect.MustEqual(w, h.Direction, DirCall, "%s: Direction", tt.name)
+		expect.MustEqual(w, h.Credit, 32, "%s: Credit", tt.name)
+		expect.MustEqual(w, r.Direction, DirReply, "%s: Direction", tt.name)
+		expect.MustEqual(w, r.XID, h.XID, "%s: XID", tt.name)
+		expect.MustEqual(w, r.Credit, 32, "%s: Credit", tt.name)
 		switch {
 		case d.Err != nil:
-			w.fail("%s: Err is %v, want nil", tt.name, d.Err)
+			w.Fatalf("%s: Err is %v, want nil", tt.name, d.Err)
 		case d.Option == nil:
-			w.fail("%s: Option is nil", tt.name)
+			w.Fatalf("%s: Option is nil", tt.name)
 		case d.Option.Type != 7:
-			w.fail("%s: Option.Type is %v, want 7", tt.name, d.Option.Type)
+			w.Fatalf("%s: Option.Type is %v, want 7", tt.name, d.Option.Type)
 		case string(d.Option.Info) != "abc":
-			w.fail("%s: Option.Info is %q, want \"abc\"", tt.name, string(d.Option.Info))
+			w.Fatalf("%s: Option.Info is %q, want \"abc\"", tt.name, string(d.Option.Info))
 		case len(d.Payload) != len(tt.payload):
-			w.fail("%s: Payload has %v elements, want %v", tt.name, len(d.Payload), len(tt.payload))
+			w.Fatalf("%s: Payload has %v elements, want %v", tt.name, len(d.Payload), len(tt.payload))
 		}
 		if last := s.serves[len(s.serves)-1]; last.Option == nil || last.Option.Type != 7 {
-			w.fail("%s: %+v", tt.name, last)
+			w.Fatalf("%s: %+v", tt.name, last)
 		}
 	}
 	// Version one has none, and before the version is settled nobody knows.
 	w := up(t, Options{}, one(Options{}))
 	w.client().step(Submit{ID: 1, Option: &Option{Type: 7}})
 	if d := w.client().result(1); d.Err == nil || d.Err.Reason != ReasonNotReady {
-		w.fail("%+v", d)
+		w.Fatalf("%+v", d)
 	}
 }
 
@@ -538,19 +523,19 @@ func TestBadLongCalls(t *testing.T) {
 				Reads: []ReadSegment{{0, Segment{1, uint32(len(tt.payload)), 64}}}})})
 			if len(tt.payload) > 0 {
 				if len(read) != 1 {
-					w.fail("%s: %d READs", tt.name, len(read))
+					w.Fatalf("%s: %d READs", tt.name, len(read))
 				}
 				s.step(ReadDone{Read: read[0].Read, Data: tt.payload})
 			}
 			calls := len(s.serves) - before
 			switch {
 			case (tt.reason == ReasonNone) != (calls == 1):
-				w.fail("%s: tt.reason == ReasonNone is %v, want %v", tt.name, tt.reason == ReasonNone, calls == 1)
+				w.Fatalf("%s: tt.reason == ReasonNone is %v, want %v", tt.name, tt.reason == ReasonNone, calls == 1)
 			case tt.reason != ReasonNone && s.Counters()[tt.reason] != 1:
-				w.fail("%s: Counters()[tt.reason] is %v, want 1", tt.name, s.Counters()[tt.reason])
+				w.Fatalf("%s: Counters()[tt.reason] is %v, want 1", tt.name, s.Counters()[tt.reason])
 			}
 			if h, _ := s.header(-1); calls == 0 && (h.Error.Code != ErrBadXDR || h.Vers != version) {
-				w.fail("%s: answered by %v", tt.name, &h)
+				w.Fatalf("%s: answered by %v", tt.name, &h)
 			}
 		}
 	}
@@ -565,7 +550,7 @@ func TestBadLongCalls(t *testing.T) {
 		}
 		s.step(Recv{Data: message(Header{Vers: 2, Proc: ProcNOMSG, Reads: []ReadSegment{{0, Segment{1, 100, 64}}}})})
 		if s.closed == nil || s.closed.Reason != ReasonRead {
-			w.fail("%v", s.closed)
+			w.Fatalf("%v", s.closed)
 		}
 	}
 }

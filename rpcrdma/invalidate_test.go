@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"testing"
 	"time"
+
+	"ipoibcm/internal/expect"
 )
 
 // TestBackwardInvalidation: V2-3.1-2. The server is the requester there: its call
@@ -29,7 +31,7 @@ func TestBackwardInvalidation(t *testing.T) {
 		call := bytes.Clone(s.lastSent())
 		w.run(time.Second)
 		if d := s.result(1); d.Err != nil || w.violations > 0 {
-			w.fail("%+v: %v, %d violations", tt, d.Err, w.violations)
+			w.Fatalf("%+v: %v, %d violations", tt, d.Err, w.violations)
 		}
 		// xid, version, credits, NOMSG, direction CALL, the handle, one segment to
 		// read at position zero.
@@ -38,16 +40,11 @@ func TestBackwardInvalidation(t *testing.T) {
 		if tt.named {
 			want = handle
 		}
-		switch {
-		case wordAt(call, 3) != 1:
-			t.Fatalf("%+v: wordAt(call, 3) is %v, want 1", tt, wordAt(call, 3))
-		case wordAt(call, 4) != 0:
-			t.Fatalf("%+v: wordAt(call, 4) is %v, want 0", tt, wordAt(call, 4))
-		case wordAt(call, 6) != 1:
-			t.Fatalf("%+v: wordAt(call, 6) is %v, want 1", tt, wordAt(call, 6))
-		case wordAt(call, 7) != 0:
-			t.Fatalf("%+v: wordAt(call, 7) is %v, want 0", tt, wordAt(call, 7))
-		case handle == 0:
+		expect.MustEqual(t, wordAt(call, 3), 1, "%+v: wordAt(call, 3)", tt)
+		expect.MustEqual(t, wordAt(call, 4), 0, "%+v: wordAt(call, 4)", tt)
+		expect.MustEqual(t, wordAt(call, 6), 1, "%+v: wordAt(call, 6)", tt)
+		expect.MustEqual(t, wordAt(call, 7), 0, "%+v: wordAt(call, 7)", tt)
+		if handle == 0 {
 			t.Fatalf("%+v: the chunk has handle 0, want that of a region", tt)
 		}
 		if got := wordAt(call, 5); got != want {

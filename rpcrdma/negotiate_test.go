@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"ipoibcm/internal/expect"
 )
 
 // The first message of a client, and what becomes of it:
@@ -79,10 +81,10 @@ func TestNegotiation(t *testing.T) {
 		}
 		w.connect().run(time.Minute)
 		if got != tt.want {
-			w.fail("%s:\n got %s\nwant %s", tt.name, got, tt.want)
+			w.Fatalf("%s:\n got %s\nwant %s", tt.name, got, tt.want)
 		}
 		if w.violations > 0 {
-			w.fail("%s: %d violations", tt.name, w.violations)
+			w.Fatalf("%s: %d violations", tt.name, w.violations)
 		}
 	}
 }
@@ -117,26 +119,26 @@ func TestNothingIsLost(t *testing.T) {
 	c.step(Submit{ID: 1, Payload: rpc(100)})
 	c.step(Submit{ID: 2, Payload: rpc(200)})
 	if len(c.sends) != 1 {
-		w.fail("%d messages before the first was answered", len(c.sends)) // V2-6-2
+		w.Fatalf("%d messages before the first was answered", len(c.sends)) // V2-6-2
 	}
 	w.run(time.Second)
 	for id, n := range map[uint64]int{1: 100, 2: 200} {
 		if d := c.result(id); d.Err != nil || string(d.Payload[24:]) != string(args(n)) {
-			w.fail("call %d: %v, %d octets", id, d.Err, len(d.Payload))
+			w.Fatalf("call %d: %v, %d octets", id, d.Err, len(d.Payload))
 		}
 	}
 	first, _ := c.header(0)
 	second, payload := c.header(1)
 	switch { // V2-R1-5
 	case first.XID == second.XID:
-		w.fail("both headers have XID %v, want one each", first.XID)
+		w.Fatalf("both headers have XID %v, want one each", first.XID)
 	case second.Vers != 1:
-		w.fail("Vers is %v, want 1", second.Vers)
+		w.Fatalf("Vers is %v, want 1", second.Vers)
 	case xidOf(payload) != second.XID:
-		w.fail("xidOf(payload) is %v, want %v", xidOf(payload), second.XID)
+		w.Fatalf("xidOf(payload) is %v, want %v", xidOf(payload), second.XID)
 	}
 	if len(w.server().serves) != 2 {
-		w.fail("%d calls ran", len(w.server().serves))
+		w.Fatalf("%d calls ran", len(w.server().serves))
 	}
 }
 
@@ -242,13 +244,13 @@ func TestRanges(t *testing.T) {
 		b, _ := e.AppendBinary(nil)
 		c.step(Recv{Data: b})
 		if got = trim(got); got != tt.want {
-			w.fail("%d to %d in version %d: got %q, want %q", tt.low, tt.high, tt.vers, got, tt.want)
+			w.Fatalf("%d to %d in version %d: got %q, want %q", tt.low, tt.high, tt.vers, got, tt.want)
 		}
 		if tt.want == "" && c.Counters()[ReasonBadRange] != 1 {
-			w.fail("%d to %d: not counted", tt.low, tt.high)
+			w.Fatalf("%d to %d: not counted", tt.low, tt.high)
 		}
 		if c.granted != 0 {
-			w.fail("the credits of an error count: %d", c.granted) // V2-6-2
+			w.Fatalf("the credits of an error count: %d", c.granted) // V2-6-2
 		}
 	}
 }
@@ -273,7 +275,7 @@ func TestProbeError(t *testing.T) {
 		b, _ := e.AppendBinary(nil)
 		c.step(Recv{Data: b})
 		if got = trim(got); got != want {
-			w.fail("error %d: got %q, want %q", i, got, want)
+			w.Fatalf("error %d: got %q, want %q", i, got, want)
 		}
 	}
 }
@@ -294,25 +296,21 @@ func TestReconnect(t *testing.T) {
 			connect().run(time.Second)
 		c := w.client()
 		if len(c.ready) != 1 {
-			w.fail("ready %d times", len(c.ready))
+			w.Fatalf("ready %d times", len(c.ready))
 		}
 		i := c.ready[0]
-		switch s := w.server().own.SendSize; {
-		case i.SendInline != min(8192, w.server().own.RecvSize):
-			w.fail("SendInline is %v, want %v", i.SendInline, min(8192, w.server().own.RecvSize))
-		case i.RecvInline != min(8192, s):
-			w.fail("RecvInline is %v, want %v", i.RecvInline, min(8192, s))
-		case i.RemoteInv != tt.inv:
-			w.fail("RemoteInv is %v, want %v", i.RemoteInv, tt.inv)
-		}
+		s := w.server().own.SendSize
+		expect.MustEqual(w, i.SendInline, min(8192, w.server().own.RecvSize), "SendInline")
+		expect.MustEqual(w, i.RecvInline, min(8192, s), "RecvInline")
+		expect.MustEqual(w, i.RemoteInv, tt.inv, "RemoteInv")
 		if tt.server.SendSize != 0 && (i.SendInline != tt.send || i.RecvInline != tt.recv) {
-			w.fail("%+v, want %d and %d", i, tt.send, tt.recv)
+			w.Fatalf("%+v, want %d and %d", i, tt.send, tt.recv)
 		}
 		switch silent := tt.server.Silent; {
 		case silent != (i.PeerAt < 0):
-			w.fail("silent is %v, want %v", silent, i.PeerAt < 0)
+			w.Fatalf("silent is %v, want %v", silent, i.PeerAt < 0)
 		case !silent && i.PeerAt != 3:
-			w.fail("PeerAt is %v, want 3", i.PeerAt)
+			w.Fatalf("PeerAt is %v, want 3", i.PeerAt)
 		}
 	}
 	// 8797-4.2-6, 8797-7-1: options that cannot be announced are refused.
@@ -358,7 +356,7 @@ func TestNothingLearned(t *testing.T) {
 	w := pair(t, Options{}, Options{}).connect()
 	w.cut(w.server())
 	if len(w.client().learned) > 0 {
-		w.fail("learned %+v", w.client().learned)
+		w.Fatalf("learned %+v", w.client().learned)
 	}
 
 	w = pair(t, Options{}, Options{}).connect()
@@ -372,13 +370,13 @@ func TestNothingLearned(t *testing.T) {
 		c.step(Recv{Data: b})
 		switch d := c.result(uint64(i)); { // V2-6-2
 		case d.Err == nil:
-			w.fail("Err is nil")
+			w.Fatalf("Err is nil")
 		case c.granted != 0:
-			w.fail("granted is %v, want 0", c.granted)
+			w.Fatalf("granted is %v, want 0", c.granted)
 		case c.settled:
-			w.fail("settled is true, want false")
+			w.Fatalf("settled is true, want false")
 		case !c.Deadline().IsZero():
-			w.fail("Deadline.IsZero is false, want true")
+			w.Fatalf("Deadline.IsZero is false, want true")
 		}
 	}
 	// Two versions that refuse each other are no loop.
@@ -397,10 +395,10 @@ func TestNothingLearned(t *testing.T) {
 	}
 	switch {
 	case c.closed == nil:
-		w.fail("closed is nil")
+		w.Fatalf("closed is nil")
 	case c.closed.Reason != ReasonNoVersion:
-		w.fail("Reason is %v, want %v", c.closed.Reason, ReasonNoVersion)
+		w.Fatalf("Reason is %v, want %v", c.closed.Reason, ReasonNoVersion)
 	case len(c.sends) != 2:
-		w.fail("sends has %v elements, want 2", len(c.sends))
+		w.Fatalf("sends has %v elements, want 2", len(c.sends))
 	}
 }

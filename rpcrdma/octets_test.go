@@ -12,7 +12,7 @@ func octets(s string) []byte { return unhex(strings.ReplaceAll(s, " ", "")) }
 func (e *end) lastSent() []byte {
 	e.w.t.Helper()
 	if len(e.sends) == 0 {
-		e.w.fail("%s has sent nothing", e.name)
+		e.w.Fatalf("%s has sent nothing", e.name)
 	}
 	return e.sends[len(e.sends)-1].Data
 }

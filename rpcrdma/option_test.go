@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"testing"
 	"time"
+
+	"ipoibcm/internal/expect"
 )
 
 // TestOptionalPayloadSent: what an RDMA2_OPTIONAL says of its direction, and the
@@ -33,7 +35,7 @@ func TestOptionalPayloadSent(t *testing.T) {
 		c.step(Submit{ID: 1, Payload: octets(tt.payload), Option: &Option{Type: 0x2a, Info: []byte("abc")}})
 		w.run(time.Second)
 		if d := c.result(1); d.Err != nil {
-			w.fail("%s: %v", tt.name, d.Err)
+			w.Fatalf("%s: %v", tt.name, d.Err)
 		}
 		xid := wordAt(c.lastSent(), 0)
 		for _, m := range []struct {
@@ -87,14 +89,9 @@ func TestOptionalPayloadRefused(t *testing.T) {
 		if tt.fromClient != ReasonNone {
 			want = "v2 ERROR xid=00000007 credit=32 BAD_XDR"
 		}
-		switch {
-		case answer != want:
-			t.Errorf("%s, to a server: answer is %v, want %v", tt.name, answer, want)
-		case reason != tt.fromClient:
-			t.Errorf("%s, to a server: reason is %v, want %v", tt.name, reason, tt.fromClient)
-		case (calls == 1) != (want == ""):
-			t.Errorf("%s, to a server: calls == 1 is %v, want %v", tt.name, calls == 1, want == "")
-		}
+		expect.Equal(t, answer, want, "%s, to a server: answer", tt.name)
+		expect.Equal(t, reason, tt.fromClient, "%s, to a server: reason", tt.name)
+		expect.Equal(t, calls == 1, want == "", "%s, to a server: calls == 1", tt.name)
 
 		// A call of the user's.
 		c := w.client()
@@ -114,14 +111,9 @@ func TestOptionalPayloadRefused(t *testing.T) {
 			copy(payload, words(xid))
 		}
 		answer, _, reason = c.hear(append(words(xid, 2, 1, 5, 1, tt.opt, 0), payload...))
-		switch {
-		case answer != "":
-			t.Errorf("%s, to a client: answer is %q, want \"\"", tt.name, answer)
-		case reason != tt.fromServer:
-			t.Errorf("%s, to a client: reason is %v, want %v", tt.name, reason, tt.fromServer)
-		case (len(c.done) == 1) != (tt.fromServer == ReasonNone):
-			t.Errorf("%s, to a client: len(c.done) == 1 is %v, want %v", tt.name, len(c.done) == 1, tt.fromServer == ReasonNone)
-		}
+		expect.Equal(t, answer, "", "%s, to a client: answer", tt.name)
+		expect.Equal(t, reason, tt.fromServer, "%s, to a client: reason", tt.name)
+		expect.Equal(t, len(c.done) == 1, tt.fromServer == ReasonNone, "%s, to a client: len(c.done) == 1", tt.name)
 	}
 	// The program's mistake is no peer's.
 	w := up(t, o, o)

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"ipoibcm/eventqueue"
 )
 
 var t0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -58,8 +60,7 @@ type end struct {
 	sends   []Send
 	notify  func(a Action)
 	offered []Segment // by the calls that came
-	events  []Event
-	busy    bool // carrying out actions
+	events  eventqueue.Queue[Event]
 }
 
 type memory struct {
@@ -131,22 +132,18 @@ func echo(s Serve) Event {
 // step gives an end an event and carries out what comes of it, and then what
 // came of that.
 func (e *end) step(ev Event) {
-	e.events = append(e.events, ev)
-	if e.busy {
-		return
-	}
-	e.busy = true
-	for len(e.events) > 0 {
-		ev := e.events[0]
-		e.events = e.events[1:]
+	e.events.Add(ev)
+	ran := e.events.Run(func(ev Event) {
 		e.w.trace = append(e.w.trace, fmt.Sprintf("%s< %T", e.name, ev))
 		for _, a := range e.Conn.Step(nil, e.w.now, ev) {
 			e.do(a)
 		}
+	})
+	if !ran {
+		return
 	}
-	e.busy = false
 	if n := e.exposed(); n > 0 && e.state == connDead {
-		e.w.fail("%s leaves %d pieces of memory exposed", e.name, n)
+		e.w.Fatalf("%s leaves %d pieces of memory exposed", e.name, n)
 	}
 }
 
@@ -176,7 +173,7 @@ func (e *end) do(a Action) {
 			if !slices.ContainsFunc(e.offered, func(o Segment) bool {
 				return o.Handle == s.Handle && o.Offset == s.Offset && s.Length <= o.Length
 			}) {
-				w.fail("%s writes to %v, which nobody has offered", e.name, s)
+				w.Fatalf("%s writes to %v, which nobody has offered", e.name, s)
 			}
 		}
 		w.post(e.peer, packet{action: Write{slices.Clone(a.Segments), slices.Clone(a.Data)}})
@@ -422,11 +419,14 @@ func (w *fabric) run(d time.Duration) *fabric {
 	}
 }
 
-// fail ends the test with what has happened.
-func (w *fabric) fail(format string, args ...any) {
+// Fatalf ends the test with what has happened.
+func (w *fabric) Fatalf(format string, args ...any) {
 	w.t.Helper()
 	w.t.Fatalf("%s\n%s", fmt.Sprintf(format, args...), strings.Join(w.trace, "\n"))
 }
+
+// Helper is for package expect, as Fatalf is.
+func (w *fabric) Helper() { w.t.Helper() }
 
 // header returns the i-th header that an end has sent, from the end if negative.
 func (e *end) header(i int) (h Header, payload []byte) {
@@ -435,11 +435,11 @@ func (e *end) header(i int) (h Header, payload []byte) {
 		i += len(e.sends)
 	}
 	if i < 0 || i >= len(e.sends) {
-		e.w.fail("%s has sent %d messages, not %d", e.name, len(e.sends), i+1)
+		e.w.Fatalf("%s has sent %d messages, not %d", e.name, len(e.sends), i+1)
 	}
 	h, payload, err := ParseHeader(e.sends[i].Data)
 	if err != nil {
-		e.w.fail("%s sent %x: %v", e.name, e.sends[i].Data, err)
+		e.w.Fatalf("%s sent %x: %v", e.name, e.sends[i].Data, err)
 	}
 	return h, payload
 }
@@ -454,7 +454,7 @@ func (e *end) result(id uint64) Done {
 		}
 	}
 	if len(found) != 1 {
-		e.w.fail("%s: call %d ended %d times", e.name, id, len(found))
+		e.w.Fatalf("%s: call %d ended %d times", e.name, id, len(found))
 	}
 	return found[0]
 }

@@ -1,6 +1,10 @@
 package rpcrdma
 
-import "fmt"
+import (
+	"fmt"
+
+	"ipoibcm/wire"
+)
 
 // MaxAuth bounds the body of a credential or verifier in octets (RFC 5531
 // section 8.2).
@@ -72,28 +76,14 @@ const (
 	RPCAuthError    RPCStatus = 0x101 // denied: AuthStat says why
 )
 
-// String names the outcome.
-func (s RPCStatus) String() string {
-	switch s {
-	case RPCSuccess:
-		return "SUCCESS"
-	case RPCProgUnavail:
-		return "PROG_UNAVAIL"
-	case RPCProgMismatch:
-		return "PROG_MISMATCH"
-	case RPCProcUnavail:
-		return "PROC_UNAVAIL"
-	case RPCGarbageArgs:
-		return "GARBAGE_ARGS"
-	case RPCSystemErr:
-		return "SYSTEM_ERR"
-	case RPCMismatch:
-		return "RPC_MISMATCH"
-	case RPCAuthError:
-		return "AUTH_ERROR"
-	}
-	return fmt.Sprintf("status %d", uint32(s))
+var rpcStatusNames = wire.Names[RPCStatus]{
+	RPCSuccess: "SUCCESS", RPCProgUnavail: "PROG_UNAVAIL", RPCProgMismatch: "PROG_MISMATCH",
+	RPCProcUnavail: "PROC_UNAVAIL", RPCGarbageArgs: "GARBAGE_ARGS", RPCSystemErr: "SYSTEM_ERR",
+	RPCMismatch: "RPC_MISMATCH", RPCAuthError: "AUTH_ERROR",
 }
+
+// String names the outcome.
+func (s RPCStatus) String() string { return rpcStatusNames.Of(s, "status %d") }
 
 func (s RPCStatus) denied() bool { return s >= RPCMismatch }
 

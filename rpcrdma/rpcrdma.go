@@ -20,7 +20,11 @@
 // 5531 (RPC), RFC 4506 (XDR).
 package rpcrdma
 
-import "fmt"
+import (
+	"fmt"
+
+	"ipoibcm/wire"
+)
 
 // A Version is a version of RPC-over-RDMA, word 1 of each transport header.
 type Version uint32
@@ -48,16 +52,10 @@ const (
 	DirReply Direction = 1 // responder to requester
 )
 
+var directionNames = wire.Names[Direction]{DirCall: "CALL", DirReply: "REPLY"}
+
 // String prints CALL or REPLY.
-func (d Direction) String() string {
-	switch d {
-	case DirCall:
-		return "CALL"
-	case DirReply:
-		return "REPLY"
-	}
-	return fmt.Sprintf("msg_type %d", uint32(d))
-}
+func (d Direction) String() string { return directionNames.Of(d, "msg_type %d") }
 
 // Inline thresholds in octets: the largest message, transport header and payload
 // together, that one Send carries.

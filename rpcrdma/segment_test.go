@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"ipoibcm/internal/expect"
 )
 
 // A lent is a call that lends memory for its reply: the octets of the segments of
@@ -115,7 +117,7 @@ func TestFirstShortSegment(t *testing.T) {
 		before := len(s.sends)
 		s.step(Answer{ID: s.serves[len(s.serves)-1].ID, Payload: payload, Reduce: items})
 		if n := len(s.sends) - before; n != 1 {
-			w.fail("%d answers to %x", n, in)
+			w.Fatalf("%d answers to %x", n, in)
 		}
 		got := s.lastSent()
 		index, need, fits := l.short(items, len(payload))
@@ -167,14 +169,9 @@ func TestRetryWithAnySegment(t *testing.T) {
 			t.Errorf("segment %d: XID %#x, want %#x", index, got, xid)
 		}
 		// Read list, Write list, Reply chunk, its segments of four words each.
-		switch {
-		case wordAt(again, 6) != 0:
-			t.Fatalf("segment %d: wordAt(again, 6) is %v, want 0", index, wordAt(again, 6))
-		case wordAt(again, 7) != 0:
-			t.Fatalf("segment %d: wordAt(again, 7) is %v, want 0", index, wordAt(again, 7))
-		case wordAt(again, 8) != 1:
-			t.Fatalf("segment %d: wordAt(again, 8) is %v, want 1", index, wordAt(again, 8))
-		}
+		expect.MustEqual(t, wordAt(again, 6), 0, "segment %d: wordAt(again, 6)", index)
+		expect.MustEqual(t, wordAt(again, 7), 0, "segment %d: wordAt(again, 7)", index)
+		expect.MustEqual(t, wordAt(again, 8), 1, "segment %d: wordAt(again, 8)", index)
 		total := uint32(0)
 		for i := range int(wordAt(again, 9)) {
 			total += wordAt(again, 11+4*i)

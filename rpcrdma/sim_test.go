@@ -215,18 +215,18 @@ func (s *simulation) nothingLeft(w *fabric) {
 	for i, e := range w.ends {
 		switch {
 		case len(s.asked[i]) > 0:
-			w.fail("seed %d: asked[i] has %v elements, want 0", s.seed, len(s.asked[i]))
+			w.Fatalf("seed %d: asked[i] has %v elements, want 0", s.seed, len(s.asked[i]))
 		case len(e.calls) > 0:
-			w.fail("seed %d: calls has %v elements, want 0", s.seed, len(e.calls))
+			w.Fatalf("seed %d: calls has %v elements, want 0", s.seed, len(e.calls))
 		case len(e.served) > 0:
-			w.fail("seed %d: served has %v elements, want 0", s.seed, len(e.served))
+			w.Fatalf("seed %d: served has %v elements, want 0", s.seed, len(e.served))
 		case !e.Deadline().IsZero():
-			w.fail("seed %d: Deadline.IsZero is false, want true", s.seed)
+			w.Fatalf("seed %d: Deadline.IsZero is false, want true", s.seed)
 		}
 		for r := ReasonShort; r <= ReasonWrongInv; r++ {
 			s.dropped += int(e.Counters()[r])
 			if s.how.noReturn && e.Counters()[r] > 0 && r != ReasonVersion {
-				w.fail("seed %d: %s has counted %v", s.seed, e.name, r)
+				w.Fatalf("seed %d: %s has counted %v", s.seed, e.name, r)
 			}
 		}
 	}
@@ -337,12 +337,12 @@ func (s *simulation) reply(i int, a Serve) Event {
 	c, args, err := ParseRPCCall(a.Payload)
 	if err != nil || len(args) < 16 {
 		if s.how.noReturn && err != nil {
-			s.w.fail("seed %d: %v", s.seed, err)
+			s.w.Fatalf("seed %d: %v", s.seed, err)
 		}
 		return Answer{ID: a.ID, Payload: (&RPCReply{XID: c.XID, Status: RPCGarbageArgs}).Append(nil)} // also NULL
 	}
 	if s.how.twist == 0 && !bytes.Equal(args[16:], rpc(len(args))[40+16:]) {
-		s.w.fail("seed %d: a call was damaged", s.seed)
+		s.w.Fatalf("seed %d: a call was damaged", s.seed)
 	}
 	want := int(binary.BigEndian.Uint32(args[8:]))
 	items := []int{int(binary.BigEndian.Uint16(args[12:])), int(binary.BigEndian.Uint16(args[14:]))}
@@ -357,7 +357,7 @@ func (s *simulation) reply(i int, a Serve) Event {
 func (s *simulation) watch(i int, a Action) {
 	e := s.w.ends[i]
 	if n := e.flight(); n > max(e.opts.ask(), 1) || len(e.served) > e.opts.grant() {
-		s.w.fail("seed %d: %s: %d calls, %d served", s.seed, e.name, n, len(e.served))
+		s.w.Fatalf("seed %d: %s: %d calls, %d served", s.seed, e.name, n, len(e.served))
 	}
 	switch a := a.(type) {
 	case Read, Write:
@@ -371,13 +371,13 @@ func (s *simulation) watch(i int, a Action) {
 	case Done:
 		want, open := s.asked[i][a.ID]
 		if !open {
-			s.w.fail("seed %d: call %d ended twice", s.seed, a.ID)
+			s.w.Fatalf("seed %d: call %d ended twice", s.seed, a.ID)
 		}
 		delete(s.asked[i], a.ID)
 		if a.Err != nil {
 			s.bad++
 			if s.how.noReturn {
-				s.w.fail("seed %d: call %d: %v", s.seed, a.ID, a.Err)
+				s.w.Fatalf("seed %d: call %d: %v", s.seed, a.ID, a.Err)
 			}
 			return
 		}
@@ -388,15 +388,15 @@ func (s *simulation) watch(i int, a Action) {
 		payload, spans := replyTo(a.ID, want.reply, want.items)
 		for k, span := range spans {
 			if !bytes.Equal(a.Results[k], payload[span.Offset:][:span.Len]) {
-				s.w.fail("seed %d: call %d: result %d has %d octets, want %d", s.seed, a.ID, k, len(a.Results[k]), span.Len)
+				s.w.Fatalf("seed %d: call %d: result %d has %d octets, want %d", s.seed, a.ID, k, len(a.Results[k]), span.Len)
 			}
 		}
 		if rest := without(payload, spans); !bytes.Equal(a.Payload[4:], rest[4:]) {
-			s.w.fail("seed %d: call %d: a reply of %d octets, want %d", s.seed, a.ID, len(a.Payload), len(rest))
+			s.w.Fatalf("seed %d: call %d: a reply of %d octets, want %d", s.seed, a.ID, len(a.Payload), len(rest))
 		}
 	case Close:
 		if s.how.noReturn && a.Err.Reason != ReasonNoVersion {
-			s.w.fail("seed %d: %s closes: %v", s.seed, e.name, a.Err)
+			s.w.Fatalf("seed %d: %s closes: %v", s.seed, e.name, a.Err)
 		}
 	}
 }

@@ -5,15 +5,12 @@ import (
 	"encoding/hex"
 	"reflect"
 	"testing"
+
+	"ipoibcm/internal/expect"
+	"ipoibcm/internal/vector"
 )
 
-func unhex(s string) []byte {
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
+var unhex = vector.Hex
 
 const (
 	vecNullCall1 = "11223344000000010000002000000000000000000000000000000000112233440000000000000002" +
@@ -93,13 +90,12 @@ func TestRPCVectors(t *testing.T) {
 		t.Errorf("NULL call: %x", got)
 	}
 	got, args, err := ParseRPCCall(unhex(vecNullCall1[56:]))
-	switch {
-	case err != nil:
+	if err != nil {
 		t.Errorf("NULL call: err is %v, want nil", err)
-	case len(args) != 0:
-		t.Errorf("NULL call: args has %v elements, want 0", len(args))
-	case !reflect.DeepEqual(got, RPCCall{XID: 0x11223344, Prog: 100003, Vers: 4, Cred: Auth{Body: []byte{}},
-		Verf: Auth{Body: []byte{}}}):
+	}
+	expect.Equal(t, len(args), 0, "NULL call: length of args")
+	if !reflect.DeepEqual(got, RPCCall{XID: 0x11223344, Prog: 100003, Vers: 4, Cred: Auth{Body: []byte{}},
+		Verf: Auth{Body: []byte{}}}) {
 		t.Errorf("NULL call: got is %v, want %v", got,
 			RPCCall{XID: 0x11223344, Prog: 100003, Vers: 4, Cred: Auth{Body: []byte{}}, Verf: Auth{Body: []byte{}}})
 	}
@@ -130,12 +126,11 @@ func TestRPCVectors(t *testing.T) {
 		if len(p.Verf.Body) == 0 {
 			p.Verf.Body = nil
 		}
-		switch {
-		case err != nil:
+		if err != nil {
 			t.Errorf("%s: err is %v, want nil", tt.name, err)
-		case string(results) != "res!":
-			t.Errorf("%s: results is %q, want \"res!\"", tt.name, string(results))
-		case !reflect.DeepEqual(p, tt.p):
+		}
+		expect.Equal(t, string(results), "res!", "%s: results", tt.name)
+		if !reflect.DeepEqual(p, tt.p) {
 			t.Errorf("%s: p is %v, want %v", tt.name, p, tt.p)
 		}
 	}

@@ -242,9 +242,9 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// expect checks how each attempt ended. "" stands for what is allowed, or fails for
+// wantFailed checks how each attempt ended. "" stands for what is allowed, or fails for
 // another reason than the sandbox.
-func expect(t *testing.T, r result, want map[string]string) {
+func wantFailed(t *testing.T, r result, want map[string]string) {
 	t.Helper()
 	for name := range tries {
 		got := r.Failed[name]
@@ -268,7 +268,7 @@ func TestSeccompForbidsOnAllThreads(t *testing.T) {
 	if runtime.GOARCH == "386" {
 		delete(want, "packet socket") // a call of socketcall, as any other
 	}
-	expect(t, r, want)
+	wantFailed(t, r, want)
 }
 
 func TestLandlockForbidsOnAllThreads(t *testing.T) {
@@ -277,7 +277,7 @@ func TestLandlockForbidsOnAllThreads(t *testing.T) {
 	if !on(r, "landlock") {
 		t.Skip("this kernel has no Landlock")
 	}
-	expect(t, r, map[string]string{"execve": "EACCES", "read a file": "EACCES", "write a file": "EACCES",
+	wantFailed(t, r, map[string]string{"execve": "EACCES", "read a file": "EACCES", "write a file": "EACCES",
 		"another's files": "EACCES", "connect by TCP": "EACCES"})
 }
 

@@ -27,13 +27,7 @@ func TestAdopt(t *testing.T) {
 	if err := netlink.LinkSetUp(l); err != nil {
 		t.Fatal(err)
 	}
-	held, err := unix.FcntlInt(uintptr(f.FD()), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	held := keep(t, f)
 	sendUDP(t, "10.7.0.2", 700) // into the queue of the device
 	g, err := Adopt(held, Options{Name: "ibcm7"})
 	if err != nil {
@@ -189,4 +183,17 @@ func TestAdoptRefused(t *testing.T) {
 			t.Errorf("%s: the descriptor was closed: %v", tt.name, err)
 		}
 	}
+}
+
+// keep closes f, whose interface stays with the descriptor that is returned.
+func keep(t *testing.T, f *File) int {
+	t.Helper()
+	held, err := unix.FcntlInt(uintptr(f.FD()), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return held
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"ipoibcm/internal/expect"
 	"ipoibcm/wire/ip"
 )
 
@@ -119,14 +120,9 @@ func TestComplete(t *testing.T) {
 	}
 	// All ones in the sum: no zero in the field, which would mean that there is none.
 	h, p := header(0, 2), []byte{0xff, 0xfe, 0, 1}
-	switch {
-	case !c.complete(&h, p):
-		t.Errorf("complete(&h, p) is false, want true")
-	case p[2] != 0xff:
-		t.Errorf("p[2] is %#x, want 0xff", p[2])
-	case p[3] != 0xff:
-		t.Errorf("p[3] is %#x, want 0xff", p[3])
-	}
+	expect.MustEqual(t, c.complete(&h, p), true, "complete(&h, p)")
+	expect.Equal(t, p[2], 0xff, "p[2]")
+	expect.Equal(t, p[3], 0xff, "p[3]")
 	for _, at := range [][2]uint16{{0, 3}, {3, 0}, {4, 0}, {65535, 65535}, {0, 65535}} {
 		h := header(at[0], at[1])
 		before := bytes.Clone(p)
@@ -199,14 +195,10 @@ func TestTrialIsSlow(t *testing.T) {
 	open(t, Options{}) // skips where there are no rights
 	defer func(was func()) { trialPause = was }(trialPause)
 	trialPause = func() { time.Sleep(200 * time.Millisecond) }
-	switch sums, segments, datagrams := tryHeaders(); {
-	case sums != nil:
-		t.Errorf("sums is %v, want nil", sums)
-	case segments != nil:
-		t.Errorf("segments is %v, want nil", segments)
-	case datagrams != nil:
-		t.Errorf("datagrams is %v, want nil", datagrams)
-	}
+	sums, segments, datagrams := tryHeaders()
+	expect.Equal(t, sums, nil, "sums")
+	expect.Equal(t, segments, nil, "segments")
+	expect.Equal(t, datagrams, nil, "datagrams")
 }
 
 // The trial works here, leaves nothing behind, and what it says is obeyed.

@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/wire/ip"
@@ -255,23 +253,15 @@ func (j joint) wait(t *testing.T, in *net.UDPConn) {
 
 // datagrams sends from a, several in each call.
 func (j joint) datagrams(to *net.UDPAddr, calls, each, size int) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // not given back: the thread ends with the goroutine
-		if err := netns.Set(j.ns); err != nil {
-			done <- err
-			return
-		}
+	return j.inside(func() error {
 		c, err := net.DialUDP("udp", nil, to)
 		if err != nil {
-			done <- err
-			return
+			return err
 		}
 		defer c.Close()
 		raw, err := c.SyscallConn()
 		if err != nil {
-			done <- err
-			return
+			return err
 		}
 		raw.Control(func(fd uintptr) {
 			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_SEGMENT, size)
@@ -284,9 +274,8 @@ func (j joint) datagrams(to *net.UDPAddr, calls, each, size int) error {
 			_, err = c.Write(b)
 			time.Sleep(time.Millisecond) // so that no queue is full
 		}
-		done <- err
-	}()
-	return <-done
+		return err
+	})
 }
 
 // Where the kernel does not take a GSO packet of UDP, its datagrams go one by one, as

@@ -14,6 +14,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+
+	"ipoibcm/internal/expect"
 )
 
 // open makes a TUN that is up, with an address, in a namespace of its own.
@@ -139,14 +141,9 @@ func TestReadBatch(t *testing.T) {
 		t.Errorf("largest batch %d, want all %d at once", most, len(want))
 	}
 	for i, n := range want {
-		switch {
-		case len(got[i]) != n:
-			t.Errorf("packet %d: got[i] has %v elements, want %v", i, len(got[i]), n)
-		case got[i][0] != byte(i):
-			t.Errorf("packet %d: got[i][0] is %v, want %v", i, got[i][0], byte(i))
-		case got[i][n-1] != byte(i):
-			t.Errorf("packet %d: got[i][n-1] is %v, want %v", i, got[i][n-1], byte(i))
-		}
+		expect.MustEqual(t, len(got[i]), n, "packet %d: length of got[i]", i)
+		expect.Equal(t, got[i][0], byte(i), "packet %d: got[i][0]", i)
+		expect.Equal(t, got[i][n-1], byte(i), "packet %d: got[i][n-1]", i)
 	}
 }
 

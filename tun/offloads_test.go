@@ -16,6 +16,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"ipoibcm/internal/expect"
 )
 
 // A joint is two hosts, each with an end of a TUN in a network namespace of its
@@ -172,14 +174,12 @@ func TestMergeRefused(t *testing.T) {
 		}()
 		<-started // on a P of its own
 		n, err := f.Write(bufs)
-		switch e := <-done; {
-		case n != len(want):
-			t.Errorf("v6 %v: n is %v, want %v", v6, n, len(want))
-		case err != nil:
+		e := <-done
+		expect.Equal(t, n, len(want), "v6 %v: n", v6)
+		if err != nil {
 			t.Errorf("v6 %v: err is %v, want nil", v6, err)
-		case e != nil:
-			t.Errorf("v6 %v: e is %v, want nil", v6, e)
 		}
+		expect.Equal(t, e, nil, "v6 %v: e", v6)
 		if !slices.EqualFunc(got, want, bytes.Equal) {
 			t.Errorf("v6 %v: other packets arrived", v6)
 		}
@@ -303,6 +303,20 @@ func TestGSOSwitchedLive(t *testing.T) {
 
 // send sends b over TCP from a.
 func (j joint) send(to string, b []byte) error {
+	return j.inside(func() error {
+		c, err := net.DialTimeout("tcp", to, patience)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		c.SetDeadline(time.Now().Add(patience))
+		_, err = c.Write(b)
+		return err
+	})
+}
+
+// inside runs f in the network namespace of a.
+func (j joint) inside(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // not given back: the thread ends with the goroutine
@@ -310,15 +324,7 @@ func (j joint) send(to string, b []byte) error {
 			done <- err
 			return
 		}
-		c, err := net.DialTimeout("tcp", to, patience)
-		if err != nil {
-			done <- err
-			return
-		}
-		defer c.Close()
-		c.SetDeadline(time.Now().Add(patience))
-		_, err = c.Write(b)
-		done <- err
+		done <- f()
 	}()
 	return <-done
 }

@@ -180,13 +180,7 @@ func TestAdoptQueues(t *testing.T) {
 	if _, err := f.Queue(); err != nil {
 		t.Fatal(err)
 	}
-	held, err := unix.FcntlInt(uintptr(f.FD()), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
+	held := keep(t, f)
 	const want = "threads has changed"
 	if _, err := Adopt(held, Options{Name: "ibcm7"}); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("taken over as a TUN with one queue: %v, want %q", err, want)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"ipoibcm/internal/expect"
 	"ipoibcm/wire/ip"
 )
 
@@ -120,14 +121,9 @@ func TestSplitMerge(t *testing.T) {
 						if !slices.EqualFunc(got, want, bytes.Equal) {
 							t.Fatalf("%s: %d packets, want %d", name, len(got), len(want))
 						}
-						switch {
-						case s.split.Load() != 1:
-							t.Errorf("%s: Load is %v, want 1", name, s.split.Load())
-						case s.made.Load() != uint64(len(want)):
-							t.Errorf("%s: Load is %v, want %v", name, s.made.Load(), uint64(len(want)))
-						case s.malformed.Load() != 0:
-							t.Errorf("%s: Load is %v, want 0", name, s.malformed.Load())
-						}
+						expect.Equal(t, s.split.Load(), 1, "%s: Load", name)
+						expect.Equal(t, s.made.Load(), uint64(len(want)), "%s: Load", name)
+						expect.Equal(t, s.malformed.Load(), 0, "%s: Load", name)
 						if flags&^tcpPSH == tcpACK && len(want) <= maxMerged {
 							remerge(t, name, got, h, gso)
 						}
@@ -220,14 +216,9 @@ func TestNotMerged(t *testing.T) {
 			if m.add(p) {
 				t.Errorf("%s, %s: put together", name, what)
 			}
-			switch {
-			case m.n != 1:
-				t.Errorf("%s, %s: n is %v, want 1", name, what, m.n)
-			case m.total != len(first):
-				t.Errorf("%s, %s: total is %v, want %v", name, what, m.total, len(first))
-			case !m.add(next()):
-				t.Errorf("%s, %s: add(next()) is false, want true", name, what)
-			}
+			expect.Equal(t, m.n, 1, "%s, %s: n", name, what)
+			expect.Equal(t, m.total, len(first), "%s, %s: total", name, what)
+			expect.Equal(t, m.add(next()), true, "%s, %s: add(next())", name, what)
 		}
 		p := next()
 		p[len(p)-1]++
@@ -298,14 +289,9 @@ func differentIdentifications(t *testing.T, payload []byte) {
 	same[6], up[6] = 0, 0
 	fix(same, 20)
 	fix(up, 20)
-	switch {
-	case !m.begin(p, s):
-		t.Errorf("begin(p, s) is false, want true")
-	case m.add(same):
-		t.Errorf("add(same) is true, want false")
-	case !m.add(up):
-		t.Errorf("add(up) is false, want true")
-	}
+	expect.Equal(t, m.begin(p, s), true, "begin(p, s)")
+	expect.Equal(t, m.add(same), false, "add(same)")
+	expect.Equal(t, m.add(up), true, "add(up)")
 }
 
 // fix makes the checksums of p right again, which is TCP behind start octets.

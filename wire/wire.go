@@ -1,6 +1,6 @@
-// Package wire holds the errors all codecs share. The codecs themselves are the
-// packages below it, one per family of headers; each is pure and keeps the
-// order sizes, type, append, unmarshal, String.
+// Package wire holds what all codecs share: errors, and names of codes. The codecs
+// themselves are the packages below it, one per family of headers; each is pure and
+// keeps the order sizes, type, append, unmarshal, String.
 //
 // Every codec sends reserved bits as zero and ignores them on receipt.
 package wire

@@ -293,12 +293,18 @@ func TestServerDies(t *testing.T) {
 	a.want("a")
 }
 
-// The watch goes on from a revision that has been compacted, by reading the list again.
-func TestCompaction(t *testing.T) {
+// oneHost is a server with the host a.
+func oneHost(t *testing.T) (*server, *host) {
 	t.Parallel() // it waits most of the time
 	s := newServer(t)
 	a := newHost(t, s.config("a"), "fe80::a")
 	a.want("a")
+	return s, a
+}
+
+// The watch goes on from a revision that has been compacted, by reading the list again.
+func TestCompaction(t *testing.T) {
+	s, a := oneHost(t)
 	s.kill()
 	s.start()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // etcd has just started
@@ -319,10 +325,7 @@ func TestCompaction(t *testing.T) {
 
 // Two hosts with one name: the second is told, and has it when the first has gone.
 func TestOneNameTwice(t *testing.T) {
-	t.Parallel() // it waits most of the time
-	s := newServer(t)
-	first := newHost(t, s.config("a"), "fe80::a")
-	first.want("a")
+	s, first := oneHost(t)
 	second := newHost(t, s.config("a"), "fe80::b")
 	got := second.until("a word about the name", func(s membership.Snapshot) bool { return s.Unpublished != nil })
 	if want := "another host, with GID fe80::a, has the name a"; !strings.Contains(got.Unpublished.Error(), want) {

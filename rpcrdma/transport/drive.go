@@ -94,19 +94,10 @@ func (e *End) step(ev rpcrdma.Event) {
 
 // apply applies an event and what follows from it, with mu held.
 func (e *End) apply(ev rpcrdma.Event) {
-	e.events = append(e.events, ev)
-	if e.busy {
+	e.events.Add(ev)
+	if !e.events.Run(e.carryOut) {
 		return
 	}
-	e.busy = true
-	for len(e.events) > 0 {
-		ev := e.events[0]
-		e.events = e.events[1:]
-		for _, a := range e.machine.Step(nil, time.Now(), ev) {
-			e.do(a)
-		}
-	}
-	e.events, e.busy = nil, false
 	e.post()
 	if e.timer != nil {
 		wait := time.Hour
@@ -116,6 +107,13 @@ func (e *End) apply(ev rpcrdma.Event) {
 		if !e.closed {
 			e.timer.Reset(wait)
 		}
+	}
+}
+
+// carryOut gives the machine one event and does what it says.
+func (e *End) carryOut(ev rpcrdma.Event) {
+	for _, a := range e.machine.Step(nil, time.Now(), ev) {
+		e.do(a)
 	}
 }
 
@@ -177,7 +175,7 @@ func (e *End) do(a rpcrdma.Action) {
 func (e *End) exposed(reg rpcrdma.RegID, err error) {
 	e.cancel(fmt.Errorf("memory could not be taken back: %w", err))
 	_ = e.qp.Modify(verbs.QPAttr{State: verbs.StateError}) // gone already is as good
-	e.events = append(e.events, rpcrdma.ReleaseFailed{Reg: reg})
+	e.events.Add(rpcrdma.ReleaseFailed{Reg: reg})
 }
 
 func (e *End) send(a rpcrdma.Send) {
@@ -249,18 +247,18 @@ func (e *End) register(a rpcrdma.Register) {
 	}
 	r, err := e.opt.Provider.Register(buf, access)
 	if err != nil {
-		e.events = append(e.events, rpcrdma.Registered{Reg: a.Reg, Err: err})
+		e.events.Add(rpcrdma.Registered{Reg: a.Reg, Err: err})
 		return
 	}
 	e.memory[a.Reg] = r
-	e.events = append(e.events, rpcrdma.Registered{Reg: a.Reg, Buf: r.Buf, Invalidatable: e.opt.Provider.Caps().Inv,
+	e.events.Add(rpcrdma.Registered{Reg: a.Reg, Buf: r.Buf, Invalidatable: e.opt.Provider.Caps().Inv,
 		Segments: []rpcrdma.Segment{{Handle: r.RKey, Length: uint32(len(r.Buf)), Offset: r.Addr}}})
 }
 
 func (e *End) read(a rpcrdma.Read) {
 	region, err := e.opt.Provider.Alloc(max(1, a.Len))
 	if err != nil {
-		e.events = append(e.events, rpcrdma.ReadDone{Read: a.Read, Err: err})
+		e.events.Add(rpcrdma.ReadDone{Read: a.Read, Err: err})
 		return
 	}
 	r := &read{id: a.Read, region: region}
@@ -279,7 +277,7 @@ func (e *End) read(a rpcrdma.Read) {
 	if r.left == 0 {
 		delete(e.reads, a.Read)
 		_ = e.opt.Provider.Deregister(region)
-		e.events = append(e.events, rpcrdma.ReadDone{Read: a.Read, Data: region.Buf[:0]})
+		e.events.Add(rpcrdma.ReadDone{Read: a.Read, Data: region.Buf[:0]})
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"ipoibcm/eventqueue"
 	"ipoibcm/ib"
 	"ipoibcm/rpcrdma"
 	"ipoibcm/verbs"
@@ -55,9 +56,8 @@ type End struct {
 	mu      sync.Mutex
 	machine *rpcrdma.Conn
 	timer   *time.Timer
-	events  []rpcrdma.Event // that carrying out actions has caused
-	busy    bool            // Step is running further up
-	scratch []byte          // a received message, while the machine reads it
+	events  eventqueue.Queue[rpcrdma.Event] // that carrying out actions has caused
+	scratch []byte                          // a received message, while the machine reads it
 
 	recv     *verbs.Region
 	recvSize int

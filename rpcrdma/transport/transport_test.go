@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/provider/softiwarp"
 	"ipoibcm/provider/softroce"
 	"ipoibcm/rdmacm"
@@ -144,14 +145,9 @@ func joined(t *testing.T, c, s *End) (*End, *End) {
 		c.Close()
 		s.Close()
 		for _, e := range []*End{c, s} {
-			switch {
-			case e.memory != nil:
-				t.Errorf("left: memory is %v, want nil", e.memory)
-			case e.work != nil:
-				t.Errorf("left: work is %v, want nil", e.work)
-			case len(e.calls) != 0:
-				t.Errorf("left: calls has %v elements, want 0", len(e.calls))
-			}
+			expect.Equal(t, e.memory == nil, true, "left: memory == nil")
+			expect.Equal(t, e.work == nil, true, "left: work == nil")
+			expect.Equal(t, len(e.calls), 0, "left: length of calls")
 		}
 	})
 	return c, s
@@ -433,6 +429,12 @@ func TestDeafPeer(t *testing.T) {
 		t.Errorf("%d queued, at most %d", len(e.queue), n)
 	}
 	e.mu.Unlock()
+	wantDeaf(t, e)
+}
+
+// wantDeaf waits for the end of e because its peer acknowledges nothing.
+func wantDeaf(t *testing.T, e *End) {
+	t.Helper()
 	select {
 	case <-e.Done():
 	case <-time.After(patience):
@@ -461,14 +463,7 @@ func TestDeafPeerMemory(t *testing.T) {
 		t.Errorf("%d of 1 MiB are queued", n)
 	}
 	e.mu.Unlock()
-	select {
-	case <-e.Done():
-	case <-time.After(patience):
-		t.Fatal("it goes on")
-	}
-	if !errors.Is(e.Err(), ErrDeaf) {
-		t.Errorf("ended with %v", e.Err())
-	}
+	wantDeaf(t, e)
 }
 
 // poor is a provider that has no memory left.

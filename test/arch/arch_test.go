@@ -85,6 +85,7 @@ var layers = []layered{
 	{"ib", 0, pure},
 	{"lru", 0, pure},
 	{"timerheap", 0, pure},
+	{"eventqueue", 0, pure},
 	{"rtnl", 0, pure},
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"ipoibcm/eventqueue"
 	"ipoibcm/fib/fibtest"
 	"ipoibcm/group"
 	"ipoibcm/ib"
@@ -95,8 +96,7 @@ type subnetWorld struct {
 	unsaid bool
 
 	t       *tools
-	pending []event
-	running bool
+	pending eventqueue.Queue[event]
 	failure string
 	log     func(string, ...any)
 }
@@ -186,14 +186,8 @@ func (w *subnetWorld) sayf(format string, args ...any) {
 func (h *portHost) name() string { return string(rune('a' + h.index)) }
 
 func (w *subnetWorld) step(i int, ev ipoib.Event) {
-	w.pending = append(w.pending, event{i, ev, true})
-	if w.running {
-		return
-	}
-	w.running = true
-	for len(w.pending) > 0 {
-		e := w.pending[0]
-		w.pending = w.pending[1:]
+	w.pending.Add(event{i, ev, true})
+	w.pending.Run(func(e event) {
 		h := w.hosts[e.to]
 		for _, a := range h.f.Step(nil, w.now, e.ev) {
 			w.do(h, a)
@@ -201,8 +195,7 @@ func (w *subnetWorld) step(i int, ev ipoib.Event) {
 		if h.f.Status().Up && !h.f.Ready() {
 			w.failf("%s is up, and no member of the broadcast group", h.name())
 		}
-	}
-	w.pending, w.running = nil, false
+	})
 }
 
 func (w *subnetWorld) do(h *portHost, a ipoib.Action) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"ipoibcm/cm"
+	"ipoibcm/eventqueue"
 	"ipoibcm/fib"
 	"ipoibcm/fib/fibtest"
 	"ipoibcm/ib"
@@ -156,8 +157,7 @@ type world struct {
 	verdicts  []verdict
 
 	t       *tools
-	pending []event // of the machines, while one is stepped
-	running bool
+	pending eventqueue.Queue[event] // of the machines, while one is stepped
 	failure string
 	log     func(string, ...any) // nil: nobody listens
 }
@@ -405,22 +405,13 @@ func (w *world) step(i int, ev ipoib.Event) { w.stepUD(i, ev, true) }
 // stepUD steps machine i and does what it says, and then what that led to. UD
 // frames arrive at once.
 func (w *world) stepUD(i int, ev ipoib.Event, heard bool) {
-	w.pending = append(w.pending, event{i, ev, heard})
-	if w.running {
-		return
-	}
-	w.running = true
-	for len(w.pending) > 0 {
-		e := w.pending[0]
-		w.pending = w.pending[1:]
-		w.do(e.to, e.ev, e.heard)
-	}
-	w.pending, w.running = nil, false
+	w.pending.Add(event{i, ev, heard})
+	w.pending.Run(w.do)
 }
 
-func (w *world) do(i int, ev ipoib.Event, heard bool) {
-	n := w.node(i)
-	actions := n.f.Step(nil, w.now, ev)
+func (w *world) do(e event) {
+	i, n, heard := e.to, w.node(e.to), e.heard
+	actions := n.f.Step(nil, w.now, e.ev)
 	w.lookUp(n)
 	for _, a := range actions {
 		switch a := a.(type) {

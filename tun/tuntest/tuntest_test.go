@@ -5,6 +5,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"ipoibcm/internal/expect"
 )
 
 func TestFake(t *testing.T) {
@@ -37,14 +39,9 @@ func TestFake(t *testing.T) {
 	if p := f.Receive(10 * time.Millisecond); p != nil {
 		t.Errorf("received %v from an empty fake", p)
 	}
-	switch {
-	case f.Lost() != 2:
-		t.Errorf("Lost is %v, want 2", f.Lost())
-	case f.Written() != 3:
-		t.Errorf("Written is %v, want 3", f.Written())
-	case f.Waiting() != 0:
-		t.Errorf("Waiting is %v, want 0", f.Waiting())
-	}
+	expect.Equal(t, f.Lost(), 2, "Lost")
+	expect.Equal(t, f.Written(), 3, "Written")
+	expect.Equal(t, f.Waiting(), 0, "Waiting")
 	go func() { time.Sleep(10 * time.Millisecond); f.Close() }()
 	if _, err := f.Read(bufs, sizes); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("read of a closed fake: %v", err)

@@ -35,16 +35,10 @@ const (
 	Reply   Op = 2
 )
 
+var opNames = wire.Names[Op]{Request: "request", Reply: "reply"}
+
 // String prints "request" or "reply".
-func (o Op) String() string {
-	switch o {
-	case Request:
-		return "request"
-	case Reply:
-		return "reply"
-	}
-	return fmt.Sprintf("Op(%d)", uint16(o))
-}
+func (o Op) String() string { return opNames.Of(o, "Op(%d)") }
 
 // A Packet is one ARP packet. Requests go to the broadcast-GID, replies by
 // unicast UD to Sender's QPN.

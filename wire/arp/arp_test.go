@@ -6,16 +6,11 @@ import (
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/vector"
 	"ipoibcm/wire/encap"
 )
 
-func unhex(s string) []byte {
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
+var unhex = vector.Hex
 
 var (
 	// v8 is the ARP request of vector V8, behind its encapsulation header.

@@ -34,24 +34,12 @@ const (
 	PathProbe EtherType = 0x88b6
 )
 
-// String names the types we know and prints the others in hexadecimal.
-func (t EtherType) String() string {
-	switch t {
-	case IPv4:
-		return "IPv4"
-	case ARP:
-		return "ARP"
-	case RARP:
-		return "RARP"
-	case IPv6:
-		return "IPv6"
-	case InbandCM:
-		return "CM in-band"
-	case PathProbe:
-		return "path MTU probe"
-	}
-	return fmt.Sprintf("0x%04x", uint16(t))
+var etherTypeNames = wire.Names[EtherType]{
+	IPv4: "IPv4", ARP: "ARP", RARP: "RARP", IPv6: "IPv6", InbandCM: "CM in-band", PathProbe: "path MTU probe",
 }
+
+// String names the types we know and prints the others in hexadecimal.
+func (t EtherType) String() string { return etherTypeNames.Of(t, "0x%04x") }
 
 // A Header is the IPoIB encapsulation header (RFC 4391 section 6): Type, then
 // 16 reserved bits.

@@ -7,17 +7,13 @@ import (
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
+	"ipoibcm/internal/vector"
 	"ipoibcm/wire"
 	"ipoibcm/wire/encap"
 )
 
-func unhex(s string) []byte {
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
+var unhex = vector.Hex
 
 func gid(s string) ib.GID {
 	g, err := ib.ParseGID(s)
@@ -89,15 +85,12 @@ func TestLinkAddr(t *testing.T) {
 			b := unhex(tt.wire)
 			b[0] |= reserved
 			var got encap.LinkAddr
-			switch err := got.UnmarshalBinary(b); {
-			case err != nil:
+			err := got.UnmarshalBinary(b)
+			if err != nil {
 				t.Errorf("%s with reserved bits %#x: err is %v, want nil", tt.name, reserved, err)
-			case got != tt.want:
-				t.Errorf("%s with reserved bits %#x: got is %v, want %v", tt.name, reserved, got, tt.want)
-			case got.Flags.String() != tt.modes:
-				t.Errorf("%s with reserved bits %#x: Flags.String is %v, want %v", tt.name, reserved,
-					got.Flags.String(), tt.modes)
 			}
+			expect.Equal(t, got, tt.want, "%s with reserved bits %#x: got", tt.name, reserved)
+			expect.Equal(t, got.Flags.String(), tt.modes, "%s with reserved bits %#x: Flags.String", tt.name, reserved)
 		}
 		rude := tt.want
 		rude.Flags |= 0x3f
@@ -187,14 +180,10 @@ func TestShort(t *testing.T) {
 	}{{encap.HeaderLen, h.UnmarshalBinary}, {encap.LinkAddrLen, a.UnmarshalBinary},
 		{encap.PrivateDataLen, p.UnmarshalBinary}} {
 		var short *wire.ShortError
-		switch err := tt.f(make([]byte, tt.need-1)); {
-		case !errors.As(err, &short):
-			t.Errorf("one octet short of %d: As(err, &short) is false, want true", tt.need)
-		case short.Need != tt.need:
-			t.Errorf("one octet short of %d: Need is %v, want %v", tt.need, short.Need, tt.need)
-		case short.Have != tt.need-1:
-			t.Errorf("one octet short of %d: Have is %v, want %v", tt.need, short.Have, tt.need-1)
-		}
+		err := tt.f(make([]byte, tt.need-1))
+		expect.MustEqual(t, errors.As(err, &short), true, "one octet short of %d: As(err, &short)", tt.need)
+		expect.Equal(t, short.Need, tt.need, "one octet short of %d: Need", tt.need)
+		expect.Equal(t, short.Have, tt.need-1, "one octet short of %d: Have", tt.need)
 	}
 }
 

@@ -3,22 +3,17 @@ package ip
 import (
 	"bytes"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
+	"ipoibcm/internal/vector"
 )
 
-func unhex(s string) []byte {
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
+var unhex = vector.Hex
 
 var addr = netip.MustParseAddr
 
@@ -30,34 +25,19 @@ func TestView4(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	switch {
-	case p.TotalLen() != 28:
-		t.Errorf("TotalLen is %v, want 28", p.TotalLen())
-	case len(p) != 28:
-		t.Errorf("p has %v elements, want 28", len(p))
-	case p.HeaderLen() != 20:
-		t.Errorf("HeaderLen is %v, want 20", p.HeaderLen())
-	case p.ID() != 1:
-		t.Errorf("ID is %v, want 1", p.ID())
-	case p.DF():
-		t.Errorf("DF is true, want false")
-	case p.MF():
-		t.Errorf("MF is true, want false")
-	case p.FragOffset() != 0:
-		t.Errorf("FragOffset is %v, want 0", p.FragOffset())
-	case p.TTL() != 64:
-		t.Errorf("TTL is %v, want 64", p.TTL())
-	case p.Protocol() != ProtoICMP:
-		t.Errorf("Protocol is %v, want %v", p.Protocol(), ProtoICMP)
-	case p.Src() != addr("10.0.0.1"):
-		t.Errorf("Src is %v, want %v", p.Src(), addr("10.0.0.1"))
-	case p.Dst() != addr("10.0.0.2"):
-		t.Errorf("Dst is %v, want %v", p.Dst(), addr("10.0.0.2"))
-	case len(p.Options()) != 0:
-		t.Errorf("Options has %v elements, want 0", len(p.Options()))
-	case len(p.Payload()) != 8:
-		t.Errorf("Payload has %v elements, want 8", len(p.Payload()))
-	}
+	expect.Equal(t, p.TotalLen(), 28, "TotalLen")
+	expect.Equal(t, len(p), 28, "length of p")
+	expect.Equal(t, p.HeaderLen(), 20, "HeaderLen")
+	expect.Equal(t, p.ID(), 1, "ID")
+	expect.Equal(t, p.DF(), false, "DF")
+	expect.Equal(t, p.MF(), false, "MF")
+	expect.Equal(t, p.FragOffset(), 0, "FragOffset")
+	expect.Equal(t, p.TTL(), 64, "TTL")
+	expect.Equal(t, p.Protocol(), ProtoICMP, "Protocol")
+	expect.Equal(t, p.Src(), addr("10.0.0.1"), "Src")
+	expect.Equal(t, p.Dst(), addr("10.0.0.2"), "Dst")
+	expect.Equal(t, len(p.Options()), 0, "length of Options")
+	expect.Equal(t, len(p.Payload()), 8, "length of Payload")
 	if Checksum(p[:20]) != 0 {
 		t.Errorf("checksum of a right header = %#x, want 0", Checksum(p[:20]))
 	}
@@ -81,20 +61,13 @@ func TestView6(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	switch {
-	case p.TotalLen() != 43:
-		t.Errorf("TotalLen is %v, want 43", p.TotalLen())
-	case len(p) != 43:
-		t.Errorf("p has %v elements, want 43", len(p))
-	case p.NextHeader() != ProtoUDP:
-		t.Errorf("NextHeader is %v, want %v", p.NextHeader(), ProtoUDP)
-	case p.HopLimit() != 7:
-		t.Errorf("HopLimit is %v, want 7", p.HopLimit())
-	case p.Src() != addr("2001:db8::1"):
-		t.Errorf("Src is %v, want %v", p.Src(), addr("2001:db8::1"))
-	case p.Dst() != addr("ff02::1"):
-		t.Errorf("Dst is %v, want %v", p.Dst(), addr("ff02::1"))
-	case !bytes.Equal(p.Payload(), []byte{1, 2, 3}):
+	expect.Equal(t, p.TotalLen(), 43, "TotalLen")
+	expect.Equal(t, len(p), 43, "length of p")
+	expect.Equal(t, p.NextHeader(), ProtoUDP, "NextHeader")
+	expect.Equal(t, p.HopLimit(), 7, "HopLimit")
+	expect.Equal(t, p.Src(), addr("2001:db8::1"), "Src")
+	expect.Equal(t, p.Dst(), addr("ff02::1"), "Dst")
+	if !bytes.Equal(p.Payload(), []byte{1, 2, 3}) {
 		t.Errorf("Payload is %x, want %x", p.Payload(), []byte{1, 2, 3})
 	}
 	if _, err := AsV6(b); err == nil {
@@ -118,16 +91,10 @@ func TestAddressesOfAnyPacket(t *testing.T) {
 	} {
 		src, ok := Src(tt.b)
 		dst, ok2 := Dst(tt.b)
-		switch {
-		case src != tt.src:
-			t.Errorf("%x: src is %v, want %v", tt.b, src, tt.src)
-		case dst != tt.dst:
-			t.Errorf("%x: dst is %v, want %v", tt.b, dst, tt.dst)
-		case ok != tt.ok:
-			t.Errorf("%x: ok is %v, want %v", tt.b, ok, tt.ok)
-		case ok2 != tt.ok:
-			t.Errorf("%x: ok2 is %v, want %v", tt.b, ok2, tt.ok)
-		}
+		expect.Equal(t, src, tt.src, "%x: src", tt.b)
+		expect.Equal(t, dst, tt.dst, "%x: dst", tt.b)
+		expect.Equal(t, ok, tt.ok, "%x: ok", tt.b)
+		expect.Equal(t, ok2, tt.ok, "%x: ok2", tt.b)
 	}
 	if n := testing.AllocsPerRun(100, func() { Dst(v6); Dst(echo4) }); n != 0 {
 		t.Errorf("Dst allocates %v times", n)
@@ -159,16 +126,10 @@ func TestUpper(t *testing.T) {
 			ProtoDestOpts, 104, true, false},
 	} {
 		proto, off, first, ok := tt.p.Upper()
-		switch {
-		case proto != tt.proto:
-			t.Errorf("%s: proto is %v, want %v", tt.name, proto, tt.proto)
-		case off != tt.off:
-			t.Errorf("%s: off is %v, want %v", tt.name, off, tt.off)
-		case first != tt.first:
-			t.Errorf("%s: first is %v, want %v", tt.name, first, tt.first)
-		case ok != tt.ok:
-			t.Errorf("%s: ok is %v, want %v", tt.name, ok, tt.ok)
-		}
+		expect.Equal(t, proto, tt.proto, "%s: proto", tt.name)
+		expect.Equal(t, off, tt.off, "%s: off", tt.name)
+		expect.Equal(t, first, tt.first, "%s: first", tt.name)
+		expect.Equal(t, ok, tt.ok, "%s: ok", tt.name)
 	}
 }
 
@@ -271,14 +232,9 @@ func TestEcho(t *testing.T) {
 			t.Errorf("%v: other data", e)
 		}
 		got.Data, e.Data = nil, nil
-		switch {
-		case got.String() != e.String():
-			t.Errorf("String is %v, want %v", got.String(), e.String())
-		case got.TTL != e.TTL:
-			t.Errorf("TTL is %v, want %v", got.TTL, e.TTL)
-		case got.DF != e.DF:
-			t.Errorf("DF is %v, want %v", got.DF, e.DF)
-		}
+		expect.Equal(t, got.String(), e.String(), "String")
+		expect.Equal(t, got.TTL, e.TTL, "TTL")
+		expect.Equal(t, got.DF, e.DF, "DF")
 		b[len(b)-1] ^= 1
 		if got.UnmarshalBinary(b) == nil {
 			t.Errorf("%v: a flipped bit was not noticed", e)
@@ -296,14 +252,11 @@ func reassemble(t *testing.T, frags [][]byte, mtu int) (payload []byte, more boo
 	base := V4(frags[0]).FragOffset()
 	for i, b := range frags {
 		p, err := AsV4(b)
-		switch {
-		case err != nil:
+		if err != nil {
 			t.Fatalf("fragment %d: err is %v, want nil", i, err)
-		case len(p) != len(b):
-			t.Fatalf("fragment %d: p has %v elements, want %v", i, len(p), len(b))
-		case Checksum(p[:p.HeaderLen()]) != 0:
-			t.Fatalf("fragment %d: Checksum(p[:p.HeaderLen()]) is %v, want 0", i, Checksum(p[:p.HeaderLen()]))
 		}
+		expect.MustEqual(t, len(p), len(b), "fragment %d: length of p", i)
+		expect.MustEqual(t, Checksum(p[:p.HeaderLen()]), 0, "fragment %d: Checksum(p[:p.HeaderLen()])", i)
 		if len(b) > mtu {
 			t.Fatalf("fragment %d: %d octets, MTU %d", i, len(b), mtu)
 		}

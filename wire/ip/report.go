@@ -23,24 +23,12 @@ const (
 	Block                         // these sources no more
 )
 
-// String prints the name of k in lower case.
-func (k ChangeKind) String() string {
-	switch k {
-	case Join:
-		return "join"
-	case Leave:
-		return "leave"
-	case Include:
-		return "include"
-	case Exclude:
-		return "exclude"
-	case Allow:
-		return "allow"
-	case Block:
-		return "block"
-	}
-	return fmt.Sprintf("ChangeKind(%d)", uint8(k))
+var changeKindNames = wire.Names[ChangeKind]{
+	Join: "join", Leave: "leave", Include: "include", Exclude: "exclude", Allow: "allow", Block: "block",
 }
+
+// String prints the name of k in lower case.
+func (k ChangeKind) String() string { return changeKindNames.Of(k, "ChangeKind(%d)") }
 
 // A Change is one group record of a membership report.
 type Change struct {

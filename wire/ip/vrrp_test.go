@@ -1,7 +1,6 @@
 package ip
 
 import (
-	"encoding/hex"
 	"fmt"
 	"testing"
 )
@@ -15,10 +14,7 @@ const (
 
 func TestVirtual(t *testing.T) {
 	edit := func(s string, i int, v byte) []byte {
-		b, err := hex.DecodeString(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := unhex(s)
 		if i >= 0 {
 			b[i] = v
 		}
@@ -54,8 +50,7 @@ func TestVirtual(t *testing.T) {
 
 func FuzzVirtual(f *testing.F) {
 	for _, s := range []string{vrrp2Sample, vrrp3Sample} {
-		b, _ := hex.DecodeString(s)
-		f.Add(b)
+		f.Add(unhex(s))
 	}
 	f.Fuzz(func(t *testing.T, in []byte) {
 		for _, a := range AppendVirtual(nil, in) {

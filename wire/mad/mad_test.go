@@ -1,10 +1,8 @@
 package mad_test
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"os"
 	"strings"
@@ -13,6 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
+	"ipoibcm/internal/vector"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire"
 	"ipoibcm/wire/encap"
@@ -22,26 +22,9 @@ import (
 // vectors reads the MADs out of testdata/vectors.txt: IPv4 20, UDP 8, BTH 12,
 // DETH 8, then the MAD and the ICRC.
 func vectors(t testing.TB) map[string][]byte {
-	f, err := os.Open("testdata/vectors.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	m := make(map[string][]byte)
-	sc := bufio.NewScanner(f)
-	for sc.Scan() {
-		name, octets, ok := strings.Cut(sc.Text(), " ")
-		if !ok || name == "#" {
-			continue
-		}
-		b, err := hex.DecodeString(octets)
-		if err != nil {
-			t.Fatal(err)
-		}
+	m := vector.File(t, "testdata/vectors.txt")
+	for name, b := range m {
 		m[name] = b[48 : len(b)-4]
-	}
-	if err := sc.Err(); err != nil {
-		t.Fatal(err)
 	}
 	return m
 }
@@ -125,16 +108,10 @@ func TestVectors(t *testing.T) {
 		if out, err := tt.msg.AppendBinary(nil); err != nil || !bytes.Equal(out, vs[tt.name]) {
 			t.Errorf("%s: %v\n got %x\nwant %x", tt.name, err, out, vs[tt.name])
 		}
-		switch {
-		case h.Class != mad.ClassCM:
-			t.Errorf("%s: Class is %v, want %v", tt.name, h.Class, mad.ClassCM)
-		case h.ClassVersion != mad.VersionCM:
-			t.Errorf("%s: ClassVersion is %v, want %v", tt.name, h.ClassVersion, mad.VersionCM)
-		case h.Method != mad.MethodSend:
-			t.Errorf("%s: Method is %v, want %v", tt.name, h.Method, mad.MethodSend)
-		case h.Attr != tt.msg.Attr():
-			t.Errorf("%s: Attr is %v, want %v", tt.name, h.Attr, tt.msg.Attr())
-		}
+		expect.Equal(t, h.Class, mad.ClassCM, "%s: Class", tt.name)
+		expect.Equal(t, h.ClassVersion, mad.VersionCM, "%s: ClassVersion", tt.name)
+		expect.Equal(t, h.Method, mad.MethodSend, "%s: Method", tt.name)
+		expect.Equal(t, h.Attr, tt.msg.Attr(), "%s: Attr", tt.name)
 	}
 }
 
@@ -285,9 +262,8 @@ func TestEveryFieldHasItsPlace(t *testing.T) {
 			continue
 		}
 		b = b[1:]
-		octets, _ := hex.DecodeString(tt.want)
 		data := make([]byte, mad.Len-mad.HeaderLen)
-		copy(data[tt.off:], octets)
+		copy(data[tt.off:], vector.Hex(tt.want))
 		if !bytes.Equal(b[mad.HeaderLen:], data) {
 			t.Errorf("%s:\n got %x\nwant %x", tt.name, b[mad.HeaderLen:], data)
 		}
@@ -318,8 +294,7 @@ func TestNarrowFieldsAreMasked(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := make([]byte, mad.Len-mad.HeaderLen)
-		octets, _ := hex.DecodeString(tt.want)
-		copy(want[tt.off:], octets)
+		copy(want[tt.off:], vector.Hex(tt.want))
 		if got := b[mad.HeaderLen:]; !bytes.Equal(got, want) {
 			t.Errorf("%s:\n got %x\nwant %x", tt.name, got, want)
 		}
@@ -369,12 +344,9 @@ func TestParseRefuses(t *testing.T) {
 		_, m, err := mad.Parse(tt.in)
 		var short *wire.ShortError
 		var field *wire.FieldError
-		switch {
-		case m != nil:
-			t.Errorf("%s: m is %v, want nil", tt.name, m)
-		case errors.As(err, &short) != tt.short:
-			t.Errorf("%s: As(err, &short) is %v, want %v", tt.name, errors.As(err, &short), tt.short)
-		case errors.As(err, &field) == tt.short:
+		expect.Equal(t, m, nil, "%s: m", tt.name)
+		expect.Equal(t, errors.As(err, &short), tt.short, "%s: As(err, &short)", tt.name)
+		if errors.As(err, &field) == tt.short {
 			t.Errorf("%s: %v (%T), want an error of a field: %v", tt.name, err, err, !tt.short)
 		}
 	}

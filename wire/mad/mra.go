@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"ipoibcm/ib"
+	"ipoibcm/wire"
 )
 
 // MRAPrivateLen is the room for private data in an MRA, in octets.
@@ -20,18 +21,10 @@ const (
 	KindOther MessageKind = 2 // REJ
 )
 
+var messageKindNames = wire.Names[MessageKind]{KindREQ: "REQ", KindREP: "REP", KindOther: "other"}
+
 // String prints REQ, REP, or "other".
-func (k MessageKind) String() string {
-	switch k {
-	case KindREQ:
-		return "REQ"
-	case KindREP:
-		return "REP"
-	case KindOther:
-		return "other"
-	}
-	return fmt.Sprintf("MessageKind(%d)", uint8(k))
-}
+func (k MessageKind) String() string { return messageKindNames.Of(k, "MessageKind(%d)") }
 
 // An MRA says that a message arrived and that the answer takes longer.
 type MRA struct {

@@ -9,9 +9,9 @@
 package nd
 
 import (
-	"fmt"
 	"net/netip"
 
+	"ipoibcm/wire"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
 )
@@ -36,24 +36,13 @@ const (
 	Redirect              Kind = 137
 )
 
-// String prints RS, RA, NS, NA or Redirect.
-func (k Kind) String() string {
-	switch k {
-	case None:
-		return "none"
-	case RouterSolicitation:
-		return "RS"
-	case RouterAdvertisement:
-		return "RA"
-	case NeighborSolicitation:
-		return "NS"
-	case NeighborAdvertisement:
-		return "NA"
-	case Redirect:
-		return "Redirect"
-	}
-	return fmt.Sprintf("Kind(%d)", uint8(k))
+var kindNames = wire.Names[Kind]{
+	None: "none", RouterSolicitation: "RS", RouterAdvertisement: "RA", NeighborSolicitation: "NS",
+	NeighborAdvertisement: "NA", Redirect: "Redirect",
 }
+
+// String prints RS, RA, NS, NA or Redirect.
+func (k Kind) String() string { return kindNames.Of(k, "Kind(%d)") }
 
 // KindOf returns which neighbour discovery message the IPv6 packet pkt looks
 // like, at the cost of a few octets. It checks nothing else. A message may stand

@@ -3,22 +3,17 @@ package nd
 import (
 	"bytes"
 	"encoding/binary"
-	"encoding/hex"
 	"net/netip"
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
+	"ipoibcm/internal/vector"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
 )
 
-func unhex(s string) []byte {
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
+var unhex = vector.Hex
 
 var (
 	addr   = netip.MustParseAddr
@@ -230,14 +225,11 @@ func TestRewrite(t *testing.T) {
 	// An option nobody can use is removed, and not passed on.
 	out, _, has, err := StripLink(nil, packet(a1, routers, "8500000000000000"+"0103000080ffffff"+
 		"fe8000000000000000000000000000aa"))
-	switch {
-	case err != nil:
+	if err != nil {
 		t.Errorf("RS with a useless option: err is %v, want nil", err)
-	case has:
-		t.Errorf("RS with a useless option: has is true")
-	case len(out) != 48:
-		t.Errorf("RS with a useless option: out has %v elements, want 48", len(out))
 	}
+	expect.Equal(t, has, false, "RS with a useless option: has")
+	expect.Equal(t, len(out), 48, "RS with a useless option: length of out")
 }
 
 // optionHeaders are hop-by-hop options and destination options, of padding only.

@@ -9,15 +9,12 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"ipoibcm/internal/expect"
+	"ipoibcm/internal/vector"
 )
 
-func unhex(s string) []byte {
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
+var unhex = vector.Hex
 
 // RoCEv2 packets: an ARP request by UD over IPv4 (with its ICRC), and UD over
 // IPv6 to a group with no payload worth the name.
@@ -61,22 +58,13 @@ func TestRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	switch {
-	case c.Application != "ipoibcmd":
-		t.Errorf("Application is %q, want \"ipoibcmd\"", c.Application)
-	case len(c.Interfaces) != 2:
-		t.Errorf("Interfaces has %v elements, want 2", len(c.Interfaces))
-	case c.Interfaces[0].Name != "eth0":
-		t.Errorf("Interfaces[0].Name is %q, want \"eth0\"", c.Interfaces[0].Name)
-	case c.Interfaces[0].Description != "host a":
-		t.Errorf("Interfaces[0].Description is %q, want \"host a\"", c.Interfaces[0].Description)
-	case c.Interfaces[0].SnapLen != DefaultSnapLen:
-		t.Errorf("Interfaces[0].SnapLen is %v, want %v", c.Interfaces[0].SnapLen, DefaultSnapLen)
-	case c.Seen != 7:
-		t.Errorf("Seen is %v, want 7", c.Seen)
-	case c.Dropped != 3:
-		t.Errorf("Dropped is %v, want 3", c.Dropped)
-	}
+	expect.Equal(t, c.Application, "ipoibcmd", "Application")
+	expect.MustEqual(t, len(c.Interfaces), 2, "length of Interfaces")
+	expect.Equal(t, c.Interfaces[0].Name, "eth0", "Interfaces[0].Name")
+	expect.Equal(t, c.Interfaces[0].Description, "host a", "Interfaces[0].Description")
+	expect.Equal(t, c.Interfaces[0].SnapLen, DefaultSnapLen, "Interfaces[0].SnapLen")
+	expect.Equal(t, c.Seen, 7, "Seen")
+	expect.Equal(t, c.Dropped, 3, "Dropped")
 	for i, want := range []struct {
 		id, kept, orig int
 		out            bool
@@ -88,18 +76,11 @@ func TestRoundTrip(t *testing.T) {
 		{1, 60, 14 + 112, false, at.Add(time.Second), "0249c00002020249c00002010800"},
 	} {
 		p := c.Packets[i]
-		switch {
-		case p.Interface != want.id:
-			t.Errorf("packet %d: Interface is %v, want %v", i, p.Interface, want.id)
-		case len(p.Data) != want.kept:
-			t.Errorf("packet %d: Data has %v elements, want %v", i, len(p.Data), want.kept)
-		case p.OrigLen != want.orig:
-			t.Errorf("packet %d: OrigLen is %v, want %v", i, p.OrigLen, want.orig)
-		case p.Out != want.out:
-			t.Errorf("packet %d: Out is %v, want %v", i, p.Out, want.out)
-		case !p.Time.Equal(want.at):
-			t.Errorf("packet %d: Time.Equal(want.at) is false, want true", i)
-		}
+		expect.Equal(t, p.Interface, want.id, "packet %d: Interface", i)
+		expect.Equal(t, len(p.Data), want.kept, "packet %d: length of Data", i)
+		expect.Equal(t, p.OrigLen, want.orig, "packet %d: OrigLen", i)
+		expect.Equal(t, p.Out, want.out, "packet %d: Out", i)
+		expect.Equal(t, p.Time.Equal(want.at), true, "packet %d: Time.Equal(want.at)", i)
 		if got := hex.EncodeToString(p.Data[:EthernetLen]); got != want.eth {
 			t.Errorf("packet %d: Ethernet header %s, want %s", i, got, want.eth)
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/wire"
 	"ipoibcm/wire/roce"
 )
@@ -45,22 +46,13 @@ func TestOpcodes(t *testing.T) {
 		{roce.UDSendOnlyImm, 0x65, ib.UD, 24, true, true, "UD SEND_ONLY_IMM"},
 	} {
 		tr, ok := tt.op.Transport()
-		switch {
-		case uint8(tt.op) != tt.code:
-			t.Errorf("%#02x: op is %v, want %v", tt.code, uint8(tt.op), tt.code)
-		case !ok:
-			t.Errorf("%#02x: ok is false", tt.code)
-		case tr != tt.tr:
-			t.Errorf("%#02x: tr is %v, want %v", tt.code, tr, tt.tr)
-		case tt.op.HeaderLen() != tt.headerLen:
-			t.Errorf("%#02x: HeaderLen is %v, want %v", tt.code, tt.op.HeaderLen(), tt.headerLen)
-		case tt.op.Starts() != tt.starts:
-			t.Errorf("%#02x: Starts is %v, want %v", tt.code, tt.op.Starts(), tt.starts)
-		case tt.op.Ends() != tt.ends:
-			t.Errorf("%#02x: Ends is %v, want %v", tt.code, tt.op.Ends(), tt.ends)
-		case tt.op.String() != tt.name:
-			t.Errorf("%#02x: String is %v, want %v", tt.code, tt.op.String(), tt.name)
-		}
+		expect.Equal(t, uint8(tt.op), tt.code, "%#02x: op", tt.code)
+		expect.Equal(t, ok, true, "%#02x: ok", tt.code)
+		expect.Equal(t, tr, tt.tr, "%#02x: tr", tt.code)
+		expect.Equal(t, tt.op.HeaderLen(), tt.headerLen, "%#02x: HeaderLen", tt.code)
+		expect.Equal(t, tt.op.Starts(), tt.starts, "%#02x: Starts", tt.code)
+		expect.Equal(t, tt.op.Ends(), tt.ends, "%#02x: Ends", tt.code)
+		expect.Equal(t, tt.op.String(), tt.name, "%#02x: String", tt.code)
 		if got := tt.op.Operation().With(tt.tr); got != tt.op {
 			t.Errorf("%v: operation %v with %v = %v", tt.op, tt.op.Operation(), tt.tr, got)
 		}
@@ -100,16 +92,10 @@ func TestSyndrome(t *testing.T) {
 		{0x40, false, false, false, "Syndrome(0x40)"},
 		{0xff, false, false, false, "Syndrome(0xff)"},
 	} {
-		switch {
-		case tt.s.IsACK() != tt.ack:
-			t.Errorf("%#02x: IsACK is %v, want %v", uint8(tt.s), tt.s.IsACK(), tt.ack)
-		case tt.s.IsRNR() != tt.rnr:
-			t.Errorf("%#02x: IsRNR is %v, want %v", uint8(tt.s), tt.s.IsRNR(), tt.rnr)
-		case tt.s.IsNAK() != tt.nak:
-			t.Errorf("%#02x: IsNAK is %v, want %v", uint8(tt.s), tt.s.IsNAK(), tt.nak)
-		case tt.s.String() != tt.name:
-			t.Errorf("%#02x: String is %v, want %v", uint8(tt.s), tt.s.String(), tt.name)
-		}
+		expect.Equal(t, tt.s.IsACK(), tt.ack, "%#02x: IsACK", uint8(tt.s))
+		expect.Equal(t, tt.s.IsRNR(), tt.rnr, "%#02x: IsRNR", uint8(tt.s))
+		expect.Equal(t, tt.s.IsNAK(), tt.nak, "%#02x: IsNAK", uint8(tt.s))
+		expect.Equal(t, tt.s.String(), tt.name, "%#02x: String", uint8(tt.s))
 	}
 }
 
@@ -122,16 +108,11 @@ func TestExtensionHeaders(t *testing.T) {
 	ip := roce.IPHeader{Src: a4, Dst: b4, SrcPort: 0xc000}
 	_, p := mustParse(t, build(ip, roce.BTHFields{Opcode: roce.UCWriteOnlyImm, Solicited: true},
 		append(reth[:], imm[:]...), []byte("abc")))
-	switch h := p.RETH(); {
-	case h.Addr() != 0x0102030405060708:
-		t.Errorf("Addr is %#x, want 0x0102030405060708", h.Addr())
-	case h.RKey() != 0x11223344:
-		t.Errorf("RKey is %#x, want 0x11223344", h.RKey())
-	case h.Length() != 70000:
-		t.Errorf("Length is %v, want 70000", h.Length())
-	case p.ImmDt().Value() != 0xdeadbeef:
-		t.Errorf("ImmDt.Value is %#x, want 0xdeadbeef", p.ImmDt().Value())
-	}
+	h := p.RETH()
+	expect.Equal(t, h.Addr(), 0x0102030405060708, "Addr")
+	expect.Equal(t, h.RKey(), 0x11223344, "RKey")
+	expect.Equal(t, h.Length(), 70000, "Length")
+	expect.Equal(t, p.ImmDt().Value(), 0xdeadbeef, "ImmDt.Value")
 	if string(p.Payload) != "abc" || !p.BTH.Solicited() {
 		t.Errorf("payload %q, BTH %x", p.Payload, p.BTH)
 	}
@@ -163,22 +144,13 @@ func TestBTH(t *testing.T) {
 		t.Errorf("zero BTH is %x", b)
 	}
 	h := roce.BTH(bytes.Repeat([]byte{0xff}, roce.BTHLen)) // and ignored when received
-	switch {
-	case h.PSN() != ib.PSNMask:
-		t.Errorf("BTH of ones: PSN is %v, want %v", h.PSN(), ib.PSNMask)
-	case h.DestQPN() != ib.QPNMulticast:
-		t.Errorf("BTH of ones: DestQPN is %v, want %v", h.DestQPN(), ib.QPNMulticast)
-	case h.Pad() != 3:
-		t.Errorf("BTH of ones: Pad is %v, want 3", h.Pad())
-	case !h.FECN():
-		t.Errorf("BTH of ones: FECN is false, want true")
-	case !h.BECN():
-		t.Errorf("BTH of ones: BECN is false, want true")
-	case !h.AckReq():
-		t.Errorf("BTH of ones: AckReq is false, want true")
-	case h.Version() != 15:
-		t.Errorf("BTH of ones: Version is %v, want 15", h.Version())
-	}
+	expect.Equal(t, h.PSN(), ib.PSNMask, "BTH of ones: PSN")
+	expect.Equal(t, h.DestQPN(), ib.QPNMulticast, "BTH of ones: DestQPN")
+	expect.Equal(t, h.Pad(), 3, "BTH of ones: Pad")
+	expect.Equal(t, h.FECN(), true, "BTH of ones: FECN")
+	expect.Equal(t, h.BECN(), true, "BTH of ones: BECN")
+	expect.Equal(t, h.AckReq(), true, "BTH of ones: AckReq")
+	expect.Equal(t, h.Version(), 15, "BTH of ones: Version")
 	h.SetAckReq(false)
 	if h.AckReq() || h[8] != 0x7f {
 		t.Errorf("A bit cleared: %x", h[8])
@@ -480,12 +452,11 @@ func FuzzParseIP(f *testing.F) {
 		}
 		out := append(h.Append(nil, len(payload)), payload...)
 		h2, payload2, err := roce.ParseIP(out)
-		switch {
-		case err != nil:
+		if err != nil {
 			t.Fatalf("round trip: err is %v, want nil", err)
-		case h2 != h:
-			t.Fatalf("round trip: h2 is %v, want %v", h2, h)
-		case !bytes.Equal(payload, payload2):
+		}
+		expect.MustEqual(t, h2, h, "round trip: h2")
+		if !bytes.Equal(payload, payload2) {
 			t.Fatalf("round trip: payload is %x, want %x", payload, payload2)
 		}
 		ok1, err1 := roce.CheckIP(in)

@@ -1,7 +1,6 @@
 package roce_test
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/binary"
 	"encoding/hex"
@@ -12,36 +11,15 @@ import (
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
+	"ipoibcm/internal/vector"
 	"ipoibcm/wire/roce"
 )
 
-func unhex(s string) []byte {
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
+var unhex = vector.Hex
 
 // vectors reads testdata/vectors.txt: whole IP packets by name.
-func vectors(t testing.TB) map[string][]byte {
-	f, err := os.Open("testdata/vectors.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	m := make(map[string][]byte)
-	sc := bufio.NewScanner(f)
-	for sc.Scan() {
-		if name, octets, ok := strings.Cut(sc.Text(), " "); ok && name != "#" {
-			m[name] = unhex(octets)
-		}
-	}
-	if err := sc.Err(); err != nil {
-		t.Fatal(err)
-	}
-	return m
-}
+func vectors(t testing.TB) map[string][]byte { return vector.File(t, "testdata/vectors.txt") }
 
 var (
 	a4, b4 = netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
@@ -136,14 +114,10 @@ func TestVectors(t *testing.T) {
 		t.Errorf("V8: DETH %x", d)
 	}
 	_, p = mustParse(t, vs["V14"])
-	switch s := p.AETH().Syndrome(); {
-	case !s.IsRNR():
-		t.Errorf("V14: IsRNR is false, want true")
-	case s.RNRTimer() != 12:
-		t.Errorf("V14: RNRTimer is %v, want 12", s.RNRTimer())
-	case p.AETH().MSN() != 1:
-		t.Errorf("V14: AETH.MSN is %v, want 1", p.AETH().MSN())
-	}
+	s := p.AETH().Syndrome()
+	expect.Equal(t, s.IsRNR(), true, "V14: IsRNR")
+	expect.Equal(t, s.RNRTimer(), 12, "V14: RNRTimer")
+	expect.Equal(t, p.AETH().MSN(), 1, "V14: AETH.MSN")
 }
 
 func fields(h roce.BTH) roce.BTHFields {

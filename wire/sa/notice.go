@@ -29,24 +29,14 @@ const (
 	TrapCapabilityChange Trap = 144 // at a port
 )
 
-// String names t.
-func (t Trap) String() string {
-	switch t {
-	case TrapGIDInService:
-		return "GID in service"
-	case TrapGIDOutOfService:
-		return "GID out of service"
-	case TrapGroupCreated:
-		return "group created"
-	case TrapGroupDeleted:
-		return "group deleted"
-	case TrapLinkState:
-		return "link state change"
-	case TrapCapabilityChange:
-		return "capability change"
-	}
-	return fmt.Sprintf("trap %d", uint16(t))
+var trapNames = wire.Names[Trap]{
+	TrapGIDInService: "GID in service", TrapGIDOutOfService: "GID out of service",
+	TrapGroupCreated: "group created", TrapGroupDeleted: "group deleted", TrapLinkState: "link state change",
+	TrapCapabilityChange: "capability change",
 }
+
+// String names t.
+func (t Trap) String() string { return trapNames.Of(t, "trap %d") }
 
 // Values that stand for any in an [InformInfo].
 const (

@@ -1,14 +1,13 @@
 package sa_test
 
 import (
-	"bufio"
 	"encoding/hex"
 	"errors"
-	"os"
-	"strings"
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
+	"ipoibcm/internal/vector"
 	"ipoibcm/wire"
 	"ipoibcm/wire/mad"
 	"ipoibcm/wire/sa"
@@ -17,26 +16,9 @@ import (
 // vectors returns the MADs of testdata/vectors.txt by name.
 func vectors(t testing.TB) map[string][]byte {
 	t.Helper()
-	f, err := os.Open("testdata/vectors.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	m := map[string][]byte{}
-	sc := bufio.NewScanner(f)
-	for sc.Scan() {
-		if strings.HasPrefix(sc.Text(), "#") {
-			continue
-		}
-		name, octets, _ := strings.Cut(sc.Text(), " ")
-		b, err := hex.DecodeString(octets)
-		if err != nil || len(b) != mad.Len {
-			t.Fatalf("%s: %d octets, %v", name, len(b), err)
-		}
-		m[name] = b
-	}
-	if err := sc.Err(); err != nil {
-		t.Fatal(err)
+	m := vector.File(t, "testdata/vectors.txt")
+	for name, b := range m {
+		expect.MustEqual(t, len(b), mad.Len, "length of %s", name)
 	}
 	return m
 }
@@ -169,14 +151,9 @@ func TestReport(t *testing.T) {
 	if !ok {
 		t.Fatalf("record: got %T, want a Notice", m.Record)
 	}
-	switch {
-	case !n.Generic:
-		t.Errorf("Generic is false, want true")
-	case n.Type != 3:
-		t.Errorf("Type is %v, want 3", n.Type)
-	case n.Producer != 4:
-		t.Errorf("Producer is %v, want 4", n.Producer)
-	}
+	expect.Equal(t, n.Generic, true, "Generic")
+	expect.Equal(t, n.Type, 3, "Type")
+	expect.Equal(t, n.Producer, 4, "Producer")
 	if n.Trap != sa.TrapGroupCreated {
 		t.Errorf("trap: got %v, want %v", n.Trap, sa.TrapGroupCreated)
 	}

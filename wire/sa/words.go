@@ -3,6 +3,8 @@ package sa
 import (
 	"fmt"
 	"strings"
+
+	"ipoibcm/wire"
 )
 
 // A Method is the method octet of a MAD.
@@ -23,28 +25,14 @@ const (
 // IsResponse reports whether m answers something.
 func (m Method) IsResponse() bool { return m&0x80 != 0 }
 
-// String names m.
-func (m Method) String() string {
-	switch m {
-	case MethodGet:
-		return "Get"
-	case MethodSet:
-		return "Set"
-	case MethodReport:
-		return "Report"
-	case MethodGetTable:
-		return "GetTable"
-	case MethodDelete:
-		return "Delete"
-	case MethodGetResp:
-		return "GetResp"
-	case MethodReportResp:
-		return "ReportResp"
-	case MethodDeleteResp:
-		return "DeleteResp"
-	}
-	return fmt.Sprintf("Method(0x%02x)", uint8(m))
+var methodNames = wire.Names[Method]{
+	MethodGet: "Get", MethodSet: "Set", MethodReport: "Report", MethodGetTable: "GetTable",
+	MethodDelete: "Delete", MethodGetResp: "GetResp", MethodReportResp: "ReportResp",
+	MethodDeleteResp: "DeleteResp",
 }
+
+// String names m.
+func (m Method) String() string { return methodNames.Of(m, "Method(0x%02x)") }
 
 // An Attr is an attribute ID: which record a MAD carries.
 type Attr uint16
@@ -58,22 +46,13 @@ const (
 	AttrMCMemberRecord Attr = 0x0038
 )
 
-// String names a.
-func (a Attr) String() string {
-	switch a {
-	case AttrClassPortInfo:
-		return "ClassPortInfo"
-	case AttrNotice:
-		return "Notice"
-	case AttrInformInfo:
-		return "InformInfo"
-	case AttrPathRecord:
-		return "PathRecord"
-	case AttrMCMemberRecord:
-		return "MCMemberRecord"
-	}
-	return fmt.Sprintf("Attr(0x%04x)", uint16(a))
+var attrNames = wire.Names[Attr]{
+	AttrClassPortInfo: "ClassPortInfo", AttrNotice: "Notice", AttrInformInfo: "InformInfo",
+	AttrPathRecord: "PathRecord", AttrMCMemberRecord: "MCMemberRecord",
 }
+
+// String names a.
+func (a Attr) String() string { return attrNames.Of(a, "Attr(0x%04x)") }
 
 // A Status is the status of an answer: common bits in the low octet (IBA
 // 13.4.7), those of subnet administration in the high one (IBA 15.2.5.1).

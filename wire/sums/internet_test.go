@@ -56,21 +56,7 @@ func TestInternet(t *testing.T) {
 }
 
 func TestInternetAtPageEnd(t *testing.T) {
-	const n = 2100
-	atStart, atEnd := atPageEnd(t, n)
-	data := noise(n)
-	copy(atStart, data)
-	for n := range n {
-		if got, want := Internet(1, atStart[:n]), plain(1, data[:n]); got != want {
-			t.Fatalf("the first %d octets: %#x, want %#x", n, got, want)
-		}
-	}
-	copy(atEnd, data)
-	for at := range n {
-		if got, want := Internet(1, atEnd[at:]), plain(1, data[at:]); got != want {
-			t.Fatalf("the last %d octets: %#x, want %#x", n-at, got, want)
-		}
-	}
+	checkAtPageEnd(t, func(b []byte) uint32 { return Internet(1, b) }, func(b []byte) uint32 { return plain(1, b) })
 }
 
 func TestInternetInPieces(t *testing.T) {

@@ -273,14 +273,20 @@ static void make_auth(struct opaque_auth *a)
 		a->oa_base[i] = rnd(256);
 }
 
+static struct rpc_msg message(enum msg_type direction)
+{
+	struct rpc_msg m;
+	memset(&m, 0, sizeof m);
+	m.rm_xid = rnd(0);
+	m.rm_direction = direction;
+	return m;
+}
+
 static void make_call(void)
 {
 	char buf[2048] = { 0 }; /* libtirpc does not write padding */
 	XDR x;
-	struct rpc_msg m;
-	memset(&m, 0, sizeof m);
-	m.rm_xid = rnd(0);
-	m.rm_direction = CALL;
+	struct rpc_msg m = message(CALL);
 	m.rm_call.cb_rpcvers = 2;
 	m.rm_call.cb_prog = rnd(0);
 	m.rm_call.cb_vers = rnd(9);
@@ -300,10 +306,7 @@ static void make_reply(void)
 {
 	char buf[2048] = { 0 }; /* libtirpc does not write padding */
 	XDR x;
-	struct rpc_msg m;
-	memset(&m, 0, sizeof m);
-	m.rm_xid = rnd(0);
-	m.rm_direction = REPLY;
+	struct rpc_msg m = message(REPLY);
 	if (rnd(3) == 0) {
 		m.rm_reply.rp_stat = MSG_DENIED;
 		m.rm_reply.rp_rjct.rj_stat = rnd(2);
