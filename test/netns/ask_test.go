@@ -72,8 +72,7 @@ func (h *host) trusts(others ...*host) []string {
 // their interfaces; and only those who may.
 func TestAskPeers(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{hosts: 3})
-	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
+	s, a, b, c := newTrio(t)
 	a.run()
 	b.run(b.trusts(a)...)
 	c.run(c.config("peer_allow: []\n")...)
@@ -170,8 +169,7 @@ func (a *host) asksWithoutIP(b *host, gid string) {
 // is up, whoever asks; and who is not trusted learns of no neighbour.
 func TestPeersLearnNoIdentifiers(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{hosts: 3})
-	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
+	s, a, b, c := newTrio(t)
 	a.run()
 	b.run(b.trusts(a)...)
 	c.run()

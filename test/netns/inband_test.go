@@ -72,8 +72,7 @@ func TestCMInband(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			parallel(t)
-			s := newSegment(t, topology{})
-			a, b := s.hosts[0], s.hosts[1]
+			s, a, b := newPair(t)
 			a.run("--mode", tt.mode, "--cm-transport", tt.a)
 			b.run("--mode", tt.mode, "--cm-transport", tt.b)
 			seen := a.capture()
@@ -177,8 +176,7 @@ func (h *host) silenceQP1(hooks ...string) (end func()) {
 // Both would use QP 1, but nothing that is sent to b's arrives.
 func TestSilentQP1(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	b.silenceQP1("ingress")
 	s.start("--mode", "rc")
 	a.reach(b.v4)
@@ -213,8 +211,7 @@ func TestSilentQP1(t *testing.T) {
 // One uses QP 1 only and the other never: they stay on UD, and both say why.
 func TestNoCMPathInCommon(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	a.run("--cm-transport", "gsi")
 	b.run("--cm-transport", "inband")
 	both(b, a.reach)

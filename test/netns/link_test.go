@@ -15,9 +15,8 @@ import (
 
 func TestThreeHostsOnOneSegment(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{hosts: 3})
+	s, a, b, c := newTrio(t)
 	s.start()
-	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
 	qpn := a.status().Interface.UDQPN
 	for _, pair := range [][2]*host{{a, b}, {b, c}, {c, a}} {
 		pair[0].connect(pair[1], "RC")
@@ -162,8 +161,7 @@ func TestIPv4UnderlayTooSmall(t *testing.T) {
 
 func TestUDOnlyPeerOfConnectedHost(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	a.run("--mode", "rc")
 	b.run("--mode", "ud")
 	if l := b.status().Interface.LinkAddr; !strings.HasPrefix(l, "00 ") { // 4755-3.1-9
@@ -252,8 +250,7 @@ func TestModeMatrix(t *testing.T) {
 // the third host is not affected.
 func TestReceiveMTUMismatch(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{hosts: 3})
-	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
+	_, a, b, c := newTrio(t)
 	a.run()
 	b.run("--receive-mtu", "9000")
 	c.run()
@@ -284,11 +281,7 @@ func TestReceiveMTUMismatch(t *testing.T) {
 			}
 		})
 	}
-	both(c, func(dst netip.Addr) {
-		a.reach(dst)
-		a.waitRoute(patience, dst, maxMTU)
-		a.ping(dst, maxMTU, true) // 4755-7.2-1 whole to another peer
-	})
+	a.reachFull(c, maxMTU) // 4755-7.2-1 whole to another peer
 	if got := a.send(b, b.v4, 8<<20).MSS; got > 8996-40 {
 		t.Errorf("MSS %d to a peer of MTU 8996", got)
 	}
@@ -316,8 +309,7 @@ func (h *host) waitCarrier(on bool) {
 // so do carrier and traffic.
 func TestUnderlayDownAndUp(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	s.must(a.AddAddr(underlay, "192.168.7.1/24")) // stays when the link goes down, and is no GID of this link
 	s.start()
 	a.connect(b, "RC")
@@ -335,11 +327,7 @@ func TestUnderlayDownAndUp(t *testing.T) {
 		a.waitState("up")
 		a.waitCarrier(true)
 		a.connect(b, "RC")
-		both(b, func(dst netip.Addr) {
-			a.reach(dst)
-			a.waitRoute(patience, dst, maxMTU)
-			a.ping(dst, maxMTU, true)
-		})
+		a.reachFull(b, maxMTU)
 		a.send(b, b.v4, 4<<20)
 	}
 }
@@ -348,8 +336,7 @@ func TestUnderlayDownAndUp(t *testing.T) {
 // the new one, without a restart, and sends from it.
 func TestUnderlayAddressChanged(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{hosts: 3})
-	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
+	s, a, b, c := newTrio(t)
 	a.run()
 	b.run()
 	c.run("--mode", "ud")
