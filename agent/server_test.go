@@ -29,6 +29,23 @@ type served struct {
 	done chan error
 }
 
+// answerQueries answers those of a, as its driver does, until ctx ends; then the channel is closed.
+func answerQueries(ctx context.Context, a *Agent) <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case q := <-a.queries:
+				q()
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return done
+}
+
 func serveAgent(t *testing.T) *served {
 	a, p := newAgent(t)
 	path := filepath.Join(t.TempDir(), "run", "ibcm0.sock")
@@ -42,18 +59,7 @@ func serveAgent(t *testing.T) *served {
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", path)
 		}}
-	driver := make(chan struct{})
-	go func() {
-		defer close(driver)
-		for {
-			select {
-			case q := <-a.queries:
-				q()
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
+	driver := answerQueries(ctx, a)
 	go func() { s.done <- a.serve(ctx, l) }()
 	t.Cleanup(func() {
 		stop()

@@ -18,18 +18,7 @@ func TestAliveNamesTheDriver(t *testing.T) {
 		t.Errorf("got %v, want a complaint about the driver", err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			select {
-			case q := <-a.queries:
-				q()
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
+	done := answerQueries(ctx, a)
 	if err := a.alive(t.Context(), time.Second); err != nil {
 		t.Errorf("driven: %v", err)
 	}
