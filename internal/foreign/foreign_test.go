@@ -175,7 +175,7 @@ func TestActive(t *testing.T) {
 			t.Errorf("%v: not sent on the connection", tt.kind)
 		}
 		// Nothing may come back on it.
-		p.RecvConn(1, frame(pkt(100)))
+		p.RecvConn(1, Frame(pkt(100)))
 		if p.Died == "" {
 			t.Errorf("%v lives", tt.kind)
 		}
@@ -223,7 +223,7 @@ func TestPassive(t *testing.T) {
 			case b.rtr.DestQPN != 0x55:
 				t.Errorf("%v: DestQPN is %#x, want 0x55", tt.kind, b.rtr.DestQPN)
 			}
-			p.RecvConn(1, frame(pkt(9000)))
+			p.RecvConn(1, Frame(pkt(9000)))
 			if p.hear(mad.RTU{LocalCommID: 5, RemoteCommID: m.LocalCommID}); len(b.conn) != 0 || p.Died != "" {
 				t.Errorf("%v answers on a connection that is not its own: %s", tt.kind, p.Died)
 			}
@@ -395,7 +395,7 @@ func endOfOurs(t *testing.T) {
 	req := ask(p, serviceid.Legacy)
 	p.hear(req)
 	local := b.take()[0].(mad.REP).LocalCommID
-	p.RecvConn(1, frame(pkt(100)))
+	p.RecvConn(1, Frame(pkt(100)))
 	if idle := p.Deadline().Sub(b.now); idle != 512*time.Second {
 		t.Errorf("ours goes after %v", idle)
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/foreign"
 	"ipoibcm/internal/long"
 	"ipoibcm/internal/simfabric"
 	"ipoibcm/ipoib"
@@ -80,7 +81,7 @@ func TestModes(t *testing.T) {
 					w.lastID++
 					p := &packet{id: w.lastID, from: a, to: b, src: a.addr4(), dst: b.addr4(), size: 500, at: w.f.Now()}
 					w.packets[p.id] = p
-					a.postUD(b.link, ib.GID{}, frame(p.octets()))
+					a.postUD(b.link, ib.GID{}, foreign.Frame(p.octets()))
 					w.run(time.Millisecond)
 					w.want(p.delivered == 1, "%v by UD was not accepted", p)
 					// 4755-2.3-5: all this is one connection, made once.
