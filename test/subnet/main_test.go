@@ -166,20 +166,7 @@ func newReal(t *testing.T, conf int, opt sa.Options) *real {
 		}
 		r.hosts[name] = h
 		r.order = append(r.order, h)
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			for {
-				m, err := c.Receive()
-				switch {
-				case err == ibsim.ErrUndelivered: // as if it were lost
-				case err != nil:
-					return
-				default:
-					r.inbox <- received{h, m}
-				}
-			}
-		}()
+		ended := receiveAll(c, func(m *sa.MAD) { r.inbox <- received{h, m} })
 		t.Cleanup(func() {
 			if err := c.Close(); err != nil {
 				t.Error(err)
@@ -195,6 +182,25 @@ func newReal(t *testing.T, conf int, opt sa.Options) *real {
 		r.step(h, sa.SetPort{Port: h.port()})
 	}
 	return r
+}
+
+// receiveAll gives f what c receives until c is closed; then the channel is closed.
+func receiveAll(c *ibsim.Client, f func(*sa.MAD)) <-chan struct{} {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			m, err := c.Receive()
+			switch {
+			case err == ibsim.ErrUndelivered: // as if it were lost
+			case err != nil:
+				return
+			default:
+				f(m)
+			}
+		}
+	}()
+	return ended
 }
 
 func (r *real) host(name string) *host { return r.hosts[name] }
