@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"ipoibcm/control"
+	"ipoibcm/internal/expect"
 )
 
 // Who does not drive the agent is found out; who does is alive.
@@ -66,12 +67,9 @@ func TestServiceIsNotWaitedFor(t *testing.T) {
 
 func TestReloadingHasTheTime(t *testing.T) {
 	text, usec, ok := strings.Cut(reloading(), "MONOTONIC_USEC=")
-	switch {
-	case !ok:
-		t.Error("ok is false, want true")
-	case text != "RELOADING=1\n":
-		t.Errorf("text is %v, want %q", text, "RELOADING=1\n")
-	case len(usec) < 7:
+	expect.Equal(t, ok, true, "ok")
+	expect.Equal(t, text, "RELOADING=1\n", "text")
+	if len(usec) < 7 {
 		t.Errorf("usec has %v elements, want at least 7", len(usec))
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/arp"
@@ -157,16 +158,10 @@ func TestActive(t *testing.T) {
 		}
 		p.hear(rep(req, 65524))
 		msgs = b.take()
-		switch {
-		case b.kinds(msgs) != "RTU":
-			t.Fatalf("%v: kinds(msgs) is %q, want \"RTU\"", tt.kind, b.kinds(msgs))
-		case b.rts.RNRRetry != 6:
-			t.Fatalf("%v: RNRRetry is %v, want 6", tt.kind, b.rts.RNRRetry)
-		case b.rts.SQPSN != 77:
-			t.Fatalf("%v: SQPSN is %v, want 77", tt.kind, b.rts.SQPSN)
-		case b.rts.RetryCount != tt.retry:
-			t.Fatalf("%v: RetryCount is %v, want %v", tt.kind, b.rts.RetryCount, tt.retry)
-		}
+		expect.MustEqual(t, b.kinds(msgs), "RTU", "%v: kinds(msgs)", tt.kind)
+		expect.MustEqual(t, b.rts.RNRRetry, 6, "%v: RNRRetry", tt.kind)
+		expect.MustEqual(t, b.rts.SQPSN, 77, "%v: SQPSN", tt.kind)
+		expect.MustEqual(t, b.rts.RetryCount, tt.retry, "%v: RetryCount", tt.kind)
 		if rtu := msgs[0].(mad.RTU); (rtu.PrivateData != [mad.RTUPrivateLen]byte{}) != tt.rtuData {
 			t.Errorf("%v: RTU with %x", tt.kind, rtu.PrivateData[:8])
 		}
@@ -215,14 +210,9 @@ func TestPassive(t *testing.T) {
 				t.Errorf("%v: %v has private data", tt.kind, m)
 			}
 		case mad.REP:
-			switch {
-			case m.RNRRetryCount != tt.rnr:
-				t.Errorf("%v: RNRRetryCount is %v, want %v", tt.kind, m.RNRRetryCount, tt.rnr)
-			case b.rts.SQPSN != 66:
-				t.Errorf("%v: SQPSN is %v, want 66", tt.kind, b.rts.SQPSN)
-			case b.rtr.DestQPN != 0x55:
-				t.Errorf("%v: DestQPN is %#x, want 0x55", tt.kind, b.rtr.DestQPN)
-			}
+			expect.Equal(t, m.RNRRetryCount, tt.rnr, "%v: RNRRetryCount", tt.kind)
+			expect.Equal(t, b.rts.SQPSN, 66, "%v: SQPSN", tt.kind)
+			expect.Equal(t, b.rtr.DestQPN, 0x55, "%v: DestQPN", tt.kind)
 			p.RecvConn(1, Frame(pkt(9000)))
 			if p.hear(mad.RTU{LocalCommID: 5, RemoteCommID: m.LocalCommID}); len(b.conn) != 0 || p.Died != "" {
 				t.Errorf("%v answers on a connection that is not its own: %s", tt.kind, p.Died)
@@ -241,14 +231,10 @@ func TestFailures(t *testing.T) {
 		}
 		req := b.take()[0].(mad.REQ)
 		p.hear(mad.REJ{RemoteCommID: req.LocalCommID, Reason: why})
-		switch {
-		case p.Count["dropped connecting"] != 5:
-			t.Errorf("%v: p.Count[\"dropped connecting\"] is %v, want 5", why, p.Count["dropped connecting"])
-		case len(b.ud) != 0:
-			t.Errorf("%v: ud has %v elements, want 0", why, len(b.ud))
-		case len(b.alive) != 0:
-			t.Errorf("%v: alive has %v elements, want 0", why, len(b.alive))
-		case len(b.take()) != 0:
+		expect.Equal(t, p.Count["dropped connecting"], 5, "%v: dropped connecting", why)
+		expect.Equal(t, len(b.ud), 0, "%v: length of ud", why)
+		expect.Equal(t, len(b.alive), 0, "%v: length of alive", why)
+		if len(b.take()) != 0 {
 			t.Errorf("%v: a message is sent, want none", why)
 		}
 		if p.Output(pkt(100)); b.kinds(b.take()) != "REQ" {
@@ -429,12 +415,10 @@ func lingeringEnd(t *testing.T) {
 		t.Error("no DREP")
 	}
 	n := len(b.conn)
-	switch p.Output(pkt(100)); {
-	case len(b.conn) != n:
-		t.Errorf("conn has %v elements, want %v", len(b.conn), n)
-	case p.Count["dropped lingering"] != 1:
-		t.Errorf("p.Count[\"dropped lingering\"] is %v, want 1", p.Count["dropped lingering"])
-	case len(b.take()) != 0:
+	p.Output(pkt(100))
+	expect.Equal(t, len(b.conn), n, "length of conn")
+	expect.Equal(t, p.Count["dropped lingering"], 1, "dropped lingering")
+	if len(b.take()) != 0 {
 		t.Error("a message is sent, want none")
 	}
 	b.now = b.now.Add(lingers)

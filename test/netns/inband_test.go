@@ -9,6 +9,7 @@ import (
 
 	"ipoibcm/control"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/mad"
@@ -79,14 +80,9 @@ func TestCMInband(t *testing.T) {
 			monitor := a.follow("monitor", "--control", a.path(".sock"))
 			want := map[string]string{"rc": "RC", "uc": "UC"}[tt.mode]
 			mine, theirs := a.connect(b, want)
-			switch {
-			case mine.CMPath != "inband":
-				t.Errorf("CMPath is %v, want \"inband\"", mine.CMPath)
-			case theirs.CMPath != "inband":
-				t.Errorf("CMPath is %v, want \"inband\"", theirs.CMPath)
-			case mine.MTU != maxMTU:
-				t.Errorf("MTU is %v, want %v", mine.MTU, maxMTU)
-			}
+			expect.Equal(t, mine.CMPath, "inband", "CMPath")
+			expect.Equal(t, theirs.CMPath, "inband", "CMPath")
+			expect.Equal(t, mine.MTU, maxMTU, "MTU")
 			both(b, func(dst netip.Addr) {
 				a.reach(dst)
 				a.ping(dst, maxMTU, true)

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/expect"
 )
 
 func TestThreeHostsOnOneSegment(t *testing.T) {
@@ -187,12 +188,10 @@ func TestUDOnlyPeerOfConnectedHost(t *testing.T) {
 		}
 		h.noConns()
 	}
-	switch p := a.status().Peers; {
-	case len(p) != 1:
-		t.Errorf("p has %v elements, want 1", len(p))
-	case p[0].Mode != "UD":
-		t.Errorf("Mode is %v, want \"UD\"", p[0].Mode)
-	case !strings.HasPrefix(p[0].LinkAddr, "00 "):
+	p := a.status().Peers
+	expect.MustEqual(t, len(p), 1, "length of p")
+	expect.Equal(t, p[0].Mode, "UD", "Mode")
+	if !strings.HasPrefix(p[0].LinkAddr, "00 ") {
 		t.Errorf("%q does not begin with \"00 \"", p[0].LinkAddr)
 	}
 }
@@ -256,14 +255,9 @@ func TestReceiveMTUMismatch(t *testing.T) {
 	c.run()
 	mine, theirs := a.connect(b, "RC")
 	// 4755-5.1-1 4755-5.1-5 4755-5.1-6
-	switch {
-	case mine.MTU != 8996:
-		t.Errorf("a: MTU is %v, want 8996", mine.MTU)
-	case mine.PeerReceiveMTU != 9000:
-		t.Errorf("a: PeerReceiveMTU is %v, want 9000", mine.PeerReceiveMTU)
-	case theirs.PeerReceiveMTU != 65524:
-		t.Errorf("a: PeerReceiveMTU is %v, want 65524", theirs.PeerReceiveMTU)
-	}
+	expect.Equal(t, mine.MTU, 8996, "a: MTU")
+	expect.Equal(t, mine.PeerReceiveMTU, 9000, "a: PeerReceiveMTU")
+	expect.Equal(t, theirs.PeerReceiveMTU, 65524, "a: PeerReceiveMTU")
 	a.connect(c, "RC")
 	for _, pair := range [][2]*host{{a, b}, {b, a}} {
 		from := pair[0]

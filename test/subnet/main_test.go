@@ -294,8 +294,8 @@ func create(g ib.GID, how wire.JoinState) sa.Join {
 // soon is the longest that a test waits for what happens in milliseconds, as a rule.
 const soon = 10 * time.Second
 
-// expect gives h an event and returns the first action that it is told then.
-func expect(t *testing.T, f fabric, h *host, ev sa.Event) sa.Action {
+// outcome gives h an event and returns the first action that it is told then.
+func outcome(t *testing.T, f fabric, h *host, ev sa.Event) sa.Action {
 	t.Helper()
 	h.told = nil
 	f.step(h, ev)
@@ -320,10 +320,10 @@ func next(t *testing.T, f fabric, h *host) (a sa.Action) {
 	return a
 }
 
-// expectJoined is expect for a join that succeeds.
+// expectJoined is outcome for a join that succeeds.
 func expectJoined(t *testing.T, f fabric, h *host, ev sa.Join) wire.MCMemberRecord {
 	t.Helper()
-	a := expect(t, f, h, ev)
+	a := outcome(t, f, h, ev)
 	j, ok := a.(sa.Joined)
 	if !ok {
 		t.Fatalf("host %s joins %v: got %s, want Joined", h.name, ev.MGID, text(a))
@@ -331,10 +331,10 @@ func expectJoined(t *testing.T, f fabric, h *host, ev sa.Join) wire.MCMemberReco
 	return j.Group
 }
 
-// expectRefused is expect for a join that fails.
+// expectRefused is outcome for a join that fails.
 func expectRefused(t *testing.T, f fabric, h *host, ev sa.Join, want wire.Status, noGroup bool) {
 	t.Helper()
-	a := expect(t, f, h, ev)
+	a := outcome(t, f, h, ev)
 	j, ok := a.(sa.JoinFailed)
 	if !ok {
 		t.Fatalf("host %s joins %v: got %s, want JoinFailed", h.name, ev.MGID, text(a))
@@ -350,15 +350,15 @@ func expectRefused(t *testing.T, f fabric, h *host, ev sa.Join, want wire.Status
 
 func expectLeft(t *testing.T, f fabric, h *host, g ib.GID) {
 	t.Helper()
-	if a := expect(t, f, h, sa.Leave{MGID: g}); a != (sa.Left{MGID: g}) {
+	if a := outcome(t, f, h, sa.Leave{MGID: g}); a != (sa.Left{MGID: g}) {
 		t.Fatalf("host %s leaves %v: got %s, want Left", h.name, g, text(a))
 	}
 }
 
-// ask is expect for a path.
+// ask is outcome for a path.
 func ask(t *testing.T, f fabric, h *host, dgid ib.GID, p ib.PKey) (verbs.Path, wire.Status) {
 	t.Helper()
-	switch a := expect(t, f, h, sa.Query{PathKey: sa.PathKey{DGID: dgid, PKey: p}}).(type) {
+	switch a := outcome(t, f, h, sa.Query{PathKey: sa.PathKey{DGID: dgid, PKey: p}}).(type) {
 	case sa.PathFound:
 		return a.Path, 0
 	case sa.PathFailed:
