@@ -147,6 +147,18 @@ func TestUDOnly(t *testing.T) {
 	})
 }
 
+// settledOn sees that nothing is under way, that hosts a and b have a connection, the same at
+// both ends, and that every packet was delivered once. It returns the connections as a has them.
+func (w *world) settledOn(a, b *host, ps []*packet) []ipoib.ConnInfo {
+	w.checkQuiet()
+	as := a.with(b)
+	w.want(len(as) == 1, "no connection")
+	for _, p := range ps {
+		w.want(p.delivered == 1, "%v was delivered %d times", p, p.delivered)
+	}
+	return as
+}
+
 // TestCrossing: both ends send their first packet at about the same time.
 func TestCrossing(t *testing.T) {
 	crossed, flagsWouldInvert := 0, 0
@@ -166,13 +178,8 @@ func TestCrossing(t *testing.T) {
 		first(b, a)
 		w.run(100 * time.Millisecond)
 		// 4755-3.3-1: one connection, the same at both ends, with no mode chosen anew.
-		w.checkQuiet()
-		as := a.with(b)
-		w.want(len(as) == 1, "no connection")
-		for _, p := range ps {
-			// 4755-3.3-10: what waited for the refused REQ goes out on the other, once.
-			w.want(p.delivered == 1, "%v was delivered %d times", p, p.delivered)
-		}
+		// 4755-3.3-10: what waited for the refused REQ goes out on the other, once.
+		w.settledOn(a, b, ps)
 		w.want(a.mads[mad.AttrREQ] <= 1 && b.mads[mad.AttrREQ] <= 1, "a REQ after the verdict")
 		ca, cb := a.m.Status().Crossings, b.m.Status().Crossings
 		if a.mads[mad.AttrREQ] == 1 && b.mads[mad.AttrREQ] == 1 {
