@@ -121,10 +121,9 @@ func ask(p *Peer, form serviceid.Form) mad.REQ {
 
 func TestActive(t *testing.T) {
 	for _, tt := range []struct {
-		kind    Kind
-		retry   uint8
-		depth   uint8
-		rtuData bool
+		kind         Kind
+		retry, depth uint8
+		rtuData      bool
 	}{{Linux, 0, 4, false}, {Illumos, 1, 0, false}, {WinOFED, 1, 0, true}} {
 		p, b := meet(tt.kind, encap.FlagRC, nil)
 		p.Output(pkt(100))
@@ -134,28 +133,19 @@ func TestActive(t *testing.T) {
 		}
 		req := msgs[0].(mad.REQ)
 		var d encap.PrivateData
-		switch form, qpn := serviceid.Parse(req.ServiceID); {
-		case form != serviceid.Legacy:
-			t.Errorf("%v: form is %v, want %v", tt.kind, form, serviceid.Legacy)
-		case qpn != usLink.QPN:
-			t.Errorf("%v: qpn is %v, want %v", tt.kind, qpn, usLink.QPN)
-		case req.Transport != ib.RC:
-			t.Errorf("%v: Transport is %v, want %v", tt.kind, req.Transport, ib.RC)
-		case req.StartingPSN != 0:
-			t.Errorf("%v: StartingPSN is %v, want 0", tt.kind, req.StartingPSN)
-		case req.RetryCount != tt.retry:
-			t.Errorf("%v: RetryCount is %v, want %v", tt.kind, req.RetryCount, tt.retry)
-		case req.RNRRetryCount != tt.retry:
-			t.Errorf("%v: RNRRetryCount is %v, want %v", tt.kind, req.RNRRetryCount, tt.retry)
-		case req.ResponderResources != tt.depth:
-			t.Errorf("%v: ResponderResources is %v, want %v", tt.kind, req.ResponderResources, tt.depth)
-		case d.UnmarshalBinary(req.PrivateData[:]) != nil:
-			t.Errorf("%v: does not parse: %v", tt.kind, d.UnmarshalBinary(req.PrivateData[:]))
-		case d.QPN != p.link.QPN:
-			t.Errorf("%v: QPN is %v, want %v", tt.kind, d.QPN, p.link.QPN)
-		case d.ReceiveMTU != 65524:
-			t.Errorf("%v: ReceiveMTU is %v, want 65524", tt.kind, d.ReceiveMTU)
+		form, qpn := serviceid.Parse(req.ServiceID)
+		expect.Equal(t, form, serviceid.Legacy, "%v: form", tt.kind)
+		expect.Equal(t, qpn, usLink.QPN, "%v: qpn", tt.kind)
+		expect.Equal(t, req.Transport, ib.RC, "%v: Transport", tt.kind)
+		expect.Equal(t, req.StartingPSN, 0, "%v: StartingPSN", tt.kind)
+		expect.Equal(t, req.RetryCount, tt.retry, "%v: RetryCount", tt.kind)
+		expect.Equal(t, req.RNRRetryCount, tt.retry, "%v: RNRRetryCount", tt.kind)
+		expect.Equal(t, req.ResponderResources, tt.depth, "%v: ResponderResources", tt.kind)
+		if err := d.UnmarshalBinary(req.PrivateData[:]); err != nil {
+			t.Errorf("%v: does not parse: %v", tt.kind, err)
 		}
+		expect.Equal(t, d.QPN, p.link.QPN, "%v: QPN", tt.kind)
+		expect.Equal(t, d.ReceiveMTU, 65524, "%v: ReceiveMTU", tt.kind)
 		p.hear(rep(req, 65524))
 		msgs = b.take()
 		expect.MustEqual(t, b.kinds(msgs), "RTU", "%v: kinds(msgs)", tt.kind)
@@ -305,17 +295,12 @@ func TestChecks(t *testing.T) {
 	p.hear(ask(p, serviceid.Legacy))
 	rej, ok := b.take()[0].(mad.REJ)
 	var d encap.PrivateData
-	switch {
-	case !ok:
-		t.Errorf("a larger Receive MTU: ok is false")
-	case rej.Reason != mad.RejInvalidPathMTU:
-		t.Errorf("a larger Receive MTU: Reason is %v, want %v", rej.Reason, mad.RejInvalidPathMTU)
-	case d.UnmarshalBinary(rej.PrivateData[:]) != nil:
-		t.Errorf("a larger Receive MTU: does not parse: %v",
-			d.UnmarshalBinary(rej.PrivateData[:]))
-	case d.ReceiveMTU != 9000:
-		t.Errorf("a larger Receive MTU: ReceiveMTU is %v, want 9000", d.ReceiveMTU)
+	expect.Equal(t, ok, true, "a larger Receive MTU: ok")
+	expect.Equal(t, rej.Reason, mad.RejInvalidPathMTU, "a larger Receive MTU: Reason")
+	if err := d.UnmarshalBinary(rej.PrivateData[:]); err != nil {
+		t.Errorf("a larger Receive MTU: does not parse: %v", err)
 	}
+	expect.Equal(t, d.ReceiveMTU, 9000, "a larger Receive MTU: ReceiveMTU")
 	req := ask(p, serviceid.Legacy)
 	says(req.PrivateData[:], 9000)
 	p.endpoints[usGID] = 0x112
