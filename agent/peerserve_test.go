@@ -12,6 +12,7 @@ import (
 	"ipoibcm/cm"
 	"ipoibcm/control"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/ipoib"
 	"ipoibcm/peerrpc"
 	"ipoibcm/provider/softroce"
@@ -40,14 +41,9 @@ func TestStatusDocument(t *testing.T) {
 	case len(got.Peers) == len(v.Peers):
 		t.Errorf("Peers has %v elements, want another than %v", len(got.Peers), len(v.Peers))
 	}
-	switch {
-	case len(got.Warnings) != 2:
-		t.Errorf("Warnings has %v elements, want 2", len(got.Warnings))
-	case got.Warnings[0] != v.Warnings[0]:
-		t.Errorf("Warnings[0] is %v, want %v", got.Warnings[0], v.Warnings[0])
-	case got.Warnings[1] != leftOut(len(v.Peers)-len(got.Peers)):
-		t.Errorf("warnings %q", got.Warnings)
-	}
+	expect.MustEqual(t, len(got.Warnings), 2, "length of Warnings")
+	expect.Equal(t, got.Warnings[0], v.Warnings[0], "Warnings[0]")
+	expect.Equal(t, got.Warnings[1], leftOut(len(v.Peers)-len(got.Peers)), "Warnings[1]")
 	v.Warnings = []string{strings.Repeat("x", peerrpc.MaxDocument)}
 	if b, err := statusDocument(v); err == nil {
 		t.Errorf("%d octets", len(b))

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"ipoibcm/control"
+	"ipoibcm/internal/expect"
 	"ipoibcm/wire/pcapng"
 )
 
@@ -27,6 +28,23 @@ type served struct {
 	http http.Client
 	stop context.CancelFunc
 	done chan error
+}
+
+// answerQueries answers those of a, as its driver does, until ctx ends; then the channel is closed.
+func answerQueries(ctx context.Context, a *Agent) <-chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case q := <-a.queries:
+				q()
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return done
 }
 
 func serveAgent(t *testing.T) *served {
@@ -42,18 +60,7 @@ func serveAgent(t *testing.T) *served {
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", path)
 		}}
-	driver := make(chan struct{})
-	go func() {
-		defer close(driver)
-		for {
-			select {
-			case q := <-a.queries:
-				q()
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
+	driver := answerQueries(ctx, a)
 	go func() { s.done <- a.serve(ctx, l) }()
 	t.Cleanup(func() {
 		stop()
@@ -94,34 +101,19 @@ func TestDocuments(t *testing.T) {
 	s := serveAgent(t)
 	st := get[control.Status](t, s, control.PathStatus)
 	i, u := st.Interface, st.Underlay
-	switch {
-	case st.Version != control.Version:
-		t.Errorf("Version is %v, want %v", st.Version, control.Version)
-	case i.Name != "ibcm0":
-		t.Errorf("Name is %v, want \"ibcm0\"", i.Name)
-	case i.State != "up":
-		t.Errorf("State is %v, want \"up\"", i.State)
-	case i.Mode != "rc":
-		t.Errorf("Mode is %v, want \"rc\"", i.Mode)
-	case i.UDMTU != 2044:
-		t.Errorf("UDMTU is %v, want 2044", i.UDMTU)
-	case i.ReceiveMTU != 65524:
-		t.Errorf("ReceiveMTU is %v, want 65524", i.ReceiveMTU)
-	case i.PID != os.Getpid():
-		t.Errorf("interface %+v", i)
-	case i.Build != "test":
-		t.Errorf("Build is %v, want \"test\"", i.Build)
-	}
-	switch {
-	case u.Provider != "stub":
-		t.Errorf("Provider is %v, want \"stub\"", u.Provider)
-	case u.Device != "eth0":
-		t.Errorf("Device is %v, want \"eth0\"", u.Device)
-	case u.MTU != 9000:
-		t.Errorf("MTU is %v, want 9000", u.MTU)
-	case u.PathMTU != 4096:
-		t.Errorf("PathMTU is %v, want 4096", u.PathMTU)
-	case !slices.Equal(u.GIDs, []string{gidA.String()}):
+	expect.Equal(t, st.Version, control.Version, "Version")
+	expect.Equal(t, i.Name, "ibcm0", "Name")
+	expect.Equal(t, i.State, "up", "State")
+	expect.Equal(t, i.Mode, "rc", "Mode")
+	expect.Equal(t, i.UDMTU, 2044, "UDMTU")
+	expect.Equal(t, i.ReceiveMTU, 65524, "ReceiveMTU")
+	expect.Equal(t, i.PID, os.Getpid(), "PID")
+	expect.Equal(t, i.Build, "test", "Build")
+	expect.Equal(t, u.Provider, "stub", "Provider")
+	expect.Equal(t, u.Device, "eth0", "Device")
+	expect.Equal(t, u.MTU, 9000, "MTU")
+	expect.Equal(t, u.PathMTU, 4096, "PathMTU")
+	if !slices.Equal(u.GIDs, []string{gidA.String()}) {
 		t.Errorf("GIDs is %v, want %v", u.GIDs, []string{gidA.String()})
 	}
 	if !slices.ContainsFunc(i.Addresses, func(a control.Address) bool { return a.Prefix == "10.0.0.1/24" }) {
@@ -295,16 +287,10 @@ func TestCaptureStream(t *testing.T) {
 		b = append(b, buf[:n]...)
 		if c, perr := pcapng.Read(b); perr == nil && len(c.Packets) == 2 {
 			for i, p := range c.Packets {
-				switch {
-				case p.Out != (i == 0):
-					t.Errorf("packet %d: Out is %v, want %v", i, p.Out, (i == 0))
-				case len(p.Data) != 24:
-					t.Errorf("packet %d: Data has %v elements, want 24", i, len(p.Data))
-				case p.OrigLen != pcapng.EthernetLen+len(packet):
-					t.Errorf("packet %d: OrigLen is %v, want %v", i, p.OrigLen, pcapng.EthernetLen+len(packet))
-				case p.Data[12] != 0x08:
-					t.Errorf("packet %d: Data[12] is %v, want 0x08", i, p.Data[12])
-				}
+				expect.Equal(t, p.Out, i == 0, "packet %d: Out", i)
+				expect.MustEqual(t, len(p.Data), 24, "packet %d: length of Data", i)
+				expect.Equal(t, p.OrigLen, pcapng.EthernetLen+len(packet), "packet %d: OrigLen", i)
+				expect.Equal(t, p.Data[12], 0x08, "packet %d: Data[12]", i)
 			}
 			break
 		}

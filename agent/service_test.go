@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"ipoibcm/control"
+	"ipoibcm/internal/expect"
 )
 
 // Who does not drive the agent is found out; who does is alive.
@@ -18,18 +19,7 @@ func TestAliveNamesTheDriver(t *testing.T) {
 		t.Errorf("got %v, want a complaint about the driver", err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			select {
-			case q := <-a.queries:
-				q()
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
+	done := answerQueries(ctx, a)
 	if err := a.alive(t.Context(), time.Second); err != nil {
 		t.Errorf("driven: %v", err)
 	}
@@ -77,12 +67,9 @@ func TestServiceIsNotWaitedFor(t *testing.T) {
 
 func TestReloadingHasTheTime(t *testing.T) {
 	text, usec, ok := strings.Cut(reloading(), "MONOTONIC_USEC=")
-	switch {
-	case !ok:
-		t.Error("ok is false, want true")
-	case text != "RELOADING=1\n":
-		t.Errorf("text is %v, want %q", text, "RELOADING=1\n")
-	case len(usec) < 7:
+	expect.Equal(t, ok, true, "ok")
+	expect.Equal(t, text, "RELOADING=1\n", "text")
+	if len(usec) < 7 {
 		t.Errorf("usec has %v elements, want at least 7", len(usec))
 	}
 }

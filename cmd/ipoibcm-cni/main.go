@@ -29,7 +29,8 @@ import (
 const patience = 90 * time.Second
 
 func main() {
-	skel.PluginMainFuncs(skel.CNIFuncs{Add: add, Del: del, Check: check, GC: collect, Status: status}, version.All,
+	skel.PluginMainFuncs(skel.CNIFuncs{Add: command(add), Del: command(del),
+		Check: command(check), GC: command(collect), Status: command(status)}, version.All,
 		"ipoibcm: IP over InfiniBand connected mode for pods, by ipoibcmd node")
 }
 
@@ -112,18 +113,25 @@ func failed(what string, err error) error {
 	return types.NewError(types.ErrInternal, what, err.Error())
 }
 
+// command makes one of the plugin's commands of f, which has patience.
+func command(f func(ctx context.Context, c netConf, args *skel.CmdArgs) error) func(*skel.CmdArgs) error {
+	return func(args *skel.CmdArgs) error {
+		c, err := configure(args.StdinData)
+		if err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		return f(ctx, c, args)
+	}
+}
+
 // add attaches the pod. Where that fails nothing stays, as far as the service can say so;
 // else the address is kept until the runtime deletes.
-func add(args *skel.CmdArgs) error {
-	c, err := configure(args.StdinData)
-	if err != nil {
-		return err
-	}
+func add(ctx context.Context, c netConf, args *skel.CmdArgs) error {
 	if err := refuse(args.StdinData); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
 	answer, err := invoke.DelegateAdd(ctx, c.IPAM.Type, args.StdinData, nil)
 	if err != nil {
 		return err
@@ -151,13 +159,7 @@ func add(args *skel.CmdArgs) error {
 }
 
 // del detaches the pod, and only then gives its address back.
-func del(args *skel.CmdArgs) error {
-	c, err := configure(args.StdinData)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
+func del(ctx context.Context, c netConf, args *skel.CmdArgs) error {
 	if err := node.NewClient(c.Socket).Delete(ctx,
 		node.Key{ContainerID: args.ContainerID, IfName: args.IfName}); err != nil {
 		return failed("the interface cannot be removed", err)
@@ -165,13 +167,7 @@ func del(args *skel.CmdArgs) error {
 	return invoke.DelegateDel(ctx, c.IPAM.Type, args.StdinData, nil)
 }
 
-func check(args *skel.CmdArgs) error {
-	c, err := configure(args.StdinData)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
+func check(ctx context.Context, c netConf, args *skel.CmdArgs) error {
 	if err := invoke.DelegateCheck(ctx, c.IPAM.Type, args.StdinData, nil); err != nil {
 		return err
 	}
@@ -184,13 +180,7 @@ func check(args *skel.CmdArgs) error {
 
 // collect ends what the runtime does not name any more, and then has its addresses given
 // back.
-func collect(args *skel.CmdArgs) error {
-	c, err := configure(args.StdinData)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
+func collect(ctx context.Context, c netConf, args *skel.CmdArgs) error {
 	gc := node.GC{Network: c.Name}
 	for _, v := range c.ValidAttachments {
 		gc.Valid = append(gc.Valid, node.Key{ContainerID: v.ContainerID, IfName: v.IfName})
@@ -205,16 +195,10 @@ func collect(args *skel.CmdArgs) error {
 // serve ADD.
 const errNotAvailable = 50
 
-func status(args *skel.CmdArgs) error {
-	c, err := configure(args.StdinData)
-	if err != nil {
-		return err
-	}
+func status(ctx context.Context, c netConf, args *skel.CmdArgs) error {
 	if err := refuse(args.StdinData); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
 	if _, err := node.NewClient(c.Socket).Status(ctx, c.Master); err != nil {
 		return types.NewError(errNotAvailable, "pods cannot be attached", err.Error())
 	}

@@ -68,8 +68,8 @@ func TestRefuse(t *testing.T) {
 		if got, want := said.Code, uint(types.ErrInvalidNetworkConfig); got != want {
 			t.Errorf("%s: code %d, want %d", key, got, want)
 		}
-		for name, command := range map[string]func(*skel.CmdArgs) error{"ADD": add, "STATUS": status} {
-			if err := command(&skel.CmdArgs{StdinData: []byte(text)}); err == nil ||
+		for name, run := range map[string]func(*skel.CmdArgs) error{"ADD": command(add), "STATUS": command(status)} {
+			if err := run(&skel.CmdArgs{StdinData: []byte(text)}); err == nil ||
 				!strings.Contains(err.Error(), "cannot be set here") {
 				t.Errorf("%s with %s: %v", name, key, err)
 			}

@@ -17,6 +17,7 @@ import (
 
 	"ipoibcm/group"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 )
 
 // good returns the defaults with what has none.
@@ -209,16 +210,11 @@ func TestSettings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	switch {
-	case len(s.prefixes) != 2:
-		t.Errorf("prefixes has %v elements, want 2", len(s.prefixes))
-	case !s.gid.Is4():
-		t.Error("Is4 is false, want true")
-	case len(s.peers) != 2:
-		t.Errorf("peers has %v elements, want 2", len(s.peers))
-	case s.idle != 90*time.Second:
-		t.Errorf("idle is %v, want %v", s.idle, 90*time.Second)
-	case s.level >= 0:
+	expect.Equal(t, len(s.prefixes), 2, "length of prefixes")
+	expect.Equal(t, s.gid.Is4(), true, "Is4")
+	expect.Equal(t, len(s.peers), 2, "length of peers")
+	expect.Equal(t, s.idle, 90*time.Second, "idle")
+	if s.level >= 0 {
 		t.Errorf("level is %v, want less than 0", s.level)
 	}
 	if want, _ := ib.ParseGID("::ffff:192.0.2.1"); s.gid != want {

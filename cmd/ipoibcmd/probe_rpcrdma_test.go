@@ -13,6 +13,7 @@ import (
 
 	"ipoibcm/control"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/provider/softiwarp"
 	"ipoibcm/provider/softroce"
 	"ipoibcm/rdmacm"
@@ -128,24 +129,14 @@ func TestProbeRPC(t *testing.T) {
 			addr := serveRPC(t, carrier, transport.Options{Serve: nfs,
 				RPC: rpcrdma.Options{SendSize: 8192, RecvSize: 2048, Grant: 5}})
 			status, _, d := probeRPC(t, addr, "--transport", carrier, "--json", "--count", "4")
-			switch {
-			case status != 0:
-				t.Errorf("status is %v, want 0", status)
-			case d.Outcome != "answered":
-				t.Errorf("Outcome is %v, want \"answered\"", d.Outcome)
-			case d.Agreed != 2:
-				t.Errorf("Agreed is %v, want 2", d.Agreed)
-			case d.Offered != 2:
-				t.Errorf("Offered is %v, want 2", d.Offered)
-			case d.Refused != 0:
-				t.Errorf("Refused is %v, want 0", d.Refused)
-			case d.Granted != 5:
-				t.Errorf("Granted is %v, want 5", d.Granted)
-			case len(d.NullMS) != 4:
-				t.Errorf("NullMS has %v elements, want 4", len(d.NullMS))
-			case d.Status != "SUCCESS":
-				t.Errorf("Status is %v, want \"SUCCESS\"", d.Status)
-			}
+			expect.Equal(t, status, 0, "status")
+			expect.Equal(t, d.Outcome, "answered", "Outcome")
+			expect.Equal(t, d.Agreed, 2, "Agreed")
+			expect.Equal(t, d.Offered, 2, "Offered")
+			expect.Equal(t, d.Refused, 0, "Refused")
+			expect.Equal(t, d.Granted, 5, "Granted")
+			expect.Equal(t, len(d.NullMS), 4, "length of NullMS")
+			expect.Equal(t, d.Status, "SUCCESS", "Status")
 			switch {
 			case d.Sent == nil:
 				t.Error("private data: Sent is nil")
@@ -177,14 +168,9 @@ func TestProbeRPC(t *testing.T) {
 				t.Errorf("status %d: %s", status, text)
 			}
 			status, _, d = probeRPC(t, addr, "--transport", carrier, "--json", "--vers-only", "--program", "0x20000001")
-			switch {
-			case status != 0:
-				t.Errorf("status is %v, want 0", status)
-			case d.Agreed != 2:
-				t.Errorf("Agreed is %v, want 2", d.Agreed)
-			case len(d.NullMS) != 0:
-				t.Errorf("NullMS has %v elements, want 0", len(d.NullMS))
-			}
+			expect.Equal(t, status, 0, "status")
+			expect.Equal(t, d.Agreed, 2, "Agreed")
+			expect.Equal(t, len(d.NullMS), 0, "length of NullMS")
 		})
 	}
 }
@@ -192,16 +178,11 @@ func TestProbeRPC(t *testing.T) {
 // A server that speaks version one only.
 func TestProbeRPCVersionOne(t *testing.T) {
 	addr := serveRPC(t, "roce", transport.Options{Serve: nfs, RPC: rpcrdma.Options{MaxVersion: 1}})
-	switch status, text, d := probeRPC(t, addr, "--json"); {
-	case status != 0:
-		t.Errorf("status is %v, want 0: %s", status, text)
-	case d.Agreed != 1:
-		t.Errorf("Agreed is %v, want 1", d.Agreed)
-	case d.Refused != 2:
-		t.Errorf("Refused is %v, want 2", d.Refused)
-	case d.SendInline != 4096:
-		t.Errorf("SendInline is %v, want 4096", d.SendInline)
-	}
+	status, text, d := probeRPC(t, addr, "--json")
+	expect.Equal(t, status, 0, "%s: status", text)
+	expect.Equal(t, d.Agreed, 1, "Agreed")
+	expect.Equal(t, d.Refused, 2, "Refused")
+	expect.Equal(t, d.SendInline, 4096, "SendInline")
 }
 
 // serveOld is a server at 127.0.0.2 that has never heard of version two and says
@@ -267,16 +248,11 @@ func serveOld(t *testing.T) {
 // A server that does not answer version two is asked in version one in time.
 func TestProbeRPCOldServer(t *testing.T) {
 	serveOld(t)
-	switch status, text, d := probeRPC(t, "127.0.0.2", "--timeout", "2s", "--count", "1", "--json"); {
-	case status != 0:
-		t.Errorf("status is %v, want 0: %s", status, text)
-	case d.Agreed != 1:
-		t.Errorf("Agreed is %v, want 1", d.Agreed)
-	case d.Refused != 0:
-		t.Errorf("Refused is %v, want 0", d.Refused)
-	case d.Outcome != "answered":
-		t.Errorf("Outcome is %v, want \"answered\"", d.Outcome)
-	}
+	status, text, d := probeRPC(t, "127.0.0.2", "--timeout", "2s", "--count", "1", "--json")
+	expect.Equal(t, status, 0, "%s: status", text)
+	expect.Equal(t, d.Agreed, 1, "Agreed")
+	expect.Equal(t, d.Refused, 0, "Refused")
+	expect.Equal(t, d.Outcome, "answered", "Outcome")
 }
 
 func TestProbeRPCFailures(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"ipoibcm/control"
+	"ipoibcm/internal/expect"
 	"ipoibcm/internal/ownnet"
 )
 
@@ -192,26 +193,16 @@ func TestProbeMPA(t *testing.T) {
 				if tt.outcome[k] == "established" {
 					want = 0
 				}
-				switch {
-				case p.json.Outcome != tt.outcome[k]:
-					t.Errorf("%s: Outcome is %v, want %v", p.json.Role, p.json.Outcome, tt.outcome[k])
-				case p.status != want:
-					t.Errorf("%s: status is %v, want %v", p.json.Role, p.status, want)
-				case p.json.Version != control.Version:
-					t.Errorf("%s: Version is %v, want %v", p.json.Role, p.json.Version, control.Version)
-				}
+				expect.Equal(t, p.json.Outcome, tt.outcome[k], "%s: Outcome", p.json.Role)
+				expect.Equal(t, p.status, want, "%s: status", p.json.Role)
+				expect.Equal(t, p.json.Version, control.Version, "%s: Version", p.json.Role)
 				if (p.json.Error == "") != (want == 0) {
 					t.Errorf("%s: error %q", p.json.Role, p.json.Error)
 				}
 			}
-			switch {
-			case i.json.Role != "initiator":
-				t.Errorf("Role is %v, want \"initiator\"", i.json.Role)
-			case r.json.Role != "responder":
-				t.Errorf("Role is %v, want \"responder\"", r.json.Role)
-			case i.json.Remote != addr:
-				t.Errorf("Remote is %v, want %v", i.json.Remote, addr)
-			}
+			expect.Equal(t, i.json.Role, "initiator", "Role")
+			expect.Equal(t, r.json.Role, "responder", "Role")
+			expect.Equal(t, i.json.Remote, addr, "Remote")
 			if tt.check != nil && !t.Failed() {
 				tt.check(t, &r.json, &i.json)
 			}

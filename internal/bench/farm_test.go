@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"ipoibcm/control"
+	"ipoibcm/internal/expect"
 )
 
 // Every peer has an address of its own within the farm's part of the subnet, where
@@ -40,14 +41,9 @@ func TestCrowdListens(t *testing.T) {
 	for n := range c.news {
 		got = append(got, n)
 	}
-	switch {
-	case len(got) != 2:
-		t.Errorf("got has %v elements, want 2", len(got))
-	case got[0] != (news{1, 77}):
-		t.Errorf("got[0] is %v, want %v", got[0], news{1, 77})
-	case got[1] != (news{0, 80}):
-		t.Errorf("got[1] is %v, want %v", got[1], news{0, 80})
-	}
+	expect.MustEqual(t, len(got), 2, "length of got")
+	expect.Equal(t, got[0], news{1, 77}, "got[0]")
+	expect.Equal(t, got[1], news{0, 80}, "got[1]")
 }
 
 func TestConnected(t *testing.T) {

@@ -1,6 +1,10 @@
 package main
 
-import "testing"
+import (
+	"testing"
+
+	"ipoibcm/internal/expect"
+)
 
 func TestCountLoss(t *testing.T) {
 	out := `table netdev ipoibcm_bench {
@@ -11,22 +15,14 @@ func TestCountLoss(t *testing.T) {
 	}
 }
 `
-	switch came, lost, octets := countLoss(out); {
-	case came != 1000:
-		t.Errorf("came is %v, want 1000", came)
-	case lost != 3:
-		t.Errorf("lost is %v, want 3", lost)
-	case octets != 4096000:
-		t.Errorf("octets is %v, want 4096000", octets)
-	}
-	switch came, lost, octets := countLoss("table netdev other {}"); {
-	case came != 0:
-		t.Errorf("of another table: came is %v, want 0", came)
-	case lost != 0:
-		t.Errorf("of another table: lost is %v, want 0", lost)
-	case octets != 0:
-		t.Errorf("of another table: octets is %v, want 0", octets)
-	}
+	came, lost, octets := countLoss(out)
+	expect.Equal(t, came, 1000, "came")
+	expect.Equal(t, lost, 3, "lost")
+	expect.Equal(t, octets, 4096000, "octets")
+	came, lost, octets = countLoss("table netdev other {}")
+	expect.Equal(t, came, 0, "of another table: came")
+	expect.Equal(t, lost, 0, "of another table: lost")
+	expect.Equal(t, octets, 0, "of another table: octets")
 }
 
 func TestCheckLoss(t *testing.T) {

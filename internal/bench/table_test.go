@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"ipoibcm/internal/expect"
 )
 
 func TestTable(t *testing.T) {
@@ -92,18 +94,12 @@ func TestJSON(t *testing.T) {
 	if err := json.Unmarshal(out, &back); err != nil {
 		t.Fatal(err)
 	}
-	switch s := back.Series; {
-	case len(s) != 2:
-		t.Errorf("series: s has %v elements, want 2", len(s))
-	case s[1].Contender != oursRC:
-		t.Errorf("series: Contender is %v, want %v", s[1].Contender, oursRC)
-	case s[1].MTU != 9000:
-		t.Errorf("series: MTU is %v, want 9000", s[1].MTU)
-	case len(s[1].Values) != 3:
-		t.Errorf("series: Values has %v elements, want 3", len(s[1].Values))
-	case s[1].Median != 12000:
-		t.Errorf("series: Median is %v, want 12000", s[1].Median)
-	}
+	s := back.Series
+	expect.MustEqual(t, len(s), 2, "length of series")
+	expect.Equal(t, s[1].Contender, oursRC, "series: Contender")
+	expect.Equal(t, s[1].MTU, 9000, "series: MTU")
+	expect.Equal(t, len(s[1].Values), 3, "series: length of Values")
+	expect.Equal(t, s[1].Median, 12000, "series: Median")
 	switch v := back.Targets; {
 	case len(v) < 5:
 		t.Errorf("targets: v has %v elements, want at least 5", len(v))

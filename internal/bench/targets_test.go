@@ -3,6 +3,8 @@ package main
 import (
 	"strings"
 	"testing"
+
+	"ipoibcm/internal/expect"
 )
 
 func fill(r *Report, k Key, values ...float64) {
@@ -38,14 +40,9 @@ func TestJudge(t *testing.T) {
 		fill(&r, den, tt.den...)
 		tt.target.num, tt.target.den = num, den
 		v := tt.target.judge(&r)
-		switch {
-		case v.Outcome() != tt.outcome:
-			t.Errorf("%s: Outcome is %v, want %v", tt.name, v.Outcome(), tt.outcome)
-		case v.AimMet != tt.aim:
-			t.Errorf("%s: AimMet is %v, want %v", tt.name, v.AimMet, tt.aim)
-		case v.Met != (tt.outcome == "met"):
-			t.Errorf("%s: Met is %v, want %v", tt.name, v.Met, tt.outcome == "met")
-		}
+		expect.Equal(t, v.Outcome(), tt.outcome, "%s: Outcome", tt.name)
+		expect.Equal(t, v.AimMet, tt.aim, "%s: AimMet", tt.name)
+		expect.Equal(t, v.Met, tt.outcome == "met", "%s: Met", tt.name)
 		switch {
 		case (v.Measured != nil) != (tt.measured != 0):
 			t.Errorf("%s: v.Measured != nil is %v, want %v", tt.name, v.Measured != nil, tt.measured != 0)
@@ -61,16 +58,10 @@ func TestJudgeNumber(t *testing.T) {
 	k := place{9000, family6}.key("setup", "p50", oursRC)
 	fill(&r, k, 1, 3, 2)
 	v := target{num: k, atMost: true, bound: 2, unit: "ms"}.judge(&r)
-	switch {
-	case v.Outcome() != "met":
-		t.Errorf("Outcome is %q, want \"met\"", v.Outcome())
-	case v.Want != "≤ 2.00 ms":
-		t.Errorf("Want is %q, want \"≤ 2.00 ms\"", v.Want)
-	case *v.Low != 1:
-		t.Errorf("Low is %v, want 1", *v.Low)
-	case *v.High != 3:
-		t.Errorf("High is %v, want 3", *v.High)
-	}
+	expect.Equal(t, v.Outcome(), "met", "Outcome")
+	expect.Equal(t, v.Want, "≤ 2.00 ms", "Want")
+	expect.Equal(t, *v.Low, 1, "Low")
+	expect.Equal(t, *v.High, 3, "High")
 }
 
 // Each place has its own bound, and every target of what the matrix leaves out is

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/arp"
@@ -120,10 +121,9 @@ func ask(p *Peer, form serviceid.Form) mad.REQ {
 
 func TestActive(t *testing.T) {
 	for _, tt := range []struct {
-		kind    Kind
-		retry   uint8
-		depth   uint8
-		rtuData bool
+		kind         Kind
+		retry, depth uint8
+		rtuData      bool
 	}{{Linux, 0, 4, false}, {Illumos, 1, 0, false}, {WinOFED, 1, 0, true}} {
 		p, b := meet(tt.kind, encap.FlagRC, nil)
 		p.Output(pkt(100))
@@ -133,40 +133,25 @@ func TestActive(t *testing.T) {
 		}
 		req := msgs[0].(mad.REQ)
 		var d encap.PrivateData
-		switch form, qpn := serviceid.Parse(req.ServiceID); {
-		case form != serviceid.Legacy:
-			t.Errorf("%v: form is %v, want %v", tt.kind, form, serviceid.Legacy)
-		case qpn != usLink.QPN:
-			t.Errorf("%v: qpn is %v, want %v", tt.kind, qpn, usLink.QPN)
-		case req.Transport != ib.RC:
-			t.Errorf("%v: Transport is %v, want %v", tt.kind, req.Transport, ib.RC)
-		case req.StartingPSN != 0:
-			t.Errorf("%v: StartingPSN is %v, want 0", tt.kind, req.StartingPSN)
-		case req.RetryCount != tt.retry:
-			t.Errorf("%v: RetryCount is %v, want %v", tt.kind, req.RetryCount, tt.retry)
-		case req.RNRRetryCount != tt.retry:
-			t.Errorf("%v: RNRRetryCount is %v, want %v", tt.kind, req.RNRRetryCount, tt.retry)
-		case req.ResponderResources != tt.depth:
-			t.Errorf("%v: ResponderResources is %v, want %v", tt.kind, req.ResponderResources, tt.depth)
-		case d.UnmarshalBinary(req.PrivateData[:]) != nil:
-			t.Errorf("%v: does not parse: %v", tt.kind, d.UnmarshalBinary(req.PrivateData[:]))
-		case d.QPN != p.link.QPN:
-			t.Errorf("%v: QPN is %v, want %v", tt.kind, d.QPN, p.link.QPN)
-		case d.ReceiveMTU != 65524:
-			t.Errorf("%v: ReceiveMTU is %v, want 65524", tt.kind, d.ReceiveMTU)
+		form, qpn := serviceid.Parse(req.ServiceID)
+		expect.Equal(t, form, serviceid.Legacy, "%v: form", tt.kind)
+		expect.Equal(t, qpn, usLink.QPN, "%v: qpn", tt.kind)
+		expect.Equal(t, req.Transport, ib.RC, "%v: Transport", tt.kind)
+		expect.Equal(t, req.StartingPSN, 0, "%v: StartingPSN", tt.kind)
+		expect.Equal(t, req.RetryCount, tt.retry, "%v: RetryCount", tt.kind)
+		expect.Equal(t, req.RNRRetryCount, tt.retry, "%v: RNRRetryCount", tt.kind)
+		expect.Equal(t, req.ResponderResources, tt.depth, "%v: ResponderResources", tt.kind)
+		if err := d.UnmarshalBinary(req.PrivateData[:]); err != nil {
+			t.Errorf("%v: does not parse: %v", tt.kind, err)
 		}
+		expect.Equal(t, d.QPN, p.link.QPN, "%v: QPN", tt.kind)
+		expect.Equal(t, d.ReceiveMTU, 65524, "%v: ReceiveMTU", tt.kind)
 		p.hear(rep(req, 65524))
 		msgs = b.take()
-		switch {
-		case b.kinds(msgs) != "RTU":
-			t.Fatalf("%v: kinds(msgs) is %q, want \"RTU\"", tt.kind, b.kinds(msgs))
-		case b.rts.RNRRetry != 6:
-			t.Fatalf("%v: RNRRetry is %v, want 6", tt.kind, b.rts.RNRRetry)
-		case b.rts.SQPSN != 77:
-			t.Fatalf("%v: SQPSN is %v, want 77", tt.kind, b.rts.SQPSN)
-		case b.rts.RetryCount != tt.retry:
-			t.Fatalf("%v: RetryCount is %v, want %v", tt.kind, b.rts.RetryCount, tt.retry)
-		}
+		expect.MustEqual(t, b.kinds(msgs), "RTU", "%v: kinds(msgs)", tt.kind)
+		expect.MustEqual(t, b.rts.RNRRetry, 6, "%v: RNRRetry", tt.kind)
+		expect.MustEqual(t, b.rts.SQPSN, 77, "%v: SQPSN", tt.kind)
+		expect.MustEqual(t, b.rts.RetryCount, tt.retry, "%v: RetryCount", tt.kind)
 		if rtu := msgs[0].(mad.RTU); (rtu.PrivateData != [mad.RTUPrivateLen]byte{}) != tt.rtuData {
 			t.Errorf("%v: RTU with %x", tt.kind, rtu.PrivateData[:8])
 		}
@@ -175,7 +160,7 @@ func TestActive(t *testing.T) {
 			t.Errorf("%v: not sent on the connection", tt.kind)
 		}
 		// Nothing may come back on it.
-		p.RecvConn(1, frame(pkt(100)))
+		p.RecvConn(1, Frame(pkt(100)))
 		if p.Died == "" {
 			t.Errorf("%v lives", tt.kind)
 		}
@@ -215,15 +200,10 @@ func TestPassive(t *testing.T) {
 				t.Errorf("%v: %v has private data", tt.kind, m)
 			}
 		case mad.REP:
-			switch {
-			case m.RNRRetryCount != tt.rnr:
-				t.Errorf("%v: RNRRetryCount is %v, want %v", tt.kind, m.RNRRetryCount, tt.rnr)
-			case b.rts.SQPSN != 66:
-				t.Errorf("%v: SQPSN is %v, want 66", tt.kind, b.rts.SQPSN)
-			case b.rtr.DestQPN != 0x55:
-				t.Errorf("%v: DestQPN is %#x, want 0x55", tt.kind, b.rtr.DestQPN)
-			}
-			p.RecvConn(1, frame(pkt(9000)))
+			expect.Equal(t, m.RNRRetryCount, tt.rnr, "%v: RNRRetryCount", tt.kind)
+			expect.Equal(t, b.rts.SQPSN, 66, "%v: SQPSN", tt.kind)
+			expect.Equal(t, b.rtr.DestQPN, 0x55, "%v: DestQPN", tt.kind)
+			p.RecvConn(1, Frame(pkt(9000)))
 			if p.hear(mad.RTU{LocalCommID: 5, RemoteCommID: m.LocalCommID}); len(b.conn) != 0 || p.Died != "" {
 				t.Errorf("%v answers on a connection that is not its own: %s", tt.kind, p.Died)
 			}
@@ -241,14 +221,10 @@ func TestFailures(t *testing.T) {
 		}
 		req := b.take()[0].(mad.REQ)
 		p.hear(mad.REJ{RemoteCommID: req.LocalCommID, Reason: why})
-		switch {
-		case p.Count["dropped connecting"] != 5:
-			t.Errorf("%v: p.Count[\"dropped connecting\"] is %v, want 5", why, p.Count["dropped connecting"])
-		case len(b.ud) != 0:
-			t.Errorf("%v: ud has %v elements, want 0", why, len(b.ud))
-		case len(b.alive) != 0:
-			t.Errorf("%v: alive has %v elements, want 0", why, len(b.alive))
-		case len(b.take()) != 0:
+		expect.Equal(t, p.Count["dropped connecting"], 5, "%v: dropped connecting", why)
+		expect.Equal(t, len(b.ud), 0, "%v: length of ud", why)
+		expect.Equal(t, len(b.alive), 0, "%v: length of alive", why)
+		if len(b.take()) != 0 {
 			t.Errorf("%v: a message is sent, want none", why)
 		}
 		if p.Output(pkt(100)); b.kinds(b.take()) != "REQ" {
@@ -319,17 +295,12 @@ func TestChecks(t *testing.T) {
 	p.hear(ask(p, serviceid.Legacy))
 	rej, ok := b.take()[0].(mad.REJ)
 	var d encap.PrivateData
-	switch {
-	case !ok:
-		t.Errorf("a larger Receive MTU: ok is false")
-	case rej.Reason != mad.RejInvalidPathMTU:
-		t.Errorf("a larger Receive MTU: Reason is %v, want %v", rej.Reason, mad.RejInvalidPathMTU)
-	case d.UnmarshalBinary(rej.PrivateData[:]) != nil:
-		t.Errorf("a larger Receive MTU: does not parse: %v",
-			d.UnmarshalBinary(rej.PrivateData[:]))
-	case d.ReceiveMTU != 9000:
-		t.Errorf("a larger Receive MTU: ReceiveMTU is %v, want 9000", d.ReceiveMTU)
+	expect.Equal(t, ok, true, "a larger Receive MTU: ok")
+	expect.Equal(t, rej.Reason, mad.RejInvalidPathMTU, "a larger Receive MTU: Reason")
+	if err := d.UnmarshalBinary(rej.PrivateData[:]); err != nil {
+		t.Errorf("a larger Receive MTU: does not parse: %v", err)
 	}
+	expect.Equal(t, d.ReceiveMTU, 9000, "a larger Receive MTU: ReceiveMTU")
 	req := ask(p, serviceid.Legacy)
 	says(req.PrivateData[:], 9000)
 	p.endpoints[usGID] = 0x112
@@ -395,7 +366,7 @@ func endOfOurs(t *testing.T) {
 	req := ask(p, serviceid.Legacy)
 	p.hear(req)
 	local := b.take()[0].(mad.REP).LocalCommID
-	p.RecvConn(1, frame(pkt(100)))
+	p.RecvConn(1, Frame(pkt(100)))
 	if idle := p.Deadline().Sub(b.now); idle != 512*time.Second {
 		t.Errorf("ours goes after %v", idle)
 	}
@@ -429,12 +400,10 @@ func lingeringEnd(t *testing.T) {
 		t.Error("no DREP")
 	}
 	n := len(b.conn)
-	switch p.Output(pkt(100)); {
-	case len(b.conn) != n:
-		t.Errorf("conn has %v elements, want %v", len(b.conn), n)
-	case p.Count["dropped lingering"] != 1:
-		t.Errorf("p.Count[\"dropped lingering\"] is %v, want 1", p.Count["dropped lingering"])
-	case len(b.take()) != 0:
+	p.Output(pkt(100))
+	expect.Equal(t, len(b.conn), n, "length of conn")
+	expect.Equal(t, p.Count["dropped lingering"], 1, "dropped lingering")
+	if len(b.take()) != 0 {
 		t.Error("a message is sent, want none")
 	}
 	b.now = b.now.Add(lingers)

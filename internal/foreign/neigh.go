@@ -30,7 +30,7 @@ func (p *Peer) Output(pkt []byte) {
 	dst, _ := ip.Dst(pkt)
 	if ip.IsGroup(dst) {
 		if g, ok := group.MGID(dst, ib.DefaultPKey, 2); ok {
-			p.sendUD(encap.LinkAddr{QPN: ib.QPNMulticast, GID: g}, frame(pkt))
+			p.sendUD(encap.LinkAddr{QPN: ib.QPNMulticast, GID: g}, Frame(pkt))
 		}
 		return
 	}
@@ -79,7 +79,7 @@ func (p *Peer) ask(n *neighbour) {
 	}
 	b, err := nd.NewNS(p.own(n.addr), n.addr, p.link).AppendBinary(nil)
 	if g, ok := group.MGID(ip.SolicitedNode(n.addr), ib.DefaultPKey, 2); ok && err == nil {
-		p.sendUD(encap.LinkAddr{QPN: ib.QPNMulticast, GID: g}, frame(b))
+		p.sendUD(encap.LinkAddr{QPN: ib.QPNMulticast, GID: g}, Frame(b))
 	}
 }
 
@@ -125,7 +125,7 @@ func (p *Peer) SendBack(to ib.GID, pkt []byte) bool { return p.sendOn(false, to,
 func (p *Peer) sendOn(active bool, to ib.GID, pkt []byte) bool {
 	for _, c := range p.conns {
 		if c.active == active && c.state == stateUp && !c.lingering && c.link.GID == to {
-			p.port.SendConn(c.qpn, frame(pkt))
+			p.port.SendConn(c.qpn, Frame(pkt))
 			return true
 		}
 	}
@@ -173,7 +173,7 @@ func (p *Peer) send(n *neighbour, pkt []byte) {
 			p.Count["dropped connecting"]++
 		}
 	case len(pkt) <= p.opt.UDMTU:
-		p.sendUD(n.link, frame(pkt))
+		p.sendUD(n.link, Frame(pkt))
 	default:
 		p.Count["dropped too big for UD"]++
 	}
@@ -187,7 +187,7 @@ func (p *Peer) sendConn(c *conn, pkt []byte) {
 	c.used = p.now()
 	p.setIdle(c)
 	p.Count["sent by connection"]++
-	p.port.SendConn(c.qpn, frame(pkt))
+	p.port.SendConn(c.qpn, Frame(pkt))
 }
 
 func (p *Peer) sendUD(to encap.LinkAddr, fr []byte) {
@@ -295,8 +295,8 @@ func (p *Peer) recvND(b []byte, connected bool) {
 	}
 }
 
-// frame puts the encapsulation header before an IP packet.
-func frame(pkt []byte) []byte {
+// Frame puts the encapsulation header before an IP packet.
+func Frame(pkt []byte) []byte {
 	t := encap.IPv4
 	if ip.Version(pkt) == 6 {
 		t = encap.IPv6

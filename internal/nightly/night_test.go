@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"ipoibcm/internal/expect"
 )
 
 // shell is a step that notes in file that it ran, and then does more.
@@ -100,16 +102,12 @@ func TestFailure(t *testing.T) {
 func TestChoose(t *testing.T) {
 	all := steps(time.Minute)
 	got, err := choose(all, "soak,sim")
-	switch {
-	case err != nil:
+	if err != nil {
 		t.Errorf("err is %v, want nil", err)
-	case len(got) != 2:
-		t.Errorf("got has %v elements, want 2", len(got))
-	case got[0].name != "soak":
-		t.Errorf("name is %q, want \"soak\"", got[0].name)
-	case got[1].name != "sim":
-		t.Errorf("name is %q, want \"sim\"", got[1].name)
 	}
+	expect.MustEqual(t, len(got), 2, "length of got")
+	expect.Equal(t, got[0].name, "soak", "name")
+	expect.Equal(t, got[1].name, "sim", "name")
 	if cmd := strings.Join(got[0].command, " "); cmd != "make --no-print-directory soak D=1m0s" {
 		t.Errorf("soak is %q", cmd)
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/internal/long"
 	"ipoibcm/verbs"
 )
@@ -133,14 +134,9 @@ func (h *host) step(peer *host, total int, lazy bool) {
 	for n := h.recvCQ.Poll(wcs[:]); n > 0; n = h.recvCQ.Poll(wcs[:]) {
 		for _, wc := range wcs[:n] {
 			want := message(peer.p.opts.GID, h.got)
-			switch {
-			case wc.Status != verbs.Success:
-				h.t.Fatalf("Status is %v, want %v", wc.Status, verbs.Success)
-			case wc.Imm != uint32(h.got):
-				h.t.Fatalf("Imm is %v, want %v", wc.Imm, uint32(h.got))
-			case wc.ByteLen != len(want):
-				h.t.Fatalf("ByteLen is %v, want %v", wc.ByteLen, len(want))
-			}
+			expect.MustEqual(h.t, wc.Status, verbs.Success, "Status")
+			expect.MustEqual(h.t, wc.Imm, uint32(h.got), "Imm")
+			expect.MustEqual(h.t, wc.ByteLen, len(want), "ByteLen")
 			if !bytes.Equal(h.in[wc.ID].Buf[:wc.ByteLen], want) {
 				h.t.Fatalf("message %d is damaged", h.got)
 			}
@@ -268,12 +264,10 @@ func TestLink(t *testing.T) {
 	p.Notify(func() { told++ })
 	p.SetActive(false)
 	p.SetActive(false)
-	switch f.RunFor(time.Millisecond); {
-	case p.Port().Active:
-		t.Error("link down: Port.Active is true, want false")
-	case told != 1:
-		t.Errorf("link down: told is %v, want 1", told)
-	case (<-p.Events()).Kind != verbs.PortError:
+	f.RunFor(time.Millisecond)
+	expect.MustEqual(t, p.Port().Active, false, "link down: Port.Active")
+	expect.MustEqual(t, told, 1, "link down: told")
+	if (<-p.Events()).Kind != verbs.PortError {
 		t.Errorf("link down: active %v, told %d times", p.Port().Active, told)
 	}
 	p.SetActive(true)
@@ -319,13 +313,8 @@ func TestEvents(t *testing.T) {
 		t.Errorf("after %v: %v", d, got)
 	}
 	f.RunFor(time.Hour)
-	switch {
-	case fmt.Sprint(got) != "[1 2 3]":
-		t.Errorf("got is %q, want \"[1 2 3]\"", fmt.Sprint(got))
-	case f.Step():
-		t.Errorf("Step is true, want false")
-	case f.Timers() != 0:
-		t.Errorf("Timers is %v, want 0", f.Timers())
-	}
+	expect.Equal(t, fmt.Sprint(got), "[1 2 3]", "got")
+	expect.Equal(t, f.Step(), false, "Step")
+	expect.Equal(t, f.Timers(), 0, "Timers")
 	stopped.Stop() // of one long gone
 }

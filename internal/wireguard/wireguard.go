@@ -87,3 +87,16 @@ func Configure(ctx context.Context, socket string, own *ecdh.PrivateKey, peers .
 	}
 	return nil
 }
+
+// TestKeys returns the keys of two ends. They are made of the ends' numbers, which is good
+// enough for a test and for nothing else.
+func TestKeys() (keys [2]*ecdh.PrivateKey, err error) {
+	for i := range keys {
+		raw := make([]byte, 32)
+		raw[31] = byte(1 + i)
+		if keys[i], err = ecdh.X25519().NewPrivateKey(raw); err != nil {
+			return keys, err
+		}
+	}
+	return keys, nil
+}

@@ -3,7 +3,6 @@ package wireguard
 import (
 	"bufio"
 	"context"
-	"crypto/ecdh"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -13,14 +12,9 @@ import (
 
 // The other end is told what wg(8) would tell it, and its refusal is an error.
 func TestConfigure(t *testing.T) {
-	var keys [2]*ecdh.PrivateKey
-	for i := range keys {
-		raw := make([]byte, 32)
-		raw[31] = byte(1 + i)
-		var err error
-		if keys[i], err = ecdh.X25519().NewPrivateKey(raw); err != nil {
-			t.Fatal(err)
-		}
+	keys, err := TestKeys()
+	if err != nil {
+		t.Fatal(err)
 	}
 	for _, answer := range []string{"errno=0\n\n", "errno=22\n\n"} {
 		name := filepath.Join(t.TempDir(), "s")

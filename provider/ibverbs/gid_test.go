@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 )
 
 func gid(s string) ib.GID { return ib.GIDFromAddr(netip.MustParseAddr(s)) }
@@ -52,14 +53,9 @@ func TestChooseGIDs(t *testing.T) {
 
 func TestWithAddress(t *testing.T) {
 	got := withAddress(table, []ib.GID{gid("10.0.0.1"), gid("fe80::2")})
-	switch {
-	case len(got) != 2:
-		t.Errorf("got has %v elements, want 2", len(got))
-	case got[0].index != 1:
-		t.Errorf("index is %v, want 1", got[0].index)
-	case got[1].index != 3:
-		t.Errorf("index is %v, want 3", got[1].index)
-	}
+	expect.MustEqual(t, len(got), 2, "length of got")
+	expect.Equal(t, got[0].index, 1, "got[0].index")
+	expect.Equal(t, got[1].index, 3, "got[1].index")
 	if len(table) != 9 {
 		t.Error("the table itself has changed")
 	}

@@ -256,32 +256,42 @@ func (q *qp) PostSend(wrs []verbs.SendWR) (taken int, err error) {
 	if s := q.known(); s < verbs.StateRTS {
 		return 0, verbs.ErrState
 	}
-	for taken < len(wrs) {
-		room := q.send.room()
-		q.sendWRs, q.sendSGEs = q.sendWRs[:0], q.sendSGEs[:0]
-		n, bad := 0, error(nil)
-		for ; n < min(len(wrs)-taken, batchLen, room); n++ {
-			if bad = q.addSend(&wrs[taken+n]); bad != nil {
-				break
-			}
-		}
-		k := 0
-		if n > 0 {
-			k, err = posted(C.shim_post_send(q.h, &q.sendWRs[0], C.int(n), &q.sendSGEs[:1][0]))
-			q.send.unpush(n - k)
-			q.tapSent(q.dev.tap.Get(), wrs[taken:taken+k])
-		}
-		taken += k
-		switch {
-		case err != nil:
-			return taken, err
-		case bad != nil:
-			return taken, bad
-		case n == 0 && room == 0:
+	return inBatches(wrs, q.send.room, q.sendSome)
+}
+
+// inBatches has post take wrs, each time as many as there is room for and batchLen at most, until it
+// returns an error. It returns how many were taken.
+func inBatches[WR any](wrs []WR, room func() int, post func([]WR) (int, error)) (taken int, err error) {
+	for taken < len(wrs) && err == nil {
+		free := room()
+		if free == 0 {
 			return taken, verbs.ErrQueueFull
 		}
+		var n int
+		n, err = post(wrs[taken : taken+min(len(wrs)-taken, batchLen, free)])
+		taken += n
 	}
-	return taken, nil
+	return taken, err
+}
+
+// sendSome posts wrs up to the first that is invalid, whose error it returns.
+func (q *qp) sendSome(wrs []verbs.SendWR) (taken int, err error) {
+	q.sendWRs, q.sendSGEs = q.sendWRs[:0], q.sendSGEs[:0]
+	n, bad := 0, error(nil)
+	for ; n < len(wrs); n++ {
+		if bad = q.addSend(&wrs[n]); bad != nil {
+			break
+		}
+	}
+	if n > 0 {
+		taken, err = posted(C.shim_post_send(q.h, &q.sendWRs[0], C.int(n), &q.sendSGEs[:1][0]))
+		q.send.unpush(n - taken)
+		q.tapSent(q.dev.tap.Get(), wrs[:taken])
+	}
+	if err == nil {
+		err = bad
+	}
+	return taken, err
 }
 
 // addSend checks wr and adds it to the batch.
@@ -386,33 +396,29 @@ func (q *qp) postRecv(wrs []verbs.RecvWR) (taken int, err error) {
 	if q.known() == verbs.StateReset {
 		return 0, verbs.ErrState
 	}
-	for taken < len(wrs) {
-		n, room, bad := 0, q.recv.room(), error(nil)
-		q.post.reset()
-		for ; n < min(len(wrs)-taken, batchLen, room); n++ {
-			wr := &wrs[taken+n]
-			if bad = q.post.check(wr); bad != nil {
-				break
-			}
-			place := q.recv.push(entry{id: wr.ID, op: verbs.Recv, sg: wr.SG})
-			q.post.add(makeID(idRecv, q.gen, place), wr.SG)
+	return inBatches(wrs, q.recv.room, q.recvSome)
+}
+
+// recvSome is sendSome for receives.
+func (q *qp) recvSome(wrs []verbs.RecvWR) (taken int, err error) {
+	q.post.reset()
+	n, bad := 0, error(nil)
+	for ; n < len(wrs); n++ {
+		wr := &wrs[n]
+		if bad = q.post.check(wr); bad != nil {
+			break
 		}
-		k := 0
-		if n > 0 {
-			k, err = q.post.run(q.h, nil)
-			q.recv.unpush(n - k)
-		}
-		taken += k
-		switch {
-		case err != nil:
-			return taken, err
-		case bad != nil:
-			return taken, bad
-		case n == 0 && room == 0:
-			return taken, verbs.ErrQueueFull
-		}
+		place := q.recv.push(entry{id: wr.ID, op: verbs.Recv, sg: wr.SG})
+		q.post.add(makeID(idRecv, q.gen, place), wr.SG)
 	}
-	return taken, nil
+	if n > 0 {
+		taken, err = q.post.run(q.h, nil)
+		q.recv.unpush(n - taken)
+	}
+	if err == nil {
+		err = bad
+	}
+	return taken, err
 }
 
 // flush has the kernel look at the queues of a QP in ERR again: rdma_rxe is not

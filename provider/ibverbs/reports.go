@@ -118,15 +118,6 @@ func (r *reports) give(b []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, p := range r.ports {
-		m, ok := p.take(b)
-		if !ok {
-			p.dropped.Add(1)
-			continue
-		}
-		select {
-		case p.in <- m:
-		default:
-			p.dropped.Add(1)
-		}
+		p.deliver(b)
 	}
 }

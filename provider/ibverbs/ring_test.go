@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 )
 
@@ -35,18 +36,12 @@ func TestRing(t *testing.T) {
 		t.Error("took what was not posted after all")
 	}
 	// Not signaled: 0 completes without a word when 1 does.
-	switch e, ok := r.take(places[1]); {
-	case !ok:
-		t.Error("ok is false, want true")
-	case e.id != 1:
-		t.Errorf("id is %v, want 1", e.id)
-	case e.len != 1:
-		t.Errorf("len is %v, want 1", e.len)
-	case len(e.sg) != 2:
-		t.Errorf("sg has %v elements, want 2", len(e.sg))
-	case string(e.sg[0].Buf) != "a":
-		t.Errorf("Buf is %v, want \"a\"", string(e.sg[0].Buf))
-	}
+	e, ok := r.take(places[1])
+	expect.MustEqual(t, ok, true, "ok")
+	expect.Equal(t, e.id, 1, "id")
+	expect.Equal(t, e.len, 1, "len")
+	expect.MustEqual(t, len(e.sg), 2, "length of sg")
+	expect.Equal(t, string(e.sg[0].Buf), "a", "Buf")
 	for _, p := range []uint32{places[0], places[1]} {
 		if e, ok := r.take(p); ok {
 			t.Errorf("took %+v twice", e)

@@ -136,17 +136,20 @@ func (p *SAPort) receive() {
 		if err != nil {
 			return
 		}
-		m, ok := p.take(buf[:n])
-		if !ok {
-			p.dropped.Add(1)
-			continue
-		}
+		p.deliver(buf[:n])
+	}
+}
+
+// deliver hands what was read to whoever receives, and counts what it drops.
+func (p *SAPort) deliver(b []byte) {
+	if m, ok := p.take(b); ok {
 		select {
 		case p.in <- m:
+			return
 		default:
-			p.dropped.Add(1)
 		}
 	}
+	p.dropped.Add(1)
 }
 
 // take makes an SAMAD of what was read. What has a status is a question of ours that nobody

@@ -59,36 +59,32 @@ func (s *srq) PostRecv(wrs []verbs.RecvWR) (taken int, err error) {
 	if s.h == nil {
 		return 0, verbs.ErrClosed
 	}
-	for taken < len(wrs) {
-		n, room, bad := 0, s.slots.room(), error(nil)
-		s.post.reset()
-		var places [batchLen]uint32
-		for ; n < min(len(wrs)-taken, batchLen, room); n++ {
-			wr := &wrs[taken+n]
-			if bad = s.post.check(wr); bad != nil {
-				break
-			}
-			places[n] = s.slots.push(wr.ID, wr.SG)
-			s.post.add(makeID(idShared, s.number, places[n]), wr.SG)
+	return inBatches(wrs, s.slots.room, s.recvSome)
+}
+
+// recvSome posts wrs up to the first that is invalid, whose error it returns.
+func (s *srq) recvSome(wrs []verbs.RecvWR) (taken int, err error) {
+	s.post.reset()
+	var places [batchLen]uint32
+	n, bad := 0, error(nil)
+	for ; n < len(wrs); n++ {
+		wr := &wrs[n]
+		if bad = s.post.check(wr); bad != nil {
+			break
 		}
-		k := 0
-		if n > 0 {
-			k, err = s.post.run(nil, s.h)
-			for i := n - 1; i >= k; i-- {
-				s.slots.take(places[i])
-			}
-		}
-		taken += k
-		switch {
-		case err != nil:
-			return taken, err
-		case bad != nil:
-			return taken, bad
-		case n == 0 && room == 0:
-			return taken, verbs.ErrQueueFull
+		places[n] = s.slots.push(wr.ID, wr.SG)
+		s.post.add(makeID(idShared, s.number, places[n]), wr.SG)
+	}
+	if n > 0 {
+		taken, err = s.post.run(nil, s.h)
+		for i := n - 1; i >= taken; i-- {
+			s.slots.take(places[i])
 		}
 	}
-	return taken, nil
+	if err == nil {
+		err = bad
+	}
+	return taken, err
 }
 
 // Destroy implements [verbs.SRQ].

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 )
 
@@ -142,18 +143,11 @@ func receiveMADs(t *testing.T, m *madPort, kernel *os.File) {
 	}
 	select {
 	case d := <-m.MADs():
-		switch {
-		case d.Remote != from.gid:
-			t.Errorf("Remote is %v, want %v", d.Remote, from.gid)
-		case d.Local != gid("10.0.0.2"):
-			t.Errorf("Local is %v, want %v", d.Local, gid("10.0.0.2"))
-		case d.QPN != 0x77:
-			t.Errorf("QPN is %v, want 0x77", d.QPN)
-		case d.PKey != 0x8005:
-			t.Errorf("PKey is %v, want 0x8005", d.PKey)
-		case d.Data[3] != 3:
-			t.Errorf("Data[3] is %v, want 3", d.Data[3])
-		}
+		expect.Equal(t, d.Remote, from.gid, "Remote")
+		expect.Equal(t, d.Local, gid("10.0.0.2"), "Local")
+		expect.Equal(t, d.QPN, 0x77, "QPN")
+		expect.Equal(t, d.PKey, 0x8005, "PKey")
+		expect.Equal(t, d.Data[3], 3, "Data[3]")
 	case <-time.After(10 * time.Second):
 		t.Fatal("nothing comes in")
 	}
@@ -161,14 +155,9 @@ func receiveMADs(t *testing.T, m *madPort, kernel *os.File) {
 	for end := time.Now().Add(10 * time.Second); m.sent.Load()+m.refused.Load() < 4 && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 	}
-	switch {
-	case m.dropped.Load() != 4:
-		t.Errorf("Load is %v, want 4", m.dropped.Load())
-	case m.refused.Load() != 1:
-		t.Errorf("Load is %v, want 1", m.refused.Load())
-	case m.sent.Load() != 3:
-		t.Errorf("Load is %v, want 3", m.sent.Load())
-	}
+	expect.Equal(t, m.dropped.Load(), 4, "dropped")
+	expect.Equal(t, m.refused.Load(), 1, "refused")
+	expect.Equal(t, m.sent.Load(), 3, "sent")
 }
 
 // floodMADs: of a flood of those that ask some are turned away, and the port stays up.

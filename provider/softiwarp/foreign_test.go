@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"ipoibcm/internal/expect"
 	"ipoibcm/mpa"
 	"ipoibcm/verbs"
 )
@@ -61,18 +62,13 @@ func TestInitiatorSendsRTRFirst(t *testing.T) {
 				s.send(verbs.SendWR{ID: 8, Opcode: verbs.Read, SG: s.mem(make([]byte, 3), 0), RKey: 99, RemoteAddr: 1000})
 				read := p.expect(mpa.OpReadRequest)
 				var r mpa.ReadRequest
-				switch err := r.UnmarshalBinary(read.Payload); {
-				case err != nil:
+				if err := r.UnmarshalBinary(read.Payload); err != nil {
 					t.Fatalf("%+v: err is %v, want nil", r, err)
-				case read.MSN != tt.readN:
-					t.Fatalf("%+v: MSN is %v, want %v", r, read.MSN, tt.readN)
-				case r.Size != 3:
-					t.Fatalf("%+v: Size is %v, want 3", r, r.Size)
-				case r.SourceSTag != 99:
-					t.Fatalf("%+v: SourceSTag is %v, want 99", r, r.SourceSTag)
-				case r.SourceTO != 1000:
-					t.Fatalf("%+v: SourceTO is %v, want 1000", r, r.SourceTO)
 				}
+				expect.MustEqual(t, read.MSN, tt.readN, "%+v: MSN", r)
+				expect.MustEqual(t, r.Size, 3, "%+v: Size", r)
+				expect.MustEqual(t, r.SourceSTag, 99, "%+v: SourceSTag", r)
+				expect.MustEqual(t, r.SourceTO, 1000, "%+v: SourceTO", r)
 				p.segment(mpa.Segment{Opcode: mpa.OpReadResponse, STag: r.SinkSTag, TO: r.SinkTO, Payload: []byte("ab")})
 				p.segment(mpa.Segment{Opcode: mpa.OpReadResponse, Last: true, STag: r.SinkSTag, TO: r.SinkTO + 2,
 					Payload: []byte("c")})
@@ -110,25 +106,17 @@ func TestFencing(t *testing.T) {
 			p.silent() // 6581-3-2
 			p.fpdu(tt.first)
 			if tt.user {
-				switch wc := s.done(); {
-				case wc.ID != 1:
-					t.Fatalf("ID is %v, want 1", wc.ID)
-				case wc.ByteLen != 0:
-					t.Fatalf("ByteLen is %v, want 0", wc.ByteLen)
-				case wc.Opcode != verbs.Recv:
-					t.Fatalf("Opcode is %v, want %v", wc.Opcode, verbs.Recv)
-				}
+				wc := s.done()
+				expect.MustEqual(t, wc.ID, 1, "ID")
+				expect.MustEqual(t, wc.ByteLen, 0, "ByteLen")
+				expect.MustEqual(t, wc.Opcode, verbs.Recv, "Opcode")
 				s.recv(1, 10)
 			}
 			if tt.name == "Read" {
-				switch r := p.expect(mpa.OpReadResponse); {
-				case !r.Last:
-					t.Errorf("Last is false, want true")
-				case len(r.Payload) != 0:
-					t.Errorf("Payload has %v elements, want 0", len(r.Payload))
-				case r.STag != 1:
-					t.Errorf("STag is %v, want 1", r.STag)
-				}
+				r := p.expect(mpa.OpReadResponse)
+				expect.Equal(t, r.Last, true, "Last")
+				expect.Equal(t, len(r.Payload), 0, "length of Payload")
+				expect.Equal(t, r.STag, 1, "STag")
 			}
 			if m := p.expect(mpa.OpSend); string(m.Payload) != "early" || m.MSN != 1 {
 				t.Errorf("%+v", m)
@@ -250,14 +238,9 @@ func TestInitiatorTerminates(t *testing.T) {
 		_ = p.conn.Close()
 		got := <-settled
 		var e *mpa.Error
-		switch {
-		case !errors.As(got.err, &e):
-			t.Errorf("%s: As(got.err, &e) is false, want true", tt.name)
-		case e.Code() != tt.code:
-			t.Errorf("%s: Code is %v, want %v", tt.name, e.Code(), tt.code)
-		case got.res.Peer != tt.reply:
-			t.Errorf("%s: Peer is %v, want %v", tt.name, got.res.Peer, tt.reply)
-		}
+		expect.MustEqual(t, errors.As(got.err, &e), true, "%s: As(got.err, &e)", tt.name)
+		expect.Equal(t, e.Code(), tt.code, "%s: Code", tt.name)
+		expect.Equal(t, got.res.Peer, tt.reply, "%s: Peer", tt.name)
 		if s.qp.State() != verbs.StateInit {
 			t.Errorf("%s: state %v", tt.name, s.qp.State())
 		}

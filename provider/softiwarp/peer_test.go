@@ -248,18 +248,24 @@ func (p *peer) ended() {
 	}
 }
 
-// connected has our queue pair initiate; the peer answers with that reply.
-func connected(t *testing.T, o Options, opts mpa.Options, reply mpa.Frame) (*side, *peer) {
+// begin has settle connect our queue pair by conn, whose other end the peer has.
+func begin(t *testing.T, o Options, settle func(s *side, conn net.Conn) error) (*side, *peer, <-chan error) {
 	t.Helper()
 	s := newSide(t, o)
 	a, b := tcpPair(t)
-	p := &peer{t: t, conn: b}
 	settled := make(chan error, 1)
-	go func() {
+	go func() { settled <- settle(s, a) }()
+	return s, &peer{t: t, conn: b}, settled
+}
+
+// connected has our queue pair initiate; the peer answers with that reply.
+func connected(t *testing.T, o Options, opts mpa.Options, reply mpa.Frame) (*side, *peer) {
+	t.Helper()
+	s, p, settled := begin(t, o, func(s *side, conn net.Conn) error {
 		_, err := s.d.Connect(context.Background(), s.qp, Startup{Options: opts},
-			func(context.Context) (net.Conn, error) { return a, nil })
-		settled <- err
-	}()
+			func(context.Context) (net.Conn, error) { return conn, nil })
+		return err
+	})
 	req := p.frame()
 	reply.Reply, reply.Rev, reply.S = true, req.Rev, req.S
 	p.out = mpa.Framer{Markers: req.Markers, CRC: req.CRC || reply.CRC}
@@ -274,15 +280,11 @@ func connected(t *testing.T, o Options, opts mpa.Options, reply mpa.Frame) (*sid
 // accepted has our queue pair respond to that request, up to its reply.
 func accepted(t *testing.T, o Options, opts mpa.Options, request mpa.Frame) (*side, *peer) {
 	t.Helper()
-	s := newSide(t, o)
-	a, b := tcpPair(t)
-	p := &peer{t: t, conn: b}
-	settled := make(chan error, 1)
-	go func() {
-		_, err := s.d.Accept(context.Background(), s.qp, Startup{Options: opts}, a,
+	s, p, settled := begin(t, o, func(s *side, conn net.Conn) error {
+		_, err := s.d.Accept(context.Background(), s.qp, Startup{Options: opts}, conn,
 			func(context.Context, mpa.Request) mpa.Event { return mpa.Accept{} })
-		settled <- err
-	}()
+		return err
+	})
 	p.say(request)
 	rep := p.frame()
 	p.out = mpa.Framer{Markers: rep.Markers, CRC: rep.CRC}

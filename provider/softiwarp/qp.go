@@ -252,10 +252,7 @@ func (d *Device) meet(ctx context.Context, v verbs.QP, s *Startup,
 	st, res, err := f(ctx)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	mine := q.settle == try
-	if mine {
-		q.settle = nil
-	}
+	mine := q.endAttempt(try)
 	switch {
 	case err != nil:
 		return res, err

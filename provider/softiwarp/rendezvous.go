@@ -123,10 +123,7 @@ func (q *qp) arrived(try *attempt, st *Stream, err error, initiator bool) {
 	try.cancel(nil)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	mine := q.settle == try
-	if mine {
-		q.settle = nil
-	}
+	mine := q.endAttempt(try)
 	switch {
 	case !mine:
 		if st != nil {
@@ -138,6 +135,14 @@ func (q *qp) arrived(try *attempt, st *Stream, err error, initiator bool) {
 	default:
 		q.attach(st, initiator)
 	}
+}
+
+// endAttempt says whether try is still what q waits for; if so q waits no longer. The caller holds q.mu.
+func (q *qp) endAttempt(try *attempt) (mine bool) {
+	if mine = q.settle == try; mine {
+		q.settle = nil
+	}
+	return mine
 }
 
 // listen takes connections from the peers' devices.

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"ipoibcm/internal/expect"
 	"ipoibcm/mpa"
 )
 
@@ -59,20 +60,12 @@ func TestStartup(t *testing.T) {
 	if aerr != nil || berr != nil {
 		t.Fatal(aerr, berr)
 	}
-	switch {
-	case string(ares.Private) != "yes":
-		t.Errorf("Private is %q, want \"yes\"", string(ares.Private))
-	case string(bres.Private) != "hello":
-		t.Errorf("Private is %q, want \"hello\"", string(bres.Private))
-	case ares.ORD != 4:
-		t.Errorf("ORD is %v, want 4", ares.ORD)
-	case bres.IRD != 8:
-		t.Errorf("IRD is %v, want 8", bres.IRD)
-	case bres.ORD != 2:
-		t.Errorf("ORD is %v, want 2", bres.ORD)
-	case strings.Join(trace, " ") != ">Req <Rep":
-		t.Errorf("Join(trace, \" \") is %q, want \">Req <Rep\"", strings.Join(trace, " "))
-	}
+	expect.Equal(t, string(ares.Private), "yes", "Private")
+	expect.Equal(t, string(bres.Private), "hello", "Private")
+	expect.Equal(t, ares.ORD, 4, "ORD")
+	expect.Equal(t, bres.IRD, 8, "IRD")
+	expect.Equal(t, bres.ORD, 2, "ORD")
+	expect.Equal(t, strings.Join(trace, " "), ">Req <Rep", "trace")
 	if !b.Fenced() || a.Fenced() {
 		t.Error("wrongly fenced")
 	}
@@ -111,16 +104,10 @@ func TestRejectedThenAgain(t *testing.T) {
 	_, _, _, _, err, berr := settle(t, Startup{Options: p2pOptions}, r, yes)
 	var rej *RejectError
 	var fault *mpa.Error
-	switch {
-	case !errors.As(err, &rej):
-		t.Fatalf("As(err, &rej) is false, want true")
-	case rej.Result.Peer.ORD != 16:
-		t.Fatalf("Result.Peer.ORD is %v, want 16", rej.Result.Peer.ORD)
-	case !errors.As(berr, &fault):
-		t.Fatalf("As(berr, &fault) is false, want true")
-	case fault.Reason != mpa.ReasonNeedORD:
-		t.Fatalf("Reason is %v, want %v", fault.Reason, mpa.ReasonNeedORD)
-	}
+	expect.MustEqual(t, errors.As(err, &rej), true, "As(err, &rej)")
+	expect.MustEqual(t, rej.Result.Peer.ORD, 16, "Result.Peer.ORD")
+	expect.MustEqual(t, errors.As(berr, &fault), true, "As(berr, &fault)")
+	expect.MustEqual(t, fault.Reason, mpa.ReasonNeedORD, "Reason")
 	again := p2pOptions
 	again.IRD = rej.Result.Peer.ORD
 	switch _, _, res, _, err, berr := settle(t, Startup{Options: again}, r, yes); {

@@ -256,6 +256,13 @@ func rfc(cs []ipoib.ConnInfo) (n int) {
 	return n
 }
 
+// equal is a failure of w unless got is want.
+func equal[T comparable](w *world, got, want T, what string) {
+	if got != want {
+		w.failf("%s is %v, want %v", what, got, want)
+	}
+}
+
 // alike checks that m sees n's connection c as n does.
 func (w *world) alike(n, m *node, c ipoib.ConnInfo, others []ipoib.ConnInfo) {
 	i := slices.IndexFunc(others, func(d ipoib.ConnInfo) bool { return d.LocalComm == c.RemoteComm })
@@ -269,29 +276,22 @@ func (w *world) alike(n, m *node, c ipoib.ConnInfo, others []ipoib.ConnInfo) {
 	switch {
 	case p == nil:
 		w.failf("p is nil")
+		return
 	case q == nil:
 		w.failf("q is nil")
-	case c.LocalComm != d.RemoteComm:
-		w.failf("c's LocalComm is %v, want %v", c.LocalComm, d.RemoteComm)
-	case c.LocalQPN != d.RemoteQPN:
-		w.failf("c's LocalQPN is %v, want %v", c.LocalQPN, d.RemoteQPN)
-	case c.RemoteQPN != d.LocalQPN:
-		w.failf("c's RemoteQPN is %v, want %v", c.RemoteQPN, d.LocalQPN)
-	case c.Active == d.Active:
-		w.failf("c's Active is %v, want another than %v", c.Active, d.Active)
-	case c.Transport != d.Transport:
-		w.failf("c's Transport is %v, want %v", c.Transport, d.Transport)
-	case p.dest != q.qpn:
-		w.failf("dest is %v, want %v", p.dest, q.qpn)
-	case q.dest != p.qpn:
-		w.failf("dest is %v, want %v", q.dest, p.qpn)
-	case p.rqPSN != q.sqPSN:
-		w.failf("rqPSN is %v, want %v", p.rqPSN, q.sqPSN)
-	case q.rqPSN != p.sqPSN:
-		w.failf("rqPSN is %v, want %v", q.rqPSN, p.sqPSN)
-	case p.pathMTU != q.pathMTU:
-		w.failf("pathMTU is %v, want %v", p.pathMTU, q.pathMTU)
-	case !isLegacy(c.ServiceID) && (p.receive != int(d.ReceiveMTU) || q.receive != int(c.ReceiveMTU) || c.MTU != d.MTU):
+		return
+	}
+	equal(w, c.LocalComm, d.RemoteComm, "c's LocalComm")
+	equal(w, c.LocalQPN, d.RemoteQPN, "c's LocalQPN")
+	equal(w, c.RemoteQPN, d.LocalQPN, "c's RemoteQPN")
+	equal(w, c.Active, !d.Active, "c's Active")
+	equal(w, c.Transport, d.Transport, "c's Transport")
+	equal(w, p.dest, q.qpn, "p's dest")
+	equal(w, q.dest, p.qpn, "q's dest")
+	equal(w, p.rqPSN, q.sqPSN, "p's rqPSN")
+	equal(w, q.rqPSN, p.sqPSN, "q's rqPSN")
+	equal(w, p.pathMTU, q.pathMTU, "pathMTU")
+	if !isLegacy(c.ServiceID) && (p.receive != int(d.ReceiveMTU) || q.receive != int(c.ReceiveMTU) || c.MTU != d.MTU) {
 		w.failf("%s and %s see their connection differently:\n%+v %+v\n%+v %+v", n.name(), m.name(), c, p, d, q)
 	}
 }

@@ -435,13 +435,19 @@ func (o open) expand(t *tools, out []found, seen map[print]bool, known *memory, 
 	return out
 }
 
-// trace tells in words how the last of steps is reached.
-func (s *setup) trace(steps []step, failure string) string {
+// choicesTo returns those that lead to the last of steps.
+func choicesTo(steps []step) []choice {
 	var path []choice
 	for i := int32(len(steps) - 1); i > 0; i = steps[i].parent {
 		path = append(path, steps[i].choice)
 	}
 	slices.Reverse(path)
+	return path
+}
+
+// trace tells in words how the last of steps is reached.
+func (s *setup) trace(steps []step, failure string) string {
+	path := choicesTo(steps)
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: after %d steps: %s\n", s.name, len(path), failure)
 	w := s.begin(newTools())

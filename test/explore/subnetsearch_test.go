@@ -352,11 +352,7 @@ func (w *subnetWorld) expand(t *tools, id int32, recovers bool) (out []subnetFou
 
 // trace tells in words how the last of steps is reached.
 func (s *subnetSetup) trace(steps []step, failure string) string {
-	var path []choice
-	for i := int32(len(steps) - 1); i > 0; i = steps[i].parent {
-		path = append(path, steps[i].choice)
-	}
-	slices.Reverse(path)
+	path := choicesTo(steps)
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: after %d steps: %s\n", s.name, len(path), failure)
 	w := s.begin(newTools())

@@ -10,6 +10,7 @@ import (
 
 	"ipoibcm/cm"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/provider/softroce"
 	"ipoibcm/rdmacm"
 	"ipoibcm/serviceid"
@@ -136,14 +137,10 @@ func (h *cmHost) accept(e *end, posted func()) (cm.Handle, cm.Params) {
 	got := append([]byte(nil), r.PrivateData[:rdmacm.HeaderLen]...)
 	got[2], got[3] = 0, 0 // its source port is any
 	same(h.t, "IP CM header of the REQ", got, want)
-	switch {
-	case r.Transport != ib.RC:
-		h.t.Errorf("REQ from the kernel: Transport is %v, want %v", r.Transport, ib.RC)
-	case r.Remote != h.fam.guest:
-		h.t.Errorf("REQ from the kernel: Remote is %v, want %v", r.Remote, h.fam.guest)
-	case r.Local != h.fam.host:
-		h.t.Errorf("REQ from the kernel: Local is %v, want %v", r.Local, h.fam.host)
-	case r.PathMTU != pathMTU(h.w.mtu):
+	expect.Equal(h.t, r.Transport, ib.RC, "REQ from the kernel: Transport")
+	expect.Equal(h.t, r.Remote, h.fam.guest, "REQ from the kernel: Remote")
+	expect.Equal(h.t, r.Local, h.fam.host, "REQ from the kernel: Local")
+	if r.PathMTU != pathMTU(h.w.mtu) {
 		h.t.Errorf("REQ from the kernel: %+v", r.Params)
 	}
 	p := r.Params

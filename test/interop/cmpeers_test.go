@@ -105,25 +105,18 @@ func theyConnectMany(h *cmHost, fam family) {
 	ends := ucmatoseEnds(h)
 	var handles []cm.Handle
 	p := ucmatose(h, "-s", addr(fam.host))
-	for up := 0; up < len(ends); {
-		a, err := h.cm.Next(patience)
-		if err != nil {
-			t.Fatal(err)
-		}
-		switch a := a.(type) {
-		case cm.RequestReceived: // several before the first RTU
+	h.established(len(ends), func(a cm.Action) bool {
+		r, ok := a.(cm.RequestReceived) // several before the first RTU
+		if ok {
 			e := ends[len(handles)]
-			handles = append(handles, a.Handle)
-			q := a.Params
+			handles = append(handles, r.Handle)
+			q := r.Params
 			q.RecvPSN = startPSN
 			h.rts(e, q)
-			h.cm.Do(cm.Accept{Handle: a.Handle, QPN: e.qp.QPN(), StartingPSN: startPSN, RNRRetry: 7})
-		case cm.Established:
-			up++
-		default:
-			t.Fatalf("cm says %T %+v", a, a)
+			h.cm.Do(cm.Accept{Handle: r.Handle, QPN: e.qp.QPN(), StartingPSN: startPSN, RNRRetry: 7})
 		}
-	}
+		return ok
+	})
 	for _, e := range ends {
 		e.sendMany()
 	}
@@ -133,6 +126,22 @@ func theyConnectMany(h *cmHost, fam family) {
 	h.disconnectAll(handles)
 	if out, err := p.Wait(patience); err != nil {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// established waits until n connections are up. What else our manager says step must know.
+func (h *cmHost) established(n int, step func(cm.Action) bool) {
+	h.t.Helper()
+	for up := 0; up < n; {
+		a, err := h.cm.Next(patience)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		if _, ok := a.(cm.Established); ok {
+			up++
+		} else if !step(a) {
+			h.t.Fatalf("cm says %T %+v", a, a)
+		}
 	}
 }
 
@@ -148,21 +157,14 @@ func weConnectMany(h *cmHost, fam family) {
 		handles = append(handles, cm.Handle(i+1))
 		h.request(handles[i], ends[i], ucmatosePort)
 	}
-	for up := 0; up < len(ends); {
-		a, err := h.cm.Next(patience)
-		if err != nil {
-			t.Fatal(err)
+	h.established(len(ends), func(a cm.Action) bool {
+		r, ok := a.(cm.ReplyReceived)
+		if ok {
+			h.rts(ends[r.Handle-1], r.Params)
+			h.cm.Do(cm.Ready{Handle: r.Handle})
 		}
-		switch a := a.(type) {
-		case cm.ReplyReceived:
-			h.rts(ends[a.Handle-1], a.Params)
-			h.cm.Do(cm.Ready{Handle: a.Handle})
-		case cm.Established:
-			up++
-		default:
-			t.Fatalf("cm says %T %+v", a, a)
-		}
-	}
+		return ok
+	})
 	for _, e := range ends {
 		e.receiveMany()
 	}

@@ -128,19 +128,20 @@ func (e *end) next(cq verbs.CQ, what string) verbs.WC {
 // sent waits for a send that succeeds.
 func (e *end) sent() verbs.WC {
 	e.t.Helper()
-	wc := e.next(e.sendCQ, "send")
-	if wc.Status != verbs.Success {
-		e.t.Fatalf("send: %v: %+v", wc.Status, wc)
-	}
-	return wc
+	return e.succeeds(e.sendCQ, "send")
 }
 
 // received waits for a receive that succeeds.
 func (e *end) received() verbs.WC {
 	e.t.Helper()
-	wc := e.next(e.recvCQ, "receive")
+	return e.succeeds(e.recvCQ, "receive")
+}
+
+func (e *end) succeeds(cq verbs.CQ, what string) verbs.WC {
+	e.t.Helper()
+	wc := e.next(cq, what)
 	if wc.Status != verbs.Success {
-		e.t.Fatalf("receive: %v: %+v", wc.Status, wc)
+		e.t.Fatalf("%s: %v: %+v", what, wc.Status, wc)
 	}
 	return wc
 }

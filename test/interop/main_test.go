@@ -14,11 +14,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -54,21 +51,10 @@ func TestMain(m *testing.M) {
 }
 
 func testMain(m *testing.M) int {
-	sweep()
+	lab.SweepKilled(namePrefix)
 	defer closeWorlds()
 	defer closeProducts()
 	return m.Run()
-}
-
-// sweep removes the namespaces of runs that were killed.
-func sweep() {
-	left, _ := filepath.Glob("/run/netns/" + namePrefix + "*")
-	for _, path := range left {
-		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), namePrefix), "-")
-		if n, err := strconv.Atoi(pid); err == nil && syscall.Kill(n, 0) == syscall.ESRCH {
-			lab.Sweep(filepath.Base(path))
-		}
-	}
 }
 
 // A world is a guest with rxe0 and a host namespace with eth0 on one segment.

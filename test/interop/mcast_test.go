@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/provider/softroce"
 	"ipoibcm/test/interop/judge"
 	"ipoibcm/test/interop/vm"
@@ -126,18 +127,11 @@ func receiveGroup(t *testing.T, a *end, b *peer, fam family, mgid ib.GID, n int)
 		b.expect(wcSend)
 		wc := a.received()
 		src, dst := verbs.GRHAddrs(a.mem.Buf, mgid.Is4())
-		switch {
-		case wc.ID != uint64(i):
-			t.Fatalf("datagram from %v to %v: ID is %v, want %v", src, dst, wc.ID, uint64(i))
-		case wc.ByteLen != n+verbs.GRHLen:
-			t.Fatalf("datagram from %v to %v: ByteLen is %v, want %v", src, dst, wc.ByteLen, n+verbs.GRHLen)
-		case wc.SrcQPN != b.qpn:
-			t.Fatalf("datagram from %v to %v: SrcQPN is %v, want %v", src, dst, wc.SrcQPN, b.qpn)
-		case src != fam.guest:
-			t.Fatalf("datagram from %v to %v: src is %v, want %v", src, dst, src, fam.guest)
-		case dst != mgid:
-			t.Fatalf("datagram from %v to %v: dst is %v, want %v", src, dst, dst, mgid)
-		}
+		expect.MustEqual(t, wc.ID, uint64(i), "datagram from %v to %v: ID", src, dst)
+		expect.MustEqual(t, wc.ByteLen, n+verbs.GRHLen, "datagram from %v to %v: ByteLen", src, dst)
+		expect.MustEqual(t, wc.SrcQPN, b.qpn, "datagram from %v to %v: SrcQPN", src, dst)
+		expect.MustEqual(t, src, fam.guest, "datagram from %v to %v: src", src, dst)
+		expect.MustEqual(t, dst, mgid, "datagram from %v to %v: dst", src, dst)
 		same(t, "data", a.mem.Buf[verbs.GRHLen:][:n], pattern(n, seed))
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"ipoibcm/control"
+	"ipoibcm/internal/expect"
 	"ipoibcm/provider/softiwarp"
 	"ipoibcm/provider/softroce"
 	"ipoibcm/rdmacm"
@@ -59,24 +60,16 @@ func TestNFSProbe(t *testing.T) {
 				return d
 			}
 			d := run("--count", "3")
-			switch {
-			case d.Outcome != "answered":
-				t.Errorf("Outcome is %v, want \"answered\"", d.Outcome)
-			case d.Offered != 2:
-				t.Errorf("Offered is %v, want 2", d.Offered)
-			case d.Refused != 2:
-				t.Errorf("Refused is %v, want 2", d.Refused)
-			case d.Agreed != 1:
-				t.Errorf("Agreed is %v, want 1", d.Agreed)
-			case d.Granted == 0:
+			expect.Equal(t, d.Outcome, "answered", "Outcome")
+			expect.Equal(t, d.Offered, 2, "Offered")
+			expect.Equal(t, d.Refused, 2, "Refused")
+			expect.Equal(t, d.Agreed, 1, "Agreed")
+			if d.Granted == 0 {
 				t.Error("Granted is 0, want more")
-			case d.Status != "SUCCESS":
-				t.Errorf("Status is %v, want \"SUCCESS\"", d.Status)
-			case len(d.NullMS) != 3:
-				t.Errorf("NullMS has %v elements, want 3", len(d.NullMS))
-			case len(d.Counters) != 0:
-				t.Errorf("Counters has %v elements, want 0", len(d.Counters))
 			}
+			expect.Equal(t, d.Status, "SUCCESS", "Status")
+			expect.Equal(t, len(d.NullMS), 3, "length of NullMS")
+			expect.Equal(t, len(d.Counters), 0, "length of Counters")
 			// The kernel's message: 4096 octets both ways, and R not set.
 			if r := d.Received; r.At != 0 || r.Hex != "f6ab0e1801000303" || r.SendSize != 4096 || r.RecvSize != 4096 ||
 				r.RemoteInv || d.RemoteInv {
@@ -213,16 +206,11 @@ func TestNFSCalls(t *testing.T) {
 					t.Errorf("EXCHANGE_ID %s: %x", what, b)
 				}
 			}
-			switch i := e.Info(); {
-			case i.Version != 1:
-				t.Errorf("Version is %v, want 1", i.Version)
-			case i.Refused != 2:
-				t.Errorf("Refused is %v, want 2", i.Refused)
-			case i.SendInline != 1024:
-				t.Errorf("SendInline is %v, want 1024", i.SendInline)
-			case i.RecvInline != 4096:
-				t.Errorf("RecvInline is %v, want 4096", i.RecvInline)
-			}
+			i := e.Info()
+			expect.Equal(t, i.Version, 1, "Version")
+			expect.Equal(t, i.Refused, 2, "Refused")
+			expect.Equal(t, i.SendInline, 1024, "SendInline")
+			expect.Equal(t, i.RecvInline, 4096, "RecvInline")
 			// Before the READs: it takes a reply whose data is in a Write chunk for all of it.
 			got := nfsMessages(t, wire)
 			if got != nil {

@@ -37,35 +37,24 @@ func TestPortChanges(t *testing.T) {
 	b.up(p.args(b, "rc")...)
 	p.meet("rc")
 
-	t.Run("another GID", func(t *testing.T) {
-		a.t, b.t = t, t
-		defer p.tell(t)
-		anotherGID(t, p, g)
-	})
-	t.Run("another MTU", func(t *testing.T) {
-		a.t, b.t = t, t
-		defer p.tell(t)
-		anotherMTU(t, p, g)
-	})
-	t.Run("link down and up", func(t *testing.T) {
-		a.t, b.t = t, t
-		defer p.tell(t)
+	step := func(name string, f func(t *testing.T)) {
+		t.Run(name, func(t *testing.T) {
+			a.t, b.t = t, t
+			defer p.tell(t)
+			f(t)
+		})
+	}
+	step("another GID", func(t *testing.T) { anotherGID(t, p, g) })
+	step("another MTU", func(t *testing.T) { anotherMTU(t, p, g) })
+	step("link down and up", func(t *testing.T) {
 		sh(t, g, "/usr/bin/ip link set eth0 down")
 		b.state("underlay down")
 		sh(t, g, "/usr/bin/ip link set eth0 up")
 		b.state("up")
 		p.meet("rc")
 	})
-	t.Run("a datagram without a route", func(t *testing.T) {
-		a.t, b.t = t, t
-		defer p.tell(t)
-		withoutRoute(t, p, g)
-	})
-	t.Run("the device is removed", func(t *testing.T) {
-		a.t, b.t = t, t
-		defer p.tell(t)
-		removedDevice(t, p, g)
-	})
+	step("a datagram without a route", func(t *testing.T) { withoutRoute(t, p, g) })
+	step("the device is removed", func(t *testing.T) { removedDevice(t, p, g) })
 }
 
 // anotherGID: the underlay gets another address, and the connection comes back.

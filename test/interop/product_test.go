@@ -18,6 +18,7 @@ import (
 
 	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
+	"ipoibcm/internal/expect"
 	"ipoibcm/test/interop/vm"
 )
 
@@ -511,16 +512,10 @@ func (p *pairing) work(mode string) {
 	mtu := p.ud
 	if mode != "ud" {
 		x, y := a.connected(strings.ToUpper(mode), p.path), b.connected(strings.ToUpper(mode), p.path)
-		switch {
-		case x.LocalQPN != y.RemoteQPN:
-			a.t.Errorf("x's LocalQPN is %v, want %v", x.LocalQPN, y.RemoteQPN)
-		case y.LocalQPN != x.RemoteQPN:
-			a.t.Errorf("y's LocalQPN is %v, want %v", y.LocalQPN, x.RemoteQPN)
-		case x.MTU != maxMTU:
-			a.t.Errorf("x's MTU is %v, want %v", x.MTU, maxMTU)
-		case y.MTU != maxMTU:
-			a.t.Errorf("y's MTU is %v, want %v", y.MTU, maxMTU)
-		}
+		expect.Equal(a.t, x.LocalQPN, y.RemoteQPN, "x's LocalQPN")
+		expect.Equal(a.t, y.LocalQPN, x.RemoteQPN, "y's LocalQPN")
+		expect.Equal(a.t, x.MTU, maxMTU, "x's MTU")
+		expect.Equal(a.t, y.MTU, maxMTU, "y's MTU")
 		mtu = maxMTU
 	}
 	for i, dst := range p.addrs(b) {

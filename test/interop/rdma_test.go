@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/provider/softroce"
 	"ipoibcm/verbs"
 )
@@ -41,6 +42,25 @@ func (b *peer) to(op verbs.Opcode, id uint64, sg []verbs.SGE, off int) verbs.Sen
 	return verbs.SendWR{ID: id, Opcode: op, SG: sg, RemoteAddr: b.addr + uint64(off), RKey: b.rkey}
 }
 
+// expectImm is expect for a receive of n octets with an immediate value.
+func (b *peer) expectImm(opcode int, id uint64, n int, imm uint32) {
+	b.t.Helper()
+	c := b.expect(opcode)
+	expect.MustEqual(b.t, c.id, id, "%d octets with immediate in the guest: id", n)
+	expect.MustEqual(b.t, c.byteLen, n, "%d octets with immediate in the guest: byteLen", n)
+	expect.MustEqual(b.t, c.flags&wcImm != 0, true, "%d octets with immediate in the guest: wcImm", n)
+	expect.MustEqual(b.t, c.imm, imm, "%d octets with immediate in the guest: imm", n)
+}
+
+// wantImm wants wc to be a receive of n octets with an immediate value or an invalidated key.
+func wantImm(t *testing.T, wc verbs.WC, id uint64, n int, flag verbs.WCFlags, imm uint32) {
+	t.Helper()
+	expect.MustEqual(t, wc.ID, id, "%d octets with immediate: ID", n)
+	expect.MustEqual(t, wc.ByteLen, n, "%d octets with immediate: ByteLen", n)
+	expect.MustEqual(t, wc.Flags&flag, flag, "%d octets with immediate: Flags", n)
+	expect.MustEqual(t, wc.Imm, imm, "%d octets with immediate: Imm", n)
+}
+
 func ourRDMA(t *testing.T, a *end, b *peer, sizes []int) {
 	a.t, b.t = t, t
 	for i, n := range sizes {
@@ -57,14 +77,10 @@ func ourRDMA(t *testing.T, a *end, b *peer, sizes []int) {
 		clear(a.mem.Buf)
 		b.do("fill 77 %d %d", n, seed+100)
 		a.postSend(b.to(verbs.Read, 2, a.sg(0, n), 77))
-		switch wc := a.sent(); {
-		case wc.ID != 2:
-			t.Fatalf("read of %d: ID is %v, want 2", n, wc.ID)
-		case wc.Opcode != verbs.Read:
-			t.Fatalf("read of %d: Opcode is %v, want %v", n, wc.Opcode, verbs.Read)
-		case wc.ByteLen != n:
-			t.Fatalf("read of %d: ByteLen is %v, want %v", n, wc.ByteLen, n)
-		}
+		wc := a.sent()
+		expect.MustEqual(t, wc.ID, 2, "read of %d: ID", n)
+		expect.MustEqual(t, wc.Opcode, verbs.Read, "read of %d: Opcode", n)
+		expect.MustEqual(t, wc.ByteLen, n, "read of %d: ByteLen", n)
 		same(t, "what was read", a.mem.Buf[:n], pattern(n, seed+100))
 		same(t, "octets behind", a.mem.Buf[n:n+10], make([]byte, 10))
 
@@ -74,16 +90,7 @@ func ourRDMA(t *testing.T, a *end, b *peer, sizes []int) {
 		wr.Imm = 0x01020304
 		a.postSend(wr)
 		a.sent()
-		switch c := b.expect(wcRecvWriteImm); {
-		case c.id != 7:
-			t.Fatalf("write with immediate of %d in the guest: c's id is %v, want 7", n, c.id)
-		case c.byteLen != n:
-			t.Fatalf("write with immediate of %d in the guest: c's byteLen is %v, want %v", n, c.byteLen, n)
-		case c.flags&wcImm == 0:
-			t.Fatalf("write with immediate of %d in the guest: c's flags lacks wcImm", n)
-		case c.imm != 0x01020304:
-			t.Fatalf("write with immediate of %d in the guest: c's imm is %v, want 0x01020304", n, c.imm)
-		}
+		b.expectImm(wcRecvWriteImm, 7, n, 0x01020304)
 		b.do("check 100 %d %d", n, seed+200)
 	}
 }
@@ -113,18 +120,9 @@ func theirRDMA(t *testing.T, a *end, b *peer, sizes []int) {
 		a.postRecv(7, 0, 0)
 		b.do("fill 0 %d %d", n, seed+200)
 		b.do("writeimm 3 0 %d 0x%x 0x%x 0x01020304", n, a.mem.Addr+100, a.mem.RKey)
-		switch wc := a.received(); {
-		case wc.ID != 7:
-			t.Fatalf("write with immediate of %d: ID is %v, want 7", n, wc.ID)
-		case wc.Opcode != verbs.RecvWriteImm:
-			t.Fatalf("write with immediate of %d: Opcode is %v, want %v", n, wc.Opcode, verbs.RecvWriteImm)
-		case wc.ByteLen != n:
-			t.Fatalf("write with immediate of %d: ByteLen is %v, want %v", n, wc.ByteLen, n)
-		case wc.Flags&verbs.WithImm == 0:
-			t.Fatalf("write with immediate of %d: Flags lacks verbs.WithImm", n)
-		case wc.Imm != 0x01020304:
-			t.Fatalf("write with immediate of %d: Imm is %v, want 0x01020304", n, wc.Imm)
-		}
+		wc := a.received()
+		expect.MustEqual(t, wc.Opcode, verbs.RecvWriteImm, "write with immediate of %d: Opcode", n)
+		wantImm(t, wc, 7, n, verbs.WithImm, 0x01020304)
 		b.expect(wcWrite)
 		same(t, "what the guest wrote", a.mem.Buf[100:100+n], pattern(n, seed+200))
 	}
@@ -138,31 +136,13 @@ func immediate(t *testing.T, a *end, b *peer, sizes []int) {
 		copy(a.mem.Buf, pattern(n, seed))
 		a.postSend(verbs.SendWR{ID: 1, Opcode: verbs.SendImm, SG: a.sg(0, n), Imm: 0xcafe0000 + seed})
 		a.sent()
-		switch c := b.expect(wcRecv); {
-		case c.id != 4:
-			t.Fatalf("send with immediate of %d in the guest: c's id is %v, want 4", n, c.id)
-		case c.byteLen != n:
-			t.Fatalf("send with immediate of %d in the guest: c's byteLen is %v, want %v", n, c.byteLen, n)
-		case c.flags&wcImm == 0:
-			t.Fatalf("send with immediate of %d in the guest: c's flags lacks wcImm", n)
-		case c.imm != 0xcafe0000+seed:
-			t.Fatalf("send with immediate of %d in the guest: c's imm is %v, want %v", n, c.imm, 0xcafe0000+seed)
-		}
+		b.expectImm(wcRecv, 4, n, 0xcafe0000+seed)
 		b.do("check 0 %d %d", n, seed)
 
 		a.postRecv(5, 1000, n+3)
 		b.do("fill 0 %d %d", n, seed+50)
 		b.do("sendimm 6 0 %d 0xbeef%04x", n, seed)
-		switch wc := a.received(); {
-		case wc.ID != 5:
-			t.Fatalf("send with immediate of %d: ID is %v, want 5", n, wc.ID)
-		case wc.ByteLen != n:
-			t.Fatalf("send with immediate of %d: ByteLen is %v, want %v", n, wc.ByteLen, n)
-		case wc.Flags&verbs.WithImm == 0:
-			t.Fatalf("send with immediate of %d: Flags lacks verbs.WithImm", n)
-		case wc.Imm != 0xbeef0000+seed:
-			t.Fatalf("send with immediate of %d: Imm is %v, want %v", n, wc.Imm, 0xbeef0000+seed)
-		}
+		wantImm(t, a.received(), 5, n, verbs.WithImm, 0xbeef0000+seed)
 		b.expect(wcSend)
 		same(t, "what the guest sent", a.mem.Buf[1000:1000+n], pattern(n, seed+50))
 	}
@@ -248,16 +228,7 @@ func ourRegion(t *testing.T, a *end, b *peer) {
 	same(t, "what the guest wrote", r.Buf, pattern(5000, 4))
 	a.postRecv(9, 0, 200)
 	b.do("sendinv 2 0 100 0x%x", r.RKey)
-	switch wc := a.received(); {
-	case wc.ID != 9:
-		t.Fatalf("send with invalidate: ID is %v, want 9", wc.ID)
-	case wc.ByteLen != 100:
-		t.Fatalf("send with invalidate: ByteLen is %v, want 100", wc.ByteLen)
-	case wc.Flags&verbs.WithInv == 0:
-		t.Fatal("send with invalidate: Flags lacks verbs.WithInv")
-	case wc.Imm != r.RKey:
-		t.Fatalf("send with invalidate: Imm is %v, want %v", wc.Imm, r.RKey)
-	}
+	wantImm(t, a.received(), 9, 100, verbs.WithInv, r.RKey)
 	b.expect(wcSend)
 	same(t, "what the guest sent", a.mem.Buf[:100], pattern(5000, 4)[:100])
 	clear(r.Buf)

@@ -18,6 +18,7 @@ import (
 
 	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/mpa"
 	"ipoibcm/provider/softiwarp"
 	"ipoibcm/test/interop/judge"
@@ -419,18 +420,11 @@ func TestSIWServers(t *testing.T) {
 					f := x.peer(t)
 					t.Logf("kernel: revision %d, S %v, %v, C %v; settled IRD %v ORD %v RTR %v", f.Rev, f.S, f.Enhanced, f.CRC,
 						res.IRD, res.ORD, res.RTR)
-					switch {
-					case res.Rev != tt.rev:
-						t.Errorf("Rev is %v, want %v", res.Rev, tt.rev)
-					case res.Enhanced != tt.enhanced:
-						t.Errorf("Enhanced is %v, want %v", res.Enhanced, tt.enhanced)
-					case res.RTR != tt.rtr:
-						t.Errorf("RTR is %v, want %v", res.RTR, tt.rtr)
-					case f.CRC != tt.opts.CRC:
-						t.Errorf("CRC is %v, want %v", f.CRC, tt.opts.CRC)
-					case res.CRC != tt.opts.CRC:
-						t.Errorf("CRC is %v, want %v", res.CRC, tt.opts.CRC)
-					}
+					expect.Equal(t, res.Rev, tt.rev, "Rev")
+					expect.Equal(t, res.Enhanced, tt.enhanced, "Enhanced")
+					expect.Equal(t, res.RTR, tt.rtr, "RTR")
+					expect.Equal(t, f.CRC, tt.opts.CRC, "CRC")
+					expect.Equal(t, res.CRC, tt.opts.CRC, "CRC")
 					time.Sleep(breath)
 					switch {
 					case program == "rping" && !tt.enhanced:
@@ -532,16 +526,10 @@ func TestSIWClients(t *testing.T) {
 					f := x.peer(t)
 					t.Logf("kernel: revision %d, S %v, %v, C %v; settled IRD %v ORD %v", f.Rev, f.S, f.Enhanced, f.CRC,
 						res.IRD, res.ORD)
-					switch {
-					case res.Rev != tt.rev:
-						t.Errorf("Rev is %v, want %v", res.Rev, tt.rev)
-					case res.Enhanced != tt.enhanced:
-						t.Errorf("Enhanced is %v, want %v", res.Enhanced, tt.enhanced)
-					case res.PeerToPeer != tt.p2p:
-						t.Errorf("PeerToPeer is %v, want %v", res.PeerToPeer, tt.p2p)
-					case f.CRC != (tt.variant == "siw-crc"):
-						t.Errorf("CRC is %v, want %v", f.CRC, (tt.variant == "siw-crc"))
-					}
+					expect.Equal(t, res.Rev, tt.rev, "Rev")
+					expect.Equal(t, res.Enhanced, tt.enhanced, "Enhanced")
+					expect.Equal(t, res.PeerToPeer, tt.p2p, "PeerToPeer")
+					expect.Equal(t, f.CRC, tt.variant == "siw-crc", "CRC")
 					if program == "rping" {
 						e.rpingServe()
 					} else {

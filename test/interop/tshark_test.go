@@ -15,6 +15,7 @@ import (
 	"ipoibcm/cm"
 	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
+	"ipoibcm/internal/expect"
 	"ipoibcm/serviceid"
 	"ipoibcm/test/interop/judge"
 	"ipoibcm/test/interop/vm"
@@ -327,14 +328,9 @@ func readARP(t *testing.T, name, file string, st [2]control.Status) int {
 		"infiniband.deth.q_key", "infiniband.deth.srcqp", "infiniband.bth.destqp")
 	requests, replies := 0, 0
 	for _, a := range arps {
-		switch {
-		case a["arp.hw.type"] != "32":
-			t.Errorf("%s: a[\"arp.hw.type\"] is %v, want \"32\"", name, a["arp.hw.type"])
-		case a["arp.hw.size"] != "20":
-			t.Errorf("%s: a[\"arp.hw.size\"] is %v, want \"20\"", name, a["arp.hw.size"])
-		case a["arp.proto.type"] != "0x0800":
-			t.Errorf("%s: a[\"arp.proto.type\"] is %v, want \"0x0800\"", name, a["arp.proto.type"])
-		}
+		expect.Equal(t, a["arp.hw.type"], "32", "%s: arp.hw.type", name)
+		expect.Equal(t, a["arp.hw.size"], "20", "%s: arp.hw.size", name)
+		expect.Equal(t, a["arp.proto.type"], "0x0800", "%s: arp.proto.type", name)
 		got, from := strings.ReplaceAll(a["arp.src.hw"], ":", ""), 0
 		if got == links[1] {
 			from = 1

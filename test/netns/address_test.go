@@ -76,8 +76,7 @@ func TestAddressAddedAndRemoved(t *testing.T) {
 			t.Errorf("a's entry for %s is %s", dst, e)
 		}
 	}
-	both(b, a.reach)
-	both(b, func(dst netip.Addr) { a.waitRoute(patience, dst, maxMTU) })
+	a.reachRouted(b, maxMTU)
 }
 
 // probed waits until the agent has made sure of all its addresses: two that ask
@@ -120,9 +119,8 @@ func neighOf(h *host, ip string) string {
 // It stays where the user put it.
 func TestDuplicateAddress(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{hosts: 3})
+	s, a, b, c := newTrio(t)
 	s.start()
-	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
 	a.connect(b, "RC")
 	for _, h := range s.hosts {
 		h.probed()
@@ -157,10 +155,8 @@ func TestDuplicateAddress(t *testing.T) {
 // from any of them is answered.
 func TestUpWithAddresses(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	b := s.hosts[1]
+	_, a, b := newPair(t)
 	b.run()
-	a := s.hosts[0]
 	for range 6 {
 		a.run()
 		have := fmt.Sprint(a.status().Interface.Addresses)
@@ -175,9 +171,7 @@ func TestUpWithAddresses(t *testing.T) {
 // them goes: it is answered for, and status shows the other length.
 func TestAddressWithTwoLengths(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	s.start()
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := startedPair(t)
 	// IPv6 has an address on a device once only.
 	s.must(b.AddAddr(ifName, b.v4.String()+"/16"))
 	s.must(b.DelAddr(ifName, b.v4.String()+"/24"))

@@ -14,8 +14,7 @@ import (
 // The list changes while the agent runs, and connections to those who leave it end.
 func TestAllow(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{hosts: 3})
-	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
+	s, a, b, c := newTrio(t)
 	gid := func(h *host) string {
 		g, err := h.LinkLocal(underlay)
 		s.must(err)

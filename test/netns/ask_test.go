@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"ipoibcm/control"
+	"ipoibcm/internal/expect"
 	"ipoibcm/wire/roce"
 )
 
@@ -72,8 +73,7 @@ func (h *host) trusts(others ...*host) []string {
 // their interfaces; and only those who may.
 func TestAskPeers(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{hosts: 3})
-	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
+	s, a, b, c := newTrio(t)
 	a.run()
 	b.run(b.trusts(a)...)
 	c.run(c.config("peer_allow: []\n")...)
@@ -82,27 +82,16 @@ func TestAskPeers(t *testing.T) {
 	// Before anything has been resolved there is only the GID.
 	var ping control.PeerPing
 	a.asks(&ping, "ping", "--rdma", gid, "--count", "4")
-	switch p := ping.Path; {
-	case len(ping.MS) != 4:
-		t.Errorf("MS has %v elements, want 4", len(ping.MS))
-	case p.GID != gid:
-		t.Errorf("GID is %v, want %v", p.GID, gid)
-	case p.Via != "as given":
-		t.Errorf("Via is %v, want \"as given\"", p.Via)
-	case p.RPCRDMA != 2:
-		t.Errorf("RPCRDMA is %v, want 2", p.RPCRDMA)
-	}
+	expect.Equal(t, len(ping.MS), 4, "length of MS")
+	expect.Equal(t, ping.Path.GID, gid, "GID")
+	expect.Equal(t, ping.Path.Via, "as given", "Via")
+	expect.Equal(t, ping.Path.RPCRDMA, 2, "RPCRDMA")
 	a.connect(b, "RC")
 	a.echoes(gid)
 	a.asks(&ping, "ping", "--rdma", "10.0.0.2")
-	switch p := ping.Path; {
-	case len(ping.MS) != 3:
-		t.Errorf("MS has %v elements, want 3", len(ping.MS))
-	case p.GID != gid:
-		t.Errorf("GID is %v, want %v", p.GID, gid)
-	case p.Via != "neighbour":
-		t.Errorf("Via is %v, want \"neighbour\"", p.Via)
-	}
+	expect.Equal(t, len(ping.MS), 3, "length of MS")
+	expect.Equal(t, ping.Path.GID, gid, "GID")
+	expect.Equal(t, ping.Path.Via, "neighbour", "Via")
 	var st control.PeerStatus
 	a.reach(b.v6)
 	a.asks(&st, "status", "--peer", "fd00::2")
@@ -156,12 +145,10 @@ func (a *host) asksWithoutIP(b *host, gid string) {
 	})
 	time.Sleep(50 * time.Millisecond)
 	a.asks(&ping, "ping", "--rdma", "10.0.0.2")
-	switch p := ping.Path; {
-	case len(ping.MS) != 3:
-		s.Errorf("with IP broken: MS has %v elements, want 3", len(ping.MS))
-	case p.GID != gid:
-		s.Errorf("with IP broken: GID is %v, want %v", p.GID, gid)
-	case p.Via == "as given":
+	p := ping.Path
+	expect.Equal(s, len(ping.MS), 3, "with IP broken: length of MS")
+	expect.Equal(s, p.GID, gid, "with IP broken: GID")
+	if p.Via == "as given" {
 		s.Error("with IP broken: Via is \"as given\", want another")
 	}
 }
@@ -170,8 +157,7 @@ func (a *host) asksWithoutIP(b *host, gid string) {
 // is up, whoever asks; and who is not trusted learns of no neighbour.
 func TestPeersLearnNoIdentifiers(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{hosts: 3})
-	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
+	s, a, b, c := newTrio(t)
 	a.run()
 	b.run(b.trusts(a)...)
 	c.run()

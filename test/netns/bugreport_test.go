@@ -10,8 +10,7 @@ import (
 // A report of a busy host has what its daemon says, without identifiers of connections.
 func TestBugreport(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	a.runFile("qkey: 0x0b1b\n")
 	b.run("--mode", "rc")
 	a.connect(b, "RC")

@@ -141,17 +141,11 @@ func TestWhatTravelsWhere(t *testing.T) {
 	for _, mode := range []string{"rc", "uc"} {
 		t.Run(mode, func(t *testing.T) { // 4755-1-1
 			parallel(t)
-			s := newSegment(t, topology{})
-			s.start("--mode", mode)
-			a, b := s.hosts[0], s.hosts[1]
+			s, a, b := startedPair(t, "--mode", mode)
 			seen := a.capture()
 			want := map[string]string{"rc": "RC", "uc": "UC"}[mode]
 			mine, theirs := a.connect(b, want)
-			both(b, func(dst netip.Addr) {
-				a.reach(dst)
-				a.waitRoute(patience, dst, maxMTU)
-				a.ping(dst, maxMTU, true)
-			})
+			a.reachFull(b, maxMTU)
 			for _, g := range []string{"239.9.9.9", "ff05::99"} {
 				s.must(a.Multicast(ifName, b.Host, ifName, netip.MustParseAddr(g), 1000, patience))
 				s.must(b.Multicast(ifName, a.Host, ifName, netip.MustParseAddr(g), 1000, patience))

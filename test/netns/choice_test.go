@@ -15,9 +15,8 @@ import (
 func TestNextHopByMetricAndTable(t *testing.T) {
 	parallel(t)
 	needIP(t)
-	s := newSegment(t, topology{hosts: 3})
+	s, a, b, c := newTrio(t)
 	s.start()
-	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
 	// Else c would answer ARP for all that it takes for its own, as Linux does.
 	s.must(c.Sysctl("net/ipv4/conf/all/arp_ignore", "1"))
 	m, atB, atC := a.speak(), b.listen(), c.listen()
@@ -70,9 +69,8 @@ func TestNextHopByMetricAndTable(t *testing.T) {
 func TestMultipath(t *testing.T) {
 	parallel(t)
 	needIP(t)
-	s := newSegment(t, topology{hosts: 3})
+	s, a, b, c := newTrio(t)
 	s.start()
-	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
 	a.connect(b, "RC")
 	a.connect(c, "RC")
 	m, atB, atC := a.speak(), b.listen(), c.listen()

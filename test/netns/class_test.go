@@ -79,8 +79,7 @@ func TestTrafficClass(t *testing.T) {
 func TestTrafficClassReloaded(t *testing.T) {
 	parallel(t)
 	const class = 26 << 2
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	fd := b.packetSocket()
 	a.runFile("")
 	b.run()

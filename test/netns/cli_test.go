@@ -40,9 +40,7 @@ func (h *host) output(args ...string) (stdout, stderr string, code int) {
 // programs.
 func TestLookingIn(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	s.start()
-	a, b := s.hosts[0], s.hosts[1]
+	_, a, b := startedPair(t)
 	mine, _ := a.connect(b, "RC")
 	both(b, a.reach)
 	stop := transfer(a, b) // keep it busy
@@ -95,12 +93,7 @@ func TestLookingIn(t *testing.T) {
 	if out, code := a.command("explain", "not-an-address", "--control", a.path(".sock")); code != 2 {
 		t.Errorf("explain of nonsense: exit status %d\n%s", code, out)
 	}
-	body, err := a.agent.Stream(s.ctx, control.PathMetrics)
-	s.must(err)
-	metrics, err := io.ReadAll(body)
-	body.Close()
-	s.must(err)
-	if err := containsAll(string(metrics), "# TYPE ", "ipoibcm_"); err != nil {
+	if err := containsAll(a.metrics(), "# TYPE ", "ipoibcm_"); err != nil {
 		t.Error(err)
 	}
 	if conns := a.conns(b); len(conns) != 1 || conns[0].TxOctets < 1<<20 {
@@ -111,8 +104,7 @@ func TestLookingIn(t *testing.T) {
 // Without an agent every command says so and what to do.
 func TestNoAgent(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	_, a, b := newPair(t)
 	a.run()
 	a.kill() // its socket stays
 	for _, cmd := range [][]string{{"status"}, {"show", "conn"}, {"show", "neigh"}, {"show", "routes"},
@@ -252,9 +244,7 @@ func (f *follower) interrupt() {
 // monitor shows the CM messages of both directions and what was decided.
 func TestMonitor(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	s.start()
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := startedPair(t)
 	people := a.follow("monitor", "--control", a.path(".sock"))
 	machine := a.follow("monitor", "--json", "--control", a.path(".sock"))
 	// Somebody who comes late misses what was before: go on until both are there.
@@ -337,9 +327,7 @@ func TestMonitorOutlivesAgent(t *testing.T) {
 // Ctrl-C.
 func TestCaptureFile(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	s.start()
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := startedPair(t)
 	file := a.path(".pcapng")
 	f := a.follow("capture", file, "--control", a.path(".sock"))
 	s.eventually(patience, "the file has begun", func() error {

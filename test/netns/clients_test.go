@@ -29,8 +29,7 @@ func (h *host) runLimited(before string, args ...string) {
 func TestManyMonitorsFewDescriptors(t *testing.T) {
 	parallel(t)
 	const limit, monitors = 110, 110 // and an agent has some of its own
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	a.run()
 	b.runLimited(fmt.Sprintf("ulimit -n %d", limit))
 	a.connect(b, "RC")

@@ -139,8 +139,7 @@ func TestDashboardQueries(t *testing.T) {
 	}
 	parallel(t)
 	d := readDashboard(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	a.run(a.config("metrics: \":9755\"\nmetric_peers: 5\n")...)
 	b.run()
 	a.connect(b, "RC")

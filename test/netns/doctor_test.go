@@ -90,8 +90,7 @@ func withStatus(d control.Doctor, status string) (names []string) {
 // Where nothing is wrong doctor says so, leaves nothing behind, and run works.
 func TestDoctorFine(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	d, code := a.examined("", a.args()...)
 	if code != 0 || len(withStatus(d, control.CheckFail)) != 0 {
 		t.Fatalf("exit status %d: %+v", code, d)

@@ -84,13 +84,10 @@ func (h *host) agrees(dst netip.Addr, says string) error {
 func TestExplainAgreesWithTheKernel(t *testing.T) {
 	parallel(t)
 	needIP(t)
-	s := newSegment(t, topology{})
-	s.start()
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := startedPair(t)
 	s.other(a, "172.16.1.1/24", "fd16:1::1/64")
 	a.connect(b, "RC")
-	both(b, a.reach)
-	both(b, func(dst netip.Addr) { a.waitRoute(patience, dst, maxMTU) })
+	a.reachRouted(b, maxMTU)
 	for _, tt := range []struct {
 		name string
 		do   string // X is the peer

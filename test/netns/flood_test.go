@@ -389,9 +389,7 @@ func (s *segment) connects(c, b *host) time.Duration {
 // either, however much it is.
 func TestUDIsNoFlood(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	s.start("--mode", "ud", "--log-level", "info")
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := startedPair(t, "--mode", "ud", "--log-level", "info")
 	a.reach(b.v4)
 	both(b, func(addr netip.Addr) {
 		if got := a.send(b, addr, 64<<20); got.Octets == 0 {

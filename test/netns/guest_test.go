@@ -48,8 +48,7 @@ func (h *host) explain(dst netip.Addr) (e control.Explanation) {
 func TestHostRouteNotInTheWay(t *testing.T) {
 	parallel(t)
 	needIP(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	s.other(a, "172.16.1.1/24", "fd16:1::1/64")
 	foreign := map[netip.Addr]string{b.v4: "10.0.0.0/28", b.v6: "fd00::/120"}
 	a.run()
@@ -75,8 +74,7 @@ func TestHostRouteNotInTheWay(t *testing.T) {
 	for _, p := range foreign {
 		a.ip("route del " + p + " dev eth1")
 	}
-	both(b, a.reach)
-	both(b, func(dst netip.Addr) { a.waitRoute(patience, dst, maxMTU) })
+	a.reachRouted(b, maxMTU)
 	for _, p := range foreign { // now ours was there first
 		a.ip("route add " + p + " dev eth1")
 	}
@@ -93,9 +91,7 @@ func TestHostRouteNotInTheWay(t *testing.T) {
 func TestHostRouteOfTheUser(t *testing.T) {
 	parallel(t)
 	needIP(t)
-	s := newSegment(t, topology{})
-	s.start()
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := startedPair(t)
 	before := map[netip.Addr]string{}
 	show := func(dst netip.Addr) string {
 		got, err := a.exactly(dst.String())

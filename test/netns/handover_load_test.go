@@ -23,8 +23,7 @@ func TestHandOverGaps(t *testing.T) {
 		t.Skip("measures: go test ./test/netns -run TestHandOverGaps -v -handover.load 24")
 	}
 	const restarts = 10
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	b.run()
 	k := newKeeper(a)
 	if *handOverBy != "" {

@@ -262,17 +262,23 @@ func otherVersion(s *segment) string {
 	return out
 }
 
+// keptPair is a pair with an RC connection, and the agent of a has a keeper.
+func keptPair(t *testing.T) (s *segment, a, b *host, k *keeper) {
+	t.Helper()
+	s, a, b = newPair(t)
+	b.run()
+	k = newKeeper(a)
+	k.start()
+	a.connect(b, "RC")
+	return s, a, b, k
+}
+
 // A restart, and an upgrade, leaves the interface with all that users have put there, the
 // link-layer address, and neighbours; a ping misses little, and a stream goes on.
 func TestHandOver(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b, k := keptPair(t)
 	next := otherVersion(s)
-	b.run()
-	k := newKeeper(a)
-	k.start()
-	a.connect(b, "RC")
 	s.must(a.AddRoute(ifName, "10.77.0.0/16", b.v4.String()))
 	s.must(a.AddAddr(ifName, "10.9.9.1/24"))
 	index, link := a.index(ifName), a.link()
@@ -370,12 +376,7 @@ func stopIsStop(k *keeper) {
 // begins anew; the interface stays where it can.
 func TestHandOverRefused(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
-	b.run()
-	k := newKeeper(a)
-	k.start()
-	a.connect(b, "RC")
+	s, a, b, k := keptPair(t)
 	file := func(text string) *os.File {
 		f, err := os.CreateTemp(s.dir, "state")
 		s.must(err)
@@ -440,12 +441,7 @@ func TestHandOverRefused(t *testing.T) {
 // under another QPN, and what it had made of routes is gone or made anew.
 func TestHandOverCrash(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
-	b.run()
-	k := newKeeper(a)
-	k.start()
-	a.connect(b, "RC")
+	s, a, b, k := keptPair(t)
 	s.must(a.AddRoute(ifName, "10.77.0.0/16", b.v4.String()))
 	index, link := a.index(ifName), a.link()
 	a.kill()

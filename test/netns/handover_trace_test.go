@@ -62,8 +62,7 @@ func (m *managerTrace) block() string {
 // tell each other at a start, a restart and a stop. UPDATE_SCRIPTS=1 writes it anew.
 func TestHandOverTrace(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	b.run()
 	m := &managerTrace{}
 	k := newKeeper(a)

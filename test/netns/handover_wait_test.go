@@ -14,12 +14,7 @@ import (
 func TestHandOverPacketsWait(t *testing.T) {
 	parallel(t)
 	const restarts, requests = 5, 40
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
-	b.run()
-	k := newKeeper(a)
-	k.start()
-	a.connect(b, "RC")
+	_, a, b, k := keptPair(t)
 	for i := range restarts {
 		a.stop()
 		var wg sync.WaitGroup

@@ -9,6 +9,7 @@ import (
 
 	"ipoibcm/control"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/mad"
@@ -72,22 +73,16 @@ func TestCMInband(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			parallel(t)
-			s := newSegment(t, topology{})
-			a, b := s.hosts[0], s.hosts[1]
+			s, a, b := newPair(t)
 			a.run("--mode", tt.mode, "--cm-transport", tt.a)
 			b.run("--mode", tt.mode, "--cm-transport", tt.b)
 			seen := a.capture()
 			monitor := a.follow("monitor", "--control", a.path(".sock"))
 			want := map[string]string{"rc": "RC", "uc": "UC"}[tt.mode]
 			mine, theirs := a.connect(b, want)
-			switch {
-			case mine.CMPath != "inband":
-				t.Errorf("CMPath is %v, want \"inband\"", mine.CMPath)
-			case theirs.CMPath != "inband":
-				t.Errorf("CMPath is %v, want \"inband\"", theirs.CMPath)
-			case mine.MTU != maxMTU:
-				t.Errorf("MTU is %v, want %v", mine.MTU, maxMTU)
-			}
+			expect.Equal(t, mine.CMPath, "inband", "CMPath")
+			expect.Equal(t, theirs.CMPath, "inband", "CMPath")
+			expect.Equal(t, mine.MTU, maxMTU, "MTU")
 			both(b, func(dst netip.Addr) {
 				a.reach(dst)
 				a.ping(dst, maxMTU, true)
@@ -177,8 +172,7 @@ func (h *host) silenceQP1(hooks ...string) (end func()) {
 // Both would use QP 1, but nothing that is sent to b's arrives.
 func TestSilentQP1(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	b.silenceQP1("ingress")
 	s.start("--mode", "rc")
 	a.reach(b.v4)
@@ -213,8 +207,7 @@ func TestSilentQP1(t *testing.T) {
 // One uses QP 1 only and the other never: they stay on UD, and both say why.
 func TestNoCMPathInCommon(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	a.run("--cm-transport", "gsi")
 	b.run("--cm-transport", "inband")
 	both(b, a.reach)

@@ -25,10 +25,7 @@ func TestIPv6ComesBack(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			parallel(t)
-			s := newSegment(t, topology{})
-			s.start()
-			a, b := s.hosts[0], s.hosts[1]
-			a.connect(b, "RC")
+			s, a, b := connectedPair(t)
 			before := a.ip("-6 -o addr show dev " + ifName)
 			tt.off(a)
 			s.eventually(patience, "IPv6 is off", func() error {

@@ -61,44 +61,33 @@ func (s *segment) moving(a, b *host) {
 // its start, and nothing of its predecessor is left anywhere.
 func TestKilledUnderLoad(t *testing.T) {
 	parallel(t)
-	for _, mode := range []string{"RC", "UC"} {
-		t.Run(mode, func(t *testing.T) {
-			parallel(t)
-			s := newSegment(t, topology{})
-			policy := []string{"--mode", strings.ToLower(mode)}
-			s.start(policy...)
-			a, b := s.hosts[0], s.hosts[1]
-			a.connect(b, mode)
-			b.reach(a.v6)
-			for round, victim := range []*host{b, a, b} {
-				survivor := a
-				if victim == a {
-					survivor = b
-				}
-				stop := s.load(a, b)
-				s.moving(a, b)
-				victim.kill()
-				time.Sleep(time.Duration(round) * 300 * time.Millisecond)
-				if _, err := victim.Link(ifName); err == nil {
-					t.Error("the interface outlived its agent")
-				}
-				victim.run(policy...)
-				start := time.Now()
-				survivor.backWithin(3*time.Second, victim)
-				t.Logf("round %d: traffic back after %v", round+1, time.Since(start).Round(time.Millisecond))
-				stop()
-				a.reach(b.v4)
-				a.connect(b, mode)
-				both(b, func(dst netip.Addr) {
-					a.reach(dst)
-					a.waitRoute(patience, dst, maxMTU)
-				})
-				a.send(b, b.v4, 4<<20)
-				b.send(a, a.v6, 4<<20)
-				s.onlyOwnRoutes()
+	connectedModes(t, func(t *testing.T, mode string) {
+		policy := []string{"--mode", strings.ToLower(mode)}
+		s, a, b := startedPair(t, policy...)
+		a.connect(b, mode)
+		b.reach(a.v6)
+		for round, victim := range []*host{b, a, b} {
+			survivor := a
+			if victim == a {
+				survivor = b
 			}
-		})
-	}
+			stop := s.load(a, b)
+			s.moving(a, b)
+			victim.kill()
+			time.Sleep(time.Duration(round) * 300 * time.Millisecond)
+			if _, err := victim.Link(ifName); err == nil {
+				t.Error("the interface outlived its agent")
+			}
+			victim.run(policy...)
+			start := time.Now()
+			survivor.backWithin(3*time.Second, victim)
+			t.Logf("round %d: traffic back after %v", round+1, time.Since(start).Round(time.Millisecond))
+			stop()
+			a.reach(b.v4)
+			a.recovers(b, mode, 4<<20)
+			s.onlyOwnRoutes()
+		}
+	})
 }
 
 // onlyOwnRoutes checks that every host route of an agent leads to a peer's
@@ -157,12 +146,6 @@ func TestUnderlayDownUnderLoad(t *testing.T) {
 	a.backWithin(3*time.Second, b)
 	t.Logf("traffic back after %v", time.Since(start).Round(time.Millisecond))
 	stop()
-	a.connect(b, "RC")
-	both(b, func(dst netip.Addr) {
-		a.reach(dst)
-		a.waitRoute(patience, dst, maxMTU)
-	})
-	a.send(b, b.v4, 16<<20)
-	b.send(a, a.v6, 16<<20)
+	a.recovers(b, "RC", 16<<20)
 	s.onlyOwnRoutes()
 }

@@ -13,8 +13,7 @@ import (
 // gets a place all the same.
 func TestNeighbourLimit(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	a.runFile("limits: {neighbours: 16}\n")
 	b.run()
 	dst := netip.MustParseAddr("10.0.0.100")

@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/expect"
 )
 
 func TestThreeHostsOnOneSegment(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{hosts: 3})
+	s, a, b, c := newTrio(t)
 	s.start()
-	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
 	qpn := a.status().Interface.UDQPN
 	for _, pair := range [][2]*host{{a, b}, {b, c}, {c, a}} {
 		pair[0].connect(pair[1], "RC")
@@ -162,8 +162,7 @@ func TestIPv4UnderlayTooSmall(t *testing.T) {
 
 func TestUDOnlyPeerOfConnectedHost(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	a.run("--mode", "rc")
 	b.run("--mode", "ud")
 	if l := b.status().Interface.LinkAddr; !strings.HasPrefix(l, "00 ") { // 4755-3.1-9
@@ -189,12 +188,10 @@ func TestUDOnlyPeerOfConnectedHost(t *testing.T) {
 		}
 		h.noConns()
 	}
-	switch p := a.status().Peers; {
-	case len(p) != 1:
-		t.Errorf("p has %v elements, want 1", len(p))
-	case p[0].Mode != "UD":
-		t.Errorf("Mode is %v, want \"UD\"", p[0].Mode)
-	case !strings.HasPrefix(p[0].LinkAddr, "00 "):
+	p := a.status().Peers
+	expect.MustEqual(t, len(p), 1, "length of p")
+	expect.Equal(t, p[0].Mode, "UD", "Mode")
+	if !strings.HasPrefix(p[0].LinkAddr, "00 ") {
 		t.Errorf("%q does not begin with \"00 \"", p[0].LinkAddr)
 	}
 }
@@ -252,21 +249,15 @@ func TestModeMatrix(t *testing.T) {
 // the third host is not affected.
 func TestReceiveMTUMismatch(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{hosts: 3})
-	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
+	_, a, b, c := newTrio(t)
 	a.run()
 	b.run("--receive-mtu", "9000")
 	c.run()
 	mine, theirs := a.connect(b, "RC")
 	// 4755-5.1-1 4755-5.1-5 4755-5.1-6
-	switch {
-	case mine.MTU != 8996:
-		t.Errorf("a: MTU is %v, want 8996", mine.MTU)
-	case mine.PeerReceiveMTU != 9000:
-		t.Errorf("a: PeerReceiveMTU is %v, want 9000", mine.PeerReceiveMTU)
-	case theirs.PeerReceiveMTU != 65524:
-		t.Errorf("a: PeerReceiveMTU is %v, want 65524", theirs.PeerReceiveMTU)
-	}
+	expect.Equal(t, mine.MTU, 8996, "a: MTU")
+	expect.Equal(t, mine.PeerReceiveMTU, 9000, "a: PeerReceiveMTU")
+	expect.Equal(t, theirs.PeerReceiveMTU, 65524, "a: PeerReceiveMTU")
 	a.connect(c, "RC")
 	for _, pair := range [][2]*host{{a, b}, {b, a}} {
 		from := pair[0]
@@ -284,11 +275,7 @@ func TestReceiveMTUMismatch(t *testing.T) {
 			}
 		})
 	}
-	both(c, func(dst netip.Addr) {
-		a.reach(dst)
-		a.waitRoute(patience, dst, maxMTU)
-		a.ping(dst, maxMTU, true) // 4755-7.2-1 whole to another peer
-	})
+	a.reachFull(c, maxMTU) // 4755-7.2-1 whole to another peer
 	if got := a.send(b, b.v4, 8<<20).MSS; got > 8996-40 {
 		t.Errorf("MSS %d to a peer of MTU 8996", got)
 	}
@@ -316,8 +303,7 @@ func (h *host) waitCarrier(on bool) {
 // so do carrier and traffic.
 func TestUnderlayDownAndUp(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	s.must(a.AddAddr(underlay, "192.168.7.1/24")) // stays when the link goes down, and is no GID of this link
 	s.start()
 	a.connect(b, "RC")
@@ -335,11 +321,7 @@ func TestUnderlayDownAndUp(t *testing.T) {
 		a.waitState("up")
 		a.waitCarrier(true)
 		a.connect(b, "RC")
-		both(b, func(dst netip.Addr) {
-			a.reach(dst)
-			a.waitRoute(patience, dst, maxMTU)
-			a.ping(dst, maxMTU, true)
-		})
+		a.reachFull(b, maxMTU)
 		a.send(b, b.v4, 4<<20)
 	}
 }
@@ -348,8 +330,7 @@ func TestUnderlayDownAndUp(t *testing.T) {
 // the new one, without a restart, and sends from it.
 func TestUnderlayAddressChanged(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{hosts: 3})
-	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
+	s, a, b, c := newTrio(t)
 	a.run()
 	b.run()
 	c.run("--mode", "ud")

@@ -162,8 +162,7 @@ func TestLookersLearnNoIdentifiers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := newSegment(t, topology{hosts: 3})
-	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
+	s, a, b, c := newTrio(t)
 	config := a.path(".yaml")
 	s.must(os.WriteFile(config, []byte("control_group: "+group+"\n"), 0o644))
 	a.run("--config", config)

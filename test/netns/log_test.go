@@ -39,8 +39,7 @@ func (s *segment) chatter(b *host) {
 // and ends as it is told to.
 func TestLogReaderLeaves(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	r, w, err := os.Pipe()
 	s.must(err)
 	a.run()
@@ -74,8 +73,7 @@ func TestLogReaderLeaves(t *testing.T) {
 // are answered for, connections made, clients answered, and SIGTERM ends it.
 func TestLogReaderStalls(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	r, w, err := os.Pipe()
 	s.must(err)
 	defer r.Close()

@@ -11,9 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
-	"syscall"
 	"testing"
 
 	"ipoibcm/cmd/ipoibcmd/lab"
@@ -38,7 +35,7 @@ func testMain(m *testing.M) int {
 	if os.Geteuid() != 0 {
 		return m.Run() // every test skips, and says so
 	}
-	sweep()
+	lab.SweepKilled(namePrefix)
 	defer lab.Sweep(fmt.Sprintf("%s%d-", namePrefix, os.Getpid()))
 	dir, err := os.MkdirTemp("", "ipnt")
 	if err != nil {
@@ -58,15 +55,4 @@ func testMain(m *testing.M) int {
 		return 1
 	}
 	return m.Run()
-}
-
-// sweep removes the namespaces of runs that were killed.
-func sweep() {
-	left, _ := filepath.Glob("/run/netns/" + namePrefix + "*")
-	for _, path := range left {
-		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), namePrefix), "-")
-		if n, err := strconv.Atoi(pid); err == nil && syscall.Kill(n, 0) == syscall.ESRCH {
-			lab.Sweep(filepath.Base(path))
-		}
-	}
 }

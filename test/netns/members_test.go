@@ -2,7 +2,6 @@ package netns
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -108,12 +107,7 @@ func (a *host) showsMembers(b *host) {
 	if !slices.Contains(d.Members[1].IPs, b.v4.String()) {
 		t.Errorf("b publishes %v, want %v among them", d.Members[1].IPs, b.v4)
 	}
-	body, err := a.agent.Stream(a.seg.ctx, control.PathMetrics)
-	a.seg.must(err)
-	defer body.Close()
-	text, err := io.ReadAll(body)
-	a.seg.must(err)
-	a.seg.alertsKnow(string(text), true)
+	a.seg.alertsKnow(a.metrics(), true)
 	if e := a.explain(b.v4); !strings.Contains(strings.Join(e.Why, "\n"), "b publishes "+b.v4.String()) {
 		t.Errorf("explain says %q, want who publishes it", e.Why)
 	}

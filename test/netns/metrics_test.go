@@ -1,7 +1,6 @@
 package netns
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -50,12 +49,22 @@ func (s *segment) alertsKnow(text string, members bool) {
 	}
 }
 
+// metrics returns what the agent's socket has for Prometheus.
+func (h *host) metrics() string {
+	h.seg.Helper()
+	body, err := h.agent.Stream(h.seg.ctx, control.PathMetrics)
+	h.seg.must(err)
+	defer body.Close()
+	text, err := io.ReadAll(body)
+	h.seg.must(err)
+	return string(text)
+}
+
 // The metrics follow Prometheus's conventions, as its own tool judges, and the alerts
 // speak of metrics that there are.
 func TestMetrics(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	a.run(a.config("metrics: \":9755\"\nmetric_peers: 5\n")...)
 	b.run()
 	a.connect(b, "RC")
@@ -64,12 +73,7 @@ func TestMetrics(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("show stats: %s%s", out, errs)
 	}
-	body, err := a.agent.Stream(s.ctx, control.PathMetrics)
-	s.must(err)
-	raw, err := io.ReadAll(body)
-	body.Close()
-	s.must(err)
-	text := string(raw)
+	text := a.metrics()
 	for _, want := range []string{"ipoibcm_up{", "ipoibcm_build_info{", "ipoibcm_answered{",
 		`ipoibcm_peers{interface="` + ifName + `",mode="RC"} 1`,
 		"ipoibcm_connections{interface=\"" + ifName + "\"} 1", "ipoibcm_datapath_tx_bytes_total{",
@@ -96,7 +100,7 @@ func TestMetrics(t *testing.T) {
 		return
 	}
 	check := exec.Command(promtool, "check", "metrics")
-	check.Stdin = bytes.NewReader(raw)
+	check.Stdin = strings.NewReader(text)
 	if out, err := check.CombinedOutput(); err != nil || strings.Contains(string(out), "ipoibcm_") {
 		t.Errorf("promtool check metrics: %v\n%s", err, out)
 	}

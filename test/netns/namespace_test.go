@@ -55,12 +55,8 @@ func (h *host) noRules() {
 func (h *host) talk(b *host, dev string) {
 	h.seg.Helper()
 	h.connect(b, "RC")
-	both(b, func(dst netip.Addr) {
-		h.reach(dst)
-		h.waitRoute(patience, dst, maxMTU)
-		h.waitRoute(patience, neighbour(dst), udMTU)
-		h.ping(dst, maxMTU, true)
-	})
+	h.reachFull(b, maxMTU)
+	both(b, func(dst netip.Addr) { h.waitRoute(patience, neighbour(dst), udMTU) })
 	both(h, b.reach)
 	for _, g := range []string{"239.9.9.9", "ff05::99"} {
 		if err := b.Multicast(ifName, h.Host, dev, netip.MustParseAddr(g), 1200, patience); err != nil {
@@ -76,8 +72,7 @@ func TestNetns(t *testing.T) {
 		t.Run("by "+by, func(t *testing.T) {
 			parallel(t)
 			needIP(t)
-			s := newSegment(t, topology{})
-			a, b := s.hosts[0], s.hosts[1]
+			_, a, b := newPair(t)
 			in := a.container()
 			where := in.Name
 			if by == "path" {
@@ -225,8 +220,7 @@ func TestReadOnlySysctls(t *testing.T) {
 		t.Skip("unshare (util-linux) is not installed: /proc/sys cannot be made read-only")
 	}
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	remedy := []string{"/proc/sys", "net.ipv6.conf.default.accept_ra_mtu=0"}
 	d, code := a.examined(readOnlySys, "--underlay", underlay)
 	if code != 0 {

@@ -38,8 +38,7 @@ func TestEachOffloadOff(t *testing.T) {
 	for _, tt := range offloadsOff {
 		t.Run(tt.name, func(t *testing.T) {
 			parallel(t)
-			s := newSegment(t, topology{})
-			a, b := s.hosts[0], s.hosts[1]
+			s, a, b := newPair(t)
 			for _, h := range s.hosts {
 				h.run(h.config(tt.yaml)...)
 			}

@@ -22,15 +22,7 @@ func TestBlackHole(t *testing.T) {
 	began := time.Now()
 	a.send(b, b.v4, 8<<20)
 	t.Logf("8 MiB in %v, the black hole found in them", time.Since(began).Round(time.Millisecond))
-	mine, theirs := a.paired(b, "RC")
-	for _, c := range []struct {
-		of   string
-		path int
-	}{{a.Name, mine.PathMTU}, {b.Name, theirs.PathMTU}} {
-		if c.path != 1024 {
-			t.Errorf("%s has a connection with path MTU %d, want 1024", c.of, c.path)
-		}
-	}
+	a.foundPathMTU(b, "RC", 1024)
 	if n := a.counter("ipoib", "path_mtu_lowered"); n != 1 {
 		t.Errorf("the path MTU was lowered %d times, want once", n)
 	}
@@ -39,6 +31,18 @@ func TestBlackHole(t *testing.T) {
 	t.Logf("8 MiB more in %v", r.Duration.Round(time.Millisecond))
 	if n := a.counter("ipoib", "qp_errors") - before; n != 0 {
 		t.Errorf("%d connections were lost after that, want none", n)
+	}
+}
+
+// foundPathMTU sees that both ends of their connection have that path MTU.
+func (h *host) foundPathMTU(p *host, mode string, pathMTU int) {
+	h.seg.Helper()
+	mine, theirs := h.paired(p, mode)
+	if mine.PathMTU != pathMTU {
+		h.seg.Errorf("%s has a connection with path MTU %d, want %d", h.Name, mine.PathMTU, pathMTU)
+	}
+	if theirs.PathMTU != pathMTU {
+		h.seg.Errorf("%s has a connection with path MTU %d, want %d", p.Name, theirs.PathMTU, pathMTU)
 	}
 }
 
@@ -65,15 +69,7 @@ func TestBlackHoleWithoutAcks(t *testing.T) {
 					t.Errorf("the first 256 KiB of TCP: %v", err)
 				}
 				if mode == "UC" {
-					mine, theirs := a.paired(b, mode)
-					for _, c := range []struct {
-						of   string
-						path int
-					}{{a.Name, mine.PathMTU}, {b.Name, theirs.PathMTU}} {
-						if c.path != 1024 {
-							t.Errorf("%s has a connection with path MTU %d, want 1024", c.of, c.path)
-						}
-					}
+					a.foundPathMTU(b, mode, 1024)
 				} else if got := a.explain(b.v4).MTU; got != datagram {
 					t.Errorf("explain has MTU %d, want %d", got, datagram)
 				}

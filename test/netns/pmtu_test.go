@@ -228,36 +228,41 @@ func TestForgedPathMTU(t *testing.T) {
 	}
 }
 
+// victims runs f for a victim of each family of underlay.
+func victims(t *testing.T, f func(t *testing.T, v *victim)) {
+	for _, ipv4 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("IPv4 %v", ipv4), func(t *testing.T) {
+			parallel(t)
+			f(t, newVictim(newSegment(t, topology{hosts: 3, ipv4: ipv4}), ipv4))
+		})
+	}
+}
+
 // TestPathMTUInTheKernel: a path MTU that the kernel has learned before the agent
 // starts, or from another program's socket, does not matter to it.
 func TestPathMTUInTheKernel(t *testing.T) {
 	parallel(t)
-	for _, ipv4 := range []bool{false, true} {
-		t.Run(fmt.Sprintf("IPv4 %v", ipv4), func(t *testing.T) {
-			parallel(t)
-			s := newSegment(t, topology{hosts: 3, ipv4: ipv4})
-			v := newVictim(s, ipv4)
-			v.gullible()
-			v.run()
-			v.peer.run()
-			v.connect(v.peer, "RC")
-			v.unharmed("RC")
-			v.stop()
-			v.run("--mode", "ud")
-			v.reach(v.peer.v4)
-			cut := v.fragments()
-			v.ping(v.peer.v4, udMTU, true)
-			if got := v.fragments() - cut; got != 0 {
-				t.Errorf("a UD frame of %d octets on an underlay of 9000 became %d fragments", udMTU, got)
-			}
-			if got := v.counter("softroce", "tx_drop_too_big"); got != 0 {
-				t.Errorf("%d packets were refused as too big, want 0", got)
-			}
-			if got := v.pathMTU(v.peerGID); got == 0 {
-				t.Error("the kernel has forgotten the path MTU; the test shows nothing")
-			}
-		})
-	}
+	victims(t, func(t *testing.T, v *victim) {
+		v.gullible()
+		v.run()
+		v.peer.run()
+		v.connect(v.peer, "RC")
+		v.unharmed("RC")
+		v.stop()
+		v.run("--mode", "ud")
+		v.reach(v.peer.v4)
+		cut := v.fragments()
+		v.ping(v.peer.v4, udMTU, true)
+		if got := v.fragments() - cut; got != 0 {
+			t.Errorf("a UD frame of %d octets on an underlay of 9000 became %d fragments", udMTU, got)
+		}
+		if got := v.counter("softroce", "tx_drop_too_big"); got != 0 {
+			t.Errorf("%d packets were refused as too big, want 0", got)
+		}
+		if got := v.pathMTU(v.peerGID); got == 0 {
+			t.Error("the kernel has forgotten the path MTU; the test shows nothing")
+		}
+	})
 }
 
 // gullible has the kernel learn a small path MTU to the peer, through a socket
@@ -291,50 +296,45 @@ func (v *victim) gullible() {
 // before were larger.
 func TestUnderlayRouteMTU(t *testing.T) {
 	parallel(t)
-	for _, ipv4 := range []bool{false, true} {
-		t.Run(fmt.Sprintf("IPv4 %v", ipv4), func(t *testing.T) {
-			parallel(t)
-			s := newSegment(t, topology{hosts: 3, ipv4: ipv4})
-			v := newVictim(s, ipv4)
-			a, b := v.host, v.peer
-			s.must(a.underlayRoute(v.peerGID, 2200))
-			s.start()
-			for _, first := range []*host{b, a} { // b knows nothing of the route
-				second := a
-				if first == a {
-					second = b
-				}
-				mine, _ := first.connect(second, "RC")
-				if mine.PathMTU != 2048 {
-					t.Errorf("the connection that %s asked for has path MTU %d, want 2048", first.Name, mine.PathMTU)
-				}
-				first.send(second, second.v4, 4<<20)
-				second.stop()
-				first.noConns()
-				second.run()
+	victims(t, func(t *testing.T, v *victim) {
+		s, a, b := v.seg, v.host, v.peer
+		s.must(a.underlayRoute(v.peerGID, 2200))
+		s.start()
+		for _, first := range []*host{b, a} { // b knows nothing of the route
+			second := a
+			if first == a {
+				second = b
 			}
-			if n := a.counter("softroce", "tx_drop_too_big"); n != 0 {
-				t.Errorf("%d packets were too big, want 0", n)
+			mine, _ := first.connect(second, "RC")
+			if mine.PathMTU != 2048 {
+				t.Errorf("the connection that %s asked for has path MTU %d, want 2048", first.Name, mine.PathMTU)
 			}
+			first.send(second, second.v4, 4<<20)
+			second.stop()
+			first.noConns()
+			second.run()
+		}
+		if n := a.counter("softroce", "tx_drop_too_big"); n != 0 {
+			t.Errorf("%d packets were too big, want 0", n)
+		}
 
-			a.connect(b, "RC")
-			s.must(a.underlayRoute(v.peerGID, 1400))
-			s.eventually(patience, "status has a remedy for packets that are too big", func() error {
-				a.Ping(lab.Ping{Dst: b.v4, Size: 20000, Timeout: 20 * time.Millisecond})
-				return containsAll(strings.Join(a.status().Warnings, "\n"), "ip route get")
-			})
-			s.eventually(patience, "the connection has path MTU 1024", func() error {
-				a.reach(b.v4)
-				for _, c := range a.conns(b) {
-					if c.PathMTU == 1024 {
-						return nil
-					}
-				}
-				return errors.New("it has another")
-			})
-			a.send(b, b.v4, 4<<20)
+		a.connect(b, "RC")
+		s.must(a.underlayRoute(v.peerGID, 1400))
+		s.eventually(patience, "status has a remedy for packets that are too big", func() error {
+			a.Ping(lab.Ping{Dst: b.v4, Size: 20000, Timeout: 20 * time.Millisecond})
+			return containsAll(strings.Join(a.status().Warnings, "\n"), "ip route get")
 		})
-	}
+		s.eventually(patience, "the connection has path MTU 1024", func() error {
+			a.reach(b.v4)
+			for _, c := range a.conns(b) {
+				if c.PathMTU == 1024 {
+					return nil
+				}
+			}
+			return errors.New("it has another")
+		})
+		a.send(b, b.v4, 4<<20)
+	})
 }
 
 // underlayRoute gives the route to a peer's GID an MTU.

@@ -37,8 +37,7 @@ func TestREADME(t *testing.T) {
 	if len(commands) < 3 || !strings.HasPrefix(commands[0], "ipoibcmd run ") {
 		t.Fatalf("README has %q, want run and what to look with", commands)
 	}
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	b.run()
 	bin, err := filepath.Abs(program)
 	s.must(err)

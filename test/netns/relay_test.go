@@ -108,35 +108,34 @@ func (h *host) silence(on bool) {
 func TestOneWayBlocked(t *testing.T) {
 	parallel(t)
 	const blocked = 4 * time.Second
-	for _, mode := range []string{"RC", "UC"} {
-		t.Run(mode, func(t *testing.T) {
-			parallel(t)
-			needNFT(t)
-			s := newSegment(t, topology{})
-			s.start("--mode", strings.ToLower(mode))
-			a, b := s.hosts[0], s.hosts[1]
-			a.connect(b, mode)
-			for _, deaf := range []*host{a, b} {
-				deaf.silence(true)
-				end := time.Now().Add(blocked)
-				for time.Now().Before(end) { // both keep trying
-					a.Ping(lab.Ping{Dst: b.v4, Timeout: 100 * time.Millisecond})
-					b.Ping(lab.Ping{Dst: a.v6, Timeout: 100 * time.Millisecond})
-				}
-				deaf.silence(false)
-				start := time.Now()
-				a.backWithin(3*time.Second, b)
-				t.Logf("%s hears again: traffic back after %v", deaf.Name, time.Since(start).Round(time.Millisecond))
-				a.connect(b, mode)
-				both(b, func(dst netip.Addr) {
-					a.reach(dst)
-					a.waitRoute(patience, dst, maxMTU)
-				})
-				a.send(b, b.v4, 4<<20)
-				b.send(a, a.v6, 4<<20)
+	connectedModes(t, func(t *testing.T, mode string) {
+		needNFT(t)
+		_, a, b := startedPair(t, "--mode", strings.ToLower(mode))
+		a.connect(b, mode)
+		for _, deaf := range []*host{a, b} {
+			deaf.silence(true)
+			end := time.Now().Add(blocked)
+			for time.Now().Before(end) { // both keep trying
+				a.Ping(lab.Ping{Dst: b.v4, Timeout: 100 * time.Millisecond})
+				b.Ping(lab.Ping{Dst: a.v6, Timeout: 100 * time.Millisecond})
 			}
-		})
-	}
+			deaf.silence(false)
+			start := time.Now()
+			a.backWithin(3*time.Second, b)
+			t.Logf("%s hears again: traffic back after %v", deaf.Name, time.Since(start).Round(time.Millisecond))
+			a.recovers(b, mode, 4<<20)
+		}
+	})
+}
+
+// recovers sees that h and p have a connection again, whose MTU h's routes show, and that TCP passes
+// in both directions.
+func (h *host) recovers(p *host, mode string, octets int64) {
+	h.seg.Helper()
+	h.connect(p, mode)
+	h.reachRouted(p, maxMTU)
+	h.send(p, p.v4, octets)
+	p.send(h, h.v6, octets)
 }
 
 // backWithin waits until pings pass both ways. That must not take longer than d, not

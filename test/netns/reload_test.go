@@ -96,8 +96,7 @@ func (p *pinger) end() {
 // routes stay, and each setting is in force afterwards.
 func TestReload(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	a.runFile("")
 	b.run("--mode", "auto")
 	before, _ := a.connect(b, "RC")
@@ -223,8 +222,7 @@ func (h *host) tunDrops() uint64 {
 // The list of peers changes live: a host that is added is found, without multicast.
 func TestReloadPeers(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	gid, err := b.LinkLocal(underlay)
 	s.must(err)
 	nobody := "peers: [\"fe80::dead\"]\n"
@@ -242,8 +240,7 @@ func TestReloadPeers(t *testing.T) {
 // each is in force afterwards.
 func TestReloadTuning(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	_, a, b := newPair(t)
 	a.runFile("")
 	b.run()
 	before, _ := a.connect(b, "RC")

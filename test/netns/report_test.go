@@ -12,8 +12,7 @@ import (
 // no word of what only a developer does.
 func TestLogForOperators(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	a.run("--log-level", "info", "--log-format", "json")
 	b.run()
 	a.connect(b, "RC")
@@ -55,8 +54,7 @@ func TestLogForOperators(t *testing.T) {
 // At level debug the log has each event once.
 func TestDebugSaysEachEventOnce(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	a.run("--log-level", "debug", "--log-format", "json")
 	b.run()
 	a.connect(b, "RC")

@@ -23,52 +23,42 @@ func contextOf(s *segment) (context.Context, context.CancelFunc) { return contex
 // ends have one connection.
 func TestDaemonRestart(t *testing.T) {
 	parallel(t)
-	for _, mode := range []string{"RC", "UC"} {
-		t.Run(mode, func(t *testing.T) {
-			parallel(t)
-			s := newSegment(t, topology{})
-			policy := []string{"--mode", strings.ToLower(mode)}
-			s.start(policy...)
-			a, b := s.hosts[0], s.hosts[1]
-			first, _ := a.connect(b, mode)
-			for _, tt := range []struct {
-				how string
-				end func()
-			}{{"SIGKILL", b.kill}, {"SIGTERM", b.stop}} {
-				tt.end()
-				if tt.how == "SIGTERM" {
-					a.noConns() // 4755-3.4-2 DREQ
-					a.noHostRoutes()
-				}
-				if _, err := b.Link(ifName); err == nil {
-					t.Errorf("%s: the interface outlived its agent", tt.how)
-				}
-				b.run(policy...)
-				start := time.Now()
-				a.reach(b.v4)
-				t.Logf("%s: traffic back after %v", tt.how, time.Since(start).Round(time.Millisecond))
-				again, _ := a.paired(b, mode)
-				if again.RemoteQPN == first.RemoteQPN {
-					t.Errorf("%s: the connection has the old remote QPN %s", tt.how, first.RemoteQPN)
-				}
-				both(b, func(dst netip.Addr) {
-					a.reach(dst)
-					a.waitRoute(patience, dst, maxMTU)
-					a.ping(dst, maxMTU, true)
-				})
-				b.send(a, a.v6, 4<<20)
-				first = again
+	connectedModes(t, func(t *testing.T, mode string) {
+		policy := []string{"--mode", strings.ToLower(mode)}
+		_, a, b := startedPair(t, policy...)
+		first, _ := a.connect(b, mode)
+		for _, tt := range []struct {
+			how string
+			end func()
+		}{{"SIGKILL", b.kill}, {"SIGTERM", b.stop}} {
+			tt.end()
+			if tt.how == "SIGTERM" {
+				a.noConns() // 4755-3.4-2 DREQ
+				a.noHostRoutes()
 			}
-		})
-	}
+			if _, err := b.Link(ifName); err == nil {
+				t.Errorf("%s: the interface outlived its agent", tt.how)
+			}
+			b.run(policy...)
+			start := time.Now()
+			a.reach(b.v4)
+			t.Logf("%s: traffic back after %v", tt.how, time.Since(start).Round(time.Millisecond))
+			again, _ := a.paired(b, mode)
+			if again.RemoteQPN == first.RemoteQPN {
+				t.Errorf("%s: the connection has the old remote QPN %s", tt.how, first.RemoteQPN)
+			}
+			a.reachFull(b, maxMTU)
+			b.send(a, a.v6, 4<<20)
+			first = again
+		}
+	})
 }
 
 // Taking the interface down ends its connections at both ends; taking it up
 // brings everything back, routes included.
 func TestInterfaceDownAndUp(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	s.must(a.Sysctl("net/ipv6/conf/default/keep_addr_on_down", "1"))
 	s.start()
 	a.connect(b, "RC")
@@ -83,16 +73,9 @@ func TestInterfaceDownAndUp(t *testing.T) {
 		b.noHostRoutes()
 		s.must(a.Up(ifName))
 		a.connect(b, "RC")
-		both(b, func(dst netip.Addr) {
-			a.reach(dst)
-			a.waitRoute(patience, dst, maxMTU)
-			a.waitRoute(patience, neighbour(dst), udMTU)
-			a.ping(dst, maxMTU, true)
-		})
-		both(a, func(dst netip.Addr) {
-			b.reach(dst)
-			b.waitRoute(patience, dst, maxMTU)
-		})
+		a.reachFull(b, maxMTU)
+		both(b, func(dst netip.Addr) { a.waitRoute(patience, neighbour(dst), udMTU) })
+		b.reachRouted(a, maxMTU)
 	}
 	s.eventually(patience, "a has its link-local address again", func() error {
 		_, err := a.LinkLocal(ifName)
@@ -105,59 +88,52 @@ func TestInterfaceDownAndUp(t *testing.T) {
 func TestBothDialAtOnce(t *testing.T) {
 	parallel(t)
 	const tries = 50
-	for _, mode := range []string{"RC", "UC"} {
-		t.Run(mode, func(t *testing.T) {
-			parallel(t)
-			s := newSegment(t, topology{})
+	connectedModes(t, func(t *testing.T, mode string) {
+		s := newSegment(t, topology{})
+		for _, h := range s.hosts {
+			s.must(h.Sysctl("net/ipv6/conf/default/keep_addr_on_down", "1"))
+		}
+		s.start("--mode", strings.ToLower(mode))
+		a, b := s.hosts[0], s.hosts[1]
+		a.connect(b, mode)
+		crossed := func() uint64 {
+			return a.counter("ipoib", "crossings_seen") + b.counter("ipoib", "crossings_seen")
+		}
+		for try := 1; try <= tries; try++ {
+			before := crossed() // the first connection may have been a crossing too
 			for _, h := range s.hosts {
-				s.must(h.Sysctl("net/ipv6/conf/default/keep_addr_on_down", "1"))
+				s.must(h.Down(ifName))
 			}
-			s.start("--mode", strings.ToLower(mode))
-			a, b := s.hosts[0], s.hosts[1]
-			a.connect(b, mode)
-			crossed := func() uint64 {
-				return a.counter("ipoib", "crossings_seen") + b.counter("ipoib", "crossings_seen")
+			a.noConns()
+			b.noConns()
+			for _, h := range s.hosts {
+				s.must(h.Up(ifName))
 			}
-			for try := 1; try <= tries; try++ {
-				before := crossed() // the first connection may have been a crossing too
-				for _, h := range s.hosts {
-					s.must(h.Down(ifName))
-				}
-				a.noConns()
-				b.noConns()
-				for _, h := range s.hosts {
-					s.must(h.Up(ifName))
-				}
-				for _, h := range s.hosts {
-					h.waitState("up")
-				}
-				var wg sync.WaitGroup
-				for i, h := range s.hosts {
-					wg.Go(func() { h.Ping(lab.Ping{Dst: s.hosts[1-i].v4}) })
-				}
-				wg.Wait()
-				mine, theirs := a.paired(b, mode) // 4755-3.3-1
-				if mine.Role == theirs.Role {
-					t.Errorf("both ends are %s", mine.Role)
-				}
-				if crossed() == before {
-					continue
-				}
-				// 4755-3.3-5 4755-3.3-8 the REQ of the larger address has won
-				if larger := a.link() > b.link(); larger != (mine.Role == "active") {
-					t.Errorf("a is %s with address %s against %s", mine.Role, a.link(), b.link())
-				}
-				both(b, func(dst netip.Addr) {
-					a.reach(dst)
-					a.waitRoute(patience, dst, maxMTU) // the kernel's routes follow the connection
-					a.ping(dst, maxMTU, true)
-				})
-				t.Logf("REQs crossed at try %d", try)
-				return
+			for _, h := range s.hosts {
+				h.waitState("up")
 			}
-			t.Errorf("no REQs crossed in %d tries", tries)
-		})
-	}
+			var wg sync.WaitGroup
+			for i, h := range s.hosts {
+				wg.Go(func() { h.Ping(lab.Ping{Dst: s.hosts[1-i].v4}) })
+			}
+			wg.Wait()
+			mine, theirs := a.paired(b, mode) // 4755-3.3-1
+			if mine.Role == theirs.Role {
+				t.Errorf("both ends are %s", mine.Role)
+			}
+			if crossed() == before {
+				continue
+			}
+			// 4755-3.3-5 4755-3.3-8 the REQ of the larger address has won
+			if larger := a.link() > b.link(); larger != (mine.Role == "active") {
+				t.Errorf("a is %s with address %s against %s", mine.Role, a.link(), b.link())
+			}
+			a.reachFull(b, maxMTU) // the kernel's routes follow the connection
+			t.Logf("REQs crossed at try %d", try)
+			return
+		}
+		t.Errorf("no REQs crossed in %d tries", tries)
+	})
 }
 
 func (h *host) waitState(want string) {
@@ -234,9 +210,7 @@ func (h *host) commandInto(path string, args ...string) (string, int) {
 // device and the socket go.
 func TestInterrupt(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	s.start()
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := startedPair(t)
 	closed := uint64(0)
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGHUP} {
 		if signal.Ignored(sig) {

@@ -84,8 +84,7 @@ func TestGatewayRoute(t *testing.T) {
 func TestDeviceMTULowered(t *testing.T) {
 	parallel(t)
 	s, a, b := connectedPair(t)
-	both(b, a.reach)
-	both(b, func(dst netip.Addr) { a.waitRoute(patience, dst, maxMTU) })
+	a.reachRouted(b, maxMTU)
 	for _, tt := range []struct{ device, host, ud int }{
 		{5000, 5000, udMTU},
 		{1500, 1500, 1500},
@@ -114,8 +113,7 @@ func TestDeviceMTULowered(t *testing.T) {
 func TestForeignEditRepaired(t *testing.T) {
 	parallel(t)
 	s, a, b := connectedPair(t)
-	both(b, a.reach)
-	both(b, func(dst netip.Addr) { a.waitRoute(patience, dst, maxMTU) })
+	a.reachRouted(b, maxMTU)
 	want := a.hostRoutes()
 	l, err := a.Link(ifName)
 	s.must(err)
@@ -186,8 +184,7 @@ func TestForeignEditRepaired(t *testing.T) {
 // at the next start.
 func TestLeftoverRoutesRemoved(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	s.must(a.Do(func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = ifName
@@ -224,8 +221,7 @@ func scopeOf(n *net.IPNet) netlink.Scope {
 func TestRouterAdvertisementMTU(t *testing.T) {
 	parallel(t)
 	s, a, b := connectedPair(t)
-	both(b, a.reach)
-	both(b, func(dst netip.Addr) { a.waitRoute(patience, dst, maxMTU) })
+	a.reachRouted(b, maxMTU)
 	before := a.hostRoutes()
 
 	const prefix = "2001:db8:5::"

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -84,11 +83,7 @@ func TestUnprivilegedUser(t *testing.T) {
 	}
 	b.confined("65534")
 	a.connect(b, "RC")
-	both(b, func(dst netip.Addr) {
-		a.reach(dst)
-		a.waitRoute(patience, dst, maxMTU)
-		a.ping(dst, maxMTU, true)
-	})
+	a.reachFull(b, maxMTU)
 	a.send(b, b.v4, 4<<20)
 	// What it does with the kernel by and by.
 	s.must(b.AddAddr(ifName, "10.0.7.2/24"))
@@ -145,8 +140,7 @@ func TestUnprivilegedUser(t *testing.T) {
 // The switches of the configuration, and what is without one.
 func TestSandboxSwitches(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	_, a, b := newPair(t)
 	a.run()
 	a.confined("0")
 	b.run(b.config("sandbox:\n  landlock: false\n  seccomp: false\n")...)
@@ -168,8 +162,7 @@ func TestUserAndNamespaces(t *testing.T) {
 	t.Run("netns", func(t *testing.T) {
 		parallel(t)
 		needIP(t)
-		s := newSegment(t, topology{})
-		a, b := s.hosts[0], s.hosts[1]
+		_, a, b := newPair(t)
 		in := a.container()
 		a.run("--user", "65534", "--netns", in.Name)
 		b.run()

@@ -81,11 +81,7 @@ func TestOverWireGuard(t *testing.T) {
 			a.reach(b.v4)
 			a.ping(b.v4, udMTU, true) // over UD, or the connection by now
 			a.connect(b, "RC")
-			both(b, func(dst netip.Addr) {
-				a.reach(dst)
-				a.waitRoute(patience, dst, maxMTU)
-				a.ping(dst, maxMTU, true)
-			})
+			a.reachFull(b, maxMTU)
 			r := a.send(b, b.v4, 16<<20) // compares hashes
 			t.Logf("16 MiB in %v", r.Duration.Round(time.Millisecond))
 			b.send(a, a.v6, 4<<20)

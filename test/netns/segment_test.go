@@ -216,14 +216,44 @@ func (s *segment) start(args ...string) {
 	s.must(errors.Join(errs...))
 }
 
+// newPair is a segment with two hosts.
+func newPair(t *testing.T) (s *segment, a, b *host) {
+	t.Helper()
+	s = newSegment(t, topology{})
+	return s, s.hosts[0], s.hosts[1]
+}
+
+// newTrio is a segment with three hosts.
+func newTrio(t *testing.T) (s *segment, a, b, c *host) {
+	t.Helper()
+	s = newSegment(t, topology{hosts: 3})
+	return s, s.hosts[0], s.hosts[1], s.hosts[2]
+}
+
+// startedPair is a segment with two hosts that run an agent each.
+func startedPair(t *testing.T, args ...string) (s *segment, a, b *host) {
+	t.Helper()
+	s, a, b = newPair(t)
+	s.start(args...)
+	return s, a, b
+}
+
 // connectedPair is a segment with two hosts that have an RC connection.
 func connectedPair(t *testing.T) (s *segment, a, b *host) {
 	t.Helper()
-	s = newSegment(t, topology{})
-	s.start()
-	a, b = s.hosts[0], s.hosts[1]
+	s, a, b = startedPair(t)
 	a.connect(b, "RC")
 	return s, a, b
+}
+
+// connectedModes runs f beside other tests for each mode that has connections.
+func connectedModes(t *testing.T, f func(t *testing.T, mode string)) {
+	for _, mode := range []string{"RC", "UC"} {
+		t.Run(mode, func(t *testing.T) {
+			parallel(t)
+			f(t, mode)
+		})
+	}
 }
 
 // eventually waits until f returns nil.
@@ -466,6 +496,22 @@ func (h *host) send(to *host, dst netip.Addr, octets int64) lab.Transfer {
 		h.seg.Fatalf("TCP from %s to %s: %v", h.Name, dst, err)
 	}
 	return t
+}
+
+// reachRouted sees that both addresses of p answer, and that h's routes to them have that MTU.
+func (h *host) reachRouted(p *host, mtu int) {
+	h.seg.Helper()
+	both(p, func(dst netip.Addr) {
+		h.reach(dst)
+		h.waitRoute(patience, dst, mtu)
+	})
+}
+
+// reachFull sees that h reaches p, by routes with that MTU, with packets as large.
+func (h *host) reachFull(p *host, mtu int) {
+	h.seg.Helper()
+	h.reachRouted(p, mtu)
+	both(p, func(dst netip.Addr) { h.ping(dst, mtu, true) })
 }
 
 // both calls f with the IPv4 and the IPv6 address of a host.

@@ -67,8 +67,7 @@ func (h *host) manage(watchdog time.Duration, args ...string) *manager {
 // lives, and that it ends.
 func TestNotify(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	b.run()
 	m := a.manage(900 * time.Millisecond)
 	expect := func(what string, ok func(said []string) bool) {

@@ -246,8 +246,7 @@ func TestSystemd(t *testing.T) {
 
 // underSystemd does it on control groups of a version, whose root is a file system of a kind.
 func underSystemd(t *testing.T, cgroup int, kind string) {
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	b.run()
 	yaml := fmt.Sprintf("underlay: %s\nname: %s\naddresses: [%s/24, %s/64]\n", underlay, ifName, a.v4, a.v6)
 	c := boot(a, yaml, cgroup)

@@ -52,8 +52,7 @@ func TestFirstPacketIsSYN(t *testing.T) {
 // up for it.
 func TestPacketLoss(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := newPair(t)
 	for _, pair := range [][2]*host{{a, b}, {b, a}} {
 		err := pair[0].Lose(underlay, pair[1].Host, underlay, 100)
 		if errors.Is(err, lab.ErrNoNFT) {
@@ -99,9 +98,8 @@ func TestSurvivorsKeepTheirRate(t *testing.T) {
 		want   = 0.9
 		bound  = 128 // work requests of one connection's send queue (datapath.Config)
 	)
-	s := newSegment(t, topology{hosts: 3})
+	s, a, b, c := newTrio(t)
 	s.start()
-	a, b, c := s.hosts[0], s.hosts[1], s.hosts[2]
 	rate := func() float64 {
 		t.Helper()
 		r, err := a.Send(s.ctx, b.Host, b.v4, 0, window)

@@ -79,8 +79,7 @@ func TestDataThreads(t *testing.T) {
 // of queues it is made anew.
 func TestHandOverThreads(t *testing.T) {
 	parallel(t)
-	s := newSegment(t, topology{})
-	a, b := s.hosts[0], s.hosts[1]
+	_, a, b := newPair(t)
 	b.run("--threads", "2")
 	k := newKeeper(a)
 	k.start("--threads", "3")

@@ -25,9 +25,7 @@ func TestWeight(t *testing.T) {
 	needRoot(t)
 	const rounds = 5
 	weights := []int{100, 300, 1000}
-	s := newSegment(t, topology{})
-	s.start("--mode", "rc")
-	a, b := s.hosts[0], s.hosts[1]
+	s, a, b := startedPair(t, "--mode", "rc")
 	a.connect(b, "RC")
 	put := func(group, file string, value int) {
 		s.must(os.WriteFile(filepath.Join(group, file), []byte(strconv.Itoa(value)), 0o644))

@@ -15,7 +15,6 @@ import (
 
 	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/hostnet"
-	"ipoibcm/internal/long"
 
 	"golang.org/x/sys/unix"
 )
@@ -49,13 +48,7 @@ func (f *fleet) must(args ...string) string {
 // newFleet loads the image.
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	if !ci {
-		long.Only(t)
-	}
-	need(t, "podman", "runc", "ip")
+	needRoot(t, "podman", "runc", "ip")
 	f := &fleet{T: t, dir: t.TempDir()}
 	t.Cleanup(func() { exec.Command("umount", "-R", f.dir+"/store/overlay").Run() })
 	out := f.must("load", "--quiet", "--input", built(t, "image"))

@@ -12,8 +12,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"ipoibcm/internal/long"
 )
 
 // release is the release of Debian that machines have.
@@ -61,13 +59,7 @@ type machine struct {
 // machines starts two systems whose eth0 are the ends of one cable.
 func machines(t *testing.T) [2]*machine {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	if !ci {
-		long.Only(t)
-	}
-	need(t, "systemd-nspawn", "nsenter", "ip")
+	needRoot(t, "systemd-nspawn", "nsenter", "ip")
 	lower := base(t)
 	var ms [2]*machine
 	for i, end := range []string{"a", "b"} {

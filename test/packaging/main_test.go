@@ -38,6 +38,18 @@ func need(t *testing.T, programs ...string) {
 	}
 }
 
+// needRoot is need for tests that take root and, where it is not CI that runs them, the long form.
+func needRoot(t *testing.T, programs ...string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	if !ci {
+		long.Only(t)
+	}
+	need(t, programs...)
+}
+
 // command runs a program in the root of the repository and returns what it prints.
 func command(t *testing.T, program string, args ...string) string {
 	t.Helper()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"ipoibcm/fib/fibtest"
+	"ipoibcm/internal/expect"
 	"ipoibcm/internal/long"
 	"ipoibcm/rtnl"
 )
@@ -51,12 +52,9 @@ func octetsOf(tb testing.TB, n int, connected bool) int64 {
 		tb.Fatalf("%d destinations after two minutes without a packet, want 0", got)
 	}
 	s := c.m.Status()
-	switch {
-	case s.Neighbours != n:
-		tb.Fatalf("Neighbours is %v, want %v", s.Neighbours, n)
-	case s.Peers != n:
-		tb.Fatalf("Peers is %v, want %v", s.Peers, n)
-	case connected && s.Conns != n:
+	expect.MustEqual(tb, s.Neighbours, n, "Neighbours")
+	expect.MustEqual(tb, s.Peers, n, "Peers")
+	if connected && s.Conns != n {
 		tb.Fatalf("Conns is %v, want %v", s.Conns, n)
 	}
 	return held(c)

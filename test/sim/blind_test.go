@@ -9,6 +9,7 @@ import (
 
 	"ipoibcm/cm"
 	"ipoibcm/ib"
+	"ipoibcm/internal/foreign"
 	"ipoibcm/internal/simfabric"
 	"ipoibcm/ipoib"
 	"ipoibcm/serviceid"
@@ -84,7 +85,7 @@ func (x *blind) data(qpn ib.QPN, psn ib.PSN) {
 	pkt := (&packet{id: 1 << 60, src: x.peer.addr4(), dst: x.victim.addr4(), size: 100}).octets()
 	b := make([]byte, roce.BTHLen)
 	roce.PutBTH(b, roce.BTHFields{Opcode: roce.RCSendOnly, PKey: ib.DefaultPKey, DestQPN: qpn, PSN: psn, AckReq: true})
-	x.send(append(b, frame(pkt)...))
+	x.send(append(b, foreign.Frame(pkt)...))
 }
 
 // mad sends a CM message to QP 1.

@@ -153,6 +153,16 @@ func TestBlindUnknown(t *testing.T) {
 	}
 }
 
+// connectedTo is connected, and the victim knows the address that c claims.
+func connectedTo(w *world, c claim) (x *blind, was ipoib.ConnInfo, dst netip.Addr) {
+	x, was = connected(w)
+	dst = c.of(x.peer)
+	w.run(5 * time.Second) // addresses are checked for duplicates
+	x.victim.send(dst, 100, true)
+	w.run(time.Second)
+	return x, was, dst
+}
+
 // TestBlindTakeover: the attacker says five times a second that a neighbour of the victim is elsewhere. The
 // neighbour is asked, twice a second at most, and answers: every packet goes to it, over the connection of before.
 func TestBlindTakeover(t *testing.T) {
@@ -163,11 +173,8 @@ func TestBlindTakeover(t *testing.T) {
 			t.Run(c.name+", "+place, func(t *testing.T) {
 				challenges, refused, n := uint64(0), uint64(0), 0
 				seeds(t, 5, func(w *world) {
-					x, was := connected(w)
-					a, b, dst := x.victim, x.peer, c.of(x.peer)
-					w.run(5 * time.Second) // addresses are checked for duplicates
-					a.send(dst, 100, true)
-					w.run(time.Second)
+					x, was, dst := connectedTo(w, c)
+					a, b := x.victim, x.peer
 					for i := range packets {
 						if i%2 == 0 {
 							at := x.nowhere()
@@ -206,11 +213,8 @@ func TestBlindTakeoverOfBoth(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var took []time.Duration
 			seeds(t, 20, func(w *world) {
-				x, _ := connected(w)
-				a, b, dst := x.victim, x.peer, c.of(x.peer)
-				w.run(5 * time.Second) // addresses are checked for duplicates
-				a.send(dst, 100, true)
-				w.run(time.Second)
+				x, _, dst := connectedTo(w, c)
+				a, b := x.victim, x.peer
 				at := x.nowhere()
 				claim := func() {
 					x.claims(c, at)

@@ -39,7 +39,7 @@ func (w *world) alien(i int, kind foreign.Kind, tune func(*foreign.Options)) *al
 	gid, _ := ib.ParseGID(fmt.Sprintf("fe80::%x:%x", w.r.Uint32N(0xffff), i))
 	a := &alien{w: w, name: fmt.Sprintf("%v-%d", kind, i), conns: map[ib.QPN]*conn{}}
 	a.port = w.f.NewPort(simfabric.PortOptions{GID: gid})
-	a.cqs = [2]verbs.CQ{a.cq(a.sendDone), a.cq(a.recvDone)}
+	a.cqs = [2]verbs.CQ{newCQ(a.port, a.sendDone), newCQ(a.port, a.recvDone)}
 	a.ud = a.newQP(ib.UD, udDepth, verbs.GRHLen+encap.HeaderLen+udMTU)
 	ok(a.ud.qp.Modify(verbs.QPAttr{State: verbs.StateRTR}))
 	ok(a.ud.qp.Modify(verbs.QPAttr{State: verbs.StateRTS}))
@@ -153,19 +153,6 @@ func (a *alien) Deliver(pkt []byte) {
 }
 
 // The queue pairs.
-
-func (a *alien) cq(f func(wc *verbs.WC)) verbs.CQ {
-	cq := must(a.port.CreateCQ(1024))
-	cq.(verbs.CallbackCQ).OnReady(func() {
-		var wcs [16]verbs.WC
-		for n := cq.Poll(wcs[:]); n > 0; n = cq.Poll(wcs[:]) {
-			for i := range n {
-				f(&wcs[i])
-			}
-		}
-	})
-	return cq
-}
 
 func (a *alien) newQP(t ib.Transport, depth, size int) *conn {
 	qp := must(a.port.CreateQP(verbs.QPInit{Transport: t, SendCQ: a.cqs[0], RecvCQ: a.cqs[1], SendDepth: sendDepth,

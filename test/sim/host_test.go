@@ -169,12 +169,7 @@ func (h *host) kill() {
 		return
 	}
 	h.tell("killed")
-	h.account()
-	h.dead = true
-	h.life++
-	h.timer.Stop()
-	h.port.Close()
-	h.kernel.destroy()
+	h.exit()
 }
 
 // stop ends the agent as SIGTERM does, with DREQs, and keeps the provider.
@@ -184,7 +179,7 @@ func (h *host) stop() {
 	h.step(ipoib.Shutdown{})
 }
 
-// exit closes the provider after stop and takes the device away.
+// exit closes the provider and takes the device away.
 func (h *host) exit() {
 	h.account()
 	h.dead = true

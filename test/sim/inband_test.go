@@ -82,12 +82,7 @@ func TestCrossingPaths(t *testing.T) {
 			ps = append(ps, b.send(a.addr4(), size, false))
 		}
 		w.run(10 * time.Second)
-		w.checkQuiet()
-		as := a.with(b)
-		w.want(len(as) == 1, "no connection")
-		for _, p := range ps {
-			w.want(p.delivered == 1, "%v was delivered %d times", p, p.delivered)
-		}
+		as := w.settledOn(a, b, ps)
 		if n := a.m.Status().Crossings; n.Seen > 0 && n.Expired == 0 && b.m.Status().Crossings.Expired == 0 {
 			crossed++
 			larger := a

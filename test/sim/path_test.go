@@ -6,6 +6,8 @@ import (
 
 	"ipoibcm/fib"
 	"ipoibcm/ib"
+	"ipoibcm/internal/foreign"
+	"ipoibcm/internal/simfabric"
 	"ipoibcm/ipoib"
 	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
@@ -89,9 +91,9 @@ func ok(err error) {
 	}
 }
 
-// cq makes a completion queue that f empties.
-func (h *host) cq(f func(wc *verbs.WC)) verbs.CQ {
-	cq := must(h.port.CreateCQ(1024))
+// newCQ makes a completion queue that f empties.
+func newCQ(port *simfabric.Port, f func(wc *verbs.WC)) verbs.CQ {
+	cq := must(port.CreateCQ(1024))
 	cq.(verbs.CallbackCQ).OnReady(func() {
 		var wcs [16]verbs.WC
 		for n := cq.Poll(wcs[:]); n > 0; n = cq.Poll(wcs[:]) {
@@ -104,7 +106,7 @@ func (h *host) cq(f func(wc *verbs.WC)) verbs.CQ {
 }
 
 func (h *host) openUD() {
-	h.sendCQ, h.recvCQ = h.cq(h.sendDone), h.cq(h.recvDone)
+	h.sendCQ, h.recvCQ = newCQ(h.port, h.sendDone), newCQ(h.port, h.recvDone)
 	h.newUD()
 	h.srq = nil
 	if h.cfg.srq {
@@ -241,21 +243,12 @@ func (h *host) transmit(pkt []byte) {
 	case path.Kind == fib.PathDrop:
 		h.txDrops++
 	case path.Kind == fib.PathGroup:
-		h.postUD(encap.LinkAddr{}, path.Link.GID, frame(pkt))
+		h.postUD(encap.LinkAddr{}, path.Link.GID, foreign.Frame(pkt))
 	case path.Kind == fib.PathUD:
-		h.postUD(path.Link, ib.GID{}, frame(pkt))
+		h.postUD(path.Link, ib.GID{}, foreign.Frame(pkt))
 	case path.Kind == fib.PathConn:
-		h.post(h.conns[path.Conn], verbs.SendWR{}, frame(pkt))
+		h.post(h.conns[path.Conn], verbs.SendWR{}, foreign.Frame(pkt))
 	}
-}
-
-func frame(pkt []byte) []byte {
-	t := encap.IPv4
-	if ip.Version(pkt) == 6 {
-		t = encap.IPv6
-	}
-	b, _ := encap.Header{Type: t}.AppendBinary(make([]byte, 0, encap.HeaderLen+len(pkt)))
-	return append(b, pkt...)
 }
 
 // lookup finds the path of the destination's next hop.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/foreign"
 	"ipoibcm/internal/long"
 	"ipoibcm/internal/simfabric"
 	"ipoibcm/ipoib"
@@ -80,7 +81,7 @@ func TestModes(t *testing.T) {
 					w.lastID++
 					p := &packet{id: w.lastID, from: a, to: b, src: a.addr4(), dst: b.addr4(), size: 500, at: w.f.Now()}
 					w.packets[p.id] = p
-					a.postUD(b.link, ib.GID{}, frame(p.octets()))
+					a.postUD(b.link, ib.GID{}, foreign.Frame(p.octets()))
 					w.run(time.Millisecond)
 					w.want(p.delivered == 1, "%v by UD was not accepted", p)
 					// 4755-2.3-5: all this is one connection, made once.
@@ -146,6 +147,18 @@ func TestUDOnly(t *testing.T) {
 	})
 }
 
+// settledOn sees that nothing is under way, that hosts a and b have a connection, the same at
+// both ends, and that every packet was delivered once. It returns the connections as a has them.
+func (w *world) settledOn(a, b *host, ps []*packet) []ipoib.ConnInfo {
+	w.checkQuiet()
+	as := a.with(b)
+	w.want(len(as) == 1, "no connection")
+	for _, p := range ps {
+		w.want(p.delivered == 1, "%v was delivered %d times", p, p.delivered)
+	}
+	return as
+}
+
 // TestCrossing: both ends send their first packet at about the same time.
 func TestCrossing(t *testing.T) {
 	crossed, flagsWouldInvert := 0, 0
@@ -165,13 +178,8 @@ func TestCrossing(t *testing.T) {
 		first(b, a)
 		w.run(100 * time.Millisecond)
 		// 4755-3.3-1: one connection, the same at both ends, with no mode chosen anew.
-		w.checkQuiet()
-		as := a.with(b)
-		w.want(len(as) == 1, "no connection")
-		for _, p := range ps {
-			// 4755-3.3-10: what waited for the refused REQ goes out on the other, once.
-			w.want(p.delivered == 1, "%v was delivered %d times", p, p.delivered)
-		}
+		// 4755-3.3-10: what waited for the refused REQ goes out on the other, once.
+		w.settledOn(a, b, ps)
 		w.want(a.mads[mad.AttrREQ] <= 1 && b.mads[mad.AttrREQ] <= 1, "a REQ after the verdict")
 		ca, cb := a.m.Status().Crossings, b.m.Status().Crossings
 		if a.mads[mad.AttrREQ] == 1 && b.mads[mad.AttrREQ] == 1 {

@@ -166,20 +166,7 @@ func newReal(t *testing.T, conf int, opt sa.Options) *real {
 		}
 		r.hosts[name] = h
 		r.order = append(r.order, h)
-		ended := make(chan struct{})
-		go func() {
-			defer close(ended)
-			for {
-				m, err := c.Receive()
-				switch {
-				case err == ibsim.ErrUndelivered: // as if it were lost
-				case err != nil:
-					return
-				default:
-					r.inbox <- received{h, m}
-				}
-			}
-		}()
+		ended := receiveAll(c, func(m *sa.MAD) { r.inbox <- received{h, m} })
 		t.Cleanup(func() {
 			if err := c.Close(); err != nil {
 				t.Error(err)
@@ -195,6 +182,25 @@ func newReal(t *testing.T, conf int, opt sa.Options) *real {
 		r.step(h, sa.SetPort{Port: h.port()})
 	}
 	return r
+}
+
+// receiveAll gives f what c receives until c is closed; then the channel is closed.
+func receiveAll(c *ibsim.Client, f func(*sa.MAD)) <-chan struct{} {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			m, err := c.Receive()
+			switch {
+			case err == ibsim.ErrUndelivered: // as if it were lost
+			case err != nil:
+				return
+			default:
+				f(m)
+			}
+		}
+	}()
+	return ended
 }
 
 func (r *real) host(name string) *host { return r.hosts[name] }
@@ -288,8 +294,8 @@ func create(g ib.GID, how wire.JoinState) sa.Join {
 // soon is the longest that a test waits for what happens in milliseconds, as a rule.
 const soon = 10 * time.Second
 
-// expect gives h an event and returns the first action that it is told then.
-func expect(t *testing.T, f fabric, h *host, ev sa.Event) sa.Action {
+// outcome gives h an event and returns the first action that it is told then.
+func outcome(t *testing.T, f fabric, h *host, ev sa.Event) sa.Action {
 	t.Helper()
 	h.told = nil
 	f.step(h, ev)
@@ -314,10 +320,10 @@ func next(t *testing.T, f fabric, h *host) (a sa.Action) {
 	return a
 }
 
-// expectJoined is expect for a join that succeeds.
+// expectJoined is outcome for a join that succeeds.
 func expectJoined(t *testing.T, f fabric, h *host, ev sa.Join) wire.MCMemberRecord {
 	t.Helper()
-	a := expect(t, f, h, ev)
+	a := outcome(t, f, h, ev)
 	j, ok := a.(sa.Joined)
 	if !ok {
 		t.Fatalf("host %s joins %v: got %s, want Joined", h.name, ev.MGID, text(a))
@@ -325,10 +331,10 @@ func expectJoined(t *testing.T, f fabric, h *host, ev sa.Join) wire.MCMemberReco
 	return j.Group
 }
 
-// expectRefused is expect for a join that fails.
+// expectRefused is outcome for a join that fails.
 func expectRefused(t *testing.T, f fabric, h *host, ev sa.Join, want wire.Status, noGroup bool) {
 	t.Helper()
-	a := expect(t, f, h, ev)
+	a := outcome(t, f, h, ev)
 	j, ok := a.(sa.JoinFailed)
 	if !ok {
 		t.Fatalf("host %s joins %v: got %s, want JoinFailed", h.name, ev.MGID, text(a))
@@ -344,15 +350,15 @@ func expectRefused(t *testing.T, f fabric, h *host, ev sa.Join, want wire.Status
 
 func expectLeft(t *testing.T, f fabric, h *host, g ib.GID) {
 	t.Helper()
-	if a := expect(t, f, h, sa.Leave{MGID: g}); a != (sa.Left{MGID: g}) {
+	if a := outcome(t, f, h, sa.Leave{MGID: g}); a != (sa.Left{MGID: g}) {
 		t.Fatalf("host %s leaves %v: got %s, want Left", h.name, g, text(a))
 	}
 }
 
-// ask is expect for a path.
+// ask is outcome for a path.
 func ask(t *testing.T, f fabric, h *host, dgid ib.GID, p ib.PKey) (verbs.Path, wire.Status) {
 	t.Helper()
-	switch a := expect(t, f, h, sa.Query{PathKey: sa.PathKey{DGID: dgid, PKey: p}}).(type) {
+	switch a := outcome(t, f, h, sa.Query{PathKey: sa.PathKey{DGID: dgid, PKey: p}}).(type) {
 	case sa.PathFound:
 		return a.Path, 0
 	case sa.PathFailed:

@@ -360,20 +360,7 @@ func (r *liveReal) hear(host string, mad func(*sa.MAD), reregister func()) error
 		return err
 	}
 	r.again = append(r.again, reregister)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			m, err := c.Receive()
-			switch {
-			case err == ibsim.ErrUndelivered: // as if it were lost
-			case err != nil:
-				return
-			default:
-				mad(m)
-			}
-		}
-	}()
+	ended := receiveAll(c, mad)
 	r.t.Cleanup(func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/internal/simsm"
 	"ipoibcm/sa"
 	"ipoibcm/verbs"
@@ -56,14 +57,9 @@ func TestCreate(t *testing.T) {
 		if one.MLID == bc.MLID {
 			t.Errorf("MLID: got %#x, that of the broadcast group", one.MLID)
 		}
-		switch {
-		case one.QKey != bc.QKey:
-			t.Errorf("QKey is %v, want %v", one.QKey, bc.QKey)
-		case one.MTU != bc.MTU:
-			t.Errorf("MTU is %v, want %v", one.MTU, bc.MTU)
-		case one.Rate != bc.Rate:
-			t.Errorf("Rate is %v, want %v", one.Rate, bc.Rate)
-		}
+		expect.Equal(t, one.QKey, bc.QKey, "QKey")
+		expect.Equal(t, one.MTU, bc.MTU, "MTU")
+		expect.Equal(t, one.Rate, bc.Rate, "Rate")
 		two := expectJoined(t, f, c, join(g, wire.FullMember))
 		if two.MLID != one.MLID {
 			t.Errorf("MLID at C: got %#x, want %#x", two.MLID, one.MLID)
@@ -93,7 +89,7 @@ func TestSendOnly(t *testing.T) {
 		for _, trap := range []wire.Trap{wire.TrapGroupCreated, wire.TrapGroupDeleted} {
 			f.step(b, sa.Subscribe{Trap: trap})
 		}
-		a := expect(t, f, b, join(g, wire.SendOnlyNonMember))
+		a := outcome(t, f, b, join(g, wire.SendOnlyNonMember))
 		if j, ok := a.(sa.JoinFailed); !ok || !j.NoGroup {
 			t.Fatalf("got %s, want JoinFailed: there is no group", text(a)) // 4391-10-2
 		}
@@ -273,7 +269,7 @@ func TestAdminStartsAnew(t *testing.T) {
 		expectJoined(t, f, b, create(g, wire.FullMember))
 		expectJoined(t, f, d, join(broadcast, wire.FullMember))
 		there := func() bool { // for C, which asks and leaves
-			a, ok := expect(t, f, c, join(g, wire.FullMember)).(sa.Joined)
+			a, ok := outcome(t, f, c, join(g, wire.FullMember)).(sa.Joined)
 			expectLeft(t, f, c, g)
 			return ok && a.Group.MGID == g
 		}
@@ -307,7 +303,7 @@ func TestNoAdmin(t *testing.T) {
 		expectJoined(t, f, b, join(broadcast, wire.FullMember))
 		f.stopSM()
 		for range 6 { // it shows at the next question, after all its tries
-			expect(t, f, b, sa.Query{PathKey: sa.PathKey{DGID: d.gid(), PKey: ib.DefaultPKey}})
+			outcome(t, f, b, sa.Query{PathKey: sa.PathKey{DGID: d.gid(), PKey: ib.DefaultPKey}})
 			if b.client.Info().State == sa.StateAsking {
 				break
 			}

@@ -186,6 +186,22 @@ func (s *sample) ipv6(src, dst netip.Addr, n int) {
 	s.raw("destination", dst.AsSlice(), clause)
 }
 
+// icmpv6 makes s an ICMPv6 message of size octets. It has rest appended twice: the
+// checksum counts all fields.
+func (s *sample) icmpv6(src, dst netip.Addr, size int, typ uint64, clause string, rest func()) {
+	build := func(sum uint64) {
+		s.bits, s.fields = nil, nil
+		s.header(encap.IPv6, 0)
+		s.ipv6(src, dst, size)
+		s.word("ICMPv6 type", 8, typ, clause)
+		s.word("code", 8, 0, clause)
+		s.word("checksum", 16, sum, "RFC 4443 section 2.3")
+		rest()
+	}
+	build(0)
+	build(checksum(s.octets()[encap.HeaderLen:]))
+}
+
 // option appends a link-layer option.
 func (s *sample) option(typ uint64, a encap.LinkAddr) {
 	s.word("option: type", 8, typ, "RFC 4861 section 4.6.1")
@@ -197,19 +213,11 @@ func (s *sample) option(typ uint64, a encap.LinkAddr) {
 func solicitation() sample {
 	m := nd.NewNS(ip6A, ip6B, linkA)
 	s := sample{name: "Neighbor Solicitation", note: "A asks for B, with a source link-layer option", want: m}
-	build := func(sum uint64) {
-		s.bits, s.fields = nil, nil
-		s.header(encap.IPv6, 0)
-		s.ipv6(m.Src, m.Dst, 48)
-		s.word("ICMPv6 type", 8, 135, "RFC 4861 section 4.3")
-		s.word("code", 8, 0, "RFC 4861 section 4.3")
-		s.word("checksum", 16, sum, "RFC 4443 section 2.3")
+	s.icmpv6(m.Src, m.Dst, 48, 135, "RFC 4861 section 4.3", func() {
 		s.word("reserved", 32, 0, "RFC 4861 section 4.3")
 		s.raw("target", m.Target.AsSlice(), "RFC 4861 section 4.3")
 		s.option(1, m.Link)
-	}
-	build(0)
-	build(checksum(s.octets()[encap.HeaderLen:]))
+	})
 	s.encode = func() ([]byte, error) { return m.AppendBinary(headerOf(encap.IPv6)) }
 	s.decode = func(b []byte) (any, error) { var m nd.NS; err := m.UnmarshalBinary(b[encap.HeaderLen:]); return m, err }
 	return s
@@ -218,22 +226,14 @@ func solicitation() sample {
 func advertisement() sample {
 	m := nd.NewNS(ip6A, ip6B, linkA).Answer(linkB, false)
 	s := sample{name: "Neighbor Advertisement", note: "B answers A, with a target link-layer option, by UD", want: m}
-	build := func(sum uint64) {
-		s.bits, s.fields = nil, nil
-		s.header(encap.IPv6, 0)
-		s.ipv6(m.Src, m.Dst, 48)
-		s.word("ICMPv6 type", 8, 136, "RFC 4861 section 4.4")
-		s.word("code", 8, 0, "RFC 4861 section 4.4")
-		s.word("checksum", 16, sum, "RFC 4443 section 2.3")
+	s.icmpv6(m.Src, m.Dst, 48, 136, "RFC 4861 section 4.4", func() {
 		s.word("router", 1, 0, "RFC 4861 section 4.4")
 		s.word("solicited", 1, 1, "RFC 4861 section 4.4")
 		s.word("override", 1, 1, "RFC 4861 section 4.4")
 		s.word("reserved", 29, 0, "RFC 4861 section 4.4")
 		s.raw("target", m.Target.AsSlice(), "RFC 4861 section 4.4")
 		s.option(2, m.Link)
-	}
-	build(0)
-	build(checksum(s.octets()[encap.HeaderLen:]))
+	})
 	s.encode = func() ([]byte, error) { return m.AppendBinary(headerOf(encap.IPv6)) }
 	s.decode = func(b []byte) (any, error) { var m nd.NA; err := m.UnmarshalBinary(b[encap.HeaderLen:]); return m, err }
 	return s

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -338,5 +339,18 @@ func Sweep(prefix string) {
 	names, _ := filepath.Glob("/run/netns/" + prefix + "*")
 	for _, n := range names {
 		netns.DeleteNamed(strings.TrimPrefix(n, "/run/netns/"))
+	}
+}
+
+// SweepKilled is Sweep for the processes that are gone, of those that made namespaces
+// whose names are prefix, their process ID, a hyphen and more.
+func SweepKilled(prefix string) {
+	left, _ := filepath.Glob("/run/netns/" + prefix + "*")
+	for _, path := range left {
+		name := filepath.Base(path)
+		pid, _, _ := strings.Cut(strings.TrimPrefix(name, prefix), "-")
+		if n, err := strconv.Atoi(pid); err == nil && unix.Kill(n, 0) == unix.ESRCH {
+			Sweep(name)
+		}
 	}
 }

@@ -8,10 +8,8 @@ import (
 
 func TestTicks(t *testing.T) {
 	for _, tt := range []struct {
-		high     float64
-		last     float64
-		steps    int
-		decimals int
+		high, last      float64
+		steps, decimals int
 	}{
 		{17.3, 17.5, 7, 1},
 		{347, 350, 7, 0},

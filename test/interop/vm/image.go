@@ -78,6 +78,24 @@ func Cache() (string, error) {
 	return filepath.Join(d, "ipoibcm"), nil
 }
 
+// lockCache makes the folder of Cache if need be, and locks it until the file is closed.
+func lockCache() (cache string, lock *os.File, err error) {
+	if cache, err = Cache(); err != nil {
+		return "", nil, err
+	}
+	if err = os.MkdirAll(cache, 0o755); err != nil {
+		return "", nil, err
+	}
+	if lock, err = os.OpenFile(filepath.Join(cache, "lock"), os.O_CREATE|os.O_RDWR, 0o644); err != nil {
+		return "", nil, err
+	}
+	if err = unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		lock.Close()
+		return "", nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	return cache, lock, nil
+}
+
 // Open returns the image with the newest kernel of a series that Debian has, such as
 // "6.12"; "" is the series of the host's release. It is made anew if the kernel, the
 // programs in it or its sources have changed since. Processes that open it at once
@@ -86,21 +104,11 @@ func Open(ctx context.Context, series string) (*Image, error) {
 	if err := checkTools(); err != nil {
 		return nil, err
 	}
-	cache, err := Cache()
-	if err != nil {
-		return nil, err
-	}
-	if err := os.MkdirAll(cache, 0o755); err != nil {
-		return nil, err
-	}
-	lock, err := os.OpenFile(filepath.Join(cache, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	cache, lock, err := lockCache()
 	if err != nil {
 		return nil, err
 	}
 	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
-	}
 	tmp, err := os.MkdirTemp(cache, "tmp-")
 	if err != nil {
 		return nil, err

@@ -10,8 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // Debian's kernel comes without siw, the kernel's iWARP. It is built from the
@@ -48,18 +46,11 @@ func WithSIW(ctx context.Context, img *Image) (*Image, error) {
 	if len(so) != 1 {
 		return nil, &MissingError{"ibverbs-providers", "the siw driver of libibverbs is not installed"}
 	}
-	cache, err := Cache()
-	if err != nil {
-		return nil, err
-	}
-	lock, err := os.OpenFile(filepath.Join(cache, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	cache, lock, err := lockCache()
 	if err != nil {
 		return nil, err
 	}
 	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
-	}
 	pkg, from, err := findKernel(ctx, img.series, cache)
 	if err != nil {
 		return nil, err

@@ -16,13 +16,16 @@ const (
 	silence   = time.Second // after which a flood is over
 )
 
+func destination(addr, device string) (to *net.UDPAddr, ifi *net.Interface, err error) {
+	if to, err = net.ResolveUDPAddr("udp", addr); err == nil {
+		ifi, err = net.InterfaceByName(device)
+	}
+	return to, ifi, err
+}
+
 // hear waits for one datagram to an address, which may stand for several hosts.
 func hear(addr, device string) error {
-	to, err := net.ResolveUDPAddr("udp", addr)
-	if err != nil {
-		return err
-	}
-	ifi, err := net.InterfaceByName(device)
+	to, ifi, err := destination(addr, device)
 	if err != nil {
 		return err
 	}
@@ -45,11 +48,7 @@ func hear(addr, device string) error {
 
 // say sends datagrams of n octets through device until it is killed.
 func say(addr string, n int, device string) error {
-	to, err := net.ResolveUDPAddr("udp", addr)
-	if err != nil {
-		return err
-	}
-	ifi, err := net.InterfaceByName(device)
+	to, ifi, err := destination(addr, device)
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"crypto/ecdh"
 	"fmt"
 	"io"
 	"net"
@@ -13,17 +12,11 @@ import (
 	"ipoibcm/internal/wireguard"
 )
 
-// tunnel sets up one of the two ends of a WireGuard tunnel. Their keys are made of their
-// numbers, which is good enough for a test and for nothing else.
+// tunnel sets up one of the two ends of a WireGuard tunnel.
 func tunnel(device string, number int) error {
-	var keys [2]*ecdh.PrivateKey
-	for i := range keys {
-		raw := make([]byte, 32)
-		raw[31] = byte(1 + i)
-		var err error
-		if keys[i], err = ecdh.X25519().NewPrivateKey(raw); err != nil {
-			return err
-		}
+	keys, err := wireguard.TestKeys()
+	if err != nil {
+		return err
 	}
 	other := 3 - number
 	return wireguard.ConfigureKernel(device, keys[number-1], wireguard.Peer{
