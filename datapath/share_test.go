@@ -22,6 +22,7 @@ type narrow struct {
 	rtt     time.Duration
 	message int
 	jitter  *rand.Rand
+	loss    float64 // of packets, each way
 
 	now     time.Time
 	free    time.Time // when the last packet has left the queue
@@ -129,6 +130,9 @@ func (w *narrow) flush(e *sharerEnd) {
 		}
 		for i := range e.pkts[:n] {
 			b := append(e.pkts[i].Append(nil), 0, 0, 0, 0)
+			if w.loss > 0 && w.jitter.Float64() < w.loss {
+				continue
+			}
 			at := w.now.Add(w.rtt/2 + time.Duration(w.jitter.Int64N(20_000)))
 			to := e.s.a
 			if e.sender {
@@ -245,6 +249,34 @@ func TestShares(t *testing.T) {
 			if share := float64(s.got) * 3 / float64(sum); share < 0.7 || share > 1.3 {
 				t.Errorf("seed %d: sender %d has %.2f of an equal share, want 0.7 to 1.3", seed, i, share)
 			}
+		}
+	}
+}
+
+// Where the path loses packets though nothing waits there, a sender has about half of those between two losses in flight:
+// one gap is repaired in each round trip.
+func TestLossyPath(t *testing.T) {
+	long.OneGoroutine(t)
+	for _, tt := range []struct {
+		loss  float64
+		rtt   time.Duration
+		share float64 // of the rate, at least
+	}{
+		{0.001, 300 * time.Microsecond, 0.93},
+		{0.001, time.Millisecond, 0.8},
+		{0.01, 300 * time.Microsecond, 0.68},
+		{0.01, time.Millisecond, 0.32},
+		{0.03, time.Millisecond, 0.11},
+	} {
+		w := &narrow{t: t, rate: 3e9 / 8, queue: 4_000_000, rtt: tt.rtt, message: 61444, loss: tt.loss,
+			now: time.Unix(1000, 0), jitter: rand.New(rand.NewPCG(1, 1))}
+		w.add(0)
+		s := w.senders[0]
+		w.run(time.Second / 4)
+		before := s.got
+		w.run(time.Second)
+		if share := float64(s.got-before) * 8 / 3e9; share < tt.share {
+			t.Errorf("%v of packets lost, %v: %.2f of the rate, want %.2f", tt.loss, tt.rtt, share, tt.share)
 		}
 	}
 }

@@ -145,7 +145,7 @@ func (q *QP) lost(psn ib.PSN) {
 // flight is how many packets may be in flight: the window, or where packets are
 // lost an eighth of those between two losses, so that a ninth of what is sent is
 // sent again for nothing at most. What has got through since the last loss counts
-// if it is more than usual. Of a peer that keeps what is behind it is a quarter of those
+// if it is more than usual. Of a peer that keeps what is behind it is half of those
 // between two losses: there is mostly one gap, which takes a round trip to close.
 // CE marks bound it too.
 func (q *QP) flight() int {
@@ -166,7 +166,7 @@ func (q *QP) lossFlight() int {
 	}
 	part, least := 8, minFlight
 	if r.missing.keeps {
-		part, least = 4, min(minFlight, minFlightOctets/max(q.mtu, 1))
+		part, least = 2, min(minFlight, minFlightOctets/max(q.mtu, 1))
 	}
 	return min(max(max(r.lossEvery, r.sinceLoss)/part, least), q.window())
 }
