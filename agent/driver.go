@@ -45,7 +45,7 @@ func (a *Agent) drive(ctx context.Context, ready func()) {
 		ticked := a.turn(ctx.Done(), timer, usage.C, &in)
 		if !announced && a.m.Device().Index != 0 {
 			announced = true
-			ready()
+			a.announce(ready)
 		}
 		if ticked || !a.service.ready {
 			a.report()
@@ -64,6 +64,15 @@ func (a *Agent) drive(ctx context.Context, ready func()) {
 			return
 		}
 	}
+}
+
+// announce calls ready, on the driver, once the kernel has been told of all routes that are wanted now: a
+// connection that begins before would have the MSS and MTU of the device.
+func (a *Agent) announce(ready func()) {
+	a.kernel.changes.push(job{
+		do:   func() ipoib.Event { return nil },
+		then: func() { a.service.routed = true; ready() },
+	})
 }
 
 // inputs are the channels the driver listens to; a closed one becomes nil.

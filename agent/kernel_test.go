@@ -57,6 +57,7 @@ func TestDriverDoesNotWaitForKernel(t *testing.T) {
 		ipoib.FIBAction{Action: fib.FlushExceptions{}},
 		ipoib.AskOther{Addr: addr},
 	}
+	ready := false
 	untold := []ipoib.Action{ipoib.AddAddr{Prefix: prefix}, ipoib.RemoveAddr{Prefix: prefix}, ipoib.SetUpIPv6{}}
 
 	ctx := t.Context()
@@ -71,6 +72,7 @@ func TestDriverDoesNotWaitForKernel(t *testing.T) {
 			t.Fatalf("%T: the driver waits for the kernel", act)
 		}
 	}
+	a.announce(func() { ready = true })
 	asked := make(chan struct{})
 	go func() { a.queries <- func() { close(asked) } }()
 	timer := time.NewTimer(time.Hour)
@@ -83,12 +85,25 @@ func TestDriverDoesNotWaitForKernel(t *testing.T) {
 	}
 
 	close(stuck.released)
-	for got := 0; got < len(told); {
+	for got, changes := 0, 0; got < len(told) || !ready; {
 		select {
 		case out := <-a.kernel.done:
 			got += len(out.events)
+			for _, ev := range out.events {
+				if fe, ok := ev.(ipoib.FIBEvent); ok {
+					if _, ok := fe.Event.(fib.Done); ok {
+						changes++
+					}
+				}
+			}
+			for _, then := range out.then {
+				then()
+			}
+			if ready && changes != 3 {
+				t.Errorf("ready after %d changes of the kernel's tables, want 3", changes)
+			}
 		case <-time.After(10 * time.Second):
-			t.Fatalf("%d outcomes arrived of %d", got, len(told))
+			t.Fatalf("%d outcomes arrived of %d; ready: %v", got, len(told), ready)
 		}
 	}
 }

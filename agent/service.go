@@ -29,6 +29,7 @@ type service struct {
 	notify func(string)
 	every  time.Duration // between signs of life; zero: nobody waits for them
 	last   string        // status that was told; the driver's own
+	routed bool          // the kernel has the first routes; the driver's own
 	ready  bool          // the manager knows that traffic can pass; the driver's own
 	queue  chan string
 	told   chan struct{} // closed once the manager knows that the agent stops
@@ -75,7 +76,7 @@ func (a *Agent) report() {
 	if text != s.last && s.tell(notifyStatus+text) {
 		s.last = text
 	}
-	if st.Up && !s.ready {
+	if st.Up && s.routed && !s.ready {
 		s.ready = s.tell(notifyReady)
 	}
 }

@@ -60,7 +60,7 @@ func TestRepairOfKernelRoutes(t *testing.T) {
 	inNetns(t)
 	d := openUp(t, newTUN(t, "ibcm0"))
 	// Another interface whose routes have the same destinations and metrics.
-	newVeth(t, "eth0", "eth1")
+	settledVeth(t, "eth0", "eth1")
 	add(t, d, "10.9.0.1/24", "fe80::1/64")
 	eth, _ := netlink.LinkByName("eth0")
 	other, err := Open(eth.Attrs().Index)

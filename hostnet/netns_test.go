@@ -1,16 +1,18 @@
 package hostnet
 
 import (
-	"ipoibcm/rtnl"
 	"net/netip"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+
+	"ipoibcm/rtnl"
 )
 
 // inNetns puts the test, beside others, on a thread in a network namespace of its own.
@@ -75,6 +77,34 @@ func newVeth(t *testing.T, name, peer string) int {
 	}
 	l, _ := netlink.LinkByName(name)
 	return l.Attrs().Index
+}
+
+// settledVeth is newVeth, and the kernel has begun with IPv6 on both. There is no duplicate address detection
+// from now on: its end would be a change that nobody made.
+func settledVeth(t *testing.T, name, peer string) {
+	t.Helper()
+	for _, which := range []string{"all", "default"} {
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+which+"/accept_dad", []byte("0"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	newVeth(t, name, peer)
+	awaitIPv6(t, 2, 2)
+}
+
+// awaitIPv6 waits until so many addresses of IPv6 count, and so many devices have it: the kernel begins with that
+// some time after a device came up.
+func awaitIPv6(t *testing.T, addrs, devices int) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		routes := ipOut(t, "-6", "route", "show", "table", "local")
+		if strings.Count(routes, "local ") >= addrs && strings.Count(routes, "multicast ") >= devices {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d addresses and %d devices are to have IPv6:\n%s", addrs, devices, routes)
+		}
+	}
 }
 
 func openUp(t *testing.T, index int) *Device {

@@ -4,7 +4,6 @@ import (
 	"ipoibcm/internal/expect"
 	"ipoibcm/rtnl"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -21,26 +20,11 @@ func watched(t *testing.T) *Device {
 	t.Helper()
 	inNetns(t)
 	tun := newTUN(t, "ibcm0")
-	// The end of duplicate address detection would be a change that nobody made.
-	for _, which := range []string{"all", "default"} {
-		if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+which+"/accept_dad", []byte("0"), 0); err != nil {
-			t.Fatal(err)
-		}
-	}
-	newVeth(t, "v0", "v1")
+	settledVeth(t, "v0", "v1")
 	d := openUp(t, tun)
 	add(t, d, "10.9.0.1/24", "fd09::1/64")
 	ip(t, "addr add 10.8.0.1/24 dev v0\naddr add fd08::1/64 dev v0 nodad\n")
-	// The kernel begins with IPv6 on a device some time after that came up.
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		routes := ipOut(t, "-6", "route", "show", "table", "local")
-		if strings.Count(routes, "local ") == 4 && strings.Count(routes, "multicast ") == 3 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("routes of two addresses, two link-local ones and three devices are to come:\n%s", routes)
-		}
-	}
+	awaitIPv6(t, 4, 3)
 	rest(t, d)
 	return d
 }

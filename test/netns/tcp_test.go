@@ -36,7 +36,7 @@ func TestFirstPacketIsSYN(t *testing.T) {
 			for _, what := range []string{"first packet", "after an idle teardown"} {
 				a.noConns()
 				b.noConns()
-				if got := a.send(b, tt.dst(b), 64<<20).MSS; got != tt.mss {
+				if got := a.send(b, tt.dst(b), 256<<20).MSS; got != tt.mss {
 					t.Errorf("%s: MSS %d, want %d", what, got, tt.mss)
 				}
 				a.paired(b, "RC")
