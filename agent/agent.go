@@ -238,14 +238,14 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	loopCtx, stopLoop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	a.begin(ctx, loopCtx, &wg, in)
-	a.drive(ctx, func() {
+	a.drive(ctx, func() bool {
 		if err := a.confine(); err != nil {
 			stop(err)
-			return
+			return false
 		}
 		a.keepTUN()
-		ready()
-	})
+		return true
+	}, ready)
 	a.hub.close()
 	stopLoop()
 	a.kernel.endNotices()

@@ -20,8 +20,9 @@ import (
 	"ipoibcm/wire/ip"
 )
 
-// drive is the control plane: it owns the machine from Start to the end.
-func (a *Agent) drive(ctx context.Context, ready func()) {
+// drive is the control plane: it owns the machine from Start to the end. It calls came once the device is known,
+// and if that says so ready after the first routes.
+func (a *Agent) drive(ctx context.Context, came func() bool, ready func()) {
 	a.step(ipoib.Start{})
 	a.membersChanged()
 	timer := time.NewTimer(time.Hour)
@@ -44,8 +45,9 @@ func (a *Agent) drive(ctx context.Context, ready func()) {
 		a.setTimer(timer)
 		ticked := a.turn(ctx.Done(), timer, usage.C, &in)
 		if !announced && a.m.Device().Index != 0 {
-			announced = true
-			a.announce(ready)
+			if announced = true; came() {
+				a.announce(ready)
+			}
 		}
 		if ticked || !a.service.ready {
 			a.report()

@@ -37,6 +37,15 @@ func (e *end) send(y *end, size int) {
 	}
 }
 
+// meet sends a datagram to y, which receives it: from then on nothing is lost because MAC addresses are not known.
+func (e *end) meet(y *end) {
+	e.Helper()
+	_, err := y.qp.PostRecv([]verbs.RecvWR{{SG: y.sge(0, 4096)}})
+	must(e, err)
+	e.send(y, 50)
+	y.next()
+}
+
 // What arrives between two processes waits at the sockets: the next one receives it under
 // the QPN of the one before, and groups stay joined.
 func TestHandOver(t *testing.T) {
@@ -57,11 +66,7 @@ func TestHandOver(t *testing.T) {
 			}
 			must(t, x.qp.AttachMulticast(group))
 			qpn := x.qp.QPN()
-			// The hosts know each other's MAC addresses from here on, so nothing is lost for want of them.
-			_, err := x.qp.PostRecv([]verbs.RecvWR{{SG: x.sge(0, 4096)}})
-			must(t, err)
-			y.send(x, 50)
-			x.next()
+			y.meet(x)
 			fds, err := a.Freeze()
 			must(t, err)
 			if _, err := a.Freeze(); !errors.Is(err, verbs.ErrClosed) {
@@ -71,7 +76,6 @@ func TestHandOver(t *testing.T) {
 			x.send(y, 100) // sending goes on
 			must(t, a.Close())
 			y.send(x, 200)
-
 			o := a.opts
 			o.Sockets, o.Threads = fds, f.to
 			next := open(t, o)

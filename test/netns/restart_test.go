@@ -104,8 +104,10 @@ func TestBothDialAtOnce(t *testing.T) {
 			for _, h := range s.hosts {
 				s.must(h.Down(ifName))
 			}
-			a.noConns()
-			b.noConns()
+			for _, h := range s.hosts {
+				h.waitState("down") // else "up" below could be what was
+				h.noConns()
+			}
 			for _, h := range s.hosts {
 				s.must(h.Up(ifName))
 			}
