@@ -59,6 +59,7 @@ var layers = []layered{
 	{"group", 3, pure},
 	{"pathmtu", 3, pure},
 	{"mpa", 3, pure},
+	{"mpa/sctp", 4, pure},
 	{"rpcrdma", 3, pure},
 	{"wire/arp", 3, pure},
 	{"wire/nd", 3, pure},
