@@ -36,6 +36,7 @@ type layered struct {
 var layers = []layered{
 	{"cmd/ipoibcmd", 7, shell},
 	{"cmd/ipoibcm-cni", 7, shell},
+	{"internal/lab", 6, shell}, // for the demo and doctor too
 	{"node", 6, shell},
 	{"agent", 6, shell},
 	{"ipoib", 5, pure},
@@ -90,8 +91,8 @@ var layers = []layered{
 	{"rtnl", 0, pure},
 }
 
-// testOnly are packages that only tests and tools import. They may import any
-// package; no package of the table may import them.
+// testOnly are packages that only tests and tools import, but for those below them that the
+// table has. They may import any package; no package of the table may import them.
 var testOnly = []string{"internal", "test", "verbs/verbstest", "tun/tuntest", "datapath/datapathtest",
 	"ipoib/ipoibtest", "fib/fibtest", "hostnet/hostnettest", "cm/cmtest", "neigh/neightest"}
 
@@ -122,8 +123,9 @@ func find(dir string) (layered, bool) {
 }
 
 func isTestOnly(dir string) bool {
+	r, _ := find(dir)
 	for _, t := range testOnly {
-		if under(dir, t) {
+		if under(dir, t) && len(t) > len(r.dir) {
 			return true
 		}
 	}
