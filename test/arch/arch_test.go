@@ -85,6 +85,7 @@ var layers = []layered{
 	{"peercred", 1, edge},
 	{"sandbox", 1, edge},
 	{"ib", 0, pure},
+	{"counters", 0, pure},
 	{"lru", 0, pure},
 	{"timerheap", 0, pure},
 	{"eventqueue", 0, pure},
