@@ -23,13 +23,20 @@ import (
 // errBusy is what TUNSETIFF says of a name in use.
 var errBusy error = syscall.EBUSY
 
-// counters are the agent's own, kept by the driver and read by anyone.
-type counters struct {
-	sendUD, sendConn, sendMAD, writeTUN            atomic.Uint64
-	sendUDFailed, sendConnFailed, sendMADFailed    atomic.Uint64
-	udRevived                                      atomic.Uint64
-	writeTUNFailed, qpFailed, joinFailed, ahFailed atomic.Uint64
-	clientsRefused                                 atomic.Uint64
+// counts are the agent's own, kept by the driver and read by anyone.
+type counts struct {
+	sendUD         atomic.Uint64 `name:"ud_frames_sent"`
+	sendUDFailed   atomic.Uint64 `name:"ud_frames_failed"`
+	udRevived      atomic.Uint64 `name:"ud_qp_revived"`
+	sendConn       atomic.Uint64 `name:"queued_packets_sent"`
+	sendConnFailed atomic.Uint64 `name:"queued_packets_failed"`
+	sendMAD        atomic.Uint64 `name:"mads_sent"`
+	sendMADFailed  atomic.Uint64 `name:"mads_failed"`
+	writeTUN       atomic.Uint64 `name:"tun_packets_injected"`
+	writeTUNFailed atomic.Uint64 `name:"tun_packets_refused"`
+	qpFailed       atomic.Uint64 `name:"qps_failed"`
+	joinFailed     atomic.Uint64 `name:"group_joins_failed"`
+	ahFailed       atomic.Uint64 `name:"address_handles_failed"`
 }
 
 // A conn is a connected QP with the path that packets from queues take.

@@ -21,6 +21,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -173,7 +174,7 @@ type Agent struct {
 	ahs      map[ib.GID]*handle
 	groups   map[ib.GID]time.Time
 	kernel   *kernelWorker
-	counters counters
+	counters counts
 	fabric   fabric
 	legacy   legacy
 	copier   copier
@@ -193,6 +194,8 @@ type Agent struct {
 	live       liveSettings
 	barrier    chan struct{} // of the watchdog: closed when the sender has moved
 	protected  []control.Protection
+
+	clientsRefused atomic.Uint64 // too many at a time
 }
 
 // Run serves the interface until ctx ends, then says goodbye to every peer and

@@ -105,17 +105,6 @@ func newAgentOf(t testing.TB, set func(*ipoib.Options)) (*Agent, *stubProvider) 
 	return a, p
 }
 
-func TestSnake(t *testing.T) {
-	for in, want := range map[string]string{
-		"TxPackets": "tx_packets", "TxUDQueueFull": "tx_ud_queue_full", "RxARPConn": "rx_arp_conn",
-		"RxTUN": "rx_tun", "Up": "up", "DADFailed": "dad_failed",
-	} {
-		if got := snake(in); got != want {
-			t.Errorf("%s: got %s, want %s", in, got, want)
-		}
-	}
-}
-
 func TestHubTellsALaggardWhatItLost(t *testing.T) {
 	var h hub
 	s := h.subscribe(time.Time{})

@@ -121,7 +121,7 @@ func TestClientsAreBounded(t *testing.T) {
 	if want := fmt.Sprintf("%d clients are connected already", maxClients); resp.StatusCode != 503 || e.Error != want {
 		t.Errorf("one too many: %s, %q; want 503 and %q", resp.Status, e.Error, want)
 	}
-	if got := s.a.counters.clientsRefused.Load(); got == 0 {
+	if got := s.a.clientsRefused.Load(); got == 0 {
 		t.Errorf("it was not counted")
 	}
 	for _, c := range idle {

@@ -47,7 +47,14 @@ type peerService struct {
 	a    *Agent
 	port *rdmacm.Port // nil where QP 1 cannot be had
 
-	n struct{ asked, refused, served, full, distrusted, displaced atomic.Uint64 }
+	n struct {
+		asked      atomic.Uint64 `name:"asked"`
+		served     atomic.Uint64 `name:"served"`
+		refused    atomic.Uint64 `name:"drop_not_allowed"`
+		distrusted atomic.Uint64 `name:"drop_not_trusted"`
+		full       atomic.Uint64 `name:"drop_too_many"`
+		displaced  atomic.Uint64 `name:"drop_displaced"`
+	}
 
 	mu       sync.Mutex
 	arrivals []*arrival // oldest first

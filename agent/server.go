@@ -82,7 +82,7 @@ func (a *Agent) serve(ctx context.Context, l net.Listener) error {
 // serveUntil has srv answer on l, so many clients at a time, until ctx ends.
 func (a *Agent) serveUntil(ctx context.Context, srv *http.Server, l net.Listener) error {
 	done := make(chan error, 1)
-	go func() { done <- srv.Serve(newClients(l, &a.counters.clientsRefused)) }()
+	go func() { done <- srv.Serve(newClients(l, &a.clientsRefused)) }()
 	select {
 	case err := <-done:
 		return err

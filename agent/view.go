@@ -8,13 +8,11 @@ import (
 	"math"
 	"net/netip"
 	"os"
-	"reflect"
 	"slices"
-	"strings"
 	"time"
-	"unicode"
 
 	"ipoibcm/control"
+	"ipoibcm/counters"
 	"ipoibcm/datapath"
 	"ipoibcm/fib"
 	"ipoibcm/ib"
@@ -530,79 +528,35 @@ func (a *Agent) tunOffloads() (sums tun.Checksums, tcp tun.Segments, udp tun.Dat
 // runs on the driver's goroutine.
 func (a *Agent) allCounters(provider []control.Counter) []control.Counter {
 	var out []control.Counter
-	add := func(part, name string, v uint64) {
-		out = append(out, control.Counter{Part: part, Name: name, Value: v})
+	of := func(part string) func(name string, v uint64) {
+		return func(name string, v uint64) {
+			out = append(out, control.Counter{Part: part, Name: name, Value: v})
+		}
 	}
 	for _, c := range a.m.Counters() {
-		add("ipoib", c.Name, c.Value)
+		of("ipoib")(c.Name, c.Value)
 	}
-	dp := reflect.ValueOf(a.loop.Counters())
-	for i := range dp.NumField() {
-		add("datapath", snake(dp.Type().Field(i).Name), dp.Field(i).Uint())
-	}
+	loop, host := a.loop.Counters(), a.host.Counters()
+	counters.Each(&loop, of("datapath"))
 	out = append(out, provider...)
 	sums, tcp, udp := a.tunOffloads()
-	add("tun", "checksums_completed", sums.Completed)
-	add("tun", "checksums_verified", sums.Verified)
-	add("tun", "checksums_wrong", sums.Wrong)
-	add("tun", "drop_checksum_range", sums.Malformed)
-	add("tun", "pieces_split", tcp.Split)
-	add("tun", "packets_split", tcp.Made)
-	add("tun", "pieces_merged", tcp.Written)
-	add("tun", "packets_merged", tcp.Merged)
-	add("tun", "drop_gso_malformed", tcp.Malformed)
-	add("tun", "udp_gso_split", udp.Split)
-	add("tun", "udp_gso_written", udp.Written)
-	add("tun", "udp_datagrams_merged", udp.Merged)
+	counters.Each(&sums, of("tun"))
+	counters.Each(&tcp, of("tun"))
+	counters.Each(&udp, of("tun"))
 	lost, leftOut := a.logCounts()
-	add("log", "lines_lost", lost)
-	add("log", "lines_left_out", leftOut)
-	p := &a.peers.n
-	add("peers", "asked", p.asked.Load())
-	add("peers", "served", p.served.Load())
-	add("peers", "drop_not_allowed", p.refused.Load())
-	add("peers", "drop_not_trusted", p.distrusted.Load())
-	add("peers", "drop_too_many", p.full.Load())
-	add("peers", "drop_displaced", p.displaced.Load())
+	of("log")("lines_lost", lost)
+	of("log")("lines_left_out", leftOut)
+	counters.Each(&a.peers.n, of("peers"))
 	if a.peers.port != nil {
-		a.peers.port.Counters(func(name string, v uint64) { add("peers", "cm_"+name, v) })
-		a.peers.counters(func(name string, v uint64) { add("peers", "rpc_"+name, v) })
+		a.peers.port.Counters(func(name string, v uint64) { of("peers")("cm_"+name, v) })
+		a.peers.counters(func(name string, v uint64) { of("peers")("rpc_"+name, v) })
 	}
-	hc := reflect.ValueOf(a.host.Counters())
-	for i := range hc.NumField() {
-		add("hostnet", snake(hc.Type().Field(i).Name), hc.Field(i).Uint())
-	}
-	c := &a.counters
-	for _, e := range []struct {
-		name string
-		v    uint64
-	}{
-		{"ud_frames_sent", c.sendUD.Load()}, {"ud_frames_failed", c.sendUDFailed.Load()},
-		{"ud_qp_revived", c.udRevived.Load()},
-		{"queued_packets_sent", c.sendConn.Load()}, {"queued_packets_failed", c.sendConnFailed.Load()},
-		{"mads_sent", c.sendMAD.Load()}, {"mads_failed", c.sendMADFailed.Load()},
-		{"tun_packets_injected", c.writeTUN.Load()}, {"tun_packets_refused", c.writeTUNFailed.Load()},
-		{"qps_failed", c.qpFailed.Load()}, {"group_joins_failed", c.joinFailed.Load()},
-		{"address_handles_failed", c.ahFailed.Load()},
-		{"events_lost", a.hub.lost.Load()}, {"capture_packets_lost", a.taps.dropped.Load()},
-		{"clients_refused", c.clientsRefused.Load()},
-	} {
-		add("agent", e.name, e.v)
-	}
+	counters.Each(&host, of("hostnet"))
+	counters.Each(&a.counters, of("agent"))
+	of("agent")("events_lost", a.hub.lost.Load())
+	of("agent")("capture_packets_lost", a.taps.dropped.Load())
+	of("agent")("clients_refused", a.clientsRefused.Load())
 	return out
-}
-
-// snake turns a Go field name into a counter's: TxUDQueueFull, tx_ud_queue_full.
-func snake(s string) string {
-	var b strings.Builder
-	rs := []rune(s)
-	for i, r := range rs {
-		if unicode.IsUpper(r) && i > 0 && (!unicode.IsUpper(rs[i-1]) || i+1 < len(rs) && unicode.IsLower(rs[i+1])) {
-			b.WriteByte('_')
-		}
-		b.WriteRune(unicode.ToLower(r))
-	}
-	return b.String()
 }
 
 func (a *Agent) viewExplain(ip netip.Addr, hop fib.NextHop) control.Explanation {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"ipoibcm/counters"
 	"ipoibcm/wire/mad"
 )
 
@@ -58,36 +59,35 @@ func attrIndex(a mad.AttrID) int {
 	return len(messages) - 1
 }
 
+// byMessage are counters by place in messages, byDrop by reason.
+type (
+	byMessage [len(messages)]uint64
+	byDrop    [numDrops]uint64
+)
+
+// Name is that of a counter.
+func (*byMessage) Name(i int) string { return messageNames[i] }
+
+// Name is that of a counter; NotDropped has none.
+func (*byDrop) Name(d int) string { return Drop(d).String() }
+
 // counts are the counters of a Manager.
 type counts struct {
-	tx, rx, retried, duplicates   [len(messages)]uint64
-	drops                         [numDrops]uint64
-	refusedConns, refusedHalfOpen uint64
-	evicted, evictedHalfOpen      uint64
-	challenges                    uint64 // DREQs that ask whether a connection is lost
+	tx         byMessage `name:"tx_"` // repeats included
+	rx         byMessage `name:"rx_"`
+	retried    byMessage `name:"retry_"` // sent again
+	duplicates byMessage `name:"dup_"`   // received again
+	drops      byDrop    `name:"drop_"`
+
+	refusedConns    uint64 `name:"refused_max_conns"`
+	refusedHalfOpen uint64 `name:"refused_max_half_open"`
+	evicted         uint64 `name:"evicted_rejected"`
+	evictedHalfOpen uint64 `name:"evicted_half_open"`
+	challenges      uint64 `name:"challenges"` // DREQs that ask whether a connection is lost
 }
 
-// Counters calls f for every counter, in a fixed order: tx_req … (sent, repeats
-// included), rx_req … (received), retry_req … (sent again), dup_req … (received
-// again), drop_malformed … (by reason), and what the bounds refused.
-func (m *Manager) Counters(f func(name string, value uint64)) {
-	for _, set := range []struct {
-		name   string
-		values *[len(messages)]uint64
-	}{{"tx_", &m.counts.tx}, {"rx_", &m.counts.rx}, {"retry_", &m.counts.retried}, {"dup_", &m.counts.duplicates}} {
-		for i, v := range set.values {
-			f(set.name+messageNames[i], v)
-		}
-	}
-	for d := DropMalformed; d < numDrops; d++ {
-		f("drop_"+d.String(), m.counts.drops[d])
-	}
-	f("refused_max_conns", m.counts.refusedConns)
-	f("refused_max_half_open", m.counts.refusedHalfOpen)
-	f("evicted_rejected", m.counts.evicted)
-	f("evicted_half_open", m.counts.evictedHalfOpen)
-	f("challenges", m.counts.challenges)
-}
+// Counters calls f for every counter, in a fixed order.
+func (m *Manager) Counters(f func(name string, value uint64)) { counters.Each(&m.counts, f) }
 
 // took notes that the MAD at hand was understood.
 func (m *Manager) took(c *conn, text string) {

@@ -92,7 +92,7 @@ type Loop struct {
 	p       verbs.Provider
 	caps    verbs.Caps
 	up      upRing
-	c       counters // but for those of the threads
+	c       Counts[atomic.Uint64] // but for those of the threads
 	threads []*thread
 
 	udPeers  udPeers

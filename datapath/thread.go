@@ -20,7 +20,7 @@ type thread struct {
 	index int
 	p     verbs.Provider
 	tun   tun.Device
-	c     counters
+	c     Counts[atomic.Uint64]
 	pool  *sendPool
 
 	polling atomic.Pointer[verbs.Offload] // whether the provider's thread reads the TUN

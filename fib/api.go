@@ -2,7 +2,6 @@ package fib
 
 import (
 	"net/netip"
-	"reflect"
 
 	"ipoibcm/rtnl"
 	"ipoibcm/wire/encap"
@@ -199,11 +198,4 @@ type Counters struct {
 	RoutesRemoved uint64 `name:"routes_removed"`
 	RoutesRefused uint64 `name:"routes_refused"`
 	Flushes       uint64 `name:"exception_flushes"`
-}
-
-// Each calls f with every counter by its name.
-func (c Counters) Each(f func(name string, n uint64)) {
-	for v, i := reflect.ValueOf(c), 0; i < v.NumField(); i++ {
-		f(v.Type().Field(i).Tag.Get("name"), v.Field(i).Uint())
-	}
 }

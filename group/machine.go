@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"ipoibcm/counters"
 	"ipoibcm/ib"
 	"ipoibcm/wire/ip"
 )
@@ -60,10 +61,7 @@ type Machine struct {
 	dirty   bool
 	table   *Table
 
-	joins, leaves, joinFailures    uint64
-	refusedGroups, refusedAddrs    uint64
-	refusedPeers, ignoredNodeLocal uint64
-	changes                        uint64
+	counts
 }
 
 // New returns a machine that waits for [Up].
@@ -497,14 +495,17 @@ func (m *Machine) Groups() []Group {
 	return out
 }
 
-// Counters calls f for every counter, in a fixed order.
-func (m *Machine) Counters(f func(name string, value uint64)) {
-	f("joins", m.joins)
-	f("leaves", m.leaves)
-	f("join_failures", m.joinFailures)
-	f("report_changes", m.changes)
-	f("refused_groups", m.refusedGroups)
-	f("refused_addresses", m.refusedAddrs)
-	f("refused_peers", m.refusedPeers)
-	f("ignored_node_local", m.ignoredNodeLocal)
+// counts are the counters of a Machine.
+type counts struct {
+	joins            uint64 `name:"joins"`
+	leaves           uint64 `name:"leaves"`
+	joinFailures     uint64 `name:"join_failures"`
+	changes          uint64 `name:"report_changes"`
+	refusedGroups    uint64 `name:"refused_groups"`
+	refusedAddrs     uint64 `name:"refused_addresses"`
+	refusedPeers     uint64 `name:"refused_peers"`
+	ignoredNodeLocal uint64 `name:"ignored_node_local"`
 }
+
+// Counters calls f for every counter, in a fixed order.
+func (m *Machine) Counters(f func(name string, value uint64)) { counters.Each(&m.counts, f) }

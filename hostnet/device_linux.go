@@ -3,6 +3,7 @@ package hostnet
 import (
 	"errors"
 	"fmt"
+	"ipoibcm/counters"
 	"ipoibcm/rtnl"
 	"net"
 	"net/netip"
@@ -56,7 +57,7 @@ type Device struct {
 	once   sync.Once
 	closed atomic.Bool
 
-	resyncs, overflows, lagged, merged, dumpRetries, malformed, waits atomic.Uint64
+	count Counts[atomic.Uint64]
 }
 
 // Open starts to watch the device with this interface index in the network
@@ -105,7 +106,7 @@ func Open(ifindex int) (_ *Device, err error) {
 		return nil, err
 	}
 	w.m.replace(snap)
-	d.resyncs.Add(1)
+	d.count.Resyncs.Add(1)
 	d.events <- rtnl.Event{Kind: rtnl.Resync, Snapshot: &snap}
 	d.events <- rtnl.Event{Kind: rtnl.Rules, Fields: w.told}
 	d.ended.Go(w.watch)
@@ -164,7 +165,7 @@ func (d *Device) Snapshot() (rtnl.Snapshot, error) {
 	req.AddData(body)
 	err = d.dump(req, unix.RTM_NEWADDR, func() { s.Addrs = nil }, func(b []byte) {
 		if a, index, err := parseAddr(b); err != nil {
-			d.malformed.Add(1)
+			d.count.Malformed.Add(1)
 		} else if index == d.index {
 			s.Addrs = append(s.Addrs, a)
 		}
@@ -205,7 +206,7 @@ func (d *Device) dumpRoutes(family, proto uint8, flags uint32) (routes []rtnl.Ro
 		m, err := parseRoute(b)
 		switch {
 		case err != nil:
-			d.malformed.Add(1)
+			d.count.Malformed.Add(1)
 		case m.oif != d.index || m.exception != (flags&unix.RTM_F_CLONED != 0):
 		case proto != 0 && m.Protocol != proto:
 		case !seen[m.Key()]:
@@ -233,7 +234,7 @@ func (d *Device) dump(req *nl.NetlinkRequest, typ uint16, reset func(), f func([
 			}
 			return err
 		}
-		d.dumpRetries.Add(1)
+		d.count.DumpRetries.Add(1)
 	}
 }
 
@@ -377,21 +378,22 @@ func addrFor(p netip.Prefix) *netlink.Addr {
 	}}
 }
 
-// Counters are the device's counts of what went wrong and was repaired.
-type Counters struct {
-	Resyncs     uint64 // snapshots delivered, the first included
-	Overflows   uint64 // the netlink socket overran (ENOBUFS)
-	Lagged      uint64 // the reader of Events was too slow
-	Merged      uint64 // Rerouted events that became one of all destinations
-	DumpRetries uint64 // dumps that the kernel called interrupted
-	Malformed   uint64 // netlink messages that could not be read
-	Waits       uint64 // for the kernel to finish what it had told of
+// Counts are what went wrong with a device and was repaired; C is uint64 or atomic.
+type Counts[C any] struct {
+	Resyncs     C `name:"resyncs"`      // snapshots delivered, the first included
+	Overflows   C `name:"overflows"`    // the netlink socket overran (ENOBUFS)
+	Lagged      C `name:"lagged"`       // the reader of Events was too slow
+	Merged      C `name:"merged"`       // Rerouted events that became one of all destinations
+	DumpRetries C `name:"dump_retries"` // dumps that the kernel called interrupted
+	Malformed   C `name:"malformed"`    // netlink messages that could not be read
+	Waits       C `name:"waits"`        // for the kernel to finish what it had told of
 }
 
+// Counters are the counts at a time.
+type Counters = Counts[uint64]
+
 // Counters returns the counts so far.
-func (d *Device) Counters() Counters {
-	return Counters{
-		Resyncs: d.resyncs.Load(), Overflows: d.overflows.Load(), Lagged: d.lagged.Load(),
-		Merged: d.merged.Load(), DumpRetries: d.dumpRetries.Load(), Malformed: d.malformed.Load(), Waits: d.waits.Load(),
-	}
+func (d *Device) Counters() (sum Counters) {
+	counters.Add(&sum, &d.count)
+	return sum
 }

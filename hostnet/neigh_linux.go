@@ -18,7 +18,7 @@ func (d *Device) Proxies() (addrs []netip.Addr, err error) {
 	err = d.dump(req, unix.RTM_NEWNEIGH, func() { addrs = nil }, func(b []byte) {
 		a, index, err := parseProxy(b)
 		if err != nil {
-			d.malformed.Add(1)
+			d.count.Malformed.Add(1)
 		} else if a.IsValid() && (index == d.index || index == 0) {
 			addrs = append(addrs, a)
 		}

@@ -189,7 +189,7 @@ func (n *Notices) receive(got *Notice, wait time.Duration) error {
 func (n *Notices) parse(got *Notice, b []byte) {
 	msgs, err := syscall.ParseNetlinkMessage(b)
 	if err != nil {
-		n.d.malformed.Add(1)
+		n.d.count.Malformed.Add(1)
 		*got = Notice{Conf: true, Groups: true} // better once too often
 		return
 	}

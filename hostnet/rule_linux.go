@@ -143,7 +143,7 @@ func (d *Device) dumpRules() (rules []ruleMsg, err error) {
 	err = d.dump(req, unix.RTM_NEWRULE, func() { rules = nil }, func(b []byte) {
 		switch m, err := parseRule(b); {
 		case err != nil:
-			d.malformed.Add(1)
+			d.count.Malformed.Add(1)
 		case m.family == unix.AF_INET, m.family == unix.AF_INET6: // else multicast forwarding's
 			rules = append(rules, m)
 		}

@@ -126,7 +126,7 @@ func (w *watcher) awaitKernel() {
 	msg := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	msg.Index = int32(w.index)
 	req.AddData(msg)
-	_ = w.execute(req, unix.RTM_NEWLINK, func([]byte) { w.waits.Add(1) }) // of a device that has gone as well
+	_ = w.execute(req, unix.RTM_NEWLINK, func([]byte) { w.count.Waits.Add(1) }) // of a device that has gone as well
 }
 
 // after does what is due after one receive, which gave err.
@@ -135,10 +135,10 @@ func (w *watcher) after(err error) {
 	case errors.Is(err, unix.EAGAIN):
 		w.refresh()
 	case errors.Is(err, unix.ENOBUFS):
-		w.overflows.Add(1)
+		w.count.Overflows.Add(1)
 		w.miss()
 	case err != nil:
-		w.malformed.Add(1)
+		w.count.Malformed.Add(1)
 		w.miss()
 		time.Sleep(settle) // an error that stays must not spin
 	case w.due() && !w.since.IsZero() && time.Since(w.since) > settleMax:
@@ -195,7 +195,7 @@ func (w *watcher) message(m *message) {
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		r, err := parseRoute(m.data)
 		if err != nil {
-			w.malformed.Add(1)
+			w.count.Malformed.Add(1)
 			w.doubt, w.all = true, true
 			return
 		}
@@ -207,7 +207,7 @@ func (w *watcher) message(m *message) {
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
 		r, err := parseRule(m.data)
 		if err != nil {
-			w.malformed.Add(1)
+			w.count.Malformed.Add(1)
 		} else if r.protocol == rtnl.Protocol {
 			return
 		}
@@ -224,7 +224,7 @@ const rtmNewNexthopBucket, rtmDelNexthopBucket = 116, 117
 func (w *watcher) addrMessage(m *message) {
 	a, index, err := parseAddr(m.data)
 	if err != nil {
-		w.malformed.Add(1)
+		w.count.Malformed.Add(1)
 		w.doubt = true
 		return
 	}
@@ -253,7 +253,7 @@ func (w *watcher) linkMessage(m *message) {
 	} else {
 		now, err := netlink.LinkDeserialize(nil, slices.Clone(m.data))
 		if err != nil {
-			w.malformed.Add(1)
+			w.count.Malformed.Add(1)
 			return
 		}
 		l = linkOf(now)
@@ -281,7 +281,7 @@ func (w *watcher) reroute(m *message, r *routeMsg) {
 	switch {
 	case slices.Contains(w.batch, r.Dst):
 	case len(w.batch) == cap(w.batch):
-		w.merged.Add(1)
+		w.count.Merged.Add(1)
 		w.all, w.unnamed = true, true
 	default:
 		w.batch = append(w.batch, r.Dst)
@@ -294,7 +294,7 @@ func (w *watcher) reroute(m *message, r *routeMsg) {
 func (w *watcher) tellRerouted() {
 	for _, p := range w.batch {
 		if w.unnamed || len(w.events) >= reroutedBound {
-			w.merged.Add(1)
+			w.count.Merged.Add(1)
 			w.all, w.unnamed = true, true
 			break
 		}
@@ -436,7 +436,7 @@ func (w *watcher) emit(ev rtnl.Event) {
 	select {
 	case w.events <- ev:
 	default:
-		w.lagged.Add(1)
+		w.count.Lagged.Add(1)
 		w.lost = true
 	}
 }
@@ -462,7 +462,7 @@ func (w *watcher) refresh() {
 	if w.lost {
 		w.m.replace(s)
 		w.doubt, w.lost = false, false
-		w.resyncs.Add(1)
+		w.count.Resyncs.Add(1)
 		w.events <- rtnl.Event{Kind: rtnl.Resync, Snapshot: &s} // there is room, and we are the only writer
 		return
 	}

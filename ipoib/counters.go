@@ -1,5 +1,7 @@
 package ipoib
 
+import "ipoibcm/counters"
+
 // A counter is one of the machine's own counters.
 type counter uint8
 
@@ -186,9 +188,11 @@ func (f *Interface) Counters() []Counter {
 	}
 	f.cm.Counters(add("cm_"))
 	f.group.Counters(add("group_"))
-	f.fib.Counters().Each(add("fib_"))
+	table, neighbours := f.fib.Counters(), f.neigh.Counters()
+	counters.Each(&table, add("fib_"))
 	if f.fab != nil {
 		f.fab.sa.Counters(add("sa_"))
 	}
-	return appendNeigh(cs, f.neigh.Counters())
+	counters.Each(&neighbours, add("neigh_"))
+	return cs
 }

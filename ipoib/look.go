@@ -160,22 +160,6 @@ func (f *Interface) Groups() []GroupInfo {
 	return out
 }
 
-// appendNeigh lists what neigh has counted.
-func appendNeigh(cs []Counter, n neigh.Counters) []Counter {
-	for _, c := range [...]Counter{
-		{"queries", n.Queries}, {"hinted", n.Hinted}, {"probes", n.Probes}, {"dad_probes", n.DADProbes}, {"announces", n.Announces},
-		{"answers", n.Answers}, {"other_answers", n.OtherAnswers}, {"recv_queries", n.RecvQueries}, {"recv_answers", n.RecvAnswers}, {"resolved", n.Resolved},
-		{"changed", n.Changed}, {"challenges", n.Challenges}, {"failed", n.Failed}, {"expired", n.Expired}, {"evicted", n.Evicted},
-		{"conflicts", n.Conflicts}, {"duplicates", n.Duplicates},
-	} {
-		cs = append(cs, Counter{"neigh_" + c.Name, c.Value})
-	}
-	for _, d := range neigh.Drops() {
-		cs = append(cs, Counter{"neigh_drop_" + d.String(), n.Drops[d]})
-	}
-	return cs
-}
-
 // Link returns the interface's link-layer address with the flags it announces.
 func (f *Interface) Link() encap.LinkAddr { return f.link }
 

@@ -31,13 +31,13 @@ const (
 // NewInitiator returns a machine that will send private as its ULP's private
 // data.
 func NewInitiator(opts Options, private []byte) (*Initiator, error) {
-	if err := opts.check(true); err != nil {
+	if err := opts.Check(true); err != nil {
 		return nil, err
 	}
-	if n := MaxULPData(opts.enhanced()); len(private) > n {
+	if n := MaxULPData(opts.Enhanced()); len(private) > n {
 		return nil, fmt.Errorf("mpa: %d octets of private data, at most %d can be sent", len(private), n)
 	}
-	return &Initiator{common: common{opts: opts}, private: append([]byte(nil), private...), enhanced: opts.enhanced()}, nil
+	return &Initiator{common: common{opts: opts}, private: append([]byte(nil), private...), enhanced: opts.Enhanced()}, nil
 }
 
 // Step applies ev at time now and appends to dst what the driver must do, in
@@ -84,7 +84,7 @@ func (m *Initiator) start(dst []Action, now time.Time) []Action {
 	if m.enhanced || m.opts.Revision == 2 {
 		f.Rev = 2
 	}
-	m.asked, m.depths = m.opts.offer()
+	m.asked, m.depths = m.opts.Offer()
 	f.Enhanced = m.asked
 	m.out, _ = f.AppendBinary(m.out[:0]) // its length was checked
 	m.reader = frameReader{reply: true}
@@ -119,7 +119,7 @@ func (m *Initiator) recv(dst []Action, data []byte) []Action {
 	}
 	m.state = initiatorUp
 	if m.enhanced {
-		d, rtr, err := m.opts.settle(m.asked, f.Enhanced, m.depths)
+		d, rtr, err := m.opts.Settle(m.asked, f.Enhanced, m.depths)
 		m.res.IRD, m.res.ORD = d.IRD, d.ORD
 		if err != nil {
 			return m.fail(dst, err)

@@ -6,13 +6,13 @@
 // octets, tell the user, send this Terminate). They read no clock, start
 // nothing and keep at most one startup frame of input. Once they say
 // [Established], [Framer] and [Deframer] carry FPDUs, and [Segment] and its
-// friends are what RDMAP and DDP put into them. [Endpoint] does for SCTP what
-// the first two do for TCP.
+// friends are what RDMAP and DDP put into them. Package sctp, below this one in
+// the tree, does for SCTP what the first two do for TCP.
 //
 // It moves no user data and owns no queue; provider/softiwarp does.
 //
-// Sources: RFC 6581; RFC 5044 (MPA), 5041 (DDP), 5040 (RDMAP), 5043 (SCTP),
-// 6580 (registries). Where the texts leave something open, the comments say what
+// Sources: RFC 6581; RFC 5044 (MPA), 5041 (DDP), 5040 (RDMAP), 6580
+// (registries). Where the texts leave something open, the comments say what
 // we do. Missing: RFC 7306 (atomics, immediate data).
 package mpa
 

@@ -19,14 +19,17 @@ type Depths struct {
 	MinORD Depth
 }
 
-func (d Depths) limited() Depths {
+// Limited returns d as it can be negotiated. Package sctp needs it, like the methods of
+// [Options]: SCTP has another startup, and the same negotiation.
+func (d Depths) Limited() Depths {
 	d.IRD, d.ORD, d.MinORD = min(d.IRD, MaxDepth), min(d.ORD, MaxDepth), min(d.MinORD, MaxDepth)
 	d.ORD = max(d.ORD, d.MinORD)
 	d.MaxIRD = min(max(d.MaxIRD, d.IRD), MaxDepth)
 	return d
 }
 
-// Options configures an [Initiator], a [Responder] or an [Endpoint]. The zero
+// Options configures an [Initiator], a [Responder] or an endpoint of package sctp.
+// The zero
 // value is a client-server connection without any negotiation of depths.
 type Options struct {
 	Depths
@@ -69,10 +72,11 @@ type Options struct {
 
 func (o *Options) rtr() RTRTypes { return cmp.Or(o.RTR, RTRAll) & RTRAll }
 
-func (o *Options) enhanced() bool { return o.Revision != 1 && (o.Negotiate || o.PeerToPeer) }
+// Enhanced says whether an initiator's request is enhanced.
+func (o *Options) Enhanced() bool { return o.Revision != 1 && (o.Negotiate || o.PeerToPeer) }
 
-// check refuses options that cannot work.
-func (o *Options) check(initiator bool) error {
+// Check refuses options that cannot work.
+func (o *Options) Check(initiator bool) error {
 	switch {
 	case o.Revision > 2:
 		return errors.New("mpa: there is no such revision")
@@ -85,10 +89,10 @@ func (o *Options) check(initiator bool) error {
 	return nil
 }
 
-// offer returns the enhanced data of an initiator's request, and the IRD and ORD that it
+// Offer returns the enhanced data of an initiator's request, and the IRD and ORD that it
 // keeps itself. If it offers an RDMA Read as its RTR, its ORD is at least one.
-func (o *Options) offer() (Enhanced, Depths) {
-	d := o.Depths.limited()
+func (o *Options) Offer() (Enhanced, Depths) {
+	d := o.Depths.Limited()
 	var e Enhanced
 	if o.PeerToPeer {
 		e.PeerToPeer, e.RTR = true, o.rtr()
@@ -106,11 +110,11 @@ func (o *Options) offer() (Enhanced, Depths) {
 	return e, d
 }
 
-// answer returns a responder's side of an enhanced reply, and its depths after
+// Answer returns a responder's side of an enhanced reply, and its depths after
 // it (RFC 6581 sections 9.1 and 9.2). A reason other than none means that the
 // reply rejects.
-func (o *Options) answer(req Enhanced, own Depths) (rep Enhanced, d Depths, why Reason) {
-	d = own.limited()
+func (o *Options) Answer(req Enhanced, own Depths) (rep Enhanced, d Depths, why Reason) {
+	d = own.Limited()
 	if req.PeerToPeer {
 		rep.PeerToPeer = true
 		if rep.RTR = req.RTR & o.rtr(); rep.RTR == 0 {
@@ -141,9 +145,9 @@ func (o *Options) answer(req Enhanced, own Depths) (rep Enhanced, d Depths, why 
 	return rep, d, why
 }
 
-// settle is an initiator's reading of an accepting enhanced reply: its depths
+// Settle is an initiator's reading of an accepting enhanced reply: its depths
 // after it, and the RTR indication to send, of one kind or none.
-func (o *Options) settle(asked, rep Enhanced, d Depths) (Depths, RTRTypes, *Error) {
+func (o *Options) Settle(asked, rep Enhanced, d Depths) (Depths, RTRTypes, *Error) {
 	if rep.ORD != DepthULP && rep.ORD > d.IRD {
 		if rep.ORD > d.MaxIRD {
 			return d, 0, fault(ReasonIRD, "the responder needs IRD %v, %v is there", rep.ORD, d.MaxIRD)

@@ -28,7 +28,7 @@ const (
 
 // NewResponder returns a machine for one connection that came in.
 func NewResponder(opts Options) (*Responder, error) {
-	if err := opts.check(false); err != nil {
+	if err := opts.Check(false); err != nil {
 		return nil, err
 	}
 	return &Responder{common: common{opts: opts}}, nil
@@ -66,7 +66,7 @@ func (m *Responder) Step(dst []Action, now time.Time, ev Event) []Action {
 			if err := m.tooLong(ev.Private); err != nil {
 				return m.failLocally(dst, *err)
 			}
-			rep, _, _ := m.opts.answer(m.req.Enhanced, m.own(ev.Depths))
+			rep, _, _ := m.opts.Answer(m.req.Enhanced, m.own(ev.Depths))
 			return m.reject(dst, rep, ev.Private, &Error{Reason: ReasonRejected})
 		}
 	case FPDU:
@@ -128,11 +128,11 @@ func (m *Responder) accept(dst []Action, now time.Time, ev Accept) []Action {
 	if err := m.tooLong(ev.Private); err != nil {
 		return m.failLocally(dst, *err)
 	}
-	d := m.own(ev.Depths).limited()
+	d := m.own(ev.Depths).Limited()
 	m.res = Result{Rev: m.req.Rev, Enhanced: m.req.S, SendMarkers: m.req.Markers, RecvMarkers: m.opts.Markers,
 		CRC: m.req.CRC || m.opts.CRC, Private: m.req.Private}
 	if m.req.S {
-		rep, settled, why := m.opts.answer(m.req.Enhanced, d)
+		rep, settled, why := m.opts.Answer(m.req.Enhanced, d)
 		if why != ReasonNone {
 			return m.reject(dst, rep, ev.Private, fault(why, "the initiator has %v", m.req.Enhanced))
 		}
@@ -196,7 +196,7 @@ func (m *Responder) failLocally(dst []Action, ev Fail) []Action {
 	case responderDead:
 		return dst
 	case responderAsking:
-		rep, _, _ := m.opts.answer(m.req.Enhanced, m.opts.Depths)
+		rep, _, _ := m.opts.Answer(m.req.Enhanced, m.opts.Depths)
 		return m.reject(dst, rep, nil, err)
 	}
 	return m.fail(dst, err)

@@ -86,23 +86,28 @@ func Drops() []Drop {
 
 // Counters count since the Table was made.
 type Counters struct {
-	Queries      uint64 // ARP requests and NS for resolution sent to the broadcast-GID, or by a hint
-	Hinted       uint64 // queries and probes that went where a hint says
-	Probes       uint64 // ... and unicast ones to known neighbours
-	DADProbes    uint64 // ... and those that look for duplicates
-	Announces    uint64 // gratuitous ARP and unsolicited NA sent
-	Answers      uint64 // ARP replies and NA sent to those who asked
-	OtherAnswers uint64 // of these, for addresses that are not on the device
-	RecvQueries  uint64 // ARP requests and NS received, good or bad
-	RecvAnswers  uint64 // ARP replies and NA received, good or bad
-	Resolved     uint64 // neighbours that became known
-	Changed      uint64 // that changed their link-layer address
-	Challenges   uint64 // claims that they had, about which the old place was asked
-	Failed       uint64 // that did not answer
-	Expired      uint64 // that were known and went
-	Evicted      uint64 // of these, to make room
-	Conflicts    uint64 // claims of our verified addresses by others
-	Duplicates   uint64 // own addresses found to be duplicate
-
-	Drops [numDrops]uint64 // by reason, indexed by Drop
+	Queries      uint64 `name:"queries"`       // ARP requests and NS for resolution, to the broadcast-GID or by a hint
+	Hinted       uint64 `name:"hinted"`        // queries and probes that went where a hint says
+	Probes       uint64 `name:"probes"`        // ... and unicast ones to known neighbours
+	DADProbes    uint64 `name:"dad_probes"`    // ... and those that look for duplicates
+	Announces    uint64 `name:"announces"`     // gratuitous ARP and unsolicited NA sent
+	Answers      uint64 `name:"answers"`       // ARP replies and NA sent to those who asked
+	OtherAnswers uint64 `name:"other_answers"` // of these, for addresses that are not on the device
+	RecvQueries  uint64 `name:"recv_queries"`  // ARP requests and NS received, good or bad
+	RecvAnswers  uint64 `name:"recv_answers"`  // ARP replies and NA received, good or bad
+	Resolved     uint64 `name:"resolved"`      // neighbours that became known
+	Changed      uint64 `name:"changed"`       // that changed their link-layer address
+	Challenges   uint64 `name:"challenges"`    // claims that they had, about which the old place was asked
+	Failed       uint64 `name:"failed"`        // that did not answer
+	Expired      uint64 `name:"expired"`       // that were known and went
+	Evicted      uint64 `name:"evicted"`       // of these, to make room
+	Conflicts    uint64 `name:"conflicts"`     // claims of our verified addresses by others
+	Duplicates   uint64 `name:"duplicates"`    // own addresses found to be duplicate
+	Drops        drops  `name:"drop_"`
 }
+
+// drops are counters by Drop.
+type drops [numDrops]uint64
+
+// Name is that of a counter.
+func (*drops) Name(d int) string { return Drop(d).String() }

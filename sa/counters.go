@@ -3,6 +3,7 @@ package sa
 import (
 	"time"
 
+	"ipoibcm/counters"
 	wire "ipoibcm/wire/sa"
 )
 
@@ -26,47 +27,42 @@ func (d Drop) String() string { return dropNames[min(d, DropMismatch)] }
 
 var kindNames = [numKinds]string{"info", "group", "path", "trap"}
 
+// byKind are counters by kind of question, byDrop by reason.
+type (
+	byKind [numKinds]uint64
+	byDrop [numDrops]uint64
+)
+
+// Name is that of a counter.
+func (*byKind) Name(k int) string { return kindNames[k] }
+
+// Name is that of a counter.
+func (*byDrop) Name(d int) string { return Drop(d).String() }
+
 // counts are the counters of a Client.
 type counts struct {
-	sent, retried, answered, refused, timeouts [numKinds]uint64
-	drops                                      [numDrops]uint64
+	sent     byKind `name:"tx_"` // repeats included
+	retried  byKind `name:"retry_"`
+	answered byKind `name:"ok_"`
+	refused  byKind `name:"refused_"`
+	timeouts byKind `name:"timeout_"`
+	drops    byDrop `name:"drop_"`
 
-	busy, redirects, badRedirects, reregisters uint64
-	reports, strayReports                      uint64
-	refusedGroups, refusedPaths, refusedTraps  uint64
-	evictedPaths, pathHits                     uint64
+	busy          uint64 `name:"busy"`
+	redirects     uint64 `name:"redirects"`
+	badRedirects  uint64 `name:"bad_redirects"`
+	reregisters   uint64 `name:"reregisters"`
+	reports       uint64 `name:"reports"`
+	strayReports  uint64 `name:"stray_reports"`
+	pathHits      uint64 `name:"path_hits"`
+	evictedPaths  uint64 `name:"evicted_paths"`
+	refusedGroups uint64 `name:"refused_max_groups"`
+	refusedPaths  uint64 `name:"refused_max_paths"`
+	refusedTraps  uint64 `name:"refused_max_traps"`
 }
 
-// Counters calls f for every counter, in a fixed order: tx_info … (sent, repeats
-// included), retry_info …, ok_info … (answered), refused_info …, timeout_info …
-// for each kind of question, drop_malformed … (by reason), and the others.
-func (c *Client) Counters(f func(name string, value uint64)) {
-	n := &c.counters
-	for _, set := range []struct {
-		name   string
-		values *[numKinds]uint64
-	}{
-		{"tx_", &n.sent}, {"retry_", &n.retried}, {"ok_", &n.answered}, {"refused_", &n.refused}, {"timeout_", &n.timeouts},
-	} {
-		for i, v := range set.values {
-			f(set.name+kindNames[i], v)
-		}
-	}
-	for d := range numDrops {
-		f("drop_"+d.String(), n.drops[d])
-	}
-	f("busy", n.busy)
-	f("redirects", n.redirects)
-	f("bad_redirects", n.badRedirects)
-	f("reregisters", n.reregisters)
-	f("reports", n.reports)
-	f("stray_reports", n.strayReports)
-	f("path_hits", n.pathHits)
-	f("evicted_paths", n.evictedPaths)
-	f("refused_max_groups", n.refusedGroups)
-	f("refused_max_paths", n.refusedPaths)
-	f("refused_max_traps", n.refusedTraps)
-}
+// Counters calls f for every counter, in a fixed order.
+func (c *Client) Counters(f func(name string, value uint64)) { counters.Each(&c.counters, f) }
 
 // Info is what there is to show of a Client.
 type Info struct {

@@ -26,10 +26,10 @@ const checkFrom = 512
 type Checksums struct {
 	On        bool
 	Why       string // why not, or what is doubtful
-	Completed uint64 // packets from the kernel that got theirs here
-	Verified  uint64 // packets for the kernel whose own was seen to be right
-	Wrong     uint64 // those whose was not: the kernel drops and counts them
-	Malformed uint64 // from the kernel, whose cover made no sense: dropped
+	Completed uint64 `name:"checksums_completed"` // packets from the kernel that got theirs here
+	Verified  uint64 `name:"checksums_verified"`  // packets for the kernel whose own was seen to be right
+	Wrong     uint64 `name:"checksums_wrong"`     // those whose was not: the kernel drops and counts them
+	Malformed uint64 `name:"drop_checksum_range"` // from the kernel, whose cover made no sense: dropped
 }
 
 // csums is the state behind it.

@@ -28,9 +28,9 @@ const (
 type Datagrams struct {
 	On      bool
 	Why     string // why not, or what is doubtful
-	Split   uint64 // GSO packets from the kernel that were split
-	Merged  uint64 // datagrams for the kernel that were put together
-	Written uint64 // GSO packets that they became
+	Split   uint64 `name:"udp_gso_split"`        // GSO packets from the kernel that were split
+	Written uint64 `name:"udp_gso_written"`      // GSO packets that they became
+	Merged  uint64 `name:"udp_datagrams_merged"` // datagrams for the kernel that were put together
 }
 
 // uso is the state behind it.

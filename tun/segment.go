@@ -40,11 +40,11 @@ const (
 type Segments struct {
 	On        bool
 	Why       string // why not, or what is doubtful
-	Split     uint64 // GSO packets from the kernel that were split
-	Made      uint64 // packets that they became
-	Merged    uint64 // packets for the kernel that were put together
-	Written   uint64 // GSO packets that they became
-	Malformed uint64 // from the kernel, that made no sense: dropped
+	Split     uint64 `name:"pieces_split"`       // GSO packets from the kernel that were split
+	Made      uint64 `name:"packets_split"`      // packets that they became
+	Written   uint64 `name:"pieces_merged"`      // GSO packets that they became
+	Merged    uint64 `name:"packets_merged"`     // packets for the kernel that were put together
+	Malformed uint64 `name:"drop_gso_malformed"` // from the kernel, that made no sense: dropped
 }
 
 // tso is the state behind it.

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
+	"ipoibcm/internal/lab"
 	"ipoibcm/rtnl"
 )
 

@@ -18,10 +18,10 @@ import (
 	"github.com/Mellanox/rdmamap"
 	"golang.org/x/sys/unix"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/doctor"
 	"ipoibcm/hostnet"
 	"ipoibcm/ib"
+	"ipoibcm/internal/lab"
 	"ipoibcm/mtu"
 	"ipoibcm/provider/ibverbs"
 	"ipoibcm/provider/softroce"

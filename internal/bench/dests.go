@@ -14,8 +14,8 @@ import (
 	"golang.org/x/net/ipv4"
 	"golang.org/x/sys/unix"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
+	"ipoibcm/internal/lab"
 )
 
 // Many destinations: two hosts, and behind the second a network whose addresses are all

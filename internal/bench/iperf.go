@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 // A transfer is the outcome of one load.

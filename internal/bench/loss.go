@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 // losses are the rates at which the underlay loses packets: one in so many, 0 for

@@ -34,7 +34,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 	wg "ipoibcm/internal/wireguard"
 )
 

@@ -13,8 +13,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
+	"ipoibcm/internal/lab"
 )
 
 // namePrefix begins the names of the namespaces; the process ID follows.

@@ -18,8 +18,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
+	"ipoibcm/internal/lab"
 )
 
 const (

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 const (

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 // What stress measures: the first half of a [Key].

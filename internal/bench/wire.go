@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 // A path is what lies between the bridge and the peer.

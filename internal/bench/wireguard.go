@@ -11,7 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 	wg "ipoibcm/internal/wireguard"
 )
 

@@ -34,7 +34,7 @@ var emulations = []emulation{
 	// The codecs and the machines need nothing of the kernel. Searches and random runs
 	// take minutes there, and look for what is the same everywhere.
 	{packages: []string{"ib", "wire/...", "mtu", "cm", "rpcrdma", "provider/softroce/engine", "neigh", "fib", "ipoib",
-		"ratelimit", "group", "peerrpc", "rtnl", "sa", "serviceid", "verbs/...", "mpa"},
+		"ratelimit", "group", "peerrpc", "rtnl", "sa", "serviceid", "verbs/...", "mpa", "mpa/sctp"},
 		skip: []string{"Simulation", "RandomEvents", "Oracle", "Machine", "SessionOverSCTP", "EveryRequest",
 			"EveryReply", "BothSides", "CrossingExhaustively", "InbandSparesUnknown", "ManySeeds", "Flood", "Tshark"}},
 	// Of the edges, what the kernel reads and writes; QEMU does not know all of netlink.

@@ -282,7 +282,8 @@ func readPackages(root string) (all []draw.Package, err error) {
 		}
 		dir := filepath.ToSlash(filepath.Dir(rel))
 		from := entry(table, dir)
-		if from == "" || !strings.HasSuffix(rel, ".go") || strings.HasSuffix(rel, "_test.go") || entry(testOnly, dir) != "" {
+		if from == "" || !strings.HasSuffix(rel, ".go") || strings.HasSuffix(rel, "_test.go") ||
+			len(entry(testOnly, dir)) > len(from) {
 			return nil
 		}
 		return readImports(path, from, table, imports)

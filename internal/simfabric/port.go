@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"ipoibcm/counters"
 	"ipoibcm/ib"
 	"ipoibcm/provider/softroce/engine"
 	"ipoibcm/verbs"
@@ -168,14 +169,14 @@ func (p *Port) SetTap(t verbs.Tap) { p.tap = t }
 func (p *Port) Counters(fn func(name string, value uint64)) {
 	sum := p.count.gone
 	for _, q := range p.order {
-		sum.Add(q.eng.Counters())
+		counters.Add(&sum, q.eng.Counters())
 	}
 	fn("bad_packets", p.count.badPacket)
 	fn("bad_icrc", p.count.badICRC)
 	fn("no_qp", p.count.noQP)
 	fn("mad_drops", p.count.madDrops)
 	fn("event_drops", p.count.eventDrops)
-	sum.Each(fn)
+	counters.Each(&sum, fn)
 }
 
 // Close implements [verbs.Provider].

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"ipoibcm/counters"
 	"ipoibcm/ib"
 	"ipoibcm/provider/softroce/engine"
 	"ipoibcm/verbs"
@@ -109,7 +110,7 @@ func (q *qp) Destroy() error {
 	q.gone = true
 	q.timer.Stop()
 	q.eng.Close()
-	q.p.count.gone.Add(q.eng.Counters())
+	counters.Add(&q.p.count.gone, q.eng.Counters())
 	delete(q.p.qps, q.eng.QPN())
 	q.p.order = slices.DeleteFunc(q.p.order, func(o *qp) bool { return o == q })
 	return nil

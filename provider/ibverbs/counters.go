@@ -2,27 +2,26 @@
 
 package ibverbs
 
-import "sync/atomic"
+import (
+	"sync/atomic"
 
-// counters are those of the device; the kernel's own are in
+	"ipoibcm/counters"
+)
+
+// counts are those of the device; the kernel's own are in
 // /sys/class/infiniband/NAME/ports/N/hw_counters.
-type counters struct {
-	eventsDropped, asyncEvents, stale, sqErrors, cqErrors, joinErrors atomic.Uint64
+type counts struct {
+	eventsDropped atomic.Uint64 `name:"events_dropped"`
+	asyncEvents   atomic.Uint64 `name:"async_events"`
+	stale         atomic.Uint64 `name:"stale_completions"`
+	sqErrors      atomic.Uint64 `name:"send_queue_errors"`
+	cqErrors      atomic.Uint64 `name:"completion_queue_errors"`
+	joinErrors    atomic.Uint64 `name:"multicast_join_errors"`
 }
 
 // Counters implements [verbs.Provider].
 func (d *Device) Counters(f func(name string, value uint64)) {
-	c := &d.count
-	for _, e := range [...]struct {
-		name  string
-		value *atomic.Uint64
-	}{
-		{"events_dropped", &c.eventsDropped}, {"async_events", &c.asyncEvents}, {"stale_completions", &c.stale},
-		{"send_queue_errors", &c.sqErrors}, {"completion_queue_errors", &c.cqErrors},
-		{"multicast_join_errors", &c.joinErrors},
-	} {
-		f(e.name, e.value.Load())
-	}
+	counters.Each(&d.count, f)
 	d.mu.RLock()
 	qps, srqs, cqs, ahs, regions := len(d.qps), len(d.srqs), len(d.cqs), len(d.ahs), len(d.regions)
 	d.mu.RUnlock()

@@ -69,7 +69,7 @@ type Device struct {
 
 	state atomic.Pointer[portState]
 	tap   events.Tap
-	count counters
+	count counts
 
 	// life is held for reading by whatever uses ctx and pd.
 	life sync.RWMutex

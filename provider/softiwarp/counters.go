@@ -4,49 +4,40 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"ipoibcm/counters"
 	"ipoibcm/mpa"
 )
 
-// counters are those of the device.
-type counters struct {
-	engineCounters
-	streams, connectErrors          atomic.Uint64
-	acceptErrors, guestsRefused     atomic.Uint64
-	unknownSources, nobodyHome      atomic.Uint64
-	txOctets, rxSegments            atomic.Uint64
-	termsIn, termsOut, closes, lost atomic.Uint64
-	recvWaits, recvTimeouts         atomic.Uint64
-	eventsDropped, cqOver           atomic.Uint64
-	faultsRDMAP, faultsDDP          atomic.Uint64
+// counts are those of the device.
+type counts struct {
+	streams        atomic.Uint64 `name:"streams"`
+	connectErrors  atomic.Uint64 `name:"connect_errors"`
+	acceptErrors   atomic.Uint64 `name:"accept_errors"`
+	guestsRefused  atomic.Uint64 `name:"pending_refused"`
+	unknownSources atomic.Uint64 `name:"unknown_sources_rejected"`
+	nobodyHome     atomic.Uint64 `name:"no_queue_pair"`
+	txOctets       atomic.Uint64 `name:"tx_octets"`
+	rxSegments     atomic.Uint64 `name:"rx_segments"`
+	termsIn        atomic.Uint64 `name:"terminates_received"`
+	termsOut       atomic.Uint64 `name:"terminates_sent"`
+	closes         atomic.Uint64 `name:"peer_closed"`
+	lost           atomic.Uint64 `name:"connections_lost"`
+	recvWaits      atomic.Uint64 `name:"receive_waits"`
+	recvTimeouts   atomic.Uint64 `name:"receive_timeouts"`
+	overIRD        atomic.Uint64 `name:"reads_over_ird"`
+	eventsDropped  atomic.Uint64 `name:"events_dropped"`
+	cqOver         atomic.Uint64 `name:"cq_over_depth"`
+	faultsRDMAP    atomic.Uint64 `name:"rx_faults_rdmap"`
+	faultsDDP      atomic.Uint64 `name:"rx_faults_ddp"`
 
 	mu  sync.Mutex
 	mpa mpa.Counters
 }
 
-// engineCounters are those of the queue pairs' engines, in sum.
-type engineCounters struct {
-	overIRD atomic.Uint64 // Read Requests above the IRD
-}
-
 // Counters implements [verbs.Provider].
 func (d *Device) Counters(f func(name string, value uint64)) {
 	c := &d.count
-	for _, e := range [...]struct {
-		name  string
-		value *atomic.Uint64
-	}{
-		{"streams", &c.streams}, {"connect_errors", &c.connectErrors}, {"accept_errors", &c.acceptErrors},
-		{"pending_refused", &c.guestsRefused}, {"unknown_sources_rejected", &c.unknownSources},
-		{"no_queue_pair", &c.nobodyHome},
-		{"tx_octets", &c.txOctets}, {"rx_segments", &c.rxSegments}, {"terminates_received", &c.termsIn},
-		{"terminates_sent", &c.termsOut},
-		{"peer_closed", &c.closes}, {"connections_lost", &c.lost}, {"receive_waits", &c.recvWaits},
-		{"receive_timeouts", &c.recvTimeouts},
-		{"reads_over_ird", &c.overIRD}, {"events_dropped", &c.eventsDropped}, {"cq_over_depth", &c.cqOver},
-		{"rx_faults_rdmap", &c.faultsRDMAP}, {"rx_faults_ddp", &c.faultsDDP},
-	} {
-		f(e.name, e.value.Load())
-	}
+	counters.Each(c, f)
 	c.mu.Lock()
 	sums := c.mpa
 	c.mu.Unlock()

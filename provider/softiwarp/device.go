@@ -93,7 +93,7 @@ type Device struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	guests semaphore
-	count  counters
+	count  counts
 
 	mu       sync.Mutex
 	closed   bool
@@ -249,7 +249,7 @@ func (d *Device) CreateQP(init verbs.QPInit) (verbs.QP, error) {
 	}
 	q := &qp{dev: d, sendCQ: send, recvCQ: recv, srq: shared, maxSGE: max(1, init.MaxSendSGE), maxORD: maxReads,
 		recvQ: recvQueue{depth: max(1, init.RecvDepth), maxSGE: max(1, init.MaxRecvSGE)}}
-	q.eng = engine{mem: &d.mem, sent: q.sendDone, recvd: q.recvDone, pop: q.pop, count: &d.count.engineCounters,
+	q.eng = engine{mem: &d.mem, sent: q.sendDone, recvd: q.recvDone, pop: q.pop, overIRD: &d.count.overIRD,
 		sq: make([]sendWQE, max(1, init.SendDepth)), token: random32(d.opts.Rand)}
 	d.mu.Lock()
 	defer d.mu.Unlock()

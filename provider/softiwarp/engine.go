@@ -3,6 +3,7 @@ package softiwarp
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"ipoibcm/mpa"
 	"ipoibcm/verbs"
@@ -22,12 +23,12 @@ const (
 // segments and segments into completions (RFC 5040, 5041). It has no goroutine,
 // lock or clock; whoever calls it holds the queue pair's lock.
 type engine struct {
-	mem    *memory
-	access verbs.Access // what the peer may do with our regions
-	sent   func(verbs.WC)
-	recvd  func(verbs.WC)
-	pop    func() (recvWQE, bool)
-	count  *engineCounters
+	mem     *memory
+	access  verbs.Access // what the peer may do with our regions
+	sent    func(verbs.WC)
+	recvd   func(verbs.WC)
+	pop     func() (recvWQE, bool)
+	overIRD *atomic.Uint64 // counts Read Requests above the IRD
 
 	// Sending. The counters run for ever: completed <= handed <= started <= posted.
 	sq                                 []sendWQE // the slot is the counter modulo the length
@@ -154,7 +155,7 @@ func (e *engine) forget() {
 	for i := range e.sq {
 		e.sq[i] = sendWQE{}
 	}
-	*e = engine{mem: e.mem, access: e.access, sent: e.sent, recvd: e.recvd, pop: e.pop, count: e.count, sq: e.sq,
+	*e = engine{mem: e.mem, access: e.access, sent: e.sent, recvd: e.recvd, pop: e.pop, overIRD: e.overIRD, sq: e.sq,
 		token: e.token}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -530,7 +531,7 @@ func FuzzEngine(f *testing.F) {
 		m.Init(func(b []byte) { b[0]++ })
 		r, _ := m.Register(make([]byte, 64), verbs.RemoteRead|verbs.RemoteWrite)
 		posted, came, sent := 5, 0, 0
-		e := engine{mem: m, access: 3, count: &engineCounters{}, sq: make([]sendWQE, 4),
+		e := engine{mem: m, access: 3, overIRD: new(atomic.Uint64), sq: make([]sendWQE, 4),
 			sent:  func(verbs.WC) { sent++ },
 			recvd: func(verbs.WC) { came++ },
 			pop: func() (recvWQE, bool) {

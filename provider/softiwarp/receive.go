@@ -95,7 +95,7 @@ func (e *engine) receiveRead(s *mpa.Segment) *mpa.TermError {
 	case r.UnmarshalBinary(s.Payload) != nil:
 		return terminate(mpa.DDPTooLong, "Read Request of %d octets", len(s.Payload))
 	case len(e.responses) >= e.ird:
-		e.count.overIRD.Add(1)
+		e.overIRD.Add(1)
 		return terminate(mpa.RDMAPStream, "more than %d Reads outstanding", e.ird)
 	}
 	e.inReadMSN++

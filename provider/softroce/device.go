@@ -57,7 +57,7 @@ type Device struct {
 	groups  groups
 	gsi     *gsi
 	early   earlyPool
-	count   counters
+	count   counts
 	threads []*thread
 	// whyFewer says why there are fewer threads than were asked for, and whyUnsteered why
 	// packets do not come to the thread of their queue pair.
@@ -120,6 +120,7 @@ func Open(opts Options) (*Device, error) {
 	d.events = events.NewQueue(&d.count.eventsDropped)
 	d.log = opts.log().With("underlay", opts.Underlay)
 	d.mem.Init(d.opts.random)
+	d.early.full = &d.count.rxEarly
 	d.groups.dev, d.routes.dev = d, d
 	d.gsi = newGSI(d)
 	for i := range opts.threads() {

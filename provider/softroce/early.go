@@ -22,7 +22,7 @@ const (
 type earlyPool struct {
 	pool  sync.Pool // of *[earlyLen]byte
 	inUse atomic.Int32
-	full  atomic.Uint64 // packets that were dropped because maxEarly were kept
+	full  *atomic.Uint64 // counts packets that were dropped because maxEarly were kept
 }
 
 var _ engine.Buffers = (*earlyPool)(nil)

@@ -1,10 +1,13 @@
 package softroce
 
-import "testing"
+import (
+	"sync/atomic"
+	"testing"
+)
 
 // Early packets of all queue pairs have a bound, and what it refuses is counted.
 func TestEarlyPool(t *testing.T) {
-	var p earlyPool
+	p := earlyPool{full: new(atomic.Uint64)}
 	var kept [][]byte
 	for range maxEarly {
 		b := p.Get(0)
@@ -27,7 +30,7 @@ func TestEarlyPool(t *testing.T) {
 
 // Some queue pairs that keep all they can leave a share to the others.
 func TestEarlyPoolIsShared(t *testing.T) {
-	var p earlyPool
+	p := earlyPool{full: new(atomic.Uint64)}
 	for greedy := range 4 {
 		held := 0
 		for p.Get(held) != nil {

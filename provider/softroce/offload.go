@@ -119,10 +119,11 @@ func (d *Device) Offloads() []verbs.Offload {
 			out[i].Why = *why
 		}
 	}
-	out[gso].On, out[gso].Uses = !d.noGSO.Load(), d.sum(func(c *threadCounters) *atomic.Uint64 { return &c.txBatches })
-	out[gro].On, out[gro].Uses = !d.noGRO.Load(), d.sum(func(c *threadCounters) *atomic.Uint64 { return &c.rxChains })
-	out[hold].On, out[hold].Uses = !d.noHold.Load(), d.sum(func(c *threadCounters) *atomic.Uint64 { return &c.rxHeld })
-	out[busyPoll].On, out[busyPoll].Uses = !d.noSpin.Load(), d.sum(func(c *threadCounters) *atomic.Uint64 { return &c.rxSpinHits })
-	out[connected].On, out[connected].Uses = !d.noConnect.Load(), d.sum(func(c *threadCounters) *atomic.Uint64 { return &c.txConnected })
+	n := d.ofThreads()
+	out[gso].On, out[gso].Uses = !d.noGSO.Load(), n.txBatches
+	out[gro].On, out[gro].Uses = !d.noGRO.Load(), n.rxChains
+	out[hold].On, out[hold].Uses = !d.noHold.Load(), n.rxHeld
+	out[busyPoll].On, out[busyPoll].Uses = !d.noSpin.Load(), n.rxSpinHits
+	out[connected].On, out[connected].Uses = !d.noConnect.Load(), n.txConnected
 	return out
 }

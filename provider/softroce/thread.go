@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"ipoibcm/counters"
 	"ipoibcm/hostnet"
 	"ipoibcm/verbs"
 )
@@ -27,7 +28,7 @@ type thread struct {
 	writable int
 	scratch  scratches
 	timers   timers
-	count    threadCounters
+	count    threadCounts[atomic.Uint64]
 
 	polling  atomic.Bool // its receiver looks after a descriptor of the user's
 	stepping atomic.Bool // it is calling the user's step
@@ -37,12 +38,20 @@ type thread struct {
 	cqs map[*cq]struct{}
 }
 
-// threadCounters are counted with each packet, or call.
-type threadCounters struct {
-	txPackets, txCalls, txBatches, txConnected atomic.Uint64
-	rxPackets, rxCalls, rxChains, rxHeld       atomic.Uint64
-	rxSpinHits, rxSpinMisses, rxSpinLate       atomic.Uint64
-	rxElsewhere                                atomic.Uint64 // came to another thread than that of their queue pair
+// threadCounts are counted with each packet, or call; C is uint64 or atomic.
+type threadCounts[C any] struct {
+	txPackets    C `name:"tx_packets"`
+	txCalls      C `name:"tx_calls"`
+	txBatches    C `name:"tx_batches"`
+	txConnected  C `name:"tx_connected"`
+	rxPackets    C `name:"rx_packets"`
+	rxCalls      C `name:"rx_calls"`
+	rxChains     C `name:"rx_chains"`
+	rxHeld       C `name:"rx_held_waits"`
+	rxSpinHits   C `name:"rx_poll_hits"`
+	rxSpinMisses C `name:"rx_poll_misses"`
+	rxSpinLate   C `name:"rx_poll_late"`
+	rxElsewhere  C `name:"rx_other_thread"` // came to another thread than that of their queue pair
 }
 
 func newThread(d *Device, index int) *thread {
@@ -134,27 +143,10 @@ func (th *thread) step(a *polledFD, due []*cq) (more bool, wait time.Duration, _
 	return more, wait, due
 }
 
-// sum adds up one counter of all threads.
-func (d *Device) sum(of func(*threadCounters) *atomic.Uint64) (n uint64) {
+// ofThreads adds up what the threads have counted.
+func (d *Device) ofThreads() (sum threadCounts[uint64]) {
 	for _, th := range d.threads {
-		n += of(&th.count).Load()
+		counters.Add(&sum, &th.count)
 	}
-	return n
-}
-
-// A namedCounter is a counter and the name that it is shown by.
-type namedCounter struct {
-	name  string
-	value *atomic.Uint64
-}
-
-// all returns the counters of c, in a fixed order.
-func (c *threadCounters) all() []namedCounter {
-	return []namedCounter{
-		{"tx_packets", &c.txPackets}, {"tx_calls", &c.txCalls}, {"tx_batches", &c.txBatches},
-		{"tx_connected", &c.txConnected},
-		{"rx_packets", &c.rxPackets}, {"rx_calls", &c.rxCalls}, {"rx_chains", &c.rxChains}, {"rx_held_waits", &c.rxHeld},
-		{"rx_poll_hits", &c.rxSpinHits}, {"rx_poll_misses", &c.rxSpinMisses}, {"rx_poll_late", &c.rxSpinLate},
-		{"rx_other_thread", &c.rxElsewhere},
-	}
+	return sum
 }

@@ -36,6 +36,7 @@ type layered struct {
 var layers = []layered{
 	{"cmd/ipoibcmd", 7, shell},
 	{"cmd/ipoibcm-cni", 7, shell},
+	{"internal/lab", 6, shell}, // for the demo and doctor too
 	{"node", 6, shell},
 	{"agent", 6, shell},
 	{"ipoib", 5, pure},
@@ -59,6 +60,7 @@ var layers = []layered{
 	{"group", 3, pure},
 	{"pathmtu", 3, pure},
 	{"mpa", 3, pure},
+	{"mpa/sctp", 4, pure},
 	{"rpcrdma", 3, pure},
 	{"wire/arp", 3, pure},
 	{"wire/nd", 3, pure},
@@ -83,14 +85,15 @@ var layers = []layered{
 	{"peercred", 1, edge},
 	{"sandbox", 1, edge},
 	{"ib", 0, pure},
+	{"counters", 0, pure},
 	{"lru", 0, pure},
 	{"timerheap", 0, pure},
 	{"eventqueue", 0, pure},
 	{"rtnl", 0, pure},
 }
 
-// testOnly are packages that only tests and tools import. They may import any
-// package; no package of the table may import them.
+// testOnly are packages that only tests and tools import, but for those below them that the
+// table has. They may import any package; no package of the table may import them.
 var testOnly = []string{"internal", "test", "verbs/verbstest", "tun/tuntest", "datapath/datapathtest",
 	"ipoib/ipoibtest", "fib/fibtest", "hostnet/hostnettest", "cm/cmtest", "neigh/neightest"}
 
@@ -121,8 +124,9 @@ func find(dir string) (layered, bool) {
 }
 
 func isTestOnly(dir string) bool {
+	r, _ := find(dir)
 	for _, t := range testOnly {
-		if under(dir, t) {
+		if under(dir, t) && len(t) > len(r.dir) {
 			return true
 		}
 	}

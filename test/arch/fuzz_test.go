@@ -151,7 +151,7 @@ func newGraph(t *testing.T) *graph {
 		}
 		dir = filepath.ToSlash(dir)
 		// the lab is for the demo and the tests
-		if _, known := find(dir); known && !isTestOnly(dir) && !under(dir, "cmd/ipoibcmd/lab") {
+		if _, known := find(dir); known && !isTestOnly(dir) && !under(dir, "internal/lab") {
 			g.add(t, dir, p, exports)
 		}
 	}

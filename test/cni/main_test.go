@@ -19,8 +19,8 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/hostnet"
+	"ipoibcm/internal/lab"
 	"ipoibcm/internal/long"
 )
 

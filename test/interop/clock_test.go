@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
+	"ipoibcm/internal/lab"
 	"ipoibcm/internal/long"
 	"ipoibcm/test/interop/vm"
 )

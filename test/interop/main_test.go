@@ -19,8 +19,8 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/ib"
+	"ipoibcm/internal/lab"
 	"ipoibcm/provider/softroce"
 	"ipoibcm/test/interop/vm"
 	"ipoibcm/verbs"

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 	"ipoibcm/test/interop/vm"
 )
 

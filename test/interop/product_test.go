@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
 	"ipoibcm/internal/expect"
+	"ipoibcm/internal/lab"
 	"ipoibcm/test/interop/vm"
 )
 

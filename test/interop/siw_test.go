@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/ib"
 	"ipoibcm/internal/expect"
+	"ipoibcm/internal/lab"
 	"ipoibcm/mpa"
 	"ipoibcm/provider/softiwarp"
 	"ipoibcm/test/interop/judge"

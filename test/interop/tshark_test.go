@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"ipoibcm/cm"
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
 	"ipoibcm/internal/expect"
+	"ipoibcm/internal/lab"
 	"ipoibcm/serviceid"
 	"ipoibcm/test/interop/judge"
 	"ipoibcm/test/interop/vm"

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
+	"ipoibcm/internal/lab"
 	"ipoibcm/test/interop/vm"
 )
 

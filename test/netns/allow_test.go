@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
+	"ipoibcm/internal/lab"
 )
 
 // A host talks only with those in allow: nothing is kept of the others, who get no answer.

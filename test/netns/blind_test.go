@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/cm"
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
 	"ipoibcm/ib"
+	"ipoibcm/internal/lab"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/mad"

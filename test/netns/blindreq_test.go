@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
 	"ipoibcm/ib"
+	"ipoibcm/internal/lab"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire/mad"
 	"ipoibcm/wire/roce"

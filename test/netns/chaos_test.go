@@ -17,9 +17,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
 	"ipoibcm/ib"
+	"ipoibcm/internal/lab"
 	"ipoibcm/internal/long"
 	"ipoibcm/wire/mad"
 	"ipoibcm/wire/roce"

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
+	"ipoibcm/internal/lab"
 )
 
 // runLimited starts the host's agent from a shell that has run the commands before.

@@ -23,7 +23,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 var (

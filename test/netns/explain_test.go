@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 // routeGet returns what follows the words dev, via and mtu in the answer of ip route

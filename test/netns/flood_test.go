@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
+	"ipoibcm/internal/lab"
 	"ipoibcm/internal/long"
 	"ipoibcm/wire/roce"
 )

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
+	"ipoibcm/internal/lab"
 )
 
 // hasRoute reports whether there is a host route of ours to dst.

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 // A keeper is a service manager with a file-descriptor store: it keeps what a process

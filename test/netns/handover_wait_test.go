@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 // What the host sends while no process serves the interface waits at the TUN, and the next process

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 func needIP(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 // load keeps TCP transfers going both ways, each begun anew when it breaks,

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
+	"ipoibcm/internal/lab"
 )
 
 // A sweep of addresses fills the neighbour cache to its limit and no further; who answers

@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/internal/expect"
+	"ipoibcm/internal/lab"
 )
 
 func TestThreeHostsOnOneSegment(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 // runLoggingTo starts the host's agent with its log going to f.

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 // Over a round trip of 40 ms more packets are in flight than may be on a short path, and

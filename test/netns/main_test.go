@@ -13,7 +13,7 @@ import (
 	"slices"
 	"testing"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 // program is the ipoibcmd binary under test, built by TestMain.

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
 	"ipoibcm/ib"
+	"ipoibcm/internal/lab"
 	"ipoibcm/internal/long"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"

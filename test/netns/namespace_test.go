@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
 	"ipoibcm/doctor"
+	"ipoibcm/internal/lab"
 )
 
 // container returns a network namespace without devices, in the place of h's: what is

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 	"ipoibcm/internal/long"
 )
 

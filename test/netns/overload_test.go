@@ -12,7 +12,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 // narrow lets a bucket of 20 Mb/s through to host i, with 50 ms of queue.

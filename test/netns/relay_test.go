@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 // relaySeed makes the luck of every run the same, as far as packets are.

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 func contextOf(s *segment) (context.Context, context.CancelFunc) { return context.WithCancel(s.ctx) }

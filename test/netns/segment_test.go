@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
+	"ipoibcm/internal/lab"
 	"ipoibcm/rtnl"
 
 	"golang.org/x/sys/unix"

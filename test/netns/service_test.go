@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 // A manager hears what agents tell a service manager (sd_notify(3)).

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
 	"ipoibcm/ib"
+	"ipoibcm/internal/lab"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/nd"

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 	"ipoibcm/internal/long"
 )
 

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/hostnet"
+	"ipoibcm/internal/lab"
 
 	"golang.org/x/sys/unix"
 )

@@ -17,10 +17,10 @@ import (
 	"time"
 
 	"ipoibcm/agent"
-	"ipoibcm/cmd/ipoibcmd/lab"
 	"ipoibcm/control"
 	"ipoibcm/ib"
 	"ipoibcm/internal/ibsim"
+	"ipoibcm/internal/lab"
 	"ipoibcm/ipoib"
 	"ipoibcm/provider/softroce"
 )

@@ -3,6 +3,8 @@ package engine
 import (
 	"reflect"
 	"testing"
+
+	"ipoibcm/counters"
 )
 
 // TestCounters: every field has a name of its own, and is added.
@@ -19,10 +21,10 @@ func TestCounters(t *testing.T) {
 		n++
 		c.Drops[r] = n
 	}
-	sum.Add(&c)
-	sum.Add(&c)
+	counters.Add(&sum, &c)
+	counters.Add(&sum, &c)
 	seen, total := map[string]bool{}, uint64(0)
-	sum.Each(func(name string, value uint64) {
+	counters.Each(&sum, func(name string, value uint64) {
 		if seen[name] {
 			t.Errorf("%s is there twice", name)
 		}

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 // portQueue bounds the frames that wait for one port; more are dropped, as a

@@ -31,7 +31,7 @@ import (
 	"strconv"
 	"time"
 
-	"ipoibcm/cmd/ipoibcmd/lab"
+	"ipoibcm/internal/lab"
 )
 
 // patience bounds each step: a guest is slow, and a connection may have to come up.

@@ -1,4 +1,4 @@
-package mpa
+package sctp
 
 import (
 	"bytes"
@@ -8,7 +8,24 @@ import (
 	"testing"
 
 	"ipoibcm/internal/expect"
+	"ipoibcm/mpa"
 )
+
+// Options of the tests.
+var (
+	p2p = mpa.Options{PeerToPeer: true, Negotiate: true, Depths: mpa.Depths{IRD: 4, ORD: 4}}
+	cs  = mpa.Options{Negotiate: true, Depths: mpa.Depths{IRD: 4, ORD: 4}}
+)
+
+var all4 = mpa.Enhanced{PeerToPeer: true, RTR: mpa.RTRAll, IRD: 8, ORD: 4}
+
+func unhex(s string) []byte {
+	b, err := hex.DecodeString(s)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
 
 func TestControlVectors(t *testing.T) {
 	// 6581-7-1, 6581-7-2, 6581-7-5, 6581-7-6
@@ -19,9 +36,9 @@ func TestControlVectors(t *testing.T) {
 		{Control{Function: FuncInitiate}, "00000001"},
 		{Control{Function: FuncEnhancedInitiate, HasData: true, Enhanced: all4}, "00000005c008c004"},
 		{Control{Function: FuncEnhancedAccept, HasData: true,
-			Enhanced: Enhanced{PeerToPeer: true, RTR: RTRWrite, IRD: 4, ORD: 8}}, "0000000680048008"},
+			Enhanced: mpa.Enhanced{PeerToPeer: true, RTR: mpa.RTRWrite, IRD: 4, ORD: 8}}, "0000000680048008"},
 		{Control{Function: FuncEnhancedReject, HasData: true,
-			Enhanced: Enhanced{PeerToPeer: true, RTR: RTRWrite, IRD: 4, ORD: 16}}, "0000000780048010"},
+			Enhanced: mpa.Enhanced{PeerToPeer: true, RTR: mpa.RTRWrite, IRD: 4, ORD: 16}}, "0000000780048010"},
 		{Control{Function: FuncEnhancedInitiate, HasData: true, Enhanced: all4, Private: []byte("ulp")},
 			"00000005c008c004756c70"},
 		{Control{SSN: 7, Function: FuncTerminate}, "00070004"},
@@ -90,7 +107,7 @@ func TestControlLimits(t *testing.T) {
 func told(acts []SessionAction) string {
 	var l []string
 	for _, a := range acts {
-		s := strings.TrimPrefix(fmt.Sprintf("%T", a), "mpa.")
+		s := strings.TrimPrefix(fmt.Sprintf("%T", a), "sctp.")
 		switch a := a.(type) {
 		case SendChunk:
 			var c Control
@@ -151,10 +168,10 @@ func (e *endpoints) wantActs(what string, acts []SessionAction, want string) []S
 }
 
 func TestSessionAccepted(t *testing.T) {
-	for _, o := range []Options{{}, cs, p2p} {
-		e := newEndpoints(t, EndpointOptions{Options: Options{Depths: Depths{IRD: 8, ORD: 8}}})
+	for _, o := range []mpa.Options{{}, cs, p2p} {
+		e := newEndpoints(t, EndpointOptions{Options: mpa.Options{Depths: mpa.Depths{IRD: 8, ORD: 8}}})
 		name := ""
-		if o.enhanced() {
+		if o.Enhanced() {
 			name = "Enhanced "
 		}
 		// 6581-7-4, 6581-7-14
@@ -163,7 +180,7 @@ func TestSessionAccepted(t *testing.T) {
 		// 6581-7-9, 6581-7-10
 		q := acts[0].(SessionRequest)
 		expect.Equal(t, string(q.Private), "hello", "Private")
-		expect.Equal(t, q.Enhanced, o.enhanced(), "Enhanced")
+		expect.Equal(t, q.Enhanced, o.Enhanced(), "Enhanced")
 		expect.Equal(t, q.Stream, 5, "Stream")
 		acts = e.wantActs("accept", e.b.Step(nil, SessionAnswer{Stream: 5, Private: []byte("yes")}),
 			name+"Accept/0, SessionUp")
@@ -172,7 +189,7 @@ func TestSessionAccepted(t *testing.T) {
 		acts = e.wantActs("accepted", move(e.a, acts), "SessionUp")
 		a := acts[0].(SessionUp).Result
 		switch {
-		case o.enhanced() && (a.ORD > b.IRD || b.ORD > a.IRD || b.ORD != 4):
+		case o.Enhanced() && (a.ORD > b.IRD || b.ORD > a.IRD || b.ORD != 4):
 			t.Errorf("%+v and %+v", a, b)
 		case string(a.Private) != "yes":
 			t.Errorf("a's Private is %v, want \"yes\"", string(a.Private))
@@ -188,7 +205,7 @@ func TestSessionAccepted(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		// An RTR that comes all the same is a segment like others.
-		acts = move(e.b, e.a.Step(nil, SessionSend{5, AppendRTR(nil, RTRWrite)}))
+		acts = move(e.b, e.a.Step(nil, SessionSend{5, mpa.AppendRTR(nil, mpa.RTRWrite)}))
 		e.wantActs("active sends", acts, "SegmentIn")
 		// 6581-7-12: the ordinary Terminate, whatever made the session
 		acts = e.wantActs("close", e.a.Step(nil, SessionClose{5}), "Terminate/2, SessionDown")
@@ -205,21 +222,22 @@ func TestSessionAccepted(t *testing.T) {
 func TestSessionRejected(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		o      Options
-		own    Options
+		o      mpa.Options
+		own    mpa.Options
 		answer SessionAnswer
 		want   string
 	}{
 		// 6581-7-15
-		{"by the user", p2p, Options{}, SessionAnswer{Reject: true}, "Enhanced Reject/0, SessionDown"},
-		{"by the user, unenhanced", Options{}, Options{}, SessionAnswer{Reject: true}, "Reject/0, SessionDown"},
+		{"by the user", p2p, mpa.Options{}, SessionAnswer{Reject: true}, "Enhanced Reject/0, SessionDown"},
+		{"by the user, unenhanced", mpa.Options{}, mpa.Options{}, SessionAnswer{Reject: true}, "Reject/0, SessionDown"},
 		// 6581-7-3: what would have been accepted without negotiation
-		{"needs more ORD", cs, Options{Depths: Depths{MinORD: 16}}, SessionAnswer{}, "Enhanced Reject/0, SessionDown-settle"},
-		{"strict about IRD", cs, Options{StrictIRD: true}, SessionAnswer{}, "Enhanced Reject/0, SessionDown-settle"},
-		{"the same, unenhanced", Options{Depths: Depths{ORD: 99}},
-			Options{StrictIRD: true, Depths: Depths{MinORD: 16}}, SessionAnswer{}, "Accept/0, SessionUp"},
+		{"needs more ORD", cs, mpa.Options{Depths: mpa.Depths{MinORD: 16}}, SessionAnswer{},
+			"Enhanced Reject/0, SessionDown-settle"},
+		{"strict about IRD", cs, mpa.Options{StrictIRD: true}, SessionAnswer{}, "Enhanced Reject/0, SessionDown-settle"},
+		{"the same, unenhanced", mpa.Options{Depths: mpa.Depths{ORD: 99}},
+			mpa.Options{StrictIRD: true, Depths: mpa.Depths{MinORD: 16}}, SessionAnswer{}, "Accept/0, SessionUp"},
 		// 6581-7-11: no common RTR is answered by an Accept that names ours
-		{"no common RTR", Options{PeerToPeer: true, RTR: RTRSend}, Options{RTR: RTRWrite}, SessionAnswer{},
+		{"no common RTR", mpa.Options{PeerToPeer: true, RTR: mpa.RTRSend}, mpa.Options{RTR: mpa.RTRWrite}, SessionAnswer{},
 			"Enhanced Accept/0, SessionUp"},
 	} {
 		e := newEndpoints(t, EndpointOptions{Options: tt.own})
@@ -246,19 +264,19 @@ func TestSessionSettle(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		accept string
-		code   Code
+		code   mpa.Code
 	}{
-		{"ORD that we have no IRD for", "0000000680044005", CodeInsufficient},
-		{"no RTR that we generate", "00000006c0040000", CodeNoRTR},
+		{"ORD that we have no IRD for", "0000000680044005", mpa.CodeInsufficient},
+		{"no RTR that we generate", "00000006c0040000", mpa.CodeNoRTR},
 	} {
 		o := p2p
-		o.RTR = RTRRead
+		o.RTR = mpa.RTRRead
 		e := newEndpoints(t, EndpointOptions{})
 		e.a.Step(nil, SessionConnect{0, o, nil})
 		acts := e.a.Step(nil, ChunkIn{Chunk{0, PPIDControl, unhex(tt.accept)}})
 		e.wantActs(tt.name, acts, "segment/1, Terminate/2, SessionDown-settle")
-		s, _ := ParseSegment(acts[0].(SendChunk).Chunk.Data[2:])
-		c, err := ParseTerminate(s.Payload)
+		s, _ := mpa.ParseSegment(acts[0].(SendChunk).Chunk.Data[2:])
+		c, err := mpa.ParseTerminate(s.Payload)
 		if err != nil {
 			t.Errorf("%s: err is %v, want nil", tt.name, err)
 		}
@@ -276,13 +294,13 @@ func TestSessionIllegal(t *testing.T) {
 	// 6581-7-17: active side, after its Initiate
 	for _, tt := range []struct {
 		name string
-		o    Options
+		o    mpa.Options
 		ev   SessionEvent
 		want string
 	}{
 		{"Accept to an Enhanced Initiate", p2p, ctl(0, FuncAccept), "Terminate/1, SessionDown-illegal_sequence"},
 		{"Reject to an Enhanced Initiate", p2p, ctl(0, FuncReject), "Terminate/1, SessionDown-illegal_sequence"},
-		{"Enhanced Accept to an Initiate", Options{}, ctl(0, FuncEnhancedAccept, data...),
+		{"Enhanced Accept to an Initiate", mpa.Options{}, ctl(0, FuncEnhancedAccept, data...),
 			"Terminate/1, SessionDown-illegal_sequence"},
 		{"Enhanced Initiate that crosses", p2p, ctl(0, FuncEnhancedInitiate, data...),
 			"Terminate/1, SessionDown-illegal_sequence"},
@@ -316,7 +334,7 @@ func TestSessionIllegal(t *testing.T) {
 		{"Initiate that is not the first chunk", EndpointOptions{Listen: true}, ctl(1, FuncInitiate), ""},
 		{"malformed", EndpointOptions{Listen: true}, ctl(0, FuncEnhancedInitiate), ""},
 		{"nobody listens", EndpointOptions{}, ctl(0, FuncInitiate), ""},
-		{"RFC 5043 only", EndpointOptions{Listen: true, Options: Options{Revision: 1}},
+		{"RFC 5043 only", EndpointOptions{Listen: true, Options: mpa.Options{Revision: 1}},
 			ctl(0, FuncEnhancedInitiate, data...), "Terminate/0"},
 		{"Enhanced Initiate", EndpointOptions{Listen: true}, ctl(0, FuncEnhancedInitiate, data...), "SessionRequest"},
 	} {
@@ -335,7 +353,7 @@ func TestSessionIllegal(t *testing.T) {
 
 // TestSecondAccept: 6581-7-17. A session is accepted once.
 func TestSecondAccept(t *testing.T) {
-	for _, o := range []Options{{}, p2p} {
+	for _, o := range []mpa.Options{{}, p2p} {
 		e := newEndpoints(t, EndpointOptions{})
 		move(e.b, e.a.Step(nil, SessionConnect{3, o, nil}))
 		accept := e.b.Step(nil, SessionAnswer{Stream: 3})
@@ -493,8 +511,29 @@ func TestSessionReasonsAreComplete(t *testing.T) {
 			t.Errorf("reason %d has no name", r)
 		case r.Clause() == "":
 			t.Errorf("reason %d (%v) has no clause", r, r)
-		case r.Outcome() == Refuse:
+		case r.Outcome() == mpa.Refuse:
 			t.Errorf("reason %d (%v) has outcome %v, which is for start-up", r, r, r.Outcome())
+		}
+	}
+}
+
+// TestRegisteredFunctions: 6581-11-1. A session control chunk has its function code in
+// octets 2 and 3.
+func TestRegisteredFunctions(t *testing.T) {
+	for _, reject := range []bool{false, true} {
+		e := newEndpoints(t, EndpointOptions{})
+		asked := e.a.Step(nil, SessionConnect{Stream: 1, Options: mpa.Options{Negotiate: true}})
+		if got := asked[0].(SendChunk).Chunk.Data; !bytes.HasPrefix(got, unhex("00000005")) {
+			t.Errorf("Enhanced Initiate is %x, want 0000 0005", got)
+		}
+		move(e.b, asked)
+		want := unhex("00000006")
+		if reject {
+			want = unhex("00000007")
+		}
+		answer := e.b.Step(nil, SessionAnswer{Stream: 1, Reject: reject})
+		if got := answer[0].(SendChunk).Chunk.Data; !bytes.HasPrefix(got, want) {
+			t.Errorf("the answer, rejecting %v, is %x, want %x", reject, got, want)
 		}
 	}
 }

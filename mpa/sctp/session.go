@@ -1,9 +1,11 @@
-package mpa
+package sctp
 
 import (
 	"cmp"
 	"encoding/binary"
 	"fmt"
+
+	"ipoibcm/mpa"
 )
 
 // Bounds of an [Endpoint].
@@ -38,30 +40,32 @@ const (
 	NumSessionReasons
 )
 
-// sessionReasons: [Terminate] is a session Terminate here, in front of which an
+// sessionReasons: [mpa.Terminate] is a session Terminate here, in front of which an
 // active side that cannot settle sends the RDMAP one; a passive side then rejects.
 // A chunk for a stream without session is dropped, whatever is wrong with it.
 var sessionReasons = [NumSessionReasons]struct {
 	name    string
-	outcome Outcome
+	outcome mpa.Outcome
 	clause  string
 }{
-	SessionMalformed:   {"malformed", Terminate, "RFC 5043 section 6.1, RFC 6581 section 7"},
-	SessionIllegal:     {"illegal_sequence", Terminate, "RFC 5043 section 6.1, RFC 6581 section 7"},
-	SessionWindow:      {"window", Terminate, "RFC 5043 section 5.2"},
-	SessionStray:       {"stray", Ignore, "RFC 5043 section 6.1"},
-	SessionRepeated:    {"repeated", Ignore, "RFC 5043 section 5.2"},
-	SessionPending:     {"pending_limit", Terminate, "RFC 5043 section 6.4"},
-	SessionUnsupported: {"unsupported", Terminate, "RFC 6581 section 10"},
-	SessionSettle:      {"settle", Terminate, "RFC 6581 sections 9.1 and 9.2"},
-	SessionLost:        {"lost", CloseTCP, "RFC 5044 section 8"},
+	SessionMalformed:   {"malformed", mpa.Terminate, "RFC 5043 section 6.1, RFC 6581 section 7"},
+	SessionIllegal:     {"illegal_sequence", mpa.Terminate, "RFC 5043 section 6.1, RFC 6581 section 7"},
+	SessionWindow:      {"window", mpa.Terminate, "RFC 5043 section 5.2"},
+	SessionStray:       {"stray", mpa.Ignore, "RFC 5043 section 6.1"},
+	SessionRepeated:    {"repeated", mpa.Ignore, "RFC 5043 section 5.2"},
+	SessionPending:     {"pending_limit", mpa.Terminate, "RFC 5043 section 6.4"},
+	SessionUnsupported: {"unsupported", mpa.Terminate, "RFC 6581 section 10"},
+	SessionSettle:      {"settle", mpa.Terminate, "RFC 6581 sections 9.1 and 9.2"},
+	SessionLost:        {"lost", mpa.CloseTCP, "RFC 5044 section 8"},
 }
 
 // String is the name of r in counters.
 func (r SessionReason) String() string { return sessionReasons[min(r, NumSessionReasons-1)].name }
 
 // Outcome returns what r leads to.
-func (r SessionReason) Outcome() Outcome { return sessionReasons[min(r, NumSessionReasons-1)].outcome }
+func (r SessionReason) Outcome() mpa.Outcome {
+	return sessionReasons[min(r, NumSessionReasons-1)].outcome
+}
 
 // Clause names the rule.
 func (r SessionReason) Clause() string { return sessionReasons[min(r, NumSessionReasons-1)].clause }
@@ -75,7 +79,7 @@ type (
 	// ULP.
 	SessionConnect struct {
 		Stream  uint16
-		Options Options
+		Options mpa.Options
 		Private []byte
 	}
 	// SessionAnswer accepts or rejects a [SessionRequest]. Depths replaces those
@@ -83,7 +87,7 @@ type (
 	SessionAnswer struct {
 		Stream  uint16
 		Reject  bool
-		Depths  *Depths
+		Depths  *mpa.Depths
 		Private []byte
 	}
 	// SessionSend sends a DDP segment.
@@ -117,19 +121,19 @@ type (
 	SessionRequest struct {
 		Stream   uint16
 		Enhanced bool
-		Peer     Enhanced // as received
+		Peer     mpa.Enhanced // as received
 		Private  []byte
 	}
 	// SessionUp says that segments may be sent and will come, by either side
 	// first: over SCTP no RTR indication is needed or sent.
 	SessionUp struct {
 		Stream uint16
-		Result Result
+		Result mpa.Result
 	}
 	// SessionRejected says that the peer's user rejected.
 	SessionRejected struct {
 		Stream uint16
-		Result Result
+		Result mpa.Result
 	}
 	// SegmentIn is a DDP segment, in the order of the peer's DDP-SSNs.
 	SegmentIn struct {
@@ -153,18 +157,18 @@ func (SessionDown) sessionAction()     {}
 // A SessionError says why a session ended.
 type SessionError struct {
 	Reason SessionReason
-	Code   Code // what RFC 6581 calls it; 0 if nothing
+	Code   mpa.Code // what RFC 6581 calls it; 0 if nothing
 	Detail string
 }
 
 func (e *SessionError) Error() string {
-	return fmt.Sprintf("mpa: session: %v: %s (%s)", e.Reason, e.Detail, e.Reason.Clause())
+	return fmt.Sprintf("sctp: session: %v: %s (%s)", e.Reason, e.Detail, e.Reason.Clause())
 }
 
 // EndpointOptions configures an [Endpoint].
 type EndpointOptions struct {
 	// Options are those of passive sessions. Revision 1 means RFC 5043 alone.
-	Options
+	mpa.Options
 	// Listen lets the peer start sessions.
 	Listen bool
 	// MaxPending bounds the requests that wait for the user. Zero means 16.
@@ -188,9 +192,9 @@ type session struct {
 	stream   uint16
 	state    sessionState
 	enhanced bool
-	opts     Options
-	asked    Enhanced // of an active session: sent; of a passive one: received
-	depths   Depths
+	opts     mpa.Options
+	asked    mpa.Enhanced // of an active session: sent; of a passive one: received
+	depths   mpa.Depths
 	private  []byte
 	tx, rx   uint16           // next DDP-SSN of each direction
 	early    map[uint16]Chunk // by DDP-SSN: what overtook the one that is due
@@ -210,7 +214,7 @@ type Endpoint struct {
 
 // NewEndpoint returns an endpoint without sessions.
 func NewEndpoint(opts EndpointOptions) (*Endpoint, error) {
-	if err := opts.check(false); err != nil {
+	if err := opts.Check(false); err != nil {
 		return nil, err
 	}
 	return &Endpoint{opts: opts, sessions: make(map[uint16]*session)}, nil
@@ -276,11 +280,11 @@ func (e *Endpoint) Step(dst []SessionAction, ev SessionEvent) []SessionAction {
 			if s := e.sessions[uint16(stream)]; s != nil {
 				e.remove(s)
 				e.count[SessionLost]++
-				dst = append(dst, SessionDown{s.stream, &SessionError{SessionLost, CodeClosed, "association down"}})
+				dst = append(dst, SessionDown{s.stream, &SessionError{SessionLost, mpa.CodeClosed, "association down"}})
 			}
 		}
 	default:
-		panic(fmt.Sprintf("mpa: unknown event %T", ev))
+		panic(fmt.Sprintf("sctp: unknown event %T", ev))
 	}
 	return dst
 }
@@ -288,16 +292,16 @@ func (e *Endpoint) Step(dst []SessionAction, ev SessionEvent) []SessionAction {
 func (e *Endpoint) connect(dst []SessionAction, ev SessionConnect) []SessionAction {
 	if e.sessions[ev.Stream] != nil || len(e.sessions) >= e.opts.maxSessions() {
 		return append(dst, SessionDown{ev.Stream,
-			&SessionError{SessionIllegal, CodeLocal, "stream in use, or too many sessions"}})
+			&SessionError{SessionIllegal, mpa.CodeLocal, "stream in use, or too many sessions"}})
 	}
-	s := &session{stream: ev.Stream, opts: ev.Options, enhanced: ev.Options.enhanced(), state: sessionAsked}
+	s := &session{stream: ev.Stream, opts: ev.Options, enhanced: ev.Options.Enhanced(), state: sessionAsked}
 	c := Control{Function: FuncInitiate, Private: ev.Private}
 	if s.enhanced {
 		c.Function = FuncEnhancedInitiate
-		s.asked, s.depths = ev.Options.offer()
+		s.asked, s.depths = ev.Options.Offer()
 		c.Enhanced = s.asked
 	} else {
-		s.depths = ev.Options.Depths.limited()
+		s.depths = ev.Options.Depths.Limited()
 	}
 	e.sessions[s.stream] = s
 	return e.control(dst, s, &c)
@@ -312,7 +316,7 @@ func (e *Endpoint) control(dst []SessionAction, s *session, c *Control) []Sessio
 			dst = e.terminate(dst, s)
 		}
 		e.remove(s)
-		return append(dst, SessionDown{s.stream, &SessionError{SessionMalformed, CodeLocal, err.Error()}})
+		return append(dst, SessionDown{s.stream, &SessionError{SessionMalformed, mpa.CodeLocal, err.Error()}})
 	}
 	s.tx++
 	return append(dst, SendChunk{Chunk{s.stream, PPIDControl, b}})
@@ -462,21 +466,21 @@ func (e *Endpoint) due(dst []SessionAction, s *session, c Chunk) []SessionAction
 }
 
 // result is what an active session knows after the answer m.
-func (s *session) result(m *Control) Result {
-	return Result{Enhanced: m.HasData, Sent: s.asked, Peer: m.Enhanced, IRD: s.depths.IRD, ORD: s.depths.ORD,
+func (s *session) result(m *Control) mpa.Result {
+	return mpa.Result{Enhanced: m.HasData, Sent: s.asked, Peer: m.Enhanced, IRD: s.depths.IRD, ORD: s.depths.ORD,
 		Private: m.Private}
 }
 
 func (e *Endpoint) accepted(dst []SessionAction, s *session, m *Control) []SessionAction {
 	res := s.result(m)
 	if s.enhanced {
-		d, rtr, err := s.opts.settle(s.asked, m.Enhanced, s.depths)
+		d, rtr, err := s.opts.Settle(s.asked, m.Enhanced, s.depths)
 		if err != nil {
 			// As over TCP the peer is told why, by the last segment before the
 			// end of the session.
 			e.count[SessionSettle]++
 			s.state = sessionUp
-			dst = e.Step(dst, SessionSend{s.stream, AppendTerminate(nil, err.Code().Cause())})
+			dst = e.Step(dst, SessionSend{s.stream, mpa.AppendTerminate(nil, err.Code().Cause())})
 			dst = e.terminate(dst, s)
 			return append(dst, SessionDown{s.stream, &SessionError{SessionSettle, err.Code(), err.Detail}})
 		}
@@ -489,28 +493,28 @@ func (e *Endpoint) accepted(dst []SessionAction, s *session, m *Control) []Sessi
 // answer is what the user of a passive session said. A refusal that is only
 // about depths is an Enhanced Reject with what is needed (RFC 6581 section 7).
 func (e *Endpoint) answer(dst []SessionAction, s *session, ev SessionAnswer) []SessionAction {
-	d := s.opts.Depths.limited()
+	d := s.opts.Depths.Limited()
 	if ev.Depths != nil {
-		d = ev.Depths.limited()
+		d = ev.Depths.Limited()
 	}
-	c, why := Control{Function: FuncAccept, Private: ev.Private}, ReasonNone
+	c, why := Control{Function: FuncAccept, Private: ev.Private}, mpa.ReasonNone
 	if ev.Reject {
 		c.Function = FuncReject
 	}
 	if s.enhanced {
-		c.Enhanced, d, why = s.opts.answer(s.asked, d)
+		c.Enhanced, d, why = s.opts.Answer(s.asked, d)
 		c.Function += FuncEnhancedAccept - FuncAccept
-		if why != ReasonNone {
+		if why != mpa.ReasonNone {
 			c.Function = FuncEnhancedReject
 		}
 	}
 	if dst = e.control(dst, s, &c); e.sessions[s.stream] != s {
 		return dst
 	}
-	if ev.Reject || why != ReasonNone {
+	if ev.Reject || why != mpa.ReasonNone {
 		e.remove(s)
 		down := SessionDown{Stream: s.stream}
-		if why != ReasonNone {
+		if why != mpa.ReasonNone {
 			down.Err = &SessionError{SessionSettle, why.Code(), why.String()}
 			e.count[SessionSettle]++
 		}
@@ -518,7 +522,7 @@ func (e *Endpoint) answer(dst []SessionAction, s *session, ev SessionAnswer) []S
 	}
 	e.pending--
 	s.state = sessionUp
-	res := Result{Enhanced: s.enhanced, Sent: c.Enhanced, Peer: s.asked, PeerToPeer: c.Enhanced.PeerToPeer,
+	res := mpa.Result{Enhanced: s.enhanced, Sent: c.Enhanced, Peer: s.asked, PeerToPeer: c.Enhanced.PeerToPeer,
 		IRD: d.IRD, ORD: d.ORD, Private: s.private}
 	s.private = nil
 	return append(dst, SessionUp{s.stream, res})

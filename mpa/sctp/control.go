@@ -1,9 +1,19 @@
-package mpa
+// Package sctp is the adaptation of iWARP to SCTP: DDP stream sessions, with the
+// enhanced connection establishment of RFC 6581, as a codec and a machine without
+// clock or I/O.
+//
+// An [Endpoint] does for an association what package mpa's initiator and responder
+// do for a TCP connection. No program here runs it: there is no SCTP that offers
+// the adaptation layer indication.
+//
+// Sources: RFC 5043, RFC 6581 section 7.
+package sctp
 
 import (
 	"encoding/binary"
 	"fmt"
 
+	"ipoibcm/mpa"
 	"ipoibcm/wire"
 )
 
@@ -62,7 +72,7 @@ type Control struct {
 	// and, in one that is received, take the first four octets for it if they
 	// are there.
 	HasData  bool
-	Enhanced Enhanced
+	Enhanced mpa.Enhanced
 	Private  []byte // of the ULP
 }
 
@@ -70,15 +80,16 @@ type Control struct {
 func (c *Control) AppendBinary(b []byte) ([]byte, error) {
 	n := len(c.Private)
 	if c.Function.enhanced() {
-		n += EnhancedLen
+		n += mpa.EnhancedLen
 	}
 	switch {
 	case c.Function < FuncInitiate || c.Function > FuncEnhancedReject:
 		return b, &wire.FieldError{What: "DDP session control", Field: "function code", Value: uint64(c.Function)}
-	case n > MaxPrivateData:
-		return b, fmt.Errorf("mpa: %v with %d octets of private data, at most %d can be sent", c.Function, n, MaxPrivateData)
+	case n > mpa.MaxPrivateData:
+		return b, fmt.Errorf("sctp: %v with %d octets of private data, at most %d can be sent",
+			c.Function, n, mpa.MaxPrivateData)
 	case c.Function == FuncTerminate && n > 0:
-		return b, fmt.Errorf("mpa: a session Terminate has no private data")
+		return b, fmt.Errorf("sctp: a session Terminate has no private data")
 	}
 	b = binary.BigEndian.AppendUint16(b, c.SSN)
 	b = binary.BigEndian.AppendUint16(b, uint16(c.Function))
@@ -99,15 +110,15 @@ func (c *Control) UnmarshalBinary(b []byte) error {
 	switch {
 	case c.Function < FuncInitiate || c.Function > FuncEnhancedReject:
 		return &wire.FieldError{What: "DDP session control", Field: "function code", Value: uint64(c.Function)}
-	case n > MaxPrivateData || c.Function == FuncTerminate && n > 0:
+	case n > mpa.MaxPrivateData || c.Function == FuncTerminate && n > 0:
 		return &wire.FieldError{What: "DDP session " + c.Function.String(), Field: "length", Value: uint64(n)}
 	case !c.Function.enhanced():
-	case n >= EnhancedLen:
+	case n >= mpa.EnhancedLen:
 		c.HasData = true
 		_ = c.Enhanced.UnmarshalBinary(c.Private)
-		c.Private = c.Private[EnhancedLen:]
+		c.Private = c.Private[mpa.EnhancedLen:]
 	case c.Function != FuncEnhancedReject:
-		return &wire.ShortError{What: "DDP session " + c.Function.String(), Need: controlLen + EnhancedLen, Have: len(b)}
+		return &wire.ShortError{What: "DDP session " + c.Function.String(), Need: controlLen + mpa.EnhancedLen, Have: len(b)}
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package mpa
+package sctp
 
 import (
 	"bytes"
@@ -10,9 +10,10 @@ import (
 	"time"
 
 	"github.com/pion/logging"
-	"github.com/pion/sctp"
+	pion "github.com/pion/sctp"
 
 	"ipoibcm/internal/expect"
+	"ipoibcm/mpa"
 )
 
 // This file carries sessions over real SCTP: a user-space implementation of
@@ -24,11 +25,11 @@ import (
 type carrier struct {
 	*Endpoint
 	t     *testing.T
-	assoc *sctp.Association
+	assoc *pion.Association
 	in    chan Chunk
 
 	mu      sync.Mutex
-	streams map[uint16]*sctp.Stream
+	streams map[uint16]*pion.Stream
 }
 
 // swapping delivers packets in another order: every third one waits for the
@@ -86,20 +87,20 @@ func associate(t *testing.T, swap bool, opts EndpointOptions) (a, b *carrier) {
 	}
 	opts.Listen = true
 	e := newEndpoints(t, opts)
-	a = &carrier{Endpoint: e.a, t: t, in: make(chan Chunk, 1000), streams: map[uint16]*sctp.Stream{}}
-	b = &carrier{Endpoint: e.b, t: t, in: make(chan Chunk, 1000), streams: map[uint16]*sctp.Stream{}}
+	a = &carrier{Endpoint: e.a, t: t, in: make(chan Chunk, 1000), streams: map[uint16]*pion.Stream{}}
+	b = &carrier{Endpoint: e.b, t: t, in: make(chan Chunk, 1000), streams: map[uint16]*pion.Stream{}}
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	start := func(c *carrier, conn net.Conn, f func(sctp.Config) (*sctp.Association, error)) {
-		assoc, err := f(sctp.Config{NetConn: conn, LoggerFactory: &logging.DefaultLoggerFactory{}, MTU: 1200})
+	start := func(c *carrier, conn net.Conn, f func(pion.Config) (*pion.Association, error)) {
+		assoc, err := f(pion.Config{NetConn: conn, LoggerFactory: &logging.DefaultLoggerFactory{}, MTU: 1200})
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		c.assoc = assoc
 	}
-	wg.Go(func() { start(a, to(la, lb.LocalAddr()), sctp.Client) })
-	start(b, to(lb, la.LocalAddr()), sctp.Server)
+	wg.Go(func() { start(a, to(la, lb.LocalAddr()), pion.Client) })
+	start(b, to(lb, la.LocalAddr()), pion.Server)
 	wg.Wait()
 	if t.Failed() {
 		t.FailNow()
@@ -143,7 +144,7 @@ func (d datagrams) Read(b []byte) (int, error) {
 
 func (d datagrams) Write(b []byte) (int, error) { return d.WriteTo(b, d.peer) }
 
-func (c *carrier) read(s *sctp.Stream) {
+func (c *carrier) read(s *pion.Stream) {
 	buf := make([]byte, 1<<16)
 	for {
 		n, ppid, err := s.ReadSCTP(buf)
@@ -160,7 +161,7 @@ func (c *carrier) Send(k Chunk) error {
 	s := c.streams[k.Stream]
 	if s == nil {
 		var err error
-		if s, err = c.assoc.OpenStream(k.Stream, sctp.PayloadTypeUnknown); err != nil {
+		if s, err = c.assoc.OpenStream(k.Stream, pion.PayloadTypeUnknown); err != nil {
 			c.mu.Unlock()
 			return err
 		}
@@ -168,8 +169,8 @@ func (c *carrier) Send(k Chunk) error {
 		go c.read(s)
 	}
 	c.mu.Unlock()
-	s.SetReliabilityParams(true, sctp.ReliabilityTypeReliable, 0)
-	_, err := s.WriteSCTP(k.Data, sctp.PayloadProtocolIdentifier(k.PPID))
+	s.SetReliabilityParams(true, pion.ReliabilityTypeReliable, 0)
+	_, err := s.WriteSCTP(k.Data, pion.PayloadProtocolIdentifier(k.PPID))
 	return err
 }
 
@@ -221,18 +222,19 @@ func (c *carrier) segments(n int) (got [][]byte, rest []SessionAction) {
 
 func TestSessionOverSCTP(t *testing.T) {
 	for _, swap := range []bool{false, true} {
-		for _, o := range []Options{{}, cs, p2p} {
-			t.Run(fmt.Sprintf("enhanced=%v p2p=%v swap=%v", o.enhanced(), o.PeerToPeer, swap), func(t *testing.T) {
-				a, b := associate(t, swap, EndpointOptions{Options: Options{Depths: Depths{IRD: 8, ORD: 8}}})
+		for _, o := range []mpa.Options{{}, cs, p2p} {
+			t.Run(fmt.Sprintf("enhanced=%v p2p=%v swap=%v", o.Enhanced(), o.PeerToPeer, swap), func(t *testing.T) {
+				a, b := associate(t, swap, EndpointOptions{Options: mpa.Options{Depths: mpa.Depths{IRD: 8, ORD: 8}}})
 				const messages = 100
 				message := func(from string, i int) []byte {
-					s := Segment{Opcode: OpSend, Last: true, MSN: uint32(i + 1), Payload: bytes.Repeat([]byte(from), 1+i*7)}
+					s := mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: uint32(i + 1),
+						Payload: bytes.Repeat([]byte(from), 1+i*7)}
 					return append(s.AppendHeader(nil), s.Payload...)
 				}
 				for round := range 2 { // the second one uses the stream again
 					a.do(SessionConnect{5, o, []byte("hello")})
 					q := b.wait("SessionRequest")[0].(SessionRequest)
-					if q.Enhanced != o.enhanced() || string(q.Private) != "hello" { // 6581-7-9, 6581-7-10
+					if q.Enhanced != o.Enhanced() || string(q.Private) != "hello" { // 6581-7-9, 6581-7-10
 						t.Fatalf("%+v", q)
 					}
 					up := b.do(SessionAnswer{Stream: 5, Private: []byte("yes")})[0].(SessionUp)
@@ -244,7 +246,7 @@ func TestSessionOverSCTP(t *testing.T) {
 					res := acts[0].(SessionUp).Result
 					expect.MustEqual(t, string(res.Private), "yes", "Private")
 					expect.MustEqual(t, res.PeerToPeer, o.PeerToPeer, "PeerToPeer")
-					if o.enhanced() && (res.ORD > up.Result.IRD || up.Result.ORD > res.IRD) {
+					if o.Enhanced() && (res.ORD > up.Result.IRD || up.Result.ORD > res.IRD) {
 						t.Fatalf("%+v and %+v", res, up.Result)
 					}
 					for i := range messages {
@@ -284,7 +286,7 @@ func TestSessionOverSCTP(t *testing.T) {
 // TestSessionsRefusedOverSCTP: the other two legal sequences, and one that is not
 // legal.
 func TestSessionsRefusedOverSCTP(t *testing.T) {
-	a, b := associate(t, true, EndpointOptions{Options: Options{Depths: Depths{MinORD: 16}}, MaxPending: 1})
+	a, b := associate(t, true, EndpointOptions{Options: mpa.Options{Depths: mpa.Depths{MinORD: 16}}, MaxPending: 1})
 	// 6581-7-15
 	a.do(SessionConnect{1, cs, nil})
 	b.wait("SessionRequest")

@@ -1,6 +1,7 @@
 // Package lab makes small networks out of network namespaces, and sends real
 // traffic through them: ICMP echo, TCP with checksums, multicast. The demo and
-// the tests in test/netns are its users. It needs root and no other program.
+// doctor use it, benchmarks, and the tests in test/. It needs root and no other
+// program.
 package lab
 
 import (

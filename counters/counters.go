@@ -1,0 +1,64 @@
+// Package counters reads structs of counters. A counter is a field, a uint64 or an
+// atomic one, and its tag is the only place that has its name:
+//
+//	Retransmits uint64 `name:"retransmits"` // packets sent again
+//
+// To count is to add to the field; reflection is for those who read. A field that
+// is an array has a counter for each value of an enumeration: see [Names]. One
+// without a tag is no counter.
+package counters
+
+import "reflect"
+
+// Names are those of the counters in an array. They go behind the name in the tag;
+// what has none is left out.
+type Names interface{ Name(i int) string }
+
+// Each calls f for every counter of c, in the order of the fields.
+func Each[T any](c *T, f func(name string, value uint64)) {
+	v := reflect.ValueOf(c).Elem()
+	for i := range v.NumField() {
+		name, named := v.Type().Field(i).Tag.Lookup("name")
+		switch field := v.Field(i); {
+		case !named:
+		case field.Kind() == reflect.Array:
+			names := pointer(field).(Names)
+			for k := range field.Len() {
+				if n := names.Name(k); n != "" {
+					f(name+n, load(field.Index(k)))
+				}
+			}
+		default:
+			f(name, load(field))
+		}
+	}
+}
+
+// Add adds the counters of from to those of to. Both have the same fields; those of
+// to are not atomic.
+func Add[T, F any](to *T, from *F) {
+	t, f := reflect.ValueOf(to).Elem(), reflect.ValueOf(from).Elem()
+	for i := range t.NumField() {
+		if t.Field(i).Kind() != reflect.Array {
+			add(t.Field(i), f.Field(i))
+			continue
+		}
+		for k := range t.Field(i).Len() {
+			add(t.Field(i).Index(k), f.Field(i).Index(k))
+		}
+	}
+}
+
+func add(to, from reflect.Value) { *pointer(to).(*uint64) += load(from) }
+
+func load(v reflect.Value) uint64 {
+	if v.Kind() == reflect.Uint64 {
+		return v.Uint()
+	}
+	return pointer(v).(interface{ Load() uint64 }).Load()
+}
+
+// pointer returns a pointer to v, which may be a field that is not exported.
+func pointer(v reflect.Value) any {
+	return reflect.NewAt(v.Type(), v.Addr().UnsafePointer()).Interface()
+}
