@@ -657,42 +657,5 @@ func (n *node) counter(name string) uint64 {
 	return 0
 }
 
-// up lists n's established connections.
-func (n *node) up() (cs []ConnInfo) {
-	for _, c := range n.f.Conns() {
-		if c.State == "ESTABLISHED" {
-			cs = append(cs, c)
-		}
-	}
-	return cs
-}
-
-// wantConnection has a send b, which has address dst, a packet that only a connection carries.
-func (w *world) wantConnection(a, b *node, dst, what string, args ...any) {
-	w.t.Helper()
-	p := a.ping(dst, 9000, true)
-	w.settle()
-	w.agree(a, b)
-	expect.MustEqual(w, b.got(p), 1, what+": b's copies of the packet", args...)
-}
-
-// agree fails unless a and b share exactly one connection.
-func (w *world) agree(a, b *node) (ConnInfo, ConnInfo) {
-	w.t.Helper()
-	ca, cb := a.up(), b.up()
-	// 4755-2.3-4: one QP at each end, nothing left over
-	expect.MustEqual(w, len(ca), 1, "length of ca")
-	expect.MustEqual(w, len(cb), 1, "length of cb")
-	expect.MustEqual(w, len(a.qps), 1, "length of a's qps")
-	expect.MustEqual(w, len(b.qps), 1, "length of b's qps")
-	x, y := ca[0], cb[0]
-	expect.MustEqual(w, x.LocalQPN, y.RemoteQPN, "x's LocalQPN")
-	expect.MustEqual(w, x.RemoteQPN, y.LocalQPN, "x's RemoteQPN")
-	expect.MustEqual(w, x.MTU, y.MTU, "x's MTU")
-	expect.MustEqual(w, x.Active, !y.Active, "x's Active")
-	expect.MustEqual(w, x.Transport, y.Transport, "x's Transport")
-	return x, y
-}
-
 // settle gives everything time to come to rest.
 func (w *world) settle() { w.run(20 * time.Second) }
