@@ -33,6 +33,13 @@ import (
 //	up        DREQ, QP error                      none       the next packet starts again
 //	up        idle, neighbour gone, link down     none       DREQ
 
+// TestConnection runs testdata/conn-*.txt.
+//
+//	conn-req            a REQ of a peer that is not known is all that is known of it: 4755-3.2-13, 4755-3.3-2, 4755-5.1-2,
+//	                    4755-6-4; an unfinished connection goes: 4755-3.2-7; our own address is no peer: 4755-3.3-11
+//	conn-former-life    an RTU that is late makes a connection that no neighbour leads to
+func TestConnection(t *testing.T) { playScripts(t, "conn-*") }
+
 func TestFirstPacket(t *testing.T) {
 	for _, dst := range []string{"10.0.0.2", "fd00::2"} {
 		w := newWorld(t, 1)

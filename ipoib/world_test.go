@@ -40,12 +40,15 @@ type world struct {
 	queue []flight
 	// dropMAD, when set, decides about each MAD by itself.
 	dropMAD  func(from *node, m mad.Message) bool
-	onMAD    func(from *node, m mad.Message)        // sees each MAD that a node sends
-	onOctets func(from *node, mad []byte)           // the same, as it is on the wire
-	onFrame  func(from *node, conn bool, fr []byte) // sees each frame that a node sends, by a connection or UD
+	onMAD    func(from *node, m mad.Message)         // sees each MAD that a node sends
+	onOctets func(from *node, mad []byte)            // the same, as it is on the wire
+	onFrame  func(from *node, conn bool, fr []byte)  // sees each frame that a node sends, by a connection or UD
+	onPacket func(to *node, by fib.Conn, pkt []byte) // sees each IP packet that a kernel is given; no conn is UD
+	onNote   func(n *node, a Note)
 	log      []string
 	serial   uint32        // of packets: no two are alike
 	madDelay time.Duration // set by dropMAD for the MAD at hand
+	to       *node         // that dropMAD and onFrame are asked about; nil is a group
 	report   time.Time     // when the data paths report next what they counted
 	subnet   *simsm.Subnet // nil: Ethernet
 }
@@ -304,7 +307,7 @@ func (n *node) do(a Action) {
 	case SendConn:
 		n.sendConn(a.Conn, a.Frame)
 	case WriteTUN:
-		n.tun = append(n.tun, slices.Clone(a.IP))
+		n.deliver(0, a.IP)
 	case SendMAD:
 		n.sendMAD(a.MAD)
 	case CreateQP, ConnectQP, DestroyQP:
@@ -336,6 +339,9 @@ func (n *node) do(a Action) {
 		n.step(OtherIs{a.Addr, n.others[a.Addr]})
 	case Note:
 		n.notes = append(n.notes, a)
+		if w.onNote != nil {
+			w.onNote(n, a)
+		}
 		w.log = append(w.log, fmt.Sprintf("%8.3f %s %-9s %v %d %s", float64(w.now.UnixMilli()-1000000)/1000, n.name,
 			a.Kind, a.Peer, a.Conn, a.Text))
 	default:
@@ -357,6 +363,7 @@ func (n *node) sendFrame(a SendUD) {
 	}
 	if !a.MGID.IsZero() {
 		n.onGroup++
+		w.to = nil
 		if w.onFrame != nil {
 			w.onFrame(n, false, a.Frame)
 		}
@@ -493,6 +500,13 @@ func (n *node) link() encap.LinkAddr { return n.opt.Link.Key() }
 
 // ping has n's kernel send an IP packet of size octets to dst.
 func (n *node) ping(dst string, size int, df bool) []byte {
+	pkt := n.echo(dst, size, df)
+	n.output(pkt)
+	return pkt
+}
+
+// echo makes an IP packet of size octets to dst.
+func (n *node) echo(dst string, size int, df bool) []byte {
 	a := netip.MustParseAddr(dst)
 	src := n.source(a)
 	n.w.serial++
@@ -506,7 +520,6 @@ func (n *node) ping(dst string, size int, df bool) []byte {
 	if err != nil || len(pkt) != size {
 		n.w.Fatalf("echo of %d octets: %d, %v", size, len(pkt), err)
 	}
-	n.output(pkt)
 	return pkt
 }
 
