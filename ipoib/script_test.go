@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,15 +15,18 @@ import (
 	"ipoibcm/internal/foreign"
 	"ipoibcm/internal/script"
 	"ipoibcm/verbs"
+	"ipoibcm/wire/encap"
 	"ipoibcm/wire/mad"
 )
 
 // A scene is a script in progress. Flush left goes in:
 //
 //	host a mode=uc mtu=9000    a host, 10.0.0.1 and fd00::1; options as in host
-//	host b linux               one that is not ours
+//	host b linux               Linux; "deaf" is one that listens on neither service ID
 //	a resolve b                address resolution without a packet
-//	a ping b 9000 nodf         a packet; b may be an address; with DF unless it says nodf
+//	a ping b 9000 nodf         a packet; b may be an address; with DF unless it says nodf, and
+//	                           by UD, whatever there is, with ud
+//	a stream b 100 1m          a packet a second for so long
 //	a dial b, a send b 3000    Linux opens its own connection, and sends on it
 //	a die, a boot qpn=777      a crash, and a start
 //	a down, a up, a shutdown   of the interface
@@ -39,6 +43,7 @@ import (
 //	show, show a               connections and host routes
 //	counters a icmp drop       those of a that are not zero and begin with one of these
 //	explain a 10.0.0.2         how a sends there
+//	peers a, addresses a       the peers that it has a record of, and its addresses
 //
 // A host after anything else begins a new world; the first line that is no host lets
 // three seconds pass in silence, so that duplicate address detection is over. What takes
@@ -125,7 +130,10 @@ func (s *scene) host(f []string) error {
 	}
 	a, i := options(f[1:]), hostNumber(f[0])
 	if _, ok := a["linux"]; ok {
-		s.w.linux(i)
+		n := s.w.linux(i)
+		if _, uc := a["uc"]; uc {
+			n.legacy.p.Announce(encap.FlagRC | encap.FlagUC)
+		}
 		return nil
 	}
 	if _, ok := a["deaf"]; ok {
@@ -248,6 +256,8 @@ func (s *scene) command(f []string) error {
 		return s.counters(f[1], f[2:])
 	case "explain":
 		return s.explain(f[1], f[2])
+	case "peers", "addresses":
+		return s.list(f[0], f[1])
 	}
 	n, err := s.node(f[0])
 	if err != nil {
@@ -325,6 +335,8 @@ func (s *scene) user(n *node, verb string, f []string) error {
 		return err
 	case "ping":
 		return s.ping(n, f)
+	case "stream":
+		return s.stream(n, f)
 	case "forge":
 		return s.forge(n, f[0], options(f[1:]))
 	}
@@ -375,9 +387,27 @@ func (s *scene) ping(n *node, f []string) error {
 	if err != nil {
 		return err
 	}
-	s.pings = append(s.pings, ping{n, n.echo(dst, size, len(f) < 3)})
-	n.output(s.pings[len(s.pings)-1].pkt)
+	pkt := n.echo(dst, size, !slices.Contains(f, "nodf"))
+	s.pings = append(s.pings, ping{n, pkt})
+	if m, err := s.node(f[0]); slices.Contains(f, "ud") {
+		n.sendUD(m.link(), frame(pkt))
+		return err
+	}
+	n.output(pkt)
 	return nil
+}
+
+// stream has n's kernel send a packet every second.
+func (s *scene) stream(n *node, f []string) error {
+	if len(f) < 3 {
+		return errLine
+	}
+	d, err := time.ParseDuration(f[2])
+	for ; d > 0 && err == nil; d -= time.Second {
+		err = s.ping(n, f[:2])
+		s.w.run(time.Second)
+	}
+	return err
 }
 
 // forge has a REQ arrive in the name of n, who did not send it.

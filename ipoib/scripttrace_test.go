@@ -141,15 +141,15 @@ func (s *scene) frame(from *node, conn bool, fr []byte) {
 // packet shows what arrives at the IP layer of a host. conn is zero for UD, and for what
 // the machine itself gave its kernel.
 func (s *scene) packet(to *node, conn fib.Conn, pkt []byte) {
-	by := "by UD"
+	by := " by UD"
 	if q := to.qps[conn]; q != nil {
-		by = "on " + s.qp(to, q.qpn)
+		by = " on " + s.qp(to, q.qpn)
 	} else if to.legacy != nil {
-		by = "by Linux"
+		by = "" // it does not tell
 	}
 	for _, p := range s.pings {
 		if bytes.Equal(p.pkt, pkt) {
-			s.say("%s receives %d octets from %s %s", to.name, len(pkt), p.from.name, by)
+			s.say("%s receives %d octets from %s%s", to.name, len(pkt), p.from.name, by)
 			return
 		}
 	}
@@ -158,9 +158,13 @@ func (s *scene) packet(to *node, conn fib.Conn, pkt []byte) {
 	switch {
 	case dst.IsMulticast():
 	case pkt[0]>>4 == 4 && pkt[9] == 1 && pkt[20] == 3 && pkt[6]&0x3f == 0 && pkt[7] == 0:
-		s.say("%s receives ICMP %d/%d from %v, MTU %d", to.name, pkt[20], pkt[21], src, binary.BigEndian.Uint16(pkt[26:]))
+		text := fmt.Sprintf("%s receives ICMP %d/%d from %v", to.name, pkt[20], pkt[21], src)
+		if pkt[21] == 4 {
+			text += fmt.Sprintf(", MTU %d", binary.BigEndian.Uint16(pkt[26:]))
+		}
+		s.say("%s", text)
 	default:
-		s.say("%s receives a fragment of %d octets from %v %s", to.name, len(pkt), src, by)
+		s.say("%s receives a fragment of %d octets from %v%s", to.name, len(pkt), src, by)
 	}
 }
 
@@ -203,6 +207,12 @@ func (s *scene) show(n *node) {
 	if qps != 0 {
 		s.say("%s %d QPs without a connection", n.name, qps)
 	}
+	if left := len(n.dests) + len(n.paths) + len(n.joined); !n.f.up && left > 0 {
+		s.say("%s is down, with %d destinations, %d paths and %d groups", n.name, len(n.dests), len(n.paths), len(n.joined))
+	}
+	if n.f.shutdown && !n.f.Deadline().IsZero() {
+		s.say("%s has ended, with a deadline", n.name)
+	}
 	routes := n.hostRoutes()
 	var to []netip.Addr
 	for a := range routes {
@@ -241,6 +251,28 @@ func (s *scene) remote(c ConnInfo) string {
 		}
 	}
 	return "none"
+}
+
+// list shows the peers or the addresses of a host.
+func (s *scene) list(what, host string) error {
+	n, err := s.node(host)
+	if err != nil {
+		return err
+	}
+	if what == "peers" {
+		for _, m := range s.w.nodes {
+			if p := n.f.peers.byLink[m.link()]; p != nil {
+				s.say("%s %v", m.name, p.class)
+			}
+		}
+		return nil
+	}
+	for _, p := range n.addrs {
+		if n.f.addrs.has(p.Addr()) {
+			s.say("%v", p)
+		}
+	}
+	return nil
 }
 
 // counters shows the counters of a host that begin with one of names.

@@ -284,6 +284,7 @@ func (n *node) checkMAD(msg mad.Message) {
 	case mad.REQ:
 		pd = msg.PrivateData[:]
 		n.reqs = append(n.reqs, msg)
+		expect.MustEqual(n.w, msg.Primary.LocalGID, n.opt.Link.GID, "%s: Primary.LocalGID of a REQ", n.name) // 4755-3.2-5
 	case mad.REP:
 		pd = msg.PrivateData[:]
 		if msg.RNRRetryCount != 7 {
