@@ -195,19 +195,3 @@ func TestAcknowledgementsConfirm(t *testing.T) {
 		t.Errorf("%d probes over RC, %d over UC; want some, and fewer over RC", rc, uc)
 	}
 }
-
-// The class of a peer is remembered for ten minutes (docs/adr/0007-both-service-ids.md).
-func TestClassIsForgotten(t *testing.T) {
-	w, a, k := newLinuxPair(t, 22)
-	a.ping("10.0.0.2", 100, true)
-	w.run(time.Second)
-	for i, wait := range []time.Duration{7 * time.Minute, 11 * time.Minute} { // idle after five
-		n := len(a.reqs)
-		w.run(wait)
-		a.ping("10.0.0.2", 100, true)
-		w.run(time.Second)
-		if got := len(a.reqs) - n; got != 1+i || k.legacy.up() != 1 {
-			w.Fatalf("after %v: %d REQs, %d connections", wait, got, k.legacy.up())
-		}
-	}
-}

@@ -28,6 +28,8 @@ func mustEcho(src, dst string, size int) []byte {
 // addr returns n's own address of the family of dst.
 func (n *node) addr(dst string) string { return n.source(ip4(dst)).String() }
 
+func (n *node) peerAddr(m *node) string { return m.addrs[0].Addr().String() }
+
 // lastREJ returns the last REJ that n sent.
 func lastREJ(n *node) (rej mad.REJ, ok bool) { return last[mad.REJ](n) }
 

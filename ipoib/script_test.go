@@ -440,7 +440,7 @@ func (s *scene) linux(n *node, f []string) error {
 		if err != nil {
 			return err
 		}
-		pkt := mustEcho(n.legacy.ip.String(), address(m), size)
+		pkt := mustEcho(address(n), address(m), size-28) // two headers
 		s.pings = append(s.pings, ping{n, pkt})
 		n.legacy.sendTo(m, pkt)
 	default:

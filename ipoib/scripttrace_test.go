@@ -88,7 +88,7 @@ func noPrivate(b []byte) string {
 	if bytes.ContainsFunc(b, func(r rune) bool { return r != 0 }) {
 		return ""
 	}
-	return " without private data"
+	return ", without private data"
 }
 
 // qp names the queue pairs of a host in the order in which messages name them: a1, a2.
@@ -181,7 +181,7 @@ func (s *scene) note(n *node, a Note) {
 func (s *scene) show(n *node) {
 	if n.legacy != nil {
 		if own, peers := n.legacy.p.Up(); len(own)+len(peers) > 0 {
-			s.say("%s %d own, %d of peers", n.name, len(own), len(peers))
+			s.say("%s conns dialled=%d accepted=%d", n.name, len(own), len(peers))
 		}
 		return
 	}
