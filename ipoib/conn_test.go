@@ -1,32 +1,30 @@
 package ipoib
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
-	"ipoibcm/fib"
 	"ipoibcm/internal/expect"
 )
 
-// The life of a peer's connection
+// The life of a peer's connection, and a script that shows each step
 //
-//	from      event                               to         action
-//	none      first packet                        creating   CreateQP; what fits goes by UD
-//	creating  QP there                            asked      REQ
-//	asked     REP                                 up         RTS, RTU; path, host route, queue
-//	asked     REJ 8, no private data              creating   the other service ID; after both, in-band
-//	asked     no answer by QP 1                   creating   in-band, if it may know that
-//	asked     REJ 8, a UD QPN                     none       forget the neighbour, resolve again
-//	asked     REJ 10; REJ 26 once                 creating   a new QP; another size
-//	asked     REJ 28, 0x01, we are smaller        waiting    the peer's REQ is due
-//	asked     other REJ, no answer                none       pause, doubled each time
-//	asked     0x01 REQ, we are smaller            replied    ours withdrawn, REP
-//	asked     0x01 REQ, we are larger             asked      REJ 28
-//	none, up  0x01 REQ                            replied    REP
-//	replied   RTU or data                         up         path moves over; DREQ for an older one
-//	up        DREQ, QP error                      none       the next packet starts again
-//	up        idle, neighbour gone, link down     none       DREQ
+//	from      event                            to         action                                      script
+//	none      first packet                     creating   CreateQP; what fits goes by UD              conn-first
+//	creating  QP there                         asked      REQ                                         conn-first
+//	asked     REP                              up         RTS, RTU; path, host route, queue           conn-first
+//	asked     REJ 8, no private data           creating   the other service ID; after both, in-band   legacy-peer, -uc
+//	asked     no answer by QP 1                creating   in-band, if it may know that                (TestCMPaths)
+//	asked     REJ 8, a UD QPN                  none       forget the neighbour, resolve again         conn-moved
+//	asked     REJ 10; REJ 26 once              creating   a new QP; another size                      conn-path
+//	asked     REJ 28, 0x01, we are smaller     waiting    the peer's REQ is due                       crossing-rc
+//	asked     other REJ, no answer             none       pause, doubled each time                    conn-refused
+//	asked     0x01 REQ, we are smaller         replied    ours withdrawn, REP                         crossing-rc
+//	asked     0x01 REQ, we are larger          asked      REJ 28                                      crossing-rc
+//	none, up  0x01 REQ                         replied    REP                                         conn-restart
+//	replied   RTU or data                      up         path moves over; DREQ for an older one      conn-rtu, -restart
+//	up        DREQ, QP error                   none       the next packet starts again                conn-end
+//	up        idle, neighbour gone, link down  none       DREQ                                        conn-end, -moved
 
 // TestConnection runs testdata/conn-*.txt. A connection has one QP at each end (4755-2.3-4), and the MTU of both is
 // the same.
@@ -37,6 +35,8 @@ import (
 //	conn-mtu                  4755-5.1-3, 4755-5.1-5, 4755-5.1-6
 //	conn-refused              4755-3.2-4, 4755-5-2
 //	conn-path                 what the path carries, where that is less than what the port does
+//	conn-kernel-mtu           what the kernel is told of the MTU
+//	conn-gateway              networks behind the peer
 //	conn-rtu                  data instead of an RTU
 //	conn-req                  a REQ of a peer that is not known is all that is known of it: 4755-3.2-13, 4755-3.3-2,
 //	                          4755-5.1-2, 4755-6-4; an unfinished connection goes: 4755-3.2-7; a REQ of our own:
@@ -101,80 +101,6 @@ func TestModes(t *testing.T) {
 		if x.Transport.String() != mode {
 			w.Fatalf("%v to %v: %v", k[0], k[1], x.Transport)
 		}
-	}
-}
-
-func TestDeviceMTULowered(t *testing.T) {
-	w, a, b := newPair(t, 6)
-	a.ping("10.0.0.2", 100, true)
-	w.settle()
-	w.agree(a, b)
-	for _, m := range []int{9000, 1500, 65520} {
-		a.kernel(a.k.MTU(m))
-		if a.k.HostMTU(ip4("10.0.0.2")) != m || a.paths[ip4("10.0.0.2")].MTU != m {
-			t.Errorf("device MTU %d: host routes %v", m, a.hostRoutes())
-		}
-	}
-}
-
-func TestGateway(t *testing.T) {
-	for _, v6 := range []bool{false, true} {
-		dst, far, gw, net := "10.0.0.2", "192.0.2.9", "10.0.0.2", "192.0.2.0/24"
-		if v6 {
-			dst, far, gw, net = "fd00::2", "2001:db8::9", "fd00::2", "2001:db8::/32"
-		}
-		w := newWorld(t, 8)
-		a, b := w.node(1, Options{}), w.node(2, Options{})
-		a.addRoute("0.0.0.0/0", "10.0.0.3") // nobody there: on-link hosts must not go by it
-		a.addRoute("::/0", "fd00::3")
-		a.addRoute(net, gw)
-		w.run(2 * time.Second)
-		p := a.ping(far, 9000, true)
-		q := a.ping(dst, 9000, true)
-		w.settle()
-		expect.MustEqual(w, b.got(p), 1, "%s: b's copies of p", far)
-		expect.MustEqual(w, b.got(q), 1, "%s: b's copies of q", far)
-		expect.MustEqual(w, len(a.reqs), 1, "%s: length of a's reqs", far)
-		// What was too large for UD waited, so the kernel never heard of a smaller MTU.
-		if a.k.Flushed != 0 {
-			w.Fatalf("%d flushes", a.k.Flushed)
-		}
-		e := a.explain(ip4(far))
-		if e.NextHop != ip4(gw) || e.Mode != "RC" {
-			w.Fatalf("%+v", e)
-		}
-		if path, _ := a.path(ip4(far)); path.Kind != fib.PathConn || path.MTU != 65520 {
-			w.Fatalf("path %+v", path)
-		}
-		if a.k.HostMTU(ip4(far)) != 0 {
-			t.Errorf("a host route for what is behind a gateway")
-		}
-		// a neighbour that the routes put behind a gateway gets no path of its own
-		a.addRoute(ipPrefix(dst+"/"+fmt.Sprint(ip4(dst).BitLen())).String(), "10.0.0.3")
-		if path, _ := a.path(ip4(dst)); path.Kind == fib.PathConn || a.k.HostMTU(ip4(dst)) != 0 {
-			w.Fatalf("path %+v, host routes %v", path, a.hostRoutes())
-		}
-	}
-}
-
-// After an ICMP answer the kernel remembers the small MTU; when the connection
-// comes up after all, its exceptions are flushed (docs/adr/0005-mtu-in-the-routing-table.md).
-func TestFlushAfterTooBig(t *testing.T) {
-	w := newWorld(t, 20)
-	a, b := w.node(1, Options{}), w.node(2, Options{})
-	b.noQP = true
-	w.run(2 * time.Second)
-	a.ping("10.0.0.2", 9000, true)
-	w.run(time.Second)
-	if a.counter("icmp_too_big") != 1 || a.k.Flushed != 0 {
-		w.Fatalf("%d answers, %d flushes", a.counter("icmp_too_big"), a.k.Flushed)
-	}
-	b.noQP = false
-	w.run(5 * time.Second)
-	a.ping("10.0.0.2", 100, true)
-	w.settle()
-	if w.agree(a, b); a.k.Flushed != 1 {
-		w.Fatalf("%d flushes", a.k.Flushed)
 	}
 }
 

@@ -32,18 +32,20 @@ import (
 //	a down, a up, a shutdown   of the interface
 //	a error b                  the queue pair of a's connection to b fails
 //	a noqp on                  no queue pair can be made
-//	a silent on                QP 1 takes nothing
 //	b forge a mtu=9000         a REQ to a in the name of b, with that Receive MTU
 //	a address +10.0.0.9/24     and with a minus: the address goes
-//	a route 0.0.0.0/0 b        a route of the kernel by way of b
+//	a route 0.0.0.0/0 b        a route of the kernel by way of b, or of an address
+//	a devicemtu 9000           the MTU of the device
 //	a legacy b                 a takes b for a legacy peer
 //	lose b REQ                 the next REQ of b; "lose any all": the next message of anybody
 //	lose b REQ always          all of them until "heal", as "lose everything", IP packets too
 //	delay b RTU 1.5s           the next RTU of b takes that much longer
 //	show, show a               connections and host routes
-//	counters a icmp drop       those of a that are not zero and begin with one of these
+//	counters a icmp drop       those of a that are not zero and begin with one of these; kernel_flushes
+//	                           is how often the kernel was told to forget MTUs that it had learnt
 //	explain a 10.0.0.2         how a sends there
 //	peers a, addresses a       the peers that it has a record of, and its addresses
+//	paths a                    its data path: where packets go, and by what
 //
 // A host after anything else begins a new world; the first line that is no host lets
 // three seconds pass in silence, so that duplicate address detection is over. What takes
@@ -256,7 +258,7 @@ func (s *scene) command(f []string) error {
 		return s.counters(f[1], f[2:])
 	case "explain":
 		return s.explain(f[1], f[2])
-	case "peers", "addresses":
+	case "peers", "addresses", "paths":
 		return s.list(f[0], f[1])
 	}
 	n, err := s.node(f[0])
@@ -319,9 +321,6 @@ func (s *scene) user(n *node, verb string, f []string) error {
 	case "noqp":
 		n.noQP = f[0] == "on"
 		return nil
-	case "silent":
-		n.silent = f[0] == "on"
-		return nil
 	case "address":
 		if p, ok := strings.CutPrefix(f[0], "+"); ok {
 			n.addAddr(p)
@@ -332,6 +331,10 @@ func (s *scene) user(n *node, verb string, f []string) error {
 	case "route":
 		gw, err := s.addr(f[1])
 		n.addRoute(f[0], gw)
+		return err
+	case "devicemtu":
+		m, err := strconv.Atoi(f[0])
+		n.kernel(n.k.MTU(m))
 		return err
 	case "ping":
 		return s.ping(n, f)

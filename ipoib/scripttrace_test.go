@@ -253,7 +253,7 @@ func (s *scene) remote(c ConnInfo) string {
 	return "none"
 }
 
-// list shows the peers or the addresses of a host.
+// list shows the peers of a host, its addresses, or its data path.
 func (s *scene) list(what, host string) error {
 	n, err := s.node(host)
 	if err != nil {
@@ -267,6 +267,10 @@ func (s *scene) list(what, host string) error {
 		}
 		return nil
 	}
+	if what == "paths" {
+		s.paths(n)
+		return nil
+	}
 	for _, p := range n.addrs {
 		if n.f.addrs.has(p.Addr()) {
 			s.say("%v", p)
@@ -275,13 +279,31 @@ func (s *scene) list(what, host string) error {
 	return nil
 }
 
+// paths shows the data path of a host: to which next hop packets to an address go, and by what.
+func (s *scene) paths(n *node) {
+	var lines []string
+	for flow, hop := range n.dests {
+		p := n.paths[hop]
+		by := p.Kind.String()
+		if q := n.qps[p.Conn]; q != nil {
+			by = "on " + s.qp(n, q.qpn)
+		}
+		lines = append(lines, fmt.Sprintf("%v next hop %v %s mtu=%d", flow.Dst, hop, by, p.MTU))
+	}
+	slices.Sort(lines)
+	for _, l := range lines {
+		s.say("%s", l)
+	}
+}
+
 // counters shows the counters of a host that begin with one of names.
 func (s *scene) counters(host string, names []string) error {
 	n, err := s.node(host)
 	if err != nil {
 		return err
 	}
-	for _, c := range n.f.Counters() {
+	all := append(n.f.Counters(), Counter{Name: "kernel_flushes", Value: uint64(n.k.Flushed)})
+	for _, c := range all {
 		if c.Value != 0 && slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(c.Name, name) }) {
 			s.say("%s %d", c.Name, c.Value)
 		}
