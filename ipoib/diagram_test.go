@@ -17,12 +17,6 @@ import (
 	"ipoibcm/wire/mad"
 )
 
-func init() {
-	if flag.Lookup("update") == nil {
-		flag.Bool("update", false, "write what is generated anew")
-	}
-}
-
 // connections is the page of the diagrams.
 const connections = "../docs/connections.md"
 

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
@@ -26,6 +27,8 @@ func mustEcho(src, dst string, size int) []byte {
 
 // addr returns n's own address of the family of dst.
 func (n *node) addr(dst string) string { return n.source(ip4(dst)).String() }
+
+func (n *node) peerAddr(m *node) string { return m.addrs[0].Addr().String() }
 
 // lastREJ returns the last REJ that n sent.
 func lastREJ(n *node) (rej mad.REJ, ok bool) { return last[mad.REJ](n) }
@@ -77,4 +80,41 @@ func neighborSolicitation(src, target string, link encap.LinkAddr) []byte {
 // mad256 is a MAD on its way.
 func mad256(from, to ib.GID, b []byte) *verbs.MAD {
 	return &verbs.MAD{Remote: from, Local: to, QPN: ib.QPNGSI, Data: [256]byte(b)}
+}
+
+// up lists n's established connections.
+func (n *node) up() (cs []ConnInfo) {
+	for _, c := range n.f.Conns() {
+		if c.State == "ESTABLISHED" {
+			cs = append(cs, c)
+		}
+	}
+	return cs
+}
+
+// wantConnection has a send b, which has address dst, a packet that only a connection carries.
+func (w *world) wantConnection(a, b *node, dst, what string, args ...any) {
+	w.t.Helper()
+	p := a.ping(dst, 9000, true)
+	w.settle()
+	w.agree(a, b)
+	expect.MustEqual(w, b.got(p), 1, what+": b's copies of the packet", args...)
+}
+
+// agree fails unless a and b share exactly one connection.
+func (w *world) agree(a, b *node) (ConnInfo, ConnInfo) {
+	w.t.Helper()
+	ca, cb := a.up(), b.up()
+	// 4755-2.3-4: one QP at each end, nothing left over
+	expect.MustEqual(w, len(ca), 1, "length of ca")
+	expect.MustEqual(w, len(cb), 1, "length of cb")
+	expect.MustEqual(w, len(a.qps), 1, "length of a's qps")
+	expect.MustEqual(w, len(b.qps), 1, "length of b's qps")
+	x, y := ca[0], cb[0]
+	expect.MustEqual(w, x.LocalQPN, y.RemoteQPN, "x's LocalQPN")
+	expect.MustEqual(w, x.RemoteQPN, y.LocalQPN, "x's RemoteQPN")
+	expect.MustEqual(w, x.MTU, y.MTU, "x's MTU")
+	expect.MustEqual(w, x.Active, !y.Active, "x's Active")
+	expect.MustEqual(w, x.Transport, y.Transport, "x's Transport")
+	return x, y
 }

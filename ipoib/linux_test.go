@@ -42,12 +42,19 @@ func (w *world) foreign(i int, o foreign.Options) *node {
 
 func (l *linux) Now() time.Time       { return l.n.w.now }
 func (l *linux) SendMAD(m *verbs.MAD) { l.n.sendMAD(m) }
-func (l *linux) Deliver(pkt []byte)   { l.got = append(l.got, pkt) }
 func (l *linux) Tell(string)          {}
+
+func (l *linux) Deliver(pkt []byte) {
+	l.got = append(l.got, pkt)
+	if l.n.w.onPacket != nil {
+		l.n.w.onPacket(l.n, 0, pkt)
+	}
+}
 
 func (l *linux) SendUD(to encap.LinkAddr, fr []byte) {
 	for _, m := range l.n.w.nodes {
 		if m.link() == to.Key() || to.QPN == ib.QPNMulticast && m != l.n && m.joined[to.GID] {
+			l.n.w.to = l.n.w.at(to)
 			if l.n.w.onFrame != nil {
 				l.n.w.onFrame(l.n, false, fr)
 			}

@@ -126,3 +126,12 @@ func TestKernelNDStays(t *testing.T) {
 		}
 	}
 }
+
+// distinct returns the REQs without repeats.
+func distinct(rs []mad.REQ) map[mad.CommID]bool {
+	m := map[mad.CommID]bool{}
+	for _, r := range rs {
+		m[r.LocalCommID] = true
+	}
+	return m
+}

@@ -40,12 +40,15 @@ type world struct {
 	queue []flight
 	// dropMAD, when set, decides about each MAD by itself.
 	dropMAD  func(from *node, m mad.Message) bool
-	onMAD    func(from *node, m mad.Message)        // sees each MAD that a node sends
-	onOctets func(from *node, mad []byte)           // the same, as it is on the wire
-	onFrame  func(from *node, conn bool, fr []byte) // sees each frame that a node sends, by a connection or UD
+	onMAD    func(from *node, m mad.Message)         // sees each MAD that a node sends
+	onOctets func(from *node, mad []byte)            // the same, as it is on the wire
+	onFrame  func(from *node, conn bool, fr []byte)  // sees each frame that a node sends, by a connection or UD
+	onPacket func(to *node, by fib.Conn, pkt []byte) // sees each IP packet that a kernel is given; no conn is UD
+	onNote   func(n *node, a Note)
 	log      []string
 	serial   uint32        // of packets: no two are alike
 	madDelay time.Duration // set by dropMAD for the MAD at hand
+	to       *node         // that dropMAD and onFrame are asked about; nil is a group
 	report   time.Time     // when the data paths report next what they counted
 	subnet   *simsm.Subnet // nil: Ethernet
 }
@@ -304,7 +307,7 @@ func (n *node) do(a Action) {
 	case SendConn:
 		n.sendConn(a.Conn, a.Frame)
 	case WriteTUN:
-		n.tun = append(n.tun, slices.Clone(a.IP))
+		n.deliver(0, a.IP)
 	case SendMAD:
 		n.sendMAD(a.MAD)
 	case CreateQP, ConnectQP, DestroyQP:
@@ -336,6 +339,9 @@ func (n *node) do(a Action) {
 		n.step(OtherIs{a.Addr, n.others[a.Addr]})
 	case Note:
 		n.notes = append(n.notes, a)
+		if w.onNote != nil {
+			w.onNote(n, a)
+		}
 		w.log = append(w.log, fmt.Sprintf("%8.3f %s %-9s %v %d %s", float64(w.now.UnixMilli()-1000000)/1000, n.name,
 			a.Kind, a.Peer, a.Conn, a.Text))
 	default:
@@ -357,6 +363,7 @@ func (n *node) sendFrame(a SendUD) {
 	}
 	if !a.MGID.IsZero() {
 		n.onGroup++
+		w.to = nil
 		if w.onFrame != nil {
 			w.onFrame(n, false, a.Frame)
 		}
@@ -493,6 +500,13 @@ func (n *node) link() encap.LinkAddr { return n.opt.Link.Key() }
 
 // ping has n's kernel send an IP packet of size octets to dst.
 func (n *node) ping(dst string, size int, df bool) []byte {
+	pkt := n.echo(dst, size, df)
+	n.output(pkt)
+	return pkt
+}
+
+// echo makes an IP packet of size octets to dst.
+func (n *node) echo(dst string, size int, df bool) []byte {
 	a := netip.MustParseAddr(dst)
 	src := n.source(a)
 	n.w.serial++
@@ -506,7 +520,6 @@ func (n *node) ping(dst string, size int, df bool) []byte {
 	if err != nil || len(pkt) != size {
 		n.w.Fatalf("echo of %d octets: %d, %v", size, len(pkt), err)
 	}
-	n.output(pkt)
 	return pkt
 }
 
@@ -655,43 +668,6 @@ func (n *node) counter(name string) uint64 {
 	}
 	n.w.Fatalf("no counter %q", name)
 	return 0
-}
-
-// up lists n's established connections.
-func (n *node) up() (cs []ConnInfo) {
-	for _, c := range n.f.Conns() {
-		if c.State == "ESTABLISHED" {
-			cs = append(cs, c)
-		}
-	}
-	return cs
-}
-
-// wantConnection has a send b, which has address dst, a packet that only a connection carries.
-func (w *world) wantConnection(a, b *node, dst, what string, args ...any) {
-	w.t.Helper()
-	p := a.ping(dst, 9000, true)
-	w.settle()
-	w.agree(a, b)
-	expect.MustEqual(w, b.got(p), 1, what+": b's copies of the packet", args...)
-}
-
-// agree fails unless a and b share exactly one connection.
-func (w *world) agree(a, b *node) (ConnInfo, ConnInfo) {
-	w.t.Helper()
-	ca, cb := a.up(), b.up()
-	// 4755-2.3-4: one QP at each end, nothing left over
-	expect.MustEqual(w, len(ca), 1, "length of ca")
-	expect.MustEqual(w, len(cb), 1, "length of cb")
-	expect.MustEqual(w, len(a.qps), 1, "length of a's qps")
-	expect.MustEqual(w, len(b.qps), 1, "length of b's qps")
-	x, y := ca[0], cb[0]
-	expect.MustEqual(w, x.LocalQPN, y.RemoteQPN, "x's LocalQPN")
-	expect.MustEqual(w, x.RemoteQPN, y.LocalQPN, "x's RemoteQPN")
-	expect.MustEqual(w, x.MTU, y.MTU, "x's MTU")
-	expect.MustEqual(w, x.Active, !y.Active, "x's Active")
-	expect.MustEqual(w, x.Transport, y.Transport, "x's Transport")
-	return x, y
 }
 
 // settle gives everything time to come to rest.

@@ -66,6 +66,7 @@ func (n *node) sendUD(to encap.LinkAddr, fr []byte) {
 	if n.holeUD != 0 && len(fr)-encap.HeaderLen > n.holeUD {
 		return
 	}
+	n.w.to = n.w.at(to)
 	if n.w.onFrame != nil {
 		n.w.onFrame(n, false, fr)
 	}
@@ -74,6 +75,16 @@ func (n *node) sendUD(to encap.LinkAddr, fr []byte) {
 			n.w.send(func() { m.recvUD(n.link(), m.opt.Link.GID, fr) }, m, true)
 		}
 	}
+}
+
+// at returns the node with a link-layer address.
+func (w *world) at(link encap.LinkAddr) *node {
+	for _, n := range w.nodes {
+		if n.link() == link.Key() {
+			return n
+		}
+	}
+	return nil
 }
 
 func (n *node) recvUD(from encap.LinkAddr, dst ib.GID, fr []byte) {
@@ -97,7 +108,15 @@ func (n *node) recv(ev RecvFrame) {
 		n.step(ev)
 		return
 	}
-	n.tun = append(n.tun, slices.Clone(ev.Frame[4:]))
+	n.deliver(ev.Conn, ev.Frame[4:])
+}
+
+// deliver gives n's kernel a packet.
+func (n *node) deliver(by fib.Conn, pkt []byte) {
+	n.tun = append(n.tun, slices.Clone(pkt))
+	if n.w.onPacket != nil {
+		n.w.onPacket(n, by, pkt)
+	}
 }
 
 func (n *node) sendConn(id fib.Conn, fr []byte) {
@@ -222,6 +241,7 @@ func (n *node) readMAD(m *verbs.MAD) mad.Message {
 
 func (n *node) carryMAD(msg mad.Message, to *node, arrive func()) {
 	w := n.w
+	w.to = to
 	if w.dropMAD != nil && w.dropMAD(n, msg) {
 		return
 	}
@@ -264,6 +284,7 @@ func (n *node) checkMAD(msg mad.Message) {
 	case mad.REQ:
 		pd = msg.PrivateData[:]
 		n.reqs = append(n.reqs, msg)
+		expect.MustEqual(n.w, msg.Primary.LocalGID, n.opt.Link.GID, "%s: Primary.LocalGID of a REQ", n.name) // 4755-3.2-5
 	case mad.REP:
 		pd = msg.PrivateData[:]
 		if msg.RNRRetryCount != 7 {
