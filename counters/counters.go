@@ -10,7 +10,6 @@ package counters
 
 import (
 	"reflect"
-	"sync"
 	"unsafe"
 )
 
@@ -41,14 +40,14 @@ func Each[T any](c *T, f func(name string, value uint64)) {
 // Add adds the counters of from to those of to. Both have the same fields; those of
 // to are not atomic.
 func Add[T, F any](to *T, from *F) {
-	if same, ok := any(from).(*T); ok && isWords(reflect.TypeFor[T]()) {
-		a, b := words(to), words(same)
-		for i, n := range b {
-			a[i] += n
+	t, f := reflect.ValueOf(to).Elem(), reflect.ValueOf(from).Elem()
+	if same, ok := any(from).(*T); ok && isWords(t) {
+		sums := words(to)
+		for i, n := range words(same) {
+			sums[i] += n
 		}
 		return
 	}
-	t, f := reflect.ValueOf(to).Elem(), reflect.ValueOf(from).Elem()
 	for i := range t.NumField() {
 		if t.Field(i).Kind() != reflect.Array {
 			add(t.Field(i), f.Field(i))
@@ -60,25 +59,19 @@ func Add[T, F any](to *T, from *F) {
 	}
 }
 
-// isWord says of types whether they are nothing but uint64.
-var isWord sync.Map
-
-// isWords reports whether t has only fields, and arrays, of uint64. A provider adds up ten thousand queue
+// isWords reports whether c has only fields, and arrays, of uint64. A provider adds up ten thousand queue
 // pairs with them, each under its lock.
-func isWords(t reflect.Type) bool {
-	if is, known := isWord.Load(t); known {
-		return is.(bool)
-	}
-	is := true
-	for i := range t.NumField() {
-		f := t.Field(i).Type
+func isWords(c reflect.Value) bool {
+	for i := range c.NumField() {
+		f := c.Field(i)
 		if f.Kind() == reflect.Array {
-			f = f.Elem()
+			f = f.Index(0)
 		}
-		is = is && f.Kind() == reflect.Uint64
+		if f.Kind() != reflect.Uint64 {
+			return false
+		}
 	}
-	isWord.Store(t, is)
-	return is
+	return true
 }
 
 // words is c, of which isWords, as a slice.
