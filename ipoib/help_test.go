@@ -15,8 +15,6 @@ import (
 
 func ip4(s string) netip.Addr { return netip.MustParseAddr(s) }
 
-func ipPrefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
-
 func mustEcho(src, dst string, size int) []byte {
 	b, err := ip.Echo{Src: ip4(src), Dst: ip4(dst), Data: make([]byte, size)}.AppendBinary(nil)
 	if err != nil {

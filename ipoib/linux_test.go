@@ -122,9 +122,3 @@ func (l *linux) sendTo(m *node, pkt []byte) {
 		l.n.w.Fatalf("%s has no connection to %s", l.n.name, m.name)
 	}
 }
-
-// up counts the connections that are up, its own and its peers'.
-func (l *linux) up() int {
-	own, peers := l.p.Up()
-	return len(own) + len(peers)
-}
