@@ -223,19 +223,15 @@ func (r *run) all() {
 		})},
 	}
 	if !r.long {
-		// The first two wait for most of their time, and are in front when they do not.
-		behind := place{behind: true}
+		// Those in network namespaces are by themselves: they look at the clock, and fill the kernel's one
+		// table of neighbours.
 		r.do(append(steps,
 			step{name: "network namespaces", do: func() { r.test(g.netns, netnsFlags...) }},
-			step{name: "packages", do: func() { r.test(g.machines) }, beside: true},
-			step{name: "tests", do: func() { r.testAt(behind, g.unit, oneMore) }, beside: true},
-			step{name: "race detector", do: r.race(behind, g.concurrent, "-p=1"), beside: true},
-			step{name: "tests of providers", do: func() { r.test(g.providers) }},
-			step{name: "race detector, providers", do: r.race(place{}, g.providers, "-p=1"), beside: true}))
+			step{name: "tests", do: func() { r.test(g.unit, oneMore) }},
+			step{name: "race detector", do: r.race(place{behind: true}, g.concurrent, "-p=1"), beside: true}))
 		return
 	}
 	steps = slices.DeleteFunc(steps, func(s step) bool { return s.name == "go vet for "+narrow })
-	g.unit = slices.Concat(g.machines, g.providers, g.unit)
 	// Without the race detector too: allocations are counted and large runs are made only there.
 	r.do(append(steps,
 		step{name: "tests, long form", do: func() { r.test(g.unit) }},
@@ -255,11 +251,6 @@ var netnsFlags = []string{"-p=1", "-parallel=6"}
 // A grouping is which packages are tested together.
 type grouping struct {
 	unit, netns []string
-	// machines are those that install packages on machines of their own.
-	machines []string
-	// providers are those whose packets go by Ethernet. The kernel has one table of neighbours for
-	// all namespaces, which tests in network namespaces fill up.
-	providers []string
 	// concurrent are those whose code runs on several goroutines or threads: the
 	// edges and the shell of test/arch. The race detector looks at them in every
 	// run, at the others in the long form only.
@@ -268,16 +259,14 @@ type grouping struct {
 
 // slowest are the packages that take longest, which therefore begin first. Those at odd places wait
 // most of the time.
-var slowest = []string{"test/explore", "test/cni", "test/sim", "test/subnet", "test/scale",
-	"test/arch", "membership/etcd", "mpa", "hostnet", "datapath", "agent", "ipoib", "cmd/ipoibcmd"}
+var slowest = []string{"test/packaging", "test/explore", "test/cni", "test/sim", "provider/softroce", "test/scale",
+	"test/subnet", "test/arch", "membership/etcd", "mpa", "hostnet", "datapath", "agent", "ipoib", "cmd/ipoibcmd"}
 
 // oneMore has go test run one package more than there are processors: some wait.
 var oneMore = fmt.Sprintf("-p=%d", runtime.GOMAXPROCS(0)+1)
 
-var concurrentPackages = []string{"agent", "datapath", "hostnet", "tun", "verbs/events", "verbs/regions"}
-
-// providerPackages are concurrent too.
-var providerPackages = []string{"provider/softiwarp", "provider/softroce", "rdmacm", "rpcrdma/transport"}
+var concurrentPackages = []string{"agent", "datapath", "hostnet", "provider/softiwarp", "provider/softroce",
+	"rdmacm", "rpcrdma/transport", "tun", "verbs/events", "verbs/regions"}
 
 // group sorts the packages of the tree.
 func group(packages []string) (g grouping) {
@@ -288,12 +277,6 @@ func group(packages []string) (g grouping) {
 			continue
 		case dir == "test/netns":
 			g.netns = append(g.netns, p)
-			continue
-		case dir == "test/packaging":
-			g.machines = append(g.machines, p)
-			continue
-		case slices.Contains(providerPackages, dir):
-			g.providers = append(g.providers, p)
 			continue
 		case slices.Contains(concurrentPackages, dir):
 			g.concurrent = append(g.concurrent, p)
