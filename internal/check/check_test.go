@@ -98,28 +98,31 @@ func TestFailuresWithoutATest(t *testing.T) {
 	}
 }
 
-// Steps beside each other are under way at once, and those behind them wait for all.
-func TestStepsBeside(t *testing.T) {
+// Lanes are under way at once, the steps of each in order; the next stage waits for all.
+func TestStages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
 		r, began := newRun(&out), time.Now()
-		do := func(name string, beside bool) step {
-			return step{name: name, beside: beside, do: func() {
-				time.Sleep(time.Minute)
+		takes := func(name string, d time.Duration) step {
+			return step{name, func() {
+				time.Sleep(d)
 				r.note(name, passed, time.Since(began).String())
 			}}
 		}
-		r.do([]step{do("a", false), do("b", false), do("c", true), do("d", true), do("e", false)})
+		r.only = "s"
+		r.stages([][]step{
+			{takes("s1", 5*time.Minute)},
+			{takes("s2", time.Minute), takes("x", time.Hour), takes("s3", 2*time.Minute)},
+		}, [][]step{{takes("s4", time.Minute)}})
 		var got []string
 		for _, name := range r.order {
 			got = append(got, name+" "+r.results[name].why)
 		}
-		slices.Sort(got)
-		if want := []string{"a 1m0s", "b 2m0s", "c 2m0s", "d 2m0s", "e 3m0s"}; !slices.Equal(got, want) {
+		if want := []string{"s2 1m0s", "s3 3m0s", "s1 5m0s", "s4 6m0s"}; !slices.Equal(got, want) {
 			t.Errorf("ended at %v, want %v", got, want)
 		}
-		if want := "==== 1 of 5: a\n==== 4 of 5: b, beside c, beside d\n==== 5 of 5: e\n"; out.String() != want {
-			t.Errorf("got\n%swant\n%s", &out, want)
+		if want := "==== 4 of 4: s4\n"; !strings.HasSuffix(out.String(), want) {
+			t.Errorf("got\n%swant %s at the end", &out, want)
 		}
 	})
 }
@@ -202,14 +205,17 @@ func TestGroup(t *testing.T) {
 	if want := []string{"ipoibcm/test/sim", "ipoibcm/agent", "ipoibcm/cm"}; !slices.Equal(g.unit, want) {
 		t.Errorf("unit %v, want %v", g.unit, want)
 	}
-	if want := []string{"ipoibcm/agent"}; !slices.Equal(g.concurrent, want) {
-		t.Errorf("concurrent %v, want %v", g.concurrent, want)
+	if want := []string{"ipoibcm/agent"}; !slices.Equal(g.concurrent, want) || !slices.Equal(g.clocked, want) {
+		t.Errorf("concurrent %v, clocked %v, want %v", g.concurrent, g.clocked, want)
+	}
+	if want := []string{"ipoibcm/test/sim", "ipoibcm/cm"}; !slices.Equal(g.pure, want) {
+		t.Errorf("pure %v, want %v", g.pure, want)
 	}
 	if want := []string{"ipoibcm/test/netns"}; !slices.Equal(g.netns, want) {
 		t.Errorf("netns %v, want %v", g.netns, want)
 	}
 	// The names are those of packages that there are.
-	for _, dir := range slices.Concat(slowest, concurrentPackages) {
+	for _, dir := range slices.Concat(slowest, concurrentPackages, networkPackages) {
 		if _, err := os.Stat(filepath.Join("..", "..", dir)); err != nil {
 			t.Error(err)
 		}

@@ -56,7 +56,7 @@ func main() {
 	case *fuzzTime > 0 || *fuzzAll > 0:
 		r.fuzz(*fuzzTime, *fuzzAll, *keep)
 	case *interop:
-		r.do(r.interop(*kernel))
+		r.stages([][]step{r.interop(*kernel)})
 	default:
 		r.all()
 	}
@@ -173,37 +173,50 @@ func (r *run) missing(name, why string) {
 
 // A step is a part of a run. What it finds is in the run's results.
 type step struct {
-	name   string
-	do     func()
-	beside bool // it runs beside the step before it
+	name string
+	do   func()
 }
 
-// do carries out those steps that are wanted, in order.
-func (r *run) do(steps []step) {
-	steps = slices.DeleteFunc(steps, func(s step) bool { return !strings.Contains(s.name, r.only) })
-	for done := 0; done < len(steps); {
-		now := steps[done : done+1]
-		for done += 1; done < len(steps) && steps[done].beside; done++ {
-			now = now[:len(now)+1]
+// wanted returns those of steps that the flag -only names.
+func (r *run) wanted(steps []step) []step {
+	return slices.DeleteFunc(steps, func(s step) bool { return !strings.Contains(s.name, r.only) })
+}
+
+// do carries out lanes of steps: the lanes at once, the steps of each in order.
+func (r *run) do(lanes ...[]step) {
+	var all sync.WaitGroup
+	for _, lane := range lanes {
+		all.Go(func() {
+			for _, s := range lane {
+				end := r.out.step(s.name)
+				s.do()
+				end()
+				if r.out.interrupted() {
+					r.note(s.name, failed, "interrupted")
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// stages carries out one after the other what is wanted of stages, each of which has lanes.
+func (r *run) stages(stages ...[][]step) {
+	for _, lanes := range stages {
+		for i, lane := range lanes {
+			lanes[i] = r.wanted(lane)
+			r.out.steps += len(lanes[i])
 		}
-		name := now[0].name
-		for _, s := range now[1:] {
-			name += ", beside " + s.name
-		}
-		r.out.step(done, len(steps), name)
-		var all sync.WaitGroup
-		for _, s := range now {
-			all.Go(s.do)
-		}
-		all.Wait()
-		if r.out.interrupted() {
-			r.note(name, failed, "interrupted")
-			return
+	}
+	for _, lanes := range stages {
+		if !r.out.interrupted() {
+			r.do(lanes...)
 		}
 	}
 }
 
-// all runs every step, the quick ones first.
+// all runs every step.
 func (r *run) all() {
 	r.needs()
 	packages, err := packages()
@@ -212,37 +225,41 @@ func (r *run) all() {
 		return
 	}
 	g := group(packages)
-	steps := []step{
-		{name: "gofmt", do: r.check("gofmt", gofmt)},
-		{name: "go vet", do: r.check("go vet", func() error { return r.stream("go", "vet", "./...") })},
-		{name: "staticcheck", do: r.staticcheck},
-		{name: "go vet with libibverbs", do: r.libibverbs},
-		{name: "go vet for " + narrow, do: r.check("go vet for "+narrow, r.vetNarrow)},
-		{name: "requirement rows", do: r.check("requirement rows", func() error {
+	source := []step{
+		{"gofmt", r.check("gofmt", gofmt)},
+		{"go vet", r.check("go vet", func() error { return r.stream("go", "vet", "./...") })},
+		{"staticcheck", r.staticcheck},
+		{"go vet with libibverbs", r.libibverbs},
+		{"requirement rows", r.check("requirement rows", func() error {
 			return r.stream("go", "run", "./internal/specs", "-check")
 		})},
 	}
+	netns := func() { r.test(g.netns, netnsFlags...) }
 	if !r.long {
-		// Those in network namespaces are by themselves: they look at the clock, and fill the kernel's one
-		// table of neighbours.
-		r.do(append(steps,
-			step{name: "network namespaces", do: func() { r.test(g.netns, netnsFlags...) }},
-			step{name: "tests", do: func() { r.test(g.unit, oneMore) }},
-			step{name: "race detector", do: r.race(place{behind: true}, g.concurrent, "-p=1"), beside: true}))
+		// What looks at the clock has the processors before what does not, and those in network namespaces
+		// have the kernel's one table of neighbours to themselves.
+		r.stages([][]step{
+			{{"network namespaces", netns}},
+			append(source,
+				step{"go vet for " + narrow, r.check("go vet for "+narrow, r.vetNarrow)},
+				step{"tests without a clock", func() { r.testAt(place{behind: true}, g.pure) }}),
+		}, [][]step{
+			{{"tests", func() { r.test(g.clocked, oneMore) }}},
+			{{"race detector", r.race(place{behind: true}, g.concurrent)}},
+		})
 		return
 	}
-	steps = slices.DeleteFunc(steps, func(s step) bool { return s.name == "go vet for "+narrow })
 	// Without the race detector too: allocations are counted and large runs are made only there.
-	r.do(append(steps,
-		step{name: "tests, long form", do: func() { r.test(g.unit) }},
-		step{name: "network namespaces, long form", do: func() { r.test(g.netns, netnsFlags...) }},
-		step{name: "architectures: vet and build", do: r.vetAll},
-		step{name: "architectures: tests on " + narrow, do: r.testNarrow(g.unit)},
-		step{name: "architectures: tests in emulation", do: r.testEmulated},
-		step{name: "mutants, a tenth", do: r.mutants},
-		step{name: "tests with the race detector, long form", do: r.race(place{}, g.unit)},
+	r.stages([][]step{append(source,
+		step{"tests, long form", func() { r.test(g.unit) }},
+		step{"network namespaces, long form", netns},
+		step{"architectures: vet and build", r.vetAll},
+		step{"architectures: tests on " + narrow, r.testNarrow(g.unit)},
+		step{"architectures: tests in emulation", r.testEmulated},
+		step{"mutants, a tenth", r.mutants},
+		step{"tests with the race detector, long form", r.race(place{}, g.unit)},
 		// the agents too are built with it
-		step{name: "network namespaces with the race detector, long form", do: r.race(place{}, g.netns, netnsFlags...)}))
+		step{"network namespaces with the race detector, long form", r.race(place{}, g.netns, netnsFlags...)})})
 }
 
 // netnsFlags let the tests in network namespaces, which mostly wait, overlap.
@@ -251,6 +268,9 @@ var netnsFlags = []string{"-p=1", "-parallel=6"}
 // A grouping is which packages are tested together.
 type grouping struct {
 	unit, netns []string
+	// clocked are those of unit whose tests send on this machine's network and look at the clock; pure
+	// are the others.
+	clocked, pure []string
 	// concurrent are those whose code runs on several goroutines or threads: the
 	// edges and the shell of test/arch. The race detector looks at them in every
 	// run, at the others in the long form only.
@@ -268,6 +288,10 @@ var oneMore = fmt.Sprintf("-p=%d", runtime.GOMAXPROCS(0)+1)
 var concurrentPackages = []string{"agent", "datapath", "hostnet", "provider/softiwarp", "provider/softroce",
 	"rdmacm", "rpcrdma/transport", "tun", "verbs/events", "verbs/regions"}
 
+// networkPackages are those outside concurrentPackages whose tests send on this machine's network.
+var networkPackages = []string{"cmd/ipoibcmd", "internal/simfabric", "membership/etcd", "membership/source", "mpa/sctp",
+	"test/cni", "test/subnet"}
+
 // group sorts the packages of the tree.
 func group(packages []string) (g grouping) {
 	for _, p := range packages {
@@ -279,7 +303,11 @@ func group(packages []string) (g grouping) {
 			g.netns = append(g.netns, p)
 			continue
 		case slices.Contains(concurrentPackages, dir):
-			g.concurrent = append(g.concurrent, p)
+			g.concurrent, g.clocked = append(g.concurrent, p), append(g.clocked, p)
+		case slices.Contains(networkPackages, dir):
+			g.clocked = append(g.clocked, p)
+		default:
+			g.pure = append(g.pure, p)
 		}
 		g.unit = append(g.unit, p)
 	}
@@ -289,8 +317,9 @@ func group(packages []string) (g grouping) {
 		}
 		return len(slowest)
 	}
-	slices.SortStableFunc(g.unit, func(a, b string) int { return place(a) - place(b) })
-	slices.SortStableFunc(g.concurrent, func(a, b string) int { return place(a) - place(b) })
+	for _, list := range [][]string{g.unit, g.clocked, g.pure, g.concurrent} {
+		slices.SortStableFunc(list, func(a, b string) int { return place(a) - place(b) })
+	}
 	return g
 }
 
@@ -306,9 +335,9 @@ func (r *run) check(name string, f func() error) func() {
 	}
 }
 
-// stream runs a command and shows what it prints.
-func (r *run) stream(name string, args ...string) error {
-	c := exec.Command(name, args...)
+// stream runs a command, behind tests, and shows what it prints.
+func (r *run) stream(command ...string) error {
+	c := exec.Command("nice", command...)
 	c.Stdout, c.Stderr = r.out, r.out
 	return c.Run()
 }

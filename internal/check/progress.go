@@ -22,7 +22,7 @@ const (
 	tick = 250 * time.Millisecond // how often the line on a terminal is drawn
 	// silence is how long a log that is no terminal may go without a line.
 	silence = 20 * time.Second
-	// timesFile keeps how long each step took, for an estimate of what remains.
+	// timesFile keeps when each step ended, for an estimate of what remains.
 	timesFile = ".cache/times.json"
 )
 
@@ -40,24 +40,26 @@ type progress struct {
 	last   time.Time // something was written
 	atLine bool      // what was written ends with a newline
 
-	name        string // of the step
-	nth, steps  int
-	stepBegan   time.Time
-	details     []*func() string // what those say that are part of it
-	times, took map[string]float64
-	stop        chan os.Signal
-	ended       chan struct{}
-	signal      os.Signal
-	groups      []int // process groups under way
+	steps   int              // of the run
+	begun   int              // of them
+	names   []string         // of those under way
+	details []*func() string // what they say of themselves
+	stop    chan os.Signal
+	closed  chan struct{}
+	signal  os.Signal
+	groups  []int // process groups under way
+
+	// When each step ended, in seconds after the begin, and did in the run before.
+	ends, endsBefore map[string]float64
 }
 
 // newProgress writes to f until end.
 func newProgress(f *os.File) *progress {
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	p := &progress{w: f, terminal: err == nil, now: time.Now, stop: make(chan os.Signal, 1), ended: make(chan struct{})}
+	p := &progress{w: f, terminal: err == nil, now: time.Now, stop: make(chan os.Signal, 1), closed: make(chan struct{})}
 	p.begin()
 	if b, err := os.ReadFile(timesFile); err == nil {
-		_ = json.Unmarshal(b, &p.times) // without it there is no estimate
+		_ = json.Unmarshal(b, &p.endsBefore) // without it there is no estimate
 	}
 	signal.Notify(p.stop, os.Interrupt, syscall.SIGTERM)
 	go p.run()
@@ -66,7 +68,7 @@ func newProgress(f *os.File) *progress {
 
 func (p *progress) begin() {
 	p.began, p.atLine = p.now(), true
-	p.last, p.took = p.began, map[string]float64{}
+	p.last, p.ends = p.began, map[string]float64{}
 }
 
 // run draws the line until the end, and passes signals on to what is under way.
@@ -75,7 +77,7 @@ func (p *progress) run() {
 	defer t.Stop()
 	for {
 		select {
-		case <-p.ended:
+		case <-p.closed:
 			return
 		case s := <-p.stop:
 			p.mu.Lock()
@@ -111,61 +113,57 @@ func (p *progress) under(group int) (end func()) {
 
 func (p *progress) elapsed() time.Duration { return p.now().Sub(p.began).Round(time.Second) }
 
-// step begins the nth of so many steps.
-func (p *progress) step(nth, steps int, name string) {
-	p.stepEnds()
+// step begins a step, until end.
+func (p *progress) step(name string) (end func()) {
 	p.mu.Lock()
-	p.nth, p.steps, p.name, p.stepBegan = nth, steps, name, p.now()
+	p.begun++
+	p.names = append(p.names, name)
+	text := fmt.Sprintf("==== %d of %d: %s%s\n", p.begun, p.steps, name, p.left())
 	p.mu.Unlock()
-	fmt.Fprintf(p, "==== %d of %d: %s%s\n", nth, steps, name, p.left())
-}
-
-// stepEnds notes how long the step took.
-func (p *progress) stepEnds() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.name != "" {
-		p.took[p.name] = p.now().Sub(p.stepBegan).Seconds()
+	fmt.Fprint(p, text)
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.names = slices.DeleteFunc(p.names, func(n string) bool { return n == name })
+		p.ends[name] = p.now().Sub(p.began).Seconds()
 	}
 }
 
 // left estimates what remains of the whole run from the one before, "" if that
-// is not known.
+// had other steps.
 func (p *progress) left() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.leftLocked()
-}
-
-func (p *progress) leftLocked() string {
-	var before, now float64
-	for name, t := range p.times {
-		before += t
-		if _, done := p.took[name]; done && name != p.name {
-			now += t
-		}
-	}
-	if before == 0 || p.times[p.name] == 0 {
+	if len(p.endsBefore) != p.steps {
 		return ""
 	}
-	rest := before - now - min(p.now().Sub(p.stepBegan).Seconds(), p.times[p.name])
-	return fmt.Sprintf(", about %v left", max(0, time.Duration(rest*float64(time.Second))).Round(time.Second))
+	var last, reached, at float64 // reached is where the run before was at that time of this one
+	for name, end := range p.endsBefore {
+		last = max(last, end)
+		if now, ok := p.ends[name]; ok {
+			reached, at = max(reached, end), max(at, now)
+		}
+	}
+	next := last
+	for name, end := range p.endsBefore {
+		if _, ok := p.ends[name]; !ok {
+			next = min(next, max(end, reached))
+		}
+	}
+	rest := last - min(reached+p.now().Sub(p.began).Seconds()-at, next)
+	return fmt.Sprintf(", about %v left", time.Duration(rest*float64(time.Second)).Round(time.Second))
 }
 
 // end removes the line, and keeps the times of a run that had every step.
 func (p *progress) end() {
-	p.stepEnds()
 	p.mu.Lock()
 	p.clear()
-	whole := p.signal == nil && p.nth == p.steps && p.steps > 2
-	p.name = ""
+	whole := p.signal == nil && len(p.ends) == p.steps && p.steps > 2
 	p.mu.Unlock()
 	signal.Stop(p.stop)
-	close(p.ended)
+	close(p.closed)
 	if !whole {
 		return
 	}
-	if b, err := json.Marshal(p.took); err == nil && os.MkdirAll(filepath.Dir(timesFile), 0o755) == nil {
+	if b, err := json.Marshal(p.ends); err == nil && os.MkdirAll(filepath.Dir(timesFile), 0o755) == nil {
 		_ = os.WriteFile(timesFile, b, 0o644) // only the estimate is lost
 	}
 }
@@ -204,7 +202,7 @@ func (p *progress) about(detail func() string) (end func()) {
 func (p *progress) draw() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.name == "" || !p.atLine || !p.terminal && p.now().Sub(p.last) < silence {
+	if len(p.names) == 0 || !p.atLine || !p.terminal && p.now().Sub(p.last) < silence {
 		return
 	}
 	detail, mark := "", ": "
@@ -212,7 +210,8 @@ func (p *progress) draw() {
 		detail += mark + (*d)()
 		mark = "; "
 	}
-	text := fmt.Sprintf("     %d of %d, %s%s; %v so far%s", p.nth, p.steps, p.name, detail, p.elapsed(), p.leftLocked())
+	text := fmt.Sprintf("     %d of %d, %s%s; %v so far%s", p.begun, p.steps, strings.Join(p.names, " beside "), detail,
+		p.elapsed(), p.left())
 	if !p.terminal {
 		fmt.Fprintln(p.w, text)
 		p.last = p.now()

@@ -20,10 +20,11 @@ func TestProgressInALog(t *testing.T) {
 	var out bytes.Buffer
 	clock := time.Unix(1000, 0)
 	p := progressAt(&out, &clock)
-	p.times = map[string]float64{"vet": 10, "tests": 60, "netns": 30}
-	p.step(1, 3, "vet")
+	p.steps, p.endsBefore = 3, map[string]float64{"vet": 10, "tests": 70, "netns": 100}
+	end := p.step("vet")
 	clock = clock.Add(10 * time.Second)
-	p.step(2, 3, "tests")
+	end()
+	p.step("tests")
 	p.about(func() string { return "7 of 9 packages left" })
 	clock = clock.Add(silence - 1)
 	p.draw()
@@ -52,8 +53,8 @@ func TestProgressOnATerminal(t *testing.T) {
 	var out bytes.Buffer
 	clock := time.Unix(1000, 0)
 	p := progressAt(&out, &clock)
-	p.terminal = true
-	p.step(1, 2, "tests")
+	p.terminal, p.steps = true, 2
+	p.step("tests")
 	p.draw()
 	p.draw() // nothing new
 	fmt.Fprintln(p, "ok cm")
