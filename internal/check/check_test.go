@@ -62,6 +62,29 @@ func TestSummary(t *testing.T) {
 	}
 }
 
+// What a test logs before it fails is not why it failed.
+func TestFailure(t *testing.T) {
+	t.Chdir(t.TempDir())
+	source := "package p\n\tt.Logf(\"seed\")\n\tt.Error(\"wrong\")\n\tt.Log(\"the end\")\n"
+	if err := os.WriteFile("p_test.go", []byte(source), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	const seed, wrong, end = "    p_test.go:2: seed\n", "    p_test.go:3: wrong\n", "    p_test.go:4: the end\n"
+	for _, tt := range []struct {
+		name, want string
+		lines      []string
+	}{
+		{"a log before and after", "wrong", []string{seed, "more\n", wrong, end}},
+		{"logs only", "seed", []string{seed, end}},
+		{"a file that is not there", "gone", []string{seed, "    q_test.go:2: gone\n", wrong}},
+		{"no message", "", []string{"--- FAIL: TestX\n"}},
+	} {
+		if got := failure(".", tt.lines); got != tt.want {
+			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
 func TestBestOutcomeCounts(t *testing.T) {
 	r := newRun(new(bytes.Buffer))
 	read(t, r, `{"Action":"skip","Package":"p","Test":"TestAllocs"}`, `{"Action":"pass","Package":"p"}`)

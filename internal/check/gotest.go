@@ -2,13 +2,16 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -254,9 +257,7 @@ func (r *run) ended(p *testPackage, at place, e *testEvent) (bad int) {
 	case "fail":
 		bad = 1
 		p.failed++
-		slices.Reverse(lines) // the first message is what went wrong, the later ones may be logs
-		r.note(name, failed, reason(lines))
-		slices.Reverse(lines)
+		r.note(name, failed, failure(strings.TrimPrefix(e.Package, "ipoibcm/"), lines))
 		fmt.Fprintf(r.out, "---- %s\n%s", name, strings.Join(lines[max(0, len(lines)-maxShown):], ""))
 	}
 	delete(p.lines, e.Test)
@@ -299,14 +300,42 @@ func (r *run) packageEnded(p *testPackage, at place, e *testEvent, builds map[st
 	return bad
 }
 
-var atLine = regexp.MustCompile(`^\s+\S+\.go:\d+: `)
+// message is the first line of what a test says, with its place in the source.
+var message = regexp.MustCompile(`^\s+(\S+\.go):(\d+): (.*)`)
 
 // reason returns the last message of a test, without its place in the source.
 func reason(lines []string) string {
 	for _, l := range slices.Backward(lines) {
-		if loc := atLine.FindStringIndex(l); loc != nil {
-			return strings.TrimSpace(l[loc[1]:])
+		if m := message.FindStringSubmatch(l); m != nil {
+			return strings.TrimSpace(m[3])
 		}
 	}
 	return ""
+}
+
+// failure returns the first message of a test in the package in dir that is no log: go test does not tell
+// t.Error from t.Log, the source does. What a helper logs counts as an error if nothing else is left.
+func failure(dir string, lines []string) (first string) {
+	for _, l := range lines {
+		m := message.FindStringSubmatch(l)
+		if m == nil {
+			continue
+		}
+		text := strings.TrimSpace(m[3])
+		if first = cmp.Or(first, text); !logs(filepath.Join(dir, m[1]), m[2]) {
+			return text
+		}
+	}
+	return first
+}
+
+// logs reports whether a line of a source file calls Log or Logf.
+func logs(file, line string) bool {
+	source, err := os.ReadFile(file)
+	if err != nil {
+		return false
+	}
+	n, err := strconv.Atoi(line)
+	lines := strings.Split(string(source), "\n")
+	return err == nil && n >= 1 && n <= len(lines) && (strings.Contains(lines[n-1], ".Logf(") || strings.Contains(lines[n-1], ".Log("))
 }
