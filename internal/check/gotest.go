@@ -39,6 +39,10 @@ type place struct {
 	behind bool     // other processes have the processors first (nice)
 }
 
+// behind is what a command begins with that others have the processors before, but not for ever: where a
+// program of another user's is busy, nice's own 10 leaves a tenth.
+var behind = []string{"nice", "-n", "4"}
+
 // mark ends the name of a test that ran there.
 func (p place) mark() string {
 	if p.name == "" {
@@ -56,7 +60,7 @@ func (r *run) testAt(at place, packages []string, flags ...string) {
 	fmt.Fprintf(r.out, "go %s (%d packages)\n", strings.Join(args, " "), len(packages))
 	command := append([]string{"go"}, append(args, packages...)...)
 	if at.behind {
-		command = append([]string{"nice"}, command...)
+		command = slices.Concat(behind, command)
 	}
 	c := exec.Command(command[0], command[1:]...)
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // its tests and what they start are ended together

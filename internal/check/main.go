@@ -337,7 +337,7 @@ func (r *run) check(name string, f func() error) func() {
 
 // stream runs a command, behind tests, and shows what it prints.
 func (r *run) stream(command ...string) error {
-	c := exec.Command("nice", command...)
+	c := exec.Command(behind[0], slices.Concat(behind[1:], command)...)
 	c.Stdout, c.Stderr = r.out, r.out
 	return c.Run()
 }
