@@ -1,12 +1,10 @@
 package mpa
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"ipoibcm/internal/expect"
 )
@@ -92,50 +90,6 @@ func TestBadFrames(t *testing.T) {
 			t.Errorf("%s is not counted", tt.name)
 		}
 	}
-}
-
-// TestSlowDrip: one octet per second does not keep a machine waiting, and memory
-// does not grow with it.
-func TestSlowDrip(t *testing.T) {
-	r := responder(t, Options{})
-	_, req := asks(p2p)
-	now, n := t0, 0
-	var acts []Action
-	for _, c := range req {
-		now = now.Add(time.Second)
-		acts = r.Step(acts, now, Wake{})
-		if len(acts) > 0 {
-			break
-		}
-		acts = r.Step(acts, now, Recv{[]byte{c}})
-		n++
-	}
-	wantActs(t, "drip", acts, "Close Failed-timeout")
-	if n != 4 || r.Counters()[ReasonTimeout] != 1 {
-		t.Errorf("%d octets in %v", n, now.Sub(t0))
-	}
-	// PD_Length that promises more than ever comes.
-	i, _ := asks(p2p)
-	wantActs(t, "incomplete", i.Step(nil, t0, Recv{frameBy(true, 0x10, 2, "A", 0, 0, "12345678")[:30]}), "")
-	wantActs(t, "early", i.Step(nil, t0.Add(9999*time.Millisecond), Wake{}), "")
-	wantActs(t, "late", i.Step(nil, t0.Add(10*time.Second), Wake{}), "Close Failed-timeout")
-	// No RTR.
-	r, _, _ = answerTo(Options{}, req)
-	wantActs(t, "no RTR", r.Step(nil, r.Deadline(), Wake{}), "Close Failed-rtr_timeout")
-	// TCP ends.
-	i, _ = asks(p2p)
-	acts = i.Step(nil, t0, PeerClosed{errors.New("reset")})
-	wantActs(t, "reset", acts, "Close Failed-closed")
-	if f := acts[1].(Failed); f.Err.Code() != CodeClosed || !strings.Contains(f.Err.Error(), "reset") {
-		t.Error(f.Err)
-	}
-	r = responder(t, Options{})
-	r.Step(nil, t0, Recv{req})
-	wantActs(t, "closed while the user thinks", r.Step(nil, t0, PeerClosed{}), "Close Failed-closed")
-	wantActs(t, "too late", r.Step(nil, t0, Accept{}), "")
-	r = responder(t, Options{})
-	r.Step(nil, t0, Recv{req})
-	wantActs(t, "octets while the user thinks", r.Step(nil, t0, Recv{[]byte{0}}), "Close Failed-early_data")
 }
 
 func TestReasonsAreComplete(t *testing.T) {
