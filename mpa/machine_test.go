@@ -202,7 +202,7 @@ func TestPortions(t *testing.T) {
 		wantActs(t, "part", acts, "")
 		acts = append(r.Step(nil, t0, Recv{req[cut:]}), r.Step(nil, t0, Accept{})...)
 		if !reflect.DeepEqual(acts, whole) {
-			t.Fatalf("cut at %d: %+v", cut, acts)
+			t.Fatalf("cut at %d: %+v, want %+v", cut, acts, whole)
 		}
 	}
 	i, _ := asks(p2p)

@@ -228,10 +228,9 @@ func checkReply(t *testing.T, q request, i, ownORD int, strict bool) {
 	// 6581-10-1, 6581-10-7
 	expect.MustEqual(t, frameOf(wrote), frameWords{reject, true, 2, wantFlags, wantIRD, wantORD}, "%s: reply", what)
 	if reject {
-		f, ok := has[Failed](acts)
-		if !ok || f.Err.Code() != CodeInsufficient {
-			t.Fatalf("%s: %+v", what, acts)
-		}
+		f, failed := has[Failed](acts)
+		expect.MustEqual(t, failed, true, "%s: failed", what)
+		expect.MustEqual(t, f.Err.Code(), CodeInsufficient, "%s: Err.Code", what)
 		return
 	}
 	res := r.Result()
@@ -243,9 +242,8 @@ func checkReply(t *testing.T, q request, i, ownORD int, strict bool) {
 	if q.ird == u {
 		localORD = ownORD
 	}
-	if int(res.IRD) != localIRD || int(res.ORD) != localORD {
-		t.Fatalf("%s: local IRD %v ORD %v, want %d %d", what, res.IRD, res.ORD, localIRD, localORD)
-	}
+	expect.MustEqual(t, int(res.IRD), localIRD, "%s: local IRD", what)
+	expect.MustEqual(t, int(res.ORD), localORD, "%s: local ORD", what)
 	// 6581-9.1-6
 	expect.MustEqual(t, int(res.Peer.IRD), q.ird, "%s: Peer.IRD", what)
 	expect.MustEqual(t, int(res.Peer.ORD), q.ord, "%s: Peer.ORD", what)
@@ -261,19 +259,17 @@ func TestNeededORD(t *testing.T) {
 		for need, want := range row {
 			o := Options{Depths: Depths{IRD: 1, ORD: 1, MinORD: Depth(need)}}
 			_, acts, wrote := answerTo(o, frameBy(false, 0x10, 2, "AC", ird, 1, "hello"))
-			w := frameOf(wrote)
-			r := w.reject
-			expect.Equal(t, r, want >= 0, "initiator IRD %d, needed ORD %d: reject", ird, need)
-			expect.Equal(t, w.s, true, "initiator IRD %d, needed ORD %d: s", ird, need)
-			if r {
-				expect.Equal(t, w.ord, want, "initiator IRD %d, needed ORD %d: ord", ird, need)
-			}
+			what, reply := fmt.Sprintf("initiator IRD %d, needed ORD %d", ird, need), frameOf(wrote)
+			expect.Equal(t, reply.reject, want >= 0, "%s: reject", what)
+			expect.Equal(t, reply.s, true, "%s: S", what)
 			// 6581-9.1-10, 6581-9.1-11: no Terminate, the code is for the ULP
-			if _, ok := has[SendTerminate](acts); ok {
-				t.Error("a responder that rejects sent a Terminate")
-			}
-			if f, ok := has[Failed](acts); r && (!ok || f.Err.Code() != CodeInsufficient) {
-				t.Errorf("%+v", acts)
+			_, terminates := has[SendTerminate](acts)
+			expect.Equal(t, terminates, false, "%s: the responder sends a Terminate", what)
+			f, failed := has[Failed](acts)
+			expect.MustEqual(t, failed, want >= 0, "%s: failed", what)
+			if failed {
+				expect.Equal(t, reply.ord, want, "%s: ORD of the reply", what)
+				expect.Equal(t, f.Err.Code(), CodeInsufficient, "%s: Err.Code", what)
 			}
 		}
 	}
@@ -312,23 +308,20 @@ func TestEveryRevision(t *testing.T) {
 				if w.s {
 					got = enhanced
 				}
-				if w.rev != tt.rev || wrote[16]&0x0f != 0 { // 6581-6-5
-					t.Errorf("%+v: reply %x", tt, wrote)
-				}
-				if string(r.Result().Private) != "ulp!" {
-					t.Errorf("%+v: private data %q", tt, r.Result().Private)
-				}
+				expect.Equal(t, w.rev, tt.rev, "%+v: revision of the reply", tt)
+				expect.Equal(t, wrote[16]&0x0f, 0, "%+v: Res of the reply", tt) // 6581-6-5
+				expect.Equal(t, string(r.Result().Private), "ulp!", "%+v: private data", tt)
 			}
 			_, closes := has[Close](acts)
 			f, failed := has[Failed](acts)
 			expect.Equal(t, got, tt.want, "%+v: got", tt)
 			expect.Equal(t, closes, got == closed, "%+v: closes", tt)
 			expect.Equal(t, failed, closes, "%+v: failed", tt)
-			if failed && f.Err.Code() != CodeFrame {
-				t.Errorf("%+v: Err.Code is %v, want %v", tt, f.Err.Code(), CodeFrame)
+			if failed {
+				expect.Equal(t, f.Err.Code(), CodeFrame, "%+v: Err.Code", tt)
 			}
-			if res != 0 && tt.rev == 1 && r.Counters()[ReasonReserved] != 1 {
-				t.Errorf("%+v: reserved bits were not counted", tt)
+			if res != 0 && tt.rev == 1 {
+				expect.Equal(t, r.Counters()[ReasonReserved], 1, "%+v: frames with reserved bits", tt)
 			}
 		}
 	}
@@ -384,24 +377,21 @@ func TestEveryReplyForm(t *testing.T) {
 				if res.Enhanced {
 					got++
 				}
-				if ok && (string(res.Private) != "ulp!" || res.SendMarkers != (more&0x20 != 0) ||
-					res.CRC != (more&0x10 != 0) || int(res.Rev) != tt.rev) {
-					t.Errorf("%s: %+v", what, res)
-				}
+				expect.MustEqual(t, got, want, "%s: what comes of it", what)
+				_, terminates := has[SendTerminate](acts)
+				expect.Equal(t, terminates, false, "%s: the initiator sends a Terminate", what)
 				f, failed := has[Failed](acts)
-				switch _, told := has[SendTerminate](acts); {
-				case got != want:
-					t.Errorf("%s: got is %v, want %v", what, got, want)
-				case failed == ok:
-					t.Errorf("%s: failed %v, want %v", what, failed, !ok)
-				case failed && f.Err.Code() != CodeFrame:
-					t.Errorf("%s: Err.Code is %v, want %v", what, f.Err.Code(), CodeFrame)
-				case told:
-					t.Errorf("%s: told is true", what)
+				expect.MustEqual(t, failed, !ok, "%s: failed", what)
+				if failed {
+					expect.Equal(t, f.Err.Code(), CodeFrame, "%s: Err.Code", what)
+					continue
 				}
-				if ok && (m.Counters()[ReasonReserved] == 1) != (more&0x0f != 0) { // 6581-6-6
-					t.Errorf("%s: reserved bits counted %d", what, m.Counters()[ReasonReserved])
-				}
+				expect.Equal(t, string(res.Private), "ulp!", "%s: private data", what)
+				expect.Equal(t, res.SendMarkers, more&0x20 != 0, "%s: SendMarkers", what)
+				expect.Equal(t, res.CRC, more&0x10 != 0, "%s: CRC", what)
+				expect.Equal(t, int(res.Rev), tt.rev, "%s: Rev", what)
+				// 6581-6-6
+				expect.Equal(t, m.Counters()[ReasonReserved] == 1, more&0x0f != 0, "%s: reserved bits are counted", what)
 			}
 		}
 	}
@@ -608,9 +598,9 @@ func TestBothSides(t *testing.T) {
 						acts := m.Step(nil, t0, Recv{reply})
 						got, ok := has[Established](acts)
 						if !ok {
-							if term, _ := has[SendTerminate](acts); term.Code != CodeNoRTR || oi.RTR&or.RTR&^RTRRead != 0 {
-								t.Fatalf("%+v with %+v: %+v", oi, or, acts)
-							}
+							term, _ := has[SendTerminate](acts)
+							expect.MustEqual(t, term.Code, CodeNoRTR, "%+v with %+v: code", oi, or)
+							expect.MustEqual(t, oi.RTR&or.RTR&^RTRRead, 0, "%+v with %+v: RTR that would do", oi, or)
 							continue
 						}
 						up++
@@ -628,8 +618,10 @@ func TestBothSides(t *testing.T) {
 							t.Fatalf("%+v with %+v: ORD is %v, want at most %v", oi, or, i.ORD, p.IRD)
 						case p.ORD > i.IRD:
 							t.Fatalf("%+v with %+v: ORD is %v, want at most %v", oi, or, p.ORD, i.IRD)
-						case i.RTR == RTRRead && (i.ORD == 0 || p.IRD == 0):
-							t.Fatalf("%+v with %+v: %+v and %+v", oi, or, i, p)
+						case i.RTR == RTRRead && i.ORD == 0:
+							t.Fatalf("%+v with %+v: ORD is 0, want at least 1 for the Read", oi, or)
+						case i.RTR == RTRRead && p.IRD == 0:
+							t.Fatalf("%+v with %+v: IRD is 0, want at least 1 for the Read", oi, or)
 						}
 					}
 				}
