@@ -81,11 +81,12 @@ var dataSegment = Segment{Opcode: OpSend, Last: true, MSN: 1, Payload: []byte("d
 //	waiting  dead     reply that does not settle      SendTerminate 6 or 7, Close,      (TestEveryReply)
 //	                                                  Failed
 //	waiting  dead     bad frame                       Close, Failed                     (TestBadFrames)
-//	waiting  dead     deadline, TCP ends              Close, Failed                     slow-drip, fallback
+//	waiting  dead     deadline, TCP ends              Close, Failed                     slow-drip, tcp-ends
 //	waiting  idle     TCP ends or unenhanced reply,   Close, Redial                     fallback
 //	                  with Fallback
 //	waiting  dead     Fail                            Close, Failed                     failures
 //	up       dead     Fail                            SendTerminate 5, Close, Failed    peer-to-peer
+//	up       dead     TCP ends                                                          tcp-ends
 //
 // Responder
 //
@@ -93,16 +94,19 @@ var dataSegment = Segment{Opcode: OpSend, Last: true, MSN: 1, Payload: []byte("d
 //	idle     waiting  Start                                                             all
 //	waiting  asking   request                         Request                           peer-to-peer
 //	waiting  dead     bad frame                       Close, Failed                     (TestBadFrames)
-//	waiting  dead     deadline, TCP ends, Fail        Close, Failed                     slow-drip, failures
+//	waiting  dead     deadline, TCP ends, Fail        Close, Failed                     slow-drip, tcp-ends,
+//	                                                                                    failures
 //	asking   fenced   Accept                          Write reply, Accepted             peer-to-peer
 //	asking   dead     Accept that cannot be, Reject,  Write rejecting reply, Failed     private-data, reject,
 //	                  Fail                                                              failures
-//	asking   dead     octets, TCP ends                Close, Failed                     slow-drip
+//	asking   dead     octets, TCP ends                Close, Failed                     slow-drip, tcp-ends
 //	fenced   up       RTR that was negotiated;        Established                       peer-to-peer,
 //	                  client-server: any FPDU                                           client-server
 //	fenced   dead     any other FPDU                  SendTerminate 7, Close, Failed    first-message
-//	fenced   dead     deadline, TCP ends, Fail        Close, Failed                     rtr-timeout, failures
+//	fenced   dead     deadline, TCP ends, Fail        Close, Failed                     rtr-timeout, tcp-ends,
+//	                                                                                    failures
 //	up       dead     Fail                            SendTerminate 5, Close, Failed    peer-to-peer
+//	up       dead     TCP ends                                                          tcp-ends
 
 // TestPeerToPeer: request, reply and RTR indication, for each kind of it.
 //
@@ -170,11 +174,15 @@ func TestOptionsRefused(t *testing.T) {
 // TestDepthLimits: 6581-12-1, 6581-9.1-22. What a peer asks for is capped by what there is.
 func TestDepthLimits(t *testing.T) { playScript(t, "depth-limits") }
 
-// TestSlowDrip: an octet a second does not keep a machine waiting, and TCP may end at
-// any time.
+// TestSlowDrip: an octet a second does not keep a machine waiting.
 func TestSlowDrip(t *testing.T) { playScript(t, "slow-drip") }
 
+// TestTCPEnds: TCP may end at any time.
+func TestTCPEnds(t *testing.T) { playScript(t, "tcp-ends") }
+
+// TestMarkersAndCRC: both ends know who wants markers and whether there are CRCs.
 func TestMarkersAndCRC(t *testing.T) {
+	playScript(t, "markers-and-crc")
 	for i := range 16 {
 		oi := Options{Markers: i&1 != 0, CRC: i&2 != 0}
 		or := Options{Markers: i&4 != 0, CRC: i&8 != 0}

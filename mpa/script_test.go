@@ -115,9 +115,9 @@ func (s *scene) step(ev Event) {
 
 // begin makes a machine and starts it.
 func (s *scene) begin(initiator bool, a args) error {
-	o := Options{Depths: a.depths(), Negotiate: a.has("negotiate"), ULPIRD: a.has("ulpird"), ULPORD: a.has("ulpord"),
-		PeerToPeer: a.has("p2p"), RTR: a.rtr(), StrictIRD: a.has("strict"), Revision: uint8(a.dec("rev")),
-		Fallback: a.has("fallback"), Markers: a.has("markers"), CRC: a.has("crc"), RTRTimeout: a.duration("rtrtimeout")}
+	o := Options{Depths: a.depths(), Negotiate: a.has("negotiate"), PeerToPeer: a.has("p2p"), RTR: a.rtr(),
+		Revision: uint8(a.dec("rev")), Fallback: a.has("fallback"), Markers: a.has("markers"), CRC: a.has("crc"),
+		RTRTimeout: a.duration("rtrtimeout")}
 	private := a.private()
 	if err := a.all(); err != nil {
 		return err
@@ -238,8 +238,7 @@ func startupFrame(line string) ([]byte, error) {
 		}
 	}
 	a := words(what)
-	flags := int(script.Hex(a, "reserved", 0))
-	delete(a, "reserved")
+	flags := 0
 	for _, b := range bits {
 		if a.has(b.name) {
 			flags |= b.mask
@@ -260,8 +259,8 @@ func startupFrame(line string) ([]byte, error) {
 	return append(b, behind...), a.all()
 }
 
-// frameText is the line that says what a startup frame has. Were there anything that a
-// line cannot say, it would be octets.
+// frameText is the line that says what a startup frame has. A frame that no line says,
+// such as one with a reserved bit, is shown as octets.
 func frameText(b []byte) string {
 	if len(b) < FrameHeaderLen || b[16]&bitS != 0 && len(b) < FrameHeaderLen+EnhancedLen {
 		return fmt.Sprintf("octets %x", b)
@@ -276,9 +275,6 @@ func frameText(b []byte) string {
 		if int(b[16])&f.mask != 0 {
 			text += " " + f.name
 		}
-	}
-	if res := b[16] & maskRes; res != 0 {
-		text += fmt.Sprintf(" reserved=%x", res)
 	}
 	if w.s {
 		rtr, p2p := strings.CutPrefix(w.flags, "A")
