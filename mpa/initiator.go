@@ -58,7 +58,7 @@ func (m *Initiator) Step(dst []Action, now time.Time, ev Event) []Action {
 		}
 	case PeerClosed:
 		if m.state == initiatorWaiting {
-			return m.fail(dst, fault(ReasonClosed, "%v", ev.Err))
+			return m.fail(dst, ev.fault())
 		}
 		m.state = initiatorDead
 	case Wake:

@@ -11,7 +11,7 @@ type (
 	Start struct{}
 	// Recv is what TCP delivered, in any portion.
 	Recv struct{ Data []byte }
-	// PeerClosed says that TCP has ended or was lost. Err is for people.
+	// PeerClosed says that TCP has ended or was lost. Err is for people; it may be nil.
 	PeerClosed struct{ Err error }
 	// Wake says that the deadline may have passed.
 	Wake struct{}
@@ -40,6 +40,14 @@ func (Fail) event()       {}
 func (Accept) event()     {}
 func (Reject) event()     {}
 func (FPDU) event()       {}
+
+func (ev PeerClosed) fault() *Error {
+	e := &Error{Reason: ReasonClosed}
+	if ev.Err != nil {
+		e.Detail = ev.Err.Error()
+	}
+	return e
+}
 
 // An Action is what the driver of a machine must do. Octets in it stay valid
 // until the next Step.

@@ -75,7 +75,7 @@ func (m *Responder) Step(dst []Action, now time.Time, ev Event) []Action {
 		}
 	case PeerClosed:
 		if m.state > responderIdle && m.state < responderUp {
-			return m.fail(dst, fault(ReasonClosed, "%v", ev.Err))
+			return m.fail(dst, ev.fault())
 		}
 		m.state = responderDead
 	case Wake:
