@@ -1,67 +1,6 @@
 package rpcrdma
 
-import (
-	"bytes"
-	"testing"
-	"time"
-
-	"ipoibcm/internal/expect"
-)
-
-// TestBackwardInvalidation: V2-3.1-2. The server is the requester there: its call
-// names a handle in word 5 only if its stack takes an invalidating Send and the
-// memory was registered for that.
-func TestBackwardInvalidation(t *testing.T) {
-	for _, tt := range []struct {
-		recvInv, fixed, sendInv bool
-		named, used             bool
-	}{
-		{true, false, true, true, true},
-		{true, false, false, true, false}, // the client cannot send it
-		{true, true, true, false, false},
-		{false, false, true, false, false},
-		{false, true, true, false, false},
-	} {
-		w := up(t, Options{SendInv: tt.sendInv}, Options{RecvInv: tt.recvInv, SendInv: true})
-		c, s := w.client(), w.server()
-		s.fixed = tt.fixed
-		c.program = sizes(8)
-		s.step(PeerReady{})
-		s.step(Submit{ID: 1, Payload: rpc(20000)})
-		call := bytes.Clone(s.lastSent())
-		w.run(time.Second)
-		if d := s.result(1); d.Err != nil || w.violations > 0 {
-			w.Fatalf("%+v: %v, %d violations", tt, d.Err, w.violations)
-		}
-		// xid, version, credits, NOMSG, direction CALL, the handle, one segment to
-		// read at position zero.
-		handle := wordAt(call, 8)
-		want := uint32(0)
-		if tt.named {
-			want = handle
-		}
-		expect.MustEqual(t, wordAt(call, 3), 1, "%+v: wordAt(call, 3)", tt)
-		expect.MustEqual(t, wordAt(call, 4), 0, "%+v: wordAt(call, 4)", tt)
-		expect.MustEqual(t, wordAt(call, 6), 1, "%+v: wordAt(call, 6)", tt)
-		expect.MustEqual(t, wordAt(call, 7), 0, "%+v: wordAt(call, 7)", tt)
-		if handle == 0 {
-			t.Fatalf("%+v: the chunk has handle 0, want that of a region", tt)
-		}
-		if got := wordAt(call, 5); got != want {
-			t.Errorf("%+v: rdma_inv_handle %#x, want %#x", tt, got, want)
-		}
-		if got := wordAt(c.lastSent(), 5); got != want {
-			t.Errorf("%+v: the reply copies %#x, want %#x", tt, got, want)
-		}
-		reply := c.sends[len(c.sends)-1]
-		switch {
-		case reply.WithInv != tt.used:
-			t.Errorf("%+v: WithInv is %v, want %v", tt, reply.WithInv, tt.used)
-		case reply.WithInv && reply.Invalidate != handle:
-			t.Errorf("%+v: Invalidate is %v, want %v", tt, reply.Invalidate, handle)
-		}
-	}
-}
+import "testing"
 
 // TestPlainSendWithoutR: 8797-4.1-3, 8797-3.2-1. In version one a reply
 // invalidates only if R, 0x01 of octet 5, is set in the private data of both

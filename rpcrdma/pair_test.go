@@ -471,6 +471,16 @@ func rpc(args int) []byte {
 // args are those octets of arguments.
 func args(n int) []byte { return rpc(n)[40:] }
 
+// flight is how many calls an end has unanswered, those given up included.
+func (e *end) flight() (n int) {
+	for _, k := range e.calls {
+		if k.state != callQueued {
+			n++
+		}
+	}
+	return n + len(e.abandoned)
+}
+
 // exposed counts the memory that a peer can reach.
 func (e *end) exposed() (n int) {
 	for _, m := range e.regs {
@@ -481,7 +491,7 @@ func (e *end) exposed() (n int) {
 	return n
 }
 
+func xidOf(payload []byte) XID { return XID(binary.BigEndian.Uint32(payload)) }
+
 // nfs4 makes a client begin with a NULL call.
 var nfs4 = Options{Program: 100003, ProgVersion: 4}
-
-func xidOf(payload []byte) XID { return XID(binary.BigEndian.Uint32(payload)) }
