@@ -492,6 +492,3 @@ func (e *end) exposed() (n int) {
 }
 
 func xidOf(payload []byte) XID { return XID(binary.BigEndian.Uint32(payload)) }
-
-// nfs4 makes a client begin with a NULL call.
-var nfs4 = Options{Program: 100003, ProgVersion: 4}
