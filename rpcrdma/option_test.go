@@ -4,9 +4,28 @@ import (
 	"bytes"
 	"testing"
 	"time"
-
-	"ipoibcm/internal/expect"
 )
+
+// TestOptions runs testdata/optional-*.txt: RDMA2_OPTIONAL.
+//
+//	optional-types     a type that is known, with and without a payload: V2-4.1-1, V2-4.1-2, V2-5.2.1-3, V2-5.2.2-4,
+//	                   V2-5.2.2-5; XIDs and credits: V2-5.2.2-6, V2-5.2.2-7; one that is not known: V2-4.1-3,
+//	                   V2-5.2.4-11, V2-4.3-2
+//	optional-payload   a payload whose msg_type is not rdma_optdir is neither sent nor taken: V2-5.2.2-4
+func TestOptions(t *testing.T) { playScripts(t, "optional-*") }
+
+// TestAnswerIsReply: V2-5.2.2-4. A program that answers an RDMA2_OPTIONAL by a call is our mistake, and no peer's.
+func TestAnswerIsReply(t *testing.T) {
+	o := Options{OptTypes: []uint32{0x2a}}
+	s := up(t, o, o).server()
+	s.program = func(a Serve) Event { return Answer{ID: a.ID, Payload: octets(rpcCall7)} }
+	defer func() {
+		if recover() == nil {
+			t.Error("a call was sent as the payload of a reply")
+		}
+	}()
+	s.step(Recv{Data: words(7, 2, 1, 5, 0, 0x2a, 0)})
+}
 
 // TestOptionalPayloadSent: what an RDMA2_OPTIONAL says of its direction, and the
 // msg_type behind it, octet by octet (V2-5.2.2-4, V2-5.2.2-5, V2-R1-5).
@@ -57,72 +76,4 @@ func TestOptionalPayloadSent(t *testing.T) {
 			}
 		}
 	}
-}
-
-// optionalPayloads are the cases of TestOptionalPayloadRefused.
-var optionalPayloads = []struct {
-	name, payload string
-	opt           uint32
-	fromClient    Reason // as the payload of a call
-	fromServer    Reason // as that of a reply
-}{
-	{"nothing", "", 0x2a, ReasonNone, ReasonNone},
-	{"a call", rpcCall7, 0x2a, ReasonNone, ReasonDirection},
-	{"a reply", rpcReply7, 0x2a, ReasonDirection, ReasonNone},
-	{"neither", "00000007 00000002", 0x2a, ReasonDirection, ReasonDirection},
-	{"7 octets", "00000007 000000", 0x2a, ReasonNoPayload, ReasonNoPayload},
-	{"another XID", rpcCall8, 0x2a, ReasonXID, ReasonDirection},
-	// A later part of an RPC message has no msg_type.
-	{"a tail", "00000008 00000009 0a", 0x2b, ReasonNone, ReasonNone},
-}
-
-// TestOptionalPayloadRefused: a payload whose msg_type is not rdma_optdir is
-// neither sent nor taken (V2-5.2.2-4).
-func TestOptionalPayloadRefused(t *testing.T) {
-	o := Options{OptTypes: []uint32{0x2a, 0x2b}, TailTypes: []uint32{0x2b}}
-	for _, tt := range optionalPayloads {
-		// A call that comes.
-		w := up(t, o, o)
-		in := append(words(7, 2, 1, 5, 0, tt.opt, 0), octets(tt.payload)...)
-		answer, calls, reason := w.server().hear(in)
-		want := ""
-		if tt.fromClient != ReasonNone {
-			want = "v2 ERROR xid=00000007 credit=32 BAD_XDR"
-		}
-		expect.Equal(t, answer, want, "%s, to a server: answer", tt.name)
-		expect.Equal(t, reason, tt.fromClient, "%s, to a server: reason", tt.name)
-		expect.Equal(t, calls == 1, want == "", "%s, to a server: calls == 1", tt.name)
-
-		// A call of the user's.
-		c := w.client()
-		c.step(Submit{ID: 1, Payload: octets(tt.payload), Option: &Option{Type: tt.opt}})
-		wantEnd := tt.fromClient != ReasonNone && tt.fromClient != ReasonXID // the XID is set here
-		if ended := len(c.done) == 1 && c.done[0].Err.Reason == ReasonArgument; ended != wantEnd {
-			t.Errorf("%s, from a user: refused %v, want %v", tt.name, ended, wantEnd)
-		}
-
-		// A reply that comes.
-		w = up(t, o, o)
-		c = w.client()
-		c.step(Submit{ID: 2, Option: &Option{Type: tt.opt}})
-		xid := wordAt(c.lastSent(), 0)
-		payload := octets(tt.payload)
-		if len(payload) >= 4 && tt.opt == 0x2a && tt.fromServer != ReasonXID {
-			copy(payload, words(xid))
-		}
-		answer, _, reason = c.hear(append(words(xid, 2, 1, 5, 1, tt.opt, 0), payload...))
-		expect.Equal(t, answer, "", "%s, to a client: answer", tt.name)
-		expect.Equal(t, reason, tt.fromServer, "%s, to a client: reason", tt.name)
-		expect.Equal(t, len(c.done) == 1, tt.fromServer == ReasonNone, "%s, to a client: len(c.done) == 1", tt.name)
-	}
-	// The program's mistake is no peer's.
-	w := up(t, o, o)
-	s := w.server()
-	s.program = func(a Serve) Event { return Answer{ID: a.ID, Payload: octets(rpcCall7)} }
-	defer func() {
-		if recover() == nil {
-			t.Error("a call was sent as the payload of a reply")
-		}
-	}()
-	s.step(Recv{Data: words(7, 2, 1, 5, 0, 0x2a, 0)})
 }
