@@ -28,17 +28,13 @@ var holding atomic.Int32
 // the runtime's monitor is woken first. So the thread that polls a descriptor
 // holds its P for a time after each packet. It leaves at least one to the others.
 func (r *receiver) poll(fds []unix.PollFd, limit time.Duration) error {
-	hold, spins := r.mayHold(), limit <= 0
+	hold, spins := r.mayHold() && holdOne(r.dev.maxHolding), limit <= 0
 	if hold {
-		if int(holding.Add(1)) < r.dev.maxHolding {
-			r.th.count.rxHeld.Add(1)
-			if limit <= 0 || limit > holdMax {
-				limit = holdMax
-			}
-		} else {
-			hold = false
-		}
 		defer holding.Add(-1)
+		r.th.count.rxHeld.Add(1)
+		if limit <= 0 || limit > holdMax {
+			limit = holdMax
+		}
 	}
 	if spins = spins && hold && !r.dev.noSpin.Load(); spins && r.spin(fds) {
 		return nil
@@ -66,6 +62,20 @@ func (r *receiver) poll(fds []unix.PollFd, limit time.Duration) error {
 		r.waited(took)
 	}
 	return nil
+}
+
+// holdOne counts one thread more in holding if fewer than most would hold a P then. A thread that it turns
+// away is not counted while it waits.
+func holdOne(most int) bool {
+	for {
+		n := holding.Load()
+		if int(n)+1 >= most {
+			return false
+		}
+		if holding.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
 }
 
 // mayHold reports whether r polls something and was active of late.
