@@ -168,11 +168,7 @@ func (s *scene) Do(line string) ([]string, error) {
 	if receive {
 		words = words[1:]
 	}
-	a := args{}
-	for _, w := range words[1:] {
-		k, v, _ := strings.Cut(w, "=")
-		a[k] = v
-	}
+	a := args(script.Args(words[1:]))
 	if receive {
 		s.step(RecvMAD{message(words[0], a)})
 		return s.said(), nil

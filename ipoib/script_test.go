@@ -130,7 +130,7 @@ func (s *scene) host(f []string) error {
 		s.fates, s.pings, s.sent = nil, nil, map[mad.Message]string{}
 		s.inband, s.qps = map[*node]int{}, map[*node][]ib.QPN{}
 	}
-	a, i := options(f[1:]), hostNumber(f[0])
+	a, i := args(script.Args(f[1:])), hostNumber(f[0])
 	if _, ok := a["linux"]; ok {
 		n := s.w.linux(i)
 		if _, uc := a["uc"]; uc {
@@ -166,21 +166,7 @@ func (s *scene) host(f []string) error {
 // args are the options of a line: "mode=uc" and "linux".
 type args map[string]string
 
-func options(f []string) args {
-	a := args{}
-	for _, w := range f {
-		k, v, _ := strings.Cut(w, "=")
-		a[k] = v
-	}
-	return a
-}
-
-func (a args) text(key, def string) string {
-	if v, ok := a[key]; ok {
-		return v
-	}
-	return def
-}
+func (a args) text(key, def string) string { return script.Text(a, key, def) }
 
 func (a args) dec(key string) int { return script.Decimal(a, key, 0) }
 
@@ -301,7 +287,7 @@ func (s *scene) user(n *node, verb string, f []string) error {
 		n.dead = true
 		return nil
 	case "boot":
-		a := options(f)
+		a := args(script.Args(f))
 		if a["qpn"] != "" {
 			n.opt.Link.QPN = ib.QPN(script.Hex(a, "qpn", 0))
 		}
@@ -341,7 +327,7 @@ func (s *scene) user(n *node, verb string, f []string) error {
 	case "stream":
 		return s.stream(n, f)
 	case "forge":
-		return s.forge(n, f[0], options(f[1:]))
+		return s.forge(n, f[0], args(script.Args(f[1:])))
 	}
 	m, err := s.node(f[0])
 	if err != nil {

@@ -2,7 +2,6 @@ package mpa
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -380,14 +379,7 @@ func flagText(flags ...flag) (s string) {
 // args are the words of a line, "ird=4" and "p2p". What is read is taken out.
 type args map[string]string
 
-func words(s string) args {
-	a := args{}
-	for _, w := range strings.Fields(s) {
-		k, v, _ := strings.Cut(w, "=")
-		a[k] = v
-	}
-	return a
-}
+func words(s string) args { return script.Args(strings.Fields(s)) }
 
 // all says which word was not read.
 func (a args) all() error {
@@ -427,11 +419,8 @@ func (a args) depths() Depths {
 }
 
 func (a args) duration(key string) time.Duration {
-	d, err := time.ParseDuration(cmp.Or(a.text(key), "0s"))
-	if err != nil {
-		panic(err)
-	}
-	return d
+	defer delete(a, key)
+	return script.Duration(a, key)
 }
 
 // rtr is a set of kinds of RTR indication; "none" is for options.

@@ -82,12 +82,7 @@ func (a lineArgs) hex(key string, def uint32) uint32 { return uint32(script.Hex(
 
 func (a lineArgs) has(key string) bool { _, ok := a[key]; return ok }
 
-func (a lineArgs) text(key, def string) string {
-	if v, ok := a[key]; ok {
-		return v
-	}
-	return def
-}
+func (a lineArgs) text(key, def string) string { return script.Text(a, key, def) }
 
 // hexes are numbers with commas between them.
 func (a lineArgs) hexes(key string) (all []uint32) {
@@ -101,13 +96,7 @@ func (a lineArgs) hexes(key string) (all []uint32) {
 	return all
 }
 
-func (a lineArgs) duration(key string) time.Duration {
-	d, err := time.ParseDuration(a.text(key, "0"))
-	if err != nil {
-		panic(err)
-	}
-	return d
-}
+func (a lineArgs) duration(key string) time.Duration { return script.Duration(a, key) }
 
 // fields splits s, which has none if it is empty.
 func fields(s, sep string) []string {
@@ -128,11 +117,7 @@ func number(s string) int {
 // Do carries out one line.
 func (s *scene) Do(line string) ([]string, error) {
 	f := strings.Fields(line)
-	a := lineArgs{}
-	for _, w := range f[1:] {
-		k, v, _ := strings.Cut(w, "=")
-		a[k] = v
-	}
+	a := lineArgs(script.Args(f[1:]))
 	var err error
 	switch {
 	case f[0] == "client" || f[0] == "server":

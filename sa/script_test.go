@@ -89,13 +89,7 @@ func (a args) num(key string, def uint64) uint64 { return script.Hex(a, key, def
 
 func (a args) dec(key string, def int) int { return script.Decimal(a, key, def) }
 
-func (a args) duration(key string) time.Duration {
-	d, err := time.ParseDuration(a[key])
-	if err != nil {
-		return 0
-	}
-	return d
-}
+func (a args) duration(key string) time.Duration { return script.Duration(a, key) }
 
 func (s *scene) restart(a args) {
 	s.c = New(Options{Rand: rand.NewPCG(1, 2), Spread: -1, Refresh: a.duration("refresh"),

@@ -127,6 +127,35 @@ func input(lines []string, i int) string {
 	return lines[0]
 }
 
+// Args returns the arguments among the words of a line by name: "size=100", and "silent", which
+// has an empty value.
+func Args(words []string) map[string]string {
+	args := map[string]string{}
+	for _, w := range words {
+		name, value, _ := strings.Cut(w, "=")
+		args[name] = value
+	}
+	return args
+}
+
+// Text returns the value of an argument, or def if the line does not have it.
+func Text(args map[string]string, key, def string) string {
+	if v, ok := args[key]; ok {
+		return v
+	}
+	return def
+}
+
+// Duration returns the time that an argument gives, or zero if the line does not have it. It
+// panics at one that is none.
+func Duration(args map[string]string, key string) time.Duration {
+	d, err := time.ParseDuration(Text(args, key, "0s"))
+	if err != nil {
+		panic(err)
+	}
+	return d
+}
+
 // Hex returns the hexadecimal number that an argument of a line has, or def. It panics at
 // one that is none.
 func Hex(args map[string]string, key string, def uint64) uint64 {
