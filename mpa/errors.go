@@ -57,7 +57,7 @@ const (
 	ReasonBothResponders         // a reply where a request was due
 	ReasonRev                    // a revision that we do not speak
 	ReasonTooLong                // PD_Length above 512
-	ReasonNoData                 // S, but PD_Length below 4
+	ReasonNoData                 // S set, but PD_Length below 4
 	ReasonEnhanced               // enhanced request, and we are to speak revision 1 only
 	ReasonUnenhancedReply        // enhanced request, accepting reply without enhanced data
 	ReasonUnaskedEnhanced        // unenhanced request, enhanced reply
@@ -70,8 +70,8 @@ const (
 	ReasonRTRTimeout             // peer-to-peer, and no first message in time
 	ReasonNeedORD                // the initiator's IRD is below the ORD that our ULP needs
 	ReasonStrictIRD              // the initiator's ORD is above our IRD, and we are strict
-	ReasonRejected               // by our ULP
-	ReasonPeerRejected           // by the peer
+	ReasonRejected               // rejected by our ULP
+	ReasonPeerRejected           // rejected by the peer
 	ReasonLocal                  // a fault of this end that has no code of its own
 	ReasonCRC                    // FPDU: CRC
 	ReasonMarker                 // FPDU: FPDUPTR does not point at its start
@@ -141,14 +141,14 @@ func (r Reason) String() string {
 // carries where one is sent. Zero means that none exists.
 func (r Reason) Code() Code { return reasons[r].code }
 
-// Outcome returns what r leads to. A responder that has had no FPDU yet may send
-// none (RFC 5044 section 7.1.2), so there [Terminate] becomes [CloseTCP].
+// Outcome returns what r leads to. A responder that has had no FPDU yet may send no FPDU
+// (RFC 5044 section 7.1.2), so there [Terminate] becomes [CloseTCP].
 func (r Reason) Outcome() Outcome { return reasons[r].outcome }
 
 // FPDU says that r is a fault of FPDUs, which a [Deframer] finds.
 func (r Reason) FPDU() bool { return r == ReasonCRC || r == ReasonMarker || r == ReasonULPDULength }
 
-// Clause names the rule.
+// Clause names the clause that says what r leads to.
 func (r Reason) Clause() string { return reasons[r].clause }
 
 // An Error says why a connection came to nothing.

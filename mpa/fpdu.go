@@ -30,13 +30,13 @@ func MULPDU(emss int, markers bool) int {
 // A Framer makes FPDUs of one direction of a stream. The zero value makes
 // them without markers and with a CRC field of zero.
 type Framer struct {
-	Markers bool // the receiver asked for them
+	Markers bool // the receiver asked for markers
 	CRC     bool
 	pos     int // octets since the last marker began; 0: one is due
 }
 
-// Append appends the FPDU whose ULPDU is head and body. Together they are at most
-// MaxULPDU octets; longer is our own bug.
+// Append appends the FPDU whose ULPDU is head and body. Together they are at most MaxULPDU
+// octets; Append panics if they are longer.
 //
 // A CRC that is not in use is sent as zero, as Linux does.
 func (f *Framer) Append(dst, head, body []byte) []byte {
@@ -99,7 +99,7 @@ func (f *Framer) appendCRC(dst []byte, start int) []byte {
 // A Deframer takes FPDUs out of one direction of a stream. It holds at most one
 // FPDU. The zero value takes no markers and does not look at CRCs.
 type Deframer struct {
-	Markers bool // we asked for them
+	Markers bool // we asked for markers
 	CRC     bool
 	// Max bounds a ULPDU in octets. Zero means MaxULPDU.
 	Max int
@@ -114,9 +114,9 @@ type Deframer struct {
 	nmark int
 }
 
-// Next takes octets from in and returns what is left of it. ok says that a ULPDU
-// was completed; it stays valid until the next call. Call it until ok is false.
-// After an error nothing more comes (RFC 5044 section 8).
+// Next takes octets from in and returns what is left of it. ok says that a ULPDU was
+// completed; it may be a part of in, and stays valid until the next call. Call Next until
+// ok is false. After an error nothing more comes (RFC 5044 section 8).
 func (d *Deframer) Next(in []byte) (ulpdu, rest []byte, ok bool, err *Error) {
 	if d.err != nil {
 		return nil, nil, false, d.err

@@ -34,7 +34,7 @@ type Frame struct {
 	Reply   bool
 	Markers bool // M: the sender wants markers in what it receives
 	CRC     bool // C: the sender wants CRCs checked
-	Reject  bool // R: the reply rejects; in a request without meaning
+	Reject  bool // R: the reply rejects; means nothing in a request
 	S       bool // private data begins with Enhanced
 	Rev     uint8
 	// Enhanced is valid if S.

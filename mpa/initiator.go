@@ -15,8 +15,8 @@ type Initiator struct {
 	state    initiatorState
 	asked    Enhanced
 	depths   Depths
-	enhanced bool // this attempt is
-	fallback bool // the attempt before failed
+	enhanced bool // this attempt sends an enhanced request
+	fallback bool // an enhanced attempt failed before
 }
 
 type initiatorState uint8
@@ -25,7 +25,7 @@ const (
 	initiatorIdle initiatorState = iota
 	initiatorWaiting
 	initiatorUp
-	initiatorDead // rejected, failed, or waiting for nobody
+	initiatorDead // rejected, failed, or TCP has ended
 )
 
 // NewInitiator returns a machine that will send private as its ULP's private
@@ -131,8 +131,8 @@ func (m *Initiator) recv(dst []Action, data []byte) []Action {
 	}
 	dst = append(dst, Established{m.res})
 	if len(rest) > 0 {
-		// Sent before our first message can have been there. Or PD_Length was too
-		// small, which shows where FPDUs are expected.
+		// The peer sent these octets before our first message can have been there. Or
+		// PD_Length was too small, which shows where FPDUs are expected.
 		m.count[ReasonUnfenced]++
 		dst = append(dst, Stream{rest})
 	}

@@ -6,8 +6,8 @@ import "time"
 type Event interface{ event() }
 
 type (
-	// Start begins: the TCP connection is there. An initiator that asked for
-	// [Redial] gets it a second time.
+	// Start begins: the TCP connection is there. An initiator that asked for [Redial] gets
+	// Start a second time.
 	Start struct{}
 	// Recv is what TCP delivered, in any portion.
 	Recv struct{ Data []byte }
@@ -28,7 +28,7 @@ type (
 		Depths  *Depths
 	}
 	// FPDU is the first segment that came after the reply of a responder. While
-	// [Responder.Fenced] each segment has to be shown to it, in order.
+	// [Responder.Fenced] the driver shows each segment to the responder, in order.
 	FPDU struct{ Segment Segment }
 )
 
@@ -73,9 +73,8 @@ type (
 	// Accepted says that a responder has sent its reply. Octets that come now are
 	// FPDUs, but none may be sent before [Established].
 	Accepted struct{ Result Result }
-	// Established says that FPDUs may be sent. RTR is the kind of indication that
-	// has been sent or received, if any; a received one is no message of the
-	// user's.
+	// Established says that FPDUs may be sent. Result.RTR is the kind of indication that
+	// has been sent or received, if any; a received one is no message of the user's.
 	Established struct{ Result Result }
 	// Stream gives octets that came behind the startup frames: FPDUs.
 	Stream struct{ Data []byte }
@@ -101,16 +100,16 @@ func (Failed) action()        {}
 func (Close) action()         {}
 func (Redial) action()        {}
 
-// A Result is what was settled.
+// A Result is what was agreed on.
 type Result struct {
 	Rev         uint8 // of the peer's frame
 	Enhanced    bool  // depths and model were negotiated
 	PeerToPeer  bool
-	RTR         RTRTypes // what the indication is; at a responder from Established on
+	RTR         RTRTypes // kind of the indication; at a responder from Established on
 	Sent, Peer  Enhanced // as sent and received, if Enhanced
 	IRD, ORD    Depth    // of this end from now on
-	SendMarkers bool     // the peer wants them
-	RecvMarkers bool     // we wanted them
+	SendMarkers bool     // the peer wants markers
+	RecvMarkers bool     // we wanted markers
 	CRC         bool     // CRCs are checked, both ways
 	Private     []byte   // of the peer's ULP
 	// Fallback says that an enhanced attempt had failed before.
@@ -133,5 +132,5 @@ func (c *common) Deadline() time.Time { return c.deadline }
 // Counters returns what was refused or ignored.
 func (c *common) Counters() *Counters { return &c.count }
 
-// due says whether ev at time now is a deadline that has passed.
+// due reports whether the deadline has passed at time now.
 func (c *common) due(now time.Time) bool { return !c.deadline.IsZero() && !now.Before(c.deadline) }

@@ -19,8 +19,9 @@ type Depths struct {
 	MinORD Depth
 }
 
-// Limited returns d as it can be negotiated. Package sctp needs it, like the methods of
-// [Options]: SCTP has another startup, and the same negotiation.
+// Limited returns d with no depth above MaxDepth, ORD at least MinORD, and MaxIRD at
+// least IRD. It is exported, like the methods of [Options], for package sctp: SCTP has
+// another startup, and the same negotiation.
 func (d Depths) Limited() Depths {
 	d.IRD, d.ORD, d.MinORD = min(d.IRD, MaxDepth), min(d.ORD, MaxDepth), min(d.MinORD, MaxDepth)
 	d.ORD = max(d.ORD, d.MinORD)
@@ -28,8 +29,7 @@ func (d Depths) Limited() Depths {
 	return d
 }
 
-// Options configures an [Initiator], a [Responder] or an endpoint of package sctp.
-// The zero
+// Options configures an [Initiator], a [Responder] or an endpoint of package sctp. The zero
 // value is a client-server connection without any negotiation of depths.
 type Options struct {
 	Depths
@@ -37,8 +37,8 @@ type Options struct {
 	// Negotiate has an initiator negotiate IRD and ORD. A responder always does
 	// if asked.
 	Negotiate bool
-	// ULPIRD and ULPORD have an initiator exclude one of the two from that: the
-	// ULP sees to it, and the wire says 0x3FFF.
+	// ULPIRD and ULPORD have an initiator exclude IRD or ORD from the negotiation: the ULP
+	// sees to that depth, and the wire says 0x3FFF.
 	ULPIRD, ULPORD bool
 	// PeerToPeer has an initiator ask for the peer-to-peer model: it sends an RTR
 	// indication, and either side may then send first.
@@ -46,17 +46,17 @@ type Options struct {
 	// RTR are the kinds of RTR indication that can be generated (initiator) or
 	// taken (responder). Zero means all.
 	RTR RTRTypes
-	// StrictIRD has a responder reject a request for more than MaxIRD instead
-	// of accepting with what it has.
+	// StrictIRD has a responder reject a request for more than MaxIRD instead of accepting
+	// it with MaxIRD.
 	StrictIRD bool
 
-	// Revision: 1 speaks revision 1 only, and closes on anything enhanced. 2
-	// sends revision 2 even where nothing is enhanced. Zero means 2 where
-	// something is enhanced, 1 elsewhere.
+	// Revision 1 speaks revision 1 only, and closes on anything enhanced. 2 sends revision
+	// 2 even where nothing is enhanced. Zero means 2 where something is enhanced, 1
+	// elsewhere.
 	Revision uint8
-	// Fallback has an initiator whose enhanced request was met by a closed
-	// connection or an unenhanced reply ask for another TCP connection and try
-	// without. Depths and RTR are then the ULP's business. Off by default.
+	// Fallback has an initiator try again on another TCP connection, with a request that is
+	// not enhanced, after its enhanced request was met by a closed connection or an
+	// unenhanced reply. Depths and RTR are then the ULP's business. Off by default.
 	Fallback bool
 	// Markers and CRC ask for markers in what is received, and for CRCs.
 	Markers, CRC bool
@@ -145,8 +145,8 @@ func (o *Options) Answer(req Enhanced, own Depths) (rep Enhanced, d Depths, why 
 	return rep, d, why
 }
 
-// Settle is an initiator's reading of an accepting enhanced reply: its depths
-// after it, and the RTR indication to send, of one kind or none.
+// Settle reads an accepting enhanced reply for an initiator. It returns the initiator's
+// depths, and the RTR indication to send, of one kind or none.
 func (o *Options) Settle(asked, rep Enhanced, d Depths) (Depths, RTRTypes, *Error) {
 	if rep.ORD != DepthULP && rep.ORD > d.IRD {
 		if rep.ORD > d.MaxIRD {

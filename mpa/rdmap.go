@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// An Opcode is an RDMAP message (RFC 5040 section 4.1).
+// An Opcode is a kind of RDMAP message (RFC 5040 section 4.1).
 type Opcode uint8
 
 // RDMAP messages.
@@ -165,12 +165,12 @@ func (s *Segment) RTR() RTRTypes {
 // String names the message and its size.
 func (s *Segment) String() string { return fmt.Sprintf("%v of %d octets", s.Opcode, len(s.Payload)) }
 
-// rtrSTag is what our RTR indications name. The receiver does not look at it (RFC
+// rtrSTag is the STag that our RTR indications name. The receiver does not look at it (RFC
 // 5041 section 5.2), but some hardware dislikes 0.
 const rtrSTag = 1
 
-// AppendRTR appends the ULPDU of an RTR indication of one kind. A Send is
-// message 1 of queue 0, a Read message 1 of queue 1; the user's own follow.
+// AppendRTR appends the ULPDU of an RTR indication of one kind. A Send is message 1 of
+// queue 0, a Read message 1 of queue 1; the user's own messages follow it.
 func AppendRTR(b []byte, t RTRTypes) []byte {
 	switch t {
 	case RTRSend:
@@ -202,7 +202,7 @@ func (r ReadRequest) Append(b []byte) []byte {
 	return binary.BigEndian.AppendUint64(b, r.SourceTO)
 }
 
-// UnmarshalBinary sets r from b, which holds exactly one.
+// UnmarshalBinary sets r from b, which holds exactly one Read Request.
 func (r *ReadRequest) UnmarshalBinary(b []byte) error {
 	if len(b) != ReadRequestLen {
 		return termError(DDPTooLong, "Read Request of %d octets", len(b))

@@ -20,7 +20,7 @@ type responderState uint8
 const (
 	responderIdle    responderState = iota
 	responderWaiting                // for the request
-	responderAsking                 // the user
+	responderAsking                 // the user, for an answer
 	responderFenced                 // the reply is out, the first message is not in
 	responderUp
 	responderDead
@@ -161,16 +161,17 @@ func (m *Responder) tooLong(private []byte) *Fail {
 	return nil
 }
 
-// reject leaves MPA. The peer, and our user, find TCP as it was.
+// reject sends a rejecting reply, which ends MPA. The peer, and our user, find TCP as it
+// was.
 func (m *Responder) reject(dst []Action, rep Enhanced, private []byte, err *Error) []Action {
 	m.count[err.Reason]++
 	m.state, m.deadline = responderDead, time.Time{}
 	return append(dst, Write{m.reply(rep, private, true)}, Failed{err})
 }
 
-// first looks at the initiator's first message. In the peer-to-peer model it
-// must be an RTR indication that the reply named, or tell that none could be
-// sent; otherwise anything will do.
+// first looks at the initiator's first message. In the peer-to-peer model it must be an RTR
+// indication that the reply named, or a Terminate that tells why the initiator sends none.
+// In the client-server model any message will do.
 func (m *Responder) first(dst []Action, s *Segment) []Action {
 	if m.res.PeerToPeer {
 		if s.Opcode == OpTerminate {
@@ -188,8 +189,9 @@ func (m *Responder) first(dst []Action, s *Segment) []Action {
 	return append(dst, Established{m.res})
 }
 
-// failLocally does what can be done at each stage: before the request nothing,
-// before the reply a rejection, until the first FPDU nothing, then a Terminate.
+// failLocally ends the connection after a fault of this end. Between request and reply it
+// rejects. After the first FPDU it sends a Terminate and closes TCP. At any other stage it
+// only closes TCP.
 func (m *Responder) failLocally(dst []Action, ev Fail) []Action {
 	err := &Error{Reason: ReasonLocal, Detail: ev.Detail}
 	switch m.state {

@@ -67,10 +67,10 @@ const (
 type Control struct {
 	SSN      uint16
 	Function Function
-	// HasData says that Enhanced is there. Enhanced Initiate and Accept always
-	// have it. RFC 6581 does not say whether an Enhanced Reject has: we send it
-	// and, in one that is received, take the first four octets for it if they
-	// are there.
+	// HasData says that Enhanced was received. UnmarshalBinary sets it, and AppendBinary
+	// ignores it. Enhanced Initiate and Accept always have Enhanced. RFC 6581 does not say
+	// whether an Enhanced Reject has: we send it and, in one that is received, take the
+	// first four octets for it if they are there.
 	HasData  bool
 	Enhanced mpa.Enhanced
 	Private  []byte // of the ULP

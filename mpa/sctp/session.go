@@ -10,14 +10,15 @@ import (
 
 // Bounds of an [Endpoint].
 const (
-	// sessionWindow is how many chunks of a session may have overtaken the one
-	// that is due. One packet that is lost lets all overtake that were under way
-	// with it, which may be many where they are small.
+	// sessionWindow is how many chunks of a session may have overtaken the one that is due.
+	// All chunks that are under way with a lost packet overtake it, and these may be many
+	// where they are small.
 	sessionWindow = 4096
-	// sessionWindowOctets bounds what they hold.
+	// sessionWindowOctets bounds the octets of the chunks that a session keeps until those
+	// before them are there.
 	sessionWindowOctets = 1 << 20
-	// endpointWindowOctets bounds what all sessions hold, chunkOverhead for each
-	// chunk included.
+	// endpointWindowOctets bounds what all sessions keep in this way, in octets, with
+	// chunkOverhead for each chunk.
 	endpointWindowOctets = 16 << 20
 	chunkOverhead        = 64
 )
@@ -40,9 +41,10 @@ const (
 	NumSessionReasons
 )
 
-// sessionReasons: [mpa.Terminate] is a session Terminate here, in front of which an
-// active side that cannot settle sends the RDMAP one; a passive side then rejects.
-// A chunk for a stream without session is dropped, whatever is wrong with it.
+// sessionReasons says what each reason leads to. [mpa.Terminate] stands for a session
+// Terminate. An active side that cannot settle sends the RDMAP Terminate in front of it; a
+// passive side sends an Enhanced Reject instead. A chunk for a stream without session is
+// dropped, whatever is wrong with it.
 var sessionReasons = [NumSessionReasons]struct {
 	name    string
 	outcome mpa.Outcome
@@ -67,7 +69,7 @@ func (r SessionReason) Outcome() mpa.Outcome {
 	return sessionReasons[min(r, NumSessionReasons-1)].outcome
 }
 
-// Clause names the rule.
+// Clause names the clause that says what r leads to.
 func (r SessionReason) Clause() string { return sessionReasons[min(r, NumSessionReasons-1)].clause }
 
 // A SessionEvent is what happens to an [Endpoint]. Stream is the number of the
@@ -110,8 +112,8 @@ func (SessionClose) sessionEvent()    {}
 func (ChunkIn) sessionEvent()         {}
 func (AssociationDown) sessionEvent() {}
 
-// A SessionAction is what the driver of an [Endpoint] must do. Octets of chunks
-// that came in stay valid as long as those of the chunk.
+// A SessionAction is what the driver of an [Endpoint] must do. Octets in it that came in by
+// a chunk stay valid as long as those of the chunk.
 type SessionAction interface{ sessionAction() }
 
 type (
@@ -124,8 +126,8 @@ type (
 		Peer     mpa.Enhanced // as received
 		Private  []byte
 	}
-	// SessionUp says that segments may be sent and will come, by either side
-	// first: over SCTP no RTR indication is needed or sent.
+	// SessionUp says that segments may be sent and will come. Either side may send first:
+	// over SCTP no RTR indication is needed or sent.
 	SessionUp struct {
 		Stream uint16
 		Result mpa.Result
@@ -140,7 +142,8 @@ type (
 		Stream  uint16
 		Segment []byte
 	}
-	// SessionDown says that a session ended. Err is nil if one side closed it.
+	// SessionDown says that a session ended. Err is nil if one side closed it, or our user
+	// rejected it.
 	SessionDown struct {
 		Stream uint16
 		Err    *SessionError
@@ -167,7 +170,7 @@ func (e *SessionError) Error() string {
 
 // EndpointOptions configures an [Endpoint].
 type EndpointOptions struct {
-	// Options are those of passive sessions. Revision 1 means RFC 5043 alone.
+	// Options are the options of passive sessions. Revision 1 means RFC 5043 alone.
 	mpa.Options
 	// Listen lets the peer start sessions.
 	Listen bool
@@ -227,7 +230,7 @@ func (e *Endpoint) Counters(f func(name string, value uint64)) {
 	}
 }
 
-// Sessions returns how many there are.
+// Sessions returns how many sessions there are.
 func (e *Endpoint) Sessions() int { return len(e.sessions) }
 
 // Carry hands the chunks among acts to a and returns the other actions, which
@@ -247,9 +250,10 @@ func Carry(a Association, acts []SessionAction) ([]SessionAction, error) {
 	return rest, nil
 }
 
-// Step applies ev and appends to dst what the driver must do, in order. An event
-// of the user's for a stream that is not in the right state does nothing; one
-// that cannot be carried out ends the session.
+// Step applies ev and appends to dst what the driver must do, in order. A [SessionConnect]
+// that cannot start a session gets [SessionDown]. Any other event of the user's for a
+// stream that is not in the right state does nothing; one that cannot be carried out ends
+// the session.
 func (e *Endpoint) Step(dst []SessionAction, ev SessionEvent) []SessionAction {
 	switch ev := ev.(type) {
 	case SessionConnect:
@@ -404,8 +408,8 @@ func (e *Endpoint) keep(dst []SessionAction, s *session, c Chunk, ahead uint16) 
 	return dst
 }
 
-// unknown is a chunk for a stream without session: the beginning of one, or a
-// remainder.
+// unknown takes a chunk for a stream without session. It begins a session, or it is the
+// remainder of one and dropped.
 func (e *Endpoint) unknown(dst []SessionAction, c Chunk) []SessionAction {
 	var m Control
 	if c.PPID != PPIDControl {
@@ -435,7 +439,7 @@ func (e *Endpoint) unknown(dst []SessionAction, c Chunk) []SessionAction {
 	return append(dst, SessionRequest{Stream: s.stream, Enhanced: s.enhanced, Peer: m.Enhanced, Private: m.Private})
 }
 
-// due is a chunk whose turn it is.
+// due takes a chunk whose turn it is.
 func (e *Endpoint) due(dst []SessionAction, s *session, c Chunk) []SessionAction {
 	s.rx++
 	if c.PPID == PPIDSegment {
@@ -465,7 +469,7 @@ func (e *Endpoint) due(dst []SessionAction, s *session, c Chunk) []SessionAction
 	return e.end(dst, s, SessionIllegal, "%v", m.Function)
 }
 
-// result is what an active session knows after the answer m.
+// result returns what an active session knows after the answer m.
 func (s *session) result(m *Control) mpa.Result {
 	return mpa.Result{Enhanced: m.HasData, Sent: s.asked, Peer: m.Enhanced, IRD: s.depths.IRD, ORD: s.depths.ORD,
 		Private: m.Private}
@@ -490,8 +494,9 @@ func (e *Endpoint) accepted(dst []SessionAction, s *session, m *Control) []Sessi
 	return append(dst, SessionUp{s.stream, res})
 }
 
-// answer is what the user of a passive session said. A refusal that is only
-// about depths is an Enhanced Reject with what is needed (RFC 6581 section 7).
+// answer carries out what the user of a passive session said. If the depths do not fit, it
+// sends an Enhanced Reject with what is needed (RFC 6581 section 7), even if the user
+// accepted.
 func (e *Endpoint) answer(dst []SessionAction, s *session, ev SessionAnswer) []SessionAction {
 	d := s.opts.Depths.Limited()
 	if ev.Depths != nil {

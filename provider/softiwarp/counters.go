@@ -8,7 +8,7 @@ import (
 	"ipoibcm/mpa"
 )
 
-// counts are those of the device.
+// counts are the counters of the device.
 type counts struct {
 	streams        atomic.Uint64 `name:"streams"`
 	connectErrors  atomic.Uint64 `name:"connect_errors"`
@@ -57,7 +57,7 @@ func (d *Device) counted(also func(*mpa.Counters)) func(*mpa.Counters) {
 	}
 }
 
-// countReason counts a fault of FPDUs. Those of a machine it counts itself.
+// countReason counts a fault of FPDUs. The machine counts its own faults itself.
 func (d *Device) countReason(r mpa.Reason) {
 	if !r.FPDU() {
 		return
@@ -75,7 +75,7 @@ func (d *Device) countTerm(c mpa.Cause) {
 	}
 }
 
-// A semaphore counts what is there at a time.
+// A semaphore bounds how many may be inside at a time.
 type semaphore struct{ n atomic.Int32 }
 
 func (s *semaphore) enter(limit int32) bool {

@@ -26,8 +26,8 @@ func newCQ(d *Device, depth int) *cq {
 	return &cq{dev: d, depth: depth, wake: make(chan struct{}, 1), end: make(chan struct{})}
 }
 
-// add appends wc. More than was asked for is kept too: a completion that is lost
-// would leave a buffer lost for ever. What is posted bounds it.
+// add appends wc, even beyond the depth: a completion that is lost would leave a buffer
+// lost for ever. The work requests that can be posted bound the queue.
 func (c *cq) add(wc verbs.WC) {
 	c.mu.Lock()
 	if c.head > 0 && len(c.wcs) == cap(c.wcs) {
@@ -41,7 +41,7 @@ func (c *cq) add(wc verbs.WC) {
 	c.mu.Unlock()
 	select {
 	case c.wake <- struct{}{}:
-	default: // it is awake already
+	default: // a wake-up is pending already
 	}
 }
 

@@ -56,18 +56,19 @@ type Options struct {
 	Listener net.Listener
 	Dial     func(ctx context.Context, local, remote ib.GID) (net.Conn, error)
 
-	// MPA are the markers, CRCs, kinds of RTR and timeouts of connections that
-	// Modify makes; its depths and models are not looked at.
+	// MPA has the markers, CRCs, kinds of RTR and timeouts of connections that Modify
+	// makes. Its depths and models are ignored, and its Timeout when we dial: then
+	// ConnectTimeout counts.
 	MPA mpa.Options
 	// ConnectTimeout bounds the wait for the other queue pair. Zero means 10 s.
 	ConnectTimeout time.Duration
 	// RecvTimeout is how long a Send may wait for a receive. Zero means 10 s,
 	// negative means not at all.
 	RecvTimeout time.Duration
-	// SendTimeout is how long TCP may take no more octets. Zero means 30 s.
+	// SendTimeout bounds one write to TCP, of up to about 128 KiB. Zero means 30 s.
 	SendTimeout time.Duration
 
-	// GUID of the instance. Zero means a random one, locally administered.
+	// GUID is the GUID of the instance. Zero means a random one, locally administered.
 	GUID ib.GUID
 	// Rand fills b with unpredictable octets, for QPNs and STags. Nil means
 	// crypto/rand.
@@ -190,7 +191,7 @@ func (d *Device) Deregister(r *verbs.Region) error {
 	if err := d.mem.Deregister(r); err != nil {
 		return err
 	}
-	for _, q := range d.allQPs() { // nobody is in the middle of using it after this
+	for _, q := range d.allQPs() { // State waits for the lock of q, and so for an access that has begun
 		_ = q.State()
 	}
 	return nil

@@ -33,20 +33,20 @@ type engine struct {
 	// Sending. The counters run for ever: completed <= handed <= started <= posted.
 	sq                                 []sendWQE // the slot is the counter modulo the length
 	completed, handed, started, posted uint64
-	msn, readMSN                       uint32 // next of queue 0 and 1
+	msn, readMSN                       uint32 // message numbers: next of queue 0 and 1
 	maxULPDU                           int
 	ord, ird                           int
 	reads                              []outRead // wait for their response, in order
 	token                              uint32    // STag of the next read's sink
 	responses                          []mpa.ReadRequest
 	cur                                current
-	turn                               bool // a response was the last message
+	turn                               bool // the last message was a response
 	term                               *mpa.TermError
 	termDone                           bool
 	scratch, head                      []byte
 
 	// Receiving.
-	inMSN, inReadMSN uint32 // that are due
+	inMSN, inReadMSN uint32 // message numbers that are due
 	recv             recvWQE
 	recvOpen         bool // recv is being filled
 	recvOff          int
@@ -62,14 +62,14 @@ type sendWQE struct {
 	inv    uint32
 	stag   uint32
 	to     uint64
-	filled bool // a Read whose response is here
+	filled bool // a Read whose response has come
 }
 
 // An outRead is a Read that waits for its response.
 type outRead struct {
 	stag uint32
 	wqe  uint64 // counter of its work request
-	rtr  bool   // it was the RTR indication and has none
+	rtr  bool   // it was the RTR indication and has no work request
 	got  int
 }
 
@@ -101,8 +101,8 @@ func terminate(c mpa.Cause, format string, args ...any) *mpa.TermError {
 	return &mpa.TermError{Cause: c, Detail: fmt.Sprintf(format, args...)}
 }
 
-// begin sets e up for a stream. initiator says who sent the RTR indication, which
-// takes a message number where it is a Send or a Read.
+// begin sets e up for a stream. initiator says that we sent the RTR indication, which takes
+// a message number where it is a Send or a Read.
 func (e *engine) begin(res *mpa.Result, maxULPDU int, initiator bool) {
 	e.msn, e.readMSN, e.inMSN, e.inReadMSN = 1, 1, 1, 1
 	e.maxULPDU = maxULPDU
@@ -119,8 +119,8 @@ func (e *engine) begin(res *mpa.Result, maxULPDU int, initiator bool) {
 	}
 }
 
-// rtr takes the indication of the peer, which is no message for the user: a Send
-// takes none of the posted receives, a Read is answered.
+// rtr takes the RTR indication of the peer, which is no message for the user: a Send takes
+// none of the posted receives, a Read is answered.
 func (e *engine) rtr(s *mpa.Segment) {
 	switch {
 	case s.Opcode.Send():
@@ -161,7 +161,7 @@ func (e *engine) forget() {
 
 func (e *engine) wqe(n uint64) *sendWQE { return &e.sq[n%uint64(len(e.sq))] }
 
-// busy says whether there is something that output may send.
+// busy reports whether there is something that output may send.
 func (e *engine) busy() bool {
 	return e.term != nil && !e.termDone || e.cur.kind != noMessage || len(e.responses) > 0 || e.started != e.posted
 }

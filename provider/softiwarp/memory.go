@@ -8,13 +8,13 @@ import (
 	"ipoibcm/verbs/regions"
 )
 
-// A memory is the registered regions, by STag. Peers' access happens under the
-// lock of a queue pair, which is what Deregister waits for.
+// A memory is the registered regions, by STag. Peers access them under the lock of a queue
+// pair. Deregister takes each such lock once, and so waits for accesses that have begun.
 type memory struct{ regions.Table }
 
-// look returns n octets at offset to of the region stag, or what is wrong with
-// that: the causes are those of DDP for Writes (RFC 5041 section 7.2), of RDMAP
-// for the source of a Read (RFC 5040 section 4.8).
+// look returns the n octets at offset to of the region stag, or an error. For Writes its
+// causes are those of DDP (RFC 5041 section 7.2), for the source of a Read those of RDMAP
+// (RFC 5040 section 4.8). Lack of access is RDMAPAccess for both.
 func (m *memory) look(stag uint32, to, n uint64, access verbs.Access) ([]byte, *mpa.TermError) {
 	cause := [...]mpa.Cause{mpa.DDPInvalidSTag, mpa.DDPBounds, mpa.DDPWrap}
 	if access == verbs.RemoteRead {

@@ -24,15 +24,15 @@ type qp struct {
 	eng     engine
 	recvQ   recvQueue
 	sess    *session
-	settle  *attempt // to connect, while it runs
+	settle  *attempt // the attempt to connect, while it runs
 	commEst bool
 	gone    bool
 
-	// What Modify said on the way to RTR.
+	// What the step to RTR was told.
 	local, remote ib.GID
 	remoteQPN     ib.QPN
 	ird           uint8
-	maxORD        int // from RTS, a bound for what is agreed on
+	maxORD        int // what the step to RTS was told: a bound for the ORD that is agreed on
 }
 
 // An attempt is one try to get a session.
@@ -105,8 +105,8 @@ func (q *qp) disconnect(why *mpa.TermError) {
 	}
 }
 
-// fail takes q to ERR: the oldest send has that status. why is said to the peer.
-// The lock is held.
+// fail moves q to ERR: the oldest send completes with status. If why is not nil, the peer
+// is told by a Terminate, unless the session is fenced. The lock is held.
 func (q *qp) fail(status verbs.Status, text string, why *mpa.TermError) {
 	if q.state == verbs.StateError {
 		return
@@ -199,7 +199,7 @@ func (q *qp) AttachMulticast(ib.GID) error { return verbs.ErrInvalid }
 // DetachMulticast implements [verbs.QP].
 func (q *qp) DetachMulticast(ib.GID) error { return verbs.ErrInvalid }
 
-// Destroy implements [verbs.QP]. What was sent still arrives.
+// Destroy implements [verbs.QP]. What TCP has taken still arrives.
 func (q *qp) Destroy() error {
 	q.mu.Lock()
 	if q.gone {

@@ -5,9 +5,9 @@ import (
 	"ipoibcm/verbs"
 )
 
-// receive takes a segment of the peer. Errors are [errNoReceive] (nothing has
-// happened: try again when one was posted), [*mpa.TermError] for a fault of the
-// peer, and [*errTerminated].
+// receive takes a segment of the peer. Errors are [errNoReceive] (nothing has happened:
+// call receive again when a receive was posted), [*mpa.TermError] for a fault of the peer,
+// and [*errTerminated].
 func (e *engine) receive(s *mpa.Segment) error {
 	var err *mpa.TermError
 	switch {
@@ -143,7 +143,7 @@ func (e *engine) receiveResponse(s *mpa.Segment) *mpa.TermError {
 	return nil
 }
 
-// scatter copies b into sg from off on. It fits.
+// scatter copies b into sg from octet off on. sg has room for b.
 func scatter(sg [][]byte, off int, b []byte) {
 	for _, d := range sg {
 		if off >= len(d) {

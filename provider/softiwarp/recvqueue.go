@@ -13,8 +13,8 @@ type recvWQE struct {
 	len int // octets of sg
 }
 
-// A recvQueue is a bounded queue of them. A queue pair of its own is under that
-// queue pair's lock, a shared one has its own.
+// A recvQueue is a bounded queue of receive work requests. The lock of its queue pair
+// guards it, or the lock of its srq.
 type recvQueue struct {
 	depth, maxSGE int
 	wqes          []recvWQE
@@ -52,7 +52,7 @@ func (r *recvQueue) pop() (w recvWQE, ok bool) {
 type srq struct {
 	mu      sync.Mutex
 	q       recvQueue
-	waiting map[*session]struct{} // for something to be posted
+	waiting map[*session]struct{} // sessions to be told of posts
 	gone    bool
 }
 
@@ -82,7 +82,7 @@ func (s *srq) pop() (recvWQE, bool) {
 	return s.q.pop()
 }
 
-// watch says whether w wants to be told of posts.
+// watch turns on or off that w is told of posts.
 func (s *srq) watch(w *session, on bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,18 +15,19 @@ import (
 	"ipoibcm/verbs"
 )
 
-// Two queue pairs that know each other's GID and QPN, as verbs have it, must come
-// to one TCP connection. The one with the smaller GID and QPN dials; its request
-// says in the private data which queue pair it wants. The other's device holds
-// the request until that queue pair has come to RTR. It is an arrangement of ours:
-// foreign peers are met with [Device.Connect] and [Device.Accept].
+// In verbs two queue pairs are told each other's GID and QPN, and must then come to one TCP
+// connection. The queue pair with the smaller GID and QPN dials. The private data of its
+// request says which queue pair it wants. The other device holds the request until that
+// queue pair has come to RTR. Only Devices know this arrangement: foreign peers are met
+// with [Device.Connect] and [Device.Accept].
 
 // rendezvousMagic begins the private data: "iQPr".
 const rendezvousMagic = 0x69515072
 
 const rendezvousLen = 4 + 4 + 4 + 16 + 16
 
-// A meeting names two queue pairs. It is comparable.
+// A meeting names two queue pairs: the one that dials, and the one it wants. It is
+// comparable.
 type meeting struct {
 	from, to   ib.QPN
 	fromG, toG ib.GID
@@ -84,7 +85,7 @@ func (q *qp) rendezvous(attr *verbs.QPAttr) error {
 	default:
 		d.mu.Lock()
 		if v := d.visitors[meeting{q.remoteQPN, q.qpn, q.remote, q.local}]; v != nil {
-			v.enter <- q // it holds one, and a visitor is given one
+			v.enter <- q // enter holds one, and a visitor is given no more
 			delete(d.visitors, meeting{q.remoteQPN, q.qpn, q.remote, q.local})
 		}
 		d.mu.Unlock()
@@ -92,7 +93,7 @@ func (q *qp) rendezvous(attr *verbs.QPAttr) error {
 	return nil
 }
 
-// startup returns how queue pairs of ours connect.
+// startup returns how two Devices settle a connection.
 func (d *Device) startup(ird, ord uint8) Startup {
 	s := Startup{Options: d.opts.MPA, Count: d.counted(nil)}
 	s.Options.Negotiate, s.Options.PeerToPeer, s.Options.Fallback = true, true, false
@@ -100,7 +101,8 @@ func (d *Device) startup(ird, ord uint8) Startup {
 	return s
 }
 
-// visit dials until the peer's device is there and its queue pair has come.
+// visit connects to the peer's device. As long as nothing listens there it dials again,
+// until ConnectTimeout is over.
 func (d *Device) visit(ctx context.Context, m meeting, ird uint8) (*Stream, mpa.Result, error) {
 	s := d.startup(ird, maxReads)
 	s.Private = m.append(nil)
@@ -118,7 +120,7 @@ func (d *Device) visit(ctx context.Context, m meeting, ird uint8) (*Stream, mpa.
 	}
 }
 
-// arrived is the end of an attempt.
+// arrived ends the attempt try: q gets the stream st, or goes to ERR because of err.
 func (q *qp) arrived(try *attempt, st *Stream, err error, initiator bool) {
 	try.cancel(nil)
 	q.mu.Lock()
@@ -137,7 +139,8 @@ func (q *qp) arrived(try *attempt, st *Stream, err error, initiator bool) {
 	}
 }
 
-// endAttempt says whether try is still what q waits for; if so q waits no longer. The caller holds q.mu.
+// endAttempt reports whether try is still the attempt that q waits for. If so q waits no
+// longer. The caller holds q.mu.
 func (q *qp) endAttempt(try *attempt) (mine bool) {
 	if mine = q.settle == try; mine {
 		q.settle = nil
@@ -195,7 +198,8 @@ func (d *Device) receive(conn net.Conn) {
 	}
 }
 
-// from says whether conn comes from the address that is gid, as far as it has one.
+// from reports whether conn comes from the address of gid. A connection without a TCP
+// address passes.
 func from(conn net.Conn, gid ib.GID) bool {
 	a, ok := conn.RemoteAddr().(*net.TCPAddr)
 	return !ok || ib.GIDFromAddr(a.AddrPort().Addr()) == gid
@@ -227,7 +231,7 @@ func (d *Device) host(ctx context.Context, m meeting) (*qp, *attempt, uint8) {
 	}()
 	timer := time.NewTimer(d.opts.connectTimeout())
 	defer timer.Stop()
-	// It may have come to RTR between our look and our entry.
+	// The queue pair may have come to RTR after we looked and before v was entered.
 	if q := d.lookup(m.to); q != nil {
 		if try, ird := q.claim(m); try != nil {
 			return q, try, ird
@@ -244,7 +248,7 @@ func (d *Device) host(ctx context.Context, m meeting) (*qp, *attempt, uint8) {
 	return nil, nil, 0
 }
 
-// claim takes q for the request m if it waits for that.
+// claim takes q for the request m, if q waits for that request.
 func (q *qp) claim(m meeting) (*attempt, uint8) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

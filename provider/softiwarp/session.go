@@ -13,8 +13,8 @@ import (
 // batchLen is about how many octets of FPDUs go to TCP at a time.
 const batchLen = 1 << 17
 
-// A session is a queue pair's stream with the two goroutines that serve it. It
-// outlives the queue pair's use of it only to say goodbye.
+// A session is a queue pair's stream with the two goroutines that serve it. After the queue
+// pair has let go of it, it lasts only to say goodbye.
 type session struct {
 	q  *qp
 	st *Stream
@@ -57,8 +57,8 @@ func (s *session) notify() {
 	}
 }
 
-// end lets go of the stream; why is said to the peer if it is not nil and may be
-// sent. The lock is held.
+// end lets go of the stream. If why is not nil and the session is not fenced, the peer is
+// told why. The lock is held.
 func (s *session) end(why *mpa.TermError) {
 	if s.over {
 		return
@@ -151,9 +151,9 @@ func (s *session) read() {
 	}
 }
 
-// take gives one segment to the engine. A Send that finds no receive is held, and
-// with it all that comes behind it, for a time: the peer's TCP notices. The lock
-// is held; it is given up meanwhile.
+// take gives one segment to the engine. A Send that finds no receive is held for a time,
+// and with it all that comes behind it, so the peer's TCP has to wait. The lock is held;
+// take gives it up while it waits.
 func (s *session) take(seg *mpa.Segment, rtr bool) error {
 	q := s.q
 	q.dev.count.rxSegments.Add(1)
@@ -180,7 +180,7 @@ func (s *session) take(seg *mpa.Segment, rtr bool) error {
 	return err
 }
 
-// wait holds a Send until a receive is posted.
+// wait holds a Send until a receive is posted, for RecvTimeout at most.
 func (s *session) wait(seg *mpa.Segment) error {
 	q := s.q
 	q.dev.count.recvWaits.Add(1)
@@ -191,7 +191,7 @@ func (s *session) wait(seg *mpa.Segment) error {
 		defer q.srq.watch(s, false)
 	}
 	for {
-		err := q.eng.receive(seg) // again: one may have been posted before we watched
+		err := q.eng.receive(seg) // a receive may have been posted before we watched
 		if !errors.Is(err, errNoReceive) {
 			return err
 		}
@@ -222,17 +222,17 @@ func (s *session) failed(err error) {
 	var peer *errTerminated
 	switch {
 	case errors.As(err, &mpaErr):
-		if !s.fenced { // else the stream has
+		if !s.fenced { // else the stream has counted it
 			q.dev.countReason(mpaErr.Reason)
 		}
 		var t *mpa.TermError
-		if mpaErr.Reason.Outcome() == mpa.Terminate && mpaErr.Reason != mpa.ReasonNotRTR { // of that the peer knows
+		if mpaErr.Reason.Outcome() == mpa.Terminate && mpaErr.Reason != mpa.ReasonNotRTR { // the stream sent it
 			t = terminate(mpaErr.Code().Cause(), "%s", mpaErr.Detail)
 		}
 		q.fail(verbs.GeneralError, err.Error(), t)
 	case errors.As(err, &term):
 		q.dev.countTerm(term.Cause)
-		s.fenced = false // it came in an FPDU: a Terminate may be sent
+		s.fenced = false // the fault came in an FPDU: a Terminate may be sent
 		q.fail(statusOf(term.Cause, true), err.Error(), term)
 	case errors.As(err, &peer):
 		q.dev.count.termsIn.Add(1)
@@ -246,8 +246,8 @@ func (s *session) failed(err error) {
 	}
 }
 
-// statusOf says what a Terminate means to work requests: ours if the peer sent it;
-// none of ours is to blame if we did.
+// statusOf returns the status of the oldest send after a Terminate. If we sent the
+// Terminate, as local says, no work request of ours is to blame.
 func statusOf(c mpa.Cause, local bool) verbs.Status {
 	switch {
 	case local:

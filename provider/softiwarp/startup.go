@@ -20,16 +20,16 @@ const writeTimeout = 5 * time.Second
 // A Startup settles MPA connections: it drives the machines of package mpa over
 // a net.Conn. The zero value is ready to use.
 type Startup struct {
-	// Options are the machines'.
+	// Options are the options of the machines.
 	Options mpa.Options
 	// Private is the private data of an initiator's ULP.
 	Private []byte
-	// Trace is shown the octets of the startup frames as they come and go. What
-	// came last may end with FPDUs. Nil means nobody looks.
+	// Trace gets the octets of the startup frames as they come and go. The last octets that
+	// come may end with FPDUs. Nil means that nobody looks.
 	Trace func(out bool, b []byte)
-	// Count gets what the machine has counted when the startup frames are done,
-	// and what it counts after that, when the fence of a responder is. Nil means
-	// nobody counts.
+	// Count gets the machine's counters when the startup frames are done. At a responder it
+	// also gets what the machine counts after that, when the fence has ended. Nil means
+	// that nobody counts.
 	Count func(*mpa.Counters)
 }
 
@@ -46,7 +46,8 @@ func (e *RejectError) Error() string {
 	return s
 }
 
-// ErrStopped is what a context says that ended before a connection was settled.
+// ErrStopped stands for the cause of a context that ended before a connection was settled,
+// if it has none.
 var ErrStopped = errors.New("softiwarp: stopped")
 
 // settling is one machine at work.
@@ -54,7 +55,7 @@ type settling struct {
 	s      *Startup
 	ctx    context.Context
 	conn   net.Conn
-	stop   func() bool // of the watch on ctx
+	stop   func() bool // ends the watch on ctx
 	step   func([]mpa.Action, time.Time, mpa.Event) []mpa.Action
 	when   func() time.Time
 	result func() mpa.Result
@@ -68,10 +69,10 @@ type settling struct {
 	buf    [4096]byte
 }
 
-// Connect asks the peer that dial reaches for a connection and returns it once
-// it is settled; dial is called again for a fallback. The result is what is known
-// of the peer, after a failure too. Errors are [*mpa.Error], [*RejectError], or
-// dial's.
+// Connect asks the peer that dial reaches for a connection and returns it once it is
+// settled; dial is called again for a fallback. The result is what is known of the peer,
+// after a failure too. Errors are [*mpa.Error], [*RejectError], dial's, the cause of ctx,
+// or that of sending the RTR indication.
 func (s *Startup) Connect(ctx context.Context, dial func(context.Context) (net.Conn, error)) (*Stream,
 	mpa.Result, error) {
 	m, err := mpa.NewInitiator(s.Options, s.Private)
@@ -182,7 +183,7 @@ func (n *settling) do(ev mpa.Event) {
 			}
 		case mpa.Request:
 			n.ask(act)
-			return // that event has been given
+			return // ask has told the machine the decision
 		case mpa.SendRTR:
 			n.open(n.result())
 			n.stream.rtr = act.Type
@@ -215,7 +216,7 @@ func (n *settling) do(ev mpa.Event) {
 			if n.err == nil {
 				n.err = act.Err
 			}
-			if n.stream == nil { // a responder that rejected: TCP is as it was, and nobody wants it
+			if n.stream == nil { // a responder that rejected: TCP is as it was, and nobody wants the connection
 				n.stop()
 				linger(n.conn)
 			}
@@ -238,8 +239,8 @@ func (n *settling) do(ev mpa.Event) {
 // open makes the stream.
 func (n *settling) open(res mpa.Result) { n.stream = newStream(n.conn, res) }
 
-// ask lets the user decide, and watches the peer meanwhile: octets that come
-// before the reply, or the end of TCP, end the matter.
+// ask lets the user decide, and watches the peer meanwhile: if octets come before the
+// reply, or TCP ends, the decision does not matter any more.
 func (n *settling) ask(req mpa.Request) {
 	ctx, cancel := context.WithCancel(n.ctx)
 	defer cancel()

@@ -9,15 +9,16 @@ import (
 	"ipoibcm/mpa"
 )
 
-// Bounds of the end of a stream: how long octets of a peer are read and thrown
-// away, so that TCP delivers what we have sent before it is closed.
+// lingerTimeout bounds the end of a stream: for so long octets of the peer are read and
+// thrown away, so that TCP delivers what we have sent before it is closed.
 const lingerTimeout = time.Second
 
-// A Stream is a settled MPA connection: it carries DDP segments. One goroutine
-// may read while another writes.
+// A Stream is an MPA connection whose startup frames are done. It carries DDP segments. A
+// responder's is fenced at first, see [Stream.Fenced]. Once a Stream is not fenced, one
+// goroutine may read while another writes.
 type Stream struct {
-	// Result is what was settled. At a responder the kind of RTR indication is
-	// known when it is no longer fenced.
+	// Result is what was agreed on. At a responder the kind of RTR indication is known when
+	// the stream is no longer fenced.
 	Result mpa.Result
 
 	conn  net.Conn
@@ -47,7 +48,7 @@ func (s *Stream) Conn() net.Conn { return s.conn }
 // segment has not been read: nothing may be sent (MPA fencing).
 func (s *Stream) Fenced() bool { return s.responder != nil }
 
-// MULPDU is the largest ULPDU that is sent, in octets.
+// MULPDU returns the largest ULPDU that is sent, in octets.
 func (s *Stream) MULPDU() int { return s.mulp }
 
 func (s *Stream) sendRTR(t mpa.RTRTypes) error { return s.write(mpa.AppendRTR(nil, t), nil) }
@@ -73,10 +74,10 @@ func (s *Stream) Write(seg *mpa.Segment) error {
 // ErrFenced says that a responder may not send yet.
 var ErrFenced = errors.New("softiwarp: the initiator has sent nothing yet")
 
-// Read returns the next segment. It stays valid until the next Read. rtr says
-// that it is the RTR indication, which is no message of the peer's ULP. Errors
-// are [*mpa.Error] and [*mpa.TermError] for faults of the peer, io.EOF if it
-// closed between two FPDUs, or those of the net.Conn.
+// Read returns the next segment. It stays valid until the next Read. rtr says that the
+// segment is the RTR indication, which is no message of the peer's ULP. Errors are
+// [*mpa.Error] and [*mpa.TermError] for faults of the peer, io.EOF if it closed between two
+// FPDUs, or those of the net.Conn.
 func (s *Stream) Read() (seg mpa.Segment, rtr bool, err error) {
 	if s.responder != nil && s.Result.PeerToPeer { // else a deadline is the user's
 		_ = s.conn.SetReadDeadline(s.responder.Deadline())
@@ -121,8 +122,9 @@ func (s *Stream) unfence() {
 	}
 }
 
-// faulty gives the machine of a fenced stream its last event. A deadline that is
-// the user's and not the machine's is none.
+// faulty tells the machine of a fenced stream about err, and returns the error for Read.
+// The fence ends, except when the machine goes on: so it does when a deadline was the
+// user's and not its own.
 func (s *Stream) faulty(err error) error {
 	if s.responder == nil {
 		return err
@@ -185,8 +187,7 @@ func (s *Stream) next() ([]byte, error) {
 	}
 }
 
-// Terminate sends a Terminate and ends the stream. Where none may be sent, it is
-// only closed.
+// Terminate sends a Terminate and ends the stream. A fenced stream is only closed.
 func (s *Stream) Terminate(c mpa.Cause) {
 	if !s.Fenced() {
 		s.terminate(c)
@@ -202,8 +203,8 @@ func (s *Stream) terminate(c mpa.Cause) {
 // the peer does not close too.
 func (s *Stream) Close() { linger(s.conn) }
 
-// linger closes conn in such a way that the peer gets what was sent: TCP would
-// throw it away if octets of the peer were unread.
+// linger closes conn in such a way that the peer gets what was sent: TCP would throw that
+// away if octets of the peer were unread.
 func linger(conn net.Conn) {
 	defer conn.Close()
 	half, ok := conn.(interface{ CloseWrite() error })
@@ -219,7 +220,7 @@ func linger(conn net.Conn) {
 	}
 }
 
-// emss returns the largest segment of TCP in octets, as far as it is known.
+// emss returns the largest segment of TCP in octets, defaultEMSS where it is not known.
 func emss(conn net.Conn) int {
 	if t, ok := conn.(*net.TCPConn); ok {
 		if raw, err := t.SyscallConn(); err == nil {

@@ -52,7 +52,8 @@ func (e *engine) output(f *mpa.Framer, dst []byte, limit int) []byte {
 	return dst
 }
 
-// choose begins the next message: responses and our own in turn.
+// choose begins the next message: responses and our own requests in turn. It returns false
+// if there is none.
 func (e *engine) choose() bool {
 	request := e.started != e.posted && e.may(e.wqe(e.started))
 	switch {
@@ -67,8 +68,8 @@ func (e *engine) choose() bool {
 	return true
 }
 
-// may says whether w may be sent: at most ORD Reads are outstanding (6581-9.1),
-// and a fenced one waits for all before it.
+// may reports whether w may be sent: at most ORD Reads are outstanding (6581-9.1), and a
+// fenced request waits until none is.
 func (e *engine) may(w *sendWQE) bool {
 	if w.flags&verbs.Fence != 0 && len(e.reads) > 0 {
 		return false
@@ -76,7 +77,7 @@ func (e *engine) may(w *sendWQE) bool {
 	return w.op != verbs.Read || len(e.reads) < e.ord
 }
 
-// stuck says that a Read is next and none may ever be sent.
+// stuck reports whether a Read is next and none may ever be sent.
 func (e *engine) stuck() bool {
 	return e.ord == 0 && e.started != e.posted && e.wqe(e.started).op == verbs.Read
 }
@@ -85,7 +86,7 @@ func (e *engine) request(f *mpa.Framer, dst []byte) []byte {
 	w := e.wqe(e.started - 1)
 	if w.op == verbs.Read {
 		e.token++
-		if e.token < 2 { // 0 and 1 look like other things
+		if e.token < 2 { // 1 is the STag of RTR indications, and some hardware dislikes 0
 			e.token = 2
 		}
 		e.reads = append(e.reads, outRead{stag: e.token, wqe: e.started - 1})
@@ -166,7 +167,7 @@ func (e *engine) gather(sg [][]byte, off, n int) []byte {
 	return nil
 }
 
-// written says that TCP has what output returned so far.
+// written notes that TCP has taken what output returned so far.
 func (e *engine) written() {
 	e.handed = e.started
 	if e.cur.kind == aRequest {
@@ -175,7 +176,7 @@ func (e *engine) written() {
 	e.complete()
 }
 
-// complete reports what is done, in the order in which it was posted.
+// complete reports the work requests that are done, in the order in which they were posted.
 func (e *engine) complete() {
 	for ; e.completed != e.handed; e.completed++ {
 		w := e.wqe(e.completed)

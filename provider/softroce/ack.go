@@ -3,16 +3,17 @@ package softroce
 import "time"
 
 const (
-	// ackWithin is how many packets of a queue pair wait for one ACK at most: a
-	// quarter of the smallest window that our own requesters have.
+	// ackWithin is how many packets of a queue pair wait for one ACK at most: a quarter of
+	// the default window.
 	ackWithin = 64
 	// maxDelayed bounds the queue pairs whose ACKs wait in one receiver.
 	maxDelayed = 64
 )
 
-// delayACK notes that an ACK of q waits until what came with it was handled. What the
-// user, or the kernel behind the TUN, answers to a message then leaves before the
-// ACK, and takes it along in one call if it is short. The caller holds q.mu.
+// delayACK has the ACK of q wait until settle, when the batch that it came with is
+// handled. An answer that the user, or the kernel behind the TUN, gives to a message
+// then leaves before the ACK, and takes it along in one call if it is short. If
+// maxDelayed queue pairs wait already, the ACK leaves at once. The caller holds q.mu.
 func (r *receiver) delayACK(q *qp, now time.Time) {
 	for _, o := range r.delayed {
 		if o == q {

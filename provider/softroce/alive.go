@@ -9,10 +9,11 @@ import (
 
 var _ verbs.Prober = (*Device)(nil)
 
-// aliveEvery is how often Alive looks whether a receiver has moved.
+// aliveEvery is the time between two looks of Alive at a receiver.
 const aliveEvery = 5 * time.Millisecond
 
-// Alive implements [verbs.Prober]: each receiver is woken and has to come round.
+// Alive implements [verbs.Prober]. It wakes each receiver, and fails if one has not begun
+// another turn in time.
 func (d *Device) Alive(within time.Duration) error {
 	began := make([]uint64, len(d.receivers))
 	for i, r := range d.receivers {

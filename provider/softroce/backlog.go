@@ -8,31 +8,32 @@ import (
 )
 
 const (
-	// backlogOctets bounds what a full socket keeps of datagrams, which nobody
-	// would send again; what is beyond is lost and counted.
+	// backlogOctets bounds the octets of packets that wait for room in one socket. They
+	// wait because nobody sends a datagram again. Once they are that many, further packets
+	// are lost and counted.
 	backlogOctets = 256 << 10
 	// backlogTries is how often the first call of a backlog may find no room
 	// although the kernel said that there is some.
 	backlogTries = 16
-	// roomEvents is how many sockets with room are looked at in one go.
+	// roomEvents is how many sockets with room goOn looks at in one call.
 	roomEvents = 16
 )
 
-// A backlog is what waits for room in the send buffer of one socket: calls whose
-// packets are already made, and queue pairs whose machines keep what they have.
-// Nobody sends on the socket before them, and nobody else waits.
+// A backlog keeps what waits for room in the send buffer of one socket: calls whose packets
+// are already made, and queue pairs that have more to send. While it is full, all that is
+// to leave by the socket waits in it, so nothing is overtaken.
 //
-// It is guarded by the lock of the sender.
+// The lock of the sender guards it.
 type backlog struct {
-	full   bool // the kernel had no room, and tells when it has
-	tries  int  // in vain since it told
-	octets int  // of calls
+	full   bool // the kernel had no room, and tells us when it has
+	tries  int  // how often the first call found no room although the kernel told of some
+	octets int  // of all calls
 	calls  []pendingCall
 	qps    []*qp
 }
 
-// A pendingCall is one sendmsg call that found no room, with a copy of its
-// packets: their buffers may be the user's again before there is some.
+// A pendingCall is one sendmsg call that found no room. It has a copy of its packets,
+// because the user may have their buffers back before there is room.
 type pendingCall struct {
 	path    *path
 	n, size int // packets, and octets of each but the last
@@ -47,7 +48,8 @@ func (s *sender) backlogOf(p *path) *backlog {
 	return &s.backlog
 }
 
-// wait notes that q has more to send. The caller holds q.mu too.
+// wait puts q, which has more to send, into b. The caller holds q.mu and the lock of the
+// sender.
 func (b *backlog) wait(q *qp) {
 	if !q.waits {
 		q.waits = true
@@ -55,7 +57,7 @@ func (b *backlog) wait(q *qp) {
 	}
 }
 
-// park puts the call that sc holds into b. It reports whether there was room in b.
+// park puts the call that sc holds into b. It returns false if b takes no more.
 func (s *sender) park(b *backlog, sc *scratch, p *path, n, size int) bool {
 	if b.octets >= backlogOctets {
 		return false
@@ -70,7 +72,7 @@ func (s *sender) park(b *backlog, sc *scratch, p *path, n, size int) bool {
 		s.full(b)
 	}
 	if b == &s.backlog && s.conn == nil && s.mayConnect(p) {
-		s.startConnect(p) // whatever holds it up then holds up nobody else on this port
+		s.startConnect(p) // what holds p up then holds up no other path of this port
 	}
 	return true
 }
@@ -84,18 +86,18 @@ func (s *sender) full(b *backlog) {
 	b.full = true
 	ev := unix.EpollEvent{Events: unix.EPOLLOUT | unix.EPOLLONESHOT, Fd: s.index, Pad: which}
 	err := unix.EpollCtl(s.th.writable, unix.EPOLL_CTL_MOD, fd, &ev)
-	if err != nil { // not known yet, or another socket under that number
+	if err != nil { // fd is not in the set yet, or is another socket by now
 		err = unix.EpollCtl(s.th.writable, unix.EPOLL_CTL_ADD, fd, &ev)
 	}
-	if err != nil { // nobody would ever tell
+	if err != nil { // without the kernel's word b would wait for ever
 		s.dev.log.Warn("cannot wait for room in a socket", "err", err)
 		s.drop(b)
 		b.full = false
 	}
 }
 
-// handOver lets the calls on the path of c wait for its socket, so that nothing
-// overtakes them there.
+// handOver moves the calls for the path of c from the backlog of s to that of c, so that no
+// later packet on c overtakes them.
 func (s *sender) handOver(c *connectedSocket) {
 	from, to := &s.backlog, &c.backlog
 	rest := from.calls[:0]
@@ -110,11 +112,11 @@ func (s *sender) handOver(c *connectedSocket) {
 	clear(from.calls[len(rest):])
 	from.calls = rest
 	if len(to.calls) > 0 {
-		s.full(to) // it may have room at once
+		s.full(to) // c may have room at once
 	}
 }
 
-// adopt takes over what waited for the connected socket, which is closed.
+// adopt moves b, the backlog of a connected socket that is closed, into the backlog of s.
 func (s *sender) adopt(b *backlog) {
 	if s.fd < 0 || len(b.calls) == 0 && len(b.qps) == 0 {
 		return
@@ -128,7 +130,7 @@ func (s *sender) adopt(b *backlog) {
 	}
 }
 
-// drop loses the calls of b.
+// drop counts the calls of b as lost and removes them.
 func (s *sender) drop(b *backlog) {
 	for i := range b.calls {
 		s.lost(unix.EAGAIN, b.calls[i].n)
@@ -136,8 +138,8 @@ func (s *sender) drop(b *backlog) {
 	b.calls, b.octets = nil, 0
 }
 
-// drain sends the calls of b, and returns the queue pairs that may go on. If there
-// is no room for all, none may.
+// drain sends the calls of b, and returns the queue pairs that may go on. If a call finds
+// no room again, it returns none.
 func (s *sender) drain(b *backlog) []*qp {
 	b.full = false
 	for len(b.calls) > 0 && !b.full {
@@ -146,7 +148,7 @@ func (s *sender) drain(b *backlog) []*qp {
 		b.calls, b.octets = b.calls[1:], b.octets-len(c.buf)
 		errno := s.callAgain(&c)
 		switch to := s.backlogOf(c.path); {
-		case errno == unix.EAGAIN && to != b: // that call closed the connected socket: the rest waits here now
+		case errno == unix.EAGAIN && to != b: // the call closed the connected socket: to has the rest now
 			to.calls, to.octets = append([]pendingCall{c}, to.calls...), to.octets+len(c.buf)
 			s.full(to)
 		case errno == unix.EAGAIN && b.tries < backlogTries:
@@ -170,7 +172,7 @@ func (s *sender) drain(b *backlog) []*qp {
 	return qps
 }
 
-// callAgain makes the call that found no room.
+// callAgain makes a call again that found no room.
 func (s *sender) callAgain(c *pendingCall) unix.Errno {
 	var msg unix.Msghdr
 	iov := unix.Iovec{Base: &c.buf[0]}
@@ -187,7 +189,7 @@ func (r *receiver) goOn(now time.Time) {
 	var events [roomEvents]unix.EpollEvent
 	n, err := unix.EpollWait(r.writable, events[:], 0)
 	if err != nil {
-		return // EINTR: it is still readable
+		return // EINTR: r.writable is still readable
 	}
 	for _, ev := range events[:n] {
 		s := d.senders[ev.Fd]
@@ -213,5 +215,5 @@ func (r *receiver) goOn(now time.Time) {
 	r.tell()
 }
 
-// octetsOf returns what an iovec names.
+// octetsOf returns the octets that v points to.
 func octetsOf(v *unix.Iovec) []byte { return unsafe.Slice(v.Base, int(v.Len)) }

@@ -15,10 +15,11 @@ const (
 	// connectAfter is how many calls in a row for one path show that its packets
 	// are worth a socket of their own.
 	connectAfter = 64
-	// connectAgain is how many calls of a sender lie between two such sockets at
-	// least: opening one takes as long as some ten calls.
+	// connectAgain is how many calls a sender makes at least by its other socket before it
+	// replaces its connected socket: opening one takes as long as some ten calls.
 	connectAgain = 1024
-	// connectIdle is how long such a socket stays unused.
+	// connectIdle is the time between two looks at a connected socket. If it was not used
+	// between them, it is closed.
 	connectIdle = 500 * time.Millisecond
 )
 
@@ -26,8 +27,8 @@ const (
 // connected to the destination of one path. The kernel looks the route up for
 // each packet of an unconnected socket, but keeps it for a connected one.
 //
-// IPv6 only: on IPv4 the kernel numbers what a connected socket sends in the
-// identification, which the ICRC covers.
+// There is none for IPv4: the kernel puts a running number into the identification of what
+// a connected IPv4 socket sends, and the ICRC covers that field.
 type connectedSocket struct {
 	fd      int
 	path    *path
@@ -38,14 +39,14 @@ type connectedSocket struct {
 // A connector decides when a sender gets a connected socket.
 type connector struct {
 	conn   *connectedSocket // nil: there is none
-	next   *path            // whose calls are counted
-	streak int              // of them, in a row
-	calls  int              // since the last attempt, of all paths
-	busy   bool             // somebody is opening one
+	next   *path            // the path of the latest call
+	streak int              // calls for next in a row
+	calls  int              // calls by the other socket since the last attempt
+	busy   bool             // connectFor runs, or is about to
 }
 
-// connectedFD returns the connected socket for p, -1 if there is none (yet). The
-// caller holds s.mu.
+// connectedFD returns the connected socket for p, -1 if there is none. It begins to open
+// one after connectAfter calls for p in a row. The caller holds s.mu.
 func (s *sender) connectedFD(p *path) (fd int) {
 	if s.conn != nil && s.conn.path == p {
 		s.conn.used = true
@@ -79,8 +80,8 @@ func (s *sender) startConnect(p *path) {
 	}
 }
 
-// connectFor gives s a connected socket for p. It is not done by who sends, because it
-// takes long, and must be done in the network namespace of the device.
+// connectFor gives s a connected socket for p. It runs on a goroutine of its own,
+// because it takes long and has to enter the network namespace of the device.
 func (s *sender) connectFor(p *path) {
 	class := p.class()
 	fd, err := s.connectIn(s.dev.monitor.ns, p, class)
@@ -92,7 +93,7 @@ func (s *sender) connectFor(p *path) {
 		s.dev.count.connectFailed.Add(1)
 		s.dev.log.Debug("no connected socket", "dgid", p.attr.DGID, "err", err)
 	case s.fd < 0 || s.dev.noConnect.Load() || p.class() != class || p.ifindex != s.dev.ifindex.Load() || !s.dev.port.Load().has(p.attr.SGID):
-		unix.Close(fd) // too late
+		unix.Close(fd) // too late: s, p or the port has changed
 	default:
 		s.disconnect()
 		c := &connectedSocket{fd: fd, path: p, used: true}
@@ -102,7 +103,7 @@ func (s *sender) connectFor(p *path) {
 	}
 }
 
-// look closes c if it was not used since the last look.
+// look closes c if it was not used since the last look and nothing waits for it.
 func (s *sender) look(c *connectedSocket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,8 +117,8 @@ func (s *sender) look(c *connectedSocket) {
 	}
 }
 
-// disconnect closes the connected socket, if there is one. What waited for it waits
-// for the other then. The caller holds s.mu.
+// disconnect closes the connected socket, if there is one. What waited for it then waits
+// for the other socket of s. The caller holds s.mu.
 func (s *sender) disconnect() {
 	if c := s.conn; c != nil {
 		unix.Close(c.fd)
@@ -141,7 +142,7 @@ var _ verbs.Trimmer = (*Device)(nil)
 // Trim implements [verbs.Trimmer]: it closes the connected sockets.
 func (d *Device) Trim() { d.disconnectAll() }
 
-// connectIn is connect in a network namespace.
+// connectIn calls connect in the network namespace ns.
 func (s *sender) connectIn(ns netns.NsHandle, p *path, class uint8) (fd int, err error) {
 	err = hostnet.InNamespace(ns, func() (err error) {
 		fd, err = s.connect(p, class)
@@ -188,7 +189,7 @@ func (s *sender) connectTo(fd int, p *path, class uint8) error {
 
 // bindToo binds a further socket to the source port of s.
 func (s *sender) bindToo(fd int, p *path) error {
-	s.mu.Lock() // the sockets stay what they are
+	s.mu.Lock() // s.fd, s.guard and s.conn must not change meanwhile
 	defer s.mu.Unlock()
 	have := []int{s.fd, s.guard}
 	if s.conn != nil {
@@ -200,8 +201,8 @@ func (s *sender) bindToo(fd int, p *path) error {
 	return err
 }
 
-// tryConnect sees whether a socket can be connected as it will be: to one of our
-// own addresses, which sends nothing.
+// tryConnect tests connected sockets, and switches them off if that fails. It connects one
+// to an address of our own, which sends nothing.
 func (d *Device) tryConnect() {
 	if d.opts.NoConnect {
 		d.offloadOff(connected, switchedOff)
@@ -213,7 +214,7 @@ func (d *Device) tryConnect() {
 	}
 	own := d.port.Load().gidOf(false)
 	if own.IsZero() {
-		return // IPv6 may come; without an address of it there is nothing to try
+		return // an IPv6 address may come later; without one there is nothing to try
 	}
 	p, err := d.newPath(verbs.AHAttr{DGID: own, SGID: own}, false, 0, 0)
 	if err == nil {

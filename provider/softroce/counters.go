@@ -8,7 +8,7 @@ import (
 	"ipoibcm/provider/softroce/engine"
 )
 
-// counts are those of the device; queue pairs count for themselves, and so does each data thread.
+// counts are the counters of the device. Queue pairs and data threads have their own.
 type counts struct {
 	txWaits         atomic.Uint64 `name:"tx_waits"`
 	txNoRoom        atomic.Uint64 `name:"tx_drop_no_room"`
@@ -49,21 +49,21 @@ type counts struct {
 	recvBufferAsked atomic.Uint64 `name:"socket_recv_buffer_asked"`
 	sendBuffer      atomic.Uint64 `name:"socket_send_buffer"`
 	sendBufferAsked atomic.Uint64 `name:"socket_send_buffer_asked"`
-	// Packets to groups and to QP 1 too, which queue pairs do not count.
+	// rxDrops also counts packets to groups and to QP 1.
 	rxDrops engine.DropCounts[atomic.Uint64] `name:"rx_drop_"`
 }
 
 // byOffload are counters of GSO and GRO.
 type byOffload [2]atomic.Uint64
 
-// Name is that of a counter.
+// Name returns the name of counter i.
 func (*byOffload) Name(i int) string {
 	return [...]string{gso: "tx_gso_selftest_failed", gro: "rx_gro_selftest_failed"}[i]
 }
 
-// Counters implements [verbs.Provider]: what the sockets did and dropped, what
-// the kernel gave, and the sums over all queue pairs there were and are, by
-// transport.
+// Counters implements [verbs.Provider]. It reports what the sockets did and dropped, the
+// buffers that the kernel gave, and for each transport the sums over all queue pairs,
+// including those that are gone.
 func (d *Device) Counters(f func(name string, value uint64)) {
 	ofThreads := d.ofThreads()
 	counters.Each(&ofThreads, f)
@@ -94,7 +94,8 @@ func transportIndex(t ib.Transport) int {
 	return 2
 }
 
-// retire keeps what a queue pair that goes has counted. Its lock is held.
+// retire adds the counters of q, which is being destroyed, to the sums of the device. The
+// caller holds q.mu.
 func (d *Device) retire(q *qp) {
 	d.mu.Lock()
 	counters.Add(&d.retired[transportIndex(q.transport)], q.eng.Counters())

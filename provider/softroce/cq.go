@@ -7,8 +7,8 @@ import (
 	"ipoibcm/verbs"
 )
 
-// A cq is a completion queue. Completions are added under the lock of a QP;
-// whoever holds that lock calls notify after that was released.
+// A cq is a completion queue. A goroutine adds completions while it holds the lock of a QP,
+// and calls notify after it has released the lock.
 type cq struct {
 	dev *Device
 	th  *thread
@@ -22,9 +22,9 @@ type cq struct {
 	gone    chan struct{} // closed by Destroy
 
 	ready  func()
-	active atomic.Int32 // how often the running handler is asked for; 0: it does not run
+	active atomic.Int32 // how often run was called since the handler was idle; 0: it is
 	closed atomic.Bool
-	idle   chan struct{} // closed by the handler's runner when it ends after closed
+	idle   chan struct{} // closed by run when it sees that closed is set
 }
 
 var _ verbs.CallbackCQ = (*cq)(nil)
@@ -37,9 +37,8 @@ func newCQ(th *thread, depth int) *cq {
 	return &cq{dev: th.dev, th: th, ring: make([]verbs.WC, n), wake: make(chan struct{}, 1), gone: make(chan struct{}), idle: make(chan struct{})}
 }
 
-// add appends wc. The ring grows when the user asked for too small a one: a
-// completion that is lost would leave a buffer lost for ever. What is posted
-// bounds it.
+// add appends wc. The ring grows when it is full: a completion that is lost would leave a
+// buffer lost for ever. The work requests that can be posted bound its size.
 func (c *cq) add(wc *verbs.WC) {
 	c.mu.Lock()
 	if int(c.tail-c.head) == len(c.ring) {
@@ -91,14 +90,14 @@ func (c *cq) Wait() error {
 // OnReady implements [verbs.CallbackCQ].
 func (c *cq) OnReady(f func()) { c.ready = f }
 
-// notify tells the user about what was added. The caller holds no lock. direct
-// says that the caller is a goroutine of ours that may run the user's handler.
+// notify tells the user that completions were added. The caller holds no lock. direct says
+// that the caller is a goroutine of ours that may run the user's handler.
 func (c *cq) notify(direct bool) {
 	if !c.pending.Load() {
 		return
 	}
 	if !direct && c.ready != nil {
-		c.th.deferred.Store(true) // before the look at stepping: it may end now
+		c.th.deferred.Store(true) // set before stepping is read: the step may end now
 		if c.th.stepping.Load() {
 			return
 		}
@@ -110,7 +109,7 @@ func (c *cq) notify(direct bool) {
 	case c.ready == nil:
 		select {
 		case c.wake <- struct{}{}:
-		default: // it is awake already
+		default: // a wake-up is pending already
 		}
 	case direct:
 		c.run()
@@ -119,10 +118,10 @@ func (c *cq) notify(direct bool) {
 	}
 }
 
-// run calls the handler until nobody has asked for more.
+// run calls the handler until nobody has called run meanwhile.
 func (c *cq) run() {
 	if c.active.Add(1) != 1 {
-		return // the running one sees it
+		return // the call that runs the handler sees it
 	}
 	for {
 		n := c.active.Load()

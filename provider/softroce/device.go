@@ -34,8 +34,9 @@ import (
 )
 
 const (
-	// sendersPerFamily is the size of the pool of sending sockets: as many source ports,
-	// for those who choose among paths by them, as the queue pairs of busy hosts need.
+	// sendersPerFamily bounds the pool of sending sockets of a family. Each has its own
+	// source port, by which the network chooses among paths, and busy hosts have many
+	// queue pairs.
 	sendersPerFamily = 64
 	maxDepth         = 1 << 15
 )
@@ -48,7 +49,7 @@ type Device struct {
 	caps     verbs.Caps
 	pkeys    []ib.PKey
 	ifindex  atomic.Int32
-	firstGID ib.GID // the default, kept while it lasts
+	firstGID ib.GID // the default GID as long as the underlay has it
 	under    underlay
 	port     atomic.Pointer[portState]
 
@@ -66,16 +67,16 @@ type Device struct {
 	class        atomic.Uint32 // traffic class of paths that have none of their own
 	noGSO        atomic.Bool
 	noGRO        atomic.Bool
-	whyOff       [offloads]atomic.Pointer[string] // why they are off, or not tried
+	whyOff       [offloads]atomic.Pointer[string] // why an offload is off, or was not tried
 
 	noHold     atomic.Bool
 	noSpin     atomic.Bool
 	noConnect  atomic.Bool
-	connecting sync.WaitGroup // those who open connected sockets
+	connecting sync.WaitGroup // goroutines that open connected sockets
 	maxHolding int            // fewer threads of the process than this may hold a P
 	tap        events.Tap
 	filter     atomic.Pointer[datagramFilter]
-	filtering  sync.Mutex // sources and slice
+	filtering  sync.Mutex // guards sources and slice
 	sources    *sourceSet
 	slice      uint32
 	// dropHook lets tests lose packets before they are looked at.
@@ -86,7 +87,7 @@ type Device struct {
 	senders   []*sender  // all, each at its index
 	senders4  []*sender
 	senders6  []*sender
-	sender6UD *sender // its packets may be fragmented
+	sender6UD *sender // IPv6 UD packets that may be fragmented leave by it
 	monitor   *monitor
 	routes    routeMTUs
 
@@ -99,7 +100,7 @@ type Device struct {
 	retired [3]engine.Counters // of destroyed queue pairs, by transportIndex
 	events  *events.Queue
 
-	notes struct { // completion queues whose handler is to be run by the notifier
+	notes struct { // completion queues whose handlers the notifier is to run
 		mu   sync.Mutex
 		list []*cq
 		wake chan struct{}
@@ -108,8 +109,8 @@ type Device struct {
 
 var _ verbs.Provider = (*Device)(nil)
 
-// Open opens the underlay device. It waits for an address that is still
-// tentative, and fails if there is none.
+// Open opens the underlay device. It waits while the address is tentative, and fails if no
+// address is usable.
 func Open(opts Options) (*Device, error) {
 	if opts.GUID == 0 {
 		var b [8]byte
@@ -148,7 +149,7 @@ func (d *Device) open() error {
 	if d.under.routes, err = hostnet.OpenResolver(); err != nil {
 		return err
 	}
-	if d.monitor, err = newMonitor(d); err != nil { // before we look: no change is missed
+	if d.monitor, err = newMonitor(d); err != nil { // before we read the state, so that no change is missed
 		return err
 	}
 	p, link, err := d.under.wait()
@@ -291,7 +292,7 @@ func (d *Device) Deregister(r *verbs.Region) error {
 	if err := d.mem.Deregister(r); err != nil {
 		return err
 	}
-	for _, q := range d.qps.all() { // nobody is in the middle of using it after this
+	for _, q := range d.qps.all() { // State waits for the lock of q, and so for an access that has begun
 		_ = q.State()
 	}
 	return nil
@@ -383,7 +384,7 @@ func (d *Device) matchPKey(k ib.PKey) bool {
 	return false
 }
 
-// notify has c's handler run on the notifier's goroutine.
+// notify has the handler of c run on the notifier's goroutine.
 func (d *Device) notify(c *cq) {
 	d.notes.mu.Lock()
 	d.notes.list = append(d.notes.list, c)
@@ -398,8 +399,8 @@ func (d *Device) wakeUp() {
 	}
 }
 
-// notifier runs the handlers of completion queues to which something was added
-// on a goroutine of the user's.
+// notifier runs the handlers of the completion queues that Device.notify was called for:
+// their completions came from calls of the user, or from timers, and not from a receiver.
 func (d *Device) notifier() {
 	var list []*cq
 	for range d.notes.wake {

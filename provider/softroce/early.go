@@ -12,13 +12,13 @@ const (
 	// earlyLen holds one packet of the largest path MTU: the longest header a peer can
 	// send, payload, pad and ICRC.
 	earlyLen = 64 + 4096 + roce.ICRCLen
-	// maxEarly bounds the packets that all queue pairs of a device keep because others
-	// are missing: 33 MiB.
+	// maxEarly bounds the packets that all queue pairs of a device keep because
+	// earlier ones are missing: 33 MiB.
 	maxEarly = 8 << 10
 )
 
-// An earlyPool is the memory of packets that arrived early. What nobody uses is the
-// garbage collector's.
+// An earlyPool lends the memory for packets that arrived early. The garbage collector may
+// take what is not lent.
 type earlyPool struct {
 	pool  sync.Pool // of *[earlyLen]byte
 	inUse atomic.Int32
@@ -27,8 +27,8 @@ type earlyPool struct {
 
 var _ engine.Buffers = (*earlyPool)(nil)
 
-// Get implements [engine.Buffers]. No queue pair has more than are left for all others, so that a
-// few whose peers never fill a gap do not take all.
+// Get implements [engine.Buffers]. A queue pair that holds more buffers than are left gets none,
+// so that a few queue pairs whose peers never fill a gap do not take all.
 func (p *earlyPool) Get(held int) []byte {
 	if n := p.inUse.Add(1); held > int(maxEarly-n) {
 		p.inUse.Add(-1)

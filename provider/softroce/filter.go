@@ -6,7 +6,7 @@ import (
 	"ipoibcm/wire/roce"
 )
 
-// A datagramFilter is what [Device.FilterDatagrams] was told.
+// A datagramFilter keeps the arguments of [Device.FilterDatagrams].
 type datagramFilter struct {
 	qpn  ib.QPN
 	pass func(src ib.GID, srcQPN ib.QPN, payload []byte) bool
@@ -24,7 +24,7 @@ func (d *Device) FilterDatagrams(qpn ib.QPN, pass func(src ib.GID, srcQPN ib.QPN
 	d.filter.Store(&datagramFilter{qpn, pass})
 }
 
-// refused asks about a packet whose ICRC has not been looked at yet.
+// refused reports whether the filter refuses p, whose ICRC is not checked yet.
 func (d *Device) refused(src ib.GID, p *roce.Packet) bool {
 	f := d.filter.Load()
 	if f == nil {

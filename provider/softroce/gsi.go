@@ -13,21 +13,21 @@ import (
 	"ipoibcm/wire/roce"
 )
 
-// madQueue bounds the MADs that wait for the reader.
+// madQueue bounds the MADs that wait for the reader of MADs.
 const madQueue = 256
 
-// A gsi is the port's QP 1. A MAD is one UD packet, so it needs no machine.
+// A gsi is the port's QP 1. A MAD is one UD packet, so QP 1 needs no machine of the engine.
 type gsi struct {
 	dev *Device
 	in  chan *verbs.MAD
 	psn atomic.Uint32
 
-	mu            sync.Mutex // several sockets may receive
+	mu            sync.Mutex // guards asks and answers: several sockets may receive
 	asks, answers *ratelimit.Limiter
 }
 
-// What QP 1 takes per second: messages that begin something, each of which may
-// cost a connection or at least an answer, and those that answer.
+// The MADs that QP 1 takes per second. askRate is for messages that begin something: each
+// may cost a connection, or at least an answer. answerRate is for messages that answer.
 var (
 	askRate    = ratelimit.Options{Unknown: 64, Returning: 1024, Source: 64}
 	answerRate = ratelimit.Options{Unknown: 1024, Returning: 2048, Source: 256}
@@ -74,7 +74,7 @@ func (g *gsi) SendMAD(m *verbs.MAD) error {
 	return nil
 }
 
-// receive takes a packet to QP 1 in.
+// receive handles a packet to QP 1.
 func (g *gsi) receive(p *roce.Packet, src, dst ib.GID, now time.Time) {
 	d := g.dev
 	c := &d.count
@@ -103,7 +103,7 @@ func (g *gsi) receive(p *roce.Packet, src, dst ib.GID, now time.Time) {
 	}
 }
 
-// allow reports whether a MAD is not part of a flood.
+// allow reports whether the MAD b from src is within the rates.
 func (g *gsi) allow(b []byte, src ib.GID, now time.Time) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -14,9 +14,10 @@ import (
 
 var _ verbs.Successor = (*Device)(nil)
 
-// A handover is what a device has of the process before it, and leaves to the next.
+// A handover is how far a device is in taking sockets over from the process before, and in
+// leaving them to the next.
 type handover struct {
-	adopted bool // sockets: nothing is read before Begin
+	adopted bool // sockets were taken over: nothing is read before Begin
 	begin   sync.Once
 	reading sync.WaitGroup // the receivers' goroutines
 	frozen  atomic.Bool
@@ -45,7 +46,7 @@ func (d *Device) Freeze() (fds []int, err error) {
 	}
 	d.reading.Wait()
 	for _, r := range d.receivers {
-		if r.th.index > 0 { // what comes is for connections, which end
+		if r.th.index > 0 { // what comes is for connections, which end with this process
 			continue
 		}
 		fd, e := unix.FcntlInt(uintptr(r.fd), unix.F_DUPFD_CLOEXEC, 0)
@@ -58,8 +59,8 @@ func (d *Device) Freeze() (fds []int, err error) {
 	return fds, err
 }
 
-// adopt returns the socket that r can use of those that were taken over. It is as strict
-// as if somebody else had made them.
+// adopt returns a socket of Options.Sockets that suits r. It trusts none of them: each
+// is checked as if another program had made it.
 func (d *Device) adopt(r *receiver) (int, bool) {
 	for i, fd := range d.opts.Sockets {
 		if fd < 0 {
@@ -79,7 +80,7 @@ func (d *Device) adopt(r *receiver) (int, bool) {
 	return -1, false
 }
 
-// dropSockets closes those that nobody took.
+// dropSockets closes those of Options.Sockets that no receiver took.
 func (d *Device) dropSockets() {
 	for i, fd := range d.opts.Sockets {
 		if fd >= 0 {
@@ -133,8 +134,8 @@ func (r *receiver) suits(fd int) error {
 	return r.deviceOf(fd)
 }
 
-// deviceOf reports whether the device that fd is bound to is the underlay, and not one
-// of the same name that was there before.
+// deviceOf returns an error if fd is bound to another device than the underlay, such
+// as one that had its name before. A kernel that does not tell the device passes.
 func (r *receiver) deviceOf(fd int) error {
 	const optBindToIfindex = 62 // SO_BINDTOIFINDEX; Linux 5.0
 	index, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, optBindToIfindex)

@@ -13,8 +13,8 @@ const (
 	// holdFor is how long after the last packet a receiver's waits hold their P.
 	// It covers what comes once a second, such as ping.
 	holdFor = 1500 * time.Millisecond
-	// holdMax bounds one such wait. The runtime ends it by a signal when it needs
-	// the P, but somebody may have switched its signals off.
+	// holdMax bounds one wait that holds the P. The runtime ends the wait by a signal
+	// when it needs the P, but the process may have switched these signals off.
 	holdMax = 20 * time.Millisecond
 )
 
@@ -23,10 +23,10 @@ var holding atomic.Int32
 
 // poll waits for fds, for at most limit if that is positive, or until a signal.
 //
-// A wait that Go's runtime knows of gives the P (the right to run Go code) back
-// after a while, and getting one again takes longer than the wake-up itself, for
-// the runtime's monitor is woken first. So the thread that polls a descriptor
-// holds its P for a time after each packet. It leaves at least one to the others.
+// A wait that Go's runtime knows of gives the P (the right to run Go code) back after a
+// while. To get one again takes longer than the wake-up itself, because the runtime's
+// monitor is woken first. So the thread that polls a descriptor holds its P for a time
+// after each packet. At least one P is left for the other threads of the process.
 func (r *receiver) poll(fds []unix.PollFd, limit time.Duration) error {
 	hold, spins := r.mayHold() && holdOne(r.dev.maxHolding), limit <= 0
 	if hold {
@@ -78,7 +78,8 @@ func holdOne(most int) bool {
 	}
 }
 
-// mayHold reports whether r polls something and was active of late.
+// mayHold reports whether r polls a descriptor of the user and was active within holdFor.
+// It is false while holding is switched off.
 func (r *receiver) mayHold() bool {
 	if r.dev.noHold.Load() || r.polled.Load() == nil {
 		return false
@@ -90,7 +91,7 @@ func (r *receiver) mayHold() bool {
 	return now.Sub(r.activeAt) < holdFor
 }
 
-// tryHold sees whether waits can hold their P.
+// tryHold switches holding off if the user does not want it, or if there is only one P.
 func (d *Device) tryHold() {
 	d.maxHolding = runtime.GOMAXPROCS(0)
 	switch {

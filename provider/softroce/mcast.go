@@ -16,8 +16,8 @@ import (
 // maxGroups bounds the groups of a device.
 const maxGroups = 4096
 
-// A groups says which queue pairs are attached to which multicast group, and
-// keeps the memberships of the sockets in step: attaching alone receives nothing.
+// A groups says which queue pairs are attached to which multicast group. It also joins and
+// leaves the groups on the sockets: without a membership the kernel passes nothing.
 type groups struct {
 	dev   *Device
 	table atomic.Pointer[map[ib.GID][]*qp] // replaced by every change
@@ -69,7 +69,7 @@ func (g *groups) detach(mgid ib.GID, q *qp) error {
 	return nil
 }
 
-// detachAll removes q everywhere.
+// detachAll detaches q from all groups.
 func (g *groups) detachAll(q *qp) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -93,7 +93,7 @@ func (g *groups) drop(t map[ib.GID][]*qp, mgid ib.GID, q *qp) bool {
 	t[mgid] = rest
 	if len(rest) == 0 {
 		delete(t, mgid)
-		_ = g.dev.membership(mgid, false) // it may be gone with the link
+		_ = g.dev.membership(mgid, false) // the membership may be gone with the link
 	}
 	return true
 }

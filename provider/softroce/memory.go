@@ -6,8 +6,9 @@ import (
 	"ipoibcm/verbs/regions"
 )
 
-// A memory is the registered regions as the engine sees them. Access by peers
-// happens under the lock of a queue pair, which is what Deregister waits for.
+// A memory gives the engine access to the registered regions. The engine accesses them for
+// peers under the lock of a queue pair. Deregister takes each such lock once, and so waits
+// for accesses that have begun.
 type memory struct{ regions.Table }
 
 var _ engine.Memory = (*memory)(nil)

@@ -20,18 +20,18 @@ const (
 	// monitorQuiet is how long netlink must be silent before we look: changes come
 	// in bursts.
 	monitorQuiet = 20 * time.Millisecond
-	// Sockets that cannot be opened again are tried anew after reopenFirst, twice as
-	// long each time, and at most reopenMax.
+	// If the sockets cannot be opened again, the next try follows after reopenFirst.
+	// The wait doubles with each failure, up to reopenMax.
 	reopenFirst, reopenMax = 50 * time.Millisecond, 5 * time.Second
 )
 
-// A monitor hears of changes of links and addresses.
+// A monitor hears of changes of links, addresses and routes.
 type monitor struct {
 	dev *Device
 	nl  *os.File // netlink socket, read through the poller so that Close ends it
 	ns  netns.NsHandle
 
-	routes *os.File // the same for routes, which may change much oftener
+	routes *os.File // like nl, for routes, which may change much oftener
 
 	broken bool // the sockets are of a network device that is gone
 }
@@ -60,13 +60,13 @@ func newMonitor(d *Device) (*monitor, error) {
 	return &monitor{dev: d, nl: os.NewFile(uintptr(fd), "netlink"), ns: ns, routes: routes}, nil
 }
 
-// run looks at the underlay after every change until the socket is closed. Sockets
-// that refresh opens again belong to the namespace Open was called in.
+// run calls refresh after every change until the socket is closed. It enters the network
+// namespace in which Open was called, because refresh may open sockets.
 func (m *monitor) run() {
 	_ = hostnet.OwnThread(func() error {
 		if here, err := netns.Get(); err == nil {
 			if !here.Equal(m.ns) {
-				_ = netns.Set(m.ns) // without the right to, we are in it anyway
+				_ = netns.Set(m.ns) // a process without that right is in it anyway
 			}
 			_ = here.Close()
 		}
@@ -104,7 +104,8 @@ func (m *monitor) close() {
 	_ = m.ns.Close()
 }
 
-// refresh compares the underlay with what we knew and tells the difference.
+// refresh reads the state of the underlay and tells the user what has changed. If the
+// device was replaced, it opens the sockets again.
 func (d *Device) refresh() {
 	old := d.port.Load()
 	now, link, err := d.under.read(d.firstGID)
@@ -153,7 +154,7 @@ func (d *Device) refresh() {
 		d.log.Info("underlay MTU changed", "mtu", now.UnderMTU)
 		d.events.Tell(verbs.Event{Kind: verbs.MTUChange, Text: fmt.Sprintf("underlay MTU %d", now.UnderMTU)})
 	}
-	d.routes.reread() // a device that goes down takes its routes with it, without a word
+	d.routes.reread() // a device that goes down takes its routes along, of which netlink says nothing
 }
 
 func gidStrings(gids []ib.GID) []string {

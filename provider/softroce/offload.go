@@ -12,8 +12,8 @@ import (
 const (
 	gso       = iota // UDP_SEGMENT
 	gro              // UDP_GRO
-	hold             // of the P while waiting
-	busyPoll         // before waiting
+	hold             // waits that hold the P
+	busyPoll         // polling before waits
 	connected        // sockets connected to one destination
 	offloads
 )
@@ -34,7 +34,7 @@ func (d *Device) tryOffloads() {
 	d.trySpin()
 }
 
-// switchedOff is why an offload is off that was not wanted.
+// switchedOff is why an offload is off that the user does not want.
 const switchedOff = "switched off"
 
 // onlyIPv6 is why there are no connected sockets on an IPv4 underlay.
@@ -57,8 +57,8 @@ func (d *Device) tryOffload(i int) {
 	}
 }
 
-// SetOffload implements [verbs.Tuner] for gso, gro and connected. What the threads were laid out for
-// (hold_p and busy_poll) stays.
+// SetOffload implements [verbs.Tuner] for gso, gro and connected. It does not change hold_p and
+// busy_poll, for which the threads were laid out.
 func (d *Device) SetOffload(name string, on bool) {
 	i := slices.IndexFunc(offloadNames[:], func(n struct{ name, what string }) bool { return n.name == name })
 	if i != gso && i != gro && i != connected {
@@ -94,12 +94,12 @@ func (d *Device) SetOffload(name string, on bool) {
 // SetTrafficClass implements [verbs.Tuner].
 func (d *Device) SetTrafficClass(class uint8) { d.class.Store(uint32(class)) }
 
-// isOff returns the switch of offload i.
+// isOff returns the flag that switches offload i off.
 func (d *Device) isOff(i int) *atomic.Bool {
 	return [...]*atomic.Bool{gso: &d.noGSO, gro: &d.noGRO, hold: &d.noHold, busyPoll: &d.noSpin, connected: &d.noConnect}[i]
 }
 
-// offloadOff switches one off and notes why.
+// offloadOff switches offload i off and notes why.
 func (d *Device) offloadOff(i int, why string) {
 	d.isOff(i).Store(true)
 	d.whyOff[i].Store(&why)

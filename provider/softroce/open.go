@@ -15,11 +15,11 @@ import (
 	"ipoibcm/verbs"
 )
 
-// openSockets opens the receiving and sending sockets of the families that are
-// in use: of both without Options.GID, of that GID's with it.
+// openSockets opens the receiving and sending sockets. With Options.GID it opens those of
+// that GID's family only, else of both.
 func (d *Device) openSockets(p *portState) error {
 	fixed := d.opts.GID
-	for _, v6 := range []bool{!d.firstGID.Is4(), d.firstGID.Is4()} { // first that of the data threads
+	for _, v6 := range []bool{!d.firstGID.Is4(), d.firstGID.Is4()} { // the family of the data threads first
 		if !fixed.IsZero() && fixed.Is4() == v6 {
 			continue
 		}
@@ -37,8 +37,8 @@ func (d *Device) openSockets(p *portState) error {
 
 func (d *Device) openFamily(v6 bool, fixed ib.GID) error {
 	if !fixed.IsZero() {
-		// Others may be on the same device: take the packets to this GID on one
-		// socket, and groups, which nobody owns, on another.
+		// Other agents may use the underlay too. So one socket takes the packets to this
+		// GID, and another the packets to groups, which belong to no agent.
 		if err := d.openReceiver(d.threads[0], v6, fixed.Addr(), false, true); err != nil {
 			return err
 		}
@@ -50,7 +50,8 @@ func (d *Device) openFamily(v6 bool, fixed ib.GID) error {
 	if fixed.IsZero() {
 		d.openSiblings(v6)
 	}
-	// The other family is there for peers that have it, of which a link has none as a rule.
+	// Senders of the other family open their sockets at first use: as a rule no peer on a
+	// link has that family.
 	now := v6 != d.firstGID.Is4()
 	for i := range max(senderCount(), len(d.threads)) {
 		s, err := d.newSender(d.threads[i%len(d.threads)], v6, false, now)
@@ -74,7 +75,8 @@ func (d *Device) openFamily(v6 bool, fixed ib.GID) error {
 }
 
 // senderCount returns how many sending sockets each family gets: an eighth of the descriptors
-// that the process may have, sendersPerFamily at most.
+// that the process may have, sendersPerFamily at most. openFamily opens at least one for each
+// data thread.
 func senderCount() int {
 	var limit unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
@@ -86,7 +88,7 @@ func senderCount() int {
 func (d *Device) openReceiver(th *thread, v6 bool, addr netip.Addr, mcast, share bool) error {
 	r := &receiver{dev: d, th: th, fd: -1, writable: -1, v6: v6, mcast: mcast, addr: addr, share: share}
 	fd, ok := -1, false
-	if th.index == 0 { // what waits at other sockets is for queue pairs that are gone
+	if th.index == 0 { // packets at the other old sockets are for queue pairs that are gone
 		fd, ok = d.adopt(r)
 	}
 	if !ok {
@@ -151,7 +153,7 @@ func (r *receiver) prepare(fd int) error {
 	return nil
 }
 
-// setGRO has a socket of r merge packets, or not.
+// setGRO has the kernel merge packets that come to fd, or not.
 func (r *receiver) setGRO(fd int) {
 	d := r.dev
 	if d.noGRO.Load() {
@@ -162,7 +164,7 @@ func (r *receiver) setGRO(fd int) {
 	}
 }
 
-// newSender makes a sender, which has its socket now or when something is to be sent.
+// newSender makes a sender. With now it opens the socket at once, else newPath does.
 func (d *Device) newSender(th *thread, v6, fragment, now bool) (*sender, error) {
 	s := &sender{dev: d, th: th, v6: v6, gso: !fragment, fd: -1, guard: -1, index: int32(len(d.senders))}
 	if now {
@@ -197,7 +199,8 @@ func (s *sender) open() error {
 	return nil
 }
 
-// A portSet is the source ports of a family, which only grows. Whoever receives reads it.
+// A portSet is the source ports of a family. It only grows, and receivers read it without
+// a lock.
 type portSet struct {
 	list atomic.Pointer[[]uint16]
 }
@@ -220,7 +223,7 @@ func (p *portSet) has(port uint16) bool {
 	return list != nil && slices.Contains(*list, port)
 }
 
-// familyIndex is the place of a family in Device.ports.
+// familyIndex returns the index of a family in Device.ports.
 func familyIndex(v6 bool) int {
 	if v6 {
 		return 1
@@ -228,8 +231,8 @@ func familyIndex(v6 bool) int {
 	return 0
 }
 
-// socket opens the socket of s on a source port of 0xc000 to 0xffff, the one it
-// had if there was one: connections have it in their ICRC.
+// socket opens the socket of s on an unpredictable source port of 0xc000 to 0xffff. If s
+// had a port it keeps that, because the ICRC of its connections covers it.
 func (s *sender) socket() (int, error) {
 	d := s.dev
 	fd, err := newSocket(s.v6, d.opts.Underlay)
@@ -247,7 +250,7 @@ func (s *sender) socket() (int, error) {
 		unix.Close(fd)
 		return -1, fmt.Errorf("set SO_REUSEADDR: %w", err)
 	}
-	// Nothing is for these sockets; let the kernel throw it away.
+	// No packet is for these sockets: let the kernel throw away what comes.
 	_ = setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, 0)
 	port := s.port
 	for range 64 {
@@ -273,8 +276,8 @@ func (s *sender) socket() (int, error) {
 	return fd, nil
 }
 
-// share says whether others may bind the port of these sockets. Only our own further
-// sockets may, while they do: what comes from the port then comes from us.
+// share says whether further sockets may bind the port of fds. It is on only while
+// we bind one of ours, so whatever comes from the port comes from us.
 func share(on bool, fds ...int) {
 	value := 0
 	if on {
@@ -287,10 +290,10 @@ func share(on bool, fds ...int) {
 	}
 }
 
-// openGuard opens the socket that has the ICMP messages about what an IPv4 sender
-// sends, so that the kernel learns no path MTU from them. Of two sockets alike on
-// one port the kernel finds the one that was bound last (net/ipv4/udp.c,
-// udp4_lib_lookup2), so the guard comes after the sender.
+// openGuard opens the guard of an IPv4 sender: a second socket on its port. The guard gets
+// the ICMP messages about what the sender sends, so that the kernel learns no path MTU from
+// them. Of two sockets alike on one port the kernel finds the one that was bound last
+// (net/ipv4/udp.c, udp4_lib_lookup2), so the guard is bound after the sender's socket.
 func (s *sender) openGuard() error {
 	if s.v6 {
 		return nil
@@ -330,7 +333,7 @@ func (d *Device) reopen() error {
 		}
 	}
 	for _, r := range d.receivers {
-		if r.th.index > 0 { // the first of a port takes it for itself, so nobody may have it
+		if r.th.index > 0 { // the first socket of a port cannot be bound while another has the port
 			if err := closeUnder(r.fd); err != nil {
 				return err
 			}
@@ -343,7 +346,7 @@ func (d *Device) reopen() error {
 			}
 		}
 		err := replace(r.fd, r.socket)
-		r.wake() // it waits for the old one, which its poll holds
+		r.wake() // r waits for the old socket, which its poll holds
 		if err != nil {
 			return err
 		}
@@ -357,12 +360,12 @@ func (d *Device) reopen() error {
 	return nil
 }
 
-// reopen is Device.reopen of one sender.
+// reopen puts a new socket in the place of that of s.
 func (s *sender) reopen() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.fd < 0 {
-		return nil // it has none yet
+		return nil // s has no socket yet
 	}
 	s.disconnect()
 	err := replace(s.fd, s.socket)
@@ -372,8 +375,8 @@ func (s *sender) reopen() error {
 	return err
 }
 
-// replace opens a socket under the number old. What was bound to it is let go
-// before: the new one needs its port.
+// replace opens a socket under the descriptor number old. It closes the old socket first,
+// because the new one needs its port.
 func replace(old int, open func() (int, error)) error {
 	if err := closeUnder(old); err != nil {
 		return err
@@ -386,7 +389,7 @@ func replace(old int, open func() (int, error)) error {
 	return unix.Dup3(fd, old, unix.O_CLOEXEC)
 }
 
-// closeUnder closes the socket that has the number old, and keeps the number.
+// closeUnder closes the socket with the descriptor number old, and keeps the number.
 func closeUnder(old int) error {
 	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -400,8 +403,8 @@ func closeUnder(old int) error {
 	return nil
 }
 
-// pickSender returns the socket of th for a flow whose source port by the generic
-// rule would be port; nil if the family is not open.
+// pickSender chooses a sender of th by port, the source port that the flow has by the
+// generic rule. It returns nil if the family is not open.
 func (th *thread) pickSender(v6 bool, port uint16) *sender {
 	all, n := th.dev.senders4, len(th.dev.threads)
 	if v6 {
@@ -410,7 +413,7 @@ func (th *thread) pickSender(v6 bool, port uint16) *sender {
 	if len(all) == 0 {
 		return nil
 	}
-	own := (len(all)-1-th.index)/n + 1 // every n-th is its own
+	own := (len(all)-1-th.index)/n + 1 // every n-th sender belongs to th
 	return all[int(port)%own*n+th.index]
 }
 

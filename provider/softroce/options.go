@@ -16,11 +16,10 @@ type Options struct {
 	// Underlay is the network device whose addresses are the GIDs and which
 	// carries the packets, such as "eth0".
 	Underlay string
-	// GID is the only GID to use; it must be an address of Underlay (on a
-	// loopback device, any address of its prefixes). The sockets are then bound
-	// to it, so that several Devices may share one underlay. Zero means all
-	// addresses of Underlay, first the IPv6 link-local one, or the first IPv4
-	// address if there is no IPv6.
+	// GID is the only GID to use; it must be an address of Underlay (on a loopback device,
+	// any IPv4 address of its prefixes). The sockets are then bound to it, so that several
+	// Devices may share one underlay. Zero means all addresses of Underlay; the default GID
+	// is then the IPv6 link-local one, or the first IPv4 one if there is no IPv6.
 	GID ib.GID
 	// PreferIPv4 takes the first IPv4 address as default GID even if there is IPv6.
 	PreferIPv4 bool
@@ -29,21 +28,21 @@ type Options struct {
 	// devices that talk to each other must have the same. The ICRC is always
 	// computed as for 4791.
 	UDPPort uint16
-	// MaxUDPayload is the largest UD payload in octets. On IPv6 it may be above
-	// the path MTU; on IPv4 the underlay's MTU less 52 bounds it. Zero means
+	// MaxUDPayload is the largest UD payload in octets. On IPv6 it may be above the path
+	// MTU. If the default GID is IPv4, the underlay's MTU less 52 bounds it. Zero means
 	// 2048.
 	MaxUDPayload int
 	// PKeys is the P_Key table. Empty means the default key.
 	PKeys []ib.PKey
-	// GUID of this CA instance. Zero means a random one, locally administered.
+	// GUID is the GUID of this CA instance. Zero means a random one, locally administered.
 	GUID ib.GUID
 
 	// Window bounds the unacknowledged packets of one RC queue pair on a path with a
 	// round trip of 1 ms at most. Zero means 256, or as many as make 512 KiB where the
 	// path MTU is below 2048. On a longer path there are more, 8 MiB at most.
 	Window int
-	// TrafficClass is that of all packets whose path has none: the DSCP in the upper six
-	// bits. The lower two are zero, those of ECN.
+	// TrafficClass is the traffic class of packets whose path has none: the DSCP in the
+	// upper six bits. The lower two bits, those of ECN, are zero.
 	TrafficClass uint8
 	// ECN says which packets leave ECN-capable.
 	ECN engine.ECNMode
@@ -54,42 +53,44 @@ type Options struct {
 	// AddressWait bounds the wait for an address that is still tentative. Zero
 	// means 5 s, negative means no wait.
 	AddressWait time.Duration
-	// Sockets are receiving sockets of a process before, as [Device.Freeze] returned
-	// them. Those that are what Open would open are taken into use instead, and nothing
-	// is received before [Device.Begin]; the others are closed.
+	// Sockets are receiving sockets that [Device.Freeze] returned in the process
+	// before. Open uses those that are as it would open them, and closes the others. If
+	// it uses any, nothing is received before [Device.Begin].
 	Sockets []int
-	// Stop ends that wait when it is closed; Open then returns ErrStopped.
+	// Stop, when it is closed, ends the wait of AddressWait; Open then returns ErrStopped.
 	Stop <-chan struct{}
 
-	// NoGSO and NoGRO switch UDP_SEGMENT and UDP_GRO off. Without them Open tries
-	// both on the loopback device, and they are used unless that fails, until the
-	// kernel refuses; both are counted, and Offloads tells.
+	// NoGSO and NoGRO switch UDP_SEGMENT and UDP_GRO off. Without them Open tests both on
+	// the loopback device. An offload is used unless its test fails, until the kernel
+	// refuses it. Failures and refusals are counted, and Offloads tells why an offload is
+	// off.
 	NoGSO, NoGRO bool
 	// HoldP lets the thread that polls a descriptor (see [Device.PollFD]) hold
 	// its P while it waits, for 1.5 s after each packet: it wakes sooner, and Go's
 	// scheduler has one P less for the rest. It needs a GOMAXPROCS of 2 and is best
 	// with one more than there are processors.
 	HoldP bool
-	// BusyPoll bounds how long that thread looks for more before it waits, where the
-	// waits before were not longer: it wakes nobody and is not woken. It yields the
-	// processor between two looks, and stops for a while when somebody took it. Zero
-	// means never. It needs HoldP.
+	// BusyPoll bounds how long that thread polls for more before it waits. It polls
+	// only where the waits before were not longer, so that it need not be woken.
+	// Between two looks it yields the processor, and it stops polling for a while
+	// when another thread took the processor. Zero means never. BusyPoll needs
+	// HoldP.
 	BusyPoll time.Duration
-	// NoConnect sends all packets from unconnected sockets, for each of which the
-	// kernel looks its route up. Without it an IPv6 destination that gets many in a
-	// row has a connected one.
+	// NoConnect sends all packets from unconnected sockets, where the kernel looks the
+	// route up for each packet. Without it an IPv6 destination that gets many packets in a
+	// row gets a connected socket.
 	NoConnect bool
-	// testOffload replaces that trial in tests.
+	// testOffload replaces the test of UDP_SEGMENT and UDP_GRO in tests.
 	testOffload func(gso, gro bool) error
-	// testReopen lets tests have sockets not opened again.
+	// testReopen lets tests make the reopening of the sockets fail.
 	testReopen func() error
 
 	// Threads is how many data threads there are ([verbs.Threader]). Zero means one; there
 	// are MaxThreads at most.
 	Threads int
 
-	// NoLimits takes every MAD in. It is for a process that plays many hosts: what
-	// comes for all of them together would look like a flood.
+	// NoLimits takes every MAD in, and filters no datagrams. It is for a process that plays
+	// many hosts: the packets for all of them together would look like a flood.
 	NoLimits bool
 
 	// Rand fills b with unpredictable octets, for QPNs and keys. Nil means

@@ -20,15 +20,15 @@ import (
 const (
 	// defaultHopLimit is what an AH with HopLimit 0 gets.
 	defaultHopLimit = 64
-	// UDP payload octets of one UDP_SEGMENT call, which the kernel treats as one
-	// IP packet of at most 65535 octets.
+	// maxBatch4 and maxBatch6 bound the UDP payload octets of one UDP_SEGMENT call, which
+	// the kernel treats as one IP packet of at most 65535 octets.
 	maxBatch4 = 65535 - 28
 	maxBatch6 = 65535 - 48
 	// maxSegments is UDP_MAX_SEGMENTS of older kernels.
 	maxSegments = 64
-	// bestMessage is whole packets at every path MTU and, from 1024 up, as many as
-	// one call takes: 15 of 4096 octets, 60 of 1024. With 4096 octets more it is
-	// two calls.
+	// bestMessage fills whole packets at every path MTU. At a path MTU of 1024 or more they
+	// leave in one call: 15 packets of 4096 octets, or 60 of 1024. Another 4096 octets
+	// would take a second call.
 	bestMessage = 15 * 4096
 )
 
@@ -41,12 +41,12 @@ type path struct {
 	head   roce.IPHeader // for the tap
 	v6     bool
 	max    int // UDP payload octets of one call
-	// whole is the way of IPv6 UD packets that must be fragmented; nil on all
-	// other paths.
+	// whole is the path by which the IPv6 UD packets leave that must be fragmented; nil on
+	// all other paths.
 	whole *path
-	route *routeMTU // nil: not asked for
-	// capable says that packets leave ECN-capable, which belongs to a connection and changes
-	// while it lasts.
+	route *routeMTU // nil: the MTU of the route is not obeyed
+	// capable says that packets leave ECN-capable. A connection may turn it on and off while
+	// it lasts.
 	capable atomic.Bool
 
 	ifindex int32 // that name and ctl are made for
@@ -54,13 +54,13 @@ type path struct {
 	nameLen uint32
 	_       cmsgAligned
 	ctl     [128]byte // control messages; UDP_SEGMENT is the last
-	ctlLen  int       // without UDP_SEGMENT
-	segLen  int       // with it
-	segAt   int       // where its value is
+	ctlLen  int       // length without UDP_SEGMENT
+	segLen  int       // length with UDP_SEGMENT
+	segAt   int       // where the value of UDP_SEGMENT is
 
 	// How UDP_SEGMENT fares on this path.
 	refused    int       // batches the kernel has refused since one passed
-	batchAgain time.Time // when the next is tried, after a refusal
+	batchAgain time.Time // when the next batch is tried, after a refusal
 }
 
 // newPath checks attr, fills in what it leaves open, and returns the path that
@@ -113,8 +113,9 @@ func (p *path) overRoute() {
 	}
 }
 
-// most returns the longest packet, BTH through pad, that leaves in one piece; the
-// kernel refuses what is longer than the link takes by itself.
+// most returns the longest packet, BTH through pad, that may be sent on p. The MTU of the
+// link counts only if p.whole can take longer packets: otherwise the kernel refuses them by
+// itself.
 func (p *path) most() int {
 	octets := math.MaxInt32
 	if p.whole != nil {
@@ -129,7 +130,7 @@ func (p *path) most() int {
 	return octets - 20 - 8 - roce.ICRCLen
 }
 
-// pathOver makes the path for attr, which is complete, on socket s.
+// pathOver makes the path for attr, which is complete, over sender s.
 func (d *Device) pathOver(s *sender, attr verbs.AHAttr) *path {
 	p := &path{attr: attr, sender: s, v6: !attr.DGID.Is4(), max: maxBatch6}
 	if !p.v6 {
@@ -146,7 +147,7 @@ func (d *Device) pathOver(s *sender, attr verbs.AHAttr) *path {
 func (p *path) mayBatch() bool { return p.refused == 0 || !time.Now().Before(p.batchAgain) }
 
 // batchRefused notes that the kernel refused a batch whose first packet passed by
-// itself. What one route or device does not take others may, and this one later.
+// itself. Other routes and devices may take batches, and this one may later.
 func (p *path) batchRefused() {
 	d := p.sender.dev
 	wait := min(segmentAgain<<min(p.refused, 8), segmentAgainMax)
@@ -175,8 +176,8 @@ func (p *path) class() uint8 {
 	return p.attr.TrafficClass
 }
 
-// setCapable has packets on p leave ECN-capable or not. The caller holds the lock of its
-// sender.
+// setCapable has packets on p leave ECN-capable or not. The caller holds the lock of the
+// sender of p.
 func (p *path) setCapable(on bool) {
 	if p.capable.Swap(on) == on {
 		return
@@ -184,12 +185,12 @@ func (p *path) setCapable(on bool) {
 	p.head.TrafficClass = p.class()
 	p.bind()
 	if s := p.sender; s.conn != nil && s.conn.path == p {
-		s.disconnect() // it has the other class
+		s.disconnect() // its socket has the other class
 	}
 }
 
-// bind writes what names the network device. It is called again when that was
-// removed and made anew.
+// bind writes the address and the control messages. They name the network device and hold
+// the traffic class, so bind is called again when one of these changes.
 func (p *path) bind() {
 	d := p.sender.dev
 	p.ifindex = d.ifindex.Load()
@@ -283,15 +284,16 @@ func (p *path) sendUD(pkts []engine.Packet) {
 	}
 }
 
-// An ah is an address handle: the paths that UD sends through it take.
+// An ah is an address handle: UD sends through it take its path.
 type ah struct {
 	*path
-	classes atomic.Pointer[[256]atomic.Pointer[ah]] // by traffic class: those that were asked for
+	classes atomic.Pointer[[256]atomic.Pointer[ah]] // by traffic class: the handles that WithClass has made
 }
 
 var _ verbs.ClassAH = (*ah)(nil)
 
-// WithClass implements [verbs.ClassAH]. All of them leave by one source port.
+// WithClass implements [verbs.ClassAH]. The handles of all classes send from one source
+// port.
 func (a *ah) WithClass(class uint8) verbs.AH {
 	if class == a.attr.TrafficClass {
 		return a
@@ -322,5 +324,5 @@ func (p *path) withClass(class uint8) *path {
 // Attr implements [verbs.AH].
 func (a *ah) Attr() verbs.AHAttr { return a.attr }
 
-// Destroy implements [verbs.AH]. Sends that were posted still use it.
+// Destroy implements [verbs.AH]. Sends that were posted go on using a.
 func (a *ah) Destroy() error { return nil }

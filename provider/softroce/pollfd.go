@@ -17,16 +17,16 @@ type polledFD struct {
 	fd   int
 	step func() (more bool, wait time.Duration)
 	stop atomic.Bool
-	left chan struct{} // closed when the receiver has let go of it
+	left chan struct{} // closed when the receiver has stopped polling fd
 }
 
-// PollFD implements [verbs.FDPoller]. The receiver of the default GID's family
-// does it.
+// PollFD implements [verbs.FDPoller]. The first thread's receiver of the default GID's
+// family polls fd.
 func (d *Device) PollFD(fd int, step func() (more bool, wait time.Duration)) (stop func(), err error) {
 	return d.threads[0].pollFD(fd, step)
 }
 
-// pollFD has the receiver of th look after fd.
+// pollFD has the receiver of th poll fd.
 func (th *thread) pollFD(fd int, step func() (more bool, wait time.Duration)) (stop func(), err error) {
 	r := th.eventLoop()
 	if fd < 0 || step == nil || r == nil {
@@ -50,7 +50,7 @@ func (th *thread) pollFD(fd int, step func() (more bool, wait time.Duration)) (s
 	}, nil
 }
 
-// eventLoop picks the receiver of th that most packets come to.
+// eventLoop returns the receiver of th that most packets come to.
 func (th *thread) eventLoop() *receiver {
 	d := th.dev
 	for _, r := range d.receivers {
@@ -67,7 +67,7 @@ func (r *receiver) wake() {
 	_, _ = unix.Write(r.wakeFD, one[:]) // EAGAIN: it was woken often enough
 }
 
-// stepUser calls the step of what r looks after, if anything.
+// stepUser calls the user's step, if r polls a descriptor of the user.
 func (r *receiver) stepUser() (more bool, wait time.Duration) {
 	a := r.polled.Load()
 	if a == nil {
@@ -89,7 +89,7 @@ func (r *receiver) stopPolling() {
 	}
 }
 
-// end is called when r reads no more.
+// end stops polling for good: r reads no more.
 func (r *receiver) end() {
 	r.polledMu.Lock()
 	defer r.polledMu.Unlock()
@@ -97,8 +97,8 @@ func (r *receiver) end() {
 	r.stopPolling()
 }
 
-// sleep returns when there is something to read, or after wait if that is
-// positive; then the descriptor looked after is not watched.
+// sleep returns when there is something to do for r. If wait is positive it returns after
+// wait at the latest, and does not watch the user's descriptor.
 func (r *receiver) sleep(wait time.Duration) {
 	fds := [4]unix.PollFd{{Fd: int32(r.fd), Events: unix.POLLIN}, {Fd: int32(r.wakeFD), Events: unix.POLLIN},
 		{Fd: int32(r.writable), Events: unix.POLLIN}}

@@ -13,8 +13,8 @@ import (
 const (
 	// udOutput is how many packets of a UD queue pair leave per round.
 	udOutput = 32
-	// waitsLook is how long the timers of a queue pair rest that waits for room in
-	// a socket.
+	// waitsLook is how long the timer of a queue pair is put off while the queue pair waits
+	// for room in a socket.
 	waitsLook = 10 * time.Millisecond
 )
 
@@ -32,7 +32,7 @@ type qp struct {
 	path    *path           // RC and UC, from RTR on
 	udPkts  []engine.Packet // UD: room for Output
 	timerAt time.Time       // when the timer entry comes up; zero: there is none
-	waits   bool            // for room in a socket
+	waits   bool            // it waits for room in a socket
 	gone    bool
 }
 
@@ -152,8 +152,8 @@ func (q *qp) DetachMulticast(mgid ib.GID) error {
 	return q.dev.groups.detach(mgid, q)
 }
 
-// Destroy implements [verbs.QP]. Once it holds the lock no packet of q is being
-// sent or taken in, and after Close none will be.
+// Destroy implements [verbs.QP]. While it holds the lock no packet of q is being sent or
+// taken in, and once the machine is closed none will be.
 func (q *qp) Destroy() error {
 	q.mu.Lock()
 	if q.gone {
@@ -183,8 +183,8 @@ func (q *qp) flush(now time.Time) {
 	q.th.timers.arm(q)
 }
 
-// flushPath sends until the machine has nothing more, or the socket has no room:
-// then q waits for that, and the machine keeps the rest.
+// flushPath sends until the machine has nothing more, or the socket has no room. Then q
+// waits for room, and the machine keeps the rest.
 func (q *qp) flushPath(now time.Time) {
 	s, sc := q.path.sender, q.th.scratch.get()
 	s.mu.Lock()

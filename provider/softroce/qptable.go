@@ -44,8 +44,8 @@ func (t *qpTable) lookup(n ib.QPN) *qp {
 	return nil
 }
 
-// insert gives q an unpredictable QPN of class c, or want if that is not zero, and makes it known;
-// build is called with it before anybody can find q.
+// insert gives q the QPN want, or an unpredictable one of class c if want is zero. It calls build
+// with the QPN, then puts q into the table.
 func (t *qpTable) insert(q *qp, want ib.QPN, c qpnClass, random func([]byte), build func(ib.QPN)) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// recvBatch is how many datagrams, or chains of them that the kernel put
-	// together, one call takes in. Acknowledgements go out once per batch.
+	// recvBatch is how many datagrams one call takes in. Each may be a chain that the
+	// kernel put together. ACKs go out once per batch.
 	recvBatch = 8
 	// recvBufLen holds the longest chain.
 	recvBufLen = 1 << 16
@@ -39,12 +39,12 @@ type mmsghdr struct {
 // A receiver is one receiving socket and the goroutine that reads it.
 type receiver struct {
 	dev   *Device
-	th    *thread // whose queue pairs its packets are for, if they come as they should
+	th    *thread // as a rule its packets are for queue pairs of th
 	fd    int
 	v6    bool
 	addr  netip.Addr // bound to; the zero Addr is the wildcard
 	mcast bool       // takes groups in
-	share bool       // its port may have other sockets
+	share bool       // other sockets may be bound to its port
 
 	msgs  [recvBatch]mmsghdr
 	names [recvBatch]unix.RawSockaddrInet6
@@ -53,34 +53,34 @@ type receiver struct {
 	ctls  [recvBatch][recvCtlLen]byte
 	bufs  []byte
 
-	// The source of the last packet, and what belongs to it.
+	// The addresses of the last packet, and what follows from them.
 	src, dst ib.GID
 	flow     roce.Flow
 	head     roce.IPHeader
 
 	wakeFD   int           // eventfd
 	turns    atomic.Uint64 // of run, for Alive
-	writable int           // that of the thread, for the one that looks after it; else -1
+	writable int           // that of th in the receiver that watches it, else -1
 
 	polled atomic.Pointer[polledFD]
-	due    []*cq // of stepUser
+	due    []*cq // memory for stepUser
 	spinner
 	polledMu sync.Mutex
 	ended    bool // under polledMu
 
-	keeps    bool      // the timers, while it is awake
-	readable bool      // as far as we know
+	keeps    bool      // r serves the timers of th while it is awake
+	readable bool      // there may be something to read
 	active   bool      // something came or went since the last wait
-	activeAt time.Time // or at the last wait before which it did
+	activeAt time.Time // the last wait before which active was set
 
 	overflow atomic.Uint32 // datagrams the kernel has dropped, as it said last
 	filtered atomic.Pointer[filterMark]
 
 	from    engine.Source
 	pkt     roce.Packet
-	held    *qp // locked while packets in a row are for it
+	held    *qp // the queue pair of the latest packets, locked
 	touched []*cq
-	delayed []*qp // an ACK of theirs waits
+	delayed []*qp // queue pairs whose ACKs wait
 	tap     []byte
 }
 
@@ -120,12 +120,12 @@ func (r *receiver) run() {
 		case polls:
 			r.th.timers.keep()
 			r.keeps = true
-		case r.keeps: // it has let go
+		case r.keeps: // r polls nothing any more
 			r.th.timers.rest(false)
 			r.keeps = false
 		}
 		n, errno := 0, unix.EAGAIN
-		tx := r.th.count.txPackets.Load() // all of the thread's, which is near enough
+		tx := r.th.count.txPackets.Load() // of all senders of the thread, which is near enough
 		if r.readable {
 			n, errno = r.read()
 		}
@@ -153,8 +153,8 @@ func (r *receiver) run() {
 	}
 }
 
-// read takes in what is there. It does not wait, and so does not tell the
-// scheduler.
+// read takes in what is there. It does not wait, and so does not tell Go's scheduler of the
+// system call.
 func (r *receiver) read() (int, unix.Errno) {
 	for i := range r.msgs {
 		h := &r.msgs[i].hdr
@@ -204,7 +204,7 @@ func (r *receiver) datagram(i int, b []byte, now time.Time) {
 	c := &r.dev.count
 	var md meta
 	r.control(i, &md)
-	if md.overflow > r.overflow.Load() { // the kernel's count is of this socket
+	if md.overflow > r.overflow.Load() { // the kernel counts for each socket
 		r.dropped(md.overflow)
 	}
 	var src ib.GID
@@ -334,7 +334,7 @@ func (r *receiver) deliver(q *qp, n int, now time.Time) {
 	}
 }
 
-// release sends what the packets asked of the queue pair we hold, and unlocks it.
+// release sends what the held queue pair has to send after its packets, and unlocks it.
 func (r *receiver) release(now time.Time) {
 	q := r.held
 	if q == nil {

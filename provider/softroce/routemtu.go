@@ -26,15 +26,15 @@ const (
 	minIPv6 = 1280
 )
 
-// A routeMTU is the MTU that the user has given the route to a destination ("ip
-// route add … mtu N"), in octets of an IP packet. Our sockets do not look at it,
-// because where the kernel keeps it is also where it keeps what ICMP has told.
+// A routeMTU is the MTU that the user has given the route to a destination ("ip route add …
+// mtu N"), in octets of an IP packet. Our sockets do not let the kernel apply it, because
+// the kernel keeps it together with what ICMP has told.
 type routeMTU struct {
 	src, dst ib.GID
-	mtu      atomic.Int32 // 0: none, the link's counts
+	mtu      atomic.Int32 // 0: the route has none, and the link's counts
 }
 
-// octets returns the MTU, a very large number for none.
+// octets returns the MTU, or math.MaxInt32 if the route has none.
 func (r *routeMTU) octets() int {
 	if mtu := r.mtu.Load(); mtu > 0 {
 		return int(mtu)
@@ -42,13 +42,13 @@ func (r *routeMTU) octets() int {
 	return math.MaxInt32
 }
 
-// routeMTUs are those of the paths in use.
+// routeMTUs are the MTUs of the routes of paths in use.
 type routeMTUs struct {
 	dev *Device
 
 	mu    sync.Mutex
-	known map[[2]ib.GID]weak.Pointer[routeMTU] // forgotten with the last path over them
-	clean int                                  // the length at which known is looked through
+	known map[[2]ib.GID]weak.Pointer[routeMTU] // an entry lasts as long as a path uses it
+	clean int                                  // above this length known is rid of entries without a path
 }
 
 // to returns the MTU of the route to dst, for packets from src.
@@ -75,13 +75,13 @@ func (t *routeMTUs) to(src, dst ib.GID) *routeMTU {
 	return r
 }
 
-// read asks the kernel. Match gives the route as the user has written it, not
-// what ICMP has told of the destination since.
+// read asks the kernel for the MTU, and returns 0 if there is none. Match gives the route
+// as the user has written it, not what ICMP has told of the destination since.
 func (t *routeMTUs) read(src, dst ib.GID) int32 {
 	route, err := t.dev.under.routes.Lookup(rtnl.Query{
 		Flow: rtnl.Flow{Dst: dst.Addr(), Src: src.Addr()}, OIF: int(t.dev.ifindex.Load()), Match: true})
 	if err != nil || !route.OK() || route.MTU <= 0 {
-		return 0 // no route is for the kernel to say when we send
+		return 0 // if there is no route, the kernel says so when we send
 	}
 	mtu := min(route.MTU, math.MaxUint16)
 	if !dst.Is4() {

@@ -13,14 +13,14 @@ import (
 // asked for but not tried with packets.
 var ErrLoopback = errors.New("the loopback device is down, or a firewall closes it")
 
-// TestOffloads tries UDP_SEGMENT and UDP_GRO on the loopback device of the
-// caller's namespace, packets and all: what a kernel takes as a socket option it
-// may still do wrong. A nil error is one that works, ErrLoopback one that the
-// kernel takes and that could not be tried.
+// TestOffloads sends packets with UDP_SEGMENT and with UDP_GRO on the loopback device of
+// the caller's namespace, because a kernel may take the socket option and still do it
+// wrong. A nil error means that the offload works. ErrLoopback means that the kernel takes
+// the option, but that no packets could be sent to try it.
 func TestOffloads() (gso, gro error) { return testOffload(true, false), testOffload(false, true) }
 
-// testOffload sends a few datagrams, as one batch or one by one, and takes them
-// in, joined or one by one.
+// testOffload sends a few datagrams, as one batch or one by one, and receives them, joined
+// or one by one.
 func testOffload(gso, gro bool) error {
 	const segment, last = 1000, 500
 	data := make([]byte, 2*segment+last)
@@ -73,7 +73,7 @@ func testOffload(gso, gro bool) error {
 	for len(got) < len(data) {
 		n, _, err := unix.Recvfrom(in, buf, 0)
 		if err == unix.EAGAIN && len(got) == 0 && (gso || gro) && testOffload(false, false) != nil {
-			return ErrLoopback // nothing passes, with or without
+			return ErrLoopback // nothing passes without the offload either
 		}
 		if err != nil {
 			return fmt.Errorf("%d of %d octets came: %w", len(got), len(data), err)

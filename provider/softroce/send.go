@@ -19,18 +19,18 @@ const (
 	segmentAgain, segmentAgainMax = 2 * time.Second, 32 * time.Second
 )
 
-// A sender is one UDP source port: a socket, at times a second one that is
-// connected (connected.go), and what they had no room for (backlog.go).
+// A sender is one UDP source port: a socket, at times a second one that is connected
+// (connected.go), and the packets that they had no room for (backlog.go).
 type sender struct {
 	dev   *Device
-	th    *thread // whose queue pairs send by it
+	th    *thread // its queue pairs send by this sender
 	fd    int
 	index int32 // in Device.senders
 	v6    bool
 	port  uint16 // UDP source port
 	gso   bool   // false: its packets may be fragmented, so never batched
 
-	guard   int // takes the ICMP messages to port that must not reach fd; -1: none
+	guard   int // a socket that takes the ICMP messages to port, so that fd does not; -1: none
 	fragMTU int // the MTU that the kernel fragments for; 0: that of the link
 
 	mu sync.Mutex
@@ -52,7 +52,7 @@ type scratch struct {
 	tap   []byte
 }
 
-// A scratches keeps those that nobody uses: there are as many as goroutines have
+// A scratches keeps the scratches that are not in use. There are as many as goroutines have
 // sent at the same time.
 type scratches struct {
 	mu   sync.Mutex
@@ -76,10 +76,10 @@ func (f *scratches) put(sc *scratch) {
 	f.mu.Unlock()
 }
 
-// send puts pkts on the wire, in as few calls as the kernel allows. What the
-// socket has no room for waits in its backlog. The caller holds s.mu. What cannot
-// be sent is counted and lost, as on any wire, but for what is too big for the
-// route and may go another way: that is returned.
+// send puts pkts on the wire, in as few calls as the kernel allows. What the socket has no
+// room for waits in its backlog. Packets that cannot be sent are counted and lost, as on
+// any wire. But where p.whole can take packets that are too big, send stops at the first of
+// them, and returns it and all behind it. The caller holds s.mu.
 func (s *sender) send(sc *scratch, p *path, pkts []engine.Packet) (tooBig []engine.Packet) {
 	if p.ifindex != s.dev.ifindex.Load() {
 		p.bind()
@@ -100,7 +100,7 @@ func (s *sender) send(sc *scratch, p *path, pkts []engine.Packet) (tooBig []engi
 		}
 		errno := s.sendBatch(sc, p, pkts[:n])
 		if n > 1 && refusesBatch(errno) {
-			single = true // to see whether the batch is to blame
+			single = true // sent alone, pkts[0] shows whether the batch is to blame
 			continue
 		}
 		switch {
@@ -157,8 +157,8 @@ func batchLen(p *path, pkts []engine.Packet) int {
 	return n
 }
 
-// sendBatch sends pkts in one call, or puts them into the backlog. If that fails
-// the caller sees to them.
+// sendBatch sends pkts in one call, or puts them into the backlog. After an error the
+// caller decides what becomes of them.
 func (s *sender) sendBatch(sc *scratch, p *path, pkts []engine.Packet) unix.Errno {
 	c := &s.dev.count
 	sc.niov, sc.used = 0, 0
@@ -170,7 +170,7 @@ func (s *sender) sendBatch(sc *scratch, p *path, pkts []engine.Packet) unix.Errn
 	b := s.backlogOf(p)
 	if !b.full {
 		errno = s.call(&sc.msg, &sc.iov[0], sc.niov, p, len(pkts), size)
-		b = s.backlogOf(p) // it may have lost its connected socket
+		b = s.backlogOf(p) // s may have lost its connected socket
 	}
 	switch errno {
 	case 0:
@@ -200,9 +200,9 @@ func (s *sender) sent(p *path, n int) {
 	}
 }
 
-// gather appends the pieces of pkt to the iovecs and computes its ICRC. id is
-// the IPv4 identification it will have. The end of one packet and the beginning
-// of the next are one piece.
+// gather appends the pieces of pkt to the iovecs and computes its ICRC. id is the IPv4
+// identification that the packet will have. The end of one packet and the beginning of the
+// next are one piece.
 func (sc *scratch) gather(p *path, pkt *engine.Packet, slot int, id uint16) {
 	n := int(pkt.HeaderLen)
 	hdr := sc.arena[sc.used : sc.used+n]
@@ -234,7 +234,8 @@ func (sc *scratch) gather(p *path, pkt *engine.Packet, slot int, id uint16) {
 	sc.used += len(tail)
 }
 
-// piece appends b to the iovecs, or to the last of them if it lies behind it.
+// piece appends b to the iovecs. With joined, b lies right behind the last piece and
+// extends it.
 func (sc *scratch) piece(b []byte, joined bool) {
 	if joined {
 		last := &sc.iov[sc.niov-1]
@@ -246,7 +247,8 @@ func (sc *scratch) piece(b []byte, joined bool) {
 	sc.niov++
 }
 
-// call sends the n packets of size octets that iov has. The caller holds s.mu.
+// call sends the n packets in iov, of size octets each; the last may be shorter. The caller
+// holds s.mu.
 func (s *sender) call(msg *unix.Msghdr, iov *unix.Iovec, niov int, p *path, n, size int) unix.Errno {
 	if s.fail != nil {
 		if errno := s.fail(p, n); errno != 0 {
@@ -273,7 +275,8 @@ func (s *sender) call(msg *unix.Msghdr, iov *unix.Iovec, niov int, p *path, n, s
 		case unix.EMSGSIZE, unix.EAGAIN, unix.ENOBUFS:
 			return errno
 		}
-		// An ICMP message about an earlier packet, or the address is gone.
+		// The error is that of an ICMP message about an earlier packet, or the address is
+		// gone.
 		s.dev.count.connectLost.Add(1)
 		s.disconnect()
 		if s.backlog.full {
@@ -313,7 +316,7 @@ func (s *sender) lost(errno unix.Errno, n int) {
 	}
 }
 
-// showTap shows pkts as they lie on the wire.
+// showTap shows the tap pkts as they are on the wire.
 func (s *sender) showTap(sc *scratch, p *path, pkts []engine.Packet) {
 	tap := s.dev.tap.Get()
 	if tap == nil {

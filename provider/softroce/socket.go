@@ -64,13 +64,13 @@ func setBuffer(fd, force, plain, n int) int {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, plain, n)
 	}
 	got, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, plain)
-	return got / 2 // the kernel counts its own overhead in
+	return got / 2 // the kernel doubles it for its own overhead
 }
 
-// recvOptions are those of a receiving socket. An ICMP message that quotes one of
-// our packets reaches the socket bound to the packet's source port, and need not
-// be true: with INTERFACE the kernel learns no path MTU from it
-// (net/ipv4/udp.c, ip_sk_accept_pmtu; net/ipv6/udp.c, ip6_sk_accept_pmtu).
+// recvOptions returns the options of a receiving socket. An ICMP message that quotes one of
+// our packets reaches the socket bound to the packet's source port, and need not be true:
+// with INTERFACE the kernel learns no path MTU from it (net/ipv4/udp.c, ip_sk_accept_pmtu;
+// net/ipv6/udp.c, ip6_sk_accept_pmtu).
 func recvOptions(v6 bool) []sockopt {
 	opts := []sockopt{{unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1, "SO_RXQ_OVFL", true}}
 	if v6 {
@@ -89,7 +89,7 @@ func recvOptions(v6 bool) []sockopt {
 		sockopt{unix.IPPROTO_IP, optMulticastAll4, 0, "IP_MULTICAST_ALL", true})
 }
 
-// discover4 and discover6 say which path MTUs a socket uses, and learns.
+// discover4 and discover6 say which path MTUs a socket uses, and which it learns.
 func discover4(how int) sockopt {
 	return sockopt{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, how, "IP_MTU_DISCOVER", false}
 }
@@ -98,15 +98,15 @@ func discover6(how int) sockopt {
 	return sockopt{unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, how, "IPV6_MTU_DISCOVER", false}
 }
 
-// sendOptions are those of a sending socket. None uses a path MTU that the kernel
-// has learned from ICMP, whoever had it learn that: what counts is the MTU of the
-// link, and that of the route, which we read (routemtu.go).
+// sendOptions returns the options of a sending socket. With them the kernel uses no path
+// MTU that it has learned from ICMP. What counts is the MTU of the link, and that of the
+// route, which we read (routemtu.go).
 //
-// On IPv6, INTERFACE refuses what is larger than the link, and OMIT fragments it.
-// On IPv4, PROBE refuses it too. It sets DF, and so makes the identification of
+// On IPv6, INTERFACE refuses what is larger than the link, and OMIT fragments it. On IPv4,
+// PROBE refuses what is larger too. PROBE also sets DF, and so makes the identification of
 // what an unconnected socket sends 0, which the ICRC counts on (include/net/ip.h,
-// ip_select_ident_segs); INTERFACE does not. But with PROBE the kernel learns from
-// ICMP, for which every sender of IPv4 has a guard.
+// ip_select_ident_segs); INTERFACE does not. But with PROBE the kernel learns from ICMP. So
+// every IPv4 sender has a guard, which gets the ICMP messages.
 func sendOptions(v6, fragment bool, ifindex int) []sockopt {
 	if v6 {
 		disc := unix.IPV6_PMTUDISC_INTERFACE
@@ -148,8 +148,8 @@ func sockaddr(v6 bool, a netip.Addr, port uint16, ifindex int) unix.Sockaddr {
 	return sa
 }
 
-// cmsgAligned takes no room, but has what follows it in a struct begin where a
-// control message may: its header has a size_t.
+// cmsgAligned takes no room. In a struct it aligns the next field for a control message,
+// whose header has a size_t.
 type cmsgAligned = [0]uintptr
 
 // putCmsg writes a control message header and returns the data after it and

@@ -14,15 +14,16 @@ import (
 	"ipoibcm/wire/roce"
 )
 
-// A datagram that is part of a flood costs the more the further it comes: a wake-up, a
-// system call, a copy. While [Device.FilterFlood] says that there is one, a program of
-// classic BPF on the receiving sockets has the kernel drop most of it. Such a program has
-// no memory, so what it needs to know is in its instructions: a set of sources, as
-// the bits of a keyed hash, found by a tree of comparisons.
+// A datagram of a flood costs the more the further it comes: a wake-up, a system call, a
+// copy. While [Device.FilterFlood] says that there is a flood, a program of classic BPF
+// on the receiving sockets has the kernel drop most of it. Such a program has no memory,
+// so its instructions contain what it has to know: a set of sources, as the bits of a
+// keyed hash, found by a tree of comparisons.
 
 const (
 	setWords = 256 // of 32 bits
-	// The lower bits of a hash are its slice, the upper ones its word and its bit there.
+	// The lower bits of a hash are its slice. The upper ones are its word in a set, and
+	// its bit in that word.
 	sliceMask = verbs.FloodSlices - 1
 	setShift  = 32 - 8 - 5
 )
@@ -37,15 +38,16 @@ const (
 	atIPHeader = 1<<32 - 0x100000
 )
 
-// A sourceSet is a set of sources and the keys it is made with.
+// A sourceSet is a set of sources and the keys of its hash.
 type sourceSet struct {
 	v6   bool
-	qpn  ib.QPN // of the queue pair that is looked after
+	qpn  ib.QPN // of the queue pair that the filter protects
 	keys [6]uint32
 	bits [setWords]uint32
 }
 
-// hash is what the program computes. The GID counts as the address on the wire.
+// hash returns the hash of src, as the program computes it. Of an IPv4 GID only the address
+// enters.
 func (s *sourceSet) hash(src verbs.DatagramSource) uint32 {
 	h := uint32(src.QPN) * s.keys[4]
 	from := 0
@@ -70,12 +72,13 @@ const (
 	cellWord
 )
 
-// program is the filter that drops IP packets in UD data but for those of the set's
-// sources, and of those whose hash is of that slice.
+// program returns the filter. It drops IP packets in UD datagrams to s.qpn or to a group.
+// It passes those whose source is in the set or has a hash in the slice, and Neighbour
+// Discovery.
 func (s *sourceSet) program(slice uint32) []bpf.Instruction {
 	var p []bpf.Instruction
 	add := func(i ...bpf.Instruction) { p = append(p, i...) }
-	// A conditional jump reaches 255 instructions, so that each has its own pass behind it.
+	// A conditional jump reaches 255 instructions, so each has its own pass behind it.
 	add(bpf.LoadAbsolute{Off: atBTH, Size: 1}, bpf.ALUOpConstant{Op: bpf.ALUOpShiftRight, Val: 5},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(transportUD), SkipTrue: 1}, pass)
 	add(bpf.LoadAbsolute{Off: atBTH + 4, Size: 4}, bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: uint32(ib.QPNMask)},
@@ -107,7 +110,7 @@ func (s *sourceSet) program(slice uint32) []bpf.Instruction {
 
 var pass = bpf.RetConstant{Val: math.MaxUint32}
 
-// hashing leaves the hash of the source in A.
+// hashing appends instructions that leave the hash of the source in A.
 func (s *sourceSet) hashing(add func(...bpf.Instruction)) {
 	add(bpf.LoadAbsolute{Off: atDETH + 4, Size: 4}, bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: uint32(ib.QPNMask)},
 		bpf.ALUOpConstant{Op: bpf.ALUOpMul, Val: s.keys[4]})
@@ -124,7 +127,8 @@ func (s *sourceSet) hashing(add func(...bpf.Instruction)) {
 	add(bpf.ALUOpConstant{Op: bpf.ALUOpMul, Val: s.keys[5]})
 }
 
-// tree finds the word whose number is in A, from words lo to hi, and goes on behind itself.
+// tree returns instructions that replace the number in A, from lo to hi-1, by that word of
+// s, and go on behind the last of them.
 func (s *sourceSet) tree(lo, hi uint32) []bpf.Instruction {
 	if hi-lo == 1 {
 		return []bpf.Instruction{bpf.LoadConstant{Dst: bpf.RegA, Val: s.bits[lo]}}
@@ -179,8 +183,8 @@ func (d *Device) FilterFlood(known []verbs.DatagramSource) {
 	}
 }
 
-// A filterMark says which drops of a socket the filter has made: those that the kernel counted
-// while it was there. The kernel counts an overflow of the socket alike.
+// A filterMark says which drops of a socket count as the filter's: those that the kernel
+// counted while the filter was there. The kernel counts an overflow of the socket alike.
 type filterMark struct{ from, to uint32 }
 
 // attach puts a program on the socket.
@@ -199,7 +203,7 @@ func (r *receiver) attach(p []bpf.RawInstruction) {
 	}
 }
 
-// detach takes it away.
+// detach removes the program from the socket.
 func (r *receiver) detach() {
 	m := r.filtered.Load()
 	if m == nil || m.to != math.MaxUint32 {
@@ -209,7 +213,7 @@ func (r *receiver) detach() {
 	r.filtered.Store(&filterMark{from: m.from, to: r.drops()})
 }
 
-// drops is the kernel's count of what the socket has not taken.
+// drops returns the kernel's count of the datagrams that the socket has not taken.
 func (r *receiver) drops() uint32 {
 	var info [16]uint32
 	size := uint32(unsafe.Sizeof(info))
@@ -222,7 +226,7 @@ func (r *receiver) drops() uint32 {
 	return info[memInfoDrops]
 }
 
-// dropped counts what the kernel says that it has dropped, n in all.
+// dropped takes in the kernel's count of dropped datagrams, n in all.
 func (r *receiver) dropped(n uint32) {
 	c := &r.dev.count
 	was := r.overflow.Swap(n)

@@ -10,29 +10,29 @@ import (
 const (
 	// DefaultBusyPoll is what Options.BusyPoll is best set to.
 	DefaultBusyPoll = 100 * time.Microsecond
-	// spinFirst is how long a receiver polls first where a wait was short.
+	// spinFirst is how long a receiver polls after the first short wait.
 	spinFirst = 10 * time.Microsecond
 	// spinLate is how long a look may take, the yield before it included. Longer
 	// ones mean that others have work for this processor.
 	spinLate = 200 * time.Microsecond
-	// After one of those polling pauses, twice as long each time.
+	// After such a late look polling pauses for spinPause, twice as long each time, and at
+	// most spinPauseMax.
 	spinPause, spinPauseMax = 10 * time.Millisecond, time.Second
 )
 
-// A spinner decides how long a receiver looks for more before it waits. It goes by
-// how long the waits lasted that came before, apart for what the turn before the
-// wait did: after a packet for the host the answer may come at once, and after the
-// answer nothing for long.
+// A spinner decides how long a receiver polls before it waits. It goes by how long the
+// waits before lasted, and keeps that apart by what the turn before the wait did: after a
+// packet for the host the answer may come at once, and after the answer nothing for long.
 type spinner struct {
-	most  time.Duration // zero: never
+	most  time.Duration // longest polling; zero: never poll
 	after [4]time.Duration
-	kind  int // of the last turn: what is known in after
+	kind  int // index in after: what the last turn that did anything did
 
 	pauseEnds time.Time
 	pause     time.Duration
 }
 
-// turn notes what a turn did that is over.
+// turn notes what the turn that ends did.
 func (s *spinner) turn(received, sent bool) {
 	switch {
 	case received && sent:
@@ -44,7 +44,7 @@ func (s *spinner) turn(received, sent bool) {
 	}
 }
 
-// bound is how long to poll before a wait that begins now.
+// bound returns how long to poll before a wait that begins now.
 func (s *spinner) bound(now time.Time) time.Duration {
 	if now.Before(s.pauseEnds) {
 		return 0
@@ -52,7 +52,7 @@ func (s *spinner) bound(now time.Time) time.Duration {
 	return s.after[s.kind]
 }
 
-// waited takes in how long a wait took that something ended.
+// waited adapts the bound to a wait that took d.
 func (s *spinner) waited(d time.Duration) {
 	b := &s.after[s.kind]
 	switch {
@@ -65,7 +65,7 @@ func (s *spinner) waited(d time.Duration) {
 	}
 }
 
-// late notes that others want the processor.
+// late notes that others want the processor: polling pauses.
 func (s *spinner) late(now time.Time) {
 	s.pause = min(max(2*s.pause, spinPause), spinPauseMax)
 	s.pauseEnds = now.Add(s.pause)
@@ -74,9 +74,8 @@ func (s *spinner) late(now time.Time) {
 // hit notes that polling was right.
 func (s *spinner) hit() { s.pause -= s.pause / 8 }
 
-// spin looks at fds again and again for as long as the spinner says, and reports
-// whether there is something. Between two looks whoever else wants the processor
-// has it.
+// spin looks at fds again and again for as long as the spinner says, and reports whether
+// there is something. It yields the processor between two looks.
 func (r *receiver) spin(fds []unix.PollFd) bool {
 	s, c := &r.spinner, &r.th.count
 	start := time.Now()
@@ -108,7 +107,8 @@ func (r *receiver) spin(fds []unix.PollFd) bool {
 // yield is replaced in tests.
 var yield = func() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
-// trySpin sees whether receivers can poll.
+// trySpin switches polling off if the user does not want it, or if waits do not hold their
+// P.
 func (d *Device) trySpin() {
 	switch {
 	case d.opts.BusyPoll <= 0:

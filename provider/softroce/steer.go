@@ -11,11 +11,14 @@ import (
 	"ipoibcm/verbs"
 )
 
-// With several data threads each has a receiving socket, and all of them one address: a
-// group of SO_REUSEPORT. The number of a queue pair says whose it is, so a program of
-// classic BPF, which needs no privilege, has the kernel put a packet into the
-// socket of its thread. Datagrams, and so QP 1, groups and whatever filters look at, are
-// the first thread's.
+// With several data threads each has a receiving socket, and these share one address as
+// a group of SO_REUSEPORT. The QPN says to which thread a queue pair belongs. A program
+// of classic BPF, which needs no privilege, has the kernel put a packet into the socket
+// of that thread. UD packets go to the first thread, and with them QP 1, groups and
+// whatever filters look at.
+//
+// The first socket is bound without SO_REUSEPORT, so that two agents on one port still
+// refuse each other. It lets the other sockets in afterwards.
 //
 // The first socket is bound without SO_REUSEPORT, so that two agents on one port still
 // refuse each other, and lets the others in afterwards.
@@ -45,7 +48,8 @@ func (d *Device) Steering() verbs.Offload {
 	return o
 }
 
-// A view is a Device as one of its threads has it.
+// A view is a Device whose completion queues and polled descriptors belong to one of its
+// threads.
 type view struct {
 	*Device
 	th *thread
@@ -59,11 +63,12 @@ func (v view) PollFD(fd int, step func() (more bool, wait time.Duration)) (stop 
 	return v.th.pollFD(fd, step)
 }
 
-// A qpnClass is the QPNs of one data thread: those that leave its index when they are divided
-// by the number of threads.
+// A qpnClass is the QPNs of one data thread. Divided by the number of threads, each leaves
+// the index of the thread.
 type qpnClass struct{ index, threads ib.QPN }
 
-// of returns the QPN of the class that stands for n.
+// of returns the QPN of the class that stands for n: n rounded down to a multiple of
+// threads, plus index, within the 24 bits of a QPN.
 func (c qpnClass) of(n ib.QPN) ib.QPN {
 	if c.threads <= 1 {
 		return n
@@ -74,7 +79,8 @@ func (c qpnClass) of(n ib.QPN) ib.QPN {
 	return n
 }
 
-// steer returns the QPNs that q may have. The kernel goes by the opcode for datagrams.
+// steer returns the class of QPNs for q. A UD queue pair may have any: the kernel
+// steers datagrams by the opcode.
 func (d *Device) steer(q *qp) qpnClass {
 	if q.transport == ib.UD {
 		return qpnClass{}
@@ -82,9 +88,9 @@ func (d *Device) steer(q *qp) qpnClass {
 	return qpnClass{ib.QPN(q.th.index), ib.QPN(len(d.threads))}
 }
 
-// openSiblings opens the sockets of the other threads beside the one that was opened
-// last, whose family and address they have. If there cannot be as many as there are to be, there
-// are fewer threads.
+// openSiblings opens the sockets of the other threads, with the family and the address of the
+// receiver that was opened last. It does so for the default GID's family only. If a socket
+// cannot be opened, the device has fewer threads.
 func (d *Device) openSiblings(v6 bool) {
 	if len(d.threads) == 1 || v6 == d.firstGID.Is4() {
 		return
@@ -108,7 +114,7 @@ func (d *Device) openSiblings(v6 bool) {
 	d.steerSockets()
 }
 
-// admit has the first thread's socket let the others in.
+// admit has the first thread's socket let the sockets of the other threads share its port.
 func (d *Device) admit(v6 bool) error {
 	for _, r := range d.receivers {
 		if r == d.threads[0].eventLoop() && r.v6 == v6 {
@@ -144,8 +150,8 @@ func (d *Device) steerSockets() {
 	}
 }
 
-// steering is the program. It sees the UDP payload, and returns the number of a socket: in
-// the order in which they joined the group.
+// steering returns the program. It sees the UDP payload and returns the number of a
+// socket. Sockets are numbered in the order in which they joined the group.
 func steering(threads int) []bpf.Instruction {
 	return []bpf.Instruction{
 		bpf.LoadAbsolute{Off: 0, Size: 1}, bpf.ALUOpConstant{Op: bpf.ALUOpShiftRight, Val: 5},

@@ -17,8 +17,8 @@ import (
 )
 
 // A thread is the state of one data thread, which its queue pairs and completion queues use
-// for each packet. A packet that comes in by another thread is delivered there, under the
-// lock of its queue pair. As long as packets come in by the thread of their queue pair,
+// for each packet. A packet for a queue pair of another thread is delivered too, under the
+// lock of that queue pair. As long as packets come in by the thread of their queue pair,
 // threads do not wait for each other's locks.
 type thread struct {
 	dev   *Device
@@ -30,7 +30,7 @@ type thread struct {
 	timers   timers
 	count    threadCounts[atomic.Uint64]
 
-	polling  atomic.Bool // its receiver looks after a descriptor of the user's
+	polling  atomic.Bool // its receiver polls a descriptor of the user's
 	stepping atomic.Bool // it is calling the user's step
 	deferred atomic.Bool // completions may wait for the step to end
 
@@ -74,9 +74,8 @@ func (th *thread) close() {
 	}
 }
 
-// run runs r: the receiver of a data thread on a thread of the system's that has nothing else to
-// do and is named for it, so that "top -H" and control groups find it. Where there is one data thread
-// that is not worth it.
+// run runs r. With several data threads the receiver of each has a system thread of its own, which is
+// named so that "top -H" and control groups find it. With one data thread that is not worth it.
 func (th *thread) run(r *receiver) {
 	if len(th.dev.threads) == 1 || th.eventLoop() != r {
 		r.run()
@@ -105,7 +104,7 @@ func (th *thread) createCQ(depth int) (verbs.CQ, error) {
 	return c, nil
 }
 
-// forget is told that c is gone.
+// forget removes c, which is destroyed.
 func (th *thread) forget(c *cq) {
 	th.mu.Lock()
 	delete(th.cqs, c)
@@ -119,8 +118,9 @@ func (th *thread) queues() []*cq {
 	return slices.Collect(maps.Keys(th.cqs))
 }
 
-// step calls the user's step. Completions that it causes on th wait for its end: their
-// handlers need not run beside it. due is room for them.
+// step calls the user's step. The handlers of completions that it causes on th wait
+// until it has ended, so that they need not run beside it. due is memory for the list
+// of their queues.
 func (th *thread) step(a *polledFD, due []*cq) (more bool, wait time.Duration, _ []*cq) {
 	th.stepping.Store(true)
 	more, wait = a.step()

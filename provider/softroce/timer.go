@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// A timers is the one clock of all queue pairs. A queue pair has at most one
-// entry, which may be earlier than its deadline: on the hot path a deadline that
-// moves away costs nothing, and the entry is put back when it comes up.
+// A timers wakes the queue pairs of one data thread at their deadlines. The entry of a
+// queue pair may be earlier than its deadline: on the hot path a deadline that moves away
+// costs nothing, and the entry is put back when it comes up.
 type timers struct {
 	mu     sync.Mutex
 	heap   timerHeap
@@ -46,11 +46,11 @@ func (t *timers) arm(q *qp) {
 	t.add(q, d)
 }
 
-// add makes an entry for q, which has none that is earlier. The caller holds q.mu.
+// add makes an entry for q, which has no earlier one. The caller holds q.mu.
 func (t *timers) add(q *qp, d time.Time) {
 	q.timerAt = d
 	t.mu.Lock()
-	heap.Push(&t.heap, timerEntry{d, q}) // a later entry of q is ignored when it comes up
+	heap.Push(&t.heap, timerEntry{d, q}) // a former, later entry of q is ignored when it comes up
 	first := t.heap[0].q == q
 	if first && t.kept {
 		first, t.missed = false, true
@@ -69,18 +69,18 @@ func (t *timers) wakeUp() {
 	}
 }
 
-// keep says that the caller will call rest before it sleeps, and service from time
-// to time: until then nobody needs to be woken for a new first entry. One receiver
-// does so.
+// keep promises that the caller will call rest before it sleeps, and service from time to
+// time. Until rest, nobody needs to wake run for a new first entry. One receiver of a
+// thread calls keep.
 func (t *timers) keep() {
 	t.mu.Lock()
 	t.kept = true
 	t.mu.Unlock()
 }
 
-// rest ends keep, and returns how long to sleep at most, zero for as long as one
-// likes. If the caller will not wake for the entries, run is told of those it does
-// not know.
+// rest ends keep, and returns how long the caller may sleep; zero sets no limit. If wakes
+// is false, the caller will not wake for the entries, and run is told of entries that it
+// does not know.
 func (t *timers) rest(wakes bool) (limit time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -98,8 +98,8 @@ func (t *timers) rest(wakes bool) (limit time.Duration) {
 	return max(time.Until(t.heap[0].at), time.Microsecond)
 }
 
-// service wakes queue pairs whose time has come, and returns how long it is until
-// the next one's, an hour if there is none.
+// service wakes queue pairs whose time has come, and returns how long it is until the next
+// entry is due, an hour if there is none.
 func (t *timers) service(now time.Time) (wait time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 	"ipoibcm/verbs"
 )
 
-// pathReserve is what the headers of RoCEv2 take of a packet at most.
+// pathReserve is how many octets of a packet the headers of RoCEv2 take at most.
 const pathReserve = 80
 
 // A portState is what the underlay looks like at one moment. It is immutable.
@@ -35,9 +35,9 @@ func (p *portState) has(g ib.GID) bool {
 	return false
 }
 
-// forgesUs reports whether a packet from src and a source port claims to be of our own,
-// and is not: it comes from one of our GIDs, but not from one of our sockets, whose
-// ports nobody else can bind. A local user can send such a packet to any port.
+// forgesUs reports whether a packet from src and a source port claims to be ours, and
+// is not: it comes from one of our GIDs, but not from one of our sockets, whose ports
+// nobody else can bind. A local user can send such packets from any other port.
 func (d *Device) forgesUs(src ib.GID, port uint16) bool {
 	if fixed := d.opts.GID; !fixed.IsZero() && src != fixed || fixed.IsZero() && !d.port.Load().has(src) {
 		return false
@@ -58,8 +58,8 @@ func (p *portState) gidOf(v4 bool) ib.GID {
 // An underlay reads the state of the network device by netlink.
 type underlay struct {
 	opts   *Options
-	handle *netlink.Handle   // made at Open: stays in that network namespace
-	routes *hostnet.Resolver // likewise
+	handle *netlink.Handle   // made at Open: it stays in that network namespace
+	routes *hostnet.Resolver // made at Open too: it stays in that network namespace
 }
 
 // ErrStopped says that Options.Stop was closed while Open waited.
@@ -126,8 +126,8 @@ func (u *underlay) read(prefer ib.GID) (*portState, netlink.Link, error) {
 	return p, link, nil
 }
 
-// onLoopback reports whether g lies in a prefix of a loopback device, all of
-// which is local.
+// onLoopback reports whether g is an IPv4 address in a prefix of a loopback device, where
+// all addresses of a prefix are local.
 func onLoopback(link netlink.Link, addrs []netlink.Addr, g ib.GID) bool {
 	if link.Attrs().Flags&net.FlagLoopback == 0 || !g.Is4() {
 		return false
@@ -163,7 +163,7 @@ func (u *underlay) wait() (*portState, netlink.Link, error) {
 		}
 		if time.Now().After(end) {
 			if len(p.GIDs) > 0 && u.opts.GID.IsZero() {
-				return p, link, nil // IPv4 meanwhile
+				return p, link, nil // the IPv4 address, until an IPv6 one is usable
 			}
 			if g := u.opts.GID; !g.IsZero() {
 				return nil, nil, fmt.Errorf("underlay %s: %v is not a usable address of it; it has %s", u.opts.Underlay, g, u.list(link))

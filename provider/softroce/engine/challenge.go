@@ -8,19 +8,20 @@ import (
 )
 
 const (
-	// challengeWait is how long the peer has at least to acknowledge a request that
-	// a fatal NAK named; each wait in a row is twice as long. challengeTries is how
-	// many there are: a peer that is silent for all of them is in ERR.
+	// challengeWait is the least time that the peer has to answer when it is asked again
+	// after a fatal NAK; each wait in a row is twice as long. challengeTries is how many
+	// waits there are: a peer that is silent in all of them is taken to be in ERR.
 	challengeWait  = 16 * time.Millisecond
 	challengeTries = 3
 )
 
 // A challenge is a fatal NAK in doubt. Whoever knows both GIDs and guesses QPN and
-// PSN can forge one, so it alone ends nothing: as with a RST of TCP (RFC 5961 section
-// 3.2) the peer is asked again. A peer that sent the NAK is in ERR: it answers with
-// the NAK, or with silence (IBA volume 1 section 10.3.1.7). One that did not
-// acknowledges the request. What an ACK says counts more than any number of NAKs
-// before it, since a forger does not see the request and cannot hold the ACK back.
+// PSN can forge a NAK, so the NAK alone ends nothing: as with a RST of TCP (RFC 5961
+// section 3.2) the peer is asked again. A peer that sent the NAK is in ERR: it
+// answers with the NAK, or with silence (IBA volume 1 section 10.3.1.7). A peer that
+// did not send it acknowledges the request. An ACK counts more than any number of
+// NAKs before it, since a forger does not see the request and cannot hold the ACK
+// back.
 type challenge struct {
 	on       bool
 	psn      ib.PSN
@@ -51,7 +52,7 @@ func (q *QP) receiveFatal(psn ib.PSN, s roce.Syndrome, now time.Time) DropReason
 	return NoDrop
 }
 
-// restart gives the peer all of its time again.
+// restart begins the waits anew, so that the peer has all of its time again.
 func (c *challenge) restart(t *roundTrip) {
 	c.again, c.left, c.wait = false, challengeTries, challengeWait
 	if t.known {
@@ -86,7 +87,7 @@ func (q *QP) challengeDue(now time.Time) {
 }
 
 // answered notes that the peer lives: una is the oldest packet that it has not
-// acknowledged. Past the PSN of the NAK that proves the NAK false.
+// acknowledged. If una is past the PSN of the NAK, the NAK was false.
 func (q *QP) answered(una ib.PSN) {
 	c := &q.req.challenge
 	switch {
@@ -99,24 +100,24 @@ func (q *QP) answered(una ib.PSN) {
 	}
 }
 
-// msnTrust is how many ACKs of a peer in a row must have had exactly the MSN that they should have
-// until those that cannot be right are dropped.
+// msnTrust is how many ACKs in a row must have had exactly the right MSN. From then on ACKs and
+// NAKs whose MSN cannot be right are dropped.
 const msnTrust = 16
 
 const msnMask = 1<<24 - 1
 
-// counted reports whether the peer can have completed that many messages (IBA volume 1
-// section 9.7.7.1): no fewer than it has acknowledged and no more than were posted. Whoever guesses
-// QPN and PSN can forge an ACK or NAK, and each acknowledges what is before it: if that was lost,
-// the peer would never get it. So the MSN is one thing more to guess. rxe has not
-// always counted WRITEs: the MSN says nothing once there was a request other than a SEND, nor of
-// a peer that counts in another way.
+// counted reports whether the peer can have completed msn messages (IBA volume 1 section 9.7.7.1):
+// no fewer than it has acknowledged and no more than were posted. Whoever guesses QPN and PSN can
+// forge an ACK or NAK, which acknowledges all packets before it. If one of these was lost, the peer
+// would never get it. So the MSN is one thing more to guess. rxe has not always counted WRITEs:
+// once there was a request other than a SEND, the MSN says nothing. Neither does the MSN of a peer
+// that counts in another way.
 func (q *QP) counted(msn uint32) bool {
 	r := &q.req
 	return r.msnRight < msnTrust || (msn-(q.sq.head-r.first))&msnMask <= q.sq.tail-q.sq.head
 }
 
-// learnMSN takes in the MSN of an ACK, which has been taken.
+// learnMSN notes whether the MSN of an ACK that was taken is right.
 func (q *QP) learnMSN(msn uint32) {
 	switch r := &q.req; {
 	case r.msnRight == msnTrust || r.msnSaysNothing:

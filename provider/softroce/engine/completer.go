@@ -24,7 +24,7 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 	if isFatal(s) {
 		return q.receiveFatal(psn, s, now)
 	}
-	// What the peer expects only grows: a NAK for less was overtaken.
+	// The PSN that the peer expects only grows: a NAK for less was overtaken.
 	if s.IsACK() {
 		psn = psn.Add(1)
 	} else if psn.Before(r.expected) {
@@ -35,7 +35,7 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 	}
 	q.answered(r.una)
 	if !s.IsACK() {
-		r.rtt.pending = false // what it acknowledges waited for a repair
+		r.rtt.pending = false // what a NAK acknowledges waited for a repair
 	}
 	switch {
 	case s.IsACK():
@@ -48,7 +48,7 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 	case s.IsRNR():
 		q.count.RNRIn++
 		if !r.rnrDeadline.IsZero() {
-			return NoDrop // the same again
+			return NoDrop // the same RNR NAK again
 		}
 		q.ackTo(psn, now)
 		if q.attr.RNRRetry != 7 {
@@ -71,17 +71,17 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 		q.count.NAKsIn++
 		q.ackTo(psn, now)
 		if !r.rnrDeadline.IsZero() {
-			return NoDrop // it is sent again soon anyway
+			return NoDrop // psn is sent again soon anyway
 		}
 		q.nakSequence(psn, int(pkt.BTH.Reserved()))
 	}
 	return NoDrop
 }
 
-// nakSequence sends again from psn, which the peer waits for. A READ before psn
-// whose responses were lost is asked for again too, see [QP.gap]; then the peer
-// may get further while una stands still, and that is no retry. A peer of ours that
-// keeps what is behind says how many packets are missing.
+// nakSequence sends again from psn, which the peer waits for. A READ before psn whose
+// responses were lost is asked for again too, see [QP.gap]. The peer may then get further
+// while una stands still, which costs no retry. gap is how many packets a peer of ours says
+// are missing, if it keeps what is behind them; else it is zero.
 func (q *QP) nakSequence(psn ib.PSN, gap int) {
 	r := &q.req
 	if psn == r.una || r.nakSeen && psn == r.nakAt {
@@ -99,7 +99,7 @@ func (q *QP) nakSequence(psn ib.PSN, gap int) {
 	r.nakSeen, r.nakAt, r.sinceNAK = true, psn, 0
 	if gap > 0 && psn == r.una && psn.Add(gap).Before(r.highest) {
 		if r.next.Before(r.highest) {
-			q.seek(r.highest) // it has more than we thought
+			q.seek(r.highest) // the peer has more than we thought
 		}
 		r.rtt.forget(psn)
 		r.missing = missing{next: psn, end: psn.Add(gap), behind: r.highest, asked: true, keeps: true}
@@ -111,8 +111,9 @@ func (q *QP) nakSequence(psn ib.PSN, gap int) {
 	}
 }
 
-// ackMissing is called after an ACK. If it is for what was sent again and no more,
-// the peer has not kept what was behind, or that was lost too.
+// ackMissing is called after an ACK. If the ACK is for the packets that were sent again and
+// no more, the peer has not kept those behind, or they were lost too: all from una on is
+// sent again.
 func (q *QP) ackMissing() {
 	r := &q.req
 	m := &r.missing
@@ -125,8 +126,8 @@ func (q *QP) ackMissing() {
 	m.forget()
 }
 
-// lost notes the loss of a packet. All that is in flight behind it may be sent again,
-// so the more often one is lost the less is worth having in flight.
+// lost notes the loss of psn. All that is in flight behind it may be sent again, so
+// the more often packets are lost, the fewer should be in flight.
 func (q *QP) lost(psn ib.PSN) {
 	r := &q.req
 	if r.missing.keeps && q.congested(psn) {
@@ -142,12 +143,12 @@ func (q *QP) lost(psn ib.PSN) {
 	r.limit = min(r.limit, q.flight())
 }
 
-// flight is how many packets may be in flight: the window, or where packets are
-// lost an eighth of those between two losses, so that a ninth of what is sent is
-// sent again for nothing at most. What has got through since the last loss counts
-// if it is more than usual. Of a peer that keeps what is behind it is half of those
-// between two losses: there is mostly one gap, which takes a round trip to close.
-// CE marks bound it too.
+// flight returns how many packets may be in flight: the window, as long as none is lost.
+// After losses it is an eighth of the packets between two losses, so that at most a ninth
+// of what is sent is sent again for nothing. If more have got through since the last loss
+// than usual, these count instead. With a peer that keeps what is behind a lost packet it
+// is half of the packets between two losses: there is mostly one gap, which takes a round
+// trip to close. CE marks and a queue that has overflowed bound it too.
 func (q *QP) flight() int {
 	n := q.lossFlight()
 	if allowed := q.req.ecn.allowed; allowed > 0 {
@@ -182,8 +183,9 @@ func nakStatus(s roce.Syndrome) verbs.Status {
 	return verbs.RemoteOpError
 }
 
-// ackTo completes what ends before psn. It stops at a READ whose responses are
-// missing: an ACK from behind it means that they were lost.
+// ackTo takes note that the peer has acknowledged all before psn. It stops at a READ whose
+// responses are missing: an acknowledgement from behind that READ means that they were
+// lost.
 func (q *QP) ackTo(psn ib.PSN, now time.Time) {
 	limit, lost := psn, false
 	for i := q.sq.head; i != q.sq.tail; i++ {
@@ -239,9 +241,10 @@ func (q *QP) advance(psn ib.PSN, now time.Time) {
 	}
 }
 
-// overtaken takes in an ACK of all before psn, which is more than was sent again: it was late, and nothing may be
-// lost. But if it answers a probe the peer has dealt with what was sent before that, and the rest is lost: the next
-// probe comes soon, if the peer says no more of itself.
+// overtaken takes in an ACK of all before psn, which includes packets that were not sent
+// again yet. The ACK was late, and nothing may be lost. But if it answers a probe, the peer
+// has dealt with what was sent before the probe, and the rest is lost: the next probe comes
+// soon, if the peer says nothing more by itself.
 func (q *QP) overtaken(psn ib.PSN, now time.Time) {
 	r := &q.req
 	r.rtt.late(psn, r.next, now)
@@ -259,9 +262,9 @@ func (q *QP) overtaken(psn ib.PSN, now time.Time) {
 // A probe is the oldest packet sent again because the peer was silent.
 type probe struct {
 	at       time.Time     // zero: there was none
-	end      ib.PSN        // after all that was sent before
-	next     time.Duration // what the one after it was to wait for
-	answered bool          // the peer has dealt with all before end, it seems, and lacks some of it
+	end      ib.PSN        // after the last packet sent before the probe
+	next     time.Duration // how long the next probe was to wait
+	answered bool          // it seems that the peer has dealt with all before end, and lacks some of it
 }
 
 // told reports whether an ACK that comes now answers the probe.
@@ -270,8 +273,8 @@ func (p *probe) told(t *roundTrip, now time.Time) bool {
 	return !p.at.IsZero() && least > 0 && d >= least/2 && d <= 2*least+probeAnswer
 }
 
-// gap asks again for READ responses that were lost, one time per una; the timer
-// does the rest.
+// gap asks again for READ responses that were lost, once for each una. If they are lost
+// again, the timer asks.
 func (q *QP) gap() {
 	r := &q.req
 	if r.gapSeen && r.gapAt == r.una {
@@ -329,7 +332,7 @@ func (q *QP) failAt(psn ib.PSN, status verbs.Status) {
 	q.fail(status)
 }
 
-// Wake runs the timers that are due. Early calls do no harm. Call Output after.
+// Wake runs the timers that are due. Early calls do no harm. Call Output afterwards.
 func (q *QP) Wake(now time.Time) {
 	r := &q.req
 	if e := &q.rsp.early; !e.nakAt.IsZero() && !now.Before(e.nakAt) {
@@ -384,18 +387,19 @@ func (q *QP) armTimer(now time.Time) {
 	q.setDeadline(now)
 }
 
-// timeout is how long to wait for an ACK. Each timeout in a row doubles it up to
+// timeout returns how long to wait for an ACK. Each timeout in a row doubles it up to
 // MaxBackoff: a peer that is slow for a moment is not lost.
 func (q *QP) timeout() time.Duration {
 	d := q.attr.Timeout.Duration()
 	return min(d<<q.req.backoff, max(d, MaxBackoff))
 }
 
-// probeAfter is the time after which a packet is sent again without counting as a
-// retry, so that the loss of the last packets, of one sent again, or of an ACK, does
-// not cost all of the timeout: well above the round trip, if that is known, and a
-// quarter of the timeout at most, unless the round trip is longer or varies by as much,
-// as it does where messages wait in a queue.
+// probeAfter returns how long to wait for an ACK before a packet is sent again as a
+// probe, which does not count as a retry. So the loss of the last packets, of one sent
+// again, or of an ACK does not cost all of the timeout. The time is well above the
+// round trip, if that is known, and a quarter of the timeout at most. It is longer only
+// if the round trip is longer, or varies by as much, as it does where messages wait in
+// a queue.
 func (q *QP) probeAfter() time.Duration {
 	d := q.timeout() / 4
 	if r := &q.req.rtt; r.known && d > MinProbe {
@@ -404,8 +408,8 @@ func (q *QP) probeAfter() time.Duration {
 	return d
 }
 
-// setDeadline says how long to wait: for the next probe, each four times as long
-// as the one before, or until the timeout.
+// setDeadline sets the ACK deadline: to the next probe, each of which waits four times as
+// long as the one before, or to the timeout.
 func (q *QP) setDeadline(now time.Time) {
 	if q.attr.Timeout == 0 {
 		return // never
@@ -419,66 +423,72 @@ func (q *QP) setDeadline(now time.Time) {
 }
 
 const (
-	// tripGrows is how many times what a round trip may take one measurement counts as at most.
+	// tripGrows bounds one measurement: it counts as at most that many times what a round trip
+	// may take.
 	tripGrows = 4
-	// lateTrips is how many ACKs in a row that come after a probe, and are not for it, count as a measurement.
+	// lateTrips is how many ACKs in a row must come after a probe, and not for it, until
+	// the shortest of their trips counts as a measurement.
 	lateTrips = 4
-	// tripFalls is how many times shorter than the mean one is after which what was measured before counts for
-	// half: no queue runs dry like that all the time.
+	// tripFalls is how many times shorter than the mean a measurement must be to count for
+	// half of the new mean: no queue runs dry like that all the time.
 	tripFalls = 8
 )
 
-// leastPeriod is for how long the least round trip counts, once or twice.
+// leastPeriod is how long the least round trip is collected. It counts for one or two such
+// periods.
 const leastPeriod = 10 * time.Second
 
-// A roundTrip measures the time between a packet that asks for an ACK and the ACK,
-// as TCP does (RFC 6298 section 2). A packet that was sent again tells nothing.
+// A roundTrip measures the time between a packet that asks for an ACK and the ACK, as TCP
+// does (RFC 6298 section 2). A packet that was sent again is not measured.
 type roundTrip struct {
 	known        bool
 	mean, spread time.Duration
 	last         time.Duration
-	longer       time.Duration    // a probe waits for this at least: since the last measurement one was in vain
+	longer       time.Duration    // least wait for a probe, because one was in vain since the last measurement
 	leasts       [2]time.Duration // of this leastPeriod and of the one before; 0: none
-	since        time.Time        // when this one began
+	since        time.Time        // when this leastPeriod began
 
 	pending bool
 	psn     ib.PSN
 	at      time.Time
 
-	doubted  bool  // a probe has left while this was measured
-	lates    uint8 // how many of those have ended since the last measurement
+	doubted  bool  // a probe has left while doubtPSN was measured
+	lates    uint8 // ACKs that were late for a doubtPSN since the last measurement
 	doubtPSN ib.PSN
 	doubtAt  time.Time
-	lateTrip time.Duration // the least of those
+	lateTrip time.Duration // the shortest trip of the late ACKs
 }
 
-// begin notes that the packet psn asks for an ACK, if it is sent for the first
-// time and no other is being watched.
+// begin starts a measurement with the packet psn, which asks for an ACK, if it is sent for
+// the first time and no other is being measured.
 func (t *roundTrip) begin(psn ib.PSN, first bool, now time.Time) {
 	if first && !t.pending {
 		t.pending, t.psn, t.at, t.doubted = true, psn, now, false
 	}
 }
 
-// forget ends a measurement that means nothing any more, because psn or what is behind
-// is sent again. The first one goes on: it may come out too long, but without one a
-// path that is longer than a probe waits would never have any.
+// forget ends a measurement that means nothing any more, because its packet is among
+// those from psn on, which are sent again. The very first measurement goes on: it may
+// come out too long, but a path whose round trip is longer than a probe waits would
+// otherwise never be measured.
 func (t *roundTrip) forget(psn ib.PSN) {
 	if t.known && !t.psn.Before(psn) {
 		t.pending = false
 	}
 }
 
-// doubt keeps what is being measured when a probe leaves. It will be sent again too, but has not been yet.
+// doubt keeps the measurement that is under way when a probe leaves. Its packet will be
+// sent again too, but has not been yet.
 func (t *roundTrip) doubt() {
 	if t.pending {
 		t.doubted, t.doubtPSN, t.doubtAt = true, t.psn, t.at
 	}
 }
 
-// late takes in an ACK of all before una, which is more than was sent again: all before next. It was late, or the one
-// before it was lost. Some in a row, and no measurement between them, are of a path that takes longer than a probe waits
-// and would never be measured.
+// late takes in an ACK of all before una, of which only those before next were sent again.
+// The ACK was late, or the one before it was lost. Several in a row, without a measurement
+// between them, mean that a round trip takes longer than a probe waits, and would never be
+// measured. So the shortest of them counts.
 func (t *roundTrip) late(una, next ib.PSN, now time.Time) {
 	if !t.doubted || !t.doubtPSN.Before(una) {
 		return
@@ -496,7 +506,7 @@ func (t *roundTrip) late(una, next ib.PSN, now time.Time) {
 	}
 }
 
-// least returns the least round trip of late, 0 if there was none.
+// least returns the least round trip of the last leastPeriods, 0 if there was none.
 func (t *roundTrip) least() time.Duration {
 	if t.leasts[1] == 0 {
 		return t.leasts[0]
@@ -504,7 +514,7 @@ func (t *roundTrip) least() time.Duration {
 	return min(t.leasts[0], t.leasts[1])
 }
 
-// keepLeast takes in one round trip.
+// keepLeast takes the round trip d into leasts.
 func (t *roundTrip) keepLeast(d time.Duration, now time.Time) {
 	if t.leasts[0] == 0 || now.Sub(t.since) > leastPeriod {
 		t.leasts, t.since = [2]time.Duration{d, t.leasts[0]}, now

@@ -13,11 +13,11 @@ const (
 	DropSource              // source or destination is not the connection's
 	DropSequence            // RC: ahead of the expected PSN; UC: rest of a message that has a hole
 	DropStale               // acknowledgement or response that answers nothing
-	DropNoRecv              // UC, UD: no receive posted
-	DropTooLong             // UC, UD: larger than the receive posted
-	DropLength              // payload length against the path MTU or the request
-	DropAccess              // UC: no right to that memory
-	DropReadBusy            // repeated READ while MaxDestRDAtomic are being answered
+	DropNoRecv              // no receive posted
+	DropTooLong             // larger than the receive posted
+	DropLength              // opcode out of order, or payload length that does not fit
+	DropAccess              // no right to that memory
+	DropReadBusy            // READ while MaxDestRDAtomic are being answered
 	DropMSN                 // ACK or NAK with a number of messages that the peer cannot have completed
 	NumDropReasons
 )
@@ -31,7 +31,7 @@ func (r DropReason) String() string { return dropNames[min(r, NumDropReasons-1)]
 // DropCounts are counters by [DropReason].
 type DropCounts[C any] [NumDropReasons]C
 
-// Name is that of a counter; NoDrop has none.
+// Name returns the name of counter r; that of NoDrop is empty.
 func (*DropCounts[C]) Name(r int) string {
 	if r == int(NoDrop) {
 		return ""
@@ -47,13 +47,13 @@ type Counters struct {
 	OctetsIn    uint64             `name:"octets_in"`
 	Retransmits uint64             `name:"retransmits"` // packets sent again
 	Timeouts    uint64             `name:"timeouts"`    // expiries of the ACK timer
-	Probes      uint64             `name:"probes"`      // single packets sent again before it expired
+	Probes      uint64             `name:"probes"`      // single packets sent again before that expiry
 	ACKsOut     uint64             `name:"acks_out"`
 	ACKsIn      uint64             `name:"acks_in"`
 	NAKsOut     uint64             `name:"naks_out"` // sequence and fatal ones
 	NAKsIn      uint64             `name:"naks_in"`
 	Challenges  uint64             `name:"naks_challenged"` // fatal NAKs about which the peer was asked again
-	FalseNAKs   uint64             `name:"naks_false"`      // of these, what the peer proved false
+	FalseNAKs   uint64             `name:"naks_false"`      // fatal NAKs that the peer proved false
 	RNROut      uint64             `name:"rnr_out"`         // RNR NAKs
 	RNRIn       uint64             `name:"rnr_in"`
 	Duplicates  uint64             `name:"duplicates"` // packets taken before
@@ -61,8 +61,8 @@ type Counters struct {
 	CEIn        uint64             `name:"ce_in"`      // packets taken that had a CE mark
 	CNPsOut     uint64             `name:"cnps_out"`
 	CNPsIn      uint64             `name:"cnps_in"`
-	CNPsIgnored uint64             `name:"cnps_ignored"`  // of those that came, without an effect
-	Reductions  uint64             `name:"ce_reductions"` // times fewer packets were let be in flight because of marks
+	CNPsIgnored uint64             `name:"cnps_ignored"`  // CNPs that came and had no effect
+	Reductions  uint64             `name:"ce_reductions"` // times that marks lowered the number of packets in flight
 	ECTLost     uint64             `name:"ect_lost"`      // 1 if the path clears ECN, and packets are not ECN-capable any more
 	Drops       DropCounts[uint64] `name:"drop_"`
 }

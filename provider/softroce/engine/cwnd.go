@@ -7,18 +7,20 @@ import (
 )
 
 const (
-	// queueTrip is how much longer than the least a round trip is at least where a queue on
+	// queueTrip is by how much at least a round trip exceeds the least one when a queue on
 	// the path has filled up.
 	queueTrip = 200 * time.Microsecond
 	// keptOf is how many tenths of what was in flight stay in flight after a queue
 	// overflowed (RFC 9438 section 4.6).
 	keptOf = 7
-	// leastCwnd is how many octets are in flight however often that happens, in four packets at least.
+	// leastCwnd is how many octets may be in flight however often a queue overflows. It is four
+	// packets at least.
 	leastCwnd = 16 << 10
-	// growOctets is how much the first round trip after a loss adds, and growSlowly the window up to
-	// which it adds less, in proportion: a queue of few packets would overflow all the time.
+	// growOctets is how many octets the first round trip after a loss adds to the window. A window
+	// below growSlowly grows by less, in proportion: a queue of few packets would overflow all the
+	// time.
 	growOctets, growSlowly = 4 << 10, 28 * growOctets
-	// growFaster is after how many round trips without a loss as much is added as one does at first.
+	// growFaster is after how many round trips without a loss twice as much is added as at first.
 	growFaster = 16
 	// wholePart is one packet, in the unit of congestionWindow.part.
 	wholePart = 1 << 10
@@ -29,14 +31,14 @@ const (
 // The longer ago the last loss, the more is added (as in H-TCP, Leith and Shorten, 2004).
 type congestionWindow struct {
 	allowed int    // packets in flight; 0: not bounded
-	part    int    // of one more, in 1/wholePart
+	part    int    // of a further packet, in 1/wholePart
 	end     ib.PSN // losses before it are the same event
 	round   ib.PSN // end of this round trip
 	rounds  int    // since the last loss
 }
 
-// congested takes in that psn was lost. It reports whether a queue that overflowed is the reason, or
-// was for another packet of the same window.
+// congested takes in that psn was lost. It reports whether the reason is a queue that overflowed,
+// now or for another packet of the same window.
 func (q *QP) congested(psn ib.PSN) bool {
 	r := &q.req
 	c := &r.cwnd

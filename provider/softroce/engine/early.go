@@ -10,33 +10,34 @@ import (
 )
 
 const (
-	// earlyPackets and earlyOctets bound what one QP keeps of packets that arrive
-	// before others; what is beyond is dropped and sent again.
+	// earlyPackets and earlyOctets bound what one QP keeps of packets that arrive before
+	// others. A packet beyond that is dropped, and the peer sends it again.
 	earlyPackets, earlyOctets = 4 << 10, 8 << 20
-	// patiencePackets and patienceTime are how many packets may overtake one, and for
-	// how long, until it counts as lost. TCP waits for three (RFC 5681 section 3.2),
-	// but does not lose all that is behind.
+	// patiencePackets and patienceTime are how many packets may overtake a packet,
+	// and for how long, until it counts as lost. TCP waits for three (RFC 5681
+	// section 3.2), but TCP does not lose all that is behind.
 	patiencePackets, patienceTime = 8, 300 * time.Microsecond
-	// lateTime is how long a single packet that was overtaken may take until what
-	// overtook it is taken for forged.
+	// lateTime is how late a single packet may be that was overtaken. After that the
+	// packets that overtook it are taken for forged.
 	lateTime = 20 * time.Millisecond
-	// fewKept is how many packets between two gaps are rather sent again than told
-	// apart: about what leaves in a short round trip.
+	// fewKept is up to how many kept packets between two gaps are sent again, so that the
+	// peer is told of both gaps at once: about what leaves in a short round trip.
 	fewKept = 12
-	// smallRing is how many slots stay when nothing is kept any more. nearRing is how many
-	// there may be for a single packet: so many that are lost in a row are told from a forgery
-	// far ahead. Beyond that there are sparseRing at most for each that is kept, and none
-	// is kept that needs more than half of these: the slots of all queue pairs are
-	// bounded by what they keep.
+	// smallRing is how many slots stay at most when nothing is kept any more. nearRing is how
+	// many there may be for a single packet: if no more than these are lost in a row, the
+	// packet is told from a forgery far ahead. Beyond that there are at most sparseRing slots
+	// for each packet that is kept, and no packet is kept that needs more than half of them.
+	// So the slots of all queue pairs are bounded by the packets they keep.
 	smallRing, nearRing = 64, 512
 	sparseRing          = 64
 )
 
 // An earlyBuffer keeps RC request packets that arrived before others, until those are
-// here. Whoever guesses the QPN, but not the PSN, can have a packet kept. So what is
-// kept proves nothing: it is taken only if the peer itself says, by a packet with the
-// expected PSN that is marked as sent again, that there was a gap. Without the mark
-// that holds for a gap of one packet, and not for long. docs/adr/0023 has the rest.
+// here. Whoever guesses the QPN, but not the PSN, can have a packet kept, so a kept
+// packet proves nothing. It is taken only if the peer itself says that there was a
+// gap: by a packet with the expected PSN that is marked as sent again. Without the
+// mark it is taken only after a gap of one packet, and for no longer than lateTime.
+// docs/adr/0023 has the rest.
 type earlyBuffer struct {
 	slots  [][]byte // found by PSN: BTH through pad, and room for the ICRC
 	n      int
@@ -47,7 +48,7 @@ type earlyBuffer struct {
 	since  time.Time // when the first of those kept came
 	behind int       // packets since then
 	told   ib.PSN    // end of the gap that the peer was told of
-	nakAt  time.Time // when the gap is told of, if it is still there; zero: it was, or there is none
+	nakAt  time.Time // when to tell the peer of the gap; zero: it was told, or there is no gap
 }
 
 // slot returns where psn is or would be.
@@ -62,8 +63,8 @@ func (e *earlyBuffer) has(psn ib.PSN) bool {
 	return b != nil && roce.BTH(b).PSN() == psn
 }
 
-// keep keeps a packet that is d ahead of what is expected, of which there is none
-// yet. It reports whether there was room.
+// keep keeps a packet that is d ahead of the expected one and is not kept yet. It reports
+// whether there was room.
 func (e *earlyBuffer) keep(pkt *roce.Packet, d int, bufs Buffers) bool {
 	n := len(pkt.Covered) + roce.ICRCLen
 	if d >= earlyPackets || d >= max(nearRing, sparseRing/2*(e.n+1)) || e.octets+n > earlyOctets {
@@ -82,7 +83,8 @@ func (e *earlyBuffer) keep(pkt *roce.Packet, d int, bufs Buffers) bool {
 	return true
 }
 
-// buffer returns n octets for one that has so many buffers already, nil if there are none.
+// buffer returns n octets for a queue pair that holds held buffers already, nil if there
+// are none.
 func buffer(n, held int, bufs Buffers) []byte {
 	if bufs == nil {
 		return make([]byte, n)
@@ -130,7 +132,7 @@ func (e *earlyBuffer) gap(psn ib.PSN) int {
 
 // span returns how many packets from psn on are to be sent again, at most
 // roce.MaxReserved: those that are missing, and the few that are kept between two gaps.
-// For each gap that is told by itself a round trip goes by.
+// Each gap that is told of by itself costs a round trip.
 func (e *earlyBuffer) span(psn ib.PSN) int {
 	end := e.gap(psn)
 	for n, left := end, e.n; n < min(end+fewKept, roce.MaxReserved) && left > 0; n++ {
@@ -144,8 +146,8 @@ func (e *earlyBuffer) span(psn ib.PSN) int {
 	return min(end, roce.MaxReserved)
 }
 
-// samePacket reports whether two packets with one PSN say the same. What a packet
-// that is sent again may say otherwise, and the bits of congestion, do not count.
+// samePacket reports whether two packets with one PSN say the same. Fields that may change
+// when a packet is sent again, and the congestion bits, do not count.
 func samePacket(a, b []byte) bool {
 	const resv8, ackReq, psn = 4, 8, 9
 	return len(a) == len(b) && bytes.Equal(a[:resv8], b[:resv8]) && bytes.Equal(a[resv8+1:ackReq], b[resv8+1:ackReq]) &&
@@ -158,7 +160,7 @@ func (q *QP) receiveEarly(pkt *roce.Packet, d int, now time.Time) DropReason {
 	e := &r.early
 	psn := pkt.BTH.PSN()
 	if r.waiting && r.nak.IsRNR() {
-		return DropSequence // where is no buffer for one there is none for those behind
+		return DropSequence // no receive buffer for the expected one, so none for those behind
 	}
 	if e.has(psn) {
 		b := *e.slot(psn)
@@ -203,8 +205,9 @@ func (q *QP) nakGap() {
 	r.sendNAK(roce.NAKSequence, r.epsn)
 }
 
-// receiveKept takes the packets that were early and follow the one just taken, if
-// that one proves them. again says that it was sent again, asked that we had asked.
+// receiveKept takes the kept packets that follow the one just taken, if that one proves
+// them genuine. again says that it was marked as sent again, asked that a NAK had asked for
+// it.
 func (q *QP) receiveKept(again, asked bool, now time.Time) {
 	r := &q.rsp
 	e := &r.early
@@ -227,7 +230,7 @@ func (q *QP) receiveKept(again, asked bool, now time.Time) {
 		if !taken || q.state == verbs.StateError {
 			q.dropEarly()
 			if doubt {
-				q.nakGap() // it comes again, and counts then
+				q.nakGap() // the packet comes again, and counts then
 			}
 			return
 		}
@@ -260,15 +263,15 @@ func (q *QP) follows(pkt *roce.Packet) bool {
 	return q.rsp.msg == msgNone
 }
 
-// freeEarly gives b back.
+// freeEarly gives b back to the Buffers.
 func (q *QP) freeEarly(b []byte) {
 	if q.cfg.Buffers != nil {
 		q.cfg.Buffers.Put(b)
 	}
 }
 
-// shrinkEarly lets go of a large ring that is empty, or that few packets are left in: these
-// come again.
+// shrinkEarly lets go of a ring that is too large for the packets kept in it. These are
+// dropped, and come again.
 func (q *QP) shrinkEarly() {
 	switch e := &q.rsp.early; {
 	case len(e.slots) <= smallRing:
@@ -292,8 +295,8 @@ func (q *QP) dropEarly() {
 	q.shrinkEarly()
 }
 
-// gapOf returns how many packets a NAK for psn says are missing; zero says that it
-// does not tell, and that all from there on must be sent again.
+// gapOf returns how many packets a NAK for psn says are missing. Zero means that the NAK
+// does not tell, and that all packets from psn on must be sent again.
 func (q *QP) gapOf(s roce.Syndrome, psn ib.PSN) uint8 {
 	if e := &q.rsp.early; s == roce.NAKSequence && e.n > 0 {
 		return uint8(e.span(psn))

@@ -11,7 +11,7 @@ import (
 // An ECNMode says which packets leave ECN-capable (RFC 3168).
 type ECNMode uint8
 
-// Modes. What comes with a CE mark is answered in all of them.
+// Modes. In all of them RC and UC packets that come with a CE mark are answered with CNPs.
 const (
 	ECNOff  ECNMode = iota // none
 	ECNAuto                // those of RC, once the peer has said that it answers marks, and while the path keeps ECT
@@ -24,9 +24,9 @@ const (
 	ce     = 3
 )
 
-// What an ACK says in the reserved bits of the BTH, which everybody else sends as zero and
-// ignores (IBA volume 1, 9.2.4): this responder answers CE marks; of the request packets
-// since the last ACK, one came ECN-capable, or with a CE mark.
+// Flags of an ACK, in the reserved bits of the BTH, which everybody else sends as zero and
+// ignores (IBA volume 1, 9.2.4): this responder answers CE marks; since the last ACK a
+// request packet came ECN-capable; since then one came with a CE mark.
 const (
 	answersCE = 0x40
 	heardECT  = 0x20
@@ -37,10 +37,12 @@ const (
 	// cnpGap is the least time between two CNPs of a queue pair, as adapters have it
 	// (Zhu et al., SIGCOMM 2015, section 5).
 	cnpGap = 50 * time.Microsecond
-	// cnpRest is how long a CNP counts at least: there is one reaction in a round trip.
+	// cnpRest is the least time between two reactions to CNPs: there is one in a round
+	// trip.
 	cnpRest = time.Millisecond
-	// bleachedAfter is how many ACKs in a row for ECN-capable packets that came without
-	// show that something on the path clears the codepoint (RFC 9000 section 13.4.2).
+	// bleachedAfter is how many ACKs in a row must tell that ECN-capable packets
+	// arrived without the codepoint, to show that something on the path clears it (RFC
+	// 9000 section 13.4.2).
 	bleachedAfter = 10
 	// alphaOne is an alpha of 1, and alphaShift the g of 1/16 (RFC 8257 section 3.3).
 	alphaOne, alphaShift = 1 << 10, 4
@@ -48,11 +50,11 @@ const (
 	leastMarked = 4
 )
 
-// An ecnResponder is what arrives with marks.
+// An ecnResponder notes the marks of the packets that arrive.
 type ecnResponder struct {
-	packet, message bool  // the packet at hand, and one of the message at hand, has a mark
+	packet, message bool  // the packet at hand, or a packet of the message at hand, has a mark
 	heard           uint8 // heardECT, heardCE: since the last ACK
-	cnp             bool  // one is to go out
+	cnp             bool  // a CNP is to go out
 	cnpAt           time.Time
 }
 
@@ -102,7 +104,8 @@ func (q *QP) heard(ecn uint8, now time.Time) {
 	}
 }
 
-// marks has the message at hand remember the mark of a packet of it.
+// marks moves the mark of the packet at hand to its message. first says that the packet
+// begins the message.
 func (e *ecnResponder) marks(first bool) {
 	e.message, e.packet = e.packet || e.message && !first, false
 }
@@ -115,7 +118,7 @@ func (e *ecnResponder) tells() uint8 {
 }
 
 // nextCNP puts a congestion notification packet into p if one is to go out (Annex A17,
-// 17.9.3): sixteen octets of nothing behind the BTH.
+// 17.9.3): a BTH and sixteen reserved octets of zero.
 func (q *QP) nextCNP(p *Packet) bool {
 	if !q.rsp.ecn.cnp {
 		return false
@@ -153,7 +156,8 @@ func (q *QP) receiveCNP(from *Source, now time.Time) DropReason {
 	return NoDrop
 }
 
-// reduce has fewer packets in flight, of those that are: by half of alpha.
+// reduce lowers the number of packets that may be in flight by half of alpha, from flight,
+// but not below least.
 func (q *QP) reduce(flight, least int) {
 	r := &q.req
 	e := &r.ecn
@@ -166,8 +170,8 @@ func (q *QP) reduce(flight, least int) {
 	q.count.Reductions++
 }
 
-// ecnAcked takes in what an ACK says of marks, which acknowledged n packets of the
-// flight there were.
+// ecnAcked takes in what an ACK says of marks. The ACK has acknowledged n packets of those
+// in flight, which were flight.
 func (q *QP) ecnAcked(said uint8, n, flight int) {
 	r := &q.req
 	e := &r.ecn
@@ -206,13 +210,13 @@ func (q *QP) ecnAcked(said uint8, n, flight int) {
 	e.end, e.acked, e.marked, e.reduced = r.next, 0, 0, false
 }
 
-// checkPath looks at whether ECN-capable packets arrive as such.
+// checkPath notes whether ECN-capable packets arrive as such.
 func (q *QP) checkPath(said uint8) {
 	e := &q.req.ecn
 	switch {
 	case !e.begun:
 		e.begun, e.since = true, q.req.highest
-	case !e.since.Before(q.req.una): // sent before
+	case !e.since.Before(q.req.una): // the ACK is for packets that were sent before
 	case said&(heardECT|heardCE) != 0:
 		e.silent = 0
 	default:

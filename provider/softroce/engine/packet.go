@@ -29,8 +29,8 @@ type Packet struct {
 	NPayload   uint8 // slices of Payload in use
 	PayloadLen int   // octets in all slices, without Pad
 	Payload    [MaxSGE][]byte
-	// AH is where a UD packet goes, as it was posted. Nil on RC and UC: the path
-	// given to Modify.
+	// AH is the address handle that a UD packet was posted with. It is nil on RC and UC,
+	// whose packets take the path given to Modify.
 	AH verbs.AH
 }
 
@@ -78,17 +78,16 @@ type Memory interface {
 	Invalidate(rkey uint32) bool
 }
 
-// Buffers are where packets are kept that arrive before others. It may be shared.
+// Buffers lends the memory for packets that arrive before others. Queue pairs may share it.
 type Buffers interface {
-	// Get returns a buffer for one packet of any path MTU to who has so many already, nil if
-	// too many are in use.
+	// Get returns a buffer for one packet of any path MTU, nil if too many are in use. held
+	// is how many buffers the queue pair has already.
 	Get(held int) []byte
 	// Put takes back what Get returned, or the beginning of it.
 	Put(b []byte)
 }
 
-// A RecvWQE is a receive work request taken off a queue. SG is memory of the
-// one who called Pop.
+// A RecvWQE is a receive work request taken off a queue. SG is memory of the caller of Pop.
 type RecvWQE struct {
 	ID uint64
 	SG [][]byte

@@ -46,16 +46,16 @@ const (
 	// windowTrip is the round trip up to which Window is enough: with packets of 4096
 	// octets it makes 8 Gb/s.
 	windowTrip = time.Millisecond
-	// minFlight is how many packets may be in flight however many are lost, and
-	// lossMemory how many windows without loss make up for any that was.
+	// minFlight is how many packets may be in flight however many are lost. lossMemory is
+	// how many windows without a loss make up for all losses before.
 	minFlight, lossMemory = 16, 8
-	// seldomLost is how many packets must have got through since the last NAK for a probe that
-	// more is acknowledged after than it had to count as one in vain.
+	// seldomLost is how many packets must have got through since the last NAK so that a probe
+	// counts as in vain when an ACK after it is for more than was sent again.
 	seldomLost = 64
 	// rnrFlight is how many packets go out when the time of an RNR NAK is over.
 	rnrFlight = 4
-	// minFlightOctets is the same in octets, if that is less, of a peer that keeps what
-	// is behind a lost packet: about a short queue.
+	// minFlightOctets is the same in octets, if that is less, with a peer that keeps
+	// what is behind a lost packet: about a short queue.
 	minFlightOctets = 32 << 10
 )
 
@@ -75,16 +75,16 @@ type Config struct {
 	Sink    Sink
 
 	// Window bounds the unacknowledged packets of an RC requester. Zero means 128.
-	// With a small path MTU it is as many as make WindowOctets, if that is more.
-	// Where the least round trip is n times windowTrip it is n times as many, up to
-	// MaxWindowOctets.
+	// With a small path MTU the bound is as many packets as make WindowOctets, if that
+	// is more. Where the least round trip is n times windowTrip the bound is n times as
+	// high, up to MaxWindowOctets.
 	Window, WindowOctets, MaxWindowOctets int
 	// AckEvery is how many packets go out at most without asking for an
 	// acknowledgement. Zero means 16.
 	AckEvery int
-	// AckWithin is how many RC request packets may be without an ACK while it waits:
-	// for a message that takes it along, or for [QP.UrgeAck]. Zero means that it
-	// does not wait.
+	// AckWithin is how many RC request packets make an ACK leave. With fewer the ACK
+	// waits: for a message that takes it along, or for [QP.UrgeAck]. Zero means that
+	// it does not wait.
 	AckWithin int
 	// ECN says which packets leave ECN-capable.
 	ECN ECNMode
@@ -355,7 +355,7 @@ func (q *QP) Deadline() time.Time {
 	return d
 }
 
-// window is how many packets may be unacknowledged.
+// window returns how many packets may be unacknowledged.
 func (q *QP) window() int {
 	w := max(q.cfg.window(), q.cfg.WindowOctets/max(q.mtu, 1))
 	if least := q.req.rtt.least(); least > windowTrip {
@@ -373,7 +373,7 @@ func (q *QP) Close() {
 	q.state, q.attr, q.mtu = verbs.StateReset, verbs.QPAttr{}, 0
 }
 
-// fail moves the QP to ERR by itself.
+// fail moves the QP to ERR after an error, and tells the Sink.
 func (q *QP) fail(status verbs.Status) {
 	q.enterError()
 	q.cfg.Sink.Event(verbs.Event{Kind: verbs.QPFatal, QPN: q.cfg.QPN, Status: status})
@@ -410,7 +410,7 @@ func (q *QP) sendDone(id uint64, op verbs.Opcode, n int, status verbs.Status) {
 }
 
 func (q *QP) recvDone(wc *verbs.WC) {
-	q.wc = *wc // what goes through an interface would be allocated each time
+	q.wc = *wc // a pointer to the parameter would have it allocated each time
 	q.wc.QPN = q.cfg.QPN
 	q.cfg.Sink.RecvDone(&q.wc)
 }

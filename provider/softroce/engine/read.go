@@ -72,7 +72,7 @@ func (q *QP) repeatRead(pkt *roce.Packet) DropReason {
 	case !ok:
 		return DropAccess
 	case j.psn.Add(int(j.npkt)).Sub(r.epsn) > 0:
-		return DropStale // reaches into what was never asked for
+		return DropStale // it reaches past the expected PSN
 	}
 	at := len(r.reads)
 	for i := range r.reads {

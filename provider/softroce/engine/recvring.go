@@ -6,8 +6,8 @@ import "ipoibcm/verbs"
 // idle queue pair costs little.
 const ringStart = 4
 
-// A RecvRing is a bounded queue of receive work requests. It has no lock. Its
-// memory grows up to the depth when that is used.
+// A RecvRing is a bounded queue of receive work requests. It has no lock. Its memory grows
+// with use.
 type RecvRing struct {
 	depth, maxSGE int
 	slots         []recvSlot

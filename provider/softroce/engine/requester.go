@@ -10,8 +10,8 @@ import (
 
 // A requester is the sending half of an RC or UC QP, and of UD.
 //
-// PSNs are given out when a request is posted. una <= next <= highest <= post
-// hold always, as PSNs go; a retransmission moves next back to una.
+// A request gets its PSNs when it is posted. una <= next <= highest <= post always holds in
+// the arithmetic of PSNs; a retransmission moves next back.
 type requester struct {
 	cur    uint32 // position of the work request that next belongs to
 	curPkt uint32 // packet within it
@@ -26,7 +26,7 @@ type requester struct {
 	limit     int    // packets in flight: the window, less after a loss or a timeout
 	sinceLoss int    // packets acknowledged since the last loss, at most lossMemory windows
 	lossEvery int    // packets between two losses, on average; 0 means that none was lost
-	sinceNAK  int    // packets acknowledged since the last one for a lost packet, at most seldomLost
+	sinceNAK  int    // packets acknowledged since the last NAK for a lost packet, at most seldomLost
 	sinceAck  int    // packets sent since one asked for an ACK
 	gapAt     ib.PSN // una when a lost READ response was last seen
 	gapSeen   bool   // gapAt is valid
@@ -37,14 +37,14 @@ type requester struct {
 	backoff   uint8 // timeouts in a row
 	probing   bool  // the next expiry is a probe, not a timeout
 
-	probeAfter time.Duration // of silence since the last probe
-	waited     time.Duration // before that, since the timer was armed
+	probeAfter time.Duration // how long the peer may be silent, after waited, until the next probe
+	waited     time.Duration // silence before that, since the timer was armed
 	probe      probe
 	rtt        roundTrip
 
 	first          uint32 // position of the first work request: messages are counted from there
 	msnRight       uint8  // ACKs in a row whose MSN was right, at most msnTrust
-	msnSaysNothing bool   // there was a request that not all count
+	msnSaysNothing bool   // there was a request that not all peers count
 
 	challenge   challenge
 	ackDeadline time.Time
@@ -53,22 +53,23 @@ type requester struct {
 	missing missing
 	cwnd    congestionWindow
 	ecn     ecnRequester
-	ours    bool // the peer knows what sentAgain says: it has told how long a gap is
+	ours    bool // the peer knows sentAgain: it has told how long a gap is
 }
 
-// sentAgain is in the reserved bits of the BTH of a request packet that was sent
-// before, so that the peer believes in what it got of those behind.
+// sentAgain marks a request packet that was sent before, in the reserved bits of the BTH.
+// It tells the peer that the packets it has kept from behind are genuine.
 const sentAgain = 1
 
-// A missing is what the peer has told that it lacks, while it keeps what is behind.
+// A missing is the packets that the peer has said it lacks, while it keeps what is behind
+// them.
 type missing struct {
 	next, end ib.PSN // still to be sent again
-	behind    ib.PSN // after what was in flight when it told
-	asked     bool   // it has told, and has not got all of it yet
-	keeps     bool   // the last time it did keep what was behind
+	behind    ib.PSN // after the last packet in flight when the peer told
+	asked     bool   // the peer has told, and has not got all of it yet
+	keeps     bool   // with its last NAK the peer kept what was behind
 }
 
-// forget ends what the peer is sent for its last NAK.
+// forget stops sending again what the last NAK asked for.
 func (m *missing) forget() { *m = missing{keeps: m.keeps} }
 
 func (r *requester) start(q *QP) {
@@ -172,7 +173,7 @@ func (q *QP) advanceNext(w *sendWQE, n uint32) {
 func (q *QP) nextMissing(p *Packet) bool {
 	m := &q.req.missing
 	if m.next.Before(q.req.una) {
-		m.next = q.req.una // it has come after all
+		m.next = q.req.una // m.next has come after all
 	}
 	if !m.next.Before(m.end) {
 		return false
@@ -270,8 +271,8 @@ func (q *QP) putRead(p *Packet, w *sendWQE, n uint32) {
 	r.sinceAck = 0
 }
 
-// readsOut returns how many READ requests are sent and not wholly answered. It
-// looks at the window only when READs and fences are sent.
+// readsOut returns how many READ requests are sent and not wholly answered. It goes through
+// the send queue, so it is called for READs and fences only.
 func (q *QP) readsOut() (n int) {
 	r := &q.req
 	for i := q.sq.head; i != q.sq.tail && i-q.sq.head <= r.cur-q.sq.head; i++ {

@@ -9,7 +9,7 @@ import (
 	"ipoibcm/wire/roce"
 )
 
-// A message is what an inbound message in progress is.
+// A message is the kind of the inbound message that is in progress.
 type message uint8
 
 const (
@@ -23,7 +23,7 @@ type responder struct {
 	queue RecvQueue // own or shared
 	ring  *RecvRing // own, made when first posted to
 
-	wqe  RecvWQE // the one being filled
+	wqe  RecvWQE // the work request being filled
 	have bool
 
 	msg  message
@@ -34,7 +34,7 @@ type responder struct {
 
 	epsn    ib.PSN // expected
 	msn     uint32 // 24 bits
-	commEst bool   // told
+	commEst bool   // CommEst was told
 
 	waiting    bool // a NAK for epsn went out; nothing is said about packets ahead
 	early      earlyBuffer
@@ -253,7 +253,7 @@ func (q *QP) accept(pkt *roce.Packet) {
 	}
 }
 
-// refuse answers a request that cannot be: a fatal NAK, and ERR.
+// refuse answers a request that cannot be done with a fatal NAK, and moves the QP to ERR.
 func (q *QP) refuse(s roce.Syndrome, status verbs.Status) {
 	q.rsp.sendNAK(s, q.rsp.epsn)
 	q.fail(status)
@@ -294,8 +294,8 @@ func (q *QP) nextAck(p *Packet, before []Packet) bool {
 	return true
 }
 
-// takesAlong reports whether a shorter packet can follow pkts in one UDP_SEGMENT
-// call, where all but the last have one length. It costs next to nothing then.
+// takesAlong reports whether a shorter packet can follow pkts in one UDP_SEGMENT call,
+// where all but the last have one length. The shorter packet then costs next to nothing.
 func takesAlong(pkts []Packet) bool {
 	n := len(pkts)
 	return n == 1 || n > 1 && pkts[n-1].Len() == pkts[n-2].Len()
@@ -310,8 +310,9 @@ func (q *QP) AckWaits() bool {
 // UrgeAck ends the wait of an ACK: the next [QP.Output] has it.
 func (q *QP) UrgeAck() { q.rsp.urged = q.rsp.ackPending }
 
-// putAck makes an ACK or a NAK. The length of the gap, or what is to be said of marks, is
-// in the reserved bits of the BTH, which everybody else ignores.
+// putAck makes an ACK or a NAK. The reserved bits of the BTH, which everybody else
+// ignores, hold the length of the gap in a NAK, and what is to be said of marks in an
+// ACK.
 func (q *QP) putAck(p *Packet, s roce.Syndrome, psn ib.PSN) {
 	roce.PutBTH(p.Header[:], roce.BTHFields{Opcode: roce.RCAck, PKey: q.attr.PKey, DestQPN: q.attr.DestQPN, PSN: psn})
 	said := q.gapOf(s, psn)

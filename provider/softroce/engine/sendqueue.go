@@ -22,7 +22,7 @@ type sendWQE struct {
 // end returns the PSN after the last packet of w.
 func (w *sendWQE) end() ib.PSN { return w.psn.Add(int(w.npkt)) }
 
-// A udDest is what a UD work request has more than the others.
+// A udDest is the destination of a UD work request.
 type udDest struct {
 	ah   verbs.AH
 	qpn  ib.QPN
@@ -68,7 +68,7 @@ func (s *sendQueue) push(w *sendWQE, wr *verbs.SendWR) {
 	s.tail++
 }
 
-// pop removes the oldest and lets go of its buffers.
+// pop removes the oldest work request and lets go of its buffers.
 func (s *sendQueue) pop() {
 	clear(s.sg(s.head))
 	if s.ud {
@@ -99,7 +99,8 @@ func (s *sendQueue) reset() {
 	*s = sendQueue{depth: s.depth, maxSGE: s.maxSGE, ud: s.ud}
 }
 
-// slice appends to dst the n octets of sg that start at octet off.
+// slice puts the n octets of sg that start at octet off into dst, and returns how many
+// slices they take.
 func slice(dst *[MaxSGE][]byte, sg [][]byte, off, n int) (k uint8) {
 	for _, b := range sg {
 		if n == 0 {

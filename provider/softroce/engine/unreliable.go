@@ -161,7 +161,7 @@ func (q *QP) receiveUD(pkt *roce.Packet, from *Source) DropReason {
 	}
 	n := verbs.GRHLen + len(pkt.Payload)
 	if n > size(r.wqe.SG) {
-		return DropTooLong // the buffer waits for another
+		return DropTooLong // the receive buffer waits for another packet
 	}
 	scatter(r.wqe.SG, 0, from.GRH[:])
 	scatter(r.wqe.SG, verbs.GRHLen, pkt.Payload)
