@@ -2,7 +2,7 @@ package wire
 
 import "fmt"
 
-// Names are what the values of a code are called.
+// Names maps the values of a code to their names.
 type Names[C ~uint8 | ~uint16 | ~uint32] map[C]string
 
 // Of returns the name of c, and prints the number with format if it has none.

@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// earlier is what the names of contenders end with that run an older program.
+// earlier ends the name of a contender that runs the older program.
 const earlier = ", before"
 
 func before(contender string) string { return contender + earlier }
 
-// modeOf returns what a contender of ours is without the age of its program.
+// modeOf returns the mode of a contender of ours, whichever program it runs.
 func modeOf(contender string) string { return strings.TrimSuffix(contender, earlier) }
 
 // programOf returns the program that a contender of ours runs.
@@ -23,7 +23,7 @@ func (b *bench) programOf(contender string) string {
 	return b.program
 }
 
-// measured are the contenders of throughput and latency, in the order of each round.
+// measured returns the contenders whose throughput and latency are measured, in the order of each round.
 func (b *bench) measured() []string {
 	if b.against == "" {
 		return contenders
@@ -34,8 +34,8 @@ func (b *bench) measured() []string {
 	return []string{raw, oursRC, before(oursRC), oursUC, before(oursUC), oursUD, before(oursUD)}
 }
 
-// printAgainst writes what each number is of the older program's: the median of the
-// ratios within rounds, which is the one that counts, and how far they spread.
+// printAgainst writes the ratio of each number to the older program's: the median of the
+// ratios within rounds, which is the one that counts, and their spread.
 func (r *Report) printAgainst(w io.Writer) {
 	fmt.Fprint(w, "\n## Of the older program\n\n")
 	t := table{head: []string{"what", "now", "before", "ratio", "lowest–highest"}}

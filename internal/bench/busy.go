@@ -16,7 +16,7 @@ const (
 	busyPings    = 1500 * time.Millisecond
 )
 
-// besideBusy measures a ping to the bystander while other programs want all of the processors.
+// besideBusy measures pings to the bystander while [busyPrograms] other programs each want a whole processor.
 func (b *bench) besideBusy(ctx context.Context, m *mesh) error {
 	ctx, stop := context.WithCancel(ctx)
 	var programs []*exec.Cmd
@@ -27,7 +27,8 @@ func (b *bench) besideBusy(ctx context.Context, m *mesh) error {
 		}
 	}()
 	for range busyPrograms {
-		c := exec.CommandContext(ctx, "timeout", "60", "sh", "-c", "while :; do :; done") // should we be killed
+		// The timeout ends the program if we are killed.
+		c := exec.CommandContext(ctx, "timeout", "60", "sh", "-c", "while :; do :; done")
 		c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) }
 		if err := c.Start(); err != nil {
 			return fmt.Errorf("start a busy program: %w", err)
@@ -50,7 +51,7 @@ func (b *bench) besideBusy(ctx context.Context, m *mesh) error {
 
 func busyVariant(q float64) string { return fmt.Sprintf("p%.0f, %s", 100*q, besideBusy) }
 
-// busyTargets is that of the row, if it was measured.
+// busyTargets returns the target of the row at each place where it was measured.
 func busyTargets(r *Report) (list []target) {
 	for _, p := range r.places(testBusy) {
 		v := busyVariant(0.99)

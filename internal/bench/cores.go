@@ -18,15 +18,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What data threads are worth is measured on slow processors, because this machine may have two:
-// each data thread has a control group that gives it a part of a processor, and all other threads
-// of the agent have one more. Loops that do nothing but count, in the same groups, say what
-// there is to be had.
+// The gain by data threads is measured on slow processors, because this machine may have only two.
+// A control group gives each data thread a part of a processor, and one more group does so for all
+// other threads of the agent. Loops that only count, in the same groups, show how much there is to
+// gain at most.
 const (
-	corePart   = 12 // per cent of a processor
-	coreRest   = 1  // more, for an agent with one data thread: what the other threads take
+	corePart   = 12 // percent of a processor
+	coreRest   = 1  // percent more for an agent with one data thread, for its other threads
 	corePeriod = 20 * time.Millisecond
-	coreHosts  = 5 // one with data threads, and its peers
+	coreHosts  = 5 // one with several data threads, and its peers
 	coreFlows  = 2 // for each peer
 	coreSettle = 500 * time.Millisecond
 )
@@ -34,18 +34,18 @@ const (
 // coreThreads are the numbers of data threads that are compared.
 var coreThreads = []int{1, 2, 4}
 
-// A coreResult is one measurement with so many threads.
+// A coreResult is one measurement with a number of data threads.
 type coreResult struct {
 	mode    string
 	receive bool
 	threads int
 	mbps    float64
-	spins   float64 // of the loops, per second
-	used    float64 // processors that the agent had
-	other   float64 // part of the packets sent that another thread than the connection's has read
+	spins   float64 // rounds of the loops, per second
+	used    float64 // processors that the agent used
+	other   float64 // share of the sent packets that another thread than the connection's read from the TUN
 }
 
-// each returns what a whole processor would have carried, in Gb/s.
+// each returns the goodput for each processor used, in Gb/s.
 func (r coreResult) each() float64 { return r.mbps / 1000 / r.used }
 
 // cores measures goodput with 1, 2 and 4 data threads.
@@ -88,7 +88,7 @@ func (b *bench) cores(ctx context.Context, dir string) error {
 	return os.WriteFile(filepath.Join(dir, "cores.md"), []byte(head+text), 0o644)
 }
 
-// coreRound measures both directions with n data threads, and the loops.
+// coreRound measures goodput in both directions with n data threads, and n loops after each.
 func (b *bench) coreRound(ctx context.Context, g *coreGroups, mode string, n int) (list []coreResult, err error) {
 	m, err := b.newMesh(ctx, mode, meshKind{at: place{9000, family6}, hosts: coreHosts, threads: n})
 	if err != nil {
@@ -114,7 +114,7 @@ func (b *bench) coreRound(ctx context.Context, g *coreGroups, mode string, n int
 	return list, nil
 }
 
-// coreGoodput measures what all flows carry together, and how.
+// coreGoodput fills in the goodput of all flows together, the processors used, and r.other.
 func (b *bench) coreGoodput(ctx context.Context, m *mesh, g *coreGroups, r *coreResult, d time.Duration) error {
 	var loads []*background
 	defer func() {
@@ -140,7 +140,7 @@ func (b *bench) coreGoodput(ctx context.Context, m *mesh, g *coreGroups, r *core
 		return n
 	}
 	time.Sleep(coreSettle)
-	if err := g.sort(); err != nil { // threads that were begun since
+	if err := g.sort(); err != nil { // for threads that began after enter
 		return err
 	}
 	counted := func(name string) float64 {
@@ -159,7 +159,7 @@ func (b *bench) coreGoodput(ctx context.Context, m *mesh, g *coreGroups, r *core
 	return nil
 }
 
-// cpuGroups finds where control groups of version 1 have processors.
+// cpuGroups returns where control groups of version 1 with the controller cpu are mounted.
 func cpuGroups() (string, error) {
 	f, err := os.Open("/proc/mounts")
 	if err != nil {
@@ -177,13 +177,13 @@ func cpuGroups() (string, error) {
 // coreGroups are the control groups of the data threads, and of all others.
 type coreGroups struct {
 	dir string
-	pid int // whose threads are in them
+	pid int // the process whose threads are in them
 	n   int // data threads
 }
 
 func (g *coreGroups) part(name string) string { return filepath.Join(g.dir, name) }
 
-// make makes them.
+// make makes the control groups.
 func (g *coreGroups) make() error {
 	if err := os.Mkdir(g.dir, 0o755); err != nil {
 		return err
@@ -209,22 +209,23 @@ func (g *coreGroups) make() error {
 	return nil
 }
 
-// Groups of what is no data thread, and of all threads of an agent that has one.
+// restGroup is for threads that are no data threads. oneGroup is for all threads of an agent with one
+// data thread.
 const restGroup, oneGroup = "rest", "one"
 
 func dataGroup(i int) string { return fmt.Sprintf("data%d", i) }
 
 func writeNumber(file string, n int) error { return os.WriteFile(file, []byte(strconv.Itoa(n)), 0) }
 
-// enter takes the threads of a process in.
+// enter puts the threads of a process with n data threads into the groups.
 func (g *coreGroups) enter(pid, n int) error {
 	g.pid, g.n = pid, n
 	return g.sort()
 }
 
-// sort puts each thread of the process where it belongs. A single data thread has no name, and its work
-// may move from thread to thread: all threads of such an agent share one group, which has what the
-// others take with several data threads on top.
+// sort puts each thread of the process into its group. A single data thread has no name, and its work
+// may move from thread to thread. All threads of such an agent therefore share one group, which has
+// coreRest more, for the work of the other threads.
 func (g *coreGroups) sort() error {
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/comm", g.pid))
 	if err != nil {
@@ -251,7 +252,7 @@ func (g *coreGroups) sort() error {
 	return nil
 }
 
-// threadGroup is the group of a thread of an agent with so many data threads.
+// threadGroup returns the group for the thread name of an agent with that many data threads.
 func threadGroup(name string, threads int) string {
 	if i, ok := strings.CutPrefix(name, "data "); ok {
 		return "data" + i
@@ -262,7 +263,7 @@ func threadGroup(name string, threads int) string {
 	return restGroup
 }
 
-// times returns the seconds of processor time that each thread has had.
+// times returns the seconds of processor time that each thread has used.
 func (g *coreGroups) times() map[int]float64 {
 	all := map[int]float64{}
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", g.pid)) // nanoseconds on a processor, and two more
@@ -277,15 +278,15 @@ func (g *coreGroups) times() map[int]float64 {
 	return all
 }
 
-// leave gives the threads back, if the process still lives.
+// leave moves the process back to the parent group, if it still lives.
 func (g *coreGroups) leave(pid int) {
 	_ = writeNumber(filepath.Join(filepath.Dir(g.dir), "cgroup.procs"), pid)
 }
 
-// remove removes the groups, in which nobody is any more.
+// remove removes the groups, which are empty by then.
 func (g *coreGroups) remove() {
 	for _, name := range []string{restGroup, oneGroup, "data0", "data1", "data2", "data3", ""} {
-		for range 50 { // threads that have ended may be on their way out
+		for range 50 { // threads that have ended may still be in the group
 			if err := os.Remove(g.part(name)); err == nil || errors.Is(err, os.ErrNotExist) {
 				break
 			}
@@ -294,7 +295,7 @@ func (g *coreGroups) remove() {
 	}
 }
 
-// used returns the seconds of processor time that the agent has had.
+// used returns the seconds of processor time that the agent has used.
 func (g *coreGroups) used() (seconds float64) {
 	for _, s := range g.times() {
 		seconds += s
@@ -302,8 +303,8 @@ func (g *coreGroups) used() (seconds float64) {
 	return seconds
 }
 
-// spin runs n loops, each in the group of a data thread, and returns how often all of them together
-// came round in a second.
+// spin runs n loops for d, each in the group of a data thread, and returns how many rounds all of them
+// together made in a second.
 func (g *coreGroups) spin(n int, d time.Duration) (float64, error) {
 	var count atomic.Uint64
 	var stop atomic.Bool
@@ -312,7 +313,7 @@ func (g *coreGroups) spin(n int, d time.Duration) (float64, error) {
 	ready.Add(n)
 	for i := range n {
 		loops.Go(func() {
-			runtime.LockOSThread() // not given back: the thread ends with the goroutine
+			runtime.LockOSThread() // never unlocked, so that the thread ends with the goroutine
 			errs[i] = writeNumber(filepath.Join(g.part(dataGroup(i)), "tasks"), unix.Gettid())
 			ready.Done()
 			for x := uint64(1); errs[i] == nil && !stop.Load(); count.Add(1) {
@@ -334,7 +335,7 @@ func (g *coreGroups) spin(n int, d time.Duration) (float64, error) {
 	return float64(n64) / took, errors.Join(errs...)
 }
 
-// coreTable prints the medians, and how they scale.
+// coreTable returns a table of the medians, and of how they scale with the number of threads.
 func coreTable(all []coreResult) string {
 	of := func(mode string, receive bool, threads int, what func(coreResult) float64) float64 {
 		var list []float64

@@ -14,12 +14,12 @@ const clockTick = 10 * time.Millisecond
 
 // A cpuReading is processor time used since boot.
 type cpuReading struct {
-	busy  time.Duration // by everybody, interrupts included
-	other time.Duration // by processes that have nothing to do with us
+	busy  time.Duration // by all processes, and by interrupts
+	other time.Duration // by processes outside our own tree
 	at    time.Time
 }
 
-// A cpuUse is what lies between two readings.
+// A cpuUse is the processor time used between two readings.
 type cpuUse struct {
 	ours, other, wall time.Duration
 }
@@ -30,10 +30,10 @@ func (a cpuReading) until(b cpuReading) cpuUse {
 	return u
 }
 
-// readCPU reads what the processors did. Ours is all that was used less what
-// processes outside our own tree used: system calls, interrupts and the kernel's
-// threads, which work for the network, count as ours. What a child of another program
-// has used when it ends is with its parent then, so nothing is lost between two
+// readCPU reads the processor time used. All time counts as ours but that of
+// processes outside our own tree: system calls, interrupts and the kernel's
+// threads, which work for the network, count as ours. When a child of another program
+// ends, its time is added to its parent's, so that nothing is lost between two
 // readings.
 func readCPU() (r cpuReading, err error) {
 	b, err := os.ReadFile("/proc/stat")
@@ -113,7 +113,7 @@ func parseProcStat(line string) (p procStat, ok bool) {
 // kthreadd is the parent of the kernel's threads.
 const kthreadd = 2
 
-// otherTime adds up who is neither in the tree of pid self nor a kernel thread.
+// otherTime adds up the time of processes that are neither in the tree of pid self nor kernel threads.
 func otherTime(list map[int]procStat, self int) (sum time.Duration) {
 	kernel := list[kthreadd].name == "kthreadd" // not in a container
 	for pid, p := range list {
@@ -129,14 +129,14 @@ func otherTime(list map[int]procStat, self int) (sum time.Duration) {
 	return sum
 }
 
-// copySpeed is how fast 16 MiB are copied, in GB/s.
+// copySpeed returns how fast 16 MiB are copied in memory, in GB/s.
 func copySpeed() float64 {
 	const size, times = 16 << 20, 8
 	from, to := make([]byte, size), make([]byte, size)
 	for i := range from {
 		from[i] = byte(i)
 	}
-	copy(to, from) // now its pages are there
+	copy(to, from) // the first copy makes the pages present
 	start := time.Now()
 	for range times {
 		copy(to, from)

@@ -18,17 +18,17 @@ import (
 	"ipoibcm/internal/lab"
 )
 
-// Many destinations: two hosts, and behind the second a network whose addresses are all
-// its own, so that each packet of the first may have another destination.
+// Many destinations: there are two hosts. The second one has all addresses of the network
+// [behind], so that each packet of the first may have another destination.
 const (
 	manyDests = 200_000
 	// destSize is a datagram's payload: large enough that moving octets matters, small
 	// enough that looking up destinations does.
 	destSize = 8000
-	// learnPace is how many new destinations a second are sent to at most: what an agent
-	// must bear, and half as much again.
+	// learnPace is to how many new destinations a second packets are sent at most: half as
+	// many again as an agent must bear.
 	learnPace = 30_000
-	// learnWithin bounds the wait for the agent to know all of them.
+	// learnWithin bounds the wait until the agent knows all destinations.
 	learnWithin = 2 * time.Minute
 	destBatch   = 64 // datagrams of one system call
 	destPort    = 40757
@@ -144,7 +144,7 @@ func (s *sprayer) send(size int) error {
 	return nil
 }
 
-// goodput sends for d as fast as it goes, and returns what arrived, in Mb/s.
+// goodput sends to that many destinations for d, as fast as possible, and returns what arrived, in Mb/s.
 func (s *sprayer) goodput(dests int, d time.Duration) (float64, error) {
 	s.dests, s.next = dests, 0
 	before, start := s.got.Load(), time.Now()
@@ -180,7 +180,7 @@ func (s *sprayer) learn(ctx context.Context, a *lab.Agent) error {
 	}
 }
 
-// destinations measures what very many destinations behind one gateway cost.
+// destinations measures the cost of very many destinations behind one gateway.
 func (b *bench) destinations(ctx context.Context) error {
 	at := setupPlace
 	for round := range b.rounds {
@@ -250,7 +250,7 @@ func (b *bench) destMeasure(ctx context.Context, p *pair, s *sprayer, at place, 
 	}
 	key := func(test, variant string) Key { return at.key(test, variant, oursRC) }
 	d := time.Duration(b.seconds) * time.Second
-	if _, err := s.goodput(1, d/4); err != nil { // the first transfer of all is slower
+	if _, err := s.goodput(1, d/4); err != nil { // the very first transfer is slower than others
 		return err
 	}
 	order := []int{1, manyDests}

@@ -23,13 +23,13 @@ import (
 	"ipoibcm/wire/mad"
 )
 
-// farmCommand as first argument makes the program a farm.
+// farmCommand is the first argument that makes the program run as a farm.
 const farmCommand = "farm"
 
-// A farm is one process that plays many peers over one provider: each has a UD QP
-// and an IPv4 address of its own, answers ARP, and accepts connections. GIDs are
-// shared by some peers each, as by interfaces of one adapter. What it receives on
-// connections it throws away.
+// A farm is one process that plays many peers over one provider. Each peer has a UD QP
+// and an IPv4 address of its own, answers ARP, and accepts connections. Several peers
+// share a GID, as interfaces of one adapter do. A farm discards what it receives on
+// connections.
 type farm struct {
 	dev   *softroce.Device
 	gids  []ib.GID
@@ -54,7 +54,7 @@ type farmPeer struct {
 	gid ib.GID
 }
 
-// A farmKey is a connection as the other side names it.
+// A farmKey identifies a connection by the GID and the communication ID of the other side.
 type farmKey struct {
 	gid  ib.GID
 	comm mad.CommID
@@ -84,7 +84,7 @@ func farmIP(i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 99, byte(1 + i/250), byte(1 + i%250)})
 }
 
-// farmIndex is the peer of an address; ok is false if it has none.
+// farmIndex returns the index of the peer with an address. ok is false if a is no such address.
 func farmIndex(a netip.Addr) (i int, ok bool) {
 	if !a.Is4() {
 		return 0, false
@@ -96,8 +96,8 @@ func farmIndex(a netip.Addr) (i int, ok bool) {
 	return int(b[2]-1)*250 + int(b[3]-1), true
 }
 
-// runFarm serves until in ends. It prints "ready", and for each connection that
-// is established "up INDEX NANOSECONDS", of the monotonic clock.
+// runFarm serves until in ends. It prints "ready", and when a connection is
+// established "up INDEX NANOSECONDS": the peer, and the time of the monotonic clock.
 func runFarm(args []string, in io.Reader, out io.Writer) error {
 	flags := flag.NewFlagSet(farmCommand, flag.ContinueOnError)
 	n := flags.Int("peers", 1, "peers")
@@ -246,13 +246,13 @@ func (f *farm) post(qp verbs.QP, i uint64) error {
 	return err
 }
 
-// A farmFrame is what came on a UD QP, the 4-octet header included.
+// A farmFrame is a message that came on the UD QP of a peer, the 4-octet header included.
 type farmFrame struct {
 	peer int
 	data []byte
 }
 
-// receive copies what comes on UD QPs until the provider is closed.
+// receive passes copies of the messages on UD QPs to frames, until the provider is closed.
 func (f *farm) receive(frames chan<- *farmFrame) {
 	var wcs [64]verbs.WC
 	for {
@@ -272,13 +272,13 @@ func (f *farm) receive(frames chan<- *farmFrame) {
 			_ = f.post(f.peers[i].qp, wc.ID)
 			select {
 			case frames <- &farmFrame{i, data}:
-			default: // they ask again
+			default: // the asking side sends the request again
 			}
 		}
 	}
 }
 
-// discard gives receive buffers of connections back, and tells which QP had one.
+// discard posts the receive buffers of connections again, and reports the QP of each to data.
 func (f *farm) discard(data chan<- ib.QPN) {
 	var wcs [64]verbs.WC
 	for {
@@ -298,7 +298,7 @@ func (f *farm) discard(data chan<- ib.QPN) {
 	}
 }
 
-// frame answers an ARP request, sent to all or to the peer it is for.
+// frame answers an ARP request, whether it came by multicast or to the peer itself.
 func (f *farm) frame(fr *farmFrame) {
 	var h encap.Header
 	var p arp.Packet
@@ -366,8 +366,8 @@ func (f *farm) mad(m *verbs.MAD) (established *farmConn) {
 	return nil
 }
 
-// carries returns the connection that is established by data on its QP, because
-// its RTU was lost.
+// carries establishes the connection whose QP received data before its RTU, and
+// returns it. It returns nil if there is none, or if it is established already.
 func (f *farm) carries(qpn ib.QPN) *farmConn {
 	c := f.byConn[qpn]
 	if c == nil || c.up {
@@ -377,7 +377,7 @@ func (f *farm) carries(qpn ib.QPN) *farmConn {
 	return c
 }
 
-// accept makes the connection that a REQ asks for, once.
+// accept returns the connection that a REQ asks for. A repeated REQ gets the same one.
 func (f *farm) accept(m *verbs.MAD, req mad.REQ) *farmConn {
 	key := farmKey{m.Remote, req.LocalCommID}
 	if c := f.byRemote[key]; c != nil {

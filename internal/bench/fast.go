@@ -13,14 +13,14 @@ const (
 	slowStreams  = 48
 )
 
-// besideSlow names the row.
+// besideSlow is the name of the row and of its second variant.
 var besideSlow = fmt.Sprintf("beside %d streams, %s", slowStreams, slowTCP.name)
 
-// take is how long each variant is measured at least: 48 streams share no second.
+// take is how long each variant is measured at least: within one second 48 streams do not share fairly.
 var take = map[string]time.Duration{besideSlow: sharesTake}
 
-// fastBesideSlow measures one stream to the bystander, alone and while many go to the
-// peer through a narrow place.
+// fastBesideSlow measures one stream to the bystander, alone and beside many streams
+// that go to the peer through a bottleneck.
 func (b *bench) fastBesideSlow(ctx context.Context, m *mesh) error {
 	widen, err := m.narrow(slowTCP)
 	if err != nil {
@@ -52,7 +52,7 @@ func (b *bench) fastBesideSlow(ctx context.Context, m *mesh) error {
 	return nil
 }
 
-// pingBeside pings the bystander beside the stream to it.
+// pingBeside pings the bystander beside the stream to it, and adds the results of both to the report.
 func (b *bench) pingBeside(m *mesh, fast *background, variant string) error {
 	time.Sleep(2 * settle)
 	var p pings
@@ -68,7 +68,7 @@ func (b *bench) pingBeside(m *mesh, fast *background, variant string) error {
 	return nil
 }
 
-// fastTargets are those of the row, if it was measured.
+// fastTargets returns the targets of the row, if it was measured.
 func fastTargets(r *Report) (list []target) {
 	for _, p := range r.places(testFast) {
 		list = append(list,

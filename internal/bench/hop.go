@@ -9,14 +9,15 @@ import (
 const (
 	testHop = "goodput over a hop" // Mb/s of one TCP stream, 2 s after it began
 	hopMTU  = 1500
-	// hopFound is how long it may take until the hop is known.
+	// hopFound is how long an agent has to find the hop's MTU before goodput is measured.
 	hopFound = 2 * time.Second
 )
 
 // hopVariant names the row.
 var hopVariant = fmt.Sprintf("hop of %d", hopMTU)
 
-// hopRows are those of hosts on jumbo frames with a smaller hop between them, and of hosts without.
+// hopRows returns the row of hosts with jumbo frames and a smaller hop between them, and the row of hosts
+// whose own MTU is that of the hop.
 func (b *bench) hopRows() (rows []row) {
 	for _, mtu := range []int{9000, hopMTU} {
 		at := place{mtu, family6}
@@ -26,8 +27,7 @@ func (b *bench) hopRows() (rows []row) {
 	return rows
 }
 
-// overHop measures one TCP stream to the peer, which begins with the first packet between
-// the two.
+// overHop measures one TCP stream to the peer.
 func (b *bench) overHop(ctx context.Context, m *mesh) error {
 	l, err := streams(ctx, m.hosts[meshSender], m.hosts[meshPeer], m.addrs[meshPeer], 1)
 	if err != nil {
@@ -43,7 +43,7 @@ func (b *bench) overHop(ctx context.Context, m *mesh) error {
 	return nil
 }
 
-// hopTargets are those of the row, if it was measured.
+// hopTargets returns the targets of the row over the hop, if it was measured.
 func hopTargets(r *Report) (list []target) {
 	near := place{hopMTU, family6}
 	for _, p := range r.places(testHop) {

@@ -30,7 +30,7 @@ func (t transfer) cpuPerGB() float64 { return t.cpu.ours.Seconds() / (t.octets /
 // A load is TCP traffic from the first host of a pair to the second.
 type load struct {
 	streams int
-	both    bool // as many the other way at the same time
+	both    bool // with as many streams from the second host to the first at the same time
 }
 
 func (l load) String() string {
@@ -67,8 +67,8 @@ func needIperf(ctx context.Context) (string, error) {
 	return f[1], nil
 }
 
-// runLoad sends for so many seconds and takes the processors' time meanwhile.
-// With iperf3 that generates the traffic, else the lab's own sender does.
+// runLoad sends for the given number of seconds and measures the processor time used
+// meanwhile. iperf3 makes the traffic if it is installed, else the lab's own sender.
 func (b *bench) runLoad(ctx context.Context, p *pair, l load, seconds int) (t transfer, err error) {
 	for try := 0; ; try++ { // a server may still be busy with the last client
 		if b.iperf {
@@ -89,8 +89,8 @@ func (b *bench) runLoad(ctx context.Context, p *pair, l load, seconds int) (t tr
 	return t, err
 }
 
-// iperf runs one server for one client, so that nothing of a load that failed is
-// left.
+// iperf runs one client, and a server for it alone, so that nothing is left of a load
+// that failed.
 func iperf(ctx context.Context, p *pair, l load, seconds int) (t transfer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds+15)*time.Second)
 	defer cancel()
@@ -130,7 +130,7 @@ func iperf(ctx context.Context, p *pair, l load, seconds int) (t transfer, err e
 	return t, nil
 }
 
-// decodeIperf reads what the client prints.
+// decodeIperf reads the JSON document that the client prints.
 func decodeIperf(out []byte) (t transfer, err error) {
 	type sum struct {
 		Bytes   float64 `json:"bytes"`
@@ -156,7 +156,8 @@ func decodeIperf(out []byte) (t transfer, err error) {
 	return t, nil
 }
 
-// ownLoad is what remains without iperf3: the lab's sender, several at once.
+// ownLoad makes the load with the lab's own sender, once for each stream. It is for
+// machines without iperf3.
 func ownLoad(ctx context.Context, p *pair, l load, seconds int) (t transfer, err error) {
 	before, err := readCPU()
 	if err != nil {
@@ -196,8 +197,8 @@ func ownLoad(ctx context.Context, p *pair, l load, seconds int) (t transfer, err
 	return t, err
 }
 
-// untilLine reads, octet by octet, until a line has that in it: what follows is
-// still there.
+// untilLine reads until the end of a line that contains want. It reads octet by octet,
+// so that what follows remains in r.
 func untilLine(r io.Reader, want string) error {
 	var line []byte
 	for one := make([]byte, 1); ; {

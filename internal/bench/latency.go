@@ -30,8 +30,8 @@ func (m message) name(pace time.Duration, quantile string) string {
 	return size + ", " + quantile
 }
 
-// A request follows the last response at once, or so long after the last request:
-// then everybody has gone to sleep.
+// The time from one request to the next. pacedNot sends a request right after the last
+// response; with paced all threads sleep before it.
 const (
 	pacedNot = time.Duration(0)
 	paced    = 20 * time.Millisecond
@@ -67,7 +67,7 @@ func latencies(ctx context.Context, p *pair, m message, pace, d time.Duration) (
 	return nil, err // the accept times out by itself
 }
 
-// errConnected marks an error after which the other side sees the end.
+// errConnected marks an error after the connection was made: the other side sees it end.
 var errConnected = errors.New("the connection ended")
 
 // patience is how long one call may block.
@@ -134,7 +134,8 @@ func respond(ln int, m message) error {
 	}
 }
 
-// request connects and asks until d is over.
+// request connects, sends requests until d is over, and returns the time of each response in µs. It
+// leaves out the first five.
 func request(ctx context.Context, to unix.Sockaddr, m message, pace, d time.Duration) (out []float64, err error) {
 	var a netip.Addr
 	switch sa := to.(type) {

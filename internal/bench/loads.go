@@ -25,7 +25,7 @@ import (
 // pings are the outcome of many echo requests.
 type pings struct {
 	sent int
-	ms   []float64 // round-trip times of those that were answered
+	ms   []float64 // round-trip times of the answered requests
 }
 
 // lost is the share of requests without an answer.
@@ -41,7 +41,7 @@ func (p pings) p50() float64 {
 
 const (
 	pingEvery = 10 * time.Millisecond
-	// pingPatience is how long after the last request an answer counts.
+	// pingPatience is how long after the last request answers still count.
 	pingPatience = 500 * time.Millisecond
 	pingSize     = 64
 )
@@ -141,28 +141,29 @@ type background struct {
 	end             chan struct{}
 	running         sync.WaitGroup
 	closers         []func() error
-	resent          func() resent // of TCP; nil: of a load that is none
+	resent          func() resent // what TCP sent and sent again; nil for a load of datagrams
 
 	mu   sync.Mutex
 	each []*atomic.Uint64 // octets received, by connection
 }
 
-// A resent is what was sent, and what of that was sent again.
+// A resent counts what was sent, and what of that was sent again: octets by TCP, packets by queue pairs.
 type resent struct{ again, sent, qpAgain, qpSent uint64 }
 
-// since returns which share of what was sent after before was sent again, in percent: of TCP's octets
-// and, where packets of a queue pair are below it, of those.
+// since returns the share that was sent again since before, in percent: that of TCP's octets plus that of
+// the queue pairs' packets.
 func (r resent) since(before resent) float64 {
 	share := func(again, sent uint64) float64 { return 100 * float64(again) / float64(max(sent, 1)) }
 	return share(r.again-before.again, r.sent-before.sent) + r.qpSince(before)
 }
 
-// qpSince returns the share of the queue pair's packets alone.
+// qpSince returns the share of the queue pairs' packets alone, in percent.
 func (r resent) qpSince(before resent) float64 {
 	return 100 * float64(r.qpAgain-before.qpAgain) / float64(max(r.qpSent-before.qpSent, 1))
 }
 
-// resent returns what was sent again so far for a load of the sender's.
+// resent returns how much was sent again so far, by TCP for the load l of the sender, and by the queue
+// pairs of the sender's agent.
 func (m *mesh) resent(l *background) (r resent) {
 	if l.resent == nil {
 		return r
@@ -186,7 +187,7 @@ func (m *mesh) resent(l *background) (r resent) {
 	return r
 }
 
-// received returns what has arrived of each connection.
+// received returns how many octets of each connection have arrived.
 func (l *background) received() (octets []float64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -196,8 +197,8 @@ func (l *background) received() (octets []float64) {
 	return octets
 }
 
-// shares returns the least and the most of what connections or loads have received between two
-// readings, of what each would have if all had the same, and the sum.
+// shares compares what connections or loads have received between two readings. least and most are
+// relative to an equal share; sum is in octets.
 func shares(before, after []float64) (least, most, sum float64) {
 	got := make([]float64, min(len(before), len(after)))
 	for i := range got {
@@ -220,7 +221,8 @@ func (l *background) stop() {
 	l.running.Wait()
 }
 
-// during runs f and returns Mb/s and packets per second that arrived meanwhile.
+// during runs f and returns the Mb/s and the packets per second that arrived meanwhile. packets are
+// counted for datagrams only.
 func (l *background) during(f func() error) (mbps, pps float64, err error) {
 	o, p, start := l.octets.Load(), l.packets.Load(), time.Now()
 	err = f()
@@ -228,9 +230,9 @@ func (l *background) during(f func() error) (mbps, pps float64, err error) {
 	return float64(l.octets.Load()-o) * 8 / 1e6 / d, float64(l.packets.Load()-p) / d, err
 }
 
-// datagrams sends UDP datagrams of that size from one host to an address of the
-// other, so many per second, or as fast as it goes if that is zero. To a multicast
-// address they go by the device dev, on which the other joins.
+// datagrams sends UDP datagrams of size octets from one host to the address dst of the
+// other, perSecond of them, or as many as possible if that is zero. If dst is a multicast
+// address, the device is dev: from sends through it, and to joins on it.
 func datagrams(from, to *lab.Host, dev string, dst netip.Addr, size, perSecond int) (l *background, err error) {
 	l = &background{end: make(chan struct{})}
 	var in, out *net.UDPConn
@@ -264,8 +266,8 @@ func datagrams(from, to *lab.Host, dev string, dst netip.Addr, size, perSecond i
 	return l, nil
 }
 
-// join has a socket of one host take what comes to a group, and returns the group as the other sends
-// to it, with its device.
+// join makes the socket in of the host to receive what is sent to a group. It returns the group with the
+// device of from as its zone, to which from sends.
 func join(from, to *lab.Host, dev string, group netip.Addr, in *net.UDPConn) (netip.Addr, error) {
 	out, err := from.Link(dev)
 	if err != nil {
@@ -276,11 +278,11 @@ func join(from, to *lab.Host, dev string, group netip.Addr, in *net.UDPConn) (ne
 		return group, err
 	}
 	err = ipv6.NewPacketConn(in).JoinGroup(&net.Interface{Index: l.Attrs().Index}, &net.UDPAddr{IP: group.AsSlice()})
-	// By number: names of devices are remembered for all namespaces alike.
+	// The zone is a number, because package net caches names of devices without regard to namespaces.
 	return group.WithZone(strconv.Itoa(out.Attrs().Index)), err
 }
 
-// sinkDatagrams counts what comes. It reads in blocking system calls of its own.
+// sinkDatagrams counts the datagrams that come, until in is closed.
 func (l *background) sinkDatagrams(in *net.UDPConn) {
 	buf := make([]byte, 1<<16)
 	for {
@@ -306,7 +308,7 @@ func (l *background) sendDatagrams(out *net.UDPConn, size, perSecond int) {
 		}
 		if perSecond == 0 {
 			for range 64 {
-				_, _ = out.Write(msg) // a full queue is what is asked for
+				_, _ = out.Write(msg) // an error means that the queue is full, as it should be
 			}
 			continue
 		}
@@ -317,7 +319,7 @@ func (l *background) sendDatagrams(out *net.UDPConn, size, perSecond int) {
 	}
 }
 
-// streams sends by TCP, so many connections at once.
+// streams sends by TCP from one host to the other's address dst, over n connections at once.
 func streams(ctx context.Context, from, to *lab.Host, dst netip.Addr, n int) (l *background, err error) {
 	l = &background{end: make(chan struct{})}
 	var ln net.Listener
@@ -349,7 +351,7 @@ func streams(ctx context.Context, from, to *lab.Host, dst netip.Addr, n int) (l 
 			return nil, fmt.Errorf("connect: %w", err)
 		}
 		tcp := c.(*net.TCPConn)
-		_ = tcp.SetLinger(0) // nothing is left of it when it ends
+		_ = tcp.SetLinger(0) // closing discards the data not sent yet
 		conns = append(conns, tcp)
 		l.closers = append(l.closers, tcp.Close)
 	}
@@ -366,7 +368,7 @@ func streams(ctx context.Context, from, to *lab.Host, dst netip.Addr, n int) (l 
 	return l, nil
 }
 
-// accept reads connections until the listener is closed.
+// accept accepts connections until the listener is closed, and reads each until it ends.
 func (l *background) accept(ln net.Listener) {
 	for {
 		c, err := ln.Accept()

@@ -12,8 +12,8 @@ import (
 	"ipoibcm/internal/lab"
 )
 
-// losses are the rates at which the underlay loses packets: one in so many, 0 for
-// none.
+// losses are the rates at which the underlay loses packets: one packet in that many
+// is lost; 0 means none.
 var losses = []int{0, 10000, 1000, 100}
 
 // lossName is the variant of a [Key].
@@ -24,7 +24,7 @@ func lossName(oneIn int) string {
 	return strconv.FormatFloat(100/float64(oneIn), 'f', -1, 64) + "%"
 }
 
-// lossTargets are those of the places that lost packets.
+// lossTargets returns the target of each place where loss was measured.
 func lossTargets(r *Report) (list []target) {
 	lossy := r.places(testLoss)
 	if len(lossy) == 0 {
@@ -37,7 +37,7 @@ func lossTargets(r *Report) (list []target) {
 	return list
 }
 
-// wireFeatures hide packets of the wire in batches.
+// wireFeatures are offloads that combine several packets of the wire into one.
 var wireFeatures = []string{"tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation",
 	"tx-tcp-ecn-segmentation", "tx-tcp-mangleid-segmentation", "tx-udp_tnl-segmentation", "tx-udp_tnl-csum-segmentation"}
 
@@ -52,8 +52,8 @@ func (p *pair) singly() error {
 	return nil
 }
 
-// lose makes both ends drop one TCP or UDP packet in so many as it comes in, at
-// random, and counts what came. 0 drops none.
+// lose makes both ends drop, at random, one in oneIn of the TCP and UDP packets that
+// come in, and counts all that come in. Zero drops none.
 func (p *pair) lose(oneIn int) error {
 	drop := ""
 	if oneIn > 0 {
@@ -73,8 +73,8 @@ func (p *pair) lose(oneIn int) error {
 
 var nftCounter = regexp.MustCompile(`counter packets (\d+) bytes (\d+) (drop )?comment "(came|lost)"`)
 
-// lost returns how many packets came to either end since lose, how many of them
-// were dropped, and the octets of those that came.
+// lost returns how many packets came in at both ends since lose, how many of them
+// were dropped, and how many octets all of them had.
 func (p *pair) lost() (came, lost int, octets int64, err error) {
 	for _, h := range p.hosts {
 		out, err := h.Output(exec.Command("nft", "list", "table", "netdev", "ipoibcm_bench"))
@@ -101,8 +101,8 @@ func countLoss(out string) (came, lost int, octets int64) {
 	return came, lost, octets
 }
 
-// checkLoss returns why what the rules counted is not loss of single packets of
-// the wire at that rate.
+// checkLoss returns an error if the counts of the rules are not those of single
+// packets of the wire, lost at the given rate.
 func checkLoss(came, lost int, octets int64, mtu, rate int) error {
 	switch {
 	case came == 0:

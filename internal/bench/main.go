@@ -1,9 +1,9 @@
 // Command bench measures ipoibcm beside a raw veth pair, VXLAN and wireguard-go,
 // on this machine and in one run. Rounds are interleaved (raw, VXLAN,
-// wireguard-go, RC, UC, UD, raw, …), so that what else the machine does hits all
-// alike, and what counts is the ratio within a round.
+// wireguard-go, RC, UC, UD, raw, …), so that other load on the machine affects all
+// of them alike. What counts is the ratio within a round.
 //
-//	go run ./internal/bench -program bin/ipoibcmd          # what takes at most 8 minutes
+//	go run ./internal/bench -program bin/ipoibcmd          # the short matrix, at most 8 minutes
 //	go run ./internal/bench -program bin/ipoibcmd -full    # the whole matrix
 //	go run ./internal/bench -program bin/ipoibcmd -quick   # everything, too short to mean much
 //	go run ./internal/bench -program bin/ipoibcmd -stress  # slow, shared and narrow paths
@@ -11,7 +11,8 @@
 //	go run ./internal/bench -program bin/ipoibcmd -against OLD  # this program beside an older one
 //
 // It builds wireguard-go into .cache, installs Debian's iperf3 if it is missing,
-// prints tables as it goes and writes docs/bench/latest.md and latest.json.
+// and prints tables as it goes. With -write DIR it also writes latest.md and
+// latest.json, stress.md and stress.json, or cores.md there.
 package main
 
 import (
@@ -96,14 +97,14 @@ func exit(err error) {
 // A bench is one run.
 type bench struct {
 	program         string
-	against         string // an older program to compare with; empty: none
+	against         string // an older program to compare with; empty if there is none
 	full            bool   // more loads
 	rounds, seconds int
 	out, progress   io.Writer
-	terminal        bool // progress is one
+	terminal        bool // progress is a terminal
 
-	wireguard string // program; empty: not measured
-	contender string // beside raw veth; empty: all
+	wireguard string // the program wireguard-go; empty if it is not measured
+	contender string // the only one to measure beside raw veth; empty means all
 	iperf     bool   // iperf3 makes the traffic
 	dir       string // for sockets and logs
 	hosts     int    // made so far
@@ -111,7 +112,7 @@ type bench struct {
 	started   time.Time
 	r         Report
 
-	meshes   map[string]*mesh // of meshKind, by contender; nil: it could not be made
+	meshes   map[string]*mesh // of meshKind, by contender; nil for one that could not be made
 	meshKind meshKind
 }
 
@@ -163,20 +164,20 @@ func (b *bench) run(ctx context.Context, matrix, only, dir string) (err error) {
 		}
 	}
 	if last, err := readCPU(); matrix == "stress" && cpuErr == nil && err == nil {
-		b.cpu = first.until(last) // its loads do not measure it themselves
+		b.cpu = first.until(last) // the loads of stress do not measure processor time themselves
 	}
 	b.r.Seconds = time.Since(b.started).Seconds()
 	if b.cpu.wall > 0 {
 		b.r.Machine.OtherCPU = b.cpu.other.Seconds() / b.cpu.wall.Seconds() / float64(runtime.NumCPU())
 	}
 	b.print(matrix)
-	if dir == "" || ctx.Err() != nil { // what was measured until then is not the whole
+	if dir == "" || ctx.Err() != nil { // an interrupted run is not written
 		return ctx.Err()
 	}
 	return b.write(dir)
 }
 
-// print judges what was measured and prints it.
+// print judges the results and prints them.
 func (b *bench) print(matrix string) {
 	if matrix == "stress" {
 		for _, sec := range sections {
@@ -196,7 +197,7 @@ func (b *bench) print(matrix string) {
 		100*b.r.Machine.OtherCPU)
 }
 
-// sweepDead removes what runs that were killed left behind.
+// sweepDead removes the namespaces of runs that were killed.
 func sweepDead() {
 	left, _ := filepath.Glob("/run/netns/" + namePrefix + "*")
 	for _, path := range left {
@@ -207,7 +208,7 @@ func sweepDead() {
 	}
 }
 
-// prepare gets the others ready, or says why they are missing.
+// prepare gets iperf3 and wireguard-go ready, or notes why they are missing.
 func (b *bench) prepare(ctx context.Context) {
 	if v, err := needIperf(ctx); err == nil {
 		b.iperf, b.r.Tools["iperf3"] = true, v
@@ -263,10 +264,10 @@ func (b *bench) plan(matrix string) (steps []step) {
 		step{"many destinations", setupPlace, []string{testDests, testLearned}, b.destinations})
 }
 
-// eraseLine is what a terminal needs to begin its line again.
+// eraseLine makes a terminal erase its line and go to the begin of it.
 const eraseLine = "\r\x1b[K"
 
-// say shows what is being done: on one line of a terminal, else on its own.
+// say shows what is being done: on a terminal always on the same line, else on a line of its own.
 func (b *bench) say(format string, args ...any) {
 	text := fmt.Sprintf("%3.0f s  %s", time.Since(b.started).Seconds(), fmt.Sprintf(format, args...))
 	if b.terminal {
@@ -282,8 +283,8 @@ func (b *bench) clear() {
 	}
 }
 
-// pairs makes one pair for each contender at a place. Who cannot be made is left
-// out, with the reason.
+// pairs makes one pair for each contender at a place. It leaves out a contender whose
+// pair cannot be made, and notes the reason.
 func (b *bench) pairs(ctx context.Context, at place, names []string) (list []*pair, stop func()) {
 	for _, name := range names {
 		if name == wireguard && b.wireguard == "" {
@@ -304,14 +305,14 @@ func (b *bench) pairs(ctx context.Context, at place, names []string) (list []*pa
 	}
 }
 
-// drop takes a contender out of what follows, with the reason.
+// drop returns list without the pair p, and notes the reason.
 func (b *bench) drop(list []*pair, p *pair, at place, err error) []*pair {
 	b.r.skip(fmt.Sprintf("%s, %v, from there on", p.contender, at), "%v", err)
 	return slices.DeleteFunc(slices.Clone(list), func(o *pair) bool { return o == p })
 }
 
-// twice makes one measurement, and again if that failed: a contender that is there
-// may lose a handshake. The report tells of it.
+// twice makes one measurement, and repeats it once if it failed: a working contender
+// may lose a handshake. The report notes the failure.
 func twice[T any](ctx context.Context, b *bench, p *pair, at place, measure func() (T, error)) (T, error) {
 	v, err := measure()
 	if err == nil || ctx.Err() != nil {
@@ -357,7 +358,7 @@ func (b *bench) traffic(ctx context.Context, at place, loads []load) error {
 					at   float64
 				}{{"p50", 0.50}, {"p99", 0.99}} {
 					if m.pace > 0 && q.name != "p50" {
-						continue // too few requests for that
+						continue // there are too few requests for this quantile
 					}
 					b.r.add(at.key(testLatency, m.name(m.pace, q.name), p.contender), "µs", quantile(us, q.at))
 				}
@@ -386,8 +387,8 @@ func (b *bench) write(dir string) error {
 		os.WriteFile(filepath.Join(dir, name+".md"), []byte(md.String()), 0o644))
 }
 
-// build asks the program what it is, and git where the tree stands that make has
-// just built it from.
+// build returns the program's version, and the state of the tree according to git: make
+// has just built the program from it.
 func (b *bench) build() string {
 	line := "unknown"
 	if out, err := exec.Command(b.program, "--version").Output(); err == nil {

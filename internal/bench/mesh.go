@@ -19,13 +19,13 @@ import (
 	wg "ipoibcm/internal/wireguard"
 )
 
-// Who is who in a mesh.
+// The hosts of a mesh.
 const (
 	meshSender    = iota
-	meshPeer      // what the sender loads; the way to it may be narrow
-	meshBystander // what others of the sender's packets go to
+	meshPeer      // receives the sender's load; the way to it may be narrow
+	meshBystander // receives other packets of the sender
 	meshHosts
-	// meshTarget is what three senders send to, in a mesh of four.
+	// meshTarget receives from three senders, in a mesh of four hosts.
 	meshTarget = meshHosts
 )
 
@@ -33,20 +33,20 @@ const (
 type meshKind struct {
 	at    place
 	hosts int
-	// hop is the largest packet of RoCEv2 that gets to any host, without a word about others,
-	// as a router lets pass whose ICMP is not believed. 0: all get there.
+	// hop is the size of the largest RoCEv2 packet that reaches a host, in octets. Larger ones are
+	// dropped without ICMP, as by a router whose ICMP is not believed. Zero sets no limit.
 	hop int
-	// path names what lies on the way to the peer, see [paths]. Empty: nothing.
+	// path is the name of what lies on the way to the peer, see [paths]. Empty means nothing.
 	path string
-	// threads are the data threads of the sender. 0: one.
+	// threads is the number of data threads of the sender. Zero leaves it to the agent.
 	threads int
 }
 
-// A mesh is two to four hosts on one bridge that reach each other by one contender. Stress
+// A mesh is several hosts on one bridge that reach each other by one contender. Stress
 // is measured there: a bottleneck is one port of the bridge, or one class of the
 // sender's own device.
 type mesh struct {
-	pair   // what ends with it; its hosts are not used
+	pair   // for its contender and its functions on close; its hosts are not used
 	at     place
 	bridge *lab.Host
 	hosts  []*lab.Host
@@ -54,7 +54,7 @@ type mesh struct {
 	addrs  []netip.Addr // through the contender
 }
 
-// meshAddr is the address of host i, behind the tunnel or of the underlay.
+// meshAddr returns the address of host i: in the tunnel if inner is set, else on the underlay.
 func meshAddr(at place, i int, inner bool) string {
 	switch {
 	case at.family == family4 && inner:
@@ -125,7 +125,7 @@ func (b *bench) newMesh(ctx context.Context, contender string, kind meshKind) (m
 	return m, m.wait(ctx)
 }
 
-// wait returns once the others answer and connections are up, where there are some.
+// wait returns when the other hosts answer pings and, for RC and UC, a connection of the sender is up.
 func (m *mesh) wait(ctx context.Context) error {
 	for _, to := range m.addrs[meshPeer:] {
 		for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
@@ -145,8 +145,8 @@ func (m *mesh) wait(ctx context.Context) error {
 	return err
 }
 
-// device is the name of the device that the contender's packets leave by, on every host; empty for
-// wireguard-go, whose hosts have each another one.
+// device returns the name of the device through which the contender's packets leave, on every host. It
+// is empty for wireguard-go, whose device has another name on each host.
 func (m *mesh) device() string {
 	switch m.contender {
 	case raw:
@@ -159,7 +159,7 @@ func (m *mesh) device() string {
 	return "ibcm0"
 }
 
-// others are the hosts but i.
+// others returns the indices of all hosts but i.
 func (m *mesh) others(i int) (list []int) {
 	for k := range m.hosts {
 		if k != i {
@@ -169,8 +169,8 @@ func (m *mesh) others(i int) (list []int) {
 	return list
 }
 
-// vxlan makes a VXLAN device on each host that sends what it does not know to all
-// others.
+// vxlan makes a VXLAN device on each host. The device sends frames for unknown addresses to all
+// other hosts.
 func (m *mesh) vxlan() error {
 	overhead := 50 // Ethernet, VXLAN, UDP, IPv4
 	if m.at.family == family6 {
@@ -239,12 +239,12 @@ func (m *mesh) wireguard(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// ours starts an agent on each host; that of the sender has so many data threads.
+// ours starts an agent on each host. The sender's agent has that many data threads, if threads is not zero.
 func (m *mesh) ours(ctx context.Context, b *bench, threads int) error {
 	for i, h := range m.hosts {
 		args := []string{"--mode", strings.ToLower(m.contender), "--gid", addr(meshAddr(m.at, i, false)).String(),
 			"--address", meshAddr(m.at, i, true)}
-		if i == meshSender && threads > 0 { // programs of before do not know the setting
+		if i == meshSender && threads > 0 { // older programs do not know the setting
 			args = append(args, "--threads", strconv.Itoa(threads))
 		}
 		a, err := b.startAgent(ctx, h, args...)

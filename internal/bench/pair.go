@@ -26,17 +26,17 @@ type pair struct {
 	hosts     [2]*lab.Host
 	src, dst  netip.Addr // of the first and second host, through the contender
 	agents    [2]*lab.Agent
-	stops     []func() // in the order they were made
+	stops     []func() // called by close, the last one first
 }
 
-// close ends everything in the reverse order.
+// close calls the functions of onClose, the last one first.
 func (p *pair) close() {
 	for i := len(p.stops) - 1; i >= 0; i-- {
 		p.stops[i]()
 	}
 }
 
-// onClose has stop called at the end.
+// onClose makes close call stop.
 func (p *pair) onClose(stop func()) { p.stops = append(p.stops, stop) }
 
 // underlays are the addresses of the two ends of a veth pair.
@@ -57,8 +57,8 @@ func inners(family string) [2]string {
 
 func addr(prefix string) netip.Addr { return netip.MustParsePrefix(prefix).Addr() }
 
-// newPair makes two hosts joined by a veth pair of that MTU, and the contender
-// between them. It returns once the hosts reach each other.
+// newPair makes two hosts joined by a veth pair with the MTU of at, and the contender
+// between them. It returns when the hosts reach each other.
 func (b *bench) newPair(ctx context.Context, contender string, at place) (p *pair, err error) {
 	p = &pair{contender: contender, src: addr(inners(at.family)[0]), dst: addr(inners(at.family)[1])}
 	defer func() {
@@ -111,8 +111,8 @@ func (b *bench) newHost() (*lab.Host, error) {
 	return lab.NewHost(fmt.Sprintf("%s%d-%d", namePrefix, os.Getpid(), b.hosts))
 }
 
-// wait returns once the second host answers, and the connection that carries
-// large packets is up where there is one.
+// wait returns when the second host answers and, for RC and UC, the connection is
+// up that carries large packets.
 func (p *pair) wait(ctx context.Context) error {
 	for end := time.Now().Add(10 * time.Second); ; {
 		_, err := p.hosts[0].Ping(lab.Ping{Dst: p.dst, Timeout: 200 * time.Millisecond})
@@ -131,7 +131,7 @@ func (p *pair) wait(ctx context.Context) error {
 	return err
 }
 
-// vxlan makes a VXLAN device on each host, with nothing but the other end known.
+// vxlan makes a VXLAN device on each host, which knows the address of the other host only.
 func (p *pair) vxlan(at place) error {
 	under, inner := underlays(at.family), inners(at.family)
 	overhead := 50 // Ethernet, VXLAN, UDP, IPv4
@@ -190,7 +190,7 @@ func (b *bench) startProgram(ctx context.Context, program string, h *lab.Host, a
 // established is how an agent shows a connection that carries packets.
 const established = "ESTABLISHED"
 
-// connected returns whether one of the connections of that mode is up.
+// connected returns a function that reports whether a connection of the mode is up.
 func connected(mode string) func([]control.Conn) bool {
 	return func(conns []control.Conn) bool {
 		for _, c := range conns {

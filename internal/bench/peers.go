@@ -27,13 +27,13 @@ const (
 	manyPeers = 1000
 	// somePeers are connected one after the other; the rest in two bursts.
 	somePeers = 100
-	// morePeers are connected after the first burst: more than an agent has receive
-	// buffers for UD (512), so each of them has been written to by then.
+	// morePeers are connected after the first burst. They are more than an agent has
+	// receive buffers for UD (512), so that each buffer has been written to by then.
 	morePeers = 700
-	// farmGIDs are the GIDs that they share. An agent takes so many answers per
-	// second from one of them; hosts with a GID each would not come near it.
+	// farmGIDs is how many GIDs the peers share. An agent limits the answers per second
+	// that it takes from one GID. Peers with a GID each would not come near that limit.
 	farmGIDs = 64
-	// dialWindow is how many of a burst are on their way at the same time.
+	// dialWindow is how many peers of a burst are without a connection at most at the same time.
 	dialWindow = 64
 
 	firstPacket = "first packet to established, p50"
@@ -54,7 +54,7 @@ func memoryName(n int) string {
 	return fmt.Sprintf("%d peers", n)
 }
 
-// setupPlace is where peers are connected.
+// setupPlace is the underlay on which peers are connected.
 var setupPlace = place{9000, family6}
 
 func setupTargets() []target {
@@ -75,15 +75,15 @@ func peerTargets() []target {
 		bound: 0.90, rounds: 9}}
 }
 
-// farmPrefix holds the GIDs of a farm.
+// farmPrefix contains the GIDs of a farm.
 var farmPrefix = netip.MustParsePrefix("fd00:0:0:1::/64")
 
-// ownGIDs are those of the agents beside a farm.
+// ownGIDs are the GIDs of the agents beside a farm.
 var ownGIDs = [2]string{"fd00:0:0:1::ffff", "fd00:0:0:1::fffe"}
 
 // A crowd is a farm process, and a socket that sends to its peers.
 type crowd struct {
-	up    []int64 // when each was established, monotonic; 0: not yet
+	up    []int64 // when each connection was established, in ns of the monotonic clock; 0 before that
 	news  chan news
 	dial  *net.UDPConn
 	stops []func()
@@ -94,8 +94,8 @@ type news struct {
 	at   int64
 }
 
-// startCrowd starts a farm of n peers on eth0 of there. What is sent to them goes
-// from here, where an agent has an address of the same network.
+// startCrowd starts a farm of n peers on eth0 of the host there. Packets to the peers
+// are sent on the host here, whose agent has an address of their network.
 func startCrowd(here, there *lab.Host, n int) (c *crowd, err error) {
 	c = &crowd{up: make([]int64, n), news: make(chan news, n)}
 	defer func() {
@@ -164,13 +164,14 @@ func (c *crowd) listen(r io.Reader) {
 	}
 }
 
-// resendAfter is when a packet that had no effect is sent again: the kernel's
-// queue was full, or an RTU was lost and the connection is there.
+// resendAfter is when a packet is sent again if no connection was reported: the kernel's
+// queue was full, or the connection is there but its RTU was lost.
 const resendAfter = 50 * time.Millisecond
 
-// connect sends one packet to each of the peers from..to-1, at most window of them
-// at a time without a connection, and waits until all have one. It returns when
-// the first packet to each left, and when the last connection was there.
+// connect sends one packet to each of the peers from..to-1 and waits until all have a
+// connection. At most window of them are without one at a time. started are the times of
+// the first packet to each peer, last is that of the last connection, in ns of the
+// monotonic clock.
 func (c *crowd) connect(ctx context.Context, from, to, window int) (started []int64, last int64, err error) {
 	started = make([]int64, to-from)
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
@@ -216,14 +217,14 @@ func (c *crowd) send(i int, b []byte) error {
 	return err
 }
 
-// pin keeps a process on the last processor, if there are others for the rest.
+// pin keeps a process on the last processor, if the machine has others too.
 func pin(pid int) error {
 	if runtime.NumCPU() == 1 {
 		return nil
 	}
 	var set unix.CPUSet
 	set.Set(runtime.NumCPU() - 1)
-	for range 2 { // threads that were made meanwhile
+	for range 2 { // the second time for threads that were made meanwhile
 		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
 		if err != nil {
 			return err
@@ -238,7 +239,7 @@ func pin(pid int) error {
 	return nil
 }
 
-// setups measures how connections come about and what each costs.
+// setups measures how fast connections are set up, and the memory and processor time of each.
 func (b *bench) setups(ctx context.Context) error {
 	at := setupPlace
 	names := []string{oursRC}
@@ -290,7 +291,7 @@ func (b *bench) setupRound(ctx context.Context, contender string, at place) erro
 func (b *bench) firstPackets(ctx context.Context, c *crowd, a *lab.Agent, key func(test, variant string) Key) error {
 	var each []float64
 	for i := range somePeers {
-		time.Sleep(2 * time.Millisecond) // nothing is left of the one before
+		time.Sleep(2 * time.Millisecond) // the connection before this one is finished by then
 		started, last, err := c.connect(ctx, i, i+1, 1)
 		if err != nil {
 			return err
@@ -309,7 +310,7 @@ func (b *bench) firstPackets(ctx context.Context, c *crowd, a *lab.Agent, key fu
 	return nil
 }
 
-// bursts measures connections to as many peers as there are, asked for at once.
+// bursts measures the connections to all other peers, made in two bursts.
 func (b *bench) bursts(ctx context.Context, c *crowd, a *lab.Agent, key func(test, variant string) Key) (err error) {
 	var took time.Duration
 	var cpu time.Duration
@@ -356,10 +357,11 @@ func (c *crowd) burst(ctx context.Context, from, to, agent int) (took, cpu time.
 	return time.Duration(last - started[0]), after - before, err
 }
 
-// A memory is what an agent uses, in octets.
+// A memory is the memory that an agent uses, in octets.
 type memory struct{ resident, heap float64 }
 
-// readMemory looks after the agent has given back what it does not need.
+// readMemory returns the memory of the agent. The request for [control.Runtime] makes the agent collect
+// garbage and give free memory back first.
 func readMemory(ctx context.Context, a *lab.Agent) (m memory, err error) {
 	var r control.Runtime
 	if err := a.Get(ctx, control.PathRuntime, &r); err != nil {
@@ -369,8 +371,8 @@ func readMemory(ctx context.Context, a *lab.Agent) (m memory, err error) {
 	return memory{float64(n), float64(r.HeapOctets)}, err
 }
 
-// many measures goodput to one of many connected peers beside that of two hosts
-// alone, both over a bridge.
+// many measures goodput to one of many connected peers, and between two hosts alone,
+// both over a bridge.
 func (b *bench) many(ctx context.Context) error {
 	at := setupPlace
 	alone, err := b.bridged(ctx, at, 0)
@@ -386,7 +388,7 @@ func (b *bench) many(ctx context.Context) error {
 	defer among.close()
 	rounds := max(9, b.rounds)
 	if b.rounds < 5 {
-		rounds = b.rounds // to see that it works
+		rounds = b.rounds // a quick run, to see that it works
 	}
 	for round := range rounds {
 		for _, m := range []struct {
@@ -404,10 +406,10 @@ func (b *bench) many(ctx context.Context) error {
 	return nil
 }
 
-// bridged makes two hosts with agents on a bridge, the first of which is connected
-// to others more.
+// bridged makes two hosts with agents on a bridge, and connects the first one to
+// others peers of a farm.
 func (b *bench) bridged(ctx context.Context, at place, others int) (p *pair, err error) {
-	inner := inners(family4) // as the farm has
+	inner := inners(family4) // the farm's peers have IPv4 addresses
 	p = &pair{contender: oursRC, src: addr(inner[0]), dst: addr(inner[1])}
 	defer func() {
 		if err != nil {
@@ -455,7 +457,7 @@ func (b *bench) bridged(ctx context.Context, at place, others int) (p *pair, err
 	return p, err
 }
 
-// processCPU returns what one process has used.
+// processCPU returns the processor time that one process has used.
 func processCPU(pid int) (time.Duration, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

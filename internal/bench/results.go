@@ -27,10 +27,10 @@ const (
 	oursUD    = "UD"
 )
 
-// contenders in the order of the tables and of each round.
+// contenders are in the order of the tables and of each round.
 var contenders = []string{raw, vxlan, wireguard, oursRC, oursUC, oursUD}
 
-// Families of the underlay and of what is sent over it, which are the same.
+// Families. Those of the underlay and of the traffic are the same.
 const (
 	family6 = "IPv6"
 	family4 = "IPv4"
@@ -55,24 +55,24 @@ type Series struct {
 	High   float64   `json:"high"`
 }
 
-// A Skip is what was not measured, and why.
+// A Skip says what was not measured, and why.
 type Skip struct {
 	What string `json:"what"`
 	Why  string `json:"why"`
 }
 
-// A Machine is where it was measured.
+// A Machine is the machine on which a run was made.
 type Machine struct {
 	Kernel     string `json:"kernel"`
 	CPU        string `json:"cpu"`
 	Processors int    `json:"processors"`
 	Go         string `json:"go"`
-	// OtherCPU is the share of all processors that processes which have nothing
-	// to do with the run used meanwhile. Above a few percent timings are noisy.
+	// OtherCPU is the share of all processors that processes outside the run used
+	// meanwhile. Above a few percent timings are noisy.
 	OtherCPU float64 `json:"other_cpu"`
 	// Copies is how fast 16 MiB were copied in memory before each round of traffic, in
-	// GB/s. Memory is shared with what else runs on the hardware, and goodput follows
-	// it: that of who copies often more.
+	// GB/s. The hardware's memory is shared with other programs, and goodput depends on
+	// it: most of all that of a contender that copies often.
 	Copies []float64 `json:"copies_gb_per_s,omitempty"`
 }
 
@@ -80,8 +80,8 @@ type Machine struct {
 type Report struct {
 	Version  int               `json:"version"` // of this schema
 	Started  time.Time         `json:"started"`
-	Seconds  float64           `json:"seconds"` // the run took
-	Matrix   string            `json:"matrix"`  // "quick", "short" or "full"
+	Seconds  float64           `json:"seconds"` // how long the run took
+	Matrix   string            `json:"matrix"`  // "quick", "short", "full", "against" or "stress"
 	Rounds   int               `json:"rounds"`
 	Transfer float64           `json:"transfer_seconds"` // of each transfer
 	Build    string            `json:"build"`
@@ -125,7 +125,7 @@ func (r *Report) skip(what, why string, args ...any) {
 	}
 }
 
-// variants returns the variants of a test at one MTU and family, as they came.
+// variants returns the variants of a test at one MTU and family, in the order of measurement.
 func (r *Report) variants(test string, mtu int, family string) (out []string) {
 	for _, s := range r.Series {
 		if s.Test == test && s.MTU == mtu && s.Family == family && !slices.Contains(out, s.Variant) {
@@ -143,12 +143,12 @@ type place struct {
 
 func (p place) String() string { return fmt.Sprintf("underlay MTU %d, %s", p.mtu, p.family) }
 
-// key names a series that was measured there.
+// key returns the key of a series that was measured at p.
 func (p place) key(test, variant, contender string) Key {
 	return Key{test, variant, p.mtu, p.family, contender}
 }
 
-// places returns where a test was made, as they came.
+// places returns the places where a test was made, in the order of measurement.
 func (r *Report) places(test string) (out []place) {
 	for _, s := range r.Series {
 		if p := (place{s.MTU, s.Family}); s.Test == test && !slices.Contains(out, p) {

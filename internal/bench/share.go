@@ -10,14 +10,14 @@ import (
 )
 
 const (
-	testShare    = "share of several senders" // of what each would have if all had the same
+	testShare    = "share of several senders" // relative to an equal share
 	testThree    = "goodput of three senders" // together, Mb/s
 	sendersToOne = 3
-	// sharesTake is how long shares are measured: TCP does not share a second fairly.
+	// sharesTake is how long shares are measured: within one second TCP does not share fairly.
 	sharesTake = 4 * time.Second
 )
 
-// threeToOne measures what each of three hosts gets of a narrow way to the fourth.
+// threeToOne measures the shares that three hosts get of a narrow way to the fourth.
 func (b *bench) threeToOne(ctx context.Context, m *mesh) error {
 	widen, err := m.narrowTo(meshTarget, midTCP)
 	if err != nil {
@@ -56,7 +56,7 @@ func (b *bench) threeToOne(ctx context.Context, m *mesh) error {
 	return nil
 }
 
-// shareTargets are those of the rows that were measured.
+// shareTargets returns the targets of the shares that were measured.
 func shareTargets(r *Report) (list []target) {
 	for _, p := range r.places(testShare) {
 		for _, v := range r.variants(testShare, p.mtu, p.family) {

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// median returns the middle of v, or the mean of the two in the middle; NaN of
-// nothing.
+// median returns the middle value of v, or the mean of the two in the middle. It is
+// NaN if v is empty.
 func median(v []float64) float64 {
 	if len(v) == 0 {
 		return math.NaN()
@@ -16,7 +16,7 @@ func median(v []float64) float64 {
 }
 
 // quantile returns the smallest value of v that at least the share q of v does
-// not exceed; NaN of nothing. v is sorted by it.
+// not exceed. It is NaN if v is empty. quantile sorts v.
 func quantile(v []float64, q float64) float64 {
 	if len(v) == 0 {
 		return math.NaN()
@@ -26,8 +26,8 @@ func quantile(v []float64, q float64) float64 {
 	return v[min(max(i, 0), len(v)-1)]
 }
 
-// ratios divides what two contenders had in the same rounds. Where one of them
-// stopped early the rounds both had remain.
+// ratios divides the values of two contenders in the same rounds. If one of them
+// stopped early only the rounds of both count. A round with den zero is left out.
 func ratios(num, den []float64) []float64 {
 	n := min(len(num), len(den))
 	out := make([]float64, 0, n)
@@ -39,7 +39,7 @@ func ratios(num, den []float64) []float64 {
 	return out
 }
 
-// beyond returns what the rounds of one contender have beyond so many times those of another.
+// beyond returns, for each round, the value of one contender less times that of another.
 func beyond(num, den []float64, times float64) []float64 {
 	out := make([]float64, min(len(num), len(den)))
 	for i := range out {

@@ -17,27 +17,27 @@ import (
 // What stress measures: the first half of a [Key].
 const (
 	testPing    = "ping under load"    // ms
-	testPinged  = "answers under load" // share of pings that were answered
-	testOverTCP = "goodput under load" // of that load, Mb/s
-	testAgain   = "sent again"         // share of what was sent, %
+	testPinged  = "answers under load" // share of these pings that were answered
+	testOverTCP = "goodput under load" // of the load itself, Mb/s
+	testAgain   = "sent again"         // share of the load that was sent again, %
 	testQPAgain = "sent again by QP"   // share of the queue pair's packets, %
 	testPPS     = "datagrams"          // received per second
 )
 
-// Who is measured: the judged in every round, the others beside them in the first one, so that all
-// rows fit into ten minutes.
+// Groups of contenders. Judged ones are measured in every round, the others beside them in the first
+// round only, so that all rows fit into ten minutes.
 var (
 	ours     = []string{oursRC, oursUC, oursUD}
 	judgedRC = []string{raw, oursRC}
 	besideRC = []string{vxlan, wireguard}
 )
 
-// A row is what is measured of some contenders, in interleaved rounds.
+// A row is one measurement of several contenders, made in interleaved rounds.
 type row struct {
 	name           string
 	kind           meshKind
 	judged, others []string
-	rounds         int // of the judged; 0: those of the run
+	rounds         int // of the judged; zero means as many as the run has
 	measure        func(context.Context, *mesh) error
 }
 
@@ -45,8 +45,8 @@ type row struct {
 type bottleneck struct {
 	name  string
 	mbps  int
-	queue string        // of tbf: "limit 30000" or "latency 50ms"; empty: the sender's own class
-	long  time.Duration // of a transfer, at least
+	queue string        // argument of tbf, "limit 30000" or "latency 50ms"; empty means the sender's own class
+	long  time.Duration // how long a transfer takes at least
 }
 
 // The bottlenecks of the rows.
@@ -59,7 +59,7 @@ var (
 	short60  = bottleneck{name: "100 Mb/s, 60 KB of queue", mbps: 100, queue: "limit 60000"}
 )
 
-// stressPlan returns the rows of make stress. Those of one kind of mesh follow each other.
+// stressPlan returns the rows of make stress as steps. Rows with the same kind of mesh follow each other.
 func (b *bench) stressPlan() (steps []step) {
 	for _, r := range slices.Concat(b.sharedRows(), b.datagramRows(1500), b.hopRows(), b.pathRows()) {
 		steps = append(steps, step{r.name, r.kind.at, nil, func(ctx context.Context) error { return b.measureRow(ctx, r) }})
@@ -67,7 +67,7 @@ func (b *bench) stressPlan() (steps []step) {
 	return steps
 }
 
-// sharedRows are those of four hosts on underlays of 9000.
+// sharedRows returns the rows of four hosts on an underlay with an MTU of 9000.
 func (b *bench) sharedRows() (rows []row) {
 	kind := meshKind{at: place{9000, family6}, hosts: meshHosts + 1}
 	for _, n := range []bottleneck{overload, ownClass} {
@@ -102,7 +102,7 @@ func (b *bench) sharedRows() (rows []row) {
 	return rows
 }
 
-// datagramRows are those of datagrams sent as fast as it goes.
+// datagramRows returns the rows of datagrams that are sent as fast as possible.
 func (b *bench) datagramRows(mtu int) (rows []row) {
 	at := place{mtu, family6}
 	for _, size := range []int{64, 1400} {
@@ -114,7 +114,7 @@ func (b *bench) datagramRows(mtu int) (rows []row) {
 	return rows
 }
 
-// stressTargets are those of the rows that were measured.
+// stressTargets returns the targets of the rows that were measured.
 func stressTargets(r *Report) (list []target) {
 	for _, p := range r.places(testPing) {
 		for _, v := range r.variants(testPing, p.mtu, p.family) {
@@ -147,8 +147,8 @@ func stressTargets(r *Report) (list []target) {
 	return list
 }
 
-// bystanderTargets are those of one row of overload: nothing of the bystander's is lost, and its
-// median is at most twice raw veth's and half a millisecond.
+// bystanderTargets returns the targets of one row with a bystander: none of the pings to it is lost, and
+// their median is at most twice raw veth's and half a millisecond more.
 func bystanderTargets(p place, v string) (list []target) {
 	for _, who := range ours {
 		list = append(list,
@@ -163,7 +163,7 @@ func bystanderTargets(p place, v string) (list []target) {
 	return list
 }
 
-// shortQueue is what the names of bottlenecks with few octets of queue have.
+// shortQueue is part of the name of a bottleneck whose queue holds few octets.
 const shortQueue = "KB of queue"
 
 func goodputBound(variant string) float64 {
@@ -173,8 +173,8 @@ func goodputBound(variant string) float64 {
 	return 0.9
 }
 
-// meshesOf returns a mesh for each of a row's contenders, in the order of all. They are kept for the
-// next row, until one of another kind comes.
+// meshesOf returns a mesh for each of a row's contenders, in the order of [contenders]. It keeps the
+// meshes for the next rows, until a row has another kind of mesh.
 func (b *bench) meshesOf(ctx context.Context, r row) (list []*mesh) {
 	if b.meshKind != r.kind {
 		b.closeMeshes()
@@ -202,7 +202,7 @@ func (b *bench) meshesOf(ctx context.Context, r row) (list []*mesh) {
 	return list
 }
 
-// closeMeshes ends what [bench.meshesOf] has kept.
+// closeMeshes closes the meshes that [bench.meshesOf] has kept.
 func (b *bench) closeMeshes() {
 	for _, who := range contenders {
 		if m := b.meshes[who]; m != nil {
@@ -212,7 +212,7 @@ func (b *bench) closeMeshes() {
 	b.meshes = nil
 }
 
-// measureRow measures its contenders in interleaved rounds.
+// measureRow measures the contenders of a row in interleaved rounds.
 func (b *bench) measureRow(ctx context.Context, r row) error {
 	list := b.meshesOf(ctx, r)
 	rounds := cmp.Or(r.rounds, b.rounds)
@@ -233,7 +233,7 @@ func (b *bench) measureRow(ctx context.Context, r row) error {
 	return ctx.Err()
 }
 
-// tc runs the program of that name in a host.
+// tc runs the program tc in a host.
 func tc(h *lab.Host, format string, args ...any) error {
 	c := exec.Command("tc", strings.Fields(fmt.Sprintf(format, args...))...)
 	if out, err := h.Output(c); err != nil {
@@ -245,11 +245,12 @@ func tc(h *lab.Host, format string, args ...any) error {
 // narrow puts the bottleneck on the way to the peer. The returned function removes it.
 func (m *mesh) narrow(n bottleneck) (widen func() error, err error) { return m.narrowTo(meshPeer, n) }
 
-// narrowTo puts it on the way to another host; the sender's own class is to the peer always.
+// narrowTo puts the bottleneck on the way to a host. If it is the sender's own class, it is always on
+// the way to the peer.
 func (m *mesh) narrowTo(host int, n bottleneck) (widen func() error, err error) {
 	if n.queue != "" {
 		port := fmt.Sprintf("port%d", host)
-		// A bucket of two full frames: what is longer tbf cuts into packets.
+		// The bucket has two full frames: tbf cuts a longer batch into packets.
 		err := tc(m.bridge, "qdisc replace dev %s root tbf rate %dmbit burst %d %s", port, n.mbps, 2*(m.at.mtu+100), n.queue)
 		return func() error { return tc(m.bridge, "qdisc del dev %s root", port) }, err
 	}
@@ -275,14 +276,16 @@ func (b *bench) transferTime(least time.Duration) time.Duration {
 	return max(time.Duration(b.seconds)*time.Second, least)
 }
 
-// multicastGroup is what multicast is sent to; of the link, so that no route decides.
+// multicastGroup is the group to which multicast is sent. Its scope is the link, so that the zone names
+// the device.
 var multicastGroup = netip.MustParseAddr("ff12::4791")
 
 // multicastVariant names the row whose load is multicast.
 var multicastVariant = "bystander, multicast to " + overload.name
 
-// bystander measures what a ping to an idle host meets while the peer is sent ten
-// times what the way to it carries, alone or as a member of a group.
+// bystander measures pings to an idle host while the sender sends to dst ten times as
+// much as the way to the peer carries. dst is the peer's address, or a group that the
+// peer has joined.
 func (b *bench) bystander(m *mesh, n bottleneck, dst netip.Addr) error {
 	variant := "bystander, " + n.name
 	if dst.IsMulticast() {
@@ -304,7 +307,7 @@ func (b *bench) bystander(m *mesh, n bottleneck, dst netip.Addr) error {
 	return b.pingUnder(m, l, meshBystander, variant, b.transferTime(0))
 }
 
-// pingUnder pings while a load runs, and takes down what became of both.
+// pingUnder pings a host while a load runs, and adds the results of both to the report.
 func (b *bench) pingUnder(m *mesh, l *background, to int, variant string, d time.Duration) error {
 	var p pings
 	before := m.resent(l)
@@ -344,7 +347,7 @@ func (b *bench) besideTCP(ctx context.Context, m *mesh, n bottleneck, what load,
 	return b.pingUnder(m, l, meshPeer, variant, b.transferTime(n.long))
 }
 
-// datagramRate measures how many datagrams arrive that are sent as fast as it goes.
+// datagramRate sends datagrams as fast as possible and measures how many arrive.
 func (b *bench) datagramRate(m *mesh, size int, variant string) error {
 	l, err := datagrams(m.hosts[meshSender], m.hosts[meshPeer], m.device(), m.addrs[meshPeer], size, 0)
 	if err != nil {

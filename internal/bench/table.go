@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// number prints v with three figures or so.
+// number prints v with about three figures.
 func number(v float64) string {
 	switch a := math.Abs(v); {
 	case math.IsNaN(v):
@@ -22,8 +22,7 @@ func number(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// A table is a Markdown table whose columns are aligned for those who read it as
-// it is.
+// A table is a Markdown table whose columns are aligned in the source too.
 type table struct {
 	head []string
 	rows [][]string
@@ -65,8 +64,8 @@ type section struct {
 	test, title string
 	scale       float64 // the unit is divided by it
 	unit        string
-	ratio       bool // show what it is of raw veth
-	tall        bool // variants down, contenders across: there are many, with long names
+	ratio       bool // show the ratio to raw veth
+	tall        bool // variants down, contenders across, for many variants with long names
 }
 
 var sections = []section{
@@ -147,7 +146,8 @@ func (s section) fillTall(t *table, r *Report, p place, variants []string) {
 	}
 }
 
-// cell shows median and spread, and what that is of the raw veth pair.
+// cell shows the median and the spread of a series. If s.ratio is set it also shows the median of the
+// ratios to raw veth.
 func (s section) cell(r *Report, k Key) string {
 	e := r.index[k]
 	if e == nil {

@@ -6,21 +6,21 @@ import (
 	"slices"
 )
 
-// A Verdict is one target with what was measured of it.
+// A Verdict is one target and what was measured for it.
 type Verdict struct {
 	Name     string   `json:"name"`
 	Want     string   `json:"want"`
-	Measured *float64 `json:"measured"` // median; nil: not measured
+	Measured *float64 `json:"measured"` // median; nil if nothing was measured
 	Low      *float64 `json:"low"`
 	High     *float64 `json:"high"`
 	Rounds   int      `json:"rounds"`
 	Needed   int      `json:"rounds_needed,omitempty"`
 	Met      bool     `json:"met"`
-	Aim      string   `json:"aim,omitempty"` // beyond the target
+	Aim      string   `json:"aim,omitempty"` // a stricter bound than Want
 	AimMet   bool     `json:"aim_met,omitempty"`
 }
 
-// Outcome is "met", "missed", or why that cannot be said.
+// Outcome returns "met", "missed", or why neither can be said.
 func (v Verdict) Outcome() string {
 	switch {
 	case v.Measured == nil:
@@ -37,16 +37,16 @@ func (v Verdict) Outcome() string {
 type target struct {
 	name   string
 	num    Key
-	den    Key     // zero: num by itself
-	less   float64 // not zero: not the ratio counts, but num less so many times den
+	den    Key     // zero means that num counts by itself
+	less   float64 // if not zero, num less that many times den counts, not the ratio
 	atMost bool
 	bound  float64
-	aim    float64 // zero: none
-	unit   string  // of a number by itself
-	rounds int     // needed, 0: any
+	aim    float64 // zero means that there is none
+	unit   string  // of num
+	rounds int     // how many rounds are needed; zero sets no limit
 }
 
-// targets returns what a run is measured by, at the places of its throughput.
+// targets returns the targets of a run, at the places where its TCP goodput was measured.
 func targets(r *Report) (list []target) {
 	places := r.places(testTCP)
 	if len(places) == 0 {

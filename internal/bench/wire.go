@@ -11,17 +11,17 @@ import (
 	"ipoibcm/internal/lab"
 )
 
-// A path is what lies between the bridge and the peer.
+// A path is the network between the bridge and the peer.
 type path struct {
 	name string
 	way  lab.Way
-	long time.Duration // a transfer runs before it is measured
+	long time.Duration // how long a transfer runs before it is measured
 }
 
 // clean is the path that the others are compared with.
 const clean = "nothing"
 
-// paths are those of the rows. All packets fare alike, of every contender.
+// paths are the paths of the rows. A path treats the packets of every contender alike.
 var paths = []path{
 	{clean, lab.Way{}, time.Second},
 	{"round trip of 10 ms", lab.Way{Delay: 5 * time.Millisecond}, 2 * time.Second},
@@ -36,7 +36,7 @@ const (
 	wireSeed = 4791
 )
 
-// pathRows are those of the paths. The hosts of each have never known another one.
+// pathRows returns a row for each path. Each row has hosts of its own, which have never known another path.
 func (b *bench) pathRows() (rows []row) {
 	for _, p := range paths {
 		judged, others := []string{oursRC}, []string{raw, vxlan, wireguard}
@@ -66,8 +66,8 @@ func (m *mesh) lay(name string) error {
 	return nil
 }
 
-// prepareWire makes the devices that a wire joins, and has every packet of the wire be
-// one frame with a checksum.
+// prepareWire makes the devices that a wire joins. It turns off offloads, so that every
+// frame on the wire is one packet with a finished checksum.
 func (m *mesh) prepareWire() error {
 	if err := lab.ConnectHere(m.bridge, "wire0", "wire1", m.at.mtu); err != nil {
 		return err
@@ -98,7 +98,7 @@ func (b *bench) overPath(ctx context.Context, m *mesh, p path) error {
 	return nil
 }
 
-// pathTargets are those of the rows that were measured.
+// pathTargets returns the targets of the path rows that were measured.
 func pathTargets(r *Report) (list []target) {
 	for _, p := range r.places(testPath) {
 		of := func(what string) target {

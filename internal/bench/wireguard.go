@@ -16,7 +16,7 @@ import (
 )
 
 // wireguard starts a wireguard-go on each host and makes them peers. The MTU is
-// the underlay's less 80, which is what carries IPv6.
+// the underlay's less 80 octets, the overhead over IPv6.
 func (p *pair) wireguard(ctx context.Context, b *bench, at place) error {
 	under, inner := underlays(at.family), inners(at.family)
 	var keys [2]*ecdh.PrivateKey

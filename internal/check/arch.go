@@ -11,39 +11,41 @@ import (
 	"ipoibcm/internal/long"
 )
 
-// architectures are those of GOARCH that everything is vetted and the program
-// linked for.
+// architectures are the values of GOARCH for which the long form vets everything and
+// links the program.
 var architectures = []string{"386", "amd64", "arm", "arm64", "loong64", "mips64le", "ppc64le", "riscv64", "s390x"}
 
-// narrow is the one of them whose vetting is part of the short form too: the most
-// common mistake is a number that an int of 32 bits does not hold.
+// narrow is the architecture for which the short form vets too. Its int has 32 bits,
+// and a number that does not fit one is the most common mistake.
 const narrow = "386"
 
-// emulated are those that tests run for in QEMU's user mode: one where an int has
-// 32 bits, one with instructions of its own for CRC-32, and one where the high octet
-// of a number comes first.
+// emulated are the architectures whose tests run in QEMU's user mode: one where an int
+// has 32 bits, one with instructions of its own for CRC-32, and one where the high
+// octet of a number comes first.
 var emulated = []string{"arm", "arm64", "s390x"}
 
-// An emulation is a choice of tests that run in QEMU's user mode, in seconds.
+// An emulation is a choice of tests that run in QEMU's user mode within seconds.
 type emulation struct {
-	packages  []string
-	run, skip []string // names of tests, without Test; none means all, and none
+	packages []string
+	// run and skip are names of tests, without Test. An empty run means all tests, an
+	// empty skip leaves none out.
+	run, skip []string
 }
 
 var emulations = []emulation{
 	// The codecs and the machines need nothing of the kernel. Searches and random runs
-	// take minutes there, and look for what is the same everywhere.
+	// are left out: they take minutes there, and their results do not depend on the architecture.
 	{packages: []string{"ib", "wire/...", "mtu", "cm", "rpcrdma", "provider/softroce/engine", "neigh", "fib", "ipoib",
 		"ratelimit", "group", "peerrpc", "rtnl", "sa", "serviceid", "verbs/...", "mpa", "mpa/sctp"},
 		skip: []string{"Simulation", "RandomEvents", "Oracle", "Machine", "SessionOverSCTP", "EveryRequest",
 			"EveryReply", "BothSides", "CrossingExhaustively", "InbandSparesUnknown", "ManySeeds", "Flood", "Tshark"}},
-	// Of the edges, what the kernel reads and writes; QEMU does not know all of netlink.
+	// Of the edges only what the kernel reads and writes is tested: QEMU does not know all of netlink.
 	{packages: []string{"tun", "provider/softroce"},
 		run: []string{"KernelStructures", "ControlMessages", "PathControlMessages", "Verify", "Complete", "NotMerged",
 			"OddSegments", "MergeRefused"}},
 }
 
-// flags are those of go test.
+// flags returns the flags of go test that choose the tests of e.
 func (e emulation) flags() (flags []string) {
 	if len(e.run) > 0 {
 		flags = append(flags, "-run=^Test("+strings.Join(e.run, "|")+")$")
@@ -54,7 +56,7 @@ func (e emulation) flags() (flags []string) {
 	return flags
 }
 
-// vetNarrow is the step of the short form.
+// vetNarrow vets everything for narrow. It is a step of the short form.
 func (r *run) vetNarrow() error { return r.goFor(narrow, "vet", "./...") }
 
 // vetAll vets everything for every architecture, and links the program.
@@ -111,7 +113,7 @@ func (r *run) goOutput(arch string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// testEmulated runs what emulations name for the architectures of emulated.
+// testEmulated runs the tests of emulations for each architecture in emulated.
 func (r *run) testEmulated() {
 	for _, arch := range emulated {
 		var exec []string
@@ -153,7 +155,7 @@ func qemuName(arch string) string {
 	return arch
 }
 
-// placeFor is where tests of an architecture run, in their short form.
+// placeFor returns the place where the tests of an architecture run, in their short form.
 func placeFor(arch string) place {
 	return place{name: arch, env: []string{"GOARCH=" + arch, long.Variable + "="}}
 }

@@ -18,9 +18,9 @@ import (
 	"time"
 )
 
-// fuzz runs every fuzz target of the tree, one after the other, for d each or for
-// all of them together, and ends with a table. keep is how many of the inputs it found worth keeping go
-// into each target's corpus.
+// fuzz runs every fuzz target of the tree, one after the other, and prints a table at the end. Each
+// target runs for d, or if all is not zero, for an equal part of all. Each target's committed corpus is
+// filled up to keep inputs, from those that fuzzing found interesting.
 func (r *run) fuzz(d, all time.Duration, keep int) {
 	targets, err := fuzzTargets()
 	if err != nil {
@@ -42,7 +42,7 @@ func (r *run) fuzz(d, all time.Duration, keep int) {
 	for _, t := range targets {
 		name := t.pkg + "." + t.name
 		steps = append(steps, step{name: name, do: r.check(name, func() error {
-			// Built first and by itself, so that what is measured is the fuzzing.
+			// The program is built before, so that only the fuzzing is measured.
 			if err := r.stream("go", "test", "-c", "-fuzz=^"+t.name+"$", "-o", program, t.pkg); err != nil {
 				return err
 			}
@@ -53,10 +53,10 @@ func (r *run) fuzz(d, all time.Duration, keep int) {
 			var out bytes.Buffer
 			c := exec.Command(program, "-test.run=^$", "-test.fuzz=^"+t.name+"$", "-test.fuzztime="+d.String(),
 				"-test.fuzzcachedir="+filepath.Dir(cache), "-test.timeout=0",
-				"-test.fuzzminimizetime=1s") // of 60, which it would mostly spend on that
+				"-test.fuzzminimizetime=1s") // the default of 60 s would take most of the time
 			c.Dir = t.dir
 			c.Stdout = io.MultiWriter(r.out, &out)
-			c.Stderr = c.Stdout // the same writer: one at a time
+			c.Stderr = c.Stdout // with the same writer exec makes one Write at a time
 			start := time.Now()
 			err = c.Run()
 			if err != nil && ranOutOfTime(out.String()) {
@@ -78,7 +78,7 @@ func (r *run) fuzz(d, all time.Duration, keep int) {
 	fuzzTable(r.out, rows)
 }
 
-// A fuzzRow is what came of one target.
+// A fuzzRow is the result of one target.
 type fuzzRow struct {
 	target              fuzzTarget
 	took, cpu           time.Duration // by the wall clock, and of processors
@@ -121,14 +121,14 @@ func fuzzTable(w io.Writer, rows []fuzzRow) {
 		len(rows), took.Minutes(), cpu.Minutes(), runtime.GOMAXPROCS(0), execs, finds)
 }
 
-// cache is where go test too keeps the inputs that it found worth keeping.
+// cache returns the directory in which go test too keeps the interesting inputs of t.
 func (t fuzzTarget) cache() (string, error) {
 	out, err := exec.Command("go", "env", "GOCACHE").Output()
 	return filepath.Join(strings.TrimSpace(string(out)), "fuzz", t.pkg, t.name), err
 }
 
-// keep copies up to n of the inputs that go test has in its cache to the
-// corpus that is committed.
+// keep copies inputs from the cache of go test to the committed corpus, until the
+// corpus has n.
 func (t fuzzTarget) keep(n int) error {
 	type input struct {
 		path string
@@ -179,8 +179,8 @@ func (t fuzzTarget) keep(n int) error {
 const maxKept = 4096
 
 // ranOutOfTime reports whether go test failed only because its time ended while
-// it waited for a worker, which it takes for a failure. What it finds has an
-// input, and text of its own.
+// it waited for a worker, which it takes for a failure. A real failure prints a
+// failing input, and a text of its own.
 func ranOutOfTime(out string) bool {
 	return onlyDeadline.MatchString(out) && !strings.Contains(out, "Failing input")
 }
@@ -192,8 +192,8 @@ type fuzzTarget struct{ pkg, dir, name string }
 
 var fuzzFunc = regexp.MustCompile(`(?m)^func (Fuzz\w+)\(\w+ \*testing\.F\)`)
 
-// fuzzTargets finds them in the source: go test -list would build every test
-// program and run its TestMain.
+// fuzzTargets finds the fuzz targets in the source: go test -list would build every
+// test program and run its TestMain.
 func fuzzTargets() (targets []fuzzTarget, err error) {
 	const format = `{{$d := .Dir}}{{$p := .ImportPath}}{{range .TestGoFiles}}{{$p}}	{{$d}}/{{.}}
 {{end}}{{range .XTestGoFiles}}{{$p}}	{{$d}}/{{.}}

@@ -23,27 +23,27 @@ import (
 // maxTestLine bounds one line of go test -json, in octets.
 const maxTestLine = 16 << 20
 
-// maxShown is how many lines of one failing test are printed: its end.
+// maxShown is how many lines of one failing test are printed at most: the last ones.
 const maxShown = 200
 
-// quiet is how long nothing may happen in a step of tests before it is ended: no
-// test begins, ends or says anything, and nothing is built. It is no bound on how
-// long anything takes: the longest test says something a hundred times as often.
+// quiet is how long a step of tests may go without an event before it is ended: no
+// test begins, ends or prints anything, and nothing is built. It does not bound how
+// long a test takes: the longest test prints something a hundred times as often.
 const quiet = 10 * time.Minute
 
 // A place is where tests run.
 type place struct {
-	name   string   // it follows those of tests in results; "" is here
-	env    []string // what go test has in its environment beyond ours
-	label  string   // it follows those of packages in what is shown
+	name   string   // follows the names of tests in results; "" means this machine
+	env    []string // added to our environment for go test
+	label  string   // follows the names of packages in what is shown
 	behind bool     // other processes have the processors first (nice)
 }
 
-// behind is what a command begins with that others have the processors before, but not for ever: where a
-// program of another user's is busy, nice's own 10 leaves a tenth.
+// behind begins a command that leaves the processors to others, but not for ever: nice's default of 10
+// leaves it a tenth of a processor beside a busy program of another user.
 var behind = []string{"nice", "-n", "4"}
 
-// mark ends the name of a test that ran there.
+// mark returns the end of the name of a test that ran at p.
 func (p place) mark() string {
 	if p.name == "" {
 		return ""
@@ -51,7 +51,7 @@ func (p place) mark() string {
 	return " (" + p.name + ")"
 }
 
-// test runs go test on packages and records every test. None is taken from Go's
+// test runs go test on packages and records every test. It takes no result from Go's
 // cache, which does not know that tests build and run the program.
 func (r *run) test(packages []string, flags ...string) { r.testAt(place{}, packages, flags...) }
 
@@ -63,7 +63,7 @@ func (r *run) testAt(at place, packages []string, flags ...string) {
 		command = slices.Concat(behind, command)
 	}
 	c := exec.Command(command[0], command[1:]...)
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // its tests and what they start are ended together
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // tests and the processes they start end together
 	c.Env = append(os.Environ(), long.Variable+"="+map[bool]string{true: "1"}[r.long])
 	c.Env = append(c.Env, at.env...)
 	if slices.Contains(flags, "-race") {
@@ -94,7 +94,7 @@ func (r *run) testAt(at place, packages []string, flags ...string) {
 	}
 }
 
-// A dog barks when it was not reset for a while.
+// A dog is a timer that barks if it is not reset in time.
 type dog struct {
 	mu     sync.Mutex
 	timer  *time.Timer
@@ -102,8 +102,8 @@ type dog struct {
 	barked bool
 }
 
-// watchdog calls bark with SIGQUIT, for the stacks of all goroutines, when reset was
-// not called for so long, and soon after with SIGKILL.
+// watchdog returns a dog that calls bark with SIGQUIT, for the stacks of all goroutines,
+// if reset is not called for the time after. At most 15 s later it calls bark with SIGKILL.
 func watchdog(after time.Duration, bark func(syscall.Signal)) *dog {
 	d := &dog{after: after}
 	d.mu.Lock()
@@ -155,7 +155,7 @@ type testPackage struct {
 	began        time.Time           // of the package
 }
 
-// A testStep is what has been seen of one go test.
+// A testStep is what has been seen of one run of go test.
 type testStep struct {
 	r        *run
 	at       place
@@ -185,9 +185,9 @@ func (s *testStep) about() string {
 	return text + "; building"
 }
 
-// readTests takes in the events of one go test of so many packages, shows a line
-// per package and the output of what failed, and returns how many failures there
-// were. It calls alive for every event.
+// readTests reads the events of one run of go test on want packages, shows a line
+// per package and the output of failed tests, and returns the number of failures. It
+// calls alive for every line that it reads.
 func (r *run) readTests(in io.Reader, at place, want int, alive func()) (bad int, err error) {
 	st := &testStep{r: r, at: at, packages: map[string]*testPackage{}, builds: map[string][]string{}, want: want}
 	defer r.out.about(st.about)()
@@ -197,7 +197,7 @@ func (r *run) readTests(in io.Reader, at place, want int, alive func()) (bad int
 		alive()
 		var e testEvent
 		if json.Unmarshal(s.Bytes(), &e) != nil {
-			fmt.Fprintln(r.out, s.Text()) // go test itself has something to say
+			fmt.Fprintln(r.out, s.Text()) // a message of go test itself
 			continue
 		}
 		bad += st.event(&e)
@@ -238,7 +238,7 @@ func (s *testStep) event(e *testEvent) (bad int) {
 		delete(s.packages, e.Package)
 	}
 	s.mu.Unlock()
-	switch { // without the lock: this writes, and the line is drawn under the writer's
+	switch { // without the lock: these write to r.out, and r.out calls about with its own lock held
 	case ends && e.Test != "":
 		return s.r.ended(p, s.at, e)
 	case ends:
@@ -268,8 +268,8 @@ func (r *run) ended(p *testPackage, at place, e *testEvent) (bad int) {
 	return bad
 }
 
-// packageEnded shows the end of one package. A package can fail without a test
-// that does: it does not build, it panics, its time is over.
+// packageEnded shows the end of one package. A package can fail although no test of
+// it did: it does not build, it panics, or it is killed.
 func (r *run) packageEnded(p *testPackage, at place, e *testEvent, builds map[string][]string, done,
 	want int) (bad int) {
 	switch {
@@ -282,7 +282,7 @@ func (r *run) packageEnded(p *testPackage, at place, e *testEvent, builds map[st
 		if e.FailedBuild != "" {
 			why, lines = "does not build", builds[e.FailedBuild]
 		}
-		for name, l := range p.lines { // of those that have not ended
+		for name, l := range p.lines { // of tests that have not ended
 			if name != "" {
 				why = name + " did not end"
 			}
@@ -304,7 +304,7 @@ func (r *run) packageEnded(p *testPackage, at place, e *testEvent, builds map[st
 	return bad
 }
 
-// message is the first line of what a test says, with its place in the source.
+// message matches the first line of a test's message, with its place in the source.
 var message = regexp.MustCompile(`^\s+(\S+\.go):(\d+): (.*)`)
 
 // reason returns the last message of a test, without its place in the source.
@@ -317,8 +317,8 @@ func reason(lines []string) string {
 	return ""
 }
 
-// failure returns the first message of a test in the package in dir that is no log: go test does not tell
-// t.Error from t.Log, the source does. What a helper logs counts as an error if nothing else is left.
+// failure returns the first message of a test that is no log. go test does not tell t.Error from t.Log, so
+// that failure looks at the source, in dir. If all messages are logs, it returns the first of them.
 func failure(dir string, lines []string) (first string) {
 	for _, l := range lines {
 		m := message.FindStringSubmatch(l)

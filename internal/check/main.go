@@ -7,12 +7,12 @@
 //	go run ./internal/check                # the short form, for people: minutes
 //	go run ./internal/check -long          # the long form of every test, and all under the race detector
 //	go run ./internal/check -only race     # steps whose name contains "race"
-//	go run ./internal/check -fuzz 10s      # every fuzz target, so long each
+//	go run ./internal/check -fuzz 10s      # every fuzz target, for 10 s each
 //	go run ./internal/check -interop       # the tests with virtual machines, and no others; with -long in their long form
 //
-// No test is ended for the time that it takes, which is the machine's affair: a step
-// is ended, with the stacks of its goroutines, when nothing at all has happened in
-// it for ten minutes.
+// No test is ended because it takes long, which depends on the machine. A step of
+// tests is ended, with the stacks of its goroutines, when nothing at all has happened
+// in it for ten minutes.
 //
 // With CI=true in the environment a missing tool is a failure: there it should
 // have been installed. So is a test that docs/specs.md names and that was skipped.
@@ -36,7 +36,7 @@ import (
 	"time"
 )
 
-// staticcheckVersion is the release that is fetched if it is not there yet.
+// staticcheckVersion is the release of staticcheck that runs. It is fetched if it is not there yet.
 const staticcheckVersion = "v0.8.2"
 
 func main() {
@@ -82,17 +82,17 @@ func main() {
 	}
 }
 
-// Series of Linux that guests of test/interop run: all tests on the first ones, the
-// demo on the oldest that is supported.
+// Series of Linux that guests of test/interop run: all tests on kernels, the demo on
+// leastKernel, the oldest that is supported.
 var (
 	kernels     = []string{"6.1", "6.12"}
 	leastKernel = "5.10"
 )
 
-// interop returns the steps with virtual machines, those of one series of Linux if it
-// is not empty. They are without the race detector:
-// memory that a peer's RDMA WRITE fills is looked at when the peer says so, out of
-// band, which the detector cannot see.
+// interop returns the steps with virtual machines: those of the series only of Linux, or
+// all if only is empty. They run without the race detector. A test reads memory that a
+// peer's RDMA WRITE fills when the peer says so out of band, and the detector cannot see
+// that order.
 func (r *run) interop(only string) (steps []step) {
 	guests := func(series string, flags ...string) step {
 		at := place{name: "Linux " + series, env: []string{"IPOIBCM_KERNEL=" + series}}
@@ -110,9 +110,9 @@ func (r *run) interop(only string) (steps []step) {
 	return steps
 }
 
-// shareBuilds lets all that is built here, by tests too, come from one set of packages,
-// which is the same for every clone: without cgo where it is not asked for, and without
-// the names of directories.
+// shareBuilds makes all builds of this run, those of tests too, share Go's build cache,
+// also between clones: they are without cgo unless it is asked for, and without the names
+// of directories.
 func shareBuilds() {
 	os.Setenv("CGO_ENABLED", "0")
 	os.Setenv("GOFLAGS", strings.TrimSpace(os.Getenv("GOFLAGS")+" -trimpath"))
@@ -130,9 +130,9 @@ type run struct {
 	order   []string
 }
 
-// An outcome is how a check or a test ended; the larger one counts when it ran
-// more than once, so that a test skipped under the race detector and passed
-// without has passed.
+// An outcome is how a check or a test ended. If it ran more than once the largest
+// outcome counts: a test that was skipped under the race detector and passed without
+// it has passed.
 type outcome uint8
 
 const (
@@ -161,7 +161,7 @@ func (r *run) note(name string, o outcome, why string) {
 	}
 }
 
-// missing records a tool that is not there.
+// missing records that name, a tool or what needs it, is not available. With CI=true that is a failure.
 func (r *run) missing(name, why string) {
 	fmt.Fprintf(r.out, "skip %s: %s\n", name, why)
 	if r.ci {
@@ -177,12 +177,12 @@ type step struct {
 	do   func()
 }
 
-// wanted returns those of steps that the flag -only names.
+// wanted returns the steps whose name contains the text of the flag -only.
 func (r *run) wanted(steps []step) []step {
 	return slices.DeleteFunc(steps, func(s step) bool { return !strings.Contains(s.name, r.only) })
 }
 
-// do carries out lanes of steps: the lanes at once, the steps of each in order.
+// do carries out lanes of steps: the lanes at the same time, the steps of each lane in order.
 func (r *run) do(lanes ...[]step) {
 	var all sync.WaitGroup
 	for _, lane := range lanes {
@@ -201,7 +201,8 @@ func (r *run) do(lanes ...[]step) {
 	all.Wait()
 }
 
-// stages carries out one after the other what is wanted of stages, each of which has lanes.
+// stages carries out stages one after the other. Each stage has lanes, of which it carries out the
+// wanted steps.
 func (r *run) stages(stages ...[][]step) {
 	for _, lanes := range stages {
 		for i, lane := range lanes {
@@ -236,8 +237,8 @@ func (r *run) all() {
 	}
 	netns := func() { r.test(g.netns, netnsFlags...) }
 	if !r.long {
-		// What looks at the clock has the processors before what does not, and those in network namespaces
-		// have the kernel's one table of neighbours to themselves.
+		// Tests that look at the clock have the processors before tests that do not. The tests in network
+		// namespaces run beside no others that fill the kernel's one table of neighbours.
 		r.stages([][]step{
 			{{"network namespaces", netns}},
 			append(source,
@@ -249,7 +250,7 @@ func (r *run) all() {
 		})
 		return
 	}
-	// Without the race detector too: allocations are counted and large runs are made only there.
+	// Tests run without the race detector too: only then they count allocations and make large runs.
 	r.stages([][]step{append(source,
 		step{"tests, long form", func() { r.test(g.unit) }},
 		step{"network namespaces, long form", netns},
@@ -258,31 +259,31 @@ func (r *run) all() {
 		step{"architectures: tests in emulation", r.testEmulated},
 		step{"mutants, a tenth", r.mutants},
 		step{"tests with the race detector, long form", r.race(place{}, g.unit)},
-		// the agents too are built with it
+		// the agents too are built with the race detector
 		step{"network namespaces with the race detector, long form", r.race(place{}, g.netns, netnsFlags...)})})
 }
 
 // netnsFlags let the tests in network namespaces, which mostly wait, overlap.
 var netnsFlags = []string{"-p=1", "-parallel=6"}
 
-// A grouping is which packages are tested together.
+// A grouping says which packages are tested together.
 type grouping struct {
 	unit, netns []string
-	// clocked are those of unit whose tests send on this machine's network and look at the clock; pure
-	// are the others.
+	// clocked are the packages of unit whose tests send on this machine's network and look at the clock;
+	// pure are the others.
 	clocked, pure []string
-	// concurrent are those whose code runs on several goroutines or threads: the
+	// concurrent are the packages whose code runs on several goroutines or threads: the
 	// edges and the shell of test/arch. The race detector looks at them in every
 	// run, at the others in the long form only.
 	concurrent []string
 }
 
-// slowest are the packages that take longest, which therefore begin first. Those at odd places wait
-// most of the time.
+// slowest are the packages that take longest. They therefore begin first. The first, the third and so on
+// wait most of the time.
 var slowest = []string{"test/packaging", "test/explore", "test/cni", "test/sim", "provider/softroce", "test/scale",
 	"test/subnet", "test/arch", "membership/etcd", "mpa", "hostnet", "datapath", "agent", "ipoib", "cmd/ipoibcmd"}
 
-// oneMore has go test run one package more than there are processors: some wait.
+// oneMore makes go test run one package more than there are processors, because some packages wait.
 var oneMore = fmt.Sprintf("-p=%d", runtime.GOMAXPROCS(0)+1)
 
 var concurrentPackages = []string{"agent", "datapath", "hostnet", "provider/softiwarp", "provider/softroce",
@@ -323,7 +324,7 @@ func group(packages []string) (g grouping) {
 	return g
 }
 
-// check returns a step that is not a test.
+// check returns the function of a step that is no test: it calls f and records the result under name.
 func (r *run) check(name string, f func() error) func() {
 	return func() {
 		if err := f(); err != nil {
@@ -335,7 +336,7 @@ func (r *run) check(name string, f func() error) func() {
 	}
 }
 
-// stream runs a command, behind tests, and shows what it prints.
+// stream runs a command with the priority of [behind], and shows what it prints.
 func (r *run) stream(command ...string) error {
 	c := exec.Command(behind[0], slices.Concat(behind[1:], command)...)
 	c.Stdout, c.Stderr = r.out, r.out
@@ -390,8 +391,8 @@ func (r *run) staticcheck() {
 	r.check("staticcheck", func() error { return r.stream(program, "./...") })()
 }
 
-// libibverbs looks at what is built with it only. Its tests need RDMA devices:
-// see -interop.
+// libibverbs vets the code that is built only with libibverbs. Its tests need RDMA
+// devices: see -interop.
 func (r *run) libibverbs() {
 	if _, err := os.Stat("/usr/include/infiniband/verbs.h"); err != nil {
 		r.missing("libibverbs", "its header files are not installed (libibverbs-dev): provider/ibverbs is not looked at")
@@ -404,8 +405,8 @@ func (r *run) libibverbs() {
 	})()
 }
 
-// mutants breaks a tenth of what the list of semantic mutants names, chosen by
-// the day, and expects tests to fail.
+// mutants makes a tenth of the mutants in the list, chosen by the date, and expects
+// tests to fail for each.
 func (r *run) mutants() {
 	r.check("mutants", func() error {
 		return r.stream("go", "run", "./internal/mutants", "-fraction", "10", "-seed", time.Now().Format("20060102"))
@@ -417,8 +418,8 @@ func lastLine(s string) string {
 	return s[strings.LastIndexByte(s, '\n')+1:]
 }
 
-// needs says which programs and rights are lacking that some tests use; those
-// tests skip by themselves.
+// needs says which programs and rights of some tests are missing. Those tests skip
+// by themselves.
 func (r *run) needs() {
 	if r.only != "" {
 		return
@@ -438,7 +439,7 @@ func (r *run) needs() {
 	}
 }
 
-// race returns a step that tests with the race detector, if building with it works.
+// race returns the function of a step that tests with the race detector, if building with it works.
 func (r *run) race(at place, packages []string, flags ...string) func() {
 	return func() {
 		c := exec.Command("go", "build", "-race", "-o", os.DevNull, "./internal/specs")

@@ -20,15 +20,15 @@ import (
 
 const (
 	tick = 250 * time.Millisecond // how often the line on a terminal is drawn
-	// silence is how long a log that is no terminal may go without a line.
+	// silence is how long an output that is no terminal may go without a line.
 	silence = 20 * time.Second
-	// timesFile keeps when each step ended, for an estimate of what remains.
+	// timesFile keeps when each step ended, for the next run's estimate of the time left.
 	timesFile = ".cache/times.json"
 )
 
 // A progress is the output of a run: what is written to it, and below that, on a
-// terminal, one line that says what is under way and what remains. In a log that is
-// no terminal the line appears now and then, where there is nothing else to see.
+// terminal, one line that says what is under way and what remains. If the output is no
+// terminal, the line is printed after each silence.
 type progress struct {
 	mu       sync.Mutex
 	w        io.Writer
@@ -37,23 +37,23 @@ type progress struct {
 	now      func() time.Time
 
 	line   string    // on the terminal now
-	last   time.Time // something was written
-	atLine bool      // what was written ends with a newline
+	last   time.Time // when something was written
+	atLine bool      // the last write ended with a newline
 
 	steps   int              // of the run
-	begun   int              // of them
-	names   []string         // of those under way
-	details []*func() string // what they say of themselves
+	begun   int              // steps that have begun
+	names   []string         // of the steps under way
+	details []*func() string // what those steps say of themselves
 	stop    chan os.Signal
 	closed  chan struct{}
 	signal  os.Signal
 	groups  []int // process groups under way
 
-	// When each step ended, in seconds after the begin, and did in the run before.
+	// When each step ended, in this run and in the one before, in seconds after the run's begin.
 	ends, endsBefore map[string]float64
 }
 
-// newProgress writes to f until end.
+// newProgress returns a progress that writes to f until end.
 func newProgress(f *os.File) *progress {
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
 	p := &progress{w: f, terminal: err == nil, now: time.Now, stop: make(chan os.Signal, 1), closed: make(chan struct{})}
@@ -99,7 +99,7 @@ func (p *progress) interrupted() bool {
 	return p.signal != nil
 }
 
-// under says which process group signals are passed on to as well, until end.
+// under adds a process group to which signals are passed on, until end is called.
 func (p *progress) under(group int) (end func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -113,7 +113,7 @@ func (p *progress) under(group int) (end func()) {
 
 func (p *progress) elapsed() time.Duration { return p.now().Sub(p.began).Round(time.Second) }
 
-// step begins a step, until end.
+// step begins a step, which lasts until end is called.
 func (p *progress) step(name string) (end func()) {
 	p.mu.Lock()
 	p.begun++
@@ -129,13 +129,14 @@ func (p *progress) step(name string) (end func()) {
 	}
 }
 
-// left estimates what remains of the whole run from the one before, "" if that
-// had other steps.
+// left estimates the time left of the whole run, from the times of the run before. It
+// returns "" if that had another number of steps.
 func (p *progress) left() string {
 	if len(p.endsBefore) != p.steps {
 		return ""
 	}
-	var last, reached, at float64 // reached is where the run before was at that time of this one
+	// The last step to end did so at time at of this run, and at time reached of the one before.
+	var last, reached, at float64
 	for name, end := range p.endsBefore {
 		last = max(last, end)
 		if now, ok := p.ends[name]; ok {
@@ -152,7 +153,7 @@ func (p *progress) left() string {
 	return fmt.Sprintf(", about %v left", time.Duration(rest*float64(time.Second)).Round(time.Second))
 }
 
-// end removes the line, and keeps the times of a run that had every step.
+// end removes the line. It saves the times of the steps if all of more than two steps ended.
 func (p *progress) end() {
 	p.mu.Lock()
 	p.clear()
@@ -185,7 +186,7 @@ func (p *progress) clear() {
 	}
 }
 
-// about adds to what the step says of itself, until end.
+// about adds a detail to the line, until end is called.
 func (p *progress) about(detail func() string) (end func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -197,8 +198,8 @@ func (p *progress) about(detail func() string) (end func()) {
 	}
 }
 
-// draw brings the line up to date; where there is no terminal it prints one after
-// a silence.
+// draw brings the line on a terminal up to date. Without a terminal it prints a line
+// after a silence.
 func (p *progress) draw() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,9 +9,9 @@ import (
 	"ipoibcm/internal/long"
 )
 
-// showRows fails the tests that docs/specs.md says show a requirement and that
-// did not: with CI=true, where every tool is installed, none of them may be
-// skipped. Elsewhere the list of what was skipped says enough.
+// showRows fails the tests that show a requirement according to docs/specs.md, but
+// were skipped or did not run. It does so with CI=true only, where every tool is
+// installed. Elsewhere the list of skipped tests says enough.
 func (r *run) showRows() {
 	if !r.ci || r.only != "" {
 		return
@@ -24,12 +24,13 @@ func (r *run) showRows() {
 	r.mustPass(strings.Fields(string(out)))
 }
 
-// byHand begins the reason of a test that has no end, and shows what others show.
+// byHand begins the reason of a skipped test that runs until it is stopped. It shows
+// no more than other tests do.
 const byHand = "runs until it is stopped"
 
-// mustPass fails each of the tests, by package and name, that was skipped,
-// wholly or in a part, or that did not run although its package did. The short
-// form may leave out what the long form has.
+// mustPass fails each of the tests, named by package and test, that was skipped
+// wholly or in part, or that did not run although its package did. In the short form
+// a test may be skipped because it belongs to the long form.
 func (r *run) mustPass(tests []string) {
 	ran := map[string]bool{} // packages
 	skips := map[string]string{}
@@ -53,8 +54,9 @@ func (r *run) mustPass(tests []string) {
 	}
 }
 
-// anywhere returns the results of tests without where they ran, the best of each:
-// a test that passes on one kernel or processor has shown what it shows.
+// anywhere returns the result of each test, whatever place it ran in. Of several
+// places the largest outcome counts: a test that passes on one kernel or processor,
+// and is skipped on another, has passed.
 func (r *run) anywhere() map[string]*result {
 	best := map[string]*result{}
 	for _, name := range r.order {

@@ -1,13 +1,13 @@
-// Package expect compares what a test has got with what it wants, one condition a
-// line, and says both where they differ.
+// Package expect compares what a test got with what it wants, one condition a line. If
+// they differ it prints both.
 //
 // It is for tests.
 package expect
 
 import "fmt"
 
-// Equal fails the test, which goes on, unless got is want. What is compared is said as
-// fmt.Sprintf says it.
+// Equal fails the test, which goes on, unless got equals want. what and args name the
+// compared value, as a format and its arguments.
 func Equal[T comparable](t interface {
 	Helper()
 	Errorf(format string, args ...any)
@@ -18,7 +18,7 @@ func Equal[T comparable](t interface {
 	}
 }
 
-// MustEqual ends the test unless got is want.
+// MustEqual fails and ends the test unless got equals want.
 func MustEqual[T comparable](t interface {
 	Helper()
 	Fatalf(format string, args ...any)

@@ -12,7 +12,7 @@ import (
 	"ipoibcm/wire/mad"
 )
 
-// A state is that of one connection.
+// A state is the state of one connection.
 type state uint8
 
 const (
@@ -26,11 +26,11 @@ const (
 
 // A conn is one connection, in one direction: active to send, passive to receive.
 type conn struct {
-	link          encap.LinkAddr // of the neighbour it was opened for; of a passive one only the GID
+	link          encap.LinkAddr // of the neighbour; a passive connection knows only its GID
 	active        bool
 	state         state
-	lingering     bool // the peer has gone, and Linux has not noticed
-	try           int  // of the profile's forms
+	lingering     bool // the other end has closed it, and Linux has not noticed
+	try           int  // index of the profile's forms
 	local, remote mad.CommID
 	guid          ib.GUID
 	qpn, far      ib.QPN
@@ -48,8 +48,8 @@ type conn struct {
 	used     time.Time
 }
 
-// tx returns the connection to send on to link, nil if there is none under way.
-// To Linux the flags are part of the address.
+// tx returns the connection for sending to link, up or being set up, nil if there is
+// none. To Linux the flags are part of the address.
 func (p *Peer) tx(link encap.LinkAddr) *conn {
 	for _, c := range p.conns {
 		same := c.link == link || p.prof.onAnswer && c.link.Key() == link.Key()
@@ -92,7 +92,8 @@ func (p *Peer) Up() (own, peers []ib.QPN) {
 	return own, peers
 }
 
-// FarQPNs lists, for each connection that is up, the peer's queue pair.
+// FarQPNs lists the QPNs at the other end of the connections that are up: of those that the peer
+// opened if active is set, else of those that were opened to it.
 func (p *Peer) FarQPNs(active bool) (out []ib.QPN) {
 	for _, c := range p.conns {
 		if c.state == stateUp && c.active == active {
@@ -134,7 +135,7 @@ func (p *Peer) sendMAD(to ib.GID, msg mad.Message) {
 	p.port.SendMAD(m)
 }
 
-// keepSending sends msg, and again until its state changes.
+// keepSending sends msg now, and again after each tryTime until the state of c changes.
 func (p *Peer) keepSending(c *conn, msg mad.Message) {
 	c.msg, c.tries, c.deadline = msg, 0, p.now().Add(tryTime)
 	p.sendMAD(c.link.GID, msg)
@@ -218,7 +219,7 @@ func (p *Peer) recvREQ(from ib.GID, req mad.REQ) {
 			if c.state == stateGone {
 				p.reject(from, req, mad.RejStaleConnection, nil)
 			}
-			return // the REP repeats itself
+			return // keepSending repeats the REP
 		}
 	}
 	for _, c := range p.conns {
@@ -258,7 +259,8 @@ func (p *Peer) recvREQ(from ib.GID, req mad.REQ) {
 	p.keepSending(c, rep)
 }
 
-// check is what WinOFED looks at.
+// check makes WinOFED's checks of a REQ. It rejects a REQ that fails them, but is silent to an
+// unknown sender.
 func (p *Peer) check(from ib.GID, req mad.REQ) bool {
 	var pd encap.PrivateData
 	_ = pd.UnmarshalBinary(req.PrivateData[:])
@@ -291,7 +293,7 @@ func (p *Peer) ready(c *conn, retry uint8) {
 		verbs.QPAttr{State: verbs.StateRTS, SQPSN: c.farPSN, Timeout: ackTimeout, RetryCount: retry, RNRRetry: c.rnr})
 }
 
-// established makes a passive connection one that is up.
+// established takes a passive connection for which a REP was sent to stateUp.
 func (p *Peer) established(c *conn) {
 	if c.state != stateReplied {
 		return
@@ -373,7 +375,7 @@ func (p *Peer) refuse(c *conn, rep mad.REP, why mad.RejectReason) {
 	p.fail(c)
 }
 
-// fail ends an attempt: what waits is dropped, and the next packet starts over.
+// fail ends an attempt to connect. Waiting packets are dropped, and the next packet starts a new attempt.
 func (p *Peer) fail(c *conn) {
 	p.Count["attempts failed"]++
 	p.Count["dropped connecting"] += len(c.queue)
@@ -404,8 +406,8 @@ func (p *Peer) recvREJ(rej mad.REJ) {
 	}
 }
 
-// recvDREQ ends a connection; one that names another QPN is dropped, one for
-// IDs that nobody knows is answered.
+// recvDREQ ends a connection. A DREQ that names another QPN is dropped. A DREQ with
+// unknown IDs is answered.
 func (p *Peer) recvDREQ(from ib.GID, dreq mad.DREQ) {
 	drep := mad.DREP{TransactionID: dreq.TransactionID, LocalCommID: dreq.RemoteCommID, RemoteCommID: dreq.LocalCommID}
 	c := p.byIDs(dreq.RemoteCommID, dreq.LocalCommID)
@@ -433,13 +435,13 @@ func (p *Peer) bye(c *conn) {
 	p.keepSending(c, msg)
 }
 
-// gone is TIMEWAIT: what is left is enough to call others stale.
+// gone puts c into TIMEWAIT. What it keeps is enough to find later connections stale.
 func (p *Peer) gone(c *conn) {
 	p.destroyQP(c)
 	c.state, c.msg, c.deadline = stateGone, nil, p.now().Add(timewait)
 }
 
-// setIdle lets a connection that nothing uses go after its time.
+// setIdle sets the deadline at which c is closed if it is not used until then.
 func (p *Peer) setIdle(c *conn) {
 	idle := p.prof.idleRx
 	if c.active {
@@ -451,8 +453,8 @@ func (p *Peer) setIdle(c *conn) {
 	}
 }
 
-// QPError says that a queue pair broke: to an agent that never retries that is
-// one lost packet. It says goodbye and asks again with the next packet.
+// QPError tells the peer that a queue pair broke. Without retries one lost packet
+// breaks it. The peer sends a DREQ, and opens a new connection with the next packet.
 func (p *Peer) QPError(qpn ib.QPN) {
 	if c := p.byQPN(qpn); c != nil && (c.state == stateUp || c.state == stateReplied) {
 		p.Count["queue pairs broken"]++

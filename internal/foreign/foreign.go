@@ -1,12 +1,12 @@
-// Package foreign models the peers that are not ours: IPoIB as Linux, illumos
-// and WinOFED have it, as far as the wire shows it (docs/rfc4755.md). They
+// Package foreign models peers that do not run our code: IPoIB as in Linux, illumos
+// and WinOFED, as far as the wire shows it (docs/rfc4755.md). They
 // open one-way connections with the 0x10 service ID, fill no private data where
 // the standard wants it, give up after one lost packet, know no crossing, and
 // take every REJ for a failure.
 //
 // A [Peer] is a machine like ours: it reads no clock and starts nothing. It has
-// a connection manager of its own, written from what the others do and not from
-// package cm, so that the two do not agree by being the same code.
+// a connection manager of its own, written from what those implementations do and not
+// from package cm, so that the two do not agree just because they share code.
 //
 // It is for tests. What is not modelled: SA queries, interface modes, ICMP.
 package foreign
@@ -39,20 +39,20 @@ const (
 // String names k.
 func (k Kind) String() string { return [...]string{"Linux", "illumos", "WinOFED"}[min(k, WinOFED)] }
 
-// A profile is what sets the kinds apart.
+// A profile is the behaviour in which the kinds differ.
 type profile struct {
-	listenRFC bool             // on 0x01 too
-	forms     []serviceid.Form // of the REQs of one attempt, one after the other
+	listenRFC bool             // listens on the 0x01 service ID too
+	forms     []serviceid.Form // service IDs of the REQs of one attempt, one after the other
 	retry     uint8            // retry and RNR retry counts of a REQ
-	echoRNR   bool             // a REP repeats the REQ's RNR retry count; else 7
+	echoRNR   bool             // a REP repeats the REQ's RNR retry count; else that is 7
 	depth     uint8            // responder resources offered
 	rtuData   bool             // an RTU has private data
 	readsMTU  bool             // sends no more than the REP's Receive MTU
-	checks    bool             // of a REQ: UD QPN, Receive MTU, one connection
+	checks    bool             // checks a REQ: UD QPN, Receive MTU, no second connection
 	onAnswer  bool             // connects on an ARP reply with flags 0x80 only, and after a passive RTU
 	fallback  bool             // sends by UD while there is no connection
-	idleTx    time.Duration    // unused connections of its own go after this; 0: never
-	idleRx    time.Duration    // and those of its peers
+	idleTx    time.Duration    // how long it keeps its own unused connections; zero means for ever
+	idleRx    time.Duration    // how long it keeps unused connections of its peers, likewise
 }
 
 var profiles = [...]profile{
@@ -64,7 +64,8 @@ var profiles = [...]profile{
 		fallback: true},
 }
 
-// Times and bounds of Linux (drivers/infiniband/ulp/ipoib); those of the others are not known.
+// Times and bounds of Linux (drivers/infiniband/ulp/ipoib). All kinds use them, because those of the
+// others are not known.
 const (
 	maxQueue    = 3                       // packets that wait for an address or a connection
 	respond     = ib.Timeout(20)          // both CM response timeouts
@@ -72,7 +73,7 @@ const (
 	maxTries    = 15
 	timewait    = 42 * time.Second // a (CA GUID, QPN) is stale for that long
 	lingers     = 2200 * time.Millisecond
-	sulks       = 94 * time.Second // after a REP that it cannot use
+	sulks       = 94 * time.Second // it opens no connection for that long after a REP that it cannot use
 	ackTimeout  = ib.Timeout(18)   // 1.07 s
 	recvMTU     = 65524
 	askEvery    = time.Second
@@ -83,14 +84,14 @@ const (
 // Options configure a Peer. Link, GUID and Rand must be given.
 type Options struct {
 	Kind    Kind
-	Link    encap.LinkAddr // its flags are what the peer announces; zero means 0x80
+	Link    encap.LinkAddr // the peer announces it; flags of zero mean 0x80
 	GUID    ib.GUID
 	Addrs   []netip.Addr // of the host
 	PathMTU ib.MTU       // zero means 1024
 	UDMTU   int          // octets of IP; zero means 2044
-	// ReceiveMTU is announced, and what WinOFED compares with. Zero means 65524.
+	// ReceiveMTU is announced. WinOFED compares that of a REQ with it. Zero means 65524.
 	ReceiveMTU uint32
-	// Deaf takes no REQ, as if it had no connected mode behind its flags.
+	// Deaf makes the peer reject every REQ, as if it had no connected mode in spite of its flags.
 	Deaf bool
 	Rand *rand.Rand
 }
@@ -108,7 +109,7 @@ type Port interface {
 	DestroyQP(qpn ib.QPN)
 	// Deliver hands an IP packet to the peer's host.
 	Deliver(pkt []byte)
-	// Tell is for people.
+	// Tell shows people what the peer does.
 	Tell(text string)
 }
 
@@ -121,14 +122,14 @@ type Peer struct {
 
 	neighs    map[netip.Addr]*neighbour
 	order     []*neighbour
-	endpoints map[ib.GID]ib.QPN // WinOFED: who may connect
+	endpoints map[ib.GID]ib.QPN // UD QPNs of the ports that may connect to WinOFED
 	conns     []*conn
 	lastComm  uint32
 	sulkUntil time.Time
 
 	// Died says what the peer did not survive; empty if it lives.
 	Died string
-	// Count has what happened, by name.
+	// Count counts what happened, by name.
 	Count map[string]int
 }
 
@@ -164,7 +165,7 @@ func (p *Peer) now() time.Time { return p.port.Now() }
 
 func (p *Peer) tell(format string, args ...any) { p.port.Tell(fmt.Sprintf(format, args...)) }
 
-// die notes what an implementation does not survive.
+// die notes the first event that the implementation would not survive.
 func (p *Peer) die(format string, args ...any) {
 	if p.Died == "" {
 		p.Died = fmt.Sprintf(format, args...)
@@ -175,7 +176,7 @@ func (p *Peer) die(format string, args ...any) {
 // Announce changes the flags that the peer announces.
 func (p *Peer) Announce(flags encap.Flags) { p.link.Flags = flags }
 
-// Dial opens a connection, one more if there is one, as after a crash.
+// Dial opens a connection to link, even if there is one already, as after a crash.
 func (p *Peer) Dial(link encap.LinkAddr) { p.connect(link) }
 
 // Vanish forgets everything without a word, as a host that loses power and is

@@ -14,8 +14,8 @@ import (
 	"ipoibcm/wire/nd"
 )
 
-// A neighbour is an entry of the host's cache. The link-layer address has its
-// flags: one that changes is another neighbour to Linux (ipoib_main.c).
+// A neighbour is an entry of the host's cache. The link-layer address includes the
+// flags: to Linux an address with other flags is another neighbour (ipoib_main.c).
 type neighbour struct {
 	addr     netip.Addr
 	link     encap.LinkAddr
@@ -60,7 +60,7 @@ func (p *Peer) neighbour(a netip.Addr) *neighbour {
 	return n
 }
 
-// own returns the address of the family of a.
+// own returns the peer's own address of the family of a.
 func (p *Peer) own(a netip.Addr) netip.Addr {
 	i := slices.IndexFunc(p.opt.Addrs, func(b netip.Addr) bool { return a.Is4() == b.Is4() })
 	if i < 0 {
@@ -92,8 +92,8 @@ func (p *Peer) askAgain(n *neighbour) {
 }
 
 // Probe asks the neighbour with address a whether it is still there, with a
-// unicast NS. To the host that is a packet like any other, and it goes by
-// whatever the others go by: ND over a connection (ipoib_main.c).
+// unicast NS. The host sends it as it sends any other packet to a, over a connection
+// if there is one (ipoib_main.c).
 func (p *Peer) Probe(a netip.Addr) {
 	n := p.neighs[a]
 	if n == nil || !n.known {
@@ -105,8 +105,7 @@ func (p *Peer) Probe(a netip.Addr) {
 	}
 }
 
-// ProbeARP sends an ARP request for a on the connection that leads there, which
-// is never right.
+// ProbeARP sends an ARP request for a on the connection to a, which is never right.
 func (p *Peer) ProbeARP(a netip.Addr) {
 	if c := p.tx(p.neighbour(a).link); c != nil && c.state == stateUp {
 		b, _ := arp.NewRequest(p.link, p.own(a), a).AppendBinary(nil)
@@ -118,8 +117,8 @@ func (p *Peer) ProbeARP(a netip.Addr) {
 // to a port; it reports whether there is one.
 func (p *Peer) SendOwn(to ib.GID, pkt []byte) bool { return p.sendOn(true, to, pkt) }
 
-// SendBack sends it on the connection that the port has opened. No
-// implementation known does that, but one may.
+// SendBack sends an IP packet on the connection that the port has opened; it reports
+// whether there is one. No known implementation does that, but one may.
 func (p *Peer) SendBack(to ib.GID, pkt []byte) bool { return p.sendOn(false, to, pkt) }
 
 func (p *Peer) sendOn(active bool, to ib.GID, pkt []byte) bool {

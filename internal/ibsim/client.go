@@ -1,6 +1,6 @@
-// Package ibsim runs a simulated InfiniBand subnet under the real subnet manager:
-// the fabric simulator ibsim (0.10 to 0.12) with opensm on it, both as programs of the system, and
-// clients in pure Go that send and receive MADs at its host ports.
+// Package ibsim runs a simulated InfiniBand subnet with a real subnet manager: the fabric
+// simulator ibsim (0.10 to 0.12) and opensm, both programs of the system, and clients in
+// pure Go that send and receive MADs at the simulator's host ports.
 //
 // Simulator and clients meet at datagram sockets in the abstract name space of the network
 // namespace. No privilege is needed and no network. There is no data
@@ -35,19 +35,19 @@ const (
 	opPKeys      = 10
 )
 
-// Data messages of the simulator: an address in 32 octets, and a MAD.
+// A data message of the simulator is an address in 32 octets, and a MAD.
 const (
 	envelopeLen = 32
 	messageLen  = envelopeLen + mad.Len
 )
 
-// QPN is where a Client sends from and receives at. The simulator gives QP 1 of a port to
-// one program only.
+// QPN is the QP from which a Client sends and at which it receives. The simulator gives QP 1
+// of a port to one program only.
 const QPN ib.QPN = 0x800001
 
 var lastID atomic.Uint32
 
-// A Client is at one host port.
+// A Client sends and receives MADs at one host port.
 type Client struct {
 	Node string
 
@@ -82,7 +82,7 @@ func (f *Fabric) Dial(node string) (*Client, error) {
 	return c, nil
 }
 
-// abstract names a socket. A zero octet is part of every name.
+// abstract returns the address of an abstract socket. Every name ends with a zero octet.
 func abstract(format string, args ...any) *net.UnixAddr {
 	return &net.UnixAddr{Net: "unixgram", Name: "@" + fmt.Sprintf(format, args...) + "\x00"}
 }
@@ -115,7 +115,7 @@ func (c *Client) Close() error {
 	return errors.Join(err, c.control.Close(), c.data.Close())
 }
 
-// Port returns what the port is like now.
+// Port returns the present state of the port.
 func (c *Client) Port() (sa.Port, error) {
 	request := make([]byte, 64)
 	request[0] = 1
@@ -159,10 +159,10 @@ func (c *Client) Send(m *sa.MAD) error {
 	return err
 }
 
-// ErrUndelivered says that the simulator gave a MAD of ours back.
+// ErrUndelivered says that the simulator returned a MAD of ours, because it could not deliver it.
 var ErrUndelivered = errors.New("ibsim: MAD not delivered")
 
-// Receive waits for a MAD, until Close.
+// Receive waits for a MAD. After Close it returns an error.
 func (c *Client) Receive() (*sa.MAD, error) {
 	b := make([]byte, messageLen+1)
 	switch n, err := c.data.Read(b); {

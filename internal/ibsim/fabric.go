@@ -14,11 +14,11 @@ import (
 	"time"
 )
 
-// Preload is the library that leads programs of libibumad to the simulator.
+// preload matches the library that makes programs of libibumad use the simulator.
 const preload = "/usr/lib/*/umad2sim/libumad2sim.so"
 
-// topology is two switches and four hosts. opensm is at hostA. A host's port GUID is
-// its node's and 1 more.
+// topology has two switches and four hosts. opensm runs at hostA. The port GUID of a host
+// is its node GUID plus 1.
 const topology = `vendid=0x2c9
 devid=0x1017
 caguid=0x0002c90000a00000
@@ -56,10 +56,11 @@ Switch	8 "sw2"
 [7]	"sw1"[7]
 `
 
-// Start to "SUBNET UP" takes less than a second on an idle machine.
+// patience bounds the wait for a program's line in its log. "SUBNET UP" comes in less than a second on
+// an idle machine.
 const patience = 30 * time.Second
 
-// A Fabric is one simulator, and the subnet manager on it.
+// A Fabric is one simulator and its subnet manager.
 type Fabric struct {
 	name, dir string
 	console   io.WriteCloser
@@ -83,7 +84,7 @@ func Missing() error {
 	return nil
 }
 
-// find looks for a program, in the directories of root's as well.
+// find looks for a program in /usr/sbin and /sbin, then in PATH.
 func find(name string) (string, error) {
 	for _, dir := range []string{"/usr/sbin/", "/sbin/"} {
 		if _, err := os.Stat(dir + name); err == nil {
@@ -93,8 +94,8 @@ func find(name string) (string, error) {
 	return exec.LookPath(name)
 }
 
-// Start starts a simulator and a subnet manager with the given partitions.conf;
-// empty: as opensm is without one. Both end with the test.
+// Start starts a simulator, and a subnet manager with the given text of partitions.conf.
+// If that is empty opensm has no such file. Both programs end with the test.
 func Start(t testing.TB, partitions string) *Fabric {
 	t.Helper()
 	f := &Fabric{name: fmt.Sprintf("ipoibcm-%d-%d", os.Getpid(), fabrics.Add(1)), dir: t.TempDir()}
@@ -132,7 +133,8 @@ func (f *Fabric) start() error {
 	return f.ibsim.wait("simulator ready")
 }
 
-// command is a program in the simulator's directory, and its name.
+// command returns a command in the simulator's directory, with the name of the simulator's sockets in
+// its environment.
 func (f *Fabric) command(path string, args ...string) *exec.Cmd {
 	c := exec.Command(path, args...)
 	c.Dir = f.dir
@@ -177,7 +179,7 @@ func (f *Fabric) StopSM() {
 	}
 }
 
-// SetLink takes the link of a host away, or brings it back.
+// SetLink takes the link of a host down, or up again.
 func (f *Fabric) SetLink(node string, up bool) error {
 	word := "Unlink"
 	if up {
@@ -187,11 +189,11 @@ func (f *Fabric) SetLink(node string, up bool) error {
 	return err
 }
 
-// A program is one that runs until it is stopped.
+// A program is a running program.
 type program struct {
 	cmd  *exec.Cmd
 	out  *os.File
-	log  string // what wait looks at
+	log  string // file that wait reads
 	done chan struct{}
 }
 

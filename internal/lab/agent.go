@@ -37,13 +37,13 @@ type AgentConfig struct {
 	Control string   // control socket
 	Log     string   // file that its log is appended to
 	Args    []string // more arguments of run
-	Stderr  *os.File // takes its log instead; nil means Log
-	Env     []string // more variables of its environment
-	// Files are handed to it under FileNames, as a service manager does (sd_listen_fds(3)).
+	Stderr  *os.File // takes the agent's standard error; nil means Log
+	Env     []string // more variables of the agent's environment
+	// Files are handed to the agent under FileNames, as a service manager does (sd_listen_fds(3)).
 	Files     []*os.File
 	FileNames []string
-	// Detached lets the agent outlive this process, which it otherwise never
-	// does, however this process ends.
+	// Detached lets the agent outlive this process. Otherwise the agent ends when
+	// this process does, however that ends.
 	Detached bool
 }
 
@@ -59,7 +59,7 @@ func StartAgent(ctx context.Context, h *Host, c AgentConfig) (*Agent, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", c.Control)
 		}}
 	a.cmd = exec.Command(c.Program, append([]string{"run", "--control", c.Control}, c.Args...)...)
-	if len(c.Files) > 0 { // whose process it is must be said before there is one
+	if len(c.Files) > 0 { // LISTEN_PID is known only when the process is there: the shell sets it
 		a.cmd.Args = append([]string{"sh", "-c", `LISTEN_PID=$$ exec "$0" "$@"`, c.Program}, a.cmd.Args[1:]...)
 		a.cmd.Path, a.cmd.ExtraFiles = "/bin/sh", c.Files
 		c.Env = append(c.Env, fmt.Sprintf("LISTEN_FDS=%d", len(c.Files)), "LISTEN_FDNAMES="+strings.Join(c.FileNames, ":"))
@@ -91,7 +91,7 @@ func StartAgent(ctx context.Context, h *Host, c AgentConfig) (*Agent, error) {
 	return a, nil
 }
 
-// patience bounds waits for what takes milliseconds on an idle machine.
+// patience bounds the wait for an event that takes milliseconds on an idle machine.
 const patience = time.Minute
 
 func (a *Agent) waitUp(ctx context.Context) error {
@@ -113,7 +113,8 @@ func (a *Agent) waitUp(ctx context.Context) error {
 	}
 }
 
-// stacks tells where the agent stands: its threads in the kernel, and goroutines at the end of its log.
+// stacks returns the kernel stacks of the agent's threads. It ends the agent with SIGQUIT, which writes
+// the stacks of the goroutines at the end of its log.
 func (a *Agent) stacks() string {
 	var out strings.Builder
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stack", a.PID()))
@@ -147,7 +148,7 @@ func (a *Agent) Get(ctx context.Context, path string, v any) error {
 	return json.NewDecoder(body).Decode(v)
 }
 
-// Stream opens one of the endless answers of the control API.
+// Stream opens an answer of the control API, which may be endless. The caller closes it.
 func (a *Agent) Stream(ctx context.Context, path string) (io.ReadCloser, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
 	if err != nil {
@@ -190,7 +191,7 @@ func (a *Agent) Conns(ctx context.Context) ([]control.Conn, error) {
 // Established is the state of a connection that carries packets.
 const Established = "ESTABLISHED"
 
-// Counter returns one counter. It is an error if there is none of that name.
+// Counter returns the counter name of part. It is an error if there is no such counter.
 func (a *Agent) Counter(ctx context.Context, part, name string) (uint64, error) {
 	var d control.Stats
 	if err := a.Get(ctx, control.PathStats, &d); err != nil {
@@ -204,7 +205,8 @@ func (a *Agent) Counter(ctx context.Context, part, name string) (uint64, error) 
 	return 0, fmt.Errorf("agent in %s has no counter %s of %s", a.Host.Name, name, part)
 }
 
-// WaitConns waits until ok holds for the established connections.
+// WaitConns waits until ok holds for the established connections, and returns them. After timeout it
+// returns an error.
 func (a *Agent) WaitConns(ctx context.Context, timeout time.Duration,
 	ok func([]control.Conn) bool) (conns []control.Conn, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -223,7 +225,7 @@ func (a *Agent) WaitConns(ctx context.Context, timeout time.Duration,
 	}
 }
 
-// Stop asks the agent to end (SIGTERM) and returns how it did.
+// Stop asks the agent to end (SIGTERM) and returns its error. After timeout it kills the agent.
 func (a *Agent) Stop(timeout time.Duration) error {
 	a.cmd.Process.Signal(syscall.SIGTERM)
 	select {
@@ -239,8 +241,8 @@ func (a *Agent) Stop(timeout time.Duration) error {
 	return nil
 }
 
-// Wait waits for the agent to end by itself, and returns how it did. It is killed if it
-// has not in time.
+// Wait waits until the agent ends by itself and returns its error. After timeout it
+// kills the agent.
 func (a *Agent) Wait(timeout time.Duration) error {
 	select {
 	case <-a.done:

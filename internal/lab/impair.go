@@ -49,7 +49,7 @@ func (h *Host) OffloadsOff(dev string, features ...string) error {
 		ae.Nested(featuresWanted|nestedBit, func(ae *netlink.AttributeEncoder) error {
 			ae.Nested(bitsetBits|nestedBit, func(ae *netlink.AttributeEncoder) error {
 				for _, f := range features {
-					// A bit that is named without a value is cleared.
+					// The kernel clears a bit that is named without a value.
 					ae.Nested(bitsetBit|nestedBit, func(ae *netlink.AttributeEncoder) error {
 						ae.String(bitsetName, f)
 						return nil
@@ -74,8 +74,8 @@ func (h *Host) OffloadsOff(dev string, features ...string) error {
 }
 
 // Lose makes a device drop one in n of the RoCEv2 packets that come in, at
-// random, after turning off what would hide packets in batches on both ends of
-// the link. from is the host at the other end.
+// random. Before that it turns off the offloads of devFrom that would hide packets
+// in batches. from is the host at the other end of the link, devFrom its device.
 func (h *Host) Lose(dev string, from *Host, devFrom string, n int) error {
 	if err := from.OffloadsOff(devFrom, "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation"); err != nil {
 		return err
@@ -86,8 +86,8 @@ func (h *Host) Lose(dev string, from *Host, devFrom string, n int) error {
 }
 
 // Swallow makes a device drop, without a word, the RoCEv2 packets of more than mtu
-// octets that come in, as a router with a smaller MTU does whose ICMP is
-// filtered. from is the host at the other end.
+// octets that come in, as a router with a smaller MTU does if its ICMP messages are
+// filtered. from is the host at the other end, devFrom its device.
 func (h *Host) Swallow(dev string, from *Host, devFrom string, mtu int) error {
 	if err := from.OffloadsOff(devFrom, "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation"); err != nil {
 		return err
@@ -100,8 +100,9 @@ func (h *Host) Swallow(dev string, from *Host, devFrom string, mtu int) error {
 		"%s }\n}\n", dev, rules))
 }
 
-// Mark makes a device change the ECN codepoint of RoCEv2 packets that come in, one in n,
-// from one to another, as nft(8) names them. It begins anew with each call.
+// Mark makes a device change the ECN codepoint of one in n of the RoCEv2 packets that
+// come in with the codepoint from, to the codepoint to. Both are named as in nft(8).
+// Each call replaces the rule of the last one.
 func (h *Host) Mark(dev, from, to string, n int) error {
 	script := "table netdev ipoibcm_mark {}\ndelete table netdev ipoibcm_mark\n" +
 		fmt.Sprintf("table netdev ipoibcm_mark {\n chain marks {\n  type filter hook ingress device %q priority "+
@@ -123,7 +124,7 @@ func (h *Host) Block(dev string) error {
 // Unblock ends Block.
 func (h *Host) Unblock() error { return h.nft("delete table netdev ipoibcm_block\n") }
 
-// nft has the program carry out a script.
+// nft runs the program nft with a script inside the namespace.
 func (h *Host) nft(script string) error {
 	nft, err := exec.LookPath("nft")
 	if err != nil {

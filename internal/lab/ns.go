@@ -1,7 +1,7 @@
 // Package lab makes small networks out of network namespaces, and sends real
-// traffic through them: ICMP echo, TCP with checksums, multicast. The demo and
-// doctor use it, benchmarks, and the tests in test/. It needs root and no other
-// program.
+// traffic through them: ICMP echo, TCP with checksums, multicast. The demo, doctor,
+// benchmarks and the tests in test/ use it. It needs root, and the program nft to make
+// a device drop or mark packets.
 package lab
 
 import (
@@ -46,7 +46,7 @@ func NewHost(name string) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Without families it would open all it knows, of which a kernel need not have xfrm and netfilter.
+	// Without this argument it would open every family that it knows. A kernel may lack xfrm and netfilter.
 	if h.nl, err = netlink.NewHandleAt(h.ns, unix.NETLINK_ROUTE); err != nil {
 		h.Close()
 		return nil, fmt.Errorf("netlink in %s: %w", name, err)
@@ -62,7 +62,7 @@ func NewHost(name string) (*Host, error) {
 	return h, nil
 }
 
-// Close removes the namespace's name; it ends with the last process and socket in it.
+// Close removes the namespace's name. The namespace itself ends with the last process and socket in it.
 func (h *Host) Close() error {
 	if h.nl != nil {
 		h.nl.Close()
@@ -71,7 +71,7 @@ func (h *Host) Close() error {
 	return errors.Join(err, netns.DeleteNamed(h.Name))
 }
 
-// Netlink returns the handle of the namespace.
+// Netlink returns the handle for rtnetlink requests in the namespace.
 func (h *Host) Netlink() *netlink.Handle { return h.nl }
 
 // Do runs f inside the namespace. Sockets that f opens stay there.
@@ -159,8 +159,8 @@ func (h *Host) AddRoute(dev, dst, via string) error {
 	})
 }
 
-// RouteTo returns the MTU that the kernel would use to dst, 0 if the route has
-// none of its own, and the route in the words of ip route get.
+// RouteTo returns the MTU of the route to dst, 0 if the route has none of its own,
+// and a text such as "10.0.0.2 dev ibcm0 mtu 65520".
 func (h *Host) RouteTo(dst netip.Addr) (mtu int, text string, err error) {
 	routes, err := h.nl.RouteGet(dst.AsSlice())
 	if err != nil {
@@ -180,8 +180,8 @@ func (h *Host) RouteTo(dst netip.Addr) (mtu int, text string, err error) {
 	return r.MTU, text, nil
 }
 
-// HostRoutes lists the host routes through dev that carry an MTU and that
-// protocol number, as "10.0.0.2 mtu 65520".
+// HostRoutes lists the host routes through dev that have an MTU and the given
+// protocol number, each as "10.0.0.2 mtu 65520".
 func (h *Host) HostRoutes(dev string, protocol int) ([]string, error) {
 	l, err := h.Link(dev)
 	if err != nil {
@@ -210,8 +210,8 @@ func (h *Host) HostRoutes(dev string, protocol int) ([]string, error) {
 	return out, nil
 }
 
-// Connect joins two hosts by a veth pair with this MTU, both ends up, without
-// DAD on them. Names must fit 15 characters.
+// Connect joins two hosts by a veth pair with the given MTU. Both ends are up and
+// without DAD. A device name has at most 15 characters.
 func Connect(a *Host, devA string, b *Host, devB string, mtu int) error {
 	for _, h := range []*Host{a, b} {
 		if err := quiet(h); err != nil {
@@ -241,7 +241,7 @@ func ConnectHere(h *Host, devA, devB string, mtu int) error {
 	return errors.Join(h.ready(devA), h.ready(devB))
 }
 
-// SetMaster makes dev a port of a bridge in h; an empty name takes it out of its.
+// SetMaster makes dev a port of a bridge in h. An empty name takes dev out of its bridge.
 func (h *Host) SetMaster(dev, bridge string) error {
 	l, err := h.Link(dev)
 	if err != nil {
@@ -258,7 +258,7 @@ func (h *Host) SetMaster(dev, bridge string) error {
 }
 
 // Rehearse makes two hosts whose names begin with prefix, joins them by a veth
-// pair and removes them again. It says why a network cannot be made here.
+// pair and removes them again. Its error says why a network cannot be made here.
 func Rehearse(prefix string) (err error) {
 	var hosts [2]*Host
 	for i := range hosts {
@@ -334,8 +334,8 @@ func (h *Host) LinkLocal(dev string) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("%s in %s has no link-local address", dev, h.Name)
 }
 
-// Sweep removes namespaces whose name starts with prefix: what a run that was
-// killed left behind.
+// Sweep removes the names of namespaces that start with prefix. It is for the
+// namespaces of a run that was killed.
 func Sweep(prefix string) {
 	names, _ := filepath.Glob("/run/netns/" + prefix + "*")
 	for _, n := range names {
@@ -343,8 +343,8 @@ func Sweep(prefix string) {
 	}
 }
 
-// SweepKilled is Sweep for the processes that are gone, of those that made namespaces
-// whose names are prefix, their process ID, a hyphen and more.
+// SweepKilled removes the namespaces whose process is gone. Their names are prefix, the
+// process ID, a hyphen and more.
 func SweepKilled(prefix string) {
 	left, _ := filepath.Glob("/run/netns/" + prefix + "*")
 	for _, path := range left {

@@ -17,9 +17,9 @@ type Impairment struct {
 }
 
 // A Relay is a pair of wires between two devices of a host, which carries every
-// frame from one to the other and impairs those that are RoCEv2.
+// frame from one to the other and impairs RoCEv2 frames.
 type Relay struct {
-	// Packets are the RoCEv2 packets that came, the others what became of them.
+	// Packets counts the RoCEv2 packets that came in, the others those that were impaired.
 	Packets, Lost, Duplicated, Reordered, Corrupted atomic.Int64
 
 	imp  atomic.Pointer[Impairment]
@@ -27,16 +27,16 @@ type Relay struct {
 	wg   sync.WaitGroup
 }
 
-// heldFor is how many packets may overtake one that is reordered, and heldAtMost
-// how long it is kept when none come.
+// heldFor is how many packets at most overtake a reordered one. heldAtMost is how
+// long that is kept if no other packet comes.
 const (
 	heldFor    = 3
 	heldAtMost = 2 * time.Millisecond
 )
 
-// ConnectThrough joins a and b by way of mid, whose devices "left" and "right" a
-// relay connects. The offloads that would show it batches of packets, or packets
-// whose checksum is still to be made, are turned off. Close ends the relay.
+// ConnectThrough joins a and b by way of mid, where a relay connects the devices
+// "left" and "right". The device of a and b is dev. Its offloads are turned off, so that
+// the relay sees single packets with finished checksums. Close ends the relay.
 func ConnectThrough(a, mid, b *Host, dev string, mtu int, imp Impairment, seed uint64) (*Relay, error) {
 	if err := mid.Sysctl("net/ipv6/conf/default/disable_ipv6", "1"); err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func ConnectThrough(a, mid, b *Host, dev string, mtu int, imp Impairment, seed u
 	return r, nil
 }
 
-// Impair changes what becomes of packets from now on.
+// Impair sets what the relay does to packets from now on.
 func (r *Relay) Impair(imp Impairment) { r.imp.Store(&imp) }
 
 // Close ends the relay; nothing passes any more.
@@ -173,8 +173,8 @@ func (r *Relay) carry(from, to, mtu int, rnd *rand.Rand) {
 	}
 }
 
-// corrupt flips a bit behind the UDP header of a frame that isRoCE. The UDP checksum is
-// taken out, so that it is for the ICRC to notice.
+// corrupt flips a bit behind the UDP header of a frame for which isRoCE is true. It sets
+// the UDP checksum to zero, so that only the ICRC can show the damage.
 func corrupt(frame []byte, rnd *rand.Rand) {
 	udp := 14 + 40
 	if binary.BigEndian.Uint16(frame[12:]) == unix.ETH_P_IP {

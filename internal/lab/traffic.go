@@ -19,18 +19,18 @@ import (
 // ErrTimeout says that nothing came back in time.
 var ErrTimeout = errors.New("no answer")
 
-// A Ping says what to send.
+// A Ping says which echo request to send.
 type Ping struct {
 	Dst  netip.Addr
 	Size int    // octets of the whole IP packet; zero means 84 (IPv4) or 104
 	DF   bool   // IPv4: set DF, so that a packet too large fails with EMSGSIZE
 	Zone string // device, for link-local addresses
-	// Timeout for the answer. Zero means 1 s.
+	// Timeout is how long the answer may take. Zero means 1 s.
 	Timeout time.Duration
 }
 
-// Ping sends one ICMP or ICMPv6 echo request from the host and returns the
-// round-trip time once an equal payload has come back.
+// Ping sends one ICMP or ICMPv6 echo request from the host, and returns the
+// round-trip time when the reply has come. A reply with another payload is an error.
 func (h *Host) Ping(p Ping) (rtt time.Duration, err error) {
 	err = h.Do(func() error {
 		rtt, err = Echo(p)
@@ -39,7 +39,7 @@ func (h *Host) Ping(p Ping) (rtt time.Duration, err error) {
 	return rtt, err
 }
 
-// Echo does the same from the namespace that the caller is in.
+// Echo does what [Host.Ping] does, from the namespace of the calling thread.
 func Echo(p Ping) (time.Duration, error) {
 	v6 := p.Dst.Is6()
 	header := 28
@@ -183,7 +183,7 @@ func sockaddr(a netip.Addr, zone string, port int) unix.Sockaddr {
 type Transfer struct {
 	Octets   int64
 	Duration time.Duration
-	SHA256   [32]byte // equal at both ends, or there was an error; not of timed transfers
+	SHA256   [32]byte // of the data, compared at both ends; of nothing after a timed transfer
 	MSS      int      // sender's MSS at the end (TCP_INFO), octets
 	Retrans  int      // segments the sender's TCP sent again
 }
@@ -196,9 +196,9 @@ func (t Transfer) Mbps() float64 {
 	return float64(t.Octets) * 8 / 1e6 / t.Duration.Seconds()
 }
 
-// Send transfers data by TCP from h to addr on host to: octets of it, with the
-// SHA-256 compared at the end, or for the time d if octets is zero. It returns
-// once the receiver has confirmed all of it.
+// Send transfers data by TCP from h to addr on host to. It sends that many octets
+// and compares the SHA-256 at the end, or sends for the time d if octets is zero. It
+// returns when the receiver has confirmed all data.
 func (h *Host) Send(ctx context.Context, to *Host, addr netip.Addr, octets int64,
 	d time.Duration) (t Transfer, err error) {
 	var ln *net.TCPListener
@@ -258,9 +258,9 @@ func (h *Host) Send(ctx context.Context, to *Host, addr netip.Addr, octets int64
 	return t, nil
 }
 
-// send writes data, waits for the receiver's octet that says it has all, and
-// fills in t. Only a transfer of a given size is hashed: hashing costs more
-// than the network, and a timed transfer is there to measure the network.
+// send writes data, waits for the octet with which the receiver confirms all of it,
+// and fills in t. Only a transfer of a given size is hashed: hashing costs more than
+// the network, and a timed transfer is there to measure the network.
 func send(conn *net.TCPConn, t *Transfer, octets int64, d time.Duration) error {
 	block := make([]byte, 1<<20)
 	rand.NewChaCha8([32]byte{1}).Read(block)
@@ -321,7 +321,7 @@ func receive(ln *net.TCPListener, hash bool) (n int64, digest [32]byte, err erro
 	return n, digest, err
 }
 
-// mss notes what the sender's kernel knows about the connection.
+// mss fills in t.MSS and t.Retrans from TCP_INFO of the sender's kernel.
 func mss(conn *net.TCPConn, t *Transfer) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -334,8 +334,8 @@ func mss(conn *net.TCPConn, t *Transfer) {
 	})
 }
 
-// Multicast sends a datagram of that size from h to group through devFrom and
-// waits until to, joined on devTo, has it.
+// Multicast joins group on devTo of to, and sends a datagram of size octets of UDP
+// payload from h through devFrom, again and again, until to has one or timeout is over.
 func (h *Host) Multicast(devFrom string, to *Host, devTo string, group netip.Addr, size int,
 	timeout time.Duration) error {
 	network := "udp4"
@@ -386,7 +386,7 @@ func (h *Host) Multicast(devFrom string, to *Host, devTo string, group netip.Add
 	msg := make([]byte, size)
 	rand.NewChaCha8([32]byte{2}).Read(msg)
 	buf := make([]byte, 1<<16)
-	// The report that tells the agent of the join is on its way: send a few times.
+	// The report that tells the agent of the join may still be on its way: send more than once.
 	for deadline := time.Now().Add(timeout); time.Now().Before(deadline); {
 		if _, err := out.WriteToUDPAddrPort(msg, netip.AddrPortFrom(group, mcastPort)); err != nil {
 			return fmt.Errorf("send to %s: %w", group, err)

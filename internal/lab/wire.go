@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Way says what a Wire does to all packets, each way: Lose and Displace are parts of
-// 1000. A packet that is displaced is overtaken by three others.
+// A Way says what a Wire does to the packets in each direction. Lose and Displace are
+// parts of 1000. Three other packets overtake a displaced one.
 type Way struct {
 	Delay          time.Duration
 	Lose, Displace int
 }
 
-// A Wire carries every frame between two devices of a host, later than it came. Unlike
-// a Relay it does the same to every kind of packet, so that others can be compared.
+// A Wire carries every frame between two devices of a host, after a delay. Unlike a
+// Relay it treats every kind of packet alike, so that other tunnels can be compared.
 type Wire struct {
 	Packets, Lost, Displaced atomic.Int64
 
@@ -27,9 +27,9 @@ type Wire struct {
 }
 
 const (
-	// displacedBy is how many packets overtake one that is displaced.
+	// displacedBy is how many packets overtake a displaced one.
 	displacedBy = 3
-	// wireFrames is how many frames are under way each way at most.
+	// wireFrames is how many frames are under way at most in each direction.
 	wireFrames = 1 << 14
 )
 
@@ -79,10 +79,11 @@ type wireFrame struct {
 	n   int
 }
 
-// frames are for frames under way.
+// frames holds the buffers of frames under way.
 var frames = sync.Pool{New: func() any { b := make([]byte, 10<<10); return &b }}
 
-// A frameBatch is what one system call takes or gives, so that the wire is not what bounds a path.
+// A frameBatch is the frames that one system call reads or writes. With fewer system calls the wire
+// is not the bottleneck of a path.
 type frameBatch struct {
 	bufs [wireBatch]*[]byte
 	iovs [wireBatch]unix.Iovec
@@ -92,10 +93,10 @@ type frameBatch struct {
 	}
 }
 
-// wireBatch is how many frames one system call takes or gives at most.
+// wireBatch is how many frames one system call reads or writes at most.
 const wireBatch = 32
 
-// set has slot i hold n octets of buf.
+// set makes slot i hold n octets of buf.
 func (b *frameBatch) set(i int, buf *[]byte, n int) {
 	b.bufs[i] = buf
 	b.iovs[i].Base = &(*buf)[0]
@@ -104,8 +105,8 @@ func (b *frameBatch) set(i int, buf *[]byte, n int) {
 	b.msgs[i].SetIovlen(1)
 }
 
-// call makes one of recvmmsg and sendmmsg with the slots from one to before another, and returns how
-// many are done.
+// call makes the system call trap, recvmmsg or sendmmsg, with the slots from..to-1, and returns how
+// many of them it completed.
 func (b *frameBatch) call(trap uintptr, fd, from, to, flags int) (int, error) {
 	done, _, errno := unix.Syscall6(trap, uintptr(fd), uintptr(unsafe.Pointer(&b.msgs[from])), uintptr(to-from),
 		uintptr(flags), 0, 0)
@@ -115,7 +116,7 @@ func (b *frameBatch) call(trap uintptr, fd, from, to, flags int) (int, error) {
 	return int(done), nil
 }
 
-// take reads frames until the wire is closed. What finds no room is lost.
+// take reads frames until the wire is closed. A frame for which under has no room is lost.
 func (w *Wire) take(from, mtu int, under chan<- wireFrame, way Way, rnd *rand.Rand) {
 	var late *wireFrame
 	left := 0
@@ -167,7 +168,7 @@ func (w *Wire) take(from, mtu int, under chan<- wireFrame, way Way, rnd *rand.Ra
 	}
 }
 
-// give writes frames when their time has come, all at once whose time has.
+// give writes each frame when its time has come, and frames whose time has come together in one batch.
 func (w *Wire) give(to int, under <-chan wireFrame) {
 	var b frameBatch
 	n := 0

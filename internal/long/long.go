@@ -1,7 +1,6 @@
-// Package long says in which of two forms the tests run. The short form is what
-// go test ./... and make test run; make test-long runs the long form, which takes
-// more seeds, larger bounds and longer traffic. What the short form leaves out the
-// long form contains.
+// Package long says in which of two forms the tests run. go test ./... and make test
+// run the short form. make test-long runs the long form, which has more seeds, larger
+// bounds and longer traffic, and all that the short form leaves out.
 //
 // It is for tests.
 package long
@@ -21,7 +20,7 @@ const Reason = "is part of make test-long"
 // Form reports whether the long form is asked for.
 func Form() bool { return os.Getenv(Variable) == "1" }
 
-// Of returns what the form that runs takes.
+// Of returns short in the short form and long in the long form.
 func Of[T any](short, long T) T {
 	if Form() {
 		return long
@@ -37,9 +36,9 @@ func Only(tb testing.TB) {
 	}
 }
 
-// OneGoroutine is for a test of which all happens on one goroutine, and that takes long: the race
-// detector has nothing to see there and makes it ten times as slow. The short form skips it under the
-// race detector; it runs without in the same make test, and in make test-long with it.
+// OneGoroutine is for a test that takes long and runs on one goroutine only. There the race detector has
+// nothing to find, and makes the test ten times as slow. The short form skips the test under the race
+// detector and runs it without; the long form runs it under the race detector too.
 func OneGoroutine(tb testing.TB) {
 	tb.Helper()
 	if Race && !Form() {

@@ -112,7 +112,7 @@ func (c *campaign) inPackage(t *tree, pkg, overlay string, asleep, alone []*muta
 	})
 }
 
-// parallel calls f for 0 to n-1.
+// parallel calls f with each number from 0 to n-1, several at a time.
 func (c *campaign) parallel(n int, f func(int)) {
 	var wg sync.WaitGroup
 	next := make(chan int)
@@ -130,8 +130,8 @@ func (c *campaign) parallel(n int, f func(int)) {
 	wg.Wait()
 }
 
-// baseline runs each set of tests without any mutant. It returns what is wrong
-// with those that cannot judge: they must pass, and not be skipped.
+// baseline runs each set of tests without any mutant. It returns, by pattern, why a set
+// cannot judge mutants, or "": the tests must pass, and not be skipped.
 func (c *campaign) baseline(bin, pkg string, ms []*mutant) map[string]string {
 	wrong := map[string]string{}
 	for _, m := range ms {
@@ -159,11 +159,11 @@ func (c *campaign) baseline(bin, pkg string, ms []*mutant) map[string]string {
 
 func after(s, mark string) string { return firstLines(s[strings.Index(s, mark):], 2) }
 
-// refused finds mutants in what the compiler says.
+// refused matches an error of the compiler in a mutant.
 var refused = regexp.MustCompile(`mutant-(\d+)\.go:(.*)`)
 
-// sleepers writes the overlay of dormant mutants and returns those that compile;
-// the others are settled as broken.
+// sleepers writes the overlay of dormant mutants and returns the mutants that compile.
+// It settles the others as broken.
 func (c *campaign) sleepers(t *tree, ms []*mutant, pkgs []string) (overlay string, kept []*mutant, err error) {
 	for {
 		files, err := t.dormant(ms)
@@ -197,7 +197,8 @@ func (c *campaign) sleepers(t *tree, ms []*mutant, pkgs []string) (overlay strin
 	}
 }
 
-// overlay writes changed files into a directory and says so to the go command.
+// overlay writes changed files into a directory. It returns the path of the file that tells the go
+// command of them (-overlay).
 func (c *campaign) overlay(files map[string]string, dir string) (string, error) {
 	if err := os.RemoveAll(dir); err != nil {
 		return "", err
@@ -278,7 +279,7 @@ func (c *campaign) try(bin string, m *mutant, number int) verdict {
 	return v
 }
 
-// everyTest runs the tests and the examples of fuzz targets.
+// everyTest is the pattern of all tests, and of all fuzz targets with their corpora.
 const everyTest = "^(Test|Fuzz)"
 
 var failure = regexp.MustCompile(`(?m)^--- FAIL: (\w+) (\(.*\))`)
@@ -295,12 +296,12 @@ func failures(out string) (names []string) {
 type outcome struct {
 	out  string
 	err  error
-	late bool // it was ended from outside
+	late bool // it was ended because it took too long
 }
 
 // tests runs tests of a package, with one mutant awake if number is not zero.
 func (c *campaign) tests(bin, pkg, pattern string, number int, more ...string) outcome {
-	// The program ends itself a little earlier, and then says where it was.
+	// The program's own timeout comes earlier, and prints where the tests stood.
 	ctx, stop := context.WithTimeout(context.Background(), c.bound+5*time.Second)
 	defer stop()
 	args := append([]string{"-test.run", pattern, "-test.timeout", c.bound.String(), "-test.failfast",

@@ -11,10 +11,10 @@ import (
 	"strings"
 )
 
-// variable names the mutant that is awake, by its number.
+// variable is the environment variable that holds the number of the mutant that is awake.
 const variable = "IPOIBCM_MUTANT"
 
-// support is the file that each changed package gets besides.
+// support is the text of a file that is added to each changed package.
 const support = `package %s
 
 import (
@@ -50,7 +50,7 @@ func parseSource(name string, text []byte) (*source, error) {
 
 func (s *source) offset(p token.Pos) int { return int(p) - s.base }
 
-// find returns where an edit applies.
+// find returns the offset at which an edit applies.
 func (s *source) find(e edit) (int, error) {
 	if n := bytes.Count(s.text, []byte(e.old)); n != 1 {
 		return 0, fmt.Errorf("%d times in %s, want once: %q; the code has moved on, and so must the mutant", n, e.file, e.old)
@@ -58,7 +58,8 @@ func (s *source) find(e edit) (int, error) {
 	return bytes.Index(s.text, []byte(e.old)), nil
 }
 
-// function returns the function whose body holds octets from to to.
+// function returns the function whose body contains the octets between two offsets. It returns nil if
+// there is none, or if that is main or init, which cannot be copied.
 func (s *source) function(from, to int) *ast.FuncDecl {
 	for _, fn := range s.funcs {
 		if s.offset(fn.Body.Lbrace) < from && to <= s.offset(fn.Body.Rbrace) && fn.Name.Name != "init" &&
@@ -94,8 +95,8 @@ func (t *tree) source(file string) (*source, error) {
 	return s, nil
 }
 
-// asleep reports whether all edits of a mutant are inside function bodies, so
-// that they can be in the program and do nothing.
+// asleep reports whether all edits of a mutant are inside function bodies, so that
+// the mutant can be in the program without effect until it is named.
 func (t *tree) asleep(m *mutant) (bool, error) {
 	for _, e := range m.edits {
 		s, err := t.source(e.file)
@@ -113,7 +114,7 @@ func (t *tree) asleep(m *mutant) (bool, error) {
 	return true, nil
 }
 
-// awake returns the files of a mutant as it is written.
+// awake returns the files that a mutant changes, with its edits made.
 func (t *tree) awake(m *mutant) (map[string]string, error) {
 	files := map[string]string{}
 	for _, e := range m.edits {
@@ -133,9 +134,9 @@ func (t *tree) awake(m *mutant) (map[string]string, error) {
 	return files, nil
 }
 
-// dormant returns the files of mutants that sleep: each changed function begins
-// with the question whether a changed copy should run instead. The copies stand
-// at the end, so that no line moves.
+// dormant returns the files of mutants that sleep. Each changed function begins with
+// a test whether a changed copy should run instead. The copies stand at the end, so
+// that no line moves.
 func (t *tree) dormant(ms []*mutant) (map[string]string, error) {
 	type change struct {
 		fn     *ast.FuncDecl
@@ -181,7 +182,7 @@ func copyName(fn *ast.FuncDecl, number int) string {
 	return fmt.Sprintf("%s_mutant%d", fn.Name.Name, number)
 }
 
-// dispatch is the question at the begin of a function.
+// dispatch returns the statement at the begin of a function that calls the copy if its mutant is awake.
 func (s *source) dispatch(fn *ast.FuncDecl, number int) string {
 	call := copyName(fn, number)
 	if fn.Recv != nil {
@@ -202,8 +203,8 @@ func (s *source) dispatch(fn *ast.FuncDecl, number int) string {
 	return fmt.Sprintf(" if zzMutant == %d { return %s(%s) };", number, call, args)
 }
 
-// fieldNames are the names of parameters; those without one are called placeholder and
-// their index, which rewrite gives them.
+// fieldNames returns the names of parameters. A parameter without a name has placeholder and
+// its index, the name that rewrite gives it.
 func fieldNames(fields *ast.FieldList, placeholder string) (names []string) {
 	for _, f := range fields.List {
 		if len(f.Names) == 0 {
@@ -220,8 +221,8 @@ func fieldNames(fields *ast.FieldList, placeholder string) (names []string) {
 	return names
 }
 
-// rewrite returns the text with a begin for some functions, whose parameters all
-// get names.
+// rewrite returns the text in which some functions begin with another text. It gives
+// all parameters of those functions names.
 func (s *source) rewrite(begin map[*ast.FuncDecl]string) string {
 	type insert struct {
 		at, skip int
@@ -262,8 +263,8 @@ func (s *source) rewrite(begin map[*ast.FuncDecl]string) string {
 	return out.String()
 }
 
-// copy is a function under another name, changed. A complaint of the compiler
-// about it names the mutant's number.
+// copy returns a copy of a function, with the edits and another name. An error of the
+// compiler in it names the mutant's number.
 func (s *source) copy(fn *ast.FuncDecl, number int, edits []edit) string {
 	from, to := s.offset(fn.Type.Func), s.offset(fn.End())
 	text := string(s.text[from:to])

@@ -30,7 +30,7 @@ type entry struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// openJournal begins a journal, or goes on with what path has of this tree.
+// openJournal opens the journal at path. It begins it anew, or with resume keeps and reads its entries.
 func openJournal(path, tree string, resume bool) (*journalFile, error) {
 	j := &journalFile{tree: tree, old: map[string]entry{}}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -45,7 +45,7 @@ func openJournal(path, tree string, resume bool) (*journalFile, error) {
 		}
 		for l := range strings.Lines(string(b)) {
 			var e entry
-			if json.Unmarshal([]byte(l), &e) == nil { // the last line may be half of one
+			if json.Unmarshal([]byte(l), &e) == nil { // the last line may be incomplete
 				j.old[e.Key] = e
 			}
 		}
@@ -66,7 +66,7 @@ func (j *journalFile) key(m *mutant) string {
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// verdict returns an earlier verdict. An error is not one.
+// verdict returns an earlier verdict on m in this tree. ok is false if there is none, or if it was broken.
 func (j *journalFile) verdict(m *mutant) (verdict, bool) {
 	e, ok := j.old[j.key(m)]
 	return verdict{m, e.Result, e.Why, e.Seconds}, ok && e.Result != broken
@@ -75,7 +75,7 @@ func (j *journalFile) verdict(m *mutant) (verdict, bool) {
 func (j *journalFile) put(v verdict) {
 	b, err := json.Marshal(entry{j.key(v.mutant), v.mutant.name, v.Result, v.Why, v.Seconds})
 	if err != nil {
-		return // it is only a convenience
+		return // without an entry the mutant is tried again
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -21,18 +21,18 @@ type mutant struct {
 	edits []edit
 
 	pkg   string   // the directory of the tests that must notice
-	tests []string // names; "TestX/pattern" is some cases of one
+	tests []string // names; "TestX/pattern" means some cases of TestX
 
 	hangs      bool   // a time-out counts as noticed
 	equivalent string // why nothing can notice; then it must survive
 
-	number int // of all lists, from 1
+	number int // counted through all lists, from 1
 }
 
 // An edit replaces old, which occurs once in file.
 type edit struct{ file, old, new string }
 
-// words are what -only looks at.
+// words returns the texts that -only is matched with.
 func (m *mutant) words() []string {
 	w := append([]string{m.name, m.area, m.pkg}, m.tests...)
 	for _, e := range m.edits {
@@ -176,7 +176,7 @@ func (p *listParser) edit(sign byte, text string) error {
 	return nil
 }
 
-// end is called where a mutant is complete.
+// end checks the mutant that was being read, if there is one, and adds it to p.all.
 func (p *listParser) end() error {
 	m := p.m
 	if m == nil {

@@ -1,19 +1,19 @@
 // Command mutants shows that the tests of the tree can fail. The lists in the
 // directory list hold small changes to the source, each of which breaks a rule
-// of an RFC, of InfiniBand or of ours, and say which tests must notice. One that
-// no named test notices survives, and the command fails.
+// of an RFC, of InfiniBand or of ours, and say which tests must notice. A change that
+// no named test notices is a mutant that survives, and the command fails.
 //
 //	go run ./internal/mutants                       # all of them
 //	go run ./internal/mutants -fraction 10 -seed 7  # a tenth; without -seed a new one each time, which is printed
 //	go run ./internal/mutants -only 'cm/|P_Key'     # those whose name, file or tests match
-//	go run ./internal/mutants -resume               # not again what this tree has answered before
+//	go run ./internal/mutants -resume               # take earlier verdicts on the same tree
 //
 // Nothing is written into the tree but .cache/mutants.jsonl, where every verdict
 // goes at once. The go command reads the changed files from elsewhere. A change
-// inside a function body sleeps in a copy of that function until it is named, so
-// that all of them cost one build of each package of tests; what is outside of
-// functions is built alone. Each mutant runs in a process of its own, several at
-// a time.
+// inside a function body stands in a copy of that function, which runs only if an
+// environment variable names the mutant. So all such changes cost one build of each
+// package of tests. A change outside of functions is built alone. Each mutant runs in
+// a process of its own, several at a time.
 package main
 
 import (
@@ -111,7 +111,7 @@ func moduleRoot() (string, error) {
 	return filepath.Dir(strings.TrimSpace(string(out))), nil
 }
 
-// choose applies -only, -fraction and -seed, and says what that made of it.
+// choose applies -only, -fraction and -seed, and prints the seed that it used.
 func choose(all []*mutant, o *options) ([]*mutant, error) {
 	pattern, err := regexp.Compile(o.only)
 	if err != nil {

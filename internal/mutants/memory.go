@@ -2,10 +2,10 @@ package main
 
 import "golang.org/x/sys/unix"
 
-// maxMemory bounds what a mutant that never stops allocating can take.
+// maxMemory is how many octets a mutant that never stops allocating can take.
 const maxMemory = 4 << 30
 
-// limitMemory bounds a process. Where that fails the mutant runs without.
+// limitMemory limits the memory of a process. If that fails the mutant runs without a limit.
 func limitMemory(pid int) {
 	_ = unix.Prlimit(pid, unix.RLIMIT_DATA, &unix.Rlimit{Cur: maxMemory, Max: maxMemory}, nil)
 }

@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// A result is what has become of a mutant.
+// A result says what happened to a mutant.
 type result string
 
 const (
 	killed     result = "killed"     // a named test failed
 	timedOut   result = "timed out"  // noticed by a hang, which its entry allows
 	survived   result = "survived"   // every named test passed
-	equivalent result = "equivalent" // so it did, and the entry says why
+	equivalent result = "equivalent" // every named test passed, and the entry says why
 	broken     result = "error"      // no verdict: it does not apply, compile or run
 )
 
@@ -30,7 +30,7 @@ type verdict struct {
 
 func (v verdict) good() bool { return v.Result != survived && v.Result != broken }
 
-// judge says what a run of its tests means for a mutant.
+// judge returns the result of a mutant after the run r of its tests, and why.
 func judge(m *mutant, r outcome) (result, string) {
 	switch {
 	case r.late || strings.Contains(r.out, "panic: test timed out"):
@@ -53,7 +53,7 @@ func judge(m *mutant, r outcome) (result, string) {
 	return killed, firstLines(complaints(r.out), 3)
 }
 
-// complaints are the lines of a failed run that say what was wrong.
+// complaints returns the lines of a failed run that say what was wrong, or all lines if there are none.
 func complaints(out string) string {
 	var said []string
 	for l := range strings.Lines(out) {
@@ -64,7 +64,7 @@ func complaints(out string) string {
 	return cmp.Or(strings.Join(said, ""), out)
 }
 
-// settle records a verdict, and says it where somebody must act.
+// settle records a verdict. It prints it if somebody must act, or with -v.
 func (c *campaign) settle(v verdict) {
 	c.journal.put(v)
 	c.add(v)
@@ -102,8 +102,8 @@ func (c *campaign) has(m *mutant) bool {
 	return slices.ContainsFunc(c.verdicts, func(v verdict) bool { return v.mutant == m })
 }
 
-// summarize prints what became of all, by list, and those that need work. It
-// reports whether none does.
+// summarize prints the number of each result by list, and the mutants that need work.
+// It reports whether no mutant needs work.
 func summarize(w io.Writer, vs []verdict) bool {
 	kinds := []result{killed, timedOut, survived, equivalent, broken}
 	areas := map[string]map[result]int{}

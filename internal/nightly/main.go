@@ -1,11 +1,11 @@
-// Command nightly is what "make nightly" runs: all that takes long, one after the
-// other, with a table at the end. What it has done it keeps under .cache/nightly, for
-// each state of the source: a run that was stopped goes on where it was.
+// Command nightly is what "make nightly" runs: all steps that take long, one after the
+// other, with a table at the end. It keeps the results under .cache/nightly, for each
+// state of the source, so that the next run does not repeat the steps that are done.
 //
 //	go run ./internal/nightly               # a night
-//	go run ./internal/nightly -hour 1m      # shorter where a step has no end of its own
+//	go run ./internal/nightly -hour 1m      # a minute, not an hour, for each step without an end of its own
 //	go run ./internal/nightly -only sim,soak
-//	go run ./internal/nightly -again        # also what is done
+//	go run ./internal/nightly -again        # repeat steps that are done
 package main
 
 import (
@@ -22,13 +22,13 @@ import (
 	"time"
 )
 
-// A step is one thing that takes long.
+// A step is one command that takes long.
 type step struct {
 	name, what string
 	command    []string
 }
 
-// steps are those of a night, in order.
+// steps returns the steps of a night, in order. Those without an end of their own take hour.
 func steps(hour time.Duration) []step {
 	d := hour.String()
 	return []step{
@@ -64,7 +64,7 @@ func main() {
 	}
 }
 
-// choose returns the steps whose names are in list, all if it is empty.
+// choose returns the steps whose names are in list, in its order, or all if list is empty.
 func choose(all []step, list string) (chosen []step, err error) {
 	if list == "" {
 		return all, nil

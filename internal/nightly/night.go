@@ -21,9 +21,9 @@ var errStopped = errors.New("stopped; the same command goes on from here")
 // maxLast bounds the last line of a log in the table, in octets.
 const maxLast = 100
 
-// A result is what came of one step.
+// A result is the result of one step.
 type result struct {
-	Command string  `json:"command"` // another command's result says nothing
+	Command string  `json:"command"` // the result counts for this command only
 	OK      bool    `json:"ok"`
 	Seconds float64 `json:"seconds"`
 	Last    string  `json:"last"` // line of its output
@@ -35,7 +35,7 @@ type night struct {
 	dir   string // state, logs and table
 	again bool
 	out   io.Writer
-	every time.Duration // a line of progress
+	every time.Duration // from one line of progress to the next
 	stop  chan os.Signal
 
 	done map[string]result
@@ -78,7 +78,7 @@ func (n *night) run() (ok bool, err error) {
 func (n *night) state() string     { return filepath.Join(n.dir, "state.json") }
 func (n *night) log(s step) string { return filepath.Join(n.dir, s.name+".log") }
 
-// save replaces the state in one step, so that it is whole whenever we are killed.
+// save replaces the file of the state in one step, so that it is whole whenever we are killed.
 func (n *night) save() error {
 	b, err := json.MarshalIndent(n.done, "", "\t")
 	if err != nil {
@@ -91,7 +91,7 @@ func (n *night) save() error {
 	return os.Rename(tmp, n.state())
 }
 
-// carryOut runs one step and says now and then how far it is.
+// carryOut runs one step, and prints a line of progress each [night.every].
 func (n *night) carryOut(i int, s step) (r result, err error) {
 	log, err := os.Create(n.log(s))
 	if err != nil {
@@ -103,7 +103,7 @@ func (n *night) carryOut(i int, s step) (r result, err error) {
 	c.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { // of the make that runs us
 		return strings.HasPrefix(v, "MAKEFLAGS=") || strings.HasPrefix(v, "MFLAGS=") || strings.HasPrefix(v, "MAKELEVEL=")
 	})
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what it starts is ended with it
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // processes that it starts end with it
 	begin := time.Now()
 	if err := c.Start(); err != nil {
 		return r, err
@@ -134,7 +134,7 @@ func (n *night) carryOut(i int, s step) (r result, err error) {
 	}
 }
 
-// lastLine returns the last line of a file that says something.
+// lastLine returns the last line of a file that is not blank, at most maxLast octets of it.
 func lastLine(file string) string {
 	f, err := os.Open(file)
 	if err != nil {
@@ -151,7 +151,7 @@ func lastLine(file string) string {
 	return last[:min(len(last), maxLast)]
 }
 
-// table lists what came of every step.
+// table lists the result of every step, and reports whether all are well.
 func (n *night) table() (text string, ok bool) {
 	var b strings.Builder
 	ok = true

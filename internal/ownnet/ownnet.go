@@ -1,6 +1,6 @@
-// Package ownnet runs the tests of a package in a network namespace of their own.
-// UDP port 4791 on the loopback device is one for all processes of a host: packets
-// of tests that run at the same time would reach the wrong ones.
+// Package ownnet runs the tests of a package in a network namespace of their own. All
+// processes of a host share UDP port 4791 of the loopback device: without namespaces
+// packets of one package's tests would reach another's that run at the same time.
 //
 // It is for tests.
 package ownnet
@@ -21,13 +21,13 @@ import (
 // variable names the process that made the namespace.
 const variable = "IPOIBCM_OWN_NETNS"
 
-// Have reports whether this process has a namespace of its own: not where it was
+// Have reports whether this process has a namespace of its own. It has none if it was
 // started without root.
 func Have() bool { return os.Getenv(variable) != "" }
 
-// Main is for TestMain. It starts the test program again, in a new namespace whose
-// loopback device is up and prepared, so that all its threads are there. Without root it
-// runs the tests where it is.
+// Main is for TestMain. It starts the test program again in a new namespace, so that all
+// its threads are there, and sets the loopback device up and prepares it. Without root it
+// runs the tests in the present namespace.
 func Main(m *testing.M, prepare func(lo netlink.Link) error) {
 	if !Have() && os.Geteuid() == 0 {
 		err := again()

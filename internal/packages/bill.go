@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// The bill of materials is a document of SPDX 2.3, as its JSON schema has it.
+// An spdxDocument is the bill of materials, a document of SPDX 2.3 with the names of its JSON schema.
 type spdxDocument struct {
 	Version       string         `json:"spdxVersion"`
 	DataLicense   string         `json:"dataLicense"`
@@ -65,8 +65,8 @@ type spdxRelation struct {
 
 const noAssertion = "NOASSERTION"
 
-// bill installs the list of what the programs were linked from, as their build
-// information has it.
+// bill installs the bill of materials: the modules from which the programs were
+// linked, according to their build information.
 func (b *build) bill() error {
 	all, err := b.dependencies()
 	if err != nil {
@@ -91,7 +91,7 @@ func (b *build) bill() error {
 	return b.write("/usr/share/doc/ipoibcm/ipoibcm.spdx.json", append(doc, '\n'))
 }
 
-// A billed is one program of the bill, with the paths of what it was linked from.
+// A billed is one program of the bill, with the paths of the modules from which it was linked.
 type billed struct {
 	to   string
 	sum  [sha256.Size]byte
@@ -138,7 +138,8 @@ func billOf(programs []billed, all []dependency, version string, at time.Time, c
 	return doc
 }
 
-// treeHash returns the hash of go.sum as hexadecimal digits.
+// treeHash returns a hash of go.sum, "h1:" and base64, as hexadecimal digits. It returns "" for
+// anything else.
 func treeHash(sum string) string {
 	raw, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(sum, "h1:"))
 	if err != nil || len(raw) != sha256.Size {

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// name is that of the packages.
+// name is the name of the packages.
 const name = "ipoibcm"
 
 // A build is one run: a commit, compiled for one architecture.
@@ -30,7 +30,7 @@ type build struct {
 	files []file
 }
 
-// A program is one that is compiled.
+// A program is a program that is compiled and installed.
 type program struct {
 	source string // its package
 	to     string // where it is installed
@@ -38,13 +38,13 @@ type program struct {
 	info   *buildinfo.BuildInfo
 }
 
-// programs are all; the first prints what else is installed.
+// programs are all programs. The first one also prints manual pages, completions and an example.
 var programs = []program{
 	{source: "./cmd/ipoibcmd", to: "/usr/bin/ipoibcmd"},
 	{source: "./cmd/ipoibcm-cni", to: "/usr/lib/cni/ipoibcm"},
 }
 
-// A file is one that is installed.
+// A file is a file or a directory to install.
 type file struct {
 	from   string // where it is; empty for a directory
 	to     string
@@ -52,7 +52,7 @@ type file struct {
 	config bool // an administrator may edit it
 }
 
-// prepare compiles the program and gathers all that is installed.
+// prepare compiles the programs and collects all files to install.
 func (b *build) prepare() (err error) {
 	if b.epoch, err = b.time(); err != nil {
 		return err
@@ -76,7 +76,7 @@ func (b *build) prepare() (err error) {
 		b.made = append(b.made, p)
 		b.add(p.path, p.to, 0o755)
 	}
-	asker := b.made[0].path // the one that can be run here
+	asker := b.made[0].path // a build of it that runs on this machine
 	if b.arch != runtime.GOARCH {
 		asker = filepath.Join(b.dir, "ipoibcmd-here")
 		if err := b.compile(asker, programs[0].source, runtime.GOARCH); err != nil {
@@ -94,7 +94,7 @@ func (b *build) prepare() (err error) {
 	return nil
 }
 
-// time returns the one time that everything has.
+// time returns the time of all files: SOURCE_DATE_EPOCH, or that of the commit.
 func (b *build) time() (time.Time, error) {
 	text := os.Getenv("SOURCE_DATE_EPOCH")
 	if text == "" {
@@ -111,8 +111,8 @@ func (b *build) time() (time.Time, error) {
 	return time.Unix(n, 0).UTC(), nil
 }
 
-// versionOfCommit returns the version of a release, or one that sorts by the time of
-// the commit and before all releases.
+// versionOfCommit returns the version of a release. For a commit without one it returns a
+// version that sorts before all releases, and by the time of the commit.
 func (b *build) versionOfCommit() (string, error) {
 	if tag, err := b.output("git", "describe", "--tags", "--dirty"); err == nil {
 		return releaseVersion(strings.TrimSpace(tag)), nil
@@ -124,8 +124,8 @@ func (b *build) versionOfCommit() (string, error) {
 	return "0~" + b.epoch.Format("20060102150405") + ".g" + strings.ReplaceAll(strings.TrimSpace(commit), "-", "."), nil
 }
 
-// releaseVersion is what git describe says as package managers sort it: v1.2-3-gabc is
-// 1.2+3.gabc.
+// releaseVersion returns the output of git describe in a form that package managers sort
+// correctly: v1.2-3-gabc becomes 1.2+3.gabc.
 func releaseVersion(tag string) string {
 	version, more, _ := strings.Cut(strings.TrimPrefix(tag, "v"), "-")
 	if more == "" {
@@ -148,12 +148,12 @@ func (b *build) compile(path, source, arch string) error {
 	return err
 }
 
-// add has the file at from installed.
+// add adds the file at from to the files to install.
 func (b *build) add(from, to string, mode os.FileMode) {
 	b.files = append(b.files, file{from: from, to: to, mode: mode})
 }
 
-// write has text installed.
+// write adds a file that holds text to the files to install.
 func (b *build) write(to string, text []byte) error {
 	path := filepath.Join(b.dir, "written", to)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -166,7 +166,7 @@ func (b *build) write(to string, text []byte) error {
 	return nil
 }
 
-// manuals has the program write its manual pages.
+// manuals installs the manual pages that the program writes.
 func (b *build) manuals(program string) error {
 	dir := filepath.Join(b.dir, "man")
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -194,18 +194,17 @@ func (b *build) manuals(program string) error {
 	return nil
 }
 
-// changelog is where Debian's packages have theirs.
+// changelog is where a Debian package has its changelog.
 const changelog = "/usr/share/doc/ipoibcm/changelog.Debian.gz"
 
-// changes installs a changelog that says which commit this is: the repository has the
-// rest.
+// changes installs a changelog that names the commit only: the repository has the rest.
 func (b *build) changes() error {
 	text := fmt.Sprintf("%s (%s-1) unstable; urgency=medium\n\n  * Built from commit %s.\n\n -- %s  %s\n",
 		name, b.version, b.commit(), maintainer, b.epoch.Format(time.RFC1123Z))
 	return b.write(changelog, packed([]byte(text)))
 }
 
-// commit returns which one the programs were compiled from.
+// commit returns the commit from which the programs were compiled.
 func (b *build) commit() string { return vcs(b.made[0].info, "vcs.revision") }
 
 // packed compresses text, without a time.
@@ -217,7 +216,7 @@ func packed(text []byte) []byte {
 	return out.Bytes()
 }
 
-// printed installs what the program prints.
+// printed installs the completions and the example configuration that the program prints.
 func (b *build) printed(program string) error {
 	for _, p := range []struct{ to, args string }{
 		{"/usr/share/bash-completion/completions/ipoibcmd", "completion bash"},

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// imageUser is as whom the container runs; distributions give no number above 60000 by
-// themselves.
+// imageUser is the user and the group that the container runs as. Distributions assign no
+// number above 60000 by themselves.
 const imageUser = 65532
 
 // capNetAdmin is CAP_NET_ADMIN of capabilities(7).
@@ -165,7 +165,7 @@ func inImage(to string) bool {
 	return false
 }
 
-// layer returns the one layer, not compressed.
+// layer returns the image's only layer, not compressed.
 func (b *build) layer() ([]byte, error) {
 	var out bytes.Buffer
 	w := treeWriter{tar.NewWriter(&out), b.epoch}
@@ -207,10 +207,10 @@ func (b *build) layer() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// fileCapability is what security.capability of a program has so that a process that
-// executes it may have c: struct vfs_cap_data, revision 2 (linux/capability.h). It is
-// permitted and not effective: where a container may not have it the program starts
-// all the same, and says what it lacks.
+// fileCapability returns the attribute security.capability of a program that may use
+// capability c: struct vfs_cap_data, revision 2 (linux/capability.h). It makes c
+// permitted but not effective. So the program starts even in a container that withholds
+// c, and says what it lacks.
 func fileCapability(c int) []byte {
 	b := binary.LittleEndian.AppendUint32(nil, 0x02000000)
 	for i := range 2 {
@@ -224,7 +224,7 @@ func fileCapability(c int) []byte {
 	return b
 }
 
-// A treeWriter writes files of one time. What goes wrong is said by Close.
+// A treeWriter writes files that all have the time at. Close returns an error of any write.
 type treeWriter struct {
 	*tar.Writer
 	at time.Time

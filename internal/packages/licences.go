@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// licenceFile are names of files that licences ask to be handed on.
+// licenceFile matches the names of files that licences ask to be passed on.
 var licenceFile = regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice|patents)`)
 
 // A dependency is a module that supplies code of the program.
@@ -24,7 +24,7 @@ type dependency struct {
 	texts              map[string]string // by name of file
 }
 
-// dependencies returns what the programs were linked from, Go's own library first.
+// dependencies returns the modules from which the programs were linked, Go's own library first.
 func (b *build) dependencies() ([]dependency, error) {
 	all := []dependency{{path: "std", version: b.made[0].info.GoVersion}}
 	args := []string{"list", "-m", "-json"}
@@ -56,7 +56,7 @@ func (b *build) dependencies() ([]dependency, error) {
 	return all, nil
 }
 
-// modules returns those that any program was linked from, by path.
+// modules returns the modules from which any of the programs was linked, sorted by path.
 func (b *build) modules() (all []*debug.Module) {
 	for _, p := range b.made {
 		for _, m := range p.info.Deps {
@@ -69,7 +69,7 @@ func (b *build) modules() (all []*debug.Module) {
 	return all
 }
 
-// moduleDirs returns where the module cache has each module.
+// moduleDirs returns the directory of each module in the module cache, by path.
 func (b *build) moduleDirs(args []string) (map[string]string, error) {
 	dirs := map[string]string{}
 	out, err := run(exec.CommandContext(b.ctx, "go", args...))
@@ -112,7 +112,8 @@ func licenceTexts(dir string) (map[string]string, error) {
 	return texts, nil
 }
 
-// marks are sentences that tell licences apart, the first that is found counts.
+// marks are sentences by which licences are recognised. A text may hold several. A choice (OR) counts
+// alone, and BSD-2-Clause does not count beside BSD-3-Clause, whose text has its sentence too.
 var marks = []struct{ licence, sentence string }{
 	{"BSD-3-Clause OR GPL-2.0-only", "spdx-license-identifier: bsd-3-clause or gpl-2.0-only"},
 	{"Apache-2.0", "apache license version 2.0"},
@@ -122,7 +123,7 @@ var marks = []struct{ licence, sentence string }{
 	{"MIT", "permission is hereby granted, free of charge"},
 }
 
-// licenceOf names the licences that a module is under. A file of two has both.
+// licenceOf names the licences that a module is under. A file that holds two licences counts for both.
 func licenceOf(texts map[string]string) (string, error) {
 	var found []string
 	for _, name := range sorted(texts) {
@@ -158,8 +159,8 @@ func licencesIn(text string) (found []string) {
 	return found
 }
 
-// licences installs our licence, those of all that the program was linked from, and
-// the list of them that Debian wants.
+// licences installs our licence, the licences of all modules from which the programs
+// were linked, and the list of licences that Debian wants.
 func (b *build) licences() error {
 	all, err := b.dependencies()
 	if err != nil {

@@ -1,5 +1,5 @@
 // Command packages builds what administrators install: a Debian package, an RPM
-// package and a container image, of one static binary.
+// package and a container image, each with the same static binary.
 //
 //	go run ./internal/packages                   # for this machine's architecture, into bin/packages
 //	go run ./internal/packages -arch arm64       # for another
@@ -24,10 +24,10 @@ import (
 	"syscall"
 )
 
-// formats are what can be made.
+// formats are the formats in which packages can be made.
 var formats = []string{"deb", "rpm", "image"}
 
-// architectures are those that packages are made for, by their names in Go.
+// architectures are the architectures for which packages are made, by their names in Go.
 var architectures = []string{"amd64", "arm64"}
 
 func main() {
@@ -47,7 +47,7 @@ func main() {
 	}
 }
 
-// options are what the command line says.
+// options are the options of the command line.
 type options struct {
 	formats                   []string
 	arch, out, version, cache string
@@ -65,7 +65,7 @@ func (o *options) check() error {
 	return nil
 }
 
-// produce makes what o says, and prints the name of each file.
+// produce makes the packages that o asks for, and prints the name of each file.
 func produce(ctx context.Context, o options) error {
 	if err := o.check(); err != nil {
 		return err

@@ -33,7 +33,7 @@ func (b *build) nfpmProgram() (string, error) {
 	return program, nil
 }
 
-// What nfpm is told. It reads YAML, of which JSON is a part.
+// An nfpmConfig is the configuration of nfpm. nfpm reads YAML, of which JSON is a subset.
 type nfpmConfig struct {
 	Name        string        `json:"name"`
 	Arch        string        `json:"arch"`
@@ -86,7 +86,7 @@ type nfpmDeb struct {
 	Compression string `json:"compression"`
 }
 
-// maintainer is whom the packages name.
+// maintainer is the maintainer that the packages name.
 const maintainer = "The authors of ipoibcm <maintainers@users.noreply.a-seed-8805c6a3.example>"
 
 const (
@@ -98,7 +98,7 @@ const (
 		"InfiniBand adapter nor kernel module is needed."
 )
 
-// config returns what nfpm is told of a package.
+// config returns nfpm's configuration for the package in a format.
 func (b *build) config(format string) nfpmConfig {
 	c := nfpmConfig{
 		Name: name, Arch: b.arch, Platform: "linux", Version: b.version, Schema: "none", Release: "1", Section: "net",
@@ -151,7 +151,7 @@ func (b *build) nfpm(format, path string) error {
 	return err
 }
 
-// fileName returns what a package is called, as its format has it.
+// fileName returns the file name of the package in a format, which follows that format's rules.
 func (b *build) fileName(format string) string {
 	switch format {
 	case "deb":

@@ -23,7 +23,7 @@ var fromPackaging = []file{
 	{from: "quadlet/ipoibcm@.container", to: "/usr/share/doc/ipoibcm/examples/quadlet/ipoibcm@.container"},
 }
 
-// fromTree installs what the repository has ready.
+// fromTree installs files of the repository as they are.
 func (b *build) fromTree() error {
 	for _, f := range fromPackaging {
 		f.from, f.mode = filepath.Join("packaging", f.from), 0o644
@@ -36,7 +36,7 @@ func (b *build) fromTree() error {
 	return b.documents()
 }
 
-// documents installs the documentation, but for what is about building and testing.
+// documents installs the documents at the top of the tree, and all Markdown and SVG files below docs.
 func (b *build) documents() error {
 	for _, name := range []string{"README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"} {
 		b.add(name, "/usr/share/doc/ipoibcm/"+name, 0o644)

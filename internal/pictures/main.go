@@ -5,7 +5,7 @@
 // docs/pictures/dashboard.json.
 //
 //	go run ./internal/pictures              # write them
-//	go run ./internal/pictures -demo FILE   # first take what the demo has printed from FILE
+//	go run ./internal/pictures -demo FILE   # first replace demo.txt by FILE, the output of the demo
 package main
 
 import (
@@ -74,7 +74,7 @@ func write(root, demo string) error {
 	return nil
 }
 
-// A part of a document is written by this command, between two comments.
+// A part is what this command writes into a document, between the comments begin and end.
 type part struct {
 	file, begin, end string
 	body             func(root string, svgs map[string]string) (string, error)
@@ -86,7 +86,7 @@ var parts = []part{
 		stressLinks},
 }
 
-// renew returns a document as it is, and with its part written anew.
+// renew returns a document as it was, and as it is now that its part is written anew.
 func (p part) renew(root string, svgs map[string]string) (was, now string, err error) {
 	b, err := os.ReadFile(filepath.Join(root, p.file))
 	if err != nil {
@@ -108,7 +108,7 @@ func (p part) renew(root string, svgs map[string]string) (was, now string, err e
 	return was, before + p.begin + "\n\n" + body + p.end + after, nil
 }
 
-// figures is the table of README.
+// figures returns the table for README.
 func figures(root string, _ map[string]string) (string, error) {
 	report, err := readReport(root)
 	if err != nil {
@@ -121,7 +121,7 @@ func figures(root string, _ map[string]string) (string, error) {
 	return table, err
 }
 
-// stressLinks shows the charts of what make stress has measured, if it has.
+// stressLinks returns links to the charts of make stress that were drawn.
 func stressLinks(_ string, svgs map[string]string) (string, error) {
 	links := ""
 	for _, name := range slices.Sorted(maps.Keys(draw.StressCharts)) {
@@ -160,7 +160,7 @@ func readReport(root string) (draw.Report, error) {
 	return r, err
 }
 
-// bench draws the charts.
+// bench draws the charts of make bench and of make stress.
 func bench(root string) (map[string]string, error) {
 	report, err := readReport(root)
 	if err != nil {
@@ -175,7 +175,7 @@ func bench(root string) (map[string]string, error) {
 	return all, stress(root, all)
 }
 
-// stress adds the charts of what make stress writes, where it is there.
+// stress adds the charts of make stress to all, if its report exists.
 func stress(root string, all map[string]string) error {
 	const file = "docs/bench/stress.json"
 	b, err := os.ReadFile(filepath.Join(root, file))
@@ -197,10 +197,10 @@ func stress(root string, all map[string]string) error {
 	return nil
 }
 
-// scene is a heading of a page, the name of a scene below it and its trace.
+// scene matches a heading of a page, with the name of a scene below it and the trace of the scene.
 var scene = regexp.MustCompile("(?s)\n## ([^\n]+)\n(?:[^#]|#[^#])*?<!-- scene: ([^\n]+) -->\n+```mermaid\n(.*?)```")
 
-// traced are the pages with traces that tests write, and what their pictures' names begin with.
+// traced maps the pages with traces that tests write to the beginning of their pictures' names.
 var traced = map[string]string{"docs/connections.md": "connection-", "docs/service.md": "service-"}
 
 // sequences draws the traces.
@@ -227,7 +227,7 @@ func sequences(root string) (map[string]string, error) {
 	return all, nil
 }
 
-// demo draws what the demo has printed.
+// demo draws the output of the demo.
 func demo(root string) (map[string]string, error) {
 	b, err := os.ReadFile(filepath.Join(root, folder, "demo.txt"))
 	if err != nil {
@@ -238,7 +238,7 @@ func demo(root string) (map[string]string, error) {
 	return map[string]string{"demo.svg": draw.TerminalSVG("ipoibcmd demo", desc, lines, 132)}, nil
 }
 
-// dashboard draws what a Prometheus answered.
+// dashboard draws the dashboard from the answers of a Prometheus.
 func dashboard(root string) (map[string]string, error) {
 	b, err := os.ReadFile(filepath.Join(root, folder, "dashboard.json"))
 	if err != nil {
@@ -251,7 +251,7 @@ func dashboard(root string) (map[string]string, error) {
 	return map[string]string{"dashboard.svg": draw.DashboardSVG(d)}, nil
 }
 
-// packages draws the layers and who imports whom.
+// packages draws the layers and the imports.
 func packages(root string) (map[string]string, error) {
 	all, err := readPackages(root)
 	if err != nil {
@@ -260,8 +260,8 @@ func packages(root string) (map[string]string, error) {
 	return map[string]string{"layers.svg": draw.LayersSVG(all), "imports.svg": draw.ImportsSVG(all)}, nil
 }
 
-// readPackages returns the packages below the entries of the table of layers, with what they
-// import of each other. A package that is a part of an entry's counts as the entry.
+// readPackages returns the entries of the table of layers, with what they import of each
+// other. A package below an entry's directory counts as a part of the entry.
 func readPackages(root string) (all []draw.Package, err error) {
 	table, testOnly, err := readLayers(filepath.Join(root, "test/arch/arch_test.go"))
 	if err != nil {
@@ -297,7 +297,7 @@ func readPackages(root string) (all []draw.Package, err error) {
 	return all, err
 }
 
-// readImports adds what a file of package from imports to imports.
+// readImports adds the packages that a file imports to imports[from].
 func readImports(path, from string, table map[string]draw.Package, imports map[string]map[string]bool) error {
 	f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
 	if err != nil {
@@ -316,7 +316,7 @@ func readImports(path, from string, table map[string]draw.Package, imports map[s
 	return nil
 }
 
-// entry returns the longest entry of a table that dir is or is below.
+// entry returns the longest entry of a table that is dir or a parent of dir, "" if there is none.
 func entry(table map[string]draw.Package, dir string) (best string) {
 	for e := range table {
 		if (dir == e || strings.HasPrefix(dir, e+"/")) && len(e) > len(best) {

@@ -8,9 +8,9 @@
 //	< REP comm=a1 remote=01
 //		> RTU comm=01 remote=a1
 //
-// Flush left goes in; "+4.2s" lets time pass; what is indented is all that comes
-// out, and nothing indented means silence. With -update the indented lines are
-// written anew, and the difference is reviewed.
+// A line that begins flush left is input, and "+4.2s" lets time pass. The indented
+// lines below are all that comes out; none means that nothing does. With -update the
+// indented lines are written anew, and the difference is reviewed.
 //
 // It is for tests.
 package script
@@ -31,10 +31,10 @@ var update = flag.Bool("update", false, "rewrite the indented lines of testdata/
 
 // A Machine is what a script drives.
 type Machine interface {
-	// Do carries out one line of input and returns what came of it, each action a
-	// line. An error is one of the script's.
+	// Do carries out one line of input and returns the output, one line for each
+	// action. An error means that the line is wrong.
 	Do(line string) (out []string, err error)
-	// Pass lets time pass, and returns what came of that.
+	// Pass lets time pass, and returns the output.
 	Pass(d time.Duration) (out []string)
 }
 
@@ -69,7 +69,7 @@ func Run(t *testing.T, pattern string, machine func(t *testing.T) Machine) {
 	}
 }
 
-// Play runs one script and returns it with the indented lines that m gave.
+// Play runs one script, and returns its text with the output of m as the indented lines.
 func Play(text string, m Machine) (string, error) {
 	var b bytes.Buffer
 	for i, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
@@ -156,8 +156,8 @@ func Duration(args map[string]string, key string) time.Duration {
 	return d
 }
 
-// Hex returns the hexadecimal number that an argument of a line has, or def. It panics at
-// one that is none.
+// Hex returns the value of the argument key as a hexadecimal number, or def if there is no
+// such argument. It panics if the value is no such number.
 func Hex(args map[string]string, key string, def uint64) uint64 {
 	return number(args, key, def, 16)
 }

@@ -25,20 +25,20 @@ import (
 	"ipoibcm/wire/roce"
 )
 
-// Options say how good the network is. The zero value is perfect, with 10
-// microseconds from port to port. They may be changed while it runs.
+// Options say how good the network is. The zero value is a perfect network, with 10
+// microseconds from port to port. Options may be changed while the network runs.
 type Options struct {
 	// Delay is the least time from port to port. Zero means 10 µs.
 	Delay time.Duration
-	// Jitter is the most that is added to it at random, per packet: packets that
-	// are closer together than that change places.
+	// Jitter is the most that is added to Delay, at random for each packet: packets
+	// that are closer together than that may change places.
 	Jitter time.Duration
 	// Loss, Dup, Reorder and Flip are the shares of packets, 0 to 1, that are
 	// lost, delivered twice, held back for ReorderBy, and damaged in one bit.
 	Loss, Dup, Reorder, Flip float64
 	// ReorderBy is how long a packet is held back. Zero means 100 µs.
 	ReorderBy time.Duration
-	// Rate is what a port sends at, in bits per second. Zero means without limit.
+	// Rate is the rate at which a port sends, in bits per second. Zero sets no limit.
 	Rate int64
 }
 
@@ -57,14 +57,14 @@ type Fabric struct {
 
 	seed   uint64
 	rnd    *rand.Rand
-	luck   *rand.Rand // what becomes of packets
+	luck   *rand.Rand // decides what becomes of packets
 	now    time.Time
 	seq    uint64
 	events eventHeap
 	ports  []*Port
 	flying int
-	byGID  map[ib.GID]*Port // of ports, the first with that GID
-	group  map[*Port]int    // of a partition; empty: none
+	byGID  map[ib.GID]*Port // the first of ports with a GID
+	group  map[*Port]int    // the part of the partition that a port is in; empty without partition
 	digest uint64
 }
 
@@ -76,7 +76,7 @@ func New(seed uint64, opts Options) *Fabric {
 
 var seedFlag = flag.Uint64("sim.seed", 0, "run simulations with this seed only")
 
-// Seed returns what -sim.seed says; zero if it was not given.
+// Seed returns the value of the flag -sim.seed, zero if it was not given.
 func Seed() uint64 { return *seedFlag }
 
 // Seeds runs body as a subtest for the seeds 1 to n, or only for the one that
@@ -95,11 +95,11 @@ func Seeds(t *testing.T, n int, body func(t *testing.T, seed uint64)) {
 	}
 }
 
-// Seed returns what the network was made with.
+// Seed returns the seed with which the network was made.
 func (f *Fabric) Seed() uint64 { return f.seed }
 
 // Rand is the source of randomness for whatever runs on the fabric. What becomes
-// of packets is drawn elsewhere, so that it does not depend on who else draws.
+// of packets is drawn from another source, so that draws from Rand do not change it.
 func (f *Fabric) Rand() *rand.Rand { return f.rnd }
 
 // Now returns the virtual time.
@@ -109,13 +109,13 @@ func (f *Fabric) Now() time.Time { return f.now }
 // with the same seed have equal digests.
 func (f *Fabric) Digest() uint64 { return f.digest }
 
-// A Timer is something that will happen.
+// A Timer is a function call at a later time.
 type Timer struct {
 	f  *Fabric
 	ev *event
 }
 
-// Stop prevents it. A zero Timer may be stopped, and one that has fired.
+// Stop prevents the call. Stopping a zero Timer, or one that has fired, has no effect.
 func (t Timer) Stop() {
 	if t.ev != nil && t.ev.pos >= 0 {
 		heap.Remove(&t.f.events, t.ev.pos)
@@ -128,8 +128,8 @@ func (f *Fabric) Timers() int { return len(f.events) - f.flying }
 // Flying returns how many packets are on their way.
 func (f *Fabric) Flying() int { return f.flying }
 
-// At has f called at time t, or as soon as possible if t has passed. What is due
-// at the same time happens in the order in which it was asked for.
+// At makes the fabric call fn at time t, or as soon as possible if t has passed. Calls
+// that are due at the same time happen in the order in which At was called.
 func (f *Fabric) At(t time.Time, fn func()) Timer {
 	if t.Before(f.now) {
 		t = f.now
@@ -140,10 +140,10 @@ func (f *Fabric) At(t time.Time, fn func()) Timer {
 	return Timer{f, ev}
 }
 
-// After has fn called when d has gone by.
+// After makes the fabric call fn after d.
 func (f *Fabric) After(d time.Duration, fn func()) Timer { return f.At(f.now.Add(d), fn) }
 
-// Next returns when something happens next; zero if nothing ever will.
+// Next returns the time of the next event, zero if there is none.
 func (f *Fabric) Next() time.Time {
 	if len(f.events) == 0 {
 		return time.Time{}
@@ -151,7 +151,7 @@ func (f *Fabric) Next() time.Time {
 	return f.events[0].at
 }
 
-// Step makes the next thing happen; false if there is none.
+// Step runs the next event. It returns false if there is none.
 func (f *Fabric) Step() bool {
 	if f.Next().IsZero() {
 		return false
@@ -162,7 +162,7 @@ func (f *Fabric) Step() bool {
 	return true
 }
 
-// Run makes everything happen up to until, and leaves the clock there.
+// Run runs all events up to the time until, and sets the clock to it.
 func (f *Fabric) Run(until time.Time) {
 	for next := f.Next(); !next.IsZero() && !next.After(until); next = f.Next() {
 		f.Step()
@@ -189,7 +189,7 @@ func (f *Fabric) RunWhile(cond func() bool, d time.Duration) bool {
 }
 
 // Partition cuts the network into parts that do not reach each other; ports
-// that are not named form one more. Without arguments it heals.
+// that are not named form one more. Without arguments all ports reach each other again.
 func (f *Fabric) Partition(parts ...[]*Port) {
 	f.group = make(map[*Port]int)
 	for i, part := range parts {
@@ -199,7 +199,7 @@ func (f *Fabric) Partition(parts ...[]*Port) {
 	}
 }
 
-// transmit brings an IP packet to whoever has its destination.
+// transmit carries an IP packet to the port that has the GID dst, or to all ports that have joined it.
 func (f *Fabric) transmit(from *Port, dst ib.GID, ip []byte) {
 	f.Stats.Sent++
 	leave := f.now
@@ -227,8 +227,8 @@ func (f *Fabric) transmit(from *Port, dst ib.GID, ip []byte) {
 	}
 }
 
-// Inject brings a finished IP packet that no port has sent to the port with its
-// destination, whatever it says about its source. None of the troubles befall it.
+// Inject carries an IP packet that no port has sent to the port with its
+// destination, whatever the packet's source is. Of the Options only Delay applies to it.
 func (f *Fabric) Inject(ip []byte) error {
 	h, _, err := roce.ParseIP(ip)
 	if err != nil {

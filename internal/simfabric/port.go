@@ -13,7 +13,7 @@ import (
 	"ipoibcm/wire/roce"
 )
 
-// Bounds of a port; what they refuse is counted.
+// Bounds of a port. Events and MADs beyond them are dropped and counted.
 const (
 	maxEvents = 1024
 	maxMADs   = 256
@@ -23,14 +23,14 @@ const (
 // PortOptions describe a port. Only GID must be set.
 type PortOptions struct {
 	GID   ib.GID
-	GUID  ib.GUID // zero: random
-	MTU   ib.MTU  // path MTU; zero means 4096 octets
-	PKeys []ib.PKey
-	// MaxUDPayload in octets. Zero means 4096.
+	GUID  ib.GUID   // zero means a random one
+	MTU   ib.MTU    // path MTU; zero means 4096 octets
+	PKeys []ib.PKey // none means the default P_Key
+	// MaxUDPayload is in octets. Zero means 4096.
 	MaxUDPayload int
-	// UnderMTU is what Port says. Zero means 9000.
+	// UnderMTU is the MTU of the underlay that Port reports, in octets. Zero means 9000.
 	UnderMTU int
-	// Window of RC queue pairs in packets. Zero means the engine's default.
+	// Window is the window of RC queue pairs in packets. Zero means the engine's default.
 	Window int
 }
 
@@ -46,13 +46,13 @@ type Port struct {
 	regions map[uint32]*region
 	nextVA  uint64
 	qps     map[ib.QPN]*qp
-	order   []*qp // qps as they were made: maps have no order
+	order   []*qp // the values of qps, oldest first, because a map has no order
 	cqs     []*cq
 	events  chan verbs.Event
 	mads    chan *verbs.MAD
 	tap     verbs.Tap
 	notify  func()
-	told    bool // notify is on its way
+	told    bool // notify is due at the current time
 
 	count struct {
 		badPacket, badICRC, noQP, madDrops, eventDrops uint64
@@ -83,8 +83,8 @@ func (f *Fabric) NewPort(opts PortOptions) *Port {
 	return p
 }
 
-// Notify has fn called, as an event of its own, after something was put into
-// Events or MADs.
+// Notify makes the fabric call fn, as an event of its own, after something was put
+// into Events or MADs.
 func (p *Port) Notify(fn func()) { p.notify = fn }
 
 // SetActive takes the link down or up.
@@ -217,8 +217,7 @@ func (p *Port) tell() {
 	})
 }
 
-// attached reports whether multicast to mgid is for p. It does not come back to
-// the port that sent it.
+// attached reports whether a QP of p is attached to mgid.
 func (p *Port) attached(mgid ib.GID) bool {
 	return slices.ContainsFunc(p.order, func(q *qp) bool { return q.groups[mgid] })
 }
@@ -229,7 +228,7 @@ func header(attr *verbs.AHAttr, src, dst ib.QPN) roce.IPHeader {
 		HopLimit: attr.HopLimit, FlowLabel: 0, SrcPort: roce.SourcePort(attr.FlowLabel, src, dst)}
 }
 
-// send makes an IP packet of BTH through pad and sends it.
+// send makes an IP packet of h and covered, the octets from BTH through pad, and sends it.
 func (p *Port) send(h roce.IPHeader, covered []byte) {
 	ip := h.Append(make([]byte, 0, h.Len()+len(covered)+roce.ICRCLen), len(covered)+roce.ICRCLen)
 	ip = append(append(ip, covered...), 0, 0, 0, 0)

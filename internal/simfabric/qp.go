@@ -19,8 +19,8 @@ type qp struct {
 	sendCQ, recvCQ *cq
 	groups         map[ib.GID]bool
 	gone           bool
-	scheduled      bool      // run is on its way
-	due            time.Time // when wake comes; zero: not
+	scheduled      bool      // run is due at the current time
+	due            time.Time // when wake is due; zero means never
 	timer          Timer
 	pkts           []engine.Packet
 }
@@ -116,7 +116,7 @@ func (q *qp) Destroy() error {
 	return nil
 }
 
-// SendDone, RecvDone and Event implement [engine.Sink].
+// SendDone implements [engine.Sink].
 func (q *qp) SendDone(wc *verbs.WC) { q.sendCQ.add(*wc) }
 
 // RecvDone implements [engine.Sink].
@@ -130,8 +130,8 @@ func (q *qp) input(pkt *roce.Packet, src *engine.Source) {
 	q.schedule()
 }
 
-// schedule has run called once for all that happens at this moment: so
-// acknowledgements coalesce as they do in a provider that takes in batches.
+// schedule makes the fabric call run once for all events at the current time. So
+// acknowledgements coalesce, as in a provider that receives batches.
 func (q *qp) schedule() {
 	if !q.scheduled && !q.gone {
 		q.scheduled = true
@@ -139,7 +139,7 @@ func (q *qp) schedule() {
 	}
 }
 
-// run sends what there is to send and sets the timer.
+// run sends the packets that the engine has and sets the timer.
 func (q *qp) run() {
 	if q.gone {
 		return
@@ -171,7 +171,7 @@ func (q *qp) wake() {
 	q.run()
 }
 
-// A cq grows as it must.
+// A cq is a completion queue without a bound.
 type cq struct {
 	f      *Fabric
 	wcs    []verbs.WC
@@ -200,7 +200,7 @@ func (c *cq) Poll(wcs []verbs.WC) int {
 	return n
 }
 
-// Wait cannot block: time would stand still.
+// Wait does not block, because virtual time would stand still.
 func (c *cq) Wait() error {
 	if c.closed {
 		return verbs.ErrClosed
@@ -245,7 +245,7 @@ type ah struct{ attr verbs.AHAttr }
 func (a *ah) Attr() verbs.AHAttr { return a.attr }
 func (a *ah) Destroy() error     { return nil }
 
-// Groups lists what the QPs of p are attached to, in order.
+// Groups lists the MGIDs to which QPs of p are attached, in ascending order.
 func (p *Port) Groups() []ib.GID {
 	set := make(map[ib.GID]bool)
 	for _, q := range p.order {

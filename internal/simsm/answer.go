@@ -9,11 +9,11 @@ import (
 	wire "ipoibcm/wire/sa"
 )
 
-// A group is one multicast group, and who is in it.
+// A group is one multicast group and its members.
 type group struct {
 	record  wire.MCMemberRecord // without PortGID and JoinState
 	members map[ib.GID]wire.JoinState
-	fixed   bool // configured: it stays without members
+	fixed   bool // the group is configured, and stays without members
 }
 
 func (s *Subnet) find(mgid ib.GID) *group {
@@ -42,7 +42,7 @@ func (g *group) leave(port ib.GID, how wire.JoinState) {
 	}
 }
 
-// reap ends a group whose last member has left. Those who only send do not count.
+// reap ends a group whose last member has left. NonMember and SendOnlyNonMember do not count.
 func (s *Subnet) reap(now time.Time, g *group) {
 	for _, how := range g.members {
 		if how&(wire.FullMember|wire.SendOnlyFullMember) != 0 {
@@ -56,7 +56,7 @@ func (s *Subnet) reap(now time.Time, g *group) {
 	s.notify(now, wire.TrapGroupDeleted, g.record.MGID)
 }
 
-// answer answers a request of the client at p.
+// answer answers a request of the client at p. ok is false if the method asks for no answer.
 func (s *Subnet) answer(now time.Time, p *Port, q wire.Message) (a wire.Message, ok bool) {
 	a = q
 	switch q.Method {
@@ -92,7 +92,7 @@ func (s *Subnet) answer(now time.Time, p *Port, q wire.Message) (a wire.Message,
 	return a, true
 }
 
-// multicast answers a question about a group.
+// multicast answers a request to read, join or leave a group.
 func (s *Subnet) multicast(now time.Time, p *Port, how wire.Method, mask wire.Mask,
 	r wire.MCMemberRecord) (wire.Record, wire.Status) {
 	g := s.find(r.MGID)
@@ -160,7 +160,7 @@ func (s *Subnet) join(now time.Time, p, of *Port, g *group, mask wire.Mask,
 	return out, 0
 }
 
-// like reports whether a join that names components names those of g.
+// like reports whether the components that a join names have the values of g.
 func (g *group) like(mask wire.Mask, r wire.MCMemberRecord) bool {
 	for bit, same := range map[wire.Mask]bool{
 		wire.MCQKey: r.QKey == g.record.QKey, wire.MCTrafficClass: r.TrafficClass == g.record.TrafficClass,
@@ -202,7 +202,7 @@ func prefix(g ib.GID) (v uint64) {
 	return v
 }
 
-// path answers a question for a path.
+// path answers a request for a path.
 func (s *Subnet) path(mask wire.Mask, r wire.PathRecord) (wire.Record, wire.Status) {
 	from, to := s.byGID(r.SGID), s.byGID(r.DGID)
 	if mask&(wire.PathSGID|wire.PathDGID) != wire.PathSGID|wire.PathDGID {
@@ -257,7 +257,7 @@ const (
 	reportTries = 3
 )
 
-// notify reports a notice about a GID to all who have subscribed to it.
+// notify sends a report of a trap about a GID to all ports that have subscribed to the trap.
 func (s *Subnet) notify(now time.Time, trap wire.Trap, about ib.GID) {
 	n := wire.Notice{Generic: true, Type: 3, Producer: 4, Trap: trap, IssuerLID: smLID}
 	copy(n.Details[6:], about[:])

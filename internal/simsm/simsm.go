@@ -1,7 +1,7 @@
 // Package simsm is a simulated InfiniBand subnet as far as subnet administration
-// shows it: ports with LIDs and partitions, and a subnet manager that answers for
-// groups, paths and notices. It can be slow, lose MADs, be busy, stop, start anew and forget
-// everybody, with or without asking ports to register again.
+// shows it: ports with LIDs and partitions, and a subnet manager that answers requests
+// about groups, paths and notices. It can be slow, lose MADs, be busy, stop, start anew and
+// forget all members, with or without asking ports to register again.
 //
 // It answers as opensm does where ports can see a difference; test/subnet runs the
 // same tests against both. It is pure: MADs go in with the time, and come out of
@@ -26,13 +26,13 @@ const Prefix uint64 = 0xfe80000000000000
 // smLID is the LID of the subnet manager's own port.
 const smLID ib.LID = 1
 
-// A Partition is one that the subnet manager was configured with.
+// A Partition is a partition in the subnet manager's configuration.
 type Partition struct {
 	PKey ib.PKey // the membership bit does not matter
-	// Group makes an IPoIB broadcast group like Params, which stays without members.
+	// Group makes an IPoIB broadcast group with Params, which stays without members.
 	Group  bool
 	Params sa.Params
-	// Full and Limited are the members. Everybody is a full one if both are nil.
+	// Full and Limited are the members. If both are nil every port is a full member.
 	Full, Limited []ib.GUID
 }
 
@@ -47,22 +47,22 @@ func (p Partition) member(g ib.GUID) (key ib.PKey, ok bool) {
 	return 0, false
 }
 
-// Options say how the subnet is and behaves. Partitions is for New; the others may be changed
-// while it runs.
+// Options say what the subnet is like and how it behaves. Seed and Partitions are for New; the
+// others may be changed while it runs.
 type Options struct {
 	Seed uint64
-	// Partitions is what the subnet manager knows. Nil: P_Key 0x7fff for all, with
-	// a broadcast group as opensm makes it.
+	// Partitions are those of the subnet manager. Nil means P_Key 0x7fff for all ports,
+	// with a broadcast group as opensm makes it.
 	Partitions []Partition
 	// Delay is how long an answer takes. Zero means 100 µs. Jitter is the most
-	// that is added to it, so that answers change places.
+	// that is added to Delay at random, so that answers change places.
 	Delay, Jitter time.Duration
 	// Loss, Dup and Busy are the shares of MADs, 0 to 1, that are lost, come
 	// twice, and are answered BUSY.
 	Loss, Dup, Busy float64
-	// Quiet leaves out the client reregister when the subnet manager starts.
+	// Quiet keeps the subnet manager from asking clients to register again when it starts.
 	Quiet bool
-	// NoSendOnlyFull has an administrator that does not know SendOnlyFullMember.
+	// NoSendOnlyFull makes the administrator say that it does not know SendOnlyFullMember.
 	NoSendOnlyFull bool
 }
 
@@ -80,7 +80,7 @@ type Port struct {
 	subnet *Subnet
 }
 
-// GID is the port's by subnet prefix and GUID.
+// GID returns the port's GID: the subnet prefix and the GUID.
 func (p *Port) GID() ib.GID { return gid(p.GUID) }
 
 func gid(g ib.GUID) (out ib.GID) {
@@ -90,7 +90,7 @@ func gid(g ib.GUID) (out ib.GID) {
 	return out
 }
 
-// Now is what the driver of the port would tell of it.
+// Now returns the state of the port as its driver would report it.
 func (p *Port) Now() sa.Port {
 	return sa.Port{Active: p.Up, LID: p.LID, SMLID: smLID, GID: p.GID(), SubnetTimeout: 14}
 }
@@ -116,7 +116,7 @@ type Subnet struct {
 
 	running bool
 	groups  []*group
-	firstML ib.LID // of groups: another one after each start
+	firstML ib.LID // lowest MLID of a group; another one after each start
 	informs []inform
 	reports []*report
 	lastTID uint64
@@ -132,7 +132,7 @@ func New(opt Options) *Subnet {
 	return s
 }
 
-// DefaultParams are those of opensm's broadcast group.
+// DefaultParams are the parameters of opensm's broadcast group.
 var DefaultParams = sa.Params{QKey: ib.QKeyIPoIB, MTU: ib.MTU2048, Rate: ib.Rate10G}
 
 // AddPort attaches a port, whose link is up.
@@ -148,10 +148,10 @@ func (s *Subnet) AddPort(guid ib.GUID) *Port {
 	return p
 }
 
-// Stop ends the subnet manager. What it knows of members is lost.
+// Stop ends the subnet manager. It forgets groups, subscriptions and reports.
 func (s *Subnet) Stop() { s.running, s.groups, s.informs, s.reports = false, nil, nil, nil }
 
-// Start starts it anew. Groups have other MLIDs than before.
+// Start starts the subnet manager anew. Groups have other MLIDs than before.
 func (s *Subnet) Start(now time.Time) {
 	s.Stop()
 	s.firstML += 0x10
@@ -208,7 +208,7 @@ func (s *Subnet) Relabel(now time.Time, p *Port) {
 	s.post(now, p, sa.SetPort{Port: p.Now()})
 }
 
-// Members returns who is in a group, and how; nil if it does not exist.
+// Members returns the join state of each member of a group, by GID; nil if the group does not exist.
 func (s *Subnet) Members(mgid ib.GID) map[ib.GID]wire.JoinState {
 	if g := s.find(mgid); g != nil {
 		return g.members
@@ -216,7 +216,7 @@ func (s *Subnet) Members(mgid ib.GID) map[ib.GID]wire.JoinState {
 	return nil
 }
 
-// Subscribed reports whether a port is told of a trap.
+// Subscribed reports whether a port has subscribed to a trap.
 func (s *Subnet) Subscribed(p *Port, trap wire.Trap) bool {
 	return slices.Contains(s.informs, inform{p, trap})
 }
@@ -243,10 +243,10 @@ func (s *Subnet) post(now time.Time, p *Port, ev sa.Event) {
 	slices.SortStableFunc(s.inbox, func(a, b Delivery) int { return a.due.Compare(b.due) })
 }
 
-// lucky reports whether something happens whose share is p.
+// lucky draws whether an event with the probability p happens.
 func (s *Subnet) lucky(p float64) bool { return p > 0 && s.rnd.Float64() < p }
 
-// Due says when Take has something; zero means never.
+// Due returns when Take has something to do; zero means never.
 func (s *Subnet) Due() time.Time {
 	var due time.Time
 	if len(s.inbox) > 0 {
@@ -260,7 +260,7 @@ func (s *Subnet) Due() time.Time {
 	return due
 }
 
-// Take returns what is due.
+// Take returns the deliveries that are due. It also repeats the reports that are due.
 func (s *Subnet) Take(now time.Time) (out []Delivery) {
 	s.repeatReports(now)
 	n := 0
@@ -272,24 +272,25 @@ func (s *Subnet) Take(now time.Time) (out []Delivery) {
 	return out
 }
 
-// Drain returns all that is on its way, due or not, for those who decide themselves when it
-// arrives.
+// Drain returns all deliveries, due or not. It is for a caller that decides itself when they
+// arrive.
 func (s *Subnet) Drain() []Delivery {
 	out := s.inbox
 	s.inbox = nil
 	return out
 }
 
-// Repeat repeats the reports that are due.
+// Repeat repeats the reports that are due. Take does so too.
 func (s *Subnet) Repeat(now time.Time) { s.repeatReports(now) }
 
 // Ports returns the ports in the order in which they were attached.
 func (s *Subnet) Ports() []*Port { return s.ports }
 
-// Running reports whether there is a subnet manager.
+// Running reports whether the subnet manager runs.
 func (s *Subnet) Running() bool { return s.running }
 
-// Send takes a MAD from the client at p.
+// Send gives the subnet a MAD from the client at p. The MAD is lost if it is not for a subnet manager
+// that runs.
 func (s *Subnet) Send(now time.Time, p *Port, m *sa.MAD) {
 	toUs := m.Peer.LID == smLID && m.Peer.QPN == ib.QPNGSI && m.Peer.QKey == ib.QKeyGSI
 	if !s.running || !p.Up || !toUs || s.lucky(s.Loss) {

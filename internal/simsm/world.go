@@ -14,7 +14,7 @@ type World struct {
 	*Subnet
 	Now   time.Time
 	Hosts []*Host
-	// Seen, if not nil, is shown every action but SendMAD.
+	// Seen, if not nil, is called with every action of a client but SendMAD.
 	Seen func(h *Host, a sa.Action)
 }
 
@@ -38,7 +38,7 @@ func NewWorld(n int, opt Options, clients sa.Options) *World {
 	return w
 }
 
-// Step gives the client of h an event, and its MADs to the subnet.
+// Step gives the client of h an event, and gives the MADs that it sends to the subnet.
 func (w *World) Step(h *Host, ev sa.Event) {
 	for _, a := range h.Client.Step(nil, w.Now, ev) {
 		if m, ok := a.(sa.SendMAD); ok {
@@ -51,8 +51,8 @@ func (w *World) Step(h *Host, ev sa.Event) {
 	}
 }
 
-// Run lets time pass until done, or for d. It reports whether done became true; nil
-// never does.
+// Run lets time pass until done returns true, or for d. It reports whether done did. If
+// done is nil, time passes for d.
 func (w *World) Run(d time.Duration, done func() bool) bool {
 	end := w.Now.Add(d)
 	for done == nil || !done() {

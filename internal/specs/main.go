@@ -48,7 +48,7 @@ func (t text) String() string {
 
 type row struct{ id, level, text string }
 
-// binding holds the levels whose rows are counted.
+// binding are the levels of the rows that count for untested.
 var binding = map[string]bool{
 	"MUST": true, "SHOULD": true, "must": true, "should": true,
 	"wire": true, "implied": true, "MUST NOT": true, "SHOULD NOT": true,
@@ -113,7 +113,8 @@ func run(check bool) error {
 	return nil
 }
 
-// read returns the tables and what the tree's tests say of their rows.
+// read returns the texts with their rows, the tests that show each row, and the rows that are named
+// where they show nothing.
 func read() ([]text, map[string]showing, []marker, error) {
 	texts, err := readTexts()
 	if err != nil {
@@ -152,7 +153,7 @@ func printTests(w io.Writer) error {
 	return nil
 }
 
-// readTexts reads all tables, by number.
+// readTexts reads the tables of all texts, in the order of their numbers.
 func readTexts() (texts []text, err error) {
 	paths, err := filepath.Glob("docs/requirements-*.tsv")
 	if err != nil {

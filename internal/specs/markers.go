@@ -29,32 +29,32 @@ var built = func() build.Context {
 type decl struct {
 	test string          // "dir.TestName" of a test or fuzz function, "" for a helper or a table
 	uses map[string]bool // every identifier in it, which may be another declaration
-	rows []string        // that comments in or above it name
+	rows []string        // rows that comments in it or above it name
 	// first and last are its lines, with the comment above it.
 	first, last int
 }
 
-// A testPackage is what is declared by the test files of one package, by name.
-// Methods stand under their own name, those of several types together.
+// A testPackage holds the declarations in the test files of one package, by name.
+// Methods stand under their own name, so that those of several types are together.
 type testPackage map[string][]*decl
 
 // A showing is the tests that show one row, by name.
 type showing struct {
-	direct  []string // those that name it themselves
-	through []string // those whose helper or table names it
+	direct  []string // tests that name the row themselves
+	through []string // tests whose helper or table names it
 }
 
-// all returns the tests, those first that name the row themselves.
+// all returns all tests, beginning with those that name the row themselves.
 func (s showing) all() []string { return slices.Concat(s.direct, s.through) }
 
-// A marker is a row named where no declaration is.
+// A marker is a row that is named where it shows nothing.
 type marker struct{ where, id string }
 
 // A scanner collects the rows that the test files of a tree name.
 type scanner struct {
-	known    func(id string) bool // says whether id is of a text that has a table
+	known    func(id string) bool // reports whether the text that id belongs to has a table
 	packages map[string]testPackage
-	stray    []marker // named where it shows nothing
+	stray    []marker
 }
 
 // scan returns the tests that show each row, as "dir.TestName", and the rows
@@ -91,8 +91,8 @@ func scan(root string, known func(id string) bool) (map[string]showing, []marker
 	return shown, s.stray, err
 }
 
-// script looks for rows in a table or packet script, where they do not count:
-// nothing says which test reads it.
+// script looks for rows in a table or packet script, where they do not count because
+// nothing says which test reads the file.
 func (s *scanner) script(path string) error {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -139,7 +139,7 @@ func (s *scanner) file(name string) error {
 	return nil
 }
 
-// mark gives row id to the declarations on that line.
+// mark adds row id to the declarations that include the line. Without one it is stray.
 func (s *scanner) mark(all []*decl, id string, line int, where string) {
 	if !s.known(id) {
 		return // a date, or a number of another text
@@ -185,7 +185,7 @@ func declare(p testPackage, set *token.FileSet, dir string, f *ast.File) (all []
 			for _, spec := range top.Specs {
 				doc := top.Doc
 				if len(top.Specs) > 1 {
-					doc = nil // above the group, it says nothing of one
+					doc = nil // a comment above a group is about none of its specs
 				}
 				switch spec := spec.(type) {
 				case *ast.ValueSpec:
@@ -229,8 +229,8 @@ func isTest(f *ast.FuncDecl) bool {
 	return false
 }
 
-// reach gives every test of p the rows of all that it uses, and calls stray
-// what no test of p uses.
+// reach adds every test of p to the rows that it or a declaration that it uses names.
+// A row that a declaration names which no test uses is stray.
 func (s *scanner) reach(p testPackage, shown map[string]showing) {
 	ran := map[*decl]bool{}
 	for _, decls := range p {
@@ -277,7 +277,7 @@ func follow(p testPackage, d *decl, seen map[*decl]bool) {
 	seen[d] = true
 	for name := range d.uses {
 		for _, next := range p[name] {
-			if next.test == "" { // a test that another calls is a test of its own
+			if next.test == "" { // a test that this one calls shows its rows itself
 				follow(p, next, seen)
 			}
 		}

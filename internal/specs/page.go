@@ -48,7 +48,7 @@ func render(texts []text, shown map[string]showing, reasons map[string]reason) [
 	return b.Bytes()
 }
 
-// cells returns the columns of one row: only that of its kind is filled.
+// cells returns the columns of one row. Only the column of its kind is filled.
 func cells(tests []string, why reason) (c [kinds]string) {
 	by := strings.Join(tests[:min(len(tests), maxTests)], ", ")
 	if more := len(tests) - maxTests; more > 0 {
@@ -74,7 +74,7 @@ func cells(tests []string, why reason) (c [kinds]string) {
 // A tally counts rows by kind.
 type tally [kinds]int
 
-// count counts the rows of t, or those of them that bind.
+// count counts the rows of t by kind. If only is set it counts the binding rows only.
 func count(t text, reasons map[string]reason, only bool) (n tally) {
 	for _, r := range t.rows {
 		if binding[r.level] || !only {

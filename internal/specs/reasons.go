@@ -86,8 +86,8 @@ func decision(number string) (string, error) {
 	return strings.TrimPrefix(filepath.ToSlash(paths[0]), "docs/"), nil
 }
 
-// agree compares the reasons with the tests: a row is in one kind, and what
-// that kind says is so.
+// agree checks the reasons against the tests: a row without a test has a reason, a row
+// with the kind noTest has no test, and a row with the kind part has one.
 func agree(texts []text, shown map[string]showing, reasons map[string]reason) error {
 	var open []string
 	for _, t := range texts {

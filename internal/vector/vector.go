@@ -1,4 +1,4 @@
-// Package vector reads the octets that codecs are tested with.
+// Package vector reads the test vectors of codecs.
 //
 // It is for tests.
 package vector
@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Hex returns the octets that s is in hexadecimal. It panics at anything else.
+// Hex decodes s from hexadecimal. It panics if s is not hexadecimal.
 func Hex(s string) []byte {
 	b, err := hex.DecodeString(s)
 	if err != nil {
@@ -20,7 +20,7 @@ func Hex(s string) []byte {
 }
 
 // File reads a file with a vector on each line, a name and octets in hexadecimal, and
-// returns the octets by name. Empty lines and those that begin with # are comments.
+// returns the octets by name. Empty lines, and lines that begin with "# ", are comments.
 func File(t testing.TB, path string) map[string][]byte {
 	t.Helper()
 	text, err := os.ReadFile(path)

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ConfigureKernel tells a WireGuard device of the kernel, in the caller's network
-// namespace, about the others (include/uapi/linux/wireguard.h).
+// ConfigureKernel gives a WireGuard device of the kernel, in the caller's network
+// namespace, its private key and its peers (include/uapi/linux/wireguard.h).
 func ConfigureKernel(device string, own *ecdh.PrivateKey, peers ...Peer) error {
 	c, err := genetlink.Dial(nil)
 	if err != nil {
@@ -72,7 +72,7 @@ func allowed(e *netlink.AttributeEncoder, p netip.Prefix) {
 	e.Uint8(unix.WGALLOWEDIP_A_CIDR_MASK, uint8(p.Bits()))
 }
 
-// sockaddr is struct sockaddr_in or sockaddr_in6.
+// sockaddr returns a as a struct sockaddr_in or sockaddr_in6.
 func sockaddr(a netip.AddrPort) []byte {
 	if a.Addr().Is4() {
 		b := binary.BigEndian.AppendUint16(binary.NativeEndian.AppendUint16(nil, unix.AF_INET), a.Port())

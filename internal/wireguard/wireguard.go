@@ -1,5 +1,5 @@
 // Package wireguard builds wireguard-go and sets its tunnels up, for tests and for the
-// benchmark. It does not start the program: whoever has a namespace does.
+// benchmark. It does not start the program: the caller does, in a namespace.
 package wireguard
 
 import (
@@ -48,14 +48,14 @@ func Build(ctx context.Context, cache string) (string, error) {
 	return program, nil
 }
 
-// A Peer is what one end is told about another.
+// A Peer is what the configuration of one end says about another end.
 type Peer struct {
 	Key      *ecdh.PublicKey
 	Endpoint netip.AddrPort
 	Allowed  netip.Prefix
 }
 
-// Configure tells one end about the others, as wg(8) would.
+// Configure gives the end with the control socket its private key and its peers, as wg(8) would.
 func Configure(ctx context.Context, socket string, own *ecdh.PrivateKey, peers ...Peer) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -88,8 +88,8 @@ func Configure(ctx context.Context, socket string, own *ecdh.PrivateKey, peers .
 	return nil
 }
 
-// TestKeys returns the keys of two ends. They are made of the ends' numbers, which is good
-// enough for a test and for nothing else.
+// TestKeys returns the private keys of two ends. They are made from the numbers 1 and 2, and
+// are therefore good for tests only.
 func TestKeys() (keys [2]*ecdh.PrivateKey, err error) {
 	for i := range keys {
 		raw := make([]byte, 32)

@@ -40,8 +40,8 @@ var opNames = wire.Names[Op]{Request: "request", Reply: "reply"}
 // String prints "request" or "reply".
 func (o Op) String() string { return opNames.Of(o, "Op(%d)") }
 
-// A Packet is one ARP packet. Requests go to the broadcast-GID, replies by
-// unicast UD to Sender's QPN.
+// A Packet is one ARP packet. A request goes to the broadcast-GID, a reply by
+// unicast UD to the QPN of the request's Sender.
 type Packet struct {
 	Op       Op
 	Sender   encap.LinkAddr

@@ -29,8 +29,8 @@ const (
 	// InbandCM carries a CM MAD of 256 octets on the UD QP: an extension of our own,
 	// under the first EtherType that IEEE 802 leaves to local experiments.
 	InbandCM EtherType = 0x88b5
-	// PathProbe carries a [Probe], under the second of them. Other implementations, and
-	// older versions, drop what has a type that they do not know.
+	// PathProbe carries a [Probe], under the second such EtherType. Other implementations,
+	// and older versions of ours, drop a packet whose type they do not know.
 	PathProbe EtherType = 0x88b6
 )
 
@@ -125,8 +125,8 @@ func (a *LinkAddr) UnmarshalBinary(b []byte) error {
 // IsZero reports whether a is all zeros, as the target of an ARP request is.
 func (a LinkAddr) IsZero() bool { return a == LinkAddr{} }
 
-// Key returns a with the flags octet zeroed: what identifies the interface,
-// whatever modes it offers at the moment.
+// Key returns a with the flags octet zeroed. It identifies the interface, whatever
+// modes the interface offers at the moment.
 func (a LinkAddr) Key() LinkAddr { a.Flags = 0; return a }
 
 // Compare orders two link-layer addresses as RFC 4755 section 3.3 does: flags
@@ -174,5 +174,5 @@ func (p *PrivateData) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// IsZero reports whether p is all zeros: Linux sends RTU and REJ so.
+// IsZero reports whether p is all zeros, as it is in the RTU and REJ of Linux.
 func (p PrivateData) IsZero() bool { return p == PrivateData{} }

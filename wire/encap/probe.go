@@ -7,7 +7,7 @@ import (
 	"ipoibcm/wire"
 )
 
-// ProbeLen is the length of a probe or an answer in octets; zeros follow in a probe.
+// ProbeLen is the length in octets of an answer, and of a probe before its padding of zeros.
 const ProbeLen = 16
 
 // Kinds of probes, in their first octet. Three reserved octets follow.
@@ -20,9 +20,9 @@ const (
 // section 3): an extension of our own.
 type Probe struct {
 	Answer bool
-	// Octets of the frame that asks, without the encapsulation header; at least ProbeLen.
+	// Octets is the length of the asking frame, without the encapsulation header; at least ProbeLen.
 	Octets int
-	// ID is drawn by who asks, and what the answer repeats.
+	// ID is drawn by the asking side. The answer repeats it.
 	ID uint64
 }
 

@@ -2,20 +2,20 @@ package ip
 
 import "encoding/binary"
 
-// ECN codepoints, the low two bits of TOS and traffic class (RFC 3168 section 5).
-// The bits of a traffic class (RFC 2474 section 3, RFC 3168 section 5).
+// The two parts of a TOS or traffic class (RFC 2474 section 3, RFC 3168 section 5).
 const (
 	DSCPMask = 0xfc
 	ECNMask  = 3
 )
 
+// ECN codepoints, the low two bits of TOS and traffic class (RFC 3168 section 5).
 const (
 	notECT = 0
 	ce     = 3
 )
 
-// TrafficClass returns the TOS of the IPv4 packet, or the traffic class of the IPv6 packet,
-// whose header is whole.
+// TrafficClass returns the TOS of an IPv4 packet, or the traffic class of an IPv6 packet.
+// The header in pkt must be whole.
 func TrafficClass(pkt []byte) uint8 {
 	if pkt[0]>>4 == 4 {
 		return pkt[1]
@@ -23,8 +23,8 @@ func TrafficClass(pkt []byte) uint8 {
 	return pkt[0]<<4 | pkt[1]>>4
 }
 
-// ECNCapable reports whether the IPv4 or IPv6 packet, whose header is whole, may be
-// marked instead of dropped: its sender said so, or somebody has marked it already.
+// ECNCapable reports whether an IPv4 or IPv6 packet may be marked instead of dropped: its
+// sender set an ECT codepoint, or a router has set CE already. The header in pkt must be whole.
 func ECNCapable(pkt []byte) bool {
 	if pkt[0]>>4 == 4 {
 		return pkt[1]&3 != notECT
@@ -33,7 +33,7 @@ func ECNCapable(pkt []byte) bool {
 }
 
 // SetCE marks a packet for which [ECNCapable] is true as having met congestion
-// (RFC 3168 section 5). The checksum of an IPv4 header follows (RFC 1624).
+// (RFC 3168 section 5). It updates the checksum of an IPv4 header (RFC 1624).
 func SetCE(pkt []byte) {
 	if pkt[0]>>4 != 4 {
 		pkt[1] |= ce << 4

@@ -10,13 +10,13 @@ import (
 // ecn are the bits of TOS and traffic class that no route looks at.
 const ecn = 3
 
-// FlowOf returns those fields of the IPv4 or IPv6 packet that decide its next
-// hop where routes depend on f. Of packets to multicast groups and to the limited
-// broadcast that is always the destination alone. ok is false if pkt has no whole header.
+// FlowOf returns the fields of the IPv4 or IPv6 packet pkt that decide its next
+// hop if routes depend on the fields f. For a packet to a multicast group or to the
+// limited broadcast it returns the destination alone. ok is false if pkt has no whole header.
 //
-// Ports are those of TCP, UDP, DCCP and SCTP. A packet that does not have them,
-// such as a fragment after the first, has none. A broken chain of extension
-// headers gives the header that it breaks at as protocol.
+// Ports are those of TCP, UDP, DCCP and SCTP. They are 0 for any other packet,
+// such as a fragment after the first. If the chain of extension headers is
+// broken, the protocol is that of the header where it breaks.
 func FlowOf(pkt []byte, f rtnl.Fields) (flow rtnl.Flow, ok bool) {
 	if flow.Dst, ok = Dst(pkt); !ok {
 		return rtnl.Flow{}, false
@@ -37,12 +37,12 @@ func FlowOf(pkt []byte, f rtnl.Fields) (flow rtnl.Flow, ok bool) {
 	return flow, true
 }
 
-// flowV4 is the longest IPv4 header with the ports behind it.
+// flowV4 is the length in octets of the longest IPv4 header and the ports behind it.
 const flowV4 = V4HeaderLen + maxV4Options + 4
 
-// FlowLen returns how many octets at the start of pkt are enough for [FlowOf] to
-// return the same. It is at most 64 octets, or those of the extension headers and
-// 8 more.
+// FlowLen returns how many octets at the start of pkt [FlowOf] needs to return the
+// same flow: at most 64, or, if that is more, the IPv6 header, its extension headers
+// and 8 octets.
 func FlowLen(pkt []byte) int {
 	n := flowV4
 	if len(pkt) >= V6HeaderLen && pkt[0]>>4 == 6 {
@@ -81,16 +81,17 @@ func ports(pkt []byte) (proto uint8, src, dst uint16) {
 	return proto, 0, 0
 }
 
-// ICMPv6Offset returns where in the IPv6 packet pkt its ICMPv6 message starts,
-// -1 if it has none or it is not whole here. TCP and UDP are known after one
-// comparison.
+// ICMPv6Offset returns the offset of the ICMPv6 message in the IPv6 packet pkt, or
+// -1 if pkt has none or ends before it. For TCP and UDP without extension headers one
+// comparison decides.
 //
 // Extension headers are passed as Linux passes them on their way to ICMPv6
 // (net/ipv6/exthdrs.c): hop-by-hop options directly behind the IPv6 header only
 // (RFC 8200 section 4.1), routing headers without segments left, destination
-// options. A message behind a fragment header is none: RFC 6980 section 5 has
-// neighbour discovery in fragments ignored, and reports are never so long. Nor
-// is one behind an authentication header, which only the kernel can check.
+// options. A message behind a fragment header does not count: RFC 6980 section 5
+// has neighbour discovery in fragments ignored, and reports are never so long that
+// they are fragmented. Neither does a message behind an authentication header,
+// which only the kernel can check.
 func ICMPv6Offset(pkt []byte) int {
 	if len(pkt) < V6HeaderLen || pkt[0]>>4 != 6 {
 		return -1

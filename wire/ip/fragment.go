@@ -139,7 +139,7 @@ func (f *Fragmenter) headerLen() int {
 	return V4HeaderLen + f.optLen
 }
 
-// next returns the payload octets of the next fragment.
+// next returns how many octets of payload the next fragment has.
 func (f *Fragmenter) next() int {
 	left := len(f.pkt.Payload()) - f.off
 	room := f.mtu - f.headerLen()

@@ -33,7 +33,7 @@ func SolicitedNode(a netip.Addr) netip.Addr {
 	return netip.AddrFrom16(g)
 }
 
-// Groups everybody on a link has joined.
+// The groups of all routers and of all nodes on a link.
 var (
 	AllRouters4 = netip.AddrFrom4([4]byte{224, 0, 0, 2}) // 224.0.0.2
 	AllRouters6 = netip.IPv6LinkLocalAllRouters()        // ff02::2

@@ -8,8 +8,8 @@ const (
 )
 
 // RAMTU returns the MTU option, in octets, of the router advertisement in the
-// IPv6 packet pkt. ok is false if pkt is none, is cut short, or has no such
-// option. The checksum is not looked at.
+// IPv6 packet pkt. ok is false if pkt is no router advertisement, has extension
+// headers, is cut short, or has no such option. The checksum is not checked.
 func RAMTU(pkt []byte) (mtu uint32, ok bool) {
 	p, err := AsV6(pkt)
 	if err != nil || p.NextHeader() != ProtoICMPv6 || len(p) < V6HeaderLen+raFixedLen || p[V6HeaderLen] != icmp6RA {

@@ -12,8 +12,8 @@ import (
 // A ChangeKind says what a group record of a report means for its sender.
 type ChangeKind uint8
 
-// Kinds of change. The state-change records of IGMPv3 and MLDv2 that add or
-// remove sources keep their names; the others come down to the first four.
+// Kinds of change. The records of IGMPv3 and MLDv2 that add or remove sources are
+// Allow and Block; every other record or message is one of the first four.
 const (
 	Join    ChangeKind = 1 + iota // IGMPv1, IGMPv2, MLDv1 report
 	Leave                         // IGMPv2 leave, MLDv1 done
@@ -37,8 +37,8 @@ type Change struct {
 	Sources int // how many source addresses the record lists
 }
 
-// Wanted says what c means for who keeps no sources: whether the sender now
-// wants the group. known is false if c alone does not tell (Block).
+// Wanted reports whether the sender of c now wants the group, to a receiver that
+// keeps no list of sources. known is false if c alone does not tell (Block).
 func (c Change) Wanted() (want, known bool) {
 	switch c.Kind {
 	case Join, Exclude, Allow:
@@ -95,9 +95,9 @@ func isMLDReport(typ uint8) bool {
 }
 
 // AppendChanges appends to dst the group records of the IGMPv1, v2, v3, MLDv1 or
-// MLDv2 report in the IP packet pkt, in their order. A packet that is no report
-// gives [ErrNotReport] (queries included), a broken one another error and
-// nothing appended. Their number is bounded by the packet's length.
+// MLDv2 report in the IP packet pkt, in their order. A packet that is no report,
+// such as a query, gives [ErrNotReport]. A broken report gives another error, and
+// nothing is appended. The packet's length bounds the number of records.
 func AppendChanges(dst []Change, pkt []byte) ([]Change, error) {
 	if Version(pkt) == 6 {
 		return appendMLD(dst, pkt)

@@ -39,17 +39,18 @@ const (
 )
 
 // AppendTooBig appends to b the ICMP message that tells the sender of orig that
-// it is larger than mtu octets: "fragmentation needed" for IPv4 (RFC 1191),
+// orig is larger than mtu octets: "fragmentation needed" for IPv4 (RFC 1191),
 // "packet too big" for IPv6 (RFC 4443).
 //
-// Its source is nextHop if that is a unicast address of the same family, else
-// orig's destination: the kernel behind a TUN ignores an own address there. It
-// quotes, for IPv4, as much as fits 576 octets, for IPv6, 1280.
+// The message's source is nextHop if that is a unicast address of the same family,
+// else orig's destination: the kernel behind a TUN ignores a message from an address
+// of its own. It quotes as much of orig as fits a message of 576 octets (IPv4) or
+// 1280 octets (IPv6).
 //
-// Never answered are ICMP errors, fragments other than the first, packets from
-// an address that is no single host's, and IPv4 packets to a group; nor can an
-// IPv6 group be answered for without a next hop. The error is then [ErrSilent].
-// So it is if mtu is below 68 (IPv4) or 1280 (IPv6), which nobody would believe.
+// The error is [ErrSilent] if orig is an ICMP error, a fragment other than the first,
+// from an address that is no single host's, an IPv4 packet to a group, or an IPv6
+// packet to a group without a usable nextHop. It also is if mtu is below 68 (IPv4) or
+// 1280 (IPv6), because no sender would believe that.
 func AppendTooBig(b, orig []byte, nextHop netip.Addr, mtu int) ([]byte, error) {
 	if Version(orig) == 6 {
 		return appendTooBig6(b, orig, nextHop, mtu)
@@ -139,7 +140,8 @@ func appendError6(b []byte, p V6, nextHop netip.Addr, typ, code uint8, word uint
 	return b, nil
 }
 
-// isHost reports whether a can be one host's address as others see it.
+// isHost reports whether a can be the address of one host on a network: it is no
+// group, broadcast, loopback or unspecified address.
 func isHost(a netip.Addr) bool {
 	if a.Is4() && a.As4()[0] >= 240 { // class E and limited broadcast
 		return false

@@ -10,12 +10,12 @@ const (
 )
 
 // AppendUnreachable appends to b the ICMP message that tells the sender of orig
-// that nobody answers for its next hop: "host unreachable" for IPv4 (RFC 1812
+// that its next hop does not answer: "host unreachable" for IPv4 (RFC 1812
 // section 5.2.7.1), "address unreachable" for IPv6 (RFC 4443 section 3.1).
 //
-// Its source, what it quotes and what is never answered are as with
-// [AppendTooBig]; nor is an IPv6 packet to a group answered, whatever its next
-// hop is. The error is then [ErrSilent].
+// The message has the source and the quote that [AppendTooBig] gives it, and the
+// same packets give [ErrSilent]. So does every IPv6 packet to a group, whatever
+// nextHop is.
 func AppendUnreachable(b, orig []byte, nextHop netip.Addr) ([]byte, error) {
 	if Version(orig) == 6 {
 		p, err := AsV6(orig)

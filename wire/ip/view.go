@@ -46,8 +46,8 @@ func Version(b []byte) int {
 	return int(b[0] >> 4)
 }
 
-// Dst returns the destination of the IPv4 or IPv6 packet b. It checks no more
-// than the version and that the address is there; ok is false otherwise.
+// Dst returns the destination of the IPv4 or IPv6 packet b. It checks only the
+// version, and that b is as long as a header without options; ok is false if not.
 func Dst(b []byte) (dst netip.Addr, ok bool) {
 	switch {
 	case len(b) >= V4HeaderLen && b[0]>>4 == 4:

@@ -10,19 +10,19 @@ const (
 	vrrpAdvert    = 1
 )
 
-// Where routers advertise.
+// The groups to which routers send VRRP advertisements.
 var vrrp4, vrrp6 = netip.AddrFrom4([4]byte{224, 0, 0, 18}), netip.AddrFrom16([16]byte{0: 0xff, 1: 2, 15: 0x12})
 
-// IsVRRP reports whether pkt goes to the group of VRRP, at the cost of a few
-// octets.
+// IsVRRP reports whether pkt goes to the group of VRRP. It reads the destination
+// only.
 func IsVRRP(pkt []byte) bool {
 	dst, ok := Dst(pkt)
 	return ok && (dst == vrrp4 || dst == vrrp6)
 }
 
 // AppendVirtual appends to dst the virtual addresses that the sender of the VRRP
-// advertisement in pkt, version 2 or 3, says it has. There are none in a packet
-// that is something else or broken, or by which a router resigns (priority 0).
+// advertisement in pkt, version 2 or 3, says it has. It appends nothing if pkt is no
+// such advertisement, is broken, or says that the router resigns (priority 0).
 func AppendVirtual(dst []netip.Addr, pkt []byte) []netip.Addr {
 	var m []byte
 	addrLen := 4

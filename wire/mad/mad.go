@@ -1,13 +1,13 @@
 // Package mad reads and writes management datagrams of the communication
 // management class: the common header and every CM message.
 //
-// Messages are plain comparable structs. Each holds its transaction ID, because
-// the MAD header has nothing else that a message could choose; AppendBinary
-// writes a whole MAD of 256 octets and UnmarshalBinary reads one. It keeps no
-// connection and carries private data unread.
+// Messages are plain comparable structs. Each holds the transaction ID of its MAD
+// header, because the rest of the header follows from the message. AppendBinary
+// writes a whole MAD of 256 octets and UnmarshalBinary reads one. The package keeps
+// no connection and does not interpret private data.
 //
-// Sources: IBA volume 1 chapters 12 and 13. Not kept: EE contexts, vendor IDs and ECE
-// option bits, alternate-path SAP bit; they are sent as zero and ignored.
+// Sources: IBA volume 1 chapters 12 and 13. EE contexts, vendor IDs, ECE option bits
+// and the alternate-path SAP bit are sent as zero and ignored on receipt.
 package mad
 
 import (
@@ -130,8 +130,8 @@ type Message interface {
 	isMessage()
 }
 
-// Parse reads a whole MAD. The Header is valid, as far as the octets go, also
-// when the message is not one that we know.
+// Parse reads a whole MAD. If only the message is wrong or unknown, the Header is
+// valid beside the error.
 func Parse(b []byte) (Header, Message, error) {
 	var h Header
 	if err := h.UnmarshalBinary(b); err != nil {
@@ -236,7 +236,7 @@ func bit(set bool, v byte) byte {
 
 // Asks reports whether a MAD begins something or is answered without a connection:
 // anything but REP, RTU, MRA, REJ, DREP, SIDR_REP and APR. It looks at the attribute ID
-// only; what is too short to have one asks.
+// only. It returns true for a MAD that is shorter than a header.
 func Asks(b []byte) bool {
 	if len(b) < HeaderLen {
 		return true

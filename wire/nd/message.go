@@ -44,8 +44,8 @@ func fixedLen(k Kind) int {
 	return fixedNS
 }
 
-// open makes the checks all five messages share (RFC 4861 sections 6.1, 7.1,
-// 8.1) and returns the packet and its ICMPv6 part, which is the end of it.
+// open makes the checks that all five messages share (RFC 4861 sections 6.1, 7.1,
+// 8.1) and returns the packet and its ICMPv6 part, with which the packet ends.
 func open(b []byte) (p ip.V6, m []byte, k Kind, err error) {
 	p, err = ip.AsV6(b)
 	if err != nil {
@@ -110,7 +110,7 @@ func appendLink(b []byte, typ uint8, a encap.LinkAddr) []byte {
 }
 
 // readLink returns the address of a link-layer option. The two octets of padding
-// are not looked at. One that nobody can be reached at is an error.
+// are not looked at. An address at which nobody can be reached is an error.
 func readLink(k Kind, opt []byte) (a encap.LinkAddr, err error) {
 	if len(opt) != OptionLen {
 		return a, &wire.FieldError{What: k.String() + " link-layer option", Field: "length", Value: uint64(opt[1])}

@@ -19,8 +19,8 @@ import (
 // OptionLen is the length of a link-layer option in octets.
 const OptionLen = 24
 
-// HopLimit is the hop limit of every neighbour discovery message; one that
-// arrives with another has crossed a router and is not believed.
+// HopLimit is the hop limit of every neighbour discovery message. A message that
+// arrives with another one has crossed a router and is not believed.
 const HopLimit = 255
 
 // A Kind is the ICMPv6 type of a neighbour discovery message.
@@ -45,9 +45,9 @@ var kindNames = wire.Names[Kind]{
 func (k Kind) String() string { return kindNames.Of(k, "Kind(%d)") }
 
 // KindOf returns which neighbour discovery message the IPv6 packet pkt looks
-// like, at the cost of a few octets. It checks nothing else. A message may stand
-// behind extension headers, as [ip.ICMPv6Offset] says; one in a fragment is none
-// and left to the kernel, which ignores it (RFC 6980 section 5;
+// like. It finds the ICMPv6 type and checks nothing else. A message may stand
+// behind extension headers, as [ip.ICMPv6Offset] says. A message in a fragment does
+// not count: it is left to the kernel, which ignores it (RFC 6980 section 5;
 // suppress_frag_ndisc).
 func KindOf(pkt []byte) Kind {
 	k, _ := find(pkt)

@@ -9,21 +9,22 @@ import (
 	"ipoibcm/wire/ip"
 )
 
-// AddLink appends to b the RS, RA or Redirect of pkt with a link-layer option
-// for link: the source's in RS and RA, the target's in a Redirect. Link-layer
-// options that were there are replaced. An RS from the unspecified address gets
-// none (RFC 4861 section 4.1). Payload length and checksum are made right. b
-// and pkt must not overlap.
+// AddLink appends to b the RS, RA or Redirect of pkt with a link-layer option that
+// holds link: a source option in an RS or RA, a target option in a Redirect. It
+// replaces the link-layer options of pkt. An RS from the unspecified address gets
+// none (RFC 4861 section 4.1). Payload length and checksum are corrected. b and pkt
+// must not overlap.
 func AddLink(b, pkt []byte, link encap.LinkAddr) ([]byte, error) {
 	out, _, _, err := rewrite(b, pkt, &link)
 	return out, err
 }
 
 // StripLink appends to b the RS, RA or Redirect of pkt without link-layer
-// options, because a TUN kernel discards an RA that has one of 24 octets. It
-// returns the address that the option gave: the source's of RS and RA, the
-// target's of a Redirect; one that nobody can be reached at is as none. Payload
-// length and checksum are made right. b and pkt must not overlap.
+// options, because the kernel behind a TUN discards an RA with such an option of 24
+// octets. It returns the address in the source option of an RS or RA, or in the
+// target option of a Redirect. has is false if there is no such option, or if nobody
+// can be reached at the address. Payload length and checksum are corrected. b and
+// pkt must not overlap.
 func StripLink(b, pkt []byte) (out []byte, link encap.LinkAddr, has bool, err error) {
 	return rewrite(b, pkt, nil)
 }

@@ -3,7 +3,8 @@ package pcapng
 import "encoding/binary"
 
 // Ethernet returns the header that goes before the IP packet ip: synthetic
-// unicast addresses, and for groups the ones IP uses on Ethernet.
+// unicast addresses, and for groups the addresses that IP uses on Ethernet. It is
+// all zeros if ip has no whole header.
 func Ethernet(ip []byte) (h [EthernetLen]byte) {
 	switch {
 	case len(ip) >= 20 && ip[0]>>4 == 4:
@@ -18,7 +19,7 @@ func Ethernet(ip []byte) (h [EthernetLen]byte) {
 	return h
 }
 
-// mac4 puts the MAC of an IPv4 address: 01:00:5e and 23 bits for a group (RFC
+// mac4 writes the MAC of an IPv4 address: 01:00:5e and 23 bits for a group (RFC
 // 1112 section 6.4).
 func mac4(mac, a []byte) {
 	switch {
@@ -31,7 +32,7 @@ func mac4(mac, a []byte) {
 	}
 }
 
-// mac6 puts the MAC of an IPv6 address: 33:33 and 32 bits for a group (RFC 2464
+// mac6 writes the MAC of an IPv6 address: 33:33 and 32 bits for a group (RFC 2464
 // section 7).
 func mac6(mac, a []byte) {
 	mac[0], mac[1] = 0x02, 0x49

@@ -12,7 +12,7 @@ type Packet struct {
 	Time      time.Time // UTC
 	Out       bool
 	OrigLen   int    // octets on the wire, Ethernet header included
-	Data      []byte // what was kept of it, Ethernet header included
+	Data      []byte // octets that were kept, Ethernet header included
 }
 
 // A Capture is a whole file.
@@ -20,7 +20,7 @@ type Capture struct {
 	Application   string
 	Interfaces    []Interface
 	Packets       []Packet
-	Seen, Dropped uint64 // of the last interface statistics
+	Seen, Dropped uint64 // from the last interface statistics in the file
 }
 
 // Read reads a capture that [Writer] wrote: one section, little-endian,

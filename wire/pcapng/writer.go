@@ -17,8 +17,8 @@ import (
 // EthernetLen is the length of the header put before each IP packet, in octets.
 const EthernetLen = 14
 
-// DefaultSnapLen bounds what is kept of one packet unless told otherwise, in
-// octets, the Ethernet header included. It is the largest tcpdump accepts.
+// DefaultSnapLen is how many octets of one packet are kept if SnapLen is zero, the
+// Ethernet header included. It is the largest value that tcpdump accepts.
 const DefaultSnapLen = 262144
 
 // Block types and options we write.
@@ -59,7 +59,7 @@ func (i Interface) snapLen() int {
 	return i.SnapLen
 }
 
-// AppendHeader appends the section header; application names who writes.
+// AppendHeader appends the section header; application names the writing program.
 func AppendHeader(b []byte, application string) []byte {
 	b, start := beginBlock(b, blockSHB)
 	b = binary.LittleEndian.AppendUint32(b, byteOrderMagic)
@@ -70,7 +70,7 @@ func AppendHeader(b []byte, application string) []byte {
 }
 
 // AppendInterface appends an interface description. Interfaces are numbered from
-// 0 in the order they are written.
+// 0 in the order in which they are written.
 func AppendInterface(b []byte, i Interface) []byte {
 	b, start := beginBlock(b, blockIDB)
 	b = append(b, linkEthernet, 0, 0, 0)
@@ -93,8 +93,8 @@ func AppendPacket(b []byte, id uint32, t time.Time, out bool, ip []byte, snapLen
 	return AppendCut(b, id, t, out, ip, len(ip), snapLen)
 }
 
-// AppendCut does the same for a packet of n octets of which ip is the beginning:
-// at least its IP header, and snapLen octets if it has so many.
+// AppendCut is [AppendPacket] for a packet of n octets that begins with ip. ip holds
+// at least the IP header, and snapLen octets if the packet has so many.
 func AppendCut(b []byte, id uint32, t time.Time, out bool, ip []byte, n, snapLen int) []byte {
 	orig := EthernetLen + n
 	kept := min(EthernetLen+len(ip), Interface{SnapLen: snapLen}.snapLen())
@@ -130,9 +130,9 @@ func AppendStats(b []byte, id uint32, t time.Time, seen, dropped uint64) []byte 
 	return endBlock(appendOption(b, optEnd, nil), start)
 }
 
-// A Writer writes one capture to an io.Writer, one Write per block: a file is
-// readable up to the last whole block at any time. It is not safe for
-// concurrent use.
+// A Writer writes one capture to an io.Writer, with one Write for the headers and
+// one for each block after them: a file is readable up to its last whole block at
+// any time. A Writer is not safe for concurrent use.
 type Writer struct {
 	w    io.Writer
 	snap []int // of each interface

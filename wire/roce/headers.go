@@ -16,8 +16,8 @@ const (
 	IETHLen  = 4
 	ICRCLen  = 4
 
-	// MaxHeaderLen is the most that BTH and extension headers of one packet take
-	// of those we send (a WRITE only with immediate).
+	// MaxHeaderLen is the most that BTH and extension headers take in a packet that
+	// we send: in a WRITE only with immediate.
 	MaxHeaderLen = BTHLen + RETHLen + ImmDtLen
 
 	atomicETHLen    = 28
@@ -61,8 +61,8 @@ func (h BTH) AckReq() bool { return h[8]&0x80 != 0 }
 func (h BTH) PSN() ib.PSN { return ib.PSN(u24(h[9:])) }
 
 // MaxReserved is the largest value of the seven reserved bits beside the A bit. They
-// are sent as zero and ignored on receipt (IBA volume 1, 9.2.4), but by those who
-// agree about them.
+// are sent as zero and ignored on receipt (IBA volume 1, 9.2.4), unless both ends have
+// agreed on their meaning.
 const MaxReserved = 0x7f
 
 // Reserved returns the seven reserved bits beside the A bit.

@@ -12,7 +12,7 @@ import (
 // hash/crc32 passes around: complemented, so that the value after the last
 // octet is the one to send. It travels least significant octet first.
 //
-// A sender goes
+// A sender calls
 //
 //	flow.Start(srcPort, udpPayloadLen, 0).BTH(hdr).Update(hdr[BTHLen:]).Update(payload).Put(trailer)
 type ICRC uint32
@@ -129,7 +129,8 @@ const (
 	ip4IDOffset = 4
 )
 
-// Deltas: what an octet with a value adds to the state behind the UDP header.
+// Delta tables, one for each octet: entry v is what the value v of the octet adds to
+// the state behind the UDP header.
 var (
 	at8    [6][256]uint32 // UDP header octets 0 to 5; 2 and 3 (port 4791) unused
 	ip4Len = deltas(2, ipv4Len+udpLen-2)
@@ -141,8 +142,8 @@ func init() {
 	copy(at8[:], deltas(6, udpLen))
 }
 
-// deltas returns the tables of n octets in a row, the first of which has from
-// octets from its own start to the end of the UDP header.
+// deltas returns the tables of n octets in a row. There are from octets from the
+// start of the first one to the end of the UDP header.
 func deltas(n, from int) [][256]uint32 {
 	t := make([][256]uint32, n)
 	for i := range t {

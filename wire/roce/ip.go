@@ -10,8 +10,8 @@ import (
 )
 
 // An IPHeader is the IP and UDP headers in front of a BTH, in either family. A
-// socket provider sees neither: it makes them for the ICRC, the GRH area and
-// captures. The UDP checksum goes out as 0, as RoCEv2 senders do.
+// provider with a socket sees neither header, and builds both for the ICRC, the GRH
+// area and captures. The UDP checksum goes out as 0, as RoCEv2 senders do.
 type IPHeader struct {
 	Src, Dst     netip.Addr // both IPv4 or both IPv6, not IPv4-mapped
 	TrafficClass uint8      // TOS on IPv4

@@ -74,7 +74,7 @@ const (
 	CNP           Opcode = 0x81
 )
 
-// opBits is what the table below knows of an opcode.
+// opBits is what opTable says of an opcode.
 type opBits uint16
 
 const (

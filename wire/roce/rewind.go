@@ -5,8 +5,8 @@ import "hash/crc32"
 // rewindTables[k] undoes 2^k zero octets: the state before is the XOR of one
 // entry per octet of the state after. UDP payloads need 17 powers.
 var rewindTables = func() (t [17][4][256]uint32) {
-	// One octet back. The top octet of a table entry names it, because stepping
-	// puts zeros there: state = IEEETable[low octet before] ^ before>>8.
+	// One octet back. A step is after = IEEETable[low octet of before] ^ before>>8. The
+	// shift leaves the top octet zero, so that the top octet of after names the entry.
 	var byTop [256]uint32
 	for v, e := range crc32.IEEETable {
 		byTop[e>>24] = uint32(v)

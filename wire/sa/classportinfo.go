@@ -15,19 +15,19 @@ const ClassPortInfoLen = 72
 // administrator says that it knows SendOnlyFullMember joins.
 const Cap2SendOnlyFullMember = 1 << 12
 
-// A Locator is where a class manager, or who gets its traps, is to be found.
+// A Locator is the address of a class manager, or of the receiver of its traps.
 type Locator struct {
 	GID          ib.GID
 	TrafficClass uint8
 	SL           uint8  // 4 bits
 	FlowLabel    uint32 // 20 bits
-	LID          ib.LID // zero: go by the GID
+	LID          ib.LID // zero means that the GID is the address
 	PKey         ib.PKey
 	QPN          ib.QPN
 	QKey         ib.QKey
 }
 
-// append appends l in 32 octets; hop stands in front of the QPN.
+// append appends the 32 octets of l. hop is the octet in front of the QPN.
 func (l Locator) append(b []byte, hop uint8) []byte {
 	b = append(b, l.GID[:]...)
 	b = binary.BigEndian.AppendUint32(b, uint32(l.TrafficClass)<<24|uint32(l.SL&15)<<20|l.FlowLabel&0xfffff)

@@ -34,8 +34,8 @@ const (
 	MCProxyJoin
 )
 
-// Masks of joins. JoinMask joins a group that exists, and leaves it; CreateMask
-// also makes one that does not.
+// Masks of joins. JoinMask joins a group that exists, or leaves it. CreateMask joins
+// a group, and creates it if it does not exist.
 const (
 	JoinMask   = MCMGID | MCPortGID | MCPKey | MCJoinState
 	CreateMask = JoinMask | MCQKey | MCMTUSelector | MCMTU | MCTrafficClass | MCRateSelector | MCRate |
@@ -50,7 +50,7 @@ const (
 	FullMember JoinState = 1 << iota
 	NonMember
 	SendOnlyNonMember
-	SendOnlyFullMember // as SendOnlyNonMember, but the group lives as long as it does
+	SendOnlyFullMember // as SendOnlyNonMember, but the group lives as long as the member
 )
 
 // String names the bits of j.

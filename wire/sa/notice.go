@@ -40,14 +40,14 @@ func (t Trap) String() string { return trapNames.Of(t, "trap %d") }
 
 // Values that stand for any in an [InformInfo].
 const (
-	AnyLID      ib.LID = 0xffff // as the beginning of the range
+	AnyLID      ib.LID = 0xffff // as LIDBegin
 	AnyType     uint16 = 0xffff
 	AnyProducer uint32 = 0xffffff
 )
 
-// An InformInfo subscribes to notices, or ends that.
+// An InformInfo subscribes to notices, or ends a subscription.
 type InformInfo struct {
-	GID                ib.GID // of whom notices are about; zero: go by LIDs
+	GID                ib.GID // subject of the notices; zero means that the LIDs are
 	LIDBegin, LIDEnd   ib.LID // AnyLID and 0 for all
 	Generic, Subscribe bool
 	Type               uint16 // of notice
@@ -146,7 +146,8 @@ func (r *Notice) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// GID returns whom traps 64 to 67 are about: a port, or a multicast group.
+// GID returns the subject of traps 64 to 67, a port or a multicast group. ok is
+// false for other notices.
 func (r Notice) GID() (gid ib.GID, ok bool) {
 	if !r.Generic || r.Trap < TrapGIDInService || r.Trap > TrapGroupDeleted {
 		return ib.GID{}, false
@@ -154,7 +155,8 @@ func (r Notice) GID() (gid ib.GID, ok bool) {
 	return ib.GID(r.Details[6:22]), true
 }
 
-// LID returns where the change is that traps 128 and 144 tell of.
+// LID returns the LID at which the change happened that traps 128 and 144 report.
+// ok is false for other notices.
 func (r Notice) LID() (lid ib.LID, ok bool) {
 	switch {
 	case r.Generic && r.Trap == TrapLinkState:
@@ -165,7 +167,8 @@ func (r Notice) LID() (lid ib.LID, ok bool) {
 	return 0, false
 }
 
-// CapabilityMask returns what the port of trap 144 can do now.
+// CapabilityMask returns the new capability mask of the port that trap 144 reports.
+// ok is false for other notices.
 func (r Notice) CapabilityMask() (mask uint32, ok bool) {
 	if !r.Generic || r.Trap != TrapCapabilityChange {
 		return 0, false

@@ -38,8 +38,8 @@ const (
 	PathPreference
 )
 
-// PathMask is what Linux's ib_ipoib asks with: from a port, to a port, with a
-// traffic class, in a partition, one path.
+// PathMask has the components that Linux's ib_ipoib fills in when it asks for a path:
+// both GIDs, the number of paths, the traffic class and the P_Key.
 const PathMask = PathDGID | PathSGID | PathNumb | PathTrafficClass | PathPKey
 
 // A PathRecord says how packets get from one port to another.

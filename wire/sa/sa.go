@@ -4,9 +4,9 @@
 // [Notice].
 //
 // A [Message] is one MAD with one record. Answers in several segments (RMPP)
-// are refused: nothing here asks for a table. What a record means in a request
-// is said by the component mask of the [Header]: fields without their bit are
-// not looked at by the administrator.
+// are refused: nothing here asks for a table. In a request the component mask of
+// the [Header] says which fields of the record count: the administrator ignores a
+// field whose bit is not set.
 //
 // Sources: IBA volume 1, chapters 13.4 (MADs), 15.2 (subnet administration)
 // and 13.4.8 (ClassPortInfo, Notice, InformInfo), as opensm's ib_types.h and
@@ -101,7 +101,7 @@ type Record interface {
 // A Message is one MAD: a header and the record behind it.
 type Message struct {
 	Header        // Attr is set from Record where there is one
-	Record Record // nil: all octets zero
+	Record Record // nil means that all its octets are zero
 }
 
 // AppendBinary appends a whole MAD, mad.Len octets, to b. The error is always nil.

@@ -77,7 +77,7 @@ const (
 	StatusDenied                 Status = 0x0700
 )
 
-// statusNames are those that are one value.
+// statusNames names the statuses that are values, not bits.
 var statusNames = map[Status]string{
 	StatusBadVersion: "class or version not supported", StatusBadMethod: "method not supported",
 	StatusBadAttribute: "attribute not supported", StatusBadField: "invalid field",
@@ -86,7 +86,7 @@ var statusNames = map[Status]string{
 	StatusInsufficientComponents: "insufficient components", StatusDenied: "request denied",
 }
 
-// String names every part of s that says something, and gives the number.
+// String names the parts of s that have a name, and gives the number.
 func (s Status) String() string {
 	if s == 0 {
 		return "success"

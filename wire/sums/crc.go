@@ -2,8 +2,8 @@ package sums
 
 import "hash/crc32"
 
-// foldLen is the length in octets of the shortest input that foldCRC takes. It
-// is the faster one from there on.
+// foldLen is the length in octets of the shortest input that foldCRC takes. From
+// there on foldCRC is faster than hash/crc32.
 const foldLen = 64
 
 // CRC32 continues the CRC-32 crc of IEEE 802.3 over p. It is crc32.Update with

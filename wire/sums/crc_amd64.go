@@ -9,8 +9,8 @@ import "golang.org/x/sys/cpu"
 var canFold = cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VBMI &&
 	cpu.X86.HasAVX512VPCLMULQDQ && cpu.X86.HasPCLMULQDQ && cpu.X86.HasBMI2
 
-// foldCRC continues the uncomplemented CRC state over the octets of p, of which
-// there are foldLen at least.
+// foldCRC continues the uncomplemented CRC state over p, which has at least
+// foldLen octets.
 //
 //go:noescape
 func foldCRC(state uint32, p []byte) uint32
@@ -23,7 +23,7 @@ var (
 	fold1536 = [2]uint64{0x67f7947600000000, 0xc56d949600000000}
 	fold1024 = [2]uint64{0x7d657a1000000000, 0x7406fa9500000000}
 	fold512  = [2]uint64{0x653d982200000000, 0xcad38e8f00000000}
-	// The same for 384, 256 and 128 bits, one behind the other; and nothing.
+	// The same for 384, 256 and 128 bits, one behind the other; zeros for the last lane.
 	foldLanes = [8]uint64{
 		0x69ccfc0d00000000, 0x2a28386200000000,
 		0x9570d49500000000, 0x01b5fd1d00000000,
@@ -32,7 +32,7 @@ var (
 	}
 	// (x^95 mod P)·x^32, floor(x^95 / P), and P·x^31.
 	reduce = [3]uint64{0x00000000ccaa009e, 0xb4e5b025f7011641, 0x00000001db710641}
-	// The octets of a vector counted through.
+	// The numbers 0 to 63, one for each octet of a vector.
 	counting = [64]uint8{
 		0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
 		16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,

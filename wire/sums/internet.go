@@ -5,13 +5,13 @@ import (
 	"math/bits"
 )
 
-// minAdd is the length in octets of the shortest input that addWords takes. It
-// is the faster one from there on.
+// minAdd is the length in octets of the shortest input that addWords takes. From
+// there on addWords is faster than addWordsGo.
 const minAdd = 32
 
 // Internet adds the 16-bit words of b in network order, an odd last octet padded
-// with zero, to the running one's complement sum of RFC 1071. What it returns
-// has 16 bits, and is 0 only if sum and b are.
+// with zero, to the running one's complement sum of RFC 1071. The result has
+// 16 bits, and is 0 only if sum and all octets of b are.
 func Internet(sum uint32, b []byte) uint32 {
 	// The words are added in the other order of octets, which gives the sum in the
 	// other order of octets (RFC 1071 section 2(B)).

@@ -14,7 +14,7 @@ type Bar struct {
 	Ours      bool
 }
 
-// A BarGroup is bars that are to be compared with each other.
+// A BarGroup holds bars for comparison with each other.
 type BarGroup struct {
 	Name string
 	Bars []Bar
@@ -28,7 +28,8 @@ type Bars struct {
 	Groups      []BarGroup
 }
 
-// ticks returns round values from zero on that cover high in at most so many steps.
+// ticks returns round values from zero up to high or beyond, at equal steps, of which most fit into high.
+// decimals is how many decimals they need.
 func ticks(high, most float64) (values []float64, decimals int) {
 	if high <= 0 {
 		return []float64{0, 1}, 0

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A Report is what the pictures take of docs/bench/latest.json, whose schema is that of
-// internal/bench.
+// A Report is the part of a report of internal/bench that the pictures use, such as
+// docs/bench/latest.json.
 type Report struct {
 	Started  time.Time `json:"started"`
 	Rounds   int       `json:"rounds"`
@@ -47,11 +47,11 @@ func ReadReport(b []byte) (r Report, err error) {
 type BenchChart struct {
 	Title, Axis   string
 	Test, Variant string
-	Than          string  // ratios are of this contender's
-	Divide        float64 // from the report's unit to that of the axis
+	Than          string  // contender to which the ratios are
+	Divide        float64 // divides the report's values to give those of the axis
 }
 
-// contenders in the order of the charts; ours are the last three.
+// contenders are in the order of the charts. Ours are the last three.
 var contenders = []string{"raw veth", "VXLAN", "wireguard-go", "RC", "UC", "UD"}
 
 // find returns the series of a contender.
@@ -65,8 +65,8 @@ func (r Report) find(test, variant string, mtu int, contender string) *Series {
 	return nil
 }
 
-// Ratio is the median of what a has of b in each round; ok is false if they have not been
-// measured in the same rounds.
+// Ratio returns the median of the ratios of a to b within each round. ok is false if they
+// have not been measured in the same rounds, or if a value of b is zero.
 func Ratio(a, b *Series) (ratio float64, ok bool) {
 	if a == nil || b == nil || len(a.Values) == 0 || len(a.Values) != len(b.Values) {
 		return 0, false
@@ -83,7 +83,7 @@ func Ratio(a, b *Series) (ratio float64, ok bool) {
 	return (all[(n-1)/2] + all[n/2]) / 2, true
 }
 
-// group is the bars of all contenders for one variant and MTU, and says them in words.
+// group returns the bars of all contenders for one variant and MTU. It appends their values to words.
 func (r Report) group(title string, c BenchChart, mtu int, words *string) BarGroup {
 	g := BarGroup{Name: title}
 	than := r.find(c.Test, c.Variant, mtu, c.Than)
@@ -103,7 +103,7 @@ func (r Report) group(title string, c BenchChart, mtu int, words *string) BarGro
 	return g
 }
 
-// StressSVG draws all variants of a test of what make stress writes; "" if there are none.
+// StressSVG draws all variants of a test from a report of make stress. It returns "" if there are none.
 func StressSVG(r Report, c BenchChart) string {
 	chart := Bars{Title: c.Title, Axis: c.Axis}
 	words, seen := "", map[string]bool{}
@@ -122,7 +122,7 @@ func StressSVG(r Report, c BenchChart) string {
 	return chart.SVG()
 }
 
-// StressCharts are the charts of what make stress writes, by the name of the picture.
+// StressCharts are the charts of a report of make stress, by the name of the picture.
 var StressCharts = map[string]BenchChart{
 	"stress-paths": {"One TCP stream over long and lossy paths", "Goodput, Mb/s (more is better)",
 		"goodput over a path", "", "raw veth", 1},
@@ -148,7 +148,7 @@ func BenchSVG(r Report, c BenchChart) (string, error) {
 	return chart.SVG(), nil
 }
 
-// foot says how the figures were made.
+// foot returns a note on how the figures were made.
 func (r Report) foot() []string {
 	return []string{
 		fmt.Sprintf("Median of %d rounds (lowest–highest), and the median of the ratios within a round. "+

@@ -17,14 +17,14 @@ type Dashboard struct {
 	Panels  []Panel
 }
 
-// A Panel is one of a dashboard; X, Y, W and H are its gridPos, of 24 columns.
+// A Panel is one panel of a dashboard. X, Y, W and H are its gridPos, in a grid of 24 columns.
 type Panel struct {
 	Title, Type, Unit string
 	X, Y, W, H        int
 	Curves            []Curve
 }
 
-// A Curve is one series: seconds from the beginning and values, in turn.
+// A Curve is one series. Points alternates seconds from the beginning and values.
 type Curve struct {
 	Name   string
 	Points []float64
@@ -51,7 +51,7 @@ func ReadDashboard(b []byte) (d Dashboard, err error) {
 	return d, nil
 }
 
-// curveColours are told apart without red and green.
+// curveColours can be told apart by readers who do not tell red from green.
 var curveColours = []string{blue, "#d9730d", teal, "#8250df", "#6e7781", "#b35900", "#0969da",
 	"#57606a", "#953800", "#1b7c83"}
 
@@ -111,8 +111,8 @@ func (c Curve) highest() (high float64) {
 	return high
 }
 
-// plot draws lines over time, with a legend below; those that get high come first where
-// there are more than the legend has lines.
+// plot draws lines over time, with a legend below. If there are more lines than the
+// legend has room for, those with the highest values come first.
 func (p *Picture) plot(panel Panel, seconds, x, y, w, h float64) {
 	if len(panel.Curves) > legendMost {
 		panel.Curves = slices.Clone(panel.Curves)
@@ -147,7 +147,7 @@ func (p *Picture) plot(panel Panel, seconds, x, y, w, h float64) {
 	p.legend(panel, x, bottom+48, w)
 }
 
-// pieces splits a curve where it has no points for longer than one and a half steps.
+// pieces splits a curve where it has no points for longer than one and a half of its shortest steps.
 func pieces(points []float64) (all [][]float64) {
 	step := math.Inf(1)
 	for k := 2; k+1 < len(points); k += 2 {

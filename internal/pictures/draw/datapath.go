@@ -1,19 +1,19 @@
 package draw
 
-// A Box is one part of the data path. Name is that of a package of ours or of a type in
-// one; empty for what is not ours.
+// A Box is one part of the data path. Name is the name of a package of ours or of a type in
+// one. It is empty for a part that is not ours.
 type Box struct {
 	X, Y, W, H float64
 	Name       string
-	Title      string // where Name is empty
+	Title      string // used if Name is empty
 	Lines      []string
-	Pure       bool // decides, and touches nothing
+	Pure       bool // it is a machine without effects of its own
 }
 
-// dataWidth is that of the picture of the data path.
+// dataWidth is the width of the picture of the data path.
 const dataWidth = 900
 
-// DataPath are the parts of one host and what stands beside it.
+// DataPath are the parts of one host, and the other host.
 var DataPath = []Box{
 	{X: 24, Y: 56, W: 440, H: 44, Title: "Linux: sockets, TCP, IP",
 		Lines: []string{"routes with the MTU of each connection"}},

@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// A figure is one row of the table in README: what the first contender has of the second.
+// A figure is one row of the table in README: the ratio of RC to another contender.
 type figure struct {
 	text          string
 	test, variant string
-	of            string // the second contender
-	than          string // variant of the second, if it is another
+	of            string // the other contender
+	than          string // variant of the other; empty means the same variant
 }
 
-// figures are the rows: where this wins, and from "behind" on where it does not.
+// figures are the rows: first those where RC is ahead, and from "behind" on those where it is not.
 var figures = []figure{
 	{"one TCP stream: goodput, of wireguard-go's", "tcp", "1 stream", "wireguard-go", ""},
 	{"its processor time for each GB, of wireguard-go's", "cpu", "1 stream", "wireguard-go", ""},
@@ -26,7 +26,7 @@ var figures = []figure{
 	{"64 octets every 20 ms: time, of VXLAN's", "latency", "64 octets every 20 ms, p50", "VXLAN", ""},
 }
 
-// FiguresTable writes a report's figures for README, as Markdown.
+// FiguresTable returns a report's figures for README, as Markdown.
 func FiguresTable(r Report) (string, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "| RC, over IPv6 (median of %d rounds, %s) | underlay 9000 | underlay 1500 |\n"+

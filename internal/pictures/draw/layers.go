@@ -36,8 +36,8 @@ func kindColours(kind string) (fill, stroke string) {
 	return "#f3f4f6", faint
 }
 
-// LayersSVG draws the packages as boxes, the highest layer first. The number in a box is
-// that of the packages here which import it.
+// LayersSVG draws the packages as boxes, the highest layer first. The number in a box
+// says how many of the packages import it.
 func LayersSVG(all []Package) string {
 	const (
 		width, left, size, h, gap = 960, 70, 12, 26, 8
@@ -89,8 +89,8 @@ func LayersSVG(all []Package) string {
 	return p.SVG(y + 40)
 }
 
-// ImportsSVG draws who imports whom as a matrix: a package's row has a dot in the column of
-// each package that it imports. Imports that point down are all left of the diagonal.
+// ImportsSVG draws the imports as a matrix: the row of a package has a dot in the column of
+// each package that it imports. Imports that point down are left of the diagonal.
 func ImportsSVG(all []Package) string {
 	const (
 		cell, left, top = 15, 200, 200

@@ -19,15 +19,15 @@ type StepKind byte
 const (
 	// Message goes from From to the other end.
 	Message StepKind = iota
-	// Lost is a message that nobody takes.
+	// Lost is a message that does not arrive.
 	Lost
-	// Note is what happens at From.
+	// Note is something that happens at From.
 	Note
-	// State is what From's connections are in from now on.
+	// State is the state of From's connections from now on.
 	State
 )
 
-// A Sequence is what two ends do in the order of time.
+// A Sequence is the steps of two ends in the order of time.
 type Sequence struct {
 	Ends  [2]string
 	Steps []Step
@@ -115,7 +115,7 @@ func SequenceSVG(title, desc string, s Sequence) string {
 	return p.SVG(height)
 }
 
-// step draws one step at y and returns how high it is.
+// step draws one step at y and returns its height.
 func (p *Picture) step(st Step, at [2]float64, y float64) float64 {
 	switch st.Kind {
 	case Note:
@@ -143,13 +143,13 @@ func (p *Picture) step(st Step, at [2]float64, y float64) float64 {
 	return 48
 }
 
-// firstClause splits what a message is from its fields.
+// firstClause splits the text of a message into its kind and its fields.
 func firstClause(s string) (head, rest string) {
 	head, rest, _ = strings.Cut(s, ", ")
 	return head, rest
 }
 
-// note writes what happens at an end into the margin beside its lifeline.
+// note writes the text of a Note into the margin beside the lifeline of its end, and returns its height.
 func (p *Picture) note(st Step, x, y float64) float64 {
 	const size, lead = 11.5, 15
 	lines := Wrap(st.Text, size, noteRoom-10)
@@ -165,7 +165,7 @@ func (p *Picture) note(st Step, x, y float64) float64 {
 	return lead*float64(len(lines)) + 7
 }
 
-// state puts the states of an end's connections on its lifeline.
+// state draws the text of a State on the lifeline of its end, and returns its height.
 func (p *Picture) state(st Step, x, y float64) float64 {
 	w := 1.25*TextWidth(st.Text, 11.5) + 14 // bold capitals are wide
 	p.Rect(x-w/2, y+1, w, 19, 9.5, "#e6f4f1", teal)

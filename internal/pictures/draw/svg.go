@@ -1,10 +1,10 @@
 // Package draw makes the pictures of docs/pictures: pure functions from data to the text
 // of an SVG. The same data gives the same octets. A picture has its own light background,
 // so that it reads in light and dark pages, names fonts by generic family only, loads
-// nothing, and carries a title and a description for who does not see it.
+// nothing, and carries a title and a description for readers who do not see it.
 //
-// How wide a text gets is estimated from the number of its characters, because which font
-// a reader has is not known: space is left for the widest of the usual ones.
+// The width of a text is estimated from the number of its characters, because the
+// reader's font is not known: the estimate is for the widest of the usual fonts.
 package draw
 
 import (
@@ -15,8 +15,8 @@ import (
 	"unicode/utf8"
 )
 
-// Colours are told apart by those who see red and green as one, and have a contrast of
-// 4.5 with the background where they are text.
+// Colours. Readers who do not tell red from green can tell them apart. Those of text have
+// a contrast of 4.5 with the background.
 const (
 	paper = "#ffffff"
 	ink   = "#1f2328"
@@ -51,12 +51,12 @@ type Picture struct {
 	body          strings.Builder
 }
 
-// New begins a picture of this width; its height is known at the end.
+// New begins a picture of the given width. [Picture.SVG] gives it its height.
 func New(width float64, title, desc string) *Picture {
 	return &Picture{width: width, title: title, desc: desc}
 }
 
-// number is a length with at most one decimal.
+// number prints a length with at most one decimal.
 func number(v float64) string {
 	return strings.TrimSuffix(strconv.FormatFloat(v, 'f', 1, 64), ".0")
 }
@@ -74,7 +74,7 @@ func (p *Picture) Rect(x, y, w, h, round float64, fill, stroke string) {
 		number(x), number(y), number(w), number(h), number(round), fill, stroke)
 }
 
-// Line draws a straight line; dash is the pattern of its pieces, "" a whole one.
+// Line draws a straight line. dash is its pattern of dashes; "" means a solid line.
 func (p *Picture) Line(x1, y1, x2, y2, thick float64, stroke, dash string) {
 	fmt.Fprintf(&p.body, "<path d=\"M%s %sL%s %s\" fill=\"none\" stroke=%q stroke-width=%q", number(x1), number(y1),
 		number(x2), number(y2), stroke, number(thick))
@@ -120,7 +120,7 @@ func sign(v float64) float64 {
 	return 0
 }
 
-// Text writes a line whose base is at y; class is of the style.
+// Text writes a line of text whose base line is at y, with the given classes of style.
 func (p *Picture) Text(x, y float64, class, s string) {
 	p.body.WriteString("<text x=\"" + number(x) + "\" y=\"" + number(y) + "\"")
 	if class != "" {
@@ -132,7 +132,7 @@ func (p *Picture) Text(x, y float64, class, s string) {
 	p.body.WriteString(">" + escape(s) + "</text>\n")
 }
 
-// SVG returns the picture with this height.
+// SVG returns the text of the picture with the given height.
 func (p *Picture) SVG(height float64) string {
 	p.height = height
 	var b strings.Builder
@@ -147,8 +147,8 @@ func (p *Picture) SVG(height float64) string {
 	return b.String()
 }
 
-// TextWidth is how wide a line of this size gets at most: fonts of fixed width have
-// 0.602 of the size, the widest of the usual others 0.58 in the mean of a line.
+// TextWidth returns how wide a line of text gets at most. A character of a font of fixed
+// width takes 0.602 of the size, and of the widest other usual font 0.58 on average.
 func TextWidth(s string, size float64) float64 {
 	return 0.602 * size * float64(utf8.RuneCountInString(s))
 }

@@ -5,9 +5,9 @@ import (
 	"unicode/utf8"
 )
 
-// TerminalSVG draws lines as a terminal shows them. Lines longer than columns go on in
-// the next one, four columns in, so that nothing is lost. Lines that begin with "$ " are
-// commands.
+// TerminalSVG draws lines as a terminal shows them. A line longer than columns goes on in
+// the next row, indented by four columns, so that nothing is lost. A line that begins with
+// "$ " is a command.
 func TerminalSVG(title, desc string, lines []string, columns int) string {
 	const size, lead, margin = 12, 17, 20
 	width := 2*margin + TextWidth(strings.Repeat("m", columns), size)
@@ -35,7 +35,7 @@ func TerminalSVG(title, desc string, lines []string, columns int) string {
 	return p.SVG(y + 6)
 }
 
-// fold breaks a line into parts of at most columns characters, at blanks where it can.
+// fold breaks a line into parts of at most columns characters, at a blank if one is near the end of a part.
 func fold(line string, columns int) (parts []string) {
 	indent := ""
 	for utf8.RuneCountInString(line) > columns {

@@ -1,6 +1,6 @@
 // Package cmdriver runs the connection manager of package cm on QP 1 of a
-// provider, in real time. It is the least that cm needs around it, for tests:
-// in the product, package agent does this.
+// provider, in real time. It has no more than cm needs, and is for tests: in the
+// product, package agent drives cm.
 package cmdriver
 
 import (
@@ -29,8 +29,8 @@ type Driver struct {
 	sendErr error
 }
 
-// New starts a driver for p. log gets the manager's notes. Close ends it; p must
-// outlive it.
+// New starts a driver for p. It calls log with the manager's notes. Close ends the
+// driver; p must outlive it.
 func New(p verbs.Provider, opt cm.Options, log func(string)) *Driver {
 	if opt.GID.IsZero() {
 		opt.GID = p.Port().GIDs[0]
@@ -52,7 +52,7 @@ func (unpredictable) Uint64() uint64 {
 	return binary.LittleEndian.Uint64(b[:])
 }
 
-// Close ends the driver. Connections end without a word.
+// Close ends the driver. It does not tell the peers that their connections end.
 func (d *Driver) Close() {
 	close(d.stop)
 	d.wg.Wait()
@@ -84,8 +84,8 @@ func (d *Driver) run() {
 	}
 }
 
-// Do steps the manager; SendMAD is carried out, notes are logged, and all other
-// actions are for Next.
+// Do gives the manager an event. It carries out SendMAD, logs notes, and queues all
+// other actions for Next.
 func (d *Driver) Do(ev cm.Event) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -113,7 +113,7 @@ func (d *Driver) Do(ev cm.Event) {
 	}
 }
 
-// Next returns the next action for the user.
+// Next returns the next action that Do has queued. It waits for one until timeout.
 func (d *Driver) Next(timeout time.Duration) (cm.Action, error) {
 	t := time.NewTimer(timeout)
 	defer t.Stop()

@@ -1,7 +1,6 @@
-// Package guest holds what runs inside the virtual machines: the init script,
-// the verbs program in C, the kernel's part of a soft InfiniBand port, and (a program
-// of its own) guestd, which starts
-// commands for the host.
+// Package guest holds the files that run inside the virtual machines: the init script,
+// the verbs program in C, and our part of the module of a soft InfiniBand port. guestd,
+// which starts commands for the host, is a program of its own below it.
 package guest
 
 import "embed"
@@ -16,7 +15,7 @@ var Init []byte
 //go:embed src/peer.c
 var Peer []byte
 
-// SoftIB is what a soft InfiniBand port needs beside the source of the kernel's Soft-RoCE.
+// SoftIB has the source that a soft InfiniBand port needs beside that of the kernel's Soft-RoCE.
 //
 //go:embed softib
 var SoftIB embed.FS
@@ -38,5 +37,5 @@ type FromGuest struct {
 	ID   int    `json:"id"`
 	Out  []byte `json:"out,omitempty"`
 	Done bool   `json:"done,omitempty"`
-	Exit int    `json:"exit,omitempty"` // 128 and the signal if there was one
+	Exit int    `json:"exit,omitempty"` // exit status; 128 plus the signal if a signal ended the command
 }

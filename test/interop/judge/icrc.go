@@ -1,6 +1,5 @@
-// Package judge looks at captures with other eyes than ours: the ICRC is
-// computed from its definition, with nothing of package roce, and tshark
-// dissects the rest.
+// Package judge checks captures without our codecs: it computes the ICRC from its
+// definition, without package roce, and tshark dissects the rest.
 package judge
 
 import (
@@ -10,8 +9,8 @@ import (
 	"slices"
 )
 
-// RoCE returns the IP packet inside an Ethernet frame if it is RoCEv2, and how
-// many octets IP and UDP headers have.
+// RoCE returns the IP packet inside an Ethernet frame, and how many octets its IP and
+// UDP headers have. ok is false if it is not RoCEv2.
 func RoCE(frame []byte) (ip []byte, headers int, ok bool) {
 	if len(frame) < 14 {
 		return nil, 0, false
@@ -69,12 +68,12 @@ func CheckICRC(frame []byte) error {
 	return nil
 }
 
-// A BTH is what tests look at in a packet.
+// A BTH holds the fields of a packet that tests look at.
 type BTH struct {
 	Opcode   byte
 	QPN, PSN uint32
 	AckReq   bool
-	// Syndrome and MSN are those of the AETH, if there is one right behind the BTH.
+	// Syndrome and MSN are read from behind the BTH. They have a meaning if an AETH is there.
 	Syndrome byte
 	MSN      uint32
 	Payload  int // octets behind the BTH, extension headers and pad included, without ICRC

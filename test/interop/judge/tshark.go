@@ -12,9 +12,9 @@ import (
 // ErrNoTshark says that tshark is not installed.
 var ErrNoTshark = errors.New("tshark is not installed")
 
-// Malformed returns what tshark complains of in a capture, one line per packet:
-// malformed or unknown ones, RoCEv2 that it does not take for InfiniBand, and
-// expert notes of severity "error". Known faults of tshark itself are left out.
+// Malformed returns the complaints of tshark about a capture, one line per packet:
+// malformed packets, RoCEv2 that it does not dissect as InfiniBand, and expert notes of
+// severity "error". Known faults of tshark itself are left out.
 func Malformed(ctx context.Context, pcap string) ([]string, error) {
 	rows, err := Fields(ctx, pcap, "", "frame.number", "frame.protocols", "_ws.malformed", "_ws.expert.severity",
 		"_ws.expert.message", "udp.dstport", "infiniband.bth.opcode")
@@ -26,7 +26,7 @@ func Malformed(ctx context.Context, pcap string) ([]string, error) {
 		number, protocols, malformed, severity, message, port := r[0], r[1], r[2], r[3], r[4], r[5]
 		switch {
 		case partOf[r[6]] && strings.Contains(protocols, "infiniband:"):
-			// It takes a part of a message for all of it, and complains of that.
+			// tshark takes a part of a message for the whole, and complains of it.
 		case guessed(protocols):
 			// The octets that a test sends over TCP are random.
 		case malformed != "":
@@ -40,19 +40,18 @@ func Malformed(ctx context.Context, pcap string) ([]string, error) {
 	return bad, nil
 }
 
-// guessed reports whether tshark has taken what TCP carries over InfiniBand for a
-// protocol, from the look of the first octets (Thrift, for one, begins with 0x80 or a
-// small number).
+// guessed reports whether tshark has guessed a protocol above TCP over InfiniBand, from
+// the first octets of the data (Thrift, for one, begins with 0x80 or a small number).
 func guessed(protocols string) bool {
 	_, inner, ok := strings.Cut(protocols, "infiniband:")
 	return ok && strings.Contains(inner, ":tcp:")
 }
 
-// partOf are the opcodes of SEND first, middle and last, RC and UC.
+// partOf holds the opcodes of SEND first, middle and last, for RC and UC.
 var partOf = map[string]bool{"0": true, "1": true, "2": true, "32": true, "33": true, "34": true}
 
-// Known reports whether an expert note is nobody's mistake: RoCEv2 senders,
-// rxe among them, leave the UDP checksum 0 on IPv6 too.
+// Known reports whether an expert note is about no fault: RoCEv2 senders, rxe among
+// them, leave the UDP checksum 0 on IPv6 too.
 func Known(message string) bool {
 	return strings.Contains(message, "Illegal checksum value (0)") ||
 		strings.Contains(message, "Illegal Checksum value (0)")
@@ -61,13 +60,13 @@ func Known(message string) bool {
 // Fields returns the values of fields, one row per packet that filter lets
 // through. Several values of one field are joined by commas.
 func Fields(ctx context.Context, pcap, filter string, fields ...string) ([][]string, error) {
-	// It guesses RPC-over-RDMA from a few octets, which our test data can hold.
+	// tshark guesses RPC-over-RDMA from a few octets, which our test data may contain.
 	return run(ctx, []string{"--disable-protocol", "rpcordma"}, pcap, filter, fields)
 }
 
 // RPCFields is Fields for a capture of RPC-over-RDMA, over RoCE or iWARP.
 func RPCFields(ctx context.Context, pcap, filter string, fields ...string) ([][]string, error) {
-	// A TCP port that is known for something else must not decide.
+	// The heuristics come first, so that a TCP port of another protocol does not decide.
 	return run(ctx, []string{"-o", "tcp.try_heuristic_first:TRUE"}, pcap, filter, fields)
 }
 

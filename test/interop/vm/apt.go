@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// releases are those of Debian that have kernels which this one has not.
+// releases maps series of Linux to the release of Debian that has them. The host's release does not.
 var releases = map[string]string{"5.10": "bullseye"}
 
 const (
@@ -18,8 +18,8 @@ const (
 	keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 )
 
-// apt are the options that make apt's programs look at packages of one release of
-// Debian; nil is that of the host.
+// apt holds options that make apt's programs look at the packages of one release of
+// Debian. nil means the host's release.
 type apt []string
 
 // run runs one of apt's programs in dir.
@@ -29,7 +29,7 @@ func (a apt) run(ctx context.Context, dir, program string, args ...string) (stri
 
 var dependsLine = regexp.MustCompile(`Depends: (linux-image-\S+)`)
 
-// dependency returns the kernel that a package which has none itself stands for.
+// dependency returns the package with the kernel on which pkg, a package without files, depends.
 func (a apt) dependency(ctx context.Context, pkg string) (string, error) {
 	out, err := a.run(ctx, "", "apt-cache", "depends", pkg)
 	if err != nil {
@@ -42,7 +42,8 @@ func (a apt) dependency(ctx context.Context, pkg string) (string, error) {
 	return m[1], nil
 }
 
-// otherRelease has apt fetch the lists of a release, below the cache, once.
+// otherRelease returns the options for another release. It makes apt fetch the lists of that release into
+// the cache, once.
 func otherRelease(ctx context.Context, release, cache string) (apt, error) {
 	dir := filepath.Join(cache, "apt-"+release)
 	var sources strings.Builder
@@ -66,7 +67,7 @@ func otherRelease(ctx context.Context, release, cache string) (apt, error) {
 	} {
 		a = append(a, "-o", o[0]+"="+filepath.Join(dir, o[1]))
 	}
-	// The directory is root's, which the user _apt cannot write.
+	// The directory belongs to root, so that the user _apt cannot write to it.
 	a = append(a, "-o", "APT::Sandbox::User=root", "-o", "Acquire::Languages=none", "-o",
 		"Acquire::Check-Valid-Until=false")
 	done := filepath.Join(dir, "done")

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// maxCapture bounds the octets of one capture; what comes later is counted only.
+// maxCapture bounds the octets of one capture. Later frames are only counted.
 const maxCapture = 512 << 20
 
 // A Packet is one frame of a capture, as its sender sent it.
@@ -19,10 +19,10 @@ type Packet struct {
 	From    string // the port's name
 	Frame   []byte // Ethernet header and what follows
 	Verdict Verdict
-	Changed bool // a rule changed octets after this was noted
+	Changed bool // the rule changed octets of the frame after that
 }
 
-// A Capture is the frames of a segment since it was started, in the order of arrival.
+// A Capture holds the frames of a segment since its start, in the order of arrival.
 type Capture struct {
 	seg     *Segment
 	packets []Packet
@@ -30,7 +30,7 @@ type Capture struct {
 	lost    int
 }
 
-// Capture starts one.
+// Capture starts a capture.
 func (s *Segment) Capture() *Capture {
 	c := &Capture{seg: s}
 	s.mu.Lock()
@@ -55,15 +55,14 @@ func (c *Capture) verdict(v Verdict, after []byte) {
 	}
 }
 
-// Packets returns what there is so far.
+// Packets returns the packets captured so far.
 func (c *Capture) Packets() []Packet {
 	c.seg.mu.Lock()
 	defer c.seg.mu.Unlock()
 	return slices.Clone(c.packets)
 }
 
-// Stop ends the capture and returns everything. It is an error if it did not
-// all fit.
+// Stop ends the capture and returns its packets. It is an error if some did not fit.
 func (c *Capture) Stop() ([]Packet, error) {
 	c.seg.mu.Lock()
 	defer c.seg.mu.Unlock()

@@ -9,7 +9,7 @@ import (
 )
 
 // A cpio writes an archive in the "newc" form, which the kernel unpacks as its
-// first root file system. Archives can be put one after another.
+// first root file system. An archive may follow another in one file.
 type cpio struct {
 	w   io.Writer
 	n   int // octets written

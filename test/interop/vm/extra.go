@@ -5,8 +5,9 @@ import (
 	"path/filepath"
 )
 
-// WithPrograms returns an image that is img with these programs of the host, and
-// the libraries they need, in /usr/bin. It is made in dir, which is the caller's.
+// WithPrograms returns a copy of img that also has the given programs of the host in
+// /usr/bin, and the libraries that they need. It makes the copy in the caller's
+// directory dir.
 func WithPrograms(ctx context.Context, img *Image, dir string, programs ...string) (*Image, error) {
 	r := &tree{ctx: ctx, root: filepath.Join(dir, "root")}
 	for _, p := range programs {

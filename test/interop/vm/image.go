@@ -18,14 +18,14 @@ import (
 	"ipoibcm/test/interop/guest"
 )
 
-// programs are those of the host that guests have, with their libraries.
+// programs are the programs of the host that guests have, with their libraries.
 var programs = []string{
 	"ip", "rdma", "ibv_devinfo", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong",
 	"rping", "ucmatose", "cmtime", "udaddy",
 }
 
-// tools are the programs that making an image and running it takes, and the
-// Debian package of each.
+// tools are the programs that are needed for making an image and running it, each
+// with its Debian package.
 var tools = [][2]string{
 	{"qemu-system-x86_64", "qemu-system-x86"}, {"apt-get", "apt"}, {"dpkg-deb", "dpkg"}, {"depmod", "kmod"},
 	{"xz", "xz-utils"}, {"zstd", "zstd"},
@@ -33,13 +33,13 @@ var tools = [][2]string{
 	{"ibv_rc_pingpong", "ibverbs-utils"}, {"rping", "rdmacm-utils"},
 }
 
-// A MissingError says what the machine lacks for running guests: tests skip.
+// A MissingError says what the machine lacks for running guests. Tests skip then.
 type MissingError struct{ Package, Why string }
 
 func (e *MissingError) Error() string { return fmt.Sprintf("%s (package %s)", e.Why, e.Package) }
 
-// An UnreachableError says that another release of Debian, which has the kernel that
-// was asked for, cannot be asked: tests skip, for old releases leave the mirrors.
+// An UnreachableError says that another release of Debian, which has the requested
+// kernel, cannot be reached. Tests skip then, because old releases leave the mirrors.
 type UnreachableError struct {
 	Release, Series string
 	Err             error
@@ -56,10 +56,10 @@ type Image struct {
 	Kernel string // ELF file
 	Initrd string // cpio archive
 
-	series string // of the kernel, as asked for
+	series string // of the kernel, as given to Open
 }
 
-// version changes when the code of this package makes another image of the same sources.
+// version changes when the code of this package makes another image from the same sources.
 const version = "1"
 
 // keep is how many images stay in the cache.
@@ -97,9 +97,9 @@ func lockCache() (cache string, lock *os.File, err error) {
 }
 
 // Open returns the image with the newest kernel of a series that Debian has, such as
-// "6.12"; "" is the series of the host's release. It is made anew if the kernel, the
-// programs in it or its sources have changed since. Processes that open it at once
-// wait for one another.
+// "6.12"; "" means the series of the host's release. Open makes the image anew if its
+// kernel, its programs or the sources in this tree have changed. Processes that call Open
+// at the same time wait for one another.
 func Open(ctx context.Context, series string) (*Image, error) {
 	if err := checkTools(); err != nil {
 		return nil, err
@@ -160,7 +160,7 @@ func checkTools() error {
 	return nil
 }
 
-// imageKey is a digest of everything that goes into an image.
+// imageKey returns a digest of what goes into an image, but for the libraries of its programs.
 func imageKey(pkg, daemon string) (string, error) {
 	h := sha256.New()
 	fmt.Fprintln(h, version, pkg, modules, programs)
@@ -208,7 +208,7 @@ func build(ctx context.Context, tmp, pkg string, from apt, daemon, cache string)
 	r := &tree{ctx: ctx, root: root}
 	r.file(busybox(), "bin/busybox")
 	r.link("busybox", "bin/sh")
-	r.link("/bin/busybox", "sbin/modprobe") // rxe has the kernel look for a CRC module
+	r.link("/bin/busybox", "sbin/modprobe") // rxe makes the kernel load a CRC module
 	r.file(daemon, "usr/bin/guestd")
 	for _, p := range programs {
 		if path, err := exec.LookPath(p); err == nil {
@@ -221,7 +221,7 @@ func build(ctx context.Context, tmp, pkg string, from apt, daemon, cache string)
 			r.libraries(f)
 		}
 	}
-	// pthread_exit loads it when it is needed, which ldd does not show.
+	// pthread_exit loads libgcc_s when it needs it, which ldd does not show.
 	if libs, _ := filepath.Glob("/lib/*-linux-gnu/libgcc_s.so.1"); len(libs) > 0 {
 		r.file(libs[0], libs[0])
 	}
@@ -246,7 +246,7 @@ func build(ctx context.Context, tmp, pkg string, from apt, daemon, cache string)
 	return pack(root, filepath.Join(img, "initrd"))
 }
 
-// cachedKernel returns the unpacked kernel, which images share.
+// cachedKernel returns the unpacked kernel package pkg from the cache. Images share it.
 func cachedKernel(ctx context.Context, pkg string, from apt, cache, tmp string) (*kernel, error) {
 	dir := filepath.Join(cache, pkg)
 	if _, err := os.Stat(dir); err != nil {
@@ -298,7 +298,7 @@ func modTime(path string) int64 {
 	return 0
 }
 
-// busybox returns the static one.
+// busybox returns the path of the program busybox, which is static.
 func busybox() string {
 	path, _ := exec.LookPath("busybox")
 	return path
@@ -318,7 +318,7 @@ type tree struct {
 	err  error
 }
 
-// text makes a file with these octets.
+// text makes the file to with the octets b.
 func (t *tree) text(b []byte, to string, mode os.FileMode) {
 	to = filepath.Join(t.root, to)
 	if t.err == nil {
@@ -329,7 +329,7 @@ func (t *tree) text(b []byte, to string, mode os.FileMode) {
 	}
 }
 
-// file copies a file of the host; links are followed.
+// file copies a file of the host. It follows links.
 func (t *tree) file(from, to string) {
 	if t.err != nil {
 		return
@@ -376,7 +376,7 @@ func (t *tree) libraries(path string) {
 	}
 }
 
-// static reports whether a program needs no dynamic linker, which ldd calls an error.
+// static reports whether a program needs no dynamic linker. ldd fails for such a program.
 func static(path string) bool {
 	f, err := elf.Open(path)
 	if err != nil {

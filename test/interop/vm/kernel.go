@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// modules are those that guests may load; what they need comes with them.
+// modules are the modules that guests may load. The modules that these need are copied too.
 var modules = []string{
 	"virtio_net", "virtio_pci", "virtio_console", "virtio_rng",
 	"ib_core", "ib_uverbs", "ib_umad", "ib_cm", "rdma_cm", "rdma_ucm", "rdma_rxe",
@@ -26,8 +26,9 @@ type kernel struct {
 	dir     string // of the package's files
 }
 
-// findKernel asks apt which package the newest kernel of a series, such as "6.12",
-// is in; the empty series is that of this release of Debian.
+// findKernel asks apt for the package of the newest kernel of a series, such as "6.12".
+// The empty series means that of this release of Debian. from has the options for
+// fetching the package.
 func findKernel(ctx context.Context, series, cache string) (pkg string, from apt, err error) {
 	if series != "" {
 		if pkg, err = from.dependency(ctx, "linux-image-"+series+"-amd64"); err == nil {
@@ -70,8 +71,8 @@ func fetchKernel(ctx context.Context, pkg string, from apt, dir string) (*kernel
 	return k, err
 }
 
-// vmlinux takes the ELF kernel out of the compressed image, so that the guest
-// need not do it, which costs seconds in emulation.
+// vmlinux writes the ELF kernel from the compressed image to file. Otherwise the guest
+// would unpack it, which costs seconds in emulation.
 func (k *kernel) vmlinux(ctx context.Context, file string) error {
 	image, err := os.ReadFile(filepath.Join(k.dir, "boot", "vmlinuz-"+k.version))
 	if err != nil {
@@ -82,7 +83,7 @@ func (k *kernel) vmlinux(ctx context.Context, file string) error {
 		args           []string
 	}{
 		{"\xfd7zXZ\x00", "xz", []string{"-dc", "--single-stream"}},
-		{"\x28\xb5\x2f\xfd", "zstd", []string{"-dcq"}}, // complains of what follows, after all is out
+		{"\x28\xb5\x2f\xfd", "zstd", []string{"-dcq"}}, // fails behind the kernel, after writing all of it
 	} {
 		for at := 0; ; at++ {
 			n := bytes.Index(image[at:], []byte(f.magic))
@@ -101,7 +102,7 @@ func (k *kernel) vmlinux(ctx context.Context, file string) error {
 	return fmt.Errorf("no kernel found inside vmlinuz-%s", k.version)
 }
 
-// copyModules puts the modules and what they need into the root file system.
+// copyModules copies the modules, and those that they need, into the root file system.
 func (k *kernel) copyModules(ctx context.Context, root string) error {
 	lib := filepath.Join("lib/modules", k.version)
 	dep, err := os.ReadFile(filepath.Join(k.dir, lib, "modules.dep"))

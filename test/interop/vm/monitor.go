@@ -7,21 +7,21 @@ import (
 	"time"
 )
 
-// monitorTimeout bounds what QEMU takes to answer.
+// monitorTimeout bounds the time that QEMU takes to answer.
 const monitorTimeout = 10 * time.Second
 
-// Stop has the guest's processors stand still, as a host that is suspended does. Its
-// clocks stand still with them, but for the one of the board.
+// Stop stops the guest's processors, as in a host that is suspended. The guest's clocks
+// stop too, but for the one of the board.
 func (v *VM) Stop() error { return v.monitor("stop") }
 
 // Continue ends Stop.
 func (v *VM) Continue() error { return v.monitor("cont") }
 
-// WakeUp presses the power button, which ends a suspend of the guest's own where it has
-// the module button.
+// WakeUp presses the guest's power button. That ends a suspend that the guest began
+// itself, if it has the module button.
 func (v *VM) WakeUp() error { return v.monitor("system_powerdown") }
 
-// monitor has QEMU do something.
+// monitor makes QEMU execute a command of its monitor.
 func (v *VM) monitor(command string) error {
 	v.out.Lock()
 	defer v.out.Unlock()
@@ -40,7 +40,7 @@ func (v *VM) monitor(command string) error {
 	return v.execute(command)
 }
 
-// execute sends one command and waits for its answer; events are skipped.
+// execute sends one command and waits for its answer. It skips events.
 func (v *VM) execute(command string) error {
 	if _, err := fmt.Fprintf(v.mon, "{\"execute\": %q}\n", command); err != nil {
 		return fmt.Errorf("monitor of %s: %s: %w", v.Name, command, err)

@@ -17,18 +17,18 @@ import (
 	"ipoibcm/internal/lab"
 )
 
-// portQueue bounds the frames that wait for one port; more are dropped, as a
-// switch would, and counted.
+// portQueue bounds the frames that wait for one port. The segment drops more, as a
+// switch would, and counts them.
 const portQueue = 4096
 
-// tapQueue is how many frames a host may have waiting, in place of 1000: a
-// message of 1 MiB is that many packets, and a UC queue pair sends them at once.
+// tapQueue is how many frames may wait in a host's device, in place of 1000. A UC
+// queue pair sends all packets of a message at once, and 1 MiB is more than 1000.
 const tapQueue = 8192
 
 // maxFrame is the largest Ethernet frame, in octets.
 const maxFrame = 65536 + 14
 
-// maxHeld is how long a frame that a rule put behind others waits for them.
+// maxHeld is how long a frame waits for the frames that a rule lets overtake it.
 const maxHeld = 20 * time.Millisecond
 
 // A Segment is an Ethernet in this process: guests and TAP devices of host
@@ -42,21 +42,21 @@ type Segment struct {
 	held     []*held
 	captures []*Capture
 
-	dropped atomic.Uint64 // by full queues
+	dropped atomic.Uint64 // frames dropped because a queue was full
 	wg      sync.WaitGroup
 }
 
 // A Verdict says what becomes of a frame. The zero Verdict lets it pass.
 type Verdict struct {
 	Drop bool
-	// Copies is how many times more it arrives.
+	// Copies is how many further times the frame arrives.
 	Copies int
-	// Behind is how many later frames of the same sender overtake it.
+	// Behind is how many later frames of the same sender overtake the frame.
 	Behind int
 }
 
-// A Rule decides on each frame; it may change the octets. from is the port's
-// name. Rules run one at a time.
+// A Rule decides what becomes of each frame, and may change its octets. from is the
+// name of the sending port. The calls of a Rule do not overlap.
 type Rule func(from string, frame []byte) Verdict
 
 // A port is something that sends and receives frames.
@@ -76,7 +76,7 @@ type held struct {
 // NewSegment returns a segment without ports.
 func NewSegment() *Segment { return &Segment{macs: map[[6]byte]*port{}} }
 
-// SetRule puts every frame from now on before r; nil lets all pass.
+// SetRule makes r decide on every frame from now on. If r is nil all frames pass.
 func (s *Segment) SetRule(r Rule) {
 	s.mu.Lock()
 	s.rule = r
@@ -122,8 +122,8 @@ func (s *Segment) AddHost(h *lab.Host, dev string, mac net.HardwareAddr, mtu int
 	return nil
 }
 
-// addStream makes a connection on which each frame has its length in front
-// (QEMU's socket backend) a port of the segment.
+// addStream makes the connection c a port of the segment. Each frame on it follows its
+// length (QEMU's socket backend).
 func (s *Segment) addStream(name string, c net.Conn) {
 	read := func(b []byte) (int, error) {
 		var n [4]byte
@@ -185,7 +185,8 @@ func (s *Segment) remove(p *port) {
 	}
 }
 
-// forward takes a frame in, which is the segment's from now on.
+// forward passes a frame through captures and rule and delivers it. The frame belongs to
+// the segment from then on.
 func (s *Segment) forward(from *port, frame []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -228,7 +229,7 @@ func (s *Segment) forward(from *port, frame []byte) {
 	}
 }
 
-// release delivers a held frame, once.
+// release delivers a held frame, unless it was delivered before.
 func (s *Segment) release(h *held) {
 	if i := slices.Index(s.held, h); i >= 0 {
 		h.timer.Stop()

@@ -12,12 +12,13 @@ import (
 	"strings"
 )
 
-// Debian's kernel comes without siw, the kernel's iWARP. It is built from the
-// kernel's source package with the compiler of the host, below the cache; nothing
-// is installed. What siw does is settled by constants of its source, not by
-// parameters, so there is one module for each choice.
+// Debian's kernel comes without siw, the kernel's iWARP. This file builds siw below the
+// cache, from the kernel's source package with the compiler of the host; nothing is
+// installed. siw has constants in its source where others have parameters, so there
+// is one module for each choice.
 
-// SIWVariants are the modules: the source as it is, and with constants changed.
+// SIWVariants are the modules by name: the text of siw_main.c that is replaced, and its
+// replacement. The module siw is the source unchanged.
 var SIWVariants = map[string][2]string{
 	"siw":      {},
 	"siw-p2p":  {"const bool peer_to_peer;", "const bool peer_to_peer = 1;"},
@@ -25,17 +26,18 @@ var SIWVariants = map[string][2]string{
 	"siw-crc":  {"const bool mpa_crc_required;", "const bool mpa_crc_required = 1;"},
 }
 
-// siwTools are what guests with siw take beyond [tools] and [sourceTools].
+// siwTools are the programs that guests with siw need beyond [tools] and [sourceTools], each with its
+// Debian package.
 var siwTools = [][2]string{{"rdma_server", "rdmacm-utils"}, {"rdma_client", "rdmacm-utils"}}
 
 // siwPrograms are programs of rdma-core that guests with siw have in addition.
 var siwPrograms = []string{"rdma_server", "rdma_client"}
 
-// siwVersion changes when the code of this file makes something else of the same
-// sources.
+// siwVersion changes when the code of this file makes other modules or images from the
+// same sources.
 const siwVersion = "1"
 
-// WithSIW returns an image that is img with the modules in /lib/siw.
+// WithSIW returns a copy of img that also has the modules in /lib/siw.
 func WithSIW(ctx context.Context, img *Image) (*Image, error) {
 	for _, t := range slices.Concat(sourceTools, siwTools) {
 		if _, err := exec.LookPath(t[0]); err != nil {
@@ -136,7 +138,7 @@ func concat(to string, from ...string) error {
 	return w.Close()
 }
 
-// buildSIW makes the modules in out, all else in tmp.
+// buildSIW makes the modules in out, and temporary files in tmp.
 func buildSIW(ctx context.Context, src *source, tmp, out string) error {
 	siw := filepath.Join(tmp, "siw-source")
 	if err := os.CopyFS(siw, os.DirFS(filepath.Join(src.drivers, "siw"))); err != nil {

@@ -16,18 +16,18 @@ import (
 	"ipoibcm/test/interop/guest"
 )
 
-// SoftIBModule is where guests have the module that makes a soft InfiniBand port.
+// SoftIBModule is the path in guests of the module that makes a soft InfiniBand port.
 const SoftIBModule = "/lib/softib/softib.ko"
 
-// softIBSeries is the series of Linux whose Soft-RoCE the module is made of.
+// softIBSeries is the series of Linux from whose Soft-RoCE the module is made.
 const softIBSeries = "6.1"
 
-// ErrNoSoftIB says that the module cannot be made of the Soft-RoCE of an image's kernel.
+// ErrNoSoftIB says that the module cannot be made from the Soft-RoCE of an image's kernel.
 var ErrNoSoftIB = errors.New("the soft InfiniBand port is made of the Soft-RoCE of Linux " + softIBSeries)
 
-// WithSoftIB returns an image that is img with [SoftIBModule]: the kernel's Soft-RoCE, with
-// calls of it renamed, and our own functions of those names between. It is made in dir, which
-// is the caller's.
+// WithSoftIB returns a copy of img that also has [SoftIBModule]: the kernel's Soft-RoCE, in
+// which some calls are renamed so that they reach functions of our own. It makes the copy in
+// the caller's directory dir.
 func WithSoftIB(ctx context.Context, img *Image, dir string) (*Image, error) {
 	for _, t := range sourceTools {
 		if _, err := exec.LookPath(t[0]); err != nil {
@@ -50,7 +50,8 @@ func WithSoftIB(ctx context.Context, img *Image, dir string) (*Image, error) {
 	return &Image{Kernel: img.Kernel, Initrd: whole, series: img.series}, concat(whole, img.Initrd, extra)
 }
 
-// softIB returns the module for the kernel of img, from the cache where it is built once.
+// softIB returns the path of the module for the kernel of img. It builds the module once and keeps it in
+// the cache.
 func softIB(ctx context.Context, img *Image) (string, error) {
 	cache, err := Cache()
 	if err != nil {

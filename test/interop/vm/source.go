@@ -8,14 +8,15 @@ import (
 	"strings"
 )
 
-// sourceTools are what building a module of the kernel takes beyond [tools].
+// sourceTools are the programs that building a module of the kernel takes beyond [tools], each with its
+// Debian package.
 var sourceTools = [][2]string{{"make", "make"}, {"tar", "tar"}, {"strip", "binutils"}, {"gcc-12", "gcc-12"}}
 
-// A source is what modules of one kernel are built from. It is kept in the cache; nothing is
-// installed.
+// A source is the unpacked headers and drivers from which modules of one kernel are built. It
+// is kept in the cache; nothing is installed.
 type source struct {
-	headers string // where the kernel's makefile is
-	drivers string // drivers/infiniband/sw
+	headers string // directory of the kernel's makefile
+	drivers string // directory drivers/infiniband/sw
 }
 
 // unpackSource returns the source of k from Debian's packages, downloaded once.
@@ -66,7 +67,7 @@ func unpackSource(ctx context.Context, k *kernel, from apt, cache, tmp string) (
 	return src, os.Rename(fresh, dir)
 }
 
-// module compiles the module ko in dir and leaves it, without what is for debuggers, in out.
+// module compiles the module ko in dir and writes it to out, without debugging information.
 func (s *source) module(ctx context.Context, dir, ko, out string, args ...string) error {
 	args = append([]string{"-s", "-C", s.headers, "M=" + dir, "CONFIG_DEBUG_INFO_BTF_MODULES=", "KCFLAGS=-w"}, args...)
 	if _, err := output(ctx, dir, "make", append(args, "modules")...); err != nil {

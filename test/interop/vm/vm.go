@@ -1,7 +1,7 @@
-// Package vm runs Debian's kernel in QEMU, as a foreign peer: an image made of
-// the packages of the host and kept in a cache, guests that boot from it in a
-// few seconds without privilege, and an Ethernet segment in this process that
-// joins them to host namespaces.
+// Package vm runs Debian's kernel in QEMU, as a foreign peer. It makes an image from
+// Debian's kernel package and programs of the host, and keeps it in a cache. Guests boot
+// from the image without privilege. An Ethernet segment in this process joins them to
+// host namespaces.
 package vm
 
 import (
@@ -25,10 +25,10 @@ import (
 
 // Bounds.
 const (
-	// bootTimeout is for a guest that never boots: one takes some 20 s of a processor, which
-	// others may want too.
+	// bootTimeout bounds the wait for a guest to boot. Booting takes some 20 s of a processor,
+	// which other programs may want too.
 	bootTimeout = 4 * time.Minute
-	// lifetime ends a guest whose user has forgotten it.
+	// lifetime is how many seconds a guest runs at most, should nobody end it.
 	lifetime  = "1200"
 	maxOutput = 4 << 20 // octets kept of one command
 )
@@ -50,15 +50,15 @@ type VM struct {
 	Name    string
 	cmd     *exec.Cmd
 	ctl     net.Conn
-	out     sync.Mutex // of ctl
-	mon     net.Conn   // to QEMU's monitor, and what it says
+	out     sync.Mutex // guards writes to ctl, and mon and answers
+	mon     net.Conn   // to QEMU's monitor
 	answers *json.Decoder
 	cons    buffer
 
 	mu     sync.Mutex
 	procs  map[int]*Proc
 	lastID int
-	ready  chan struct{} // closed when guestd has spoken
+	ready  chan struct{} // closed when guestd is ready
 	gone   chan struct{} // closed when QEMU has ended
 }
 
@@ -151,7 +151,7 @@ func (v *VM) Console() string { return v.cons.String() }
 
 // Kill ends the guest as a power failure would.
 func (v *VM) Kill() {
-	// The signal goes to timeout, which ends by TERM and takes QEMU with it.
+	// The signal goes to the program timeout, which ends and ends QEMU too.
 	v.cmd.Process.Signal(unix.SIGTERM)
 	select {
 	case <-v.gone:
@@ -161,7 +161,7 @@ func (v *VM) Kill() {
 	}
 }
 
-// listen takes in what guestd says.
+// listen handles the messages of guestd until the guest is gone.
 func (v *VM) listen() {
 	in := bufio.NewReader(v.ctl)
 	for {
@@ -208,8 +208,8 @@ type Proc struct {
 	Command string
 
 	mu   sync.Mutex
-	out  []byte // not yet read by Line
-	all  []byte
+	out  []byte // output not yet read by Line
+	all  []byte // output, at most about maxOutput octets
 	done bool
 	exit int
 	err  error
@@ -239,7 +239,7 @@ func (v *VM) Run(timeout time.Duration, argv ...string) (string, error) {
 	return p.Wait(timeout)
 }
 
-// Sh runs a line of shell like Run.
+// Sh runs a line of shell as [VM.Run] runs a command.
 func (v *VM) Sh(timeout time.Duration, line string) (string, error) {
 	return v.Run(timeout, "/bin/sh", "-c", line)
 }
@@ -271,7 +271,7 @@ func (p *Proc) end(exit int, err error) {
 // ErrTimeout says that a command took too long.
 var ErrTimeout = errors.New("timed out")
 
-// wait returns when ok holds, with the lock held during ok.
+// wait returns when ok returns true, or an error after timeout. It holds the lock while it calls ok.
 func (p *Proc) wait(timeout time.Duration, ok func() bool) error {
 	t := time.NewTimer(timeout)
 	defer t.Stop()
@@ -291,8 +291,8 @@ func (p *Proc) wait(timeout time.Duration, ok func() bool) error {
 	}
 }
 
-// Wait waits for the end of the command, kills it when the time is over, and
-// returns its output.
+// Wait waits for the end of the command and returns its output. After timeout it kills
+// the command and returns an error too.
 func (p *Proc) Wait(timeout time.Duration) (string, error) {
 	if err := p.wait(timeout, func() bool { return p.done }); err != nil {
 		p.Kill()
@@ -344,7 +344,7 @@ func (p *Proc) Write(b []byte) (int, error) {
 // CloseInput ends the command's standard input.
 func (p *Proc) CloseInput() error { return p.vm.send(guest.ToGuest{Op: "eof", ID: p.id}) }
 
-// Kill kills the command and what it started.
+// Kill kills the command and the processes of its process group.
 func (p *Proc) Kill() { _ = p.vm.send(guest.ToGuest{Op: "kill", ID: p.id}) }
 
 // A buffer is a bytes.Buffer for several goroutines.

@@ -1,6 +1,6 @@
-// Command guestd is the last process that init starts in a guest. It runs
-// commands for the host, which it hears over a virtual serial port, several at a
-// time, and powers the machine off when the host has gone.
+// Command guestd is the last program that init starts in a guest. The host sends it
+// commands over a virtual serial port. guestd runs them, several at a time, and powers
+// the machine off when the host has gone.
 package main
 
 import (
@@ -27,7 +27,7 @@ func main() {
 	syscall.Reboot(syscall.LINUX_REBOOT_CMD_POWER_OFF)
 }
 
-// A server is the guest's end of the port.
+// A server is the guest's end of the virtual serial port.
 type server struct {
 	mu   sync.Mutex // of out
 	out  io.Writer
@@ -61,7 +61,7 @@ func serve() error {
 	}
 }
 
-// open finds the port by its name.
+// open opens the virtual serial port, which it finds by its name.
 func open() (*os.File, error) {
 	for range 200 {
 		names, _ := filepath.Glob("/sys/class/virtio-ports/*/name")

@@ -3,7 +3,8 @@
 //
 //	saprobe DEVICE [grh] GID...
 //
-// It prints one line for each thing that it is told, and ends when each question has its answer.
+// It prints one line for each answer and each change of state, and ends when each question has its
+// answer.
 package main
 
 import (
@@ -21,7 +22,7 @@ import (
 	wire "ipoibcm/wire/sa"
 )
 
-// patience bounds all of it.
+// patience bounds the wait for the answers, before leaving and after.
 const patience = 15 * time.Second
 
 var broadcast = ib.GID{0: 0xff, 1: 0x12, 2: 0x40, 3: 0x1b, 4: 0xff, 5: 0xff, 12: 0xff, 13: 0xff, 14: 0xff, 15: 0xff}
@@ -80,7 +81,7 @@ func seed() mrand.Source {
 	return mrand.NewPCG(binary.NativeEndian.Uint64(b[:]), binary.NativeEndian.Uint64(b[8:]))
 }
 
-// A probe drives the client.
+// A probe drives an [sa.Client] over ib_umad.
 type probe struct {
 	umad   *ibverbs.SAPort
 	client *sa.Client
@@ -119,7 +120,7 @@ func (p *probe) step(ev sa.Event) {
 	}
 }
 
-// serve goes on until every question has its answer.
+// serve drives the client until every question has its answer.
 func (p *probe) serve() error {
 	end := time.Now().Add(patience)
 	for p.open > 0 && p.err == nil {

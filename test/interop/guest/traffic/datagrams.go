@@ -13,7 +13,7 @@ import (
 const (
 	sayEvery  = 100 * time.Millisecond
 	floodTime = 3 * time.Second
-	silence   = time.Second // after which a flood is over
+	silence   = time.Second // a flood is over after that long without a datagram
 )
 
 func destination(addr, device string) (to *net.UDPAddr, ifi *net.Interface, err error) {
@@ -23,7 +23,8 @@ func destination(addr, device string) (to *net.UDPAddr, ifi *net.Interface, err 
 	return to, ifi, err
 }
 
-// hear waits for one datagram to an address, which may stand for several hosts.
+// hear waits for one datagram to an address, which may be a multicast or broadcast address, and
+// prints its length.
 func hear(addr, device string) error {
 	to, ifi, err := destination(addr, device)
 	if err != nil {
@@ -67,12 +68,13 @@ func say(addr string, n int, device string) error {
 	}
 	for b := make([]byte, n); ; time.Sleep(sayEvery) {
 		if _, err := c.WriteToUDP(b, to); err != nil {
-			fmt.Fprintln(os.Stderr, "traffic:", err) // an interface that comes up may not have it yet
+			fmt.Fprintln(os.Stderr, "traffic:", err) // an interface that is coming up may not have its address yet
 		}
 	}
 }
 
-// through makes a socket's datagrams to ip leave by a device, broadcasts too.
+// through makes a socket's datagrams to the group ip leave by the device ifi. For another ip it allows
+// broadcasts instead.
 func through(fd int, ip net.IP, ifi *net.Interface) error {
 	switch {
 	case !ip.IsMulticast():
@@ -80,11 +82,11 @@ func through(fd int, ip net.IP, ifi *net.Interface) error {
 	case ip.To4() == nil:
 		return unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, ifi.Index)
 	}
-	// The socket is of IPv6 and takes IPv4 too.
+	// The socket is an IPv6 socket, which takes options of IPv4 too.
 	return unix.SetsockoptIPMreqn(fd, unix.IPPROTO_IP, unix.IP_MULTICAST_IF, &unix.IPMreqn{Ifindex: int32(ifi.Index)})
 }
 
-// sink counts the octets of a flood.
+// sink prints how many octets of a flood came.
 func sink(addr string) error {
 	c, err := net.ListenPacket("udp", addr)
 	if err != nil {
@@ -113,7 +115,8 @@ func sink(addr string) error {
 	}
 }
 
-// flood sends datagrams at a rate that the other end may not keep up with.
+// flood sends datagrams at a rate that the other end may not keep up with, for floodTime, and prints
+// how many octets it sent.
 func flood(addr string, size, mbps int) error {
 	c, err := net.Dial("udp", addr)
 	if err != nil {

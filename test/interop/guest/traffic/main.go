@@ -1,5 +1,5 @@
-// Command traffic makes IP traffic from where it runs, a guest or a namespace,
-// and checks what comes back: it is what both ends of a product test use.
+// Command traffic makes IP traffic in the guest or namespace where it runs, and checks
+// what comes back. Both ends of a product test use it.
 //
 //	traffic ping ADDR SIZE...         one echo of an IP packet of each SIZE octets
 //	traffic listen ADDR:PORT          print "ready", then octets and SHA-256 of one TCP connection
@@ -139,7 +139,7 @@ func send(addr string, n int) error {
 	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
 		return err
 	}
-	// The other end closes when it has all.
+	// The other end closes the connection when it has all data.
 	c.SetReadDeadline(time.Now().Add(3 * patience))
 	if _, err := io.Copy(io.Discard, c); err != nil {
 		return err

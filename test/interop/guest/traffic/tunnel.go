@@ -26,7 +26,8 @@ func tunnel(device string, number int) error {
 	})
 }
 
-// outside counts what comes in on a device until the input ends.
+// outside counts the packets that come in on a device until the input ends: those of RoCEv2 over IPv6,
+// and all.
 func outside(device string) error {
 	link, err := net.InterfaceByName(device)
 	if err != nil {
