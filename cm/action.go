@@ -17,7 +17,7 @@ type Action interface{ isAction() }
 type SendMAD struct{ MAD *verbs.MAD }
 
 // Params are what both sides of a connection have told each other, seen from
-// here: everything that QP transitions need.
+// our side: everything that QP transitions need.
 type Params struct {
 	Local, Remote ib.GID
 	// CMQPN is the QP of the peer that CM messages go to: QP 1, or its UD QP if
@@ -33,7 +33,7 @@ type Params struct {
 	RecvPSN   ib.PSN // RQ PSN: ours
 	SendPSN   ib.PSN // SQ PSN: the peer's starting PSN (IBA volume 1 section 12.7, Starting PSN)
 
-	AckTimeout ib.Timeout // for our QP, the peer's target ACK delay allowed for
+	AckTimeout ib.Timeout // for our QP; if the REQ was ours, lengthened by the peer's target ACK delay
 	RetryCount uint8      // for our QP
 	RNRRetry   uint8      // for our QP
 	// RDMA reads and atomics that the peer may have outstanding at us, and we at it.
@@ -44,14 +44,14 @@ type Params struct {
 	TrafficClass uint8
 	HopLimit     uint8
 	SL           uint8
-	// Path is the way to the peer on InfiniBand: that of Connect, or the one that the
+	// Path is the path to the peer on InfiniBand: that of Connect, or the one that the peer's
 	// REQ describes. Zero on Ethernet.
 	Path verbs.Path
 
 	LocalCommID, RemoteCommID mad.CommID
 	RemoteCAGUID              ib.GUID
 
-	// PrivateData is the peer's, of its REQ (92 octets) or REP (196).
+	// PrivateData is that of the peer's REQ (92 octets) or REP (196).
 	PrivateData []byte
 }
 
@@ -69,13 +69,13 @@ type ReplyReceived struct {
 	Params
 }
 
-// Established says that the connection is up at both ends.
+// Established says that the connection is up: we have sent the RTU, or the peer's RTU or data came.
 type Established struct {
 	Handle Handle
 	Params
 	Active bool // the REQ was ours
 	ByData bool // a packet stood for the RTU
-	// RTUPrivateData is the RTU's (224 octets); nil if Active or ByData.
+	// RTUPrivateData is the private data of the RTU (224 octets); nil if Active or ByData.
 	RTUPrivateData []byte
 }
 
@@ -91,10 +91,10 @@ type Cause uint8
 // Causes of failure.
 const (
 	Rejected  Cause = iota // the peer sent a REJ: see Reason, ARI, PrivateData
-	Refused                // we did: the user's Reject, or the Manager by itself, with Reason
-	TimedOut               // the peer did not answer, or (UserTimeout) the user did not
+	Refused                // the user's Reject, or the Manager by itself: see Reason
+	TimedOut               // peer or user (UserTimeout) did not answer, or a half-open connection made room
 	Cancelled              // the user's Cancel, or its Disconnect before the connection was up
-	NoRoom                 // MaxConns; nothing was sent
+	NoRoom                 // MaxConns are reached; nothing was sent
 )
 
 // String names c.
@@ -106,7 +106,7 @@ func (c Cause) String() string {
 type Failed struct {
 	Handle      Handle
 	Cause       Cause
-	Reason      Reason // Rejected and Refused
+	Reason      Reason // of Rejected and Refused
 	ARI         []byte // Rejected: as long as the peer said
 	PrivateData []byte // Rejected: the peer's, 148 octets
 }
@@ -116,24 +116,24 @@ type Side uint8
 
 // Who ended a connection.
 const (
-	ByUser  Side = iota // the user's Disconnect; the DREP came, or nothing did
+	ByUser  Side = iota // the user's Disconnect, whether or not the peer answered
 	ByPeer              // the peer's DREQ or REJ
-	ByStale             // the peer uses its QP for another connection now
+	ByStale             // the peer has lost the connection
 )
 
 // String names s.
 func (s Side) String() string { return [...]string{"user", "peer", "stale"}[min(s, ByStale)] }
 
-// Disconnected says that a connection that was up, or had a REP of ours, has
-// ended. The user stops posting to its QP.
+// Disconnected says that a connection has ended that was up, or that the peer ended with a
+// DREQ or DREP before. The user stops posting to its QP.
 type Disconnected struct {
 	Handle Handle
 	By     Side
 	Reason Reason // the peer's, if it sent a REJ; else 0
 }
 
-// Released says that timewait is over: the QPN may be used again. It is the
-// last that is heard of Handle.
+// Released says that the QPN may be used again: timewait is over, or was not needed. It is the
+// last action about Handle.
 type Released struct {
 	Handle Handle
 	QPN    ib.QPN
@@ -152,7 +152,7 @@ const (
 // String prints "-", "tx" or "rx".
 func (d Dir) String() string { return [...]string{"-", "tx", "rx"}[min(d, Received)] }
 
-// A Note tells people about one message or decision. Fields that do not apply
+// A Note tells people about one message or decision. Fields that do not apply to it
 // are zero.
 type Note struct {
 	Dir       Dir
@@ -162,12 +162,12 @@ type Note struct {
 	ServiceID serviceid.ID
 	// LocalCommID is ours and RemoteCommID the peer's, in both directions.
 	LocalCommID, RemoteCommID mad.CommID
-	QPN                       ib.QPN // the one that the message names
-	Reason                    Reason // REJ
-	Repeat                    bool   // sent again
+	QPN                       ib.QPN // that the message names; if Decided, our QPN
+	Reason                    Reason // of a REJ
+	Repeat                    bool   // sent again, or received again
 	Inband                    bool   // not by QP 1
-	Drop                      Drop   // why it was dropped; 0 if it was not
-	State                     State  // of the connection when this was written
+	Drop                      Drop   // why the message or event was dropped; 0 if it was not
+	State                     State  // of the connection when the Note was written
 	Text                      string
 }
 

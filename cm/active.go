@@ -105,7 +105,7 @@ func (m *Manager) recvREP(rep *mad.REP) {
 	switch c.state {
 	case StateREQSent, StateMRAREQRcvd:
 		m.firstREP(c, rep)
-	case StateREPRcvd: // the user is slow: ask the peer for patience
+	case StateREPRcvd: // the user is slow: an MRA asks the peer for patience
 		m.duplicate(c)
 		m.askPatience(c)
 	case StateMRAREPSent, StateEstablished:
@@ -113,7 +113,7 @@ func (m *Manager) recvREP(rep *mad.REP) {
 		m.repeat(c, &c.answer)
 	case StateRejected:
 		m.duplicate(c)
-		if c.p.RemoteQPN == 0 { // cancelled or timed out: the first that we hear of the peer's ID
+		if c.p.RemoteQPN == 0 { // cancelled or timed out before any REP came
 			m.refuseLateREP(c, rep)
 			return
 		}
@@ -123,8 +123,8 @@ func (m *Manager) recvREP(rep *mad.REP) {
 	}
 }
 
-// firstREP takes over what the peer says, unless its QP already belongs to
-// another connection.
+// firstREP takes over what the first REP says. It rejects the REP if the peer's QP or communication
+// ID already belongs to another connection.
 func (m *Manager) firstREP(c *conn, rep *mad.REP) {
 	if !isQPN(rep.LocalQPN) {
 		m.drop(c, DropMalformed, "no QPN that a connection can have")
@@ -154,14 +154,14 @@ func (m *Manager) firstREP(c *conn, rep *mad.REP) {
 	m.act(ReplyReceived{Handle: c.handle, Params: c.p})
 }
 
-// refuseStale rejects the REP of c, whose IDs were not taken over on record.
+// refuseStale rejects the REP of c before the peer's IDs are indexed.
 func (m *Manager) refuseStale(c *conn, reason Reason) {
-	m.setState(c, StateREPRcvd) // which the REJ goes by
+	m.setState(c, StateREPRcvd) // in this state the REJ names the REP
 	m.refuse(c, reason, nil, c.private)
 	m.end(c, Failed{Handle: c.handle, Cause: Refused, Reason: reason})
 }
 
-// ackTimeout lengthens an ACK timeout by the peer's target ACK delay; the sum
+// ackTimeout lengthens an ACK timeout by the peer's target ACK delay: it returns the sum
 // of two powers of two, rounded up (as Linux's cm_ack_timeout, drivers/infiniband/core/cm.c).
 func ackTimeout(delay, timeout ib.Timeout) ib.Timeout {
 	delay &= 31

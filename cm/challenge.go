@@ -9,23 +9,23 @@ import (
 	"ipoibcm/wire/mad"
 )
 
-// challengeEvery is how often a peer is asked about one connection. challengeFor is
-// how long its answer is waited for.
+// challengeEvery is the least time between two challenges of one connection. challengeFor is
+// how long an answer to a challenge is accepted.
 const (
 	challengeEvery = time.Second
 	challengeFor   = maxWait
 )
 
-// noQPN in a DREQ is the QPN of no connection.
+// noQPN in a DREQ names no connection's QP.
 const noQPN ib.QPN = 0
 
-// challenge asks the peer whether it has lost c, as why says: its QP has turned up in
-// another connection, say. IBA volume 1 section 12.9.8.3.1 has a DREQ for c follow at
-// once; but whoever forges a packet and guesses 24 bits could then end a connection
-// whose communication IDs it does not know. So we ask with a DREQ that names no QP:
-// a peer that has the connection drops it, because the QPN is wrong, and one that has
+// challenge asks the peer whether it has lost c; why says what suggests that, such as the peer's
+// QP in another connection. IBA volume 1 section 12.9.8.3.1 has a DREQ for c follow at
+// once. But then anybody who forges a packet and guesses 24 bits could end a connection
+// without knowing its communication IDs. So we ask with a DREQ that names no QP:
+// a peer that has the connection drops the DREQ, because the QPN is wrong. A peer that has
 // lost it answers every DREQ with a DREP, which has both communication IDs. As with a
-// SYN in the window of TCP (RFC 5961 section 4.2) the second answer is believed.
+// SYN in the window of TCP (RFC 5961 section 4.2) only the answer to our question is believed.
 func (m *Manager) challenge(c *conn, why string) {
 	if m.challenged(c) && m.now.Sub(c.doubted) < challengeEvery {
 		return
@@ -38,14 +38,14 @@ func (m *Manager) challenge(c *conn, why string) {
 	m.transmitOnce(c, dreq)
 }
 
-// challenged reports whether the peer may answer a challenge now.
+// challenged reports whether an answer to a challenge of c is accepted now.
 func (m *Manager) challenged(c *conn) bool {
 	return !c.doubted.IsZero() && m.now.Sub(c.doubted) < challengeFor
 }
 
-// lostByPeer ends c, which the peer says that it does not have. A node that has lost one
-// connection may have started anew, and have lost them all: it is asked about each, so
-// that no other REQ of its runs into a connection of before.
+// lostByPeer ends c, because the peer says that it does not have c. The peer's node may have
+// restarted and lost all its connections. So we challenge each of them, lest further
+// REQs of that node meet an old connection.
 func (m *Manager) lostByPeer(c *conn) {
 	m.took(c, "the peer has lost the connection")
 	m.end(c, Disconnected{Handle: c.handle, By: ByStale})

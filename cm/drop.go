@@ -6,17 +6,17 @@ type Drop uint8
 // Reasons to drop.
 const (
 	NotDropped      Drop = iota
-	DropMalformed        // not a MAD, or a field that cannot be
+	DropMalformed        // not a MAD, or a field with an impossible value
 	DropClass            // management class, or its version
 	DropMethod           // not Send
 	DropAttribute        // no message of the CM
-	DropSource           // its GID is not the one of the connection
+	DropSource           // its GID or UD QP is not that of the connection
 	DropREQRate          // REQsPerSecond
 	DropReplyRate        // RepliesPerSecond: the answer was not sent
 	DropUnknownConn      // no connection with these communication IDs
 	DropState            // the connection is in no state to take it
 	DropDREQQPN          // a DREQ that names another QPN than ours
-	DropMRALimit         // one MRA too many
+	DropMRALimit         // more than maxMRAs for one connection
 	DropStaleHandle      // an event of the user for a handle that is dead or in another state
 	numDrops
 )

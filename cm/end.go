@@ -11,14 +11,14 @@ import (
 )
 
 const (
-	// maxHold bounds how long a REJ is kept for repeats of what it answers.
+	// maxHold bounds how long a REJ is kept, so that repeats of the rejected message get it again.
 	maxHold = 10 * time.Second
 	// maxRejected bounds how many REJs to REQs are kept; the oldest makes room.
 	maxRejected = 512
 )
 
-// refuse sends the REJ that the state of c asks for. Afterwards repeats of the
-// peer's message get the same; a connection that sent a REP goes to timewait.
+// refuse sends the REJ that the state of c asks for. A connection that sent a REP then goes to
+// timewait. Any other goes to StateRejected, where repeats of the peer's message get the same REJ.
 func (m *Manager) refuse(c *conn, reason Reason, ari, private []byte) {
 	rej := c.rej(reason, ari, private)
 	if c.state == StateREPSent || c.state == StateMRAREPRcvd {
@@ -30,21 +30,21 @@ func (m *Manager) refuse(c *conn, reason Reason, ari, private []byte) {
 	m.sendAnswer(c, rej)
 }
 
-// transmitOnce sends msg without keeping it.
+// transmitOnce sends msg without keeping it for repeats.
 func (m *Manager) transmitOnce(c *conn, msg mad.Message) {
 	var buf [verbs.MADLen]byte
 	put(&buf, msg)
 	m.transmit(c, &buf, msg, false)
 }
 
-// hold keeps c in StateRejected for as long as the peer may repeat itself.
+// hold keeps c in StateRejected for as long as the peer may repeat its message, or maxHold.
 func (m *Manager) hold(c *conn) {
 	m.setState(c, StateRejected)
 	m.setTimer(c, min(maxHold, max(m.opt.MinTimewait, time.Duration(c.maxRetries+1)*c.wait)))
 	if c.active {
 		return
 	}
-	m.forgetRemoteQP(c) // a new REQ may name it at once
+	m.forgetRemoteQP(c) // a new REQ may name the peer's QP at once
 	if len(m.rejected) >= maxRejected {
 		m.counts.evicted++
 		m.release(m.rejected[0])
@@ -75,7 +75,7 @@ func (m *Manager) postpone(ev Defer) {
 	m.setTimer(c, max(m.opt.UserTimeout, min(ev.Timeout.Duration(), maxMRA)))
 }
 
-// cancel abandons a REQ in silence. The record stays for a late REP.
+// cancel abandons a REQ in silence. The record stays, so that a late REP is rejected.
 func (m *Manager) cancel(ev Cancel) {
 	c := m.user(ev.Handle, "Cancel")
 	if c == nil {
@@ -90,7 +90,7 @@ func (m *Manager) cancel(ev Cancel) {
 	m.end(c, Failed{Handle: c.handle, Cause: Cancelled})
 }
 
-// refuseLateREP answers the REP to a REQ that we have given up.
+// refuseLateREP rejects a REP to a REQ that we have given up.
 func (m *Manager) refuseLateREP(c *conn, rep *mad.REP) {
 	rej := mad.REJ{TransactionID: c.tid, LocalCommID: c.p.LocalCommID, RemoteCommID: rep.LocalCommID,
 		MessageRejected: mad.KindREP, Reason: ReasonConsumer}
@@ -121,22 +121,22 @@ func (m *Manager) disconnect(ev Disconnect) {
 	m.end(c, Failed{Handle: c.handle, Cause: Cancelled})
 }
 
-// sendDREQ starts the teardown of a connection whose peer knows it.
+// sendDREQ starts the teardown of an established connection.
 func (m *Manager) sendDREQ(c *conn, private []byte) {
 	c.tid = m.opt.Rand.Uint64() // a DREQ is an exchange of its own
 	dreq := mad.DREQ{TransactionID: c.tid, LocalCommID: c.p.LocalCommID, RemoteCommID: c.p.RemoteCommID,
 		RemoteQPN: c.p.RemoteQPN}
 	fill(dreq.PrivateData[:], private)
-	c.maxRetries = m.opt.MaxRetries // the peer has no say in it
+	c.maxRetries = m.opt.MaxRetries // not the number that the peer's REQ named
 	m.setState(c, StateDREQSent)
 	m.sendUntilAnswered(c, dreq)
 }
 
-// stale handles a connection whose peer QP has turned up in another one: the peer
-// may have lost it.
+// stale handles a connection whose peer has named the same QP in another connection: the peer
+// may have lost this one.
 func (m *Manager) stale(c *conn) {
 	switch c.state {
-	case StateREQRcvd, StateMRAREQSent: // it was never more than a question
+	case StateREQRcvd, StateMRAREQSent: // the user has not accepted it yet
 		m.decide(c, "the peer asks anew with the same QP")
 		m.end(c, Failed{Handle: c.handle, Cause: Refused, Reason: ReasonStale})
 		m.refuse(c, ReasonStale, nil, c.private)
@@ -145,7 +145,7 @@ func (m *Manager) stale(c *conn) {
 	}
 }
 
-// recvREJ ends what the peer will not have.
+// recvREJ ends the connection that the peer rejects.
 func (m *Manager) recvREJ(rej *mad.REJ) {
 	c := m.subject(rej)
 	if c == nil {
@@ -162,7 +162,7 @@ func (m *Manager) recvREJ(rej *mad.REJ) {
 	case StateREQSent, StateMRAREQRcvd:
 		m.took(c, "")
 		m.end(c, failed)
-		if rej.Reason == ReasonStale { // the peer still knows our QPN
+		if rej.Reason == ReasonStale { // the peer still has a connection with our QPN
 			m.timewait(c)
 			return
 		}
@@ -188,7 +188,7 @@ func (m *Manager) recvREJ(rej *mad.REJ) {
 			m.drop(c, DropState, "")
 			return
 		}
-		m.took(c, "the REQ was abandoned already") // so no REP can follow
+		m.took(c, "the REQ was abandoned already") // no REP can follow a REJ
 		m.release(c)
 	default:
 		m.drop(c, DropState, "")
@@ -197,8 +197,8 @@ func (m *Manager) recvREJ(rej *mad.REJ) {
 
 // subject finds the connection that a REJ is about. A peer that timed out while it
 // waited for our REP may not know our communication ID: it names its own, and its CA
-// GUID. The CA GUID is no secret, so this goes for a REQ of the peer only that is not
-// yet a connection.
+// GUID. The CA GUID is no secret, so that this finds only half-open connections that the peer
+// asked for.
 func (m *Manager) subject(rej *mad.REJ) *conn {
 	if rej.Reason == ReasonTimeout && rej.ARILength >= 8 {
 		guid := ib.GUID(binary.BigEndian.Uint64(rej.ARI[:]))
@@ -219,7 +219,7 @@ func (m *Manager) subject(rej *mad.REJ) *conn {
 	return c
 }
 
-// recvDREQ ends a connection, and answers also for one that we do not know.
+// recvDREQ ends a connection. A DREQ for a connection that we do not know is answered too.
 func (m *Manager) recvDREQ(in *verbs.MAD, dreq *mad.DREQ) {
 	c := m.conn(dreq.RemoteCommID, dreq.LocalCommID)
 	if c == nil {
@@ -243,7 +243,7 @@ func (m *Manager) recvDREQ(in *verbs.MAD, dreq *mad.DREQ) {
 		m.transmitOnce(c, drep(dreq))
 		m.end(c, Disconnected{Handle: c.handle, By: ByPeer})
 		m.timewait(c)
-	case StateDREQSent: // they crossed
+	case StateDREQSent: // the DREQs crossed
 		m.took(c, "")
 		m.transmitOnce(c, drep(dreq))
 		m.end(c, Disconnected{Handle: c.handle, By: ByUser})
@@ -260,7 +260,7 @@ func drep(dreq *mad.DREQ) mad.DREP {
 	return mad.DREP{TransactionID: dreq.TransactionID, LocalCommID: dreq.RemoteCommID, RemoteCommID: dreq.LocalCommID}
 }
 
-// recvDREP completes our teardown.
+// recvDREP completes our teardown, or takes the answer to a challenge.
 func (m *Manager) recvDREP(drep *mad.DREP) {
 	c := m.conn(drep.RemoteCommID, drep.LocalCommID)
 	switch {

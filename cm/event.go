@@ -8,12 +8,12 @@ import (
 	"ipoibcm/verbs"
 )
 
-// A Handle names one connection of a [Manager]. The user chooses those of its
-// own Connects, from 1 up and never the same twice; the Manager chooses those
-// of incoming REQs, which have the top bit set. Zero names none.
+// A Handle names one connection of a [Manager]. The user chooses the handle of each
+// Connect, from 1 up and never the same twice. The Manager chooses the handles
+// of incoming REQs, which have the top bit set. Zero names no connection.
 type Handle uint64
 
-// incoming is the bit of handles that the Manager made.
+// incoming is the bit that is set in handles that the Manager chose.
 const incoming Handle = 1 << 63
 
 // Incoming reports whether h belongs to a REQ that a peer sent.
@@ -26,44 +26,44 @@ type Event interface{ isEvent() }
 type RecvMAD struct{ MAD *verbs.MAD }
 
 // RecvInband says that a MAD arrived in-band: not at QP 1 but on the UD QP of the
-// interface, from the UD QP MAD.QPN of MAD.Remote. What answers it goes back
-// there. The machine is the same for both. The Manager does not keep MAD.
+// interface, from the UD QP MAD.QPN of MAD.Remote. Answers go back to that QP. Otherwise
+// RecvInband is like RecvMAD. The Manager does not keep MAD.
 type RecvInband struct{ MAD *verbs.MAD }
 
-// Wake says that the deadline passed. Early ones are harmless.
+// Wake says that the deadline has passed. An early Wake is harmless.
 type Wake struct{}
 
 // Listen makes REQs for ServiceID at GID known as [RequestReceived]; those for
 // other service IDs are answered with REJ 8. Repeating it replaces PrivateData.
 type Listen struct {
 	ServiceID serviceid.ID
-	GID       ib.GID // zero: Options.GID
-	// PrivateData goes into the REJs and MRAs that the Manager sends by itself
-	// to this GID, before the user has seen anything (RFC 4755 section 3.2). If
-	// the listeners of a GID differ in it, a REJ that is no listener's (reasons 8,
-	// 12, 30 and 31) carries none.
+	GID       ib.GID // zero means Options.GID
+	// PrivateData goes into the REJs and MRAs with which the Manager by itself answers REQs
+	// to this GID (RFC 4755 section 3.2). A REJ that belongs to no listener (reasons 8,
+	// 12, 30 and 31) carries it too, but carries none if the listeners of the GID differ
+	// in it.
 	PrivateData []byte
 }
 
 // Unlisten ends a Listen. Connections made through it live on.
 type Unlisten struct {
 	ServiceID serviceid.ID
-	GID       ib.GID // zero: Options.GID
+	GID       ib.GID // zero means Options.GID
 }
 
-// Connect opens a connection: it sends a REQ until something answers. Using a
-// handle twice is a bug and panics.
+// Connect opens a connection: it sends a REQ until the peer answers or MaxRetries are used up.
+// A handle that is in use already is a bug and panics.
 type Connect struct {
 	Handle      Handle
-	Local       ib.GID // primary local port GID; zero: Options.GID
+	Local       ib.GID // primary local port GID; zero means Options.GID
 	Remote      ib.GID
-	Inband      ib.QPN // the peer's UD QP, for CM messages in-band; zero: QP 1
+	Inband      ib.QPN // the peer's UD QP, for CM messages in-band; zero means QP 1
 	ServiceID   serviceid.ID
 	Transport   ib.Transport // RC or UC
 	QPN         ib.QPN       // our QP, in INIT with receives posted
 	StartingPSN ib.PSN       // first PSN that we *receive*; the peer sends with it
 	PathMTU     ib.MTU
-	PKey        ib.PKey // zero: ib.DefaultPKey
+	PKey        ib.PKey // zero means ib.DefaultPKey
 	SRQ         bool
 
 	// AckTimeout is the local ACK timeout: 2 x packet life time. Zero means 14 (67 ms).
@@ -75,8 +75,8 @@ type Connect struct {
 
 	// ResponseTimeout goes into both CM response timeouts. Zero means 17 (0.54 s).
 	ResponseTimeout ib.Timeout
-	// MaxRetries is how often a message is sent again, 1 to 15. Zero means
-	// Options.MaxRetries.
+	// MaxRetries is how often we send the REQ again, 1 to 15. The REQ names it as the number
+	// for the peer too. Zero means Options.MaxRetries.
 	MaxRetries uint8
 
 	FlowLabel    uint32 // 20 bits
@@ -85,8 +85,8 @@ type Connect struct {
 	SL           uint8
 	PacketRate   uint8 // 6-bit rate code; zero means 3 (10 Gbit/s)
 
-	// Path is the way to Remote on InfiniBand. If it has a DLID it says everything of
-	// the five fields above, and the MADs go that way.
+	// Path is the path to Remote on InfiniBand. If it has a DLID it replaces the five fields
+	// above, and the MADs take it too.
 	Path verbs.Path
 
 	// PrivateData is at most 92 octets and goes into the REQ, and into the MRA
@@ -114,7 +114,7 @@ type Accept struct {
 	PrivateData                        []byte // at most 196 octets
 }
 
-// Reject answers a REQ or a REP with a REJ. Repeats of what it answers get the
+// Reject answers a REQ or a REP with a REJ. Repeats of that message get the
 // same REJ again. After ReplyReceived the end of the handle is Failed.
 type Reject struct {
 	Handle      Handle
@@ -123,7 +123,7 @@ type Reject struct {
 	PrivateData []byte // at most 148 octets
 }
 
-// Defer answers a REQ or a REP with an MRA: the user needs up to Timeout more.
+// Defer answers a REQ or a REP with an MRA: the user needs up to Timeout more to answer.
 type Defer struct {
 	Handle      Handle
 	Timeout     ib.Timeout
@@ -134,20 +134,20 @@ type Defer struct {
 // still comes is answered with REJ 28. In other states it is Disconnect.
 type Cancel struct{ Handle Handle }
 
-// Disconnect ends a connection in whatever state it is: DREQ when it is up,
-// REJ before. The end of the handle is Disconnected when it was up, else Failed.
+// Disconnect ends a connection in any state: with a DREQ if it is up, else with a
+// REJ. The end of the handle is Disconnected if it was up, else Failed.
 type Disconnect struct {
 	Handle Handle
 	// PrivateData goes into the DREQ (at most 220 octets; docs/ambiguities.md leaves it
-	// zero there) or into the REJ (148), where nil means that of Connect or Listen.
+	// zero there) or into the REJ (148). For the REJ nil means that of Connect or Listen.
 	PrivateData []byte
 }
 
-// DataOnQP says that a packet arrived on a local QP. It stands for an RTU that
+// DataOnQP says that a packet arrived on a local QP. The packet stands for an RTU that
 // was lost (communication established).
 type DataOnQP struct{ QPN ib.QPN }
 
-// SetMaxConns changes Options.MaxConns. Connections above a lower one stay.
+// SetMaxConns changes Options.MaxConns; zero means 4096. Connections above a lower bound stay.
 type SetMaxConns struct{ MaxConns int }
 
 func (RecvMAD) isEvent()     {}
@@ -165,11 +165,11 @@ func (Cancel) isEvent()      {}
 func (Disconnect) isEvent()  {}
 func (DataOnQP) isEvent()    {}
 
-// Options configures a Manager. GID, CAGUID and Rand are needed; zero of the
-// others is the default.
+// Options configures a Manager. GID, CAGUID and Rand are needed. For all other fields zero
+// means a default.
 type Options struct {
 	GID    ib.GID  // the port's default GID
-	CAGUID ib.GUID // of this agent instance alone: peers find duplicates and stale connections by it
+	CAGUID ib.GUID // peers find duplicates and stale connections by it
 	// Rand gives communication IDs and transaction IDs. It must be
 	// unpredictable where peers are not trusted.
 	Rand interface{ Uint64() uint64 }
@@ -184,13 +184,13 @@ type Options struct {
 	// held back. Zero means 1 s.
 	MinTimewait time.Duration
 
-	// MaxConns bounds the connections, timewait included. Zero means 4096. Above
-	// it the REJs kept for repeats make room; if there is none a REQ gets REJ 1, a
-	// Connect Failed.
+	// MaxConns bounds the connections, timewait included. Zero means 4096. At the bound the
+	// REJ kept longest for repeats makes room. Without such a REJ a new REQ gets REJ 1, and a
+	// Connect ends with Failed.
 	MaxConns int
-	// MaxHalfOpen bounds the incoming ones that are not yet established. Zero
-	// means 256. A REQ above it makes the oldest give way if that has had a second;
-	// otherwise it gets REJ 3.
+	// MaxHalfOpen bounds the incoming connections that are not yet established. Zero
+	// means 256. At the bound a new REQ replaces the oldest one if that is at least a second
+	// old; otherwise the new REQ gets REJ 3.
 	MaxHalfOpen int
 	// REQsPerSecond is how many REQs one source GID may send; twice that in a
 	// burst. Zero means 64, negative means no limit.

@@ -8,8 +8,7 @@ import (
 	"ipoibcm/ratelimit"
 )
 
-// maxSources bounds how many sources a limiter tells apart; the one that was
-// silent longest makes room.
+// maxSources bounds the sources of a limiter; the source that was silent longest makes room.
 const maxSources = 1024
 
 // A limiter is a token bucket for each source GID.
@@ -29,7 +28,8 @@ func newLimiter(perSecond int) limiter {
 	return limiter{perSecond: perSecond, sources: make(map[ib.GID]*source)}
 }
 
-// allow takes a token of gid's bucket, which holds those of two seconds.
+// allow takes a token from gid's bucket, which holds the tokens of two seconds, and reports
+// whether there was one.
 func (l *limiter) allow(now time.Time, gid ib.GID) bool {
 	if l.perSecond < 0 {
 		return true

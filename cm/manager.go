@@ -19,8 +19,8 @@ type Manager struct {
 	opt       Options
 	listeners []Listen
 
-	// Every connection is in byHandle, byLocal and timers until it is released,
-	// and in the others as soon and as long as it has what they are keyed by.
+	// Every connection is in byHandle and byLocal until it is released, in timers while it has
+	// a deadline, and in each other map while it has the key of that map.
 	byHandle   map[Handle]*conn
 	byLocal    map[mad.CommID]*conn // our communication ID
 	byRemote   map[remoteID]*conn
@@ -37,21 +37,21 @@ type Manager struct {
 	reqs, replies limiter
 	counts        counts
 
-	// During a Step only.
+	// These are set during a Step only.
 	dst []Action
 	now time.Time
 	rx  received // the MAD at hand
 }
 
-// A remoteID is how a peer's connection is told from others. The GID is part of
-// it: a foreign port must not touch it by naming the peer's GUID.
+// A remoteID identifies a connection by what the peer named. The GID is part of it, so that a
+// foreign port cannot reach the connection by naming the peer's GUID.
 type remoteID struct {
 	gid    ib.GID
 	guid   ib.GUID
 	commID mad.CommID
 }
 
-// A remoteQP finds stale connections.
+// A remoteQP is a QP of a peer. It finds stale connections.
 type remoteQP struct {
 	gid  ib.GID
 	guid ib.GUID
@@ -66,29 +66,29 @@ type conn struct {
 	state  State
 	since  time.Time
 	asked  time.Time // when its REQ came, if it is passive
-	ended  bool      // Failed or Disconnected was told
+	ended  bool      // the user knows of the end
 
 	pkey    ib.PKey // of its MADs
 	tid     uint64
 	private []byte // for the MRAs and REJs that we send by ourselves
 	byData  bool
-	// patience is for how long the peer can be left without a word while we
-	// make up our mind about its REQ or REP; then it gets an MRA.
+	// patience is how long the user may leave the peer's REQ or REP unanswered before the peer
+	// gets an MRA.
 	patience   time.Duration
 	noFailover bool      // the REQ asked for an alternate path
-	doubted    time.Time // when the peer was asked whether it has lost it
+	doubted    time.Time // when the peer was last challenged
 
-	// What is sent again when the deadline passes, and how often it was.
+	// msg is sent again when the deadline passes; tries is how often it was.
 	msg        [verbs.MADLen]byte
 	wait       time.Duration // per try
 	tries      int
 	maxRetries int
-	mras       int
-	// What answers repeats of the peer's message.
+	mras       int // MRAs that the peer sent
+	// answer is sent again if the peer repeats its message.
 	answer [verbs.MADLen]byte
 
 	deadline time.Time
-	seq      uint64 // breaks ties
+	seq      uint64 // orders connections with one deadline
 	timerheap.Slot
 }
 
@@ -162,7 +162,7 @@ func (m *Manager) Deadline() time.Time {
 	return time.Time{}
 }
 
-// Conn tells of the connection that h names, if there is one.
+// Conn returns the connection that h names, if there is one.
 func (m *Manager) Conn(h Handle) (ConnInfo, bool) {
 	c := m.byHandle[h]
 	if c == nil {
@@ -185,7 +185,7 @@ func (m *Manager) Conns() []ConnInfo {
 // Len returns how many connections Conns lists.
 func (m *Manager) Len() int { return len(m.byHandle) }
 
-// Disconnecting returns how many of them wait for a DREP.
+// Disconnecting returns how many connections wait for a DREP.
 func (m *Manager) Disconnecting() int { return m.leaving }
 
 func (m *Manager) act(a Action) { m.dst = append(m.dst, a) }
@@ -216,7 +216,7 @@ func (m *Manager) local(g ib.GID) ib.GID {
 }
 
 // user returns the connection of an event of the user if it is still alive and
-// in one of states (any if there are none); otherwise it counts the event.
+// in one of states (in any state if none are given). Otherwise it counts the event and returns nil.
 func (m *Manager) user(h Handle, what string, states ...State) *conn {
 	c := m.byHandle[h]
 	if c == nil || c.ended || len(states) > 0 && !slices.Contains(states, c.state) {
@@ -253,9 +253,9 @@ func (c *conn) remoteQP() remoteQP {
 	return remoteQP{c.p.Remote, c.p.RemoteCAGUID, c.p.RemoteQPN}
 }
 
-// indexRemote makes c known by what the peer told of itself.
+// indexRemote indexes c by the IDs and the QPN that the peer named.
 func (m *Manager) indexRemote(c *conn) {
-	if c.p.RemoteQPN != 0 { // it comes together with the communication ID
+	if c.p.RemoteQPN != 0 { // it comes in the same message as the communication ID
 		m.byRemote[c.remoteID()] = c
 		m.byRemoteQP[c.remoteQP()] = c
 	}
@@ -300,8 +300,8 @@ func (m *Manager) setState(c *conn, s State) {
 	}
 }
 
-// evictHalfOpen gives up the oldest half-open connection, unless its peer may well
-// be about to complete it. It reports whether there is room now.
+// evictHalfOpen gives up the oldest half-open connection, unless it is younger than halfOpenAge.
+// It reports whether there is room now.
 func (m *Manager) evictHalfOpen() bool {
 	if len(m.halfOpen) == 0 || m.now.Sub(m.halfOpen[0].asked) < halfOpenAge {
 		return false
@@ -315,8 +315,8 @@ func (m *Manager) evictHalfOpen() bool {
 }
 
 // makeRoom forgets the REJ that is kept longest, if there are as many connections
-// as there may be: a REJ costs its sender one REQ, and must not keep others out.
-// A repeat of its REQ is then new.
+// as there may be: anybody can cause a REJ with one REQ, and must not keep others out so.
+// A repeat of that REQ then counts as a new one.
 func (m *Manager) makeRoom() {
 	if len(m.byHandle) >= m.opt.MaxConns && len(m.rejected) > 0 {
 		m.counts.evicted++
@@ -338,8 +338,8 @@ func (m *Manager) end(c *conn, a Action) {
 	}
 }
 
-// timewait holds the QPN and both communication IDs of c back until nothing of
-// it can be in the network any more (IBA 12.9.8.4).
+// timewait holds the QPN and both communication IDs of c back until no packet of
+// c can be in the network any more (IBA 12.9.8.4).
 func (m *Manager) timewait(c *conn) {
 	m.setState(c, StateTimewait)
 	m.setTimer(c, max(m.opt.MinTimewait, bounded(c.p.AckTimeout)))
@@ -356,9 +356,9 @@ func (m *Manager) release(c *conn) {
 		delete(m.byRemote, c.remoteID())
 	}
 	m.forgetRemoteQP(c)
-	// It is nobody else's: Connect and Accept refuse a QPN that is held.
+	// No other connection has this QPN: Connect and Accept refuse a QPN that is held.
 	delete(m.byQPN, c.p.LocalQPN)
-	if rejected { // as a rule it is the first: they wait for about as long
+	if rejected { // as a rule it is the first, because all wait for about as long
 		m.rejected = slices.DeleteFunc(m.rejected, func(x *conn) bool { return x == c })
 	}
 	if c.p.LocalQPN != 0 {
@@ -376,9 +376,9 @@ func (m *Manager) listener(id serviceid.ID, gid ib.GID) *Listen {
 	return nil
 }
 
-// ownerData is what a REJ at gid carries before any listener is known. RFC 4755
-// section 3.2 wants the UD QPN in every REJ: it is that of the one interface which
-// owns gid; nothing is known if they are none or several.
+// ownerData returns the private data of a REJ at gid that belongs to no listener. RFC 4755
+// section 3.2 wants the UD QPN in every REJ. ownerData has it if all listeners at gid are of one
+// interface, that is, have the same private data; otherwise it returns nil.
 func (m *Manager) ownerData(gid ib.GID) (data []byte) {
 	found := false
 	for i := range m.listeners {

@@ -8,7 +8,7 @@ import (
 	"ipoibcm/wire/mad"
 )
 
-// String tells n in one line.
+// String prints n in one line.
 func (n Note) String() string {
 	var parts []string
 	add := func(show bool, format string, v any) {
@@ -44,14 +44,15 @@ func (n Note) String() string {
 	return line + ": " + n.Text
 }
 
-// messages are the ones that are counted one by one.
+// messages are the message types with counters of their own. The last one counts all other types
+// too.
 var messages = [...]mad.AttrID{mad.AttrREQ, mad.AttrMRA, mad.AttrREJ, mad.AttrREP, mad.AttrRTU, mad.AttrDREQ,
 	mad.AttrDREP, mad.AttrSIDRREQ, mad.AttrSIDRREP, mad.AttrLAP, mad.AttrAPR, mad.AttrClassPortInfo}
 
 var messageNames = [len(messages)]string{"req", "mra", "rej", "rep", "rtu", "dreq", "drep", "sidr_req", "sidr_rep",
 	"lap", "apr", "class_port_info"}
 
-// attrIndex returns the place of a in messages.
+// attrIndex returns the index in messages under which a is counted.
 func attrIndex(a mad.AttrID) int {
 	if i := int(a) - int(mad.AttrREQ); i >= 0 && i < len(messages)-1 {
 		return i
@@ -59,16 +60,16 @@ func attrIndex(a mad.AttrID) int {
 	return len(messages) - 1
 }
 
-// byMessage are counters by place in messages, byDrop by reason.
+// byMessage holds counters by index in messages, byDrop by reason.
 type (
 	byMessage [len(messages)]uint64
 	byDrop    [numDrops]uint64
 )
 
-// Name is that of a counter.
+// Name returns the name of counter i.
 func (*byMessage) Name(i int) string { return messageNames[i] }
 
-// Name is that of a counter; NotDropped has none.
+// Name returns the name of counter d; "" for NotDropped.
 func (*byDrop) Name(d int) string { return Drop(d).String() }
 
 // counts are the counters of a Manager.
@@ -76,7 +77,7 @@ type counts struct {
 	tx         byMessage `name:"tx_"` // repeats included
 	rx         byMessage `name:"rx_"`
 	retried    byMessage `name:"retry_"` // sent again
-	duplicates byMessage `name:"dup_"`   // received again
+	duplicates byMessage `name:"dup_"`   // received more than once
 	drops      byDrop    `name:"drop_"`
 
 	refusedConns    uint64 `name:"refused_max_conns"`
@@ -135,7 +136,7 @@ func attrOf(rx received) mad.AttrID {
 	return h.Attr
 }
 
-// describe makes the Note of a message; ours and theirs depend on dir.
+// describe makes the Note of a message. dir says which of its communication IDs is ours.
 func describe(msg mad.Message, dir Dir) Note {
 	n := Note{Dir: dir, Message: msg.Attr().String()}
 	from, to := &n.LocalCommID, &n.RemoteCommID

@@ -5,9 +5,9 @@ import (
 	"ipoibcm/wire/mad"
 )
 
-// Owns reports whether a MAD is for this Manager: a REQ for a service ID that it
-// listens on, or a message about a connection of its own. Several Managers may share
-// a QP 1. A MAD that none of them owns goes to one of them, which answers it as the
+// Owns reports whether a MAD is for this Manager: a REQ for a service ID that the Manager
+// listens on, or a message about one of its connections. Several Managers may share
+// a QP 1. A MAD that no Manager owns goes to one of them, which answers it as the
 // rules say.
 func (m *Manager) Owns(in *verbs.MAD) bool {
 	_, msg, err := mad.Parse(in.Data[:])

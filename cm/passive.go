@@ -8,10 +8,10 @@ import (
 	"ipoibcm/wire/mad"
 )
 
-// recvREQ handles a REQ: a new one, a repeat, or one that cannot be.
+// recvREQ handles a REQ: it rejects one whose GIDs are wrong, and sorts repeats from new ones.
 func (m *Manager) recvREQ(in *verbs.MAD, req *mad.REQ) {
 	src := in.Remote
-	if src.IsZero() { // a fabric without GRH: the REQ's word is all there is
+	if src.IsZero() { // a fabric without GRH: only the REQ itself names its source
 		src = req.Primary.LocalGID
 	}
 	if !m.reqs.allow(m.now, src) {
@@ -35,7 +35,7 @@ func (m *Manager) recvREQ(in *verbs.MAD, req *mad.REQ) {
 	m.newREQ(in, src, req)
 }
 
-// repeatedREQ answers a REQ whose communication ID is on record as it was
+// repeatedREQ answers a REQ whose communication ID is on record in the way that it was
 // answered before, and never asks the user again.
 func (m *Manager) repeatedREQ(in *verbs.MAD, c *conn, req *mad.REQ) {
 	if c.active || c.p.ServiceID != req.ServiceID || c.p.RemoteQPN != req.LocalQPN {
@@ -47,7 +47,7 @@ func (m *Manager) repeatedREQ(in *verbs.MAD, c *conn, req *mad.REQ) {
 		return
 	}
 	switch c.state {
-	case StateREQRcvd: // the user is slow: ask the peer for patience
+	case StateREQRcvd: // the user is slow: an MRA asks the peer for patience
 		m.duplicate(c)
 		m.askPatience(c)
 	case StateMRAREQSent, StateRejected:
@@ -64,7 +64,8 @@ func (m *Manager) repeatedREQ(in *verbs.MAD, c *conn, req *mad.REQ) {
 	}
 }
 
-// newREQ checks what only a listener or the record can tell, and asks the user.
+// newREQ rejects a REQ that has no listener, that is unfit, or for which there is no room. Otherwise
+// it makes a connection and asks the user.
 func (m *Manager) newREQ(in *verbs.MAD, src ib.GID, req *mad.REQ) {
 	to := m.local(in.Local)
 	l := m.listener(req.ServiceID, to)
@@ -122,9 +123,9 @@ func (m *Manager) newREQ(in *verbs.MAD, src ib.GID, req *mad.REQ) {
 	m.act(RequestReceived{Handle: c.handle, Params: c.p})
 }
 
-// pathOfREQ returns the path to the sender of a REQ that came by way of back: as the
-// REQ describes it, with what the packet shows where that names no LIDs, as for a
-// path with a GRH. It is zero on Ethernet.
+// pathOfREQ returns the path to the sender of a REQ as the REQ describes it. back is the path that
+// the packet came by. If the REQ names no LID, as for a path with a GRH, the LID and SL are those
+// of back. The path is zero on Ethernet.
 func pathOfREQ(c *Params, back verbs.Path, req *mad.REQ) verbs.Path {
 	if back.DLID == 0 {
 		return verbs.Path{}
@@ -152,8 +153,8 @@ func (m *Manager) unfitREQ(req *mad.REQ) (reason Reason, text string) {
 	return 0, ""
 }
 
-// failoverUnsupported in a REP says that the alternate path of the REQ is not
-// taken on record (IBA 12.7.26).
+// failoverUnsupported in a REP says that we do not support the alternate path of the REQ
+// (IBA 12.7.26).
 const failoverUnsupported = 1
 
 // accept sends the REP (4755-3.2-3).
@@ -211,11 +212,11 @@ func (m *Manager) recvRTU(rtu *mad.RTU) {
 	}
 }
 
-// data takes the first packet on a QP for the RTU that was lost.
+// data takes the first packet on a QP in place of an RTU that was lost.
 func (m *Manager) data(ev DataOnQP) {
 	c := m.byQPN[ev.QPN]
 	if c == nil || c.state != StateREPSent && c.state != StateMRAREPRcvd {
-		return // as usual: every other packet
+		return // the packet is not the first, or its QP is of no such connection
 	}
 	c.byData = true
 	m.decide(c, "a packet stands for the RTU")

@@ -5,7 +5,7 @@ import "ipoibcm/wire/mad"
 // A Reason is why a REJ was sent.
 type Reason = mad.RejectReason
 
-// Reasons that somebody here sends or looks for.
+// Reasons that this module sends or looks for.
 const (
 	ReasonNoQP             = mad.RejNoQP
 	ReasonNoResources      = mad.RejNoResources

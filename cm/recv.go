@@ -9,8 +9,8 @@ import (
 // received is the MAD that a Step is about.
 type received struct {
 	mad  *verbs.MAD
-	from ib.QPN // what answers it goes to: QP 1, or the peer's UD QP
-	note Note   // of it, without outcome
+	from ib.QPN // QP that answers go to: QP 1, or the peer's UD QP
+	note Note   // of the MAD, without its outcome
 }
 
 // recv handles a MAD from QP from of the peer. Exactly one Note tells what became of it: took,
@@ -68,8 +68,8 @@ func (m *Manager) recv(in *verbs.MAD, from ib.QPN) {
 	}
 }
 
-// wrongVersion tells the sender of a REQ of another class version that it is
-// one; the communication ID stands at the same place in all of them.
+// wrongVersion rejects a REQ of another class version; other messages it drops. It can read the
+// communication ID, because that has the same place in all versions.
 func (m *Manager) wrongVersion(in *verbs.MAD, h mad.Header) {
 	if h.Attr != mad.AttrREQ || h.Method != mad.MethodSend {
 		m.drop(nil, DropClass, "another class version")
@@ -94,9 +94,8 @@ func (m *Manager) conn(local, remote mad.CommID) *conn {
 	return nil
 }
 
-// fromPeer reports whether the MAD at hand comes from the peer's GID and, if the
-// connection is in-band already, from its UD QP; it drops it if not
-// (docs/security.md).
+// fromPeer reports whether the MAD at hand comes from the peer's GID and, if both the MAD and the
+// connection are in-band, from the peer's UD QP. It drops any other MAD (docs/security.md).
 func (m *Manager) fromPeer(c *conn) bool {
 	if src := m.rx.mad.Remote; !src.IsZero() && src != c.p.Remote {
 		m.drop(c, DropSource, "it comes from another GID than the connection's")
@@ -109,8 +108,8 @@ func (m *Manager) fromPeer(c *conn) bool {
 	return true
 }
 
-// follow lets the connection go on where a MAD for it came from: at QP 1 or
-// in-band. What was dropped does not lead it anywhere.
+// follow makes the CM messages of c go to the QP that the MAD at hand came from: QP 1, or the
+// peer's UD QP. It is not called for a MAD that was dropped.
 func (m *Manager) follow(c *conn) {
 	if c != nil {
 		c.p.CMQPN = m.rx.from
@@ -146,7 +145,7 @@ func (m *Manager) recvMRA(mra *mad.MRA) {
 	m.setTimer(c, c.wait+min(mra.ServiceTimeout.Duration(), maxMRA))
 }
 
-// recvLAP refuses an alternate path; there are none here.
+// recvLAP refuses an alternate path, because we support none.
 func (m *Manager) recvLAP(in *verbs.MAD, lap *mad.LAP) {
 	c := m.conn(lap.RemoteCommID, lap.LocalCommID)
 	if c != nil && !m.fromPeer(c) {
@@ -174,8 +173,8 @@ func (m *Manager) recvSIDRREQ(in *verbs.MAD, req *mad.SIDRREQ) {
 		Status: mad.SIDRUnsupportedServiceID, ServiceID: req.ServiceID})
 }
 
-// mayReply takes from the budget of answers without a connection, and drops the
-// MAD at hand if it is used up.
+// mayReply takes one answer from the budget of answers without a connection. If the budget is used
+// up it drops the MAD at hand and returns false.
 func (m *Manager) mayReply(in *verbs.MAD) bool {
 	if m.replies.allow(m.now, in.Remote) {
 		return true

@@ -22,7 +22,7 @@ func fill(dst, src []byte) {
 	copy(dst, src)
 }
 
-// sendUntilAnswered sends msg, and again until the state changes.
+// sendUntilAnswered sends msg, and has the timer send it again until the state changes.
 func (m *Manager) sendUntilAnswered(c *conn, msg mad.Message) {
 	put(&c.msg, msg)
 	c.tries = 0
@@ -30,13 +30,13 @@ func (m *Manager) sendUntilAnswered(c *conn, msg mad.Message) {
 	m.setTimer(c, c.wait)
 }
 
-// sendAnswer sends msg and keeps it for repeats of what it answers.
+// sendAnswer sends msg and keeps it, so that repeats of the peer's message get it again.
 func (m *Manager) sendAnswer(c *conn, msg mad.Message) {
 	put(&c.answer, msg)
 	m.transmit(c, &c.answer, msg, false)
 }
 
-// repeat sends what buf holds once more. An empty buf is our silence, repeated.
+// repeat sends the message in buf once more. If buf is empty we were silent before, and stay so.
 func (m *Manager) repeat(c *conn, buf *[verbs.MADLen]byte) {
 	_, msg, err := mad.Parse(buf[:])
 	if err != nil {
@@ -54,8 +54,8 @@ func (m *Manager) transmit(c *conn, buf *[verbs.MADLen]byte, msg mad.Message, ag
 		Data: *buf}, msg, n)
 }
 
-// reply answers a MAD without a connection: to its source, and to QP 1 whatever
-// QPN a MAD at QP 1 names as its sender.
+// reply answers a MAD without a connection. The answer goes to the MAD's source: to QP 1 if the
+// MAD came at QP 1, whatever QPN it names as its sender, else to the UD QP that it came from.
 func (m *Manager) reply(in *verbs.MAD, msg mad.Message) {
 	out := &verbs.MAD{Remote: in.Remote, Local: in.Local, QPN: m.rx.from, PKey: in.PKey, Path: in.Path}
 	put(&out.Data, msg)
@@ -71,14 +71,14 @@ func (m *Manager) emit(out *verbs.MAD, msg mad.Message, n Note) {
 	m.act(n)
 }
 
-// askPatience sends an MRA because the user is slow: for as long as it may take.
+// askPatience sends an MRA because the user is slow: it asks for the rest of UserTimeout.
 func (m *Manager) askPatience(c *conn) {
 	left := m.opt.UserTimeout - m.now.Sub(c.since)
 	m.sendMRA(c, ib.TimeoutFor(left), c.private)
 	m.setTimer(c, left)
 }
 
-// sendMRA asks the peer for patience and moves to the state that says so.
+// sendMRA asks the peer for patience by an MRA, and moves c to the state for that.
 func (m *Manager) sendMRA(c *conn, wait ib.Timeout, private []byte) {
 	mra := mad.MRA{TransactionID: c.tid, LocalCommID: c.p.LocalCommID, RemoteCommID: c.p.RemoteCommID,
 		ServiceTimeout: wait & 31}
@@ -93,7 +93,7 @@ func (m *Manager) sendMRA(c *conn, wait ib.Timeout, private []byte) {
 	m.sendAnswer(c, mra)
 }
 
-// guidARI is what goes into a REJ 4: the CA GUID by which the peer finds the
+// guidARI returns the ARI of a REJ 4: our CA GUID, by which the peer finds the
 // connection although it may not know our communication ID.
 func (m *Manager) guidARI() []byte { return binary.BigEndian.AppendUint64(nil, uint64(m.opt.CAGUID)) }
 
@@ -115,7 +115,7 @@ func (c *conn) rej(reason Reason, ari, private []byte) mad.REJ {
 	return rej
 }
 
-// rejectREQ answers a REQ that got no connection, unless too many were.
+// rejectREQ rejects a REQ that got no connection, unless mayReply says no.
 func (m *Manager) rejectREQ(in *verbs.MAD, req *mad.REQ, reason Reason, private []byte, why string) {
 	if !m.mayReply(in) {
 		return
@@ -124,7 +124,7 @@ func (m *Manager) rejectREQ(in *verbs.MAD, req *mad.REQ, reason Reason, private 
 	m.answerREQ(in, req, reason, private)
 }
 
-// answerREQ sends a REJ that nothing is kept of: a repeat gets it made anew.
+// answerREQ sends a REJ and keeps nothing of it: a repeat of the REQ is judged anew.
 func (m *Manager) answerREQ(in *verbs.MAD, req *mad.REQ, reason Reason, private []byte) {
 	rej := mad.REJ{TransactionID: req.TransactionID, RemoteCommID: req.LocalCommID, MessageRejected: mad.KindREQ,
 		Reason: reason}

@@ -19,14 +19,14 @@ const (
 	StateEstablished       // up
 	StateDREQSent          // DREQ out
 	StateTimewait          // over; holds QPN and communication ID back
-	StateRejected          // over; repeats of what was rejected or cancelled get the same REJ
+	StateRejected          // over; repeats of the rejected or cancelled message get the same REJ
 	numStates
 )
 
 var stateNames = [numStates]string{"IDLE", "REQ_SENT", "MRA_REQ_RCVD", "REP_RCVD", "MRA_REP_SENT", "REQ_RCVD",
 	"MRA_REQ_SENT", "REP_SENT", "MRA_REP_RCVD", "ESTABLISHED", "DREQ_SENT", "TIMEWAIT", "REJECTED"}
 
-// String prints s as the specification has it.
+// String prints s as the specification names it.
 func (s State) String() string {
 	if s < numStates {
 		return stateNames[s]

@@ -9,10 +9,10 @@ import (
 // Bounds on the times that peers name; the codes reach to 2.4 hours.
 const (
 	minWait = 50 * time.Millisecond // between two tries
-	maxWait = 10 * time.Second
-	maxMRA  = 60 * time.Second // one MRA's patience
-	maxMRAs = 16               // MRAs that one connection honours
-	// halfOpenAge is for how long a half-open connection is not given up for
+	maxWait = 10 * time.Second      // for one time that a peer names
+	maxMRA  = 60 * time.Second      // for the time that one MRA asks for
+	maxMRAs = 16                    // MRAs that one connection honours
+	// halfOpenAge is how long a half-open connection is safe from making room for
 	// another: two tries of an honest peer.
 	halfOpenAge = time.Second
 )
@@ -20,19 +20,20 @@ const (
 // bounded returns the duration of t, at most maxWait.
 func bounded(t ib.Timeout) time.Duration { return min(t.Duration(), maxWait) }
 
-// maxTryLife bounds what a try allows for the way: the packet life that subnet
-// managers give out is that of the worst fabric (opensm: 1.07 s), and a lost REQ is
-// to be repeated before the peer's user has given up.
+// maxTryLife bounds the ACK timeout (2 x packet life time) in the wait for the answer to our
+// REQ. Subnet managers give out the packet life of the worst fabric (opensm: 1.07 s). But a
+// lost REQ must be repeated before the peer's user stops waiting for it: package ipoib waits
+// for a REQ that won a crossing.
 const maxTryLife ib.Timeout = 14 // 67 ms
 
-// tryWait is how long one try waits: the peer may take respond to answer, and the
-// way there and back takes an ACK timeout (2 x packet life time).
+// tryWait returns how long one try waits for an answer: respond for the peer to answer, and the
+// ACK timeout ack (2 x packet life time) for the way there and back.
 func tryWait(respond, ack ib.Timeout) time.Duration {
 	return max(minWait, bounded(respond)+bounded(ack))
 }
 
-// patience returns when a peer that grants us respond for an answer must hear
-// from us at the latest: with half of it left for the way.
+// patience returns after how long a peer that waits respond for our answer must get one, or an
+// MRA: half of respond is left for the way.
 func patience(respond ib.Timeout) time.Duration { return max(minWait, bounded(respond)/2) }
 
 // Before orders connections by deadline, then by age.
@@ -79,8 +80,8 @@ func (m *Manager) expire(c *conn) {
 }
 
 // manyHalfOpen reports whether so many connections are half-open that they may come from
-// forged REQs. Then a REP is not sent again by itself, to addresses where nobody
-// may be: a peer that has not had it sends its REQ again, which is answered.
+// forged REQs. Then no timer sends a REP again, because nobody may be at the address. A peer
+// that has not got the REP repeats its REQ, and gets the REP then.
 func (m *Manager) manyHalfOpen() bool { return len(m.halfOpen) > max(1, m.opt.MaxHalfOpen/4) }
 
 // giveUp ends c after the last try.
@@ -93,7 +94,7 @@ func (m *Manager) giveUp(c *conn) {
 	default:
 		m.decide(c, "no answer came")
 		m.end(c, Failed{Handle: c.handle, Cause: TimedOut})
-		// The peer may hold half a connection; the REJ lets it go.
+		// The peer may hold half a connection; the REJ ends that.
 		m.refuse(c, ReasonTimeout, m.guidARI(), c.private)
 	}
 }

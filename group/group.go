@@ -2,13 +2,13 @@
 // to, and why (RFC 4391 sections 4, 5 and 10; RFC 4755 section 2.1).
 //
 // A [Machine] turns events (an address came, a report was seen) into actions
-// (join this MGID, leave that one). It joins nothing itself. Always joined are
-// broadcast, 224.0.0.1 and ff02::1; a solicited-node group per IPv6 address; the
-// rest is what IGMP and MLD reports and the kernel's list say. The data path
-// reads the [Table] it publishes.
+// (join this MGID, leave that one). It joins nothing itself. It always wants
+// broadcast, 224.0.0.1 and ff02::1, and a solicited-node group for each IPv6 address. The
+// other groups are those that IGMP and MLD reports and the kernel's list name. The data path
+// reads the [Table] that the Machine publishes.
 //
 // Missing: source filters (a group is joined for all sources), multicast routing
-// (RFC 4391 section 11), and subnet administration: a join is local.
+// (RFC 4391 section 11), and subnet administration: package ipoib does that.
 package group
 
 import (
@@ -27,13 +27,13 @@ type Options struct {
 	PKey  ib.PKey // zero means 0xffff
 	Scope uint8   // scope nibble of every MGID; zero means 2, link-local
 
-	// Underlay4 is the one group of an IPv4 underlay. Zero means 239.192.p.q
-	// with p.q the P_Key.
+	// Underlay4 is the one IPv4 group that carries all groups if the underlay is IPv4. Zero
+	// means 239.192.p.q with p.q the P_Key.
 	Underlay4 netip.Addr
 
-	// Peers makes the broadcast group a list of unicast peers, for underlays
-	// without multicast. Empty means that there is multicast, unless Copies says
-	// that it is a list all the same: nobody is known yet.
+	// Peers are the hosts that each get their own copy of a multicast packet by unicast, on
+	// underlays without multicast. An empty list means that there is multicast, unless Copies
+	// is set: then nobody is known yet.
 	Peers  []ib.GID
 	Copies bool
 
@@ -51,10 +51,10 @@ type Event interface{ event() }
 
 // Events.
 type (
-	// Up says that the UD QP is there, anew if it was up before (nothing is
-	// joined then), and which GID it has. The machine does nothing before.
+	// Up says that the UD QP is there, and which GID it has. The machine joins nothing before.
+	// A further Up says that the QP is a new one, which is attached to nothing.
 	Up struct{ GID ib.GID }
-	// Down says that the QP is about to go: leave everything.
+	// Down says that the QP is about to go: the machine leaves everything.
 	Down struct{}
 	// AddAddr says that the device has an address. Broadcast is its subnet
 	// broadcast; the zero Addr means all ones in the host part.
@@ -64,17 +64,17 @@ type (
 	}
 	// DelAddr says that the device lost an address.
 	DelAddr struct{ Prefix netip.Prefix }
-	// Report holds what an IGMP or MLD report on the TUN said.
+	// Report holds the group records of an IGMP or MLD report on the TUN.
 	Report struct{ Changes []ip.Change }
-	// Kernel is the kernel's complete list of the device's groups. What is not
-	// in it nobody on the host wants.
+	// Kernel is the kernel's complete list of the device's groups. Nobody on the host
+	// wants a group that is not in the list.
 	Kernel struct{ Groups []netip.Addr }
 	// SetPeers replaces Options.Peers and Options.Copies.
 	SetPeers struct {
 		Peers  []ib.GID
 		Copies bool
 	}
-	// JoinFailed says that a [Join] did not work. It is tried again.
+	// JoinFailed says that a [Join] did not work. The machine tries it again later.
 	JoinFailed struct {
 		MGID ib.GID
 		Err  error
@@ -102,7 +102,7 @@ type (
 	Join struct{ MGID ib.GID }
 	// Leave detaches the UD QP from an MGID.
 	Leave struct{ MGID ib.GID }
-	// Publish hands the data path a new table. It comes last, at most once.
+	// Publish hands the data path a new table. It is the last action of a Step, if it comes.
 	Publish struct{ Table *Table }
 )
 
@@ -126,7 +126,7 @@ type Group struct {
 	IP      netip.Addr // 255.255.255.255 stands for broadcast
 	MGID    ib.GID     // by RFC 4391, whatever the underlay
 	Reasons Reason
-	Refs    int       // addresses that need it (ForAddress)
+	Refs    int       // addresses that need the group (ForAddress)
 	Since   time.Time // when the first reason came
 	Joined  bool      // its underlay group is attached; false while a join fails, or with peers
 }

@@ -27,7 +27,7 @@ const (
 	retryMax = time.Minute
 )
 
-// always is what every interface has joined, in this order.
+// always are the groups that every interface joins, in this order.
 var always = []netip.Addr{ip.LimitedBroadcast, ip.AllSystems, ip.AllNodes}
 
 // member is one joined IP group.
@@ -38,12 +38,12 @@ type member struct {
 	since   time.Time
 }
 
-// underlay is one group of the wire: what Join and Leave are about.
+// underlay is one group of the underlay, which Join and Leave name.
 type underlay struct {
-	refs     int           // members that ride on it
+	refs     int           // members that it carries
 	joined   bool          // Join was issued and has not failed since
 	retry    time.Time     // when to try again; zero while joined or down
-	interval time.Duration // before the next retry
+	interval time.Duration // last wait before a retry
 }
 
 // A Machine is one interface's group membership.
@@ -52,9 +52,9 @@ type Machine struct {
 	up    bool
 	gid   ib.GID
 	peers []ib.GID
-	list  bool // copies go to peers, also while there are none
+	list  bool // copies go to peers instead of multicast, even if there are no peers
 
-	addrs   map[netip.Prefix]netip.Addr // to the subnet broadcast, or the zero Addr
+	addrs   map[netip.Prefix]netip.Addr // the subnet broadcast of each address, or the zero Addr
 	members map[netip.Addr]*member
 	wire    map[ib.GID]*underlay
 	learned int // members with neither Always nor ForAddress: MaxGroups bounds them
@@ -118,7 +118,7 @@ func (m *Machine) Step(dst []Action, now time.Time, ev Event) []Action {
 	return dst
 }
 
-// start joins everything anew: what the QP had joined went with it.
+// start joins everything anew, because a new QP is attached to nothing.
 func (m *Machine) start(dst []Action, now time.Time, gid ib.GID) []Action {
 	for _, u := range m.wire {
 		u.joined, u.retry, u.interval = false, time.Time{}, 0
@@ -130,7 +130,7 @@ func (m *Machine) start(dst []Action, now time.Time, gid ib.GID) []Action {
 	return m.changeUnderlay(dst, now, func() { m.up, m.gid = true, gid })
 }
 
-// stop leaves everything, broadcast last: it was the first.
+// stop leaves everything, broadcast last because it was joined first.
 func (m *Machine) stop(dst []Action) []Action {
 	m.up = false
 	for _, g := range slices.Backward(m.wireOrder()) {
@@ -144,7 +144,8 @@ func (m *Machine) stop(dst []Action) []Action {
 	return dst
 }
 
-// changeUnderlay lets f change what underlay group a member rides on.
+// changeUnderlay calls f, which changes the underlay groups that carry the members, and then joins
+// and leaves underlay groups accordingly.
 func (m *Machine) changeUnderlay(dst []Action, now time.Time, f func()) []Action {
 	order := m.joinOrder()
 	before := make([]ib.GID, len(order))
@@ -153,7 +154,7 @@ func (m *Machine) changeUnderlay(dst []Action, now time.Time, f func()) []Action
 	}
 	f()
 	m.dirty = true
-	// Take the new ones first: a group that stays must not be left in between.
+	// Hold the new groups first: a group that stays must not be left in between.
 	for _, a := range order {
 		dst = m.hold(dst, now, m.rideOn(m.members[a]))
 	}
@@ -164,7 +165,7 @@ func (m *Machine) changeUnderlay(dst []Action, now time.Time, f func()) []Action
 }
 
 // rideOn returns the underlay group that carries e: its own, the one of an IPv4
-// underlay, or none (zero) where copies go to peers.
+// underlay, or none (zero) if copies go to peers.
 func (m *Machine) rideOn(e *member) ib.GID {
 	switch {
 	case m.list:
@@ -175,8 +176,8 @@ func (m *Machine) rideOn(e *member) ib.GID {
 	return e.mgid
 }
 
-// hold takes a reference to the underlay group g and sees to it that it is
-// joined.
+// hold takes a reference to the underlay group g, and joins g if that is not done or waiting for
+// a retry.
 func (m *Machine) hold(dst []Action, now time.Time, g ib.GID) []Action {
 	if g.IsZero() {
 		return dst
@@ -199,7 +200,7 @@ func (m *Machine) join(dst []Action, g ib.GID, u *underlay) []Action {
 	return append(dst, Join{g})
 }
 
-// release gives back one reference to g, and leaves it with the last.
+// release gives back one reference to g. With the last reference it leaves g.
 func (m *Machine) release(dst []Action, g ib.GID) []Action {
 	u := m.wire[g]
 	if u == nil {
@@ -232,7 +233,7 @@ func (m *Machine) want(dst []Action, now time.Time, a netip.Addr, r Reason) []Ac
 	}
 	if r&(Always|ForAddress) == 0 {
 		if m.learned >= m.o.maxGroups() {
-			if m.refusedGroups == 0 { // the counter tells of the others
+			if m.refusedGroups == 0 { // further groups are counted only
 				m.o.Log.Warn("group refused, too many", "group", a, "max", m.o.maxGroups())
 			}
 			m.refusedGroups++
@@ -246,7 +247,7 @@ func (m *Machine) want(dst []Action, now time.Time, a netip.Addr, r Reason) []Ac
 	return m.hold(dst, now, m.rideOn(e))
 }
 
-// unwant takes reasons r for the group a away, and the group with the last.
+// unwant removes reasons r for the group a. With the last reason it drops the group.
 func (m *Machine) unwant(dst []Action, a netip.Addr, r Reason) []Action {
 	e := m.members[a]
 	if e == nil || e.reasons&r == 0 {
@@ -259,8 +260,8 @@ func (m *Machine) unwant(dst []Action, a netip.Addr, r Reason) []Action {
 		case was&(Always|ForAddress) == 0 && e.reasons == 0:
 			m.learned--
 		case was&(Always|ForAddress) != 0 && e.reasons != 0:
-			// Now it counts; there may be one too many for a while, which the
-			// number of addresses bounds.
+			// Now the group counts against MaxGroups. The bound may be exceeded so for a while,
+			// by no more than the number of addresses.
 			m.learned++
 		}
 	}
@@ -331,8 +332,8 @@ func subnetBroadcast(p netip.Prefix) netip.Addr {
 	return netip.AddrFrom4(a)
 }
 
-// report applies one group record. The kernel speaks for all its sockets, so its
-// leave ends what an earlier report or list of its own asked for.
+// report applies one group record. The kernel speaks for all its sockets, so that its
+// leave ends what an earlier report or list of the kernel asked for.
 func (m *Machine) report(dst []Action, now time.Time, c ip.Change) []Action {
 	m.changes++
 	switch want, known := c.Wanted(); {
@@ -344,8 +345,8 @@ func (m *Machine) report(dst []Action, now time.Time, c ip.Change) []Action {
 	return m.unwant(dst, c.Group, Reported|InKernel)
 }
 
-// kernel compares with the kernel's list. What is no more wanted goes first, to
-// make room.
+// kernel applies the kernel's list. It first drops the groups that are not in the list, to
+// make room for new ones.
 func (m *Machine) kernel(dst []Action, now time.Time, groups []netip.Addr) []Action {
 	list := make([]netip.Addr, 0, len(groups))
 	for _, a := range groups {
@@ -371,9 +372,9 @@ func (m *Machine) setPeers(peers []ib.GID, copies bool) {
 	for _, g := range peers {
 		switch {
 		case g.IsZero() || g.IsMulticast() || seen[g]:
-			// nobody, or somebody already there
+			// no host, or one that is in the list already
 		case len(m.peers) >= MaxPeers:
-			if m.refusedPeers == 0 { // the counter tells of the others
+			if m.refusedPeers == 0 { // further peers are counted only
 				m.o.Log.Warn("peer refused, too many", "gid", g, "max", MaxPeers)
 			}
 			m.refusedPeers++
@@ -388,7 +389,7 @@ func (m *Machine) setPeers(peers []ib.GID, copies bool) {
 func (m *Machine) joinFailed(now time.Time, ev JoinFailed) {
 	u := m.wire[ev.MGID]
 	if u == nil || !u.joined || !m.up {
-		return // left in the meantime
+		return // the group has been left meanwhile
 	}
 	m.joinFailures++
 	u.joined, u.interval = false, min(retryMax, max(retryMin, 2*u.interval))
@@ -416,7 +417,7 @@ func (m *Machine) Deadline() (t time.Time) {
 	return t
 }
 
-// build makes the table of the state as it is.
+// build makes the table of the present state.
 func (m *Machine) build() *Table {
 	t := &Table{
 		pkey: m.o.PKey, scope: m.o.Scope, peers: slices.Clone(m.peers), list: m.list,
@@ -442,8 +443,8 @@ func (m *Machine) order() []netip.Addr {
 	return slices.SortedFunc(maps.Keys(m.members), netip.Addr.Compare)
 }
 
-// joinOrder returns the same with what is always joined in front, broadcast
-// first: RFC 4391 section 5 makes it the condition for everything else.
+// joinOrder returns the joined IP groups, those of always in front, broadcast
+// first: RFC 4391 section 5 makes broadcast the condition for everything else.
 func (m *Machine) joinOrder() []netip.Addr {
 	rank := func(a netip.Addr) int {
 		if i := slices.Index(always, a); i >= 0 {
@@ -472,13 +473,13 @@ func (m *Machine) wireOrder() []ib.GID {
 // Table returns the table published last. It is never nil.
 func (m *Machine) Table() *Table { return m.table }
 
-// MGIDFor is [Table.MGIDFor] of the current table.
+// MGIDFor calls [Table.MGIDFor] of the current table.
 func (m *Machine) MGIDFor(dst netip.Addr) (ib.GID, bool) { return m.table.MGIDFor(dst) }
 
-// Wanted is [Table.Wanted] of the current table.
+// Wanted calls [Table.Wanted] of the current table.
 func (m *Machine) Wanted(dst netip.Addr) bool { return m.table.Wanted(dst) }
 
-// Replicate is [Table.Replicate] of the current table.
+// Replicate calls [Table.Replicate] of the current table.
 func (m *Machine) Replicate() ([]ib.GID, bool) { return m.table.Replicate() }
 
 // Groups returns the joined groups: IPv4 before IPv6, by address.

@@ -17,8 +17,8 @@ const (
 // DefaultScope is link-local, which RFC 4391 section 4.1 recommends.
 const DefaultScope = 2
 
-// MGID returns the MGID of the IPv4 or IPv6 group a on partition pkey (its
-// membership bit is set, RFC 4391 section 4.1) with the given scope nibble.
+// MGID returns the MGID of the IPv4 or IPv6 group a on partition pkey (the
+// membership bit is set in the MGID, RFC 4391 section 4.1) with the given scope nibble.
 // 255.255.255.255 gives the broadcast-GID. ok is false if a is no group, or an
 // IPv6 group that never leaves its node (scopes 0 and 1).
 func MGID(a netip.Addr, pkey ib.PKey, scope uint8) (g ib.GID, ok bool) {
@@ -33,7 +33,7 @@ func MGID(a netip.Addr, pkey ib.PKey, scope uint8) (g ib.GID, ok bool) {
 		b := a.As4()
 		copy(g[12:], b[:])
 		if a != ip.LimitedBroadcast {
-			g[12] &= 0x0f // the low 28 bits; the rest says only "group"
+			g[12] &= 0x0f // only the low 28 bits: the other four are the same in all groups
 		}
 		return g, true
 	}
@@ -52,8 +52,8 @@ func BroadcastGID(pkey ib.PKey, scope uint8) ib.GID {
 	return g
 }
 
-// UnderlayGroup4 returns the one group that carries all others where the
-// underlay is IPv4: 239.192.p.q, p.q being the P_Key with its membership bit.
+// UnderlayGroup4 returns the one group that carries all others if the
+// underlay is IPv4: 239.192.p.q, where p.q is the P_Key with its membership bit.
 // RoCEv2 has no way to put an IPoIB MGID into an IPv4 header.
 func UnderlayGroup4(pkey ib.PKey) netip.Addr {
 	pkey |= ib.PKeyFull

@@ -16,7 +16,7 @@ type Table struct {
 	scope     uint8
 	underlay4 ib.GID // carries every group; zero if each has its own MGID
 	peers     []ib.GID
-	list      bool                    // copies go to peers, of whom there may be none
+	list      bool                    // copies go to peers instead of multicast, even if there are no peers
 	wanted    map[netip.Addr]struct{} // IP groups we have joined
 	broadcast map[netip.Addr]struct{} // subnet broadcasts
 }
@@ -24,8 +24,8 @@ type Table struct {
 // MGIDFor returns the GID to which a packet for dst is sent on the UD QP: the
 // MGID of a group, the broadcast-GID for a limited or subnet broadcast, and
 // always the one underlay group on an IPv4 underlay. ok is false if dst is
-// unicast, or a group that never leaves the host. Where [Table.Replicate] gives
-// peers the packet goes to each of those instead.
+// unicast, or a group that never leaves the host. If copies of [Table.Replicate] is
+// true the packet goes to each of its peers instead.
 func (t *Table) MGIDFor(dst netip.Addr) (g ib.GID, ok bool) {
 	if t.isSubnetBroadcast(dst) {
 		dst = ip.LimitedBroadcast
@@ -67,9 +67,9 @@ func (t *Table) SubnetBroadcasts() []netip.Addr {
 }
 
 // Wanted reports whether an arriving IP packet for dst is for us as far as
-// groups go. Unicast always is. Needed because all groups of an IPv4 underlay
-// come in by one, several IPv6 groups share an MGID, and sockets are handed
-// groups that others on the host have joined.
+// groups go. Unicast always is. The check is needed because all groups of an IPv4 underlay
+// arrive by one group, several IPv6 groups share an MGID, and sockets get packets of
+// groups that other sockets on the host have joined.
 func (t *Table) Wanted(dst netip.Addr) bool {
 	if !ip.IsGroup(dst) {
 		return true
@@ -78,14 +78,13 @@ func (t *Table) Wanted(dst netip.Addr) bool {
 	return ok || dst == ip.LimitedBroadcast
 }
 
-// Replicate returns the GIDs of the peers to each of which the sender sends its
-// own copy of a multicast packet, by unicast UD to QPN 0xffffff, where the
-// underlay has no multicast; copies is false where it has. The caller must not
-// change the list.
+// Replicate returns the GIDs of the peers if the underlay has no multicast: then each peer
+// gets its own copy of a multicast packet, by unicast UD to QPN 0xffffff. copies is false if
+// the underlay has multicast. The caller must not change the list.
 func (t *Table) Replicate() (peers []ib.GID, copies bool) { return t.peers, t.list }
 
-// Groups lists the IP groups that are wanted, in address order, broadcast not
-// included.
+// Groups lists the IP groups that are wanted, in address order. The limited broadcast address
+// is one of them, subnet broadcasts are not.
 func (t *Table) Groups() []netip.Addr {
 	return slices.SortedFunc(maps.Keys(t.wanted), netip.Addr.Compare)
 }

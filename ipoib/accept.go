@@ -78,7 +78,7 @@ func (f *Interface) requested(ev cm.RequestReceived) {
 }
 
 // unacceptable says why a REQ of the peer at key cannot be taken, whatever else is known of
-// the peer; an empty why means that it can.
+// the peer; why is empty if it can.
 func (f *Interface) unacceptable(ev cm.RequestReceived, form serviceid.Form, key encap.LinkAddr) (
 	reason cm.Reason, info []byte, why string) {
 	switch {
@@ -97,8 +97,8 @@ func (f *Interface) unacceptable(ev cm.RequestReceived, form serviceid.Form, key
 	return 0, nil, ""
 }
 
-// offers reports whether we accept transport t: what our flags announce, and of
-// that only RC from legacy peers.
+// offers reports whether we accept transport t: one that Options.Mode has, and only RC in
+// REQs of the legacy form.
 func (f *Interface) offers(t ib.Transport, form serviceid.Form) bool {
 	switch t {
 	case ib.RC:
@@ -117,8 +117,8 @@ func (f *Interface) refuse(ev cm.RequestReceived, r cm.Reason, ari []byte, why s
 	f.cmStep(cm.Reject{Handle: ev.Handle, Reason: r, ARI: ari, PrivateData: f.privateData(uint32(f.opt.receiveMTU()))})
 }
 
-// takeLegacy accepts a 0x10 REQ for receiving. The crossing rule is not for it
-// (docs/adr/0007-both-service-ids.md), and what its private data says does not matter: we never send on it.
+// takeLegacy accepts a 0x10 REQ for receiving. The crossing rule does not apply to it
+// (docs/adr/0007-both-service-ids.md), and its private data does not matter: we never send on the connection.
 func (f *Interface) takeLegacy(p *peer, ev cm.RequestReceived) {
 	if len(p.rx) >= maxLegacyRx {
 		f.count(dropLegacyConns)
@@ -134,8 +134,8 @@ func (f *Interface) takeLegacy(p *peer, ev cm.RequestReceived) {
 	f.take(c, ev)
 }
 
-// leastOfRx returns the connection of a legacy peer that goes first: the oldest of those
-// that are not established, which anybody may have asked for in its name.
+// leastOfRx returns the legacy connection of p that is ended first: the oldest that is not
+// established, because anybody may have asked for it in p's name, else the oldest.
 func (p *peer) leastOfRx() *conn {
 	if i := slices.IndexFunc(p.rx, func(c *conn) bool { return c.state != connUp }); i >= 0 {
 		return p.rx[i]
@@ -143,8 +143,9 @@ func (p *peer) leastOfRx() *conn {
 	return p.rx[0]
 }
 
-// proved notes the class of a peer by its own connection c. The REQ alone proves
-// nothing, because whoever forges it need not hear the REP; what establishes c does.
+// proved notes the class of a peer that opened connection c. Its REQ alone proves nothing,
+// because a forger of the REQ need not hear the REP. The RTU or data that establishes c
+// proves it.
 func (f *Interface) proved(c *conn) {
 	p := c.peer
 	switch sid, _ := serviceid.Parse(c.params.ServiceID); {
@@ -184,7 +185,7 @@ func (f *Interface) cross(p *peer, ev cm.RequestReceived) bool {
 		return true
 	}
 	f.count(nCrossSeen)
-	// The flags octet is zero in both: it is zeroed in the comparison.
+	// Compare leaves the flags octet out.
 	if f.link.Compare(p.key) < 0 {
 		f.count(nCrossAccepted)
 		p.diagnose().verdict = "REQs crossed: the peer's was accepted because our address is smaller"
@@ -223,7 +224,7 @@ func (f *Interface) acceptFailed(c *conn, why string) {
 	f.drop(c)
 	f.count(nAcceptFailed)
 	f.note(Note{Kind: NoteConn, Peer: p.key, Conn: c.id, Text: "the peer's request came to nothing: " + why})
-	if current && p.tx == nil && p.dial == nil && !p.provenLegacy() { // a REQ that proves nothing is no failure
+	if current && p.tx == nil && p.dial == nil && !p.provenLegacy() { // its 0x01 REQ may be forged: no failure
 		f.fail(p, "the peer's request came to nothing: "+why)
 	}
 }
@@ -242,7 +243,7 @@ func (f *Interface) qpCreated(ev QPCreated) {
 	switch most := c.acceptPath(f.pathMTU); {
 	case c.active:
 		f.ask(c)
-	case c.params.PathMTU > most: // both sides would send packets of that size
+	case c.params.PathMTU > most: // both sides would send packets that the path loses
 		f.count(nREJSent)
 		h, receive := c.handle, c.receive
 		f.acceptFailed(c, fmt.Sprintf("path MTU %v is more than the path's of %v", c.params.PathMTU, most))
@@ -252,8 +253,8 @@ func (f *Interface) qpCreated(ev QPCreated) {
 	}
 }
 
-// connOf returns the connection that an event is about. If it was given up meanwhile, the
-// event counts as late.
+// connOf returns the connection that an event is about. If it was given up meanwhile, connOf
+// returns nil and counts the event as late.
 func (f *Interface) connOf(id fib.Conn) *conn {
 	c := f.conns.byID[id]
 	if c == nil {
@@ -316,7 +317,7 @@ func (f *Interface) qpError(ev QPError) {
 	}
 }
 
-// disconnect tells the CM to end h, whose record is gone already.
+// disconnect tells the CM to end h, whose conn has been dropped already.
 func (f *Interface) disconnect(h cm.Handle, up bool, receive uint32) {
 	if up {
 		f.cmStep(cm.Disconnect{Handle: h}) // a DREQ's private data stays zero

@@ -6,24 +6,24 @@ import (
 	"time"
 )
 
-// addrs are the addresses of the device, each with its prefix length: the kernel
-// lets one address be there with several.
+// addrs are the addresses of the device, each with its prefix lengths: the kernel
+// allows one address with several.
 type addrs struct {
 	prefixes map[netip.Addr][]netip.Prefix // sorted
-	own      netip.Prefix                  // the link-local address that we put there
-	ownGone  bool                          // and that has been removed since
+	own      netip.Prefix                  // the link-local address that we put on the device
+	ownGone  bool                          // own has been removed since
 	claims   []claim                       // oldest first
 }
 
 // A claim is an address that a VRRP advertisement of this host named before the device
-// had it: the program that sends them adds its addresses and advertises them at once, and
+// had it: a VRRP program adds its addresses and advertises them at the same time, and
 // we hear of the two in any order.
 type claim struct {
 	addr netip.Addr
 	at   time.Time
 }
 
-// claimFor is how long a claim holds, and maxClaims how many there may be.
+// claimFor is how long a claim holds. maxClaims bounds the claims; the oldest makes room.
 const (
 	claimFor  = time.Second
 	maxClaims = 64
@@ -38,8 +38,8 @@ func (s *addrs) claim(a netip.Addr, now time.Time) {
 	s.claims = append(s.claims, claim{a, now})
 }
 
-// unclaim takes away the claim to a, and those that are too old, and reports whether
-// there was one.
+// unclaim removes the claim to a and all claims that are too old, and reports whether there
+// was a claim to a that still held.
 func (s *addrs) unclaim(a netip.Addr, now time.Time) (found bool) {
 	s.claims = slices.DeleteFunc(s.claims, func(c claim) bool {
 		fresh := now.Sub(c.at) < claimFor
@@ -49,7 +49,7 @@ func (s *addrs) unclaim(a netip.Addr, now time.Time) (found bool) {
 	return found
 }
 
-// add reports whether p is new.
+// add adds p and reports whether it is new.
 func (s *addrs) add(p netip.Prefix) bool {
 	have := s.prefixes[p.Addr()]
 	i, found := slices.BinarySearchFunc(have, p, netip.Prefix.Compare)
@@ -59,7 +59,7 @@ func (s *addrs) add(p netip.Prefix) bool {
 	return !found
 }
 
-// remove reports whether p was there.
+// remove removes p and reports whether it was there.
 func (s *addrs) remove(p netip.Prefix) bool {
 	have := s.prefixes[p.Addr()]
 	i, found := slices.BinarySearchFunc(have, p, netip.Prefix.Compare)
@@ -76,7 +76,7 @@ func (s *addrs) remove(p netip.Prefix) bool {
 
 func (s *addrs) has(a netip.Addr) bool { return len(s.prefixes[a]) > 0 }
 
-// sorted returns all in order.
+// sorted returns all prefixes in order.
 func (s *addrs) sorted() []netip.Prefix {
 	out := make([]netip.Prefix, 0, len(s.prefixes))
 	for _, ps := range s.prefixes { // sorted below

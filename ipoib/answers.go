@@ -7,20 +7,20 @@ import (
 	"ipoibcm/ib"
 )
 
-// silenceMemory is how long a question that nobody answered says something of the
-// whole link.
+// silenceMemory is how long a question that nobody answered counts as a sign that nobody on
+// the link answers.
 const silenceMemory = 10 * time.Minute
 
-// answers is what shows whether anybody on the link hears us, and we them.
+// answers shows whether anybody on the link hears us, and whether we hear anybody.
 type answers struct {
-	heard  time.Time  // the last frame, message or packet of another host
-	failed time.Time  // nobody answered for asked
+	heard  time.Time  // when the last frame, message or packet of another host came
+	failed time.Time  // when a query for asked last failed
 	asked  netip.Addr // the last address that nobody answered for
-	// members are when those on the list of members were last heard.
+	// members holds when each member of Options.Peers was last heard; zero if it never was.
 	members map[ib.GID]time.Time
 }
 
-// heardFrom notes that a host said something.
+// heardFrom notes that something came from the host at gid.
 func (f *Interface) heardFrom(gid ib.GID) {
 	if gid != f.link.GID {
 		f.answers.heard = f.now
@@ -33,8 +33,8 @@ func (f *Interface) heardFrom(gid ib.GID) {
 // noAnswerFor notes that nobody answers for an address.
 func (f *Interface) noAnswerFor(addr netip.Addr) { f.answers.asked, f.answers.failed = addr, f.now }
 
-// silence returns what is known of a link on which nobody answers: nobody has been
-// heard since a question failed, and there is no connection.
+// silence returns a Silence if nobody on the link answers: a question failed of late, nobody
+// has been heard since, and there is no connection. Otherwise it returns the zero Silence.
 func (f *Interface) silence() Silence {
 	a := &f.answers
 	if a.failed.IsZero() || a.failed.Before(a.heard) || f.conns.up > 0 || f.now.Sub(a.failed) > silenceMemory {

@@ -18,12 +18,13 @@ type Event interface{ event() }
 
 type (
 	// Start begins the life of the interface: the UD QP is in RTS and the TUN
-	// exists. It comes first and once; the link counts as down until LinkUp.
+	// exists. It comes first and once. The link counts as down until a FIBEvent says that
+	// the device is up.
 	Start struct{}
 
-	// FIBEvent is for [fib.Table]: a change of the kernel's, or the outcome of a
+	// FIBEvent is for [fib.Table]: a change in the kernel, or the outcome of a
 	// FIBAction. A [fib.Host] says when the device is up, and which addresses and
-	// MTU it has, whoever gave it those.
+	// MTU it has, whoever set them.
 	FIBEvent struct{ fib.Event }
 
 	// KernelGroups is the full list of multicast groups of the device as the
@@ -33,7 +34,7 @@ type (
 	// KernelConf is what the device's sysctls say: whether we are a router.
 	KernelConf struct{ rtnl.Conf }
 
-	// OtherIs answers AskOther.
+	// OtherIs answers AskOther: whether and how the host answers for Addr.
 	OtherIs struct {
 		Addr   netip.Addr
 		Answer rtnl.Answering
@@ -45,8 +46,8 @@ type (
 	Packet struct{ IP []byte }
 
 	// RecvFrame is a frame from the fabric that is not plain IP data: ARP, IPv6
-	// with an ICMPv6 type of 133 to 137, or a CM message in-band. Frame starts with the 4-octet
-	// encapsulation header. On the UD QP SrcGID, SrcQPN and DstGID come from
+	// with an ICMPv6 type of 133 to 137, a path MTU probe, or a CM message in-band. Frame starts
+	// with the 4-octet encapsulation header. On the UD QP SrcGID, SrcQPN and DstGID come from
 	// GRH area and completion; a frame from a connected QP has only Conn.
 	RecvFrame struct {
 		SrcGID, DstGID ib.GID
@@ -59,8 +60,8 @@ type (
 	RecvMAD struct{ MAD *verbs.MAD }
 
 	// QPCreated answers CreateQP: the queue pair is in INIT, its receives are
-	// posted. PathMTU is what the path to the peer carries; zero means what the
-	// port does.
+	// posted. PathMTU is the MTU of the path to the peer; zero means that of the
+	// port.
 	QPCreated struct {
 		Conn    fib.Conn
 		QPN     ib.QPN
@@ -83,7 +84,7 @@ type (
 	}
 
 	// CommEst says that data arrived on a queue pair still waiting for its RTU.
-	// Calling it for any other is harmless.
+	// For any other queue pair it is harmless.
 	CommEst struct{ Conn fib.Conn }
 
 	// Usage reports what the data path has counted. The driver sends it every
@@ -94,8 +95,8 @@ type (
 	}
 
 	// UnderlayChanged says that the port's GIDs, MTU or state changed. Link is
-	// the interface's link-layer address from now on (flags ignored). A UDMTU of zero
-	// means that it stays.
+	// the interface's link-layer address from now on (flags ignored). A PathMTU or UDMTU of
+	// zero changes nothing. On InfiniBand UDMTU is ignored: the broadcast group sets it.
 	UnderlayChanged struct {
 		Link    encap.LinkAddr
 		PathMTU ib.MTU
@@ -103,17 +104,17 @@ type (
 		Active  bool
 	}
 
-	// JoinFailed answers a JoinGroup that did not work. It is tried again.
+	// JoinFailed answers a JoinGroup that did not work. Another JoinGroup follows later.
 	JoinFailed struct {
 		MGID ib.GID
 		Err  error
 	}
 
-	// CopiesTook says how much time of a processor the SendCopies of one Step took.
+	// CopiesTook says how much processor time the SendCopies of one Step took.
 	CopiesTook struct{ Time time.Duration }
 
 	// Shutdown ends the interface: DREQ to all, everything withdrawn. The driver
-	// keeps stepping until Deadline is zero or its patience ends.
+	// keeps stepping until Deadline is zero, or until it does not want to wait any longer.
 	Shutdown struct{}
 
 	// Wake says that Deadline has passed. Spurious ones are harmless.
@@ -160,7 +161,7 @@ type Action interface{ action() }
 type (
 	// SendUD sends a frame, encapsulation header included, from the UD QP: to
 	// the group MGID if that is not zero, else to Link. A Link with QPN 0xffffff
-	// is one of Options.Peers, who is asked instead of all of them.
+	// is one member of Options.Peers that is asked instead of all members.
 	SendUD struct {
 		MGID  ib.GID
 		Link  encap.LinkAddr
@@ -168,16 +169,16 @@ type (
 	}
 
 	// SendCopies sends a frame, encapsulation header included, from the UD QP to QPN 0xffffff
-	// of each of To, who are some of Options.Peers: their copies of a multicast packet. The driver
-	// must change neither slice; there may be more of the same frame later.
+	// at each GID in To. These are members of Options.Peers, and the frame is their copy of a
+	// multicast packet. The driver must change neither slice: a later SendCopies may share them.
 	SendCopies struct {
 		To    []ib.GID
 		Frame []byte
 	}
 
 	// HoldGroups says whether Packet events to multicast and broadcast addresses would be dropped
-	// now. The driver may drop such packets itself; those that must come here in any case (IGMP, ICMPv6
-	// types 130 to 137 and 143) are not meant.
+	// now. The driver may then drop such packets itself, except those that only this machine may
+	// forward (IGMP, ICMPv6 types 130 to 137 and 143).
 	HoldGroups struct{ On bool }
 
 	// SendConn sends a frame, encapsulation header included, on a connection.
@@ -189,7 +190,7 @@ type (
 	// WriteTUN gives an IP packet to the kernel.
 	WriteTUN struct{ IP []byte }
 
-	// SendMAD sends m to QP 1 of the peer.
+	// SendMAD sends a MAD to QP 1 of the peer.
 	SendMAD struct{ MAD *verbs.MAD }
 
 	// CreateQP asks for a queue pair in INIT with receives posted. The answer is
@@ -203,9 +204,9 @@ type (
 		Init       verbs.QPAttr
 	}
 
-	// ConnectQP moves the queue pair to RTR and at once to RTS. Peer is who is at
-	// the other end. A failure comes back as QPFailed. Legacy peers' own
-	// connections are receive-only: no path ever names them.
+	// ConnectQP moves the queue pair to RTR and at once to RTS. Peer is the interface at
+	// the other end. A failure comes back as QPFailed. No path ever names a connection that
+	// a legacy peer opened, because it is for receiving only.
 	ConnectQP struct {
 		Conn     fib.Conn
 		Peer     encap.LinkAddr
@@ -216,8 +217,8 @@ type (
 	// destroys it. The handle is gone with this action.
 	DestroyQP struct{ Conn fib.Conn }
 
-	// JoinGroup joins a group of the underlay with the UD QP. MLID is its LID on
-	// InfiniBand, where the port is a member of it by now; zero on Ethernet.
+	// JoinGroup attaches the UD QP to a group of the underlay. MLID is the LID of the group on
+	// InfiniBand, where the port is a member of the group by now; zero on Ethernet.
 	JoinGroup struct {
 		MGID ib.GID
 		MLID ib.LID
@@ -234,8 +235,8 @@ type (
 	PublishGroups struct{ Table *group.Table }
 
 	// FIBAction is what [fib.Table] wants done: paths and destinations of the data
-	// path, questions to the kernel, routes. Its actions about packets and the
-	// state of the device do not come here.
+	// path, questions to the kernel, routes. This machine keeps the actions of fib about
+	// packets and the state of the device to itself.
 	FIBAction struct{ fib.Action }
 
 	// SetUpIPv6 makes the device's IPv6 settings, and puts back the IPv6 addresses
@@ -245,13 +246,13 @@ type (
 	// AddAddr puts an address on the device (the RFC 4391 link-local one).
 	AddAddr struct{ Prefix netip.Prefix }
 
-	// RemoveAddr takes an address off that AddAddr put there: a duplicate, or
+	// RemoveAddr removes an address that AddAddr put on the device: a duplicate, or
 	// one that a new GID replaces.
 	RemoveAddr struct{ Prefix netip.Prefix }
 
-	// AskOther asks whether the host answers for Addr, which is not on the device
-	// but was asked for by others: what [rtnl.Conf.Answer] says, not on the
-	// goroutine that steps the machine.
+	// AskOther asks whether the host answers for Addr, which is not on the device but which
+	// others have asked for. The driver calls [rtnl.Conf.Answer], not on the goroutine that
+	// steps the machine, and sends OtherIs.
 	AskOther struct{ Addr netip.Addr }
 
 	// Note tells people what happened. It asks for nothing.
@@ -261,7 +262,7 @@ type (
 		Addr netip.Addr     // IP address concerned, if any
 		Conn fib.Conn       // connection concerned, if any
 		Text string
-		// Report is what an operator should hear of in a week's log; zero for the rest.
+		// Report is the kind of event that an operator should find in the log; zero for all else.
 		Report Report
 	}
 )
@@ -319,7 +320,7 @@ func (c Class) String() string {
 // A Status is the interface at one moment.
 type Status struct {
 	Up         bool
-	Link       encap.LinkAddr // flags as announced
+	Link       encap.LinkAddr // flags as Mode has them, also while none are announced
 	Mode       Mode
 	PKey       ib.PKey
 	QKey       ib.QKey
@@ -339,15 +340,15 @@ type Status struct {
 	Silence    Silence
 
 	CMTransport CMTransport
-	GSI, Inband bool // CM messages by QP 1, and in-band
+	GSI, Inband bool // CM messages may go by QP 1; in-band
 }
 
-// A Silence is a link on which nobody answers. It is zero where somebody does, and
-// where nobody was asked.
+// A Silence says that nobody on the link answers. It is zero if somebody does, or if nobody
+// was asked of late.
 type Silence struct {
 	Asked netip.Addr // the last address that nobody answered for
-	At    time.Time  // when that was given up
-	Heard time.Time  // when another host was heard last; zero: never
+	At    time.Time  // when we gave up asking
+	Heard time.Time  // when another host was last heard; zero means never
 }
 
 // Crossings counts REQs that crossed (RFC 4755 section 3.3).
@@ -363,7 +364,7 @@ type Crossings struct {
 type AddrInfo struct {
 	Prefix    netip.Prefix
 	Ours      bool // we put it there
-	Tentative bool // DAD runs; it is used meanwhile
+	Tentative bool // DAD runs; the address is used meanwhile
 	Duplicate bool // somebody else has it; we do not answer for it
 }
 
@@ -383,14 +384,14 @@ type ConnInfo struct {
 	RemoteComm  uint32
 	ReceiveMTU  uint32 // the peer's
 	MTU         int    // octets of IP
-	PathMTU     ib.MTU // that both ends use; before they do, what ours will ask for
+	PathMTU     ib.MTU // that both ends use; before they have agreed, the one that our REQ asks for
 	Established time.Time
 	LastUsed    time.Time
 	Use         ConnUse
-	Addrs       []netip.Addr // neighbours that reach it
+	Addrs       []netip.Addr // neighbours at this peer
 	Via         CMPath       // of CM messages
-	Crossing    string       // verdict when REQs of the two last crossed; "" if they never did
-	Why         string       // what it is there for, and what will end it
+	Crossing    string       // verdict when our REQ and the peer's last crossed; "" if they never did
+	Why         string       // what the connection is there for, and what will end it
 }
 
 // A NeighbourInfo is one entry of the neighbour cache.
@@ -398,10 +399,10 @@ type NeighbourInfo struct {
 	Addr  netip.Addr
 	Link  encap.LinkAddr // zero until resolved
 	State string         // REACHABLE, STALE, …
-	// Queued packets, and octets, wait for its link-layer address or for the
+	// Queued packets of QueuedOctets wait for the neighbour's link-layer address, or for the
 	// connection that it shares with other addresses of its peer.
 	Queued, QueuedOctets int
-	Updated              time.Time // last proof that it hears us; where it does not answer, since when
+	Updated              time.Time // last proof that it hears us; if it does not answer, since when
 	Path                 fib.Path
 }
 
@@ -425,12 +426,12 @@ type Explanation struct {
 	NextHop  netip.Addr
 	Link     encap.LinkAddr
 	ByCM     bool   // a connection to the peer is possible, or there is one
-	Via      CMPath // of CM messages to the peer, if so
+	Via      CMPath // of CM messages to the peer, if ByCM
 	Path     fib.Path
 	Class    Class
 	Mode     string // "RC", "UC", "UD", "none"
 	LastREJ  string // "" if there was none
-	Crossing string // verdict when REQs last crossed; "" if they never did
+	Crossing string // verdict when our REQ and the peer's last crossed; "" if they never did
 	Outcome  Outcome
 	Reasons  []string
 }

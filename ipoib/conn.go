@@ -24,14 +24,15 @@ const (
 	retryCount             = 7
 	rnrRetry               = 7  // for ever: a slow receiver costs time, not the connection
 	rnrTimer   ib.RNRTimer = 12 // 0.64 ms
-	// legacyRNRWait is how long an RNR NAK of Linux is waited out, which says 655 ms
+	// legacyRNRWait bounds the wait after an RNR NAK from Linux. The NAK itself says 655 ms,
 	// because ib_cm sets no timer for it (docs/adr/0033-short-waits-for-linux.md).
 	legacyRNRWait            = 10 * time.Millisecond
 	cmTimeout     ib.Timeout = 16 // 0.27 s
 	cmRetries                = 7
 	// connsPerHost bounds the connections with link-layer addresses of one GID.
 	connsPerHost = 64
-	// reqLifetime is how long a REQ of such a peer may still be answered.
+	// reqLifetime is how long we wait for the REQ of a peer that won a crossing: eight tries
+	// of 400 ms.
 	reqLifetime = 8 * 400 * time.Millisecond
 )
 
@@ -62,9 +63,9 @@ type conn struct {
 	booked   uint32 // what the UC budget holds for it, 0 for RC
 	theirs   uint32 // the peer's Receive MTU
 	mtu      int    // octets of IP
-	pathMTU  ib.MTU // that the path to the peer carries; 0: what the port does
-	larger   bool   // its REQ asked for more than probes have found, because that was due
-	unproven bool   // its packets are larger than probes have found: no program's go there yet
+	pathMTU  ib.MTU // of the path to the peer; 0 means that of the port
+	larger   bool   // its REQ asked for more than probes have found, because a larger size was due to be tried
+	unproven bool   // its packets are larger than probes have found: no IP packets go on it yet
 	params   cm.Params
 
 	since, up, used time.Time
@@ -76,7 +77,7 @@ type conn struct {
 // oneWay reports whether c carries packets in one direction only.
 func (c *conn) oneWay() bool { return c.form != serviceid.RFC }
 
-// rxOnly reports whether c is a legacy peer's own: nothing is ever sent on it,
+// rxOnly reports whether c was opened by a legacy peer. Nothing is ever sent on such a connection,
 // because Linux does not survive that (ipoib_cm.c posts no receives there).
 func (c *conn) rxOnly() bool { return c.oneWay() && !c.active }
 
@@ -84,8 +85,8 @@ func (c *conn) rxOnly() bool { return c.oneWay() && !c.active }
 type conns struct {
 	byID       map[fib.Conn]*conn
 	byHandle   map[cm.Handle]*conn
-	ofHost     map[ib.GID]int // how many there are with link-layer addresses of one GID
-	up         int            // of them established
+	ofHost     map[ib.GID]int // how many connections there are with link-layer addresses of one GID
+	up         int            // how many are established
 	inUse      lru.List[conn, *conn]
 	lastID     fib.Conn
 	lastHandle cm.Handle
@@ -133,9 +134,9 @@ func (f *Interface) newConn(p *peer, t ib.Transport, form serviceid.Form, active
 // roomAfter is how long a connection must have carried nothing to make room for another.
 const roomAfter = 10 * time.Second
 
-// makeRoom ends the connection that was used longest ago, where one more would bring the number
-// to that with which no mode is announced any more. One that has carried something of late, or
-// whose last packets nobody has acknowledged, stays: with those alone the limit is one.
+// makeRoom ends the connection that was used longest ago if one more connection would bring the
+// number to fullAt. That connection stays if it has carried something of late, or if its last packets
+// have not been acknowledged: then the limit holds.
 func (f *Interface) makeRoom() {
 	if len(f.conns.byID)+1 >= f.fullAt() {
 		f.letIdleGo()
@@ -145,7 +146,7 @@ func (f *Interface) makeRoom() {
 // letIdleGo ends the connection that was used longest ago, if it may go, and says whether one did.
 func (f *Interface) letIdleGo() bool {
 	c := f.conns.inUse.Oldest()
-	if c == nil || f.opt.maxConns() < 16 || // where one sixteenth is none
+	if c == nil || f.opt.maxConns() < 16 || // one sixteenth of the limit is none: no room is kept
 		f.counted.Sub(c.used) < roomAfter || c.use.TxUnacked > 0 || len(c.peer.queue) > 0 {
 		return false
 	}
@@ -154,7 +155,7 @@ func (f *Interface) letIdleGo() bool {
 	return true
 }
 
-// drop removes c from every record and lets its QP go. The CM has been told.
+// drop removes c from every record. Its QP is destroyed at the end of the Step. drop does not tell the CM.
 func (f *Interface) drop(c *conn) {
 	if f.conns.byID[c.id] != c {
 		return
@@ -187,10 +188,10 @@ func (f *Interface) drop(c *conn) {
 	}
 	f.retire(p)
 	f.touch(p)
-	f.conns.gone = append(f.conns.gone, c.id) // after the paths have moved away
+	f.conns.gone = append(f.conns.gone, c.id) // settle destroys it after the paths have moved away
 }
 
-// hangUp ends c: DREQ if it is up, REJ or silence before.
+// hangUp ends c: with a DREQ if it is up, else with a REJ, or in silence if the CM does not know c yet.
 func (f *Interface) hangUp(c *conn, why string) {
 	if f.conns.byID[c.id] != c {
 		return
@@ -207,13 +208,13 @@ func (f *Interface) hangUp(c *conn, why string) {
 	}
 	if up {
 		f.count(nDREQByUs)
-		f.cmStep(cm.Disconnect{Handle: h}) // a DREQ's private data stays zero (RFC 4755 section 6 is of setting up)
+		f.cmStep(cm.Disconnect{Handle: h}) // private data stays zero (RFC 4755 section 6 is about setting up)
 	} else {
 		f.cmStep(cm.Disconnect{Handle: h, PrivateData: f.privateData(c.receive)})
 	}
 }
 
-// lost handles the end of c that we did not ask for.
+// lost handles the end of c if we did not ask for it.
 func (f *Interface) lost(c *conn, why string) {
 	p, wasTx := c.peer, c.peer.tx == c
 	young := !f.served(c)
@@ -228,8 +229,8 @@ func (f *Interface) lost(c *conn, why string) {
 	}
 }
 
-// served reports whether c has been up for so long that the failures before it do
-// not count any more. One that the peer closes at once is none.
+// served reports whether c, which packets can be sent on, has been up for Options.settled: then
+// the failures before it do not count any more, and its loss is no failure.
 func (f *Interface) served(c *conn) bool {
 	return c.state == connUp && !c.rxOnly() && f.now.Sub(c.up) >= f.opt.settled()
 }
@@ -260,13 +261,13 @@ func (f *Interface) attrs(c *conn) (rtr, rts verbs.QPAttr) {
 	return rtr, rts
 }
 
-// connect moves the QP of c to RTS with what the peer has told.
+// connect moves the QP of c to RTS with the parameters that the peer has sent.
 func (f *Interface) connect(c *conn) {
 	rtr, rts := f.attrs(c)
 	f.do(ConnectQP{Conn: c.id, Peer: c.peer.key, RTR: rtr, RTS: rts})
 }
 
-// privateData returns what every CM message of ours carries (RFC 4755 section
+// privateData returns the private data of our REQ, REP, RTU and REJ (RFC 4755 section
 // 6): our UD QPN and the Receive MTU offered.
 func (f *Interface) privateData(receive uint32) []byte {
 	b, _ := encap.PrivateData{QPN: f.link.QPN, ReceiveMTU: receive}.AppendBinary(nil)
@@ -312,7 +313,7 @@ func (f *Interface) established(c *conn, how string) {
 	if p.accept == c {
 		p.accept = nil
 	}
-	if d := p.dial; d != nil { // a peer that was a proven legacy peer until now
+	if d := p.dial; d != nil { // the peer was a proven legacy peer until now
 		f.note(Note{Kind: NoteConn, Peer: p.key, Conn: d.id, Text: fmt.Sprintf("our %v REQ is abandoned: the peer uses 0x01", d.form)})
 		f.withdraw(d)
 	}

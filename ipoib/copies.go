@@ -11,34 +11,34 @@ import (
 	"ipoibcm/wire/encap"
 )
 
-// Bounds of the copies that stand for multicast.
+// Bounds of the copies that are sent instead of multicast.
 const (
-	// copyRate and copyOctets are how many copies a second one host sends, and how many
-	// octets; copyBurst is how many leave at once. What is beyond waits.
+	// copyRate is how many copies this host sends in a second, copyOctets how many octets of
+	// copies. copyBurst is how many copies leave at once. Further copies wait.
 	copyRate   = 10_000
 	copyOctets = 32 << 20
 	copyBurst  = 64
-	// copyShare is how much of a processor copies take, by what the driver measures (CopiesTook): where
-	// they cost more than here there are fewer. copyTimeBurst, in seconds, may be taken before that
-	// counts, so that a single question to everybody leaves at copyRate on slow machines too.
+	// copyShare is the largest share of one processor that copies take, as the driver measures it
+	// (CopiesTook): a slow machine sends fewer. copyTimeBurst is the processor time in seconds that copies
+	// may take at once, so that a single question to everybody leaves at copyRate on slow machines too.
 	copyShare     = 0.1
 	copyTimeBurst = 0.05
-	// kernelCost is what a copy of a packet of the kernel takes of all these: a program that
-	// floods a group has half of what questions of address resolution have.
+	// kernelCost is how many copies one copy of a kernel packet counts as: a program that
+	// floods a group gets half the rate of address resolution.
 	kernelCost = 2
-	// copyTick is how often those that wait are looked at. In between the machine does
-	// all else: an answer to the first copy does not wait for the last. Packets of the kernel
-	// wait for kernelTick, because each look wakes a thread.
+	// copyTick is how often waiting copies are looked at. In between the machine does
+	// all else: an answer to the first copy does not wait for the last. If only packets of the kernel
+	// wait, kernelTick applies, because each look wakes a thread.
 	copyTick   = time.Millisecond
 	kernelTick = 5 * time.Millisecond
-	// maxWaitingCopies is how many packets of each class may wait, and maxKernelCopies how
-	// many copies of those of the kernel, of which one packet may always wait: what a program
-	// has sent is of little use some seconds later.
+	// maxWaitingCopies is how many packets of each class may wait. maxKernelCopies is how many
+	// copies of kernel packets may wait, because such a packet is of little use some seconds later.
+	// One kernel packet may always wait.
 	maxWaitingCopies = 128
 	maxKernelCopies  = 16_384
 )
 
-// A copyClass says who goes first.
+// A copyClass orders packets that wait to be copied: the highest class goes first.
 type copyClass uint8
 
 const (
@@ -63,18 +63,18 @@ type copies struct {
 	waiting [copyClasses][]copyJob
 	packets ratelimit.Bucket
 	octets  ratelimit.Bucket
-	time    ratelimit.Bucket // of a processor, in seconds
-	at      time.Time        // when they were looked at last
-	turn    int              // of the packets that wait
-	class   copyClass        // of what is sent now
-	held    bool             // HoldGroups
+	time    ratelimit.Bucket // processor time in seconds
+	at      time.Time        // when drainCopies last ran
+	turn    int              // index of the waiting packet whose turn is next
+	class   copyClass        // of the packet that is sent now
+	held    bool             // as the last HoldGroups said
 
-	// The copies that CopiesTook is about, and how many of questions they count as.
+	// sent is how many copies the next CopiesTook is about, and cost their sum with kernelCost.
 	sent, cost float64
-	told       bool // the next one begins anew
+	told       bool // CopiesTook came: the next copy begins both anew
 }
 
-// Each returns what the copies would be, each with a frame of its own.
+// Each yields every copy as a SendUD with a frame of its own.
 func (s SendCopies) Each() iter.Seq[SendUD] {
 	return func(yield func(SendUD) bool) {
 		for _, gid := range s.To {
@@ -85,13 +85,13 @@ func (s SendCopies) Each() iter.Seq[SendUD] {
 	}
 }
 
-// A copyJob is one packet and who is still to get it.
+// A copyJob is one packet and the members that are still to get it.
 type copyJob struct {
 	frame []byte
 	to    []ib.GID
 }
 
-// encapMax is more than any frame of the UD QP has, in octets.
+// encapMax bounds the octets of a frame of the UD QP.
 const encapMax = 4096 + encap.HeaderLen
 
 // len returns how many packets wait.
@@ -102,7 +102,7 @@ func (c *copies) len() (n int) {
 	return n
 }
 
-// deadline is when the next copies may be sent; zero if none wait.
+// deadline returns when drainCopies is to run next; zero if no copies wait.
 func (c *copies) deadline() time.Time {
 	switch n := c.len(); n {
 	case 0:
@@ -135,7 +135,7 @@ func (c *copies) budget(now time.Time, cost float64, size int) int {
 	return int(min(packets, octets))
 }
 
-// spend takes n copies of size octets out of the budget.
+// spend charges n copies of size octets to the budget.
 func (c *copies) spend(n int, cost float64, size int) {
 	c.packets.Spend(cost * float64(n))
 	c.octets.Spend(cost * float64(n*size))
@@ -145,7 +145,7 @@ func (c *copies) spend(n int, cost float64, size int) {
 	c.sent, c.cost = c.sent+float64(n), c.cost+cost*float64(n)
 }
 
-// copiesTook takes what copies have cost out of the budget.
+// copiesTook charges the processor time d of the last copies to the budget.
 func (f *Interface) copiesTook(d time.Duration) {
 	c := &f.copies
 	if c.sent > 0 {
@@ -154,7 +154,7 @@ func (f *Interface) copiesTook(d time.Duration) {
 	c.told = true
 }
 
-// sendCopies sends a frame to each of peers, at once or bit by bit.
+// sendCopies sends a frame to each of peers, at once or as the budget allows.
 func (f *Interface) sendCopies(peers []ib.GID, fr []byte) {
 	c := &f.copies
 	switch {
@@ -168,7 +168,7 @@ func (f *Interface) sendCopies(peers []ib.GID, fr []byte) {
 	f.drainCopies()
 }
 
-// drainCopies sends what may be sent now.
+// drainCopies sends the copies that may be sent now, highest class first.
 func (f *Interface) drainCopies() {
 	f.copies.at = f.now
 	for class := copyClasses; class > 0; class-- {
@@ -180,7 +180,7 @@ func (f *Interface) drainCopies() {
 	f.holdGroups()
 }
 
-// drainClass sends what may be sent of a class, and reports whether that was all.
+// drainClass sends the copies of a class that may be sent now, and reports whether none is left.
 func (f *Interface) drainClass(class copyClass) bool {
 	c := &f.copies
 	q, cost := &c.waiting[class], 1.
@@ -188,8 +188,8 @@ func (f *Interface) drainClass(class copyClass) bool {
 		cost = kernelCost
 	}
 	for len(*q) > 0 {
-		// In turn: a question does not wait for all copies of the one before, which
-		// may have been answered. Packets of the kernel go one after the other.
+		// Packets take turns, copy by copy: a question does not wait for all copies of an earlier
+		// one, which may have been answered. Packets of the kernel go one after the other.
 		i, most := 0, len((*q)[0].to)
 		if class != copyOther && len(*q) > 1 {
 			i, most = c.turn%len(*q), 1
@@ -211,7 +211,7 @@ func (f *Interface) drainClass(class copyClass) bool {
 }
 
 // holdGroups has the data path drop the kernel's packets to groups while there is no room for
-// them here: to hand up one of them costs about as much as to send a copy.
+// them here: to hand a packet up costs about as much as to send a copy.
 func (f *Interface) holdGroups() {
 	c := &f.copies
 	peers, _ := f.group.Table().Replicate()

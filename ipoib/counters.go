@@ -5,7 +5,7 @@ import "ipoibcm/counters"
 // A counter is one of the machine's own counters.
 type counter uint8
 
-// Counters. Those that begin with drop count packets or requests refused.
+// Counters. Those that begin with drop count what was dropped, refused, not told or too late.
 const (
 	nREQSent counter = iota
 	nEstablishedActive
@@ -177,7 +177,7 @@ var counterNames = [numCounters]string{
 func (f *Interface) count(c counter) { f.n[c]++ }
 
 // Counters lists every counter in a fixed order: the machine's own, then those
-// of its parts with their name in front.
+// of its parts with the name of the part in front.
 func (f *Interface) Counters() []Counter {
 	var cs []Counter
 	for i, n := range f.n {

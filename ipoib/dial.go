@@ -14,7 +14,7 @@ import (
 	"ipoibcm/wire/encap"
 )
 
-// dial begins an attempt to connect to p, or the next part of one.
+// dial begins an attempt to connect to p, or makes the next try of one.
 func (f *Interface) dial(p *peer) {
 	t := f.transport(p)
 	if t == ib.UD {
@@ -38,7 +38,8 @@ func (f *Interface) dial(p *peer) {
 	f.touch(p)
 }
 
-// again goes on with an attempt after an answer that shows another way.
+// again makes the next try of an attempt at once, because there is another way. It fails the
+// attempt after maxQuickRetries.
 func (f *Interface) again(p *peer, why string) {
 	p.quick++
 	if p.quick > maxQuickRetries {
@@ -63,7 +64,7 @@ func (f *Interface) ask(c *conn) {
 	path := f.pathTo(c.peer.key.GID)
 	f.cmStep(cm.Connect{
 		Path: path, Handle: c.handle, Local: f.link.GID, Remote: c.peer.key.GID, Inband: inband,
-		// The QPN is the peer's: that of address resolution (RFC 4755 section 3.5).
+		// The QPN is the peer's UD QPN from address resolution (RFC 4755 section 3.5).
 		ServiceID: serviceid.New(c.form, c.peer.key.QPN),
 		Transport: c.trans, QPN: c.qpn, StartingPSN: c.psn, PathMTU: c.reqPath(f.pathMTU), PKey: f.opt.pkey(),
 		SRQ:        f.opt.SRQ && c.trans == ib.RC,
@@ -87,7 +88,7 @@ func (f *Interface) replied(ev cm.ReplyReceived) {
 		theirs = pd.ReceiveMTU
 	}
 	if err := f.negotiate(c, theirs); err != nil {
-		// RFC 4755 section 5 names no error: refused with our own values, UD to that peer.
+		// RFC 4755 section 5 names no error: we refuse with our own values, and use UD to that peer.
 		p := c.peer
 		f.count(nREJSent)
 		f.cmStep(cm.Reject{Handle: ev.Handle, Reason: cm.ReasonInvalidMTU, PrivateData: f.privateData(c.receive)})
@@ -101,7 +102,7 @@ func (f *Interface) replied(ev cm.ReplyReceived) {
 	f.cmStep(cm.Ready{Handle: ev.Handle, PrivateData: f.privateData(c.receive)})
 }
 
-// dialFailed ends our attempt c, or turns to what the answer suggests.
+// dialFailed ends our attempt c, or tries another way.
 func (f *Interface) dialFailed(c *conn, ev cm.Failed) {
 	p := c.peer
 	current := p.dial == c
@@ -167,7 +168,7 @@ func (f *Interface) wrongServiceID(c *conn, pd encap.PrivateData) {
 	}
 	neither := p.triedForm[serviceid.RFC] && p.triedForm[serviceid.Legacy]
 	switch {
-	case c.via == ViaInband: // it is our own extension: our own kind names its QPN
+	case c.via == ViaInband: // only our own kind knows it, and would have named its QPN
 		f.fail(p, "rejected in-band: service ID unknown")
 		return
 	case neither:
@@ -176,10 +177,10 @@ func (f *Interface) wrongServiceID(c *conn, pd encap.PrivateData) {
 		f.setClass(p, ClassUnknown, "it rejected the 0x10 service ID")
 	default:
 		f.setClass(p, ClassLegacy, "it rejected the 0x01 service ID")
-		neither = f.transport(p) == ib.UD // its kind has no UC: there is no other form to try
+		neither = f.transport(p) == ib.UD // legacy peers have no UC: there is no other form to try
 	}
 	if neither {
-		// So answers a kernel whose CM owns QP 1 while our agent is next to it.
+		// A kernel whose CM owns QP 1 answers so, even if our agent runs beside it.
 		if !f.turn(c, "QP 1 of the peer rejected every service ID") {
 			f.fail(p, "rejected: both service IDs unknown")
 		}
@@ -255,9 +256,9 @@ func (c *conn) mostPath(port ib.MTU) ib.MTU {
 	return port
 }
 
-// yield takes REJ 28 as the verdict of a crossing (RFC 4755 section 3.3): no
-// failure, and no new REQ. What waits goes out on the peer's connection, whose
-// REQ is due within its lifetime.
+// yield takes REJ 28 as the verdict of a crossing (RFC 4755 section 3.3): that is no failure,
+// and we send no new REQ. Waiting packets go out on the connection that the peer's REQ opens;
+// the REQ must come within reqLifetime and up to a quarter more.
 func (f *Interface) yield(p *peer) {
 	f.count(nCrossSeen)
 	f.count(nCrossYielded)
@@ -273,12 +274,12 @@ func (f *Interface) yield(p *peer) {
 	f.touch(p)
 }
 
-// waited gives up on a REQ that a crossing promised.
+// waited gives up waiting for the REQ of the peer that won a crossing.
 func (f *Interface) waited(p *peer) {
 	p.waitUntil = time.Time{}
 	f.count(nCrossExpired)
 	f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: "the REQ that won the crossing never completed"})
-	if p.failures > 0 { // once at once, then with pauses
+	if p.failures > 0 { // the first time we ask again at once, later after a pause
 		f.fail(p, "the REQ that won a crossing never completed")
 		return
 	}

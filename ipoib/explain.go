@@ -62,8 +62,8 @@ func (f *Interface) explain(addr netip.Addr, hop fib.NextHop) Explanation {
 	return e
 }
 
-// explainRoute says what the kernel answers. Without naming the device it may be
-// another, for senders that are not bound to ours.
+// explainRoute says what the kernel answers. With hop.Bound the kernel itself would take another
+// device, and only packets of senders that name ours can go by it.
 func (f *Interface) explainRoute(hop fib.NextHop, say func(string, ...any)) {
 	a, link := hop.Answer, f.fib.Link()
 	switch {
@@ -91,8 +91,8 @@ func (f *Interface) explainRoute(hop fib.NextHop, say func(string, ...any)) {
 	}
 }
 
-// explainMTU says that the kernel's route allows less than the path does. Routes of the
-// kernel and of ours have that of the path, or get it in a moment.
+// explainMTU says so if the kernel's route has a smaller MTU than the path, and takes that MTU. With
+// a host route of ours it says nothing: that route has the MTU of the path, or gets it in a moment.
 func (f *Interface) explainMTU(e *Explanation, hop fib.NextHop, say func(string, ...any)) {
 	n, host := hop.Answer.MTU, f.fib.Hop(e.NextHop)
 	if hop.Bound || n == 0 || n >= e.Path.MTU || host.MTU != 0 {
@@ -146,7 +146,7 @@ func (f *Interface) explainHop(e *Explanation, say func(string, ...any)) {
 	}
 }
 
-// udMTUText is the UD MTU and where it comes from.
+// udMTUText returns the UD MTU, and says if the underlay sets it.
 func (f *Interface) udMTUText() string {
 	n := f.udMTU()
 	if f.opt.UDAuto && n < mtu.DefaultUD {
@@ -217,8 +217,8 @@ func (f *Interface) explainMode(p *peer, say func(string, ...any)) {
 	}
 }
 
-// why says what c is there for, and what ends it. An empty answer would be a
-// connection that nothing knows a use for.
+// why says what c is there for, and what ends it. An empty answer would mean that c is of no
+// use to anything.
 func (f *Interface) why(c *conn) string {
 	p := c.peer
 	switch {

@@ -12,20 +12,20 @@ import (
 	wire "ipoibcm/wire/sa"
 )
 
-// This file is what an InfiniBand port needs beside an Ethernet one: a client of its
+// This file holds what an InfiniBand port needs and an Ethernet port does not: a client of the
 // subnet administrator. Paths are in portpath.go, groups in mlid.go.
 
 // A Fabric says that the port's link layer is InfiniBand.
 type Fabric struct {
-	Port sa.Port // at the start; PortChanged tells of another
-	// CreateBroadcast makes the broadcast group where the subnet manager has none.
+	Port sa.Port // at the start; PortChanged changes it
+	// CreateBroadcast creates the broadcast group if the subnet manager has none.
 	CreateBroadcast bool
 	// Shared says that the kernel has an IPoIB interface of its own on this port and
-	// P_Key: the administrator does not count members, so that what one leaves the
-	// other has left (docs/adr/0032-groups-through-umad.md).
+	// P_Key. The administrator does not count the members on a port: a group that one
+	// interface leaves, the other has left too (docs/adr/0032-groups-through-umad.md).
 	Shared bool
-	// NoReports says that reports of the administrator do not arrive: somebody else on
-	// the host takes them. Traps are not subscribed to then.
+	// NoReports says that reports of the administrator do not arrive, because somebody else
+	// on the host takes them. The machine then subscribes to no traps.
 	NoReports bool
 	SA        sa.Options // Rand need not be given
 }
@@ -35,11 +35,11 @@ type (
 	// RecvSubnet is a MAD of subnet administration.
 	RecvSubnet struct{ MAD *sa.MAD }
 
-	// PortChanged says what the port is like now, and Reregister that the subnet
-	// manager asks for all joins again: an event of its own, a new subnet manager, or
-	// other P_Keys. Moved says that our P_Key has another place in the port's table than
-	// before, which queue pairs go by: connections are set up anew. UnderlayChanged says
-	// the rest.
+	// PortChanged says what the port is like now. Reregister says that all groups must be
+	// joined again: the port became active, the subnet manager asked for it or is a new one, the
+	// P_Keys changed, or the kernel's interface of Fabric.Shared is gone. Moved says that our P_Key
+	// has another place in the port's table. Queue pairs name their P_Key by that place, so that
+	// connections are set up anew. UnderlayChanged says the rest.
 	PortChanged struct {
 		Port       sa.Port
 		Shared     bool // as in Fabric
@@ -53,15 +53,14 @@ type (
 		Wait time.Duration
 	}
 
-	// UsePath says how datagrams to Path.DGID get there from now on: to a port, or to a
-	// group. It comes before the first of them. On Ethernet it never comes: there a GID
-	// leads to its port.
+	// UsePath says how datagrams get to Path.DGID, a port or a group, from now on. It comes
+	// before the first such datagram. On Ethernet it never comes: there the GID is enough.
 	UsePath struct{ Path verbs.Path }
 
-	// ForgetPath says that UsePath need not be remembered.
+	// ForgetPath undoes UsePath: no more datagrams go to DGID.
 	ForgetPath struct{ DGID ib.GID }
 
-	// SetQKey gives the UD QP another Q_Key, and datagrams as well.
+	// SetQKey gives another Q_Key to the UD QP and to the datagrams that it sends.
 	SetQKey struct{ QKey ib.QKey }
 )
 
@@ -83,15 +82,15 @@ type fabric struct {
 	broadcast wire.MCMemberRecord
 	joined    bool
 	failed    *sa.JoinFailed
-	udMTU     int // that was configured; zero: the group's
+	udMTU     int // as configured; zero means that of the group
 
 	groups   map[ib.GID]*mcGroup
-	traps    bool // of groups made and gone: subscribed to
+	traps    bool // subscribed to the traps about groups created and deleted
 	sendOnly lru.List[mcGroup, *mcGroup]
 
 	paths   map[ib.GID]*portPath
-	unused  lru.List[portPath, *portPath] // all paths, by their use
-	waiting int                           // jobs of all of them
+	unused  lru.List[portPath, *portPath] // all paths, the one used longest ago first
+	waiting int                           // jobs of all paths
 }
 
 func newFabric(opt *Options) *fabric {
@@ -100,13 +99,13 @@ func newFabric(opt *Options) *fabric {
 	}
 	o := *opt.Fabric
 	o.SA.Rand = opt.Rand
-	o.SA.MaxGroups = cmp.Or(o.SA.MaxGroups, 2048) // package group's, and maxSendOnly
+	o.SA.MaxGroups = cmp.Or(o.SA.MaxGroups, 2048) // room for those of package group and for maxSendOnly
 	o.SA.MaxPaths = cmp.Or(o.SA.MaxPaths, opt.maxPeers())
 	return &fabric{opt: o, sa: sa.New(o.SA), udMTU: opt.UDMTU, groups: map[ib.GID]*mcGroup{}, paths: map[ib.GID]*portPath{}}
 }
 
-// Ready reports whether there is a link: on InfiniBand the broadcast group is joined
-// (RFC 4391 section 5). It is always so on Ethernet.
+// Ready reports whether there is a link: on InfiniBand if the broadcast group is joined
+// (RFC 4391 section 5), on Ethernet always.
 func (f *Interface) Ready() bool { return f.fab == nil || f.fab.joined }
 
 // startFabric begins to join the broadcast group.
@@ -155,7 +154,7 @@ func (f *Interface) onSA(a sa.Action) {
 		f.groupJoined(a.Group)
 	case sa.JoinFailed:
 		f.groupFailed(a)
-	case sa.Left: // nothing hangs on it any more
+	case sa.Left: // forgetGroup has dropped the group already
 	case sa.PathFound:
 		f.pathFound(a.Path)
 	case sa.PathFailed:
@@ -178,7 +177,7 @@ func (f *Interface) onSA(a sa.Action) {
 	}
 }
 
-// reportOf is what an operator should hear of a state of the administrator.
+// reportOf returns the Report for a state of the administrator.
 func reportOf(s sa.State) Report {
 	switch s {
 	case sa.StateDown:
@@ -189,7 +188,7 @@ func reportOf(s sa.State) Report {
 	return NoReport
 }
 
-// fabricDeadline is when the client of subnet administration has something to do.
+// fabricDeadline returns when the client of subnet administration has something to do; zero means never.
 func (f *Interface) fabricDeadline() time.Time {
 	if f.fab == nil {
 		return time.Time{}
@@ -197,18 +196,18 @@ func (f *Interface) fabricDeadline() time.Time {
 	return f.fab.sa.Deadline()
 }
 
-// A FabricStatus is how an InfiniBand port stands.
+// A FabricStatus is the state of an InfiniBand port.
 type FabricStatus struct {
 	Port       sa.Port
 	Admin      sa.Info
-	Joined     bool                // the broadcast group is, and so there is a link
-	Broadcast  wire.MCMemberRecord // if Joined
-	Failed     *sa.JoinFailed      // why not, as far as it is known
-	Paths      int                 // that are known
-	SharesPort bool
+	Joined     bool                // the broadcast group is joined, so there is a link
+	Broadcast  wire.MCMemberRecord // of the broadcast group, if Joined
+	Failed     *sa.JoinFailed      // why it is not joined, as far as that is known
+	Paths      int                 // how many paths are known
+	SharesPort bool                // as Fabric.Shared
 }
 
-// Fabric returns how the InfiniBand port stands; nil on Ethernet.
+// Fabric returns the state of the InfiniBand port; nil on Ethernet.
 func (f *Interface) Fabric() *FabricStatus {
 	if f.fab == nil {
 		return nil

@@ -19,9 +19,9 @@ import (
 // hops are the known neighbours.
 type hops struct {
 	peers    map[netip.Addr]*peer
-	groups   map[netip.Addr]bool // and broadcast addresses that destinations lead to
-	dirty    []netip.Addr        // those whose paths settle is to look at
-	allDirty bool
+	groups   map[netip.Addr]bool // group and broadcast addresses that destinations lead to
+	dirty    []netip.Addr        // neighbours whose paths settle must look at
+	allDirty bool                // settle must look at all neighbours
 }
 
 // learn notes that the neighbour a is at link.
@@ -50,8 +50,8 @@ func (f *Interface) learn(a netip.Addr, link encap.LinkAddr) {
 }
 
 // unlearn forgets neighbour a. A peer that no address leads to any more loses
-// its connection (RFC 4755 section 3.4); if its entry merely aged while the
-// peer still sends to us, the timer decides.
+// its connection (RFC 4755 section 3.4). If the entry merely aged or made room, the
+// idle timer decides, because the peer may still send to us.
 func (f *Interface) unlearn(a netip.Addr, why neigh.ExpireReason) {
 	p := f.hops.peers[a]
 	if p == nil {
@@ -110,8 +110,8 @@ func (f *Interface) pathOf(a netip.Addr) (fib.Path, bool) {
 	return f.path(p), true
 }
 
-// settle tells fib how the next hops that this Step concerned are reached, then
-// lets queue pairs go that nothing leads to now.
+// settle tells fib how the next hops that this Step concerned are reached. Then it destroys
+// the queue pairs of dropped connections, which no path leads to any more.
 func (f *Interface) settle() {
 	if f.hops.allDirty {
 		for a := range f.hops.peers {
@@ -135,12 +135,12 @@ func (f *Interface) settle() {
 	f.conns.gone = f.conns.gone[:0]
 }
 
-// maxDirty is how many next hops there is room kept for after a Step that
-// concerned more.
+// maxDirty bounds the room for next hops that is kept from one Step to the next.
 const maxDirty = 1024
 
-// groupPath returns how group or broadcast address a is reached; zero if a is none
-// any more, or goes to a list of peers, which only we do.
+// groupPath returns how group or broadcast address a is reached. It returns zero if a is no
+// such address any more, if the interface is down, or if packets to it are copied to a list
+// of peers, which only this machine does.
 func (f *Interface) groupPath(a netip.Addr) fib.Path {
 	t := f.group.Table()
 	g, ok := t.MGIDFor(a)
@@ -154,7 +154,7 @@ func (f *Interface) groupPath(a netip.Addr) fib.Path {
 	return path
 }
 
-// settleGroups looks at the groups again that the data path sends to by itself.
+// settleGroups tells fib anew how the groups are reached that the data path sends to by itself.
 func (f *Interface) settleGroups() {
 	for _, a := range slices.SortedFunc(maps.Keys(f.hops.groups), netip.Addr.Compare) {
 		path, _ := f.pathOf(a)
@@ -168,8 +168,8 @@ func (f *Interface) fibStep(ev fib.Event) {
 	}
 }
 
-// onFIB takes what fib decides: of packets and of the device it is ours, all else
-// is the driver's.
+// onFIB carries out the actions of fib about packets and the device, and hands all others to
+// the driver.
 func (f *Interface) onFIB(a fib.Action) {
 	switch a := a.(type) {
 	case fib.Forward:
@@ -183,7 +183,7 @@ func (f *Interface) onFIB(a fib.Action) {
 			f.neighStep(neigh.Resolve{IP: a.Hop, Source: a.Src})
 		}
 	case fib.Lookup:
-		if f.group.Table().IsGroup(a.Flow.Dst) { // no route of the kernel's decides
+		if f.group.Table().IsGroup(a.Flow.Dst) { // no route of the kernel matters
 			f.fibStep(fib.Answered{Lookup: a, NextHop: fib.NextHop{Addr: a.Flow.Dst}})
 		} else {
 			f.do(FIBAction{a})

@@ -11,10 +11,10 @@ import (
 	"ipoibcm/wire/mad"
 )
 
-// CM messages in-band: an extension to RFC 4755 for hosts where QP 1 cannot be
-// had, because the kernel's CM owns it. The MAD that would go to QP 1 goes, whole,
+// CM messages in-band are an extension to RFC 4755 for hosts where QP 1 cannot be
+// had, because the kernel's CM owns it. The whole MAD that would go to QP 1 goes
 // behind an encapsulation header of type [encap.InbandCM] from UD QP to UD QP.
-// What the messages say and what becomes of them is the same on both paths.
+// The messages and their handling are the same on both paths.
 
 // A CMTransport is the policy for the path of CM messages.
 type CMTransport uint8
@@ -26,7 +26,7 @@ const (
 	CMInband                    // in-band only; QP 1 is left alone
 )
 
-// ParseCMTransport reads what String prints.
+// ParseCMTransport reads what [CMTransport.String] prints.
 func ParseCMTransport(s string) (CMTransport, error) {
 	for t := CMAuto; t <= CMInband; t++ {
 		if t.String() == s {
@@ -66,10 +66,10 @@ func viaOf(q ib.QPN) CMPath {
 
 const (
 	// maxInbandSilence is how many attempts in-band a peer may leave without any
-	// answer before it counts as one that does not know them: a peer of another
-	// make. Afterwards it is asked again after classMemory, twice that, and so on.
+	// answer before it counts as a peer of another make, which knows no messages in-band.
+	// Afterwards it is asked in-band again after classMemory, twice that, and so on.
 	maxInbandSilence = 4
-	// maxInbandPause bounds that.
+	// maxInbandPause bounds these pauses.
 	maxInbandPause = 24 * time.Hour
 )
 
@@ -81,13 +81,14 @@ func (f *Interface) gsi() bool {
 func (f *Interface) inband() bool { return f.opt.CMTransport != CMGSI }
 
 // foreignREQs reports whether REQs to our QP 1 reach somebody else: on an InfiniBand port the
-// kernel's ib_cm, which rejects them all. To hosts whose driver is Linux's that is the end:
-// they drop what they have for us, and ask again with each packet. So no mode is announced,
-// and they send by UD. Hosts of ours are asked in-band whatever they announce.
+// kernel's ib_cm, which rejects them all. A host with Linux's driver would then drop its packets
+// for us, and ask again with each packet. So we announce no mode, and such hosts send by UD.
+// Our own kind asks in-band all the same (see transport).
 func (f *Interface) foreignREQs() bool { return f.fab != nil && !f.gsi() }
 
-// cmVia returns the path for a REQ to p: where the last connection came up, QP 1 if
-// that is long ago, the other one if this attempt has turned to it.
+// cmVia returns the path for a REQ to p, within what policy and provider allow: the path that
+// this attempt has turned to, else the one that the last connection came up on, or QP 1 if
+// that is longer ago than classMemory.
 func (f *Interface) cmVia(p *peer) CMPath {
 	switch {
 	case !f.gsi():
@@ -103,7 +104,7 @@ func (f *Interface) cmVia(p *peer) CMPath {
 }
 
 // turn goes on over the other path with the attempt that c was part of, once in
-// each attempt. It reports whether there is another.
+// each attempt. It reports whether it did.
 func (f *Interface) turn(c *conn, why string) bool {
 	p := c.peer
 	to := ViaInband
@@ -113,7 +114,7 @@ func (f *Interface) turn(c *conn, why string) bool {
 	switch {
 	case p.turned || !f.gsi() || !f.inband():
 		return false
-	case to == ViaInband && p.legacy: // messages in-band are known to our own kind only
+	case to == ViaInband && p.legacy: // only our own kind knows messages in-band
 		return false
 	case to == ViaInband && f.now.Before(p.inbandAfter):
 		f.count(nInbandSpared)
@@ -135,7 +136,7 @@ func (f *Interface) unanswered(p *peer) {
 		p.viaUntil = time.Time{}
 	}
 	if p.inbandHeard {
-		return // it knows them; it is away
+		return // the peer knows messages in-band: it is away
 	}
 	p.inbandSilence++
 	if over := p.inbandSilence - maxInbandSilence; over >= 0 {
@@ -159,7 +160,7 @@ func (f *Interface) heardInband(p *peer) {
 	p.inbandAfter = time.Time{}
 }
 
-// remember notes the path that brought a connection with p about.
+// remember notes the path of CM messages on which a connection with p came up.
 func (f *Interface) remember(p *peer, via CMPath) {
 	if via == ViaInband {
 		switch {
@@ -181,9 +182,9 @@ func (f *Interface) sendInband(m *verbs.MAD) {
 	f.sendTo(encap.LinkAddr{QPN: m.QPN, GID: m.Remote}, frameOf(encap.InbandCM, m.Data[:]))
 }
 
-// recvInband takes a MAD from the UD QP. A message without a known sender, or a
-// REQ whose packet comes from elsewhere than it says, is dropped without a word:
-// an answer would go to whom it names.
+// recvInband takes a MAD from the UD QP. It drops a message without a known sender, or a
+// REQ whose packet comes from elsewhere than the REQ says, without a word: an answer would
+// go to the host that the message names.
 func (f *Interface) recvInband(ev RecvFrame) {
 	f.count(nInbandReceived)
 	from := encap.LinkAddr{QPN: ev.SrcQPN, GID: ev.SrcGID}
@@ -204,10 +205,10 @@ func (f *Interface) recvInband(ev RecvFrame) {
 		f.note(Note{Kind: NoteCMRecv, Peer: from, Text: fmt.Sprintf("received %s in-band dropped: %s", what, why)})
 		return
 	}
-	if f.fab != nil { // the connection goes the way that the administrator knows
+	if f.fab != nil { // the connection takes the path that the administrator knows
 		if !f.takePath(ev.SrcGID) {
 			f.wantPath(ev.SrcGID)
-			f.count(dropPathQueue) // it is repeated
+			f.count(dropPathQueue) // the peer repeats the message
 			return
 		}
 		in.Path = f.pathTo(ev.SrcGID)
@@ -215,8 +216,8 @@ func (f *Interface) recvInband(ev RecvFrame) {
 	f.cmStep(cm.RecvInband{MAD: in})
 }
 
-// unfitInband says why a MAD in-band is not for the CM to see, and what counts
-// it; why is empty if it is.
+// unfitInband says why the CM must not see a MAD in-band, and which counter counts it; why is
+// empty if the CM may see it.
 func (f *Interface) unfitInband(ev RecvFrame, in *verbs.MAD) (c counter, why string) {
 	switch {
 	case !f.allows(ev.SrcGID):

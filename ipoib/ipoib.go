@@ -10,23 +10,23 @@
 // # One peer
 //
 // Addresses that resolve to one link-layer address share a peer, and a peer has
-// one connection to send on. A path to it is
+// one connection to send on. A path to the peer is
 //
-//	Miss    until the first packet, which opens a connection, and after one went
+//	Miss    while there is no connection: the next packet opens one
 //	UD      while a connection is being set up, during the pause after a failure,
 //	        and for good where the two ends have no mode in common
-//	Conn    while it is up
+//	Conn    while a connection is up
 //
 // Packets too large for UD wait in the peer's queue while a connection is on
 // its way; those that fit go by UD meanwhile (docs/ambiguities.md).
 //
 // # One port
 //
-// On Ethernet a link-layer address that is known can be sent to. On InfiniBand
-// ([Fabric]) the administrator is asked for the path to its port first, and packets
-// and connections wait for that; and the interface is up when the port has joined the
-// broadcast group, which says what the link is like. It is one machine: Ethernet has
-// every path at once.
+// On Ethernet a known link-layer address is all that sending takes. On InfiniBand
+// ([Fabric]) the subnet administrator is asked for the path to the port first, and packets
+// and connections wait for its answer. The interface is up there once the port has joined
+// the broadcast group, which says what the link is like. The machine is the same for both:
+// on Ethernet every path is known at once.
 //
 // Sources: RFC 4755, RFC 4391, docs/rfc4755.md and the decisions in docs/adr.
 package ipoib
@@ -51,7 +51,7 @@ import (
 	"ipoibcm/wire/ip"
 )
 
-// maxQueuedOctets bounds what waits for connections, all peers together.
+// maxQueuedOctets bounds the octets of packets that wait for connections to all peers together.
 const maxQueuedOctets = 64 << 20
 
 // An Interface is the machine. It is not safe for concurrent use.
@@ -62,21 +62,21 @@ type Interface struct {
 	link             encap.LinkAddr
 	pathMTU          ib.MTU
 	deviceMTU        int
-	ipv6             bool // the UD MTU allows it
+	ipv6             bool // the UD MTU allows IPv6
 	started, up      bool
-	active, shutdown bool // of the underlay; after Shutdown
-	atCapacity       bool // so few connections may still be made that none are offered
+	active, shutdown bool // the underlay is active; Shutdown or HandOver came
+	atCapacity       bool // few connections may still be made, so that no mode is announced
 
 	neigh  *neigh.Table
 	cm     *cm.Manager
 	group  *group.Machine
 	budget mtu.Budget // of UC receive rings
 
-	addrs addrs // on the device
+	addrs addrs // of the device
 
 	peers   peers
 	conns   conns
-	counted time.Time // when the data path last told what it counted; zero if it never did
+	counted time.Time // when the last Usage came; zero if none did
 
 	fib   *fib.Table
 	hops  hops
@@ -128,8 +128,8 @@ func (f *Interface) neighOptions() neigh.Options {
 	return o
 }
 
-// staleTime is how long an unused neighbour is kept: it must not take its connection
-// away before Idle does.
+// staleTime is how long an unused neighbour is kept. By default it is no shorter than Idle,
+// so that a connection does not lose its neighbour before it is idle.
 func (f *Interface) staleTime() time.Duration {
 	return cmp.Or(f.opt.Neigh.StaleTime, max(time.Minute, f.opt.idle()))
 }
@@ -209,7 +209,8 @@ func (f *Interface) handle(ev Event) {
 	}
 }
 
-// handleLeaving takes, after Shutdown, only what lets the DREQs complete.
+// handleLeaving takes the events after Shutdown or HandOver: only CM messages, events of fib
+// and Wake, so that the DREQs complete.
 func (f *Interface) handleLeaving(ev Event) {
 	switch ev := ev.(type) {
 	case RecvMAD:
@@ -225,8 +226,8 @@ func (f *Interface) handleLeaving(ev Event) {
 	}
 }
 
-// Deadline returns when the driver must send Wake; zero means never. After
-// Shutdown it is zero once every DREQ has been answered or given up.
+// Deadline returns when the driver must send Wake; zero means never. After Shutdown or
+// HandOver it is zero once every DREQ has been answered or given up.
 func (f *Interface) Deadline() time.Time {
 	if f.shutdown {
 		if f.cm.Disconnecting() > 0 {
@@ -252,8 +253,8 @@ func (f *Interface) note(n Note) {
 	f.do(n)
 }
 
-// start listens for connections. Both service IDs always (RFC 4755's and Linux's), also
-// while the link is down: a REJ 8 would tell peers that we are another kind.
+// start listens for connections on both service IDs (RFC 4755's and Linux's). They stay
+// listened on while the link is down: a REJ 8 would tell peers that we are of another kind.
 func (f *Interface) start() {
 	if f.started {
 		return
@@ -261,7 +262,7 @@ func (f *Interface) start() {
 	f.started = true
 	f.listen()
 	if f.fab == nil {
-		f.addLinkLocal() // else when the UD MTU is known
+		f.addLinkLocal() // on InfiniBand broadcastJoined does, when the UD MTU is known
 	}
 	f.startFabric()
 }
@@ -299,7 +300,7 @@ func (f *Interface) linkUp() {
 	f.opt.Memory = Memory{} // from now on we know better
 }
 
-// linkDown gives everything up that needs the link (RFC 4755 section 3.4).
+// linkDown gives up everything that needs the link (RFC 4755 section 3.4).
 func (f *Interface) linkDown(why string) {
 	if !f.up {
 		return
@@ -328,8 +329,8 @@ func (f *Interface) linkDown(why string) {
 	f.note(Note{Kind: NoteLink, Text: "interface down: " + why, Report: InterfaceDown})
 }
 
-// stop hangs up. The service IDs stay listened on: a late REQ is refused with
-// REJ 3, where a REJ 8 would look like that of another kind of peer.
+// stop closes all connections. The service IDs stay listened on, so that a late REQ is
+// refused with REJ 3: a REJ 8 would look like that of another kind of peer.
 func (f *Interface) stop() {
 	f.linkDown("the agent stops")
 	f.leaveFabric()
@@ -337,10 +338,9 @@ func (f *Interface) stop() {
 	f.shutdown = true
 }
 
-// advertise takes the modes out of what we announce before connections run out,
-// and back when there is room again. To a REQ that gets REJ 1 Linux
-// sends another with its next packet, and no packet; to flags of zero it sends
-// by UD.
+// advertise stops announcing modes before connections run out, and announces them again
+// when there is room. To refuse REQs is not enough: after a REJ 1 Linux sends another REQ
+// with its next packet, but not the packet. To a peer whose flags are zero Linux sends by UD.
 func (f *Interface) advertise() {
 	limit, full := f.opt.maxConns(), f.fullAt()
 	switch n := len(f.conns.byID); {
@@ -356,13 +356,14 @@ func (f *Interface) advertise() {
 	f.neighStep(neigh.SetFlags{Flags: f.announced().Flags})
 }
 
-// fullAt is how many connections are so many that no mode is announced any more.
+// fullAt is the number of connections from which on no mode is announced.
 func (f *Interface) fullAt() int { return f.opt.maxConns() - f.opt.maxConns()/16 }
 
-// leaveAt is how few they must be until modes are announced again.
+// leaveAt is the number of connections below which modes are announced again.
 func (f *Interface) leaveAt() int { return f.fullAt() - f.opt.maxConns()/16 }
 
-// announced is our link-layer address as peers hear it.
+// announced returns our link-layer address with the flags that peers are told: none at
+// capacity, or if REQs to our QP 1 reach somebody else.
 func (f *Interface) announced() encap.LinkAddr {
 	link := f.link
 	if f.atCapacity || f.foreignREQs() {
@@ -371,7 +372,7 @@ func (f *Interface) announced() encap.LinkAddr {
 	return link
 }
 
-// addrAdded hears of an address, whoever added it.
+// addrAdded takes an address that the device has got, whoever added it.
 func (f *Interface) addrAdded(p netip.Prefix) {
 	p = netip.PrefixFrom(p.Addr().Unmap().WithZone(""), p.Bits())
 	if !p.IsValid() {
@@ -409,14 +410,14 @@ func (f *Interface) addrRemoved(p netip.Prefix) {
 	f.note(Note{Kind: NoteAddr, Addr: a, Text: fmt.Sprintf("address %v removed", p)})
 	if f.up {
 		f.groupStep(group.DelAddr{Prefix: p})
-		if last { // it may be there with another length
+		if last { // the device may still have the address with another prefix length
 			f.neighStep(neigh.AddrRemoved{IP: a})
 		}
 	}
 }
 
-// setUDMTU has datagrams of up to n octets sent from now on; zero means as before.
-// Whether there is IPv6 on the link does not change any more.
+// setUDMTU makes n octets of IP the largest datagram; zero changes nothing. On a link with
+// IPv6 n is raised to 1280 at least, and a link without IPv6 does not get it.
 func (f *Interface) setUDMTU(n int) {
 	if f.ipv6 && n != 0 {
 		n = max(n, mtu.MinIPv6)
@@ -435,7 +436,7 @@ func (f *Interface) underlay(ev UnderlayChanged) {
 	moved := ev.Link.Key() != f.link.Key()
 	back := ev.Active && !f.active
 	f.active, f.pathMTU = ev.Active, cmp.Or(ev.PathMTU, f.pathMTU)
-	if f.fab == nil { // otherwise the broadcast group says it
+	if f.fab == nil { // on InfiniBand the broadcast group says the UD MTU
 		f.setUDMTU(ev.UDMTU)
 	}
 	f.probeAgain()

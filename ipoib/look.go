@@ -39,7 +39,7 @@ func (f *Interface) Status() Status {
 }
 
 // AllConns yields the connections in the record (RFC 4755 section 3.2) in no order, without Addrs,
-// and without Why unless it is asked for. Events may come between two: a connection that comes or
+// and with Why only if why is set. Steps may run between two yields: a connection that comes or
 // goes meanwhile is yielded or not.
 func (f *Interface) AllConns(why bool) iter.Seq[ConnInfo] {
 	return func(yield func(ConnInfo) bool) {
@@ -66,7 +66,7 @@ func (f *Interface) Conns() []ConnInfo {
 	return out
 }
 
-// connInfo tells of c, but for Addrs and Why.
+// connInfo describes c, without Addrs and Why.
 func (f *Interface) connInfo(c *conn) ConnInfo {
 	p := c.peer
 	i := ConnInfo{
@@ -87,12 +87,12 @@ func (f *Interface) connInfo(c *conn) ConnInfo {
 	return i
 }
 
-// CommIDs returns how many communication IDs the CM holds: those of Conns, and
-// those that are in timewait or remember a rejection.
+// CommIDs returns how many communication IDs the CM holds: those of connections, those in
+// timewait, and those of rejected requests.
 func (f *Interface) CommIDs() int { return f.cm.Len() }
 
-// AllNeighbours yields the neighbour cache in no order. Events may come between two: what
-// comes or goes meanwhile is yielded or not, and what goes and comes again may be twice.
+// AllNeighbours yields the neighbour cache in no order. Steps may run between two yields: an entry
+// that comes or goes meanwhile is yielded or not, and one that goes and comes again may be yielded twice.
 func (f *Interface) AllNeighbours() iter.Seq[NeighbourInfo] {
 	return func(yield func(NeighbourInfo) bool) {
 		for n := range f.neigh.All() {
@@ -108,7 +108,7 @@ func (f *Interface) Neighbours() []NeighbourInfo {
 	return slices.SortedFunc(f.AllNeighbours(), func(x, y NeighbourInfo) int { return x.Addr.Compare(y.Addr) })
 }
 
-// neighbourInfo tells of n.
+// neighbourInfo describes n.
 func (f *Interface) neighbourInfo(n *neigh.Neighbor) NeighbourInfo {
 	i := NeighbourInfo{Addr: n.IP, Link: n.LinkAddr, State: n.State.String(), Queued: n.QueuedPackets, QueuedOctets: n.QueuedOctets, Updated: n.Confirmed}
 	if !n.Lost.IsZero() {
@@ -122,8 +122,8 @@ func (f *Interface) neighbourInfo(n *neigh.Neighbor) NeighbourInfo {
 	return i
 }
 
-// Device returns the device as the kernel last told of it; its index is zero
-// before it first did.
+// Device returns the device as the kernel last described it. Its index is zero before the
+// kernel first has.
 func (f *Interface) Device() rtnl.Link { return f.fib.Link() }
 
 // Hops yields the next hops and groups that packets go to, as [fib.Table.Hops] does.
@@ -160,10 +160,10 @@ func (f *Interface) Groups() []GroupInfo {
 	return out
 }
 
-// Link returns the interface's link-layer address with the flags it announces.
+// Link returns the interface's link-layer address with the flags of Options.Mode.
 func (f *Interface) Link() encap.LinkAddr { return f.link }
 
-// modeName names what a path is, as the lists of peers and connections do.
+// modeName names the mode of a path of kind k, whose connection has transport t.
 func modeName(k fib.PathKind, t ib.Transport) string {
 	switch {
 	case k == fib.PathConn && t == ib.UC:

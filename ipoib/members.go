@@ -13,12 +13,12 @@ import (
 	"ipoibcm/wire/encap"
 )
 
-// SetMembers says who else is on the link. Who is not on the list any more gets no
-// copies of broadcasts; connections and neighbour entries go on.
+// SetMembers says which other hosts are on the link. A host that is not on the list any more
+// gets no copies of broadcasts; its connections and neighbour entries go on.
 type SetMembers struct {
 	Peers  []ib.GID // as Options.Peers
 	Copies bool     // as Options.Copies
-	// Hints say at which member an IP address is. The map must not change afterwards.
+	// Hints has the member at which an IP address is said to be. The map must not change afterwards.
 	Hints map[netip.Addr]ib.GID
 }
 
@@ -31,8 +31,8 @@ func (f *Interface) setMembers(ev SetMembers) {
 	f.watchFor(ev.Peers)
 	hints := make(map[netip.Addr]encap.LinkAddr, len(ev.Hints))
 	for a, g := range ev.Hints {
-		// The copy of a broadcast that this one host gets: unlike a UD QPN it is good
-		// after a restart.
+		// The query goes to this one host as its copy of a broadcast would: unlike a UD QPN that
+		// address still works after the host restarts.
 		hints[a] = encap.LinkAddr{QPN: ib.QPNMulticast, GID: g}
 	}
 	f.neighStep(neigh.SetHints{Hints: hints})
@@ -44,7 +44,7 @@ func (f *Interface) setMembers(ev SetMembers) {
 	f.groupStep(group.SetPeers{Peers: ev.Peers, Copies: ev.Copies})
 }
 
-// watchFor keeps when members were heard, and forgets it of others.
+// watchFor makes members the hosts of which we keep when they were last heard.
 func (f *Interface) watchFor(members []ib.GID) {
 	heard := make(map[ib.GID]time.Time, len(members))
 	for _, g := range members {
@@ -53,6 +53,6 @@ func (f *Interface) watchFor(members []ib.GID) {
 	f.answers.members = heard
 }
 
-// Heard says when each member was last heard; zero if it never was. What the data path
-// has counted is as old as the last Usage.
+// Heard returns when each member was last heard; zero if it never was. Packets that the data
+// path has received count from the next Usage on.
 func (f *Interface) Heard() map[ib.GID]time.Time { return maps.Clone(f.answers.members) }

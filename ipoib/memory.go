@@ -22,21 +22,21 @@ type KnownNeighbour struct {
 	Router bool
 }
 
-// A KnownPeer is which conventions a peer follows, and for how long that is remembered.
+// A KnownPeer says which conventions a peer follows, and for how long that is remembered.
 type KnownPeer struct {
 	Link   encap.LinkAddr // flags zero
 	Class  Class
 	Legacy bool          // a connection has proven ClassLegacy
-	Left   time.Duration // of ClassLegacy
-	// Via is the path of CM messages where the last connection came up; zero ViaLeft:
-	// none did of late.
+	Left   time.Duration // how long ClassLegacy is still remembered
+	// Via is the path of CM messages on which the last connection came up, remembered for ViaLeft.
+	// Zero ViaLeft means that none came up of late.
 	Via     CMPath
 	ViaLeft time.Duration
 }
 
-// HandOver ends the interface for a process that takes it over, with its link-layer
-// address: DREQ to all, and the kernel's routes as Shutdown leaves them. Neighbours,
-// groups and addresses stay.
+// HandOver ends the interface for a process that takes it over with its link-layer
+// address: DREQ to all, and the kernel's routes are left as Shutdown leaves them.
+// Neighbours, groups and addresses stay.
 type HandOver struct{}
 
 func (HandOver) event() {}
@@ -49,7 +49,7 @@ func (f *Interface) handOver() {
 	f.shutdown = true
 }
 
-// Memory returns what is known of others.
+// Memory returns what the interface knows of others.
 func (f *Interface) Memory() Memory {
 	var m Memory
 	for _, n := range f.neigh.Neighbors() {
@@ -67,7 +67,7 @@ func (f *Interface) Memory() Memory {
 	return m
 }
 
-// recall takes up what an earlier process knew. What is known already stays.
+// recall takes up what an earlier process knew. It changes nothing that is known already.
 func (f *Interface) recall(m Memory) {
 	for _, k := range m.Peers {
 		if !f.allows(k.Link.GID) || k.Link.Key() == f.link.Key() || len(f.peers.byLink) >= f.opt.maxPeers() {

@@ -17,24 +17,24 @@ import (
 	wire "ipoibcm/wire/sa"
 )
 
-// This file joins groups at the subnet administrator, which gives each its LID
-// (RFC 4391 sections 5 and 10). What package group joins, the port becomes a full
-// member of; what is only sent to, a member that sends.
+// This file joins groups at the subnet administrator, which gives each group its LID
+// (RFC 4391 sections 5 and 10). The port becomes a full member of the groups that package
+// group joins, and a send-only member of groups that packets are only sent to.
 
 // Bounds of groups that are only sent to.
 const (
 	maxSendOnly   = 256
-	maxGroupQueue = 16 // packets that wait for one of them
+	maxGroupQueue = 16 // packets that wait for one such group
 )
 
 // An mcGroup is a group that the port has joined, or is joining.
 type mcGroup struct {
 	mgid   ib.GID
-	member bool // the UD QP is to receive it; otherwise it is only sent to
+	member bool // the UD QP is to receive it; otherwise packets are only sent to it
 	record wire.MCMemberRecord
 	joined bool   // record says how the group is, and packets can be sent to it
 	gone   bool   // the administrator says that it does not exist
-	at     ib.LID // where the UD QP is attached; zero: nowhere
+	at     ib.LID // LID at which the UD QP is attached; zero means not attached
 	queue  [][]byte
 
 	lru.Links[mcGroup] // in fabric.sendOnly, unless member
@@ -50,7 +50,8 @@ func (f *Interface) broadcastMGID() ib.GID {
 	return group.BroadcastGID(f.opt.pkey(), group.DefaultScope)
 }
 
-// ownParams are those of a broadcast group that we make.
+// ownParams returns the parameters of a broadcast group that we create; zero without
+// Fabric.CreateBroadcast.
 func (f *Interface) ownParams() sa.Params {
 	if !f.fab.opt.CreateBroadcast {
 		return sa.Params{}
@@ -59,7 +60,7 @@ func (f *Interface) ownParams() sa.Params {
 	return sa.Params{QKey: f.opt.qkey(), MTU: m, Rate: ib.Rate10G}
 }
 
-// groupJoined takes what the administrator says of a group.
+// groupJoined takes what the administrator says of a group that the port has joined.
 func (f *Interface) groupJoined(r wire.MCMemberRecord) {
 	g := f.fab.groups[r.MGID]
 	if r.MGID == f.broadcastMGID() {
@@ -70,7 +71,7 @@ func (f *Interface) groupJoined(r wire.MCMemberRecord) {
 		f.broadcastJoined(r)
 		return
 	}
-	if g != nil { // else it has been left meanwhile
+	if g != nil { // otherwise we have left it meanwhile
 		f.takeGroup(g, r)
 	}
 }
@@ -103,7 +104,8 @@ func (f *Interface) attach(g *mcGroup) {
 	f.do(JoinGroup{MGID: g.mgid, MLID: g.at})
 }
 
-// broadcastJoined has the link be what the broadcast group says.
+// broadcastJoined takes Q_Key and UD MTU of the link from the broadcast group. The first time it
+// brings the link up; later it joins the other groups again if the parameters have changed.
 func (f *Interface) broadcastJoined(r wire.MCMemberRecord) {
 	b := f.fab
 	first, old := !b.joined, sa.ParamsOf(b.broadcast)
@@ -131,14 +133,14 @@ func (f *Interface) broadcastJoined(r wire.MCMemberRecord) {
 	if sa.ParamsOf(r) == old {
 		return
 	}
-	for _, g := range f.groupsInOrder() { // they are made like it
+	for _, g := range f.groupsInOrder() { // they have its parameters
 		if g.mgid != r.MGID {
 			f.joinAdmin(g)
 		}
 	}
 }
 
-// groupFailed is for a group that the port is no member of.
+// groupFailed takes the failure to join a group, or the loss of a membership.
 func (f *Interface) groupFailed(a sa.JoinFailed) {
 	why := a.Cause.String()
 	if a.Cause == sa.Refused {
@@ -170,7 +172,7 @@ func (f *Interface) groupFailed(a sa.JoinFailed) {
 	f.settleGroups()
 }
 
-// newGroup returns the record of a group.
+// newGroup makes the record of a group.
 func (f *Interface) newGroup(mgid ib.GID, member bool) *mcGroup {
 	g := &mcGroup{mgid: mgid, member: member}
 	f.fab.groups[mgid] = g
@@ -181,8 +183,8 @@ func (f *Interface) newGroup(mgid ib.GID, member bool) *mcGroup {
 	return g
 }
 
-// hearOfGroups subscribes to the traps that tell of groups made and gone, as who sends
-// to a group that it has not joined must (RFC 4391 section 10): 4391-10-3.
+// hearOfGroups subscribes to the traps about groups created and deleted, as a sender to groups
+// that it has not joined must (RFC 4391 section 10): 4391-10-3.
 func (f *Interface) hearOfGroups() {
 	if f.fab.traps || f.fab.opt.NoReports {
 		return
@@ -195,8 +197,8 @@ func (f *Interface) hearOfGroups() {
 
 var groupTraps = [...]wire.Trap{wire.TrapGroupCreated, wire.TrapGroupDeleted}
 
-// hearNoMore ends hearOfGroups. The administrator counts no subscriptions of a port
-// either.
+// hearNoMore ends the subscriptions of hearOfGroups, but not with Fabric.Shared: the
+// administrator does not count the subscriptions of a port either.
 func (f *Interface) hearNoMore() {
 	if !f.fab.traps || f.fab.opt.Shared {
 		return
@@ -209,7 +211,7 @@ func (f *Interface) hearNoMore() {
 // joinAdmin asks the administrator for g, as a member that receives or one that sends.
 func (f *Interface) joinAdmin(g *mcGroup) {
 	if g.mgid == f.broadcastMGID() {
-		return // that is joined from the beginning
+		return // startFabric has joined it
 	}
 	state := wire.SendOnlyFullMember
 	if g.member {
@@ -237,8 +239,8 @@ func (f *Interface) joinGroup(mgid ib.GID) {
 	f.joinAdmin(g)
 }
 
-// leaveGroup undoes joinGroup. The port stays in the broadcast group, which says
-// whether there is a link, until the end.
+// leaveGroup undoes joinGroup. The port stays in the broadcast group until leaveFabric, because
+// that group says whether there is a link.
 func (f *Interface) leaveGroup(mgid ib.GID) {
 	if f.fab == nil {
 		f.do(LeaveGroup{MGID: mgid})
@@ -257,7 +259,8 @@ func (f *Interface) leaveGroup(mgid ib.GID) {
 	}
 }
 
-// forgetGroup ends the port's membership of g, as far as it is ours to end.
+// forgetGroup drops g and ends the port's membership of it. With Fabric.Shared the
+// administrator is not told.
 func (f *Interface) forgetGroup(g *mcGroup) {
 	if !g.member {
 		f.fab.sendOnly.Remove(g)
@@ -269,7 +272,7 @@ func (f *Interface) forgetGroup(g *mcGroup) {
 	f.settleGroups()
 }
 
-// leaveFabric ends all memberships, the broadcast group's last.
+// leaveFabric ends all memberships, that of the broadcast group last.
 func (f *Interface) leaveFabric() {
 	if f.fab == nil {
 		return
@@ -297,8 +300,8 @@ func (f *Interface) groupKnown(mgid ib.GID) bool {
 	return g != nil && g.joined
 }
 
-// sendMulticast sends a frame to a group. On InfiniBand one that the port is no member
-// of is joined first, to send only (RFC 4391 section 10), and the packet waits.
+// sendMulticast sends a frame to a group. On InfiniBand a group that the port is no member
+// of is joined first, to send only (RFC 4391 section 10), and the frame waits.
 func (f *Interface) sendMulticast(mgid ib.GID, fr []byte) {
 	if f.groupKnown(mgid) {
 		f.do(SendUD{MGID: mgid, Frame: fr})
@@ -324,9 +327,9 @@ func (f *Interface) sendMulticast(mgid ib.GID, fr []byte) {
 	}
 }
 
-// toRouters sends what was for a group that does not exist to the group of all
-// routers, which may know hosts beyond the link that are in it; without that group
-// the packet goes nowhere (RFC 4391 section 10).
+// toRouters sends a frame for a group that does not exist to the group of all routers, which
+// may know hosts of g beyond the link. Without the group of all routers the frame is dropped
+// (RFC 4391 section 10).
 func (f *Interface) toRouters(g *mcGroup, fr []byte) {
 	routers := ip.AllRouters4
 	if encap.EtherType(fr[0])<<8|encap.EtherType(fr[1]) == encap.IPv6 {

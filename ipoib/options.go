@@ -25,7 +25,7 @@ const (
 	ModeUD               // no connections at all
 )
 
-// ParseMode reads what String prints.
+// ParseMode reads what [Mode.String] prints.
 func ParseMode(s string) (Mode, error) {
 	for m := ModeRC; m <= ModeUD; m++ {
 		if m.String() == s {
@@ -47,33 +47,33 @@ func (m Mode) Flags() encap.Flags {
 // every other zero value means the default that its comment names.
 type Options struct {
 	Link    encap.LinkAddr // our GID and UD QPN; flags are set from Mode
-	GUID    ib.GUID        // of this CA instance: another after each start
+	GUID    ib.GUID        // our CA GUID in CM messages
 	PathMTU ib.MTU         // of our port, for RC and UC
 	PKey    ib.PKey        // zero means 0xffff
-	QKey    ib.QKey        // of the link; zero means 0x00000b1b; shown only
+	QKey    ib.QKey        // zero means 0x00000b1b; shown on Ethernet, on InfiniBand that of a group that we create
 	SRQ     bool           // RC receives come from an SRQ: REQ and REP say so
 
 	// Fabric is what an InfiniBand port needs. Nil means that the link layer is Ethernet.
 	Fabric *Fabric
 
-	// Underlay4 is the one group that all others ride on where the underlay is
-	// IPv4 (docs/adr/0019-groups-on-an-underlay.md). Zero means 239.192.p.q with p.q the P_Key.
+	// Underlay4 is the one IPv4 group that carries all groups if the underlay is IPv4
+	// (docs/adr/0019-groups-on-an-underlay.md). Zero means 239.192.p.q with p.q the P_Key.
 	Underlay4 netip.Addr
 
-	// Peers makes the broadcast group a list of unicast peers, for underlays
-	// without multicast. Empty means that there is multicast, unless Copies says
-	// that it is a list all the same. SetMembers replaces both.
+	// Peers are the members that each get their own copy of a multicast packet by unicast, on
+	// underlays without multicast. An empty list means that there is multicast, unless Copies
+	// is set: then nobody is known yet. SetMembers replaces both.
 	Peers  []ib.GID
 	Copies bool
 
-	// Allow has the GIDs whose CM messages are taken. Empty means everybody's. Whose
-	// datagrams are is the data path's to know.
+	// Allow holds the GIDs whose CM messages are taken. Empty means everybody's. The data
+	// path has a set of its own for datagrams.
 	Allow ib.GIDSet
 
 	// Neigh and CM tune the parts; what this Interface knows itself (addresses,
 	// GUID, Rand, Log) is filled in and need not be given. A zero
-	// Neigh.StaleTime means the larger of 60 s and Idle here, so that an unused
-	// neighbour does not take its connection away before Idle does.
+	// Neigh.StaleTime means the larger of 60 s and Idle here, so that a connection
+	// does not lose its neighbour before it is idle.
 	Neigh neigh.Options
 	CM    cm.Options
 
@@ -81,17 +81,17 @@ type Options struct {
 
 	// CMTransport says which paths CM messages may take. Zero means CMAuto.
 	CMTransport CMTransport
-	// NoGSI says that QP 1 cannot be had: there is no RecvMAD, and CMAuto is
+	// NoGSI says that QP 1 cannot be had: no RecvMAD comes, and CMAuto acts as
 	// CMInband.
 	NoGSI bool
 
 	UDMTU      int  // octets of IP over UD; zero means 2044
-	UDAuto     bool // UDMTU was chosen for the underlay, and may change with it; for people
+	UDAuto     bool // UDMTU was chosen for the underlay, and may change with it; only shown
 	ReceiveMTU int  // octets with the 4-octet header; zero means 65524
 	DeviceMTU  int  // of the TUN in octets; zero means 65520
 
-	// BestMessage is the message that the provider sends at the least cost
-	// (verbs.Caps). Zero: no matter.
+	// BestMessage is the cheapest message size for the provider in octets, encapsulation header
+	// included (verbs.Caps). Our routes ask TCP for no larger messages. Zero sets no limit.
 	BestMessage int
 
 	// LinuxFirst asks a peer of unknown class for the 0x10 service ID first.
@@ -101,29 +101,29 @@ type Options struct {
 	// Zero means 5 minutes, negative never.
 	Idle time.Duration
 
-	// RetryMin and RetryMax bound the back-off after a failed attempt. Zero
-	// means 1 s and 60 s.
+	// RetryMin and RetryMax bound the pause after a failed attempt, before a random factor of
+	// 0.5 to 1.5. Zero means 1 s and 60 s.
 	RetryMin, RetryMax time.Duration
 
-	// MaxConns bounds connected QPs, dialling ones included. Zero means 1024. With
-	// 15 of 16 in use idle ones make room; where none is idle no mode is announced any
-	// more, so that peers use UD.
+	// MaxConns bounds connected QPs, dialling ones included. Zero means 1024. When 15 of 16
+	// are in use the connection used longest ago makes room if it is idle. Otherwise no mode
+	// is announced any more, so that peers use UD.
 	MaxConns int
 
 	// MaxPeers bounds records of link-layer addresses. Zero means 4096.
 	MaxPeers int
 
-	// QueuePackets and QueueOctets bound what waits for one connection. Zero
+	// QueuePackets and QueueOctets bound the packets that wait for one connection. Zero
 	// means 64 packets and 1 MiB; negative means nothing waits.
 	QueuePackets, QueueOctets int
 
-	// UCRing is how many receive buffers a UC connection has and UCBudget how
-	// many octets all of them may take before new ones are offered a Receive MTU
-	// of 16388 only. Zero means 16 and 64 MiB.
+	// UCRing is how many receive buffers a UC connection has. UCBudget is how many octets the
+	// buffers of all UC connections may take before a new one offers a Receive MTU of 16388
+	// only. Zero means 16 and 64 MiB.
 	UCRing, UCBudget int
 
-	// Memory is what an earlier process with this link-layer address knew of others,
-	// and goes on from there when the link first comes up. Zero: nothing.
+	// Memory is what an earlier process with this link-layer address knew of others. The
+	// interface takes it up when the link first comes up. Zero means that nothing is known.
 	Memory Memory
 
 	Rand *rand.Rand   // communication IDs, PSNs, jitter
@@ -145,8 +145,8 @@ func (o *Options) queueOctets() int        { return max(0, cmp.Or(o.QueueOctets,
 func (o *Options) ucRing() int             { return cmp.Or(o.UCRing, 16) }
 func (o *Options) ucBudget() int           { return cmp.Or(o.UCBudget, 64<<20) }
 
-// settled is the time settled, or Idle where that is less: as a rule the peer has the same, and closes
-// what is idle before we do.
+// settled returns the constant settled, or Idle if that is shorter, but 1 s at least. A peer has the same
+// Idle as a rule, and may close an idle connection before we do: that must not count as a failure.
 func (o *Options) settled() time.Duration {
 	if idle := o.idle(); idle > 0 {
 		return min(settled, max(idle, time.Second))

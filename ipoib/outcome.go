@@ -10,10 +10,10 @@ type Outcome uint8
 
 // Outcomes.
 const (
-	OutcomeDropped   Outcome = iota // nobody gets it
-	OutcomeUnknown                  // it waits for somebody who has not been asked, or has not answered yet
+	OutcomeDropped   Outcome = iota // nobody gets the packet
+	OutcomeUnknown                  // it waits for a next hop that has not been asked for, or has not answered yet
 	OutcomeElsewhere                // it goes by another device
-	OutcomeSent                     // it goes to a neighbour that is known, a group, or this host
+	OutcomeSent                     // it goes to a known neighbour, a group, or this host
 )
 
 // String prints dropped, unknown, elsewhere or sent.

@@ -15,7 +15,7 @@ import (
 	"ipoibcm/wire/nd"
 )
 
-// fromTUN forwards a packet that the data path could not.
+// fromTUN forwards a packet of the kernel that the data path could not forward.
 func (f *Interface) fromTUN(b []byte) {
 	f.count(nPackets)
 	if !f.up {
@@ -58,16 +58,16 @@ func (f *Interface) fromTUN(b []byte) {
 		f.insist(pkt)
 	}
 	if _, wanted := f.group.Table().MGIDFor(dst); f.group.Table().IsGroup(dst) &&
-		(!wanted || nd.KindOf(pkt) != nd.None || ip.IsReport(pkt) || ip.IsVRRP(pkt)) { // those come up each time
+		(!wanted || nd.KindOf(pkt) != nd.None || ip.IsReport(pkt) || ip.IsVRRP(pkt)) { // packets of these kinds come up each time
 		f.toGroup(dst, pkt)
 		return
 	}
 	f.resolve(pkt)
 }
 
-// insist takes a VRRP advertisement for the gratuitous ARP and unsolicited
-// advertisements that its sender has to send (RFC 9568 section 6.4.1) and that no program
-// can send by a TUN: another host may still have the addresses.
+// insist announces the addresses that a VRRP advertisement of this host names: another host may
+// still have them. The VRRP program would have to announce them itself (RFC 9568 section 6.4.1),
+// but no program can send gratuitous ARP or unsolicited advertisements by a TUN.
 func (f *Interface) insist(pkt []byte) {
 	for _, a := range ip.AppendVirtual(nil, pkt) {
 		if f.addrs.has(a) {
@@ -78,8 +78,8 @@ func (f *Interface) insist(pkt []byte) {
 	}
 }
 
-// addLink gives an RS, RA or Redirect from the kernel the link-layer option
-// that a TUN kernel cannot know.
+// addLink adds the link-layer address option to an RS, RA or Redirect from the kernel, which
+// knows no link-layer address of a TUN.
 func (f *Interface) addLink(pkt []byte) []byte {
 	link := f.announced()
 	if t, ok := nd.RedirectTarget(pkt); ok && !f.addrs.has(t) {
@@ -99,8 +99,8 @@ func (f *Interface) addLink(pkt []byte) []byte {
 	return out
 }
 
-// resolve asks fib for the next hop of pkt, and neigh for where that is. The
-// packet comes back in Deliver or Discard.
+// resolve asks fib for the next hop of pkt, and then neigh for the link-layer address of the
+// next hop. The packet comes back in neigh.Deliver or neigh.Discard.
 func (f *Interface) resolve(pkt []byte) {
 	if flow, ok := ip.FlowOf(pkt, f.fib.Fields()); ok {
 		f.fibStep(fib.Resolve{Flow: flow, Packet: pkt})
@@ -109,7 +109,7 @@ func (f *Interface) resolve(pkt []byte) {
 	f.count(dropMalformed)
 }
 
-// deliver sends a packet whose next hop a is at link.
+// deliver sends a packet to next hop a, which is at link.
 func (f *Interface) deliver(a netip.Addr, link encap.LinkAddr, pkt []byte) {
 	p := f.hops.peers[a]
 	if p == nil || p.key != link.Key() || nd.KindOf(pkt) != nd.None {
@@ -128,7 +128,7 @@ func (f *Interface) deliver(a netip.Addr, link encap.LinkAddr, pkt []byte) {
 	f.sendPeer(p, pkt)
 }
 
-// sendPeer sends pkt to p in whatever mode there is now, or keeps it until its
+// sendPeer sends pkt to p in the mode that there is now, or keeps it until p's
 // connection is up (RFC 4755 sections 7 and 7.2).
 func (f *Interface) sendPeer(p *peer, pkt []byte) {
 	dst, ok := ip.Dst(pkt)
@@ -160,7 +160,7 @@ func (f *Interface) sendPeer(p *peer, pkt []byte) {
 	}
 }
 
-// oversize fragments pkt, answers it or drops it, as d says.
+// oversize fragments pkt, answers it with a Too Big message from source, or drops it, as d says.
 func (f *Interface) oversize(d mtu.Decision, pkt []byte, source netip.Addr, send func([]byte)) {
 	switch d.Verdict {
 	case mtu.Fragment:
@@ -195,7 +195,7 @@ func (f *Interface) oversize(d mtu.Decision, pkt []byte, source netip.Addr, send
 // connections there are (RFC 4755 section 2.1).
 func (f *Interface) toGroup(dst netip.Addr, pkt []byte) {
 	if _, ok := f.group.Table().MGIDFor(dst); !ok {
-		f.count(dropNotWanted) // never leaves the host
+		f.count(dropNotWanted) // packets to this group never leave the host
 		return
 	}
 	send := func(pkt []byte) { f.sendGroup(dst, frame(pkt)) }
@@ -204,12 +204,12 @@ func (f *Interface) toGroup(dst netip.Addr, pkt []byte) {
 		send(pkt)
 		return
 	}
-	// The message needs a unicast source, and for IPv6 any will do.
+	// A Too Big message needs a unicast source, and for IPv6 any will do.
 	f.oversize(d, pkt, ip.LinkLocal(f.link.GID), send)
 }
 
-// sendGroup sends a frame to the MGID of dst, or to each peer of the list that
-// stands for it.
+// sendGroup sends a frame to the MGID of dst, or a copy to each peer if there is a list of
+// peers.
 func (f *Interface) sendGroup(dst netip.Addr, fr []byte) {
 	t := f.group.Table()
 	if g, ok := t.MGIDFor(dst); ok {
@@ -226,8 +226,8 @@ func (f *Interface) sendMGID(g ib.GID, fr []byte) {
 	f.sendCopies(peers, fr)
 }
 
-// sendUD sends an IP packet by UD. Only what fits comes here, but for packets
-// of the kernel's own making (RA) that cannot be cut.
+// sendUD sends an IP packet by UD. It drops a packet that is too large: as a rule that is
+// neighbour discovery of the kernel (RA), which cannot be fragmented.
 func (f *Interface) sendUD(link encap.LinkAddr, pkt []byte) {
 	if len(pkt) > f.opt.udMTU() {
 		f.count(dropOversize)
@@ -257,7 +257,7 @@ func df(pkt []byte) bool { return ip.Version(pkt) == 4 && ip.V4(pkt).DF() }
 func (f *Interface) fromFabric(ev RecvFrame) {
 	var h encap.Header
 	if isInband(ev) {
-		f.recvInband(ev) // also while the interface is down, as by QP 1
+		f.recvInband(ev) // also while the interface is down, as with MADs at QP 1
 		return
 	}
 	if !f.up {
@@ -283,12 +283,12 @@ func (f *Interface) fromFabric(ev RecvFrame) {
 	case h.Type == encap.PathProbe:
 		f.recvProbe(from, ev.Conn != 0, body)
 	case h.Type == encap.ARP && ev.Conn != 0:
-		f.count(dropARPOnConn) // no type of a connected QP (RFC 4755 section 4)
+		f.count(dropARPOnConn) // connected QPs carry no ARP (RFC 4755 section 4)
 	case h.Type == encap.ARP:
 		f.neighStep(neigh.RecvARP{From: from, Payload: body})
 	case h.Type == encap.IPv6 && f.ipv6:
 		if ev.Conn != 0 {
-			f.count(nNDOnConn) // Linux sends it so: accepted, answered by UD
+			f.count(nNDOnConn) // Linux sends ND so: we accept it, and answer by UD
 		}
 		f.recvND(from, body)
 	default:
@@ -296,14 +296,13 @@ func (f *Interface) fromFabric(ev RecvFrame) {
 	}
 }
 
-// isInband reports whether ev is a CM message in-band. On a connection there is
-// none.
+// isInband reports whether ev is a CM message in-band. Connections carry none.
 func isInband(ev RecvFrame) bool {
 	var h encap.Header
 	return ev.Conn == 0 && h.UnmarshalBinary(ev.Frame) == nil && h.Type == encap.InbandCM
 }
 
-// recvND sorts neighbour discovery from the fabric: neigh's, or the kernel's.
+// recvND hands neighbour discovery from the fabric to neigh (NS and NA) or to the kernel (the rest).
 func (f *Interface) recvND(from encap.LinkAddr, pkt []byte) {
 	switch nd.KindOf(pkt) {
 	case nd.None:

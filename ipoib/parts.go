@@ -15,9 +15,10 @@ import (
 // This file feeds the parts and turns their actions into ours. A part's action
 // may lead to another Step of the same part; by then its first Step is over.
 
+// confirmed says that the peer at key has received what we sent.
 func confirmed(key encap.LinkAddr) neigh.Event { return neigh.ConfirmedLink{LinkAddr: key} }
 
-// doubted is its opposite: what went to a peer had no answer.
+// doubted says that something sent to the peer at key had no answer.
 func doubted(key encap.LinkAddr) neigh.Event { return neigh.DoubtedLink{LinkAddr: key} }
 
 func (f *Interface) cmStep(ev cm.Event) {
@@ -88,8 +89,8 @@ func (f *Interface) onCM(a cm.Action) {
 	}
 }
 
-// proveByRTU takes private data in an RTU as proof of an RFC peer:
-// Linux sends none.
+// proveByRTU takes private data with the peer's UD QPN in an RTU as proof that the peer follows
+// RFC 4755: Linux sends none.
 func (f *Interface) proveByRTU(c *conn, b []byte) {
 	var pd encap.PrivateData
 	if pd.UnmarshalBinary(b) == nil && pd.QPN != 0 && pd.QPN == c.peer.key.QPN {
@@ -115,7 +116,7 @@ func (f *Interface) cmFailed(a cm.Failed) {
 	f.acceptFailed(c, why)
 }
 
-// cmNote passes on what the CM tells, with the interface's own names.
+// cmNote passes a note of the CM on, with our names of connection and peer.
 func (f *Interface) cmNote(a cm.Note) {
 	if a.Drop != cm.NotDropped && !f.mayTell() {
 		return
@@ -130,7 +131,7 @@ func (f *Interface) cmNote(a cm.Note) {
 	if c := f.conns.byHandle[a.Handle]; c != nil {
 		n.Conn, n.Peer = c.id, c.peer.key
 		if a.Dir == cm.Received && a.Inband && a.Drop == cm.NotDropped {
-			f.heardInband(c.peer) // only what it says of a connection that we have proves that it was it
+			f.heardInband(c.peer) // only a message about a connection on record proves that the peer sent it
 		}
 	}
 	n.Text = a.String()
@@ -213,8 +214,8 @@ func (f *Interface) groupStep(ev group.Event) {
 	}
 }
 
-// usage takes the data path's counts: who is in use, who is idle, and what RC
-// acknowledgements prove (RFC 4861 section 7.3.1).
+// usage takes the counts of the data path: they show which connections and neighbours are in
+// use, and RC acknowledgements prove that a neighbour is reachable (RFC 4861 section 7.3.1).
 func (f *Interface) usage(ev Usage) {
 	for _, u := range ev.Conns {
 		c := f.conns.byID[u.Conn]
@@ -255,9 +256,9 @@ func (f *Interface) usage(ev Usage) {
 		}
 	}
 	f.counted = f.now
-	for f.atCapacity && len(f.conns.byID) >= f.leaveAt() && f.letIdleGo() { // each ends one of them
+	for f.atCapacity && len(f.conns.byID) >= f.leaveAt() && f.letIdleGo() { // each call ends one connection
 	}
-	for _, c := range f.conns.byID { // in any order: it is wake that closes them
+	for _, c := range f.conns.byID { // in any order: only wake closes connections
 		f.arm(c.peer, f.idleEnd(c))
 	}
 }

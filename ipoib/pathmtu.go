@@ -7,18 +7,17 @@ import (
 	"ipoibcm/verbs"
 )
 
-// This file finds paths that carry less than their ends do, such as one through a
-// router with a smaller MTU, by what becomes of the connections on them (the black
-// holes of RFC 8899 section 4.3). An ICMP message would tell sooner, and anybody
-// can forge one.
+// This file finds paths that carry smaller packets than their ends do, such as one through a
+// router with a smaller MTU. It concludes that from the loss of connections (the black
+// holes of RFC 8899 section 4.3). An ICMP message would tell sooner, but anybody can forge one.
 
-// basePathMTU is what a path is taken to carry when larger packets seem to be
-// lost: it fits into the packets that every path of IPv6 carries.
+// basePathMTU is the path MTU that we ask for when larger packets seem to be lost: its
+// packets fit into the size that every path of IPv6 carries.
 const basePathMTU = ib.MTU1024
 
-// swallowed takes the end of c by status. It reports whether the path to the peer
+// swallowed takes the end of c with status. It reports whether the path to the peer
 // seems to lose large packets only: the handshake came through, what followed did
-// not. The next attempt then asks for a path MTU that every path carries.
+// not. The next attempt then asks for basePathMTU.
 func (f *Interface) swallowed(c *conn, status verbs.Status) bool {
 	p := c.peer
 	if status != verbs.RetryExceeded || c.trans != ib.RC || p.tx != c || f.served(c) {
@@ -36,7 +35,7 @@ func (f *Interface) swallowed(c *conn, status verbs.Status) bool {
 	return false
 }
 
-// forgetBlackHole takes back what swallowed has said of p: the size of packets was not
+// forgetBlackHole undoes what swallowed has set for p: the size of packets was not
 // the reason, or the path may have changed.
 func (f *Interface) forgetBlackHole(p *peer) {
 	if p.blackHole != 0 {
@@ -44,8 +43,9 @@ func (f *Interface) forgetBlackHole(p *peer) {
 	}
 }
 
-// acceptPath returns the largest path MTU that we accept in a REQ of the peer of c:
-// a peer that only receives may not know yet that larger packets are lost.
+// acceptPath returns the largest path MTU that we accept in a REQ of the peer of c. After a black
+// hole it is the one that we would ask for ourselves: the peer may only have received so far, and
+// not know that larger packets are lost.
 func (c *conn) acceptPath(port ib.MTU) ib.MTU {
 	if c.peer.blackHole != 0 && !c.oneWay() {
 		return c.reqPath(port)

@@ -22,11 +22,11 @@ const (
 	maxLegacyRx = 4
 	// maxQuickRetries bounds retries without a pause within one attempt.
 	maxQuickRetries = 4
-	// settled is how long a connection must have been up for its loss to count
-	// as a surprise, after which we may dial again at once.
+	// settled is how long a connection must have been up so that we may dial again at
+	// once after its loss.
 	settled = 5 * time.Second
 	// orphanGrace is how long a connection without a neighbour must have been
-	// silent before it goes: the peer may be sending to us all the time.
+	// silent before it is closed: the peer may still be sending to us.
 	orphanGrace = 30 * time.Second
 )
 
@@ -36,13 +36,13 @@ const (
 type peer struct {
 	key   encap.LinkAddr
 	addrs []netip.Addr // neighbours that resolve to it, sorted
-	flags encap.Flags  // of address resolution; zero before
-	// Small things stand together: there may be very many peers.
+	flags encap.Flags  // as address resolution told them; zero before
+	// Small fields stand together to save memory: there may be very many peers.
 
 	class      Class
 	listed     bool      // in peers.unused
-	legacy     bool      // a connection of the 0x10 form has proven it, and nothing the contrary
-	classUntil time.Time // of ClassLegacy
+	legacy     bool      // a connection of the 0x10 form has proven ClassLegacy, and nothing the contrary
+	classUntil time.Time // when ClassLegacy is forgotten
 
 	tx     *conn   // up, ours to send on; two-way unless legacy
 	rx     []*conn // legacy connections of the peer, receive only
@@ -60,16 +60,16 @@ type peer struct {
 	pathMTU   ib.MTU // path MTU to ask for instead of ours, after a REJ 26 or a black hole
 	blackHole ib.MTU // path MTU whose packets were lost, for which pathMTU was set; zero: none
 
-	// The path of CM messages: where the last connection came up, with the reason
-	// if it was in-band, and whether the attempt under way has turned to another.
+	// via is the path of CM messages on which the last connection came up, good until viaUntil.
+	// turned says that the attempt under way has turned to path turnedTo.
 	via      CMPath
 	turned   bool
 	turnedTo CMPath
 	viaUntil time.Time
-	// What is known of messages in-band to it.
-	inbandHeard   bool  // one came from it
-	inbandSilence int32 // attempts without any answer; 0 once inbandHeard
-	inbandAfter   time.Time
+	// CM messages in-band.
+	inbandHeard   bool      // one came from the peer
+	inbandSilence int32     // attempts in-band without any answer; 0 once inbandHeard
+	inbandAfter   time.Time // no attempt in-band before; zero means at any time
 
 	failures  int32
 	holdUntil time.Time // no attempt before
@@ -77,18 +77,19 @@ type peer struct {
 
 	udPackets uint64 // sent by UD, as the data path counted
 
-	search *pathmtu.Search // of what the path carries; nil: its packets are not probed
+	search *pathmtu.Search // for the largest packet that the path carries; nil means that it is not probed
 
-	touched time.Time
-	diag    *diagnostics // nil: nothing to tell
+	touched time.Time    // when the peer was last of use
+	diag    *diagnostics // nil means that there is nothing to tell
 
-	at time.Time // when the timer looks at it, early at worst
+	at time.Time // when wake looks at the peer: never later than something is due
 
 	timerheap.Slot  // in peers.timers
 	lru.Links[peer] // in peers.unused
 }
 
-// Diagnostics are what users are told of a peer, and nothing is decided by. Most peers have none.
+// Diagnostics are what users are told of a peer. Nothing is decided by them, except that endAttempt
+// looks at lowered. Most peers have none.
 type diagnostics struct {
 	lastREJ, lastFail, verdict, viaWhy string
 
@@ -103,7 +104,7 @@ func (p *peer) diagnostics() diagnostics {
 	return *p.diag
 }
 
-// diagnose returns the diagnostics of p to write in.
+// diagnose returns the diagnostics of p for changes.
 func (p *peer) diagnose() *diagnostics {
 	if p.diag == nil {
 		p.diag = new(diagnostics)
@@ -130,12 +131,12 @@ func (p *peer) sending() *conn {
 	return p.tx
 }
 
-// unused reports whether nothing hangs on p.
+// unused reports whether p has no neighbour, no connection and no attempt.
 func (p *peer) unused() bool {
 	return len(p.addrs) == 0 && p.tx == nil && len(p.rx) == 0 && p.accept == nil && !p.connecting()
 }
 
-// peer returns the record of key, made now if need be; nil if there is no room.
+// peer returns the record of key, and makes it if there is none; nil if there is no room.
 func (f *Interface) peer(key encap.LinkAddr) *peer {
 	key = key.Key()
 	p := f.peers.byLink[key]
@@ -154,7 +155,7 @@ func (f *Interface) peer(key encap.LinkAddr) *peer {
 	return p
 }
 
-// evictPeer forgets the peer that was unused for longest.
+// evictPeer forgets the peer that has been unused for longest, and reports whether there was one.
 func (f *Interface) evictPeer() bool {
 	for p := f.peers.unused.Oldest(); p != nil; p = f.peers.unused.Oldest() {
 		if p.unused() {
@@ -179,19 +180,19 @@ func (f *Interface) allPeers() []*peer {
 	return slices.SortedFunc(maps.Values(f.peers.byLink), func(a, b *peer) int { return a.key.Compare(b.key) })
 }
 
-// peers are the interfaces on record, which take part in connections or did.
+// peers are the peers on record.
 type peers struct {
 	byLink   map[encap.LinkAddr]*peer
 	timers   timerheap.Heap[peer, *peer]
 	unused   unusedPeers
-	queued   int // octets waiting for connections
+	queued   int // octets of packets that wait for connections
 	searches int // peers whose path is probed
 }
 
-// An unusedPeers is the peers that nothing hangs on, by when they were touched.
+// An unusedPeers lists the unused peers, the one touched longest ago first.
 type unusedPeers struct{ lru.List[peer, *peer] }
 
-// file puts p where it belongs: at the end if nothing hangs on it, else nowhere.
+// file puts p at the end of the list if it is unused, else takes it off.
 func (s *unusedPeers) file(p *peer) {
 	s.remove(p)
 	if p.unused() {
@@ -211,7 +212,7 @@ func (s *unusedPeers) remove(p *peer) {
 func (f *Interface) form(p *peer) serviceid.Form {
 	switch {
 	case f.cmVia(p) == ViaInband:
-		return serviceid.RFC // only our own agents know that
+		return serviceid.RFC // only our own kind knows messages in-band
 	case p.class == ClassLegacy && f.now.Before(p.classUntil):
 		return serviceid.Legacy
 	case p.class != ClassRFC && f.opt.LinuxFirst && !p.triedForm[serviceid.Legacy]:
@@ -237,7 +238,7 @@ func (f *Interface) setClass(p *peer, c Class, why string) {
 // 4755 section 3.1), UD if nothing is left or p's answers rule it out.
 func (f *Interface) transport(p *peer) ib.Transport {
 	common := f.opt.Mode.Flags() & p.flags.Known()
-	if p.flags.Known() == 0 && f.foreignREQs() { // it may be in the same position
+	if p.flags.Known() == 0 && f.foreignREQs() { // the peer may announce no mode for the same reason
 		common = f.opt.Mode.Flags()
 	}
 	switch {
@@ -282,15 +283,15 @@ func (f *Interface) takeQueue(p *peer) [][]byte {
 // dropQueue gives up what waits for p, because p itself is given up.
 func (f *Interface) dropQueue(p *peer) { f.n[dropQueueGone] += uint64(len(f.takeQueue(p))) }
 
-// fail ends an attempt. UD carries on; the next attempt comes after a pause
-// that doubles each time.
+// fail ends an attempt. Packets go by UD until the next attempt, which comes after a pause
+// that doubles with each failure.
 func (f *Interface) fail(p *peer, why string) {
 	pause := min(f.opt.retryMin()<<min(p.failures, 16), f.opt.retryMax())
 	pause = pause/2 + time.Duration(f.opt.Rand.Int64N(int64(pause))) // 0.5 to 1.5 of it
 	p.failures++
 	p.holdUntil = f.now.Add(pause)
 	if !f.gsi() && p.holdUntil.Before(p.inbandAfter) {
-		p.holdUntil = p.inbandAfter // there is no other way to ask
+		p.holdUntil = p.inbandAfter // REQs can go in-band only
 	}
 	f.arm(p, p.holdUntil)
 	p.diagnose().lastFail = why
@@ -302,7 +303,7 @@ func (f *Interface) fail(p *peer, why string) {
 	f.touch(p)
 }
 
-// endAttempt forgets what was tried.
+// endAttempt forgets what the attempt has tried, and lowered MTUs that are older than classMemory.
 func (f *Interface) endAttempt(p *peer) {
 	p.quick, p.triedForm, p.tried26, p.turned = 0, [3]bool{}, false, false
 	p.waitUntil = time.Time{}

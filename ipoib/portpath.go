@@ -14,21 +14,21 @@ import (
 
 // Bounds of what waits for paths.
 const (
-	// maxPathJobs is how many packets wait for one path. Linux keeps three; there may
-	// be several peers at a port of ours.
+	// maxPathJobs is how many packets wait for one path. Linux keeps three for one neighbour;
+	// here several peers may be at one port.
 	maxPathJobs = 16
-	// maxAllPathJobs is how many wait for all paths together.
+	// maxAllPathJobs is how many packets wait for all paths together.
 	maxAllPathJobs = 2048
 )
 
-// A portPath is the path to another port: the step between a link-layer address that
-// is known and the packets and connections that go there. On Ethernet the GID is the
-// whole of it; on InfiniBand the administrator is asked (RFC 4391 section 9.3.1).
+// A portPath is the path to another port. Packets and connections to a known link-layer address
+// need the path to its port. On Ethernet the GID is enough; on InfiniBand the administrator is
+// asked (RFC 4391 section 9.3.1).
 type portPath struct {
 	path  verbs.Path // DGID is set from the beginning
 	known bool
-	stale bool // it may have changed: used until the administrator has said so
-	asked bool
+	stale bool // path may have changed: it is used until the administrator has answered
+	asked bool // the administrator has been asked, and has not answered
 	jobs  []pathJob
 
 	lru.Links[portPath] // in fabric.unused
@@ -42,7 +42,7 @@ type pathJob struct {
 	packet []byte     // frame of a datagram, or IP packet
 }
 
-// pathKnown reports whether packets to the port can leave.
+// pathKnown reports whether the path to the port is known, so that packets can leave.
 func (f *Interface) pathKnown(dgid ib.GID) bool {
 	if f.fab == nil {
 		return true
@@ -51,7 +51,7 @@ func (f *Interface) pathKnown(dgid ib.GID) bool {
 	return p != nil && p.known
 }
 
-// takePath is pathKnown for a packet that is about to leave.
+// takePath is pathKnown for a packet that is about to leave: it notes that the path is used.
 func (f *Interface) takePath(dgid ib.GID) bool {
 	known := f.pathKnown(dgid)
 	if known && f.fab != nil {
@@ -60,7 +60,7 @@ func (f *Interface) takePath(dgid ib.GID) bool {
 	return known
 }
 
-// pathTo returns the path to a port: zero on Ethernet, and where it is not known.
+// pathTo returns the path to a port; zero on Ethernet, or if the path is not known.
 func (f *Interface) pathTo(dgid ib.GID) verbs.Path {
 	if f.pathKnown(dgid) && f.fab != nil {
 		return f.fab.paths[dgid].path
@@ -68,7 +68,7 @@ func (f *Interface) pathTo(dgid ib.GID) verbs.Path {
 	return verbs.Path{}
 }
 
-// usePath notes that p is of use, and asks for it again if it may have changed.
+// usePath notes that p is used now, and asks for it again if it may have changed.
 func (f *Interface) usePath(p *portPath) {
 	f.fab.unused.Remove(p)
 	f.fab.unused.Push(p)
@@ -116,7 +116,8 @@ func (f *Interface) wantPath(dgid ib.GID) {
 	}
 }
 
-// newPath makes room for a path; nil if all there may be are in question.
+// newPath makes the record of a path. If there are too many it replaces the one used longest ago
+// that is neither asked for nor waited for; without such a path it returns nil.
 func (f *Interface) newPath(dgid ib.GID) *portPath {
 	if len(f.fab.paths) >= f.opt.maxPeers() {
 		old := f.fab.unused.Oldest()
@@ -143,8 +144,8 @@ func (f *Interface) forgetPath(p *portPath) {
 	}
 }
 
-// askPath asks for p, unless that is going on. Without an administrator only who has
-// no path at all asks, and hears at once that there is none.
+// askPath asks the administrator for p, unless it has been asked already. While the administrator
+// is not ready a path that is known stays as it is; a query for any other fails at once.
 func (f *Interface) askPath(p *portPath) {
 	if p.asked || p.known && f.fab.state != sa.StateReady {
 		return
@@ -154,13 +155,13 @@ func (f *Interface) askPath(p *portPath) {
 	f.saStep(sa.Query{PathKey: f.pathKey(p)})
 }
 
-// pathKey is how a path is asked for: in the partition of the link, with its traffic
-// class, as Linux asks.
+// pathKey returns the key by which p is asked for: in the partition of the link, with the traffic
+// class of the broadcast group, as Linux asks.
 func (f *Interface) pathKey(p *portPath) sa.PathKey {
 	return sa.PathKey{DGID: p.path.DGID, PKey: f.opt.pkey() | ib.PKeyFull, TrafficClass: f.fab.broadcast.TrafficClass}
 }
 
-// askAgain asks for all paths that may have changed.
+// askAgain asks for all paths that may have changed, if the administrator is ready.
 func (f *Interface) askAgain() {
 	if f.fab.state != sa.StateReady {
 		return
@@ -172,8 +173,8 @@ func (f *Interface) askAgain() {
 	}
 }
 
-// pathsInOrder returns the paths, those not used for longest first: what is done to
-// all of them must not depend on the order of a map.
+// pathsInOrder returns the paths, the one used longest ago first: what is done to all of them
+// must not depend on the order of a map.
 func (f *Interface) pathsInOrder() (all []*portPath) {
 	for p := f.fab.unused.Oldest(); p != nil; p = p.Newer() {
 		all = append(all, p)
@@ -181,7 +182,7 @@ func (f *Interface) pathsInOrder() (all []*portPath) {
 	return all
 }
 
-// pathFound takes what the administrator says of a path.
+// pathFound takes a path from the administrator, and sends what has waited for it.
 func (f *Interface) pathFound(path verbs.Path) {
 	p := f.fab.paths[path.DGID]
 	if p == nil {
@@ -213,8 +214,8 @@ func pathText(p verbs.Path) string {
 	return s
 }
 
-// pathFailed gives up what waits for a path. One that was known goes on unless the
-// administrator says that there is none any more.
+// pathFailed drops what waits for a path. A path that was known stays in use unless the
+// administrator refuses it.
 func (f *Interface) pathFailed(a sa.PathFailed) {
 	p := f.fab.paths[a.Key.DGID]
 	if p == nil {
@@ -238,7 +239,7 @@ func (f *Interface) pathFailed(a sa.PathFailed) {
 	}
 }
 
-// losePath is for a path that leads nowhere any more.
+// losePath forgets a path that leads nowhere any more, and drops what waits for it.
 func (f *Interface) losePath(p *portPath) {
 	f.n[dropNoPath] += uint64(len(f.takeJobs(p)))
 	f.forgetPath(p)
@@ -271,7 +272,7 @@ func (f *Interface) touchPort(dgid ib.GID) {
 	}
 }
 
-// dropPaths gives up what waits for paths: the link is down.
+// dropPaths drops what waits for paths, because the link is down.
 func (f *Interface) dropPaths() {
 	if f.fab == nil {
 		return
@@ -281,13 +282,13 @@ func (f *Interface) dropPaths() {
 	}
 }
 
-// nameSender gives a MAD without a GRH the GID of the port that it came from, as far as
-// paths show it. A REQ says itself who sends it.
+// nameSender sets the remote GID of a MAD that came without a GRH: that of the known path whose
+// LID it came from. Without such a path it takes the GID that a REQ itself names.
 func (f *Interface) nameSender(m *verbs.MAD) {
 	if f.fab == nil || !m.Remote.IsZero() {
 		return
 	}
-	for _, p := range f.fab.paths { // at most one, but for ports with several GIDs
+	for _, p := range f.fab.paths { // at most one matches, except for ports with several GIDs
 		if p.known && p.path.DLID == m.Path.DLID && !p.path.GRH {
 			m.Remote = p.path.DGID
 			return

@@ -11,12 +11,12 @@ import (
 	"ipoibcm/wire/encap"
 )
 
-// This file has each peer's path probed whose queue pairs tell nothing of what is lost:
-// UC and UD (docs/adr/0030-probes-of-the-path.md). Datagrams are probed by datagrams, and a UC
+// This file probes the paths to peers over UC and UD, whose queue pairs do not notice losses
+// (docs/adr/0030-probes-of-the-path.md). Datagrams are probed by datagrams, and a UC
 // connection by a message that is one packet of its path MTU. Answers are short datagrams.
 
-// plateaus are MTUs that underlays have and hosts do not see (RFC 8899 section 5.3.2): of
-// Ethernet, PPPoE, VXLAN, WireGuard, and IPsec. A last one is that of IPv6 itself.
+// plateaus are MTUs in octets that underlays have and hosts do not see (RFC 8899 section 5.3.2): of
+// Ethernet, PPPoE, VXLAN, WireGuard, and IPsec.
 var plateaus = [...]int{1500, 1492, 1450, 1420, 1400}
 
 // probeSizes returns the sizes to search among for a peer that is reached over transport t, in
@@ -40,8 +40,8 @@ func (f *Interface) probeSizes(t ib.Transport) []int {
 	return slices.Compact(sizes)
 }
 
-// probe begins to probe the path to p, which is reached over transport t. On InfiniBand the
-// subnet administrator knows what a path carries.
+// probe begins to probe the path to p, which is reached over transport t. On InfiniBand nothing
+// is probed: the subnet administrator knows what a path carries.
 func (f *Interface) probe(p *peer, t ib.Transport) { f.probeAmong(p, f.probeSizes(t)) }
 
 func (f *Interface) probeAmong(p *peer, sizes []int) {
@@ -69,7 +69,7 @@ func (f *Interface) setSearch(p *peer, s *pathmtu.Search) {
 	}
 }
 
-// probeAgain begins again with peers whose sizes are others after a change of the underlay.
+// probeAgain begins the searches anew whose sizes have changed with the underlay.
 func (f *Interface) probeAgain() {
 	if f.peers.searches == 0 {
 		return
@@ -105,12 +105,12 @@ func (f *Interface) canProbe(p *peer) int {
 	return n
 }
 
-// probes sends what a search wants sent, and notes when it goes on.
+// probes sends the probes of p's search, and arms the timer for its next step.
 func (f *Interface) probes(p *peer, out []pathmtu.Probe) {
 	for _, pr := range out {
 		conn := pr.Octets > f.opt.udMTU()
 		if conn && (p.tx == nil || !p.search.Answered()) {
-			continue // what is no IP goes on connections to those only that know it
+			continue // a probe goes on a connection only if the peer is known to answer probes
 		}
 		b, _ := encap.Probe{Octets: pr.Octets, ID: pr.ID}.AppendBinary(nil)
 		fr := frameOf(encap.PathProbe, b)
@@ -132,7 +132,7 @@ func (p *peer) searchDue() time.Time {
 	return earliest(p.search.Deadline(), p.search.IdleAt())
 }
 
-// wakeSearch goes on with the search of p, whose timer is due.
+// wakeSearch goes on with the search of p, whose timer is due, or ends a search of no more use.
 func (f *Interface) wakeSearch(p *peer) {
 	s := p.search
 	at := s.IdleAt()
@@ -180,13 +180,13 @@ func (f *Interface) recvProbe(from encap.LinkAddr, conn bool, b []byte) {
 	}
 }
 
-// probedPath returns the path MTU that probes have found on the way to p; zero if they have
-// found none that is less than the port's.
+// probedPath returns the path MTU that probes have found on the way to p; zero if they have not
+// found that larger packets are lost.
 func (p *peer) probedPath() ib.MTU {
 	switch {
 	case p.search == nil || !p.search.Lowered():
 		return 0
-	case p.search.Octets() >= mtu.DefaultUD: // a datagram of that size has more around it
+	case p.search.Octets() >= mtu.DefaultUD: // a datagram of that size has longer headers than such a packet
 		return ib.MTU2048
 	}
 	return basePathMTU
@@ -200,8 +200,8 @@ func (f *Interface) udMTUTo(p *peer) int {
 	return f.udMTU()
 }
 
-// probesFound has what probes have found of the path to p in force: for datagrams at once, for a
-// connection by another one.
+// probesFound puts in force what probes have found of the path to p: for datagrams at once, for a
+// connection by replacing it if its path MTU does not fit.
 func (f *Interface) probesFound(p *peer) {
 	f.note(Note{Kind: NoteConn, Peer: p.key, Report: MTUChanged,
 		Text: fmt.Sprintf("probes have found that datagrams of up to %d octets reach it", f.udMTUTo(p))})
@@ -216,7 +216,7 @@ func (f *Interface) probesFound(p *peer) {
 		f.proven(c)
 		return
 	}
-	if used == now || c.trans == ib.RC && now < used { // what RC loses it notices by itself
+	if used == now || c.trans == ib.RC && now < used { // RC notices its losses by itself
 		return
 	}
 	if now < used {
@@ -228,14 +228,15 @@ func (f *Interface) probesFound(p *peer) {
 	}
 }
 
-// usedPath has the path to p confirmed, to which packets have gone. RC tells of its losses.
+// usedPath tells the search of p that packets have gone to p, so that it probes again when due. An
+// RC connection notices losses by itself, and needs that only if the search has lowered the size.
 func (f *Interface) usedPath(p *peer) {
 	if s := p.search; s != nil && (p.tx == nil || p.tx.trans != ib.RC || s.Lowered()) {
 		f.probes(p, s.Used(nil, f.now, f.opt.Rand.Uint64()))
 	}
 }
 
-// proven has packets go on c, of whose size a probe has been answered.
+// proven lets packets go on c: a probe of their size has been answered.
 func (f *Interface) proven(c *conn) {
 	c.unproven = false
 	for _, pkt := range f.takeQueue(c.peer) {

@@ -15,12 +15,12 @@ type Reconfigure struct {
 	Mode       Mode
 	ReceiveMTU int           // of new connections; zero means 65524
 	Idle       time.Duration // as Options.Idle
-	Allow      ib.GIDSet     // as Options.Allow; connections to others end
-	// AcceptAlways is that of Options.Neigh.
+	Allow      ib.GIDSet     // as Options.Allow; connections to other GIDs end
+	// AcceptAlways is as in Options.Neigh.
 	AcceptAlways bool
-	// MaxConns and MaxPeers are as in Options, and MaxPeers is Options.Neigh.MaxNeighbors too.
-	// Connections above a lower bound end with the next Usage in the order of their last use, as
-	// far as they are idle, and neighbours are forgotten as far as they are not in use.
+	// MaxConns and MaxPeers are as in Options, and MaxPeers sets Options.Neigh.MaxNeighbors too.
+	// Idle connections above a lower bound end with the next Usage, in the order of their last
+	// use. Peers and neighbours above a lower bound are forgotten at once if they are not in use.
 	MaxConns, MaxPeers int
 }
 
@@ -43,7 +43,7 @@ func (f *Interface) reconfigure(ev Reconfigure) {
 	f.link.Flags = ev.Mode.Flags()
 	f.neighStep(neigh.SetLinkAddr{LinkAddr: f.announced()})
 	for _, p := range f.peers.byLink {
-		f.touch(p) // what they can have with us may be another mode
+		f.touch(p) // another mode may be in common now
 	}
 }
 
@@ -56,10 +56,10 @@ func (f *Interface) relimit(ev Reconfigure) {
 	}
 }
 
-// allows reports whether the host at g may connect to us.
+// allows reports whether Options.Allow has g.
 func (f *Interface) allows(g ib.GID) bool { return f.opt.Allow.IsEmpty() || f.opt.Allow.Contains(g) }
 
-// expel ends what there is with peers that are not allowed any more.
+// expel ends connections, attempts and neighbour entries of peers that are not allowed any more.
 func (f *Interface) expel() {
 	for _, c := range f.conns.byAge() {
 		if !f.allows(c.peer.key.GID) {

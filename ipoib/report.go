@@ -1,7 +1,7 @@
 package ipoib
 
-// A Report is a kind of event that an operator acts on, or wants to find in the log
-// of a week. Text says more of each.
+// A Report is a kind of event that an operator acts on, or wants to find in the log. Note.Text
+// says more.
 type Report uint8
 
 // Reports, the urgent ones last.
@@ -13,13 +13,13 @@ const (
 	ConnectionRefused // by us, with a REJ
 	ConnectionFailed  // an attempt of ours
 	PeerMoved         // an address has another link-layer address
-	MTUChanged        // of the device, or of the path to a peer
+	MTUChanged        // of the device, of UD, or of the path to a peer
 	InterfaceUp
 	SubnetReady // the subnet administrator of an InfiniBand port answers
 	LimitLeft
 	InterfaceDown
 	DuplicateAddress
-	NoSubnetManager // of an InfiniBand port
+	NoSubnetManager // the InfiniBand port has no subnet manager
 	LimitReached
 )
 
@@ -30,7 +30,7 @@ var reportNames = [...]string{
 	SubnetReady: "subnet administrator answers", NoSubnetManager: "no subnet manager",
 }
 
-// String prints the message that a log has for it, a constant.
+// String prints the constant log message for r; "" for NoReport.
 func (r Report) String() string {
 	if int(r) >= len(reportNames) {
 		return ""
@@ -41,8 +41,7 @@ func (r Report) String() string {
 // Urgent reports whether somebody may have to act at once.
 func (r Report) Urgent() bool { return r >= InterfaceDown }
 
-// atLimit tells that something was refused because there are too many, within what
-// may be told.
+// atLimit notes that a limit was reached, unless too many notes were written of late (mayTell).
 func (f *Interface) atLimit(text string) {
 	if f.mayTell() {
 		f.note(Note{Kind: NoteLink, Text: text, Report: LimitReached})

@@ -9,18 +9,18 @@ import (
 	"ipoibcm/wire/encap"
 )
 
-// tellsPerSecond bounds the notes about what was dropped; as many again may come
-// at once. Each of them costs many times what the drop itself does, which a flood
-// would use, and nobody reads faster.
+// tellsPerSecond bounds the notes about what was dropped; twice as many may come at once. A note
+// costs many times what the drop itself does, so that a flood could use it, and nobody
+// reads faster.
 const tellsPerSecond = 64
 
-// tells is the budget of such notes.
+// tells is the budget of notes about drops.
 type tells struct {
-	used float64 // notes told and not yet paid for
-	at   time.Time
+	used float64   // notes written, less tellsPerSecond for each second since
+	at   time.Time // when used was last reduced
 }
 
-// mayTell reports whether one more drop may be told of. It counts what is not.
+// mayTell reports whether a note about one more drop may be written. It counts those that may not.
 func (f *Interface) mayTell() bool {
 	t := &f.tells
 	if d := f.now.Sub(t.at); d > 0 {
@@ -35,7 +35,7 @@ func (f *Interface) mayTell() bool {
 	return true
 }
 
-// refusals are the reasons of neigh that need more words than their names.
+// refusals has words for the reasons of neigh whose names say too little.
 var refusals = map[neigh.Drop]string{
 	neigh.DropSpoofed:     "the packet has another source",
 	neigh.DropBadSender:   "that is no address a host can have",

@@ -11,12 +11,12 @@ import (
 	"ipoibcm/sa"
 )
 
-// legacyReap is how long a legacy peer's own connection may be silent before we
-// take it as abandoned. Linux closes its own after 88 s; a DREQ from us would
-// cost it packets: its queue of a neighbour has room for three (ipoib.h).
+// legacyReap is how long a connection that a legacy peer opened may be silent before we
+// take it as abandoned. Linux closes its own after 88 s. A DREQ from us would
+// cost Linux packets: its queue for a neighbour has room for three (ipoib.h).
 const legacyReap = 10 * time.Minute
 
-// wake lets the parts and our own timers run that are due.
+// wake runs the timers of the parts and of peers that are due.
 func (f *Interface) wake() {
 	due := func(t time.Time) bool { return !t.IsZero() && !f.now.Before(t) }
 	if due(f.cm.Deadline()) {
@@ -81,16 +81,16 @@ func (f *Interface) wakePeer(p *peer, due func(time.Time) bool) {
 	}
 }
 
-// retire notes that p may be of no more use.
+// retire notes that p was of use until now: it is forgotten after classMemory if it stays unused.
 func (f *Interface) retire(p *peer) {
 	p.touched = f.now
 	f.arm(p, f.now.Add(classMemory))
 	f.peers.unused.file(p)
 }
 
-// idleAt returns when c is torn down if nothing uses it; zero means never, or when
-// the data path has next told what it counted: between two reports a connection in
-// use looks idle.
+// idleAt returns when c is torn down if nothing uses it; zero means never. It is also zero if that
+// time has passed but no Usage has come since: between two of them a connection in use looks idle,
+// and usage arms the timer again.
 func (f *Interface) idleAt(c *conn) time.Time {
 	t := f.idleEnd(c)
 	if !f.now.Before(t) && f.counted.Before(t) && !f.counted.IsZero() {
@@ -110,7 +110,7 @@ func (f *Interface) idleEnd(c *conn) time.Time {
 		}
 		return c.used.Add(max(legacyReap, 2*idle))
 	case len(c.peer.addrs) == 0 && (idle < 0 || idle > orphanGrace):
-		return c.used.Add(orphanGrace) // also where being idle is no reason to go
+		return c.used.Add(orphanGrace) // also if idle connections stay for ever
 	case idle < 0:
 		return time.Time{}
 	}
@@ -133,8 +133,8 @@ func (f *Interface) peerDue(p *peer) time.Time {
 	return t
 }
 
-// arm makes sure that wake looks at p at t; a zero t is never. Timers that move
-// away leave it early, which is harmless; looking at every peer is not.
+// arm makes sure that wake looks at p at t or earlier; a zero t changes nothing. If something
+// becomes due later than it was, wake still comes at the earlier time, which is harmless.
 func (f *Interface) arm(p *peer, t time.Time) {
 	if t.IsZero() || f.peers.byLink[p.key] != p || p.Armed() && !t.Before(p.at) {
 		return // it has been forgotten, or is looked at sooner
@@ -143,7 +143,7 @@ func (f *Interface) arm(p *peer, t time.Time) {
 	f.peers.timers.Set(p)
 }
 
-// firstPeer returns when wake is to look at a peer next; zero means never.
+// firstPeer returns when wake must look at a peer next; zero means never.
 func (f *Interface) firstPeer() time.Time {
 	if p := f.peers.timers.First(); p != nil {
 		return p.at
@@ -151,8 +151,7 @@ func (f *Interface) firstPeer() time.Time {
 	return time.Time{}
 }
 
-// Before orders peers by when wake is to look at them; of those due at once the lower
-// link-layer address comes first.
+// Before orders peers by when wake must look at them, then by link-layer address.
 func (p *peer) Before(o *peer) bool {
 	if c := p.at.Compare(o.at); c != 0 {
 		return c < 0

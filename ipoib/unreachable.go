@@ -9,37 +9,36 @@ import (
 )
 
 const (
-	// unreachableRate is how many messages a second tell of one neighbour that does
-	// not answer, beside one for each packet that waited for it. The kernel sends
+	// unreachableRate is how many messages a second this host gets about one neighbour that
+	// does not answer, beside one for each packet that waited for it. The kernel sends
 	// one for each of up to 101 packets that waited three seconds
 	// (arp_error_report, ndisc_error_report; unres_qlen_bytes of 212992 octets), and
 	// does not limit those to its own sockets (icmpv4_xrlim_allow: loopback).
-	// Here 64 packets wait, and 32 a second are refused in the hold-down after that.
+	// Here 64 packets wait, and 32 packets a second get a message in the hold-down after that.
 	unreachableRate = 32
-	// Towards other hosts the kernel sends one a second, six at once
-	// (icmp_ratelimit, XRLIM_BURST_FACTOR).
+	// forwardedRate is how many messages a second another host gets, forwardedBurst how many
+	// at once, as from the kernel (icmp_ratelimit, XRLIM_BURST_FACTOR).
 	forwardedRate, forwardedBurst = 1, 6
-	// maxUnreachable bounds the neighbours and senders whose rate is known. Others
-	// are not told.
+	// maxUnreachable bounds the neighbours, and the senders, with an allowance. There are no
+	// messages about or to others.
 	maxUnreachable = 1024
 )
 
-// unreachable tells senders, by ICMP, that a neighbour does not answer, but no
-// more often than the kernel would.
+// unreachable bounds the ICMP messages that tell senders that a neighbour does not answer: there
+// are no more than the kernel would send.
 type unreachable struct {
 	neighbours, senders map[netip.Addr]*allowance
 	swept               time.Time
 }
 
-// An allowance is how many messages have been sent of late: one goes off the
-// count in each of its intervals.
+// An allowance counts the messages sent of late to one sender, or about one neighbour.
 type allowance struct {
-	spent float64
-	at    time.Time
+	spent float64   // messages sent, less the rate for each second since
+	at    time.Time // when spent was last reduced
 }
 
-// unreached answers a packet that neigh gives up because nobody answers for its
-// next hop.
+// unreached answers a packet with ICMP if neigh drops it because nobody answers for its next
+// hop.
 func (f *Interface) unreached(a neigh.Discard) {
 	if a.Reason != neigh.DropUnresolved && a.Reason != neigh.DropHeldDown {
 		return
@@ -58,7 +57,7 @@ func (f *Interface) unreached(a neigh.Discard) {
 	f.do(WriteTUN{IP: out})
 }
 
-// allow reports whether sender src may be told of a. local says that it is this
+// allow reports whether sender src may be told of a. local says that the sender is this
 // host.
 func (u *unreachable) allow(now time.Time, a neigh.Discard, src netip.Addr, local bool) bool {
 	if u.neighbours == nil {
@@ -68,7 +67,7 @@ func (u *unreachable) allow(now time.Time, a neigh.Discard, src netip.Addr, loca
 		return u.take(u.senders, now, src, forwardedRate, forwardedBurst)
 	}
 	if a.Reason == neigh.DropUnresolved {
-		return true // as many as have waited, no more often than queries fail
+		return true // at most one for each packet that has waited, each time a resolution fails
 	}
 	return u.take(u.neighbours, now, a.IP, unreachableRate, unreachableRate)
 }
@@ -91,8 +90,8 @@ func (u *unreachable) take(m map[netip.Addr]*allowance, now time.Time, key netip
 	return true
 }
 
-// sweep forgets who has not been told anything for so long that there is nothing
-// to remember. It looks once a second at most.
+// sweep forgets allowances that have had no message for so long that nothing is spent. It runs
+// once a second at most, and reports whether it did.
 func (u *unreachable) sweep(now time.Time) bool {
 	if now.Sub(u.swept) < time.Second {
 		return false

@@ -10,48 +10,47 @@ import (
 // this file are all there are.
 type Action interface{ action() }
 
-// A Dest says where a UD packet goes. Exactly one of the first three is set.
+// A Dest says where a UD packet goes. Exactly one of the first three fields is set.
 type Dest struct {
 	Broadcast bool           // the broadcast-GID
 	Group     netip.Addr     // the MGID of this IP multicast group
 	LinkAddr  encap.LinkAddr // unicast to this QPN and GID; the flags do not matter
-	// Later says that nothing waits for it: detection of duplicates, announcements.
+	// Later says that nothing waits for the packet: it looks for duplicates, or announces an address.
 	Later bool
 }
 
-// SendUD sends Payload after an encapsulation header of EtherType, from the UD
-// queue pair, always (RFC 4755 section 7: never over a connection). The driver
-// owns Payload.
+// SendUD sends Payload after an encapsulation header of EtherType from the UD
+// queue pair, never over a connection (RFC 4755 section 7). The driver owns Payload.
 type SendUD struct {
 	To        Dest
 	EtherType encap.EtherType // ARP or IPv6
 	Payload   []byte
 }
 
-// Resolved says that IP is at LinkAddr. Deliver actions for what waited follow.
+// Resolved says that IP is at LinkAddr. A Deliver for each packet that waited follows.
 type Resolved struct {
 	IP       netip.Addr
 	LinkAddr encap.LinkAddr
 }
 
-// Changed says that a known neighbour has another link-layer address: a new UD
+// Changed says that a known neighbour has another link-layer address, such as a new UD
 // QPN after a restart, or other flags.
 type Changed struct {
 	IP       netip.Addr
 	Old, New encap.LinkAddr
 }
 
-// FlagsOnly reports whether it is the same interface that offers other modes.
+// FlagsOnly reports whether the interface is the same and only offers other modes.
 func (c Changed) FlagsOnly() bool { return c.Old.Key() == c.New.Key() }
 
-// Expired says that a known neighbour is no longer.
+// Expired says that a neighbour is no longer known.
 type Expired struct {
 	IP       netip.Addr
 	LinkAddr encap.LinkAddr
 	Reason   ExpireReason
 }
 
-// An ExpireReason says why a known neighbour went.
+// An ExpireReason says why a neighbour is no longer known.
 type ExpireReason uint8
 
 // Reasons to expire.
@@ -80,19 +79,19 @@ func (r ExpireReason) String() string {
 	return "none"
 }
 
-// Deliver hands back a packet that waited, or whose next hop was known already;
-// send it to LinkAddr. Packets of one neighbour come in the order they were given.
+// Deliver hands back a packet that waited, or whose next hop was known already. The driver
+// sends it to LinkAddr. Packets to one neighbour come in the order of their Resolve events.
 type Deliver struct {
 	IP       netip.Addr
 	LinkAddr encap.LinkAddr
 	Packet   []byte
 }
 
-// Failed says that nobody answered for IP; Discard actions for what waited follow.
-// An ICMP destination unreachable may be sent for those.
+// Failed says that nobody answered for IP. A Discard for each packet that waited follows; the
+// driver may answer it with an ICMP destination unreachable.
 type Failed struct{ IP netip.Addr }
 
-// Discard hands back a packet that will not be sent, and why. It is counted here.
+// Discard hands back a packet that will not be sent, and says why. The Table has counted it.
 type Discard struct {
 	IP     netip.Addr
 	Packet []byte
@@ -102,9 +101,9 @@ type Discard struct {
 // AddrVerified says that no duplicate of an own address was found.
 type AddrVerified struct{ IP netip.Addr }
 
-// Duplicate says that somebody else has this own address. Answers for it have
-// stopped; AddrVerified follows when a later detection finds it free. By is zero if
-// the other one did not say who it is. Yielded says that it had been verified, and
+// Duplicate says that somebody else has this own address. We do not answer for it any
+// more; AddrVerified follows when a later detection finds it free. By is zero if
+// the other host did not say who it is. Yielded says that the address had been verified, and
 // that another host claimed it twice in 10 s.
 type Duplicate struct {
 	IP      netip.Addr
@@ -113,23 +112,23 @@ type Duplicate struct {
 }
 
 // Conflict says that somebody else claims an own address that had been verified.
-// We keep it and defend it. It comes at most once in 10 s for one address.
+// We keep and defend the address. Conflict comes at most once in 10 s for one address.
 type Conflict struct {
 	IP netip.Addr
 	By encap.LinkAddr
 }
 
-// AskOther wants to know whether the host answers for IP, which is not on the
-// device ([rtnl.Conf.Answer]). The answer is OtherIs; without one nobody is told
-// anything about IP.
+// AskOther asks whether the host answers for IP, which is not on the
+// device ([rtnl.Conf.Answer]). The driver answers with OtherIs; until then we do not
+// answer for IP.
 type AskOther struct{ IP netip.Addr }
 
-// Refused says that a claim was dropped as false, and why: DropMalformed, DropSpoofed,
-// DropBadSender, DropLocked, DropStillThere, DropChallenges or DropNotOverride. It is counted here. A flood of
-// claims makes a flood of these.
+// Refused says that a claim was dropped, and why: DropMalformed, DropSpoofed, DropBadSender,
+// DropLocked, DropStillThere, DropChallenges or DropNotOverride. The Table has counted it. A
+// flood of claims makes a flood of these actions.
 type Refused struct {
-	IP      netip.Addr     // that the claim is about; zero if it could not be read
-	Claimed encap.LinkAddr // where it is said to be; zero if that was not said
+	IP      netip.Addr     // that the claim is about; zero if the packet could not be read
+	Claimed encap.LinkAddr // where IP is said to be; zero if the packet did not say
 	From    encap.LinkAddr // source of the packet
 	Reason  Drop
 }

@@ -16,16 +16,16 @@ const (
 	announces        = 2                // of an address (RFC 5227 section 1.1: ANNOUNCE_NUM)
 	announceInterval = 2 * time.Second  // ANNOUNCE_INTERVAL
 	defendInterval   = 10 * time.Second // DEFEND_INTERVAL
-	// claimRepeat is how long copies of one claim may follow it.
+	// claimRepeat is how long after a claim further ones count as copies of it.
 	claimRepeat = 100 * time.Millisecond
 
-	// The pauses between detections of an address found duplicate: the first is
-	// short, because of an address that moves both hosts have it for a moment; the
-	// longest is RFC 5227's RATE_LIMIT_INTERVAL.
+	// The pauses between detections of an address found duplicate. The first is
+	// short, because while an address moves both hosts have it for a moment. The
+	// longest is RATE_LIMIT_INTERVAL of RFC 5227.
 	firstPause   = time.Second
 	longestPause = time.Minute
-	// contestedTime is how long a host that wants an address of ours is remembered:
-	// longer than it pauses between detections.
+	// contestedTime is how long we remember that another host wants an address of ours:
+	// longer than that host pauses between its detections.
 	contestedTime = 2 * longestPause
 )
 
@@ -35,21 +35,21 @@ type ownAddr struct {
 	prefix netip.Prefix
 	state  AddrState
 
-	by        encap.LinkAddr
+	by        encap.LinkAddr // who else last claimed it
 	conflicts uint64
-	defended  time.Time
-	insisted  time.Time // when insist took it
-	announced time.Time // last
+	defended  time.Time // when we last defended it; zero if never since it was verified
+	insisted  time.Time // when insist took it into use
+	announced time.Time // when we last announced it
 	contested time.Time // when another host last looked for it, or claimed it
 	pauses    int       // after detections in a row that found it duplicate
 
-	probes    int // sent in this detection
-	announces int // still to send
+	probes    int // probes sent in this detection
+	announces int // announcements still to send
 	timer     timer
 }
 
 // addAddr takes an address into use at once and looks for duplicates meanwhile
-// (RFC 4429): the kernel that has it already uses it.
+// (RFC 4429), because the kernel already uses it.
 func (t *Table) addAddr(dst []Action, now time.Time, p netip.Prefix) []Action {
 	a := plain(p.Addr())
 	if !p.IsValid() || !unicast(a) {
@@ -84,16 +84,16 @@ func (t *Table) removeAddr(dst []Action, now time.Time, a netip.Addr) []Action {
 	t.timers.Stop(&o.timer)
 	delete(t.own, a)
 	if t.o.AskOthers {
-		// The kernel tells that an address goes before it has taken its local route away,
-		// and would say for a moment that the address is the host's.
+		// The kernel tells that an address goes before it has removed its local route, and
+		// would say for a moment that the host still has the address.
 		t.asked[a] = &other{until: now.Add(goneTime)}
 	}
 	t.addrs = slices.DeleteFunc(t.addrs, func(x *ownAddr) bool { return x == o })
 	if o.state != AddrReady || o.contested.IsZero() || now.Sub(o.contested) > contestedTime {
 		return dst
 	}
-	// Another host waits for it. A question from us says that we have it no more,
-	// and it need not wait until its pause is over.
+	// Another host waits for the address. A query of ours for it shows that host that we
+	// no longer have it, so that it need not wait until its pause is over.
 	src := t.source(a, netip.Addr{})
 	if src == nil {
 		return dst
@@ -102,8 +102,8 @@ func (t *Table) removeAddr(dst []Action, now time.Time, a netip.Addr) []Action {
 	return t.sendQuery(dst, src, a, Dest{Broadcast: true})
 }
 
-// reannounce tells everybody where our addresses are, and gives those found
-// duplicate, which may have been a misunderstanding, another chance.
+// reannounce announces our verified addresses, and begins detection anew for all others: those
+// found duplicate may be free now.
 func (t *Table) reannounce(dst []Action, now time.Time) []Action {
 	for _, o := range t.addrs {
 		if o.state == AddrReady {
@@ -116,8 +116,8 @@ func (t *Table) reannounce(dst []Action, now time.Time) []Action {
 	return dst
 }
 
-// setRouter changes the R flag. Neighbours that have us as a default router must
-// hear when we are none any more (RFC 4861 section 7.2.5).
+// setRouter changes the R flag and announces it. Neighbours that have us as a default router
+// must hear when we are no router any more (RFC 4861 section 7.2.5).
 func (t *Table) setRouter(dst []Action, now time.Time, on bool) []Action {
 	if t.router == on {
 		return dst
@@ -152,10 +152,10 @@ func (t *Table) addrTimer(dst []Action, now time.Time, o *ownAddr) []Action {
 	case o.probes >= t.o.dadProbes():
 		return t.verified(dst, now, o)
 	}
-	// The probes are quick, three instead of one, and without the random wait of
-	// RFC 4862: peers that hold our QPN of before a restart learn the new one
-	// only when the announcement follows. The fabric answers in microseconds; a
-	// lost broadcast is what three probes are for.
+	// There are three quick probes instead of one, without the random wait of
+	// RFC 4862: peers that have our QPN of before a restart learn the new one
+	// only from the announcement that follows. The fabric answers in microseconds.
+	// There are three probes because a broadcast may be lost.
 	o.probes++
 	t.n.DADProbes++
 	i := t.o.dadInterval()
@@ -196,11 +196,11 @@ func (t *Table) sendAnnouncement(dst []Action, now time.Time, o *ownAddr) []Acti
 	return t.sendNA(dst, nd.NewAnnouncement(o.ip, t.link, t.router), Dest{Group: ip.AllNodes, Later: true})
 }
 
-// claimed handles that somebody else says o is theirs. While detection runs that
-// decides against us. Afterwards the address is defended once. A second claim
-// within ten seconds is that of a host which insists: it has the address until a
-// detection finds it free again (RFC 5227 section 2.4 (b)), lest two hosts shout
-// at each other for ever. So the last to announce an address has it.
+// claimed handles a claim of another host to own address o. While detection runs we give o
+// up. Afterwards we defend it once. A host that claims o a second time within ten seconds
+// insists: we give o up until a detection finds it free again (RFC 5227 section 2.4 (b)),
+// because otherwise both hosts would announce it for ever. So the last to announce an address
+// has it.
 func (t *Table) claimed(dst []Action, now time.Time, o *ownAddr, by encap.LinkAddr) []Action {
 	o.by = by
 	switch o.state {
@@ -217,9 +217,9 @@ func (t *Table) claimed(dst []Action, now time.Time, o *ownAddr, by encap.LinkAd
 		switch last := now.Sub(o.defended); {
 		case o.defended.IsZero() || last >= defendInterval:
 		case last < claimRepeat || now.Sub(o.insisted) < defendInterval:
-			return dst // a copy; or it is the other host that has to yield
+			return dst // a copy of the last claim, or the other host has to yield
 		case t.o.dadProbes() == 0:
-			return dst // nothing would ever find it free
+			return dst // without detection nothing would ever find o free
 		default:
 			return t.duplicate(dst, now, o, true)
 		}
@@ -234,7 +234,7 @@ func (t *Table) claimed(dst []Action, now time.Time, o *ownAddr, by encap.LinkAd
 	return dst
 }
 
-// duplicate gives o up until a detection finds that nobody has it.
+// duplicate gives o up until a detection finds it free.
 func (t *Table) duplicate(dst []Action, now time.Time, o *ownAddr, yielded bool) []Action {
 	o.state, o.announces, o.pauses = AddrDuplicate, 0, 0
 	t.n.Duplicates++
@@ -243,8 +243,8 @@ func (t *Table) duplicate(dst []Action, now time.Time, o *ownAddr, yielded bool)
 	return append(dst, Duplicate{IP: o.ip, By: o.by, Yielded: yielded})
 }
 
-// pause waits before the next detection of a duplicate, longer each time. Half of
-// the pause is drawn, because two hosts that look at once both lose.
+// pause sets the timer for the next detection of a duplicate, later each time. Half of
+// the pause is random, because two hosts that detect at the same time both lose.
 func (t *Table) pause(now time.Time, o *ownAddr) {
 	p := min(firstPause<<min(o.pauses, 16), longestPause)
 	o.probes = 0
@@ -252,8 +252,8 @@ func (t *Table) pause(now time.Time, o *ownAddr) {
 	t.set(&o.timer, now.Add(p/2+time.Duration(t.o.Rand.Int64N(int64(p/2)+1))))
 }
 
-// released looks again at once for a duplicate whose other host has shown that it
-// does not have it, or that it is gone.
+// released begins a detection of duplicate o at once: the other host has shown that it does not
+// have the address, or is gone.
 func (t *Table) released(dst []Action, now time.Time, o *ownAddr) []Action {
 	if o.state != AddrDuplicate || o.detecting() {
 		return dst
@@ -261,7 +261,7 @@ func (t *Table) released(dst []Action, now time.Time, o *ownAddr) []Action {
 	return t.addrTimer(dst, now, o)
 }
 
-// releasedBy is released for all addresses that link has taken.
+// releasedBy calls released for all addresses that the host at link has claimed.
 func (t *Table) releasedBy(dst []Action, now time.Time, link encap.LinkAddr) []Action {
 	for _, o := range t.addrs {
 		if o.by.Key() == link.Key() {
@@ -271,10 +271,10 @@ func (t *Table) releasedBy(dst []Action, now time.Time, link encap.LinkAddr) []A
 	return dst
 }
 
-// insist takes o into use although another host may have it: this host says that
-// it is the one to have it. It is heard once in ten seconds, as a defence is. While
-// these last it announces the address again whenever it is told so: neighbours that
-// have just heard another claim do not listen to the first announcement.
+// insist takes o into use although another host may have it, because a program on this host
+// claims it. It does so once in ten seconds, as often as a defence. During these ten seconds
+// it announces a verified address again at each further Insist, at least 3/4 of lockTime apart:
+// neighbours that have just heard another claim ignore the first announcement.
 func (t *Table) insist(dst []Action, now time.Time, o *ownAddr) []Action {
 	if o == nil || !validLink(t.link) {
 		return dst
@@ -291,15 +291,15 @@ func (t *Table) insist(dst []Action, now time.Time, o *ownAddr) []Action {
 	return t.verified(dst, now, o)
 }
 
-// sourceOf returns the source of an IP packet, zero of anything else.
+// sourceOf returns the source of an IP packet; zero if pkt is none.
 func sourceOf(pkt []byte) netip.Addr {
 	src, _ := ip.Src(pkt)
 	return src
 }
 
-// source picks the own address to ask for target from: the source of the packet
-// that wants it (RFC 4861 section 7.2.2), else one of target's subnet, else any
-// of the family; duplicates never. src may be zero.
+// source picks the own address from which to ask for target: src, the source of the packet
+// that waits (RFC 4861 section 7.2.2), else an address in target's subnet, else any of the same
+// family, but never a duplicate. src may be zero. It returns nil if there is no such address.
 func (t *Table) source(target, src netip.Addr) *ownAddr {
 	if !validLink(t.link) {
 		return nil
@@ -328,7 +328,7 @@ func (t *Table) source(target, src netip.Addr) *ownAddr {
 	return best
 }
 
-// detecting reports whether detection of duplicates is under way.
+// detecting reports whether detection of duplicates is under way for o.
 func (o *ownAddr) detecting() bool {
 	return o.state == AddrOptimistic || o.state == AddrDuplicate && o.probes > 0
 }
@@ -338,8 +338,8 @@ func (o *ownAddr) usable(target netip.Addr) bool {
 	return o != nil && o.state != AddrDuplicate && o.ip.Is4() == target.Is4()
 }
 
-// validLink reports whether somebody can be at a: a port's GID, and a QPN that is
-// neither a management one nor that of multicast.
+// validLink reports whether an interface can have link-layer address a: its GID is that of a
+// port, and its QPN is not 0, 1 or that of multicast.
 func validLink(a encap.LinkAddr) bool {
 	return !a.GID.IsZero() && !a.GID.IsMulticast() && a.QPN > ib.QPNGSI && a.QPN < ib.QPNMulticast
 }

@@ -71,13 +71,13 @@ func (t *Table) answerARP(dst []Action, now time.Time, p arp.Packet, known bool)
 	}
 	probe := p.IsProbe()
 	if probe && o.detecting() {
-		// Both look for duplicates at once: neither may have it (RFC 5227
-		// section 2.1.1).
+		// Both hosts look for duplicates at the same time: neither may have the address
+		// (RFC 5227 section 2.1.1).
 		return t.claimed(dst, now, o, p.Sender)
 	}
 	if o.state == AddrDuplicate {
 		if !probe && p.Sender.Key() == o.by.Key() {
-			return t.released(dst, now, o) // who has it does not ask for it
+			return t.released(dst, now, o) // a host that has the address does not ask for it
 		}
 		t.drop(DropDuplicate)
 		return dst
@@ -86,7 +86,7 @@ func (t *Table) answerARP(dst []Action, now time.Time, p arp.Packet, known bool)
 		o.contested = now
 	}
 	if !known && !probe {
-		// Who asks for us is about to talk to us (RFC 826).
+		// A host that asks for us is about to talk to us (RFC 826).
 		dst = t.learn(dst, now, p.SenderIP, p.Sender)
 	}
 	t.n.Answers++

@@ -3,8 +3,8 @@ package neigh
 // A Drop says why a packet or a frame went no further.
 type Drop uint8
 
-// Reasons to drop. The first group concerns packets that wanted a next hop, the
-// second frames from the fabric.
+// Reasons to drop. The first group concerns packets that wait for a next hop, the
+// second frames from the fabric, our own addresses and questions to the driver.
 const (
 	DropQueuePackets Drop = iota // the neighbour's queue held MaxQueuedPackets
 	DropQueueOctets              // ... or MaxQueuedOctets
@@ -13,8 +13,8 @@ const (
 	DropHeldDown                 // nobody answered a moment ago
 	DropTableFull                // MaxNeighbors entries, all in use
 	DropNoSource                 // no own address of that family to ask from
-	DropNotUnicast               // not an address a neighbour can have
-	DropOwnAddress               // it is ours
+	DropNotUnicast               // the next hop is no address that a neighbour can have
+	DropOwnAddress               // the next hop is our own address
 	DropForgotten                // Forget, ForgetLink or Flush while waiting
 
 	DropMalformed    // not decodable, wrong checksum, hop limit not 255, ...
@@ -22,18 +22,18 @@ const (
 	DropSpoofed      // link-layer address and packet source differ
 	DropBadSender    // sender's IP or link-layer address is not a unicast one
 	DropNotForUs     // query for another host
-	DropDuplicate    // query for an address of ours that is duplicate
+	DropDuplicate    // query for an own address that is duplicate
 	DropUnsolicited  // answer for a neighbour we have no entry for
 	DropNoLinkAddr   // answer without the link-layer address we asked for
 	DropNotOverride  // advertisement that may not change what we know
-	DropLocked       // changed a moment ago; flapping claims are slowed down
+	DropLocked       // claim for a neighbour that has just changed, or that another claim is about
 	DropStillThere   // claim for a neighbour that still answers where it was
-	DropChallenges   // claim for a neighbour while as many are asked as may be
+	DropChallenges   // claim for a neighbour while maxChallenges others are being asked
 	DropRateSource   // more than SourceRate requests per second
 	DropRateAll      // more than RequestRate requests per second
-	DropLearnFull    // no room to remember the asker; it was answered
+	DropLearnFull    // no room to remember the host that asked; it was answered
 	DropOwnAddrsFull // more than MaxAddrs own addresses
-	DropAskFull      // too many questions for addresses that are not on the device
+	DropAskFull      // too many queries for addresses that are not on the device
 	numDrops
 )
 
@@ -88,19 +88,19 @@ func Drops() []Drop {
 type Counters struct {
 	Queries      uint64 `name:"queries"`       // ARP requests and NS for resolution, to the broadcast-GID or by a hint
 	Hinted       uint64 `name:"hinted"`        // queries and probes that went where a hint says
-	Probes       uint64 `name:"probes"`        // ... and unicast ones to known neighbours
-	DADProbes    uint64 `name:"dad_probes"`    // ... and those that look for duplicates
+	Probes       uint64 `name:"probes"`        // ARP requests and NS that ask known neighbours whether they are there
+	DADProbes    uint64 `name:"dad_probes"`    // ARP requests and NS that look for duplicates
 	Announces    uint64 `name:"announces"`     // gratuitous ARP and unsolicited NA sent
-	Answers      uint64 `name:"answers"`       // ARP replies and NA sent to those who asked
+	Answers      uint64 `name:"answers"`       // ARP replies and NA sent in answer to queries
 	OtherAnswers uint64 `name:"other_answers"` // of these, for addresses that are not on the device
 	RecvQueries  uint64 `name:"recv_queries"`  // ARP requests and NS received, good or bad
 	RecvAnswers  uint64 `name:"recv_answers"`  // ARP replies and NA received, good or bad
 	Resolved     uint64 `name:"resolved"`      // neighbours that became known
-	Changed      uint64 `name:"changed"`       // that changed their link-layer address
-	Challenges   uint64 `name:"challenges"`    // claims that they had, about which the old place was asked
-	Failed       uint64 `name:"failed"`        // that did not answer
-	Expired      uint64 `name:"expired"`       // that were known and went
-	Evicted      uint64 `name:"evicted"`       // of these, to make room
+	Changed      uint64 `name:"changed"`       // changes of a neighbour's link-layer address
+	Challenges   uint64 `name:"challenges"`    // claims that a neighbour moved, after which its old place was asked
+	Failed       uint64 `name:"failed"`        // resolutions without an answer
+	Expired      uint64 `name:"expired"`       // neighbours that are no longer known
+	Evicted      uint64 `name:"evicted"`       // entries, known or not, that made room
 	Conflicts    uint64 `name:"conflicts"`     // claims of our verified addresses by others
 	Duplicates   uint64 `name:"duplicates"`    // own addresses found to be duplicate
 	Drops        drops  `name:"drop_"`
@@ -109,5 +109,5 @@ type Counters struct {
 // drops are counters by Drop.
 type drops [numDrops]uint64
 
-// Name is that of a counter.
+// Name returns the name of counter d.
 func (*drops) Name(d int) string { return Drop(d).String() }

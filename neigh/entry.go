@@ -8,42 +8,42 @@ import (
 	"ipoibcm/wire/encap"
 )
 
-// lockTime is how long a changed link-layer address stays before a claim that no
-// probe asked for may change it again: two hosts with one address, or an impostor, cost at
+// lockTime is how long a changed link-layer address stays before a claim that does not answer a
+// probe may change it again: two hosts with one address, or an impostor, cost at
 // most one change, or one challenge, per second (RFC 4755 section 8). A first change that
-// keeps the GID is a host that restarted: it need not wait after a resolution.
+// keeps the GID means that the host restarted: it need not wait after a resolution.
 const lockTime = time.Second
 
-// linkProofTimes is how many reachable times the acknowledgements of a
-// connection stand for the address.
+// linkProofTimes is for how many reachable times after a neighbour's last own answer the
+// acknowledgements of a connection confirm the neighbour.
 const linkProofTimes = 2
 
-// maxFailedShare is which part of the table may be neighbours that did not
-// answer: a scan of absent hosts must not take the room of the others.
+// maxFailedShare is the divisor of MaxNeighbors that bounds the neighbours that did not answer to
+// a quarter of the table: a scan of absent hosts must not take the room of the others.
 const maxFailedShare = 4
 
-// evictScan bounds how many entries are looked at to make room for one.
+// evictScan bounds how many entries victim looks at.
 const evictScan = 64
 
-// An entry is one neighbour. There may be very many: what most of them do not
-// need is behind a pointer, and times are short.
+// An entry is one neighbour. There may be very many: what most entries do not need is behind a
+// pointer, and times are instants.
 type entry struct {
 	ip      netip.Addr
 	link    encap.LinkAddr // valid if state.Known()
 	state   State
 	router  bool
-	heard   bool  // it spoke first, and has neither been used nor confirmed since
-	held    bool  // StateFailed: nothing is asked until the hold-down is over
-	queries int32 // in this resolution or probing
+	heard   bool  // the neighbour spoke first, and has neither been used nor confirmed since
+	held    bool  // in StateFailed: nothing is asked until the hold-down is over
+	queries int32 // sent in this resolution or probing
 
 	since, confirmed, used instant
-	changed, moved         instant // when link was last set, and set anew
+	changed, moved         instant // when link was last set; when it last replaced another
 	answered               instant // when it last answered for ip itself
-	lost                   instant // when it first failed to answer; zero once it is known
+	lost                   instant // when it first failed to answer; zero while it is known
 
 	queue *queue // nil if nothing waits
-	rival *rival // where it is said to be; nil if nothing is
-	moves *moves // what was said of its moves; nil if it has not moved
+	rival *rival // another place where it is said to be; nil if there is none
+	moves *moves // what was logged of its moves; nil if nothing
 	timer timer
 
 	lru.Links[entry]        // in the list that listOf names
@@ -112,8 +112,8 @@ func (t *Table) discard(dst []Action, ip netip.Addr, pkt []byte, why Drop) []Act
 }
 
 // add makes an entry without state, evicting another if the table is full. It
-// returns nil if there is none to evict. heard says that nobody has asked for it:
-// its first word is all there is.
+// returns a nil entry if none can be evicted. heard says that nobody has asked for the neighbour:
+// it spoke first.
 func (t *Table) add(dst []Action, ip netip.Addr, heard bool) ([]Action, *entry) {
 	full := len(t.entries) >= t.o.maxNeighbors()
 	if full || heard && t.heard.Len() >= max(1, t.o.maxNeighbors()/2) {
@@ -135,7 +135,7 @@ func (t *Table) evict(dst []Action, e *entry) []Action {
 	return t.remove(dst, e, ExpireEvicted, DropUnresolved)
 }
 
-// shrink evicts what is above the bounds, which have changed.
+// shrink evicts entries above the bounds, which have changed.
 func (t *Table) shrink(dst []Action) []Action {
 	for t.heard.Len() > max(1, t.o.maxNeighbors()/2) {
 		dst = t.evict(dst, t.heard.Oldest())
@@ -143,17 +143,16 @@ func (t *Table) shrink(dst []Action) []Action {
 	for len(t.entries) > t.o.maxNeighbors() {
 		victim := t.victim()
 		if victim == nil {
-			return dst // those in use stay
+			return dst // entries in use stay
 		}
 		dst = t.evict(dst, victim)
 	}
 	return dst
 }
 
-// victim returns the entry to evict, nil if there is none. One that did not answer
-// goes first. One that was only ever heard of goes before any that has answered or
-// is in use, so that claims from forged sources replace each other. Of several it
-// is the oldest.
+// victim returns the entry to evict, nil if there is none: the oldest that did not answer, else
+// the oldest that was only heard of, so that claims from forged sources replace each other, else
+// a stale one among the evictScan entries used longest ago.
 func (t *Table) victim() *entry {
 	if e := t.failed.Oldest(); e != nil {
 		return e
@@ -163,7 +162,7 @@ func (t *Table) victim() *entry {
 	}
 	e := t.lru.Oldest()
 	for range evictScan {
-		// Those in use are in another state; those asked for have packets.
+		// Entries in use are in another state, and so are entries being resolved.
 		if e == nil || e.state == StateStale {
 			return e
 		}
@@ -183,7 +182,7 @@ func (t *Table) listOf(e *entry) *order {
 	return &t.lru
 }
 
-// settle notes that e is more than hearsay.
+// settle notes that e has been used or confirmed, and is not only heard of any more.
 func (t *Table) settle(e *entry) {
 	if e.heard {
 		t.heard.Remove(e)
@@ -192,7 +191,7 @@ func (t *Table) settle(e *entry) {
 	}
 }
 
-// recall takes up a neighbour from before.
+// recall takes up a neighbour that an earlier Table knew.
 func (t *Table) recall(dst []Action, now time.Time, ev Recall) []Action {
 	ip := plain(ev.IP)
 	if !unicast(ip) || t.own[ip] != nil || t.entries[ip] != nil || ev.LinkAddr.IsZero() ||
@@ -206,7 +205,7 @@ func (t *Table) recall(dst []Action, now time.Time, ev Recall) []Action {
 	return append(dst, Resolved{IP: ip, LinkAddr: ev.LinkAddr})
 }
 
-// setState enters s and sets the timer that leaves it.
+// setState puts e into state s and sets the timer for the end of that state.
 func (t *Table) setState(now time.Time, e *entry, s State) {
 	if e.state != s {
 		t.o.Log.Debug("neighbour state", "ip", e.ip, "from", e.state, "to", s)
@@ -216,7 +215,7 @@ func (t *Table) setState(now time.Time, e *entry, s State) {
 	}
 	switch s {
 	case StateIncomplete, StateProbe:
-		e.queries = 0 // query and probe set the timer
+		e.queries = 0 // query, probe and challenge set the timer
 	case StateReachable:
 		r := t.o.reachableTime()
 		t.set(&e.timer, now.Add(r/2+time.Duration(t.o.Rand.Int64N(int64(r)+1))))
@@ -229,7 +228,7 @@ func (t *Table) setState(now time.Time, e *entry, s State) {
 	}
 }
 
-// use notes traffic. A stale neighbour in use is on its way to being probed.
+// use notes traffic to e. A stale neighbour enters StateDelay, after which it is probed.
 func (t *Table) use(now time.Time, e *entry) {
 	e.used = t.instant(now)
 	t.settle(e)
@@ -244,14 +243,14 @@ func (t *Table) use(now time.Time, e *entry) {
 func (t *Table) confirm(now time.Time, e *entry) {
 	e.confirmed = t.instant(now)
 	t.settle(e)
-	if e.rival == nil { // else the probes go on: they ask where the address is
+	if e.rival == nil { // otherwise the probes of the challenge go on
 		t.setState(now, e, StateReachable)
 	}
 }
 
-// confirmLink notes proof that the interface behind a neighbour receives what we
-// send. It says nothing about the IP address, which the host may have given up:
-// every so often the neighbour has to answer for that itself.
+// confirmLink notes proof that the interface of a neighbour receives what we send. That says
+// nothing about the IP address, which the host may have given up: the neighbour must have
+// answered for that itself within linkProofTimes reachable times.
 func (t *Table) confirmLink(now time.Time, e *entry) {
 	if t.since(now, max(e.answered, e.changed)) < linkProofTimes*t.o.reachableTime() {
 		t.confirm(now, e)
@@ -267,12 +266,12 @@ func (t *Table) confirmAll(now time.Time, link encap.LinkAddr) {
 	}
 }
 
-// doubt probes a neighbour that was used of late, and has others probed when they
-// are used.
+// doubt probes e at once if it was used of late. Otherwise it makes e stale, so that e is probed
+// when it is used.
 func (t *Table) doubt(dst []Action, now time.Time, e *entry) []Action {
 	switch {
 	case e.state != StateReachable && e.state != StateStale && e.state != StateDelay:
-		return dst // being probed, or not known
+		return dst // e is being probed, or not known
 	case e.used == 0 || t.since(now, e.used) > t.o.reachableTime():
 		t.setState(now, e, StateStale)
 		return dst
@@ -309,8 +308,8 @@ func (t *Table) entryTimer(dst []Action, now time.Time, e *entry) []Action {
 	return dst
 }
 
-// query asks for an unknown neighbour: first where it is said to be, if that is
-// known, then everybody.
+// query asks for an unknown neighbour: the first query goes where a hint says, if there is one,
+// all others to everybody.
 func (t *Table) query(dst []Action, now time.Time, e *entry, src netip.Addr) []Action {
 	e.queries++
 	t.set(&e.timer, now.Add(t.o.retries()[e.queries-1]))
@@ -319,7 +318,7 @@ func (t *Table) query(dst []Action, now time.Time, e *entry, src netip.Addr) []A
 	}
 	a := t.source(e.ip, src)
 	if a == nil {
-		return dst // the address went; another may come before the last retry
+		return dst // our address is gone; another may come before the last retry
 	}
 	t.n.Queries++
 	if e.queries == 1 {
@@ -328,7 +327,7 @@ func (t *Table) query(dst []Action, now time.Time, e *entry, src netip.Addr) []A
 	return t.sendQuery(dst, a, e.ip, Dest{Broadcast: true})
 }
 
-// hinted returns where e is said to be; where nothing is said, that is everywhere.
+// hinted returns where a hint says that e is; without a hint the broadcast group.
 func (t *Table) hinted(e *entry) Dest {
 	at, ok := t.hints[e.ip]
 	if !ok || at.GID == t.link.GID {
@@ -338,9 +337,9 @@ func (t *Table) hinted(e *entry) Dest {
 	return Dest{LinkAddr: at}
 }
 
-// probe asks a known neighbour whether it is still there. The last probe goes to
-// everybody: after a restart it has another QPN (RFC 4391 section 9.4), and if
-// its announcements were lost, only a broadcast finds it before the entry goes.
+// probe asks a known neighbour whether it is still there. The last probe goes where a hint says,
+// or to everybody: after a restart the neighbour has another QPN (RFC 4391 section 9.4), and if
+// its announcements were lost, only such a probe finds it before the entry goes.
 func (t *Table) probe(dst []Action, now time.Time, e *entry) []Action {
 	e.queries++
 	t.set(&e.timer, now.Add(t.o.probeInterval()))
@@ -355,8 +354,8 @@ func (t *Table) probe(dst []Action, now time.Time, e *entry) []Action {
 	return t.sendQuery(dst, a, e.ip, Dest{LinkAddr: e.link})
 }
 
-// known takes a claim about a neighbour. solicited says that it answers a query
-// of ours, which proves that it received one.
+// known takes a claim that e is at link. solicited says that the claim answers a query
+// of ours, which proves that the neighbour received one.
 func (t *Table) known(dst []Action, now time.Time, e *entry, link encap.LinkAddr, solicited bool) []Action {
 	if !e.state.Known() {
 		return t.resolved(dst, now, e, link, solicited)
@@ -370,10 +369,10 @@ func (t *Table) known(dst []Action, now time.Time, e *entry, link encap.LinkAddr
 		}
 		return dst
 	case link.Key() == e.link.Key() && e.rival != nil:
-		return t.defended(dst, now, e) // its new flags can wait
+		return t.defended(dst, now, e) // new flags are taken at the next claim
 	case link.Key() == e.link.Key() || t.o.AcceptAlways || t.silent(e, solicited):
-		// Of two answers to one query the first counts; only a probe, which asks
-		// whether things have changed, may change them at any time.
+		// Of two answers to one query the first counts. Only the answer to a probe, which asks
+		// whether the address has changed, may change it at any time.
 		last := e.changed
 		if link.GID == e.link.GID {
 			last = e.moved
@@ -396,7 +395,7 @@ func (t *Table) resolved(dst []Action, now time.Time, e *entry, link encap.LinkA
 	case solicited:
 		t.confirm(now, e)
 	case e.queue != nil:
-		t.setState(now, e, StateDelay) // in use from its first moment
+		t.setState(now, e, StateDelay) // packets wait: it is in use
 	default:
 		t.setState(now, e, StateStale)
 	}
@@ -413,8 +412,8 @@ func (t *Table) setLink(now time.Time, e *entry, link encap.LinkAddr) {
 	t.index(e)
 }
 
-// fail ends a resolution without an answer. The entry stays for a while: at first
-// so that a host that is not there costs no broadcast per packet, then to be seen.
+// fail ends a resolution without an answer. The entry stays for a while: first so that an absent
+// host does not cost a broadcast for each packet, then so that users see it.
 func (t *Table) fail(dst []Action, now time.Time, e *entry) []Action {
 	t.n.Failed++
 	t.o.Log.Info("neighbour did not answer", "ip", e.ip, "queries", e.queries)
@@ -424,7 +423,7 @@ func (t *Table) fail(dst []Action, now time.Time, e *entry) []Action {
 }
 
 // unreachable ends the probing of a known neighbour without an answer. The next
-// packet asks everybody at once.
+// packet begins a resolution at once, without a hold-down.
 func (t *Table) unreachable(dst []Action, now time.Time, e *entry) []Action {
 	dst = t.expired(dst, e, ExpireUnreachable)
 	t.unindex(e)
@@ -445,7 +444,7 @@ func (t *Table) setFailed(dst []Action, now time.Time, e *entry, held bool) []Ac
 	return dst
 }
 
-// remove drops an entry; what waits for it comes back with why.
+// remove drops an entry. Packets that wait for it come back in Discard with why.
 func (t *Table) remove(dst []Action, e *entry, reason ExpireReason, why Drop) []Action {
 	if e.state.Known() {
 		dst = t.expired(dst, e, reason)
@@ -459,7 +458,7 @@ func (t *Table) remove(dst []Action, e *entry, reason ExpireReason, why Drop) []
 	return dst
 }
 
-// expired tells that a known neighbour is no longer.
+// expired tells that a neighbour is no longer known.
 func (t *Table) expired(dst []Action, e *entry, reason ExpireReason) []Action {
 	t.n.Expired++
 	t.o.Log.Info("neighbour expired", "ip", e.ip, "link", e.link, "reason", reason)

@@ -12,55 +12,55 @@ import (
 type Event interface{ event() }
 
 // Resolve asks for the link-layer address of next hop IP. Packet, if not nil,
-// waits for it; it is opaque here but for its length and, where it is an IP
-// packet, its source address. The Table owns it until it comes back in exactly
-// one Deliver or Discard, possibly of the same Step. Resolve counts as a use.
+// waits for the answer. The Table reads only its length and, if it is an IP packet, its source
+// address. The Table owns Packet until it comes back in exactly one Deliver or Discard, possibly
+// of the same Step. Resolve counts as a use.
 type Resolve struct {
 	IP     netip.Addr
 	Packet []byte
-	Source netip.Addr // without Packet: of the packets that will follow; may be zero
+	Source netip.Addr // if Packet is nil: the source of the packets that will follow; may be zero
 }
 
-// Recall puts a neighbour into the table that an earlier Table of this interface knew,
-// as if it had not been used since: it is probed once it is. An entry that is there, and
-// our own addresses, stay as they are, and a full table takes no more.
+// Recall puts a neighbour into the table that an earlier Table of this interface knew. The entry
+// is stale, so that it is probed once it is used. Recall changes nothing if IP has an entry or is
+// an own address, or if the table is full.
 type Recall struct {
 	IP       netip.Addr
 	LinkAddr encap.LinkAddr
 	Router   bool
 }
 
-// Used says that packets went to neighbour IP without asking the Table. Tell it
-// every second or so for neighbours with traffic: unused entries expire, used
-// ones are probed when their confirmation has aged.
+// Used says that packets went to neighbour IP without a Resolve. The driver sends it
+// every second or so for neighbours with traffic: unused entries expire, and used
+// entries are probed when their confirmation has aged.
 type Used struct{ IP netip.Addr }
 
 // Confirmed says that neighbour IP demonstrably received something lately: an RC
 // acknowledgement, a REP, forward progress of TCP (RFC 4861 section 7.3.1).
 type Confirmed struct{ IP netip.Addr }
 
-// ConfirmedLink is Confirmed for every neighbour with this link-layer address;
-// the flags do not count. It proves the interface, not the IP address, and so
-// stands for an answer only for two reachable times after the last one.
+// ConfirmedLink is Confirmed for every neighbour with this link-layer address, flags ignored.
+// It proves that the interface is there, but not that the interface has the IP address. So it
+// counts only for two reachable times after the neighbour's last own answer.
 type ConfirmedLink struct{ LinkAddr encap.LinkAddr }
 
-// DoubtedLink says that something which went to this link-layer address, its flags
-// not counted, had no answer at all: an RC connection whose retries are exceeded, a
-// REQ. Neighbours there that are in use are probed at once, as if they had been
-// stale: their announcement of another GID may have been lost.
+// DoubtedLink says that nothing came back from this link-layer address, flags ignored: the
+// retries of an RC connection were exceeded, or a REQ had no answer. Neighbours there that were
+// used of late are probed at once, the others when they are used: their announcement of another
+// address may have been lost.
 type DoubtedLink struct{ LinkAddr encap.LinkAddr }
 
 // Forget drops the entry of IP, known or failed; packets that wait for it come
 // back in Discard. The next Resolve asks again.
 type Forget struct{ IP netip.Addr }
 
-// ForgetLink drops every entry with this link-layer address, flags not counted:
-// a REJ 8 with another UD QPN said that it is out of date.
+// ForgetLink drops every entry with this link-layer address, flags ignored: the address is out
+// of date, because a REJ 8 named another UD QPN, or its host is not allowed any more.
 type ForgetLink struct{ LinkAddr encap.LinkAddr }
 
-// SetHints replaces what is said elsewhere of where neighbours are. A first query goes
-// there, and to everybody when it has no answer. A hint is where to ask; it is never
-// believed. The map must not change afterwards.
+// SetHints replaces the hints. A hint is the link-layer address at which an IP address is said to
+// be. The first query for the IP address goes there, and the next to everybody. A hint only says
+// where to ask; it is never taken for an answer. The map must not change afterwards.
 type SetHints struct {
 	Hints map[netip.Addr]encap.LinkAddr
 }
@@ -69,16 +69,16 @@ type SetHints struct {
 type Flush struct{}
 
 // RecvARP is an ARP packet, without the encapsulation header. From is the source
-// of the UD packet (flags zero); a zero GID means that it had no GRH and is not
-// known.
+// of the UD packet (flags zero). A zero GID means that the packet had no GRH, so that its source
+// is not known.
 type RecvARP struct {
 	From    encap.LinkAddr
 	Payload []byte
 }
 
 // RecvND is an IPv6 packet that holds a Neighbor Solicitation or Advertisement
-// from the fabric, from its IPv6 header on. From is as in RecvARP; for one that
-// came over a connection it is that neighbour's address.
+// from the fabric, from its IPv6 header on. From is as in RecvARP; for a packet that
+// came over a connection it is the link-layer address of the peer.
 type RecvND struct {
 	From    encap.LinkAddr
 	Payload []byte
@@ -88,22 +88,22 @@ type RecvND struct {
 // keeps the host bits. Adding it again changes only the prefix length.
 type AddrAdded struct{ Prefix netip.Prefix }
 
-// Insist says that this host claims an own address by other means, such as VRRP,
-// so that it is taken into use and announced though another host has it.
+// Insist says that this host claims an own address by other means, such as VRRP. The Table takes
+// the address into use and announces it although another host may have it.
 type Insist struct{ IP netip.Addr }
 
-// AddrRemoved says that it no longer is.
+// AddrRemoved says that an address is no longer on the device.
 type AddrRemoved struct{ IP netip.Addr }
 
 // SetLinkAddr changes our own link-layer address (new UD QPN, GID or flags) and
 // announces every address again if it differs.
 type SetLinkAddr struct{ LinkAddr encap.LinkAddr }
 
-// SetFlags changes only the flags of what we say our link-layer address is, from
-// the next message on. Nothing is announced: peers hear of it when they ask.
+// SetFlags changes only the flags of our link-layer address, from the next message on. Nothing
+// is announced: peers hear of the new flags when they ask.
 type SetFlags struct{ Flags encap.Flags }
 
-// OtherIs answers AskOther. It holds for five seconds.
+// OtherIs answers AskOther. The answer holds for five seconds.
 type OtherIs struct {
 	IP     netip.Addr
 	Answer rtnl.Answering
@@ -117,14 +117,14 @@ type SetRouter struct{ On bool }
 type SetStaleTime struct{ After time.Duration }
 
 // SetPolicy changes Options.AcceptAlways and Options.MaxNeighbors. Entries above a lower bound are
-// evicted as far as they may be, in the order in which new ones would take their place.
+// evicted, except those in use, in the order in which new entries would replace them.
 type SetPolicy struct {
 	AcceptAlways bool
 	MaxNeighbors int
 }
 
-// Reannounce announces every address again and looks again whether those found
-// duplicate still are: the underlay is back.
+// Reannounce says that the underlay is back: the Table announces every verified address again, and
+// looks for duplicates of all others anew.
 type Reannounce struct{}
 
 // Wake says that Deadline has passed. Spurious ones are harmless.

@@ -2,12 +2,12 @@ package neigh
 
 import "time"
 
-// An instant is a time in a third of the room: nanoseconds since the base of the
-// Table. Zero is never.
+// An instant is a time in nanoseconds since the base of the Table, in a third of the room of a
+// time.Time. Zero is never.
 type instant int64
 
-// before is how long the base lies before the first Step, so that clocks may go
-// back; monotonic readings stay what they are.
+// before is how long the base lies before the first Step, so that instants stay positive if a
+// clock goes back.
 const before = 50 * 365 * 24 * time.Hour
 
 func (t *Table) instant(at time.Time) instant {
@@ -17,7 +17,7 @@ func (t *Table) instant(at time.Time) instant {
 	return instant(max(1, at.Sub(t.base)))
 }
 
-// time returns the time of i, which is zero for never.
+// time returns the time of i; the zero time if i is never.
 func (t *Table) time(i instant) time.Time {
 	if i == 0 {
 		return time.Time{}

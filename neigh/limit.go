@@ -7,11 +7,11 @@ import (
 	"ipoibcm/wire/encap"
 )
 
-// maxSources bounds the sources whose rate is known one by one. The others
-// share one allowance, so a flood from forged addresses starves only them.
+// maxSources bounds the sources with a bucket of their own. All other sources share
+// one bucket, so that a flood from forged addresses starves only those.
 const maxSources = 1024
 
-// A limiter bounds the requests we act on, by source and in all.
+// A limiter bounds the requests that we act on, from each source and in all.
 type limiter struct {
 	all, other       ratelimit.Bucket
 	rate, sourceRate int

@@ -27,9 +27,9 @@ func (t *Table) sendNA(dst []Action, m nd.NA, to Dest) []Action {
 	return append(dst, SendUD{To: to, EtherType: encap.IPv6, Payload: b})
 }
 
-// sendQuery asks for target from own address a, in either protocol. A
+// sendQuery asks for target from own address a, by ARP or by a solicitation. A
 // solicitation for resolution goes to the broadcast-GID (RFC 4755 section 3)
-// though its IPv6 destination is the solicited-node group.
+// although its IPv6 destination is the solicited-node group.
 func (t *Table) sendQuery(dst []Action, a *ownAddr, target netip.Addr, to Dest) []Action {
 	if target.Is4() {
 		return t.sendARP(dst, arp.NewRequest(t.link, a.ip, target), to)
@@ -39,8 +39,8 @@ func (t *Table) sendQuery(dst []Action, a *ownAddr, target netip.Addr, to Dest) 
 		m = nd.NewProbe(a.ip, target, t.link)
 	}
 	if a.state == AddrOptimistic {
-		// RFC 4429 section 3.2: do not overwrite the rightful owner's entry at
-		// others. They answer to the packet's source, or ask us in turn.
+		// RFC 4429 section 3.2: we must not overwrite the entry of the rightful owner at other
+		// hosts. They answer to the source of the packet, or ask for our address themselves.
 		m.Link, m.HasLink = encap.LinkAddr{}, false
 	}
 	return t.sendNS(dst, m, to)
@@ -64,9 +64,9 @@ func (t *Table) recvND(dst []Action, now time.Time, from encap.LinkAddr, b []byt
 	return t.refuse(dst, DropMalformed, netip.Addr{}, encap.LinkAddr{}, from)
 }
 
-// foreign reports whether a frame is to be dropped, and why: its sender is
-// ourselves, or not who it says it is. link is the zero LinkAddr if the message
-// carries none.
+// foreign reports whether a frame must be dropped, and why: we sent it ourselves, or link, the
+// sender that the message names, is not from, the source of the packet. link is the zero LinkAddr
+// if the message names none.
 func (t *Table) foreign(link, from encap.LinkAddr) (Drop, bool) {
 	hasLink, hasFrom := !link.IsZero(), !from.GID.IsZero()
 	switch own := t.link.Key(); {
@@ -78,8 +78,8 @@ func (t *Table) foreign(link, from encap.LinkAddr) (Drop, bool) {
 	return 0, false
 }
 
-// disputed deals with a message that says a is at link, if its sender is not to be
-// believed or a is an own address. Then nothing else in it counts.
+// disputed handles a message that says that a is at link, if foreign drops it or a is an own
+// address. Then done is true, and nothing else in the message counts.
 func (t *Table) disputed(dst []Action, now time.Time, a netip.Addr, link, from encap.LinkAddr) (_ []Action, done bool) {
 	if why, bad := t.foreign(link, from); bad {
 		return t.refuse(dst, why, a, link, from), true
@@ -88,7 +88,7 @@ func (t *Table) disputed(dst []Action, now time.Time, a netip.Addr, link, from e
 	if o == nil {
 		return dst, false
 	}
-	// RFC 5227 section 2.4 of ARP: whoever sends from our address claims it.
+	// RFC 5227 section 2.4 says for ARP: a host that sends from our address claims it.
 	if link.IsZero() {
 		link = from
 	}
@@ -99,7 +99,7 @@ func (t *Table) disputed(dst []Action, now time.Time, a netip.Addr, link, from e
 func (t *Table) refuse(dst []Action, why Drop, a netip.Addr, link, from encap.LinkAddr) []Action {
 	t.drop(why)
 	if why == DropReflected {
-		return dst // no lie, and as frequent as our own broadcasts
+		return dst // it is no false claim, and as frequent as our own broadcasts
 	}
 	return append(dst, Refused{IP: a, Claimed: link, From: from, Reason: why})
 }
@@ -142,7 +142,7 @@ func (t *Table) recvNS(dst []Action, now time.Time, from encap.LinkAddr, m nd.NS
 	}
 	if o.state == AddrDuplicate {
 		if !m.IsDAD() && by.Key() == o.by.Key() {
-			return t.released(dst, now, o) // who has it does not ask for it
+			return t.released(dst, now, o) // a host that has the address does not ask for it
 		}
 		t.drop(DropDuplicate)
 		return dst
@@ -161,7 +161,7 @@ func (t *Table) answerNS(dst []Action, now time.Time, from encap.LinkAddr, m nd.
 	to := Dest{LinkAddr: m.Link}
 	switch {
 	case m.IsDAD():
-		to = Dest{Group: ip.AllNodes} // it has no address to answer to
+		to = Dest{Group: ip.AllNodes} // the asker has no address yet
 	case m.HasLink:
 		if e == nil {
 			dst = t.learn(dst, now, m.Src, m.Link)
@@ -169,7 +169,7 @@ func (t *Table) answerNS(dst []Action, now time.Time, from encap.LinkAddr, m nd.
 	case e != nil && e.state.Known():
 		to.LinkAddr = e.link
 	case validLink(from):
-		to.LinkAddr = from // an optimistic asker does not say
+		to.LinkAddr = from // an optimistic asker does not name its link-layer address
 	default:
 		t.drop(DropNoLinkAddr)
 		return dst
@@ -178,7 +178,7 @@ func (t *Table) answerNS(dst []Action, now time.Time, from encap.LinkAddr, m nd.
 	return t.sendNA(dst, na, to)
 }
 
-// learn takes up somebody who asks for us and is likely to be talked to soon.
+// learn makes an entry for a host that has asked for us, because we are likely to talk to it soon.
 func (t *Table) learn(dst []Action, now time.Time, a netip.Addr, link encap.LinkAddr) []Action {
 	dst, e := t.add(dst, a, true)
 	if e == nil {
@@ -210,8 +210,8 @@ func (t *Table) recvNA(dst []Action, now time.Time, from encap.LinkAddr, m nd.NA
 		e.router = m.Router
 		return t.known(dst, now, e, m.Link, m.Solicited)
 	}
-	// Other flags of the same interface are no other address: override does not
-	// matter for those.
+	// If only the flags differ the link-layer address is the same: override does not matter
+	// then.
 	if m.HasLink && m.Link.Key() != e.link.Key() && !m.Override {
 		dst = t.refuse(dst, DropNotOverride, m.Target, m.Link, from)
 		if e.state == StateReachable {

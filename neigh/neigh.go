@@ -7,9 +7,8 @@
 // reads no clock, starts nothing, knows no MGID and no connection: it names the
 // broadcast group, an IP group or a link-layer address, and ipoib does the rest.
 //
-// It answers for addresses put on the device, and with AskOthers for those that the
-// driver says the host answers for. Router
-// discovery and Redirect do not come here.
+// It answers for addresses on the device, and with Options.AskOthers for other addresses if the
+// driver says that the host answers for them. Router discovery and Redirect do not come here.
 //
 // Sources: RFC 826 and RFC 5227 (ARP), RFC 4861 section 7 (ND; the reachability
 // states), RFC 4862 section 5.4 and RFC 4429 (duplicate address detection,
@@ -49,8 +48,8 @@ type Options struct {
 	// from above before it is probed. Zero means 5 s.
 	DelayTime time.Duration
 
-	// Probes are unicast queries ProbeInterval apart before a neighbour that
-	// was known counts as gone. Zero means 3 and 1 s.
+	// Probes is the number of queries, ProbeInterval apart, before a neighbour that
+	// was known counts as gone. All but the last are unicast. Zero means 3 and 1 s.
 	Probes        int
 	ProbeInterval time.Duration
 
@@ -63,7 +62,7 @@ type Options struct {
 	HoldDown time.Duration
 
 	// FailedTime is how long a neighbour that did not answer is shown as FAILED
-	// when nothing is sent to it. Zero means 60 s. They take at most a quarter of
+	// if nothing is sent to it. Zero means 60 s. Such neighbours take at most a quarter of
 	// MaxNeighbors.
 	FailedTime time.Duration
 
@@ -77,24 +76,24 @@ type Options struct {
 	MaxNeighbors int
 	// MaxAddrs bounds our own addresses. Zero means 256.
 	MaxAddrs int
-	// MaxQueuedPackets and MaxQueuedOctets bound what waits for one neighbour.
+	// MaxQueuedPackets and MaxQueuedOctets bound the packets that wait for one neighbour.
 	// Zero means 64 packets and 256 KiB.
 	MaxQueuedPackets, MaxQueuedOctets int
-	// MaxTotalOctets bounds what waits for all of them. Zero means 16 MiB.
+	// MaxTotalOctets bounds the packets that wait for all neighbours. Zero means 16 MiB.
 	MaxTotalOctets int
 
-	// RequestRate bounds the requests per second that we act on, from all and
-	// from one source; the same number may come at once. Zero means 4096 and 64,
+	// RequestRate bounds the requests per second that we act on from all sources, SourceRate
+	// those from one source. The same number may come at once. Zero means 4096 and 64,
 	// negative means no bound.
 	RequestRate, SourceRate int
 
-	// AcceptAlways has a known neighbour move as soon as an announcement says so.
-	// Off, it moves when its old place does not answer two probes, or asks for the
-	// address itself.
+	// AcceptAlways lets a known neighbour move as soon as an announcement says so.
+	// Without it the neighbour moves only when its old place does not answer two probes, or asks
+	// for the address itself.
 	AcceptAlways bool
 
-	// AskOthers asks the driver about addresses that others ask for and that are
-	// not on the device: those of other devices, and proxied ones.
+	// AskOthers makes the Table ask the driver (AskOther) about addresses that other hosts ask for
+	// and that are not on the device: addresses of other devices, and proxied ones.
 	AskOthers bool
 
 	Rand *rand.Rand   // spreads timers; nil means a random seed
@@ -122,10 +121,10 @@ func (o *Options) maxTotalOctets() int   { return cmp.Or(o.MaxTotalOctets, 16<<2
 func (o *Options) requestRate() int      { return cmp.Or(o.RequestRate, 4096) }
 func (o *Options) sourceRate() int       { return cmp.Or(o.SourceRate, 64) }
 
-// retries are short at first: a query is a broadcast that nothing repeats when
-// it is lost, and TCP's first retransmission comes after one second, so a lost
-// query should not cost a connection attempt that second. RFC 4861 section 10
-// asks three times in three seconds; these four take 2.75.
+// retries returns the waits after each query. They are short at first: a query is a broadcast
+// that may be lost, and a lost query should not delay a TCP connection by the one second until
+// its first retransmission. RFC 4861 section 10 asks three times in three seconds; the four
+// default queries take 2.75.
 func (o *Options) retries() []time.Duration {
 	if len(o.Retries) > 0 {
 		return o.Retries
@@ -213,6 +212,6 @@ func (s AddrState) String() string {
 type Addr struct {
 	Prefix    netip.Prefix // the address, host bits kept, and its prefix length
 	State     AddrState
-	By        encap.LinkAddr // who else has it, if duplicate or in conflict
+	By        encap.LinkAddr // the host that last claimed it; zero if none did
 	Conflicts uint64         // claims by others since it was added
 }

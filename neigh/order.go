@@ -5,11 +5,11 @@ import (
 	"ipoibcm/wire/encap"
 )
 
-// An order is entries by when they were used.
+// An order is a list of entries, the one used longest ago first.
 type order = lru.List[entry, *entry]
 
-// index adds e, whose link-layer address has been set, to the ring of those that
-// share it, as the last.
+// index adds e, whose link-layer address has been set, as the last to the ring of entries with
+// that address.
 func (t *Table) index(e *entry) {
 	first := t.byLink[e.link.Key()]
 	if first == nil {
@@ -34,7 +34,7 @@ func (t *Table) unindex(e *entry) {
 	e.next, e.prev = nil, nil
 }
 
-// at returns the entries with link-layer address link, in the order they came.
+// at returns the entries with link-layer address link, in the order of index.
 func (t *Table) at(link encap.LinkAddr) (es []*entry) {
 	first := t.byLink[link.Key()]
 	for e := first; e != nil; e = e.next {

@@ -12,25 +12,25 @@ import (
 )
 
 const (
-	// othersTime is how long it holds what the driver says of an address. The kernel
-	// does not tell when that changes.
+	// othersTime is how long an answer of the driver about an address holds. The kernel
+	// does not tell when the answer changes.
 	othersTime = 5 * time.Second
-	// maxOthers bounds the addresses for which that is known or asked.
+	// maxOthers bounds the addresses whose answer is known or asked for.
 	maxOthers = 1024
-	// maxAsking bounds those who wait for one of them.
+	// maxAsking bounds the questions that wait for the driver's answer about one address.
 	maxAsking = 4
-	// goneTime is how long an address that has just left the device is nobody's here.
+	// goneTime is how long we do not answer for an address that has just left the device.
 	goneTime = time.Second
-	// othersRate is how many addresses a second the driver is asked for.
+	// othersRate is about how many addresses a second we ask the driver.
 	othersRate = 128
 )
 
-// An other is an address that is not on the device, but was asked for.
+// An other is an address that is not on the device, but was asked for or has just left.
 type other struct {
 	answer  rtnl.Answering
-	asking  bool // the driver
-	until   time.Time
-	waiting []question
+	asking  bool       // the driver has not answered yet
+	until   time.Time  // when answer, or the question to the driver, is out of date
+	waiting []question // for the driver's answer
 }
 
 // A question is an ARP request or a solicitation.
@@ -40,14 +40,14 @@ type question struct {
 	from encap.LinkAddr
 }
 
-// others reports how a question for target, which is none of our addresses, is to be
-// answered. If that is not known the driver is asked, and q comes again.
+// others returns how to answer a question for target, which is none of our addresses. If that is
+// not known it returns AnswerNot and asks the driver; otherIs answers q later.
 func (t *Table) others(dst []Action, now time.Time, target netip.Addr, q question) ([]Action, rtnl.Answering) {
 	if !t.o.AskOthers || !unicast(target) {
 		return dst, rtnl.AnswerNot
 	}
 	if e := t.entries[target]; e != nil && e.state.Known() {
-		return dst, rtnl.AnswerNot // it is somewhere else on the link
+		return dst, rtnl.AnswerNot // target is another host on the link
 	}
 	o := t.asked[target]
 	switch {
@@ -69,7 +69,8 @@ func (t *Table) others(dst []Action, now time.Time, target netip.Addr, q questio
 	return append(dst, AskOther{IP: target}), rtnl.AnswerNot
 }
 
-// sweepOthers forgets what does not hold any more, and reports whether there is room.
+// sweepOthers forgets the addresses whose answer is out of date, once a second at most, and
+// reports whether there is room.
 func (t *Table) sweepOthers(now time.Time) bool {
 	if now.Sub(t.askSwept) < time.Second {
 		return false
@@ -83,7 +84,7 @@ func (t *Table) sweepOthers(now time.Time) bool {
 	return len(t.asked) < maxOthers
 }
 
-// otherIs takes what the driver says of an address, and answers who waits.
+// otherIs takes the driver's answer about an address, and answers the questions that wait for it.
 func (t *Table) otherIs(dst []Action, now time.Time, ev OtherIs) []Action {
 	a := plain(ev.IP)
 	o := t.asked[a]
@@ -105,8 +106,8 @@ func (t *Table) otherIs(dst []Action, now time.Time, ev OtherIs) []Action {
 	return dst
 }
 
-// answerOtherARP answers for an address of another device, or for another host.
-// Of those who look for duplicates only the former concerns us.
+// answerOtherARP answers for an address of another device of this host, or as a proxy for another
+// host. A probe for duplicates is answered only for an address of this host.
 func (t *Table) answerOtherARP(dst []Action, now time.Time, p arp.Packet, as rtnl.Answering) []Action {
 	if p.IsProbe() && as != rtnl.AnswerLocal || !validLink(t.link) {
 		return dst
@@ -124,7 +125,7 @@ func (t *Table) answerOtherARP(dst []Action, now time.Time, p arp.Packet, as rtn
 }
 
 // answerOtherNS answers as RFC 4861 section 7.2.8 says: without Override, because
-// the host itself goes first.
+// an answer of the host itself takes precedence.
 func (t *Table) answerOtherNS(dst []Action, now time.Time, q question) []Action {
 	by := q.from
 	if q.ns.HasLink {

@@ -1,15 +1,14 @@
 package neigh
 
-// A queue is the packets that wait for one neighbour; never empty.
+// A queue holds the packets that wait for one neighbour. It is never empty.
 type queue struct {
 	packets [][]byte
 	octets  int
 }
 
-// enqueue lets pkt wait for e. Where a bound of this neighbour would be passed,
-// its oldest packets go (RFC 4861 section 7.2.2): the latest ones are the ones
-// somebody still waits for. The bound of all neighbours costs only the neighbour
-// that would pass it, never others.
+// enqueue lets pkt wait for e. If that would exceed a bound, the oldest packets of e are
+// discarded (RFC 4861 section 7.2.2), because somebody still waits for the latest. This goes
+// for the bound of all neighbours too: packets of other neighbours stay.
 func (t *Table) enqueue(dst []Action, e *entry, pkt []byte) []Action {
 	if pkt == nil {
 		return dst
@@ -60,7 +59,7 @@ func (t *Table) discardQueue(dst []Action, e *entry, why Drop) []Action {
 	return dst
 }
 
-// takeQueue returns the packets that waited for e, to be handed back.
+// takeQueue empties the queue of e and returns its packets.
 func (t *Table) takeQueue(e *entry) (packets [][]byte) {
 	if q := e.queue; q != nil {
 		packets = q.packets

@@ -8,47 +8,45 @@ import (
 )
 
 const (
-	// challengeProbes go to the place where a neighbour is known to be, before it is
-	// believed that it has moved; challengeWait is how long each has for its answer. An
-	// announcement is worth no more than the packet that it came in, which anybody can
-	// forge; that the old place has fallen silent is not in a forger's hands.
+	// challengeProbes is how many probes go to the place where a neighbour is known to be
+	// before we believe that it has moved. challengeWait is how long we wait for the answer to
+	// each. Anybody can forge an announcement, but a forger cannot silence the old place.
 	challengeProbes = 2
 	challengeWait   = 250 * time.Millisecond
-	// restartWait is the same where the GID stays, and another QPN is claimed: that is what a
-	// restarted agent looks like, the host is there or it is not, and nobody else gains
-	// the address.
+	// restartWait is that wait if the claim names the same GID with another QPN. An agent that
+	// has restarted does so, and no other host could gain the address.
 	restartWait = 100 * time.Millisecond
-	// maxChallenges bounds how many neighbours are asked at a time: each costs two
-	// packets, for one that may be forged.
+	// maxChallenges bounds how many neighbours are asked at a time: one packet, which may be
+	// forged, costs two of ours.
 	maxChallenges = 256
-	// settledTime is how long a neighbour has to stay where it is until a move of it is
-	// logged as its first.
+	// settledTime is how long a neighbour must have stayed in one place for its next move to
+	// be logged as its first.
 	settledTime = 10 * time.Minute
 )
 
-// A rival is the place where a known neighbour is said to be.
+// A rival is another place where a known neighbour is said to be.
 type rival struct {
 	link      encap.LinkAddr
-	solicited bool // it answered a query of ours
+	solicited bool // the claim answered a query of ours
 }
 
-// moves is what the log has of a neighbour's moves.
+// moves says what was logged of a neighbour's moves.
 type moves struct {
-	from     encap.LinkAddr // before the last one
-	at       instant
-	flapping bool // said
-	refused  bool // said that a claim was refused
+	from     encap.LinkAddr // link-layer address before the last move
+	at       instant        // when the last move was
+	flapping bool           // logged that the neighbour moves back and forth
+	refused  bool           // logged that a claim was refused
 }
 
-// silent reports whether the place of e has not answered its probes, so that the
-// answer of another place to the last one, which goes to everybody, is believed.
+// silent reports whether the place of e has answered none of its probes, so that we believe the
+// answer of another place to the last probe, which went to everybody.
 func (t *Table) silent(e *entry, solicited bool) bool {
 	return solicited && e.state == StateProbe && e.rival == nil && int(e.queries) >= t.o.probes() &&
 		int(e.queries) > challengeProbes
 }
 
-// claim takes note that e is said to be at link, and asks at the old place. With
-// nothing to ask from the claim is all there is.
+// claim notes that e is said to be at link, and asks at the old place. Without an own address to
+// ask from it believes the claim.
 func (t *Table) claim(dst []Action, now time.Time, e *entry, link encap.LinkAddr, solicited bool) []Action {
 	last := e.changed
 	if link.GID == e.link.GID {
@@ -56,7 +54,7 @@ func (t *Table) claim(dst []Action, now time.Time, e *entry, link encap.LinkAddr
 	}
 	switch r := e.rival; {
 	case r != nil:
-		// The first has the place, but for the same host with another QPN.
+		// The first claim counts, unless this one is the first that keeps the GID of e.
 		if link.GID == e.link.GID && r.link.GID != link.GID || link.Key() == r.link.Key() {
 			r.link, r.solicited = link, solicited || r.solicited && link.Key() == r.link.Key()
 			return dst
@@ -76,7 +74,7 @@ func (t *Table) claim(dst []Action, now time.Time, e *entry, link encap.LinkAddr
 	return t.challenge(dst, now, e)
 }
 
-// challenge asks the old place of e, or believes the rival when that is silent.
+// challenge asks the old place of e, or believes the rival after challengeProbes without an answer.
 func (t *Table) challenge(dst []Action, now time.Time, e *entry) []Action {
 	a := t.source(e.ip, netip.Addr{})
 	if r := *e.rival; int(e.queries) >= challengeProbes || a == nil {
@@ -92,7 +90,7 @@ func (t *Table) challenge(dst []Action, now time.Time, e *entry) []Action {
 	return t.sendQuery(dst, a, e.ip, Dest{LinkAddr: e.link})
 }
 
-// endChallenge forgets what is said of e.
+// endChallenge forgets the rival of e.
 func (t *Table) endChallenge(e *entry) {
 	if e.rival != nil {
 		e.rival = nil
@@ -100,15 +98,15 @@ func (t *Table) endChallenge(e *entry) {
 	}
 }
 
-// defended notes that e has spoken where it is known to be: a claim that it is
-// elsewhere is false, or both have the address.
+// defended notes that e has spoken where it is known to be: its rival's claim is false, or
+// both have the address.
 func (t *Table) defended(dst []Action, now time.Time, e *entry) []Action {
 	if e.rival == nil {
 		return dst
 	}
 	r := *e.rival
 	t.endChallenge(e)
-	e.changed = t.instant(now) // the next claim waits as after a change
+	e.changed = t.instant(now) // the next claim must wait for lockTime, as after a change
 	e.moved = e.changed
 	if e.used == 0 || t.since(now, e.used) > t.o.reachableTime() {
 		t.setState(now, e, StateStale)
@@ -123,8 +121,8 @@ func (t *Table) defended(dst []Action, now time.Time, e *entry) []Action {
 	return t.refuse(dst, DropStillThere, e.ip, r.link, r.link)
 }
 
-// asks takes note that by asks for ip: it does not have that address. If it was where
-// we know it to be, who claims it need not wait.
+// asks notes that the host at by asks for ip, so that it does not have ip. If we know neighbour
+// ip to be at by, its rival is believed at once.
 func (t *Table) asks(dst []Action, now time.Time, ip netip.Addr, by encap.LinkAddr) []Action {
 	if e := t.entries[ip]; e != nil && e.rival != nil && by.Key() == e.link.Key() {
 		return t.move(dst, now, e, e.rival.link, e.rival.solicited)
@@ -139,7 +137,7 @@ func (t *Table) movesOf(e *entry) *moves {
 	return e.moves
 }
 
-// move has e at link from now on.
+// move records that e is at link from now on.
 func (t *Table) move(dst []Action, now time.Time, e *entry, link encap.LinkAddr, solicited bool) []Action {
 	old := e.link
 	t.setLink(now, e, link)
@@ -157,8 +155,8 @@ func (t *Table) move(dst []Action, now time.Time, e *entry, link encap.LinkAddr,
 	return dst
 }
 
-// tellMove logs a move; one back to where the neighbour came from a short while ago is
-// logged once, and those that follow are not.
+// tellMove logs a move. It logs the first move back to the place before within settledTime as
+// moving back and forth, and no further moves.
 func (t *Table) tellMove(now time.Time, e *entry, old encap.LinkAddr) {
 	m := t.movesOf(e)
 	if m.at != 0 && t.since(now, m.at) >= settledTime {

@@ -21,17 +21,17 @@ type Table struct {
 	router bool
 
 	entries    map[netip.Addr]*entry
-	byLink     map[encap.LinkAddr]*entry // by Key: the first of a ring of known entries, in the order they came
-	lru        order                     // least recently used first
-	heard      order                     // those only heard of, oldest first
-	failed     order                     // those that did not answer, likewise
-	queued     int                       // octets waiting in all entries
+	byLink     map[encap.LinkAddr]*entry // by Key: the first of a ring of known entries
+	lru        order                     // all entries that are not in heard or failed
+	heard      order                     // entries only heard of, oldest first
+	failed     order                     // entries that did not answer, oldest first
+	queued     int                       // octets of packets that wait for all entries
 	challenges int                       // entries with a rival
 	hints      map[netip.Addr]encap.LinkAddr
 	base       time.Time // of instants
 
 	own    map[netip.Addr]*ownAddr
-	addrs  []*ownAddr // the same, ordered by address
+	addrs  []*ownAddr // those of own, ordered by address
 	timers timers
 	limit  limiter
 
@@ -120,7 +120,7 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 	}
 }
 
-// configure takes another setting: of the link, of who we are on it, of what is kept.
+// configure takes an event that changes a setting.
 func (t *Table) configure(dst []Action, now time.Time, ev Event) []Action {
 	switch ev := ev.(type) {
 	case SetHints:
@@ -147,7 +147,7 @@ func (t *Table) configure(dst []Action, now time.Time, ev Event) []Action {
 	return dst
 }
 
-// forget removes entries that somebody says are out of date.
+// forget removes entries because of ForgetLink or Flush.
 func (t *Table) forget(dst []Action, entries []*entry) []Action {
 	for _, e := range entries {
 		dst = t.remove(dst, e, ExpireForgotten, DropForgotten)
@@ -155,7 +155,7 @@ func (t *Table) forget(dst []Action, entries []*entry) []Action {
 	return dst
 }
 
-// wake does what is due.
+// wake runs the timers that are due.
 func (t *Table) wake(dst []Action, now time.Time) []Action {
 	at := t.instant(now)
 	for tm := t.timers.First(); tm != nil && at >= tm.at; tm = t.timers.First() {
@@ -181,8 +181,8 @@ func (t *Table) Lookup(ip netip.Addr) (Neighbor, bool) {
 	return t.snapshot(e), true
 }
 
-// All yields the entries in no order. Events may come between two: what comes or goes
-// meanwhile is yielded or not, and what goes and comes again may be twice.
+// All yields the entries in no order. Steps may run between two yields: an entry that comes or goes
+// meanwhile is yielded or not, and one that goes and comes again may be yielded twice.
 func (t *Table) All() iter.Seq[Neighbor] {
 	return func(yield func(Neighbor) bool) {
 		for _, e := range t.entries {
@@ -217,13 +217,13 @@ func (t *Table) LinkAddr() encap.LinkAddr { return t.link }
 // Counters returns the counters.
 func (t *Table) Counters() Counters { return t.n }
 
-// QueuedOctets returns what waits for all neighbours together.
+// QueuedOctets returns the octets of packets that wait for all neighbours together.
 func (t *Table) QueuedOctets() int { return t.queued }
 
 func (t *Table) drop(d Drop) { t.n.Drops[d]++ }
 
-// sorted returns the entries ordered by address: maps have no order, and a seed
-// must replay.
+// sorted returns the entries ordered by address: what is done to all of them must not depend on
+// the order of a map.
 func (t *Table) sorted() []*entry {
 	es := make([]*entry, 0, len(t.entries))
 	for _, e := range t.entries {

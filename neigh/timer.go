@@ -2,7 +2,7 @@ package neigh
 
 import "ipoibcm/timerheap"
 
-// A timer belongs to one entry or one own address, which has only this one.
+// A timer belongs to one entry or one own address. Each of those has one timer.
 type timer struct {
 	at    instant
 	seq   uint64 // ties fire in the order they were set

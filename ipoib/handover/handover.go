@@ -6,8 +6,8 @@
 // of another version or have been broken: [State.UnmarshalBinary] takes nothing that
 // [State.AppendBinary] could not have written, and bounds what it takes (ADR 0034).
 //
-// Missing: connections. Their sequence numbers are the data path's, and a peer has a new
-// one in a round trip.
+// Connections are not handed over: the data path has their sequence numbers, and a new
+// connection to a peer takes one round trip.
 package handover
 
 import (
@@ -24,11 +24,11 @@ import (
 	"ipoibcm/wire/encap"
 )
 
-// Version is that of the octets. A reader refuses others: a newer one says what it does
-// not know, and so might do harm with half of it.
+// Version is the version of the format. A reader refuses every other version: it would not know
+// all of a newer one, and half of it might do harm.
 const Version = 1
 
-// Bounds. MaxLen is in octets.
+// Bounds. MaxLen and maxName are in octets.
 const (
 	MaxLen        = 64 << 20
 	maxPrefixes   = 1024
@@ -38,21 +38,21 @@ const (
 	maxLeft       = 24 * time.Hour
 )
 
-// A State is what is handed over by a process that has ended its connections.
+// A State is what a process that has ended its connections hands over.
 type State struct {
 	Name     string // of the interface
-	Underlay string // device; an InfiniBand port has none
+	Underlay string // name of the underlay's device; "" for an InfiniBand port
 	Link     encap.LinkAddr
 	GUID     ib.GUID
 	PKey     ib.PKey
 	QKey     ib.QKey
-	// Proven says which trial of the TUN this kernel has passed; zero: none.
+	// Proven says which trial of the TUN this kernel has passed; zero means none.
 	Proven   int
 	Prefixes []netip.Prefix // that the process put on the device
 	Memory   ipoib.Memory
 }
 
-// head is what each state has once.
+// head holds the fields of a state that are not lists.
 type head struct {
 	Version  int      `json:"version"`
 	Name     string   `json:"name"`
@@ -72,7 +72,7 @@ type document struct {
 	Peers      []peer         `json:"peers,omitempty"`
 }
 
-// unread is document as it is read: what its lists are is decided one by one.
+// unread is document as it is read: function list decodes its lists one by one.
 type unread struct {
 	head
 	Prefixes   json.RawMessage `json:"prefixes"`
@@ -80,7 +80,8 @@ type unread struct {
 	Peers      json.RawMessage `json:"peers"`
 }
 
-// list reads a list, and refuses it at its bound: three octets of text may be a hundred of memory.
+// list reads a list, and refuses it as soon as it has more than most values: three octets of text
+// may take a hundred octets of memory.
 func list[T any](name string, text json.RawMessage, most int) (l []T, err error) {
 	if len(text) == 0 {
 		return nil, nil
@@ -124,7 +125,8 @@ type peer struct {
 	ViaLeft int64    `json:"via_left_ms,omitempty"`
 }
 
-// AppendBinary appends s to b. What is above a bound is left out.
+// AppendBinary appends s to b. It leaves out list values above a bound, and returns an error if the
+// state takes more than MaxLen octets.
 func (s *State) AppendBinary(b []byte) ([]byte, error) {
 	d := document{head: head{Version: Version, Name: s.Name, Underlay: s.Underlay, Link: fromLink(s.Link),
 		GUID: uint64(s.GUID), PKey: uint16(s.PKey),
@@ -146,8 +148,7 @@ func (s *State) AppendBinary(b []byte) ([]byte, error) {
 	return append(b, text...), nil
 }
 
-// UnmarshalBinary sets s from b. It changes nothing where there is an error, which says
-// what is wrong.
+// UnmarshalBinary sets s from b. An error says what is wrong with b, and s is unchanged.
 func (s *State) UnmarshalBinary(b []byte) error {
 	if len(b) > MaxLen {
 		return fmt.Errorf("%d octets, more than %d", len(b), MaxLen)
@@ -176,8 +177,8 @@ func (s *State) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// versionOf reads the version, which comes first: the rest is not ours to judge before
-// that is known.
+// versionOf reads the version, which comes first: the rest can be judged only once the version
+// is known.
 func versionOf(b []byte) (int64, error) {
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.UseNumber()
@@ -196,7 +197,7 @@ func versionOf(b []byte) (int64, error) {
 	return 0, errors.New("not a state of ipoibcmd")
 }
 
-// state checks every value.
+// state returns the State of d after a check of every value.
 func (d *unread) state() (s State, err error) {
 	switch {
 	case d.Name == "" || len(d.Name) > maxName:
@@ -279,7 +280,7 @@ func fromLink(l encap.LinkAddr) linkAddr {
 	return linkAddr{Flags: uint8(l.Flags), QPN: uint32(l.QPN), GID: l.GID}
 }
 
-// link returns the address, which an interface can have.
+// link returns the address, or an error if no interface can have it.
 func (l *linkAddr) link() (encap.LinkAddr, error) {
 	a := encap.LinkAddr{Flags: encap.Flags(l.Flags), QPN: ib.QPN(l.QPN), GID: l.GID}
 	switch {
@@ -293,7 +294,8 @@ func (l *linkAddr) link() (encap.LinkAddr, error) {
 	return a, nil
 }
 
-// unicast reports whether a is what one host can have, as the machine writes it.
+// unicast reports whether a is an address that one host can have, in the form that the machine
+// writes: without zone, and not an IPv4-mapped one.
 func unicast(a netip.Addr) bool {
 	return a.IsValid() && a.Zone() == "" && !a.Is4In6() && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback()
 }
