@@ -13,8 +13,8 @@ import (
 	"ipoibcm/peercred"
 )
 
-// share gives the members of a group access to the control socket at path. Where
-// there is no such group, or it is not ours to give, the socket stays the owner's.
+// share gives the members of a group access to the control socket at path. If there is no such group, or we
+// may not give the socket to the group, only the socket's owner has access.
 func share(path, group string) error {
 	if group == "" {
 		return nil
@@ -38,7 +38,7 @@ func share(path, group string) error {
 	return nil
 }
 
-// withUser notes who is at the other end of a connection.
+// withUser returns ctx with the user at the other end of a connection.
 func withUser(ctx context.Context, c net.Conn) context.Context {
 	if cl, ok := c.(*client); ok {
 		c = cl.Conn
@@ -46,7 +46,7 @@ func withUser(ctx context.Context, c net.Conn) context.Context {
 	return peercred.WithUser(ctx, c)
 }
 
-// owners lets h serve those who may change things.
+// owners lets h serve only clients that may change things: root and the agent's own user.
 func owners(h http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !peercred.MayChange(r.Context()) {

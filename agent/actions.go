@@ -23,7 +23,7 @@ import (
 // errBusy is what TUNSETIFF says of a name in use.
 var errBusy error = syscall.EBUSY
 
-// counts are the agent's own, kept by the driver and read by anyone.
+// counts are the agent's own counters. The driver adds to them, and anyone may read them.
 type counts struct {
 	sendUD         atomic.Uint64 `name:"ud_frames_sent"`
 	sendUDFailed   atomic.Uint64 `name:"ud_frames_failed"`
@@ -126,7 +126,7 @@ func (a *Agent) do(act ipoib.Action) {
 	}
 }
 
-// change has the kernel changed by f, of which the machine waits for no outcome.
+// change queues f, which changes the kernel. The machine waits for no outcome of it.
 func (a *Agent) change(f func()) {
 	a.kernel.changes.push(job{do: func() ipoib.Event {
 		f()
@@ -174,8 +174,7 @@ func (a *Agent) sendConn(act ipoib.SendConn) {
 	count(&a.counters.sendConn, &a.counters.sendConnFailed, err)
 }
 
-// ah returns the address handle of a GID, making it if need be. Handles that no
-// path uses are dropped when there are too many.
+// ah returns the address handle of a GID, making it if need be.
 func (a *Agent) ah(gid ib.GID) (verbs.AH, error) {
 	h, err := a.handle(gid)
 	if err != nil {
@@ -184,7 +183,8 @@ func (a *Agent) ah(gid ib.GID) (verbs.AH, error) {
 	return h.ah, nil
 }
 
-// handle is ah with the number of those who need it.
+// handle returns the address handle of a GID with its number of users, making it if need be. When there are
+// too many handles, those without users are destroyed first.
 func (a *Agent) handle(gid ib.GID) (*handle, error) {
 	if h := a.ahs[gid]; h != nil {
 		return h, nil
@@ -212,7 +212,7 @@ func (a *Agent) handle(gid ib.GID) (*handle, error) {
 	return h, nil
 }
 
-// readdress makes every address handle anew: they name the GID we send from,
+// readdress makes every address handle anew. Handles are made with our GID and the traffic class, one of
 // which has changed.
 func (a *Agent) readdress() {
 	old := a.ahs
@@ -279,8 +279,8 @@ func (a *Agent) destroyQP(handle fib.Conn) {
 	}
 	delete(a.conns, handle)
 	delete(a.byQPN, c.dp.QP().QPN())
-	// A path that still leads here would drop what it gets; the machine has
-	// moved them all away before.
+	// The machine has moved all paths away before. A path that still led here would drop its packets,
+	// so it is set to miss.
 	for _, p := range a.paths {
 		if p.p.Kind == fib.PathConn && p.p.Conn == handle {
 			p.dp.Set(datapath.Target{Kind: datapath.Miss})
@@ -301,8 +301,8 @@ func (a *Agent) joinGroup(mgid ib.GID, mlid ib.LID) {
 	a.groups[mgid] = time.Now()
 }
 
-// publishGroups tells the data path which inner groups are wanted, and which
-// addresses are broadcasts.
+// publishGroups tells the data path which inner groups are wanted, and which addresses are broadcast
+// addresses.
 func (a *Agent) publishGroups(t *group.Table) {
 	a.loop.SetGroups(t.Groups())
 	a.loop.SetBroadcasts(t.SubnetBroadcasts())
@@ -332,7 +332,8 @@ func (a *Agent) delPath(hop netip.Addr) {
 	delete(a.paths, hop)
 }
 
-// ref counts the paths that use an address handle.
+// ref adds n to the users of p's address handle, and to the paths that lead to p's UD QP as the data path
+// counts them.
 func (a *Agent) ref(p fib.Path, n int) {
 	gid := p.Link.GID
 	if p.Kind == fib.PathUD {
@@ -352,7 +353,8 @@ func (a *Agent) refAH(p fib.Path, n int) {
 	}
 }
 
-// targetOrDrop is target; where there is none, packets are dropped and counted.
+// targetOrDrop returns the target of p. If there is none, it returns one that drops packets and counts
+// them.
 func (a *Agent) targetOrDrop(hop netip.Addr, p fib.Path) datapath.Target {
 	t, err := a.target(p)
 	if err != nil {
@@ -389,8 +391,8 @@ func (a *Agent) target(p fib.Path) (datapath.Target, error) {
 	return t, nil
 }
 
-// countUD books what p has carried since the last time to the UD neighbour it
-// leads to. A path keeps its counters when it moves to a connection.
+// countUD adds what p has carried since the last call to the use of the UD neighbour that p leads to. A
+// path keeps its counters when it moves to a connection.
 func (a *Agent) countUD(p *path) {
 	now := p.dp.Counters()
 	if p.p.Kind == fib.PathUD && now.Packets != p.seen.Packets {

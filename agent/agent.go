@@ -43,7 +43,7 @@ import (
 type Options struct {
 	Provider verbs.Provider // Run closes it
 	GID      ib.GID         // zero: the provider's first
-	Name     string         // of the interface
+	Name     string         // name of the interface
 	Netns    string         // namespace to make it in, by name or path; empty: ours
 	Prefixes []netip.Prefix // addresses to put on it
 	Control  string         // path of the control socket; empty: none
@@ -59,24 +59,26 @@ type Options struct {
 	Idle       time.Duration     // zero means 5 minutes, negative never
 	ARPAlways  bool              // a neighbour moves as soon as an announcement says so
 	Peers      []ib.GID          // GIDs of all others, where the underlay has no multicast
-	// Members finds those others; Peers is empty then. Nil means that Peers has them, or
-	// that there is multicast.
+	// Members finds the GIDs of all others; Peers is empty then. If Members is nil, Peers has them, or
+	// the underlay has multicast.
 	Members *Members
-	// MaxConns bounds connections and MaxNeighbours the neighbour cache, and peers on
+	// MaxConns bounds the connections. MaxNeighbours bounds the neighbour cache, and the peers on
 	// record. Zero means 2048 and 4096.
 	MaxConns, MaxNeighbours int
-	// Allow has the GIDs of the hosts that are talked with at all: whose datagrams and
-	// CM messages are taken. Empty: everybody.
+	// Allow has the GIDs of the hosts that we talk with at all: only their datagrams and CM messages
+	// are taken. Empty means everybody.
 	Allow ib.GIDSet
-	// PeerAllow has the GIDs of those whose agents may ask ours over the fabric
-	// whether it lives, PeerTrust of those that may ask the rest. Empty: nobody.
+	// PeerAllow has the GIDs of the hosts whose agents may ask ours over the fabric whether it lives.
+	// PeerTrust has those of the hosts whose agents may ask everything else too. Empty: nobody.
 	PeerAllow, PeerTrust []netip.Prefix
 
-	// FewerThreads has an interface with one queue, that is there already or was handed over, served by one
-	// data thread, however many the provider has; and one with several by one thread, where the provider
-	// has one. Else the one is refused, and the other made anew.
+	// FewerThreads accepts an interface whose queues do not fit the provider's threads. One with a
+	// single queue that exists already or was handed over is served by one data thread, however many
+	// the provider has. One with several queues that was handed over is served by one thread if the
+	// provider has one. Without FewerThreads an existing interface is refused, and one that was handed
+	// over is made anew.
 	FewerThreads bool
-	// OwnTUNThread keeps reading the TUN from the thread that receives packets
+	// OwnTUNThread reads the TUN on a thread of its own, not on the one that receives packets
 	// ([datapath.Config]).
 	OwnTUNThread bool
 	// TrafficClass is what the provider was opened with.
@@ -89,30 +91,30 @@ type Options struct {
 	NoChecksum bool
 	// NoSegments has the kernel give and take single packets only ([tun.Options]).
 	NoSegments bool
-	// NoDatagrams does the same with UDP ([tun.Options]).
+	// NoDatagrams has the kernel give and take single packets of UDP only ([tun.Options]).
 	NoDatagrams bool
 
-	// Metrics is a TCP address that serves the metrics, besides the control socket;
-	// empty: none. MetricPeers is how many peers have series of their own there.
+	// Metrics is a TCP address that serves the metrics, besides the control socket; empty: none.
+	// MetricPeers is how many peers have series of their own in the metrics.
 	Metrics     string
 	MetricPeers int
-	// MetricsTLS is a PEM file with a certificate chain and its key, MetricsAuth one with
-	// lines of user:password. Both are read again when they have changed. Empty: neither.
+	// MetricsTLS is a PEM file with a certificate chain and its key. MetricsAuth is a file with lines
+	// of user:password. Both are read again when they have changed. Empty: no TLS, no passwords.
 	MetricsTLS, MetricsAuth string
 
-	// Reload reads the configuration anew; nil means that there is none. Hangup asks
-	// for it, as clients of the control socket may.
+	// Reload reads the configuration anew; nil means that there is none. Clients of the control socket
+	// can ask for a reload, and so can signals from Hangup.
 	Reload func() (Plan, error)
 	Hangup <-chan os.Signal
 
-	// Notify takes messages for a service manager, as sd_notify(3) has them; it may
-	// block. Nil: there is none. Watchdog is how long that waits for a sign of life
-	// before it ends the process; zero: for ever.
+	// Notify takes messages for a service manager, as sd_notify(3) has them; it may block. Nil: there
+	// is no service manager. Watchdog is how long the manager waits for a sign of life before it ends
+	// the process. Zero: the manager expects none.
 	Notify   func(string)
 	Watchdog time.Duration
 
-	// Store keeps descriptors for the next process; nil: there is none. Predecessor is what
-	// the process before left there.
+	// Store keeps descriptors for the next process; nil: there is no store. Predecessor is what the
+	// process before left in it.
 	Store       Store
 	Predecessor Predecessor
 
@@ -124,16 +126,15 @@ type Options struct {
 	// on that port and P_Key; nil means that it has none.
 	CreateBroadcast bool
 	Shared          func() bool
-	// Check says which UD MTU the underlay has as it is now, and what else is worth
-	// knowing of it; an error means that it does not carry the UD MTU any more. Nil means
-	// nothing to say.
+	// Check returns the UD MTU that the underlay has now, and notes about the underlay. It returns an
+	// error if the underlay does not carry the UD MTU any more. Nil: there is nothing to check.
 	Check func(verbs.Port) (mtu.UDPlan, error)
 	Log   *slog.Logger // nil discards
-	// Confine has the process give up what it does not need once it serves. Nil means
-	// that it gives up nothing.
+	// Confine gives up the rights that the process does not need once it serves. Nil means that it
+	// gives up nothing.
 	Confine func() ([]control.Protection, error)
-	// LogCounts says how many lines of the log were lost, and how many were left out
-	// because there were too many of their kind. Nil means none.
+	// LogCounts returns how many lines of the log were lost, and how many were left out because there
+	// were too many of their kind. Nil: there are no such counts.
 	LogCounts func() (lost, leftOut uint64)
 }
 
@@ -154,18 +155,18 @@ type Agent struct {
 	start time.Time
 
 	tun *tun.File
-	// queues are further ones of tun, for data threads from the second on, and whyFewer says why
-	// there are fewer than the provider has threads.
+	// queues are the TUN's queues for the data threads from the second on. whyFewer says why there are
+	// fewer data threads than the provider has; empty: there are not.
 	queues   []tun.Device
 	whyFewer string
 	host     *hostnet.Device // where the interface is
 	loop     *datapath.Loop
 	seat     seat
-	lost     string // why it was not followed into another namespace, until it is
+	lost     string // why the interface could not be followed into another namespace; empty: it was, or did not move
 
 	m        *ipoib.Interface
 	link     encap.LinkAddr
-	pending  []ipoib.Event // answers to actions of the step in hand
+	pending  []ipoib.Event // events to step next: answers to actions of the current step
 	actions  []ipoib.Action
 	conns    map[fib.Conn]*conn
 	byQPN    map[ib.QPN]fib.Conn
@@ -178,28 +179,28 @@ type Agent struct {
 	fabric   fabric
 	legacy   legacy
 	copier   copier
-	udDied   string // why the UD QP went to ERR, until it is back
+	udDied   string // why the UD QP is in ERR; empty: it is not
 	// tooBigBefore is what tooBig counted when the MTU of the underlay or of a route
 	// changed last.
 	tooBigBefore uint64
-	end          context.CancelCauseFunc // ends Run, with what is wrong
+	end          context.CancelCauseFunc // ends Run with an error
 
 	queries    chan func()
 	hub        hub
 	taps       taps
 	peers      peerService
 	members    *members
-	clientIdle time.Duration // of the control socket; zero means [clientIdle]
+	clientIdle time.Duration // idle time of the control socket's clients; zero means [clientIdle]
 	service    service
 	live       liveSettings
-	barrier    chan struct{} // of the watchdog: closed when the sender has moved
+	barrier    chan struct{} // of the watchdog: closed when the sending thread has moved; nil: no question waits
 	protected  []control.Protection
 
-	clientsRefused atomic.Uint64 // too many at a time
+	clientsRefused atomic.Uint64 // connections that were refused because there were too many
 }
 
-// Run serves the interface until ctx ends, then says goodbye to every peer and
-// removes what it made. ready is called once the interface is up.
+// Run serves the interface until ctx ends. Then it says goodbye to every peer and removes what it made, or
+// hands over to the next process. It calls ready once the interface is up and the kernel has its first routes.
 func Run(ctx context.Context, opt Options, ready func()) error {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
@@ -263,7 +264,7 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	return err
 }
 
-// listeners are where others ask: the control socket and the metrics. Each may be nil.
+// listeners are where others ask the agent: the control socket and the metrics. Each may be nil.
 type listeners struct {
 	control, scrapes net.Listener
 	metrics          *http.Server
@@ -277,8 +278,8 @@ func (l *listeners) close() {
 	}
 }
 
-// listen opens the listeners; with an error, some of them may be open. It comes before the
-// TUN, so that a second agent of the same name fails here and in words.
+// listen opens the listeners; with an error, some of them may be open. It runs before the TUN is opened, so
+// that a second agent of the same name fails here, with an error that says why.
 func (a *Agent) listen() (l listeners, err error) {
 	if a.opt.Control != "" {
 		if l.control, err = listen(a.opt.Control); err != nil {
@@ -342,8 +343,8 @@ func (a *Agent) open() error {
 	return nil
 }
 
-// begin starts what runs beside the driver. What carries packets, and what people look
-// through, serves until loopCtx ends; the first part to fail ends ctx.
+// begin starts what runs beside the driver. The data path, the kernel's side, the metrics and the control
+// socket serve until loopCtx ends, the rest until ctx ends. The first part to fail ends ctx.
 func (a *Agent) begin(ctx, loopCtx context.Context, wg *sync.WaitGroup, in listeners) {
 	part := func(what string, serve func() error) {
 		wg.Go(func() {
@@ -383,7 +384,7 @@ func (a *Agent) begin(ctx, loopCtx context.Context, wg *sync.WaitGroup, in liste
 	}
 }
 
-// closeHost takes our routes out of the kernel and lets go of the device.
+// closeHost takes our routes out of the kernel and closes the device.
 func (a *Agent) closeHost() error {
 	_, err := a.kernel.host.RemoveOurs()
 	if errors.Is(err, hostnet.ErrNotFound) {
@@ -392,7 +393,7 @@ func (a *Agent) closeHost() error {
 	return errors.Join(a.kernel.host.Close(), err)
 }
 
-// confine gives up what is not needed any more.
+// confine gives up the rights that the process does not need any more.
 func (a *Agent) confine() (err error) {
 	if a.opt.Confine == nil {
 		return nil
@@ -403,7 +404,8 @@ func (a *Agent) confine() (err error) {
 	return nil
 }
 
-// checkCM settles what a provider without QP 1 means.
+// checkCM returns an error if the CM transport needs QP 1 and the provider has none. With CM transport auto
+// it adds a note instead.
 func (a *Agent) checkCM() error {
 	if a.opt.Provider.MADPort() != nil || a.opt.CM == ipoib.CMInband {
 		return nil
@@ -461,7 +463,8 @@ func (a *Agent) machineOptions(port verbs.Port) ipoib.Options {
 	}
 }
 
-// udMTU returns the UD MTU that port has; zero if that is not known.
+// udMTU returns the configured UD MTU, else the one that Check returns for port. It returns zero if neither
+// is known.
 func (a *Agent) udMTU(port verbs.Port) int {
 	if a.opt.UDMTU != 0 || a.opt.Check == nil {
 		return a.opt.UDMTU

@@ -20,24 +20,25 @@ import (
 
 // Bounds of the control socket's clients.
 const (
-	// maxClients is how many connections there are at a time: all who may follow events
-	// and packets, and as many others as one follows.
+	// maxClients bounds the connections at a time: as many as may follow events, as may follow packets,
+	// and as many others.
 	maxClients = 3 * maxFollowers
-	// maxTurnedAway is how many more are told that there are too many.
+	// maxTurnedAway is how many connections beyond maxClients are accepted, only to be told that there
+	// are too many.
 	maxTurnedAway = 8
-	// reservedDescriptors are kept for requests that are short, and followDescriptors must
-	// be left beside each follower.
+	// reservedDescriptors is how many descriptors are kept for short requests. followDescriptors must
+	// be free before another client may follow.
 	reservedDescriptors = 4
 	followDescriptors   = 16
-	// clientIdle is how long a connection stays without a request, and writeWithin how
-	// long the client of one document has to read it.
+	// clientIdle is how long a connection stays open without a request. writeWithin is how long a
+	// client has to read an answer that is one document.
 	clientIdle  = 30 * time.Second
 	writeWithin = 10 * time.Second
 )
 
-// clients is a listener that accepts no more connections than there is room for. A few
-// beyond that are accepted too, and their requests refused in words. Where the process
-// has no descriptor left it takes one of those that it keeps for this.
+// clients is a listener that accepts no more connections than there is room for. It accepts a few beyond
+// that too, and their requests are refused in words. When the process has no descriptor left, the listener
+// closes one of the eventfds that it keeps in reserve.
 type clients struct {
 	net.Listener
 	n       atomic.Int64
@@ -51,7 +52,7 @@ type clients struct {
 type client struct {
 	net.Conn
 	of      *clients
-	turned  string // why it is turned away, if it is
+	turned  string // why its requests are refused; empty: they are served
 	closing sync.Once
 }
 
@@ -85,7 +86,7 @@ func (l *clients) Accept() (net.Conn, error) {
 	}
 }
 
-// Close ends the listener, and gives up what it keeps.
+// Close closes the listener and the descriptors in reserve.
 func (l *clients) Close() error {
 	l.mu.Lock()
 	l.closed = true
@@ -95,7 +96,7 @@ func (l *clients) Close() error {
 	return l.Listener.Close()
 }
 
-// giveSpare makes room for one descriptor.
+// giveSpare closes one descriptor of the reserve. It returns false if the reserve is empty.
 func (l *clients) giveSpare() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -108,7 +109,7 @@ func (l *clients) giveSpare() bool {
 	return true
 }
 
-// keepSpare sets descriptors aside, as far as there are any.
+// keepSpare fills the reserve, as far as the process has descriptors left.
 func (l *clients) keepSpare() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -138,7 +139,7 @@ func withClient(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(withUser(ctx, c), clientKey{}, c)
 }
 
-// turnAway refuses the requests of connections that are too many.
+// turnAway refuses the requests of connections beyond maxClients.
 func turnAway(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if c, ok := r.Context().Value(clientKey{}).(*client); ok && c.turned != "" {
@@ -150,8 +151,8 @@ func turnAway(h http.Handler) http.Handler {
 	})
 }
 
-// follows says whether one more may follow events or packets: it needs a descriptor for
-// as long as it likes.
+// follows reports whether one more client may follow events or packets, and if not answers the request. A
+// follower keeps its descriptor for as long as it likes.
 func follows(w http.ResponseWriter) bool {
 	free := freeDescriptors()
 	if free >= followDescriptors {
@@ -171,13 +172,13 @@ func freeDescriptors() int {
 	}
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
-		return 0 // not even one for that
+		return 0 // not even one to read the directory
 	}
-	return int(min(limit.Cur, 1<<20)) - (len(fds) - 1) // ReadDir's own is free again
+	return int(min(limit.Cur, 1<<20)) - (len(fds) - 1) // the one that ReadDir opened is free again
 }
 
-// newServer returns what serves the control socket. Its own messages go to the log:
-// nothing else may write where a reader can stall.
+// newServer returns the server of the control socket. Its own messages go to the log: a write to anything
+// else could wait for a reader that stalls.
 func (a *Agent) newServer(ctx context.Context) *http.Server {
 	idle := a.clientIdle
 	if idle == 0 {
@@ -190,8 +191,8 @@ func (a *Agent) newServer(ctx context.Context) *http.Server {
 	}
 }
 
-// deadline bounds what writing an answer takes; zero means that it may go on for ever.
-// Without a deadline of its own an answer would have that of the one before it.
+// deadline bounds the time that writing an answer takes. Zero sets no limit. Each answer sets its own, else
+// it would have that of the answer before it on the connection.
 func deadline(w http.ResponseWriter, d time.Duration) {
 	var at time.Time
 	if d > 0 {

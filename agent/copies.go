@@ -14,15 +14,15 @@ import (
 
 // A copier sends the copies that stand for multicast.
 type copier struct {
-	took    time.Duration // time of a processor that those of the step in hand took
-	handles []*handle     // of one SendCopies
+	took    time.Duration // processor time that the copies of the current step took
+	handles []*handle     // of the current SendCopies
 	to      []datapath.UDDest
 }
 
-// sendCopies sends a frame to many, in few calls, and measures what that takes. The time that the
-// thread waits for a processor is not in it: where others have the processors, copies would become rare.
+// sendCopies sends a frame to many peers in few calls, and measures the processor time that this takes. The
+// time in which the thread waits for a processor does not count: on a busy host it would make copies rare.
 func (a *Agent) sendCopies(act ipoib.SendCopies) {
-	runtime.LockOSThread() // whose clock is read
+	runtime.LockOSThread() // processorTime reads the clock of this thread
 	defer runtime.UnlockOSThread()
 	began := processorTime()
 	a.holdHandles(act.To)
@@ -37,8 +37,8 @@ func (a *Agent) sendCopies(act ipoib.SendCopies) {
 	a.copier.took += processorTime() - began
 }
 
-// holdHandles has the address handles of to in the copier, and none of them destroyed to make room for
-// the next one.
+// holdHandles puts the address handles of to into the copier, and counts the copier as a user of each. So
+// none is destroyed to make room for the next. GIDs without a handle are left out.
 func (a *Agent) holdHandles(to []ib.GID) {
 	c := &a.copier
 	c.handles, c.to = c.handles[:0], c.to[:0]

@@ -20,8 +20,8 @@ import (
 	"ipoibcm/wire/ip"
 )
 
-// drive is the control plane: it owns the machine from Start to the end. It calls came once the device is known,
-// and if that says so ready after the first routes.
+// drive is the control plane: it owns the machine from Start to the end. It calls came once the device is
+// known. If came returns true, ready is called after the first routes.
 func (a *Agent) drive(ctx context.Context, came func() bool, ready func()) {
 	a.step(ipoib.Start{})
 	a.membersChanged()
@@ -37,8 +37,9 @@ func (a *Agent) drive(ctx context.Context, came func() bool, ready func()) {
 	if p := a.fabric.port; p != nil {
 		in.subnet = p.SubnetMADs()
 	}
-	// What the kernel has of the interface, which is there at once, comes before the packets: some may have
-	// waited at an interface that was taken over, and the machine drops packets of one that is down.
+	// The first host event is there at once. It says what the kernel has of the interface, and comes
+	// before any packet: some may have waited at an interface that was taken over, and the machine
+	// drops packets of an interface that is down.
 	a.hostEvent(<-in.host)
 	announced := false
 	for ctx.Err() == nil {
@@ -68,8 +69,8 @@ func (a *Agent) drive(ctx context.Context, came func() bool, ready func()) {
 	}
 }
 
-// announce calls ready, on the driver, once the kernel has been told of all routes that are wanted now: a
-// connection that begins before would have the MSS and MTU of the device.
+// announce has ready called on the driver once the kernel has all routes that are wanted now. A TCP
+// connection that begins before that would have the MSS and MTU of the device.
 func (a *Agent) announce(ready func()) {
 	a.kernel.changes.push(job{
 		do:   func() ipoib.Event { return nil },
@@ -138,7 +139,7 @@ func (a *Agent) turn(done <-chan struct{}, timer *time.Timer, tick <-chan time.T
 		a.hostEvent(ev)
 	case done := <-in.kernel:
 		host := a.host
-		if a.kernelDone(done); a.host != host { // the interface was followed
+		if a.kernelDone(done); a.host != host { // follow has replaced the device
 			in.host = a.host.Events()
 		}
 	case ev := <-in.member:
@@ -169,7 +170,7 @@ func (a *Agent) hostEvent(ev rtnl.Event) {
 	}
 }
 
-// frames handles f and what else waits behind it, within bounds.
+// frames handles f and the frames that wait behind it, framesPerTurn at most.
 func (a *Agent) frames(f *datapath.Frame, in *inputs) {
 	for n := 1; ; n++ {
 		a.frame(f)
@@ -208,8 +209,7 @@ func (a *Agent) frame(f *datapath.Frame) {
 	}
 }
 
-// step feeds the machine one event and everything that carrying out its actions
-// gives rise to.
+// step feeds the machine ev, and every event that carrying out its actions gives rise to.
 func (a *Agent) step(ev ipoib.Event) {
 	a.pending = append(a.pending, ev)
 	for len(a.pending) > 0 {
@@ -248,7 +248,8 @@ func (a *Agent) verbsEvent(ev verbs.Event) {
 			a.step(ipoib.CommEst{Conn: handle})
 		}
 	case verbs.DeviceFatal:
-		// Every QPN would be another: a supervisor that starts us anew does the same.
+		// A new device would give every QP another QPN. Going on would gain nothing over a
+		// supervisor that starts us anew.
 		a.hub.publish(a.event("agent", ev.Kind.String(), ev.Text))
 		a.end(fmt.Errorf("the device is lost: %s", cmp.Or(ev.Text, "it is gone")))
 	case verbs.PortActive, verbs.PortError, verbs.GIDChange, verbs.MTUChange:
@@ -265,8 +266,8 @@ func (a *Agent) verbsEvent(ev verbs.Event) {
 	}
 }
 
-// reviveUD brings a UD QP back that went to ERR, and tells everybody again what they
-// may have missed. It is called once a second: what broke it may still be so.
+// reviveUD brings back the UD QP if it went to ERR, and has the machine announce again what peers may have
+// missed. It is called once a second, because what broke the QP may last.
 func (a *Agent) reviveUD() {
 	if a.udDied == "" {
 		return
@@ -283,7 +284,7 @@ func (a *Agent) reviveUD() {
 	a.step(ipoib.UnderlayChanged{Link: a.link, PathMTU: port.MTU, Active: port.Active})
 }
 
-// carry gives the interface a carrier while the underlay has one.
+// carry sets the carrier of the interface: on while the underlay has one and the link is ready.
 func (a *Agent) carry(on bool) {
 	on = on && a.m.Ready()
 	if err := a.tun.SetCarrier(on); err != nil && !errors.Is(err, syscall.EINVAL) { // before Linux 5.0
@@ -316,9 +317,9 @@ func (a *Agent) underlayChanged(ev verbs.Event) {
 	a.step(ipoib.UnderlayChanged{Link: a.link, PathMTU: port.MTU, UDMTU: a.udMTU(port), Active: port.Active})
 }
 
-// anotherGID returns the GID to go on with where ours has gone. It is of the same
-// family: the groups of a link are, and an IPv4 address that outlives a link going
-// down is not what its hosts have agreed on.
+// anotherGID returns the GID to go on with where ours has gone. It is of the same IP version, like the
+// groups of the link: an IPv4 address that stays while an IPv6 one goes with the link is not what the hosts
+// of the link have agreed on.
 func (a *Agent) anotherGID(port verbs.Port) (ib.GID, bool) {
 	if !a.opt.GID.IsZero() || slices.Contains(port.GIDs, a.link.GID) {
 		return ib.GID{}, false
@@ -330,7 +331,7 @@ func (a *Agent) anotherGID(port verbs.Port) (ib.GID, bool) {
 	return port.GIDs[i], true
 }
 
-// port returns the provider's port, which is of no use without our GID and our P_Key.
+// port returns the provider's port. Without our GID or our P_Key on it, the port does not count as active.
 func (a *Agent) port() verbs.Port {
 	p := a.opt.Provider.Port()
 	p.Active = p.Active && slices.Contains(p.GIDs, a.link.GID) && a.fabric.pkeyAt >= 0

@@ -15,18 +15,18 @@ import (
 	"ipoibcm/verbs"
 )
 
-// This file is what the driver does for an InfiniBand port besides.
+// This file has what the driver does for an InfiniBand port in addition.
 
 // A fabric is the InfiniBand side of an Agent.
 type fabric struct {
 	port   verbs.SubnetPort // nil: the link layer is Ethernet
 	paths  map[ib.GID]verbs.Path
-	ready  bool // the broadcast group was joined when we last looked
+	ready  bool // the machine had a link when we last looked
 	shared bool // the kernel had an interface of its own on the port when we last looked
-	pkeyAt int  // where our P_Key is in the port's table; -1: it is not there
+	pkeyAt int  // index of our P_Key in the port's table; -1: it is not there
 }
 
-// openFabric looks whether the port is an InfiniBand one.
+// openFabric sets up the InfiniBand side if the port is an InfiniBand one.
 func (a *Agent) openFabric(port verbs.Port) error {
 	if !port.InfiniBand {
 		return nil
@@ -40,8 +40,8 @@ func (a *Agent) openFabric(port verbs.Port) error {
 	return nil
 }
 
-// placeOfPKey returns where our P_Key is in a port's table, by its low 15 bits; -1 if it is not
-// there. On Ethernet there is no such table that changes.
+// placeOfPKey returns the index of our P_Key in the port's table, compared by its low 15 bits; -1 if it is
+// not there. On Ethernet, where no such table changes, it returns 0.
 func (a *Agent) placeOfPKey(port verbs.Port) int {
 	if !port.InfiniBand {
 		return 0
@@ -49,13 +49,13 @@ func (a *Agent) placeOfPKey(port verbs.Port) int {
 	return slices.IndexFunc(port.PKeys, func(k ib.PKey) bool { return (k^a.opt.pkey())&^ib.PKeyFull == 0 })
 }
 
-// pkeysChanged follows the port's table of P_Keys. Queue pairs go by a place in it: where ours
-// has moved they are made anew, and without it there is no link (Linux calls that a heavy flush).
+// pkeysChanged follows the port's table of P_Keys. A QP names its P_Key by an index in that table: if ours
+// has moved, QPs are made anew, and if it has gone there is no link (Linux calls that a heavy flush).
 func (a *Agent) pkeysChanged() {
 	was, now := a.fabric.pkeyAt, a.placeOfPKey(a.opt.Provider.Port())
 	a.fabric.pkeyAt = now
 	port := a.port()
-	if was == now { // it may be a full member's in place of a limited one's
+	if was == now { // limited membership may have become full
 		a.portChanged(true)
 		return
 	}
@@ -85,15 +85,15 @@ func (a *Agent) machineFabric(port verbs.Port) *ipoib.Fabric {
 		NoReports: !a.fabric.port.Reports()}
 }
 
-// subnetPort is port as its client of subnet administration has it.
+// subnetPort returns what the client of subnet administration needs to know of port.
 func (a *Agent) subnetPort(port verbs.Port) sa.Port {
 	return sa.Port{Active: port.Active, LID: port.LID, SMLID: port.SMLID, SMSL: port.SMSL, GID: a.link.GID,
 		SubnetTimeout: port.SubnetTimeout, GRHRequired: port.GRHRequired}
 }
 
-// portChanged tells the machine what the InfiniBand port is like now, and whether the
-// subnet manager, or the end of a kernel's interface that left groups, asks for all
-// joins again.
+// portChanged tells the machine what the InfiniBand port is like now. All groups are joined again if again
+// is set, as after an event of the subnet manager, or if the kernel's interface on the port has ended: it
+// left groups that are ours too.
 func (a *Agent) portChanged(again bool) {
 	if a.fabric.port == nil {
 		return
@@ -104,14 +104,14 @@ func (a *Agent) portChanged(again bool) {
 		Reregister: again || was && !a.fabric.shared})
 }
 
-// movedPort is portChanged for a P_Key that has another place, or none.
+// movedPort is portChanged after our P_Key has moved in the port's table, or has gone.
 func (a *Agent) movedPort() {
 	a.fabric.shared = a.shared()
 	a.step(ipoib.PortChanged{Port: a.subnetPort(a.port()), Shared: a.fabric.shared,
 		Reregister: a.fabric.pkeyAt >= 0, Moved: true})
 }
 
-// fabricTick looks at what nobody tells of.
+// fabricTick looks whether the kernel's interface on the port has come or gone, which no event tells.
 func (a *Agent) fabricTick() {
 	if a.fabric.port != nil && a.shared() != a.fabric.shared {
 		a.portChanged(false)
@@ -131,7 +131,8 @@ func (a *Agent) sendSubnet(m *sa.MAD, wait time.Duration) error {
 		GID: to.GID, FlowLabel: to.FlowLabel, TrafficClass: to.TrafficClass, Data: m.Data}, wait)
 }
 
-// checkReady gives the interface a carrier as soon as there is a link, and takes it away.
+// checkReady gives the interface a carrier as soon as there is a link, and takes the carrier away with the
+// link.
 func (a *Agent) checkReady() {
 	if a.fabric.port == nil || a.m.Ready() == a.fabric.ready {
 		return
@@ -158,7 +159,7 @@ func (a *Agent) attr(gid ib.GID) (verbs.AHAttr, error) {
 	return attr, nil
 }
 
-// usePath has datagrams to a port or group take a path from now on.
+// usePath sends datagrams to path.DGID, a port or a group, along path from now on.
 func (a *Agent) usePath(path verbs.Path) {
 	gid := path.DGID
 	a.fabric.paths[gid] = path
@@ -175,8 +176,8 @@ func (a *Agent) usePath(path verbs.Path) {
 	old.ah.Destroy()
 }
 
-// retarget makes the targets of datagrams anew that which says. Their address handles
-// have refs more of them.
+// retarget makes anew the targets of the datagram paths that which selects, and adds refs to the users of
+// their address handles.
 func (a *Agent) retarget(refs int, which func(fib.Path) bool) {
 	for hop, p := range a.paths {
 		if (p.p.Kind == fib.PathUD || p.p.Kind == fib.PathGroup) && which(p.p) {
@@ -221,7 +222,7 @@ func (a *Agent) noPKey() string {
 	return fmt.Sprintf("the subnet manager has not given the port P_Key %v", a.opt.pkey())
 }
 
-// viewSubnet is how the InfiniBand port stands; nil on Ethernet.
+// viewSubnet returns the state of the InfiniBand port; nil on Ethernet.
 func (a *Agent) viewSubnet() *control.Subnet {
 	f := a.m.Fabric()
 	if f == nil {

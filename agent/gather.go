@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// Bounds of what a list costs the driver at a time: packets that nobody knows the way of yet, and
+// Bounds of the time that a list takes from the driver at once. Packets whose path is not known yet, and
 // messages of peers, wait meanwhile.
 const (
 	gatherFor  = 100 * time.Microsecond
 	gatherLook = 8   // elements between two looks at the clock
-	gatherMost = 256 // elements: they are copied on nobody's time but the asker's
+	gatherMost = 256 // elements at once; the goroutine that asks copies them, not the driver
 )
 
-// gather collects what seq yields. The driver runs it a little at a time, and other events have
-// their turn in between, so that the list is of no single moment.
+// gather collects what seq yields. The driver runs seq a little at a time, with other events in between, so
+// the list is not of one moment.
 func gather[T any](ctx context.Context, a *Agent, seq iter.Seq[T]) (all []T, err error) {
 	next, stop := iter.Pull(seq)
 	defer stop()

@@ -23,36 +23,36 @@ import (
 	"ipoibcm/wire/ip"
 )
 
-// A Store keeps descriptors by name for the next process, and lets go of them when there
-// is none: the service manager's ([ADR 0034]).
+// A Store keeps descriptors by name for the next process, and closes them if there is none. It is that of
+// the service manager ([ADR 0034]).
 type Store interface {
-	// Put adds descriptors under a name. The caller keeps its own.
+	// Put adds descriptors under a name. The caller's own stay open.
 	Put(name string, fds ...int) error
-	// Remove closes those of a name, sooner or later.
+	// Remove has the store close the descriptors of a name. They may be open for a while yet.
 	Remove(name string) error
 }
 
 // Names of what is in a Store.
 const (
-	StoreTUN     = "tun"     // the interface: all the time, so that it outlives a crash
-	StoreSockets = "sockets" // of the provider: from the end of a process
-	StoreState   = "state"   // a handover.State: likewise
+	StoreTUN     = "tun"     // the interface: there all the time, so that it outlives a crash
+	StoreSockets = "sockets" // of the provider: put there when a process ends
+	StoreState   = "state"   // a handover.State: put there when a process ends
 )
 
-// releasedWithin bounds the wait for what a Store is to let go of.
+// releasedWithin bounds the wait until the store has closed the TUN.
 const releasedWithin = 2 * time.Second
 
-// A Predecessor is what the process before left.
+// A Predecessor is what the process before left behind.
 type Predecessor struct {
 	TUN   *os.File        // nil: none. Run closes it
 	State *handover.State // nil: none that can be used
 }
 
-// A legacy is what is needed to leave something to the next process.
+// A legacy is what we leave to the next process, and how we took over from the process before.
 type legacy struct {
-	state   *os.File // filled at the end; the confined process can make no such file
-	adopted bool     // the TUN is of the process before
-	refused bool     // it was not what we need
+	state   *os.File // filled at the end; made at the start, because the confined process cannot make such a file
+	adopted bool     // we go on with the TUN of the process before
+	refused bool     // the TUN of the process before was not what we need
 	tidied  bool
 }
 
@@ -62,7 +62,7 @@ func (l *legacy) close() {
 	}
 }
 
-// prepareHandOver makes what the end will need.
+// prepareHandOver makes the file for the state that handOver leaves.
 func (a *Agent) prepareHandOver() error {
 	if a.opt.Store == nil {
 		return nil
@@ -75,8 +75,7 @@ func (a *Agent) prepareHandOver() error {
 	return nil
 }
 
-// adoptTUN goes on with the interface of the process before; nil if there is none that is
-// what o says.
+// adoptTUN takes over the interface of the process before. It returns nil if there is none that fits o.
 func (a *Agent) adoptTUN(o tun.Options) *tun.File {
 	f := a.opt.Predecessor.TUN
 	if f == nil {
@@ -113,8 +112,8 @@ func (a *Agent) sameLink(gid ib.GID) bool {
 		s.Underlay == a.opt.Provider.Port().UnderlayIf
 }
 
-// openLoop makes the data path, with the UD QPN of the process before where that can be
-// had: peers need not learn another.
+// openLoop makes the data path. If the process before was on the same link, its UD QPN is kept where
+// possible, so that peers need not learn another.
 func (a *Agent) openLoop(gid ib.GID) (*datapath.Loop, error) {
 	c := datapath.Config{Provider: a.opt.Provider, TUN: a.tun, Queues: a.queues, PKey: a.opt.PKey, QKey: a.opt.QKey,
 		UDMTU: mtu.AcceptUD(a.opt.UDMTU), ReceiveMTU: a.opt.ReceiveMTU,
@@ -137,7 +136,7 @@ func (a *Agent) openLoop(gid ib.GID) (*datapath.Loop, error) {
 	return l, err
 }
 
-// proven returns which trial of the TUN the process before has seen the kernel pass.
+// proven returns the trial of the TUN that the kernel passed in the process before; zero: none.
 func (a *Agent) proven() int {
 	if s := a.opt.Predecessor.State; s != nil {
 		return s.Proven
@@ -145,7 +144,7 @@ func (a *Agent) proven() int {
 	return 0
 }
 
-// memory returns what the process before knew.
+// memory returns what the machine of the process before knew.
 func (a *Agent) memory() ipoib.Memory {
 	if s := a.opt.Predecessor.State; s != nil {
 		return s.Memory
@@ -153,9 +152,9 @@ func (a *Agent) memory() ipoib.Memory {
 	return ipoib.Memory{}
 }
 
-// tidy takes off an interface that was taken over what the process before put there and
-// nobody asks for any more: its routes, which the machine makes as it needs them, and
-// addresses that are not configured now.
+// tidy removes what the process before put on an interface that we took over, and that nobody asks for any
+// more: its routes, which the machine makes again when it needs them, and addresses that are no longer
+// configured.
 func (a *Agent) tidy(d *hostnet.Device) error {
 	if !a.legacy.adopted || a.legacy.tidied {
 		return nil
@@ -180,7 +179,7 @@ func (a *Agent) tidy(d *hostnet.Device) error {
 	return nil
 }
 
-// keepTUN has the store keep the interface, in whatever way the process ends.
+// keepTUN has the store keep the interface, in whatever way this process ends.
 func (a *Agent) keepTUN() {
 	if a.opt.Store == nil {
 		return
@@ -199,16 +198,16 @@ func (a *Agent) storeRemove(name string) {
 	}
 }
 
-// handOver leaves everything to the next process and reports whether that is all there
-// is to do. Packets that arrive from here on wait at the sockets, those of the host at
-// the TUN. Peers are told that their connections have ended and dial again, or are
+// handOver leaves everything to the next process. It reports whether nothing is left to do; false means
+// that peers are still to be told goodbye. Packets that arrive from here on wait at the sockets, and those
+// of the host at the TUN. Peers are told that their connections have ended. They dial again, or are
 // dialled, when there is a packet.
 func (a *Agent) handOver() bool {
 	a.hub.publish(a.event("agent", "stopping", "handing over to the next process"))
-	<-a.service.told // a manager hears that we stop before it is given anything
+	<-a.service.told // the service manager hears that we stop before it gets descriptors
 	state := a.state()
 	p, ok := a.opt.Provider.(verbs.Successor)
-	if !ok { // the next one has another QPN: what is said of ours is goodbye
+	if !ok { // the next process has another QPN, so peers are told goodbye for ours
 		a.leave(&state, nil)
 		return false
 	}
@@ -249,7 +248,7 @@ func (a *Agent) leave(s *handover.State, sockets []int) {
 		"sockets", len(sockets), "octets", len(b))
 }
 
-// state is what the next process is to know.
+// state returns what the next process is to know.
 func (a *Agent) state() handover.State {
 	port := a.opt.Provider.Port()
 	s := handover.State{Name: a.opt.Name, Underlay: port.UnderlayIf, Link: a.link, GUID: port.GUID,
@@ -263,8 +262,8 @@ func (a *Agent) state() handover.State {
 	return s
 }
 
-// ReadState reads what the process before left. The file is as little trusted as what an
-// unknown source sends.
+// ReadState reads the state that the process before left. It trusts the file as little as a packet from an
+// unknown source.
 func ReadState(f *os.File) (*handover.State, error) {
 	st, err := f.Stat()
 	if err != nil {

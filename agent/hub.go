@@ -11,13 +11,13 @@ import (
 	"ipoibcm/wire/encap"
 )
 
-// subscriberDepth is how many events wait for one slow follower.
+// subscriberDepth is how many events may wait for one slow follower.
 const subscriberDepth = 1024
 
-// maxFollowers bounds those who follow events or packets at a time.
+// maxFollowers bounds the clients that follow events at a time, and likewise those that follow packets.
 const maxFollowers = 64
 
-// pastDepth is how many events are kept for who comes later.
+// pastDepth is how many past events are kept for followers that come later.
 const pastDepth = 1024
 
 // A hub hands events to whoever follows them. A follower that lags loses events
@@ -27,17 +27,17 @@ type hub struct {
 	subs   map[*subscriber]bool
 	closed bool
 	lost   atomic.Uint64
-	past   [pastDepth]control.Event // the last events, of number n%pastDepth
-	n      uint64                   // how many there have been
+	past   [pastDepth]control.Event // the last events: event number i is at i%pastDepth
+	n      uint64                   // number of events so far
 }
 
 type subscriber struct {
 	ch   chan control.Event
-	lost uint64 // since the last event that fitted; guarded by hub.mu
+	lost uint64 // events lost since the follower was last told; guarded by hub.mu
 }
 
-// subscribe returns a follower that first gets the events after since, of those that
-// are kept; zero means none. It is nil if there are too many, or none any more.
+// subscribe returns a follower. It first gets the kept events after since; a zero since means none of them.
+// subscribe returns nil if there are too many followers or the hub is closed.
 func (h *hub) subscribe(since time.Time) *subscriber {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -110,7 +110,7 @@ func (h *hub) publish(e control.Event) {
 	}
 }
 
-// event makes an event of the agent's own.
+// event makes an event with the present time.
 func (a *Agent) event(part, kind, text string) control.Event {
 	return control.Event{Version: control.Version, Time: time.Now(), Part: part, Kind: kind, Text: text}
 }

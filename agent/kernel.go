@@ -15,17 +15,16 @@ import (
 	"ipoibcm/rtnl"
 )
 
-// kernelBatch is how many answers of the kernel reach the driver at once.
+// kernelBatch is how many answers of the kernel reach the driver at once, at most.
 const kernelBatch = 64
 
-// A kernelWorker carries out what the machine wants of the kernel, beside the
-// driver: a kernel that is slow delays only what waits for it. Questions and changes
-// have a goroutine each. Neither queue needs a bound of its own, for the machine asks
-// once for each destination, host or address, of bounded numbers, and changes each
-// route and address once, before it has heard of the outcome.
+// A kernelWorker carries out what the machine wants of the kernel, beside the driver: a slow kernel delays
+// only what waits for it. Questions and changes have a goroutine each. Neither queue needs a bound of its
+// own. Until the machine has heard of the outcome, it asks only once for each destination, host or address,
+// whose numbers are bounded, and changes each route and address only once.
 type kernelWorker struct {
-	// mu guards host and notices, which the goroutine of changes puts others into when
-	// the interface is moved into another namespace. Itself it needs no lock to read.
+	// mu guards host and notices. The goroutine of changes replaces both when the interface is moved
+	// into another namespace. That goroutine needs no lock to read them.
 	mu      sync.RWMutex
 	host    kernel
 	notices *hostnet.Notices
@@ -36,15 +35,15 @@ type kernelWorker struct {
 	done    chan outcome
 }
 
-// A job is one question or change. do returns what came of it, nil if nobody waits.
-// The driver calls then, if that is not nil, when the machine knows of all that was
-// done before.
+// A job is one question or change. do carries it out and returns the outcome; nil if nobody waits for one.
+// If then is not nil, the driver calls it when the machine knows the outcomes of all jobs before and of
+// this one.
 type job struct {
 	do   func() ipoib.Event
 	then func()
 }
 
-// An outcome is what some jobs came to.
+// An outcome is what a batch of jobs came to.
 type outcome struct {
 	events []ipoib.Event
 	then   []func()
@@ -77,8 +76,8 @@ func newKernelWorker(host kernel, n *hostnet.Notices) *kernelWorker {
 	return &kernelWorker{host: host, notices: n, asks: newQueue(), changes: newQueue(), done: make(chan outcome)}
 }
 
-// replace goes on with another device, and closes the one there was. Only the
-// goroutine of changes may call it.
+// replace puts another device in the place of the present one, which it closes. Only the goroutine of
+// changes may call it.
 func (k *kernelWorker) replace(host kernel, n *hostnet.Notices) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -90,7 +89,7 @@ func (k *kernelWorker) replace(host kernel, n *hostnet.Notices) error {
 	return errors.Join(err, old.Close())
 }
 
-// endNotices ends watch, whatever device comes.
+// endNotices ends watch for good, even if another device comes.
 func (k *kernelWorker) endNotices() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -98,7 +97,7 @@ func (k *kernelWorker) endNotices() error {
 	return k.notices.Close()
 }
 
-// do queues a; it reports false if a is not the kernel's business.
+// do queues a. It returns false if a is nothing for the kernel.
 func (k *kernelWorker) do(a fib.Action) bool {
 	do := job{do: func() ipoib.Event { return ipoib.FIBEvent{Event: k.carryOut(a)} }}
 	switch a.(type) {
@@ -112,8 +111,8 @@ func (k *kernelWorker) do(a fib.Action) bool {
 	return true
 }
 
-// other finds out whether the host answers for an address that is not the device's.
-// Where the kernel cannot be asked it does not.
+// other finds out whether the host answers for an address that is not the device's. If the kernel cannot be
+// asked, the host does not answer.
 func (k *kernelWorker) other(a netip.Addr) ipoib.Event {
 	is := ipoib.OtherIs{Addr: a}
 	route, err := k.host.Lookup(rtnl.Query{Flow: rtnl.Flow{Dst: a}})
@@ -145,7 +144,7 @@ func (k *kernelWorker) watch(ctx context.Context) error {
 		got, err := n.Next()
 		switch {
 		case errors.Is(err, os.ErrClosed):
-			continue // there is another, or that was the end
+			continue // replace has put in others, or endNotices was called
 		case err != nil:
 			return err
 		}
@@ -157,7 +156,7 @@ func (k *kernelWorker) watch(ctx context.Context) error {
 	}
 }
 
-// noticed reads what got says has changed.
+// noticed reads from the kernel what has changed according to got.
 func (k *kernelWorker) noticed(got hostnet.Notice) (events []ipoib.Event) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
@@ -234,7 +233,7 @@ func (k *kernelWorker) carryOut(a fib.Action) fib.Event {
 	return fib.Done{Action: a, Err: err}
 }
 
-// nextHop asks the kernel as fib does, on the goroutine of a control request.
+// nextHop asks the kernel for a next hop as package fib does, on the goroutine of a control request.
 func (a *Agent) nextHop(ctx context.Context, ip netip.Addr) (fib.NextHop, error) {
 	link, err := ask(ctx, a, a.m.Device)
 	if err != nil {
@@ -250,7 +249,7 @@ func (a *Agent) nextHop(ctx context.Context, ip netip.Addr) (fib.NextHop, error)
 type queue struct {
 	mu   sync.Mutex
 	held []job
-	more chan struct{} // holds one token while there may be some
+	more chan struct{} // holds one token while there may be jobs
 }
 
 func newQueue() *queue { return &queue{more: make(chan struct{}, 1)} }
@@ -265,7 +264,7 @@ func (q *queue) push(a job) {
 	}
 }
 
-// take waits for jobs and returns up to n; nil when ctx ends.
+// take waits for jobs and returns up to n of them; nil when ctx ends.
 func (q *queue) take(ctx context.Context, n int) (batch []job) {
 	for {
 		q.mu.Lock()
@@ -319,7 +318,7 @@ func (a *Agent) doFIB(act fib.Action) {
 	}
 }
 
-// kernelDone tells the machine what came of its questions and changes.
+// kernelDone tells the machine the outcomes of questions and changes.
 func (a *Agent) kernelDone(out outcome) {
 	for _, ev := range out.events {
 		a.step(ev)

@@ -17,44 +17,44 @@ import (
 // Members says how the hosts of the link are found.
 type Members struct {
 	Link   string            // its name
-	ID     string            // ours there; empty: we are not published
-	Source membership.Source // a Publisher, where we are
-	// Grace is how long members stay that are missing when the source is back.
+	ID     string            // our name on the link; empty: we are not published
+	Source membership.Source // a Publisher if we are published
+	// Grace is how long members stay that the source does not name when it is back after a failure.
 	Grace time.Duration
-	// Saved is the list of before the start; zero if there is none. Save keeps one; nil
-	// means that none is kept. Each may block.
+	// Saved is the list that a process before kept; zero if there is none. Save keeps a list, and may
+	// block; nil means that none is kept.
 	Saved membership.Snapshot
 	Save  func(membership.Snapshot) error
-	// Note says why none is kept, where one should be.
+	// Note says why no list is kept although one should be.
 	Note string
 }
 
 const (
-	// saveEvery is how often at most a list is written to disk, and confirmEvery how
-	// often one that has not changed: its age is of use after a restart.
+	// saveEvery is the least time between two writes of the list to disk. A list that has not changed
+	// is written every confirmEvery, because after a restart its age counts.
 	saveEvery    = 5 * time.Second
 	confirmEvery = 10 * time.Minute
-	// staleAfter is when a source that fails is told of as a warning.
+	// staleAfter is how long a source fails before status warns of it.
 	staleAfter = time.Minute
 	// heardLately is how recent a member's last word must be for it to count as reachable.
 	heardLately = 5 * time.Minute
-	// memberEvents is how many events of the source may wait.
+	// memberEvents is how many events of the source may wait for the driver.
 	memberEvents = 16
 )
 
-// members is the list of who is on the link, kept by the driver.
+// members is the list of hosts on the link, kept by the driver.
 type members struct {
 	o       *Members
 	log     func(msg string, args ...any)
 	tracker *membership.Tracker
 	events  chan membership.Event
-	failing bool // as logged
+	failing bool // the log says that the source fails
 	told    membership.Member
 
 	mu    sync.Mutex
-	save  *membership.Snapshot // to be written; nil: none
-	saved chan struct{}        // holds one token when there is one
-	dirty bool                 // the driver's own: changed since it was handed over
+	save  *membership.Snapshot // the list to write; nil: none yet
+	saved chan struct{}        // holds one token while save is to be written
+	dirty bool                 // the driver's own: the list has changed since last
 	last  time.Time            // when a list was handed over to be written
 }
 
@@ -87,7 +87,7 @@ func staticList(peers []ib.GID) membership.Listed {
 // copies reports whether broadcasts are copied to members: the underlay has no multicast.
 func (a *Agent) copies() bool { return a.opt.Members != nil || len(a.opt.Peers) > 0 }
 
-// memberGIDs returns to whom broadcasts are copied.
+// memberGIDs returns the GIDs to which broadcasts are copied.
 func (a *Agent) memberGIDs() []ib.GID {
 	s := a.members.tracker.Snapshot()
 	return s.GIDs(a.link.GID, a.allows)
@@ -127,7 +127,7 @@ func (m *members) write(ctx context.Context) {
 	}
 }
 
-// memberEvent takes what the source tells.
+// memberEvent handles an event of the source.
 func (a *Agent) memberEvent(ev membership.Event) {
 	m := a.members
 	changed := m.tracker.Step(time.Now(), ev)
@@ -174,15 +174,14 @@ func (a *Agent) memberTick() {
 	}
 }
 
-// membersChanged tells the machine who is there now.
+// membersChanged tells the machine who is on the list now.
 func (a *Agent) membersChanged() {
 	s := a.members.tracker.Snapshot()
 	a.members.dirty = true
 	a.step(ipoib.SetMembers{Peers: a.memberGIDs(), Copies: a.copies(), Hints: a.hints(&s)})
 }
 
-// hints returns where published addresses are, those of members that we do not talk with
-// left out.
+// hints returns the GID of each published address, without those of members that we do not talk with.
 func (a *Agent) hints(s *membership.Snapshot) map[netip.Addr]ib.GID {
 	h := s.Hints()
 	for ip, g := range h {
@@ -202,7 +201,7 @@ func (a *Agent) setPeers(peers []ib.GID) {
 	a.membersChanged()
 }
 
-// publishSelf has others find us, with the addresses of the interface as they are.
+// publishSelf publishes our GID, UD QPN and the addresses of the interface, if they have changed.
 func (a *Agent) publishSelf() {
 	if a.members.o == nil || a.members.o.ID == "" {
 		return

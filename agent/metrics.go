@@ -20,7 +20,7 @@ import (
 // MaxMetricPeers is the most peers that have series of their own.
 const MaxMetricPeers = 1000
 
-// maxScrapes bounds those who read the metrics at a time.
+// maxScrapes bounds the requests for metrics that are served at a time.
 const maxScrapes = 4
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -56,17 +56,17 @@ var (
 // A collector reads the agent at scrape time; nothing is added to the hot path.
 type collector struct{ a *Agent }
 
-// Describe sends nothing: which counters there are, the provider says.
+// Describe sends nothing: which counters there are depends on the provider.
 func (c collector) Describe(chan<- *prometheus.Desc) {}
 
-// gauges are the counters of parts that go down as well, with their names.
+// gauges maps the counters of parts that also go down to their names as metrics.
 var gauges = map[string]string{
 	"tx_last_errno":      "last_send_errno",
 	"socket_recv_buffer": "socket_receive_buffer_bytes", "socket_recv_buffer_asked": "socket_receive_buffer_asked_bytes",
 	"socket_send_buffer": "socket_send_buffer_bytes", "socket_send_buffer_asked": "socket_send_buffer_asked_bytes",
 }
 
-// dropReason returns why something was dropped, if that is what a counter counts.
+// dropReason returns the reason of a drop, if name is that of a counter of drops.
 func dropReason(name string) (string, bool) {
 	before, after, ok := strings.Cut(name, "drop_")
 	if !ok || before != "" && !strings.HasSuffix(before, "_") || after == "" {
@@ -75,8 +75,8 @@ func dropReason(name string) (string, bool) {
 	return before + after, true
 }
 
-// metricName returns the name of the counter of a part, without ours in front: units
-// are those of Prometheus, and a counter ends in _total.
+// metricName returns the metric name of a part's counter, without the prefix "ipoibcm_": units are those of
+// Prometheus, and the name ends in _total.
 func metricName(part, name string) string {
 	// Nothing may look like an abbreviated unit: us is a microsecond.
 	name = strings.ReplaceAll(strings.ReplaceAll(name, "octets", "bytes"), "_by_us", "_by_this_host")
@@ -113,7 +113,7 @@ type reading struct {
 	members  control.Members
 }
 
-// read gathers them.
+// read gathers what one scrape shows.
 func (c collector) read(ctx context.Context) (r reading, err error) {
 	a := c.a
 	if r.status, err = a.viewStatus(ctx); err != nil {
@@ -205,8 +205,7 @@ func (a *Agent) metrics() http.Handler {
 	return promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes})
 }
 
-// listenMetrics opens the TCP address that metrics are served on. Without a host it is
-// the loopback device's.
+// listenMetrics opens the TCP address that metrics are served on. Without a host the address is 127.0.0.1.
 func listenMetrics(addr string) (net.Listener, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {

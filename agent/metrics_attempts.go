@@ -10,22 +10,22 @@ import (
 )
 
 const (
-	// attemptRate is how many wrong passwords a second a host may send, attemptBurst how
-	// many at once: whoever mistypes one tries again, and a thousand take two hours.
+	// attemptRate is how many wrong passwords a second a host may send, attemptBurst how many at once.
+	// So whoever mistypes a password can try again, and a thousand attempts take two hours.
 	attemptRate, attemptBurst = 1.0 / 8, 10
-	// maxAttempters is how many hosts are told apart. More of them share one allowance.
+	// maxAttempters is how many hosts have an allowance of their own. Further hosts share one.
 	maxAttempters = 1024
 )
 
-// attempts counts wrong passwords by host, so that nobody tries many, and who tries many
-// keeps nobody else out.
+// attempts limits wrong passwords by host. Nobody can try many, and a host that tries many keeps no other
+// host out.
 type attempts struct {
 	mu     sync.Mutex
 	hosts  map[netip.Prefix]*ratelimit.Bucket
 	others ratelimit.Bucket
 }
 
-// mayTry reports whether requests from addr, as net/http has it, are looked at.
+// mayTry reports whether a request from addr is looked at. addr is as net/http has it.
 func (a *attempts) mayTry(addr string, now time.Time) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -62,12 +62,12 @@ func (a *attempts) wrong(addr string, now time.Time) {
 	b.Take(now, attemptRate, attemptBurst)
 }
 
-// hostOf returns the host of an address with a port: of IPv6 the subnet, in which one
-// host may have as many addresses as it likes.
+// hostOf returns the host of an address with a port. For IPv6 it returns the /64 subnet, because one host
+// may have as many addresses in it as it likes.
 func hostOf(addr string) netip.Prefix {
 	ap, err := netip.ParseAddrPort(addr)
 	if err != nil {
-		return netip.Prefix{} // of no host that is known
+		return netip.Prefix{} // all such requests share one entry
 	}
 	a, bits := ap.Addr().Unmap().WithZone(""), 64
 	if a.Is4() {

@@ -26,8 +26,8 @@ const (
 	maxUsers     = 64
 )
 
-// A watched is a file with what was made of it when it last changed. A file that has
-// become unreadable leaves the old in force: a certificate is often replaced in steps.
+// A watched is a file with the value that was parsed from it when it last changed. While the file cannot be
+// used, the old value stays in force: a certificate is often replaced in steps.
 type watched[T any] struct {
 	path  string
 	parse func([]byte) (T, error)
@@ -36,7 +36,7 @@ type watched[T any] struct {
 	mu    sync.Mutex
 	value T
 	seen  os.FileInfo
-	bad   string // what was wrong last, so that it is said once
+	bad   string // the last error, so that it is reported once
 }
 
 // open reads the file for the first time.
@@ -45,7 +45,7 @@ func (w *watched[T]) open() error {
 	return err
 }
 
-// get returns what the file says now.
+// get returns the value in force, and logs an error of the file.
 func (w *watched[T]) get() T {
 	v, err := w.read()
 	if err != nil && w.log != nil {
@@ -54,7 +54,7 @@ func (w *watched[T]) get() T {
 	return v
 }
 
-// read returns what is in force, and an error the first time that something is wrong.
+// read returns the value in force, and an error the first time that something is wrong.
 func (w *watched[T]) read() (T, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -84,7 +84,7 @@ func (w *watched[T]) read() (T, error) {
 }
 
 func content(path string) ([]byte, error) {
-	// Without waiting: to open a pipe takes until somebody writes to it.
+	// O_NONBLOCK, because opening a pipe would wait until somebody writes to it.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, errors.Unwrap(err)
@@ -146,8 +146,8 @@ func parseUsers(b []byte) (passwords, error) {
 	return users, nil
 }
 
-// permits reports whether a request names a user and the password. How long that takes
-// does not depend on which of the two was wrong.
+// permits reports whether a request names a user and that user's password. The time it takes does not
+// depend on which of the two was wrong.
 func (s passwords) permits(r *http.Request) bool {
 	user, password, ok := r.BasicAuth()
 	if !ok {
@@ -159,8 +159,8 @@ func (s passwords) permits(r *http.Request) bool {
 	return known && same
 }
 
-// guarded serves h to those whom users permits. A host that has sent many wrong passwords
-// waits, whatever it sends then.
+// guarded serves h to users that the file permits. A host that has sent many wrong passwords is refused for
+// a while, even with the right one.
 func guarded(users *watched[passwords], h http.Handler) http.Handler {
 	var tried attempts
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -181,8 +181,8 @@ func guarded(users *watched[passwords], h http.Handler) http.Handler {
 	})
 }
 
-// metricsServer returns what serves the metrics over TCP, with TLS and passwords where
-// they are configured.
+// metricsServer returns the server of the metrics over TCP, with TLS and passwords where they are
+// configured.
 func (a *Agent) metricsServer() (*http.Server, error) {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", a.metrics())

@@ -23,7 +23,7 @@ import (
 
 func leftOut(n int) string { return fmt.Sprintf("%d peers were left out: too many for one answer", n) }
 
-// peerRequest answers a request that is about a peer: f asks it.
+// peerRequest answers a request about a peer. It connects to the peer's agent, and f asks that agent.
 func (a *Agent) peerRequest(w http.ResponseWriter, r *http.Request, path string,
 	f func(context.Context, *transport.End, control.PeerPath) (any, error)) {
 	ip, err := netip.ParseAddr(r.URL.Query().Get("ip"))
@@ -53,7 +53,7 @@ func (a *Agent) peerRequest(w http.ResponseWriter, r *http.Request, path string,
 	answer(w, v)
 }
 
-// answerHint says what to do when a peer's answer was none.
+// answerHint says what to do when a peer's agent refuses a call; empty: there is nothing to say.
 func (a *Agent) answerHint(err error, about control.PeerPath) string {
 	if !errors.Is(err, errNotTrusted) {
 		return ""
@@ -61,7 +61,7 @@ func (a *Agent) answerHint(err error, about control.PeerPath) string {
 	return "put our GID, " + a.ourGID(about) + ", into peer_trust of the configuration there"
 }
 
-// ourGID is the one that the peer sees, as well as we know it.
+// ourGID returns our GID as the peer sees it, as well as we know.
 func (a *Agent) ourGID(about control.PeerPath) string {
 	g, err := netip.ParseAddr(about.GID)
 	if err != nil {

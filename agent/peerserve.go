@@ -24,25 +24,24 @@ import (
 
 // Bounds of what agents ask each other over the fabric.
 const (
-	maxPeerConns = 1024                   // of the CM, those in TIMEWAIT included
+	maxPeerConns = 1024                   // connections of the CM, those in TIMEWAIT included
 	maxPeerEnds  = 16                     // connections of peers that ask us
-	maxEndsEach  = 4                      // of them of one GID, so that no peer keeps the others out
-	maxArrivals  = 128                    // REQs whose senders have not shown yet that they are at their GID
-	peerIdle     = 30 * time.Second       // a connection that asks nothing for so long is ended
-	peerFirst    = 3 * time.Second        // so long if it has asked nothing yet: anybody can send a REQ in another's name
-	peerGrant    = 4                      // credits for each
-	peerStatusOf = 100 * time.Millisecond // for so long one status answers all that ask for it
+	maxEndsEach  = 4                      // such connections of one GID, so that no peer keeps the others out
+	maxArrivals  = 128                    // REQs whose senders have not yet shown that they are at their GID
+	peerIdle     = 30 * time.Second       // a connection that asks nothing for this long is ended
+	peerFirst    = 3 * time.Second        // the same before its first question: anybody can send a REQ in another's name
+	peerGrant    = 4                      // credits for each connection
+	peerStatusOf = 100 * time.Millisecond // how long one status answers all that ask for it
 	maxKnownGIDs = 4096                   // addresses whose GID is remembered
-	peerWithin   = 8 * time.Second        // patience with a peer that we ask
+	peerWithin   = 8 * time.Second        // how long we wait for a peer that we ask
 )
 
-// DefaultPeerAllow is who may ask unless configured otherwise: whoever is on the
-// same Ethernet, because packets from link-local addresses do not come further.
+// DefaultPeerAllow allows whoever is on the same Ethernet, because packets from link-local addresses come
+// no further. It holds unless configured otherwise.
 var DefaultPeerAllow = []netip.Prefix{netip.MustParsePrefix("fe80::/10")}
 
-// A peerService lets agents ask each other over the fabric: it serves the program
-// of package peerrpc, and asks that of others. It has a CM of its own, which
-// shares QP 1 with the interface's.
+// A peerService lets agents ask each other over the fabric: it serves the program of package peerrpc, and
+// calls it at other hosts. It has a CM of its own, which shares QP 1 with the interface's.
 type peerService struct {
 	a    *Agent
 	port *rdmacm.Port // nil where QP 1 cannot be had
@@ -59,18 +58,17 @@ type peerService struct {
 	mu       sync.Mutex
 	arrivals []*arrival // oldest first
 	ends     int
-	from     map[ib.GID]int        // of them, by the peer's GID
-	known    map[netip.Addr]ib.GID // of neighbours, also of those that are gone
+	from     map[ib.GID]int        // the same by the peer's GID
+	known    map[netip.Addr]ib.GID // the GIDs of neighbours, also of those that are gone
 	live     map[*transport.End]struct{}
 	past     map[string]uint64 // counters of connections that have ended
 
 	events eventRing
-	view   func(context.Context) (control.Status, error) // of our own
-	seen   recent[control.Status]                        // by view
+	view   func(context.Context) (control.Status, error) // makes our own status
+	seen   recent[control.Status]                        // what view returned last
 }
 
-// openPeers starts the service. Nobody but those of Options.PeerAllow and PeerTrust
-// is answered.
+// openPeers starts the service. It answers only hosts in Options.PeerAllow and PeerTrust.
 func (a *Agent) openPeers() error {
 	s := &a.peers
 	s.from = map[ib.GID]int{}
@@ -96,7 +94,7 @@ func (a *Agent) openPeers() error {
 	return err
 }
 
-// serve answers peers until ctx ends, as long as there is anybody who may ask.
+// serve answers peers until ctx ends, while PeerAllow or PeerTrust has anybody.
 func (s *peerService) serve(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -144,17 +142,17 @@ func (s *peerService) listen(ctx context.Context, wg *sync.WaitGroup) error {
 	}
 }
 
-// An arrival is a REQ that we have answered. Anybody can send one in another's name,
-// so it takes no place of those who may ask until the REP has reached its sender: the RTU,
-// or data on the queue pair, has what only the REP told (communication ID, QPN, PSN).
+// An arrival is a REQ that we have answered. Anybody can send a REQ in another's name. So an arrival takes
+// no place among the connections that may ask until its sender has shown that the REP reached it: the RTU,
+// and data on the queue pair, have what only the REP told (communication ID, QPN, PSN).
 type arrival struct {
 	from      ib.GID
-	displaced chan struct{} // closed when another takes its room
+	displaced chan struct{} // closed when another arrival takes its room
 }
 
-// arrive makes room for a REQ. It never refuses one: the oldest gives way, of the same GID
-// if that has as many as it may have. Who is there answers within milliseconds, and
-// of maxArrivals the oldest has been there for longer.
+// arrive makes room for a REQ. It never refuses one: the oldest arrival gives way, or the oldest of the
+// same GID if that GID has maxEndsEach. A sender that is at its GID answers within milliseconds, and with
+// maxArrivals waiting the oldest has been there for longer.
 func (s *peerService) arrive(g ib.GID) *arrival {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,14 +184,14 @@ func (s *peerService) depart(a *arrival) {
 	s.arrivals = slices.DeleteFunc(s.arrivals, func(x *arrival) bool { return x == a })
 }
 
-// full reports whether nobody of g can enter now.
+// full reports whether no connection of g can enter now.
 func (s *peerService) full(g ib.GID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ends >= maxPeerEnds || s.from[g] >= maxEndsEach
 }
 
-// enter takes a place among those who may ask at a time, if there is one for g.
+// enter takes a place among the connections that may ask. It returns false if there is none for g.
 func (s *peerService) enter(g ib.GID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -238,7 +236,7 @@ func (s *peerService) accept(ctx context.Context, r *rdmacm.Request) {
 		RPC: rpcrdma.Options{Grant: peerGrant, Ask: 1, MaxLong: peerrpc.MaxDocument + 4096},
 		Serve: func(ctx context.Context, c rpcrdma.Serve) rpcrdma.Event {
 			idle.Reset(peerIdle)
-			once.Do(func() { close(asked) }) // which stands for an RTU that was lost
+			once.Do(func() { close(asked) }) // a call stands for an RTU that was lost
 			s.n.served.Add(1)
 			return s.answer(ctx, who, &c)
 		}})
@@ -273,7 +271,7 @@ func (s *peerService) accept(ctx context.Context, r *rdmacm.Request) {
 	}
 }
 
-// begin has the counters of a connection counted, end closes it.
+// begin adds the counters of a connection to ours. end closes the connection and keeps what they counted.
 func (s *peerService) begin(e *transport.End) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -288,7 +286,7 @@ func (s *peerService) end(e *transport.End) {
 	e.Counters(func(name string, v uint64) { s.past[name] += v })
 }
 
-// counters calls f for what all connections have refused, by reason, in a fixed order.
+// counters calls f with each counter of RPC-over-RDMA, summed over all connections, in a fixed order.
 func (s *peerService) counters(f func(name string, v uint64)) {
 	s.mu.Lock()
 	sum := maps.Clone(s.past)
@@ -299,12 +297,12 @@ func (s *peerService) counters(f func(name string, v uint64)) {
 	(&rpcrdma.Counters{}).Each(func(name string, _ uint64) { f(name, sum[name]) })
 }
 
-// answer is the program, for who asks.
+// answer carries out one call of the program for who.
 func (s *peerService) answer(ctx context.Context, who asker, in *rpcrdma.Serve) rpcrdma.Event {
 	call, args, err := rpcrdma.ParseRPCCall(in.Payload)
 	var reply rpcrdma.RPCReply
 	var doc []byte
-	at := 0 // where the document's octets begin, behind the head and its length
+	at := 0 // where the document's octets begin in results, behind its length
 	results := []byte(nil)
 	var fault *rpcrdma.Error
 	switch {
@@ -348,7 +346,7 @@ func (s *peerService) answer(ctx context.Context, who asker, in *rpcrdma.Serve) 
 	}
 	out := reply.Append(nil)
 	a := rpcrdma.Answer{Payload: append(out, results...)}
-	// Without segments a Write chunk asks for the item among the others.
+	// A Write chunk without segments asks for the document inline.
 	if at > 0 && len(doc) > 0 && len(in.Results) == 1 && in.Results[0] > 0 {
 		if in.Results[0] < len(doc) {
 			return rpcrdma.CannotAnswer{Need: len(a.Payload)}
@@ -358,7 +356,7 @@ func (s *peerService) answer(ctx context.Context, who asker, in *rpcrdma.Serve) 
 	return a
 }
 
-// status is the document of STATUS.
+// status returns the document of STATUS for who.
 func (s *peerService) status(ctx context.Context, who asker) ([]byte, error) {
 	v, err := s.seen.get(ctx, func() (control.Status, error) { return s.view(ctx) })
 	if err != nil {
@@ -370,8 +368,8 @@ func (s *peerService) status(ctx context.Context, who asker) ([]byte, error) {
 	return statusDocument(wholeStatus(v))
 }
 
-// A recent keeps something for a short time: however often peers ask, the driver
-// has packets to move.
+// A recent keeps a value for a short time. So the driver can go on to move packets, however often peers
+// ask.
 type recent[T any] struct {
 	mu  sync.Mutex
 	at  time.Time
@@ -379,13 +377,13 @@ type recent[T any] struct {
 	err error
 }
 
-// get returns what was made in the last peerStatusOf, or makes it anew.
+// get returns the value if it was made within the last peerStatusOf, else makes it anew.
 func (r *recent[T]) get(ctx context.Context, anew func() (T, error)) (T, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.at.IsZero() || time.Since(r.at) >= peerStatusOf {
 		v, err := anew()
-		if ctx.Err() != nil { // of no one else's concern
+		if ctx.Err() != nil { // the error is this asker's alone, so it is not kept
 			return v, err
 		}
 		r.at, r.v, r.err = time.Now(), v, err
@@ -430,8 +428,8 @@ func (s *peerService) learn(n ipoib.Note) {
 	s.known[n.Addr] = n.Peer.GID
 }
 
-// find returns the GID of the host with an address, how it is known, and of which make
-// its interface is.
+// find returns the GID of the host with address ip. about says how the GID is known, and the class of the
+// host's interface.
 func (s *peerService) find(ctx context.Context, ip netip.Addr) (g ib.GID, about control.PeerPath, err error) {
 	about.IP = ip.String()
 	hop, err := s.a.nextHop(ctx, ip)
@@ -459,11 +457,11 @@ func (s *peerService) find(ctx context.Context, ip netip.Addr) (g ib.GID, about 
 
 var errNoQP1 = errors.New("QP 1 cannot be had, which asking peers over the fabric takes")
 
-// viaGiven says that an address is taken for a GID.
+// viaGiven says that the address itself was taken for a GID.
 const viaGiven = "as given"
 
-// errNoNeighbour says that an address is of no neighbour, and cannot be a GID of the
-// fabric: these are of the other IP version.
+// errNoNeighbour says that no neighbour has the address, and that it cannot be a GID of the fabric, whose
+// GIDs are of the other IP version.
 var errNoNeighbour = errors.New("it is not a neighbour that this host knows")
 
 // hasFamily reports whether we have a GID of the IP version of g.
@@ -474,8 +472,8 @@ func (a *Agent) hasFamily(g ib.GID) bool {
 // errSelf says that a host need not ask itself over the fabric.
 var errSelf = errors.New("that is this host")
 
-// dial connects to the agent of a peer, which is told by an IP address behind the
-// interface, or by its GID. The connection is to be given to s.end.
+// dial connects to the agent of a peer. ip is an address behind the interface, or the peer's GID. The
+// caller gives the connection to s.end.
 func (s *peerService) dial(ctx context.Context, ip netip.Addr) (e *transport.End, about control.PeerPath, err error) {
 	if s.port == nil {
 		return nil, about, errNoQP1
@@ -513,8 +511,8 @@ func (s *peerService) dial(ctx context.Context, ip netip.Addr) (e *transport.End
 	return nil, about, err
 }
 
-// call makes one call of the program and returns its results, and the document
-// if it was written by itself.
+// call makes one call of the program. It returns the results, and apart from them the document if the peer
+// wrote it into the Write chunk.
 func (s *peerService) call(ctx context.Context, e *transport.End, proc uint32,
 	args []byte) (results, written []byte, err error) {
 	req := rpcrdma.Submit{Payload: append((&rpcrdma.RPCCall{Prog: peerrpc.Program, Vers: peerrpc.Version,
@@ -542,7 +540,7 @@ func (s *peerService) call(ctx context.Context, e *transport.End, proc uint32,
 	return results, written, err
 }
 
-// errNotTrusted says that the peer refuses us one thing, not all.
+// errNotTrusted says that the peer refuses us this call, not all calls.
 var errNotTrusted = errors.New("that is told only to those whom the agent there trusts")
 
 // An eventRing keeps the last events for peers that ask.
@@ -559,12 +557,11 @@ func (r *eventRing) add(e control.Event) {
 	r.ring[r.last%peerrpc.MaxEvents] = e
 }
 
-// after returns at most n events behind number seq, as JSON lines, and the number
-// of the last of them.
+// after returns at most n events with numbers above seq, as JSON lines, and the number of the last of them.
 func (r *eventRing) after(seq uint64, n int) (last uint64, lines []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if seq > r.last { // of an agent before this one
+	if seq > r.last { // the number is of an agent before this one
 		seq = 0
 	}
 	if r.last > peerrpc.MaxEvents {

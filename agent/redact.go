@@ -28,11 +28,11 @@ func Redact(s string) string { return redact(s) }
 // redact takes the identifiers out of a text.
 func redact(s string) string { return identifiers.ReplaceAllLiteralString(s, redacted) }
 
-// redactAll returns a copy of v, a document of package control, without identifiers
-// in any of its texts, however deep. That holds for fields that are yet to come.
+// redactAll returns a copy of v, a document of package control, without identifiers in any of its texts,
+// however deep. It walks v by reflection, so it covers fields that are yet to come.
 func redactAll[T any](v T) T { return redactTexts(v, redact) }
 
-// redactTexts returns a copy of v with each of its texts as redact has it.
+// redactTexts returns a copy of v with redact applied to each of its texts.
 func redactTexts[T any](v T, redact func(string) string) T {
 	return redactValue(reflect.ValueOf(&v).Elem(), redact).Interface().(T)
 }
@@ -77,18 +77,18 @@ func redactValue(v reflect.Value, redact func(string) string) reflect.Value {
 	return out
 }
 
-// wholeStatus is what a trusted peer sees of our status: all but the identifiers
-// that protect connections.
+// wholeStatus returns what a trusted peer sees of our status: all but the identifiers that protect
+// connections, and the protections.
 func wholeStatus(s control.Status) control.Status {
 	out := redactAll(s)
-	out.Interface.Build = s.Interface.Build // has the number of a commit
-	out.Protections = nil                   // what an attacker would have to overcome
+	out.Interface.Build = s.Interface.Build // it has the number of a commit, which looks like an identifier
+	out.Protections = nil                   // they say what an attacker would have to overcome
 	out.Limited = "identifiers of queue pairs and connections are shown on that host only"
 	return out
 }
 
-// briefStatus is what any other peer that may ask sees: that the agent lives, and
-// what both ends must have alike. It names nobody.
+// briefStatus returns what any other peer that may ask sees: that the agent lives, and the settings that
+// both ends must have alike. It names nobody.
 func briefStatus(s control.Status) control.Status {
 	i, u := s.Interface, s.Underlay
 	return control.Status{
@@ -110,9 +110,9 @@ func forPeers(e control.Event) control.Event { return redactAll(e) }
 // that of UD, which every host on the link hears, and stays.
 var secrets = regexp.MustCompile(`0[xX][0-9a-fA-F]+|\b(?:comm|remote|qpn|psn)=[^\s,;)]+`)
 
-// forLookers returns a document as members of the socket's group see it. A local user can send
-// packets that seem to be this host's (docs/security.md), and needs no more than identifiers for
-// ending a connection, or for having a packet taken on one that is UC.
+// forLookers returns a document as members of the socket's group see it. A local user can send packets that
+// seem to be this host's (docs/security.md). With the identifiers such a user could end a connection, or
+// have a packet taken on a UC connection.
 func forLookers[T any](v T) T {
 	out := redactTexts(v, func(s string) string { return secrets.ReplaceAllLiteralString(s, redacted) })
 	switch out := any(&out).(type) {

@@ -15,7 +15,7 @@ import (
 	"ipoibcm/verbs"
 )
 
-// Live are the settings that can change while the agent runs, as Options has them.
+// Live are the settings that can change while the agent runs. They mean what they mean in Options.
 type Live struct {
 	Prefixes             []netip.Prefix
 	Mode                 ipoib.Mode
@@ -29,18 +29,18 @@ type Live struct {
 	MaxConns, MaxNeighbours int
 	TrafficClass            uint8 // of the provider's packets
 	InheritClass            bool
-	Offloads                map[string]bool // those of the provider by name, "tso" and "uso"
+	Offloads                map[string]bool // by name: those of the provider, and "tso" and "uso" of the TUN
 }
 
-// A Plan is what a configuration file wants that differs from what runs.
+// A Plan is what a configuration file changes about the running settings.
 type Plan struct {
 	File    string
-	Changes []control.Change // none takes effect where one of them takes a restart
+	Changes []control.Change // if one of them takes a restart, none takes effect
 	Live    Live             // all of the settings, those that stay included
-	Done    func()           // called once they are in force
+	Done    func()           // called once the changes are in force
 }
 
-// liveSettings holds those that more than the driver reads.
+// liveSettings holds the live settings that not only the driver reads.
 type liveSettings struct {
 	reloading    sync.Mutex // one at a time
 	mu           sync.RWMutex
@@ -66,15 +66,15 @@ func (l *liveSettings) addresses() []netip.Prefix {
 	return l.prefixes
 }
 
-// askers returns whose agents may ask ours.
+// askers returns PeerAllow and PeerTrust: the hosts whose agents may ask ours.
 func (l *liveSettings) askers() (allow, trust []netip.Prefix) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	return l.allow, l.trust
 }
 
-// reload reads the configuration anew and changes what it says, unless that takes a
-// restart or only is to be checked. Nothing is touched before all of it is known.
+// reload reads the configuration anew and puts its changes in force. With check it only reports them, as it
+// does if one of them takes a restart. Nothing is changed before the whole configuration has been read.
 func (a *Agent) reload(ctx context.Context, check bool) (control.Reload, error) {
 	a.live.reloading.Lock()
 	defer a.live.reloading.Unlock()
@@ -92,7 +92,7 @@ func (a *Agent) reload(ctx context.Context, check bool) (control.Reload, error) 
 	}
 	a.service.tell(reloading())
 	if p, ok := a.opt.Provider.(verbs.Tuner); ok {
-		for name, on := range plan.Live.Offloads { // here, because each is tried first; one has nothing to do with another
+		for name, on := range plan.Live.Offloads { // not on the driver, because trying one may take a second
 			p.SetOffload(name, on)
 		}
 	}
@@ -148,17 +148,17 @@ func (a *Agent) apply(l Live) {
 	a.tune(l)
 }
 
-// tune changes how packets leave and come in.
+// tune puts the settings in force that say how packets leave and come in.
 func (a *Agent) tune(l Live) {
 	if p, ok := a.opt.Provider.(verbs.Tuner); ok {
 		p.SetTrafficClass(l.TrafficClass)
 	}
 	a.tun.SetGSO(l.Offloads["tso"], l.Offloads["uso"])
-	a.opt.NoSegments, a.opt.NoDatagrams = !l.Offloads["tso"], !l.Offloads["uso"] // for another namespace
+	a.opt.NoSegments, a.opt.NoDatagrams = !l.Offloads["tso"], !l.Offloads["uso"] // keep a.opt as the TUN is now
 	a.loop.SetInheritClass(l.InheritClass)
 	if a.opt.TrafficClass != l.TrafficClass {
 		a.opt.TrafficClass = l.TrafficClass
-		a.readdress() // datagrams have it at once, connections once they are made anew
+		a.readdress() // datagrams have the new class at once, connections once they are made anew
 	}
 }
 

@@ -13,9 +13,8 @@ import (
 // collecting lets one client at a time ask for collections.
 var collecting sync.Mutex
 
-// viewRuntime has the provider trim, collects garbage, gives what was free back to
-// the kernel and counts what is left. It does not run on the driver's goroutine,
-// which goes on meanwhile.
+// viewRuntime has the provider trim, collects garbage, gives free memory back to the kernel and counts what
+// is left. It does not run on the driver's goroutine, so the driver goes on meanwhile.
 func (a *Agent) viewRuntime() control.Runtime {
 	collecting.Lock()
 	defer collecting.Unlock()
@@ -29,7 +28,7 @@ func (a *Agent) viewRuntime() control.Runtime {
 	r := control.Runtime{Version: control.Version, Goroutines: runtime.NumGoroutine(), HeapOctets: m.HeapAlloc,
 		HeapObjects: m.HeapObjects}
 	if fds, err := os.ReadDir("/proc/self/fd"); err == nil {
-		r.Descriptors = len(fds) - 1 // ReadDir's own
+		r.Descriptors = len(fds) - 1 // without the one that ReadDir opened
 	}
 	return r
 }

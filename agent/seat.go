@@ -16,13 +16,13 @@ import (
 	"ipoibcm/tun"
 )
 
-// A seat is the network namespace that the interface is in, with what watches it there.
-// The provider's sockets are in ours, wherever the interface goes.
+// A seat is the network namespace that the interface is in, with the device and the notices that watch it
+// there. The provider's sockets stay in the agent's own namespace, wherever the interface goes.
 type seat struct {
 	host    *hostnet.Device
 	notices *hostnet.Notices
-	netns   string   // what people call it; empty: it is the agent's own
-	name    string   // of the interface there
+	netns   string   // name of the namespace; empty: it is the agent's own
+	name    string   // name of the interface there
 	notes   []string // settings that the kernel refused
 }
 
@@ -38,11 +38,11 @@ func (a *Agent) openTUN() error {
 		}
 		a.tun, err = tun.Open(o)
 		for until := time.Now().Add(releasedWithin); a.legacy.refused && isThere(err) && time.Now().Before(until); {
-			time.Sleep(10 * time.Millisecond) // until the store has let go of it
+			time.Sleep(10 * time.Millisecond) // until the store has closed the TUN
 			a.tun, err = tun.Open(o)
 		}
 		if o.Queues && a.opt.FewerThreads && errors.Is(err, errBusy) {
-			o.Queues = false // it may be there already, with one queue and nobody's
+			o.Queues = false // it may exist already with one queue, and no process has it
 			if there, no := tun.Open(o); no == nil {
 				a.tun, err = there, nil
 			}
@@ -67,8 +67,8 @@ func (a *Agent) openTUN() error {
 	}
 }
 
-// isThere reports whether TUNSETIFF may have failed because the interface is there. One with several
-// queues cannot be opened with one, and that is EINVAL.
+// isThere reports whether TUNSETIFF may have failed because the interface exists. Opening one of several
+// queues as one with a single queue fails with EINVAL.
 func isThere(err error) bool { return errors.Is(err, errBusy) || errors.Is(err, syscall.EINVAL) }
 
 func explainNamespace(err error) error {
@@ -78,7 +78,7 @@ func explainNamespace(err error) error {
 	return err
 }
 
-// openHost makes the device what the design asks for, and begins to watch it.
+// openHost sets up the device and begins to watch it.
 func (a *Agent) openHost() error {
 	s, err := a.sit(true)
 	if err != nil {
@@ -90,17 +90,16 @@ func (a *Agent) openHost() error {
 	return nil
 }
 
-// logRefused says which settings cannot be made. status says so too.
+// logRefused logs which settings of the interface the kernel refused. status shows them too.
 func (a *Agent) logRefused() {
 	for _, n := range a.seat.notes {
 		a.log.Warn("a setting of the interface cannot be made", "name", a.seat.name, "note", n)
 	}
 }
 
-// sit finds the interface, gives it settings and addresses, and begins to watch it. The
-// watch comes last: what it sees first is all there, so that nobody who finds the
-// interface up uses an address that we do not know yet, or the kernel has not quite
-// got.
+// sit finds the interface, gives it settings and addresses, and begins to watch it. The watch begins last,
+// so that what it sees first is complete. Else somebody who finds the interface up could use an address
+// that we do not know yet, or that the kernel has not finished.
 func (a *Agent) sit(up bool) (s seat, err error) {
 	ns, name, err := a.place()
 	if err != nil {
@@ -120,19 +119,19 @@ func (a *Agent) sit(up bool) (s seat, err error) {
 	return s, nil
 }
 
-// place returns where the interface is, and its name there.
+// place returns the namespace that the interface is in, and its name there.
 func (a *Agent) place() (ns netns.NsHandle, name string, err error) {
 	fd, name, err := a.tun.Namespace()
 	if !errors.Is(err, errors.ErrUnsupported) {
 		return netns.NsHandle(fd), name, err
 	}
-	// An old kernel: it is where it was made.
+	// An old kernel cannot say: the interface is where it was made.
 	ns, err = hostnet.OpenNamespace(cmp.Or(a.opt.Netns, "/proc/thread-self/ns/net"))
 	return ns, a.tun.Name(), err
 }
 
-// prepare sets the device up, with its addresses. It returns what cannot be set, where
-// the interface serves all the same.
+// prepare sets the device up, with its addresses. It returns notes about settings that cannot be made, and
+// without which the interface serves all the same.
 func (a *Agent) prepare(ns netns.NsHandle, name string, up bool) (notes []string, err error) {
 	d, err := hostnet.OpenIn(ns, name)
 	if err != nil {
@@ -142,8 +141,8 @@ func (a *Agent) prepare(ns netns.NsHandle, name string, up bool) (notes []string
 	for _, step := range []struct {
 		what string
 		do   func() error
-		lack string // what lacks where /proc/sys is read-only
-		set  string // what the device inherits
+		lack string // what happens without it where /proc/sys is read-only; empty: that is an error
+		set  string // the setting of the namespace that the device inherits
 	}{
 		{"set addr_gen_mode", d.DisableAddrGen, "", ""},
 		{"set accept_ra_mtu", d.IgnoreRAMTU, "an MTU in router advertisements lowers that of IPv6",
@@ -184,8 +183,8 @@ func (a *Agent) prepare(ns netns.NsHandle, name string, up bool) (notes []string
 	return notes, nil
 }
 
-// setUpIPv6 makes the settings of IPv6 again, which the kernel has forgotten, and puts
-// the configured addresses back. One that it drew by itself meanwhile goes.
+// setUpIPv6 makes the settings of IPv6 again, which the kernel has forgotten, and puts the configured
+// addresses back. It removes a link-local address that the kernel has made up meanwhile.
 func (a *Agent) setUpIPv6() {
 	host := a.kernel.host
 	do := []func() error{host.DisableAddrGen, host.IgnoreRAMTU, host.RemoveGenerated}
@@ -195,14 +194,14 @@ func (a *Agent) setUpIPv6() {
 		}
 	}
 	for _, f := range do {
-		if err := f(); err != nil && !errors.Is(err, syscall.EROFS) { // status says that
+		if err := f(); err != nil && !errors.Is(err, syscall.EROFS) { // status shows that
 			a.log.Warn("cannot set IPv6 up again", "name", a.opt.Name, "err", err)
 		}
 	}
 }
 
-// limitIPv6 keeps the kernel from IPv6 on a link that is too small for it
-// (RFC 4391 section 7): what it sent would only be dropped.
+// limitIPv6 switches IPv6 off on a link that is too small for it (RFC 4391 section 7): what the kernel sent
+// would only be dropped.
 func (a *Agent) limitIPv6(d *hostnet.Device) error {
 	if a.m.Status().IPv6 {
 		return nil
@@ -210,9 +209,9 @@ func (a *Agent) limitIPv6(d *hostnet.Device) error {
 	return d.DisableIPv6()
 }
 
-// follow goes on in the namespace that the interface was moved into. As any device it
-// arrives there down and without addresses; those that are configured come back, and
-// whoever moved it sets it up.
+// follow goes on in the namespace that the interface was moved into. Like any device, the interface arrives
+// there down and without addresses. follow puts back the configured ones, and whoever moved the interface
+// sets it up.
 func (a *Agent) follow() {
 	var s seat
 	var err error
@@ -227,7 +226,7 @@ func (a *Agent) follow() {
 	})
 }
 
-// followed takes the outcome of follow. What failed is tried again.
+// followed handles the outcome of follow. The driver tries again after a failure.
 func (a *Agent) followed(s seat, err error) {
 	if s.notices != nil {
 		a.seat, a.host = s, s.host

@@ -17,8 +17,7 @@ import (
 	"ipoibcm/peercred"
 )
 
-// listen opens the control socket. A socket that nobody answers on is left over
-// and replaced.
+// listen opens the control socket. It replaces a socket that nobody answers on.
 func listen(path string) (net.Listener, error) {
 	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		conn.Close()
@@ -43,7 +42,7 @@ func listen(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// handler answers requests; what streams ends with ctx.
+// handler returns the handler of all requests. Streams end with ctx.
 func (a *Agent) handler(ctx context.Context) http.Handler {
 	mux := http.NewServeMux()
 	get := func(path string, h http.HandlerFunc) { mux.HandleFunc("GET "+path, h) }
@@ -79,7 +78,7 @@ func (a *Agent) serve(ctx context.Context, l net.Listener) error {
 	return a.serveUntil(ctx, a.newServer(ctx), l)
 }
 
-// serveUntil has srv answer on l, so many clients at a time, until ctx ends.
+// serveUntil has srv answer on l until ctx ends, with at most maxClients clients at a time.
 func (a *Agent) serveUntil(ctx context.Context, srv *http.Server, l net.Listener) error {
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(newClients(l, &a.clientsRefused)) }()
@@ -93,7 +92,7 @@ func (a *Agent) serveUntil(ctx context.Context, srv *http.Server, l net.Listener
 	return nil
 }
 
-// document serves what view returns.
+// document serves at path what view returns.
 func document[T any](get func(string, http.HandlerFunc), path string, view func(context.Context) (T, error)) {
 	get(path, func(w http.ResponseWriter, r *http.Request) {
 		page, err := control.ParsePage(r.URL.Query().Get)
@@ -120,7 +119,7 @@ func ask[T any](ctx context.Context, a *Agent, view func() T) (v T, err error) {
 	done := make(chan T, 1)
 	select {
 	case a.queries <- func() { done <- view() }:
-		return <-done, nil // the driver runs it at once
+		return <-done, nil // the driver runs view at once
 	case <-ctx.Done():
 		return v, errors.New("the agent did not answer in time")
 	}
@@ -193,7 +192,7 @@ func (a *Agent) events(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	}
 }
 
-// pastOf returns from when on a request wants past events; zero means none.
+// pastOf returns the time after which a request wants past events; zero means none.
 func pastOf(r *http.Request) (time.Time, error) {
 	s := r.URL.Query().Get("since")
 	if s == "" {

@@ -20,11 +20,10 @@ const (
 	notifyStatus    = "STATUS="
 )
 
-// watchdogShare is which part of the manager's patience passes between two signs of
-// life: two may be late.
+// watchdogShare is the number of signs of life in the time that the manager waits for one: two may be late.
 const watchdogShare = 3
 
-// A service tells a service manager how the agent is. Nothing waits for it, but for the handover at the end.
+// A service tells a service manager how the agent is. Only the handover at the end waits for it.
 type service struct {
 	notify func(string)
 	every  time.Duration // between signs of life; zero: nobody waits for them
@@ -35,7 +34,7 @@ type service struct {
 	told   chan struct{} // closed once the manager knows that the agent stops
 }
 
-// serviceDepth bounds what waits for a manager that does not listen.
+// serviceDepth is how many messages may wait for a manager that does not listen.
 const serviceDepth = 16
 
 func (a *Agent) newService() service {
@@ -43,7 +42,8 @@ func (a *Agent) newService() service {
 		told: make(chan struct{})}
 }
 
-// tell queues a message, unless there is nobody or too many wait.
+// tell queues a message. It returns false if too many wait. Without a manager it does nothing and returns
+// true.
 func (s *service) tell(text string) bool {
 	if s.notify == nil {
 		return true
@@ -56,8 +56,8 @@ func (s *service) tell(text string) bool {
 	}
 }
 
-// report tells the manager once that traffic can pass, and how things are whenever
-// that has changed. It runs on the driver's goroutine.
+// report tells the manager once that traffic can pass, and the state of the agent whenever that has
+// changed. It runs on the driver's goroutine.
 func (a *Agent) report() {
 	s := &a.service
 	if s.notify == nil {
@@ -81,7 +81,7 @@ func (a *Agent) report() {
 	}
 }
 
-// run hands messages on, and signs of life, until ctx ends.
+// runService hands messages and signs of life to the manager until ctx ends.
 func (a *Agent) runService(ctx context.Context) {
 	s := &a.service
 	if s.notify == nil {
@@ -127,7 +127,7 @@ func (a *Agent) runWatchdog(ctx context.Context) {
 	}
 }
 
-// alive reports which part has not moved within so long.
+// alive returns an error that names the first part that has not moved within the time given.
 func (a *Agent) alive(ctx context.Context, within time.Duration) error {
 	asked, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -143,8 +143,8 @@ func (a *Agent) alive(ctx context.Context, within time.Duration) error {
 	return nil
 }
 
-// sends reports whether the thread that sends has let go of what it had in hand. At
-// most one question waits for it.
+// sends returns an error if the thread that sends has not finished, within the time given, what it had in
+// hand. At most one question waits for that thread.
 func (a *Agent) sends(within time.Duration) error {
 	if a.barrier == nil {
 		done := make(chan struct{})
@@ -163,8 +163,7 @@ func (a *Agent) sends(within time.Duration) error {
 	}
 }
 
-// reloading is what a manager is told before settings change, with the time that
-// sd_notify(3) asks for.
+// reloading returns the message before settings change, with the time that sd_notify(3) asks for.
 func reloading() string {
 	var now unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)

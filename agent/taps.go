@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// captureDepth is how many packets wait for one slow capture client, and
-	// captureOctets what they may hold, of all clients together.
+	// captureDepth is how many packets may wait for one slow capture client. captureOctets is how many
+	// octets may wait for all clients together.
 	captureDepth  = 4096
 	captureOctets = 32 << 20
-	// tapOverhead is what a packet costs beside its octets.
+	// tapOverhead is what a packet counts beside its octets.
 	tapOverhead = 64
 )
 
-// headerLen is what is kept of every packet: the Ethernet header of the capture
-// is made from the IP header.
+// headerLen is what is kept of every packet, however small snap is: the Ethernet header of the capture is
+// made from the IP header.
 const headerLen = 40
 
 // errFollowers says that a bound was reached.
@@ -44,7 +44,8 @@ type tap struct {
 	octets atomic.Int64 // what waits in ch, overhead included
 }
 
-// take has p wait for the client, if that leaves it within its share.
+// take queues a packet for the client if no more than share octets wait for it then. It reports whether it
+// did.
 func (c *tap) take(at time.Time, out bool, ip []byte, share int64) bool {
 	keep := len(ip)
 	if c.snap > 0 {
@@ -62,7 +63,7 @@ func (c *tap) take(at time.Time, out bool, ip []byte, share int64) bool {
 	return false
 }
 
-// taken makes room for others, after p was received from ch.
+// taken makes room for others, after p was received from c.ch.
 func (c *tap) taken(p *tapped) { c.octets.Add(-int64(len(p.ip) + tapOverhead)) }
 
 type tapped struct {
@@ -75,7 +76,7 @@ type tapped struct {
 func (t *taps) packet(out bool, ip []byte) {
 	now := time.Now()
 	list := *t.list.Load()
-	share := captureOctets / int64(max(1, len(list))) // those that read lose nothing to those that do not
+	share := captureOctets / int64(max(1, len(list))) // clients that read lose nothing to those that do not
 	for _, c := range list {
 		if !c.take(now, out, ip, share) {
 			c.lost.Add(1)

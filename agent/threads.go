@@ -16,8 +16,8 @@ func (a *Agent) threads() int {
 	return 1
 }
 
-// openQueues opens a queue of the TUN for each data thread from the second on, in the namespace
-// that the interface is in. Where there cannot be one there are fewer threads.
+// openQueues opens a queue of the TUN for each data thread from the second on, in the namespace that the
+// interface is in. If a queue cannot be opened, there are fewer threads.
 func (a *Agent) openQueues() {
 	threads := a.threads()
 	for i := 1; i < threads; i++ {
@@ -35,7 +35,8 @@ func (a *Agent) openQueues() {
 	}
 }
 
-// threadOffloads says how packets come to their data thread, where there are several or should be.
+// threadOffloads says how packets come to their data thread. It returns nil if there is one thread and no
+// more were asked for.
 func (a *Agent) threadOffloads() []verbs.Offload {
 	p, ok := a.opt.Provider.(verbs.Threader)
 	if !ok {

@@ -22,7 +22,7 @@ import (
 	"ipoibcm/wire/encap"
 )
 
-// The view functions run where they are asked, and have the driver tell them what it owns.
+// The view functions run on the goroutine of the request, and ask the driver for what it owns.
 
 func since(now, t time.Time) int64 {
 	if t.IsZero() {
@@ -40,8 +40,8 @@ func (a *Agent) viewStatus(ctx context.Context) (control.Status, error) {
 	return out, err
 }
 
-// statusHead is the status but for the peers, with the provider's counters n. It runs on the
-// driver's goroutine.
+// statusHead returns the status without the peers. n are the provider's counters. It runs on the driver's
+// goroutine.
 func (a *Agent) statusHead(n map[string]uint64) control.Status {
 	s, port, now := a.m.Status(), a.port(), time.Now()
 	notes, unfit := a.checkPort(port)
@@ -117,7 +117,8 @@ func cmPaths(s ipoib.Status) []string {
 	return out
 }
 
-// checkPort returns the notes that hold for the underlay as it is now.
+// checkPort returns the notes that hold for the underlay as it is now, and an error if the underlay does
+// not carry the UD MTU.
 func (a *Agent) checkPort(port verbs.Port) ([]string, error) {
 	if a.opt.Check == nil {
 		return a.opt.Notes, nil
@@ -217,11 +218,10 @@ func silence(q ipoib.Silence, now time.Time) string {
 			"and do agents run there with the same pkey and qkey?", q.Asked, ago(q.At), heard)
 }
 
-// shortReceive is a Receive MTU with which few packets are a message, for UC on a
-// path that loses some.
+// shortReceive is a Receive MTU that makes a message few packets, for UC on a path that loses some.
 const shortReceive = 8196
 
-// logCounts says what of the log was not written.
+// logCounts returns how many lines of the log were lost, and how many were left out.
 func (a *Agent) logCounts() (lost, leftOut uint64) {
 	if a.opt.LogCounts == nil {
 		return 0, 0
@@ -229,8 +229,8 @@ func (a *Agent) logCounts() (lost, leftOut uint64) {
 	return a.opt.LogCounts()
 }
 
-// providerCounters returns what the provider has counted. It looks at every queue pair, which is
-// nothing for the driver to wait for.
+// providerCounters returns what the provider has counted. That takes a look at every queue pair, so it does
+// not run on the driver's goroutine.
 func (a *Agent) providerCounters() map[string]uint64 {
 	n := map[string]uint64{}
 	a.opt.Provider.Counters(func(name string, v uint64) { n[name] = v })
@@ -240,7 +240,7 @@ func (a *Agent) providerCounters() map[string]uint64 {
 // tooBigName is the provider's counter of packets that the underlay did not take because of their size.
 const tooBigName = "tx_drop_too_big"
 
-// tooBig reads it.
+// tooBig returns the counter tooBigName.
 func (a *Agent) tooBig() (n uint64) {
 	a.opt.Provider.Counters(func(name string, v uint64) {
 		if name == tooBigName {
@@ -280,7 +280,7 @@ type connUse struct {
 	health *verbs.Health
 }
 
-// connUses yields the connections; closely: with what only a list of connections shows.
+// connUses returns the connections. With closely they have what only the list of connections shows.
 func (a *Agent) connUses(closely bool) iter.Seq[connUse] {
 	return func(yield func(connUse) bool) {
 		for c := range a.m.AllConns(closely) {
@@ -314,7 +314,7 @@ func (a *Agent) viewPeers(ctx context.Context) ([]control.Peer, error) {
 	return joinPeers(neighbours, conns, time.Now()), nil
 }
 
-// joinPeers does.
+// joinPeers makes a peer of each link-layer address that neighbours or conns have.
 func joinPeers(neighbours []neighbourUse, conns []connUse, now time.Time) []control.Peer {
 	peers := map[encap.LinkAddr]*control.Peer{}
 	at := func(key encap.LinkAddr) *control.Peer {
@@ -507,7 +507,7 @@ func (a *Agent) viewStats(ctx context.Context) (control.Stats, error) {
 	})
 }
 
-// providerStats are the counters of the provider, in its order.
+// providerStats returns the counters of the provider, in its order.
 func (a *Agent) providerStats() (out []control.Counter) {
 	part := a.opt.Provider.Caps().Name
 	a.opt.Provider.Counters(func(name string, v uint64) {
@@ -516,7 +516,7 @@ func (a *Agent) providerStats() (out []control.Counter) {
 	return out
 }
 
-// tunOffloads is what the TUN says of its three, before there is one too.
+// tunOffloads returns the state of the TUN's three offloads. It is zero before there is a TUN.
 func (a *Agent) tunOffloads() (sums tun.Checksums, tcp tun.Segments, udp tun.Datagrams) {
 	if a.tun != nil {
 		sums, tcp, udp = a.tun.Checksums(), a.tun.Segments(), a.tun.Datagrams()
@@ -524,8 +524,8 @@ func (a *Agent) tunOffloads() (sums tun.Checksums, tcp tun.Segments, udp tun.Dat
 	return sums, tcp, udp
 }
 
-// allCounters gathers every counter of every part, in a fixed order, the provider's among them. It
-// runs on the driver's goroutine.
+// allCounters gathers every counter of every part in a fixed order, with provider among them. It runs on
+// the driver's goroutine.
 func (a *Agent) allCounters(provider []control.Counter) []control.Counter {
 	var out []control.Counter
 	of := func(part string) func(name string, v uint64) {

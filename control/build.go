@@ -8,9 +8,9 @@ type Build struct {
 	Release   string   `json:"release,omitempty"` // a tag, or a pseudo-version of Go
 	Commit    string   `json:"commit,omitempty"`
 	Time      string   `json:"time,omitempty"`     // of the commit
-	Modified  bool     `json:"modified,omitempty"` // built from more than the commit
+	Modified  bool     `json:"modified,omitempty"` // built with changes since the commit
 	Go        string   `json:"go"`
-	Providers []string `json:"providers"` // that it was built with
+	Providers []string `json:"providers"` // the providers that it was built with
 }
 
 // shortCommit is how many digits of a commit people are shown.

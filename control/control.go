@@ -20,7 +20,8 @@ const Version = 2 // 2: a Route has next_hop where it had prefix and gateway
 
 // The paths of the API, all GET.
 const (
-	// ?peer=&limit=&after= choose from its peers, and from the lists of the next three ([Page])
+	// PathStatus takes ?peer=&limit=&after=, which choose from its peers. The next three take them too,
+	// for their lists ([Page]).
 	PathStatus  = "/v1/status"
 	PathConns   = "/v1/conns"
 	PathNeigh   = "/v1/neigh"
@@ -29,13 +30,15 @@ const (
 	PathStats   = "/v1/stats"
 	PathMembers = "/v1/members"
 	PathExplain = "/v1/explain" // ?ip=ADDRESS
-	// ?since=DURATION: newline-delimited Event, past ones first, until the client leaves
+	// PathEvents takes ?since=DURATION. It is newline-delimited Events, past ones first, until the
+	// client leaves.
 	PathEvents     = "/v1/events"
 	PathCapture    = "/v1/capture"     // ?snap=OCTETS: pcapng, until the client leaves
 	PathPeerStatus = "/v1/peer/status" // ?ip=ADDRESS: of another host's agent, over the fabric
 	PathPeerPing   = "/v1/peer/ping"   // ?ip=ADDRESS&count=N&size=OCTETS
 	PathPeerEvents = "/v1/peer/events" // ?ip=ADDRESS&after=NUMBER
-	// what the process uses, after two garbage collections, with what was free given back
+	// PathRuntime is what the process uses after two garbage collections, when free memory has gone
+	// back to the kernel.
 	PathRuntime = "/v1/runtime"
 	PathMetrics = "/metrics" // Prometheus text
 )
@@ -46,7 +49,7 @@ type Offload struct {
 	What string `json:"what"`
 	On   bool   `json:"on"`
 	Why  string `json:"why,omitempty"` // why it is off, or what is doubtful
-	Uses uint64 `json:"uses"`          // batches sent, chains received, turns of the thread
+	Uses uint64 `json:"uses"`          // how often it was used: batches sent, chains received, packets and so on
 }
 
 // SocketDir is where the sockets of agents are unless configured otherwise.
@@ -72,14 +75,14 @@ type Runtime struct {
 	HeapObjects uint64 `json:"heap_objects"` // live on the heap
 }
 
-// A Status is one screen about the whole interface.
+// A Status is the state of the whole interface, on one screen.
 type Status struct {
 	Version   int       `json:"version"`
 	Interface Interface `json:"interface"`
 	Underlay  Underlay  `json:"underlay"`
 	Peers     []Peer    `json:"peers"`
 	Warnings  []string  `json:"warnings,omitempty"` // what an operator should look at
-	// Protections are what the process has given up since it serves.
+	// Protections are what the process has given up since it began to serve.
 	Protections []Protection `json:"protections,omitempty"`
 	// Limited says what is left out and why, in the status of another host's agent.
 	Limited string `json:"limited,omitempty"`
@@ -96,13 +99,15 @@ type Protection struct {
 // An Interface is the network interface the agent provides.
 type Interface struct {
 	Name string `json:"name"`
-	// network namespace it is in, where that is not the agent's: its name, or net:[INODE]
+	// Netns is the network namespace of the interface, if that is not the agent's: its name, or
+	// net:[INODE].
 	Netns string `json:"netns,omitempty"`
 	State string `json:"state"`  // "up", "down", "underlay down" or "no link"
 	Mode  string `json:"mode"`   // policy: rc, uc, auto or ud
 	MTU   int    `json:"mtu"`    // device MTU
 	UDMTU int    `json:"ud_mtu"` // largest datagram sent, octets of IP
-	// largest datagram that may come; 0: ud_mtu, of an agent before there was a difference
+	// UDAccept is the largest datagram that may come, octets of IP. 0 means ud_mtu: an older agent,
+	// which has no such field.
 	UDAccept       int       `json:"ud_accepted,omitempty"`
 	ReceiveMTU     int       `json:"receive_mtu"` // offered, encapsulation header included
 	Threads        int       `json:"threads"`     // data threads
@@ -112,7 +117,7 @@ type Interface struct {
 	PKey           string    `json:"pkey"`
 	QKey           string    `json:"qkey"`
 	CMTransport    string    `json:"cm_transport"` // policy: auto, gsi or inband
-	CMPaths        []string  `json:"cm_paths"`     // open to CM messages: gsi (QP 1), inband
+	CMPaths        []string  `json:"cm_paths"`     // paths that CM messages can take: gsi (QP 1), inband
 	BroadcastGroup string    `json:"broadcast_group"`
 	Addresses      []Address `json:"addresses"`
 	PID            int       `json:"pid"`
@@ -136,24 +141,24 @@ type Underlay struct {
 	GIDs     []string `json:"gids"`
 	Active   bool     `json:"active"`
 	Notes    []string `json:"notes,omitempty"` // offloads and limits in force
-	// Offloads are the switches of offload in the configuration, as they are now.
+	// Offloads are the offloads of the provider and of the TUN, as they are now.
 	Offloads []Offload `json:"offloads,omitempty"`
-	// Subnet is how an InfiniBand port stands; absent on Ethernet.
+	// Subnet is the state of an InfiniBand port; absent on Ethernet.
 	Subnet *Subnet `json:"subnet,omitempty"`
 }
 
-// A Subnet is what an InfiniBand port and its subnet administrator say of each other.
+// A Subnet is the state of an InfiniBand port and of its subnet administrator.
 type Subnet struct {
 	LID         int    `json:"lid"`
 	SMLID       int    `json:"sm_lid"` // of the subnet manager; 0: none has been here
 	GRHRequired bool   `json:"grh_required"`
 	Admin       string `json:"admin"`         // "no subnet manager", "asking" or "ready"
-	Joined      bool   `json:"joined"`        // the broadcast group, without which there is no link
-	Why         string `json:"why,omitempty"` // it is not
+	Joined      bool   `json:"joined"`        // the broadcast group is joined; else there is no link
+	Why         string `json:"why,omitempty"` // why it is not joined
 	MLID        int    `json:"mlid,omitempty"`
 	SL          int    `json:"sl"`
 	Rate        string `json:"rate,omitempty"`
-	Paths       int    `json:"paths"`  // to other ports that are known
+	Paths       int    `json:"paths"`  // known paths to other ports
 	Shared      bool   `json:"shared"` // the kernel has an interface of its own on the port: groups are not left
 }
 
@@ -196,18 +201,18 @@ type Conn struct {
 	TxPackets      uint64 `json:"tx_packets"`
 	TxOctets       uint64 `json:"tx_octets"`
 	TxQueued       int    `json:"tx_queued"`        // packets posted and not yet completed
-	TxQueuedOctets int    `json:"tx_queued_octets"` // of those
+	TxQueuedOctets int    `json:"tx_queued_octets"` // octets of these packets
 	TxQueuedLimit  int    `json:"tx_queued_limit"`  // octets that may be posted: what leaves within milliseconds
 	TxBacklog      int    `json:"tx_backlog"`       // packets that wait to be posted, by flow
 	TxOverflow     uint64 `json:"tx_overflow"`      // packets dropped because too much waited
-	TxLate         uint64 `json:"tx_late"`          // dropped because they waited for too long (CoDel)
-	TxMarked       uint64 `json:"tx_marked"`        // got a CE mark instead
+	TxLate         uint64 `json:"tx_late"`          // packets dropped because they waited for too long (CoDel)
+	TxMarked       uint64 `json:"tx_marked"`        // packets that got a CE mark instead
 	RxPackets      uint64 `json:"rx_packets"`
 	RxOctets       uint64 `json:"rx_octets"`
 	Crossing       string `json:"crossing,omitempty"` // verdict, if REQs crossed
-	Why            string `json:"why"`                // what it is there for, and what will end it
-	// Health is how an RC connection fares as a sender; absent for UC, and where the
-	// provider does not say.
+	Why            string `json:"why"`                // what the connection is there for, and what will end it
+	// Health is the state of an RC connection as a sender. It is absent for UC, and where the provider
+	// does not say.
 	Health *Health `json:"health,omitempty"`
 }
 
@@ -216,12 +221,12 @@ type Health struct {
 	RTTUS       float64 `json:"rtt_us"` // from a packet to its ACK, smoothed; 0: not known yet
 	RTTSpreadUS float64 `json:"rtt_spread_us"`
 	InFlight    int     `json:"in_flight"` // packets not acknowledged
-	Limit       int     `json:"limit"`     // how many there may be now: fewer than window where packets are lost
+	Limit       int     `json:"limit"`     // packets that may be in flight now: fewer than window where packets are lost
 	Window      int     `json:"window"`
 	Packets     uint64  `json:"packets"` // sent, ACKs included
 	Retransmits uint64  `json:"retransmits"`
 	Timeouts    uint64  `json:"timeouts"`  // of the ACK timer
-	Probes      uint64  `json:"probes"`    // packets sent again before it expired, to find out
+	Probes      uint64  `json:"probes"`    // packets sent again before that timer expired, to probe for a loss
 	NotReady    uint64  `json:"not_ready"` // RNR NAKs that came
 }
 
@@ -252,17 +257,17 @@ type Neighbours struct {
 type Route struct {
 	NextHop      string `json:"next_hop"`
 	Kind         string `json:"kind"`         // "connection", "ud", "multicast", "resolve" or "drop"
-	Destinations int    `json:"destinations"` // in use that lead there
+	Destinations int    `json:"destinations"` // destinations in use that lead to it
 	Peer         string `json:"peer,omitempty"`
 	MTU          int    `json:"mtu"`
 	Kernel       bool   `json:"kernel"`        // a host route of ours in the kernel shows this MTU
-	Why          string `json:"why,omitempty"` // why there is none, if one is wanted
+	Why          string `json:"why,omitempty"` // why the kernel has no such route, if one is wanted
 }
 
 // Routes answers PathRoutes.
 type Routes struct {
 	Version      int     `json:"version"`
-	Destinations int     `json:"destinations"` // in use, of all next hops
+	Destinations int     `json:"destinations"` // destinations in use, of all next hops
 	Routes       []Route `json:"routes"`
 	Next         string  `json:"next,omitempty"` // key of the last element, where a page ends before the list does
 }
@@ -294,7 +299,7 @@ type Stats struct {
 	Counters []Counter `json:"counters"`
 }
 
-// An Explanation answers PathExplain: the way a packet to IP goes, and why.
+// An Explanation answers PathExplain: the way that a packet to IP takes, and why.
 type Explanation struct {
 	Version  int      `json:"version"`
 	IP       string   `json:"ip"`

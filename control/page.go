@@ -12,18 +12,18 @@ import (
 // MaxPage is the most elements that one page may have.
 const MaxPage = 10_000
 
-// A Page selects elements of a list: ?peer=ADDRESS has those of one peer, by GID or by an
-// IP address of it; ?limit=N has so many at most, in the order of their keys as text, and
-// ?after=KEY goes on behind a page whose Next was KEY. What has one key is on one page,
-// which may be longer for it. Elements that come and go between two pages are missed or
-// seen once, never twice. A key is an address: no identifier of a connection.
+// A Page selects elements of a list. ?peer=ADDRESS selects those of one peer, by its GID or an IP address
+// of it. ?limit=N selects N elements at most, in the order of their keys as text. ?after=KEY goes on behind
+// a page whose Next was KEY. Elements with the same key are on one page, which may be longer than N for
+// that. An element that comes or goes between two pages is missed or seen once, never twice. A key is an
+// address, not an identifier of a connection.
 type Page struct {
-	Peer  netip.Addr // not valid: all
+	Peer  netip.Addr // not valid: elements of all peers
 	After string
-	Limit int // zero: all
+	Limit int // zero sets no limit
 }
 
-// ParsePage reads the parameters of a request, of which get returns one by its name.
+// ParsePage reads the parameters of a request. get returns the parameter of a name.
 func ParsePage(get func(string) string) (p Page, err error) {
 	if s := get("peer"); s != "" {
 		if p.Peer, err = netip.ParseAddr(s); err != nil {
@@ -54,7 +54,7 @@ func (p Page) has(texts ...string) bool {
 	return false
 }
 
-// choose returns the elements of a page, and the key of the last if there are more.
+// choose returns the elements of a page, and the key of the last one if more follow.
 func choose[T any](p Page, all []T, key func(*T) string, has func(*T) bool) (page []T, next string) {
 	page = all
 	if p.Peer.IsValid() {

@@ -2,8 +2,8 @@ package control
 
 // Bounds of PathPeerPing.
 const (
-	MaxPings    = 100   // calls of one request
-	MaxPingSize = 16384 // octets to return
+	MaxPings    = 100   // calls that one request may ask for
+	MaxPingSize = 16384 // octets of one call, to be returned
 )
 
 // A PeerPath says how another host's agent was asked over the fabric
@@ -26,8 +26,8 @@ type PeerStatus struct {
 	Status  Status   `json:"status"`
 }
 
-// A PeerPing is what calls to another host's agent took: of NULL, or of ECHO with
-// so many octets that came back the same.
+// A PeerPing is the times of calls to another host's agent: of NULL, or of ECHO with Size octets, which
+// came back the same.
 type PeerPing struct {
 	Version int       `json:"version"`
 	Path    PeerPath  `json:"path"`

@@ -11,9 +11,9 @@ type MPAProbe struct {
 	// Frames are the startup frames in the order in which they went; a fallback
 	// has two requests.
 	Frames []MPAFrame `json:"frames"`
-	// Settled is there if the outcome is "established".
+	// Settled is what the two ends have agreed on; nil unless the outcome is "established".
 	Settled *MPASettled `json:"settled,omitempty"`
-	// FirstMessage is the first one of the peer behind the startup frames.
+	// FirstMessage is the peer's first message after the startup frames.
 	FirstMessage string `json:"first_message,omitempty"`
 	// Terminate is what the peer's Terminate said: layer/type/code and its name.
 	Terminate string `json:"terminate,omitempty"`
@@ -56,7 +56,7 @@ type MPAPrivate struct {
 	Meaning string `json:"meaning,omitempty"` // empty if it is not known
 }
 
-// An MPASettled is what holds from then on.
+// An MPASettled is what the two ends of a connection have agreed on.
 type MPASettled struct {
 	Revision    int    `json:"revision"`
 	Enhanced    bool   `json:"enhanced"`
@@ -96,7 +96,7 @@ type RPCProbe struct {
 	Asked      int  `json:"credits_asked"`
 	Granted    int  `json:"credits_granted"`
 
-	// Program is the RPC program whose procedure 0 was called, Status what it said.
+	// Program is the RPC program whose procedure 0 was called, Status the outcome of that call.
 	Program        uint32 `json:"program"`
 	ProgramVersion uint32 `json:"program_version"`
 	Status         string `json:"status,omitempty"`
@@ -105,7 +105,7 @@ type RPCProbe struct {
 	NullMS  []float64 `json:"null_ms"` // round-trip times
 
 	Error string `json:"error,omitempty"`
-	// Counters are what was refused or went wrong, by reason, if not zero.
+	// Counters are the faults and refusals by reason, without those that are zero.
 	Counters map[string]uint64 `json:"counters,omitempty"`
 }
 

@@ -7,11 +7,11 @@ const PathReload = "/v1/reload"
 // When a changed setting takes effect.
 const (
 	EffectNow            = "now"
-	EffectNewConnections = "new connections" // those that are up stay as they are
-	EffectRestart        = "restart"         // not without one
+	EffectNewConnections = "new connections" // connections that are up stay as they are
+	EffectRestart        = "restart"         // only after a restart
 )
 
-// A Change is one setting that the file has otherwise than the running agent.
+// A Change is one setting in which the file differs from the running agent.
 type Change struct {
 	Key    string `json:"key"`
 	From   string `json:"from"`

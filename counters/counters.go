@@ -13,8 +13,8 @@ import (
 	"unsafe"
 )
 
-// Names are those of the counters in an array. They go behind the name in the tag;
-// what has none is left out.
+// Names gives names to the counters in an array. Each goes behind the name in the tag; a counter without a
+// name is left out.
 type Names interface{ Name(i int) string }
 
 // Each calls f for every counter of c, in the order of the fields.
@@ -74,7 +74,7 @@ func isWords(c reflect.Value) bool {
 	return true
 }
 
-// words is c, of which isWords, as a slice.
+// words returns c as a slice. isWords must hold for c.
 func words[T any](c *T) []uint64 {
 	return unsafe.Slice((*uint64)(unsafe.Pointer(c)), unsafe.Sizeof(*c)/unsafe.Sizeof(uint64(0)))
 }

@@ -53,11 +53,11 @@ func Examine(f Facts) control.Doctor {
 	return e.out
 }
 
-// An exam is one Examine under way.
+// An exam is one Examine or ExaminePeer under way.
 type exam struct {
 	f      *Facts
 	out    control.Doctor
-	usable []ib.GID // of the underlay, in order of preference
+	usable []ib.GID // GIDs of the underlay, in order of preference
 }
 
 func (e *exam) add(name, status, remedy, format string, args ...any) {
@@ -268,7 +268,7 @@ func (e *exam) address() {
 	}
 }
 
-// opened reports whether the provider says how things are.
+// opened reports whether the provider was opened without an error, so that Open holds.
 func (f *Facts) opened() bool { return f.Opened && f.OpenErr == "" }
 
 func (e *exam) gid() {
@@ -280,7 +280,7 @@ func (e *exam) gid() {
 		e.ok(GID, "%v, chosen by address", e.usable[0])
 	case slices.Contains(e.usable, f.GID):
 		e.ok(GID, "%v, as configured", f.GID)
-	case f.opened(): // a loopback device has more than it lists
+	case f.opened(): // a loopback device has more addresses than it lists
 		e.ok(GID, "%v, as configured", f.GID)
 	default:
 		e.fail(GID, "leave gid empty, or use one of"+list(" ", e.usable), "%v is not a usable address of %s",
@@ -416,8 +416,8 @@ func (e *exam) offload(name, option, key string, off bool, err string) {
 	}
 }
 
-// link looks at what makes an underlay fast. A kernel refuses UDP_SEGMENT on a
-// device without checksum offload.
+// link looks at the offloads that make an underlay fast. A kernel refuses UDP_SEGMENT on a device without
+// checksum offload.
 func (e *exam) link() {
 	d := e.f.Device
 	if d == nil {
@@ -499,7 +499,7 @@ func (e *exam) cm() {
 	}
 }
 
-// firewall says whether rules of this host keep packets of peers out, or ours in.
+// firewall says whether rules of this host drop packets that come from peers or go to them.
 func (e *exam) firewall() {
 	f := e.f
 	switch {
@@ -567,7 +567,8 @@ func (e *exam) demo() {
 	}
 }
 
-// overlap returns the first prefix of ours that contains addr of the underlay.
+// overlap returns the first of our prefixes that contains an address of the underlay. Link-local addresses
+// do not count.
 func overlap(ps []netip.Prefix, addrs []Addr) (netip.Prefix, bool) {
 	for _, p := range ps {
 		if slices.ContainsFunc(addrs, func(a Addr) bool { return p.Contains(a.IP) && !a.IP.IsLinkLocalUnicast() }) {

@@ -6,19 +6,19 @@ import (
 	"ipoibcm/ib"
 )
 
-// An InfiniBandPort is what the kernel says of one, and the partition that is wanted.
+// An InfiniBandPort is what the kernel says of a port, and the P_Key that run was told.
 type InfiniBandPort struct {
 	Device     string
 	Port       int
 	State      string // "ACTIVE"
-	LID, SMLID ib.LID // of the subnet manager; zero: none has been here
+	LID, SMLID ib.LID // SMLID is the subnet manager's; zero: none has been here
 	GID        ib.GID
 	PKeys      []ib.PKey
 	PKey       ib.PKey
 }
 
-// Facts are what was found on a host, for a configuration that run would take.
-// An error text is empty where there was no error.
+// Facts are what was found on a host, for a configuration that run would accept. An error text is empty
+// where there was no error.
 type Facts struct {
 	// What run was told.
 	Name, Underlay, Provider string
@@ -34,11 +34,11 @@ type Facts struct {
 	// A rehearsal: the interface is made as run makes it, but never set up.
 	TUN         TUNState
 	TUNErr      string
-	SettingErrs []string // its settings and addresses that the kernel refused
-	ReadOnly    []string // sysctls of it, such as accept_ra_mtu=0, that a read-only /proc/sys keeps from being set
+	SettingErrs []string // settings and addresses of the interface that the kernel refused
+	ReadOnly    []string // sysctls of the interface, such as accept_ra_mtu=0: /proc/sys is read-only
 
-	// Where the hosts of the link are found, asked once; Members is empty for a list in
-	// the configuration, and for multicast.
+	// The source of members, which was asked once. Members is its name; empty for a list in the
+	// configuration, and for multicast.
 	Members     string
 	MembersErr  string
 	MemberCount int
@@ -49,38 +49,39 @@ type Facts struct {
 
 	Device    *Device // the underlay; nil if there is no such device
 	DeviceErr string
-	// InfiniBand is the port that run was told of in place of an underlay; nil: none.
+	// InfiniBand is the port that run was told of in place of an underlay; nil if there is none.
 	InfiniBand *InfiniBandPort
 
 	// The provider, opened as run opens it.
-	Opened    bool // it was tried
+	Opened    bool // opening was tried
 	OpenErr   string
-	PortTaken bool   // the error is that UDP port 4791 is
-	PortOwner string // by whom, as far as that can be seen
-	Open      Open   // where OpenErr is empty
+	PortTaken bool   // OpenErr is that UDP port 4791 is taken
+	PortOwner string // the process that has that port, as far as that can be seen
+	Open      Open   // holds if the provider was opened and OpenErr is empty
 
 	// Self-tests of the kernel's UDP offloads, on the loopback device.
 	GSOErr, GROErr string
-	Loopback       bool // it is up: the tests sent packets
+	Loopback       bool // the loopback device is up: the tests sent packets
 
-	// A rehearsal of what a local user could do: send to UDP port 4791 as this host. Yes
-	// means that the kernel refuses; Unknown that it was not tried, and LocalErr why.
+	// A rehearsal of what a local user could do: send to UDP port 4791 as this host. Yes means that the
+	// kernel refuses. Unknown means that it was not tried; LocalErr says why.
 	LocalGuard Answer
 	LocalErr   string
 
-	// Rules are those of the host's firewall; nil, and RulesErr says why, if they cannot
-	// be read. User is who runs the daemon: the name and the number.
+	// Rules are the rules of the host's firewall. If they cannot be read, Rules is nil and RulesErr
+	// says why. User is the name and the uid that open the daemon's sockets: root if `user` is
+	// configured.
 	Rules    *Ruleset
 	RulesErr string
 	User     []any
 
 	RDMA []RDMA
 	IBCM Answer // the module ib_cm is loaded
-	// IBCMUsers are the modules that hold it, in an order in which they can be unloaded.
+	// IBCMUsers are the modules that use ib_cm, in an order in which they can be unloaded.
 	IBCMUsers []string
 
 	// A rehearsal of the network that demo makes: namespaces joined by a veth pair.
-	Demo    Answer // Unknown: not root, so it was not tried
+	Demo    Answer // Unknown: it was not tried, because we are not root
 	DemoErr string
 
 	// What would touch the interface.
@@ -126,7 +127,7 @@ type Device struct {
 	Up        bool
 	MTU       int // octets
 	Driver    string
-	SpeedMbps int // 0 if unknown
+	SpeedMbps int // 0: unknown
 	Addrs     []Addr
 	Features  []string // ethtool features that are on; nil if unknown
 	RDMA      string   // RDMA device on it
@@ -138,10 +139,10 @@ type Addr struct {
 	Tentative, DADFailed bool
 }
 
-// Open is what the open provider says.
+// Open is what the provider says once it is open.
 type Open struct {
 	GIDs                                   []ib.GID // the first is the default
-	QP1                                    bool     // to be had
+	QP1                                    bool     // QP 1 can be had
 	RecvAsked, RecvGot, SendAsked, SendGot uint64   // octets of socket buffer; 0 if it has none
 }
 

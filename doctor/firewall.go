@@ -41,12 +41,12 @@ type nftRule struct {
 // A RoCEPacket is what rules are asked about: UDP to port 4791.
 type RoCEPacket struct {
 	Hook   string // input or output
-	Device string // it comes in or goes out by
+	Device string // the packet comes in or goes out by it
 	IPv6   bool
-	User   []any // who sends it: a name, a number as float64, or both
+	User   []any // who sends the packet: a name, a uid as float64, or both
 }
 
-// ParseRuleset reads a ruleset. Objects that it does not know are left out.
+// ParseRuleset reads a ruleset. It leaves out objects that it does not know.
 func ParseRuleset(b []byte) (*Ruleset, error) {
 	var doc struct {
 		Objects []struct {
@@ -81,7 +81,7 @@ func ParseRuleset(b []byte) (*Ruleset, error) {
 	return s, nil
 }
 
-// Verdict says what becomes of a packet, and by which rule or policy.
+// Verdict returns what becomes of a packet, and the rule or policy that decides.
 func (s *Ruleset) Verdict(p RoCEPacket) (v Verdict, why string) {
 	var base []*nftChain
 	for _, c := range s.chains {
@@ -96,7 +96,7 @@ func (s *Ruleset) Verdict(p RoCEPacket) (v Verdict, why string) {
 		}
 		return strings.Compare(fmt.Sprint(a.key), fmt.Sprint(b.key))
 	})
-	for _, c := range base { // each may drop what the others accept
+	for _, c := range base { // each chain may drop what the others accept
 		w := &walk{set: s, p: p, budget: maxRules}
 		got := w.chain(c, 0)
 		if got == goesOn && c.policy == "drop" {
@@ -118,7 +118,7 @@ func (c *nftChain) name() string {
 	return strings.Join([]string{c.key.family, c.key.table, c.key.name}, " ")
 }
 
-// Bounds of a walk: of rules looked at, and of chains in chains (the kernel has 16).
+// Bounds of a walk: the rules that are looked at, and the depth of chains in chains (the kernel has 16).
 const maxRules, maxChains = 100_000, 16
 
 // A walk follows a packet through one base chain.
@@ -126,12 +126,12 @@ type walk struct {
 	set       *Ruleset
 	p         RoCEPacket
 	budget    int
-	why       string // of the drop
-	mayDrop   string // the rule that drops it if what cannot be known is so
+	why       string // the rule or policy that drops the packet
+	mayDrop   string // the first rule that drops the packet if conditions hold that cannot be known
 	mayAccept bool
 }
 
-// An end is how a chain or a rule leaves a packet.
+// An end is what becomes of a packet at the end of a chain or a rule.
 type end uint8
 
 const (
@@ -160,7 +160,7 @@ func (w *walk) chain(c *nftChain, depth int) end {
 	return goesOn
 }
 
-// rule goes through conditions and statements in their order.
+// rule goes through the conditions and statements of r in their order.
 func (w *walk) rule(c *nftChain, r *nftRule, depth int) end {
 	sure := yes
 	for _, x := range r.expr {
@@ -189,7 +189,9 @@ func (w *walk) rule(c *nftChain, r *nftRule, depth int) end {
 	return goesOn
 }
 
-// take is the end of a rule whose conditions hold, or may.
+// take returns the end of a rule whose statement gives e. If sure is yes the conditions of the rule hold,
+// and the end is e. Else they may hold: take notes that the rule may drop or accept, and the packet goes
+// on.
 func (w *walk) take(e end, sure truth, c *nftChain, r *nftRule) end {
 	at := fmt.Sprintf("rule %d of chain %s", r.handle, c.name())
 	switch {
@@ -229,7 +231,7 @@ func (w *walk) verdict(c *nftChain, kind string, raw json.RawMessage, depth int)
 	return e
 }
 
-// vmap is a map from a key to verdicts.
+// vmap returns the end by a map from a key to verdicts, and how sure it is.
 func (w *walk) vmap(c *nftChain, raw json.RawMessage, depth int) (end, truth) {
 	var m struct {
 		Key  json.RawMessage
@@ -366,7 +368,7 @@ func equalValue(have, want any, depth int) truth {
 		}
 		return t
 	}
-	if names, ok := have.([]any); ok { // of the same
+	if names, ok := have.([]any); ok { // several names of the same thing
 		t := no
 		for _, h := range names {
 			t = max(t, equalValue(h, want, depth+1))

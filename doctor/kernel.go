@@ -27,11 +27,11 @@ func parseKernel(release string) (v kernelVersion, ok bool) {
 	return kernelVersion{int(a), int(b)}, err == nil && err2 == nil
 }
 
-// leastKernel is the oldest kernel that tests run the demo on.
+// leastKernel is the oldest kernel on which tests run the demo.
 var leastKernel = kernelVersion{5, 10}
 
-// kernelCosts are what goes without where a kernel is older, the newest first. Each
-// is used where it is there and done without where it is not.
+// kernelCosts are what does not work on a kernel older than since, the newest kernel first. The program
+// uses such a feature where the kernel has it, and does without it elsewhere.
 var kernelCosts = []struct {
 	since kernelVersion
 	cost  string
@@ -45,7 +45,7 @@ var kernelCosts = []struct {
 		"that look at ports are not followed"},
 }
 
-// kernel says what an old kernel costs.
+// kernel says what is lost on an old kernel.
 func (e *exam) kernel() {
 	v, ok := parseKernel(e.f.Kernel)
 	switch {

@@ -16,7 +16,7 @@ const (
 // ManagerNames are the processes to look for.
 var ManagerNames = []string{networkManager, networkd, "connmand", "dhcpcd", "wickedd"}
 
-// managers says whether anybody would configure the interface beside us.
+// managers says whether another program would configure the interface too.
 func (e *exam) managers() {
 	f := e.f
 	var busy, remedies []string
@@ -71,9 +71,8 @@ func nmLeaves(files []File, name string) bool {
 	return false
 }
 
-// networkdTakes returns the file by which systemd-networkd configures an
-// interface, "" if it leaves it alone. The first file that matches, by the name
-// without its directory, is the one that counts.
+// networkdTakes returns the file by which systemd-networkd configures an interface, "" if networkd leaves
+// the interface alone. The first file that matches counts, in the order of names without their directory.
 func networkdTakes(files []File, name string) string {
 	var own []File
 	for _, f := range files {

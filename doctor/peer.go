@@ -16,25 +16,23 @@ const (
 	PeerConnection = "connection"
 )
 
-// An Echo is what came of calls to the peer's agent over RC, which nothing of IP and
-// nothing of UD has part in.
+// An Echo is the outcome of calls to the peer's agent over RC. They use nothing of IP and nothing of UD.
 type Echo struct {
 	Tried bool
-	MS    float64 // the quickest
+	MS    float64 // of the quickest call
 	Err   string
 	Hint  string
 }
 
-// PeerFacts are what was found about one peer. The daemon of this host was asked for all
-// of it.
+// PeerFacts are what was found about one peer, all by asking the daemon of this host.
 type PeerFacts struct {
 	IP           string
 	Explained    control.Explanation
 	Own          control.Status
-	Small, Large Echo           // of no octets, and of LargeOctets
+	Small, Large Echo           // calls with no octets, and with LargeOctets
 	LargeOctets  int            // more than one packet of the path MTU
-	Theirs       control.Status // of the peer; empty if it did not say
-	Conn         *control.Conn  // that is up
+	Theirs       control.Status // the peer's status; empty if its agent did not say
+	Conn         *control.Conn  // the connection that is up; nil: none
 }
 
 // ExaminePeer returns one check for each name.
@@ -51,7 +49,7 @@ func ExaminePeer(f PeerFacts) control.Doctor {
 const openPort = "open UDP port 4791 in both directions on both hosts and between them (doctor without " +
 	"--peer reads this host's rules; run it there, too)"
 
-// peerNeighbour is about ARP and ND, which travel over UD, with the Q_Key and the P_Key.
+// peerNeighbour looks at ARP and ND, which travel over UD, with the Q_Key and the P_Key.
 func (e *exam) peerNeighbour(f *PeerFacts) {
 	x := &f.Explained
 	keys := fmt.Sprintf("P_Key %s and Q_Key %s", f.Own.Interface.PKey, f.Own.Interface.QKey)
@@ -76,7 +74,7 @@ func (e *exam) peerNeighbour(f *PeerFacts) {
 	}
 }
 
-// peerPath is about CM messages and small packets of RC, there and back.
+// peerPath looks at CM messages and small packets of RC, there and back.
 func (e *exam) peerPath(f *PeerFacts) {
 	switch s := &f.Small; {
 	case !s.Tried:
@@ -131,8 +129,8 @@ func (e *exam) peerAgreement(f *PeerFacts) {
 // expects returns the largest datagram that an interface expects.
 func expects(i *control.Interface) int { return cmp.Or(i.UDAccept, i.UDMTU) }
 
-// Of an RC connection: packets sent, after which the share that was sent again says
-// something, and that share.
+// Once an RC connection has sent lossyAfter packets, more retransmissions than a share of lossyShare are
+// worth a warning.
 const lossyAfter, lossyShare = 1000, 0.02
 
 func (e *exam) peerConnection(f *PeerFacts) {

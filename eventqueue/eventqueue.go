@@ -2,18 +2,18 @@
 // and causes others.
 package eventqueue
 
-// A Queue is events that wait for their turn. The zero value is empty. It is not safe
-// for concurrent use.
+// A Queue holds events that wait for their turn. The zero value is empty. It is not safe for concurrent
+// use.
 type Queue[E any] struct {
 	events  []E
 	running bool
 }
 
-// Add lets ev wait behind the others.
+// Add puts ev behind the other events.
 func (q *Queue[E]) Add(ev E) { q.events = append(q.events, ev) }
 
-// Run gives step the events in order, those too that step adds, until none waits. If Run
-// is running further up, that one gives them, and this one returns false at once.
+// Run calls step with each event in order, also with those that step adds, until none waits. If Run is
+// called from within step, it returns false at once, and the outer Run takes the events.
 func (q *Queue[E]) Run(step func(E)) bool {
 	if q.running {
 		return false

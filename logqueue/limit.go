@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// maxKinds bounds the kinds that are limited one by one. Messages are constants, so
-// there are fewer; if there are more, the further ones share a limit.
+// maxKinds bounds the kinds that have a limit each. Messages are constants, so there are fewer kinds; any
+// further ones share a limit.
 const maxKinds = 256
 
-// otherKinds is the name of what shares a limit.
+// otherKinds is the name of the kinds that share a limit.
 const otherKinds = "others"
 
 // A limiter lets some lines of each kind through: a burst, then one per interval.
@@ -28,12 +28,12 @@ type kind struct {
 	level   slog.Level
 }
 
-// A bucket is full at burst.
+// A bucket holds tokens, burst at most. Each line of its kind takes one.
 type bucket struct {
 	tokens int
 	filled time.Time // when the last token came
 	left   uint64    // lines left out since the last one that was let through
-	since  time.Time // when the first of them was
+	since  time.Time // when the first of these was left out
 }
 
 func (l *limiter) init(burst int, every time.Duration) {
@@ -41,7 +41,8 @@ func (l *limiter) init(burst int, every time.Duration) {
 	l.kinds = map[kind]*bucket{}
 }
 
-// allow says whether a line is let through, and how many before it were not.
+// allow reports whether a line is let through, and if so how many lines of its kind were left out before
+// it.
 func (l *limiter) allow(message string, level slog.Level, now time.Time) (left uint64, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -84,8 +85,8 @@ type leftOut struct {
 	count uint64
 }
 
-// overdue returns what was left out more than tellEvery ago, or all of it, and takes it
-// as told.
+// overdue returns the kinds with lines that were left out more than tellEvery ago, or all kinds with such
+// lines, and takes them as told.
 func (l *limiter) overdue(now time.Time, all bool) (out []leftOut) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -23,7 +23,7 @@ type Options struct {
 	Level slog.Leveler // nil means Info
 	JSON  bool         // one JSON object for each line, not key=value pairs
 
-	// Lines is how many wait for a slow reader. Zero means 1024.
+	// Lines is how many lines may wait for a slow reader. Zero means 1024.
 	Lines int
 	// Burst is how many lines of one kind are written at once, and Every is the
 	// time from one to the next after these. Zero means 20, and 5 seconds.
@@ -34,7 +34,7 @@ type Options struct {
 // Bounds.
 const (
 	maxLine    = 8 << 10     // octets; longer lines are cut
-	tellEvery  = time.Minute // what was left out is told, if no line of the kind does
+	tellEvery  = time.Minute // after this time what was left out is told, if no line of the kind has told it
 	defLines   = 1024
 	defBurst   = 20
 	defEvery   = 5 * time.Second
@@ -55,7 +55,7 @@ type Counts struct {
 	LeftOut uint64 // lines that were too many of their kind
 }
 
-// A Queue is a log.
+// A Queue is a log that never makes its caller wait.
 type Queue struct {
 	w     io.Writer
 	ch    chan []byte
@@ -87,8 +87,8 @@ func (q *Queue) Counts() Counts {
 	return Counts{Written: q.written.Load(), Lost: q.lost.Load(), LeftOut: q.leftOut.Load()}
 }
 
-// Close waits until what was logged is written, or until patience is over: a reader
-// that has stalled holds the writing goroutine for as long as it likes.
+// Close waits until what was logged is written, but no longer than patience: a reader that has stalled
+// holds the writing goroutine for as long as it likes.
 func (q *Queue) Close(patience time.Duration) {
 	if q.closed.Swap(1) == 0 {
 		close(q.stop)
@@ -117,7 +117,7 @@ func (w queueWriter) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// run writes until Close, and then what is left.
+// run writes lines until Close, and then those that are left.
 func (q *Queue) run() {
 	defer close(q.done)
 	tick := time.NewTicker(tellEvery)
@@ -143,10 +143,11 @@ func (q *Queue) run() {
 	}
 }
 
-// write writes one line, and then how many were lost since told.
+// write writes one line. If more lines are lost than told, it then writes how many. It returns the number
+// of lost lines that are told now.
 func (q *Queue) write(line []byte, told uint64) uint64 {
 	if _, err := q.w.Write(line); err != nil {
-		q.lost.Add(1) // the next one may fit again: a disk that was full
+		q.lost.Add(1) // the next line may fit again, as on a disk that was full
 		return told
 	}
 	q.written.Add(1)
@@ -162,7 +163,7 @@ func (q *Queue) write(line []byte, told uint64) uint64 {
 	return lost
 }
 
-// tell logs what was left out and has not been told for a while, or at all.
+// tell logs how many lines were left out that nobody was told of for a while, or with all, at all.
 func (q *Queue) tell(now time.Time, all bool) {
 	for _, k := range q.limit.overdue(now, all) {
 		r := slog.NewRecord(now, slog.LevelWarn, "lines of one kind were left out", 0)
@@ -171,7 +172,7 @@ func (q *Queue) tell(now time.Time, all bool) {
 	}
 }
 
-// A handler limits, and hands on to one that formats.
+// A handler limits the lines of each kind, and hands the others on to a handler that formats.
 type handler struct {
 	q *Queue
 	slog.Handler

@@ -1,24 +1,24 @@
-// Package lru has a list of values in the order of their use. The links are in the
-// values, so that a list costs no memory of its own and takes a value out at once.
+// Package lru has a list of values in the order of their use. The links are in the values, so that a list
+// costs no memory of its own and a value is taken out at once.
 //
-// It is no cache: who keeps a list says what is forgotten, and when.
+// It is no cache: the owner of a list says which values are forgotten, and when.
 package lru
 
-// Links are embedded in what stands in a List: in one at a time.
+// Links are embedded in each value of a List. A value is in one list at a time.
 type Links[T any] struct{ older, newer *T }
 
 func (l *Links[T]) links() *Links[T] { return l }
 
-// Newer returns the one that was used next, nil if none was.
+// Newer returns the value that was used next after this one, nil if there is none.
 func (l *Links[T]) Newer() *T { return l.newer }
 
-// A value is a pointer to what Links are embedded in.
+// A value is a pointer to a type with embedded Links.
 type value[T any] interface {
 	*T
 	links() *Links[T]
 }
 
-// A List is values in the order of their use. The zero value is empty.
+// A List has values in the order of their use. The zero value is empty.
 type List[T any, P value[T]] struct {
 	oldest, newest *T
 	n              int
@@ -27,10 +27,10 @@ type List[T any, P value[T]] struct {
 // Oldest returns the value that was used longest ago, nil if there is none.
 func (l *List[T, P]) Oldest() *T { return l.oldest }
 
-// Len returns how many there are.
+// Len returns the number of values.
 func (l *List[T, P]) Len() int { return l.n }
 
-// Push adds v, which is in no list, as the one used last.
+// Push adds v, which must be in no list, as the value that was used last.
 func (l *List[T, P]) Push(v *T) {
 	*P(v).links() = Links[T]{older: l.newest}
 	if l.newest == nil {
@@ -42,7 +42,7 @@ func (l *List[T, P]) Push(v *T) {
 	l.n++
 }
 
-// Remove takes v out, which must be in l.
+// Remove takes v, which must be in l, out of it.
 func (l *List[T, P]) Remove(v *T) {
 	k := P(v).links()
 	if k.older == nil {

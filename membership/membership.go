@@ -1,16 +1,15 @@
 // Package membership knows who is on a link whose underlay carries no multicast: the
 // hosts that each get a copy of every broadcast.
 //
-// A [Source] tells what it finds as [Event]s: a whole list, that the last one is still
-// right, or why there is none. A [Tracker] makes of those the list that counts, a
-// [Snapshot]: always the last good one. A source that fails, that answers nothing after it had
-// answered something, or one of whose records cannot be read, shrinks no list.
+// A [Source] tells [Event]s: a whole list, that the last list is still right, or why there is none. From
+// these a [Tracker] makes the list that counts, a [Snapshot], which is always the last good one. No list
+// shrinks because a source fails, answers nothing after it had answered something, or has a record that
+// cannot be read.
 //
 // This package is the pure part: members, their text and JSON forms, and the Tracker.
-// Package membership/source asks files and DNS, membership/etcd asks etcd. Who is on the
-// list is believed in one respect only: they get copies of our broadcasts, and an address they
-// publish is asked of them first. Whether they are who they say is for address resolution
-// and the CM, as on any link.
+// Package membership/source asks files and DNS, membership/etcd asks etcd. A member is believed in one
+// respect only: it gets copies of our broadcasts, and is asked first for an address that it publishes.
+// Whether it is who it says is for address resolution and the CM, as on any link.
 package membership
 
 import (
@@ -39,11 +38,11 @@ const (
 type Member struct {
 	ID   string   // unique on the link
 	GIDs []ib.GID // where it gets its copies; at least one
-	// IPs are addresses on the link that it publishes as its own: hints, which may be
-	// none.
+	// IPs are addresses on the link that the member publishes as its own. They are hints, and there may
+	// be none.
 	IPs []netip.Addr
 	QPN ib.QPN // of its UD queue pair; zero if not published
-	By  string // who says so: the key, the line, the name that was looked up
+	By  string // where it was found: the key, the line, the name that was looked up
 }
 
 // check says what is wrong with m.
@@ -96,8 +95,8 @@ type Source interface {
 // A Publisher is a Source to which we can say that we are on the link too.
 type Publisher interface {
 	Source
-	// Publish replaces what others are to find of us. It waits for nothing. Its ID is the source's
-	// to know.
+	// Publish replaces the record of us that others find. It does not block. The source fills in the
+	// ID.
 	Publish(Member)
 }
 
@@ -116,7 +115,7 @@ type (
 	Current struct{}
 	// Failed says that the source cannot say who is there.
 	Failed struct{ Err error }
-	// Published says whether others find us there, and if not why.
+	// Published says whether others find us at the source: Err is nil then, else it says why not.
 	Published struct{ Err error }
 )
 
@@ -125,7 +124,7 @@ func (Current) event()   {}
 func (Failed) event()    {}
 func (Published) event() {}
 
-// A Bad member is there, and what it says of itself cannot be read.
+// A Bad is a member that is on the list, and whose record cannot be read.
 type Bad struct {
 	ID  string
 	Err error
@@ -136,16 +135,16 @@ type Snapshot struct {
 	Source   string
 	Members  []Member  // by ID
 	Revision uint64    // of the source; zero if it has none
-	Changed  time.Time // when Members were last others
+	Changed  time.Time // when Members last changed
 	At       time.Time // when the list was last known to be right; zero: never
-	Saved    bool      // it is of before the start, and no source has confirmed it since
+	Saved    bool      // the list is of before the start, and no source has confirmed it since
 	Failing  time.Time // since when the source fails; zero if it does not
-	Err      error     // why, or what of the list cannot be used
-	// Published says that others find us there; Unpublished why they do not.
+	Err      error     // why the source fails, or what of the list cannot be used
+	// Published says that others find us at the source, Unpublished why they do not.
 	Published   bool
 	Unpublished error
-	// Held are members that the source does not name any more, and that stay for a
-	// while because it had failed before.
+	// Held are members that the source does not name any more. They stay for a while, because the
+	// source had failed before.
 	Held []string
 }
 
@@ -156,8 +155,8 @@ var errEmpty = errors.New("the source names nobody any more; its last list stays
 // Options configures a Tracker.
 type Options struct {
 	Source string // its name
-	// Grace is how long members stay that are missing when the source is back after a
-	// failure: they may be on their way back too. Zero means that they go at once.
+	// Grace is how long members stay that are missing when the source is back after a failure: they may
+	// be on their way back too. Zero means that such members go at once.
 	Grace time.Duration
 }
 
@@ -166,10 +165,11 @@ type Tracker struct {
 	o    Options
 	now  Snapshot
 	held map[string]time.Time // members that are missing, and when they go
-	last []Member             // the list without those
-	back time.Time            // until when those who are missing are held
-	// returned says that no list has come since the source failed: who is missing in
-	// the next may be on his way back. Who is in that and goes later is gone.
+	last []Member             // the last list of the source, without held members
+	back time.Time            // until when members that are missing are held
+	// returned says that the source is back after a failure, and that no list has come since. A member
+	// that the next list lacks may be on its way back. One that the next list has and a later one lacks
+	// is gone.
 	returned bool
 
 	failures, refused uint64
@@ -180,21 +180,21 @@ func NewTracker(o Options) *Tracker {
 	return &Tracker{o: o, now: Snapshot{Source: o.Source}, held: map[string]time.Time{}}
 }
 
-// Restore takes a list of before the start.
+// Restore takes a list that was kept before the start.
 func (t *Tracker) Restore(s Snapshot) {
 	t.now.Members, t.now.Revision, t.now.At, t.now.Changed, t.now.Saved = bounded(s.Members), s.Revision, s.At,
 		s.Changed, true
 	t.last = t.now.Members
-	t.now.Failing = s.At // it is not known to be right since
+	t.now.Failing = s.At // since then it is not known to be right
 }
 
 // Snapshot returns the list. The caller must not change it.
 func (t *Tracker) Snapshot() Snapshot { return t.now }
 
-// Failures counts what failed, and Refused the members that could not be used.
+// Failures returns how many times the source has failed.
 func (t *Tracker) Failures() uint64 { return t.failures }
 
-// Refused counts the records of members that could not be used.
+// Refused returns how many records of members could not be used.
 func (t *Tracker) Refused() uint64 { return t.refused }
 
 // Step takes an event at time now and reports whether the list has changed.
@@ -208,7 +208,7 @@ func (t *Tracker) Step(now time.Time, ev Event) (changed bool) {
 		return t.listed(now, ev)
 	case Current:
 		if t.now.At.IsZero() || t.now.Saved {
-			return false // of what list?
+			return false // no source has given a list yet that could be current
 		}
 		t.good(now)
 		return t.Expire(now)
@@ -230,8 +230,7 @@ func (t *Tracker) fail(now time.Time, err error) {
 	t.now.Err = err
 }
 
-// good notes that the source works. What is missing right after it did not work is held for
-// a while.
+// good notes that the source works. After a failure, members that the next list lacks are held for a while.
 func (t *Tracker) good(now time.Time) {
 	if !t.now.Failing.IsZero() {
 		t.back, t.returned = now.Add(t.o.Grace), true
@@ -277,16 +276,16 @@ func (t *Tracker) listed(now time.Time, ev Listed) bool {
 	return t.settle(now)
 }
 
-// Expire lets those go that have been missing for long enough. The driver calls it
-// every second or so.
+// Expire drops the members that have been missing for long enough. The driver calls it every second or so.
 func (t *Tracker) Expire(now time.Time) (changed bool) {
-	if len(t.held) == 0 || !t.now.Failing.IsZero() { // nobody goes while the source fails
+	if len(t.held) == 0 || !t.now.Failing.IsZero() { // no member goes while the source fails
 		return false
 	}
 	return t.settle(now)
 }
 
-// settle makes the list of those who are named and those who are held.
+// settle makes the list from the members that the source names and those that are held. It reports whether
+// the list has changed.
 func (t *Tracker) settle(now time.Time) bool {
 	list := slices.Clone(t.last)
 	t.now.Held = nil
@@ -308,7 +307,7 @@ func (t *Tracker) settle(now time.Time) bool {
 	return true
 }
 
-// bounded sorts a list, and leaves out what is there twice or too much.
+// bounded returns a list sorted by ID, with one member for each ID and MaxMembers at most.
 func bounded(list []Member) []Member {
 	list = slices.Clone(list)
 	slices.SortStableFunc(list, func(a, b Member) int { return cmp.Compare(a.ID, b.ID) })
@@ -325,8 +324,8 @@ func find(list []Member, id string) *Member {
 	return &list[i]
 }
 
-// GIDs returns the GIDs of all members, each once, those of except and those that
-// allow refuses left out. They come in the order of the list.
+// GIDs returns the GIDs of all members, each once, without except and those that allow refuses. They come
+// in the order of the list.
 func (s *Snapshot) GIDs(except ib.GID, allow func(ib.GID) bool) []ib.GID {
 	seen := map[ib.GID]bool{except: true}
 	var out []ib.GID
@@ -341,8 +340,8 @@ func (s *Snapshot) GIDs(except ib.GID, allow func(ib.GID) bool) []ib.GID {
 	return out
 }
 
-// Hints returns at which GID each published address is. Where two members publish one
-// the first by name counts; Claims shows all.
+// Hints returns the GID of each published address. If two members publish the same address, the first by
+// name counts; Claims shows all.
 func (s *Snapshot) Hints() map[netip.Addr]ib.GID {
 	out := map[netip.Addr]ib.GID{}
 	for _, m := range s.Members {

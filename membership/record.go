@@ -13,14 +13,14 @@ import (
 	"ipoibcm/ib"
 )
 
-// RecordVersion is the version of a record. A reader takes what it knows of a later one with
-// the same version, and nothing of another version.
+// RecordVersion is the version of a record. A reader ignores fields that it does not know, and refuses a
+// record of another version.
 const RecordVersion = 1
 
 // maxRecordLen bounds a record, in octets.
 const maxRecordLen = 8192
 
-// A record is a member as etcd keeps it. Fields that a reader does not know are left alone.
+// A record is a member as etcd keeps it.
 type record struct {
 	Version int      `json:"v"`
 	GIDs    []string `json:"gids"`
@@ -47,7 +47,7 @@ func AppendRecord(b []byte, m Member) ([]byte, error) {
 	return append(b, j...), err
 }
 
-// ParseRecord reads what member id published; by says where that was.
+// ParseRecord reads the record that member id published. by says where it was found.
 func ParseRecord(id, by string, b []byte) (Member, error) {
 	m := Member{ID: id, By: by[:min(len(by), maxByLen)]}
 	if len(b) > maxRecordLen {
@@ -91,9 +91,9 @@ func ParseRecord(id, by string, b []byte) (Member, error) {
 // maxListLen bounds a list as text, in octets.
 const maxListLen = 4 << 20
 
-// ParseList reads a list of members as a file has it: one on each line, first its name,
-// then its GIDs, and any of ip=ADDRESS and qpn=NUMBER. A line with one GID alone is a
-// member of that name. Blank lines, and what follows #, do not count. name is the file's.
+// ParseList reads a list of members as a file has it: one on each line, first its name, then its GIDs, and
+// any of ip=ADDRESS and qpn=NUMBER. A line with one GID alone is a member of that name. Blank lines are
+// skipped, and so is what follows #. name is the file's.
 func ParseList(name string, b []byte) ([]Member, error) {
 	if len(b) > maxListLen {
 		return nil, fmt.Errorf("%d octets, at most %d can be", len(b), maxListLen)

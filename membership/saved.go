@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A saved list is on disk while its source cannot be asked, also across a restart: 16 octets of
+// A saved list is the last good list on disk, for a start at which its source cannot be asked: 16 octets of
 // header and JSON. Two files take turns, so that a write that is cut short leaves the list before.
 //
 //	octets  0-3   "IPML"
@@ -25,7 +25,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// A savedList is the JSON of it. Link says for which link the list is.
+// A savedList is the JSON of a saved list. Link says for which link the list is.
 type savedList struct {
 	Version  int           `json:"v"`
 	Link     string        `json:"link"`
@@ -65,7 +65,7 @@ func AppendSaved(b []byte, link string, generation uint32, s Snapshot) ([]byte, 
 	return append(b, all...), nil
 }
 
-// ParseSaved reads what AppendSaved wrote for link. What follows it does not count.
+// ParseSaved reads what AppendSaved wrote for link. It ignores octets behind that.
 func ParseSaved(link string, b []byte) (s Snapshot, generation uint32, err error) {
 	if len(b) < savedHeader || string(b[:4]) != savedMagic {
 		return s, 0, errors.New("no saved list")

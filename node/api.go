@@ -23,8 +23,8 @@ import (
 	"net/url"
 )
 
-// Dir is where the service keeps its files, and SocketPath where it is asked. Both are
-// root's alone: the directory of other agents' sockets is their user's.
+// Dir is the directory of the service's files, and SocketPath its socket. Only root has access to either.
+// They are not in the directory of other agents' sockets, because that belongs to those agents' user.
 const (
 	Dir        = "/run/ipoibcm-node/pods"
 	SocketPath = "/run/ipoibcm-node/socket"
@@ -43,10 +43,10 @@ type Key struct {
 	IfName      string `json:"ifname"`
 }
 
-// An Attachment is what is asked for: one interface of one pod.
+// An Attachment is a request to attach: one interface of one pod.
 type Attachment struct {
 	Key
-	Network    string         `json:"network"` // the configuration it is of, for GC
+	Network    string         `json:"network"` // name of the network's configuration, for GC
 	Netns      string         `json:"netns"`   // path of the pod's network namespace
 	Master     string         `json:"master"`  // network device that carries RoCEv2
 	Mode       string         `json:"mode,omitempty"`
@@ -67,7 +67,7 @@ type Members struct {
 	Etcd       *Etcd    `json:"etcd,omitempty"`
 }
 
-// Etcd says how etcd is spoken to.
+// Etcd says how to talk to etcd.
 type Etcd struct {
 	CA       string `json:"ca,omitempty"`
 	Cert     string `json:"cert,omitempty"`
@@ -77,20 +77,20 @@ type Etcd struct {
 	Lease    string `json:"lease,omitempty"` // such as 10s
 }
 
-// A Route is one of the pod, through the interface.
+// A Route is a route of the pod through the interface.
 type Route struct {
 	Dst netip.Prefix `json:"dst"`
 	GW  netip.Addr   `json:"gw,omitzero"`
 	MTU int          `json:"mtu,omitempty"`
 }
 
-// A GC says which attachments of a network there should be. All others go.
+// A GC says which attachments of a network there should be. All others of that network go.
 type GC struct {
 	Network string `json:"network"`
 	Valid   []Key  `json:"valid"`
 }
 
-// A Status is how the service is.
+// A Status is the state of the service.
 type Status struct {
 	Attachments int `json:"attachments"`
 	Running     int `json:"running"` // those that have an agent now
@@ -117,27 +117,27 @@ func NewClient(socket string) *Client {
 	return c
 }
 
-// Add attaches, and returns once packets can pass.
+// Add attaches a pod, and returns once packets can pass.
 func (c *Client) Add(ctx context.Context, a Attachment) error {
 	return c.do(ctx, http.MethodPost, pathAttachments, nil, a, nil)
 }
 
-// Delete ends an attachment. There need not be one.
+// Delete ends an attachment. It is no error if there is none.
 func (c *Client) Delete(ctx context.Context, k Key) error {
 	return c.do(ctx, http.MethodDelete, pathAttachments, k.query(), nil, nil)
 }
 
-// Check says what is wrong with an attachment.
+// Check returns an error that says what is wrong with an attachment.
 func (c *Client) Check(ctx context.Context, k Key) error {
 	return c.do(ctx, http.MethodGet, pathAttachments, k.query(), nil, nil)
 }
 
-// Status says how the service is, and whether it could attach to a master.
+// Status returns the state of the service, and an error if it could not attach to master.
 func (c *Client) Status(ctx context.Context, master string) (s Status, err error) {
 	return s, c.do(ctx, http.MethodGet, pathStatus, url.Values{"master": {master}}, nil, &s)
 }
 
-// GC ends what should not be there any more.
+// GC ends the attachments that gc does not name.
 func (c *Client) GC(ctx context.Context, gc GC) error {
 	return c.do(ctx, http.MethodPost, pathGC, nil, gc, nil)
 }
@@ -146,7 +146,7 @@ func (k Key) query() url.Values {
 	return url.Values{"container_id": {k.ContainerID}, "ifname": {k.IfName}}
 }
 
-// do sends a request, and takes the answer into out if that is not nil.
+// do sends a request, and decodes the answer into out if out is not nil.
 func (c *Client) do(ctx context.Context, method, path string, query url.Values, in, out any) error {
 	var body bytes.Buffer
 	if in != nil {

@@ -17,9 +17,8 @@ import (
 	"ipoibcm/hostnet"
 )
 
-// makeUnderlay makes a pod's underlay: a macvlan device of the master, in this namespace.
-// Its MAC address is random, and so is the GID that is made of it. The note is what could
-// not be set.
+// makeUnderlay makes a pod's underlay: a macvlan device of the master, in this namespace. Its MAC address
+// is random, and so is the GID that is made of it. note says which setting could not be made.
 func makeUnderlay(master, name string) (note string, err error) {
 	parent, err := netlink.LinkByName(master)
 	if err != nil {
@@ -28,7 +27,7 @@ func makeUnderlay(master, name string) (note string, err error) {
 	if parent.Attrs().Flags&net.FlagUp == 0 {
 		return "", fmt.Errorf("master %s is down", master)
 	}
-	if err := removeUnderlay(name); err != nil { // of one that was interrupted
+	if err := removeUnderlay(name); err != nil { // left by an attachment that was interrupted
 		return "", err
 	}
 	attrs := netlink.NewLinkAttrs()
@@ -49,10 +48,10 @@ func makeUnderlay(master, name string) (note string, err error) {
 	return note, nil
 }
 
-// quieten has the device whose settings of IPv6 are in dir take nothing from router
-// advertisements, for routes of this host are none of its, and use its random address
-// without a second of waiting. Where the settings are read-only it waits, and says so if
-// the kernel would take routes.
+// quieten turns off router advertisements and duplicate address detection for the device whose IPv6
+// settings are in dir: this host must not take routes from there, and the random address is usable without
+// a second of waiting. Where the settings are read-only both stay on, and note says so if the kernel would
+// take routes.
 func quieten(dir string) (note string, err error) {
 	for _, key := range []string{"accept_ra", "accept_dad"} {
 		switch err := os.WriteFile(filepath.Join(dir, key), []byte("0"), 0); {
@@ -69,25 +68,25 @@ func quieten(dir string) (note string, err error) {
 	return note, nil
 }
 
-// setting reads one, without the end of its line.
+// setting reads the setting key in dir, without the end of its line.
 func setting(dir, key string) string {
 	text, _ := os.ReadFile(filepath.Join(dir, key)) // empty: unknown
 	return strings.TrimSpace(string(text))
 }
 
-// takesRoutes says whether the kernel takes routes from router advertisements (accept_ra
-// in Documentation/networking/ip-sysctl.rst).
+// takesRoutes reports whether the kernel takes routes from router advertisements (accept_ra in
+// Documentation/networking/ip-sysctl.rst).
 func takesRoutes(acceptRA, forwarding string) bool {
 	return acceptRA == "2" || acceptRA != "0" && forwarding != "1"
 }
 
-// isUp reports whether there is a device of this name, and it is up.
+// isUp reports whether there is a device of this name that is up.
 func isUp(name string) bool {
 	i, err := net.InterfaceByName(name)
 	return err == nil && i.Flags&net.FlagUp != 0
 }
 
-// removeUnderlay removes a device of ours. There need not be one.
+// removeUnderlay removes a device of ours. It is no error if there is none.
 func removeUnderlay(name string) error {
 	link, err := netlink.LinkByName(name)
 	if notFound := (netlink.LinkNotFoundError{}); errors.As(err, &notFound) {
@@ -102,7 +101,7 @@ func removeUnderlay(name string) error {
 	return nil
 }
 
-// inPod runs f in a pod's network namespace, with its interface.
+// inPod runs f on a pod's interface, in the pod's network namespace.
 func inPod(path, ifName string, f func(netlink.Link) error) error {
 	ns, err := hostnet.OpenNamespace(path)
 	if err != nil {
@@ -139,7 +138,7 @@ func addRoutes(path, ifName string, routes []Route) error {
 	})
 }
 
-// lacks says what a pod's interface has not got.
+// lacks returns an error if a pod's interface is not there, is down or has lost an address.
 func lacks(a *Attachment) error {
 	return inPod(a.Netns, a.IfName, func(link netlink.Link) error {
 		if link.Attrs().Flags&net.FlagUp == 0 {

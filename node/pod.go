@@ -21,18 +21,18 @@ type pod struct {
 	record
 	mu   sync.Mutex // held by whoever changes it
 	gone bool       // it was detached
-	proc process    // its agent; zero if there is none
+	proc process    // the pod's agent; zero if there is none
 
-	failures int       // of its agent, one after the other
-	again    time.Time // its agent is not started before
+	failures int       // of the agent, one after the other
+	again    time.Time // the agent is not started before this time
 }
 
 // A record is what is kept of a pod in its file.
 type record struct {
 	Attachment
-	Dev   uint64  `json:"dev"` // of the network namespace, which the path may not lead to any more
+	Dev   uint64  `json:"dev"` // with Inode: the network namespace, to which the path may not lead any more
 	Inode uint64  `json:"inode"`
-	Ready bool    `json:"ready"` // it was attached; if not, making it was interrupted
+	Ready bool    `json:"ready"` // attaching was completed; if not, it was interrupted
 	Agent process `json:"agent"`
 }
 
@@ -42,7 +42,7 @@ func (k Key) id() string {
 	return hex.EncodeToString(sum[:6])
 }
 
-// underlay returns the name of a pod's underlay device, of the 15 octets that it may have.
+// underlay returns the name of a pod's underlay device. It has at most 15 octets, as the kernel demands.
 func (k Key) underlay() string { return "ipo" + k.id() }
 
 func (s *Service) recordPath(k Key) string  { return filepath.Join(s.opt.Dir, k.id()+".json") }
@@ -97,8 +97,8 @@ func (p *pod) identify() error {
 	return nil
 }
 
-// vanished reports whether the pod's network namespace is not to be found any more. What
-// else goes wrong with its path is no reason to end it.
+// vanished reports whether the pod's network namespace cannot be found any more. Other errors of its path
+// are no reason to end the pod.
 func (p *pod) vanished() bool {
 	var st syscall.Stat_t
 	switch err := syscall.Stat(p.Netns, &st); {
@@ -149,7 +149,7 @@ func (s *Service) start(ctx context.Context, p *pod) (err error) {
 	return addRoutes(p.Netns, p.IfName, p.Routes)
 }
 
-// detach undoes attach, as far as that was done. It goes on after errors.
+// detach undoes attach, as far as attach got. It goes on after errors.
 func (s *Service) detach(p *pod) error {
 	var errs []error
 	if err := p.proc.end(stopWithin); err != nil {

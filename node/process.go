@@ -24,14 +24,14 @@ import (
 	"ipoibcm/membership"
 )
 
-// A process is an agent, or none: its number is used again one day, its number with the
-// time that it began is not.
+// A process is an agent; the zero value is none. A PID is used again one day, but not together with the
+// time at which the process began.
 type process struct {
 	PID   int    `json:"pid,omitempty"`
 	Began string `json:"began,omitempty"` // in clock ticks since the system was started
 }
 
-// beganAt returns when a process began, as /proc/PID/stat has it; empty if there is none.
+// beganAt returns when a process began, as /proc/PID/stat has it; empty if there is no such process.
 func beganAt(pid int) string {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
@@ -46,11 +46,11 @@ func beganAt(pid int) string {
 	return fields[19]
 }
 
-// alive reports whether the process is there.
+// alive reports whether the process still runs.
 func (p process) alive() bool { return p.PID != 0 && beganAt(p.PID) == p.Began }
 
-// end has the process say goodbye, and kills it if that takes longer than patience. It
-// may be nobody's child here.
+// end has the process say goodbye, and kills it if that takes longer than patience. The process need not be
+// our child.
 func (p process) end(patience time.Duration) error {
 	if p.PID == 0 {
 		return nil
@@ -64,7 +64,7 @@ func (p process) end(patience time.Duration) error {
 	}
 	defer unix.Close(fd)
 	if !p.alive() {
-		return nil // another one has the number
+		return nil // another process has the PID
 	}
 	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
 		if err := unix.PidfdSendSignal(fd, sig, nil, 0); errors.Is(err, unix.ESRCH) {
@@ -107,13 +107,13 @@ type settings struct {
 	UDMTU      int            `json:"ud_mtu,omitempty"`
 	ReceiveMTU int            `json:"receive_mtu,omitempty"`
 	PKey       uint16         `json:"pkey,omitempty"`
-	Threads    int            `json:"threads"` // one: the pods of a node share its processors as they are
+	Threads    int            `json:"threads"` // one, because the pods of a node share its processors anyway
 	Members
 	MemberID string `json:"member_id"`
 	StateDir string `json:"state_dir"`
 }
 
-// memberID names a pod on its link: by its host, for people, and by itself.
+// memberID names a pod on its link: by the host's name, for people, and by the pod's id.
 func memberID(k Key) string {
 	if name, err := os.Hostname(); err == nil && membership.ValidID(name+"."+k.id()) {
 		return name + "." + k.id()
@@ -138,7 +138,7 @@ func (s *Service) spawn(p *pod) (proc process, ended <-chan struct{}, err error)
 	c := exec.Command(s.opt.Program, args...)
 	c.Stderr = os.Stderr
 	c.Env = s.opt.Env
-	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a signal of the terminal is not for it
+	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // signals of our terminal do not reach the agent
 	if err := c.Start(); err != nil {
 		return process{}, nil, err
 	}
@@ -193,8 +193,8 @@ func agentUp(ctx context.Context, c *http.Client) (bool, error) {
 	return true, nil
 }
 
-// ours reports whether the process with that folder below /proc is of our user, and of our PID
-// namespace, here, where we might have started it.
+// ours reports whether the process with that folder below /proc is of our user and in the PID namespace
+// here. Only then may we have started it.
 func ours(folder, here string) bool {
 	var st unix.Stat_t
 	if err := unix.Stat(folder, &st); err != nil || st.Uid != uint32(os.Geteuid()) {
@@ -204,9 +204,9 @@ func ours(folder, here string) bool {
 	return err == nil && namespace == here
 }
 
-// agentsOf returns the processes that were started with a configuration file in dir, by
-// that file. It is for a service that was killed before it had noted whom it started.
-// What a process calls itself is its own affair: it counts of our own user, and outside of containers.
+// agentsOf returns the processes that were started with a configuration file in dir, by that file. A
+// service that was killed may not have noted which agents it started. Any process can give itself such
+// arguments, so only those of our own user and PID namespace count.
 func agentsOf(dir string) map[string]process {
 	found := map[string]process{}
 	here, _ := os.Readlink("/proc/self/ns/pid")
@@ -214,7 +214,7 @@ func agentsOf(dir string) map[string]process {
 	for _, path := range paths {
 		text, err := os.ReadFile(path)
 		if err != nil || !ours(filepath.Dir(path), here) {
-			continue // it has ended, or is somebody else
+			continue // it has ended, or is not ours
 		}
 		args := strings.Split(string(text), "\x00")
 		i := slices.Index(args, "--config")

@@ -23,7 +23,7 @@ func (s *Service) serve(ctx context.Context, l net.Listener) error {
 		return err
 	case <-ctx.Done():
 	}
-	// Requests under way may end; what they began would be undone later otherwise.
+	// Requests under way may finish. Else the next service would undo what they began.
 	patience, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopWithin)
 	defer cancel()
 	if srv.Shutdown(patience) != nil {
@@ -33,7 +33,7 @@ func (s *Service) serve(ctx context.Context, l net.Listener) error {
 	return nil
 }
 
-// handler answers root and our own user.
+// handler returns the handler of requests. It answers only root and our own user.
 func (s *Service) handler() http.Handler {
 	mux := http.NewServeMux()
 	handle := func(pattern string, f func(r *http.Request) (any, error)) {
@@ -76,7 +76,7 @@ func keyOf(r *http.Request) Key {
 	return Key{q.Get("container_id"), q.Get("ifname")}
 }
 
-// decode takes the body of a request.
+// decode reads the body of a request into v, and checks it.
 func decode(r *http.Request, v any) error {
 	d := json.NewDecoder(r.Body)
 	d.DisallowUnknownFields()

@@ -17,12 +17,12 @@ import (
 // Bounds of the service.
 const (
 	maxPods     = 1000             // attachments at a time
-	maxStarting = 8                // agents that start at a time; others wait
+	maxStarting = 8                // agents that start at the same time; others wait
 	startWithin = 20 * time.Second // patience with an agent that starts
-	stopWithin  = 3 * time.Second  // with one that says goodbye
+	stopWithin  = 3 * time.Second  // patience with an agent that says goodbye
 	lookEvery   = 2 * time.Second  // between looks for pods that vanished and agents that died
 	pollEvery   = 20 * time.Millisecond
-	maxBackoff  = 30 * time.Second // before an agent that dies again and again is started once more
+	maxBackoff  = 30 * time.Second // longest wait before an agent that dies again and again is started once more
 	maxBody     = 1 << 20          // octets of a request
 )
 
@@ -39,15 +39,15 @@ type Options struct {
 type Service struct {
 	opt      Options
 	log      *slog.Logger
-	starting chan struct{} // one for each agent that starts
+	starting chan struct{} // holds one token for each agent that starts
 	look     chan struct{}
 
 	mu   sync.Mutex
 	pods map[Key]*pod
 }
 
-// Run serves until ctx ends. Agents and interfaces stay; the next service finds them.
-// ready is called once requests are answered.
+// Run serves until ctx ends. Agents and interfaces stay, and the next service finds them. Run calls ready
+// once requests are answered.
 func Run(ctx context.Context, opt Options, ready func()) error {
 	opt.Dir, opt.Socket = cmp.Or(opt.Dir, Dir), cmp.Or(opt.Socket, SocketPath)
 	s := &Service{opt: opt, log: opt.Log, starting: make(chan struct{}, maxStarting), look: make(chan struct{}, 1),
@@ -86,8 +86,7 @@ func Run(ctx context.Context, opt Options, ready func()) error {
 	return nil
 }
 
-// listen opens the service's socket, for root alone. One that nobody answers on is
-// replaced.
+// listen opens the service's socket, for root alone. It replaces a socket that nobody answers on.
 func listen(path string) (net.Listener, error) {
 	if conn, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		conn.Close()
@@ -109,8 +108,8 @@ func listen(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// adopt takes over what an earlier service left. What it was interrupted in is undone:
-// whoever asked for it heard of no success.
+// adopt takes over what an earlier service left. An attachment in which that service was interrupted is
+// undone: whoever asked for it heard of no success.
 func (s *Service) adopt() error {
 	pods, err := s.load()
 	if err != nil {
@@ -147,7 +146,7 @@ func (s *Service) supervise(ctx context.Context) {
 	for tick := time.NewTicker(lookEvery); ; {
 		var wg sync.WaitGroup
 		for _, p := range s.all() {
-			if p.mu.TryLock() { // else somebody is at it
+			if p.mu.TryLock() { // else another goroutine changes the pod
 				wg.Go(func() {
 					defer p.mu.Unlock()
 					s.mend(ctx, p)
@@ -203,7 +202,7 @@ func (s *Service) restart(ctx context.Context, p *pod) error {
 		return ctx.Err()
 	}
 	defer func() { <-s.starting }()
-	if !isUp(p.underlay()) { // else the GID stays
+	if !isUp(p.underlay()) { // the device that is up stays, and so does its GID
 		if err := s.underlay(p); err != nil {
 			return err
 		}
@@ -214,7 +213,8 @@ func (s *Service) restart(ctx context.Context, p *pod) error {
 	return nil
 }
 
-// mayStart waits until no more than the bound of agents start.
+// mayStart waits for one of the maxStarting tokens and takes it. The caller gives it back. mayStart returns
+// false if ctx ends first.
 func (s *Service) mayStart(ctx context.Context) bool {
 	select {
 	case s.starting <- struct{}{}:
@@ -224,7 +224,7 @@ func (s *Service) mayStart(ctx context.Context) bool {
 	}
 }
 
-// add attaches. An error leaves nothing behind.
+// add attaches a pod. With an error it leaves nothing behind, unless detaching failed too.
 func (s *Service) add(ctx context.Context, a Attachment) error {
 	p := &pod{record: record{Attachment: a}}
 	if err := p.identify(); err != nil {
@@ -261,7 +261,7 @@ func (s *Service) add(ctx context.Context, a Attachment) error {
 	return nil
 }
 
-// drop detaches p and forgets it. Its lock is held.
+// drop detaches p and forgets it. The caller holds p.mu.
 func (s *Service) drop(p *pod) error {
 	if p.gone {
 		return nil
@@ -276,7 +276,7 @@ func (s *Service) drop(p *pod) error {
 	return nil
 }
 
-// delete ends an attachment, if there is one.
+// delete ends the attachment of k, if there is one.
 func (s *Service) delete(k Key) error {
 	p := s.pod(k)
 	if p == nil {
@@ -297,7 +297,7 @@ func (s *Service) pod(k Key) *pod {
 	return s.pods[k]
 }
 
-// check says what is wrong with an attachment.
+// check returns an error that says what is wrong with an attachment.
 func (s *Service) check(k Key) error {
 	p := s.pod(k)
 	if p == nil {
@@ -327,7 +327,7 @@ func (s *Service) collect(gc GC) error {
 	return errors.Join(errs...)
 }
 
-// status says how the service is.
+// status returns the state of the service, and an error if it could not attach to master.
 func (s *Service) status(master string) (Status, error) {
 	pods := s.all()
 	st := Status{Attachments: len(pods)}

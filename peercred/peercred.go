@@ -1,5 +1,5 @@
-// Package peercred tells which user is at the other end of a unix socket, as the
-// kernel says (SO_PEERCRED, unix(7)), for servers that let some change things.
+// Package peercred tells which user is at the other end of a unix socket, as the kernel says (SO_PEERCRED,
+// unix(7)), for servers that let only some users change things.
 package peercred
 
 import (
@@ -14,8 +14,8 @@ import (
 // userKey is the key of a client's user in the context of its requests.
 type userKey struct{}
 
-// WithUser returns ctx with the user at the other end of c. Where the kernel does not
-// know one, because c is no unix socket, it is ctx.
+// WithUser returns ctx with the user at the other end of c. It returns ctx as it is if the kernel knows no
+// user, because c is no unix socket.
 func WithUser(ctx context.Context, c net.Conn) context.Context {
 	s, ok := c.(syscall.Conn)
 	if !ok {
@@ -39,8 +39,8 @@ func As(ctx context.Context, uid int) context.Context {
 	return context.WithValue(ctx, userKey{}, uid)
 }
 
-// MayChange reports whether a request comes from root or from our own user. One whose user is
-// not known comes from neither.
+// MayChange reports whether a request comes from root or from our own user. It returns false if the user is
+// not known.
 func MayChange(ctx context.Context) bool {
 	uid, known := ctx.Value(userKey{}).(int)
 	return known && (uid == 0 || uid == os.Geteuid())

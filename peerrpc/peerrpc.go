@@ -18,9 +18,8 @@
 // A document, and the payload that comes back, may be written into a Write chunk
 // (RFC 8166 section 3.4.4: nothing else is). Nothing here changes an agent's state.
 //
-// Who is not trusted has a STATUS that says little, and instead of EVENTS an
-// AUTH_ERROR with [AuthTooWeak] (RFC 5531 section 9). Nobody is told identifiers
-// that protect connections.
+// A peer that is not trusted gets a STATUS that says little, and instead of EVENTS an AUTH_ERROR with
+// [AuthTooWeak] (RFC 5531 section 9). No peer is told identifiers that protect connections.
 package peerrpc
 
 import (
@@ -43,12 +42,11 @@ const (
 	ProcStatus uint32 = 1
 	ProcEvents uint32 = 2
 	ProcEcho   uint32 = 3
-	// ProcLast is the highest there is.
+	// ProcLast is the highest number of a procedure.
 	ProcLast = ProcEcho
 )
 
-// AuthTooWeak is the auth_stat of a call that is refused for who makes it
-// (RFC 5531 section 9).
+// AuthTooWeak is the auth_stat of a call that is refused because of its caller (RFC 5531 section 9).
 const AuthTooWeak uint32 = 5
 
 const (
@@ -67,7 +65,7 @@ var (
 	errEcho   = fmt.Errorf("peerrpc: an echo above %d octets", MaxEcho)
 )
 
-// A Range says which events are wanted: at most Max of those behind After.
+// A Range says which events are wanted: at most Max of those with numbers above After.
 type Range struct {
 	After uint64 // the number of an event; 0 is before all
 	Max   uint32
@@ -95,8 +93,8 @@ func AppendDocument(b, doc []byte) []byte {
 	return append(b, make([]byte, -len(doc)&3)...)
 }
 
-// ParseDocument reads a document, whose octets come with the others or, where
-// written is not empty, were written by themselves. rest is what follows it.
+// ParseDocument reads a document from b. If written is not empty, it has the document's octets, which were
+// written into a Write chunk and are not in b. rest is what follows the document in b.
 func ParseDocument(b, written []byte) (doc, rest []byte, err error) {
 	if len(b) < 4 {
 		return nil, nil, errLength
@@ -116,8 +114,8 @@ func ParseDocument(b, written []byte) (doc, rest []byte, err error) {
 	return b[:n], b[(n+3)&^3:], nil
 }
 
-// AppendBatch appends the wire form of the results of EVENTS. last is the number
-// of the last event that there is; lines are at most MaxDocument octets.
+// AppendBatch appends the wire form of the results of EVENTS. last is the number of the last event in
+// lines, after which the next call goes on; lines are at most MaxDocument octets.
 func AppendBatch(b []byte, last uint64, lines []byte) []byte {
 	return AppendDocument(binary.BigEndian.AppendUint64(b, last), lines)
 }

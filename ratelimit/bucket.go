@@ -2,8 +2,8 @@ package ratelimit
 
 import "time"
 
-// A Bucket is a token bucket. Its zero value is full. The rate, in tokens a second, and
-// the burst, which is how many there may be, are the same in each call.
+// A Bucket is a token bucket. Its zero value is full. The rate, in tokens a second, and the burst, which is
+// the most tokens there may be, are the same in each call.
 type Bucket struct {
 	used float64 // tokens that are missing
 	at   time.Time
@@ -18,7 +18,7 @@ func (b *Bucket) Left(now time.Time, rate, burst float64) float64 {
 	return burst - b.used
 }
 
-// Spend takes n tokens, which may be more than there are.
+// Spend takes n tokens, even if there are fewer.
 func (b *Bucket) Spend(n float64) { b.used += n }
 
 // Take takes one token, if there is one.
@@ -30,6 +30,5 @@ func (b *Bucket) Take(now time.Time, rate, burst float64) bool {
 	return true
 }
 
-// Full reports whether nothing is missing at time now, so that there is nothing to
-// remember.
+// Full reports whether no token is missing at time now. A full bucket has nothing to remember.
 func (b *Bucket) Full(now time.Time, rate float64) bool { return b.Left(now, rate, 0) == 0 }

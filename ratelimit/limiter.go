@@ -1,18 +1,16 @@
 // Package ratelimit keeps floods of packets with forged sources away from what is
 // costly, and lets honest sources that are not known through all the same.
 //
-// A forged source is drawn anew for each packet and never asks twice; whoever
-// really wants something repeats itself, because ARP, ND and CM messages are
-// all sent again. So a [Limiter] lets everybody pass while there is little to do.
-// When unknown sources come faster than they may, most of them are turned away and
-// remembered, and those who come again within a few seconds pass by an allowance of
-// their own. A single source gets no more than its share either way.
+// A forged source is drawn anew for each packet and never asks twice. An honest source repeats itself,
+// because ARP, ND and CM messages are all sent again. So a [Limiter] lets everybody pass while there is
+// little to do. When unknown sources come faster than they may, most of them are turned away and
+// remembered. Sources that come again within a few seconds pass by an allowance of their own. A single
+// source gets no more than its share either way.
 //
-// Memory is fixed: what is remembered are bits, not sources, so that a source may
-// rarely be taken for one that was there before. It costs some tens of nanoseconds
-// per packet, before anything has been copied or decoded.
+// Memory is fixed: bits are remembered, not sources, so a source is now and then taken for one that was
+// there before. It costs some tens of nanoseconds per packet, before anything has been copied or decoded.
 //
-// It is pure and belongs to one caller at a time.
+// A Limiter has no clock and belongs to one caller at a time.
 package ratelimit
 
 import (
@@ -23,16 +21,15 @@ import (
 	"ipoibcm/ib"
 )
 
-// Options are the allowances of a Limiter, all per second. Twice as much may come at
-// once.
+// Options are the allowances of a Limiter in packets per second. Twice as many may come at once.
 type Options struct {
-	Unknown   int // sources that have not been there lately
-	Returning int // those that have
-	Source    int // of either, from one source
+	Unknown   int // of sources that have not been there lately
+	Returning int // of sources that have
+	Source    int // of any single source
 }
 
 const (
-	// shares is how many sources have their number counted; a power of two.
+	// shares is how many sources are counted at a time; a power of two.
 	shares = 1024
 )
 
@@ -43,7 +40,7 @@ type Limiter struct {
 
 	unknown, returning bucket
 	shares             []share
-	met                Memory // who was turned away, or came in when there was little room
+	met                Memory // sources that were turned away, or came in when there was little room
 }
 
 // A share counts the packets of one source within one second.
@@ -59,8 +56,8 @@ type bucket struct {
 	at   int64
 }
 
-// New returns a Limiter. The keys keep others from knowing which sources are alike
-// to it; they should be random.
+// New returns a Limiter. The keys keep others from knowing which sources it takes for the same; they should
+// be random.
 func New(o Options, keys [2]uint64) *Limiter {
 	return &Limiter{opt: o, keys: keys, shares: make([]share, shares)}
 }
@@ -86,7 +83,7 @@ func (l *Limiter) Allow(now int64, src ib.GID) bool {
 	return l.unknown.take(l.opt.Unknown)
 }
 
-// inShare counts a packet and reports whether its source has not had its share.
+// inShare counts a packet and reports whether its source is still within its share.
 func (l *Limiter) inShare(now int64, h uint64) bool {
 	s := &l.shares[h>>32%shares]
 	if second := now / int64(time.Second); s.tag != uint32(h) || s.second != second {

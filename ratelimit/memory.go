@@ -16,14 +16,13 @@ const (
 	memoryBits = 1 << 22
 )
 
-// A Memory knows which sources were there in the last 2 to 4 seconds. What it holds are
-// bits, which are made when they are first needed: a source may rarely be taken
-// for another.
+// A Memory knows which sources were there in the last 2 to 4 seconds. It keeps bits, not sources, so a
+// source is now and then taken for another. The bits are allocated when they are first needed.
 type Memory struct {
 	keys [2]uint64
 	// Bits of this generation and of the one before.
 	young, old []uint64
-	since      int64 // of the young one
+	since      int64 // when young began
 }
 
 // NewMemory returns a Memory; keys are as in [New].

@@ -6,12 +6,12 @@ import (
 	"ipoibcm/ib"
 )
 
-// Shares bound how many packets one source may send within a second, where that is
-// many. Unlike the shares of a [Limiter], which are small and exact while there are few sources,
-// they hold beside a flood from any number of others: what is counted are the sums of
-// all sources that meet in a place, in two tables, and the smaller sum counts.
+// Shares bound how many packets one source may send within a second, for bounds that are large. There are
+// two tables of sums. In each, a sum counts the packets of all sources that fall on it, and the smaller of
+// a source's two sums counts. Unlike the shares of a [Limiter], which are small and exact while there are
+// few sources, these hold during a flood from any number of others.
 //
-// Memory is fixed. It is pure and belongs to one caller at a time.
+// Memory is fixed. Shares have no clock and belong to one caller at a time.
 type Shares struct {
 	keys [2]uint64
 	sums [2][shares]sum
@@ -26,8 +26,8 @@ type sum struct {
 // NewShares returns Shares; keys are as in [New].
 func NewShares(keys [2]uint64) *Shares { return &Shares{keys: keys} }
 
-// Take counts a packet from src at time now, in nanoseconds, and reports whether there
-// were at most most of it in this second.
+// Take counts a packet from src at time now, in nanoseconds, and reports whether src has sent at most most
+// packets in this second.
 func (s *Shares) Take(now int64, src ib.GID, most int) bool {
 	h, second := hash(s.keys, src), now/int64(time.Second)
 	fewest := 0

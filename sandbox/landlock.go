@@ -8,7 +8,7 @@ import (
 	ll "github.com/landlock-lsm/go-landlock/landlock/syscall"
 )
 
-// What files are for.
+// Rights to files and directories.
 const (
 	toRead  = ll.AccessFSReadFile | ll.AccessFSReadDir
 	toWrite = ll.AccessFSReadFile | ll.AccessFSReadDir | ll.AccessFSWriteFile | ll.AccessFSTruncate
@@ -24,8 +24,8 @@ var (
 	readFiles = []string{"/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/localtime"}
 )
 
-// landlock leaves us the files that a running daemon needs, and no TCP. What kernels
-// before it cannot forbid stays as it was.
+// landlock leaves the process only the files that a running daemon needs, and no TCP but connections to
+// ConnectPorts. What an older kernel cannot forbid stays allowed.
 func (o *Options) landlock() (Part, error) {
 	abi, err := ll.LandlockGetABIVersion()
 	if err != nil || abi < 1 {
@@ -34,9 +34,9 @@ func (o *Options) landlock() (Part, error) {
 	rules := []landlock.Rule{
 		landlock.PathAccess(toRead, append(readDirs, o.ReadDirs...)...).IgnoreIfMissing(),
 		landlock.PathAccess(ll.AccessFSReadFile, readFiles...).IgnoreIfMissing(),
-		// A rule holds for an inode, and those below /proc come and go: /proc/sys/net is
-		// another one in each network namespace, and after settings of a device came back.
-		// What is written there is for user and capabilities to limit.
+		// A rule holds for an inode, and those below /proc come and go: /proc/sys/net is another
+		// one in each network namespace, and after settings of a device came back. So all of /proc
+		// may be written here; the user and the capabilities of the process limit that.
 		landlock.PathAccess(toWrite, "/proc"),
 		landlock.PathAccess(ll.AccessFSReadFile|ll.AccessFSWriteFile, "/dev/net/tun").WithIoctlDev().IgnoreIfMissing(),
 		landlock.PathAccess(ll.AccessFSReadFile|ll.AccessFSWriteFile, "/dev/null").IgnoreIfMissing(),

@@ -1,9 +1,9 @@
 // Package sandbox takes from this process what it does not need any more, on all of its
 // threads: root, capabilities, files, and system calls.
 //
-// It is the second line of defence: what an attacker could do who has taken over the
-// process. There is no way back, and what a part of it could not do here is said, not
-// hidden. What is allowed was found by tracing the product's tests.
+// It is the second line of defence: it limits what an attacker can do who has taken over the process. There
+// is no way back. A part that could not be put in force here is reported, not hidden. What is allowed was
+// found by tracing the product's tests.
 package sandbox
 
 import (
@@ -23,7 +23,7 @@ import (
 
 // Options says what to take.
 type Options struct {
-	User *User // to go on as; nil: as whom we are
+	User *User // to go on as; nil: the present one
 
 	// SysAdmin keeps CAP_SYS_ADMIN, which entering other network namespaces needs.
 	// It matters only with User.
@@ -33,16 +33,16 @@ type Options struct {
 	ReadDirs   []string // more directories to read
 	// ConnectPorts are TCP ports that may be connected to, of any host.
 	ConnectPorts []uint16
-	Abstract     bool   // abstract sockets of others are used: the service manager's may be
-	OwnFolder    bool   // the user gets the socket's folder, to remove it from
+	Abstract     bool   // keep access to abstract sockets of others: the service manager's may be one
+	OwnFolder    bool   // User becomes the owner of the socket's folder, to remove the socket from it
 	Socket       string // the control socket, to be removed in the end; may be empty
 
-	NoSeccomp string // why there is no filter of system calls; empty: there is one
+	NoSeccomp string // why there is to be no filter of system calls; empty: there is one
 
-	became bool // another user
+	became bool // the process has become another user
 }
 
-// A User is whom the process goes on as.
+// A User is a user that the process can go on as.
 type User struct {
 	Name     string
 	UID, GID int
@@ -55,12 +55,12 @@ type Part struct {
 	Detail string `json:"detail"` // what it is, or why it is off
 }
 
-// found are the users that LookUp has found: where files may not be read any more, the
-// configuration is still read again.
+// found has the users that LookUp has found. The configuration is still read again when the files that name
+// users cannot be read any more.
 var found sync.Map
 
-// LookUp finds a user by name or number, once. A number need not have a name: containers
-// have no list of users. Its group has the same number then.
+// LookUp finds a user by name or number, and remembers the user. A number need not have a name, because
+// containers have no list of users. The group then has the same number.
 func LookUp(name string) (*User, error) {
 	if u, ok := found.Load(name); ok {
 		return u.(*User), nil
@@ -91,8 +91,8 @@ func lookUp(name string) (*User, error) {
 	return &User{Name: u.Username, UID: uid, GID: gid}, nil
 }
 
-// Enter takes what o says, and returns what holds now. After an error the process has
-// less than before, and may not have what it needs.
+// Enter takes away what o says, and returns the parts as they are now. After an error the process has less
+// than before, and may not have what it needs.
 func Enter(o Options) ([]Part, error) {
 	runtime.LockOSThread() // seccomp asks for no_new_privs on the calling thread
 	defer runtime.UnlockOSThread()
@@ -131,7 +131,7 @@ func Enter(o Options) ([]Part, error) {
 	return parts, nil
 }
 
-// become changes user and group, and keeps the capabilities that are needed.
+// become changes user and group, and keeps only the capabilities that are needed.
 func (o *Options) become() error {
 	if os.Geteuid() != 0 {
 		if os.Geteuid() == o.User.UID {
@@ -152,7 +152,7 @@ func (o *Options) become() error {
 	if err := allThreads(unix.SYS_PRCTL, unix.PR_SET_KEEPCAPS, 1, 0); err != nil {
 		return fmt.Errorf("keep capabilities: %w", err)
 	}
-	for _, step := range []error{ // of the standard library, for all threads
+	for _, step := range []error{ // the standard library does these on all threads
 		syscall.Setgroups([]int{o.User.GID}),
 		syscall.Setresgid(o.User.GID, o.User.GID, o.User.GID),
 		syscall.Setresuid(o.User.UID, o.User.UID, o.User.UID),
@@ -182,7 +182,7 @@ func allThreads(nr, a, b, c uintptr) error {
 	return nil
 }
 
-// identity says who we are.
+// identity says which user we are.
 func identity(t thread) Part {
 	p := Part{Name: "user", On: t.uid != 0, Detail: fmt.Sprintf("user %d", t.uid)}
 	if t.uid == 0 {
@@ -191,11 +191,11 @@ func identity(t thread) Part {
 	return p
 }
 
-// capabilityNames are those that the product knows.
+// capabilityNames are the names of the capabilities that the product knows.
 var capabilityNames = map[int]string{unix.CAP_NET_ADMIN: "CAP_NET_ADMIN", unix.CAP_SYS_ADMIN: "CAP_SYS_ADMIN",
 	unix.CAP_NET_RAW: "CAP_NET_RAW"}
 
-// fewCapabilities is how many a process has that was given them one by one.
+// fewCapabilities is the most capabilities that count as given one by one.
 const fewCapabilities = 8
 
 func capabilities(t thread) Part {

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// calls are the system calls that a running daemon makes, found by tracing the tests of
-// the product under load, faults and shutdown (docs/security.md says how), and those
-// that Go's runtime makes now and then. An architecture need not have all.
+// calls are the system calls that a running daemon makes, found by tracing the tests of the product under
+// load, faults and shutdown (docs/security.md says how), and those that Go's runtime makes now and then.
+// Not every architecture has all of them.
 var calls = []string{
 	// Packets and waiting.
 	"recvmmsg", "sendmmsg", "sendmsg", "recvmsg", "sendto", "recvfrom", "read", "write", "readv", "writev",
@@ -31,8 +31,8 @@ var calls = []string{
 	"sigaltstack", "restart_syscall", "sched_yield", "sched_getaffinity", "set_robust_list", "rseq", "membarrier",
 	"getrandom", "getrusage", "prlimit64", "getrlimit", "uname", "sysinfo", "getuid", "geteuid", "getgid",
 	"getegid", "getgroups", "capget", "prctl", "arch_prctl", "set_tid_address", "getcpu",
-	// What the same are called where a word has 32 bits. On 386 all of a socket's calls
-	// are one, whose family a filter does not see.
+	// The names of the same calls where a word has 32 bits. On 386 all calls on sockets are one call,
+	// whose address family a filter does not see.
 	"socketcall", "mmap2", "_llseek", "fcntl64", "fstat64", "stat64", "lstat64", "fstatat64", "statfs64",
 	"fstatfs64", "ugetrlimit", "ppoll_time64", "pselect6_time64", "futex_time64", "clock_gettime64",
 	"clock_nanosleep_time64", "timerfd_settime64", "recvmmsg_time64", "getuid32", "geteuid32", "getgid32",
@@ -42,16 +42,16 @@ var calls = []string{
 	"setns",
 }
 
-// families are the sockets that may be opened.
+// families are the address families of the sockets that may be opened.
 var families = []uint64{unix.AF_INET, unix.AF_INET6, unix.AF_NETLINK, unix.AF_UNIX}
 
-// terminalTricks are requests of ioctl that put words into a terminal's mouth.
+// Requests of ioctl that put words into a terminal's mouth.
 const (
 	tiocLinux = 0x541c
 	tiocSTI   = unix.TIOCSTI
 )
 
-// policy is the filter: what is not on the list fails with EPERM. Threads may be
+// policy returns the filter: a system call that is not on the list fails with EPERM. Threads may be
 // started, processes not.
 func policy() (seccomp.Policy, error) {
 	info, err := arch.GetInfo("")
@@ -73,7 +73,8 @@ func policy() (seccomp.Policy, error) {
 	conditional("clone", seccomp.Condition{Argument: 0, Operation: seccomp.BitsSet, Value: unix.CLONE_THREAD})
 	conditional("ioctl", seccomp.Condition{Argument: 1, Operation: seccomp.NotEqual, Value: tiocSTI},
 		seccomp.Condition{Argument: 1, Operation: seccomp.NotEqual, Value: tiocLinux})
-	// A C library that hears of no clone3 starts threads by clone, whose flags can be seen.
+	// A C library to which clone3 fails with ENOSYS starts threads by clone, whose flags the filter can
+	// see.
 	none := seccomp.SyscallGroup{Names: []string{"clone3"}, Action: seccomp.ActionErrno | seccomp.Action(unix.ENOSYS)}
 	return seccomp.Policy{DefaultAction: seccomp.ActionErrno, Syscalls: []seccomp.SyscallGroup{group, none}}, nil
 }

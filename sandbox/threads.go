@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A thread is what the kernel says of one.
+// A thread is what the kernel says of one thread of the process.
 type thread struct {
 	id         string
 	uid        int
@@ -77,7 +77,7 @@ func number(s string) int {
 	return n
 }
 
-// verify checks that no thread has been left out.
+// verify returns an error if a thread is not in the sandbox.
 func (o *Options) verify(threads []thread, filtered bool) error {
 	for _, t := range threads {
 		if o.User != nil && t.uid != o.User.UID {
@@ -96,8 +96,8 @@ func (o *Options) verify(threads []thread, filtered bool) error {
 	return nil
 }
 
-// Raise makes every capability effective that this process may have: where a program got
-// them by its file, as in a container image, they are not by themselves.
+// Raise makes every permitted capability of this process effective. Where a program got capabilities by its
+// file, as in a container image, they are only permitted at first.
 func Raise() error {
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -110,7 +110,7 @@ func Raise() error {
 	return setCapabilities(uint64(data[0].Permitted) | uint64(data[1].Permitted)<<32)
 }
 
-// setCapabilities makes caps all that every thread has, permitted and effective.
+// setCapabilities gives every thread exactly caps, permitted and effective.
 func setCapabilities(caps uint64) error {
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	data := [2]unix.CapUserData{

@@ -1,33 +1,32 @@
-// Package timerheap has a heap of values by when each is due. The place in it is in the
-// values, so that a value is moved and taken out without looking for it.
+// Package timerheap has a heap of values by when each is due. Each value knows its place in the heap, so
+// that it is moved and taken out without a search.
 //
-// It has no clock: who keeps a heap says what time it is.
+// It has no clock: the owner of a heap says what time it is.
 package timerheap
 
 import "container/heap"
 
-// A Slot is embedded in what stands in a Heap: in one at a time.
-type Slot struct{ pos int } // plus one; 0: in none
+// A Slot is embedded in each value of a Heap. A value is in one heap at a time.
+type Slot struct{ pos int } // place in the heap plus one; 0: in no heap
 
 func (s *Slot) slot() *Slot { return s }
 
-// Armed reports whether the value stands in a heap.
+// Armed reports whether the value is in a heap.
 func (s *Slot) Armed() bool { return s.pos != 0 }
 
-// A value is a pointer to what a Slot is embedded in.
+// A value is a pointer to a type with an embedded Slot.
 type value[T any] interface {
 	*T
 	slot() *Slot
-	// Before reports whether the value is due before o. Between values that are due at
-	// the same time it must decide, too: else their order is none.
+	// Before reports whether the value is due before o. It must also decide between values that are due
+	// at the same time, else these have no fixed order.
 	Before(o *T) bool
 }
 
-// A Heap is values of which the one that is due first is at hand. The zero value is
-// empty.
+// A Heap keeps the value that is due first at hand. The zero value is empty.
 type Heap[T any, P value[T]] struct{ h ordered[T, P] }
 
-// Len returns how many there are.
+// Len returns the number of values.
 func (h *Heap[T, P]) Len() int { return len(h.h) }
 
 // First returns the value that is due first, nil if there is none.
@@ -38,10 +37,10 @@ func (h *Heap[T, P]) First() *T {
 	return h.h[0]
 }
 
-// All returns the values in no order. They must not be changed in number while it is used.
+// All returns the values in no order. No value may be put in or taken out while the slice is used.
 func (h *Heap[T, P]) All() []*T { return h.h }
 
-// Set puts v where its time says: it is new, or its time has changed.
+// Set puts v in its place after its time has changed, or adds v if it is new.
 func (h *Heap[T, P]) Set(v *T) {
 	if s := P(v).slot(); s.Armed() {
 		heap.Fix(&h.h, s.pos-1)
@@ -50,7 +49,7 @@ func (h *Heap[T, P]) Set(v *T) {
 	}
 }
 
-// Stop takes v out, if it is in.
+// Stop takes v out of the heap, if it is in.
 func (h *Heap[T, P]) Stop(v *T) {
 	if s := P(v).slot(); s.Armed() {
 		heap.Remove(&h.h, s.pos-1)
@@ -75,7 +74,7 @@ func (o *ordered[T, P]) Push(x any) {
 	P(v).slot().pos = len(*o)
 }
 
-// Pop takes the last one off.
+// Pop takes the last value off.
 func (o *ordered[T, P]) Pop() any {
 	last := len(*o) - 1
 	v := (*o)[last]

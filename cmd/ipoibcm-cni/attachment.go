@@ -12,8 +12,7 @@ import (
 	"ipoibcm/node"
 )
 
-// attachment is what the service is asked for: the configuration, and what the IPAM
-// plugin gave.
+// attachment returns the request to the service, from the configuration and the result of the IPAM plugin.
 func attachment(c netConf, args *skel.CmdArgs, r *current.Result) (node.Attachment, error) {
 	a := node.Attachment{
 		Key: node.Key{ContainerID: args.ContainerID, IfName: args.IfName}, Network: c.Name, Netns: args.Netns,
@@ -42,8 +41,8 @@ func attachment(c netConf, args *skel.CmdArgs, r *current.Result) (node.Attachme
 	return a, nil
 }
 
-// gateway returns a route's own gateway, or that of an address of its family. Without
-// either it leads to the link.
+// gateway returns a route's own gateway, or that of an address of its family. Without either it returns
+// none, and the route leads to the link.
 func gateway(r *current.Result, own net.IP, v6 bool) netip.Addr {
 	if a, ok := netip.AddrFromSlice(own); ok {
 		return a.Unmap()

@@ -42,11 +42,11 @@ type netConf struct {
 	UDMTU      int        `json:"ud_mtu"`
 	ReceiveMTU int        `json:"receive_mtu"`
 	PKey       jsonNumber `json:"pkey"`
-	Socket     string     `json:"socket"` // of ipoibcmd node
+	Socket     string     `json:"socket"` // socket of ipoibcmd node
 	node.Members
 }
 
-// A jsonNumber is a number, or one in quotes: JSON has no hexadecimal ones.
+// A jsonNumber is a number, or a number in quotes: JSON has no hexadecimal ones.
 type jsonNumber uint16
 
 func (n *jsonNumber) UnmarshalJSON(b []byte) error {
@@ -62,7 +62,7 @@ func (n *jsonNumber) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// configure takes the configuration of a request.
+// configure reads the configuration of a request.
 func configure(stdin []byte) (c netConf, err error) {
 	if err := json.Unmarshal(stdin, &c); err != nil {
 		return c, types.NewError(types.ErrDecodingFailure, "the configuration is not understood", err.Error())
@@ -82,15 +82,16 @@ func configure(stdin []byte) (c netConf, err error) {
 	return c, nil
 }
 
-// notHere are settings of the agent that look as if this plugin had them too, and why it has not.
-// A pod that was attached without one of them would be on another link than its author thinks.
+// notHere are settings of the agent that this plugin does not have although they look like its own, and
+// why. A pod that was attached without one of them would be on another link than its author thinks.
 var notHere = map[string]string{
 	"member_id": "the service names each pod", "state_dir": "the service has one for each pod",
 	"underlay": "it is called master", "device": "the service makes one on master", "gid": "each pod has its own",
 	"addresses": "ipam gives them", "netns": "the runtime says which",
 }
 
-// refuse reports a setting that would be ignored. A pod that is there already is deleted all the same.
+// refuse returns an error for a setting that would be ignored. It does not keep a pod that exists from
+// being deleted.
 func refuse(stdin []byte) error {
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal(stdin, &all); err != nil {
@@ -104,8 +105,8 @@ func refuse(stdin []byte) error {
 	return nil
 }
 
-// failed says an error as the specification has it: the runtime tries again later where
-// the service does not answer.
+// failed turns err into an error of the specification. If the service does not answer, that error has the
+// runtime try again later.
 func failed(what string, err error) error {
 	if errors.Is(err, node.ErrUnavailable) {
 		return types.NewError(types.ErrTryAgainLater, what, err.Error()+" (start it: systemctl enable --now ipoibcm-node)")
@@ -113,7 +114,7 @@ func failed(what string, err error) error {
 	return types.NewError(types.ErrInternal, what, err.Error())
 }
 
-// command makes one of the plugin's commands of f, which has patience.
+// command makes a command of the plugin from f, which has to end within patience.
 func command(f func(ctx context.Context, c netConf, args *skel.CmdArgs) error) func(*skel.CmdArgs) error {
 	return func(args *skel.CmdArgs) error {
 		c, err := configure(args.StdinData)
@@ -126,8 +127,8 @@ func command(f func(ctx context.Context, c netConf, args *skel.CmdArgs) error) f
 	}
 }
 
-// add attaches the pod. Where that fails nothing stays, as far as the service can say so;
-// else the address is kept until the runtime deletes.
+// add attaches the pod. If that fails, nothing stays if the service confirms that; else the address is kept
+// until the runtime calls DEL.
 func add(ctx context.Context, c netConf, args *skel.CmdArgs) error {
 	if err := refuse(args.StdinData); err != nil {
 		return err
@@ -178,7 +179,7 @@ func check(ctx context.Context, c netConf, args *skel.CmdArgs) error {
 	return nil
 }
 
-// collect ends what the runtime does not name any more, and then has its addresses given
+// collect ends the attachments that the runtime does not name any more, and then has their addresses given
 // back.
 func collect(ctx context.Context, c netConf, args *skel.CmdArgs) error {
 	gc := node.GC{Network: c.Name}

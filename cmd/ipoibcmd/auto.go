@@ -7,7 +7,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// automatic is what a person calls the zero of a number that the program may choose.
+// automatic is the word for the zero of a number that the program may choose.
 const automatic = "auto"
 
 func numberOrAuto(n int) string {
@@ -31,8 +31,8 @@ func setOrAuto(n *int, s, unit string) error {
 	return nil
 }
 
-// intOrAuto is setOrAuto for a file. Zero is auto to us, and nothing to those who
-// write it: they are told so by format.
+// intOrAuto is setOrAuto for a file. A zero in the file is an error, whose text format makes: zero means
+// auto only inside the program.
 func intOrAuto(n *int, value *yaml.Node, format string, args ...any) error {
 	if value.Kind == yaml.ScalarNode && value.Value == automatic {
 		*n = 0

@@ -30,9 +30,9 @@ import (
 const (
 	maxReportItem  = 2 << 20          // octets of one file; the rest is left out
 	maxReport      = 16 << 20         // octets of all files, before compression
-	reportPatience = 10 * time.Second // with each file
+	reportPatience = 10 * time.Second // longest wait for each file
 	reportEvents   = time.Hour        // how far back events go
-	reportLogLines = "5000"           // of the journal
+	reportLogLines = "5000"           // lines of the journal
 )
 
 func newBugreport() *cobra.Command {
@@ -68,12 +68,12 @@ func newBugreport() *cobra.Command {
 // A reportItem is one file of a report.
 type reportItem struct {
 	name string
-	from string // where it is taken from, for CONTENTS
+	from string // where the file is taken from, for CONTENTS
 	get  func(ctx context.Context) ([]byte, error)
 }
 
-// bugreport writes the items to an archive that did not exist before. What cannot be had
-// is said, and keeps nothing else out.
+// bugreport writes the items to an archive that did not exist before. An item that cannot be had is noted
+// as missing; the others are packed all the same.
 func bugreport(ctx context.Context, now time.Time, file string, items []reportItem) (err error) {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, os.ErrExist) {
@@ -132,7 +132,7 @@ func bugreport(ctx context.Context, now time.Time, file string, items []reportIt
 	return nil
 }
 
-// within gets an item, but does not wait for it for ever.
+// within gets an item, but waits for it no longer than reportPatience.
 func (it *reportItem) within(ctx context.Context) ([]byte, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, reportPatience, fmt.Errorf("not there within %v", reportPatience))
 	defer cancel()
@@ -210,7 +210,7 @@ func reportItems(flags *clientFlags, config string) []reportItem {
 	return items
 }
 
-// secretKeys are settings whose values stay here.
+// secretKeys are the settings whose values are left out.
 var secretKeys = regexp.MustCompile(`(?mi)^(\s*[\w.]*(?:qkey|password|passwd|secret|token|private_key)[\w.]*\s*:).*$`)
 
 func reportConfig(file string) ([]byte, error) {
@@ -218,8 +218,8 @@ func reportConfig(file string) ([]byte, error) {
 	return secretKeys.ReplaceAll(b, []byte("$1 left out")), err
 }
 
-// reportDoctor examines the host as doctor does. The daemon has its interface already:
-// another name is tried.
+// reportDoctor examines the host as doctor does. The daemon has its interface already, so another name is
+// tried.
 func reportDoctor(ctx context.Context, file string) ([]byte, error) {
 	c := defaults()
 	if _, err := c.load(file); err != nil {
@@ -239,7 +239,7 @@ func reportEventsOf(ctx context.Context, flags *clientFlags) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second) // past ones come at once
+	ctx, cancel := context.WithTimeout(ctx, time.Second) // past events come at once
 	defer cancel()
 	body, err := c.stream(ctx, control.PathEvents, url.Values{"since": {reportEvents.String()}})
 	if err != nil {
@@ -276,7 +276,7 @@ func reportFiles(pattern string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// redactJSON takes identifiers out of the texts of a document; its numbers are none.
+// redactJSON takes identifiers out of the texts of a document. Its numbers are no identifiers.
 func redactJSON(v any) any {
 	switch v := v.(type) {
 	case string:

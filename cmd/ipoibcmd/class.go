@@ -8,8 +8,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A trafficClass is the setting traffic_class as ip-tunnel(8) has it: a number, inherit,
-// or inherit/NUMBER, which is the number with the bit inheritClass.
+// A trafficClass is the setting traffic_class as ip-tunnel(8) has it: a number, inherit, or inherit/NUMBER.
+// The bit inheritClass stands for inherit.
 type trafficClass int
 
 // inheritClass has datagrams take the DSCP of the IP packet in them.
@@ -20,7 +20,7 @@ const inheritWord = "inherit"
 // inherits reports whether the DSCP of IP packets is copied.
 func (c trafficClass) inherits() bool { return c >= inheritClass }
 
-// fixed returns the class of all that does not inherit one.
+// fixed returns the class of packets that inherit none.
 func (c trafficClass) fixed() int {
 	if c.inherits() {
 		return int(c - inheritClass)

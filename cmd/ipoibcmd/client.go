@@ -29,8 +29,8 @@ type client struct {
 	http http.Client
 }
 
-// clientFlags are what every looking-in command takes, json where its answer
-// is one document or a stream of them.
+// clientFlags are the flags of every command that asks an agent. json is for commands whose answer is one
+// document or a stream of documents.
 type clientFlags struct {
 	control, name string
 	json          bool
@@ -122,7 +122,7 @@ func (c *client) get(ctx context.Context, path string, query url.Values, v any) 
 	return c.document(ctx, http.MethodGet, path, query, v)
 }
 
-// post has the agent do something and reads what it says of it.
+// post asks the agent to do something, and reads its answer.
 func (c *client) post(ctx context.Context, path string, query url.Values, v any) error {
 	return c.document(ctx, http.MethodPost, path, query, v)
 }

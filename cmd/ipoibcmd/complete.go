@@ -66,11 +66,11 @@ func register(cmd *cobra.Command, name string, list func() []string) {
 			return list(), cobra.ShellCompDirectiveNoFileComp
 		})
 	if err != nil {
-		panic(err) // our bug: the flag is not there, or has one
+		panic(err) // our bug: there is no such flag, or it has a completion already
 	}
 }
 
-// underlays names the devices that could be one.
+// underlays names the devices that could be an underlay.
 func underlays() (names []string) {
 	all, err := hostnet.Devices()
 	if err != nil {

@@ -28,8 +28,8 @@ import (
 //go:embed sample.yaml
 var sample []byte
 
-// A Config is everything run can be told, from the file and from flags. The
-// zero value of a field means its default, except where a comment says more.
+// A Config is everything that run can be told, from the file and from flags. What neither says has the
+// value of defaults.
 type Config struct {
 	Underlay    string       `yaml:"underlay"`
 	Name        string       `yaml:"name"`
@@ -75,13 +75,13 @@ type Config struct {
 	Limits      Limits       `yaml:"limits"`
 }
 
-// Limits bound what the daemon keeps; memory by each is in docs/scale.md.
+// Limits bound what the daemon keeps. docs/scale.md says how much memory each takes.
 type Limits struct {
 	Connections int `yaml:"connections"` // connected queue pairs
 	Neighbours  int `yaml:"neighbours"`  // entries of the neighbour cache, and interfaces on record
 }
 
-// Bounds of the bounds: with fewer a host could not work, and more was never measured.
+// Bounds of Limits: with fewer a host could not work, and more was never measured.
 const leastLimit, mostConnections, mostNeighbours = 16, 10_000, 100_000
 
 // Sandbox holds the switches of what the process gives up once it serves.
@@ -90,7 +90,7 @@ type Sandbox struct {
 	Seccomp  *bool `yaml:"seccomp"`  // system calls; nil means on where the kernel has it
 }
 
-// Values of service_id: whose form of it a peer of whom nothing is known is asked for first.
+// Values of service_id: the form of the service ID that an unknown peer is asked for first.
 const idRFC, idLinux = "rfc4755", "linux"
 
 // Values of arp_accept.
@@ -103,7 +103,8 @@ type Offload struct {
 	// OneThread has the provider's receiving thread read the TUN; nil means on
 	// where the provider can.
 	OneThread *bool `yaml:"one_thread"`
-	// HoldP lets that thread hold its P while it waits; nil means on where it can.
+	// HoldP lets the provider's receiving thread hold its P while it waits; nil means on where the
+	// thread can.
 	HoldP *bool `yaml:"hold_p"`
 	// Checksum has us, not the kernel, do the checksums of TCP and UDP at the TUN;
 	// nil means on where the kernel lets us.
@@ -111,18 +112,18 @@ type Offload struct {
 	// TSO moves TCP in pieces longer than packets between us and the kernel; nil means
 	// on where the kernel does it and Checksum is on.
 	TSO *bool `yaml:"tso"`
-	// USO does the same with UDP datagrams of one flow.
+	// USO does the same as TSO with UDP datagrams of one flow.
 	USO *bool `yaml:"uso"`
-	// BusyPoll lets it look for more for a while before it waits; nil means on where
-	// it holds its P.
+	// BusyPoll lets the receiving thread look for more packets for a while before it waits; nil means
+	// on where it holds its P.
 	BusyPoll *bool `yaml:"busy_poll"`
 	// Connected gives a busy IPv6 destination a connected socket; nil means on.
 	Connected *bool `yaml:"connected"`
 }
 
-// defaults returns the configuration that holds where nothing is said.
+// defaults returns the configuration without file and flags.
 func defaults() Config {
-	// apart: the file writes through the pointers
+	// a variable for each, because reading the file writes through the pointers
 	gso, gro, one, hold, poll, connected, sum, tso, uso := true, true, true, true, true, true, true, true, true
 	landlock, seccomp := true, true
 	return Config{

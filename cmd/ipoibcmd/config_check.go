@@ -31,14 +31,14 @@ func bad(key, format string, args ...any) error {
 	return &valueError{key, fmt.Sprintf(format, args...)}
 }
 
-// check says what is wrong with c, naming key, flag and remedy.
+// check returns an error that says what is wrong with c, with key, flag and remedy.
 func (c *Config) check() error {
 	_, err := c.settings()
 	return err
 }
 
-// checkGuards says what is wrong with what guards the metrics, but for the files'
-// contents, which only the daemon may be able to read.
+// checkGuards checks the settings that guard the metrics, but not the files' contents, which only the
+// daemon may be able to read.
 func (c *Config) checkGuards() error {
 	for _, f := range []struct{ key, path string }{{"metrics_tls", c.MetricsTLS}, {"metrics_auth", c.MetricsAuth}} {
 		switch {
@@ -57,11 +57,11 @@ func (c *Config) checkGuards() error {
 	return nil
 }
 
-// maxPort is the largest number of a port (IBA volume 1 section 14.2.5.3).
+// maxPort is the largest port number (IBA volume 1 section 14.2.5.3).
 const maxPort = 255
 
-// infiniBand reports whether the interface is on an InfiniBand port: a device is named,
-// and it has no network device below it.
+// infiniBand reports whether the interface is on an InfiniBand port: a device of provider ibverbs is
+// configured, and no underlay.
 func (c *Config) infiniBand() bool {
 	return c.Underlay == "" && c.Device != "" && c.Provider == ibVerbs
 }
@@ -117,7 +117,7 @@ func (c *Config) checkInterface(*settings) error {
 	return nil
 }
 
-// checkPackets looks at what packets are sent and taken: their size, class and keys.
+// checkPackets checks the settings of packets that are sent and taken: their size, class and keys.
 func (c *Config) checkPackets(*settings) error {
 	switch {
 	case c.UDMTU.most() < mtu.MinIPv4 || c.UDMTU.most() > mtu.MaxUD:
@@ -201,7 +201,7 @@ func (c *Config) parsePeers(s *settings) (err error) {
 	return nil
 }
 
-// parseHosts finds out who is on the link, and who of them is talked with.
+// parseHosts parses the settings of who is on the link, whom we talk with, and whose agents may ask ours.
 func (c *Config) parseHosts(s *settings) (err error) {
 	if s.link, err = c.parseMembership(); err != nil {
 		return err
@@ -252,8 +252,8 @@ func (c *Config) checkLimits(*settings) error {
 
 func (c *Config) parseUser(s *settings) (err error) {
 	if c.User != "" && c.Provider == ibVerbs {
-		// Uverbs takes writes only with the credentials that opened it (include/rdma/ib.h,
-		// ib_safe_file_access), and rdma_rxe's send queue is rung by one.
+		// uverbs takes writes only with the credentials that opened the file (include/rdma/ib.h,
+		// ib_safe_file_access), and rdma_rxe learns by a write that there is something to send.
 		return bad("user",
 			"user: provider ibverbs cannot go on as another user: the kernel takes no requests after that; start the "+
 				"program as that user, with CAP_NET_ADMIN")
@@ -306,7 +306,7 @@ func parseGID(s string) (ib.GID, error) {
 // maxGIDPrefixes bounds each list of GIDs and prefixes of them.
 const maxGIDPrefixes = 4096
 
-// gidPrefixes reads the list of GIDs and prefixes of them that key has.
+// gidPrefixes parses the setting key, a list of GIDs and prefixes of GIDs.
 func gidPrefixes(key string, texts []string) (out []netip.Prefix, err error) {
 	if len(texts) > maxGIDPrefixes {
 		return nil, &valueError{key, fmt.Sprintf("%s: %d are given, at most %d can be: use shorter prefixes", key,

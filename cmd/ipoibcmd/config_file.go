@@ -51,14 +51,14 @@ func eachKey(b []byte, visit func(key string, value *yaml.Node)) {
 	}
 }
 
-// What the YAML library says of a type error, in terms of Go.
+// The YAML library's texts of type errors, in terms of Go.
 var (
 	yamlUnknown = regexp.MustCompile(`line (\d+): field ((?s).*) not found in type \S+`)
 	// a tag may have any characters
 	yamlType = regexp.MustCompile("line (\\d+): cannot unmarshal !+((?s).*?)(?: `((?s).*)`)? into (\\S+)$")
 )
 
-// typeError says it in terms of the file.
+// typeError turns the text of a type error into one in terms of the file.
 func typeError(e string) string {
 	e = yamlUnknown.ReplaceAllString(e, `line $1: unknown key "$2" (ipoibcmd init prints all keys)`)
 	m := yamlType.FindStringSubmatch(e)
@@ -80,7 +80,7 @@ func typeError(e string) string {
 	case "int", "uint16", "uint32":
 		want = "a number"
 		if m[2] == "int" {
-			want = "a number in range" // it is one, but too large or negative
+			want = "a number in range" // it is a number, but too large or negative
 		}
 	}
 	return fmt.Sprintf("line %s: %s where %s belongs (ipoibcmd init shows an example)", m[1], is, want)

@@ -10,12 +10,12 @@ import (
 	"ipoibcm/sandbox"
 )
 
-// confine returns what makes the process give up what it does not need once it serves.
-// The file it was read from, if any, is to be read again.
+// confine returns the function that gives up the rights that the process does not need once it serves. The
+// configuration file, if there is one, stays readable, because a reload reads it again.
 func (c *Config) confine(s settings, file string) func() ([]control.Protection, error) {
-	// Landlock gives the process other credentials, with which uverbs takes no writes on a
-	// descriptor that was opened before (include/rdma/ib.h, ib_safe_file_access): no
-	// datagram leaves rdma_rxe.
+	// Provider ibverbs goes without Landlock. Landlock gives the process other credentials, with which
+	// uverbs takes no writes on a descriptor that was opened before (include/rdma/ib.h,
+	// ib_safe_file_access). So no datagram would leave rdma_rxe.
 	o := sandbox.Options{User: s.user, SysAdmin: c.Netns != "",
 		NoLandlock: off(c.Sandbox.Landlock) || c.Provider == ibVerbs, Socket: c.controlPath()}
 	o.OwnFolder = filepath.Dir(o.Socket) == control.SocketDir
@@ -39,7 +39,7 @@ func (c *Config) confine(s settings, file string) func() ([]control.Protection, 
 	}
 	o.Abstract = strings.HasPrefix(os.Getenv("NOTIFY_SOCKET"), "@")
 	return func() ([]control.Protection, error) {
-		_ = time.Now().Local().String() // has the time zone read, which no log may have done so far
+		_ = time.Now().Local().String() // reads the time zone now, in case no line of the log has done so yet
 		parts, err := sandbox.Enter(o)
 		if err != nil {
 			return nil, err

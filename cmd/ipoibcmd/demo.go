@@ -103,7 +103,7 @@ type demoRun struct {
 	opt     demoOptions
 	ctx     context.Context
 	res     demoResult
-	prefix  string // of the namespaces
+	prefix  string // of the namespaces' names
 	dir     string // sockets, logs, captures
 	host    [2]*lab.Host
 	agent   [2]*lab.Agent
@@ -204,7 +204,8 @@ func (d *demoRun) step(name string, f func() (detail string, err error)) error {
 	return nil
 }
 
-// cleanup removes everything; with kept, all but namespaces and agents.
+// cleanup ends the capture, the agents and the namespaces, and removes the files. With kept it ends only
+// the capture.
 func (d *demoRun) cleanup(kept bool) {
 	d.stopCapture()
 	if d.dump != nil {

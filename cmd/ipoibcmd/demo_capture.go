@@ -11,8 +11,7 @@ import (
 	"ipoibcm/control"
 )
 
-// captureSnap keeps CM messages whole (328 octets and Ethernet) and of bulk
-// data the beginning.
+// captureSnap keeps CM messages whole (328 octets and Ethernet), and the beginning of bulk data.
 const captureSnap = 400
 
 // A demoCapture follows both agents for a while. Each agent's stream becomes a
@@ -23,7 +22,7 @@ type demoCapture struct {
 	files [2]string
 }
 
-// startCapture begins to follow both agents, if a file is wanted and nobody does.
+// startCapture begins to follow both agents, if a capture file is wanted and no capture runs.
 func (d *demoRun) startCapture() {
 	if d.dump == nil || d.capture != nil {
 		return
@@ -53,7 +52,7 @@ func (d *demoRun) startCapture() {
 	d.capture = c
 }
 
-// stopCapture ends it and appends what was seen to the file.
+// stopCapture ends the capture, if one runs, and appends what was captured to the file.
 func (d *demoRun) stopCapture() {
 	c := d.capture
 	if c == nil {

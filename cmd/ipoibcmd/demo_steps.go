@@ -213,8 +213,8 @@ func (d *demoRun) connected(mode string) (string, error) {
 	return fmt.Sprintf("service ID %s, QPNs %s and %s, MTU %d", a.ServiceID, a.LocalQPN, b.LocalQPN, a.MTU), nil
 }
 
-// onePair waits until both ends have exactly one connection and agree on it. An attempt that failed
-// is made again for the next packet only, so there is one every second meanwhile.
+// onePair waits until both ends have exactly one connection and agree on it. A failed attempt is repeated
+// only for another packet, so onePair sends one every second meanwhile.
 func (d *demoRun) onePair(mode string) (a, b control.Conn, err error) {
 	ctx, stop := context.WithCancel(d.ctx)
 	var pinging sync.WaitGroup
@@ -453,7 +453,7 @@ func (d *demoRun) crossings() (uint64, error) {
 	return sum, nil
 }
 
-// verdict says who won, from the surviving connection.
+// verdict says which end won, judging by the surviving connection.
 func (d *demoRun) verdict(a control.Conn) string {
 	sa, errA := d.agent[0].Status(d.ctx)
 	sb, errB := d.agent[1].Status(d.ctx)

@@ -107,7 +107,7 @@ func doctorPeer(cmd *cobra.Command, flags *Config, ip string, asJSON bool) error
 	return printExam(doctor.ExaminePeer(f), ip+" is reached as it should be", ip+" is not reached as it should be", asJSON)
 }
 
-// gatherPeer looks at the way to a host. What it sends makes the daemon resolve it.
+// gatherPeer gathers facts about one host. The packets that it sends make the daemon resolve that host.
 func gatherPeer(ctx context.Context, c *client, ip string) (f doctor.PeerFacts, err error) {
 	f.IP = ip
 	about := url.Values{"ip": {ip}}

@@ -51,7 +51,7 @@ func gather(ctx context.Context, c Config, s settings) doctor.Facts {
 	f.NetAdmin = netAdmin()
 	f.Control, f.ControlErr = controlState(f.ControlPath)
 	openFacts(ctx, &f, c, s)
-	netdevs := deviceFacts(&f) // after it: opening waits for addresses that are tentative
+	netdevs := deviceFacts(&f) // after openFacts, which waits for addresses that are tentative
 	rehearse(&f, c.Netns)
 	gso, gro := softroce.TestOffloads()
 	f.Loopback = !errors.Is(gso, softroce.ErrLoopback) && !errors.Is(gro, softroce.ErrLoopback)
@@ -72,8 +72,8 @@ func gather(ctx context.Context, c Config, s settings) doctor.Facts {
 	return f
 }
 
-// moduleUsers returns the modules that use another, directly or not, users of users first, which
-// is an order in which modprobe can unload them.
+// moduleUsers returns the modules that use module name, directly or not. Users of users come first:
+// modprobe can unload the modules in that order.
 func moduleUsers(dir, name string) (users []string) {
 	seen := map[string]bool{name: true}
 	var visit func(string)
@@ -129,14 +129,14 @@ func rehearseDemo(f *doctor.Facts) {
 // nobodyUID is a user that owns nothing.
 const nobodyUID = 65534
 
-// localGuard tries what a local user could: a datagram without content to UDP port
-// 4791, over the loopback device. A rule that drops it makes sending fail.
+// localGuard tries what a local user could do: it sends a datagram without content to UDP port 4791, over
+// the loopback device. A rule that drops the datagram makes sending fail.
 func localGuard(f *doctor.Facts) {
 	if os.Geteuid() != 0 {
 		f.LocalErr = "cannot be tried: only root can send as somebody else"
 		return
 	}
-	err := hostnet.OwnThread(func() error { // which ends, and its user with it
+	err := hostnet.OwnThread(func() error { // the thread ends, and its user with it
 		if err := unix.Setfsuid(nobodyUID); err != nil {
 			return err
 		}
@@ -221,8 +221,8 @@ func openFacts(ctx context.Context, f *doctor.Facts, c Config, s settings) {
 	}
 }
 
-// rehearse makes the interface and gives it what run gives it, in the namespace that is
-// configured. It is never set up, and gone at the end.
+// rehearse makes the interface and gives it what run gives it, in the namespace that is configured. The
+// interface is never set up, and is gone at the end.
 func rehearse(f *doctor.Facts, netns string) {
 	if netns == "" {
 		rehearseHere(f)
@@ -340,8 +340,8 @@ func controlState(path string) (doctor.ControlState, string) {
 	}
 }
 
-// portOwner names the process that has a UDP port, "" if it cannot be found:
-// then the kernel has it, or somebody out of sight.
+// portOwner names the process that has a UDP port. It returns "" if none can be found: the kernel has the
+// port, or a process that is out of sight.
 func portOwner(port uint16) string {
 	sockets := map[string]bool{}
 	for _, file := range []string{"udp", "udp6"} {
@@ -393,7 +393,7 @@ func eachProcess(f func(dir, comm string) bool) {
 	}
 }
 
-// managerFiles reads what NetworkManager and systemd-networkd are told.
+// managerFiles reads the configuration files of NetworkManager and systemd-networkd.
 func managerFiles() (files []doctor.File) {
 	for _, pattern := range []string{
 		"/etc/NetworkManager/NetworkManager.conf", "/etc/NetworkManager/conf.d/*.conf", "/run/NetworkManager/conf.d/*.conf",

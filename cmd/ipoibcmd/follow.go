@@ -21,7 +21,7 @@ import (
 // maxEventLine bounds one line of the event stream, in octets.
 const maxEventLine = 1 << 20
 
-// monitor prints past events of so long, then others as they come, until ctx ends or the agent does.
+// monitor prints the events of the time since, then others as they come, until ctx ends or the agent does.
 func monitor(ctx context.Context, flags *clientFlags, since time.Duration) error {
 	c, err := flags.open()
 	if err != nil {
@@ -72,8 +72,8 @@ func eventLine(e *control.Event) string {
 	return b.String()
 }
 
-// streamEnd turns the end of a stream into the command's result: an interrupt
-// is how it is meant to end, the agent's exit is worth a word.
+// streamEnd turns the end of a stream into the command's result. An interrupt is how a stream is meant to
+// end; the exit of the agent is worth a word.
 func streamEnd(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:

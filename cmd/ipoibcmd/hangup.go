@@ -9,15 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hangupIsOurs reports whether SIGHUP asks run to reload its configuration: it does,
-// unless it says that the terminal has gone.
+// hangupIsOurs reports whether SIGHUP asks run to reload its configuration. It does not where run has a
+// terminal: there it says that the terminal has gone.
 func hangupIsOurs(args []string) bool {
 	_, err := unix.IoctlGetWinsize(0, unix.TIOCGWINSZ)
 	return len(args) > 0 && args[0] == "run" && err != nil
 }
 
-// hangups returns the signals that ask for a reload; without a file there is nothing
-// to read again, and they end the context as before.
+// hangups returns the signals that ask for a reload. Without a file there is nothing to read again, and
+// SIGHUP ends the context.
 func hangups(ctx context.Context, file string) (context.Context, <-chan os.Signal, func()) {
 	if signal.Ignored(syscall.SIGHUP) { // by nohup: nobody wants to hear of it
 		return ctx, nil, func() {}

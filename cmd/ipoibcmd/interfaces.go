@@ -20,17 +20,17 @@ import (
 	"ipoibcm/logqueue"
 )
 
-// Several interfaces in one process: the ports and partitions of InfiniBand devices, of which the
-// kernel gives QP 1 of a port to one process only. The file has them under "interfaces"; what
-// is beside that list holds for all.
+// A process may have several interfaces, on ports and in partitions of InfiniBand devices, because the
+// kernel gives QP 1 of a port to one process only. The file has them in a list under "interfaces"; settings
+// beside that list hold for all.
 
-// interfacesKey is the list's.
+// interfacesKey is the key of that list.
 const interfacesKey = "interfaces"
 
 // maxInterfaces bounds the list.
 const maxInterfaces = 64
 
-// splitInterfaces takes the list out of a file: what is left, and each item as a file of its
+// splitInterfaces takes the list out of a file. It returns what is left, and each item as a file of its
 // own; none if there is no list.
 func splitInterfaces(b []byte) (common []byte, each [][]byte, err error) {
 	var doc yaml.Node
@@ -122,7 +122,8 @@ func decodeInterfaces(common []byte, each [][]byte) (all []Config, err error) {
 	return all, checkTogether(all)
 }
 
-// checkTogether says what interfaces of one process cannot have in common.
+// checkTogether returns an error if interfaces of one process have a setting in common that must differ, or
+// a provider that allows only one.
 func checkTogether(all []Config) error {
 	for i, c := range all {
 		if c.Provider != ibVerbs {
@@ -148,7 +149,7 @@ func checkTogether(all []Config) error {
 	return nil
 }
 
-// runAll serves several interfaces. Where one ends, all do.
+// runAll serves several interfaces. When one ends, all do.
 func runAll(ctx context.Context, all []Config, r reloading, readAll func() ([]Config, error)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -192,7 +193,7 @@ func runAll(ctx context.Context, all []Config, r reloading, readAll func() ([]Co
 	return errors.Join(errs...)
 }
 
-// configOf returns the configuration of an interface in a file that is read again.
+// configOf reads the file again and returns the configuration of interface name.
 func configOf(name string, readAll func() ([]Config, error)) (Config, error) {
 	all, err := readAll()
 	if err != nil {
@@ -226,7 +227,7 @@ func newTogether(notify func(string), n int) *together {
 	return t
 }
 
-// links is how many interfaces are on the port and in the partition of c, which is one of them.
+// links returns how many interfaces of the process, c included, are on c's port and in its partition.
 func (t *together) links(c Config) (n int) {
 	if t == nil {
 		return 1
@@ -239,7 +240,7 @@ func (t *together) links(c Config) (n int) {
 	return n
 }
 
-// forward gives each SIGHUP to all.
+// forward gives each SIGHUP to all interfaces.
 func (t *together) forward(ctx context.Context, in <-chan os.Signal) {
 	for {
 		select {
@@ -249,15 +250,16 @@ func (t *together) forward(ctx context.Context, in <-chan os.Signal) {
 			for _, c := range t.hangups {
 				select {
 				case c <- s:
-				default: // it has one to deal with
+				default: // the interface has one to deal with
 				}
 			}
 		}
 	}
 }
 
-// notifier returns what interface i tells the manager by. The service is ready when all are, and
-// lives as long as all do: the watchdog is fed when each has said so.
+// notifier returns the function by which interface i notifies the service manager; nil if there is no
+// manager. The service is ready when all interfaces are. The watchdog gets a sign of life when each
+// interface has given one.
 func (t *together) notifier(i int) func(string) {
 	if t.notify == nil {
 		return nil
@@ -294,7 +296,7 @@ func (t *together) notifier(i int) func(string) {
 	}
 }
 
-// logger is that of one of several interfaces.
+// logger returns the logger of an interface. With several in the process, its lines name the interface.
 func (r *reloading) logger(log *slog.Logger, name string) *slog.Logger {
 	if r.together == nil {
 		return log

@@ -24,7 +24,7 @@ import (
 )
 
 func main() {
-	_ = sandbox.Raise() // what is missing is said where it is needed
+	_ = sandbox.Raise() // a missing capability is reported where it is needed
 	ending := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) && !hangupIsOurs(os.Args[1:]) { // nohup ignores it
 		ending = append(ending, syscall.SIGHUP) // the terminal has gone: leave nothing behind
@@ -44,7 +44,7 @@ func execute(ctx context.Context, args []string) int {
 	cmd, err := root.ExecuteContextC(ctx)
 	exit := exitError(0)
 	if stdout.err != nil && (err == nil || errors.As(err, &exit)) {
-		err = stdout.err // a status of its own says nothing where the words did not arrive
+		err = stdout.err // an exit status says nothing if the output did not arrive
 	}
 	if err == nil {
 		return 0
@@ -64,10 +64,10 @@ func execute(ctx context.Context, args []string) int {
 	return 1
 }
 
-// A silentError has been reported already.
+// A silentError is a failure that has been reported already.
 type silentError struct{ error }
 
-// An exitError is an exit status of its own; all has been said.
+// An exitError is the exit status of a command that has printed all there is to say.
 type exitError int
 
 func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
@@ -180,7 +180,7 @@ func strict(cmd *cobra.Command) {
 	}
 }
 
-// newHelp is the library's, except that it fails for what is no command.
+// newHelp returns the library's help command, except that it fails for what is no command.
 func newHelp() *cobra.Command {
 	return &cobra.Command{
 		Use:     "help [COMMAND]",

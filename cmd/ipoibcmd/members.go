@@ -44,7 +44,7 @@ func newMembers() *cobra.Command {
 	return cmd
 }
 
-// watchMembers prints the list whenever more than ages has changed.
+// watchMembers prints the list whenever anything but an age has changed.
 func watchMembers(ctx context.Context, flags *clientFlags) error {
 	var last *control.Members
 	tick := time.NewTicker(membersEvery)
@@ -151,7 +151,7 @@ func printMembers(w io.Writer, d *control.Members) {
 	t.render(w)
 }
 
-// memberTrouble is what an operator should look at.
+// memberTrouble returns what an operator should look at.
 func memberTrouble(d *control.Members) (lines []string) {
 	switch {
 	case d.Error != "" && d.FailingMS > 0:

@@ -22,7 +22,7 @@ import (
 	"ipoibcm/membership/source"
 )
 
-// An Etcd says how etcd is spoken to; where it is, membership says.
+// An Etcd says how to talk to etcd. The setting membership has its endpoints.
 type Etcd struct {
 	CA       string `yaml:"ca"`
 	Cert     string `yaml:"cert"`
@@ -40,7 +40,7 @@ const (
 	fromFile   = "file"
 )
 
-// A linkSpec is where the members of the link are found.
+// A linkSpec says where the members of the link are found.
 type linkSpec struct {
 	kind      string
 	endpoints []string // of etcd
@@ -48,7 +48,7 @@ type linkSpec struct {
 	name      string // of DNS
 	every     time.Duration
 	path      string // of the file
-	id        string // ours
+	id        string // our name on the link
 	lease     time.Duration
 }
 
@@ -154,7 +154,7 @@ func parseDNS(l *linkSpec, rest string) error {
 	return nil
 }
 
-// source returns what finds the members; nil for the static list.
+// source returns the source of members; nil for the static list.
 func (c *Config) source(l linkSpec) (membership.Source, error) {
 	switch l.kind {
 	case fromEtcd:
@@ -173,8 +173,8 @@ func (c *Config) source(l linkSpec) (membership.Source, error) {
 	return nil, nil
 }
 
-// members returns how the agent finds the hosts of the link; nil for the static list.
-// end closes what it has opened.
+// members returns how the agent finds the hosts of the link; nil for the static list. end closes what
+// members has opened.
 func (c *Config) members(l linkSpec, log *slog.Logger) (m *agent.Members, end func(), err error) {
 	end = func() {}
 	src, err := c.source(l)
@@ -191,7 +191,8 @@ func (c *Config) members(l linkSpec, log *slog.Logger) (m *agent.Members, end fu
 	}
 	store, err := source.OpenStore(c.StateDir, c.Name, c.Link+" "+src.Name())
 	if err != nil {
-		// It is for a start without the source; that this may be slow is no reason not to start.
+		// The list on disk is for a start without the source. That such a start may be slow is no
+		// reason not to start.
 		m.Note = fmt.Sprintf("the list is not kept on disk: %v", err)
 		log.Warn("members", "note", m.Note)
 		return m, end, nil
@@ -216,7 +217,7 @@ func (c *Config) memberFiles(l linkSpec) (dirs []string, ports []uint16) {
 		}
 	}
 	if l.kind != fromStatic {
-		ports = append(ports, 53) // answers that do not fit a datagram
+		ports = append(ports, 53) // DNS answers that do not fit a datagram
 	}
 	return dirs, ports
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// notifier returns what tells the service manager how we are, and how long it waits
+// notifier returns the function that tells the service manager how we are, and how long the manager waits
 // for a sign of life; nil and zero where there is none.
 func notifier(log *slog.Logger) (notify func(string), watchdog time.Duration) {
 	if os.Getenv("NOTIFY_SOCKET") == "" {

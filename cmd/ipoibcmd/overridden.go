@@ -8,31 +8,31 @@ import (
 	"strings"
 )
 
-// An overridden is what a file says where a flag wins over it. A value there is checked all the
-// same: it would count as soon as the flag goes, and until then nobody would hear that it is wrong.
+// An overridden is a file of which flags override some settings. The values of these are checked all the
+// same: each would count as soon as its flag goes, and nobody would hear before that it is wrong.
 type overridden struct {
 	file  Config // with defaults
 	path  string
 	lines map[string]int // of the file
-	keys  []string       // of settings that the file and flags have
+	keys  []string       // settings that both the file and flags have
 }
 
-// stem is the setting that a key is about: items of lists have keys of their own.
+// stem returns the setting that a key is about: items of lists have keys of their own.
 func stem(key string) string {
 	name, _, _ := strings.Cut(key, "[")
 	return name
 }
 
-// add says that a flag has the setting key too.
+// add notes that a flag sets key, if the file does too.
 func (o *overridden) add(key string) {
 	if _, ok := o.lines[key]; ok {
 		o.keys = append(o.keys, key)
 	}
 }
 
-// check says which value of the file is wrong, whatever flags say beside it. c is what is in
-// force, and right. A value that is wrong only beside one of another flag is none: with the file's
-// values in the place of all flags it is right.
+// check returns an error for a value of the file that is wrong whatever the flags say. c is the
+// configuration in force, which is right. A value that is wrong only beside the value of another flag is no
+// error: it is right with the file's values in the place of all flags.
 func (o *overridden) check(c *Config) error {
 	keys := slices.Clone(o.keys)
 	for len(keys) > 0 {
@@ -48,7 +48,7 @@ func (o *overridden) check(c *Config) error {
 	return nil
 }
 
-// line is where key is in the file.
+// line returns the line of key in the file.
 func (o *overridden) line(key string) int {
 	if n, ok := o.lines[key]; ok {
 		return n
@@ -56,7 +56,7 @@ func (o *overridden) line(key string) int {
 	return o.lines[stem(key)]
 }
 
-// wrong checks c with some settings of file, and returns the key of what is wrong.
+// wrong checks c with the settings keys taken from file. It returns the key of the value that is wrong.
 func wrong(c, file *Config, keys ...string) (key string, err error) {
 	mixed := *c
 	at := reflect.ValueOf(&mixed).Elem()

@@ -58,7 +58,7 @@ not, queue pairs and CM work and the fault is above them.`,
 	return cmd
 }
 
-// checkHost says whether s is an address that a host can have.
+// checkHost returns an error unless s is an address that a host can have.
 func checkHost(s string) error {
 	ip, err := netip.ParseAddr(s)
 	if err != nil || ip.IsMulticast() || ip.IsUnspecified() {
@@ -115,8 +115,8 @@ func printBrief(w io.Writer, s *control.Status) {
 			i.State, i.Mode, i.UDMTU, i.ReceiveMTU, underlay, s.Underlay.PathMTU, i.Build), widthOf(w))
 }
 
-// plain takes out of another host's text what a terminal would obey, all control
-// characters but those of keep.
+// plain removes from another host's text what a terminal would obey: all control characters except those in
+// keep.
 func plain(s, keep string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) && !strings.ContainsRune(keep, r) {

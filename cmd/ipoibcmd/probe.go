@@ -260,7 +260,7 @@ func depthOf(d mpa.Depth) *int {
 	return &n
 }
 
-// counted may be called more than once.
+// counted adds the counters of c to the output. It may be called more than once.
 func (p *mpaProbe) counted(c *mpa.Counters) {
 	if p.out.Counters == nil {
 		p.out.Counters = map[string]uint64{}
@@ -272,8 +272,8 @@ func (p *mpaProbe) counted(c *mpa.Counters) {
 	})
 }
 
-// look waits for the peer's first message: an RTR indication that is due, else
-// whatever comes soon.
+// look waits for the peer's first message: an RTR indication that is due, else whatever comes within
+// p.hold.
 func (p *mpaProbe) look(st *softiwarp.Stream) error {
 	fenced := st.Fenced()
 	if !fenced || !st.Result.PeerToPeer { // else the machine bounds the wait
@@ -311,8 +311,7 @@ func (p *mpaProbe) look(st *softiwarp.Stream) error {
 	return nil
 }
 
-// end closes the stream, with a Terminate if the peer has made a fault and has
-// not been told.
+// end closes the stream. If the peer has made a fault and has not been told, end sends a Terminate.
 func (p *mpaProbe) end(st *softiwarp.Stream, err error) {
 	var fault *mpa.Error
 	var term *mpa.TermError
@@ -326,12 +325,12 @@ func (p *mpaProbe) end(st *softiwarp.Stream, err error) {
 	}
 }
 
-// A terminatedError is what the peer said at the end.
+// A terminatedError is the cause in the peer's Terminate.
 type terminatedError struct{ cause mpa.Cause }
 
 func (e *terminatedError) Error() string { return fmt.Sprintf("the peer terminated: %v", e.cause) }
 
-// judge fills in how it ended.
+// judge fills in the outcome of the probe.
 func (p *mpaProbe) judge(err error) {
 	if err == nil {
 		p.out.Outcome = "established"
@@ -354,7 +353,7 @@ func (p *mpaProbe) judge(err error) {
 		p.out.Reason, p.out.Clause = "segment", causeClause(term.Cause)
 		return
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &op) && (op.Op == "dial" || op.Op == "read"):
-		fault = &mpa.Error{Reason: mpa.ReasonClosed} // or never there
+		fault = &mpa.Error{Reason: mpa.ReasonClosed} // or there was never a connection
 	default: // we cannot listen, or were stopped
 		fault = &mpa.Error{Reason: mpa.ReasonLocal}
 	}

@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// rpcrdmaMagic is the format identifier of RPC-over-RDMA's private data (RFC 8797
-// section 4), which may stand behind that of others.
+// rpcrdmaMagic is the format identifier of RPC-over-RDMA's private data (RFC 8797 section 4). Private data
+// of others may precede it.
 var rpcrdmaMagic = []byte{0xf6, 0xab, 0x0e, 0x18}
 
 // privateMeaning says what private data means, if that is known.

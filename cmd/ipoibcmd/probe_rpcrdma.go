@@ -144,8 +144,8 @@ func (p *rpcProbe) parse(addr string, versionGiven bool) error {
 }
 
 func (p *rpcProbe) options() transport.Options {
-	// A peer that does not answer a version it has never heard of gets the other
-	// half of the time to answer version one.
+	// A peer that does not answer in a version it has never heard of gets the other half of the time to
+	// answer in version one.
 	return transport.Options{Pause: p.pause, RPC: rpcrdma.Options{
 		Client: true, MaxVersion: rpcrdma.Version(p.max), SendSize: p.sendSize, RecvSize: p.recvSize,
 		Program: p.out.Program, ProgVersion: p.progVersion, NegotiateTimeout: p.timeout / 2, CallTimeout: p.timeout,
@@ -302,7 +302,7 @@ func deviceOf(a netip.Addr) (string, error) {
 	return "", fmt.Errorf("no device has the address %v", a)
 }
 
-// open returns what connects.
+// open returns the function that connects.
 func (p *rpcProbe) open() (func(context.Context) (*transport.End, func(), error), error) {
 	if p.carrier == "iwarp" {
 		dev, err := softiwarp.Open(softiwarp.Options{Addr: p.local.WithZone(""), Zone: p.local.Zone(), Port: -1})
@@ -338,7 +338,7 @@ func (p *rpcProbe) open() (func(context.Context) (*transport.End, func(), error)
 	}, nil
 }
 
-// learn fills in what the connection knows.
+// learn fills in what the connection tells.
 func (p *rpcProbe) learn(e *transport.End) {
 	i := e.Info()
 	o := &p.out

@@ -29,8 +29,8 @@ var ecnModes = map[string]engine.ECNMode{ecnOff: engine.ECNOff, ecnAuto: engine.
 // Values of ecn.
 const ecnOff, ecnAuto, ecnOn = "off", "auto", "on"
 
-// openProvider opens what carries RDMA, and checks that the UD MTU fits it. The
-// notes are what an operator should know about the choice.
+// openProvider opens the provider, and checks that the UD MTU fits it. The notes are what an operator
+// should know about the choice.
 func openProvider(ctx context.Context, c Config, s settings, threads int, before *predecessor,
 	log *slog.Logger) (verbs.Provider, ib.GID, []string, error) {
 	dev, err := c.openDevice(ctx, s, threads, before, log)
@@ -118,10 +118,11 @@ func whyNoQP1(p verbs.Provider) error {
 	return nil
 }
 
-// checkUD returns what says whether a port carries the UD MTU, and how.
+// checkUD returns the function that plans the UD MTU on a port. It fails if the port does not carry the
+// configured one.
 func (c *Config) checkUD(gid ib.GID) func(verbs.Port) (mtu.UDPlan, error) {
 	return func(port verbs.Port) (mtu.UDPlan, error) {
-		if port.InfiniBand { // the broadcast group says it
+		if port.InfiniBand { // the broadcast group has the UD MTU
 			return mtu.UDPlan{MTU: int(c.UDMTU), IPv6: c.UDMTU.most() >= mtu.MinIPv6}, nil
 		}
 		g := gid
@@ -136,7 +137,7 @@ func (c *Config) checkUD(gid ib.GID) func(verbs.Port) (mtu.UDPlan, error) {
 	}
 }
 
-// needIPv6 says that there are IPv6 addresses for a link that has none.
+// needIPv6 returns an error if an IPv6 address is configured on a link without IPv6.
 func (s settings) needIPv6(plan mtu.UDPlan) error {
 	for _, p := range s.prefixes {
 		if p.Addr().Is6() && !plan.IPv6 {

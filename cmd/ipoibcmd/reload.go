@@ -18,7 +18,7 @@ import (
 	"ipoibcm/ipoib"
 )
 
-// liveKeys are the settings that change while the agent runs, and for what.
+// liveKeys are the settings that can change while the agent runs, with when a change takes effect.
 var liveKeys = map[string]string{
 	"addresses": control.EffectNow, "idle_timeout": control.EffectNow, "log_level": control.EffectNow,
 	"peers": control.EffectNow,
@@ -30,7 +30,7 @@ var liveKeys = map[string]string{
 	"offload.tso": control.EffectNow, "offload.uso": control.EffectNow,
 }
 
-// restartReasons say why others do not.
+// restartReasons say why changes of other settings take a restart.
 var restartReasons = map[string]string{
 	"underlay": "queue pairs and sockets are on the old device", "provider": "queue pairs are the old provider's",
 	"device": "queue pairs are on the old device", "port": "queue pairs are on the old port",
@@ -54,8 +54,8 @@ var restartReasons = map[string]string{
 	"user": "the process has given up the rights to change it", "sandbox": "what was given up cannot be had back",
 }
 
-// differences lists the settings in which b differs from a. Receive buffers are laid
-// out for connections of largest octets.
+// differences lists the settings in which b differs from a. Receive buffers hold messages of largest
+// octets.
 func differences(a, b *Config, largest int) (changes []control.Change) {
 	diff := func(key string, x, y reflect.Value) {
 		from, to := settingText(x), settingText(y)
@@ -105,7 +105,7 @@ func settingText(v reflect.Value) string {
 	return fmt.Sprint(v.Interface())
 }
 
-// live returns the settings that can change, as the agent has them.
+// live returns the settings that can change while the agent runs, as the agent has them.
 func (c *Config) live() (agent.Live, settings, error) {
 	s, err := c.settings()
 	if err != nil {
@@ -121,8 +121,8 @@ func (c *Config) live() (agent.Live, settings, error) {
 			"tso":       !off(c.Offload.TSO), "uso": !off(c.Offload.USO)}}, s, err
 }
 
-// reloader returns what reads the configuration anew with read, and plans how the
-// agent comes from the one that runs, first current, to that.
+// reloader returns the function that reads the configuration anew with read, and plans the change to it
+// from the one that runs, which is current at first.
 func reloader(file string, current Config, level *slog.LevelVar,
 	read func() (Config, error)) func() (agent.Plan, error) {
 	largest := current.ReceiveMTU
@@ -175,7 +175,7 @@ func newReload() *cobra.Command {
 	return cmd
 }
 
-// reload asks the agent to, and reports what became of it.
+// reload asks the agent to reload its configuration, and prints the outcome.
 func reload(ctx context.Context, flags *clientFlags, check, diff bool) error {
 	c, err := flags.open()
 	if err != nil {

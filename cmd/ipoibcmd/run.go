@@ -99,14 +99,15 @@ const logPatience = 500 * time.Millisecond
 
 // reloading is how the configuration of run changes while it runs.
 type reloading struct {
-	file   string // empty: there is none
+	file   string // empty: there is no file
 	read   func() (Config, error)
 	hangup <-chan os.Signal
 	level  *slog.LevelVar
-	// together is what other interfaces of the process share; nil: there are none.
+	// together is what the interfaces of the process share; nil: there is one only.
 	together *together
-	member   int // of them
-	// kept is what the process before left of this interface, and owner its name for that.
+	member   int // number of this interface among them
+	// kept is what the process before left of this interface. owner is the end of its names in the
+	// store.
 	kept  []*os.File
 	owner string
 }
@@ -130,7 +131,7 @@ func serve(ctx context.Context, c Config, s settings, r reloading, queue *logque
 	log := r.logger(queue.Logger(), c.Name)
 	threads := c.threads()
 	if c.Provider != ibVerbs && !off(c.Offload.HoldP) && os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + threads) // one for each that holds it while it waits
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + threads) // one more P for each thread that holds its P while it waits
 	}
 	store := openStore(r.owner)
 	before := predecessorOf(r.kept, store, log)
@@ -190,7 +191,7 @@ func serve(ctx context.Context, c Config, s settings, r reloading, queue *logque
 	})
 }
 
-// machineIdle is the idle time as the machine has it: the file's 0 is its never.
+// machineIdle returns the idle time for the machine. The file's 0 means never, which is -1 to the machine.
 func (s *settings) machineIdle() time.Duration {
 	if s.idle == 0 {
 		return -1
@@ -198,7 +199,7 @@ func (s *settings) machineIdle() time.Duration {
 	return s.idle
 }
 
-// sharesPort returns what says whether the kernel, or this process by itself, has another
+// sharesPort returns the function that reports whether the kernel, or this process besides c, has an
 // interface on the same InfiniBand port and P_Key; nil on Ethernet.
 func (c *Config) sharesPort(links int) func() bool {
 	if !c.infiniBand() {
@@ -207,5 +208,5 @@ func (c *Config) sharesPort(links int) func() bool {
 	return func() bool { return links > 1 || len(ibverbs.KernelIPoIB(c.Device, c.Port, ib.PKey(c.PKey))) > 0 }
 }
 
-// off says that a switch was set to false.
+// off reports whether a switch was set to false.
 func off(b *bool) bool { return b != nil && !*b }

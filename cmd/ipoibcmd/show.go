@@ -119,8 +119,8 @@ func printConns(w io.Writer, d *control.Conns) {
 	t.render(w)
 }
 
-// waiting is what the table says of the packets for a peer that wait to be sent: how
-// many, and how many were dropped or marked for it; nothing if there were none.
+// waiting returns the table's text about packets for a peer that wait to be sent: how many wait, and how
+// many were dropped or marked. It is empty if there were none.
 func waiting(c *control.Conn) string {
 	if c.TxBacklog == 0 && c.TxOverflow+c.TxLate+c.TxMarked == 0 {
 		return ""
@@ -135,9 +135,8 @@ func waiting(c *control.Conn) string {
 	return out
 }
 
-// health is what the table says of a connection's path: the round trip, packets in
-// flight of how many there may be now (and at most, if that is more), and how many
-// were sent again.
+// health returns the table's texts about a connection's path: the round trip; the packets in flight, how
+// many there may be now, and the window if that is larger; the share of packets that were sent again.
 func health(h *control.Health) (rtt, flight, again string) {
 	if h == nil {
 		return "", "", ""
@@ -225,7 +224,7 @@ func newExplain() *cobra.Command {
 	return cmd
 }
 
-// outcome is what the exit status says of e.
+// outcome returns the error that sets the exit status for e.
 func outcome(e *control.Explanation) error {
 	switch e.Outcome {
 	case "dropped":
@@ -250,7 +249,7 @@ func printExplanation(w io.Writer, e *control.Explanation) {
 	}
 }
 
-// mtuText prints an MTU, and nothing for none.
+// mtuText prints an MTU; empty for 0.
 func mtuText(mtu int) string {
 	if mtu == 0 {
 		return ""

@@ -16,7 +16,7 @@ import (
 // Exit statuses of status, beside those of every command.
 const (
 	exitDown     = 3 // the interface carries nothing
-	exitDegraded = 4 // it is up, and there are warnings
+	exitDegraded = 4 // the interface is up, and there are warnings
 )
 
 func newStatus() *cobra.Command {
@@ -60,7 +60,7 @@ func statusOf(ctx context.Context, flags *clientFlags, verbose bool) error {
 	return errors.Join(err, verdict(s))
 }
 
-// statusOfPeer shows that of another host's.
+// statusOfPeer shows the status of another host's agent.
 func statusOfPeer(ctx context.Context, flags *clientFlags, peer string, verbose bool) error {
 	if err := checkHost(peer); err != nil {
 		return err
@@ -77,7 +77,7 @@ func statusOfPeer(ctx context.Context, flags *clientFlags, peer string, verbose 
 	return errors.Join(err, verdict(&s.Status))
 }
 
-// verdict is what the exit status says of s.
+// verdict returns the error that sets the exit status for s.
 func verdict(s *control.Status) error {
 	switch {
 	case s.Interface.State != "up":
@@ -88,7 +88,7 @@ func verdict(s *control.Status) error {
 	return nil
 }
 
-// printStatus shows the state, what to look at and the peers before the rest.
+// printStatus shows the state, the warnings and the peers before the rest.
 func printStatus(w io.Writer, s *control.Status, verbose bool) {
 	i, width := s.Interface, widthOf(w)
 	printWrapped(w, "", columnGap, fmt.Sprintf("%s: %s, mode %s, MTU %d (UD %d, Receive MTU %d), up %s",
@@ -116,7 +116,7 @@ func printPeers(w io.Writer, peers []control.Peer) {
 	t.render(w)
 }
 
-// subnetLine is how an InfiniBand port and its subnet administrator stand.
+// subnetLine returns the state of an InfiniBand port and its subnet administrator.
 func subnetLine(n *control.Subnet) string {
 	s := fmt.Sprintf("subnet manager at LID %d, administrator %s", n.SMLID, n.Admin)
 	if n.SMLID == 0 {
@@ -198,7 +198,7 @@ func printInterface(w io.Writer, s *control.Status, verbose bool) {
 	line("build", "%s, process %d", i.Build, i.PID)
 }
 
-// sandboxLine says which parts of the second line are on, and which are not.
+// sandboxLine says which parts of the sandbox are on, and which are off.
 func sandboxLine(parts []control.Protection) string {
 	var on, off []string
 	for _, p := range parts {

@@ -5,8 +5,8 @@ import (
 	"os"
 )
 
-// stdout is where all commands print. A disk that is full, or a terminal that has
-// gone, makes the command fail: what it printed is not all of it.
+// stdout is where all commands print. If a disk is full or the terminal has gone, the command fails,
+// because not all of its output arrived.
 var stdout = new(output)
 
 // An output writes to os.Stdout and remembers the first error.

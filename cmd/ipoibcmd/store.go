@@ -18,16 +18,15 @@ import (
 	"ipoibcm/verbs"
 )
 
-// A fdStore is the service manager's file-descriptor store, as sd_notify(3) has it. Of one of
-// several interfaces in a process the names there end with whose they are.
+// A fdStore is the service manager's file-descriptor store, as sd_notify(3) has it. If the process has
+// several interfaces, the names of each end with its owner.
 type fdStore struct{ socket, owner string }
 
-// ownerOf is the end of names in the store of an interface that shares its process.
+// ownerOf returns the end of the names in the store of an interface that shares its process.
 func ownerOf(name string) string { return "@" + name }
 
-// openStore returns the store, nil where the manager has none: systemd says so from
-// version 254 on in FDSTORE, before that the unit does. Owner is empty for the only interface of
-// a process.
+// openStore returns the store, nil where the manager has none. systemd sets FDSTORE from version 254 on;
+// before that the unit has to set it. owner is empty for the only interface of a process.
 func openStore(owner string) agent.Store {
 	socket := os.Getenv("NOTIFY_SOCKET")
 	if n, err := strconv.Atoi(os.Getenv("FDSTORE")); err != nil || n <= 0 || socket == "" {
@@ -36,8 +35,8 @@ func openStore(owner string) agent.Store {
 	return &fdStore{socket, owner}
 }
 
-// Put implements [agent.Store]. The manager does not watch the descriptors: a packet
-// would wake it, and an ICMP message about a socket make it let go of it.
+// Put implements [agent.Store]. The manager does not watch the descriptors: a packet would wake it, and
+// after an ICMP message about a socket it would close the socket.
 func (s *fdStore) Put(name string, fds ...int) error {
 	return s.send("FDSTORE=1\nFDNAME="+name+s.owner+"\nFDPOLL=0", fds)
 }
@@ -74,11 +73,12 @@ const sendWithin = time.Second
 type predecessor struct {
 	agent.Predecessor
 	sockets []int
-	held    bool // the store had sockets, and lets go of them sooner or later
+	held    bool // the store had sockets, and closes them sooner or later
 }
 
-// heirs gives what the service manager has kept to its owners among those of this process. What is
-// of none of them is let go of: an interface that is in no configuration any more ends with that.
+// heirs sorts what the service manager has kept by owners, the interfaces of this process. What is of none
+// of them is closed, here and in the store: an interface that is in no configuration any more ends with
+// that.
 func heirs(files []*os.File, owners []string, open func(owner string) agent.Store,
 	log *slog.Logger) map[string][]*os.File {
 	all := map[string][]*os.File{}
@@ -102,8 +102,8 @@ func heirs(files []*os.File, owners []string, open func(owner string) agent.Stor
 	return all
 }
 
-// predecessorOf takes what the service manager has kept of an interface. What cannot be used is
-// closed, with a word about why.
+// predecessorOf takes what the service manager has kept of an interface. What cannot be used is closed, and
+// the log says why.
 func predecessorOf(files []*os.File, store agent.Store, log *slog.Logger) (h predecessor) {
 	var state *os.File
 	for _, f := range files {
@@ -134,7 +134,7 @@ func predecessorOf(files []*os.File, store agent.Store, log *slog.Logger) (h pre
 	if h.State == nil {
 		h.dropSockets()
 	}
-	if store != nil { // they are for once
+	if store != nil { // state and sockets are used once
 		for _, name := range []string{agent.StoreState, agent.StoreSockets} {
 			if err := store.Remove(name); err != nil {
 				log.Warn("the store keeps what is used up", "name", name, "err", err)
@@ -144,7 +144,7 @@ func predecessorOf(files []*os.File, store agent.Store, log *slog.Logger) (h pre
 	return h
 }
 
-// suits closes the sockets unless they are of underlay.
+// suits closes the sockets if they are of another underlay.
 func (h *predecessor) suits(underlay string) {
 	if h.State != nil && h.State.Underlay != underlay {
 		h.dropSockets()
@@ -158,7 +158,7 @@ func (h *predecessor) dropSockets() {
 	h.sockets = nil
 }
 
-// guid returns that of the process before, zero if there was none.
+// guid returns the GUID of the process before, zero if there was none.
 func (h *predecessor) guid() ib.GUID {
 	if h.State == nil {
 		return 0
@@ -166,10 +166,10 @@ func (h *predecessor) guid() ib.GUID {
 	return h.State.GUID
 }
 
-// releasedWithin bounds the wait for a port that the store is to let go of.
+// releasedWithin bounds the wait until the store has closed a socket.
 const releasedWithin = 2 * time.Second
 
-// whenReleased opens a device, whose port the store may still hold.
+// whenReleased opens a device. While the store still has the port, it tries again.
 func (h *predecessor) whenReleased(open func() (verbs.Provider, error)) (verbs.Provider, error) {
 	until := time.Now().Add(releasedWithin)
 	for {

@@ -14,8 +14,8 @@ type threadCount int
 const (
 	// mostAuto bounds the threads of "auto".
 	mostAuto = 4
-	// oneAuto is up to how many processors "auto" is one thread. A peer has one connection, so one
-	// thread, and with two processors the other one is its programs'.
+	// oneAuto is the most processors for which "auto" is one thread. A peer has one connection, so one
+	// thread, and of two processors the other one is left to the programs of the host.
 	oneAuto = 2
 )
 
@@ -33,9 +33,9 @@ func (n *threadCount) UnmarshalYAML(value *yaml.Node) error {
 	return intOrAuto((*int)(n), value, "threads 0: must be auto, or 1 to %d", softroce.MaxThreads)
 }
 
-// threads returns how many data threads there are to be. "auto" is as many as processors that this
-// process may use, by its affinity, its cpuset, its share of them (the quota of its control group)
-// and GOMAXPROCS, mostAuto at most, but one on up to oneAuto processors.
+// threads returns how many data threads there are to be: one unless the provider is softroce. "auto" is as
+// many as the processors that this process may use, by its affinity, its cpuset, its share of them (the
+// quota of its control group) and GOMAXPROCS, mostAuto at most, but one on up to oneAuto processors.
 func (c *Config) threads() int {
 	switch {
 	case c.Provider != softRoCE:

@@ -23,7 +23,7 @@ func (n *udMTU) UnmarshalYAML(value *yaml.Node) error {
 	return intOrAuto((*int)(n), value, "ud_mtu 0: must be auto, or %d to %d octets", mtu.MinIPv4, mtu.MaxUD)
 }
 
-// most is the largest UD MTU that the setting leads to.
+// most returns the largest UD MTU that the setting leads to.
 func (n udMTU) most() int {
 	if n == 0 {
 		return mtu.DefaultUD

@@ -1,11 +1,11 @@
 // Package etcd finds the members of a link in etcd, and publishes this host there.
 //
-// Each host has a key under a lease, /ipoibcm/v1/LINK/PKEY/members/ID, whose value is a record
-// of package membership. It is gone when the host has been for the time of the lease. The list is
-// read once and watched from that revision on; whenever there is doubt about the watch (a
-// compaction, no sign of life of it) the list is read again.
+// Each host has a key under a lease, /ipoibcm/v1/LINK/PKEY/members/ID, whose value is a record of package
+// membership. The key goes when the host has been gone for the time of the lease. The list is read once and
+// watched from that revision on. When the watch is in doubt (a compaction, no sign of life of it) the list
+// is read again.
 //
-// The build tag noetcd leaves it out: New then says so.
+// The build tag noetcd leaves the etcd client out: New then returns an error.
 package etcd
 
 import (
@@ -22,17 +22,17 @@ type Config struct {
 	PKey      ib.PKey
 	ID        string // our name on the link; empty: nothing is published
 
-	TLS       bool   // also without files: the system's authorities
+	TLS       bool   // also without files: with the system's authorities
 	CA        string // file with the authorities of the servers
 	Cert, Key string // files with our certificate and its key
 	User      string
-	Password  func() (string, error) // reads it; nil without a user
+	Password  func() (string, error) // reads the password; nil without a user
 
-	// Lease is after how long a host that is gone is no member. Zero means 10 s.
+	// Lease is the time after which a host that is gone is no member any more. Zero means 10 s.
 	Lease time.Duration
 }
 
-// DefaultLease is the time of a lease where nothing else is said.
+// DefaultLease is the time of a lease unless configured otherwise.
 const DefaultLease = 10 * time.Second
 
 func (c *Config) lease() time.Duration {

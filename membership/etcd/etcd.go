@@ -30,19 +30,19 @@ import (
 // Times of a session with the cluster.
 const (
 	requestWithin = 3 * time.Second         // patience for one request
-	pingEvery     = 5 * time.Second         // of a connection that is silent
+	pingEvery     = 5 * time.Second         // between pings on a connection that is silent
 	retryMin      = 200 * time.Millisecond  // after a failure, doubled up to retryMax
 	retryMax      = time.Second             // so that a fault that ends is over within seconds
-	connectWithin = 1500 * time.Millisecond // a SYN is sent twice
-	// gather is how long changes are collected before they make a list: in a large link they come
-	// by the hundred.
+	connectWithin = 1500 * time.Millisecond // so that a SYN is sent twice
+	// gather is how long changes are collected before they make a list: on a large link they come by
+	// the hundred.
 	gather = 20 * time.Millisecond
-	// signsPerLease is how often in the time of a lease it is renewed, and a sign of life
-	// asked of the watch. Without one for the whole time the list is read again.
+	// signsPerLease is how many times in the time of a lease the lease is renewed, and the watch is
+	// asked for a sign of life. If none comes within the whole time, the list is read again.
 	signsPerLease = 3
 
-	// maxAnswer bounds an answer of the cluster in octets: twice what as many records take as there can be,
-	// and maxKeyLen what is kept of a key.
+	// maxAnswer bounds an answer of the cluster in octets: twice what MaxMembers records of the largest
+	// size take. maxKeyLen bounds what is kept of a key.
 	maxAnswer = 64 << 20
 	maxKeyLen = 256
 )
@@ -112,7 +112,7 @@ func (s *source) Name() string {
 	return scheme + strings.Join(s.c.Endpoints, ",")
 }
 
-// Publish replaces what others are to find of us.
+// Publish replaces the record of us that others find.
 func (s *source) Publish(m membership.Member) {
 	m.ID = s.c.ID
 	s.mu.Lock()
@@ -124,7 +124,7 @@ func (s *source) Publish(m membership.Member) {
 	}
 }
 
-// published returns what others are to find of us, nil if nothing.
+// published returns the record of us that others are to find, nil if there is none.
 func (s *source) published() *membership.Member {
 	if s.c.ID == "" {
 		return nil
@@ -134,8 +134,7 @@ func (s *source) published() *membership.Member {
 	return s.self
 }
 
-// Run reads and watches the list, and keeps our key, until ctx ends; then it takes the
-// key away.
+// Run reads and watches the list, and keeps our key, until ctx ends. Then it removes the key.
 func (s *source) Run(ctx context.Context, tell func(membership.Event)) {
 	wait := retryMin
 	for ctx.Err() == nil {
@@ -160,7 +159,7 @@ func (s *source) Run(ctx context.Context, tell func(membership.Event)) {
 	}
 }
 
-// errAgain asks for the list anew, though nothing failed that users need hear of.
+// errAgain has the list read again. Nothing has failed that users need to hear of.
 var errAgain = errors.New("the list is read again")
 
 // short leaves out what gRPC wraps around an error.
@@ -180,9 +179,9 @@ func (s *source) short(err error) error {
 
 // connect makes a client and serves with it until something is wrong.
 func (s *source) connect(ctx context.Context, tell func(membership.Event)) error {
-	// A member of the cluster that knows no leader is to say so, and another is asked.
+	// A server of the cluster that knows no leader then says so, and another is asked.
 	ctx = clientv3.WithRequireLeader(ctx)
-	// The client outlives ctx by a moment, for the goodbye.
+	// The client outlives ctx by a moment, so that leave can end our lease.
 	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(leaveWithin, cancel) })()
@@ -215,19 +214,19 @@ func (s *source) connect(ctx context.Context, tell func(membership.Event)) error
 	return v.serve(ctx)
 }
 
-// A session is what happens with one client.
+// A session is the work of one client, from its connection until something is wrong.
 type session struct {
 	*source
 	client *clientv3.Client
 	tell   func(membership.Event)
 
-	members  map[string]membership.Member // one more than can be, at most
-	leftOut  bool                         // there are still others
+	members  map[string]membership.Member // MaxMembers and one more, at most, and our own
+	leftOut  bool                         // the cluster has more members than are kept
 	bad      map[string]error
 	revision int64
 
 	lease clientv3.LeaseID
-	put   *membership.Member // under that lease; nil: nothing
+	put   *membership.Member // our record under that lease; nil: none
 }
 
 // serve reads the list, then follows it.
@@ -257,7 +256,7 @@ func (v *session) serve(ctx context.Context) error {
 				return err
 			}
 			if r.Header.Revision < v.revision {
-				return errAgain // the cluster was restored from a snapshot: it knows less than we
+				return errAgain // the cluster was restored from a snapshot, and knows less than we do
 			}
 			heard = time.Now()
 			if len(r.Events) == 0 { // the watch lives
@@ -292,7 +291,7 @@ func (v *session) serve(ctx context.Context) error {
 	}
 }
 
-// report tells how it is with our own key. The list goes on being watched.
+// report tells whether others find our key, or why not. An error does not end the watch of the list.
 func (v *session) report(err error) {
 	if err == nil {
 		if v.put != nil {
@@ -328,14 +327,14 @@ func (v *session) list(ctx context.Context) error {
 	return nil
 }
 
-// name returns the member that a key is of. Of a key that is longer than a name can be no more
-// is kept than shows that.
+// name returns the ID of the member that a key is of. A longer key is cut to maxKeyLen octets, which is
+// still more than an ID can have.
 func (v *session) name(key string) string {
 	id := strings.TrimPrefix(key, v.c.Prefix())
 	return id[:min(len(id), maxKeyLen)]
 }
 
-// take reads one record. Whoever may write to the cluster may write any number of them.
+// take keeps one record, within bounds: whoever may write to the cluster may write any number of records.
 func (v *session) take(key string, value []byte) {
 	id := v.name(key)
 	m, err := membership.ParseRecord(id, key, value)
@@ -347,7 +346,8 @@ func (v *session) take(key string, value []byte) {
 		}
 		return
 	}
-	// One more than there can be, so that it shows; and we, who look for ourselves.
+	// One member more than there can be is kept, so that the excess shows. Our own is always kept,
+	// because lost looks for it.
 	if _, known := v.members[id]; !known && id != v.c.ID && len(v.members) > membership.MaxMembers {
 		v.leftOut = true
 		return
@@ -355,8 +355,8 @@ func (v *session) take(key string, value []byte) {
 	v.members[id] = m
 }
 
-// events takes what has changed. It reports whether our key was among those that went, and whether the list has
-// to be read again: there is room now for some that were left out.
+// events takes what has changed. It reports whether our key was among those that went. again means that the
+// list has to be read again, because there is room now for members that were left out.
 func (v *session) events(evs []*clientv3.Event) (gone, again bool) {
 	for _, e := range evs {
 		key := string(e.Kv.Key)
@@ -381,7 +381,7 @@ func (v *session) tellList() {
 	v.tell(l)
 }
 
-// publish puts our record where others find it, if it is not there as it is.
+// publish puts our record under our key, unless the same record is there already.
 func (v *session) publish(ctx context.Context) error {
 	m := v.published()
 	if m == nil || v.put != nil && v.put.Equal(m) {
@@ -394,7 +394,7 @@ func (v *session) publish(ctx context.Context) error {
 	within, cancel := context.WithTimeout(ctx, requestWithin)
 	defer cancel()
 	err = v.claim(within, m, string(record))
-	if errors.Is(err, rpctypes.ErrLeaseNotFound) { // it has ended
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) { // the lease has ended
 		v.lease = 0
 		err = v.claim(within, m, string(record))
 	}
@@ -404,7 +404,7 @@ func (v *session) publish(ctx context.Context) error {
 	return err
 }
 
-// lost reports whether our key has gone, and takes note of it.
+// lost reports whether our key has gone, and if so notes that nothing is published.
 func (v *session) lost() bool {
 	if _, there := v.members[v.c.ID]; v.put == nil || there {
 		return false
@@ -413,8 +413,9 @@ func (v *session) lost() bool {
 	return true
 }
 
-// claim puts our key under our lease: if nobody has it, or we do, or if it has our
-// GID, as after a restart. Anybody else may live: he has the name until his lease ends.
+// claim puts our record under our key with our lease. It does so if nobody has the key, if the key is under
+// our lease, if its record has one of our GIDs, as after a restart, or if its record cannot be read.
+// Another holder may be alive: it has the name until its lease ends.
 func (v *session) claim(ctx context.Context, m *membership.Member, record string) error {
 	if v.lease == 0 {
 		l, err := v.client.Grant(ctx, int64(v.c.lease()/time.Second))
@@ -447,7 +448,7 @@ func (v *session) claim(ctx context.Context, m *membership.Member, record string
 	return err
 }
 
-// renew renews our lease. Where it is lost the record is put under another, and where our key has gone
+// renew renews our lease. If the lease has ended, our record is put under another one. If our key has gone,
 // it is put again.
 func (v *session) renew(ctx context.Context) error {
 	if v.lost() || v.lease == 0 || v.put == nil {
@@ -463,7 +464,7 @@ func (v *session) renew(ctx context.Context) error {
 	return err
 }
 
-// leave takes our key away: the others need not wait for the lease to end.
+// leave ends our lease, and our key with it, so that the others need not wait for the lease to run out.
 func (v *session) leave() {
 	if v.lease == 0 {
 		return
@@ -473,5 +474,5 @@ func (v *session) leave() {
 	_, _ = v.client.Revoke(ctx, v.lease)
 }
 
-// leaveWithin bounds the goodbye.
+// leaveWithin bounds the time that leave takes.
 const leaveWithin = 500 * time.Millisecond

@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// A fault is why the last connection to the cluster failed, if it did. gRPC tries others meanwhile, and
-// says of a request only that no answer came in time.
+// A fault is why the last connection to the cluster failed; nil if it did not. gRPC tries other servers
+// meanwhile, and says of a request only that no answer came in time.
 type fault struct {
 	mu  sync.Mutex
 	err error
@@ -38,20 +38,20 @@ func (s *source) dial(ctx context.Context, addr string) (net.Conn, error) {
 		s.fault.set(err)
 		return nil, err
 	}
-	if s.tls != nil { // the handshaker looks
+	if s.tls != nil { // the handshaker notes the outcome
 		return c, nil
 	}
 	return &firstRead{Conn: c, fault: &s.fault}, nil
 }
 
-// A handshaker notes how TLS goes, until the first octets of the other side are read: with TLS 1.3 it
-// looks at our certificate after the handshake.
+// A handshaker notes the outcome of TLS, until the first octets of the server are read: with TLS 1.3 the
+// server looks at our certificate after the handshake.
 type handshaker struct {
 	credentials.TransportCredentials
 	*fault
 }
 
-// ClientHandshake does so for one connection.
+// ClientHandshake notes the outcome for one connection.
 func (h handshaker) ClientHandshake(ctx context.Context, authority string, c net.Conn) (net.Conn,
 	credentials.AuthInfo, error) {
 	c, info, err := h.TransportCredentials.ClientHandshake(ctx, authority, c)
@@ -62,19 +62,19 @@ func (h handshaker) ClientHandshake(ctx context.Context, authority string, c net
 	return &firstRead{Conn: c, fault: h.fault}, info, nil
 }
 
-// Clone is as its name says; the fault is the same.
+// Clone returns a copy that notes outcomes in the same fault.
 func (h handshaker) Clone() credentials.TransportCredentials {
 	return handshaker{h.TransportCredentials.Clone(), h.fault}
 }
 
-// A firstRead is a connection of which nothing was read yet.
+// A firstRead is a connection that notes the outcome of its first read.
 type firstRead struct {
 	net.Conn
 	fault *fault
 	done  bool
 }
 
-// Read notes the outcome of the first.
+// Read notes the outcome if it is the first.
 func (r *firstRead) Read(b []byte) (int, error) {
 	n, err := r.Conn.Read(b)
 	if r.done {

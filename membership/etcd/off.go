@@ -8,7 +8,7 @@ import (
 	"ipoibcm/membership"
 )
 
-// New says that this build has no etcd.
+// New returns an error: this build has no etcd.
 func New(Config) (membership.Publisher, error) {
 	return nil, errors.New("this program was built without etcd (build tag noetcd)")
 }

@@ -13,9 +13,9 @@ import (
 	"ipoibcm/membership"
 )
 
-// A DNS is the list of addresses that a name has: A and AAAA records, each address a member; or, of
-// a name such as _ipoibcm._udp.example.com, SRV records, each target a member with the addresses
-// of that.
+// A DNS is the list of members that a name has in DNS: each A or AAAA record is a member. If the name
+// begins with _, such as _ipoibcm._udp.example.com, each target of its SRV records is a member, with the
+// target's addresses.
 type DNS struct {
 	Host     string
 	Every    time.Duration // between two questions; zero means 30 s
@@ -34,8 +34,8 @@ const (
 	dnsPatience  = 10 * time.Second
 	// maxTargets bounds the targets of SRV records that are looked up.
 	maxTargets = membership.MaxMembers
-	// missedAnswers is in how many answers in a row a member must be missing before it is gone: servers
-	// may give a part of a long list, another one each time.
+	// missedAnswers is how many answers in a row must lack a member before the member is gone: a server
+	// may answer with a part of a long list, another one each time.
 	missedAnswers = 3
 )
 
@@ -114,7 +114,7 @@ func (d *DNS) lookSRV(ctx context.Context, r Resolver) membership.Event {
 	seen := map[string]bool{}
 	for _, t := range targets {
 		id := strings.TrimSuffix(t.Target, ".")
-		if id == "" || seen[id] { // RFC 2782: a dot is nobody
+		if id == "" || seen[id] { // RFC 2782: a dot as target means that there is none
 			continue
 		}
 		seen[id] = true
@@ -135,8 +135,8 @@ func (d *DNS) lookSRV(ctx context.Context, r Resolver) membership.Event {
 	return l
 }
 
-// lookAddrs returns the IPv4 and IPv6 addresses of a name. Where one kind cannot be had, other than because
-// there are none, the answer is not the whole.
+// lookAddrs returns the IPv4 and IPv6 addresses of a name. It fails if one of the two kinds cannot be had
+// for another reason than that there are none: the list would not be the whole.
 func lookAddrs(ctx context.Context, r Resolver, name string) ([]netip.Addr, error) {
 	v4, err4 := r.LookupNetIP(ctx, "ip4", name)
 	v6, err6 := r.LookupNetIP(ctx, "ip6", name)
@@ -162,14 +162,14 @@ func notFound(err error) bool {
 	return errors.As(err, &e) && e.IsNotFound
 }
 
-// missing holds members that answers have left out of late.
+// missing holds members that late answers have left out.
 type missing struct {
 	last  []membership.Member
 	times map[string]int
 }
 
-// keep adds to an answer who was missing in too few of them, and says whether anybody
-// was.
+// keep adds to an answer the members that fewer than missedAnswers answers in a row have left out. It
+// reports whether there were any.
 func (m *missing) keep(l membership.Listed) (membership.Listed, bool) {
 	here := map[string]bool{}
 	for _, x := range l.Members {

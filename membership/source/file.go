@@ -18,10 +18,11 @@ import (
 // its directory changes.
 type File struct {
 	Path string
-	// Every is how often it is read when nothing is seen to change: on a network file
-	// system others change it unseen. Zero means 30 s.
+	// Every is how often the file is read though no change is seen: on a network file system others
+	// change it unseen. Zero means 30 s.
 	Every time.Duration
-	// Settle is how long after a change it is read: several come together. Zero means 50 ms.
+	// Settle is the wait from a change until the file is read, because several changes come together.
+	// Zero means 50 ms.
 	Settle time.Duration
 }
 
@@ -64,7 +65,7 @@ func (f *File) Run(ctx context.Context, tell func(membership.Event)) {
 
 // Read reads the file once.
 func (f *File) Read() membership.Event {
-	// Without waiting: to open a pipe takes until somebody writes to it.
+	// O_NONBLOCK, because opening a pipe would wait until somebody writes to it.
 	in, err := os.OpenFile(f.Path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return membership.Failed{Err: err}
@@ -84,8 +85,8 @@ func (f *File) Read() membership.Event {
 	return membership.Listed{Members: list}
 }
 
-// watch tells of changes in a directory: editors and configuration managers put another file in
-// the place of the old one, so the file itself is not enough. Without inotify nothing is told.
+// watch tells of changes in a directory. Watching the file alone is not enough: editors and configuration
+// managers put another file in its place. Without inotify watch tells nothing.
 func watch(dir string) (<-chan struct{}, func()) {
 	changed := make(chan struct{}, 1)
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)

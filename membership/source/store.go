@@ -65,7 +65,7 @@ func (s *Store) Load() (list membership.Snapshot, ok bool) {
 	return list, ok
 }
 
-// Save writes a list over the older of the two.
+// Save writes a list over the older of the two files.
 func (s *Store) Save(list membership.Snapshot) error {
 	b, err := membership.AppendSaved(nil, s.link, s.generation+1, list)
 	if err != nil {
