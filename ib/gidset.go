@@ -5,19 +5,19 @@ import (
 	"slices"
 )
 
-// A GIDSet is a set of GIDs, given by prefixes of them. Its zero value is empty.
+// A GIDSet is a set of GIDs that prefixes define. Its zero value is empty.
 type GIDSet struct {
 	disjoint []netip.Prefix // sorted by address
 }
 
-// NewGIDSet returns the GIDs that begin with one of prefixes. A prefix of IPv4 stands for
-// the GIDs of such addresses (::ffff:0:0/96).
+// NewGIDSet returns the set of GIDs that begin with one of prefixes. An IPv4 prefix stands for the
+// IPv4-mapped GIDs (::ffff:0:0/96) of its addresses.
 func NewGIDSet(prefixes []netip.Prefix) GIDSet {
 	sorted := make([]netip.Prefix, 0, len(prefixes))
 	for _, p := range prefixes {
 		sorted = append(sorted, p.Masked())
 	}
-	slices.SortFunc(sorted, netip.Prefix.Compare) // the longer after the shorter that has it
+	slices.SortFunc(sorted, netip.Prefix.Compare) // a prefix sorts behind the shorter one that contains it
 	var s GIDSet
 	for _, p := range sorted {
 		if n := len(s.disjoint); n == 0 || !s.disjoint[n-1].Overlaps(p) {
@@ -30,8 +30,8 @@ func NewGIDSet(prefixes []netip.Prefix) GIDSet {
 // IsEmpty reports whether no GID is in s.
 func (s GIDSet) IsEmpty() bool { return len(s.disjoint) == 0 }
 
-// Contains reports whether g is in s. It takes time by the logarithm of the number of
-// prefixes, and does not allocate.
+// Contains reports whether g is in s. Its time grows with the logarithm of the number of prefixes,
+// and it does not allocate.
 func (s GIDSet) Contains(g GID) bool {
 	a := g.Addr().Unmap()
 	i, found := slices.BinarySearchFunc(s.disjoint, a,

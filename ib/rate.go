@@ -6,7 +6,7 @@ import "fmt"
 // handles carry it. Zero is the rate of the port itself.
 type Rate uint8
 
-// gbps holds the rates by code in tenths of Gbit/s; 0 is no rate.
+// gbps holds the rates by code in tenths of Gbit/s; 0 marks a code that is no rate.
 var gbps = [...]uint16{2: 25, 3: 100, 4: 300, 5: 50, 6: 200, 7: 400, 8: 600, 9: 800, 10: 1200, 11: 140, 12: 560,
 	13: 1120, 14: 1680, 15: 250, 16: 1000, 17: 2000, 18: 3000, 19: 280, 20: 500, 21: 4000, 22: 6000, 23: 8000}
 

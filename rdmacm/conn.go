@@ -15,10 +15,10 @@ type Conn struct {
 	setup  Setup
 	psn    ib.PSN
 
-	params  cm.Params // since start
+	params  cm.Params // set by start
 	private []byte
-	why     error // what went wrong here
-	err     error // of the set-up, once settled is closed
+	why     error // an error of start, which replaces that of the CM
+	err     error // why the connection did not come up; valid once settled is closed
 	settled chan struct{}
 
 	end  error
@@ -28,24 +28,24 @@ type Conn struct {
 // QP is the queue pair, in RTS while the connection is up and in ERR after it.
 func (c *Conn) QP() verbs.QP { return c.setup.QP }
 
-// Params are what both sides have told each other.
+// Params returns what both sides have told each other.
 func (c *Conn) Params() cm.Params { return c.params }
 
-// Private is the peer's private data: of its REQ, without the header, or of its REP.
-// It has the length of the field, however much the peer filled.
+// Private returns the peer's private data: of its REQ, without the header, or of its REP. It has
+// the length of the message's field, however much of that the peer filled.
 func (c *Conn) Private() []byte { return c.private }
 
-// Remote is the peer's address.
+// Remote returns the peer's address.
 func (c *Conn) Remote() netip.Addr { return c.params.Remote.Addr().Unmap() }
 
-// Settled is closed when the connection is up, or has failed. Of an accepted one that
-// is when the peer has shown that it has the REP, which goes to its GID alone.
+// Settled is closed when the connection is up, or has failed. An accepted connection is up when the
+// peer has shown, by an RTU or data, that it has the REP.
 func (c *Conn) Settled() <-chan struct{} { return c.settled }
 
 // Done is closed when the connection has ended.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err says why it ended, once Done is closed: nil if by Close.
+// Err says why the connection ended, once Done is closed. It is nil before that, and after Close.
 func (c *Conn) Err() error {
 	select {
 	case <-c.done:
@@ -55,8 +55,8 @@ func (c *Conn) Err() error {
 	}
 }
 
-// Received says that something has arrived on the queue pair, which stands for an
-// RTU that was lost. It is for users of providers that have no CommEst.
+// Received tells the Conn that something has arrived on the queue pair, which replaces an RTU that
+// was lost. Users of providers that have no CommEst event call it.
 func (c *Conn) Received() { c.port.do(cm.DataOnQP{QPN: c.setup.QP.QPN()}) }
 
 // Close ends the connection with a DREQ and moves the queue pair to ERR. It does
@@ -71,7 +71,7 @@ func (c *Conn) Close() {
 	_ = c.setup.QP.Modify(verbs.QPAttr{State: verbs.StateError}) // gone already is as good
 }
 
-// settle ends the wait for the set-up, with mu held.
+// settle closes settled, once; err is nil if the connection is up. port.mu is held.
 func (c *Conn) settle(err error) {
 	select {
 	case <-c.settled:
@@ -98,8 +98,8 @@ func (c *Conn) start(p cm.Params) error {
 	return nil
 }
 
-// ackTimeout bounds what the peer asks for: never, or hours, would keep a queue
-// pair whose peer is gone. 18 is 1.07 s, and seven retries of it.
+// ackTimeout bounds the ACK timeout that the peer asks for. No timeout, or one of hours, would keep
+// a queue pair whose peer is gone. 18 is 1.07 s, and there are up to seven retries.
 func ackTimeout(asked ib.Timeout) ib.Timeout {
 	if asked == 0 || asked > 18 {
 		return 18

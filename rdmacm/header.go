@@ -48,8 +48,7 @@ var (
 	errHeaderFamily  = errors.New("rdmacm: header of no IP version")
 )
 
-// ParseHeader takes the header off the private data of a REQ and returns what
-// follows it, which is a part of b.
+// ParseHeader reads the header of the private data of a REQ. rest is the part of b behind it.
 func ParseHeader(b []byte) (h Header, rest []byte, err error) {
 	if len(b) < HeaderLen {
 		return h, nil, errHeaderShort

@@ -12,15 +12,15 @@ import (
 	"ipoibcm/verbs"
 )
 
-// A Listener takes the requests for one port.
+// A Listener receives the requests for one port.
 type Listener struct {
 	port     *Port
 	id       serviceid.ID
 	requests chan *Request
 }
 
-// Listen makes REQs for a TCP port at every GID of the device known to the
-// Listener. Everything else is answered with REJ 8.
+// Listen returns a Listener that gets the REQs for a TCP port, at every GID of the device. REQs for
+// ports without a Listener are answered with REJ 8.
 func (p *Port) Listen(port uint16) (*Listener, error) {
 	l := &Listener{port: p, id: serviceid.RDMAIP(port), requests: make(chan *Request, MaxWaiting)}
 	p.mu.Lock()
@@ -36,7 +36,7 @@ func (p *Port) Listen(port uint16) (*Listener, error) {
 	return l, nil
 }
 
-// Close ends the listening. Requests that wait are rejected; connections stay.
+// Close stops the Listener. It rejects requests that wait; connections stay.
 func (l *Listener) Close() {
 	p := l.port
 	p.mu.Lock()
@@ -67,8 +67,8 @@ func (l *Listener) Next(ctx context.Context) (*Request, error) {
 	}
 }
 
-// A Request is a REQ that somebody sent. It is answered with Accept or Reject
-// before the peer's patience ends (some seconds).
+// A Request is a REQ that a peer sent. The user answers it with Accept, Begin or Reject before the
+// peer gives up (after some seconds).
 type Request struct {
 	Header  Header
 	Params  cm.Params
@@ -78,7 +78,7 @@ type Request struct {
 	handle cm.Handle
 }
 
-// requested takes a REQ in, with mu held.
+// requested rejects a REQ, or gives it to its Listener. p.mu is held.
 func (p *Port) requested(a cm.RequestReceived) {
 	l := p.listeners[a.ServiceID]
 	refuse := func(r cm.Reason) { p.step(cm.Reject{Handle: a.Handle, Reason: r}) }
@@ -90,7 +90,7 @@ func (p *Port) requested(a cm.RequestReceived) {
 		refuse(cm.ReasonInvalidTransport)
 		return
 	}
-	if mtu := verbs.PathMTU(p.opt.Provider, a.Remote); a.PathMTU > mtu { // both sides would send packets of that size
+	if mtu := verbs.PathMTU(p.opt.Provider, a.Remote); a.PathMTU > mtu { // packets of that size would not arrive
 		p.step(cm.Reject{Handle: a.Handle, Reason: cm.ReasonInvalidMTU, ARI: []byte{byte(mtu)}})
 		return
 	}
@@ -106,9 +106,8 @@ func (p *Port) requested(a cm.RequestReceived) {
 	}
 }
 
-// Accept answers with a REP and returns when the peer has said that it has it, by
-// an RTU or by data (see [Conn.Received]), or ctx ends. The queue pair can be
-// used as soon as the peer uses it.
+// Accept answers with a REP. It returns when the peer has confirmed it, by an RTU or by data (see
+// [Conn.Received]), or when ctx ends. The queue pair is usable as soon as the peer uses it.
 func (r *Request) Accept(ctx context.Context, s Setup) (*Conn, error) {
 	c, err := r.Begin(s)
 	if err != nil {
@@ -126,7 +125,7 @@ func (r *Request) Accept(ctx context.Context, s Setup) (*Conn, error) {
 	}
 }
 
-// Begin answers with a REP and does not wait for the RTU.
+// Begin answers with a REP and returns without waiting for the RTU.
 func (r *Request) Begin(s Setup) (*Conn, error) {
 	if len(s.Private) > MaxReplyData {
 		return nil, fmt.Errorf("rdmacm: %d octets of private data, %d fit into a REP", len(s.Private), MaxReplyData)
@@ -136,7 +135,7 @@ func (r *Request) Begin(s Setup) (*Conn, error) {
 		done: make(chan struct{})}
 	params := r.Params
 	params.RecvPSN = c.psn
-	// Neither side may have more READs outstanding than the other answers.
+	// Each side has at most as many READs outstanding as the other answers.
 	params.ResponderResources = min(s.ResponderResources, r.Params.ResponderResources)
 	params.InitiatorDepth = min(s.InitiatorDepth, r.Params.InitiatorDepth)
 	if err := c.start(params); err != nil {
@@ -151,8 +150,8 @@ func (r *Request) Begin(s Setup) (*Conn, error) {
 	p.conns[c.handle], p.byQPN[s.QP.QPN()] = c, c
 	p.step(cm.Accept{Handle: r.handle, QPN: s.QP.QPN(), StartingPSN: c.psn, RNRRetry: s.RNRRetry,
 		ResponderResources: params.ResponderResources, InitiatorDepth: params.InitiatorDepth, PrivateData: s.Private})
-	// The request may have died while its user thought. Its record may still be
-	// there, for repeats of the REQ, but tells of no end any more.
+	// The request may have ended before the user answered. The manager may still keep its record,
+	// for repeats of the REQ, but reports no end of it any more.
 	taken := slices.ContainsFunc(p.manager.Conns(),
 		func(i cm.ConnInfo) bool { return i.Handle == r.handle && i.State == cm.StateREPSent })
 	if !taken && p.conns[c.handle] == c {

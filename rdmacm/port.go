@@ -17,8 +17,8 @@ import (
 	"ipoibcm/verbs"
 )
 
-// MaxWaiting is how many requests of one listener may wait for an answer; above it
-// they are rejected.
+// MaxWaiting is how many requests of one listener may wait for an answer. Further ones are
+// rejected.
 const MaxWaiting = 64
 
 // Errors.
@@ -32,17 +32,18 @@ var (
 // Options configures a Port. Only Provider must be set.
 type Options struct {
 	Provider verbs.Provider
-	// Shared says that somebody else reads the provider's channels of MADs and
-	// events, and calls Port.MAD and Port.Event with those that concern it.
+	// Shared says that the user reads the provider's channels of MADs and events, and passes those
+	// that concern this Port to Port.MAD and Port.Event.
 	Shared bool
-	// CM are options of the manager; GID, CAGUID and Rand are filled in if zero.
+	// CM are the options of the manager. Zero GID and CAGUID become the provider's, and a nil Rand
+	// a cryptographic source.
 	CM cm.Options
 	// Log gets every CM message and decision; nil discards them.
 	Log func(cm.Note)
 }
 
-// A Port connects and accepts on QP 1 of a provider. Its methods may be called
-// from several goroutines.
+// A Port makes and accepts connections on QP 1 of a provider. Its methods may be called from
+// several goroutines.
 type Port struct {
 	opt    Options
 	mads   verbs.MADPort
@@ -56,9 +57,9 @@ type Port struct {
 	conns     map[cm.Handle]*Conn
 	byQPN     map[ib.QPN]*Conn
 	listeners map[serviceid.ID]*Listener
-	gids      []ib.GID // where the listeners listen
+	gids      []ib.GID // the GIDs at which the listeners listen
 	closed    bool
-	tell      []func() // to be called when mu is free
+	tell      []func() // functions that unlock calls after it has released mu
 }
 
 // Open starts a Port. The provider must outlive it.
@@ -99,8 +100,8 @@ func (unpredictable) Uint64() uint64 {
 	return binary.LittleEndian.Uint64(b[:])
 }
 
-// Close ends the port. Connections that are up get a DREQ, once; their queue
-// pairs go to ERR.
+// Close ends the Port. It sends one DREQ for each connection that is up, and moves the queue pairs
+// to ERR.
 func (p *Port) Close() {
 	p.mu.Lock()
 	if p.closed {
@@ -162,18 +163,18 @@ func (p *Port) run() {
 	}
 }
 
-// Owns reports whether a MAD is for this port and for no other that shares
-// the QP 1 (see [cm.Manager.Owns]).
+// Owns reports whether a MAD is for this Port and for no other user of QP 1 (see
+// [cm.Manager.Owns]).
 func (p *Port) Owns(m *verbs.MAD) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.manager.Owns(m)
 }
 
-// MAD takes a MAD that came to QP 1.
+// MAD handles a MAD that came to QP 1.
 func (p *Port) MAD(m *verbs.MAD) { p.do(cm.RecvMAD{MAD: m}) }
 
-// Event takes an asynchronous event of the provider.
+// Event handles an asynchronous event of the provider.
 func (p *Port) Event(ev verbs.Event) {
 	switch ev.Kind {
 	case verbs.CommEst:
@@ -197,8 +198,8 @@ func (p *Port) Event(ev verbs.Event) {
 	}
 }
 
-// follow has the listeners listen at the GIDs that the device has now, and at no
-// others, with mu held.
+// follow makes the listeners listen at the GIDs that the device has now, and at no others. mu is
+// held.
 func (p *Port) follow() {
 	old := p.gids
 	p.gids = p.opt.Provider.Port().GIDs
@@ -238,7 +239,7 @@ func (p *Port) unlock() {
 	}
 }
 
-// step applies ev with mu held.
+// step gives the manager ev and carries out its actions. mu is held.
 func (p *Port) step(ev cm.Event) {
 	if p.closed {
 		return
@@ -246,7 +247,7 @@ func (p *Port) step(ev cm.Event) {
 	for _, a := range p.manager.Step(nil, time.Now(), ev) {
 		switch a := a.(type) {
 		case cm.SendMAD:
-			_ = p.mads.SendMAD(a.MAD) // it is sent again, or time runs out
+			_ = p.mads.SendMAD(a.MAD) // the manager sends it again, or gives up in time
 		case cm.RequestReceived:
 			p.requested(a)
 		case cm.ReplyReceived:
@@ -277,11 +278,11 @@ func (p *Port) step(ev cm.Event) {
 // A FailedError says that a connection did not come up.
 type FailedError struct {
 	Cause   cm.Cause
-	Reason  cm.Reason // Rejected and Refused
-	Private []byte    // Rejected: the peer's, 148 octets
+	Reason  cm.Reason // set if Cause is Rejected or Refused
+	Private []byte    // the peer's 148 octets, if Cause is Rejected
 }
 
-// Error tells the cause and, of a REJ, the reason.
+// Error names the cause and, if the peer rejected, the reason of its REJ.
 func (e *FailedError) Error() string {
 	switch e.Cause {
 	case cm.Rejected:
@@ -298,10 +299,10 @@ func (e *FailedError) Error() string {
 // A DisconnectedError says who ended a connection that was up.
 type DisconnectedError struct {
 	By     cm.Side
-	Reason cm.Reason // of the peer's REJ; else 0
+	Reason cm.Reason // of the peer's REJ; 0 if there was none
 }
 
-// Error tells who it was.
+// Error names the side, and the reason of a REJ.
 func (e *DisconnectedError) Error() string {
 	if e.Reason != 0 {
 		return fmt.Sprintf("ended by the %v: REJ %v", e.By, e.Reason)
@@ -309,22 +310,22 @@ func (e *DisconnectedError) Error() string {
 	return fmt.Sprintf("ended by the %v", e.By)
 }
 
-// A Setup is what the two ends of a connection are made with. QP must be in INIT
-// with receives posted.
+// A Setup is what one end brings to a connection. QP must be in INIT with receives posted.
 type Setup struct {
 	QP verbs.QP
-	// ResponderResources is how many RDMA READs the peer may have outstanding at
-	// us, InitiatorDepth how many we may at it.
+	// ResponderResources is how many RDMA READs the peer may have outstanding here, InitiatorDepth
+	// how many this end may have outstanding at the peer.
 	ResponderResources, InitiatorDepth uint8
-	// RNRRetry is how often a send is repeated that finds no receive: 0 to 7, which is for ever.
+	// RNRRetry is how often a send is repeated if the peer has no receive posted: 0 to 7, and 7
+	// means for ever.
 	RNRRetry uint8
 	// Private is the private data: of a REQ at most MaxPrivateData octets, of a
 	// REP MaxReplyData.
 	Private []byte
 }
 
-// Dial connects to a port of a peer. It returns when the connection is up, has
-// failed, or ctx ends. Whatever the outcome, the queue pair stays the user's.
+// Dial connects to a port of a peer. It returns when the connection is up, has failed, or ctx ends.
+// In any case the queue pair stays the user's.
 func (p *Port) Dial(ctx context.Context, remote netip.Addr, port uint16, s Setup) (*Conn, error) {
 	if len(s.Private) > MaxPrivateData {
 		return nil, fmt.Errorf("rdmacm: %d octets of private data, %d fit into a REQ", len(s.Private), MaxPrivateData)
@@ -368,7 +369,7 @@ func (p *Port) Dial(ctx context.Context, remote netip.Addr, port uint16, s Setup
 	return c, nil
 }
 
-// notify lets run look at the deadline.
+// notify makes run look at the deadline again.
 func (p *Port) notify() {
 	select {
 	case p.wake <- struct{}{}:
@@ -376,7 +377,7 @@ func (p *Port) notify() {
 	}
 }
 
-// gid returns the GID to reach a peer from.
+// gid returns the local GID from which to reach a peer.
 func (p *Port) gid(remote netip.Addr) (ib.GID, error) {
 	for _, g := range p.opt.Provider.Port().GIDs {
 		a := g.Addr()
@@ -392,13 +393,13 @@ func (p *Port) gid(remote netip.Addr) (ib.GID, error) {
 	return ib.GID{}, ErrNoAddress
 }
 
-// gidOf returns the GID of an IP address on RoCE: itself, IPv4 mapped.
+// gidOf returns the GID of an IP address on RoCE: the address itself, IPv4 mapped.
 func gidOf(a netip.Addr) ib.GID { return ib.GID(a.As16()) }
 
-// psn returns a PSN that nobody can foresee.
+// psn returns an unpredictable PSN.
 func psn() ib.PSN { return ib.PSN(unpredictable{}.Uint64()) & ib.PSNMask }
 
-// replied moves the queue pair of our REQ to RTS and says so.
+// replied moves the queue pair of our REQ to RTS and tells the manager.
 func (p *Port) replied(a cm.ReplyReceived) {
 	c := p.conns[a.Handle]
 	if c == nil {
@@ -413,7 +414,7 @@ func (p *Port) replied(a cm.ReplyReceived) {
 	p.step(cm.Ready{Handle: a.Handle})
 }
 
-// ended is the end of c.
+// ended removes c, moves its queue pair to ERR and closes its channels. mu is held.
 func (p *Port) ended(c *Conn, err error) {
 	delete(p.conns, c.handle)
 	if p.byQPN[c.setup.QP.QPN()] == c {

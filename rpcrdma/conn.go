@@ -6,15 +6,14 @@ import (
 	"time"
 )
 
-// A Conn is one end of one connection: the requester of its own calls and the
-// responder to those of the peer, in both directions and either version.
+// A Conn is one end of one connection: the requester of its own calls and the responder to those of
+// the peer, in both directions and either version.
 //
-// The driver posts the receive buffers of [Conn.RecvBuffers], connects with the
-// private data of [Conn.Private], says [Connected] and then everything that
-// happens, and carries out the actions in their order. It posts a receive buffer
-// again before it carries out what the message in it has caused. After
-// [Disconnected] or [Close] the Conn is of no more use: each connection gets a new
-// one, and nothing but what [Learned] says goes from one to the next.
+// The driver posts the receive buffers of [Conn.RecvBuffers], connects with the private data of
+// [Conn.Private], and passes [Connected] to Step. From then on it passes every event to Step and
+// carries out the actions in their order. It posts a receive buffer again before it carries out
+// what the message in it has caused. After [Disconnected] or [Close] the Conn is of no more use.
+// Each connection gets a new Conn, which inherits only what [Learned] has said.
 type Conn struct {
 	opts  Options
 	count Counters
@@ -24,26 +23,26 @@ type Conn struct {
 	peerAt     int
 	send, recv int // inline thresholds of version one, in octets
 
-	// The version: offered or chosen at a client, that of the first call at a
-	// server, 0 before it.
+	// The version: at a client the one offered or chosen, at a server that of the first call, 0
+	// before it.
 	version Version
-	refused Version // by ERR_VERS
+	refused Version // the version that the peer refused with ERR_VERS
 	settled bool
 
 	// Requester.
 	calls      []*call // in the order of Submit
-	abandoned  []XID   // sent, not answered, of no interest any more
-	granted    int     // by the peer; 0 before it has said so
+	abandoned  []XID   // calls that were given up after they were sent, and whose answer has not come
+	granted    int     // credits that the peer has granted; 0 before it has
 	nextXID    XID
 	nextReg    RegID
-	peerReady  bool // backward calls are expected
+	peerReady  bool // the peer's program expects backward calls
 	negotiated time.Time
 
 	// Responder.
 	served    []*served
 	grant     int
-	answered  bool // a reply was sent that is no error
-	replied   bool // one of version two was
+	answered  bool // a reply that is no ERROR was sent
+	replied   bool // a version two reply that is no ERROR was sent
 	nextServe uint64
 	nextRead  ReadID
 }
@@ -56,7 +55,7 @@ const (
 	connDead
 )
 
-// NewConn returns the machine of a connection that is about to be made.
+// NewConn returns the machine of a new connection, before it is established.
 func NewConn(o Options) (*Conn, error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -69,8 +68,8 @@ func NewConn(o Options) (*Conn, error) {
 	return c, nil
 }
 
-// Private returns what is to go into the private data of the connection, at its
-// beginning. It is empty if the options say so.
+// Private returns the octets that go at the beginning of the connection's private data. There are
+// none if Options.Silent is set.
 func (c *Conn) Private() []byte {
 	if c.opts.Silent {
 		return nil
@@ -82,10 +81,10 @@ func (c *Conn) Private() []byte {
 	return b
 }
 
-// RecvBuffers returns how many receive buffers the connection needs, and their
-// size in octets: one for each message that a peer may send by its credits and
-// ours, and one for the answer to a first message that was given up. Whatever is
-// agreed later, none is larger (draft sections 2.3 and 6.2).
+// RecvBuffers returns how many receive buffers the connection needs, and their size in octets.
+// There is one for each message that the credits of both ends let the peer send, and one for the
+// answer to a first message that was given up. No later agreement makes a message larger (draft
+// sections 2.3 and 6.2).
 func (c *Conn) RecvBuffers() (count, size int) {
 	size = c.own.RecvSize
 	if c.opts.maxVersion() >= Version2 {
@@ -94,21 +93,20 @@ func (c *Conn) RecvBuffers() (count, size int) {
 	return c.opts.ask() + c.opts.grant() + 1, size
 }
 
-// SendBuffers returns how many messages may be on their way at a time, and how
-// large the largest is, in octets.
+// SendBuffers returns how many messages may be in flight at a time, and the length of the largest
+// in octets.
 func (c *Conn) SendBuffers() (count, size int) {
 	count, _ = c.RecvBuffers()
 	return count, max(c.own.SendSize, DefaultInline2)
 }
 
-// MaxLong returns the most octets that one call moves outside of Sends, in each
-// direction.
+// MaxLong returns how many octets one call moves outside of Sends at most, in each direction.
 func (c *Conn) MaxLong() int { return c.opts.maxLong() }
 
-// Counters returns what was refused or went wrong.
+// Counters returns the counts of faults by reason.
 func (c *Conn) Counters() *Counters { return &c.count }
 
-// Info returns what holds now.
+// Info returns the current state of the connection.
 func (c *Conn) Info() Info {
 	i := Info{Version: c.version, Settled: c.settled, Refused: c.refused, Own: c.own, Peer: c.peer, PeerAt: c.peerAt,
 		Asked: c.opts.ask(), Granted: c.granted}
@@ -117,8 +115,7 @@ func (c *Conn) Info() Info {
 	return i
 }
 
-// limits returns the inline thresholds of the version in use: of our Sends, and
-// of the peer's.
+// limits returns the inline thresholds of the version in use: for our Sends and for the peer's.
 func (c *Conn) limits() (send, recv int) {
 	switch {
 	case c.version != Version2:
@@ -129,7 +126,7 @@ func (c *Conn) limits() (send, recv int) {
 	return DefaultInline2, DefaultInline2
 }
 
-// Deadline returns when the machine wants [Wake]. Zero means never.
+// Deadline returns when the driver must pass [Wake]. Zero means never.
 func (c *Conn) Deadline() (t time.Time) {
 	first := func(u time.Time) {
 		if !u.IsZero() && (t.IsZero() || u.Before(t)) {
@@ -207,8 +204,8 @@ func (c *Conn) connected(dst []Action, now time.Time, private []byte) []Action {
 	return c.pump(dst, now)
 }
 
-// disconnected: a client whose first message of version two found no answer
-// takes the peer to be of version one, next time (draft section 6.2).
+// disconnected ends the connection. A client whose first message, of version two, was not answered
+// takes the peer to be of version one next time (draft section 6.2).
 func (c *Conn) disconnected(dst []Action, why error) []Action {
 	if c.opts.Client && !c.settled && c.version == Version2 && c.opts.speaks(Version1) && c.asking() {
 		dst = append(dst, Learned{Version1, true})
@@ -228,7 +225,7 @@ func (c *Conn) close(dst []Action, err *Error) []Action {
 	return c.tidy(append(dst, Close{err}), err)
 }
 
-// tidy takes back all memory and ends all calls.
+// tidy releases all memory and ends all calls with err.
 func (c *Conn) tidy(dst []Action, err *Error) []Action {
 	c.state, c.negotiated, c.served, c.abandoned = connDead, time.Time{}, nil, nil
 	for len(c.calls) > 0 {
@@ -237,7 +234,7 @@ func (c *Conn) tidy(dst []Action, err *Error) []Action {
 	return dst
 }
 
-// asking says whether a call was sent and not answered.
+// asking says whether a sent call has no answer yet.
 func (c *Conn) asking() bool {
 	for _, k := range c.calls {
 		if k.state == callSent {
@@ -247,13 +244,14 @@ func (c *Conn) asking() bool {
 	return false
 }
 
-// drop counts a message that is not taken.
+// drop counts err, the reason why a message is ignored.
 func (c *Conn) drop(dst []Action, err *Error) []Action {
 	c.count[err.Reason]++
 	return dst
 }
 
-// receive looks at a message as far as both roles have it in common.
+// receive does what calls and replies have in common, then hands the message to the role that it is
+// for.
 func (c *Conn) receive(dst []Action, now time.Time, ev Recv) []Action {
 	if ev.WithInv {
 		c.invalidated(ev.Invalidated)
@@ -261,7 +259,7 @@ func (c *Conn) receive(dst []Action, now time.Time, ev Recv) []Action {
 	h, payload, e := ParseHeader(ev.Data)
 	err, _ := e.(*Error)
 	if h.Proc != ProcERROR && !c.opts.speaks(h.Vers) && (err == nil || err.Reason != ReasonShort) {
-		err = fault(ReasonVersion, "%d", h.Vers) // whatever else is wrong
+		err = fault(ReasonVersion, "%d", h.Vers) // this fault comes before any other
 	}
 	if err != nil {
 		return c.unreadable(dst, &h, err)
@@ -274,7 +272,7 @@ func (c *Conn) receive(dst []Action, now time.Time, ev Recv) []Action {
 		return c.drop(dst, err)
 	}
 	dir, ok := h.MessageDirection(payload)
-	if !ok { // version one only, where calls come to the server
+	if !ok { // only in version one, where calls go to the server
 		err := fault(ReasonDirection, "cannot be told")
 		if c.opts.Client {
 			return c.drop(dst, err)
@@ -294,10 +292,9 @@ func (c *Conn) receive(dst []Action, now time.Time, ev Recv) []Action {
 
 func (c *Conn) knows(opt uint32) bool { return slices.Contains(c.opts.OptTypes, opt) }
 
-// unreadable answers, or does not, what ParseHeader refused. The order of the
-// checks is version, procedure, lists; an ERROR is never answered. Where the
-// direction of a version is not known a server answers as to a call: the two
-// directions have XIDs of their own, so an XID tells nothing.
+// unreadable answers or drops a message that ParseHeader refused. The order of the checks is
+// version, procedure, lists; an ERROR is never answered. If the direction is not known, a server
+// answers as to a call: the two directions have XIDs of their own, so the XID does not tell it.
 func (c *Conn) unreadable(dst []Action, h *Header, err *Error) []Action {
 	switch {
 	case err.Reason == ReasonShort, h.Proc == ProcERROR:
@@ -309,7 +306,7 @@ func (c *Conn) unreadable(dst []Action, h *Header, err *Error) []Action {
 	case err.Reason == ReasonVersion:
 		return c.refuse(dst, h, err, TransportError{Code: ErrVers, Low: c.opts.minVersion(), High: c.opts.maxVersion()})
 	case h.Vers == Version1 && c.opts.Client:
-		return c.drop(dst, err) // a reply, as far as can be told
+		return c.drop(dst, err) // it is taken for a reply
 	case h.Vers == Version2 && err.Reason == ReasonProc:
 		return c.refuse(dst, h, err, TransportError{Code: ErrInvalProc})
 	case h.Vers == Version2 && h.Direction == DirReply:
@@ -334,7 +331,8 @@ func (c *Conn) sendError(dst []Action, xid XID, v Version, te TransportError) []
 	return append(dst, Send{Data: b})
 }
 
-// makesSense says what is wrong with a message of which each part can be read.
+// makesSense returns what is wrong with a message each of whose parts can be read; nil if nothing
+// is.
 func (c *Conn) makesSense(h *Header, payload []byte, dir Direction) *Error {
 	if h.Proc == ProcOPTIONAL {
 		if !c.opts.beginsRPC(h.OptType, payload) {
@@ -369,7 +367,7 @@ func hasPositionZero(reads []ReadSegment) bool {
 	return false
 }
 
-// headMakesSense looks at the RPC message itself.
+// headMakesSense compares XID and msg_type of the RPC message with those of the transport header.
 func headMakesSense(xid XID, payload []byte, dir Direction) *Error {
 	if len(payload) < 8 {
 		return fault(ReasonNoPayload, "%d octets", len(payload))

@@ -2,7 +2,7 @@ package rpcrdma
 
 import "fmt"
 
-// A Reason is one kind of fault, of a peer or our own. Each is counted.
+// A Reason is one kind of fault, of the peer or our own. [Counters] has a counter for each.
 type Reason uint8
 
 // Reasons.
@@ -11,47 +11,47 @@ const (
 
 	// A message cannot be read.
 	ReasonShort      // shorter than the least header
-	ReasonVersion    // a version that is not spoken
+	ReasonVersion    // a version outside of Options.MinVersion to MaxVersion
 	ReasonProc       // a procedure that the version does not have
 	ReasonTruncated  // the header ends before its lists do
 	ReasonEnum       // a bool, direction or error code without meaning
-	ReasonBound      // a list, an opaque or a chunk is longer than we take
+	ReasonBound      // a list, an opaque or a chunk is longer than we take, or a segment wraps
 	ReasonPosition   // the position of a Read segment is no multiple of four
 	ReasonRPC        // the RPC message has no proper head
 	ReasonRPCVersion // the RPC message is not of RPC version 2
 
 	// A message can be read and makes no sense.
 	ReasonNeverSent   // MSGP or DONE
-	ReasonDirection   // direction and msg_type differ, or there is none
+	ReasonDirection   // direction and msg_type differ, or neither is there
 	ReasonXID         // XIDs of header and RPC message differ
 	ReasonNoPayload   // MSG without a payload
 	ReasonNoChunks    // NOMSG without the chunk that it needs
 	ReasonExtra       // octets behind a NOMSG header
 	ReasonReadList    // Read list in a reply, or one that does not fit its payload
-	ReasonOption      // an option that is not known
+	ReasonOption      // an option of unknown type, or a reply whose option differs from its call's
 	ReasonBackward    // a call to an end that takes none, or with chunks where none are taken
 	ReasonOverrun     // more calls than were granted
-	ReasonStray       // no call has that XID
+	ReasonStray       // an answer to no call of ours, or to one that was given up
 	ReasonWrongVers   // a reply of another version than its call
-	ReasonBadRange    // ERR_VERS with a range that cannot be, or out of place
-	ReasonBadReply    // a reply that says more was written than was offered
-	ReasonZeroCredits // a grant of zero, taken as one
+	ReasonBadRange    // ERR_VERS in another version than its call, or with an impossible range
+	ReasonBadReply    // a reply that says that more was written than we offered
+	ReasonZeroCredits // a grant of zero credits, taken as one
 	ReasonInvHandle   // the handle to be invalidated is not in the call
-	ReasonWrongInv    // a handle was invalidated that is not of that call
+	ReasonWrongInv    // the peer invalidated a handle that is not of the call
 
 	// A call or a connection ends.
 	ReasonPeerError    // the peer answered with an ERROR
 	ReasonTimeout      // no answer in time
 	ReasonStarved      // no credit will ever come back
 	ReasonNoVersion    // no version in common
-	ReasonDisconnected // the connection has ended
+	ReasonDisconnected // the connection was lost or ended by the peer
 	ReasonCancelled    // by the user
-	ReasonTooBig       // beyond what can be sent
-	ReasonTooMany      // more calls than are kept
+	ReasonTooBig       // call or reply are larger than can be sent
+	ReasonTooMany      // more than Options.MaxCalls
 	ReasonNotReady     // a backward call before the peer can take it, an option before version two is settled
 	ReasonArgument     // what was submitted contradicts itself
-	ReasonRegister     // memory could not be registered, or not as was announced
-	ReasonRelease      // memory could not be taken back
+	ReasonRegister     // memory could not be registered, or not as the machine asked
+	ReasonRelease      // memory could not be released
 	ReasonRead         // an RDMA READ failed
 	ReasonCannotReply  // the reply does not fit into what the call offers
 	reasonCount

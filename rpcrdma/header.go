@@ -8,25 +8,25 @@ import (
 )
 
 const (
-	// MinHeaderLen is what every transport header has in octets: XID, version,
-	// credits and procedure keep place and meaning in all versions (RFC 8166
+	// MinHeaderLen is the length of the words that every transport header begins with, in octets:
+	// XID, version, credits and procedure have the same place and meaning in all versions (RFC 8166
 	// section 4.1.2).
 	MinHeaderLen = 16
-	// minHeader1Len is the least header of version one with chunk lists.
+	// minHeader1Len is the least length of a version one header with chunk lists, in octets.
 	minHeader1Len = 28
 
-	// MaxSegments bounds the segments of each of a header's three lists, and the
-	// chunks of its Write list. A header with more is refused.
+	// MaxSegments bounds the segments in each of the three lists of a header, and the chunks of its
+	// Write list. A header with more is refused.
 	MaxSegments = 64
-	// MaxOptInfo bounds the information of an RDMA2_OPTIONAL, in octets.
+	// MaxOptInfo is how many octets of information an RDMA2_OPTIONAL carries at most.
 	MaxOptInfo = 1024
 )
 
-// A Proc says what a message is, word 3 of its header.
+// A Proc is the procedure of a message, word 3 of its header.
 type Proc uint32
 
-// Procedures: those of RFC 8166 section 4.2.4 (values 0, 1 and 4 hold in every
-// version), and that of version two.
+// Procedures: those of RFC 8166 section 4.2.4 (values 0, 1 and 4 hold in every version), and
+// OPTIONAL of version two.
 const (
 	ProcMSG      Proc = 0 // the payload follows
 	ProcNOMSG    Proc = 1 // the payload is in chunks
@@ -36,7 +36,7 @@ const (
 	ProcOPTIONAL Proc = 5 // version two
 )
 
-// String prints the procedure as the texts have it, without their prefixes.
+// String prints the procedure as the specifications name it, without its prefix.
 func (p Proc) String() string {
 	if names := [...]string{"MSG", "NOMSG", "MSGP", "DONE", "ERROR", "OPTIONAL"}; int64(p) < int64(len(names)) {
 		return names[p]
@@ -44,11 +44,11 @@ func (p Proc) String() string {
 	return fmt.Sprintf("proc %d", uint32(p))
 }
 
-// An ErrCode is what an ERROR message says.
+// An ErrCode is the error that an ERROR message reports.
 type ErrCode uint32
 
-// Error codes. ErrVers holds in every version; 2 is called ERR_CHUNK in version
-// one and RDMA2_ERR_BAD_XDR in version two, where the others are.
+// Error codes. ErrVers holds in every version. Code 2 is called ERR_CHUNK in version one and
+// RDMA2_ERR_BAD_XDR in version two. The others exist in version two only.
 const (
 	ErrVers        ErrCode = 1
 	ErrChunk       ErrCode = 2
@@ -58,7 +58,7 @@ const (
 	ErrInvalOption ErrCode = 5
 )
 
-// String prints the code as version two has it, without its prefix.
+// String prints the code as version two names it, without its prefix.
 func (e ErrCode) String() string {
 	if names := [...]string{"", "VERS", "BAD_XDR", "CANT_REPLY", "INVAL_PROC", "INVAL_OPTION"}; e > 0 &&
 		int64(e) < int64(len(names)) {
@@ -74,12 +74,11 @@ type Segment struct {
 	Offset uint64 // address, in the owner's terms
 }
 
-// A Chunk is memory that is filled or read as one piece, in the order of its
-// segments. In a [Header] nil is a chunk that is not there, and one without
-// segments is.
+// A Chunk is memory that is filled or read as one piece, in the order of its segments. In a
+// [Header] a nil Chunk is absent; one without segments is present.
 type Chunk []Segment
 
-// Len is the sum of the segments in octets.
+// Len returns the length of all segments together, in octets.
 func (c Chunk) Len() (n uint64) {
 	for _, s := range c {
 		n += uint64(s.Length) // at most MaxSegments of them: cannot wrap
@@ -87,10 +86,9 @@ func (c Chunk) Len() (n uint64) {
 	return n
 }
 
-// A ReadSegment is an entry of a Read list. Neighbours of one position are one
-// chunk.
+// A ReadSegment is an entry of a Read list. Segments of one position are one chunk.
 type ReadSegment struct {
-	Position uint32 // where it belongs in the payload, in octets; zero is the payload itself
+	Position uint32 // offset in the payload where the octets belong; zero is the whole payload
 	Segment
 }
 
@@ -100,9 +98,9 @@ type TransportError struct {
 	Code      ErrCode
 	Low, High Version // ErrVers: the versions that are supported, inclusive
 
-	// ErrCantReply: whether the program has run; the first segment that is too
-	// short, counted from 1 over the Write list and then the Reply chunk, or 0;
-	// and the octets that are needed in it.
+	// ErrCantReply. Processed says whether the program has run. SegmentIndex is the first segment
+	// that is too short, counted from 1 over the Write list and then the Reply chunk, or 0.
+	// LengthNeeded is how many octets that segment needs, or the reply if SegmentIndex is 0.
 	Processed    bool
 	SegmentIndex uint32
 	LengthNeeded uint32
@@ -113,11 +111,11 @@ type TransportError struct {
 type Header struct {
 	XID    XID
 	Vers   Version
-	Credit uint32 // asked for in calls, granted in replies; in messages
+	Credit uint32 // messages: credits asked for in calls, granted in replies
 	Proc   Proc
 
-	// MSG, NOMSG and MSGP; Direction and InvHandle in version two only.
-	Direction Direction // also of OPTIONAL
+	// Of MSG, NOMSG and MSGP; Direction and InvHandle exist in version two only.
+	Direction Direction // OPTIONAL has it too
 	InvHandle uint32    // the handle that the responder may invalidate, 0 if none
 	Reads     []ReadSegment
 	Writes    []Chunk
@@ -128,14 +126,14 @@ type Header struct {
 	Error TransportError // ERROR
 
 	OptType uint32 // OPTIONAL
-	OptInfo []byte // OPTIONAL; after ParseHeader a part of the message
+	OptInfo []byte // OPTIONAL; ParseHeader returns a part of the message
 }
 
 // hasLists says whether the procedure has chunk lists.
 func (p Proc) hasLists() bool { return p == ProcMSG || p == ProcNOMSG || p == ProcMSGP }
 
-// Handles calls f for every segment of the header, in the order of the wire.
-// It stops when f returns false.
+// Handles calls f with the handle of every segment of the header, in the order of the wire. It
+// stops when f returns false.
 func (h *Header) Handles(f func(handle uint32) bool) {
 	for _, s := range h.Reads {
 		if !f(s.Handle) {
@@ -162,13 +160,12 @@ func (h *Header) HasHandle(handle uint32) (has bool) {
 	return has
 }
 
-// HasChunks says whether a list of the header has anything in it.
+// HasChunks says whether the header has any chunk.
 func (h *Header) HasChunks() bool { return len(h.Reads) > 0 || len(h.Writes) > 0 || h.Reply != nil }
 
-// MessageDirection returns the direction of a message with that header and
-// payload. Version one does not have it in the header: there the payload's
-// msg_type says, and without a payload the Read list, which only a call has. It
-// is not ok if nothing can be said.
+// MessageDirection returns the direction of a message with that header and payload. A version one
+// header does not have it: there the payload's msg_type tells. If there is no payload the chunks
+// tell, as only a call has a Read list. ok is false if nothing tells.
 func (h *Header) MessageDirection(payload []byte) (d Direction, ok bool) {
 	switch {
 	case h.Proc == ProcERROR:
@@ -184,7 +181,7 @@ func (h *Header) MessageDirection(payload []byte) (d Direction, ok bool) {
 	return d, ok
 }
 
-// String prints what counts of the header.
+// String prints the fields that the version and procedure of the header have.
 func (h *Header) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "v%d %v xid=%v credit=%d", h.Vers, h.Proc, h.XID, h.Credit)
@@ -221,11 +218,11 @@ func (h *Header) String() string {
 // String prints handle:length@offset.
 func (s Segment) String() string { return fmt.Sprintf("%08x:%d@%#x", s.Handle, s.Length, s.Offset) }
 
-// AppendBinary appends the wire form. It refuses what no peer would understand:
-// an unknown version, a procedure that the version does not have or that is never
-// sent, lists above MaxSegments, positions that are no multiple of four, and in a
-// call of version two an InvHandle that its lists do not name (draft section
-// 5.2.3). In ERROR messages of code ErrVers any version may stand.
+// AppendBinary appends the wire form. It refuses what no peer would understand: an unknown version,
+// a procedure or error code that the version does not have or that is never sent, an unknown
+// direction, lists above MaxSegments, OptInfo above MaxOptInfo, positions that are no multiple of
+// four, and in a call of version two an InvHandle that its lists do not name (draft section 5.2.3).
+// An ERROR of code ErrVers may have any version.
 func (h *Header) AppendBinary(b []byte) ([]byte, error) {
 	start := b
 	if err := h.sendable(); err != nil {
@@ -282,7 +279,7 @@ func (s Segment) append(b []byte) []byte {
 	return appendU32(b, s.Handle, s.Length, uint32(s.Offset>>32), uint32(s.Offset))
 }
 
-// sendable says what is wrong with sending h.
+// sendable returns the error that keeps h from being sent, nil if there is none.
 func (h *Header) sendable() error {
 	if h.Proc == ProcERROR && h.Error.Code == ErrVers {
 		return nil // answers a version that we do not have

@@ -2,19 +2,19 @@ package rpcrdma
 
 import "time"
 
-// An Event is what happens to a [Conn].
+// An Event is something that happened to a [Conn].
 type Event interface{ event() }
 
 type (
-	// Connected begins: the queue pair can send. Private is the private data that
-	// the peer sent at connection time, whatever is in it.
+	// Connected says that the queue pair can send. Private is the private data that the peer sent
+	// at connection time, in any format.
 	Connected struct{ Private []byte }
-	// Disconnected says that the connection has ended or was lost, and that no
-	// peer can reach our memory by it any more. Err is for people.
+	// Disconnected says that the connection has ended or was lost, and that no peer can reach our
+	// memory through it any more. Err is for people.
 	Disconnected struct{ Err error }
-	// Recv is a message that came by a Send. If WithInv, that Send has invalidated
-	// the handle Invalidated here, as the completion says. Data need not outlive
-	// the actions of this Step.
+	// Recv is a message that came in a Send. If WithInv is set, the completion says that this Send
+	// has invalidated the handle Invalidated here. Data need only last until the actions of this
+	// Step are carried out.
 	Recv struct {
 		Data        []byte
 		WithInv     bool
@@ -23,35 +23,34 @@ type (
 	// Wake says that the deadline may have passed.
 	Wake struct{}
 
-	// Submit asks for a call. It is answered by [Done], sooner or later.
+	// Submit asks for a call. Exactly one [Done] answers it.
 	Submit struct {
-		// ID is the user's name for it. One in use must not be used again.
+		// ID is the user's name for the call. It must differ from those of calls that are not done.
 		ID uint64
-		// Payload is the whole RPC call. The machine keeps a copy, in which it
-		// sets the XID.
+		// Payload is the whole RPC call. The machine keeps a copy, in which it sets the XID.
 		Payload []byte
-		// Reduce lists items of the payload that the program's binding allows to be
-		// moved by themselves, in order. They are if the call does not fit inline.
+		// Reduce lists, in order, items of the payload that the program's binding allows to be
+		// moved by themselves. The machine moves them if the call does not fit inline.
 		Reduce []Span
-		// MaxReply is the most octets that the RPC reply can have, without
-		// Results. If that may not fit inline memory is exposed for it.
+		// MaxReply is the largest length of the RPC reply in octets, without Results. If such a
+		// reply may not fit inline, memory is exposed for it.
 		MaxReply int
-		// Results are the most octets of each item of the reply that the
-		// program's binding allows to be written by itself.
+		// Results are the largest lengths in octets of the items of the reply that the program's
+		// binding allows to be written by themselves.
 		Results []int
-		// Timeout replaces that of the options if it is not zero.
+		// Timeout, if it is not zero, replaces Options.CallTimeout.
 		Timeout time.Duration
-		// Option makes it an RDMA2_OPTIONAL of version two. Payload may then be
-		// empty, a part of the RPC call (see [Options.TailTypes]) or the whole; and
-		// Reduce, MaxReply and Results must be empty.
+		// Option makes the call an RDMA2_OPTIONAL of version two. Payload may then be empty, a part
+		// of the RPC call (see [Options.TailTypes]) or the whole call; Reduce, MaxReply and Results
+		// must be empty.
 		Option *Option
 	}
 	// Cancel ends a call; [Done] follows.
 	Cancel struct{ ID uint64 }
-	// Registered answers [Register]: a peer can reach the memory by Segments,
-	// which are as long together as it is. Buf is that memory, read when the call
-	// is done; it stays the call's until Done was carried out. Invalidatable says
-	// that a peer may invalidate the handles: they were made for this use only.
+	// Registered answers [Register]: a peer can reach the memory through Segments, whose lengths
+	// add up to that of the memory. Buf is the memory itself. The machine reads it when the call is
+	// done, and the driver must keep it until then. Invalidatable says that a peer may invalidate
+	// the handles, because they were made for this use only.
 	Registered struct {
 		Reg           RegID
 		Segments      []Segment
@@ -59,36 +58,35 @@ type (
 		Invalidatable bool
 		Err           error // the memory could not be exposed
 	}
-	// ReleaseFailed says that memory could not be taken back from the peer.
+	// ReleaseFailed says that the peer's access to memory could not be ended.
 	ReleaseFailed struct{ Reg RegID }
-	// PeerReady says that the peer's program expects backward calls, which a
-	// server must not make before (RFC 8167 section 6).
+	// PeerReady says that the peer's program expects backward calls. A server must make none before
+	// (RFC 8167 section 6).
 	PeerReady struct{}
 
-	// Answer is the reply to a [Serve]. Payload is the whole RPC reply, whose XID
-	// the machine sets. Reduce lists items of it for the Write chunks of the call,
-	// the first for the first; those without a chunk stay in the payload.
+	// Answer is the reply to a [Serve]. Payload is the whole RPC reply; the machine sets its XID.
+	// Reduce lists items of the reply: the first goes into the first Write chunk of the call, the
+	// second into the second, and so on. Items without a chunk stay in the payload.
 	Answer struct {
 		ID      uint64
 		Payload []byte
 		Reduce  []Span
-		OptInfo []byte // of an Option, whose Payload is as in [Submit]
+		OptInfo []byte // of an Option; then Payload is as in [Submit]
 	}
-	// CannotAnswer says before the program has done anything that the reply to a
-	// [Serve] would have Need octets, and that this is too much for the memory
-	// that the call offers.
+	// CannotAnswer says, before the program has done anything, that the reply to a [Serve] would
+	// have Need octets and that the memory offered by the call is too small for it.
 	CannotAnswer struct {
 		ID   uint64
 		Need int
 	}
-	// ReadDone answers [Read]: the octets, or why there are none.
+	// ReadDone answers [Read] with the octets, or with the error that prevented the READ.
 	ReadDone struct {
 		Read ReadID
 		Data []byte
 		Err  error
 	}
-	// SetGrant changes how many calls the peer may have unanswered, from the next
-	// reply on: from 1 to what the options say.
+	// SetGrant changes how many unanswered calls the peer may have, from the next reply on. The
+	// range is from 1 to Options.Grant.
 	SetGrant struct{ Grant int }
 )
 
@@ -106,68 +104,66 @@ func (CannotAnswer) event()  {}
 func (ReadDone) event()      {}
 func (SetGrant) event()      {}
 
-// A Span is a part of a payload, in octets. Offset is a multiple of four, and
-// XDR's padding belongs to the item without being counted.
+// A Span is a part of a payload, in octets. Offset is a multiple of four. XDR's padding belongs to
+// the item, but Len does not count it.
 type Span struct{ Offset, Len int }
 
-// An Option is what an RDMA2_OPTIONAL carries beside its payload.
+// An Option is the content of an RDMA2_OPTIONAL besides its payload.
 type Option struct {
 	Type uint32
 	Info []byte // at most MaxOptInfo octets
 }
 
-// A RegID names memory that was to be registered, a ReadID an RDMA READ. Both
-// are used once per Conn.
+// A RegID names memory that the machine asked to register, a ReadID an RDMA READ. A Conn uses each
+// only once.
 type (
 	RegID  uint64
 	ReadID uint64
 )
 
-// An Action is what the driver of a [Conn] must do, in order. Octets in it stay
-// valid until the next Step.
+// An Action is something that the driver of a [Conn] must do. Actions are carried out in order.
+// Octets in an Action stay valid until the next Step.
 type Action interface{ action() }
 
 type (
-	// Send posts one Send, behind all that was posted before. If WithInv it is a
-	// Send with Invalidate of the peer's handle Invalidate.
+	// Send posts one Send, behind all that was posted before. If WithInv is set it is a Send with
+	// Invalidate of the peer's handle Invalidate.
 	Send struct {
 		Data       []byte
 		WithInv    bool
 		Invalidate uint32
 	}
-	// Register makes memory that the peer can reach, and is answered by
-	// [Registered]. With Data it holds these octets and may only be read;
-	// otherwise it has Len octets, is zero and may only be written.
+	// Register makes memory that the peer can reach; [Registered] answers it. With Data the memory
+	// holds these octets and peers may only read it. Without Data it has Len zero octets and peers
+	// may only write it.
 	Register struct {
 		Reg  RegID
 		Data []byte
 		Len  int
 	}
-	// Release ends the reach of the peer before anything else is done: a driver that
-	// cannot takes the queue pair down and says [ReleaseFailed]. Its octets stay
-	// until [Done]. Invalidated is the handle that the peer has invalidated
-	// already, 0 if none. Memory that is not there is no fault.
+	// Release ends the peer's access to memory before the driver does anything else. A driver that
+	// fails to takes the queue pair down and passes [ReleaseFailed]. The octets stay until [Done].
+	// Invalidated is the handle that the peer has invalidated already, 0 if none. A Release of
+	// memory that is not registered does nothing.
 	Release struct {
 		Reg         RegID
 		Invalidated uint32
 	}
-	// Read reads the peer's memory, Segments in order, Len octets together, and
-	// is answered by [ReadDone].
+	// Read reads Len octets of the peer's memory, from Segments in order. [ReadDone] answers it.
 	Read struct {
 		Read     ReadID
 		Segments []Segment
 		Len      int
 	}
-	// Write posts RDMA WRITEs of Data to the peer's memory: each segment gets as
-	// many octets as it has, in order. It has no answer; the Send behind it tells
-	// the peer.
+	// Write posts RDMA WRITEs of Data to the peer's memory: each segment in order gets as many
+	// octets as it has. Nothing answers it; the Send behind it tells the peer.
 	Write struct {
 		Segments []Segment
 		Data     []byte
 	}
-	// Serve gives a call to the program, which says [Answer] or [CannotAnswer].
-	// Payload is the whole RPC call. MaxReply and Results are the octets that fit
-	// into the reply and, item by item, into the memory offered for its results.
+	// Serve gives a call to the program, whose answer is an [Answer] or a [CannotAnswer] event.
+	// Payload is the whole RPC call. MaxReply is how many octets of reply fit, and Results how many
+	// fit into the memory offered for each result.
 	Serve struct {
 		ID       uint64
 		Payload  []byte
@@ -175,27 +171,27 @@ type (
 		Results  []int
 		Option   *Option
 	}
-	// Done ends a call. Without Err there is a reply: Payload, without the items
-	// that were written by themselves, which are Results.
+	// Done ends a call. Without Err there is a reply: Payload is the RPC reply without the items
+	// that the peer wrote by themselves, and Results are these items.
 	Done struct {
 		ID        uint64
 		Payload   []byte
 		Results   [][]byte
 		Option    *Option
 		Err       *Error
-		Transport TransportError // if Err's reason is ReasonPeerError
+		Transport TransportError // what the peer said, if the reason of Err is ReasonPeerError
 	}
-	// Ready says that the version is settled. It comes once.
+	// Ready says that the version is settled. It comes at most once.
 	Ready struct{ Info Info }
-	// Learned is worth remembering of this peer for later connections; see
-	// [VersionCache]. Version is 0 if there is none in common. Assumed says that
-	// the peer has not said so itself.
+	// Learned is the version to remember for later connections to this peer; see [VersionCache].
+	// Version is 0 if both ends have none in common. Assumed says that the peer has not named its
+	// version itself.
 	Learned struct {
 		Version Version
 		Assumed bool
 	}
-	// Close ends the connection. It comes at most once; what follows it in the
-	// same Step only tidies up.
+	// Close ends the connection. It comes at most once; the actions behind it in the same Step only
+	// release memory and end calls.
 	Close struct{ Err *Error }
 )
 
@@ -210,20 +206,20 @@ func (Ready) action()    {}
 func (Learned) action()  {}
 func (Close) action()    {}
 
-// Info is what holds on a connection now.
+// Info is the current state of a connection.
 type Info struct {
-	Version Version // offered, until Settled
-	Settled bool    // a call was answered, or at a server was received
+	Version Version // only offered until Settled is set
+	Settled bool    // a client has had a reply, a server a call
 	Refused Version // the version that the peer refused, 0 if none
 
-	SendInline, RecvInline int // largest messages now, in octets
+	SendInline, RecvInline int // inline thresholds now
 
-	Own, Peer PrivateData // as sent and as heard
+	Own, Peer PrivateData // as we sent it, and as the peer did
 	PeerAt    int         // offset of Peer in the private data, negative if there was none
 
 	Asked   int // credits that we ask for
 	Granted int // credits that the peer granted, 0 before it did
-	// RemoteInv says that replies may invalidate a handle of their call: both
-	// ends have said so (version one), or each call says it (version two).
+	// RemoteInv says that replies may invalidate a handle of their call. In version one both ends
+	// have said that they can; in version two each call names the handle.
 	RemoteInv bool
 }

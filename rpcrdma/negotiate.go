@@ -2,13 +2,14 @@ package rpcrdma
 
 import "time"
 
-// refusedVersion: the responder has told its range (draft section 6.2). What it
-// refused was not executed.
+// refusedVersion sends k again in a version of the range that the responder has named, or closes
+// the connection if there is none (draft section 6.2). The responder has not executed the call that
+// it refused.
 func (c *Conn) refusedVersion(dst []Action, now time.Time, k *call, e TransportError) []Action {
 	before := c.refused
 	c.refused = k.vers
 	v := min(e.High, c.opts.maxVersion())
-	for v > 0 && (v == k.vers || v == before) { // the same question has the same answer
+	for v > 0 && (v == k.vers || v == before) { // that version would be refused again
 		v--
 	}
 	if v < e.Low || v < c.opts.minVersion() {
@@ -20,8 +21,9 @@ func (c *Conn) refusedVersion(dst []Action, now time.Time, k *call, e TransportE
 	return c.again(dst, now, k, v)
 }
 
-// assumeOne: there was no useful answer to the first message, which is what a
-// peer may do that has never heard of version two.
+// assumeOne takes the peer to be of version one, because its answer to the first message was
+// missing or useless: a peer that has never heard of version two may answer so. It closes the
+// connection if the first message was of version one, or if we do not speak that.
 func (c *Conn) assumeOne(dst []Action, now time.Time, k *call, err *Error) []Action {
 	if k.vers != Version2 || !c.opts.speaks(Version1) {
 		return c.close(dst, err)
@@ -31,7 +33,7 @@ func (c *Conn) assumeOne(dst []Action, now time.Time, k *call, err *Error) []Act
 	return c.again(dst, now, k, Version1)
 }
 
-// again sends a call from the beginning, as version v and with another XID.
+// again sends a call from the beginning, in version v and with another XID.
 func (c *Conn) again(dst []Action, now time.Time, k *call, v Version) []Action {
 	c.version, c.negotiated = v, time.Time{}
 	dst = c.releaseAll(dst, k)

@@ -7,67 +7,65 @@ import (
 	"time"
 )
 
-// Options configures a [Conn]. The zero value is a server's.
+// Options configures a [Conn]. The zero value configures a server.
 type Options struct {
-	// Client makes it the end that connects: it settles the version. Its calls are
-	// forward calls; those of a server are backward calls.
+	// Client makes the Conn the end that connects and that settles the version. The calls of a
+	// client are forward calls, those of a server backward calls.
 	Client bool
-	// MinVersion and MaxVersion bound the versions that are spoken. Zero means 1
-	// and 2.
+	// MinVersion and MaxVersion bound the versions that this end speaks. Zero means 1 and 2.
 	MinVersion, MaxVersion Version
 	// Start is the version that a client offers first; see [VersionCache]. Zero
 	// means MaxVersion.
 	Start Version
-	// Program and ProgVersion make a client begin with a NULL call of that
-	// program, which settles the version. With Program zero the first call does.
+	// Program and ProgVersion make a client begin with a NULL call of that program, which settles
+	// the version. If Program is zero the first call settles it.
 	Program, ProgVersion uint32
 
 	// SendSize and RecvSize are the largest messages of version one in octets, as
 	// [PrivateData] announces them. Zero means 4096, and less than 1024 is refused.
 	SendSize, RecvSize int
-	// Silent sends no private data: there is no room for it.
+	// Silent makes this end send no private data, for connections that have no room for it.
 	Silent bool
-	// RecvInv says that this end's stack takes a Send with Invalidate. Handles
-	// whose [Registered] says so may then be invalidated by the peer.
+	// RecvInv says that this end can receive a Send with Invalidate. The peer may then invalidate
+	// handles whose [Registered] is Invalidatable.
 	RecvInv bool
-	// MixedHandles says that some memory may be registered in a way that forbids
-	// that. In version one nothing is invalidated then.
+	// MixedHandles says that a peer must not invalidate some of the memory that is registered. In
+	// version one the peer then invalidates none.
 	MixedHandles bool
-	// SendInv says that this end's stack can send it.
+	// SendInv says that this end can send a Send with Invalidate.
 	SendInv bool
 
-	// Ask is how many calls this end wants to have unanswered. Zero means 32 for
-	// a client and 2 for a server.
+	// Ask is how many unanswered calls this end wants to have. Zero means 32 for a client and 2 for
+	// a server.
 	Ask int
-	// Grant is how many unanswered calls it takes. Zero means 32 for a server and
-	// 2 for a client; negative means that calls are dropped, which version two
-	// forbids.
+	// Grant is how many unanswered calls this end accepts from the peer. Zero means 32 for a server
+	// and 2 for a client. Negative means that this end drops calls, which version two forbids.
 	Grant int
-	// BackwardChunks takes version one calls with chunks in the backward direction
-	// too (RFC 8167 section 5.3 leaves that open).
+	// BackwardChunks makes a client accept version one calls with chunks (RFC 8167 section 5.3
+	// leaves that open).
 	BackwardChunks bool
 	// OptTypes are the types of RDMA2_OPTIONAL that the user knows.
 	OptTypes []uint32
-	// TailTypes are those whose payload is a later part of an RPC message. The
-	// payload of any other type is empty or begins one: then its XID and msg_type
-	// are those of the header.
+	// TailTypes are the types of RDMA2_OPTIONAL whose payload is a later part of an RPC message.
+	// The payload of any other type is empty or begins an RPC message, whose XID and msg_type must
+	// then be those of the header.
 	TailTypes []uint32
 
-	// MaxLong bounds the octets that one call moves outside of Sends, in each
-	// direction. Zero means 1 MiB.
+	// MaxLong is how many octets one call moves outside of Sends at most, in each direction. Zero
+	// means 1 MiB.
 	MaxLong int
-	// MaxCalls bounds the calls that wait or are under way. Zero means 128.
+	// MaxCalls bounds the calls that are queued or unanswered. Zero means 128.
 	MaxCalls int
-	// NegotiateTimeout is how long the first message may stay unanswered before
-	// the peer is taken to be of version one. Zero means 5 s.
+	// NegotiateTimeout is how long the first message of a client may stay unanswered before the
+	// client takes the peer to be of version one. Zero means 5 s.
 	NegotiateTimeout time.Duration
-	// CallTimeout bounds a call from Submit on. Zero means 30 s.
+	// CallTimeout bounds the time from Submit to Done. Zero means 30 s.
 	CallTimeout time.Duration
-	// MaxRetries bounds how often a call is sent again with more memory for its
-	// reply. Zero means 1, negative means never.
+	// MaxRetries is how often a call is sent again with more memory for its reply, at most. Zero
+	// means 1, negative means never.
 	MaxRetries int
 
-	// XID is the first one used. It should be unpredictable.
+	// XID is the XID of the first call. It should be unpredictable.
 	XID XID
 }
 
@@ -104,7 +102,7 @@ func (o *Options) beginsRPC(opt uint32, payload []byte) bool {
 	return len(payload) > 0 && !slices.Contains(o.TailTypes, opt)
 }
 
-// private is what this end says at connection time, or is taken to say.
+// private returns the private data that this end sends, or is taken to have sent if it is Silent.
 func (o *Options) private() PrivateData {
 	if o.Silent {
 		return DefaultPrivateData()

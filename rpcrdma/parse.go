@@ -2,14 +2,12 @@ package rpcrdma
 
 import "encoding/binary"
 
-// ParseHeader reads the transport header in front of a message. payload is what
-// follows it, a part of b; behind an ERROR there is none, and what is there is
-// left out.
+// ParseHeader reads the transport header in front of a message. payload is the rest of b behind the
+// header. Behind an ERROR payload is nil, whatever is there.
 //
-// The error, if there is one, is an [*Error] whose Reason tells what kind of
-// fault it is; then h has what was read before the fault, which is what an
-// answer to it needs, and payload is nil. Whether lists, payload and direction
-// make sense together is not looked at.
+// The error, if any, is an [*Error] whose Reason tells the kind of fault. Then payload is nil and h
+// has the fields that were read before the fault, which an answer needs. ParseHeader does not check
+// whether lists, payload and direction make sense together.
 func ParseHeader(b []byte) (h Header, payload []byte, err error) {
 	if len(b) < MinHeaderLen {
 		return h, nil, fault(ReasonShort, "%d octets, a header has at least %d", len(b), MinHeaderLen)
@@ -17,7 +15,7 @@ func ParseHeader(b []byte) (h Header, payload []byte, err error) {
 	r := xdrReader{b: b, what: "fixed words"}
 	h.XID, h.Vers, h.Credit, h.Proc = XID(r.u32()), Version(r.u32()), r.u32(), Proc(r.u32())
 
-	// ERR_VERS is the same in all versions, and carries the one that was refused.
+	// ERR_VERS is the same in all versions. Its header has the version that was refused.
 	if h.Proc == ProcERROR && len(r.b) >= 4 && binary.BigEndian.Uint32(r.b) == uint32(ErrVers) {
 		h.readError(&r)
 		return h.end(&r)

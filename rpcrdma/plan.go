@@ -9,7 +9,7 @@ import (
 type reg struct {
 	id          RegID
 	use         regUse
-	position    uint32 // of regItem
+	position    uint32 // offset in the payload, for regItem
 	want        int    // octets
 	segs        Chunk
 	buf         []byte
@@ -21,12 +21,12 @@ type regUse uint8
 
 const (
 	regPayload regUse = iota // the whole call
-	regItem                  // an item of it
+	regItem                  // an item of the call
 	regResult                // an item of the reply
 	regReply                 // the whole reply
 )
 
-// plan fills k.regs, as if each took one segment.
+// plan fills k.regs with the memory that the call needs, as if each took one segment.
 func (c *Conn) plan(k *call) *Error {
 	send, recv := c.limits()
 	k.regs, k.long = nil, false
@@ -58,13 +58,13 @@ func (c *Conn) plan(k *call) *Error {
 		}
 	}
 	if len(k.regs) > 0 && (k.req.Option != nil || !c.opts.Client && k.vers == Version1) {
-		// RFC 8167 section 5.3: the peer need not take chunks there.
+		// RFC 8167 section 5.3: the peer need not take chunks in backward calls.
 		return fault(ReasonTooBig, "%d octets and a reply of %d do not fit inline", len(k.req.Payload), k.req.MaxReply)
 	}
 	return nil
 }
 
-// len is the length of the wire form in octets.
+// len returns the length of the wire form in octets.
 func (h *Header) len() int {
 	n := 0
 	switch {
@@ -85,7 +85,7 @@ func (h *Header) len() int {
 	return n
 }
 
-// header makes the header of a call from its memory.
+// header returns the header of a call, with the segments of its memory.
 func (c *Conn) header(k *call) *Header {
 	h := &Header{XID: k.xid, Vers: k.vers, Credit: uint32(c.opts.ask())}
 	if o := k.req.Option; o != nil {
@@ -113,7 +113,7 @@ func (c *Conn) header(k *call) *Header {
 	return h
 }
 
-// registered takes the memory for a call.
+// registered notes the memory for a call, and sends the call when it has all of it.
 func (c *Conn) registered(dst []Action, now time.Time, ev Registered) []Action {
 	var k *call
 	var r *reg
@@ -124,7 +124,7 @@ func (c *Conn) registered(dst []Action, now time.Time, ev Registered) []Action {
 			}
 		}
 	}
-	if k == nil || r.buf != nil { // nobody waits for it any more
+	if k == nil || r.buf != nil { // no call waits for this memory
 		if k == nil && ev.Err == nil {
 			dst = append(dst, Release{Reg: ev.Reg})
 		}
@@ -145,7 +145,7 @@ func (c *Conn) registered(dst []Action, now time.Time, ev Registered) []Action {
 	return c.transmit(dst, now, k)
 }
 
-// usable says what is wrong with memory that was registered.
+// usable returns what is wrong with memory that was registered; nil if nothing is.
 func (c *Conn) usable(k *call, r *reg, ev Registered) *Error {
 	switch n := Chunk(ev.Segments).Len(); {
 	case ev.Err != nil:
@@ -153,7 +153,8 @@ func (c *Conn) usable(k *call, r *reg, ev Registered) *Error {
 	case n != uint64(r.want) || len(ev.Buf) != r.want || len(ev.Segments) > MaxSegments:
 		return fault(ReasonRegister, "%d octets in %d segments of %d, want %d", len(ev.Buf), len(ev.Segments), n, r.want)
 	case c.own.RemoteInv && c.opts.Client && k.vers == Version1 && !ev.Invalidatable:
-		// We have said that each may be invalidated (RFC 8797 section 3.2).
+		// Our private data has said that the peer may invalidate every handle (RFC 8797 section
+		// 3.2).
 		return fault(ReasonRegister, "the peer may invalidate what must not be")
 	}
 	return nil

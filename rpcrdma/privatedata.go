@@ -10,38 +10,36 @@ import (
 const (
 	// PrivateDataLen is the length of [PrivateData] in octets.
 	PrivateDataLen = 8
-	// FormatIdentifier starts it (RFC 8797 section 4).
+	// FormatIdentifier is its first word (RFC 8797 section 4).
 	FormatIdentifier uint32 = 0xf6ab0e18
 	// privateVersion is the only version of the format.
 	privateVersion = 1
 
-	// MinInline and MaxInline bound the sizes that it can express, in octets
-	// (RFC 8797 section 4.2).
+	// MinInline and MaxInline are the least and the largest size that PrivateData can express, in
+	// octets (RFC 8797 section 4.2).
 	MinInline = 1024
 	MaxInline = 256 * 1024
 )
 
-// PrivateData is what one end says of itself in the private data of the
-// connection manager (RFC 8797 section 4). It holds for one connection only: on
-// the next one the same peer may say something else.
+// PrivateData is what one end says of itself in the private data of the connection manager (RFC
+// 8797 section 4). It holds for one connection only: on the next one the same peer may say
+// something else.
 type PrivateData struct {
-	// RemoteInv is the R bit: this end supports remote invalidation. A requester
-	// may say so only if a peer may invalidate each handle it exposes.
+	// RemoteInv is the R bit: this end supports remote invalidation. A requester may set it only if
+	// a peer may invalidate each handle that it exposes.
 	RemoteInv bool
-	// SendSize and RecvSize are the largest messages this end sends and receives
-	// in one Send, in octets: multiples of 1024 from MinInline to MaxInline. What
-	// is in between is rounded down.
+	// SendSize and RecvSize are the largest messages this end sends and receives in one Send, in
+	// octets: multiples of 1024 from MinInline to MaxInline. Encoding rounds other sizes down.
 	SendSize, RecvSize int
 }
 
-// DefaultPrivateData is what a peer that says nothing is taken to have said (RFC
-// 8797 section 5.1).
+// DefaultPrivateData returns the private data of a peer that sends none (RFC 8797 section 5.1).
 func DefaultPrivateData() PrivateData {
 	return PrivateData{SendSize: DefaultInline1, RecvSize: DefaultInline1}
 }
 
-// encodeSize encodes a size in octets (RFC 8797 section 4.2). More than MaxInline is
-// said as MaxInline; less than MinInline cannot be said.
+// encodeSize encodes a size in octets (RFC 8797 section 4.2). A size above MaxInline becomes
+// MaxInline; one below MinInline is an error.
 func encodeSize(n int) (byte, error) {
 	if n < MinInline {
 		return 0, fmt.Errorf("rpcrdma: an inline size of %d octets cannot be announced, the least is %d", n, MinInline)
@@ -49,7 +47,7 @@ func encodeSize(n int) (byte, error) {
 	return byte(min(n, MaxInline)/1024 - 1), nil
 }
 
-// decodeSize is the inverse of encodeSize, in octets.
+// decodeSize is the inverse of encodeSize. It returns octets.
 func decodeSize(v byte) int { return (int(v) + 1) * 1024 }
 
 // AppendBinary appends the wire form. It fails if a size is below MinInline.
@@ -64,14 +62,13 @@ func (p PrivateData) AppendBinary(b []byte) ([]byte, error) {
 	}
 	var flags byte
 	if p.RemoteInv {
-		flags = 1 // bit 15 of the second word; those before it are reserved
+		flags = 1 // bit 15 of the second word; the bits before it are reserved
 	}
 	b = binary.BigEndian.AppendUint32(b, FormatIdentifier)
 	return append(b, privateVersion, flags, send, recv), nil
 }
 
-// UnmarshalBinary sets p from the first PrivateDataLen octets of b. What follows
-// them is not looked at.
+// UnmarshalBinary sets p from the first PrivateDataLen octets of b. It ignores what follows them.
 func (p *PrivateData) UnmarshalBinary(b []byte) error {
 	const what = "RPC-over-RDMA private data"
 	if len(b) < PrivateDataLen {
@@ -87,10 +84,10 @@ func (p *PrivateData) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// FindPrivateData looks for the message at every offset of b, which may hold
-// private data of other layers before and behind it (RFC 8797 section 5.2). The
-// first that is whole and of a known version counts; found says at which offset
-// it is. Without one p is DefaultPrivateData and found is negative.
+// FindPrivateData looks for PrivateData at every offset of b, which may hold private data of other
+// layers before and behind it (RFC 8797 section 5.2). It returns the first that is whole and of a
+// known version; found is its offset. If there is none, p is DefaultPrivateData and found is
+// negative.
 func FindPrivateData(b []byte) (p PrivateData, found int) {
 	for i := 0; i+PrivateDataLen <= len(b); i++ {
 		if p.UnmarshalBinary(b[i:]) == nil {
@@ -100,15 +97,15 @@ func FindPrivateData(b []byte) (p PrivateData, found int) {
 	return DefaultPrivateData(), -1
 }
 
-// Inline returns the inline thresholds of a version one connection for the end
-// that has said own and heard peer: the largest message that it may send, and
-// the largest that its peer may send to it, in octets (RFC 8797 section 4.2). An
-// end that has said nothing has said DefaultPrivateData.
+// Inline returns the inline thresholds of a version one connection for the end that has sent own
+// and received peer: the largest message that it may send, and the largest that its peer may send
+// to it, in octets (RFC 8797 section 4.2). For an end that has sent nothing pass
+// DefaultPrivateData.
 func Inline(own, peer PrivateData) (send, recv int) {
 	return min(own.SendSize, peer.RecvSize), min(peer.SendSize, own.RecvSize)
 }
 
-// String prints what was said.
+// String prints R bit and sizes.
 func (p PrivateData) String() string {
 	r := 0
 	if p.RemoteInv {

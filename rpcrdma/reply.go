@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// invalidated notes that the peer's Send has invalidated a handle here.
+// invalidated notes that the peer's Send has invalidated a handle of ours.
 func (c *Conn) invalidated(handle uint32) {
 	for _, k := range c.calls {
 		for i := range k.regs {
@@ -20,8 +20,8 @@ func (c *Conn) invalidated(handle uint32) {
 	c.count[ReasonWrongInv]++
 }
 
-// sentCall finds the call that a message answers. Without one the message is
-// a late answer to a call that was given up, or stray.
+// sentCall returns the call that a message with that XID answers. It returns nil if the message
+// answers a call that was given up, or none.
 func (c *Conn) sentCall(xid XID) *call {
 	for _, k := range c.calls {
 		if k.state == callSent && k.xid == xid {
@@ -31,7 +31,8 @@ func (c *Conn) sentCall(xid XID) *call {
 	return nil
 }
 
-// lateAnswer notes an answer to a call that was given up: its credit is free again.
+// lateAnswer handles an answer that sentCall has no call for. If the call was given up, its credit
+// is free again.
 func (c *Conn) lateAnswer(dst []Action, now time.Time, h *Header) []Action {
 	if i := slices.Index(c.abandoned, h.XID); i >= 0 {
 		c.abandoned = slices.Delete(c.abandoned, i, i+1)
@@ -46,7 +47,7 @@ func (c *Conn) recvReply(dst []Action, now time.Time, h *Header, payload []byte,
 	if k == nil {
 		return c.lateAnswer(dst, now, h)
 	}
-	if h.Vers != k.vers { // RFC 8166 section 4.2.2; the answer has the call's version
+	if h.Vers != k.vers { // RFC 8166 section 4.2.2: the answer has the call's version
 		return c.drop(dst, fault(ReasonWrongVers, "%d, the call is of %d", h.Vers, k.vers))
 	}
 	if (h.Proc == ProcOPTIONAL) != (k.req.Option != nil) || k.req.Option != nil && h.OptType != k.req.Option.Type {
@@ -60,8 +61,8 @@ func (c *Conn) recvReply(dst []Action, now time.Time, h *Header, payload []byte,
 	}
 	done, err := k.collect(h, payload)
 	if err != nil {
-		// A requester cannot complain (RFC 8166 section 4.5), and its user need not
-		// wait for a better answer.
+		// A requester cannot complain (RFC 8166 section 4.5), and no better answer will come, so
+		// the call ends.
 		c.count[err.Reason]++
 		done = Done{Err: err}
 	}
@@ -92,8 +93,8 @@ func (k *call) owns(handle uint32) bool {
 	return false
 }
 
-// collect puts the parts of a reply together, as far as what the header says was
-// written was offered.
+// collect puts the parts of a reply together. It fails if the header says that the peer wrote more,
+// or to other memory, than was offered.
 func (k *call) collect(h *Header, payload []byte) (done Done, err *Error) {
 	var results []*reg
 	var reply *reg
@@ -110,7 +111,7 @@ func (k *call) collect(h *Header, payload []byte) (done Done, err *Error) {
 	}
 	for i, r := range results {
 		var got []byte
-		if i < len(h.Writes) { // an empty list: nothing was written
+		if i < len(h.Writes) { // nothing was written for results that the list does not reach
 			if got, err = r.written(h.Writes[i]); err != nil {
 				return done, err
 			}
@@ -136,7 +137,7 @@ func (k *call) collect(h *Header, payload []byte) (done Done, err *Error) {
 	return done, nil
 }
 
-// written returns the octets that the peer says it has written.
+// written returns the octets of r that the peer says it has written. c is the chunk that came back.
 func (r *reg) written(c Chunk) ([]byte, *Error) {
 	if len(c) != len(r.segs) {
 		return nil, fault(ReasonBadReply, "%d segments were offered, %d come back", len(r.segs), len(c))
@@ -153,7 +154,8 @@ func (r *reg) written(c Chunk) ([]byte, *Error) {
 	return r.buf[:n:n], nil
 }
 
-// recvError ends a call, or chooses another version.
+// recvError handles an ERROR: it ends the call, sends it again with more memory for the reply, or
+// in another version.
 func (c *Conn) recvError(dst []Action, now time.Time, h *Header) []Action {
 	k := c.sentCall(h.XID)
 	if k == nil {
@@ -188,11 +190,12 @@ func (c *Conn) recvError(dst []Action, now time.Time, h *Header) []Action {
 	return c.pump(c.finish(dst, k, Done{Err: err, Transport: h.Error}), now)
 }
 
-// enlarge gives the reply of a call that did not run as much memory as its
-// responder asks for, and says whether that makes sense (draft section 5.2.4).
+// enlarge raises the memory for the reply of k to what the responder asks for. It returns false if
+// k must not be sent again: the program ran, the retries are used up, or the request is too large
+// or makes no sense (draft section 5.2.4).
 func (c *Conn) enlarge(k *call, e TransportError) bool {
 	if e.Processed || e.LengthNeeded == 0 || k.retries >= c.opts.maxRetries() {
-		return false // a program that ran must not run twice by our doing
+		return false // we must not make a program run twice
 	}
 	at, room := uint32(1), uint64(c.opts.maxLong())
 	need := uint64(e.LengthNeeded)

@@ -7,20 +7,20 @@ import (
 	"time"
 )
 
-// A call is one of ours, from Submit to Done.
+// A call is one of our calls, from Submit to Done.
 type call struct {
 	req      Submit // Payload is our copy
 	probe    bool   // the NULL call that settles the version
 	state    callState
 	xid      XID
-	keepXID  bool // it is sent again with the XID that it had
+	keepXID  bool // begin sends it with the XID that it has already
 	vers     Version
-	deadline time.Time // of the user; zero for the probe
+	deadline time.Time // when CallTimeout or Submit.Timeout ends; zero for the probe
 	retries  int
 
 	long bool // the payload goes in a Read chunk of position zero
-	wide bool // it does although it had seemed to fit
-	room bool // a Reply chunk is needed although it had seemed not to be
+	wide bool // long is needed because the segments of the memory made the header too large
+	room bool // a Reply chunk is needed because the segments left too little room for an inline reply
 	regs []reg
 }
 
@@ -75,7 +75,7 @@ func (c *Conn) submittable(req *Submit) *Error {
 		return fault(ReasonTooBig, "%d octets to send, %d to receive", len(req.Payload), total)
 	case len(req.Results) > MaxSegments || len(req.Reduce) > MaxSegments:
 		return fault(ReasonTooBig, "%d items to send, %d to receive", len(req.Reduce), len(req.Results))
-	case !c.opts.Client && (!c.answered || !c.peerReady): // the client must have heard of the version first
+	case !c.opts.Client && (!c.answered || !c.peerReady): // the client must have had a reply, which settles the version
 		return fault(ReasonNotReady, "backward")
 	case req.Option != nil:
 		switch {
@@ -95,13 +95,13 @@ func (c *Conn) submittable(req *Submit) *Error {
 	return nil
 }
 
-// isRPC says whether the payload begins an RPC message of that msg_type.
+// isRPC says whether payload begins with the head of an RPC message of msg_type dir.
 func isRPC(payload []byte, dir Direction) bool {
 	_, d, ok := payloadHead(payload)
 	return ok && d == dir
 }
 
-// spansFit says whether the spans lie in n octets, in order and apart.
+// spansFit says whether the spans lie within n octets, in order, and do not overlap.
 func spansFit(spans []Span, n int) bool {
 	at := 8 // XID and msg_type stay
 	for _, s := range spans {
@@ -124,8 +124,8 @@ func without(payload []byte, spans []Span) []byte {
 	return append(out, payload[at:]...)
 }
 
-// credits is how many calls may be unanswered: one until the peer has said what
-// it grants (RFC 8166 section 3.3.1, draft section 6).
+// credits returns how many calls may be unanswered: one until the peer has granted credits (RFC
+// 8166 section 3.3.1, draft section 6).
 func (c *Conn) credits() int {
 	if c.granted == 0 {
 		return 1
@@ -133,14 +133,14 @@ func (c *Conn) credits() int {
 	return min(c.opts.ask(), c.granted)
 }
 
-// pump starts calls while there are credits.
+// pump starts queued calls while there are credits.
 func (c *Conn) pump(dst []Action, now time.Time) []Action {
 	if c.state != connUp {
 		return dst
 	}
 	if len(c.abandoned) >= c.credits() {
-		// Calls that were given up hold every credit, and one more peer that does
-		// not answer cannot be told from one that never will.
+		// Calls that were given up hold every credit. Their answers, which alone could free one,
+		// may never come.
 		return c.close(dst, fault(ReasonStarved, "%d calls without an answer", len(c.abandoned)))
 	}
 	for {
@@ -162,7 +162,8 @@ func (c *Conn) pump(dst []Action, now time.Time) []Action {
 	}
 }
 
-// begin decides how a call travels, and asks for the memory that it takes.
+// begin decides how a call travels, and asks for the memory that it needs. A call that needs none
+// is sent.
 func (c *Conn) begin(dst []Action, now time.Time, k *call) []Action {
 	k.vers = c.version
 	if !k.keepXID {
@@ -205,7 +206,7 @@ func (c *Conn) newXID() XID {
 	}
 }
 
-// transmit sends a call whose memory is there.
+// transmit sends a call whose memory is registered.
 func (c *Conn) transmit(dst []Action, now time.Time, k *call) []Action {
 	send, recv := c.limits()
 	h := c.header(k)
@@ -217,7 +218,8 @@ func (c *Conn) transmit(dst []Action, now time.Time, k *call) []Action {
 		payload = without(payload, k.req.Reduce)
 	}
 	out, err := h.AppendBinary(make([]byte, 0, h.len()+len(payload)))
-	// The memory may have taken more segments than one each.
+	// The memory may have taken more than one segment each, which makes the header larger than
+	// planned.
 	reply := Header{Vers: h.Vers, Writes: h.Writes}
 	wide := len(out)+len(payload) > send && !k.long
 	room := k.req.MaxReply > 0 && h.Reply == nil && reply.len()+k.req.MaxReply > recv
@@ -237,7 +239,7 @@ func (c *Conn) transmit(dst []Action, now time.Time, k *call) []Action {
 	return append(dst, Send{Data: append(out, payload...)})
 }
 
-// wake looks for what has taken too long.
+// wake handles the deadlines that have passed.
 func (c *Conn) wake(dst []Action, now time.Time) []Action {
 	if !c.negotiated.IsZero() && !now.Before(c.negotiated) {
 		for _, k := range c.calls {
@@ -264,8 +266,7 @@ func (c *Conn) wake(dst []Action, now time.Time) []Action {
 	return c.pump(dst, now)
 }
 
-// end gives up a call. If it was sent, its credit stays taken until its answer
-// comes.
+// end gives up a call. If the call was sent, its credit stays taken until its answer comes.
 func (c *Conn) end(dst []Action, k *call, err *Error) []Action {
 	c.count[err.Reason]++
 	if k.state == callSent {
@@ -277,8 +278,8 @@ func (c *Conn) end(dst []Action, k *call, err *Error) []Action {
 	return c.finish(dst, k, Done{Err: err})
 }
 
-// finish takes back the memory of a call and tells the user. Not before no peer
-// can reach the memory does the user get what is in it.
+// finish releases the memory of a call and tells the user. Release comes before Done: the user gets
+// the octets only when no peer can reach the memory any more.
 func (c *Conn) finish(dst []Action, k *call, done Done) []Action {
 	dst = c.releaseAll(dst, k)
 	c.calls = slices.DeleteFunc(c.calls, func(x *call) bool { return x == k })

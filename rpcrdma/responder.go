@@ -6,16 +6,16 @@ import (
 	"slices"
 )
 
-// served is a call of the peer's, from its receipt to the answer.
+// served is one of the peer's calls, from its receipt to our answer.
 type served struct {
 	id     uint64
 	h      Header
-	inline []byte // what came with the header; a copy while chunks are read
+	inline []byte // the payload behind the header; a copy while chunks are read
 	chunks []readChunk
-	given  bool // to the program
+	given  bool // the program has the call
 }
 
-// A readChunk is a chunk of the peer's that is being read, or was.
+// A readChunk is a chunk of the peer's that we read.
 type readChunk struct {
 	position uint32
 	segs     Chunk
@@ -24,7 +24,7 @@ type readChunk struct {
 	done     bool
 }
 
-// recvCall takes a call of the peer's, or answers why not.
+// recvCall takes one of the peer's calls, or drops or refuses it.
 func (c *Conn) recvCall(dst []Action, h *Header, payload []byte) []Action {
 	bad := TransportError{Code: ErrBadXDR} // which is ERR_CHUNK
 	switch {
@@ -44,7 +44,7 @@ func (c *Conn) recvCall(dst []Action, h *Header, payload []byte) []Action {
 		return c.refuse(dst, h, err, bad)
 	}
 	if h.Vers == Version2 && h.InvHandle != 0 && !h.HasHandle(h.InvHandle) {
-		c.count[ReasonInvHandle]++ // copied, but never used
+		c.count[ReasonInvHandle]++ // the reply repeats it but invalidates nothing
 	}
 	if !c.opts.Client && !c.settled {
 		c.version, c.settled = h.Vers, true
@@ -66,8 +66,8 @@ func (c *Conn) recvCall(dst []Action, h *Header, payload []byte) []Action {
 	return c.give(dst, s)
 }
 
-// sort makes chunks of the Read list, and sees that they and the payload fit
-// together and into limit octets before anything is read.
+// sort gathers the Read list into chunks. It checks, before anything is read, that all segments
+// make sense, that the chunks fit into limit octets, and that their positions are in the payload.
 func (s *served) sort(limit int) *Error {
 	for _, c := range append(s.h.Writes, s.h.Reply) {
 		for _, g := range c {
@@ -112,7 +112,7 @@ func (s *served) waiting() bool {
 	return slices.ContainsFunc(s.chunks, func(k readChunk) bool { return !k.done })
 }
 
-// readDone takes a part of a call.
+// readDone takes the octets of a chunk, and gives the call to the program when it has all chunks.
 func (c *Conn) readDone(dst []Action, ev ReadDone) []Action {
 	for _, s := range c.served {
 		for i := range s.chunks {
@@ -121,7 +121,7 @@ func (c *Conn) readDone(dst []Action, ev ReadDone) []Action {
 				continue
 			}
 			if ev.Err != nil || uint64(len(ev.Data)) != k.segs.Len() {
-				// A READ that fails takes the connection with it.
+				// A READ that fails ends the connection.
 				return c.close(dst, fault(ReasonRead, "%d of %d octets: %v", len(ev.Data), k.segs.Len(), ev.Err))
 			}
 			k.data, k.done = slices.Clone(ev.Data), true
@@ -134,7 +134,7 @@ func (c *Conn) readDone(dst []Action, ev ReadDone) []Action {
 	return dst
 }
 
-// give puts a call together and hands it to the program.
+// give assembles a call and hands it to the program.
 func (c *Conn) give(dst []Action, s *served) []Action {
 	payload := s.inline
 	if len(s.chunks) > 0 {
@@ -144,7 +144,7 @@ func (c *Conn) give(dst []Action, s *served) []Action {
 			return c.refuse(dst, &s.h, err, TransportError{Code: ErrBadXDR})
 		}
 	}
-	s.inline, s.chunks, s.given = nil, nil, true // the program has it
+	s.inline, s.chunks, s.given = nil, nil, true // the program has the payload now
 	a := Serve{ID: s.id, Payload: payload, MaxReply: c.room(s)}
 	for _, w := range s.h.Writes {
 		a.Results = append(a.Results, int(min(w.Len(), 1<<31-1)))
@@ -155,8 +155,8 @@ func (c *Conn) give(dst []Action, s *served) []Action {
 	return append(dst, a)
 }
 
-// assemble makes the payload as it was before its items were moved out. XDR's
-// padding need not have been a part of them (RFC 8166 section 3.4.5).
+// assemble returns the payload as it was before its items were moved out. The chunks need not have
+// included XDR's padding (RFC 8166 section 3.4.5), so assemble adds it.
 func (s *served) assemble() []byte {
 	rest := s.inline
 	var out []byte
@@ -178,9 +178,9 @@ func (c *Conn) forget(s *served) {
 	c.served = slices.DeleteFunc(c.served, func(x *served) bool { return x == s })
 }
 
-// replyLimit is the largest message that may answer a call, in octets. A server's
-// first answer in version two is for a requester that has not heard yet that it
-// may be larger.
+// replyLimit returns the largest message that may answer a call, in octets. A server's first answer
+// in version two must be small, because its requester does not know yet that the server speaks
+// version two.
 func (c *Conn) replyLimit(v Version) int {
 	switch {
 	case v == Version1:
@@ -191,9 +191,8 @@ func (c *Conn) replyLimit(v Version) int {
 	return DefaultInline2
 }
 
-// replyHeader is the header of an answer into which nothing was written: the
-// Write list and the Reply chunk of the call with lengths of zero (RFC 8166
-// section 3.4.6).
+// replyHeader returns the header of an answer into whose chunks nothing was written: it has the
+// Write list and the Reply chunk of the call with lengths of zero (RFC 8166 section 3.4.6).
 func (c *Conn) replyHeader(s *served) *Header {
 	h := &Header{XID: s.h.XID, Vers: s.h.Vers, Credit: uint32(max(1, c.grant)), Proc: s.h.Proc, Direction: DirReply,
 		InvHandle: s.h.InvHandle, OptType: s.h.OptType}
@@ -201,7 +200,7 @@ func (c *Conn) replyHeader(s *served) *Header {
 		h.Proc = ProcMSG
 	}
 	if h.Vers == Version1 {
-		h.Direction = DirCall // not there
+		h.Direction = DirCall // version one headers have no direction
 	}
 	for _, w := range s.h.Writes {
 		chunk, _ := w.fill(0)
@@ -213,8 +212,8 @@ func (c *Conn) replyHeader(s *served) *Header {
 	return h
 }
 
-// fill returns the chunk with the lengths that n octets take, and the segments
-// that get any.
+// fill spreads n octets over the segments of c. whole is c with the lengths that they fill, used
+// are the segments of whole that get any.
 func (c Chunk) fill(n int) (whole, used Chunk) {
 	whole = make(Chunk, len(c))
 	for i, s := range c {
@@ -228,24 +227,24 @@ func (c Chunk) fill(n int) (whole, used Chunk) {
 	return whole, used
 }
 
-// room is how large the reply to a call can be in octets, without its results.
+// room returns how large the reply to a call can be in octets, without its results.
 func (c *Conn) room(s *served) int {
 	inline := c.replyLimit(s.h.Vers) - c.replyHeader(s).len()
 	return int(min(max(uint64(max(0, inline)), s.h.Reply.Len()), uint64(c.opts.maxLong())))
 }
 
-// open finds the call that the program answers.
+// open returns the call with that ID if the program has it; nil if not.
 func (c *Conn) open(id uint64) *served {
 	for _, s := range c.served {
 		if s.id == id && s.given {
 			return s
 		}
 	}
-	return nil // the connection has ended since, or it was answered
+	return nil // the connection has ended, or the call was answered
 }
 
-// answer sends a reply the way it fits: inline, or into the Reply chunk; and
-// items of it into the Write chunks.
+// answer sends a reply: inline if it fits, else in the Reply chunk. The items of Reduce go into the
+// Write chunks.
 func (c *Conn) answer(dst []Action, ev Answer) []Action {
 	s := c.open(ev.ID)
 	if s == nil {
@@ -267,7 +266,7 @@ func (c *Conn) answer(dst []Action, ev Answer) []Action {
 
 	var writes []Action
 	var moved []Span
-	index := 1 // of the first segment of the chunk, as errors count them
+	index := 1 // of the first segment of w, as SegmentIndex counts
 	for i, w := range s.h.Writes {
 		if i < len(ev.Reduce) && w.Len() > 0 {
 			span := ev.Reduce[i]
@@ -300,7 +299,7 @@ func (c *Conn) answer(dst []Action, ev Answer) []Action {
 	}
 	out, err := h.AppendBinary(make([]byte, 0, h.len()+len(payload)))
 	if err != nil {
-		panic(err) // made of what was read and checked
+		panic(err) // h comes from a header that was read and checked
 	}
 	c.forget(s)
 	c.answered = true
@@ -310,18 +309,19 @@ func (c *Conn) answer(dst []Action, ev Answer) []Action {
 	return append(append(dst, writes...), send)
 }
 
-// invalidate returns the handle that the reply to a call is to invalidate.
+// invalidate returns the handle that the reply to s is to invalidate.
 func (c *Conn) invalidate(s *served) (handle uint32, ok bool) {
 	if !c.opts.SendInv {
 		return 0, false
 	}
-	if s.h.Vers == Version2 { // what the call says, and nothing else (draft section 5.2.3)
+	if s.h.Vers == Version2 { // only the handle that the call names (draft section 5.2.3)
 		if s.h.InvHandle == 0 || !s.h.HasHandle(s.h.InvHandle) {
 			return 0, false
 		}
 		return s.h.InvHandle, true
 	}
-	// Both ends allow it (RFC 8797 section 4.1), and there is no choice.
+	// In version one both ends must allow it (RFC 8797 section 4.1), and the call must have one
+	// handle only: it does not say which to invalidate.
 	if !c.own.RemoteInv || !c.peer.RemoteInv {
 		return 0, false
 	}
@@ -339,8 +339,9 @@ func (c *Conn) invalidate(s *served) (handle uint32, ok bool) {
 	return handle, true
 }
 
-// cantReply answers that need octets do not fit into a chunk whose first segment
-// has that index. What is too short is its last segment: the others can be full.
+// cantReply answers that the need octets of a result or reply do not fit into chunk. index is that
+// of the chunk's first segment. It names the last segment as too short, because the others can be
+// full.
 func (c *Conn) cantReply(dst []Action, s *served, chunk Chunk, index, need int, processed bool) []Action {
 	c.forget(s)
 	err := fault(ReasonCannotReply, "%d octets", need)
@@ -355,7 +356,7 @@ func (c *Conn) cantReply(dst []Action, s *served, chunk Chunk, index, need int, 
 	return c.refuse(dst, &s.h, err, te)
 }
 
-// cannotAnswer: the program knows beforehand.
+// cannotAnswer refuses a call because its program knows beforehand that the reply will not fit.
 func (c *Conn) cannotAnswer(dst []Action, ev CannotAnswer) []Action {
 	s := c.open(ev.ID)
 	if s == nil {
@@ -365,7 +366,7 @@ func (c *Conn) cannotAnswer(dst []Action, ev CannotAnswer) []Action {
 	for _, w := range s.h.Writes {
 		index += len(w)
 	}
-	if uint64(ev.Need) <= s.h.Reply.Len() { // a shortage elsewhere
+	if uint64(ev.Need) <= s.h.Reply.Len() { // the Reply chunk would do: something else is too small
 		return c.cantReply(dst, s, nil, 0, 0, false)
 	}
 	return c.cantReply(dst, s, s.h.Reply, index, ev.Need, false)

@@ -15,7 +15,7 @@ const rpcVersion = 2
 // Auth is a credential or a verifier. The zero value is AUTH_NONE.
 type Auth struct {
 	Flavor uint32
-	Body   []byte // at most MaxAuth octets; after parsing a part of the message
+	Body   []byte // at most MaxAuth octets; the parser returns a part of the message
 }
 
 func (a Auth) append(b []byte) []byte { return appendOpaque(appendU32(b, a.Flavor), a.Body) }
@@ -30,8 +30,8 @@ type RPCCall struct {
 	Cred, Verf       Auth
 }
 
-// Append appends the wire form; the arguments follow it. Bodies above MaxAuth
-// are a mistake of the caller's, which panics.
+// Append appends the wire form; the caller appends the arguments. It panics if an Auth body is
+// longer than MaxAuth.
 func (c *RPCCall) Append(b []byte) []byte {
 	if len(c.Cred.Body) > MaxAuth || len(c.Verf.Body) > MaxAuth {
 		panic(fmt.Sprintf("rpcrdma: %d and %d octets of authentication", len(c.Cred.Body), len(c.Verf.Body)))
@@ -40,9 +40,9 @@ func (c *RPCCall) Append(b []byte) []byte {
 	return c.Verf.append(c.Cred.append(b))
 }
 
-// ParseRPCCall reads the head of a call. args is what follows it, a part of b.
-// The error is an [*Error]; its reason is ReasonRPCVersion if the call is of
-// another version of RPC, which is answered with [RPCMismatch].
+// ParseRPCCall reads the head of a call. args is the rest of b behind the head. The error is an
+// [*Error]. Its reason is ReasonRPCVersion if the call is of another version of RPC; the answer to
+// that is [RPCMismatch].
 func ParseRPCCall(b []byte) (c RPCCall, args []byte, err error) {
 	r := xdrReader{b: b, what: "RPC call"}
 	c.XID = XID(r.u32())
@@ -60,15 +60,15 @@ func ParseRPCCall(b []byte) (c RPCCall, args []byte, err error) {
 	return c, r.b, nil
 }
 
-// An RPCStatus is the outcome of a call as its reply says it. Values below
-// RPCMismatch are accept_stat; the two others are the reject_stat of a denied call.
+// An RPCStatus is the outcome of a call as its reply reports it. Values below RPCMismatch are
+// accept_stat. RPCMismatch and RPCAuthError are the reject_stat of a denied call, plus 0x100.
 type RPCStatus uint32
 
 // Outcomes of calls.
 const (
 	RPCSuccess      RPCStatus = 0
 	RPCProgUnavail  RPCStatus = 1
-	RPCProgMismatch RPCStatus = 2 // Low and High are the versions there are
+	RPCProgMismatch RPCStatus = 2 // Low and High bound the versions that the program has
 	RPCProcUnavail  RPCStatus = 3
 	RPCGarbageArgs  RPCStatus = 4
 	RPCSystemErr    RPCStatus = 5
@@ -96,8 +96,8 @@ type RPCReply struct {
 	AuthStat  uint32 // RPCAuthError
 }
 
-// Append appends the wire form; results follow if Status is RPCSuccess. A status
-// that is none, or a verifier above MaxAuth, panics.
+// Append appends the wire form; the caller appends the results if Status is RPCSuccess. It panics
+// if Status is no RPCStatus of the list above, or if the verifier is longer than MaxAuth.
 func (p *RPCReply) Append(b []byte) []byte {
 	if p.Status > RPCAuthError || p.Status > RPCSystemErr && p.Status < RPCMismatch || len(p.Verf.Body) > MaxAuth {
 		panic(fmt.Sprintf("rpcrdma: reply with %v and a verifier of %d octets", p.Status, len(p.Verf.Body)))
@@ -118,8 +118,8 @@ func (p *RPCReply) Append(b []byte) []byte {
 	return b
 }
 
-// ParseRPCReply reads the head of a reply. results is what follows it, a part of
-// b. The error is an [*Error].
+// ParseRPCReply reads the head of a reply. results is the rest of b behind the head. The error is
+// an [*Error].
 func ParseRPCReply(b []byte) (p RPCReply, results []byte, err error) {
 	r := xdrReader{b: b, what: "RPC reply"}
 	p.XID = XID(r.u32())

@@ -1,23 +1,20 @@
-// Package rpcrdma is RPC-over-RDMA, versions one and two, and the private data
-// that version one's ends exchange when they connect, as pure codecs and
-// machines.
+// Package rpcrdma is RPC-over-RDMA, versions one and two, as pure codecs and machines. It includes
+// the private data that the ends of version one exchange when they connect.
 //
-// A [Conn] is one end of one connection, requester and responder: it turns events
-// (a message came in, the user wants a call, memory was registered) into actions
-// (send this, expose that memory, tell the user).
+// A [Conn] is one end of one connection, requester and responder: it turns events (a message came
+// in, the user wants a call, memory was registered) into actions (send this, expose that memory,
+// tell the user).
 //
-// [PrivateData] is what is said at connection time; [Header] is the transport
-// header in front of every RPC message, in either version; [RPCCall] and
-// [RPCReply] are the heads of the RPC messages themselves, as far as a transport
-// and a NULL call need them.
+// [PrivateData] is what an end says of itself at connection time. [Header] is the transport header
+// in front of every RPC message, in either version. [RPCCall] and [RPCReply] are the heads of the
+// RPC messages, as far as a transport and a NULL call need them.
 //
-// It registers no memory, moves no octets, reads no clock, and knows nothing of
-// a program above it beyond what it is told about its messages.
+// The package registers no memory, moves no octets and reads no clock. Of the program above it, it
+// knows only what Options, Submit and Answer say.
 //
-// Sources: RFC 8797 (private data), RFC 8166 (version one), RFC 8167 (backward
-// direction), draft-cel-nfsv4-rpcrdma-version-two-02 (version two; later drafts
-// use the same version number for other formats and cannot be told apart), RFC
-// 5531 (RPC), RFC 4506 (XDR).
+// Sources: RFC 8797 (private data), RFC 8166 (version one), RFC 8167 (backward direction),
+// draft-cel-nfsv4-rpcrdma-version-two-02 (version two; later drafts use the same version number for
+// other formats and cannot be told apart), RFC 5531 (RPC), RFC 4506 (XDR).
 package rpcrdma
 
 import (
@@ -29,14 +26,14 @@ import (
 // A Version is a version of RPC-over-RDMA, word 1 of each transport header.
 type Version uint32
 
-// The versions that are spoken here.
+// The versions that this package speaks.
 const (
 	Version1 Version = 1 // RFC 8166
 	Version2 Version = 2 // draft-cel-nfsv4-rpcrdma-version-two-02
 )
 
-// An XID names a transaction in one direction of a connection. The two
-// directions have spaces of their own: the same XID may be in use in both.
+// An XID names a transaction in one direction of a connection. Each direction has XIDs of its own:
+// the same XID may be in use in both.
 type XID uint32
 
 // String prints the XID in hexadecimal.

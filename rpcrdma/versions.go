@@ -3,15 +3,14 @@ package rpcrdma
 import "time"
 
 const (
-	// VersionCacheSize bounds the peers of a [VersionCache].
+	// VersionCacheSize is how many peers a [VersionCache] remembers at most.
 	VersionCacheSize = 1024
-	// VersionCacheTime is how long something is remembered of a peer.
+	// VersionCacheTime is how long a VersionCache remembers what it learned of a peer.
 	VersionCacheTime = 10 * time.Minute
 )
 
-// A VersionCache remembers which version a peer speaks, so that a client does
-// not run into the same refusal on every connection (draft section 6.2). The zero
-// value is empty.
+// A VersionCache remembers which version a peer speaks, so that the peer does not refuse the
+// client's first message on every connection (draft section 6.2). The zero value is empty.
 type VersionCache struct {
 	peers map[string]cachedVersion
 	// Evicted counts peers that were forgotten early because there were too many.
@@ -23,8 +22,8 @@ type cachedVersion struct {
 	until   time.Time
 }
 
-// Learn remembers what an action [Learned] said of peer. A peer that has
-// answered in version two needs no memory.
+// Learn remembers what the action [Learned] said of peer. It forgets a peer that has answered in
+// version two, because version two is offered first anyway.
 func (c *VersionCache) Learn(peer string, now time.Time, l Learned) {
 	if l.Version == Version2 {
 		delete(c.peers, peer)
@@ -39,8 +38,7 @@ func (c *VersionCache) Learn(peer string, now time.Time, l Learned) {
 	c.peers[peer] = cachedVersion{l.Version, now.Add(VersionCacheTime)}
 }
 
-// evict makes room: the peer that would be forgotten first goes, and of several
-// the one whose name is least.
+// evict forgets the peer whose time ends first. Of several it takes the one whose name sorts first.
 func (c *VersionCache) evict(now time.Time) {
 	victim, until := "", time.Time{}
 	for p, v := range c.peers {
@@ -54,8 +52,8 @@ func (c *VersionCache) evict(now time.Time) {
 	delete(c.peers, victim)
 }
 
-// Start returns the version to offer to peer first, zero for the highest there
-// is. It is not ok if the peer lately had no version in common with us.
+// Start returns the version to offer to peer first. Zero means the highest (see Options.Start). ok
+// is false if the peer had no version in common with us when last asked.
 func (c *VersionCache) Start(peer string, now time.Time) (start Version, ok bool) {
 	v, known := c.peers[peer]
 	if known && !now.Before(v.until) {

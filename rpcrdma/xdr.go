@@ -2,11 +2,11 @@ package rpcrdma
 
 import "encoding/binary"
 
-// An xdrReader reads XDR (RFC 4506) from the octets of one message. Its first
-// error stays, and everything read behind it is zero.
+// An xdrReader reads XDR (RFC 4506) from the octets of one message. It keeps its first error, and
+// all values read after that are zero.
 type xdrReader struct {
 	b    []byte // what is left
-	what string // what is being read, for errors
+	what string // the name of the field being read, for errors
 	err  *Error
 }
 
@@ -34,7 +34,7 @@ func (r *xdrReader) u64() uint64 {
 	return uint64(hi)<<32 | uint64(r.u32())
 }
 
-// bool reads a bool, also the one in front of an optional item.
+// bool reads a bool, or the flag in front of an optional item, which has the same form.
 func (r *xdrReader) bool() bool {
 	v := r.u32()
 	if v > 1 {
@@ -43,8 +43,8 @@ func (r *xdrReader) bool() bool {
 	return v == 1
 }
 
-// opaque reads a variable opaque of at most limit octets. It is a part of the
-// message, not a copy.
+// opaque reads a variable opaque of at most limit octets. It returns a part of the message, not a
+// copy.
 func (r *xdrReader) opaque(limit int) []byte {
 	n := r.u32()
 	if r.err != nil {
@@ -64,7 +64,7 @@ func (r *xdrReader) opaque(limit int) []byte {
 	return v
 }
 
-// roundUp is n with XDR's padding, in octets.
+// roundUp returns the length of n octets with XDR's padding.
 func roundUp(n int) int { return (n + 3) &^ 3 }
 
 func appendU32(b []byte, v ...uint32) []byte {

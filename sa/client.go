@@ -13,19 +13,19 @@ import (
 	wire "ipoibcm/wire/sa"
 )
 
-// Options configures a Client. The zero value is ready to use, but for Rand.
+// Options configures a Client. Only Rand must be set.
 type Options struct {
-	// Refresh is how often groups are joined and notices subscribed to again,
-	// less up to a tenth. Zero means 2 minutes, negative means never.
+	// Refresh is how often the Client joins groups and subscribes to notices again, less up to a
+	// tenth. Zero means 2 minutes, negative means never.
 	Refresh time.Duration
-	// Spread is within what time of a change the first MAD goes out, so that not all
-	// ports of a subnet send at once. Zero means 100 ms, negative means at once.
+	// Spread is the longest delay between a change and the first MAD. The delay is random, so that
+	// not all ports of a subnet send at once. Zero means 100 ms, negative means no delay.
 	Spread time.Duration
-	// PathLife is how long a path is kept. Zero means 10 minutes.
+	// PathLife is how long the Client keeps a path that it found. Zero means 10 minutes.
 	PathLife time.Duration
-	// FailedLife is how long it is kept that there is no path. Zero means 1 s.
+	// FailedLife is how long the Client remembers that there is no path. Zero means 1 s.
 	FailedLife time.Duration
-	// QueryTimeout is how long a Query waits in all. Zero means 8 s.
+	// QueryTimeout bounds the time from a Query to its answer. Zero means 8 s.
 	QueryTimeout time.Duration
 
 	MaxTries    int // per question. Zero means 4
@@ -34,13 +34,13 @@ type Options struct {
 	MaxGroups   int // Zero means 1024
 	MaxPaths    int // kept and in question. Zero means 4096
 
-	Rand rand.Source // transaction IDs and jitter; needed
+	Rand rand.Source // source of transaction IDs and jitter; must be set
 }
 
 // Bounds that are not configurable.
 const (
-	maxRedirects = 4  // of one question
-	maxTraps     = 16 // subscribed to
+	maxRedirects = 4  // redirects of one question
+	maxTraps     = 16 // traps subscribed to
 )
 
 // A State says how the administrator is reached.
@@ -49,7 +49,7 @@ type State uint8
 // States.
 const (
 	StateDown   State = iota // the port has no subnet manager
-	StateAsking              // no answer yet, or none any more
+	StateAsking              // the administrator has not answered yet, or no longer does
 	StateReady
 )
 
@@ -71,12 +71,12 @@ type Client struct {
 
 	probe    *task
 	groups   map[ib.GID]*group
-	order    []*group // in which they were joined first
+	order    []*group // in the order of their first Join
 	paths    map[PathKey]*path
-	oldest   *path // list of paths by use
+	oldest   *path // ends of the list of paths, ordered by last use
 	newest   *path
 	traps    []*subscription
-	queue    []*task // those that wait for a place among MaxInFlight, oldest first
+	queue    []*task // tasks that wait to be sent, oldest first
 	byTID    map[uint32]*task
 	timers   timerheap.Heap[task, *task]
 	lastSeq  uint64
@@ -147,8 +147,8 @@ func (c *Client) Step(dst []Action, now time.Time, ev Event) []Action {
 	return dst
 }
 
-// finish lets everything go out that ends something. A question that is out about a
-// group to be left is not waited for: its answer would come too late.
+// finish sends at once whatever ends a membership or subscription. If a Set for a group that is to
+// be left has no answer yet, finish does not wait for that, because the answer would come too late.
 func (c *Client) finish() {
 	c.opt.MaxInFlight = math.MaxInt
 	for _, g := range c.order {
@@ -176,7 +176,7 @@ func (c *Client) setState(s State) {
 	}
 }
 
-// setPort takes over what the port is like now.
+// setPort takes over the current state of the port.
 func (c *Client) setPort(p Port) {
 	old := c.port
 	p.SubnetTimeout = cmp.Or(p.SubnetTimeout, 18)
@@ -192,7 +192,7 @@ func (c *Client) setPort(p Port) {
 	}
 }
 
-// begin starts anew with the administrator at the port's subnet manager.
+// begin starts again with the administrator at the port's subnet manager.
 func (c *Client) begin() {
 	c.ask()
 	c.flush()
@@ -201,7 +201,8 @@ func (c *Client) begin() {
 	}
 }
 
-// ask asks until the administrator answers; everything else waits.
+// ask repeats the question for the ClassPortInfo until the administrator answers; all other
+// questions wait.
 func (c *Client) ask() {
 	c.setState(StateAsking)
 	c.atManager()
@@ -210,7 +211,7 @@ func (c *Client) ask() {
 	c.enqueue(c.probe)
 }
 
-// atManager says that the administrator is where the subnet manager is.
+// atManager sets the administrator's address to that of the subnet manager.
 func (c *Client) atManager() {
 	c.admin = Address{LID: c.port.SMLID, SL: c.port.SMSL, QPN: ib.QPNGSI, QKey: ib.QKeyGSI}
 	if c.port.GRHRequired {
@@ -218,7 +219,7 @@ func (c *Client) atManager() {
 	}
 }
 
-// recall takes back all questions that are on their way, to be asked again.
+// recall queues all unanswered questions again, oldest first.
 func (c *Client) recall() {
 	byAge := slices.SortedFunc(slices.Values(c.timers.All()), func(a, b *task) int { return cmp.Compare(a.seq, b.seq) })
 	for _, t := range byAge {
@@ -243,7 +244,7 @@ func (c *Client) renewAll() {
 	}
 }
 
-// down is for a port without a subnet manager.
+// down handles the loss of the subnet manager.
 func (c *Client) down() {
 	if c.state == StateDown {
 		return
@@ -253,11 +254,11 @@ func (c *Client) down() {
 	c.info = wire.ClassPortInfo{}
 	c.recall()
 	c.flush()
-	for _, p := range c.pathsInOrder() { // what is left is in question
+	for _, p := range c.pathsInOrder() { // flush has left those in question only
 		c.pathFailed(p, NoAdmin, 0)
 	}
 	for _, g := range append([]*group(nil), c.order...) {
-		if g.want == 0 { // the administrator takes a port that is away out of its groups
+		if g.want == 0 { // the administrator removes an absent port from its groups by itself
 			c.remove(g)
 			continue
 		}
@@ -265,7 +266,7 @@ func (c *Client) down() {
 	}
 }
 
-// probed is for the answer to the question of StateAsking.
+// probed handles the answer to the question for the ClassPortInfo.
 func (c *Client) probed(info wire.ClassPortInfo) {
 	c.info = info
 	if c.state == StateReady {
@@ -273,15 +274,16 @@ func (c *Client) probed(info wire.ClassPortInfo) {
 	}
 	c.setState(StateReady)
 	c.stop(c.probe)
-	// It may be another one than before, or have started anew. In that case a try went
-	// unanswered, as a rule; one that only kept silent about one question is the same.
+	// It may be another administrator than before, or one that has started anew. As a rule a try of
+	// the probe went unanswered then. If none did, it only missed one question, and the paths stay
+	// valid.
 	c.renewAll()
 	if c.probe.tries > 0 {
 		c.flush()
 	}
 }
 
-// patience is how long the answer to one try may take.
+// patience returns how long to wait for the answer to one try.
 func (c *Client) patience(t *task) time.Duration {
 	if t == c.probe {
 		return min(probeWait<<min(t.tries, 8), maxProbeWait)
@@ -290,7 +292,7 @@ func (c *Client) patience(t *task) time.Duration {
 	return min(max(d, minWait), maxWait)
 }
 
-// jitter returns a random time below d.
+// jitter returns a random time below d, zero if d is not positive.
 func (c *Client) jitter(d time.Duration) time.Duration {
 	if d <= 0 {
 		return 0

@@ -15,7 +15,7 @@ const (
 	DropMalformed Drop = iota // not a MAD of this class, or a field that cannot be
 	DropMethod                // neither the answer to the question nor a report
 	DropUnknown               // no question has its transaction ID
-	DropSource                // not from where the question went
+	DropSource                // not from the LID to which the question went
 	DropMismatch              // about something else than was asked
 	numDrops
 )
@@ -64,32 +64,32 @@ type counts struct {
 // Counters calls f for every counter, in a fixed order.
 func (c *Client) Counters(f func(name string, value uint64)) { counters.Each(&c.counters, f) }
 
-// Info is what there is to show of a Client.
+// Info is the state of a Client for display.
 type Info struct {
 	State State
 	Since time.Time
 	Admin Address            // where questions go
 	Class wire.ClassPortInfo // zero before StateReady
 	Paths int                // known and in question
-	// InFlight and Waiting are questions.
+	// InFlight counts questions without an answer yet, Waiting those not sent yet.
 	InFlight, Waiting int
 }
 
-// Info returns how the Client fares.
+// Info returns the state of the Client.
 func (c *Client) Info() Info {
 	return Info{State: c.state, Since: c.since, Admin: c.admin, Class: c.info, Paths: len(c.paths),
 		InFlight: c.inFlight(), Waiting: len(c.queue)}
 }
 
-// GroupInfo is what there is to show of a group.
+// GroupInfo is the state of a group for display.
 type GroupInfo struct {
 	Join   Join
-	Joined bool                // the administrator has said so
+	Joined bool                // the user has had Joined for this Join
 	Group  wire.MCMemberRecord // if Joined
-	Failed *JoinFailed         // why not, if that was told
+	Failed *JoinFailed         // the JoinFailed that the user was last told, if any
 }
 
-// Groups lists the groups that the user has joined, in that order.
+// Groups lists the groups that the user has joined, in the order of their first Join.
 func (c *Client) Groups() []GroupInfo {
 	out := make([]GroupInfo, 0, len(c.order))
 	for _, g := range c.order {

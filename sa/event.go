@@ -16,27 +16,28 @@ type Address struct {
 	SL   uint8
 	QPN  ib.QPN
 	QKey ib.QKey
-	PKey ib.PKey // zero: the default
-	// Of the GRH; zero GID: none.
+	PKey ib.PKey // zero means the default
+	// GID, FlowLabel and TrafficClass are fields of the GRH. With a zero GID there is no GRH.
 	GID          ib.GID
 	FlowLabel    uint32
 	TrafficClass uint8
 }
 
-// A MAD is one management datagram: to Peer, or from it.
+// A MAD is one management datagram, sent to Peer or received from it.
 type MAD struct {
 	Peer Address
 	Data [mad.Len]byte
 }
 
-// A Port is what the port is like at one moment.
+// A Port is the state of the port at one moment.
 type Port struct {
 	Active bool
 	LID    ib.LID
-	SMLID  ib.LID // zero: no subnet manager has been here
+	SMLID  ib.LID // zero if there has been no subnet manager
 	SMSL   uint8
-	GID    ib.GID // subnet prefix and port GUID: member of all groups, beginning of all paths
-	// SubnetTimeout is how long a MAD may be on its way. Zero means 18 (1.07 s).
+	GID    ib.GID // subnet prefix and port GUID: joins groups and is the source of paths
+	// SubnetTimeout is the longest time that a MAD takes to cross the subnet. Zero means 18 (1.07
+	// s).
 	SubnetTimeout ib.Timeout
 	// GRHRequired says that all packets of the port need a GRH.
 	GRHRequired bool
@@ -45,10 +46,10 @@ type Port struct {
 // usable reports whether there is an administrator to ask.
 func (p Port) usable() bool { return p.Active && p.LID != 0 && p.SMLID != 0 && !p.GID.IsZero() }
 
-// wellKnownGUID is that of subnet administration, in every subnet (IBA 4.1.1).
+// wellKnownGUID is the GUID of subnet administration in every subnet (IBA 4.1.1).
 const wellKnownGUID = 0x0200000000000002
 
-// wellKnown is the GID by which the administrator of the port's subnet is reached.
+// wellKnown returns the GID of the administrator of the port's subnet.
 func (p Port) wellKnown() ib.GID {
 	g := p.GID
 	binary.BigEndian.PutUint64(g[8:], wellKnownGUID)
@@ -58,11 +59,11 @@ func (p Port) wellKnown() ib.GID {
 // An Event is something that happened: one of the types of this file.
 type Event interface{ isEvent() }
 
-// SetPort tells what the port is like now. Repeating it is harmless.
+// SetPort tells the current state of the port. Repeating it is harmless.
 type SetPort struct{ Port }
 
-// Reregister says that the administrator may have forgotten us, or thinks
-// otherwise of us now: a client reregister, an SM change or a P_Key change event.
+// Reregister says that the administrator may have forgotten our joins and subscriptions, or may
+// treat the port differently now: after a client reregister, an SM change or a P_Key change event.
 type Reregister struct{}
 
 // RecvMAD says that a MAD of this class arrived. The Client does not keep it.
@@ -71,7 +72,7 @@ type RecvMAD struct{ MAD *MAD }
 // Wake says that the deadline passed. Early ones are harmless.
 type Wake struct{}
 
-// Params are what a group is made with. RFC 4391 section 10 takes them from the
+// Params are the parameters with which a group is created. RFC 4391 section 10 takes them from the
 // broadcast group.
 type Params struct {
 	QKey         ib.QKey
@@ -83,34 +84,34 @@ type Params struct {
 	HopLimit     uint8
 }
 
-// ParamsOf returns what another group of the link of group r is made with.
+// ParamsOf returns the Params for other groups of the link to which the group r belongs.
 func ParamsOf(r wire.MCMemberRecord) Params {
 	return Params{QKey: r.QKey, MTU: r.MTU, Rate: r.Rate, TrafficClass: r.TrafficClass,
 		SL: r.SL, FlowLabel: r.FlowLabel, HopLimit: r.HopLimit}
 }
 
-// Join makes the port a member of a group, and keeps it one. Joining a group again
-// changes how.
+// Join makes the port a member of a group, and keeps it one. A Join for a group that is joined
+// already replaces the earlier one.
 type Join struct {
 	MGID ib.GID
 	PKey ib.PKey
-	// State is how: FullMember, or one of those that only send. An administrator
-	// that does not know SendOnlyFullMember is asked for SendOnlyNonMember.
+	// State is the kind of membership: FullMember, or one that only sends. An administrator that
+	// does not know SendOnlyFullMember is asked for SendOnlyNonMember.
 	State wire.JoinState
-	// Create makes the group if it does not exist. A group that exists must be
-	// like Params then.
+	// Create lets the administrator create the group with Params if it does not exist. If it
+	// exists, it must match Params.
 	Create bool
 	Params Params
 }
 
-// Leave ends a Join. Forget does so without a word to the administrator, for
-// groups that others on this port need.
+// Leave ends a Join. With Forget the Client does not tell the administrator, for groups that other
+// users of this port need.
 type Leave struct {
 	MGID   ib.GID
 	Forget bool
 }
 
-// A PathKey says which path is meant: from the port to DGID.
+// A PathKey identifies a path from the port to DGID.
 type PathKey struct {
 	DGID         ib.GID
 	PKey         ib.PKey
@@ -120,18 +121,18 @@ type PathKey struct {
 // Query asks for a path.
 type Query struct{ PathKey }
 
-// Doubt says that a path does not seem to lead to its port any more: what is known of
-// it is forgotten, and a later Query asks.
+// Doubt says that a path does not seem to lead to its destination any more. The Client forgets it,
+// so that a later Query asks the administrator.
 type Doubt struct{ PathKey }
 
-// Subscribe asks for the notices of a trap, and keeps asking.
+// Subscribe asks for the notices of a trap, and renews the subscription until Unsubscribe.
 type Subscribe struct{ Trap wire.Trap }
 
 // Unsubscribe ends a Subscribe.
 type Unsubscribe struct{ Trap wire.Trap }
 
-// Finish says that the user ends. What ends memberships and subscriptions is sent at
-// once, and what is left of them need not be waited for.
+// Finish says that the user ends. The Client sends at once what ends memberships and subscriptions;
+// the driver need not wait for the answers.
 type Finish struct{}
 
 func (SetPort) isEvent()     {}
@@ -146,21 +147,21 @@ func (Subscribe) isEvent()   {}
 func (Unsubscribe) isEvent() {}
 func (Finish) isEvent()      {}
 
-// An Action is something the driver must do or tell: one of the types below.
+// An Action is something the driver must do or tell the user: one of the types below.
 type Action interface{ isAction() }
 
-// SendMAD asks to send a MAD once. MAD is the driver's to keep. An answer is
-// waited for until Wait is over; zero: there is none.
+// SendMAD asks to send a MAD once. MAD is the driver's to keep. Wait is how long the Client waits
+// for an answer; zero means that none is expected.
 type SendMAD struct {
 	MAD  *MAD
 	Wait time.Duration
 }
 
-// StateChanged says how the administrator is reached now.
+// StateChanged says that the State has changed.
 type StateChanged struct{ State State }
 
-// Joined says that the port is a member of a group, which is as Group says. It
-// comes again when the group has changed.
+// Joined says that the port is a member of a group, and what the group is like. It comes again when
+// the group has changed.
 type Joined struct{ Group wire.MCMemberRecord }
 
 // A Cause says why something failed.
@@ -170,10 +171,10 @@ type Cause uint8
 const (
 	Refused     Cause = iota // the administrator said so: see Status
 	TimedOut                 // it did not answer
-	Busy                     // it said for too long that it was busy
-	Redirected               // it pointed elsewhere too often, or nowhere
+	Busy                     // it answered BUSY too often, or until the time was over
+	Redirected               // it redirected too often, or to no usable address
 	NoAdmin                  // the port has no subnet manager
-	NoRoom                   // MaxGroups or MaxPaths; nothing was sent
+	NoRoom                   // MaxGroups or MaxPaths is reached; nothing was sent
 	Deleted                  // the group is gone: trap 67
 	BadArgument              // no multicast GID, no join state
 	numCauses
@@ -185,19 +186,19 @@ var causeNames = [numCauses]string{"refused", "timed out", "busy", "redirected",
 // String names c.
 func (c Cause) String() string { return causeNames[min(c, BadArgument)] }
 
-// JoinFailed says that the port is not a member of a group, or not any more.
-// Unless the cause is NoRoom or BadArgument the Client goes on trying.
+// JoinFailed says that the port is not, or no longer, a member of a group. Unless the cause is
+// NoRoom or BadArgument the Client goes on trying.
 type JoinFailed struct {
 	MGID   ib.GID
 	Cause  Cause
 	Status wire.Status // Refused
-	// NoGroup says that the group does not exist, or may be one that the port cannot
-	// send to, which administrators do not tell apart: RFC 4391 section 10 then has
-	// the packet go to the all-routers group, or nowhere.
+	// NoGroup says that the group does not exist, or that the port cannot send to it:
+	// administrators do not tell the two apart. RFC 4391 section 10 then sends the packet to the
+	// all-routers group, or drops it.
 	NoGroup bool
 }
 
-// Left says that the port is no member any more, as far as we can tell.
+// Left says that the port is no member of a group any more, as far as we can tell.
 type Left struct{ MGID ib.GID }
 
 // PathFound answers Query.
@@ -213,13 +214,13 @@ type PathFailed struct {
 	Status wire.Status // Refused
 }
 
-// Flushed says that no path that was found need be right any more.
+// Flushed says that paths found so far may be wrong.
 type Flushed struct{}
 
-// PathGone says that a port has gone, and with it the paths to it: trap 65.
+// PathGone says that a port has left the subnet, so that no path leads to it: trap 65.
 type PathGone struct{ DGID ib.GID }
 
-// Noticed says that a notice came which was subscribed to.
+// Noticed says that a notice came to which the user had subscribed.
 type Noticed struct {
 	Trap wire.Trap
 	GID  ib.GID // traps 64 to 67: of the port or the group

@@ -10,21 +10,21 @@ import (
 // A group is one multicast group that the user has joined, or is leaving.
 type group struct {
 	join  Join
-	asked Join           // by the last question
-	want  wire.JoinState // zero: to be left
-	held  wire.JoinState // what the administrator has, as far as we know
-	// stale says that held may not be true any more.
+	asked Join           // the Join of which the last question asked
+	want  wire.JoinState // zero means that the group is to be left
+	held  wire.JoinState // the membership at the administrator, as far as we know
+	// stale says that held may be wrong.
 	stale bool
-	// record is of the last answer, and told whether the user has it.
+	// record is that of the last answer; told says whether the user has it.
 	record wire.MCMemberRecord
 	told   bool
-	// failed is what the user was told last; failing whether it was told.
+	// failed is the last JoinFailed for the user; failing says that it still holds.
 	failed  JoinFailed
 	failing bool
 	task    *task
 }
 
-// join is the event.
+// join handles the event Join.
 func (c *Client) join(ev Join) {
 	g := c.groups[ev.MGID]
 	switch {
@@ -43,13 +43,13 @@ func (c *Client) join(ev Join) {
 	case g.join == ev && g.want != 0:
 		return
 	default:
-		g.stale = true // not only State may have changed
+		g.stale = true // fields other than State may have changed
 	}
 	g.join, g.want, g.failing, g.told = ev, ev.State, false, false
 	c.hasten(g)
 }
 
-// leave is the event.
+// leave handles the event Leave.
 func (c *Client) leave(ev Leave) {
 	g := c.groups[ev.MGID]
 	if g == nil || g.want == 0 && !ev.Forget {
@@ -63,7 +63,7 @@ func (c *Client) leave(ev Leave) {
 	c.hasten(g)
 }
 
-// remove is the end of g.
+// remove forgets g and tells the user that it is left.
 func (c *Client) remove(g *group) {
 	c.stop(g.task)
 	delete(c.groups, g.join.MGID)
@@ -71,7 +71,7 @@ func (c *Client) remove(g *group) {
 	c.act(Left{g.join.MGID})
 }
 
-// hasten asks for g as soon as it can be asked for, unless that is going on.
+// hasten queues the question of g, unless one is unanswered.
 func (c *Client) hasten(g *group) {
 	if g.task.status != sent {
 		g.task.failures = 0
@@ -79,7 +79,8 @@ func (c *Client) hasten(g *group) {
 	}
 }
 
-// renew asks for g again: the administrator may have forgotten it.
+// renew queues the question of g again, because the administrator may have forgotten the
+// membership.
 func (c *Client) renew(g *group) {
 	g.stale = true
 	g.task.succeeded()
@@ -95,7 +96,7 @@ func (c *Client) wanted(g *group) wire.JoinState {
 	return w
 }
 
-// groupQuestion returns what has to be asked for g next.
+// groupQuestion returns the next question about g. ok is false if there is none.
 func (c *Client) groupQuestion(g *group) (wire.Message, bool) {
 	want := c.wanted(g)
 	g.asked = g.join
@@ -116,13 +117,14 @@ func (c *Client) groupQuestion(g *group) (wire.Message, bool) {
 		return wire.Message{Header: wire.Header{Method: wire.MethodDelete, Mask: wire.JoinMask}, Record: r}, true
 	case want == 0:
 		c.remove(g)
-	default: // nothing until it is time
+	default: // nothing until the next refresh
 		c.refresh(g.task)
 	}
 	return wire.Message{}, false
 }
 
-// groupAnswered is for an answer about g. It reports whether it is one.
+// groupAnswered handles an answer about g. It returns false if the record does not match the
+// question.
 func (c *Client) groupAnswered(g *group, r wire.MCMemberRecord) bool {
 	asked := g.task.msg.Record.(wire.MCMemberRecord)
 	if r.MGID != asked.MGID {
@@ -143,11 +145,11 @@ func (c *Client) groupAnswered(g *group, r wire.MCMemberRecord) bool {
 		g.record, g.told, g.failing = r, true, false
 		c.act(Joined{r})
 	}
-	c.enqueue(g.task) // there may be more to do: a Leave meanwhile, or another state
+	c.enqueue(g.task) // there may be more to do: a Leave came meanwhile, or another state
 	return true
 }
 
-// deleted is for a Delete that is over, however it ended.
+// deleted handles the end of a Delete, whether it succeeded or not.
 func (c *Client) deleted(g *group, state wire.JoinState) {
 	if g.held &^= state; g.held == 0 && g.want == 0 {
 		c.remove(g)
@@ -157,10 +159,10 @@ func (c *Client) deleted(g *group, state wire.JoinState) {
 	c.enqueue(g.task)
 }
 
-// groupFailed is for a Set or a Delete that came to nothing.
+// groupFailed handles a Set or a Delete that failed.
 func (c *Client) groupFailed(g *group, cause Cause, s wire.Status) {
 	asked, _ := g.task.msg.Record.(wire.MCMemberRecord)
-	if g.task.msg.Method == wire.MethodDelete { // not a member, or nobody to tell
+	if g.task.msg.Method == wire.MethodDelete { // the port is no member, or the administrator is away
 		c.deleted(g, asked.JoinState)
 		return
 	}
@@ -181,13 +183,13 @@ func (c *Client) groupFailed(g *group, cause Cause, s wire.Status) {
 	c.tellFailed(g, JoinFailed{MGID: g.join.MGID, Cause: cause, Status: s, NoGroup: missing})
 }
 
-// unheard is for a Set without an answer: it may have come to pass.
+// unheard handles a Set without an answer: the administrator may have carried it out.
 func (g *group) unheard() {
 	asked := g.task.msg.Record.(wire.MCMemberRecord)
 	g.held, g.stale = g.held|asked.JoinState, true
 }
 
-// tellFailed tells the user, once, that it is not a member of g.
+// tellFailed tells the user, once, that the port is not a member of g.
 func (c *Client) tellFailed(g *group, f JoinFailed) {
 	g.told = false
 	if !g.failing || g.failed != f {
@@ -196,9 +198,9 @@ func (c *Client) tellFailed(g *group, f JoinFailed) {
 	}
 }
 
-// noGroup reports whether an administrator refuses a join with s because the
-// group does not exist and cannot be made from what the join says. To those who
-// may not make a group opensm says no more than that the request is invalid.
+// noGroup reports whether status s of a refused join means that the group does not exist and that
+// the join cannot create it. To a join that may not create a group opensm says only that the
+// request is invalid.
 func noGroup(s wire.Status, asked wire.JoinState) bool {
 	mayMake := asked&(wire.FullMember|wire.SendOnlyFullMember) != 0
 	return s == wire.StatusInsufficientComponents || s == wire.StatusNoRecords || s == wire.StatusInvalid && !mayMake

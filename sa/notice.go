@@ -7,7 +7,7 @@ import (
 	wire "ipoibcm/wire/sa"
 )
 
-// A subscription is to the notices of one trap.
+// A subscription is that to the notices of one trap.
 type subscription struct {
 	trap   wire.Trap
 	wanted bool
@@ -15,8 +15,8 @@ type subscription struct {
 	task   *task
 }
 
-// reportWait is for how long the administrator waits for our answer to a report
-// before it repeats it: 2.1 s.
+// reportWait is how long the administrator waits for our answer to a report before it repeats the
+// report: 2.1 s.
 const reportWait ib.Timeout = 19
 
 func (c *Client) findTrap(t wire.Trap) *subscription {
@@ -26,7 +26,7 @@ func (c *Client) findTrap(t wire.Trap) *subscription {
 	return nil
 }
 
-// subscribe is the event.
+// subscribe handles the event Subscribe.
 func (c *Client) subscribe(t wire.Trap) {
 	s := c.findTrap(t)
 	switch {
@@ -44,7 +44,7 @@ func (c *Client) subscribe(t wire.Trap) {
 	c.hastenTrap(s)
 }
 
-// unsubscribe is the event.
+// unsubscribe handles the event Unsubscribe.
 func (c *Client) unsubscribe(t wire.Trap) {
 	s := c.findTrap(t)
 	if s == nil || !s.wanted {
@@ -85,7 +85,8 @@ func (c *Client) trapQuestion(s *subscription) (wire.Message, bool) {
 	}}, true
 }
 
-// trapAnswered is for an answer about s. It reports whether it is one.
+// trapAnswered handles an answer about s. It returns false if the record does not match the
+// question.
 func (c *Client) trapAnswered(s *subscription, r wire.InformInfo) bool {
 	asked := s.task.msg.Record.(wire.InformInfo)
 	if r.Trap != asked.Trap || r.Subscribe != asked.Subscribe {
@@ -97,7 +98,8 @@ func (c *Client) trapAnswered(s *subscription, r wire.InformInfo) bool {
 	return true
 }
 
-// report is for a Report, which is answered whatever it says: else it is repeated.
+// report handles a Report. It answers every valid one, wanted or not, because the administrator
+// repeats a report without an answer.
 func (c *Client) report(in *MAD, m wire.Message) {
 	if c.state == StateDown || in.Peer.LID != c.admin.LID && in.Peer.LID != c.port.SMLID {
 		c.counters.drops[DropSource]++
@@ -138,8 +140,9 @@ func (c *Client) report(in *MAD, m wire.Message) {
 	}
 }
 
-// groupDeleted is for a group that is gone. One that we only send to goes with
-// its last member; one that lives as long as we do may be told of too late.
+// groupDeleted handles the notice that group g was deleted. A group that the port only sends to may
+// be deleted while the port needs it, and the user is told. If the port is a full member the group
+// lives as long as the membership: the notice may be old.
 func (c *Client) groupDeleted(g *group) {
 	if g == nil || g.want == 0 {
 		return

@@ -8,25 +8,25 @@ import (
 	wire "ipoibcm/wire/sa"
 )
 
-// A path is one that is known, in question, or known not to exist.
+// A path is a path that is known, in question, or known not to exist.
 type path struct {
 	key    PathKey
 	record wire.PathRecord
 	found  bool
-	until  time.Time // how long that is believed
+	until  time.Time // when found or cause expires
 	cause  Cause     // why it was not found
 	status wire.Status
-	// giveUp is when a path in question has failed.
+	// giveUp is when a path in question counts as failed.
 	giveUp time.Time
 	task   *task
 
 	older, newer *path
 }
 
-// inQuestion reports whether an answer about p is awaited.
+// inQuestion reports whether p waits for an answer, or to be asked about.
 func (p *path) inQuestion() bool { return p.task.status != idle }
 
-// query is the event.
+// query handles the event Query.
 func (c *Client) query(key PathKey) {
 	p := c.paths[key]
 	switch {
@@ -54,7 +54,7 @@ func (c *Client) query(key PathKey) {
 	c.enqueue(p.task)
 }
 
-// answer tells the user what is known of p.
+// answer tells the user the outcome for p.
 func (c *Client) answer(p *path) {
 	if p.found {
 		c.act(PathFound{p.key, c.pathOf(p.record)})
@@ -74,7 +74,8 @@ func (c *Client) pathOf(r wire.PathRecord) verbs.Path {
 	}
 }
 
-// newPath makes room for a path; it returns nil if all there may be are in question.
+// newPath adds a path. If MaxPaths is reached it forgets the one not used for longest that is not
+// in question; it returns nil if all are.
 func (c *Client) newPath(key PathKey) *path {
 	if len(c.paths) >= c.opt.MaxPaths {
 		old := c.oldest
@@ -102,7 +103,8 @@ func (c *Client) pathQuestion(p *path) wire.Message {
 	}
 }
 
-// pathAnswered is for an answer about p. It reports whether it is one.
+// pathAnswered handles an answer about p. It returns false if the record does not match the
+// question.
 func (c *Client) pathAnswered(p *path, r wire.PathRecord) bool {
 	asked := p.task.msg.Record.(wire.PathRecord)
 	if r.DGID != asked.DGID || r.SGID != asked.SGID || r.DLID == 0 || isMLID(r.DLID) ||
@@ -115,12 +117,12 @@ func (c *Client) pathAnswered(p *path, r wire.PathRecord) bool {
 	return true
 }
 
-// pathFailed ends the question of p.
+// pathFailed ends the question of p and tells the user why.
 func (c *Client) pathFailed(p *path, cause Cause, s wire.Status) {
 	c.stop(p.task)
 	p.found, p.cause, p.status, p.until = false, cause, s, c.now.Add(c.opt.FailedLife)
 	c.answer(p)
-	if cause != Refused { // says nothing of the path
+	if cause != Refused { // only a refusal says something about the path
 		c.forget(p)
 	}
 }
@@ -139,7 +141,7 @@ func (c *Client) flush() {
 	}
 }
 
-// forgetPort forgets what is known of the paths to dgid.
+// forgetPort forgets the paths to dgid that are not in question.
 func (c *Client) forgetPort(dgid ib.GID) {
 	for _, p := range c.pathsInOrder() {
 		if p.key.DGID == dgid && !p.inQuestion() {
@@ -163,7 +165,7 @@ func (c *Client) forget(p *path) {
 	c.unlink(p)
 }
 
-// use makes p the one that was used last.
+// use moves p to the newest end of the list.
 func (c *Client) use(p *path) {
 	c.unlink(p)
 	c.link(p)

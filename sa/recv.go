@@ -7,7 +7,7 @@ import (
 	wire "ipoibcm/wire/sa"
 )
 
-// recv is for a MAD that came in.
+// recv handles a MAD that came in.
 func (c *Client) recv(in *MAD) {
 	var m wire.Message
 	if m.UnmarshalBinary(in.Data[:]) != nil {
@@ -21,7 +21,7 @@ func (c *Client) recv(in *MAD) {
 	t := c.byTID[uint32(m.TransactionID)]
 	switch {
 	case t == nil:
-		c.counters.drops[DropUnknown]++ // late, or somebody else's
+		c.counters.drops[DropUnknown]++ // late, or for another user of the port
 		return
 	case in.Peer.LID != t.to.LID:
 		c.counters.drops[DropSource]++
@@ -56,8 +56,8 @@ func response(m wire.Method) wire.Method {
 	return wire.MethodGetResp
 }
 
-// answered gives the record of an answer to whom it concerns. It reports whether
-// it answers the question.
+// answered gives the record of an answer to the object that asked. It returns false if the record
+// does not match the question.
 func (c *Client) answered(t *task, r wire.Record) bool {
 	switch t.kind {
 	case kindGroup:
@@ -71,13 +71,13 @@ func (c *Client) answered(t *task, r wire.Record) bool {
 	return true
 }
 
-// busy is for an administrator that wants to be asked later.
+// busy handles a BUSY answer: t is asked again later, or fails after too many.
 func (c *Client) busy(t *task) {
 	c.counters.busy++
 	d := busyWait << min(t.busies, 8)
 	t.busies++
 	switch {
-	case t == c.probe: // it is there, and so are all the others who ask
+	case t == c.probe: // the administrator is alive, but all ports ask it
 		d = min(d, maxProbeWait)
 	case t.busies > c.opt.MaxBusy:
 		c.failed(t, Busy, 0)
@@ -90,8 +90,7 @@ func (c *Client) busy(t *task) {
 	c.pause(t, max(d, time.Millisecond))
 }
 
-// redirected is for an administrator that points to another port: all further
-// questions go there (IBA 13.5.2).
+// redirected handles a redirection to another port: all further questions go there (IBA 13.5.2).
 func (c *Client) redirected(t *task, m wire.Message) {
 	info, ok := m.Record.(wire.ClassPortInfo)
 	l := info.Redirect
@@ -101,7 +100,7 @@ func (c *Client) redirected(t *task, m wire.Message) {
 		c.failed(t, Redirected, m.Status)
 		return
 	}
-	if t.to != c.admin { // the others that were out are pointed there as well
+	if t.to != c.admin { // an earlier redirection has moved admin since t was sent
 		c.enqueue(t)
 		return
 	}

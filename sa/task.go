@@ -35,12 +35,13 @@ type status uint8
 
 const (
 	idle    status = iota
-	queued         // wants a place among MaxInFlight
+	queued         // waits to be sent
 	sent           // waits for an answer
-	pausing        // wants to be queued when the deadline passes
+	pausing        // is queued again when its deadline passes
 )
 
-// A task is something to ask for. Each group, path and subscription has one.
+// A task is a question to the administrator, asked once or again and again. The probe and each
+// group, path and subscription have one.
 type task struct {
 	kind   kind
 	group  *group
@@ -50,15 +51,15 @@ type task struct {
 
 	tid      uint64
 	to       Address
-	msg      wire.Message // what was asked
+	msg      wire.Message // the question as last sent
 	asked    time.Time    // first
 	tries    int
 	busies   int
 	hops     int // redirects
-	failures int // in a row, for the wait after them
+	failures int // failures in a row; the wait after the next grows with them
 
 	deadline time.Time
-	seq      uint64 // breaks ties
+	seq      uint64 // breaks ties between deadlines
 	timerheap.Slot
 }
 
@@ -81,7 +82,7 @@ func (c *Client) setTimer(t *task, d time.Duration) {
 	c.timers.Set(t)
 }
 
-// stop takes t out of everything.
+// stop makes t idle: it leaves the queue, the unanswered questions and the timers.
 func (c *Client) stop(t *task) {
 	switch t.status {
 	case queued:
@@ -93,8 +94,8 @@ func (c *Client) stop(t *task) {
 	c.timers.Stop(t)
 }
 
-// enqueue lets t be asked as soon as it may. A path in question keeps the time
-// by which it has to be answered.
+// enqueue queues t to be sent. A path in question keeps the deadline by which its Query has to be
+// answered.
 func (c *Client) enqueue(t *task) {
 	if t.status == queued {
 		return
@@ -114,10 +115,10 @@ func (c *Client) pause(t *task, d time.Duration) {
 	c.setTimer(t, d)
 }
 
-// inFlight is how many questions wait for an answer.
+// inFlight returns how many questions are unanswered.
 func (c *Client) inFlight() int { return len(c.byTID) }
 
-// pump sends what is queued, as far as the state and MaxInFlight let it.
+// pump sends queued questions, as far as the state and MaxInFlight allow.
 func (c *Client) pump() {
 	for {
 		i := slices.IndexFunc(c.queue, func(t *task) bool {
@@ -134,7 +135,7 @@ func (c *Client) pump() {
 	}
 }
 
-// question returns what t asks now; ok is false if there is nothing to ask.
+// question returns the next question of t; ok is false if there is none.
 func (c *Client) question(t *task) (msg wire.Message, ok bool) {
 	switch t.kind {
 	case kindGroup:
@@ -147,8 +148,8 @@ func (c *Client) question(t *task) (msg wire.Message, ok bool) {
 	return wire.Message{Header: wire.Header{Method: wire.MethodGet}, Record: wire.ClassPortInfo{}}, true
 }
 
-// send asks for the first time, with a transaction ID of its own. Its upper half
-// may be another's on the wire (Linux's ib_umad writes there).
+// send sends msg for the first time, with a new transaction ID. The lower half of the ID must be
+// unique: the provider may overwrite the upper half on the wire (Linux's ib_umad does).
 func (c *Client) send(t *task, msg wire.Message) {
 	for {
 		t.tid = c.opt.Rand.Uint64()
@@ -205,7 +206,7 @@ func (c *Client) expire(t *task) {
 	c.unanswered(t)
 }
 
-// due is for a pause that is over.
+// due queues t after its pause.
 func (c *Client) due(t *task) {
 	switch t.kind {
 	case kindGroup:
@@ -216,8 +217,8 @@ func (c *Client) due(t *task) {
 	c.enqueue(t)
 }
 
-// unanswered is for a question that nothing has answered. An administrator that
-// has answered others since is there all the same.
+// unanswered handles a question without an answer in time. If the administrator has answered
+// nothing since the question was first sent, the Client goes back to StateAsking.
 func (c *Client) unanswered(t *task) {
 	c.counters.timeouts[t.kind]++
 	gone := t.status == sent && !c.heard.After(t.asked)
@@ -227,13 +228,13 @@ func (c *Client) unanswered(t *task) {
 	}
 }
 
-// failed is for a question that came to nothing.
+// failed handles a question that failed.
 func (c *Client) failed(t *task, cause Cause, s wire.Status) {
 	c.stop(t)
 	t.busies, t.hops = 0, 0
 	switch t.kind {
 	case kindProbe:
-		if cause == Refused { // so somebody is there
+		if cause == Refused { // a refusal shows that the administrator is there
 			c.probed(wire.ClassPortInfo{})
 			return
 		}
@@ -244,7 +245,7 @@ func (c *Client) failed(t *task, cause Cause, s wire.Status) {
 	case kindPath:
 		c.pathFailed(t.path, cause, s)
 	case kindTrap:
-		if cause == Refused && !t.trap.wanted { // there was nothing to end
+		if cause == Refused && !t.trap.wanted { // the administrator knows no such subscription
 			c.removeTrap(t.trap)
 			return
 		}
@@ -252,14 +253,14 @@ func (c *Client) failed(t *task, cause Cause, s wire.Status) {
 	}
 }
 
-// backOff lets t be asked again after a while that grows.
+// backOff queues t again after a wait that grows with each failure.
 func (c *Client) backOff(t *task) {
 	d := min(failWait<<min(t.failures, 8), maxFailWait)
 	t.failures++
 	c.pause(t, d-c.jitter(d/10))
 }
 
-// refresh lets t be asked again when it is time.
+// refresh queues t again after Options.Refresh, if that is positive.
 func (c *Client) refresh(t *task) {
 	t.succeeded()
 	if c.opt.Refresh > 0 {
@@ -267,5 +268,5 @@ func (c *Client) refresh(t *task) {
 	}
 }
 
-// succeeded forgets what went wrong with t before.
+// succeeded resets the counts of what went wrong with t.
 func (t *task) succeeded() { t.busies, t.hops, t.failures = 0, 0, 0 }

@@ -1,19 +1,20 @@
 package verbs
 
-// OneThread is why nothing is steered where there is one data thread, and one was asked for.
+// OneThread is the reason [Threader.Steering] gives when it steers nothing because the provider has
+// one data thread.
 const OneThread = "there is one thread"
 
-// A Threader is a provider with several data threads. It is optional: ask with a type
-// assertion. One without it has one.
+// A Threader is a provider that can have several data threads. It is optional: ask with a type
+// assertion. A provider that is no Threader has one data thread.
 type Threader interface {
-	// Threads is how many data threads there are.
+	// Threads is the number of data threads.
 	Threads() int
-	// Thread returns the provider as data thread i has it, from 0 on. Completion queues that
-	// are made from it, and the queue pairs whose receives complete there, are that
-	// thread's: it runs their handlers ([CallbackCQ]), and looks after what [FDPoller] is
-	// asked to. Everything else is that of the whole provider, which is its thread 0.
+	// Thread returns the provider as seen by data thread i, from 0 on. Completion queues made from
+	// it belong to that thread, and so do the queue pairs whose receives complete there. The thread
+	// runs their handlers ([CallbackCQ]), and polls the descriptor given to [FDPoller]. Everything
+	// else belongs to the whole provider, whose own methods stand for thread 0.
 	Thread(i int) Provider
-	// Steering says whether packets come to the thread of their queue pair at once. If they
-	// do not, whichever thread has them delivers them.
+	// Steering says whether packets come directly to the thread of their queue pair. If they do
+	// not, the thread that received a packet delivers it.
 	Steering() Offload
 }

@@ -1,26 +1,23 @@
-// Package verbs is the contract between the product and whatever carries
-// RDMA: provider/softroce, provider/ibverbs, provider/softiwarp, or a simulated
-// fabric.
+// Package verbs is the contract between the product and whatever carries RDMA: provider/softroce,
+// provider/ibverbs, provider/softiwarp, or a simulated fabric.
 //
-// It follows the verbs of InfiniBand and libibverbs as closely as Go allows.
-// It implements nothing. What a provider can do is asked through [Caps], not
-// assumed; verbs/verbstest is the suite that every provider passes.
+// It follows the verbs of InfiniBand and libibverbs as closely as Go allows. It implements nothing.
+// Users ask [Caps] what a provider can do, and assume nothing; verbs/verbstest is the suite that
+// every provider passes.
 //
 // # Memory
 //
-// Work requests name octets of a [Region] that the provider registered. A
-// buffer belongs to the provider from post to completion. When a QP moves to
-// [StateError], every work request outstanding on it completes with
-// [WRFlushError]. When Destroy returns, the provider touches the buffers of
-// that QP no more and completes nothing further for it: those that have not
-// completed are the caller's again.
+// Work requests name octets of a [Region] that the provider registered. A buffer belongs to the
+// provider from post to completion. When a QP moves to [StateError], every work request outstanding
+// on it completes with [WRFlushError]. When Destroy returns, the provider no longer touches the
+// buffers of that QP and completes nothing further for it. Buffers of work requests that have not
+// completed are then the caller's again.
 //
 // # Concurrency
 //
-// All methods may be called from several goroutines. Posting to one QP from
-// two goroutines at once is allowed but their order is then undefined. A
-// provider never calls back into its user, except for [Tap] and, where it
-// offers it, [CallbackCQ].
+// All methods may be called from several goroutines. Two goroutines may post to one QP at once, but
+// the order of their requests is then undefined. A provider never calls back into its user, except
+// through [Tap] and the optional interfaces that take a function, such as [CallbackCQ].
 package verbs
 
 import (
@@ -48,7 +45,7 @@ const GRHLen = 40
 type Provider interface {
 	// Caps says what the provider can do. It does not change.
 	Caps() Caps
-	// Port returns the port as it is now; [Event]s tell when it changed.
+	// Port returns the current state of the port; an [Event] tells when it has changed.
 	Port() Port
 
 	// Alloc returns n octets of registered memory, page-aligned and zeroed,
@@ -72,11 +69,10 @@ type Provider interface {
 	// MADPort returns the port's QP 1, or nil if the provider cannot give it.
 	MADPort() MADPort
 
-	// Events is the one channel of asynchronous events. It is bounded; when the
-	// reader lags, events are dropped and counted, never blocked on. It is
-	// closed by Close.
+	// Events is the one channel of asynchronous events. It is bounded. When the reader lags, the
+	// provider drops and counts events and does not block. Close closes it.
 	Events() <-chan Event
-	// SetTap shows t each packet from now on; nil stops that.
+	// SetTap makes the provider show each packet to t from now on; nil stops that.
 	SetTap(t Tap)
 	// Counters calls f for every counter of the provider, drops by reason
 	// included, in a fixed order.
@@ -92,26 +88,25 @@ type Caps struct {
 	RC, UC   bool
 	UD       bool
 	SRQ      bool // shared receive queues for RC and UD
-	SRQForUC bool // and for UC, which InfiniBand does not have
+	SRQForUC bool // shared receive queues for UC too, which InfiniBand does not have
 	RDMA     bool // RDMA WRITE and RDMA READ
 	Inv      bool // SEND with invalidate
 	MAD      bool // MADPort is not nil
-	// IWARP says that reliable queue pairs are TCP connections, as libibverbs'
-	// transport type does. There is no immediate data. A send or write completes
-	// when its buffer is the caller's again, not when the peer has it: what the
-	// peer then refuses takes the queue pair to [StateError] with a QPFatal, and
-	// does not show in the completion. Timeouts and retry counts are TCP's own.
-	// The tap sees nothing.
+	// IWARP says that reliable queue pairs are TCP connections, as libibverbs' transport type does.
+	// There is no immediate data. A send or write completes when its buffer is the caller's again,
+	// not when the peer has the data. If the peer then refuses it, the queue pair goes to
+	// [StateError] with a QPFatal, and the completion does not show it. Timeouts and retry counts
+	// are TCP's own. The tap sees nothing.
 	IWARP bool
 
 	Multicast bool
 	// MaxMessage is the largest RC or UC message in octets.
 	MaxMessage int
-	// BestMessage is the RC or UC message in octets that costs the least for what
-	// it carries. Zero: the larger the better.
+	// BestMessage is the size in octets of the RC or UC message that costs the least per octet.
+	// Zero sets no limit: larger is better.
 	BestMessage int
-	// MaxUDPayload is the largest UD payload in octets, which a software
-	// provider may have above the path MTU.
+	// MaxUDPayload is the largest UD payload in octets. That of a software provider may exceed the
+	// path MTU.
 	MaxUDPayload int
 	MaxSGE       int // scatter entries per work request
 	MaxQPDepth   int // work requests per queue
@@ -121,19 +116,19 @@ type Caps struct {
 type Port struct {
 	Active     bool
 	GIDs       []ib.GID // the first is the one to use by default
-	GUID       ib.GUID  // of this CA instance; no two agents share one
+	GUID       ib.GUID  // of this agent, not of the adapter: no two agents share a GUID
 	LID        ib.LID
 	PKeys      []ib.PKey
 	MTU        ib.MTU // largest path MTU that the underlay carries
 	UnderlayIf string // network device below, "" on InfiniBand
 	UnderMTU   int    // its MTU in octets, 0 if unknown
 
-	// InfiniBand says that the link layer is InfiniBand: paths come from the subnet
-	// administrator ([SubnetProvider]). What follows is zero on Ethernet.
+	// InfiniBand says that the link layer is InfiniBand: paths come from the subnet administrator
+	// ([SubnetProvider]). The fields below are zero on Ethernet.
 	InfiniBand bool
-	SMLID      ib.LID // of the subnet manager; zero: none has been here
+	SMLID      ib.LID // of the subnet manager; zero if there has been none
 	SMSL       uint8
-	// SubnetTimeout is how long a MAD may be on its way; zero: not known.
+	// SubnetTimeout is the longest time that a MAD takes to cross the subnet. Zero means unknown.
 	SubnetTimeout ib.Timeout
 	GRHRequired   bool // all packets of the port need a GRH
 }
@@ -214,7 +209,7 @@ type SendWR struct {
 
 	AH         AH // UD only, as are the next two
 	RemoteQPN  ib.QPN
-	RemoteQKey ib.QKey // with bit 31 set: use the QP's own
+	RemoteQKey ib.QKey // if bit 31 is set, the QP's own Q_Key is sent
 }
 
 // A RecvWR is a work request for a receive queue. On a UD QP the first GRHLen
@@ -266,7 +261,7 @@ const (
 	WithGRH   WCFlags = 1 << iota // UD: the GRH area was filled
 	WithImm                       // Imm is valid
 	WithInv                       // Imm is the R_Key that was invalidated
-	Congested                     // a packet of the message had met congestion: a CE mark (RFC 3168)
+	Congested                     // a packet of the message arrived with a CE mark: it met congestion (RFC 3168)
 )
 
 // A WC is a work completion.
@@ -294,94 +289,92 @@ type CQ interface {
 	Destroy() error
 }
 
-// A CallbackCQ is a CQ whose provider can run its user's handler on the
-// goroutine that took the packets in, so that no hand-off lies between the wire
-// and the user. It is optional: ask with a type assertion.
+// A CallbackCQ is a CQ whose provider can run its user's handler on the goroutine that received the
+// packets. No hand-off then lies between the wire and the user. It is optional: ask with a type
+// assertion.
 type CallbackCQ interface {
 	CQ
-	// OnReady makes the provider call f, from a goroutine of its own, with no
-	// lock held and never twice at once, whenever completions were added; f
-	// polls until the CQ is empty. It replaces Wait and is set before use. After
-	// Destroy has returned f is not called any more and is not running.
+	// OnReady makes the provider call f whenever it has added completions; f polls until the CQ is
+	// empty. The calls come from a goroutine of the provider, with no lock held and never two at
+	// once. OnReady replaces Wait and is called before the CQ is used. After Destroy has returned f
+	// is not running and is not called any more.
 	OnReady(f func())
 }
 
-// A DatagramFilterer is a provider that can refuse datagrams before it has done with them
-// what costs time, of which a flood takes much. It is optional: ask with a type
-// assertion.
+// A DatagramFilterer is a provider that can refuse datagrams early, before it spends much time on
+// them. That matters in a flood. It is optional: ask with a type assertion.
 type DatagramFilterer interface {
-	// FilterDatagrams has the provider call pass for each datagram to the UD queue pair
-	// qpn, or to a group, and forget those for which it returns false. Several goroutines
-	// may call it, with locks held; it does not block. payload is all behind the headers of
-	// RoCE, nothing of it has been checked, and it is not kept. Nil ends it.
+	// FilterDatagrams makes the provider call pass for each datagram to the UD queue pair qpn or to
+	// a multicast group. It drops those for which pass returns false. Several goroutines may call
+	// pass at once, with locks held; pass must not block. payload is everything behind the RoCE
+	// headers. Nothing of it has been checked, and pass must not keep it. A nil pass ends the
+	// filtering.
 	FilterDatagrams(qpn ib.QPN, pass func(src ib.GID, srcQPN ib.QPN, payload []byte) bool)
 }
 
-// A DatagramSource is where a datagram comes from.
+// A DatagramSource identifies the sender of a datagram.
 type DatagramSource struct {
 	GID ib.GID
 	QPN ib.QPN
 }
 
-// A FloodFilterer is a [DatagramFilterer] that can have datagrams dropped before they
-// cost it anything, in the kernel or a device. It is optional.
+// A FloodFilterer is a [DatagramFilterer] that can have the kernel or a device drop datagrams, so
+// that they cost the provider nothing. It is optional.
 type FloodFilterer interface {
 	DatagramFilterer
-	// FilterFlood drops IP packets in datagrams to the queue pair of FilterDatagrams, or to
-	// a group, without asking, but for those of known sources (and a few that look like
-	// them) and those of one in [FloodSlices] others. Which these are changes with each
-	// call. Neighbour discovery passes, and so do ARP and CM. Nil ends it.
+	// FilterFlood drops IP packets in datagrams to the queue pair of FilterDatagrams, or to a
+	// group, without calling pass. Exempt are datagrams of known sources (and of a few sources that
+	// look like them), and of one slice in [FloodSlices] of the unknown sources. Each call admits
+	// the next slice. Neighbour discovery, ARP and CM pass. Nil ends it.
 	FilterFlood(known []DatagramSource)
 }
 
-// FloodSlices is how many calls of [FloodFilterer] it takes until each source has had its
-// turn.
+// FloodSlices is how many slices unknown sources form. Each FilterFlood call admits the next slice.
 const FloodSlices = 8
 
-// An FDPoller is a provider one of whose receiving goroutines can look after a
-// descriptor of its user as well, so that what arrives there and what arrives
-// from the wire are handled by one thread and neither has to wake another. It is
-// optional: ask with a type assertion.
+// An FDPoller is a provider whose receiving goroutine can also poll a descriptor of its user. One
+// thread then handles what arrives there and what arrives from the wire, and neither has to wake
+// another. It is optional: ask with a type assertion.
 type FDPoller interface {
-	// PollFD makes the provider call step when fd can be read and each time it
-	// has taken packets in, never twice at once and with no lock held. step does
-	// some work and does not block. more asks for another call as soon as packets
-	// that wait have been looked at. A positive wait asks not to look at fd, but
-	// to call step after so long, and before if packets came. Completions that
-	// step causes reach their handlers ([CallbackCQ]) when it has returned.
+	// PollFD makes the provider call step when fd is readable and each time it has received
+	// packets. It never makes two calls at once, and holds no lock. step does some work and does
+	// not block. more asks for another call as soon as the provider has handled waiting packets. A
+	// positive wait asks the provider not to poll fd, but to call step after that time, or earlier
+	// if packets came. Completions that step causes reach their handlers ([CallbackCQ]) when step
+	// has returned.
 	//
-	// stop returns when step is not running, will not run again, and fd is not
-	// used any more; step must not call it. Where a descriptor is polled
-	// already the error is ErrQueueFull.
+	// stop returns when step is not running, will not run again, and fd is no longer used; step
+	// must not call stop. The error is ErrQueueFull if the provider already polls a descriptor.
 	PollFD(fd int, step func() (more bool, wait time.Duration)) (stop func(), err error)
 }
 
-// A Successor is a provider that goes on with the sockets of a process before, under the
-// same QPN, and hands them on. It is optional: ask with a type assertion.
+// A Successor is a provider that can take over the sockets of a previous process and its QPN, and
+// can hand its own sockets on. It is optional: ask with a type assertion.
 type Successor interface {
-	// Begin receives what waits at sockets that were taken over; until then nothing is
-	// received from any. Calling it again, or without such sockets, is harmless.
+	// Begin starts reception, first of the packets that wait at sockets that were taken over. Until
+	// then the provider receives nothing from any socket. Calling it again, or without such
+	// sockets, is harmless.
 	Begin()
-	// Freeze ends reception for good. What arrives from then on waits at the sockets,
-	// whose descriptors it returns, for the caller to hand on and close. Sending goes on
-	// until Close. What an FDPoller looked after is let go.
+	// Freeze ends reception for good. Packets that arrive later wait at the sockets. Freeze returns
+	// descriptors of these, which the caller hands on and closes. Sending goes on until Close. The
+	// provider stops polling the descriptor of [FDPoller].
 	Freeze() ([]int, error)
 }
 
-// A Prober is a provider that can say whether its threads still move. It is
-// optional: ask with a type assertion.
+// A Prober is a provider that can say whether its threads still make progress. It is optional: ask
+// with a type assertion.
 type Prober interface {
-	// Alive makes each thread that carries packets do a turn and reports one that
-	// has not within so long. It may block that long, and must not be called on
-	// such a thread.
+	// Alive wakes each thread that carries packets, and returns an error if one has not gone round
+	// its loop within the given time. It may block that long, and must not be called on such a
+	// thread.
 	Alive(within time.Duration) error
 }
 
-// An Offload is work that a provider gets done below it where it can, with a
-// fallback where it cannot.
+// An Offload is work that a provider leaves to the layer below it, the kernel or a device, where
+// that can do it. Elsewhere the provider falls back to doing it itself.
 type Offload struct {
-	Name string // as the configuration has it, such as "gso"
-	What string // as the system has it, such as "UDP_SEGMENT"
+	Name string // its name in the configuration, such as "gso"
+	What string // its name in the system, such as "UDP_SEGMENT"
 	On   bool
 	Why  string // why it is off, or what is doubtful; may be empty
 	Uses uint64 // how often it was used: calls, chains of packets
@@ -390,33 +383,33 @@ type Offload struct {
 // An Offloader is a provider that can say which offloads it uses. It is
 // optional: ask with a type assertion.
 type Offloader interface {
-	// Offloads lists all that the provider knows, used or not, in a fixed order.
+	// Offloads lists all offloads that the provider knows, used or not, in a fixed order.
 	Offloads() []Offload
 }
 
-// A Tuner is a provider of which some settings can change while packets move. It is optional: ask
+// A Tuner is a provider some of whose settings can change while packets move. It is optional: ask
 // with a type assertion.
 type Tuner interface {
-	// SetOffload switches an offload, and may take a second to try it. What it does not know, or
-	// cannot have, stays as it is:
-	// Offloads says so.
+	// SetOffload switches an offload on or off, which may include a test of up to a second. An
+	// offload that the provider does not know, or cannot have, stays as it is; Offloads shows the
+	// outcome.
 	SetOffload(name string, on bool)
-	// SetTrafficClass changes the traffic class of paths that are made from now on and have none
-	// of their own.
+	// SetTrafficClass changes the traffic class of paths that are made from now on and have no
+	// class of their own.
 	SetTrafficClass(class uint8)
 }
 
-// A Trimmer is a provider that keeps things at hand which it could do without. It
-// is optional: ask with a type assertion.
+// A Trimmer is a provider that keeps resources it could do without. It is optional: ask with a type
+// assertion.
 type Trimmer interface {
-	// Trim gives them back. Work goes on meanwhile, and may need them again.
+	// Trim releases these resources. Work goes on meanwhile, and may acquire them again.
 	Trim()
 }
 
 // A PathMTUer is a provider that knows when the path to one destination carries
 // less than its port does. It is optional: see [PathMTU].
 type PathMTUer interface {
-	// PathMTU returns the largest path MTU of packets to dgid, that of the port or less.
+	// PathMTU returns the path MTU to dgid: that of the port, or less.
 	PathMTU(dgid ib.GID) ib.MTU
 }
 
@@ -446,8 +439,8 @@ type SRQ interface {
 // QPInit says what a queue pair is made of.
 type QPInit struct {
 	Transport ib.Transport
-	// QPN asks for a number, of a provider that lets its users choose
-	// ([Successor]); others give any. Zero: any.
+	// QPN is the number to use, with a provider that lets its users choose ([Successor]). Others
+	// ignore it. Zero lets the provider choose.
 	QPN            ib.QPN
 	SendCQ, RecvCQ CQ
 	SRQ            SRQ // nil: the QP has a receive queue of its own
@@ -474,8 +467,8 @@ func (s QPState) String() string {
 	return [...]string{"RESET", "INIT", "RTR", "RTS", "ERR"}[min(s, StateError)]
 }
 
-// A QPAttr carries the attributes of one transition. All attributes of the
-// group that belongs to State are used, the others are ignored.
+// A QPAttr carries the attributes of one transition. The provider uses all attributes of the group
+// that belongs to State and ignores the others.
 type QPAttr struct {
 	State QPState
 
@@ -493,13 +486,13 @@ type QPAttr struct {
 	MinRNRTimer     ib.RNRTimer
 
 	// To RTS.
-	SQPSN       ib.PSN // UD too
+	SQPSN       ib.PSN // also for UD
 	Timeout     ib.Timeout
 	RetryCount  uint8 // 0 to 7
 	RNRRetry    uint8 // 0 to 7; 7 is for ever
 	MaxRDAtomic uint8 // outbound reads at a time
-	// MaxRNRWait bounds how long an RNR NAK is waited out, whatever it says; zero:
-	// as long as it says. Providers that are programs obey, adapters cannot.
+	// MaxRNRWait bounds the delay that an RNR NAK asks for. Zero sets no limit. Software providers
+	// obey it, adapters cannot.
 	MaxRNRWait time.Duration
 }
 
@@ -515,54 +508,54 @@ type QP interface {
 	// nil only if all were, ErrQueueFull if room was lacking. In ERR the
 	// requests are taken and flushed.
 	PostSend(wrs []SendWR) (int, error)
-	// PostRecv does the same for the receive queue. ErrInvalid with an SRQ.
+	// PostRecv does for the receive queue what PostSend does for the send queue. It returns
+	// ErrInvalid if the QP has an SRQ.
 	PostRecv(wrs []RecvWR) (int, error)
-	// AttachMulticast joins the group and delivers its packets here. UD only.
-	// Attaching twice is no error; one Detach undoes it. A provider whose
-	// underlay is Ethernet also takes a GID of its own: then what peers send to
-	// QPN 0xffffff at that GID comes here, their way to replicate a multicast
-	// packet where the underlay carries none.
+	// AttachMulticast joins the group and delivers its packets to this QP. UD only. Attaching twice
+	// is no error; one Detach undoes both. A provider whose underlay is Ethernet also accepts one
+	// of its own GIDs. This QP then receives what peers send to QPN 0xffffff at that GID: where the
+	// underlay carries no multicast, peers replicate multicast packets so.
 	AttachMulticast(mgid ib.GID) error
 	DetachMulticast(mgid ib.GID) error
 	Destroy() error
 }
 
-// A Monitored QP says how it fares. The QPs of providers that are programs may be;
-// ask with a type assertion.
+// A Monitored QP reports its health. QPs of software providers may do so; ask with a type
+// assertion.
 type Monitored interface {
-	// Health is that of an RC QP as a requester; ok is false for other transports
-	// and before RTS.
+	// Health returns the health of an RC QP as a requester; ok is false for other transports and
+	// before RTS.
 	Health() (h Health, ok bool)
 }
 
-// Health is how an RC QP fares as a requester: what is to be seen of its path.
+// Health is what an RC QP, as a requester, has measured of its path.
 type Health struct {
-	RTT       time.Duration // from a packet to its ACK, smoothed as by TCP; zero: not known yet
-	RTTSpread time.Duration // mean deviation of it
+	RTT       time.Duration // from a packet to its ACK, smoothed as by TCP; zero before the first sample
+	RTTSpread time.Duration // mean deviation of RTT
 	InFlight  int           // packets not acknowledged
-	Limit     int           // how many there may be now: fewer than Window where packets are lost
-	Window    int           // how many there may be at most
+	Limit     int           // how many may be in flight now: fewer than Window after losses
+	Window    int           // how many may ever be in flight
 
 	Packets     uint64 // sent, ACKs included
-	Retransmits uint64 // of them, sent again
+	Retransmits uint64 // packets sent again, included in Packets
 	Timeouts    uint64 // of the ACK timer
-	Probes      uint64 // packets sent again to find out, before it expired
+	Probes      uint64 // packets sent again as a probe before the ACK timer expired
 	NotReady    uint64 // RNR NAKs that came
 }
 
-// An AHAttr is the address of a peer's port, with what the path needs.
+// An AHAttr is the address of a peer's port, with the attributes of the path there.
 type AHAttr struct {
 	SGID         ib.GID // one of Port.GIDs; zero: the first of the same family as DGID
 	DGID         ib.GID
-	FlowLabel    uint32 // 20 bits; RoCEv2 takes the UDP source port from it
+	FlowLabel    uint32 // RoCEv2 derives the UDP source port from it
 	TrafficClass uint8
 	HopLimit     uint8 // zero means 64 on RoCE
 	SL           uint8
 
 	// InfiniBand only.
-	LID  ib.LID  // of the port, or of the group of a multicast GID; zero on Ethernet
-	GRH  bool    // packets carry one; on Ethernet they always do
-	Rate ib.Rate // zero: that of the port
+	LID  ib.LID  // of the peer's port, or of the group if DGID is multicast; zero on Ethernet
+	GRH  bool    // packets carry a GRH; on Ethernet they always do
+	Rate ib.Rate // zero means the rate of the port
 }
 
 // An AH is an address handle. It stays usable until Destroy.
@@ -571,39 +564,40 @@ type AH interface {
 	Destroy() error
 }
 
-// A ClassAH is an address handle whose packets can have traffic classes of their own.
-// It is optional.
+// A ClassAH is an address handle that offers variants of itself with other traffic classes. It is
+// optional.
 type ClassAH interface {
 	AH
-	// WithClass returns the address handle that leads where this one does, with another
-	// traffic class for its packets. It is the same for each class, and ends with this one.
+	// WithClass returns an address handle that leads to the same destination and gives its packets
+	// the traffic class. Calls with one class return the same handle. It ends with the handle it
+	// was made from.
 	WithClass(class uint8) AH
 }
 
 // MADLen is the length of every MAD in octets.
 const MADLen = 256
 
-// A MAD is one management datagram as it came in or goes out.
+// A MAD is one management datagram, received or to be sent.
 type MAD struct {
 	Remote ib.GID  // sender or destination
-	Local  ib.GID  // ours; zero on output: the default GID of the family
+	Local  ib.GID  // our GID; zero on output means the default GID of the family
 	QPN    ib.QPN  // sender's QPN; on output the destination, usually QPNGSI
-	PKey   ib.PKey // zero on output: the default
-	// Path is the way to Remote, on receipt the way back to the sender as the packet
-	// shows it: LIDs, SL and GRH. Zero on Ethernet, where Remote says all. On InfiniBand
-	// Remote is zero where the packet had no GRH.
+	PKey   ib.PKey // zero on output means the default P_Key
+	// Path is the path to Remote. On input it is the path back to the sender as the packet shows
+	// it: LIDs, SL and GRH. It is zero on Ethernet, where Remote suffices. On InfiniBand Remote is
+	// zero if the packet had no GRH.
 	Path Path
 	Data [MADLen]byte
 }
 
-// A MADPort is access to QP 1 for the messages of CM: class 7, version 2, method
-// Send. Others may be neither sent nor delivered. The upper half of the
-// transaction ID may be the provider's on the wire: CM goes by communication IDs.
+// A MADPort is access to QP 1 for the messages of CM: class 7, version 2, method Send. Other MADs
+// need be neither sent nor delivered. The provider may write the upper half of the transaction ID
+// on the wire: CM matches messages by communication IDs.
 type MADPort interface {
 	// SendMAD sends m once, unreliably. It does not block on the peer.
 	SendMAD(m *MAD) error
-	// MADs is the bounded channel of what arrives; when the reader lags, MADs
-	// are dropped and counted. It is closed with the provider.
+	// MADs is the bounded channel of MADs that arrive. When its reader lags, MADs are dropped and
+	// counted. It is closed with the provider.
 	MADs() <-chan *MAD
 }
 
@@ -620,7 +614,7 @@ const (
 	MTUChange                    // Port().MTU or UnderMTU changed
 	DeviceFatal                  // the device is gone; only Close is left
 	LIDChange                    // Port().LID changed
-	SMChange                     // another subnet manager, or another place of it
+	SMChange                     // the LID or SL of the subnet manager changed, or whether it requires GRHs
 	PKeyChange                   // Port().PKeys changed
 	Reregister                   // the subnet manager asks for all joins and subscriptions again
 )
@@ -639,14 +633,14 @@ type Event struct {
 	Text   string // for people; may be empty
 }
 
-// A Tap is shown every packet of a provider: an IP packet from its IP header
-// through the ICRC, real or synthesised. It must not keep or change ip, must
-// not block, and may be called from several goroutines at once.
+// A Tap is called with every packet of a provider: an IP packet from its IP header through the
+// ICRC, real or synthesised. It must not keep or change ip, must not block, and may be called from
+// several goroutines at once.
 type Tap func(out bool, ip []byte)
 
-// GRHAddrs returns source and destination GID from a GRH area: an IPv6 header,
-// or 20 octets of anything and an IPv4 header. v4 is taken from the family of
-// the GID in use, because the area does not say which it holds.
+// GRHAddrs returns the source and destination GID of a GRH area. The area holds an IPv6 header, or
+// 20 octets of anything and an IPv4 header, and does not say which. Callers take v4 from the family
+// of the GID in use.
 func GRHAddrs(grh []byte, v4 bool) (src, dst ib.GID) {
 	_ = grh[GRHLen-1]
 	if v4 {

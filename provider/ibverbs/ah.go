@@ -27,8 +27,8 @@ type ah struct {
 
 var _ verbs.AH = (*ah)(nil)
 
-// CreateAH implements [verbs.Provider]. The kernel may have to resolve the
-// destination, which takes up to some seconds where nobody answers.
+// CreateAH implements [verbs.Provider]. The kernel may have to resolve the destination, which takes
+// up to some seconds if nobody answers.
 func (d *Device) CreateAH(attr verbs.AHAttr) (verbs.AH, error) {
 	if err := d.use(); err != nil {
 		return nil, err
@@ -49,7 +49,8 @@ func (d *Device) CreateAH(attr verbs.AHAttr) (verbs.AH, error) {
 	return a, nil
 }
 
-// path turns attr into what libibverbs wants, with the GID's index of this moment.
+// path returns attr in libibverbs' form, with the current index of the source GID. from is the
+// entry of that GID.
 func (d *Device) path(attr verbs.AHAttr) (p C.struct_shim_path, from gidEntry, err error) {
 	from, ok := d.state.Load().table.source(attr.SGID, attr.DGID)
 	if d.infiniBand() {
@@ -71,8 +72,8 @@ func (d *Device) path(attr verbs.AHAttr) (p C.struct_shim_path, from gidEntry, e
 	return p, from, nil
 }
 
-// pathIB is path on InfiniBand: a LID leads there, and a GRH goes with it where the
-// path says so.
+// pathIB is path for InfiniBand: the LID leads to the destination, and packets carry a GRH if
+// attr.GRH is set.
 func (d *Device) pathIB(attr verbs.AHAttr) (p C.struct_shim_path, from gidEntry, err error) {
 	from, ok := d.state.Load().table.source(attr.SGID, attr.SGID)
 	switch {
@@ -115,7 +116,7 @@ func (a *ah) free() bool {
 	return true
 }
 
-// handle returns what a work request names; 0 after Destroy.
+// handle returns the pointer that a work request needs; 0 after Destroy.
 func (a *ah) handle() C.uint64_t {
 	a.mu.Lock()
 	defer a.mu.Unlock()

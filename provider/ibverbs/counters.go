@@ -8,7 +8,7 @@ import (
 	"ipoibcm/counters"
 )
 
-// counts are those of the device; the kernel's own are in
+// counts are the counters of a Device. The kernel's own are in
 // /sys/class/infiniband/NAME/ports/N/hw_counters.
 type counts struct {
 	eventsDropped atomic.Uint64 `name:"events_dropped"`
@@ -30,7 +30,7 @@ func (d *Device) Counters(f func(name string, value uint64)) {
 	f("completion_queues", uint64(cqs))
 	f("address_handles", uint64(ahs))
 	f("memory_regions", uint64(regions))
-	m := &madPort{} // the port's, whoever else uses it
+	m := &madPort{} // counters of the port's QP 1, which other Devices of this process may share
 	if d.mads != nil {
 		m = d.mads.gsi.raw
 	}

@@ -22,14 +22,14 @@ const batchLen = C.SHIM_BATCH
 type cq struct {
 	dev  *Device
 	ch   *C.struct_ibv_comp_channel
-	file *os.File // the channel's, for Go's poller
+	file *os.File // a copy of the channel's descriptor, for Go's poller
 	gone chan struct{}
 	once sync.Once
 
 	mu    sync.Mutex
 	h     *C.struct_ibv_cq // nil after free
 	raw   []C.struct_shim_wc
-	stash []verbs.WC // taken by Wait, not yet by Poll
+	stash []verbs.WC // taken from the device by Wait, for the next Poll
 }
 
 var _ verbs.CQ = (*cq)(nil)
@@ -87,7 +87,8 @@ func (c *cq) poll(wcs []verbs.WC) (n int) {
 	return n
 }
 
-// fill looks for completions and keeps them for Poll.
+// fill takes completions from the device into the stash, for Poll. It reports whether the stash has
+// any.
 func (c *cq) fill() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -97,22 +98,22 @@ func (c *cq) fill() bool {
 	return len(c.stash) > 0
 }
 
-// arm asks for an event at the next completion.
+// arm asks for an event at the next completion. It reports whether that succeeded.
 func (c *cq) arm() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.h != nil && C.shim_arm(c.h) == 0
 }
 
-// is reports whether h is the device's name for the queue.
+// is reports whether h is the libibverbs handle of the queue.
 func (c *cq) is(h *C.struct_ibv_cq) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.h == h
 }
 
-// Wait implements [verbs.CQ]. What completes before arm is found by the second
-// look, what completes after it makes an event.
+// Wait implements [verbs.CQ]. The second fill finds what completed before arm; later completions
+// cause an event.
 func (c *cq) Wait() error {
 	for {
 		if c.fill() {
@@ -127,7 +128,7 @@ func (c *cq) Wait() error {
 			}
 		}
 		if !c.block() {
-			// The device is gone: nothing will ever complete, but that is no reason to end.
+			// The device is gone and nothing will complete, but Wait ends only when the queue does.
 			<-c.gone
 			return verbs.ErrClosed
 		}
@@ -183,7 +184,7 @@ func (c *cq) end() {
 	c.free()
 }
 
-// free gives the queue back to the device. Wait is not in C when file is closed.
+// free gives the queue back to the device. Once file is closed, Wait is not in a C call.
 func (c *cq) free() {
 	c.file.Close()
 	c.mu.Lock()
@@ -197,8 +198,8 @@ func (c *cq) free() {
 	c.h, c.ch = nil, nil
 }
 
-// complete makes wc of what the device says. It reports false for what is nobody's
-// any more.
+// complete fills wc from a completion of the device. It returns false if the work request is not
+// known any more.
 func (d *Device) complete(raw *C.struct_shim_wc, wc *verbs.WC) bool {
 	kind, owner, place := splitID(uint64(raw.id))
 	qpn := ib.QPN(raw.qpn)
@@ -210,7 +211,7 @@ func (d *Device) complete(raw *C.struct_shim_wc, wc *verbs.WC) bool {
 	}
 	d.mu.RUnlock()
 	if kind != idShared && (q == nil || q.gen != owner) {
-		d.count.stale.Add(1) // of a QP that has been destroyed
+		d.count.stale.Add(1) // the QP has been destroyed
 		return false
 	}
 	var e entry
@@ -225,8 +226,7 @@ func (d *Device) complete(raw *C.struct_shim_wc, wc *verbs.WC) bool {
 		e, ok = q.recv.take(place)
 		q.recvMu.Unlock()
 	case idShared:
-		// The receive was of the QP when it completed, and is reported even if the QP
-		// is gone: the buffer would be lost.
+		// The receive is reported even if its QP is gone, or its buffer would be lost.
 		if s != nil {
 			s.mu.Lock()
 			e, ok = s.slots.take(place)
@@ -259,7 +259,7 @@ func (d *Device) complete(raw *C.struct_shim_wc, wc *verbs.WC) bool {
 	return true
 }
 
-// received fills in what a receive that succeeded has.
+// received fills in wc for a receive that succeeded.
 func (d *Device) received(q *qp, raw *C.struct_shim_wc, wc *verbs.WC, sg []verbs.SGE) {
 	ud := q != nil && q.transport == ib.UD
 	wc.Opcode, wc.ByteLen = recvOpcode(uint32(raw.opcode)), int(raw.len)

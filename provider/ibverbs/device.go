@@ -38,14 +38,14 @@ import (
 	"ipoibcm/verbs/events"
 )
 
-// Built says that this program has libibverbs.
+// Built says whether this program has libibverbs.
 const Built = true
 
 const (
-	// maxDepth and maxSGE bound queues, whatever the device would take.
+	// maxDepth and maxSGE bound queues, even if the device would take more.
 	maxDepth = 1 << 15
 	maxSGE   = 16
-	// maxGIDs is how many entries of the GID table we look at.
+	// maxGIDs is how many entries of the GID table readGIDs reads at most.
 	maxGIDs = 256
 )
 
@@ -60,27 +60,27 @@ type Device struct {
 	ifindex int
 	guid    ib.GUID
 	groups  memberships
-	mads    *gsiUser // nil: somebody else has the CM messages
+	mads    *gsiUser // nil if this Device does not get CM messages
 	madErr  error
 	subnet  *SAPort // InfiniBand
 	monitor *monitor
 	async   *os.File
-	fatal   chan string // the watcher is told that the device is gone
+	fatal   chan string // tells the watcher that the device is gone
 
 	state atomic.Pointer[portState]
 	tap   events.Tap
 	count counts
 
-	// life is held for reading by whatever uses ctx and pd.
+	// life is read-locked while ctx and pd are in use.
 	life sync.RWMutex
-	ctx  *C.struct_ibv_context // nil: the device is gone, or closed
+	ctx  *C.struct_ibv_context // nil if the device is gone or closed
 	pd   *C.struct_ibv_pd
 
 	closing atomic.Bool
-	gen     atomic.Uint32 // of QPs, and numbers of SRQs
+	gen     atomic.Uint32 // counts generations of QPs and numbers of SRQs
 	wg      sync.WaitGroup
 
-	create  sync.Mutex // held by CreateQP: two would lock each other's completion queues
+	create  sync.Mutex // held by CreateQP: two at a time could lock their completion queues in opposite orders
 	mu      sync.RWMutex
 	qps     map[ib.QPN]*qp
 	cqs     map[*cq]struct{}
@@ -93,7 +93,7 @@ type Device struct {
 
 var _ verbs.Provider = (*Device)(nil)
 
-// infiniBand reports whether the port is an InfiniBand one: it has no network device.
+// infiniBand reports whether the port was opened as an InfiniBand one, without a network device.
 func (d *Device) infiniBand() bool { return d.opts.Underlay == "" }
 
 // Open opens the port of an RDMA device that belongs to the underlay, or an InfiniBand port.
@@ -107,7 +107,7 @@ func Open(opts Options) (verbs.Provider, error) {
 	}
 	var b [8]byte
 	rand.Read(b[:]) // never fails
-	// of this agent, not of the adapter: two agents may share one
+	// The GUID is that of this agent, not of the adapter, which two agents may share.
 	d.guid = ib.GUID(binary.BigEndian.Uint64(b[:])&^(1<<56) | 1<<57)
 	if err := d.open(); err != nil {
 		return nil, errors.Join(err, d.release())
@@ -119,7 +119,7 @@ func Open(opts Options) (verbs.Provider, error) {
 }
 
 func (d *Device) open() (err error) {
-	if d.monitor, err = newMonitor(); err != nil { // before we look: no change is missed
+	if d.monitor, err = newMonitor(); err != nil { // before the first look, so that no change is missed
 		return err
 	}
 	if err = d.find(); err != nil {
@@ -151,7 +151,7 @@ func (d *Device) open() (err error) {
 	return nil
 }
 
-// find settles which device and port it is.
+// find sets the names of the device and the port to open.
 func (d *Device) find() error {
 	d.name, d.port = d.opts.Device, cmp.Or(d.opts.Port, 1)
 	if d.infiniBand() {
@@ -169,7 +169,7 @@ func (d *Device) find() error {
 	return err
 }
 
-// openContext opens the device by its name.
+// openContext opens the device by its name and allocates its protection domain.
 func (d *Device) openContext() error {
 	var n C.int
 	list, err := C.ibv_get_device_list(&n)
@@ -198,7 +198,7 @@ func (d *Device) openContext() error {
 			"loaded?", d.name)
 }
 
-// waitGID reads the port's state until there is a GID to use.
+// waitGID waits until there is a GID to use, then reads the port's state.
 func (d *Device) waitGID() error {
 	end := time.Now().Add(d.opts.addressWait())
 	for {
@@ -206,7 +206,7 @@ func (d *Device) waitGID() error {
 		if err != nil {
 			return err
 		}
-		// An IPv4 address is taken once there is nothing better to wait for.
+		// An IPv4 address is taken only when no IPv6 one is expected any more.
 		t := d.choose(all, ib.GID{})
 		if len(t) > 0 && (!t[0].gid.Is4() || !d.opts.GID.IsZero() || !soon || time.Now().After(end)) {
 			d.port = t[0].port
@@ -257,7 +257,7 @@ func (d *Device) queryCaps() error {
 	return nil
 }
 
-// openCM takes the port's CM messages, if nobody else has them.
+// openCM registers for the port's CM messages. If another process has them, it notes the error.
 func (d *Device) openCM() {
 	var keys [4]uint64
 	for i := range keys {
@@ -281,7 +281,7 @@ func (d *Device) openCM() {
 
 func (d *Device) pkeys() []ib.PKey { return d.state.Load().PKeys }
 
-// servesUD reports whether a UD QP is ours.
+// servesUD reports whether qpn is a UD QP of this Device.
 func (d *Device) servesUD(qpn ib.QPN) bool {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
@@ -289,7 +289,7 @@ func (d *Device) servesUD(qpn ib.QPN) bool {
 	return q != nil && q.transport == ib.UD
 }
 
-// inPartition reports whether a UD QP of ours is in a partition.
+// inPartition reports whether a UD QP of this Device is in partition k.
 func (d *Device) inPartition(k ib.PKey) bool {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
@@ -309,11 +309,12 @@ func (d *Device) SubnetPort() verbs.SubnetPort {
 	return d.subnet
 }
 
-// MADError says why MADPort is nil; nil if it is not.
+// MADError returns why this Device could not get CM messages. It is nil if it gets them, or if
+// Options.NoCM is set.
 func (d *Device) MADError() error { return d.madErr }
 
-// pollable returns a file for a copy of fd that Go's poller waits for. libibverbs
-// closes its own.
+// pollable returns a non-blocking file for a copy of fd, which Go's poller can wait for. libibverbs
+// closes fd itself.
 func pollable(fd int, name string) (*os.File, error) {
 	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err == nil {
@@ -325,8 +326,8 @@ func pollable(fd int, name string) (*os.File, error) {
 	return nil, fmt.Errorf("poll %s: %w", name, err)
 }
 
-// readGIDs reads the GID table, less what is no address of the underlay that can
-// be used by now. soon says that there will be more.
+// readGIDs reads the GID table, without the entries whose address the underlay does not have or
+// cannot use yet. soon says that more entries will come.
 func (d *Device) readGIDs() (all []gidEntry, soon bool, err error) {
 	buf := make([]C.struct_shim_gid, maxGIDs)
 	n := int(C.shim_gids(d.ctx, &buf[0], maxGIDs))
@@ -350,7 +351,7 @@ func (d *Device) readGIDs() (all []gidEntry, soon bool, err error) {
 	return all, tentative || slices.ContainsFunc(addrs, lacks), nil
 }
 
-// choose returns the entries of the table that are the port's, the one to use by default first.
+// choose returns the entries of the table that belong to the port, the default one first.
 func (d *Device) choose(all []gidEntry, prefer ib.GID) gidTable {
 	if d.infiniBand() {
 		return chooseIB(all, d.port, d.opts.GID)
@@ -364,7 +365,7 @@ type portState struct {
 	table gidTable
 }
 
-// read returns the port's state, with prefer as the first GID if it is still there.
+// read returns the port's current state, with prefer as the first GID if it is still there.
 func (d *Device) read(prefer ib.GID) (*portState, error) {
 	all, _, err := d.readGIDs()
 	if err != nil {
@@ -422,10 +423,11 @@ func (d *Device) MADPort() verbs.MADPort {
 // Events implements [verbs.Provider].
 func (d *Device) Events() <-chan verbs.Event { return d.events.Events() }
 
-// SetTap implements [verbs.Provider]. The packets are made from work requests.
+// SetTap implements [verbs.Provider]. The tap's packets are synthesised from work requests and
+// completions.
 func (d *Device) SetTap(t verbs.Tap) { d.tap.Set(t) }
 
-// use holds the device open; call d.life.RUnlock if there is no error.
+// use keeps the device open. Unless it returns an error, the caller must call d.life.RUnlock.
 func (d *Device) use() error {
 	d.life.RLock()
 	if d.ctx == nil || d.closing.Load() {
@@ -443,7 +445,7 @@ func (d *Device) Close() error {
 	return d.release()
 }
 
-// release ends the goroutines and gives back what open took.
+// release ends the goroutines and releases what open allocated.
 func (d *Device) release() error {
 	if d.mads != nil {
 		d.mads.close()
@@ -474,8 +476,8 @@ func (d *Device) release() error {
 	return err
 }
 
-// teardown destroys everything in the device, and closes it: the kernel may be
-// waiting for that to remove it. What we have handed out stays, and refuses.
+// teardown destroys everything in the device and closes it: the kernel may be waiting for that to
+// remove the device. The objects that the user has stay, and return errors.
 func (d *Device) teardown() error {
 	d.life.Lock()
 	defer d.life.Unlock()
@@ -519,7 +521,7 @@ func (d *Device) present() bool {
 	return err == nil
 }
 
-// errno makes an error of what a call to libibverbs returned.
+// errno returns the error for rc, the result of a libibverbs call; nil for 0.
 func errno(what string, rc C.int) error {
 	if rc == 0 {
 		return nil

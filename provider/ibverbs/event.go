@@ -34,12 +34,12 @@ const (
 	asyncQPDied               // the QP went to ERR; asyncStatus says why
 	asyncCQDied               // every QP of the CQ goes to ERR
 	asyncComm                 // first packet on a QP in RTR
-	asyncPort                 // look at the port again
-	asyncRegister             // the same, and tell that all joins are to be repeated
+	asyncPort                 // read the port's state again
+	asyncRegister             // the same, and tell the user that it must repeat all joins
 	asyncFatal                // the device is gone
 )
 
-// asyncOf maps an event.
+// asyncOf returns what to do about an event.
 func asyncOf(event int) asyncAction {
 	switch event {
 	case evQPFatal, evQPRequest, evQPAccess:
@@ -58,7 +58,7 @@ func asyncOf(event int) asyncAction {
 	return asyncNothing // SQ drained, last WQE reached, SRQ limits, path migration
 }
 
-// asyncStatus is why a QP died.
+// asyncStatus returns the status that says why a QP died.
 func asyncStatus(event int) verbs.Status {
 	switch event {
 	case evQPRequest:
@@ -69,8 +69,8 @@ func asyncStatus(event int) verbs.Status {
 	return verbs.GeneralError
 }
 
-// portEvents compares two states of the port, as softroce does: first whether it
-// is usable, then GIDs, then MTUs.
+// portEvents returns the differences between two states of the port, in softroce's order: whether
+// it is usable, then GIDs, then MTUs.
 func portEvents(old, now *verbs.Port) (events []verbs.Event) {
 	if now.InfiniBand {
 		return infiniBandEvents(old, now)
@@ -95,7 +95,7 @@ func portEvents(old, now *verbs.Port) (events []verbs.Event) {
 	return events
 }
 
-// infiniBandEvents is portEvents of an InfiniBand port.
+// infiniBandEvents is portEvents for an InfiniBand port.
 func infiniBandEvents(old, now *verbs.Port) (events []verbs.Event) {
 	for _, e := range []struct {
 		kind    verbs.EventKind

@@ -10,8 +10,8 @@ import (
 	"github.com/Mellanox/rdmamap"
 )
 
-// findDevice names the RDMA device of a network device. rdmamap knows most; for a
-// VLAN, whose GIDs are in the table of the device below, the table says it.
+// findDevice returns the name of the RDMA device of a network device. rdmamap knows most. The GIDs
+// of a VLAN are in the table of the RDMA device below it, so deviceByGIDs finds that.
 func findDevice(netdev string) (string, error) {
 	if name, err := rdmamap.GetRdmaDeviceForNetdevice(netdev); err == nil && name != "" {
 		return name, nil
@@ -42,7 +42,7 @@ func netdevOf(class, device string) string {
 	return ""
 }
 
-// deviceByGIDs looks for the device one of whose GIDs belongs to a network device.
+// deviceByGIDs returns the RDMA device that has a GID of a network device, "" if none has.
 func deviceByGIDs(class, netdev string) string {
 	files, _ := filepath.Glob(filepath.Join(class, "*/ports/*/gid_attrs/ndevs/*"))
 	slices.Sort(files)
@@ -56,7 +56,7 @@ func deviceByGIDs(class, netdev string) string {
 	return ""
 }
 
-// findUMAD returns the node of a device's port through which MADs go.
+// findUMAD returns the device node for the MADs of an RDMA device's port.
 func findUMAD(class, device string, port int) (string, error) {
 	dirs, _ := filepath.Glob(filepath.Join(class, "umad*"))
 	slices.Sort(dirs)

@@ -19,24 +19,23 @@ type gidEntry struct {
 	index   int
 	port    int
 	kind    int // gidRoCE2 and the like
-	ifindex int // of the network device whose address it is
+	ifindex int // of the network device that has the address
 }
 
-// A gidTable is what a port has for one network device, the default first. Index
-// numbers change whenever an address does, so nobody keeps one.
+// A gidTable is the usable entries of a port, the default one first. Index numbers change whenever
+// an address does, so nothing keeps an index.
 type gidTable []gidEntry
 
-// withAddress returns the entries whose address a network device has: the kernel
-// keeps a link-local GID made of the MAC in the table, whether or not anybody
-// would answer for it.
+// withAddress returns the entries whose address is in has, the addresses of a network device. The
+// kernel's table also has a link-local GID made of the MAC, even if the network device does not
+// have that address and nothing answers for it.
 func withAddress(all []gidEntry, has []ib.GID) []gidEntry {
 	return slices.DeleteFunc(slices.Clone(all), func(e gidEntry) bool { return !slices.Contains(has, e.gid) })
 }
 
-// chooseGIDs returns the RoCE v2 entries of the network device ifindex in the
-// order of preference: prefer if it is there, IPv6 link-local (it needs no
-// configuration and every host has one), other IPv6, IPv4. If only is not zero
-// nothing else counts.
+// chooseGIDs returns the RoCE v2 entries of the network device ifindex in the order of preference:
+// prefer if it is there, IPv6 link-local (it needs no configuration and every host has one), other
+// IPv6, IPv4. If only is not zero it returns no other GID.
 func chooseGIDs(all []gidEntry, ifindex int, only, prefer ib.GID) gidTable {
 	var t gidTable
 	for _, e := range all {
@@ -63,8 +62,8 @@ func chooseGIDs(all []gidEntry, ifindex int, only, prefer ib.GID) gidTable {
 	return t
 }
 
-// chooseIB returns the entries of an InfiniBand port in the order of the table, whose
-// first is the port's own. If only is not zero nothing else counts.
+// chooseIB returns the entries of an InfiniBand port in the order of the table, whose first entry
+// is the port's own GID. If only is not zero it returns no other GID.
 func chooseIB(all []gidEntry, port int, only ib.GID) (t gidTable) {
 	for _, e := range all {
 		if e.kind == gidIB && e.port == port && !e.gid.IsZero() && (only.IsZero() || e.gid == only) {
@@ -74,7 +73,7 @@ func chooseIB(all []gidEntry, port int, only ib.GID) (t gidTable) {
 	return t
 }
 
-// gids returns the addresses alone.
+// gids returns the GIDs of t.
 func (t gidTable) gids() []ib.GID {
 	var l []ib.GID
 	for _, e := range t {
@@ -83,8 +82,7 @@ func (t gidTable) gids() []ib.GID {
 	return l
 }
 
-// source returns the entry to send from: gid itself, or the first of dst's family
-// if gid is zero.
+// source returns the entry to send from: that of gid, or the first of dst's family if gid is zero.
 func (t gidTable) source(gid, dst ib.GID) (gidEntry, bool) {
 	for _, e := range t {
 		if e.gid == gid || gid.IsZero() && e.gid.Is4() == dst.Is4() {

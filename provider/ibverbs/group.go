@@ -13,10 +13,10 @@ import (
 // maxGroups bounds the groups of a device.
 const maxGroups = 4096
 
-// A memberships keeps the network device in the groups that QPs are attached to.
-// Attaching programs the MAC filter only; without a member the kernel's IP drops
-// the packet before it reaches the RDMA device. Each group has a
-// socket of its own: the kernel bounds the groups of one.
+// A memberships keeps the network device in the groups that QPs are attached to. Attaching programs
+// the MAC filter only; without a membership the kernel's IP drops the packet before it reaches the
+// RDMA device. Each group has a socket of its own, because the kernel bounds the groups of one
+// socket.
 type memberships struct {
 	ifindex int
 
@@ -29,7 +29,7 @@ type membership struct {
 	users int
 }
 
-// join makes the device a member of mgid, or counts one more who wants that.
+// join makes the device a member of mgid, or counts one more user of the membership.
 func (m *memberships) join(mgid ib.GID) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -65,8 +65,8 @@ func (m *memberships) leave(mgid ib.GID) {
 	}
 }
 
-// renew joins every group again, after the link or its addresses came back. It
-// returns how many could not be joined.
+// renew joins every group again, after the link or its addresses came back. It returns how many
+// groups it could not join.
 func (m *memberships) renew() (lost int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -91,8 +91,8 @@ func (m *memberships) close() {
 	m.groups = nil
 }
 
-// joinGroup returns a socket that is a member of mgid on a network device. It is
-// bound to nothing, so no packet comes to it.
+// joinGroup returns a socket that is a member of mgid on a network device. The socket is not bound,
+// so no packet comes to it.
 func joinGroup(mgid ib.GID, ifindex int) (fd int, err error) {
 	family := unix.AF_INET6
 	if mgid.Is4() {

@@ -13,46 +13,46 @@ import (
 	"ipoibcm/wire/mad"
 )
 
-// This file shares the CM messages of a port among the Devices of a process: the kernel has
-// one receiver of class 7, and a port may have several interfaces.
+// This file shares the CM messages of a port among the Devices of a process. The kernel allows one
+// receiver of class 7 on a port, but a port may have several interfaces.
 
-// Where the messages of CM have what says whose they are (IBA 12.6).
+// Offsets of the fields that tell which user a CM message is for (IBA 12.6).
 const (
 	attrAt       = 16
-	firstCommID  = 24 // of the sender; of a SIDR_REP, the receiver's
-	secondCommID = 28 // of the receiver, but in what begins something
+	firstCommID  = 24 // the sender's ID; in a SIDR_REP the receiver's
+	secondCommID = 28 // the receiver's ID, except in a REQ or SIDR_REQ
 	serviceIDAt  = 32 // of a REQ
 	sidrServeAt  = 40 // of a SIDR_REQ
 )
 
-// maxCommIDs is how many communication IDs of ours are known by their user. The oldest are
-// forgotten: what comes for them goes by partition.
+// maxCommIDs is how many of our communication IDs a gsi remembers with their user. It forgets the
+// oldest: messages for these go by partition.
 const maxCommIDs = 1 << 16
 
-// A cmView is what is asked of a user of QP 1.
+// A cmView holds the functions by which a gsi asks one of its users.
 type cmView struct {
 	gids  func() gidTable
 	pkeys func() []ib.PKey
-	// serves reports whether a UD QP is the user's, and inPartition whether it has one
-	// in a partition.
+	// serves reports whether the user has that UD QP, and inPartition whether it has any UD QP in
+	// that partition.
 	serves      func(ib.QPN) bool
 	inPartition func(ib.PKey) bool
 }
 
-// A gsi is QP 1 of a port with those who use it.
+// A gsi is QP 1 of a port, shared by its users.
 type gsi struct {
 	node string
 	raw  *madPort
 	done chan struct{}
 
 	mu     sync.Mutex
-	users  []*gsiUser // the first takes what nobody claims
+	users  []*gsiUser // the first gets messages that no user claims
 	owners map[uint32]*gsiUser
-	ids    []uint32 // of owners, as they came
-	next   int      // of ids, to be replaced
+	ids    []uint32 // the keys of owners, oldest first until they wrap
+	next   int      // index in ids of the next one to replace
 }
 
-// A gsiUser is QP 1 as one of them sees it. It implements [verbs.MADPort].
+// A gsiUser is one user's access to QP 1. It implements [verbs.MADPort].
 type gsiUser struct {
 	cmView
 	gsi     *gsi
@@ -62,7 +62,7 @@ type gsiUser struct {
 
 var _ verbs.MADPort = (*gsiUser)(nil)
 
-// shareMADs returns QP 1 of the port behind node for one more user.
+// shareMADs adds a user of QP 1 to the port behind node. The first user opens it.
 func shareMADs(node string, open func(gids func() gidTable, pkeys func() []ib.PKey) (*madPort, error),
 	v cmView) (*gsiUser, error) {
 	shared.Lock()
@@ -70,7 +70,7 @@ func shareMADs(node string, open func(gids func() gidTable, pkeys func() []ib.PK
 	g := shared.gsi[node]
 	if g == nil {
 		g = &gsi{node: node, done: make(chan struct{}), owners: map[uint32]*gsiUser{}}
-		u := g.add(v) // whom open asks
+		u := g.add(v) // open's functions ask this user
 		raw, err := open(g.gids, g.pkeys)
 		if err != nil {
 			return nil, err
@@ -94,7 +94,7 @@ func (g *gsi) add(v cmView) *gsiUser {
 	return u
 }
 
-// gids and pkeys are the port's: all users see the same.
+// gids and pkeys are those of the port. Any user can tell them, so the first is asked.
 func (g *gsi) gids() gidTable {
 	if u := g.first(); u != nil {
 		return u.cmView.gids()
@@ -127,7 +127,7 @@ func (u *gsiUser) SendMAD(m *verbs.MAD) error {
 	return u.gsi.raw.SendMAD(m)
 }
 
-// learn notes whose communication ID a message of ours has.
+// learn notes that the communication ID in a message that u sends belongs to u.
 func (g *gsi) learn(u *gsiUser, m *verbs.MAD) {
 	id := binary.BigEndian.Uint32(m.Data[firstCommID:])
 	if id == 0 || attrOf(m) == mad.AttrSIDRREP {
@@ -149,7 +149,7 @@ func (g *gsi) learn(u *gsiUser, m *verbs.MAD) {
 
 func attrOf(m *verbs.MAD) mad.AttrID { return mad.AttrID(binary.BigEndian.Uint16(m.Data[attrAt:])) }
 
-// serve hands what comes in to whom it is for.
+// serve gives each message that comes in to its user.
 func (g *gsi) serve() {
 	defer close(g.done)
 	for m := range g.raw.MADs() {
@@ -171,8 +171,9 @@ func (g *gsi) give(m *verbs.MAD) {
 	}
 }
 
-// userOf returns whom a message is for. One that answers goes by the communication ID of ours,
-// one that begins something by the UD QP in its service ID; else by partition.
+// userOf returns the user that a message is for. An answer goes by our communication ID in it, a
+// REQ or SIDR_REQ by the UD QP in its service ID. If that names no user, the message goes by
+// partition, else to the first user.
 func (g *gsi) userOf(m *verbs.MAD) *gsiUser {
 	var u *gsiUser
 	switch id := binary.BigEndian.Uint32; attrOf(m) {
@@ -197,7 +198,7 @@ func (g *gsi) userOf(m *verbs.MAD) *gsiUser {
 	return g.users[0]
 }
 
-// serving returns who has the UD QP that a service ID names; nil if it names none.
+// serving returns the user that has the UD QP which a service ID names; nil if there is none.
 func (g *gsi) serving(id []byte) *gsiUser {
 	form, qpn := serviceid.Parse(serviceid.ID(binary.BigEndian.Uint64(id)))
 	if form == serviceid.Other {
@@ -209,7 +210,7 @@ func (g *gsi) serving(id []byte) *gsiUser {
 	return nil
 }
 
-// close ends the use of QP 1. The last user closes it.
+// close ends one user's use of QP 1. The last user closes QP 1.
 func (u *gsiUser) close() {
 	shared.Lock()
 	defer shared.Unlock()

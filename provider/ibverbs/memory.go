@@ -13,9 +13,9 @@ import (
 	"ipoibcm/verbs/regions"
 )
 
-// A region is memory that the device may use. It is Go's own, pinned: its pages
-// are the kernel's until free, and its address is what C and peers are told. A use
-// after the device was closed is then harmless.
+// A region is memory that the device may use. It is pinned memory of Go: its pages belong to the
+// kernel until free, and C and peers use its address. Its use after the device was closed is
+// harmless.
 type region struct {
 	mr  *C.struct_ibv_mr
 	pin runtime.Pinner

@@ -4,7 +4,7 @@ package ibverbs
 
 import "ipoibcm/verbs"
 
-// Built says that this program has libibverbs.
+// Built says whether this program has libibverbs.
 const Built = false
 
 // Open always fails with [ErrNotBuilt].

@@ -20,8 +20,7 @@ import (
 
 // A qp is a queue pair.
 //
-// Locks are taken in the order mu, sendMu, recvMu; those that post hold one of the
-// latter two only.
+// Locks are taken in the order mu, sendMu, recvMu. Posting holds sendMu or recvMu only.
 type qp struct {
 	dev            *Device
 	transport      ib.Transport
@@ -30,8 +29,8 @@ type qp struct {
 	sendCQ, recvCQ *cq
 	srq            *srq
 
-	state atomic.Uint32 // verbs.QPState as far as we know
-	comm  atomic.Bool   // CommEst has been told, or is of no use any more
+	state atomic.Uint32 // the last verbs.QPState known; the kernel may have changed it
+	comm  atomic.Bool   // the user has had CommEst
 
 	mu     sync.Mutex
 	h      *C.struct_ibv_qp // changed with all three locks held; nil after destroy
@@ -43,7 +42,7 @@ type qp struct {
 	sendSGEs []C.struct_ibv_sge
 	maxSGE   int
 	qkey     ib.QKey
-	flow     flow // for the tap, as are the PSNs
+	flow     flow // for the tap, like sendPSN, recvPSN and msn
 	sendPSN  ib.PSN
 
 	recvMu  sync.Mutex
@@ -51,7 +50,7 @@ type qp struct {
 	post    recvBatch
 	recvPSN ib.PSN
 	msn     uint32
-	pkey    ib.PKey // set before anything is received
+	pkey    ib.PKey // set before the first receive
 }
 
 var _ verbs.QP = (*qp)(nil)
@@ -79,7 +78,7 @@ func (d *Device) CreateQP(init verbs.QPInit) (verbs.QP, error) {
 	q := &qp{dev: d, transport: init.Transport, sendCQ: send, recvCQ: recv, gen: d.gen.Add(1) & 0x3fffffff}
 	sendDepth, recvDepth := max(1, init.SendDepth), max(1, init.RecvDepth)
 	sendSGE, recvSGE := max(1, init.MaxSendSGE), max(1, init.MaxRecvSGE)
-	// Those that poll take a completion queue's lock, then the SRQ's.
+	// Polling takes a completion queue's lock before an SRQ's; so does this.
 	d.create.Lock()
 	defer d.create.Unlock()
 	send.mu.Lock()
@@ -132,14 +131,14 @@ func (q *qp) QPN() ib.QPN { return q.qpn }
 // Transport implements [verbs.QP].
 func (q *qp) Transport() ib.Transport { return q.transport }
 
-// State implements [verbs.QP]. A QP may go to ERR without a word.
+// State implements [verbs.QP]. It asks the kernel, because a QP may go to ERR without an event.
 func (q *qp) State() verbs.QPState {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.look()
 }
 
-// look asks the kernel for the state; q.mu is held.
+// look returns the state, and asks the kernel whether it is ERR; q.mu is held.
 func (q *qp) look() verbs.QPState {
 	s := q.known()
 	if q.h == nil || s == verbs.StateReset || s == verbs.StateError {
@@ -175,12 +174,13 @@ func (q *qp) Modify(attr verbs.QPAttr) error {
 		q.recvMu.Unlock()
 		q.comm.Store(false)
 	case attr.State == verbs.StateError:
-		if before == verbs.StateReset { // the kernel goes from there to INIT only
+		if before == verbs.StateReset { // from RESET the kernel goes to INIT only
 			if err := errno(what, C.shim_to_init(q.h, C.int(q.dev.port), 0, 0, 0)); err != nil {
 				return err
 			}
 		}
-		// Before the kernel begins to flush: that is no failure.
+		// The state is set before the kernel begins to flush, so that the flushes are not taken for
+		// a failure.
 		q.state.Store(uint32(verbs.StateError))
 		return errno(what, C.shim_to_state(q.h, C.IBV_QPS_ERR))
 	case attr.State > verbs.StateError:
@@ -259,8 +259,9 @@ func (q *qp) PostSend(wrs []verbs.SendWR) (taken int, err error) {
 	return inBatches(wrs, q.send.room, q.sendSome)
 }
 
-// inBatches has post take wrs, each time as many as there is room for and batchLen at most, until it
-// returns an error. It returns how many were taken.
+// inBatches calls post for one part of wrs after another, each of at most batchLen requests and no
+// more than there is room for, until post returns an error. It returns how many requests were
+// taken.
 func inBatches[WR any](wrs []WR, room func() int, post func([]WR) (int, error)) (taken int, err error) {
 	for taken < len(wrs) && err == nil {
 		free := room()
@@ -274,7 +275,7 @@ func inBatches[WR any](wrs []WR, room func() int, post func([]WR) (int, error)) 
 	return taken, err
 }
 
-// sendSome posts wrs up to the first that is invalid, whose error it returns.
+// sendSome posts wrs up to the first that is invalid, and returns the error of that one.
 func (q *qp) sendSome(wrs []verbs.SendWR) (taken int, err error) {
 	q.sendWRs, q.sendSGEs = q.sendWRs[:0], q.sendSGEs[:0]
 	n, bad := 0, error(nil)
@@ -319,7 +320,7 @@ func (q *qp) addSend(wr *verbs.SendWR) error {
 		out.imm = C.uint32_t(wr.Imm)
 	}
 	if q.transport == ib.UD {
-		// rdma_rxe reports a datagram over the path MTU as sent, and it is not.
+		// rdma_rxe reports a datagram above the path MTU as sent, although it does not send it.
 		if length > q.dev.state.Load().MTU.Octets() {
 			return fmt.Errorf("%w: datagram of %d octets, the path MTU is %d", verbs.ErrInvalid, length,
 				q.dev.state.Load().MTU.Octets())
@@ -332,7 +333,7 @@ func (q *qp) addSend(wr *verbs.SendWR) error {
 			return verbs.ErrClosed
 		}
 		out.qpn, out.qkey = C.uint32_t(wr.RemoteQPN), C.uint32_t(wr.RemoteQKey)
-		if wr.RemoteQKey&ib.ControlledQKey != 0 { // not every device knows this rule
+		if wr.RemoteQKey&ib.ControlledQKey != 0 { // not every device does this itself
 			out.qkey = C.uint32_t(q.qkey)
 		}
 	} else if length > q.dev.caps.MaxMessage {
@@ -344,7 +345,7 @@ func (q *qp) addSend(wr *verbs.SendWR) error {
 	return nil
 }
 
-// checkSG reports entries that are not parts of their regions.
+// checkSG returns an error if an entry is not a part of its region.
 func checkSG(sg []verbs.SGE) error {
 	for _, s := range sg {
 		if len(s.Buf) == 0 {
@@ -361,8 +362,8 @@ func checkSG(sg []verbs.SGE) error {
 	return nil
 }
 
-// appendSG appends sg in C's form. An empty entry is left out: to some adapters
-// length 0 means 2 GiB.
+// appendSG appends sg in C's form and returns how many entries it has. It leaves out empty ones: to
+// some adapters length 0 means 2 GiB.
 func appendSG(to []C.struct_ibv_sge, sg []verbs.SGE) ([]C.struct_ibv_sge, C.uint32_t) {
 	n := C.uint32_t(0)
 	for _, s := range sg {
@@ -421,8 +422,8 @@ func (q *qp) recvSome(wrs []verbs.RecvWR) (taken int, err error) {
 	return taken, err
 }
 
-// flush has the kernel look at the queues of a QP in ERR again: rdma_rxe is not
-// told of receives that are posted, and would leave them there.
+// flush makes the kernel flush the queues of a QP in ERR again. rdma_rxe does not notice receives
+// that are posted in ERR, and would leave them there.
 func (q *qp) flush() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -431,7 +432,7 @@ func (q *qp) flush() {
 	}
 }
 
-// failed deals with a completion that is no success.
+// failed handles a completion without success: it finds out whether the QP has gone to ERR.
 func (q *qp) failed(sent bool, status verbs.Status) {
 	if q.known() == verbs.StateError || q.known() == verbs.StateReset {
 		return
@@ -444,7 +445,7 @@ func (q *qp) failed(sent bool, status verbs.Status) {
 	if q.transport != ib.RC && status != verbs.WRFlushError {
 		switch s := C.shim_state(q.h); {
 		case s == C.IBV_QPS_SQE && sent:
-			// What failed is reported; the queue goes on (IBA 10.3.1).
+			// The completion reports what failed; the queue goes on (IBA 10.3.1).
 			C.shim_to_state(q.h, C.IBV_QPS_RTS)
 			q.dev.count.sqErrors.Add(1)
 			return
@@ -452,13 +453,14 @@ func (q *qp) failed(sent bool, status verbs.Status) {
 			return // a datagram that did not fit its buffer
 		}
 	}
-	// An RC QP is in ERR, or will be in a moment; rdma_rxe completes first.
+	// An RC QP is in ERR, or will be in a moment: rdma_rxe completes before it changes the state.
 	if q.died(status, "") {
 		C.shim_to_state(q.h, C.IBV_QPS_ERR)
 	}
 }
 
-// died notes that the QP has gone to ERR by itself, and tells the user once.
+// died sets the state to ERR and tells the user that the QP has failed. It returns false, and does
+// nothing, if the state is RESET or ERR already.
 func (q *qp) died(status verbs.Status, text string) bool {
 	for {
 		s := q.state.Load()
@@ -472,7 +474,8 @@ func (q *qp) died(status verbs.Status, text string) bool {
 	}
 }
 
-// commEst tells the user of the first packet in RTR, which rdma_rxe does not.
+// commEst tells the user of the first packet in RTR, once. rdma_rxe has no such event, so receives
+// call it too.
 func (q *qp) commEst() {
 	if q.transport != ib.UD && q.known() == verbs.StateRTR && !q.comm.Swap(true) {
 		q.dev.events.Tell(verbs.Event{Kind: verbs.CommEst, QPN: q.qpn})
@@ -513,7 +516,7 @@ func (q *qp) DetachMulticast(mgid ib.GID) error {
 	return err
 }
 
-// An attached is a group that a QP receives; its LID is zero on Ethernet.
+// An attached is a group that a QP is attached to; its LID is zero on Ethernet.
 type attached struct {
 	mgid ib.GID
 	mlid ib.LID
@@ -553,7 +556,7 @@ func (q *qp) attach(g attached) error {
 	return nil
 }
 
-// errNotAttached is of a QP that never had the group.
+// errNotAttached is the error of detaching from a group to which the QP is not attached.
 var errNotAttached = fmt.Errorf("%w: not attached", verbs.ErrInvalid)
 
 func (q *qp) detach(g attached) error {
@@ -569,7 +572,7 @@ func (q *qp) detach(g attached) error {
 	return errno(fmt.Sprintf("detach from %v", g.mgid), positive(C.ibv_detach_mcast(q.h, &raw, C.uint16_t(g.mlid))))
 }
 
-// positive makes an error number of a result that may be negative.
+// positive returns rc, or EIO if rc is negative.
 func positive(rc C.int) C.int {
 	if rc < 0 {
 		return C.int(syscall.EIO)
@@ -601,11 +604,11 @@ func (q *qp) destroy() error {
 	for _, g := range q.groups {
 		raw := C.union_ibv_gid(g.mgid)
 		C.ibv_detach_mcast(q.h, &raw, C.uint16_t(g.mlid))
-		q.dev.groups.leave(g.mgid) // nothing on InfiniBand
+		q.dev.groups.leave(g.mgid) // does nothing on InfiniBand
 	}
 	q.groups = nil
 	if q.srq != nil && q.known() != verbs.StateReset {
-		// A shared receive that it has begun to fill comes back flushed.
+		// ERR makes a shared receive that the QP has begun to fill complete as flushed.
 		C.shim_to_state(q.h, C.IBV_QPS_ERR)
 	}
 	rc := C.ibv_destroy_qp(q.h)
@@ -614,7 +617,7 @@ func (q *qp) destroy() error {
 	return errno(fmt.Sprintf("destroy QP %v", q.qpn), positive(rc))
 }
 
-// tapSent counts PSNs, and shows a tap what was posted; sendMu is held.
+// tapSent counts PSNs and shows the tap, if there is one, the packets of wrs; sendMu is held.
 func (q *qp) tapSent(tap verbs.Tap, wrs []verbs.SendWR) {
 	if q.known() != verbs.StateRTS {
 		return
@@ -644,8 +647,8 @@ func (q *qp) tapSent(tap verbs.Tap, wrs []verbs.SendWR) {
 	}
 }
 
-// tapReceived does the same for what has arrived. The PSN is right as long as
-// nothing is lost on UC, and as nobody writes to our memory.
+// tapReceived counts PSNs and shows the tap the packets of a receive. The PSN is correct only as
+// long as no packet is lost on UC, and no peer writes to our memory.
 func (q *qp) tapReceived(tap verbs.Tap, wc *verbs.WC, sg []verbs.SGE) {
 	length := wc.ByteLen
 	if q.transport == ib.UD {
@@ -655,7 +658,8 @@ func (q *qp) tapReceived(tap verbs.Tap, wc *verbs.WC, sg []verbs.SGE) {
 		b := gather(sg, length)
 		own := q.dev.Port().GIDs
 		f := flow{transport: ib.UD, qpn: wc.SrcQPN, peer: q.qpn, pkey: wc.PKey, qkey: q.qkey, hops: 64}
-		// A header of IPv6 begins with its version; of IPv4 there are 20 octets of anything before.
+		// An IPv6 header begins with its version 6. In front of an IPv4 header there are 20 octets
+		// of anything.
 		f.src, f.dst = verbs.GRHAddrs(b[:verbs.GRHLen], b[20] == 0x45 && b[0]>>4 != 6)
 		if f.dst.IsMulticast() {
 			f.peer = ib.QPNMulticast

@@ -12,14 +12,15 @@ import (
 	wire "ipoibcm/wire/sa"
 )
 
-// This file is the reports of a subnet administrator: MADs that answer no question. The kernel
-// has one receiver of them for each port, so the SAPorts of a process on one port share it.
+// This file receives the reports of a subnet administrator: MADs that answer no question. The
+// kernel allows one receiver of reports on a port, so the SAPorts of a process on one port share
+// it.
 
-// methodAt is where a MAD has its method (IBA 13.4.2).
+// methodAt is the offset of the method in a MAD (IBA 13.4.2).
 const methodAt = 3
 
-// A reports receives the reports of a port. Each of its SAPorts is given every one; the first
-// answers.
+// A reports receives the reports of a port and gives each to all its SAPorts. Only the first of
+// them answers.
 type reports struct {
 	node string
 	file *os.File
@@ -29,22 +30,22 @@ type reports struct {
 	ports []*SAPort
 }
 
-// shared has what the Devices of this process have in common, by the nodes of their ports.
+// shared holds what the Devices of this process share, by the umad node of the port.
 var shared struct {
 	sync.Mutex
 	reports map[string]*reports
 	gsi     map[string]*gsi
 }
 
-// takeReports makes p one of those that get the reports of node. It does nothing where
-// another process has them.
+// takeReports makes p receive the reports of node. It does nothing if another process receives
+// them.
 func (p *SAPort) takeReports(node string) {
 	shared.Lock()
 	defer shared.Unlock()
 	r := shared.reports[node]
 	if r == nil {
 		file, _, err := registerSA(node, 1<<wire.MethodReport)
-		if err != nil { // who has them answers them
+		if err != nil { // another process has them, and answers them
 			return
 		}
 		r = newReports(node, file)
@@ -69,7 +70,7 @@ func (r *reports) add(p *SAPort) {
 	p.reports = r
 }
 
-// leaveReports undoes takeReports. The last port closes the receiver.
+// leaveReports undoes takeReports. The last SAPort closes the receiver.
 func (p *SAPort) leaveReports() {
 	r := p.reports
 	if r == nil {
@@ -91,7 +92,7 @@ func (p *SAPort) leaveReports() {
 // Reports implements [verbs.SubnetPort].
 func (p *SAPort) Reports() bool { return p.reports != nil }
 
-// answers reports whether p is the one that answers what all hear.
+// answers reports whether p is the SAPort that answers the reports.
 func (r *reports) answers(p *SAPort) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -103,7 +104,7 @@ func (r *reports) receive() {
 	buf := make([]byte, umadHeaderLen+verbs.MADLen)
 	for {
 		n, err := r.file.Read(buf)
-		if errors.Is(err, unix.ENOSPC) { // longer than a MAD: no report
+		if errors.Is(err, unix.ENOSPC) { // too long for one MAD, so no report
 			continue
 		}
 		if err != nil {
@@ -113,7 +114,7 @@ func (r *reports) receive() {
 	}
 }
 
-// give hands what was read to every port.
+// give gives the octets that were read to every SAPort.
 func (r *reports) give(b []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -4,10 +4,9 @@ import (
 	"ipoibcm/verbs"
 )
 
-// IDs of work requests as libibverbs sees them. A completion does not say which
-// queue it is of if it failed, nor which operation it was; the same QPN may have
-// been given out again; so each ID tells the kind of queue, its generation or
-// number, and the place in it.
+// Kinds of queues in the IDs of work requests that libibverbs sees. A completion that failed tells
+// neither its queue nor its operation, and its QPN may have been given out again. So each ID has
+// the kind of queue, the generation or number of the queue, and the place in it.
 //
 //	bits 62..63  idSend, idRecv, idShared
 //	bits 32..61  generation of the QP, or number of the SRQ
@@ -31,18 +30,17 @@ type entry struct {
 	id  uint64
 	op  verbs.Opcode
 	len int         // octets of a send
-	sg  []verbs.SGE // of a receive; into ring.sges
+	sg  []verbs.SGE // of a receive; a part of ring.sges or slots.sges
 }
 
-// A ring remembers what is posted on a queue whose requests complete in order.
-// Those that complete without a word, because they were not signaled, are passed
-// over by the next that does.
+// A ring remembers the requests posted on a queue whose requests complete in order. A request that
+// is not signaled completes silently: the next completion frees its place too.
 type ring struct {
-	entries    []entry // a power of two
+	entries    []entry // its length is a power of two
 	sges       []verbs.SGE
 	maxSGE     int
 	limit      uint32
-	head, tail uint32 // places; they wrap
+	head, tail uint32 // places of the oldest request and of the next; they wrap
 }
 
 func newRing(depth, maxSGE int) ring {
@@ -53,10 +51,10 @@ func newRing(depth, maxSGE int) ring {
 	return ring{entries: make([]entry, size), sges: make([]verbs.SGE, size*maxSGE), maxSGE: maxSGE, limit: uint32(depth)}
 }
 
-// room returns how many more may be posted.
+// room returns how many more requests may be posted.
 func (r *ring) room() int { return int(r.limit - (r.tail - r.head)) }
 
-// push notes one more and returns its place.
+// push adds a request and returns its place.
 func (r *ring) push(e entry) (place uint32) {
 	place = r.tail
 	i := int(place) & (len(r.entries) - 1)
@@ -68,11 +66,11 @@ func (r *ring) push(e entry) (place uint32) {
 	return place
 }
 
-// unpush takes the last n back, which were not posted after all.
+// unpush removes the last n requests, which could not be posted after all.
 func (r *ring) unpush(n int) { r.tail -= uint32(n) }
 
-// take returns what completed at place and frees it and all before it. It reports
-// false for what is not posted.
+// take returns the request at place, which has completed, and frees its place and all before it. ok
+// is false if no request is there.
 func (r *ring) take(place uint32) (e entry, ok bool) {
 	if place-r.head >= r.tail-r.head {
 		return entry{}, false
@@ -81,11 +79,10 @@ func (r *ring) take(place uint32) (e entry, ok bool) {
 	return r.entries[int(place)&(len(r.entries)-1)], true
 }
 
-// clear forgets everything. Places go on, so that old completions are unknown.
+// clear forgets all requests. Places go on, so that old completions find none.
 func (r *ring) clear() { r.head = r.tail }
 
-// A slots remembers what is posted on a shared receive queue, which completes in
-// any order.
+// A slots remembers the requests posted on a shared receive queue, which complete in any order.
 type slots struct {
 	entries []entry
 	used    []bool

@@ -20,8 +20,8 @@ import (
 	wire "ipoibcm/wire/sa"
 )
 
-// This file is subnet administration of an InfiniBand port by way of ib_umad, and what
-// the kernel says of such a port. It needs no libibverbs.
+// This file is access to subnet administration of an InfiniBand port through ib_umad, and what the
+// kernel says of such a port. It needs no libibverbs.
 
 const (
 	saClass   = 3
@@ -31,20 +31,21 @@ const (
 // An SAMAD is a MAD of subnet administration.
 type SAMAD = verbs.SubnetMAD
 
-// An SAPort sends questions of subnet administration and receives the answers. It
-// implements [verbs.SubnetPort].
+// An SAPort sends questions to a subnet administrator and receives the answers. It implements
+// [verbs.SubnetPort].
 type SAPort struct {
 	file    *os.File
 	agent   uint32
 	pkeys   func() []ib.PKey
 	in      chan *SAMAD
 	done    chan struct{}
-	reports *reports // nil: another process has them
+	reports *reports // nil if another process has the reports of the port
 
 	dropped atomic.Uint64
 }
 
-// OpenSA opens subnet administration on a port of an RDMA device. pkeys is its table.
+// OpenSA opens subnet administration on a port of an RDMA device. pkeys returns the port's P_Key
+// table.
 func OpenSA(device string, port int, pkeys func() []ib.PKey) (*SAPort, error) {
 	node, err := findUMAD(classMAD, device, port)
 	if err != nil {
@@ -59,8 +60,8 @@ func OpenSA(device string, port int, pkeys func() []ib.PKey) (*SAPort, error) {
 	return p, nil
 }
 
-// registerSA opens node and registers for subnet administration: for answers, and for MADs of
-// these methods, one bit for each, of which there is one receiver on a port.
+// registerSA opens node and registers for MADs of subnet administration: for answers, and for MADs
+// of the methods whose bits are set. The kernel allows one receiver of a method on a port.
 func registerSA(node string, methods uint32) (*os.File, uint32, error) {
 	fd, err := unix.Open(node, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -79,7 +80,7 @@ func registerSA(node string, methods uint32) (*os.File, uint32, error) {
 
 var _ verbs.SubnetPort = (*SAPort)(nil)
 
-// newSAPort starts what reads a registered file.
+// newSAPort returns an SAPort that reads a registered file.
 func newSAPort(file *os.File, agent uint32, pkeys func() []ib.PKey) *SAPort {
 	p := &SAPort{file: file, agent: agent, pkeys: pkeys, in: make(chan *SAMAD, madQueue), done: make(chan struct{})}
 	go p.receive()
@@ -89,13 +90,14 @@ func newSAPort(file *os.File, agent uint32, pkeys func() []ib.PKey) *SAPort {
 // SubnetMADs implements [verbs.SubnetPort].
 func (p *SAPort) SubnetMADs() <-chan *SAMAD { return p.in }
 
-// Dropped returns how many MADs were none of subnet administration, or found a full queue.
+// Dropped returns how many MADs were dropped: they were invalid or too long, were questions of ours
+// without an answer, or found a full queue.
 func (p *SAPort) Dropped() uint64 { return p.dropped.Load() }
 
 // SendSubnet implements [verbs.SubnetPort].
 func (p *SAPort) SendSubnet(m *SAMAD, wait time.Duration) error {
 	if p.reports != nil && wire.Method(m.Data[methodAt]) == wire.MethodReportResp && !p.reports.answers(p) {
-		return nil // another interface on this port does
+		return nil // another SAPort of the port answers the report
 	}
 	buf := make([]byte, umadHeaderLen+verbs.MADLen)
 	h := umadHeader{agent: p.agent, timeout: uint32(wait.Milliseconds()), length: uint32(len(buf)),
@@ -129,7 +131,7 @@ func (p *SAPort) receive() {
 	buf := make([]byte, umadHeaderLen+verbs.MADLen)
 	for {
 		n, err := p.file.Read(buf)
-		if errors.Is(err, unix.ENOSPC) { // of several segments: not asked for
+		if errors.Is(err, unix.ENOSPC) { // an answer of several segments, which nobody asked for
 			p.dropped.Add(1)
 			continue
 		}
@@ -140,7 +142,7 @@ func (p *SAPort) receive() {
 	}
 }
 
-// deliver hands what was read to whoever receives, and counts what it drops.
+// deliver gives the MAD that was read to the reader, or drops and counts it.
 func (p *SAPort) deliver(b []byte) {
 	if m, ok := p.take(b); ok {
 		select {
@@ -152,8 +154,8 @@ func (p *SAPort) deliver(b []byte) {
 	p.dropped.Add(1)
 }
 
-// take makes an SAMAD of what was read. What has a status is a question of ours that nobody
-// answered in time, which the client of subnet administration counts for itself.
+// take returns the MAD that was read. If it has a status, it is a question of ours without an
+// answer in time. take refuses it, because the client of subnet administration counts these itself.
 func (p *SAPort) take(b []byte) (*SAMAD, bool) {
 	var h umadHeader
 	if h.UnmarshalBinary(b) != nil || h.status != 0 || len(b) != umadHeaderLen+verbs.MADLen {
@@ -169,7 +171,7 @@ func (p *SAPort) take(b []byte) (*SAMAD, bool) {
 	return m, true
 }
 
-// Close ends the port.
+// Close closes the SAPort.
 func (p *SAPort) Close() error {
 	p.leaveReports()
 	err := p.file.Close()
@@ -177,7 +179,7 @@ func (p *SAPort) Close() error {
 	return err
 }
 
-// Where the kernel tells of RDMA devices.
+// Directories where the kernel lists RDMA devices.
 const (
 	classMAD  = "/sys/class/infiniband_mad"
 	classRDMA = "/sys/class/infiniband"
@@ -189,14 +191,14 @@ type IBPort struct {
 	Port   int
 	State  string // "ACTIVE"
 	LID    ib.LID
-	SMLID  ib.LID // zero: no subnet manager has been here
+	SMLID  ib.LID // zero if there has been no subnet manager
 	SMSL   uint8
 	GID    ib.GID // the first
 	PKeys  []ib.PKey
 	Rate   string // "10 Gb/sec (4X SDR)"
 }
 
-// IBPorts returns the InfiniBand ports of a device; none if it is of another kind.
+// IBPorts returns the InfiniBand ports of a device, none if it has no such port.
 func IBPorts(device string) []IBPort { return ibPorts(classRDMA, device) }
 
 func ibPorts(class, device string) (ports []IBPort) {
@@ -212,7 +214,7 @@ func ibPorts(class, device string) (ports []IBPort) {
 		p.LID, p.SMLID = ib.LID(number(d, "lid")), ib.LID(number(d, "sm_lid"))
 		p.SMSL = uint8(number(d, "sm_sl"))
 		p.GID, _ = ib.ParseGID(lineOf(filepath.Join(d, "gids/0")))
-		// The table has holes, which are zero: an index is a place in it.
+		// Empty entries of the table are zero and stay, because an index is a position in it.
 		for i := range maxPKeys {
 			text := lineOf(filepath.Join(d, "pkeys", strconv.Itoa(i)))
 			if text == "" {
@@ -234,24 +236,25 @@ func IsInfiniBand(device string, port int) bool {
 	return slices.ContainsFunc(IBPorts(device), func(p IBPort) bool { return p.Port == port })
 }
 
-// maxPKeys is how much of a P_Key table we look at.
+// maxPKeys is how many entries of a P_Key table are read at most.
 const maxPKeys = 128
 
-// number reads a file with one number.
+// number returns the number in a file of dir: decimal, or hexadecimal with 0x. It returns 0 if
+// there is none.
 func number(dir, name string) uint64 {
 	n, _ := strconv.ParseUint(lineOf(filepath.Join(dir, name)), 0, 16)
 	return n
 }
 
-// KernelIPoIB returns the names of the kernel's own IPoIB interfaces on a port and
-// partition: what a port leaves they have left as well.
+// KernelIPoIB returns the names of the kernel's own IPoIB interfaces on a port and partition. If
+// the port leaves a group, they have left it too.
 func KernelIPoIB(device string, port int, pkey ib.PKey) []string {
 	return kernelIPoIB(classNet, device, port, pkey)
 }
 
 const classNet = "/sys/class/net"
 
-// arphrdInfiniBand is the hardware type of such interfaces (linux/if_arp.h).
+// arphrdInfiniBand is the hardware type of IPoIB interfaces (linux/if_arp.h).
 const arphrdInfiniBand = 32
 
 func kernelIPoIB(class, device string, port int, pkey ib.PKey) (names []string) {

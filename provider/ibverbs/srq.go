@@ -62,7 +62,7 @@ func (s *srq) PostRecv(wrs []verbs.RecvWR) (taken int, err error) {
 	return inBatches(wrs, s.slots.room, s.recvSome)
 }
 
-// recvSome posts wrs up to the first that is invalid, whose error it returns.
+// recvSome posts wrs up to the first that is invalid, and returns the error of that one.
 func (s *srq) recvSome(wrs []verbs.RecvWR) (taken int, err error) {
 	s.post.reset()
 	var places [batchLen]uint32
@@ -139,13 +139,13 @@ func (b *recvBatch) add(id uint64, sg []verbs.SGE) {
 	b.wrs = append(b.wrs, C.struct_shim_recv{id: C.uint64_t(id), nsge: n})
 }
 
-// run posts what was added and returns how much of it was taken.
+// run posts the requests that were added and returns how many of them were taken.
 func (b *recvBatch) run(qp *C.struct_ibv_qp, srq *C.struct_ibv_srq) (int, error) {
 	r := C.shim_post_recv(qp, srq, &b.wrs[0], C.int(len(b.wrs)), &b.sges[:1][0])
 	return posted(r)
 }
 
-// posted takes apart what the posting functions return.
+// posted splits the result of a C posting function into the number taken and the error.
 func posted(r C.int64_t) (int, error) {
 	n, e := int(uint32(r)), syscall.Errno(r>>32)
 	switch e {

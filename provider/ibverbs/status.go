@@ -17,8 +17,8 @@ const (
 	wcWithInv = 8
 )
 
-// Statuses of completions (enum ibv_wc_status) that the contract does not have,
-// or has another name for.
+// Statuses of completions (enum ibv_wc_status) that package verbs does not have, or names
+// differently.
 const (
 	wcLocalEEC        = 3
 	wcMWBind          = 6
@@ -27,7 +27,7 @@ const (
 	wcLocalRDDViolate = 14
 )
 
-// sendStatus is the contract's status of a send that ended with s.
+// sendStatus returns the verbs.Status of a send that ended with s.
 func sendStatus(s uint32) verbs.Status {
 	switch s {
 	case wcLocalEEC, wcMWBind, wcLocalRDDViolate:
@@ -40,11 +40,10 @@ func sendStatus(s uint32) verbs.Status {
 	return known(verbs.Status(s))
 }
 
-// recvStatus is the contract's status of a receive that ended with s. rdma_rxe
-// completes a receive with what it tells the requester: a message that is too long
-// with "remote invalid request", and a receive that an RDMA WRITE with immediate
-// took before its key was found wrong with "remote access error". Neither is a
-// status of a responder.
+// recvStatus returns the verbs.Status of a receive that ended with s. rdma_rxe completes a receive
+// with the status that it tells the requester: "remote invalid request" for a message that is too
+// long, and "remote access error" for a receive that an RDMA WRITE with immediate took before its
+// key was found wrong. Neither is a status of a responder.
 func recvStatus(s uint32) verbs.Status {
 	switch verbs.Status(s) {
 	case verbs.RemoteInvReq:
@@ -55,7 +54,7 @@ func recvStatus(s uint32) verbs.Status {
 	return sendStatus(s)
 }
 
-// known turns what the contract has no name for into GeneralError.
+// known returns s, or GeneralError if package verbs has no name for s.
 func known(s verbs.Status) verbs.Status {
 	switch s {
 	case verbs.Success, verbs.LocalLengthError, verbs.LocalQPOpError, verbs.LocalProtError, verbs.WRFlushError,
@@ -65,7 +64,7 @@ func known(s verbs.Status) verbs.Status {
 	return verbs.GeneralError
 }
 
-// recvFlags are the contract's flags of a receive. The GRH is there only on UD.
+// recvFlags returns the verbs.WCFlags of a receive. Only UD receives have a GRH.
 func recvFlags(f uint32, ud bool) (flags verbs.WCFlags) {
 	if f&wcGRH != 0 && ud {
 		flags |= verbs.WithGRH
@@ -79,7 +78,7 @@ func recvFlags(f uint32, ud bool) (flags verbs.WCFlags) {
 	return flags
 }
 
-// recvOpcode is the contract's opcode of a receive.
+// recvOpcode returns the verbs.Opcode of a receive.
 func recvOpcode(op uint32) verbs.Opcode {
 	if op == wcRecvRDMAImm {
 		return verbs.RecvWriteImm
@@ -87,10 +86,10 @@ func recvOpcode(op uint32) verbs.Opcode {
 	return verbs.Recv
 }
 
-// A wrKind is what libibverbs calls an operation (enum ibv_wr_opcode).
+// A wrKind describes an operation and its opcode in libibverbs (enum ibv_wr_opcode).
 type wrKind struct {
 	opcode uint32
-	rc, uc bool // allowed there; Send and SendImm are on UD too
+	rc, uc bool // allowed on RC, on UC; UD has Send and SendImm too
 	remote bool // has a remote address
 	imm    bool
 }
@@ -123,7 +122,7 @@ func sendFlags(f verbs.SendFlags) (flags uint32) {
 	return flags
 }
 
-// retryCount is how often the kernel is to send again of n that were asked for. Soft-RoCE takes 7,
-// the most that there is, for ever (drivers/infiniband/sw/rxe/rxe_comp.c): a connection to a host
-// that is gone would never end.
+// retryCount returns the retry count to give the kernel if n retries were asked for: n, but at most
+// 6. Soft-RoCE takes 7, the largest value, as retries for ever
+// (drivers/infiniband/sw/rxe/rxe_comp.c): a connection to a host that is gone would never end.
 func retryCount(n uint8) uint8 { return min(n, 6) }

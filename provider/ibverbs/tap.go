@@ -6,14 +6,13 @@ import (
 	"ipoibcm/wire/roce"
 )
 
-// A flow is one direction of a QP as a tap is shown it. The kernel or the adapter
-// makes the packets; these are what they must look like, made from the work
-// requests: a retransmission is not seen, and neither are the acknowledgements but
-// for one per message.
+// A flow makes the packets of one direction of a QP for a tap. The kernel or the adapter makes the
+// real packets, which we do not see. Those for the tap are made from work requests and completions:
+// it sees no retransmission, and one acknowledgement per message.
 type flow struct {
 	src, dst  ib.GID
 	transport ib.Transport
-	qpn, peer ib.QPN // sender's and receiver's
+	qpn, peer ib.QPN // QPNs of sender and receiver
 	pkey      ib.PKey
 	qkey      ib.QKey // UD
 	mtu       int     // octets of payload per packet
@@ -22,7 +21,7 @@ type flow struct {
 	class     uint8
 }
 
-// A message is what a tap is shown of one work request or completion.
+// A message is the content of one work request or completion that a flow shows to a tap.
 type message struct {
 	op         verbs.Opcode
 	psn        ib.PSN
@@ -33,7 +32,7 @@ type message struct {
 	payload    []byte
 }
 
-// packets returns how many packets n octets make.
+// packets returns how many packets carry n octets.
 func packets(n, mtu int) int {
 	if n == 0 || mtu <= 0 {
 		return 1
@@ -41,8 +40,8 @@ func packets(n, mtu int) int {
 	return (n + mtu - 1) / mtu
 }
 
-// opcodes of the first, middle, last, and only packet without and with immediate,
-// less the transport's bits.
+// Opcodes in the order first, middle, last, last with immediate, only, only with immediate. They
+// are those of RC; show puts in the bits of the transport.
 var (
 	sendOps = [...]roce.Opcode{roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLast, roce.RCSendLastImm,
 		roce.RCSendOnly, roce.RCSendOnlyImm}
@@ -50,7 +49,7 @@ var (
 		roce.RCWriteOnly, roce.RCWriteOnlyImm}
 )
 
-// show hands the packets of m to tap. READ requests are not shown.
+// show makes the packets of m and gives them to tap. It shows no READ requests.
 func (f *flow) show(tap verbs.Tap, out bool, m message) {
 	if m.op == verbs.Read {
 		return
@@ -99,7 +98,7 @@ func (f *flow) show(tap verbs.Tap, out bool, m message) {
 	}
 }
 
-// ack shows the acknowledgement of a message whose last packet has psn.
+// ack shows tap the acknowledgement of a message whose last packet has PSN psn.
 func (f *flow) ack(tap verbs.Tap, out bool, psn ib.PSN, msn uint32) {
 	b := f.begin(roce.RCAck, 0, roce.BTHFields{Opcode: roce.RCAck, PKey: f.pkey, DestQPN: f.peer, PSN: psn})
 	var aeth [roce.AETHLen]byte
@@ -107,7 +106,7 @@ func (f *flow) ack(tap verbs.Tap, out bool, psn ib.PSN, msn uint32) {
 	f.end(tap, out, append(b, aeth[:]...))
 }
 
-// begin returns IP, UDP and BTH of a packet with n octets of payload.
+// begin returns the IP and UDP headers and the BTH of a packet with n octets of payload.
 func (f *flow) begin(op roce.Opcode, n int, bth roce.BTHFields) []byte {
 	h := roce.IPHeader{Src: f.src.Addr(), Dst: f.dst.Addr(), TrafficClass: f.class, HopLimit: f.hops, FlowLabel: f.label,
 		SrcPort: roce.SourcePort(f.label, f.qpn, f.peer)}
@@ -125,7 +124,7 @@ func (f *flow) end(tap verbs.Tap, out bool, b []byte) {
 	}
 }
 
-// gather joins the octets that an SG list names, n of them at most.
+// gather returns a copy of the first n octets that an SG list names.
 func gather(sg []verbs.SGE, n int) []byte {
 	b := make([]byte, 0, n)
 	for _, s := range sg {

@@ -20,16 +20,16 @@ import (
 	"ipoibcm/wire/mad"
 )
 
-// umadHeaderLen is the length of what precedes a MAD in ib_umad's reads and
-// writes, with ENABLE_PKEY, in octets.
+// umadHeaderLen is the length in octets of the header in front of a MAD that ib_umad reads or
+// writes, with ENABLE_PKEY.
 const umadHeaderLen = 64
 
-// A umadHeader is that header (struct ib_user_mad_hdr). Numbers of the wire are in
-// network order there, the others in the host's.
+// A umadHeader is that header (struct ib_user_mad_hdr). Fields from the wire are in network order,
+// the others in host order.
 type umadHeader struct {
 	agent   uint32
 	status  uint32
-	timeout uint32 // milliseconds in which an answer may come in; zero: there is none
+	timeout uint32 // milliseconds to wait for an answer; zero if none is expected
 	length  uint32 // of header and MAD, on receipt
 	qpn     ib.QPN
 	qkey    ib.QKey
@@ -79,7 +79,7 @@ func (h *umadHeader) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// What ib_umad's ioctls are called (magic 0x1b).
+// Numbers of ib_umad's ioctls (magic 0x1b).
 const (
 	umadRegister   = 3<<30 | 28<<16 | 0x1b<<8 | 1
 	umadEnablePKey = 0x1b<<8 | 3
@@ -88,14 +88,14 @@ const (
 const (
 	cmClass   = 7
 	cmVersion = 2
-	cmMethod  = 3 // Send: the only one CM has
+	cmMethod  = 3 // Send, CM's only method
 )
 
-// umadRequest is what registers QP 1 and a class, for MADs of these methods, one bit for each,
-// and for answers (struct ib_user_mad_reg_req). The kernel puts the agent's number into the
-// first 4 octets.
+// umadRequest returns the request (struct ib_user_mad_reg_req) that registers on QP 1 for answers
+// of a class, and for its MADs of the methods whose bits are set. The kernel puts the agent's
+// number into the first 4 octets.
 func umadRequest(class, version uint8, methods uint32) (req [28]byte) {
-	// The mask is an array of long, bit 0 of the first being method 0.
+	// The mask is an array of C's long; bit 0 of the first is method 0.
 	word := make([]byte, 8)
 	if longLen == 8 {
 		binary.NativeEndian.PutUint64(word, uint64(methods))
@@ -119,17 +119,17 @@ const (
 	madTimeout = 2 * time.Second // a write to the kernel that takes longer is counted
 )
 
-// What QP 1 takes per second, as softroce: messages that begin something, and
-// those that answer.
+// How many messages QP 1 accepts per second, as in softroce: those that begin something, and those
+// that answer.
 var (
 	askRate    = ratelimit.Options{Unknown: 64, Returning: 1024, Source: 64}
 	answerRate = ratelimit.Options{Unknown: 1024, Returning: 2048, Source: 256}
 )
 
-// A madPort is QP 1 by way of ib_umad. It implements [verbs.MADPort].
+// A madPort is QP 1 through ib_umad. It implements [verbs.MADPort].
 //
-// The kernel writes its own number into the upper half of the transaction ID of
-// what we send, so that of an answer does not match: CM goes by communication IDs.
+// The kernel writes its own number into the upper half of the transaction ID of what we send. The
+// transaction ID of an answer so differs from ours, but CM matches messages by communication IDs.
 type madPort struct {
 	file  *os.File
 	agent uint32
@@ -153,8 +153,8 @@ type madPort struct {
 
 var _ verbs.MADPort = (*madPort)(nil)
 
-// openMADs registers for the CM messages of the port behind node. The error is
-// [ErrCMTaken] where somebody else has.
+// openMADs registers for the CM messages of the port behind node. It returns [ErrCMTaken] if
+// another program has them.
 func openMADs(node string, infiniBand bool, gids func() gidTable, pkeys func() []ib.PKey, keys [4]uint64,
 	log *slog.Logger) (*madPort, error) {
 	fd, err := unix.Open(node, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
@@ -177,7 +177,7 @@ func openMADs(node string, infiniBand bool, gids func() gidTable, pkeys func() [
 		keys, log), nil
 }
 
-// newMADPort starts what serves a registered file.
+// newMADPort starts the goroutines that read and write a registered file.
 func newMADPort(file *os.File, agent uint32, infiniBand bool, gids func() gidTable, pkeys func() []ib.PKey,
 	keys [4]uint64, log *slog.Logger) *madPort {
 	m := &madPort{
@@ -200,8 +200,8 @@ func ioctl(fd int, cmd, arg uintptr) error {
 // MADs implements [verbs.MADPort].
 func (m *madPort) MADs() <-chan *verbs.MAD { return m.in }
 
-// SendMAD implements [verbs.MADPort]. The kernel may have to resolve the
-// destination first, so a goroutine hands the MAD over.
+// SendMAD implements [verbs.MADPort]. A goroutine writes the MAD, because the kernel may have to
+// resolve the destination first.
 func (m *madPort) SendMAD(d *verbs.MAD) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -258,7 +258,7 @@ func (m *madPort) receive() {
 	buf := make([]byte, umadHeaderLen+verbs.MADLen)
 	for {
 		n, err := m.file.Read(buf)
-		if errors.Is(err, unix.ENOSPC) { // longer than a MAD: none of CM's
+		if errors.Is(err, unix.ENOSPC) { // too long for a MAD of CM
 			m.dropped.Add(1)
 			continue
 		}
@@ -278,8 +278,8 @@ func (m *madPort) receive() {
 	}
 }
 
-// take makes a MAD of what was read. Sends that failed come back here with a
-// status; they are dropped, because CM has timeouts of its own.
+// take returns the MAD that was read. ok is false if it was dropped. Sends that failed come back
+// with a status. They are dropped, because CM has timeouts of its own.
 func (m *madPort) take(b []byte, now time.Time) (*verbs.MAD, bool) {
 	var h umadHeader
 	if h.UnmarshalBinary(b) != nil || h.status != 0 || len(b) != umadHeaderLen+verbs.MADLen || !h.grh && !m.infiniBand {

@@ -23,19 +23,19 @@ import (
 )
 
 const (
-	// watchQuiet is how long netlink must be silent before we look: changes come in
+	// watchQuiet is how long watch waits after a change before it reads the port: changes come in
 	// bursts, and the kernel changes the GID table a little after the address.
 	watchQuiet = 20 * time.Millisecond
-	// watchAgain is how often we look without being told: the removal of a device
-	// is told to those only who have it open and whose driver can let go.
+	// watchAgain is how often watch reads the port without a notice. The kernel announces the
+	// removal of a device only to programs that have it open, and only if its driver can release
+	// it.
 	watchAgain = time.Second
-	// dumpRetries bounds how often a list of addresses that changed while it was
-	// read is read again.
+	// dumpRetries bounds how often a list of addresses is read again because it changed meanwhile.
 	dumpRetries = 10
 )
 
-// A monitor hears of changes of links and addresses, in the network namespace that
-// Open was called in.
+// A monitor receives notices of changes of links and addresses, in the network namespace in which
+// Open was called.
 type monitor struct {
 	nl     *os.File
 	ns     netns.NsHandle
@@ -65,8 +65,8 @@ func newMonitor() (*monitor, error) {
 	return m, nil
 }
 
-// addresses returns those of a network device that packets are received for, and
-// whether there is an IPv6 one that will be.
+// addresses returns, as GIDs, the addresses of a network device that can be used. tentative says
+// that others may become usable soon.
 func (m *monitor) addresses(ifindex int) (gids []ib.GID, tentative bool, err error) {
 	link := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}
 	for range dumpRetries {
@@ -89,7 +89,7 @@ func (m *monitor) addresses(ifindex int) (gids []ib.GID, tentative bool, err err
 	return gids, tentative, err
 }
 
-// notify has the watcher look.
+// notify makes watch read the port.
 func (m *monitor) notify() {
 	select {
 	case m.wake <- struct{}{}:
@@ -97,7 +97,7 @@ func (m *monitor) notify() {
 	}
 }
 
-// listen notifies it after every change, until the socket is closed.
+// listen calls notify after every change, until the socket is closed.
 func (m *monitor) listen() {
 	buf := make([]byte, 1<<16)
 	for {
@@ -123,12 +123,12 @@ func (m *monitor) close() {
 	}
 }
 
-// watch looks at the port after every change, and now and then.
+// watch reads the port after every change, and every watchAgain.
 func (d *Device) watch() {
 	m := d.monitor
 	d.wg.Go(m.listen)
-	// Sockets that join groups again belong to the namespace of Open. The thread is
-	// not given back.
+	// renew opens sockets, which must be in the namespace of Open. The thread stays locked and ends
+	// with this goroutine.
 	runtime.LockOSThread()
 	if here, err := netns.Get(); err == nil {
 		if !here.Equal(m.ns) {
@@ -161,7 +161,7 @@ func (d *Device) watch() {
 	}
 }
 
-// refresh compares the port with what we knew and tells the difference.
+// refresh reads the port and tells the user what has changed.
 func (d *Device) refresh() {
 	if d.use() != nil {
 		return
@@ -192,8 +192,8 @@ func (d *Device) refresh() {
 	}
 }
 
-// gone lets go of a device that is no more. Providers stay what they were, and
-// refuse; only Close is left.
+// gone releases a device that was removed. Its objects return errors from then on; only Close is
+// left.
 func (d *Device) gone(why string) {
 	d.log.Error("the device is gone", "why", why)
 	gone := *d.state.Load()
@@ -210,7 +210,7 @@ func (d *Device) gone(why string) {
 	d.events.Tell(verbs.Event{Kind: verbs.DeviceFatal, Text: why})
 }
 
-// readAsync takes the device's asynchronous events in.
+// readAsync handles the device's asynchronous events.
 func (d *Device) readAsync() {
 	conn, err := d.async.SyscallConn()
 	if err != nil {
@@ -273,7 +273,7 @@ func (d *Device) asyncEvent(event int, qpn ib.QPN, h *C.struct_ibv_cq) {
 	}
 }
 
-// lost tells the watcher, which does the rest.
+// lost tells watch that the device is gone; watch does the rest.
 func (d *Device) lost(why string) {
 	select {
 	case d.fatal <- why:

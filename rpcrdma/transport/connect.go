@@ -11,8 +11,7 @@ import (
 	"ipoibcm/rdmacm"
 )
 
-// DialRoCE connects to a TCP port number of the RDMA IP CM service. Opt.Provider
-// is p's.
+// DialRoCE connects to a TCP port number of the RDMA IP CM service. Opt.Provider must be that of p.
 func DialRoCE(ctx context.Context, p *rdmacm.Port, remote netip.Addr, port uint16, opt Options) (*End, error) {
 	opt.RPC.Client = true
 	e, err := New(opt)
@@ -28,8 +27,8 @@ func DialRoCE(ctx context.Context, p *rdmacm.Port, remote netip.Addr, port uint1
 	return e, nil
 }
 
-// AcceptRoCE accepts a request of the RDMA IP CM service. Opt.Provider is that of
-// the port where it came in. It does not wait for the RTU, which may be lost.
+// AcceptRoCE accepts a request of the RDMA IP CM service. Opt.Provider must be that of the port
+// where the request came in. AcceptRoCE does not wait for the RTU, which may be lost.
 func AcceptRoCE(r *rdmacm.Request, opt Options) (*End, error) {
 	e, err := New(opt)
 	if err != nil {
@@ -50,15 +49,14 @@ func (e *End) setup() rdmacm.Setup {
 	return rdmacm.Setup{QP: e.qp, ResponderResources: reads, InitiatorDepth: reads, RNRRetry: 7, Private: e.Private()}
 }
 
-// startup are the MPA options of both sides: depths are negotiated, and CRCs used
-// where either wants them.
+// startup returns the MPA options of either side: they negotiate depths, and use CRCs if one side
+// wants them.
 func (e *End) startup() softiwarp.Startup {
 	return softiwarp.Startup{Options: mpa.Options{Negotiate: true, Depths: mpa.Depths{IRD: reads, ORD: reads}},
 		Private: e.Private()}
 }
 
-// DialIWARP connects by MPA over the connection that dial makes. Dev is
-// Opt.Provider.
+// DialIWARP connects by MPA over the connection that dial makes. It sets Opt.Provider to dev.
 func DialIWARP(ctx context.Context, dev *softiwarp.Device, dial func(context.Context) (net.Conn, error),
 	opt Options) (*End, error) {
 	opt.RPC.Client, opt.Provider = true, dev
@@ -85,7 +83,7 @@ func DialIWARP(ctx context.Context, dev *softiwarp.Device, dial func(context.Con
 	return e, nil
 }
 
-// AcceptIWARP answers the MPA request that comes over conn.
+// AcceptIWARP accepts the MPA request that comes over conn. It sets Opt.Provider to dev.
 func AcceptIWARP(ctx context.Context, dev *softiwarp.Device, conn net.Conn, opt Options) (*End, error) {
 	opt.Provider = dev
 	e, err := New(opt)

@@ -10,7 +10,7 @@ import (
 	"ipoibcm/verbs"
 )
 
-// complete handles what the completion queue brings until it is destroyed.
+// complete handles completions until the completion queue is destroyed.
 func (e *End) complete() {
 	var wcs [32]verbs.WC
 	for e.cq.Wait() == nil {
@@ -28,7 +28,7 @@ func (e *End) complete() {
 
 func (e *End) completed(wc verbs.WC) {
 	select {
-	case <-e.started: // a peer may be faster than we are
+	case <-e.started: // a message may arrive before Start was called
 	case <-e.ctx.Done():
 	}
 	if wc.Status != verbs.Success {
@@ -48,7 +48,7 @@ func (e *End) completed(wc verbs.WC) {
 	if wc.ID&recvMark != 0 {
 		slot := wc.ID &^ recvMark
 		in := e.scratch[:copy(e.scratch, e.recv.Buf[int(slot)*e.recvSize:][:wc.ByteLen])]
-		_ = e.postRecv(slot) // if it fails the queue pair does, and says so
+		_ = e.postRecv(slot) // its error is ignored: a later completion reports the failure
 		ev = rpcrdma.Recv{Data: in, WithInv: wc.Flags&verbs.WithInv != 0, Invalidated: wc.Imm}
 		if wc.Flags&verbs.WithInv == 0 {
 			ev = rpcrdma.Recv{Data: in}
@@ -62,7 +62,8 @@ func (e *End) completed(wc verbs.WC) {
 	e.mu.Unlock()
 }
 
-// sent is the end of a work request of the send queue.
+// sent handles the completion of a work request of the send queue. It returns the event that this
+// causes, if any.
 func (e *End) sent(id uint64) (ev rpcrdma.Event) {
 	w := e.work[id]
 	delete(e.work, id)
@@ -85,14 +86,14 @@ func (e *End) sent(id uint64) (ev rpcrdma.Event) {
 	return ev
 }
 
-// step applies one event.
+// step applies ev with mu locked.
 func (e *End) step(ev rpcrdma.Event) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.apply(ev)
 }
 
-// apply applies an event and what follows from it, with mu held.
+// apply gives the machine an event, and those that its actions cause. mu is held.
 func (e *End) apply(ev rpcrdma.Event) {
 	e.events.Add(ev)
 	if !e.events.Run(e.carryOut) {
@@ -110,7 +111,7 @@ func (e *End) apply(ev rpcrdma.Event) {
 	}
 }
 
-// carryOut gives the machine one event and does what it says.
+// carryOut gives the machine one event and carries out the actions that it returns.
 func (e *End) carryOut(ev rpcrdma.Event) {
 	for _, a := range e.machine.Step(nil, time.Now(), ev) {
 		e.do(a)
@@ -165,13 +166,13 @@ func (e *End) do(a rpcrdma.Action) {
 			e.opt.Learned(a)
 		}
 	case rpcrdma.Close:
-		go e.end(a.Err) // it wants mu
+		go e.end(a.Err) // end locks mu, which is held here
 	}
 }
 
-// exposed stops the queue pair because memory could not be taken back. What comes
-// behind the Release ends the call, and no peer may reach the memory of a call that
-// has ended (RFC 8166 section 4.5.4).
+// exposed stops the queue pair because memory could not be deregistered. The actions behind the
+// Release end the call, and no peer may reach the memory of a call that has ended (RFC 8166 section
+// 4.5.4).
 func (e *End) exposed(reg rpcrdma.RegID, err error) {
 	e.cancel(fmt.Errorf("memory could not be taken back: %w", err))
 	_ = e.qp.Modify(verbs.QPAttr{State: verbs.StateError}) // gone already is as good
@@ -199,12 +200,12 @@ func (e *End) send(a rpcrdma.Send) {
 	e.enqueue(wr, work{region: r, buffer: buffer})
 }
 
-// ErrDeaf says that a peer sends and takes nothing.
+// ErrDeaf says that a peer sends requests but does not let our answers through.
 var ErrDeaf = errors.New("the peer takes nothing of what it asks for")
 
-// enqueue puts a work request behind all others. More than every message that
-// may be on its way can cause are there only if the peer goes on to send and
-// takes no answer.
+// enqueue puts a work request behind all others. It ends the connection if more wait than the
+// messages of all credits can cause. That happens only if the peer goes on sending and takes no
+// answer.
 func (e *End) enqueue(wr verbs.SendWR, w work) {
 	if len(e.queue) >= e.most {
 		if w.region != nil {
@@ -219,7 +220,7 @@ func (e *End) enqueue(wr verbs.SendWR, w work) {
 	e.queue = append(e.queue, wr)
 }
 
-// post posts what there is room for.
+// post posts as much of the queue as the send queue has room for.
 func (e *End) post() {
 	n := min(len(e.queue), e.depth-e.inFlight)
 	if n <= 0 || e.closed || e.failed {
@@ -233,11 +234,11 @@ func (e *End) post() {
 	}
 }
 
-// fail ends the connection because an action could not be carried out. Nothing
-// is posted any more: the reply behind a lost Write would say that it was done.
+// fail ends the connection because an action could not be carried out. Nothing more is posted,
+// because a reply behind a lost Write would say that the Write was done.
 func (e *End) fail(err error) {
 	e.failed = true
-	go e.end(err) // it wants mu
+	go e.end(err) // end locks mu, which is held here
 }
 
 func (e *End) register(a rpcrdma.Register) {
@@ -302,7 +303,7 @@ func (e *End) write(a rpcrdma.Write) {
 		}
 		w := work{}
 		if n == len(rest) {
-			w.region, w.held = region, len(a.Data) // in order: the others are done by then
+			w.region, w.held = region, len(a.Data) // the last Write: the others complete before it
 			e.held += w.held
 		}
 		e.enqueue(verbs.SendWR{Opcode: verbs.Write, SG: []verbs.SGE{{Region: region, Buf: rest[:n]}},
@@ -311,7 +312,7 @@ func (e *End) write(a rpcrdma.Write) {
 	}
 }
 
-// serve lets the program answer a call.
+// serve calls Options.Serve in a goroutine and passes on its answer.
 func (e *End) serve(a rpcrdma.Serve) {
 	if e.closed {
 		return

@@ -18,25 +18,25 @@ import (
 // Options configures an End. Only Provider must be set.
 type Options struct {
 	Provider verbs.Provider
-	// RPC are the options of the machine. XID, RecvInv and SendInv are set by the
-	// End, after what the provider can do.
+	// RPC are the options of the machine. New sets XID at random, and RecvInv and SendInv by the
+	// provider's capabilities.
 	RPC rpcrdma.Options
-	// Serve answers a call of the peer, in a goroutine of its own; as many run at a
-	// time as credits were granted. It returns an Answer or a CannotAnswer, whose
-	// ID is filled in. ctx ends with the connection. Nil answers
-	// RPCProgUnavail to everything.
+	// Serve answers a call of the peer, in a goroutine of its own; as many run at a time as credits
+	// were granted. It returns an Answer or a CannotAnswer. Their ID is filled in. ctx ends with
+	// the connection. A nil Serve, or any other event, answers RPCProgUnavail.
 	Serve func(ctx context.Context, call rpcrdma.Serve) rpcrdma.Event
 	// Pause is how long a client over iWARP waits between the connection and its
 	// first message: Linux's siw overlooks what comes while it is busy with its
 	// accept.
 	Pause time.Duration
-	// Learned is told what is worth remembering of the peer. Nil forgets it.
+	// Learned gets what the machine has learned of the peer's version. Nil discards it.
 	Learned func(rpcrdma.Learned)
-	// Closed is told how the connection ended. Nil does not want to know.
+	// Closed, if it is not nil, is called with the reason when the connection has ended.
 	Closed func(error)
 }
 
-// reads is how many RDMA READs an End has outstanding at a time, and answers.
+// reads is how many RDMA READs an End has outstanding at a time, and how many it lets the peer
+// have.
 const reads = 16
 
 // ErrClosed says that an End was closed here.
@@ -56,21 +56,21 @@ type End struct {
 	mu      sync.Mutex
 	machine *rpcrdma.Conn
 	timer   *time.Timer
-	events  eventqueue.Queue[rpcrdma.Event] // that carrying out actions has caused
+	events  eventqueue.Queue[rpcrdma.Event] // events that wait to be applied
 	scratch []byte                          // a received message, while the machine reads it
 
 	recv     *verbs.Region
 	recvSize int
 
 	queue    []verbs.SendWR // what the send queue has no room for yet, in order
-	inFlight int            // in the send queue
+	inFlight int            // work requests in the send queue
 	depth    int            // of the send queue
-	most     int            // bounds queue
-	held     int            // octets of replies that are not written yet
-	mostHeld int            // bounds held
-	failed   bool           // an action could not be carried out: what comes behind it must not be
+	most     int            // the most entries of queue
+	held     int            // octets in memory of Writes that are not complete
+	mostHeld int            // the most octets of held
+	failed   bool           // an action could not be carried out: nothing more is posted
 	lastWR   uint64
-	work     map[uint64]work // by work request
+	work     map[uint64]work // by ID of the work request
 	free     []*verbs.Region // send buffers
 
 	memory map[rpcrdma.RegID]*verbs.Region
@@ -79,38 +79,37 @@ type End struct {
 	lastCall uint64
 	calls    map[uint64]chan rpcrdma.Done
 
-	settled <-chan struct{} // of the connection below; nil but for accepted ones
+	settled <-chan struct{} // from the rdmacm.Conn; nil unless AcceptRoCE made the End
 	started chan struct{}   // Start was called
 	ready   chan struct{}
 	told    bool // ready is closed
 	unbind  func()
-	private []byte        // of the peer
+	private []byte        // what the peer sent
 	closing bool          // end was called
-	closed  bool          // the machine has heard of it
-	done    chan struct{} // everything is given back
+	closed  bool          // the machine has had Disconnected
+	done    chan struct{} // closed when everything is released
 }
 
-// work is what a work request of the send queue was for.
+// work says what a work request of the send queue was for.
 type work struct {
-	region *verbs.Region // to give back
+	region *verbs.Region // a send buffer, or memory to release; may be nil
 	buffer bool          // region is a send buffer
-	held   int           // octets of a reply in it
+	held   int           // octets that count in End.held
 	read   *read
 }
 
-// A read is one RDMA READ of the machine, in as many work requests as there are
-// segments.
+// A read is one Read action of the machine. Each of its segments takes a work request.
 type read struct {
 	id     rpcrdma.ReadID
 	region *verbs.Region
 	left   int
 }
 
-// recvMark distinguishes the work requests of the receive queue.
+// recvMark is the bit that marks IDs of work requests of the receive queue.
 const recvMark = 1 << 63
 
-// New makes an End with a queue pair in INIT, its receives posted. Close gives
-// everything back, whether it was connected or not.
+// New makes an End. Its queue pair is in INIT, with receives posted. Close releases everything,
+// whether the End was connected or not.
 func New(opt Options) (*End, error) {
 	caps := opt.Provider.Caps()
 	opt.RPC.RecvInv, opt.RPC.SendInv = caps.Inv, caps.Inv
@@ -138,7 +137,7 @@ func (e *End) make() (err error) {
 	count, size := e.machine.RecvBuffers()
 	sends, largest := e.machine.SendBuffers()
 	e.most = sends * (3*rpcrdma.MaxSegments + 1)
-	e.mostHeld = 2 * sends * e.machine.MaxLong() // those of all calls, and as much that was taken and not yet acknowledged
+	e.mostHeld = 2 * sends * e.machine.MaxLong() // for the Writes of all calls, and as many unacknowledged
 	e.depth = min(sends+2*rpcrdma.MaxSegments, e.opt.Provider.Caps().MaxQPDepth)
 	p := e.opt.Provider
 	if e.cq, err = p.CreateCQ(count + e.depth); err != nil {
@@ -177,22 +176,22 @@ func (e *End) postRecv(slot uint64) error {
 	return err
 }
 
-// QP is the queue pair.
+// QP returns the queue pair.
 func (e *End) QP() verbs.QP { return e.qp }
 
-// Private is what goes into the private data of the connection, at its beginning.
+// Private returns the octets that go at the beginning of the connection's private data.
 func (e *End) Private() []byte { return e.machine.Private() }
 
-// PeerPrivate is what was given to Start.
+// PeerPrivate returns the private data that was given to Start.
 func (e *End) PeerPrivate() []byte {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.private
 }
 
-// Start says that the queue pair is in RTS, and what private data the peer sent.
-// unbind ends the connection below; it is called once. lost is closed when the
-// connection below has ended.
+// Start tells the End that the queue pair is in RTS, and which private data the peer sent. The End
+// calls unbind once, to end the connection below. lost is closed when that connection has ended by
+// itself; it may be nil.
 func (e *End) Start(private []byte, unbind func(), lost <-chan struct{}) {
 	e.mu.Lock()
 	e.unbind, e.private = unbind, private
@@ -208,38 +207,39 @@ func (e *End) Start(private []byte, unbind func(), lost <-chan struct{}) {
 	})
 }
 
-// Info is what holds now.
+// Info returns the current state of the machine.
 func (e *End) Info() rpcrdma.Info {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.machine.Info()
 }
 
-// Counters calls f for what was refused or went wrong, by reason.
+// Counters calls f for every count of faults, by reason.
 func (e *End) Counters(f func(name string, value uint64)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.machine.Counters().Each(f)
 }
 
-// Settled is closed when the peer of an accepted RoCE connection has shown that what
-// goes to its GID reaches it, by the RTU, or when the connection has failed.
+// Settled is closed when the RTU of an accepted RoCE connection, or its first data, shows that
+// packets to the peer's GID reach the peer. It is also closed when the connection has failed. It is
+// nil for other connections.
 func (e *End) Settled() <-chan struct{} { return e.settled }
 
 // Ready is closed when the version is settled.
 func (e *End) Ready() <-chan struct{} { return e.ready }
 
-// Done is closed when the connection has ended and all memory is given back. Err
-// says why.
+// Done is closed when the connection has ended and all memory is released. Err then says why it
+// ended.
 func (e *End) Done() <-chan struct{} { return e.done }
 
-// Err is why the connection has ended, nil before that.
+// Err returns why the connection has ended, nil before that.
 func (e *End) Err() error { return context.Cause(e.ctx) }
 
-// A Reply is what a call brought.
+// A Reply is the reply to a call.
 type Reply struct {
-	// Payload is the RPC reply without the items that were written by themselves,
-	// which are Results.
+	// Payload is the RPC reply without the items that the peer wrote by themselves, and Results are
+	// these items.
 	Payload []byte
 	Results [][]byte
 	Option  *rpcrdma.Option
@@ -252,12 +252,12 @@ type CallError struct {
 	Transport rpcrdma.TransportError // what the peer said, if Reason is ReasonPeerError
 }
 
-// Error tells the reason.
+// Error returns reason and detail.
 func (e *CallError) Error() string {
 	return (&rpcrdma.Error{Reason: e.Reason, Detail: e.Detail}).Error()
 }
 
-// Call makes a call and waits for its reply. The ID is chosen here.
+// Call makes a call and waits for its reply. It chooses the ID of req itself.
 func (e *End) Call(ctx context.Context, req rpcrdma.Submit) (Reply, error) {
 	answer := make(chan rpcrdma.Done, 1)
 	e.mu.Lock()
@@ -276,7 +276,7 @@ func (e *End) Call(ctx context.Context, req rpcrdma.Submit) (Reply, error) {
 	case <-ctx.Done():
 		e.step(rpcrdma.Cancel{ID: req.ID})
 		select {
-		case d = <-answer: // that it was cancelled, or the reply at the last moment
+		case d = <-answer: // the cancellation, or the reply at the last moment
 		case <-e.done:
 			return Reply{}, context.Cause(ctx)
 		}
@@ -296,14 +296,14 @@ func (e *End) Call(ctx context.Context, req rpcrdma.Submit) (Reply, error) {
 	return Reply{d.Payload, d.Results, d.Option}, nil
 }
 
-// Close ends the connection and gives everything back.
+// Close ends the connection, releases everything and returns when that is done.
 func (e *End) Close() {
 	e.end(ErrClosed)
 	<-e.done
 }
 
-// end begins the end, once. The queue pair stops before the machine hears of it,
-// so that no peer reaches memory that is given back.
+// end starts to end the connection; only the first call does. The queue pair stops before the
+// machine releases memory, so that no peer reaches memory that is released.
 func (e *End) end(why error) {
 	e.mu.Lock()
 	first, unbind := !e.closing, e.unbind
@@ -330,7 +330,7 @@ func (e *End) end(why error) {
 	}()
 }
 
-// destroy gives back what New took.
+// destroy releases what New and the calls have allocated.
 func (e *End) destroy() {
 	if e.timer != nil {
 		e.timer.Stop()

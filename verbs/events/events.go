@@ -1,5 +1,5 @@
-// Package events is what a provider tells its user by: asynchronous events, and the
-// tap that is shown packets.
+// Package events holds what a provider needs to tell its user something: a queue of asynchronous
+// events, and the tap that is shown packets.
 package events
 
 import (
@@ -9,7 +9,7 @@ import (
 	"ipoibcm/verbs"
 )
 
-// Depth is how many events wait for the reader at most.
+// Depth is how many events a Queue holds at most.
 const Depth = 256
 
 // A Queue holds events until they are read. Any goroutine may call any method.
@@ -21,15 +21,15 @@ type Queue struct {
 	closed bool
 }
 
-// NewQueue returns a queue that counts in dropped what there is no room for.
+// NewQueue returns a queue. It drops events for which it has no room and counts them in dropped.
 func NewQueue(dropped *atomic.Uint64) *Queue {
 	return &Queue{dropped: dropped, ch: make(chan verbs.Event, Depth)}
 }
 
-// Events is where the events come out. It is closed by Close.
+// Events returns the channel of the events. Close closes it.
 func (q *Queue) Events() <-chan verbs.Event { return q.ch }
 
-// Tell adds ev, and does not wait. After Close it does nothing.
+// Tell adds ev without blocking, or drops it if the queue is full. After Close it does nothing.
 func (q *Queue) Tell(ev verbs.Event) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -43,7 +43,7 @@ func (q *Queue) Tell(ev verbs.Event) {
 	}
 }
 
-// Close says that there will be no more. The first call counts.
+// Close closes the channel. Further calls do nothing.
 func (q *Queue) Close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -53,10 +53,10 @@ func (q *Queue) Close() {
 	}
 }
 
-// A Tap is where the user's tap is kept. The zero value has none.
+// A Tap holds the user's tap. The zero value holds none.
 type Tap struct{ p atomic.Pointer[verbs.Tap] }
 
-// Set makes t what is shown packets, nil nothing.
+// Set makes t the tap; nil removes it.
 func (s *Tap) Set(t verbs.Tap) {
 	if t == nil {
 		s.p.Store(nil)
@@ -65,7 +65,7 @@ func (s *Tap) Set(t verbs.Tap) {
 	s.p.Store(&t)
 }
 
-// Get returns what is shown packets, or nil.
+// Get returns the tap, or nil if there is none.
 func (s *Tap) Get() verbs.Tap {
 	if p := s.p.Load(); p != nil {
 		return *p

@@ -1,5 +1,5 @@
-// Package regions keeps the memory regions of a provider that is a program: it
-// gives them keys and addresses, and finds what a peer names by these.
+// Package regions keeps the memory regions of a software provider: it gives them keys and
+// addresses, and finds the octets that a peer names by key and address.
 package regions
 
 import (
@@ -11,14 +11,14 @@ import (
 	"ipoibcm/verbs"
 )
 
-// Max bounds the regions of a Table.
+// Max is how many regions a Table holds at most.
 const Max = 1 << 20
 
-// A Table holds registered regions by R_Key (an STag in iWARP). Init makes it
-// ready; after that any goroutine may call any method.
+// A Table holds registered regions by R_Key (an STag in iWARP). Init makes it ready; after that any
+// goroutine may call any method.
 //
-// What Find returned is used without a lock: a provider must not let Deregister
-// run at the same time.
+// The caller of Find uses the octets that it returned without a lock: a provider must not let
+// Deregister run at the same time.
 type Table struct {
 	rand func([]byte)
 
@@ -30,12 +30,11 @@ type Table struct {
 type region struct {
 	verbs.Region
 	access  verbs.Access
-	invalid bool // by a SEND with invalidate
+	invalid bool // by Invalidate, for a SEND with invalidate
 }
 
-// Init sets t up. rand fills a slice with random octets. Addresses start at a
-// random place and grow: they are names for peers, and the real ones are
-// nobody's business.
+// Init sets t up. rand fills a slice with random octets. Addresses start at a random place and
+// grow. They are only names for peers, which so learn no real address.
 func (t *Table) Init(rand func([]byte)) {
 	var b [8]byte
 	rand(b[:])
@@ -43,8 +42,8 @@ func (t *Table) Init(rand func([]byte)) {
 	t.next = binary.LittleEndian.Uint64(b[:]) & 0x3fff_ffff_f000
 }
 
-// Alloc returns n zero octets that start at a page boundary. They live on Go's
-// heap: a use after the device was closed is then harmless.
+// Alloc returns n zero octets that start at a page boundary. They live on Go's heap, so their use
+// after the device was closed is harmless.
 func Alloc(n int) []byte {
 	page := os.Getpagesize()
 	b := make([]byte, n+page)
@@ -52,7 +51,7 @@ func Alloc(n int) []byte {
 	return b[off : off+n : off+n]
 }
 
-// Register takes buf in, with what peers may do there. It fails with
+// Register adds buf as a region in which peers may do what access says. It fails with
 // [verbs.ErrNoResources] when there are [Max] regions.
 func (t *Table) Register(buf []byte, access verbs.Access) (*verbs.Region, error) {
 	t.mu.Lock()
@@ -67,12 +66,12 @@ func (t *Table) Register(buf []byte, access verbs.Access) (*verbs.Region, error)
 		r.RKey = binary.LittleEndian.Uint32(b[:])
 	}
 	r.Buf, r.LKey, r.Addr = buf, r.RKey, t.next
-	t.next += (uint64(len(buf)) + 0x1fff) &^ 0xfff // a page of nothing between regions
+	t.next += (uint64(len(buf)) + 0x1fff) &^ 0xfff // at least a page of unused addresses between regions
 	t.regions[r.RKey] = r
 	return &r.Region, nil
 }
 
-// Deregister forgets a region that Register made; any other is
+// Deregister removes a region that Register made. For any other region it returns
 // [verbs.ErrInvalid].
 func (t *Table) Deregister(r *verbs.Region) error {
 	t.mu.Lock()
@@ -84,20 +83,20 @@ func (t *Table) Deregister(r *verbs.Region) error {
 	return nil
 }
 
-// A Refusal says why Find has nothing to return.
+// A Refusal says why Find returns no octets.
 type Refusal uint8
 
-// The values of Refusal, in the order in which they are looked for.
+// The values of Refusal. Find checks for them in this order.
 const (
 	Found    Refusal = iota
-	NoRegion         // no such key, or invalidated
-	NoAccess         // the region is not open for that
-	Wraps            // the range goes past the end of all addresses
+	NoRegion         // no region has the key, or it was invalidated
+	NoAccess         // peers do not have all of that access to the region
+	Wraps            // the range wraps: it goes past the largest 64-bit address
 	Outside          // the range is not within the region
 )
 
-// Find returns the n octets at addr of the region that key names, if peers may
-// do all of access there.
+// Find returns the n octets at addr in the region that key names, if peers have all of access to
+// that region.
 func (t *Table) Find(key uint32, addr, n uint64, access verbs.Access) ([]byte, Refusal) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -116,8 +115,8 @@ func (t *Table) Find(key uint32, addr, n uint64, access verbs.Access) ([]byte, R
 	return r.Buf[off : off+n : off+n], Found
 }
 
-// Invalidate ends the use of a region by peers. It reports false where there was
-// none.
+// Invalidate ends the use of a region by peers. It returns false if key names no region that peers
+// could use.
 func (t *Table) Invalidate(key uint32) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

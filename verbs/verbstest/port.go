@@ -98,7 +98,7 @@ func testCounters(e *env) {
 	}
 }
 
-// testWait blocks on a CQ while the other side sends.
+// testWait waits on a CQ in one goroutine while the other side sends.
 func testWait(e *env) {
 	if e.Pair.Pass != nil {
 		e.Skip("virtual time: nothing can block")
@@ -125,7 +125,7 @@ func testWait(e *env) {
 	for i := range messages {
 		b.postRecv(uint64(i), bufs)
 		a.postSend(signaled(verbs.Send, uint64(i), a.filled(100, i)))
-		if i%5 != 0 { // sometimes each waits for the other, sometimes they race
+		if i%5 != 0 { // every fifth message does not wait for the receiver, so that the two race
 			e.until("a message", func() bool { return int(got.Load()) == i+1 })
 		}
 		a.sent()
@@ -147,7 +147,7 @@ func testWait(e *env) {
 	}
 }
 
-// testOnReady has the provider call for completions.
+// testOnReady receives through a handler that the provider calls.
 func testOnReady(e *env) {
 	a, b := e.newEnd(e.A, rc), e.newEnd(e.B, rc)
 	cq, ok := b.recvCQ.(verbs.CallbackCQ)
@@ -163,7 +163,7 @@ func testOnReady(e *env) {
 		var wcs [4]verbs.WC
 		for n := cq.Poll(wcs[:]); n > 0; n = cq.Poll(wcs[:]) {
 			got.Add(int32(n))
-			// Everything may be called from here.
+			// A handler may call every method.
 			for _, wc := range wcs[:n] {
 				if _, err := b.qp.PostSend([]verbs.SendWR{{ID: wc.ID, Opcode: verbs.Send}}); err != nil {
 					e.Error(err)
@@ -207,7 +207,7 @@ func testTap(e *env) {
 	a.postSend(signaled(verbs.Send, 1, a.filled(9000, 1)))
 	b.received()
 	a.sent()
-	e.until("the tap sees packets in and the answer out", func() bool { // it may be told after the packet has gone
+	e.until("the tap sees packets in and the answer out", func() bool { // the tap call may come after the packet
 		mu.Lock()
 		defer mu.Unlock()
 		return len(seen[false]) >= 2 && len(seen[true]) >= 1
@@ -245,7 +245,7 @@ func testTap(e *env) {
 	}
 }
 
-// testMAD sends a MAD of CM and has it come back.
+// testMAD sends a MAD of CM to B, which sends it back.
 func testMAD(e *env) {
 	recv := func(p verbs.Provider) (m *verbs.MAD) {
 		e.Helper()
@@ -265,7 +265,7 @@ func testMAD(e *env) {
 		copy(out.Data[:], cmHeader)
 		e.must(e.A.MADPort().SendMAD(out))
 		in := recv(e.B)
-		clear(in.Data[8:12]) // a provider may put its own there
+		clear(in.Data[8:12]) // a provider may write this part of the transaction ID
 		want := verbs.MAD{Remote: e.A.Port().GIDs[0], Local: e.B.Port().GIDs[0], QPN: ib.QPNGSI, PKey: in.PKey,
 			Data: out.Data}
 		if *in != want || !in.PKey.Match(ib.DefaultPKey) {
@@ -279,7 +279,7 @@ func testMAD(e *env) {
 			e.Fatalf("MAD came back as %+v", *back)
 		}
 	}
-	// Nobody reads: the sender does not notice, and it does not grow.
+	// Nobody reads: the sender sees no error, and the channel stays bounded.
 	m := &verbs.MAD{Remote: e.B.Port().GIDs[0], QPN: ib.QPNGSI}
 	copy(m.Data[:], cmHeader)
 	for range 20000 {
@@ -291,8 +291,8 @@ func testMAD(e *env) {
 	}
 }
 
-// cmHeader begins a MAD of class CM, version 2, method Send, with nothing in the
-// upper half of the transaction ID. The attribute is REJ.
+// cmHeader is the beginning of a MAD of class CM, version 2, method Send. The upper half of its
+// transaction ID is zero, and its attribute is REJ.
 var cmHeader = []byte{1, 7, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 0, 0x12, 0, 0, 0, 0, 0, 0}
 
 func testClose(e *env) {

@@ -5,9 +5,10 @@ import (
 	"ipoibcm/verbs"
 )
 
-var rc = options{transport: ib.RC, psn: 0xffff00} // close to the wrap
+var rc = options{transport: ib.RC, psn: 0xffff00} // the PSNs wrap soon
 
-// sizes are the message lengths worth trying on a path MTU.
+// sizes returns the message lengths worth trying with the path MTU of the two ports, up to limit
+// and to what both can send.
 func (e *env) sizes(limit int) (l []int) {
 	mtu := min(e.A.Port().MTU, e.B.Port().MTU).Octets()
 	for _, n := range []int{0, 1, 3, mtu - 1, mtu, mtu + 1, 2 * mtu, 9000, 65524, 65536, 1 << 20} {
@@ -38,7 +39,7 @@ func testRCSizes(e *env) {
 	}
 }
 
-// testRCGather cuts messages at odd places on both sides.
+// testRCGather uses lists of three entries, cut at odd places, on both sides.
 func testRCGather(e *env) {
 	a, b := e.connected(rc)
 	for i, n := range []int{3, 5000, 65524} {
@@ -124,7 +125,7 @@ func testRCManyQPs(e *env) {
 	}
 }
 
-// testRCShared has two QPs draw from one queue.
+// testRCShared makes two QPs receive from one shared receive queue.
 func testRCShared(e *env) {
 	opt := rc
 	opt.shared = true
@@ -152,11 +153,11 @@ func testRCShared(e *env) {
 				e.Fatalf("message %d of QP %d: %+v", i, k, wc)
 			}
 			e.same("message", bufs[wc.ID][0].Buf[:2000-i], pattern(2000-i, 2*i+k))
-			delete(bufs, wc.ID) // none is used twice
+			delete(bufs, wc.ID) // no receive completes twice
 			from.sent()
 		}
 	}
-	// Empty: the sender waits until one is posted.
+	// The queue is empty: the sender waits until a receive is posted.
 	a1.postSend(signaled(verbs.Send, 3, a1.filled(10, 0)))
 	b1.silent("shared queue was empty")
 	b1.postRecv(99, b1.buf(10))
@@ -200,7 +201,7 @@ func testRCInvalidate(e *env) {
 	}
 }
 
-// testRCUnsignaled: only what asked for it completes.
+// testRCUnsignaled checks that only signaled sends complete.
 func testRCUnsignaled(e *env) {
 	a, b := e.connected(rc)
 	for i := range 30 {
@@ -226,7 +227,7 @@ func testRCNotReady(e *env) {
 	for i := range 3 {
 		a.postSend(signaled(verbs.Send, uint64(i), a.filled(9000, i)))
 	}
-	if !e.A.Caps().IWARP { // else TCP has them already
+	if !e.A.Caps().IWARP { // over iWARP TCP has taken the messages already
 		a.silent("no receive was posted")
 	}
 	b.silent("no receive was posted")
@@ -254,7 +255,7 @@ func testRCNotReadyExceeded(e *env) {
 	}
 }
 
-// testRCTooLong sends more than the receive holds.
+// testRCTooLong sends a message that is longer than the receive.
 func testRCTooLong(e *env) {
 	a, b := e.connected(rc)
 	b.postRecv(1, b.buf(4999))
@@ -289,7 +290,7 @@ func testRCRetryExceeded(e *env) {
 	}
 }
 
-// testRCFlush moves a QP with work outstanding to ERR by hand.
+// testRCFlush moves a QP with outstanding work to ERR by Modify.
 func testRCFlush(e *env) {
 	a, b := e.connected(rc)
 	for i := range uint64(5) {
@@ -303,16 +304,17 @@ func testRCFlush(e *env) {
 		}
 		a.equal("receive", a.received(), verbs.WC{ID: i, Status: verbs.WRFlushError})
 	}
-	// What is posted in ERR is taken and flushed.
+	// Requests that are posted in ERR are taken and flushed.
 	a.postSend(signaled(verbs.Send, 11, a.filled(10, 1)))
 	a.postRecv(12, a.buf(10))
 	a.equal("send", a.sent(), verbs.WC{ID: 11, Status: verbs.WRFlushError})
 	a.equal("receive", a.received(), verbs.WC{ID: 12, Status: verbs.WRFlushError})
 	a.silent("everything was flushed")
-	a.to(b, verbs.StateError) // from anywhere
+	a.to(b, verbs.StateError) // from any state
 }
 
-// testRCDestroy: after Destroy the buffers are the caller's.
+// testRCDestroy checks that nothing changes or completes after Destroy: the buffers are the
+// caller's again.
 func testRCDestroy(e *env) {
 	a, b := e.connected(rc)
 	sg := b.buf(1000)
@@ -322,7 +324,7 @@ func testRCDestroy(e *env) {
 	}
 	e.must(b.qp.Destroy())
 	b.poll()
-	for _, wc := range b.send { // over iWARP a SEND completes when it is on its way, so it may have before
+	for _, wc := range b.send { // over iWARP a SEND completes once TCP has it, so it may have completed before
 		if !e.A.Caps().IWARP || wc.Status != verbs.Success {
 			e.Errorf("before the QP was destroyed: completed %+v", wc)
 		}
@@ -347,7 +349,7 @@ func testRCDestroy(e *env) {
 // testRCReset takes a QP back to RESET and uses it again.
 func testRCReset(e *env) {
 	a, b := e.connected(rc)
-	if e.A.Caps().IWARP { // a send would complete before it is forgotten
+	if e.A.Caps().IWARP { // a send would complete before the reset discards it
 		a.postRecv(1, a.buf(10))
 	} else {
 		a.postSend(signaled(verbs.Send, 1, a.filled(10, 1)))
@@ -356,8 +358,8 @@ func testRCReset(e *env) {
 		n.to(nil, verbs.StateReset)
 	}
 	a.silent("RESET forgets what was posted")
-	// What was sent may come yet, and must not be taken for what is sent now: who
-	// uses a QPN again so soon takes other PSNs.
+	// Messages sent before the reset may still arrive, and must not be taken for new ones. A user
+	// that uses a QPN again so soon therefore chooses other PSNs.
 	for _, n := range []*end{a, b} {
 		n.opt.again = 0x400000
 	}

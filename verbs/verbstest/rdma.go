@@ -27,7 +27,7 @@ func testWrite(e *env) {
 		e.same("memory in front", mem.Buf[:100], make([]byte, 100))
 		e.same("memory behind", mem.Buf[100+n:200+n], make([]byte, 100))
 		if e.A.Caps().IWARP {
-			continue // it has no immediate data
+			continue // iWARP has no immediate data
 		}
 
 		clear(mem.Buf)
@@ -44,7 +44,7 @@ func testWrite(e *env) {
 		b.silent("writes complete nothing at the peer")
 		return
 	}
-	// With immediate it needs a receive, and waits for it.
+	// A write with immediate needs a receive, and waits until one is posted.
 	a.postSend(remote(verbs.WriteImm, 2, a.filled(5000, 1), mem, 0))
 	a.silent("no receive was posted")
 	b.postRecv(4, b.buf(0))
@@ -93,7 +93,8 @@ func testReadMany(e *env) {
 	}
 }
 
-// testFence reads what a fenced WRITE then changes.
+// testFence posts a READ and then a fenced WRITE to the same memory: the READ returns the old
+// octets.
 func testFence(e *env) {
 	a, b := e.connected(rdma)
 	mem := b.region(pattern(50000, 1), verbs.RemoteRead|verbs.RemoteWrite)
@@ -108,7 +109,7 @@ func testFence(e *env) {
 	e.same("written behind the fence", mem.Buf, pattern(50000, 2))
 }
 
-// A forbidden access is a request that the peer refuses.
+// A forbiddenAccess is a request that the peer refuses.
 type forbiddenAccess struct {
 	name   string
 	op     verbs.Opcode
@@ -116,12 +117,13 @@ type forbiddenAccess struct {
 	qp     verbs.Access // of the QP
 	off    int64
 	n      int
-	key    uint32 // added to the right one
-	gone   bool   // deregistered before
+	key    uint32 // added to the correct R_Key
+	gone   bool   // the region is deregistered before the request
 }
 
-// testAccess asks for what is not allowed; nothing changes, both ends go to ERR. All requests are made at
-// once, each on a connection of its own: a provider may take its time before it believes a refusal.
+// testAccess makes forbidden requests. Each changes no memory, and takes both ends to ERR. All
+// requests are made at once, each on a connection of its own, because a provider may take its time
+// before it believes a refusal.
 func testAccess(e *env) {
 	var checks []func()
 	for _, tt := range []forbiddenAccess{
@@ -146,7 +148,7 @@ func testAccess(e *env) {
 		}
 		check := e.access(tt)
 		if e.A.Caps().IWARP {
-			check() // events are waited for on one queue pair at a time
+			check() // over iWARP check waits for an event, and drops those of other queue pairs
 			continue
 		}
 		checks = append(checks, check)
@@ -161,7 +163,7 @@ func testAccess(e *env) {
 	}
 }
 
-// access makes a request, and returns what checks that it was refused.
+// access makes the request tt and returns a function that checks its refusal.
 func (e *env) access(tt forbiddenAccess) (check func()) {
 	opt := rdma
 	opt.access = tt.qp

@@ -6,8 +6,7 @@ import (
 	"ipoibcm/verbs"
 )
 
-// testStates tries every transition that is out of order, and posts in every
-// state.
+// testStates tries every transition that is out of order, and posts to the queues in every state.
 func testStates(e *env) {
 	allowed := map[[2]verbs.QPState]bool{
 		{verbs.StateReset, verbs.StateInit}: true, {verbs.StateInit, verbs.StateRTR}: true,
@@ -69,7 +68,7 @@ func testStates(e *env) {
 	}
 }
 
-// testStatesUD: a UD QP takes every step too.
+// testStatesUD checks that a UD QP needs every step of the state machine too.
 func testStatesUD(e *env) {
 	a := e.newEnd(e.A, options{transport: 0xff})
 	if err := a.qp.Modify(a.attr(nil, verbs.StateRTS)); !errors.Is(err, verbs.ErrState) {
@@ -109,8 +108,8 @@ func testQueueFull(e *env) {
 	}
 }
 
-// testCQOverflow lets more complete than the CQ was made for. Nothing may be
-// lost without a word: all completions are there, or the QP is in ERR.
+// testCQOverflow causes more completions than the CQ was made for. None may be lost silently:
+// either all completions are there, or the QP is in ERR.
 func testCQOverflow(e *env) {
 	opt := rc
 	opt.cqDepth = 4

@@ -10,7 +10,8 @@ import (
 
 var uc = options{transport: ib.UC, psn: 0xfffff0}
 
-// arrives sends wr until n has received something: UC may lose.
+// arrives makes from send wr, up to five times, until n has received something: UC may lose
+// messages.
 func (n *end) arrives(from *end, wr verbs.SendWR) verbs.WC {
 	n.Helper()
 	for range 5 {
@@ -50,14 +51,14 @@ func testUC(e *env) {
 	}
 }
 
-// testUCDrops: what finds no place is lost, and costs nothing else.
+// testUCDrops checks that a message without a receive is lost, and that nothing else is.
 func testUCDrops(e *env) {
 	a, b := e.connected(uc)
 	c, d := e.connected(uc)
 	a.postSend(signaled(verbs.Send, 1, a.filled(9000, 1)))
 	a.sent()
 	d.postRecv(1, d.buf(10))
-	d.arrives(c, signaled(verbs.Send, 1, c.filled(10, 3))) // so the one before has come, too
+	d.arrives(c, signaled(verbs.Send, 1, c.filled(10, 3))) // so a's message has come, too
 	e.pass(e.Quiet)
 	b.postRecv(2, b.buf(9000))
 	b.silent("a message waited for a receive")
@@ -101,7 +102,7 @@ func testUCWrite(e *env) {
 		ByteLen: 9000})
 	e.same("memory", mem.Buf[100:9100], pattern(9000, 1))
 
-	// What is not allowed is lost, without an answer.
+	// A write that is not allowed is lost, without an answer.
 	before := append([]byte(nil), mem.Buf...)
 	a.postSend(remote(verbs.Write, 2, a.filled(9000, 2), mem, 11001))
 	a.sent()

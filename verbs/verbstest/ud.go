@@ -7,7 +7,7 @@ import (
 	"ipoibcm/verbs"
 )
 
-// datagram is an end in RTS that needs no peer.
+// datagram returns a UD end in RTS.
 func (e *env) datagram(p verbs.Provider, opt options) *end {
 	e.Helper()
 	opt.transport = ib.UD
@@ -28,7 +28,7 @@ func (n *end) ah(gid ib.GID) verbs.AH {
 	return ah
 }
 
-// datagramTo returns the work request for sg to peer.
+// datagramTo returns the work request that sends sg to peer.
 func (n *end) datagramTo(peer *end, sg []verbs.SGE) verbs.SendWR {
 	n.Helper()
 	return verbs.SendWR{ID: 1, Opcode: verbs.Send, Flags: verbs.Signaled, SG: sg, AH: n.ah(peer.p.Port().GIDs[0]),
@@ -71,7 +71,7 @@ func testUD(e *env) {
 	if e.A.Caps().MaxSGE < 2 {
 		return
 	}
-	// The GRH area and the payload go wherever the list says.
+	// The GRH area and the payload fill the entries of the receive's list in order.
 	b.postRecv(9, append(append(b.buf(verbs.GRHLen), b.buf(10)...), b.buf(100)...))
 	wr := a.datagramTo(b, append(a.filled(5, 1), a.filled(50, 2)...))
 	a.postSend(wr)
@@ -88,7 +88,7 @@ func testUDQKey(e *env) {
 	wrong := a.datagramTo(b, a.filled(100, 1))
 	wrong.RemoteQKey = 0x0b1c
 	own := wrong
-	own.RemoteQKey = ib.ControlledQKey | 0x0b1b // means a's own, which b does not take
+	own.RemoteQKey = ib.ControlledQKey | 0x0b1b // bit 31 selects a's own Q_Key, which b does not accept
 	a.postSend(wrong, own)
 	a.sent()
 	a.sent()
@@ -120,7 +120,7 @@ func testUDTooLong(e *env) {
 		}
 	}
 
-	// Too long for the provider: refused at once or later, never claimed as sent.
+	// A datagram that is too long for the provider is refused, by PostSend or in its completion.
 	limit := e.A.Caps().MaxUDPayload
 	n, err := a.qp.PostSend([]verbs.SendWR{a.datagramTo(b, a.filled(limit+1, 1))})
 	if err == nil {
@@ -139,7 +139,7 @@ func testUDNoReceive(e *env) {
 	c.postRecv(1, c.buf(verbs.GRHLen+10))
 	a.postSend(a.datagramTo(c, a.filled(10, 3)))
 	a.sent()
-	c.received() // so the one before has come, too
+	c.received() // so the first datagram has come, too
 	e.pass(e.Quiet)
 	sg := b.buf(verbs.GRHLen + 10)
 	b.postRecv(1, sg)
@@ -161,7 +161,7 @@ func testUDShared(e *env) {
 	for i := range 10 {
 		a.postSend(a.datagramTo(b, a.filled(10, i)))
 		a.sent()
-		wc := b.received() // which buffer it took is the provider's business
+		wc := b.received() // the provider may choose the buffer
 		if wc.ID >= 10 || seen[wc.ID] || wc.Status != verbs.Success {
 			e.Fatalf("datagram %d: %+v", i, wc)
 		}
@@ -179,7 +179,7 @@ func testMulticast(e *env) {
 	}
 	a, b, c := e.datagram(e.A, options{}), e.datagram(e.B, options{}), e.datagram(e.B, options{})
 	e.must(b.qp.AttachMulticast(mgid))
-	e.must(b.qp.AttachMulticast(mgid)) // twice is no error
+	e.must(b.qp.AttachMulticast(mgid)) // attaching twice is no error
 	e.must(c.qp.AttachMulticast(mgid))
 	wr := verbs.SendWR{Opcode: verbs.Send, SG: a.filled(60, 1), Flags: verbs.Signaled, AH: a.ah(mgid),
 		RemoteQPN: ib.QPNMulticast, RemoteQKey: b.opt.qkey}
@@ -193,7 +193,7 @@ func testMulticast(e *env) {
 		n.equal("receive", n.received(), verbs.WC{ID: 1, Opcode: verbs.Recv, Flags: verbs.WithGRH, SrcQPN: a.qp.QPN(),
 			ByteLen: 100, PKey: e.A.Port().PKeys[0]})
 	}
-	e.must(b.qp.DetachMulticast(mgid)) // one is enough
+	e.must(b.qp.DetachMulticast(mgid)) // one Detach undoes two Attaches
 	a.postSend(wr)
 	a.sent()
 	c.received()
@@ -204,7 +204,7 @@ func testMulticast(e *env) {
 	if err := b.qp.AttachMulticast(e.A.Port().GIDs[0]); err == nil {
 		e.Error("attaching to a unicast GID: no error")
 	}
-	// Sent to the group by one that is not in it, and received in its GRH.
+	// The sender is not in the group, and the GRH area has the group as its destination.
 	b.must(b.qp.AttachMulticast(mgid))
 	sg := b.buf(200)
 	b2 := e.datagram(e.B, options{})
@@ -214,7 +214,8 @@ func testMulticast(e *env) {
 	b2.sg60(sg, a, mgid)
 }
 
-// sg60 waits for the datagram of 60 octets that a sent to mgid.
+// sg60 waits for the datagram that a sent to mgid and checks its GRH area and its 60 octets of
+// payload.
 func (n *end) sg60(sg []verbs.SGE, a *end, mgid ib.GID) {
 	n.Helper()
 	n.received()

@@ -1,7 +1,6 @@
-// Package verbstest is the suite that every [verbs.Provider] passes. It knows
-// nothing of what carries the packets: it takes two ports that reach each other
-// and looks only at what the contract promises. What a provider lacks by its
-// Caps is skipped, and the skip says so.
+// Package verbstest is the suite that every [verbs.Provider] passes. It knows nothing of what
+// carries the packets: it takes two ports that reach each other and checks only what the contract
+// promises. It skips, and says so, parts for which a provider lacks a capability in its Caps.
 package verbstest
 
 import (
@@ -15,24 +14,22 @@ import (
 	"ipoibcm/verbs"
 )
 
-// A Pair is two ports of one network. The test that made it closes them (with
-// t.Cleanup); the suite may close one itself.
+// A Pair is two ports of one network. The test that made it closes them (with t.Cleanup); the suite
+// may close either of them before.
 type Pair struct {
 	A, B verbs.Provider
-	// Pass lets d go by. Nil means that it goes by itself: time.Sleep. A
-	// simulation moves its clock.
+	// Pass waits until d has passed. Nil means time.Sleep. A simulation moves its clock.
 	Pass func(d time.Duration)
-	// Timeout is how long something may take that must happen. Zero means a minute.
+	// Timeout bounds the wait for something that must happen. Zero means a minute.
 	Timeout time.Duration
-	// Quiet is how long the suite looks when nothing must happen. Zero means 50 ms.
+	// Quiet is how long the suite waits to see that nothing happens. Zero means 50 ms.
 	Quiet time.Duration
-	// MGID is a group that both ports can attach to. Zero means
-	// ff12:401b:ffff::ffff:ffff, or ::ffff:239.192.255.255 if the first GID of A is
-	// an IPv4 address.
+	// MGID is a group to which both ports can attach. Zero means ff12:401b:ffff::ffff:ffff, or
+	// ::ffff:239.192.255.255 if the first GID of A is an IPv4 address.
 	MGID ib.GID
-	// Instead says which other statuses A and B have for what a peer refuses or
-	// cannot take. Devices differ there; that it fails, and the queue pair with it,
-	// is not negotiable.
+	// Instead lists, by the status that the contract expects of a failed request, others that A and
+	// B may report. Devices differ there. That the request fails, and the queue pair with it, is
+	// not negotiable.
 	Instead map[verbs.Status][]verbs.Status
 }
 
@@ -107,7 +104,7 @@ func Run(t *testing.T, mk func(t *testing.T) Pair) {
 	}
 }
 
-// env is one part of the suite.
+// env is what one part of the suite runs with.
 type env struct {
 	*testing.T
 	Pair
@@ -121,7 +118,7 @@ func (e *env) pass(d time.Duration) {
 	time.Sleep(d)
 }
 
-// until lets time go by until cond holds.
+// until passes time until cond holds. It fails the test after Timeout.
 func (e *env) until(what string, cond func() bool) {
 	e.Helper()
 	const step = 500 * time.Microsecond
@@ -141,7 +138,7 @@ func (e *env) must(err error) {
 	}
 }
 
-// options of an end; zero values mean the defaults of [env.newEnd].
+// options are those of an end. Zero values mean the defaults of [env.newEnd].
 type options struct {
 	transport            ib.Transport
 	sendDepth, recvDepth int
@@ -149,9 +146,9 @@ type options struct {
 	shared               bool
 	access               verbs.Access
 	timeout              ib.Timeout
-	retry, rnrRetry      int // negative: 0
+	retry, rnrRetry      int // negative means none
 	psn                  ib.PSN
-	again                ib.PSN // added when the QP is used again
+	again                ib.PSN // added to the PSN when the QP is used again
 	qkey                 ib.QKey
 }
 
@@ -166,7 +163,7 @@ type end struct {
 	send, recv     []verbs.WC // what has been polled
 }
 
-// newEnd makes a QP in RESET.
+// newEnd returns an end whose QP is in RESET.
 func (e *env) newEnd(p verbs.Provider, opt options) *end {
 	e.Helper()
 	opt.sendDepth = cmp.Or(opt.sendDepth, 64)
@@ -213,7 +210,8 @@ func (e *env) connected(opt options) (a, b *end) {
 
 func (n *end) psn() ib.PSN { return ((n.opt.psn | ib.PSN(n.qp.QPN())) + n.opt.again) & ib.PSNMask }
 
-// attr returns the attributes for a connection to peer, those of UD if nil.
+// attr returns the attributes for the transition to s of a connection to peer, or of a UD QP if
+// peer is nil.
 func (n *end) attr(peer *end, s verbs.QPState) verbs.QPAttr {
 	attr := verbs.QPAttr{State: s, PKey: n.p.Port().PKeys[0], QKey: n.opt.qkey, Access: n.opt.access,
 		MaxDestRDAtomic: 4, MinRNRTimer: 12, SQPSN: n.psn(), Timeout: n.opt.timeout,
@@ -226,7 +224,7 @@ func (n *end) attr(peer *end, s verbs.QPState) verbs.QPAttr {
 	return attr
 }
 
-// to takes n through states in turn.
+// to moves n's QP through states in turn.
 func (n *end) to(peer *end, states ...verbs.QPState) {
 	n.Helper()
 	for _, s := range states {
@@ -259,7 +257,7 @@ func (n *end) buf(size int) []verbs.SGE {
 	return []verbs.SGE{{Region: r, Buf: r.Buf[:size]}}
 }
 
-// filled returns the same, filled with [pattern].
+// filled returns what buf does, filled with [pattern].
 func (n *end) filled(size, seed int) []verbs.SGE {
 	n.Helper()
 	sg := n.buf(size)
@@ -267,7 +265,7 @@ func (n *end) filled(size, seed int) []verbs.SGE {
 	return sg
 }
 
-// pattern returns n octets that depend on seed and place.
+// pattern returns n octets that depend on seed and on their position.
 func pattern(n, seed int) []byte {
 	b := make([]byte, n)
 	x := uint32(seed)*2654435761 + 12345
@@ -298,7 +296,7 @@ func (n *end) postRecv(id uint64, sg []verbs.SGE) {
 	}
 }
 
-// poll takes what has completed.
+// poll appends the completions of both CQs to n.send and n.recv.
 func (n *end) poll() {
 	var wcs [16]verbs.WC
 	for k := n.sendCQ.Poll(wcs[:]); k > 0; k = n.sendCQ.Poll(wcs[:]) {
@@ -309,7 +307,7 @@ func (n *end) poll() {
 	}
 }
 
-// sent waits for the next send completion, received for the next receive.
+// sent waits for the next send completion and returns it; received does so for the next receive.
 func (n *end) sent() verbs.WC {
 	n.Helper()
 	n.until("send completion", func() bool { n.poll(); return len(n.send) > 0 })
@@ -326,7 +324,7 @@ func (n *end) received() verbs.WC {
 	return wc
 }
 
-// silent checks that nothing completes.
+// silent checks that nothing completes for the time Quiet.
 func (n *end) silent(why string) {
 	n.Helper()
 	n.pass(n.Quiet)
@@ -336,7 +334,7 @@ func (n *end) silent(why string) {
 	}
 }
 
-// equal compares a completion.
+// equal fails the test unless got is the completion want of n's QP.
 func (n *end) equal(what string, got, want verbs.WC) {
 	n.Helper()
 	want.QPN = n.qp.QPN()
@@ -349,15 +347,15 @@ func (n *end) equal(what string, got, want verbs.WC) {
 		}
 	}
 	if want.Opcode < verbs.Read {
-		got.ByteLen, want.ByteLen = 0, 0 // of receives and READs only
+		got.ByteLen, want.ByteLen = 0, 0 // ByteLen counts in receives and READs only
 	}
 	if got != want {
 		n.Fatalf("%s:\n got %+v\nwant %+v", what, got, want)
 	}
 }
 
-// refused waits for the completion of a request that the peer refuses. With iWARP
-// it may have completed before, and the queue pair tells.
+// refused waits for the completion of a request that the peer refuses. With iWARP the request may
+// have completed with success; then the QPFatal event has the status.
 func (n *end) refused(what string, id uint64, status verbs.Status) {
 	n.Helper()
 	wc := n.sent()
@@ -373,8 +371,8 @@ func (n *end) refused(what string, id uint64, status verbs.Status) {
 	}
 }
 
-// settle returns when what a has sent is at b. Only with iWARP that is not so when
-// it has completed.
+// settle returns when everything that a has sent is at b. With iWARP a completion does not show
+// that.
 func (e *env) settle(a, b *end) {
 	e.Helper()
 	if !e.A.Caps().IWARP {
@@ -399,7 +397,7 @@ func (e *env) same(what string, got, want []byte) {
 	e.Fatalf("%s: %d octets, want %d", what, len(got), len(want))
 }
 
-// event waits for an event of that kind and QPN and ignores others.
+// event waits for an event of that kind and QPN, and drops others.
 func (e *env) event(p verbs.Provider, kind verbs.EventKind, qpn ib.QPN) (ev verbs.Event) {
 	e.Helper()
 	e.until(kind.String(), func() bool {
