@@ -114,12 +114,12 @@ func (d *Device) refresh() {
 		gone.Active, gone.GIDs = false, nil
 		now = &gone
 	}
-	why := ""
+	why, reopened := "", false
 	if link != nil && (int32(link.Attrs().Index) != d.ifindex.Load() || d.monitor.broken) && now.Active {
 		// The device was removed and made anew: our sockets are bound to nothing.
 		d.ifindex.Store(int32(link.Attrs().Index))
 		err := d.reopen()
-		if d.monitor.broken = err != nil; err != nil {
+		if d.monitor.broken, reopened = err != nil, err == nil; err != nil {
 			d.count.reopenFailed.Add(1)
 			d.log.Warn("underlay was replaced, sockets cannot be opened again yet", "error", err)
 			now.Active, why = false, fmt.Sprintf("underlay %s was replaced, and its sockets cannot be opened again yet: %v", d.opts.Underlay, err)
@@ -143,11 +143,11 @@ func (d *Device) refresh() {
 			d.events.Tell(verbs.Event{Kind: verbs.PortError, Text: text})
 		}
 	}
+	if now.Active && old.Active && (reopened || !slices.Equal(now.GIDs, old.GIDs)) {
+		d.groups.rejoin()
+	}
 	if !slices.Equal(now.GIDs, old.GIDs) {
 		d.log.Info("GIDs changed", "gids", now.GIDs)
-		if now.Active && old.Active {
-			d.groups.rejoin()
-		}
 		d.events.Tell(verbs.Event{Kind: verbs.GIDChange, Text: fmt.Sprint(gidStrings(now.GIDs))})
 	}
 	if now.UnderMTU != old.UnderMTU {

@@ -2,11 +2,13 @@ package softroce
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -470,6 +472,57 @@ func underlayReplaced(t *testing.T, threads int) {
 	if n := counter(d, "rx_other_thread"); n != 0 {
 		t.Errorf("%d packets came to another thread than that of their queue pair", n)
 	}
+}
+
+// An underlay in whose place there is another one at once, with the same address, has the groups too.
+func TestUnderlayReplacedAtOnce(t *testing.T) {
+	own(t)
+	// The link-local addresses of two devices are two GIDs.
+	must(t, os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0o644))
+	addr, _ := netlink.ParseAddr("10.98.0.1/24")
+	made := func(name, peer string) *netlink.Veth {
+		l := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, MTU: 4000}, PeerName: peer}
+		must(t, netlink.LinkAdd(l))
+		other, err := netlink.LinkByName(peer)
+		must(t, err)
+		must(t, netlink.LinkSetUp(other))
+		must(t, netlink.AddrAdd(l, addr))
+		must(t, netlink.LinkSetUp(l))
+		return l
+	}
+	first, second := made("dum0", "dum1"), made("dum2", "dum3")
+	t.Cleanup(func() {
+		_ = netlink.LinkDel(first)
+		_ = netlink.LinkDel(second)
+	})
+	d := open(t, Options{Underlay: "dum0", PreferIPv4: true})
+	must(t, newEnd(t, d, ib.UD, 8, 100).datagram().qp.AttachMulticast(gid("239.192.0.1")))
+	if !joined(t, first.Index, "239.192.0.1") {
+		t.Fatal("the group was not joined")
+	}
+	if err := netlink.LinkSetName(first, "gone"); err != nil {
+		t.Skip("this kernel renames no device that is up: ", err)
+	}
+	must(t, netlink.LinkSetName(second, "dum0"))
+	until(t, "the group on the new device", func() bool { return joined(t, second.Index, "239.192.0.1") })
+}
+
+// joined reports whether this host is in an IPv4 group on a device.
+func joined(t *testing.T, index int, group string) bool {
+	t.Helper()
+	text, err := os.ReadFile("/proc/thread-self/net/igmp")
+	must(t, err)
+	a := netip.MustParseAddr(group).As4()
+	want, at := fmt.Sprintf("%08X", binary.NativeEndian.Uint32(a[:])), ""
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line)
+		if line[0] != '\t' {
+			at = f[0]
+		} else if f[0] == want && at == strconv.Itoa(index) {
+			return true
+		}
+	}
+	return false
 }
 
 // open2 opens a third device beside the pair's first, for 10.99.0.1.
